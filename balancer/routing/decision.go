@@ -1,0 +1,79 @@
+package routing
+
+import "time"
+
+// A Reason says why a replica was picked. It is one list for spans, metrics,
+// JSON and the look-aside server; custom policies may add their own words.
+type Reason string
+
+// The reasons of the built-in policies and of the Router.
+const (
+	ReasonRoundRobin    Reason = "round_robin"    // its turn
+	ReasonLeastOfTwo    Reason = "least_of_two"   // fewer ongoing of two at random
+	ReasonRing          Reason = "ring"           // the session's own replica on the ring
+	ReasonRingFallback  Reason = "ring_fallback"  // the next on the ring: the ones before are full or gone
+	ReasonPrefixMatch   Reason = "prefix_match"   // holds the longest known prefix
+	ReasonAgreedOrder   Reason = "agreed_order"   // first in the agreed order
+	ReasonAgreedSpill   Reason = "agreed_spill"   // later in the agreed order: the ones before are loaded or full
+	ReasonLeastLoaded   Reason = "least_loaded"   // least load
+	ReasonKVCost        Reason = "kv_cost"        // least cost
+	ReasonKVNearTie     Reason = "kv_near_tie"    // first in the agreed order among about equal costs
+	ReasonPinned        Reason = "pinned"         // the caller named it
+	ReasonReserved      Reason = "reserved"       // booked before by a reservation
+	ReasonCentral       Reason = "central"        // the look-aside server decided
+	ReasonFallbackLocal Reason = "fallback_local" // the look-aside server did not answer
+	ReasonNoKey         Reason = "no_key"         // the policy's key is missing: fewer ongoing of two
+	ReasonRetry         Reason = "retry"          // an attempt before this one failed
+	ReasonQueued        Reason = "queued"         // waited until a replica had room
+)
+
+// A Decision is what a policy answers: the replica, and why.
+type Decision struct {
+	// Replica is the one picked; nil when none that the request may use is
+	// available, and then WaitFor says whom to wait for.
+	Replica *Replica
+	Reason  Reason
+	// Rule is the policy's own reason where Reason is retry or queued, else "".
+	Rule Reason
+	// MatchedTokens are the leading prompt tokens believed to be cached there.
+	MatchedTokens int
+	// Place is the replica's place in the agreed order or on the ring, 0 for the
+	// first; -1 where the policy has none.
+	Place int
+	// Load is the replica's load when it was picked, before this booking, in tokens.
+	Load float64
+	// WaitFor are the replicas whose room the request would wait for; nil = any.
+	WaitFor []*Replica
+	// Queued is how long the request waited in the queue.
+	Queued time.Duration
+}
+
+// To returns a decision for a policy that has no agreed order.
+func To(r *Replica, why Reason) Decision {
+	return Decision{Replica: r, Reason: why, Place: -1}
+}
+
+// Wait returns the decision of a policy that found nobody available. With no
+// replica given the request waits for any.
+func Wait(replicas ...*Replica) Decision {
+	return Decision{WaitFor: replicas, Place: -1}
+}
+
+// An Outcome says how a call that was routed ended.
+type Outcome struct {
+	Err  error // nil on success; what the caller saw otherwise
+	Sent bool  // the request left the client
+	// FirstMessage is the time from the pick to the first response message; 0 = none came.
+	FirstMessage time.Duration
+	// Usage as the replica reported it.
+	Usage Usage
+}
+
+// Usage is what a replica says of the tokens of one call. A field is negative
+// where it said nothing.
+type Usage struct {
+	PromptTokens, OutputTokens, CachedTokens int
+}
+
+// NoUsage is the usage of a replica that said nothing.
+var NoUsage = Usage{PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}

@@ -1,0 +1,40 @@
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Errors of a pick. They are matched with errors.Is.
+var (
+	// ErrNotConnected: no replica that the request may use is connected. A gRPC
+	// host hands the request to gRPC, which alone can wake a connection.
+	ErrNotConnected = errors.New("no replica is connected")
+	// ErrFull: every replica that the request may use has max_ongoing_requests
+	// under way.
+	ErrFull = errors.New("every replica that may serve the request has max_ongoing_requests under way")
+	// ErrQueueFull: as many requests wait as may; raise max_queued_requests or
+	// add replicas.
+	ErrQueueFull = errors.New("the queue is full (max_queued_requests)")
+	// ErrNoSuchReplica: the request names a replica that is not in the fleet, or
+	// excludes every one.
+	ErrNoSuchReplica = errors.New("no replica of the fleet may serve the request")
+	// ErrClosed: the Router was closed.
+	ErrClosed = errors.New("the router is closed")
+)
+
+// A WaitError is returned by Acquire to a caller whose context ended in the
+// queue. It unwraps to the context's error.
+type WaitError struct {
+	Waited time.Duration
+	Behind int // requests that were before it in the queue when it came
+	Cause  error
+}
+
+func (e *WaitError) Error() string {
+	return fmt.Sprintf("waited %v for a replica with room, behind %d others: %v", e.Waited.Round(time.Millisecond), e.Behind, e.Cause)
+}
+
+// Unwrap returns the context's error.
+func (e *WaitError) Unwrap() error { return e.Cause }

@@ -1,0 +1,129 @@
+package routing
+
+import "slices"
+
+// SetFleet replaces the membership. The order given is the stable order of the
+// View. A replica keeps its bookings and its connection under the same id,
+// whatever else changes; of two members with the same id the first counts. A
+// new replica is not connected until SetConnected says so. O(replicas).
+func (r *Router) SetFleet(members []Member) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old := r.view.Load()
+	next := &membership{
+		epoch:  old.fleet.epoch + 1,
+		byID:   make(map[string]*Replica, len(members)),
+		models: make(map[string]bool),
+	}
+	var added, removed []*Replica
+	for _, m := range members {
+		if next.byID[m.ID] != nil {
+			continue
+		}
+		rep := r.replica(old.ByID(m.ID), m, len(next.replicas))
+		if old.ByID(m.ID) == nil {
+			added = append(added, rep)
+		}
+		next.replicas = append(next.replicas, rep)
+		next.byID[m.ID] = rep
+		next.adapters = next.adapters || len(m.Adapters) > 0
+		for _, model := range m.Models {
+			next.models[model] = true
+		}
+	}
+	for _, rep := range old.fleet.replicas {
+		if next.byID[rep.ID] == nil {
+			removed = append(removed, rep)
+			r.depart(rep)
+		}
+	}
+	if len(added)+len(removed) > 0 && r.memberObs != nil {
+		r.memberObs.ReplicasChanged(added, removed)
+	}
+	r.publish(next)
+	r.leaving = nil
+}
+
+// replica returns the Replica of a member at a place in the fleet, with the live
+// part of the one it had before.
+func (r *Router) replica(old *Replica, m Member, index int) *Replica {
+	if old != nil && old.index == index && old.host == m.Host && old.Attributes.Equal(m.Attributes) {
+		return old
+	}
+	rep := &Replica{Attributes: m.Attributes, index: index, host: m.Host}
+	switch {
+	case old != nil:
+		rep.live = old.live
+	case r.departed[m.ID] != nil:
+		rep.live = r.departed[m.ID]
+		delete(r.departed, m.ID)
+	default:
+		rep.live = &live{}
+	}
+	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
+	rep.live.invRate = 1
+	if m.Weight > 0 {
+		rep.live.invRate = 1 / m.Weight
+	}
+	rep.live.max = m.MaxOngoing
+	if m.MaxOngoing == 0 {
+		rep.live.max = r.opts.MaxOngoing
+	}
+	return rep
+}
+
+// depart takes a replica out. Its book is kept while it has bookings, so that
+// the same id coming back does not start from zero.
+func (r *Router) depart(rep *Replica) {
+	rep.live.connected.Store(false)
+	if rep.Ongoing() > 0 {
+		r.departed[rep.ID] = rep.live
+	}
+	r.leaving = append(r.leaving, rep.live)
+}
+
+// forget drops the book of a replica that left once its last booking has ended.
+func (r *Router) forget(id string, l *live) {
+	if r.departed[id] == l && l.book.Load() == 0 {
+		delete(r.departed, id)
+	}
+}
+
+// SetConnected says whether the host has a connection to the replica. Unknown
+// ids are ignored. O(replicas) when that is a change.
+func (r *Router) SetConnected(id string, up bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.view.Load()
+	rep := v.ByID(id)
+	if rep == nil || rep.Connected() == up {
+		return
+	}
+	rep.live.connected.Store(up)
+	r.publish(v.fleet)
+}
+
+// Disconnect takes down every connection at once: who waits is sent away with
+// ErrNotConnected. What was learned stays, for when connections come back.
+func (r *Router) Disconnect() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.view.Load()
+	for _, rep := range v.Replicas() {
+		rep.live.connected.Store(false)
+	}
+	r.publish(v.fleet)
+}
+
+// publish makes a new View and lets the queue choose again. Called with mu held.
+func (r *Router) publish(m *membership) {
+	v := &View{fleet: m, shared: r.shared}
+	v.build(r.opts.Node, r.opts.Zone)
+	var sum int64
+	for _, rep := range v.connected {
+		sum += r.shared.fixed(rep.live, rep.live.book.Load())
+	}
+	r.shared.loadSum.Store(sum)
+	r.view.Store(v)
+	r.requeue()
+}

@@ -1,0 +1,53 @@
+package routing
+
+import "context"
+
+// A Policy picks a replica. One Policy value belongs to one Router.
+type Policy interface {
+	// Prepare does the work that needs no lock: it hashes the prompt, searches
+	// the index, and leaves what it found in q.Prepared. It is called from the
+	// goroutine of the call, concurrently for different requests, and again for
+	// the same request when the fleet has changed since. A policy may call out
+	// here if its Uses say so: the context then carries a deadline. An error is
+	// counted and does not fail the request: Choose is called all the same.
+	Prepare(ctx context.Context, q *Request, v *View) error
+
+	// Choose picks among the replicas that are available, or says whom it would
+	// wait for. It is called under the Router's lock, one call at a time, and so
+	// is short, does not block and does not allocate while a replica is available.
+	// q.Prepared may stem from an older View: replicas in it may have left.
+	Choose(q *Request, v *View) Decision
+}
+
+// Uses says what a policy looks at, so that a host does not dig for the rest.
+type Uses uint8
+
+const (
+	UsesSession Uses = 1 << iota // Request.Session
+	UsesPrompt                   // Request.Prompt; Prepare is called
+	CallsOut                     // Prepare may block: it is given a deadline
+)
+
+// A KeyUser is a Policy that looks at less than everything. A policy that does
+// not implement it is taken to use everything.
+type KeyUser interface{ Uses() Uses }
+
+// A RouteObserver is told of every booking, after it was made and outside the
+// Router's lock, by the goroutine of the call.
+type RouteObserver interface {
+	Routed(q *Request, d Decision)
+}
+
+// A CompletionObserver is told once of the end of every booking whose host
+// reports it, outside the Router's lock.
+type CompletionObserver interface {
+	Completed(q *Request, d Decision, o Outcome)
+}
+
+// A MembershipObserver is told of replicas that joined or left, under the
+// Router's lock and before any pick sees the new View. It must not call the Router.
+type MembershipObserver interface {
+	ReplicasChanged(added, removed []*Replica)
+}
+
+// A Policy that holds resources is an io.Closer: the Router closes it once.

@@ -1,0 +1,184 @@
+package routing
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+)
+
+// A View is an immutable snapshot of the whole fleet in a stable order, with a
+// compact list of the replicas that are connected. What a Replica reports of
+// itself is live.
+type View struct {
+	fleet     *membership
+	connected []*Replica
+	near      [2][]*Replica // connected, on our node; connected, in our zone
+	loaded    map[string][]*Replica
+	fewest    []*Replica // connected, with the fewest adapters loaded
+	shared    *shared
+}
+
+// membership is what a change of connectivity leaves as it is.
+type membership struct {
+	epoch    uint64
+	replicas []*Replica
+	byID     map[string]*Replica
+	models   map[string]bool // declared by at least one replica
+	adapters bool            // at least one replica declares adapters
+}
+
+// shared is what all Views of a Router have in common.
+type shared struct {
+	requestCost float64
+	// loadSum is the load of all connected replicas in 1/loadUnit tokens. It is
+	// an integer so that adding and subtracting never drifts.
+	loadSum atomic.Int64
+	rand    *rand.Rand // guarded by the Router's mutex
+	now     func() time.Time
+}
+
+const loadUnit = 1 << 10
+
+// Epoch numbers the membership: it grows when replicas or their attributes
+// change, and not when a connection comes or goes.
+func (v *View) Epoch() uint64 { return v.fleet.epoch }
+
+// Replicas returns the whole fleet in its stable order. Read only.
+func (v *View) Replicas() []*Replica { return v.fleet.replicas }
+
+// Connected returns the connected replicas in the same order. Read only.
+func (v *View) Connected() []*Replica { return v.connected }
+
+// ByID returns the replica with the id, or nil.
+func (v *View) ByID(id string) *Replica { return v.fleet.byID[id] }
+
+// current returns the replica that stands in r's place, r itself as a rule.
+func (v *View) current(r *Replica) *Replica {
+	if r.index >= len(v.fleet.replicas) {
+		return nil
+	}
+	return v.fleet.replicas[r.index]
+}
+
+// Now returns the Router's time.
+func (v *View) Now() time.Time { return v.shared.now() }
+
+// IntN returns a random number in [0,n) from the Router's source. Choose only.
+func (v *View) IntN(n int) int { return v.shared.rand.IntN(n) }
+
+// Load returns the load of a replica in tokens: uncached prompt tokens booked
+// and not yet prefilled, plus the request cost per booking, divided by its rate.
+func (v *View) Load(r *Replica) float64 {
+	return v.shared.load(r.live, r.live.book.Load())
+}
+
+func (s *shared) load(l *live, book int64) float64 {
+	return (float64(book&tokenMask) + s.requestCost*float64(book>>tokenBits)) * l.invRate
+}
+
+// MeanLoad returns the mean load of the connected replicas in tokens; 0 when
+// there are none. O(1).
+func (v *View) MeanLoad() float64 {
+	if len(v.connected) == 0 {
+		return 0
+	}
+	return float64(v.shared.loadSum.Load()) / loadUnit / float64(len(v.connected))
+}
+
+// Available reports whether the replica may be given the request now: it is
+// connected, has room, is not draining, and the request may use it.
+func (v *View) Available(q *Request, r *Replica) bool {
+	return r.live.connected.Load() && !r.Full() && v.allowed(q, r)
+}
+
+// allowed is the part of availability that waiting cannot change.
+func (v *View) allowed(q *Request, r *Replica) bool {
+	if r.Draining || q.excluded(r) {
+		return false
+	}
+	return q.Model == "" || q.anyModel || r.serves(q.Model)
+}
+
+// A Pool is a group of connected replicas in which to look for one.
+type Pool struct {
+	Replicas []*Replica
+	view     *View
+	request  *Request
+	untried  bool
+}
+
+// Takes reports whether the replica is available and wanted in this pool.
+func (p Pool) Takes(r *Replica) bool {
+	return p.view.Available(p.request, r) && !(p.untried && p.request.Tried(r))
+}
+
+// Pool returns the i-th group of replicas to look in, most preferred first, and
+// false after the last. Groups come by adapter (those that have it loaded, those
+// with the fewest adapters, all) or else by locality (our node, our zone, all);
+// after a failed attempt first without the replicas tried, then with them. The
+// last group holds every connected replica.
+func (v *View) Pool(q *Request, i int) (Pool, bool) {
+	tiers, n := v.tiers(q)
+	retry := len(q.tried) > 0
+	if i >= n && (!retry || i >= 2*n) {
+		return Pool{}, false
+	}
+	return Pool{Replicas: tiers[i%n], view: v, request: q, untried: retry && i < n}, true
+}
+
+func (v *View) tiers(q *Request) (t [3][]*Replica, n int) {
+	add := func(rs []*Replica) {
+		if len(rs) > 0 {
+			t[n] = rs
+			n++
+		}
+	}
+	if q.Adapter != "" && v.fleet.adapters {
+		add(v.loaded[q.Adapter])
+		add(v.fewest)
+	} else {
+		add(v.near[0])
+		add(v.near[1])
+	}
+	t[n] = v.connected
+	return t, n + 1
+}
+
+// Prefers reports whether any group comes before "all": whether tiers matter
+// for the request at all.
+func (v *View) Prefers(q *Request) bool {
+	_, n := v.tiers(q)
+	return n > 1 || len(q.tried) > 0
+}
+
+// build fills the lists that depend on which replicas are connected.
+func (v *View) build(node, zone string) {
+	fewest := -1
+	for _, r := range v.fleet.replicas {
+		if !r.Connected() {
+			continue
+		}
+		v.connected = append(v.connected, r)
+		if node != "" && r.Node == node {
+			v.near[0] = append(v.near[0], r)
+		}
+		if zone != "" && r.Zone == zone {
+			v.near[1] = append(v.near[1], r)
+		}
+		if !v.fleet.adapters {
+			continue
+		}
+		for _, a := range r.Adapters {
+			if v.loaded == nil {
+				v.loaded = make(map[string][]*Replica)
+			}
+			v.loaded[a] = append(v.loaded[a], r)
+		}
+		if n := len(r.Adapters); fewest < 0 || n < fewest {
+			fewest, v.fewest = n, v.fewest[:0]
+		}
+		if len(r.Adapters) == fewest {
+			v.fewest = append(v.fewest, r)
+		}
+	}
+}
