@@ -59,6 +59,14 @@ func Wait(replicas ...*Replica) Decision {
 	return Decision{WaitFor: replicas, Place: -1}
 }
 
+// because gives a reason of the Router's and keeps the policy's own as the rule.
+func (d *Decision) because(why Reason) {
+	if d.Reason != ReasonRetry {
+		d.Rule = d.Reason
+	}
+	d.Reason = why
+}
+
 // An Outcome says how a call that was routed ended.
 type Outcome struct {
 	Err  error // nil on success; what the caller saw otherwise

@@ -13,14 +13,17 @@
 // the replica's rate.
 //
 // Complexity. Picking costs what the policy's Choose costs plus O(1). A change
-// of membership or of connectivity costs O(replicas). A release looks at two
-// heads of the queue.
+// of membership or of connectivity costs O(replicas), and each request that waits
+// chooses again. A release looks at two heads of the queue: those who wait for
+// this replica, and those who take any.
 //
 // Guarantees. A replica that is not connected is never picked. A replica never
 // has more bookings than its max_ongoing_requests. A booking is released once,
 // however often Release is called, and ongoing never goes below zero. Nobody in
-// the queue is overtaken by somebody who wants the same replica. No goroutine
-// is started and no clock or randomness is used but what [Options] give.
+// the queue is overtaken by somebody who wants the same replica, and nobody waits
+// while one that it waits for has room. No goroutine is started, and no clock or
+// randomness is used but what [Options] give, save for the deadline of a Prepare
+// that calls out.
 //
 // The package knows nothing of gRPC, HTTP, protobuf or the network: the gRPC
 // picker, the look-aside server and the simulator are three hosts of one Router.

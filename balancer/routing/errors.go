@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -17,24 +18,36 @@ var (
 	// ErrQueueFull: as many requests wait as may; raise max_queued_requests or
 	// add replicas.
 	ErrQueueFull = errors.New("the queue is full (max_queued_requests)")
-	// ErrNoSuchReplica: the request names a replica that is not in the fleet, or
-	// excludes every one.
+	// ErrNoSuchReplica: the request names a replica that is not in the fleet or
+	// is draining, or excludes every one that is left.
 	ErrNoSuchReplica = errors.New("no replica of the fleet may serve the request")
 	// ErrClosed: the Router was closed.
 	ErrClosed = errors.New("the router is closed")
+	// ErrHeld: the Booking given to a pick still holds the load of another. It is
+	// a mistake of the host; the load it holds stays until its Release.
+	ErrHeld = errors.New("the booking is still held")
 )
 
 // A WaitError is returned by Acquire to a caller whose context ended in the
 // queue. It unwraps to the context's error.
 type WaitError struct {
 	Waited time.Duration
-	Behind int // requests that were before it in the queue when it came
-	Cause  error
+	Behind int   // requests that were before it in the queue when it came
+	Cause  error // the context's error, and its cause where one was given
 }
 
 func (e *WaitError) Error() string {
 	return fmt.Sprintf("waited %v for a replica with room, behind %d others: %v", e.Waited.Round(time.Millisecond), e.Behind, e.Cause)
 }
 
-// Unwrap returns the context's error.
+// Unwrap returns the context's error and cause.
 func (e *WaitError) Unwrap() error { return e.Cause }
+
+// endOf returns the error of a context that ended, with its cause.
+func endOf(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if cause == err {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}

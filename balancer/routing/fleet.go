@@ -1,14 +1,22 @@
 package routing
 
-import "slices"
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
 
 // SetFleet replaces the membership. The order given is the stable order of the
 // View. A replica keeps its bookings and its connection under the same id,
 // whatever else changes; of two members with the same id the first counts. A
-// new replica is not connected until SetConnected says so. O(replicas).
+// new replica is not connected until SetConnected says so. A fleet that is the
+// same as before changes nothing. O(replicas).
 func (r *Router) SetFleet(members []Member) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
 	old := r.view.Load()
 	next := &membership{
 		epoch:  old.fleet.epoch + 1,
@@ -16,20 +24,27 @@ func (r *Router) SetFleet(members []Member) {
 		models: make(map[string]bool),
 	}
 	var added, removed []*Replica
-	for _, m := range members {
+	same := true
+	for i := range members {
+		m := &members[i]
 		if next.byID[m.ID] != nil {
 			continue
 		}
-		rep := r.replica(old.ByID(m.ID), m, len(next.replicas))
-		if old.ByID(m.ID) == nil {
+		was := old.ByID(m.ID)
+		rep := r.replica(was, m, len(next.replicas))
+		if was == nil {
 			added = append(added, rep)
 		}
+		same = same && rep == was
 		next.replicas = append(next.replicas, rep)
 		next.byID[m.ID] = rep
 		next.adapters = next.adapters || len(m.Adapters) > 0
 		for _, model := range m.Models {
 			next.models[model] = true
 		}
+	}
+	if same && len(next.replicas) == len(old.fleet.replicas) {
+		return
 	}
 	for _, rep := range old.fleet.replicas {
 		if next.byID[rep.ID] == nil {
@@ -46,7 +61,7 @@ func (r *Router) SetFleet(members []Member) {
 
 // replica returns the Replica of a member at a place in the fleet, with the live
 // part of the one it had before.
-func (r *Router) replica(old *Replica, m Member, index int) *Replica {
+func (r *Router) replica(old *Replica, m *Member, index int) *Replica {
 	if old != nil && old.index == index && old.host == m.Host && old.Attributes.Equal(m.Attributes) {
 		return old
 	}
@@ -61,14 +76,9 @@ func (r *Router) replica(old *Replica, m Member, index int) *Replica {
 		rep.live = &live{}
 	}
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
-	rep.live.invRate = 1
-	if m.Weight > 0 {
-		rep.live.invRate = 1 / m.Weight
-	}
-	rep.live.max = m.MaxOngoing
-	if m.MaxOngoing == 0 {
-		rep.live.max = r.opts.MaxOngoing
-	}
+	rep.Stats = maps.Clone(m.Stats)
+	rep.live.setRate(m.Weight)
+	rep.live.limit(cmp.Or(m.MaxOngoing, r.opts.MaxOngoing))
 	return rep
 }
 
@@ -83,9 +93,9 @@ func (r *Router) depart(rep *Replica) {
 }
 
 // forget drops the book of a replica that left once its last booking has ended.
-func (r *Router) forget(id string, l *live) {
-	if r.departed[id] == l && l.book.Load() == 0 {
-		delete(r.departed, id)
+func (r *Router) forget(rep *Replica) {
+	if r.departed[rep.ID] == rep.live && rep.Ongoing() == 0 {
+		delete(r.departed, rep.ID)
 	}
 }
 
@@ -119,11 +129,7 @@ func (r *Router) Disconnect() {
 func (r *Router) publish(m *membership) {
 	v := &View{fleet: m, shared: r.shared}
 	v.build(r.opts.Node, r.opts.Zone)
-	var sum int64
-	for _, rep := range v.connected {
-		sum += r.shared.fixed(rep.live, rep.live.book.Load())
-	}
-	r.shared.loadSum.Store(sum)
+	r.keepSum(v)
 	r.view.Store(v)
-	r.requeue()
+	r.requeue(v)
 }

@@ -7,15 +7,20 @@ type Policy interface {
 	// Prepare does the work that needs no lock: it hashes the prompt, searches
 	// the index, and leaves what it found in q.Prepared. It is called from the
 	// goroutine of the call, concurrently for different requests, and again for
-	// the same request when the fleet has changed since. A policy may call out
-	// here if its Uses say so: the context then carries a deadline. An error is
-	// counted and does not fail the request: Choose is called all the same.
+	// the same request when the fleet has changed since: by then the prompt may
+	// have been dropped, so what is needed of it stays in q.Prepared. It is not
+	// called for a pinned request. A policy may call out here if its Uses say so:
+	// the context then carries a deadline. An error is counted and does not fail
+	// the request: Choose is called all the same.
 	Prepare(ctx context.Context, q *Request, v *View) error
 
 	// Choose picks among the replicas that are available, or says whom it would
 	// wait for. It is called under the Router's lock, one call at a time, and so
 	// is short, does not block and does not allocate while a replica is available.
-	// q.Prepared may stem from an older View: replicas in it may have left.
+	// q.Prepared may stem from an older View: replicas in it may have left. The
+	// Router corrects an answer that is not allowed: it waits for a replica that
+	// is only full, and otherwise, as for a policy that would wait although one of
+	// those it waits for has room, picks the least loaded that is available.
 	Choose(q *Request, v *View) Decision
 }
 
@@ -25,15 +30,16 @@ type Uses uint8
 const (
 	UsesSession Uses = 1 << iota // Request.Session
 	UsesPrompt                   // Request.Prompt; Prepare is called
-	CallsOut                     // Prepare may block: it is given a deadline
+	CallsOut                     // Prepare is called and may block: it is given a deadline
 )
 
 // A KeyUser is a Policy that looks at less than everything. A policy that does
 // not implement it is taken to use everything.
 type KeyUser interface{ Uses() Uses }
 
-// A RouteObserver is told of every booking, after it was made and outside the
-// Router's lock, by the goroutine of the call.
+// A RouteObserver is told of every booking that a call got, once, after it was
+// made and outside the Router's lock, by the goroutine of the call. q.Prepared is
+// nil where the request was pinned.
 type RouteObserver interface {
 	Routed(q *Request, d Decision)
 }
@@ -50,4 +56,15 @@ type MembershipObserver interface {
 	ReplicasChanged(added, removed []*Replica)
 }
 
-// A Policy that holds resources is an io.Closer: the Router closes it once.
+// An IndexReporter is a Policy with a prefix index; IndexStats is safe from any
+// goroutine.
+type IndexReporter interface{ IndexStats() IndexStats }
+
+// IndexStats describe a prefix index.
+type IndexStats struct {
+	Bytes, Blocks, Evictions int64
+}
+
+// A Policy that holds resources is an io.Closer: the Router closes it once, after
+// the last call of any other method. So Router.Close waits for those under way,
+// and must not be called from one.

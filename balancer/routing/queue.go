@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// fifo is a queue of waiters, first come first served.
+// fifo is a queue of waiters in the order in which they came.
 type fifo struct{ list.List }
 
 func (f *fifo) head() *waiter {
@@ -16,6 +16,16 @@ func (f *fifo) head() *waiter {
 		return e.Value.(*waiter)
 	}
 	return nil
+}
+
+// insert puts a waiter behind those who came before it. As a rule that is the end.
+func (f *fifo) insert(w *waiter) *list.Element {
+	for e := f.Back(); e != nil; e = e.Prev() {
+		if e.Value.(*waiter).seq <= w.seq {
+			return f.InsertAfter(w, e)
+		}
+	}
+	return f.PushFront(w)
 }
 
 // A waiter is a request in the queue. It stands in the fifo of each replica
@@ -60,11 +70,7 @@ func (r *Router) Acquire(ctx context.Context, q *Request, b *Booking) error {
 func (r *Router) pickOrEnqueue(ctx context.Context, q *Request, b *Booking) (*waiter, error) {
 	v := r.lockPrepared(ctx, q)
 	defer r.mu.Unlock()
-	d, err := r.choose(q, v)
-	if err == nil {
-		r.book(q, b, d)
-		return nil, nil
-	}
+	err := r.choose(q, v, b)
 	if err != ErrFull {
 		return nil, err
 	}
@@ -72,8 +78,12 @@ func (r *Router) pickOrEnqueue(ctx context.Context, q *Request, b *Booking) (*wa
 		return nil, ErrQueueFull
 	}
 	r.seq++
-	w := &waiter{q: q, b: b, seq: r.seq, since: r.opts.Now(), behind: r.queued, done: make(chan struct{})}
-	r.enqueue(w, d)
+	w := &waiter{
+		q: q, b: b, seq: r.seq, since: r.opts.Now(), behind: r.queued,
+		waiting: true, done: make(chan struct{}),
+	}
+	r.queued++
+	r.stand(w)
 	return w, nil
 }
 
@@ -82,20 +92,25 @@ func (r *Router) await(ctx context.Context, w *waiter) error {
 	case <-w.done:
 		return w.err
 	case <-ctx.Done():
+		return r.abandon(ctx, w)
 	}
+}
+
+// abandon ends the wait of a call whose context has ended.
+func (r *Router) abandon(ctx context.Context, w *waiter) error {
 	r.mu.Lock()
 	if w.waiting {
-		r.dequeue(w)
 		waited := r.opts.Now().Sub(w.since)
+		r.settle(w, nil)
 		r.mu.Unlock()
-		return &WaitError{Waited: waited, Behind: w.behind, Cause: context.Cause(ctx)}
+		return &WaitError{Waited: waited, Behind: w.behind, Cause: endOf(ctx)}
 	}
 	r.mu.Unlock()
 	if w.err != nil {
 		return w.err
 	}
 	w.b.Release() // served in the same moment: the next in the queue takes it
-	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: context.Cause(ctx)}
+	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: endOf(ctx)}
 }
 
 // Queued returns how many requests wait.
@@ -105,89 +120,94 @@ func (r *Router) Queued() int {
 	return r.queued
 }
 
-func (r *Router) enqueue(w *waiter, d Decision) {
-	w.waiting = true
-	r.queued++
-	if d.WaitFor == nil {
-		w.places = append(w.places, place{&r.anyone, r.anyone.PushBack(w)})
+// stand puts a waiter where its last choice would wait.
+func (r *Router) stand(w *waiter) {
+	if w.b.Decision.WaitFor == nil {
+		w.places = append(w.places, place{&r.anyone, r.anyone.insert(w)})
 		return
 	}
-	for _, rep := range d.WaitFor {
+	for _, rep := range w.b.Decision.WaitFor {
 		f := &rep.live.waiters
-		w.places = append(w.places, place{f, f.PushBack(w)})
+		w.places = append(w.places, place{f, f.insert(w)})
 	}
 }
 
-func (r *Router) dequeue(w *waiter) {
+// step takes a waiter from where it stands.
+func (w *waiter) step() {
 	for _, p := range w.places {
 		p.in.Remove(p.at)
 	}
 	w.places = w.places[:0]
-	w.waiting = false
-	r.queued--
 }
 
-// settle ends a wait: with a booking when err is nil.
-func (r *Router) settle(w *waiter, d Decision, err error) {
-	r.dequeue(w)
+// settle ends a wait.
+func (r *Router) settle(w *waiter, err error) {
+	w.step()
+	w.waiting = false
 	w.err = err
-	if err == nil {
-		d.Queued = r.opts.Now().Sub(w.since)
-		d.Rule, d.Reason = d.Reason, ReasonQueued
-		r.book(w.q, w.b, d)
-	}
+	r.queued--
 	close(w.done)
 }
 
-// serve gives the room of one replica to those who wait for it. It looks at two
-// heads: of those who want this replica, and of those who take any.
-func (r *Router) serve(id string) {
-	rep := r.view.Load().ByID(id)
-	if rep == nil {
+// again lets a waiter choose once more: it is served, or sent away, or stands
+// where it would wait now, in its old order.
+func (r *Router) again(w *waiter, v *View) {
+	err := r.choose(w.q, v, w.b)
+	if err == ErrFull {
+		w.step()
+		r.stand(w)
 		return
 	}
-	for r.queued > 0 && rep.Connected() && !rep.Full() {
-		first, second := rep.live.waiters.head(), r.anyone.head()
-		if first == nil || (second != nil && second.seq < first.seq) {
-			first, second = second, first
-		}
-		if !r.offer(first) && !r.offer(second) {
-			return
-		}
+	if d := &w.b.Decision; err == nil {
+		d.Queued = r.opts.Now().Sub(w.since)
+		d.because(ReasonQueued)
 	}
+	r.settle(w, err)
 }
 
-// offer lets a waiter choose again and reports whether it was served.
-func (r *Router) offer(w *waiter) bool {
-	if w == nil {
-		return false
+// released does what the end of a booking means to others. Called with mu held.
+func (r *Router) released(at *Replica) {
+	if r.queued > 0 {
+		r.serve(r.view.Load(), at.ID)
 	}
-	d, err := r.choose(w.q, r.view.Load())
-	if err != nil {
-		return false
+	r.forget(at)
+}
+
+// serve gives the room of one replica to those who wait for it. It looks at two
+// heads: of those who want this replica, and of those who take any. One of them
+// that is not served no longer wants it and has gone to stand elsewhere.
+func (r *Router) serve(v *View, id string) {
+	rep := v.ByID(id)
+	if rep == nil || rep.Draining {
+		return
 	}
-	r.settle(w, d, nil)
-	return true
+	for range r.queued {
+		if !rep.Connected() || rep.Full() {
+			return
+		}
+		w := rep.live.waiters.head()
+		if any := r.anyone.head(); w == nil || (any != nil && any.seq < w.seq) {
+			w = any
+		}
+		if w == nil {
+			return
+		}
+		r.again(w, v)
+	}
 }
 
 // requeue lets everybody in the queue choose again, in the order they came, when
 // the fleet or its connections have changed.
-func (r *Router) requeue() {
+func (r *Router) requeue(v *View) {
 	if r.queued == 0 {
 		return
 	}
-	v := r.view.Load()
-	for _, w := range r.waiters(v) {
-		d, err := r.choose(w.q, v)
-		switch err {
-		case nil:
-			r.settle(w, d, nil)
-		case ErrFull:
-			r.dequeue(w)
-			r.enqueue(w, d)
-		default:
-			r.settle(w, d, err)
-		}
+	all := r.waiters(v)
+	for _, w := range all {
+		w.step()
+	}
+	for _, w := range all {
+		r.again(w, v)
 	}
 }
 

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"sync/atomic"
 )
@@ -38,7 +39,8 @@ func (a Attributes) Equal(b Attributes) bool {
 // A Member is one replica as the host reports it to [Router.SetFleet].
 type Member struct {
 	Attributes
-	// Host is the host's own handle, given back by Replica.Host.
+	// Host is the host's own handle, given back by Replica.Host. It must be
+	// comparable; a pointer as a rule.
 	Host any
 }
 
@@ -52,20 +54,35 @@ type Replica struct {
 }
 
 // live is the part of a replica that outlives changes of its attributes.
-// Everything is written under the Router's mutex; connected and book are
-// atomics so that policies and metrics may read them without it.
+// Everything is written under the Router's mutex; the atomics may be read by
+// policies and metrics without it.
 type live struct {
 	connected atomic.Bool
-	book      atomic.Int64 // ongoing<<tokenBits | booked prefill tokens
-	invRate   float64      // 1 / rate
-	max       int          // bookings allowed at once; 0 = no bound
-	waiters   fifo
+	book      atomic.Int64  // ongoing<<tokenBits | booked prefill tokens
+	max       atomic.Int64  // bookings allowed at once; 0 = no bound
+	invRate   atomic.Uint64 // 1 / rate, as math.Float64bits
+	waiters   fifo          // guarded by the Router's mutex
 }
 
-// The book keeps both counters of a replica in one word, so that a pick stores once.
+// limit sets how many bookings the replica may have at once; negative = no bound.
+func (l *live) limit(n int) { l.max.Store(int64(max(n, 0))) }
+
+// setRate sets what the load is divided by; what is not positive counts as 1.
+func (l *live) setRate(rate float64) {
+	inv := 1.0
+	if rate > 0 {
+		inv = 1 / rate
+	}
+	l.invRate.Store(math.Float64bits(inv))
+}
+
+// The book keeps both counters of a replica in one word, so that a pick stores
+// once. A booking is charged at most maxPrefill tokens, so that the tokens of
+// 2^16 of the longest prompts fit beside the ongoing.
 const (
-	tokenBits = 40
-	tokenMask = 1<<tokenBits - 1
+	tokenBits  = 40
+	tokenMask  = 1<<tokenBits - 1
+	maxPrefill = 1 << 24
 )
 
 // Index returns the replica's place in View.Replicas.
@@ -86,11 +103,12 @@ func (r *Replica) QueuedTokens() int { return int(r.live.book.Load() & tokenMask
 
 // Full reports whether the replica has as many bookings as it may have.
 func (r *Replica) Full() bool {
-	return r.live.max > 0 && r.Ongoing() >= r.live.max
+	most := r.live.max.Load()
+	return most > 0 && r.live.book.Load()>>tokenBits >= most
 }
 
 // Capacity returns how many bookings the replica may have at once; 0 = no bound.
-func (r *Replica) Capacity() int { return r.live.max }
+func (r *Replica) Capacity() int { return int(r.live.max.Load()) }
 
 func (r *Replica) serves(model string) bool {
 	return len(r.Models) == 0 || slices.Contains(r.Models, model)

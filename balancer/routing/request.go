@@ -28,7 +28,8 @@ type Request struct {
 	// the observers. It may stem from an older View.
 	Prepared any
 
-	epoch    uint64 // of the View that Prepare saw; 0 = not prepared
+	router   *Router // whose policy prepared it
+	epoch    uint64  // of the View that Prepare saw
 	attempt  int
 	tried    []string
 	anyModel bool // nobody in the fleet declares Model: it filters nothing

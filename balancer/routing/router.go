@@ -48,6 +48,7 @@ type Router struct {
 	routeObs   RouteObserver
 	endObs     CompletionObserver
 	memberObs  MembershipObserver
+	closer     io.Closer
 	prepErrors atomic.Int64
 
 	// view is replaced under mu and read without it.
@@ -65,6 +66,12 @@ type Router struct {
 	departed map[string]*live // left the fleet with bookings under way
 	leaving  []*live          // during SetFleet: just left
 	closed   bool
+	keepsSum bool // shared.sumKept
+
+	// inside is held for reading while a policy that is a Closer is called
+	// outside mu, and for writing while it is closed. Never taken with mu held.
+	inside     sync.RWMutex
+	closerDone bool
 }
 
 // NewRouter returns a Router over an empty fleet.
@@ -96,11 +103,12 @@ func NewRouter(o Options) (*Router, error) {
 		departed: make(map[string]*live),
 	}
 	uses := r.Uses()
-	r.prepares = uses&UsesPrompt != 0
+	r.prepares = uses&(UsesPrompt|CallsOut) != 0
 	r.callsOut = uses&CallsOut != 0
 	r.routeObs, _ = o.Policy.(RouteObserver)
 	r.endObs, _ = o.Policy.(CompletionObserver)
 	r.memberObs, _ = o.Policy.(MembershipObserver)
+	r.closer, _ = o.Policy.(io.Closer)
 	r.view.Store(&View{fleet: &membership{byID: map[string]*Replica{}}, shared: r.shared})
 	return r, nil
 }
@@ -116,6 +124,10 @@ func (r *Router) Uses() Uses {
 	return UsesSession | UsesPrompt | CallsOut
 }
 
+// Observes reports whether the policy wants to be told how calls ended: whether
+// Complete does anything.
+func (r *Router) Observes() bool { return r.endObs != nil }
+
 // View returns the current snapshot of the fleet.
 func (r *Router) View() *View { return r.view.Load() }
 
@@ -130,9 +142,14 @@ func (r *Router) Prepare(ctx context.Context, q *Request) {
 		return
 	}
 	v := r.view.Load()
-	if q.epoch == v.fleet.epoch {
+	if r.prepared(q, v) || !r.enter() {
 		return
 	}
+	defer r.leave()
+	if q.router != r {
+		q.router, q.Prepared = r, nil // another policy's is of no use
+	}
+	q.anyModel = v.anyModel(q)
 	if r.callsOut {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
@@ -144,6 +161,10 @@ func (r *Router) Prepare(ctx context.Context, q *Request) {
 	q.epoch = v.fleet.epoch
 }
 
+func (r *Router) prepared(q *Request, v *View) bool {
+	return len(v.fleet.replicas) == 0 || q.router == r && q.epoch == v.fleet.epoch
+}
+
 // lockPrepared takes the lock with the request prepared for the View it
 // returns, or, where the fleet changes faster than that, nearly so.
 func (r *Router) lockPrepared(ctx context.Context, q *Request) *View {
@@ -152,7 +173,7 @@ func (r *Router) lockPrepared(ctx context.Context, q *Request) *View {
 		r.Prepare(ctx, q)
 		r.mu.Lock()
 		v := r.view.Load()
-		if !r.prepares || q.epoch == v.fleet.epoch || q.Pin != "" {
+		if !r.prepares || q.Pin != "" || r.closed || r.prepared(q, v) {
 			return v
 		}
 		r.mu.Unlock()
@@ -161,168 +182,41 @@ func (r *Router) lockPrepared(ctx context.Context, q *Request) *View {
 	return r.view.Load()
 }
 
-// Pick chooses a replica and books the request on it in one step. It never
-// waits: ErrFull says that every replica that may serve the request is full. On
-// an error b holds nothing.
-func (r *Router) Pick(ctx context.Context, q *Request, b *Booking) error {
-	v := r.lockPrepared(ctx, q)
-	d, err := r.choose(q, v)
-	if err != nil {
-		r.mu.Unlock()
-		return err
-	}
-	r.book(q, b, d)
-	r.mu.Unlock()
-	r.routed(q, b)
-	return nil
-}
-
 // Complete tells the policy how a call that was booked ended. The host calls it
-// once per booking, after Release or before.
+// once per booking, after Release or before. After Close it does nothing.
 func (r *Router) Complete(q *Request, d Decision, o Outcome) {
-	if r.endObs != nil && d.Replica != nil {
+	if r.endObs != nil && d.Replica != nil && r.enter() {
+		defer r.leave()
 		r.endObs.Completed(q, d, o)
 	}
 }
 
 func (r *Router) routed(q *Request, b *Booking) {
-	if r.routeObs != nil {
+	if r.routeObs != nil && r.enter() {
+		defer r.leave()
 		r.routeObs.Routed(q, b.Decision)
 	}
 }
 
-// choose asks the policy and checks its answer. Its errors are the sentinels
-// themselves. Called with mu held.
-func (r *Router) choose(q *Request, v *View) (Decision, error) {
-	switch {
-	case r.closed:
-		return Decision{}, ErrClosed
-	case len(v.connected) == 0:
-		return Decision{}, ErrNotConnected
-	case q.Pin != "":
-		return v.pinned(q)
+// enter reports whether the policy may still be called outside mu. A policy that
+// is a Closer is held open until leave.
+func (r *Router) enter() bool {
+	if r.closer == nil {
+		return true
 	}
-	q.anyModel = q.Model != "" && !v.fleet.models[q.Model]
-	d := r.opts.Policy.Choose(q, v)
-	if d.Replica != nil {
-		if v.current(d.Replica) != d.Replica {
-			d.Replica = v.ByID(d.Replica.ID) // prepared before the fleet changed
-		}
-		if d.Replica == nil || !v.Available(q, d.Replica) {
-			d = v.correct(q, d.Replica)
-		}
+	r.inside.RLock()
+	if r.closerDone {
+		r.inside.RUnlock()
+		return false
 	}
-	if d.Replica == nil {
-		return v.whomToWaitFor(q, d)
-	}
-	if q.attempt > 0 {
-		d.Rule, d.Reason = d.Reason, ReasonRetry
-	}
-	return d, nil
+	return true
 }
 
-func (v *View) pinned(q *Request) (Decision, error) {
-	rep := v.ByID(q.Pin)
-	switch {
-	case rep == nil || q.excluded(rep):
-		return Decision{}, ErrNoSuchReplica
-	case !rep.Connected():
-		return Decision{}, ErrNotConnected
-	case rep.Full():
-		return Wait(rep), ErrFull
-	}
-	return To(rep, ReasonPinned), nil
-}
-
-// correct answers for a policy that picked what it may not pick; r is nil when
-// that has left the fleet.
-func (v *View) correct(q *Request, r *Replica) Decision {
-	if r != nil && r.Connected() && v.allowed(q, r) {
-		return Wait(r) // only full
-	}
-	if r := v.LeastLoaded(q); r != nil {
-		return To(r, ReasonLeastLoaded)
-	}
-	return Wait()
-}
-
-// LeastLoaded returns the available replica with the least load in the first
-// pool that has one, or nil. Ties go to the first in the fleet's order. O(replicas).
-func (v *View) LeastLoaded(q *Request) *Replica {
-	for i := 0; ; i++ {
-		p, ok := v.Pool(q, i)
-		if !ok {
-			return nil
-		}
-		var best *Replica
-		var least float64
-		for _, r := range p.Replicas {
-			if !p.Takes(r) {
-				continue
-			}
-			if l := v.Load(r); best == nil || l < least {
-				best, least = r, l
-			}
-		}
-		if best != nil {
-			return best
-		}
+func (r *Router) leave() {
+	if r.closer != nil {
+		r.inside.RUnlock()
 	}
 }
-
-// whomToWaitFor makes sure that somebody who is waited for can ever serve the
-// request: a wait that nothing can end is an error.
-func (v *View) whomToWaitFor(q *Request, d Decision) (Decision, error) {
-	hopeful := func(rs []*Replica) (ok []*Replica) {
-		for _, r := range rs {
-			if r.Connected() && v.allowed(q, r) {
-				ok = append(ok, r)
-			}
-		}
-		return ok
-	}
-	if set := hopeful(d.WaitFor); len(set) > 0 {
-		d.WaitFor = set
-		return d, ErrFull
-	}
-	set := hopeful(v.connected)
-	switch {
-	case len(set) == len(v.connected):
-		d.WaitFor = nil
-	case len(set) > 0:
-		d.WaitFor = set
-	default:
-		for _, r := range v.fleet.replicas {
-			if v.allowed(q, r) {
-				return d, ErrNotConnected
-			}
-		}
-		return d, ErrNoSuchReplica
-	}
-	return d, ErrFull
-}
-
-// book charges the decision. Called with mu held.
-func (r *Router) book(q *Request, b *Booking, d Decision) {
-	l := d.Replica.live
-	d.Load = r.shared.load(l, l.book.Load())
-	prefill := max(int64(q.PromptTokens-d.MatchedTokens), 0)
-	b.Decision, b.router, b.live, b.prefill, b.held = d, r, l, prefill, true
-	r.charge(l, 1, prefill)
-}
-
-// charge adds to a replica's book. Called with mu held.
-func (r *Router) charge(l *live, ongoing, tokens int64) {
-	old := l.book.Load()
-	book := old + ongoing<<tokenBits + tokens
-	l.book.Store(book)
-	if l.connected.Load() {
-		r.shared.loadSum.Add(r.shared.fixed(l, book) - r.shared.fixed(l, old))
-	}
-}
-
-// fixed is the load as an integer; the same book always gives the same number.
-func (s *shared) fixed(l *live, book int64) int64 { return int64(s.load(l, book) * loadUnit) }
 
 // Close wakes everybody in the queue with ErrClosed, fails later picks, and
 // closes the policy if it is an io.Closer. Bookings may still be released.
@@ -333,12 +227,16 @@ func (r *Router) Close() error {
 		return nil
 	}
 	r.closed = true
-	r.requeue()
+	r.requeue(r.view.Load())
 	r.mu.Unlock()
-	if c, ok := r.opts.Policy.(io.Closer); ok {
-		if err := c.Close(); err != nil {
-			return fmt.Errorf("routing: closing the policy: %w", err)
-		}
+	if r.closer == nil {
+		return nil
+	}
+	r.inside.Lock()
+	defer r.inside.Unlock()
+	r.closerDone = true
+	if err := r.closer.Close(); err != nil {
+		return fmt.Errorf("routing: closing the policy: %w", err)
 	}
 	return nil
 }

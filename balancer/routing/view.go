@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"math"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,7 @@ import (
 type View struct {
 	fleet     *membership
 	connected []*Replica
+	open      int           // connected and not draining
 	near      [2][]*Replica // connected, on our node; connected, in our zone
 	loaded    map[string][]*Replica
 	fewest    []*Replica // connected, with the fewest adapters loaded
@@ -30,11 +32,16 @@ type membership struct {
 // shared is what all Views of a Router have in common.
 type shared struct {
 	requestCost float64
+	rand        *rand.Rand // guarded by the Router's mutex
+	now         func() time.Time
+
 	// loadSum is the load of all connected replicas in 1/loadUnit tokens. It is
-	// an integer so that adding and subtracting never drifts.
-	loadSum atomic.Int64
-	rand    *rand.Rand // guarded by the Router's mutex
-	now     func() time.Time
+	// an integer so that adding and subtracting never drifts. It is kept from the
+	// first time that somebody wants it, so that who does not look at the mean
+	// does not pay for it.
+	loadSum   atomic.Int64
+	sumWanted atomic.Bool
+	sumKept   atomic.Bool // written under the Router's mutex
 }
 
 const loadUnit = 1 << 10
@@ -52,12 +59,13 @@ func (v *View) Connected() []*Replica { return v.connected }
 // ByID returns the replica with the id, or nil.
 func (v *View) ByID(id string) *Replica { return v.fleet.byID[id] }
 
-// current returns the replica that stands in r's place, r itself as a rule.
+// current returns what this View has for a replica that may stem from an older
+// one: r itself as a rule, nil when it has left.
 func (v *View) current(r *Replica) *Replica {
-	if r.index >= len(v.fleet.replicas) {
-		return nil
+	if r.index < len(v.fleet.replicas) && v.fleet.replicas[r.index] == r {
+		return r
 	}
-	return v.fleet.replicas[r.index]
+	return v.fleet.byID[r.ID]
 }
 
 // Now returns the Router's time.
@@ -73,16 +81,33 @@ func (v *View) Load(r *Replica) float64 {
 }
 
 func (s *shared) load(l *live, book int64) float64 {
-	return (float64(book&tokenMask) + s.requestCost*float64(book>>tokenBits)) * l.invRate
+	return (float64(book&tokenMask) + s.requestCost*float64(book>>tokenBits)) * math.Float64frombits(l.invRate.Load())
 }
 
+// fixed is the load as an integer; the same book always gives the same number.
+func (s *shared) fixed(l *live, book int64) int64 { return int64(s.load(l, book) * loadUnit) }
+
 // MeanLoad returns the mean load of the connected replicas in tokens; 0 when
-// there are none. O(1).
+// there are none. O(1), save for the first call in a Router's life.
 func (v *View) MeanLoad() float64 {
 	if len(v.connected) == 0 {
 		return 0
 	}
-	return float64(v.shared.loadSum.Load()) / loadUnit / float64(len(v.connected))
+	var sum int64
+	if v.shared.sumKept.Load() {
+		sum = v.shared.loadSum.Load()
+	} else {
+		v.shared.sumWanted.Store(true)
+		sum = v.sumLoads()
+	}
+	return float64(sum) / loadUnit / float64(len(v.connected))
+}
+
+func (v *View) sumLoads() (sum int64) {
+	for _, r := range v.connected {
+		sum += v.shared.fixed(r.live, r.live.book.Load())
+	}
+	return sum
 }
 
 // Available reports whether the replica may be given the request now: it is
@@ -91,12 +116,23 @@ func (v *View) Available(q *Request, r *Replica) bool {
 	return r.live.connected.Load() && !r.Full() && v.allowed(q, r)
 }
 
+// Allowed reports whether the request may use the replica, whether or not it is
+// connected and has room: it is not draining, not excluded, and serves the model.
+// It tells a policy that walks an agreed order apart whom it may wait for.
+func (v *View) Allowed(q *Request, r *Replica) bool { return v.allowed(q, r) }
+
 // allowed is the part of availability that waiting cannot change.
 func (v *View) allowed(q *Request, r *Replica) bool {
 	if r.Draining || q.excluded(r) {
 		return false
 	}
 	return q.Model == "" || q.anyModel || r.serves(q.Model)
+}
+
+// anyModel reports whether the request's model filters nothing, because nobody
+// in the fleet declares it.
+func (v *View) anyModel(q *Request) bool {
+	return q.Model != "" && !v.fleet.models[q.Model]
 }
 
 // A Pool is a group of connected replicas in which to look for one.
@@ -159,6 +195,9 @@ func (v *View) build(node, zone string) {
 			continue
 		}
 		v.connected = append(v.connected, r)
+		if !r.Draining {
+			v.open++
+		}
 		if node != "" && r.Node == node {
 			v.near[0] = append(v.near[0], r)
 		}
@@ -179,6 +218,30 @@ func (v *View) build(node, zone string) {
 		}
 		if len(r.Adapters) == fewest {
 			v.fewest = append(v.fewest, r)
+		}
+	}
+}
+
+// LeastLoaded returns the available replica with the least load in the first
+// pool that has one, or nil. Ties go to the first in the fleet's order. O(replicas).
+func (v *View) LeastLoaded(q *Request) *Replica {
+	for i := 0; ; i++ {
+		p, ok := v.Pool(q, i)
+		if !ok {
+			return nil
+		}
+		var best *Replica
+		var least float64
+		for _, r := range p.Replicas {
+			if !p.Takes(r) {
+				continue
+			}
+			if l := v.Load(r); best == nil || l < least {
+				best, least = r, l
+			}
+		}
+		if best != nil {
+			return best
 		}
 	}
 }

@@ -1,0 +1,94 @@
+package dialect
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+)
+
+// ParseDialects reads the config form: a JSON array of dialects, in which an
+// unknown field is an error. Nothing and null give no dialects.
+func ParseDialects(raw json.RawMessage) ([]Dialect, error) {
+	raw = bytes.TrimSpace(raw)
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	var each []json.RawMessage
+	if err := json.Unmarshal(raw, &each); err != nil {
+		return nil, fmt.Errorf("dialects: want a list: %w", err)
+	}
+	out := make([]Dialect, len(each))
+	for i, r := range each {
+		dec := json.NewDecoder(bytes.NewReader(r))
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(&out[i]); err != nil && err != io.EOF {
+			return nil, fmt.Errorf("dialects[%d]: %w", i, err)
+		}
+	}
+	if _, err := NewTable(out...); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// extend returns d on top of the built-in dialect that it is like.
+func (d Dialect) extend() (Dialect, error) {
+	if d.Like == "" {
+		return d, nil
+	}
+	for _, b := range Builtin() {
+		for _, m := range b.Methods {
+			if m != d.Like {
+				continue
+			}
+			b.Methods = []string{m}
+			overlay(reflect.ValueOf(&b).Elem(), reflect.ValueOf(d))
+			return b, nil
+		}
+	}
+	return d, fmt.Errorf("like: no built-in dialect for method %q", d.Like)
+}
+
+// overlay copies the fields of src that are set, deep in structs.
+func overlay(dst, src reflect.Value) {
+	for i := range src.NumField() {
+		f := src.Field(i)
+		switch {
+		case f.IsZero():
+		case f.Kind() == reflect.Struct:
+			overlay(dst.Field(i), f)
+		default:
+			dst.Field(i).Set(f)
+		}
+	}
+}
+
+// check validates what needs no compilation.
+func (d Dialect) check() error {
+	if len(d.Methods) == 0 {
+		return fmt.Errorf("methods: none given")
+	}
+	for _, m := range d.Methods {
+		service, method, ok := strings.Cut(strings.TrimPrefix(m, "/"), "/")
+		if !strings.HasPrefix(m, "/") || !ok || service == "" || method == "" || strings.Contains(method, "/") {
+			return fmt.Errorf("methods: %q is not of the form /package.Service/Method", m)
+		}
+	}
+	if d.DefaultMaxTokens < 0 {
+		return fmt.Errorf("default_max_tokens: %d is negative", d.DefaultMaxTokens)
+	}
+	for _, group := range d.OneOf {
+		for _, n := range group {
+			if n <= 0 {
+				return fmt.Errorf("one_of: %d is no field number", n)
+			}
+		}
+	}
+	if t := d.Tensors; t != nil && t.Text == "" && t.Tokens == "" {
+		return fmt.Errorf("tensors: neither text nor tokens is given")
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package dialect
+
+// A Dialect says where the request key and the usage of some methods stand. The
+// zero value of a field means that the messages carry no such thing.
+//
+//	dialect.Dialect{
+//		Methods: []string{"/my.Service/Generate"},
+//		Tokens:  "4.1",
+//		Session: "13",
+//		Model:   "2",
+//	}
+type Dialect struct {
+	// Name appears in errors; "" = the first method.
+	Name string `json:"name,omitempty"`
+	// Like is a built-in method whose dialect this one starts from: fields that
+	// are set here replace the ones there. Methods defaults to that method.
+	Like string `json:"like,omitempty"`
+	// Methods are full gRPC method names, "/package.Service/Method".
+	Methods []string `json:"methods,omitempty"`
+
+	RequestID Path `json:"request_id,omitempty"`
+	Session   Path `json:"session,omitempty"`
+	Model     Path `json:"model,omitempty"`
+	Adapter   Path `json:"adapter,omitempty"`
+	CacheSalt Path `json:"cache_salt,omitempty"`
+	// MaxTokens is the number of output tokens asked for, and DefaultMaxTokens
+	// what the server takes when that is absent or 0; 0 = unknown.
+	MaxTokens        Path `json:"max_tokens,omitempty"`
+	DefaultMaxTokens int  `json:"default_max_tokens,omitempty"`
+
+	// Prompt is text: a string or bytes, or a list of them ("3[].2"), which is a
+	// batch.
+	Prompt Path `json:"prompt,omitempty"`
+	// Tokens are token ids: repeated integers. They come before Prompt.
+	Tokens Path `json:"tokens,omitempty"`
+	// Messages are chat turns, used where there is neither Prompt nor Tokens.
+	Messages *Messages `json:"messages,omitempty"`
+	// Tensors makes the request one of the KServe v2 protocol.
+	Tensors *Tensors `json:"tensors,omitempty"`
+	// JSONBody is a string or bytes that hold an OpenAI request.
+	JSONBody Path `json:"json_body,omitempty"`
+	// SplitModel reads a model "base:adapter" as a model and an adapter.
+	SplitModel bool `json:"split_model,omitempty"`
+
+	// OneOf lists groups of top-level field numbers that exclude each other. It
+	// matters for encoded messages only: of those present the last one counts.
+	OneOf [][]int32 `json:"one_of,omitempty"`
+
+	// Usage is where responses say what the call cost.
+	Usage Usage `json:"usage,omitzero"`
+
+	// DeferStream asks for the opening of client and bidirectional streams to
+	// wait for the first message, so that they are routed by it. Such a stream
+	// is routed once: clients that put many conversations on one should not set it.
+	DeferStream bool `json:"defer_stream,omitempty"`
+}
+
+// Messages are chat turns as a repeated message. Role and Content start there.
+type Messages struct {
+	Path    Path `json:"path"`
+	Role    Path `json:"role"`
+	Content Path `json:"content"`
+}
+
+// Tensors names the input tensors of a KServe v2 request (inputs = 5,
+// raw_input_contents = 7). Each may list alternatives: "text_input|prompt".
+type Tensors struct {
+	Text      string `json:"text,omitempty"`       // BYTES; several elements are a batch
+	Tokens    string `json:"tokens,omitempty"`     // INT32, INT64, UINT32 or UINT64
+	MaxTokens string `json:"max_tokens,omitempty"` // an integer
+	Adapter   string `json:"adapter,omitempty"`    // BYTES or an integer
+	// Parameters holds a JSON object with lora_name and max_tokens.
+	Parameters string `json:"parameters,omitempty"`
+}
+
+// Usage says where a response carries token counts. Servers differ in what they
+// fill and when: of totals the largest counts, over all messages of the call.
+type Usage struct {
+	Prompt Path `json:"prompt,omitempty"`
+	Output Path `json:"output,omitempty"`
+	Cached Path `json:"cached,omitempty"`
+	// OutputDelta is the number of output tokens of one message; they are added up.
+	OutputDelta Path `json:"output_delta,omitempty"`
+	// JSON is a string or bytes that hold an OpenAI response or chunk.
+	JSON Path `json:"json,omitempty"`
+}

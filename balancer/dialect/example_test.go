@@ -1,0 +1,30 @@
+package dialect_test
+
+import (
+	"fmt"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// A service of one's own needs a few lines.
+func Example() {
+	table, err := dialect.NewTable(dialect.Dialect{
+		Methods: []string{"/my.Service/Generate"},
+		Tokens:  "4.1",
+		Session: "13",
+		Usage:   dialect.Usage{Output: "2"},
+	})
+	if err != nil {
+		panic(err)
+	}
+	ids := protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), []byte{7, 8, 9})
+	request := protowire.AppendBytes(protowire.AppendTag(nil, 4, protowire.BytesType), ids)
+	request = protowire.AppendString(protowire.AppendTag(request, 13, protowire.BytesType), "user_42")
+
+	var q routing.Request
+	table.Lookup("/my.Service/Generate").Request(&q, routing.UsesPrompt|routing.UsesSession, request)
+	fmt.Println(q.Session, q.Prompt.Tokens, q.PromptTokens)
+	// Output: user_42 [7 8 9] 3
+}

@@ -1,0 +1,172 @@
+package dialect
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+	"google.golang.org/grpc/metadata"
+)
+
+// MaxSession is the longest session key in bytes that is kept as it is.
+const MaxSession = 256
+
+// DefaultSessionKeys are the metadata names looked at when none are configured.
+var DefaultSessionKeys = []string{"session_id", "x-session-id"}
+
+// SessionKey returns the session key for an id: the id, or for one that is
+// longer than MaxSession the 32 hexadecimal digits of its XXH3-128.
+func SessionKey(id string) string {
+	if len(id) <= MaxSession {
+		return id
+	}
+	sum := xxh3.HashString128(id).Bytes()
+	return hex.EncodeToString(sum[:])
+}
+
+// SessionKeys finds the session in metadata. Names are compared without regard
+// to case and with - and _ as equals; the first configured name that has a value
+// wins. Immutable.
+type SessionKeys struct {
+	names    []string   // normalized
+	variants [][]string // per name, spelled with - and _; nil if there are too many
+}
+
+// maxSeparators bounds the separators in a name whose spellings are looked up
+// one by one; for a name with more the metadata is copied.
+const maxSeparators = 3
+
+// NewSessionKeys takes metadata names in order of preference; none means
+// DefaultSessionKeys.
+func NewSessionKeys(names ...string) (*SessionKeys, error) {
+	if len(names) == 0 {
+		names = DefaultSessionKeys
+	}
+	k := &SessionKeys{}
+	for i, name := range names {
+		if err := checkKey(name); err != nil {
+			return nil, fmt.Errorf("session_keys[%d]: %w", i, err)
+		}
+		name = strings.ToLower(name)
+		k.names = append(k.names, normal(name))
+		k.variants = append(k.variants, spellings(name))
+	}
+	return k, nil
+}
+
+func checkKey(name string) error {
+	if name == "" {
+		return fmt.Errorf("empty name")
+	}
+	for _, c := range []byte(strings.ToLower(name)) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.' {
+			return fmt.Errorf("%q: %q cannot stand in a metadata name", name, c)
+		}
+	}
+	if strings.HasSuffix(strings.ToLower(name), "-bin") {
+		return fmt.Errorf("%q: binary metadata cannot be a session", name)
+	}
+	return nil
+}
+
+// normal returns a name in lower case with - for _.
+func normal(name string) string {
+	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
+}
+
+// spellings returns the ways to write a name with - and _, as given first.
+func spellings(name string) []string {
+	if strings.Count(normal(name), "-") > maxSeparators {
+		return nil
+	}
+	out := []string{name}
+	for i := range len(name) {
+		if name[i] != '-' && name[i] != '_' {
+			continue
+		}
+		for _, s := range out[:len(out):len(out)] {
+			b := []byte(s)
+			b[i] ^= '-' ^ '_'
+			out = append(out, string(b))
+		}
+	}
+	return out
+}
+
+// Outgoing returns the session in the outgoing metadata of a context, "" if
+// there is none. It does not copy the metadata unless a name has more than three
+// separators.
+func (k *SessionKeys) Outgoing(ctx context.Context) string {
+	for i, spelled := range k.variants {
+		for _, name := range spelled {
+			if s := firstOutgoing(ctx, name); s != "" {
+				return SessionKey(s)
+			}
+		}
+		if spelled == nil {
+			md, ok := metadata.FromOutgoingContext(ctx)
+			if !ok {
+				return ""
+			}
+			if s := lookup(md, k.names[i]); s != "" {
+				return SessionKey(s)
+			}
+		}
+	}
+	return ""
+}
+
+// In returns the session in metadata, "" if there is none.
+func (k *SessionKeys) In(md metadata.MD) string {
+	for _, name := range k.names {
+		if s := lookup(md, name); s != "" {
+			return SessionKey(s)
+		}
+	}
+	return ""
+}
+
+// lookup returns the first value under a normalized name. Of several spellings
+// of one name in the same metadata the first in byte order counts.
+func lookup(md metadata.MD, name string) string {
+	var key, value string
+	for k, vals := range md {
+		if len(k) == len(name) && normal(k) == name && (value == "" || k < key) {
+			if s := first(vals...); s != "" {
+				key, value = k, s
+			}
+		}
+	}
+	return value
+}
+
+// requestIDKeys are the metadata names of a request id, best first. The last is
+// what vllm-tgis-adapter reads.
+var requestIDKeys = []string{"x-request-id", "request-id", "x-correlation-id"}
+
+// RequestID returns the request id in the outgoing metadata of a context, "" if
+// there is none. It serves as Request.ID only, never as a session.
+func RequestID(ctx context.Context) string {
+	for _, name := range requestIDKeys {
+		if s := firstOutgoing(ctx, name); s != "" {
+			return s
+		}
+	}
+	return ""
+}
+
+func firstOutgoing(ctx context.Context, name string) string {
+	return first(metadata.ValueFromOutgoingContext(ctx, name)...)
+}
+
+// first returns the first that is not empty.
+func first(s ...string) string {
+	for _, s := range s {
+		if s != "" {
+			return s
+		}
+	}
+	return ""
+}

@@ -1,0 +1,95 @@
+package fleet
+
+import (
+	"slices"
+
+	"google.golang.org/grpc/experimental/balancer/weight"
+	"google.golang.org/grpc/resolver"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+type (
+	replicaKey          struct{}
+	authorityKey        struct{}
+	defaultAuthorityKey struct{}
+)
+
+// replicaValue is an endpoint's replica; never written after it was set.
+type replicaValue routing.Attributes
+
+// Equal lets grpc see that an update changed nothing.
+func (v replicaValue) Equal(o any) bool {
+	w, ok := o.(replicaValue)
+	return ok && routing.Attributes(v).Equal(routing.Attributes(w))
+}
+
+// Endpoint returns the gRPC endpoint of a replica. Its one address carries
+// nothing but the address and the TLS name: both change the connection, and
+// nothing else about the replica should.
+func Endpoint(r Replica) resolver.Endpoint {
+	authority := r.Authority()
+	ep := resolver.Endpoint{
+		Addresses: []resolver.Address{{Addr: r.Address, ServerName: authority}},
+	}
+	ep.Attributes = ep.Attributes.WithValue(authorityKey{}, authority)
+	return SetReplica(ep, r.Attributes())
+}
+
+// SetReplica returns a copy of an endpoint that carries a replica's attributes.
+// The attributes' slices and map must not be written afterwards.
+func SetReplica(ep resolver.Endpoint, a routing.Attributes) resolver.Endpoint {
+	ep.Attributes = ep.Attributes.WithValue(replicaKey{}, replicaValue(a))
+	return ep
+}
+
+// FromEndpoint returns the attributes of an endpoint's replica. An endpoint of a
+// resolver that knows nothing of replicas is the replica whose id is its first
+// address, with the weight that grpc's weight attribute gives it. What is
+// returned must not be written.
+func FromEndpoint(ep resolver.Endpoint) routing.Attributes {
+	if v, ok := ep.Attributes.Value(replicaKey{}).(replicaValue); ok {
+		return routing.Attributes(v)
+	}
+	var a routing.Attributes
+	if len(ep.Addresses) > 0 {
+		a.ID, a.Address = ep.Addresses[0].Addr, ep.Addresses[0].Addr
+	}
+	a.Weight = float64(weight.FromEndpoint(ep).Weight)
+	return a
+}
+
+// Authority returns the authority that is the endpoint's own, "" where that of
+// the channel holds.
+func Authority(ep resolver.Endpoint) string {
+	s, _ := ep.Attributes.Value(authorityKey{}).(string)
+	return s
+}
+
+// UseChannelAuthority returns a copy of an endpoint without an authority and a
+// TLS name of its own, for a channel whose user chose one for all replicas.
+func UseChannelAuthority(ep resolver.Endpoint) resolver.Endpoint {
+	ep.Addresses = slices.Clone(ep.Addresses)
+	for i := range ep.Addresses {
+		ep.Addresses[i].ServerName = ""
+	}
+	if Authority(ep) != "" {
+		ep.Attributes = ep.Attributes.WithValue(authorityKey{}, "")
+	}
+	return ep
+}
+
+// SetDefaultAuthority returns a copy of a state that says which authority the
+// resolver proposed for the channel.
+func SetDefaultAuthority(state resolver.State, authority string) resolver.State {
+	state.Attributes = state.Attributes.WithValue(defaultAuthorityKey{}, authority)
+	return state
+}
+
+// DefaultAuthority returns the authority that the resolver proposed for the
+// channel, "" if it is not one of ours. A balancer whose BuildOptions.Authority
+// is another one serves a user who chose it.
+func DefaultAuthority(state resolver.State) string {
+	s, _ := state.Attributes.Value(defaultAuthorityKey{}).(string)
+	return s
+}

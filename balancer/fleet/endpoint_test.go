@@ -1,0 +1,77 @@
+package fleet
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"google.golang.org/grpc/attributes"
+	"google.golang.org/grpc/experimental/balancer/weight"
+	"google.golang.org/grpc/resolver"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func TestEndpoint(t *testing.T) {
+	ep := Endpoint(fullFleet[0])
+	assert.Equal(t, []resolver.Address{{Addr: "10.0.0.1:50051", ServerName: "a.example"}}, ep.Addresses)
+	assert.Equal(t, fullFleet[0].Attributes(), FromEndpoint(ep))
+	assert.Equal(t, "a.example", Authority(ep))
+
+	ep = Endpoint(Replica{ID: "b", Address: "[fe80::1%eth0]:1"})
+	assert.Equal(t, []resolver.Address{{Addr: "[fe80::1%eth0]:1", ServerName: "[fe80::1]:1"}}, ep.Addresses)
+	assert.Equal(t, "[fe80::1]:1", Authority(ep))
+}
+
+func TestEndpointAttributesCompare(t *testing.T) {
+	a, b := Endpoint(fullFleet[0]), Endpoint(fullFleet[0])
+	assert.True(t, a.Attributes.Equal(b.Attributes))
+	for _, change := range []func(*Replica){
+		func(r *Replica) { r.Weight = 3 },
+		func(r *Replica) { r.Adapters = []string{"z"} },
+		func(r *Replica) { r.Draining = false },
+		func(r *Replica) { r.ServerName = "other" },
+	} {
+		r := fullFleet[0]
+		change(&r)
+		assert.False(t, a.Attributes.Equal(Endpoint(r).Attributes), "%+v", r)
+	}
+	assert.False(t, replicaValue{}.Equal(routing.Attributes{}))
+}
+
+func TestFromForeignEndpoint(t *testing.T) {
+	ep := resolver.Endpoint{Addresses: []resolver.Address{{Addr: "a:1"}, {Addr: "a:2"}}}
+	assert.Equal(t, routing.Attributes{ID: "a:1", Address: "a:1"}, FromEndpoint(ep))
+	assert.Empty(t, Authority(ep))
+
+	ep = weight.Set(ep, weight.EndpointInfo{Weight: 7})
+	assert.Equal(t, routing.Attributes{ID: "a:1", Address: "a:1", Weight: 7}, FromEndpoint(ep))
+	assert.Equal(t, routing.Attributes{}, FromEndpoint(resolver.Endpoint{}))
+}
+
+func TestSetReplicaCopies(t *testing.T) {
+	ep := resolver.Endpoint{
+		Addresses:  []resolver.Address{{Addr: "a:1"}},
+		Attributes: attributes.New("theirs", 1),
+	}
+	set := SetReplica(ep, routing.Attributes{ID: "r"})
+	assert.Equal(t, "r", FromEndpoint(set).ID)
+	assert.Equal(t, 1, set.Attributes.Value("theirs"))
+	assert.Equal(t, "a:1", FromEndpoint(ep).ID)
+}
+
+func TestUseChannelAuthority(t *testing.T) {
+	own := Endpoint(fullFleet[0])
+	ep := UseChannelAuthority(own)
+	assert.Equal(t, []resolver.Address{{Addr: "10.0.0.1:50051"}}, ep.Addresses)
+	assert.Empty(t, Authority(ep))
+	assert.Equal(t, fullFleet[0].Attributes(), FromEndpoint(ep))
+	assert.Equal(t, "a.example", own.Addresses[0].ServerName)
+	assert.Equal(t, "a.example", Authority(own))
+}
+
+func TestDefaultAuthority(t *testing.T) {
+	var state resolver.State
+	assert.Empty(t, DefaultAuthority(state))
+	assert.Equal(t, "a:1", DefaultAuthority(SetDefaultAuthority(state, "a:1")))
+	assert.Nil(t, state.Attributes)
+}

@@ -1,0 +1,413 @@
+package fleet
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// A Replica is one entry of a fleet.
+type Replica struct {
+	// ID is the stable name of the replica, the one that hashes and spans use.
+	// Printable ASCII without blanks, at most 256 bytes. Default: the address.
+	ID string `json:"id,omitempty"`
+	// Address is host:port; required.
+	Address string `json:"address"`
+	// ServerName is the name in the replica's certificate and in the :authority
+	// of its calls, with or without a port. Default: the address.
+	ServerName string `json:"server_name,omitempty"`
+	Zone       string `json:"zone,omitempty"`
+	Node       string `json:"node,omitempty"`
+	// Weight is the replica's share relative to others; 0 means 1.
+	Weight float64 `json:"weight,omitempty"`
+	// MaxOngoingRequests is how many requests may be under way at once; 0 means
+	// the balancer's max_ongoing_requests.
+	MaxOngoingRequests int      `json:"max_ongoing_requests,omitempty"`
+	Models             []string `json:"models,omitempty"`   // served; empty = not declared
+	Adapters           []string `json:"adapters,omitempty"` // LoRA adapters loaded
+	KVEvents           string   `json:"kv_events,omitempty"`
+	Draining           bool     `json:"draining,omitempty"` // takes no new requests
+}
+
+// fields are the names in a replica's entry of the fleet file.
+var fields = []string{
+	"id", "address", "server_name", "zone", "node", "weight",
+	"max_ongoing_requests", "models", "adapters", "kv_events", "draining",
+}
+
+const (
+	maxID   = 256
+	maxFile = 64 << 20
+)
+
+// Attributes returns what the core knows of the replica.
+func (r Replica) Attributes() routing.Attributes {
+	return routing.Attributes{
+		ID:         r.ID,
+		Address:    r.Address,
+		Zone:       r.Zone,
+		Node:       r.Node,
+		Weight:     r.Weight,
+		MaxOngoing: r.MaxOngoingRequests,
+		Models:     slices.Clone(r.Models),
+		Adapters:   slices.Clone(r.Adapters),
+		KVEvents:   r.KVEvents,
+		Draining:   r.Draining,
+	}
+}
+
+// Authority returns the replica's own authority: its server name, else its
+// address (without an IPv6 zone, which means something on this host only).
+func (r Replica) Authority() string {
+	if r.ServerName != "" {
+		return r.ServerName
+	}
+	host, port, err := net.SplitHostPort(r.Address)
+	if err != nil {
+		return r.Address
+	}
+	host, _, _ = strings.Cut(host, "%")
+	return net.JoinHostPort(host, port)
+}
+
+// Load reads a fleet file.
+func Load(path string) ([]Replica, error) {
+	data, err := read(path)
+	if err != nil {
+		return nil, err
+	}
+	return parseFile(path, data)
+}
+
+func parseFile(path string, data []byte) ([]Replica, error) {
+	fleet, err := Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return fleet, nil
+}
+
+// read reads a regular file: a pipe in its place must not hang the reader.
+func read(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("%s: larger than %d MiB", path, maxFile>>20)
+	}
+	return data, nil
+}
+
+// Parse reads the text of a fleet file, YAML or JSON. "replicas: []" is a fleet
+// of nobody; a text without replicas is an error, since that is what a file
+// looks like while somebody writes it.
+func Parse(data []byte) ([]Replica, error) {
+	if err := oneDocument(data); err != nil {
+		return nil, err
+	}
+	text, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		if bad := (*json.UnsupportedValueError)(nil); errors.As(err, &bad) {
+			return nil, fmt.Errorf("a number is %s; weight must be finite", bad.Str)
+		}
+		return nil, oneLine(err)
+	}
+	var file map[string]json.RawMessage
+	if err := json.Unmarshal(text, &file); err != nil {
+		return nil, errors.New("want a mapping with the field replicas")
+	}
+	for name := range file {
+		if name != "replicas" {
+			return nil, fmt.Errorf("unknown field %q; the only one is replicas", name)
+		}
+	}
+	var entries []json.RawMessage
+	if err := json.Unmarshal(file["replicas"], &entries); len(file["replicas"]) > 0 && err != nil {
+		return nil, errors.New("replicas: want a list")
+	}
+	if entries == nil {
+		return nil, errors.New("replicas: missing")
+	}
+	fleet := make([]Replica, len(entries))
+	for i, entry := range entries {
+		if err := decode(entry, &fleet[i]); err != nil {
+			return nil, fmt.Errorf("replicas[%d]%w", i, err)
+		}
+	}
+	err = admit(fleet, func(i int, field string) string {
+		return fmt.Sprintf("replicas[%d].%s", i, field)
+	}, func(i int) string {
+		return fmt.Sprintf("replicas[%d]", i)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return fleet, nil
+}
+
+// ParseList reads a fleet written in one line: entries separated by commas, each
+// host:port or id=host:port.
+func ParseList(list string) ([]Replica, error) {
+	entries := strings.Split(list, ",")
+	fleet := make([]Replica, len(entries))
+	for i, entry := range entries {
+		entry = strings.TrimSpace(entry)
+		entries[i] = entry
+		if entry == "" {
+			return nil, fmt.Errorf("entry %d is empty; want host:port", i+1)
+		}
+		// An address has no "=", an id may.
+		if eq := strings.LastIndexByte(entry, '='); eq >= 0 {
+			if eq == 0 {
+				return nil, fmt.Errorf("entry %d (%q): the id before = is empty", i+1, entry)
+			}
+			fleet[i].ID = entry[:eq]
+			entry = entry[eq+1:]
+		}
+		fleet[i].Address = entry
+	}
+	err := admit(fleet, func(i int, field string) string {
+		return fmt.Sprintf("entry %d (%q): %s", i+1, entries[i], field)
+	}, func(i int) string {
+		return fmt.Sprintf("entry %d", i+1)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return fleet, nil
+}
+
+// decode reads one entry of the file. Its errors begin where the name of the
+// entry ends.
+func decode(entry json.RawMessage, r *Replica) error {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(entry, &keys); err != nil || keys == nil {
+		return fmt.Errorf(": want a mapping, at least {address: host:port}")
+	}
+	for key := range keys {
+		if !slices.Contains(fields, key) {
+			return fmt.Errorf(": unknown field %q; the fields are %s", key, strings.Join(fields, ", "))
+		}
+	}
+	err := json.Unmarshal(entry, r)
+	if bad := (*json.UnmarshalTypeError)(nil); errors.As(err, &bad) {
+		return fmt.Errorf(".%s: want %s, got %s", bad.Field, kind(bad.Type.Kind().String()), bad.Value)
+	}
+	if err != nil {
+		return fmt.Errorf(": %w", err)
+	}
+	return nil
+}
+
+func kind(goName string) string {
+	switch goName {
+	case "string":
+		return "a string (quote it)"
+	case "slice":
+		return "a list of strings"
+	case "bool":
+		return "true or false"
+	case "int":
+		return "a whole number"
+	default:
+		return "a number"
+	}
+}
+
+// admit fills in defaults and refuses what is out of bounds or there twice.
+// field and entry name things in errors.
+func admit(fleet []Replica, field func(i int, name string) string, entry func(i int) string) error {
+	ids := make(map[string]int, len(fleet))
+	addresses := make(map[string]int, len(fleet))
+	for i := range fleet {
+		r := &fleet[i]
+		if name, err := r.settle(); err != nil {
+			return fmt.Errorf("%s: %w", field(i, name), err)
+		}
+		// The address first: where ids default to it, it is the better name.
+		key := addressKey(r.Address)
+		if j, dup := addresses[key]; dup {
+			return fmt.Errorf("%s: %s is already the address of %s", field(i, "address"), r.Address, entry(j))
+		}
+		if j, dup := ids[r.ID]; dup {
+			return fmt.Errorf("%s: %q is already the id of %s", field(i, "id"), r.ID, entry(j))
+		}
+		addresses[key], ids[r.ID] = i, i
+	}
+	return nil
+}
+
+// settle checks one replica, fills in its defaults and names the field at fault.
+func (r *Replica) settle() (field string, err error) {
+	if r.Address == "" {
+		return "address", errors.New("missing; want host:port")
+	}
+	if err := checkAddress(r.Address); err != nil {
+		return "address", err
+	}
+	if r.ID == "" {
+		r.ID = r.Address
+	}
+	if err := checkID(r.ID); err != nil {
+		return "id", err
+	}
+	if r.ServerName != "" {
+		if err := checkServerName(r.ServerName); err != nil {
+			return "server_name", err
+		}
+	}
+	if !(r.Weight >= 0) || math.IsInf(r.Weight, 0) {
+		return "weight", fmt.Errorf("%v is not a finite number of at least 0", r.Weight)
+	}
+	if r.MaxOngoingRequests < 0 {
+		return "max_ongoing_requests", fmt.Errorf("%d is less than 0", r.MaxOngoingRequests)
+	}
+	if i := slices.Index(r.Models, ""); i >= 0 {
+		return "models", fmt.Errorf("name %d is empty", i+1)
+	}
+	if i := slices.Index(r.Adapters, ""); i >= 0 {
+		return "adapters", fmt.Errorf("name %d is empty", i+1)
+	}
+	return "", nil
+}
+
+func checkID(id string) error {
+	if len(id) > maxID {
+		return fmt.Errorf("longer than %d bytes", maxID)
+	}
+	if i := strings.IndexFunc(id, func(c rune) bool { return c <= ' ' || c >= 0x7f }); i >= 0 {
+		return fmt.Errorf("%q has something else than printable ASCII at byte %d", id, i)
+	}
+	return nil
+}
+
+func checkAddress(address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%q is not host:port (%s)", address, reason(err))
+	}
+	if host == "" {
+		return fmt.Errorf("%q has no host", address)
+	}
+	if err := checkHost(host); err != nil {
+		return err
+	}
+	return checkPort(port)
+}
+
+// checkServerName accepts what may stand as an authority: a host, with or
+// without a port.
+func checkServerName(name string) error {
+	host := name
+	if h, port, err := net.SplitHostPort(name); err == nil {
+		if err := checkPort(port); err != nil {
+			return err
+		}
+		host = h
+	} else if bare, ok := strings.CutPrefix(name, "["); ok {
+		host = strings.TrimSuffix(bare, "]")
+	} else if strings.Contains(name, ":") {
+		return fmt.Errorf("%q: an IPv6 address needs brackets", name)
+	}
+	if strings.Contains(host, "%") {
+		return fmt.Errorf("%q has a zone", name)
+	}
+	return checkHost(host)
+}
+
+func checkHost(host string) error {
+	if strings.Contains(host, ":") {
+		if _, err := netip.ParseAddr(host); err != nil {
+			return fmt.Errorf("%q is not an IPv6 address", host)
+		}
+		// The zone is the one part that ParseAddr lets through unread.
+		_, host, _ = strings.Cut(host, "%")
+		if host == "" {
+			return nil
+		}
+	}
+	if host == "" || len(host) > 253 {
+		return fmt.Errorf("host %q is empty or too long", host)
+	}
+	for _, c := range []byte(host) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '.', c == '_':
+		default:
+			return fmt.Errorf("host %q has a %q in it", host, c)
+		}
+	}
+	return nil
+}
+
+func checkPort(port string) error {
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("port %q is not a number from 1 to 65535", port)
+	}
+	return nil
+}
+
+// addressKey is the same for two spellings of one address.
+func addressKey(address string) string {
+	host, port, _ := net.SplitHostPort(address)
+	if ip, err := netip.ParseAddr(host); err == nil {
+		host = ip.Unmap().String()
+	}
+	n, _ := strconv.Atoi(port)
+	return net.JoinHostPort(strings.ToLower(host), strconv.Itoa(n))
+}
+
+func reason(err error) string {
+	if bad := (*net.AddrError)(nil); errors.As(err, &bad) {
+		return bad.Err
+	}
+	return err.Error()
+}
+
+// oneDocument refuses a second YAML document: the decoder would drop it unread.
+func oneDocument(data []byte) error {
+	content := false
+	n := 0
+	for line := range strings.Lines(string(data)) {
+		n++
+		line = strings.TrimRight(line, " \t\r\n")
+		switch {
+		case line == "---" || strings.HasPrefix(line, "--- "):
+			if content {
+				return fmt.Errorf("line %d: a second document; want one", n)
+			}
+			content = line != "---"
+		case line != "" && line[0] != '#' && line[0] != '%':
+			content = true
+		}
+	}
+	return nil
+}
+
+func oneLine(err error) error {
+	return errors.New(strings.Join(strings.Fields(err.Error()), " "))
+}

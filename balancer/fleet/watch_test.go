@@ -1,0 +1,270 @@
+package fleet
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// quick leaves the events alone to tell of changes; polled has none.
+var (
+	quick  = timing{settle: time.Millisecond, poll: time.Hour, events: true}
+	polled = timing{settle: time.Millisecond, poll: time.Millisecond}
+)
+
+type told struct {
+	fleet []Replica
+	err   error
+}
+
+// follow watches a file until the end of the test.
+func follow(t *testing.T, path string, tm timing) <-chan told {
+	t.Helper()
+	ch := make(chan told, 1000)
+	w := watch(path, func(fleet []Replica, err error) { ch <- told{fleet, err} }, tm)
+	if tm.events {
+		require.NoError(t, w.Degraded())
+	}
+	t.Cleanup(func() { assert.NoError(t, w.Close()) })
+	return ch
+}
+
+func next(t *testing.T, ch <-chan told) told {
+	t.Helper()
+	select {
+	case got := <-ch:
+		return got
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "told of nothing")
+		return told{}
+	}
+}
+
+// until waits for the fleet of one replica with this id; a file in the making may
+// be told as broken on the way.
+func until(t *testing.T, ch <-chan told, id string) {
+	t.Helper()
+	for {
+		if got := next(t, ch); got.err == nil && len(got.fleet) == 1 && got.fleet[0].ID == id {
+			return
+		}
+	}
+}
+
+func text(id string) []byte {
+	return fmt.Appendf(nil, "replicas: [{id: %s, address: 'a:1'}]\n", id)
+}
+
+func write(t *testing.T, path string, data []byte) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+}
+
+func replace(t *testing.T, path string, data []byte) {
+	t.Helper()
+	write(t, path+".new", data)
+	require.NoError(t, os.Rename(path+".new", path))
+}
+
+func relink(t *testing.T, target, link string) {
+	t.Helper()
+	require.NoError(t, os.Symlink(target, link+".new"))
+	require.NoError(t, os.Rename(link+".new", link))
+}
+
+func TestWatch(t *testing.T) {
+	for name, tm := range map[string]timing{"events": quick, "poll": polled, "usual": usual} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "fleet.yaml")
+			write(t, path, text("v1"))
+			ch := follow(t, path, tm)
+			require.Len(t, ch, 1, "told before Watch returned")
+			until(t, ch, "v1")
+
+			write(t, path, text("v2"))
+			until(t, ch, "v2")
+			replace(t, path, text("v3"))
+			until(t, ch, "v3")
+
+			replace(t, path, []byte("replicas: [{}]"))
+			got := next(t, ch)
+			assert.EqualError(t, got.err, path+": replicas[0].address: missing; want host:port")
+			assert.Nil(t, got.fleet)
+			replace(t, path, text("v4"))
+			until(t, ch, "v4")
+
+			require.NoError(t, os.Remove(path))
+			assert.ErrorIs(t, next(t, ch).err, os.ErrNotExist)
+			replace(t, path, text("v4"))
+			until(t, ch, "v4")
+			assert.Empty(t, ch)
+		})
+	}
+}
+
+// Kubernetes mounts a ConfigMap as fleet.yaml -> ..data/fleet.yaml with ..data ->
+// ..v1, and swaps ..data.
+func TestWatchConfigMap(t *testing.T) {
+	for name, tm := range map[string]timing{"events": quick, "poll": polled} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, v := range []string{"v1", "v2", "v3"} {
+				require.NoError(t, os.Mkdir(filepath.Join(dir, ".."+v), 0o700))
+				write(t, filepath.Join(dir, ".."+v, "fleet.yaml"), text(v))
+			}
+			relink(t, "..v1", filepath.Join(dir, "..data"))
+			relink(t, "..data/fleet.yaml", filepath.Join(dir, "fleet.yaml"))
+			ch := follow(t, filepath.Join(dir, "fleet.yaml"), tm)
+			until(t, ch, "v1")
+			for _, v := range []string{"v2", "v3"} {
+				relink(t, ".."+v, filepath.Join(dir, "..data"))
+				until(t, ch, v)
+			}
+		})
+	}
+}
+
+func TestWatchLinks(t *testing.T) {
+	root := t.TempDir()
+	for _, v := range []string{"v1", "v2"} {
+		require.NoError(t, os.Mkdir(filepath.Join(root, v), 0o700))
+		write(t, filepath.Join(root, v, "fleet.yaml"), text(v))
+	}
+	// A link among the directories.
+	relink(t, "v1", filepath.Join(root, "current"))
+	dirs := follow(t, filepath.Join(root, "current", "fleet.yaml"), quick)
+	until(t, dirs, "v1")
+	relink(t, "v2", filepath.Join(root, "current"))
+	until(t, dirs, "v2")
+	write(t, filepath.Join(root, "v2", "fleet.yaml"), text("v2b"))
+	until(t, dirs, "v2b")
+
+	// A file in another directory than its link.
+	require.NoError(t, os.Mkdir(filepath.Join(root, "links"), 0o700))
+	link := filepath.Join(root, "links", "f.yaml")
+	relink(t, filepath.Join(root, "v1", "fleet.yaml"), link)
+	file := follow(t, link, quick)
+	until(t, file, "v1")
+	replace(t, filepath.Join(root, "v1", "fleet.yaml"), text("v1b"))
+	until(t, file, "v1b")
+}
+
+func TestWatchDirectoryRecreated(t *testing.T) {
+	root := t.TempDir()
+	path := filepath.Join(root, "a", "b", "fleet.yaml")
+	ch := follow(t, path, quick)
+	require.ErrorIs(t, next(t, ch).err, os.ErrNotExist)
+	for _, v := range []string{"v1", "v2"} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		write(t, path, text(v))
+		until(t, ch, v)
+		require.NoError(t, os.RemoveAll(filepath.Join(root, "a")))
+		for next(t, ch).err == nil {
+		}
+	}
+}
+
+func TestWatchTellsOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	write(t, path, []byte("replicas: ["))
+	ch := follow(t, path, quick)
+	require.Error(t, next(t, ch).err)
+	// The same broken text over and over, then another one to know the end.
+	for range 20 {
+		replace(t, path, []byte("replicas: ["))
+	}
+	replace(t, path, text("end"))
+	until(t, ch, "end")
+	assert.Empty(t, ch)
+}
+
+func TestWatchRelativePath(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	write(t, "fleet.yaml", text("v1"))
+	ch := follow(t, "fleet.yaml", quick)
+	until(t, ch, "v1")
+	t.Chdir(t.TempDir())
+	write(t, filepath.Join(dir, "fleet.yaml"), text("v2"))
+	until(t, ch, "v2")
+}
+
+// A reader sees whole fleets only, in the order in which they were written, and
+// in the end the last.
+func TestWatchManyChanges(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	replace(t, path, text("r0000"))
+	ch := follow(t, path, quick)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 1; i <= 300; i++ {
+			replace(t, path, fmt.Appendf(nil, "replicas: [{id: r%04d, address: 'a:1'}]\n", i))
+		}
+	})
+	last := ""
+	for last != "r0300" {
+		got := next(t, ch)
+		require.NoError(t, got.err)
+		require.Greater(t, got.fleet[0].ID, last)
+		last = got.fleet[0].ID
+	}
+	wg.Wait()
+}
+
+func TestWatchClose(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	write(t, path, text("v1"))
+	calls := make(chan struct{}, 10)
+	enter, leave := make(chan struct{}), make(chan struct{})
+	var after bool
+	w := watch(path, func([]Replica, error) {
+		calls <- struct{}{}
+		if len(calls) == 2 {
+			close(enter)
+			<-leave
+			after = true
+		}
+	}, quick)
+	write(t, path, text("v2"))
+	<-enter
+	closed := make(chan struct{})
+	go func() {
+		assert.NoError(t, w.Close())
+		close(closed)
+	}()
+	select {
+	case <-closed:
+		assert.Fail(t, "Close did not wait")
+	default:
+	}
+	close(leave)
+	<-closed
+	assert.True(t, after)
+	assert.NoError(t, w.Close(), "twice")
+}
+
+// Closing under fire leaks nothing and tells nothing afterwards.
+func TestWatchCloseRace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	write(t, path, text("v0"))
+	for i := range 50 {
+		var mu sync.Mutex
+		over := false
+		w := watch(path, func([]Replica, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			assert.False(t, over)
+		}, quick)
+		write(t, path, text(fmt.Sprintf("v%d", i)))
+		require.NoError(t, w.Close())
+		mu.Lock()
+		over = true
+		mu.Unlock()
+	}
+}

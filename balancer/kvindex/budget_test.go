@@ -1,0 +1,97 @@
+package kvindex
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Seen in a peer: an add longer than the capacity left entries that nothing ever removed.
+func TestChainLongerThanCapacityKeepsItsHead(t *testing.T) {
+	x := New(Options{MaxBlocksPerReplica: 4})
+	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 8)
+	x.Insert(s, blocks)
+	assert.Equal(t, 4, depthOf(x, s, blocks))
+	assert.Equal(t, 4, x.Stats().Blocks)
+	x.RemoveReplica("a")
+	x.Insert(x.AddReplica("b"), prompt(2, 0, 0, 4))
+	assert.Equal(t, 4, x.Stats().Blocks)
+	verify(t, x)
+}
+
+func TestChainLongerThanBudgetKeepsItsHead(t *testing.T) {
+	x := New(Options{MaxBytes: minBytes})
+	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 60_000)
+	x.Insert(s, blocks)
+	assert.Equal(t, x.maxChain, depthOf(x, s, blocks))
+	assert.Zero(t, x.Stats().Evictions)
+	verify(t, x)
+}
+
+// The whole budget is used, the least recently used of the fleet goes first, and prefixes stay whole.
+func TestBudget(t *testing.T) {
+	for _, fleet := range []int{1, 8, 200} {
+		t.Run(fmt.Sprint("replicas=", fleet), func(t *testing.T) {
+			x := New(Options{MaxBytes: minBytes})
+			slots := replicas(x, fleet)
+			pinned := prompt(1, 0, 0, 50)
+			for i := range 3000 {
+				if i%10 == 0 {
+					x.Insert(slots[0], pinned)
+				}
+				blocks := prompt(2, i%7, i, 20)
+				x.Insert(slots[i%fleet], blocks)
+				require.Equal(t, 20, depthOf(x, slots[i%fleet], blocks))
+				require.LessOrEqual(t, x.Stats().Bytes, int64(minBytes))
+			}
+			assert.Equal(t, 50, depthOf(x, slots[0], pinned))
+			assert.NotZero(t, x.Stats().Evictions)
+			assert.Greater(t, x.Stats().Bytes, int64(minBytes)*9/10)
+			verify(t, x)
+		})
+	}
+}
+
+// A budget that filled up with many holders a block serves many blocks with one holder as well, and back.
+func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
+	x := New(Options{MaxBytes: minBytes})
+	slots := replicas(x, 200)
+	many := func() int {
+		for i := range 100 {
+			for _, s := range slots {
+				x.Insert(s, prompt(i, 0, i, 5))
+			}
+		}
+		return x.Stats().Holders
+	}
+	one := func() int {
+		for i := range 2000 {
+			x.Insert(slots[i%200], prompt(1, 0, i, 30))
+		}
+		return x.Stats().Blocks
+	}
+	manyFirst, oneFirst := many(), one()
+	for range 2 {
+		assert.InEpsilon(t, manyFirst, many(), 0.1)
+		assert.InEpsilon(t, oneFirst, one(), 0.1)
+	}
+	verify(t, x)
+}
+
+func TestTicksWrap(t *testing.T) {
+	x := New(Options{})
+	slots := replicas(x, 2)
+	a, b, c := prompt(1, 0, 0, 8), prompt(2, 0, 0, 8), prompt(3, 0, 0, 8)
+	x.tick = 1<<32 - 2
+	x.Insert(slots[0], a)
+	x.Insert(slots[1], b)
+	x.Insert(slots[0], c)
+	assert.Less(t, x.tick, uint32(1<<31+10))
+	verify(t, x)
+	for range 8 {
+		x.evict()
+	}
+	assert.Equal(t, []int{0, 8, 8}, []int{depthOf(x, slots[0], a), depthOf(x, slots[1], b), depthOf(x, slots[0], c)})
+}

@@ -1,0 +1,72 @@
+package kvindex
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// FuzzIndex runs a program of three bytes a step and holds the index to the model: never more than the
+// model has, the same while nothing was evicted.
+func FuzzIndex(f *testing.F) {
+	f.Add([]byte{0, 1, 9, 1, 1, 9, 2, 1, 4, 3, 1, 0, 0, 1, 9, 4, 1, 0, 5, 1, 3}, false)
+	f.Add([]byte{0, 1, 200, 0, 2, 210, 0, 3, 220, 5, 1, 7, 0, 1, 250, 6, 9, 9}, true)
+	f.Fuzz(func(t *testing.T, program []byte, small bool) {
+		x, m := New(Options{MaxBytes: minBytes}), newModel()
+		slots := replicas(x, 80)
+		names := map[Slot]string{}
+		for i, s := range slots {
+			names[s] = fmt.Sprint("replica-", i)
+			if small {
+				x.SetCapacity(s, 12)
+			}
+		}
+		for ; len(program) >= 3; program = program[3:] {
+			s := slots[program[1]%80]
+			arg := int(program[2])
+			blocks := prompt(arg&1, arg>>1&7, arg>>4&1, 1+arg>>3)
+			switch program[0] % 8 {
+			case 0, 1:
+				x.Insert(s, blocks)
+				m.insert(s, blocks)
+			case 2:
+				x.Remove(s, blocks[len(blocks)/2:])
+				m.remove(s, blocks[len(blocks)/2:])
+			case 3:
+				x.Clear(s)
+				delete(m.held, s)
+			case 4:
+				x.RemoveReplica(names[s])
+				delete(m.held, s)
+				fresh := x.AddReplica(names[s])
+				slots[program[1]%80], names[fresh] = fresh, names[s]
+				if small {
+					x.SetCapacity(fresh, 12)
+				}
+			case 5:
+				if small {
+					x.SetCapacity(s, 1+arg%24)
+				}
+			case 6:
+				x.mu.Lock()
+				x.evict()
+				x.mu.Unlock()
+			default:
+				x.Insert(s, blocks[len(blocks)/3:])
+				m.insert(s, blocks[len(blocks)/3:])
+			}
+			var got Matches
+			x.Match(blocks, &got)
+			exact := x.Stats().Evictions == 0
+			for _, s := range slots {
+				want := m.depth(s, blocks)
+				require.LessOrEqual(t, got.Depth(s), want)
+				if exact && !small {
+					require.Equal(t, want, got.Depth(s))
+				}
+			}
+		}
+		verify(t, x)
+	})
+}

@@ -1,0 +1,89 @@
+package kvindex
+
+import (
+	"encoding/binary"
+	"slices"
+	"unsafe"
+
+	"github.com/zeebo/xxh3"
+)
+
+// chainSeed is Dynamo's XXH3_SEED: it chains blocks, and is the seed of a request without adapter and salt.
+const chainSeed = 1337
+
+// Seed separates prompts that must not share prefixes although their blocks are equal.
+type Seed uint64
+
+// SeedFor returns the seed for a model, an adapter (LoRA) and a cache salt; an empty string counts as absent.
+// With an empty model it is the seed Dynamo uses.
+func SeedFor(model, adapter, cacheSalt string) Seed {
+	seed := uint64(chainSeed)
+	for kind, name := range [...]string{adapter, cacheSalt, model} {
+		if name != "" {
+			seed += xxh3.HashStringSeed(name, uint64(kind))
+		}
+	}
+	return Seed(seed)
+}
+
+// AppendTokens appends the chained hash of every full block of blockSize tokens to dst. Tokens behind the
+// last full block are ignored; so is everything if blockSize < 1. It allocates only to grow dst, once.
+func AppendTokens(dst []uint64, tokens []uint32, blockSize int, seed Seed) []uint64 {
+	if blockSize < 1 || len(tokens) < blockSize {
+		return dst
+	}
+	if !littleEndian {
+		return appendTokensPortable(dst, tokens, blockSize, seed)
+	}
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
+	return appendBytes(dst, bytes, 4*blockSize, seed)
+}
+
+// AppendText appends the chained hash of every full block of blockBytes bytes of text to dst, under the
+// same terms as [AppendTokens]. Blocks are bytes, not characters: a block may end inside a rune.
+func AppendText(dst []uint64, text string, blockBytes int, seed Seed) []uint64 {
+	if blockBytes < 1 || len(text) < blockBytes {
+		return dst
+	}
+	return appendBytes(dst, unsafe.Slice(unsafe.StringData(text), len(text)), blockBytes, seed)
+}
+
+var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+
+func appendBytes(dst []uint64, b []byte, size int, seed Seed) []uint64 {
+	n := len(b) / size
+	dst = slices.Grow(dst, n)
+	parent := xxh3.HashSeed(b[:size], uint64(seed))
+	dst = append(dst, parent)
+	for i := 1; i < n; i++ {
+		parent = chain(parent, xxh3.HashSeed(b[i*size:(i+1)*size], uint64(seed)))
+		dst = append(dst, parent)
+	}
+	return dst
+}
+
+// appendTokensPortable is AppendTokens for machines whose memory order is not the hash's.
+func appendTokensPortable(dst []uint64, tokens []uint32, blockSize int, seed Seed) []uint64 {
+	n := len(tokens) / blockSize
+	dst = slices.Grow(dst, n)
+	block := make([]byte, 0, 4*blockSize)
+	for i := range n {
+		block = block[:0]
+		for _, token := range tokens[i*blockSize : (i+1)*blockSize] {
+			block = binary.LittleEndian.AppendUint32(block, token)
+		}
+		local := xxh3.HashSeed(block, uint64(seed))
+		if i > 0 {
+			local = chain(dst[len(dst)-1], local)
+		}
+		dst = append(dst, local)
+	}
+	return dst
+}
+
+func chain(parent, local uint64) uint64 {
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:8], parent)
+	binary.LittleEndian.PutUint64(b[8:], local)
+	return xxh3.HashSeed(b[:], chainSeed)
+}

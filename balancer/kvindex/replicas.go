@@ -1,0 +1,240 @@
+package kvindex
+
+import (
+	"math"
+	"unsafe"
+)
+
+// Slot is the small number of a replica in an [Index], for slices and bitsets: numbers are dense from 0.
+// A removed replica's slot is given to another one only after the last of its blocks is swept, and the slot
+// longest free first; still, who removes a replica lets go of its slot.
+type Slot uint16
+
+// NoSlot is the slot of nobody. Insert, Remove, Clear and SetCapacity ignore it.
+const NoSlot Slot = math.MaxUint16
+
+// slot leads from a replica to its lane. Clear gives a replica a new lane, so that the slot stays.
+type slot struct {
+	lane     uint16
+	capacity uint32
+}
+
+// lane is what a replica holds: a list of nodes and a bit in the holders of blocks. A retired lane belongs
+// to no replica; its bit counts for nobody, and its nodes are swept by later inserts.
+type lane struct {
+	first, last uint32
+	n           uint32
+	capacity    uint32 // 0 is none
+	oldest      uint32 // tick of the last node
+
+	// Nodes touched at tick older or later are young: since then, about an eighth of the list was
+	// touched. recent becomes older after every sixteenth.
+	older, recent uint32
+	touched       int
+
+	generation uint64 // unique to this use of the lane; 0 while it is free
+	owner      Slot
+	frees      bool // the slot is free once the lane is swept
+}
+
+const (
+	noLane     = math.MaxUint16
+	maxRetired = 64
+)
+
+// age counts n blocks touched by an insert that began at this tick.
+func (l *lane) age(n int, began uint32) {
+	if l.touched += n; l.touched > int(l.n/16) {
+		l.older, l.recent, l.touched = l.recent, max(l.recent, began), 0
+	}
+}
+
+// allOld makes everything touched before this tick old.
+func (l *lane) allOld(tick uint32) { l.older, l.recent = tick, tick }
+
+// AddReplica makes a replica known and returns its slot; the same one every time, until RemoveReplica. It
+// returns NoSlot if 65,535 replicas are known.
+func (x *Index) AddReplica(id string) Slot {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if s, ok := x.ids[id]; ok {
+		return s
+	}
+	lane := x.newLane()
+	if lane == noLane {
+		return NoSlot
+	}
+	var s Slot
+	if len(x.freeSlots) > 0 {
+		s = x.freeSlots[0]
+		x.freeSlots = x.freeSlots[1:]
+	} else {
+		s = Slot(len(x.slots))
+		x.slots = append(x.slots, slot{})
+	}
+	x.ids[id] = s
+	x.fixed += idBytes(id)
+	x.slots[s] = slot{lane: lane, capacity: x.capacity}
+	x.assign(lane, s)
+	x.fitBudget()
+	return s
+}
+
+// RemoveReplica forgets a replica and all it holds, at once for every later Match.
+func (x *Index) RemoveReplica(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s, ok := x.ids[id]
+	if !ok {
+		return
+	}
+	delete(x.ids, id)
+	x.fixed -= idBytes(id)
+	lane := x.slots[s].lane
+	x.slots[s].lane = noLane
+	x.lanes[lane].frees = true
+	x.retire(lane)
+}
+
+// Slot returns the slot of a replica that is known.
+func (x *Index) Slot(id string) (Slot, bool) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	s, ok := x.ids[id]
+	if !ok {
+		return NoSlot, false
+	}
+	return s, true
+}
+
+// SetCapacity sets how many blocks the replica's KV cache holds, and evicts what is more. 0 or less means
+// that only the byte budget bounds it.
+func (x *Index) SetCapacity(s Slot, blocks int) {
+	for more := true; more; {
+		x.mu.Lock()
+		more = false
+		if lane := x.laneOf(s); lane != noLane {
+			l := &x.lanes[lane]
+			l.capacity = blocksCapacity(blocks)
+			x.slots[s].capacity = l.capacity
+			for range step {
+				if more = l.capacity > 0 && l.n > l.capacity; !more {
+					break
+				}
+				x.drop(l.last)
+				x.evictions++
+			}
+		}
+		x.mu.Unlock()
+	}
+}
+
+func blocksCapacity(blocks int) uint32 {
+	if blocks <= 0 {
+		return 0
+	}
+	return uint32(min(blocks, math.MaxUint32))
+}
+
+// Clear records that the replica holds nothing any more, at once for every later Match.
+func (x *Index) Clear(s Slot) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	lane := x.laneOf(s)
+	if lane == noLane || x.lanes[lane].n == 0 {
+		return
+	}
+	fresh := x.newLane()
+	if fresh == noLane {
+		for x.lanes[lane].n > 0 {
+			x.drop(x.lanes[lane].last)
+		}
+		x.generation++
+		x.lanes[lane].generation = x.generation
+		return
+	}
+	x.retire(lane)
+	x.slots[s].lane = fresh
+	x.assign(fresh, s)
+	x.fitBudget()
+}
+
+func (x *Index) laneOf(s Slot) uint16 {
+	if int(s) >= len(x.slots) {
+		return noLane
+	}
+	return x.slots[s].lane
+}
+
+// newLane returns the lowest free lane, noLane if there is none.
+func (x *Index) newLane() uint16 {
+	for i := range x.lanes {
+		if x.lanes[i].generation == 0 {
+			return uint16(i)
+		}
+	}
+	if len(x.lanes) == noLane {
+		return noLane
+	}
+	x.lanes = append(x.lanes, lane{})
+	if len(x.lanes) > 64*len(x.live) {
+		x.live = append(x.live, 0)
+	}
+	x.pool.width = len(x.lanes)
+	x.fixed += replicaBytes
+	return uint16(len(x.lanes) - 1)
+}
+
+func (x *Index) assign(i uint16, s Slot) {
+	x.generation++
+	x.lanes[i] = lane{
+		first:      noNode,
+		last:       noNode,
+		capacity:   x.slots[s].capacity,
+		generation: x.generation,
+		owner:      s,
+	}
+	x.live[i/64] |= 1 << (i % 64)
+}
+
+func (x *Index) retire(i uint16) {
+	l := &x.lanes[i]
+	x.live[i/64] &^= 1 << (i % 64)
+	x.generation++
+	l.generation = x.generation
+	x.unswept += int(l.n)
+	x.retired = append(x.retired, i)
+	for x.lanes[x.retired[0]].n == 0 || len(x.retired) > maxRetired {
+		x.sweep(int(x.lanes[x.retired[0]].n))
+		if len(x.retired) == 0 {
+			return
+		}
+	}
+}
+
+// sweep drops up to n holdings of retired lanes, and frees those that are empty.
+func (x *Index) sweep(n int) {
+	for len(x.retired) > 0 {
+		i := x.retired[0]
+		l := &x.lanes[i]
+		for ; n > 0 && l.n > 0; n-- {
+			x.drop(l.last)
+			x.unswept--
+		}
+		if l.n > 0 {
+			return
+		}
+		if l.frees {
+			x.freeSlots = append(x.freeSlots, l.owner)
+		}
+		*l = lane{}
+		x.retired = x.retired[1:]
+	}
+}
+
+// replicaBytes is what a lane and its slot cost: themselves, a share of the slices' growth, the lane's bit,
+// its place in the lists of the free and the retired and in the pool's scratch.
+const replicaBytes = 2*int64(unsafe.Sizeof(lane{})+unsafe.Sizeof(slot{})) + 16
+
+// idBytes is what an id costs: its bytes and its place in the map, at half load.
+func idBytes(id string) int64 { return int64(len(id)) + 2*24 }

@@ -1,0 +1,157 @@
+package kvindex
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestUnknownReplicasAreIgnored(t *testing.T) {
+	x := New(Options{})
+	for _, s := range []Slot{0, 7, NoSlot} {
+		x.Insert(s, prompt(1, 0, 0, 4))
+		x.Remove(s, prompt(1, 0, 0, 4))
+		x.Clear(s)
+		x.SetCapacity(s, 1)
+	}
+	x.RemoveReplica("nobody")
+	_, ok := x.Slot("nobody")
+	assert.False(t, ok)
+	assert.Zero(t, x.Stats().Blocks)
+}
+
+// Seen in a peer: with ten places a block, an eleventh replica evicted another one.
+func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
+	x := New(Options{})
+	blocks := prompt(1, 0, 0, 4)
+	slots := replicas(x, 1000)
+	for n, s := range slots {
+		x.Insert(s, blocks)
+		if n == 10 || n == 100 || n == 999 {
+			var m Matches
+			x.Match(blocks, &m)
+			require.Len(t, m.Holders, n+1)
+			require.Equal(t, 4, m.Shared(n+1))
+		}
+	}
+	verify(t, x)
+	rand.Shuffle(len(slots), func(i, j int) { slots[i], slots[j] = slots[j], slots[i] })
+	for n, s := range slots {
+		x.Remove(s, blocks[2:])
+		var m Matches
+		x.Match(blocks, &m)
+		require.Equal(t, min(999-n, 1)*2+2, m.Longest())
+		require.Equal(t, 2, m.Depth(s))
+	}
+	verify(t, x)
+	assert.Equal(t, 2, x.Stats().Blocks)
+}
+
+// Seen in a peer: replicas that are gone stayed in the index until a timer, or for ever.
+func TestRemovedReplicasAreForgottenAtOnce(t *testing.T) {
+	x := New(Options{})
+	blocks := prompt(1, 0, 0, 2000)
+	a, b := x.AddReplica("a"), x.AddReplica("b")
+	x.Insert(a, blocks)
+	x.Insert(b, blocks[:3])
+	x.RemoveReplica("a")
+	assert.Zero(t, depthOf(x, a, blocks))
+	assert.Equal(t, 3, depthOf(x, b, blocks))
+	assert.Equal(t, 3, x.Stats().Holders)
+	assert.Equal(t, 1, x.Stats().Replicas)
+
+	c := x.AddReplica("c")
+	assert.NotEqual(t, a, c, "the slot is not empty yet")
+	assert.Zero(t, depthOf(x, c, blocks))
+	for i := range 16 {
+		x.Insert(b, prompt(2, 0, i, 10))
+	}
+	assert.Equal(t, 163, x.Stats().Blocks)
+	assert.Equal(t, a, x.AddReplica("d"))
+	verify(t, x)
+}
+
+func TestClearedAtOnce(t *testing.T) {
+	x := New(Options{})
+	a, b, blocks := x.AddReplica("a"), x.AddReplica("b"), prompt(1, 0, 0, 500)
+	x.SetCapacity(a, 400)
+	x.Insert(b, blocks)
+	for range 100 {
+		x.Insert(a, blocks)
+		require.Equal(t, 400, depthOf(x, a, blocks))
+		x.Clear(a)
+		require.Zero(t, depthOf(x, a, blocks))
+		require.Equal(t, 500, depthOf(x, b, blocks))
+	}
+	assert.Equal(t, 500, x.Stats().Holders)
+	assert.LessOrEqual(t, len(x.lanes), maxRetired+3)
+	verify(t, x)
+}
+
+func TestChurnDoesNotLeak(t *testing.T) {
+	x := New(Options{MaxBytes: minBytes})
+	stay := x.AddReplica("stay")
+	for i := range 2000 {
+		id := fmt.Sprint("pod-", i)
+		x.Insert(x.AddReplica(id), prompt(i%7, 20, i, 100))
+		x.Insert(stay, prompt(1, 3, i%5, 10))
+		x.RemoveReplica(id)
+	}
+	for i := range 100 {
+		x.Insert(stay, prompt(1, 0, i, 2))
+	}
+	st := x.Stats()
+	assert.Equal(t, 1, st.Replicas)
+	assert.Equal(t, st.Blocks, st.Holders)
+	assert.LessOrEqual(t, len(x.slots), maxRetired+3)
+	assert.LessOrEqual(t, st.Bytes, int64(minBytes))
+	verify(t, x)
+}
+
+func TestSlots(t *testing.T) {
+	x := New(Options{})
+	a := x.AddReplica("a")
+	assert.Equal(t, a, x.AddReplica("a"))
+	assert.NotEqual(t, a, x.AddReplica("b"))
+	s, ok := x.Slot("a")
+	assert.True(t, ok)
+	assert.Equal(t, a, s)
+}
+
+func TestMoreReplicasThanSlots(t *testing.T) {
+	x := New(Options{})
+	for i := range noLane {
+		x.slots = append(x.slots, slot{lane: uint16(i)})
+		x.lanes = append(x.lanes, lane{generation: 1, first: noNode, last: noNode})
+		if i%64 == 0 {
+			x.live = append(x.live, ^uint64(0))
+		}
+	}
+	assert.Equal(t, NoSlot, x.AddReplica("one too many"))
+	blocks := prompt(1, 0, 0, 4)
+	x.pool.width = noLane
+	for s := Slot(60_000); s < 60_900; s++ {
+		x.Insert(s, blocks)
+	}
+	var m Matches
+	x.Match(blocks, &m)
+	assert.Equal(t, 4, m.Shared(900))
+	x.Clear(60_000)
+	x.Match(blocks, &m)
+	assert.Len(t, m.Holders, 899)
+}
+
+func TestSetCapacityEvicts(t *testing.T) {
+	x := New(Options{MaxBlocksPerReplica: 300})
+	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 400)
+	x.Insert(s, blocks)
+	x.SetCapacity(s, 17)
+	assert.Equal(t, 17, depthOf(x, s, blocks))
+	x.SetCapacity(s, 0)
+	x.Insert(s, blocks)
+	assert.Equal(t, 400, depthOf(x, s, blocks))
+	verify(t, x)
+}

@@ -1,0 +1,152 @@
+package balancer
+
+import (
+	"sync"
+
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/grpclog"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/channel"
+)
+
+var logger = grpclog.Component("warmpath")
+
+// picker asks the Router. It holds no state: a new one is published to make
+// gRPC pick again for the calls that are blocked.
+type picker struct{ lb *lb }
+
+// Pick picks a replica, or honours the booking that the call brought along.
+func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
+	call, route := channel.From(info.Ctx)
+	if call == nil {
+		return p.pickBare(info, route)
+	}
+	binding := p.lb.binding.Load()
+	if h := call.Handle(); h.Bound() != binding {
+		p.lb.bind(h)
+		binding = p.lb.binding.Load()
+	}
+	b, err := call.Book(info.Ctx, binding, usable)
+	if err != nil {
+		return p.refuse(binding, err)
+	}
+	res, err := p.send(info, b.Decision.Replica)
+	if err != nil {
+		call.Unclaim()
+		return res, err
+	}
+	res.Done = chain(res.Done, call.Finished)
+	return res, nil
+}
+
+func usable(r *routing.Replica) bool { return r.Host().(*endpoint).ready() }
+
+// send asks the replica's own child for its connection.
+func (p *picker) send(info balancer.PickInfo, r *routing.Replica) (balancer.PickResult, error) {
+	e := r.Host().(*endpoint)
+	child := e.picker.Load()
+	if child == nil {
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	}
+	res, err := child.Picker.Pick(info)
+	if err != nil {
+		// The connection is being opened by this pick, or went away since the
+		// Router last heard of it: either way a new picker comes.
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	}
+	return res, nil
+}
+
+// refuse turns the Router's error into one that makes gRPC do the right thing:
+// a status fails the call at once, another error lets wait_for_ready wait.
+func (p *picker) refuse(b *channel.Binding, err error) (balancer.PickResult, error) {
+	switch err {
+	case routing.ErrNotConnected:
+		if len(b.Router.View().Connected()) > 0 {
+			return balancer.PickResult{}, errGone
+		}
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	case routing.ErrClosed:
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	case routing.ErrFull:
+		return balancer.PickResult{}, status.Error(codes.ResourceExhausted, "warmpath: "+err.Error()+
+			"; calls wait for room when the channel has the interceptors of client.New or client.DialOptions")
+	}
+	return balancer.PickResult{}, channel.Status(err)
+}
+
+func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
+	if first == nil {
+		return then
+	}
+	return func(i balancer.DoneInfo) {
+		first(i)
+		then(i)
+	}
+}
+
+// bare is a call without our interceptors. It is used again once it is done, so
+// that picking does not allocate.
+type bare struct {
+	request routing.Request
+	booking routing.Booking
+	done    func(balancer.DoneInfo)
+	router  *routing.Router
+}
+
+var bares = sync.Pool{}
+
+func newBare() *bare {
+	if c, ok := bares.Get().(*bare); ok {
+		return c
+	}
+	c := &bare{}
+	c.done = func(i balancer.DoneInfo) {
+		c.booking.Release()
+		if (i.BytesSent || i.Err != nil) && c.router.Observes() {
+			c.router.Complete(&c.request, c.booking.Decision, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Usage: routing.NoUsage})
+		}
+		c.free()
+	}
+	return c
+}
+
+func (c *bare) free() {
+	c.request, c.booking, c.router = routing.Request{}, routing.Booking{}, nil
+	bares.Put(c)
+}
+
+// pickBare routes by metadata alone.
+func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balancer.PickResult, error) {
+	binding := p.lb.binding.Load()
+	c := newBare()
+	c.router = binding.Router
+	channel.Apply(route, &c.request)
+	binding.Metadata(info.Ctx, &c.request)
+	if binding.Uses&routing.UsesPrompt != 0 {
+		p.lb.warnBare()
+	}
+	if err := binding.Router.Pick(info.Ctx, &c.request, &c.booking); err != nil {
+		c.free()
+		return p.refuse(binding, err)
+	}
+	res, err := p.send(info, c.booking.Decision.Replica)
+	if err != nil {
+		c.booking.Release()
+		c.free()
+		return res, err
+	}
+	channel.Note(info.Ctx, binding.Policy, route, &c.request, c.booking.Decision)
+	res.Done = chain(res.Done, c.done)
+	return res, nil
+}
+
+func (b *lb) warnBare() {
+	b.bareOnce.Do(func() {
+		logger.Warning("the policy looks at prompts, and calls come without the interceptors of client.New or client.DialOptions: " +
+			"they are routed by session, or else by load")
+	})
+}

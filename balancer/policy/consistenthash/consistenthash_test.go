@@ -1,0 +1,317 @@
+package consistenthash
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func TestConfigBounds(t *testing.T) {
+	for name, edit := range map[string]func(*Config){
+		"num_virtual_nodes":     func(c *Config) { c.NumVirtualNodes = MaxVirtualNodes + 1 },
+		"num_fallback_replicas": func(c *Config) { c.NumFallbackReplicas = math.MinInt },
+		"max_load_factor":       func(c *Config) { c.MaxLoadFactor = 0.99 },
+	} {
+		c := DefaultConfig()
+		edit(&c)
+		_, err := New(c)
+		require.ErrorContains(t, err, name)
+	}
+	for _, f := range []float64{-1, math.NaN(), math.Inf(1), math.Inf(-1)} {
+		_, err := New(Config{NumVirtualNodes: 1, MaxLoadFactor: f})
+		require.Errorf(t, err, "%v", f)
+	}
+}
+
+// However a fleet came to be, its ring is that of a fresh one.
+func TestRingDoesNotDependOnHistory(t *testing.T) {
+	for _, weighted := range []bool{false, true} {
+		c := DefaultConfig()
+		c.NumVirtualNodes, c.Weighted = 7, weighted
+		p := with(c)
+		r := policytest.NewRouter(t, p, nil)
+		rnd := policytest.Seeded(3)
+		pool := policytest.Fleet(20)
+		for range 200 {
+			rnd.Shuffle(len(pool), func(a, b int) { pool[a], pool[b] = pool[b], pool[a] })
+			fleet := slices.Clone(pool[:1+rnd.IntN(len(pool))])
+			for i := range fleet {
+				fleet[i].Weight = float64(rnd.IntN(4)) / 2
+			}
+			policytest.SetFleet(r, fleet)
+			policytest.Route(t, r, policytest.Session("any")) // reads new weights
+
+			fresh := with(c)
+			policytest.NewRouter(t, fresh, fleet)
+			got, want := p.ring.Load(), fresh.ring.Load()
+			require.Equal(t, want.hashes, got.hashes)
+			for i := range got.owners {
+				require.Equal(t, want.ids[want.owners[i]], got.ids[got.owners[i]])
+			}
+			require.LessOrEqual(t, len(p.slots), len(pool), "slots are used again")
+		}
+	}
+}
+
+// Points with the same hash stand in the order of their ids, whoever came first.
+func TestRingBreaksTiesByID(t *testing.T) {
+	ids := []string{"b", "a", "c"}
+	old := (&ring{}).merge(nil, []point{{5, 0}, {9, 0}}, 2, ids)
+	next := old.merge([]bool{false, false, false}, []point{{5, 1}, {5, 2}, {9, 2}}, 5, ids)
+	require.Equal(t, []uint64{5, 5, 5, 9, 9}, next.hashes)
+	require.Equal(t, []uint32{1, 0, 2, 0, 2}, next.owners)
+}
+
+// Stickiness: of N replicas one joins or leaves, and about 1/N of the sessions move.
+func TestStickiness(t *testing.T) {
+	keys := sessions(4000)
+	for _, n := range []int{2, 8, 40} {
+		fleet := policytest.Fleet(n + 1)
+		r := policytest.NewRouter(t, build(), fleet[:n])
+		before := owners(t, r, keys)
+		require.Equal(t, before, owners(t, r, keys))
+		policytest.SetFleet(r, fleet)
+		moved := 0
+		for k, id := range owners(t, r, keys) {
+			if id != before[k] {
+				require.Equal(t, fleet[n].ID, id)
+				moved++
+			}
+		}
+		share := float64(len(keys)) / float64(n+1)
+		require.InDelta(t, share, float64(moved), share*0.5)
+		policytest.SetFleet(r, fleet[:n])
+		require.Equal(t, before, owners(t, r, keys))
+	}
+}
+
+// Agreement: the order of the fleet, and which replicas a client has lost its
+// connection to, change nothing in the order of those that are left.
+func TestAgreement(t *testing.T) {
+	fleet := policytest.Fleet(12)
+	a, b := with(DefaultConfig()), with(DefaultConfig())
+	policytest.NewRouter(t, a, fleet)
+	mixed := slices.Clone(fleet)
+	slices.Reverse(mixed)
+	r := policytest.NewRouter(t, b, mixed)
+	down := map[string]bool{"r3": true, "r7": true}
+	for id := range down {
+		r.SetConnected(id, false)
+	}
+	for _, k := range sessions(500) {
+		order := a.Order(k, len(fleet))
+		require.Equal(t, order, b.Order(k, len(fleet)))
+		left := slices.DeleteFunc(order, func(id string) bool { return down[id] })
+		require.Equal(t, left[0], policytest.Route(t, r, policytest.Session(k)))
+	}
+}
+
+func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
+	for name, spoil := range map[string]func(*routing.Router, *routing.Request, []routing.Member, string){
+		"disconnected": func(r *routing.Router, _ *routing.Request, _ []routing.Member, id string) {
+			r.SetConnected(id, false)
+		},
+		"excluded": func(_ *routing.Router, q *routing.Request, _ []routing.Member, id string) {
+			q.Exclude = append(q.Exclude, id)
+		},
+		"draining": func(r *routing.Router, _ *routing.Request, fleet []routing.Member, id string) {
+			fleet[slices.IndexFunc(fleet, func(m routing.Member) bool { return m.ID == id })].Draining = true
+			policytest.SetFleet(r, fleet)
+		},
+		"other model": func(r *routing.Router, q *routing.Request, fleet []routing.Member, id string) {
+			q.Model = "m"
+			for i := range fleet {
+				if fleet[i].ID == id {
+					fleet[i].Models = []string{"other"}
+				} else if fleet[i].Models == nil {
+					fleet[i].Models = []string{"m"}
+				}
+			}
+			policytest.SetFleet(r, fleet)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := with(DefaultConfig())
+			fleet := policytest.Bounded(policytest.Fleet(8), 1)
+			r := policytest.NewRouter(t, p, fleet)
+			order := p.Order("user_42", 8)
+			q := policytest.Session("user_42")
+			for _, id := range order[:4] {
+				spoil(r, q, fleet, id)
+			}
+			for place := 4; place < 7; place++ {
+				b := policytest.Pick(t, r, q)
+				require.Equal(t, order[place], b.Decision.Replica.ID)
+				require.Equal(t, place, b.Decision.Place)
+				require.Equal(t, routing.ReasonRingFallback, b.Decision.Reason)
+			}
+			var b routing.Booking
+			require.ErrorIs(t, r.Pick(context.Background(), q, &b), routing.ErrFull)
+			require.Len(t, policytest.Choose(t, r, q).WaitFor, 3)
+		})
+	}
+}
+
+func TestRetryFollowsTheOrder(t *testing.T) {
+	p := with(DefaultConfig())
+	r := policytest.NewRouter(t, p, policytest.Fleet(8))
+	order := p.Order("user_42", 3)
+	q := policytest.Session("user_42")
+	for place, id := range append(order, order[0]) { // then the first again
+		b := policytest.Pick(t, r, q)
+		require.Equal(t, id, b.Decision.Replica.ID)
+		if place > 0 {
+			require.Equal(t, routing.ReasonRetry, b.Decision.Reason)
+		}
+		q.NextAttempt(b.Decision.Replica)
+		b.Release()
+	}
+}
+
+func TestNoKeyIsLeastOfTwo(t *testing.T) {
+	r := policytest.NewRouter(t, build(), policytest.Fleet(2))
+	policytest.Fill(t, r, "r0", 1)
+	b := policytest.Pick(t, r, &routing.Request{})
+	require.Equal(t, "r1", b.Decision.Replica.ID)
+	require.Equal(t, routing.ReasonNoKey, b.Decision.Reason)
+	require.Equal(t, -1, b.Decision.Place)
+}
+
+// One session alone cannot lift a replica above the bound, and the sessions of
+// others hardly move.
+func TestBoundedLoad(t *testing.T) {
+	for _, factor := range []float64{1, 1.25, 2} {
+		c := DefaultConfig()
+		c.MaxLoadFactor = factor
+		r := policytest.NewRouter(t, with(c), policytest.Fleet(10))
+		for i := range 1000 {
+			key := "hot"
+			if i%2 == 0 {
+				key = fmt.Sprintf("sess_%04d", i)
+			}
+			policytest.Pick(t, r, policytest.Session(key))
+			for id, n := range policytest.Ongoing(r) {
+				require.LessOrEqualf(t, float64(n), math.Ceil(factor*float64(i+1)/10), "%s after %d", id, i+1)
+			}
+		}
+	}
+}
+
+func TestBoundedLoadWeighted(t *testing.T) {
+	c := DefaultConfig()
+	c.MaxLoadFactor, c.Weighted = 1.25, true
+	fleet := policytest.Fleet(4)
+	fleet[0].Weight = 3
+	r := policytest.NewRouter(t, with(c), fleet)
+	for range 600 {
+		policytest.Pick(t, r, policytest.Session("hot"))
+	}
+	for id, n := range policytest.Ongoing(r) {
+		share := 100.0
+		if id == "r0" {
+			share = 300
+		}
+		require.LessOrEqualf(t, float64(n), 1.25*share+1, id)
+	}
+}
+
+// When everybody that may serve is above the bound, the first of them serves.
+func TestBoundedLoadIsNoReasonToWait(t *testing.T) {
+	c := DefaultConfig()
+	c.MaxLoadFactor = 1
+	p := with(c)
+	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	order := p.Order("user_42", 4)
+	policytest.Fill(t, r, order[0], 5)
+	q := policytest.Session("user_42")
+	q.Exclude = order[1:]
+	require.Equal(t, order[0], policytest.Route(t, r, q))
+	require.Equal(t, order[1], policytest.Route(t, r, policytest.Session("user_42")))
+}
+
+func TestWeightedShares(t *testing.T) {
+	c := DefaultConfig()
+	c.Weighted = true
+	fleet := policytest.Fleet(4)
+	fleet[0].Weight = 3
+	r := policytest.NewRouter(t, with(c), fleet)
+	owned := make(map[string]int)
+	before := owners(t, r, sessions(6000))
+	for _, id := range before {
+		owned[id]++
+	}
+	require.InDelta(t, 3000, owned["r0"], 450)
+
+	fleet[0].Weight = 0.5 // gives sessions away, takes none
+	policytest.SetFleet(r, fleet)
+	for k, id := range owners(t, r, sessions(6000)) {
+		if before[k] != "r0" {
+			require.Equal(t, before[k], id)
+		}
+	}
+	fleet[0].Weight = 3
+	policytest.SetFleet(r, fleet)
+	require.Equal(t, before, owners(t, r, sessions(6000)))
+}
+
+// The number of the walk wraps around after 2^32 requests.
+func TestWalkNumberWraps(t *testing.T) {
+	p := with(DefaultConfig())
+	r := policytest.NewRouter(t, p, policytest.Fleet(3))
+	p.walk = math.MaxUint32 - 2
+	for range 6 {
+		require.Equal(t, "r2", policytest.Route(t, r, policytest.Session("user_42")))
+	}
+	require.Less(t, p.walk, uint32(10))
+}
+
+func BenchmarkFirstFleet(b *testing.B) {
+	for _, n := range policytest.BenchmarkSizes {
+		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
+			fleet := policytest.Fleet(n)
+			b.ReportAllocs()
+			for b.Loop() {
+				r, err := routing.NewRouter(routing.Options{Policy: build()})
+				if err != nil {
+					b.Fatal(err)
+				}
+				r.SetFleet(fleet)
+			}
+		})
+	}
+}
+
+func BenchmarkBoundedLoad(b *testing.B) {
+	policytest.Benchmark(b, func() routing.Policy {
+		c := DefaultConfig()
+		c.MaxLoadFactor = 1.25
+		return with(c)
+	})
+}
+
+func TestSorted(t *testing.T) {
+	rnd := policytest.Seeded(5)
+	ids := []string{"b", "a", "c"}
+	for n := range 200 {
+		points := make([]point, n)
+		for i := range points {
+			points[i] = point{rnd.Uint64(), uint32(rnd.IntN(3))}
+			if i > 0 && rnd.IntN(4) == 0 {
+				points[i].hash = points[rnd.IntN(i)].hash
+			}
+		}
+		got := sorted(points, ids)
+		require.ElementsMatch(t, points, got)
+		require.True(t, slices.IsSortedFunc(got, func(a, b point) int {
+			return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(ids[a.owner], ids[b.owner]))
+		}))
+	}
+}

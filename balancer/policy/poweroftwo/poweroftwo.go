@@ -1,0 +1,60 @@
+// Package poweroftwo is the policy "power_of_two_choices": of two replicas
+// drawn at random, the one with fewer requests under way.
+//
+// The rule. Two distinct available replicas are drawn uniformly from the first
+// pool that has any: for a LoRA adapter those that have it loaded, then those
+// with the fewest adapters, then all; else those on our node, then in our zone,
+// then all. The one with fewer bookings wins, a tie goes to the first drawn.
+// After a failed attempt the pools come first without the replicas tried.
+//
+// Complexity. O(1); O(pool) where most of a pool is unavailable, which then is
+// scanned once. Choose does not allocate.
+//
+// Guarantees. With n requests on n replicas the busiest one has O(log log n)
+// more than the mean with high probability. Bookings count from the moment of
+// the pick, so a burst sees itself. Nothing is known of other clients' requests.
+//
+// Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing";
+// Ray Serve's PowerOfTwoChoicesRequestRouter, which probes the two. The draw
+// itself is [routing.View.LeastOfTwo]: other policies fall back to it.
+package poweroftwo
+
+import (
+	"context"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Name is the policy's name in a config.
+const Name = "power_of_two_choices"
+
+// Config has no parameters.
+type Config struct{}
+
+// DefaultConfig returns the config that an empty one stands for.
+func DefaultConfig() Config { return Config{} }
+
+// New returns the policy.
+func New(Config) (*Policy, error) { return &Policy{}, nil }
+
+// Policy is the policy power_of_two_choices. It has no state.
+type Policy struct{}
+
+var (
+	_ routing.Policy  = (*Policy)(nil)
+	_ routing.KeyUser = (*Policy)(nil)
+)
+
+// Uses implements [routing.KeyUser]: the policy looks at no key.
+func (*Policy) Uses() routing.Uses { return 0 }
+
+// Prepare implements [routing.Policy]. There is nothing to prepare.
+func (*Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+// Choose implements [routing.Policy].
+func (*Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	if r := v.LeastOfTwo(q); r != nil {
+		return routing.To(r, routing.ReasonLeastOfTwo)
+	}
+	return routing.Wait()
+}

@@ -1,0 +1,352 @@
+package poweroftwo
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Ray's unit/test_pow_2_request_router.py, case by case, with its numbers:
+// max_ongoing 10. What it runs under four settings of locality, so do these.
+
+const maxOngoing = 10
+
+func fleet(ids ...string) []routing.Member {
+	return policytest.Bounded(policytest.Replicas(ids...), maxOngoing)
+}
+
+func eachLocality(t *testing.T, test func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router)) {
+	for _, node := range []string{"", "here"} {
+		for _, zone := range []string{"", "here"} {
+			t.Run(fmt.Sprintf("node=%q zone=%q", node, zone), func(t *testing.T) {
+				test(t, func(t *testing.T, ids ...string) *routing.Router {
+					return policytest.NewRouter(t, build(), fleet(ids...), func(o *routing.Options) {
+						o.Node, o.Zone = node, zone
+					})
+				})
+			})
+		}
+	}
+}
+
+// picked counts whom n picks went to, each released at once.
+func picked(t *testing.T, r *routing.Router, q routing.Request, n int) map[string]int {
+	t.Helper()
+	ids := make(map[string]int)
+	for range n {
+		again := q
+		ids[policytest.Route(t, r, &again)]++
+	}
+	return ids
+}
+
+func TestRayNoReplicasThenOne(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		r := newRouter(t)
+		require.ErrorIs(t, r.Pick(context.Background(), &routing.Request{}, new(routing.Booking)), routing.ErrNotConnected)
+		policytest.SetFleet(r, fleet("r1"))
+		require.Equal(t, map[string]int{"r1": 5}, picked(t, r, routing.Request{}, 5))
+	})
+}
+
+func TestRayFullThenAccepts(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRouter(t, "r1")
+			release := policytest.Fill(t, r, "r1", maxOngoing)
+			got := policytest.Acquire(t, r, &routing.Request{})
+			synctest.Wait()
+			require.Equal(t, 1, r.Queued())
+			release(1)
+			require.Equal(t, "r1", (<-got).Decision.Replica.ID)
+		})
+	})
+}
+
+func TestRayFullThenANewOne(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRouter(t, "r1")
+			policytest.Fill(t, r, "r1", maxOngoing)
+			got := policytest.Acquire(t, r, &routing.Request{})
+			synctest.Wait()
+			require.Equal(t, 1, r.Queued())
+			policytest.SetFleet(r, fleet("r1", "r2"))
+			require.Equal(t, "r2", (<-got).Decision.Replica.ID)
+		})
+	})
+}
+
+func TestRayAvailableRemovedBack(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		r := newRouter(t, "r1")
+		require.Equal(t, "r1", policytest.Route(t, r, &routing.Request{}))
+		policytest.SetFleet(r, nil)
+		require.ErrorIs(t, r.Pick(context.Background(), &routing.Request{}, new(routing.Booking)), routing.ErrNotConnected)
+		policytest.SetFleet(r, fleet("r1"))
+		require.Equal(t, "r1", policytest.Route(t, r, &routing.Request{}))
+	})
+}
+
+func TestRayTwoAvailableThenOneRemoved(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		r := newRouter(t, "r1", "r2")
+		require.Len(t, picked(t, r, routing.Request{}, 10), 2)
+		policytest.SetFleet(r, fleet("r1"))
+		require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+	})
+}
+
+// 11 requests on a replica that may have 10: its bound was lowered.
+func TestRayOneBeyondItsBound(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		r := newRouter(t)
+		policytest.SetFleet(r, policytest.Bounded(policytest.Replicas("r1", "r2"), 11))
+		policytest.Fill(t, r, "r2", 11)
+		policytest.SetFleet(r, fleet("r1", "r2"))
+		require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+	})
+}
+
+func TestRayThreeWithOneFull(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		r := newRouter(t, "r1", "r2", "r3")
+		policytest.Fill(t, r, "r3", maxOngoing)
+		ids := picked(t, r, routing.Request{}, 100)
+		require.Zero(t, ids["r3"])
+		require.Len(t, ids, 2)
+	})
+}
+
+func TestRayShorterQueue(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		r := newRouter(t, "r1", "r2")
+		policytest.Fill(t, r, "r1", 1)
+		require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{}, 10))
+	})
+}
+
+func TestRayFIFO(t *testing.T) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRouter(t, "r1")
+			release := policytest.Fill(t, r, "r1", maxOngoing)
+			var waits []<-chan *routing.Booking
+			for range maxOngoing {
+				waits = append(waits, policytest.Acquire(t, r, &routing.Request{}))
+				synctest.Wait()
+			}
+			for i, first := range waits {
+				require.Equal(t, len(waits)-i, r.Queued())
+				release(1)
+				require.NotNil(t, <-first, "the first that came is the first served")
+				for _, later := range waits[i+1:] {
+					require.Empty(t, later)
+				}
+			}
+		})
+	})
+}
+
+// localFleet is one replica on our node, one in our zone, one elsewhere.
+func localFleet() []routing.Member {
+	m := fleet("r1", "r2", "r3")
+	m[0].Node, m[0].Zone = "n1", "z1"
+	m[1].Node, m[1].Zone = "n2", "z1"
+	m[2].Node, m[2].Zone = "n3", "z2"
+	return m
+}
+
+func at(node, zone string) func(*routing.Options) {
+	return func(o *routing.Options) { o.Node, o.Zone = node, zone }
+}
+
+func TestRayPrefersNodeThenZoneThenAll(t *testing.T) {
+	r := policytest.NewRouter(t, build(), localFleet(), at("n1", "z1"))
+	for _, id := range []string{"r1", "r2", "r3"} { // the tiers in their order
+		require.Equal(t, map[string]int{id: 10}, picked(t, r, routing.Request{}, 10))
+		policytest.Fill(t, r, id, maxOngoing)
+	}
+}
+
+func TestRayNodeRemoved(t *testing.T) {
+	r := policytest.NewRouter(t, build(), localFleet(), at("n1", "z1"))
+	policytest.SetFleet(r, localFleet()[1:])
+	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{}, 10))
+	policytest.SetFleet(r, localFleet()[2:])
+	require.Equal(t, map[string]int{"r3": 10}, picked(t, r, routing.Request{}, 10))
+}
+
+func TestRayNoPreferenceSpreads(t *testing.T) {
+	r := policytest.NewRouter(t, build(), localFleet())
+	require.Len(t, picked(t, r, routing.Request{}, 1000), 3)
+}
+
+func TestRaySameNodeThenTheOthers(t *testing.T) {
+	r := policytest.NewRouter(t, build(), localFleet(), at("n1", ""))
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+	policytest.Fill(t, r, "r1", maxOngoing)
+	ids := picked(t, r, routing.Request{}, 100)
+	require.Zero(t, ids["r1"])
+	require.Len(t, ids, 2)
+}
+
+func TestRayRankViaLocality(t *testing.T) {
+	r := policytest.NewRouter(t, build(), localFleet(), at("n1", "z1"))
+	var sizes []int
+	for i := 0; ; i++ {
+		p, ok := r.View().Pool(&routing.Request{}, i)
+		if !ok {
+			break
+		}
+		sizes = append(sizes, len(p.Replicas))
+	}
+	require.Equal(t, []int{1, 2, 3}, sizes)
+}
+
+func TestRayModelHoldersWhateverTheirQueue(t *testing.T) {
+	m := fleet("r1", "r2", "r3")
+	m[0].Adapters = []string{"m1", "m2"}
+	m[1].Adapters = []string{"m1"}
+	r := policytest.NewRouter(t, build(), m)
+	policytest.Fill(t, r, "r1", 9)
+	policytest.Fill(t, r, "r2", 9)
+	ids := picked(t, r, routing.Request{Adapter: "m1"}, 50)
+	require.Len(t, ids, 2)
+	require.Zero(t, ids["r3"], "idle, but it does not hold the model")
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{Adapter: "m2"}, 10))
+}
+
+func TestRayFewestModelsWhenNobodyHoldsIt(t *testing.T) {
+	m := fleet("r1", "r2", "r3")
+	m[0].Adapters = []string{"m1", "m2"}
+	m[1].Adapters = []string{"m2"}
+	m[2].Adapters = []string{"m3"}
+	r := policytest.NewRouter(t, build(), m)
+	ids := picked(t, r, routing.Request{Adapter: "new"}, 50)
+	require.Zero(t, ids["r1"])
+	require.Len(t, ids, 2)
+}
+
+func TestRayModelBacksOffToTheRest(t *testing.T) {
+	m := fleet("r1", "r2", "r3")
+	m[0].Adapters = []string{"m1", "m2"}
+	m[1].Adapters = []string{"m2", "m3"}
+	m[2].Adapters = []string{"m3"}
+	r := policytest.NewRouter(t, build(), m)
+	for _, id := range []string{"r1", "r3", "r2"} { // the holder, the fewest, the rest
+		require.Equal(t, map[string]int{id: 10}, picked(t, r, routing.Request{Adapter: "m1"}, 10))
+		policytest.Fill(t, r, id, maxOngoing)
+	}
+}
+
+func TestRayHundredWaitForTheNewcomerWithTheModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := policytest.NewRouter(t, build(), fleet("r1"))
+		policytest.Fill(t, r, "r1", maxOngoing)
+		var waits []<-chan *routing.Booking
+		for range 100 {
+			waits = append(waits, policytest.Acquire(t, r, &routing.Request{Adapter: "m1"}))
+		}
+		synctest.Wait()
+		require.Equal(t, 100, r.Queued())
+		m := policytest.Bounded(fleet("r1", "r2", "r3"), 100)
+		m[0].MaxOngoing = maxOngoing
+		m[1].Adapters = []string{"m1"}
+		r.SetFleet(m)
+		r.SetConnected("r2", true)
+		r.SetConnected("r3", true)
+		for _, got := range waits {
+			require.Equal(t, "r2", (<-got).Decision.Replica.ID)
+		}
+	})
+}
+
+func TestRayFIFOWithinAModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := fleet("r1")
+		m[0].Adapters = []string{"m1", "m2"}
+		r := policytest.NewRouter(t, build(), m)
+		release := policytest.Fill(t, r, "r1", maxOngoing)
+		var waits []<-chan *routing.Booking
+		for i := range maxOngoing {
+			waits = append(waits, policytest.Acquire(t, r, &routing.Request{Adapter: fmt.Sprintf("m%d", i%2+1)}))
+			synctest.Wait()
+		}
+		for i, first := range waits {
+			release(1)
+			require.NotNil(t, <-first)
+			for _, later := range waits[i+1:] {
+				require.Empty(t, later)
+			}
+		}
+	})
+}
+
+func TestRayBusyHolderGivesWay(t *testing.T) {
+	m := fleet("r1", "r2")
+	m[0].Adapters = []string{"m1"}
+	r := policytest.NewRouter(t, build(), m)
+	policytest.Fill(t, r, "r1", maxOngoing)
+	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{Adapter: "m1"}, 10))
+}
+
+func TestRayModelsOfAReplicaAreUpdated(t *testing.T) {
+	m := fleet("r1", "r2")
+	m[0].Adapters = []string{"m1"}
+	r := policytest.NewRouter(t, build(), m)
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{Adapter: "m1"}, 10))
+	m[0].Adapters, m[1].Adapters = []string{"m2"}, []string{"m1"}
+	r.SetFleet(m)
+	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{Adapter: "m1"}, 10))
+}
+
+func TestRayDiedReplicaIsNeverPickedAgain(t *testing.T) {
+	r := policytest.NewRouter(t, build(), fleet("r1", "r2"))
+	policytest.SetFleet(r, fleet("r1"))
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+}
+
+func TestRayUnavailableReplicaIsKept(t *testing.T) {
+	r := policytest.NewRouter(t, build(), fleet("r1", "r2"))
+	r.SetConnected("r2", false)
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+	require.NotNil(t, r.View().ByID("r2"))
+	r.SetConnected("r2", true)
+	policytest.Fill(t, r, "r1", 1)
+	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{}, 10))
+}
+
+func TestRayAvailableExcludesOnlyTheFull(t *testing.T) {
+	r := policytest.NewRouter(t, build(), fleet("r1", "r2", "r3"))
+	policytest.Fill(t, r, "r1", maxOngoing)
+	policytest.Fill(t, r, "r2", maxOngoing-1)
+	var ids []string
+	for _, rep := range r.View().Connected() {
+		if r.View().Available(&routing.Request{}, rep) {
+			ids = append(ids, rep.ID)
+		}
+	}
+	require.Equal(t, []string{"r2", "r3"}, ids)
+}
+
+// What Ray's queue-length cache counts, the book counts: 3, 2, 1, 0, never below.
+func TestRayCountGoesDownNeverNegative(t *testing.T) {
+	r := policytest.NewRouter(t, build(), fleet("r1"))
+	b := policytest.Pick(t, r, &routing.Request{})
+	release := policytest.Fill(t, r, "r1", 2)
+	for want := 3; want > 1; want-- {
+		require.Equal(t, want, r.View().ByID("r1").Ongoing())
+		release(1)
+	}
+	for range 3 {
+		b.Release()
+		require.Zero(t, r.View().ByID("r1").Ongoing())
+	}
+}

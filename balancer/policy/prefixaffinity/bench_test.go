@@ -1,0 +1,97 @@
+package prefixaffinity
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// BenchmarkRequest measures all that a request costs the policy: Prepare, hashing
+// included, Choose and Routed, on a fleet of 16 of which 8 hold the prompt.
+func BenchmarkRequest(b *testing.B) {
+	for _, bb := range []struct {
+		name   string
+		prompt routing.Prompt
+	}{
+		{"text=128B", routing.Prompt{Text: strings.Repeat("x", 128)}},
+		{"text=32KiB", routing.Prompt{Text: strings.Repeat("x", 32<<10)}},
+		{"tokens=8192", routing.Prompt{Tokens: tokens(1, 8192)}},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			p := newPolicy(b, DefaultConfig())
+			r := policytest.NewRouter(b, p, policytest.Fleet(16))
+			v, ctx := r.View(), context.Background()
+			for _, rep := range v.Replicas()[:8] {
+				var q routing.Request
+				q.SetPrompt(bb.prompt)
+				r.Prepare(ctx, &q)
+				p.Routed(&q, routing.To(rep, ""))
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				var q routing.Request
+				q.SetPrompt(bb.prompt)
+				if err := p.Prepare(ctx, &q, v); err != nil {
+					b.Fatal(err)
+				}
+				p.Routed(&q, p.Choose(&q, v))
+			}
+		})
+	}
+}
+
+// BenchmarkPrepare measures it by fleet size, for a prompt of 1,024 tokens that
+// nobody holds.
+func BenchmarkPrepare(b *testing.B) {
+	for _, n := range policytest.BenchmarkSizes {
+		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
+			p := newPolicy(b, DefaultConfig())
+			v := policytest.NewRouter(b, p, policytest.Fleet(n)).View()
+			prompt := routing.Prompt{Tokens: tokens(1, 1024)}
+			b.ReportAllocs()
+			for b.Loop() {
+				var q routing.Request
+				q.SetPrompt(prompt)
+				if err := p.Prepare(context.Background(), &q, v); err != nil {
+					b.Fatal(err)
+				}
+				p.release(q.Prepared.(*prepared))
+			}
+		})
+	}
+}
+
+// BenchmarkChoose measures Choose with the request prepared. spill: half of the
+// fleet, the first of the order, is above the bound.
+func BenchmarkChoose(b *testing.B) {
+	for _, spill := range []bool{false, true} {
+		for _, n := range policytest.BenchmarkSizes {
+			b.Run(fmt.Sprintf("spill=%t/n=%d", spill, n), func(b *testing.B) {
+				r := policytest.NewRouter(b, newPolicy(b, DefaultConfig()), policytest.Fleet(n))
+				q := ask(tokens(1, 1024))
+				r.Prepare(context.Background(), q)
+				if spill {
+					for _, id := range order(q.Prepared.(*prepared).key, r.View().Replicas())[:n/2] {
+						policytest.Pick(b, r, &routing.Request{Pin: id, PromptTokens: 100_000})
+					}
+				}
+				r.View().MeanLoad() // from its first use on, and the next pick, the Router keeps the sum
+				policytest.Route(b, r, new(routing.Request))
+				p, v := r.Policy(), r.View()
+				b.ReportAllocs()
+				for b.Loop() {
+					p.Choose(q, v)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkRouter measures whole picks through the Router.
+func BenchmarkRouter(b *testing.B) {
+	policytest.Benchmark(b, func() routing.Policy { return newPolicy(b, DefaultConfig()) })
+}

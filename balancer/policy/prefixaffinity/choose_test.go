@@ -1,0 +1,231 @@
+package prefixaffinity
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// busy books a prompt of so many tokens on a replica.
+func busy(t testing.TB, r *routing.Router, id string, tokens int) *routing.Booking {
+	t.Helper()
+	return policytest.Pick(t, r, &routing.Request{Pin: id, PromptTokens: tokens})
+}
+
+// Each case is one fleet of 16 and one conversation whose first turn, 800 tokens,
+// was routed. places is the agreed order of its key.
+func TestSteps(t *testing.T) {
+	first, second := tokens(1, 800), tokens(2, 200)
+	for _, tt := range []struct {
+		name    string
+		config  func(*Config)
+		before  func(r *routing.Router, places []string)
+		request *routing.Request
+		place   int
+		why     routing.Reason
+		matched int
+	}{
+		{
+			name: "the next turn finds the holder", request: ask(first, second),
+			why: routing.ReasonPrefixMatch, matched: 800,
+		}, {
+			name: "so does the same prompt", request: ask(first),
+			why: routing.ReasonPrefixMatch, matched: 800,
+		}, {
+			name: "too little matches: by the agreed order all the same", request: ask(first[:80], tokens(3, 800)),
+			why: routing.ReasonAgreedOrder, matched: 80,
+		}, {
+			name: "the holder is overloaded", request: ask(first, second),
+			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 50_000) },
+			place:  1, why: routing.ReasonAgreedSpill,
+		}, {
+			name: "above the factor but not the slack", request: ask(first, second),
+			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 7_400) },
+			why:    routing.ReasonPrefixMatch, matched: 800,
+		}, {
+			name: "above the slack but not the factor", request: ask(first, second),
+			before: func(r *routing.Router, places []string) {
+				for _, id := range places {
+					busy(t, r, id, 30_000)
+				}
+				busy(t, r, places[0], 9_000)
+			},
+			why: routing.ReasonPrefixMatch, matched: 800,
+		}, {
+			name: "the first three are overloaded", request: ask(first, second),
+			before: func(r *routing.Router, places []string) {
+				for _, id := range places[:3] {
+					busy(t, r, id, 100_000)
+				}
+			},
+			place: 3, why: routing.ReasonAgreedSpill,
+		}, {
+			name: "deeper than the head of the order", request: ask(first, second),
+			before: func(r *routing.Router, places []string) {
+				for _, id := range places[:11] {
+					r.SetConnected(id, false)
+				}
+			},
+			place: 11, why: routing.ReasonAgreedSpill,
+		}, {
+			name: "nobody within the bound", request: ask(first, second),
+			before: func(r *routing.Router, places []string) {
+				r.SetFleet(policytest.Bounded(policytest.Fleet(16), 2))
+				for i, id := range places {
+					if i != 4 && i != 6 {
+						busy(t, r, id, 0)
+						busy(t, r, id, 0)
+					}
+				}
+				busy(t, r, places[4], 50_000)
+				busy(t, r, places[6], 40_000)
+			},
+			place: 6, why: routing.ReasonLeastLoaded,
+		}, {
+			name: "miss to the least loaded", request: ask(tokens(9, 800)),
+			config: func(c *Config) { c.OnMiss = OnMissLeastLoaded },
+			before: func(r *routing.Router, places []string) {
+				for i, id := range order(keyOf(t, ask(tokens(9, 800))), r.View().Replicas()) {
+					if i != 5 && i != 7 {
+						busy(t, r, id, 10)
+					}
+				}
+			},
+			place: 5, why: routing.ReasonLeastLoaded,
+		}, {
+			name: "affinity off while imbalanced", request: ask(first, second),
+			config: func(c *Config) { c.ImbalancedThreshold = 2 },
+			before: func(r *routing.Router, places []string) {
+				policytest.Fill(t, r, places[0], 3)
+				for _, id := range places[2:] {
+					r.SetConnected(id, false)
+				}
+			},
+			place: -1, why: routing.ReasonLeastOfTwo,
+		}, {
+			name: "as balanced as the threshold", request: ask(first, second),
+			config: func(c *Config) { c.ImbalancedThreshold = 2 },
+			before: func(r *routing.Router, places []string) { policytest.Fill(t, r, places[0], 2) },
+			why:    routing.ReasonPrefixMatch, matched: 800,
+		}, {
+			name: "sticky sessions", request: func() *routing.Request {
+				q := ask(tokens(9, 800))
+				q.Session = "s"
+				return q
+			}(),
+			config: func(c *Config) { c.StickySessions = true }, why: routing.ReasonAgreedOrder,
+		}, {
+			name: "shorter than a block", request: askText("hi"), why: routing.ReasonAgreedOrder,
+		}, {
+			name: "no prompt", request: policytest.Session("s"), why: routing.ReasonAgreedOrder,
+		}, {
+			name: "no key", request: &routing.Request{}, place: -1, why: routing.ReasonNoKey,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := DefaultConfig()
+			if tt.config != nil {
+				tt.config(&c)
+			}
+			r := policytest.NewRouter(t, newPolicy(t, c), policytest.Fleet(16))
+			route(t, r, ask(first))
+			if tt.before != nil {
+				tt.before(r, order(keyOf(t, ask(first)), r.View().Replicas()))
+			}
+			d := policytest.Choose(t, r, tt.request)
+			require.NotNil(t, d.Replica)
+			assert.Equal(t, tt.why, d.Reason)
+			assert.Equal(t, tt.place, d.Place)
+			assert.Equal(t, tt.matched, d.MatchedTokens)
+			if s, ok := tt.request.Prepared.(*prepared); ok && tt.place >= 0 {
+				assert.Equal(t, order(s.key, r.View().Replicas())[tt.place], d.Replica.ID)
+			}
+		})
+	}
+}
+
+func TestAllFullWaits(t *testing.T) {
+	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), policytest.Bounded(policytest.Fleet(3), 1))
+	for _, id := range []string{"r0", "r1", "r2"} {
+		busy(t, r, id, 1)
+	}
+	for _, q := range []*routing.Request{ask(tokens(1, 100)), policytest.Session("s"), {}} {
+		d := policytest.Choose(t, r, q)
+		assert.Nil(t, d.Replica)
+		assert.Nil(t, d.WaitFor)
+	}
+}
+
+// The nearer tier is preferred, whatever its load; the order goes on over the
+// whole fleet behind it.
+func TestTiers(t *testing.T) {
+	fleet := policytest.Fleet(40)
+	for i := range fleet {
+		fleet[i].Zone = map[bool]string{true: "here", false: "there"}[i%4 == 0]
+	}
+	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet, func(o *routing.Options) { o.Zone = "here" })
+	for i := range 40 {
+		q := ask(tokens(i, 300))
+		d := policytest.Choose(t, r, q)
+		require.Equal(t, "here", d.Replica.Zone)
+		for at, id := range order(q.Prepared.(*prepared).key, r.View().Replicas()) {
+			if rep := r.View().ByID(id); rep.Zone == "here" {
+				require.Equal(t, id, d.Replica.ID)
+				require.Equal(t, at, d.Place)
+				break
+			}
+		}
+	}
+}
+
+func TestRetryPrefersUntriedInTheSameOrder(t *testing.T) {
+	r := newRouter(t, 16)
+	q := ask(tokens(1, 800))
+	places := order(keyOf(t, q), r.View().Replicas())
+	for i := range 12 {
+		d := route(t, r, q)
+		assert.Equal(t, places[i], d.Replica.ID)
+		q.NextAttempt(d.Replica)
+	}
+}
+
+// A request that waits in the queue is chosen for with what was prepared for the
+// fleet of then.
+func TestAReplicaThatLeftIsNeverChosen(t *testing.T) {
+	for _, n := range []int{4, 30} {
+		r := newRouter(t, n)
+		route(t, r, ask(tokens(1, 800)))
+		q := ask(tokens(1, 900))
+		r.Prepare(context.Background(), q)
+		fleet := policytest.Fleet(n)
+		for len(fleet) > 1 {
+			d := r.Policy().Choose(q, r.View())
+			require.NotNil(t, d.Replica)
+			require.Same(t, r.View().ByID(d.Replica.ID), d.Replica)
+			require.Equal(t, order(q.Prepared.(*prepared).key, r.View().Replicas())[d.Place], d.Replica.ID)
+			for i := range fleet {
+				if fleet[i].ID == d.Replica.ID {
+					fleet = append(fleet[:i:i], fleet[i+1:]...)
+					break
+				}
+			}
+			policytest.SetFleet(r, fleet)
+		}
+	}
+}
+
+// A replica that comes back under its id has an empty cache.
+func TestAReplicaThatComesBackHoldsNothing(t *testing.T) {
+	r := newRouter(t, 8)
+	id := route(t, r, ask(tokens(1, 800))).Replica.ID
+	policytest.SetFleet(r, nil)
+	policytest.SetFleet(r, policytest.Fleet(8))
+	d := route(t, r, ask(tokens(1, 800)))
+	assert.Equal(t, id, d.Replica.ID)
+	assert.Equal(t, routing.ReasonAgreedOrder, d.Reason)
+	assert.Zero(t, d.MatchedTokens)
+}

@@ -1,0 +1,106 @@
+package prefixaffinity
+
+import (
+	"fmt"
+	"math"
+)
+
+// Name is the policy's name in a config.
+const Name = "prefix_cache_affinity"
+
+// What to do with a request whose prefix nobody holds.
+const (
+	OnMissAgreed      = "agreed"       // the first in the agreed order within the bound
+	OnMissLeastLoaded = "least_loaded" // the least loaded; many clients then fill every cache with the same prompts
+	OnMissSmallest    = "smallest"     // Ray's rule as a whole: see Config.OnMiss
+)
+
+// Config is the policy's config. Its zero value is not valid: begin with
+// [DefaultConfig].
+type Config struct {
+	// MatchRateThreshold is the least part of a prompt, less what everybody
+	// shares, that a replica must hold to be preferred for it; in [0, 1]. Higher
+	// spreads load better and loses short matches.
+	MatchRateThreshold float64 `json:"match_rate_threshold"`
+
+	// BlockBytes is the block of a text prompt, BlockTokens that of token ids; in
+	// [1, 65536]. Best is the engine's own. All clients must use the same, or they
+	// do not agree. Smaller blocks match more exactly and cost time and index.
+	BlockBytes  int `json:"block_bytes"`
+	BlockTokens int `json:"block_tokens"`
+
+	// IndexBytes bounds the memory of the prefix index; at least 1 MiB.
+	IndexBytes int64 `json:"index_bytes"`
+
+	// A replica is passed over when its load is above LoadFactor (at least 1) times
+	// the mean and above the mean plus LoadSlackTokens (at least 0). Higher keeps
+	// prompts with their caches, lower spreads load.
+	LoadFactor      float64 `json:"load_factor"`
+	LoadSlackTokens float64 `json:"load_slack_tokens"`
+
+	// SharedFraction is the share of the replicas that may serve a request above
+	// which a block that they hold decides nothing; in (0, 1], 1 = no share does.
+	// Lower spreads common prefixes sooner.
+	SharedFraction float64 `json:"shared_fraction"`
+
+	// OnMiss says where a request goes whose prefix nobody holds. OnMissSmallest is
+	// Ray's rule as a whole: matches count whoever else shares them, loads do not
+	// matter, and on a miss the replicas that were sent the fewest different bytes
+	// are preferred; among equals the fewest ongoing requests decide.
+	OnMiss string `json:"on_miss"`
+
+	// ImbalancedThreshold turns affinity off, for the fewer ongoing of two at
+	// random, while the ongoing requests of the replicas in question differ by
+	// more. 0 = never: the load bound, which is per replica, does it better.
+	ImbalancedThreshold int `json:"imbalanced_threshold"`
+
+	// StickySessions makes the session the key of the agreed order instead of the
+	// distinguishing block, for requests that have one.
+	StickySessions bool `json:"sticky_sessions"`
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		MatchRateThreshold: 0.1,
+		BlockBytes:         64,
+		BlockTokens:        16,
+		IndexBytes:         64 << 20,
+		LoadFactor:         1.5,
+		LoadSlackTokens:    8000,
+		SharedFraction:     0.5,
+		OnMiss:             OnMissAgreed,
+	}
+}
+
+const (
+	maxBlock      = 1 << 16
+	minIndexBytes = 1 << 20
+)
+
+func (c Config) validate() error {
+	refuse := func(field string, value any, want string) error {
+		return fmt.Errorf("%s: %s is %v, want %s", Name, field, value, want)
+	}
+	switch {
+	case !(c.MatchRateThreshold >= 0 && c.MatchRateThreshold <= 1):
+		return refuse("match_rate_threshold", c.MatchRateThreshold, "0 to 1")
+	case c.BlockBytes < 1 || c.BlockBytes > maxBlock:
+		return refuse("block_bytes", c.BlockBytes, "1 to 65536")
+	case c.BlockTokens < 1 || c.BlockTokens > maxBlock:
+		return refuse("block_tokens", c.BlockTokens, "1 to 65536")
+	case c.IndexBytes < minIndexBytes:
+		return refuse("index_bytes", c.IndexBytes, "at least 1048576")
+	case !(c.LoadFactor >= 1) || math.IsInf(c.LoadFactor, 1):
+		return refuse("load_factor", c.LoadFactor, "at least 1")
+	case !(c.LoadSlackTokens >= 0) || math.IsInf(c.LoadSlackTokens, 1):
+		return refuse("load_slack_tokens", c.LoadSlackTokens, "at least 0")
+	case !(c.SharedFraction > 0 && c.SharedFraction <= 1):
+		return refuse("shared_fraction", c.SharedFraction, "above 0, to 1")
+	case c.OnMiss != OnMissAgreed && c.OnMiss != OnMissLeastLoaded && c.OnMiss != OnMissSmallest:
+		return refuse("on_miss", fmt.Sprintf("%q", c.OnMiss), "agreed, least_loaded or smallest")
+	case c.ImbalancedThreshold < 0:
+		return refuse("imbalanced_threshold", c.ImbalancedThreshold, "at least 0 (0 = off)")
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+package prefixaffinity
+
+import (
+	"encoding/json"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestDefaultsAreValid(t *testing.T) {
+	_, err := New(DefaultConfig())
+	require.NoError(t, err)
+}
+
+func TestBoundsNameTheField(t *testing.T) {
+	for _, tt := range []struct {
+		change func(*Config)
+		field  string
+	}{
+		{func(c *Config) { c.MatchRateThreshold = -0.1 }, "match_rate_threshold"},
+		{func(c *Config) { c.MatchRateThreshold = 1.1 }, "match_rate_threshold"},
+		{func(c *Config) { c.MatchRateThreshold = math.NaN() }, "match_rate_threshold"},
+		{func(c *Config) { c.BlockBytes = 0 }, "block_bytes"},
+		{func(c *Config) { c.BlockBytes = 65537 }, "block_bytes"},
+		{func(c *Config) { c.BlockTokens = -1 }, "block_tokens"},
+		{func(c *Config) { c.BlockTokens = 65537 }, "block_tokens"},
+		{func(c *Config) { c.IndexBytes = 1<<20 - 1 }, "index_bytes"},
+		{func(c *Config) { c.LoadFactor = 0.9 }, "load_factor"},
+		{func(c *Config) { c.LoadFactor = math.NaN() }, "load_factor"},
+		{func(c *Config) { c.LoadFactor = math.Inf(1) }, "load_factor"},
+		{func(c *Config) { c.LoadSlackTokens = -1 }, "load_slack_tokens"},
+		{func(c *Config) { c.LoadSlackTokens = math.Inf(1) }, "load_slack_tokens"},
+		{func(c *Config) { c.SharedFraction = 0 }, "shared_fraction"},
+		{func(c *Config) { c.SharedFraction = 1.01 }, "shared_fraction"},
+		{func(c *Config) { c.OnMiss = "" }, "on_miss"},
+		{func(c *Config) { c.OnMiss = "random" }, "on_miss"},
+		{func(c *Config) { c.ImbalancedThreshold = -1 }, "imbalanced_threshold"},
+	} {
+		_, err := New(with(tt.change))
+		assert.ErrorContains(t, err, tt.field)
+	}
+	for _, change := range []func(*Config){
+		func(c *Config) { c.MatchRateThreshold = 0 },
+		func(c *Config) { c.MatchRateThreshold = 1 },
+		func(c *Config) { c.BlockBytes, c.OnMiss = 1, OnMissSmallest },
+		func(c *Config) { c.BlockTokens = 65536 },
+		func(c *Config) { c.LoadFactor, c.LoadSlackTokens = 1, 0 },
+		func(c *Config) { c.SharedFraction = 1 },
+		func(c *Config) { c.ImbalancedThreshold = 10 },
+	} {
+		_, err := New(with(change))
+		assert.NoError(t, err)
+	}
+}
+
+func TestConfigInJSON(t *testing.T) {
+	c := DefaultConfig()
+	require.NoError(t, json.Unmarshal([]byte(`{"match_rate_threshold":0.2,"block_bytes":1,"block_tokens":32,"index_bytes":2097152,
+		"load_factor":2,"load_slack_tokens":4000,"shared_fraction":0.25,"on_miss":"smallest","imbalanced_threshold":3,"sticky_sessions":true}`), &c))
+	assert.Equal(t, Config{0.2, 1, 32, 2 << 20, 2, 4000, 0.25, OnMissSmallest, 3, true}, c)
+}

@@ -1,0 +1,126 @@
+package prefixaffinity
+
+import (
+	"container/list"
+	"context"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// A kvCache is the cache of one replica: an LRU of blocks.
+type kvCache struct {
+	size   int
+	blocks map[uint64]*list.Element
+	lru    list.List
+}
+
+// serve returns how many leading blocks were cached, and caches all.
+func (c *kvCache) serve(blocks []uint64) (hit int) {
+	for hit < len(blocks) && c.blocks[blocks[hit]] != nil {
+		hit++
+	}
+	for i := len(blocks) - 1; i >= 0; i-- {
+		b := blocks[i]
+		if e := c.blocks[b]; e != nil {
+			c.lru.MoveToFront(e)
+			continue
+		}
+		c.blocks[b] = c.lru.PushFront(b)
+		if c.lru.Len() > c.size {
+			delete(c.blocks, c.lru.Remove(c.lru.Back()).(uint64))
+		}
+	}
+	return hit
+}
+
+// A talk is a conversation: a system prompt, one of three tool prompts for
+// some, and turns that each contain all before.
+type talk struct {
+	prompt []uint32
+	left   int
+}
+
+// hits routes a workload of conversations by k clients that share nothing, each
+// request from one of them at random, and returns the cached-token ratio and
+// the busiest replica's share of computed tokens over the mean.
+func hits(t *testing.T, k int, build func() routing.Policy) (ratio, imbalance float64) {
+	const replicas, open, requests, under = 16, 120, 10_000, 64
+	rnd := rand.New(rand.NewPCG(7, 7))
+	clients := make([]*routing.Router, k)
+	for i := range clients {
+		clients[i] = policytest.NewRouter(t, build(), policytest.Fleet(replicas))
+	}
+	caches := make(map[string]*kvCache)
+	computed := make(map[string]int)
+	for _, rep := range clients[0].View().Replicas() {
+		caches[rep.ID] = &kvCache{size: 3000, blocks: make(map[uint64]*list.Element)}
+	}
+	system := tokens(0, 320)
+	serial := 100
+	begin := func() *talk {
+		serial++
+		x := &talk{prompt: append([]uint32(nil), system...), left: 1 + rnd.IntN(8)}
+		if tool := rnd.IntN(6); tool < 3 {
+			x.prompt = append(x.prompt, tokens(1+tool, 480)...)
+		}
+		return x
+	}
+	var talks [open]*talk
+	var held []*routing.Booking
+	var cached, total int
+	for i := range requests {
+		at := rnd.IntN(open)
+		if talks[at] == nil || talks[at].left == 0 {
+			talks[at] = begin()
+		}
+		x := talks[at]
+		x.left--
+		serial++
+		x.prompt = append(x.prompt, tokens(serial, 100+rnd.IntN(700))...)
+		b := policytest.Pick(t, clients[rnd.IntN(k)], ask(x.prompt))
+		blocks := kvindex.AppendTokens(nil, x.prompt, 16, 1337)
+		hit := caches[b.Decision.Replica.ID].serve(blocks)
+		if i > requests/3 {
+			cached += hit
+			total += len(blocks)
+			computed[b.Decision.Replica.ID] += len(blocks) - hit
+		}
+		if held = append(held, b); len(held) > under {
+			held[0].Release()
+			held = held[1:]
+		}
+	}
+	busiest := 0
+	for _, n := range computed {
+		busiest = max(busiest, n)
+	}
+	return float64(cached) / float64(total), float64(busiest) * replicas / float64(total-cached)
+}
+
+// blind is power of two choices.
+type blind struct{}
+
+func (blind) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (blind) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	return leastOfTwo(q, v, routing.ReasonLeastOfTwo)
+}
+
+func TestManyClients(t *testing.T) {
+	affinity := func() routing.Policy { return newPolicy(t, DefaultConfig()) }
+	one, balance := hits(t, 1, affinity)
+	t.Logf("1 client: %.3f, busiest %.2f × mean", one, balance)
+	for _, k := range []int{8, 64} {
+		many, balance := hits(t, k, affinity)
+		t.Logf("%d clients: %.3f, busiest %.2f × mean", k, many, balance)
+		assert.GreaterOrEqual(t, many, 0.85*one, "%d clients", k)
+		assert.Less(t, balance, 1.5, "%d clients", k)
+	}
+	without, _ := hits(t, 64, func() routing.Policy { return blind{} })
+	t.Logf("power of two: %.3f", without)
+	assert.Less(t, without, one/2, "else this test shows nothing")
+}

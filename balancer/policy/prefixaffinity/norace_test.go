@@ -1,0 +1,5 @@
+//go:build !race
+
+package prefixaffinity
+
+const raceAllocs = 0

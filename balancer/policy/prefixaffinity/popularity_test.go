@@ -1,0 +1,122 @@
+package prefixaffinity
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// chained returns n block hashes that share the first of the family's.
+func chained(family, shared, own, n int) []uint64 {
+	out := make([]uint64, n)
+	a, b := rand.New(rand.NewPCG(1, uint64(family))), rand.New(rand.NewPCG(2, uint64(own)))
+	for i := range out {
+		if x, y := a.Uint64(), b.Uint64(); i < shared {
+			out[i] = x
+		} else {
+			out[i] = y
+		}
+	}
+	return out
+}
+
+// The distinguishing block of prompts that share so many blocks is the one
+// behind them, whatever their number.
+func TestKeyIsPastWhatIsShared(t *testing.T) {
+	for _, replicas := range []int{2, 4, 16, 100, 1000} {
+		for _, shared := range []int{0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 100, 125, 127, 128, 129, 500, 1023} {
+			p := newPopularity()
+			right := 0
+			for i := range 1500 {
+				first := p.see(chained(1, shared, i, shared+1+i%300), replicas)
+				if i < 1000 {
+					continue
+				}
+				if first == shared {
+					right++
+				}
+			}
+			assert.GreaterOrEqual(t, right, 495, "%d replicas, %d shared", replicas, shared)
+		}
+	}
+}
+
+// How many requests it takes to learn a system prompt of 125 blocks.
+func TestANewSystemPromptIsLearntSoon(t *testing.T) {
+	p := newPopularity()
+	at := func(family, from int) int {
+		for i := range 4 * window {
+			if first := p.see(chained(family, 125, from+i, 300), 16); first >= 125 {
+				return i
+			}
+		}
+		return -1
+	}
+	assert.LessOrEqual(t, at(1, 0), 20, "a new client")
+	for i := range 2 * window {
+		p.see(chained(1, 125, 100+i, 300), 16)
+	}
+	assert.LessOrEqual(t, at(2, 100_000), window, "a new prompt at an old client")
+}
+
+// Each half of the requests has a system prompt of its own.
+func TestTwoSystemPrompts(t *testing.T) {
+	p := newPopularity()
+	for i := range 2000 {
+		if first := p.see(chained(i%2, 40, i, 60), 16); i > 200 {
+			assert.Equal(t, 40, first)
+		}
+	}
+}
+
+func TestPopularityForgets(t *testing.T) {
+	p := newPopularity()
+	old := chained(1, 40, 0, 40)
+	for range 200 {
+		p.see(old, 16)
+	}
+	assert.Equal(t, 39, p.see(old, 16), "all popular: the last")
+	for i := range 2 * window {
+		p.see(chained(2, 0, i, 2), 16)
+	}
+	assert.Zero(t, p.see(old, 16))
+}
+
+func TestPromptsOfOneBlock(t *testing.T) {
+	p := newPopularity()
+	for range 100 {
+		assert.Zero(t, p.see([]uint64{7}, 16))
+	}
+}
+
+func TestPopularityIsBoundedAndRaceFree(t *testing.T) {
+	p := newPopularity()
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 3 * window / 4 {
+				p.see(chained(1, 10, w<<20+i, 20), 16)
+			}
+		})
+	}
+	wg.Wait()
+	assert.LessOrEqual(t, p.now.requests+p.before.requests, 2*window)
+	blocks := chained(1, 10, 1, 512)
+	assert.Zero(t, testing.AllocsPerRun(10, func() { p.see(blocks, 16) }))
+}
+
+func BenchmarkPopularity(b *testing.B) {
+	p := newPopularity()
+	var prompts [64][]uint64
+	for i := range prompts {
+		prompts[i] = chained(1, 125, i, 512)
+	}
+	i := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		p.see(prompts[i%64], 16)
+		i++
+	}
+}

@@ -1,0 +1,287 @@
+package prefixaffinity
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func TestConform(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"agreed":       func(*Config) {},
+		"least_loaded": func(c *Config) { c.OnMiss = OnMissLeastLoaded },
+		"smallest":     func(c *Config) { c.OnMiss = OnMissSmallest },
+		"imbalanced":   func(c *Config) { c.ImbalancedThreshold = 1 },
+		"sticky":       func(c *Config) { c.StickySessions = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			policytest.Conform(t, func() routing.Policy { return newPolicy(t, with(change)) })
+		})
+	}
+}
+
+// Clients that share nothing, and have seen nothing, send the same prompt to the
+// same replica.
+func TestNewClientsAgree(t *testing.T) {
+	for i := range 20 {
+		want := ""
+		for range 8 {
+			id := route(t, newRouter(t, 16), ask(tokens(i, 500))).Replica.ID
+			if want == "" {
+				want = id
+			}
+			require.Equal(t, want, id)
+		}
+	}
+}
+
+// Clients that have seen different conversations with the same system prompt
+// agree on where a new one goes, and every turn of it finds its replica from any
+// client. Conversations spread over the fleet.
+func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
+	const clients, replicas = 8, 16
+	system := tokens(0, 2000)
+	fleets := make([]*routing.Router, clients)
+	for c := range fleets {
+		fleets[c] = newRouter(t, replicas)
+		for i := range 100 {
+			route(t, fleets[c], ask(system, tokens(1000+100*c+i, 150)))
+		}
+	}
+	rnd := policytest.Seeded(3)
+	used := map[string]bool{}
+	turns, found := 0, 0
+	for i := range 100 {
+		var talk []uint32
+		home := ""
+		for turn := range 5 {
+			talk = append(talk, tokens(10_000+10*i+turn, 60+rnd.IntN(200))...)
+			id := route(t, fleets[rnd.IntN(clients)], ask(system, talk)).Replica.ID
+			if home == "" {
+				home = id
+			}
+			if turns++; id == home {
+				found++
+			}
+			used[id] = true
+		}
+	}
+	assert.GreaterOrEqual(t, found, turns*98/100)
+	assert.Len(t, used, replicas)
+}
+
+// The system prompt alone is never a match, from the few-th request on; a real
+// conversation is, however long the system prompt before it.
+func TestWhatCounts(t *testing.T) {
+	r := newRouter(t, 16)
+	system := tokens(0, 20_000)
+	for i := range 200 {
+		d := route(t, r, ask(system, tokens(100+i, 100)))
+		if i > few {
+			require.NotEqual(t, routing.ReasonPrefixMatch, d.Reason, "request %d", i)
+		}
+		next := route(t, r, ask(system, tokens(100+i, 100), tokens(1000+i, 100)))
+		require.Equal(t, routing.ReasonPrefixMatch, next.Reason)
+		require.GreaterOrEqual(t, next.MatchedTokens, 20_096-16, "shared blocks are cached too")
+		if i > few {
+			require.Equal(t, d.Replica.ID, next.Replica.ID)
+		}
+	}
+}
+
+// A client with one endless conversation.
+func TestOneConversation(t *testing.T) {
+	r := newRouter(t, 16)
+	talk := tokens(0, 500)
+	home := route(t, r, ask(talk)).Replica.ID
+	for i := range 300 {
+		talk = append(talk, tokens(1+i, 40)...)
+		d := route(t, r, ask(talk))
+		require.Equal(t, routing.ReasonPrefixMatch, d.Reason, "turn %d", i)
+		require.Equal(t, home, d.Replica.ID)
+	}
+}
+
+// The same prompt again and again, with and without something behind the last
+// full block.
+func TestTheSamePromptStays(t *testing.T) {
+	for _, n := range []int{5, 800, 807} {
+		r := newRouter(t, 16)
+		home := route(t, r, ask(tokens(1, n))).Replica.ID
+		for range 500 {
+			d := route(t, r, ask(tokens(1, n)))
+			require.Equal(t, home, d.Replica.ID)
+			require.Equal(t, n, d.MatchedTokens)
+		}
+	}
+}
+
+// Short questions behind a long instruction do not all go one way.
+func TestShortQuestionsSpread(t *testing.T) {
+	r := newRouter(t, 16)
+	system := tokens(0, 1024)
+	count := map[string]int{}
+	for i := range 400 {
+		count[route(t, r, ask(system, tokens(1+i, 7))).Replica.ID]++
+	}
+	for id, n := range count {
+		assert.Less(t, n, 60, id)
+	}
+	assert.Len(t, count, 16)
+}
+
+// A burst of identical requests: each sees the bookings of those before, and they
+// fan out along the agreed order.
+func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
+	r := newRouter(t, 16)
+	hot := func() *routing.Request { return ask(tokens(1, 3000)) }
+	for range 40 { // the key has settled
+		route(t, r, hot())
+	}
+	var held []*routing.Booking
+	used := func() map[string]int {
+		m := map[string]int{}
+		for _, b := range held {
+			m[b.Decision.Replica.ID]++
+		}
+		return m
+	}
+	widest := 0
+	for i := range 320 {
+		q := hot()
+		before := r.View().MeanLoad()
+		b := policytest.Pick(t, r, q)
+		held = append(held, b)
+		require.LessOrEqual(t, b.Decision.Load, max(1.5*before, before+8000), "somebody is within the bound")
+		now := len(used())
+		require.GreaterOrEqual(t, now, widest)
+		widest = now
+		if i < 16 {
+			require.Equal(t, 1, widest, "one replica can bear 16")
+		}
+	}
+	assert.GreaterOrEqual(t, widest, 6)
+	assert.Less(t, widest, 16)
+	holders := used()
+	for _, b := range held {
+		b.Release()
+	}
+	held = nil
+	home := route(t, r, hot()).Replica.ID
+	for range 20 {
+		assert.Equal(t, home, route(t, r, hot()).Replica.ID)
+	}
+	q := hot()
+	r.Prepare(t.Context(), q)
+	for _, id := range order(q.Prepared.(*prepared).key, r.View().Replicas()) {
+		if holders[id] > 0 {
+			assert.Equal(t, id, home, "the first of those that hold it")
+			break
+		}
+	}
+}
+
+// Requests prepared together, before any is routed, still see each other.
+func TestABurstPreparedTogether(t *testing.T) {
+	r := newRouter(t, 8)
+	var qs []*routing.Request
+	for range 40 {
+		q := ask(tokens(1, 4000))
+		r.Prepare(context.Background(), q)
+		qs = append(qs, q)
+	}
+	count := map[string]int{}
+	for _, q := range qs {
+		count[policytest.Pick(t, r, q).Decision.Replica.ID]++
+	}
+	for id, n := range count {
+		assert.LessOrEqual(t, n, 10, id)
+	}
+	assert.GreaterOrEqual(t, len(count), 4)
+}
+
+func TestTheBoundIsKept(t *testing.T) {
+	rnd := policytest.Seeded(9)
+	for range 300 {
+		n := 2 + rnd.IntN(30)
+		r := newRouter(t, n)
+		for range rnd.IntN(60) {
+			policytest.Pick(t, r, &routing.Request{Pin: r.View().Replicas()[rnd.IntN(n)].ID, PromptTokens: rnd.IntN(20_000)})
+		}
+		mean := r.View().MeanLoad()
+		d := policytest.Choose(t, r, ask(tokens(rnd.IntN(5), 600)))
+		require.LessOrEqual(t, r.View().Load(d.Replica), max(1.5*mean, mean+8000))
+	}
+}
+
+func TestAllocations(t *testing.T) {
+	p := newPolicy(t, with(func(c *Config) { c.SharedFraction = 1 }))
+	for _, n := range []int{8, 16, 100} {
+		r := policytest.NewRouter(t, p, policytest.Fleet(n))
+		long := tokens(1, 8192)
+		for _, rep := range r.View().Replicas()[:8] {
+			q := ask(long)
+			r.Prepare(context.Background(), q)
+			p.Routed(q, routing.To(rep, ""))
+		}
+		for _, tt := range []struct {
+			name   string
+			prompt routing.Prompt
+			most   float64
+		}{
+			{"8,192 tokens", routing.Prompt{Tokens: long}, 2},
+			{"128 bytes", routing.Prompt{Text: string(make([]byte, 128))}, 1},
+			{"32 KiB", routing.Prompt{Text: string(make([]byte, 32<<10))}, 2},
+		} {
+			var q routing.Request
+			v := r.View()
+			got := testing.AllocsPerRun(50, func() {
+				q = routing.Request{}
+				q.SetPrompt(tt.prompt)
+				if err := p.Prepare(context.Background(), &q, v); err != nil {
+					t.Fatal(err)
+				}
+				p.Routed(&q, p.Choose(&q, v))
+			})
+			assert.LessOrEqual(t, got, tt.most+raceAllocs, "%s, %d replicas", tt.name, n)
+		}
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	for _, on := range []string{OnMissAgreed, OnMissSmallest} {
+		p := newPolicy(t, with(func(c *Config) { c.OnMiss, c.IndexBytes = on, 1<<20 }))
+		r := policytest.NewRouter(t, p, policytest.Bounded(policytest.Fleet(20), 4))
+		var wg sync.WaitGroup
+		for w := range 8 {
+			wg.Go(func() {
+				rnd := rand.New(rand.NewPCG(uint64(w), 1))
+				for range 150 {
+					q := ask(tokens(0, 200), tokens(rnd.IntN(50), 400))
+					var b routing.Booking
+					for range 2 {
+						if err := r.Pick(t.Context(), q, &b); err != nil {
+							continue
+						}
+						b.Release()
+						q.DropPrompt()
+						q.NextAttempt(b.Decision.Replica)
+					}
+					p.IndexStats()
+				}
+			})
+		}
+		wg.Go(func() {
+			for i := range 60 {
+				policytest.SetFleet(r, policytest.Bounded(policytest.Fleet(10+i%11), 4))
+			}
+		})
+		wg.Wait()
+	}
+}

@@ -1,0 +1,52 @@
+package prefixaffinity
+
+import "github.com/warmpath/warmpath/balancer/routing"
+
+// smallest is Ray's rule, on_miss: smallest, in one pool. Of the replicas that
+// are available, those with the longest match are preferred if it is long enough,
+// else those that were sent the fewest different bytes; of those preferred, the
+// first with the fewest ongoing requests is picked.
+func (c *choice) smallest() routing.Decision {
+	var best *routing.Replica
+	depth := int32(0)
+	for _, h := range c.holders {
+		if h.depth < depth {
+			break
+		}
+		if r := c.take(h); r != nil {
+			if depth = h.depth; best == nil || r.Ongoing() < best.Ongoing() {
+				best = r
+			}
+		}
+	}
+	if best != nil && float64(c.covered(int(depth))) >= c.p.config.MatchRateThreshold*float64(c.length) {
+		return c.to(best, routing.ReasonPrefixMatch, -1)
+	}
+	best = nil
+	var least int64
+	all := c.p.config.MatchRateThreshold == 0 // then nothing is match enough, and everybody has it
+	for _, r := range c.pool.Replicas {
+		if !c.pool.Takes(r) {
+			continue
+		}
+		sent := int64(0)
+		if !all {
+			sent = c.p.member(r).bytes.Load()
+		}
+		if best == nil || sent < least || sent == least && r.Ongoing() < best.Ongoing() {
+			best, least = r, sent
+		}
+	}
+	if best == nil {
+		return routing.Decision{}
+	}
+	return c.to(best, routing.ReasonLeastLoaded, -1)
+}
+
+// countBytes adds to a replica what it does not hold of a prompt.
+func (p *Policy) countBytes(s *prepared, m *member) {
+	found := p.scratch.Get().(*scratch)
+	p.index.Match(s.blocks, &found.matches)
+	m.bytes.Add(int64((len(s.blocks) - found.matches.Depth(m.slot)) * s.block))
+	p.scratch.Put(found)
+}

@@ -1,0 +1,135 @@
+package prefixaffinity
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// rays returns a Router with Ray's rule and lengths.
+func rays(t *testing.T, change func(*Config), ids ...string) *routing.Router {
+	c := with(func(c *Config) { c.OnMiss, c.BlockBytes = OnMissSmallest, 1 })
+	if change != nil {
+		change(&c)
+	}
+	return policytest.NewRouter(t, newPolicy(t, c), policytest.Replicas(ids...))
+}
+
+// cache makes a replica hold a prompt.
+func cache(t *testing.T, r *routing.Router, id, text string) {
+	t.Helper()
+	q := askText("%s", text)
+	policytest.Choose(t, r, q)
+	r.Policy().(*Policy).Routed(q, routing.To(r.View().ByID(id), ""))
+}
+
+func sent(r *routing.Router, id string) int64 {
+	return r.Policy().(*Policy).member(r.View().ByID(id)).bytes.Load()
+}
+
+// The cases of Ray's test_prefix_aware_request_router that state where a request
+// goes. The others have no counterpart here:
+//
+//   - 0.5 s of delay in the tree does not block the loop, on_request_routed returns
+//     at once: the index is in the process, nothing is called.
+//   - the default threshold sends no probes and one lookup; cached queue lengths
+//     beyond the threshold spare the lookup: loads are known, nobody is probed.
+//   - the eviction loop starts at update_replicas and evicts each tenant by
+//     characters: the index has one budget in bytes, on from the start.
+//   - two deployments have trees of their own: each policy has its own index.
+//   - what of a chat is the prompt: the dialect's matter.
+func TestRaysPrefixRouter(t *testing.T) {
+	ten := func(t *testing.T, r *routing.Router, want string, text string) {
+		t.Helper()
+		for range 10 {
+			assert.Equal(t, want, policytest.Choose(t, r, askText("%s", text)).Replica.ID)
+		}
+	}
+	t.Run("no prompt: least busy", func(t *testing.T) {
+		r := rays(t, nil, "r1", "r2")
+		policytest.Fill(t, r, "r1", 5)
+		for range 10 {
+			d := route(t, r, &routing.Request{Session: "s"})
+			assert.Equal(t, "r2", d.Replica.ID)
+			assert.Equal(t, routing.ReasonNoKey, d.Reason)
+		}
+		assert.Zero(t, sent(r, "r1"))
+		assert.Zero(t, sent(r, "r2"))
+	})
+	t.Run("imbalanced: the match is ignored", func(t *testing.T) {
+		r := rays(t, func(c *Config) { c.ImbalancedThreshold = 2 }, "r1", "r2")
+		cache(t, r, "r2", "hello world")
+		policytest.Fill(t, r, "r2", 10)
+		ten(t, r, "r1", "hello world")
+	})
+	t.Run("high match", func(t *testing.T) {
+		r := rays(t, nil, "r1", "r2")
+		cache(t, r, "r2", "Hello")
+		ten(t, r, "r2", "Hello world")
+	})
+	t.Run("low match: the smallest", func(t *testing.T) {
+		r := rays(t, nil, "r1", "r2")
+		cache(t, r, "r1", "hi")
+		cache(t, r, "r2", "longtext")
+		assert.EqualValues(t, 2, sent(r, "r1"))
+		assert.EqualValues(t, 8, sent(r, "r2"))
+		ten(t, r, "r1", "z")
+	})
+	t.Run("both empty: both are the smallest", func(t *testing.T) {
+		r := rays(t, nil, "r1", "r2")
+		ten(t, r, "r1", "hello")
+		policytest.Fill(t, r, "r1", 1)
+		ten(t, r, "r2", "hello")
+	})
+	t.Run("what is routed is inserted", func(t *testing.T) {
+		r := rays(t, nil, "r1")
+		for range 3 {
+			route(t, r, askText("hello"))
+		}
+		assert.EqualValues(t, 5, sent(r, "r1"))
+	})
+	t.Run("removed during the lookup", func(t *testing.T) {
+		r := rays(t, nil, "r1", "r2")
+		cache(t, r, "r2", "hello world")
+		q := askText("hello world")
+		r.Prepare(t.Context(), q)
+		policytest.SetFleet(r, policytest.Replicas("r1"))
+		assert.Equal(t, "r1", r.Policy().Choose(q, r.View()).Replica.ID)
+	})
+}
+
+func TestSmallest(t *testing.T) {
+	t.Run("the threshold itself is a match", func(t *testing.T) {
+		r := rays(t, nil, "r1", "r2")
+		cache(t, r, "r2", "a---------")
+		assert.Equal(t, "r2", policytest.Choose(t, r, askText("abcdefghij")).Replica.ID)
+		assert.Equal(t, "r1", policytest.Choose(t, r, askText("abcdefghijk")).Replica.ID)
+	})
+	t.Run("of the longest matches the fewest ongoing", func(t *testing.T) {
+		r := rays(t, nil, "r1", "r2", "r3")
+		cache(t, r, "r1", "hello world")
+		cache(t, r, "r2", "hello world")
+		cache(t, r, "r3", "hello")
+		assert.Equal(t, "r1", policytest.Choose(t, r, askText("hello world")).Replica.ID)
+		policytest.Fill(t, r, "r1", 2)
+		policytest.Fill(t, r, "r2", 1)
+		assert.Equal(t, "r2", policytest.Choose(t, r, askText("hello world")).Replica.ID, "r3 holds less")
+	})
+	t.Run("a full holder is passed over", func(t *testing.T) {
+		r := rays(t, nil, "r1", "r2")
+		cache(t, r, "r2", "hello world")
+		fleet := policytest.Bounded(policytest.Replicas("r1", "r2"), 1)
+		policytest.SetFleet(r, fleet)
+		policytest.Fill(t, r, "r2", 1)
+		assert.Equal(t, "r1", policytest.Choose(t, r, askText("hello world")).Replica.ID)
+		policytest.Fill(t, r, "r1", 1)
+		assert.Nil(t, policytest.Choose(t, r, askText("hello world")).Replica)
+	})
+	t.Run("threshold 0 without a match: all", func(t *testing.T) {
+		r := rays(t, func(c *Config) { c.MatchRateThreshold = 0 }, "r1", "r2")
+		cache(t, r, "r1", "hello")
+		assert.Equal(t, "r1", policytest.Choose(t, r, askText("z")).Replica.ID)
+	})
+}

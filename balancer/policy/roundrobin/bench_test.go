@@ -1,0 +1,22 @@
+package roundrobin
+
+import (
+	"testing"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func build() routing.Policy { return with(DefaultConfig()) }
+
+func with(c Config) *Policy {
+	p, err := New(c)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+func TestConform(t *testing.T) { policytest.Conform(t, build) }
+
+func BenchmarkPick(b *testing.B) { policytest.Benchmark(b, build) }

@@ -1,0 +1,77 @@
+package roundrobin
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Ray's unit/test_round_robin_router.py, case by case, with its numbers.
+
+// from returns the policy with its cursor at a place.
+func from(next uint64) *Policy {
+	p := with(DefaultConfig())
+	p.started, p.next = true, next
+	return p
+}
+
+func route(t *testing.T, r *routing.Router, q *routing.Request, n int) (ids []string) {
+	t.Helper()
+	for range n {
+		b := policytest.Pick(t, r, q)
+		require.Equal(t, routing.ReasonRoundRobin, b.Decision.Reason)
+		ids = append(ids, b.Decision.Replica.ID)
+		b.Release()
+	}
+	return ids
+}
+
+func TestRayCounterStartsAtRandom(t *testing.T) {
+	seen := make(map[uint64]bool)
+	for seed := range uint64(20) {
+		p := with(DefaultConfig())
+		r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *routing.Options) { o.Rand = policytest.Seeded(seed) })
+		policytest.Route(t, r, &routing.Request{})
+		require.Less(t, p.next-1, uint64(1<<31))
+		seen[p.next] = true
+	}
+	require.Len(t, seen, 20)
+}
+
+func TestRayOrderFollowsTheFleet(t *testing.T) {
+	r := policytest.NewRouter(t, from(0), policytest.Replicas("r2", "r0", "r1"))
+	require.Equal(t, []string{"r2", "r0", "r1", "r2"}, route(t, r, &routing.Request{}, 4))
+}
+
+func TestRayMetadataIsIgnored(t *testing.T) {
+	r := policytest.NewRouter(t, from(0), policytest.Replicas("r2", "r0", "r1"))
+	q := &routing.Request{Session: "s", Model: "m", Adapter: "nobody declares any"}
+	require.Equal(t, []string{"r2", "r0", "r1", "r2"}, route(t, r, q, 4))
+}
+
+func TestRayFullReplicaIsSkipped(t *testing.T) {
+	r := policytest.NewRouter(t, from(0), policytest.Bounded(policytest.Fleet(2), 1))
+	policytest.Fill(t, r, "r0", 1)
+	require.Equal(t, "r1", policytest.Route(t, r, &routing.Request{}))
+}
+
+func TestRayNoCandidatesLeaveTheCounter(t *testing.T) {
+	p := from(7)
+	r := policytest.NewRouter(t, p, nil)
+	require.Nil(t, policytest.Choose(t, r, &routing.Request{}).Replica)
+	require.EqualValues(t, 7, p.next)
+}
+
+func TestRayTeardownLeavesNobodyPending(t *testing.T) {
+	r := policytest.NewRouter(t, from(0), policytest.Fleet(3))
+	for range 10 {
+		policytest.Route(t, r, &routing.Request{})
+	}
+	require.Zero(t, r.Queued())
+	require.NoError(t, r.Close())
+	require.ErrorIs(t, r.Pick(context.Background(), &routing.Request{}, new(routing.Booking)), routing.ErrClosed)
+}

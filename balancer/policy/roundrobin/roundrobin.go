@@ -1,0 +1,168 @@
+// Package roundrobin is the policy "round_robin": the replicas take turns.
+//
+// The rule. The first request goes to a random replica, so that clients that
+// start together do not march in step; every later one to the next replica in
+// the fleet's order. A replica that is not available is skipped, and its turn
+// is lost: the one after it does not get two. Locality does not matter. After a
+// failed attempt those not tried yet come first.
+//
+// A request for a LoRA adapter takes turns among the replicas that have it
+// loaded, else among those with the fewest adapters, else among all, with a
+// cursor of its own for each adapter. The cursors of the last [MaxAdapters]
+// adapters are kept; one that was forgotten starts at random again.
+//
+// Complexity. O(1) plus the replicas skipped; after a change of membership the
+// first request for an adapter looks once at every replica. Choose does not
+// allocate but for growing the table of adapters to its bound.
+//
+// Guarantees. While the connected replicas do not change and are available, any
+// n requests in a row without an adapter go to n different ones of n.
+//
+// Source: Ray Serve's RoundRobinRouter, whose counter also advances when it
+// skips, so that the neighbour of a full replica is picked twice in a row there.
+package roundrobin
+
+import (
+	"context"
+	"hash/maphash"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Name is the policy's name in a config.
+const Name = "round_robin"
+
+// MaxAdapters is how many adapters have a cursor of their own.
+const MaxAdapters = 1024
+
+// Config has no parameters.
+type Config struct{}
+
+// DefaultConfig returns the config that an empty one stands for.
+func DefaultConfig() Config { return Config{} }
+
+// New returns the policy.
+func New(Config) (*Policy, error) {
+	return &Policy{seed: maphash.MakeSeed()}, nil
+}
+
+// Policy is the policy round_robin. All of it is guarded by the Router's lock.
+type Policy struct {
+	started bool
+	next    uint64
+
+	// epoch is the View's for which adapters was found: whether any replica
+	// declares adapters.
+	epoch    uint64
+	adapters bool
+
+	// Cursors of adapters, by the adapter's hash: names come from callers and
+	// may be long. byAdapter points into cursors, a circle in order of arrival.
+	seed      maphash.Seed
+	cursors   []cursor
+	oldest    int
+	byAdapter map[uint64]int
+}
+
+type cursor struct {
+	adapter uint64
+	next    uint64
+}
+
+var (
+	_ routing.Policy  = (*Policy)(nil)
+	_ routing.KeyUser = (*Policy)(nil)
+)
+
+// Uses implements [routing.KeyUser]: the policy looks at no key.
+func (p *Policy) Uses() routing.Uses { return 0 }
+
+// Prepare implements [routing.Policy]. There is nothing to prepare.
+func (p *Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+// Choose implements [routing.Policy].
+func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	all := len(v.Connected())
+	if all == 0 {
+		return routing.Wait()
+	}
+	tiers := q.Adapter != "" && p.adaptersIn(v)
+	next := p.cursor(q, v, tiers)
+	for i := 0; ; i++ {
+		pool, ok := v.Pool(q, i)
+		if !ok {
+			return routing.Wait()
+		}
+		if !tiers && len(pool.Replicas) < all {
+			continue // a tier of locality
+		}
+		if r := turn(pool, next); r != nil {
+			return routing.To(r, routing.ReasonRoundRobin)
+		}
+	}
+}
+
+// turn returns the first that the pool takes from the cursor on, and moves the
+// cursor behind it. The cursor stays when there is none.
+func turn(pool routing.Pool, next *uint64) *routing.Replica {
+	n := uint64(len(pool.Replicas))
+	at := *next % n
+	for skipped := range n {
+		r := pool.Replicas[at]
+		if pool.Takes(r) {
+			*next += skipped + 1
+			return r
+		}
+		if at++; at == n {
+			at = 0
+		}
+	}
+	return nil
+}
+
+func start(v *routing.View) uint64 { return uint64(v.IntN(1 << 31)) }
+
+// cursor returns the cursor for the request.
+func (p *Policy) cursor(q *routing.Request, v *routing.View, ownForAdapter bool) *uint64 {
+	if !ownForAdapter {
+		if !p.started {
+			p.started, p.next = true, start(v)
+		}
+		return &p.next
+	}
+	adapter := maphash.String(p.seed, q.Adapter)
+	if at, ok := p.byAdapter[adapter]; ok {
+		return &p.cursors[at].next
+	}
+	c := cursor{adapter: adapter, next: start(v)}
+	if p.byAdapter == nil {
+		p.byAdapter = make(map[uint64]int)
+	}
+	at := len(p.cursors)
+	if at < MaxAdapters {
+		p.cursors = append(p.cursors, c)
+	} else {
+		at = p.oldest
+		p.oldest = (p.oldest + 1) % MaxAdapters
+		delete(p.byAdapter, p.cursors[at].adapter)
+		p.cursors[at] = c
+	}
+	p.byAdapter[adapter] = at
+	return &p.cursors[at].next
+}
+
+// adaptersIn reports whether any replica of the fleet declares adapters: if
+// none does, a request's adapter says nothing about where it should go.
+func (p *Policy) adaptersIn(v *routing.View) bool {
+	if p.epoch == v.Epoch() {
+		return p.adapters
+	}
+	p.epoch, p.adapters = v.Epoch(), false
+	for _, r := range v.Replicas() {
+		if len(r.Adapters) > 0 {
+			p.adapters = true
+			break
+		}
+	}
+	return p.adapters
+}

@@ -1,0 +1,130 @@
+package roundrobin
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func TestEveryReplicaOnceInARow(t *testing.T) {
+	for n := 1; n < 20; n++ {
+		r := policytest.NewRouter(t, with(DefaultConfig()), policytest.Fleet(n))
+		for range 3 {
+			seen := make(map[string]bool)
+			for _, id := range route(t, r, &routing.Request{}, n) {
+				seen[id] = true
+			}
+			require.Len(t, seen, n)
+		}
+	}
+}
+
+// In Ray the neighbour of a full replica gets its own turn and that one's.
+func TestSkippedTurnIsLost(t *testing.T) {
+	r := policytest.NewRouter(t, from(0), policytest.Bounded(policytest.Fleet(4), 1))
+	release := policytest.Fill(t, r, "r1", 1)
+	require.Equal(t, []string{"r0", "r2", "r3", "r0", "r2", "r3"}, route(t, r, &routing.Request{}, 6))
+	release(1)
+	require.Equal(t, []string{"r0", "r1", "r2", "r3"}, route(t, r, &routing.Request{}, 4))
+}
+
+func TestAllFullLeavesTheCursor(t *testing.T) {
+	p := from(5)
+	r := policytest.NewRouter(t, p, policytest.Bounded(policytest.Fleet(2), 1))
+	policytest.Fill(t, r, "r0", 1)
+	policytest.Fill(t, r, "r1", 1)
+	require.ErrorIs(t, r.Pick(context.Background(), &routing.Request{}, new(routing.Booking)), routing.ErrFull)
+	require.EqualValues(t, 5, p.next)
+}
+
+func TestLocalityDoesNotMatter(t *testing.T) {
+	fleet := policytest.Fleet(3)
+	fleet[1].Node, fleet[1].Zone = "here", "here"
+	r := policytest.NewRouter(t, from(0), fleet, func(o *routing.Options) { o.Node, o.Zone = "here", "here" })
+	require.Equal(t, []string{"r0", "r1", "r2"}, route(t, r, &routing.Request{}, 3))
+	fleet[2].Adapters = []string{"a"}
+	policytest.SetFleet(r, fleet)
+	require.Equal(t, []string{"r0", "r1", "r2"}, route(t, r, &routing.Request{}, 3))
+}
+
+func TestRetryAsksTheUntriedFirst(t *testing.T) {
+	r := policytest.NewRouter(t, from(0), policytest.Fleet(3))
+	q := &routing.Request{}
+	q.NextAttempt(r.View().ByID("r0"))
+	for _, want := range []string{"r1", "r2", "r1"} {
+		b := policytest.Pick(t, r, q)
+		require.Equal(t, want, b.Decision.Replica.ID)
+		require.Equal(t, routing.ReasonRetry, b.Decision.Reason)
+		require.Equal(t, routing.ReasonRoundRobin, b.Decision.Rule)
+	}
+}
+
+func TestACursorForEachAdapter(t *testing.T) {
+	fleet := policytest.Fleet(4)
+	fleet[0].Adapters = []string{"a", "b"}
+	fleet[1].Adapters = []string{"a", "b"}
+	fleet[2].Adapters = []string{"c"}
+	r := policytest.NewRouter(t, from(0), fleet)
+	seen := make(map[string]int)
+	for range 10 { // in step: with one cursor each would always meet the same
+		seen["a"+route(t, r, &routing.Request{Adapter: "a"}, 1)[0]]++
+		seen["b"+route(t, r, &routing.Request{Adapter: "b"}, 1)[0]]++
+	}
+	require.Equal(t, map[string]int{"ar0": 5, "ar1": 5, "br0": 5, "br1": 5}, seen)
+	require.Equal(t, []string{"r2", "r2"}, route(t, r, &routing.Request{Adapter: "c"}, 2))
+	require.Equal(t, []string{"r3", "r3"}, route(t, r, &routing.Request{Adapter: "nobody's"}, 2), "the fewest adapters")
+}
+
+func TestAdapterSpillsTierByTier(t *testing.T) {
+	fleet := policytest.Bounded(policytest.Fleet(3), 1)
+	fleet[0].Adapters = []string{"a"}
+	fleet[1].Adapters = []string{"b"}
+	r := policytest.NewRouter(t, from(0), fleet)
+	q := &routing.Request{Adapter: "a"}
+	for _, want := range []string{"r0", "r2", "r1"} {
+		require.Equal(t, want, policytest.Pick(t, r, q).Decision.Replica.ID)
+	}
+}
+
+// Names of adapters come from callers: the table of cursors is bounded.
+func TestTableOfAdaptersIsBounded(t *testing.T) {
+	fleet := policytest.Fleet(3)
+	fleet[0].Adapters = []string{"a"}
+	p := with(DefaultConfig())
+	r := policytest.NewRouter(t, p, fleet)
+	for i := range 3 * MaxAdapters {
+		policytest.Route(t, r, &routing.Request{Adapter: fmt.Sprint(i)})
+		require.LessOrEqual(t, len(p.cursors), MaxAdapters)
+		require.Len(t, p.byAdapter, len(p.cursors))
+	}
+	for adapter, at := range p.byAdapter {
+		require.Equal(t, adapter, p.cursors[at].adapter)
+	}
+}
+
+func BenchmarkAdapters(b *testing.B) {
+	fleet := policytest.Fleet(64)
+	for i := range fleet {
+		fleet[i].Adapters = []string{fmt.Sprint(i % 8)}
+	}
+	r := policytest.NewRouter(b, build(), fleet)
+	qs := make([]*routing.Request, 16)
+	for i := range qs {
+		qs[i] = &routing.Request{Adapter: fmt.Sprint(i)}
+	}
+	var booking routing.Booking
+	i := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := r.Pick(context.Background(), qs[i%len(qs)], &booking); err != nil {
+			b.Fatal(err)
+		}
+		booking.Release()
+		i++
+	}
+}

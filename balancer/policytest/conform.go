@@ -1,0 +1,358 @@
+package policytest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Conform checks what every policy must keep, whatever its rule:
+//
+//   - it never picks a replica that is not connected, full, draining, excluded,
+//     or that does not serve the model; it asks its Choose, not the Router, which
+//     would correct such a pick;
+//   - when it picks nobody, those it waits for are connected, full and allowed,
+//     and it waits for anybody only when nobody is available;
+//   - after a failed attempt it prefers replicas not tried yet, and tries one
+//     again when there is no other;
+//   - Choose does not allocate while somebody is available;
+//   - it survives any change of the fleet, also between Prepare and Choose;
+//   - requests with all keys, some or none;
+//   - concurrent use: bookings never exceed max_ongoing_requests and all return.
+//
+// build returns a new policy for each part. It must be configured so that with
+// three replicas it may use every one of them for any request.
+func Conform(t *testing.T, build func() routing.Policy) {
+	t.Run("whom it picks", func(t *testing.T) { conformPicks(t, build) })
+	t.Run("all full", func(t *testing.T) { conformFull(t, build) })
+	t.Run("untried first", func(t *testing.T) { conformRetry(t, build) })
+	t.Run("no allocation", func(t *testing.T) { conformAllocs(t, build) })
+	t.Run("fleet changes", func(t *testing.T) { conformFleet(t, build) })
+	t.Run("concurrent", func(t *testing.T) { conformConcurrent(t, build) })
+}
+
+// Request returns the i-th of a series of requests that differ in their keys.
+// Of every four one has all keys, one a session, one a prompt and one none.
+func Request(i int) *routing.Request {
+	q := &routing.Request{}
+	switch i % 4 {
+	case 0:
+		q.ID, q.Session = fmt.Sprintf("req-%d", i), fmt.Sprintf("sess_%04d", i)
+		q.SetPrompt(prompt(i))
+	case 1:
+		q.Session = fmt.Sprintf("sess_%04d", i)
+	case 2:
+		q.SetPrompt(prompt(i))
+	}
+	return q
+}
+
+// prompt returns a prompt of 1,200 tokens, the first 600 shared by many.
+func prompt(i int) routing.Prompt {
+	tokens := make([]uint32, 1200)
+	for j := range tokens {
+		tokens[j] = uint32(j*7919 + i%3)
+		if j >= len(tokens)/2 {
+			tokens[j] += uint32(i) * 104729
+		}
+	}
+	return routing.Prompt{Tokens: tokens}
+}
+
+// Choose asks the policy itself, as the Router would but without its
+// corrections, and books nothing. The Router must not be in use elsewhere.
+func Choose(t testing.TB, r *routing.Router, q *routing.Request) routing.Decision {
+	t.Helper()
+	r.Prepare(context.Background(), q)
+	return r.Policy().Choose(q, r.View())
+}
+
+// Check fails the test if a policy may not answer a request with this decision.
+func Check(t testing.TB, q *routing.Request, v *routing.View, d routing.Decision) {
+	t.Helper()
+	if d.Replica == nil {
+		checkWait(t, q, v, d)
+		return
+	}
+	r := v.ByID(d.Replica.ID)
+	switch {
+	case r == nil:
+		t.Errorf("picked %s, which is not in the fleet", d.Replica.ID)
+	case !r.Connected():
+		t.Errorf("picked %s, which is not connected", r.ID)
+	case r.Full():
+		t.Errorf("picked %s, which is full", r.ID)
+	case r.Draining:
+		t.Errorf("picked %s, which is draining", r.ID)
+	case slices.Contains(q.Exclude, r.ID):
+		t.Errorf("picked %s, which the request excludes", r.ID)
+	case !v.Available(q, r):
+		t.Errorf("picked %s, which does not serve the model %q", r.ID, q.Model)
+	}
+	if d.Reason == "" {
+		t.Errorf("picked %s and gives no reason", d.Replica.ID)
+	}
+	if d.Place < -1 || d.MatchedTokens < 0 || d.MatchedTokens > q.PromptTokens {
+		t.Errorf("picked %s with place %d and %d matched tokens of %d", d.Replica.ID, d.Place, d.MatchedTokens, q.PromptTokens)
+	}
+}
+
+func checkWait(t testing.TB, q *routing.Request, v *routing.View, d routing.Decision) {
+	t.Helper()
+	if len(d.WaitFor) == 0 {
+		for _, r := range v.Connected() {
+			if v.Available(q, r) {
+				t.Errorf("waits for anybody while %s is available", r.ID)
+			}
+		}
+		return
+	}
+	for _, w := range d.WaitFor {
+		r := v.ByID(w.ID)
+		if r == nil || !r.Connected() || !r.Full() || !v.Allowed(q, r) {
+			t.Errorf("waits for %s, which is not a full one that the request may use", w.ID)
+		}
+	}
+}
+
+// conformPicks draws fleets and requests at random.
+func conformPicks(t *testing.T, build func() routing.Policy) {
+	rnd := Seeded(42)
+	for i := range 300 {
+		fleet := randomFleet(rnd, 1+rnd.IntN(8))
+		r := NewRouter(t, build(), fleet, func(o *routing.Options) {
+			o.Node, o.Zone, o.Rand = "n1", "z1", Seeded(uint64(i))
+		})
+		for j, m := range fleet {
+			if rnd.IntN(3) == 0 && j > 0 && !m.Draining {
+				Fill(t, r, m.ID, rnd.IntN(m.MaxOngoing+1))
+			}
+		}
+		for _, m := range fleet[1:] {
+			r.SetConnected(m.ID, rnd.IntN(5) > 0)
+		}
+		for j := range 8 {
+			q := randomRequest(rnd, i+j, fleet)
+			Check(t, q, r.View(), Choose(t, r, q))
+		}
+		if t.Failed() {
+			t.Logf("fleet %d: %+v", i, fleet)
+			return
+		}
+	}
+}
+
+func randomFleet(rnd *rand.Rand, n int) []routing.Member {
+	fleet := Fleet(n)
+	for i := range fleet {
+		m := &fleet[i]
+		m.MaxOngoing = 1 + rnd.IntN(3)
+		m.Draining = rnd.IntN(6) == 0
+		m.Zone = fmt.Sprintf("z%d", rnd.IntN(3))
+		m.Node = fmt.Sprintf("n%d", rnd.IntN(4))
+		m.Weight = float64(rnd.IntN(4))
+		for _, a := range []string{"a", "b"} {
+			if rnd.IntN(3) == 0 {
+				m.Adapters = append(m.Adapters, a)
+			}
+		}
+		for _, name := range []string{"m0", "m1"} {
+			if rnd.IntN(2) == 0 {
+				m.Models = append(m.Models, name)
+			}
+		}
+	}
+	return fleet
+}
+
+func randomRequest(rnd *rand.Rand, i int, fleet []routing.Member) *routing.Request {
+	q := Request(i)
+	q.Adapter = []string{"", "", "a", "b", "nobody's"}[rnd.IntN(5)]
+	q.Model = []string{"", "m0", "m1"}[rnd.IntN(3)]
+	for _, m := range fleet {
+		switch rnd.IntN(8) {
+		case 0:
+			q.Exclude = append(q.Exclude, m.ID)
+		case 1:
+			q.NextAttempt(&routing.Replica{Attributes: m.Attributes})
+		}
+	}
+	return q
+}
+
+func conformFull(t *testing.T, build func() routing.Policy) {
+	r := NewRouter(t, build(), Bounded(Fleet(5), 1))
+	release := make(map[string]func(int))
+	for _, rep := range r.View().Replicas() {
+		release[rep.ID] = Fill(t, r, rep.ID, 1)
+	}
+	for i := range 8 {
+		q := Request(i)
+		if d := Choose(t, r, q); d.Replica != nil {
+			t.Fatalf("picked %s while all are full", d.Replica.ID)
+		} else {
+			Check(t, q, r.View(), d)
+		}
+		var b routing.Booking
+		if err := r.Pick(context.Background(), q, &b); !errors.Is(err, routing.ErrFull) {
+			t.Fatalf("Pick says %v while all are full", err)
+		}
+	}
+	for _, free := range release {
+		free(1)
+	}
+	for i := range 8 {
+		if d := Choose(t, r, Request(i)); d.Replica == nil {
+			t.Fatalf("picked nobody while all are available again")
+		}
+	}
+}
+
+func conformRetry(t *testing.T, build func() routing.Policy) {
+	for i := range 40 {
+		r := NewRouter(t, build(), Fleet(3))
+		q := Request(i)
+		seen := make(map[string]bool)
+		for range 3 {
+			d := Choose(t, r, q)
+			if d.Replica == nil {
+				t.Fatalf("request %d, attempt %d: picked nobody", i, q.Attempt())
+			}
+			if seen[d.Replica.ID] {
+				t.Fatalf("request %d, attempt %d: picked %s again before all were tried", i, q.Attempt(), d.Replica.ID)
+			}
+			seen[d.Replica.ID] = true
+			q.NextAttempt(d.Replica)
+		}
+		if d := Choose(t, r, q); d.Replica == nil {
+			t.Fatalf("request %d: picked nobody once all were tried", i)
+		}
+	}
+}
+
+func conformAllocs(t *testing.T, build func() routing.Policy) {
+	for _, n := range []int{1, 2, 3, 16, 100} {
+		fleet := Bounded(Fleet(n), 2)
+		for i := range fleet {
+			fleet[i].Adapters = []string{fmt.Sprint(i % 3)}
+		}
+		r := NewRouter(t, build(), fleet)
+		if n > 2 {
+			Fill(t, r, "r1", 2)
+			r.SetConnected("r2", false)
+		}
+		var qs []*routing.Request
+		for i := range 16 {
+			q := Request(i)
+			if i >= 8 {
+				q.Adapter = fmt.Sprint(i % 4)
+			}
+			r.Prepare(context.Background(), q)
+			qs = append(qs, q)
+		}
+		p, v := r.Policy(), r.View()
+		allocs := testing.AllocsPerRun(20, func() {
+			for _, q := range qs {
+				p.Choose(q, v)
+			}
+		})
+		if allocs > 0 {
+			t.Errorf("%d replicas: Choose allocates %v times in %d picks", n, allocs, len(qs))
+		}
+	}
+}
+
+// conformFleet turns the fleet over while requests are between Prepare and Choose.
+func conformFleet(t *testing.T, build func() routing.Policy) {
+	rnd := Seeded(7)
+	r := NewRouter(t, build(), Fleet(6))
+	pool := Fleet(12)
+	for i := range 200 {
+		var qs []*routing.Request
+		for j := range 8 {
+			q := Request(4*i + j)
+			r.Prepare(context.Background(), q)
+			qs = append(qs, q)
+		}
+		rnd.Shuffle(len(pool), func(a, b int) { pool[a], pool[b] = pool[b], pool[a] })
+		next := slices.Clone(pool[:1+rnd.IntN(len(pool))])
+		for k := range next {
+			next[k].Weight = float64(rnd.IntN(3))
+		}
+		SetFleet(r, next)
+		for _, q := range qs {
+			d := r.Policy().Choose(q, r.View())
+			if d.Replica == nil {
+				t.Fatalf("picked nobody after a change of the fleet, with %d available", len(next))
+			}
+			if r.View().ByID(d.Replica.ID) != nil { // else the Router corrects it
+				Check(t, q, r.View(), d)
+			}
+			Pick(t, r, q).Release()
+		}
+	}
+	SetFleet(r, nil)
+	if d := r.Policy().Choose(Request(0), r.View()); d.Replica != nil {
+		t.Errorf("picked %s from an empty fleet", d.Replica.ID)
+	}
+	SetFleet(r, Fleet(3))
+	Pick(t, r, Request(0)).Release()
+}
+
+func conformConcurrent(t *testing.T, build func() routing.Policy) {
+	const workers, picks, limit = 8, 200, 3
+	full := Bounded(Fleet(6), limit)
+	r := NewRouter(t, build(), full, func(o *routing.Options) { o.MaxQueued = -1 })
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			held := make([]routing.Booking, 4)
+			for i := range picks {
+				b := &held[i%len(held)]
+				b.Release()
+				q := Request(w*picks + i)
+				err := r.Pick(context.Background(), q, b)
+				switch {
+				case errors.Is(err, routing.ErrFull):
+				case err != nil:
+					t.Errorf("Pick: %v", err)
+				case b.Decision.Replica.Ongoing() > limit:
+					t.Errorf("%s has more than %d bookings", b.Decision.Replica.ID, limit)
+				default:
+					r.Complete(q, b.Decision, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+				}
+			}
+			for i := range held {
+				held[i].Release()
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range picks {
+			id := full[1+i%3].ID
+			switch i % 4 {
+			case 0:
+				r.SetConnected(id, false)
+			case 1:
+				r.SetFleet(full[:4])
+			case 2:
+				SetFleet(r, full)
+			case 3:
+				r.View().MeanLoad()
+			}
+		}
+		SetFleet(r, full)
+	})
+	wg.Wait()
+	for id, n := range Ongoing(r) {
+		if n != 0 {
+			t.Errorf("%s still has %d bookings", id, n)
+		}
+	}
+}

@@ -1,0 +1,181 @@
+// Package policytest helps to test a routing policy: fake replicas, connected
+// to a real [routing.Router] with a fake clock and seeded randomness, helpers to
+// pick and to fill, and [Conform], the suite of what every policy must keep.
+//
+// A test of a policy of one's own begins with
+//
+//	func TestConform(t *testing.T) {
+//		policytest.Conform(t, func() routing.Policy { return mypolicy.New() })
+//	}
+//
+// and goes on with the policy's own rule:
+//
+//	r := policytest.NewRouter(t, mypolicy.New(), policytest.Replicas("a", "b"))
+//	policytest.Fill(t, r, "a", 3)
+//	id := policytest.Route(t, r, policytest.Session("user_42"))
+package policytest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// A Clock is a clock that moves only when told. Safe for concurrent use.
+type Clock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+// NewClock returns a clock that stands at the first moment of 2030, UTC.
+func NewClock() *Clock {
+	return &Clock{now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
+}
+
+// Now returns the clock's time.
+func (c *Clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+// Advance moves the clock forward.
+func (c *Clock) Advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}
+
+// Replicas returns members with these ids and no bound on their requests. The
+// caller may change them before they enter a fleet.
+func Replicas(ids ...string) []routing.Member {
+	fleet := make([]routing.Member, len(ids))
+	for i, id := range ids {
+		fleet[i].ID = id
+		fleet[i].Address = fmt.Sprintf("192.0.2.%d:%d", i%250+1, 50051+i/250)
+	}
+	return fleet
+}
+
+// Fleet returns n members, r0, r1 and so on.
+func Fleet(n int) []routing.Member {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("r%d", i)
+	}
+	return Replicas(ids...)
+}
+
+// Bounded sets how many requests each member may have at once, and returns them.
+func Bounded(fleet []routing.Member, maxOngoing int) []routing.Member {
+	for i := range fleet {
+		fleet[i].MaxOngoing = maxOngoing
+	}
+	return fleet
+}
+
+// Seeded returns a source of randomness that is the same in every run.
+func Seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
+
+// NewRouter returns a Router of the policy over the fleet, all of it connected.
+// Its clock stands still and its randomness is seeded unless an option says
+// otherwise. It is closed when the test ends.
+func NewRouter(t testing.TB, p routing.Policy, fleet []routing.Member, opts ...func(*routing.Options)) *routing.Router {
+	t.Helper()
+	o := routing.Options{Policy: p, Now: NewClock().Now, Rand: Seeded(1)}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	r, err := routing.NewRouter(o)
+	if err != nil {
+		t.Fatalf("policytest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Errorf("policytest: %v", err)
+		}
+	})
+	SetFleet(r, fleet)
+	return r
+}
+
+// SetFleet replaces the Router's fleet and connects all of it.
+func SetFleet(r *routing.Router, fleet []routing.Member) {
+	r.SetFleet(fleet)
+	for _, m := range fleet {
+		r.SetConnected(m.ID, true)
+	}
+}
+
+// Session returns a request of a session.
+func Session(key string) *routing.Request { return &routing.Request{Session: key} }
+
+// Pick picks and books. The test fails where the Router has an error.
+func Pick(t testing.TB, r *routing.Router, q *routing.Request) *routing.Booking {
+	t.Helper()
+	b := new(routing.Booking)
+	if err := r.Pick(context.Background(), q, b); err != nil {
+		t.Fatalf("policytest: Pick: %v", err)
+	}
+	return b
+}
+
+// Route picks, releases at once, and returns the id of the replica.
+func Route(t testing.TB, r *routing.Router, q *routing.Request) string {
+	t.Helper()
+	b := Pick(t, r, q)
+	b.Release()
+	return b.Decision.Replica.ID
+}
+
+// Fill books n requests on a replica. The function that it returns releases the
+// oldest k of those still held.
+func Fill(t testing.TB, r *routing.Router, id string, n int) (release func(k int)) {
+	t.Helper()
+	held := make([]*routing.Booking, n)
+	for i := range held {
+		held[i] = Pick(t, r, &routing.Request{Pin: id})
+	}
+	return func(k int) {
+		for _, b := range held[:k] {
+			b.Release()
+		}
+		held = held[k:]
+	}
+}
+
+// Ongoing returns how many bookings each replica of the fleet has, by id.
+func Ongoing(r *routing.Router) map[string]int {
+	n := make(map[string]int)
+	for _, rep := range r.View().Replicas() {
+		n[rep.ID] = rep.Ongoing()
+	}
+	return n
+}
+
+// Acquire acquires in a goroutine of its own. The channel gives the booking once
+// there is one, and is closed; it gives nothing where the Router has an error,
+// which fails the test. In a [testing/synctest] bubble,
+//
+//	got := policytest.Acquire(t, r, q)
+//	synctest.Wait()
+//
+// returns when the request has its booking or stands in the queue.
+func Acquire(t testing.TB, r *routing.Router, q *routing.Request) <-chan *routing.Booking {
+	got := make(chan *routing.Booking, 1)
+	go func() {
+		defer close(got)
+		b := new(routing.Booking)
+		if err := r.Acquire(t.Context(), q, b); err != nil {
+			t.Errorf("policytest: Acquire: %v", err)
+			return
+		}
+		got <- b
+	}()
+	return got
+}

@@ -1,0 +1,100 @@
+package policytest_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func TestClock(t *testing.T) {
+	c := policytest.NewClock()
+	start := c.Now()
+	c.Advance(90 * time.Second)
+	require.Equal(t, 90*time.Second, c.Now().Sub(start))
+}
+
+func TestFillReleasesTheOldest(t *testing.T) {
+	r := policytest.NewRouter(t, leastLoaded{}, policytest.Fleet(2))
+	release := policytest.Fill(t, r, "r1", 3)
+	require.Equal(t, map[string]int{"r0": 0, "r1": 3}, policytest.Ongoing(r))
+	release(2)
+	release(1)
+	require.Equal(t, map[string]int{"r0": 0, "r1": 0}, policytest.Ongoing(r))
+}
+
+// leastLoaded is the shortest policy there is.
+type leastLoaded struct{}
+
+func (leastLoaded) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+func (leastLoaded) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	if r := v.LeastLoaded(q); r != nil {
+		return routing.To(r, routing.ReasonLeastLoaded)
+	}
+	return routing.Wait()
+}
+
+func TestConform(t *testing.T) {
+	policytest.Conform(t, func() routing.Policy { return leastLoaded{} })
+}
+
+// recorder keeps what a check says instead of failing the test.
+type recorder struct {
+	testing.TB
+	said []string
+}
+
+func (r *recorder) Helper() {}
+
+func (r *recorder) Errorf(format string, args ...any) {
+	r.said = append(r.said, fmt.Sprintf(format, args...))
+}
+
+func TestCheckSeesWhatIsWrong(t *testing.T) {
+	fleet := policytest.Bounded(policytest.Fleet(5), 1)
+	fleet[2].Draining = true
+	fleet[3].Models = []string{"other"}
+	fleet[4].Models = []string{"m"}
+	r := policytest.NewRouter(t, leastLoaded{}, fleet)
+	policytest.Fill(t, r, "r1", 1)
+	v := r.View()
+	q := &routing.Request{Model: "m", Exclude: []string{"r4"}}
+	to := func(id string) routing.Decision { return routing.To(v.ByID(id), routing.ReasonLeastLoaded) }
+	gone := routing.To(&routing.Replica{Attributes: routing.Attributes{ID: "gone"}}, "why")
+	for want, d := range map[string]routing.Decision{
+		"r1, which is full":                      to("r1"),
+		"r2, which is draining":                  to("r2"),
+		"does not serve the model":               to("r3"),
+		"r4, which the request excludes":         to("r4"),
+		"not in the fleet":                       gone,
+		"gives no reason":                        routing.To(v.ByID("r0"), ""),
+		"anybody while r0 is available":          routing.Wait(),
+		"waits for r0, which is not a full one":  routing.Wait(v.ByID("r0")),
+		"picked r0 with place -2":                {Replica: v.ByID("r0"), Reason: "why", Place: -2},
+		"picked r0 with place 0 and 7 matched t": {Replica: v.ByID("r0"), Reason: "why", MatchedTokens: 7},
+	} {
+		rec := &recorder{TB: t}
+		policytest.Check(rec, q, v, d)
+		require.Truef(t, slices.ContainsFunc(rec.said, func(s string) bool {
+			return strings.Contains(s, want)
+		}), "%q: %q", want, rec.said)
+	}
+	for _, d := range []routing.Decision{to("r0"), routing.Wait(v.ByID("r1"))} {
+		rec := &recorder{TB: t}
+		policytest.Check(rec, q, v, d)
+		require.Empty(t, rec.said)
+	}
+	r.SetConnected("r0", false)
+	rec := &recorder{TB: t}
+	policytest.Check(rec, q, r.View(), to("r0"))
+	require.Len(t, rec.said, 1)
+	require.Contains(t, rec.said[0], "not connected")
+}

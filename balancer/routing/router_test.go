@@ -1,0 +1,504 @@
+package routing
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestPickErrors(t *testing.T) {
+	fleet := []Member{
+		member("a", room(1), models("m")), member("b", room(1), models("m")),
+		member("off", models("m")), member("drains", draining, models("m", "old")),
+	}
+	for name, c := range map[string]struct {
+		q    Request
+		full bool // a and b
+		err  error
+	}{
+		"room":                     {Request{}, false, nil},
+		"full":                     {Request{}, true, ErrFull},
+		"pinned":                   {Request{Pin: "b"}, false, nil},
+		"pinned to a full one":     {Request{Pin: "b"}, true, ErrFull},
+		"pinned to one not known":  {Request{Pin: "z"}, false, ErrNoSuchReplica},
+		"pinned, not connected":    {Request{Pin: "off"}, false, ErrNotConnected},
+		"pinned and excluded":      {Request{Pin: "a", Exclude: []string{"a"}}, false, ErrNoSuchReplica},
+		"pinned to a draining one": {Request{Pin: "drains"}, false, ErrNoSuchReplica},
+		"excludes the connected":   {Request{Exclude: []string{"a", "b"}}, false, ErrNotConnected},
+		"excludes all":             {Request{Exclude: []string{"a", "b", "off"}}, false, ErrNoSuchReplica},
+		"model of a draining one":  {Request{Model: "old"}, false, ErrNoSuchReplica},
+		"model nobody declares":    {Request{Model: "other"}, false, nil},
+		"model, full":              {Request{Model: "m"}, true, ErrFull},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := connected(t, Options{}, fleet...)
+			r.SetConnected("off", false)
+			if c.full {
+				pick(t, r, &Request{Pin: "a"})
+				pick(t, r, &Request{Pin: "b"})
+			}
+			var b Booking
+			require.Equal(t, c.err, r.Pick(t.Context(), &c.q, &b))
+			require.Equal(t, c.err == nil, b.Held())
+		})
+	}
+	r, err := NewRouter(Options{Policy: choosing(firstFree)})
+	require.NoError(t, err)
+	require.Equal(t, ErrNotConnected, r.Pick(t.Context(), new(Request), new(Booking)))
+	require.NoError(t, r.Close())
+	require.Equal(t, ErrClosed, r.Pick(t.Context(), new(Request), new(Booking)))
+	_, err = NewRouter(Options{})
+	require.ErrorContains(t, err, "Policy")
+}
+
+func TestBookingLife(t *testing.T) {
+	r := connected(t, Options{}, member("a", func(m *Member) { m.Weight = 2 }))
+	rep := r.View().ByID("a")
+	var none Booking
+	none.Release()
+	none.PrefillDone()
+	require.False(t, none.Held())
+	require.Nil(t, none.Router())
+
+	b := pick(t, r, &Request{PromptTokens: 900})
+	require.Same(t, r, b.Router())
+	require.Zero(t, b.Decision.Load, "the load it found, without its own")
+	require.Equal(t, 900, rep.QueuedTokens())
+	require.Equal(t, (900+DefaultRequestCost)/2.0, r.View().Load(rep))
+	require.Equal(t, r.View().Load(rep), r.View().MeanLoad())
+	require.Equal(t, ErrHeld, r.Pick(t.Context(), new(Request), b), "its load would be lost")
+	require.Equal(t, ErrHeld, r.Acquire(t.Context(), new(Request), b))
+	require.Equal(t, "a", b.Decision.Replica.ID)
+
+	b.PrefillDone()
+	b.PrefillDone()
+	require.Zero(t, rep.QueuedTokens())
+	require.Equal(t, 1, rep.Ongoing())
+	b.Release()
+	b.Release()
+	b.PrefillDone()
+	require.Zero(t, rep.Ongoing())
+	require.Equal(t, "a", b.Decision.Replica.ID, "readable after Release")
+	require.NoError(t, r.Pick(t.Context(), new(Request), b), "may be used again")
+}
+
+// Absurd lengths do not spill from one counter of the book into the other.
+func TestHugePrompts(t *testing.T) {
+	matched := 0
+	r := connected(t, Options{Policy: choosing(func(q *Request, v *View) Decision {
+		d := firstFree(q, v)
+		d.MatchedTokens = matched
+		return d
+	})}, member("a"))
+	rep := r.View().ByID("a")
+	var bs []*Booking
+	for _, n := range []int{math.MaxInt, math.MinInt, -1, 1 << 40, 5} {
+		for _, matched = range []int{0, math.MaxInt, -math.MaxInt} {
+			bs = append(bs, pick(t, r, &Request{PromptTokens: n}))
+			require.Equal(t, len(bs), rep.Ongoing())
+			require.GreaterOrEqual(t, rep.QueuedTokens(), 0)
+		}
+	}
+	for _, b := range bs {
+		b.Release()
+	}
+	require.Zero(t, rep.live.book.Load())
+}
+
+func TestLeavesAndComesBack(t *testing.T) {
+	r := connected(t, Options{MaxOngoing: 1}, members(2)...)
+	b := pick(t, r, &Request{Pin: "r1", PromptTokens: 7})
+	r.SetFleet(members(1))
+	require.Len(t, r.departed, 1)
+	require.False(t, b.Decision.Replica.Connected())
+	r.SetFleet(members(2))
+	require.Empty(t, r.departed)
+	back := r.View().ByID("r1")
+	require.False(t, back.Connected(), "not before the host says so")
+	r.SetConnected("r1", true)
+	require.Equal(t, 1, back.Ongoing())
+	require.Equal(t, ErrFull, r.Pick(t.Context(), &Request{Pin: "r1"}, new(Booking)))
+	w := enqueue(t, r, &Request{Pin: "r1"})
+	b.Release()
+	require.Equal(t, "r1", servedBy(t, w))
+
+	r.SetFleet(members(1))
+	w.b.Release()
+	require.Empty(t, r.departed, "forgotten with its last booking")
+}
+
+func TestReasons(t *testing.T) {
+	r := connected(t, Options{MaxOngoing: 1, Now: ticking()}, members(2)...)
+	q := new(Request)
+	b := pick(t, r, q)
+	require.Equal(t, Decision{Replica: r.View().ByID("r0"), Reason: "first", Place: -1}, b.Decision)
+	require.Equal(t, 1, q.Attempt())
+
+	q.NextAttempt(b.Decision.Replica)
+	require.Equal(t, 2, q.Attempt())
+	require.True(t, q.Tried(b.Decision.Replica))
+	retry := pick(t, r, q)
+	require.Equal(t, [2]Reason{ReasonRetry, "first"}, [2]Reason{retry.Decision.Reason, retry.Decision.Rule})
+
+	q.NextAttempt(nil)
+	w := enqueue(t, r, q)
+	pinned := enqueue(t, r, &Request{Pin: "r0", attempt: 1})
+	b.Release()
+	require.Equal(t, "r0", servedBy(t, w))
+	require.Equal(t, [2]Reason{ReasonQueued, "first"}, [2]Reason{w.b.Decision.Reason, w.b.Decision.Rule})
+	require.Positive(t, w.b.Decision.Queued)
+	w.b.Release()
+	servedBy(t, pinned)
+	require.Equal(t, [2]Reason{ReasonQueued, ReasonPinned}, [2]Reason{pinned.b.Decision.Reason, pinned.b.Decision.Rule})
+	pinned.b.Release()
+	require.Equal(t, ReasonPinned, pick(t, r, &Request{Pin: "r0"}).Decision.Reason)
+}
+
+func TestPools(t *testing.T) {
+	fleet := []Member{
+		member("far", at("n9", "z9"), adapters("x", "y")),
+		member("zone", at("n1", "z0"), adapters("y")),
+		member("node", at("n0", "z0"), adapters("x", "y", "z")),
+		member("zone2", at("n2", "z0"), adapters("z")),
+	}
+	r := connected(t, Options{Node: "n0", Zone: "z0"}, fleet...)
+	far := r.View().ByID("far")
+	retried := &Request{Adapter: "x"}
+	retried.NextAttempt(far)
+	plain := connected(t, Options{}, members(2)...)
+	again := new(Request)
+	again.NextAttempt(plain.View().ByID("r0"))
+	for name, c := range map[string]struct {
+		r       *Router
+		q       *Request
+		pools   []string
+		prefers bool
+		least   string
+	}{
+		"locality":       {r, new(Request), []string{"node", "zone node zone2", "far zone node zone2"}, true, "node"},
+		"adapter":        {r, &Request{Adapter: "x"}, []string{"far node", "zone zone2", "far zone node zone2"}, true, "far"},
+		"cold adapter":   {r, &Request{Adapter: "w"}, []string{"zone zone2", "far zone node zone2"}, true, "zone"},
+		"untried first":  {r, retried, []string{"node", "zone zone2", "zone node zone2", "far node", "zone zone2", "far zone node zone2"}, true, "node"},
+		"no preferences": {plain, &Request{Adapter: "x"}, []string{"r0 r1"}, false, "r0"},
+		"retry":          {plain, again, []string{"r1", "r0 r1"}, true, "r1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := c.r.View()
+			require.Equal(t, c.pools, takes(v, c.q))
+			require.Equal(t, c.prefers, v.Prefers(c.q))
+			require.Equal(t, c.least, v.LeastLoaded(c.q).ID)
+		})
+	}
+	r.SetConnected("node", false)
+	require.Equal(t, []string{"zone zone2", "far zone zone2"}, takes(r.View(), new(Request)))
+}
+
+// takes lists who would be taken in each pool.
+func takes(v *View, q *Request) (pools []string) {
+	for i := 0; ; i++ {
+		p, ok := v.Pool(q, i)
+		if !ok {
+			return pools
+		}
+		ids := ""
+		for _, r := range p.Replicas {
+			if p.Takes(r) {
+				ids += " " + r.ID
+			}
+		}
+		pools = append(pools, ids[min(1, len(ids)):])
+	}
+}
+
+func TestLeastLoaded(t *testing.T) {
+	r := connected(t, Options{Policy: choosing(leastLoaded), MaxOngoing: 2},
+		member("a"), member("b", func(m *Member) { m.Weight = 4 }), member("c", draining))
+	var got string
+	for range 4 {
+		got += pick(t, r, &Request{PromptTokens: 100}).Decision.Replica.ID
+	}
+	require.Equal(t, "abba", got, "ties to the first; a heavier replica carries more; the full are passed over")
+	require.Nil(t, r.View().LeastLoaded(new(Request)))
+	require.Equal(t, ErrFull, r.Pick(t.Context(), new(Request), new(Booking)))
+}
+
+// The sum behind the mean is kept from the first call on, through all that
+// changes it.
+func TestMeanLoad(t *testing.T) {
+	heavy := func(m *Member) { m.Weight = 8 }
+	r := connected(t, Options{Policy: choosing(leastLoaded)}, member("a"), member("b"))
+	exact := func(want float64) {
+		t.Helper()
+		require.InDelta(t, want, r.View().MeanLoad(), 1e-6)
+		require.Equal(t, r.View().sumLoads(), r.shared.loadSum.Load())
+	}
+	require.Zero(t, r.View().MeanLoad())
+	require.False(t, r.shared.sumKept.Load())
+	b := pick(t, r, &Request{PromptTokens: 1500})
+	require.True(t, r.shared.sumKept.Load())
+	exact(1000)
+	r.SetFleet([]Member{member("a", heavy), member("b")})
+	exact(125)
+	r.SetConnected("a", false)
+	exact(0)
+	b.PrefillDone()
+	r.SetConnected("a", true)
+	exact(500. / 8 / 2)
+	r.SetFleet([]Member{member("b")})
+	b.Release()
+	exact(0)
+	r.Disconnect()
+	require.Zero(t, r.View().MeanLoad())
+}
+
+func TestSetFleet(t *testing.T) {
+	var seen [][2]int
+	policy := &watching{changed: func(added, removed []*Replica) { seen = append(seen, [2]int{len(added), len(removed)}) }}
+	r := connected(t, Options{Policy: policy}, members(3)...)
+	v := r.View()
+
+	r.SetFleet(members(3))
+	require.Same(t, v, r.View(), "nothing has changed")
+	r.SetConnected("r1", true)
+	r.SetConnected("nobody", true)
+	require.Same(t, v, r.View())
+
+	stats := map[string]float64{"queue": 1}
+	models := []string{"m"}
+	ms := members(3)
+	ms[1].Stats, ms[1].Models, ms[1].KVEvents = stats, models, "tcp://a:1"
+	r.SetFleet(ms)
+	require.Greater(t, r.View().Epoch(), v.Epoch())
+	require.Same(t, v.ByID("r0"), r.View().ByID("r0"))
+	changed := r.View().ByID("r1")
+	require.NotSame(t, v.ByID("r1"), changed)
+	stats["queue"], models[0] = 2, "other"
+	require.Equal(t, 1.0, changed.Stats["queue"], "the host's map is its own")
+	require.Equal(t, "m", changed.Models[0])
+	require.True(t, changed.Connected())
+	r.SetFleet(ms)
+	require.Equal(t, 2.0, r.View().ByID("r1").Stats["queue"])
+
+	host := new(int)
+	ms[2].Host = host
+	r.SetFleet(append(ms[1:3:3], ms[2]))
+	require.Equal(t, any(host), r.View().Replicas()[1].Host())
+	require.Equal(t, 1, r.View().ByID("r2").Index())
+	require.Equal(t, [][2]int{{3, 0}, {0, 1}}, seen, "told of who joins or leaves, once, and of nothing else")
+
+	epoch := r.View().Epoch()
+	r.SetConnected("r1", false)
+	require.Equal(t, epoch, r.View().Epoch(), "a connection that blinks is no change of membership")
+	require.Len(t, r.View().Connected(), 1)
+}
+
+func TestCapacity(t *testing.T) {
+	for own, want := range map[int]int{0: 7, 3: 3, -1: 0} {
+		require.Equal(t, want, connected(t, Options{MaxOngoing: 7}, member("a", room(own))).View().ByID("a").Capacity())
+	}
+	require.Zero(t, connected(t, Options{MaxOngoing: -1}, member("a")).View().ByID("a").Capacity())
+	require.Zero(t, connected(t, Options{RequestCost: -1}, member("a")).opts.RequestCost)
+}
+
+// watching is a policy with every optional part.
+type watching struct {
+	uses      Uses
+	prepare   func(context.Context, *Request, *View) error
+	changed   func(added, removed []*Replica)
+	routed    func(*Request, Decision)
+	completed func(*Request, Decision, Outcome)
+	closes    int
+}
+
+func (p *watching) Uses() Uses { return p.uses }
+func (p *watching) Prepare(ctx context.Context, q *Request, v *View) error {
+	return p.prepare(ctx, q, v)
+}
+func (p *watching) Choose(q *Request, v *View) Decision { return firstFree(q, v) }
+func (p *watching) ReplicasChanged(added, removed []*Replica) {
+	if p.changed != nil {
+		p.changed(added, removed)
+	}
+}
+func (p *watching) Routed(q *Request, d Decision) {
+	if p.routed != nil {
+		p.routed(q, d)
+	}
+}
+func (p *watching) Completed(q *Request, d Decision, o Outcome) { p.completed(q, d, o) }
+func (p *watching) Close() error {
+	p.closes++
+	return errors.New("stuck")
+}
+
+func TestUses(t *testing.T) {
+	require.Equal(t, UsesSession|UsesPrompt|CallsOut, connected(t, Options{Policy: remembering{}}).Uses())
+	for uses, c := range map[Uses]struct{ prepared, deadline bool }{
+		0: {}, UsesSession: {}, UsesPrompt: {true, false},
+		CallsOut: {true, true}, UsesPrompt | CallsOut: {true, true},
+	} {
+		prepared, deadline := false, false
+		r := connected(t, Options{PrepareTimeout: time.Hour, Policy: &watching{
+			uses: uses,
+			prepare: func(ctx context.Context, q *Request, v *View) error {
+				end, ok := ctx.Deadline()
+				prepared, deadline = true, ok && time.Until(end) > time.Minute
+				return nil
+			},
+		}}, members(1)...)
+		require.Equal(t, uses, r.Uses())
+		pick(t, r, new(Request))
+		require.Equal(t, c, struct{ prepared, deadline bool }{prepared, deadline}, "%b", uses)
+	}
+}
+
+func TestPrepareTimeout(t *testing.T) {
+	r := connected(t, Options{PrepareTimeout: time.Millisecond, Policy: &watching{
+		uses: CallsOut,
+		prepare: func(ctx context.Context, q *Request, v *View) error {
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	}}, members(1)...)
+	pick(t, r, new(Request))
+	require.EqualValues(t, 1, r.PrepareErrors(), "counted; the request is served all the same")
+}
+
+func TestPreparedOncePerFleetAndRouter(t *testing.T) {
+	var prepared []any
+	var during func()
+	policy := func(name string) *watching {
+		return &watching{uses: UsesPrompt, prepare: func(_ context.Context, q *Request, v *View) error {
+			require.True(t, v.Available(q, v.Replicas()[0]), "a model that nobody declares filters nothing here either")
+			prepared = append(prepared, q.Prepared)
+			q.Prepared = name
+			if during != nil {
+				during()
+			}
+			return nil
+		}}
+	}
+	r := connected(t, Options{Policy: policy("one")}, member("a", models("m")))
+	q := &Request{Model: "unknown"}
+	r.Prepare(t.Context(), q)
+	pick(t, r, q)
+	q.NextAttempt(nil)
+	pick(t, r, q)
+	require.Equal(t, []any{nil}, prepared)
+	r.SetConnected("a", false)
+	r.SetConnected("a", true)
+	pick(t, r, q)
+	require.Len(t, prepared, 1)
+	r.SetFleet([]Member{member("a", models("m")), member("b")})
+	pick(t, r, q)
+	require.Equal(t, []any{nil, "one"}, prepared)
+
+	other := connected(t, Options{Policy: policy("other")}, member("a", models("m")))
+	other.SetFleet([]Member{member("a", models("m", "n"))})
+	require.Equal(t, r.View().Epoch(), other.View().Epoch())
+	pick(t, other, q)
+	require.Equal(t, []any{nil, "one", nil}, prepared, "what another Router's policy left is gone")
+
+	prepared = nil
+	n := 0
+	during = func() { // a fleet that changes all the time does not hold a request up
+		n++
+		r.SetFleet(members(1, room(n), models("m")))
+		connectAll(r)
+	}
+	pick(t, r, &Request{})
+	require.Len(t, prepared, 3)
+
+	prepared, during = nil, nil
+	pick(t, r, &Request{Pin: "r0"})
+	require.Empty(t, prepared)
+}
+
+func TestObservers(t *testing.T) {
+	var r *Router
+	var routed, completed []Decision
+	policy := &watching{
+		routed: func(_ *Request, d Decision) {
+			require.Equal(t, 1, r.View().ByID("r0").Ongoing())
+			require.Zero(t, r.Queued(), "takes the lock: it is free")
+			routed = append(routed, d)
+		},
+		completed: func(_ *Request, d Decision, o Outcome) {
+			require.Zero(t, r.Queued())
+			completed = append(completed, d)
+		},
+	}
+	r = connected(t, Options{Policy: policy, MaxOngoing: 1}, members(1)...)
+	require.True(t, r.Observes())
+	require.False(t, connected(t, Options{}).Observes())
+
+	q, b := new(Request), new(Booking)
+	require.NoError(t, r.Pick(t.Context(), q, b))
+	require.Equal(t, []Decision{b.Decision}, routed)
+	require.Error(t, r.Pick(t.Context(), new(Request), new(Booking)))
+	require.Len(t, routed, 1)
+	b.Release()
+	require.NoError(t, r.Acquire(t.Context(), q, b))
+	require.Len(t, routed, 2)
+	b.Release()
+	r.Complete(q, b.Decision, Outcome{Usage: NoUsage})
+	r.Complete(q, Decision{}, Outcome{})
+	require.Equal(t, []Decision{b.Decision}, completed)
+
+	require.ErrorContains(t, r.Close(), "stuck")
+	require.NoError(t, r.Close())
+	require.Equal(t, 1, policy.closes)
+	r.Complete(q, b.Decision, Outcome{})
+	require.Len(t, completed, 1, "a policy that is closed is left alone")
+}
+
+// A policy that panics takes its call down, and not the Router with it.
+func TestPolicyPanics(t *testing.T) {
+	bad := true
+	r := connected(t, Options{Policy: choosing(func(q *Request, v *View) Decision {
+		if bad {
+			panic("policy")
+		}
+		return firstFree(q, v)
+	})}, members(1)...)
+	require.Panics(t, func() { r.Pick(t.Context(), new(Request), new(Booking)) })
+	require.Panics(t, func() { r.Acquire(t.Context(), new(Request), new(Booking)) })
+	bad = false
+	pick(t, r, new(Request))
+}
+
+func TestAttributesEqual(t *testing.T) {
+	full := Attributes{
+		ID: "a", Address: "h:1", Zone: "z", Node: "n", Weight: 1, MaxOngoing: 1, Models: []string{"m"},
+		Adapters: []string{"x"}, KVEvents: "tcp://h:2", Draining: true, Stats: map[string]float64{"s": 1},
+	}
+	require.True(t, full.Equal(full))
+	for i, change := range []func(*Attributes){
+		func(a *Attributes) { a.ID = "" }, func(a *Attributes) { a.Address = "" },
+		func(a *Attributes) { a.Zone = "" }, func(a *Attributes) { a.Node = "" },
+		func(a *Attributes) { a.Weight = 2 }, func(a *Attributes) { a.MaxOngoing = 2 },
+		func(a *Attributes) { a.Models = nil }, func(a *Attributes) { a.Adapters = nil },
+		func(a *Attributes) { a.KVEvents = "" }, func(a *Attributes) { a.Draining = false },
+		func(a *Attributes) { a.Stats = map[string]float64{"s": 2} },
+	} {
+		other := full
+		change(&other)
+		require.False(t, full.Equal(other), i)
+	}
+}
+
+func TestPrompt(t *testing.T) {
+	for want, p := range map[int]Prompt{0: {}, 1: {Text: "a"}, 2: {Text: "hello"}, 3: {Tokens: []uint32{1, 2, 3}}} {
+		require.Equal(t, want, p.Len())
+		require.Equal(t, want == 0, p.Empty())
+		q := new(Request)
+		q.SetPrompt(p)
+		q.DropPrompt()
+		require.True(t, q.Prompt.Empty())
+		require.Equal(t, want, q.PromptTokens)
+	}
+}

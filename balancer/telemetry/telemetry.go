@@ -1,0 +1,243 @@
+// Package telemetry makes decisions readable: attributes on the attempt's span
+// and metrics through an OpenTelemetry meter.
+//
+// The rule. One decision, one set of attributes on the span of the attempt it
+// was made for; an event instead where no tracer made a span for the attempt,
+// since the span at hand then belongs to the application and may see several.
+// Metrics carry the policy, the reason and, for gauges, the replica: never a
+// session, a prompt or a request id. Session ids appear on spans only hashed.
+//
+// Cost. Nothing is built while the span does not record and the instrument is
+// not enabled.
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Scope is the name of the instrumentation scope.
+const Scope = "github.com/warmpath/warmpath"
+
+// Attribute keys, on spans and metrics.
+const (
+	KeyPolicy        = attribute.Key("warmpath.policy")
+	KeyReason        = attribute.Key("warmpath.reason")
+	KeyRule          = attribute.Key("warmpath.rule") // the policy's own reason where reason is retry or queued
+	KeyReplica       = attribute.Key("warmpath.replica")
+	KeyMatchedTokens = attribute.Key("warmpath.matched_tokens")
+	KeyPromptTokens  = attribute.Key("warmpath.prompt_tokens")
+	KeyCachedTokens  = attribute.Key("warmpath.cached_tokens") // as the replica reported
+	KeyAttempt       = attribute.Key("warmpath.attempt")
+	KeyPlace         = attribute.Key("warmpath.place") // in the agreed order or on the ring
+	KeyLoad          = attribute.Key("warmpath.load_tokens")
+	KeyQueueWait     = attribute.Key("warmpath.queue_wait_ms")
+	KeySessionHash   = attribute.Key("warmpath.session_hash")
+)
+
+// EventName is the name of the event that carries a decision where there is no
+// span of the attempt's own.
+const EventName = "warmpath.decision"
+
+// Attributes describe one decision for a span.
+func Attributes(policy string, q *routing.Request, d routing.Decision) []attribute.KeyValue {
+	kvs := make([]attribute.KeyValue, 0, 12)
+	kvs = append(kvs,
+		KeyPolicy.String(policy),
+		KeyReason.String(string(d.Reason)),
+		KeyReplica.String(d.Replica.ID),
+		KeyMatchedTokens.Int(d.MatchedTokens),
+		KeyPromptTokens.Int(q.PromptTokens),
+		KeyAttempt.Int(q.Attempt()),
+		KeyLoad.Float64(d.Load),
+	)
+	if d.Rule != "" {
+		kvs = append(kvs, KeyRule.String(string(d.Rule)))
+	}
+	if d.Place >= 0 {
+		kvs = append(kvs, KeyPlace.Int(d.Place))
+	}
+	if d.Queued > 0 {
+		kvs = append(kvs, KeyQueueWait.Float64(float64(d.Queued)/float64(time.Millisecond)))
+	}
+	if q.Session != "" {
+		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(q.Session))))
+	}
+	return kvs
+}
+
+// Span writes a decision on the span in the context of an attempt. The span is
+// the attempt's own if it differs from the one in the context of the call.
+func Span(attempt context.Context, call trace.Span, policy string, q *routing.Request, d routing.Decision) {
+	span := trace.SpanFromContext(attempt)
+	if !span.IsRecording() {
+		return
+	}
+	kvs := Attributes(policy, q, d)
+	if call != nil && span == call {
+		span.AddEvent(EventName, trace.WithAttributes(kvs...))
+		return
+	}
+	span.SetAttributes(kvs...)
+}
+
+// A Recorder records metrics. Safe for use by many goroutines.
+type Recorder struct {
+	meter     metric.Meter
+	decisions metric.Int64Counter
+	pick      metric.Float64Histogram
+	prompt    metric.Int64Counter
+	predicted metric.Int64Counter
+	measured  metric.Int64Counter
+	unbound   metric.Int64Counter
+	failed    metric.Int64Counter
+	sets      sync.Map // setKey -> metric.MeasurementOption
+}
+
+type setKey struct{ policy, reason string }
+
+// New returns a Recorder that records through mp; nil means the global provider,
+// also one that is set later.
+func New(mp metric.MeterProvider) (*Recorder, error) {
+	if mp == nil {
+		mp = otel.GetMeterProvider()
+	}
+	r := &Recorder{meter: mp.Meter(Scope)}
+	var err error
+	counter := func(name, unit, what string) metric.Int64Counter {
+		c, e := r.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
+		if err == nil {
+			err = e
+		}
+		return c
+	}
+	r.decisions = counter("warmpath.decisions", "{decision}", "Decisions by policy and reason.")
+	r.prompt = counter("warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage.")
+	r.predicted = counter("warmpath.cached_tokens.predicted", "{token}", "Prompt tokens that the policy believed to be cached on the replica it picked.")
+	r.measured = counter("warmpath.cached_tokens.measured", "{token}", "Prompt tokens that the replica reported as cached.")
+	r.unbound = counter("warmpath.handles.unbound", "{channel}", "Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it.")
+	r.failed = counter("warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy.")
+	pick, e := r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time to prepare, choose and book, without waiting in the queue."),
+		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1))
+	if err == nil {
+		err = e
+	}
+	r.pick = pick
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
+	}
+	return r, nil
+}
+
+// Default returns the Recorder of the global meter provider.
+var Default = sync.OnceValue(func() *Recorder {
+	r, err := New(nil)
+	if err != nil {
+		otel.Handle(err)
+	}
+	return r
+})
+
+func (r *Recorder) set(policy, reason string) metric.MeasurementOption {
+	k := setKey{policy, reason}
+	if o, ok := r.sets.Load(k); ok {
+		return o.(metric.MeasurementOption)
+	}
+	kvs := []attribute.KeyValue{KeyPolicy.String(policy)}
+	if reason != "" {
+		kvs = append(kvs, KeyReason.String(reason))
+	}
+	o := metric.WithAttributeSet(attribute.NewSet(kvs...))
+	r.sets.Store(k, o)
+	return o
+}
+
+// Decided counts a decision.
+func (r *Recorder) Decided(ctx context.Context, policy string, d routing.Decision) {
+	if r.decisions.Enabled(ctx) {
+		r.decisions.Add(ctx, 1, r.set(policy, string(d.Reason)))
+	}
+}
+
+// Timed reports whether pick durations are recorded at all, so that the clock
+// is not read in vain.
+func (r *Recorder) Timed(ctx context.Context) bool { return r.pick.Enabled(ctx) }
+
+// Picked records how long a pick took.
+func (r *Recorder) Picked(ctx context.Context, policy string, took time.Duration) {
+	r.pick.Record(ctx, took.Seconds(), r.set(policy, ""))
+}
+
+// Ended records the outcome of one attempt: what was predicted against what the
+// replica reported.
+func (r *Recorder) Ended(ctx context.Context, policy string, q *routing.Request, d routing.Decision, o routing.Outcome) {
+	if o.Err != nil && r.failed.Enabled(ctx) {
+		r.failed.Add(ctx, 1, r.set(policy, ""))
+	}
+	if o.Usage.CachedTokens < 0 || !r.measured.Enabled(ctx) {
+		return
+	}
+	set := r.set(policy, "")
+	r.prompt.Add(ctx, int64(max(o.Usage.PromptTokens, q.PromptTokens)), set)
+	r.predicted.Add(ctx, int64(d.MatchedTokens), set)
+	r.measured.Add(ctx, int64(o.Usage.CachedTokens), set)
+}
+
+// Unbound counts a channel that never met the balancer.
+func (r *Recorder) Unbound(ctx context.Context) { r.unbound.Add(ctx, 1) }
+
+// Watch observes a Router until stop is called: ongoing per replica, queue
+// length, failed prepares, and the index where the policy has one.
+func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), err error) {
+	gauge := func(name, unit, what string) metric.Int64ObservableGauge {
+		g, e := r.meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what))
+		if err == nil {
+			err = e
+		}
+		return g
+	}
+	count := func(name, unit, what string) metric.Int64ObservableCounter {
+		c, e := r.meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(what))
+		if err == nil {
+			err = e
+		}
+		return c
+	}
+	ongoing := gauge("warmpath.replica.ongoing", "{request}", "Bookings under way, by replica.")
+	queued := gauge("warmpath.queue.length", "{request}", "Requests that wait for a replica with room.")
+	bytes := gauge("warmpath.index.bytes", "By", "Memory of the prefix index.")
+	evictions := count("warmpath.index.evictions", "{block}", "Blocks that the prefix index forgot to stay in its budget.")
+	errs := count("warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.")
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
+	}
+	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		set := r.set(policy, "")
+		for _, rep := range router.View().Connected() {
+			o.ObserveInt64(ongoing, int64(rep.Ongoing()), metric.WithAttributes(KeyPolicy.String(policy), KeyReplica.String(rep.ID)))
+		}
+		o.ObserveInt64(queued, int64(router.Queued()), set)
+		o.ObserveInt64(errs, router.PrepareErrors(), set)
+		if x, ok := router.Policy().(routing.IndexReporter); ok {
+			s := x.IndexStats()
+			o.ObserveInt64(bytes, s.Bytes, set)
+			o.ObserveInt64(evictions, s.Evictions, set)
+		}
+		return nil
+	}, ongoing, queued, bytes, evictions, errs)
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: registering the callback: %w", err)
+	}
+	return func() { _ = reg.Unregister() }, nil
+}

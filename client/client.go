@@ -1,0 +1,138 @@
+package client
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"weak"
+
+	"google.golang.org/grpc"
+
+	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/resolver"
+)
+
+// retryBuffer is how much of a request gRPC may hold for its transparent
+// retries: its default of 256 KiB is less than a long prompt.
+const retryBuffer = 64 << 20
+
+// New returns a channel to the target, as [grpc.NewClient] does, whose calls are
+// routed by warmpath. Among opts may be warmpath's own options and any of
+// gRPC's; where both say something, what gRPC was told counts. Nothing is
+// connected yet. The error names what is wrong with the target or the options.
+func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
+	if err := resolver.Check(target); err != nil {
+		return nil, err
+	}
+	set, err := newChannels(opts)
+	if err != nil {
+		return nil, err
+	}
+	h := set.newHandle()
+	dial := set.dialOptions()
+	if s := scheme(target); s == resolver.Scheme || s == resolver.FileScheme {
+		// Behind an HTTP proxy gRPC would drop what the fleet says of its replicas.
+		dial = append(dial, grpc.WithNoProxy())
+	}
+	dial = append(dial, opts...)
+	dial = append(dial, grpc.WithResolvers(handleResolvers(h, target)...))
+	cc, err := grpc.NewClient(target, dial...)
+	if err != nil {
+		return nil, err
+	}
+	set.keep(cc, h)
+	return cc, nil
+}
+
+// DialOptions returns what New adds, for those who call [grpc.NewClient]
+// themselves. One list may serve several channels. Put it first, so that what
+// gRPC is told afterwards counts. It panics on an invalid option, which is a
+// mistake in the program; CheckOptions tells it without.
+func DialOptions(opts ...Option) []grpc.DialOption {
+	dial := make([]grpc.DialOption, len(opts))
+	for i, o := range opts {
+		dial[i] = o
+	}
+	set, err := newChannels(dial)
+	if err != nil {
+		panic(err)
+	}
+	return set.dialOptions()
+}
+
+// CheckOptions reports what is wrong with options, naming the field.
+func CheckOptions(opts ...Option) error {
+	dial := make([]grpc.DialOption, len(opts))
+	for i, o := range opts {
+		dial[i] = o
+	}
+	_, err := newChannels(dial)
+	return err
+}
+
+// channels are the channels dialled with one list of options.
+type channels struct {
+	options       options
+	serviceConfig string
+	telemetry     *telemetry.Recorder
+
+	// handles maps weak.Pointer[grpc.ClientConn] to *channel.Handle: a channel
+	// that the application dropped takes its handle along.
+	handles sync.Map
+}
+
+func newChannels(opts []grpc.DialOption) (*channels, error) {
+	c := &channels{}
+	for _, o := range opts {
+		if own, ok := o.(Option); ok {
+			own.apply(&c.options)
+		}
+	}
+	var err error
+	if c.serviceConfig, err = c.options.serviceConfig(); err != nil {
+		return nil, fmt.Errorf("warmpath: %w", err)
+	}
+	c.telemetry = telemetry.Default()
+	if c.options.meters != nil {
+		if c.telemetry, err = telemetry.New(c.options.meters); err != nil {
+			return nil, fmt.Errorf("warmpath: %w", err)
+		}
+	}
+	return c, nil
+}
+
+func (c *channels) dialOptions() []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithDefaultServiceConfig(c.serviceConfig),
+		grpc.WithDefaultCallOptions(grpc.MaxRetryRPCBufferSize(retryBuffer)),
+		grpc.WithChainUnaryInterceptor(c.unary),
+		grpc.WithChainStreamInterceptor(c.stream),
+	}
+}
+
+func (c *channels) newHandle() *channel.Handle {
+	return channel.NewHandle(c.telemetry, c.options.logger)
+}
+
+// keep remembers the handle of a channel for as long as the channel is reachable.
+func (c *channels) keep(cc *grpc.ClientConn, h *channel.Handle) *channel.Handle {
+	ref := weak.Make(cc)
+	got, loaded := c.handles.LoadOrStore(ref, h)
+	if !loaded {
+		runtime.AddCleanup(cc, func(ref weak.Pointer[grpc.ClientConn]) {
+			if h, ok := c.handles.LoadAndDelete(ref); ok {
+				h.(*channel.Handle).Close()
+			}
+		}, ref)
+	}
+	return got.(*channel.Handle)
+}
+
+// handle returns the handle of the channel that a call is made on.
+func (c *channels) handle(cc *grpc.ClientConn) *channel.Handle {
+	if h, ok := c.handles.Load(weak.Make(cc)); ok {
+		return h.(*channel.Handle)
+	}
+	return c.keep(cc, c.newHandle())
+}

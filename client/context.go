@@ -1,0 +1,36 @@
+package client
+
+import (
+	"context"
+
+	"github.com/warmpath/warmpath/internal/channel"
+)
+
+// WithSession returns a context whose calls belong to a session: what the
+// metadata key session_id says too, without being sent. It comes before the
+// metadata and before the session in the message.
+func WithSession(ctx context.Context, id string) context.Context {
+	return channel.WithRoute(ctx, func(r *channel.Route) { r.Session = id })
+}
+
+// WithPin returns a context whose calls go to the replica with the id and to no
+// other: they wait while it is full, and fail with UNAVAILABLE while it is not
+// connected.
+func WithPin(ctx context.Context, replica string) context.Context {
+	return channel.WithRoute(ctx, func(r *channel.Route) { r.Pin = replica })
+}
+
+// WithExclude returns a context whose calls go to none of the replicas with the ids.
+func WithExclude(ctx context.Context, replicas ...string) context.Context {
+	return channel.WithRoute(ctx, func(r *channel.Route) { r.Exclude = append(r.Exclude[:len(r.Exclude):len(r.Exclude)], replicas...) })
+}
+
+// A Decision says where a call went and why.
+type Decision = channel.Report
+
+// WithDecision returns a context whose call fills d: where the last attempt went
+// and why, and at the end what the replica said of tokens. Read d after the call
+// has ended, and use the context for one call.
+func WithDecision(ctx context.Context, d *Decision) context.Context {
+	return channel.WithRoute(ctx, func(r *channel.Route) { r.Report = d })
+}

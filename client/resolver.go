@@ -1,0 +1,62 @@
+package client
+
+import (
+	"net/url"
+
+	"google.golang.org/grpc/resolver"
+	_ "google.golang.org/grpc/resolver/dns" // the default scheme
+
+	"github.com/warmpath/warmpath/internal/channel"
+)
+
+// handleResolvers wraps the resolver of a target so that the balancer finds the
+// channel's handle in the resolver's state, before any pick.
+func handleResolvers(h *channel.Handle, target string) []resolver.Builder {
+	var wrapped []resolver.Builder
+	seen := make(map[string]bool)
+	for _, scheme := range []string{scheme(target), resolver.GetDefaultScheme()} {
+		b := resolver.Get(scheme)
+		if b == nil || seen[scheme] {
+			continue
+		}
+		seen[scheme] = true
+		if o, ok := b.(resolver.AuthorityOverrider); ok {
+			wrapped = append(wrapped, overridingBuilder{handleBuilder{b, h}, o})
+			continue
+		}
+		wrapped = append(wrapped, handleBuilder{b, h})
+	}
+	return wrapped
+}
+
+func scheme(target string) string {
+	u, err := url.Parse(target)
+	if err != nil {
+		return ""
+	}
+	return u.Scheme
+}
+
+type handleBuilder struct {
+	resolver.Builder
+	handle *channel.Handle
+}
+
+// overridingBuilder keeps the authority that the wrapped builder wants.
+type overridingBuilder struct {
+	handleBuilder
+	resolver.AuthorityOverrider
+}
+
+func (b handleBuilder) Build(t resolver.Target, cc resolver.ClientConn, o resolver.BuildOptions) (resolver.Resolver, error) {
+	return b.Builder.Build(t, handleConn{cc, b.handle}, o)
+}
+
+type handleConn struct {
+	resolver.ClientConn
+	handle *channel.Handle
+}
+
+func (c handleConn) UpdateState(s resolver.State) error {
+	return c.ClientConn.UpdateState(channel.SetHandle(s, c.handle))
+}

@@ -1,0 +1,304 @@
+package channel
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A Call is one call of the application, from the interceptor to the end of its
+// last attempt. It is the context of its attempts, so that a picker finds it.
+//
+// The goroutine of the call uses it, and so do gRPC's own goroutines through
+// Finished; mu arbitrates between them.
+type Call struct {
+	context.Context
+	Request routing.Request
+
+	handle *Handle
+	route  *Route
+	method string
+	msg    any // the request message, until the key is taken from it
+	keyed  routing.Uses
+	filled bool
+	span   trace.Span // of the application, where it records
+	// unary: usage is read by the interceptor after gRPC's Done, which comes inside Invoke.
+	unary bool
+
+	met     atomic.Bool // a picker of ours saw the call
+	brought atomic.Bool // the booking was acquired by the interceptor and not yet claimed
+
+	// mu guards the fields below. The Router's mutex may be taken under it.
+	mu      sync.Mutex
+	binding *Binding // that made the booking
+	booking routing.Booking
+	picked  time.Time
+	last    Attempt
+	usage   routing.Usage
+	pending bool // the outcome of the last booking is still to be told
+	outcome routing.Outcome
+}
+
+// An Attempt says how the last attempt went.
+type Attempt struct {
+	Replica  *routing.Replica // nil when none was picked
+	Sent     bool             // the request left the client
+	Full     bool             // our picker found every replica full
+	Rejected bool             // the replica refused it for being full
+}
+
+// NewCall returns a Call for a method; msg may be nil where the message is not
+// known.
+func (h *Handle) NewCall(ctx context.Context, method string, msg any, unary bool) *Call {
+	c := new(Call)
+	h.Start(c, ctx, method, msg, unary)
+	return c
+}
+
+// Start is NewCall in memory of the caller's, which must be zero.
+func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, unary bool) {
+	c.Context, c.handle, c.method, c.msg, c.unary = ctx, h, method, msg, unary
+	c.usage = routing.NoUsage
+	c.route = RouteFrom(ctx)
+	if s := trace.SpanFromContext(ctx); s.IsRecording() {
+		c.span = s
+	}
+}
+
+// Value returns the Call itself for this package's key.
+func (c *Call) Value(k any) any {
+	if _, ok := k.(key); ok {
+		return c
+	}
+	return c.Context.Value(k)
+}
+
+// Handle returns the handle of the call's channel.
+func (c *Call) Handle() *Handle { return c.handle }
+
+// SetMessage gives the request message once it is known.
+func (c *Call) SetMessage(msg any) { c.msg = msg }
+
+// DropMessage forgets the message and the prompt in it: no attempt will need
+// them any more.
+func (c *Call) DropMessage() {
+	c.msg = nil
+	c.Request.DropPrompt()
+}
+
+// fill takes the request key from the message and the metadata, once.
+func (c *Call) fill(b *Binding) {
+	if c.filled && c.keyed&b.Uses == b.Uses {
+		return
+	}
+	c.filled, c.keyed = true, c.keyed|b.Uses
+	q := &c.Request
+	q.Method = c.method
+	Apply(c.route, q)
+	b.Metadata(c.Context, q)
+	if c.msg != nil {
+		b.Dialects.Lookup(c.method).Request(q, c.keyed, c.msg)
+	}
+}
+
+// Apply puts what the application said through its context into a request.
+func Apply(r *Route, q *routing.Request) {
+	if r == nil {
+		return
+	}
+	q.Session, q.Pin, q.Exclude = dialect.SessionKey(r.Session), r.Pin, r.Exclude
+}
+
+// Acquire books a replica before gRPC is asked for a stream, waiting in the
+// queue where all are full. It returns nil without a booking where only gRPC can
+// help. The error is a gRPC status.
+func (c *Call) Acquire(b *Binding) error {
+	c.last = Attempt{}
+	c.fill(b)
+	timed := c.handle.Telemetry.Timed(c)
+	var start time.Time
+	if timed {
+		start = time.Now()
+	}
+	b.Router.Prepare(c, &c.Request)
+	err := b.Router.Acquire(c, &c.Request, &c.booking)
+	switch err {
+	case nil:
+		c.binding = b
+		c.brought.Store(true)
+		if timed && c.booking.Decision.Queued == 0 {
+			c.handle.Telemetry.Picked(c, b.Policy, time.Since(start))
+		}
+		return nil
+	case routing.ErrNotConnected, routing.ErrClosed:
+		return nil
+	}
+	return Status(err)
+}
+
+// Book returns the booking of this attempt for a picker: the one that came with
+// the call if the picker's Router made it and usable says that its connection
+// is ready, else a new one.
+func (c *Call) Book(ctx context.Context, b *Binding, usable func(*routing.Replica) bool) (*routing.Booking, error) {
+	c.met.Store(true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.brought.Swap(false) {
+		if c.booking.Router() == b.Router && usable(c.booking.Decision.Replica) {
+			c.note(ctx, b)
+			return &c.booking, nil
+		}
+		c.booking.Release()
+	}
+	c.tell() // of an attempt that gRPC itself repeats
+	c.fill(b)
+	if err := b.Router.Pick(ctx, &c.Request, &c.booking); err != nil {
+		c.last.Full = err == routing.ErrFull
+		return nil, err
+	}
+	c.note(ctx, b)
+	return &c.booking, nil
+}
+
+// note records the decision of an attempt that is about to be sent.
+func (c *Call) note(ctx context.Context, b *Binding) {
+	c.binding = b
+	d := c.booking.Decision
+	c.last = Attempt{Replica: d.Replica}
+	if b.Router.Observes() {
+		c.picked = time.Now()
+	}
+	note(ctx, c.handle.Telemetry, c.span, b.Policy, c.route, &c.Request, d)
+}
+
+// Unclaim takes back the booking of a pick that cannot be used after all.
+func (c *Call) Unclaim() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.booking.Release()
+	c.last = Attempt{}
+}
+
+// Finished is the picker's Done: the attempt has ended.
+func (c *Call) Finished(info balancer.DoneInfo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.booking.Release()
+	if !info.BytesSent && info.Err == nil {
+		c.last = Attempt{} // the connection was gone before anything happened
+		return
+	}
+	c.last.Sent = info.BytesSent
+	c.last.Rejected = len(info.Trailer.Get(warmpathv1.TrailerRejection)) > 0
+	c.outcome.Err, c.outcome.Sent = info.Err, info.BytesSent
+	c.pending = true
+	if !c.unary {
+		c.tell()
+	}
+}
+
+// FirstMessage is called when the first response message of a stream has come.
+func (c *Call) FirstMessage() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.booking.PrefillDone()
+	if !c.picked.IsZero() {
+		c.outcome.FirstMessage = time.Since(c.picked)
+	}
+}
+
+// ReadUsage reads what a response message says of tokens.
+func (c *Call) ReadUsage(msg any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.binding == nil {
+		return
+	}
+	if m := c.binding.Dialects.Lookup(c.method); m.HasUsage() {
+		m.Usage(&c.usage, msg)
+	}
+}
+
+// End is called once by the interceptor after the last attempt: what was not
+// claimed is released, and the outcome is told.
+func (c *Call) End() {
+	if c.brought.Swap(false) {
+		c.booking.Release()
+	}
+	c.mu.Lock()
+	c.tell()
+	c.mu.Unlock()
+	c.warnUnbound()
+}
+
+// tell reports the outcome of the last booking, once. Called with mu held.
+func (c *Call) tell() {
+	if !c.pending {
+		return
+	}
+	c.pending = false
+	c.outcome.Usage = c.usage
+	d := c.booking.Decision
+	c.binding.Router.Complete(&c.Request, d, c.outcome)
+	c.handle.Telemetry.Ended(c, c.binding.Policy, &c.Request, d, c.outcome)
+	if c.route != nil && c.route.Report != nil {
+		c.route.Report.Usage = c.usage
+	}
+	c.outcome = routing.Outcome{}
+}
+
+// Last returns how the last attempt went.
+func (c *Call) Last() Attempt {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+// Next starts another attempt after the last one failed. One that our own
+// picker refused, since all was full, does not count.
+func (c *Call) Next() {
+	if c.brought.Swap(false) {
+		c.booking.Release()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tell()
+	c.usage = routing.NoUsage
+	if !c.last.Full {
+		c.Request.NextAttempt(c.last.Replica)
+	}
+	c.last = Attempt{}
+}
+
+func (c *Call) warnUnbound() {
+	if c.met.Load() || !c.handle.Unbound() {
+		return
+	}
+	c.handle.Telemetry.Unbound(c)
+	c.handle.Logger.Warn("warmpath: calls of this channel do not reach the warmpath balancer: " +
+		"a service config from the resolver or grpc.WithDefaultServiceConfig names another policy; " +
+		`put {"loadBalancingConfig":[{"warmpath":{}}]} there, or dial with grpc.WithDisableServiceConfig`)
+}
+
+// Status turns an error of the Router into a gRPC status that says what to change.
+func Status(err error) error {
+	var wait *routing.WaitError
+	switch {
+	case errors.As(err, &wait):
+		return status.Error(status.FromContextError(wait.Cause).Code(), "warmpath: "+err.Error())
+	case errors.Is(err, routing.ErrFull), errors.Is(err, routing.ErrQueueFull):
+		return status.Error(codes.ResourceExhausted, "warmpath: "+err.Error())
+	}
+	return status.Error(codes.Unavailable, "warmpath: "+err.Error())
+}

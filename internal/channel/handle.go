@@ -1,0 +1,174 @@
+package channel
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc/attributes"
+	"google.golang.org/grpc/resolver"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
+)
+
+// A Binding is what a balancer offers the interceptors of its channel. It does
+// not change once attached.
+type Binding struct {
+	Router      *routing.Router
+	Policy      string // name, for telemetry
+	Uses        routing.Uses
+	Dialects    *dialect.Table
+	SessionKeys *dialect.SessionKeys // nil = none
+	MaxAttempts int
+	// Key tells equal configurations apart from others: a kept Router is given
+	// to a balancer with the same one only.
+	Key string
+}
+
+// Metadata puts the session in a call's metadata into its request, or where
+// there is none the request id.
+func (b *Binding) Metadata(ctx context.Context, q *routing.Request) {
+	if b.Uses&routing.UsesSession == 0 || q.Session != "" || b.SessionKeys == nil {
+		return
+	}
+	q.Session = b.SessionKeys.Outgoing(ctx)
+	if q.Session == "" {
+		q.ID = dialect.RequestID(ctx)
+	}
+}
+
+// A Handle is one channel, as its interceptors and its balancer know it. Safe
+// for use by many goroutines.
+type Handle struct {
+	Telemetry *telemetry.Recorder
+	Logger    *slog.Logger
+
+	// bound is the Binding of the one live balancer, or nil.
+	bound atomic.Pointer[Binding]
+	ever  atomic.Bool // a balancer has met this handle
+	calls atomic.Bool // the unbound warning was given
+
+	// mu guards the two below. A balancer takes it before its own Router's.
+	mu   sync.Mutex
+	live []*Binding
+	kept *Binding // of the last balancer that left
+}
+
+// NewHandle returns the handle of a new channel.
+func NewHandle(t *telemetry.Recorder, l *slog.Logger) *Handle {
+	if t == nil {
+		t = telemetry.Default()
+	}
+	if l == nil {
+		l = slog.Default()
+	}
+	return &Handle{Telemetry: t, Logger: l}
+}
+
+// Bound returns the Binding of the channel's balancer, or nil where there is
+// none or more than one.
+func (h *Handle) Bound() *Binding { return h.bound.Load() }
+
+// Defers reports whether streams of a method that sends several messages are to
+// be opened by their first action, because their dialect says so.
+func (h *Handle) Defers(method string) bool {
+	b := h.Bound()
+	if b == nil {
+		return false
+	}
+	return b.Dialects.Lookup(method).DeferStream()
+}
+
+// Attach makes the balancer's Binding known. A balancer calls it once before
+// its first pick, or at its first pick that brings the handle along.
+func (h *Handle) Attach(b *Binding) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ever.Store(true)
+	h.live = append(h.live, b)
+	h.publish()
+}
+
+// Replace swaps the Binding of one balancer for another, after a change of its
+// configuration.
+func (h *Handle) Replace(old, b *Binding) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.live {
+		if h.live[i] == old {
+			h.live[i] = b
+		}
+	}
+	h.publish()
+}
+
+// Detach takes a balancer's Binding out. The Router is kept for the next
+// balancer with the same configuration, and dropped when another one is kept.
+func (h *Handle) Detach(b *Binding) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.live {
+		if h.live[i] == b {
+			h.live = append(h.live[:i:i], h.live[i+1:]...)
+			break
+		}
+	}
+	h.publish()
+	if h.kept != nil && h.kept.Router != b.Router {
+		_ = h.kept.Router.Close()
+	}
+	h.kept = b
+}
+
+// Take gives out the Router kept for a configuration, or nil. It is given out once.
+func (h *Handle) Take(key string) *routing.Router {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.kept == nil || h.kept.Key != key {
+		return nil
+	}
+	r := h.kept.Router
+	h.kept = nil
+	return r
+}
+
+// Close closes the Router that is kept. Nobody uses the handle any more.
+func (h *Handle) Close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.kept != nil {
+		_ = h.kept.Router.Close()
+		h.kept = nil
+	}
+}
+
+func (h *Handle) publish() {
+	if len(h.live) == 1 {
+		h.bound.Store(h.live[0])
+		return
+	}
+	h.bound.Store(nil)
+}
+
+// Unbound is called after a call that succeeded without ever meeting a
+// balancer of ours. It reports true the first time.
+func (h *Handle) Unbound() bool {
+	return !h.ever.Load() && h.calls.CompareAndSwap(false, true)
+}
+
+type stateKey struct{}
+
+// SetHandle returns the resolver state with the channel's handle in it.
+func SetHandle(s resolver.State, h *Handle) resolver.State {
+	s.Attributes = s.Attributes.WithValue(stateKey{}, h)
+	return s
+}
+
+// HandleFrom returns the handle in the attributes of a resolver's state, or nil.
+func HandleFrom(a *attributes.Attributes) *Handle {
+	h, _ := a.Value(stateKey{}).(*Handle)
+	return h
+}

@@ -1,0 +1,40 @@
+package channel
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
+)
+
+// note makes a decision readable: on the attempt's span, in the metrics, and in
+// the report that the application asked for.
+func note(attempt context.Context, t *telemetry.Recorder, call trace.Span, policy string, route *Route, q *routing.Request, d routing.Decision) {
+	telemetry.Span(attempt, call, policy, q, d)
+	t.Decided(attempt, policy, d)
+	if route == nil || route.Report == nil {
+		return
+	}
+	*route.Report = Report{
+		Replica:       d.Replica.ID,
+		Address:       d.Replica.Address,
+		Policy:        policy,
+		Reason:        d.Reason,
+		Rule:          d.Rule,
+		MatchedTokens: d.MatchedTokens,
+		PromptTokens:  q.PromptTokens,
+		Place:         d.Place,
+		Load:          d.Load,
+		Queued:        d.Queued,
+		Attempts:      q.Attempt(),
+		Usage:         routing.NoUsage,
+	}
+}
+
+// Note is note for a call without an interceptor, whose span cannot be told
+// from the application's.
+func Note(attempt context.Context, policy string, route *Route, q *routing.Request, d routing.Decision) {
+	note(attempt, telemetry.Default(), nil, policy, route, q, d)
+}

@@ -1,0 +1,69 @@
+package channel
+
+import (
+	"context"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// A Route is what the application says about one call through its context.
+type Route struct {
+	Session string
+	Pin     string
+	Exclude []string
+	// Report is filled with the decision of the call, where the application asked for it.
+	Report *Report
+}
+
+// A Report is the decision of one call as the application reads it afterwards.
+type Report struct {
+	Replica       string // id of the replica that served the call; "" when none was picked
+	Address       string
+	Policy        string
+	Reason        routing.Reason
+	Rule          routing.Reason // the policy's own reason where Reason is retry or queued
+	MatchedTokens int            // prompt tokens believed to be cached there
+	PromptTokens  int
+	Place         int     // in the agreed order or on the ring; -1 = none
+	Load          float64 // of the replica when it was picked, in tokens
+	Queued        time.Duration
+	Attempts      int
+	Usage         routing.Usage // as the replica reported it
+}
+
+// key is the one context key of this package: its value is a *Route or a *Call,
+// so that a picker needs a single look-up.
+type key struct{}
+
+// WithRoute returns a context with a changed copy of the route in ctx.
+func WithRoute(ctx context.Context, change func(*Route)) context.Context {
+	var r Route
+	if old := RouteFrom(ctx); old != nil {
+		r = *old
+	}
+	change(&r)
+	return context.WithValue(ctx, key{}, &r)
+}
+
+// RouteFrom returns the route in ctx, or nil.
+func RouteFrom(ctx context.Context) *Route {
+	switch v := ctx.Value(key{}).(type) {
+	case *Route:
+		return v
+	case *Call:
+		return v.route
+	}
+	return nil
+}
+
+// From returns the call in ctx, or nil, and the route, or nil.
+func From(ctx context.Context) (*Call, *Route) {
+	switch v := ctx.Value(key{}).(type) {
+	case *Route:
+		return nil, v
+	case *Call:
+		return v, v.route
+	}
+	return nil, nil
+}

@@ -1,0 +1,200 @@
+package enginesim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// audit checks everything that must hold between passes.
+func audit(t testing.TB, e *Engine) {
+	t.Helper()
+	must := func(ok bool, what string) { // require is too slow for every block of every pass
+		if !ok {
+			t.Helper()
+			t.Fatal(what)
+		}
+	}
+	size, budget := e.cfg.BlockSize, 0
+	refs := make([]int32, e.pool.size())
+	for _, s := range e.running {
+		budget += s.chunk
+		must(s.state == running, "a sequence that does not run is in the batch")
+		must(s.computed+s.chunk <= s.tokens(), "more is computed than there is")
+		must(len(s.blocks)*size >= s.computed+s.chunk, "tokens without blocks")
+		must(s.result.CachedTokens < s.req.PromptTokens && s.result.CachedTokens%size == 0, "more than n-1 hits, or parts of blocks")
+		for i, id := range s.blocks {
+			refs[id]++
+			b := &e.pool.blocks[id]
+			must(!b.cached || b.hash == s.hash(i, size), "a pinned block has other contents")
+		}
+	}
+	must(budget <= e.cfg.MaxBatchedTokens, "over budget")
+	must(len(e.running) <= e.cfg.MaxSequences, "too many sequences")
+	must(e.busy || len(e.running) == 0 && e.queue.len() == 0, "idle with work")
+	free, cached := 0, 0
+	for id := range refs {
+		b := &e.pool.blocks[id]
+		must(refs[id] == b.refs, "wrong number of references")
+		if b.refs == 0 {
+			free++
+		}
+		if b.cached {
+			cached++
+			found, ok := e.pool.find(b.hash)
+			must(ok && int(found) == id, "a cached block is not found")
+		}
+	}
+	end, ring := int32(e.pool.size()), 0
+	for id := e.pool.blocks[end].next; id != end && ring <= free; id = e.pool.blocks[id].next {
+		ring++
+	}
+	must(free == e.pool.free && free == ring, "the LRU list is not the free blocks")
+	slots := 0
+	for _, s := range e.pool.table.slots {
+		if s.id != 0 {
+			slots++
+		}
+	}
+	must(cached == slots, "the table holds what is not cached")
+}
+
+// mirror holds what the listener was told.
+type mirror struct {
+	t    testing.TB
+	held map[uint64]bool
+	e    *Engine
+}
+
+func (m *mirror) KVEvents(at time.Duration, events []KVEvent) {
+	require.Equal(m.t, m.e.Now(), at)
+	for _, ev := range events {
+		if len(ev.Hashes) == 0 || ev.Stored && ev.HasParent != (ev.First > 0) {
+			m.t.Fatalf("%+v", ev)
+		}
+		for _, h := range ev.Hashes {
+			if ev.Stored == m.held[h] {
+				m.t.Fatal("stored twice, or removed and not there")
+			}
+			if ev.Stored {
+				m.held[h] = true
+			} else {
+				delete(m.held, h)
+			}
+		}
+	}
+	for h := range m.held {
+		if _, ok := m.e.pool.find(h); !ok {
+			m.t.Fatal("told of a block that is not there")
+		}
+	}
+	cached := 0
+	for _, b := range m.e.pool.blocks {
+		if b.cached {
+			cached++
+		}
+	}
+	require.Equal(m.t, cached, len(m.held))
+}
+
+// randomRun throws requests with shared prefixes, aborts and a tight pool at an engine.
+func randomRun(t testing.TB, seed uint64, check bool) (log string) {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	m := &mirror{t: t, held: map[uint64]bool{}}
+	c := Config{KVTokens: 4 * (30 + rng.IntN(60)), MaxBatchedTokens: 8 + rng.IntN(60), MaxSequences: 1 + rng.IntN(12)}
+	if check {
+		c.Listener = m
+	}
+	e := small(t, c)
+	m.e = e
+	var live []*Sequence
+	var all []*Sequence
+	for i := range 300 {
+		switch k := rng.IntN(10); {
+		case k < 4:
+			tokens := append(seqTokens(1000*rng.IntN(3), rng.IntN(40)), seqTokens(1e6+100*i, 1+rng.IntN(20))...)
+			s := submit(t, e, fmt.Sprint(i), tokens, 1+rng.IntN(30))
+			live, all = append(live, s), append(all, s)
+		case k == 4 && len(live) > 0:
+			j := rng.IntN(len(live))
+			e.Abort(e.Now(), live[j])
+			live = append(live[:j], live[j+1:]...)
+		default:
+			if !check {
+				e.stuck = stuck{} // the short cut must not change anything
+			}
+			if at, busy := e.NextStep(); busy {
+				for _, ev := range e.Step(at) {
+					log += fmt.Sprintln(at, ev.Seq.req.ID, ev.Index, ev.Done)
+				}
+			}
+		}
+		if check {
+			audit(t, e)
+		}
+	}
+	drain(t, e)
+	for _, s := range all {
+		r := s.Result()
+		require.True(t, s.state == finished || s.state == aborted)
+		if s.state == finished {
+			require.Equal(t, s.req.OutputTokens, r.OutputTokens)
+			require.LessOrEqual(t, r.Arrival, r.FirstToken)
+			require.LessOrEqual(t, r.FirstToken, r.End)
+			require.GreaterOrEqual(t, r.ComputedTokens, r.PromptTokens-r.CachedTokens)
+		}
+		require.Empty(t, s.blocks)
+	}
+	require.Zero(t, e.used())
+	st := e.Stats()
+	require.Equal(t, st.Submitted, st.Finished+st.Aborted)
+	return log + fmt.Sprintf("%+v", st)
+}
+
+func TestProperties(t *testing.T) {
+	preempted := false
+	for seed := range uint64(25) {
+		log := randomRun(t, seed, true)
+		require.Equal(t, log, randomRun(t, seed, false), "same seed, same run, with and without the short cut of admit")
+		preempted = preempted || !strings.Contains(log, "Preemptions:0 ")
+	}
+	require.True(t, preempted, "the pools are not tight enough to test anything")
+}
+
+func FuzzEngine(f *testing.F) {
+	f.Add(uint64(1))
+	f.Fuzz(func(t *testing.T, seed uint64) { randomRun(t, seed, true) })
+}
+
+// The table must find what a map finds, whatever collides.
+func TestTable(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	tab, want := newTable(12), map[uint64]int32{}
+	for range 20000 {
+		h := rng.Uint64N(24) | rng.Uint64N(2)<<63
+		if _, held := want[h]; held {
+			if rng.IntN(2) == 0 {
+				tab.remove(h)
+				delete(want, h)
+			} else {
+				require.False(t, tab.add(h, 99))
+			}
+		} else if len(want) < 12 {
+			id := int32(rng.IntN(12))
+			require.True(t, tab.add(h, id))
+			want[h] = id
+		}
+		for _, hi := range []uint64{0, 1 << 63} {
+			for lo := range uint64(24) {
+				id, ok := tab.find(hi | lo)
+				if w, held := want[hi|lo]; ok != held || ok && w != id {
+					t.Fatalf("find %x: %d, %v", hi|lo, id, ok)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package enginesim
+
+func init() { raceEnabled = true }

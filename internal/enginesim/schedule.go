@@ -1,0 +1,214 @@
+package enginesim
+
+import "time"
+
+// begin schedules a pass and starts it; with nothing to do the engine is idle.
+func (e *Engine) begin() {
+	var w Work
+	budget, preempted := e.cfg.MaxBatchedTokens, false
+	for i := 0; i < len(e.running) && budget > 0; i++ {
+		s := e.running[i]
+		n := min(s.tokens()-s.computed, budget)
+		for e.missing(s, n) > e.pool.free && s.state == running {
+			e.preempt()
+			preempted = true
+		}
+		if s.state != running {
+			break // it was the last itself
+		}
+		e.plan(s, n, &w)
+		budget -= n
+	}
+	for !preempted && budget > 0 && e.queue.len() > 0 && len(e.running) < e.cfg.MaxSequences {
+		n := e.admit(e.queue.front(), budget)
+		if n == 0 {
+			break
+		}
+		s := e.queue.front()
+		e.queue.popFront()
+		e.running = append(e.running, s)
+		e.plan(s, n, &w)
+		budget -= n
+	}
+	if e.busy = w.Prompt+w.Decodes > 0; !e.busy {
+		return
+	}
+	w.KVUsed = float64(e.used()) / float64(e.pool.size())
+	took := e.preset.Pass(w)
+	e.passEnd = e.now + took
+	e.stats.Passes++
+	e.stats.Busy += took
+	e.stats.ComputedTokens += w.Prompt
+	e.stats.ActiveKV += took.Seconds() * float64(e.used()*e.cfg.BlockSize)
+}
+
+// missing is how many blocks a sequence needs for n more tokens.
+func (e *Engine) missing(s *Sequence, n int) int {
+	return (s.computed+n+e.cfg.BlockSize-1)/e.cfg.BlockSize - len(s.blocks)
+}
+
+// plan puts n tokens of a sequence in the pass: it takes the blocks they need, which are free, and stores
+// those that will be full.
+func (e *Engine) plan(s *Sequence, n int, w *Work) {
+	size := e.cfg.BlockSize
+	for range e.missing(s, n) {
+		id, hash, evicted := e.pool.take()
+		if evicted && e.kv.on {
+			e.kv.removed(hash)
+		}
+		s.blocks = append(s.blocks, id)
+	}
+	for i := s.computed / size; i < (s.computed+n)/size; i++ {
+		if h := s.hash(i, size); e.pool.store(s.blocks[i], h) && e.kv.on {
+			e.kv.stored(s, i, h, size)
+		}
+	}
+	if s.decoding {
+		w.decode(s.computed + n)
+	} else {
+		w.chunk(n, s.computed)
+		s.result.ComputedTokens += n
+	}
+	s.chunk = n
+}
+
+// preempt sends the last running sequence back to the head of the queue with nothing computed. It is not yet
+// in the pass: those come from the front.
+func (e *Engine) preempt() {
+	last := len(e.running) - 1
+	s := e.running[last]
+	e.running[last] = nil
+	e.running = e.running[:last]
+	e.free(s)
+	s.state, s.computed, s.decoding = waiting, 0, false
+	s.result.Preemptions++
+	e.stats.Preemptions++
+	e.queue.pushFront(s)
+}
+
+// stuck remembers why the head of the queue did not fit, so that the next passes need not look up all its
+// blocks again to find the same.
+type stuck struct {
+	seq     *Sequence
+	frees   uint64 // Engine.frees at that time
+	budget  int
+	missing uint64 // the first block that was not cached, if there was one
+	more    bool
+}
+
+// same says that trying again would fail again: no block came free, the budget is no smaller (a smaller chunk
+// might fit), and the cache holds no more of the prompt.
+func (k *stuck) same(e *Engine, s *Sequence, budget int) bool {
+	if k.seq != s || k.frees != e.frees || budget < k.budget {
+		return false
+	}
+	if !k.more {
+		return true
+	}
+	_, found := e.pool.find(k.missing)
+	return !found
+}
+
+// admit pins what is cached of the head of the queue and returns how many tokens of it the pass computes; 0
+// if it does not fit.
+func (e *Engine) admit(s *Sequence, budget int) int {
+	if e.pool.free == 0 || e.stuck.same(e, s, budget) {
+		return 0
+	}
+	e.stuck = stuck{}
+	size := e.cfg.BlockSize
+	most := (s.tokens() - 1) / size
+	if s.req.BypassCache {
+		most = 0
+	}
+	idle := 0 // hits that are in the LRU list
+	hits := s.blocks[:0]
+	why := stuck{seq: s, frees: e.frees, budget: budget}
+	for i := range most {
+		h := s.hash(i, size)
+		id, ok := e.pool.find(h)
+		if !ok {
+			why.missing, why.more = h, true
+			break
+		}
+		if e.pool.blocks[id].refs == 0 {
+			idle++
+		}
+		hits = append(hits, id)
+	}
+	cached := len(hits) * size
+	n := min(s.tokens()-cached, budget)
+	if need := (cached+n+size-1)/size - len(hits) + idle; need > e.pool.free {
+		s.blocks, e.stuck = hits[:0], why
+		return 0
+	}
+	for _, id := range hits {
+		e.pool.pin(id)
+	}
+	s.blocks, s.computed, s.state = hits, cached, running
+	if !s.admitted {
+		s.admitted = true
+		s.result.CachedTokens = cached
+		e.stats.PromptTokens += s.req.PromptTokens
+		e.stats.CachedTokens += cached
+	}
+	return n
+}
+
+// kvLog collects the changes of a pass for the listener.
+type kvLog struct {
+	on     bool
+	hashes []uint64
+	events []kvEntry
+	out    []KVEvent
+}
+
+// kvEntry is a KVEvent whose hashes are still in kvLog.hashes, which may move.
+type kvEntry struct {
+	KVEvent
+	from, to int
+}
+
+func (l *kvLog) last() *kvEntry {
+	if len(l.events) == 0 {
+		return nil
+	}
+	return &l.events[len(l.events)-1]
+}
+
+func (l *kvLog) removed(hash uint64) {
+	l.hashes = append(l.hashes, hash)
+	if e := l.last(); e != nil && !e.Stored {
+		e.to++
+		return
+	}
+	l.events = append(l.events, kvEntry{from: len(l.hashes) - 1, to: len(l.hashes)})
+}
+
+func (l *kvLog) stored(s *Sequence, i int, hash uint64, size int) {
+	l.hashes = append(l.hashes, hash)
+	if e := l.last(); e != nil && e.Stored && e.Seq == s && e.First+e.to-e.from == i {
+		e.to++
+		return
+	}
+	e := kvEntry{KVEvent: KVEvent{Stored: true, Seq: s, First: i}, from: len(l.hashes) - 1, to: len(l.hashes)}
+	if i > 0 {
+		e.Parent, e.HasParent = s.hash(i-1, size), true
+	}
+	l.events = append(l.events, e)
+}
+
+func (l *kvLog) publish(at time.Duration, to Listener) {
+	if len(l.events) == 0 {
+		return
+	}
+	l.out = l.out[:0]
+	for _, e := range l.events {
+		e.Hashes = l.hashes[e.from:e.to]
+		l.out = append(l.out, e.KVEvent)
+	}
+	to.KVEvents(at, l.out)
+	clear(l.events) // let go of sequences
+	clear(l.out)
+	l.events, l.hashes = l.events[:0], l.hashes[:0]
+}

@@ -1,0 +1,87 @@
+package workload
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// Segment is Len tokens of the stream Seed, beginning with token From.
+type Segment struct {
+	Seed      uint64
+	From, Len int32
+}
+
+// Request is one request of a workload. The prompt is Text if that is not empty, else Segments.
+type Request struct {
+	// ID is unique in the workload and, over the wire, the request id that the engine's output follows.
+	ID string
+	// Session names the conversation; empty where the workload knows none.
+	Session string
+	// Turn is the place in the conversation, from 0.
+	Turn int
+	// At is the arrival since the start of the workload.
+	At time.Duration
+	// Segments is the prompt, in order. Turns of a conversation share memory: do not change it.
+	Segments []Segment
+	// Text is the prompt where the trace has real text.
+	Text string
+	// PromptTokens is the length of the prompt.
+	PromptTokens int
+	// OutputTokens is how many tokens to generate, at least 1.
+	OutputTokens int
+	// Prefix is the number of the shared prefix that the prompt begins with, or -1.
+	Prefix int
+}
+
+// Hashes appends the chained block hashes of the prompt to dst, and returns the tokens after the last full
+// block. Seed is HashSeed's.
+func (r *Request) Hashes(dst []uint64, blockSize int, seed uint64) (hashes []uint64, tail []uint32) {
+	if r.Text != "" {
+		return HashText(dst, r.Text, blockSize, seed)
+	}
+	c := newChain(slices.Grow(dst, r.PromptTokens/blockSize), blockSize, seed)
+	for _, s := range r.Segments {
+		c.segment(s)
+	}
+	return c.out, c.tail()
+}
+
+// Tokens is the prompt as token ids.
+func (r *Request) Tokens() []uint32 {
+	if r.Text != "" {
+		return TextTokens(r.Text)
+	}
+	ts := make([]uint32, 0, r.PromptTokens)
+	for _, s := range r.Segments {
+		for i := range int(s.Len) {
+			ts = append(ts, Token(s.Seed, int(s.From)+i))
+		}
+	}
+	return ts
+}
+
+// Prompt is the prompt as text.
+func (r *Request) Prompt() string {
+	if r.Text != "" {
+		return r.Text
+	}
+	var b strings.Builder
+	b.Grow(TextBytesPerToken * r.PromptTokens)
+	for _, s := range r.Segments {
+		for i := range int(s.Len) {
+			b.WriteString(TokenText(Token(s.Seed, int(s.From)+i)))
+		}
+	}
+	return b.String()
+}
+
+// Output is the answer that an engine gives.
+func (r *Request) Output() []uint32 {
+	seed := OutputSeed(r.ID)
+	ts := make([]uint32, r.OutputTokens)
+	for i := range ts {
+		ts[i] = Token(seed, i)
+	}
+	return ts
+}

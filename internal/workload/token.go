@@ -1,0 +1,98 @@
+package workload
+
+import (
+	"encoding/binary"
+	"strconv"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+)
+
+// TextBytesPerToken is how many bytes of text count as one token.
+const TextBytesPerToken = 4
+
+const (
+	golden = 0x9e3779b97f4a7c15
+
+	// Domains keep seeds of different kinds apart.
+	domainBlock  = 0xb10c
+	domainOutput = 0x0074
+	domainFresh  = 0xf7e5
+	domainShared = 0x54a7
+)
+
+// mix is the finaliser of splitmix64: every bit of x moves every bit of the result.
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// pair gives tokens 2k and 2k+1 of a seed in its low and high half: each byte is one letter from a to p.
+func pair(seed, k uint64) uint64 {
+	return mix(seed+(k+1)*golden)&0x0f0f0f0f0f0f0f0f + 0x6161616161616161
+}
+
+// Token is token i of the stream with this seed: four letters from a to p as a little-endian uint32.
+func Token(seed uint64, i int) uint32 {
+	p := pair(seed, uint64(i)/2)
+	return uint32(p >> (32 * (uint(i) & 1)))
+}
+
+// putTokens writes tokens from..from+n of a seed into dst as little-endian uint32.
+func putTokens(dst []byte, seed uint64, from, n int) {
+	i, end := from, from+n
+	if i&1 == 1 && i < end {
+		binary.LittleEndian.PutUint32(dst, Token(seed, i))
+		dst = dst[4:]
+		i++
+	}
+	for ; i+1 < end; i += 2 {
+		binary.LittleEndian.PutUint64(dst, pair(seed, uint64(i)/2))
+		dst = dst[8:]
+	}
+	if i < end {
+		binary.LittleEndian.PutUint32(dst, Token(seed, i))
+	}
+}
+
+// TokenText is the text of one token: its four bytes.
+func TokenText(t uint32) string {
+	var b [4]byte
+	binary.LittleEndian.PutUint32(b[:], t)
+	return string(b[:])
+}
+
+// TextTokens cuts text in tokens of four bytes; the last is padded with zero bytes.
+func TextTokens(text string) []uint32 {
+	ts := make([]uint32, 0, textLen(text))
+	for len(text) >= TextBytesPerToken {
+		ts = append(ts, uint32(text[0])|uint32(text[1])<<8|uint32(text[2])<<16|uint32(text[3])<<24)
+		text = text[TextBytesPerToken:]
+	}
+	if len(text) > 0 {
+		var b [TextBytesPerToken]byte
+		copy(b[:], text)
+		ts = append(ts, binary.LittleEndian.Uint32(b[:]))
+	}
+	return ts
+}
+
+func textLen(text string) int { return (len(text) + TextBytesPerToken - 1) / TextBytesPerToken }
+
+// BlockSeed is the seed of a trace's block id.
+func BlockSeed(id uint64) uint64 { return mix(mix(id+golden) + domainBlock) }
+
+// OutputSeed is the seed of the answer to the request with this id, wherever it is generated. The id
+// R#n names copy n of request R (see [Copies]); its answer differs from R's.
+func OutputSeed(id string) uint64 {
+	if at := strings.LastIndexByte(id, '#'); at >= 0 {
+		if n, err := strconv.ParseUint(id[at+1:], 10, 32); err == nil && n > 0 {
+			return copySeed(OutputSeed(id[:at]), n)
+		}
+	}
+	return mix(xxh3.HashString(id) + domainOutput)
+}
+
+// copySeed is the seed that copy n of a workload has instead of s.
+func copySeed(s, n uint64) uint64 { return mix(s ^ mix(n*golden)) }

@@ -1,0 +1,137 @@
+package tests
+
+import (
+	"encoding/json"
+	"os/exec"
+	"path"
+	"strings"
+	"testing"
+)
+
+// house lists the rooms from the roof down: an import may only point down the
+// list, and what stands in one room with a slash is one room.
+var house = []string{
+	"cmd/warmpath",
+	"examples",
+	"tests",
+	"internal/report",
+	"internal/drive",
+	"internal/enginesim",
+	"internal/workload",
+	"client",
+	"resolver",
+	"balancer",
+	"internal/channel",
+	"balancer/telemetry",
+	"balancer/policytest",
+	"balancer/policy",
+	"balancer/policy/*",
+	"balancer/dialect",
+	"balancer/fleet",
+	"balancer/kvindex",
+	"balancer/routing",
+	"proto/warmpath/v1",
+}
+
+const module = "github.com/warmpath/warmpath"
+
+type listed struct {
+	ImportPath   string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+}
+
+func list(t *testing.T) []listed {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports", module+"/...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var all []listed
+	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
+		var p listed
+		if err := d.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// room returns the place of a package in the house, the most special one first.
+func room(pkg string) int {
+	rel := strings.TrimPrefix(pkg, module+"/")
+	best, length := -1, -1
+	for i, r := range house {
+		prefix, all := strings.CutSuffix(r, "/*")
+		in := rel == r || strings.HasPrefix(rel, r+"/")
+		if all {
+			in = strings.HasPrefix(rel, prefix+"/")
+		}
+		if in && len(r) > length {
+			best, length = i, len(r)
+		}
+	}
+	return best
+}
+
+func TestArrowsPointDown(t *testing.T) {
+	packages := list(t)
+	if len(packages) < 10 {
+		t.Fatalf("go list found %d packages", len(packages))
+	}
+	for _, p := range packages {
+		from := room(p.ImportPath)
+		if from < 0 {
+			t.Errorf("%s has no room in the house", p.ImportPath)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if !strings.HasPrefix(imp, module+"/") {
+				continue
+			}
+			if to := room(imp); to < from {
+				t.Errorf("%s imports %s: the arrow points up", p.ImportPath, imp)
+			}
+		}
+	}
+}
+
+// The core knows no gRPC, HTTP, protobuf or network, and nothing that an
+// application links registers an engine's proto names.
+func TestCoreKnowsNoNetwork(t *testing.T) {
+	core := []string{"balancer/routing", "balancer/kvindex", "balancer/policy/"}
+	foreign := []string{"google.golang.org/grpc", "google.golang.org/protobuf", "net", "net/http", "net/url"}
+	for _, p := range list(t) {
+		rel := strings.TrimPrefix(p.ImportPath, module+"/")
+		in := false
+		for _, c := range core {
+			in = in || strings.HasPrefix(rel, c) || rel == path.Clean(c)
+		}
+		if !in {
+			continue
+		}
+		for _, imp := range p.Imports {
+			for _, f := range foreign {
+				if imp == f || strings.HasPrefix(imp, f+"/") {
+					t.Errorf("%s imports %s", p.ImportPath, imp)
+				}
+			}
+		}
+	}
+}
+
+func TestEnginesStayBehindTheWall(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", module+"/client", module+"/resolver", module+"/balancer")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list -deps: %v", err)
+	}
+	for dep := range strings.SplitSeq(string(out), "\n") {
+		if strings.HasPrefix(dep, module+"/internal/enginesim") {
+			t.Errorf("an application that imports client links %s", dep)
+		}
+	}
+}

@@ -1,0 +1,549 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/client"
+)
+
+// The pitfalls of opening a stream with its first message, one test each, in the
+// order of the project's notes on grpc-go.
+
+var (
+	serverStream = &grpc.StreamDesc{StreamName: "StreamingOutputCall", ServerStreams: true}
+	bidiStream   = &grpc.StreamDesc{StreamName: "FullDuplexCall", ServerStreams: true, ClientStreams: true}
+)
+
+const duplexMethod = "/grpc.testing.TestService/FullDuplexCall"
+
+func roundRobin() grpc.DialOption { return client.WithConfig(config(`{"round_robin":{}}`)) }
+
+func TestServerStreamOpensWithItsMessage(t *testing.T) {
+	h := &beginCounter{}
+	r := start(t, &replica{})
+	cc := dial(t, target(r), roundRobin(), grpc.WithStatsHandler(h))
+	s, err := cc.NewStream(deadline(t), serverStream, streamingMethod)
+	require.NoError(t, err)
+	require.Zero(t, h.begun.Load(), "nothing is asked of gRPC before the message")
+	require.NoError(t, s.SendMsg(prompt("a")))
+	require.NoError(t, s.CloseSend())
+	require.EqualValues(t, 1, h.begun.Load())
+	drain(t, s)
+}
+
+type beginCounter struct{ begun atomic.Int64 }
+
+func (b *beginCounter) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+func (b *beginCounter) HandleRPC(_ context.Context, s stats.RPCStats) {
+	if _, ok := s.(*stats.Begin); ok {
+		b.begun.Add(1)
+	}
+}
+func (b *beginCounter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (b *beginCounter) HandleConn(context.Context, stats.ConnStats)                       {}
+
+func drain(t testing.TB, s grpc.ClientStream) {
+	t.Helper()
+	for {
+		err := s.RecvMsg(&testpb.StreamingOutputCallResponse{})
+		if err == io.EOF {
+			return
+		}
+		require.NoError(t, err)
+	}
+}
+
+func TestBidirectionalOpensAtOnce(t *testing.T) {
+	headers := make(chan struct{})
+	r := start(t, &replica{duplex: func(s grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
+		if err := s.SendHeader(metadata.Pairs("early", "yes")); err != nil {
+			return err
+		}
+		close(headers)
+		_, _ = s.Recv()
+		return nil
+	}})
+	cc := dial(t, target(r), roundRobin())
+	s, err := testpb.NewTestServiceClient(cc).FullDuplexCall(deadline(t))
+	require.NoError(t, err)
+	<-headers // opened before any message
+	md, err := s.Header()
+	require.NoError(t, err)
+	require.Equal(t, []string{"yes"}, md.Get("early"))
+	require.NoError(t, s.CloseSend())
+	_, err = s.Recv()
+	require.Equal(t, io.EOF, err)
+}
+
+// An application that waits for headers first on a stream whose dialect defers
+// it never hangs: the wait opens the stream.
+func TestDeferredBidirectionalOpensByAnyAction(t *testing.T) {
+	deferred := `{"policy":{"round_robin":{}},"dialects":[{"methods":["` + duplexMethod + `"],"prompt":"3.2","defer_stream":true}]}`
+	actions := map[string]func(*testing.T, grpc.ClientStream){
+		"header": func(t *testing.T, s grpc.ClientStream) {
+			md, err := s.Header()
+			require.NoError(t, err)
+			require.Equal(t, []string{"yes"}, md.Get("early"))
+		},
+		"recv": func(t *testing.T, s grpc.ClientStream) {
+			require.NoError(t, s.RecvMsg(&testpb.StreamingOutputCallResponse{}))
+		},
+		"send": func(t *testing.T, s grpc.ClientStream) { require.NoError(t, s.SendMsg(prompt("x"))) },
+		"close": func(t *testing.T, s grpc.ClientStream) { require.NoError(t, s.CloseSend()) },
+	}
+	for name, act := range actions {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, &replica{duplex: func(s grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
+				if err := s.SendHeader(metadata.Pairs("early", "yes")); err != nil {
+					return err
+				}
+				return s.Send(answer("first"))
+			}})
+			h := &beginCounter{}
+			cc := dial(t, target(r), client.WithConfig(deferred), grpc.WithStatsHandler(h))
+			connected(t, cc, []*replica{r})
+			h.begun.Store(0)
+			s, err := cc.NewStream(deadline(t), bidiStream, duplexMethod)
+			require.NoError(t, err)
+			require.Zero(t, h.begun.Load())
+			act(t, s)
+			require.EqualValues(t, 1, h.begun.Load())
+			_ = s.CloseSend()
+			drain(t, s)
+		})
+	}
+}
+
+func TestReadersWaitForTheMessageOrTheContext(t *testing.T) {
+	r := start(t, &replica{})
+	cc := dial(t, target(r), roundRobin())
+
+	s, err := cc.NewStream(deadline(t), serverStream, streamingMethod)
+	require.NoError(t, err)
+	got := make(chan error, 1)
+	go func() { got <- s.RecvMsg(&testpb.StreamingOutputCallResponse{}) }()
+	require.NoError(t, s.SendMsg(prompt("a")))
+	require.NoError(t, <-got)
+	drain(t, s)
+
+	ctx, cancel := context.WithCancel(deadline(t))
+	s, err = cc.NewStream(ctx, serverStream, streamingMethod)
+	require.NoError(t, err)
+	go func() { got <- s.RecvMsg(&testpb.StreamingOutputCallResponse{}) }()
+	cancel()
+	require.Equal(t, codes.Canceled, status.Code(<-got))
+	md, err := s.Header()
+	require.NoError(t, err, "as gRPC does, Header leaves the status to RecvMsg")
+	require.Nil(t, md)
+	require.Equal(t, codes.Canceled, status.Code(s.SendMsg(prompt("late"))))
+	require.Zero(t, r.calls.Load()-1)
+}
+
+func TestContextBeforeOpening(t *testing.T) {
+	type mine struct{}
+	cc := dial(t, target(start(t, &replica{})), roundRobin())
+	ctx := context.WithValue(deadline(t), mine{}, "value")
+	s, err := cc.NewStream(ctx, serverStream, streamingMethod)
+	require.NoError(t, err)
+	require.Equal(t, "value", s.Context().Value(mine{}))
+	require.Nil(t, s.Trailer())
+	require.NoError(t, s.SendMsg(prompt("a")))
+	require.Equal(t, "value", s.Context().Value(mine{}))
+	drain(t, s)
+}
+
+func TestCloseSendBeforeTheMessage(t *testing.T) {
+	cc := dial(t, target(start(t, &replica{})), roundRobin())
+	s, err := cc.NewStream(deadline(t), serverStream, streamingMethod)
+	require.NoError(t, err)
+	require.NoError(t, s.CloseSend())
+	err = s.RecvMsg(&testpb.StreamingOutputCallResponse{})
+	require.Equal(t, codes.Internal, status.Code(err), "the server says so, as without warmpath: %v", err)
+}
+
+func TestErrorsOfOpeningAreStatuses(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	cc := dial(t, "warmpath:///"+addr, roundRobin())
+	_, err = testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt("a"))
+	require.NotEqual(t, io.EOF, err)
+	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+}
+
+func TestOnFinishRunsOnce(t *testing.T) {
+	bad := start(t, &replica{stream: func(*testpb.StreamingOutputCallRequest, grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		return status.Error(codes.Unavailable, "not now")
+	}, unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+		return nil, status.Error(codes.Unavailable, "not now")
+	}})
+	good := start(t, &replica{})
+	count := func() (grpc.CallOption, *[]error) {
+		var mu sync.Mutex
+		var got []error
+		return grpc.OnFinish(func(err error) { mu.Lock(); defer mu.Unlock(); got = append(got, err) }), &got
+	}
+	for name, rs := range map[string][]*replica{"good": {good}, "bad": {bad}, "both": {bad, good}} {
+		t.Run(name, func(t *testing.T) {
+			cc := dial(t, target(rs...), roundRobin())
+			stub := testpb.NewTestServiceClient(cc)
+			for range 4 {
+				o, got := count()
+				s, err := stub.StreamingOutputCall(deadline(t), prompt("a"), o)
+				if err == nil {
+					for err == nil {
+						_, err = s.Recv()
+					}
+				}
+				require.Len(t, *got, 1)
+				require.Equal(t, err == io.EOF, (*got)[0] == nil)
+				o, got = count()
+				_, err = stub.UnaryCall(deadline(t), simple("a"), o)
+				require.Equal(t, []error{err}, *got)
+			}
+		})
+	}
+	t.Run("never opened", func(t *testing.T) {
+		cc := dial(t, target(good), roundRobin())
+		ctx, cancel := context.WithCancel(deadline(t))
+		done := make(chan error, 2)
+		_, err := cc.NewStream(ctx, serverStream, streamingMethod, grpc.OnFinish(func(err error) { done <- err }))
+		require.NoError(t, err)
+		cancel()
+		require.Equal(t, codes.Canceled, status.Code(<-done))
+		require.Empty(t, done)
+	})
+	t.Run("cancelled while open", func(t *testing.T) {
+		open := make(chan struct{})
+		hang := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			close(open)
+			<-s.Context().Done()
+			return nil
+		}})
+		cc := dial(t, target(hang), roundRobin())
+		ctx, cancel := context.WithCancel(deadline(t))
+		done := make(chan error, 2)
+		_, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a"), grpc.OnFinish(func(err error) { done <- err }))
+		require.NoError(t, err)
+		<-open
+		cancel()
+		require.Equal(t, codes.Canceled, status.Code(<-done))
+	})
+}
+
+func TestOtherInterceptorsSeeTheirStream(t *testing.T) {
+	var order []string
+	outer := func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, m string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := next(ctx, d, cc, m, o...)
+		order = append(order, "outer has a stream")
+		return s, err
+	}
+	inner := func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, m string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+		order = append(order, "inner opens")
+		return next(metadata.AppendToOutgoingContext(ctx, "inner", "was here"), d, cc, m, o...)
+	}
+	seen := make(chan []string, 1)
+	r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		md, _ := metadata.FromIncomingContext(s.Context())
+		seen <- md.Get("inner")
+		return nil
+	}})
+	opts := append([]grpc.DialOption{grpc.WithChainStreamInterceptor(outer)}, client.DialOptions(roundRobin().(client.Option))...)
+	opts = append(opts, grpc.WithChainStreamInterceptor(inner), insecureOption())
+	cc, err := grpc.NewClient(target(r), opts...)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, cc.Close()) }()
+	s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt("a"))
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.Equal(t, io.EOF, err)
+	require.Equal(t, []string{"was here"}, <-seen)
+	require.Equal(t, []string{"outer has a stream", "inner opens"}, order)
+}
+
+func TestDeadlineWhileNothingIsConnected(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	cc := dial(t, "warmpath:///"+addr, roundRobin())
+	ctx, cancel := context.WithTimeout(deadline(t), 50*time.Millisecond)
+	defer cancel()
+	_, err = testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a"), grpc.WaitForReady(true))
+	require.Equal(t, codes.DeadlineExceeded, status.Code(err), "%v", err)
+}
+
+// The request message is not kept alive for the whole generation.
+func TestMessageIsFreedAfterTheFirstResponse(t *testing.T) {
+	r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		if err := s.Send(answer("first")); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return nil
+	}})
+	cc := dial(t, target(r), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)))
+	connected(t, cc, []*replica{r})
+	ctx, cancel := context.WithCancel(deadline(t))
+	defer cancel()
+	freed := make(chan struct{})
+	s := func() grpc.ClientStream {
+		m := prompt(strings.Repeat("long ", 1<<16))
+		runtime.AddCleanup(m, func(c chan struct{}) { close(c) }, freed)
+		s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, m)
+		require.NoError(t, err)
+		return s
+	}()
+	require.NoError(t, s.RecvMsg(&testpb.StreamingOutputCallResponse{}))
+	eventually(t, "the message is collected while the stream goes on", func() bool {
+		runtime.GC()
+		select {
+		case <-freed:
+			return true
+		default:
+			return false
+		}
+	})
+	cancel()
+	require.Error(t, s.RecvMsg(&testpb.StreamingOutputCallResponse{}))
+}
+
+func TestCallOptionsPassThrough(t *testing.T) {
+	r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		s.SetTrailer(metadata.Pairs("end", "t"))
+		return s.SendHeader(metadata.Pairs("begin", "h"))
+	}})
+	cc := dial(t, target(r), roundRobin())
+	var p peer.Peer
+	var header, trailer metadata.MD
+	s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt("a"), grpc.Peer(&p), grpc.Header(&header), grpc.Trailer(&trailer))
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.Equal(t, io.EOF, err)
+	require.Equal(t, r.addr, p.Addr.String())
+	require.Equal(t, []string{"h"}, header.Get("begin"))
+	require.Equal(t, []string{"t"}, trailer.Get("end"))
+	require.Equal(t, []string{"t"}, s.Trailer().Get("end"))
+}
+
+func TestSendAndReceiveConcurrently(t *testing.T) {
+	cc := dial(t, target(replicas(t, 3)...), roundRobin())
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() {
+			s, err := cc.NewStream(deadline(t), serverStream, streamingMethod)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			wg.Go(func() {
+				if err := s.SendMsg(prompt("a")); err != nil {
+					t.Error(err)
+				}
+				_ = s.CloseSend()
+			})
+			for {
+				if err := s.RecvMsg(&testpb.StreamingOutputCallResponse{}); err != nil {
+					if err != io.EOF {
+						t.Error(err)
+					}
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A reader that stops reading holds its booking until its context ends; a
+// stream dropped without cancelling, until it is collected.
+func TestAbandonedStreams(t *testing.T) {
+	r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		if err := s.Send(answer("first")); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return nil
+	}})
+	m := newMeter(t)
+	cc := dial(t, target(r), client.WithConfig(config(`{"power_of_two_choices":{}}`)), m.option)
+	connected(t, cc, []*replica{r})
+	stub := testpb.NewTestServiceClient(cc)
+
+	ctx, cancel := context.WithCancel(deadline(t))
+	s, err := stub.StreamingOutputCall(ctx, prompt("a"))
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, m.ongoing(t))
+	cancel()
+	eventually(t, "the booking ends with the context", func() bool { return m.ongoing(t) == 0 })
+	runtime.KeepAlive(s)
+
+	const dropped = 50
+	func() {
+		for i := range dropped {
+			s, err := stub.StreamingOutputCall(context.Background(), prompt("b"))
+			require.NoError(t, err)
+			if i%2 == 0 {
+				_, err = s.Recv()
+				require.NoError(t, err)
+			}
+		}
+	}()
+	eventually(t, "the bookings end when the streams are collected", func() bool {
+		runtime.GC()
+		return m.ongoing(t) == 0
+	})
+}
+
+func TestThousandStreams(t *testing.T) {
+	release := make(chan struct{})
+	rs := make([]*replica, 4)
+	for i := range rs {
+		rs[i] = start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			if err := s.Send(answer("first")); err != nil {
+				return err
+			}
+			<-release
+			return s.Send(answer("last"))
+		}})
+	}
+	m := newMeter(t)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"round_robin":{}}`)), m.option)
+	connected(t, cc, rs)
+	stub := testpb.NewTestServiceClient(cc)
+	var first, wg sync.WaitGroup
+	first.Add(1000)
+	for range 1000 {
+		wg.Go(func() {
+			s, err := stub.StreamingOutputCall(deadline(t), prompt("a"))
+			if err == nil {
+				_, err = s.Recv()
+			}
+			first.Done()
+			for err == nil {
+				_, err = s.Recv()
+			}
+			if err != io.EOF {
+				t.Error(err)
+			}
+		})
+	}
+	first.Wait()
+	require.EqualValues(t, 1000, m.ongoing(t))
+	close(release)
+	wg.Wait()
+	require.Zero(t, m.ongoing(t))
+}
+
+// Whatever happens to calls, nothing stays booked.
+func TestRandomCallLives(t *testing.T) {
+	fail := func() error {
+		switch rand.IntN(6) {
+		case 0:
+			return status.Error(codes.Unavailable, "gone")
+		case 1:
+			return status.Error(codes.ResourceExhausted, "full")
+		case 2:
+			return status.Error(codes.Internal, "broken")
+		}
+		return nil
+	}
+	rs := make([]*replica, 3)
+	for i := range rs {
+		rs[i] = start(t, &replica{
+			stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+				for range rand.IntN(4) {
+					if err := s.Send(answer("x")); err != nil {
+						return err
+					}
+				}
+				return fail()
+			},
+			unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+				return &testpb.SimpleResponse{}, fail()
+			},
+		})
+	}
+	m := newMeter(t)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`)), m.option)
+	stub := testpb.NewTestServiceClient(cc)
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for range 60 {
+				life(t, cc, stub)
+			}
+		})
+	}
+	wg.Wait()
+	eventually(t, "nothing is booked", func() bool {
+		runtime.GC()
+		return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0
+	})
+}
+
+func life(t *testing.T, cc *grpc.ClientConn, stub testpb.TestServiceClient) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	if rand.IntN(8) != 0 {
+		defer cancel()
+	} else {
+		ctx = context.Background() // abandoned for good: the collector finds it
+		cancel()
+	}
+	text := strings.Repeat("prompt ", rand.IntN(200))
+	switch rand.IntN(6) {
+	case 0:
+		_, _ = stub.UnaryCall(ctx, simple(text))
+	case 1: // cancelled before it opens
+		s, err := cc.NewStream(ctx, serverStream, streamingMethod)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		cancel()
+		_ = s.SendMsg(prompt(text))
+	case 2: // cancelled while it opens
+		go cancel()
+		_, _ = stub.StreamingOutputCall(ctx, prompt(text))
+	case 3: // never sent
+		_, _ = cc.NewStream(ctx, serverStream, streamingMethod)
+	case 4:
+		s, err := stub.FullDuplexCall(ctx)
+		if err != nil {
+			return
+		}
+		_ = s.Send(prompt(text))
+		_, _ = s.Recv()
+		_ = s.CloseSend()
+	default:
+		s, err := stub.StreamingOutputCall(ctx, prompt(text))
+		for n := rand.IntN(6); err == nil && n > 0; n-- {
+			_, err = s.Recv()
+		}
+		if err != nil && errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	}
+}
