@@ -115,26 +115,36 @@ func (b *lb) setMembers(s resolver.State) {
 // the same while the configuration does; a new balancer of a channel that was
 // idle gets the one that the channel's handle kept. Called with mu held.
 func (b *lb) configure(c *lbConfig, h *channel.Handle) error {
-	if h != nil && b.handle == nil && b.binding.Load() == nil {
-		if r := h.Take(c.key); r != nil {
-			b.install(c, r)
-		}
+	attach := h != nil && b.handle == nil
+	if attach {
+		b.handle = h
 	}
-	if old := b.binding.Load(); old == nil || old.Key != c.key {
-		r, err := c.NewRouter(nil)
+	old := b.binding.Load()
+	if old == nil || old.Key != c.key {
+		r, err := b.router(c, old == nil)
 		if err != nil {
 			return fmt.Errorf("warmpath: %w", err)
 		}
 		b.install(c, r)
 	}
 	b.config = c
-	if h != nil && b.handle == nil {
-		b.handle = h
+	if attach {
 		h.Attach(b.binding.Load())
 	}
 	b.binding.Load().Router.SetFleet(b.members)
 	b.connect(b.binding.Load().Router)
 	return nil
+}
+
+// router returns the Router that the handle kept for the configuration, if this
+// is the balancer's first, or else a new one. Called with mu held.
+func (b *lb) router(c *lbConfig, first bool) (*routing.Router, error) {
+	if first && b.handle != nil {
+		if r := b.handle.Take(c.key); r != nil {
+			return r, nil
+		}
+	}
+	return c.NewRouter(nil)
 }
 
 // install makes a Router the one in use. Called with mu held.
@@ -152,10 +162,7 @@ func (b *lb) install(c *lbConfig, r *routing.Router) {
 	r.SetFleet(b.members)
 	b.connect(r)
 	b.binding.Store(next)
-	if b.unwatch != nil {
-		b.unwatch()
-	}
-	b.unwatch = b.watch(next)
+	b.observe(next)
 	if old == nil {
 		return
 	}
@@ -178,7 +185,13 @@ func (b *lb) uses(r *routing.Router) routing.Uses {
 	return uses
 }
 
-func (b *lb) watch(binding *channel.Binding) func() {
+// observe records the metrics of the Router in use, and of no other. Called with
+// mu held.
+func (b *lb) observe(binding *channel.Binding) {
+	if b.unwatch != nil {
+		b.unwatch()
+		b.unwatch = nil
+	}
 	recorder := telemetry.Default()
 	if b.handle != nil {
 		recorder = b.handle.Telemetry
@@ -186,9 +199,9 @@ func (b *lb) watch(binding *channel.Binding) func() {
 	stop, err := recorder.Watch(binding.Policy, binding.Router)
 	if err != nil {
 		logger.Warningf("metrics of the router are not observed: %v", err)
-		return nil
+		return
 	}
-	return stop
+	b.unwatch = stop
 }
 
 // connect tells a Router which of its replicas have a connection. Called with mu held.
@@ -266,10 +279,12 @@ func (b *lb) bind(h *channel.Handle) {
 	if b.handle != nil || b.closed {
 		return
 	}
+	b.handle = h
 	if r := h.Take(b.config.key); r != nil {
 		b.install(b.config, r)
+	} else {
+		b.observe(b.binding.Load()) // through the channel's own meter
 	}
-	b.handle = h
 	h.Attach(b.binding.Load())
 }
 

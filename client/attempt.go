@@ -19,7 +19,7 @@ type attempts struct {
 	cc     *grpc.ClientConn
 	method string
 	made   int // attempts that failed
-	sent   int // of those, the ones whose request left the client
+	sent   int // of those, the ones that a replica may have begun to serve
 }
 
 // defaultMaxAttempts holds until a balancer is bound.
@@ -34,7 +34,7 @@ func (a *attempts) again(ctx context.Context, err error) bool {
 	}
 	if !last.Full {
 		a.made++
-		if last.Sent && !last.Rejected {
+		if last.Sent && status.Code(err) == codes.Unavailable {
 			a.sent++
 		}
 		if a.made >= a.max() || a.sent > 1 || a.retriedByService() {

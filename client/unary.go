@@ -25,6 +25,7 @@ func (c *channels) unary(ctx context.Context, method string, req, reply any, cc 
 		}
 		err := invoke(call, method, req, reply, cc, opts...)
 		if err == nil {
+			call.FirstMessage()
 			call.ReadUsage(reply)
 			return nil
 		}

@@ -196,8 +196,10 @@ func TestNeverAfterTheFirstMessage(t *testing.T) {
 func TestNeverAfterHeader(t *testing.T) {
 	var calls atomic.Int64
 	release := make(chan struct{})
-	early := answering(true, func() error { calls.Add(1); <-release; return status.Error(codes.Unavailable, "died") })
-	cc := dial(t, target(start(t, early), start(t, early)), roundRobin())
+	early := func() *replica {
+		return start(t, answering(true, func() error { calls.Add(1); <-release; return status.Error(codes.Unavailable, "died") }))
+	}
+	cc := dial(t, target(early(), early()), roundRobin())
 	s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt("a"))
 	require.NoError(t, err)
 	md, err := s.Header()

@@ -489,6 +489,17 @@ func TestRandomCallLives(t *testing.T) {
 	m := newMeter(t)
 	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`)), m.option)
 	stub := testpb.NewTestServiceClient(cc)
+	// Streams abandoned without a deadline hold their room until they are collected.
+	ctx, stop := context.WithCancel(deadline(t))
+	var collector sync.WaitGroup
+	collector.Go(func() {
+		for ctx.Err() == nil {
+			runtime.GC()
+			runtime.Gosched()
+		}
+	})
+	defer collector.Wait()
+	defer stop()
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {

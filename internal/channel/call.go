@@ -208,8 +208,9 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	}
 }
 
-// FirstMessage is called when the first response message of a stream has come.
+// FirstMessage is called when the first response message has come.
 func (c *Call) FirstMessage() {
+	c.warnUnbound()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.booking.PrefillDone()
@@ -239,7 +240,6 @@ func (c *Call) End() {
 	c.mu.Lock()
 	c.tell()
 	c.mu.Unlock()
-	c.warnUnbound()
 }
 
 // tell reports the outcome of the last booking, once. Called with mu held.
@@ -281,6 +281,8 @@ func (c *Call) Next() {
 	c.last = Attempt{}
 }
 
+// warnUnbound speaks up, once a channel, when a replica answered and yet no
+// picker of ours saw the call.
 func (c *Call) warnUnbound() {
 	if c.met.Load() || !c.handle.Unbound() {
 		return
