@@ -44,26 +44,29 @@ type lb struct {
 	handle    *channel.Handle
 	unwatch   func()
 	members   []routing.Member
-	endpoints map[string]*endpoint // by replica id
-	state     balancer.State       // last one from the child
+	endpoints *resolver.EndpointMap[*endpoint] // one per child
+	state     balancer.State                   // last one from the child
 	closed    bool
 }
 
-// endpoint is the connection to one replica.
+// endpoint is the connection to one set of addresses.
 type endpoint struct {
+	id      string // of the replica that is there; guarded by lb.mu
+	exiting bool   // asked to leave idle; guarded by lb.mu
+
 	// picker is the child's, replaced on every change of its state.
 	picker atomic.Pointer[childState]
+	quick  atomic.Pointer[quick]
 }
 
-type childState struct {
-	balancer.State
-	exitIdle func()
-}
+type childState struct{ balancer.State }
 
-// ready reports whether a call may be sent now.
-func (e *endpoint) ready() bool {
-	s := e.picker.Load()
-	return s != nil && s.ConnectivityState == connectivity.Ready
+// connectivity is the state of the connection; Shutdown once it is gone for good.
+func (e *endpoint) connectivity() connectivity.State {
+	if s := e.picker.Load(); s != nil {
+		return s.ConnectivityState
+	}
+	return connectivity.Shutdown
 }
 
 // UpdateClientConnState takes a new list of endpoints or a new configuration.
@@ -72,95 +75,111 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	if !ok {
 		return fmt.Errorf("warmpath: unexpected balancer config of type %T", s.BalancerConfig)
 	}
-	b.eager.Store(len(s.ResolverState.Endpoints) <= EagerConnections)
-
 	b.mu.Lock()
-	b.setMembers(s.ResolverState)
-	err := b.configure(config, channel.HandleFrom(s.ResolverState.Attributes))
-	b.mu.Unlock()
+	h := b.handle
+	if h == nil {
+		h = channel.HandleFrom(s.ResolverState.Attributes)
+	}
+	r, err := b.router(config, h)
 	if err != nil {
+		b.mu.Unlock()
+		err = fmt.Errorf("warmpath: %w", err)
 		b.ResolverError(err)
 		return err
 	}
+	s.ResolverState.Endpoints = b.setMembers(s.ResolverState.Endpoints)
+	b.configure(config, h, r)
+	b.mu.Unlock()
 	return b.child.UpdateClientConnState(balancer.ClientConnState{
 		ResolverState: pickfirst.EnableHealthListener(s.ResolverState),
 	})
 }
 
 // setMembers rebuilds the list of replicas, sorted by id: the resolver's order is
-// random. Called with mu held.
-func (b *lb) setMembers(s resolver.State) {
-	b.members = b.members[:0:0]
+// random. It returns the endpoints that count: of several with the same id or the
+// same addresses that is the first. Called with mu held.
+func (b *lb) setMembers(all []resolver.Endpoint) []resolver.Endpoint {
 	old := b.endpoints
-	b.endpoints = make(map[string]*endpoint, len(s.Endpoints))
-	for _, ep := range s.Endpoints {
+	b.endpoints = resolver.NewEndpointMap[*endpoint]()
+	b.members = b.members[:0:0]
+	kept := make([]resolver.Endpoint, 0, len(all))
+	ids := make(map[string]bool, len(all))
+	for _, ep := range all {
 		if len(ep.Addresses) == 0 {
 			continue
 		}
 		attrs := fleet.FromEndpoint(ep)
-		if b.endpoints[attrs.ID] != nil {
+		if _, twice := b.endpoints.Get(ep); twice || ids[attrs.ID] {
 			continue
 		}
-		e := old[attrs.ID]
-		if e == nil {
+		e, ok := old.Get(ep)
+		if !ok {
 			e = &endpoint{}
 		}
-		b.endpoints[attrs.ID] = e
+		e.id, ids[attrs.ID] = attrs.ID, true
+		b.endpoints.Set(ep, e)
 		b.members = append(b.members, routing.Member{Attributes: attrs, Host: e})
+		kept = append(kept, ep)
+	}
+	for ep, e := range old.All() {
+		if _, ok := b.endpoints.Get(ep); !ok {
+			e.picker.Store(nil) // a booking of it that was not sent yet goes elsewhere
+		}
 	}
 	slices.SortFunc(b.members, func(x, y routing.Member) int { return cmp.Compare(x.ID, y.ID) })
+	b.eager.Store(len(kept) <= EagerConnections)
+	return kept
 }
 
-// configure puts the configuration and the members into force. The Router stays
-// the same while the configuration does; a new balancer of a channel that was
-// idle gets the one that the channel's handle kept. Called with mu held.
-func (b *lb) configure(c *lbConfig, h *channel.Handle) error {
-	attach := h != nil && b.handle == nil
-	if attach {
-		b.handle = h
-	}
+// router returns a Router for a configuration that is not the one in force, else
+// nil. The first of a new balancer is the one that the channel's handle kept, if
+// there is one. Called with mu held.
+func (b *lb) router(c *lbConfig, h *channel.Handle) (*routing.Router, error) {
 	old := b.binding.Load()
-	if old == nil || old.Key != c.key {
-		r, err := b.router(c, old == nil)
-		if err != nil {
-			return fmt.Errorf("warmpath: %w", err)
-		}
-		b.install(c, r)
+	if old != nil && old.Key == c.key {
+		return nil, nil
 	}
-	b.config = c
-	if attach {
-		h.Attach(b.binding.Load())
-	}
-	b.binding.Load().Router.SetFleet(b.members)
-	b.connect(b.binding.Load().Router)
-	return nil
-}
-
-// router returns the Router that the handle kept for the configuration, if this
-// is the balancer's first, or else a new one. Called with mu held.
-func (b *lb) router(c *lbConfig, first bool) (*routing.Router, error) {
-	if first && b.handle != nil {
-		if r := b.handle.Take(c.key); r != nil {
+	if old == nil && h != nil {
+		if r := h.Take(c.key); r != nil {
 			return r, nil
 		}
 	}
 	return c.NewRouter(nil)
 }
 
-// install makes a Router the one in use. Called with mu held.
-func (b *lb) install(c *lbConfig, r *routing.Router) {
+// configure puts the configuration and the members into force. r is nil where
+// the Router stays the same. Called with mu held.
+func (b *lb) configure(c *lbConfig, h *channel.Handle, r *routing.Router) {
+	attach := h != nil && b.handle == nil
+	b.handle, b.config = h, c
+	b.use(r)
+	if attach {
+		h.Attach(b.binding.Load())
+	}
+}
+
+// use brings a Router, nil for the one in use, up to date and makes it the one
+// in use. Called with mu held.
+func (b *lb) use(r *routing.Router) {
 	old := b.binding.Load()
-	next := &channel.Binding{
-		Router:      r,
-		Policy:      c.Policy.Name,
-		Uses:        b.uses(r),
-		Dialects:    c.dialects,
-		SessionKeys: c.sessions,
-		MaxAttempts: c.MaxAttempts,
-		Key:         c.key,
+	if r == nil {
+		r = old.Router
 	}
 	r.SetFleet(b.members)
 	b.connect(r)
+	next := &channel.Binding{
+		Router:      r,
+		Telemetry:   b.recorder(),
+		Policy:      b.config.Policy.Name,
+		Uses:        b.uses(r),
+		Dialects:    b.config.dialects,
+		SessionKeys: b.config.sessions,
+		MaxAttempts: b.config.MaxAttempts,
+		Key:         b.config.key,
+	}
+	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry {
+		return
+	}
 	b.binding.Store(next)
 	b.observe(next)
 	if old == nil {
@@ -169,8 +188,10 @@ func (b *lb) install(c *lbConfig, r *routing.Router) {
 	if b.handle != nil {
 		b.handle.Replace(old, next)
 	}
-	// Whoever waits there goes to gRPC and meets the new Router in the picker.
-	_ = old.Router.Close()
+	if old.Router != r {
+		// Whoever waits there goes to gRPC and meets the new Router in the picker.
+		_ = old.Router.Close()
+	}
 }
 
 // uses is what a request key must hold: what the policy looks at, and the model
@@ -185,6 +206,13 @@ func (b *lb) uses(r *routing.Router) routing.Uses {
 	return uses
 }
 
+func (b *lb) recorder() *telemetry.Recorder {
+	if b.handle != nil {
+		return b.handle.Telemetry
+	}
+	return telemetry.Default()
+}
+
 // observe records the metrics of the Router in use, and of no other. Called with
 // mu held.
 func (b *lb) observe(binding *channel.Binding) {
@@ -192,11 +220,7 @@ func (b *lb) observe(binding *channel.Binding) {
 		b.unwatch()
 		b.unwatch = nil
 	}
-	recorder := telemetry.Default()
-	if b.handle != nil {
-		recorder = b.handle.Telemetry
-	}
-	stop, err := recorder.Watch(binding.Policy, binding.Router)
+	stop, err := binding.Telemetry.Watch(binding.Policy, binding.Router)
 	if err != nil {
 		logger.Warningf("metrics of the router are not observed: %v", err)
 		return
@@ -206,19 +230,21 @@ func (b *lb) observe(binding *channel.Binding) {
 
 // connect tells a Router which of its replicas have a connection. Called with mu held.
 func (b *lb) connect(r *routing.Router) {
-	for id, e := range b.endpoints {
-		r.SetConnected(id, b.pickable(e))
+	for _, e := range b.endpoints.All() {
+		r.SetConnected(e.id, b.pickable(e))
 	}
 }
 
 // pickable reports whether a pick may end here: the connection is ready or, in
 // a fleet too large for one connection each, can be opened by a pick.
 func (b *lb) pickable(e *endpoint) bool {
-	if b.eager.Load() {
-		return e.ready()
+	switch e.connectivity() {
+	case connectivity.Ready:
+		return true
+	case connectivity.Idle, connectivity.Connecting:
+		return !b.eager.Load()
 	}
-	s := e.picker.Load()
-	return s != nil && s.ConnectivityState != connectivity.TransientFailure
+	return false
 }
 
 // UpdateState is called by the child whenever a connection changes.
@@ -235,18 +261,19 @@ func (b *lb) UpdateState(s balancer.State) {
 		router = binding.Router
 	}
 	for _, c := range children {
-		id := fleet.FromEndpoint(c.Endpoint).ID
-		e := b.endpoints[id]
-		if e == nil {
+		e, ok := b.endpoints.Get(c.Endpoint)
+		if !ok {
 			continue
 		}
-		e.picker.Store(&childState{State: c.State, exitIdle: c.ExitIdle})
+		e.picker.Store(&childState{c.State})
 		if router != nil {
-			router.SetConnected(id, b.pickable(e))
+			router.SetConnected(e.id, b.pickable(e))
 		}
-		if c.State.ConnectivityState == connectivity.Idle && b.eager.Load() {
+		idle := c.State.ConnectivityState == connectivity.Idle && b.eager.Load()
+		if idle && !e.exiting {
 			c.ExitIdle()
 		}
+		e.exiting = idle
 	}
 	b.publish()
 }
@@ -256,7 +283,12 @@ func (b *lb) UpdateState(s balancer.State) {
 // with mu held.
 func (b *lb) publish() {
 	if binding := b.binding.Load(); binding == nil || len(binding.Router.View().Connected()) == 0 {
-		b.ClientConn.UpdateState(b.state)
+		s := b.state
+		if s.ConnectivityState == connectivity.Ready {
+			// Connected to those that just left the fleet; the child is about to be told.
+			s = balancer.State{ConnectivityState: connectivity.Connecting, Picker: base.NewErrPicker(balancer.ErrNoSubConnAvailable)}
+		}
+		b.ClientConn.UpdateState(s)
 		return
 	}
 	b.ClientConn.UpdateState(balancer.State{ConnectivityState: b.connectivity(), Picker: &picker{lb: b}})
@@ -280,20 +312,16 @@ func (b *lb) bind(h *channel.Handle) {
 		return
 	}
 	b.handle = h
-	if r := h.Take(b.config.key); r != nil {
-		b.install(b.config, r)
-	} else {
-		b.observe(b.binding.Load()) // through the channel's own meter
-	}
+	b.use(h.Take(b.config.key))
 	h.Attach(b.binding.Load())
 }
 
 // ResolverError is called when the resolver fails.
 func (b *lb) ResolverError(err error) {
 	b.mu.Lock()
-	fresh := b.config == nil
+	nobody := b.endpoints.Len() == 0
 	b.mu.Unlock()
-	if fresh {
+	if nobody {
 		b.ClientConn.UpdateState(balancer.State{
 			ConnectivityState: connectivity.TransientFailure,
 			Picker:            base.NewErrPicker(err),
@@ -318,12 +346,21 @@ func (b *lb) ExitIdle() {
 // Close ends the balancer: whoever waits in the queue goes back to gRPC. What
 // was learned stays with the channel's handle, if it has one.
 func (b *lb) Close() {
+	b.leave()
 	b.child.Close()
+}
+
+func (b *lb) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
 	if b.unwatch != nil {
 		b.unwatch()
+	}
+	// The Router may outlive the balancer: it is not to hold on to the connections,
+	// and through them to the channel.
+	for _, e := range b.endpoints.All() {
+		e.picker.Store(nil)
 	}
 	binding := b.binding.Load()
 	if binding == nil {
@@ -333,8 +370,8 @@ func (b *lb) Close() {
 		_ = binding.Router.Close()
 		return
 	}
-	b.handle.Detach(binding)
 	binding.Router.Disconnect()
+	b.handle.Detach(binding)
 }
 
-var errGone = errors.New("warmpath: the replica that the call is pinned to is not connected")
+var errGone = errors.New("warmpath: no replica that the call may use is connected")

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/balancer/endpointsharding"
 	"google.golang.org/grpc/balancer/lazy"
 	"google.golang.org/grpc/balancer/pickfirst"
+	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/serviceconfig"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
@@ -29,7 +30,7 @@ type builder struct{}
 func (builder) Name() string { return Name }
 
 func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
-	b := &lb{ClientConn: cc, opts: opts, endpoints: make(map[string]*endpoint)}
+	b := &lb{ClientConn: cc, opts: opts, endpoints: resolver.NewEndpointMap[*endpoint]()}
 	b.child = endpointsharding.NewBalancer(b, opts, b.buildChild, endpointsharding.Options{DisableAutoReconnect: true})
 	return b
 }

@@ -1,10 +1,12 @@
 package balancer
 
 import (
+	"log/slog"
 	"sync"
 
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/grpclog"
 	"google.golang.org/grpc/status"
 
@@ -29,7 +31,11 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		p.lb.bind(h)
 		binding = p.lb.binding.Load()
 	}
-	b, err := call.Book(info.Ctx, binding, usable)
+	b, err := call.Book(info.Ctx, binding, connection)
+	for err == routing.ErrClosed && p.lb.binding.Load() != binding {
+		binding = p.lb.binding.Load()
+		b, err = call.Book(info.Ctx, binding, connection)
+	}
 	if err != nil {
 		return p.refuse(binding, err)
 	}
@@ -42,7 +48,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	return res, nil
 }
 
-func usable(r *routing.Replica) bool { return r.Host().(*endpoint).ready() }
+func connection(r *routing.Replica) connectivity.State { return r.Host().(*endpoint).connectivity() }
 
 // send asks the replica's own child for its connection.
 func (p *picker) send(info balancer.PickInfo, r *routing.Replica) (balancer.PickResult, error) {
@@ -119,9 +125,52 @@ func (c *bare) free() {
 	bares.Put(c)
 }
 
+// quick is what ends the quick bookings of one replica; made once, so that
+// picking does not allocate.
+type quick struct {
+	router  *routing.Router
+	replica *routing.Replica
+	done    func(balancer.DoneInfo)
+}
+
+func (e *endpoint) quickFor(router *routing.Router, rep *routing.Replica) *quick {
+	if q := e.quick.Load(); q != nil && q.replica == rep && q.router == router {
+		return q
+	}
+	q := &quick{router, rep, func(balancer.DoneInfo) { router.ReleaseQuick(rep) }}
+	e.quick.Store(q)
+	return q
+}
+
+func (p *picker) sendQuick(info balancer.PickInfo, b *channel.Binding, key *routing.Request, rep *routing.Replica, why routing.Reason) (balancer.PickResult, error) {
+	e := rep.Host().(*endpoint)
+	child := e.picker.Load()
+	if child == nil {
+		b.Router.ReleaseQuick(rep)
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	}
+	res, err := child.Picker.Pick(info)
+	if err != nil {
+		b.Router.ReleaseQuick(rep)
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	}
+	channel.NoteQuick(info.Ctx, b, key, rep, why)
+	done := e.quickFor(b.Router, rep).done
+	if res.Done != nil {
+		done = chain(res.Done, done)
+	}
+	res.Done = done
+	return res, nil
+}
+
 // pickBare routes by metadata alone.
 func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balancer.PickResult, error) {
 	binding := p.lb.binding.Load()
+	if q := route.Bare(binding.Uses); q != nil {
+		if rep, why, ok := binding.Router.PickQuick(q); ok {
+			return p.sendQuick(info, binding, q, rep, why)
+		}
+	}
 	c := newBare()
 	c.router = binding.Router
 	channel.Apply(route, &c.request)
@@ -131,6 +180,9 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 	}
 	if err := binding.Router.Pick(info.Ctx, &c.request, &c.booking); err != nil {
 		c.free()
+		if err == routing.ErrClosed && p.lb.binding.Load() != binding {
+			return p.pickBare(info, route) // the Router was replaced just now
+		}
 		return p.refuse(binding, err)
 	}
 	res, err := p.send(info, c.booking.Decision.Replica)
@@ -139,14 +191,14 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 		c.free()
 		return res, err
 	}
-	channel.Note(info.Ctx, binding.Policy, route, &c.request, c.booking.Decision)
+	channel.Note(info.Ctx, binding, route, &c.request, c.booking.Decision)
 	res.Done = chain(res.Done, c.done)
 	return res, nil
 }
 
 func (b *lb) warnBare() {
 	b.bareOnce.Do(func() {
-		logger.Warning("the policy looks at prompts, and calls come without the interceptors of client.New or client.DialOptions: " +
+		slog.Warn("warmpath: the policy looks at prompts, and calls come without the interceptors of client.New or client.DialOptions: " +
 			"they are routed by session, or else by load")
 	})
 }

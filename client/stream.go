@@ -135,8 +135,12 @@ func (k *core) begin(m any) (mine bool, err error) {
 	if k.changed != nil {
 		close(k.changed)
 	}
+	ended := k.ended
 	k.mu.Unlock()
-	if err != nil {
+	switch {
+	case ended: // meanwhile, by its context
+		k.call.End()
+	case err != nil:
 		k.end(err)
 	}
 	return true, err
@@ -284,6 +288,9 @@ func (k *core) again(cs grpc.ClientStream, err error) (grpc.ClientStream, error)
 	next, err := k.attempt(k.msg)
 	if err != nil {
 		return nil, err
+	}
+	if k.ended {
+		k.call.End()
 	}
 	if k.closed {
 		_ = next.CloseSend() // its error is RecvMsg's to tell

@@ -72,6 +72,7 @@ func (r *Router) replica(old *Replica, m *Member, index int) *Replica {
 	case r.departed[m.ID] != nil:
 		rep.live = r.departed[m.ID]
 		delete(r.departed, m.ID)
+		r.hold()
 	default:
 		rep.live = &live{}
 	}
@@ -88,6 +89,7 @@ func (r *Router) depart(rep *Replica) {
 	rep.live.connected.Store(false)
 	if rep.Ongoing() > 0 {
 		r.departed[rep.ID] = rep.live
+		r.hold()
 	}
 	r.leaving = append(r.leaving, rep.live)
 }
@@ -96,6 +98,7 @@ func (r *Router) depart(rep *Replica) {
 func (r *Router) forget(rep *Replica) {
 	if r.departed[rep.ID] == rep.live && rep.Ongoing() == 0 {
 		delete(r.departed, rep.ID)
+		r.hold()
 	}
 }
 

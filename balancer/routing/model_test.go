@@ -187,7 +187,7 @@ func newModel(t *testing.T, seed uint64, p Policy) *model {
 	m.r = r
 	if seed%2 == 0 {
 		// An empty View has no mean; ask for it once there is one.
-		r.shared.sumWanted.Store(true)
+		r.shared.slow.Or(sumWanted)
 	}
 	return m
 }

@@ -155,22 +155,16 @@ func (v *View) nobody(q *Request) error {
 
 // charge adds to a replica's book. Called with mu held.
 func (r *Router) charge(l *live, ongoing, tokens int64) {
-	old := l.book.Load()
-	l.book.Store(old + ongoing<<tokenBits + tokens)
-	if r.keepsSum {
-		r.chargeSum(l, old)
-	}
-}
-
-func (r *Router) chargeSum(l *live, old int64) {
-	if l.connected.Load() {
-		r.shared.loadSum.Add(r.shared.fixed(l, l.book.Load()) - r.shared.fixed(l, old))
+	delta := ongoing<<tokenBits + tokens
+	book := l.book.Add(delta) // quick picks write it too
+	if r.keepsSum && l.connected.Load() {
+		r.shared.loadSum.Add(r.shared.fixed(l, book) - r.shared.fixed(l, book-delta))
 	}
 }
 
 // keepSum counts the sum of the loads anew if somebody wants it. Called with mu held.
 func (r *Router) keepSum(v *View) {
-	if r.shared.sumWanted.Load() {
+	if r.shared.slow.Load()&sumWanted != 0 {
 		r.shared.loadSum.Store(v.sumLoads())
 		r.shared.sumKept.Store(true)
 		r.keepsSum = true

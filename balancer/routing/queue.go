@@ -83,7 +83,11 @@ func (r *Router) pickOrEnqueue(ctx context.Context, q *Request, b *Booking) (*wa
 		waiting: true, done: make(chan struct{}),
 	}
 	r.queued++
+	r.hold()
 	r.stand(w)
+	if r.quick != nil {
+		r.again(w, v) // a quick release may have made room before it saw the waiter
+	}
 	return w, nil
 }
 
@@ -146,6 +150,7 @@ func (r *Router) settle(w *waiter, err error) {
 	w.waiting = false
 	w.err = err
 	r.queued--
+	r.hold()
 	close(w.done)
 }
 

@@ -58,11 +58,19 @@ type Replica struct {
 // policies and metrics without it.
 type live struct {
 	connected atomic.Bool
-	book      atomic.Int64  // ongoing<<tokenBits | booked prefill tokens
 	max       atomic.Int64  // bookings allowed at once; 0 = no bound
 	invRate   atomic.Uint64 // 1 / rate, as math.Float64bits
-	waiters   fifo          // guarded by the Router's mutex
+
+	// The book is written by every pick: a cache line of its own keeps that from
+	// slowing those who read the rest.
+	_    [cacheLine]byte
+	book atomic.Int64 // ongoing<<tokenBits | booked prefill tokens
+	_    [cacheLine]byte
+
+	waiters fifo // guarded by the Router's mutex
 }
+
+const cacheLine = 64
 
 // limit sets how many bookings the replica may have at once; negative = no bound.
 func (l *live) limit(n int) { l.max.Store(int64(max(n, 0))) }

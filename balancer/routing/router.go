@@ -68,6 +68,8 @@ type Router struct {
 	closed   bool
 	keepsSum bool // shared.sumKept
 
+	quick QuickChooser // what picks without mu, or nil
+
 	// inside is held for reading while a policy that is a Closer is called
 	// outside mu, and for writing while it is closed. Never taken with mu held.
 	inside     sync.RWMutex
@@ -94,7 +96,10 @@ func NewRouter(o Options) (*Router, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Rand == nil {
+	quick, _ := o.Policy.(QuickChooser)
+	if o.Rand != nil {
+		quick = nil
+	} else {
 		o.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
 	r := &Router{
@@ -109,6 +114,9 @@ func NewRouter(o Options) (*Router, error) {
 	r.endObs, _ = o.Policy.(CompletionObserver)
 	r.memberObs, _ = o.Policy.(MembershipObserver)
 	r.closer, _ = o.Policy.(io.Closer)
+	if r.routeObs == nil && r.endObs == nil && r.closer == nil {
+		r.quick = quick
+	}
 	r.view.Store(&View{fleet: &membership{byID: map[string]*Replica{}}, shared: r.shared})
 	return r, nil
 }
@@ -227,6 +235,7 @@ func (r *Router) Close() error {
 		return nil
 	}
 	r.closed = true
+	r.hold()
 	r.requeue(r.view.Load())
 	r.mu.Unlock()
 	if r.closer == nil {

@@ -39,9 +39,11 @@ type shared struct {
 	// an integer so that adding and subtracting never drifts. It is kept from the
 	// first time that somebody wants it, so that who does not look at the mean
 	// does not pay for it.
-	loadSum   atomic.Int64
-	sumWanted atomic.Bool
-	sumKept   atomic.Bool // written under the Router's mutex
+	loadSum atomic.Int64
+	sumKept atomic.Bool // written under the Router's mutex
+
+	// slow is what keeps picks from being quick; see quick.go.
+	slow atomic.Uint32
 }
 
 const loadUnit = 1 << 10
@@ -97,7 +99,7 @@ func (v *View) MeanLoad() float64 {
 	if v.shared.sumKept.Load() {
 		sum = v.shared.loadSum.Load()
 	} else {
-		v.shared.sumWanted.Store(true)
+		v.shared.slow.Or(sumWanted)
 		sum = v.sumLoads()
 	}
 	return float64(sum) / loadUnit / float64(len(v.connected))

@@ -170,6 +170,9 @@ func (r *Recorder) Decided(ctx context.Context, policy string, d routing.Decisio
 	}
 }
 
+// Counts reports whether decisions are counted at all.
+func (r *Recorder) Counts(ctx context.Context) bool { return r.decisions.Enabled(ctx) }
+
 // Timed reports whether pick durations are recorded at all, so that the clock
 // is not read in vain.
 func (r *Recorder) Timed(ctx context.Context) bool { return r.pick.Enabled(ctx) }

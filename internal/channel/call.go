@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
@@ -148,15 +149,15 @@ func (c *Call) Acquire(b *Binding) error {
 }
 
 // Book returns the booking of this attempt for a picker: the one that came with
-// the call if the picker's Router made it and usable says that its connection
-// is ready, else a new one.
-func (c *Call) Book(ctx context.Context, b *Binding, usable func(*routing.Replica) bool) (*routing.Booking, error) {
+// the call if the picker's Router made it and its connection is ready, else a
+// new one. Where the connection is only being opened the call keeps its booking
+// and brings it along again to the next picker.
+func (c *Call) Book(ctx context.Context, b *Binding, connection func(*routing.Replica) connectivity.State) (*routing.Booking, error) {
 	c.met.Store(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.brought.Swap(false) {
-		if c.booking.Router() == b.Router && usable(c.booking.Decision.Replica) {
-			c.note(ctx, b)
+		if c.booking.Router() == b.Router && c.claim(ctx, b, connection) {
 			return &c.booking, nil
 		}
 		c.booking.Release()
@@ -167,8 +168,28 @@ func (c *Call) Book(ctx context.Context, b *Binding, usable func(*routing.Replic
 		c.last.Full = err == routing.ErrFull
 		return nil, err
 	}
-	c.note(ctx, b)
+	if !c.claim(ctx, b, connection) {
+		c.booking.Release()
+	}
 	return &c.booking, nil
+}
+
+// claim makes the booking that of the attempt if its connection is ready, or
+// keeps it while the connection is being opened. It returns false when the
+// connection is gone. Called with mu held.
+func (c *Call) claim(ctx context.Context, b *Binding, connection func(*routing.Replica) connectivity.State) bool {
+	r := c.booking.Decision.Replica
+	switch connection(r) {
+	case connectivity.Ready:
+		c.note(ctx, b)
+		return true
+	case connectivity.Idle, connectivity.Connecting:
+		if r.Connected() { // as far as a pick is concerned: it opens the connection
+			c.brought.Store(true)
+			return true
+		}
+	}
+	return false
 }
 
 // note records the decision of an attempt that is about to be sent.
@@ -182,10 +203,14 @@ func (c *Call) note(ctx context.Context, b *Binding) {
 	note(ctx, c.handle.Telemetry, c.span, b.Policy, c.route, &c.Request, d)
 }
 
-// Unclaim takes back the booking of a pick that cannot be used after all.
+// Unclaim takes back the booking of a pick that cannot be used after all, unless
+// the call keeps it for the next picker.
 func (c *Call) Unclaim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.brought.Load() {
+		return
+	}
 	c.booking.Release()
 	c.last = Attempt{}
 }
@@ -232,14 +257,15 @@ func (c *Call) ReadUsage(msg any) {
 }
 
 // End is called once by the interceptor after the last attempt: what was not
-// claimed is released, and the outcome is told.
+// claimed is released, and the outcome is told. Where a call ends while its
+// stream is being opened, it is called again after that.
 func (c *Call) End() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.brought.Swap(false) {
 		c.booking.Release()
 	}
-	c.mu.Lock()
 	c.tell()
-	c.mu.Unlock()
 }
 
 // tell reports the outcome of the last booking, once. Called with mu held.
@@ -268,11 +294,11 @@ func (c *Call) Last() Attempt {
 // Next starts another attempt after the last one failed. One that our own
 // picker refused, since all was full, does not count.
 func (c *Call) Next() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.brought.Swap(false) {
 		c.booking.Release()
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.tell()
 	c.usage = routing.NoUsage
 	if !c.last.Full {

@@ -21,6 +21,7 @@ type Binding struct {
 	Policy      string // name, for telemetry
 	Uses        routing.Uses
 	Dialects    *dialect.Table
+	Telemetry   *telemetry.Recorder
 	SessionKeys *dialect.SessionKeys // nil = none
 	MaxAttempts int
 	// Key tells equal configurations apart from others: a kept Router is given

@@ -33,8 +33,15 @@ func note(attempt context.Context, t *telemetry.Recorder, call trace.Span, polic
 	}
 }
 
+// NoteQuick is Note for a quick pick: it looks twice before it builds a decision.
+func NoteQuick(attempt context.Context, b *Binding, q *routing.Request, r *routing.Replica, why routing.Reason) {
+	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
+		note(attempt, b.Telemetry, nil, b.Policy, nil, q, routing.To(r, why))
+	}
+}
+
 // Note is note for a call without an interceptor, whose span cannot be told
 // from the application's.
-func Note(attempt context.Context, policy string, route *Route, q *routing.Request, d routing.Decision) {
-	note(attempt, telemetry.Default(), nil, policy, route, q, d)
+func Note(attempt context.Context, b *Binding, route *Route, q *routing.Request, d routing.Decision) {
+	note(attempt, b.Telemetry, nil, b.Policy, route, q, d)
 }

@@ -12,6 +12,8 @@ type Route struct {
 	Session string
 	Pin     string
 	Exclude []string
+	// bare is the request key of a call of which only this is known. Read only.
+	bare routing.Request
 	// Report is filled with the decision of the call, where the application asked for it.
 	Report *Report
 }
@@ -43,7 +45,24 @@ func WithRoute(ctx context.Context, change func(*Route)) context.Context {
 		r = *old
 	}
 	change(&r)
+	r.bare = routing.Request{}
+	Apply(&r, &r.bare)
 	return context.WithValue(ctx, key{}, &r)
+}
+
+// nobody is the request key of a call of which nothing is known or asked.
+var nobody routing.Request
+
+// Bare returns the request key of a call without an interceptor, where that
+// takes no look at its metadata; else nil. It is shared: read only.
+func (r *Route) Bare(uses routing.Uses) *routing.Request {
+	switch {
+	case r == nil && uses == 0:
+		return &nobody
+	case r != nil && r.Report == nil && (uses == 0 || uses == routing.UsesSession && r.Session != ""):
+		return &r.bare
+	}
+	return nil
 }
 
 // RouteFrom returns the route in ctx, or nil.

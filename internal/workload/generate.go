@@ -27,6 +27,9 @@ type Spec struct {
 	Name string
 	// Rate is the mean number of requests, all turns counted, per second.
 	Rate float64
+	// Unshared is the least share of the prompt tokens that no other request has, in [0, 1): where the
+	// workload shares more, prompts that share nothing are added beyond Rate.
+	Unshared float64
 	// Duration is the time in which requests arrive; 0 means 35 minutes, 5 of them warm-up.
 	Duration time.Duration
 	// Seed makes the draws. Prompts of different seeds share nothing.
@@ -73,6 +76,8 @@ func Generate(s Spec) ([]Request, error) {
 		return nil, fmt.Errorf("workload %s: rate %v is not positive", s.Name, s.Rate)
 	case s.Duration < 0:
 		return nil, fmt.Errorf("workload %s: duration %v is negative", s.Name, s.Duration)
+	case !(s.Unshared >= 0 && s.Unshared < 1):
+		return nil, fmt.Errorf("workload %s: unshared %v is not in [0, 1)", s.Name, s.Unshared)
 	}
 	if s.Duration == 0 {
 		s.Duration = 35 * time.Minute
@@ -90,6 +95,9 @@ func Generate(s Spec) ([]Request, error) {
 		rs = sh.session(rs, name+strconv.Itoa(k), name, time.Duration(start), s.Duration, pick(rng), rng)
 	}
 	Sort(rs)
+	if s.Unshared > 0 {
+		rs = withOneOffs(rs, s.Unshared, name, s.Duration, s.Seed)
+	}
 	return rs, nil
 }
 

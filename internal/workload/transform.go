@@ -40,38 +40,46 @@ func Jitter(rs []Request, within time.Duration, seed uint64) {
 }
 
 // Copies overlays n copies of a workload that share nothing but a trace's block 0, for more load with the
-// same think times. Copy 0 is the original; copy k has k after a # in its ids and sessions, and a text prompt
-// of it begins with a line of its own, one block long. Jitter afterwards, else the copies arrive together.
+// same think times. Copy 0 is the original; see [Copy]. Jitter afterwards, else the copies arrive together.
 func Copies(rs []Request, n int) []Request {
 	if n <= 1 {
 		return rs
 	}
-	common := BlockSeed(0)
 	out := make([]Request, 0, n*len(rs))
 	for k := range n {
-		for _, r := range rs {
-			if k > 0 {
-				suffix := "#" + strconv.Itoa(k)
-				r.ID += suffix
-				if r.Session != "" {
-					r.Session += suffix
-				}
-				if r.Text != "" {
-					line := "copy " + strconv.Itoa(k)
-					r.Text = line + strings.Repeat(".", 63-len(line)) + "\n" + r.Text
-					r.PromptTokens = textLen(r.Text)
-				}
-				segs := slices.Clone(r.Segments)
-				for i := range segs {
-					if segs[i].Seed != common {
-						segs[i].Seed = copySeed(segs[i].Seed, uint64(k))
-					}
-				}
-				r.Segments = segs
-			}
-			out = append(out, r)
-		}
+		out = append(out, Copy(rs, k)...)
 	}
 	Sort(out)
+	return out
+}
+
+// Copy is copy k of a workload, which shares nothing with other copies but a trace's block 0. Copy 0 is the
+// original; copy k has k after a # in its ids and sessions, and a text prompt of it begins with a line of its
+// own, one block long.
+func Copy(rs []Request, k int) []Request {
+	if k == 0 {
+		return rs
+	}
+	common := BlockSeed(0)
+	suffix := "#" + strconv.Itoa(k)
+	out := slices.Clone(rs)
+	for i := range out {
+		r := &out[i]
+		r.ID += suffix
+		if r.Session != "" {
+			r.Session += suffix
+		}
+		if r.Text != "" {
+			line := "copy " + strconv.Itoa(k)
+			r.Text = line + strings.Repeat(".", 63-len(line)) + "\n" + r.Text
+			r.PromptTokens = textLen(r.Text)
+		}
+		r.Segments = slices.Clone(r.Segments)
+		for j := range r.Segments {
+			if r.Segments[j].Seed != common {
+				r.Segments[j].Seed = copySeed(r.Segments[j].Seed, uint64(k))
+			}
+		}
+	}
 	return out
 }

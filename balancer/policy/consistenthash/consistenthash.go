@@ -71,6 +71,7 @@ type slot struct {
 var (
 	_ routing.Policy             = (*Policy)(nil)
 	_ routing.KeyUser            = (*Policy)(nil)
+	_ routing.QuickChooser       = (*Policy)(nil)
 	_ routing.MembershipObserver = (*Policy)(nil)
 )
 
@@ -95,6 +96,24 @@ func (p *Policy) Prepare(context.Context, *routing.Request, *routing.View) error
 // whether or not they are connected. Safe from any goroutine.
 func (p *Policy) Order(key string, n int) []string {
 	return p.ring.Load().order(Hash(key), n)
+}
+
+// ChooseQuick implements [routing.QuickChooser]: the session's own replica, if
+// it has room and a connection.
+func (p *Policy) ChooseQuick(q *routing.Request, v *routing.View) (*routing.Replica, routing.Reason) {
+	ring := p.ring.Load()
+	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring.hashes) == 0 {
+		return nil, ""
+	}
+	at := ring.after(Hash(q.Session))
+	if at == len(ring.hashes) {
+		at = 0
+	}
+	r := v.ByID(ring.ids[ring.owners[at]])
+	if r == nil || !r.Open() {
+		return nil, ""
+	}
+	return r, routing.ReasonRing
 }
 
 // Choose implements [routing.Policy].

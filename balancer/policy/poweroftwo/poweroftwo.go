@@ -41,8 +41,9 @@ func New(Config) (*Policy, error) { return &Policy{}, nil }
 type Policy struct{}
 
 var (
-	_ routing.Policy  = (*Policy)(nil)
-	_ routing.KeyUser = (*Policy)(nil)
+	_ routing.Policy       = (*Policy)(nil)
+	_ routing.KeyUser      = (*Policy)(nil)
+	_ routing.QuickChooser = (*Policy)(nil)
 )
 
 // Uses implements [routing.KeyUser]: the policy looks at no key.
@@ -50,6 +51,11 @@ func (*Policy) Uses() routing.Uses { return 0 }
 
 // Prepare implements [routing.Policy]. There is nothing to prepare.
 func (*Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+// ChooseQuick implements [routing.QuickChooser].
+func (*Policy) ChooseQuick(_ *routing.Request, v *routing.View) (*routing.Replica, routing.Reason) {
+	return v.QuickLeastOfTwo(), routing.ReasonLeastOfTwo
+}
 
 // Choose implements [routing.Policy].
 func (*Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {

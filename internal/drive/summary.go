@@ -1,0 +1,142 @@
+package drive
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"time"
+)
+
+// Comparison is the outcome of demo and replay. Its JSON is part of the command's contract.
+type Comparison struct {
+	// Replicas and Clients are how many there were.
+	Replicas int `json:"replicas"`
+	Clients  int `json:"clients"`
+	// Requests is how many were measured with each policy.
+	Requests int `json:"requests"`
+	// Results has one entry per policy, in the order asked for.
+	Results []Result `json:"results"`
+}
+
+// Result is the measurements of one policy.
+type Result struct {
+	Policy   string `json:"policy"`
+	Requests int    `json:"requests"`
+	// Errors counts calls that failed, those of the warm-up too.
+	Errors int `json:"errors"`
+	// CachedTokenRatio is the share of the prompt tokens that engines found in their caches.
+	CachedTokenRatio float64 `json:"cached_token_ratio"`
+	// TTFT, TPOT and Latency are of the calls that did not fail, TPOT of those with more than one token.
+	TTFT    Distribution `json:"ttft_ms"`
+	TPOT    Distribution `json:"tpot_ms"`
+	Latency Distribution `json:"latency_ms"`
+	// Goodput is the share of the requests that were Good; one that failed was not.
+	Goodput float64 `json:"goodput"`
+	// OutputTokensPerS is over the time from the first arrival to the last end.
+	OutputTokensPerS float64 `json:"output_tokens_per_s"`
+	// MaxOverMeanLoad is the computed prompt tokens of the busiest replica over the mean of all.
+	MaxOverMeanLoad float64 `json:"max_over_mean_load"`
+	// Decisions counts requests by the reason of their last attempt.
+	Decisions map[string]int `json:"decisions"`
+
+	// Loads are the computed prompt tokens by replica.
+	Loads map[string]int `json:"-"`
+	// Lag is how late requests were sent, in milliseconds of our time.
+	Lag Distribution `json:"-"`
+	// Samples are what the figures are made of.
+	Samples []Sample `json:"-"`
+	// FirstError is the first error, nil if there was none.
+	FirstError error `json:"-"`
+}
+
+// Distribution describes a sample of numbers; all are 0 for an empty one.
+type Distribution struct {
+	Mean float64 `json:"mean"`
+	P50  float64 `json:"p50"`
+	P90  float64 `json:"p90"`
+	P99  float64 `json:"p99"`
+}
+
+// Describe sorts the numbers and describes them. Percentiles are by nearest rank: the smallest number that
+// at least this share of the sample does not exceed.
+func Describe(xs []float64) Distribution {
+	if len(xs) == 0 {
+		return Distribution{}
+	}
+	slices.Sort(xs)
+	sum := 0.0
+	for _, x := range xs {
+		sum += x
+	}
+	rank := func(p int) float64 { return xs[(len(xs)*p+99)/100-1] }
+	return Distribution{Mean: sum / float64(len(xs)), P50: rank(50), P90: rank(90), P99: rank(99)}
+}
+
+// Summarize computes the figures of one policy. Replicas is the size of the fleet, 0 if it is not known: then
+// replicas that got nothing do not count in the mean load.
+func Summarize(policy string, replicas int, samples []Sample) Result {
+	r := Result{Policy: policy, Decisions: map[string]int{}, Loads: map[string]int{}, Samples: samples}
+	var ttft, tpot, latency, lag []float64
+	var prompt, cached, output, good int
+	first, last := time.Duration(math.MaxInt64), time.Duration(0)
+	for i := range samples {
+		s := &samples[i]
+		if s.Err != nil {
+			r.Errors++
+			if r.FirstError == nil {
+				r.FirstError = s.Err
+			}
+		}
+		if s.WarmUp {
+			continue
+		}
+		r.Requests++
+		lag = append(lag, ms(s.Lag))
+		if s.Reason != "" {
+			r.Decisions[string(s.Reason)]++
+		}
+		if s.Replica != "" {
+			r.Loads[s.Replica] += s.Computed
+		}
+		first, last = min(first, s.At), max(last, s.At+s.Latency)
+		if s.Err != nil {
+			continue
+		}
+		ttft, latency = append(ttft, ms(s.TTFT)), append(latency, ms(s.Latency))
+		if s.Output > 1 {
+			tpot = append(tpot, ms(s.TPOT))
+		}
+		prompt, cached, output = prompt+s.Prompt, cached+s.Cached, output+s.Output
+		if Good(s.TTFT, s.TPOT) {
+			good++
+		}
+	}
+	r.TTFT, r.TPOT, r.Latency, r.Lag = Describe(ttft), Describe(tpot), Describe(latency), Describe(lag)
+	r.CachedTokenRatio = share(float64(cached), float64(prompt))
+	r.Goodput = share(float64(good), float64(r.Requests))
+	r.OutputTokensPerS = share(float64(output), (last - first).Seconds())
+	r.MaxOverMeanLoad = maxOverMean(slices.Collect(maps.Values(r.Loads)), replicas)
+	return r
+}
+
+// maxOverMean is the largest over the mean of n, of which those not given are 0; 0 if nothing was computed.
+func maxOverMean(loads []int, n int) float64 {
+	sum := 0
+	for _, l := range loads {
+		sum += l
+	}
+	if sum == 0 {
+		return 0
+	}
+	return float64(slices.Max(loads)) * float64(max(n, len(loads))) / float64(sum)
+}
+
+// share is a/b, 0 if b is not positive.
+func share(a, b float64) float64 {
+	if !(b > 0) {
+		return 0
+	}
+	return a / b
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

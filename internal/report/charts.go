@@ -1,0 +1,299 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"image/color"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/warmpath/warmpath/internal/drive"
+)
+
+// Sizes of a chart.
+const (
+	chartWidth  = 12 * vg.Centimeter
+	chartHeight = 7.5 * vg.Centimeter
+)
+
+// colors are the policies', in the order of the results; they can be told apart without red and green.
+var colors = []color.Color{
+	color.RGBA{0x99, 0x99, 0x99, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff},
+	color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0xcc, 0x79, 0xa7, 0xff},
+	color.RGBA{0xf0, 0xe4, 0x42, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
+}
+
+func colorOf(i int) color.Color { return colors[i%len(colors)] }
+
+// newPlot is an empty chart in the style of all.
+func newPlot(title string) *plot.Plot {
+	p := plot.New()
+	p.Title.Text = title
+	p.Title.Padding = 6
+	p.Title.TextStyle.Font = font.From(font.Font{Typeface: "Liberation", Variant: "Sans"}, 12)
+	label := font.From(font.Font{Typeface: "Liberation", Variant: "Sans"}, 9)
+	for _, a := range []*plot.Axis{&p.X, &p.Y} {
+		a.Label.TextStyle.Font, a.Tick.Label.Font = label, label
+	}
+	p.Legend.TextStyle.Font = label
+	p.Legend.ThumbnailWidth, p.Legend.Padding = 10, 1
+	return p
+}
+
+// grid draws horizontal lines behind everything.
+func grid(p *plot.Plot) {
+	g := plotter.NewGrid()
+	g.Vertical.Width = 0
+	g.Horizontal.Color = color.Gray{0xdd}
+	p.Add(g)
+}
+
+// charts are all the charts, in their order.
+func (r *Report) charts() ([]*plot.Plot, error) {
+	var all []*plot.Plot
+	for _, build := range []func() (*plot.Plot, error){
+		r.cachedChart,
+		func() (*plot.Plot, error) {
+			return r.cumulative("Time to first token", "ms, logarithmic", func(s *drive.Sample) float64 { return float64(s.TTFT) })
+		},
+		func() (*plot.Plot, error) {
+			return r.cumulative("Time per output token", "ms, logarithmic", func(s *drive.Sample) float64 { return float64(s.TPOT) })
+		},
+		r.loadChart,
+		r.decisionChart,
+	} {
+		p, err := build()
+		if err != nil {
+			return nil, fmt.Errorf("draw a chart: %w", err)
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// cachedChart is one bar per policy.
+func (r *Report) cachedChart() (*plot.Plot, error) {
+	p := newPlot("Prompt tokens found in a cache")
+	grid(p)
+	p.Y.Label.Text, p.Y.Min, p.Y.Max = "%", 0, 100
+	var names []string
+	for i := range r.Results {
+		res := &r.Results[i]
+		b, err := plotter.NewBarChart(plotter.Values{100 * res.CachedTokenRatio}, vg.Centimeter)
+		if err != nil {
+			return nil, err
+		}
+		b.XMin, b.Color, b.LineStyle.Width = float64(i), colorOf(i), 0
+		text, err := plotter.NewLabels(plotter.XYLabels{
+			XYs:    plotter.XYs{{X: float64(i), Y: 100*res.CachedTokenRatio + 2}},
+			Labels: []string{fmt.Sprintf("%.0f %%", 100*res.CachedTokenRatio)},
+		})
+		if err != nil {
+			return nil, err
+		}
+		text.TextStyle[0].XAlign, text.TextStyle[0].Font = draw.XCenter, p.X.Tick.Label.Font
+		p.Add(b, text)
+		names = append(names, strings.ReplaceAll(res.Policy, "_", "\n"))
+	}
+	p.NominalX(names...)
+	p.X.Padding = 8
+	p.X.Tick.Label.YAlign = draw.YTop
+	p.X.Min, p.X.Max = -0.6, float64(len(r.Results))-0.4
+	return p, nil
+}
+
+// cumulative is one line per policy: the share of the requests that took at most so long.
+func (r *Report) cumulative(title, unit string, of func(*drive.Sample) float64) (*plot.Plot, error) {
+	p := newPlot(title)
+	grid(p)
+	p.X.Label.Text, p.Y.Label.Text = unit, "% of requests"
+	p.Y.Min, p.Y.Max = 0, 100
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades{}
+	for i := range r.Results {
+		var xs []float64
+		for k := range r.Results[i].Samples {
+			if s := &r.Results[i].Samples[k]; s.Err == nil && !s.WarmUp && of(s) > 0 {
+				xs = append(xs, of(s)/1e6)
+			}
+		}
+		if len(xs) == 0 {
+			continue
+		}
+		slices.Sort(xs)
+		line, err := plotter.NewLine(steps(xs))
+		if err != nil {
+			return nil, err
+		}
+		line.Color, line.Width = colorOf(i), 1.5
+		p.Add(line)
+		p.Legend.Add(r.Results[i].Policy, line)
+	}
+	if p.X.Min > p.X.Max || p.X.Min <= 0 { // nothing to draw
+		p.X.Min, p.X.Max = 1, 1000
+	}
+	p.Legend.Left = false
+	return p, nil
+}
+
+// steps thins a sorted sample out to the points that a line needs.
+func steps(xs []float64) plotter.XYs {
+	const points = 200
+	n := min(len(xs), points)
+	line := make(plotter.XYs, 0, n+1)
+	line = append(line, plotter.XY{X: xs[0], Y: 0})
+	for i := 1; i <= n; i++ {
+		k := i * len(xs) / n
+		line = append(line, plotter.XY{X: xs[k-1], Y: 100 * float64(k) / float64(len(xs))})
+	}
+	return line
+}
+
+// decades puts ticks at 1, 2 and 5 of every power of ten.
+type decades struct{}
+
+// Ticks implements plot.Ticker.
+func (decades) Ticks(low, high float64) (ts []plot.Tick) {
+	for e := math.Floor(math.Log10(low)); e <= math.Ceil(math.Log10(high)); e++ {
+		for _, m := range []float64{1, 2, 5} {
+			if v := m * math.Pow(10, e); v >= low && v <= high {
+				ts = append(ts, plot.Tick{Value: v, Label: fmt.Sprintf("%g", v)})
+			}
+		}
+	}
+	return ts
+}
+
+// loadChart is a group of bars per replica, one bar per policy.
+func (r *Report) loadChart() (*plot.Plot, error) {
+	seen := map[string]bool{}
+	var replicas []string
+	for i := range r.Results {
+		for id := range r.Results[i].Loads {
+			if !seen[id] {
+				seen[id], replicas = true, append(replicas, id)
+			}
+		}
+	}
+	slices.Sort(replicas)
+	return r.groups("Prompt tokens computed, by replica", "thousand tokens", replicas, func(res *drive.Result, id string) float64 {
+		return float64(res.Loads[id]) / 1e3
+	})
+}
+
+// decisionChart is a group of bars per reason.
+func (r *Report) decisionChart() (*plot.Plot, error) {
+	seen := map[string]bool{}
+	var reasons []string
+	for i := range r.Results {
+		for why := range r.Results[i].Decisions {
+			if !seen[why] {
+				seen[why], reasons = true, append(reasons, why)
+			}
+		}
+	}
+	slices.Sort(reasons)
+	return r.groups("Decisions by reason", "requests", reasons, func(res *drive.Result, why string) float64 {
+		return float64(res.Decisions[why])
+	})
+}
+
+// groups is a chart with one group of bars per name.
+func (r *Report) groups(title, unit string, names []string, of func(*drive.Result, string) float64) (*plot.Plot, error) {
+	p := newPlot(title)
+	grid(p)
+	p.Y.Label.Text = unit
+	p.Y.Min, p.Y.Max = 0, 1
+	if len(names) == 0 {
+		return p, nil
+	}
+	width := 0.7 * chartWidth / vg.Length(len(names)*max(len(r.Results), 1)+1)
+	for i := range r.Results {
+		vs := make(plotter.Values, len(names))
+		for k, name := range names {
+			vs[k] = of(&r.Results[i], name)
+		}
+		b, err := plotter.NewBarChart(vs, width)
+		if err != nil {
+			return nil, err
+		}
+		b.Color, b.LineStyle.Width = colorOf(i), 0
+		b.Offset = width * (vg.Length(i) - vg.Length(len(r.Results)-1)/2)
+		p.Add(b)
+		p.Legend.Add(r.Results[i].Policy, b)
+	}
+	labels := slices.Clone(names)
+	for i := range labels {
+		labels[i] = strings.ReplaceAll(labels[i], "_", "\n")
+	}
+	p.NominalX(labels...)
+	p.X.Tick.Label.YAlign = draw.YTop
+	p.X.Min, p.X.Max = -0.5, float64(len(names))-0.5
+	p.Y.Max *= 1.35 // room for the legend
+	p.Legend.Top = true
+	return p, nil
+}
+
+// svg draws one chart as an SVG element.
+func svg(p *plot.Plot) (string, error) {
+	c := vgsvg.NewWith(vgsvg.UseWH(chartWidth, chartHeight))
+	p.Draw(draw.New(c))
+	return element(c)
+}
+
+// element is a canvas as an element to stand in a page, without the XML prologue.
+func element(c io.WriterTo) (string, error) {
+	var b bytes.Buffer
+	if _, err := c.WriteTo(&b); err != nil {
+		return "", err
+	}
+	s := b.String()
+	if at := strings.Index(s, "<svg"); at > 0 {
+		s = s[at:]
+	}
+	return s, nil
+}
+
+// Formats are the endings of file names that Picture knows.
+var Formats = []string{".svg", ".png"}
+
+// Picture draws the charts on one sheet; format is one of Formats.
+func (r *Report) Picture(w io.Writer, format string) error {
+	charts, err := r.charts()
+	if err != nil {
+		return err
+	}
+	const cols, pad = 2, 0.3 * vg.Centimeter
+	charts = charts[:cols*(len(charts)/cols)]
+	rows := len(charts) / cols
+	width, height := cols*chartWidth+(cols+1)*pad, vg.Length(rows)*chartHeight+vg.Length(rows+1)*pad
+	var c interface {
+		vg.CanvasSizer
+		io.WriterTo
+	}
+	switch format {
+	case ".svg":
+		c = vgsvg.NewWith(vgsvg.UseWH(width, height))
+	case ".png":
+		c = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(144))}
+	default:
+		return fmt.Errorf("%q is not one of %s", format, strings.Join(Formats, ", "))
+	}
+	sheet := draw.New(c)
+	sheet.FillPolygon(color.White, []vg.Point{{}, {X: width}, {X: width, Y: height}, {Y: height}})
+	tiles := draw.Tiles{Rows: rows, Cols: cols, PadX: pad, PadY: pad, PadTop: pad, PadBottom: pad, PadLeft: pad, PadRight: pad}
+	for i, p := range charts {
+		p.Draw(tiles.At(sheet, i%cols, i/cols))
+	}
+	_, err = c.WriteTo(w)
+	return err
+}
