@@ -60,6 +60,13 @@ func (builder) ParseConfig(raw json.RawMessage) (serviceconfig.LoadBalancingConf
 	return parseConfig(raw)
 }
 
+// Check says what is wrong with the object under "warmpath" in a service config,
+// naming the field.
+func Check(object string) error {
+	_, err := parseConfig(json.RawMessage(object))
+	return err
+}
+
 func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 	c, err := policy.ParseConfig(raw)
 	if err != nil {

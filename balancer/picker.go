@@ -31,15 +31,20 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		p.lb.bind(h)
 		binding = p.lb.binding.Load()
 	}
-	b, err := call.Book(info.Ctx, binding, connection)
+	b, ready, err := call.Book(info.Ctx, binding, connection)
 	for err == routing.ErrClosed && p.lb.binding.Load() != binding {
 		binding = p.lb.binding.Load()
-		b, err = call.Book(info.Ctx, binding, connection)
+		b, ready, err = call.Book(info.Ctx, binding, connection)
 	}
 	if err != nil {
 		return p.refuse(binding, err)
 	}
 	res, err := p.send(info, b.Decision.Replica)
+	if !ready {
+		// The pick opens the connection. Should it have become ready meanwhile, the
+		// picker that says so is on its way.
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	}
 	if err != nil {
 		call.Unclaim()
 		return res, err

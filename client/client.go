@@ -91,7 +91,7 @@ func newChannels(opts []grpc.DialOption) (*channels, error) {
 	}
 	var err error
 	if c.serviceConfig, err = c.options.serviceConfig(); err != nil {
-		return nil, fmt.Errorf("warmpath: %w", err)
+		return nil, err
 	}
 	c.telemetry = telemetry.Default()
 	if c.options.meters != nil {

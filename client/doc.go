@@ -13,7 +13,7 @@
 // deferred.
 //
 // Until the first response message the call may be tried again on another
-// replica: at most [policy.Config] max_attempts times in all, and once only after
+// replica: at most [github.com/warmpath/warmpath/balancer/policy.Config] max_attempts times in all, and once only after
 // a request that reached a replica. Where the service config has a retryPolicy
 // for the method, gRPC's own retries are used instead.
 //

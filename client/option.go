@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer"
-	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // An Option configures the channel. Every Option is a [grpc.DialOption] too, so
@@ -48,7 +47,7 @@ func WithPolicy(name string, config any) Option {
 }
 
 // WithConfig gives the whole configuration, the JSON object under "warmpath" in
-// a service config; see [policy.Config] for its fields.
+// a service config; see [github.com/warmpath/warmpath/balancer/policy.Config] for its fields.
 func WithConfig(object string) Option {
 	return option{set: func(o *options) { o.config, o.err = object, nil }}
 }
@@ -71,7 +70,7 @@ func (o *options) serviceConfig() (string, error) {
 	if object == "" {
 		object = "{}"
 	}
-	if _, err := policy.ParseConfig([]byte(object)); err != nil {
+	if err := balancer.Check(object); err != nil {
 		return "", err
 	}
 	return `{"loadBalancingConfig":[{"` + balancer.Name + `":` + object + `}]}`, nil

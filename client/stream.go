@@ -286,11 +286,11 @@ func (k *core) again(cs grpc.ClientStream, err error) (grpc.ClientStream, error)
 		return nil, err
 	}
 	next, err := k.attempt(k.msg)
+	if k.ended { // meanwhile, by its context
+		k.call.End()
+	}
 	if err != nil {
 		return nil, err
-	}
-	if k.ended {
-		k.call.End()
 	}
 	if k.closed {
 		_ = next.CloseSend() // its error is RecvMsg's to tell

@@ -107,7 +107,7 @@ func TestDeferredBidirectionalOpensByAnyAction(t *testing.T) {
 		"recv": func(t *testing.T, s grpc.ClientStream) {
 			require.NoError(t, s.RecvMsg(&testpb.StreamingOutputCallResponse{}))
 		},
-		"send": func(t *testing.T, s grpc.ClientStream) { require.NoError(t, s.SendMsg(prompt("x"))) },
+		"send":  func(t *testing.T, s grpc.ClientStream) { require.NoError(t, s.SendMsg(prompt("x"))) },
 		"close": func(t *testing.T, s grpc.ClientStream) { require.NoError(t, s.CloseSend()) },
 	}
 	for name, act := range actions {

@@ -94,7 +94,9 @@ func New(o Options) *Index {
 // To be cheap for what is routed again and again, Insert does nothing if the last block was touched,
 // together with all the others given here, within about the last eighth of the replica's list. A block may
 // therefore stand up to an eighth of the list, plus two chains, nearer to its eviction than exact LRU
-// would have it. It is never behind its own descendants.
+// would have it. It is never behind its own descendants. While less than half of the byte budget, and of
+// the replica's capacity, is used, nothing is near its eviction, and Insert does nothing for a chain that
+// is held, however long ago it was touched.
 //
 // A chain longer than the replica's capacity, or than half of the byte budget surely holds, keeps its head.
 // A slot that belongs to no replica is ignored.
@@ -114,6 +116,7 @@ func (x *Index) Insert(s Slot, blocks []uint64) {
 	}
 	x.mu.Lock()
 	if x.lanes[p.lane].generation == p.generation {
+		x.lanes[p.lane].writing--
 		x.lanes[p.lane].age(p.n, min(p.began, x.tick))
 	}
 	x.mu.Unlock()
@@ -139,13 +142,22 @@ func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
 		p.n = min(p.n, int(l.capacity))
 	}
 	if i := x.holding(blocks[p.n-1], p.lane); i != noNode {
-		if n := x.nodes.at(i); n.tick >= l.older && int(n.span) >= p.n {
+		recent := l.older
+		if x.roomy(l) {
+			recent = l.removed
+		}
+		if n := x.nodes.at(i); n.tick >= recent && int(n.span) >= p.n {
 			return insertion{}
 		}
 	}
 	full := l.capacity > 0 && int(l.n)+p.n > int(l.capacity) || x.bytes() > x.maxBytes-x.maxBytes/16
 	p.rescue = full && x.holding(blocks[0], p.lane) != noNode
 	return p
+}
+
+// roomy reports whether the lane is far from evicting anything.
+func (x *Index) roomy(l *lane) bool {
+	return x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2)
 }
 
 // insertSteps walks the chain from tail to head; false if the lane was cleared or removed meanwhile.
@@ -159,6 +171,7 @@ func (x *Index) insertSteps(p *insertion, blocks []uint64, do func(lane uint16, 
 		x.advance()
 		if p.began == 0 {
 			p.began = x.tick
+			x.lanes[p.lane].writing++
 		}
 		x.sweep(2 * step)
 		x.warm(p.lane, blocks[max(0, end-step):end])
@@ -205,6 +218,8 @@ func (x *Index) put(lane uint16, hash uint64, span int) {
 	}
 	squeezed, ok := x.makeRoom(hash, lane)
 	if !ok {
+		x.advance()
+		x.lanes[lane].allOld(x.tick) // deeper blocks of the chain have a gap before them
 		return
 	}
 	x.join(hash, lane, squeezed)

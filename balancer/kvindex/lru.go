@@ -200,6 +200,7 @@ func (x *Index) advance() {
 		fold(&l.oldest)
 		fold(&l.older)
 		fold(&l.recent)
+		fold(&l.removed)
 	}
 	x.tick = half
 	x.victim = noLane

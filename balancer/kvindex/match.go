@@ -44,8 +44,11 @@ func (m *Matches) Depth(s Slot) int {
 }
 
 // Match finds how many of the blocks each replica holds, contiguously from the first, and stores the
-// answer in m, whatever was in it. It stops at the first block that no replica holds after all those
-// before, and does not allocate once m has grown to the fleet.
+// answer in m, whatever was in it. It does not allocate once m has grown to the fleet.
+//
+// What was inserted in one piece, and not removed from since, is found by bisection: some ten look-ups for
+// each depth at which holders end. Elsewhere Match goes block by block and stops at the first that no
+// replica holds after all those before.
 func (x *Index) Match(blocks []uint64, m *Matches) {
 	m.reset()
 	if len(blocks) == 0 {
@@ -68,8 +71,16 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	for _, w := range m.held[:words] {
 		left += bits.OnesCount64(w)
 	}
-	m.Holders = slices.Grow(m.Holders, left)[:left]
+	m.Holders = slices.Grow(m.Holders, left)
+	if words == 1 && x.bisect(blocks, m, m.held[0], 0, len(blocks)) {
+		return
+	}
+	m.Holders = m.Holders[:left]
+	x.scan(blocks, m, words, left)
+}
 
+// scan goes through the blocks one by one.
+func (x *Index) scan(blocks []uint64, m *Matches, words, left int) {
 	depth := 1
 	for ; depth < len(blocks) && left > 0; depth++ {
 		e := x.block(blocks[depth])

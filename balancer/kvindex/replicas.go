@@ -32,6 +32,9 @@ type lane struct {
 	older, recent uint32
 	touched       int
 
+	removed uint32 // tick of the last Remove: what was touched before may have a gap
+	writing int    // inserts under way: their heads come last
+
 	generation uint64 // unique to this use of the lane; 0 while it is free
 	owner      Slot
 	frees      bool // the slot is free once the lane is swept
@@ -50,7 +53,7 @@ func (l *lane) age(n int, began uint32) {
 }
 
 // allOld makes everything touched before this tick old.
-func (l *lane) allOld(tick uint32) { l.older, l.recent = tick, tick }
+func (l *lane) allOld(tick uint32) { l.older, l.recent, l.removed = tick, tick, tick }
 
 // AddReplica makes a replica known and returns its slot; the same one every time, until RemoveReplica. It
 // returns NoSlot if 65,535 replicas are known.

@@ -82,4 +82,5 @@ func TestDecisionsArriveAtTheCollector(t *testing.T) {
 	require.EqualValues(t, 7, got["warmpath.prompt_tokens"].GetIntValue())
 	require.EqualValues(t, 1, got["warmpath.attempt"].GetIntValue())
 	require.Contains(t, got, "warmpath.matched_tokens")
+	require.Len(t, got["warmpath.session_hash"].GetStringValue(), 16)
 }

@@ -149,16 +149,18 @@ func (c *Call) Acquire(b *Binding) error {
 }
 
 // Book returns the booking of this attempt for a picker: the one that came with
-// the call if the picker's Router made it and its connection is ready, else a
-// new one. Where the connection is only being opened the call keeps its booking
-// and brings it along again to the next picker.
-func (c *Call) Book(ctx context.Context, b *Binding, connection func(*routing.Replica) connectivity.State) (*routing.Booking, error) {
+// the call if the picker's Router made it, else a new one. ready says that its
+// connection is: the attempt may be sent. Where the connection is only being
+// opened the call keeps its booking and brings it along again to the next picker.
+func (c *Call) Book(ctx context.Context, b *Binding, connection func(*routing.Replica) connectivity.State) (booked *routing.Booking, ready bool, err error) {
 	c.met.Store(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.brought.Swap(false) {
-		if c.booking.Router() == b.Router && c.claim(ctx, b, connection) {
-			return &c.booking, nil
+		if c.booking.Router() == b.Router {
+			if ready, kept := c.claim(ctx, b, connection); ready || kept {
+				return &c.booking, ready, nil
+			}
 		}
 		c.booking.Release()
 	}
@@ -166,30 +168,29 @@ func (c *Call) Book(ctx context.Context, b *Binding, connection func(*routing.Re
 	c.fill(b)
 	if err := b.Router.Pick(ctx, &c.Request, &c.booking); err != nil {
 		c.last.Full = err == routing.ErrFull
-		return nil, err
+		return nil, false, err
 	}
-	if !c.claim(ctx, b, connection) {
+	ready, kept := c.claim(ctx, b, connection)
+	if !ready && !kept {
 		c.booking.Release()
 	}
-	return &c.booking, nil
+	return &c.booking, ready, nil
 }
 
 // claim makes the booking that of the attempt if its connection is ready, or
-// keeps it while the connection is being opened. It returns false when the
-// connection is gone. Called with mu held.
-func (c *Call) claim(ctx context.Context, b *Binding, connection func(*routing.Replica) connectivity.State) bool {
+// keeps it for the next picker if a pick opens the connection. Called with mu
+// held.
+func (c *Call) claim(ctx context.Context, b *Binding, connection func(*routing.Replica) connectivity.State) (ready, kept bool) {
 	r := c.booking.Decision.Replica
 	switch connection(r) {
 	case connectivity.Ready:
 		c.note(ctx, b)
-		return true
+		return true, false
 	case connectivity.Idle, connectivity.Connecting:
-		if r.Connected() { // as far as a pick is concerned: it opens the connection
-			c.brought.Store(true)
-			return true
-		}
+		kept = r.Connected() // to the Router: the fleet is too large to connect to all of it
+		c.brought.Store(kept)
 	}
-	return false
+	return false, kept
 }
 
 // note records the decision of an attempt that is about to be sent.
@@ -203,14 +204,10 @@ func (c *Call) note(ctx context.Context, b *Binding) {
 	note(ctx, c.handle.Telemetry, c.span, b.Policy, c.route, &c.Request, d)
 }
 
-// Unclaim takes back the booking of a pick that cannot be used after all, unless
-// the call keeps it for the next picker.
+// Unclaim takes back the booking of a pick that cannot be used after all.
 func (c *Call) Unclaim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.brought.Load() {
-		return
-	}
 	c.booking.Release()
 	c.last = Attempt{}
 }

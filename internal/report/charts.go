@@ -103,9 +103,9 @@ func (r *Report) cachedChart() (*plot.Plot, error) {
 		}
 		text.TextStyle[0].XAlign, text.TextStyle[0].Font = draw.XCenter, p.X.Tick.Label.Font
 		p.Add(b, text)
-		names = append(names, strings.ReplaceAll(res.Policy, "_", "\n"))
+		names = append(names, res.Policy)
 	}
-	p.NominalX(names...)
+	p.NominalX(stacked(names)...)
 	p.X.Padding = 8
 	p.X.Tick.Label.YAlign = draw.YTop
 	p.X.Min, p.X.Max = -0.6, float64(len(r.Results))-0.4
@@ -231,16 +231,25 @@ func (r *Report) groups(title, unit string, names []string, of func(*drive.Resul
 		p.Add(b)
 		p.Legend.Add(r.Results[i].Policy, b)
 	}
-	labels := slices.Clone(names)
-	for i := range labels {
-		labels[i] = strings.ReplaceAll(labels[i], "_", "\n")
-	}
-	p.NominalX(labels...)
+	p.NominalX(stacked(names)...)
 	p.X.Tick.Label.YAlign = draw.YTop
 	p.X.Min, p.X.Max = -0.5, float64(len(names))-0.5
 	p.Y.Max *= 1.35 // room for the legend
 	p.Legend.Top = true
 	return p, nil
+}
+
+// stacked breaks names at their underscores; all get as many lines, so that they stand at one height.
+func stacked(names []string) []string {
+	lines := 0
+	for _, name := range names {
+		lines = max(lines, strings.Count(name, "_"))
+	}
+	out := make([]string, len(names))
+	for i, name := range names {
+		out[i] = strings.ReplaceAll(name, "_", "\n") + strings.Repeat("\n", lines-strings.Count(name, "_"))
+	}
+	return out
 }
 
 // svg draws one chart as an SVG element.
@@ -256,11 +265,16 @@ func element(c io.WriterTo) (string, error) {
 	if _, err := c.WriteTo(&b); err != nil {
 		return "", err
 	}
-	s := b.String()
+	s := withFallback(b.String())
 	if at := strings.Index(s, "<svg"); at > 0 {
 		s = s[at:]
 	}
 	return s, nil
+}
+
+// withFallback names fonts for those who lack the one that the text was measured with; Arial is as wide.
+func withFallback(svg string) string {
+	return strings.ReplaceAll(svg, "font-family:Liberation Sans;", "font-family:Liberation Sans,Arial,Helvetica,sans-serif;")
 }
 
 // Formats are the endings of file names that Picture knows.
@@ -294,6 +308,14 @@ func (r *Report) Picture(w io.Writer, format string) error {
 	for i, p := range charts {
 		p.Draw(tiles.At(sheet, i%cols, i/cols))
 	}
-	_, err = c.WriteTo(w)
+	var b bytes.Buffer
+	if _, err := c.WriteTo(&b); err != nil {
+		return err
+	}
+	if format == ".svg" {
+		_, err = io.WriteString(w, withFallback(b.String()))
+	} else {
+		_, err = b.WriteTo(w)
+	}
 	return err
 }

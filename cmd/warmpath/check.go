@@ -1,0 +1,64 @@
+package main
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// checkPolicies refuses names that nobody registered and names that come twice.
+func checkPolicies(names []string) error {
+	if len(names) == 0 {
+		return usagef("--policies: none is named; choose among %s", strings.Join(policy.Names(), ", "))
+	}
+	for i, name := range names {
+		if !slices.Contains(policy.Names(), name) {
+			return usagef("--policies: %q is unknown; choose among %s", name, strings.Join(policy.Names(), ", "))
+		}
+		if slices.Contains(names[:i], name) {
+			return usagef("--policies: %s is named twice", name)
+		}
+	}
+	return nil
+}
+
+// oneOf refuses a value that is not among the choices.
+func oneOf(flag, value string, choices []string) error {
+	if !slices.Contains(choices, value) {
+		return usagef("--%s: %q is unknown; choose one of %s", flag, value, strings.Join(choices, ", "))
+	}
+	return nil
+}
+
+// atLeast refuses numbers below a bound.
+func atLeast[N int | float64](flag string, value, least N) error {
+	if !(value >= least) {
+		return usagef("--%s: %v is less than %v", flag, value, least)
+	}
+	return nil
+}
+
+// required refuses a call without one of the flags.
+func required(c *cobra.Command, names ...string) error {
+	for _, name := range names {
+		if !c.Flags().Changed(name) {
+			_, usage := pflag.UnquoteUsage(c.Flags().Lookup(name))
+			return usagef("--%s is required: %s", name, usage)
+		}
+	}
+	return nil
+}
+
+// first returns the first error.
+func first(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/warmpath/warmpath/internal/enginesim"
+	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+)
+
+// engineFlags are what demo's engines and a single one have in common.
+type engineFlags struct {
+	preset   string
+	kvTokens int
+}
+
+func (e *engineFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&e.preset, "preset", enginesim.Presets[0].Name, "the `engine` to simulate: "+presets())
+	f.IntVar(&e.kvTokens, "kv-tokens", 0, "size of the KV cache in `tokens`; 0 means the preset's")
+}
+
+func presets() string {
+	s := ""
+	for i, p := range enginesim.Presets {
+		if i > 0 {
+			s += ", "
+		}
+		s += p.Name
+	}
+	return s
+}
+
+// check builds such an engine and throws it away.
+func (e *engineFlags) check() (enginesim.Config, error) {
+	names := make([]string, len(enginesim.Presets))
+	for i, p := range enginesim.Presets {
+		names[i] = p.Name
+	}
+	if err := first(oneOf("preset", e.preset, names), atLeast("kv-tokens", e.kvTokens, 0)); err != nil {
+		return enginesim.Config{}, err
+	}
+	engine, err := enginesim.New(enginesim.Config{Preset: e.preset, KVTokens: e.kvTokens})
+	if err != nil {
+		return enginesim.Config{}, usagef("--preset, --kv-tokens: %w", err)
+	}
+	return engine.Config(), nil
+}
+
+func newEngine() *cobra.Command {
+	var (
+		e            engineFlags
+		listen       string
+		speed        float64
+		earlyHeaders bool
+		model        string
+		maxOngoing   int
+		grace        time.Duration
+	)
+	c := &cobra.Command{
+		Use:   "engine --listen ADDR",
+		Short: "Serve a simulated LLM engine with vLLM's gRPC protocols",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := first(required(c, "listen"), checkListen(listen), atLeast("max-ongoing", maxOngoing, 0)); err != nil {
+				return err
+			}
+			if !(speed > 0) {
+				return usagef("--speed: %v is not positive", speed)
+			}
+			full, err := e.check()
+			if err != nil {
+				return err
+			}
+			lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", listen)
+			if err != nil {
+				return err
+			}
+			s, err := grpcserver.Start(lis, grpcserver.Config{
+				Preset: e.preset, KVTokens: e.kvTokens, Speed: speed, EarlyHeaders: earlyHeaders,
+				ServedModel: model, MaxOngoing: maxOngoing,
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "%s engine with %d tokens of KV cache, %g times real time, listens on %s\n",
+				full.Preset, full.KVTokens, speed, s.Addr())
+			<-c.Context().Done()
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), grace)
+			defer cancel()
+			s.Stop(ctx)
+			st := s.Stats()
+			fmt.Fprintf(c.ErrOrStderr(), "served %d requests, %d of %d prompt tokens from the cache, %d output tokens\n",
+				st.Engine.Finished, st.Engine.CachedTokens, st.Engine.PromptTokens, st.Engine.OutputTokens)
+			return nil
+		},
+	}
+	e.add(c.Flags())
+	c.Flags().StringVar(&listen, "listen", "", "the `address` to listen on, host:port; port 0 takes a free one")
+	c.Flags().Float64Var(&speed, "speed", 1, "seconds of engine time in a second")
+	c.Flags().BoolVar(&earlyHeaders, "early-headers", false, "send response headers before the first token, as Rust servers do")
+	c.Flags().StringVar(&model, "model", "", "`name` of the model; requests for others are refused")
+	c.Flags().IntVar(&maxOngoing, "max-ongoing", 0, "refuse requests beyond this `number`; 0 means none")
+	c.Flags().DurationVar(&grace, "grace", 10*time.Second, "how long requests under way may take at the end")
+	return c
+}
+
+func checkListen(addr string) error {
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return usagef("--listen: %q is not host:port", addr)
+	}
+	return nil
+}

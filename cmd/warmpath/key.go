@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// keyOf says what a policy makes the order of the replicas of: the kind, and a sentence.
+func keyOf(c *policy.Config, router *routing.Router, q *routing.Request) (kind, sentence string) {
+	switch router.Policy().(type) {
+	case *consistenthash.Policy:
+		return ringKey(q)
+	case *prefixaffinity.Policy:
+		config := prefixaffinity.DefaultConfig()
+		if err := policy.Decode(c.Policy.Config, &config); err != nil {
+			return "", ""
+		}
+		return prefixKey(config, q)
+	}
+	return "", ""
+}
+
+func ringKey(q *routing.Request) (kind, sentence string) {
+	switch {
+	case q.Session != "":
+		return "session", fmt.Sprintf("the session %s, %#016x on the ring", quote(q.Session), consistenthash.Hash(q.Session))
+	case q.ID != "":
+		return "request_id", fmt.Sprintf("the request id %s, since there is no session, %#016x on the ring", quote(q.ID), consistenthash.Hash(q.ID))
+	}
+	return "", "none: give --session or --request-id"
+}
+
+func prefixKey(c prefixaffinity.Config, q *routing.Request) (kind, sentence string) {
+	switch {
+	case q.Session != "" && q.Prompt.Empty():
+		return "session", fmt.Sprintf("the session %s, since there is no prompt", quote(q.Session))
+	case q.Prompt.Empty():
+		return "", "none: give --prompt, --prompt-file or --session"
+	case q.Session != "" && c.StickySessions:
+		return "session", fmt.Sprintf("the session %s, because of sticky_sessions", quote(q.Session))
+	case c.OnMiss == prefixaffinity.OnMissSmallest:
+		return "", "none: on_miss smallest goes by how much was sent where"
+	}
+	first := q.Prompt.Text[:min(c.BlockBytes, len(q.Prompt.Text))]
+	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
+	hash := kvindex.AppendText(nil, first, len(first), seed)[0]
+	return "prompt_block", fmt.Sprintf("block 0 of the prompt (%d bytes), %#016x; a client that has seen many prompts takes the first block that few of them share",
+		len(first), hash)
+}

@@ -1,0 +1,105 @@
+// Command warmpath shows what package client does: it runs simulated engines, puts load on them or on real
+// ones through warmpath's channels, and explains decisions.
+//
+// It exits with 0 when all went well, 1 when something failed while it ran, 2 when it was called wrongly, and
+// 130 when it was interrupted. What is wrong is told in one line on standard error.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Exit codes.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is the command.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitOK
+	}
+	code := exitFailed
+	if wrong := (usageError{}); errors.As(err, &wrong) {
+		code = exitUsage
+	} else if ctx.Err() != nil {
+		code, err = exitInterrupted, errors.New("interrupted")
+	}
+	fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), strings.Join(strings.Fields(err.Error()), " "))
+	return code
+}
+
+// usageError is a mistake of who called the command.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "warmpath",
+		Short:         "Route LLM requests inside the gRPC client to the replica whose KV cache is warm",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	commands := []*cobra.Command{newDemo(), newReplay(), newExplain(), newEngine(), newVersion()}
+	names := make([]string, len(commands))
+	for i, c := range commands {
+		names[i] = c.Name()
+		c.Args = noArgs
+		root.AddCommand(c)
+	}
+	root.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("there is no command %q; the commands are %s", args[0], strings.Join(names, ", "))
+		}
+		return nil
+	}
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
+			return usagef("%w; the flags are %s", err, flagNames(c))
+		}
+		return usageError{err}
+	})
+	return root
+}
+
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%q is not expected; the flags are %s", args[0], flagNames(c))
+	}
+	return nil
+}
+
+func flagNames(c *cobra.Command) string {
+	var names []string
+	c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+	return strings.Join(names, ", ")
+}

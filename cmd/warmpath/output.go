@@ -1,0 +1,98 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/warmpath/warmpath/internal/report"
+)
+
+// outputFlags say where the results go.
+type outputFlags struct {
+	json    bool
+	report  string
+	picture string
+}
+
+func (o *outputFlags) add(f *pflag.FlagSet) {
+	f.BoolVar(&o.json, "json", false, "print one JSON object on standard output and nothing else there")
+	f.StringVar(&o.report, "report", "", "write an HTML page with charts to this `file`")
+	f.StringVar(&o.picture, "picture", "", "write the charts to this `file`, "+strings.Join(report.Formats, " or "))
+}
+
+// check refuses files that could not be written, before the work is done.
+func (o *outputFlags) check() error {
+	if o.picture != "" && !slices.Contains(report.Formats, filepath.Ext(o.picture)) {
+		return usagef("--picture: %q does not end in one of %s", o.picture, strings.Join(report.Formats, ", "))
+	}
+	for flag, path := range map[string]string{"report": o.report, "picture": o.picture} {
+		if path == "" {
+			continue
+		}
+		if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
+			return usagef("--%s: there is no directory %s", flag, filepath.Dir(path))
+		}
+		if info, err := os.Stat(path); err == nil && info.IsDir() {
+			return usagef("--%s: %s is a directory", flag, path)
+		}
+	}
+	return nil
+}
+
+// write prints the results and writes the files asked for. It fails if with some policy no call succeeded.
+func (o *outputFlags) write(c *cobra.Command, r *report.Report) error {
+	var err error
+	if o.json {
+		err = printJSON(c.OutOrStdout(), r.Comparison)
+	} else {
+		_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n%s\n", r.Text(), r.Sentence())
+	}
+	if err != nil {
+		return err
+	}
+	if o.report != "" {
+		if err := writeFile(o.report, r.HTML); err != nil {
+			return err
+		}
+	}
+	if o.picture != "" {
+		err := writeFile(o.picture, func(w io.Writer) error { return r.Picture(w, filepath.Ext(o.picture)) })
+		if err != nil {
+			return err
+		}
+	}
+	for i := range r.Results {
+		res := &r.Results[i]
+		switch {
+		case res.FirstError == nil:
+		case res.Goodput == 0 && res.Latency.Mean == 0:
+			return fmt.Errorf("every call of %s failed, the first with: %w", res.Policy, res.FirstError)
+		default:
+			fmt.Fprintf(c.ErrOrStderr(), "%s: %d calls failed, the first with: %v\n", res.Policy, res.Errors, res.FirstError)
+		}
+	}
+	return nil
+}
+
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+func writeFile(path string, write func(io.Writer) error) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(f), f.Close())
+}

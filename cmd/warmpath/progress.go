@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"github.com/warmpath/warmpath/internal/drive"
+)
+
+// lineEvery is how often progress is told where it goes to a file.
+const lineEvery = 2 * time.Second
+
+// progress tells how far a policy is: a bar on a terminal, else a line now and then.
+type progress struct {
+	w     io.Writer
+	name  string
+	total int
+	bar   *progressbar.ProgressBar
+	last  time.Time
+}
+
+func newProgress(w io.Writer, name string, total int) *progress {
+	p := &progress{w: w, name: name, total: total, last: time.Now()}
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		p.bar = progressbar.NewOptions(total,
+			progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(fmt.Sprintf("%-22s", name)),
+			progressbar.OptionSetWidth(30), progressbar.OptionShowCount(), progressbar.OptionClearOnFinish(),
+			progressbar.OptionSetPredictTime(false))
+	}
+	return p
+}
+
+// tell is a drive.Options.Progress.
+func (p *progress) tell(now drive.Progress) {
+	switch {
+	case p.bar != nil:
+		p.bar.Set(now.Done) //nolint:errcheck // A bar that cannot be drawn is no reason to stop.
+	case time.Since(p.last) >= lineEvery:
+		p.last = time.Now()
+		p.line(now)
+	}
+}
+
+func (p *progress) line(now drive.Progress) {
+	fmt.Fprintf(p.w, "%s: %d of %d requests sent, %d answered, %d errors\n", p.name, now.Sent, p.total, now.Done-now.Errors, now.Errors)
+}
+
+// end takes the bar away and says in one line how it went.
+func (p *progress) end(r *drive.Result, took time.Duration) {
+	if p.bar != nil {
+		p.bar.Finish() //nolint:errcheck // As above.
+	}
+	fmt.Fprintf(p.w, "%s: done in %.1f s, %d errors, %.0f %% cached, first token after %.0f ms; requests were sent %.1f ms late in the mean, %.1f ms p99\n",
+		p.name, took.Seconds(), r.Errors, 100*r.CachedTokenRatio, r.TTFT.Mean, r.Lag.Mean, r.Lag.P99)
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Name is the policy's name in a config.
+const Name = "mine"
+
+// reasonPlaced is the policy's own word for why.
+const reasonPlaced routing.Reason = "placed"
+
+// Config is the policy's config: plain JSON, decoded strictly.
+type Config struct {
+	// URL is the placement service. It is asked with ?session=… and answers with
+	// a JSON list of replica ids, the best first.
+	URL string `json:"url"`
+}
+
+func init() {
+	policy.Register(Name, func(raw json.RawMessage) (routing.Policy, error) {
+		var c Config // with the defaults in it, if there were any
+		if err := policy.Decode(raw, &c); err != nil {
+			return nil, err
+		}
+		return New(c, http.DefaultTransport)
+	})
+}
+
+// Mine is a policy that asks a service where a session belongs.
+//
+// The rule. The first replica of the service's list that is available takes the
+// request; one that an earlier attempt went to is passed. Without an answer, or
+// when nobody on the list will do, the least loaded takes it.
+type Mine struct {
+	url    url.URL
+	client http.Client
+}
+
+// New returns the policy. Its errors name the field.
+func New(c Config, transport http.RoundTripper) (*Mine, error) {
+	u, err := url.Parse(c.URL)
+	if err != nil || u.Host == "" {
+		return nil, fmt.Errorf("url: %q is not the address of a service", c.URL)
+	}
+	return &Mine{url: *u, client: http.Client{Transport: transport}}, nil
+}
+
+// Uses says what to look for in a call: the session, not the prompt. CallsOut
+// gives Prepare a deadline, prepare_timeout in the config.
+func (*Mine) Uses() routing.Uses { return routing.UsesSession | routing.CallsOut }
+
+// Prepare asks the service. It runs in the goroutine of the call, many at a time
+// and without any lock. An error is counted and fails no call.
+func (m *Mine) Prepare(ctx context.Context, q *routing.Request, _ *routing.View) error {
+	if q.Session == "" || q.Prepared != nil { // nothing to ask, or the fleet changed since we did
+		return nil
+	}
+	u := m.url
+	u.RawQuery = url.Values{"session": {q.Session}}.Encode()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return err
+	}
+	response, err := m.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return errors.New(response.Status)
+	}
+	var order []string
+	if err := json.NewDecoder(io.LimitReader(response.Body, 1<<16)).Decode(&order); err != nil {
+		return err
+	}
+	q.Prepared = order
+	return nil
+}
+
+// Choose runs under the Router's lock: short, no waiting, no allocation.
+func (m *Mine) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	order, _ := q.Prepared.([]string)
+	for place, id := range order {
+		if r := v.ByID(id); r != nil && v.Available(q, r) && !q.Tried(r) {
+			d := routing.To(r, reasonPlaced)
+			d.Place = place
+			return d
+		}
+	}
+	if r := v.LeastLoaded(q); r != nil {
+		return routing.To(r, routing.ReasonLeastLoaded)
+	}
+	return routing.Wait() // all are full: for any of them
+}
+
+// Close is called once, after the last call of the other methods.
+func (m *Mine) Close() error {
+	m.client.CloseIdleConnections()
+	return nil
+}
