@@ -589,27 +589,40 @@ func TestReplicaLeavesBetweenBookingAndPick(t *testing.T) {
 	}
 }
 
-// A call that ends while its stream is being opened leaves no booking, although
-// its end was told to grpc.OnFinish before.
-func TestCancelledWhileOpening(t *testing.T) {
+// hooked is a context that runs a function when somebody looks for metadata in
+// it: while the request key is taken, just before a replica is booked.
+type hooked struct {
+	context.Context
+	do func()
+}
+
+func (h hooked) Value(k any) any {
+	if fmt.Sprintf("%T", k) == "metadata.mdOutgoingKey" {
+		h.do()
+	}
+	return h.Context.Value(k)
+}
+
+// A call whose end was told to grpc.OnFinish while a replica was being booked for
+// it leaves no booking.
+func TestCancelledWhileBooking(t *testing.T) {
 	r := start(t, &replica{})
 	m := newMeter(t)
-	var cancel context.CancelFunc
-	finished := make(chan error, 1)
-	opts := append(between(func(context.Context) error {
-		if cancel == nil {
-			return nil
-		}
-		cancel()
-		return <-finished
-	}), m.option, roundRobin())
-	cc := dial(t, target(r), opts...)
+	cc := dial(t, target(r), m.option, client.WithConfig(config(`{"consistent_hash":{}}`)))
 	connected(t, cc, []*replica{r})
-	ctx, stop := context.WithCancel(deadline(t))
-	cancel = stop
-	_, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt(""), grpc.OnFinish(func(err error) { finished <- err }))
-	require.Equal(t, codes.Canceled, status.Code(err))
-	require.Zero(t, m.ongoing(t))
+	for range 20 {
+		ctx, cancel := context.WithCancel(deadline(t))
+		finished := make(chan error, 1)
+		hook := sync.OnceFunc(func() {
+			cancel()
+			finished <- <-finished // once told, and kept for below
+		})
+		_, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(hooked{ctx, hook}, prompt(""),
+			grpc.OnFinish(func(err error) { finished <- err }))
+		require.Equal(t, codes.Canceled, status.Code(err))
+		require.Equal(t, codes.Canceled, status.Code(<-finished))
+		require.Zero(t, m.ongoing(t))
+	}
 }
 
 // Calls under way on the old Router, bare ones too, never wait for a picker that

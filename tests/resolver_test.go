@@ -86,6 +86,9 @@ func (d *directory) set(u update) {
 	d.last, d.err = u, nil
 	cc := d.cc
 	d.mu.Unlock()
+	if cc == nil {
+		return
+	}
 	if u.serviceConfig != "" {
 		u.ServiceConfig = cc.ParseServiceConfig(u.serviceConfig)
 	}

@@ -37,6 +37,7 @@ type replay struct {
 	rateScale float64
 	warmUp    time.Duration
 	timeout   time.Duration
+	connect   time.Duration
 	seed      uint64
 }
 
@@ -73,6 +74,7 @@ func newReplay() *cobra.Command {
 	f.Float64Var(&r.rateScale, "rate-scale", 1, "divide the times of the trace by this")
 	f.DurationVar(&r.warmUp, "warm-up", 0, "do not measure the requests of this first `time`")
 	f.DurationVar(&r.timeout, "timeout", 10*time.Minute, "end calls that take longer than this `time`; 0 means never")
+	f.DurationVar(&r.connect, "connect-timeout", 10*time.Second, "give up when no server takes a connection within this `time`")
 	f.Uint64Var(&r.seed, "seed", 1, "seed of the jitter and of the client of each request")
 	r.output.add(f)
 	return c
@@ -94,6 +96,8 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 		return nil, usagef("--rate-scale: %v is not positive", r.rateScale)
 	case r.jitter < 0 || r.warmUp < 0 || r.timeout < 0:
 		return nil, usagef("--jitter, --warm-up, --timeout: a time is negative")
+	case r.connect <= 0:
+		return nil, usagef("--connect-timeout: %v is not positive", r.connect)
 	}
 	rs, err := workload.LoadFile(r.trace, r.format)
 	if err != nil {
@@ -112,8 +116,12 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 
 // checkTarget makes a list of servers a target and refuses what gRPC would refuse.
 func (r *replay) checkTarget() error {
-	if _, err := fleet.ParseList(r.target); err == nil {
+	_, err := fleet.ParseList(r.target)
+	switch {
+	case err == nil:
 		r.target = resolver.Scheme + ":///" + r.target
+	case r.target == "" || strings.Contains(r.target, ",") && !strings.Contains(r.target, ":///"):
+		return usagef("--target: %w", err) // no scheme of gRPC's has commas
 	}
 	cc, err := client.New(r.target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -122,29 +130,12 @@ func (r *replay) checkTarget() error {
 	return cc.Close()
 }
 
-// replicas is how many the target names, 0 if only its resolver knows.
-func (r *replay) replicas() int {
-	if list, ok := strings.CutPrefix(r.target, resolver.Scheme+":///"); ok {
-		replicas, err := fleet.ParseList(list)
-		if err == nil {
-			return len(replicas)
-		}
-	}
-	if path, ok := strings.CutPrefix(r.target, resolver.FileScheme+":"); ok {
-		replicas, err := fleet.Load(filepath.Clean(strings.TrimPrefix(path, "//")))
-		if err == nil {
-			return len(replicas)
-		}
-	}
-	return 0
-}
-
 func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Request) (*report.Report, error) {
 	rep := &report.Report{
 		Title: fmt.Sprintf("warmpath replay: %s with %d clients", filepath.Base(r.trace), r.clients),
 		Facts: r.facts(rs),
 	}
-	n := r.replicas()
+	n := len(drive.Replicas(r.target))
 	seen := map[string]bool{}
 	for k, name := range r.policies {
 		config, err := policyConfig(name)
@@ -155,7 +146,7 @@ func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Reques
 		start := time.Now()
 		samples, err := drive.Run(ctx, workload.Copy(rs, k), drive.Options{
 			Target: r.target, Clients: r.clients, Config: config, Dialect: r.dialect, Model: r.model, Speed: r.speed,
-			WarmUp: r.warmUp, Timeout: r.timeout, Seed: r.seed, Progress: p.tell,
+			WarmUp: r.warmUp, Timeout: r.timeout, Connect: r.connect, Seed: r.seed, Progress: p.tell,
 		})
 		if err != nil {
 			return nil, err

@@ -55,6 +55,8 @@ func run(ctx context.Context, out io.Writer, target string) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(out, answer.GetChunk().GetTokenIds())
+		if chunk := answer.GetChunk(); chunk != nil {
+			fmt.Fprintln(out, chunk.GetTokenIds())
+		}
 	}
 }

@@ -15,6 +15,6 @@ func TestQuickstart(t *testing.T) {
 	defer stop()
 	var out strings.Builder
 	require.NoError(t, run(t.Context(), &out, target))
-	require.True(t, strings.HasPrefix(out.String(), "[1]\n[2]\n[3]\n"), out.String())
+	require.Equal(t, "[1]\n[2]\n[3]\n[4]\n[5]\n[6]\n[7]\n[8]\n", out.String())
 	require.Equal(t, 1, servers[0].Calls()+servers[1].Calls())
 }

@@ -36,7 +36,7 @@ func (b *Binding) Metadata(ctx context.Context, q *routing.Request) {
 		return
 	}
 	q.Session = b.SessionKeys.Outgoing(ctx)
-	if q.Session == "" {
+	if q.Session == "" && b.Uses&routing.UsesPrompt == 0 { // else the prompt is the key
 		q.ID = dialect.RequestID(ctx)
 	}
 }

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
@@ -72,8 +70,6 @@ type Sample struct {
 // ErrUnreachable says that no replica of the target took a connection in time.
 var ErrUnreachable = errors.New("no replica answers")
 
-const defaultConnect = 10 * time.Second
-
 // Run sends a workload, sorted by arrival, and returns one sample per request, in the same order. When the
 // context ends it ends the calls under way and returns the context's error.
 func Run(ctx context.Context, rs []workload.Request, o Options) ([]Sample, error) {
@@ -105,38 +101,6 @@ func Run(ctx context.Context, rs []workload.Request, o Options) ([]Sample, error
 	r := run{Options: &o, send: send, samples: make([]Sample, len(rs))}
 	r.all(ctx, rs, channels)
 	return r.samples, ctx.Err()
-}
-
-// dial makes the channels and waits until each has a connection.
-func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err error) {
-	options := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, o.Dial...)
-	if o.Config != "" {
-		options = append(options, client.WithConfig(o.Config))
-	}
-	for range o.Clients {
-		cc, err := client.New(o.Target, options...)
-		if err != nil {
-			return channels, err
-		}
-		channels = append(channels, cc)
-		cc.Connect()
-	}
-	within, cancel := context.WithTimeout(ctx, o.Connect)
-	defer cancel()
-	for _, cc := range channels {
-		for s := cc.GetState(); s != connectivity.Ready; s = cc.GetState() {
-			if s == connectivity.Idle {
-				cc.Connect()
-			}
-			if !cc.WaitForStateChange(within, s) {
-				if ctx.Err() != nil {
-					return channels, ctx.Err()
-				}
-				return channels, fmt.Errorf("%w at %s within %v", ErrUnreachable, o.Target, o.Connect)
-			}
-		}
-	}
-	return channels, nil
 }
 
 // run is one run of Run.

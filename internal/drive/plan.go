@@ -66,11 +66,7 @@ func (d Demo) Plan(ctx context.Context) (*Plan, error) {
 	if d.Share <= 0 {
 		return nil, fmt.Errorf("drive: %v is no time", d.Share)
 	}
-	speed := d.Speed
-	if speed == 0 {
-		speed = min(max(enough.Seconds()/d.Share.Seconds(), 1), MaxSpeed)
-	}
-	for {
+	for speed := d.speed(); ; {
 		p, err := d.at(ctx, speed)
 		if err != nil {
 			return nil, err
@@ -81,6 +77,14 @@ func (d Demo) Plan(ctx context.Context) (*Plan, error) {
 		}
 		speed = max(most, 1)
 	}
+}
+
+// speed is the speed if the machine can carry it.
+func (d Demo) speed() float64 {
+	if d.Speed != 0 {
+		return d.Speed
+	}
+	return min(max(enough.Seconds()/d.Share.Seconds(), 1), MaxSpeed)
 }
 
 // at is the plan at a speed.

@@ -86,6 +86,9 @@ func (r *Report) cachedChart() (*plot.Plot, error) {
 	p := newPlot("Prompt tokens found in a cache")
 	grid(p)
 	p.Y.Label.Text, p.Y.Min, p.Y.Max = "%", 0, 100
+	if len(r.Results) == 0 {
+		return p, nil
+	}
 	var names []string
 	for i := range r.Results {
 		res := &r.Results[i]
@@ -247,7 +250,7 @@ func stacked(names []string) []string {
 	}
 	out := make([]string, len(names))
 	for i, name := range names {
-		out[i] = strings.ReplaceAll(name, "_", "\n") + strings.Repeat("\n", lines-strings.Count(name, "_"))
+		out[i] = strings.ReplaceAll(name, "_", "\n") + strings.Repeat("\n ", lines-strings.Count(name, "_"))
 	}
 	return out
 }

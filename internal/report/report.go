@@ -105,7 +105,7 @@ func (r *Report) Sentence() string {
 	} else {
 		first, token := compare(a.TTFT.Mean, b.TTFT.Mean), compare(a.TPOT.Mean, b.TPOT.Mean)
 		link := "and"
-		if (first.ratio < 1) != (token.ratio < 1) {
+		if first.sign() != token.sign() {
 			link = "but"
 		}
 		s = fmt.Sprintf("%s, %s finds %.0f %% of the prompt tokens in the engines' caches where %s finds %.0f %%: the first token comes %s (%s ms instead of %s), %s every further one %s (%s ms instead of %s)",
@@ -166,11 +166,22 @@ func compare(a, b float64) change {
 	return change{a / b}
 }
 
-func (c change) String() string {
+// sign is -1 for sooner, 1 for later, 0 for about as soon.
+func (c change) sign() int {
 	switch {
 	case math.Abs(c.ratio-1) < same:
-		return "about as soon"
+		return 0
 	case c.ratio < 1:
+		return -1
+	}
+	return 1
+}
+
+func (c change) String() string {
+	switch c.sign() {
+	case 0:
+		return "about as soon"
+	case -1:
 		return fmt.Sprintf("%.0f %% sooner", 100*(1-c.ratio))
 	default:
 		return fmt.Sprintf("%.0f %% later", 100*(c.ratio-1))

@@ -1,0 +1,116 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/channel"
+)
+
+// instant is a stream that answers one message without a network; opening it
+// claims the booking as a picker would.
+type instant struct {
+	ctx  context.Context
+	call *channel.Call
+	n    int
+}
+
+func (s *instant) Header() (metadata.MD, error) { return nil, nil }
+func (s *instant) Trailer() metadata.MD         { return nil }
+func (s *instant) CloseSend() error             { return nil }
+func (s *instant) Context() context.Context     { return s.ctx }
+func (s *instant) SendMsg(any) error            { return nil }
+func (s *instant) RecvMsg(any) error {
+	if s.n++; s.n == 1 {
+		return nil
+	}
+	s.call.Finished(balancer.DoneInfo{BytesSent: true, BytesReceived: true})
+	return io.EOF
+}
+
+// BenchmarkInterceptors is what warmpath itself costs a call: the interceptor,
+// the request key, the policy, the booking, and their release.
+func BenchmarkInterceptors(b *testing.B) {
+	set, err := newChannels(nil)
+	require.NoError(b, err)
+	cc, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(b, err)
+	defer func() { require.NoError(b, cc.Close()) }()
+	config, err := policy.ParseConfig(nil)
+	require.NoError(b, err)
+	router, err := config.NewRouter(nil)
+	require.NoError(b, err)
+	var members []routing.Member
+	for i := range 8 {
+		members = append(members, routing.Member{Attributes: routing.Attributes{ID: fmt.Sprint("r", i)}})
+	}
+	router.SetFleet(members)
+	for _, m := range members {
+		router.SetConnected(m.ID, true)
+	}
+	table, err := dialect.NewTable(dialect.Dialect{Methods: []string{"/p.S/M"}, Prompt: "3.2"})
+	require.NoError(b, err)
+	keys, err := dialect.NewSessionKeys()
+	require.NoError(b, err)
+	binding := &channel.Binding{
+		Router: router, Policy: "p", Uses: router.Uses(), Dialects: table, SessionKeys: keys,
+		Telemetry: set.telemetry, MaxAttempts: 3,
+	}
+	set.handle(cc).Attach(binding)
+	ready := func(*routing.Replica) connectivity.State { return connectivity.Ready }
+	claim := func(ctx context.Context) *channel.Call {
+		call, _ := channel.From(ctx)
+		if _, _, err := call.Book(ctx, binding, ready); err != nil {
+			b.Fatal(err)
+		}
+		return call
+	}
+	for _, size := range []int{128, 32 << 10} {
+		body := &testpb.Payload{Body: []byte(strings.Repeat("x", size))}
+		b.Run(fmt.Sprintf("unary/%dB", size), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				err := set.unary(context.Background(), "/p.S/M", &testpb.SimpleRequest{Payload: body}, &testpb.SimpleResponse{}, cc,
+					func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+						claim(ctx).Finished(balancer.DoneInfo{BytesSent: true, BytesReceived: true})
+						return nil
+					})
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("stream/%dB", size), func(b *testing.B) {
+			b.ReportAllocs()
+			desc := &grpc.StreamDesc{ServerStreams: true}
+			for b.Loop() {
+				s, err := set.stream(context.Background(), desc, cc, "/p.S/M",
+					func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+						return &instant{ctx: ctx, call: claim(ctx)}, nil
+					})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := s.SendMsg(&testpb.StreamingOutputCallRequest{Payload: body}); err != nil {
+					b.Fatal(err)
+				}
+				for err = s.RecvMsg(nil); err == nil; err = s.RecvMsg(nil) {
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The rankings of Ray's ring with 100 virtual nodes and 2 fallbacks.
+func TestExplainAgreesWithRay(t *testing.T) {
+	for session, order := range map[string][3]string{
+		"user_42":       {"r2", "r0", "r1"},
+		"user_123":      {"r0", "r2", "r1"},
+		"burst-session": {"r2", "r1", "r0"},
+	} {
+		for _, key := range []string{"--session", "--request-id"} {
+			code, stdout, stderr := command(t, "explain", "--policy", "consistent_hash", "--replicas", "r0,r1,r2", key, session, "--json")
+			require.Equal(t, exitOK, code, stderr)
+			require.Empty(t, stderr)
+			want := `{"policy":"consistent_hash","replica":"` + order[0] + `","fallbacks":["` + order[1] + `","` + order[2] + `"],"reason":"ring"`
+			require.Equal(t, want, stdout[:len(want)])
+			var x explanation
+			strict(t, stdout, &x)
+			require.Zero(t, x.Place)
+		}
+	}
+}
+
+// The order of the fleet and its addresses change nothing; 1+K are listed, however large the fleet.
+func TestExplainListsWhatThePolicyUses(t *testing.T) {
+	ask := func(args ...string) (x explanation) {
+		code, stdout, stderr := command(t, append([]string{"explain", "--json", "--session", "user_42"}, args...)...)
+		require.Equal(t, exitOK, code, stderr)
+		strict(t, stdout, &x)
+		return x
+	}
+	fleet := file(t, "fleet.yaml", `replicas: [{id: r1, address: "b:1"}, {id: r2, address: "c:1"}, {id: r0, address: "a:1"}]`)
+	x := ask("--policy", "consistent_hash", "--fleet", fleet)
+	require.Equal(t, "r2", x.Replica)
+	require.Equal(t, []string{"r0", "r1"}, x.Fallbacks)
+	require.Equal(t, x, ask("--policy", "consistent_hash", "--replicas", "r2=a:1,r0=b:1,r1"))
+
+	many := "r0,r1,r2,r3,r4,r5,r6,r7"
+	require.Len(t, ask("--policy", "consistent_hash", "--replicas", many).Fallbacks, 2)
+	one := file(t, "one.json", `{"policy":{"consistent_hash":{"num_fallback_replicas":1}},"max_ongoing_requests":3}`)
+	require.Len(t, ask("--config", one, "--replicas", many).Fallbacks, 1)
+	require.Equal(t, "consistent_hash", ask("--config", one, "--replicas", many).Policy)
+	none := file(t, "none.yaml", "policy:\n  consistent_hash:\n    num_fallback_replicas: 0\n")
+	require.Equal(t, []string{}, ask("--config", none, "--policy", "consistent_hash", "--replicas", many).Fallbacks)
+	require.Len(t, ask("--policy", "round_robin", "--replicas", many).Fallbacks, 7)
+	require.Len(t, ask("--policy", "power_of_two_choices", "--replicas", many).Fallbacks, 7)
+	bare := file(t, "bare.yaml", "max_attempts: 2")
+	require.Equal(t, "round_robin", ask("--config", bare, "--policy", "round_robin", "--replicas", many).Policy)
+}
+
+func TestExplainPrompt(t *testing.T) {
+	prompt := strings.Repeat("a prompt that is longer than a block ", 20)
+	path := file(t, "prompt", prompt)
+	ask := func(args ...string) (x explanation) {
+		code, stdout, stderr := command(t, append([]string{"explain", "--json", "--replicas", "r0,r1,r2,r3"}, args...)...)
+		require.Equal(t, exitOK, code, stderr)
+		strict(t, stdout, &x)
+		return x
+	}
+	x := ask("--prompt", prompt)
+	require.Equal(t, "prefix_cache_affinity", x.Policy)
+	require.EqualValues(t, "agreed_order", x.Reason)
+	require.Equal(t, "prompt_block", x.Key)
+	require.Equal(t, len(prompt)/4, x.PromptTokens)
+	require.Len(t, x.Fallbacks, 3)
+	require.Equal(t, x, ask("--prompt-file", path))
+	moved := false
+	for _, adapter := range []string{"a", "b", "c", "d", "e", "f"} {
+		moved = moved || ask("--prompt", prompt, "--adapter", adapter).Replica != x.Replica
+	}
+	require.True(t, moved, "the adapter is part of the key")
+	require.Equal(t, "session", ask("--session", "s").Key)
+	require.EqualValues(t, "no_key", ask().Reason)
+
+	var out, err bytes.Buffer
+	root := newRoot()
+	root.SetIn(strings.NewReader(prompt))
+	root.SetArgs([]string{"explain", "--json", "--replicas", "r0,r1,r2,r3", "--prompt-file", "-"})
+	root.SetOut(&out)
+	root.SetErr(&err)
+	require.NoError(t, root.ExecuteContext(t.Context()))
+	var piped explanation
+	strict(t, out.String(), &piped)
+	require.Equal(t, x, piped)
+}
+
+func TestExplainInWords(t *testing.T) {
+	for _, c := range []struct{ args, says []string }{
+		{[]string{"--policy", "consistent_hash", "--session", "user_42"}, []string{
+			"consistent_hash sends the request to r2.", "ring:", `"user_42"`, "0xf6213308038538d9", "1 of 3", "r0, then r1"}},
+		{[]string{"--policy", "consistent_hash", "--request-id", "user_42"}, []string{"request id", "no session"}},
+		{[]string{"--policy", "consistent_hash"}, []string{"no_key:", "--session or --request-id"}},
+		{[]string{"--prompt", "hello, world"}, []string{"agreed_order:", "block 0", "12 bytes", "3 tokens"}},
+		{[]string{"--session", "s"}, []string{"no prompt", "agreed_order"}},
+		{[]string{"--policy", "round_robin"}, []string{"round_robin:", "random"}},
+	} {
+		code, stdout, stderr := command(t, append([]string{"explain", "--replicas", "r0,r1,r2"}, c.args...)...)
+		require.Equal(t, exitOK, code, stderr)
+		for _, s := range c.says {
+			require.Contains(t, stdout, s)
+		}
+	}
+}
+
+func TestExplainNobody(t *testing.T) {
+	fleet := file(t, "fleet.yaml", `replicas: [{id: a, address: "h:1", models: [m]}, {id: b, address: "h:2", models: [x], draining: true}]`)
+	code, _, stderr := command(t, "explain", "--fleet", fleet, "--model", "x", "--session", "s")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, stderr, "no replica")
+}

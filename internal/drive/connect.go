@@ -1,0 +1,105 @@
+package drive
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/resolver"
+)
+
+// Waiting for connections.
+const (
+	defaultConnect = 10 * time.Second
+	// stragglers is how long a channel that has one connection waits for the others: with few of them a
+	// policy would begin with other choices than it makes later.
+	stragglers = time.Second
+	knockEvery = 5 * time.Millisecond
+)
+
+// Replicas are the replicas that a target names; none where only its resolver knows.
+func Replicas(target string) []fleet.Replica {
+	if list, ok := strings.CutPrefix(target, resolver.Scheme+":///"); ok {
+		if replicas, err := fleet.ParseList(list); err == nil {
+			return replicas
+		}
+	}
+	if path, ok := strings.CutPrefix(target, resolver.FileScheme+":"); ok {
+		if replicas, err := fleet.Load(filepath.Clean(strings.TrimPrefix(path, "//"))); err == nil {
+			return replicas
+		}
+	}
+	return nil
+}
+
+// dial makes the channels and waits until each has a connection, and a little longer for the others.
+func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err error) {
+	options := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, o.Dial...)
+	if o.Config != "" {
+		options = append(options, client.WithConfig(o.Config))
+	}
+	for range o.Clients {
+		cc, err := client.New(o.Target, options...)
+		if err != nil {
+			return channels, err
+		}
+		channels = append(channels, cc)
+		cc.Connect()
+	}
+	within, cancel := context.WithTimeout(ctx, o.Connect)
+	defer cancel()
+	for _, cc := range channels {
+		for s := cc.GetState(); s != connectivity.Ready; s = cc.GetState() {
+			if s == connectivity.Idle {
+				cc.Connect()
+			}
+			if !cc.WaitForStateChange(within, s) {
+				if ctx.Err() != nil {
+					return channels, ctx.Err()
+				}
+				return channels, fmt.Errorf("%w at %s within %v", ErrUnreachable, o.Target, o.Connect)
+			}
+		}
+	}
+	knock(within, channels, Replicas(o.Target))
+	return channels, ctx.Err()
+}
+
+// knock waits until every channel is connected to every replica. Any answer to a health check that was
+// pinned to the replica will do.
+func knock(ctx context.Context, channels []*grpc.ClientConn, replicas []fleet.Replica) {
+	ctx, cancel := context.WithTimeout(ctx, stragglers)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, cc := range channels {
+		health := healthpb.NewHealthClient(cc)
+		for _, r := range replicas {
+			all.Go(func() {
+				for {
+					_, err := health.Check(client.WithPin(ctx, r.ID), &healthpb.HealthCheckRequest{})
+					if status.Code(err) != codes.Unavailable {
+						return
+					}
+					select {
+					case <-time.After(knockEvery):
+					case <-ctx.Done():
+						return
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+}
