@@ -54,6 +54,10 @@ type lbConfig struct {
 	key      string               // equal for equal configs
 }
 
+// MarshalJSON writes the config as it was parsed: the xDS policies above this one
+// hand it on as text.
+func (c *lbConfig) MarshalJSON() ([]byte, error) { return []byte(c.key), nil }
+
 // ParseConfig refuses, at dial or when a service config arrives, what would not
 // work later; the error names the field.
 func (builder) ParseConfig(raw json.RawMessage) (serviceconfig.LoadBalancingConfig, error) {

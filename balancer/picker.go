@@ -31,10 +31,10 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		p.lb.bind(h)
 		binding = p.lb.binding.Load()
 	}
-	b, ready, err := call.Book(info.Ctx, binding, connection)
+	b, ready, err := call.Book(info.Ctx, route, binding, connection)
 	for err == routing.ErrClosed && p.lb.binding.Load() != binding {
 		binding = p.lb.binding.Load()
-		b, ready, err = call.Book(info.Ctx, binding, connection)
+		b, ready, err = call.Book(info.Ctx, route, binding, connection)
 	}
 	if err != nil {
 		return p.refuse(binding, err)

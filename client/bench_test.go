@@ -74,7 +74,7 @@ func BenchmarkInterceptors(b *testing.B) {
 	ready := func(*routing.Replica) connectivity.State { return connectivity.Ready }
 	claim := func(ctx context.Context) *channel.Call {
 		call, _ := channel.From(ctx)
-		if _, _, err := call.Book(ctx, binding, ready); err != nil {
+		if _, _, err := call.Book(ctx, nil, binding, ready); err != nil {
 			b.Fatal(err)
 		}
 		return call

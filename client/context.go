@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 
+	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/channel"
 )
 
@@ -25,8 +26,8 @@ func WithExclude(ctx context.Context, replicas ...string) context.Context {
 	return channel.WithRoute(ctx, func(r *channel.Route) { r.Exclude = append(r.Exclude[:len(r.Exclude):len(r.Exclude)], replicas...) })
 }
 
-// A Decision says where a call went and why.
-type Decision = channel.Report
+// A Decision says where a call went and why: see [telemetry.Report] for its fields.
+type Decision = telemetry.Report
 
 // WithDecision returns a context whose call fills d: where the last attempt went
 // and why, and at the end what the replica said of tokens. Read d after the call

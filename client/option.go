@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer"
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // An Option configures the channel. Every Option is a [grpc.DialOption] too, so
@@ -18,10 +20,12 @@ type Option interface {
 }
 
 type options struct {
-	config string // the object under "warmpath" in the service config
-	err    error
-	meters metric.MeterProvider
-	logger *slog.Logger
+	config   string // the object under "warmpath" in the service config
+	policy   *policy.Selection
+	dialects []dialect.Dialect
+	err      error
+	meters   metric.MeterProvider
+	logger   *slog.Logger
 }
 
 // option does nothing as a DialOption: New and DialOptions look for it.
@@ -32,24 +36,30 @@ type option struct {
 
 func (o option) apply(to *options) { o.set(to) }
 
-// WithPolicy names the policy. Its config is the policy's own struct, a
-// json.RawMessage, or nil for the defaults. The default policy is
-// prefix_cache_affinity. It sets the channel's default service config: one from
-// the resolver comes before it.
+// WithPolicy names the policy, over what WithConfig says of it. Its config is the
+// policy's own struct, a json.RawMessage, or nil for the defaults. The default
+// policy is prefix_cache_affinity. It sets the channel's default service config:
+// one from the resolver comes before it.
 func WithPolicy(name string, config any) Option {
 	return option{set: func(o *options) {
 		if config == nil {
 			config = struct{}{}
 		}
-		raw, err := json.Marshal(map[string]any{"policy": map[string]any{name: config}})
-		o.config, o.err = string(raw), err
+		raw, err := json.Marshal(config)
+		o.policy = &policy.Selection{Name: name, Config: raw}
+		o.fail(err)
 	}}
 }
 
 // WithConfig gives the whole configuration, the JSON object under "warmpath" in
-// a service config; see [github.com/warmpath/warmpath/balancer/policy.Config] for its fields.
+// a service config; see [policy.Config] for its fields.
 func WithConfig(object string) Option {
-	return option{set: func(o *options) { o.config, o.err = object, nil }}
+	return option{set: func(o *options) { o.config = object }}
+}
+
+// WithDialects adds dialects for services of one's own to those of WithConfig.
+func WithDialects(d ...dialect.Dialect) Option {
+	return option{set: func(o *options) { o.dialects = append(o.dialects, d...) }}
 }
 
 // WithMeterProvider records metrics through mp instead of the global provider.
@@ -62,16 +72,46 @@ func WithLogger(l *slog.Logger) Option {
 	return option{set: func(o *options) { o.logger = l }}
 }
 
+func (o *options) fail(err error) {
+	if o.err == nil {
+		o.err = err
+	}
+}
+
+// serviceConfig puts the options together, in whatever order they came.
 func (o *options) serviceConfig() (string, error) {
+	object := json.RawMessage(o.config)
+	if o.err == nil && (o.policy != nil || len(o.dialects) > 0) {
+		object, o.err = o.merge(object)
+	}
 	if o.err != nil {
 		return "", o.err
 	}
-	object := o.config
-	if object == "" {
-		object = "{}"
+	if len(object) == 0 {
+		object = json.RawMessage("{}")
 	}
-	if err := balancer.Check(object); err != nil {
+	if err := balancer.Check(string(object)); err != nil {
 		return "", err
 	}
-	return `{"loadBalancingConfig":[{"` + balancer.Name + `":` + object + `}]}`, nil
+	return `{"loadBalancingConfig":[{"` + balancer.Name + `":` + string(object) + `}]}`, nil
+}
+
+func (o *options) merge(object json.RawMessage) (json.RawMessage, error) {
+	var c policy.Config
+	if err := policy.Decode(object, &c); err != nil {
+		return nil, err
+	}
+	if o.policy != nil {
+		c.Policy = *o.policy
+	}
+	if len(o.dialects) > 0 {
+		all, err := dialect.ParseDialects(c.Dialects)
+		if err != nil {
+			return nil, err
+		}
+		if c.Dialects, err = json.Marshal(append(all, o.dialects...)); err != nil {
+			return nil, err
+		}
+	}
+	return json.Marshal(c)
 }

@@ -67,6 +67,10 @@ func (q *Request) SetPrompt(p Prompt) {
 // while the call goes on.
 func (q *Request) DropPrompt() { q.Prompt = Prompt{} }
 
+// Rekey forgets the key and all that was prepared for it, so that the request can
+// be filled anew. The attempts made so far stay.
+func (q *Request) Rekey() { *q = Request{attempt: q.attempt, tried: q.tried} }
+
 // Attempt returns the number of the attempt under way, 1 for the first.
 func (q *Request) Attempt() int { return q.attempt + 1 }
 

@@ -37,7 +37,6 @@ const (
 	KeyReplica       = attribute.Key("warmpath.replica")
 	KeyMatchedTokens = attribute.Key("warmpath.matched_tokens")
 	KeyPromptTokens  = attribute.Key("warmpath.prompt_tokens")
-	KeyCachedTokens  = attribute.Key("warmpath.cached_tokens") // as the replica reported
 	KeyAttempt       = attribute.Key("warmpath.attempt")
 	KeyPlace         = attribute.Key("warmpath.place") // in the agreed order or on the ring
 	KeyLoad          = attribute.Key("warmpath.load_tokens")

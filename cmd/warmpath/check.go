@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"slices"
 	"strings"
 
@@ -38,6 +39,14 @@ func oneOf(flag, value string, choices []string) error {
 func atLeast[N int | float64](flag string, value, least N) error {
 	if !(value >= least) {
 		return usagef("--%s: %v is less than %v", flag, value, least)
+	}
+	return nil
+}
+
+// positive refuses what is not a positive number.
+func positive(flag string, value float64) error {
+	if !(value > 0) || math.IsInf(value, 0) {
+		return usagef("--%s: %v is not a positive number", flag, value)
 	}
 	return nil
 }

@@ -18,6 +18,9 @@ import (
 // callTimeout ends a call of the demo whose engine does not answer.
 const callTimeout = 30 * time.Second
 
+// maxDemoSpeed is where a millisecond of ours is 10 s of engine time: nothing is left to be measured.
+const maxDemoSpeed = 10_000
+
 type demo struct {
 	drive.Demo
 	engine   engineFlags
@@ -65,7 +68,7 @@ func (d *demo) check() error {
 	d.Preset, d.KVTokens = d.engine.preset, d.engine.kvTokens
 	d.Share = d.duration / time.Duration(max(len(d.policies), 1))
 	err := first(
-		atLeast("replicas", d.Replicas, 1), atLeast("clients", d.clients, 1), atLeast("speed", d.Speed, 0),
+		atLeast("replicas", d.Replicas, 1), atLeast("clients", d.clients, 1), positive("load", d.Load),
 		oneOf("workload", d.Workload, workload.Names()), checkPolicies(d.policies), d.output.check(),
 	)
 	switch {
@@ -73,8 +76,8 @@ func (d *demo) check() error {
 		return err
 	case d.Share <= 0:
 		return usagef("--duration: %v is no time for %d policies", d.duration, len(d.policies))
-	case !(d.Load > 0):
-		return usagef("--load: %v is not positive", d.Load)
+	case !(d.Speed >= 0 && d.Speed <= maxDemoSpeed):
+		return usagef("--speed: %v is not between 0 and %d", d.Speed, maxDemoSpeed)
 	case !(d.Unshared >= 0 && d.Unshared < 1):
 		return usagef("--unshared: %v is not at least 0 and less than 1", d.Unshared)
 	}

@@ -65,11 +65,8 @@ func newEngine() *cobra.Command {
 		Use:   "engine --listen ADDR",
 		Short: "Serve a simulated LLM engine with vLLM's gRPC protocols",
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := first(required(c, "listen"), checkListen(listen), atLeast("max-ongoing", maxOngoing, 0)); err != nil {
+			if err := first(required(c, "listen"), checkListen(listen), atLeast("max-ongoing", maxOngoing, 0), positive("speed", speed)); err != nil {
 				return err
-			}
-			if !(speed > 0) {
-				return usagef("--speed: %v is not positive", speed)
 			}
 			full, err := e.check()
 			if err != nil {

@@ -85,15 +85,11 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	err := first(
 		required(c, "trace", "format", "target"), oneOf("format", r.format, workload.Formats),
 		oneOf("dialect", r.dialect, drive.Dialects()), checkPolicies(r.policies),
-		atLeast("clients", r.clients, 1), atLeast("limit", r.limit, 0), r.output.check(), r.checkTarget(),
+		atLeast("clients", r.clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.speed), positive("rate-scale", r.rateScale), r.output.check(), r.checkTarget(),
 	)
 	switch {
 	case err != nil:
 		return nil, err
-	case !(r.speed > 0):
-		return nil, usagef("--speed: %v is not positive", r.speed)
-	case !(r.rateScale > 0):
-		return nil, usagef("--rate-scale: %v is not positive", r.rateScale)
 	case r.jitter < 0 || r.warmUp < 0 || r.timeout < 0:
 		return nil, usagef("--jitter, --warm-up, --timeout: a time is negative")
 	case r.connect <= 0:

@@ -152,10 +152,13 @@ func (c *Call) Acquire(b *Binding) error {
 // the call if the picker's Router made it, else a new one. ready says that its
 // connection is: the attempt may be sent. Where the connection is only being
 // opened the call keeps its booking and brings it along again to the next picker.
-func (c *Call) Book(ctx context.Context, b *Binding, connection func(*routing.Replica) connectivity.State) (booked *routing.Booking, ready bool, err error) {
+func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection func(*routing.Replica) connectivity.State) (booked *routing.Booking, ready bool, err error) {
 	c.met.Store(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if route != c.route {
+		c.reroute(route)
+	}
 	if c.brought.Swap(false) {
 		if c.booking.Router() == b.Router {
 			if ready, kept := c.claim(ctx, b, connection); ready || kept {
@@ -175,6 +178,17 @@ func (c *Call) Book(ctx context.Context, b *Binding, connection func(*routing.Re
 		c.booking.Release()
 	}
 	return &c.booking, ready, nil
+}
+
+// reroute takes over what an interceptor that runs after ours said about the
+// call. What was booked before it spoke is given back. Called with mu held.
+func (c *Call) reroute(r *Route) {
+	if c.brought.Swap(false) {
+		c.booking.Release()
+	}
+	c.route = r
+	c.filled = false
+	c.Request.Rekey()
 }
 
 // claim makes the booking that of the attempt if its connection is ready, or

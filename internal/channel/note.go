@@ -17,7 +17,7 @@ func note(attempt context.Context, t *telemetry.Recorder, call trace.Span, polic
 	if route == nil || route.Report == nil {
 		return
 	}
-	*route.Report = Report{
+	*route.Report = telemetry.Report{
 		Replica:       d.Replica.ID,
 		Address:       d.Replica.Address,
 		Policy:        policy,

@@ -2,9 +2,9 @@ package channel
 
 import (
 	"context"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
 )
 
 // A Route is what the application says about one call through its context.
@@ -15,23 +15,10 @@ type Route struct {
 	// bare is the request key of a call of which only this is known. Read only.
 	bare routing.Request
 	// Report is filled with the decision of the call, where the application asked for it.
-	Report *Report
-}
-
-// A Report is the decision of one call as the application reads it afterwards.
-type Report struct {
-	Replica       string // id of the replica that served the call; "" when none was picked
-	Address       string
-	Policy        string
-	Reason        routing.Reason
-	Rule          routing.Reason // the policy's own reason where Reason is retry or queued
-	MatchedTokens int            // prompt tokens believed to be cached there
-	PromptTokens  int
-	Place         int     // in the agreed order or on the ring; -1 = none
-	Load          float64 // of the replica when it was picked, in tokens
-	Queued        time.Duration
-	Attempts      int
-	Usage         routing.Usage // as the replica reported it
+	Report *telemetry.Report
+	// call is the one under way where the route was changed inside our
+	// interceptors, by one that runs after them.
+	call *Call
 }
 
 // key is the one context key of this package: its value is a *Route or a *Call,
@@ -41,9 +28,11 @@ type key struct{}
 // WithRoute returns a context with a changed copy of the route in ctx.
 func WithRoute(ctx context.Context, change func(*Route)) context.Context {
 	var r Route
-	if old := RouteFrom(ctx); old != nil {
+	call, old := From(ctx)
+	if old != nil {
 		r = *old
 	}
+	r.call = call
 	change(&r)
 	r.bare = routing.Request{}
 	Apply(&r, &r.bare)
@@ -67,20 +56,15 @@ func (r *Route) Bare(uses routing.Uses) *routing.Request {
 
 // RouteFrom returns the route in ctx, or nil.
 func RouteFrom(ctx context.Context) *Route {
-	switch v := ctx.Value(key{}).(type) {
-	case *Route:
-		return v
-	case *Call:
-		return v.route
-	}
-	return nil
+	_, r := From(ctx)
+	return r
 }
 
 // From returns the call in ctx, or nil, and the route, or nil.
 func From(ctx context.Context) (*Call, *Route) {
 	switch v := ctx.Value(key{}).(type) {
 	case *Route:
-		return nil, v
+		return v.call, v
 	case *Call:
 		return v, v.route
 	}

@@ -113,42 +113,41 @@ func manage(t *testing.T) *control {
 	return c
 }
 
-// publish makes one cluster of replicas with the policy config known.
-func (c *control) publish(t *testing.T, config map[string]value, outliers *clusterv3.OutlierDetection, rs ...*replica) {
+// publish makes a cluster of each group of replicas known, with the policy config,
+// and a route that shares calls out evenly among the clusters.
+func (c *control) publish(t *testing.T, config map[string]value, outliers *clusterv3.OutlierDetection, groups ...[]*replica) {
 	t.Helper()
 	fields, err := structpb.NewStruct(config)
 	require.NoError(t, err)
-	cluster := &clusterv3.Cluster{
-		Name:                 "cluster",
-		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
-		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads()},
-		OutlierDetection:     outliers,
-		LoadBalancingPolicy: &clusterv3.LoadBalancingPolicy{Policies: []*clusterv3.LoadBalancingPolicy_Policy{{
-			TypedExtensionConfig: &corev3.TypedExtensionConfig{
-				Name: "warmpath",
-				// gRFC A52: the last segment is the name of the policy.
-				TypedConfig: pack(t, &xdstype.TypedStruct{TypeUrl: "type.googleapis.com/warmpath", Value: fields}),
-			},
-		}}},
-	}
-	var endpoints []*endpointv3.LbEndpoint
-	for _, r := range rs {
-		addr, err := net.ResolveTCPAddr("tcp", r.addr)
-		require.NoError(t, err)
-		endpoints = append(endpoints, &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
-			Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
-				Address: addr.IP.String(), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(addr.Port)}}}},
+	var clusters, loads []types.Resource
+	var shares []*routev3.WeightedCluster_ClusterWeight
+	for i, rs := range groups {
+		name := fmt.Sprint("cluster-", i)
+		clusters = append(clusters, &clusterv3.Cluster{
+			Name:                 name,
+			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+			EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads()},
+			OutlierDetection:     outliers,
+			LoadBalancingPolicy: &clusterv3.LoadBalancingPolicy{Policies: []*clusterv3.LoadBalancingPolicy_Policy{{
+				TypedExtensionConfig: &corev3.TypedExtensionConfig{
+					Name: "warmpath",
+					// gRFC A52: the last segment is the name of the policy.
+					TypedConfig: pack(t, &xdstype.TypedStruct{TypeUrl: "type.googleapis.com/warmpath", Value: fields}),
+				},
+			}}},
+		})
+		loads = append(loads, &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
+			Locality:            &corev3.Locality{Region: "r", Zone: "z"},
+			LoadBalancingWeight: wrapperspb.UInt32(1),
+			LbEndpoints:         endpoints(t, rs),
 		}}})
+		shares = append(shares, &routev3.WeightedCluster_ClusterWeight{Name: name, Weight: wrapperspb.UInt32(1)})
 	}
-	load := &endpointv3.ClusterLoadAssignment{ClusterName: "cluster", Endpoints: []*endpointv3.LocalityLbEndpoints{{
-		Locality:            &corev3.Locality{Region: "r", Zone: "z"},
-		LoadBalancingWeight: wrapperspb.UInt32(1),
-		LbEndpoints:         endpoints,
-	}}}
 	route := &routev3.RouteConfiguration{Name: "route", VirtualHosts: []*routev3.VirtualHost{{
 		Name: "all", Domains: []string{"*"}, Routes: []*routev3.Route{{
-			Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: ""}},
-			Action: &routev3.Route_Route{Route: &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: "cluster"}}},
+			Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: ""}},
+			Action: &routev3.Route_Route{Route: &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_WeightedClusters{
+				WeightedClusters: &routev3.WeightedCluster{Clusters: shares}}}},
 		}},
 	}}}
 	hcm := pack(t, &hcmv3.HttpConnectionManager{
@@ -159,11 +158,24 @@ func (c *control) publish(t *testing.T, config map[string]value, outliers *clust
 	c.version++
 	snapshot, err := cachev3.NewSnapshot(fmt.Sprint(c.version), map[resourcev3.Type][]types.Resource{
 		resourcev3.ListenerType: {&listenerv3.Listener{Name: listener, ApiListener: &listenerv3.ApiListener{ApiListener: hcm}}},
-		resourcev3.ClusterType:  {cluster},
-		resourcev3.EndpointType: {load},
+		resourcev3.ClusterType:  clusters,
+		resourcev3.EndpointType: loads,
 	})
 	require.NoError(t, err)
 	require.NoError(t, c.cache.SetSnapshot(context.Background(), node, snapshot))
+}
+
+func endpoints(t *testing.T, rs []*replica) (list []*endpointv3.LbEndpoint) {
+	t.Helper()
+	for _, r := range rs {
+		addr, err := net.ResolveTCPAddr("tcp", r.addr)
+		require.NoError(t, err)
+		list = append(list, &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+			Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+				Address: addr.IP.String(), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(addr.Port)}}}},
+		}}})
+	}
+	return list
 }
 
 type value = any
@@ -228,7 +240,7 @@ func met(t *testing.T, stub testpb.TestServiceClient, rs []*replica) {
 func TestConsistentHash(t *testing.T) {
 	rs := replicas(t, 4)
 	c := manage(t)
-	c.publish(t, map[string]value{"policy": map[string]value{"consistent_hash": map[string]value{}}}, nil, rs...)
+	c.publish(t, map[string]value{"policy": map[string]value{"consistent_hash": map[string]value{}}}, nil, rs)
 	home := homes(t, rs)
 
 	// Without interceptors, by metadata.
@@ -259,7 +271,7 @@ func TestConsistentHash(t *testing.T) {
 	require.Greater(t, len(used), 2)
 
 	// The fleet changes.
-	c.publish(t, map[string]value{"policy": map[string]value{"consistent_hash": map[string]value{}}}, nil, rs[:3]...)
+	c.publish(t, map[string]value{"policy": map[string]value{"consistent_hash": map[string]value{}}}, nil, rs[:3])
 	home = homes(t, rs[:3])
 	require.Eventually(t, func() bool {
 		for i := range 30 {
@@ -277,7 +289,7 @@ func TestPrefixAffinity(t *testing.T) {
 	rs := replicas(t, 4)
 	c := manage(t)
 	c.publish(t, map[string]value{"dialects": []value{map[string]value{
-		"methods": []value{"/grpc.testing.TestService/UnaryCall"}, "prompt": "3.2"}}}, nil, rs...)
+		"methods": []value{"/grpc.testing.TestService/UnaryCall"}, "prompt": "3.2"}}}, nil, rs)
 	cc, err := client.New("xds:///"+listener, grpc.WithTransportCredentials(insecure.NewCredentials()), c.resolver(t))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, cc.Close()) }()
@@ -310,7 +322,7 @@ func TestPrefixAffinity(t *testing.T) {
 func TestBadConfig(t *testing.T) {
 	rs := replicas(t, 1)
 	c := manage(t)
-	c.publish(t, map[string]value{"max_attempts": 99}, nil, rs...)
+	c.publish(t, map[string]value{"max_attempts": 99}, nil, rs)
 	cc, err := client.New("xds:///"+listener, grpc.WithTransportCredentials(insecure.NewCredentials()), c.resolver(t))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, cc.Close()) }()
@@ -331,7 +343,7 @@ func TestOutlierDetection(t *testing.T) {
 		EnforcingFailurePercentage:     wrapperspb.UInt32(100),
 		FailurePercentageMinimumHosts:  wrapperspb.UInt32(3),
 		FailurePercentageRequestVolume: wrapperspb.UInt32(2),
-	}, rs...)
+	}, rs)
 	cc, err := client.New("xds:///"+listener, grpc.WithTransportCredentials(insecure.NewCredentials()), c.resolver(t))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, cc.Close()) }()
@@ -345,4 +357,48 @@ func TestOutlierDetection(t *testing.T) {
 		}
 		return rs[0].calls.Load() == before
 	}, 20*time.Second, 20*time.Millisecond)
+}
+
+// Two clusters in one channel are two balancers: each decides for itself, and
+// the interceptors leave it to them. When one goes, the queue is back.
+func TestTwoClusters(t *testing.T) {
+	rs := replicas(t, 4)
+	c := manage(t)
+	config := map[string]value{"policy": map[string]value{"consistent_hash": map[string]value{}}, "max_ongoing_requests": 16}
+	c.publish(t, config, nil, rs[:2], rs[2:])
+	home := []func(string) string{homes(t, rs[:2]), homes(t, rs[2:])}
+	cc, err := client.New("xds:///"+listener, grpc.WithTransportCredentials(insecure.NewCredentials()), c.resolver(t))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, cc.Close()) }()
+	stub := testpb.NewTestServiceClient(cc)
+	require.Eventually(t, func() bool { // until all four are connected
+		met := map[string]bool{}
+		for i := range 64 {
+			reply, err := stub.UnaryCall(client.WithSession(deadline(t), fmt.Sprint(i)), &testpb.SimpleRequest{})
+			if err == nil {
+				met[reply.Username] = true
+			}
+		}
+		return len(met) == len(rs)
+	}, 20*time.Second, 5*time.Millisecond)
+	used := map[string]bool{}
+	for i := range 100 {
+		s := fmt.Sprint("user ", i)
+		reply, err := stub.UnaryCall(client.WithSession(deadline(t), s), &testpb.SimpleRequest{})
+		require.NoError(t, err)
+		require.Contains(t, []string{home[0](s), home[1](s)}, reply.Username)
+		used[reply.Username] = true
+	}
+	require.Len(t, used, len(rs))
+	c.publish(t, config, nil, rs[:2])
+	require.Eventually(t, func() bool {
+		for i := range 20 {
+			s := fmt.Sprint("user ", i)
+			reply, err := stub.UnaryCall(client.WithSession(deadline(t), s), &testpb.SimpleRequest{})
+			if err != nil || reply.Username != home[0](s) {
+				return false
+			}
+		}
+		return true
+	}, 20*time.Second, 5*time.Millisecond)
 }

@@ -1,0 +1,28 @@
+package balancer
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The policies above this one under xDS write its parsed config as text and
+// parse it again.
+func TestConfigSurvivesText(t *testing.T) {
+	for _, object := range []string{
+		`{}`,
+		`{"policy":{"consistent_hash":{"num_fallback_replicas":1}},"session_keys":[],"max_queued_requests":-1,"request_cost_tokens":-1}`,
+		`{"dialects":[{"methods":["/a.B/C"],"prompt":"3.2"}],"prepare_timeout":"1s","node":"n","zone":"z"}`,
+	} {
+		first, err := parseConfig(json.RawMessage(object))
+		require.NoError(t, err)
+		text, err := json.Marshal(first)
+		require.NoError(t, err)
+		second, err := parseConfig(text)
+		require.NoError(t, err)
+		require.Equal(t, first.key, second.key)
+		require.Equal(t, first.Config, second.Config)
+		require.Equal(t, first.sessions, second.sessions)
+	}
+}
