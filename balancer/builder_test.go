@@ -22,7 +22,6 @@ func TestConfigSurvivesText(t *testing.T) {
 		second, err := parseConfig(text)
 		require.NoError(t, err)
 		require.Equal(t, first.key, second.key)
-		require.Equal(t, first.Config, second.Config)
 		require.Equal(t, first.sessions, second.sessions)
 	}
 }

@@ -2,6 +2,7 @@ package client
 
 import (
 	"encoding/json"
+	"fmt"
 	"log/slog"
 
 	"go.opentelemetry.io/otel/metric"
@@ -85,7 +86,7 @@ func (o *options) serviceConfig() (string, error) {
 		object, o.err = o.merge(object)
 	}
 	if o.err != nil {
-		return "", o.err
+		return "", fmt.Errorf("warmpath: policy config: %w", o.err)
 	}
 	if len(object) == 0 {
 		object = json.RawMessage("{}")

@@ -325,3 +325,36 @@ func TestQueueEndsWithTheContextAndIsBounded(t *testing.T) {
 	require.NoError(t, <-done)
 	require.Zero(t, m.ongoing(t))
 }
+
+// The attempts that gRPC's own retry policy makes prefer replicas not tried yet.
+func TestRetriesOfGRPCGoToOthers(t *testing.T) {
+	var failing atomic.Bool
+	bad := start(t, answering(false, func() error {
+		if failing.Load() {
+			return status.Error(codes.Unavailable, "x")
+		}
+		return nil
+	}))
+	rs := []*replica{start(t, &replica{}), bad}
+	sc := `{"loadBalancingConfig":[{"warmpath":{"policy":{"consistent_hash":{}}}}],
+		"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":3,"initialBackoff":"0.001s","maxBackoff":"0.001s","backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}]}`
+	m := newMeter(t)
+	cc := dial(t, target(rs...), grpc.WithDefaultServiceConfig(sc), m.option)
+	connectedExcept(t, cc, rs)
+	session := sessionEndingAt(t, rs, rs[0].addr)
+	failing.Store(true)
+	bad.calls.Store(0)
+	for range 5 {
+		var d client.Decision
+		ctx := client.WithDecision(client.WithSession(deadline(t), session), &d)
+		_, err := testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple("a"))
+		require.NoError(t, err)
+		require.Equal(t, routing.ReasonRetry, d.Reason)
+		require.Equal(t, 2, d.Attempts)
+		_, err = read(testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a")))
+		require.NoError(t, err)
+		require.Equal(t, rs[0].addr, d.Replica)
+	}
+	require.EqualValues(t, 10, bad.calls.Load())
+	require.Zero(t, m.ongoing(t))
+}

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
@@ -455,4 +456,27 @@ func TestLargeFleetRoundRobin(t *testing.T) {
 		where(t, deadline(t), cc, "")
 		require.EqualValues(t, i+1, h.begun.Load(), "one connection a call")
 	}
+}
+
+// Servers that end their connections at a certain age are reconnected to at once,
+// used or not, and no call fails for it.
+func TestReconnectsAfterGoAway(t *testing.T) {
+	rs := make([]*replica, 2)
+	for i := range rs {
+		rs[i] = start(t, &replica{}, grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: 10 * time.Second}))
+	}
+	h := &conns{}
+	m := newMeter(t)
+	cc := dial(t, target(rs...), grpc.WithStatsHandler(h), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)))
+	connected(t, cc, rs)
+	stub := testpb.NewTestServiceClient(cc)
+	for begun := h.begun.Load(); h.begun.Load() < begun+10; {
+		_, err := stub.UnaryCall(deadline(t), simple("x"))
+		require.NoError(t, err)
+		_, err = read(stub.StreamingOutputCall(deadline(t), prompt("x")))
+		require.NoError(t, err)
+	}
+	quiet := h.begun.Load()
+	eventually(t, "reconnected without calls", func() bool { return h.begun.Load() >= quiet+4 })
+	require.Zero(t, m.ongoing(t))
 }

@@ -87,6 +87,7 @@ func (r *Router) replica(old *Replica, m *Member, index int) *Replica {
 // the same id coming back does not start from zero.
 func (r *Router) depart(rep *Replica) {
 	rep.live.connected.Store(false)
+	rep.live.foreign.Store(0)
 	if rep.Ongoing() > 0 {
 		r.departed[rep.ID] = rep.live
 		r.hold()

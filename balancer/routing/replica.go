@@ -60,6 +60,7 @@ type live struct {
 	connected atomic.Bool
 	max       atomic.Int64  // bookings allowed at once; 0 = no bound
 	invRate   atomic.Uint64 // 1 / rate, as math.Float64bits
+	foreign   atomic.Int64  // what others have booked, as in book; see SetForeignLoad
 
 	// The book is written by every pick: a cache line of its own keeps that from
 	// slowing those who read the rest.

@@ -78,11 +78,13 @@ func (v *View) IntN(n int) int { return v.shared.rand.IntN(n) }
 
 // Load returns the load of a replica in tokens: uncached prompt tokens booked
 // and not yet prefilled, plus the request cost per booking, divided by its rate.
+// Bookings of others count as far as [Router.SetForeignLoad] told of them.
 func (v *View) Load(r *Replica) float64 {
 	return v.shared.load(r.live, r.live.book.Load())
 }
 
 func (s *shared) load(l *live, book int64) float64 {
+	book += l.foreign.Load()
 	return (float64(book&tokenMask) + s.requestCost*float64(book>>tokenBits)) * math.Float64frombits(l.invRate.Load())
 }
 

@@ -80,7 +80,7 @@ func (p printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) e
 		fmt.Fprintf(p.out, "span: %s", s.Name())
 		for _, a := range s.Attributes() {
 			if strings.HasPrefix(string(a.Key), "warmpath.") {
-				fmt.Fprintf(p.out, " %s=%s", a.Key, a.Value.Emit())
+				fmt.Fprintf(p.out, " %s=%s", a.Key, a.Value.String())
 			}
 		}
 		fmt.Fprintln(p.out)

@@ -167,7 +167,11 @@ func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection fu
 		}
 		c.booking.Release()
 	}
-	c.tell() // of an attempt that gRPC itself repeats
+	c.tell()
+	if c.last.Replica != nil { // gRPC itself repeats the attempt
+		c.Request.NextAttempt(c.last.Replica)
+		c.last = Attempt{}
+	}
 	c.fill(b)
 	if err := b.Router.Pick(ctx, &c.Request, &c.booking); err != nil {
 		c.last.Full = err == routing.ErrFull

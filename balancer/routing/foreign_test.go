@@ -1,0 +1,117 @@
+package routing
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestForeignLoad(t *testing.T) {
+	r := connected(t, Options{Policy: choosing(leastLoaded), RequestCost: 100},
+		member("a", room(2)), member("b", func(m *Member) { m.Weight = 2 }))
+	a, b := r.View().ByID("a"), r.View().ByID("b")
+	require.Zero(t, r.View().MeanLoad())
+
+	r.SetForeignLoad([]ForeignLoad{{ID: "a", Ongoing: 3, QueuedTokens: 700}, {ID: "gone", Ongoing: 1}})
+	ongoing, tokens := a.Foreign()
+	require.Equal(t, 3, ongoing)
+	require.Equal(t, int64(700), tokens)
+	require.InDelta(t, 1000, r.View().Load(a), 1e-9)
+	require.InDelta(t, 500, r.View().MeanLoad(), 1e-2)
+	require.Zero(t, a.Ongoing())
+	require.Zero(t, a.QueuedTokens())
+	require.False(t, a.Full(), "the bookings of others are not ours to bound")
+
+	q := &Request{PromptTokens: 500}
+	one := pick(t, r, q)
+	require.Equal(t, "b", one.Decision.Replica.ID)
+	require.InDelta(t, 300, r.View().Load(b), 1e-9)
+	r.SetForeignLoad([]ForeignLoad{{ID: "b", Ongoing: 10, QueuedTokens: 2000}})
+	require.InDelta(t, (2500+11*100)/2., r.View().Load(b), 1e-9, "on top of our own, divided by the rate")
+	require.InDelta(t, 1000, r.View().Load(a), 1e-9, "not named: as it was")
+	require.Equal(t, "a", pick(t, r, q).Decision.Replica.ID)
+
+	r.SetForeignLoad([]ForeignLoad{{ID: "a", Ongoing: -1, QueuedTokens: -5}, {ID: "b"}})
+	one.Release()
+	require.Zero(t, r.View().Load(b))
+	require.InDelta(t, 600, r.View().Load(a), 1e-9)
+	require.Equal(t, r.View().sumLoads(), r.shared.loadSum.Load())
+}
+
+// A replica that leaves takes what was told of it along, whether or not we had
+// bookings there.
+func TestForeignLoadLeavesWithTheReplica(t *testing.T) {
+	r := connected(t, Options{}, members(2)...)
+	held := pick(t, r, &Request{PromptTokens: 10})
+	r.SetForeignLoad([]ForeignLoad{{ID: "r0", Ongoing: 5}, {ID: "r1", Ongoing: 5}})
+	r.SetFleet(nil)
+	r.SetForeignLoad([]ForeignLoad{{ID: "r0", Ongoing: 7}})
+	r.SetFleet(members(2))
+	connectAll(r)
+	for _, rep := range r.View().Replicas() {
+		ongoing, _ := rep.Foreign()
+		require.Zero(t, ongoing, rep.ID)
+	}
+	require.Equal(t, 1, r.View().ByID("r0").Ongoing())
+	held.Release()
+	require.Zero(t, r.View().MeanLoad())
+}
+
+// Whatever happens in whatever order, the mean is that of the loads.
+func TestForeignLoadKeepsTheSum(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	r := connected(t, Options{Policy: choosing(leastLoaded)}, members(5)...)
+	r.View().MeanLoad()
+	var held []*Booking
+	for range 2000 {
+		switch id := members(5)[rnd.IntN(5)].ID; rnd.IntN(5) {
+		case 0:
+			r.SetForeignLoad([]ForeignLoad{{ID: id, Ongoing: rnd.IntN(9), QueuedTokens: rnd.Int64N(9999)}})
+		case 1:
+			r.SetConnected(id, rnd.IntN(4) > 0)
+		case 2, 3:
+			if b := new(Booking); r.Pick(t.Context(), &Request{PromptTokens: rnd.IntN(9999)}, b) == nil {
+				held = append(held, b)
+			}
+		case 4:
+			if len(held) > 0 {
+				held[0].Release()
+				held = held[1:]
+			}
+		}
+		if r.keepsSum {
+			require.Equal(t, r.View().sumLoads(), r.shared.loadSum.Load())
+		}
+	}
+	require.True(t, r.keepsSum)
+}
+
+func TestForeignLoadConcurrently(t *testing.T) {
+	r := connected(t, Options{Policy: choosing(leastLoaded)}, members(4)...)
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			for i := range 300 {
+				r.SetForeignLoad([]ForeignLoad{{ID: "r0", Ongoing: i}, {ID: "r3", QueuedTokens: int64(g)}})
+				b := new(Booking)
+				if r.Pick(t.Context(), &Request{PromptTokens: i}, b) == nil {
+					b.PrefillDone()
+					b.Release()
+				}
+				r.View().MeanLoad()
+			}
+		})
+	}
+	all.Wait()
+	r.SetForeignLoad([]ForeignLoad{{ID: "r0"}, {ID: "r3"}})
+	require.Zero(t, r.View().MeanLoad())
+	require.Equal(t, r.View().sumLoads(), r.shared.loadSum.Load())
+}
+
+func TestSetForeignLoadDoesNotAllocate(t *testing.T) {
+	r := connected(t, Options{}, members(3)...)
+	loads := []ForeignLoad{{ID: "r0", Ongoing: 1}, {ID: "r2", QueuedTokens: 5}}
+	require.Zero(t, testing.AllocsPerRun(100, func() { r.SetForeignLoad(loads) }))
+}
