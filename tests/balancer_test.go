@@ -192,7 +192,10 @@ func revive(t testing.TB, r *replica) {
 func TestDeathUnderLoad(t *testing.T) {
 	for _, policy := range []string{"round_robin", "prefix_cache_affinity"} {
 		t.Run(policy, func(t *testing.T) {
-			rs := replicas(t, 4)
+			rs := make([]*replica, 4)
+			for i := range rs {
+				rs[i] = start(t, &replica{}, grpc.WaitForHandlers(true))
+			}
 			m := newMeter(t)
 			cc := dial(t, target(rs...), client.WithConfig(config(`{"`+policy+`":{}}`)), m.option)
 			connected(t, cc, rs)
@@ -200,6 +203,8 @@ func TestDeathUnderLoad(t *testing.T) {
 			var stop atomic.Bool
 			var calls atomic.Int64
 			var wg sync.WaitGroup
+			defer wg.Wait()
+			defer stop.Store(true)
 			for w := range 8 {
 				wg.Go(func() {
 					for i := 0; !stop.Load(); i++ {
@@ -508,6 +513,8 @@ func TestPolicySwitchUnderLoad(t *testing.T) {
 	var stop atomic.Bool
 	var calls atomic.Int64
 	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop.Store(true)
 	for range 16 {
 		wg.Go(func() {
 			for !stop.Load() {
@@ -640,6 +647,8 @@ func TestRoutersChangeUnderBarePicks(t *testing.T) {
 	var stop atomic.Bool
 	var calls atomic.Int64
 	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop.Store(true)
 	for range 8 {
 		wg.Go(func() {
 			for !stop.Load() {

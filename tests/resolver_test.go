@@ -349,11 +349,11 @@ func TestChurnUnderLoad(t *testing.T) {
 	stub := testpb.NewTestServiceClient(cc)
 	var stop atomic.Bool
 	var calls atomic.Int64
-	done := make(chan struct{})
-	const workers = 16
-	for w := range workers {
-		go func() {
-			defer func() { done <- struct{}{} }()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop.Store(true)
+	for w := range 16 {
+		wg.Go(func() {
 			for i := 0; !stop.Load(); i++ {
 				text := strings.Repeat(fmt.Sprint(w, i%10), 100)
 				if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple(text)); err != nil {
@@ -364,7 +364,7 @@ func TestChurnUnderLoad(t *testing.T) {
 				}
 				calls.Add(2)
 			}
-		}()
+		})
 	}
 	for i := range 60 {
 		goal := calls.Load() + 20
@@ -372,9 +372,7 @@ func TestChurnUnderLoad(t *testing.T) {
 		mr.set(state("", append(append([]*replica{}, rs[i%3:i%3+2]...), rs[4])...))
 	}
 	stop.Store(true)
-	for range workers {
-		<-done
-	}
+	wg.Wait()
 	require.Zero(t, m.ongoing(t))
 	require.Zero(t, m.sum(t, "warmpath.queue.length"))
 }
