@@ -21,7 +21,12 @@ func (c *channels) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.C
 	h := c.handle(cc)
 	opts, finish := takeOnFinish(opts)
 	k := &core{desc: desc, open: open, opts: opts, finish: finish, parent: ctx}
-	k.ctx, k.cancel = context.WithCancel(ctx)
+	if ctx.Done() == nil {
+		k.life.start(ctx)
+		k.ctx = &k.life
+	} else {
+		k.ctx, k.cancel = context.WithCancel(ctx)
+	}
 	h.Start(&k.call, k.ctx, method, nil, false)
 	k.tries = attempts{call: &k.call, cc: cc, method: method}
 	if finish != nil {
@@ -87,9 +92,10 @@ type core struct {
 	desc   *grpc.StreamDesc
 	open   grpc.Streamer
 	opts   []grpc.CallOption
-	parent context.Context // the application's
-	ctx    context.Context // cancelled at the end
-	cancel context.CancelFunc
+	parent context.Context    // the application's
+	ctx    context.Context    // cancelled at the end
+	cancel context.CancelFunc // nil: of life
+	life   lifetime
 	finish *onFinish
 	stop   func() bool // of the AfterFunc that runs finish
 	once   sync.Once   // end
@@ -343,7 +349,11 @@ func (k *core) end(err error) {
 		k.ended = true
 		k.cleanup.Stop()
 		k.mu.Unlock()
-		k.cancel()
+		if k.cancel != nil {
+			k.cancel()
+		} else {
+			k.life.cancel()
+		}
 		k.call.End()
 		if k.finish != nil {
 			if err == io.EOF {

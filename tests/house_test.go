@@ -14,6 +14,7 @@ var house = []string{
 	"cmd/warmpath",
 	"examples",
 	"tests",
+	"internal/sim",
 	"internal/report",
 	"internal/drive",
 	"internal/enginesim",

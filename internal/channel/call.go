@@ -85,6 +85,15 @@ func (c *Call) Value(k any) any {
 	return c.Context.Value(k)
 }
 
+// AfterFunc lets package context tell the end of the call's context to those
+// derived from the call without a goroutine, where that context can.
+func (c *Call) AfterFunc(f func()) (stop func() bool) {
+	if a, ok := c.Context.(interface{ AfterFunc(func()) func() bool }); ok {
+		return a.AfterFunc(f)
+	}
+	return context.AfterFunc(c.Context, f)
+}
+
 // Handle returns the handle of the call's channel.
 func (c *Call) Handle() *Handle { return c.handle }
 
