@@ -230,6 +230,7 @@ var loopback = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 //	… &                       either, running until the block ends; the next line begins
 //	                          when the address in it answers
 //	go test ./...             not run: it is what is running
+//	go test … -bench …        not run: it must name benchmarks that exist
 func TestShellInDocs(t *testing.T) {
 	built := make(map[string]string)
 	program := func(pkg string) string {
@@ -256,6 +257,10 @@ func TestShellInDocs(t *testing.T) {
 				continue
 			}
 			words := strings.Fields(line)
+			if strings.Contains(line, "-bench") {
+				findBenchmarks(t, strings.Fields(strings.ReplaceAll(line, "'", "")))
+				continue
+			}
 			require.GreaterOrEqual(t, len(words), 3, "%s: %s", f, line)
 			require.Equal(t, []string{"go", "run"}, words[:2], "%s: %s", f, line)
 			args := words[3:]
@@ -278,6 +283,23 @@ func TestShellInDocs(t *testing.T) {
 			require.NoError(t, err, "%s: %s\n%s", f, line, out)
 		}
 		stop()
+	}
+}
+
+// findBenchmarks checks that each package of a go test command has a benchmark
+// that its -bench names.
+func findBenchmarks(t *testing.T, words []string) {
+	t.Helper()
+	require.Equal(t, []string{"go", "test"}, words[:2])
+	at := slices.Index(words, "-bench")
+	require.Greater(t, len(words), at+1)
+	pattern, _, _ := strings.Cut(words[at+1], "/")
+	for _, pkg := range words[2:slices.Index(words, "-run")] {
+		cmd := exec.CommandContext(t.Context(), "go", "test", "-list", pattern, pkg)
+		cmd.Dir = ".."
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Contains(t, string(out), "Benchmark", "%v: %s", words, pkg)
 	}
 }
 
