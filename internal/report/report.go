@@ -15,6 +15,8 @@ type Report struct {
 	// Title says what was run, Facts how, in the order given.
 	Title string
 	Facts []Fact
+	// Who begins the sentence; empty says how many clients there were, sharing nothing.
+	Who string
 }
 
 // Fact is one circumstance of a run.
@@ -96,6 +98,9 @@ func (r *Report) Sentence() string {
 	who := fmt.Sprintf("With %d clients that share nothing", r.Clients)
 	if r.Clients == 1 {
 		who = "With one client"
+	}
+	if r.Who != "" {
+		who = r.Who
 	}
 	a, b := r.pair()
 	var s string

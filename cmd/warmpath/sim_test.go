@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/drive"
+	"github.com/warmpath/warmpath/internal/sim"
+)
+
+func TestSim(t *testing.T) {
+	trace := conversations(t, 30, 4)
+	page, picture := filepath.Join(t.TempDir(), "sim.html"), filepath.Join(t.TempDir(), "sim.svg")
+	args := []string{"sim", "--trace", trace, "--format", "mooncake", "--replicas", "4", "--clients", "3", "--warmup", "1s", "--jitter", "500ms"}
+	policies := []string{"round_robin", "prefix_cache_affinity", "least_tokens", "dynamo_s16"}
+	asked := append(args, "--json", "--policies", strings.Join(policies, ","), "--share", "load", "--report", page, "--picture", picture)
+	code, stdout, stderr := command(t, asked...)
+	require.Equal(t, exitOK, code, stderr)
+	var c sim.Comparison
+	strict(t, stdout, &c)
+	requireFields(t, stdout)
+	require.Contains(t, stdout, `"preemptions":`)
+	require.Contains(t, stdout, `"kv_imbalance":`)
+	require.NotContains(t, stdout, `"spread"`)
+	require.Equal(t, 4, c.Replicas)
+	require.Equal(t, 3, c.Clients)
+	requireSound(t, c.Drive(), policies...)
+	require.Greater(t, c.Results[1].CachedTokenRatio, c.Results[0].CachedTokenRatio)
+	require.Contains(t, stderr, "round_robin, seed 1: done")
+	for path, begins := range map[string]string{page: "<!DOCTYPE html>", picture: "<?xml"} {
+		b, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.True(t, bytes.HasPrefix(b, []byte(begins)), path)
+	}
+
+	_, again, _ := command(t, asked...)
+	require.Equal(t, stdout, again, "the same seed gives the same bytes")
+	_, other, _ := command(t, append(asked, "--seed", "2")...)
+	require.NotEqual(t, stdout, other)
+
+	code, stdout, stderr = command(t, append(args, "--seeds", "2", "--policies", "random", "--share", "load")...)
+	require.Equal(t, exitOK, code, stderr)
+	require.Contains(t, stdout, "spread")
+	require.Contains(t, stdout, "With 3 clients that share their load every 100ms, random finds")
+	require.Contains(t, stdout, "preemptions")
+	code, stdout, stderr = command(t, append(args, "--seeds", "2", "--policies", "random", "--json")...)
+	require.Equal(t, exitOK, code, stderr)
+	strict(t, stdout, &c)
+	require.Positive(t, c.Results[0].Spread.TTFT.Mean)
+}
+
+// The demo's readers can read the simulator's object.
+func TestSimIsADemo(t *testing.T) {
+	code, stdout, stderr := command(t, "sim", "--trace", conversations(t, 10, 3), "--format", "mooncake", "--warmup", "0s",
+		"--policies", "consistent_hash", "--client-affinity", "--share", "central", "--json")
+	require.Equal(t, exitOK, code, stderr)
+	require.Contains(t, stdout, `"replicas":16,"clients":1,"requests":30,`)
+	var c drive.Comparison
+	require.NoError(t, json.Unmarshal([]byte(stdout), &c))
+	requireSound(t, c, "consistent_hash")
+}
+
+// The load is a part of a capacity that is searched for once.
+func TestSimLoad(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", dir)
+	for _, source := range [][]string{
+		{"--workload", "nothing-shared", "--duration", "20s"},
+		{"--trace", conversations(t, 30, 4), "--format", "mooncake"},
+	} {
+		args := append([]string{"sim", "--replicas", "2", "--warmup", "2s", "--policies", "round_robin", "--load", "0.5", "--json"}, source...)
+		code, stdout, stderr := command(t, args...)
+		require.Equal(t, exitOK, code, stderr)
+		require.Contains(t, stderr, "capacity: trying")
+		require.Contains(t, stderr, "50 % of the capacity")
+		code, again, stderr := command(t, args...)
+		require.Equal(t, exitOK, code, stderr)
+		require.NotContains(t, stderr, "capacity: trying")
+		require.Equal(t, stdout, again)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "warmpath", "capacity-*.json"))
+	require.NoError(t, err)
+	require.Len(t, files, 2)
+}
+
+func TestSimMistakes(t *testing.T) {
+	trace := conversations(t, 2, 2)
+	of := func(args ...string) []string {
+		return append([]string{"sim", "--trace", trace, "--format", "mooncake"}, args...)
+	}
+	for _, c := range []struct {
+		args []string
+		says []string
+	}{
+		{[]string{"sim"}, []string{"--trace", "--workload", "chat"}},
+		{[]string{"sim", "--trace", trace}, []string{"--format", "required"}},
+		{[]string{"sim", "--trace", "/nowhere", "--format", "text"}, []string{"--trace", "/nowhere"}},
+		{[]string{"sim", "--workload", "talk"}, []string{"--workload", `"talk"`, "agents"}},
+		{[]string{"sim", "--workload", "chat", "--rate-scale", "2"}, []string{"--rate-scale", "--trace"}},
+		{[]string{"sim", "--workload", "chat", "--duration", "1m"}, []string{"--duration", "5m"}},
+		{of("--workload", "chat"), []string{"--trace", "--workload"}},
+		{of("--duration", "1m"), []string{"--duration", "--workload"}},
+		{of("--load", "0.7", "--rate-scale", "2"), []string{"--load", "--rate-scale"}},
+		{of("--load", "0"), []string{"--load"}},
+		{of("--rate-scale", "NaN"), []string{"--rate-scale"}},
+		{of("--jitter", "-1s"), []string{"--jitter"}},
+		{of("--warmup", "1h"), []string{"--warmup", "1h"}},
+		{of("--replicas", "0"), []string{"--replicas"}},
+		{of("--clients", "0"), []string{"--clients"}},
+		{of("--seeds", "0"), []string{"--seeds"}},
+		{of("--seeds", "1001"), []string{"--seeds", "1000"}},
+		{of("--policies", "fair"), []string{"--policies", `"fair"`, "dynamo", "round_robin"}},
+		{of("--policies", ""), []string{"--policies"}},
+		{of("--policies", "random,random"), []string{"--policies", "twice"}},
+		{of("--share", "all"), []string{"--share", `"all"`, "none, load, central"}},
+		{of("--share", "broadcast"), []string{"--share", "coarse KV index", "none, load, central"}},
+		{of("--broadcast-interval", "0s"), []string{"--broadcast-interval", "1ms"}},
+		{of("--preset", "h200"), []string{"--preset", `"h200"`}},
+		{of("--report", "/nowhere/to/be/found.html"), []string{"--report", "/nowhere/to/be"}},
+	} {
+		t.Run(strings.Join(c.args[1:], " "), func(t *testing.T) {
+			code, stdout, stderr := command(t, c.args...)
+			require.Equal(t, exitUsage, code, stderr)
+			require.Empty(t, stdout)
+			require.Equal(t, 1, strings.Count(stderr, "\n"), stderr)
+			for _, s := range c.says {
+				require.Contains(t, stderr, s)
+			}
+		})
+	}
+}
+
+func TestSimFails(t *testing.T) {
+	code, _, stderr := command(t, "sim", "--trace", conversations(t, 3, 2), "--format", "mooncake", "--warmup", "0s",
+		"--kv-tokens", "512", "--policies", "round_robin")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, stderr, "every request of round_robin failed")
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer cancel()
+	<-ctx.Done()
+	var out, err bytes.Buffer
+	require.Equal(t, exitInterrupted, run(ctx, []string{"sim", "--workload", "chat"}, &out, &err))
+	require.Empty(t, out.String())
+}

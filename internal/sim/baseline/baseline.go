@@ -1,0 +1,248 @@
+package baseline
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/enginesim"
+)
+
+// kind is one baseline.
+type kind struct {
+	build  func(*Fleet) (routing.Policy, error)
+	events bool          // looks at what engines have cached
+	scrape time.Duration // how often it looks at engines' loads; 0 = never
+}
+
+var kinds = map[string]kind{
+	"random":               {build: always(func(*Fleet) routing.Policy { return scan{anyOf, "random"} })},
+	"least_requests":       {build: always(func(*Fleet) routing.Policy { return scan{requests, "least_requests"} })},
+	"least_tokens":         {build: always(func(*Fleet) routing.Policy { return scan{load, routing.ReasonLeastLoaded} })},
+	"ray_prefix":           {build: func(*Fleet) (routing.Policy, error) { return newRay() }},
+	"smg_cache_aware_2025": {build: always(func(f *Fleet) routing.Policy { return newSMG(f, false) })},
+	"smg_cache_aware":      {build: always(func(f *Fleet) routing.Policy { return newSMG(f, true) })},
+	"llmd_default":         {build: always(func(f *Fleet) routing.Policy { return newLLMD(f) }), scrape: 50 * time.Millisecond},
+	"dynamo":               {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 1) }), events: true},
+	"dynamo_s16":           {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 16) }), events: true},
+}
+
+func always(build func(*Fleet) routing.Policy) func(*Fleet) (routing.Policy, error) {
+	return func(f *Fleet) (routing.Policy, error) { return build(f), nil }
+}
+
+// Names are the baselines, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(kinds)) }
+
+// NeedsKVEvents reports whether a baseline looks at what the engines have cached.
+func NeedsKVEvents(name string) bool { return kinds[name].events }
+
+// New builds a baseline for one Router; nil if the name is not one of them. Those of one run share the Fleet.
+func New(name string, f *Fleet) (routing.Policy, error) {
+	k, ok := kinds[name]
+	if !ok {
+		return nil, nil
+	}
+	p, err := k.build(f)
+	if err != nil {
+		return nil, fmt.Errorf("baseline %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// Fleet is what baselines see of the engines beside their own bookings. One goroutine uses it.
+type Fleet struct {
+	// ScrapeEvery is how often to call Scrape; 0 means never.
+	ScrapeEvery time.Duration
+
+	replicas int
+	engines  []*enginesim.Engine
+	block    int // tokens
+	blocks   int // of an engine
+	seen     []enginesim.Load
+	contents *kvindex.Index // nil where nobody looks at it
+	slots    []kvindex.Slot
+}
+
+// unbounded is an index's budget where the rule has none.
+const unbounded = 64 << 30
+
+// NewFleet prepares what the baseline of this name needs; for any other name, nothing.
+func NewFleet(name string, replicas int) *Fleet {
+	k := kinds[name]
+	f := &Fleet{ScrapeEvery: k.scrape, replicas: replicas, seen: make([]enginesim.Load, replicas)}
+	if k.events {
+		f.contents = kvindex.New(kvindex.Options{MaxBytes: unbounded})
+		f.slots = slots(f.contents, replicas)
+	}
+	return f
+}
+
+// slots makes a fleet known to an index, in its order.
+func slots(x *kvindex.Index, replicas int) []kvindex.Slot {
+	all := make([]kvindex.Slot, replicas)
+	for i := range all {
+		all[i] = x.AddReplica(strconv.Itoa(i))
+	}
+	return all
+}
+
+// Watch gives the engines, which are all alike, in the order of the fleet.
+func (f *Fleet) Watch(engines []*enginesim.Engine) {
+	f.engines = engines
+	f.block = engines[0].Config().BlockSize
+	f.blocks = engines[0].Config().KVTokens / f.block
+}
+
+// Scrape looks at the engines' loads.
+func (f *Fleet) Scrape() {
+	for i, e := range f.engines {
+		f.seen[i] = e.Load()
+	}
+}
+
+// Listener is to be told of an engine's cache; nil where nobody wants to know.
+func (f *Fleet) Listener(engine int) enginesim.Listener {
+	if f.contents == nil {
+		return nil
+	}
+	return listener{f, engine}
+}
+
+type listener struct {
+	*Fleet
+	engine int
+}
+
+// KVEvents implements [enginesim.Listener].
+func (l listener) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
+	for _, e := range events {
+		if e.Stored {
+			l.contents.Insert(l.slots[l.engine], e.Hashes)
+		} else {
+			l.contents.Remove(l.slots[l.engine], e.Hashes)
+		}
+	}
+}
+
+// newRay is the product's policy with Ray's rule.
+func newRay() (routing.Policy, error) {
+	c := prefixaffinity.DefaultConfig()
+	c.OnMiss, c.IndexBytes = prefixaffinity.OnMissSmallest, unbounded
+	return prefixaffinity.New(c)
+}
+
+// prompted is a policy that reads prompts.
+type prompted struct {
+	index *kvindex.Index
+	slots []kvindex.Slot
+	block int
+}
+
+// guess is a prompted policy with an index of its own, of what it routed where.
+func guess(f *Fleet, block int, o kvindex.Options) prompted {
+	x := kvindex.New(o)
+	return prompted{x, slots(x, f.replicas), block}
+}
+
+// found is what was found for a prompt.
+type found struct {
+	blocks []uint64
+	depth  []int // by replica
+	most   int
+}
+
+// Uses implements [routing.KeyUser].
+func (*prompted) Uses() routing.Uses { return routing.UsesPrompt }
+
+// Prepare implements [routing.Policy].
+func (p *prompted) Prepare(_ context.Context, q *routing.Request, v *routing.View) error {
+	s, _ := q.Prepared.(*found)
+	if s == nil {
+		seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
+		s = &found{blocks: kvindex.AppendTokens(nil, q.Prompt.Tokens, p.block, seed)}
+		q.Prepared = s
+	}
+	var m kvindex.Matches
+	p.index.Match(s.blocks, &m)
+	s.depth, s.most = make([]int, len(p.slots)), m.Longest()
+	for i, slot := range p.slots {
+		s.depth[i] = m.Depth(slot)
+	}
+	return nil
+}
+
+// remember notes that a replica was sent a prompt, unless it was pinned.
+func (p *prompted) remember(q *routing.Request, d routing.Decision) {
+	if s, ok := q.Prepared.(*found); ok {
+		p.index.Insert(p.slots[d.Replica.Index()], s.blocks)
+	}
+}
+
+// to is the decision for a replica.
+func (p *prompted) to(q *routing.Request, r *routing.Replica, why routing.Reason) routing.Decision {
+	if r == nil {
+		return routing.Wait()
+	}
+	d := routing.To(r, why)
+	d.MatchedTokens = q.Prepared.(*found).depth[r.Index()] * p.block
+	return d
+}
+
+// scan is a rule that looks at loads only.
+type scan struct {
+	cost func(*routing.View, *routing.Replica) float64
+	why  routing.Reason
+}
+
+// Uses implements [routing.KeyUser].
+func (scan) Uses() routing.Uses { return 0 }
+
+// Prepare implements [routing.Policy].
+func (scan) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+// Choose implements [routing.Policy].
+func (s scan) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	r := least(q, v, func(r *routing.Replica) float64 { return s.cost(v, r) })
+	if r == nil {
+		return routing.Wait()
+	}
+	return routing.To(r, s.why)
+}
+
+func anyOf(*routing.View, *routing.Replica) float64        { return 0 }
+func load(v *routing.View, r *routing.Replica) float64     { return v.Load(r) }
+func requests(_ *routing.View, r *routing.Replica) float64 { return float64(underWay(r)) }
+
+// underWay counts the requests on a replica, those of others too as far as they are known.
+func underWay(r *routing.Replica) int {
+	others, _ := r.Foreign()
+	return r.Ongoing() + others
+}
+
+// least is the available replica with the lowest cost, a random one of equals.
+func least(q *routing.Request, v *routing.View, cost func(*routing.Replica) float64) *routing.Replica {
+	var best *routing.Replica
+	var low float64
+	ties := 0
+	for _, r := range v.Connected() {
+		if !v.Available(q, r) {
+			continue
+		}
+		switch c := cost(r); {
+		case best == nil || c < low:
+			best, low, ties = r, c, 1
+		case c == low:
+			if ties++; v.IntN(ties) == 0 {
+				best = r
+			}
+		}
+	}
+	return best
+}

@@ -1,0 +1,40 @@
+// Package baseline has the routing rules of other projects, and the textbook's, to be compared with in the
+// simulator. They are written from what those projects publish, not from their code: they are no part of the
+// product and claim nothing about how those products perform in production.
+//
+// # Rules
+//
+//   - random: any replica, evenly
+//   - least_requests: fewest requests under way. A random one of equals, here and below
+//   - least_tokens: least load as warmpath counts it (prompt tokens booked and not yet prefilled, plus the request
+//     cost per request), blind to caches: every token of a prompt counts
+//   - ray_prefix: Ray Serve LLM's PrefixCacheAffinityRouter. It is the product's prefix_cache_affinity with
+//     on_miss: smallest, in blocks of 16 tokens where Ray compares characters, and with an index so large that it
+//     never forgets, as Ray's does by default
+//   - smg_cache_aware_2025: SMG's cache_aware up to August 2026, still that of the SGLang and vLLM gateways: if the
+//     requests of busiest and idlest differ by more than 64 and by more than 1.5 times, the idlest; else the replica
+//     that was sent the longest prefix, if that is more than 0.3 of the prompt, of several the one used last; else
+//     the idlest, of several the one that was sent the fewest requests so far
+//   - smg_cache_aware: the same since August 2026: no look at the fleet as a whole; of several that hold the prefix
+//     the idlest; one whose requests are more than 1.5 times the mean and 64 above it is passed over for the idlest,
+//     which then holds the prefix too. Its thresholds on KV usage are off by default, and here
+//   - llmd_default: the default scorers of llm-d's endpoint picker: 2 × queue (waiting requests, scaled between the
+//     least and the most), 2 × (1 − KV use), 3 × matched ÷ prompt blocks; the highest sum. What engines report is
+//     looked at every 50 ms; prefixes are its own guess, in blocks of 64 tokens, an LRU per replica as long as
+//     the engine has blocks of its own (the published unit mismatch). Here no tail of a prompt is a block
+//   - dynamo: the KV router of NVIDIA Dynamo: least of S × (active prefill + uncached prompt) + decode blocks, in
+//     blocks, S = 1, with the engines' exact KV contents from their events, as soon as each pass has ended. dynamo_s16
+//     is the same with S = 16, a tuned weight that its own sweeps found best
+//
+// Where clients share load, those that count requests or tokens see the shared figures (decode blocks are not part
+// of a load report); llm-d's sees no bookings at all.
+//
+// # Complexity
+//
+// O(replicas) a request, and O(blocks) for those that look at prompts.
+//
+// # Source
+//
+// Ray: python/ray/llm/_internal/serve/routing_policies/prefix_aware. SMG: smg-project/smg, pull requests 2117 and
+// 2161. llm-d: llm-d/llm-d-router, loader/defaults.go. Dynamo: lib/kv-router/src/scheduling/selector.
+package baseline

@@ -1,0 +1,56 @@
+package baseline
+
+import (
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// llm-d's weights, and the block of its guess.
+const (
+	llmdQueue  = 2
+	llmdKV     = 2
+	llmdPrefix = 3
+	llmdBlock  = 64
+)
+
+// llmd is the endpoint picker's default profile.
+type llmd struct {
+	prompted
+	fleet *Fleet
+}
+
+func newLLMD(f *Fleet) *llmd {
+	// As many entries as the engine has blocks, although an entry is four of them.
+	return &llmd{guess(f, llmdBlock, kvindex.Options{MaxBytes: unbounded, MaxBlocksPerReplica: f.blocks}), f}
+}
+
+// Choose implements [routing.Policy].
+func (p *llmd) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	s := q.Prepared.(*found)
+	low, high := -1, 0
+	for _, r := range v.Connected() {
+		n := p.fleet.seen[r.Index()].Waiting
+		if low < 0 || n < low {
+			low = n
+		}
+		high = max(high, n)
+	}
+	r := least(q, v, func(r *routing.Replica) float64 {
+		seen := p.fleet.seen[r.Index()]
+		queue, used, prefix := 1., 0., 0.
+		if high > low {
+			queue = float64(high-seen.Waiting) / float64(high-low)
+		}
+		if seen.TotalTokens > 0 {
+			used = float64(seen.UsedTokens) / float64(seen.TotalTokens)
+		}
+		if len(s.blocks) > 0 {
+			prefix = float64(s.depth[r.Index()]) / float64(len(s.blocks))
+		}
+		return -(llmdQueue*queue + llmdKV*(1-used) + llmdPrefix*prefix)
+	})
+	return p.to(q, r, "score")
+}
+
+// Routed implements [routing.RouteObserver].
+func (p *llmd) Routed(q *routing.Request, d routing.Decision) { p.remember(q, d) }

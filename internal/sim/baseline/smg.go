@@ -1,0 +1,116 @@
+package baseline
+
+import (
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// SMG's defaults, those of its command line.
+const (
+	smgThreshold = 0.3
+	smgAbs       = 64
+	smgRel       = 1.5
+	smgPage      = 16
+	// smgIndex holds about as much as its tree of 2^26 tokens.
+	smgIndex = 288 << 20
+)
+
+// smg is cache_aware.
+type smg struct {
+	prompted
+	gate   bool     // the rule since August 2026
+	routed uint64   // requests so far
+	sent   []uint64 // of them, by replica
+	last   []uint64 // routed when the replica was used last
+}
+
+func newSMG(f *Fleet, gate bool) *smg {
+	return &smg{
+		prompted: guess(f, smgPage, kvindex.Options{MaxBytes: smgIndex}), gate: gate,
+		sent: make([]uint64, f.replicas), last: make([]uint64, f.replicas),
+	}
+}
+
+// Choose implements [routing.Policy].
+func (p *smg) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	s := q.Prepared.(*found)
+	matched := float64(s.most*p.block) > smgThreshold*float64(q.PromptTokens)
+	if !p.gate && unbalanced(q, v) {
+		return p.to(q, p.idlest(q, v), routing.ReasonLeastLoaded)
+	}
+	if matched {
+		if r := p.holder(q, v, s); r != nil && !(p.gate && overloaded(v, r)) {
+			return p.to(q, r, routing.ReasonPrefixMatch)
+		}
+	}
+	return p.to(q, p.idlest(q, v), routing.ReasonLeastLoaded)
+}
+
+// holder is the replica to use of those that were sent the longest prefix.
+func (p *smg) holder(q *routing.Request, v *routing.View, s *found) *routing.Replica {
+	const no = 1e18
+	r := least(q, v, func(r *routing.Replica) float64 {
+		switch {
+		case s.depth[r.Index()] < s.most:
+			return no
+		case p.gate:
+			return float64(underWay(r))
+		default:
+			return -float64(p.last[r.Index()])
+		}
+	})
+	if r == nil || s.depth[r.Index()] < s.most {
+		return nil
+	}
+	return r
+}
+
+// idlest has the fewest requests, of several the fewest so far.
+func (p *smg) idlest(q *routing.Request, v *routing.View) *routing.Replica {
+	var best *routing.Replica
+	for _, r := range v.Connected() {
+		if !v.Available(q, r) {
+			continue
+		}
+		if best == nil || underWay(r) < underWay(best) ||
+			underWay(r) == underWay(best) && p.sent[r.Index()] < p.sent[best.Index()] {
+			best = r
+		}
+	}
+	return best
+}
+
+// unbalanced is the look at the fleet as a whole.
+func unbalanced(q *routing.Request, v *routing.View) bool {
+	low, high := -1, 0
+	for _, r := range v.Connected() {
+		if !v.Available(q, r) {
+			continue
+		}
+		n := underWay(r)
+		if low < 0 || n < low {
+			low = n
+		}
+		high = max(high, n)
+	}
+	return high-low > smgAbs && float64(high) > smgRel*float64(low)
+}
+
+// overloaded is the gate on one replica.
+func overloaded(v *routing.View, r *routing.Replica) bool {
+	sum := 0
+	for _, o := range v.Connected() {
+		sum += underWay(o)
+	}
+	mean := float64(sum) / float64(len(v.Connected()))
+	n := float64(underWay(r))
+	return n > smgRel*mean && n > mean+smgAbs
+}
+
+// Routed implements [routing.RouteObserver].
+func (p *smg) Routed(q *routing.Request, d routing.Decision) {
+	p.routed++
+	p.sent[d.Replica.Index()]++
+	p.last[d.Replica.Index()] = p.routed
+	p.remember(q, d)
+}

@@ -1,0 +1,201 @@
+package sim
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
+	"github.com/warmpath/warmpath/internal/drive"
+	"github.com/warmpath/warmpath/internal/enginesim"
+	"github.com/warmpath/warmpath/internal/workload"
+)
+
+// Bounds and precision of the search for a capacity.
+const (
+	goodEnough = 0.95 // goodput with which a fleet copes
+	precision  = 1.03 // ratio of the bounds at the end
+	doublings  = 20   // of the first rate tried, up or down
+)
+
+// capacityVersion is raised when engines or arrivals change so that remembered capacities no longer hold.
+const capacityVersion = 1
+
+// Search asks for the capacity of a fleet: the highest rate at which round robin with one client keeps a goodput
+// of at least 0.95.
+type Search struct {
+	// Requests makes the workload at a rate. First is a rate to begin with.
+	Requests func(rate float64) ([]workload.Request, error)
+	First    float64
+	// Replicas, Engine and WarmUp are as in a Config.
+	Replicas int
+	Engine   enginesim.Config
+	WarmUp   time.Duration
+	// Dir is where capacities are remembered; empty means nowhere.
+	Dir string
+	// Progress is told of every rate that is tried; nil means nobody is.
+	Progress func(rate float64)
+}
+
+// Capacity finds it by bisection to 3 %, or remembers it.
+func Capacity(ctx context.Context, s Search) (float64, error) {
+	file := ""
+	if s.Dir != "" {
+		key, err := s.key()
+		if err != nil {
+			return 0, err
+		}
+		file = filepath.Join(s.Dir, "capacity-"+key+".json")
+		if rate, ok := remembered(file); ok {
+			return rate, nil
+		}
+	}
+	good, bad, err := s.bracket(ctx)
+	for err == nil && bad > good*precision {
+		var ok bool
+		rate := (good + bad) / 2
+		if ok, err = s.copes(ctx, rate); ok {
+			good = rate
+		} else {
+			bad = rate
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("capacity of %d engines: %w", s.Replicas, err)
+	}
+	if file != "" {
+		remember(file, good)
+	}
+	return good, nil
+}
+
+// bracket returns a rate that the fleet copes with and one, twice as high, that it does not.
+func (s *Search) bracket(ctx context.Context) (good, bad float64, err error) {
+	rate := s.First
+	up, err := s.copes(ctx, rate)
+	for range doublings {
+		if err != nil {
+			return 0, 0, err
+		}
+		last := rate
+		if up {
+			rate *= 2
+		} else {
+			rate /= 2
+		}
+		var ok bool
+		switch ok, err = s.copes(ctx, rate); {
+		case err != nil:
+		case up && !ok:
+			return last, rate, nil
+		case !up && ok:
+			return rate, last, nil
+		}
+	}
+	return 0, 0, fmt.Errorf("it is not between %.3g and %.3g", min(rate, s.First), max(rate, s.First))
+}
+
+// copes reports whether the goodput at a rate is good enough.
+func (s *Search) copes(ctx context.Context, rate float64) (bool, error) {
+	if s.Progress != nil {
+		s.Progress(rate)
+	}
+	rs, err := s.Requests(rate)
+	if err != nil {
+		return false, err
+	}
+	judged := 0
+	for i := range rs {
+		if rs[i].At >= s.WarmUp {
+			judged++
+		}
+	}
+	if judged == 0 {
+		return false, fmt.Errorf("no request arrives after the warm-up of %v at a rate of %.3g", s.WarmUp, rate)
+	}
+	res, err := Run(ctx, rs, Config{
+		Replicas: s.Replicas, Clients: 1, Engine: s.Engine, WarmUp: s.WarmUp, Seed: 1,
+		Channel: policy.Config{Policy: policy.Selection{Name: roundrobin.Name}},
+		slow:    int(float64(judged)*(1-goodEnough)) + 1,
+	})
+	switch {
+	case errors.Is(err, errSlow):
+		return false, nil
+	case err != nil:
+		return false, err
+	case res.FirstError != nil:
+		return false, res.FirstError
+	}
+	return true, nil
+}
+
+// key names all that a capacity depends on: the workload as it is at the first rate, the engines, the fleet and
+// what counts as good.
+func (s *Search) key() (string, error) {
+	rs, err := s.Requests(s.First)
+	if err != nil {
+		return "", err
+	}
+	e, err := enginesim.New(s.Engine)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	fmt.Fprint(h, capacityVersion, s.Replicas, s.WarmUp, e.Config(), s.First, drive.GoodTTFT, drive.GoodTPOT, len(rs))
+	var b []byte
+	for i := range rs {
+		r := &rs[i]
+		b = binary.LittleEndian.AppendUint64(b[:0], uint64(r.At))
+		b = binary.LittleEndian.AppendUint64(b, uint64(r.OutputTokens))
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(r.Segments)))
+		for _, g := range r.Segments {
+			b = binary.LittleEndian.AppendUint64(b, g.Seed)
+			b = binary.LittleEndian.AppendUint64(b, uint64(g.From)<<32|uint64(g.Len))
+		}
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(r.Text)))
+		b = append(append(b, r.Text...), r.ID...)
+		h.Write(b)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16]), nil
+}
+
+// capacityFile is what stands in the file.
+type capacityFile struct {
+	Rate float64 `json:"rate"`
+}
+
+func remembered(file string) (float64, bool) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, false
+	}
+	var c capacityFile
+	if json.Unmarshal(b, &c) != nil || !(c.Rate > 0) {
+		return 0, false
+	}
+	return c.Rate, true
+}
+
+// remember writes the file as a whole or not at all. A cache that cannot be written is none.
+func remember(file string, rate float64) {
+	b, err := json.Marshal(capacityFile{rate})
+	if err != nil || os.MkdirAll(filepath.Dir(file), 0o755) != nil {
+		return
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".capacity-*")
+	if err != nil {
+		return
+	}
+	_, err = tmp.Write(b)
+	if errors.Join(err, tmp.Close()) != nil || os.Rename(tmp.Name(), file) != nil {
+		os.Remove(tmp.Name()) //nolint:errcheck // Nothing more can be done about it.
+	}
+}

@@ -1,0 +1,61 @@
+package sim
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// pinned books a prompt on a replica.
+func pinned(t *testing.T, r *routing.Router, id string, tokens int) *routing.Booking {
+	t.Helper()
+	b := new(routing.Booking)
+	require.NoError(t, r.Pick(t.Context(), &routing.Request{Pin: id, PromptTokens: tokens}, b))
+	return b
+}
+
+func TestSharing(t *testing.T) {
+	p, err := newPolicy(t)
+	require.NoError(t, err)
+	a, b := policytest.NewRouter(t, p, policytest.Fleet(2)), policytest.NewRouter(t, p, policytest.Fleet(2))
+	first, second := a.View().Replicas()[0].ID, a.View().Replicas()[1].ID
+	foreign := func(r *routing.Router, id string) [2]int {
+		n, tokens := r.View().ByID(id).Foreign()
+		return [2]int{n, int(tokens)}
+	}
+	s := newSharing([]*routing.Router{a, b}, 100*time.Millisecond, true)
+	one := pinned(t, a, first, 1000)
+	pinned(t, b, second, 50)
+
+	require.Zero(t, s.next)
+	s.tick() // a reports; the server knows nothing of b yet
+	require.Equal(t, 50*time.Millisecond, s.next)
+	require.Equal(t, [2]int{1, 1000}, foreign(b, first))
+	require.Equal(t, [2]int{0, 0}, foreign(a, first), "a client's own report is taken off")
+	require.Equal(t, [2]int{0, 0}, foreign(a, second))
+	s.tick() // b reports
+	require.Equal(t, 100*time.Millisecond, s.next)
+	require.Equal(t, [2]int{0, 0}, foreign(a, second), "not told yet")
+
+	one.PrefillDone()
+	pinned(t, a, first, 7)
+	require.InDelta(t, 2*routing.DefaultRequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own bookings count at once")
+	s.tick()
+	require.Equal(t, 150*time.Millisecond, s.next)
+	require.Equal(t, [2]int{1, 50}, foreign(a, second))
+	require.Equal(t, [2]int{2, 7}, foreign(b, first))
+	require.Equal(t, [2]int{0, 0}, foreign(b, second))
+	one.Release()
+	s.tick()
+	s.tick()
+	require.Equal(t, [2]int{1, 7}, foreign(b, first))
+	require.Equal(t, 250*time.Millisecond, s.next)
+}
+
+func TestNothingShared(t *testing.T) {
+	require.Equal(t, never, newSharing(nil, time.Second, false).next)
+}
