@@ -9,7 +9,7 @@ const (
 	// cells are the counters of one row; two rows and two generations of them
 	// are 512 KiB.
 	cells = 1 << 16
-	// thorough is how many blocks of a generation are counted without need.
+	// thorough is how many blocks a new client counts without need.
 	thorough = cells / 4
 	// few is how many requests, or holders, never make a block popular.
 	few = 3
@@ -27,8 +27,9 @@ const (
 // the same beginning are searched at the same places as long as they agree, so
 // what is popular among them is counted by all of them. But a level can be
 // searched only when the one above is decided, which takes some requests each; so
-// the first requests of a generation have all their blocks counted, and a new
-// client has learnt a system prompt by the fourth request.
+// the first requests of a client have all their blocks counted, and it has learnt
+// a system prompt by the fourth. Later that would mislead: of a prefix known from
+// the generation before, only the places searched then have counts.
 //
 // Counters stand in two rows of fixed size (a count-min sketch with conservative
 // update), so that a block can only be taken for more popular than it is, seldom
@@ -64,7 +65,7 @@ func (p *popularity) see(blocks []uint64, replicas int) int {
 	p.now.requests++
 	most := max(few, (p.now.requests+p.before.requests)/max(replicas, 1))
 
-	if p.now.counted+len(blocks) <= thorough {
+	if p.before.requests == 0 && p.now.counted+len(blocks) <= thorough {
 		p.now.counted += len(blocks)
 		return p.scan(blocks, most)
 	}

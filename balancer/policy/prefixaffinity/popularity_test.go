@@ -43,6 +43,20 @@ func TestKeyIsPastWhatIsShared(t *testing.T) {
 	}
 }
 
+// A prefix that is learnt stays learnt when the generation of counts changes: for
+// no request does a block inside it look unpopular again.
+func TestAHotPrefixStaysKnownAcrossGenerations(t *testing.T) {
+	for _, shared := range []int{3, 40, 160, 375} {
+		p := newPopularity()
+		for i := range 5 * window {
+			first := p.see(chained(1, shared, i, shared+32), 16)
+			if i >= 200 && first < shared {
+				t.Fatalf("request %d: block %d of the %d shared ones is the key", i, first, shared)
+			}
+		}
+	}
+}
+
 // How many requests it takes to learn a system prompt of 125 blocks.
 func TestANewSystemPromptIsLearntSoon(t *testing.T) {
 	p := newPopularity()
