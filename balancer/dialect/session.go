@@ -8,13 +8,15 @@ import (
 
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/metadata"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // MaxSession is the longest session key in bytes that is kept as it is.
 const MaxSession = 256
 
 // DefaultSessionKeys are the metadata names looked at when none are configured.
-var DefaultSessionKeys = []string{"session_id", "x-session-id"}
+var DefaultSessionKeys = []string{warmpathv1.MetadataSessionID, warmpathv1.MetadataXSessionID}
 
 // SessionKey returns the session key for an id: the id, or for one that is
 // longer than MaxSession the 32 hexadecimal digits of its XXH3-128.

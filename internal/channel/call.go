@@ -15,7 +15,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
-	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // A Call is one call of the application, from the interceptor to the end of its
@@ -53,10 +52,9 @@ type Call struct {
 
 // An Attempt says how the last attempt went.
 type Attempt struct {
-	Replica  *routing.Replica // nil when none was picked
-	Sent     bool             // the request left the client
-	Full     bool             // our picker found every replica full
-	Rejected bool             // the replica refused it for being full
+	Replica *routing.Replica // nil when none was picked
+	Sent    bool             // the request left the client
+	Full    bool             // our picker found every replica full
 }
 
 // NewCall returns a Call for a method; msg may be nil where the message is not
@@ -249,7 +247,6 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 		return
 	}
 	c.last.Sent = info.BytesSent
-	c.last.Rejected = len(info.Trailer.Get(warmpathv1.TrailerRejection)) > 0
 	c.outcome.Err, c.outcome.Sent = info.Err, info.BytesSent
 	c.pending = true
 	if !c.unary {

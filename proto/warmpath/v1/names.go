@@ -18,10 +18,6 @@ const (
 // vLLM reads it. A replica answers INVALID_ARGUMENT to anything else.
 const MetadataDataParallelRank = "x-data-parallel-rank"
 
-// MetadataDecision carries a serialised DecisionInfo from client to replica, where the client was asked to
-// attach it.
-const MetadataDecision = "warmpath-decision-bin"
-
 // TrailerRejection carries a serialised Rejection in the trailer of a call that ends with RESOURCE_EXHAUSTED.
 // Without it, RESOURCE_EXHAUSTED is not a rejection by admission and may come after work was done.
 const TrailerRejection = "warmpath-rejection-bin"
