@@ -327,6 +327,15 @@ func (k *core) trailer() metadata.MD {
 }
 
 func (k *core) context() context.Context {
+	if ctx := k.openContext(); ctx != nil {
+		return ctx
+	}
+	return early{k.parent, k}
+}
+
+// openContext returns the context of the open stream, which commits the attempt;
+// nil before.
+func (k *core) openContext() context.Context {
 	k.mu.Lock()
 	cs := k.cs
 	if cs != nil {
@@ -334,7 +343,7 @@ func (k *core) context() context.Context {
 	}
 	k.mu.Unlock()
 	if cs == nil {
-		return k.parent
+		return nil
 	}
 	return cs.Context()
 }

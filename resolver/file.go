@@ -94,15 +94,11 @@ func (b *FileBuilder) Build(target resolver.Target, cc resolver.ClientConn, opts
 	if err != nil {
 		return nil, err
 	}
-	r := &fileResolver{b: b, cc: cc, path: path, authority: noAuthority}
-	if authority, ok := b.proposed(path); ok {
-		r.authority = authority
-	}
+	proposed, _ := b.proposed(path)
+	r := &fileResolver{b: b, cc: cc, path: path}
 	switch opts.Authority {
-	case "":
+	case "", noAuthority, proposed:
 		r.own = true
-	case noAuthority, r.authority:
-		r.own, r.authority = true, opts.Authority
 	}
 	r.watcher = fleet.Watch(path, r.update)
 	if r.refused != nil {
@@ -124,12 +120,11 @@ func (b *FileBuilder) log() *slog.Logger {
 }
 
 type fileResolver struct {
-	b         *FileBuilder
-	cc        resolver.ClientConn
-	path      string
-	authority string // proposed for the channel
-	own       bool   // each replica keeps its authority
-	watcher   *fleet.Watcher
+	b       *FileBuilder
+	cc      resolver.ClientConn
+	path    string
+	own     bool // each replica keeps its authority
+	watcher *fleet.Watcher
 
 	// Written in the first update, within Build, and not again.
 	started bool
@@ -161,7 +156,7 @@ func (r *fileResolver) update(replicas []fleet.Replica, err error) {
 	}
 	r.replicas = len(replicas)
 	// An error would ask for another resolution, which has the same result.
-	_ = r.cc.UpdateState(newState(replicas, r.authority, r.own))
+	_ = r.cc.UpdateState(newState(replicas, r.own))
 }
 
 func (r *fileResolver) ResolveNow(resolver.ResolveNowOptions) {}

@@ -149,9 +149,9 @@ func defaultAuthority(replicas []fleet.Replica) string {
 	return replicas[0].Authority()
 }
 
-// newState is what the channel is told of a fleet. authority is the one proposed
-// for the channel; own says that each replica keeps its own.
-func newState(replicas []fleet.Replica, authority string, own bool) resolver.State {
+// newState is what the channel is told of a fleet; own says that each replica
+// keeps its own authority.
+func newState(replicas []fleet.Replica, own bool) resolver.State {
 	state := resolver.State{
 		Endpoints: make([]resolver.Endpoint, 0, len(replicas)),
 		// For policies built on balancer/base, which look no further.
@@ -165,5 +165,5 @@ func newState(replicas []fleet.Replica, authority string, own bool) resolver.Sta
 		state.Endpoints = append(state.Endpoints, ep)
 		state.Addresses = append(state.Addresses, ep.Addresses...)
 	}
-	return fleet.SetDefaultAuthority(state, authority)
+	return state
 }

@@ -100,11 +100,9 @@ func TestStaticTargets(t *testing.T) {
 				assert.Equal(t, tt.ids, ids(state))
 				for i, ep := range state.Endpoints {
 					assert.Equal(t, tt.addresses[i], ep.Addresses[0].Addr)
-					assert.Equal(t, fleet.Authority(ep), ep.Addresses[0].ServerName)
-					assert.NotEmpty(t, fleet.Authority(ep))
+					assert.NotEmpty(t, ep.Addresses[0].ServerName)
 					assert.Equal(t, ep.Addresses[0], state.Addresses[i])
 				}
-				assert.Equal(t, authority, fleet.DefaultAuthority(state))
 				r.ResolveNow(resolver.ResolveNowOptions{})
 				r.Close()
 				assert.Empty(t, cc.states)
@@ -179,11 +177,9 @@ func TestChosenAuthority(t *testing.T) {
 		r.Close()
 		require.Len(t, state.Endpoints, 2)
 		for _, ep := range state.Endpoints {
-			assert.Empty(t, fleet.Authority(ep))
 			assert.Empty(t, ep.Addresses[0].ServerName)
 			assert.NotEmpty(t, fleet.FromEndpoint(ep).ID)
 		}
-		assert.NotEqual(t, "chosen.example", fleet.DefaultAuthority(state))
 	}
 }
 
@@ -219,8 +215,7 @@ func TestFileTargets(t *testing.T) {
 			require.Len(t, cc.states, 1, "sent within Build")
 			state := cc.next(t)
 			assert.Equal(t, []string{want}, ids(state))
-			assert.Equal(t, authority, fleet.DefaultAuthority(state))
-			assert.Equal(t, want+":1", fleet.Authority(state.Endpoints[0]))
+			assert.Equal(t, want+":1", state.Endpoints[0].Addresses[0].ServerName)
 			r.Close()
 		})
 	}
@@ -245,8 +240,7 @@ func TestFileChanges(t *testing.T) {
 	assert.Equal(t, 2.0, attrs.Weight)
 	assert.Equal(t, 3, attrs.MaxOngoing)
 	assert.Equal(t, []string{"x"}, attrs.Adapters)
-	assert.Equal(t, "a:1", fleet.DefaultAuthority(state), "that of the channel, whatever the file says now")
-	assert.Equal(t, "b:1", fleet.Authority(state.Endpoints[0]))
+	assert.Equal(t, "b:1", state.Endpoints[0].Addresses[0].ServerName)
 
 	broken := func(n int64) {
 		t.Helper()
@@ -290,8 +284,7 @@ func TestFileAuthorityOutlivesTheFile(t *testing.T) {
 		require.NoError(t, err)
 		state := cc.next(t)
 		r.Close()
-		assert.Equal(t, authority, fleet.DefaultAuthority(state))
-		assert.Equal(t, "b:1", fleet.Authority(state.Endpoints[0]))
+		assert.Equal(t, "b:1", state.Endpoints[0].Addresses[0].ServerName)
 	}
 }
 
@@ -311,7 +304,7 @@ func TestProposalsAreBounded(t *testing.T) {
 	r, err := b.Build(target, cc, resolver.BuildOptions{Authority: authority})
 	require.NoError(t, err)
 	r.Close()
-	assert.Equal(t, "a:1", fleet.Authority(cc.next(t).Endpoints[0]), "and own authorities still hold")
+	assert.Equal(t, "a:1", cc.next(t).Endpoints[0].Addresses[0].ServerName, "and own authorities still hold")
 }
 
 func FuzzTarget(f *testing.F) {

@@ -26,10 +26,9 @@ func (staticBuilder) Build(target resolver.Target, cc resolver.ClientConn, opts 
 	if err != nil {
 		return nil, err
 	}
-	authority := defaultAuthority(replicas)
-	own := opts.Authority == "" || opts.Authority == authority
+	own := opts.Authority == "" || opts.Authority == defaultAuthority(replicas)
 	// An error would ask for another resolution, which has the same result.
-	_ = cc.UpdateState(newState(replicas, authority, own))
+	_ = cc.UpdateState(newState(replicas, own))
 	return static{}, nil
 }
 

@@ -223,16 +223,21 @@ func parseServiceConfig(raw json.RawMessage) error {
 
 var loopback = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 
+// absentTrace stands for the reader's own.
+const absentTrace = "trace.jsonl"
+
 // A shell block may hold
 //
-//	go run ./cmd/warmpath …   run as it stands, but a demo without --duration gets 2s
+//	go run ./cmd/warmpath …   run as it stands, but a demo without --duration gets 2s. Capacities
+//	                          are remembered for the test only
+//	… sim --trace trace.jsonl …  run as well, but there is no such file: it must find fault with nothing else
 //	go run ./examples/…       run as it stands
 //	… &                       either, running until the block ends; the next line begins
 //	                          when the address in it answers
 //	go test ./...             not run: it is what is running
 //	go test … -bench …        not run: it must name benchmarks that exist
 func TestShellInDocs(t *testing.T) {
-	built := make(map[string]string)
+	built, cache := make(map[string]string), t.TempDir()
 	program := func(pkg string) string {
 		if built[pkg] == "" {
 			built[pkg] = filepath.Join(t.TempDir(), "program")
@@ -273,6 +278,7 @@ func TestShellInDocs(t *testing.T) {
 			}
 			cmd := exec.CommandContext(ctx, program(words[2]), args...)
 			cmd.Dir = ".."
+			cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+cache)
 			if background {
 				require.NoError(t, cmd.Start())
 				defer func() { stop(); _ = cmd.Wait() }()
@@ -280,6 +286,11 @@ func TestShellInDocs(t *testing.T) {
 				continue
 			}
 			out, err := cmd.CombinedOutput()
+			if slices.Contains(args, absentTrace) {
+				require.Error(t, err, "%s: %s", f, line)
+				require.Contains(t, string(out), "--trace: open "+absentTrace, "%s: %s", f, line)
+				continue
+			}
 			require.NoError(t, err, "%s: %s\n%s", f, line, out)
 		}
 		stop()

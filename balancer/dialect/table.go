@@ -51,7 +51,6 @@ func (t *Table) add(d Dialect) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.known = true
 	for _, name := range d.Methods {
 		t.methods[name] = m
 	}
@@ -72,13 +71,9 @@ func (t *Table) Lookup(method string) *Method {
 // use.
 type Method struct {
 	dialect  Dialect
-	known    bool
 	request  fields
 	response fields
 }
-
-// Known reports whether the method has a dialect.
-func (m *Method) Known() bool { return m != nil && m.known }
 
 // DeferStream reports whether a client or bidirectional stream is to be opened
 // with its first message.

@@ -130,7 +130,7 @@ func TestNothingToRead(t *testing.T) {
 		var m *Method
 		m.Request(&routing.Request{}, everything, nil)
 		table.Lookup("").Request(nil, everything, nil)
-		require.False(t, m.Usage(nil, nil) || m.Known() || m.DeferStream() || m.HasUsage())
+		require.False(t, m.Usage(nil, nil) || m.DeferStream() || m.HasUsage())
 	})
 }
 
@@ -158,7 +158,6 @@ func TestOneofOfGeneratedMessage(t *testing.T) {
 
 func TestUnknownMethods(t *testing.T) {
 	m := mustTable(t).Lookup("/my.Service/Do")
-	require.False(t, m.Known())
 	for _, tt := range []struct {
 		name   string
 		fields []pv

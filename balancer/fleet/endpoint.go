@@ -9,11 +9,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-type (
-	replicaKey          struct{}
-	authorityKey        struct{}
-	defaultAuthorityKey struct{}
-)
+type replicaKey struct{}
 
 // replicaValue is an endpoint's replica; never written after it was set.
 type replicaValue routing.Attributes
@@ -28,11 +24,9 @@ func (v replicaValue) Equal(o any) bool {
 // nothing but the address and the TLS name: both change the connection, and
 // nothing else about the replica should.
 func Endpoint(r Replica) resolver.Endpoint {
-	authority := r.Authority()
 	ep := resolver.Endpoint{
-		Addresses: []resolver.Address{{Addr: r.Address, ServerName: authority}},
+		Addresses: []resolver.Address{{Addr: r.Address, ServerName: r.Authority()}},
 	}
-	ep.Attributes = ep.Attributes.WithValue(authorityKey{}, authority)
 	return SetReplica(ep, r.Attributes())
 }
 
@@ -59,13 +53,6 @@ func FromEndpoint(ep resolver.Endpoint) routing.Attributes {
 	return a
 }
 
-// Authority returns the authority that is the endpoint's own, "" where that of
-// the channel holds.
-func Authority(ep resolver.Endpoint) string {
-	s, _ := ep.Attributes.Value(authorityKey{}).(string)
-	return s
-}
-
 // UseChannelAuthority returns a copy of an endpoint without an authority and a
 // TLS name of its own, for a channel whose user chose one for all replicas.
 func UseChannelAuthority(ep resolver.Endpoint) resolver.Endpoint {
@@ -73,23 +60,5 @@ func UseChannelAuthority(ep resolver.Endpoint) resolver.Endpoint {
 	for i := range ep.Addresses {
 		ep.Addresses[i].ServerName = ""
 	}
-	if Authority(ep) != "" {
-		ep.Attributes = ep.Attributes.WithValue(authorityKey{}, "")
-	}
 	return ep
-}
-
-// SetDefaultAuthority returns a copy of a state that says which authority the
-// resolver proposed for the channel.
-func SetDefaultAuthority(state resolver.State, authority string) resolver.State {
-	state.Attributes = state.Attributes.WithValue(defaultAuthorityKey{}, authority)
-	return state
-}
-
-// DefaultAuthority returns the authority that the resolver proposed for the
-// channel, "" if it is not one of ours. A balancer whose BuildOptions.Authority
-// is another one serves a user who chose it.
-func DefaultAuthority(state resolver.State) string {
-	s, _ := state.Attributes.Value(defaultAuthorityKey{}).(string)
-	return s
 }

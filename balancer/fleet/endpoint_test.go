@@ -15,11 +15,9 @@ func TestEndpoint(t *testing.T) {
 	ep := Endpoint(fullFleet[0])
 	assert.Equal(t, []resolver.Address{{Addr: "10.0.0.1:50051", ServerName: "a.example"}}, ep.Addresses)
 	assert.Equal(t, fullFleet[0].Attributes(), FromEndpoint(ep))
-	assert.Equal(t, "a.example", Authority(ep))
 
 	ep = Endpoint(Replica{ID: "b", Address: "[fe80::1%eth0]:1"})
 	assert.Equal(t, []resolver.Address{{Addr: "[fe80::1%eth0]:1", ServerName: "[fe80::1]:1"}}, ep.Addresses)
-	assert.Equal(t, "[fe80::1]:1", Authority(ep))
 }
 
 func TestEndpointAttributesCompare(t *testing.T) {
@@ -29,7 +27,6 @@ func TestEndpointAttributesCompare(t *testing.T) {
 		func(r *Replica) { r.Weight = 3 },
 		func(r *Replica) { r.Adapters = []string{"z"} },
 		func(r *Replica) { r.Draining = false },
-		func(r *Replica) { r.ServerName = "other" },
 	} {
 		r := fullFleet[0]
 		change(&r)
@@ -41,7 +38,6 @@ func TestEndpointAttributesCompare(t *testing.T) {
 func TestFromForeignEndpoint(t *testing.T) {
 	ep := resolver.Endpoint{Addresses: []resolver.Address{{Addr: "a:1"}, {Addr: "a:2"}}}
 	assert.Equal(t, routing.Attributes{ID: "a:1", Address: "a:1"}, FromEndpoint(ep))
-	assert.Empty(t, Authority(ep))
 
 	ep = weight.Set(ep, weight.EndpointInfo{Weight: 7})
 	assert.Equal(t, routing.Attributes{ID: "a:1", Address: "a:1", Weight: 7}, FromEndpoint(ep))
@@ -63,15 +59,6 @@ func TestUseChannelAuthority(t *testing.T) {
 	own := Endpoint(fullFleet[0])
 	ep := UseChannelAuthority(own)
 	assert.Equal(t, []resolver.Address{{Addr: "10.0.0.1:50051"}}, ep.Addresses)
-	assert.Empty(t, Authority(ep))
 	assert.Equal(t, fullFleet[0].Attributes(), FromEndpoint(ep))
 	assert.Equal(t, "a.example", own.Addresses[0].ServerName)
-	assert.Equal(t, "a.example", Authority(own))
-}
-
-func TestDefaultAuthority(t *testing.T) {
-	var state resolver.State
-	assert.Empty(t, DefaultAuthority(state))
-	assert.Equal(t, "a:1", DefaultAuthority(SetDefaultAuthority(state, "a:1")))
-	assert.Nil(t, state.Attributes)
 }

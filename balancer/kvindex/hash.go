@@ -53,10 +53,10 @@ var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 func appendBytes(dst []uint64, b []byte, size int, seed Seed) []uint64 {
 	n := len(b) / size
 	dst = slices.Grow(dst, n)
-	parent := xxh3.HashSeed(b[:size], uint64(seed))
+	parent := HashBlock(b[:size], seed)
 	dst = append(dst, parent)
 	for i := 1; i < n; i++ {
-		parent = chain(parent, xxh3.HashSeed(b[i*size:(i+1)*size], uint64(seed)))
+		parent = Chain(parent, HashBlock(b[i*size:(i+1)*size], seed))
 		dst = append(dst, parent)
 	}
 	return dst
@@ -72,16 +72,22 @@ func appendTokensPortable(dst []uint64, tokens []uint32, blockSize int, seed See
 		for _, token := range tokens[i*blockSize : (i+1)*blockSize] {
 			block = binary.LittleEndian.AppendUint32(block, token)
 		}
-		local := xxh3.HashSeed(block, uint64(seed))
+		local := HashBlock(block, seed)
 		if i > 0 {
-			local = chain(dst[len(dst)-1], local)
+			local = Chain(dst[len(dst)-1], local)
 		}
 		dst = append(dst, local)
 	}
 	return dst
 }
 
-func chain(parent, local uint64) uint64 {
+// HashBlock is the hash of one block by itself, and of a prompt's first: its text, or its tokens as
+// little-endian uint32.
+func HashBlock(block []byte, seed Seed) uint64 { return xxh3.HashSeed(block, uint64(seed)) }
+
+// Chain is the hash of a block behind others: from that of the block before it, chained, and its own.
+// With [HashBlock] it hashes prompts that come in pieces, as [AppendTokens] and [AppendText] do whole ones.
+func Chain(parent, local uint64) uint64 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:8], parent)
 	binary.LittleEndian.PutUint64(b[8:], local)

@@ -54,6 +54,20 @@ func TestOnlyFullBlocksAreHashed(t *testing.T) {
 	assert.Equal(t, []uint64{7, AppendText(nil, "t", 1, chainSeed)[0]}, AppendText([]uint64{7}, "t", 1, chainSeed))
 }
 
+func TestAPromptInPieces(t *testing.T) {
+	const text = "the quick brown fox jumps over the lazy dog"
+	seed := SeedFor("llama", "", "")
+	var hashes []uint64
+	for i := 0; i+8 <= len(text); i += 8 {
+		h := HashBlock([]byte(text[i:i+8]), seed)
+		if i > 0 {
+			h = Chain(hashes[len(hashes)-1], h)
+		}
+		hashes = append(hashes, h)
+	}
+	assert.Equal(t, AppendText(nil, text, 8, seed), hashes)
+}
+
 func TestHashingAllocatesOnlyToGrow(t *testing.T) {
 	tokens, text := make([]uint32, 8192), string(make([]byte, 8192))
 	dst := make([]uint64, 0, 512)

@@ -185,6 +185,11 @@ func TestRegister(t *testing.T) {
 	p, err := policy.New(name, nil)
 	require.NoError(t, err)
 	require.NotNil(t, p)
+
+	empty := fmt.Sprintf("policy_test_%d", registered.Add(1))
+	policy.Register(empty, func(json.RawMessage) (routing.Policy, error) { return nil, nil })
+	_, err = policy.ParseConfig([]byte(`{"policy":{"` + empty + `":{}}}`))
+	require.ErrorContains(t, err, "policy."+empty+": its factory returned neither")
 }
 
 func TestDecodeKeepsDefaults(t *testing.T) {

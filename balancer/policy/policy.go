@@ -70,6 +70,9 @@ func New(name string, config json.RawMessage) (routing.Policy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("policy.%s: %w", name, err)
 	}
+	if p == nil {
+		return nil, fmt.Errorf("policy.%s: its factory returned neither a policy nor an error", name)
+	}
 	return p, nil
 }
 

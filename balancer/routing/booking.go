@@ -54,13 +54,3 @@ func (b *Booking) Release() {
 	}
 	r.mu.Unlock()
 }
-
-// Held reports whether the booking still holds load.
-func (b *Booking) Held() bool {
-	if b.router == nil {
-		return false
-	}
-	b.router.mu.Lock()
-	defer b.router.mu.Unlock()
-	return b.held
-}

@@ -107,3 +107,13 @@ func ticking() func() time.Time {
 		return now
 	}
 }
+
+// Held reports whether the booking still holds load.
+func (b *Booking) Held() bool {
+	if b.router == nil {
+		return false
+	}
+	b.router.mu.Lock()
+	defer b.router.mu.Unlock()
+	return b.held
+}

@@ -173,23 +173,21 @@ func TestPools(t *testing.T) {
 	again := new(Request)
 	again.NextAttempt(plain.View().ByID("r0"))
 	for name, c := range map[string]struct {
-		r       *Router
-		q       *Request
-		pools   []string
-		prefers bool
-		least   string
+		r     *Router
+		q     *Request
+		pools []string
+		least string
 	}{
-		"locality":       {r, new(Request), []string{"node", "zone node zone2", "far zone node zone2"}, true, "node"},
-		"adapter":        {r, &Request{Adapter: "x"}, []string{"far node", "zone zone2", "far zone node zone2"}, true, "far"},
-		"cold adapter":   {r, &Request{Adapter: "w"}, []string{"zone zone2", "far zone node zone2"}, true, "zone"},
-		"untried first":  {r, retried, []string{"node", "zone zone2", "zone node zone2", "far node", "zone zone2", "far zone node zone2"}, true, "node"},
-		"no preferences": {plain, &Request{Adapter: "x"}, []string{"r0 r1"}, false, "r0"},
-		"retry":          {plain, again, []string{"r1", "r0 r1"}, true, "r1"},
+		"locality":       {r, new(Request), []string{"node", "zone node zone2", "far zone node zone2"}, "node"},
+		"adapter":        {r, &Request{Adapter: "x"}, []string{"far node", "zone zone2", "far zone node zone2"}, "far"},
+		"cold adapter":   {r, &Request{Adapter: "w"}, []string{"zone zone2", "far zone node zone2"}, "zone"},
+		"untried first":  {r, retried, []string{"node", "zone zone2", "zone node zone2", "far node", "zone zone2", "far zone node zone2"}, "node"},
+		"no preferences": {plain, &Request{Adapter: "x"}, []string{"r0 r1"}, "r0"},
+		"retry":          {plain, again, []string{"r1", "r0 r1"}, "r1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := c.r.View()
 			require.Equal(t, c.pools, takes(v, c.q))
-			require.Equal(t, c.prefers, v.Prefers(c.q))
 			require.Equal(t, c.least, v.LeastLoaded(c.q).ID)
 		})
 	}

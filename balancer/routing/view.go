@@ -184,13 +184,6 @@ func (v *View) tiers(q *Request) (t [3][]*Replica, n int) {
 	return t, n + 1
 }
 
-// Prefers reports whether any group comes before "all": whether tiers matter
-// for the request at all.
-func (v *View) Prefers(q *Request) bool {
-	_, n := v.tiers(q)
-	return n > 1 || len(q.tried) > 0
-}
-
 // build fills the lists that depend on which replicas are connected.
 func (v *View) build(node, zone string) {
 	fewest := -1

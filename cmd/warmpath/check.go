@@ -7,18 +7,16 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// checkPolicies refuses names that nobody registered and names that come twice.
-func checkPolicies(names []string) error {
+// checkPolicies refuses names that are not among the known and names that come twice.
+func checkPolicies(names, known []string) error {
 	if len(names) == 0 {
-		return usagef("--policies: none is named; choose among %s", strings.Join(policy.Names(), ", "))
+		return usagef("--policies: none is named; choose among %s", strings.Join(known, ", "))
 	}
 	for i, name := range names {
-		if !slices.Contains(policy.Names(), name) {
-			return usagef("--policies: %q is unknown; choose among %s", name, strings.Join(policy.Names(), ", "))
+		if !slices.Contains(known, name) {
+			return usagef("--policies: %q is unknown; choose among %s", name, strings.Join(known, ", "))
 		}
 		if slices.Contains(names[:i], name) {
 			return usagef("--policies: %s is named twice", name)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/drive"
 	"github.com/warmpath/warmpath/internal/enginesim"
 	"github.com/warmpath/warmpath/internal/report"
@@ -49,7 +50,7 @@ func newDemo() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return d.output.write(c, r)
+			return d.output.write(c, r, r.Comparison, "")
 		},
 	}
 	f := c.Flags()
@@ -72,7 +73,7 @@ func (d *demo) check() error {
 	d.Share = d.duration / time.Duration(max(len(d.policies), 1))
 	err := first(
 		atLeast("replicas", d.Replicas, 1), atLeast("clients", d.clients, 1), positive("load", d.Load),
-		oneOf("workload", d.Workload, workload.Names()), checkPolicies(d.policies), d.output.check(),
+		oneOf("workload", d.Workload, workload.Names()), checkPolicies(d.policies, policy.Names()), d.output.check(),
 	)
 	switch {
 	case err != nil:

@@ -162,7 +162,7 @@ func TestReplayFails(t *testing.T) {
 	defer fleet.Kill()
 	code, stdout, stderr = command(t, "replay", "--trace", trace, "--format", "mooncake", "--target", fleet.Target(), "--json")
 	require.Equal(t, exitFailed, code)
-	require.Contains(t, stderr, "every call of prefix_cache_affinity failed")
+	require.Contains(t, stderr, "every request of prefix_cache_affinity failed")
 	var c drive.Comparison
 	strict(t, stdout, &c)
 	require.Equal(t, 1, c.Results[0].Errors)

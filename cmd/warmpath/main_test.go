@@ -116,15 +116,19 @@ func TestMistakes(t *testing.T) {
 		{[]string{"explain", "--replicas", "a", "--prompt-file", trace, "--prompt", "x"}, []string{"--prompt-file", "--prompt "}},
 		{[]string{"version", "please"}, []string{`"please"`}},
 	} {
-		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
-			code, stdout, stderr := command(t, c.args...)
-			require.Equal(t, exitUsage, code, stderr)
-			require.Empty(t, stdout)
-			require.Equal(t, 1, strings.Count(stderr, "\n"), stderr)
-			for _, s := range c.says {
-				require.Contains(t, stderr, s)
-			}
-		})
+		t.Run(strings.Join(c.args, " "), func(t *testing.T) { requireMistake(t, c.args, c.says) })
+	}
+}
+
+// requireMistake runs a command that is called wrongly, which it must tell in one line with these words.
+func requireMistake(t *testing.T, args, says []string) {
+	t.Helper()
+	code, stdout, stderr := command(t, args...)
+	require.Equal(t, exitUsage, code, stderr)
+	require.Empty(t, stdout)
+	require.Equal(t, 1, strings.Count(stderr, "\n"), stderr)
+	for _, s := range says {
+		require.Contains(t, stderr, s)
 	}
 }
 

@@ -48,13 +48,18 @@ func (o *outputFlags) check() error {
 	return nil
 }
 
-// write prints the results and writes the files asked for. It fails if with some policy no call succeeded.
-func (o *outputFlags) write(c *cobra.Command, r *report.Report) error {
+// write prints the results, as an object or as tables and a sentence, and writes the files asked for. The object
+// is what --json prints, more a table below the report's, or empty. It fails if with some policy no request
+// succeeded.
+func (o *outputFlags) write(c *cobra.Command, r *report.Report, object any, more string) error {
 	var err error
 	if o.json {
-		err = printJSON(c.OutOrStdout(), r.Comparison)
+		err = printJSON(c.OutOrStdout(), object)
 	} else {
-		_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n%s\n", r.Text(), r.Sentence())
+		if more != "" {
+			more += "\n"
+		}
+		_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n%s%s\n", r.Text(), more, r.Sentence())
 	}
 	if err != nil {
 		return err
@@ -75,9 +80,9 @@ func (o *outputFlags) write(c *cobra.Command, r *report.Report) error {
 		switch {
 		case res.FirstError == nil:
 		case res.Goodput == 0 && res.Latency.Mean == 0:
-			return fmt.Errorf("every call of %s failed, the first with: %w", res.Policy, res.FirstError)
+			return fmt.Errorf("every request of %s failed, the first with: %w", res.Policy, res.FirstError)
 		default:
-			fmt.Fprintf(c.ErrOrStderr(), "%s: %d calls failed, the first with: %v\n", res.Policy, res.Errors, res.FirstError)
+			fmt.Fprintf(c.ErrOrStderr(), "%s: %d requests failed, the first with: %v\n", res.Policy, res.Errors, res.FirstError)
 		}
 	}
 	return nil

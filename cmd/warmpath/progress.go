@@ -50,11 +50,16 @@ func (p *progress) line(now drive.Progress) {
 	fmt.Fprintf(p.w, "%s: %d of %d requests sent, %d answered, %d errors\n", p.name, now.Sent, p.total, now.Done-now.Errors, now.Errors)
 }
 
-// end takes the bar away and says in one line how it went.
-func (p *progress) end(r *drive.Result, took time.Duration) {
+// finish takes the bar away.
+func (p *progress) finish() {
 	if p.bar != nil {
 		p.bar.Finish() //nolint:errcheck // As above.
 	}
+}
+
+// end takes the bar away and says in one line how it went.
+func (p *progress) end(r *drive.Result, took time.Duration) {
+	p.finish()
 	fmt.Fprintf(p.w, "%s: done in %.1f s, %d errors, %.0f %% cached, first token after %.0f ms; requests were sent %.1f ms late in the mean, %.1f ms p99\n",
 		p.name, took.Seconds(), r.Errors, 100*r.CachedTokenRatio, r.TTFT.Mean, r.Lag.Mean, r.Lag.P99)
 }

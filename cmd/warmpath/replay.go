@@ -57,7 +57,7 @@ func newReplay() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return r.output.write(c, rep)
+			return r.output.write(c, rep, rep.Comparison, "")
 		},
 	}
 	f := c.Flags()
@@ -84,7 +84,7 @@ func newReplay() *cobra.Command {
 func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	err := first(
 		required(c, "trace", "format", "target"), oneOf("format", r.format, workload.Formats),
-		oneOf("dialect", r.dialect, drive.Dialects()), checkPolicies(r.policies),
+		oneOf("dialect", r.dialect, drive.Dialects()), checkPolicies(r.policies, policy.Names()),
 		atLeast("clients", r.clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.speed), positive("rate-scale", r.rateScale), r.output.check(), r.checkTarget(),
 	)
 	switch {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,7 +65,7 @@ func newSim() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.write(c, all, rep)
+			return s.output.write(c, rep, all, more(all))
 		},
 	}
 	f := c.Flags()
@@ -96,18 +95,15 @@ func newSim() *cobra.Command {
 func (s *simulate) check(c *cobra.Command) error {
 	set := c.Flags().Changed
 	err := first(
-		s.checkSource(c), atLeast("replicas", s.replicas, 1), atLeast("clients", s.clients, 1), s.checkPolicies(),
-		atLeast("seeds", s.seeds, 1), s.checkShare(), s.output.check(),
+		s.checkSource(c), atLeast("replicas", s.replicas, 1), atLeast("clients", s.clients, 1), checkPolicies(s.policies, sim.Policies()),
+		atLeast("seeds", s.seeds, 1), positive("load", s.load), positive("rate-scale", s.rateScale),
+		s.checkShare(), s.output.check(),
 	)
 	switch {
 	case err != nil:
 		return err
 	case set("load") && set("rate-scale"):
 		return usagef("--load, --rate-scale: give one of them")
-	case !(s.load > 0):
-		return usagef("--load: %v is not positive", s.load)
-	case !(s.rateScale > 0):
-		return usagef("--rate-scale: %v is not positive", s.rateScale)
 	case s.jitter < 0 || s.warmUp < 0:
 		return usagef("--jitter, --warmup: a time is negative")
 	case s.interval < time.Millisecond:
@@ -149,21 +145,6 @@ func (s *simulate) checkSource(c *cobra.Command) error {
 		return usagef("--duration: it goes with --workload")
 	}
 	return first(required(c, "format"), oneOf("format", s.format, workload.Formats))
-}
-
-func (s *simulate) checkPolicies() error {
-	if len(s.policies) == 0 {
-		return usagef("--policies: none is named; choose among %s", strings.Join(sim.Policies(), ", "))
-	}
-	for i, name := range s.policies {
-		if !slices.Contains(sim.Policies(), name) {
-			return usagef("--policies: %q is unknown; choose among %s", name, strings.Join(sim.Policies(), ", "))
-		}
-		if slices.Contains(s.policies[:i], name) {
-			return usagef("--policies: %s is named twice", name)
-		}
-	}
-	return nil
 }
 
 func (s *simulate) checkShare() error {
@@ -266,9 +247,7 @@ func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.R
 	if err != nil {
 		return nil, err
 	}
-	if p.bar != nil {
-		p.bar.Finish() //nolint:errcheck // A bar that cannot be drawn is no reason to stop.
-	}
+	p.finish()
 	fmt.Fprintf(c.ErrOrStderr(), "%s, seed %d: done in %.1f s, %.1f %% cached, first token after %.0f ms\n",
 		name, seed, time.Since(start).Seconds(), 100*res.CachedTokenRatio, res.TTFT.Mean)
 	return res, nil
@@ -310,41 +289,6 @@ func (s *simulate) facts(rs []workload.Request, before int, rate string) []repor
 		{Name: "Seeds", Value: fmt.Sprintf("%d to %d; charts show the first", s.seed, s.seed+uint64(s.seeds)-1)},
 		{Name: "Baselines", Value: "policies of other projects are written from their published rules"},
 	}
-}
-
-// write prints the results and writes the files asked for. It fails if with some policy no request succeeded.
-func (s *simulate) write(c *cobra.Command, all *sim.Comparison, rep *report.Report) error {
-	var err error
-	if s.output.json {
-		err = printJSON(c.OutOrStdout(), all)
-	} else {
-		_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n%s\n%s\n", rep.Text(), more(all), rep.Sentence())
-	}
-	if err != nil {
-		return err
-	}
-	if s.output.report != "" {
-		if err := writeFile(s.output.report, rep.HTML); err != nil {
-			return err
-		}
-	}
-	if s.output.picture != "" {
-		err := writeFile(s.output.picture, func(w io.Writer) error { return rep.Picture(w, filepath.Ext(s.output.picture)) })
-		if err != nil {
-			return err
-		}
-	}
-	for i := range all.Results {
-		r := &all.Results[i]
-		switch {
-		case r.FirstError == nil:
-		case r.Latency.Mean == 0:
-			return fmt.Errorf("every request of %s failed, the first with: %w", r.Policy, r.FirstError)
-		default:
-			fmt.Fprintf(c.ErrOrStderr(), "%s: %d requests failed, the first with: %v\n", r.Policy, r.Errors, r.FirstError)
-		}
-	}
-	return nil
 }
 
 // more is the figures that only the simulator has.

@@ -126,15 +126,7 @@ func TestSimMistakes(t *testing.T) {
 		{of("--preset", "h200"), []string{"--preset", `"h200"`}},
 		{of("--report", "/nowhere/to/be/found.html"), []string{"--report", "/nowhere/to/be"}},
 	} {
-		t.Run(strings.Join(c.args[1:], " "), func(t *testing.T) {
-			code, stdout, stderr := command(t, c.args...)
-			require.Equal(t, exitUsage, code, stderr)
-			require.Empty(t, stdout)
-			require.Equal(t, 1, strings.Count(stderr, "\n"), stderr)
-			for _, s := range c.says {
-				require.Contains(t, stderr, s)
-			}
-		})
+		t.Run(strings.Join(c.args[1:], " "), func(t *testing.T) { requireMistake(t, c.args, c.says) })
 	}
 }
 

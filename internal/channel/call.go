@@ -69,7 +69,7 @@ func (h *Handle) NewCall(ctx context.Context, method string, msg any, unary bool
 func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, unary bool) {
 	c.Context, c.handle, c.method, c.msg, c.unary = ctx, h, method, msg, unary
 	c.usage = routing.NoUsage
-	c.route = RouteFrom(ctx)
+	_, c.route = From(ctx)
 	if s := trace.SpanFromContext(ctx); s.IsRecording() {
 		c.span = s
 	}
@@ -331,7 +331,7 @@ func (c *Call) Next() {
 // warnUnbound speaks up, once a channel, when a replica answered and yet no
 // picker of ours saw the call.
 func (c *Call) warnUnbound() {
-	if c.met.Load() || !c.handle.Unbound() {
+	if c.met.Load() || !c.handle.unbound() {
 		return
 	}
 	c.handle.Telemetry.Unbound(c)

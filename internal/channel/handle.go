@@ -154,9 +154,9 @@ func (h *Handle) publish() {
 	h.bound.Store(nil)
 }
 
-// Unbound is called after a call that succeeded without ever meeting a
+// unbound is called after a call that succeeded without ever meeting a
 // balancer of ours. It reports true the first time.
-func (h *Handle) Unbound() bool {
+func (h *Handle) unbound() bool {
 	return !h.ever.Load() && h.calls.CompareAndSwap(false, true)
 }
 

@@ -54,12 +54,6 @@ func (r *Route) Bare(uses routing.Uses) *routing.Request {
 	return nil
 }
 
-// RouteFrom returns the route in ctx, or nil.
-func RouteFrom(ctx context.Context) *Route {
-	_, r := From(ctx)
-	return r
-}
-
 // From returns the call in ctx, or nil, and the route, or nil.
 func From(ctx context.Context) (*Call, *Route) {
 	switch v := ctx.Value(key{}).(type) {

@@ -10,12 +10,6 @@ import (
 	"github.com/warmpath/warmpath/internal/workload"
 )
 
-// goodEnough is the goodput up to which a fleet copes.
-const goodEnough = 0.95
-
-// precision ends the search for the capacity: the ratio of the bounds.
-const precision = 1.03
-
 // Search asks for the capacity of a fleet.
 type Search struct {
 	// Workload is what arrives; its Rate is not used.
@@ -42,50 +36,12 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 	if rate, ok := capacities.found[s]; ok {
 		return rate, nil
 	}
-	good, bad, err := s.bracket(ctx)
-	for err == nil && bad > good*precision {
-		var ok bool
-		rate := (good + bad) / 2
-		if ok, err = s.copes(ctx, rate); ok {
-			good = rate
-		} else {
-			bad = rate
-		}
-	}
+	rate, err := Highest(float64(s.Replicas), func(rate float64) (bool, error) { return s.copes(ctx, rate) })
 	if err != nil {
 		return 0, fmt.Errorf("capacity of %d engines for %s: %w", s.Replicas, s.Workload.Name, err)
 	}
-	capacities.found[s] = good
-	return good, nil
-}
-
-// bracket returns a rate that the fleet copes with and one, at most twice as high, that it does not.
-func (s *Search) bracket(ctx context.Context) (good, bad float64, err error) {
-	const most, least = 1 << 20, 1. / 1024 // requests per second
-	rate := float64(s.Replicas)
-	ok, err := s.copes(ctx, rate)
-	if err != nil {
-		return 0, 0, err
-	}
-	for up := ok; ; {
-		last := rate
-		if up {
-			rate *= 2
-		} else {
-			rate /= 2
-		}
-		if rate > most || rate < least {
-			return 0, 0, fmt.Errorf("it is not between %v and %v requests per second", least, most)
-		}
-		switch ok, err = s.copes(ctx, rate); {
-		case err != nil:
-			return 0, 0, err
-		case up && !ok:
-			return last, rate, nil
-		case !up && ok:
-			return rate, last, nil
-		}
-	}
+	capacities.found[s] = rate
+	return rate, nil
 }
 
 // copes reports whether the goodput at a rate is good enough. With round robin and one client each engine's
@@ -97,13 +53,7 @@ func (s *Search) copes(ctx context.Context, rate float64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	judged := 0
-	for i := range rs {
-		if rs[i].At >= s.WarmUp {
-			judged++
-		}
-	}
-	left := int(float64(judged) * (1 - goodEnough)) // requests that may yet be too slow
+	_, left := Judged(rs, s.WarmUp) // requests that may yet be too slow
 	for k := range s.Replicas {
 		e, err := enginesim.New(enginesim.Config{Preset: s.Preset, KVTokens: s.KVTokens})
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/internal/workload"
 )
 
@@ -162,8 +163,8 @@ func TestSaltAndBypass(t *testing.T) {
 		return s.Result().CachedTokens
 	}
 	require.Equal(t, 0, run(FromTokens("a", prompt, 1, 4, 0)))
-	require.Equal(t, 0, run(FromTokens("b", prompt, 1, 4, workload.HashSeed("", "tenant"))))
-	require.Equal(t, 16, run(FromTokens("c", prompt, 1, 4, workload.HashSeed("", "tenant"))))
+	require.Equal(t, 0, run(FromTokens("b", prompt, 1, 4, kvindex.SeedFor("", "", "tenant"))))
+	require.Equal(t, 16, run(FromTokens("c", prompt, 1, 4, kvindex.SeedFor("", "", "tenant"))))
 	bypass := FromTokens("d", prompt, 1, 4, 0)
 	bypass.BypassCache = true
 	require.Equal(t, 0, run(bypass))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/internal/workload"
 )
 
@@ -24,7 +25,7 @@ type Request struct {
 	// OutputSeed makes the output: token i is workload.Token(OutputSeed, i).
 	OutputSeed uint64
 	// HashSeed hashes the blocks of output; 0 means workload.BaseHashSeed.
-	HashSeed uint64
+	HashSeed kvindex.Seed
 	// BypassCache computes the whole prompt; its blocks are cached nevertheless.
 	BypassCache bool
 	// Data is for the caller.
@@ -40,9 +41,9 @@ func FromWorkload(r *workload.Request, blockSize int) Request {
 	}
 }
 
-// FromTokens makes a request of token ids; hashSeed is workload.HashSeed's, 0 that
+// FromTokens makes a request of token ids; hashSeed is kvindex.SeedFor's, 0 that
 // of neither adapter nor salt.
-func FromTokens(id string, tokens []uint32, output, blockSize int, hashSeed uint64) Request {
+func FromTokens(id string, tokens []uint32, output, blockSize int, hashSeed kvindex.Seed) Request {
 	hashSeed = orBase(hashSeed)
 	hashes, tail := workload.HashTokens(nil, tokens, blockSize, hashSeed)
 	return Request{
@@ -51,9 +52,9 @@ func FromTokens(id string, tokens []uint32, output, blockSize int, hashSeed uint
 	}
 }
 
-// FromText makes a request of text, four bytes to a token; hashSeed is workload.HashSeed's, 0 that
+// FromText makes a request of text, four bytes to a token; hashSeed is kvindex.SeedFor's, 0 that
 // of neither adapter nor salt.
-func FromText(id, text string, output, blockSize int, hashSeed uint64) Request {
+func FromText(id, text string, output, blockSize int, hashSeed kvindex.Seed) Request {
 	hashSeed = orBase(hashSeed)
 	hashes, tail := workload.HashText(nil, text, blockSize, hashSeed)
 	return Request{
@@ -62,7 +63,7 @@ func FromText(id, text string, output, blockSize int, hashSeed uint64) Request {
 	}
 }
 
-func orBase(hashSeed uint64) uint64 {
+func orBase(hashSeed kvindex.Seed) kvindex.Seed {
 	if hashSeed == 0 {
 		return workload.BaseHashSeed
 	}
@@ -168,9 +169,9 @@ func (s *Sequence) hash(i, blockSize int) uint64 {
 		}
 		buf = binary.LittleEndian.AppendUint32(buf, t)
 	}
-	h := workload.LocalHash(buf, seed)
+	h := kvindex.HashBlock(buf, seed)
 	if i > 0 {
-		h = workload.ChainHash(s.hash(i-1, blockSize), h)
+		h = kvindex.Chain(s.hash(i-1, blockSize), h)
 	}
 	s.outHashes = append(s.outHashes, h)
 	return h

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
@@ -71,6 +72,7 @@ func (r *Report) charts() ([]*plot.Plot, error) {
 		},
 		r.loadChart,
 		r.decisionChart,
+		r.timeChart,
 	} {
 		p, err := build()
 		if err != nil {
@@ -193,6 +195,74 @@ func (r *Report) loadChart() (*plot.Plot, error) {
 	})
 }
 
+// timeChart is one line per policy: how many requests the busiest replica of each moment had, warm-up included.
+func (r *Report) timeChart() (*plot.Plot, error) {
+	p := newPlot("Requests under way on the busiest replica")
+	grid(p)
+	p.X.Label.Text, p.Y.Label.Text = "s", "requests"
+	p.Y.Min = 0
+	end := time.Duration(0) // of the arrivals: what comes after them is the fleet running empty
+	for i := range r.Results {
+		for k := range r.Results[i].Samples {
+			end = max(end, r.Results[i].Samples[k].At)
+		}
+	}
+	p.X.Min, p.X.Max = 0, max(end.Seconds(), 1)
+	for i := range r.Results {
+		xys := busiest(r.Results[i].Samples, end)
+		if xys == nil {
+			continue
+		}
+		line, err := plotter.NewLine(xys)
+		if err != nil {
+			return nil, err
+		}
+		line.Color, line.Width = colorOf(i), 1.5
+		p.Add(line)
+		p.Legend.Add(r.Results[i].Policy, line)
+	}
+	p.Y.Max = max(1.35*p.Y.Max, 1) // room for the legend
+	p.Legend.Top = true
+	return p, nil
+}
+
+// busiest cuts the time up to end into slots and returns for each how many requests the replica that had most of
+// them had in the mean; nil if there is nothing to tell.
+func busiest(samples []drive.Sample, end time.Duration) plotter.XYs {
+	const slots = 120
+	slot := end.Seconds() / slots
+	if slot == 0 {
+		return nil
+	}
+	loads := map[string]*[slots]float64{} // replica → request seconds
+	for i := range samples {
+		s := &samples[i]
+		if s.Err != nil || s.Replica == "" {
+			continue
+		}
+		load := loads[s.Replica]
+		if load == nil {
+			load = new([slots]float64)
+			loads[s.Replica] = load
+		}
+		from, to := s.At.Seconds()/slot, (s.At+s.Latency).Seconds()/slot
+		for k := int(from); k < slots && float64(k) < to; k++ {
+			load[k] += min(to, float64(k+1)) - max(from, float64(k))
+		}
+	}
+	if len(loads) == 0 {
+		return nil
+	}
+	xys := make(plotter.XYs, slots)
+	for k := range xys {
+		xys[k].X = (float64(k) + 0.5) * slot
+		for _, load := range loads {
+			xys[k].Y = max(xys[k].Y, load[k])
+		}
+	}
+	return xys
+}
+
 // decisionChart is a group of bars per reason.
 func (r *Report) decisionChart() (*plot.Plot, error) {
 	seen := map[string]bool{}
@@ -283,14 +353,14 @@ func withFallback(svg string) string {
 // Formats are the endings of file names that Picture knows.
 var Formats = []string{".svg", ".png"}
 
-// Picture draws the charts on one sheet; format is one of Formats.
+// Picture draws the first four charts on one sheet; format is one of Formats.
 func (r *Report) Picture(w io.Writer, format string) error {
 	charts, err := r.charts()
 	if err != nil {
 		return err
 	}
-	const cols, pad = 2, 0.3 * vg.Centimeter
-	charts = charts[:cols*(len(charts)/cols)]
+	const cols, pictured, pad = 2, 4, 0.3 * vg.Centimeter
+	charts = charts[:pictured]
 	rows := len(charts) / cols
 	width, height := cols*chartWidth+(cols+1)*pad, vg.Length(rows)*chartHeight+vg.Length(rows+1)*pad
 	var c interface {

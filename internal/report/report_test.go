@@ -122,15 +122,35 @@ func TestHTML(t *testing.T) {
 	require.NoError(t, r.HTML(&b))
 	page := b.String()
 	elements := well(t, page, true)
-	require.Equal(t, 5, count(elements, "svg"))
+	require.Equal(t, 6, count(elements, "svg"))
 	require.Zero(t, count(elements, "script")+count(elements, "link")+count(elements, "img"))
 	require.NotContains(t, page, "<title>a <title>")
 	require.NotContains(t, page, "r<0>", "replica ids come from outside")
 	for _, s := range append(policies, "a &lt;title&gt;", "70 % &amp; more", "lost &lt;it&gt;", "r&lt;0&gt;", "prefix_match",
-		"Time to first token", "Time per output token", "Decisions by reason", "sooner") {
+		"Time to first token", "Time per output token", "Decisions by reason", "busiest replica", "sooner") {
 		require.Contains(t, page, s)
 	}
 	require.NotContains(t, page, "NaN")
+}
+
+func TestBusiest(t *testing.T) {
+	sample := func(replica string, at, latency time.Duration) drive.Sample {
+		return drive.Sample{Replica: replica, At: at, Latency: latency}
+	}
+	const end = 120 * time.Second // slots of a second
+	failed := sample("a", 0, end)
+	failed.Err = errors.New("lost")
+	xys := busiest([]drive.Sample{
+		sample("a", 0, 2*time.Second), sample("a", time.Second, time.Second/2), sample("b", 1750*time.Millisecond, time.Second), failed,
+		sample("b", 119*time.Second, time.Hour), sample("b", end, time.Second),
+	}, end)
+	require.Len(t, xys, 120)
+	require.Equal(t, 0.5, xys[0].X)
+	for k, want := range map[int]float64{0: 1, 1: 1.5, 2: 0.75, 3: 0, 119: 1} {
+		require.InDelta(t, want, xys[k].Y, 1e-9, "slot %d", k)
+	}
+	require.Nil(t, busiest(nil, end))
+	require.Nil(t, busiest([]drive.Sample{sample("a", 0, time.Second)}, 0))
 }
 
 func TestPicture(t *testing.T) {

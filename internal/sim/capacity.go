@@ -19,13 +19,6 @@ import (
 	"github.com/warmpath/warmpath/internal/workload"
 )
 
-// Bounds and precision of the search for a capacity.
-const (
-	goodEnough = 0.95 // goodput with which a fleet copes
-	precision  = 1.03 // ratio of the bounds at the end
-	doublings  = 20   // of the first rate tried, up or down
-)
-
 // capacityVersion is raised when engines or arrivals change so that remembered capacities no longer hold.
 const capacityVersion = 1
 
@@ -58,49 +51,14 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 			return rate, nil
 		}
 	}
-	good, bad, err := s.bracket(ctx)
-	for err == nil && bad > good*precision {
-		var ok bool
-		rate := (good + bad) / 2
-		if ok, err = s.copes(ctx, rate); ok {
-			good = rate
-		} else {
-			bad = rate
-		}
-	}
+	rate, err := drive.Highest(s.First, func(rate float64) (bool, error) { return s.copes(ctx, rate) })
 	if err != nil {
 		return 0, fmt.Errorf("capacity of %d engines: %w", s.Replicas, err)
 	}
 	if file != "" {
-		remember(file, good)
+		remember(file, rate)
 	}
-	return good, nil
-}
-
-// bracket returns a rate that the fleet copes with and one, twice as high, that it does not.
-func (s *Search) bracket(ctx context.Context) (good, bad float64, err error) {
-	rate := s.First
-	up, err := s.copes(ctx, rate)
-	for range doublings {
-		if err != nil {
-			return 0, 0, err
-		}
-		last := rate
-		if up {
-			rate *= 2
-		} else {
-			rate /= 2
-		}
-		var ok bool
-		switch ok, err = s.copes(ctx, rate); {
-		case err != nil:
-		case up && !ok:
-			return last, rate, nil
-		case !up && ok:
-			return rate, last, nil
-		}
-	}
-	return 0, 0, fmt.Errorf("it is not between %.3g and %.3g", min(rate, s.First), max(rate, s.First))
+	return rate, nil
 }
 
 // copes reports whether the goodput at a rate is good enough.
@@ -112,19 +70,14 @@ func (s *Search) copes(ctx context.Context, rate float64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	judged := 0
-	for i := range rs {
-		if rs[i].At >= s.WarmUp {
-			judged++
-		}
-	}
+	judged, slow := drive.Judged(rs, s.WarmUp)
 	if judged == 0 {
 		return false, fmt.Errorf("no request arrives after the warm-up of %v at a rate of %.3g", s.WarmUp, rate)
 	}
 	res, err := Run(ctx, rs, Config{
 		Replicas: s.Replicas, Clients: 1, Engine: s.Engine, WarmUp: s.WarmUp, Seed: 1,
 		Channel: policy.Config{Policy: policy.Selection{Name: roundrobin.Name}},
-		slow:    int(float64(judged)*(1-goodEnough)) + 1,
+		slow:    slow + 1,
 	})
 	switch {
 	case errors.Is(err, errSlow):

@@ -216,7 +216,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 	if r.warmKV == nil && q.At >= r.WarmUp {
 		r.warmKV = r.activeKV()
 	}
-	r.tokens = appendTokens(r.tokens[:0], q)
+	r.tokens = q.AppendTokens(r.tokens[:0])
 	f := &flight{router: r.client(q), sample: s}
 	f.req.ID, f.req.Session = q.ID, q.Session
 	f.req.SetPrompt(routing.Prompt{Tokens: r.tokens})
@@ -323,17 +323,4 @@ func (r *run) activeKV() []float64 {
 		kv[i] = e.Stats().ActiveKV
 	}
 	return kv
-}
-
-// appendTokens is workload.Request.Tokens into memory that is used again.
-func appendTokens(dst []uint32, q *workload.Request) []uint32 {
-	if q.Text != "" {
-		return append(dst, workload.TextTokens(q.Text)...)
-	}
-	for _, s := range q.Segments {
-		for i := range int(s.Len) {
-			dst = append(dst, workload.Token(s.Seed, int(s.From)+i))
-		}
-	}
-	return dst
 }

@@ -16,9 +16,7 @@
 // generator knows what every engine will answer and puts it in the next turn's prompt; a client may as well
 // copy the token ids or the text it received. A trace's blocks never contain outputs.
 //
-// Block hashes are XXH3-64 of a block's tokens as little-endian uint32 with seed 1337 (shifted by adapter
-// and cache salt, see [HashSeed]), chained: hash 0 is that of block 0, hash i is XXH3-64 of hash i-1 and
-// that of block i. This is the rule of Dynamo's KV router.
+// Block hashes are those of package kvindex.
 //
 // # Complexity
 //
@@ -34,5 +32,5 @@
 // # Sources
 //
 // Formats: Mooncake FAST'25 traces (github.com/kvcache-ai/Mooncake) and LMCache's agent traces
-// (github.com/LMCache/lmcache-agent-trace). Block hashing: Dynamo, lib/kv-router/src/protocols.rs.
+// (github.com/LMCache/lmcache-agent-trace).
 package workload

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
 )
 
 // Segment is Len tokens of the stream Seed, beginning with token From.
@@ -35,8 +37,8 @@ type Request struct {
 }
 
 // Hashes appends the chained block hashes of the prompt to dst, and returns the tokens after the last full
-// block. Seed is HashSeed's.
-func (r *Request) Hashes(dst []uint64, blockSize int, seed uint64) (hashes []uint64, tail []uint32) {
+// block.
+func (r *Request) Hashes(dst []uint64, blockSize int, seed kvindex.Seed) (hashes []uint64, tail []uint32) {
 	if r.Text != "" {
 		return HashText(dst, r.Text, blockSize, seed)
 	}
@@ -48,17 +50,19 @@ func (r *Request) Hashes(dst []uint64, blockSize int, seed uint64) (hashes []uin
 }
 
 // Tokens is the prompt as token ids.
-func (r *Request) Tokens() []uint32 {
+func (r *Request) Tokens() []uint32 { return r.AppendTokens(make([]uint32, 0, r.PromptTokens)) }
+
+// AppendTokens appends the prompt as token ids to dst.
+func (r *Request) AppendTokens(dst []uint32) []uint32 {
 	if r.Text != "" {
-		return TextTokens(r.Text)
+		return append(dst, TextTokens(r.Text)...)
 	}
-	ts := make([]uint32, 0, r.PromptTokens)
 	for _, s := range r.Segments {
 		for i := range int(s.Len) {
-			ts = append(ts, Token(s.Seed, int(s.From)+i))
+			dst = append(dst, Token(s.Seed, int(s.From)+i))
 		}
 	}
-	return ts
+	return dst
 }
 
 // Prompt is the prompt as text.

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
 )
 
 // Vectors fix the functions that generator, engine and clients share: changing one changes every recorded
@@ -18,9 +20,9 @@ func TestVectors(t *testing.T) {
 		for k := range uint32(4) {
 			b = binary.LittleEndian.AppendUint32(b, uint32(4*i)+k+1)
 		}
-		require.Equal(t, want, LocalHash(b, BaseHashSeed))
+		require.Equal(t, want, kvindex.HashBlock(b, BaseHashSeed))
 	}
-	require.EqualValues(t, 1337, HashSeed("", ""))
+	require.EqualValues(t, 1337, BaseHashSeed)
 	require.Equal(t, "7191609466758406115 8805835045881768233 727860584780012460 bmcj mnkb\n",
 		fmt.Sprintln(BlockSeed(0), OutputSeed("r"), OutputSeed("r#1"), TokenText(Token(1, 0)), TokenText(Token(1, 1))))
 }
@@ -57,7 +59,7 @@ func TestOutputSeed(t *testing.T) {
 func TestHashesAgree(t *testing.T) {
 	r := Request{PromptTokens: 103, Segments: []Segment{{Seed: 1, Len: 50}, {Seed: 2, From: 3, Len: 33}, {Seed: 3, Len: 20}}}
 	for _, size := range []int{1, 4, 16, 64, 200} {
-		for _, seed := range []uint64{BaseHashSeed, HashSeed("lora", "salt")} {
+		for _, seed := range []kvindex.Seed{BaseHashSeed, kvindex.SeedFor("", "lora", "salt")} {
 			hashes, tail := r.Hashes(nil, size, seed)
 			require.Len(t, hashes, 103/size)
 			require.Len(t, tail, 103%size)
@@ -71,8 +73,8 @@ func TestHashesAgree(t *testing.T) {
 	}
 	require.Equal(t, r.Tokens(), TextTokens(r.Prompt()))
 	base, _ := r.Hashes(nil, 16, BaseHashSeed)
-	salted, _ := r.Hashes(nil, 16, HashSeed("", "salt"))
-	adapted, _ := r.Hashes(nil, 16, HashSeed("salt", ""))
+	salted, _ := r.Hashes(nil, 16, kvindex.SeedFor("", "", "salt"))
+	adapted, _ := r.Hashes(nil, 16, kvindex.SeedFor("", "salt", ""))
 	for i := range base {
 		require.NotEqual(t, base[i], salted[i])
 		require.NotEqual(t, salted[i], adapted[i])

@@ -80,7 +80,7 @@ const (
 
 func (c Config) validate() error {
 	refuse := func(field string, value any, want string) error {
-		return fmt.Errorf("%s: %s is %v, want %s", Name, field, value, want)
+		return fmt.Errorf("%s: it is %v, want %s", field, value, want)
 	}
 	switch {
 	case !(c.MatchRateThreshold >= 0 && c.MatchRateThreshold <= 1):

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/internal/enginesim"
-	"github.com/warmpath/warmpath/internal/workload"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -56,7 +56,7 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt, on fun
 	}
 	defer s.leave()
 	p.id = s.requestID(p.id)
-	size, seed := s.driver.Config().BlockSize, workload.HashSeed(p.adapter, p.salt)
+	size, seed := s.driver.Config().BlockSize, kvindex.SeedFor("", p.adapter, p.salt)
 	var req enginesim.Request
 	if p.text != "" {
 		req = enginesim.FromText(p.id, p.text, p.output, size, seed)
