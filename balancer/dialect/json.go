@@ -220,7 +220,7 @@ func appendValid(dst, v []byte, whole bool) []byte {
 	return dst
 }
 
-// unicodeEscape reads \uXXXX, two of them for a surrogate pair; 0 bytes if it is
+// unicodeEscape reads a \u escape of four digits, two of them for a surrogate pair; 0 bytes if it is
 // broken or cut.
 func unicodeEscape(v []byte, whole bool) (r rune, n int) {
 	r, ok := hex4(v)

@@ -1,4 +1,4 @@
-// Customdialect routes the calls of a service that warmpath does not know, by a
+// Command customdialect routes the calls of a service that warmpath does not know, by a
 // dialect of a few lines: which fields of the request are the conversation, the
 // session and the tenant, and which of the response count tokens.
 //

@@ -1,4 +1,4 @@
-// Custompolicy routes by a policy of the application's own, "mine", which asks a
+// Command custompolicy routes by a policy of the application's own, "mine", which asks a
 // placement service over HTTP where a session belongs. The policy is policy.go.
 //
 //	go run ./examples/custompolicy http://127.0.0.1:8080/place warmpath:///127.0.0.1:50051,127.0.0.1:50052

@@ -1,4 +1,4 @@
-// Fleetfile takes its replicas from a file with their zones, weights and LoRA
+// Command fleetfile takes its replicas from a file with their zones, weights and LoRA
 // adapters, and follows its changes.
 //
 //	go run ./examples/fleetfile examples/fleetfile/fleet.yaml z1

@@ -1,4 +1,4 @@
-// Otlp sends spans to an OpenTelemetry collector, with warmpath's decisions on them.
+// Command otlp sends spans to an OpenTelemetry collector, with warmpath's decisions on them.
 //
 //	OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317 \
 //		go run ./examples/otlp warmpath:///127.0.0.1:50051,127.0.0.1:50052

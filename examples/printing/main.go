@@ -1,4 +1,4 @@
-// Printing shows every decision twice: as the application reads it after the
+// Command printing shows every decision twice: as the application reads it after the
 // call, and as it stands on the span of the attempt.
 //
 //	go run ./examples/printing warmpath:///127.0.0.1:50051,127.0.0.1:50052

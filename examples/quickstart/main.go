@@ -1,4 +1,4 @@
-// Quickstart is one call of an ordinary generated stub through warmpath.
+// Command quickstart is one call of an ordinary generated stub through warmpath.
 //
 //	go run ./examples/quickstart warmpath:///127.0.0.1:50051,127.0.0.1:50052
 //

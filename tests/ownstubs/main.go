@@ -1,4 +1,4 @@
-// Ownstubs is an application with generated stubs of its own for vLLM and for
+// Command ownstubs is an application with generated stubs of its own for vLLM and for
 // SGLang, which links warmpath's client and runs: nothing that warmpath links
 // registers a proto name of an engine. If something did, this program would panic
 // before main.

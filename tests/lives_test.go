@@ -1,0 +1,205 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/client"
+)
+
+// A reader that stops reading holds its booking until its context ends; a
+// stream dropped without cancelling, until it is collected.
+func TestAbandonedStreams(t *testing.T) {
+	r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		if err := s.Send(answer("first")); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return nil
+	}})
+	m := newMeter(t)
+	cc := dial(t, target(r), client.WithConfig(config(`{"power_of_two_choices":{}}`)), m.option)
+	connected(t, cc, []*replica{r})
+	stub := testpb.NewTestServiceClient(cc)
+
+	ctx, cancel := context.WithCancel(deadline(t))
+	s, err := stub.StreamingOutputCall(ctx, prompt("a"))
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, m.ongoing(t))
+	cancel()
+	eventually(t, "the booking ends with the context", func() bool { return m.ongoing(t) == 0 })
+	runtime.KeepAlive(s)
+
+	const dropped = 50
+	func() {
+		for i := range dropped {
+			s, err := stub.StreamingOutputCall(context.Background(), prompt("b"))
+			require.NoError(t, err)
+			if i%2 == 0 {
+				_, err = s.Recv()
+				require.NoError(t, err)
+			}
+		}
+	}()
+	eventually(t, "the bookings end when the streams are collected", func() bool {
+		runtime.GC()
+		return m.ongoing(t) == 0
+	})
+}
+
+func TestThousandStreams(t *testing.T) {
+	release := make(chan struct{})
+	rs := make([]*replica, 4)
+	for i := range rs {
+		rs[i] = start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			if err := s.Send(answer("first")); err != nil {
+				return err
+			}
+			<-release
+			return s.Send(answer("last"))
+		}})
+	}
+	m := newMeter(t)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"round_robin":{}}`)), m.option)
+	connected(t, cc, rs)
+	stub := testpb.NewTestServiceClient(cc)
+	var first, wg sync.WaitGroup
+	first.Add(1000)
+	for range 1000 {
+		wg.Go(func() {
+			s, err := stub.StreamingOutputCall(deadline(t), prompt("a"))
+			if err == nil {
+				_, err = s.Recv()
+			}
+			first.Done()
+			for err == nil {
+				_, err = s.Recv()
+			}
+			if err != io.EOF {
+				t.Error(err)
+			}
+		})
+	}
+	first.Wait()
+	require.EqualValues(t, 1000, m.ongoing(t))
+	close(release)
+	wg.Wait()
+	require.Zero(t, m.ongoing(t))
+}
+
+// Whatever happens to calls, nothing stays booked.
+func TestRandomCallLives(t *testing.T) {
+	fail := func() error {
+		switch rand.IntN(6) {
+		case 0:
+			return status.Error(codes.Unavailable, "gone")
+		case 1:
+			return status.Error(codes.ResourceExhausted, "full")
+		case 2:
+			return status.Error(codes.Internal, "broken")
+		}
+		return nil
+	}
+	rs := make([]*replica, 3)
+	for i := range rs {
+		rs[i] = start(t, &replica{
+			stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+				for range rand.IntN(4) {
+					if err := s.Send(answer("x")); err != nil {
+						return err
+					}
+				}
+				return fail()
+			},
+			unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+				return &testpb.SimpleResponse{}, fail()
+			},
+		})
+	}
+	m := newMeter(t)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`)), m.option)
+	stub := testpb.NewTestServiceClient(cc)
+	// Streams abandoned without a deadline hold their room until they are collected.
+	ctx, stop := context.WithCancel(deadline(t))
+	var collector sync.WaitGroup
+	collector.Go(func() {
+		for ctx.Err() == nil {
+			runtime.GC()
+			runtime.Gosched()
+		}
+	})
+	defer collector.Wait()
+	defer stop()
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for range 60 {
+				life(t, cc, stub)
+			}
+		})
+	}
+	wg.Wait()
+	eventually(t, "nothing is booked", func() bool {
+		runtime.GC()
+		return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0
+	})
+}
+
+func life(t *testing.T, cc *grpc.ClientConn, stub testpb.TestServiceClient) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	if rand.IntN(8) != 0 {
+		defer cancel()
+	} else {
+		ctx = context.Background() // abandoned for good: the collector finds it
+		cancel()
+	}
+	text := strings.Repeat("prompt ", rand.IntN(200))
+	switch rand.IntN(6) {
+	case 0:
+		_, _ = stub.UnaryCall(ctx, simple(text))
+	case 1: // cancelled before it opens
+		s, err := cc.NewStream(ctx, serverStream, streamingMethod)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		cancel()
+		_ = s.SendMsg(prompt(text))
+	case 2: // cancelled while it opens
+		go cancel()
+		_, _ = stub.StreamingOutputCall(ctx, prompt(text))
+	case 3: // never sent
+		_, _ = cc.NewStream(ctx, serverStream, streamingMethod)
+	case 4:
+		s, err := stub.FullDuplexCall(ctx)
+		if err != nil {
+			return
+		}
+		_ = s.Send(prompt(text))
+		_, _ = s.Recv()
+		_ = s.CloseSend()
+	default:
+		s, err := stub.StreamingOutputCall(ctx, prompt(text))
+		for n := rand.IntN(6); err == nil && n > 0; n-- {
+			_, err = s.Recv()
+		}
+		if err != nil && errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	}
+}
