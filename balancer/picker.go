@@ -148,23 +148,13 @@ func (e *endpoint) quickFor(router *routing.Router, rep *routing.Replica) *quick
 }
 
 func (p *picker) sendQuick(info balancer.PickInfo, b *channel.Binding, key *routing.Request, rep *routing.Replica, why routing.Reason) (balancer.PickResult, error) {
-	e := rep.Host().(*endpoint)
-	child := e.picker.Load()
-	if child == nil {
-		b.Router.ReleaseQuick(rep)
-		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
-	}
-	res, err := child.Picker.Pick(info)
+	res, err := p.send(info, rep)
 	if err != nil {
 		b.Router.ReleaseQuick(rep)
-		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+		return res, err
 	}
 	channel.NoteQuick(info.Ctx, b, key, rep, why)
-	done := e.quickFor(b.Router, rep).done
-	if res.Done != nil {
-		done = chain(res.Done, done)
-	}
-	res.Done = done
+	res.Done = chain(res.Done, rep.Host().(*endpoint).quickFor(b.Router, rep).done)
 	return res, nil
 }
 

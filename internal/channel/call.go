@@ -139,7 +139,6 @@ func (c *Call) Acquire(b *Binding) error {
 	if timed {
 		start = time.Now()
 	}
-	b.Router.Prepare(c, &c.Request)
 	err := b.Router.Acquire(c, &c.Request, &c.booking)
 	switch err {
 	case nil:
