@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -18,8 +19,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/balancer/tokenize"
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/lookaside"
 )
 
 // lb is the balancer of one channel.
@@ -31,6 +33,7 @@ type lb struct {
 	opts                balancer.BuildOptions
 	child               balancer.Balancer
 	eager               atomic.Bool
+	perReplica          atomic.Int32 // connections
 	bareOnce            sync.Once
 
 	// binding is the Router in use with its configuration; replaced under mu.
@@ -42,11 +45,17 @@ type lb struct {
 	mu        sync.Mutex
 	config    *lbConfig
 	handle    *channel.Handle
+	table     *dialect.Table // of config, with the handle's dialects; nil where neither is in force yet
 	unwatch   func()
 	members   []routing.Member
 	endpoints *resolver.EndpointMap[*endpoint] // one per child
 	state     balancer.State                   // last one from the child
+	events    events
+	server    server
 	closed    bool
+
+	connections connections
+	aborts      *aborts
 }
 
 // endpoint is the connection to one set of addresses.
@@ -87,7 +96,9 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 		b.ResolverError(err)
 		return err
 	}
-	s.ResolverState.Endpoints = b.setMembers(s.ResolverState.Endpoints)
+	b.server.watch = lookaside.From(s.ResolverState)
+	s.ResolverState.Endpoints = b.setMembers(config, s.ResolverState.Endpoints)
+	b.perReplica.Store(int32(config.ConnectionsPerReplica))
 	b.configure(config, h, r)
 	b.mu.Unlock()
 	return b.child.UpdateClientConnState(balancer.ClientConnState{
@@ -98,7 +109,7 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 // setMembers rebuilds the list of replicas, sorted by id: the resolver's order is
 // random. It returns the endpoints that count: of several with the same id or the
 // same addresses that is the first. Called with mu held.
-func (b *lb) setMembers(all []resolver.Endpoint) []resolver.Endpoint {
+func (b *lb) setMembers(config *lbConfig, all []resolver.Endpoint) []resolver.Endpoint {
 	old := b.endpoints
 	b.endpoints = resolver.NewEndpointMap[*endpoint]()
 	b.members = b.members[:0:0]
@@ -116,6 +127,9 @@ func (b *lb) setMembers(all []resolver.Endpoint) []resolver.Endpoint {
 		if !ok {
 			e = &endpoint{}
 		}
+		if e.id != "" && e.id != attrs.ID {
+			b.connections.rename(e.id, attrs.ID)
+		}
 		e.id, ids[attrs.ID] = attrs.ID, true
 		b.endpoints.Set(ep, e)
 		b.members = append(b.members, routing.Member{Attributes: attrs, Host: e})
@@ -124,10 +138,11 @@ func (b *lb) setMembers(all []resolver.Endpoint) []resolver.Endpoint {
 	for ep, e := range old.All() {
 		if _, ok := b.endpoints.Get(ep); !ok {
 			e.picker.Store(nil) // a booking of it that was not sent yet goes elsewhere
+			b.connections.set(e.id, nil)
 		}
 	}
 	slices.SortFunc(b.members, func(x, y routing.Member) int { return cmp.Compare(x.ID, y.ID) })
-	b.eager.Store(len(kept) <= EagerConnections)
+	b.eager.Store(len(kept)*max(config.ConnectionsPerReplica, 1) <= EagerConnections)
 	return kept
 }
 
@@ -144,13 +159,37 @@ func (b *lb) router(c *lbConfig, h *channel.Handle) (*routing.Router, error) {
 			return r, nil
 		}
 	}
-	return c.NewRouter(nil)
+	return c.newRouter(h)
+}
+
+// newRouter builds a Router, and its tokenizer where there is one.
+func (c *lbConfig) newRouter(h *channel.Handle) (*routing.Router, error) {
+	if c.tokenizer == nil {
+		return c.NewRouter(nil)
+	}
+	var o tokenize.Options
+	if h != nil {
+		o.Logger = h.Logger
+	}
+	t, err := tokenize.Open(*c.tokenizer, o)
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.NewRouter(func(o *routing.Options) { o.Tokenizer = t })
+	if err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return r, nil
 }
 
 // configure puts the configuration and the members into force. r is nil where
 // the Router stays the same. Called with mu held.
 func (b *lb) configure(c *lbConfig, h *channel.Handle, r *routing.Router) {
 	attach := h != nil && b.handle == nil
+	b.server.warn(&c.Adoption)
+	if attach || b.config == nil || b.config.key != c.key {
+		b.table = dialects(c, h)
+	}
 	b.handle, b.config = h, c
 	b.use(r)
 	if attach {
@@ -165,19 +204,30 @@ func (b *lb) use(r *routing.Router) {
 	if r == nil {
 		r = old.Router
 	}
+	if err := r.SetRollout(b.config.Rollout()); err != nil {
+		logger.Error(err) // of a Router that is not ours
+	}
 	r.SetFleet(b.members)
 	b.connect(r)
+	b.followEvents(r)
+	b.server.attach(r)
 	next := &channel.Binding{
 		Router:      r,
 		Telemetry:   b.recorder(),
-		Policy:      b.config.Policy.Name,
+		Policy:      b.config.Deciding(),
+		Central:     b.server.central(&b.config.Adoption),
 		Uses:        b.uses(r),
-		Dialects:    b.config.dialects,
+		Dialects:    b.table,
 		SessionKeys: b.config.sessions,
+		PriorityKey: strings.ToLower(b.config.PriorityKey),
 		MaxAttempts: b.config.MaxAttempts,
+		Retries:     retries(b.config.Config),
+		Abort:       b.aborts.abort,
+		NeedsPrompt: b.config.RequirePrompt && r.Uses()&routing.UsesPrompt != 0,
 		Key:         b.config.key,
 	}
-	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry {
+	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry && old.Dialects == next.Dialects &&
+		old.Central == next.Central && old.Policy == next.Policy {
 		return
 	}
 	b.binding.Store(next)
@@ -194,6 +244,18 @@ func (b *lb) use(r *routing.Router) {
 	}
 }
 
+// dialects are those of the config, and the application's where the config names none.
+func dialects(c *lbConfig, h *channel.Handle) *dialect.Table {
+	if h == nil || len(h.Dialects) == 0 {
+		return c.dialects
+	}
+	t, err := c.dialects.With(h.Dialects...)
+	if err != nil { // the application was told when it dialled
+		return c.dialects
+	}
+	return t
+}
+
 // uses is what a request key must hold: what the policy looks at, and the model
 // and adapter where replicas declare some. Called with mu held.
 func (b *lb) uses(r *routing.Router) routing.Uses {
@@ -206,33 +268,26 @@ func (b *lb) uses(r *routing.Router) routing.Uses {
 	return uses
 }
 
-func (b *lb) recorder() *telemetry.Recorder {
-	if b.handle != nil {
-		return b.handle.Telemetry
-	}
-	return telemetry.Default()
-}
-
-// observe records the metrics of the Router in use, and of no other. Called with
-// mu held.
-func (b *lb) observe(binding *channel.Binding) {
-	if b.unwatch != nil {
-		b.unwatch()
-		b.unwatch = nil
-	}
-	stop, err := binding.Telemetry.Watch(binding.Policy, binding.Router)
-	if err != nil {
-		logger.Warningf("metrics of the router are not observed: %v", err)
-		return
-	}
-	b.unwatch = stop
-}
-
 // connect tells a Router which of its replicas have a connection. Called with mu held.
 func (b *lb) connect(r *routing.Router) {
 	for _, e := range b.endpoints.All() {
-		r.SetConnected(e.id, b.pickable(e))
+		b.tell(r, e)
 	}
+}
+
+// tell tells a Router of the connections to a replica: whether there is one, and how many
+// calls they take, where that is known. Called with mu held.
+func (b *lb) tell(r *routing.Router, e *endpoint) {
+	if streams := b.config.MaxStreamsPerConnection; streams > 0 {
+		n := 1
+		if s := e.picker.Load(); s != nil {
+			n = max(ready(s.State), 1) // one that is opened by a pick
+		}
+		r.SetStreams(e.id, n*streams)
+	} else {
+		r.SetStreams(e.id, 0)
+	}
+	r.SetConnected(e.id, b.pickable(e))
 }
 
 // pickable reports whether a pick may end here: the connection is ready or, in
@@ -266,8 +321,9 @@ func (b *lb) UpdateState(s balancer.State) {
 			continue
 		}
 		e.picker.Store(&childState{c.State})
+		b.noteConnection(e, c.State)
 		if router != nil {
-			router.SetConnected(e.id, b.pickable(e))
+			b.tell(router, e)
 		}
 		idle := c.State.ConnectivityState == connectivity.Idle && b.eager.Load()
 		if idle && !e.exiting {
@@ -311,7 +367,7 @@ func (b *lb) bind(h *channel.Handle) {
 	if b.handle != nil || b.closed {
 		return
 	}
-	b.handle = h
+	b.handle, b.table = h, dialects(b.config, h)
 	b.use(h.Take(b.config.key))
 	h.Attach(b.binding.Load())
 }
@@ -347,6 +403,7 @@ func (b *lb) ExitIdle() {
 // was learned stays with the channel's handle, if it has one.
 func (b *lb) Close() {
 	b.leave()
+	b.aborts.close()
 	b.child.Close()
 }
 
@@ -354,6 +411,9 @@ func (b *lb) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
+	b.endEvents()
+	b.server.leave()
+	b.connections.clear()
 	if b.unwatch != nil {
 		b.unwatch()
 	}

@@ -7,12 +7,14 @@ import (
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/endpointsharding"
 	"google.golang.org/grpc/balancer/lazy"
-	"google.golang.org/grpc/balancer/pickfirst"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/serviceconfig"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/tokenize"
 )
 
 // Name is the name of the policy in a service config:
@@ -20,7 +22,7 @@ import (
 //	{"loadBalancingConfig":[{"warmpath":{"policy":{"prefix_cache_affinity":{}}}}]}
 const Name = "warmpath"
 
-// EagerConnections is the largest fleet to which every connection is opened at once.
+// EagerConnections is up to how many connections are all opened at once.
 const EagerConnections = 1000
 
 func init() { balancer.Register(builder{}) }
@@ -31,32 +33,37 @@ func (builder) Name() string { return Name }
 
 func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
 	b := &lb{ClientConn: cc, opts: opts, endpoints: resolver.NewEndpointMap[*endpoint]()}
+	b.aborts = &aborts{connections: &b.connections}
 	b.child = endpointsharding.NewBalancer(b, opts, b.buildChild, endpointsharding.Options{DisableAutoReconnect: true})
 	return b
 }
 
 // buildChild makes the balancer of one endpoint. It runs inside
-// child.UpdateClientConnState, so after b.eager was set for that update.
+// child.UpdateClientConnState, so after b.eager and b.perReplica were set for that update.
 func (b *lb) buildChild(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
-	pf := balancer.Get(pickfirst.Name)
-	if b.eager.Load() {
-		return pf.Build(cc, opts)
+	build := func(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
+		return newSeveral(cc, opts, &b.perReplica)
 	}
-	return lazy.NewBalancer(cc, opts, pf.Build)
+	if b.eager.Load() {
+		return build(cc, opts)
+	}
+	return lazy.NewBalancer(cc, opts, build)
 }
 
 // lbConfig is a parsed service config.
 type lbConfig struct {
 	serviceconfig.LoadBalancingConfig
 	*policy.Config
-	dialects *dialect.Table
-	sessions *dialect.SessionKeys // nil = none
-	key      string               // equal for equal configs
+	dialects  *dialect.Table
+	sessions  *dialect.SessionKeys // nil = none
+	tokenizer *tokenize.Config     // nil = none
+	key       string               // equal for configs that can share a Router
+	text      string               // as it was parsed
 }
 
 // MarshalJSON writes the config as it was parsed: the xDS policies above this one
 // hand it on as text.
-func (c *lbConfig) MarshalJSON() ([]byte, error) { return []byte(c.key), nil }
+func (c *lbConfig) MarshalJSON() ([]byte, error) { return []byte(c.text), nil }
 
 // ParseConfig refuses, at dial or when a service config arrives, what would not
 // work later; the error names the field.
@@ -84,11 +91,27 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: dialects: %w", Name, err)
 	}
-	key, err := json.Marshal(c)
+	if c.KVEvents != "" || c.KVEventsReplay != "" {
+		a := routing.Attributes{KVEvents: c.KVEvents, KVEventsReplay: c.KVEventsReplay}
+		if _, err := kvevents.ParseSource(a); err != nil {
+			return nil, fmt.Errorf("%s: %w", Name, err)
+		}
+	}
+	if err := tokenize.Check(c.Tokenizer); err != nil {
+		return nil, fmt.Errorf("%s: %w", Name, err)
+	}
+	text, err := json.Marshal(c)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
-	parsed := &lbConfig{Config: c, dialects: table, key: string(key)}
+	key, err := json.Marshal(c.Routing())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", Name, err)
+	}
+	parsed := &lbConfig{Config: c, dialects: table, key: string(key), text: string(text)}
+	if parsed.tokenizer, err = tokenize.ParseConfig(c.Tokenizer); err != nil {
+		return nil, fmt.Errorf("%s: %w", Name, err)
+	}
 	if len(c.SessionKeys) > 0 {
 		if parsed.sessions, err = dialect.NewSessionKeys(c.SessionKeys...); err != nil {
 			return nil, fmt.Errorf("%s: %w", Name, err)

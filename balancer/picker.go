@@ -12,6 +12,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/fault"
 )
 
 var logger = grpclog.Component("warmpath")
@@ -43,12 +44,16 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if !ready {
 		// The pick opens the connection. Should it have become ready meanwhile, the
 		// picker that says so is on its way.
+		if err == nil && res.Done != nil {
+			res.Done(balancer.DoneInfo{})
+		}
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	if err != nil {
 		call.Unclaim()
 		return res, err
 	}
+	res.Metadata = rank(info.Ctx, &b.Decision)
 	res.Done = chain(res.Done, call.Finished)
 	return res, nil
 }
@@ -116,9 +121,9 @@ func newBare() *bare {
 	}
 	c := &bare{}
 	c.done = func(i balancer.DoneInfo) {
-		c.booking.Release()
+		channel.Ended(&c.booking, i)
 		if (i.BytesSent || i.Err != nil) && c.router.Observes() {
-			c.router.Complete(&c.request, c.booking.Decision, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Usage: routing.NoUsage})
+			c.router.Complete(&c.request, c.booking.Decision, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err), Usage: routing.NoUsage})
 		}
 		c.free()
 	}
@@ -142,7 +147,12 @@ func (e *endpoint) quickFor(router *routing.Router, rep *routing.Replica) *quick
 	if q := e.quick.Load(); q != nil && q.replica == rep && q.router == router {
 		return q
 	}
-	q := &quick{router, rep, func(balancer.DoneInfo) { router.ReleaseQuick(rep) }}
+	q := &quick{router, rep, func(i balancer.DoneInfo) {
+		channel.EndedQuick(router, rep, i)
+		if i.Err != nil || i.BytesReceived {
+			router.CompleteQuick(rep, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
+		}
+	}}
 	e.quick.Store(q)
 	return q
 }
@@ -187,6 +197,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 		return res, err
 	}
 	channel.Note(info.Ctx, binding, route, &c.request, c.booking.Decision)
+	res.Metadata = rank(info.Ctx, &c.booking.Decision)
 	res.Done = chain(res.Done, c.done)
 	return res, nil
 }

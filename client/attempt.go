@@ -2,12 +2,9 @@ package client
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/internal/channel"
 )
@@ -18,54 +15,73 @@ type attempts struct {
 	call   *channel.Call
 	cc     *grpc.ClientConn
 	method string
-	made   int // attempts that failed
-	sent   int // of those, the ones that a replica may have begun to serve
+	made   int // attempts that failed, but for those that our own picker refused
+	broken int // of those, the ones that a replica may have begun to serve
+
+	refused refused
 }
 
 // defaultMaxAttempts holds until a balancer is bound.
 const defaultMaxAttempts = 3
 
-// again reports whether the call is to be tried again after err, and waits for
-// the backoff. It returns false as soon as the context ends.
-func (a *attempts) again(ctx context.Context, err error) bool {
+// again returns nil, after the backoff, if the call is to be tried again after err; else
+// the error of the call. It does so as soon as the context ends.
+func (a *attempts) again(ctx context.Context, err error) error {
+	if ctx.Err() != nil || a.call.Refused() {
+		return err
+	}
 	last := a.call.Last()
-	if ctx.Err() != nil || !a.retryable(err, last) {
-		return false
+	f := classify(err, last)
+	switch f {
+	case final:
+		return err
+	case full:
+		if a.call.Handle().Bound() == nil {
+			return err
+		}
+		a.call.Next()
+		return nil
 	}
-	if !last.Full {
-		a.made++
-		if last.Sent && status.Code(err) == codes.Unavailable {
-			a.sent++
-		}
-		if a.made >= a.max() || a.sent > 1 || a.retriedByService() {
-			return false
-		}
-		if !pause(ctx, backoff(a.made)) {
-			return false
-		}
+	refused, waited := false, false
+	if f == rejected { // a stream that is reset may have the same code
+		refused, waited = a.refused.again(ctx, err, last)
 	}
+	if refused {
+		if !waited || a.retriedByService() {
+			return err
+		}
+	} else if err := a.failed(f, last, err); err != nil {
+		return err
+	} else if !pause(ctx, backoff(a.made)) {
+		return err
+	}
+	a.call.Retried(f.cause())
 	a.call.Next()
-	return true
+	return nil
 }
 
-// retryable: nothing was received, and another replica may well serve it.
-func (a *attempts) retryable(err error, last channel.Attempt) bool {
-	s, _ := status.FromError(err)
-	switch s.Code() {
-	case codes.Unavailable:
-		return true
-	case codes.ResourceExhausted:
-		// gRPC uses the same code for a message over a size limit, which no other
-		// replica would take either, and for our own full queue.
-		if strings.Contains(s.Message(), "larger than max") {
-			return false
-		}
-		if last.Full { // our own refusal: the call goes to the queue, nothing was tried
-			return a.call.Handle().Bound() != nil
-		}
-		return last.Replica != nil
+// failed counts an attempt that another replica may make good. The error is the one of the
+// call if there may be no other attempt.
+func (a *attempts) failed(f failure, last channel.Attempt, err error) error {
+	a.made++
+	if f == broken {
+		a.broken++
 	}
-	return false
+	if a.retriedByService() {
+		return err
+	}
+	if f == broken && lost(err) {
+		if err := a.call.Broke(last.Replica); err != nil {
+			return err
+		}
+	}
+	if a.made >= a.max() || a.broken > 1 {
+		return err
+	}
+	if last.Sent && f != rejected && !a.call.Retry() {
+		return channel.OverBudget(err)
+	}
+	return nil
 }
 
 func (a *attempts) max() int {

@@ -36,7 +36,7 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 		dial = append(dial, grpc.WithNoProxy())
 	}
 	dial = append(dial, opts...)
-	dial = append(dial, grpc.WithResolvers(handleResolvers(h, target)...))
+	dial = append(dial, grpc.WithResolvers(handleResolvers(h, target, set.options.servers())...))
 	cc, err := grpc.NewClient(target, dial...)
 	if err != nil {
 		return nil, err
@@ -58,7 +58,11 @@ func DialOptions(opts ...Option) []grpc.DialOption {
 	if err != nil {
 		panic(err)
 	}
-	return set.dialOptions()
+	dial = set.dialOptions()
+	if b := set.options.servers(); b != nil {
+		dial = append(dial, grpc.WithResolvers(b))
+	}
+	return dial
 }
 
 // CheckOptions reports what is wrong with options, naming the field.
@@ -112,7 +116,9 @@ func (c *channels) dialOptions() []grpc.DialOption {
 }
 
 func (c *channels) newHandle() *channel.Handle {
-	return channel.NewHandle(c.telemetry, c.options.logger)
+	h := channel.NewHandle(c.telemetry, c.options.logger)
+	h.Dialects = c.options.dialects
+	return h
 }
 
 // keep remembers the handle of a channel for as long as the channel is reachable.

@@ -14,8 +14,11 @@
 //
 // Until the first response message the call may be tried again on another
 // replica: at most [github.com/warmpath/warmpath/balancer/policy.Config] max_attempts times in all, and once only after
-// a request that reached a replica. Where the service config has a retryPolicy
-// for the method, gRPC's own retries are used instead.
+// a request that reached a replica, within the channel's budget of retries. A prompt under
+// which the connections of two replicas broke is not sent to a third. Where the first message
+// is late, and the config says so, a second attempt is made elsewhere, beside the first or in
+// its place. Where the service config has a retryPolicy for the method, gRPC's own retries
+// are used instead.
 //
 // Guarantees. A booking never outlives its call: it ends with the last message,
 // with the call's context, or when an abandoned stream is found unreachable. A

@@ -7,10 +7,12 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc"
+	grpcresolver "google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/resolver"
 )
 
 // An Option configures the channel. Every Option is a [grpc.DialOption] too, so
@@ -27,6 +29,7 @@ type options struct {
 	err      error
 	meters   metric.MeterProvider
 	logger   *slog.Logger
+	server   []grpc.DialOption // of look-aside servers
 }
 
 // option does nothing as a DialOption: New and DialOptions look for it.
@@ -58,7 +61,9 @@ func WithConfig(object string) Option {
 	return option{set: func(o *options) { o.config = object }}
 }
 
-// WithDialects adds dialects for services of one's own to those of WithConfig.
+// WithDialects adds dialects for services of one's own to those of WithConfig. They hold
+// under a config from the resolver or a look-aside server too, for the methods that it
+// does not name.
 func WithDialects(d ...dialect.Dialect) Option {
 	return option{set: func(o *options) { o.dialects = append(o.dialects, d...) }}
 }
@@ -71,6 +76,28 @@ func WithMeterProvider(mp metric.MeterProvider) Option {
 // WithLogger writes the rare log line to l instead of slog's default.
 func WithLogger(l *slog.Logger) Option {
 	return option{set: func(o *options) { o.logger = l }}
+}
+
+// WithServerDialOptions says how look-aside servers are reached, the targets
+// warmpath://server:port/deployment: credentials, tokens, interceptors. By default they are reached
+// with the channel's transport credentials, and without its per-call credentials.
+func WithServerDialOptions(opts ...grpc.DialOption) Option {
+	return option{set: func(o *options) { o.server = append(o.server, opts...) }}
+}
+
+// servers returns a builder of resolvers for look-aside servers, or nil where the registered one will do.
+func (o *options) servers() grpcresolver.Builder {
+	var own []resolver.ServerOption
+	if len(o.server) > 0 {
+		own = append(own, resolver.WithServerDialOptions(o.server...))
+	}
+	if o.logger != nil {
+		own = append(own, resolver.WithServerLogger(o.logger))
+	}
+	if own == nil {
+		return nil
+	}
+	return resolver.NewBuilder(own...)
 }
 
 func (o *options) fail(err error) {

@@ -10,12 +10,16 @@ import (
 )
 
 // handleResolvers wraps the resolver of a target so that the balancer finds the
-// channel's handle in the resolver's state, before any pick.
-func handleResolvers(h *channel.Handle, target string) []resolver.Builder {
+// channel's handle in the resolver's state, before any pick. own, if there is one, is taken
+// instead of the registered builder of its scheme.
+func handleResolvers(h *channel.Handle, target string, own resolver.Builder) []resolver.Builder {
 	var wrapped []resolver.Builder
 	seen := make(map[string]bool)
 	for _, scheme := range []string{scheme(target), resolver.GetDefaultScheme()} {
 		b := resolver.Get(scheme)
+		if own != nil && own.Scheme() == scheme {
+			b = own
+		}
 		if b == nil || seen[scheme] {
 			continue
 		}

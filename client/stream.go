@@ -28,6 +28,9 @@ func (c *channels) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.C
 		k.ctx, k.cancel = context.WithCancel(ctx)
 	}
 	h.Start(&k.call, k.ctx, method, nil, false)
+	if !desc.ClientStreams {
+		k.call.AwaitsMessage()
+	}
 	k.tries = attempts{call: &k.call, cc: cc, method: method}
 	if finish != nil {
 		k.stop = context.AfterFunc(ctx, func() { k.end(status.FromContextError(ctx.Err()).Err()) })
@@ -100,10 +103,14 @@ type core struct {
 	stop   func() bool // of the AfterFunc that runs finish
 	once   sync.Once   // end
 
+	watched  bool               // whether the first message is watched; set by who opens
+	unanswer context.CancelFunc // of the attempt under way, where it is watched
+
 	// mu guards the fields below. Opening again, in recv, happens under it; it
 	// always ends with the context.
 	mu        sync.Mutex
 	phase     phase
+	second    *channel.Call // of the second attempt, where the first message was late
 	changed   chan struct{} // closed when phase leaves opening; made by who waits
 	cs        grpc.ClientStream
 	err       error
@@ -127,6 +134,7 @@ func (k *core) begin(m any) (mine bool, err error) {
 	k.mu.Unlock()
 
 	k.call.SetMessage(m)
+	k.watched = !k.desc.ClientStreams && k.tries.watches(k.opts)
 	cs, err := k.attempt(m)
 
 	k.mu.Lock()
@@ -157,19 +165,28 @@ func (k *core) begin(m any) (mine bool, err error) {
 func (k *core) attempt(m any) (grpc.ClientStream, error) {
 	for {
 		cs, err := k.attemptOnce(m)
-		if err == nil || !k.tries.again(k.ctx, err) {
-			return cs, err
+		if err == nil {
+			return cs, nil
+		}
+		if err := k.tries.again(k.ctx, err); err != nil {
+			return nil, k.tries.call.Final(err)
 		}
 	}
 }
 
 func (k *core) attemptOnce(m any) (grpc.ClientStream, error) {
-	if b := k.call.Handle().Bound(); b != nil {
-		if err := k.call.Acquire(b); err != nil {
+	call := k.tries.call
+	if b := call.Handle().Bound(); b != nil {
+		if err := call.Acquire(b); err != nil {
 			return nil, err
 		}
 	}
-	cs, err := k.open(&k.call, k.desc, k.tries.cc, k.tries.method, k.opts...)
+	return k.openStream(k.attemptContext(call), m)
+}
+
+// openStream asks gRPC for a stream and sends the first message on it.
+func (k *core) openStream(ctx context.Context, m any) (grpc.ClientStream, error) {
+	cs, err := k.open(ctx, k.desc, k.tries.cc, k.tries.method, k.opts...)
 	if err != nil || m == nil {
 		return cs, err
 	}
@@ -244,7 +261,12 @@ func (k *core) recv(m any) error {
 		return err
 	}
 	for {
-		err := cs.RecvMsg(m)
+		var err error
+		if k.watched {
+			cs, err = k.receiveFirst(cs, m)
+		} else {
+			err = cs.RecvMsg(m)
+		}
 		if err == nil {
 			k.received(m)
 			return nil
@@ -260,11 +282,13 @@ func (k *core) recv(m any) error {
 
 // received notes a response message. The first one ends the attempt loop.
 func (k *core) received(m any) {
+	call := k.tries.call
 	if k.commit() {
-		k.call.FirstMessage()
-		k.call.DropMessage()
+		call.FirstMessage()
+		call.DropMessage()
+		k.watched = false
 	}
-	k.call.ReadUsage(m)
+	call.ReadUsage(m)
 	if !k.desc.ServerStreams {
 		k.end(nil)
 	}
@@ -288,12 +312,15 @@ func (k *core) again(cs grpc.ClientStream, err error) (grpc.ClientStream, error)
 	if k.cs != cs {
 		return k.cs, nil
 	}
-	if err == io.EOF || k.committed || k.desc.ClientStreams || !k.tries.again(k.ctx, err) {
+	if err == io.EOF || k.committed || k.desc.ClientStreams {
+		return nil, err
+	}
+	if err := k.tries.again(k.ctx, err); err != nil {
 		return nil, err
 	}
 	next, err := k.attempt(k.msg)
 	if k.ended { // meanwhile, by its context
-		k.call.End()
+		k.tries.call.End()
 	}
 	if err != nil {
 		return nil, err
@@ -306,10 +333,16 @@ func (k *core) again(cs grpc.ClientStream, err error) (grpc.ClientStream, error)
 }
 
 func (k *core) header() (metadata.MD, error) {
-	if _, err := k.ready(); err != nil {
-		return nil, nil // as gRPC does: RecvMsg tells the status
+	for {
+		if _, err := k.ready(); err != nil {
+			return nil, nil // as gRPC does: RecvMsg tells the status
+		}
+		k.mu.Lock()
+		if k.phase != opening { // again, after a first message that was late
+			break
+		}
+		k.mu.Unlock()
 	}
-	k.mu.Lock()
 	k.committed, k.msg = true, nil
 	cs := k.cs
 	k.mu.Unlock()
@@ -338,6 +371,9 @@ func (k *core) context() context.Context {
 func (k *core) openContext() context.Context {
 	k.mu.Lock()
 	cs := k.cs
+	if k.phase != opened {
+		cs = nil
+	}
 	if cs != nil {
 		k.committed, k.msg = true, nil
 	}
@@ -357,6 +393,7 @@ func (k *core) end(err error) {
 		k.mu.Lock()
 		k.ended = true
 		k.cleanup.Stop()
+		second := k.second
 		k.mu.Unlock()
 		if k.cancel != nil {
 			k.cancel()
@@ -364,6 +401,9 @@ func (k *core) end(err error) {
 			k.life.cancel()
 		}
 		k.call.End()
+		if second != nil {
+			second.End()
+		}
 		if k.finish != nil {
 			if err == io.EOF {
 				err = nil

@@ -10,27 +10,31 @@ import (
 // and a replica booked before gRPC is asked to invoke.
 func (c *channels) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) (err error) {
 	h := c.handle(cc)
-	call := h.NewCall(ctx, method, req, true)
-	defer call.End()
+	tries := attempts{call: h.NewCall(ctx, method, req, true), cc: cc, method: method}
+	defer func() { tries.call.End() }()
 	opts, finish := takeOnFinish(opts)
 	if finish != nil {
 		defer func() { finish.run(err) }()
 	}
-	tries := attempts{call: call, cc: cc, method: method}
 	for {
 		if b := h.Bound(); b != nil {
-			if err := call.Acquire(b); err != nil {
+			if err := tries.call.Acquire(b); err != nil {
 				return err
 			}
 		}
-		err := invoke(call, method, req, reply, cc, opts...)
+		var err error
+		if tries.watches(opts) {
+			err = tries.invoke(req, reply, invoke, opts)
+		} else {
+			err = invoke(tries.call, method, req, reply, cc, opts...)
+		}
 		if err == nil {
-			call.FirstMessage()
-			call.ReadUsage(reply)
+			tries.call.FirstMessage()
+			tries.call.ReadUsage(reply)
 			return nil
 		}
-		if !tries.again(ctx, err) {
-			return err
+		if err := tries.again(ctx, err); err != nil {
+			return tries.call.Final(err)
 		}
 	}
 }

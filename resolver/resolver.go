@@ -4,17 +4,25 @@
 //	warmpath:///a=10.0.0.1:50051,b=[::1]:50051    with ids
 //	warmpath-file:///etc/warmpath/fleet.yaml      a fleet file, followed
 //	warmpath-file:fleet.yaml                      relative to the working directory
+//	warmpath://la1:7070,la2:7070/chat             the deployment chat of look-aside servers
 //
 // Importing the package registers both schemes; [NewBuilder] and
-// [NewFileBuilder] make builders for grpc.WithResolvers. The form
-// warmpath://server/deployment is kept for the look-aside server and refused
-// here.
+// [NewFileBuilder] make builders for grpc.WithResolvers.
 //
 // The rule. Every replica is one endpoint with the attributes of package fleet,
 // in the order in which it was written. A fixed list is sent once in each Build,
 // a fleet file also after every change; a file that breaks leaves the last good
 // fleet in force, is logged once per change and counted. Asking to resolve again
 // does nothing.
+//
+// A look-aside server is watched for the life of the resolver, which is that of the
+// channel less the times in which it is idle. Its service config comes before the
+// application's default, unless the channel was dialled with
+// grpc.WithDisableServiceConfig; one that is broken is passed over. What a
+// server told last is remembered for the next resolver of the same target and options: a channel
+// that leaves idleness needs no server. A server that is gone, hangs, was restarted
+// without its replicas, or names such as nobody can reach leaves the last good fleet
+// in force.
 //
 // Names on the wire. TLS name and :authority of a call are its replica's own
 // server name or address, never the target: servers written in Rust reset
@@ -78,6 +86,10 @@ func Check(target string) error {
 		}
 		return fmt.Errorf("%q: %w; the target begins with %s:///", target, err, scheme)
 	}
+	if scheme == Scheme && asksServer(*u) {
+		_, err := parseServers(*u)
+		return err
+	}
 	if scheme == Scheme {
 		_, err := parseList(*u)
 		return err
@@ -94,9 +106,6 @@ func Check(target string) error {
 
 // parseList reads the target of a fixed list.
 func parseList(u url.URL) ([]fleet.Replica, error) {
-	if u.Host != "" || u.User != nil {
-		return nil, fmt.Errorf("%q: a target with a server in it asks for a look-aside server, which this version does not have; a list of replicas has three slashes, %s:///host:port,host:port", u.String(), Scheme)
-	}
 	list, err := opaqueOrPath(u)
 	if err != nil {
 		return nil, err
@@ -158,12 +167,15 @@ func newState(replicas []fleet.Replica, own bool) resolver.State {
 		Addresses: make([]resolver.Address, 0, len(replicas)),
 	}
 	for _, r := range replicas {
-		ep := fleet.Endpoint(r)
-		if !own {
-			ep = fleet.UseChannelAuthority(ep)
-		}
-		state.Endpoints = append(state.Endpoints, ep)
-		state.Addresses = append(state.Addresses, ep.Addresses...)
+		addEndpoint(&state, fleet.Endpoint(r), own)
 	}
 	return state
+}
+
+func addEndpoint(to *resolver.State, ep resolver.Endpoint, own bool) {
+	if !own {
+		ep = fleet.UseChannelAuthority(ep)
+	}
+	to.Endpoints = append(to.Endpoints, ep)
+	to.Addresses = append(to.Addresses, ep.Addresses...)
 }

@@ -118,14 +118,18 @@ func TestRefusedTargets(t *testing.T) {
 	for _, tt := range []struct{ target, want string }{
 		{"warmpath:///", "names no replica; want warmpath:///host:port"},
 		{"warmpath:", "names no replica"},
-		{"warmpath://server/deployment", "asks for a look-aside server, which this version does not have"},
-		{"warmpath://a:1", "a list of replicas has three slashes"},
-		{"warmpath://u@/a:1", "a look-aside server"},
+		{"warmpath://server/deployment", `server 1: address: "server" is not host:port`},
+		{"warmpath://a:1,b:0/d", `server 2: address: port "0"`},
+		{"warmpath://a:1,,b:1/d", "server 2: address: missing"},
+		{"warmpath://a:1,a:1/d", "server 2: a:1 is there twice"},
+		{"warmpath://a:1/d?x", "neither ? nor #"},
+		{"warmpath://a:1", "no deployment is named"},
+		{"warmpath://u@/a:1", "credentials do not belong into a target; want warmpath://host:port,host:port/deployment"},
 		{"warmpath:///a:1,a:1", `warmpath: entry 2 ("a:1"): address: a:1 is already the address of entry 1`},
 		{"warmpath:///a:1,b", `warmpath: entry 2 ("b"): address: "b" is not host:port`},
 		{"warmpath:///a:1,,b:1", "entry 2 is empty"},
 		{"warmpath:///a:1/b", `port "1/b"`},
-		{"warmpath://a:1,b:2", "a list of replicas has three slashes"},
+		{"warmpath://a:1,b:2", "or three slashes, warmpath:///host:port,host:port, for replicas"},
 		{"warmpath:///a:1?x=y", "neither ? nor #"},
 		{"warmpath:///a:1?", "neither ? nor #"},
 		{"warmpath:///a:1#x", "neither ? nor #"},
@@ -310,7 +314,7 @@ func TestProposalsAreBounded(t *testing.T) {
 func FuzzTarget(f *testing.F) {
 	for _, s := range []string{
 		"warmpath:///a:1,b:2", "warmpath:///x=[::1]:1", "warmpath:a:1", "warmpath://s/d", "warmpath:///[fe80::1%25e]:1",
-		"warmpath:///a:1,%2C:2", "warmpath:///%00:1", "warmpath:?", "warmpath:///a:1#",
+		"warmpath:///a:1,%2C:2", "warmpath:///%00:1", "warmpath:?", "warmpath:///a:1#", "warmpath://a:1,b:2/d", "warmpath://u:p@a:1/", "warmpath://[::1]:1,x:2/",
 	} {
 		f.Add(s)
 	}
@@ -325,6 +329,12 @@ func FuzzTarget(f *testing.F) {
 		require.NotEmpty(t, authority)
 		require.NotContains(t, authority, "/")
 		require.Empty(t, strings.Trim(authority, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._:[]"))
+		if asksServer(*u) {
+			_, err := parseServers(*u)
+			require.Equal(t, err == nil, Check(u.String()) == nil, "%q", u.String())
+			require.Equal(t, noAuthority, authority)
+			return
+		}
 		cc := newClientConn()
 		r, err := b.Build(target, cc, resolver.BuildOptions{Authority: authority})
 		// Check is given the text, in which the parser may have mended something.

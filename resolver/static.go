@@ -1,19 +1,42 @@
 package resolver
 
-import "google.golang.org/grpc/resolver"
+import (
+	"log/slog"
 
-type staticBuilder struct{}
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/resolver"
 
-var _ resolver.AuthorityOverrider = staticBuilder{}
+	"github.com/warmpath/warmpath/internal/lookaside"
+)
 
-// NewBuilder returns the builder of warmpath:/// targets. It is registered
-// already; grpc.WithResolvers wants it where the registry is not to be used.
-func NewBuilder() resolver.Builder { return staticBuilder{} }
+// builder builds the resolvers of fixed lists and of look-aside servers.
+type builder struct {
+	dial   []grpc.DialOption // of servers
+	logger *slog.Logger      // nil: slog.Default() at the time
+	timing lookaside.Timing
+	memory memory
+}
 
-func (staticBuilder) Scheme() string { return Scheme }
+var _ resolver.AuthorityOverrider = (*builder)(nil)
+
+// NewBuilder returns the builder of targets warmpath:///replicas and
+// warmpath://servers/deployment. It is registered already; grpc.WithResolvers
+// wants it where the registry is not to be used, or for options.
+func NewBuilder(opts ...ServerOption) resolver.Builder {
+	b := &builder{}
+	for _, o := range opts {
+		o(b)
+	}
+	return b
+}
+
+func (*builder) Scheme() string { return Scheme }
 
 // OverrideAuthority proposes the first replica's authority for the channel.
-func (staticBuilder) OverrideAuthority(target resolver.Target) string {
+func (*builder) OverrideAuthority(target resolver.Target) string {
+	if asksServer(target.URL) {
+		return noAuthority
+	}
 	replicas, err := parseList(target.URL)
 	if err != nil {
 		return noAuthority // Build tells why
@@ -21,7 +44,10 @@ func (staticBuilder) OverrideAuthority(target resolver.Target) string {
 	return defaultAuthority(replicas)
 }
 
-func (staticBuilder) Build(target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions) (resolver.Resolver, error) {
+func (b *builder) Build(target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions) (resolver.Resolver, error) {
+	if asksServer(target.URL) {
+		return b.watch(target, cc, opts)
+	}
 	replicas, err := parseList(target.URL)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -22,9 +23,11 @@ import (
 	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/tokenize"
 )
 
 // section returns what stands under a heading of a page of docs, up to the next
@@ -71,6 +74,9 @@ func table(text string) (rows [][]string) {
 func fieldsOf(v any) (names []string) {
 	t := reflect.TypeOf(v)
 	for i := range t.NumField() {
+		if t.Field(i).Anonymous { // has a table of its own
+			continue
+		}
 		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
 		names = append(names, name)
 	}
@@ -81,9 +87,14 @@ func fieldsOf(v any) (names []string) {
 func TestConfigPageNamesEveryField(t *testing.T) {
 	for heading, config := range map[string]any{
 		"## The channel":           policy.Config{}.WithDefaults(),
+		"## Ejection":              policy.Ejection{}.WithDefaults(),
+		"## Who decides":           policy.Adoption{},
+		"### Asking the server":    policy.Central{}.WithDefaults(),
 		"## prefix_cache_affinity": prefixaffinity.DefaultConfig(),
+		"## kv_aware":              kvaware.DefaultConfig(),
 		"## consistent_hash":       consistenthash.DefaultConfig(),
 		"## Dialects":              dialect.Dialect{},
+		"## Tokenizer":             tokenize.DefaultConfig(),
 		"## The fleet file":        fleet.Replica{},
 	} {
 		t.Run(heading, func(t *testing.T) {
@@ -122,7 +133,9 @@ func TestConfigPageNamesEveryField(t *testing.T) {
 
 // Every metric, attribute and reason is in operate.md.
 func TestOperatePageNamesWhatIsSeen(t *testing.T) {
-	source := readDoc(t, "balancer/telemetry/telemetry.go")
+	source := readDoc(t, "balancer/telemetry/telemetry.go") + readDoc(t, "balancer/telemetry/events.go") +
+		readDoc(t, "balancer/telemetry/health.go") + readDoc(t, "balancer/telemetry/shadow.go") +
+		readDoc(t, "balancer/telemetry/attempts.go")
 	quoted := regexp.MustCompile(`"(warmpath\.[a-z_.]+)"`)
 	metrics, spans := section(t, "docs/operate.md", "## Metrics"), section(t, "docs/operate.md", "## Spans")
 	for _, m := range quoted.FindAllStringSubmatch(source, -1) {
@@ -186,6 +199,11 @@ func agreedOrder(key uint64, ids []string) []string {
 func TestHashesPage(t *testing.T) {
 	for _, v := range vectors(t, "seed") {
 		require.Equal(t, v[3], fmt.Sprintf("%016x", uint64(kvindex.SeedFor(v[0], v[1], v[2]))))
+	}
+	for _, v := range vectors(t, "keyed seed") {
+		key, err := hex.DecodeString(v[0])
+		require.NoError(t, err)
+		require.Equal(t, v[4], fmt.Sprintf("%016x", uint64(kvindex.KeyedSeed([32]byte(key), v[1], v[2], v[3]))))
 	}
 	for _, v := range vectors(t, "tokens") {
 		var tokens []uint32

@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/importer"
@@ -27,6 +28,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/sim/matrix"
+	"github.com/warmpath/warmpath/server"
 )
 
 // Every block of code in the README and in docs is tried here, by its language:
@@ -37,7 +41,7 @@ import (
 //	sh     is run, line by line, with addresses on loopback replaced by free ones; see
 //	       TestShellInDocs for what may stand there
 //	json   must be a config, a service config, or a list of dialects
-//	yaml   must be a config or a fleet file
+//	yaml   must be a config, a fleet file, or a look-aside server's config
 //
 // Indented blocks are figures and formulas.
 type fence struct {
@@ -99,20 +103,25 @@ func TestDocsHaveNoOtherBlocks(t *testing.T) {
 
 // packages are what blocks of Go import by using their names.
 var packages = map[string]string{
-	"context":    "context",
-	"fmt":        "fmt",
-	"json":       "encoding/json",
-	"log":        "log",
-	"strings":    "strings",
-	"testing":    "testing",
-	"grpc":       "google.golang.org/grpc",
-	"insecure":   "google.golang.org/grpc/credentials/insecure",
-	"client":     module + "/client",
-	"dialect":    module + "/balancer/dialect",
-	"policy":     module + "/balancer/policy",
-	"policytest": module + "/balancer/policytest",
-	"routing":    module + "/balancer/routing",
-	"pb":         module + "/tests/ownstubs/vllm/grpc/engine",
+	"context":     "context",
+	"errors":      "errors",
+	"fmt":         "fmt",
+	"json":        "encoding/json",
+	"log":         "log",
+	"strings":     "strings",
+	"testing":     "testing",
+	"grpc":        "google.golang.org/grpc",
+	"credentials": "google.golang.org/grpc/credentials",
+	"insecure":    "google.golang.org/grpc/credentials/insecure",
+	"client":      module + "/client",
+	"dialect":     module + "/balancer/dialect",
+	"policy":      module + "/balancer/policy",
+	"policytest":  module + "/balancer/policytest",
+	"routing":     module + "/balancer/routing",
+	"pb":          module + "/tests/ownstubs/vllm/grpc/engine",
+	"net":         "net",
+	"fleet":       module + "/balancer/fleet",
+	"replica":     module + "/server/replica",
 }
 
 func TestGoInDocs(t *testing.T) {
@@ -189,6 +198,8 @@ func TestConfigsInDocs(t *testing.T) {
 			switch text := []byte(f.text); {
 			case strings.HasPrefix(f.text, "replicas:"):
 				_, err = fleet.Parse(text)
+			case strings.Contains(f.text, "deployments:"):
+				_, err = server.ParseConfig(text)
 			case f.lang == "yaml":
 				var c *policy.Config
 				if c, err = policy.ParseYAML(text); err == nil {
@@ -196,12 +207,15 @@ func TestConfigsInDocs(t *testing.T) {
 				}
 			case strings.HasPrefix(f.text, "["):
 				_, err = dialect.ParseDialects(text)
+			case top["cells"] != nil:
+				_, err = matrix.Read(strings.NewReader(f.text))
 			case top["loadBalancingConfig"] != nil:
 				err = parseServiceConfig(top["loadBalancingConfig"])
 			default:
 				var c *policy.Config
 				if c, err = policy.ParseConfig(text); err == nil {
 					_, err = dialect.ParseDialects(c.Dialects)
+					err = errors.Join(err, tokenize.Check(c.Tokenizer))
 				}
 			}
 			require.NoError(t, err)
@@ -234,6 +248,8 @@ const absentTrace = "trace.jsonl"
 //	go run ./examples/…       run as it stands
 //	… &                       either, running until the block ends; the next line begins
 //	                          when the address in it answers
+//	grpcurl …                 run as it stands, without blanks between quotes. It is built where everything is
+//	                          required, else passed over unless it is installed
 //	go test ./...             not run: it is what is running
 //	go test … -bench …        not run: it must name benchmarks that exist
 func TestShellInDocs(t *testing.T) {
@@ -264,6 +280,10 @@ func TestShellInDocs(t *testing.T) {
 			words := strings.Fields(line)
 			if strings.Contains(line, "-bench") {
 				findBenchmarks(t, strings.Fields(strings.ReplaceAll(line, "'", "")))
+				continue
+			}
+			if words[0] == "grpcurl" {
+				runGrpcurl(ctx, t, strings.Fields(strings.ReplaceAll(line, "'", ""))[1:])
 				continue
 			}
 			require.GreaterOrEqual(t, len(words), 3, "%s: %s", f, line)
@@ -297,10 +317,33 @@ func TestShellInDocs(t *testing.T) {
 	}
 }
 
+// runGrpcurl runs the program of that name.
+func runGrpcurl(ctx context.Context, t *testing.T, args []string) {
+	t.Helper()
+	name, err := exec.LookPath("grpcurl")
+	switch {
+	case err == nil:
+	case os.Getenv("WARMPATH_REQUIRE_ALL") != "":
+		name, args = "go", append([]string{"tool", "-modfile=tools/go.mod", "grpcurl"}, args...)
+	default:
+		t.Logf("not run, grpcurl is not installed: %s", strings.Join(args, " "))
+		return
+	}
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = ".."
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "grpcurl %s\n%s", strings.Join(args, " "), out)
+	require.NotEmpty(t, out)
+}
+
 // findBenchmarks checks that each package of a go test command has a benchmark
 // that its -bench names.
 func findBenchmarks(t *testing.T, words []string) {
 	t.Helper()
+	if words[0] == "cd" { // a module of its own, which .ci/run tests: nothing here needs its dependencies
+		require.FileExists(t, filepath.Join("..", words[1], "go.mod"))
+		words = words[3:]
+	}
 	require.Equal(t, []string{"go", "test"}, words[:2])
 	at := slices.Index(words, "-bench")
 	require.Greater(t, len(words), at+1)

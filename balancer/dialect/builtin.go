@@ -10,6 +10,9 @@ func Builtin() []Dialect {
 	}
 	older := inference // before sessions and adapters had fields
 	older.Session, older.Adapter = "", ""
+	// An Abort is named for servers whose engines may go on when a call is cancelled. SGLang's
+	// own server aborts by itself.
+	inference.Abort = "/vllm.Control/Abort"
 
 	openAI := Dialect{JSONBody: "1", SplitModel: true, Usage: Usage{JSON: "1"}}
 	metaInfo := Usage{Prompt: "2[prompt_tokens]", Output: "2[completion_tokens]", Cached: "2[cached_tokens]"}
@@ -31,14 +34,16 @@ func Builtin() []Dialect {
 		inference.on("/vllm.Inference/Generate", "/vllm.Inference/GenerateStream"),
 		older.on("/vllm.Generate/Generate", "/vllm.Generate/GenerateStream"),
 
-		Dialect{RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.8", OneOf: [][]int32{{2, 3}}, Usage: chunkFirst}.
+		Dialect{RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.8", OneOf: [][]int32{{2, 3}}, Usage: chunkFirst,
+			Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
 			on("/vllm.grpc.engine.VllmEngine/Generate"),
-		Dialect{RequestID: "1", Tokens: "2.2"}.
+		Dialect{RequestID: "1", Tokens: "2.2", Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
 			on("/vllm.grpc.engine.VllmEngine/Embed"),
 
-		Dialect{RequestID: "1", Tokens: "2.2", Adapter: "15", MaxTokens: "4.8", Usage: chunkSecond}.
+		Dialect{RequestID: "1", Tokens: "2.2", Adapter: "15", MaxTokens: "4.8", Usage: chunkSecond,
+			Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
 			on("/sglang.grpc.scheduler.SglangScheduler/Generate"),
-		Dialect{RequestID: "1", Tokens: "2.2", Prompt: "10[]"}.
+		Dialect{RequestID: "1", Tokens: "2.2", Prompt: "10[]", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
 			on("/sglang.grpc.scheduler.SglangScheduler/Embed"),
 
 		Dialect{Prompt: "1", MaxTokens: "2.8", RequestID: "8", Adapter: "9", Session: "10", Usage: metaInfo}.
@@ -54,16 +59,16 @@ func Builtin() []Dialect {
 			on("/sglang.runtime.v1.SglangService/Classify"),
 
 		Dialect{RequestID: "1", Tokens: "2.2", MaxTokens: "5", Adapter: "13.1", CacheSalt: "19",
-			Usage: Usage{Prompt: "2.3|3.5", Output: "2.4|3.6", Cached: "2.5|3.7"}}.
+			Usage: Usage{Prompt: "2.3|3.5", Output: "2.4|3.6", Cached: "2.5|3.7"}, Abort: "/trtllm.TrtllmService/Abort"}.
 			on("/trtllm.TrtllmService/Generate"),
 		// The two numbers inside tokenized are swapped here.
-		Dialect{RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond}.
+		Dialect{RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond, Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort"}.
 			on("/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate"),
 		Dialect{RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.9", OneOf: [][]int32{{2, 3}}, Usage: chunkFirst}.
 			on("/mlx.grpc.engine.MlxEngine/Generate"),
 		// The session inside kv is a handle for KV transfer, not a conversation.
 		Dialect{RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", MaxTokens: "6.1", CacheSalt: "8.3", Adapter: "11",
-			OneOf: [][]int32{{3, 4}}, Usage: Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"}}.
+			OneOf: [][]int32{{3, 4}}, Usage: Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"}, Abort: "/openengine.v1.Control/Abort"}.
 			on("/openengine.v1.Inference/Generate"),
 
 		kserve.on("/inference.GRPCInferenceService/ModelInfer"),

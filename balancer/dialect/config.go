@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"reflect"
-	"strings"
 )
 
 // ParseDialects reads the config form: a JSON array of dialects, in which an
@@ -72,8 +71,7 @@ func (d Dialect) check() error {
 		return fmt.Errorf("methods: none given")
 	}
 	for _, m := range d.Methods {
-		service, method, ok := strings.Cut(strings.TrimPrefix(m, "/"), "/")
-		if !strings.HasPrefix(m, "/") || !ok || service == "" || method == "" || strings.Contains(method, "/") {
+		if !isMethod(m) {
 			return fmt.Errorf("methods: %q is not of the form /package.Service/Method", m)
 		}
 	}
@@ -90,5 +88,5 @@ func (d Dialect) check() error {
 	if t := d.Tensors; t != nil && t.Text == "" && t.Tokens == "" {
 		return fmt.Errorf("tensors: neither text nor tokens is given")
 	}
-	return nil
+	return d.checkAbort()
 }

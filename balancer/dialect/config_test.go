@@ -79,6 +79,8 @@ func TestBadDialectsNameTheField(t *testing.T) {
 		{`[{"methods":["/a/b"],"usage":{"cached":"x y"}}]`, "usage.cached:"},
 		{`[{"methods":["/a/b"],"one_of":[[0]]}]`, "one_of: 0 is no field number"},
 		{`[{"methods":["/a/b"],"tensors":{}}]`, "tensors: neither"},
+		{`[{"methods":["/a/b"],"request_id":"1","abort":"Abort"}]`, `abort: "Abort" is not of the form`},
+		{`[{"methods":["/a/b"],"abort":"/a/Abort"}]`, "abort: request_id is not set"},
 		{`[{"methods":["/a/b"],"default_max_tokens":-1}]`, "default_max_tokens: -1 is negative"},
 		{`[{"name":"x","like":"/a/b"}]`, `dialects[0] (x): like: no built-in dialect for method "/a/b"`},
 		{`[{"methods":["/a/b"]},{"name":"x","methods":["/a/b"]}]`, "dialects[1] (x): methods: /a/b is described twice"},

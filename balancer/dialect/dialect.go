@@ -49,6 +49,11 @@ type Dialect struct {
 	// Usage is where responses say what the call cost.
 	Usage Usage `json:"usage,omitzero"`
 
+	// Abort is the method that ends a request: its field 1 is the request id. It is called
+	// where the caller went away and RequestID was set in the message, for engines that do not
+	// notice the end of a call, or late.
+	Abort string `json:"abort,omitempty"`
+
 	// DeferStream asks for the opening of client and bidirectional streams to
 	// wait for the first message, so that they are routed by it. Such a stream
 	// is routed once: clients that put many conversations on one should not set it.

@@ -15,19 +15,23 @@ type body struct {
 	session, params, cacheKey, user    string
 	maxCompletion, maxTokens           int
 	messages, prompt, input, ids, tool []byte
+
+	whole    bool // it is an object and did not end early
+	oddModel bool // the model is something else than a string
 }
 
 // readBody reads the top level of an OpenAI request. Of a body that is cut off,
 // scalars that are not whole are left out, and the prompt is what there is of it:
 // a prefix of the whole one, but for tools that stand behind the cut.
 func readBody(raw []byte) (b body) {
-	for w := walk(raw); w.next(); {
+	w := walk(raw)
+	for w.next() {
 		if string(w.val) == "null" {
 			continue
 		}
 		switch w.key {
 		case "model":
-			b.model = w.scalar()
+			b.model, b.oddModel = w.scalar(), !w.cut && w.val[0] != '"'
 		case "lora_path", "lora_name":
 			b.adapter = w.scalar()
 		case "cache_salt":
@@ -60,6 +64,7 @@ func readBody(raw []byte) (b body) {
 			b.tool = w.val
 		}
 	}
+	b.whole = w.end && !w.array
 	return b
 }
 
@@ -100,6 +105,11 @@ func (m *Method) readJSON(q *routing.Request, raw []byte, session, prompt bool) 
 			b.model, b.adapter = base, adapter
 		}
 	}
+	b.fill(q, session, prompt)
+}
+
+// fill sets what q does not have.
+func (b *body) fill(q *routing.Request, session, prompt bool) {
 	setIfEmpty(&q.ID, b.id)
 	setIfEmpty(&q.Model, b.model)
 	setIfEmpty(&q.Adapter, b.adapter)

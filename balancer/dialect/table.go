@@ -5,6 +5,7 @@ import "fmt"
 // A Table maps gRPC methods to their dialects. Immutable.
 type Table struct {
 	methods map[string]*Method
+	own     map[string]bool // methods that the user described
 	unknown *Method
 }
 
@@ -17,7 +18,7 @@ func NewTable(user ...Dialect) (*Table, error) {
 			return nil, err
 		}
 	}
-	mine := make(map[string]bool)
+	t.own = make(map[string]bool)
 	for i, d := range user {
 		name := d.Name
 		if name == "" && len(d.Methods) > 0 {
@@ -28,15 +29,28 @@ func NewTable(user ...Dialect) (*Table, error) {
 			return nil, fmt.Errorf("dialects[%d] (%s): %w", i, name, err)
 		}
 		for _, m := range added {
-			if mine[m] {
+			if t.own[m] {
 				return nil, fmt.Errorf("dialects[%d] (%s): methods: %s is described twice", i, name, m)
 			}
-			mine[m] = true
+			t.own[m] = true
 		}
 	}
 	var err error
 	t.unknown, err = newMethod(unknown)
 	return t, err
+}
+
+// With returns a table that has more of the user's dialects, for the methods that the
+// user's own in t do not name.
+func (t *Table) With(more ...Dialect) (*Table, error) {
+	all, err := NewTable(more...)
+	if err != nil {
+		return nil, err
+	}
+	for m := range t.own {
+		all.methods[m], all.own[m] = t.methods[m], true
+	}
+	return all, nil
 }
 
 func (t *Table) add(d Dialect) ([]string, error) {
@@ -78,6 +92,12 @@ type Method struct {
 // DeferStream reports whether a client or bidirectional stream is to be opened
 // with its first message.
 func (m *Method) DeferStream() bool { return m != nil && m.dialect.DeferStream }
+
+// HasPrompt reports whether a request may carry a prompt. Of a method without a
+// dialect nobody knows, so it may.
+func (m *Method) HasPrompt() bool {
+	return m != nil && (m.request.slots&(promptSlots|slotJSON.bit()) != 0 || m.dialect.Tensors != nil)
+}
 
 // HasUsage reports whether responses may carry usage.
 func (m *Method) HasUsage() bool { return m != nil && m.response.slots != 0 }

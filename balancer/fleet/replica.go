@@ -7,10 +7,8 @@ import (
 	"io"
 	"math"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -28,8 +26,9 @@ type Replica struct {
 	// ServerName is the name in the replica's certificate and in the :authority
 	// of its calls, with or without a port. Default: the address.
 	ServerName string `json:"server_name,omitempty"`
-	Zone       string `json:"zone,omitempty"`
-	Node       string `json:"node,omitempty"`
+	// Zone and Node are where the replica runs.
+	Zone string `json:"zone,omitempty"`
+	Node string `json:"node,omitempty"`
 	// Weight is the replica's share relative to others; 0 means 1.
 	Weight float64 `json:"weight,omitempty"`
 	// MaxOngoingRequests is how many requests may be under way at once; 0 means
@@ -37,19 +36,28 @@ type Replica struct {
 	MaxOngoingRequests int      `json:"max_ongoing_requests,omitempty"`
 	Models             []string `json:"models,omitempty"`   // served; empty = not declared
 	Adapters           []string `json:"adapters,omitempty"` // LoRA adapters loaded
-	KVEvents           string   `json:"kv_events,omitempty"`
-	Draining           bool     `json:"draining,omitempty"` // takes no new requests
+	// KVEvents is where the engine publishes its KV events, KVEventsReplay where it
+	// repeats those that were missed.
+	KVEvents       string `json:"kv_events,omitempty"`
+	KVEventsReplay string `json:"kv_events_replay,omitempty"`
+	// Ranks is how many data-parallel ranks the replica has; 0 means 1.
+	Ranks    int  `json:"ranks,omitempty"`
+	Draining bool `json:"draining,omitempty"` // takes no new sessions
+	// Instance is another one after the replica was restarted; "" = not said. At most 256 bytes.
+	Instance string `json:"instance,omitempty"`
 }
 
 // fields are the names in a replica's entry of the fleet file.
 var fields = []string{
 	"id", "address", "server_name", "zone", "node", "weight",
-	"max_ongoing_requests", "models", "adapters", "kv_events", "draining",
+	"max_ongoing_requests", "models", "adapters", "kv_events", "kv_events_replay", "ranks",
+	"draining", "instance",
 }
 
 const (
-	maxID   = 256
-	maxFile = 64 << 20
+	maxID    = 256
+	maxFile  = 64 << 20
+	maxRanks = 1024
 )
 
 // Attributes returns what the core knows of the replica.
@@ -65,6 +73,10 @@ func (r Replica) Attributes() routing.Attributes {
 		Adapters:   slices.Clone(r.Adapters),
 		KVEvents:   r.KVEvents,
 		Draining:   r.Draining,
+		Instance:   r.Instance,
+		Ranks:      r.Ranks,
+
+		KVEventsReplay: r.KVEventsReplay,
 	}
 }
 
@@ -262,6 +274,15 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 	return nil
 }
 
+// Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names
+// the field at fault.
+func (r *Replica) Settle() error {
+	if field, err := r.settle(); err != nil {
+		return fmt.Errorf("%s: %w", field, err)
+	}
+	return nil
+}
+
 // settle checks one replica, fills in its defaults and names the field at fault.
 func (r *Replica) settle() (field string, err error) {
 	if r.Address == "" {
@@ -287,6 +308,15 @@ func (r *Replica) settle() (field string, err error) {
 	if r.MaxOngoingRequests < 0 {
 		return "max_ongoing_requests", fmt.Errorf("%d is less than 0", r.MaxOngoingRequests)
 	}
+	if r.Ranks < 0 || r.Ranks > maxRanks {
+		return "ranks", fmt.Errorf("%d is not between 0 and %d", r.Ranks, maxRanks)
+	}
+	if r.KVEventsReplay != "" && r.KVEvents == "" {
+		return "kv_events_replay", errors.New("there is no kv_events")
+	}
+	if len(r.Instance) > maxID {
+		return "instance", fmt.Errorf("longer than %d bytes", maxID)
+	}
 	if i := slices.Index(r.Models, ""); i >= 0 {
 		return "models", fmt.Errorf("name %d is empty", i+1)
 	}
@@ -294,98 +324,6 @@ func (r *Replica) settle() (field string, err error) {
 		return "adapters", fmt.Errorf("name %d is empty", i+1)
 	}
 	return "", nil
-}
-
-func checkID(id string) error {
-	if len(id) > maxID {
-		return fmt.Errorf("longer than %d bytes", maxID)
-	}
-	if i := strings.IndexFunc(id, func(c rune) bool { return c <= ' ' || c >= 0x7f }); i >= 0 {
-		return fmt.Errorf("%q has something else than printable ASCII at byte %d", id, i)
-	}
-	return nil
-}
-
-func checkAddress(address string) error {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return fmt.Errorf("%q is not host:port (%s)", address, reason(err))
-	}
-	if host == "" {
-		return fmt.Errorf("%q has no host", address)
-	}
-	if err := checkHost(host); err != nil {
-		return err
-	}
-	return checkPort(port)
-}
-
-// checkServerName accepts what may stand as an authority: a host, with or
-// without a port.
-func checkServerName(name string) error {
-	host := name
-	if h, port, err := net.SplitHostPort(name); err == nil {
-		if err := checkPort(port); err != nil {
-			return err
-		}
-		host = h
-	} else if bare, ok := strings.CutPrefix(name, "["); ok {
-		host = strings.TrimSuffix(bare, "]")
-	} else if strings.Contains(name, ":") {
-		return fmt.Errorf("%q: an IPv6 address needs brackets", name)
-	}
-	if strings.Contains(host, "%") {
-		return fmt.Errorf("%q has a zone", name)
-	}
-	return checkHost(host)
-}
-
-func checkHost(host string) error {
-	if strings.Contains(host, ":") {
-		if _, err := netip.ParseAddr(host); err != nil {
-			return fmt.Errorf("%q is not an IPv6 address", host)
-		}
-		// The zone is the one part that ParseAddr lets through unread.
-		_, host, _ = strings.Cut(host, "%")
-		if host == "" {
-			return nil
-		}
-	}
-	if host == "" || len(host) > 253 {
-		return fmt.Errorf("host %q is empty or too long", host)
-	}
-	for _, c := range []byte(host) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '.', c == '_':
-		default:
-			return fmt.Errorf("host %q has a %q in it", host, c)
-		}
-	}
-	return nil
-}
-
-func checkPort(port string) error {
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("port %q is not a number from 1 to 65535", port)
-	}
-	return nil
-}
-
-// addressKey is the same for two spellings of one address.
-func addressKey(address string) string {
-	host, port, _ := net.SplitHostPort(address)
-	if ip, err := netip.ParseAddr(host); err == nil {
-		host = ip.Unmap().String()
-	}
-	n, _ := strconv.Atoi(port)
-	return net.JoinHostPort(strings.ToLower(host), strconv.Itoa(n))
-}
-
-func reason(err error) string {
-	if bad := (*net.AddrError)(nil); errors.As(err, &bad) {
-		return bad.Err
-	}
-	return err.Error()
 }
 
 // oneDocument refuses a second YAML document: the decoder would drop it unread.

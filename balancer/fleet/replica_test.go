@@ -27,6 +27,8 @@ replicas:
   models: [m]
   adapters: [x, z]
   kv_events: "tcp://10.0.0.1:5557"
+  kv_events_replay: "tcp://10.0.0.1:6557"
+  ranks: 4
   draining: true
 - address: "[2001:db8::1]:50051"
 `
@@ -35,7 +37,7 @@ var fullFleet = []Replica{
 	{
 		ID: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z1", Node: "n1", Weight: 1.5,
 		MaxOngoingRequests: 64, Models: []string{"m"}, Adapters: []string{"x", "z"},
-		KVEvents: "tcp://10.0.0.1:5557", Draining: true,
+		KVEvents: "tcp://10.0.0.1:5557", KVEventsReplay: "tcp://10.0.0.1:6557", Ranks: 4, Draining: true,
 	},
 	{ID: "[2001:db8::1]:50051", Address: "[2001:db8::1]:50051"},
 }
@@ -110,6 +112,9 @@ func TestParseRefuses(t *testing.T) {
 		{"weight infinite", one("weight: .inf, address: 'b:1'"), "weight must be finite"},
 		{"weight not a number", one("weight: .nan, address: 'b:1'"), "weight must be finite"},
 		{"weight a word", one("weight: heavy, address: 'b:1'"), "replicas[1].weight: want a number, got string"},
+		{"ranks below 0", one("ranks: -1, address: 'b:1'"), "replicas[1].ranks: -1 is not between 0 and 1024"},
+		{"too many ranks", one("ranks: 1025, address: 'b:1'"), "replicas[1].ranks: 1025 is not"},
+		{"replay of nothing", one("kv_events_replay: 'tcp://b:1', address: 'b:1'"), "replicas[1].kv_events_replay: there is no kv_events"},
 		{"capacity below 0", one("max_ongoing_requests: -1, address: 'b:1'"), "replicas[1].max_ongoing_requests: -1 is less than 0"},
 		{"capacity a fraction", one("max_ongoing_requests: 1.5, address: 'b:1'"), "replicas[1].max_ongoing_requests: want a whole number"},
 		{"models a word", one("models: m, address: 'b:1'"), "replicas[1].models: want a list of strings, got string"},
@@ -194,6 +199,7 @@ func TestAttributesCarryEverything(t *testing.T) {
 	assert.Equal(t, routing.Attributes{
 		ID: "a", Address: "10.0.0.1:50051", Zone: "z1", Node: "n1", Weight: 1.5, MaxOngoing: 64,
 		Models: []string{"m"}, Adapters: []string{"x", "z"}, KVEvents: "tcp://10.0.0.1:5557", Draining: true,
+		KVEventsReplay: "tcp://10.0.0.1:6557", Ranks: 4,
 	}, a)
 	a.Models[0] = "other"
 	assert.Equal(t, "m", fullFleet[0].Models[0])

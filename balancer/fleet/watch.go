@@ -24,10 +24,10 @@ var usual = timing{settle: 50 * time.Millisecond, poll: PollInterval, events: tr
 // PollInterval is how often a [Watcher] looks at its file unasked.
 const PollInterval = 30 * time.Second
 
-// A Watcher follows a fleet file.
+// A Watcher follows a fleet file, or one of another kind.
 type Watcher struct {
 	path string // absolute
-	on   func([]Replica, error)
+	on   func([]byte, error)
 	timing
 
 	fs       *fsnotify.Watcher // nil: the poll is all there is
@@ -58,7 +58,22 @@ func Watch(path string, on func([]Replica, error)) *Watcher {
 	return watch(path, on, usual)
 }
 
+// WatchFile is Watch for a file of another kind: on is given its content.
+func WatchFile(path string, on func([]byte, error)) *Watcher {
+	return watchFile(path, on, usual)
+}
+
 func watch(path string, on func([]Replica, error), t timing) *Watcher {
+	return watchFile(path, func(data []byte, err error) {
+		if err != nil {
+			on(nil, err)
+			return
+		}
+		on(parseFile(path, data))
+	}, t)
+}
+
+func watchFile(path string, on func([]byte, error), t timing) *Watcher {
 	w := &Watcher{
 		path:   path,
 		on:     on,
@@ -140,11 +155,7 @@ func (w *Watcher) look() {
 		return
 	}
 	w.last = now
-	if err != nil {
-		w.on(nil, err)
-		return
-	}
-	w.on(parseFile(w.path, data))
+	w.on(data, err)
 }
 
 // watchDirs watches the directory of the file, of every symbolic link on the way

@@ -28,9 +28,10 @@ func (x *Index) bisect(blocks []uint64, m *Matches, lanes uint64, held, missing 
 }
 
 func (x *Index) recordProven(blocks []uint64, m *Matches, lanes uint64) bool {
+	last := x.block(blocks[len(blocks)-1])
 	for ; lanes != 0; lanes &= lanes - 1 {
 		lane := uint16(bits.TrailingZeros64(lanes))
-		if !x.holdsAll(blocks, lane) {
+		if !x.holdsAll(blocks, last, lane) {
 			m.reset()
 			return false
 		}
@@ -41,15 +42,15 @@ func (x *Index) recordProven(blocks []uint64, m *Matches, lanes uint64) bool {
 	return true
 }
 
-// holdsAll reports whether the lane surely holds these blocks, from the first to the last: every node says
-// how many blocks before it were touched together with it.
-func (x *Index) holdsAll(blocks []uint64, lane uint16) bool {
+// holdsAll reports whether the lane surely holds these blocks, from the first to the last, whose entry this
+// is: every node says how many blocks before it were touched together with it.
+func (x *Index) holdsAll(blocks []uint64, last *entry, lane uint16) bool {
 	l := &x.lanes[lane]
 	if l.writing > 0 {
 		return false
 	}
+	i := x.holdingOf(last, lane)
 	for range maxPieces {
-		i := x.holding(blocks[len(blocks)-1], lane)
 		if i == noNode {
 			return false
 		}
@@ -61,6 +62,7 @@ func (x *Index) holdsAll(blocks []uint64, lane uint16) bool {
 			return true
 		}
 		blocks = blocks[:len(blocks)-int(n.span)]
+		i = x.holding(blocks[len(blocks)-1], lane)
 	}
 	return false
 }

@@ -6,7 +6,13 @@ type Stats struct {
 	Blocks    int    // different blocks in memory, those that only removed or cleared replicas held included until they are swept
 	Holders   int    // (block, replica) pairs that Match can see
 	Bytes     int64  // memory held, counted from the arrays allocated
+	MaxBytes  int64  // the budget, as it is now
 	Evictions uint64 // (block, replica) pairs given up for a capacity or the byte budget, ever
+
+	// LiveEvictions counts those of replicas marked by SetLive, and what they hold beyond the longest chain
+	// that is taken in: the index tells less than their engines have. More than a few ask for a larger
+	// budget.
+	LiveEvictions uint64
 }
 
 // Stats returns the counts of the index, in constant time.
@@ -14,11 +20,27 @@ func (x *Index) Stats() Stats {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return Stats{
-		Replicas:  len(x.ids),
-		Blocks:    x.nblocks,
-		Holders:   x.nodes.count() - x.unswept,
-		Bytes:     x.bytes(),
-		Evictions: x.evictions,
+		Replicas:      len(x.ids),
+		Blocks:        x.nblocks,
+		Holders:       x.nodes.count() - x.unswept,
+		Bytes:         x.bytes(),
+		MaxBytes:      x.maxBytes,
+		Evictions:     x.evictions,
+		LiveEvictions: x.untold,
+	}
+}
+
+func (x *Index) setBudget(bytes int64) {
+	x.maxBytes = bytes
+	x.maxChain = int(bytes / chainBytes)
+}
+
+// changeCapacity sets what a slot is known to hold at most, and the budget if that follows.
+func (x *Index) changeCapacity(s Slot, blocks uint32) {
+	x.capacities += int64(blocks) - int64(x.slots[s].capacity)
+	x.slots[s].capacity = blocks
+	if x.follows {
+		x.setBudget(min(max(x.maxBytes, x.capacities*bytesPerHolding), maxDefaultBytes))
 	}
 }
 
@@ -29,16 +51,9 @@ func (x *Index) bytes() int64 {
 // makeRoom evicts until the lane can hold one more block within the budget. Once it had to evict, the
 // index is squeezed: the shards concerned fill up rather than grow, or each growth would wait until the
 // whole index has shrunk by as much.
-func (x *Index) makeRoom(hash uint64, lane uint16) (squeezed, ok bool) {
-	blockMix, holdingMix := x.mix(hash), x.mixHolding(hash, lane)
+func (x *Index) makeRoom(hash uint64, lane uint16, known bool) (squeezed, ok bool) {
 	for {
-		need := x.nodes.need() + x.holdings.need(holdingMix, squeezed)
-		if e := x.block(hash); e != nil {
-			need += x.pool.need(e.ext, lane)
-		} else {
-			need += x.blocks.need(blockMix, squeezed)
-		}
-		if x.bytes()+need <= x.maxBytes {
+		if x.bytes()+x.need(hash, lane, squeezed, known) <= x.maxBytes {
 			return squeezed, true
 		}
 		if !x.evict() {
@@ -46,6 +61,27 @@ func (x *Index) makeRoom(hash uint64, lane uint16) (squeezed, ok bool) {
 		}
 		squeezed = true
 	}
+}
+
+// need returns how many bytes it costs that the lane holds one more block.
+func (x *Index) need(hash uint64, lane uint16, squeezed, known bool) int64 {
+	var e *entry
+	if known {
+		e = x.block(hash)
+	}
+	if e == nil {
+		return x.nodes.need() + x.blocks.need(x.mix(hash), 1, squeezed)
+	}
+	need, mix := x.nodes.need()+x.pool.need(e.ext, lane), x.mixHolding(hash, lane)
+	if e.ext.kind() != extOne {
+		return need + x.holdings.need(mix, 1, squeezed)
+	}
+	one, _ := e.ext.one()
+	other := x.mixHolding(hash, one)
+	if x.holdings.shard(mix) == x.holdings.shard(other) {
+		return need + x.holdings.need(mix, 2, squeezed)
+	}
+	return need + x.holdings.need(mix, 1, squeezed) + x.holdings.need(other, 1, squeezed)
 }
 
 func (x *Index) fitBudget() {
@@ -66,8 +102,7 @@ func (x *Index) evict() bool {
 	if x.victim == noLane {
 		return false
 	}
-	x.drop(x.lanes[x.victim].last)
-	x.evictions++
+	x.evictLast(x.victim)
 	return true
 }
 

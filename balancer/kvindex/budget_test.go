@@ -62,6 +62,7 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 		for i := range 100 {
 			for _, s := range slots {
 				x.Insert(s, prompt(i, 0, i, 5))
+				require.LessOrEqual(t, x.Stats().Bytes, int64(minBytes))
 			}
 		}
 		return x.Stats().Holders
@@ -77,6 +78,84 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 		assert.InEpsilon(t, manyFirst, many(), 0.1)
 		assert.InEpsilon(t, oneFirst, one(), 0.1)
 	}
+	verify(t, x)
+}
+
+// The default budget holds what the engines hold, between 64 MiB and 1 GiB.
+func TestBudgetFollowsTheCapacities(t *testing.T) {
+	x := New(Options{MaxBlocksPerReplica: 1_000_000})
+	budget := func() int64 { return x.Stats().MaxBytes }
+	assert.EqualValues(t, 64<<20, budget())
+	a := x.AddReplica("a")
+	assert.EqualValues(t, 64<<20, budget())
+	x.AddReplica("b")
+	assert.EqualValues(t, 128_000_000, budget())
+	x.SetCapacity(a, 3_000_000)
+	assert.EqualValues(t, 256_000_000, budget())
+	x.RemoveReplica("b")
+	x.AddReplica("c")
+	assert.EqualValues(t, 256_000_000, budget(), "a replaced replica asks for nothing more")
+	x.SetCapacity(a, 0)
+	assert.EqualValues(t, 256_000_000, budget(), "it does not shrink")
+	x.SetCapacity(a, 1<<31)
+	assert.EqualValues(t, 1<<30, budget())
+
+	y := New(Options{MaxBytes: minBytes})
+	y.SetCapacity(y.AddReplica("a"), 1<<31)
+	assert.EqualValues(t, minBytes, y.Stats().MaxBytes)
+}
+
+// The capacities of a fleet that shares nothing fit in the budget derived from them.
+func TestDerivedBudgetHoldsTheFleet(t *testing.T) {
+	const fleet, each = 130, 20_000
+	x := New(Options{})
+	slots := replicas(x, fleet)
+	for i, s := range slots {
+		x.SetCapacity(s, each)
+		for n := range each / 1000 {
+			x.Insert(s, random(uint64(i*1000+n), 1000))
+		}
+	}
+	st := x.Stats()
+	assert.EqualValues(t, fleet*each*64, st.MaxBytes)
+	assert.Equal(t, fleet*each, st.Holders)
+	assert.Zero(t, st.Evictions)
+}
+
+// What the index gives up although an engine has it is told apart.
+func TestLiveEvictions(t *testing.T) {
+	x := New(Options{MaxBytes: minBytes})
+	a, b := x.AddReplica("a"), x.AddReplica("b")
+	x.SetLive(a, true)
+	x.SetLive(NoSlot, true)
+	live := func() int { return int(x.Stats().LiveEvictions) }
+
+	x.Insert(a, prompt(1, 0, 0, 10))
+	x.Remove(a, prompt(1, 0, 0, 10)[5:])
+	x.SetCapacity(b, 5)
+	x.Insert(b, prompt(1, 0, 0, 5))
+	x.Insert(b, prompt(2, 0, 0, 5))
+	assert.Zero(t, live(), "removed by the engine, or predicted")
+	assert.EqualValues(t, 5, x.Stats().Evictions)
+
+	x.SetCapacity(a, 3)
+	assert.Equal(t, 2, live())
+	x.Insert(a, prompt(3, 0, 0, 7))
+	assert.Equal(t, 2+3+4, live(), "evicted, and beyond the capacity")
+	x.Clear(a)
+	assert.Equal(t, 9, live())
+	x.SetCapacity(a, 2)
+	x.Insert(a, prompt(1, 0, 0, 3))
+	assert.Equal(t, 10, live(), "still marked after Clear")
+	x.RemoveReplica("a")
+	a = x.AddReplica("a")
+	x.SetCapacity(a, 2)
+	x.Insert(a, prompt(1, 0, 0, 3))
+	assert.Equal(t, 10, live(), "a new replica")
+	x.SetLive(a, true)
+	x.SetLive(a, false)
+	x.SetCapacity(a, 1)
+	assert.Equal(t, 10, live())
 	verify(t, x)
 }
 

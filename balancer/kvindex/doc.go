@@ -15,11 +15,14 @@
 // # Complexity
 //
 // With n blocks and r replicas, Match takes O(n·(1 + r/64)) and stops at the first block that no live
-// replica holds; a miss is one probe. Insert takes O(n), or O(1) if the chain was inserted a moment ago.
+// replica holds; a miss is one probe. Insert takes O(n), or O(1) if the chain was inserted a moment ago:
+// 100 to 200 ns a block nobody holds, mostly the processor's wait for memory, and 5 ns a block held already,
+// since a chain is found in the replica's list as it was inserted. A chat that grows by 32 blocks a turn costs
+// 30 to 40 ns a block of its whole prompt (go test -bench 'Insert|Growing').
 // RemoveReplica and Clear take O(r) and no time per block: readers forget at once, memory is swept by
 // later inserts, two blocks for each one inserted. Only when 64 replicas' worth is waiting, the oldest is
-// swept on the spot. A block costs about 35 bytes, each (block, replica) about 32 more, replicas above the
-// 64th up to 8 more.
+// swept on the spot. A block costs about 35 bytes, its first holder 24 more and each further one 32, replicas
+// above the 64th up to 8 more.
 //
 // # Guarantees
 //

@@ -11,6 +11,7 @@ import (
 // model has, the same while nothing was evicted.
 func FuzzIndex(f *testing.F) {
 	f.Add([]byte{0, 1, 9, 1, 1, 9, 2, 1, 4, 3, 1, 0, 0, 1, 9, 4, 1, 0, 5, 1, 3}, false)
+	f.Add([]byte{0, 1, 200, 0, 2, 200, 7, 1, 2, 8, 1, 199, 9, 2, 200, 0, 1, 200}, true)
 	f.Add([]byte{0, 1, 200, 0, 2, 210, 0, 3, 220, 5, 1, 7, 0, 1, 250, 6, 9, 9}, true)
 	f.Fuzz(func(t *testing.T, program []byte, small bool) {
 		x, m := New(Options{MaxBytes: minBytes}), newModel()
@@ -26,7 +27,7 @@ func FuzzIndex(f *testing.F) {
 			s := slots[program[1]%80]
 			arg := int(program[2])
 			blocks := prompt(arg&1, arg>>1&7, arg>>4&1, 1+arg>>3)
-			switch program[0] % 8 {
+			switch program[0] % 10 {
 			case 0, 1:
 				x.Insert(s, blocks)
 				m.insert(s, blocks)
@@ -52,6 +53,13 @@ func FuzzIndex(f *testing.F) {
 				x.mu.Lock()
 				x.evict()
 				x.mu.Unlock()
+			case 7:
+				x.SetLive(s, arg&1 == 0)
+			case 8:
+				for i := len(blocks) - 1 - arg&1; i >= 0; i -= 2 {
+					x.Remove(s, blocks[i:i+1])
+					m.remove(s, blocks[i:i+1])
+				}
 			default:
 				x.Insert(s, blocks[len(blocks)/3:])
 				m.insert(s, blocks[len(blocks)/3:])
@@ -59,6 +67,9 @@ func FuzzIndex(f *testing.F) {
 			var got Matches
 			x.Match(blocks, &got)
 			exact := x.Stats().Evictions == 0
+			if !small { // else chains are longer than a capacity
+				require.LessOrEqual(t, x.Stats().LiveEvictions, x.Stats().Evictions)
+			}
 			for _, s := range slots {
 				want := m.depth(s, blocks)
 				require.LessOrEqual(t, got.Depth(s), want)

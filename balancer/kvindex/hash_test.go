@@ -42,6 +42,34 @@ func TestSeeds(t *testing.T) {
 	assert.Len(t, seeds, 8)
 }
 
+func TestKeyedSeeds(t *testing.T) {
+	var key [32]byte
+	for i := range key {
+		key[i] = byte(i)
+	}
+	assert.Equal(t, Seed(0x4291b0459bef1772), KeyedSeed(key, "", "", ""))
+	assert.Equal(t, Seed(0x638e0c66f60948cf), KeyedSeed(key, "llama", "my-lora", "tenant-7"))
+	seeds := map[Seed]bool{}
+	for _, names := range [][3]string{{}, {"x"}, {"", "x"}, {"", "", "x"}, {"xx"}, {"x", "x"}, {"x", "x", "x"}} {
+		seeds[KeyedSeed(key, names[0], names[1], names[2])] = true
+		seeds[KeyedSeed([32]byte{}, names[0], names[1], names[2])] = true
+	}
+	assert.Len(t, seeds, 14)
+}
+
+// Engines have blocks of 1 to 256 tokens.
+func TestAllBlockSizes(t *testing.T) {
+	tokens := make([]uint32, 3*256+5)
+	for i := range tokens {
+		tokens[i] = uint32(i * i)
+	}
+	for size := 1; size <= 256; size++ {
+		hashes := AppendTokens(nil, tokens, size, chainSeed)
+		require.Len(t, hashes, len(tokens)/size)
+		require.Equal(t, appendTokensPortable(nil, tokens, size, chainSeed), hashes)
+	}
+}
+
 func TestOnlyFullBlocksAreHashed(t *testing.T) {
 	tokens := oneToTwelve()
 	assert.Empty(t, AppendTokens(nil, tokens[:3], 4, chainSeed))
@@ -83,7 +111,7 @@ func FuzzHash(f *testing.F) {
 	f.Add([]byte("the quick brown fox jumps over the lazy dog"), 4, uint64(1337))
 	f.Add([]byte("x"), 1, uint64(0))
 	f.Fuzz(func(t *testing.T, data []byte, size int, seed uint64) {
-		size = size & 63
+		size = size & 0x1ff
 		tokens := make([]uint32, len(data)/4)
 		for i := range tokens {
 			tokens[i] = binary.LittleEndian.Uint32(data[4*i:])

@@ -3,6 +3,7 @@ package kvindex
 import (
 	"fmt"
 	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -20,6 +21,15 @@ func prompt(family, fork, branch, n int) []uint64 {
 		}
 	}
 	return AppendTokens(nil, tokens, 16, chainSeed)
+}
+
+// random returns n hashes that no other seed gives.
+func random(seed uint64, n int) []uint64 {
+	r, blocks := rand.New(rand.NewPCG(seed, 5)), make([]uint64, n)
+	for i := range blocks {
+		blocks[i] = r.Uint64()
+	}
+	return blocks
 }
 
 func replicas(x *Index, n int) []Slot {
@@ -88,7 +98,7 @@ func verify(t testing.TB, x *Index) {
 	require.Equal(t, x.nodes.holes, holes)
 	require.Equal(t, unswept, x.unswept)
 
-	blocks, holders := 0, 0
+	blocks, holders, shared := 0, 0, 0
 	inCells := [classes]uint32{}
 	for i := range x.blocks.shards {
 		s := &x.blocks.shards[i]
@@ -96,8 +106,17 @@ func verify(t testing.TB, x *Index) {
 		s.each(func(e *entry) {
 			count++
 			lanes := slices.Clone(x.pool.members(e.ext))
-			require.Len(t, lanes, e.ext.count())
-			if e.ext.kind() >= extList {
+			switch e.ext.kind() {
+			case extOne:
+				one, node := e.ext.one()
+				require.Equal(t, e.hash, x.nodes.at(node).hash)
+				require.Equal(t, one, x.nodes.at(node).lane)
+				require.Equal(t, uint64(1)<<one, e.low, "0 from the 64th lane on")
+			default:
+				require.Len(t, lanes, e.ext.count())
+				shared += e.ext.count() + bits.OnesCount64(e.low)
+			}
+			if kind := e.ext.kind(); kind == extList || kind == extBits {
 				inCells[e.ext.class()]++
 				require.Equal(t, e.hash, *x.pool.owner(e.ext.class(), e.ext.cell()))
 			}
@@ -120,7 +139,7 @@ func verify(t testing.TB, x *Index) {
 	for i := range x.holdings.shards {
 		refs += x.holdings.shards[i].n
 	}
-	require.Equal(t, len(inLists), refs)
+	require.Equal(t, shared, refs)
 	for class := range x.pool.classes {
 		require.Equal(t, inCells[class], x.pool.classes[class].n)
 		pooled += int64(len(x.pool.classes[class].chunks)) * cellChunk

@@ -5,7 +5,8 @@ import (
 	"unsafe"
 )
 
-// entry is a block and the lanes that hold it: lanes 0 to 63 as bits in low, the others in ext.
+// entry is a block and the lanes that hold it: lanes 0 to 63 as bits in low, the others in ext. Most blocks
+// have one holder; its node is in ext, and the block has no place in the table of holdings.
 type entry struct {
 	hash uint64
 	low  uint64
@@ -13,8 +14,10 @@ type entry struct {
 }
 
 // ext is a set of lanes from 64 up. Up to three are in the word itself, at bits 16, 32 and 48, their
-// number at bit 2. More are in a cell of the pool, as an unsorted list or, where that is no larger, as a
-// bitset: the class of the cell at bit 2, the number of lanes at bit 16, the cell at bit 32.
+// number at bit 3. More are in a cell of the pool, as an unsorted list or, where that is no larger, as a
+// bitset: the class of the cell at bit 3, the number of lanes at bit 16, the cell at bit 32. Of a block that
+// was never held by two at once, the one holder's lane is at bit 16, be it above 63 or not, and its node at
+// bit 32.
 type ext uint64
 
 const (
@@ -22,16 +25,23 @@ const (
 	extInline
 	extList
 	extBits
+	extOne
 
 	lowLanes  = 64
 	maxInline = 3
 )
 
-func (e ext) kind() ext           { return e & 3 }
-func (e ext) class() int          { return int(e >> 2 & 15) }
+func (e ext) kind() ext           { return e & 7 }
+func (e ext) class() int          { return int(e >> 3 & 15) }
 func (e ext) cell() uint32        { return uint32(e >> 32) }
 func (e ext) laneAt(i int) uint16 { return uint16(e >> (16 + 16*i)) }
 
+// one returns the only holder's lane and node of an extOne.
+func (e ext) one() (lane uint16, node uint32) { return e.laneAt(0), e.cell() }
+
+func oneExt(lane uint16, node uint32) ext { return extOne | ext(lane)<<16 | ext(node)<<32 }
+
+// count is the number of lanes, but for extOne.
 func (e ext) count() int {
 	if e.kind() == extInline {
 		return e.class()
@@ -40,7 +50,7 @@ func (e ext) count() int {
 }
 
 func cellExt(kind ext, class, count int, cell uint32) ext {
-	return kind | ext(class)<<2 | ext(count)<<16 | ext(cell)<<32
+	return kind | ext(class)<<3 | ext(count)<<16 | ext(cell)<<32
 }
 
 // pool has the cells of one or more words, in classes that double. The first word of a cell is the hash
@@ -94,7 +104,7 @@ func (p *pool) owner(class int, cell uint32) *uint64 {
 // fits reports whether one more lane goes in without another cell.
 func (p *pool) fits(e ext, lane uint16) bool {
 	switch e.kind() {
-	case extNone:
+	case extNone, extOne:
 		return true
 	case extInline:
 		return e.count() < maxInline
@@ -137,7 +147,7 @@ func (x *Index) addLane(e *entry, lane uint16) {
 	n := e.ext.count()
 	switch e.ext.kind() {
 	case extNone, extInline:
-		e.ext = e.ext&^(15<<2)&^3 | extInline | ext(n+1)<<2 | ext(lane)<<(16+16*n)
+		e.ext = e.ext&^(15<<3)&^7 | extInline | ext(n+1)<<3 | ext(lane)<<(16+16*n)
 		return
 	case extList:
 		p.words(e.ext.class(), e.ext.cell())[n/4] |= uint64(lane) << (n % 4 * 16)
@@ -188,9 +198,36 @@ func without(lanes []uint16, lane uint16) []uint16 {
 	return lanes
 }
 
+// mayBeHeldBy reports whether the lane is a holder, as far as the entry itself tells.
+func (e *entry) mayBeHeldBy(lane uint16) bool {
+	if lane < lowLanes {
+		return e.low>>lane&1 != 0
+	}
+	switch e.ext.kind() {
+	case extOne:
+		one, _ := e.ext.one()
+		return one == lane
+	case extNone:
+		return false
+	case extInline:
+		for i := range e.ext.count() {
+			if e.ext.laneAt(i) == lane {
+				return true
+			}
+		}
+		return false
+	default:
+		return true
+	}
+}
+
 // eachOf calls do with the lanes of a set that is not a bitset.
 func (p *pool) eachOf(e ext, do func(lane uint16)) {
 	switch e.kind() {
+	case extOne:
+		if lane, _ := e.one(); lane >= lowLanes {
+			do(lane)
+		}
 	case extInline:
 		for i := range e.count() {
 			do(e.laneAt(i))

@@ -59,6 +59,27 @@ func findEntry(s *shard[entry], mix, hash uint64) int {
 
 // holding returns the node of a block that the lane holds, or noNode.
 func (x *Index) holding(hash uint64, lane uint16) uint32 {
+	if e := x.block(hash); e != nil {
+		return x.holdingOf(e, lane)
+	}
+	return noNode
+}
+
+// holdingOf is holding of a block whose entry is known.
+func (x *Index) holdingOf(e *entry, lane uint16) uint32 {
+	switch {
+	case !e.mayBeHeldBy(lane):
+		return noNode
+	case e.ext.kind() == extOne:
+		_, node := e.ext.one()
+		return node
+	default:
+		return x.sharedHolding(e.hash, lane)
+	}
+}
+
+// sharedHolding is holding of a block that several lanes hold or have held.
+func (x *Index) sharedHolding(hash uint64, lane uint16) uint32 {
 	mix := x.mixHolding(hash, lane)
 	s := x.holdings.shard(mix)
 	b, tag := home(mix, len(s.buckets)), pattern(mix)
@@ -108,33 +129,88 @@ func placeOf(s *shard[ref], mix uint64, i uint32) int {
 	return none
 }
 
-// join adds the lane to the block's holders. makeRoom made room.
-func (x *Index) join(hash uint64, lane uint16, squeezed bool) {
+// join makes the lane, with its node, a holder of the block. makeRoom made room.
+func (x *Index) join(hash uint64, lane uint16, node uint32, squeezed, known bool) {
 	mix := x.mix(hash)
 	s := x.blocks.shard(mix)
-	place := findEntry(s, mix, hash)
+	place := none
+	if known {
+		place = findEntry(s, mix, hash)
+	}
 	if place == none {
-		if x.blocks.need(mix, squeezed) > 0 {
+		if x.blocks.need(mix, 1, squeezed) > 0 {
 			x.blocks.resize(s, grown(len(s.buckets)), x.mixOfEntry)
 		}
-		place = s.insert(mix, entry{hash: hash})
+		e := entry{hash: hash, ext: oneExt(lane, node)}
+		if lane < lowLanes {
+			e.low = 1 << lane
+		}
+		s.insert(mix, e)
 		x.nblocks++
+		return
 	}
-	x.addLane(s.at(place), lane)
+	e := s.at(place)
+	if e.ext.kind() == extOne {
+		x.share(e, squeezed)
+	}
+	x.addLane(e, lane)
+	x.refer(hash, lane, node, squeezed)
+}
+
+// share moves the one holder's node to the table of holdings.
+func (x *Index) share(e *entry, squeezed bool) {
+	lane, node := e.ext.one()
+	e.ext = extNone
+	if lane >= lowLanes {
+		x.addLane(e, lane)
+	}
+	x.refer(e.hash, lane, node, squeezed)
+}
+
+// refer makes the table of holdings lead to a node.
+func (x *Index) refer(hash uint64, lane uint16, node uint32, squeezed bool) {
+	mix := x.mixHolding(hash, lane)
+	s := x.holdings.shard(mix)
+	if x.holdings.need(mix, 1, squeezed) > 0 {
+		x.holdings.resize(s, grown(len(s.buckets)), x.mixOfNode)
+	}
+	s.insert(mix, ref(node))
 }
 
 // leave takes the lane from the block's holders, and the block from the table after the last.
-func (x *Index) leave(hash uint64, lane uint16) {
+func (x *Index) leave(hash uint64, lane uint16, node uint32) {
 	mix := x.mix(hash)
 	s := x.blocks.shard(mix)
 	place := findEntry(s, mix, hash)
-	e := s.at(place)
-	if x.removeLane(e, lane); e.low != 0 || e.ext != 0 {
-		return
+	if e := s.at(place); e.ext.kind() != extOne {
+		x.unrefer(hash, lane, node)
+		if x.removeLane(e, lane); e.low != 0 || e.ext != 0 {
+			return
+		}
 	}
 	s.remove(mix, place)
 	x.nblocks--
 	if buckets, ok := s.sparse(); ok {
 		x.blocks.resize(s, buckets, x.mixOfEntry)
 	}
+}
+
+func (x *Index) unrefer(hash uint64, lane uint16, node uint32) {
+	mix := x.mixHolding(hash, lane)
+	s := x.holdings.shard(mix)
+	s.remove(mix, placeOf(s, mix, node))
+	if buckets, ok := s.sparse(); ok {
+		x.holdings.resize(s, buckets, x.mixOfNode)
+	}
+}
+
+// moved makes what led to one node of a holding lead to another.
+func (x *Index) moved(n *node, from, to uint32) {
+	if e := x.block(n.hash); e.ext.kind() == extOne {
+		e.ext = oneExt(n.lane, to)
+		return
+	}
+	mix := x.mixHolding(n.hash, n.lane)
+	s := x.holdings.shard(mix)
+	*s.at(placeOf(s, mix, from)) = ref(to)
 }

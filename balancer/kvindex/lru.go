@@ -33,6 +33,15 @@ type nodes struct {
 
 func (a *nodes) at(i uint32) *node { return &a.chunks[i/nodesPerChunk][i%nodesPerChunk] }
 
+// is reports whether i is the node of this holding. It may be any number.
+func (a *nodes) is(i uint32, hash uint64, lane uint16) bool {
+	if i >= a.n {
+		return false
+	}
+	n := a.at(i)
+	return n.hash == hash && n.lane == lane
+}
+
 func (a *nodes) count() int { return int(a.n - a.holes) }
 
 func (a *nodes) need() int64 {
@@ -119,15 +128,44 @@ func (x *Index) unlink(i uint32) {
 	}
 }
 
-// touch moves a holding to the front of its list.
-func (x *Index) touch(i uint32, span uint16) {
-	n := x.nodes.at(i)
-	n.tick, n.span = x.tick, span
-	if lane := n.lane; x.lanes[lane].first != i {
-		x.unlink(i)
-		x.linkFirst(lane, i)
-	} else if n.next == noNode {
-		x.lanes[lane].oldest = n.tick
+// moveFirst moves a piece of a list, from first to last, to its front. Their ticks may have changed.
+func (x *Index) moveFirst(lane uint16, first, last uint32) {
+	l, head, tail := &x.lanes[lane], x.nodes.at(first), x.nodes.at(last)
+	if l.first != first {
+		x.nodes.at(head.prev).next = tail.next
+		if tail.next != noNode {
+			x.nodes.at(tail.next).prev = head.prev
+		} else {
+			l.last = head.prev
+		}
+		x.nodes.at(l.first).prev = last
+		head.prev, tail.next = noNode, l.first
+		l.first = first
+	}
+	l.oldest = x.nodes.at(l.last).tick
+}
+
+// dropLast forgets the lane's least recently used holding. The buckets of those that will follow are read
+// ahead, some at a time.
+func (x *Index) dropLast(lane uint16) {
+	l := &x.lanes[lane]
+	if l.ahead == 0 {
+		for i := l.last; i != noNode && l.ahead < ahead; l.ahead++ {
+			n := x.nodes.at(i)
+			x.warmth += x.warmBlock(n.hash)
+			i = n.prev
+		}
+	}
+	l.ahead--
+	x.drop(l.last)
+}
+
+// evictLast is dropLast of what may still be in the replica's cache.
+func (x *Index) evictLast(lane uint16) {
+	x.dropLast(lane)
+	x.evictions++
+	if x.lanes[lane].told {
+		x.untold++
 	}
 }
 
@@ -138,13 +176,7 @@ func (x *Index) drop(i uint32) {
 	x.unlink(i)
 	x.lanes[lane].n--
 
-	mix := x.mixHolding(hash, lane)
-	s := x.holdings.shard(mix)
-	s.remove(mix, placeOf(s, mix, i))
-	if buckets, ok := s.sparse(); ok {
-		x.holdings.resize(s, buckets, x.mixOfNode)
-	}
-	x.leave(hash, lane)
+	x.leave(hash, lane, i)
 
 	x.nodes.dig(i)
 	if x.nodes.holes > nodesPerChunk {
@@ -179,9 +211,7 @@ func (x *Index) moveNode(from, to uint32) {
 	} else {
 		l.last = to
 	}
-	mix := x.mixHolding(n.hash, n.lane)
-	s := x.holdings.shard(mix)
-	*s.at(placeOf(s, mix, from)) = ref(to)
+	x.moved(n, from, to)
 }
 
 // advance starts the next tick. Ticks are 32 bits; once in two billion chunks of inserts the older half of

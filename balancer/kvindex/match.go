@@ -21,6 +21,7 @@ type Matches struct {
 	depths []int32  // by slot, of the Holders
 	held   []uint64 // the lanes that held every block so far, as bits
 	next   []uint64
+	warmth uint64 // see warm
 }
 
 // Longest returns how many leading blocks the deepest holder has; 0 if there is none.
@@ -83,6 +84,9 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 func (x *Index) scan(blocks []uint64, m *Matches, words, left int) {
 	depth := 1
 	for ; depth < len(blocks) && left > 0; depth++ {
+		if depth%ahead == ahead/2 { // not before: most prompts that fork do so early
+			m.warmth += x.warm(blocks[depth:min(depth+ahead, len(blocks))])
+		}
 		e := x.block(blocks[depth])
 		if e == nil {
 			break

@@ -10,13 +10,14 @@ import (
 // longest free first; still, who removes a replica lets go of its slot.
 type Slot uint16
 
-// NoSlot is the slot of nobody. Insert, Remove, Clear and SetCapacity ignore it.
+// NoSlot is the slot of nobody. Insert, Remove, Clear, SetCapacity and SetLive ignore it.
 const NoSlot Slot = math.MaxUint16
 
 // slot leads from a replica to its lane. Clear gives a replica a new lane, so that the slot stays.
 type slot struct {
 	lane     uint16
 	capacity uint32
+	live     bool
 }
 
 // lane is what a replica holds: a list of nodes and a bit in the holders of blocks. A retired lane belongs
@@ -32,12 +33,15 @@ type lane struct {
 	older, recent uint32
 	touched       int
 
+	ahead uint8 // of the last nodes, how many buckets were read ahead
+
 	removed uint32 // tick of the last Remove: what was touched before may have a gap
 	writing int    // inserts under way: their heads come last
 
 	generation uint64 // unique to this use of the lane; 0 while it is free
 	owner      Slot
 	frees      bool // the slot is free once the lane is swept
+	told       bool // by the engine's own events: an eviction is one that the engine did not make
 }
 
 const (
@@ -77,7 +81,8 @@ func (x *Index) AddReplica(id string) Slot {
 	}
 	x.ids[id] = s
 	x.fixed += idBytes(id)
-	x.slots[s] = slot{lane: lane, capacity: x.capacity}
+	x.slots[s] = slot{lane: lane}
+	x.changeCapacity(s, x.capacity)
 	x.assign(lane, s)
 	x.fitBudget()
 	return s
@@ -95,6 +100,7 @@ func (x *Index) RemoveReplica(id string) {
 	x.fixed -= idBytes(id)
 	lane := x.slots[s].lane
 	x.slots[s].lane = noLane
+	x.changeCapacity(s, 0)
 	x.lanes[lane].frees = true
 	x.retire(lane)
 }
@@ -119,16 +125,26 @@ func (x *Index) SetCapacity(s Slot, blocks int) {
 		if lane := x.laneOf(s); lane != noLane {
 			l := &x.lanes[lane]
 			l.capacity = blocksCapacity(blocks)
-			x.slots[s].capacity = l.capacity
+			x.changeCapacity(s, l.capacity)
 			for range step {
 				if more = l.capacity > 0 && l.n > l.capacity; !more {
 					break
 				}
-				x.drop(l.last)
-				x.evictions++
+				x.evictLast(lane)
 			}
 		}
 		x.mu.Unlock()
+	}
+}
+
+// SetLive marks the replica as one whose contents the index is told by the engine itself, or no longer. What
+// the index then gives up of it, for a capacity or the byte budget, is counted in [Stats].LiveEvictions: the
+// engine still has it. RemoveReplica ends it, Clear does not.
+func (x *Index) SetLive(s Slot, live bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if lane := x.laneOf(s); lane != noLane {
+		x.slots[s].live, x.lanes[lane].told = live, live
 	}
 }
 
@@ -150,10 +166,10 @@ func (x *Index) Clear(s Slot) {
 	fresh := x.newLane()
 	if fresh == noLane {
 		for x.lanes[lane].n > 0 {
-			x.drop(x.lanes[lane].last)
+			x.dropLast(lane)
 		}
 		x.generation++
-		x.lanes[lane].generation = x.generation
+		x.lanes[lane].generation, x.lanes[lane].writing = x.generation, 0
 		return
 	}
 	x.retire(lane)
@@ -196,6 +212,7 @@ func (x *Index) assign(i uint16, s Slot) {
 		capacity:   x.slots[s].capacity,
 		generation: x.generation,
 		owner:      s,
+		told:       x.slots[s].live,
 	}
 	x.live[i/64] |= 1 << (i % 64)
 }
@@ -221,7 +238,7 @@ func (x *Index) sweep(n int) {
 		i := x.retired[0]
 		l := &x.lanes[i]
 		for ; n > 0 && l.n > 0; n-- {
-			x.drop(l.last)
+			x.dropLast(i)
 			x.unswept--
 		}
 		if l.n > 0 {

@@ -66,10 +66,10 @@ func TestRemovedReplicasAreForgottenAtOnce(t *testing.T) {
 	c := x.AddReplica("c")
 	assert.NotEqual(t, a, c, "the slot is not empty yet")
 	assert.Zero(t, depthOf(x, c, blocks))
-	for i := range 16 {
+	for i := range 32 {
 		x.Insert(b, prompt(2, 0, i, 10))
 	}
-	assert.Equal(t, 163, x.Stats().Blocks)
+	assert.Equal(t, 323, x.Stats().Blocks)
 	assert.Equal(t, a, x.AddReplica("d"))
 	verify(t, x)
 }

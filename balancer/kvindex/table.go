@@ -125,13 +125,13 @@ func (s *shard[T]) each(do func(*T)) {
 	}
 }
 
-// need returns how many bytes one more value costs: 0 where there is room, else the growth of its shard
-// with the most that the allocator may round up, an eighth of a small array or a page of a large one. Squeezed, a shard that may not grow uses half of what it
-// would keep free.
-func (t *table[T]) need(mix uint64, squeezed bool) int64 {
+// need returns how many bytes one or two more values of a shard cost: 0 where there is room, else the growth
+// of the shard with the most that the allocator may round up, an eighth of a small array or a page of a large
+// one. Squeezed, a shard that may not grow uses half of what it would keep free.
+func (t *table[T]) need(mix uint64, more int, squeezed bool) int64 {
 	s := t.shard(mix)
 	room := len(s.buckets) * bucketSize
-	if s.n < room-room/t.spare || squeezed && s.n < room-room/(2*t.spare) {
+	if n := s.n + more; n <= room-room/t.spare || squeezed && n <= room-room/(2*t.spare) {
 		return 0
 	}
 	size := int64(unsafe.Sizeof(bucket[T]{}))

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
@@ -15,6 +16,7 @@ func init() {
 	builtin(poweroftwo.Name, poweroftwo.DefaultConfig, poweroftwo.New)
 	builtin(prefixaffinity.Name, prefixaffinity.DefaultConfig, prefixaffinity.New)
 	builtin(consistenthash.Name, consistenthash.DefaultConfig, consistenthash.New)
+	builtin(kvaware.Name, kvaware.DefaultConfig, kvaware.New)
 }
 
 // builtin registers a policy whose config is a plain struct.

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
@@ -21,17 +22,20 @@ const Default = prefixaffinity.Name
 
 // Defaults and bounds of [Config].
 const (
-	DefaultMaxAttempts = 3
-	MaxAttempts        = 10
 	MaxSessionKeys     = 16
 	MaxRequestCost     = 1_000_000
 	MaxPrepareTimeout  = time.Minute
+	DefaultPriorityKey = "x-warmpath-priority"
+	MaxHeadStart       = time.Hour
+	MaxConnections     = 64 // to one replica
+	DefaultDrainGrace  = 30 * time.Second
+	MaxDrainGrace      = 24 * time.Hour
 )
 
 // Config is the config of a channel, or of a deployment in the look-aside server.
 // Its zero value is the default config.
 type Config struct {
-	// Policy is the one policy; the zero value is Default.
+	// Policy is the one policy; none = prefix_cache_affinity.
 	Policy Selection `json:"policy,omitzero"`
 	// MaxOngoingRequests bounds the requests under way on a replica that declares
 	// no bound of its own; 0 = no bound.
@@ -39,9 +43,37 @@ type Config struct {
 	// MaxQueuedRequests bounds the requests that wait while all are full; 0 =
 	// 1,000, -1 = no bound.
 	MaxQueuedRequests int `json:"max_queued_requests,omitempty"`
+	// PriorityKey is the metadata key that carries a call's priority in the queue: low,
+	// normal or high. Empty = DefaultPriorityKey.
+	PriorityKey string `json:"priority_key,omitempty"`
+	// PriorityHeadStart is what a level of priority is worth in the queue: a call is served
+	// before those of the level below that came up to that long before it. 0 = 10s, at most 1h.
+	PriorityHeadStart Duration `json:"priority_head_start,omitempty"`
+	// ConnectionsPerReplica is how many connections a replica gets; 0 = 1, at most 64. It
+	// is read by a host that has connections.
+	ConnectionsPerReplica int `json:"connections_per_replica,omitempty"`
+	// MaxStreamsPerConnection is how many calls a replica serves on one connection at once;
+	// 0 = not known. More than all its connections take wait in the queue, as with
+	// MaxOngoingRequests.
+	MaxStreamsPerConnection int `json:"max_streams_per_connection,omitempty"`
 	// MaxAttempts bounds the attempts of one call, the first included; 0 = 3, at
 	// most 10.
 	MaxAttempts int `json:"max_attempts,omitempty"`
+	// RetryRatio bounds the retries of a channel by this share of its calls, of the last
+	// 10 s, on top of RetryFloor; 0 = 0.2, -1 = no bound at all. Only what may have cost a
+	// replica something counts: not what never left the client, nor what a full replica refused.
+	RetryRatio float64 `json:"retry_ratio,omitempty"`
+	// RetryFloor is how many retries a second there may be in any case; 0 = 10, -1 = none.
+	RetryFloor int `json:"retry_floor,omitempty"`
+	// QuarantineTTL is how long a prompt that broke the connections of two replicas, and was
+	// answered by none since, is not sent any more; 0 = 5m, negative = never.
+	QuarantineTTL Duration `json:"quarantine_ttl,omitempty"`
+	// FirstTokenTimeout is how long an attempt may go on without a first message before it is
+	// cancelled and made elsewhere, once in a call; 0 = for ever.
+	FirstTokenTimeout Duration `json:"first_token_timeout,omitempty"`
+	// HedgeAfter is how long an attempt may go on without a first message before a second one
+	// elsewhere joins it, and the first of the two to answer is taken; 0 = never.
+	HedgeAfter Duration `json:"hedge_after,omitempty"`
 	// SessionKeys are the metadata keys that carry the session, the first that is
 	// there counts. They match in any case, and "-" like "_". nil = session_id,
 	// x-session-id; an empty list = none.
@@ -49,15 +81,36 @@ type Config struct {
 	// RequestCostTokens is what an active request adds to a replica's load; 0 =
 	// 500, -1 = nothing.
 	RequestCostTokens int `json:"request_cost_tokens,omitempty"`
+	// FixedRates keeps the replicas' weights as their rates; else how fast each is is
+	// learned, for the policies that look at load.
+	FixedRates bool `json:"fixed_rates,omitempty"`
 	// PrepareTimeout bounds a policy's Prepare that calls out; 0 = 100ms, at most 1m.
 	PrepareTimeout Duration `json:"prepare_timeout,omitempty"`
+	// RequirePrompt fails calls without a prompt with INVALID_ARGUMENT, where the
+	// policy uses prompts, in place of routing them by session or load. Calls without
+	// interceptors are not checked.
+	RequirePrompt bool `json:"require_prompt,omitempty"`
+	// Ejection says which replicas are left alone for a while, and how one that is new or back begins.
+	Ejection Ejection `json:"ejection,omitzero"`
+	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 =
+	// 30s, negative = not at all.
+	DrainGrace Duration `json:"drain_grace,omitempty"`
 	// Node and Zone are where this process runs; replicas there are preferred by
 	// the policies that look at locality.
 	Node string `json:"node,omitempty"`
 	Zone string `json:"zone,omitempty"`
+	// KVEvents and KVEventsReplay are those of replicas that declare none, for the
+	// policies that can use them; HOST stands for the replica's host. They are read
+	// by the host.
+	KVEvents       string `json:"kv_events,omitempty"`
+	KVEventsReplay string `json:"kv_events_replay,omitempty"`
 	// Dialects say which fields of which method carry the request key. They are
 	// read by the host.
 	Dialects json.RawMessage `json:"dialects,omitempty"`
+	// Tokenizer says how the text of prompts becomes tokens. It is read by the host.
+	Tokenizer json.RawMessage `json:"tokenizer,omitempty"`
+
+	Adoption
 }
 
 // A Selection names a policy and carries its config. In JSON it is an object of
@@ -143,14 +196,22 @@ func ParseYAML(data []byte) (*Config, error) {
 func (c Config) WithDefaults() Config {
 	c.Policy.Name = cmp.Or(c.Policy.Name, Default)
 	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, routing.DefaultMaxQueued)
-	c.MaxAttempts = cmp.Or(c.MaxAttempts, DefaultMaxAttempts)
+	c.PriorityKey = cmp.Or(c.PriorityKey, DefaultPriorityKey)
+	c.PriorityHeadStart = cmp.Or(c.PriorityHeadStart, Duration(routing.DefaultHeadStart))
+	c.ConnectionsPerReplica = cmp.Or(c.ConnectionsPerReplica, 1)
+	c.attemptDefaults()
 	if c.SessionKeys == nil {
 		c.SessionKeys = []string{"session_id", "x-session-id"}
 	}
 	c.RequestCostTokens = cmp.Or(c.RequestCostTokens, routing.DefaultRequestCost)
 	c.PrepareTimeout = cmp.Or(c.PrepareTimeout, Duration(routing.DefaultPrepareTimeout))
+	c.Ejection = c.Ejection.WithDefaults()
+	c.DrainGrace = cmp.Or(c.DrainGrace, Duration(DefaultDrainGrace))
 	if string(c.Dialects) == "null" {
 		c.Dialects = nil
+	}
+	if string(c.Tokenizer) == "null" {
+		c.Tokenizer = nil
 	}
 	return c
 }
@@ -165,7 +226,10 @@ func (c *Config) Validate() error {
 	}{
 		{"max_ongoing_requests", c.MaxOngoingRequests, 0, 1 << 30},
 		{"max_queued_requests", c.MaxQueuedRequests, -1, 1 << 30},
+		{"connections_per_replica", c.ConnectionsPerReplica, 0, MaxConnections},
+		{"max_streams_per_connection", c.MaxStreamsPerConnection, 0, 1 << 20},
 		{"max_attempts", c.MaxAttempts, 0, MaxAttempts},
+		{"retry_floor", c.RetryFloor, -1, MaxRetryFloor},
 		{"request_cost_tokens", c.RequestCostTokens, -1, MaxRequestCost},
 	} {
 		if f.value < f.min || f.value > f.max {
@@ -175,8 +239,28 @@ func (c *Config) Validate() error {
 	if c.PrepareTimeout < 0 || c.PrepareTimeout > Duration(MaxPrepareTimeout) {
 		return fmt.Errorf("prepare_timeout: %v is not between 0s and %v", c.PrepareTimeout, MaxPrepareTimeout)
 	}
+	if c.PriorityHeadStart < 0 || c.PriorityHeadStart > Duration(MaxHeadStart) {
+		return fmt.Errorf("priority_head_start: %v is not between 0s and %v", c.PriorityHeadStart, MaxHeadStart)
+	}
+	if c.PriorityKey != "" {
+		if err := checkSessionKeys([]string{c.PriorityKey}); err != nil {
+			return fmt.Errorf("priority_key: %w", err)
+		}
+	}
+	if err := c.checkAttempts(); err != nil {
+		return err
+	}
+	if c.DrainGrace > Duration(MaxDrainGrace) {
+		return fmt.Errorf("drain_grace: %v is more than %v", c.DrainGrace, MaxDrainGrace)
+	}
+	if err := c.Ejection.validate(); err != nil {
+		return fmt.Errorf("ejection.%w", err)
+	}
 	if err := checkSessionKeys(c.SessionKeys); err != nil {
 		return fmt.Errorf("session_keys: %w", err)
+	}
+	if err := c.Adoption.validate(); err != nil {
+		return err
 	}
 	p, err := c.newPolicy()
 	if err != nil {
@@ -224,12 +308,27 @@ func (c *Config) NewRouter(adjust func(*routing.Options)) (*routing.Router, erro
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
+	shadow, err := full.shadow()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicy(p))
+	}
+	plain, err := roundrobin.New(roundrobin.DefaultConfig())
+	if err != nil {
+		return nil, errors.Join(err, closePolicy(p), closePolicy(shadow))
+	}
 	o := routing.Options{
 		Policy:         p,
+		Plain:          plain,
+		Shadow:         shadow,
+		ShadowName:     full.ShadowPolicy.Name,
 		MaxOngoing:     full.MaxOngoingRequests,
 		MaxQueued:      full.MaxQueuedRequests,
+		HeadStart:      time.Duration(full.PriorityHeadStart),
 		RequestCost:    float64(full.RequestCostTokens),
+		FixedRates:     full.FixedRates,
 		PrepareTimeout: time.Duration(full.PrepareTimeout),
+		Ejection:       full.Ejection.Routing(),
+		DrainGrace:     max(time.Duration(full.DrainGrace), 0),
 		Node:           full.Node,
 		Zone:           full.Zone,
 	}
@@ -237,8 +336,11 @@ func (c *Config) NewRouter(adjust func(*routing.Options)) (*routing.Router, erro
 		adjust(&o)
 	}
 	r, err := routing.NewRouter(o)
+	if err == nil {
+		err = r.SetRollout(full.Rollout())
+	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicy(p))
+		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicy(p), closePolicy(shadow))
 	}
 	return r, nil
 }

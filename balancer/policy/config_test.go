@@ -11,6 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
@@ -60,42 +61,49 @@ func TestParseConfig(t *testing.T) {
 func TestParseConfigRefuses(t *testing.T) {
 	in := func(s string) string { return `{"policy":{"round_robin":{}},` + s + `}` }
 	for name, c := range map[string]struct{ json, want string }{
-		"not an object":            {`[]`, "the config is a list, not an object"},
-		"no JSON":                  {`{"policy"`, "ends too early"},
-		"broken":                   {`{"policy":}`, "at byte 11"},
-		"trailing data":            {`{"policy":{"round_robin":{}}} {}`, "after the end"},
-		"unknown field":            {in(`"max_atempts":3`), `unknown field "max_atempts"`},
-		"unknown policy":           {`{"policy":{"rr":{}}}`, `"rr" is unknown; choose one of consistent_hash, `},
-		"two policies":             {`{"policy":{"round_robin":{},"consistent_hash":{}}}`, "name one"},
-		"one policy twice":         {`{"policy":{"round_robin":{},"round_robin":{}}}`, "name one"},
-		"policy without a name":    {`{"policy":{"":{}}}`, "its name is empty"},
-		"policy as a word":         {`{"policy":"round_robin"}`, "policy: it is not an object"},
-		"max_ongoing negative":     {in(`"max_ongoing_requests":-1`), "max_ongoing_requests: -1"},
-		"max_queued below -1":      {in(`"max_queued_requests":-2`), "max_queued_requests: -2"},
-		"max_attempts":             {in(`"max_attempts":11`), "max_attempts: 11 is not between 0 and 10"},
-		"max_attempts of a word":   {in(`"max_attempts":"three"`), "max_attempts: it is a string"},
-		"max_attempts in pieces":   {in(`"max_attempts":2.5`), "max_attempts: it is a number 2.5, not a whole number"},
-		"max_attempts too large":   {in(`"max_attempts":1e99`), "max_attempts"},
-		"request_cost_tokens":      {in(`"request_cost_tokens":-2`), "request_cost_tokens: -2"},
-		"session_keys of a word":   {in(`"session_keys":"x"`), "session_keys: it is a string, not a list"},
-		"session_keys empty":       {in(`"session_keys":[""]`), "session_keys: one is empty"},
-		"session_keys with space":  {in(`"session_keys":["session id"]`), "session_keys"},
-		"session_keys binary":      {in(`"session_keys":["id-bin"]`), "binary"},
-		"session_keys twice":       {in(`"session_keys":["session-id","Session_ID"]`), "the same key"},
-		"session_keys too many":    {in(`"session_keys":["a","b","c","d","e","f","g","h","i","j","k","l","m","n","o","p","q"]`), "17 are more than 16"},
-		"prepare_timeout number":   {in(`"prepare_timeout":100`), `prepare_timeout: it is a number, not a duration like "1.5s"`},
-		"prepare_timeout bare":     {in(`"prepare_timeout":"100"`), `prepare_timeout: it is a string "100"`},
-		"prepare_timeout negative": {in(`"prepare_timeout":"-1s"`), "prepare_timeout: -1s"},
-		"prepare_timeout too long": {in(`"prepare_timeout":"61s"`), "prepare_timeout: 1m1s"},
-		"node of a number":         {in(`"node":5`), "node: it is a number"},
-		"round_robin has none":     {`{"policy":{"round_robin":{"seed":1}}}`, `policy.round_robin: unknown field "seed"`},
-		"num_virtual_nodes":        {`{"policy":{"consistent_hash":{"num_virtual_nodes":0}}}`, "policy.consistent_hash: num_virtual_nodes: 0"},
-		"num_virtual_nodes -5":     {`{"policy":{"consistent_hash":{"num_virtual_nodes":-5}}}`, "policy.consistent_hash: num_virtual_nodes: -5"},
-		"num_virtual_nodes many":   {`{"policy":{"consistent_hash":{"num_virtual_nodes":"many"}}}`, "policy.consistent_hash: num_virtual_nodes: it is a string"},
-		"num_fallback_replicas":    {`{"policy":{"consistent_hash":{"num_fallback_replicas":-1}}}`, "policy.consistent_hash: num_fallback_replicas: -1"},
-		"max_load_factor":          {`{"policy":{"consistent_hash":{"max_load_factor":0.5}}}`, "policy.consistent_hash: max_load_factor: 0.5"},
-		"weighted":                 {`{"policy":{"consistent_hash":{"weighted":1}}}`, "weighted: it is a number, not true or false"},
-		"policy config of a word":  {`{"policy":{"consistent_hash":"x"}}`, "policy.consistent_hash: the config is a string, not an object"},
+		"not an object":             {`[]`, "the config is a list, not an object"},
+		"no JSON":                   {`{"policy"`, "ends too early"},
+		"broken":                    {`{"policy":}`, "at byte 11"},
+		"trailing data":             {`{"policy":{"round_robin":{}}} {}`, "after the end"},
+		"unknown field":             {in(`"max_atempts":3`), `unknown field "max_atempts"`},
+		"unknown policy":            {`{"policy":{"rr":{}}}`, `"rr" is unknown; choose one of consistent_hash, `},
+		"two policies":              {`{"policy":{"round_robin":{},"consistent_hash":{}}}`, "name one"},
+		"one policy twice":          {`{"policy":{"round_robin":{},"round_robin":{}}}`, "name one"},
+		"policy without a name":     {`{"policy":{"":{}}}`, "its name is empty"},
+		"policy as a word":          {`{"policy":"round_robin"}`, "policy: it is not an object"},
+		"max_ongoing negative":      {in(`"max_ongoing_requests":-1`), "max_ongoing_requests: -1"},
+		"max_queued below -1":       {in(`"max_queued_requests":-2`), "max_queued_requests: -2"},
+		"max_attempts":              {in(`"max_attempts":11`), "max_attempts: 11 is not between 0 and 10"},
+		"max_attempts of a word":    {in(`"max_attempts":"three"`), "max_attempts: it is a string"},
+		"max_attempts in pieces":    {in(`"max_attempts":2.5`), "max_attempts: it is a number 2.5, not a whole number"},
+		"max_attempts too large":    {in(`"max_attempts":1e99`), "max_attempts"},
+		"request_cost_tokens":       {in(`"request_cost_tokens":-2`), "request_cost_tokens: -2"},
+		"session_keys of a word":    {in(`"session_keys":"x"`), "session_keys: it is a string, not a list"},
+		"session_keys empty":        {in(`"session_keys":[""]`), "session_keys: one is empty"},
+		"session_keys with space":   {in(`"session_keys":["session id"]`), "session_keys"},
+		"session_keys binary":       {in(`"session_keys":["id-bin"]`), "binary"},
+		"session_keys twice":        {in(`"session_keys":["session-id","Session_ID"]`), "the same key"},
+		"session_keys too many":     {in(`"session_keys":["a","b","c","d","e","f","g","h","i","j","k","l","m","n","o","p","q"]`), "17 are more than 16"},
+		"prepare_timeout number":    {in(`"prepare_timeout":100`), `prepare_timeout: it is a number, not a duration like "1.5s"`},
+		"prepare_timeout bare":      {in(`"prepare_timeout":"100"`), `prepare_timeout: it is a string "100"`},
+		"prepare_timeout negative":  {in(`"prepare_timeout":"-1s"`), "prepare_timeout: -1s"},
+		"retry_ratio too large":     {in(`"retry_ratio":1.5`), "retry_ratio: 1.5"},
+		"retry_ratio negative":      {in(`"retry_ratio":-0.5`), "retry_ratio: -0.5"},
+		"retry_floor too large":     {in(`"retry_floor":10001`), "retry_floor: 10001"},
+		"quarantine_ttl too long":   {in(`"quarantine_ttl":"25h"`), "quarantine_ttl: 25h0m0s"},
+		"first_token_timeout":       {in(`"first_token_timeout":"-1s"`), "first_token_timeout: -1s"},
+		"hedge_after too long":      {in(`"hedge_after":"2h"`), "hedge_after: 2h0m0s"},
+		"hedge_after without sense": {in(`"hedge_after":"2s","first_token_timeout":"2s"`), "hedge_after: 2s is not less"},
+		"prepare_timeout too long":  {in(`"prepare_timeout":"61s"`), "prepare_timeout: 1m1s"},
+		"node of a number":          {in(`"node":5`), "node: it is a number"},
+		"round_robin has none":      {`{"policy":{"round_robin":{"seed":1}}}`, `policy.round_robin: unknown field "seed"`},
+		"num_virtual_nodes":         {`{"policy":{"consistent_hash":{"num_virtual_nodes":0}}}`, "policy.consistent_hash: num_virtual_nodes: 0"},
+		"num_virtual_nodes -5":      {`{"policy":{"consistent_hash":{"num_virtual_nodes":-5}}}`, "policy.consistent_hash: num_virtual_nodes: -5"},
+		"num_virtual_nodes many":    {`{"policy":{"consistent_hash":{"num_virtual_nodes":"many"}}}`, "policy.consistent_hash: num_virtual_nodes: it is a string"},
+		"num_fallback_replicas":     {`{"policy":{"consistent_hash":{"num_fallback_replicas":-1}}}`, "policy.consistent_hash: num_fallback_replicas: -1"},
+		"max_load_factor":           {`{"policy":{"consistent_hash":{"max_load_factor":0.5}}}`, "policy.consistent_hash: max_load_factor: 0.5"},
+		"weighted":                  {`{"policy":{"consistent_hash":{"weighted":1}}}`, "weighted: it is a number, not true or false"},
+		"policy config of a word":   {`{"policy":{"consistent_hash":"x"}}`, "policy.consistent_hash: the config is a string, not an object"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := policy.ParseConfig([]byte(c.json))
@@ -180,7 +188,7 @@ func TestRegister(t *testing.T) {
 	policy.Register(name, build)
 	require.Panics(t, func() { policy.Register(name, build) })
 	require.Contains(t, policy.Names(), name)
-	require.Subset(t, policy.Names(), []string{consistenthash.Name, poweroftwo.Name, prefixaffinity.Name, roundrobin.Name})
+	require.Subset(t, policy.Names(), []string{consistenthash.Name, kvaware.Name, poweroftwo.Name, prefixaffinity.Name, roundrobin.Name})
 	require.IsIncreasing(t, policy.Names())
 	p, err := policy.New(name, nil)
 	require.NoError(t, err)
@@ -230,7 +238,7 @@ func FuzzParseConfig(f *testing.F) {
 // A policy that does not look at the prompt never pays for it.
 func TestUses(t *testing.T) {
 	for name, want := range map[string]routing.Uses{
-		roundrobin.Name: 0, poweroftwo.Name: 0, consistenthash.Name: routing.UsesSession,
+		roundrobin.Name: 0, poweroftwo.Name: 0, consistenthash.Name: routing.UsesSession | routing.SharesByKey,
 	} {
 		p, err := policy.New(name, nil)
 		require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
@@ -16,7 +17,7 @@ import (
 
 // Every built-in policy, as its name and no config give it, keeps the rules of all.
 func TestBuiltinsConform(t *testing.T) {
-	for _, name := range []string{roundrobin.Name, poweroftwo.Name, consistenthash.Name, prefixaffinity.Name} {
+	for _, name := range []string{roundrobin.Name, poweroftwo.Name, consistenthash.Name, prefixaffinity.Name, kvaware.Name} {
 		t.Run(name, func(t *testing.T) {
 			policytest.Conform(t, func() routing.Policy {
 				p, err := policy.New(name, nil)

@@ -38,7 +38,8 @@ func readable(err error) error {
 	case errors.As(err, &wrong) && wrong.Field == "":
 		return fmt.Errorf("the config is %s, not %s", found(wrong.Value), kind(wrong.Type))
 	case errors.As(err, &wrong):
-		return fmt.Errorf("%s: it is %s, not %s", wrong.Field, found(wrong.Value), kind(wrong.Type))
+		field := strings.TrimPrefix(wrong.Field, "Adoption.") // whose fields stand beside the others
+		return fmt.Errorf("%s: it is %s, not %s", field, found(wrong.Value), kind(wrong.Type))
 	case errors.As(err, &syntax):
 		return fmt.Errorf("at byte %d: %w", syntax.Offset, err)
 	case errors.Is(err, io.ErrUnexpectedEOF):

@@ -24,6 +24,8 @@ import (
 //   - Choose does not allocate while somebody is available;
 //   - it survives any change of the fleet, also between Prepare and Choose;
 //   - requests with all keys, some or none;
+//   - who would be next is available, allowed and somebody else each time, and asking
+//     books nothing;
 //   - concurrent use: bookings never exceed max_ongoing_requests and all return.
 //
 // build returns a new policy for each part. It must be configured so that with
@@ -34,6 +36,7 @@ func Conform(t *testing.T, build func() routing.Policy) {
 	t.Run("untried first", func(t *testing.T) { conformRetry(t, build) })
 	t.Run("no allocation", func(t *testing.T) { conformAllocs(t, build) })
 	t.Run("fleet changes", func(t *testing.T) { conformFleet(t, build) })
+	t.Run("next", func(t *testing.T) { conformNext(t, build) })
 	t.Run("concurrent", func(t *testing.T) { conformConcurrent(t, build) })
 }
 

@@ -1,5 +1,7 @@
 package routing
 
+import "time"
+
 // A Booking is the load charged to a replica from the pick to the end of the
 // attempt. The host provides its memory, so that picking does not allocate; the
 // zero value is ready for [Router.Pick]. It must not be copied once booked.
@@ -17,6 +19,16 @@ type Booking struct {
 	replica *Replica
 	prefill int64 // tokens still charged; guarded by router.mu
 	held    bool  // guarded by router.mu
+
+	// A booking that is watched until it is answered. Written by the pick, then guarded by router.mu.
+	picked     time.Time
+	work       float64 // tokens to be computed before its first message
+	prev, next *Booking
+	kind       int8
+	waits      bool // is in its replica's queue of those that wait for a first message
+	answered   bool
+	heeded     bool // has been evidence already
+	trial      bool // counts as its replica's trial
 }
 
 // Router returns the Router that made the booking, or nil.
@@ -30,11 +42,16 @@ func (b *Booking) PrefillDone() {
 		return
 	}
 	r.mu.Lock()
+	b.dropPrefill()
+	r.mu.Unlock()
+}
+
+// dropPrefill is PrefillDone. Called with the Router's mutex held.
+func (b *Booking) dropPrefill() {
 	if b.held && b.prefill > 0 {
-		r.charge(b.replica.live, 0, -b.prefill)
+		b.router.charge(b.replica.live, 0, -b.prefill)
 		b.prefill = 0
 	}
-	r.mu.Unlock()
 }
 
 // Release gives back what the booking holds and serves who waits for it. Later
@@ -45,12 +62,32 @@ func (b *Booking) Release() {
 		return
 	}
 	r.mu.Lock()
-	if b.held {
-		b.held = false
-		r.charge(b.replica.live, -1, -b.prefill)
-		if r.queued > 0 || len(r.departed) > 0 {
-			r.released(b.replica)
-		}
+	defer r.mu.Unlock() // also when the policy panics, who is asked for those who wait
+	if b.end() && (r.queued > 0 || len(r.departed) > 0) {
+		r.released(b.replica)
+		r.triedOut(b)
 	}
-	r.mu.Unlock()
+}
+
+// triedOut has those who wait choose again after a trial that ended: its replica may be
+// tried by another now, and nobody stands in its line. Called with mu held.
+func (r *Router) triedOut(b *Booking) {
+	if b.trial && r.queued > 0 {
+		r.requeue(r.view.Load())
+	}
+}
+
+// end takes the booking out of the books, and reports whether it was in them. Called
+// with the Router's mutex held.
+func (b *Booking) end() bool {
+	if !b.held {
+		return false
+	}
+	b.held = false
+	b.endWait()
+	if b.trial {
+		b.replica.live.health.trials--
+	}
+	b.router.charge(b.replica.live, -1, -b.prefill)
+	return true
 }

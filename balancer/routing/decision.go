@@ -24,6 +24,7 @@ const (
 	ReasonFallbackLocal Reason = "fallback_local" // the look-aside server did not answer
 	ReasonNoKey         Reason = "no_key"         // the policy's key is missing: fewer ongoing of two
 	ReasonRetry         Reason = "retry"          // an attempt before this one failed
+	ReasonHedge         Reason = "hedge"          // a second attempt beside a slow one
 	ReasonQueued        Reason = "queued"         // waited until a replica had room
 )
 
@@ -33,7 +34,7 @@ type Decision struct {
 	// available, and then WaitFor says whom to wait for.
 	Replica *Replica
 	Reason  Reason
-	// Rule is the policy's own reason where Reason is retry or queued, else "".
+	// Rule is the policy's own reason where Reason is retry, hedge or queued, else "".
 	Rule Reason
 	// MatchedTokens are the leading prompt tokens believed to be cached there.
 	MatchedTokens int
@@ -46,7 +47,23 @@ type Decision struct {
 	WaitFor []*Replica
 	// Queued is how long the request waited in the queue.
 	Queued time.Duration
+
+	trial bool
+	rank  int // one more than the rank; 0 = none was chosen
 }
+
+// AnyRank leaves the data-parallel rank to the replica.
+const AnyRank = -1
+
+// SetRank chooses a data-parallel rank in the replica, or AnyRank, as where nothing is
+// set. The Router drops a rank that the replica does not have.
+func (d *Decision) SetRank(rank int) { d.rank = max(rank, AnyRank) + 1 }
+
+// Rank returns the data-parallel rank chosen, or AnyRank.
+func (d *Decision) Rank() int { return d.rank - 1 }
+
+// Trial reports whether the request was sent to see whether a replica that was ejected is back.
+func (d *Decision) Trial() bool { return d.trial }
 
 // To returns a decision for a policy that has no agreed order.
 func To(r *Replica, why Reason) Decision {
@@ -73,6 +90,9 @@ type Outcome struct {
 	Sent bool  // the request left the client
 	// FirstMessage is the time from the pick to the first response message; 0 = none came.
 	FirstMessage time.Duration
+	// Fault is what it says against the replica that no first message came. GivenUp without an Err: it is not known
+	// how the call ended.
+	Fault Fault
 	// Usage as the replica reported it.
 	Usage Usage
 }

@@ -28,19 +28,30 @@ var (
 	ErrHeld = errors.New("the booking is still held")
 )
 
-// A WaitError is returned by Acquire to a caller whose context ended in the
-// queue. It unwraps to the context's error.
+// A WaitError is returned by Acquire to a caller whose context ended in the queue,
+// or for whom the queue had no place. It unwraps to the context's error or to
+// ErrQueueFull.
 type WaitError struct {
 	Waited time.Duration
-	Behind int   // requests that were before it in the queue when it came
-	Cause  error // the context's error, and its cause where one was given
+	Behind int // requests that were before it in the queue when it came
+	// Longest is, where the queue was full, how long the first in it had waited.
+	Longest time.Duration
+	Cause   error // the context's error, and its cause where one was given; or ErrQueueFull
 }
 
 func (e *WaitError) Error() string {
-	return fmt.Sprintf("waited %v for a replica with room, behind %d others: %v", e.Waited.Round(time.Millisecond), e.Behind, e.Cause)
+	const unit = time.Millisecond
+	switch {
+	case e.Cause != ErrQueueFull:
+		return fmt.Sprintf("waited %v for a replica with room, behind %d others: %v", e.Waited.Round(unit), e.Behind, e.Cause)
+	case e.Waited > 0:
+		return fmt.Sprintf("waited %v for a replica with room, behind %d others, and made room for a request of higher priority: %v",
+			e.Waited.Round(unit), e.Behind, e.Cause)
+	}
+	return fmt.Sprintf("%v: it would wait behind %d others, of which the first has waited %v", e.Cause, e.Behind, e.Longest.Round(unit))
 }
 
-// Unwrap returns the context's error and cause.
+// Unwrap returns the cause.
 func (e *WaitError) Unwrap() error { return e.Cause }
 
 // endOf returns the error of a context that ended, with its cause.

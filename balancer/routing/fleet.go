@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 )
 
 // SetFleet replaces the membership. The order given is the stable order of the
@@ -32,8 +33,12 @@ func (r *Router) SetFleet(members []Member) {
 		}
 		was := old.ByID(m.ID)
 		rep := r.replica(was, m, len(next.replicas))
-		if was == nil {
+		switch {
+		case was == nil:
 			added = append(added, rep)
+		case restarted(was, rep):
+			added, removed = append(added, rep), append(removed, was)
+			r.begins(rep.live)
 		}
 		same = same && rep == was
 		next.replicas = append(next.replicas, rep)
@@ -55,8 +60,10 @@ func (r *Router) SetFleet(members []Member) {
 	if len(added)+len(removed) > 0 && r.memberObs != nil {
 		r.memberObs.ReplicasChanged(added, removed)
 	}
+	if s := r.shadow; s != nil && s.memberObs != nil && len(added)+len(removed) > 0 {
+		s.memberObs.ReplicasChanged(added, removed)
+	}
 	r.publish(next)
-	r.leaving = nil
 }
 
 // replica returns the Replica of a member at a place in the fleet, with the live
@@ -74,25 +81,43 @@ func (r *Router) replica(old *Replica, m *Member, index int) *Replica {
 		delete(r.departed, m.ID)
 		r.hold()
 	default:
-		rep.live = &live{}
+		rep.live = r.numbered(&live{factor: 1})
 	}
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
 	rep.Stats = maps.Clone(m.Stats)
 	rep.live.setRate(m.Weight)
+	r.drainBegins(rep.live, m.Draining)
 	rep.live.limit(cmp.Or(m.MaxOngoing, r.opts.MaxOngoing))
 	return rep
+}
+
+// restarted reports whether a replica says that it has begun another life.
+func restarted(old, now *Replica) bool {
+	return old.Instance != now.Instance && old.Instance != "" && now.Instance != ""
+}
+
+// begins forgets what was known of a replica's life before. Called with mu held.
+func (r *Router) begins(l *live) {
+	r.forgetHealth(l)
+	l.set(leaving, false)
+	if r.tends && l.up() {
+		r.arrive(l, r.opts.Now())
+	}
 }
 
 // depart takes a replica out. Its book is kept while it has bookings, so that
 // the same id coming back does not start from zero.
 func (r *Router) depart(rep *Replica) {
-	rep.live.connected.Store(false)
-	rep.live.foreign.Store(0)
+	r.forgetHealth(rep.live)
+	rep.live.state.Store(0)
+	r.setForeign(rep.live, 0)
+	rep.live.told, rep.live.reported = 0, time.Time{}
+	rep.live.streams = 0
+	rep.live.lift()
 	if rep.Ongoing() > 0 {
 		r.departed[rep.ID] = rep.live
 		r.hold()
 	}
-	r.leaving = append(r.leaving, rep.live)
 }
 
 // forget drops the book of a replica that left once its last booking has ended.
@@ -113,7 +138,40 @@ func (r *Router) SetConnected(id string, up bool) {
 	if rep == nil || rep.Connected() == up {
 		return
 	}
-	rep.live.connected.Store(up)
+	r.connects(rep.live, up)
+	r.publish(v.fleet)
+}
+
+// SetStreams says how many requests the host's connections to the replica take at once, a
+// bound beside that of the replica; 0 = not known. Where it is raised, those who wait are
+// served. Unknown ids are ignored. O(1) but for those served.
+func (r *Router) SetStreams(id string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.view.Load()
+	rep := v.ByID(id)
+	if rep == nil || rep.live.streams == int64(n) {
+		return
+	}
+	rep.live.streams = int64(n)
+	rep.live.bound()
+	r.serve(v, id)
+}
+
+// Connect says that every replica of the fleet is connected, for a host that has no
+// connections of its own. O(replicas) when that is a change.
+func (r *Router) Connect() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.view.Load()
+	if len(v.connected) == len(v.fleet.replicas) {
+		return
+	}
+	for _, rep := range v.Replicas() {
+		if !rep.Connected() {
+			r.connects(rep.live, true)
+		}
+	}
 	r.publish(v.fleet)
 }
 
@@ -124,7 +182,9 @@ func (r *Router) Disconnect() {
 	defer r.mu.Unlock()
 	v := r.view.Load()
 	for _, rep := range v.Replicas() {
-		rep.live.connected.Store(false)
+		if rep.Connected() {
+			r.connects(rep.live, false)
+		}
 	}
 	r.publish(v.fleet)
 }
@@ -134,6 +194,9 @@ func (r *Router) publish(m *membership) {
 	v := &View{fleet: m, shared: r.shared}
 	v.build(r.opts.Node, r.opts.Zone)
 	r.keepSum(v)
+	if len(v.connected) == 0 {
+		r.wards.upSince = time.Time{}
+	}
 	r.view.Store(v)
 	r.requeue(v)
 }

@@ -20,6 +20,7 @@ func TestForeignLoad(t *testing.T) {
 	require.Equal(t, int64(700), tokens)
 	require.InDelta(t, 1000, r.View().Load(a), 1e-9)
 	require.InDelta(t, 500, r.View().MeanLoad(), 1e-2)
+	require.InDelta(t, 500, r.View().MeanForeignLoad(), 1e-9)
 	require.Zero(t, a.Ongoing())
 	require.Zero(t, a.QueuedTokens())
 	require.False(t, a.Full(), "the bookings of others are not ours to bound")
@@ -57,6 +58,7 @@ func TestForeignLoadLeavesWithTheReplica(t *testing.T) {
 	require.Equal(t, 1, r.View().ByID("r0").Ongoing())
 	held.Release()
 	require.Zero(t, r.View().MeanLoad())
+	require.Zero(t, r.View().MeanForeignLoad())
 }
 
 // Whatever happens in whatever order, the mean is that of the loads.

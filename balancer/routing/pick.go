@@ -13,6 +13,9 @@ func (r *Router) Pick(ctx context.Context, q *Request, b *Booking) error {
 	return nil
 }
 
+// Query is Pick for who only asks: it books, and the policy is not told of a route.
+func (r *Router) Query(ctx context.Context, q *Request, b *Booking) error { return r.pick(ctx, q, b) }
+
 func (r *Router) pick(ctx context.Context, q *Request, b *Booking) error {
 	if r.prepares {
 		r.lockPrepared(ctx, q)
@@ -20,7 +23,17 @@ func (r *Router) pick(ctx context.Context, q *Request, b *Booking) error {
 		r.mu.Lock()
 	}
 	defer r.mu.Unlock() // also when the policy panics
-	return r.choose(q, r.view.Load(), b)
+	r.attend(q)
+	v := r.view.Load()
+	if len(r.marked) == 0 {
+		return r.choose(q, v, b)
+	}
+	r.tick(v)
+	err := r.choose(q, v, b)
+	for err == ErrFull && r.insist(v, &b.Decision) { // each time there is a mark less
+		err = r.choose(q, v, b)
+	}
+	return err
 }
 
 // choose asks the policy, checks its answer, and books. Its errors are the
@@ -34,13 +47,32 @@ func (r *Router) choose(q *Request, v *View, b *Booking) error {
 	if err := r.decide(q, v, d); err != nil {
 		return err
 	}
+	r.book(q, v, b)
+	return nil
+}
+
+// book charges a booking with what was decided. Called with mu held.
+func (r *Router) book(q *Request, v *View, b *Booking) {
+	d := &b.Decision
+	if r.shadow != nil && !r.off.Load() {
+		r.shadow.choose(q, v, d)
+	}
 	l := d.Replica.live
 	book := l.book.Load()
 	d.Load = r.shared.load(l, book)
+	if r.learns {
+		q.ahead = book&tokenMask + l.foreign.Load()&tokenMask
+	}
+	if d.rank > max(d.Replica.Ranks, 1) {
+		d.rank = 0
+	}
 	prefill := min(max(int64(q.PromptTokens)-int64(d.MatchedTokens), 0), maxPrefill)
 	b.router, b.replica, b.prefill, b.held = r, d.Replica, prefill, true
+	r.watch(q, b, l, book)
 	r.charge(l, 1, prefill)
-	return nil
+	if r.sessions != nil {
+		r.sessions.note(q.Session, l)
+	}
 }
 
 func (r *Router) decide(q *Request, v *View, d *Decision) error {
@@ -57,18 +89,36 @@ func (r *Router) decide(q *Request, v *View, d *Decision) error {
 		}
 	default:
 		q.anyModel = v.anyModel(q)
-		if !r.keepsSum {
+		if !r.keepsSum && r.shared.slow.Load()&sumWanted != 0 {
 			r.keepSum(v)
 		}
-		*d = r.opts.Policy.Choose(q, v)
-		if d.Replica == nil || v.current(d.Replica) != d.Replica || !v.Available(q, d.Replica) {
-			if err := v.correct(q, d); err != nil {
+		if len(r.reports) > 0 {
+			r.expire()
+		}
+		q.keeper = nil
+		if len(v.leaving) > 0 {
+			q.keeper = r.keeper(q, v)
+		}
+		if err := r.ask(q, v, d); err != nil {
+			if r.wards.unwell == 0 && len(v.leaving) == 0 {
+				return err
+			}
+			if err := r.askAll(q, v, d); err != nil {
 				return err
 			}
 		}
 	}
 	if q.attempt > 0 {
 		d.because(ReasonRetry)
+	}
+	return nil
+}
+
+// ask asks the policy and corrects it.
+func (r *Router) ask(q *Request, v *View, d *Decision) error {
+	*d = r.chooser(q).Choose(q, v)
+	if d.Replica == nil || v.current(d.Replica) != d.Replica || !v.Available(q, d.Replica) {
+		return v.correct(q, d)
 	}
 	return nil
 }
@@ -111,7 +161,8 @@ func (v *View) correct(q *Request, d *Decision) error {
 		return nil
 	}
 	*d = Wait(full...)
-	if full != nil || v.open > 0 && len(q.Exclude) == 0 && (q.Model == "" || q.anyModel) {
+	plain := len(q.Exclude) == 0 && (q.Model == "" || q.anyModel) && q.keeper == nil && !v.shared.barring
+	if full != nil || v.open > 0 && plain {
 		return ErrFull
 	}
 	_, full = v.whom(q, v.connected)
@@ -119,6 +170,9 @@ func (v *View) correct(q *Request, d *Decision) error {
 	case 0:
 		return v.nobody(q)
 	case v.open: // anyone, after all
+		if q.keeper != nil {
+			d.WaitFor = full
+		}
 	default:
 		d.WaitFor = full
 	}
@@ -157,8 +211,18 @@ func (v *View) nobody(q *Request) error {
 func (r *Router) charge(l *live, ongoing, tokens int64) {
 	delta := ongoing<<tokenBits + tokens
 	book := l.book.Add(delta) // quick picks write it too
-	if r.keepsSum && l.connected.Load() {
+	if r.keepsSum && l.up() {
 		r.shared.loadSum.Add(r.shared.fixed(l, book) - r.shared.fixed(l, book-delta))
+	}
+	if r.wards.unwell > 0 {
+		r.rebar(l)
+	}
+}
+
+// sumAnew counts the sum of the loads anew, if it is kept. Called with mu held.
+func (r *Router) sumAnew() {
+	if r.keepsSum {
+		r.shared.loadSum.Store(r.view.Load().sumLoads())
 	}
 }
 

@@ -31,6 +31,8 @@ const (
 	UsesSession Uses = 1 << iota // Request.Session
 	UsesPrompt                   // Request.Prompt; Prepare is called
 	CallsOut                     // Prepare is called and may block: it is given a deadline
+	UsesLoad                     // View.Load, MeanLoad: rates are learned and reports of load are kept
+	SharesByKey                  // a replica gets the requests of its keys however idle it is: no slow start, which would move them twice
 )
 
 // A KeyUser is a Policy that looks at less than everything. A policy that does
@@ -63,6 +65,13 @@ type IndexReporter interface{ IndexStats() IndexStats }
 // IndexStats describe a prefix index.
 type IndexStats struct {
 	Bytes, Blocks, Evictions int64
+	// LiveEvictions are those of blocks that the engine, as it told, still has.
+	LiveEvictions int64
+	// Refused are changes told in blocks of another size than prompts are cut in.
+	Refused int64
+	// Corrections are how often a replica was believed to hold less, or more again,
+	// after what it said it had cached.
+	Corrections int64
 }
 
 // A Policy that holds resources is an io.Closer: the Router closes it once, after

@@ -1,57 +1,30 @@
 package routing
 
 import (
-	"cmp"
-	"container/list"
 	"context"
 	"slices"
 	"time"
 )
 
-// fifo is a queue of waiters in the order in which they came.
-type fifo struct{ list.List }
-
-func (f *fifo) head() *waiter {
-	if e := f.Front(); e != nil {
-		return e.Value.(*waiter)
-	}
-	return nil
-}
-
-// insert puts a waiter behind those who came before it. As a rule that is the end.
-func (f *fifo) insert(w *waiter) *list.Element {
-	for e := f.Back(); e != nil; e = e.Prev() {
-		if e.Value.(*waiter).seq <= w.seq {
-			return f.InsertAfter(w, e)
-		}
-	}
-	return f.PushFront(w)
-}
-
-// A waiter is a request in the queue. It stands in the fifo of each replica
-// that it would take, or in the Router's own when any will do. Its fields are
-// guarded by the Router's mutex; done is closed once the outcome is set.
+// A waiter is a request in the queue. It stands in the Router's line of all, and in
+// the line of each replica that it would take, or in that of those whom any will do.
+// Its fields are guarded by the Router's mutex; done is closed once the outcome is set.
 type waiter struct {
 	q       *Request
 	b       *Booking
-	seq     uint64
-	since   time.Time
+	seq     uint64    // of the first pick of its request: who came first
+	since   time.Time // it waits
+	came    time.Time // its request, as far as is known
+	due     time.Time // came, less the head start of its priority
 	behind  int
-	places  []place
+	own     place   // in Router.waiting
+	places  []place // elsewhere
 	waiting bool
 	err     error
 	done    chan struct{}
 }
 
-type place struct {
-	in *fifo
-	at *list.Element
-}
-
 // Acquire picks and books as Pick does, and waits while every replica that the
-// request may use is full. It returns ErrNotConnected, without waiting, when
-// nothing is connected that could ever serve it, ErrQueueFull when too many
-// wait, and a *WaitError when the context ends first.
 func (r *Router) Acquire(ctx context.Context, q *Request, b *Booking) error {
 	w, err := r.pickOrEnqueue(ctx, q, b)
 	if err != nil {
@@ -68,27 +41,62 @@ func (r *Router) Acquire(ctx context.Context, q *Request, b *Booking) error {
 
 // pickOrEnqueue books at once, or returns the waiter it put into the queue.
 func (r *Router) pickOrEnqueue(ctx context.Context, q *Request, b *Booking) (*waiter, error) {
-	v := r.lockPrepared(ctx, q)
+	r.lockPrepared(ctx, q)
 	defer r.mu.Unlock()
+	r.came(q)
+	r.attend(q)
+	v := r.view.Load()
+	r.tick(v)
 	err := r.choose(q, v, b)
 	if err != ErrFull {
 		return nil, err
 	}
-	if r.opts.MaxQueued >= 0 && r.queued >= r.opts.MaxQueued {
-		return nil, ErrQueueFull
+	w := r.newWaiter(q, b)
+	if err := r.admit(w); err != nil {
+		return nil, err
 	}
-	r.seq++
-	w := &waiter{
-		q: q, b: b, seq: r.seq, since: r.opts.Now(), behind: r.queued,
-		waiting: true, done: make(chan struct{}),
-	}
-	r.queued++
-	r.hold()
 	r.stand(w)
 	if r.quick != nil {
 		r.again(w, v) // a quick release may have made room before it saw the waiter
 	}
+	r.arm()
 	return w, nil
+}
+
+// came numbers the requests of a Router by their first Acquire.
+func (r *Router) came(q *Request) {
+	if q.cameTo != r {
+		r.seq++
+		q.cameTo, q.seq = r, r.seq
+	}
+}
+
+func (r *Router) newWaiter(q *Request, b *Booking) *waiter {
+	now := r.opts.Now()
+	w := &waiter{q: q, b: b, seq: q.seq, since: now, waiting: true, done: make(chan struct{})}
+	w.came = r.waiting.came(now, w.seq)
+	w.due = w.came.Add(-time.Duration(q.Priority.clamped()) * r.opts.HeadStart)
+	w.own = r.waiting.insert(w)
+	return w
+}
+
+// admit counts a waiter in if the queue has room for it, if need be in the place of
+// one of a lower priority. What it refuses stands nowhere.
+func (r *Router) admit(w *waiter) error {
+	w.behind = r.waiting.before(w)
+	if r.opts.MaxQueued >= 0 && r.queued >= r.opts.MaxQueued {
+		full := &WaitError{Behind: w.behind, Longest: w.since.Sub(r.waiting.since()), Cause: ErrQueueFull}
+		out := r.waiting.last(w)
+		if out == nil {
+			w.own.leave()
+			return full
+		}
+		full.Waited, full.Behind = w.since.Sub(out.since), out.behind
+		r.settle(out, full)
+	}
+	r.queued++
+	r.hold()
+	return nil
 }
 
 func (r *Router) await(ctx context.Context, w *waiter) error {
@@ -96,25 +104,25 @@ func (r *Router) await(ctx context.Context, w *waiter) error {
 	case <-w.done:
 		return w.err
 	case <-ctx.Done():
-		return r.abandon(ctx, w)
+		return r.abandon(endOf(ctx), w)
 	}
 }
 
-// abandon ends the wait of a call whose context has ended.
-func (r *Router) abandon(ctx context.Context, w *waiter) error {
+// abandon ends the wait of a call that is over for a cause.
+func (r *Router) abandon(cause error, w *waiter) error {
 	r.mu.Lock()
 	if w.waiting {
 		waited := r.opts.Now().Sub(w.since)
 		r.settle(w, nil)
 		r.mu.Unlock()
-		return &WaitError{Waited: waited, Behind: w.behind, Cause: endOf(ctx)}
+		return &WaitError{Waited: waited, Behind: w.behind, Cause: cause}
 	}
 	r.mu.Unlock()
 	if w.err != nil {
 		return w.err
 	}
 	w.b.Release() // served in the same moment: the next in the queue takes it
-	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: endOf(ctx)}
+	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: cause}
 }
 
 // Queued returns how many requests wait.
@@ -127,19 +135,18 @@ func (r *Router) Queued() int {
 // stand puts a waiter where its last choice would wait.
 func (r *Router) stand(w *waiter) {
 	if w.b.Decision.WaitFor == nil {
-		w.places = append(w.places, place{&r.anyone, r.anyone.insert(w)})
+		w.places = append(w.places, r.anyone.insert(w))
 		return
 	}
 	for _, rep := range w.b.Decision.WaitFor {
-		f := &rep.live.waiters
-		w.places = append(w.places, place{f, f.insert(w)})
+		w.places = append(w.places, rep.live.waiters.insert(w))
 	}
 }
 
-// step takes a waiter from where it stands.
+// step takes a waiter from where it stands, but for the line of all.
 func (w *waiter) step() {
 	for _, p := range w.places {
-		p.in.Remove(p.at)
+		p.leave()
 	}
 	w.places = w.places[:0]
 }
@@ -147,6 +154,7 @@ func (w *waiter) step() {
 // settle ends a wait.
 func (r *Router) settle(w *waiter, err error) {
 	w.step()
+	w.own.leave()
 	w.waiting = false
 	w.err = err
 	r.queued--
@@ -183,7 +191,7 @@ func (r *Router) released(at *Replica) {
 // that is not served no longer wants it and has gone to stand elsewhere.
 func (r *Router) serve(v *View, id string) {
 	rep := v.ByID(id)
-	if rep == nil || rep.Draining {
+	if rep == nil {
 		return
 	}
 	for range r.queued {
@@ -191,8 +199,8 @@ func (r *Router) serve(v *View, id string) {
 			return
 		}
 		w := rep.live.waiters.head()
-		if any := r.anyone.head(); w == nil || (any != nil && any.seq < w.seq) {
-			w = any
+		if any := r.anyone.head(); any != nil && !rep.drains() {
+			w = earlier(w, any)
 		}
 		if w == nil {
 			return
@@ -207,31 +215,18 @@ func (r *Router) requeue(v *View) {
 	if r.queued == 0 {
 		return
 	}
-	all := r.waiters(v)
+	all := r.waiting.all(make([]*waiter, 0, r.queued))
+	slices.SortFunc(all, func(a, b *waiter) int {
+		if a.before(b) {
+			return -1
+		}
+		return 1
+	})
 	for _, w := range all {
 		w.step()
 	}
 	for _, w := range all {
 		r.again(w, v)
 	}
-}
-
-// waiters returns everybody in the queue, oldest first, also those who wait for
-// replicas that just left.
-func (r *Router) waiters(v *View) []*waiter {
-	all := make([]*waiter, 0, r.queued)
-	collect := func(f *fifo) {
-		for e := f.Front(); e != nil; e = e.Next() {
-			all = append(all, e.Value.(*waiter))
-		}
-	}
-	collect(&r.anyone)
-	for _, rep := range v.Replicas() {
-		collect(&rep.live.waiters)
-	}
-	for _, l := range r.leaving {
-		collect(&l.waiters)
-	}
-	slices.SortFunc(all, func(a, b *waiter) int { return cmp.Compare(a.seq, b.seq) })
-	return slices.Compact(all)
+	r.arm()
 }

@@ -125,7 +125,9 @@ func TestQueueBound(t *testing.T) {
 			enqueue(t, r, new(Request))
 		}
 		if bound >= 0 {
-			require.Equal(t, ErrQueueFull, r.Acquire(t.Context(), new(Request), new(Booking)))
+			err := r.Acquire(t.Context(), new(Request), new(Booking))
+			require.ErrorIs(t, err, ErrQueueFull)
+			require.Equal(t, holds, err.(*WaitError).Behind)
 		}
 	}
 }
@@ -139,7 +141,7 @@ func TestServedTooLate(t *testing.T) {
 	servedBy(t, late)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := r.abandon(ctx, late)
+	err := r.abandon(endOf(ctx), late)
 	require.ErrorIs(t, err, context.Canceled)
 	require.IsType(t, new(WaitError), err)
 	require.False(t, late.b.Held())

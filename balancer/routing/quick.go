@@ -31,9 +31,12 @@ func (r *Router) PickQuick(q *Request) (*Replica, Reason, bool) {
 	}
 	// Who takes the replica out of the fleet clears connected before it reads the
 	// book, so one of the two sees the other. So it is with the sum of the loads.
-	if !rep.live.connected.Load() || r.shared.slow.Load()&sumWanted != 0 {
+	if rep.live.state.Load() != connectedBit || r.shared.slow.Load()&sumWanted != 0 {
 		r.ReleaseQuick(rep)
 		return nil, "", false
+	}
+	if r.sessions != nil {
+		r.sessions.note(q.Session, rep.live)
 	}
 	return rep, why, true
 }
@@ -46,16 +49,21 @@ func (r *Router) ReleaseQuick(rep *Replica) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.keepsSum {
-		r.shared.loadSum.Store(r.view.Load().sumLoads())
-	}
+	r.sumAnew()
 	r.released(rep)
+}
+
+// CompleteQuick tells how a quick booking ended: what it says of the replica's health.
+func (r *Router) CompleteQuick(rep *Replica, o Outcome) {
+	if r.judges && (o.Err != nil || rep.live.strikes.Load() > 0) {
+		r.judge(new(Request), &Decision{Replica: rep}, &o)
+	}
 }
 
 // take adds a booking unless the replica is full.
 func (l *live) take() bool {
 	most := l.max.Load()
-	if most == 0 {
+	if most == noBound {
 		l.book.Add(1 << tokenBits)
 		return true
 	}
@@ -77,15 +85,16 @@ func (q *Request) plain() bool {
 
 // Why a pick takes the lock.
 const (
-	held      = 1 << iota // somebody waits, a replica that left has bookings, or the Router is closed
+	held      = 1 << iota // somebody waits, a replica that left has bookings or is not well, or the Router is closed
 	sumWanted             // somebody looks at the mean load
+	rolling               // a Rollout keeps requests from the policy
 )
 
 // hold tells quick picks and releases whether they concern anybody else. A
 // waiter is counted before it looks at the books for the last time. Called with
 // mu held.
 func (r *Router) hold() {
-	if r.queued > 0 || len(r.departed) > 0 || r.closed {
+	if r.queued > 0 || len(r.departed) > 0 || r.wards.unwell > 0 || r.closed {
 		r.shared.slow.Or(held)
 		return
 	}
@@ -113,5 +122,5 @@ func (v *View) QuickLeastOfTwo() *Replica {
 // Open reports whether a plain request may be given to the replica now. It is
 // for ChooseQuick.
 func (r *Replica) Open() bool {
-	return !r.Draining && r.live.connected.Load() && !r.Full()
+	return !r.Draining && r.live.state.Load() == connectedBit && !r.Full()
 }

@@ -1,6 +1,11 @@
 package routing
 
-import "slices"
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
 
 // A Request is the request key: all that a policy may look at. The host fills
 // it before the first pick and does not change the exported fields afterwards.
@@ -14,7 +19,8 @@ type Request struct {
 	Adapter   string // LoRA adapter
 	CacheSalt string // partition of the prefix cache
 
-	// Prompt is the prompt, until DropPrompt. Policies read it in Prepare only.
+	// Prompt is the prompt, until DropPrompt. Policies read it in Prepare only. A
+	// Router with a Tokenizer makes tokens of a text before that.
 	Prompt Prompt
 	// PromptTokens is the length of the prompt in tokens; it outlives Prompt.
 	PromptTokens int
@@ -24,22 +30,66 @@ type Request struct {
 	Pin     string   // id of the only replica that may serve it; "" = any
 	Exclude []string // ids of replicas that must not serve it
 
+	// Priority is the request's level where it has to wait.
+	Priority Priority
+
 	// Prepared belongs to the policy: what Prepare found, read by Choose and by
 	// the observers. It may stem from an older View.
 	Prepared any
+
+	// Answer says what the host will tell of the answer; it must tell it to every booking.
+	Answer Answer
 
 	router   *Router // whose policy prepared it
 	epoch    uint64  // of the View that Prepare saw
 	attempt  int
 	tried    []string
-	anyModel bool // nobody in the fleet declares Model: it filters nothing
+	cameTo   *Router // that gave it seq
+	seq      uint64
+	ahead    int64    // prompt tokens queued at the replica, of others too, at the last pick
+	anyModel bool     // nobody in the fleet declares Model: it filters nothing
+	asked    bool     // the Tokenizer was asked for the tokens of Prompt
+	keeper   *Replica // drains, and keeps this session
+	side     side     // who decides, where a Rollout is in force
+	shade    *shade   // as the shadow policy sees it; nil = there is none
+	// lastResort: during a choice, replicas that say that they drain are better than none.
+	lastResort bool
+
+	// Of the last pick, where judges look at them.
+	picked time.Time
+	work   float64
+	trial  bool
 }
 
-// Prompt is a prompt as the dialect found it: token ids, or text. It aliases
-// the caller's message and must not be changed or kept.
+// Prompt is a prompt as the dialect found it: token ids, or text, or only its
+// hashes. It aliases the caller's message and must not be changed or kept.
 type Prompt struct {
 	Text   string
 	Tokens []uint32
+	// Hashed goes before the others.
+	Hashed *Hashed
+}
+
+// Hashed is a prompt of which nothing is known but its blocks, hashed as package
+// kvindex does with the seed of the request's model, adapter and salt.
+type Hashed struct {
+	// Hashes are one for each full block, and one for what follows the last. They are
+	// not written again, so a policy may keep them.
+	Hashes []uint64
+	Size   int // of a block, in bytes or tokens
+	Unit   int // bytes, or 1, per token
+	Length int // of the prompt, as Size counts
+}
+
+// Check says what is wrong with it, if anything is.
+func (h *Hashed) Check() error {
+	switch {
+	case h.Size < 1 || h.Unit < 1 || h.Length < 1:
+		return errors.New("block size and length must be positive")
+	case len(h.Hashes) != (h.Length-1)/h.Size+1:
+		return fmt.Errorf("%d hashes do not fit a length of %d in blocks of %d", len(h.Hashes), h.Length, h.Size)
+	}
+	return nil
 }
 
 // BytesPerToken is how many bytes of text count as one token where no tokenizer
@@ -48,14 +98,17 @@ const BytesPerToken = 4
 
 // Len returns the length of the prompt in tokens, rounded up.
 func (p Prompt) Len() int {
-	if len(p.Tokens) > 0 {
+	switch {
+	case p.Hashed != nil:
+		return (p.Hashed.Length-1)/p.Hashed.Unit + 1
+	case len(p.Tokens) > 0:
 		return len(p.Tokens)
 	}
 	return (len(p.Text) + BytesPerToken - 1) / BytesPerToken
 }
 
 // Empty reports whether there is no prompt.
-func (p Prompt) Empty() bool { return len(p.Tokens) == 0 && p.Text == "" }
+func (p Prompt) Empty() bool { return len(p.Tokens) == 0 && p.Text == "" && p.Hashed == nil }
 
 // SetPrompt sets the prompt and its length.
 func (q *Request) SetPrompt(p Prompt) {
@@ -65,11 +118,19 @@ func (q *Request) SetPrompt(p Prompt) {
 
 // DropPrompt forgets the prompt, so that the message it aliases can be freed
 // while the call goes on.
-func (q *Request) DropPrompt() { q.Prompt = Prompt{} }
+func (q *Request) DropPrompt() {
+	q.Prompt = Prompt{}
+	if q.shade != nil {
+		q.shade.request.Prompt = Prompt{}
+	}
+}
 
 // Rekey forgets the key and all that was prepared for it, so that the request can
-// be filled anew. The attempts made so far stay.
-func (q *Request) Rekey() { *q = Request{attempt: q.attempt, tried: q.tried} }
+// be filled anew. The attempts made so far stay. A copy of a request that was rekeyed may
+// go its own way.
+func (q *Request) Rekey() {
+	*q = Request{attempt: q.attempt, tried: slices.Clip(q.tried), cameTo: q.cameTo, seq: q.seq, Answer: q.Answer, side: q.side}
+}
 
 // Attempt returns the number of the attempt under way, 1 for the first.
 func (q *Request) Attempt() int { return q.attempt + 1 }

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,15 +22,34 @@ const (
 // Options configure a Router. Only Policy is needed.
 type Options struct {
 	Policy Policy
+	// Plain decides for the requests that a Rollout keeps from Policy; nil = there can be no Rollout. It observes nothing.
+	Plain Policy
+	// Shadow decides on every request too, and is not obeyed: it is counted. It learns where requests really went. nil = none.
+	Shadow     Policy
+	ShadowName string // for who reads
+	// Tokenizer gives prompts of text their token ids before the policy sees them;
+	// nil = they stay text. The Router closes it if it is an io.Closer.
+	Tokenizer Tokenizer
 	// MaxOngoing bounds the bookings of a replica that has no bound of its own; 0 = no bound.
 	MaxOngoing int
 	// MaxQueued bounds the requests that wait; 0 = DefaultMaxQueued, negative = no bound.
 	MaxQueued int
+	// HeadStart is what a level of priority is worth in the queue; 0 =
+	// DefaultHeadStart, negative = nothing.
+	HeadStart time.Duration
 	// RequestCost is what an active request adds to a replica's load, in tokens;
 	// 0 = DefaultRequestCost, negative = nothing.
 	RequestCost float64
 	// PrepareTimeout is the deadline of a Prepare that calls out; 0 = DefaultPrepareTimeout.
 	PrepareTimeout time.Duration
+	// FixedRates keeps the replicas' weights as their rates: none is learned.
+	FixedRates bool
+	// ReportTTL is how long a replica's Report of its load counts; 0 = DefaultReportTTL.
+	ReportTTL time.Duration
+	// Ejection says who is left alone for its health, and who starts slowly.
+	Ejection Ejection
+	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 = not at all.
+	DrainGrace time.Duration
 	// Node and Zone are where this process runs: replicas there are preferred.
 	// Empty = no preference.
 	Node, Zone string
@@ -37,6 +57,9 @@ type Options struct {
 	// used under the Router's lock only.
 	Now  func() time.Time
 	Rand *rand.Rand
+	// AfterFunc calls f, in a goroutine of its own, once d has passed, unless it is
+	// stopped before; nil = time.AfterFunc. It belongs to Now.
+	AfterFunc func(d time.Duration, f func()) (stop func())
 }
 
 // A Router hosts one policy over one fleet: it picks and books. Safe for use by
@@ -45,11 +68,26 @@ type Router struct {
 	opts       Options
 	prepares   bool
 	callsOut   bool
+	usesLoad   bool
+	learns     bool // rates
+	judges     bool // the replicas' health
+	tends      bool // … or lets them start slowly
 	routeObs   RouteObserver
 	endObs     CompletionObserver
 	memberObs  MembershipObserver
+	cacheObs   CacheObserver
+	sizeObs    CapacityObserver
 	closer     io.Closer
 	prepErrors atomic.Int64
+	textErrors atomic.Int64
+	tokenizes  bool
+	shadow     *shadow // nil = none
+	sink       atomic.Pointer[RouteSink]
+
+	// The Rollout in force; sharing is false where the policy decides for all.
+	sharing atomic.Bool
+	off     atomic.Bool
+	share   atomic.Uint64 // math.Float64bits
 
 	// view is replaced under mu and read without it.
 	view atomic.Pointer[View]
@@ -60,15 +98,24 @@ type Router struct {
 	// a host's own.
 	mu       sync.Mutex
 	shared   *shared
-	anyone   fifo // waiters that take any replica
+	waiting  line // everybody in the queue
+	anyone   line // of these, who takes any replica
 	queued   int
 	seq      uint64
+	marked   []mark // replicas that said they are full
+	alarm    alarm
 	departed map[string]*live // left the fleet with bookings under way
-	leaving  []*live          // during SetFleet: just left
 	closed   bool
-	keepsSum bool // shared.sumKept
+	keepsSum bool      // shared.sumKept
+	reports  []*live   // whose Report counts, or did until it was overtaken
+	expiry   time.Time // no report expires before
 
-	quick QuickChooser // what picks without mu, or nil
+	wards   wardens
+	numbers uint32
+
+	quick    QuickChooser // what picks without mu, or nil
+	rates    rates
+	sessions *sessions // nil where no replica keeps its sessions while it drains
 
 	// inside is held for reading while a policy that is a Closer is called
 	// outside mu, and for writing while it is closed. Never taken with mu held.
@@ -90,11 +137,18 @@ func NewRouter(o Options) (*Router, error) {
 	case o.RequestCost < 0:
 		o.RequestCost = 0
 	}
-	if o.PrepareTimeout == 0 {
-		o.PrepareTimeout = DefaultPrepareTimeout
-	}
+	o.HeadStart = max(cmp.Or(o.HeadStart, DefaultHeadStart), 0)
+	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, DefaultPrepareTimeout)
+	o.ReportTTL = cmp.Or(o.ReportTTL, DefaultReportTTL)
+	o.Ejection = o.Ejection.withDefaults()
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.AfterFunc == nil {
+		o.AfterFunc = func(d time.Duration, f func()) func() {
+			t := time.AfterFunc(d, f)
+			return func() { t.Stop() }
+		}
 	}
 	quick, _ := o.Policy.(QuickChooser)
 	if o.Rand != nil {
@@ -106,15 +160,29 @@ func NewRouter(o Options) (*Router, error) {
 		opts:     o,
 		shared:   &shared{requestCost: o.RequestCost, rand: o.Rand, now: o.Now},
 		departed: make(map[string]*live),
+		shadow:   newShadow(o.Shadow, o.ShadowName),
 	}
 	uses := r.Uses()
 	r.prepares = uses&(UsesPrompt|CallsOut) != 0
 	r.callsOut = uses&CallsOut != 0
+	r.usesLoad = uses&UsesLoad != 0
+	r.learns = r.usesLoad && !o.FixedRates
+	r.judges = o.Ejection.Failures > 0
+	if usesOf(o.Policy)&SharesByKey != 0 {
+		r.opts.Ejection.SlowStart = 0
+	}
+	r.tends = r.judges || r.opts.Ejection.SlowStart > 0
+	if o.DrainGrace > 0 && uses&UsesSession != 0 {
+		r.sessions = newSessions()
+	}
+	r.tokenizes = o.Tokenizer != nil && uses&UsesPrompt != 0
 	r.routeObs, _ = o.Policy.(RouteObserver)
 	r.endObs, _ = o.Policy.(CompletionObserver)
 	r.memberObs, _ = o.Policy.(MembershipObserver)
-	r.closer, _ = o.Policy.(io.Closer)
-	if r.routeObs == nil && r.endObs == nil && r.closer == nil {
+	r.cacheObs, _ = o.Policy.(CacheObserver)
+	r.sizeObs, _ = o.Policy.(CapacityObserver)
+	r.closer = closerOf(o)
+	if _, closes := o.Policy.(io.Closer); r.routeObs == nil && r.endObs == nil && !closes && o.Shadow == nil {
 		r.quick = quick
 	}
 	r.view.Store(&View{fleet: &membership{byID: map[string]*Replica{}}, shared: r.shared})
@@ -124,17 +192,31 @@ func NewRouter(o Options) (*Router, error) {
 // Policy returns the Router's policy.
 func (r *Router) Policy() Policy { return r.opts.Policy }
 
-// Uses returns what the policy looks at.
+// Uses returns what the policy looks at, its shadow, and a Rollout.
 func (r *Router) Uses() Uses {
-	if k, ok := r.opts.Policy.(KeyUser); ok {
-		return k.Uses()
+	if r.off.Load() {
+		return 0
 	}
-	return UsesSession | UsesPrompt | CallsOut
+	uses := usesOf(r.opts.Policy)
+	if r.shadow != nil {
+		uses |= usesOf(r.shadow.policy)
+	}
+	if r.sharing.Load() {
+		uses |= UsesSession
+	}
+	return uses
 }
 
-// Observes reports whether the policy wants to be told how calls ended: whether
-// Complete does anything.
-func (r *Router) Observes() bool { return r.endObs != nil }
+func usesOf(p Policy) Uses {
+	if k, ok := p.(KeyUser); ok {
+		return k.Uses()
+	}
+	return UsesSession | UsesPrompt | CallsOut | UsesLoad
+}
+
+// Observes reports whether somebody wants to know how calls ended: whether Complete
+// does anything.
+func (r *Router) Observes() bool { return r.endObs != nil || r.learns || r.judges || r.shadow != nil }
 
 // View returns the current snapshot of the fleet.
 func (r *Router) View() *View { return r.view.Load() }
@@ -155,16 +237,27 @@ func (r *Router) Prepare(ctx context.Context, q *Request) {
 	}
 	defer r.leave()
 	if q.router != r {
-		q.router, q.Prepared = r, nil // another policy's is of no use
+		q.router, q.Prepared, q.asked = r, nil, false // another policy's is of no use
 	}
 	q.anyModel = v.anyModel(q)
+	decides := r.Decides(q)
+	if !decides && !r.shades() {
+		q.epoch = v.fleet.epoch
+		return
+	}
+	r.tokenize(ctx, q)
 	if r.callsOut {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
 		defer cancel()
 	}
-	if err := r.opts.Policy.Prepare(ctx, q, v); err != nil {
-		r.prepErrors.Add(1)
+	if decides {
+		if err := r.opts.Policy.Prepare(ctx, q, v); err != nil {
+			r.prepErrors.Add(1)
+		}
+	}
+	if r.shades() {
+		r.shadow.prepare(ctx, r, q, v)
 	}
 	q.epoch = v.fleet.epoch
 }
@@ -190,19 +283,42 @@ func (r *Router) lockPrepared(ctx context.Context, q *Request) *View {
 	return r.view.Load()
 }
 
-// Complete tells the policy how a call that was booked ended. The host calls it
-// once per booking, after Release or before. After Close it does nothing.
+// Complete tells the policy how a call that was booked ended, and learns the replica's
+// rate from it. The host calls it once per booking, after Release or before. After Close
+// it does nothing.
 func (r *Router) Complete(q *Request, d Decision, o Outcome) {
-	if r.endObs != nil && d.Replica != nil && r.enter() {
-		defer r.leave()
+	if r.learns && d.Replica != nil {
+		r.learn(q, &d, &o)
+	}
+	if r.judges && d.Replica != nil {
+		r.judge(q, &d, &o)
+	}
+	if r.endObs == nil && r.shadow == nil || d.Replica == nil || !r.enter() {
+		return
+	}
+	defer r.leave()
+	if r.endObs != nil && r.Decides(q) {
 		r.endObs.Completed(q, d, o)
+	}
+	if r.shadow != nil {
+		r.shadow.completed(q, o)
 	}
 }
 
 func (r *Router) routed(q *Request, b *Booking) {
-	if r.routeObs != nil && r.enter() {
-		defer r.leave()
+	sink := r.sink.Load()
+	if r.routeObs == nil && r.shadow == nil && sink == nil || !r.enter() {
+		return
+	}
+	defer r.leave()
+	if sink != nil {
+		r.shareRoute(*sink, q, b)
+	}
+	if r.routeObs != nil && r.Decides(q) {
 		r.routeObs.Routed(q, b.Decision)
+	}
+	if r.shades() {
+		r.shadow.routed(q)
 	}
 }
 
@@ -237,6 +353,7 @@ func (r *Router) Close() error {
 	r.closed = true
 	r.hold()
 	r.requeue(r.view.Load())
+	r.alarm.off()
 	r.mu.Unlock()
 	if r.closer == nil {
 		return nil

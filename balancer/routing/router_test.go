@@ -1,11 +1,8 @@
 package routing
 
 import (
-	"context"
-	"errors"
 	"math"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -158,101 +155,6 @@ func TestReasons(t *testing.T) {
 	require.Equal(t, ReasonPinned, pick(t, r, &Request{Pin: "r0"}).Decision.Reason)
 }
 
-func TestPools(t *testing.T) {
-	fleet := []Member{
-		member("far", at("n9", "z9"), adapters("x", "y")),
-		member("zone", at("n1", "z0"), adapters("y")),
-		member("node", at("n0", "z0"), adapters("x", "y", "z")),
-		member("zone2", at("n2", "z0"), adapters("z")),
-	}
-	r := connected(t, Options{Node: "n0", Zone: "z0"}, fleet...)
-	far := r.View().ByID("far")
-	retried := &Request{Adapter: "x"}
-	retried.NextAttempt(far)
-	plain := connected(t, Options{}, members(2)...)
-	again := new(Request)
-	again.NextAttempt(plain.View().ByID("r0"))
-	for name, c := range map[string]struct {
-		r     *Router
-		q     *Request
-		pools []string
-		least string
-	}{
-		"locality":       {r, new(Request), []string{"node", "zone node zone2", "far zone node zone2"}, "node"},
-		"adapter":        {r, &Request{Adapter: "x"}, []string{"far node", "zone zone2", "far zone node zone2"}, "far"},
-		"cold adapter":   {r, &Request{Adapter: "w"}, []string{"zone zone2", "far zone node zone2"}, "zone"},
-		"untried first":  {r, retried, []string{"node", "zone zone2", "zone node zone2", "far node", "zone zone2", "far zone node zone2"}, "node"},
-		"no preferences": {plain, &Request{Adapter: "x"}, []string{"r0 r1"}, "r0"},
-		"retry":          {plain, again, []string{"r1", "r0 r1"}, "r1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			v := c.r.View()
-			require.Equal(t, c.pools, takes(v, c.q))
-			require.Equal(t, c.least, v.LeastLoaded(c.q).ID)
-		})
-	}
-	r.SetConnected("node", false)
-	require.Equal(t, []string{"zone zone2", "far zone zone2"}, takes(r.View(), new(Request)))
-}
-
-// takes lists who would be taken in each pool.
-func takes(v *View, q *Request) (pools []string) {
-	for i := 0; ; i++ {
-		p, ok := v.Pool(q, i)
-		if !ok {
-			return pools
-		}
-		ids := ""
-		for _, r := range p.Replicas {
-			if p.Takes(r) {
-				ids += " " + r.ID
-			}
-		}
-		pools = append(pools, ids[min(1, len(ids)):])
-	}
-}
-
-func TestLeastLoaded(t *testing.T) {
-	r := connected(t, Options{Policy: choosing(leastLoaded), MaxOngoing: 2},
-		member("a"), member("b", func(m *Member) { m.Weight = 4 }), member("c", draining))
-	var got string
-	for range 4 {
-		got += pick(t, r, &Request{PromptTokens: 100}).Decision.Replica.ID
-	}
-	require.Equal(t, "abba", got, "ties to the first; a heavier replica carries more; the full are passed over")
-	require.Nil(t, r.View().LeastLoaded(new(Request)))
-	require.Equal(t, ErrFull, r.Pick(t.Context(), new(Request), new(Booking)))
-}
-
-// The sum behind the mean is kept from the first call on, through all that
-// changes it.
-func TestMeanLoad(t *testing.T) {
-	heavy := func(m *Member) { m.Weight = 8 }
-	r := connected(t, Options{Policy: choosing(leastLoaded)}, member("a"), member("b"))
-	exact := func(want float64) {
-		t.Helper()
-		require.InDelta(t, want, r.View().MeanLoad(), 1e-6)
-		require.Equal(t, r.View().sumLoads(), r.shared.loadSum.Load())
-	}
-	require.Zero(t, r.View().MeanLoad())
-	require.False(t, r.shared.sumKept.Load())
-	b := pick(t, r, &Request{PromptTokens: 1500})
-	require.True(t, r.shared.sumKept.Load())
-	exact(1000)
-	r.SetFleet([]Member{member("a", heavy), member("b")})
-	exact(125)
-	r.SetConnected("a", false)
-	exact(0)
-	b.PrefillDone()
-	r.SetConnected("a", true)
-	exact(500. / 8 / 2)
-	r.SetFleet([]Member{member("b")})
-	b.Release()
-	exact(0)
-	r.Disconnect()
-	require.Zero(t, r.View().MeanLoad())
-}
-
 func TestSetFleet(t *testing.T) {
 	var seen [][2]int
 	policy := &watching{changed: func(added, removed []*Replica) { seen = append(seen, [2]int{len(added), len(removed)}) }}
@@ -294,166 +196,6 @@ func TestSetFleet(t *testing.T) {
 	require.Len(t, r.View().Connected(), 1)
 }
 
-func TestCapacity(t *testing.T) {
-	for own, want := range map[int]int{0: 7, 3: 3, -1: 0} {
-		require.Equal(t, want, connected(t, Options{MaxOngoing: 7}, member("a", room(own))).View().ByID("a").Capacity())
-	}
-	require.Zero(t, connected(t, Options{MaxOngoing: -1}, member("a")).View().ByID("a").Capacity())
-	require.Zero(t, connected(t, Options{RequestCost: -1}, member("a")).opts.RequestCost)
-}
-
-// watching is a policy with every optional part.
-type watching struct {
-	uses      Uses
-	prepare   func(context.Context, *Request, *View) error
-	changed   func(added, removed []*Replica)
-	routed    func(*Request, Decision)
-	completed func(*Request, Decision, Outcome)
-	closes    int
-}
-
-func (p *watching) Uses() Uses { return p.uses }
-func (p *watching) Prepare(ctx context.Context, q *Request, v *View) error {
-	return p.prepare(ctx, q, v)
-}
-func (p *watching) Choose(q *Request, v *View) Decision { return firstFree(q, v) }
-func (p *watching) ReplicasChanged(added, removed []*Replica) {
-	if p.changed != nil {
-		p.changed(added, removed)
-	}
-}
-func (p *watching) Routed(q *Request, d Decision) {
-	if p.routed != nil {
-		p.routed(q, d)
-	}
-}
-func (p *watching) Completed(q *Request, d Decision, o Outcome) { p.completed(q, d, o) }
-func (p *watching) Close() error {
-	p.closes++
-	return errors.New("stuck")
-}
-
-func TestUses(t *testing.T) {
-	require.Equal(t, UsesSession|UsesPrompt|CallsOut, connected(t, Options{Policy: remembering{}}).Uses())
-	for uses, c := range map[Uses]struct{ prepared, deadline bool }{
-		0: {}, UsesSession: {}, UsesPrompt: {true, false},
-		CallsOut: {true, true}, UsesPrompt | CallsOut: {true, true},
-	} {
-		prepared, deadline := false, false
-		r := connected(t, Options{PrepareTimeout: time.Hour, Policy: &watching{
-			uses: uses,
-			prepare: func(ctx context.Context, q *Request, v *View) error {
-				end, ok := ctx.Deadline()
-				prepared, deadline = true, ok && time.Until(end) > time.Minute
-				return nil
-			},
-		}}, members(1)...)
-		require.Equal(t, uses, r.Uses())
-		pick(t, r, new(Request))
-		require.Equal(t, c, struct{ prepared, deadline bool }{prepared, deadline}, "%b", uses)
-	}
-}
-
-func TestPrepareTimeout(t *testing.T) {
-	r := connected(t, Options{PrepareTimeout: time.Millisecond, Policy: &watching{
-		uses: CallsOut,
-		prepare: func(ctx context.Context, q *Request, v *View) error {
-			<-ctx.Done()
-			return ctx.Err()
-		},
-	}}, members(1)...)
-	pick(t, r, new(Request))
-	require.EqualValues(t, 1, r.PrepareErrors(), "counted; the request is served all the same")
-}
-
-func TestPreparedOncePerFleetAndRouter(t *testing.T) {
-	var prepared []any
-	var during func()
-	policy := func(name string) *watching {
-		return &watching{uses: UsesPrompt, prepare: func(_ context.Context, q *Request, v *View) error {
-			require.True(t, v.Available(q, v.Replicas()[0]), "a model that nobody declares filters nothing here either")
-			prepared = append(prepared, q.Prepared)
-			q.Prepared = name
-			if during != nil {
-				during()
-			}
-			return nil
-		}}
-	}
-	r := connected(t, Options{Policy: policy("one")}, member("a", models("m")))
-	q := &Request{Model: "unknown"}
-	r.Prepare(t.Context(), q)
-	pick(t, r, q)
-	q.NextAttempt(nil)
-	pick(t, r, q)
-	require.Equal(t, []any{nil}, prepared)
-	r.SetConnected("a", false)
-	r.SetConnected("a", true)
-	pick(t, r, q)
-	require.Len(t, prepared, 1)
-	r.SetFleet([]Member{member("a", models("m")), member("b")})
-	pick(t, r, q)
-	require.Equal(t, []any{nil, "one"}, prepared)
-
-	other := connected(t, Options{Policy: policy("other")}, member("a", models("m")))
-	other.SetFleet([]Member{member("a", models("m", "n"))})
-	require.Equal(t, r.View().Epoch(), other.View().Epoch())
-	pick(t, other, q)
-	require.Equal(t, []any{nil, "one", nil}, prepared, "what another Router's policy left is gone")
-
-	prepared = nil
-	n := 0
-	during = func() { // a fleet that changes all the time does not hold a request up
-		n++
-		r.SetFleet(members(1, room(n), models("m")))
-		connectAll(r)
-	}
-	pick(t, r, &Request{})
-	require.Len(t, prepared, 3)
-
-	prepared, during = nil, nil
-	pick(t, r, &Request{Pin: "r0"})
-	require.Empty(t, prepared)
-}
-
-func TestObservers(t *testing.T) {
-	var r *Router
-	var routed, completed []Decision
-	policy := &watching{
-		routed: func(_ *Request, d Decision) {
-			require.Equal(t, 1, r.View().ByID("r0").Ongoing())
-			require.Zero(t, r.Queued(), "takes the lock: it is free")
-			routed = append(routed, d)
-		},
-		completed: func(_ *Request, d Decision, o Outcome) {
-			require.Zero(t, r.Queued())
-			completed = append(completed, d)
-		},
-	}
-	r = connected(t, Options{Policy: policy, MaxOngoing: 1}, members(1)...)
-	require.True(t, r.Observes())
-	require.False(t, connected(t, Options{}).Observes())
-
-	q, b := new(Request), new(Booking)
-	require.NoError(t, r.Pick(t.Context(), q, b))
-	require.Equal(t, []Decision{b.Decision}, routed)
-	require.Error(t, r.Pick(t.Context(), new(Request), new(Booking)))
-	require.Len(t, routed, 1)
-	b.Release()
-	require.NoError(t, r.Acquire(t.Context(), q, b))
-	require.Len(t, routed, 2)
-	b.Release()
-	r.Complete(q, b.Decision, Outcome{Usage: NoUsage})
-	r.Complete(q, Decision{}, Outcome{})
-	require.Equal(t, []Decision{b.Decision}, completed)
-
-	require.ErrorContains(t, r.Close(), "stuck")
-	require.NoError(t, r.Close())
-	require.Equal(t, 1, policy.closes)
-	r.Complete(q, b.Decision, Outcome{})
-	require.Len(t, completed, 1, "a policy that is closed is left alone")
-}
-
 // A policy that panics takes its call down, and not the Router with it.
 func TestPolicyPanics(t *testing.T) {
 	bad := true
@@ -473,6 +215,7 @@ func TestAttributesEqual(t *testing.T) {
 	full := Attributes{
 		ID: "a", Address: "h:1", Zone: "z", Node: "n", Weight: 1, MaxOngoing: 1, Models: []string{"m"},
 		Adapters: []string{"x"}, KVEvents: "tcp://h:2", Draining: true, Stats: map[string]float64{"s": 1},
+		KVEventsReplay: "tcp://h:3", Ranks: 2,
 	}
 	require.True(t, full.Equal(full))
 	for i, change := range []func(*Attributes){
@@ -481,6 +224,7 @@ func TestAttributesEqual(t *testing.T) {
 		func(a *Attributes) { a.Weight = 2 }, func(a *Attributes) { a.MaxOngoing = 2 },
 		func(a *Attributes) { a.Models = nil }, func(a *Attributes) { a.Adapters = nil },
 		func(a *Attributes) { a.KVEvents = "" }, func(a *Attributes) { a.Draining = false },
+		func(a *Attributes) { a.KVEventsReplay = "" }, func(a *Attributes) { a.Ranks = 3 },
 		func(a *Attributes) { a.Stats = map[string]float64{"s": 2} },
 	} {
 		other := full

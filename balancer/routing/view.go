@@ -14,6 +14,7 @@ type View struct {
 	fleet     *membership
 	connected []*Replica
 	open      int           // connected and not draining
+	leaving   []*Replica    // connected and draining
 	near      [2][]*Replica // connected, on our node; connected, in our zone
 	loaded    map[string][]*Replica
 	fewest    []*Replica // connected, with the fewest adapters loaded
@@ -41,6 +42,11 @@ type shared struct {
 	// does not pay for it.
 	loadSum atomic.Int64
 	sumKept atomic.Bool // written under the Router's mutex
+	// foreignSum is what others are known to have on all replicas, at rate 1, in tokens.
+	foreignSum atomic.Int64
+
+	// barring: somebody's health is such that it may be barred. Guarded by the Router's mutex.
+	barring bool
 
 	// slow is what keeps picks from being quick; see quick.go.
 	slow atomic.Uint32
@@ -115,19 +121,24 @@ func (v *View) sumLoads() (sum int64) {
 }
 
 // Available reports whether the replica may be given the request now: it is
-// connected, has room, is not draining, and the request may use it.
+// connected, has room, is neither ejected nor draining, and the request may use it.
 func (v *View) Available(q *Request, r *Replica) bool {
-	return r.live.connected.Load() && !r.Full() && v.allowed(q, r)
+	return r.live.state.Load()&(connectedBit|barred) == connectedBit && !r.Full() && v.usable(q, r)
 }
 
 // Allowed reports whether the request may use the replica, whether or not it is
-// connected and has room: it is not draining, not excluded, and serves the model.
+// connected and has room: it is neither ejected nor draining, not excluded, and serves
+// the model. A draining replica keeps, for a time, the sessions that it has.
 // It tells a policy that walks an agreed order apart whom it may wait for.
 func (v *View) Allowed(q *Request, r *Replica) bool { return v.allowed(q, r) }
 
 // allowed is the part of availability that waiting cannot change.
 func (v *View) allowed(q *Request, r *Replica) bool {
-	if r.Draining || q.excluded(r) {
+	return r.live.state.Load()&barred == 0 && v.usable(q, r)
+}
+
+func (v *View) usable(q *Request, r *Replica) bool {
+	if q.keeper != r && (r.Draining || !q.lastResort && r.leaves()) || q.excluded(r) {
 		return false
 	}
 	return q.Model == "" || q.anyModel || r.serves(q.Model)
@@ -192,7 +203,9 @@ func (v *View) build(node, zone string) {
 			continue
 		}
 		v.connected = append(v.connected, r)
-		if !r.Draining {
+		if r.drains() {
+			v.leaving = append(v.leaving, r)
+		} else {
 			v.open++
 		}
 		if node != "" && r.Node == node {

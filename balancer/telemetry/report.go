@@ -12,7 +12,7 @@ type Report struct {
 	Address       string
 	Policy        string
 	Reason        routing.Reason
-	Rule          routing.Reason // the policy's own reason where Reason is retry or queued
+	Rule          routing.Reason // the policy's own reason where Reason is retry, hedge or queued
 	MatchedTokens int            // prompt tokens believed to be cached there
 	PromptTokens  int
 	Place         int     // in the agreed order or on the ring; -1 = none

@@ -33,15 +33,17 @@ const Scope = "github.com/warmpath/warmpath"
 const (
 	KeyPolicy        = attribute.Key("warmpath.policy")
 	KeyReason        = attribute.Key("warmpath.reason")
-	KeyRule          = attribute.Key("warmpath.rule") // the policy's own reason where reason is retry or queued
+	KeyRule          = attribute.Key("warmpath.rule") // the policy's own reason where reason is retry, hedge or queued
 	KeyReplica       = attribute.Key("warmpath.replica")
 	KeyMatchedTokens = attribute.Key("warmpath.matched_tokens")
 	KeyPromptTokens  = attribute.Key("warmpath.prompt_tokens")
 	KeyAttempt       = attribute.Key("warmpath.attempt")
 	KeyPlace         = attribute.Key("warmpath.place") // in the agreed order or on the ring
 	KeyLoad          = attribute.Key("warmpath.load_tokens")
+	KeyRank          = attribute.Key("warmpath.rank") // data-parallel, of a replica with several
 	KeyQueueWait     = attribute.Key("warmpath.queue_wait_ms")
 	KeySessionHash   = attribute.Key("warmpath.session_hash")
+	KeyDeployment    = attribute.Key("warmpath.deployment") // of a look-aside server
 )
 
 // EventName is the name of the event that carries a decision where there is no
@@ -50,7 +52,7 @@ const EventName = "warmpath.decision"
 
 // Attributes describe one decision for a span.
 func Attributes(policy string, q *routing.Request, d routing.Decision) []attribute.KeyValue {
-	kvs := make([]attribute.KeyValue, 0, 12)
+	kvs := make([]attribute.KeyValue, 0, 13)
 	kvs = append(kvs,
 		KeyPolicy.String(policy),
 		KeyReason.String(string(d.Reason)),
@@ -60,11 +62,17 @@ func Attributes(policy string, q *routing.Request, d routing.Decision) []attribu
 		KeyAttempt.Int(q.Attempt()),
 		KeyLoad.Float64(d.Load),
 	)
+	if d.Trial() {
+		kvs = append(kvs, KeyTrial.Bool(true))
+	}
 	if d.Rule != "" {
 		kvs = append(kvs, KeyRule.String(string(d.Rule)))
 	}
 	if d.Place >= 0 {
 		kvs = append(kvs, KeyPlace.Int(d.Place))
+	}
+	if d.Replica.Ranks > 1 && d.Rank() >= 0 {
+		kvs = append(kvs, KeyRank.Int(d.Rank()))
 	}
 	if d.Queued > 0 {
 		kvs = append(kvs, KeyQueueWait.Float64(float64(d.Queued)/float64(time.Millisecond)))
@@ -72,7 +80,7 @@ func Attributes(policy string, q *routing.Request, d routing.Decision) []attribu
 	if q.Session != "" {
 		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(q.Session))))
 	}
-	return kvs
+	return appendShadow(kvs, q, &d)
 }
 
 // Span writes a decision on the span in the context of an attempt. The span is
@@ -99,8 +107,13 @@ type Recorder struct {
 	predicted metric.Int64Counter
 	measured  metric.Int64Counter
 	unbound   metric.Int64Counter
+	shadowed  metric.Int64Counter
+	shadow    metric.Int64Counter
+	actual    metric.Int64Counter
 	failed    metric.Int64Counter
-	sets      sync.Map // setKey -> metric.MeasurementOption
+	attempts
+	always []attribute.KeyValue // on everything
+	sets   *sync.Map            // setKey -> metric.MeasurementOption
 }
 
 type setKey struct{ policy, reason string }
@@ -111,7 +124,7 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	if mp == nil {
 		mp = otel.GetMeterProvider()
 	}
-	r := &Recorder{meter: mp.Meter(Scope)}
+	r := &Recorder{meter: mp.Meter(Scope), sets: new(sync.Map)}
 	var err error
 	counter := func(name, unit, what string) metric.Int64Counter {
 		c, e := r.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
@@ -124,8 +137,12 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	r.prompt = counter("warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage.")
 	r.predicted = counter("warmpath.cached_tokens.predicted", "{token}", "Prompt tokens that the policy believed to be cached on the replica it picked.")
 	r.measured = counter("warmpath.cached_tokens.measured", "{token}", "Prompt tokens that the replica reported as cached.")
+	r.shadowed = counter("warmpath.shadow.decisions", "{decision}", "Decisions of the shadow policy, by whether it would have sent the call elsewhere.")
+	r.shadow = counter("warmpath.shadow.matched_tokens", "{token}", "Prompt tokens that the shadow policy believed to be cached on the replica it would have picked.")
+	r.actual = counter("warmpath.shadow.actual_matched_tokens", "{token}", "Of the same calls, prompt tokens believed to be cached on the replica that was picked.")
 	r.unbound = counter("warmpath.handles.unbound", "{channel}", "Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it.")
 	r.failed = counter("warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy.")
+	r.attempts = newAttempts(counter)
 	pick, e := r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time to prepare, choose and book, without waiting in the queue."),
 		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1))
@@ -137,6 +154,22 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
 	}
 	return r, nil
+}
+
+// With returns a Recorder that puts these attributes on all that it records, besides those of
+// this one.
+func (r *Recorder) With(always ...attribute.KeyValue) *Recorder {
+	with := *r
+	with.always, with.sets = append(r.always[:len(r.always):len(r.always)], always...), new(sync.Map)
+	return &with
+}
+
+// Meter returns the meter through which it records, for what is not here.
+func (r *Recorder) Meter() metric.Meter { return r.meter }
+
+// attributes returns the set of these and those that are always there.
+func (r *Recorder) attributes(kvs ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(append(kvs, r.always...)...))
 }
 
 // Default returns the Recorder of the global meter provider.
@@ -157,7 +190,7 @@ func (r *Recorder) set(policy, reason string) metric.MeasurementOption {
 	if reason != "" {
 		kvs = append(kvs, KeyReason.String(reason))
 	}
-	o := metric.WithAttributeSet(attribute.NewSet(kvs...))
+	o := r.attributes(kvs...)
 	r.sets.Store(k, o)
 	return o
 }
@@ -219,25 +252,35 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 	ongoing := gauge("warmpath.replica.ongoing", "{request}", "Bookings under way, by replica.")
 	queued := gauge("warmpath.queue.length", "{request}", "Requests that wait for a replica with room.")
 	bytes := gauge("warmpath.index.bytes", "By", "Memory of the prefix index.")
+	blocks := gauge("warmpath.index.blocks", "{block}", "Blocks in the prefix index, of all replicas.")
 	evictions := count("warmpath.index.evictions", "{block}", "Blocks that the prefix index forgot to stay in its budget.")
+	live := count("warmpath.index.live_evictions", "{block}", "Of these, blocks that the engine, as it told, still has.")
+	refused := count("warmpath.index.refused", "{change}", "Changes of caches told in blocks of another size than prompts are cut in.")
+	corrections := count("warmpath.index.corrections", "{correction}", "Replicas believed to hold less, or more again, after what they said they had cached.")
 	errs := count("warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.")
+	texts := count("warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.")
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
 	}
 	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		set := r.set(policy, "")
 		for _, rep := range router.View().Connected() {
-			o.ObserveInt64(ongoing, int64(rep.Ongoing()), metric.WithAttributes(KeyPolicy.String(policy), KeyReplica.String(rep.ID)))
+			o.ObserveInt64(ongoing, int64(rep.Ongoing()), r.attributes(KeyPolicy.String(policy), KeyReplica.String(rep.ID)))
 		}
 		o.ObserveInt64(queued, int64(router.Queued()), set)
 		o.ObserveInt64(errs, router.PrepareErrors(), set)
+		o.ObserveInt64(texts, router.TokenizeErrors(), set)
 		if x, ok := router.Policy().(routing.IndexReporter); ok {
 			s := x.IndexStats()
 			o.ObserveInt64(bytes, s.Bytes, set)
+			o.ObserveInt64(blocks, s.Blocks, set)
 			o.ObserveInt64(evictions, s.Evictions, set)
+			o.ObserveInt64(live, s.LiveEvictions, set)
+			o.ObserveInt64(refused, s.Refused, set)
+			o.ObserveInt64(corrections, s.Corrections, set)
 		}
 		return nil
-	}, ongoing, queued, bytes, evictions, errs)
+	}, ongoing, queued, bytes, blocks, evictions, live, refused, corrections, errs, texts)
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: registering the callback: %w", err)
 	}

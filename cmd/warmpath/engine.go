@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -60,12 +61,14 @@ func newEngine() *cobra.Command {
 		model        string
 		maxOngoing   int
 		grace        time.Duration
+		kv           kvFlags
+		metrics      string
 	)
 	c := &cobra.Command{
 		Use:   "engine --listen ADDR",
 		Short: "Serve a simulated LLM engine with vLLM's gRPC protocols",
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := first(required(c, "listen"), checkListen(listen), atLeast("max-ongoing", maxOngoing, 0), positive("speed", speed)); err != nil {
+			if err := first(required(c, "listen"), checkListen(listen), atLeast("max-ongoing", maxOngoing, 0), positive("speed", speed), kv.check()); err != nil {
 				return err
 			}
 			full, err := e.check()
@@ -76,15 +79,31 @@ func newEngine() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			log := kv.log()
 			s, err := grpcserver.Start(lis, grpcserver.Config{
 				Preset: e.preset, KVTokens: e.kvTokens, Speed: speed, EarlyHeaders: earlyHeaders,
-				ServedModel: model, MaxOngoing: maxOngoing,
+				ServedModel: model, MaxOngoing: maxOngoing, KVEvents: log,
 			})
 			if err != nil {
 				return err
 			}
+			stop, where, err := kv.publish(c.Context(), log)
+			if err != nil {
+				s.Kill()
+				return err
+			}
+			defer stop()
 			fmt.Fprintf(c.OutOrStdout(), "%s engine with %d tokens of KV cache, %g times real time, listens on %s\n",
 				full.Preset, full.KVTokens, speed, s.Addr())
+			if where != "" {
+				fmt.Fprintf(c.OutOrStdout(), "KV events on %s\n", where)
+			}
+			endMetrics, err := serveMetrics(c, metrics, s)
+			if err != nil {
+				s.Kill()
+				return err
+			}
+			defer endMetrics()
 			<-c.Context().Done()
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), grace)
 			defer cancel()
@@ -96,13 +115,36 @@ func newEngine() *cobra.Command {
 		},
 	}
 	e.add(c.Flags())
+	kv.add(c.Flags())
 	c.Flags().StringVar(&listen, "listen", "", "the `address` to listen on, host:port; port 0 takes a free one")
 	c.Flags().Float64Var(&speed, "speed", 1, "seconds of engine time in a second")
 	c.Flags().BoolVar(&earlyHeaders, "early-headers", false, "send response headers before the first token, as Rust servers do")
 	c.Flags().StringVar(&model, "model", "", "`name` of the model; requests for others are refused")
 	c.Flags().IntVar(&maxOngoing, "max-ongoing", 0, "refuse requests beyond this `number`; 0 means none")
+	c.Flags().StringVar(&metrics, "metrics", "", "serve vLLM's Prometheus page at this `address`, host:port")
 	c.Flags().DurationVar(&grace, "grace", 10*time.Second, "how long requests under way may take at the end")
 	return c
+}
+
+// serveMetrics serves the engine's page for Prometheus, if that is wanted, until the function that it returns is called.
+func serveMetrics(c *cobra.Command, address string, s *grpcserver.Server) (end func(), err error) {
+	if address == "" {
+		return func() {}, nil
+	}
+	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", address)
+	if err != nil {
+		return nil, usagef("--metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /metrics", s.ServeMetrics)
+	page := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = page.Serve(lis) // ends with Close
+	}()
+	fmt.Fprintf(c.OutOrStdout(), "metrics on http://%s/metrics\n", lis.Addr())
+	return func() { _ = page.Close(); <-served }, nil
 }
 
 func checkListen(addr string) error {

@@ -48,7 +48,9 @@ type explanation struct {
 	Place         int            `json:"place"` // in the order of all clients; -1 where the policy has none
 	MatchedTokens int            `json:"matched_tokens"`
 	PromptTokens  int            `json:"prompt_tokens"`
-	Key           string         `json:"key"` // what the order is made of, in words; "" where nothing is
+	FirstTokens   []uint32       `json:"first_tokens,omitempty"`    // of the prompt, where a tokenizer is configured
+	TokenizeError string         `json:"tokenizer_error,omitempty"` // why the prompt stayed text
+	Key           string         `json:"key"`                       // what the order is made of, in words; "" where nothing is
 }
 
 func newExplain() *cobra.Command {
@@ -100,7 +102,16 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	router, err := config.NewRouter(func(o *routing.Options) { o.Rand = rand.New(rand.NewPCG(e.seed, e.seed)) })
+	tokens, err := openTokens(config.Tokenizer)
+	if err != nil {
+		return nil, "", usagef("--config: %s: %w", e.config, err)
+	}
+	router, err := config.NewRouter(func(o *routing.Options) {
+		o.Rand = rand.New(rand.NewPCG(e.seed, e.seed))
+		if tokens != nil {
+			o.Tokenizer = tokens
+		}
+	})
 	if err != nil {
 		return nil, "", usageError{err}
 	}
@@ -113,6 +124,12 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 		return nil, "", errors.Join(err, router.Close())
 	}
 	x.Policy = config.Policy.Name
+	if tokens != nil {
+		x.FirstTokens = tokens.first
+		if tokens.err != nil {
+			x.TokenizeError = tokens.err.Error()
+		}
+	}
 	text := ""
 	x.Key, text = keyOf(config, router, request)
 	return x, e.words(x, request, len(members), text), router.Close()
@@ -120,7 +137,7 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 
 // ask picks again and again, each time as if the replica before had failed, until one comes a second time.
 func ask(ctx context.Context, router *routing.Router, q *routing.Request) (*explanation, error) {
-	x := &explanation{Fallbacks: []string{}, PromptTokens: q.PromptTokens}
+	x := &explanation{Fallbacks: []string{}}
 	for {
 		var b routing.Booking
 		if err := router.Pick(ctx, q, &b); err != nil {
@@ -134,6 +151,7 @@ func ask(ctx context.Context, router *routing.Router, q *routing.Request) (*expl
 		switch id := d.Replica.ID; {
 		case x.Replica == "":
 			x.Replica, x.Reason, x.Place, x.MatchedTokens = id, d.Reason, d.Place, d.MatchedTokens
+			x.PromptTokens = q.PromptTokens // by now of the tokenizer, if there is one
 		case id == x.Replica || slices.Contains(x.Fallbacks, id):
 			return x, nil
 		default:
@@ -295,7 +313,14 @@ func (e *explain) words(x *explanation, q *routing.Request, n int, key string) s
 		line("next", "%s, each when those before it are full, gone or have failed", strings.Join(x.Fallbacks, ", then "))
 	}
 	if q.PromptTokens > 0 {
-		line("prompt", "%d tokens (4 bytes each), %d of them believed cached there", q.PromptTokens, x.MatchedTokens)
+		how := "4 bytes each"
+		if len(x.FirstTokens) > 0 {
+			how = fmt.Sprintf("of the tokenizer, from %v on", x.FirstTokens)
+		}
+		line("prompt", "%d tokens (%s), %d of them believed cached there", q.PromptTokens, how, x.MatchedTokens)
+	}
+	if x.TokenizeError != "" {
+		line("tokenizer", "failed: %s", x.TokenizeError)
 	}
 	line("fleet", "%d replicas, all taken to be connected and idle; nothing was sent before", n)
 	return b.String()

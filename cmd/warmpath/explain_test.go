@@ -115,3 +115,31 @@ func TestExplainNobody(t *testing.T) {
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, stderr, "no replica")
 }
+
+// With a tokenizer the prompt has its true length, its tokens are the key, and what is
+// wrong with it is told.
+func TestExplainTokens(t *testing.T) {
+	config := file(t, "config.yaml", "tokenizer: {tiktoken: cl100k_base}")
+	ask := func(args ...string) (int, string, string) {
+		return command(t, append([]string{"explain", "--replicas", "r0,r1", "--config", config}, args...)...)
+	}
+	code, stdout, stderr := ask("--json", "--prompt", "hello world")
+	require.Equal(t, exitOK, code, stderr)
+	var x explanation
+	strict(t, stdout, &x)
+	require.Equal(t, 2, x.PromptTokens)
+	require.Equal(t, []uint32{15339, 1917}, x.FirstTokens)
+	require.Empty(t, x.TokenizeError)
+	code, stdout, _ = ask("--prompt", "hello world")
+	require.Equal(t, exitOK, code)
+	require.Contains(t, stdout, "2 tokens (of the tokenizer, from [15339 1917] on)")
+	require.Contains(t, stdout, "block 0 of the prompt (2 tokens)")
+	code, stdout, _ = ask("--prompt", "not UTF-8: \xFD")
+	require.Equal(t, exitOK, code)
+	require.Contains(t, stdout, "failed: tokenize: the prompt is a batch, or not UTF-8")
+
+	config = file(t, "bad.yaml", "tokenizer: {file: /nowhere/tokenizer.json}")
+	code, _, stderr = ask("--prompt", "x")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "tokenizer.file: stat /nowhere/tokenizer.json")
+}

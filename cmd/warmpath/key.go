@@ -6,6 +6,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
@@ -21,6 +22,12 @@ func keyOf(c *policy.Config, router *routing.Router, q *routing.Request) (kind, 
 			return "", ""
 		}
 		return prefixKey(config, q)
+	case *kvaware.Policy:
+		config := kvaware.DefaultConfig()
+		if err := policy.Decode(c.Policy.Config, &config); err != nil {
+			return "", ""
+		}
+		return prefixKey(prefixaffinity.Config{BlockBytes: config.BlockBytes, StickySessions: config.StickySessions}, q)
 	}
 	return "", ""
 }
@@ -46,9 +53,14 @@ func prefixKey(c prefixaffinity.Config, q *routing.Request) (kind, sentence stri
 	case c.OnMiss == prefixaffinity.OnMissSmallest:
 		return "", "none: on_miss smallest goes by how much was sent where"
 	}
-	first := q.Prompt.Text[:min(c.BlockBytes, len(q.Prompt.Text))]
 	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
-	hash := kvindex.AppendText(nil, first, len(first), seed)[0]
-	return "prompt_block", fmt.Sprintf("block 0 of the prompt (%d bytes), %#016x; a client that has seen many prompts takes the first block that few of them share",
-		len(first), hash)
+	n, unit, hash := min(c.BlockTokens, len(q.Prompt.Tokens)), "tokens", uint64(0)
+	if n > 0 {
+		hash = kvindex.AppendTokens(nil, q.Prompt.Tokens[:n], n, seed)[0]
+	} else {
+		n, unit = min(c.BlockBytes, len(q.Prompt.Text)), "bytes"
+		hash = kvindex.AppendText(nil, q.Prompt.Text[:n], n, seed)[0]
+	}
+	return "prompt_block", fmt.Sprintf("block 0 of the prompt (%d %s), %#016x; a client that has seen many prompts takes the first block that few of them share",
+		n, unit, hash)
 }

@@ -108,7 +108,7 @@ func conversations(t *testing.T, n, turns int) string {
 
 func TestReplay(t *testing.T) {
 	const speed = 20
-	fleet, err := drive.StartFleet(t.Context(), 2, grpcserver.Config{Speed: speed})
+	fleet, err := drive.StartFleet(t.Context(), 4, grpcserver.Config{Speed: speed})
 	require.NoError(t, err)
 	defer fleet.Kill()
 	args := []string{"replay", "--trace", conversations(t, 10, 4), "--format", "mooncake", "--target", fleet.Target(),
@@ -119,7 +119,7 @@ func TestReplay(t *testing.T) {
 	var c drive.Comparison
 	strict(t, stdout, &c)
 	requireFields(t, stdout)
-	require.Equal(t, 2, c.Replicas)
+	require.Equal(t, 4, c.Replicas)
 	require.Equal(t, 3, c.Clients)
 	require.Equal(t, 40, c.Requests)
 	requireSound(t, c, policies...)

@@ -69,7 +69,7 @@ func newRoot() *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	commands := []*cobra.Command{newDemo(), newReplay(), newExplain(), newEngine(), newVersion(), newSim()}
+	commands := []*cobra.Command{newDemo(), newReplay(), newExplain(), newEngine(), newVersion(), newSim(), newServe(), newChoose(), newTop(), newChaos()}
 	names := make([]string, len(commands))
 	for i, c := range commands {
 		names[i] = c.Name()

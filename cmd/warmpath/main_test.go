@@ -14,7 +14,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// asCommand has the test's program be the command: replay starts servers, and chaos engines, as processes of its own program.
+const asCommand = "WARMPATH_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // command runs the command in this process.
 func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
@@ -57,6 +65,14 @@ func TestMistakes(t *testing.T) {
 		args []string
 		says []string
 	}{
+		{[]string{"chaos"}, []string{"--scenario"}},
+		{[]string{"chaos", "--scenario", "flod"}, []string{"--scenario", "flod", "flood"}},
+		{[]string{"chaos", "--scenario", "kill", "--policy", "robin"}, []string{"robin", "round_robin"}},
+		{[]string{"chaos", "--scenario", "kill", "--clients", "0"}, []string{"--clients"}},
+		{[]string{"engine", "--listen", "127.0.0.1:0", "--kv-events", "udp://*:1"}, []string{"--kv-events", "udp"}},
+		{[]string{"engine", "--listen", "127.0.0.1:0", "--kv-events-replay", "tcp://*:1"}, []string{"--kv-events-replay", "--kv-events tcp://"}},
+		{[]string{"engine", "--listen", "127.0.0.1:0", "--kv-events", "tcp://*:1", "--kv-events-replay", "tcp://a:1"}, []string{"--kv-events-replay", "tcp://*:PORT"}},
+		{[]string{"engine", "--listen", "127.0.0.1:0", "--kv-events-encoding", "json"}, []string{"--kv-events-encoding", "json"}},
 		{[]string{"bench"}, []string{"warmpath: ", `"bench"`, "demo, replay, explain, engine, version"}},
 		{[]string{"--colour"}, []string{"--colour", "--help"}},
 		{[]string{"demo", "--colour"}, []string{"warmpath demo: ", "--colour", "--replicas"}},

@@ -39,15 +39,18 @@ type replay struct {
 	timeout   time.Duration
 	connect   time.Duration
 	seed      uint64
+	modes     modes
 }
 
 func newReplay() *cobra.Command {
 	var r replay
 	c := &cobra.Command{
-		Use:   "replay --trace FILE --format FORMAT --target TARGET",
-		Short: "Replay a trace against running servers, open loop",
+		Use:   "replay --trace FILE --format FORMAT --target TARGET | --mode MODES",
+		Short: "Replay a trace against running servers, or compare who decides, open loop",
 		Long: "replay sends the requests of a trace at their times, whatever became of those before, once for each policy.\n" +
-			"The servers keep their caches in between, so every policy gets a copy of the trace with other tokens.",
+			"The servers keep their caches in between, so every policy gets a copy of the trace with other tokens.\n\n" +
+			"With --mode it compares who decides: it starts look-aside servers and, without --target, simulated engines on\n" +
+			"loopback, anew for each run; without --trace it generates the requests. --fault says what happens to the servers.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			rs, err := r.load(c)
 			if err != nil {
@@ -76,16 +79,24 @@ func newReplay() *cobra.Command {
 	f.DurationVar(&r.timeout, "timeout", 10*time.Minute, "end calls that take longer than this `time`; 0 means never")
 	f.DurationVar(&r.connect, "connect-timeout", 10*time.Second, "give up when no server takes a connection within this `time`")
 	f.Uint64Var(&r.seed, "seed", 1, "seed of the jitter and of the client of each request")
+	r.modes.add(f)
 	r.output.add(f)
 	return c
 }
 
 // load checks the flags and reads the trace.
 func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
+	needed, formats := []string{"trace", "format", "target"}, workload.Formats
+	if len(r.modes.names) > 0 {
+		needed = nil
+		if r.trace == "" {
+			formats = append([]string{""}, formats...)
+		}
+	}
 	err := first(
-		required(c, "trace", "format", "target"), oneOf("format", r.format, workload.Formats),
+		required(c, needed...), oneOf("format", r.format, formats),
 		oneOf("dialect", r.dialect, drive.Dialects()), checkPolicies(r.policies, policy.Names()),
-		atLeast("clients", r.clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.speed), positive("rate-scale", r.rateScale), r.output.check(), r.checkTarget(),
+		atLeast("clients", r.clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.speed), positive("rate-scale", r.rateScale), r.output.check(), r.checkTarget(), r.modes.check(r),
 	)
 	switch {
 	case err != nil:
@@ -95,9 +106,9 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	case r.connect <= 0:
 		return nil, usagef("--connect-timeout: %v is not positive", r.connect)
 	}
-	rs, err := workload.LoadFile(r.trace, r.format)
+	rs, err := r.requests(c.Context())
 	if err != nil {
-		return nil, usagef("--trace: %w", err)
+		return nil, err
 	}
 	if r.limit > 0 && r.limit < len(rs) {
 		rs = rs[:r.limit]
@@ -110,8 +121,23 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	return rs, nil
 }
 
+// requests reads the trace, or generates a workload where there is none.
+func (r *replay) requests(ctx context.Context) ([]workload.Request, error) {
+	if r.trace == "" {
+		return r.modes.plan(ctx, r)
+	}
+	rs, err := workload.LoadFile(r.trace, r.format)
+	if err != nil {
+		return nil, usagef("--trace: %w", err)
+	}
+	return rs, nil
+}
+
 // checkTarget makes a list of servers a target and refuses what gRPC would refuse.
 func (r *replay) checkTarget() error {
+	if r.target == "" && len(r.modes.names) > 0 {
+		return nil
+	}
 	_, err := fleet.ParseList(r.target)
 	switch {
 	case err == nil:
@@ -128,31 +154,26 @@ func (r *replay) checkTarget() error {
 
 func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Request) (*report.Report, error) {
 	rep := &report.Report{
-		Title: fmt.Sprintf("warmpath replay: %s with %d clients", filepath.Base(r.trace), r.clients),
+		Title: fmt.Sprintf("warmpath replay: %s with %d clients", r.name(), r.clients),
 		Facts: r.facts(rs),
 	}
-	n := len(drive.Replicas(r.target))
+	n, copies := 0, 0
 	seen := map[string]bool{}
-	for k, name := range r.policies {
-		config, err := policyConfig(name)
-		if err != nil {
-			return nil, err
+	for _, name := range r.policies {
+		for _, mode := range r.modes.orNone() {
+			res, replicas, err := r.one(ctx, c, workload.Copy(rs, copies), mode, name)
+			if err != nil {
+				return nil, err
+			}
+			if copies++; r.target == "" {
+				copies = 0 // the engines are new
+			}
+			n = replicas
+			for id := range res.Loads {
+				seen[id] = true
+			}
+			rep.Results = append(rep.Results, *res)
 		}
-		p := newProgress(c.ErrOrStderr(), name, len(rs))
-		start := time.Now()
-		samples, err := drive.Run(ctx, workload.Copy(rs, k), drive.Options{
-			Target: r.target, Clients: r.clients, Config: config, Dialect: r.dialect, Model: r.model, Speed: r.speed,
-			WarmUp: r.warmUp, Timeout: r.timeout, Connect: r.connect, Seed: r.seed, Progress: p.tell,
-		})
-		if err != nil {
-			return nil, err
-		}
-		res := drive.Summarize(name, n, samples)
-		for id := range res.Loads {
-			seen[id] = true
-		}
-		p.end(&res, time.Since(start))
-		rep.Results = append(rep.Results, res)
 	}
 	if len(rep.Results) == 0 {
 		return nil, errors.New("no policy was measured")
@@ -163,12 +184,79 @@ func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Reques
 	return rep, nil
 }
 
+// one measures one policy in one mode, "" for channels to the target itself.
+func (r *replay) one(ctx context.Context, c *cobra.Command, rs []workload.Request, mode, name string) (*drive.Result, int, error) {
+	config, err := policyConfig(name)
+	if err != nil {
+		return nil, 0, err
+	}
+	label := r.label(mode, name)
+	p := newProgress(c.ErrOrStderr(), label, len(rs))
+	o := drive.Options{
+		Target: r.target, Clients: r.clients, Config: config, Dialect: r.dialect, Model: r.model, Speed: r.speed,
+		WarmUp: r.warmUp, Timeout: r.timeout, Connect: r.connect, Seed: r.seed, Progress: p.tell,
+	}
+	s := &stage{options: o}
+	if mode != "" {
+		if s, err = r.modes.set(ctx, c, r, mode, name, o); err != nil {
+			return nil, 0, err
+		}
+		defer s.close()
+	}
+	happening := r.modes.fault.plan(ctx, s, r.ours(r.warmUp), r.ours(rs[len(rs)-1].At))
+	start := time.Now()
+	samples, err := drive.Run(ctx, rs, s.options)
+	if err != nil {
+		return nil, 0, err
+	}
+	n := max(len(s.options.Replicas), len(drive.Replicas(r.target)))
+	res := drive.Summarize(label, n, samples)
+	p.end(&res, time.Since(start))
+	if happening != nil {
+		if err := happening.measure(&res, r.speed, r.warmUp, n); err != nil {
+			return nil, 0, err
+		}
+		tellPhases(c, &res)
+	}
+	return &res, n, nil
+}
+
+// ours is a duration of the trace's in our time.
+func (r *replay) ours(d time.Duration) time.Duration { return time.Duration(float64(d) / r.speed) }
+
+// label names a run.
+func (r *replay) label(mode, name string) string {
+	switch {
+	case mode == "":
+		return name
+	case len(r.policies) == 1:
+		return mode
+	}
+	return mode + ":" + name
+}
+
+// where says where requests go.
+func (r *replay) where() string {
+	if r.target == "" {
+		return fmt.Sprintf("%d × %s on loopback", r.modes.engines, r.modes.engine.preset)
+	}
+	return r.target
+}
+
+// name is what is sent.
+func (r *replay) name() string {
+	if r.trace == "" {
+		return r.modes.workload
+	}
+	return filepath.Base(r.trace)
+}
+
 func (r *replay) facts(rs []workload.Request) []report.Fact {
 	measured := rs[slices.IndexFunc(rs, func(q workload.Request) bool { return q.At >= r.warmUp }):]
 	return []report.Fact{
 		{Name: "Trace", Value: fmt.Sprintf("%s: %d requests in %v, %.0f %% of their prompt tokens are nobody else's",
-			r.trace, len(measured), measured[len(measured)-1].At.Round(time.Second), 100*workload.UnsharedAfter(rs, len(rs)-len(measured)))},
-		{Name: "Servers", Value: r.target + ", " + r.dialect},
+			r.name(), len(measured), measured[len(measured)-1].At.Round(time.Second), 100*workload.UnsharedAfter(rs, len(rs)-len(measured)))},
+		{Name: "Servers", Value: r.where() + ", " + r.dialect},
 		{Name: "Speed", Value: fmt.Sprintf("%g seconds of the trace in a second, arrivals ÷ %g, jitter %v", r.speed, r.rateScale, r.jitter)},
 		{Name: "Times", Value: "as the engines report them, and the time in the channel's queue; where they report none, by the clients' clock × speed"},
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,12 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/enginesim"
 	"github.com/warmpath/warmpath/internal/report"
 	"github.com/warmpath/warmpath/internal/sim"
@@ -26,19 +27,30 @@ const capacitySeed = 1
 // maxSeeds bounds --seeds.
 const maxSeeds = 1000
 
+// maxCopies bounds --copies.
+const maxCopies = 1000
+
 type simulate struct {
-	engine    engineFlags
+	engines   fleetFlags
 	output    outputFlags
+	many      matrixFlags
 	trace     string
 	format    string
 	workload  string
 	duration  time.Duration
+	unshared  float64
+	copies    int
 	replicas  int
 	clients   int
+	ongoing   int
+	queued    int
+	patience  time.Duration
 	policies  []string
 	share     string
 	interval  time.Duration
 	affinity  bool
+	changes   []string
+	turnover  []sim.Change // what changes says
 	rateScale float64
 	load      float64
 	jitter    time.Duration
@@ -46,18 +58,25 @@ type simulate struct {
 	seed      uint64
 	seeds     int
 	recorded  []workload.Request // the trace, as it is in the file
-	config    enginesim.Config
+	configs   []enginesim.Config
 }
 
 func newSim() *cobra.Command {
 	var s simulate
 	c := &cobra.Command{
-		Use:   "sim --trace FILE --format FORMAT | --workload NAME",
+		Use:   "sim --trace FILE --format FORMAT | --workload NAME | --matrix FILE --results DIR",
 		Short: "Compare policies on a trace or a workload in virtual time, many clients at once",
 		Long: "sim runs the product's own policies, and baselines written from other projects' published rules, over simulated\n" +
 			"engines in virtual time. It answers what each policy would do with a trace, for one client or for many that\n" +
-			"do not see each other. The same seed gives the same bytes.",
+			"do not see each other. The same seed gives the same bytes.\n\n" +
+			"With --matrix it runs many such cells, goes on where it was interrupted, and judges over all of them.",
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := s.many.check(c); err != nil {
+				return err
+			}
+			if s.many.matrix != "" {
+				return s.runMatrix(c.Context(), c)
+			}
 			if err := s.check(c); err != nil {
 				return err
 			}
@@ -73,12 +92,18 @@ func newSim() *cobra.Command {
 	f.StringVar(&s.format, "format", "", "the `format` of the trace: "+strings.Join(workload.Formats, ", "))
 	f.StringVar(&s.workload, "workload", "", "generate this `workload` instead: "+strings.Join(workload.Names(), ", "))
 	f.DurationVar(&s.duration, "duration", 35*time.Minute, "`time` in which a generated workload arrives, warm-up included")
+	f.Float64Var(&s.unshared, "unshared", 0, "add prompts that share nothing to a generated workload until they are this `part` of its prompt tokens")
+	f.IntVar(&s.copies, "copies", 1, "overlay this `number` of copies of the trace that share nothing but its block 0: more load with the same think times")
 	f.IntVar(&s.replicas, "replicas", 16, "`number` of engines")
 	f.IntVar(&s.clients, "clients", 1, "`number` of clients, each with a Router of its own")
 	f.StringSliceVar(&s.policies, "policies", []string{"round_robin", "power_of_two_choices", "least_tokens", policy.Default},
 		"the `policies` to compare: "+strings.Join(sim.Policies(), ", "))
+	f.IntVar(&s.ongoing, "max-ongoing", 0, "a client gives an engine this `number` of requests at once, and the others wait in its queue; 0 = no bound")
+	f.IntVar(&s.queued, "max-queued", 0, "`number` of requests that wait in a client's queue; one more is refused. 0 = 1,000, -1 = no bound")
+	f.DurationVar(&s.patience, "patience", 0, "how long after its arrival a request that waits gives up; 0 = never")
 	f.StringVar(&s.share, "share", string(sim.ShareNone), "`what` clients know of each other: "+strings.Join(sim.Shares, ", "))
 	f.DurationVar(&s.interval, "broadcast-interval", sim.DefaultInterval, "`time` between two reports of a client, and two broadcasts of the server")
+	f.StringSliceVar(&s.changes, "fleet-change", nil, "what happens to the fleet and `when`: 10m:+1, 10m:-1, 10m:restart (one after the other); each policy runs twice, to tell what it cost")
 	f.BoolVar(&s.affinity, "client-affinity", false, "send all requests of a session to one client, instead of each to a random one")
 	f.Float64Var(&s.rateScale, "rate-scale", 1, "divide the times of the trace by this")
 	f.Float64Var(&s.load, "load", 0.7, "part of the fleet's capacity to use; found by a search, and remembered")
@@ -86,8 +111,9 @@ func newSim() *cobra.Command {
 	f.DurationVar(&s.warmUp, "warmup", 300*time.Second, "do not measure the requests of this first `time`")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of the workload or the jitter, of who gets which request, and of the policies")
 	f.IntVar(&s.seeds, "seeds", 1, "`number` of seeds, counted up from --seed; results are means, and a spread is told")
-	s.engine.add(f)
+	s.engines.add(f)
 	s.output.add(f)
+	s.many.add(f)
 	return c
 }
 
@@ -96,22 +122,30 @@ func (s *simulate) check(c *cobra.Command) error {
 	set := c.Flags().Changed
 	err := first(
 		s.checkSource(c), atLeast("replicas", s.replicas, 1), atLeast("clients", s.clients, 1), checkPolicies(s.policies, sim.Policies()),
-		atLeast("seeds", s.seeds, 1), positive("load", s.load), positive("rate-scale", s.rateScale),
-		s.checkShare(), s.output.check(),
+		atLeast("seeds", s.seeds, 1), atLeast("copies", s.copies, 1), positive("load", s.load), positive("rate-scale", s.rateScale),
+		oneOf("share", s.share, sim.Shares), s.checkChanges(), s.output.check(),
 	)
 	switch {
 	case err != nil:
 		return err
 	case set("load") && set("rate-scale"):
 		return usagef("--load, --rate-scale: give one of them")
+	case s.ongoing < 0 || s.queued < -1 || s.patience < 0:
+		return usagef("--max-ongoing, --max-queued, --patience: one is negative")
+	case s.ongoing == 0 && (s.queued != 0 || s.patience != 0):
+		return usagef("--max-queued, --patience: nothing waits without --max-ongoing")
 	case s.jitter < 0 || s.warmUp < 0:
 		return usagef("--jitter, --warmup: a time is negative")
 	case s.interval < time.Millisecond:
 		return usagef("--broadcast-interval: %v is less than 1ms", s.interval)
 	case s.seeds > maxSeeds:
 		return usagef("--seeds: %d are more than %d", s.seeds, maxSeeds)
+	case s.copies > maxCopies:
+		return usagef("--copies: %d are more than %d", s.copies, maxCopies)
+	case !(s.unshared >= 0 && s.unshared < 1):
+		return usagef("--unshared: %v is not a part in [0, 1)", s.unshared)
 	}
-	if s.config, err = s.engine.check(); err != nil {
+	if s.configs, err = s.engines.check(); err != nil {
 		return err
 	}
 	if s.trace == "" {
@@ -133,7 +167,7 @@ func (s *simulate) checkSource(c *cobra.Command) error {
 	case s.trace != "" && s.workload != "":
 		return usagef("--trace, --workload: give one of them")
 	case s.workload != "":
-		for _, name := range []string{"format", "rate-scale", "jitter"} {
+		for _, name := range []string{"format", "rate-scale", "jitter", "copies"} {
 			if set(name) {
 				return usagef("--%s: it goes with --trace", name)
 			}
@@ -141,26 +175,36 @@ func (s *simulate) checkSource(c *cobra.Command) error {
 		return oneOf("workload", s.workload, workload.Names())
 	case s.trace == "":
 		return usagef("--trace or --workload is required; the workloads are %s", strings.Join(workload.Names(), ", "))
-	case set("duration"):
-		return usagef("--duration: it goes with --workload")
+	}
+	for _, name := range []string{"duration", "unshared"} {
+		if set(name) {
+			return usagef("--%s: it goes with --workload", name)
+		}
 	}
 	return first(required(c, "format"), oneOf("format", s.format, workload.Formats))
 }
 
-func (s *simulate) checkShare() error {
-	if s.share == "broadcast" {
-		return usagef("--share: broadcast needs the coarse KV index, which no policy reads yet; choose one of %s", strings.Join(sim.Shares, ", "))
+func (s *simulate) checkChanges() error {
+	for _, text := range s.changes {
+		c, err := sim.ParseChange(text)
+		if err != nil {
+			return usagef("--fleet-change: %w", err)
+		}
+		s.turnover = append(s.turnover, c)
 	}
-	return oneOf("share", s.share, sim.Shares)
+	return nil
 }
 
 // requests is the workload of a seed. Rate is requests per second, or what to divide the trace's times by.
 func (s *simulate) requests(seed uint64, rate float64) ([]workload.Request, error) {
 	if s.workload != "" {
-		return workload.Generate(workload.Spec{Name: s.workload, Rate: rate, Duration: s.duration, Seed: seed})
+		return workload.Generate(workload.Spec{
+			Name: s.workload, Rate: rate, Unshared: s.unshared, Duration: s.duration, Seed: seed,
+		})
 	}
 	rs := slices.Clone(s.recorded)
 	workload.ScaleRate(rs, rate)
+	rs = workload.Copies(rs, s.copies)
 	workload.Jitter(rs, s.jitter, seed)
 	return rs, nil
 }
@@ -176,7 +220,7 @@ func (s *simulate) rate(ctx context.Context, c *cobra.Command) (rate float64, wo
 	}
 	search := sim.Search{
 		Requests: func(rate float64) ([]workload.Request, error) { return s.requests(capacitySeed, rate) },
-		First:    1, Replicas: s.replicas, Engine: s.config, WarmUp: s.warmUp,
+		First:    1, Replicas: s.replicas, Engines: s.configs, WarmUp: s.warmUp,
 		Progress: func(rate float64) { fmt.Fprintf(c.ErrOrStderr(), "capacity: trying "+unit+"\n", rate) },
 	}
 	if s.workload != "" {
@@ -240,8 +284,11 @@ func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.R
 	p := newProgress(c.ErrOrStderr(), name, len(rs))
 	start := time.Now()
 	res, err := sim.Run(ctx, rs, sim.Config{
-		Replicas: s.replicas, Clients: s.clients, Engine: s.config, Share: sim.Share(s.share), Interval: s.interval,
-		Channel: policy.Config{Policy: policy.Selection{Name: name}}, Affinity: s.affinity, WarmUp: s.warmUp, Seed: seed,
+		Replicas: s.replicas, Clients: s.clients, Engines: s.configs, Share: sim.Share(s.share), Interval: s.interval,
+		Channel: policy.Config{
+			Policy: policy.Selection{Name: name}, MaxOngoingRequests: s.ongoing, MaxQueuedRequests: s.queued,
+		},
+		Patience: s.patience, Affinity: s.affinity, Changes: s.turnover, WarmUp: s.warmUp, Seed: seed,
 		Progress: p.tell,
 	})
 	if err != nil {
@@ -261,54 +308,64 @@ func (s *simulate) source() string {
 }
 
 func (s *simulate) title() string {
-	return fmt.Sprintf("warmpath sim: %s on %d × %s with %d clients", s.source(), s.replicas, s.config.Preset, s.clients)
+	return fmt.Sprintf("warmpath sim: %s on %d × %s with %d clients", s.source(), s.replicas, strings.Join(s.engines.presets, " and "), s.clients)
 }
 
 // who begins the sentence about the results.
 func (s *simulate) who() string {
 	switch {
-	case s.clients == 1 || sim.Share(s.share) == sim.ShareNone:
+	case sim.Share(s.share) == sim.ShareNone, s.clients == 1 && sim.Share(s.share) != sim.ShareBroadcast:
 		return ""
 	case sim.Share(s.share) == sim.ShareCentral:
 		return fmt.Sprintf("With one Router for %d clients", s.clients)
 	}
-	return fmt.Sprintf("With %d clients that share their load every %v", s.clients, s.interval)
+	what := "load"
+	if sim.Share(s.share) == sim.ShareBroadcast {
+		what = "load and a coarse index of the caches"
+	}
+	return fmt.Sprintf("With %d clients that share %s every %v", s.clients, what, s.interval)
+}
+
+// room tells of the bounds.
+func (s *simulate) room() string {
+	if s.ongoing == 0 {
+		return "engines take all that comes"
+	}
+	words := fmt.Sprintf("a client gives an engine %d requests at once, and %d wait", s.ongoing, cmp.Or(s.queued, routing.DefaultMaxQueued))
+	if s.queued < 0 {
+		words = fmt.Sprintf("a client gives an engine %d requests at once, and the others wait", s.ongoing)
+	}
+	if s.patience > 0 {
+		words += fmt.Sprintf(" for up to %v", s.patience)
+	}
+	return words
+}
+
+// fleet tells of the engines.
+func (s *simulate) fleet() string {
+	var kinds []string
+	for _, c := range s.configs {
+		kinds = append(kinds, fmt.Sprintf("%s with %d tokens of KV cache", c.Preset, c.KVTokens))
+	}
+	return fmt.Sprintf("%d × %s, in virtual time", s.replicas, strings.Join(kinds, " and in turn "))
 }
 
 func (s *simulate) facts(rs []workload.Request, before int, rate string) []report.Fact {
 	measured := rs[before:]
 	span := measured[len(measured)-1].At - measured[0].At
 	shared := map[sim.Share]string{
-		sim.ShareNone: "nothing", sim.ShareLoad: fmt.Sprintf("each other's load, every %v", s.interval), sim.ShareCentral: "everything: one Router decides",
+		sim.ShareNone: "nothing", sim.ShareLoad: fmt.Sprintf("each other's load, every %v", s.interval),
+		sim.ShareBroadcast: fmt.Sprintf("each other's load and what the engines have cached in superblocks of 512 tokens, every %v", s.interval),
+		sim.ShareCentral:   "everything: one Router decides",
 	}
 	return []report.Fact{
 		{Name: "Workload", Value: fmt.Sprintf("%s: %d requests in %v after the warm-up, %s; %.0f %% of their prompt tokens are nobody else's",
 			s.source(), len(measured), span.Round(time.Second), rate, 100*workload.UnsharedAfter(rs, before))},
-		{Name: "Engines", Value: fmt.Sprintf("%d × %s with %d tokens of KV cache, in virtual time", s.replicas, s.config.Preset, s.config.KVTokens)},
+		{Name: "Engines", Value: s.fleet()},
+		{Name: "Fleet", Value: cmp.Or(strings.Join(s.changes, ", "), "stays as it is")},
 		{Name: "Clients", Value: fmt.Sprintf("%d, which know of each other %s", s.clients, shared[sim.Share(s.share)])},
+		{Name: "Room", Value: s.room()},
 		{Name: "Seeds", Value: fmt.Sprintf("%d to %d; charts show the first", s.seed, s.seed+uint64(s.seeds)-1)},
 		{Name: "Baselines", Value: "policies of other projects are written from their published rules"},
 	}
-}
-
-// more is the figures that only the simulator has.
-func more(all *sim.Comparison) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	spread := all.Results[0].Spread != nil
-	fmt.Fprint(w, "policy\toutput tokens/s\tpreemptions\tKV busiest ÷ mean")
-	if spread {
-		fmt.Fprint(w, "\tspread: cached tokens\tTTFT ms mean\tp99\tms per token mean\tgoodput")
-	}
-	fmt.Fprintln(w)
-	for i := range all.Results {
-		r := &all.Results[i]
-		fmt.Fprintf(w, "%s\t%.0f\t%d\t%.2f", r.Policy, r.OutputTokensPerS, r.Preemptions, r.KVImbalance)
-		if p := r.Spread; spread {
-			fmt.Fprintf(w, "\t%.1f %%\t%.1f\t%.1f\t%.2f\t%.1f %%", 100*p.CachedTokenRatio, p.TTFT.Mean, p.TTFT.P99, p.TPOT.Mean, 100*p.Goodput)
-		}
-		fmt.Fprintln(w)
-	}
-	w.Flush() //nolint:errcheck // A strings.Builder takes everything.
-	return b.String()
 }

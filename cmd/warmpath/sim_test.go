@@ -49,8 +49,16 @@ func TestSim(t *testing.T) {
 	code, stdout, stderr = command(t, append(args, "--seeds", "2", "--policies", "random", "--share", "load")...)
 	require.Equal(t, exitOK, code, stderr)
 	require.Contains(t, stdout, "spread")
-	require.Contains(t, stdout, "With 3 clients that share their load every 100ms, random finds")
+	require.Contains(t, stdout, "With 3 clients that share load every 100ms, random finds")
 	require.Contains(t, stdout, "preemptions")
+	code, stdout, stderr = command(t, append(args, "--share", "broadcast", "--policies", "random", "--preset", "h100-14b,2xh100-8b",
+		"--kv-tokens", "300000,400000", "--copies", "2", "--report", page)...)
+	require.Equal(t, exitOK, code, stderr)
+	require.Contains(t, stdout, "With 3 clients that share load and a coarse index of the caches every 100ms, random finds")
+	require.Regexp(t, `random +180 `, stdout)
+	html, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(html), "on 4 × h100-14b and 2xh100-8b with")
 	code, stdout, stderr = command(t, append(args, "--seeds", "2", "--policies", "random", "--json")...)
 	require.Equal(t, exitOK, code, stderr)
 	strict(t, stdout, &c)
@@ -91,6 +99,23 @@ func TestSimLoad(t *testing.T) {
 	require.Len(t, files, 2)
 }
 
+func TestSimFleetChange(t *testing.T) {
+	args := []string{"sim", "--workload", "chat", "--duration", "2m", "--warmup", "10s", "--replicas", "3", "--load", "0.4", "--policies", "round_robin"}
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	code, stdout, stderr := command(t, append(args, "--fleet-change", "1m:-1", "--json")...)
+	require.Equal(t, exitOK, code, stderr)
+	var c sim.Comparison
+	strict(t, stdout, &c)
+	require.Positive(t, c.Results[0].FleetChange.Tokens)
+	code, stdout, stderr = command(t, append(args, "--fleet-change", "1m:+1", "--seeds", "2")...)
+	require.Equal(t, exitOK, code, stderr)
+	require.Contains(t, stdout, "unavoidable")
+	require.Contains(t, stdout, "25.0 %", "one of four is new")
+	code, _, stderr = command(t, append(args, "--fleet-change", "10m:restart")...)
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, stderr, "no request arrives after 10m0s:restart")
+}
+
 func TestSimMistakes(t *testing.T) {
 	trace := conversations(t, 2, 2)
 	of := func(args ...string) []string {
@@ -108,6 +133,14 @@ func TestSimMistakes(t *testing.T) {
 		{[]string{"sim", "--workload", "chat", "--duration", "1m"}, []string{"--duration", "5m"}},
 		{of("--workload", "chat"), []string{"--trace", "--workload"}},
 		{of("--duration", "1m"), []string{"--duration", "--workload"}},
+		{of("--unshared", "0.2"), []string{"--unshared", "--workload"}},
+		{[]string{"sim", "--workload", "chat", "--unshared", "1"}, []string{"--unshared"}},
+		{[]string{"sim", "--workload", "chat", "--copies", "2"}, []string{"--copies", "--trace"}},
+		{of("--copies", "0"), []string{"--copies"}},
+		{of("--copies", "1001"), []string{"--copies", "1000"}},
+		{of("--preset", "h100-14b,2xh100-8b", "--kv-tokens", "1000,2000,3000"), []string{"--kv-tokens", "3", "2"}},
+		{of("--preset", "h100-14b,h200"), []string{"--preset", `"h200"`}},
+		{of("--preset", ""), []string{"--preset"}},
 		{of("--load", "0.7", "--rate-scale", "2"), []string{"--load", "--rate-scale"}},
 		{of("--load", "0"), []string{"--load"}},
 		{of("--rate-scale", "NaN"), []string{"--rate-scale"}},
@@ -120,8 +153,9 @@ func TestSimMistakes(t *testing.T) {
 		{of("--policies", "fair"), []string{"--policies", `"fair"`, "dynamo", "round_robin"}},
 		{of("--policies", ""), []string{"--policies"}},
 		{of("--policies", "random,random"), []string{"--policies", "twice"}},
-		{of("--share", "all"), []string{"--share", `"all"`, "none, load, central"}},
-		{of("--share", "broadcast"), []string{"--share", "coarse KV index", "none, load, central"}},
+		{of("--share", "all"), []string{"--share", `"all"`, "none, load, broadcast, central"}},
+		{of("--fleet-change", "10m"), []string{"--fleet-change", "restart"}},
+		{of("--fleet-change", "soon:+1"), []string{"--fleet-change", `"soon"`}},
 		{of("--broadcast-interval", "0s"), []string{"--broadcast-interval", "1ms"}},
 		{of("--preset", "h200"), []string{"--preset", `"h200"`}},
 		{of("--report", "/nowhere/to/be/found.html"), []string{"--report", "/nowhere/to/be"}},

@@ -3,6 +3,7 @@ package channel
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,9 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/lookaside"
 )
 
 // A Call is one call of the application, from the interceptor to the end of its
@@ -26,18 +30,21 @@ type Call struct {
 	context.Context
 	Request routing.Request
 
-	handle *Handle
-	route  *Route
-	method string
-	msg    any // the request message, until the key is taken from it
-	keyed  routing.Uses
-	filled bool
-	span   trace.Span // of the application, where it records
+	handle  *Handle
+	route   *Route
+	method  string
+	msg     any // the request message, until the key is taken from it
+	keyed   routing.Uses
+	filled  bool
+	refused bool       // for want of a prompt; the goroutine of the call reads it after its attempt
+	span    trace.Span // of the application, where it records
 	// unary: usage is read by the interceptor after gRPC's Done, which comes inside Invoke.
-	unary bool
+	unary     bool
+	abortable bool // the engine is to be told, by requestID, that the caller went
 
-	met     atomic.Bool // a picker of ours saw the call
-	brought atomic.Bool // the booking was acquired by the interceptor and not yet claimed
+	rare    atomic.Pointer[rare] // nil for most calls
+	met     atomic.Bool          // a picker of ours saw the call
+	brought atomic.Bool          // the booking was acquired by the interceptor and not yet claimed
 
 	// mu guards the fields below. The Router's mutex may be taken under it.
 	mu      sync.Mutex
@@ -48,6 +55,8 @@ type Call struct {
 	usage   routing.Usage
 	pending bool // the outcome of the last booking is still to be told
 	outcome routing.Outcome
+
+	reservation *lookaside.Reservation // the server's, of the booking; nil = none
 }
 
 // An Attempt says how the last attempt went.
@@ -55,6 +64,7 @@ type Attempt struct {
 	Replica *routing.Replica // nil when none was picked
 	Sent    bool             // the request left the client
 	Full    bool             // our picker found every replica full
+	Refused bool             // the replica said, in our words, that it is full
 }
 
 // NewCall returns a Call for a method; msg may be nil where the message is not
@@ -69,6 +79,10 @@ func (h *Handle) NewCall(ctx context.Context, method string, msg any, unary bool
 func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, unary bool) {
 	c.Context, c.handle, c.method, c.msg, c.unary = ctx, h, method, msg, unary
 	c.usage = routing.NoUsage
+	h.budget.calls.Add(1)
+	if unary {
+		c.Request.Answer = routing.AnswerWhole
+	}
 	_, c.route = From(ctx)
 	if s := trace.SpanFromContext(ctx); s.IsRecording() {
 		c.span = s
@@ -98,6 +112,9 @@ func (c *Call) Handle() *Handle { return c.handle }
 // SetMessage gives the request message once it is known.
 func (c *Call) SetMessage(msg any) { c.msg = msg }
 
+// AwaitsMessage says that the answer begins with a message of a stream, and that the replica has all it needs for it.
+func (c *Call) AwaitsMessage() { c.Request.Answer = routing.AnswerMessage }
+
 // DropMessage forgets the message and the prompt in it: no attempt will need
 // them any more.
 func (c *Call) DropMessage() {
@@ -114,9 +131,19 @@ func (c *Call) fill(b *Binding) {
 	q := &c.Request
 	q.Method = c.method
 	Apply(c.route, q)
+	if r := c.rare.Load(); r != nil && r.avoid != "" {
+		q.Exclude = append(slices.Clip(q.Exclude), r.avoid)
+	}
 	b.Metadata(c.Context, q)
-	if c.msg != nil {
-		b.Dialects.Lookup(c.method).Request(q, c.keyed, c.msg)
+	q.Priority = b.priority(c.Context)
+	if c.msg == nil {
+		return
+	}
+	m, known := b.Dialects.Lookup(c.method), q.ID != ""
+	m.Request(q, c.keyed, c.msg)
+	if c.abortable = m.Aborts(); c.abortable && known { // from the metadata
+		id := m.RequestID(c.msg)
+		c.more().id, c.abortable = id, id != ""
 	}
 }
 
@@ -134,6 +161,22 @@ func Apply(r *Route, q *routing.Request) {
 func (c *Call) Acquire(b *Binding) error {
 	c.last = Attempt{}
 	c.fill(b)
+	if c.lacksPrompt(b) {
+		return c.Final(ErrNoPrompt)
+	}
+	if err := c.checkQuarantine(b); err != nil {
+		return err
+	}
+	if b.Central != nil {
+		booked, err := c.timedAsk(b)
+		if booked {
+			c.binding = b
+			c.brought.Store(true)
+		}
+		if booked || err != nil {
+			return err
+		}
+	}
 	timed := c.handle.Telemetry.Timed(c)
 	var start time.Time
 	if timed {
@@ -142,6 +185,7 @@ func (c *Call) Acquire(b *Binding) error {
 	err := b.Router.Acquire(c, &c.Request, &c.booking)
 	switch err {
 	case nil:
+		c.decidedHere(b)
 		c.binding = b
 		c.brought.Store(true)
 		if timed && c.booking.Decision.Queued == 0 {
@@ -171,7 +215,7 @@ func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection fu
 				return &c.booking, ready, nil
 			}
 		}
-		c.booking.Release()
+		c.giveBack()
 	}
 	c.tell()
 	if c.last.Replica != nil { // gRPC itself repeats the attempt
@@ -179,13 +223,20 @@ func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection fu
 		c.last = Attempt{}
 	}
 	c.fill(b)
+	if c.lacksPrompt(b) {
+		return nil, false, ErrNoPrompt
+	}
+	if m := c.central(b); m != nil && m.Closed {
+		return nil, false, errUnasked
+	}
 	if err := b.Router.Pick(ctx, &c.Request, &c.booking); err != nil {
 		c.last.Full = err == routing.ErrFull
 		return nil, false, err
 	}
+	c.decidedHere(b)
 	ready, kept := c.claim(ctx, b, connection)
 	if !ready && !kept {
-		c.booking.Release()
+		c.giveBack()
 	}
 	return &c.booking, ready, nil
 }
@@ -193,8 +244,12 @@ func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection fu
 // reroute takes over what an interceptor that runs after ours said about the
 // call. What was booked before it spoke is given back. Called with mu held.
 func (c *Call) reroute(r *Route) {
+	if old := c.route; old != nil && r != nil && r.Session == old.Session && r.Pin == old.Pin && slices.Equal(r.Exclude, old.Exclude) {
+		c.route = r // as before, but for where it is reported
+		return
+	}
 	if c.brought.Swap(false) {
-		c.booking.Release()
+		c.giveBack()
 	}
 	c.route = r
 	c.filled = false
@@ -222,17 +277,17 @@ func (c *Call) note(ctx context.Context, b *Binding) {
 	c.binding = b
 	d := c.booking.Decision
 	c.last = Attempt{Replica: d.Replica}
-	if b.Router.Observes() {
+	if b.Router.Observes() && !c.booking.Watched() {
 		c.picked = time.Now()
 	}
-	note(ctx, c.handle.Telemetry, c.span, b.Policy, c.route, &c.Request, d)
+	note(ctx, c.handle.Telemetry, c.span, b.Policy, c.report(), &c.Request, d)
 }
 
 // Unclaim takes back the booking of a pick that cannot be used after all.
 func (c *Call) Unclaim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.booking.Release()
+	c.giveBack()
 	c.last = Attempt{}
 }
 
@@ -240,14 +295,17 @@ func (c *Call) Unclaim() {
 func (c *Call) Finished(info balancer.DoneInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.booking.Release()
+	refused := Ended(&c.booking, info)
 	if !info.BytesSent && info.Err == nil {
+		c.giveBack()
 		c.last = Attempt{} // the connection was gone before anything happened
 		return
 	}
-	c.last.Sent = info.BytesSent
+	c.last.Sent, c.last.Refused = info.BytesSent, refused
 	c.outcome.Err, c.outcome.Sent = info.Err, info.BytesSent
+	c.outcome.Fault = fault.Of(info.Err)
 	c.pending = true
+	c.abort(info)
 	if !c.unary {
 		c.tell()
 	}
@@ -256,10 +314,11 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 // FirstMessage is called when the first response message has come.
 func (c *Call) FirstMessage() {
 	c.warnUnbound()
+	c.acquit()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.booking.PrefillDone()
-	if !c.picked.IsZero() {
+	c.reservation.Prefilled()
+	if c.outcome.FirstMessage = c.booking.Answered(); c.outcome.FirstMessage == 0 && !c.picked.IsZero() {
 		c.outcome.FirstMessage = time.Since(c.picked)
 	}
 }
@@ -283,7 +342,7 @@ func (c *Call) End() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.brought.Swap(false) {
-		c.booking.Release()
+		c.giveBack()
 	}
 	c.tell()
 }
@@ -296,10 +355,15 @@ func (c *Call) tell() {
 	c.pending = false
 	c.outcome.Usage = c.usage
 	d := c.booking.Decision
+	c.reservation.Released(&c.outcome)
+	c.reservation = nil
 	c.binding.Router.Complete(&c.Request, d, c.outcome)
+	if c.outcome.Fault != routing.NoFault && c.span != nil {
+		telemetry.Ejected(c.span, c.binding.Router, d.Replica)
+	}
 	c.handle.Telemetry.Ended(c, c.binding.Policy, &c.Request, d, c.outcome)
-	if c.route != nil && c.route.Report != nil {
-		c.route.Report.Usage = c.usage
+	if r := c.report(); r != nil {
+		r.Usage = c.usage
 	}
 	c.outcome = routing.Outcome{}
 }
@@ -317,7 +381,7 @@ func (c *Call) Next() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.brought.Swap(false) {
-		c.booking.Release()
+		c.giveBack()
 	}
 	c.tell()
 	c.usage = routing.NoUsage
@@ -343,10 +407,10 @@ func (c *Call) warnUnbound() {
 func Status(err error) error {
 	var wait *routing.WaitError
 	switch {
-	case errors.As(err, &wait):
-		return status.Error(status.FromContextError(wait.Cause).Code(), "warmpath: "+err.Error())
 	case errors.Is(err, routing.ErrFull), errors.Is(err, routing.ErrQueueFull):
 		return status.Error(codes.ResourceExhausted, "warmpath: "+err.Error())
+	case errors.As(err, &wait):
+		return status.Error(status.FromContextError(wait.Cause).Code(), "warmpath: "+err.Error())
 	}
 	return status.Error(codes.Unavailable, "warmpath: "+err.Error())
 }

@@ -23,7 +23,15 @@ type Binding struct {
 	Dialects    *dialect.Table
 	Telemetry   *telemetry.Recorder
 	SessionKeys *dialect.SessionKeys // nil = none
+	PriorityKey string               // metadata key of the priority, in lower case
 	MaxAttempts int
+	Retries     Retries
+	NeedsPrompt bool     // calls without a prompt are refused
+	Central     *Central // nil = the server is not asked
+	// Abort tells a replica's engine that the caller of a request has gone, and calls ended with
+	// how that went, from any goroutine. It returns at once; nil = nobody can be told. Of the
+	// context only the values are used.
+	Abort func(ctx context.Context, replica, method, id string, ended func(how string))
 	// Key tells equal configurations apart from others: a kept Router is given
 	// to a balancer with the same one only.
 	Key string
@@ -46,9 +54,15 @@ func (b *Binding) Metadata(ctx context.Context, q *routing.Request) {
 type Handle struct {
 	Telemetry *telemetry.Recorder
 	Logger    *slog.Logger
+	// Dialects are the application's own: they hold under any config, for the methods that it
+	// does not name. Set before first use, and valid.
+	Dialects []dialect.Dialect
 
 	// bound is the Binding of the one live balancer, or nil.
-	bound atomic.Pointer[Binding]
+	bound      atomic.Pointer[Binding]
+	budget     budget
+	quarantine quarantine
+
 	ever  atomic.Bool // a balancer has met this handle
 	calls atomic.Bool // the unbound warning was given
 

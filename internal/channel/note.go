@@ -11,13 +11,14 @@ import (
 
 // note makes a decision readable: on the attempt's span, in the metrics, and in
 // the report that the application asked for.
-func note(attempt context.Context, t *telemetry.Recorder, call trace.Span, policy string, route *Route, q *routing.Request, d routing.Decision) {
+func note(attempt context.Context, t *telemetry.Recorder, call trace.Span, policy string, report *telemetry.Report, q *routing.Request, d routing.Decision) {
 	telemetry.Span(attempt, call, policy, q, d)
 	t.Decided(attempt, policy, d)
-	if route == nil || route.Report == nil {
+	t.Shadowed(attempt, policy, q, &d)
+	if report == nil {
 		return
 	}
-	*route.Report = telemetry.Report{
+	*report = telemetry.Report{
 		Replica:       d.Replica.ID,
 		Address:       d.Replica.Address,
 		Policy:        policy,
@@ -43,5 +44,9 @@ func NoteQuick(attempt context.Context, b *Binding, q *routing.Request, r *routi
 // Note is note for a call without an interceptor, whose span cannot be told
 // from the application's.
 func Note(attempt context.Context, b *Binding, route *Route, q *routing.Request, d routing.Decision) {
-	note(attempt, b.Telemetry, nil, b.Policy, route, q, d)
+	var report *telemetry.Report
+	if route != nil {
+		report = route.Report
+	}
+	note(attempt, b.Telemetry, nil, b.Policy, report, q, d)
 }

@@ -50,8 +50,12 @@ func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err err
 	if o.Config != "" {
 		options = append(options, client.WithConfig(o.Config))
 	}
-	for range o.Clients {
-		cc, err := client.New(o.Target, options...)
+	for i := range o.Clients {
+		own := options[:len(options):len(options)]
+		if o.DialClient != nil {
+			own = append(own, o.DialClient(i)...)
+		}
+		cc, err := client.New(o.Target, own...)
 		if err != nil {
 			return channels, err
 		}
@@ -73,7 +77,11 @@ func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err err
 			}
 		}
 	}
-	knock(within, channels, Replicas(o.Target))
+	replicas := o.Replicas
+	if replicas == nil {
+		replicas = Replicas(o.Target)
+	}
+	knock(within, channels, replicas)
 	return channels, ctx.Err()
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/workload"
@@ -42,6 +43,12 @@ type Options struct {
 	Progress func(Progress)
 	// Dial are more options for the channels; the default is no TLS.
 	Dial []grpc.DialOption
+	// DialClient are those of one channel, by its number from 0; nil means there are none.
+	DialClient func(client int) []grpc.DialOption
+	// Replicas are those to wait for, for a target that does not name them itself.
+	Replicas []fleet.Replica
+	// Started is called when the first request is about to be sent; nil means nobody is.
+	Started func()
 }
 
 // Progress is how far a run is.
@@ -54,15 +61,18 @@ type Sample struct {
 	WarmUp bool
 	// Lag is how much later than planned it was sent, in our time.
 	Lag time.Duration
+	// Waited is how long it waited in its client's queue, where that is known; the times below count it.
+	Waited time.Duration
 	// TTFT and Latency are the times to the first token and to the end, TPOT the mean time of a token after
 	// the first, 0 where there was no other.
 	TTFT, TPOT, Latency time.Duration
 	// Prompt, Cached and Computed are prompt tokens: all, found in the cache, computed. Output is the tokens
 	// of the answer.
 	Prompt, Cached, Computed, Output int
-	// Replica served it, for this Reason.
-	Replica string
-	Reason  routing.Reason
+	// Client is the number of the channel. Replica served it, for this Reason and Rule.
+	Client       int
+	Replica      string
+	Reason, Rule routing.Reason
 	// Err is nil if the whole answer came.
 	Err error
 }
@@ -122,6 +132,9 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 	var sent atomic.Int64
 	defer r.report(&sent)()
 	start := time.Now()
+	if r.Started != nil {
+		r.Started()
+	}
 	for i := range rs {
 		due := start.Add(time.Duration(float64(rs[i].At) / r.Speed))
 		timer.Reset(time.Until(due))
@@ -130,9 +143,10 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 		case <-ctx.Done():
 			return
 		}
-		cc := channels[rng.IntN(len(channels))]
+		client := rng.IntN(len(channels))
+		r.samples[i].Client = client
 		sent.Add(1)
-		calls.Go(func() { r.one(ctx, cc, &rs[i], &r.samples[i], due) })
+		calls.Go(func() { r.one(ctx, channels[client], &rs[i], &r.samples[i], due) })
 	}
 	calls.Wait()
 }
@@ -189,7 +203,7 @@ func (r *run) one(ctx context.Context, cc *grpc.ClientConn, q *workload.Request,
 // measure fills in a sample; took is the client's own measurement of the whole call.
 func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decision, start time.Time, took time.Duration) {
 	s.At, s.WarmUp, s.Err = q.At, q.At < r.WarmUp, a.err
-	s.Replica, s.Reason = d.Replica, d.Reason
+	s.Replica, s.Reason, s.Rule = d.Replica, d.Reason, d.Rule
 	s.Prompt, s.Output = q.PromptTokens, a.output
 	if d.Usage.PromptTokens > 0 {
 		s.Prompt = d.Usage.PromptTokens

@@ -8,13 +8,14 @@ import (
 	"strings"
 
 	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
 	"github.com/warmpath/warmpath/resolver"
 )
 
 // Fleet is simulated engines on loopback sockets, named r0, r1 and so on.
 type Fleet struct{ servers []*grpcserver.Server }
 
-// StartFleet starts n engines alike.
+// StartFleet starts n engines alike. Where the config has a log of KV events, each has one of its own.
 func StartFleet(ctx context.Context, n int, c grpcserver.Config) (*Fleet, error) {
 	f := &Fleet{}
 	for range n {
@@ -22,6 +23,9 @@ func StartFleet(ctx context.Context, n int, c grpcserver.Config) (*Fleet, error)
 		if err != nil {
 			f.Kill()
 			return nil, fmt.Errorf("start an engine: %w", err)
+		}
+		if c.KVEvents != nil {
+			c.KVEvents = kvpublish.NewLog(0)
 		}
 		s, err := grpcserver.Start(lis, c)
 		if err != nil {

@@ -38,6 +38,10 @@ type Result struct {
 	MaxOverMeanLoad float64 `json:"max_over_mean_load"`
 	// Decisions counts requests by the reason of their last attempt.
 	Decisions map[string]int `json:"decisions"`
+	// Phases are the parts of a run with a fault, RecoveredMS how long after its end quality was full again, in our time:
+	// negative if it never was.
+	Phases      []Phase  `json:"phases,omitempty"`
+	RecoveredMS *float64 `json:"recovered_ms,omitempty"`
 
 	// Loads are the computed prompt tokens by replica.
 	Loads map[string]int `json:"-"`

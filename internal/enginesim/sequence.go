@@ -22,6 +22,10 @@ type Request struct {
 	Hashes []uint64
 	// Tail is the prompt's tokens after its last full block.
 	Tail []uint32
+	// Prompt is all tokens of the prompt, for a Listener that tells them; nil where nobody does. Adapter and CacheSalt
+	// are what HashSeed was made of, for the same reader.
+	Prompt             []uint32
+	Adapter, CacheSalt string
 	// OutputSeed makes the output: token i is workload.Token(OutputSeed, i).
 	OutputSeed uint64
 	// HashSeed hashes the blocks of output; 0 means workload.BaseHashSeed.
@@ -145,6 +149,21 @@ func (s *Sequence) Result() Result { return s.result }
 
 // Token is token i of the output.
 func (s *Sequence) Token(i int) uint32 { return workload.Token(s.req.OutputSeed, i) }
+
+// AppendTokens appends tokens [from, to) of prompt and output to dst. It is false if the prompt is known by its hashes
+// only.
+func (s *Sequence) AppendTokens(dst []uint32, from, to int) ([]uint32, bool) {
+	for ; from < to && from < s.req.PromptTokens; from++ {
+		if from >= len(s.req.Prompt) {
+			return dst, false
+		}
+		dst = append(dst, s.req.Prompt[from])
+	}
+	for ; from < to; from++ {
+		dst = append(dst, s.Token(from-s.req.PromptTokens))
+	}
+	return dst, true
+}
 
 // tokens is the length of prompt and output so far.
 func (s *Sequence) tokens() int { return s.req.PromptTokens + s.generated }

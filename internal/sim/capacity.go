@@ -8,8 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -20,17 +22,17 @@ import (
 )
 
 // capacityVersion is raised when engines or arrivals change so that remembered capacities no longer hold.
-const capacityVersion = 1
+const capacityVersion = 2
 
 // Search asks for the capacity of a fleet: the highest rate at which round robin with one client keeps a goodput
-// of at least 0.95.
+// of at least 0.95 among those that an idle engine serves in good time.
 type Search struct {
 	// Requests makes the workload at a rate. First is a rate to begin with.
 	Requests func(rate float64) ([]workload.Request, error)
 	First    float64
-	// Replicas, Engine and WarmUp are as in a Config.
+	// Replicas, Engines and WarmUp are as in a Config.
 	Replicas int
-	Engine   enginesim.Config
+	Engines  []enginesim.Config
 	WarmUp   time.Duration
 	// Dir is where capacities are remembered; empty means nowhere.
 	Dir string
@@ -51,7 +53,11 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 			return rate, nil
 		}
 	}
-	rate, err := drive.Highest(s.First, func(rate float64) (bool, error) { return s.copes(ctx, rate) })
+	most, err := s.longest()
+	if err != nil {
+		return 0, err
+	}
+	rate, err := drive.Highest(s.First, func(rate float64) (bool, error) { return s.copes(ctx, rate, most) })
 	if err != nil {
 		return 0, fmt.Errorf("capacity of %d engines: %w", s.Replicas, err)
 	}
@@ -61,8 +67,25 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 	return rate, nil
 }
 
-// copes reports whether the goodput at a rate is good enough.
-func (s *Search) copes(ctx context.Context, rate float64) (bool, error) {
+// longest is the longest prompt that the best of the engines serves in good time.
+func (s *Search) longest() (int, error) {
+	c, err := Config{Replicas: s.Replicas, Clients: 1, Engines: s.Engines}.resolve()
+	if err != nil {
+		return 0, err
+	}
+	most := 0
+	for _, e := range c.Engines {
+		n, err := longest(e)
+		if err != nil {
+			return 0, err
+		}
+		most = max(most, n)
+	}
+	return most, nil
+}
+
+// copes reports whether the goodput at a rate is good enough, of prompts up to a length.
+func (s *Search) copes(ctx context.Context, rate float64, most int) (bool, error) {
 	if s.Progress != nil {
 		s.Progress(rate)
 	}
@@ -70,14 +93,18 @@ func (s *Search) copes(ctx context.Context, rate float64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	judged, slow := drive.Judged(rs, s.WarmUp)
+	judged, slow := drive.Judged(short(rs, most), s.WarmUp)
+	if judged == 0 { // none could be in time, or there is none
+		most = math.MaxInt
+		judged, slow = drive.Judged(rs, s.WarmUp)
+	}
 	if judged == 0 {
 		return false, fmt.Errorf("no request arrives after the warm-up of %v at a rate of %.3g", s.WarmUp, rate)
 	}
 	res, err := Run(ctx, rs, Config{
-		Replicas: s.Replicas, Clients: 1, Engine: s.Engine, WarmUp: s.WarmUp, Seed: 1,
+		Replicas: s.Replicas, Clients: 1, Engines: s.Engines, WarmUp: s.WarmUp, Seed: 1,
 		Channel: policy.Config{Policy: policy.Selection{Name: roundrobin.Name}},
-		slow:    slow + 1,
+		slow:    slow + 1, longest: most,
 	})
 	switch {
 	case errors.Is(err, errSlow):
@@ -90,6 +117,11 @@ func (s *Search) copes(ctx context.Context, rate float64) (bool, error) {
 	return true, nil
 }
 
+// short are the requests whose prompts have at most so many tokens.
+func short(rs []workload.Request, most int) []workload.Request {
+	return slices.DeleteFunc(slices.Clone(rs), func(q workload.Request) bool { return q.PromptTokens > most })
+}
+
 // key names all that a capacity depends on: the workload as it is at the first rate, the engines, the fleet and
 // what counts as good.
 func (s *Search) key() (string, error) {
@@ -97,12 +129,12 @@ func (s *Search) key() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	e, err := enginesim.New(s.Engine)
+	c, err := Config{Replicas: s.Replicas, Clients: 1, Engines: s.Engines}.resolve()
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
-	fmt.Fprint(h, capacityVersion, s.Replicas, s.WarmUp, e.Config(), s.First, drive.GoodTTFT, drive.GoodTPOT, len(rs))
+	fmt.Fprint(h, capacityVersion, s.Replicas, s.WarmUp, c.Engines, s.First, drive.GoodTTFT, drive.GoodTPOT, len(rs))
 	var b []byte
 	for i := range rs {
 		r := &rs[i]

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/internal/drive"
+	"github.com/warmpath/warmpath/internal/enginesim"
 	"github.com/warmpath/warmpath/internal/workload"
 )
 
@@ -61,7 +62,7 @@ func TestCapacity(t *testing.T) {
 
 	key, err := s.key()
 	require.NoError(t, err)
-	s.Engine.KVTokens = 100_000
+	s.Engines = []enginesim.Config{{KVTokens: 100_000}}
 	other2, err := s.key()
 	require.NoError(t, err)
 	require.NotEqual(t, key, other2)
@@ -79,7 +80,7 @@ func TestCapacityErrors(t *testing.T) {
 	require.ErrorContains(t, err, "warm-up")
 
 	s = search(nil)
-	s.Engine.KVTokens = 1000
+	s.Engines = []enginesim.Config{{KVTokens: 1000}}
 	_, err = Capacity(t.Context(), s)
 	require.Error(t, err)
 }

@@ -13,13 +13,23 @@
 // What clients know of each other is the [Share]:
 //
 //   - none: nothing
-//   - load: every client reports what it has booked on each replica once per interval, each at a moment of its
-//     own; once per interval the server adds up the last report of each and every client gets the sum with the
-//     number of its report that is in it. A client's load of a replica is that sum less its own report, plus
-//     its own bookings of now. What it knows of others is so between 0 and 2 intervals old.
+//   - load: every client reports what it has booked on each replica once per interval, in the last tenth of it,
+//     one after the other; at its end the server adds up the reports and every client gets the sum with the
+//     number of its report that is in it. A client's load of a replica is that sum less its own report, tempered
+//     ([routing.Hearsay]), plus its own bookings of now. What it knows of others is so up to 1.1 intervals old.
+//   - broadcast: load, and with it what the caches gained and lost. The server hears every engine's events as they
+//     happen and keeps superblocks of 512 tokens; what came and went within one interval is not told
 //   - central: one Router decides for all
 //
-// Nothing waits in front of the fleet: a config with max_ongoing_requests is refused.
+// A policy that needs the engines' own events (kv_aware) has them, exactly and at once, at every client; with
+// broadcast it has what the server sends instead. (A client is told of a prompt's blocks just before it looks them up,
+// not of the others, which it would not look up: that is as exact, and cheap with many clients.) A policy that can do without has nothing but that.
+//
+// Engines need not be alike: several kinds take turns. Nothing waits in front of the fleet: a config with
+// max_ongoing_requests is refused.
+//
+// The fleet may change during a run ([Change]); the [FleetChange] of the result tells what that cost, beside the same
+// run without. Everybody learns of it at the same moment, and a replica that leaves ends the requests it has.
 //
 // Policies are those of package policy and those of package baseline, which are written from the published rules
 // of other projects.
@@ -27,7 +37,8 @@
 // # Complexity
 //
 // One goroutine. An hour of the Mooncake conversation trace (12,031 requests, 145 million prompt tokens) on 16
-// engines takes 2 to 15 s a policy, most of it in the prefix index; memory is that of K indexes and N caches.
+// engines takes 2 to 15 s a policy, most of it in the prefix index; memory is that of K indexes and N caches. Exact
+// events cost N times the blocks of a prompt a request at most; a broadcast costs K times the superblocks.
 //
 // # Guarantees
 //

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/enginesim"
 	"github.com/warmpath/warmpath/internal/workload"
@@ -35,7 +36,7 @@ func named(policyName string) policy.Config {
 // small is a fleet for chats.
 func small(policyName string, clients int, share Share) Config {
 	return Config{
-		Replicas: 4, Clients: clients, Engine: enginesim.Config{KVTokens: 120_000}, Channel: named(policyName),
+		Replicas: 4, Clients: clients, Engines: []enginesim.Config{{KVTokens: 120_000}}, Channel: named(policyName),
 		Share: share, WarmUp: 10 * time.Second, Seed: 1,
 	}
 }
@@ -50,4 +51,11 @@ func runOf(t testing.TB, rs []workload.Request, c Config) *Result {
 func newPolicy(t testing.TB) (routing.Policy, error) {
 	t.Helper()
 	return policy.New("power_of_two_choices", nil)
+}
+
+func policyRouter(t testing.TB) *routing.Router {
+	t.Helper()
+	p, err := newPolicy(t)
+	require.NoError(t, err)
+	return policytest.NewRouter(t, p, policytest.Fleet(2))
 }

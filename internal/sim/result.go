@@ -34,6 +34,8 @@ type Result struct {
 	// KVImbalance is the KV cache that requests held on the busiest replica over the mean of all, in the mean of
 	// the time after the warm-up.
 	KVImbalance float64 `json:"kv_imbalance"`
+	// FleetChange is there if the fleet changed.
+	FleetChange *FleetChange `json:"fleet_change,omitempty"`
 	// Spread is there with several seeds.
 	Spread *Spread `json:"spread,omitempty"`
 }
@@ -48,6 +50,8 @@ type Spread struct {
 	OutputTokensPerS float64            `json:"output_tokens_per_s"`
 	MaxOverMeanLoad  float64            `json:"max_over_mean_load"`
 	KVImbalance      float64            `json:"kv_imbalance"`
+	LostCache        float64            `json:"lost_cache,omitempty"`
+	UnavoidableLoss  float64            `json:"unavoidable_loss,omitempty"`
 }
 
 // result computes the figures of a run.
@@ -56,7 +60,7 @@ func (r *run) result() *Result {
 	kv := r.activeKV()
 	sum := 0.0
 	for i := range kv {
-		if r.warmKV != nil {
+		if i < len(r.warmKV) {
 			kv[i] -= r.warmKV[i]
 		}
 		sum += kv[i]
@@ -76,10 +80,16 @@ func Merge(seeds []*Result) Result {
 	}
 	all.Decisions, all.Loads, all.Spread = map[string]int{}, map[string]int{}, new(Spread)
 	all.Requests, all.Errors, all.Preemptions = 0, 0, 0
+	if all.FleetChange != nil {
+		all.FleetChange = new(FleetChange)
+	}
 	for _, r := range seeds {
 		all.Requests += r.Requests
 		all.Errors += r.Errors
 		all.Preemptions += r.Preemptions
+		if r.FleetChange != nil {
+			all.FleetChange.Tokens += r.FleetChange.Tokens
+		}
 		for why, n := range r.Decisions {
 			all.Decisions[why] += n
 		}
@@ -97,6 +107,9 @@ func Merge(seeds []*Result) Result {
 			sum, least, most = sum+x, min(least, x), max(most, x)
 		}
 		*f.mean, *f.spread = sum/float64(len(seeds)), most-least
+	}
+	if all.FleetChange != nil {
+		all.FleetChange.ratio()
 	}
 	return all
 }
@@ -126,5 +139,9 @@ func figures(all *Result, s *Spread) []figure {
 	add(&s.OutputTokensPerS, func(r *Result) *float64 { return &r.OutputTokensPerS })
 	add(&s.MaxOverMeanLoad, func(r *Result) *float64 { return &r.MaxOverMeanLoad })
 	add(&s.KVImbalance, func(r *Result) *float64 { return &r.KVImbalance })
+	if all.FleetChange != nil {
+		add(&s.LostCache, func(r *Result) *float64 { return &r.FleetChange.Lost })
+		add(&s.UnavoidableLoss, func(r *Result) *float64 { return &r.FleetChange.Unavoidable })
+	}
 	return fs
 }

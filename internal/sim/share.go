@@ -6,52 +6,91 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// sharing is the look-aside server that adds up load, and what every client remembers of its own reports.
+// sharing is the look-aside server that adds up load and tells of the caches, and what every client remembers of
+// its own reports.
 //
-// Client c of K reports at (n + c/K) intervals, the server answers at n intervals, after client 0's report.
+// The clients report one after the other in the last tenth of an interval, since the server says when it is going
+// to answer: at its end, when all have reported. Each tempers what it is told, see [routing.Hearsay].
 type sharing struct {
-	next    time.Duration // when something happens next; never if nothing is shared
+	next    time.Duration // when something happens next
 	routers []*routing.Router
 	every   time.Duration
 	round   int64
-	turn    int // who reports next; len(routers) = the server's turn
+	turn    int // who reports next
 
 	// reports are each client's last one, which is what the server's sum counts: a client that is told the
 	// number of it takes it off again.
 	reports [][]routing.ForeignLoad
 	total   []routing.ForeignLoad
 	others  []routing.ForeignLoad // what one client is told
+	hearsay []routing.Hearsay     // by client
+	caches  *coarse               // nil where no policy reads it
 }
 
-func newSharing(routers []*routing.Router, every time.Duration, on bool) *sharing {
-	if !on {
-		return &sharing{next: never}
+// newSharing shares load, or caches, or both; it is nil if nothing is shared.
+func newSharing(routers []*routing.Router, every time.Duration, load bool, caches *coarse) *sharing {
+	if !load && caches == nil {
+		return nil
 	}
-	blank := func() []routing.ForeignLoad {
-		loads := make([]routing.ForeignLoad, len(routers[0].View().Replicas()))
-		for i, rep := range routers[0].View().Replicas() {
-			loads[i].ID = rep.ID
-		}
-		return loads
-	}
-	s := &sharing{routers: routers, every: every, total: blank(), others: blank()}
-	for range routers {
-		s.reports = append(s.reports, blank())
-	}
+	s := &sharing{routers: routers, every: every, reports: make([][]routing.ForeignLoad, len(routers)),
+		hearsay: make([]routing.Hearsay, len(routers)), caches: caches}
+	s.fleet()
+	s.wait()
 	return s
+}
+
+// due is when something happens next.
+func (s *sharing) due() time.Duration {
+	if s == nil {
+		return never
+	}
+	return s.next
+}
+
+// fleet opens the books for the clients' fleet. What was reported of those who stay is kept.
+func (s *sharing) fleet() {
+	if s == nil {
+		return
+	}
+	s.total, s.others = s.book(s.total), s.book(nil)
+	for c := range s.reports {
+		s.reports[c] = s.book(s.reports[c])
+	}
+}
+
+// book has a line for every replica, as in the old one where that has it.
+func (s *sharing) book(old []routing.ForeignLoad) []routing.ForeignLoad {
+	replicas := s.routers[0].View().Replicas()
+	lines := make([]routing.ForeignLoad, len(replicas))
+	for i, rep := range replicas {
+		lines[i].ID = rep.ID
+		for _, l := range old {
+			if l.ID == rep.ID {
+				lines[i] = l
+			}
+		}
+	}
+	return lines
 }
 
 // tick does what is due at next.
 func (s *sharing) tick() {
 	s.report(s.turn)
-	if s.turn == 0 {
-		s.broadcast()
-	}
 	if s.turn++; s.turn == len(s.routers) {
+		s.broadcast()
 		s.turn = 0
 		s.round++
 	}
-	s.next = time.Duration(s.round)*s.every + s.every*time.Duration(s.turn)/time.Duration(len(s.routers))
+	s.wait()
+}
+
+// reporting is the part of an interval, at its end, in which clients report: 1/reporting.
+const reporting = 10
+
+// wait sets when the next client reports.
+func (s *sharing) wait() {
+	window := s.every / reporting
+	s.next = time.Duration(s.round+1)*s.every - window + window*time.Duration(s.turn+1)/time.Duration(len(s.routers))
 }
 
 // report is a client's bookings of now.
@@ -65,14 +104,22 @@ func (s *sharing) report(c int) {
 	}
 }
 
-// broadcast tells every client what the others have booked.
+// broadcast tells every client what the others have booked, and what has changed in the caches.
 func (s *sharing) broadcast() {
+	var changes []routing.CacheChange
+	if s.caches != nil {
+		changes = s.caches.flush()
+	}
 	for c, router := range s.routers {
 		for i := range s.others {
 			own := &s.reports[c][i]
 			s.others[i].Ongoing = s.total[i].Ongoing - own.Ongoing
 			s.others[i].QueuedTokens = s.total[i].QueuedTokens - own.QueuedTokens
 		}
+		s.hearsay[c].Temper(s.others)
 		router.SetForeignLoad(s.others)
+		if len(changes) > 0 {
+			router.CacheChanged(changes)
+		}
 	}
 }

@@ -27,35 +27,30 @@ func TestSharing(t *testing.T) {
 		n, tokens := r.View().ByID(id).Foreign()
 		return [2]int{n, int(tokens)}
 	}
-	s := newSharing([]*routing.Router{a, b}, 100*time.Millisecond, true)
+	s := newSharing([]*routing.Router{a, b}, 100*time.Millisecond, true, nil)
 	one := pinned(t, a, first, 1000)
 	pinned(t, b, second, 50)
 
-	require.Zero(t, s.next)
-	s.tick() // a reports; the server knows nothing of b yet
-	require.Equal(t, 50*time.Millisecond, s.next)
-	require.Equal(t, [2]int{1, 1000}, foreign(b, first))
-	require.Equal(t, [2]int{0, 0}, foreign(a, first), "a client's own report is taken off")
-	require.Equal(t, [2]int{0, 0}, foreign(a, second))
-	s.tick() // b reports
+	require.Equal(t, 95*time.Millisecond, s.next)
+	s.tick() // a reports
 	require.Equal(t, 100*time.Millisecond, s.next)
-	require.Equal(t, [2]int{0, 0}, foreign(a, second), "not told yet")
+	require.Equal(t, [2]int{0, 0}, foreign(b, first), "not told yet")
+	s.tick() // b reports, and the server tells both
+	require.Equal(t, 195*time.Millisecond, s.next)
+	require.Equal(t, [2]int{1, 1000}, foreign(b, first))
+	require.Equal(t, [2]int{1, 50}, foreign(a, second))
+	require.Equal(t, [2]int{0, 0}, foreign(a, first), "a client's own report is taken off")
+	require.Equal(t, [2]int{0, 0}, foreign(b, second))
 
 	one.PrefillDone()
 	pinned(t, a, first, 7)
 	require.InDelta(t, 2*routing.DefaultRequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own bookings count at once")
 	s.tick()
-	require.Equal(t, 150*time.Millisecond, s.next)
-	require.Equal(t, [2]int{1, 50}, foreign(a, second))
-	require.Equal(t, [2]int{2, 7}, foreign(b, first))
-	require.Equal(t, [2]int{0, 0}, foreign(b, second))
-	one.Release()
 	s.tick()
-	s.tick()
-	require.Equal(t, [2]int{1, 7}, foreign(b, first))
-	require.Equal(t, 250*time.Millisecond, s.next)
+	require.Equal(t, [2]int{2, 4}, foreign(b, first), "bookings last, and are believed; tokens did not: the mean of 7 and 0")
+	require.Equal(t, 295*time.Millisecond, s.next)
 }
 
 func TestNothingShared(t *testing.T) {
-	require.Equal(t, never, newSharing(nil, time.Second, false).next)
+	require.Equal(t, never, newSharing(nil, time.Second, false, nil).due())
 }

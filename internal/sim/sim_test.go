@@ -14,12 +14,15 @@ import (
 	"github.com/warmpath/warmpath/internal/workload"
 )
 
+// everyPolicy leaves out those that tests register.
+var everyPolicy = Policies()
+
 // Every request of every policy ends once, its figures agree with themselves, and the same seed gives the same bytes.
 // That no booking is left is checked by Run itself.
 func TestEveryPolicy(t *testing.T) {
 	rs := chatsFor(t, 8, 30*time.Second)
-	for _, name := range Policies() {
-		for _, share := range []Share{ShareNone, ShareLoad} {
+	for _, name := range everyPolicy {
+		for _, share := range []Share{ShareNone, ShareLoad, ShareBroadcast} {
 			t.Run(name+"/"+string(share), func(t *testing.T) {
 				t.Parallel()
 				c := small(name, 6, share)
@@ -82,6 +85,15 @@ func TestOneClient(t *testing.T) {
 	}
 }
 
+// Engines take turns, and the slow ones get less where load is looked at.
+func TestMixedFleet(t *testing.T) {
+	c := small("least_tokens", 1, ShareNone)
+	c.Engines = []enginesim.Config{{KVTokens: 120_000}, {Preset: "2xh100-8b", KVTokens: 120_000}}
+	res := runOf(t, chats(t, 20), c)
+	slow, fast := res.Loads["r0"]+res.Loads["r2"], res.Loads["r1"]+res.Loads["r3"]
+	require.Greater(t, float64(fast), 1.2*float64(slow))
+}
+
 // The shape of many-clients.md on a fleet that is small: what is learnt from one's own routing goes down with the
 // number of clients, what is agreed stays, and on loads that are a little old the least loaded is where all go.
 func TestManyClients(t *testing.T) {
@@ -95,7 +107,7 @@ func TestManyClients(t *testing.T) {
 	require.Less(t, at("smg_cache_aware", 32, ShareNone).CachedTokenRatio, 0.8*learnt.CachedTokenRatio)
 	require.Greater(t, at("prefix_cache_affinity", 32, ShareNone).CachedTokenRatio, 0.85*agreed.CachedTokenRatio)
 	told := at("prefix_cache_affinity", 32, ShareLoad)
-	require.Less(t, told.TTFT.Mean, 1.1*agreed.TTFT.Mean)
+	require.Less(t, told.TTFT.Mean, 1.2*agreed.TTFT.Mean)
 	require.Less(t, told.TTFT.Mean, at("prefix_cache_affinity", 32, ShareNone).TTFT.Mean)
 	require.Greater(t, at("least_requests", 32, ShareLoad).TTFT.Mean, at("least_requests", 32, ShareNone).TTFT.Mean)
 }
@@ -164,11 +176,16 @@ func TestRefused(t *testing.T) {
 		"warm-up":              func(c *Config) { c.WarmUp = -1 },
 		`share: "all"`:         func(c *Config) { c.Share = "all" },
 		`policy "best"`:        func(c *Config) { c.Channel = named("best") },
-		"max_ongoing_requests": func(c *Config) { c.Channel.MaxOngoingRequests = 3 },
+		"max_ongoing_requests": func(c *Config) { c.Patience = time.Second },
+		"patience":             func(c *Config) { c.Channel.MaxOngoingRequests, c.Patience = 3, -1 },
 		"load_factor": func(c *Config) {
 			c.Channel.Policy = policy.Selection{Name: "prefix_cache_affinity", Config: json.RawMessage(`{"load_factor":0}`)}
 		},
-		"preset": func(c *Config) { c.Engine.Preset = "tpu" },
+		"blocks of 16 and of 32": func(c *Config) { c.Engines = []enginesim.Config{{}, {BlockSize: 32}} },
+		"superblocks": func(c *Config) {
+			c.Share, c.Engines = ShareBroadcast, []enginesim.Config{{BlockSize: 48}}
+		},
+		"preset": func(c *Config) { c.Engines = []enginesim.Config{{Preset: "tpu"}} },
 	} {
 		c := small("", 2, "")
 		change(&c)

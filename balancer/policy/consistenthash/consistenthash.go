@@ -73,6 +73,7 @@ var (
 	_ routing.KeyUser            = (*Policy)(nil)
 	_ routing.QuickChooser       = (*Policy)(nil)
 	_ routing.MembershipObserver = (*Policy)(nil)
+	_ routing.Previewer          = (*Policy)(nil)
 )
 
 // New returns the policy with an empty ring.
@@ -87,7 +88,7 @@ func New(c Config) (*Policy, error) {
 }
 
 // Uses implements [routing.KeyUser].
-func (p *Policy) Uses() routing.Uses { return routing.UsesSession }
+func (p *Policy) Uses() routing.Uses { return routing.UsesSession | routing.SharesByKey }
 
 // Prepare implements [routing.Policy]. There is nothing to prepare.
 func (p *Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
@@ -133,6 +134,9 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	}
 	return p.clockwise(Hash(key), q, v)
 }
+
+// Preview implements [routing.Previewer]: a walk leaves nothing behind.
+func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision { return p.Choose(q, v) }
 
 // clockwise walks the ring from a hash to the first replica that may have the
 // request.

@@ -44,6 +44,7 @@ var (
 	_ routing.Policy       = (*Policy)(nil)
 	_ routing.KeyUser      = (*Policy)(nil)
 	_ routing.QuickChooser = (*Policy)(nil)
+	_ routing.Previewer    = (*Policy)(nil)
 )
 
 // Uses implements [routing.KeyUser]: the policy looks at no key.
@@ -56,6 +57,9 @@ func (*Policy) Prepare(context.Context, *routing.Request, *routing.View) error {
 func (*Policy) ChooseQuick(_ *routing.Request, v *routing.View) (*routing.Replica, routing.Reason) {
 	return v.QuickLeastOfTwo(), routing.ReasonLeastOfTwo
 }
+
+// Preview implements [routing.Previewer]: another draw.
+func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision { return p.Choose(q, v) }
 
 // Choose implements [routing.Policy].
 func (*Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {

@@ -2,69 +2,13 @@ package prefixaffinity
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
 )
-
-// The contract with other languages: change it and clients no longer agree. The
-// vectors are the xxHash library's own, libxxhash 0.8.1.
-func TestScoreVectors(t *testing.T) {
-	for _, tt := range []struct {
-		key  uint64
-		id   string
-		want uint64
-	}{
-		{0, "r0", 12024003136825458794},
-		{1, "a", 5612338825974642116},
-		{1, "b", 3072424600147689761},
-		{18446744073709551615, "replica-7", 12461186674937057780},
-		{14643705804678351452, "10.0.0.1:50051", 18355682680872376665},
-		{1337, "vllm-0.vllm.default.svc.cluster.local:50051", 13269095794153616739},
-	} {
-		var s scorer
-		s.setKey(tt.key)
-		assert.Equal(t, tt.want, s.score(tt.id), "key %d, id %q", tt.key, tt.id)
-	}
-}
-
-func TestOrderVectors(t *testing.T) {
-	replicas := newRouter(t, 5).View().Replicas()
-	assert.Equal(t, []string{"r3", "r2", "r0", "r4", "r1"}, order(1, replicas))
-	assert.Equal(t, []string{"r3", "r1", "r0", "r4", "r2"}, order(1337, replicas))
-	assert.Equal(t, []string{"r0", "r4", "r3", "r2", "r1"}, order(14643705804678351452, replicas))
-}
-
-func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(1, 2))
-	for _, n := range []int{1, 2, 7, 8, 9, 16, 100, 1000} {
-		replicas := newRouter(t, n).View().Replicas()
-		key := rnd.Uint64()
-		scores := make([]uint64, n)
-		var s scorer
-		s.setKey(key)
-		for i, r := range replicas {
-			scores[i] = s.score(r.ID)
-		}
-		top, got := first(replicas, scores)
-		require.Equal(t, min(n, head), got)
-		for i, id := range order(key, replicas)[:got] {
-			assert.Equal(t, id, replicas[top[i].at].ID)
-		}
-	}
-}
-
-func TestEqualScoresGoByID(t *testing.T) {
-	replicas := newRouter(t, 12).View().Replicas()
-	top, n := first(replicas, make([]uint64, 12))
-	require.Equal(t, head, n)
-	for i, id := range []string{"r0", "r1", "r10", "r11", "r2", "r3", "r4", "r5"} {
-		assert.Equal(t, id, replicas[top[i].at].ID)
-	}
-}
 
 func TestScaleMovesOneInN(t *testing.T) {
 	small, large := newRouter(t, 16), newRouter(t, 17)
@@ -89,5 +33,38 @@ func TestKeysSpread(t *testing.T) {
 	}
 	for _, rep := range r.View().Replicas() {
 		assert.InDelta(t, 200, count[rep.ID], 70, fmt.Sprint(rep.ID))
+	}
+}
+
+// Of eight replicas a share is 12.5 %. A prefix that 10 % of the requests have is spread
+// over the first two of its order, and a conversation stays with one of them, also when
+// another client asks.
+func TestAHeavyPrefixHasTwoHomes(t *testing.T) {
+	var clients []*routing.Router
+	for range 2 {
+		r := newRouter(t, 8)
+		for i := range 2000 {
+			q := ask(tokens(i, 700))
+			if i%10 == 0 {
+				q = ask(tokens(1_000_000, 640), tokens(i, 60))
+			}
+			route(t, r, q)
+		}
+		clients = append(clients, r)
+	}
+	at := make(map[string]int)
+	for i := range 40 {
+		first := ask(tokens(1_000_000, 640), tokens(10_000+i, 60))
+		home := policytest.Choose(t, clients[0], first)
+		next := policytest.Choose(t, clients[1], ask(tokens(1_000_000, 640), tokens(10_000+i, 160)))
+		assert.Equal(t, home.Replica.ID, next.Replica.ID)
+		assert.Zero(t, home.Place)
+		at[home.Replica.ID]++
+		places := order(keyOf(t, ask(tokens(1_000_000, 640))), clients[0].View().Replicas())
+		assert.Contains(t, places[:2], home.Replica.ID)
+	}
+	assert.Len(t, at, 2)
+	for id, n := range at {
+		assert.InDelta(t, 20, n, 10, id)
 	}
 }

@@ -1,29 +1,38 @@
 package prefixaffinity
 
 import (
-	"slices"
-
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // Choose implements [routing.Policy].
 func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	return p.choose(q, v, &p.turns)
+}
+
+// Preview implements [routing.Previewer]: no turn is taken.
+func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
+	turns := p.turns
+	return p.choose(q, v, &turns)
+}
+
+func (p *Policy) choose(q *routing.Request, v *routing.View, turns *int) routing.Decision {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return leastOfTwo(q, v, routing.ReasonNoKey)
 	}
-	mean := v.MeanLoad()
 	c := choice{
-		p: p, prepared: s, q: q, v: v,
-		stale: s.fleet == nil || s.fleet.epoch != v.Epoch(),
-		limit: max(p.config.LoadFactor*mean, mean+p.config.LoadSlackTokens),
+		p: p, prepared: s, v: v, turns: turns, Scope: holdings.NewScope(s.fleet, v),
+		slack: max(p.config.LoadSlackTokens, p.config.ForeignSlack*v.MeanForeignLoad()),
 	}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
 			return routing.Wait()
 		}
-		c.pool, c.whole = pool, len(pool.Replicas) == len(v.Connected())
+		c.Enter(pool)
+		c.least = -1
 		if p.config.ImbalancedThreshold > 0 && c.imbalance() > p.config.ImbalancedThreshold {
 			return leastOfTwo(q, v, routing.ReasonLeastOfTwo)
 		}
@@ -44,12 +53,11 @@ func leastOfTwo(q *routing.Request, v *routing.View, why routing.Reason) routing
 type choice struct {
 	p *Policy
 	*prepared
-	q     *routing.Request
+	holdings.Scope
 	v     *routing.View
-	pool  routing.Pool
-	whole bool    // the pool is all that is connected
-	stale bool    // what was prepared is of another fleet
-	limit float64 // the load bound
+	turns *int
+	slack float64 // by how much a replica's load may be above the least
+	least float64 // load of the least loaded of the pool; negative = not looked for yet
 }
 
 // choose returns a decision without replica when the pool has nobody available.
@@ -57,20 +65,30 @@ func (c *choice) choose() routing.Decision {
 	if c.p.ray {
 		return c.smallest()
 	}
+	shared := c.CoveredTokens(c.shared)
 	for _, h := range c.holders {
-		if r := c.take(h); r != nil && c.v.Load(r) <= c.limit {
+		if r := c.Take(h.At); r != nil && c.within(r, c.CoveredTokens(int(h.Depth))-shared) {
 			return c.to(r, routing.ReasonPrefixMatch, c.placeOf(r))
 		}
 	}
 	if c.p.config.OnMiss == OnMissAgreed {
-		if !c.stale {
+		if c.gainsNothing() {
+			if r := c.turn(); r != nil {
+				return c.to(r, routing.ReasonRoundRobin, c.placeOf(r))
+			}
+		}
+		if !c.Stale {
 			for i := range c.ntop {
-				if r := c.take(c.top[i]); r != nil && c.v.Load(r) <= c.limit {
+				expected := 0
+				if i == 0 {
+					expected = int(c.p.reuse.share() * float64(c.Tokens-shared))
+				}
+				if r := c.Take(c.top[i].At); r != nil && c.within(r, expected) {
 					return c.to(r, reasonAt(i), i)
 				}
 			}
 		}
-		if c.stale || c.ntop < len(c.fleet.replicas) {
+		if c.Stale || c.ntop < len(c.fleet.Replicas) {
 			if r := c.search(); r != nil {
 				i := c.placeOf(r)
 				return c.to(r, reasonAt(i), i)
@@ -86,7 +104,7 @@ func (c *choice) choose() routing.Decision {
 func (c *choice) to(r *routing.Replica, why routing.Reason, place int) routing.Decision {
 	d := routing.To(r, why)
 	d.Place = place
-	d.MatchedTokens = c.matchedTokens(c.depth(r))
+	d.MatchedTokens = c.CoveredTokens(c.depth(r))
 	return d
 }
 
@@ -97,38 +115,15 @@ func reasonAt(place int) routing.Reason {
 	return routing.ReasonAgreedSpill
 }
 
-// take returns the replica, as it is now, if it is in the pool and available.
-func (c *choice) take(p place) *routing.Replica {
-	r := c.fleet.replicas[p.at]
-	if c.stale {
-		if r = c.v.ByID(r.ID); r == nil {
-			return nil
-		}
-	}
-	if !c.pool.Takes(r) {
-		return nil
-	}
-	if c.whole {
-		return r
-	}
-	at, ok := slices.BinarySearchFunc(c.pool.Replicas, r.Index(), func(o *routing.Replica, i int) int {
-		return o.Index() - i
-	})
-	if !ok || c.pool.Replicas[at] != r {
-		return nil
-	}
-	return r
-}
-
 // search returns the first in the agreed order of the pool within the bound, in
 // one pass. It looks at scores first, which stand side by side.
 func (c *choice) search() *routing.Replica {
-	c.p.choosing.setKey(c.key)
+	c.p.choosing.SetKey(c.key)
 	var best *routing.Replica
 	var high uint64
-	for _, r := range c.pool.Replicas {
+	for _, r := range c.Pool.Replicas {
 		score := c.score(r)
-		if best != nil && !before(score, r, high, best) || c.v.Load(r) > c.limit || !c.pool.Takes(r) {
+		if best != nil && !agreed.Before(score, r, high, best) || !c.within(r, 0) || !c.Pool.Takes(r) {
 			continue
 		}
 		best, high = r, score
@@ -139,15 +134,15 @@ func (c *choice) search() *routing.Replica {
 // leastLoaded returns the available replica of the pool with the least load, of
 // equals the first in the agreed order.
 func (c *choice) leastLoaded() *routing.Replica {
-	c.p.choosing.setKey(c.key)
+	c.p.choosing.SetKey(c.key)
 	var best *routing.Replica
 	var least float64
-	for _, r := range c.pool.Replicas {
-		if !c.pool.Takes(r) {
+	for _, r := range c.Pool.Replicas {
+		if !c.Pool.Takes(r) {
 			continue
 		}
 		load := c.v.Load(r)
-		if best == nil || load < least || load == least && before(c.score(r), r, c.score(best), best) {
+		if best == nil || load < least || load == least && agreed.Before(c.score(r), r, c.score(best), best) {
 			best, least = r, load
 		}
 	}
@@ -156,33 +151,33 @@ func (c *choice) leastLoaded() *routing.Replica {
 
 // score returns the score of a replica of the current View. choosing has the key.
 func (c *choice) score(r *routing.Replica) uint64 {
-	if c.found != nil && !c.stale {
+	if c.found != nil && !c.Stale {
 		return c.found.scores[r.Index()]
 	}
-	return c.p.choosing.score(r.ID)
+	return c.p.choosing.Score(r.ID)
 }
 
 // placeOf returns the replica's place in the agreed order of the whole fleet.
 func (c *choice) placeOf(r *routing.Replica) int {
-	if !c.stale {
+	if !c.Stale {
 		for i := range c.ntop {
-			if int(c.top[i].at) == r.Index() {
+			if int(c.top[i].At) == r.Index() {
 				return i
 			}
 		}
 	}
-	c.p.choosing.setKey(c.key)
+	c.p.choosing.SetKey(c.key)
 	n, score := 0, c.score(r)
-	if c.found != nil && !c.stale {
+	if c.found != nil && !c.Stale {
 		for i, s := range c.found.scores {
-			if s >= score && before(s, c.fleet.replicas[i], score, r) {
+			if s >= score && agreed.Before(s, c.fleet.Replicas[i], score, r) {
 				n++
 			}
 		}
 		return n
 	}
 	for _, o := range c.v.Replicas() {
-		if before(c.p.choosing.score(o.ID), o, score, r) {
+		if agreed.Before(c.p.choosing.Score(o.ID), o, score, r) {
 			n++
 		}
 	}
@@ -192,17 +187,17 @@ func (c *choice) placeOf(r *routing.Replica) int {
 // depth returns how many leading blocks the replica is believed to hold.
 func (c *choice) depth(r *routing.Replica) int {
 	for _, h := range c.holders {
-		if c.fleet.replicas[h.at].ID == r.ID {
-			return int(h.depth)
+		if c.fleet.Replicas[h.At].ID == r.ID {
+			return int(h.Depth)
 		}
 	}
 	for _, p := range c.top[:c.ntop] {
-		if c.fleet.replicas[p.at].ID == r.ID {
-			return int(p.depth)
+		if c.fleet.Replicas[p.At].ID == r.ID {
+			return int(p.Depth)
 		}
 	}
-	if c.found != nil && !c.stale {
-		return c.found.matches.Depth(c.fleet.members[r.Index()].slot)
+	if c.found != nil && !c.Stale {
+		return c.found.Any(r.Index())
 	}
 	return 0
 }
@@ -210,8 +205,8 @@ func (c *choice) depth(r *routing.Replica) int {
 // imbalance returns by how much the ongoing requests of the pool differ.
 func (c *choice) imbalance() int {
 	least, most := -1, 0
-	for _, r := range c.pool.Replicas {
-		if !c.pool.Takes(r) {
+	for _, r := range c.Pool.Replicas {
+		if !c.Pool.Takes(r) {
 			continue
 		}
 		n := r.Ongoing()

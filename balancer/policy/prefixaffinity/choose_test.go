@@ -43,18 +43,45 @@ func TestSteps(t *testing.T) {
 			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 50_000) },
 			place:  1, why: routing.ReasonAgreedSpill,
 		}, {
-			name: "above the factor but not the slack", request: ask(first, second),
-			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 7_400) },
+			name: "as loaded as slack and reuse allow", request: ask(first, second),
+			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 4_000+3*800-500) },
 			why:    routing.ReasonPrefixMatch, matched: 800,
 		}, {
-			name: "above the slack but not the factor", request: ask(first, second),
+			name: "a token more", request: ask(first, second),
+			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 4_000+3*800-500+1) },
+			place:  1, why: routing.ReasonAgreedSpill,
+		}, {
+			name: "the least loaded counts", request: ask(first, second),
 			before: func(r *routing.Router, places []string) {
 				for _, id := range places {
 					busy(t, r, id, 30_000)
 				}
-				busy(t, r, places[0], 9_000)
+				busy(t, r, places[0], 4_000+3*800-500)
 			},
 			why: routing.ReasonPrefixMatch, matched: 800,
+		}, {
+			name: "what others are told to have makes it wider", request: ask(first, second),
+			before: func(r *routing.Router, places []string) {
+				var others []routing.ForeignLoad
+				for _, id := range places {
+					others = append(others, routing.ForeignLoad{ID: id, QueuedTokens: 40_000})
+				}
+				r.SetForeignLoad(others)
+				busy(t, r, places[0], 20_000+3*800-500)
+			},
+			why: routing.ReasonPrefixMatch, matched: 800,
+		}, {
+			name: "the first in the order may have it from others", request: ask(tokens(9, 8_000)),
+			before: func(r *routing.Router, places []string) {
+				busy(t, r, order(keyOf(t, ask(tokens(9, 8_000))), r.View().Replicas())[0], 4_000+3*2_400-500)
+			},
+			why: routing.ReasonAgreedOrder,
+		}, {
+			name: "but no more than it has shown", request: ask(tokens(9, 8_000)),
+			before: func(r *routing.Router, places []string) {
+				busy(t, r, order(keyOf(t, ask(tokens(9, 8_000))), r.View().Replicas())[0], 4_000+3*2_400-500+1)
+			},
+			place: 1, why: routing.ReasonAgreedSpill,
 		}, {
 			name: "the first three are overloaded", request: ask(first, second),
 			before: func(r *routing.Router, places []string) {
@@ -72,7 +99,7 @@ func TestSteps(t *testing.T) {
 			},
 			place: 11, why: routing.ReasonAgreedSpill,
 		}, {
-			name: "nobody within the bound", request: ask(first, second),
+			name: "far down the order", request: ask(first, second),
 			before: func(r *routing.Router, places []string) {
 				r.SetFleet(policytest.Bounded(policytest.Fleet(16), 2))
 				for i, id := range places {
@@ -84,7 +111,7 @@ func TestSteps(t *testing.T) {
 				busy(t, r, places[4], 50_000)
 				busy(t, r, places[6], 40_000)
 			},
-			place: 6, why: routing.ReasonLeastLoaded,
+			place: 6, why: routing.ReasonAgreedSpill,
 		}, {
 			name: "miss to the least loaded", request: ask(tokens(9, 800)),
 			config: func(c *Config) { c.OnMiss = OnMissLeastLoaded },

@@ -25,18 +25,25 @@ type Config struct {
 
 	// BlockBytes is the block of a text prompt, BlockTokens that of token ids; in
 	// [1, 65536]. Best is the engine's own. All clients must use the same, or they
-	// do not agree. Smaller blocks match more exactly and cost time and index.
+	// do not agree. Smaller blocks match more exactly and cost time and index. What
+	// engines tell of their caches is used if it is in blocks of BlockTokens, and what
+	// is told in superblocks if BlockTokens divides 512, or for text BlockBytes 2,048.
 	BlockBytes  int `json:"block_bytes"`
 	BlockTokens int `json:"block_tokens"`
 
-	// IndexBytes bounds the memory of the prefix index; at least 1 MiB.
+	// IndexBytes bounds the memory of the prefix index; at least 1 MiB. Where
+	// superblocks are told, a sixteenth of it, at least 1 MiB, comes on top.
 	IndexBytes int64 `json:"index_bytes"`
 
-	// A replica is passed over when its load is above LoadFactor (at least 1) times
-	// the mean and above the mean plus LoadSlackTokens (at least 0). Higher keeps
-	// prompts with their caches, lower spreads load.
-	LoadFactor      float64 `json:"load_factor"`
+	// A replica is passed over when its load is above that of the least loaded by
+	// more than LoadSlackTokens, or ForeignSlack times the mean load that others are
+	// known to have if that is more, and ReuseWeight times the tokens that it is
+	// expected to have cached; all at least 0. Higher keeps prompts with their caches,
+	// lower spreads load. ForeignSlack keeps clients that are told of each other's load
+	// from acting alike on differences that are gone by then.
 	LoadSlackTokens float64 `json:"load_slack_tokens"`
+	ForeignSlack    float64 `json:"foreign_slack"`
+	ReuseWeight     float64 `json:"reuse_weight"`
 
 	// SharedFraction is the share of the replicas that may serve a request above
 	// which a block that they hold decides nothing; in (0, 1], 1 = no share does.
@@ -66,8 +73,9 @@ func DefaultConfig() Config {
 		BlockBytes:         64,
 		BlockTokens:        16,
 		IndexBytes:         64 << 20,
-		LoadFactor:         1.5,
-		LoadSlackTokens:    8000,
+		LoadSlackTokens:    4000,
+		ForeignSlack:       0.5,
+		ReuseWeight:        3,
 		SharedFraction:     0.5,
 		OnMiss:             OnMissAgreed,
 	}
@@ -91,10 +99,12 @@ func (c Config) validate() error {
 		return refuse("block_tokens", c.BlockTokens, "1 to 65536")
 	case c.IndexBytes < minIndexBytes:
 		return refuse("index_bytes", c.IndexBytes, "at least 1048576")
-	case !(c.LoadFactor >= 1) || math.IsInf(c.LoadFactor, 1):
-		return refuse("load_factor", c.LoadFactor, "at least 1")
 	case !(c.LoadSlackTokens >= 0) || math.IsInf(c.LoadSlackTokens, 1):
 		return refuse("load_slack_tokens", c.LoadSlackTokens, "at least 0")
+	case !(c.ForeignSlack >= 0) || math.IsInf(c.ForeignSlack, 1):
+		return refuse("foreign_slack", c.ForeignSlack, "at least 0")
+	case !(c.ReuseWeight >= 0) || math.IsInf(c.ReuseWeight, 1):
+		return refuse("reuse_weight", c.ReuseWeight, "at least 0")
 	case !(c.SharedFraction > 0 && c.SharedFraction <= 1):
 		return refuse("shared_fraction", c.SharedFraction, "above 0, to 1")
 	case c.OnMiss != OnMissAgreed && c.OnMiss != OnMissLeastLoaded && c.OnMiss != OnMissSmallest:

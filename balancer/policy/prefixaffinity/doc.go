@@ -10,8 +10,8 @@
 //  1. Of the replicas known to hold the longest prefix, the first in the agreed
 //     order, if what they hold counts as a match and they are within the load bound;
 //     then those that hold less.
-//  2. Else the first in the agreed order that is within the bound.
-//  3. Else, nobody being within it, the least loaded.
+//  2. Else the first in the agreed order that is within the bound; the least loaded
+//     always is.
 //
 // The agreed order is rendezvous hashing of one block of the prompt: the first
 // that distinguishes it, that is, which is in at most 1/N of the requests lately
@@ -20,10 +20,26 @@
 // too. A request without prompt goes by its session, and one without either to
 // the one with fewer bookings of two at random.
 //
-// A replica is passed over when its load is above load_factor times the mean
-// and above the mean plus load_slack_tokens. Whoever takes the spill becomes a
+// A replica is passed over when its load is above that of the least loaded by more than
+//
+//	max(load_slack_tokens, foreign_slack × mean foreign load) + reuse_weight × expected
+//
+// where expected are the prompt's own tokens that it is known to hold; for the first in
+// the agreed order, when nobody is known to, that part of them which such replicas have
+// turned out to hold all the same, sent there by other clients. So a prompt waits for
+// its cache as long as that is worth it and no longer, one that is new is next to free
+// in its choice, and how much clients gain from agreeing is measured, not assumed. The
+// foreign load is what others are told to have booked: news that all clients act on
+// alike, so that small differences in it must not count. Where such prompts have turned
+// out to be cached nowhere, and nobody tells of others' load, they take turns instead,
+// all but one key in eight, which tell when that changes. Whoever takes the spill becomes a
 // holder, and holders are taken in the agreed order: a hot prompt fans out along
 // its order in step with its load, and comes back when the load is gone.
+//
+// A replica holds what was routed there. Where an engine or a look-aside server tells
+// what a replica caches ([Policy.CacheChanged]), in blocks or in superblocks of 512
+// tokens, it holds what is told, and of what was routed there only the recent: see
+// package holdings.
 //
 // # What counts as a match
 //
@@ -45,14 +61,16 @@
 // and clients that do not see each other's load would all stay with its first
 // holder. So it binds nobody: the requests go by what distinguishes them, and the
 // prefix comes to be in every cache. There are never more than N such prefixes side
-// by side.
+// by side. A prefix in more than 1/2N has two homes: the first two of its order, of
+// which each request takes one by the hash of what distinguishes it further; for it the
+// two change places in the order.
 //
 // # Complexity
 //
 // Preparing costs O(blocks + replicas): a hash per 16 tokens, a probe of the index
 // per block until nobody holds it, a hash per replica. Choosing looks at up to 32
-// holders and the first eight of the order, and beyond them at every replica of the
-// group once. A prompt of 8,192 tokens costs two allocations.
+// holders and the first eight of the order, at up to 64 replicas for the least loaded,
+// and beyond them at every replica of the group once. A prompt of 8,192 tokens costs two allocations.
 //
 // # Guarantees
 //

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
@@ -59,11 +60,11 @@ func askText(format string, args ...any) *routing.Request {
 
 // order returns the whole agreed order of a key.
 func order(key uint64, replicas []*routing.Replica) []string {
-	var s scorer
-	s.setKey(key)
+	var s agreed.Scorer
+	s.SetKey(key)
 	scores := make(map[*routing.Replica]uint64)
 	for _, r := range replicas {
-		scores[r] = s.score(r.ID)
+		scores[r] = s.Score(r.ID)
 	}
 	sorted := slices.SortedFunc(slices.Values(replicas), func(a, b *routing.Replica) int {
 		return cmp.Or(cmp.Compare(scores[b], scores[a]), cmp.Compare(a.ID, b.ID))

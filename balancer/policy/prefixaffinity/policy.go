@@ -3,9 +3,9 @@ package prefixaffinity
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
@@ -13,26 +13,29 @@ import (
 type Policy struct {
 	config     Config
 	ray        bool // on_miss: smallest
-	index      *kvindex.Index
-	popularity *popularity
+	held       *holdings.Index
+	popularity *agreed.Popularity
 	scratch    sync.Pool // of *scratch
 
 	// choosing belongs to Choose, and so to the Router's lock.
-	choosing scorer
+	choosing agreed.Scorer
+	sampled  int // where the next search for the least load begins
+	turns    int // whose turn it is where agreeing gains nothing
 
-	// mu guards known and the making of a new fleet. ReplicasChanged takes it under
-	// the Router's lock; under it the index's is taken.
-	mu    sync.Mutex
-	known map[string]*member
-	fleet atomic.Pointer[fleet]
+	reuse reuse
 }
 
 var (
 	_ routing.Policy             = (*Policy)(nil)
 	_ routing.KeyUser            = (*Policy)(nil)
 	_ routing.RouteObserver      = (*Policy)(nil)
+	_ routing.CompletionObserver = (*Policy)(nil)
 	_ routing.MembershipObserver = (*Policy)(nil)
+	_ routing.CacheObserver      = (*Policy)(nil)
+	_ routing.CapacityObserver   = (*Policy)(nil)
 	_ routing.IndexReporter      = (*Policy)(nil)
+	_ routing.Previewer          = (*Policy)(nil)
+	_ routing.SuperblockReporter = (*Policy)(nil)
 )
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -41,17 +44,21 @@ func New(c Config) (*Policy, error) {
 		return nil, err
 	}
 	return &Policy{
-		config:     c,
-		ray:        c.OnMiss == OnMissSmallest,
-		index:      kvindex.New(kvindex.Options{MaxBytes: c.IndexBytes}),
-		popularity: newPopularity(),
+		config: c,
+		ray:    c.OnMiss == OnMissSmallest,
+		held: holdings.New(holdings.Options{
+			MaxBytes: c.IndexBytes,
+			Grain:    agreed.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
+		}),
+		popularity: agreed.NewPopularity(),
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
-		known:      make(map[string]*member),
 	}, nil
 }
 
 // Uses implements [routing.KeyUser].
-func (p *Policy) Uses() routing.Uses { return routing.UsesSession | routing.UsesPrompt }
+func (p *Policy) Uses() routing.Uses {
+	return routing.UsesSession | routing.UsesPrompt | routing.UsesLoad
+}
 
 // Prepare implements [routing.Policy]. Only the first time for a request is the
 // prompt read and counted.
@@ -63,7 +70,8 @@ func (p *Policy) Prepare(_ context.Context, q *routing.Request, v *routing.View)
 		}
 		q.Prepared = s
 	}
-	p.find(s, q, p.fleetOf(v))
+	s.now = v.Now()
+	p.find(s, q, p.held.Fleet(v))
 	return nil
 }
 
@@ -74,14 +82,35 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 		return
 	}
 	p.release(s)
-	if len(s.blocks) == 0 {
+	if len(s.Hashes) == 0 {
 		return
 	}
-	m := p.member(d.Replica)
+	m := p.held.Member(d.Replica)
 	if p.ray {
 		p.countBytes(s, m)
 	}
-	p.index.Insert(m.slot, s.blocks)
+	p.held.Routed(m, 0, s.Hashes, s.TokensPerBlock(), d.Replica.Ongoing() <= 1, s.now)
+}
+
+// Superblocks implements [routing.SuperblockReporter].
+func (p *Policy) Superblocks(q *routing.Request, to []uint64) []uint64 {
+	if s, _ := q.Prepared.(*prepared); s != nil {
+		to, _ = s.Blocks.Superblocks(to)
+	}
+	return to
+}
+
+// Completed implements [routing.CompletionObserver].
+func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Outcome) {
+	s, _ := q.Prepared.(*prepared)
+	if s == nil || len(s.Hashes) == 0 {
+		return
+	}
+	p.held.Completed(p.held.Member(d.Replica), 0, len(s.Hashes))
+	if d.Reason == routing.ReasonAgreedOrder && o.Usage.CachedTokens >= 0 {
+		shared := s.CoveredTokens(s.shared)
+		p.reuse.learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
+	}
 }
 
 // release gives back the memory of the search.
@@ -93,7 +122,4 @@ func (p *Policy) release(s *prepared) {
 }
 
 // IndexStats implements [routing.IndexReporter].
-func (p *Policy) IndexStats() routing.IndexStats {
-	x := p.index.Stats()
-	return routing.IndexStats{Bytes: x.Bytes, Blocks: int64(x.Blocks), Evictions: int64(x.Evictions)}
-}
+func (p *Policy) IndexStats() routing.IndexStats { return p.held.Stats() }

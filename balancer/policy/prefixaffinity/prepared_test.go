@@ -6,39 +6,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
-
-// Vectors of libxxhash 0.8.1: full blocks as in kvindex, then what follows them.
-func TestBlocksAndTail(t *testing.T) {
-	for _, tt := range []struct {
-		prompt routing.Prompt
-		size   int
-		want   []uint64
-	}{
-		{routing.Prompt{Text: "the quick brown fox"}, 8, []uint64{5367101597652270396, 8859486533825349813, 6703121180581195638}},
-		{routing.Prompt{Text: "hi"}, 8, []uint64{9089513857973819151}},
-		{routing.Prompt{Tokens: []uint32{1, 2, 3, 4, 5, 6}}, 4, []uint64{14643705804678351452, 15850496887946224198}},
-		{routing.Prompt{Tokens: []uint32{1, 2, 3, 4}}, 4, []uint64{14643705804678351452}},
-	} {
-		c := with(func(c *Config) { c.BlockBytes, c.BlockTokens = tt.size, tt.size })
-		var s prepared
-		s.hash(tt.prompt, c, 1337, true)
-		assert.Equal(t, tt.want, s.blocks)
-		s.hash(tt.prompt, c, 1337, false)
-		assert.Equal(t, tt.want[:s.length/tt.size], append([]uint64{}, s.blocks...))
-	}
-}
-
-func TestCovered(t *testing.T) {
-	s := prepared{block: 64, length: 150, unit: routing.BytesPerToken, tokens: 38}
-	assert.Equal(t, []int{0, 16, 32, 38}, []int{s.matchedTokens(0), s.matchedTokens(1), s.matchedTokens(2), s.matchedTokens(3)})
-	assert.Zero(t, (&prepared{tokens: 40}).matchedTokens(0), "a session whose prompt was dropped before")
-	s = prepared{block: 16, length: 40, unit: 1, tokens: 40}
-	assert.Equal(t, []int{0, 16, 32, 40}, []int{s.matchedTokens(0), s.matchedTokens(1), s.matchedTokens(2), s.matchedTokens(3)})
-}
 
 func TestTenantsDoNotShare(t *testing.T) {
 	r := newRouter(t, 16)
@@ -70,20 +41,29 @@ func TestReadOnce(t *testing.T) {
 		assert.Equal(t, i+1 > 1, b.Decision.Reason == routing.ReasonRetry)
 		policytest.SetFleet(r, policytest.Fleet(16+i))
 	}
-	assert.Equal(t, 1, p.popularity.now.requests)
-	assert.Len(t, q.Prepared.(*prepared).blocks, 50)
+	assert.Equal(t, 1, p.popularity.Requests())
+	assert.Len(t, q.Prepared.(*prepared).Hashes, 50)
 }
 
 func TestQuorum(t *testing.T) {
-	f := func(n int) *fleet {
-		return &fleet{replicas: make([]*routing.Replica, n), serving: map[string]int{"m": n / 4}, any: 1}
+	f := func(n int) *holdings.Fleet {
+		members := policytest.Fleet(n)
+		for i := range members {
+			members[i].Models = []string{"other"}
+			if i < n/4 {
+				members[i].Models[0] = "m"
+			}
+		}
+		members[n-1].Models = nil
+		p := newPolicy(t, DefaultConfig())
+		return p.held.Fleet(policytest.NewRouter(t, p, members).View())
 	}
 	for n, want := range map[int]int{1: 2, 2: 2, 3: 3, 4: 4, 7: 4, 8: 5, 16: 9, 1000: 501} {
-		assert.Equal(t, want, f(n).quorum("", 0.5), "%d replicas", n)
+		assert.Equal(t, want, quorum(f(n), "", 0.5), "%d replicas", n)
 	}
-	assert.Equal(t, 17, f(16).quorum("", 1), "off")
-	assert.Equal(t, 4, f(16).quorum("m", 0.5), "five serve the model")
-	assert.Equal(t, 9, f(16).quorum("unknown", 0.5))
+	assert.Equal(t, 17, quorum(f(16), "", 1), "off")
+	assert.Equal(t, 4, quorum(f(16), "m", 0.5), "five serve the model")
+	assert.Equal(t, 9, quorum(f(16), "unknown", 0.5))
 }
 
 func TestHoldersAreBounded(t *testing.T) {
@@ -110,9 +90,9 @@ func TestHoldersAreBounded(t *testing.T) {
 		return -1
 	}
 	for i, h := range s.holders {
-		assert.Equal(t, map[bool]int{true: 12, false: 11}[i < 20], int(h.depth))
-		if i > 0 && s.holders[i-1].depth == h.depth {
-			assert.Less(t, at(s.fleet.replicas[s.holders[i-1].at].ID), at(s.fleet.replicas[h.at].ID))
+		assert.Equal(t, map[bool]int{true: 12, false: 11}[i < 20], int(h.Depth))
+		if i > 0 && s.holders[i-1].Depth == h.Depth {
+			assert.Less(t, at(s.fleet.Replicas[s.holders[i-1].At].ID), at(s.fleet.Replicas[h.At].ID))
 		}
 	}
 }
@@ -125,5 +105,6 @@ func TestIndexStats(t *testing.T) {
 	assert.EqualValues(t, 50, x.Blocks)
 	assert.Positive(t, x.Bytes)
 	assert.Zero(t, x.Evictions)
-	assert.Equal(t, kvindex.NoSlot, p.member(&routing.Replica{Attributes: routing.Attributes{ID: "gone"}}).slot)
+	_, ok := p.held.Fleet(r.View()).Place(p.held.Member(&routing.Replica{Attributes: routing.Attributes{ID: "gone"}}))
+	assert.False(t, ok)
 }

@@ -1,6 +1,9 @@
 package prefixaffinity
 
-import "github.com/warmpath/warmpath/balancer/routing"
+import (
+	"github.com/warmpath/warmpath/balancer/policy/holdings"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
 
 // smallest is Ray's rule, on_miss: smallest, in one pool. Of the replicas that
 // are available, those with the longest match are preferred if it is long enough,
@@ -10,28 +13,28 @@ func (c *choice) smallest() routing.Decision {
 	var best *routing.Replica
 	depth := int32(0)
 	for _, h := range c.holders {
-		if h.depth < depth {
+		if h.Depth < depth {
 			break
 		}
-		if r := c.take(h); r != nil {
-			if depth = h.depth; best == nil || r.Ongoing() < best.Ongoing() {
+		if r := c.Take(h.At); r != nil {
+			if depth = h.Depth; best == nil || r.Ongoing() < best.Ongoing() {
 				best = r
 			}
 		}
 	}
-	if best != nil && float64(c.covered(int(depth))) >= c.p.config.MatchRateThreshold*float64(c.length) {
+	if best != nil && float64(c.Covered(int(depth))) >= c.p.config.MatchRateThreshold*float64(c.Length) {
 		return c.to(best, routing.ReasonPrefixMatch, -1)
 	}
 	best = nil
 	var least int64
 	all := c.p.config.MatchRateThreshold == 0 // then nothing is match enough, and everybody has it
-	for _, r := range c.pool.Replicas {
-		if !c.pool.Takes(r) {
+	for _, r := range c.Pool.Replicas {
+		if !c.Pool.Takes(r) {
 			continue
 		}
 		sent := int64(0)
 		if !all {
-			sent = c.p.member(r).bytes.Load()
+			sent = c.p.held.Member(r).Sent.Load()
 		}
 		if best == nil || sent < least || sent == least && r.Ongoing() < best.Ongoing() {
 			best, least = r, sent
@@ -44,9 +47,13 @@ func (c *choice) smallest() routing.Decision {
 }
 
 // countBytes adds to a replica what it does not hold of a prompt.
-func (p *Policy) countBytes(s *prepared, m *member) {
+func (p *Policy) countBytes(s *prepared, m *holdings.Member) {
 	found := p.scratch.Get().(*scratch)
-	p.index.Match(s.blocks, &found.matches)
-	m.bytes.Add(int64((len(s.blocks) - found.matches.Depth(m.slot)) * s.block))
+	p.held.Match(s.fleet, &s.Blocks, &found.Found)
+	depth := 0
+	if at, ok := s.fleet.Place(m); ok {
+		depth = found.Any(at)
+	}
+	m.Sent.Add(int64((len(s.Hashes) - depth) * s.Size))
 	p.scratch.Put(found)
 }

@@ -26,7 +26,7 @@ func cache(t *testing.T, r *routing.Router, id, text string) {
 }
 
 func sent(r *routing.Router, id string) int64 {
-	return r.Policy().(*Policy).member(r.View().ByID(id)).bytes.Load()
+	return r.Policy().(*Policy).held.Member(r.View().ByID(id)).Sent.Load()
 }
 
 // The cases of Ray's test_prefix_aware_request_router that state where a request

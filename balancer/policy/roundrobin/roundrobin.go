@@ -70,8 +70,9 @@ type cursor struct {
 }
 
 var (
-	_ routing.Policy  = (*Policy)(nil)
-	_ routing.KeyUser = (*Policy)(nil)
+	_ routing.Policy    = (*Policy)(nil)
+	_ routing.KeyUser   = (*Policy)(nil)
+	_ routing.Previewer = (*Policy)(nil)
 )
 
 // Uses implements [routing.KeyUser]: the policy looks at no key.
@@ -82,12 +83,26 @@ func (p *Policy) Prepare(context.Context, *routing.Request, *routing.View) error
 
 // Choose implements [routing.Policy].
 func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
-	all := len(v.Connected())
-	if all == 0 {
+	if len(v.Connected()) == 0 {
 		return routing.Wait()
 	}
 	tiers := q.Adapter != "" && p.adaptersIn(v)
-	next := p.cursor(q, v, tiers)
+	return choose(q, v, tiers, p.cursor(q, v, tiers))
+}
+
+// Preview implements [routing.Previewer]: who has the next turn, and keeps it.
+func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
+	if len(v.Connected()) == 0 {
+		return routing.Wait()
+	}
+	tiers := q.Adapter != "" && p.adaptersIn(v)
+	next := *p.cursor(q, v, tiers)
+	return choose(q, v, tiers, &next)
+}
+
+// choose takes the next turn. Without tiers of adapters the whole fleet takes turns.
+func choose(q *routing.Request, v *routing.View, tiers bool, next *uint64) routing.Decision {
+	all := len(v.Connected())
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {

@@ -164,3 +164,27 @@ func TestManyCalls(t *testing.T) {
 	require.Equal(t, st.Engine.Submitted, st.Engine.Finished+st.Engine.Aborted)
 	require.Zero(t, st.Load.UsedTokens)
 }
+
+func TestIgnoreCancelGoesOnUntilAborted(t *testing.T) {
+	s, cc := start(t, Config{Speed: 10, IgnoreCancel: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	stream := openStream(ctx, t, cc, "r")
+	cancel()
+	_, err := ended(stream)
+	require.Equal(t, codes.Canceled, status.Code(err))
+	have := s.Stats().Engine.OutputTokens
+	require.Eventually(t, func() bool { return s.Stats().Engine.OutputTokens > have }, 10*time.Second, time.Millisecond)
+	require.Equal(t, 1, s.Stats().Load.Running)
+	_, err = enginepb.NewVllmEngineClient(cc).Abort(t.Context(), &enginepb.AbortRequest{RequestIds: []string{"r"}})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		st := s.Stats()
+		return st.Engine.Aborted == 1 && st.Load.UsedTokens == 0 && st.Ongoing == 0
+	}, 10*time.Second, time.Millisecond)
+
+	ctx, cancel = context.WithCancel(t.Context())
+	openStream(ctx, t, cc, "killed")
+	cancel()
+	s.Kill()
+	require.Zero(t, s.Stats().Ongoing)
+}

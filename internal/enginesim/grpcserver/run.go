@@ -12,6 +12,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/internal/enginesim"
+	"github.com/warmpath/warmpath/internal/workload"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -42,6 +43,14 @@ type prompt struct {
 	bypass  bool
 }
 
+// tokens are the prompt's token ids.
+func (p *prompt) tokens() []uint32 {
+	if p.text != "" {
+		return workload.TextTokens(p.text)
+	}
+	return p.ids
+}
+
 // run takes a request through the engine. It calls on for every batch of new tokens [from, to), and once more
 // with done set when the call has ended by itself or by Abort; on may be called with no new tokens then.
 func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt, on func(c *enginesim.Call, from, to int, done bool) error) error {
@@ -64,6 +73,9 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt, on fun
 		req = enginesim.FromTokens(p.id, p.ids, p.output, size, seed)
 	}
 	req.BypassCache = p.bypass
+	if s.cfg.KVEvents != nil {
+		req.Prompt, req.Adapter, req.CacheSalt = p.tokens(), p.adapter, p.salt
+	}
 	call, err := s.driver.Submit(req)
 	if err != nil {
 		return statusOf(err)
@@ -78,16 +90,44 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt, on fun
 			return err
 		}
 	}
+	wait := ctx
+	if s.cfg.IgnoreCancel {
+		var stop func()
+		wait, stop = s.deaf(ctx)
+		defer stop()
+	}
 	for have := 0; ; {
-		count, done, err := call.Wait(ctx, have)
+		count, done, err := call.Wait(wait, have)
 		if err != nil {
 			return statusOf(err)
+		}
+		if s.cfg.IgnoreCancel && ctx.Err() != nil && !done {
+			have = count
+			continue
 		}
 		if err := on(call, have, count, done); err != nil || done {
 			return err
 		}
 		have = count
 	}
+}
+
+// deaf returns a context that does not end with the call, but when the server is killed.
+func (s *Server) deaf(call context.Context) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(call))
+	go func() {
+		select {
+		case <-call.Done(): // the client's end of it, or Kill's
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-s.stopping:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 // checkRank refuses ranks that do not exist: the engine has rank 0 only.

@@ -22,6 +22,7 @@ import (
 	"github.com/warmpath/warmpath/internal/enginesim"
 	vllmpb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm"
 	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -55,6 +56,8 @@ type Config struct {
 	MaxSequences     int
 	// Listener hears of stored and removed blocks; it is called under the engine's lock.
 	Listener enginesim.Listener
+	// KVEvents is told of them as well, and served by SubscribeKvEvents; nil means that the engine publishes none.
+	KVEvents *kvpublish.Log
 	// Speed is how many seconds of engine time pass in a second; 0 means 1.
 	Speed float64
 	// Virtual lets passes take no time: see enginesim.Pace.
@@ -66,6 +69,9 @@ type Config struct {
 	ServedModel string
 	// MaxOngoing refuses requests beyond this many; 0 means no bound.
 	MaxOngoing int
+	// IgnoreCancel lets the engine go on with a request whose client has ended the call, until
+	// Abort names it, as engines do that do not notice.
+	IgnoreCancel bool
 }
 
 // Stats are a server's figures at one moment.
@@ -90,6 +96,8 @@ type Server struct {
 	served   chan struct{}
 	rejected atomic.Int64
 	fresh    atomic.Uint64 // ids given to requests without one
+	stopping chan struct{} // closed by Stop and Kill: streams of events would never end by themselves
+	stopOnce sync.Once
 
 	mu      sync.Mutex // guards what follows; nothing is called under it but map operations
 	ongoing int
@@ -104,16 +112,19 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 	}
 	d, err := enginesim.NewDriver(enginesim.Config{
 		Preset: c.Preset, KVTokens: c.KVTokens, BlockSize: c.BlockSize, MaxModelLen: c.MaxModelLen,
-		MaxBatchedTokens: c.MaxBatchedTokens, MaxSequences: c.MaxSequences, Listener: c.Listener,
+		MaxBatchedTokens: c.MaxBatchedTokens, MaxSequences: c.MaxSequences, Listener: c.listener(),
 	}, enginesim.Pace{Speed: c.Speed, Virtual: c.Virtual})
 	if err != nil {
 		lis.Close()
 		return nil, err
 	}
 	s := &Server{
-		cfg: c, addr: lis.Addr(), driver: d, health: health.NewServer(), served: make(chan struct{}),
+		cfg: c, addr: lis.Addr(), driver: d, health: health.NewServer(), served: make(chan struct{}), stopping: make(chan struct{}),
 		grpc:  grpc.NewServer(grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage), grpc.WaitForHandlers(true)),
 		calls: map[string]map[*enginesim.Call]struct{}{},
+	}
+	if c.KVEvents != nil {
+		c.KVEvents.SetBlockSize(d.Config().BlockSize)
 	}
 	enginepb.RegisterVllmEngineServer(s.grpc, &engineService{srv: s})
 	vllmpb.RegisterInferenceServer(s.grpc, &inferenceService{srv: s})
@@ -128,6 +139,28 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		_ = s.grpc.Serve(lis)
 	}()
 	return s, nil
+}
+
+// listener is who hears of stored and removed blocks.
+func (c *Config) listener() enginesim.Listener {
+	if c.KVEvents == nil {
+		return c.Listener
+	}
+	return listeners{c.KVEvents, c.Listener}
+}
+
+// listeners are a log and whoever else listens.
+type listeners struct {
+	log  *kvpublish.Log
+	more enginesim.Listener
+}
+
+// KVEvents implements enginesim.Listener.
+func (l listeners) KVEvents(at time.Duration, events []enginesim.KVEvent) {
+	l.log.KVEvents(at, events)
+	if l.more != nil {
+		l.more.KVEvents(at, events)
+	}
 }
 
 // Addr is where the server listens.
@@ -145,6 +178,7 @@ func (s *Server) Stats() Stats {
 // they are cut.
 func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()
+	s.stopOnce.Do(func() { close(s.stopping) })
 	stop := context.AfterFunc(ctx, s.grpc.Stop)
 	s.grpc.GracefulStop()
 	stop()
@@ -153,6 +187,7 @@ func (s *Server) Stop(ctx context.Context) {
 
 // Kill closes every connection at once, as a crash would.
 func (s *Server) Kill() {
+	s.stopOnce.Do(func() { close(s.stopping) })
 	s.grpc.Stop() // cancels the handlers and waits for them
 	<-s.served
 	s.driver.Close()

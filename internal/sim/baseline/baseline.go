@@ -19,6 +19,7 @@ type kind struct {
 	build  func(*Fleet) (routing.Policy, error)
 	events bool          // looks at what engines have cached
 	scrape time.Duration // how often it looks at engines' loads; 0 = never
+	static bool          // keeps books by a replica's place in the fleet
 }
 
 var kinds = map[string]kind{
@@ -26,11 +27,11 @@ var kinds = map[string]kind{
 	"least_requests":       {build: always(func(*Fleet) routing.Policy { return scan{requests, "least_requests"} })},
 	"least_tokens":         {build: always(func(*Fleet) routing.Policy { return scan{load, routing.ReasonLeastLoaded} })},
 	"ray_prefix":           {build: func(*Fleet) (routing.Policy, error) { return newRay() }},
-	"smg_cache_aware_2025": {build: always(func(f *Fleet) routing.Policy { return newSMG(f, false) })},
-	"smg_cache_aware":      {build: always(func(f *Fleet) routing.Policy { return newSMG(f, true) })},
-	"llmd_default":         {build: always(func(f *Fleet) routing.Policy { return newLLMD(f) }), scrape: 50 * time.Millisecond},
-	"dynamo":               {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 1) }), events: true},
-	"dynamo_s16":           {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 16) }), events: true},
+	"smg_cache_aware_2025": {build: always(func(f *Fleet) routing.Policy { return newSMG(f, false) }), static: true},
+	"smg_cache_aware":      {build: always(func(f *Fleet) routing.Policy { return newSMG(f, true) }), static: true},
+	"llmd_default":         {build: always(func(f *Fleet) routing.Policy { return newLLMD(f) }), scrape: 50 * time.Millisecond, static: true},
+	"dynamo":               {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 1) }), events: true, static: true},
+	"dynamo_s16":           {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 16) }), events: true, static: true},
 }
 
 func always(build func(*Fleet) routing.Policy) func(*Fleet) (routing.Policy, error) {
@@ -42,6 +43,9 @@ func Names() []string { return slices.Sorted(maps.Keys(kinds)) }
 
 // NeedsKVEvents reports whether a baseline looks at what the engines have cached.
 func NeedsKVEvents(name string) bool { return kinds[name].events }
+
+// StaticFleet reports whether a baseline is written for a fleet to which nobody comes and from which nobody goes.
+func StaticFleet(name string) bool { return kinds[name].static }
 
 // New builds a baseline for one Router; nil if the name is not one of them. Those of one run share the Fleet.
 func New(name string, f *Fleet) (routing.Policy, error) {
@@ -64,7 +68,7 @@ type Fleet struct {
 	replicas int
 	engines  []*enginesim.Engine
 	block    int // tokens
-	blocks   int // of an engine
+	blocks   int // of the largest engine
 	seen     []enginesim.Load
 	contents *kvindex.Index // nil where nobody looks at it
 	slots    []kvindex.Slot
@@ -73,10 +77,14 @@ type Fleet struct {
 // unbounded is an index's budget where the rule has none.
 const unbounded = 64 << 30
 
-// NewFleet prepares what the baseline of this name needs; for any other name, nothing.
-func NewFleet(name string, replicas int) *Fleet {
+// NewFleet prepares what the baseline of this name needs; for any other name, nothing. The engines of the fleet,
+// with their defaults filled in, have blocks of one size.
+func NewFleet(name string, replicas int, engines []enginesim.Config) *Fleet {
 	k := kinds[name]
-	f := &Fleet{ScrapeEvery: k.scrape, replicas: replicas, seen: make([]enginesim.Load, replicas)}
+	f := &Fleet{ScrapeEvery: k.scrape, replicas: replicas, seen: make([]enginesim.Load, replicas), block: engines[0].BlockSize}
+	for _, e := range engines {
+		f.blocks = max(f.blocks, e.KVTokens/e.BlockSize)
+	}
 	if k.events {
 		f.contents = kvindex.New(kvindex.Options{MaxBytes: unbounded})
 		f.slots = slots(f.contents, replicas)
@@ -93,12 +101,8 @@ func slots(x *kvindex.Index, replicas int) []kvindex.Slot {
 	return all
 }
 
-// Watch gives the engines, which are all alike, in the order of the fleet.
-func (f *Fleet) Watch(engines []*enginesim.Engine) {
-	f.engines = engines
-	f.block = engines[0].Config().BlockSize
-	f.blocks = engines[0].Config().KVTokens / f.block
-}
+// Watch gives the next engine, in the order of the fleet.
+func (f *Fleet) Watch(e *enginesim.Engine) { f.engines = append(f.engines, e) }
 
 // Scrape looks at the engines' loads.
 func (f *Fleet) Scrape() {

@@ -12,17 +12,15 @@ import (
 )
 
 func TestNames(t *testing.T) {
+	engines := []enginesim.Config{{KVTokens: 160_000, BlockSize: 16}}
 	for _, name := range Names() {
-		f := NewFleet(name, 2)
+		f := NewFleet(name, 2, engines)
 		require.Equal(t, NeedsKVEvents(name), f.Listener(1) != nil)
-		e, err := enginesim.New(enginesim.Config{})
-		require.NoError(t, err)
-		f.Watch([]*enginesim.Engine{e, e})
 		p, err := New(name, f)
 		require.NoError(t, err)
 		require.NotNil(t, p)
 	}
-	p, err := New("round_robin", NewFleet("round_robin", 2))
+	p, err := New("round_robin", NewFleet("round_robin", 2, engines))
 	require.NoError(t, err)
 	require.Nil(t, p)
 }

@@ -27,15 +27,17 @@ type world struct {
 
 func newWorld(t *testing.T, name string, replicas int) *world {
 	t.Helper()
-	w := &world{t: t, fleet: NewFleet(name, replicas)}
+	engine := enginesim.Config{KVTokens: 160_000, BlockSize: 16}
+	w := &world{t: t, fleet: NewFleet(name, replicas, []enginesim.Config{engine})}
 	members := make([]routing.Member, replicas)
 	for i := range members {
 		members[i].ID = "r" + strconv.Itoa(i)
-		e, err := enginesim.New(enginesim.Config{KVTokens: 160_000, Listener: w.fleet.Listener(i)})
+		engine.Listener = w.fleet.Listener(i)
+		e, err := enginesim.New(engine)
 		require.NoError(t, err)
 		w.engines = append(w.engines, e)
+		w.fleet.Watch(e)
 	}
-	w.fleet.Watch(w.engines)
 	p, err := New(name, w.fleet)
 	require.NoError(t, err)
 	w.router, err = routing.NewRouter(routing.Options{Policy: p, Rand: rand.New(rand.NewPCG(1, 1))})

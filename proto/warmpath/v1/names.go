@@ -18,6 +18,28 @@ const (
 // vLLM reads it. A replica answers INVALID_ARGUMENT to anything else.
 const MetadataDataParallelRank = "x-data-parallel-rank"
 
+// MetadataAdopted says of a stream of ChooseReplicas that the caller, who has the deployment's config, has applied its
+// percentage already: the server's policy decides for all that is asked.
+const MetadataAdopted = "warmpath-adopted"
+
 // TrailerRejection carries a serialised Rejection in the trailer of a call that ends with RESOURCE_EXHAUSTED.
 // Without it, RESOURCE_EXHAUSTED is not a rejection by admission and may come after work was done.
 const TrailerRejection = "warmpath-rejection-bin"
+
+// TrailerLoad carries the replica's load at the end of a call: an OrcaLoadReport of gRFC A51, whose named metrics are
+// those below. Values are counts; a metric that is missing is not known.
+const TrailerLoad = "endpoint-load-metrics-bin"
+
+// Named metrics of TrailerLoad. The first two are vLLM's, the last is Triton's; draining is ours.
+const (
+	// MetricRunning counts the requests that the replica computes.
+	MetricRunning = "num_requests_running"
+	// MetricWaiting counts the requests that it has accepted and not begun.
+	MetricWaiting = "num_requests_waiting"
+	// MetricUncachedTokens counts prompt tokens that are neither cached nor prefilled yet.
+	MetricUncachedTokens = "waiting_uncached_tokens"
+	// MetricDraining is 1 where the replica takes no new sessions, and else missing.
+	MetricDraining = "draining"
+	// MetricTokenCapacity is the size of the KV cache in tokens.
+	MetricTokenCapacity = "max_token_capacity"
+)

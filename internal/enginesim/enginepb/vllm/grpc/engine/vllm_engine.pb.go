@@ -10,6 +10,7 @@
 package enginepb
 
 import (
+	common "github.com/warmpath/warmpath/internal/enginesim/enginepb/smg/grpc/common"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -1176,7 +1177,7 @@ var File_vllm_grpc_engine_vllm_engine_proto protoreflect.FileDescriptor
 
 const file_vllm_grpc_engine_vllm_engine_proto_rawDesc = "" +
 	"\n" +
-	"\"vllm/grpc/engine/vllm_engine.proto\x12\x10vllm.grpc.engine\"R\n" +
+	"\"vllm/grpc/engine/vllm_engine.proto\x12\x10vllm.grpc.engine\x1a\x1csmg/grpc/common/common.proto\"R\n" +
 	"\x0eTokenizedInput\x12#\n" +
 	"\roriginal_text\x18\x01 \x01(\tR\foriginalText\x12\x1b\n" +
 	"\tinput_ids\x18\x02 \x03(\rR\binputIds\"C\n" +
@@ -1260,7 +1261,7 @@ const file_vllm_grpc_engine_vllm_engine_proto_rawDesc = "" +
 	"\ttimestamp\x18\x01 \x01(\tR\ttimestamp\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\"\n" +
 	"\rdp_rank_count\x18\x03 \x01(\x05R\vdpRankCount\x125\n" +
-	"\x05loads\x18\x04 \x03(\v2\x1f.vllm.grpc.engine.SchedulerLoadR\x05loads2\x9b\x04\n" +
+	"\x05loads\x18\x04 \x03(\v2\x1f.vllm.grpc.engine.SchedulerLoadR\x05loads2\xfc\x04\n" +
 	"\n" +
 	"VllmEngine\x12S\n" +
 	"\bGenerate\x12!.vllm.grpc.engine.GenerateRequest\x1a\".vllm.grpc.engine.GenerateResponse0\x01\x12H\n" +
@@ -1268,7 +1269,8 @@ const file_vllm_grpc_engine_vllm_engine_proto_rawDesc = "" +
 	"\vHealthCheck\x12$.vllm.grpc.engine.HealthCheckRequest\x1a%.vllm.grpc.engine.HealthCheckResponse\x12]\n" +
 	"\fGetModelInfo\x12%.vllm.grpc.engine.GetModelInfoRequest\x1a&.vllm.grpc.engine.GetModelInfoResponse\x12`\n" +
 	"\rGetServerInfo\x12&.vllm.grpc.engine.GetServerInfoRequest\x1a'.vllm.grpc.engine.GetServerInfoResponse\x12Q\n" +
-	"\bGetLoads\x12!.vllm.grpc.engine.GetLoadsRequest\x1a\".vllm.grpc.engine.GetLoadsResponseBTZRgithub.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine;enginepbb\x06proto3"
+	"\bGetLoads\x12!.vllm.grpc.engine.GetLoadsRequest\x1a\".vllm.grpc.engine.GetLoadsResponse\x12_\n" +
+	"\x11SubscribeKvEvents\x12).smg.grpc.common.SubscribeKvEventsRequest\x1a\x1d.smg.grpc.common.KvEventBatch0\x01BTZRgithub.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine;enginepbb\x06proto3"
 
 var (
 	file_vllm_grpc_engine_vllm_engine_proto_rawDescOnce sync.Once
@@ -1284,23 +1286,25 @@ func file_vllm_grpc_engine_vllm_engine_proto_rawDescGZIP() []byte {
 
 var file_vllm_grpc_engine_vllm_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_vllm_grpc_engine_vllm_engine_proto_goTypes = []any{
-	(*TokenizedInput)(nil),        // 0: vllm.grpc.engine.TokenizedInput
-	(*SamplingParams)(nil),        // 1: vllm.grpc.engine.SamplingParams
-	(*GenerateRequest)(nil),       // 2: vllm.grpc.engine.GenerateRequest
-	(*GenerateStreamChunk)(nil),   // 3: vllm.grpc.engine.GenerateStreamChunk
-	(*GenerateComplete)(nil),      // 4: vllm.grpc.engine.GenerateComplete
-	(*GenerateResponse)(nil),      // 5: vllm.grpc.engine.GenerateResponse
-	(*AbortRequest)(nil),          // 6: vllm.grpc.engine.AbortRequest
-	(*AbortResponse)(nil),         // 7: vllm.grpc.engine.AbortResponse
-	(*HealthCheckRequest)(nil),    // 8: vllm.grpc.engine.HealthCheckRequest
-	(*HealthCheckResponse)(nil),   // 9: vllm.grpc.engine.HealthCheckResponse
-	(*GetModelInfoRequest)(nil),   // 10: vllm.grpc.engine.GetModelInfoRequest
-	(*GetModelInfoResponse)(nil),  // 11: vllm.grpc.engine.GetModelInfoResponse
-	(*GetServerInfoRequest)(nil),  // 12: vllm.grpc.engine.GetServerInfoRequest
-	(*GetServerInfoResponse)(nil), // 13: vllm.grpc.engine.GetServerInfoResponse
-	(*GetLoadsRequest)(nil),       // 14: vllm.grpc.engine.GetLoadsRequest
-	(*SchedulerLoad)(nil),         // 15: vllm.grpc.engine.SchedulerLoad
-	(*GetLoadsResponse)(nil),      // 16: vllm.grpc.engine.GetLoadsResponse
+	(*TokenizedInput)(nil),                  // 0: vllm.grpc.engine.TokenizedInput
+	(*SamplingParams)(nil),                  // 1: vllm.grpc.engine.SamplingParams
+	(*GenerateRequest)(nil),                 // 2: vllm.grpc.engine.GenerateRequest
+	(*GenerateStreamChunk)(nil),             // 3: vllm.grpc.engine.GenerateStreamChunk
+	(*GenerateComplete)(nil),                // 4: vllm.grpc.engine.GenerateComplete
+	(*GenerateResponse)(nil),                // 5: vllm.grpc.engine.GenerateResponse
+	(*AbortRequest)(nil),                    // 6: vllm.grpc.engine.AbortRequest
+	(*AbortResponse)(nil),                   // 7: vllm.grpc.engine.AbortResponse
+	(*HealthCheckRequest)(nil),              // 8: vllm.grpc.engine.HealthCheckRequest
+	(*HealthCheckResponse)(nil),             // 9: vllm.grpc.engine.HealthCheckResponse
+	(*GetModelInfoRequest)(nil),             // 10: vllm.grpc.engine.GetModelInfoRequest
+	(*GetModelInfoResponse)(nil),            // 11: vllm.grpc.engine.GetModelInfoResponse
+	(*GetServerInfoRequest)(nil),            // 12: vllm.grpc.engine.GetServerInfoRequest
+	(*GetServerInfoResponse)(nil),           // 13: vllm.grpc.engine.GetServerInfoResponse
+	(*GetLoadsRequest)(nil),                 // 14: vllm.grpc.engine.GetLoadsRequest
+	(*SchedulerLoad)(nil),                   // 15: vllm.grpc.engine.SchedulerLoad
+	(*GetLoadsResponse)(nil),                // 16: vllm.grpc.engine.GetLoadsResponse
+	(*common.SubscribeKvEventsRequest)(nil), // 17: smg.grpc.common.SubscribeKvEventsRequest
+	(*common.KvEventBatch)(nil),             // 18: smg.grpc.common.KvEventBatch
 }
 var file_vllm_grpc_engine_vllm_engine_proto_depIdxs = []int32{
 	0,  // 0: vllm.grpc.engine.GenerateRequest.tokenized:type_name -> vllm.grpc.engine.TokenizedInput
@@ -1314,14 +1318,16 @@ var file_vllm_grpc_engine_vllm_engine_proto_depIdxs = []int32{
 	10, // 8: vllm.grpc.engine.VllmEngine.GetModelInfo:input_type -> vllm.grpc.engine.GetModelInfoRequest
 	12, // 9: vllm.grpc.engine.VllmEngine.GetServerInfo:input_type -> vllm.grpc.engine.GetServerInfoRequest
 	14, // 10: vllm.grpc.engine.VllmEngine.GetLoads:input_type -> vllm.grpc.engine.GetLoadsRequest
-	5,  // 11: vllm.grpc.engine.VllmEngine.Generate:output_type -> vllm.grpc.engine.GenerateResponse
-	7,  // 12: vllm.grpc.engine.VllmEngine.Abort:output_type -> vllm.grpc.engine.AbortResponse
-	9,  // 13: vllm.grpc.engine.VllmEngine.HealthCheck:output_type -> vllm.grpc.engine.HealthCheckResponse
-	11, // 14: vllm.grpc.engine.VllmEngine.GetModelInfo:output_type -> vllm.grpc.engine.GetModelInfoResponse
-	13, // 15: vllm.grpc.engine.VllmEngine.GetServerInfo:output_type -> vllm.grpc.engine.GetServerInfoResponse
-	16, // 16: vllm.grpc.engine.VllmEngine.GetLoads:output_type -> vllm.grpc.engine.GetLoadsResponse
-	11, // [11:17] is the sub-list for method output_type
-	5,  // [5:11] is the sub-list for method input_type
+	17, // 11: vllm.grpc.engine.VllmEngine.SubscribeKvEvents:input_type -> smg.grpc.common.SubscribeKvEventsRequest
+	5,  // 12: vllm.grpc.engine.VllmEngine.Generate:output_type -> vllm.grpc.engine.GenerateResponse
+	7,  // 13: vllm.grpc.engine.VllmEngine.Abort:output_type -> vllm.grpc.engine.AbortResponse
+	9,  // 14: vllm.grpc.engine.VllmEngine.HealthCheck:output_type -> vllm.grpc.engine.HealthCheckResponse
+	11, // 15: vllm.grpc.engine.VllmEngine.GetModelInfo:output_type -> vllm.grpc.engine.GetModelInfoResponse
+	13, // 16: vllm.grpc.engine.VllmEngine.GetServerInfo:output_type -> vllm.grpc.engine.GetServerInfoResponse
+	16, // 17: vllm.grpc.engine.VllmEngine.GetLoads:output_type -> vllm.grpc.engine.GetLoadsResponse
+	18, // 18: vllm.grpc.engine.VllmEngine.SubscribeKvEvents:output_type -> smg.grpc.common.KvEventBatch
+	12, // [12:19] is the sub-list for method output_type
+	5,  // [5:12] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name

@@ -11,6 +11,7 @@ package enginepb
 
 import (
 	context "context"
+	common "github.com/warmpath/warmpath/internal/enginesim/enginepb/smg/grpc/common"
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -22,12 +23,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	VllmEngine_Generate_FullMethodName      = "/vllm.grpc.engine.VllmEngine/Generate"
-	VllmEngine_Abort_FullMethodName         = "/vllm.grpc.engine.VllmEngine/Abort"
-	VllmEngine_HealthCheck_FullMethodName   = "/vllm.grpc.engine.VllmEngine/HealthCheck"
-	VllmEngine_GetModelInfo_FullMethodName  = "/vllm.grpc.engine.VllmEngine/GetModelInfo"
-	VllmEngine_GetServerInfo_FullMethodName = "/vllm.grpc.engine.VllmEngine/GetServerInfo"
-	VllmEngine_GetLoads_FullMethodName      = "/vllm.grpc.engine.VllmEngine/GetLoads"
+	VllmEngine_Generate_FullMethodName          = "/vllm.grpc.engine.VllmEngine/Generate"
+	VllmEngine_Abort_FullMethodName             = "/vllm.grpc.engine.VllmEngine/Abort"
+	VllmEngine_HealthCheck_FullMethodName       = "/vllm.grpc.engine.VllmEngine/HealthCheck"
+	VllmEngine_GetModelInfo_FullMethodName      = "/vllm.grpc.engine.VllmEngine/GetModelInfo"
+	VllmEngine_GetServerInfo_FullMethodName     = "/vllm.grpc.engine.VllmEngine/GetServerInfo"
+	VllmEngine_GetLoads_FullMethodName          = "/vllm.grpc.engine.VllmEngine/GetLoads"
+	VllmEngine_SubscribeKvEvents_FullMethodName = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"
 )
 
 // VllmEngineClient is the client API for VllmEngine service.
@@ -48,6 +50,8 @@ type VllmEngineClient interface {
 	GetServerInfo(ctx context.Context, in *GetServerInfoRequest, opts ...grpc.CallOption) (*GetServerInfoResponse, error)
 	// GetLoads reports the load of every rank.
 	GetLoads(ctx context.Context, in *GetLoadsRequest, opts ...grpc.CallOption) (*GetLoadsResponse, error)
+	// SubscribeKvEvents streams what the KV cache gains and loses.
+	SubscribeKvEvents(ctx context.Context, in *common.SubscribeKvEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[common.KvEventBatch], error)
 }
 
 type vllmEngineClient struct {
@@ -127,6 +131,25 @@ func (c *vllmEngineClient) GetLoads(ctx context.Context, in *GetLoadsRequest, op
 	return out, nil
 }
 
+func (c *vllmEngineClient) SubscribeKvEvents(ctx context.Context, in *common.SubscribeKvEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[common.KvEventBatch], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &VllmEngine_ServiceDesc.Streams[1], VllmEngine_SubscribeKvEvents_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[common.SubscribeKvEventsRequest, common.KvEventBatch]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VllmEngine_SubscribeKvEventsClient = grpc.ServerStreamingClient[common.KvEventBatch]
+
 // VllmEngineServer is the server API for VllmEngine service.
 // All implementations must embed UnimplementedVllmEngineServer
 // for forward compatibility.
@@ -145,6 +168,8 @@ type VllmEngineServer interface {
 	GetServerInfo(context.Context, *GetServerInfoRequest) (*GetServerInfoResponse, error)
 	// GetLoads reports the load of every rank.
 	GetLoads(context.Context, *GetLoadsRequest) (*GetLoadsResponse, error)
+	// SubscribeKvEvents streams what the KV cache gains and loses.
+	SubscribeKvEvents(*common.SubscribeKvEventsRequest, grpc.ServerStreamingServer[common.KvEventBatch]) error
 	mustEmbedUnimplementedVllmEngineServer()
 }
 
@@ -172,6 +197,9 @@ func (UnimplementedVllmEngineServer) GetServerInfo(context.Context, *GetServerIn
 }
 func (UnimplementedVllmEngineServer) GetLoads(context.Context, *GetLoadsRequest) (*GetLoadsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetLoads not implemented")
+}
+func (UnimplementedVllmEngineServer) SubscribeKvEvents(*common.SubscribeKvEventsRequest, grpc.ServerStreamingServer[common.KvEventBatch]) error {
+	return status.Error(codes.Unimplemented, "method SubscribeKvEvents not implemented")
 }
 func (UnimplementedVllmEngineServer) mustEmbedUnimplementedVllmEngineServer() {}
 func (UnimplementedVllmEngineServer) testEmbeddedByValue()                    {}
@@ -295,6 +323,17 @@ func _VllmEngine_GetLoads_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VllmEngine_SubscribeKvEvents_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(common.SubscribeKvEventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(VllmEngineServer).SubscribeKvEvents(m, &grpc.GenericServerStream[common.SubscribeKvEventsRequest, common.KvEventBatch]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VllmEngine_SubscribeKvEventsServer = grpc.ServerStreamingServer[common.KvEventBatch]
+
 // VllmEngine_ServiceDesc is the grpc.ServiceDesc for VllmEngine service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -327,6 +366,11 @@ var VllmEngine_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Generate",
 			Handler:       _VllmEngine_Generate_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "SubscribeKvEvents",
+			Handler:       _VllmEngine_SubscribeKvEvents_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -1,0 +1,101 @@
+package balancer
+
+import (
+	"context"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/balancer"
+)
+
+// connections are the replicas' connections that are ready, for those who call the replicas themselves.
+type connections struct {
+	mu      sync.Mutex // guards what follows; taken under lb.mu, and nothing is called under it but the connection's own
+	ready   map[string]readyConn
+	changed chan struct{} // closed by the next change; nil while nobody waits
+}
+
+// A readyConn is the connection, and the producer that calls go through from the first time that somebody asks.
+type readyConn struct {
+	balancer.SubConn
+	conn    grpc.ClientConnInterface // nil before
+	release func()
+}
+
+// set says which connection of a replica is ready; nil for none.
+func (c *connections) set(id string, sc balancer.SubConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old, had := c.ready[id]
+	if had && old.SubConn == sc {
+		return
+	}
+	if had {
+		old.release()
+		delete(c.ready, id)
+	}
+	if sc != nil {
+		if c.ready == nil {
+			c.ready = make(map[string]readyConn)
+		}
+		c.ready[id] = readyConn{SubConn: sc, release: func() {}}
+	}
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
+	}
+}
+
+// get waits for a ready connection of the replica.
+func (c *connections) get(ctx context.Context, id string) (grpc.ClientConnInterface, error) {
+	for {
+		c.mu.Lock()
+		if r, ok := c.ready[id]; ok {
+			if r.conn == nil {
+				p, release := r.GetOrBuildProducer(directBuilder{})
+				r.conn, r.release = p.(grpc.ClientConnInterface), release
+				c.ready[id] = r
+			}
+			c.mu.Unlock()
+			return r.conn, nil
+		}
+		if c.changed == nil {
+			c.changed = make(chan struct{})
+		}
+		changed := c.changed
+		c.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// rename tells of a replica that has another id now.
+func (c *connections) rename(old, id string) {
+	c.mu.Lock()
+	r, ok := c.ready[old]
+	c.mu.Unlock()
+	if ok {
+		c.set(old, nil)
+		c.set(id, r.SubConn)
+	}
+}
+
+// clear forgets all.
+func (c *connections) clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.ready {
+		r.release()
+	}
+	c.ready = nil
+}
+
+// directBuilder builds the producer that is the connection itself: calls on it go to this replica and no other. gRPC
+// takes it back whenever the connection's state changes.
+type directBuilder struct{}
+
+// Build implements balancer.ProducerBuilder.
+func (directBuilder) Build(conn any) (balancer.Producer, func()) { return conn, func() {} }

@@ -1,0 +1,73 @@
+package balancer
+
+import (
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/connectivity"
+
+	"github.com/warmpath/warmpath/balancer/kvevents"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// events are the replicas' KV events, followed for one Router. Used with lb.mu held.
+type events struct {
+	manager *kvevents.Manager // nil while nobody is followed
+	router  *routing.Router
+	unwatch func()
+}
+
+// followEvents tells the Router what the replicas say of their caches, if its policy can use that and some of them
+// say where. Called with mu held.
+func (b *lb) followEvents(r *routing.Router) {
+	fleet := b.sources()
+	if b.events.router != r || fleet == nil {
+		b.endEvents()
+	}
+	if fleet == nil || !r.ObservesCache() {
+		return
+	}
+	if b.events.manager == nil {
+		m := kvevents.NewManager(kvevents.Options{Sink: r.CacheChanged, Connect: b.connections.get, Logger: b.logger()})
+		stop, err := b.recorder().WatchEvents(b.config.Policy.Name, m.Status)
+		if err != nil {
+			logger.Warningf("metrics of KV events are not observed: %v", err)
+			stop = func() {}
+		}
+		b.events = events{manager: m, router: r, unwatch: stop}
+	}
+	b.events.manager.SetFleet(fleet)
+}
+
+// endEvents ends what is followed; what was told is cleared.
+func (b *lb) endEvents() {
+	if b.events.manager != nil {
+		b.events.unwatch()
+		b.events.manager.Close()
+		b.events = events{}
+	}
+}
+
+// sources returns the members with where their events come from, nil if that is known of none.
+func (b *lb) sources() []routing.Attributes {
+	var fleet []routing.Attributes
+	for _, m := range b.members {
+		a := kvevents.Declared(m.Attributes, b.config.KVEvents, b.config.KVEventsReplay)
+		if a.KVEvents != "" {
+			fleet = append(fleet, a)
+		}
+	}
+	return fleet
+}
+
+// noteConnection keeps the replica's connection for calls to that replica while it is ready. Called with mu held.
+func (b *lb) noteConnection(e *endpoint, s balancer.State) {
+	var sc balancer.SubConn
+	if s.ConnectivityState == connectivity.Ready {
+		if res, err := s.Picker.Pick(balancer.PickInfo{}); err == nil {
+			sc = res.SubConn
+			if res.Done != nil {
+				res.Done(balancer.DoneInfo{})
+			}
+		}
+	}
+	b.connections.set(e.id, sc)
+}

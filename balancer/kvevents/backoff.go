@@ -1,0 +1,35 @@
+package kvevents
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 10 * time.Second
+)
+
+// backoff waits longer after each failure, and never as long as others that began with it.
+type backoff struct{ next time.Duration }
+
+// wait waits; false if the context ended.
+func (b *backoff) wait(ctx context.Context) bool {
+	b.next = min(max(2*b.next, firstRetry), lastRetry)
+	return pause(ctx, b.next/2+rand.N(b.next/2))
+}
+
+func (b *backoff) reset() { b.next = 0 }
+
+// pause waits; false if the context ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

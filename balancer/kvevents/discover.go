@@ -1,0 +1,105 @@
+package kvevents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+)
+
+// found is a ZeroMQ source that an engine names.
+type found struct {
+	address, replay, topic string
+	rank                   int
+}
+
+var errNoSource = errors.New("kvevents: the engine names no ZeroMQ source")
+
+// discover asks an engine for its sources. Where they name no host that can be reached it is that of the replica.
+func discover(ctx context.Context, connect connector, method, replicaAddress string) ([]found, error) {
+	conn, err := connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	request, reply := []byte{}, []byte{}
+	if err := conn.Invoke(ctx, method, &request, &reply, callOptions()...); err != nil {
+		return nil, fmt.Errorf("kvevents: GetKvEventSources: %w", err)
+	}
+	host, _, err := net.SplitHostPort(replicaAddress)
+	if err != nil {
+		host = replicaAddress
+	}
+	var sources []found
+	ok := eachProto(reply, func(f field) {
+		if f.num == 1 && len(sources) < maxRanks {
+			if s, ok := readSource(f.bytes, host); ok {
+				sources = append(sources, s)
+			}
+		}
+	})
+	if !ok || len(sources) == 0 {
+		return nil, errNoSource
+	}
+	return sources, nil
+}
+
+func readSource(msg []byte, host string) (s found, ok bool) {
+	transport, encoding := "", ""
+	eachProto(msg, func(f field) {
+		switch f.num {
+		case 1:
+			transport = string(f.bytes)
+		case 2:
+			s.address = endpoint(f.bytes, host)
+		case 3:
+			s.topic = string(f.bytes)
+		case 4:
+			s.replay = reachable(string(f.bytes), host)
+		case 5:
+			s.rank = int(int32(f.value))
+		case 6:
+			encoding = string(f.bytes)
+		}
+	})
+	ok = transport == "zmq" && s.address != "" && (encoding == "" || encoding == "msgpack") && s.rank >= 0 && s.rank < maxRanks
+	return s, ok
+}
+
+// endpoint reads an endpoint: text, or a message of host, port and protocol.
+func endpoint(b []byte, host string) string {
+	if strings.HasPrefix(string(b), "tcp://") {
+		return reachable(string(b), host)
+	}
+	var at, protocol string
+	var port uint64
+	ok := eachProto(b, func(f field) {
+		switch f.num {
+		case 1:
+			at = string(f.bytes)
+		case 2:
+			port = f.value
+		case 3:
+			protocol = string(f.bytes)
+		}
+	})
+	if !ok || port == 0 || port > 65535 || protocol != "" && protocol != "tcp" {
+		return ""
+	}
+	return reachable("tcp://"+net.JoinHostPort(at, strconv.FormatUint(port, 10)), host)
+}
+
+// reachable is host:port of a tcp:// endpoint, with the replica's host in place of a wildcard; "" if it is none.
+func reachable(endpoint, host string) string {
+	rest, ok := strings.CutPrefix(endpoint, "tcp://")
+	at, port, err := net.SplitHostPort(rest)
+	if !ok || err != nil {
+		return ""
+	}
+	switch at {
+	case "", "*", "0.0.0.0", "::":
+		at = host
+	}
+	return net.JoinHostPort(at, port)
+}

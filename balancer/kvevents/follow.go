@@ -1,0 +1,137 @@
+package kvevents
+
+import (
+	"context"
+	"errors"
+
+	"github.com/zeebo/xxh3"
+)
+
+// follower keeps the messages of one publisher in order. It belongs to one goroutine.
+//
+// A message is known again by its number and a hash of its bytes: the engine whose replay begins with the message that
+// was applied last, unchanged, is the engine that was followed.
+type follower struct {
+	// replay is nil where the engine has no replay socket.
+	replay func(ctx context.Context, from uint64, each func(seq uint64, payload []byte) error) error
+	// apply takes a message in; clear forgets all that was applied.
+	apply func(seq uint64, payload []byte)
+	clear func()
+	count *followed
+	err   error // of the last replay
+
+	any   bool   // something was applied since the last clear
+	next  uint64 // the number that comes next
+	print uint64 // of the message before it
+
+	live    bool // a message came on this connection or an earlier one, since the last clear
+	highest uint64
+}
+
+// followed is what happened to a stream.
+type followed struct {
+	Gaps, Replays, ReplayErrors, Restarts, Clears int64
+}
+
+var errRestarted = errors.New("kvevents: the engine was restarted")
+
+// accept takes a live message.
+func (f *follower) accept(ctx context.Context, seq uint64, payload []byte) {
+	if f.live && seq <= f.highest {
+		f.restarted()
+		f.check(ctx)
+	}
+	f.live, f.highest = true, seq
+	if !f.any && seq > 0 || f.any && seq > f.next {
+		if f.any {
+			f.count.Gaps++
+		}
+		f.check(ctx)
+	}
+	switch {
+	case !f.any || seq == f.next:
+		f.take(seq, payload)
+	case seq < f.next: // the replay had it already
+	default:
+		f.lost()
+		f.take(seq, payload)
+	}
+}
+
+// check asks the engine for all that was not applied yet, and whether it is still the same.
+func (f *follower) check(ctx context.Context) {
+	if f.replay == nil {
+		return
+	}
+	f.count.Replays++
+	err := f.catchUp(ctx)
+	if errors.Is(err, errRestarted) {
+		f.restarted()
+		err = f.catchUp(ctx)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if f.err = err; err != nil {
+		f.count.ReplayErrors++
+	}
+}
+
+func (f *follower) catchUp(ctx context.Context) error {
+	if !f.any {
+		return f.replay(ctx, 0, func(seq uint64, payload []byte) error {
+			f.replayed(seq, payload)
+			return nil
+		})
+	}
+	last, print := f.next-1, f.print
+	known := false
+	err := f.replay(ctx, last, func(seq uint64, payload []byte) error {
+		switch {
+		case known:
+			f.replayed(seq, payload)
+		case seq < last:
+		case seq == last && xxh3.Hash(payload) == print:
+			known = true
+		case seq == last:
+			return errRestarted
+		default:
+			known = true
+			f.lost() // the buffer reaches back less far than needed
+			f.take(seq, payload)
+		}
+		return nil
+	})
+	if err == nil && !known {
+		return errRestarted // it has said less than we have heard
+	}
+	return err
+}
+
+func (f *follower) replayed(seq uint64, payload []byte) {
+	switch {
+	case f.any && seq < f.next:
+		return
+	case f.any && seq > f.next:
+		f.lost()
+	}
+	f.take(seq, payload)
+}
+
+func (f *follower) take(seq uint64, payload []byte) {
+	f.apply(seq, payload)
+	f.any, f.next, f.print = true, seq+1, xxh3.Hash(payload)
+}
+
+// lost clears because what was missed cannot be had.
+func (f *follower) lost() {
+	f.count.Clears++
+	f.clear()
+	f.any, f.next = false, 0
+}
+
+func (f *follower) restarted() {
+	f.count.Restarts++
+	f.lost()
+	f.live = false
+}

@@ -1,0 +1,230 @@
+package kvevents
+
+import (
+	"encoding/hex"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tinylib/msgp/msgp"
+)
+
+type (
+	array = []any
+	dict  = map[string]any
+)
+
+func pack(t testing.TB, v any) []byte {
+	t.Helper()
+	b, err := msgp.AppendIntf(nil, v)
+	require.NoError(t, err)
+	return b
+}
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	var clean strings.Builder
+	for line := range strings.Lines(s) {
+		code, _, _ := strings.Cut(line, "#")
+		clean.WriteString(strings.Join(strings.Fields(code), ""))
+	}
+	b, err := hex.DecodeString(clean.String())
+	require.NoError(t, err)
+	return b
+}
+
+// Bytes written by hand from the reference: what vLLM publishes, old and new.
+const (
+	oldBatch = `
+		93                      # batch of three
+		cb 3ff8000000000000     # ts 1.5
+		93                      # three events
+		 98 ab 426c6f636b53746f726564        # BlockStored, eight fields
+		  92 01 cf ffffffffffffffff          # hashes 1 and 2^64-1
+		  c0                                 # no parent
+		  94 01 02 03 04                     # tokens
+		  02                                 # block_size
+		  c0                                 # lora_id
+		  a3 475055                          # medium GPU
+		  c0                                 # lora_name
+		 93 ac 426c6f636b52656d6f766564      # BlockRemoved
+		  91 d3 ffffffffffffffff             # hash -1
+		  a3 435055                          # medium CPU
+		 91 b0 416c6c426c6f636b73436c6561726564 # AllBlocksCleared
+		02                      # data_parallel_rank`
+	newBatch = `
+		82                                     # map of two
+		a6 6576656e7473                        # events
+		 91 86                                 # one, a map of six
+		  ac 626c6f636b5f686173686573 91 c4 20 0000000000000000 1111111111111111 2222222222222222 0102030405060708
+		  b1 706172656e745f626c6f636b5f68617368 c4 08 00000000000000ff
+		  a9 746f6b656e5f696473 92 cd 0100 ce 00010000
+		  aa 626c6f636b5f73697a65 02
+		  a9 6c6f72615f6e616d65 a3 616461      # lora_name ada
+		  a4 74797065 ab 426c6f636b53746f726564 # type BlockStored, last
+		a2 7473 cb 3ff8000000000000`
+)
+
+func TestBytesByHand(t *testing.T) {
+	var b batch
+	decodeMsgpack(&b, unhex(t, oldBatch))
+	require.Zero(t, b.bad)
+	require.True(t, b.hasRank)
+	require.Equal(t, 2, b.rank)
+	require.Equal(t, []event{
+		{kind: stored, hashes: []uint64{1, math.MaxUint64}, tokens: []uint32{1, 2, 3, 4}, blockSize: 2, medium: "GPU", opaque: 2},
+		{kind: removed, hashes: []uint64{math.MaxUint64}, medium: "CPU", opaque: 1},
+		{kind: cleared},
+	}, b.events)
+
+	decodeMsgpack(&b, unhex(t, newBatch))
+	require.Zero(t, b.bad)
+	require.False(t, b.hasRank)
+	require.Equal(t, []event{{
+		kind: stored, hashes: []uint64{0x0102030405060708}, parent: 255, hasParent: true,
+		tokens: []uint32{256, 65536}, blockSize: 2, adapter: "ada", opaque: 1,
+	}}, b.events)
+}
+
+// Every order of fields that the reference knows, in arrays and in maps.
+func TestFieldOrders(t *testing.T) {
+	hashes, tokens := array{1, 2}, array{1, 2, 3, 4}
+	base := event{kind: stored, hashes: []uint64{1, 2}, parent: 9, hasParent: true, tokens: []uint32{1, 2, 3, 4}, blockSize: 2, opaque: 2}
+	with := func(change func(*event)) event { e := base; change(&e); return e }
+	for name, c := range map[string]struct {
+		fields array
+		want   event
+	}{
+		"short":         {array{}, base},
+		"lora_id":       {array{7}, with(func(e *event) { e.numbered = true })},
+		"no adapter":    {array{nil}, base},
+		"text lora_id":  {array{"uuid"}, with(func(e *event) { e.numbered = true })},
+		"sglang":        {array{nil, "CPU_PINNED"}, with(func(e *event) { e.medium = "CPU_PINNED" })},
+		"named":         {array{3, "GPU", "ada"}, with(func(e *event) { e.numbered, e.medium, e.adapter = true, "GPU", "ada" })},
+		"no lora_id":    {array{"GPU", "ada"}, with(func(e *event) { e.medium, e.adapter = "GPU", "ada" })},
+		"no id, keys":   {array{nil, "ada", array{array{"ada"}, nil}}, with(func(e *event) { e.adapter = "ada" })},
+		"keys":          {array{nil, "GPU", "ada", array{array{"ada"}, array{"ada"}}}, with(func(e *event) { e.medium, e.adapter = "GPU", "ada" })},
+		"image":         {array{nil, "GPU", nil, array{nil, array{"img"}}}, with(func(e *event) { e.medium, e.opaque = "GPU", 1 })},
+		"group":         {array{nil, "GPU", nil, nil, 1, "sliding_window", 128}, with(func(e *event) { e.medium, e.group, e.hasGroup, e.spec = "GPU", 1, true, "sliding_window" })},
+		"group alone":   {array{nil, "GPU", nil, nil, 1}, with(func(e *event) { e.medium, e.group, e.hasGroup = "GPU", 1, true })},
+		"images, group": {array{nil, "GPU", nil, nil, array{nil, array{1}}, 0, "full_attention", nil}, with(func(e *event) { e.medium, e.opaque, e.hasGroup, e.spec = "GPU", 1, true, "full_attention" })},
+		"nil images":    {array{nil, "GPU", nil, nil, nil, 1}, with(func(e *event) { e.medium, e.group, e.hasGroup = "GPU", 1, true })},
+		"nil, kind":     {array{nil, "GPU", nil, nil, nil, nil, "mamba"}, with(func(e *event) { e.medium, e.spec = "GPU", "mamba" })},
+		"window":        {array{nil, "GPU", nil, nil, nil, nil, 128}, with(func(e *event) { e.medium = "GPU" })},
+		"future fields": {array{nil, "GPU", nil, nil, nil, 0, "full_attention", nil, "x", "y", 1, 2, 3}, with(func(e *event) { e.medium, e.hasGroup, e.spec = "GPU", true, "full_attention" })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ev := append(array{"BlockStored", hashes, 9, tokens, 2}, c.fields...)
+			var b batch
+			decodeMsgpack(&b, pack(t, array{1.5, array{ev}}))
+			require.Zero(t, b.bad)
+			require.Equal(t, []event{c.want}, b.events)
+		})
+	}
+	for name, c := range map[string]struct {
+		fields array
+		want   event
+	}{
+		"short":         {array{}, event{}},
+		"medium":        {array{"DISK"}, event{medium: "DISK"}},
+		"group":         {array{"GPU", 2}, event{medium: "GPU", group: 2, hasGroup: true}},
+		"images, group": {array{"GPU", nil, 2, "mamba"}, event{medium: "GPU", group: 2, hasGroup: true, spec: "mamba"}},
+	} {
+		t.Run("removed/"+name, func(t *testing.T) {
+			var b batch
+			decodeMsgpack(&b, pack(t, dict{"ts": 1, "events": array{append(array{"BlockRemoved", hashes}, c.fields...)}, "x": 1}))
+			require.Zero(t, b.bad)
+			c.want.kind, c.want.hashes, c.want.opaque = removed, []uint64{1, 2}, 2
+			require.Equal(t, []event{c.want}, b.events)
+		})
+	}
+}
+
+func TestSaltIsTheFirstBlocksOnlyKey(t *testing.T) {
+	for name, c := range map[string]struct {
+		parent any
+		keys   array
+		salt   string
+		opaque int
+	}{
+		"salt":             {nil, array{array{"tenant"}, nil}, "tenant", 2},
+		"adapter and salt": {nil, array{array{"ada", "tenant"}, array{"ada"}}, "tenant", 2},
+		"image first":      {nil, array{array{"img", "tenant"}, nil}, "", 0},
+		"image second":     {nil, array{array{"tenant"}, array{"img"}}, "tenant", 1},
+		"has a parent":     {9, array{array{"img"}, nil}, "", 0},
+		"pair":             {nil, array{array{array{"img", 3}}, nil}, "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b batch
+			decodeMsgpack(&b, pack(t, array{1.5, array{dict{
+				"type": "BlockStored", "block_hashes": array{1, 2}, "parent_block_hash": c.parent, "token_ids": array{1, 2},
+				"block_size": 1, "extra_keys": c.keys, "lora_name": "ada",
+			}}}))
+			require.Len(t, b.events, 1)
+			require.Equal(t, c.salt, b.events[0].salt)
+			require.Equal(t, c.opaque, b.events[0].opaque)
+		})
+	}
+}
+
+// What cannot be read is counted, and what stands beside it is kept.
+func TestUnreadableIsCounted(t *testing.T) {
+	good := array{"AllBlocksCleared"}
+	for name, c := range map[string]struct {
+		payload []byte
+		bad     int
+		events  int
+	}{
+		"nothing":         {nil, badBatch, 0},
+		"a number":        {pack(t, 3), badBatch, 0},
+		"empty array":     {pack(t, array{}), badBatch, 0},
+		"no events":       {pack(t, array{1.5, array{}}), badEmpty, 0},
+		"map, no events":  {pack(t, dict{"ts": 1}), badEmpty, 0},
+		"nil events":      {pack(t, array{1.5, nil}), badEmpty, 0},
+		"other kind":      {pack(t, array{1.5, array{array{"BlockMoved", 1}, good}}), badKind, 1},
+		"map, no type":    {pack(t, array{1.5, array{dict{"x": 1}, good}}), badKind, 1},
+		"empty event":     {pack(t, array{1.5, array{array{}, good}}), badEvent, 1},
+		"event no object": {pack(t, array{1.5, array{"x", good}}), badEvent, 1},
+		"text hash":       {pack(t, array{1.5, array{array{"BlockRemoved", array{"x"}}, good}}), badEvent, 1},
+		"negative token":  {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{-1}, 1}, good}}), badEvent, 1},
+		"bigram tokens":   {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{array{1, 2}}, 1}, good}}), badEvent, 1},
+		"breaks off":      {pack(t, array{1.5, array{good, good}})[:30], badBatch, 1},
+		"long header":     {[]byte{0xdd, 0xff, 0xff, 0xff, 0xff}, badBatch, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b batch
+			decodeMsgpack(&b, c.payload)
+			var want unreadable
+			want[c.bad]++
+			require.Equal(t, want, b.bad)
+			require.Len(t, b.events, c.events)
+		})
+	}
+}
+
+func FuzzDecodeMsgpack(f *testing.F) {
+	f.Add(unhex(f, oldBatch))
+	f.Add(unhex(f, newBatch))
+	f.Add(pack(f, array{1.5, array{array{"BlockStored", array{1}, nil, array{1}, 1, nil, "GPU", "a", array{array{"x"}}, array{nil}, 1, "x", 2}}}))
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		var b batch
+		decodeMsgpack(&b, payload)
+		checkBatch(t, &b, len(payload))
+	})
+}
+
+// checkBatch checks what every decoder promises: nothing larger than what came, and no batch without a trace.
+func checkBatch(t *testing.T, b *batch, size int) {
+	for _, e := range b.events {
+		if e.kind == unknownKind || e.opaque < 0 || e.opaque > len(e.hashes) {
+			t.Fatalf("%+v", e)
+		}
+	}
+	if len(b.hashes)+len(b.tokens) > 2*size {
+		t.Fatalf("%d hashes and %d tokens from %d bytes", len(b.hashes), len(b.tokens), size)
+	}
+	if len(b.events) == 0 && b.bad == (unreadable{}) {
+		t.Fatal("nothing was read and nothing counted")
+	}
+}

@@ -1,0 +1,54 @@
+package kvevents
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Options configure a [Manager]. Only Sink is needed.
+type Options struct {
+	// Sink takes what changed, as Router.CacheChanged does. It is called by one goroutine at a time for each replica
+	// and must not keep the slices, nor call the Manager.
+	Sink func([]routing.CacheChange)
+	// Connect returns a connection to the replica with this id, or waits for one. It is asked where kv_events says
+	// grpc: or sources:, from a goroutine per replica; nil means that these cannot be used.
+	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)
+	// MaxBytes bounds what is kept of one data-parallel rank of one replica to understand its next events; 0 means
+	// 16 MiB, about 200,000 blocks. Beyond it the blocks touched longest ago are forgotten, in the index too.
+	MaxBytes int
+	// Coarse tells of superblocks as well, in changes of their own: their hash is that of the block that ends there.
+	// Engines drop the ends of prompts first; where one drops a block before, a coarse change may come late.
+	Coarse bool
+	// Quiet is how long a ZeroMQ source may say nothing before it is asked whether it has, and less and less often
+	// then; 0 means a second.
+	Quiet time.Duration
+	// Logger hears of every loss that cleared a replica; nil means nobody does.
+	Logger *slog.Logger
+}
+
+const (
+	defaultBytes = 16 << 20
+	defaultQuiet = time.Second
+)
+
+func (o Options) withDefaults() *Options {
+	if o.MaxBytes == 0 {
+		o.MaxBytes = defaultBytes
+	}
+	if o.Quiet == 0 {
+		o.Quiet = defaultQuiet
+	}
+	return &o
+}
+
+func (o *Options) logger() *slog.Logger {
+	if o.Logger == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return o.Logger
+}

@@ -1,0 +1,107 @@
+package kvevents
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+type pb []byte
+
+func (m pb) varint(num protowire.Number, v uint64) pb {
+	return protowire.AppendVarint(protowire.AppendTag(m, num, protowire.VarintType), v)
+}
+
+func (m pb) bytes(num protowire.Number, b []byte) pb {
+	return protowire.AppendBytes(protowire.AppendTag(m, num, protowire.BytesType), b)
+}
+
+func packed(vs ...uint64) (b []byte) {
+	for _, v := range vs {
+		b = protowire.AppendVarint(b, v)
+	}
+	return b
+}
+
+const minus1 = ^uint64(0)
+
+func smgBatch() pb {
+	block := func(hash uint64, level ...uint64) pb {
+		b := pb{}.varint(1, hash).bytes(2, packed(hash&0xff, 7)).varint(3, 2)
+		for _, l := range level {
+			b = b.varint(5, l)
+		}
+		return b
+	}
+	storedEvent := pb{}.bytes(1, block(1)).bytes(1, block(minus1)).bytes(1, block(3, 1)).bytes(1, block(4, 1)).varint(2, 9)
+	return pb{}.varint(1, 41).varint(4, 2).
+		bytes(3, pb{}.varint(1, 5).bytes(2, storedEvent)).
+		bytes(3, pb{}.bytes(3, pb{}.bytes(1, packed(1, minus1)).varint(1, 3).varint(2, 1))).
+		bytes(3, pb{}.bytes(4, nil)).
+		bytes(3, pb{}.bytes(9, nil)).
+		bytes(3, pb{}.bytes(3, []byte{0xff}))
+}
+
+func TestSMG(t *testing.T) {
+	var b batch
+	require.Equal(t, uint64(41), decodeSMG(&b, smgBatch()))
+	require.Equal(t, 2, b.rank)
+	require.Equal(t, []event{
+		{kind: stored, hashes: []uint64{1, minus1}, tokens: []uint32{1, 7, 255, 7}, blockSize: 2, parent: 9, hasParent: true, opaque: 2},
+		{kind: stored, hashes: []uint64{3, 4}, tokens: []uint32{3, 7, 4, 7}, blockSize: 2, parent: minus1, hasParent: true, opaque: 2, medium: "CPU"},
+		{kind: removed, hashes: []uint64{1, minus1, 3}, medium: "CPU"},
+		{kind: cleared},
+	}, b.events)
+	require.Equal(t, unreadable{badKind: 1, badEvent: 1}, b.bad)
+
+	decodeSMG(&b, pb{}.varint(1, 42))
+	require.Equal(t, unreadable{badEmpty: 1}, b.bad)
+	decodeSMG(&b, []byte{0xff})
+	require.Equal(t, unreadable{badBatch: 1}, b.bad)
+}
+
+func TestOpenEngine(t *testing.T) {
+	hash := func(b ...byte) pb { return pb{}.bytes(1, b).bytes(2, []byte("bytes")) }
+	storedEvent := pb{}.bytes(1, hash(0, 0, 0, 0, 0, 0, 1, 0)).bytes(2, hash(0, 0, 0, 0, 0, 0, 0, 9)).bytes(3, packed(1, 2)).
+		varint(4, 2).bytes(6, []byte("ada")).varint(7, 2).bytes(20, pb{}.bytes(1, []byte("ada"))).varint(21, 1).bytes(22, []byte("mamba"))
+	msg := pb{}.bytes(1, pb{}.varint(1, 6).varint(3, 1).
+		bytes(4, pb{}.bytes(10, storedEvent)).
+		bytes(4, pb{}.bytes(11, pb{}.bytes(1, hash(0, 0, 0, 0, 0, 0, 1, 0)).varint(2, 3))).
+		bytes(4, pb{}.bytes(12, nil)))
+	var b batch
+	seq, ended := decodeOpenEngine(&b, msg)
+	require.Equal(t, uint64(6), seq)
+	require.False(t, ended)
+	require.Zero(t, b.bad)
+	require.Equal(t, []event{
+		{
+			kind: stored, hashes: []uint64{256}, parent: 9, hasParent: true, tokens: []uint32{1, 2}, blockSize: 2,
+			adapter: "ada", medium: "CPU", group: 1, hasGroup: true, spec: "mamba", opaque: 1,
+		},
+		{kind: removed, hashes: []uint64{256}, medium: "DISK"},
+		{kind: cleared},
+	}, b.events)
+
+	_, ended = decodeOpenEngine(&b, pb{}.bytes(2, nil))
+	require.True(t, ended)
+}
+
+func FuzzDecodeSMG(f *testing.F) {
+	f.Add([]byte(smgBatch()))
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		var b batch
+		decodeSMG(&b, msg)
+		checkBatch(t, &b, len(msg))
+	})
+}
+
+func FuzzDecodeOpenEngine(f *testing.F) {
+	f.Add([]byte(pb{}.bytes(1, pb{}.varint(1, 6).bytes(4, pb{}.bytes(12, nil)))))
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		var b batch
+		if _, ended := decodeOpenEngine(&b, msg); !ended {
+			checkBatch(t, &b, len(msg))
+		}
+	})
+}

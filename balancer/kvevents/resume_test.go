@@ -1,0 +1,181 @@
+package kvevents
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// opened is a gRPC stream of the engine, which gives its buffer from a number on and then what it says.
+type opened struct {
+	e    *engine
+	r    *resumer
+	sent uint64
+}
+
+func resumeOn(e *engine) (*resumer, *[]string) {
+	held := new([]string)
+	return &resumer{
+		apply: func(_ uint64, p []byte) { *held = append(*held, string(p)) },
+		clear: func() { *held = nil },
+		count: &followed{},
+	}, held
+}
+
+// open opens the stream as SMG's servicer does: a number that is not said yet means that the engine was restarted.
+func (o *opened) open(t testing.TB) {
+	for range 5 {
+		start, _ := o.r.open()
+		if start >= o.e.seq {
+			start = 0
+		}
+		o.sent = start
+		if !o.pump() {
+			return
+		}
+	}
+	t.Fatal("opened again and again")
+}
+
+// pump hands on what is in the buffer and was not sent.
+func (o *opened) pump() (again bool) {
+	for _, seq := range o.e.buffer {
+		if seq < o.sent {
+			continue
+		}
+		o.sent = seq + 1
+		if o.r.accept(seq, 0, o.e.payload(seq)) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestStreamsAreResumed(t *testing.T) {
+	e := &engine{keep: 100}
+	r, held := resumeOn(e)
+	o := &opened{e: e, r: r}
+	for range 3 {
+		o.open(t)
+		e.publish()
+		e.publish()
+		require.False(t, o.pump())
+		require.Equal(t, e.said(), *held)
+	}
+	require.Zero(t, *r.count)
+
+	e.publish()
+	o.sent++ // one is lost on the way
+	e.publish()
+	require.True(t, o.pump())
+	o.open(t)
+	require.Equal(t, e.said(), *held)
+	require.Equal(t, followed{Gaps: 1}, *r.count)
+
+	e.keep, e.buffer = 1, nil
+	e.publish()
+	e.publish()
+	o.open(t)
+	require.Equal(t, e.said()[9:], *held)
+	require.Equal(t, followed{Gaps: 1, Clears: 1}, *r.count)
+}
+
+func TestAGapThatStaysClears(t *testing.T) {
+	e := &engine{keep: 100}
+	r, held := resumeOn(e)
+	r.open()
+	require.False(t, r.accept(0, 0, e.payload(0)))
+	require.True(t, r.accept(2, 0, e.payload(2)))
+	r.open()
+	require.False(t, r.accept(0, 0, e.payload(0)))
+	require.False(t, r.accept(2, 0, e.payload(2)))
+	require.Equal(t, []string{"0/2"}, *held)
+}
+
+func TestStreamsOfARestartedEngine(t *testing.T) {
+	for _, after := range []int{1, 2, 3, 4, 9} {
+		e := &engine{keep: 100}
+		r, held := resumeOn(e)
+		o := &opened{e: e, r: r}
+		for range 4 {
+			e.publish()
+		}
+		o.open(t)
+		e.restart()
+		for range after {
+			e.publish()
+		}
+		o.open(t)
+		require.Equal(t, e.said(), *held, "%d", after)
+		require.Equal(t, int64(1), r.count.Restarts)
+	}
+	e := &engine{}
+	r, held := resumeOn(e)
+	r.open()
+	r.accept(0, 0, nil)
+	r.open()
+	r.unconfirmed()
+	require.Empty(t, *held, "it does not say again what it said")
+}
+
+func TestRanksThatCountByThemselves(t *testing.T) {
+	e := &engine{}
+	r, held := resumeOn(e)
+	r.open()
+	for seq := range uint64(3) {
+		for rank := range 2 {
+			require.False(t, r.accept(seq, rank, fmt.Append(nil, seq, rank)))
+		}
+	}
+	require.Len(t, *held, 6)
+	require.Zero(t, *r.count)
+	start, fresh := r.open()
+	require.Zero(t, start)
+	require.True(t, fresh)
+	require.Empty(t, *held)
+}
+
+func TestSnapshotsHaveOneNumber(t *testing.T) {
+	r, held := resumeOn(nil)
+	r.snapshots = true
+	r.open()
+	for _, seq := range []uint64{7, 7, 7, 8, 9} {
+		require.False(t, r.accept(seq, 0, fmt.Append(nil, seq)))
+	}
+	require.Len(t, *held, 5)
+	require.True(t, r.accept(8, 0, []byte("x")), "no snapshot any more")
+	require.Empty(t, *held)
+}
+
+func TestResumerProperty(t *testing.T) {
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		e := &engine{keep: 5 + rng.IntN(20)}
+		r, held := resumeOn(e)
+		o := &opened{e: e, r: r}
+		e.publish()
+		o.open(t)
+		for range 200 {
+			switch rng.IntN(40) {
+			case 0:
+				e.restart()
+				e.publish()
+				o.open(t)
+			case 1:
+				o.open(t)
+			case 2:
+				e.publish()
+				o.sent = e.seq
+			default:
+				e.publish()
+				if o.pump() {
+					o.open(t)
+				}
+			}
+			all, at := e.said(), int(r.next)
+			require.Equal(t, all[at-len(*held):at], *held, "seed %d", seed)
+		}
+	}
+}

@@ -1,0 +1,30 @@
+package kvevents
+
+import (
+	"strings"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// tierOf returns the tier of a medium as engines name it. Storage that replicas share is none.
+func tierOf(medium string) (routing.Tier, bool) {
+	switch strings.ToUpper(medium) {
+	case "", "GPU", "DEVICE":
+		return routing.TierGPU, true
+	case "CPU", "CPU_PINNED", "HOST", "HOST_PINNED":
+		return routing.TierHost, true
+	case "DISK", "SSD", "NVME":
+		return routing.TierDisk, true
+	}
+	return 0, false
+}
+
+// fullAttention reports whether blocks of such a group stand for a whole prefix. A group without a kind does if it
+// is the first.
+func fullAttention(spec string, group int) bool {
+	switch spec {
+	case "full_attention", "mla_attention", "sink_full_attention", "sink_full":
+		return true
+	}
+	return spec == "" && group == 0
+}

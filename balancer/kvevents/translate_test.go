@@ -1,0 +1,300 @@
+package kvevents
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+var day = time.Unix(1_700_000_000, 0)
+
+const testBlock = 4
+
+func newTest(o Options) *translator {
+	if o.MaxBytes == 0 {
+		o.MaxBytes = 1 << 20
+	}
+	return newTranslator("a", 3, "m", &o, &sizes{})
+}
+
+// ids are n blocks of tokens that begin at from.
+func ids(from, n int) []uint32 {
+	tokens := make([]uint32, n*testBlock)
+	for i := range tokens {
+		tokens[i] = uint32(from*testBlock + i)
+	}
+	return tokens
+}
+
+// chained are the hashes of those blocks as a prompt.
+func chained(tokens []uint32) []uint64 {
+	return kvindex.AppendTokens(nil, tokens, testBlock, kvindex.SeedFor("m", "", ""))
+}
+
+func store(parent uint64, tokens []uint32, hashes ...uint64) event {
+	return event{
+		kind: stored, hashes: hashes, parent: parent, hasParent: parent != 0, tokens: tokens, blockSize: testBlock, opaque: len(hashes),
+	}
+}
+
+func remove(hashes ...uint64) event { return event{kind: removed, hashes: hashes} }
+
+func on(medium string, e event) event { e.medium = medium; return e }
+
+func (t *translator) take(events ...event) []routing.CacheChange {
+	return t.apply(&batch{events: events}, day)
+}
+
+func gpu(removed, stored []uint64) routing.CacheChange {
+	return routing.CacheChange{Replica: "a", Rank: 3, BlockTokens: testBlock, Removed: removed, Stored: stored}
+}
+
+func requireChanges(t *testing.T, got []routing.CacheChange, want ...routing.CacheChange) {
+	t.Helper()
+	require.Len(t, got, len(want))
+	for i := range got {
+		require.True(t, slices.Equal(want[i].Removed, got[i].Removed), "%v %v", want[i], got[i])
+		require.True(t, slices.Equal(want[i].Stored, got[i].Stored), "%v %v", want[i], got[i])
+		got[i].Removed, got[i].Stored, want[i].Removed, want[i].Stored = nil, nil, nil, nil
+		require.Equal(t, want[i], got[i])
+	}
+}
+
+func TestChainsAreHashedAnew(t *testing.T) {
+	x := newTest(Options{})
+	h := chained(ids(0, 4))
+	requireChanges(t, x.take(store(0, ids(0, 2), 101, 102), store(102, ids(2, 2), 103, 104)), gpu(nil, h))
+	requireChanges(t, x.take(remove(104, 999), remove(103), store(102, ids(2, 1), 103)), gpu([]uint64{h[3], h[2]}, h[2:3]))
+}
+
+func TestCopiesAreCounted(t *testing.T) {
+	x := newTest(Options{})
+	h := chained(ids(0, 1))
+	x.take(store(0, ids(0, 1), 1))
+	require.Empty(t, x.take(store(0, ids(0, 1), 1)), "a second copy changes nothing")
+	require.Empty(t, x.take(remove(1)), "one copy is left")
+	requireChanges(t, x.take(remove(1)), gpu(h, nil))
+	require.Empty(t, x.take(remove(1)))
+}
+
+func TestTheDroppedParentIsStillKnown(t *testing.T) {
+	x := newTest(Options{})
+	x.take(store(0, ids(0, 1), 1), remove(1))
+	requireChanges(t, x.take(store(1, ids(1, 1), 2)), gpu(nil, chained(ids(0, 2))[1:]))
+}
+
+func TestTiersAreCumulative(t *testing.T) {
+	x := newTest(Options{})
+	h := chained(ids(0, 3))
+	host := func(removed, stored []uint64) routing.CacheChange {
+		c := gpu(removed, stored)
+		c.Tier = routing.TierHost
+		return c
+	}
+	x.take(store(0, ids(0, 2), 1, 2))
+	requireChanges(t, x.take(on("CPU", event{kind: stored, hashes: []uint64{2, 77}})), host(nil, h[:2]))
+	require.Equal(t, int64(1), x.count.orphaned, "77 is not known")
+	requireChanges(t, x.take(remove(1, 2)), gpu(h[:2], nil), host(h[:1], nil))
+	requireChanges(t, x.take(store(2, ids(2, 1), 3)), gpu(nil, h[2:]), host(nil, h[2:]))
+	requireChanges(t, x.take(on("CPU", remove(2))), host(h[1:2], nil))
+	require.Empty(t, x.take(on("EXTERNAL", remove(3))))
+	require.Equal(t, int64(1), x.count.bad[badMedium])
+	all := []routing.CacheChange{gpu(nil, nil), host(nil, nil)}
+	all[0].Cleared, all[1].Cleared = true, true
+	requireChanges(t, x.take(event{kind: cleared}), all...)
+}
+
+func TestOrphansWaitForTheirParent(t *testing.T) {
+	x := newTest(Options{})
+	h := chained(ids(0, 5))
+	require.Empty(t, x.take(store(3, ids(3, 2), 4, 5), store(2, ids(2, 1), 3), remove(5)))
+	requireChanges(t, x.take(store(0, ids(0, 2), 1, 2)), gpu(nil, h[:4]))
+
+	require.Empty(t, x.take(store(50, ids(9, 1), 51)))
+	x.apply(&batch{}, day.Add(orphanAge+1))
+	require.Zero(t, x.orphans.n())
+	require.Equal(t, int64(1), x.count.orphaned)
+	for i := range uint64(2 * maxOrphans) {
+		x.take(store(1000+i, ids(9, 1), 2000+i))
+	}
+	require.Equal(t, maxOrphans, x.orphans.n())
+	require.Equal(t, int64(1+maxOrphans), x.count.orphaned)
+}
+
+func TestSeedsFollowTheChain(t *testing.T) {
+	x := newTest(Options{})
+	first := store(0, ids(0, 1), 1)
+	first.adapter, first.salt = "ada", "tenant"
+	second := store(1, ids(1, 1), 2)
+	second.adapter = "ada"
+	want := kvindex.AppendTokens(nil, ids(0, 2), testBlock, kvindex.SeedFor("m", "ada", "tenant"))
+	requireChanges(t, x.take(first, second), gpu(nil, want))
+}
+
+func TestWhatDoesNotFeedTheIndex(t *testing.T) {
+	e := store(0, ids(0, 2), 1, 2)
+	for name, c := range map[string]struct {
+		change func(*event)
+		bad    int
+		blocks int
+	}{
+		"adapter by number": {func(e *event) { e.numbered = true }, badAdapter, 0},
+		"missing tokens":    {func(e *event) { e.tokens = e.tokens[1:] }, badTokens, 0},
+		"no block size":     {func(e *event) { e.blockSize = 0 }, badTokens, 0},
+		"sliding window":    {func(e *event) { e.spec = "sliding_window" }, badGroup, 0},
+		"another group":     {func(e *event) { e.group = 1 }, badGroup, 0},
+		"an image":          {func(e *event) { e.opaque = 1 }, badContent, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, e := newTest(Options{}), e
+			c.change(&e)
+			out := x.take(e)
+			require.Equal(t, int64(1), x.count.bad[c.bad])
+			require.Len(t, slices.Concat(stores(out)...), c.blocks)
+		})
+	}
+	x := newTest(Options{})
+	e.group, e.spec = 1, "mla_attention"
+	require.NotEmpty(t, x.take(e))
+	e = remove(1)
+	e.group = 1
+	require.NotEmpty(t, x.take(e), "group 1 has said what it is")
+}
+
+func stores(cs []routing.CacheChange) (out [][]uint64) {
+	for _, c := range cs {
+		out = append(out, c.Stored)
+	}
+	return out
+}
+
+func TestMixedBlockSizesAreRefused(t *testing.T) {
+	o, s := Options{MaxBytes: 1 << 20}, &sizes{}
+	a, b := newTranslator("a", 0, "m", &o, s), newTranslator("b", 0, "m", &o, s)
+	small := store(0, ids(0, 2)[:4], 1, 2)
+	small.blockSize = 2
+	require.NotEmpty(t, a.take(store(0, ids(0, 1), 1)))
+	require.Empty(t, b.take(small))
+	require.Equal(t, int64(1), b.count.bad[badSize])
+	require.Empty(t, a.take(small), "nor may one engine mix them")
+	require.NotEmpty(t, newTranslator("c", 0, "other", &o, s).take(small))
+	a.clear()
+	require.NotEmpty(t, b.take(small), "its last user let go of the old size")
+}
+
+func TestSuperblocks(t *testing.T) {
+	x := newTranslator("a", 0, "m", &Options{MaxBytes: 1 << 20, Coarse: true}, &sizes{})
+	const size, n = 128, 12
+	tokens := make([]uint32, size*n)
+	hashes := make([]uint64, n)
+	for i := range tokens {
+		tokens[i] = uint32(i)
+	}
+	for i := range hashes {
+		hashes[i] = uint64(i + 1)
+	}
+	want := kvindex.AppendTokens(nil, tokens, size, kvindex.SeedFor("m", "", ""))
+	e := event{kind: stored, hashes: hashes, tokens: tokens, blockSize: size, opaque: n}
+	out := x.take(e)
+	require.Len(t, out, 2)
+	require.Equal(t, routing.SuperblockTokens, out[1].BlockTokens)
+	require.Equal(t, []uint64{want[3], want[7], want[11]}, out[1].Stored)
+	out = x.take(remove(12, 11))
+	require.Equal(t, []uint64{want[11]}, out[1].Removed)
+	require.Len(t, x.take(event{kind: cleared}), 2)
+}
+
+// Whatever an engine says, the changes add up to what it holds; above the budget, to a part of that.
+func TestChangesAddUp(t *testing.T) {
+	for seed := range uint64(40) {
+		budget := 1 << 20
+		if seed%4 == 3 {
+			budget = 30 * blockBytes
+		}
+		runModel(t, seed, budget)
+	}
+}
+
+func runModel(t *testing.T, seed uint64, budget int) {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	x := newTest(Options{MaxBytes: budget, Coarse: true})
+	held := map[[2]uint64]bool{}             // tier, chained
+	truth := map[uint64][routing.Tiers]int{} // engine hash -> copies
+	tokens := func(h uint64) []uint32 { return ids(int(h%8), 1) }
+	parent := func(h uint64) uint64 { return h / 8 } // a tree of engine hashes; 0 is the root
+	var prefix func(h uint64) []uint32
+	prefix = func(h uint64) []uint32 {
+		if h == 0 {
+			return nil
+		}
+		return append(prefix(parent(h)), tokens(h)...)
+	}
+	media := []string{"GPU", "CPU", "DISK"}
+	known := map[uint64]bool{0: true}
+	for range 1000 {
+		h, tier := 1+rng.Uint64N(500), rng.IntN(2+int(seed%2))
+		var e event
+		switch k := rng.IntN(200); {
+		case k == 0:
+			e = event{kind: cleared}
+			clear(truth)
+			known = map[uint64]bool{0: true}
+		case k < 140:
+			for !known[parent(h)] {
+				h = parent(h)
+			}
+			e = on(media[tier], store(parent(h), tokens(h), h))
+			c := truth[h]
+			c[tier]++
+			truth[h], known[h] = c, true
+		default:
+			e = on(media[tier], remove(h))
+			if c := truth[h]; c[tier] > 0 {
+				c[tier]--
+				truth[h] = c
+			}
+		}
+		for _, c := range x.take(e) {
+			if c.BlockTokens != testBlock {
+				continue
+			}
+			if c.Cleared {
+				for k := range held {
+					if k[0] == uint64(c.Tier) {
+						delete(held, k)
+					}
+				}
+			}
+			for _, r := range c.Removed {
+				delete(held, [2]uint64{uint64(c.Tier), r})
+			}
+			for _, s := range c.Stored {
+				held[[2]uint64{uint64(c.Tier), s}] = true
+			}
+		}
+	}
+	want := map[[2]uint64]bool{}
+	for h, c := range truth {
+		hashes := chained(prefix(h))
+		for tier := range x.lower + 1 {
+			if slices.Max(c[:tier+1]) > 0 {
+				want[[2]uint64{uint64(tier), hashes[len(hashes)-1]}] = true
+			}
+		}
+	}
+	if budget == 1<<20 {
+		require.Equal(t, want, held, "seed %d", seed)
+		return
+	}
+	require.LessOrEqual(t, len(x.blocks.places), 30)
+	require.Positive(t, x.count.forgotten)
+	for k := range held {
+		require.True(t, want[k], "seed %d: more than the engine holds", seed)
+	}
+}

@@ -1,0 +1,156 @@
+package kvevents
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// followedBy subscribes to the publisher until the test ends.
+type followedBy struct {
+	sub     *subscriber
+	changes chan routing.CacheChange
+	stop    func()
+}
+
+func subscribe(t *testing.T, address, replay string, quiet time.Duration) *followedBy {
+	f := &followedBy{changes: make(chan routing.CacheChange, 1000)}
+	o := &Options{MaxBytes: 1 << 20}
+	r := &replica{id: "a", model: "m", opts: o, sizes: &sizes{}, sink: func(cs []routing.CacheChange) {
+		for _, c := range cs {
+			c.Stored = append([]uint64(nil), c.Stored...)
+			f.changes <- c
+		}
+	}}
+	f.sub = &subscriber{
+		stream: r.stream(address, 0, decodeMsgpack), address: address, topic: "kv", quiet: quiet, queue: newQueue(),
+	}
+	if replay != "" {
+		f.sub.replay = &replayer{replay, make(chan struct{}, 1)}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { f.sub.run(ctx) })
+	f.stop = func() { cancel(); wg.Wait() }
+	t.Cleanup(f.stop)
+	return f
+}
+
+// stored waits for the chained hash of one block.
+func (f *followedBy) stored(t *testing.T, n int) {
+	t.Helper()
+	c := <-f.changes
+	require.Equal(t, chained(ids(n, 1)), c.Stored)
+	require.False(t, c.Cleared)
+}
+
+func one(t testing.TB, n int) []byte {
+	return pack(t, array{1.5, array{array{"BlockStored", array{n + 1}, nil, toAny(ids(n, 1)), testBlock}}})
+}
+
+func toAny(tokens []uint32) array {
+	out := array{}
+	for _, x := range tokens {
+		out = append(out, x)
+	}
+	return out
+}
+
+const never = time.Hour
+
+func TestZMQ(t *testing.T) {
+	for name, reply := range map[string]func(seq, payload []byte) [][]byte{
+		"two frames":   func(seq, payload []byte) [][]byte { return [][]byte{nil, seq, payload} },
+		"three frames": func(seq, payload []byte) [][]byte { return [][]byte{nil, []byte("kv"), seq, payload} },
+		"no delimiter": func(seq, payload []byte) [][]byte { return [][]byte{[]byte("kv"), seq, payload} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPublisher(t)
+			p.reply = reply
+			p.publish(one(t, 0), false) // before anybody listens
+			f := subscribe(t, p.address(0), p.address(1), never)
+			f.stored(t, 0)
+			require.Equal(t, "kv", <-p.topics)
+
+			p.publish(one(t, 1), false)
+			f.stored(t, 1)
+			p.publish(one(t, 2), true)
+			p.publish(one(t, 3), false) // shows the gap
+			f.stored(t, 2)
+			f.stored(t, 3)
+
+			p.frames([]byte("kv"), []byte("short"), nil)
+			p.frames([]byte("kv"))
+			p.cut()
+			p.publish(one(t, 4), false) // while nobody is connected
+			f.stored(t, 4)
+			<-p.topics
+			p.publish(one(t, 5), false)
+			f.stored(t, 5)
+			f.stop()
+			st := f.sub.Status()[0]
+			require.Equal(t, map[string]int64{"frames": 2}, st.Unreadable)
+			require.Equal(t, int64(2), st.Connections)
+			require.Equal(t, int64(1), st.Gaps)
+			require.Zero(t, st.Clears)
+			require.Equal(t, 6, st.Blocks)
+			require.Equal(t, uint64(6), st.Next)
+		})
+	}
+}
+
+// The loss of the last message shows in no gap: a quiet engine is asked.
+func TestAQuietEngineIsAsked(t *testing.T) {
+	p := newPublisher(t)
+	f := subscribe(t, p.address(0), p.address(1), time.Millisecond)
+	<-p.topics
+	p.publish(one(t, 0), true)
+	f.stored(t, 0)
+}
+
+// A replay socket that does not answer is said to be the problem, and costs nothing but what was missed.
+func TestABrokenReplayIsTold(t *testing.T) {
+	p := newPublisher(t)
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	nobody.Close()
+	f := subscribe(t, p.address(0), nobody.Addr().String(), never)
+	<-p.topics
+	p.publish(one(t, 0), false)
+	f.stored(t, 0)
+	require.Eventually(t, func() bool { return strings.Contains(f.sub.Status()[0].Problem, "replay") }, 30*time.Second, time.Millisecond)
+	require.Positive(t, f.sub.Status()[0].ReplayErrors)
+}
+
+func TestWaitsForTheEngineToConnect(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, err := net.SplitHostPort(lis.Addr().String())
+	require.NoError(t, err)
+	lis.Close()
+	f := subscribe(t, ":"+port, "", never)
+	p := newPublisher(t)
+	for n := range 2 { // the second connection takes the place of the first
+		var c *peer
+		require.Eventually(t, func() bool {
+			var err error
+			c, err = dialPeer(p.ctx, "127.0.0.1:"+port, zmq4.Pub)
+			return err == nil
+		}, 10*time.Second, time.Millisecond)
+		p.mu.Lock()
+		p.subs = nil
+		p.mu.Unlock()
+		p.ended.Go(func() { p.join(c) })
+		<-p.topics
+		p.publish(one(t, n), false)
+		f.stored(t, n)
+	}
+}

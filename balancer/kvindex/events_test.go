@@ -1,0 +1,107 @@
+package kvindex
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// engine is what one rank of an engine has in one of its tiers, told naively. To the index it is a replica.
+type engine struct {
+	id   string
+	slot Slot
+	held map[uint64]bool
+}
+
+func (e *engine) depth(blocks []uint64) int {
+	for i, hash := range blocks {
+		if !e.held[hash] {
+			return i
+		}
+	}
+	return len(blocks)
+}
+
+// event changes the engine at random and tells the index.
+func (e *engine) event(x *Index, r *rand.Rand, blocks []uint64) {
+	switch n := r.IntN(len(blocks)); r.IntN(20) {
+	case 0:
+		x.Clear(e.slot)
+		clear(e.held)
+	case 1:
+		x.RemoveReplica(e.id)
+		e.join(x)
+	case 2, 3, 4: // a tail that was evicted
+		e.remove(x, blocks[n:])
+	case 5: // a block in the middle
+		e.remove(x, blocks[n:n+1])
+	default: // a run behind a parent that is held
+		run := blocks[e.depth(blocks):]
+		run = run[:min(n, len(run))]
+		x.Insert(e.slot, run)
+		for _, hash := range run {
+			e.held[hash] = true
+		}
+	}
+}
+
+func (e *engine) join(x *Index) {
+	e.slot, e.held = x.AddReplica(e.id), make(map[uint64]bool)
+	x.SetLive(e.slot, true)
+}
+
+func (e *engine) remove(x *Index, blocks []uint64) {
+	x.Remove(e.slot, blocks)
+	for _, hash := range blocks {
+		delete(e.held, hash)
+	}
+}
+
+// Fed by the events of many engines at once, the index tells of each exactly what it has, and above its
+// budget never more than that.
+func TestEventsOfManyEngines(t *testing.T) {
+	for name, o := range map[string]Options{"exact": {}, "above-the-budget": {MaxBytes: minBytes}} {
+		t.Run(name, func(t *testing.T) {
+			x := New(o)
+			var wg sync.WaitGroup
+			for worker := range 4 {
+				wg.Go(func() { tell(t, x, worker, o.MaxBytes == 0) })
+			}
+			wg.Wait()
+			st := x.Stats()
+			assert.Equal(t, st.Evictions, st.LiveEvictions)
+			assert.Equal(t, o.MaxBytes == 0, st.LiveEvictions == 0)
+			verify(t, x)
+		})
+	}
+}
+
+// tell feeds the index with the events of two engines with two ranks of three tiers each, and compares.
+func tell(t *testing.T, x *Index, worker int, exact bool) {
+	var engines []*engine
+	for i := range 2 * 2 * 3 {
+		e := &engine{id: fmt.Sprintf("engine-%d/rank-%d/tier-%d", 2*worker+i/6, i/3%2, i%3)}
+		e.join(x)
+		engines = append(engines, e)
+	}
+	r := rand.New(rand.NewPCG(uint64(worker), 8))
+	var m Matches
+	for range 1000 {
+		blocks := prompt(r.IntN(4), r.IntN(150), r.IntN(4), 1+r.IntN(300))
+		engines[r.IntN(len(engines))].event(x, r, blocks)
+		x.Match(blocks, &m)
+		for _, e := range engines {
+			got, want := m.Depth(e.slot), e.depth(blocks)
+			if got > want || exact && got < want {
+				t.Errorf("%s: %d of %d blocks", e.id, got, want)
+				return
+			}
+		}
+		if st := x.Stats(); st.Bytes > st.MaxBytes {
+			t.Errorf("%d bytes", st.Bytes)
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package policy_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func TestAdoptionConfig(t *testing.T) {
+	for text, wrong := range map[string]string{
+		`{"mode":"central","central":{"deadline":"50ms","on_failure":"fail_closed"}}`: "",
+		`{"percentage":0,"enabled":false,"shadow_policy":{"kv_aware":{}}}`:            "",
+		`{"mode":"middle"}`:                                `config: mode: "middle" is neither broadcast nor central`,
+		`{"central":{"deadline":"11s"}}`:                   "config: central.deadline: 11s is not between 0s and 10s",
+		`{"central":{"on_failure":"fail"}}`:                `config: central.on_failure: "fail" is neither fail_open nor fail_closed`,
+		`{"central":{"wait":"1s"}}`:                        `config: unknown field "wait"`,
+		`{"percentage":101}`:                               "config: percentage: 101 is not between 0 and 100",
+		`{"percentage":"5"}`:                               "config: percentage: it is a string, not a number",
+		`{"enabled":1}`:                                    "config: enabled: it is a number, not true or false",
+		`{"shadow_policy":{"nobody":{}}}`:                  `config: shadow_policy: "nobody" is unknown`,
+		`{"shadow_policy":{"kv_aware":{"gpu_credit":-1}}}`: "config: shadow_policy.kv_aware: gpu_credit",
+	} {
+		_, err := policy.ParseConfig([]byte(text))
+		if wrong == "" {
+			require.NoError(t, err, text)
+			continue
+		}
+		require.ErrorContains(t, err, wrong, text)
+	}
+}
+
+// A config that says nothing of adoption is sent to clients as it was before there was any.
+func TestAdoptionIsSilent(t *testing.T) {
+	c, err := policy.ParseConfig(nil)
+	require.NoError(t, err)
+	raw, err := json.Marshal(c)
+	require.NoError(t, err)
+	for _, field := range []string{"mode", "central", "shadow_policy", "percentage", "enabled"} {
+		require.NotContains(t, string(raw), field)
+	}
+}
+
+func routerOf(t *testing.T, text string, replicas int) *routing.Router {
+	t.Helper()
+	c, err := policy.ParseConfig([]byte(text))
+	require.NoError(t, err)
+	r, err := c.NewRouter(nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.Close()) })
+	var fleet []routing.Member
+	for i := range replicas {
+		fleet = append(fleet, routing.Member{Attributes: routing.Attributes{ID: fmt.Sprint("r", i)}})
+	}
+	r.SetFleet(fleet)
+	r.Connect()
+	return r
+}
+
+// ask picks once and releases.
+func ask(t *testing.T, r *routing.Router, q *routing.Request) routing.Decision {
+	t.Helper()
+	var b routing.Booking
+	require.NoError(t, r.Pick(t.Context(), q, &b))
+	b.Release()
+	r.Complete(q, b.Decision, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+	return b.Decision
+}
+
+// So many of a hundred sessions are the policy's, and it is the same ones in every process and at every higher percentage.
+func TestPercentage(t *testing.T) {
+	mine := func(r *routing.Router) (all map[int]bool) {
+		all = make(map[int]bool)
+		for i := range 1000 {
+			if d := ask(t, r, &routing.Request{Session: fmt.Sprint("s", i)}); d.Reason == routing.ReasonRing {
+				all[i] = true
+			} else {
+				require.Equal(t, routing.ReasonRoundRobin, d.Reason)
+			}
+		}
+		return all
+	}
+	few := mine(routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":20}`, 4))
+	require.InDelta(t, 200, len(few), 50)
+	require.Equal(t, few, mine(routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":20}`, 3)), "other processes, other fleets")
+	r := routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":20}`, 4)
+	require.NoError(t, r.SetRollout(routing.Rollout{Share: 0.6}))
+	more := mine(r)
+	require.InDelta(t, 600, len(more), 60)
+	for i := range few {
+		require.True(t, more[i], "session %d was the policy's and is not any more", i)
+	}
+	none := mine(routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":0}`, 4))
+	require.Empty(t, none)
+	require.NoError(t, r.SetRollout(routing.Rollout{Share: 1}))
+	require.Len(t, mine(r), 1000)
+}
+
+// Every replica gets as many calls while the kill switch is on, whatever the key, and what the policy knew is still known
+// when it is off again.
+func TestKillSwitch(t *testing.T) {
+	r := routerOf(t, `{"policy":{"prefix_cache_affinity":{}}}`, 4)
+	prompt := func() *routing.Request {
+		q := &routing.Request{Session: "s"}
+		q.SetPrompt(routing.Prompt{Tokens: make([]uint32, 1600)})
+		return q
+	}
+	home := ask(t, r, prompt())
+	require.Equal(t, home.Replica.ID, ask(t, r, prompt()).Replica.ID)
+	require.NoError(t, r.SetRollout(routing.Rollout{Share: 1, Off: true}))
+	require.Zero(t, r.Uses(), "nothing is looked at")
+	got := make(map[string]int)
+	for range 40 {
+		q := prompt()
+		d := ask(t, r, q)
+		got[d.Replica.ID]++
+		require.Equal(t, routing.ReasonRoundRobin, d.Reason)
+		require.Nil(t, q.Prepared, "the policy was asked")
+	}
+	require.Equal(t, map[string]int{"r0": 10, "r1": 10, "r2": 10, "r3": 10}, got)
+	require.NoError(t, r.SetRollout(routing.Rollout{Share: 1}))
+	d := ask(t, r, prompt())
+	require.Equal(t, home.Replica.ID, d.Replica.ID)
+	require.Equal(t, 1600, d.MatchedTokens)
+}
+
+// A shadow decides on every request and is not obeyed; it learns from where they went and tells what it would have matched.
+func TestShadowPolicy(t *testing.T) {
+	r := routerOf(t, `{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`, 4)
+	differs, matched := 0, 0
+	for i := range 40 {
+		q := &routing.Request{}
+		q.SetPrompt(routing.Prompt{Tokens: make([]uint32, 1600)})
+		d := ask(t, r, q)
+		require.Equal(t, routing.ReasonRoundRobin, d.Reason, "the shadow was obeyed")
+		name, shadow, ok := q.Shadow()
+		require.Equal(t, "prefix_cache_affinity", name)
+		require.True(t, ok)
+		require.NotNil(t, shadow.Replica)
+		if shadow.Replica != d.Replica {
+			differs++
+		}
+		matched += shadow.MatchedTokens
+		if i > 0 {
+			require.Positive(t, shadow.MatchedTokens, "it learns where requests went")
+		}
+	}
+	s, ok := r.ShadowStats()
+	require.True(t, ok)
+	require.Equal(t, routing.ShadowStats{Policy: "prefix_cache_affinity", Decisions: 40, Differs: int64(differs), PromptTokens: 40 * 1600, Matched: int64(matched)}, s)
+	require.Positive(t, differs)
+
+	_, ok = routerOf(t, `{}`, 1).ShadowStats()
+	require.False(t, ok)
+}
+
+// The other way round: a policy that uses prompts with a shadow that does not.
+func TestShadowOfAnother(t *testing.T) {
+	r := routerOf(t, `{"policy":{"prefix_cache_affinity":{}},"shadow_policy":{"round_robin":{}}}`, 4)
+	for range 8 {
+		q := &routing.Request{}
+		q.SetPrompt(routing.Prompt{Text: "the same for all, and long enough to be more than a block of text, which it is by now"})
+		ask(t, r, q)
+	}
+	s, _ := r.ShadowStats()
+	require.EqualValues(t, 8, s.Decisions)
+	require.EqualValues(t, 6, s.Differs, "turns meet one replica of four two times of eight")
+	require.Zero(t, s.Matched)
+	require.Positive(t, s.MatchedActual)
+	require.NoError(t, r.SetRollout(routing.Rollout{Off: true}))
+	ask(t, r, &routing.Request{})
+	s, _ = r.ShadowStats()
+	require.EqualValues(t, 8, s.Decisions, "the kill switch is the shadow's too")
+}

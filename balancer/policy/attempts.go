@@ -1,0 +1,50 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Defaults and bounds of what [Config] says of attempts.
+const (
+	DefaultMaxAttempts   = 3
+	MaxAttempts          = 10
+	DefaultRetryRatio    = 0.2
+	DefaultRetryFloor    = 10
+	MaxRetryFloor        = 10_000
+	DefaultQuarantineTTL = 5 * time.Minute
+	MaxQuarantineTTL     = 24 * time.Hour
+	MaxFirstTokenTimeout = time.Hour
+)
+
+// attemptDefaults writes out the defaults of the attempts.
+func (c *Config) attemptDefaults() {
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, DefaultMaxAttempts)
+	c.RetryRatio = cmp.Or(c.RetryRatio, DefaultRetryRatio)
+	c.RetryFloor = cmp.Or(c.RetryFloor, DefaultRetryFloor)
+	c.QuarantineTTL = cmp.Or(c.QuarantineTTL, Duration(DefaultQuarantineTTL))
+}
+
+// checkAttempts checks what is said of attempts, but for the whole numbers.
+func (c *Config) checkAttempts() error {
+	if r := c.RetryRatio; math.IsNaN(r) || r != -1 && (r < 0 || r > 1) {
+		return fmt.Errorf("retry_ratio: %v is neither -1 nor between 0 and 1", r)
+	}
+	if c.QuarantineTTL > Duration(MaxQuarantineTTL) {
+		return fmt.Errorf("quarantine_ttl: %v is more than %v", c.QuarantineTTL, MaxQuarantineTTL)
+	}
+	for _, f := range []struct {
+		name  string
+		value Duration
+	}{{"first_token_timeout", c.FirstTokenTimeout}, {"hedge_after", c.HedgeAfter}} {
+		if f.value < 0 || f.value > Duration(MaxFirstTokenTimeout) {
+			return fmt.Errorf("%s: %v is not between 0s and %v", f.name, f.value, MaxFirstTokenTimeout)
+		}
+	}
+	if c.HedgeAfter > 0 && c.FirstTokenTimeout > 0 && c.HedgeAfter >= c.FirstTokenTimeout {
+		return fmt.Errorf("hedge_after: %v is not less than first_token_timeout, %v, so no call would be hedged", c.HedgeAfter, c.FirstTokenTimeout)
+	}
+	return nil
+}

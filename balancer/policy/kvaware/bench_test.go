@@ -1,0 +1,64 @@
+package kvaware
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// BenchmarkRequest measures all that a request of 8,192 tokens costs the policy, from
+// Prepare, hashing included, to Completed, where 8 replicas are told to hold the prompt.
+func BenchmarkRequest(b *testing.B) {
+	for _, n := range policytest.BenchmarkSizes[:4] {
+		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
+			p := newPolicy(b, DefaultConfig())
+			r := policytest.NewRouter(b, p, policytest.Fleet(n))
+			v, ctx, prompt := r.View(), context.Background(), tokens(1, 8192)
+			for _, rep := range v.Replicas()[:8] {
+				tell(r, rep.ID, 0, 0, prompt, 16)
+			}
+			var q routing.Request // the caller's memory
+			b.ReportAllocs()
+			for b.Loop() {
+				q = routing.Request{}
+				q.SetPrompt(routing.Prompt{Tokens: prompt})
+				if err := p.Prepare(ctx, &q, v); err != nil {
+					b.Fatal(err)
+				}
+				d := p.Choose(&q, v)
+				p.Routed(&q, d)
+				p.Completed(&q, d, routing.Outcome{Usage: routing.NoUsage})
+			}
+		})
+	}
+}
+
+// BenchmarkChoose measures Choose with the request prepared; burst: after picks of the
+// same prompt.
+func BenchmarkChoose(b *testing.B) {
+	for _, burst := range []bool{false, true} {
+		for _, n := range policytest.BenchmarkSizes {
+			b.Run(fmt.Sprintf("burst=%t/n=%d", burst, n), func(b *testing.B) {
+				r := policytest.NewRouter(b, newPolicy(b, DefaultConfig()), policytest.Fleet(n))
+				q := ask(tokens(1, 8192))
+				r.Prepare(context.Background(), q)
+				p, v := r.Policy().(*Policy), r.View()
+				b.ReportAllocs()
+				for b.Loop() {
+					if !burst {
+						q.Prepared.(*prepared).since = p.unrouted.picks
+					}
+					p.Choose(q, v)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkRouter measures whole picks through the Router.
+func BenchmarkRouter(b *testing.B) {
+	policytest.Benchmark(b, func() routing.Policy { return newPolicy(b, DefaultConfig()) })
+}

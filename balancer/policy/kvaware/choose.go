@@ -1,0 +1,228 @@
+package kvaware
+
+import (
+	"math"
+
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/policy/holdings"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Choose implements [routing.Policy].
+func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	d, o := p.choose(q, v)
+	if o != nil {
+		s := q.Prepared.(*prepared)
+		s.number = p.unrouted.pick()
+		p.recent.add(s, o.replica, o.rank, s.number)
+	}
+	return d
+}
+
+// Preview implements [routing.Previewer]: no pick is noted.
+func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
+	d, _ := p.choose(q, v)
+	return d
+}
+
+// choose returns the option that was chosen by cost, nil if it was another way.
+func (p *Policy) choose(q *routing.Request, v *routing.View) (routing.Decision, *option) {
+	s, _ := q.Prepared.(*prepared)
+	if s == nil {
+		if r := v.LeastOfTwo(q); r != nil {
+			return routing.To(r, routing.ReasonNoKey), nil
+		}
+		return routing.Wait(), nil
+	}
+	c := choice{Policy: p, prepared: s, Scope: holdings.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
+	for i := 0; ; i++ {
+		pool, ok := v.Pool(q, i)
+		if !ok {
+			return routing.Wait(), nil
+		}
+		c.Enter(pool)
+		if c.list(); len(p.options) == 0 {
+			continue
+		}
+		o, why := c.best()
+		return c.to(o, why), o
+	}
+}
+
+// A choice is one run of Choose.
+type choice struct {
+	*Policy
+	*prepared
+	holdings.Scope
+	burst bool // picks were made that the index may not have had
+}
+
+// An option is a candidate that is available.
+type option struct {
+	candidate
+	replica *routing.Replica
+	cost    float64
+}
+
+// list lists the options of the pool: all of a small fleet, else the candidates and
+// some drawn at random, among whom the least loaded is about as good as any.
+func (c *choice) list() {
+	c.options = c.options[:0]
+	for _, candidate := range c.candidates {
+		if r := c.Take(candidate.at); r != nil {
+			c.add(candidate, r)
+		}
+	}
+	if !c.Stale && c.fleet.Units() <= many {
+		return
+	}
+	c.choosing.SetKey(c.key)
+	n, from := len(c.Pool.Replicas), 0
+	if n > many {
+		from = c.View.IntN(n)
+	}
+	drawn := c.draw(c.Pool.Replicas[from:min(from+many, n)])
+	drawn += c.draw(c.Pool.Replicas[:max(0, min(from+many-n, from))])
+	if drawn == 0 && len(c.options) == 0 {
+		c.draw(c.Pool.Replicas)
+	}
+}
+
+// draw adds those that are available and no options yet, with nothing cached, and
+// returns how many were available.
+func (c *choice) draw(replicas []*routing.Replica) (available int) {
+	listed := c.options
+	for _, r := range replicas {
+		if !c.Pool.Takes(r) {
+			continue
+		}
+		available++
+		if !has(listed, r) {
+			c.add(candidate{score: c.choosing.Score(r.ID), at: int32(r.Index())}, r)
+		}
+	}
+	return available
+}
+
+func has(options []option, r *routing.Replica) bool {
+	for i := range options {
+		if options[i].replica == r {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *choice) add(k candidate, r *routing.Replica) {
+	if c.burst {
+		if n := c.recent.held(c.prepared, r, k.rank); n > int(k.tokens) {
+			k.tokens = int32(n)
+			k.credit = max(k.credit, c.config.GPUCredit*float64(n))
+		}
+	}
+	c.options = append(c.options, option{k, r, c.cost(k, r)})
+}
+
+// cost is what the request would cost on a replica: tokens to compute before its
+// answer begins, its own weighing more, and the work under way beside it.
+func (c *choice) cost(k candidate, r *routing.Replica) float64 {
+	w, rate := &c.config, r.Rate()
+	ongoing, others := r.Foreign()
+	queued := float64(int64(r.QueuedTokens())+others) / rate
+	decode := c.View.Load(r) - queued
+	if k.ranks > 1 {
+		share := c.share(k)
+		queued = (share*float64(r.QueuedTokens()) + float64(others)/float64(k.ranks)) / rate
+		if active := r.Ongoing() + ongoing; active > 0 {
+			decode *= (share*float64(r.Ongoing()) + float64(ongoing)/float64(k.ranks)) / float64(active)
+		}
+	}
+	own := (float64(c.Tokens) - k.credit) / rate
+	return w.UncachedWeight*own + w.QueuedWeight*queued + w.DecodeWeight*decode
+}
+
+// share returns which part of our own work on a replica is on a rank of it. That of
+// others is taken to be spread evenly.
+func (c *choice) share(k candidate) float64 {
+	m := c.fleet.Members[k.at]
+	var all int64
+	for rank := range int(k.ranks) {
+		all += m.Work(rank).Load()
+	}
+	if all <= 0 {
+		return 1 / float64(k.ranks)
+	}
+	return float64(max(m.Work(int(k.rank)).Load(), 0)) / float64(all)
+}
+
+// best returns the first in the agreed order among those that cost about the least.
+func (c *choice) best() (*option, routing.Reason) {
+	least, most := math.Inf(1), math.Inf(-1)
+	for i := range c.options {
+		least, most = min(least, c.options[i].cost), max(most, c.options[i].cost)
+	}
+	if c.config.Temperature > 0 && most > least {
+		return c.drawn(least, c.config.Temperature*(most-least)), routing.ReasonKVCost
+	}
+	var best *option
+	equal := 0
+	for i := range c.options {
+		o := &c.options[i]
+		if o.cost > least+c.config.NearTieTokens {
+			continue
+		}
+		equal++
+		if best == nil || agreed.Before(o.score, o.replica, best.score, best.replica) {
+			best = o
+		}
+	}
+	if equal > 1 {
+		return best, routing.ReasonKVNearTie
+	}
+	return best, routing.ReasonKVCost
+}
+
+// drawn draws at random, with weights exp(-(cost-least)/scale).
+func (c *choice) drawn(least, scale float64) *option {
+	sum := 0.0
+	for i := range c.options {
+		sum += math.Exp((least - c.options[i].cost) / scale)
+	}
+	const fine = 1 << 53
+	left := sum * float64(c.View.IntN(fine)) / fine
+	for i := range c.options {
+		if left -= math.Exp((least - c.options[i].cost) / scale); left < 0 {
+			return &c.options[i]
+		}
+	}
+	return &c.options[len(c.options)-1]
+}
+
+func (c *choice) to(o *option, why routing.Reason) routing.Decision {
+	d := routing.To(o.replica, why)
+	d.MatchedTokens = int(o.tokens)
+	d.Place = c.placeOf(o)
+	if o.ranks > 1 {
+		d.SetRank(int(o.rank))
+	}
+	return d
+}
+
+// placeOf returns the option's place in the agreed order of the whole fleet; -1 if that
+// is not among the first of a large one.
+func (c *choice) placeOf(o *option) int {
+	if c.Stale {
+		return -1
+	}
+	place := 0
+	for i := range c.candidates {
+		k := &c.candidates[i]
+		if (i == 0 || c.candidates[i-1].at != k.at) && agreed.Before(k.score, c.fleet.Replicas[k.at], o.score, o.replica) {
+			place++
+		}
+	}
+	if c.fleet.Units() > many && place >= agreed.Head {
+		return -1
+	}
+	return place
+}

@@ -1,0 +1,220 @@
+package kvaware
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Each case is a fleet of 16 and a prompt of 8,000 tokens; places is its agreed order.
+func TestCost(t *testing.T) {
+	prompt := tokens(1, 8000)
+	for _, tt := range []struct {
+		name    string
+		config  func(*Config)
+		before  func(r *routing.Router, places []string)
+		place   int
+		why     routing.Reason
+		matched int
+	}{
+		{
+			name: "nobody holds it, nobody is busy", why: routing.ReasonKVNearTie,
+		}, {
+			name:   "a holder saves more than a near tie",
+			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt, 16) },
+			place:  7, why: routing.ReasonKVCost, matched: 8000,
+		}, {
+			name:   "a short match is a near tie",
+			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt[:1328], 16) },
+			why:    routing.ReasonKVNearTie,
+		}, {
+			name:   "it is not where ties are exact",
+			config: func(c *Config) { c.NearTieTokens = 0 },
+			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt[:1328], 16) },
+			place:  7, why: routing.ReasonKVCost, matched: 1328,
+		}, {
+			name: "the first of two holders",
+			before: func(r *routing.Router, at []string) {
+				tell(r, at[7], 0, 0, prompt, 16)
+				tell(r, at[3], 0, 0, prompt[:7200], 16)
+			},
+			place: 3, why: routing.ReasonKVNearTie, matched: 7200,
+		}, {
+			name: "a holder bears three times what it saves, and the width",
+			before: func(r *routing.Router, at []string) {
+				tell(r, at[7], 0, 0, prompt, 16)
+				busy(t, r, at[7], 3*8000-500-4001)
+			},
+			place: 7, why: routing.ReasonKVCost, matched: 8000,
+		}, {
+			name: "and no more",
+			before: func(r *routing.Router, at []string) {
+				tell(r, at[7], 0, 0, prompt, 16)
+				busy(t, r, at[7], 3*8000-500+4001)
+			},
+			why: routing.ReasonKVNearTie,
+		}, {
+			name: "load counts among holders, however much they hold",
+			before: func(r *routing.Router, at []string) {
+				for i, id := range at {
+					tell(r, id, 0, 0, prompt, 16)
+					busy(t, r, id, 100_000)
+					if i < 9 {
+						busy(t, r, id, 5_000)
+					}
+				}
+			},
+			place: 9, why: routing.ReasonKVNearTie, matched: 8000,
+		}, {
+			name:   "active requests count",
+			before: func(r *routing.Router, at []string) { policytest.Fill(t, r, at[0], 9) },
+			place:  1, why: routing.ReasonKVNearTie,
+		}, {
+			name:   "as much as they weigh",
+			config: func(c *Config) { c.DecodeWeight = 0.5 },
+			before: func(r *routing.Router, at []string) { policytest.Fill(t, r, at[0], 15) },
+			why:    routing.ReasonKVNearTie,
+		}, {
+			name:   "the queue counts as much as it weighs",
+			config: func(c *Config) { c.QueuedWeight = 0.1 },
+			before: func(r *routing.Router, at []string) { busy(t, r, at[0], 30_000) },
+			why:    routing.ReasonKVNearTie,
+		}, {
+			name: "the load of others counts",
+			before: func(r *routing.Router, at []string) {
+				r.SetForeignLoad([]routing.ForeignLoad{{ID: at[0], QueuedTokens: 2000, Ongoing: 5}})
+			},
+			place: 1, why: routing.ReasonKVNearTie,
+		}, {
+			name: "faster tiers are worth more",
+			before: func(r *routing.Router, at []string) {
+				tell(r, at[2], 0, routing.TierDisk, prompt, 16)
+				tell(r, at[4], 0, routing.TierHost, prompt, 16)
+			},
+			place: 4, why: routing.ReasonKVCost, matched: 8000,
+		}, {
+			name:   "as much as is said",
+			config: func(c *Config) { c.DiskCredit = 1.5 },
+			before: func(r *routing.Router, at []string) {
+				tell(r, at[2], 0, routing.TierDisk, prompt, 16)
+				tell(r, at[4], 0, routing.TierGPU, prompt, 16)
+			},
+			place: 2, why: routing.ReasonKVCost, matched: 8000,
+		}, {
+			name:   "superblocks",
+			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt, routing.SuperblockTokens) },
+			place:  7, why: routing.ReasonKVCost, matched: 7680,
+		}, {
+			name:   "the engine's own block",
+			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt, 128) },
+			place:  -2, why: routing.ReasonKVCost, matched: 7936,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := DefaultConfig()
+			if tt.config != nil {
+				tt.config(&c)
+			}
+			p := newPolicy(t, c)
+			r := policytest.NewRouter(t, p, policytest.Fleet(16))
+			at := places(t, r, ask(prompt))
+			if tt.before != nil {
+				tt.before(r, at)
+			}
+			d := policytest.Choose(t, r, ask(prompt))
+			require.NotNil(t, d.Replica)
+			if tt.place == -2 { // another block is another key
+				assert.Equal(t, at[7], d.Replica.ID)
+			} else {
+				assert.Equal(t, at[tt.place], d.Replica.ID)
+				assert.Equal(t, tt.place, d.Place)
+			}
+			assert.Equal(t, tt.why, d.Reason)
+			assert.Equal(t, tt.matched, d.MatchedTokens)
+			assert.Zero(t, p.IndexStats().Refused)
+		})
+	}
+}
+
+// A replica that is twice as fast bears twice as much.
+func TestRates(t *testing.T) {
+	fleet := policytest.Fleet(2)
+	fleet[1].Weight = 2
+	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.NearTieTokens = 0 })), fleet)
+	count := map[string]int{}
+	for i := range 300 {
+		count[policytest.Pick(t, r, ask(tokens(i, 1000))).Decision.Replica.ID]++
+	}
+	assert.InDelta(t, 200, count["r1"], 3)
+}
+
+func TestWithoutPrompt(t *testing.T) {
+	r := newRouter(t, 16)
+	d := policytest.Choose(t, r, policytest.Session("s"))
+	home := d.Replica.ID
+	assert.Equal(t, routing.ReasonKVNearTie, d.Reason)
+	assert.Zero(t, d.Place)
+	assert.Equal(t, home, policytest.Choose(t, newRouter(t, 16), policytest.Session("s")).Replica.ID)
+	busy(t, r, home, 5000)
+	assert.NotEqual(t, home, policytest.Choose(t, r, policytest.Session("s")).Replica.ID)
+	assert.Equal(t, routing.ReasonNoKey, policytest.Choose(t, r, &routing.Request{}).Reason)
+}
+
+func TestStickySessions(t *testing.T) {
+	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.StickySessions = true })), policytest.Fleet(16))
+	home := policytest.Choose(t, r, policytest.Session("s")).Replica.ID
+	for i := range 8 {
+		q := ask(tokens(i, 500))
+		q.Session = "s"
+		assert.Equal(t, home, policytest.Choose(t, r, q).Replica.ID)
+	}
+}
+
+func TestTemperature(t *testing.T) {
+	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.Temperature = 0.5 })), policytest.Fleet(3))
+	busy(t, r, "r1", 10_000)
+	busy(t, r, "r2", 20_000)
+	count := map[string]float64{}
+	for range 4000 {
+		d := policytest.Choose(t, r, policytest.Session("s"))
+		require.Equal(t, routing.ReasonKVCost, d.Reason)
+		count[d.Replica.ID]++
+	}
+	// r0 has load 0, r1 10,500, r2 20,500: exp(-x/(0.5·20,500)).
+	for id, load := range map[string]float64{"r1": 10_500, "r2": 20_500} {
+		assert.InEpsilon(t, math.Exp(-load/10_250), count[id]/count["r0"], 0.15, id)
+	}
+}
+
+func TestRanks(t *testing.T) {
+	fleet := policytest.Fleet(3)
+	for i := range fleet {
+		fleet[i].Ranks = 4
+	}
+	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet)
+	prompt := tokens(1, 8000)
+	tell(r, "r2", 3, 0, prompt, 16)
+	d := policytest.Choose(t, r, ask(prompt))
+	assert.Equal(t, "r2/3", fmt.Sprintf("%s/%d", d.Replica.ID, d.Rank()))
+	assert.Equal(t, 8000, d.MatchedTokens)
+
+	// Different prompts spread over all ranks, and one's own routes are known by rank.
+	count := map[string]int{}
+	for i := range 120 {
+		q := ask(tokens(10+i, 8000))
+		b := policytest.Pick(t, r, q)
+		unit := fmt.Sprintf("%s/%d", b.Decision.Replica.ID, b.Decision.Rank())
+		count[unit]++
+		again := policytest.Choose(t, r, ask(tokens(10+i, 8000)))
+		require.Equal(t, unit, fmt.Sprintf("%s/%d", again.Replica.ID, again.Rank()))
+	}
+	assert.Len(t, count, 12)
+	for unit, n := range count {
+		assert.InDelta(t, 10, n, 3, unit)
+	}
+}

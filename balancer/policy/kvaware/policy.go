@@ -1,0 +1,145 @@
+package kvaware
+
+import (
+	"context"
+	"sync"
+
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/policy/holdings"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Policy is the policy. Make it with [New]; it belongs to one Router.
+type Policy struct {
+	config     Config
+	held       *holdings.Index
+	popularity *agreed.Popularity
+	scratch    sync.Pool // of *scratch
+	unrouted   unrouted
+
+	// What follows belongs to Choose, and so to the Router's lock.
+	recent   recent
+	choosing agreed.Scorer
+	options  []option
+}
+
+var (
+	_ routing.Policy             = (*Policy)(nil)
+	_ routing.KeyUser            = (*Policy)(nil)
+	_ routing.RouteObserver      = (*Policy)(nil)
+	_ routing.CompletionObserver = (*Policy)(nil)
+	_ routing.MembershipObserver = (*Policy)(nil)
+	_ routing.CacheObserver      = (*Policy)(nil)
+	_ routing.CapacityObserver   = (*Policy)(nil)
+	_ routing.IndexReporter      = (*Policy)(nil)
+	_ routing.Previewer          = (*Policy)(nil)
+	_ routing.SuperblockReporter = (*Policy)(nil)
+)
+
+// New returns a policy, or an error that names the field that is out of bounds.
+func New(c Config) (*Policy, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	return &Policy{
+		config: c,
+		held: holdings.New(holdings.Options{
+			MaxBytes: c.IndexBytes,
+			Grain:    agreed.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
+			Learn:    true,
+			Ranks:    true,
+			KVTokens: c.KVTokens,
+		}),
+		popularity: agreed.NewPopularity(),
+		scratch:    sync.Pool{New: func() any { return new(scratch) }},
+	}, nil
+}
+
+// Uses implements [routing.KeyUser].
+func (p *Policy) Uses() routing.Uses {
+	return routing.UsesSession | routing.UsesPrompt | routing.UsesLoad
+}
+
+// Prepare implements [routing.Policy]. Only the first time for a request is the
+// prompt read and counted.
+func (p *Policy) Prepare(_ context.Context, q *routing.Request, v *routing.View) error {
+	s, _ := q.Prepared.(*prepared)
+	if s == nil {
+		if s = p.read(q, v); s == nil {
+			return nil
+		}
+		q.Prepared = s
+	}
+	s.now, s.since = v.Now(), p.unrouted.before.Load() // before the index is searched
+	p.find(s, p.held.Fleet(v))
+	return nil
+}
+
+// Routed implements [routing.RouteObserver]: the replica will hold the prompt.
+func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
+	s, _ := q.Prepared.(*prepared)
+	if s == nil {
+		return
+	}
+	m, rank := p.held.Member(d.Replica), max(d.Rank(), 0)
+	alone := d.Replica.Ongoing() <= 1
+	if alone { // nobody may have told the ends of those before
+		for i := range d.Replica.Ranks {
+			m.Work(i).Store(0)
+		}
+	}
+	m.Work(rank).Add(work(s, d))
+	if len(s.Hashes) > 0 {
+		p.held.Routed(m, rank, s.Hashes, s.TokensPerBlock(), alone, s.now)
+	}
+	p.unrouted.routed(s.number)
+}
+
+// work is what a request adds to the rank that it is on.
+func work(s *prepared, d routing.Decision) int64 {
+	return routing.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0))
+}
+
+// Superblocks implements [routing.SuperblockReporter].
+func (p *Policy) Superblocks(q *routing.Request, to []uint64) []uint64 {
+	if s, _ := q.Prepared.(*prepared); s != nil {
+		to, _ = s.Blocks.Superblocks(to)
+	}
+	return to
+}
+
+// Completed implements [routing.CompletionObserver]: what the replica says it had
+// cached corrects what it is believed to.
+func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Outcome) {
+	s, _ := q.Prepared.(*prepared)
+	if s == nil {
+		return
+	}
+	m, rank := p.held.Member(d.Replica), max(d.Rank(), 0)
+	m.Work(rank).Add(-work(s, d))
+	if len(s.Hashes) == 0 {
+		return
+	}
+	p.held.Completed(m, rank, len(s.Hashes))
+	if o.Err == nil && o.Usage.CachedTokens >= 0 {
+		p.held.Measured(m, rank, d.MatchedTokens, o.Usage.CachedTokens)
+	}
+}
+
+// ReplicasChanged implements [routing.MembershipObserver].
+func (p *Policy) ReplicasChanged(added, removed []*routing.Replica) {
+	p.held.ReplicasChanged(added, removed)
+}
+
+// CacheChanged implements [routing.CacheObserver].
+func (p *Policy) CacheChanged(changes []routing.CacheChange) { p.held.CacheChanged(changes) }
+
+// ReplicaCapacity implements [routing.CapacityObserver].
+func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.held.SetCapacity(id, kvTokens) }
+
+// IndexStats implements [routing.IndexReporter].
+func (p *Policy) IndexStats() routing.IndexStats { return p.held.Stats() }
+
+// Accuracy says how well what replicas were believed to cache was confirmed by them.
+// Safe from any goroutine.
+func (p *Policy) Accuracy() holdings.Accuracy { return p.held.Accuracy() }

@@ -1,0 +1,140 @@
+package kvaware
+
+import (
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/policy/holdings"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+const (
+	// many is how many units are all looked at. Of a larger fleet it is the holders,
+	// the first in the agreed order, and so many others drawn at random.
+	many = 64
+	// maxHolders bounds the holders of a larger fleet that are looked at.
+	maxHolders = 32
+	// short is how many candidates need no memory of their own.
+	short = 16
+)
+
+// prepared is what Prepare leaves with a request. What is read from the prompt stays
+// for all attempts; what is found for it is found again for another fleet.
+type prepared struct {
+	// Read from the prompt, once.
+	agreed.Blocks
+	key    uint64 // of the agreed order
+	common int    // blocks before the distinguishing one
+
+	// Found for a fleet.
+	fleet      *holdings.Fleet
+	now        time.Time
+	since      uint64 // picks in the index when it was searched
+	number     uint64 // of the last pick made of it
+	candidates []candidate
+	few        [short]candidate
+}
+
+// A candidate is a unit of the fleet: a replica, or one of its ranks.
+type candidate struct {
+	score  uint64  // in the agreed order
+	credit float64 // tokens that need not be computed there
+	tokens int32   // leading tokens cached there, on any tier
+	at     int32   // place in the fleet
+	rank   int32
+	ranks  int32 // how many the replica has
+}
+
+// scratch is the memory of one search, used again and again.
+type scratch struct {
+	agreed.Scorer
+	holdings.Found
+	scores []uint64
+}
+
+// read hashes the prompt and finds the key. It returns nil where there is none.
+func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
+	if q.Prompt.Empty() && q.Session == "" {
+		return nil
+	}
+	s := new(prepared)
+	s.Tokens = q.PromptTokens
+	if !q.Prompt.Empty() {
+		s.Cut(q.Prompt, q.PromptTokens, p.held.Grain(q.Model), p.held.Seed(q), true)
+		s.common, _ = p.popularity.See(s.Hashes, len(v.Replicas()))
+		s.key = s.Hashes[s.common]
+	}
+	if q.Session != "" && (p.config.StickySessions || q.Prompt.Empty()) {
+		s.key = agreed.SessionKey(q.Session)
+	}
+	return s
+}
+
+// find searches the index and lists the candidates.
+func (p *Policy) find(s *prepared, f *holdings.Fleet) {
+	found := p.scratch.Get().(*scratch)
+	defer p.scratch.Put(found)
+	s.fleet, s.candidates = f, s.few[:0]
+	p.held.Match(f, &s.Blocks, &found.Found)
+	found.SetKey(s.key)
+	if f.Units() <= many {
+		if f.Units() > short {
+			s.candidates = make([]candidate, 0, f.Units())
+		}
+		for at, r := range f.Replicas {
+			s.add(p, found, at, found.Score(r.ID))
+		}
+		return
+	}
+	found.scores = found.scores[:0]
+	for _, r := range f.Replicas {
+		found.scores = append(found.scores, found.Score(r.ID))
+	}
+	s.candidates = make([]candidate, 0, maxHolders+agreed.Head)
+	top, n := agreed.First(f.Replicas, found.scores)
+	for _, place := range top[:n] {
+		s.add(p, found, int(place.At), found.scores[place.At])
+	}
+	for _, h := range found.Holders[:min(len(found.Holders), maxHolders)] {
+		at := f.PlaceOf(int(h.At))
+		if !s.has(at) {
+			s.add(p, found, at, found.scores[at])
+		}
+	}
+}
+
+// add lists the units of the replica at a place. Its ranks come in the order of the
+// key, for those that cost the same.
+func (s *prepared) add(p *Policy, found *scratch, at int, score uint64) {
+	first := s.fleet.Unit(at, 0)
+	ranks := s.fleet.Ranks(at)
+	for i := range ranks {
+		rank := int((s.key + uint64(i)) % uint64(ranks))
+		c := candidate{score: score, at: int32(at), rank: int32(rank), ranks: int32(ranks)}
+		c.credit, c.tokens = p.credit(s, found, first+rank)
+		s.candidates = append(s.candidates, c)
+	}
+}
+
+func (s *prepared) has(at int) bool {
+	for i := range s.candidates {
+		if int(s.candidates[i].at) == at {
+			return true
+		}
+	}
+	return false
+}
+
+// credit returns what a unit's cache is worth for the prompt, and how many leading
+// tokens it holds on any tier. What everybody shares is worth as much where it is not
+// cached yet: it is more than one replica should bear.
+func (p *Policy) credit(s *prepared, found *scratch, unit int) (credit float64, tokens int32) {
+	before := 0
+	for t, each := range [routing.Tiers]float64{p.config.GPUCredit, p.config.HostCredit, p.config.DiskCredit} {
+		n := s.CoveredTokens(found.Depth(unit, routing.Tier(t)))
+		credit += each * float64(n-before)
+		before = n
+	}
+	shared := p.config.GPUCredit * float64(s.CoveredTokens(s.common))
+	return max(credit, shared), int32(before)
+}

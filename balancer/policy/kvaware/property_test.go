@@ -1,0 +1,274 @@
+package kvaware
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func TestConform(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"default":     func(*Config) {},
+		"exact":       func(c *Config) { c.NearTieTokens = 0 },
+		"temperature": func(c *Config) { c.Temperature = 0.3 },
+		"sticky":      func(c *Config) { c.StickySessions = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			policytest.Conform(t, func() routing.Policy { return newPolicy(t, with(change)) })
+		})
+	}
+}
+
+// A thousand requests that were prepared together, before any was picked, spread as a
+// thousand that came one by one; and so if they pick at the same time.
+func TestABurstSpreadsAsInARow(t *testing.T) {
+	const requests = 1000
+	prompt := tokens(1, 4000)
+	spread := func(pick func(r *routing.Router, q []*routing.Request) []*routing.Booking) []int {
+		r := newRouter(t, 16)
+		for range 5 { // the key has settled
+			route(t, r, ask(prompt))
+		}
+		policytest.SetFleet(r, nil)
+		policytest.SetFleet(r, policytest.Fleet(16)) // and all is forgotten
+		qs := make([]*routing.Request, requests)
+		for i := range qs {
+			qs[i] = ask(prompt)
+		}
+		count := make([]int, 16)
+		for _, b := range pick(r, qs) {
+			count[b.Decision.Replica.Index()]++
+		}
+		return count
+	}
+	inARow := spread(func(r *routing.Router, qs []*routing.Request) (bs []*routing.Booking) {
+		for _, q := range qs {
+			bs = append(bs, policytest.Pick(t, r, q))
+		}
+		return bs
+	})
+	together := spread(func(r *routing.Router, qs []*routing.Request) (bs []*routing.Booking) {
+		for _, q := range qs {
+			r.Prepare(context.Background(), q)
+		}
+		for _, q := range qs {
+			bs = append(bs, policytest.Pick(t, r, q))
+		}
+		return bs
+	})
+	atOnce := spread(func(r *routing.Router, qs []*routing.Request) []*routing.Booking {
+		bs := make([]*routing.Booking, len(qs))
+		var wg sync.WaitGroup
+		for i, q := range qs {
+			wg.Go(func() { bs[i] = policytest.Pick(t, r, q) })
+		}
+		wg.Wait()
+		return bs
+	})
+	t.Log(inARow)
+	for i, n := range inARow {
+		assert.InDelta(t, requests/16, n, 30)
+		assert.InDelta(t, n, together[i], 1)
+		assert.InDelta(t, n, atOnce[i], 1)
+	}
+}
+
+// Siblings, which differ in their ends, go where the first of the burst went as well.
+func TestSiblingsOfABurst(t *testing.T) {
+	r := newRouter(t, 16)
+	for i := range 16 * 10 { // eight in so many are not what everybody shares
+		policytest.Pick(t, r, ask(tokens(100+i, 64))).Release()
+	}
+	var qs []*routing.Request
+	for i := range 8 {
+		q := ask(tokens(1, 8200), tokens(2+i, 60))
+		r.Prepare(context.Background(), q)
+		qs = append(qs, q)
+	}
+	home := policytest.Pick(t, r, qs[0]).Decision.Replica.ID
+	for _, q := range qs[1:] {
+		d := policytest.Pick(t, r, q).Decision
+		assert.Equal(t, home, d.Replica.ID)
+		assert.Equal(t, 8192, d.MatchedTokens)
+	}
+}
+
+func TestMarks(t *testing.T) {
+	for n, want := range map[int][]int{1: {1}, 5: {4, 5}, 24: {16, 18, 20, 22, 24}, 379: {256, 288, 320, 352}} {
+		var got []int
+		for i := 0; i < marks && mark(n, i) <= n; i++ {
+			got = append(got, mark(n, i))
+		}
+		assert.Equal(t, want, got)
+	}
+}
+
+// In a large fleet only some are looked at. What is picked costs about as little as the
+// least of all.
+func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
+	rnd := policytest.Seeded(5)
+	const replicas, tries = 400, 300
+	near, excess := 0, 0.0
+	for range tries / 10 {
+		r := newRouter(t, replicas)
+		all := r.View().Replicas()
+		for _, rep := range all {
+			busy(t, r, rep.ID, rnd.IntN(20_000))
+		}
+		talks := make([][]uint32, 10)
+		for i := range talks {
+			talks[i] = tokens(i, 6000)
+			for range rnd.IntN(40) {
+				tell(r, all[rnd.IntN(replicas)].ID, 0, 0, talks[i][:16*(1+rnd.IntN(375))], 16)
+			}
+		}
+		for _, talk := range talks {
+			q := ask(talk)
+			d := policytest.Choose(t, r, q)
+			p := r.Policy().(*Policy)
+			s := q.Prepared.(*prepared)
+			var found scratch
+			p.held.Match(s.fleet, &s.Blocks, &found.Found)
+			cost := func(rep *routing.Replica) float64 {
+				credit, _ := p.credit(s, &found, rep.Index())
+				return 3*(float64(q.PromptTokens)-credit) + r.View().Load(rep)
+			}
+			least := cost(all[0])
+			for _, rep := range all {
+				least = min(least, cost(rep))
+			}
+			over := max(cost(d.Replica)-least-DefaultConfig().NearTieTokens, 0)
+			if over == 0 {
+				near++
+			}
+			excess += over
+		}
+	}
+	t.Logf("%d of %d within the width of the least; the others cost %.0f tokens more in the mean", near, tries, excess/float64(max(tries-near, 1)))
+	assert.GreaterOrEqual(t, near, tries*99/100)
+	assert.Less(t, excess/tries, 40.)
+}
+
+// Clients that share nothing and were told nothing agree where conversations are.
+func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
+	const clients = 8
+	rnd := policytest.Seeded(3)
+	system := tokens(0, 1000)
+	var fleets [clients]*routing.Router
+	for c := range fleets {
+		fleets[c] = newRouter(t, 16)
+		for i := range 50 {
+			route(t, fleets[c], ask(system, tokens(1000+100*c+i, 150)))
+		}
+	}
+	used := map[string]bool{}
+	turns, found := 0, 0
+	for i := range 100 {
+		var talk []uint32
+		home := ""
+		for turn := range 5 {
+			talk = append(talk, tokens(10_000+10*i+turn, 60+rnd.IntN(200))...)
+			id := route(t, fleets[rnd.IntN(clients)], ask(system, talk)).Replica.ID
+			if home == "" {
+				home = id
+			}
+			if turns++; id == home {
+				found++
+			}
+			used[id] = true
+		}
+	}
+	assert.GreaterOrEqual(t, found, turns*95/100)
+	assert.Len(t, used, 16)
+}
+
+// Replicas that have cached time and again less than is believed are believed less.
+func TestBeliefsAreCorrected(t *testing.T) {
+	p := newPolicy(t, with(func(c *Config) { c.KVTokens = 200_000 }))
+	r := policytest.NewRouter(t, p, policytest.Fleet(1))
+	complete := func(cached func(d routing.Decision) int) (matched int) {
+		for i := range 400 {
+			q := ask(tokens(i%100, 1600))
+			d := route(t, r, q)
+			matched = d.MatchedTokens
+			r.Complete(q, d, routing.Outcome{Sent: true, Usage: routing.Usage{CachedTokens: cached(d)}})
+		}
+		return matched
+	}
+	assert.Equal(t, 1600, complete(func(d routing.Decision) int { return d.MatchedTokens }), "100 prompts fit")
+	assert.Zero(t, p.IndexStats().Corrections)
+	assert.Zero(t, complete(func(routing.Decision) int { return 0 }), "100 prompts, in turn, do not fit any more")
+	a := p.Accuracy()
+	assert.Positive(t, p.IndexStats().Corrections)
+	assert.Less(t, a.MeasuredTokens, a.PredictedTokens)
+	assert.EqualValues(t, 800, a.Requests)
+}
+
+func TestAllocations(t *testing.T) {
+	for n, most := range map[int]float64{8: 2, 16: 2, 64: 3, 200: 3} {
+		p := newPolicy(t, DefaultConfig())
+		r := policytest.NewRouter(t, p, policytest.Fleet(n))
+		prompt := tokens(1, 8192)
+		for _, rep := range r.View().Replicas()[:8] {
+			tell(r, rep.ID, 0, 0, prompt, 16)
+			tell(r, rep.ID, 0, 0, prompt, routing.SuperblockTokens)
+		}
+		v := r.View()
+		var q routing.Request
+		got := testing.AllocsPerRun(200, func() {
+			q = routing.Request{}
+			q.SetPrompt(routing.Prompt{Tokens: prompt})
+			if err := p.Prepare(context.Background(), &q, v); err != nil {
+				t.Fatal(err)
+			}
+			d := p.Choose(&q, v)
+			p.Routed(&q, d)
+			p.Completed(&q, d, routing.Outcome{Usage: routing.NoUsage})
+		})
+		assert.LessOrEqual(t, got, most+raceAllocs, "%d replicas", n)
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	p := newPolicy(t, with(func(c *Config) { c.IndexBytes = 1 << 20 }))
+	members := policytest.Bounded(policytest.Fleet(20), 4)
+	for i := range members {
+		members[i].Ranks = i % 3
+	}
+	r := policytest.NewRouter(t, p, members)
+	var wg sync.WaitGroup
+	for w := range 6 {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(w), 1))
+			for i := range 150 {
+				q := ask(tokens(0, 200), tokens(rnd.IntN(50), 400))
+				var b routing.Booking
+				for range 2 {
+					if err := r.Pick(t.Context(), q, &b); err != nil {
+						continue
+					}
+					b.Release()
+					r.Complete(q, b.Decision, routing.Outcome{Usage: routing.Usage{CachedTokens: rnd.IntN(600)}})
+					q.NextAttempt(b.Decision.Replica)
+				}
+				tell(r, members[w].ID, i%2, 0, tokens(0, 600), []int{16, 512}[i%2])
+				r.ReplicaCapacity(members[w].ID, 1000+i)
+				p.IndexStats()
+				p.Accuracy()
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range 60 {
+			policytest.SetFleet(r, members[:10+i%11])
+		}
+	})
+	wg.Wait()
+	require.NotZero(t, p.Accuracy().Requests)
+}

@@ -1,0 +1,6 @@
+//go:build race
+
+package kvaware
+
+// Under the race detector a sync.Pool drops what it is given at random.
+const raceAllocs = 50

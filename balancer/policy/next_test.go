@@ -1,0 +1,87 @@
+package policy_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Who is next is whom the policy picks when the one before is excluded; and asking changes nothing of what it picks
+// afterwards. Two Routers are asked the same; one of them is also asked who would be next.
+func TestNextIsWhomThePolicyWouldPick(t *testing.T) {
+	for _, name := range []string{roundrobin.Name, consistenthash.Name, prefixaffinity.Name, kvaware.Name} {
+		t.Run(name, func(t *testing.T) {
+			fleet := policytest.Fleet(9)
+			router := func() *routing.Router {
+				p, err := policy.New(name, nil)
+				require.NoError(t, err)
+				return policytest.NewRouter(t, p, fleet, func(o *routing.Options) { o.Rand = policytest.Seeded(3) })
+			}
+			asked, twin := router(), router()
+			for i := range 200 {
+				q, same := policytest.Request(4*i), policytest.Request(4*i) // with all keys: nothing is drawn at random
+				b, c := policytest.Pick(t, asked, q), policytest.Pick(t, twin, same)
+				require.Equal(t, c.Decision.Replica.ID, b.Decision.Replica.ID, "request %d", i)
+				next := asked.Next(q, b.Decision.Replica, 3, nil)
+				require.Len(t, next, 3)
+				if name == roundrobin.Name || name == kvaware.Name {
+					continue // to pick there would leave something behind in the twin
+				}
+				same.Exclude = []string{b.Decision.Replica.ID}
+				for _, d := range next {
+					var second routing.Booking
+					require.NoError(t, twin.Query(context.Background(), same, &second))
+					require.Equal(t, second.Decision.Replica.ID, d.Replica.ID, "request %d", i)
+					require.Equal(t, second.Decision.Rule, d.Rule)
+					second.Release()
+					same.Exclude = append(same.Exclude, d.Replica.ID)
+				}
+			}
+		})
+	}
+}
+
+// Who takes turns says who has the next one, and that one gets it.
+func TestNextInTurn(t *testing.T) {
+	p, err := policy.New(roundrobin.Name, nil)
+	require.NoError(t, err)
+	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	q := new(routing.Request)
+	for next := ""; len(next) < 100; {
+		b := policytest.Pick(t, r, q)
+		if next != "" {
+			require.Equal(t, next[len(next)-len(b.Decision.Replica.ID):], b.Decision.Replica.ID)
+		}
+		next += r.Next(q, b.Decision.Replica, 2, nil)[0].Replica.ID
+	}
+}
+
+// The cheapest of the others is next by cost: those who hold more of the prompt first.
+func TestNextByCost(t *testing.T) {
+	p, err := policy.New(kvaware.Name, []byte(`{"near_tie_tokens":0}`))
+	require.NoError(t, err)
+	r := policytest.NewRouter(t, p, policytest.Replicas("a", "b", "c", "d"))
+	tokens := make([]uint32, 160)
+	hashes := kvindex.AppendTokens(nil, tokens, 16, kvindex.SeedFor("", "", ""))
+	for i, id := range []string{"c", "a", "d"} {
+		r.CacheChanged([]routing.CacheChange{{Replica: id, BlockTokens: 16, Stored: hashes[:10-3*i]}})
+	}
+	q := new(routing.Request)
+	q.SetPrompt(routing.Prompt{Tokens: tokens})
+	b := policytest.Pick(t, r, q)
+	ids := []string{b.Decision.Replica.ID}
+	for _, d := range r.Next(q, b.Decision.Replica, 16, nil) {
+		ids = append(ids, d.Replica.ID)
+	}
+	require.Equal(t, []string{"c", "a", "d", "b"}, ids)
+}

@@ -1,0 +1,44 @@
+package policytest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// conformNext asks who would be next after each of a series of picks.
+func conformNext(t *testing.T, build func() routing.Policy) {
+	rnd := Seeded(7)
+	fleet := randomFleet(rnd, 12)
+	r := NewRouter(t, build(), fleet, func(o *routing.Options) { o.Rand = Seeded(9) })
+	for i := range 400 {
+		q := randomRequest(rnd, i, fleet)
+		b := new(routing.Booking)
+		if err := r.Pick(context.Background(), q, b); err != nil {
+			continue
+		}
+		before, v := Ongoing(r), r.View()
+		seen := map[string]bool{b.Decision.Replica.ID: true}
+		next := r.Next(q, b.Decision.Replica, len(fleet), nil)
+		for _, d := range next {
+			if seen[d.Replica.ID] || !v.Available(q, d.Replica) {
+				t.Fatalf("request %d: %s is next, and is not available, or was before", i, d.Replica.ID)
+			}
+			seen[d.Replica.ID] = true
+		}
+		for _, other := range v.Connected() {
+			if q.Pin == "" && !seen[other.ID] && v.Available(q, other) {
+				t.Fatalf("request %d: %s is available and never next", i, other.ID)
+			}
+		}
+		for id, n := range Ongoing(r) {
+			if before[id] != n {
+				t.Fatalf("request %d: asking who is next changed the bookings of %s", i, id)
+			}
+		}
+		if i%3 > 0 {
+			b.Release()
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package routing
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// bySession is a policy with an order for each session; it waits for the first.
+type bySession struct{ choosing }
+
+func (bySession) Uses() Uses { return UsesSession }
+
+func (bySession) Choose(q *Request, v *View) Decision {
+	var want []*Replica
+	all := v.Replicas()
+	for i := range all {
+		r := all[(len(q.Session)+i)%len(all)]
+		switch {
+		case !r.Connected() || !v.Allowed(q, r):
+		case r.Full():
+			want = append(want, r)
+		default:
+			return To(r, ReasonRing)
+		}
+	}
+	return Wait(want...)
+}
+
+func drainingFleet(t *testing.T, grace time.Duration) *ward {
+	return newWard(t, 3, func(o *Options) {
+		o.Policy, o.DrainGrace, o.MaxOngoing = bySession{}, grace, 2
+	})
+}
+
+func (w *ward) session(s string) string {
+	b := pick(w.t, w.Router, &Request{Session: s})
+	b.Release()
+	return b.Decision.Replica.ID
+}
+
+func (w *ward) drain(i int) {
+	ms := members(3)
+	ms[i].Draining = true
+	w.SetFleet(ms)
+}
+
+func TestDrainingReplicaKeepsItsSessions(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	require.Equal(t, "r1", w.session("a"))
+	require.Equal(t, "r2", w.session("aa"))
+	w.drain(1)
+	for range 3 {
+		require.Equal(t, "r1", w.session("a"), "its own")
+		require.Equal(t, "r2", w.session("b"), "a new one goes where the order says")
+		require.Equal(t, "r2", w.session("aa"))
+		w.pass(3 * time.Second)
+	}
+	w.pass(time.Second)
+	require.Equal(t, "r2", w.session("a"), "the time is over")
+	w.drain(0)
+	require.Equal(t, "r1", w.session("a"), "it drains no more")
+	require.Equal(t, "r1", w.session("b"))
+	require.ErrorIs(t, w.Pick(t.Context(), &Request{Pin: "r0"}, new(Booking)), ErrNoSuchReplica)
+}
+
+func TestNoGrace(t *testing.T) {
+	w := drainingFleet(t, 0)
+	require.Equal(t, "r1", w.session("a"))
+	w.drain(1)
+	require.Equal(t, "r2", w.session("a"))
+}
+
+// The replica's own word counts as its attribute does, until it has been away.
+func TestReplicaDrains(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	require.Equal(t, "r1", w.session("a"))
+	w.ReplicaDrains("nobody")
+	w.ReplicaDrains("r1")
+	w.Report("r1", ReplicaReport{Ongoing: -1, QueuedTokens: -1, Draining: true})
+	require.True(t, w.View().ByID("r1").Drains())
+	require.False(t, w.View().ByID("r1").Open())
+	require.Equal(t, "r1", w.session("a"))
+	require.Equal(t, "r2", w.session("b"))
+	w.SetConnected("r0", false)
+	w.SetConnected("r2", false)
+	require.Equal(t, "r1", w.session("b"), "better than nobody")
+	pick(t, w.Router, &Request{Pin: "r1"}).Release()
+	connectAll(w.Router)
+	require.Equal(t, "r2", w.session("bb"))
+	w.SetConnected("r1", false)
+	w.SetConnected("r1", true)
+	require.Equal(t, "r1", w.session("c"))
+}
+
+// A session waits for the one that keeps it, in the queue, and nobody else does.
+func TestWaitForTheDraining(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	w.session("a")
+	var booked []*Booking
+	for i := range 6 { // all are full
+		booked = append(booked, pick(t, w.Router, &Request{Session: fmt.Sprintf("%0*d", 1+i%3, 7)}))
+	}
+	w.drain(1)
+	own := enqueue(t, w.Router, &Request{Session: "a"})
+	other := enqueue(t, w.Router, &Request{Session: "b"})
+	require.Len(t, own.b.Decision.WaitFor, 3)
+	require.Len(t, other.b.Decision.WaitFor, 2)
+	for _, b := range booked {
+		if b.Decision.Replica.ID == "r1" {
+			b.Release()
+		}
+	}
+	require.False(t, own.waiting)
+	require.Equal(t, "r1", own.b.Decision.Replica.ID)
+	require.True(t, other.waiting)
+	booked[1].Release()
+	booked[4].Release()
+	require.False(t, other.waiting)
+	require.Equal(t, "r2", other.b.Decision.Replica.ID)
+}
+
+// The table is of fixed size: sessions take each other's places, and none is ever another's.
+func TestSessionTableIsBounded(t *testing.T) {
+	s := newSessions()
+	l := &live{number: 7}
+	for i := range 10 * sessionSlots {
+		s.note(fmt.Sprint("session ", i), l)
+	}
+	known := 0
+	for i := range 10 * sessionSlots {
+		if n, ok := s.at(fmt.Sprint("session ", i)); ok {
+			require.EqualValues(t, 7, n)
+			known++
+		}
+	}
+	require.LessOrEqual(t, known, sessionSlots)
+	require.Greater(t, known, sessionSlots/2)
+	_, ok := s.at("never seen")
+	require.False(t, ok)
+	require.Zero(t, testing.AllocsPerRun(100, func() { s.note("session", l) }))
+}
+
+// memory is a policy that holds something for every replica until it leaves.
+type memory struct {
+	choosing
+	held map[string]int
+}
+
+func (m *memory) ReplicasChanged(added, removed []*Replica) {
+	for _, r := range removed {
+		delete(m.held, r.ID)
+	}
+	for _, r := range added {
+		m.held[r.ID]++
+	}
+}
+
+// What is known of a replica's cache ends with its life, and not with its connection.
+func TestRestartClearsWhatIsHeld(t *testing.T) {
+	m := &memory{choosing(firstFree), map[string]int{}}
+	r := connected(t, Options{Policy: m}, members(2)...)
+	ms := members(2)
+	set := func(instance string) {
+		m.held["r0"] = 10
+		ms[0].Instance = instance
+		r.SetFleet(ms)
+	}
+	set("a")
+	require.Equal(t, 10, m.held["r0"])
+	b := pick(t, r, new(Request))
+	r.SetConnected("r0", false)
+	r.SetConnected("r0", true)
+	require.Equal(t, 10, m.held["r0"], "a blink")
+	set("b")
+	require.Equal(t, map[string]int{"r0": 1, "r1": 1}, m.held)
+	require.True(t, r.View().ByID("r0").Connected())
+	require.Equal(t, 1, r.View().ByID("r0").Ongoing())
+	b.Release()
+	require.Zero(t, r.View().ByID("r0").Ongoing())
+	set("")
+	require.Equal(t, 10, m.held["r0"])
+}

@@ -1,0 +1,55 @@
+package routing
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A host without connections of its own takes all of them up at once, also those that join later.
+func TestConnect(t *testing.T) {
+	r, err := NewRouter(Options{Policy: choosing(leastLoaded)})
+	require.NoError(t, err)
+	r.SetFleet(members(3))
+	require.ErrorIs(t, r.Pick(t.Context(), new(Request), new(Booking)), ErrNotConnected)
+	r.Connect()
+	require.Len(t, r.View().Connected(), 3)
+	v := r.View()
+	r.Connect()
+	require.Same(t, v, r.View(), "no change")
+	r.SetFleet(members(4))
+	r.Connect()
+	require.Len(t, r.View().Connected(), 4)
+	pick(t, r, new(Request))
+}
+
+func TestHashedPrompts(t *testing.T) {
+	for _, tt := range []struct {
+		hashes, size, unit, length int
+		tokens                     int
+		want                       string
+	}{
+		{2, 16, 1, 32, 32, ""},
+		{3, 16, 1, 33, 33, ""},
+		{1, 64, BytesPerToken, 1, 1, ""},
+		{2, 64, BytesPerToken, 70, 18, ""},
+		{2, 16, 1, 33, 0, "2 hashes do not fit a length of 33 in blocks of 16"},
+		{3, 16, 1, 32, 0, "3 hashes do not fit"},
+		{0, 16, 1, 0, 0, "must be positive"},
+		{1, 0, 1, 1, 0, "must be positive"},
+		{1, 16, 0, 1, 0, "must be positive"},
+	} {
+		h := &Hashed{Hashes: make([]uint64, tt.hashes), Size: tt.size, Unit: tt.unit, Length: tt.length}
+		if tt.want != "" {
+			require.ErrorContains(t, h.Check(), tt.want)
+			continue
+		}
+		require.NoError(t, h.Check())
+		var q Request
+		q.SetPrompt(Prompt{Hashed: h})
+		require.Equal(t, tt.tokens, q.PromptTokens)
+		require.False(t, q.Prompt.Empty())
+		q.DropPrompt()
+		require.True(t, q.Prompt.Empty())
+	}
+}

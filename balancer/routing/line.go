@@ -1,0 +1,134 @@
+package routing
+
+import (
+	"container/list"
+	"time"
+)
+
+// A line is a queue of waiters: a list for each priority, in which they stand in
+// the order in which they came. All is guarded by the Router's mutex.
+type line struct{ levels [levels]list.List }
+
+// head returns who is served next, or nil.
+func (l *line) head() *waiter {
+	var first *waiter
+	for i := range l.levels {
+		if e := l.levels[i].Front(); e != nil {
+			first = earlier(first, e.Value.(*waiter))
+		}
+	}
+	return first
+}
+
+// insert puts a waiter behind those of its priority who came before it. As a rule
+// that is the end.
+func (l *line) insert(w *waiter) place {
+	in := &l.levels[w.q.Priority.level()]
+	for e := in.Back(); e != nil; e = e.Prev() {
+		if e.Value.(*waiter).seq <= w.seq {
+			return place{in, in.InsertAfter(w, e)}
+		}
+	}
+	return place{in, in.PushFront(w)}
+}
+
+// came is when a request came that starts to wait now: between those of who came before
+// it and after it, also where it was under way meanwhile, or the clock went back.
+func (l *line) came(now time.Time, seq uint64) time.Time {
+	for i := range l.levels {
+		e := l.levels[i].Back()
+		for ; e != nil && e.Value.(*waiter).seq > seq; e = e.Prev() {
+			if after := e.Value.(*waiter).came; after.Before(now) {
+				now = after
+			}
+		}
+		if e != nil && e.Value.(*waiter).came.After(now) {
+			now = e.Value.(*waiter).came
+		}
+	}
+	return now
+}
+
+// len returns how many stand in the line.
+func (l *line) len() (n int) {
+	for i := range l.levels {
+		n += l.levels[i].Len()
+	}
+	return n
+}
+
+// before counts those who are served before w: all but those at the end of the
+// lists.
+func (l *line) before(w *waiter) int {
+	n := l.len()
+	for i := range l.levels {
+		for e := l.levels[i].Back(); e != nil && !e.Value.(*waiter).before(w); e = e.Prev() {
+			n--
+		}
+	}
+	return n
+}
+
+// last returns who of a lower priority than w is served last, if after w; else nil.
+func (l *line) last(w *waiter) *waiter {
+	last := w
+	for i := range w.q.Priority.level() {
+		e := l.levels[i].Back()
+		if e == nil {
+			continue
+		}
+		if o := e.Value.(*waiter); last.before(o) {
+			last = o
+		}
+	}
+	if last == w {
+		return nil
+	}
+	return last
+}
+
+// since is when the one who waits longest came; the zero time when nobody waits.
+func (l *line) since() (t time.Time) {
+	for i := range l.levels {
+		if e := l.levels[i].Front(); e != nil {
+			if s := e.Value.(*waiter).since; t.IsZero() || s.Before(t) {
+				t = s
+			}
+		}
+	}
+	return t
+}
+
+// all appends everybody in the line.
+func (l *line) all(ws []*waiter) []*waiter {
+	for i := range l.levels {
+		for e := l.levels[i].Front(); e != nil; e = e.Next() {
+			ws = append(ws, e.Value.(*waiter))
+		}
+	}
+	return ws
+}
+
+// A place is where a waiter stands.
+type place struct {
+	in *list.List
+	at *list.Element
+}
+
+func (p place) leave() { p.in.Remove(p.at) }
+
+// before reports whether w is served before o where both want the same.
+func (w *waiter) before(o *waiter) bool {
+	if !w.due.Equal(o.due) {
+		return w.due.Before(o.due)
+	}
+	return w.seq < o.seq
+}
+
+// earlier returns who is served first; a may be nil.
+func earlier(a, b *waiter) *waiter {
+	if a == nil || b.before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,337 @@
+package routing
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var healthSeeds = flag.Uint64("routing.health-seeds", 4, "how many seeds TestModelHealth runs")
+
+// TestModelHealth drives a Router whose replicas fail, hang, drain, restart, leave and come back, on a clock that jumps,
+// also back, with verdicts of others, and checks after every step that its books of their health are right and obeyed. A
+// failure names the seed; replay it with
+//
+//	go test ./balancer/routing -run 'TestModelHealth/POLICY' -routing.seed SEED
+func TestModelHealth(t *testing.T) {
+	for name, p := range map[string]func() Policy{
+		"least_loaded": func() Policy { return loading{leastLoaded} },
+		"least_of_two": func() Policy { return choosing(leastOfTwo) },
+		"by_session":   func() Policy { return bySession{} },
+		"capricious":   func() Policy { return choosing(capricious) },
+		"hostile":      func() Policy { return &hostile{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, last := *modelSeed, *modelSeed
+			if first == 0 {
+				first, last = 1, *healthSeeds
+			}
+			for seed := first; seed <= last; seed++ {
+				t.Run(fmt.Sprint(seed), func(t *testing.T) {
+					t.Cleanup(func() {
+						if t.Failed() {
+							t.Logf("replay with -run 'TestModelHealth/%s' -routing.seed %d", name, seed)
+						}
+					})
+					m := newHospital(t, seed, p())
+					for range *modelSteps {
+						m.step()
+						m.check()
+					}
+					m.finish()
+				})
+			}
+		})
+	}
+}
+
+// patient is a call in the model: it waits in the queue, or holds a booking, or is over.
+type patient struct {
+	q *Request
+	b *Booking
+	w *waiter
+}
+
+func (p *patient) holds() bool { return p.w == nil }
+
+// hospital is the naive twin of a Router's health.
+type hospital struct {
+	*testing.T
+	r     *Router
+	rnd   *rand.Rand
+	now   time.Time
+	fleet []Member
+	calls []*patient
+	homes map[string]*live // where a session went last
+}
+
+func newHospital(t *testing.T, seed uint64, p Policy) *hospital {
+	m := &hospital{T: t, rnd: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1e6, 0), homes: map[string]*live{}}
+	r, err := NewRouter(Options{
+		Policy: p, MaxOngoing: 3, Now: func() time.Time { return m.now }, AfterFunc: never, Rand: rand.New(rand.NewPCG(seed, 5)),
+		Ejection:   Ejection{Failures: 3, LateMin: time.Second, SlowStart: 20 * time.Second},
+		DrainGrace: 15 * time.Second,
+	})
+	require.NoError(t, err)
+	m.r, m.fleet = r, members(2+int(seed)%7)
+	r.SetFleet(m.fleet)
+	connectAll(r)
+	return m
+}
+
+func (m *hospital) chance(percent int) bool { return m.rnd.IntN(100) < percent }
+
+func (m *hospital) some() string { return fmt.Sprintf("r%d", m.rnd.IntN(8)) }
+
+// ill says which replicas fail, and which hang, for a time.
+func (m *hospital) ill(id string) (fails, hangs bool) {
+	phase := m.now.Unix() / 60
+	return phase%5 == int64(id[1]-'0')%5, phase%7 == int64(id[1]-'0')%7
+}
+
+func (m *hospital) step() {
+	m.now = m.now.Add(time.Duration(m.rnd.IntN(300)) * time.Millisecond)
+	switch n := m.rnd.IntN(200); {
+	case n < 80:
+		m.arrive()
+	case n < 165:
+		m.end()
+	case n < 168:
+		m.r.Attend()
+	case n < 172:
+		m.now = m.now.Add(time.Duration(m.rnd.IntN(90)) * time.Second)
+	case n < 173:
+		m.now = m.now.Add(-time.Duration(m.rnd.IntN(90)) * time.Second)
+	case n < 183:
+		m.r.SetConnected(m.some(), m.chance(80))
+	case n < 185:
+		m.r.ReplicaDrains(m.some())
+	case n < 192:
+		m.change()
+	case n < 194:
+		m.r.DropVerdicts()
+	default:
+		var told []Verdict
+		for range m.rnd.IntN(4) {
+			told = append(told, Verdict{ID: m.some(), State: VerdictState(m.rnd.IntN(3)), Term: uint64(1 + m.rnd.IntN(4)), Turn: m.chance(50)})
+		}
+		m.r.SetVerdicts(told)
+		m.r.Findings()
+	}
+	m.collect()
+}
+
+func (m *hospital) change() {
+	var next []Member
+	for _, mem := range m.fleet {
+		if m.chance(8) {
+			continue
+		}
+		if m.chance(10) {
+			mem.Draining = !mem.Draining
+		}
+		if m.chance(10) {
+			mem.Instance = fmt.Sprint(m.rnd.IntN(3))
+		}
+		next = append(next, mem)
+	}
+	if id := m.some(); !slices.ContainsFunc(next, func(o Member) bool { return o.ID == id }) {
+		next = append(next, member(id))
+	}
+	m.fleet = next
+	m.r.SetFleet(next)
+}
+
+func (m *hospital) arrive() {
+	p := &patient{q: &Request{Answer: Answer(m.rnd.IntN(3)), Session: "sessions"[:m.rnd.IntN(8)], PromptTokens: m.rnd.IntN(3000)}, b: new(Booking)}
+	if m.chance(15) {
+		p.q.Exclude = []string{m.some(), m.some(), m.some()}
+	}
+	if m.chance(10) {
+		p.q.Pin = m.some()
+	}
+	var err error
+	p.w, err = m.r.pickOrEnqueue(m.Context(), p.q, p.b)
+	if err != nil {
+		for _, rep := range m.r.View().Connected() {
+			require.False(m, m.may(p.q, rep), "refused although %s may serve it: %v", rep.ID, err)
+		}
+		return
+	}
+	m.calls = append(m.calls, p)
+	if p.holds() {
+		m.picked(p)
+	}
+}
+
+// may reports whether a replica may serve the request at all, whatever its health and its room.
+func (m *hospital) may(q *Request, rep *Replica) bool {
+	return rep.Connected() && (!rep.drains() || q.keeper == rep && q.Pin == "" || q.Pin != "" && !rep.Draining) && !q.excluded(rep) && (q.Pin == "" || q.Pin == rep.ID)
+}
+
+// picked checks a pick, just after it was made.
+func (m *hospital) picked(p *patient) {
+	rep := p.b.Decision.Replica
+	h := &rep.live.health
+	if !m.may(p.q, rep) {
+		require.True(m, rep.leaves() && !rep.Draining && rep.Connected() && !p.q.excluded(rep))
+		for _, other := range m.r.View().Connected() {
+			require.False(m, m.may(p.q, other) && !other.live.health.out(), "%s drains, and %s does not", rep.ID, other.ID)
+		}
+		return
+	}
+	if rep.drains() && p.q.Pin == "" {
+		require.Same(m, m.homes[p.q.Session], rep.live, "a new session on a draining replica")
+		require.Less(m, m.now.Sub(rep.live.drains), 15*time.Second)
+	}
+	require.Equal(m, h.out(), p.b.trial)
+	if p.q.Pin == "" && h.out() && !(h.condition() == OnTrial && h.trials == 1) {
+		for _, other := range m.r.View().Connected() {
+			require.False(m, !other.live.health.out() && m.may(p.q, other), "%s is ejected, and %s is well", rep.ID, other.ID)
+		}
+	}
+	if m.r.sessions != nil && p.q.Session != "" {
+		m.homes[p.q.Session] = rep.live
+	}
+}
+
+// collect notes what became of those who waited.
+func (m *hospital) collect() {
+	m.calls = slices.DeleteFunc(m.calls, func(p *patient) bool {
+		if p.w == nil || p.w.waiting {
+			return false
+		}
+		if p.w.err != nil {
+			return true
+		}
+		p.w = nil
+		if p.q.Session != "" {
+			m.homes[p.q.Session] = p.b.Decision.Replica.live
+		}
+		return false
+	})
+}
+
+// end lets a call end, or be answered, as its replica does now.
+func (m *hospital) end() {
+	if len(m.calls) == 0 {
+		return
+	}
+	i := m.rnd.IntN(len(m.calls))
+	p := m.calls[i]
+	if !p.holds() {
+		return
+	}
+	o := Outcome{Sent: true, Usage: NoUsage}
+	fails, hangs := m.ill(p.b.Decision.Replica.ID)
+	switch {
+	case hangs && m.chance(70):
+		return
+	case hangs:
+		o.Err, o.Fault = errFault, []Fault{TimedOut, GivenUp}[m.rnd.IntN(2)]
+	case fails:
+		o.Err, o.Fault = errFault, Failed
+	case m.chance(5):
+		o.Err = errFault
+	default:
+		o.FirstMessage = p.b.Answered()
+		if m.chance(50) {
+			p.b.Answered()
+			return
+		}
+	}
+	m.calls = slices.Delete(m.calls, i, i+1)
+	p.b.Release()
+	p.b.Release()
+	m.r.Complete(p.q, p.b.Decision, o)
+	require.Zero(m, p.b.prev)
+	require.Zero(m, p.b.next)
+}
+
+func (m *hospital) check() {
+	r, v := m.r, m.r.View()
+	unwell, out := 0, 0
+	waits, trials := map[*live][]*Booking{}, map[*live]int{}
+	for _, p := range m.calls {
+		if !p.holds() {
+			continue
+		}
+		if p.b.waits {
+			waits[p.b.replica.live] = append(waits[p.b.replica.live], p.b)
+		}
+		if p.b.trial {
+			trials[p.b.replica.live]++
+		}
+		require.Equal(m, p.q.Answer != AnswerUnseen && !p.b.answered, p.b.waits)
+	}
+	for _, rep := range v.Replicas() {
+		h := &rep.live.health
+		unwell += toInt(h.unwell())
+		out += toInt(h.out())
+		require.Equal(m, h.bars(int64(rep.Ongoing())), rep.live.state.Load()&barred != 0, rep.ID)
+		require.Equal(m, trials[rep.live], h.trials)
+		var listed []*Booking
+		for b := h.waiting.first; b != nil; b = b.next {
+			listed = append(listed, b)
+		}
+		require.ElementsMatch(m, waits[rep.live], listed)
+		if rep.drains() {
+			require.False(m, rep.live.drains.IsZero())
+		}
+	}
+	require.Equal(m, unwell, r.wards.unwell)
+	require.Equal(m, out, r.wards.out)
+	require.Equal(m, unwell > 0, r.shared.barring)
+	for _, p := range m.calls {
+		if p.holds() {
+			continue
+		}
+		for _, rep := range v.Connected() { // a keeper's time may be over
+			free := m.may(p.q, rep) && !rep.drains() && !rep.Full() && rep.live.state.Load()&barred == 0
+			if want := p.b.Decision.WaitFor; want == nil || slices.Contains(want, rep) {
+				require.False(m, free && !rep.live.health.unwell(), "waits although there is room on %s", rep.ID)
+			}
+		}
+	}
+}
+
+// finish lets everybody get well: in the end all are, whatever happened.
+func (m *hospital) finish() {
+	m.r.SetVerdicts(nil)
+	for i := range m.fleet {
+		m.fleet[i].Draining = false
+	}
+	m.r.SetFleet(m.fleet)
+	connectAll(m.r)
+	for len(m.calls) > 0 {
+		m.collect()
+		for _, p := range m.calls {
+			if p.holds() {
+				p.b.Release()
+			}
+		}
+		m.calls = slices.DeleteFunc(m.calls, (*patient).holds)
+	}
+	for range 3 {
+		m.now = m.now.Add(10 * time.Minute)
+		for _, rep := range m.r.View().Replicas() {
+			m.r.SetConnected(rep.ID, false)
+			m.r.SetConnected(rep.ID, true)
+			q := &Request{Pin: rep.ID, Answer: AnswerMessage}
+			m.r.Attend()
+			b := pick(m, m.r, q)
+			took := b.Answered()
+			b.Release()
+			m.r.Complete(q, b.Decision, Outcome{Sent: true, FirstMessage: took, Usage: NoUsage})
+		}
+	}
+	m.r.Attend()
+	m.check()
+	require.Zero(m, m.r.wards.unwell)
+	require.NoError(m, m.r.Close())
+}

@@ -1,0 +1,58 @@
+package routing
+
+// A Previewer is a Policy that can say what Choose would answer, and leave nothing
+// behind: no turn is taken, nothing is noted. Preview is called like Choose, after it,
+// for the same request, with those excluded that are known already.
+type Previewer interface {
+	Preview(q *Request, v *View) Decision
+}
+
+// Next appends to to whom a request would go that was booked on a replica, if that and
+// those before were not there: n decisions, or as many as there are available replicas
+// that it may use, best first. The order is the policy's where it is a [Previewer], and
+// behind that, and for any other policy, that of the loads. Nothing is booked. A pinned
+// request has no other replica. The cost is that of n times Choose.
+func (r *Router) Next(q *Request, booked *Replica, n int, to []Decision) []Decision {
+	if q.Pin != "" || n <= 0 {
+		return to
+	}
+	previewer, _ := r.opts.Policy.(Previewer)
+	own := q.Exclude
+	without := append(make([]string, 0, len(own)+n+1), own...)
+	without = append(without, booked.ID)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer func() { q.Exclude = own }()
+	if r.closed {
+		return to
+	}
+	v := r.view.Load()
+	for range n {
+		q.Exclude = without
+		d := v.next(q, previewer)
+		if d.Replica == nil {
+			break
+		}
+		without = append(without, d.Replica.ID)
+		to = append(to, d)
+	}
+	return to
+}
+
+// next returns a decision without replica if nobody is available. Called with the
+// Router's mutex held.
+func (v *View) next(q *Request, previewer Previewer) Decision {
+	if previewer != nil {
+		d := previewer.Preview(q, v)
+		if d.Replica != nil {
+			d.Replica = v.current(d.Replica)
+		}
+		if d.Replica != nil && v.Available(q, d.Replica) {
+			return d
+		}
+	}
+	if r := v.LeastLoaded(q); r != nil {
+		return To(r, ReasonLeastLoaded)
+	}
+	return Decision{}
+}

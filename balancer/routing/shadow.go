@@ -1,0 +1,143 @@
+package routing
+
+import (
+	"context"
+	"sync/atomic"
+)
+
+// A shadow is a policy that decides on every request that is booked, and is not obeyed. It learns from where requests
+// really went, as a policy in force would.
+type shadow struct {
+	policy    Policy
+	name      string
+	routeObs  RouteObserver
+	endObs    CompletionObserver
+	memberObs MembershipObserver
+	cacheObs  CacheObserver
+	sizeObs   CapacityObserver
+
+	decisions, differs, none       atomic.Int64
+	prompt, matched, matchedActual atomic.Int64
+}
+
+func newShadow(p Policy, name string) *shadow {
+	if p == nil {
+		return nil
+	}
+	s := &shadow{policy: p, name: name}
+	s.routeObs, _ = p.(RouteObserver)
+	s.endObs, _ = p.(CompletionObserver)
+	s.memberObs, _ = p.(MembershipObserver)
+	s.cacheObs, _ = p.(CacheObserver)
+	s.sizeObs, _ = p.(CapacityObserver)
+	return s
+}
+
+// ShadowStats say how a shadow policy compares with what was done.
+type ShadowStats struct {
+	Policy string // Options.ShadowName
+	// Decisions are the requests that it decided on, Differs those that it would have sent elsewhere, None those
+	// for which it found nobody and would have waited. None are not among Differs.
+	Decisions, Differs, None int64
+	// Of these requests: their prompt tokens, those that it believed cached where it would have sent them, and those
+	// that were believed cached where they went.
+	PromptTokens, Matched, MatchedActual int64
+}
+
+// ShadowStats returns how the shadow policy compares; false where there is none. Safe from any goroutine.
+func (r *Router) ShadowStats() (ShadowStats, bool) {
+	s := r.shadow
+	if s == nil {
+		return ShadowStats{}, false
+	}
+	return ShadowStats{
+		Policy:    s.name,
+		Decisions: s.decisions.Load(), Differs: s.differs.Load(), None: s.none.Load(),
+		PromptTokens: s.prompt.Load(), Matched: s.matched.Load(), MatchedActual: s.matchedActual.Load(),
+	}, true
+}
+
+// A shade is a request as the shadow policy sees it.
+type shade struct {
+	policy   string // the shadow's name
+	request  Request
+	decision Decision // its own, of the last pick
+	led      Decision // what it is told of: where the request went, with what it believes of that
+	decided  bool
+}
+
+// Shadow returns what the shadow policy decided at the last pick that was booked, and false where there is none. Its
+// Replica is nil where it found nobody. To be read by the goroutine of the call.
+func (q *Request) Shadow() (policy string, d Decision, ok bool) {
+	if q.shade == nil || !q.shade.decided {
+		return "", Decision{}, false
+	}
+	return q.shade.policy, q.shade.decision, true
+}
+
+// shades reports whether the shadow is to be asked.
+func (r *Router) shades() bool { return r.shadow != nil && !r.off.Load() }
+
+// prepare lets the shadow prepare a request, of which it has a copy.
+func (s *shadow) prepare(ctx context.Context, r *Router, q *Request, v *View) {
+	if q.shade == nil || q.shade.request.router != r {
+		q.shade = &shade{policy: s.name, request: *q}
+		q.shade.request.router, q.shade.request.Prepared, q.shade.request.shade = r, nil, nil
+	}
+	c := &q.shade.request
+	c.anyModel, c.epoch = v.anyModel(c), v.fleet.epoch
+	if err := s.policy.Prepare(ctx, c, v); err != nil {
+		r.prepErrors.Add(1)
+	}
+}
+
+// choose asks the shadow, and counts. d is where the request goes. Called with the Router's mutex held, before it is
+// charged.
+func (s *shadow) choose(q *Request, v *View, d *Decision) {
+	x := q.shade
+	if x == nil { // a policy that prepares nothing
+		x = &shade{policy: s.name, request: *q}
+		q.shade = x
+	}
+	x.request.attempt, x.request.tried, x.request.anyModel = q.attempt, q.tried, q.anyModel
+	own := s.policy.Choose(&x.request, v)
+	if own.Replica != nil {
+		if own.Replica = v.current(own.Replica); own.Replica != nil && !v.Available(q, own.Replica) {
+			own.Replica = nil
+		}
+	}
+	x.decision, x.led, x.decided = own, *d, true
+	s.decisions.Add(1)
+	s.prompt.Add(int64(q.PromptTokens))
+	s.matchedActual.Add(int64(d.MatchedTokens))
+	x.led.MatchedTokens = 0
+	switch own.Replica {
+	case nil:
+		s.none.Add(1)
+		return
+	case d.Replica:
+		x.led.MatchedTokens = own.MatchedTokens
+	default:
+		s.differs.Add(1)
+	}
+	s.matched.Add(int64(own.MatchedTokens))
+}
+
+// routed and completed tell the shadow where a request went and how it ended. What it predicted for another replica says
+// nothing of this one's usage.
+func (s *shadow) routed(q *Request) {
+	if x := q.shade; x != nil && x.decided && s.routeObs != nil {
+		s.routeObs.Routed(&x.request, x.led)
+	}
+}
+
+func (s *shadow) completed(q *Request, o Outcome) {
+	x := q.shade
+	if x == nil || !x.decided || s.endObs == nil || x.led.Replica == nil {
+		return
+	}
+	if x.decision.Replica != x.led.Replica {
+		o.Usage = NoUsage
+	}
+	s.endObs.Completed(&x.request, x.led, o)
+}

@@ -1,0 +1,118 @@
+package sharedstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/sharedstore"
+)
+
+var ctx = context.Background()
+
+func TestMemory(t *testing.T) {
+	clock := policytest.NewClock()
+	m := sharedstore.NewMemory(sharedstore.Options{Now: clock.Now})
+	_, err := m.Get(ctx, "k")
+	require.ErrorIs(t, err, sharedstore.ErrNotFound)
+	value := []byte("one")
+	first, err := m.Set(ctx, "k", value, time.Minute)
+	require.NoError(t, err)
+	value[0] = 'X' // the caller's own
+	e, err := m.Get(ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, sharedstore.Entry{Value: []byte("one"), Version: first, TTL: time.Minute}, e)
+
+	second, err := m.CompareAndSet(ctx, "k", first, []byte("two"), time.Second)
+	require.NoError(t, err)
+	require.Greater(t, second, first)
+	for _, stale := range []uint64{first, 0, second + 1} {
+		_, err = m.CompareAndSet(ctx, "k", stale, []byte("three"), 0)
+		require.ErrorIs(t, err, sharedstore.ErrConflict)
+	}
+	clock.Advance(time.Second)
+	_, err = m.Get(ctx, "k")
+	require.ErrorIs(t, err, sharedstore.ErrNotFound, "its time is over")
+	_, err = m.CompareAndSet(ctx, "k", second, nil, 0)
+	require.ErrorIs(t, err, sharedstore.ErrConflict)
+	third, err := m.CompareAndSet(ctx, "k", 0, nil, 0)
+	require.NoError(t, err)
+	require.Greater(t, third, second, "no version comes twice")
+	e, err = m.Get(ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, sharedstore.MaxTTL, e.TTL)
+
+	require.NoError(t, m.Delete(ctx, "k"))
+	require.NoError(t, m.Delete(ctx, "k"))
+	require.Equal(t, sharedstore.Stats{}, m.Stats())
+	clock.Advance(time.Hour)
+	again := sharedstore.NewMemory(sharedstore.Options{Now: clock.Now})
+	fresh, err := again.Set(ctx, "k", nil, 0)
+	require.NoError(t, err)
+	require.Greater(t, fresh, third, "not even after a restart")
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	m := sharedstore.NewMemory(sharedstore.Options{MaxEntries: 100, MaxBytes: 1 << 20})
+	for i := range 1000 {
+		_, err := m.Set(ctx, fmt.Sprint(i), nil, 0)
+		require.NoError(t, err)
+		_, err = m.Get(ctx, "0") // it is used
+		require.NoError(t, err)
+	}
+	require.Equal(t, 100, m.Stats().Entries)
+	require.EqualValues(t, 900, m.Stats().Evictions)
+	for range 3 {
+		for i := range 40 {
+			_, err := m.Set(ctx, fmt.Sprint("large ", i), make([]byte, sharedstore.MaxValue), 0)
+			require.NoError(t, err)
+			require.LessOrEqual(t, m.Stats().Bytes, 1<<20)
+		}
+	}
+	m.Limit(1, 1<<20)
+	require.Equal(t, 1, m.Stats().Entries)
+	_, err := m.Get(ctx, "large 39")
+	require.NoError(t, err, "the last one stays")
+
+	for _, key := range []string{"", strings.Repeat("k", sharedstore.MaxKey+1)} {
+		_, err := m.Get(ctx, key)
+		require.ErrorIs(t, err, sharedstore.ErrInvalid)
+		require.ErrorIs(t, m.Delete(ctx, key), sharedstore.ErrInvalid)
+	}
+	_, err = m.Set(ctx, "k", make([]byte, sharedstore.MaxValue+1), 0)
+	require.ErrorIs(t, err, sharedstore.ErrInvalid)
+}
+
+// Of those who count up at once nobody's step is lost.
+func TestCompareAndSetLosesNothing(t *testing.T) {
+	m := sharedstore.NewMemory(sharedstore.Options{})
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 100 {
+				for {
+					e, err := m.Get(ctx, "n")
+					if err != nil && !errors.Is(err, sharedstore.ErrNotFound) {
+						t.Error(err)
+					}
+					n, _ := strconv.Atoi(string(e.Value))
+					if _, err := m.CompareAndSet(ctx, "n", e.Version, []byte(strconv.Itoa(n+1)), 0); err == nil {
+						break
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+	e, err := m.Get(ctx, "n")
+	require.NoError(t, err)
+	require.Equal(t, "800", string(e.Value))
+}

@@ -1,0 +1,79 @@
+// Package sharedstore is a small store that custom policies share: which replica a session has, say, or a counter for all
+// clients. It lives in a look-aside server, one for each deployment; policies in the server's process and in clients see the same.
+//
+// # Rule
+//
+// Keys have values with a version and a time to live. A value is replaced whole, by Set whatever was there, by CompareAndSet if
+// nobody has written since it was read. There are bounds for entries and bytes: where room is needed, the entry used least
+// recently goes. What is kept here must be worth no more than a better guess: it is memory only, a restart empties it, and it
+// may go at any time.
+//
+// # Complexity
+//
+// O(1) for every call, under one mutex.
+//
+// # Guarantees
+//
+// Versions are never given twice, not even by a store that was restarted (as far as clocks go forward), so CompareAndSet
+// with a version of before the restart fails rather than overwrites.
+//
+// A policy uses it in Prepare, where it may call out; see examples/sharedstore. In the server's process the context has the
+// store ([FromContext]); a client's policy dials one with package remote.
+//
+// Source: routing-policies.md 0 and 7, Ray Serve's "Pattern 1", the centralised actor.
+package sharedstore
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Bounds of one entry.
+const (
+	MaxKey   = 256      // bytes
+	MaxValue = 64 << 10 // bytes
+	MaxTTL   = 24 * time.Hour
+)
+
+// Errors of a [Store], to be asked for with [errors.Is].
+var (
+	// ErrNotFound says that there is no such key, or none any more.
+	ErrNotFound = errors.New("sharedstore: no such key")
+	// ErrConflict says that somebody else has written since: read again.
+	ErrConflict = errors.New("sharedstore: the version is another one")
+	// ErrInvalid says that a key is empty or too long, or a value too long.
+	ErrInvalid = errors.New("sharedstore: want a key of 1 to 256 bytes and a value of at most 64 KiB")
+)
+
+// An Entry is a value as it was read. The value must not be changed.
+type Entry struct {
+	Value   []byte
+	Version uint64
+	TTL     time.Duration // that is left
+}
+
+// A Store is safe for use by many goroutines. Calls of one that is far away end with their context.
+type Store interface {
+	// Get returns a value, or ErrNotFound.
+	Get(ctx context.Context, key string) (Entry, error)
+	// Set writes a value, whatever was there, and returns its version. A ttl that is not positive, or above MaxTTL, is MaxTTL.
+	Set(ctx context.Context, key string, value []byte, ttl time.Duration) (version uint64, err error)
+	// CompareAndSet writes a value if the one there has this version, 0 = there is none; else it returns ErrConflict.
+	CompareAndSet(ctx context.Context, key string, version uint64, value []byte, ttl time.Duration) (uint64, error)
+	// Delete takes a value out. One that is not there is no error.
+	Delete(ctx context.Context, key string) error
+}
+
+type contextKey struct{}
+
+// NewContext returns a context with a store for the policies that are called with it.
+func NewContext(ctx context.Context, s Store) context.Context {
+	return context.WithValue(ctx, contextKey{}, s)
+}
+
+// FromContext returns the store in a context, nil if there is none: outside a look-aside server.
+func FromContext(ctx context.Context) Store {
+	s, _ := ctx.Value(contextKey{}).(Store)
+	return s
+}

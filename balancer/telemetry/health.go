@@ -1,0 +1,71 @@
+package telemetry
+
+import (
+	"context"
+	"fmt"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Attribute keys of the replicas' health.
+const (
+	KeyCause     = attribute.Key("warmpath.cause")     // of an ejection
+	KeyCondition = attribute.Key("warmpath.condition") // of a replica
+	KeyTrial     = attribute.Key("warmpath.trial")     // the request was sent to see whether the replica is back
+)
+
+// EjectedName is the event on the span of a call that failed and whose replica is ejected since, or still.
+const EjectedName = "warmpath.ejected"
+
+// Ejected adds the event where the replica is ejected.
+func Ejected(span trace.Span, router *routing.Router, r *routing.Replica) {
+	if !span.IsRecording() {
+		return
+	}
+	if c, cause := router.Condition(r); c >= routing.OnTrial {
+		span.AddEvent(EjectedName, trace.WithAttributes(
+			KeyReplica.String(r.ID), KeyCondition.String(c.String()), KeyCause.String(cause.String())))
+	}
+}
+
+// WatchHealth observes the health of a Router's replicas until stop is called.
+func (r *Recorder) WatchHealth(policy string, router *routing.Router) (stop func(), err error) {
+	gauge, err := r.meter.Int64ObservableGauge("warmpath.replica.condition", metric.WithUnit("{replica}"),
+		metric.WithDescription("1 for the condition that a replica is in, by replica."))
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
+	}
+	ejections, err := r.meter.Int64ObservableCounter("warmpath.ejections", metric.WithUnit("{ejection}"),
+		metric.WithDescription("Replicas ejected, by cause."))
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
+	}
+	trials, err := r.meter.Int64ObservableCounter("warmpath.trials", metric.WithUnit("{request}"),
+		metric.WithDescription("Requests sent to see whether an ejected replica is back."))
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
+	}
+	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		by := KeyPolicy.String(policy)
+		for _, rep := range router.View().Replicas() {
+			c, _ := router.Condition(rep)
+			o.ObserveInt64(gauge, 1, metric.WithAttributes(by, KeyReplica.String(rep.ID), KeyCondition.String(c.String())))
+		}
+		h := router.Health()
+		for cause, n := range h.Ejections {
+			if n > 0 {
+				o.ObserveInt64(ejections, n, metric.WithAttributes(by, KeyCause.String(routing.Cause(cause).String())))
+			}
+		}
+		o.ObserveInt64(trials, h.Trials, metric.WithAttributes(by))
+		return nil
+	}, gauge, ejections, trials)
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: registering the callback: %w", err)
+	}
+	return func() { _ = reg.Unregister() }, nil
+}

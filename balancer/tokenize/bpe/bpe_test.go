@@ -1,0 +1,220 @@
+package bpe
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/text/unicode/norm"
+
+	"github.com/warmpath/warmpath/balancer/tokenize"
+)
+
+// words is a vocabulary of all bytes, and of merges made at random over a few letters.
+func words(r *rand.Rand, letters string, merges int) Vocabulary {
+	v := Vocabulary{Tokens: map[string]uint32{}}
+	var parts []string
+	for b := range 256 {
+		v.Tokens[string([]byte{byte(b)})] = uint32(b)
+	}
+	for _, l := range []byte(letters) {
+		parts = append(parts, string([]byte{l}))
+	}
+	for len(v.Merges) < merges {
+		left, right := parts[r.IntN(len(parts))], parts[r.IntN(len(parts))]
+		if _, ok := v.Tokens[left+right]; ok || len(left+right) > 12 {
+			continue
+		}
+		v.Tokens[left+right] = uint32(len(v.Tokens))
+		v.Merges = append(v.Merges, [2]string{left, right})
+		parts = append(parts, left+right)
+	}
+	return v
+}
+
+// naive is byte-pair encoding as it is defined: of all pairs the one with the lowest
+// rank, the leftmost of equals, again and again.
+func naive(v Vocabulary, text string) []uint32 {
+	var parts []string
+	for i := range len(text) {
+		parts = append(parts, text[i:i+1])
+	}
+	ranks := make(map[[2]string]int)
+	for rank, m := range v.Merges {
+		if _, ok := ranks[m]; !ok {
+			ranks[m] = rank
+		}
+	}
+	for {
+		best, at := len(v.Merges), -1
+		for i := range len(parts) - 1 {
+			if rank, ok := ranks[[2]string{parts[i], parts[i+1]}]; ok && rank < best {
+				best, at = rank, i
+			}
+		}
+		if at < 0 {
+			break
+		}
+		parts = append(append(parts[:at:at], parts[at]+parts[at+1]), parts[at+2:]...)
+	}
+	ids := make([]uint32, len(parts))
+	for i, p := range parts {
+		ids[i] = v.Tokens[p]
+	}
+	return ids
+}
+
+func TestMergingIsAsDefined(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	var s scratch
+	for range 30 {
+		v := words(r, "abc", 40)
+		m, err := NewModel(v)
+		require.NoError(t, err)
+		for range 60 {
+			var b strings.Builder
+			for range r.IntN(4 * few) {
+				b.WriteByte("aaabbbc"[r.IntN(7)])
+			}
+			require.Equal(t, append([]uint32{}, naive(v, b.String())...), m.append([]uint32{}, b.String(), &s), "%q", b.String())
+		}
+	}
+}
+
+func TestVocabulariesThatAreNone(t *testing.T) {
+	full := words(rand.New(rand.NewPCG(1, 1)), "ab", 1)
+	without := words(rand.New(rand.NewPCG(1, 1)), "ab", 1)
+	delete(without.Tokens, "\x07")
+	for want, v := range map[string]Vocabulary{
+		"the byte 0x07 is not in the vocabulary":  without,
+		"merge 0: \"x\", \"yz\"":                  {Tokens: full.Tokens, Merges: [][2]string{{"x", "yz"}}},
+		"the unknown token \"<unk>\" is not in":   {Tokens: full.Tokens, Unknown: "<unk>"},
+		"a vocabulary of characters needs merges": {Tokens: full.Tokens, Characters: true},
+		"both together must be in the vocabulary": {Tokens: full.Tokens, Merges: [][2]string{{"x", "y"}}},
+	} {
+		_, err := NewModel(v)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestCharacters(t *testing.T) {
+	v := Vocabulary{
+		Characters: true, Unknown: "<unk>", FuseUnknown: true,
+		Tokens: map[string]uint32{"<unk>": 0, "é": 1, "a": 2, "éa": 3},
+		Merges: [][2]string{{"é", "a"}},
+	}
+	encode := func() func(string) []uint32 {
+		m, err := NewModel(v)
+		require.NoError(t, err)
+		var s scratch
+		return func(text string) []uint32 { return m.append(nil, text, &s) }
+	}
+	require.Equal(t, []uint32{3, 0, 2}, encode()("éaxyza"))
+	v.FuseUnknown = false
+	require.Equal(t, []uint32{3, 0, 0, 0, 2}, encode()("éaxyza"))
+	v.Unknown = ""
+	require.Equal(t, []uint32{3, 2}, encode()("éaxyza"))
+	v.ByteFallback = true
+	for b := range 256 {
+		v.Tokens["<0x"+strings.ToUpper(string("0123456789abcdef"[b>>4])+string("0123456789abcdef"[b&15]))+">"] = uint32(1000 + b)
+	}
+	require.Equal(t, []uint32{3, 1000 + 0xE6, 1000 + 0xBC, 1000 + 0xA2, 2}, encode()("éa漢a"))
+}
+
+func encoder(t testing.TB, c Config) *Encoder {
+	t.Helper()
+	if c.Model == nil {
+		v := words(rand.New(rand.NewPCG(9, 9)), "abst' 12", 60)
+		m, err := NewModel(v)
+		require.NoError(t, err)
+		c.Model = m
+	}
+	return NewEncoder(c)
+}
+
+func encode(t testing.TB, e *Encoder, text string) []uint32 {
+	t.Helper()
+	ids, err := e.Encode(context.Background(), nil, text, 0, nil)
+	require.NoError(t, err)
+	return ids
+}
+
+func TestSpecials(t *testing.T) {
+	e := encoder(t, Config{Splitters: []*Splitter{GPT2()}, Specials: []Special{
+		{Text: "<|a", ID: 900}, {Text: "<|a|>", ID: 901}, {Text: "|>", ID: 902}, {Text: "", ID: 1},
+	}})
+	require.Equal(t, []uint32{901}, encode(t, e, "<|a|>"))
+	require.Equal(t, []uint32{900, 'x', 902}, encode(t, e, "<|ax|>"))
+	require.Empty(t, encode(t, e, ""))
+	e = encoder(t, Config{Specials: []Special{{Text: "<e>", ID: 900, EatLeft: true, EatRight: true}}})
+	require.Equal(t, []uint32{'x', 900, 'y'}, encode(t, e, "x \u2003\t<e> \n y"))
+}
+
+func TestWhatIsNotDone(t *testing.T) {
+	e := encoder(t, Config{})
+	_, err := e.Encode(context.Background(), nil, "\xff", 0, nil)
+	require.ErrorIs(t, err, tokenize.ErrNotText)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err = encoder(t, Config{Splitters: []*Splitter{GPT2()}}).Encode(ctx, nil, strings.Repeat("word ", check), 0, nil)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// Wherever a cut is, encoding can be taken up there, and whatever else follows what
+// was seen, the tokens before it are the same: with special tokens that are cut in
+// two, letters that combine, and every scanner.
+func TestCuts(t *testing.T) {
+	r := rand.New(rand.NewPCG(6, 6))
+	tokens := []Special{{Text: "<|sep|>", ID: 900}, {Text: "<|sep|>longer", ID: 901}, {Text: "  ", ID: 902}}
+	odd := append([]string{"<|sep|>", "<|sep|>long", "longer", "<|se", "p|>", "e\u0301", "\u0338", "\u1100\u1161", "\u0338", "\u0301"}, alphabet...)
+	text := func(most int) string {
+		var b strings.Builder
+		for range r.IntN(most + 1) {
+			b.WriteString(odd[r.IntN(len(odd))])
+		}
+		return b.String()
+	}
+	all := 0
+	for pattern := range scanners {
+		s, err := NewSplitter(pattern)
+		require.NoError(t, err)
+		for _, c := range []Config{
+			{Splitters: []*Splitter{s}},
+			{Splitters: []*Splitter{s}, Specials: tokens[:2]},
+			{Splitters: []*Splitter{s}, Specials: tokens, NFC: true},
+			{Specials: tokens[:2], Rewrite: func(s string, first bool) string {
+				if first {
+					return "t" + s
+				}
+				return s
+			}},
+		} {
+			e := encoder(t, c)
+			for range 40 {
+				first := text(500)
+				if c.NFC { // else there are no cuts
+					first = norm.NFC.String(first)
+				}
+				var cuts []Cut
+				want, err := e.Encode(context.Background(), nil, first, 0, &cuts)
+				require.NoError(t, err)
+				for _, c := range cuts {
+					all++
+					other := first[:c.Seen] + text(4)
+					if !utf8.ValidString(other) {
+						continue // it was cut inside a character
+					}
+					whole := encode(t, e, other)
+					require.Equal(t, want[:c.Tokens], whole[:c.Tokens], "%q", other)
+					tail, err := e.Encode(context.Background(), nil, other, c.At, nil)
+					require.NoError(t, err)
+					require.Equal(t, whole[c.Tokens:], append([]uint32{}, tail...), "%q from %d", other, c.At)
+				}
+			}
+		}
+	}
+	require.Greater(t, all, 1000)
+}

@@ -1,0 +1,21 @@
+// Package bpe turns text into token ids by byte-pair encoding. It is the engine
+// behind the readers of tokenizer.json files and of tiktoken's encodings.
+//
+// The rule. Special tokens are found first, the leftmost, of those the longest.
+// What is between them is normalised, cut into pieces, and in each piece the two
+// neighbours whose merge has the lowest rank become one, the leftmost of equals,
+// until no two merge.
+//
+// Complexity. Linear in the text; a piece of n symbols costs n log n. The split
+// patterns of GPT-2, cl100k (Llama 3), Qwen 2 and o200k are scanned by hand, others
+// by a regular expression, about five times slower.
+//
+// Guarantees. An Encoder does not change: any number of goroutines may use it.
+// What it cannot do as the original does is refused when it is built, not done
+// nearly so. A [Cut] is a place where encoding may be taken up again: equal text
+// before it gives equal tokens, whatever follows.
+//
+// Sources. Sennrich, Haddow, Birch: Neural Machine Translation of Rare Words with
+// Subword Units (2016); the file format of Hugging Face's tokenizers; OpenAI's
+// tiktoken.
+package bpe

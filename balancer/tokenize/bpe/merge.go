@@ -1,0 +1,179 @@
+package bpe
+
+import "unicode/utf8"
+
+// few is up to how many symbols a piece is merged by looking at all of them for
+// each merge; longer ones need a heap.
+const few = 48
+
+// scratch is the memory of merging, used again and again.
+type scratch struct {
+	ids  []uint32
+	vals []uint64 // of the pair that begins here: rank<<32 | id, or noMerge
+	next []int32
+	prev []int32
+	heap []candidate
+}
+
+// append appends the tokens of a piece.
+func (m *Model) append(dst []uint32, piece string, s *scratch) []uint32 {
+	if len(piece) <= m.longest {
+		if id, ok := m.whole[piece]; ok {
+			return append(dst, id)
+		}
+	}
+	return m.merged(dst, piece, s)
+}
+
+func (m *Model) merged(dst []uint32, piece string, s *scratch) []uint32 {
+	s.ids = m.symbols(s.ids[:0], piece)
+	if len(s.ids) < 2 {
+		return append(dst, s.ids...)
+	}
+	s.vals = s.vals[:0]
+	for i := range len(s.ids) - 1 {
+		s.vals = append(s.vals, m.pairs.get(s.ids[i], s.ids[i+1]))
+	}
+	if len(s.ids) <= few {
+		return append(dst, m.mergeFew(s.ids, s.vals)...)
+	}
+	return m.mergeMany(dst, s)
+}
+
+// symbols appends what merging starts from.
+func (m *Model) symbols(dst []uint32, piece string) []uint32 {
+	if !m.char {
+		for i := range len(piece) {
+			dst = append(dst, m.bytes[piece[i]])
+		}
+		return dst
+	}
+	fusing := false
+	for i := 0; i < len(piece); {
+		r, n := utf8.DecodeRuneInString(piece[i:])
+		id, ok := m.runes[r]
+		switch {
+		case ok:
+			dst = append(dst, id)
+		case m.byByte:
+			for _, b := range []byte(piece[i : i+n]) {
+				dst = append(dst, m.bytes[b])
+			}
+		case m.lost == unknownEach, m.lost == unknownFused && !fusing:
+			dst = append(dst, m.unknown)
+		}
+		fusing = !ok && !m.byByte
+		i += n
+	}
+	return dst
+}
+
+// mergeFew merges in place. Two pairs of equal rank are the same pair, so the
+// least val is the lowest rank, and < finds the leftmost.
+func (m *Model) mergeFew(ids []uint32, vals []uint64) []uint32 {
+	for {
+		best, at := noMerge, 0
+		for i, v := range vals {
+			if v < best {
+				best, at = v, i
+			}
+		}
+		if best == noMerge {
+			return ids
+		}
+		ids[at] = uint32(best)
+		ids = append(ids[:at+1], ids[at+2:]...)
+		vals = append(vals[:at], vals[at+1:]...)
+		if at > 0 {
+			vals[at-1] = m.pairs.get(ids[at-1], ids[at])
+		}
+		if at < len(vals) {
+			vals[at] = m.pairs.get(ids[at], ids[at+1])
+		}
+	}
+}
+
+// candidate is a pair that may merge: val as it was when it was found, and where.
+type candidate struct {
+	val uint64
+	at  int32
+}
+
+func (c candidate) before(o candidate) bool { return c.val < o.val || c.val == o.val && c.at < o.at }
+
+// mergeMany does the same with a heap over a linked list.
+func (m *Model) mergeMany(dst []uint32, s *scratch) []uint32 {
+	n := len(s.ids)
+	s.next, s.prev, s.heap = s.next[:0], s.prev[:0], s.heap[:0]
+	s.vals = append(s.vals, noMerge)
+	for i := range n {
+		s.next, s.prev = append(s.next, int32(i+1)), append(s.prev, int32(i-1))
+		if s.vals[i] != noMerge {
+			s.push(candidate{s.vals[i], int32(i)})
+		}
+	}
+	renew := func(i int32) {
+		s.vals[i] = noMerge
+		if j := s.next[i]; int(j) < n {
+			if v := m.pairs.get(s.ids[i], s.ids[j]); v != noMerge {
+				s.vals[i] = v
+				s.push(candidate{v, i})
+			}
+		}
+	}
+	for len(s.heap) > 0 {
+		c := s.pop()
+		if s.vals[c.at] != c.val {
+			continue // one of the two has merged meanwhile
+		}
+		i, j := c.at, s.next[c.at]
+		s.ids[i] = uint32(c.val)
+		s.vals[j] = noMerge
+		s.next[i] = s.next[j]
+		if k := s.next[j]; int(k) < n {
+			s.prev[k] = i
+		}
+		renew(i)
+		if s.prev[i] >= 0 {
+			renew(s.prev[i])
+		}
+	}
+	for i := int32(0); int(i) < n; i = s.next[i] {
+		dst = append(dst, s.ids[i])
+	}
+	return dst
+}
+
+func (s *scratch) push(c candidate) {
+	s.heap = append(s.heap, c)
+	for i := len(s.heap) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !s.heap[i].before(s.heap[up]) {
+			return
+		}
+		s.heap[i], s.heap[up] = s.heap[up], s.heap[i]
+		i = up
+	}
+}
+
+func (s *scratch) pop() candidate {
+	h := s.heap
+	top, last := h[0], len(h)-1
+	h[0] = h[last]
+	h = h[:last]
+	for i := 0; ; {
+		least := i
+		for _, down := range [2]int{2*i + 1, 2*i + 2} {
+			if down < last && h[down].before(h[least]) {
+				least = down
+			}
+		}
+		if least == i {
+			break
+		}
+		h[i], h[least] = h[least], h[i]
+		i = least
+	}
+	s.heap = h
+	return top
+}

@@ -1,0 +1,150 @@
+package tokenize
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// Defaults and bounds of [Config].
+const (
+	DefaultTimeout    = 100 * time.Millisecond
+	MaxTimeout        = time.Minute
+	DefaultCacheBytes = 64 << 20
+	MinCacheBytes     = 64 << 10
+)
+
+// Config is the object under "tokenizer" in a channel's config. Exactly one of File,
+// Tiktoken and URL is set.
+type Config struct {
+	// File is the path of a tokenizer.json.
+	File string `json:"file,omitempty"`
+	// Tiktoken is the name of one of tiktoken's encodings.
+	Tiktoken string `json:"tiktoken,omitempty"`
+	// URL is an engine's endpoint, such as http://host:8000/tokenize.
+	URL string `json:"url,omitempty"`
+	// ChatTemplate is the path of a Jinja template, or of a tokenizer_config.json
+	// with one.
+	ChatTemplate string `json:"chat_template,omitempty"`
+	// AddSpecialTokens adds what the model expects around every prompt of text; a chat
+	// template writes that itself.
+	AddSpecialTokens bool `json:"add_special_tokens"`
+	// Timeout bounds what a prompt costs; 0 = 100ms, at most 1m.
+	Timeout policy.Duration `json:"timeout,omitempty"`
+	// CacheBytes bounds the memory of tokens that are remembered; 0 = 64 MiB, -1 =
+	// none.
+	CacheBytes int64 `json:"cache_bytes,omitempty"`
+}
+
+// DefaultConfig returns the config that a decoder starts from; it names no source.
+func DefaultConfig() Config {
+	return Config{
+		AddSpecialTokens: true,
+		Timeout:          policy.Duration(DefaultTimeout),
+		CacheBytes:       DefaultCacheBytes,
+	}
+}
+
+// ParseConfig reads the config strictly and checks it; nil where there is none. The
+// error names the field.
+func ParseConfig(raw json.RawMessage) (*Config, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	c := DefaultConfig()
+	if err := policy.Decode(raw, &c); err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	return &c, nil
+}
+
+func (c *Config) validate() error {
+	sources := 0
+	for _, s := range []string{c.File, c.Tiktoken, c.URL} {
+		if s != "" {
+			sources++
+		}
+	}
+	if sources != 1 {
+		return fmt.Errorf("file, tiktoken, url: %d are set; set exactly one", sources)
+	}
+	if c.URL != "" {
+		u, err := url.Parse(c.URL)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return fmt.Errorf("url: %q is not like http://host:8000/tokenize", c.URL)
+		}
+	}
+	if c.Timeout == 0 {
+		c.Timeout = policy.Duration(DefaultTimeout)
+	}
+	if c.Timeout < 0 || c.Timeout > policy.Duration(MaxTimeout) {
+		return fmt.Errorf("timeout: %v is not between 0s and %v", c.Timeout, MaxTimeout)
+	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = DefaultCacheBytes
+	}
+	if c.CacheBytes != -1 && c.CacheBytes < MinCacheBytes {
+		return fmt.Errorf("cache_bytes: %d is neither -1 nor at least %d", c.CacheBytes, MinCacheBytes)
+	}
+	return nil
+}
+
+// Check reads the config and opens what it names, to find out whether that works. No
+// connection is made.
+func Check(raw json.RawMessage) error {
+	c, err := ParseConfig(raw)
+	if c == nil || err != nil {
+		return err
+	}
+	p, err := Open(*c, Options{})
+	if err != nil {
+		return err
+	}
+	return p.Close()
+}
+
+// Open opens what a config names. The caller closes what it gets, after its last
+// call; a Router does so with the one in its options.
+func Open(c Config, o Options) (*Prompts, error) {
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	t, err := c.source()
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer.%w", err)
+	}
+	p := newPrompts(t, c, o)
+	if c.ChatTemplate != "" {
+		if p.template, err = openTemplate(c.ChatTemplate); err != nil {
+			return nil, errors.Join(fmt.Errorf("tokenizer.%w", err), p.Close())
+		}
+	}
+	return p, nil
+}
+
+func (c *Config) source() (Tokenizer, error) {
+	switch {
+	case c.URL != "":
+		return newRemote(c.URL), nil
+	case c.Tiktoken != "":
+		return openSource("tiktoken", c.Tiktoken)
+	}
+	return openSource("file", c.File)
+}
+
+func closeAll(things ...any) (err error) {
+	for _, x := range things {
+		if c, ok := x.(io.Closer); ok {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	return err
+}

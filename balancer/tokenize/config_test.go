@@ -1,0 +1,67 @@
+package tokenize
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+func TestParseConfig(t *testing.T) {
+	for _, none := range []string{"", "null"} {
+		c, err := ParseConfig(json.RawMessage(none))
+		require.NoError(t, err)
+		require.Nil(t, c)
+		require.NoError(t, Check(json.RawMessage(none)))
+	}
+	c, err := ParseConfig(json.RawMessage(`{"url":"http://h:1/tokenize","timeout":"5ms","cache_bytes":-1,"add_special_tokens":false}`))
+	require.NoError(t, err)
+	require.Equal(t, Config{URL: "http://h:1/tokenize", Timeout: policy.Duration(5 * time.Millisecond), CacheBytes: -1}, *c)
+	c, err = ParseConfig(json.RawMessage(`{"url":"https://h/x","timeout":"0s","cache_bytes":0}`))
+	require.NoError(t, err)
+	want := DefaultConfig()
+	want.URL = "https://h/x"
+	require.Equal(t, want, *c)
+}
+
+func TestBadConfigs(t *testing.T) {
+	for raw, want := range map[string]string{
+		`{}`:                                    "tokenizer: file, tiktoken, url: 0 are set; set exactly one",
+		`{"file":"a","url":"http://h"}`:         "2 are set",
+		`{"url":"ftp://h"}`:                     `tokenizer: url: "ftp://h" is not like`,
+		`{"url":"http:///x"}`:                   "url:",
+		`{"url":"http://h","timeout":"2m"}`:     "timeout: 2m0s is not between",
+		`{"url":"http://h","timeout":"-1s"}`:    "timeout:",
+		`{"url":"http://h","timeout":5}`:        "tokenizer: timeout:",
+		`{"url":"http://h","cache_bytes":1000}`: "cache_bytes: 1000 is neither -1 nor at least",
+		`{"uri":"http://h"}`:                    `tokenizer: unknown field "uri"`,
+		`[]`:                                    "tokenizer: the config is a list",
+	} {
+		require.ErrorContains(t, Check(json.RawMessage(raw)), want, "%s", raw)
+	}
+}
+
+func TestWhatIsNotLinkedSaysHow(t *testing.T) {
+	require.EqualError(t, notLinked("file"), `file: this program cannot read it; it must import _ "github.com/warmpath/warmpath/balancer/tokenize/huggingface"`)
+	_, err := openSource("nothing", "x")
+	require.ErrorContains(t, err, "nothing: this program cannot read it")
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add([]byte(`{"url":"http://h:1/tokenize","timeout":"5ms","cache_bytes":-1}`))
+	f.Add([]byte(`{"file":"a"}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		c, err := ParseConfig(raw)
+		if err != nil || c == nil {
+			return
+		}
+		again, err := json.Marshal(c)
+		require.NoError(t, err)
+		same, err := ParseConfig(again)
+		require.NoError(t, err)
+		require.Equal(t, c, same)
+	})
+}

@@ -1,0 +1,24 @@
+// Package tokenize gives prompts of text their token ids, so that a policy sees the
+// blocks that an engine caches and reports, and a prompt's true length.
+//
+//	import _ "github.com/warmpath/warmpath/balancer/tokenize/huggingface"
+//
+//	client.WithConfig(`{"tokenizer": {"file": "/models/llama-3/tokenizer.json"}}`)
+//
+// The rule. Before a policy prepares, the Router asks the Tokenizer of its channel,
+// in the goroutine of the call and under no lock. Token ids that are in a request
+// are used as they are. Chat turns become text by the model's chat template, or are
+// sent to an engine that has it.
+//
+// Sources, one of which the config names: a file tokenizer.json (package
+// huggingface), one of tiktoken's encodings (package tiktoken), an engine's HTTP
+// endpoint. The first two and chat templates (package jinja) are there only if the
+// program imports their package, so that nobody else links what they need.
+//
+// Guarantees. A prompt costs no more than timeout. Where its tokens cannot be had,
+// it is routed as text by blocks of bytes, said once and counted. Equal prompts at
+// the same time are encoded once; what was encoded is remembered in cache_bytes of
+// memory, by hashes, never as text. A tokenizer that can take up its work in the
+// middle of a text encodes only what a prompt has more than one seen before, and
+// gives the same tokens as if it had encoded all.
+package tokenize

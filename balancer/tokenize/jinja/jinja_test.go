@@ -1,0 +1,121 @@
+package jinja
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/tokenize"
+)
+
+// In the manner of the templates that come with models.
+const template = `{{- bos_token }}
+{% for message in messages %}
+    {% if message.role == 'user' and not loop.first and loop.previtem.role == 'user' %}
+        {{- raise_exception('two users in a row') }}
+    {% endif %}
+    {%- set content = message['content'] | trim if message['content'] is string else '' %}
+    {{- '<|' + message['role'] + '|>' + content }}
+    {{- eos_token }}
+{% endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+{%- endif %}`
+
+var chat = dialect.Chat{
+	Turns: []dialect.Turn{
+		{Role: "user", Text: []string{" one", "two "}},
+		{Role: "assistant", Text: []string{"three"}, Reasoning: "hm"},
+	},
+}
+
+const want = "<s>\n<|user|>one\ntwo</s>\n<|assistant|>three</s>\n<|assistant|>"
+
+func TestRender(t *testing.T) {
+	tpl, err := Parse(template, "<s>", "</s>")
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			got, err := tpl.Render(chat)
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+		})
+	}
+	wg.Wait()
+	_, err = tpl.Render(dialect.Chat{Turns: []dialect.Turn{{Role: "user"}, {Role: "user"}}})
+	require.ErrorContains(t, err, "two users in a row")
+	_, err = tpl.Render(dialect.Chat{Tools: []string{"{}"}, Turns: chat.Turns})
+	require.ErrorIs(t, err, ErrTools)
+	_, err = tpl.Render(dialect.Chat{Turns: []dialect.Turn{{Role: "assistant", Calls: []dialect.ToolCall{{Name: "f"}}}}})
+	require.ErrorIs(t, err, ErrTools)
+}
+
+func TestToday(t *testing.T) {
+	tpl, err := Parse(`{{ strftime_now("%d %b %Y") }}`, "", "")
+	require.NoError(t, err)
+	tpl.now = func() time.Time { return time.Date(2026, 7, 4, 0, 0, 0, 0, time.UTC) }
+	got, err := tpl.Render(chat)
+	require.NoError(t, err)
+	require.Equal(t, "04 Jul 2026", got)
+}
+
+func TestOpen(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	render := func(path string) string {
+		tpl, err := Open(path)
+		require.NoError(t, err)
+		got, err := tpl.Render(chat)
+		require.NoError(t, err)
+		return got
+	}
+	alone := write("chat_template.jinja", "{{ bos_token }}x")
+	require.Equal(t, "x", render(alone))
+	settings := write("tokenizer_config.json", `{"bos_token":{"content":"<s>"},"eos_token":"</s>","chat_template":"{{ bos_token }}y{{ eos_token }}"}`)
+	require.Equal(t, "<s>x", render(alone))
+	require.Equal(t, "<s>y</s>", render(settings))
+	require.Equal(t, "z", render(write("named.json", `{"bos_token":null,"chat_template":[{"name":"tool_use","template":"t"},{"name":"default","template":"z"}]}`)))
+	for text, want := range map[string]string{
+		`{}`: "neither a text nor a list", `{"chat_template":""}`: "it has no chat_template", `[`: "JSON", `{"chat_template":"{% if %}"}`: "",
+	} {
+		_, err := Open(write("bad.json", text))
+		require.ErrorContains(t, err, want, text)
+	}
+	c := tokenize.DefaultConfig()
+	c.URL, c.ChatTemplate = "http://127.0.0.1:1/tokenize", filepath.Join(dir, "none")
+	_, err := tokenize.Open(c, tokenize.Options{})
+	require.ErrorContains(t, err, "tokenizer.chat_template: open ")
+}
+
+func TestATemplateReadsNoFiles(t *testing.T) {
+	tpl, err := Parse(`{% include "/etc/hostname" %}`, "", "")
+	if err == nil {
+		_, err = tpl.Render(chat)
+	}
+	require.Error(t, err)
+}
+
+func BenchmarkRender(b *testing.B) {
+	tpl, err := Parse(template, "<s>", "</s>")
+	require.NoError(b, err)
+	long := dialect.Chat{}
+	for range 20 {
+		long.Turns = append(long.Turns, chat.Turns...)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := tpl.Render(long); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package tokenize
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Options are what a host knows better than a config.
+type Options struct {
+	Logger *slog.Logger // nil = slog's default
+}
+
+// Prompts is the [routing.Tokenizer] of a Router: a Tokenizer with a chat template, a
+// cache and a deadline. Safe for use by many goroutines.
+type Prompts struct {
+	tokenizer Tokenizer
+	resumer   Resumer // tokenizer, if it is one
+	template  Template
+	special   bool
+	timeout   time.Duration
+	cache     *cache
+	flights   flights
+	logger    *slog.Logger
+	said      sync.Map // kinds of failures that were said
+}
+
+func newPrompts(t Tokenizer, c Config, o Options) *Prompts {
+	p := &Prompts{
+		tokenizer: t,
+		special:   c.AddSpecialTokens,
+		timeout:   time.Duration(c.Timeout),
+		cache:     newCache(c.CacheBytes),
+		logger:    o.Logger,
+	}
+	p.resumer, _ = t.(Resumer)
+	if p.logger == nil {
+		p.logger = slog.Default()
+	}
+	return p
+}
+
+// Close gives back what the tokenizer holds. No other method may be called then.
+func (p *Prompts) Close() error { return closeAll(p.tokenizer, p.template) }
+
+// Tokenize returns the token ids of a request's text. It implements
+// [routing.Tokenizer]: an error leaves the prompt as it is.
+func (p *Prompts) Tokenize(ctx context.Context, q *routing.Request) ([]uint32, error) {
+	tokens, err := p.tokens(ctx, q)
+	if err != nil {
+		p.say(err)
+	}
+	return tokens, err
+}
+
+func (p *Prompts) tokens(ctx context.Context, q *routing.Request) ([]uint32, error) {
+	text := q.Prompt.Text
+	chat := dialect.IsChat(text)
+	if p.resumer != nil && !chat {
+		return p.resumed(ctx, text, p.special)
+	}
+	if !chat && !utf8.ValidString(text) {
+		return nil, ErrNotText
+	}
+	k := keyOf(q.Model, text)
+	if p.resumer == nil {
+		if e := p.cache.get(k); len(e) > 0 {
+			return e[0].tokens, nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	return p.flights.do(ctx, k, func() ([]uint32, error) { return p.work(ctx, k, q.Model, text, chat) })
+}
+
+// work is what is done for a chat, and for a text that goes elsewhere.
+func (p *Prompts) work(ctx context.Context, k key, model, text string, chat bool) ([]uint32, error) {
+	in := Input{Model: model, Text: text, Special: p.special}
+	if chat {
+		if err := p.chat(&in); err != nil {
+			return nil, err
+		}
+	}
+	if p.resumer != nil {
+		if in.Chat != nil {
+			return nil, ErrChat
+		}
+		return p.resumed(ctx, in.Text, in.Special)
+	}
+	tokens, err := p.tokenizer.Tokens(ctx, in)
+	if err == nil {
+		p.cache.put(&entry{key: k, at: len(text), tokens: tokens})
+	}
+	return tokens, err
+}
+
+// chat puts the chat in the place of the text, or what the template makes of it.
+func (p *Prompts) chat(in *Input) error {
+	c, ok := dialect.ReadChat(in.Text)
+	if !ok {
+		return ErrNotText
+	}
+	for _, t := range c.Turns {
+		if t.Media {
+			return ErrMedia
+		}
+	}
+	in.Text, in.Special = "", false
+	if p.template == nil {
+		in.Chat = &c
+		return nil
+	}
+	text, err := p.template.Render(c)
+	if err != nil {
+		return fmt.Errorf("tokenize: the chat template: %w", err)
+	}
+	in.Text = text
+	return nil
+}
+
+// keyOf is the key of a whole prompt, where nothing is taken up again.
+func keyOf(model, text string) key {
+	var h xxh3.Hasher
+	_, _ = h.WriteString(model)
+	_, _ = h.Write([]byte{0})
+	_, _ = h.WriteString(text)
+	return h.Sum128()
+}
+
+// say tells each kind of failure once.
+func (p *Prompts) say(err error) {
+	kind := "other"
+	for _, e := range []error{ErrChat, ErrMedia, ErrNotText, context.DeadlineExceeded, context.Canceled} {
+		if errors.Is(err, e) {
+			kind = e.Error()
+		}
+	}
+	if kind == context.Canceled.Error() {
+		return // the call's own end
+	}
+	if _, told := p.said.LoadOrStore(kind, true); !told {
+		p.logger.Warn("warmpath: prompts are routed by their text where their tokens cannot be had; this is said once",
+			"reason", strings.TrimPrefix(err.Error(), "tokenize: "))
+	}
+}

@@ -1,0 +1,100 @@
+// Package tiktoken has OpenAI's encodings, for the field tiktoken of a channel's
+// tokenizer: o200k_base (gpt-oss but for its special tokens, GPT-4o and later),
+// cl100k_base, p50k_base, p50k_edit, r50k_base. A program that imports it can configure
+// them:
+//
+//	import _ "github.com/warmpath/warmpath/balancer/tokenize/tiktoken"
+//
+// The rule. The vocabularies are those of github.com/tiktoken-go/tokenizer; the
+// encoding is package bpe's, which can be taken up in the middle, and which cuts "\n \n"
+// as tiktoken does: that library's v0.10.0 does not. As
+// tiktoken's own encode_ordinary, it knows no special tokens: there are none in text.
+//
+// Complexity. The program is 13 MB larger. An encoding takes a fraction of a second and
+// up to 100 MB of memory, once in a process while somebody uses it.
+//
+// Source: https://github.com/openai/tiktoken.
+package tiktoken
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"weak"
+
+	"github.com/tiktoken-go/tokenizer/codec"
+
+	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/balancer/tokenize/bpe"
+)
+
+func init() {
+	tokenize.Register("tiktoken", func(name string) (tokenize.Tokenizer, error) { return Open(name) })
+}
+
+const (
+	patternR50k   = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+	patternCl100k = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]+|\s+(?!\S)|\s+`
+	patternO200k  = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+)
+
+type encoding struct {
+	name    string
+	load    func() *codec.Codec
+	pattern string
+	size    uint // no id is as large
+}
+
+var encodings = []encoding{
+	{"o200k_base", codec.NewO200kBase, patternO200k, 200_019},
+	{"cl100k_base", codec.NewCl100kBase, patternCl100k, 100_277},
+	{"p50k_base", codec.NewP50kBase, patternR50k, 50_281},
+	{"p50k_edit", codec.NewP50kEdit, patternR50k, 50_284},
+	{"r50k_base", codec.NewR50kBase, patternR50k, 50_257},
+}
+
+var opened = struct {
+	sync.Mutex // held while an encoding is built, so that it is built once
+	byName     map[string]weak.Pointer[bpe.Encoder]
+}{byName: make(map[string]weak.Pointer[bpe.Encoder])}
+
+// Open returns an encoding. The error lists those there are.
+func Open(name string) (*bpe.Encoder, error) {
+	opened.Lock()
+	defer opened.Unlock()
+	if e := opened.byName[name].Value(); e != nil {
+		return e, nil
+	}
+	var names []string
+	for _, enc := range encodings {
+		if enc.name != name {
+			names = append(names, enc.name)
+			continue
+		}
+		e, err := enc.build()
+		if err == nil {
+			opened.byName[name] = weak.Make(e)
+		}
+		return e, err
+	}
+	return nil, fmt.Errorf("%q is unknown; choose one of %s", name, strings.Join(names, ", "))
+}
+
+func (enc encoding) build() (*bpe.Encoder, error) {
+	c := enc.load()
+	tokens := make(map[string]uint32, enc.size)
+	for id := range enc.size {
+		if text, err := c.Decode([]uint{id}); err == nil { // some numbers are left free
+			tokens[text] = uint32(id)
+		}
+	}
+	m, err := bpe.NewModel(bpe.Vocabulary{Tokens: tokens, WholeFirst: true})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", enc.name, err)
+	}
+	s, err := bpe.NewSplitter(enc.pattern)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", enc.name, err)
+	}
+	return bpe.NewEncoder(bpe.Config{Model: m, Splitters: []*bpe.Splitter{s}}), nil
+}

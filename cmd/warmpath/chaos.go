@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/chaos"
+)
+
+// every stands for all scenarios, or all policies.
+const every = "all"
+
+type chaosRun struct {
+	chaos.Options
+	engine    engineFlags
+	scenario  string
+	policies  []string
+	clients   []int
+	inProcess bool
+	json      bool
+}
+
+// chaosReport is what --json prints.
+type chaosReport struct {
+	// Kept says that every promise was kept in every run.
+	Kept    bool            `json:"kept"`
+	Results []*chaos.Result `json:"results"`
+}
+
+func newChaos() *cobra.Command {
+	var r chaosRun
+	c := &cobra.Command{
+		Use:   "chaos --scenario NAME",
+		Short: "Kill, hang, cut off and restart replicas under load, and count the calls",
+		Long: "chaos starts simulated engines on loopback, each behind a proxy that can break connections, sends them calls at a\n" +
+			"steady rate, does its harm, and counts what became of the calls. It exits with 1 if a promise was broken: if calls\n" +
+			"were lost that could have been served, failed after all was well again, or left bookings behind.\n\n" + chaosScenarios(),
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := r.check(c); err != nil {
+				return err
+			}
+			rep, err := r.run(c.Context(), c.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if r.json {
+				err = printJSON(c.OutOrStdout(), rep)
+			} else {
+				err = rep.print(c.OutOrStdout())
+			}
+			if err == nil && !rep.Kept {
+				err = errors.New("a promise was broken")
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&r.scenario, "scenario", "", "the `name` of what is to happen, or all")
+	f.StringSliceVar(&r.policies, "policy", []string{policy.Default}, "the `policies` to try, or all")
+	f.IntSliceVar(&r.clients, "clients", []int{1}, "`numbers` of channels, which share nothing; one run each")
+	f.IntVar(&r.Replicas, "replicas", 8, "`number` of engines")
+	f.IntVar(&r.Most, "most", 80, "`number` of engines at the top of the scenario scale")
+	f.Float64Var(&r.Rate, "rate", 200, "calls per second")
+	f.IntVar(&r.Sessions, "sessions", 128, "`number` of sessions; policies that look at prompts spread one that has more than a replica's share of the calls")
+	f.IntVar(&r.PromptTokens, "prompt", 2048, "`tokens` of a session's prompt")
+	f.IntVar(&r.OutputTokens, "output", 16, "`tokens` of an answer")
+	f.DurationVar(&r.Timeout, "timeout", 5*time.Second, "end calls that take longer than this `time`; hang and partition last as long")
+	f.DurationVar(&r.Late, "late", time.Second, "count calls whose first message takes longer than this `time`")
+	f.IntVar(&r.Turns, "turns", 64, "how often soak changes something")
+	f.Float64Var(&r.Speed, "speed", 4, "seconds of engine time in a second")
+	f.BoolVar(&r.inProcess, "in-process", false, "run all engines in this process: kill closes their connections, hang silences them")
+	f.Uint64Var(&r.Seed, "seed", 1, "seed of the prompts and of the client of each call")
+	f.BoolVar(&r.json, "json", false, "print one JSON object on standard output and nothing else there")
+	r.engine.add(f)
+	return c
+}
+
+func chaosScenarios() string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, s := range chaos.Scenarios() {
+		fmt.Fprintf(w, "  %s\t%s\n", s.Name, s.What)
+	}
+	w.Flush() //nolint:errcheck // Into memory.
+	return strings.TrimRight(b.String(), "\n")
+}
+
+func (r *chaosRun) check(c *cobra.Command) error {
+	names := []string{every}
+	for _, s := range chaos.Scenarios() {
+		names = append(names, s.Name)
+	}
+	if slices.Equal(r.policies, []string{every}) {
+		r.policies = policy.Names()
+	}
+	err := first(
+		required(c, "scenario"), oneOf("scenario", r.scenario, names), checkPolicies(r.policies, policy.Names()),
+		atLeast("replicas", r.Replicas, 2), atLeast("most", r.Most, r.Replicas), positive("rate", r.Rate), positive("speed", r.Speed),
+		atLeast("sessions", r.Sessions, r.Replicas), atLeast("prompt", r.PromptTokens, 1), atLeast("output", r.OutputTokens, 1),
+		atLeast("turns", r.Turns, 1), positive("timeout", r.Timeout.Seconds()), positive("late", r.Late.Seconds()),
+	)
+	if err != nil {
+		return err
+	}
+	if len(r.clients) == 0 {
+		return usagef("--clients: no number")
+	}
+	for _, n := range r.clients {
+		if err := atLeast("clients", n, 1); err != nil {
+			return err
+		}
+	}
+	if r.engine.kvTokens == 0 { // as many as the run needs; the engines' own would hold everything
+		r.KVTokens = 0
+		return oneOf("preset", r.engine.preset, strings.Split(presets(), ", "))
+	}
+	r.KVTokens = r.engine.kvTokens
+	_, err = r.engine.check()
+	return err
+}
+
+func (r *chaosRun) run(ctx context.Context, log io.Writer) (*chaosReport, error) {
+	scenarios := []string{r.scenario}
+	if r.scenario == every {
+		scenarios = chaos.All()
+	}
+	rep := &chaosReport{Kept: true}
+	for _, scenario := range scenarios {
+		for _, name := range r.policies {
+			for _, clients := range r.clients {
+				res, err := r.one(ctx, log, scenario, name, clients)
+				if err != nil {
+					return nil, err
+				}
+				rep.Results = append(rep.Results, res)
+				rep.Kept = rep.Kept && len(res.Broken) == 0
+			}
+		}
+	}
+	return rep, nil
+}
+
+func (r *chaosRun) one(ctx context.Context, log io.Writer, scenario, name string, clients int) (*chaos.Result, error) {
+	o := r.Options
+	o.Scenario, o.Policy, o.Clients, o.Preset = scenario, name, clients, r.engine.preset
+	if !r.inProcess && chaos.NeedsProcesses(scenario) {
+		path, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		o.Launch = chaos.Processes(func(s chaos.Spec) *exec.Cmd { return exec.Command(path, engineArgs(s)...) })
+	}
+	title := fmt.Sprintf("%s, %s, %d clients", scenario, name, clients)
+	last := time.Now()
+	o.Tell = func(what string) { fmt.Fprintf(log, "%s: %s\n", title, what) }
+	o.Progress = func(p chaos.Progress) {
+		if time.Since(last) >= lineEvery {
+			last = time.Now()
+			fmt.Fprintf(log, "%s: %d calls sent, %d answered, %d failed\n", title, p.Sent, p.Done-p.Failed, p.Failed)
+		}
+	}
+	res, err := chaos.Run(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", title, err)
+	}
+	for _, b := range res.Broken {
+		fmt.Fprintf(log, "%s: BROKEN: %s\n", title, b)
+	}
+	if res.HeldBack > 0 {
+		fmt.Fprintf(log, "%s: this machine was too busy: %d calls were not sent; lower --rate\n", title, res.HeldBack)
+	}
+	return res, nil
+}
+
+// engineArgs are the command line of an engine.
+func engineArgs(s chaos.Spec) []string {
+	args := []string{
+		"engine", "--listen", "127.0.0.1:0", "--kv-tokens", strconv.Itoa(s.KVTokens), "--grace", s.Grace.String(),
+		"--speed", strconv.FormatFloat(s.Speed, 'g', -1, 64), "--max-ongoing", strconv.Itoa(s.MaxOngoing),
+	}
+	if s.Preset != "" {
+		args = append(args, "--preset", s.Preset)
+	}
+	if s.KVEvents {
+		args = append(args, "--kv-events", "grpc")
+	}
+	return args
+}
+
+// print writes a table with one line for each run.
+func (r *chaosReport) print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "scenario\tpolicy\tclients\tcalls\tcut\tsent twice\ttimed out\trefused\tlost\tlate\tretried\tmisrouted\tmoved per step\tload back\tcache back (bound)\tkept")
+	for _, x := range r.Results {
+		kept := "yes"
+		if len(x.Broken) > 0 {
+			kept = "NO"
+		}
+		n := x.Outcomes
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s (%.1f s)\t%s\n",
+			x.Scenario, x.Policy, x.Clients, x.Calls, n[chaos.Cut], n[chaos.SentTwice], n[chaos.TimedOut], n[chaos.Refused], x.Lost,
+			x.Late, x.Retried, orDash(float64(x.Misrouted), "%.0f"), orDash(100*x.MeanMoved, "%.1f %%"),
+			orDash(x.LoadBack, "%.1f s"), orDash(x.CacheBack, "%.1f s"), x.CacheBound, kept)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return r.printFootprints(out)
+}
+
+// printFootprints writes what soak measured.
+func (r *chaosReport) printFootprints(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, x := range r.Results {
+		for i, f := range x.Footprints {
+			if i == 0 {
+				fmt.Fprintf(w, "\n%s, %d clients\tgoroutines\theap\tbookings under way\n", x.Policy, x.Clients)
+			}
+			fmt.Fprintf(w, "tour %d of the fleet\t%d\t%.1f MiB\t%d\n", i+1, f.Goroutines, float64(f.Heap)/(1<<20), f.Bookings)
+		}
+	}
+	return w.Flush()
+}
+
+// orDash formats a figure; one that is negative does not exist.
+func orDash(x float64, format string) string {
+	if x < 0 {
+		return "–"
+	}
+	return fmt.Sprintf(format, x)
+}

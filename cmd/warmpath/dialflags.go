@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// dialFlags say how a look-aside server is reached.
+type dialFlags struct {
+	tls       bool
+	ca, name  string
+	cert, key string
+	tokenFile string
+}
+
+func (d *dialFlags) add(f *pflag.FlagSet) {
+	f.BoolVar(&d.tls, "tls", false, "use TLS, with the system's authorities unless --tls-ca names others")
+	f.StringVar(&d.ca, "tls-ca", "", "PEM `file` of the authorities that sign the server's certificate; implies --tls")
+	f.StringVar(&d.name, "tls-name", "", "`name` in the server's certificate, if it is not the address")
+	f.StringVar(&d.cert, "cert", "", "PEM `file` of the certificate to show; implies --tls")
+	f.StringVar(&d.key, "key", "", "PEM `file` of its private key")
+	f.StringVar(&d.tokenFile, "token-file", "", "`file` with the token to send, its first line")
+}
+
+// dial returns a connection to a server. Its errors are usage errors.
+func (d *dialFlags) dial(server string) (*grpc.ClientConn, error) {
+	transport, err := d.transport()
+	if err != nil {
+		return nil, err
+	}
+	opts := []grpc.DialOption{grpc.WithTransportCredentials(transport)}
+	if d.tokenFile != "" {
+		t, err := d.token(server)
+		if err != nil {
+			return nil, usagef("--token-file: %w", err)
+		}
+		opts = append(opts, grpc.WithPerRPCCredentials(t))
+	}
+	conn, err := grpc.NewClient(server, opts...)
+	if err != nil {
+		return nil, usagef("--server: %w", err)
+	}
+	return conn, nil
+}
+
+// secure reports whether TLS is used.
+func (d *dialFlags) secure() bool {
+	return d.tls || d.ca != "" || d.cert != "" || d.key != "" || d.name != ""
+}
+
+func (d *dialFlags) transport() (credentials.TransportCredentials, error) {
+	if !d.secure() {
+		return insecure.NewCredentials(), nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: d.name}
+	if d.ca != "" {
+		raw, err := os.ReadFile(d.ca)
+		if err != nil {
+			return nil, usagef("--tls-ca: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(raw) {
+			return nil, usagef("--tls-ca: %s has no certificate", d.ca)
+		}
+	}
+	if d.cert != "" || d.key != "" {
+		own, err := tls.LoadX509KeyPair(d.cert, d.key)
+		if err != nil {
+			return nil, usagef("--cert, --key: %w", err)
+		}
+		c.Certificates = []tls.Certificate{own}
+	}
+	return credentials.NewTLS(c), nil
+}
+
+// bearer sends a token with every call.
+type bearer struct {
+	token  string
+	secure bool
+}
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + b.token}, nil
+}
+
+func (b bearer) RequireTransportSecurity() bool { return b.secure }
+
+// token reads the file. Without TLS a token only goes to this host.
+func (d *dialFlags) token(server string) (bearer, error) {
+	raw, err := os.ReadFile(d.tokenFile)
+	if err != nil {
+		return bearer{}, err
+	}
+	line, _, _ := strings.Cut(string(raw), "\n")
+	token := strings.TrimSpace(line)
+	if token == "" {
+		return bearer{}, fmt.Errorf("the first line of %s is empty", d.tokenFile)
+	}
+	if !d.secure() && !isLoopback(server) {
+		return bearer{}, errors.New("a token is not sent in plaintext to another host: use --tls or --tls-ca")
+	}
+	return bearer{token, d.secure()}, nil
+}
+
+func isLoopback(server string) bool {
+	host, _, err := net.SplitHostPort(server)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/server"
+	"github.com/warmpath/warmpath/server/httpdoor"
+)
+
+func newServe() *cobra.Command {
+	var (
+		config string
+		listen string
+		check  bool
+		json   bool
+		grace  time.Duration
+	)
+	c := &cobra.Command{
+		Use:   "serve --config FILE",
+		Short: "Serve the look-aside server: one view of the replicas for many clients",
+		Long: "serve reads deployments from a YAML file, follows its changes, and answers clients that ask for a replica or watch\n" +
+			"them. At the end it lets the calls under way end.",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := required(c, "config"); err != nil {
+				return err
+			}
+			first, err := source{config, listen}.load()
+			if err != nil {
+				return usagef("--config: %w", err)
+			}
+			if err := first.CheckFiles(); err != nil {
+				return usagef("--config: %s: %w", config, err)
+			}
+			if check {
+				fmt.Fprintf(c.OutOrStdout(), "%s is good: %d deployments\n", config, len(first.Deployments))
+				return nil
+			}
+			var handler slog.Handler = slog.NewTextHandler(c.ErrOrStderr(), nil)
+			if json {
+				handler = slog.NewJSONHandler(c.ErrOrStderr(), nil)
+			}
+			return serve(c, source{config, listen}, first, slog.New(handler), grace)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&config, "config", "", "the server's configuration, a YAML `file`")
+	f.StringVar(&listen, "listen", "", "the `address` to listen on in place of the configuration's, host:port")
+	f.BoolVar(&check, "check", false, "only say whether the configuration is good")
+	f.BoolVar(&json, "log-json", false, "log in JSON")
+	f.DurationVar(&grace, "grace", 10*time.Second, "how long calls under way may take at the end")
+	return c
+}
+
+// A source is where the configuration comes from. listen, if it is not empty, replaces the file's own.
+type source struct{ path, listen string }
+
+func (s source) load() (*server.Config, error) {
+	data, err := os.ReadFile(s.path)
+	if err != nil {
+		return nil, err
+	}
+	config, err := s.parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.path, err)
+	}
+	return config, nil
+}
+
+func (s source) parse(data []byte) (*server.Config, error) {
+	config, err := server.ParseConfig(data)
+	if err != nil || s.listen == "" {
+		return config, err
+	}
+	config.Listen = s.listen
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("with --listen: %w", err)
+	}
+	return config, nil
+}
+
+// serve serves until the command is told to end.
+func serve(c *cobra.Command, from source, first *server.Config, log *slog.Logger, grace time.Duration) error {
+	metrics, err := startMetrics(c, first.Metrics.Listen, log)
+	if err != nil {
+		return err
+	}
+	defer metrics.end()
+	s, err := server.New(first, server.Options{Logger: log, Meter: metrics.Meter()})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.Listen)
+	if err != nil {
+		return err
+	}
+	// Its first look is at what was just loaded, and changes nothing.
+	watcher := fleet.WatchFile(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
+	defer watcher.Close()
+	admin, err := startAdmin(c.Context(), first.Admin, log)
+	if err != nil {
+		return fmt.Errorf("admin: %w", err)
+	}
+	defer admin.Close()
+	failed := make(chan error, 2)
+	if first.HTTP.Listen != "" {
+		door, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.HTTP.Listen)
+		if err != nil {
+			return fmt.Errorf("http.listen: %w", err)
+		}
+		go func() { failed <- s.ServeRoutes(door) }()
+		fmt.Fprintf(c.OutOrStdout(), "warmpath answers POST %s on %s\n", httpdoor.RoutePath, door.Addr())
+	}
+	go func() { failed <- s.Serve(lis) }()
+	fmt.Fprintf(c.OutOrStdout(), "warmpath serves %d deployments on %s\n", len(first.Deployments), lis.Addr())
+	select {
+	case err := <-failed:
+		return err
+	case <-c.Context().Done():
+	}
+	log.Info("warmpath: shutting down", "grace", grace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), grace)
+	defer cancel()
+	if err := s.Shutdown(ctx); err != nil {
+		log.Warn("warmpath: calls under way were cut off", "error", err)
+	}
+	return <-failed
+}
+
+// reload takes a changed file. One that is broken leaves what was.
+func reload(s *server.Server, from source, data []byte, err error, log *slog.Logger) {
+	var next *server.Config
+	if err == nil {
+		next, err = from.parse(data)
+	}
+	if err == nil {
+		err = s.Update(next)
+	}
+	if err != nil {
+		log.Error("warmpath: the configuration was not taken, the last good one stays", "path", from.path, "error", err)
+		return
+	}
+	log.Info("warmpath: the configuration is in force", "path", from.path, "deployments", len(next.Deployments))
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// transcript is what a command that still runs has written.
+type transcript struct {
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (s *transcript) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *transcript) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+var _ io.Writer = (*transcript)(nil)
+
+// The server starts from three lines, answers, takes a changed file but not a broken one, and ends when it is told to.
+func TestServeAndChoose(t *testing.T) {
+	const one = "listen: 127.0.0.1:0\ndeployments: {chat: {policy: {consistent_hash: {}}, replicas: [{id: a, address: 'h:1'}]}}"
+	path := file(t, "server.yaml", one)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out, log transcript
+	ended := make(chan int, 1)
+	go func() { ended <- run(ctx, []string{"serve", "--config", path}, &out, &log) }()
+	address := regexp.MustCompile(`serves 1 deployments on (\S+)`)
+	until := func(what func() bool) {
+		t.Helper()
+		require.Eventually(t, what, 20*time.Second, 5*time.Millisecond, "%s%s", &out, &log)
+	}
+	until(func() bool { return address.MatchString(out.String()) })
+	at := address.FindStringSubmatch(out.String())[1]
+
+	code, said, wrong := command(t, "choose", "--server", at, "--session", "s", "--prompt", "hello")
+	require.Zero(t, code, wrong)
+	require.Contains(t, said, "replica     a at h:1")
+	require.Contains(t, said, "reason      ring")
+
+	write := func(text string) {
+		require.NoError(t, os.WriteFile(path+".new", []byte(text), 0o600))
+		require.NoError(t, os.Rename(path+".new", path))
+	}
+	write("deployments: {}")
+	until(func() bool { return strings.Contains(log.String(), "was not taken") })
+	write(strings.Replace(one, "id: a", "id: b", 1))
+	until(func() bool {
+		_, said, _ := command(t, "choose", "--server", at, "--json")
+		var answer struct{ Replica struct{ ID string } }
+		return json.Unmarshal([]byte(said), &answer) == nil && answer.Replica.ID == "b"
+	})
+	code, _, wrong = command(t, "choose", "--server", at, "--deployment", "none")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, wrong, `answers NotFound: there is no deployment "none"; there are chat`)
+	cancel()
+	require.Equal(t, exitOK, <-ended, "%s", &log)
+	require.Contains(t, log.String(), "shutting down")
+}
+
+func TestServeChecks(t *testing.T) {
+	good := file(t, "good.yaml", "deployments: {chat: {register: true}}")
+	code, said, _ := command(t, "serve", "--config", good, "--check")
+	require.Zero(t, code)
+	require.Contains(t, said, "good.yaml is good: 1 deployments")
+	bad := file(t, "bad.yaml", "deployments: {chat: {max_attempts: 99, register: true}}")
+	for _, args := range [][]string{{"serve", "--config", bad, "--check"}, {"serve", "--config", bad}} {
+		code, _, wrong := command(t, args...)
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, wrong, "deployments.chat: max_attempts: 99 is not between 0 and 10")
+	}
+	for _, args := range [][]string{{"serve"}, {"serve", "--config", "/no/such"}, {"choose"}, {"choose", "--server", "x", "--timeout", "0s"}} {
+		code, _, wrong := command(t, args...)
+		require.Equal(t, exitUsage, code, wrong)
+	}
+}

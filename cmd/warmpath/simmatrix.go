@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/warmpath/warmpath/internal/sim"
+	"github.com/warmpath/warmpath/internal/sim/matrix"
+	"github.com/warmpath/warmpath/internal/workload"
+)
+
+// Defaults where --matrix is given: shorter runs than of a single cell, and more of them.
+const (
+	matrixDuration = 11 * time.Minute
+	matrixWarmUp   = 3 * time.Minute
+	matrixSeeds    = 5
+)
+
+// builtinMatrix is the name of the project's own cells.
+const builtinMatrix = "builtin"
+
+// judged are the policies of which the summary says whether they are what they should be.
+var judged = []string{"prefix_cache_affinity", "kv_aware"}
+
+// matrixFlags are those of many cells.
+type matrixFlags struct {
+	matrix  string
+	only    []string
+	results string
+	summary bool
+	older   bool
+	workers int
+}
+
+func (m *matrixFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&m.matrix, "matrix", "", "run many cells instead of one: `FILE` with cells, or "+builtinMatrix)
+	f.StringVar(&m.results, "results", "", "the `directory` where results of --matrix are kept; what is there is not run again")
+	f.StringSliceVar(&m.only, "cells", nil, "only these `cells` of the matrix, by name")
+	f.BoolVar(&m.summary, "summary", false, "print what is there of the matrix as markdown, and judge; run nothing")
+	f.BoolVar(&m.older, "keep-older", false, "do not run again what another build of this program has run")
+	f.IntVar(&m.workers, "workers", runtime.NumCPU(), "`number` of runs at once")
+}
+
+// matrixOnly are the flags that need --matrix, matrixToo those of a single cell that go with it.
+var (
+	matrixOnly = []string{"results", "cells", "summary", "keep-older", "workers"}
+	matrixToo  = append([]string{"matrix", "trace", "format", "jitter", "policies", "seeds", "duration", "warmup"}, matrixOnly...)
+)
+
+// check refuses flags that do not go together.
+func (m *matrixFlags) check(c *cobra.Command) error {
+	var err error
+	c.Flags().Visit(func(f *pflag.Flag) {
+		switch {
+		case err != nil:
+		case m.matrix == "" && slices.Contains(matrixOnly, f.Name):
+			err = usagef("--%s: it goes with --matrix", f.Name)
+		case m.matrix != "" && !slices.Contains(matrixToo, f.Name):
+			err = usagef("--%s: it does not go with --matrix, whose cells say that", f.Name)
+		}
+	})
+	return err
+}
+
+// cells reads them.
+func (m *matrixFlags) cells() ([]matrix.Cell, error) {
+	cells := matrix.Builtin()
+	if m.matrix != builtinMatrix {
+		f, err := os.Open(m.matrix)
+		if err != nil {
+			return nil, usagef("--matrix: %w", err)
+		}
+		defer f.Close()
+		if cells, err = matrix.Read(f); err != nil {
+			return nil, usagef("--matrix: %s: %w", m.matrix, err)
+		}
+	}
+	for _, name := range m.only {
+		if !slices.ContainsFunc(cells, func(c matrix.Cell) bool { return c.Name == name }) {
+			return nil, usagef("--cells: %q is not in the matrix", name)
+		}
+	}
+	if len(m.only) > 0 {
+		cells = slices.DeleteFunc(cells, func(c matrix.Cell) bool { return !slices.Contains(m.only, c.Name) })
+	}
+	return cells, nil
+}
+
+// runMatrix is sim with --matrix.
+func (s *simulate) runMatrix(ctx context.Context, c *cobra.Command) error {
+	set := c.Flags().Changed
+	if !set("policies") {
+		s.policies = sim.Policies()
+	}
+	if !set("seeds") {
+		s.seeds = matrixSeeds
+	}
+	if !set("duration") {
+		s.duration = matrixDuration
+	}
+	if !set("warmup") {
+		s.warmUp = matrixWarmUp
+	}
+	err := first(required(c, "results"), checkPolicies(s.policies, sim.Policies()), atLeast("seeds", s.seeds, 1), atLeast("workers", s.many.workers, 1))
+	switch {
+	case err != nil:
+		return err
+	case s.seeds > maxSeeds:
+		return usagef("--seeds: %d are more than %d", s.seeds, maxSeeds)
+	case s.jitter < 0 || s.warmUp < 0 || s.duration <= s.warmUp:
+		return usagef("--duration: %v is not more than the warm-up of %v, or a time is negative", s.duration, s.warmUp)
+	}
+	cells, err := s.many.cells()
+	if err != nil {
+		return err
+	}
+	if s.many.summary {
+		text := matrix.Load(s.many.results, cells, s.policies, s.seeds).Markdown(s.policies, judged)
+		_, err := fmt.Fprint(c.OutOrStdout(), text)
+		return err
+	}
+	plan, err := s.plan(c, cells)
+	if err != nil {
+		return err
+	}
+	return matrix.Run(ctx, plan)
+}
+
+// plan is what to run.
+func (s *simulate) plan(c *cobra.Command, cells []matrix.Cell) (matrix.Plan, error) {
+	code, err := matrix.Program()
+	if err != nil {
+		return matrix.Plan{}, err
+	}
+	p := matrix.Plan{
+		Cells: cells, Policies: s.policies, Seeds: s.seeds, Duration: s.duration, WarmUp: s.warmUp, Jitter: s.jitter,
+		Dir: s.many.results, Code: code, KeepOlder: s.many.older, Workers: s.many.workers,
+		Tell: func(line string) { fmt.Fprintln(c.ErrOrStderr(), line) },
+	}
+	if !slices.ContainsFunc(cells, func(c matrix.Cell) bool { return c.Workload == matrix.Trace }) {
+		return p, nil
+	}
+	if err := first(required(c, "trace", "format"), oneOf("format", s.format, workload.Formats)); err != nil {
+		return p, err
+	}
+	b, err := os.ReadFile(s.trace)
+	if err != nil {
+		return p, usagef("--trace: %w", err)
+	}
+	sum := sha256.Sum256(b)
+	p.TraceID = s.format + "-" + hex.EncodeToString(sum[:8])
+	if p.Trace, err = workload.LoadFile(s.trace, s.format); err != nil {
+		return p, usagef("--trace: %w", err)
+	}
+	return p, nil
+}

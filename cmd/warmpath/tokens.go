@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/tokenize"
+	_ "github.com/warmpath/warmpath/balancer/tokenize/huggingface" // tokenizer.file
+	_ "github.com/warmpath/warmpath/balancer/tokenize/jinja"       // tokenizer.chat_template
+	_ "github.com/warmpath/warmpath/balancer/tokenize/tiktoken"    // tokenizer.tiktoken
+)
+
+// shownTokens is how many tokens explain prints.
+const shownTokens = 16
+
+// tokens is the tokenizer that a config names; it keeps what it found for the one
+// prompt that is asked about.
+type tokens struct {
+	*tokenize.Prompts
+	first []uint32
+	err   error
+}
+
+// openTokens opens the tokenizer of a config, nil where there is none.
+func openTokens(raw json.RawMessage) (*tokens, error) {
+	c, err := tokenize.ParseConfig(raw)
+	if c == nil || err != nil {
+		return nil, err
+	}
+	p, err := tokenize.Open(*c, tokenize.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	return &tokens{Prompts: p}, nil
+}
+
+// Tokenize implements [routing.Tokenizer].
+func (t *tokens) Tokenize(ctx context.Context, q *routing.Request) (all []uint32, err error) {
+	all, t.err = t.Prompts.Tokenize(ctx, q)
+	t.first = all[:min(len(all), shownTokens)]
+	return all, t.err
+}

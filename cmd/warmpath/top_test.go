@@ -1,0 +1,99 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+func TestTopOnce(t *testing.T) {
+	at, _ := servingWith(t, "--config", file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments: {chat: {policy: {consistent_hash: {}}, replicas: [{id: a, address: 'h:1', max_ongoing_requests: 9}, {id: b, address: 'h:2', draining: true}]}}"))
+	for range 3 {
+		code, _, wrong := command(t, "choose", "--server", at, "--session", "s")
+		require.Zero(t, code, wrong)
+	}
+	code, said, wrong := command(t, "top", "--server", at, "--once")
+	require.Zero(t, code, wrong)
+	require.Contains(t, said, "deployment chat  policy consistent_hash")
+	require.Regexp(t, `decisions  ring(_fallback)? 3\n`, said)
+	require.Regexp(t, `(?m)^a +ready +\d+ of 9 +0 +- +- +- +- +h:1`, said)
+	require.Regexp(t, `(?m)^b +draining `, said)
+
+	code, said, wrong = command(t, "top", "--server", at, "--once", "--json", "--deployment", "chat")
+	require.Zero(t, code, wrong)
+	var got struct {
+		Deployments []struct {
+			Replicas  []struct{ ID, State string }
+			Decisions []struct{ Count string }
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(said), &got))
+	require.Equal(t, "3", got.Deployments[0].Decisions[0].Count)
+	require.Len(t, got.Deployments[0].Replicas, 2)
+
+	code, _, wrong = command(t, "top", "--server", at, "--once", "--deployment", "other")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, wrong, "NotFound")
+}
+
+// statuses answers with one after the other, then fails.
+type statuses struct {
+	warmpathv1.StatusServiceClient
+	answers []*warmpathv1.GetStatusResponse
+	end     context.CancelFunc
+	asked   int
+}
+
+func (s *statuses) GetStatus(context.Context, *warmpathv1.GetStatusRequest, ...grpc.CallOption) (*warmpathv1.GetStatusResponse, error) {
+	s.asked++
+	if s.asked > len(s.answers)+1 {
+		s.end()
+	}
+	if s.asked > len(s.answers) {
+		return nil, status.Error(codes.Unavailable, "gone\x1b[31m")
+	}
+	return s.answers[s.asked-1], nil
+}
+
+// Looking goes on when the server is gone, rates are of the same server only, and nothing that a server says drives the terminal.
+func TestTopLive(t *testing.T) {
+	look := func(life string, ms, count uint64) *warmpathv1.GetStatusResponse {
+		return &warmpathv1.GetStatusResponse{Incarnation: life, UptimeMs: ms, Deployments: []*warmpathv1.DeploymentStatus{{
+			Name: "chat", Policy: "p", Decisions: []*warmpathv1.DecisionCount{{Policy: "p", Reason: "ring", Count: count}},
+			Replicas: []*warmpathv1.ReplicaStatus{{
+				Id: "evil\x1b[2J\n", State: "ready", Stale: true, KvTokens: 1000,
+				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 10, BlockTokens: 16, Gaps: 3, LagUs: 1500},
+			}},
+		}}}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out bytes.Buffer
+	tp := top{server: "s", interval: time.Millisecond, timeout: time.Minute}
+	fake := &statuses{answers: []*warmpathv1.GetStatusResponse{look("x", 1000, 10), look("x", 3000, 30), look("y", 500, 4)}, end: cancel}
+	require.NoError(t, tp.run(ctx, fake, &out))
+	text := out.String()
+	require.Contains(t, text, "ring 30 (10/s)")
+	require.Contains(t, text, "ring 4\n", "another life: no rate")
+	require.Contains(t, text, "asking again every 1ms")
+	require.Regexp(t, `160 of 1000 +1 of 2 +3 +1.5ms`, text)
+	require.Contains(t, text, "ready, stale")
+	require.NotContains(t, text, "\x1b")
+}
+
+func TestPageFitsTheTerminal(t *testing.T) {
+	p := page{width: 7, height: 3}
+	_, _ = p.Write([]byte("one\ntwo\nthree is too long\nfour\n"))
+	require.Equal(t, home+"one"+clearLine+"\r\ntwo"+clearLine+"\r\n… 2 mor"+clearLine+clearRest, p.String())
+	require.Equal(t, 2, strings.Count(p.String(), "\n"))
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/dustin/go-humanize"
+	"google.golang.org/grpc/codes"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// printStatus prints the tables of all deployments, with rates where before is another look at the same server.
+func printStatus(w io.Writer, now, before *warmpathv1.GetStatusResponse) error {
+	uptime := time.Duration(now.GetUptimeMs()) * time.Millisecond
+	if _, err := fmt.Fprintf(w, "server %s, up %v\n", printable(now.GetIncarnation()), uptime.Round(time.Second)); err != nil {
+		return err
+	}
+	for _, d := range now.GetDeployments() {
+		if err := printDeployment(w, d, pastOf(d, now, before)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// past is an earlier look at a deployment; the zero value is none.
+type past struct {
+	*warmpathv1.DeploymentStatus
+	seconds float64 // ago
+}
+
+func pastOf(d *warmpathv1.DeploymentStatus, now, before *warmpathv1.GetStatusResponse) past {
+	if before.GetIncarnation() != now.GetIncarnation() || before.GetUptimeMs() >= now.GetUptimeMs() {
+		return past{}
+	}
+	for _, old := range before.GetDeployments() {
+		if old.GetName() == d.GetName() {
+			return past{old, float64(now.GetUptimeMs()-before.GetUptimeMs()) / 1000}
+		}
+	}
+	return past{}
+}
+
+// rate is what was added since, for each second, in brackets; empty where that is not known.
+func (p past) rate(now, then uint64) string {
+	if p.DeploymentStatus == nil || now < then {
+		return ""
+	}
+	return " (" + humanize.FtoaWithDigits(float64(now-then)/p.seconds, 1) + "/s)"
+}
+
+func printDeployment(w io.Writer, d *warmpathv1.DeploymentStatus, p past) error {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "\ndeployment %s  policy %s  watchers %d  reservations %d  queued %d\n", printable(d.GetName()), printable(d.GetPolicy()), d.GetWatchers(), d.GetReservations(), d.GetQueued())
+	fmt.Fprintf(&b, "decisions  %s\n", decisionsOf(d, p))
+	if lost := lostOf(d); lost != "" {
+		fmt.Fprintf(&b, "lost       %s\n", lost)
+	}
+	if x := d.GetIndex(); x != nil {
+		fmt.Fprintf(&b, "index      %s, %d blocks, %d evicted, %d superblocks told\n", humanize.IBytes(x.GetBytes()), x.GetBlocks(), x.GetEvictions(), x.GetSuperblocks())
+	}
+	fmt.Fprintf(&b, "broadcast  %s%s in %d messages%s\n", humanize.IBytes(d.GetBroadcastBytes()), p.rate(d.GetBroadcastBytes(), p.GetBroadcastBytes()),
+		d.GetBroadcastMessages(), p.rate(d.GetBroadcastMessages(), p.GetBroadcastMessages()))
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "REPLICA\tSTATE\tONGOING\tQUEUED TOKENS\tCACHED TOKENS\tEVENTS\tGAPS\tLAG\tADDRESS\tPROBLEM")
+	for _, r := range d.GetReplicas() {
+		fmt.Fprintln(t, strings.Join(replicaCells(r), "\t"))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+func decisionsOf(d *warmpathv1.DeploymentStatus, p past) string {
+	before := make(map[string]uint64)
+	for _, c := range p.GetDecisions() {
+		before[c.GetPolicy()+" "+c.GetReason()] = c.GetCount()
+	}
+	all := make([]string, len(d.GetDecisions()))
+	for i, c := range d.GetDecisions() {
+		name := c.GetReason()
+		if c.GetPolicy() != d.GetPolicy() {
+			name = c.GetPolicy() + "/" + name
+		}
+		all[i] = fmt.Sprintf("%s %d%s", printable(name), c.GetCount(), p.rate(c.GetCount(), before[c.GetPolicy()+" "+c.GetReason()]))
+	}
+	return cmp.Or(strings.Join(all, "  "), "none: clients that watch decide for themselves")
+}
+
+// lostOf tells what went wrong; empty if nothing has.
+func lostOf(d *warmpathv1.DeploymentStatus) string {
+	var all []string
+	if n := d.GetReservationsExpired(); n > 0 {
+		all = append(all, fmt.Sprintf("%d reservations expired", n))
+	}
+	if n := d.GetRegistrationsExpired(); n > 0 {
+		all = append(all, fmt.Sprintf("%d registrations expired", n))
+	}
+	for _, f := range d.GetFailures() {
+		all = append(all, fmt.Sprintf("%d picks %v", f.GetCount(), codes.Code(f.GetCode())))
+	}
+	return strings.Join(all, ", ")
+}
+
+func replicaCells(r *warmpathv1.ReplicaStatus) []string {
+	state, ongoing := r.GetState(), fmt.Sprint(r.GetOngoing())
+	if r.GetStale() {
+		state += ", stale"
+	}
+	if most := r.GetMaxOngoingRequests(); most > 0 {
+		ongoing += fmt.Sprintf(" of %d", most)
+	}
+	cached, events, gaps, lag := "-", "-", "-", "-"
+	if e := r.GetEvents(); e != nil {
+		cached = fmt.Sprint(e.GetBlocks() * uint64(e.GetBlockTokens()))
+		events, gaps = fmt.Sprintf("%d of %d", e.GetConnected(), e.GetStreams()), fmt.Sprint(e.GetGaps())
+		lag = (time.Duration(e.GetLagUs()) * time.Microsecond).String()
+	}
+	if kv := r.GetKvTokens(); kv > 0 {
+		cached += fmt.Sprintf(" of %d", kv)
+	}
+	problem := cmp.Or(r.GetEvents().GetProblem(), r.GetPollProblem())
+	all := []string{r.GetId(), state, ongoing, fmt.Sprint(r.GetQueuedTokens()), cached, events, gaps, lag, r.GetAddress(), problem}
+	for i := range all {
+		all[i] = printable(all[i])
+	}
+	return all
+}
+
+// printable keeps what a server says from driving the terminal, or from breaking the table.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, s)
+}
+
+// page is text cut to the size of a terminal. What does not fit below is left out, and said so.
+type page struct {
+	width, height int
+	text          bytes.Buffer
+}
+
+// Write implements [io.Writer].
+func (p *page) Write(b []byte) (int, error) { return p.text.Write(b) }
+
+// String returns what puts the page in the place of the one before.
+func (p *page) String() string {
+	lines := strings.Split(strings.TrimSuffix(p.text.String(), "\n"), "\n")
+	if more := len(lines) - p.height; more > 0 && p.height > 0 {
+		lines = append(lines[:p.height-1], fmt.Sprintf("… %d more lines: choose one with --deployment", more+1))
+	}
+	for i, line := range lines {
+		if runes := []rune(line); len(runes) > p.width {
+			lines[i] = string(runes[:max(p.width, 0)])
+		}
+	}
+	return home + strings.Join(lines, clearLine+"\r\n") + clearLine + clearRest
+}

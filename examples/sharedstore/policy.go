@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/zeebo/xxh3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/balancer/sharedstore/remote"
+)
+
+// Name is the policy's name in a config.
+const Name = "shared_sessions"
+
+// reasonShared is the policy's own word for why.
+const reasonShared routing.Reason = "shared_session"
+
+// Config is the policy's config.
+type Config struct {
+	// Server is a look-aside server, host:port, and Deployment the name of one of its deployments. In the server's own
+	// process they are not needed: there the deployment's store comes with the context.
+	Server     string `json:"server,omitempty"`
+	Deployment string `json:"deployment,omitempty"`
+	// TTL is how long a session stays with its replica without a call.
+	TTL policy.Duration `json:"ttl,omitempty"`
+}
+
+func init() {
+	policy.Register(Name, func(raw json.RawMessage) (routing.Policy, error) {
+		c := Config{TTL: policy.Duration(10 * time.Minute)}
+		if err := policy.Decode(raw, &c); err != nil {
+			return nil, err
+		}
+		return New(c)
+	})
+}
+
+// Sessions is a policy that keeps in a shared store where each session is.
+//
+// The rule. A session's first call goes to the replica that is least loaded in the eyes of whoever makes it, and from then on
+// every client and the look-aside server send the session there. Two that meet a new session at once agree on the one that
+// wrote first. When the replica has left the fleet the next caller moves the session, for all. Who has no connection to it goes
+// by load for once and does not renew the entry, so that a replica that is down loses its sessions after the TTL, and a client
+// that has just started takes none away. Without a store, and without a session, the least loaded replica takes the call.
+type Sessions struct {
+	store sharedstore.Store // nil in the server: it comes with the context
+	conn  *grpc.ClientConn
+	ttl   time.Duration
+}
+
+// New returns the policy. Its errors name the field.
+func New(c Config) (*Sessions, error) {
+	if c.TTL < policy.Duration(time.Second) {
+		return nil, fmt.Errorf("ttl: %v is shorter than 1s", c.TTL)
+	}
+	s := &Sessions{ttl: time.Duration(c.TTL)}
+	if c.Server == "" {
+		return s, nil
+	}
+	conn, err := grpc.NewClient(c.Server, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	s.store, s.conn = remote.New(conn, c.Deployment), conn
+	return s, nil
+}
+
+// Uses says what to look for in a call, and that Prepare calls out: it has a deadline then, and in the server the store.
+func (*Sessions) Uses() routing.Uses { return routing.UsesSession | routing.CallsOut }
+
+// Prepare asks the store where the session is, and puts it somewhere if it is nowhere.
+func (s *Sessions) Prepare(ctx context.Context, q *routing.Request, v *routing.View) error {
+	store := sharedstore.FromContext(ctx)
+	if store == nil {
+		store = s.store
+	}
+	if store == nil || q.Session == "" || len(v.Connected()) == 0 {
+		return nil
+	}
+	id, err := s.place(ctx, store, q, v)
+	if err == nil {
+		q.Prepared = id
+	}
+	return err
+}
+
+// place returns the session's replica. Of several who write at once one wins, and the others read again.
+func (s *Sessions) place(ctx context.Context, store sharedstore.Store, q *routing.Request, v *routing.View) (string, error) {
+	key := fmt.Sprintf("session/%016x", xxh3.HashString(q.Session))
+	for ctx.Err() == nil {
+		e, err := store.Get(ctx, key)
+		if err != nil && !errors.Is(err, sharedstore.ErrNotFound) {
+			return "", err
+		}
+		id, renew := s.placed(e, q, v)
+		if !renew {
+			return id, nil
+		}
+		switch _, err = store.CompareAndSet(ctx, key, e.Version, []byte(id), s.ttl); {
+		case err == nil:
+			return id, nil
+		case !errors.Is(err, sharedstore.ErrConflict):
+			return "", err
+		}
+	}
+	return "", ctx.Err()
+}
+
+// placed returns where the session belongs as the entry says, or else whoever is least loaded, and whether that is to be written.
+func (s *Sessions) placed(e sharedstore.Entry, q *routing.Request, v *routing.View) (id string, write bool) {
+	if r := v.ByID(string(e.Value)); r != nil && v.Allowed(q, r) {
+		return r.ID, r.Connected() && e.TTL < s.ttl/2 // written lately, it need not be written again
+	}
+	if r := v.LeastLoaded(q); r != nil {
+		return r.ID, true
+	}
+	return "", false // all are full: Choose will say so
+}
+
+// Choose sends the session to its replica, or anywhere for once while that is full.
+func (s *Sessions) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	id, _ := q.Prepared.(string)
+	if r := v.ByID(id); r != nil && v.Available(q, r) && !q.Tried(r) {
+		return routing.To(r, reasonShared)
+	}
+	if r := v.LeastLoaded(q); r != nil {
+		return routing.To(r, routing.ReasonLeastLoaded)
+	}
+	return routing.Wait()
+}
+
+// Close is called once, after the last call of the other methods.
+func (s *Sessions) Close() error {
+	if s.conn == nil {
+		return nil
+	}
+	return s.conn.Close()
+}

@@ -1,0 +1,32 @@
+package channel
+
+import (
+	"context"
+
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// abort tells the engine of an attempt that has ended, if that was because its caller went
+// and the engine needs to be told. Called with mu held.
+func (c *Call) abort(info balancer.DoneInfo) {
+	if !c.abortable || info.Err == nil || !info.BytesSent || c.binding.Abort == nil {
+		return
+	}
+	if code := status.Code(info.Err); code != codes.Canceled && code != codes.DeadlineExceeded {
+		return
+	}
+	r := c.rare.Load()
+	if c.Context.Err() == nil && (r == nil || !r.dropped) {
+		return // the replica said so itself
+	}
+	id := c.requestID()
+	if id == "" {
+		return
+	}
+	b, t, ctx := c.binding, c.handle.Telemetry, c.Context
+	b.Abort(ctx, c.booking.Decision.Replica.ID, b.Dialects.Lookup(c.method).Abort(), id, func(how string) {
+		t.Aborted(context.WithoutCancel(ctx), b.Policy, how)
+	})
+}

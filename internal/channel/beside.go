@@ -1,0 +1,96 @@
+package channel
+
+import (
+	"errors"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
+)
+
+// errNoOther: there is no other replica to which a second attempt could go now.
+var errNoOther = errors.New("no other replica for a second attempt")
+
+// Beside returns the Call of a second attempt, with a booking of its own on another
+// replica than the one that has the call now. It never waits: the error says that
+// nobody else has room, or that the call may go nowhere else. The goroutine of the
+// call uses it, also while gRPC is at the first attempt; what either Call does then is
+// nothing to the other, until Replace or Drop.
+func (c *Call) Beside(why routing.Reason) (*Call, error) {
+	b := c.handle.Bound()
+	if b == nil {
+		return nil, errNoOther
+	}
+	n := &Call{Context: c.Context, handle: c.handle, method: c.method, msg: c.msg, unary: c.unary, span: c.span, usage: routing.NoUsage}
+	if !c.lend(n) {
+		return nil, errNoOther
+	}
+	r := n.more()
+	r.notAlone, r.report = true, new(telemetry.Report) // its own, while the first goes on
+	n.fill(b)
+	if n.Request.Pin != "" {
+		return nil, errNoOther
+	}
+	if m := n.central(b); m != nil && m.Closed {
+		return nil, errNoOther // only the server may decide
+	}
+	if err := n.checkQuarantine(b); err != nil {
+		return nil, err
+	}
+	if err := b.Router.Pick(n, &n.Request, &n.booking); err != nil {
+		return nil, err
+	}
+	if why != "" {
+		n.booking.Decision.Reason = why
+	}
+	n.binding = b
+	n.brought.Store(true)
+	return n, nil
+}
+
+// lend gives a second Call what it must know of the first.
+func (c *Call) lend(n *Call) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last.Replica == nil {
+		return false
+	}
+	n.route, n.more().avoid = c.route, c.last.Replica.ID
+	n.Request = c.Request
+	n.Request.Rekey()
+	n.Request.NextAttempt(c.last.Replica)
+	return true
+}
+
+// Replace makes the second attempt the one of the call: what the application is told of
+// the decision is the second's from now on. The first is dropped.
+func (c *Call) Replace(first *Call) {
+	report := first.Drop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own := c.more()
+	if report != nil {
+		*report = *own.report
+	}
+	own.report = report
+}
+
+// Drop says that the attempt is out of the call: its caller is about to cancel it, and its
+// engine is told so. It returns where the application wants to read the decision.
+func (c *Call) Drop() *telemetry.Report {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	report, r := c.report(), c.more()
+	r.dropped, r.notAlone, r.report = true, true, nil
+	return report
+}
+
+// Forget is DropMessage for an attempt that was dropped, and End.
+func (c *Call) Forget() {
+	c.End()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.DropMessage()
+}
+
+// HedgeWon counts that a second attempt answered first.
+func (c *Call) HedgeWon() { c.handle.Telemetry.HedgeWon(c, c.policy()) }

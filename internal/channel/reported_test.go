@@ -1,0 +1,85 @@
+package channel
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+func rejection(t testing.TB, ongoing, most uint32) string {
+	t.Helper()
+	b, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: ongoing, MaxOngoing: most})
+	require.NoError(t, err)
+	return string(b)
+}
+
+func TestReported(t *testing.T) {
+	full := status.Error(codes.ResourceExhausted, "full")
+	load := string(orca(metric(warmpathv1.MetricRunning, 3), metric(warmpathv1.MetricUncachedTokens, 70)))
+	for name, c := range map[string]struct {
+		err     error
+		trailer metadata.MD
+		ongoing int
+		tokens  int64
+		refused bool
+	}{
+		"nothing":                    {nil, nil, 0, 0, false},
+		"load":                       {nil, metadata.Pairs(warmpathv1.TrailerLoad, load), 3, 70, false},
+		"rejected":                   {full, metadata.Pairs(warmpathv1.TrailerRejection, rejection(t, 9, 8)), 9, 0, true},
+		"rejected with load":         {full, metadata.Pairs(warmpathv1.TrailerLoad, load, warmpathv1.TrailerRejection, rejection(t, 9, 8)), 9, 0, true},
+		"rejected, by no bound":      {full, metadata.Pairs(warmpathv1.TrailerRejection, rejection(t, 9, 0)), 0, 0, false},
+		"rejected, in no words":      {full, metadata.Pairs(warmpathv1.TrailerRejection, ""), 0, 0, false},
+		"rejected, in broken words":  {full, metadata.Pairs(warmpathv1.TrailerRejection, "\xff"), 0, 0, false},
+		"the trailer of no refusal":  {nil, metadata.Pairs(warmpathv1.TrailerRejection, rejection(t, 9, 8)), 0, 0, false},
+		"the trailer of a late fail": {status.Error(codes.Internal, "x"), metadata.Pairs(warmpathv1.TrailerRejection, rejection(t, 9, 8)), 0, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := prefixaffinity.New(prefixaffinity.DefaultConfig())
+			require.NoError(t, err)
+			r := policytest.NewRouter(t, p, policytest.Fleet(1))
+			replica := r.View().Replicas()[0]
+			done := balancer.DoneInfo{Err: c.err, Trailer: c.trailer}
+			b := policytest.Pick(t, r, new(routing.Request))
+			require.Equal(t, c.refused, Ended(b, done))
+			require.Equal(t, c.refused, replica.Full())
+			require.Zero(t, replica.Ongoing())
+			ongoing, tokens := replica.Foreign()
+			require.Equal(t, c.ongoing, ongoing)
+			require.Equal(t, c.tokens, tokens)
+
+			two, err := poweroftwo.New(poweroftwo.DefaultConfig())
+			require.NoError(t, err)
+			r, err = routing.NewRouter(routing.Options{Policy: two})
+			require.NoError(t, err)
+			r.SetFleet(policytest.Fleet(3))
+			r.Connect()
+			quick, _, ok := r.PickQuick(new(routing.Request))
+			require.True(t, ok)
+			EndedQuick(r, quick, done)
+			require.Equal(t, c.refused, quick.Full())
+			require.Zero(t, quick.Ongoing())
+		})
+	}
+}
+
+func FuzzParseRejection(f *testing.F) {
+	f.Add([]byte(rejection(f, 9, 8)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, ok := parseRejection(b)
+		require.GreaterOrEqual(t, r.Ongoing, 0)
+		if ok {
+			require.Equal(t, routing.ReplicaReport{Ongoing: r.Ongoing, QueuedTokens: -1}, r)
+		}
+	})
+}

@@ -1,0 +1,271 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/warmpath/warmpath/client"
+)
+
+// Options say what to break and under what load. Scenario and Policy are required.
+type Options struct {
+	// Scenario is one of Scenarios, Policy a policy of the product with its defaults.
+	Scenario, Policy string
+	// Clients is the number of channels, Replicas that of engines; 0 means 1 and 8.
+	Clients, Replicas int
+	// Rate is calls per second, Sessions how many there are, PromptTokens how long the prompt of each is, OutputTokens
+	// how long an answer; 0 means 200, 128, 2,048 and 16.
+	Rate                                 float64
+	Sessions, PromptTokens, OutputTokens int
+	// Calm is how many rounds the calm before and after lasts; 0 means 2.
+	Calm int
+	// Timeout ends a call, Late is when its first message counts as late; 0 means 5 s and 1 s.
+	Timeout, Late time.Duration
+	// Most is the fleet's size at the top of the scenario scale; 0 means 80. Turns is how often soak changes
+	// something; 0 means 60.
+	Most, Turns int
+	// InFlight is how many calls are under way at most; 0 means 2,000. Calls that find no room within a
+	// second are not sent, and the result says how many.
+	InFlight int
+	// Preset, Speed and KVTokens are the engines'; Speed 0 means 4, KVTokens 0 three times an even share of the sessions.
+	Preset   string
+	Speed    float64
+	KVTokens int
+	// Launch starts engines; nil means InProcess. The replicas that scale adds are always in process.
+	Launch Launcher
+	// Dial are more options for the channels.
+	Dial []grpc.DialOption
+	Seed uint64
+	// Tell hears of every step, Progress ten times a second of the calls; nil means nobody does.
+	Tell     func(string)
+	Progress func(Progress)
+}
+
+// Progress is how far a run is, in calls.
+type Progress struct{ Sent, Done, Failed int }
+
+func (o *Options) fill() {
+	number := func(v *int, unset int) {
+		if *v == 0 {
+			*v = unset
+		}
+	}
+	number(&o.Clients, 1)
+	number(&o.Replicas, 8)
+	number(&o.Most, 80)
+	number(&o.Sessions, 128)
+	number(&o.PromptTokens, 2048)
+	number(&o.OutputTokens, 16)
+	number(&o.Calm, 2)
+	number(&o.Turns, 60)
+	number(&o.InFlight, 2000)
+	number(&o.KVTokens, 3*o.Sessions*(o.PromptTokens+freshTokens)/o.Replicas)
+	if o.Rate == 0 {
+		o.Rate = 200
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 5 * time.Second
+	}
+	if o.Late == 0 {
+		o.Late = time.Second
+	}
+	if o.Speed == 0 {
+		o.Speed = 4
+	}
+	if o.Launch == nil {
+		o.Launch = InProcess
+	}
+}
+
+// Run runs one scenario and counts. The error says that it could not be run to its end; what was promised and not kept
+// is in the result.
+func Run(ctx context.Context, o Options) (*Result, error) {
+	o.fill()
+	sc, err := find(o.Scenario)
+	if err != nil {
+		return nil, err
+	}
+	if o.Clients < 1 || o.Replicas < 2 || o.Sessions < 1 || !(o.Rate > 0) || o.PromptTokens < 1 || o.OutputTokens < 1 {
+		return nil, errors.New("chaos: it takes a client, two replicas, a session, a positive rate and tokens")
+	}
+	s := &stage{Options: &o, ctx: ctx, fleet: &directory{}, touched: map[string]time.Duration{}}
+	s.spec = Spec{
+		Preset: o.Preset, KVTokens: o.KVTokens, Speed: o.Speed, Grace: time.Minute, KVEvents: o.Policy == "kv_aware",
+	}
+	config := map[string]any{"policy": map[string]any{o.Policy: struct{}{}}}
+	s.load = &load{
+		sessions: o.Sessions, promptTokens: o.PromptTokens, outputTokens: o.OutputTokens, timeout: o.Timeout, seed: o.Seed,
+		slots: make(chan struct{}, o.InFlight), changed: make(chan struct{}),
+	}
+	s.load.setRate(o.Rate)
+	if sc.set != nil {
+		sc.set(s, config)
+	}
+	if s.replicas, err = startReplicas(ctx, 0, o.Replicas, s.spec, o.Launch); err != nil {
+		return nil, err
+	}
+	defer func() { closeReplicas(s.replicas) }()
+	s.fleet.set(entries(s.replicas))
+	defer s.hangUp()
+	err = s.dial(config)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.play(sc); err != nil {
+		return nil, err
+	}
+	r := s.judge(sc)
+	r.Leaked = s.leaked()
+	r.check(sc)
+	return r, nil
+}
+
+// dial makes the channels, each with metrics of its own.
+func (s *stage) dial(config any) error {
+	raw, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	options := append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithResolvers(s.fleet), client.WithConfig(string(raw)),
+		client.WithLogger(slog.New(slog.DiscardHandler)), // what goes wrong is told by the result
+	}, s.Dial...)
+	for range s.Clients {
+		reader := sdkmetric.NewManualReader()
+		s.meters = append(s.meters, reader)
+		meter := client.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+		cc, err := client.New(scheme+":///", append(options, meter)...)
+		if err != nil {
+			return err
+		}
+		s.load.channels = append(s.load.channels, cc)
+		cc.Connect()
+	}
+	return s.connected(s.replicas...)
+}
+
+func (s *stage) hangUp() {
+	for _, cc := range s.load.channels {
+		cc.Close() //nolint:errcheck // It only says that it was closed before.
+	}
+}
+
+// play puts the load on, lets the scenario do its harm, and takes the load off again.
+func (s *stage) play(sc *scenario) error {
+	stop := make(chan struct{})
+	s.load.start = time.Now()
+	var loading sync.WaitGroup
+	loading.Go(func() { s.load.run(s.ctx, stop) })
+	defer s.report()()
+	err := s.acts(sc)
+	close(stop)
+	loading.Wait()
+	return errors.Join(err, s.ctx.Err())
+}
+
+// acts are warm-up, calm, harm and calm.
+func (s *stage) acts(sc *scenario) error {
+	s.tell("warm-up")
+	if err := s.rounds(s.Calm + 1); err != nil {
+		return err
+	}
+	s.tell("calm")
+	s.calm = s.load.now()
+	if err := s.rounds(s.Calm); err != nil {
+		return err
+	}
+	if err := sc.run(s); err != nil {
+		return err
+	}
+	s.steps = append(s.steps, s.load.now())
+	s.tell("calm again")
+	return s.rounds(s.Calm + 1)
+}
+
+// report tells the progress until the function that it returns is called.
+func (s *stage) report() (stop func()) {
+	if s.Progress == nil {
+		return func() {}
+	}
+	quit := make(chan struct{})
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		tick := time.NewTicker(time.Second / 10)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				s.Progress(s.load.progress())
+			case <-quit:
+				return
+			}
+		}
+	})
+	return func() {
+		close(quit)
+		telling.Wait()
+	}
+}
+
+// leaked counts the bookings that stay after all calls have ended. gRPC tells the end of an attempt on a goroutine of its
+// own, so the last may be on their way.
+func (s *stage) leaked() (n int) {
+	for range 500 {
+		if n = s.bookings(); n == 0 || pause(s.ctx, 10*time.Millisecond) != nil {
+			break
+		}
+	}
+	return n
+}
+
+// bookings are those of all channels, and the calls in their queues.
+func (s *stage) bookings() int { return s.gauge("warmpath.replica.ongoing", "warmpath.queue.length") }
+
+// gauge adds up what the channels measure under these names.
+func (s *stage) gauge(names ...string) (n int) {
+	for _, reader := range s.meters {
+		var rm metricdata.ResourceMetrics
+		if err := reader.Collect(s.ctx, &rm); err != nil {
+			return -1
+		}
+		for _, scope := range rm.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				if slices.Contains(names, m.Name) {
+					n += sum(m.Data)
+				}
+			}
+		}
+	}
+	return n
+}
+
+func sum(d metricdata.Aggregation) (n int) {
+	if g, ok := d.(metricdata.Gauge[int64]); ok {
+		for _, p := range g.DataPoints {
+			n += int(p.Value)
+		}
+	}
+	return n
+}
+
+var errUnknown = errors.New("chaos: there is no such scenario")
+
+func find(name string) (*scenario, error) {
+	for i := range scenarios {
+		if scenarios[i].Name == name {
+			return &scenarios[i], nil
+		}
+	}
+	return nil, fmt.Errorf("%w as %q", errUnknown, name)
+}

@@ -1,0 +1,189 @@
+package kvpublish
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
+)
+
+// Config is how a log is published over ZeroMQ.
+type Config struct {
+	// Events is where subscribers connect, or nil; the publisher owns it.
+	Events net.Listener
+	// Connect is host:port of a subscriber that waits for engines, or empty.
+	Connect string
+	// Replay is where batches are asked for again, or nil; the publisher owns it.
+	Replay net.Listener
+	// Topic is the first frame.
+	Topic string
+	// Encoding is how batches are written; empty means Arrays.
+	Encoding Encoding
+	// Drop says which batches no subscriber gets, as a network may; nil means none.
+	Drop func(seq uint64) bool
+}
+
+// Publisher publishes one log over ZeroMQ.
+type Publisher struct {
+	log  *Log
+	c    Config
+	ctx  context.Context
+	stop context.CancelFunc
+	all  sync.WaitGroup
+}
+
+// Publish starts a publisher, which runs until Close.
+func Publish(l *Log, c Config) *Publisher {
+	if c.Encoding == "" {
+		c.Encoding = Arrays
+	}
+	p := &Publisher{log: l, c: c}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	if c.Events != nil {
+		p.listen(c.Events, zmq4.Pub, p.publish)
+	}
+	if c.Replay != nil {
+		p.listen(c.Replay, zmq4.Router, p.replay)
+	}
+	if c.Connect != "" {
+		p.all.Go(p.connect)
+	}
+	return p
+}
+
+// Close cuts every connection and waits for its goroutines.
+func (p *Publisher) Close() {
+	p.stop()
+	for _, l := range []net.Listener{p.c.Events, p.c.Replay} {
+		if l != nil {
+			l.Close()
+		}
+	}
+	p.all.Wait()
+}
+
+func (p *Publisher) listen(l net.Listener, kind zmq4.SocketType, serve func(*zmq4.Conn)) {
+	p.all.Go(func() {
+		for {
+			raw, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.all.Go(func() { p.open(raw, kind, true, serve) })
+		}
+	})
+}
+
+// open shakes hands and serves the connection until it breaks.
+func (p *Publisher) open(raw net.Conn, kind zmq4.SocketType, server bool, serve func(*zmq4.Conn)) {
+	defer context.AfterFunc(p.ctx, func() { raw.Close() })()
+	defer raw.Close()
+	if conn, err := zmq4.Open(raw, null.Security(), kind, nil, server, nil); err == nil {
+		serve(conn)
+	}
+}
+
+// connect connects to a subscriber that waits for engines, again and again.
+func (p *Publisher) connect() {
+	retry := time.NewTicker(100 * time.Millisecond)
+	defer retry.Stop()
+	for p.ctx.Err() == nil {
+		if raw, err := new(net.Dialer).DialContext(p.ctx, "tcp", p.c.Connect); err == nil {
+			p.open(raw, zmq4.Pub, false, p.publish)
+		}
+		select {
+		case <-retry.C:
+		case <-p.ctx.Done():
+		}
+	}
+}
+
+// publish sends what comes from now on to one subscriber.
+func (p *Publisher) publish(conn *zmq4.Conn) {
+	ctx, end := context.WithCancel(p.ctx)
+	defer end()
+	topics := make(chan string, 1)
+	p.all.Go(func() {
+		defer end()
+		subscriptions(conn, topics)
+	})
+	var topic string
+	select {
+	case topic = <-topics:
+	case <-ctx.Done():
+		return
+	}
+	if !strings.HasPrefix(p.c.Topic, topic) {
+		<-ctx.Done()
+		return
+	}
+	for next := p.log.Next(); ; {
+		batches, after, more := p.log.From(next)
+		for i := range batches {
+			if p.c.Drop != nil && p.c.Drop(batches[i].Seq) {
+				continue
+			}
+			if p.send(conn, []byte(p.c.Topic), &batches[i]) != nil {
+				return
+			}
+		}
+		next = after
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// subscriptions hands on the first topic that is subscribed to, and reads until the connection breaks.
+func subscriptions(conn *zmq4.Conn, topics chan<- string) {
+	for {
+		msg, err := conn.RecvMsg()
+		if err != nil {
+			conn.Close()
+			return
+		}
+		if len(msg.Frames) == 1 && len(msg.Frames[0]) > 0 && msg.Frames[0][0] == 1 {
+			select {
+			case topics <- string(msg.Frames[0][1:]):
+			default:
+			}
+		}
+	}
+}
+
+// send sends a batch behind these frames.
+func (p *Publisher) send(conn *zmq4.Conn, first []byte, b *Batch) error {
+	seq := binary.BigEndian.AppendUint64(nil, b.Seq)
+	return conn.SendMsg(zmq4.NewMsgFrom(first, seq, p.c.Encoding.append(nil, b)))
+}
+
+// replay answers a number with all batches from there on, and an end marker.
+func (p *Publisher) replay(conn *zmq4.Conn) {
+	for {
+		msg, err := conn.RecvMsg()
+		if err != nil {
+			return
+		}
+		n := len(msg.Frames)
+		if n == 0 || len(msg.Frames[n-1]) != 8 {
+			continue
+		}
+		batches, _, _ := p.log.From(binary.BigEndian.Uint64(msg.Frames[n-1]))
+		for i := range batches {
+			if p.send(conn, nil, &batches[i]) != nil {
+				return
+			}
+		}
+		if conn.SendMsg(zmq4.NewMsgFrom(nil, bytes.Repeat([]byte{0xff}, 8), nil)) != nil {
+			return
+		}
+	}
+}

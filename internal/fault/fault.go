@@ -1,0 +1,29 @@
+// Package fault says what the status of a call without a first message says against its replica.
+//
+// The rule. UNAVAILABLE, INTERNAL and DATA_LOSS are the replica's, or the way's there: resets and lost connections are among
+// them. A deadline and a cancellation are the caller's, and count only by how long was waited. Every other status is
+// the replica's own word about the request (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNKNOWN, …), and shows that it lives.
+package fault
+
+import (
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Of returns the fault of a call that ended with this error.
+func Of(err error) routing.Fault { return OfCode(status.Code(err)) }
+
+// OfCode is Of for a status code.
+func OfCode(c codes.Code) routing.Fault {
+	switch c {
+	case codes.Unavailable, codes.Internal, codes.DataLoss:
+		return routing.Failed
+	case codes.DeadlineExceeded:
+		return routing.TimedOut
+	case codes.Canceled:
+		return routing.GivenUp
+	}
+	return routing.NoFault
+}

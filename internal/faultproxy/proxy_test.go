@@ -1,0 +1,314 @@
+package faultproxy
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// echo answers a streaming call with as many messages as it asks for; the last waits until it may come.
+type echo struct {
+	testpb.UnimplementedTestServiceServer
+	calls, ended atomic.Int64
+	last         chan struct{} // closed, or gives one last message
+}
+
+func (e *echo) UnaryCall(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+	e.calls.Add(1)
+	return &testpb.SimpleResponse{}, nil
+}
+
+func (e *echo) StreamingOutputCall(q *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+	e.calls.Add(1)
+	defer e.ended.Add(1)
+	for i, p := range q.GetResponseParameters() {
+		if i == len(q.GetResponseParameters())-1 {
+			select {
+			case <-e.last:
+			case <-s.Context().Done():
+				return s.Context().Err()
+			}
+		}
+		if err := s.Send(&testpb.StreamingOutputCallResponse{Payload: &testpb.Payload{Body: make([]byte, p.GetSize())}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rig is a server, a proxy in front of it, and a channel to the proxy.
+type rig struct {
+	*echo
+	proxy *Proxy
+	stub  testpb.TestServiceClient
+	ctx   context.Context
+}
+
+func start(t *testing.T, opts ...grpc.DialOption) *rig {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	r := &rig{echo: &echo{last: make(chan struct{})}}
+	s := grpc.NewServer(grpc.MaxConcurrentStreams(100))
+	testpb.RegisterTestServiceServer(s, r.echo)
+	go func() { _ = s.Serve(lis) }()
+	t.Cleanup(s.Stop)
+	r.proxy, err = Listen(t.Context(), lis.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(r.proxy.Close)
+	opts = append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}, MinConnectTimeout: 10 * time.Second}),
+	}, opts...)
+	cc, err := grpc.NewClient("passthrough:///"+r.proxy.Addr(), opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, cc.Close()) })
+	r.stub = testpb.NewTestServiceClient(cc)
+	var cancel context.CancelFunc
+	r.ctx, cancel = context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return r
+}
+
+// open begins a stream of n messages and reads all but the last.
+func (r *rig) open(t *testing.T, n, size int) grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse] {
+	t.Helper()
+	q := &testpb.StreamingOutputCallRequest{}
+	for range n {
+		q.ResponseParameters = append(q.ResponseParameters, &testpb.ResponseParameters{Size: int32(size)})
+	}
+	s, err := r.stub.StreamingOutputCall(r.ctx, q, grpc.WaitForReady(true))
+	require.NoError(t, err)
+	for range n - 1 {
+		m, err := s.Recv()
+		require.NoError(t, err)
+		require.Len(t, m.GetPayload().GetBody(), size)
+	}
+	return s
+}
+
+func (r *rig) unary() error {
+	_, err := r.stub.UnaryCall(r.ctx, &testpb.SimpleRequest{}, grpc.WaitForReady(true))
+	return err
+}
+
+func rest(s grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]) (n int, err error) {
+	for {
+		if _, err := s.Recv(); err == io.EOF {
+			return n, nil
+		} else if err != nil {
+			return n, err
+		}
+		n++
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	require.Eventually(t, ok, 20*time.Second, time.Millisecond, what)
+}
+
+func TestNothingWrong(t *testing.T) {
+	r := start(t)
+	close(r.last)
+	s := r.open(t, 50, 40<<10) // more than a frame each
+	n, err := rest(s)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.NoError(t, r.unary())
+	require.Equal(t, 1, r.proxy.Conns())
+	require.Equal(t, 1, r.proxy.Accepted())
+	eventually(t, "both streams have ended", func() bool { return r.proxy.Streams() == 0 })
+}
+
+func TestResetMidStream(t *testing.T) {
+	for name, do := range map[string]func(*Proxy){"reset": (*Proxy).Reset, "drop": (*Proxy).Drop} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t)
+			s := r.open(t, 3, 1)
+			do(r.proxy)
+			_, err := rest(s)
+			require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+			eventually(t, "the server knows", func() bool { return r.ended.Load() == 1 })
+			require.NoError(t, r.unary(), "over a new connection")
+			require.Equal(t, 2, r.proxy.Accepted())
+		})
+	}
+}
+
+func TestRefuse(t *testing.T) {
+	r := start(t)
+	r.proxy.Set(Fault{Refuse: true})
+	_, err := r.stub.UnaryCall(r.ctx, &testpb.SimpleRequest{})
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	require.Zero(t, r.proxy.Conns())
+	r.proxy.Set(Fault{})
+	require.NoError(t, r.unary())
+}
+
+func TestServerGoneAndElsewhere(t *testing.T) {
+	r, other := start(t), start(t)
+	r.proxy.SetServer("127.0.0.1:1")
+	_, err := r.stub.UnaryCall(r.ctx, &testpb.SimpleRequest{})
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	other.proxy.mu.Lock()
+	addr := other.proxy.server
+	other.proxy.mu.Unlock()
+	r.proxy.SetServer(addr)
+	require.NoError(t, r.unary())
+	require.EqualValues(t, 1, other.calls.Load())
+}
+
+func TestResetStreams(t *testing.T) {
+	r := start(t)
+	a, b := r.open(t, 2, 1), r.open(t, 3, 1)
+	eventually(t, "two streams", func() bool { return r.proxy.Streams() == 2 })
+	require.Equal(t, 2, r.proxy.ResetStreams(http2.ErrCodeRefusedStream))
+	for _, s := range []grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]{a, b} {
+		_, err := rest(s)
+		require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+	}
+	eventually(t, "the server knows", func() bool { return r.ended.Load() == 2 })
+	require.NoError(t, r.unary())
+	require.Equal(t, 1, r.proxy.Accepted(), "the connection lives on")
+}
+
+func TestResetAfter(t *testing.T) {
+	r := start(t)
+	close(r.last)
+	r.proxy.Set(Fault{ResetAfter: 3})
+	for range 5 {
+		s := r.open(t, 3, 1)
+		_, err := rest(s)
+		require.Equal(t, codes.Internal, status.Code(err), "%v", err)
+	}
+	require.NoError(t, r.unary(), "it has one frame of data only")
+	r.proxy.Set(Fault{})
+	n, err := rest(r.open(t, 30, 1))
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, 1, r.proxy.Accepted())
+}
+
+func TestGoAway(t *testing.T) {
+	r := start(t)
+	s := r.open(t, 2, 1)
+	r.proxy.GoAway()
+	for range 10 {
+		require.NoError(t, r.unary(), "over a new connection")
+	}
+	require.Equal(t, 2, r.proxy.Accepted())
+	require.Equal(t, 1, r.proxy.Conns(), "the first takes no more streams")
+	close(r.last)
+	n, err := rest(s)
+	require.NoError(t, err, "what was under way ends as if nothing had happened")
+	require.Equal(t, 1, n)
+}
+
+func TestMaxStreams(t *testing.T) {
+	r := start(t)
+	r.proxy.Set(Fault{MaxStreams: 1})
+	s := r.open(t, 2, 1)
+	waiting := make(chan error, 1)
+	go func() { waiting <- r.unary() }()
+	eventually(t, "only one stream", func() bool { return r.proxy.Streams() == 1 && r.calls.Load() == 1 })
+	require.Empty(t, waiting)
+	close(r.last)
+	_, err := rest(s)
+	require.NoError(t, err)
+	require.NoError(t, <-waiting)
+}
+
+func TestBlackhole(t *testing.T) {
+	r := start(t)
+	close(r.last)
+	require.NoError(t, r.unary())
+	r.proxy.Set(Fault{Blackhole: true})
+	ctx, cancel := context.WithCancel(r.ctx)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.stub.UnaryCall(ctx, &testpb.SimpleRequest{})
+		ended <- err
+	}()
+	cancel()
+	require.Equal(t, codes.Canceled, status.Code(<-ended), "nobody told the client but itself")
+	require.EqualValues(t, 1, r.calls.Load())
+	r.proxy.Set(Fault{})
+	require.NoError(t, r.unary())
+	require.Equal(t, 1, r.proxy.Accepted(), "over the same connection")
+}
+
+func TestHalfOpen(t *testing.T) {
+	r := start(t)
+	s := r.open(t, 2, 1)
+	r.proxy.HalfOpen()
+	eventually(t, "the server has lost it", func() bool { return r.ended.Load() == 1 })
+	got := make(chan error, 1)
+	go func() {
+		_, err := rest(s)
+		got <- err
+	}()
+	require.Zero(t, r.proxy.Conns())
+	require.Empty(t, got, "the client has not heard")
+	r.proxy.Drop()
+	require.Equal(t, codes.Unavailable, status.Code(<-got))
+	require.NoError(t, r.unary())
+}
+
+// The server feels the slow reader: it cannot send what the windows do not hold.
+func TestSlowReader(t *testing.T) {
+	r := start(t)
+	close(r.last)
+	require.NoError(t, r.unary())
+	r.proxy.Set(Fault{BytesPerSecond: 1})
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	q := &testpb.StreamingOutputCallRequest{}
+	for range 64 {
+		q.ResponseParameters = append(q.ResponseParameters, &testpb.ResponseParameters{Size: 64 << 10})
+	}
+	_, err := r.stub.StreamingOutputCall(ctx, q)
+	require.NoError(t, err)
+	require.Zero(t, r.ended.Load())
+	cancel()
+	r.proxy.Drop()
+	r.proxy.Set(Fault{})
+	eventually(t, "all is well again", func() bool { return r.unary() == nil })
+}
+
+func TestDelay(t *testing.T) {
+	r := start(t)
+	close(r.last)
+	const late = 20 * time.Millisecond
+	r.proxy.Set(Fault{Delay: late})
+	begun := time.Now()
+	n, err := rest(r.open(t, 40, 1))
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.GreaterOrEqual(t, time.Since(begun), late)
+}
+
+func TestCloseEndsWhatIsHeld(t *testing.T) {
+	r := start(t)
+	s := r.open(t, 2, 1)
+	r.proxy.Set(Fault{Blackhole: true})
+	r.proxy.Close()
+	_, err := rest(s)
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	_, err = net.Dial("tcp", r.proxy.Addr())
+	require.Error(t, err)
+}

@@ -1,0 +1,252 @@
+package lookaside
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+const (
+	// maxAsked bounds the questions under way.
+	maxAsked = 10_000
+	// tripAfter is how many questions in a row go without an answer before the others are not asked, but for one every
+	// probeAfter.
+	tripAfter  = 5
+	probeAfter = time.Second
+	// batchFor is how long reports wait for others, or for a question to ride with.
+	batchFor = 5 * time.Millisecond
+	// renewEvery is how often reservations are looked at whose leases are to be renewed.
+	renewEvery = time.Second
+)
+
+// A conversation is one stream of questions to one server.
+type conversation struct {
+	reserved *reserved
+	breaker  *gobreaker.TwoStepCircuitBreaker[any]
+	wake     chan struct{}   // holds one: there is something in outbox
+	ended    <-chan struct{} // the stream is over
+
+	mu      sync.Mutex // guards what follows; nothing is locked under it
+	outbox  []*question
+	waiting map[uint64]*question // by number: asked, and not answered yet
+	last    uint64
+	pace    pace
+}
+
+// A question waits for its answer.
+type question struct {
+	number uint64
+	choose *warmpathv1.ChooseReplicaRequest
+	at     time.Time
+	answer chan *warmpathv1.ChooseReplicasResponse // holds one
+
+	left bool // nobody waits any more; guarded by the conversation's mu
+}
+
+func newConversation(l *reserved, ended <-chan struct{}) *conversation {
+	return &conversation{
+		reserved: l, wake: make(chan struct{}, 1), ended: ended, waiting: make(map[uint64]*question),
+		breaker: gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
+			Timeout:     probeAfter,
+			ReadyToTrip: func(n gobreaker.Counts) bool { return n.ConsecutiveFailures >= tripAfter },
+			IsExcluded:  func(err error) bool { return err != nil && !errors.Is(err, ErrLate) },
+		}),
+	}
+}
+
+// ask asks one question and waits for the answer. A server's failure is a status.
+func (c *conversation) ask(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, longest time.Duration) (*warmpathv1.ChooseReplicaResponse, error) {
+	done, err := c.breaker.Allow()
+	if err != nil {
+		return nil, ErrLate
+	}
+	m, err := c.wait(ctx, r, longest)
+	done(err)
+	if err != nil {
+		return nil, err
+	}
+	if f := m.GetFailure(); f != nil {
+		return nil, status.Error(codes.Code(f.GetCode()), f.GetMessage())
+	}
+	return m.GetChosen(), nil
+}
+
+func (c *conversation) wait(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, longest time.Duration) (*warmpathv1.ChooseReplicasResponse, error) {
+	q, limit, err := c.put(r, longest)
+	if err != nil {
+		return nil, err
+	}
+	timer := time.NewTimer(limit + time.Duration(r.GetWaitMs())*time.Millisecond)
+	defer timer.Stop()
+	select {
+	case m := <-q.answer:
+		return m, nil
+	case <-timer.C:
+		err = ErrLate
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-c.ended:
+		err = ErrNoServer
+	}
+	if c.leave(q, err) {
+		return nil, err
+	}
+	m := <-q.answer // it came in the same moment
+	if ctx.Err() != nil {
+		c.reserved.drop(m.GetChosen().GetReservation())
+		return nil, ctx.Err()
+	}
+	return m, nil
+}
+
+// put has a question sent, and says how long to wait for the answer.
+func (c *conversation) put(r *warmpathv1.ChooseReplicaRequest, longest time.Duration) (*question, time.Duration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.waiting) >= maxAsked {
+		return nil, 0, ErrLate
+	}
+	c.last++
+	q := &question{number: c.last, choose: r, at: time.Now(), answer: make(chan *warmpathv1.ChooseReplicasResponse, 1)}
+	c.waiting[q.number] = q
+	c.outbox = append(c.outbox, q)
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+	return q, c.pace.limit(longest), nil
+}
+
+// leave says that nobody waits for an answer any more. It returns false if it has come.
+func (c *conversation) leave(q *question, why error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting[q.number] != q {
+		return false
+	}
+	q.left = true
+	if why == ErrLate {
+		c.pace.late++
+	}
+	return true
+}
+
+// answered takes an answer. One that nobody waits for is given back.
+func (c *conversation) answered(m *warmpathv1.ChooseReplicasResponse) {
+	c.mu.Lock()
+	q := c.waiting[m.GetNumber()]
+	delete(c.waiting, m.GetNumber())
+	waited := q != nil && q.choose.GetWaitMs() > 0
+	if q != nil && !waited { // else it says nothing of the server's pace
+		c.pace.took(time.Since(q.at))
+		if !q.left {
+			c.pace.late = 0
+		}
+	}
+	left := q == nil || q.left
+	c.mu.Unlock()
+	if left {
+		c.reserved.drop(m.GetChosen().GetReservation())
+		return
+	}
+	q.answer <- m
+}
+
+// unsent returns the questions to send, without those that nobody waits for.
+func (c *conversation) unsent() []*question {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.outbox[:0:0]
+	for _, q := range c.outbox {
+		if q.left {
+			delete(c.waiting, q.number)
+			continue
+		}
+		all = append(all, q)
+	}
+	c.outbox = nil
+	return all
+}
+
+type chooseStream = warmpathv1.RoutingService_ChooseReplicasClient
+
+// tell sends questions and reports until the stream breaks.
+func (c *conversation) tell(ctx context.Context, stream chooseStream) error {
+	renew := time.NewTicker(renewEvery)
+	defer renew.Stop()
+	flush := time.NewTimer(0) // what is left of the stream before
+	defer flush.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.wake:
+			for _, q := range c.unsent() {
+				m := &warmpathv1.ChooseReplicasRequest{Number: q.number, Choose: q.choose, Lives: c.reserved.take()}
+				if err := stream.Send(m); err != nil {
+					return err
+				}
+			}
+		case <-c.reserved.wake:
+			flush.Reset(batchFor)
+		case <-flush.C:
+			if lives := c.reserved.take(); len(lives) > 0 {
+				if err := stream.Send(&warmpathv1.ChooseReplicasRequest{Lives: lives}); err != nil {
+					return err
+				}
+			}
+		case now := <-renew.C:
+			c.reserved.renew(now)
+		}
+	}
+}
+
+// converse keeps a stream of questions to the server that is followed, as long as it is.
+func (w *Watch) converse(ctx context.Context, cc *grpc.ClientConn) {
+	for ctx.Err() == nil {
+		err := w.talk(ctx, cc)
+		pause := w.o.Timing.Retry/2 + rand.N(w.o.Timing.Retry)
+		if status.Code(err) == codes.Unimplemented {
+			pause = time.Minute // an older server
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// talk asks over one stream until it breaks.
+func (w *Watch) talk(ctx context.Context, cc *grpc.ClientConn) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := warmpathv1.NewRoutingServiceClient(cc).ChooseReplicas(metadata.AppendToOutgoingContext(ctx, warmpathv1.MetadataAdopted, "1"))
+	if err != nil {
+		return err
+	}
+	w.reserved.renew(time.Now())
+	c := newConversation(w.reserved, ctx.Done())
+	w.talking.Store(c)
+	defer w.talking.CompareAndSwap(c, nil)
+	w.ended.Go(func() {
+		defer cancel()
+		_ = c.tell(ctx, stream) // why it broke shows in what is received
+	})
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		c.answered(m)
+	}
+}

@@ -1,0 +1,161 @@
+package lookaside
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// maxReplicas bounds a fleet.
+const maxReplicas = 100_000
+
+// members is the fleet: whom the server names, and who stays nevertheless. It is used with Watch.mu held.
+type members struct {
+	named map[uint32]Replica
+	kept  map[string]keeping // by id; not named
+	known bool               // anything at all
+}
+
+// keeping is a replica that the server does not name.
+type keeping struct {
+	Replica
+	until time.Time // stays at least as long; the zero time: it was named, and is not any more
+}
+
+// forever is how long replicas stay of which no server has said anything yet.
+var forever = time.Unix(1<<40, 0)
+
+// recall begins with what was known before.
+func (m *members) recall(replicas []Replica) {
+	for _, r := range replicas {
+		m.keep(r, forever)
+	}
+	m.known = true
+}
+
+func (m *members) keep(r Replica, until time.Time) {
+	if m.kept == nil {
+		m.kept = make(map[string]keeping)
+	}
+	m.kept[r.ID] = keeping{r, until}
+}
+
+// restart forgets the numbers of a server that is gone. Whom it named stays, however long it takes for another one
+// to say anything.
+func (m *members) restart() {
+	for _, r := range m.named {
+		m.keep(r, forever)
+	}
+	m.named = nil
+}
+
+// begin takes a server's first word: from here on the grace of those whom it does not name runs.
+func (m *members) begin(end time.Time) {
+	for id, k := range m.kept {
+		if k.until.After(end) {
+			k.until = end
+			m.kept[id] = k
+		}
+	}
+}
+
+// take enters an update. It returns the numbers that have left, and an error where replicas were passed over.
+func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
+	m.known = true
+	if m.named == nil {
+		m.named = make(map[uint32]Replica)
+	}
+	left = slices.Clone(u.GetRemoved())
+	if u.GetSnapshot() {
+		there := make(map[uint32]bool, len(u.GetReplicas()))
+		for _, r := range u.GetReplicas() {
+			there[r.GetNumber()] = true
+		}
+		for n := range m.named {
+			if !there[n] {
+				left = append(left, n)
+			}
+		}
+	}
+	for _, n := range left {
+		if r, ok := m.named[n]; ok {
+			delete(m.named, n)
+			m.keep(r, time.Time{})
+		}
+	}
+	for _, p := range u.GetReplicas() {
+		r, bad := replicaOf(p)
+		if bad == nil && len(m.named) >= maxReplicas {
+			bad = fmt.Errorf("more than %d replicas", maxReplicas)
+		}
+		if bad != nil {
+			err = bad
+			continue
+		}
+		if old, ok := m.named[p.GetNumber()]; ok && old.ID != r.ID {
+			m.keep(old, time.Time{})
+		}
+		m.named[p.GetNumber()] = r
+	}
+	for _, r := range m.named {
+		delete(m.kept, r.ID)
+	}
+	return left, err
+}
+
+// settle lets those go who need not stay. connected says to whom there is a connection.
+func (m *members) settle(now time.Time, connected func(id string) bool) (changed bool) {
+	if len(m.kept) == 0 {
+		return false
+	}
+	reached := false
+	for _, r := range m.named {
+		reached = reached || connected(r.ID)
+	}
+	before := len(m.kept)
+	maps.DeleteFunc(m.kept, func(id string, k keeping) bool {
+		return !now.Before(k.until) && (reached || !connected(id))
+	})
+	return len(m.kept) != before
+}
+
+// all returns the fleet: who is named in the order of the numbers, then who stays, by id.
+func (m *members) all() []Replica {
+	fleet := make([]Replica, 0, len(m.named)+len(m.kept))
+	for _, n := range m.numbers() {
+		fleet = append(fleet, m.named[n])
+	}
+	for _, id := range slices.Sorted(maps.Keys(m.kept)) {
+		fleet = append(fleet, m.kept[id].Replica)
+	}
+	return fleet
+}
+
+func (m *members) numbers() []uint32 { return slices.Sorted(maps.Keys(m.named)) }
+
+// replicaOf reads what a server says of a replica.
+func replicaOf(p *warmpathv1.Replica) (Replica, error) {
+	r := fleet.Replica{
+		ID:                 p.GetId(),
+		Address:            p.GetAddress(),
+		ServerName:         p.GetServerName(),
+		Zone:               p.GetZone(),
+		Node:               p.GetNode(),
+		Weight:             p.GetWeight(),
+		MaxOngoingRequests: int(p.GetMaxOngoingRequests()),
+		Models:             p.GetModels(),
+		Adapters:           p.GetAdapters(),
+		Ranks:              int(p.GetRanks()),
+		Draining:           p.GetDraining(),
+		Instance:           p.GetInstance(),
+	}
+	if err := r.Settle(); err != nil {
+		return Replica{}, fmt.Errorf("replica %q: %w", p.GetId(), err)
+	}
+	const most = 1 << 40 // no cache is larger, and it fits everywhere
+	return Replica{Replica: r, Stats: p.GetStats(), kvTokens: int(min(p.GetKvTokens(), most))}, nil
+}

@@ -1,0 +1,180 @@
+package lookaside
+
+import (
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// maxPending bounds the reports that wait to be sent. What is not told, the server learns by the end of a lease.
+const maxPending = 10_000
+
+// reserved is what the server that is followed has reserved for us: it counts there, so it is left out of what we report
+// to have booked. It outlives the streams to that server.
+type reserved struct {
+	wake chan struct{} // holds one: there is something to tell
+
+	mu      sync.Mutex // guards what follows and the Reservations; nothing is locked under it
+	live    map[*Reservation]struct{}
+	books   map[string]book // by id of the replica
+	pending []*warmpathv1.LifeReport
+}
+
+func newReserved() *reserved {
+	return &reserved{wake: make(chan struct{}, 1), live: make(map[*Reservation]struct{}), books: make(map[string]book)}
+}
+
+// A Reservation is load that a server has booked for one attempt of a call. Safe for use by many goroutines; nil is one
+// that was never made.
+type Reservation struct {
+	of      *reserved
+	id      string
+	replica string
+	lease   time.Duration
+
+	// Guarded by of.mu.
+	tokens int64     // of the prompt, not yet prefilled
+	told   time.Time // when the server heard of it last
+	over   bool
+}
+
+func (l *reserved) add(r *warmpathv1.Reservation, replica string, tokens int64, now time.Time) *Reservation {
+	x := &Reservation{of: l, id: r.GetId(), replica: replica, lease: time.Duration(r.GetLeaseMs()) * time.Millisecond, tokens: tokens, told: now}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.live[x] = struct{}{}
+	l.charge(x, 1, tokens)
+	return x
+}
+
+// charge adds to a replica's book. Called with mu held.
+func (l *reserved) charge(x *Reservation, ongoing, tokens int64) {
+	b := l.books[x.replica]
+	b.ongoing += ongoing
+	b.tokens += tokens
+	if b == (book{}) {
+		delete(l.books, x.replica)
+		return
+	}
+	l.books[x.replica] = b
+}
+
+// on is what is reserved on a replica.
+func (l *reserved) on(replica string) book {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.books[replica]
+}
+
+// Prefilled says that the first response message has come: the prompt's share of the load is over.
+func (x *Reservation) Prefilled() {
+	if x == nil {
+		return
+	}
+	x.of.mu.Lock()
+	defer x.of.mu.Unlock()
+	if x.over || x.tokens == 0 {
+		return
+	}
+	x.of.charge(x, 0, -x.tokens)
+	x.tokens = 0
+	x.of.tell(x, &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE})
+}
+
+// Released says that the attempt has ended, once: how, or nil if it was never sent.
+func (x *Reservation) Released(o *routing.Outcome) {
+	if x == nil {
+		return
+	}
+	x.of.mu.Lock()
+	defer x.of.mu.Unlock()
+	if x.over {
+		return
+	}
+	x.of.end(x)
+	r := &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED}
+	if o != nil {
+		r.Outcome = outcomeOf(o)
+	}
+	x.of.tell(x, r)
+}
+
+// end takes a reservation out. Called with mu held.
+func (l *reserved) end(x *Reservation) {
+	x.over = true
+	l.charge(x, -1, -x.tokens)
+	delete(l.live, x)
+}
+
+// tell has a report sent. Called with mu held.
+func (l *reserved) tell(x *Reservation, r *warmpathv1.LifeReport) {
+	if len(l.pending) >= maxPending {
+		return
+	}
+	x.told = time.Now()
+	l.pending = append(l.pending, r)
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// drop gives back a reservation that came too late to be of use.
+func (l *reserved) drop(r *warmpathv1.Reservation) {
+	if r.GetId() != "" {
+		l.add(r, "", 0, time.Now()).Released(nil)
+	}
+}
+
+// take returns the reports to send now.
+func (l *reserved) take() []*warmpathv1.LifeReport {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := l.pending
+	l.pending = nil
+	return all
+}
+
+// renew has the server hear of reservations before their leases end. Those whose leases have ended, since the server
+// could not be reached, are our own bookings from now on.
+func (l *reserved) renew(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for x := range l.live {
+		switch silent := now.Sub(x.told); {
+		case silent >= x.lease:
+			l.end(x)
+		case silent >= x.lease/3:
+			l.tell(x, &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
+		}
+	}
+}
+
+// forget is for another server, or another life of it: nothing is reserved there.
+func (l *reserved) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for x := range l.live {
+		l.end(x)
+	}
+	l.pending = nil
+}
+
+// outcomeOf is how an attempt ended, as a server is told.
+func outcomeOf(o *routing.Outcome) *warmpathv1.Outcome {
+	out := &warmpathv1.Outcome{Code: int32(status.Code(o.Err)), FirstMessageUs: uint64(max(o.FirstMessage.Microseconds(), 0)), Sent: o.Sent}
+	for _, f := range []struct {
+		from int
+		into **uint32
+	}{{o.Usage.PromptTokens, &out.PromptTokens}, {o.Usage.CachedTokens, &out.CachedTokens}, {o.Usage.OutputTokens, &out.OutputTokens}} {
+		if f.from >= 0 {
+			n := uint32(min(f.from, 1<<31))
+			*f.into = &n
+		}
+	}
+	return out
+}

@@ -1,0 +1,121 @@
+package lookaside
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+func TestPace(t *testing.T) {
+	const longest = 20 * time.Millisecond
+	var p pace
+	require.Equal(t, longest, p.limit(longest), "nothing is known")
+	for range 100 {
+		p.took(time.Millisecond)
+	}
+	require.Equal(t, longest/2, p.limit(longest), "a fast server is waited for less long")
+	p.late = 1
+	require.Equal(t, longest, p.limit(longest))
+	p.late = 100
+	require.Equal(t, longest, p.limit(longest))
+	p.late = 0
+	for range 100 {
+		p.took(14 * time.Millisecond)
+	}
+	require.InDelta(t, float64(14*time.Millisecond), float64(p.limit(longest)), float64(time.Millisecond), "a slow one longer")
+	p.took(time.Second)
+	require.Equal(t, longest, p.limit(longest), "never longer than was asked for")
+}
+
+func TestReservedIsNotReported(t *testing.T) {
+	w, _, r := unstarted(t)
+	w.take(greeting(), true)
+	r.Connect()
+	var own, theirs routing.Booking
+	honour := func(b *routing.Booking) {
+		q := &routing.Request{PromptTokens: 100}
+		require.NoError(t, r.Honour(q, "r2", routing.Decision{Reason: routing.ReasonCentral}, b))
+	}
+	honour(&own)
+	honour(&theirs)
+	now := time.Now()
+	x := w.reserved.add(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", 100, now)
+	require.Equal(t, []book{{}, {1, 100}}, w.booked([]uint32{1, 2}))
+
+	theirs.PrefillDone()
+	x.Prefilled()
+	require.Equal(t, []book{{}, {1, 100}}, w.booked([]uint32{1, 2}))
+
+	// What others are told to have has the server's reservation for us in it.
+	before := foreign(r)["r2"]
+	w.hearsay = routing.Hearsay{}
+	w.take(&warmpathv1.WatchReplicasResponse{Load: greeting().Load}, false)
+	require.Equal(t, before-1, foreign(r)["r2"])
+
+	// Another server knows nothing of it: from here on it is our own.
+	w.begin("another", now)
+	require.Equal(t, []book{{}, {2, 100}}, w.booked2())
+	theirs.Release()
+	x.Released(nil)
+	require.Equal(t, []book{{}, {1, 100}}, w.booked2())
+	require.Empty(t, w.reserved.take(), "and it is not told of it")
+	own.Release()
+}
+
+// booked2 is booked for a server that has numbered the replicas as the one before.
+func (w *Watch) booked2() []book {
+	w.members.take(greeting().Fleet)
+	return w.booked([]uint32{1, 2})
+}
+
+func stages(all []*warmpathv1.LifeReport) (got []string) {
+	for _, r := range all {
+		got = append(got, fmt.Sprint(r.GetReservation(), " ", r.GetStage(), " ", r.GetOutcome().GetCode()))
+	}
+	return got
+}
+
+func TestReservationIsToldOf(t *testing.T) {
+	l := newReserved()
+	now := time.Now()
+	add := func(id string) *Reservation {
+		return l.add(&warmpathv1.Reservation{Id: id, LeaseMs: 15_000}, "r", 10, now)
+	}
+	a, b := add("a"), add("b")
+	a.Prefilled()
+	a.Prefilled()
+	a.Released(&routing.Outcome{Err: errors.New("broken"), Sent: true, Usage: routing.NoUsage})
+	a.Released(nil)
+	a.Prefilled()
+	require.Equal(t, []string{"a LIFE_STAGE_PREFILL_COMPLETE 0", "a LIFE_STAGE_RELEASED 2"}, stages(l.take()))
+	require.Equal(t, book{1, 10}, l.on("r"))
+
+	l.renew(now.Add(4 * time.Second))
+	require.Empty(t, l.take())
+	l.renew(now.Add(6 * time.Second))
+	require.Equal(t, []string{"b LIFE_STAGE_PROGRESS 0"}, stages(l.take()), "a long stream keeps its lease")
+	l.renew(now.Add(time.Minute))
+	require.Empty(t, l.take(), "its lease is over there")
+	require.Zero(t, l.on("r"))
+	b.Released(nil)
+	require.Empty(t, l.take())
+
+	l.drop(&warmpathv1.Reservation{Id: "late", LeaseMs: 1})
+	l.drop(nil)
+	require.Equal(t, []string{"late LIFE_STAGE_RELEASED 0"}, stages(l.take()))
+	require.Empty(t, l.books)
+	for i := range 2 * maxPending {
+		l.drop(&warmpathv1.Reservation{Id: fmt.Sprint(i)})
+	}
+	require.Len(t, l.take(), maxPending)
+	require.Empty(t, l.live)
+	var none *Reservation
+	none.Prefilled()
+	none.Released(nil)
+}

@@ -1,0 +1,85 @@
+package lookaside
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// cutter is a policy that knows the superblocks of its prompts: the tokens.
+type cutter struct{ *listener }
+
+func (cutter) Uses() routing.Uses { return routing.UsesPrompt }
+
+func (cutter) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	return routing.To(v.LeastLoaded(q), routing.ReasonLeastLoaded)
+}
+
+func (cutter) Routed(*routing.Request, routing.Decision) {}
+
+func (cutter) Superblocks(q *routing.Request, to []uint64) []uint64 {
+	for _, x := range q.Prompt.Tokens {
+		to = append(to, uint64(x))
+	}
+	return to
+}
+
+// Routes are told while the server wants them, each once, and by the numbers that the server gave.
+func TestRoutesAreReported(t *testing.T) {
+	w, _, _ := unstarted(t)
+	r, err := routing.NewRouter(routing.Options{Policy: cutter{&listener{sizes: map[string]int{}}}})
+	require.NoError(t, err)
+	require.True(t, r.SharesRoutes())
+	r.SetFleet([]routing.Member{{Attributes: routing.Attributes{ID: "r2"}}})
+	r.Connect()
+	detach := w.Attach(r)
+	wanted, not := true, false
+	w.take(&warmpathv1.WatchReplicasResponse{Incarnation: "x", Fleet: snapshot(1, 2)}, true)
+	send := func(tokens ...uint32) {
+		var b routing.Booking
+		q := new(routing.Request)
+		q.SetPrompt(routing.Prompt{Tokens: tokens})
+		require.NoError(t, r.Pick(context.Background(), q, &b))
+		b.Release()
+	}
+	send(1, 2)
+	require.Nil(t, w.routes.report(w.members.named), "it did not say that it wants them")
+	w.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &wanted}, false)
+	send(1, 2)
+	send(1, 2)
+	send()
+	send(1, 2, 3)
+	told := w.routes.report(w.members.named).GetRoutes()
+	require.Len(t, told, 2)
+	require.EqualValues(t, 2, told[0].GetReplica())
+	require.Equal(t, []uint64{1, 2}, told[0].GetSuperblocks())
+	require.Equal(t, []uint64{1, 2, 3}, told[1].GetSuperblocks())
+	require.Nil(t, w.routes.report(w.members.named))
+	send(4)
+	require.Nil(t, w.routes.report(map[uint32]Replica{}).GetRoutes(), "a replica that the server does not name")
+
+	for i := range uint32(2 * routing.MaxRoutes) {
+		send(i)
+	}
+	require.Len(t, w.routes.report(w.members.named).GetRoutes(), routing.MaxRoutes)
+	send(5)
+	w.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &not}, false)
+	w.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &wanted}, false)
+	require.Nil(t, w.routes.report(w.members.named))
+	detach()
+	send(6)
+	require.Nil(t, w.routes.report(w.members.named))
+}
+
+// What others routed is passed on as what it is.
+func TestRoutedChangesArePredicted(t *testing.T) {
+	var c caches
+	r, err := replicaOf(named(1)[0])
+	require.NoError(t, err)
+	got := c.take(&warmpathv1.IndexUpdate{Changes: []*warmpathv1.CacheChange{{Replica: 1, Routed: true, Stored: []uint64{7}}}}, map[uint32]Replica{1: r})
+	require.Equal(t, []routing.CacheChange{{Replica: "r1", BlockTokens: routing.SuperblockTokens, Predicted: true, Stored: []uint64{7}}}, got)
+}

@@ -1,0 +1,189 @@
+package lookaside
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// listener is a policy that takes down what it is told.
+type listener struct {
+	routing.Policy
+	changes []routing.CacheChange
+	sizes   map[string]int
+}
+
+func (*listener) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+func (p *listener) CacheChanged(c []routing.CacheChange) { p.changes = append(p.changes, c...) }
+
+func (p *listener) ReplicaCapacity(id string, tokens int) { p.sizes[id] = tokens }
+
+func newListener(t testing.TB) (*listener, *routing.Router) {
+	t.Helper()
+	p := &listener{sizes: map[string]int{}}
+	r, err := routing.NewRouter(routing.Options{Policy: p})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.Close()) })
+	return p, r
+}
+
+// unstarted is a Watch that is told of everything by the test; its balancer attaches a Router as soon as there is a fleet.
+func unstarted(t testing.TB) (*Watch, *listener, *routing.Router) {
+	t.Helper()
+	p, r := newListener(t)
+	w := &Watch{resync: make(chan struct{}, 1), ledger: newLedger(), reserved: newReserved()}
+	w.o = Options{Timing: Timing{}.withDefaults(), Logger: slog.New(slog.DiscardHandler)}
+	attached := false
+	w.o.Changed = func(w *Watch, s State) {
+		setFleet(r, s)
+		if !attached {
+			attached = true
+			t.Cleanup(w.Attach(r))
+		}
+	}
+	return w, p, r
+}
+
+func setFleet(r *routing.Router, s State) {
+	var fleet []routing.Member
+	for _, x := range s.Replicas {
+		fleet = append(fleet, routing.Member{Attributes: x.Attributes()})
+	}
+	r.SetFleet(fleet)
+}
+
+func foreign(r *routing.Router) map[string]int {
+	told := map[string]int{}
+	for _, rep := range r.View().Replicas() {
+		told[rep.ID], _ = rep.Foreign()
+	}
+	return told
+}
+
+func greeting() *warmpathv1.WatchReplicasResponse {
+	m := &warmpathv1.WatchReplicasResponse{
+		Incarnation: "a",
+		Fleet:       snapshot(1, 2),
+		Index:       &warmpathv1.IndexUpdate{Version: 4, Snapshot: true, Changes: []*warmpathv1.CacheChange{{Replica: 2, Stored: []uint64{7}}}},
+		Load:        &warmpathv1.LoadUpdate{Snapshot: true, Loads: &warmpathv1.Loads{Replicas: []uint32{1, 2}, Ongoing: []uint32{8, 32}, QueuedTokens: []uint64{0, 0}}},
+	}
+	m.Fleet.Version = 3
+	m.Fleet.Replicas[0].KvTokens = 1000
+	return m
+}
+
+func TestARouterIsToldOfEverything(t *testing.T) {
+	w, p, r := unstarted(t)
+	w.take(greeting(), true)
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r))
+	require.Equal(t, map[string]int{"r1": 1000}, p.sizes)
+	require.Equal(t, []routing.CacheChange{{Replica: "r2", BlockTokens: 512, Stored: []uint64{7}}}, p.changes)
+	start := w.start()
+	require.Equal(t, "a", start.GetIncarnation())
+	require.Equal(t, []uint64{3, 0, 4}, []uint64{start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()})
+
+	// A Router that comes later needs the whole index, until a snapshot of it has begun.
+	p2, r2 := newListener(t)
+	setFleet(r2, State{Replicas: w.members.all()})
+	detach := w.Attach(r2)
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r2))
+	require.Equal(t, 1000, p2.sizes["r1"])
+	require.Len(t, w.resync, 1)
+	require.Zero(t, w.start().GetIndexVersion())
+	require.Empty(t, w.resync)
+	w.take(&warmpathv1.WatchReplicasResponse{Index: &warmpathv1.IndexUpdate{Snapshot: true}}, false)
+	require.Equal(t, uint64(4), w.start().GetIndexVersion())
+
+	w.take(&warmpathv1.WatchReplicasResponse{Index: &warmpathv1.IndexUpdate{Version: 5, Changes: []*warmpathv1.CacheChange{{Replica: 1, Stored: []uint64{9}}}}}, false)
+	detach()
+	detach()
+	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, foreign(r2))
+	require.Equal(t, routing.CacheChange{Replica: "r1", BlockTokens: 512, Cleared: true}, p2.changes[len(p2.changes)-1])
+	require.Equal(t, 32, foreign(r)["r2"])
+}
+
+// A server that is new knows other numbers: what the old ones meant is forgotten, what is believed is not.
+func TestAnotherIncarnation(t *testing.T) {
+	w, _, r := unstarted(t)
+	w.take(greeting(), true)
+	m := &warmpathv1.WatchReplicasResponse{Incarnation: "b", Fleet: snapshot(2)}
+	m.Fleet.Replicas[0].Number = 1
+	w.take(m, true)
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r))
+	require.Zero(t, w.start().GetIndexVersion())
+	w.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{Snapshot: true, Loads: &warmpathv1.Loads{
+		Replicas: []uint32{1}, Ongoing: []uint32{5}, QueuedTokens: []uint64{0}}}}, false)
+	require.Equal(t, map[string]int{"r1": 0, "r2": 5}, foreign(r))
+}
+
+func TestLoadFades(t *testing.T) {
+	w, _, r := unstarted(t)
+	w.take(greeting(), true)
+	fade := func(after time.Duration) int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.fade(w.heard.Add(after))
+		return foreign(r)["r2"]
+	}
+	require.Equal(t, 32, fade(w.o.Timing.Fade-1))
+	var faded []int
+	for range 7 {
+		faded = append(faded, fade(w.o.Timing.Fade))
+	}
+	require.Equal(t, []int{16, 8, 4, 2, 1, 0, 0}, faded)
+	require.True(t, slices.IsSortedFunc(faded, func(a, b int) int { return b - a }))
+	w.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{}}, false)
+	require.Positive(t, foreign(r)["r2"], "believed again")
+}
+
+// Whatever a server says, nothing breaks, and what was known of the first one can still be reached.
+func FuzzTake(f *testing.F) {
+	for _, m := range []*warmpathv1.WatchReplicasResponse{
+		greeting(),
+		{Fleet: &warmpathv1.FleetUpdate{Removed: []uint32{1, 1, 7}, Replicas: named(1, 1, 3)}},
+		{Load: &warmpathv1.LoadUpdate{NextMs: 1 << 31, Counted: 1 << 63, Stale: []uint32{1, 2, 9}, StaleSet: true}},
+		{Config: &warmpathv1.ConfigUpdate{ServiceConfig: "{"}, Index: &warmpathv1.IndexUpdate{Changes: []*warmpathv1.CacheChange{{Replica: 1, Tier: -1, Cleared: true}}}},
+	} {
+		raw, err := proto.Marshal(m)
+		require.NoError(f, err)
+		f.Add(raw, true)
+		f.Add(raw, false)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte, first bool) {
+		var m warmpathv1.WatchReplicasResponse
+		if proto.Unmarshal(raw, &m) != nil {
+			return
+		}
+		w, p, r := unstarted(t)
+		w.take(greeting(), true)
+		r.SetConnected("r1", true)
+		for range 2 {
+			w.take(&m, first)
+			for _, told := range r.View().Replicas() {
+				ongoing, tokens := told.Foreign()
+				require.False(t, ongoing < 0 || tokens < 0)
+			}
+		}
+		for _, c := range p.changes {
+			require.Less(t, int(c.Tier), routing.Tiers)
+			require.Positive(t, c.BlockTokens)
+		}
+		f := following{w: w, interval: time.Second}
+		f.schedule(m.GetLoad())
+		require.LessOrEqual(t, f.wait(), time.Minute)
+		there := false
+		for _, told := range w.members.all() {
+			there = there || told.ID == "r1"
+		}
+		require.True(t, there, "connected, and nobody else is")
+	})
+}

@@ -1,0 +1,111 @@
+package matrix
+
+import (
+	"fmt"
+	"slices"
+)
+
+// allowed is by what factor a policy may be worse than the simple ones in a cell.
+const allowed = 1.05
+
+// simple are the policies than which nobody may be worse.
+var simple = []string{"round_robin", "power_of_two_choices"}
+
+// onTokens are the workloads in which the time per token is judged too.
+var onTokens = []string{"hot-prefix", "nothing-shared"}
+
+// Offence is a cell in which a policy is worse than a simple one.
+type Offence struct {
+	Cell   string
+	Figure string
+	Than   string
+	// Factor is by how much, Beyond by how much beyond the spread.
+	Factor, Beyond float64
+}
+
+// Verdict is what the cells say of a policy.
+type Verdict struct {
+	Policy string
+	// Firsts are the figures in which it is first among its peers over the cells with 64 clients, Seconds those in
+	// which another is, with the other's name and both means.
+	Firsts, Seconds []string
+	// Offences are the cells in which it is worse than a simple policy.
+	Offences []Offence
+	// Judged is how many cells there were to judge.
+	Judged int
+}
+
+// Judge judges a policy. Its peers are all that need no KV events if it needs none, else all.
+func (r *Results) Judge(policy string, policies []string) Verdict {
+	v := Verdict{Policy: policy}
+	v.rank(r.Means(policies), func(other string) bool { return needsEvents(policy) || !needsEvents(other) })
+	for i := range r.Cells {
+		c := &r.Cells[i]
+		if c.row(policy) == nil {
+			continue
+		}
+		v.Judged++
+		figures := []figure{ttftMean, ttftP99, goodput}
+		if slices.Contains(onTokens, c.Workload) {
+			figures = append(figures, tpotMean)
+		}
+		for _, f := range figures {
+			if o, bad := c.offence(policy, f); bad {
+				v.Offences = append(v.Offences, o)
+			}
+		}
+	}
+	return v
+}
+
+// rank compares the means.
+func (v *Verdict) rank(means []Mean, peer func(string) bool) {
+	mine := slices.IndexFunc(means, func(m Mean) bool { return m.Policy == v.Policy })
+	if mine < 0 {
+		return
+	}
+	for _, f := range []struct {
+		name   string
+		of     func(*Mean) float64
+		better float64
+	}{
+		{"TTFT mean", func(m *Mean) float64 { return m.TTFTMean }, -1},
+		{"TTFT p99", func(m *Mean) float64 { return m.TTFTP99 }, -1},
+		{"goodput", func(m *Mean) float64 { return m.Goodput }, 1},
+	} {
+		best := &means[mine]
+		for i := range means {
+			if m := &means[i]; peer(m.Policy) && f.better*f.of(m) > f.better*f.of(best) {
+				best = m
+			}
+		}
+		if best.Policy == v.Policy {
+			v.Firsts = append(v.Firsts, f.name)
+			continue
+		}
+		v.Seconds = append(v.Seconds, fmt.Sprintf("%s: %s %.3f, %s %.3f", f.name, best.Policy, f.of(best), v.Policy, f.of(&means[mine])))
+	}
+}
+
+// offence compares with the better of the simple policies.
+func (c *CellResults) offence(policy string, f figure) (o Offence, bad bool) {
+	row := c.row(policy)
+	var best *Row
+	for _, name := range simple {
+		other := c.row(name)
+		if other == nil || name == policy {
+			continue
+		}
+		if best == nil || (f.ratio(other, best)-1)*f.better > 0 {
+			best = other
+		}
+	}
+	if best == nil {
+		return o, false
+	}
+	o = Offence{Cell: c.Name, Figure: f.name, Than: best.Policy, Factor: f.ratio(row, best), Beyond: f.worse(row, best)}
+	if f.better > 0 {
+		o.Factor = 1 / o.Factor
+	}
+	return o, o.Beyond > allowed
+}

@@ -1,0 +1,194 @@
+package resolver
+
+import (
+	"fmt"
+	"log/slog"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/resolver"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/lookaside"
+)
+
+// A ServerOption changes how look-aside servers are reached.
+type ServerOption func(*builder)
+
+// WithServerDialOptions says how to reach look-aside servers: credentials, tokens, interceptors. By default they are
+// reached with the transport credentials and the dialer of the channel, without its per-call credentials.
+func WithServerDialOptions(opts ...grpc.DialOption) ServerOption {
+	return func(b *builder) { b.dial = append(b.dial, opts...) }
+}
+
+// WithServerLogger sets where servers that are lost and found are logged; the default is slog.Default().
+func WithServerLogger(l *slog.Logger) ServerOption { return func(b *builder) { b.logger = l } }
+
+// memory is what servers told last, by target, for resolvers to come.
+type memory struct {
+	mu     sync.Mutex // guards states; nothing is called under it
+	states map[string]lookaside.State
+}
+
+// maxMemory bounds the targets that are remembered.
+const maxMemory = 1024
+
+func (m *memory) get(target string) *lookaside.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s, ok := m.states[target]; ok {
+		return &s
+	}
+	return nil
+}
+
+func (m *memory) put(target string, s lookaside.State) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.states[target]; !ok && len(m.states) >= maxMemory {
+		return
+	}
+	if m.states == nil {
+		m.states = make(map[string]lookaside.State)
+	}
+	m.states[target] = s
+}
+
+// asksServer reports whether a target of the scheme names look-aside servers and not replicas.
+func asksServer(u url.URL) bool { return u.Host != "" || u.User != nil }
+
+// A lookup is the deployment that a target names, and the servers that know it.
+type lookup struct {
+	servers    []string
+	deployment string
+}
+
+func parseServers(u url.URL) (lookup, error) {
+	fail := func(what string) (lookup, error) {
+		return lookup{}, fmt.Errorf("%q: %s; want %s://host:port,host:port/deployment for look-aside servers, or three slashes, %s:///host:port,host:port, for replicas", u.String(), what, Scheme, Scheme)
+	}
+	if u.User != nil {
+		return fail("there is an @ in it, and credentials do not belong into a target")
+	}
+	if u.Path == "" {
+		return fail("no deployment is named, not even by a / that leaves it to the server")
+	}
+	path, err := opaqueOrPath(u)
+	if err != nil {
+		return lookup{}, err
+	}
+	l := lookup{servers: strings.Split(u.Host, ","), deployment: strings.TrimPrefix(path, "/")}
+	for i, s := range l.servers {
+		r := fleet.Replica{Address: s}
+		if err := r.Settle(); err != nil {
+			return fail(fmt.Sprintf("server %d: %v", i+1, err))
+		}
+		if slices.Contains(l.servers[:i], s) {
+			return fail(fmt.Sprintf("server %d: %s is there twice", i+1, s))
+		}
+	}
+	return l, nil
+}
+
+// watch builds the resolver of a deployment.
+func (b *builder) watch(target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions) (resolver.Resolver, error) {
+	l, err := parseServers(target.URL)
+	if err != nil {
+		return nil, err
+	}
+	logger := b.logger
+	if logger == nil {
+		logger = slog.Default()
+	}
+	r := &watchResolver{b: b, cc: cc, target: target.URL.String(), logger: logger, own: opts.Authority == "" || opts.Authority == noAuthority}
+	w := lookaside.Start(lookaside.Options{
+		Servers:    l.servers,
+		Deployment: l.deployment,
+		Dial:       append(inherited(opts), b.dial...),
+		Logger:     logger,
+		Known:      b.memory.get(r.target),
+		Changed:    r.changed,
+		Failed:     cc.ReportError,
+		Timing:     b.timing,
+	})
+	return closer{w}, nil
+}
+
+// inherited is how servers are reached where nothing else is said: as the channel reaches replicas.
+func inherited(opts resolver.BuildOptions) []grpc.DialOption {
+	var dial []grpc.DialOption
+	switch {
+	case opts.DialCreds != nil:
+		dial = append(dial, grpc.WithTransportCredentials(opts.DialCreds.Clone()))
+	case opts.CredsBundle != nil && opts.CredsBundle.TransportCredentials() != nil:
+		dial = append(dial, grpc.WithTransportCredentials(opts.CredsBundle.TransportCredentials().Clone()))
+	}
+	if opts.Dialer != nil {
+		dial = append(dial, grpc.WithContextDialer(opts.Dialer))
+	}
+	return dial
+}
+
+// watchResolver tells a channel what a server says.
+type watchResolver struct {
+	b      *builder
+	cc     resolver.ClientConn
+	target string
+	logger *slog.Logger
+	own    bool // each replica keeps its authority
+
+	// Of changed alone, which is never called twice at a time.
+	good    string // the last service config that could be read, without what is newer than this client
+	told    string // as it was told
+	refused string // the last one that could not
+}
+
+func (r *watchResolver) changed(w *lookaside.Watch, s lookaside.State) {
+	r.b.memory.put(r.target, s)
+	state := resolver.State{
+		Endpoints: make([]resolver.Endpoint, 0, len(s.Replicas)),
+		Addresses: make([]resolver.Address, 0, len(s.Replicas)),
+	}
+	for _, rep := range s.Replicas {
+		a := rep.Attributes()
+		a.Stats = rep.Stats
+		addEndpoint(&state, fleet.SetReplica(fleet.Endpoint(rep.Replica), a), r.own)
+	}
+	if config := r.config(s.ServiceConfig); config != "" {
+		state.ServiceConfig = r.cc.ParseServiceConfig(config)
+	}
+	// An error would ask for another resolution, which has the same result.
+	_ = r.cc.UpdateState(lookaside.SetWatch(state, w))
+}
+
+// config returns the service config to use: the last one that could be read.
+func (r *watchResolver) config(told string) string {
+	if told == "" || told == r.told || told == r.refused {
+		return r.good
+	}
+	use, ignored := tolerate(told)
+	if parsed := r.cc.ParseServiceConfig(use); parsed.Err != nil {
+		r.refused = told
+		r.logger.Warn("warmpath: the look-aside server's service config cannot be used, the one before stays",
+			"target", r.target, "error", parsed.Err)
+		return r.good
+	}
+	if len(ignored) > 0 {
+		r.logger.Warn("warmpath: the look-aside server's service config has fields that this client does not know; it goes by the others",
+			"target", r.target, "fields", ignored)
+	}
+	r.good, r.told = use, told
+	return r.good
+}
+
+// closer is the Watch as a resolver.
+type closer struct{ watch *lookaside.Watch }
+
+// ResolveNow does nothing: what changes is told.
+func (closer) ResolveNow(resolver.ResolveNowOptions) {}
+
+// Close returns when the channel is told of nothing any more.
+func (c closer) Close() { c.watch.Close() }

@@ -1,0 +1,50 @@
+package resolver
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestTolerate(t *testing.T) {
+	for given, want := range map[string]struct {
+		reduced string
+		ignored []string
+	}{
+		`{"loadBalancingConfig":[{"warmpath":{"mode":"central"}}]}`: {`{"loadBalancingConfig":[{"warmpath":{"mode":"central"}}]}`, nil},
+		`{"methodConfig":[],"loadBalancingConfig":[{"warmpath":{"mode":"x","new":[1],"zone":"z","central":{"deadline":"1s","y":2}}},{"round_robin":{}}]}`: {
+			`{"methodConfig":[],"loadBalancingConfig":[{"warmpath":{"zone":"z","central":{"deadline":"1s"}}},{"round_robin":{}}]}`,
+			[]string{"central.y", "mode", "new"},
+		},
+		`{"loadBalancingConfig":[{"round_robin":{}}]}`: {`{"loadBalancingConfig":[{"round_robin":{}}]}`, nil},
+		`{"loadBalancingConfig":[{"warmpath":5}]}`:     {`{"loadBalancingConfig":[{"warmpath":5}]}`, nil},
+		`no config`: {`no config`, nil},
+	} {
+		reduced, ignored := tolerate(given)
+		require.Equal(t, want.ignored, ignored)
+		if json.Valid([]byte(want.reduced)) {
+			require.JSONEq(t, want.reduced, reduced)
+		} else {
+			require.Equal(t, want.reduced, reduced)
+		}
+	}
+}
+
+// Whatever a server pushes, what is left is no less a config than it was, and nothing is left to take out.
+func FuzzTolerate(f *testing.F) {
+	f.Add(`{"loadBalancingConfig":[{"warmpath":{"mode":"x","central":{"y":2}}},{"round_robin":{}}]}`)
+	f.Add(`{"loadBalancingConfig":[{"warmpath":{"central":null,"mode":null}}]}`)
+	f.Add(`{"loadBalancingConfig":{}}`)
+	f.Fuzz(func(t *testing.T, config string) {
+		reduced, ignored := tolerate(config)
+		if len(ignored) == 0 {
+			require.Equal(t, config, reduced)
+			return
+		}
+		require.True(t, json.Valid([]byte(reduced)))
+		again, more := tolerate(reduced)
+		require.Empty(t, more)
+		require.Equal(t, reduced, again)
+	})
+}

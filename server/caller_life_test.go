@@ -1,0 +1,161 @@
+package server
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Tokens are read again with their file; with the config who is gone is refused and who stays keeps what is held.
+func TestTokensAreReadAgain(t *testing.T) {
+	dir := files{t, t.TempDir()}
+	dir.write("tokens", []byte("first-0123456789\n\nsecond-0123456789\n"))
+	text := "callers: [{name: x, max_reservations: 1, token_file: " + dir.path("tokens") + "}, {name: z, token: zzzzzzzzzzzzzzzz}]\n" + quiet
+	f := start(t, text)
+	code := func(token string) codes.Code {
+		_, err := f.with(t, token).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: query})
+		return status.Code(err)
+	}
+	require.Equal(t, codes.OK, code("first-0123456789"))
+	f.clock.advance(time.Second)
+	f.tick("chat")
+	require.Equal(t, codes.OK, code("second-0123456789"))
+	f.clock.advance(time.Second)
+	f.tick("chat")
+	dir.write("tokens", []byte("third-0123456789"))
+	require.Eventually(t, func() bool {
+		_, err := f.with(t, "first-0123456789").ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
+		return status.Code(err) == codes.Unauthenticated
+	}, 20*time.Second, time.Millisecond)
+	require.Equal(t, codes.OK, code("third-0123456789"))
+	require.Equal(t, codes.ResourceExhausted, code("third-0123456789"), "its one pick still counts")
+
+	require.NoError(t, f.Update(parse(t, strings.Replace(text, ", {name: z, token: zzzzzzzzzzzzzzzz}", "", 1))))
+	require.Equal(t, codes.Unauthenticated, code("zzzzzzzzzzzzzzzz"))
+	require.Equal(t, codes.ResourceExhausted, code("third-0123456789"), "after the reload, too")
+	require.Error(t, f.Update(parse(t, strings.Replace(text, "tokens", "missing", 1))))
+	require.Equal(t, codes.Unauthenticated, code("zzzzzzzzzzzzzzzz"), "nothing of a refused config counts")
+	f.clock.advance(time.Second)
+	f.tick("chat")
+	require.Equal(t, codes.OK, code("third-0123456789"))
+}
+
+// Who may not use a deployment any more is sent away, from what is open too.
+func TestRevokedCallersAreSentAway(t *testing.T) {
+	text := `
+load_interval: 10s
+callers:
+- {name: gone, token: gone-0123456789a}
+- {name: less, token: less-0123456789a}
+- {name: same, token: same-0123456789a}
+deployments: {chat: {register: true}, code: {register: true}}
+`
+	f := start(t, text)
+	watches := make(map[string]grpc.BidiStreamingClient[warmpathv1.WatchReplicasRequest, warmpathv1.WatchReplicasResponse])
+	chooses := make(map[string]grpc.BidiStreamingClient[warmpathv1.ChooseReplicasRequest, warmpathv1.ChooseReplicasResponse])
+	for _, name := range []string{"gone", "less", "same"} {
+		var err error
+		watches[name], err = f.with(t, name+"-0123456789a").WatchReplicas(soon(t))
+		require.NoError(t, err)
+		require.NoError(t, watches[name].Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{Deployment: "chat", ClientId: "x"}}))
+		_, err = watches[name].Recv()
+		require.NoError(t, err)
+		chooses[name], err = f.with(t, name+"-0123456789a").ChooseReplicas(soon(t))
+		require.NoError(t, err)
+	}
+	require.NoError(t, f.Update(parse(t, strings.NewReplacer(
+		"- {name: gone, token: gone-0123456789a}\n", "", "{name: less,", "{name: less, deployments: [code],").Replace(text))))
+	for name, want := range map[string]codes.Code{"gone": codes.PermissionDenied, "less": codes.PermissionDenied, "same": codes.Unavailable} {
+		require.NoError(t, chooses[name].Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Deployment: "chat"}}))
+		m, err := chooses[name].Recv()
+		require.NoError(t, err)
+		require.Equal(t, want, codes.Code(m.GetFailure().GetCode()), name)
+		if name == "same" {
+			continue
+		}
+		for err == nil {
+			_, err = watches[name].Recv()
+		}
+		require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+	}
+	f.tick("chat")
+	_, err := watches["same"].Recv()
+	require.NoError(t, err)
+}
+
+func TestCallersAreBounded(t *testing.T) {
+	f := start(t, `
+callers:
+- {name: slow, token: slow-0123456789abc, rate: 2}
+- {name: few, token: few-0123456789abcd, max_calls: 3, max_watchers: 2, max_reservations: 4}
+- {name: other, token: other-0123456789a}
+`+quiet)
+	slow := f.with(t, "slow-0123456789abc")
+	f.gate.known["slow"].rules.Load().limiter.SetLimit(0) // the burst is all there is
+	passed := 0
+	for range 50 {
+		_, err := slow.ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
+		if err == nil {
+			passed++
+			continue
+		}
+		require.Equal(t, codes.ResourceExhausted, status.Code(err))
+		require.ErrorContains(t, err, "reached its rate (2 calls a second)")
+	}
+	require.Equal(t, 2, passed)
+
+	few, other := f.with(t, "few-0123456789abcd"), f.with(t, "other-0123456789a")
+	reserve := &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE}
+	var held []string
+	for range 4 {
+		a, err := few.ChooseReplica(soon(t), reserve)
+		require.NoError(t, err)
+		held = append(held, a.GetReservation().GetId())
+	}
+	_, err := few.ChooseReplica(soon(t), reserve)
+	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	require.ErrorContains(t, err, "max_reservations")
+	_, err = few.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+		Reservation: held[0], Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+	}}})
+	require.NoError(t, err)
+	_, err = few.ChooseReplica(soon(t), reserve)
+	require.NoError(t, err)
+
+	watch := func(id string) (grpc.BidiStreamingClient[warmpathv1.WatchReplicasRequest, warmpathv1.WatchReplicasResponse], error) {
+		stream, err := few.WatchReplicas(soon(t))
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: id}}))
+		_, err = stream.Recv()
+		return stream, err
+	}
+	one, err := watch("1")
+	require.NoError(t, err)
+	_, err = watch("2")
+	require.NoError(t, err)
+	_, err = watch("3")
+	require.ErrorContains(t, err, "max_watchers (2)")
+	stream, err := few.ChooseReplicas(soon(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Pinned: "no such"}}))
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	_, err = few.ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
+	require.ErrorContains(t, err, "max_calls (3)")
+	require.NoError(t, one.CloseSend())
+	_, err = one.Recv()
+	for err == nil {
+		_, err = one.Recv()
+	}
+	_, err = few.ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
+	require.NoError(t, err)
+	_, err = other.ChooseReplica(soon(t), reserve)
+	require.NoError(t, err, "others have their own")
+}

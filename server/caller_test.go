@@ -1,0 +1,318 @@
+package server
+
+import (
+	"context"
+	"encoding/hex"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	channelzpb "google.golang.org/grpc/channelz/grpc_channelz_v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// bearer sends a token, whatever the transport.
+type bearer string
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+}
+
+func (b bearer) RequireTransportSecurity() bool { return false }
+
+const (
+	trustedToken = "trusted-0123456789"
+	chatToken    = "only-chat-0123456789"
+)
+
+// tenants is a config with a trusted caller and one that may use a single deployment; its token is told as its digest.
+const tenants = `
+load_interval: 10s
+callers:
+- {name: ops, token: trusted-0123456789, trusted: true, register: true}
+- {name: team, token: "sha256:b7e1aab7f76aa4d76b0de0ff2ba3d96c0b2b0e6ef1a3b5f0c9a1bb25bbec3ff2", deployments: [chat]}
+deployments:
+  chat: {register: true, models: [llama], policy: {prefix_cache_affinity: {}}, replicas: [{id: a, address: "10.0.0.1:1"}]}
+  code: {models: [llama, qwen], policy: {round_robin: {}}, replicas: [{id: b, address: "10.0.0.2:1"}]}
+`
+
+func startTenants(t testing.TB) *fixture {
+	d := digestOf(chatToken)
+	return start(t, strings.Replace(tenants, "b7e1aab7f76aa4d76b0de0ff2ba3d96c0b2b0e6ef1a3b5f0c9a1bb25bbec3ff2", hex.EncodeToString(d[:]), 1))
+}
+
+func TestWhoMayUseWhat(t *testing.T) {
+	f := startTenants(t)
+	for _, tt := range []struct {
+		token, deployment, model string
+		code                     codes.Code
+		want                     string // deployment, or part of the message
+	}{
+		{trustedToken, "chat", "", codes.OK, "chat"},
+		{trustedToken, "", "qwen", codes.OK, "code"},
+		{trustedToken, "", "llama", codes.InvalidArgument, "name one of chat, code"},
+		{trustedToken, "none", "", codes.NotFound, "there are chat, code"},
+		{chatToken, "chat", "", codes.OK, "chat"},
+		{chatToken, "", "", codes.OK, "chat"},
+		{chatToken, "", "llama", codes.OK, "chat"},
+		{chatToken, "", "qwen", codes.NotFound, `no deployment serves the model "qwen"`},
+		{chatToken, "code", "", codes.PermissionDenied, `may not use the deployment "code"`},
+		{chatToken, "none", "", codes.PermissionDenied, `may not use the deployment "none"`},
+		{"wrong-0123456789", "chat", "", codes.Unauthenticated, "the token is not known"},
+		{"", "chat", "", codes.Unauthenticated, "a token is missing"},
+	} {
+		a, err := f.with(t, tt.token).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{
+			Deployment: tt.deployment, Mode: query, Key: &warmpathv1.RequestKey{Model: tt.model},
+		})
+		require.Equal(t, tt.code, status.Code(err), "%+v: %v", tt, err)
+		if err != nil {
+			require.ErrorContains(t, err, tt.want)
+		} else {
+			require.Equal(t, tt.want, a.GetDeployment())
+		}
+	}
+	for _, values := range [][]string{{"Bearer " + trustedToken, "Bearer " + trustedToken}, {"Basic x"}, {""}, {"Bearer"}} {
+		md := metadata.MD{"authorization": values}
+		_, err := f.pb.ChooseReplica(metadata.NewOutgoingContext(soon(t), md), &warmpathv1.ChooseReplicaRequest{})
+		require.Equal(t, codes.Unauthenticated, status.Code(err), "%q", values)
+	}
+	_, err := f.Server.ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
+	require.Equal(t, codes.PermissionDenied, status.Code(err), "a door that does not ask lets nobody in")
+}
+
+// All other methods ask, too; health is for everybody, and channelz for those who are trusted.
+func TestEveryMethodAsks(t *testing.T) {
+	f := startTenants(t)
+	conn := func(token string) *grpc.ClientConn { return f.as(t, insecure.NewCredentials(), token) }
+	watched := func(token, deployment string) error {
+		stream, err := f.with(t, token).WatchReplicas(soon(t))
+		require.NoError(t, err)
+		_ = stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Deployment: deployment}})
+		_, err = stream.Recv()
+		return err
+	}
+	chosen := func(token string) error {
+		stream, err := f.with(t, token).ChooseReplicas(soon(t))
+		require.NoError(t, err)
+		_ = stream.Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Deployment: "code"}})
+		m, err := stream.Recv()
+		if m.GetFailure() != nil {
+			return status.Error(codes.Code(m.GetFailure().GetCode()), m.GetFailure().GetMessage())
+		}
+		return err
+	}
+	registered := func(token string) error {
+		_, err := f.with(t, token).Register(soon(t), &warmpathv1.RegisterRequest{Deployment: "chat", Replica: &warmpathv1.Replica{Address: "r:1"}})
+		return err
+	}
+	reflected := func(token string) error {
+		stream, err := grpc_reflection_v1.NewServerReflectionClient(conn(token)).ServerReflectionInfo(soon(t))
+		require.NoError(t, err)
+		_ = stream.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}})
+		_, err = stream.Recv()
+		return err
+	}
+	inspected := func(token string) error {
+		_, err := channelzpb.NewChannelzClient(conn(token)).GetServers(soon(t), &channelzpb.GetServersRequest{})
+		return err
+	}
+	lived := func(token string) error {
+		_, err := f.with(t, token).ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
+		return err
+	}
+	told := func(token, deployment string) error {
+		_, err := warmpathv1.NewStatusServiceClient(conn(token)).GetStatus(soon(t), &warmpathv1.GetStatusRequest{Deployment: deployment})
+		return err
+	}
+	stored := func(token, deployment string) error {
+		_, err := warmpathv1.NewStoreServiceClient(conn(token)).Get(soon(t), &warmpathv1.GetRequest{Deployment: deployment, Key: "k"})
+		return err
+	}
+	for name, tt := range map[string]struct {
+		err  error
+		want codes.Code
+	}{
+		"status":                {told(chatToken, "chat"), codes.OK},
+		"status, other":         {told(chatToken, "code"), codes.PermissionDenied},
+		"status, nobody":        {told("", ""), codes.Unauthenticated},
+		"store":                 {stored(chatToken, "chat"), codes.NotFound},
+		"store, other":          {stored(chatToken, "code"), codes.PermissionDenied},
+		"store, nobody":         {stored("", "chat"), codes.Unauthenticated},
+		"watch":                 {watched(chatToken, "chat"), codes.OK},
+		"watch, other":          {watched(chatToken, "code"), codes.PermissionDenied},
+		"watch, nobody":         {watched("", "chat"), codes.Unauthenticated},
+		"choose, other":         {chosen(chatToken), codes.PermissionDenied},
+		"choose, nobody":        {chosen(""), codes.Unauthenticated},
+		"choose":                {chosen(trustedToken), codes.OK},
+		"register":              {registered(trustedToken), codes.OK},
+		"register, not allowed": {registered(chatToken), codes.PermissionDenied},
+		"register, nobody":      {registered(""), codes.Unauthenticated},
+		"reflection":            {reflected(chatToken), codes.OK},
+		"reflection, nobody":    {reflected(""), codes.Unauthenticated},
+		"channelz":              {inspected(trustedToken), codes.OK},
+		"channelz, not trusted": {inspected(chatToken), codes.PermissionDenied},
+		"channelz, nobody":      {inspected(""), codes.Unauthenticated},
+		"life":                  {lived(chatToken), codes.OK},
+		"life, nobody":          {lived(""), codes.Unauthenticated},
+	} {
+		require.Equal(t, tt.want, status.Code(tt.err), "%s: %v", name, tt.err)
+	}
+	_, err := healthpb.NewHealthClient(f.conn).Check(soon(t), new(healthpb.HealthCheckRequest))
+	require.NoError(t, err)
+}
+
+// What others asked is told to those who are trusted, and to nobody else.
+func TestMatchesAreForTheTrusted(t *testing.T) {
+	f := startTenants(t)
+	request := &warmpathv1.ChooseReplicaRequest{Deployment: "chat", Key: hashed(64, 16, 0), Mode: warmpathv1.PickMode_PICK_MODE_COUNT}
+	trusted, other := f.with(t, trustedToken), f.with(t, chatToken)
+	_, err := trusted.ChooseReplica(soon(t), request)
+	require.NoError(t, err)
+	a, err := trusted.ChooseReplica(soon(t), request)
+	require.NoError(t, err)
+	require.Equal(t, "prefix_match", a.GetDecision().GetReason())
+	require.Equal(t, uint32(1024), a.GetDecision().GetMatchedTokens())
+	a, err = other.ChooseReplica(soon(t), request)
+	require.NoError(t, err)
+	require.Equal(t, "a", a.GetReplica().GetId())
+	require.Equal(t, reasonWithheld, a.GetDecision().GetReason())
+	require.Zero(t, a.GetDecision().GetMatchedTokens())
+	require.Equal(t, int32(-1), a.GetDecision().GetPlace())
+	require.Equal(t, uint32(1024), a.GetDecision().GetPromptTokens())
+
+	unknown := proto64(t)
+	a, err = other.ChooseReplica(soon(t), unknown)
+	require.NoError(t, err)
+	require.Equal(t, reasonWithheld, a.GetDecision().GetReason(), "nor is it told that nothing matched")
+
+	state := func(token string) *warmpathv1.DeploymentStatus {
+		pb := warmpathv1.NewStatusServiceClient(f.as(t, insecure.NewCredentials(), token))
+		a, err := pb.GetStatus(soon(t), new(warmpathv1.GetStatusRequest))
+		require.NoError(t, err)
+		require.Equal(t, "chat", a.GetDeployments()[0].GetName())
+		return a.GetDeployments()[0]
+	}
+	require.NotNil(t, state(trustedToken).GetIndex())
+	require.Len(t, state(trustedToken).GetDecisions(), 2, "on a miss, and on a match")
+	require.Nil(t, state(chatToken).GetIndex())
+	require.Len(t, state(chatToken).GetDecisions(), 1)
+	require.Equal(t, reasonWithheld, state(chatToken).GetDecisions()[0].GetReason())
+	require.EqualValues(t, 4, state(chatToken).GetDecisions()[0].GetCount())
+	_, err = warmpathv1.NewStatusServiceClient(f.as(t, insecure.NewCredentials(), chatToken)).GetStatus(soon(t), &warmpathv1.GetStatusRequest{Deployment: "code"})
+	require.Equal(t, codes.PermissionDenied, status.Code(err))
+
+	h := f.deployment("chat").hosted.Load()
+	h.changed([]routing.CacheChange{{Replica: "a", Rank: 0, BlockTokens: routing.SuperblockTokens, Stored: []uint64{7}}})
+	f.tick("chat")
+	hears := func(token string) bool {
+		stream, err := f.with(t, token).WatchReplicas(soon(t))
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Deployment: "chat", Index: true}}))
+		m, err := stream.Recv()
+		require.NoError(t, err)
+		return m.GetIndex() != nil
+	}
+	require.True(t, hears(trustedToken))
+	require.False(t, hears(chatToken))
+}
+
+// proto64 asks with a prompt that nobody had.
+func proto64(t testing.TB) *warmpathv1.ChooseReplicaRequest {
+	t.Helper()
+	k := hashed(64, 16, 0)
+	for i := range k.GetBlockHashes().Hashes {
+		k.GetBlockHashes().Hashes[i] = uint64(i)<<32 + 99
+	}
+	return &warmpathv1.ChooseReplicaRequest{Deployment: "chat", Key: k, Mode: query}
+}
+
+// What callers name themselves does not meet what others name so.
+func TestCallersAreApart(t *testing.T) {
+	f := startTenants(t)
+	reserve := &warmpathv1.ChooseReplicaRequest{
+		Deployment: "chat", Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Key: &warmpathv1.RequestKey{RequestId: "same"},
+	}
+	one, err := f.with(t, trustedToken).ChooseReplica(soon(t), reserve)
+	require.NoError(t, err)
+	two, err := f.with(t, chatToken).ChooseReplica(soon(t), reserve)
+	require.NoError(t, err)
+	require.NotEqual(t, one.GetReservation().GetId(), two.GetReservation().GetId())
+	require.False(t, two.GetReservation().GetRepeated())
+	again, err := f.with(t, chatToken).ChooseReplica(soon(t), reserve)
+	require.NoError(t, err)
+	require.Equal(t, two.GetReservation().GetId(), again.GetReservation().GetId())
+	require.True(t, again.GetReservation().GetRepeated())
+	require.Equal(t, map[string]int{"a": 2}, f.ongoing("chat"))
+
+	watch := func(token string) grpc.BidiStreamingClient[warmpathv1.WatchReplicasRequest, warmpathv1.WatchReplicasResponse] {
+		stream, err := f.with(t, token).WatchReplicas(soon(t))
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{
+			Start:    &warmpathv1.WatchStart{ClientId: "same", Deployment: "chat"},
+			Bookings: &warmpathv1.BookingReport{Number: 1, Loads: loadOf([3]int{1, 5, 5})},
+		}))
+		_, err = stream.Recv()
+		require.NoError(t, err)
+		return stream
+	}
+	watch(trustedToken)
+	watch(chatToken)
+	d := f.deployment("chat")
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	require.Equal(t, map[uint32]book{1: {10, 10}}, d.ledger.total)
+
+	other, err := f.with(t, trustedToken).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: "code", Mode: warmpathv1.PickMode_PICK_MODE_RESERVE})
+	require.NoError(t, err)
+	life := &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+		Reservation: other.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+	}}}
+	told, err := f.with(t, chatToken).ReportLife(soon(t), life)
+	require.NoError(t, err)
+	require.Len(t, told.GetUnknown(), 1)
+	require.Equal(t, map[string]int{"b": 1}, f.ongoing("code"))
+}
+
+// No header makes somebody of a stranger, and whatever token a config may have lets its caller in.
+func FuzzAuthorization(f *testing.F) {
+	for _, s := range [][2]string{
+		{"Bearer 0123456789abcdef", "0123456789abcdef"}, {"bearer  x", "sha256:" + strings.Repeat("ab", 32)}, {"Basic x", "sha256:zz"}, {"", ""},
+	} {
+		f.Add(s[0], s[1])
+	}
+	f.Fuzz(func(t *testing.T, header, token string) {
+		g := newGate(discard)
+		caller := Caller{Name: "a", Token: "the-only-0123456789"}
+		require.NoError(t, g.set(&Config{Callers: []Caller{caller}}))
+		if !strings.Contains(header, caller.Token) {
+			c, err := g.identify([]string{header}, nil)
+			require.Equal(t, codes.Unauthenticated, status.Code(err))
+			require.Nil(t, c)
+		}
+		caller.Token = token
+		if token == "" || caller.validate(nil) != nil || strings.HasPrefix(token, "sha256:") {
+			return
+		}
+		require.NoError(t, g.set(&Config{Callers: []Caller{caller}}))
+		c, err := g.identify([]string{"Bearer " + token}, nil)
+		require.NoError(t, err)
+		require.Equal(t, "a", c.name)
+	})
+}
+
+// Who may not call is turned away before anything of the call is read.
+func TestStrangersAreNotRead(t *testing.T) {
+	f := startTenants(t)
+	stream, err := f.as(t, insecure.NewCredentials(), "wrong").NewStream(soon(t), &grpc.StreamDesc{ClientStreams: true}, warmpathv1.RoutingService_ChooseReplica_FullMethodName)
+	require.NoError(t, err)
+	require.Equal(t, codes.Unauthenticated, status.Code(stream.RecvMsg(new(warmpathv1.ChooseReplicaResponse))))
+}

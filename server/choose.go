@@ -1,0 +1,222 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// defaultFallbacks is how many fallbacks who does not say is given.
+const defaultFallbacks = 2
+
+// ChooseReplica implements the service.
+func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+	var q routing.Request
+	if err := decodeKey(r, &q); err != nil {
+		return nil, err
+	}
+	who := s.callerOf(ctx)
+	d, base, adapter, err := s.meant(who, r.GetDeployment(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	q.Model, q.Adapter = d.canonical(base), cmp.Or(q.Adapter, adapter)
+	if adopted(ctx) {
+		q.Adopt()
+	}
+	a, err := d.choose(ctx, who, r, &q)
+	if err != nil {
+		err = d.status(err)
+		d.tally.failed(status.Code(err))
+		return nil, err
+	}
+	if !who.trusted() {
+		a = withheld(a)
+	}
+	return a, nil
+}
+
+// choose picks, and books for as long as the mode says.
+func (d *deployment) choose(ctx context.Context, who *caller, r *warmpathv1.ChooseReplicaRequest, q *routing.Request) (*warmpathv1.ChooseReplicaResponse, error) {
+	reserves := r.GetMode() == warmpathv1.PickMode_PICK_MODE_RESERVE
+	request := ""
+	if reserves && q.ID != "" {
+		request = who.own(q.ID)
+	}
+	x, repeated, err := d.leases.begin(who, request)
+	if err != nil {
+		return nil, err
+	}
+	if repeated {
+		return x.again(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
+	}
+	defer func() {
+		if p := recover(); p != nil { // who waits for the lease waits no longer
+			x.booking.Release()
+			d.leases.fail(x, errFault)
+			panic(p)
+		}
+	}()
+	x.q = *q
+	began := d.picking(ctx)
+	h, err := d.pick(ctx, r, x)
+	if err != nil {
+		d.leases.fail(x, err)
+		return nil, err
+	}
+	d.picked(ctx, h, x, began)
+	x.q.DropPrompt()
+	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
+	length := d.holdFor(r)
+	a := d.answer(h, r, x) // before anything else can happen to it
+	x.q.Exclude = nil      // which a lease would keep
+	d.leases.hold(x, reserves, length, d.now())
+	if reserves {
+		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}
+	}
+	d.leases.settled(x, a)
+	return a, nil
+}
+
+// pick asks the Router, and the next one where the config changed while it waited.
+func (d *deployment) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x *lease) (*hosted, error) {
+	for {
+		h := d.hosted.Load()
+		err := pickFrom(d.withStore(ctx, h.router), h.router, r, x)
+		if errors.Is(err, routing.ErrClosed) && d.hosted.Load() != h {
+			continue
+		}
+		return h, err
+	}
+}
+
+func pickFrom(ctx context.Context, router *routing.Router, r *warmpathv1.ChooseReplicaRequest, x *lease) error {
+	switch {
+	case r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY:
+		return router.Query(ctx, &x.q, &x.booking)
+	case r.GetWaitMs() > 0:
+		ctx, cancel := context.WithTimeout(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
+		defer cancel()
+		return router.Acquire(ctx, &x.q, &x.booking)
+	}
+	return router.Pick(ctx, &x.q, &x.booking)
+}
+
+// picking returns when a pick began, the zero time if nobody wants to know how long it takes.
+func (d *deployment) picking(ctx context.Context) time.Time {
+	if d.recorder == nil || !d.recorder.Timed(ctx) {
+		return time.Time{}
+	}
+	return time.Now()
+}
+
+// picked counts a decision.
+func (d *deployment) picked(ctx context.Context, h *hosted, x *lease, began time.Time) {
+	decision, policy := &x.booking.Decision, h.policy()
+	d.tally.decided(policy, decision.Reason)
+	if d.recorder == nil {
+		return
+	}
+	d.recorder.Decided(ctx, policy, *decision)
+	d.recorder.Shadowed(ctx, policy, &x.q, decision)
+	if !began.IsZero() {
+		d.recorder.Picked(ctx, policy, time.Since(began)-decision.Queued)
+	}
+}
+
+// holdFor is how long the pick counts.
+func (d *deployment) holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
+	limits := d.limits.Load()
+	switch r.GetMode() {
+	case warmpathv1.PickMode_PICK_MODE_QUERY:
+		return time.Duration(limits.QueryHold)
+	case warmpathv1.PickMode_PICK_MODE_RESERVE:
+		longest := time.Duration(limits.Lease)
+		if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
+			return min(asked, longest)
+		}
+		return longest
+	}
+	return time.Duration(limits.CountedHold)
+}
+
+// again is the answer that was given before, or is being made: it waits as long as the question says, and no longer.
+func (x *lease) again(ctx context.Context, wait time.Duration) (*warmpathv1.ChooseReplicaResponse, error) {
+	select {
+	case <-x.made:
+	default:
+		ctx, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		select {
+		case <-x.made:
+		case <-ctx.Done():
+			return nil, routing.ErrFull // the first of its name waits for room
+		}
+	}
+	if x.err != nil {
+		return nil, x.err
+	}
+	a := proto.CloneOf(x.answer)
+	a.Reservation.Repeated = true
+	return a, nil
+}
+
+func (d *deployment) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) *warmpathv1.ChooseReplicaResponse {
+	decision := &x.booking.Decision
+	return &warmpathv1.ChooseReplicaResponse{
+		Deployment: d.name,
+		Replica:    chosen(decision.Replica, decision.Rank()),
+		Fallbacks:  fallbacks(h.router, &x.q, decision.Replica, int(cmp.Or(r.GetMaxFallbacks(), defaultFallbacks))),
+		Decision: &warmpathv1.Decision{
+			Policy: h.policy(), Reason: string(decision.Reason), Rule: string(decision.Rule),
+			MatchedTokens: uint32(decision.MatchedTokens), PromptTokens: uint32(x.q.PromptTokens),
+			Place: int32(decision.Place), Load: decision.Load, QueuedUs: uint64(decision.Queued.Microseconds()),
+		},
+	}
+}
+
+func chosen(r *routing.Replica, rank int) *warmpathv1.ChosenReplica {
+	c := &warmpathv1.ChosenReplica{Id: r.ID, Address: r.Address}
+	if m, ok := r.Host().(*member); ok {
+		c.ServerName = m.ServerName
+	}
+	if rank != routing.AnyRank {
+		c.Rank = proto.Uint32(uint32(rank))
+	}
+	return c
+}
+
+// fallbacks returns whom the policy would pick next, one after the other.
+func fallbacks(router *routing.Router, q *routing.Request, picked *routing.Replica, n int) []*warmpathv1.ChosenReplica {
+	var few [defaultFallbacks]routing.Decision
+	next := router.Next(q, picked, n, few[:0])
+	all := make([]*warmpathv1.ChosenReplica, len(next))
+	for i := range next {
+		all[i] = chosen(next[i].Replica, next[i].Rank())
+	}
+	return all
+}
+
+// status is the gRPC status of an error of a pick.
+func (d *deployment) status(err error) error {
+	code := codes.Internal
+	switch {
+	case errors.Is(err, errLeases), errors.Is(err, errCallerLeases), errors.Is(err, routing.ErrFull), errors.Is(err, routing.ErrQueueFull):
+		code = codes.ResourceExhausted
+	case errors.Is(err, context.DeadlineExceeded):
+		code = codes.ResourceExhausted // it waited, and nobody had room
+	case errors.Is(err, context.Canceled):
+		code = codes.Canceled
+	case errors.Is(err, routing.ErrNotConnected), errors.Is(err, routing.ErrNoSuchReplica), errors.Is(err, routing.ErrClosed):
+		code = codes.Unavailable
+	}
+	return status.Errorf(code, "deployment %s: %v", d.name, err)
+}

@@ -1,0 +1,105 @@
+package server
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestConfigInThreeLines(t *testing.T) {
+	c := parse(t, "deployments:\n  chat:\n    target: dns:///engines:50051\n")
+	want := DefaultConfig()
+	want.Deployments = c.Deployments
+	require.Equal(t, &want, c)
+	d := c.Deployments["chat"]
+	require.Equal(t, "prefix_cache_affinity", d.Policy.Name)
+	require.Equal(t, DefaultResolveInterval, d.ResolveInterval)
+	require.Equal(t, 3, d.MaxAttempts)
+}
+
+func TestRefusedConfigs(t *testing.T) {
+	with := func(d string) string { return "deployments: {chat: {register: true, " + d + "}}" }
+	for _, tt := range []struct{ text, want string }{
+		{"", "deployments: there is none"},
+		{"deployments: {}", "deployments: there is none"},
+		{"[]", "the config is a list, not an object"},
+		{"deployment: {}", `unknown field "deployment"`},
+		{"a: b: c", "mapping values"},
+		{"deployments: {chat: {}}", "deployments.chat: it has no replicas: give replicas, target, or register: true"},
+		{"deployments: {'a b': {register: true}}", "has a blank"},
+		{"deployments: {'a:b': {register: true}}", "a colon"},
+		{"deployments: {'': {register: true}}", "is empty"},
+		{"deployments: {chat: {register: true}, chat: {register: true}}", "chat"},
+		{with("polcy: {}"), `deployments.chat: unknown field "polcy"`},
+		{with("max_attempts: 11"), "deployments.chat: max_attempts: 11 is not between 0 and 10"},
+		{with("policy: {nosuch: {}}"), `deployments.chat: policy: "nosuch" is unknown`},
+		{with("max_ongoing_requests: x"), "deployments.chat: max_ongoing_requests: it is a string, not a whole number"},
+		{with("replicas: [{id: a}]"), "deployments.chat: replicas[0].address: missing"},
+		{with("replicas: 1"), "replicas: want a list"},
+		{with("target: engines"), `deployments.chat: target: "engines" is not a target like dns:///host:port`},
+		{with("target: 'nosuch:///x'"), "there is no resolver for nosuch"},
+		{with("resolve_interval: 1ms"), "deployments.chat: resolve_interval: 1ms is not between 1s and 1h"},
+		{with("health_check: {interval: 1ms}"), "deployments.chat: health_check.interval: 1ms is not between 100ms and 1h"},
+		{with("health_check: {timeout: 1ms}"), "deployments.chat: health_check.timeout: 1ms is not between 10ms and 1m"},
+		{with("health_check: {failures: 0}"), "deployments.chat: health_check.failures: 0 is not between 1 and 100"},
+		{with("replica_tls: {cert: c}"), "deployments.chat: replica_tls.cert: it needs a key"},
+		{with("health_check: {every: 1s}"), `unknown field "every"`},
+		{with("dialects: [{colour: red}]"), "deployments.chat: dialects: "},
+		{with("tokenizer: {colour: red}"), "deployments.chat: tokenizer"},
+		{with("kv_events: 'udp://x:1'"), `deployments.chat: kv_events: "udp://x:1"`},
+		{with("replicas: [{address: 'a:1', kv_events: 'udp://x:1'}]"), `deployments.chat: replicas[0].kv_events: "udp://x:1"`},
+		{with("models: ['']"), "deployments.chat: models[0]: the name"},
+		{"load_interval: 1ms\n" + with(""), "load_interval: 1ms is not between 10ms and 10s"},
+		{"lease: 10\n" + with(""), `lease: it is a number, not a duration`},
+		{"max_streams: 0\n" + with(""), "max_streams: 0 is not between 1"},
+		{"listen: nowhere\n" + with(""), `listen: "nowhere" is not host:port`},
+		{"listen: '0.0.0.0:1'\n" + with(""), "listen: 0.0.0.0:1 is not on the loopback, and there is no TLS"},
+		{"listen: ':1'\n" + with(""), "is not on the loopback"},
+		{"tls: {key: k}\n" + with(""), "tls.cert: missing"},
+		{"tls: {cert: c}\n" + with(""), "tls.key: missing"},
+		{"tls: {cert: c, key: k, client_certs: optional}\n" + with(""), "tls.client_certs: it needs a client_ca"},
+		{"tls: {cert: c, key: k, client_ca: x, client_certs: maybe}\n" + with(""), `tls.client_certs: "maybe" is neither required nor optional`},
+		{"tls: {certificate: c}\n" + with(""), `unknown field "certificate"`},
+		{"callers: [{name: a}]\n" + with(""), "callers[0].token: the caller has neither token, nor token_file, nor subjects"},
+		{"callers: [{token: 0123456789abcdef}]\n" + with(""), "callers[0].name: the name"},
+		{"callers: [{name: a, token: short}]\n" + with(""), "callers[0].token: it is not 16 to 4096 characters"},
+		{"callers: [{name: a, token: 'sha256:12'}]\n" + with(""), "callers[0].token: what follows sha256: is not 64 hexadecimal digits"},
+		{"callers: [{name: a, token_file: x}, {name: a, token_file: x}]\n" + with(""), `callers[1].name: "a" comes twice`},
+		{"callers: [{name: a, subjects: [x]}]\n" + with(""), "callers[0].subjects: they need tls.client_ca"},
+		{"callers: [{name: a, token_file: x, rate: -1}]\n" + with(""), "callers[0].rate: -1 is not between"},
+		{"callers: [{name: a, token_file: x, deployments: [chta]}]\n" + with(""), `callers[0].deployments: there is no deployment "chta"`},
+		{"callers: [{name: true, token_file: x}]\n" + with(""), "config: callers.name: it is true or false, not a string"},
+		{"admin: '0.0.0.0:1'\n" + with(""), "admin: 0.0.0.0:1 is not on the loopback"},
+	} {
+		_, err := ParseConfig([]byte(tt.text))
+		require.ErrorContains(t, err, tt.want, tt.text)
+		require.ErrorContains(t, err, "config: ")
+		require.NotContains(t, err.Error(), "\n")
+	}
+	parse(t, "listen: '0.0.0.0:1'\nallow_plaintext: true\n"+with(""))
+	parse(t, "listen: '0.0.0.0:1'\ntls: {cert: c, key: k}\n"+with(""))
+	parse(t, "listen: '[::1]:1'\n"+with(""))
+	parse(t, "listen: 'localhost:0'\n"+with("replicas: null"))
+}
+
+// No text makes reading panic, and a config that is taken can be served.
+func FuzzConfig(f *testing.F) {
+	for _, s := range []string{
+		quiet, several, "deployments:\n  chat:\n    target: dns:///engines:50051\n", "deployments: {a: {replicas: [{address: 'a:1'}], policy: null}}",
+		"lease: 1s\ndeployments: {a: {register: true, dialects: []}}", `{"deployments":{"a":{"register":true}}}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := ParseConfig(text)
+		if err != nil {
+			return
+		}
+		for name, d := range c.Deployments {
+			made, err := newDeployment(name, d, c, discard, newClock().now)
+			require.NoError(t, err)
+			made.tick(newClock().now())
+			made.close()
+		}
+	})
+}

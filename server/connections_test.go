@@ -1,0 +1,64 @@
+package server
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// One host gets half of the connections; the rest are closed at once, and a place that was given back is used again.
+func TestConnectionsAreBounded(t *testing.T) {
+	f := start(t, "max_connections: 7\n"+quiet)
+	f.choose(t, new(warmpathv1.ChooseReplicaRequest)) // the first of four
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", f.conn.Target())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	served := func(c net.Conn) bool { // the server speaks first, unless it hangs up
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
+		_, err := io.ReadFull(c, make([]byte, 9))
+		return err == nil
+	}
+	var held []net.Conn
+	for range 3 {
+		c := dial()
+		_, err := c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+		require.NoError(t, err)
+		require.True(t, served(c))
+		held = append(held, c)
+	}
+	for range 20 {
+		require.False(t, served(dial()))
+	}
+	f.choose(t, new(warmpathv1.ChooseReplicaRequest))
+	require.NoError(t, held[0].Close())
+	require.Eventually(t, func() bool {
+		c := dial()
+		_, _ = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+		return served(c)
+	}, 20*time.Second, time.Millisecond)
+}
+
+func TestHostsHaveAHalf(t *testing.T) {
+	l := newBoundedListener(nil, 4, discard)
+	require.True(t, l.take("a"))
+	require.True(t, l.take("a"))
+	require.False(t, l.take("a"))
+	require.True(t, l.take("b"))
+	require.True(t, l.take("c"))
+	require.False(t, l.take("d"), "all are taken")
+	l.give("b")
+	require.True(t, l.take("d"))
+	for _, host := range []string{"a", "a", "c", "d"} {
+		l.give(host)
+	}
+	require.Empty(t, l.hosts)
+	require.Zero(t, l.open)
+}

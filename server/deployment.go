@@ -1,0 +1,222 @@
+package server
+
+import (
+	"cmp"
+	"errors"
+	"log/slog"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/balancer/telemetry"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A deployment is one fleet with one policy.
+type deployment struct {
+	name   string
+	log    *slog.Logger
+	now    func() time.Time
+	leases leases
+	tally  tally
+	store  *sharedstore.Memory // what custom policies share
+
+	// Set before the deployment is used, or never.
+	recorder  *telemetry.Recorder
+	unobserve func()
+
+	// These are replaced under mu and read without it.
+	hosted    atomic.Pointer[hosted]
+	limits    atomic.Pointer[Config] // its deployments are not read
+	reach     atomic.Pointer[reach]
+	catalogue atomic.Pointer[catalogue]
+
+	// mu guards what is below. The leases' and the Router's locks are taken under it, and no other.
+	mu         sync.Mutex
+	config     Deployment
+	pushed     *warmpathv1.ConfigUpdate
+	resolved   []described
+	registered map[string]*registration
+	unwell     map[string]bool // by id: those that do not serve, as the health checks say
+	stirred    bool            // what those said is to be put into force at the next interval
+	roster     roster
+	ledger     ledger
+	loads      loads
+	verdicts   verdicts
+	judged     uint64 // stamp of the verdicts that are in force in …
+	judgedBy   *routing.Router
+	polls      polls
+	watchers   int
+	wake       chan struct{} // closed and replaced when watchers have something to look at
+	closed     bool
+}
+
+func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time) (*deployment, error) {
+	d := &deployment{
+		name: name, log: log.With("deployment", name), now: now,
+		registered: make(map[string]*registration), wake: make(chan struct{}),
+		store: sharedstore.NewMemory(sharedstore.Options{Now: now}),
+	}
+	d.leases.prefix = name + "#"
+	if err := d.configure(c, limits); err != nil {
+		d.reach.Load().close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// configure takes another config. The Router, and with it all that is booked and learned, stays unless its own config
+// has changed.
+func (d *deployment) configure(c Deployment, limits *Config) error {
+	if err := d.reachBy(c.ReplicaTLS); err != nil {
+		return err
+	}
+	before, err := d.reconfigure(c, limits)
+	if before != nil {
+		before.close() // it may wait for what takes the lock
+	}
+	if err == nil {
+		d.repoll(c.LoadPoll)
+	}
+	if before != nil && d.recorder != nil {
+		// Not under the lock either: who reads metrics takes it.
+		err = errors.Join(err, d.hosted.Load().observe(d.recorder))
+	}
+	return err
+}
+
+// reconfigure returns what is to be closed, or nil.
+func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	text, err := serviceConfig(c.Config)
+	if err != nil {
+		return nil, err
+	}
+	old := d.hosted.Load()
+	if old == nil || !reflect.DeepEqual(old.config.Routing(), c.Routing()) {
+		next, err := host(c.Config, old, d.dial, d.log, d.now)
+		if err != nil {
+			return nil, err
+		}
+		d.hosted.Store(next)
+		before = old
+		if old != nil {
+			next.take(d.roster.members(), d.roster.order)
+		}
+	} else if err := old.adopt(c.Config); err != nil {
+		return nil, err
+	}
+	if text != d.pushed.GetServiceConfig() {
+		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: text}
+	}
+	if c.Target != d.config.Target {
+		d.resolved = nil
+	}
+	if !c.Register {
+		clear(d.registered)
+	}
+	d.config = c
+	d.verdicts.rule(c.Ejection.Routing())
+	d.limits.Store(limits)
+	d.leases.limit(limits.MaxReservations)
+	d.store.Limit(c.Store.MaxEntries, c.Store.MaxBytes)
+	if !d.refleet() {
+		d.catalogued()
+	}
+	d.wakeWatchers()
+	return before, nil
+}
+
+// resolve takes what the target resolved to.
+func (d *deployment) resolve(target string, all []described) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || target != d.config.Target {
+		return
+	}
+	d.resolved = all
+	if d.refleet() {
+		d.wakeWatchers()
+	}
+}
+
+// refleet puts the members of all sources together: the config's, those that registered, the target's. It reports
+// whether that changed something. Called with mu held.
+func (d *deployment) refleet() bool {
+	all := make([]described, 0, len(d.config.Replicas)+len(d.registered)+len(d.resolved))
+	addresses := make(map[string]bool)
+	for _, r := range d.config.Replicas {
+		m := describedIn(r)
+		if own := d.registered[m.ID]; own != nil {
+			m.speaksFor(own.described)
+		}
+		addresses[m.Address] = true
+		all = append(all, m)
+	}
+	for _, r := range d.registered {
+		addresses[r.Address] = true
+		all = append(all, r.described)
+	}
+	for _, m := range d.resolved {
+		if !addresses[m.Address] {
+			all = append(all, m)
+		}
+	}
+	for i := range all {
+		d.size(&all[i])
+	}
+	slices.SortStableFunc(all[len(d.config.Replicas):], byID)
+	mark(all, d.unwell)
+	before := len(d.roster.order)
+	if !d.roster.set(all) {
+		return false
+	}
+	d.ledger.forget(d.isMember)
+	d.loads.forget(d.isMember)
+	d.verdicts.forget(d.isMember)
+	d.hosted.Load().take(d.roster.members(), d.roster.order)
+	d.askFleet()
+	d.catalogued()
+	d.log.Info("warmpath: the fleet changed", "replicas", len(d.roster.order), "before", before, "version", d.roster.version)
+	return true
+}
+
+// isMember reports whether a number is that of a member. Called with mu held.
+func (d *deployment) isMember(number uint32) bool {
+	_, ok := slices.BinarySearchFunc(d.roster.order, number, func(m *member, n uint32) int { return cmp.Compare(m.number, n) })
+	return ok
+}
+
+// numberOf returns the number of a member, 0 if there is none with this id. Called with mu held.
+func (d *deployment) numberOf(id string) uint32 {
+	if m := d.roster.byID[id]; m != nil {
+		return m.number
+	}
+	return 0
+}
+
+// wakeWatchers lets watchers look what is new. Called with mu held.
+func (d *deployment) wakeWatchers() {
+	close(d.wake)
+	d.wake = make(chan struct{})
+}
+
+// close ends the deployment: watchers and those who wait are sent away.
+func (d *deployment) close() {
+	d.mu.Lock()
+	d.closed = true
+	d.wakeWatchers()
+	d.mu.Unlock()
+	d.repoll(nil)
+	if d.unobserve != nil {
+		d.unobserve()
+	}
+	d.leases.close()
+	d.hosted.Load().close()
+	d.reach.Load().close()
+}

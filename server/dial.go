@@ -1,0 +1,149 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// ReplicaTLS says how the server itself reaches a deployment's replicas. The files are PEM, and are read again when they
+// change. The name in a replica's certificate is its server_name, or else its address.
+type ReplicaTLS struct {
+	// CA is the file of the authorities that sign the replicas' certificates; empty = the system's.
+	CA string `json:"ca,omitempty"`
+	// Cert is the file of the certificate that the server shows; empty = none.
+	Cert string `json:"cert,omitempty"`
+	// Key is the file of its private key.
+	Key string `json:"key,omitempty"`
+}
+
+func (c *ReplicaTLS) validate() error {
+	if c != nil && (c.Cert == "") != (c.Key == "") {
+		return errors.New("cert: it needs a key, and a key needs it")
+	}
+	return nil
+}
+
+func (c *ReplicaTLS) paths() []string { return []string{c.CA, c.Cert, c.Key} }
+
+func (c *ReplicaTLS) load() (*tls.Config, error) {
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		if err != nil {
+			return nil, fmt.Errorf("cert, key: %w", err)
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	if c.CA == "" {
+		return t, nil
+	}
+	raw, err := os.ReadFile(c.CA)
+	if err != nil {
+		return nil, fmt.Errorf("ca: %w", err)
+	}
+	t.RootCAs = x509.NewCertPool()
+	if !t.RootCAs.AppendCertsFromPEM(raw) {
+		return nil, fmt.Errorf("ca: %s has no certificate", c.CA)
+	}
+	return t, nil
+}
+
+// checkFiles reads the files that the deployment names. The error names the field.
+func (d *Deployment) checkFiles() error {
+	if d.ReplicaTLS == nil {
+		return nil
+	}
+	if _, err := d.ReplicaTLS.load(); err != nil {
+		return fmt.Errorf("replica_tls.%w", err)
+	}
+	return nil
+}
+
+// reach is how replicas are reached.
+type reach struct {
+	tls   ReplicaTLS
+	certs *certificates // nil = in plaintext
+}
+
+// reachBy puts another way into force, for connections that are made from now on. It is called by one goroutine at a time.
+func (d *deployment) reachBy(c *ReplicaTLS) error {
+	was := d.reach.Load()
+	next := new(reach)
+	if c != nil {
+		if was != nil && was.certs != nil && was.tls == *c {
+			return nil
+		}
+		certs, err := openCertificates(c, d.log)
+		if err != nil {
+			return fmt.Errorf("replica_tls.%w", err)
+		}
+		next = &reach{*c, certs}
+	}
+	d.reach.Store(next)
+	was.close()
+	return nil
+}
+
+func (r *reach) close() {
+	if r != nil && r.certs != nil {
+		r.certs.close()
+	}
+}
+
+// dial returns the server's own connection to a replica. One that is lost is tried again every few seconds.
+func (d *deployment) dial(m described) (*grpc.ClientConn, error) {
+	opts := []grpc.DialOption{
+		grpc.WithTransportCredentials(&reaching{&d.reach}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 500 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+	}
+	if m.ServerName != "" {
+		opts = append(opts, grpc.WithAuthority(m.ServerName))
+	}
+	return grpc.NewClient("passthrough:///"+m.Address, opts...)
+}
+
+// reaching are credentials that go by what is in force at each handshake.
+type reaching struct{ by *atomic.Pointer[reach] }
+
+func (r *reaching) now() credentials.TransportCredentials {
+	if k := r.by.Load().certs; k != nil {
+		return credentials.NewTLS(k.now.Load())
+	}
+	return insecure.NewCredentials()
+}
+
+// ClientHandshake implements [credentials.TransportCredentials].
+func (r *reaching) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return r.now().ClientHandshake(ctx, authority, raw)
+}
+
+// ServerHandshake implements [credentials.TransportCredentials].
+func (r *reaching) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these credentials are a client's")
+}
+
+// Info implements [credentials.TransportCredentials].
+func (r *reaching) Info() credentials.ProtocolInfo { return r.now().Info() }
+
+// Clone implements [credentials.TransportCredentials].
+func (r *reaching) Clone() credentials.TransportCredentials { return &reaching{r.by} }
+
+// OverrideServerName implements the deprecated part of [credentials.TransportCredentials].
+func (r *reaching) OverrideServerName(string) error {
+	return errors.New("the name is the connection's authority")
+}

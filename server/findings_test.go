@@ -1,0 +1,141 @@
+package server
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+const fourReplicas = `
+deployments:
+  chat:
+    policy: {round_robin: {}}
+    ejection: {max_share: 0.5}
+    replicas:
+    - {id: r1, address: "127.0.0.1:1"}
+    - {id: r2, address: "127.0.0.1:2"}
+    - {id: r3, address: "127.0.0.1:3"}
+    - {id: r4, address: "127.0.0.1:4"}
+`
+
+func (w *watch) finds(all ...*warmpathv1.Finding) {
+	w.t.Helper()
+	require.NoError(w.t, w.stream.Send(&warmpathv1.WatchReplicasRequest{Findings: &warmpathv1.FindingReport{Findings: all}}))
+}
+
+// told waits for verdicts of which the one on a replica is in a state.
+func (w *watch) told(replica uint32, s warmpathv1.VerdictState) *warmpathv1.Verdict {
+	w.t.Helper()
+	for {
+		for _, v := range w.next().GetVerdicts().GetVerdicts() {
+			if v.GetReplica() == replica && v.GetState() == s {
+				return v
+			}
+		}
+	}
+}
+
+func (f *fixture) picks(t *testing.T, n int) map[string]int {
+	counts := map[string]int{}
+	for range n {
+		counts[f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_QUERY}).GetReplica().GetId()]++
+	}
+	return counts
+}
+
+// What two clients find reaches the third, the server's own picks, and whoever comes later.
+func TestFindingsReachAll(t *testing.T) {
+	f := start(t, fourReplicas)
+	one, two, three := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"}), f.watch(t, &warmpathv1.WatchStart{ClientId: "b"}), f.watch(t, &warmpathv1.WatchStart{ClientId: "c"})
+	require.Len(t, three.next().GetFleet().GetReplicas(), 4)
+	one.finds(&warmpathv1.Finding{Replica: 2, Kind: late}, &warmpathv1.Finding{Replica: 99, Kind: late})
+	three.told(2, suspect)
+	f.tick("chat")
+	require.Zero(t, f.picks(t, 40)["r2"])
+	two.finds(&warmpathv1.Finding{Replica: 2, Kind: failing})
+	term := three.told(2, ejected).GetTerm()
+	later := f.watch(t, &warmpathv1.WatchStart{ClientId: "d"})
+	require.Equal(t, term, later.told(2, ejected).GetTerm())
+	f.tick("chat")
+	require.Zero(t, f.picks(t, 40)["r2"])
+}
+
+// What callers report of their reservations counts as one client's finding.
+func TestCallersFindings(t *testing.T) {
+	f := start(t, fourReplicas)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
+	w.next()
+	for range 5 {
+		a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "r3"})
+		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+			Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+			Outcome: &warmpathv1.Outcome{Code: int32(codes.Unavailable), Sent: true},
+		}}})
+		require.NoError(t, err)
+	}
+	require.Zero(t, f.picks(t, 40)["r3"])
+	f.tick("chat")
+	w.told(3, suspect)
+}
+
+// Silence is no answer: a lease that nobody reports on brings nobody back.
+func TestUntoldOutcomesSayNothing(t *testing.T) {
+	f := start(t, fourReplicas)
+	d := f.deployment("chat")
+	d.mu.Lock()
+	for _, id := range []string{"a", "b"} {
+		d.ledger.open(id, f.clock.now())
+		d.find(id, []*warmpathv1.Finding{{Replica: 1, Kind: late}})
+	}
+	d.mu.Unlock()
+	for range 400 { // with the turn, which is the server's alone, it tries
+		f.tick("chat")
+		f.choose(t, &warmpathv1.ChooseReplicaRequest{})
+		f.clock.advance(200 * time.Millisecond)
+	}
+	require.NotZero(t, d.hosted.Load().router.Health().Trials)
+	for _, v := range d.verdicts.told("a").GetVerdicts() {
+		require.NotEqual(t, well, v.GetState())
+	}
+}
+
+func TestTooManyFindings(t *testing.T) {
+	f := start(t, fourReplicas)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
+	w.next()
+	w.finds(make([]*warmpathv1.Finding, maxFindings+1)...)
+	for {
+		if _, err := w.stream.Recv(); err != nil {
+			require.Equal(t, codes.InvalidArgument, status.Code(err))
+			return
+		}
+	}
+}
+
+// A deployment that ejects nobody heeds no findings, and lifts what it has when that is configured.
+func TestFindingsWhereNobodyIsEjected(t *testing.T) {
+	f := start(t, fourReplicas)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
+	w.next()
+	w.finds(&warmpathv1.Finding{Replica: 2, Kind: late})
+	w.told(2, suspect)
+	require.NoError(t, f.Update(parse(t, strings.Replace(fourReplicas, "max_share: 0.5", "disabled: true", 1))))
+	w.told(2, well)
+	w.finds(&warmpathv1.Finding{Replica: 3, Kind: late, Term: 9})
+	w.finds(make([]*warmpathv1.Finding, maxFindings+1)...) // in order: the one before has been taken
+	for {
+		m, err := w.stream.Recv()
+		if err != nil {
+			return
+		}
+		for _, v := range m.GetVerdicts().GetVerdicts() {
+			require.Equal(t, well, v.GetState())
+		}
+	}
+}

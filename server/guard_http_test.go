@@ -1,0 +1,62 @@
+package server
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A door for HTTP lets in whom gRPC lets in, and says who it is.
+func TestGuardOfHTTP(t *testing.T) {
+	g := newGuard(newGate(discard), discard)
+	c := parse(t, "tls: {cert: c, key: k, client_ca: a}\ncallers: [{name: one, token: one-0123456789abcd, rate: 3}, {name: two, subjects: ['spiffe://example.org/two']}]\n"+quiet)
+	require.NoError(t, g.gate.set(c))
+	defer g.gate.close()
+	g.gate.known["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is
+	door := g.http(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/panic" {
+			panic("on purpose")
+		}
+		_, _ = w.Write([]byte(r.Context().Value(callerKey{}).(*caller).name))
+	}), func(w http.ResponseWriter, code int, reason, message string) {
+		http.Error(w, reason+": "+message, code)
+	})
+	spiffe, err := url.Parse("spiffe://example.org/two")
+	require.NoError(t, err)
+	verified := &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{URIs: []*url.URL{spiffe}}}}}
+	for _, tt := range []struct {
+		path, authorization string
+		tls                 *tls.ConnectionState
+		code                int
+		want                string
+	}{
+		{"/", "Bearer one-0123456789abcd", nil, 200, "one"},
+		{"/", "", verified, 200, "two"},
+		{"/", "bearer one-0123456789abcd", verified, 200, "one"},
+		{"/", "", nil, 401, "unauthenticated: a token is missing"},
+		{"/", "", new(tls.ConnectionState), 401, "unauthenticated: a token is missing"},
+		{"/", "Bearer wrong", verified, 401, "unauthenticated: the token is not known"},
+		{"/panic", "", verified, 500, "internal: the server has a fault"},
+		{"/", "Bearer one-0123456789abcd", nil, 200, "one"},
+		{"/", "Bearer one-0123456789abcd", nil, 429, "too_many_requests: the caller one has reached its rate"},
+	} {
+		r := httptest.NewRequest(http.MethodPost, tt.path, nil)
+		r.TLS = tt.tls
+		if tt.authorization != "" {
+			r.Header.Set("Authorization", tt.authorization)
+		}
+		w := httptest.NewRecorder()
+		door.ServeHTTP(w, r)
+		require.Equal(t, tt.code, w.Code, "%+v", tt)
+		require.Contains(t, w.Body.String(), tt.want)
+		require.Equal(t, tt.code == 401, w.Header().Get("WWW-Authenticate") != "")
+	}
+	for _, c := range g.gate.known {
+		require.Zero(t, c.calls.Load())
+	}
+}

@@ -1,0 +1,135 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// faulty is a policy that panics for the session that says so.
+type faulty struct{ none []int }
+
+func (f *faulty) panics(r *routing.Request, where string) {
+	switch r.Session {
+	case where:
+		panic("what was asked: " + r.Prompt.Text)
+	case where + " at run time":
+		_ = f.none[len(r.Session)]
+	}
+}
+
+func (f *faulty) Prepare(_ context.Context, r *routing.Request, _ *routing.View) error {
+	f.panics(r, "prepare")
+	return nil
+}
+
+func (f *faulty) Choose(r *routing.Request, v *routing.View) routing.Decision {
+	f.panics(r, "choose")
+	return routing.To(v.Replicas()[0], "faulty")
+}
+
+func (f *faulty) Completed(r *routing.Request, _ routing.Decision, _ routing.Outcome) {
+	f.panics(r, "completed")
+}
+
+func init() {
+	policy.Register("faulty", func(json.RawMessage) (routing.Policy, error) { return new(faulty), nil })
+}
+
+// book of lines that several goroutines write.
+type logBook struct {
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (l *logBook) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logBook) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func startLogged(t testing.TB, text string) (*fixture, *logBook) {
+	t.Helper()
+	log, now := new(logBook), newClock()
+	s, err := New(parse(t, text), Options{Logger: slog.New(slog.NewTextHandler(log, nil)), Now: now.now})
+	require.NoError(t, err)
+	f := serveFixture(t, s)
+	f.clock = now
+	return f, log
+}
+
+const faults = `
+load_interval: 10s
+log_calls: true
+max_reservations: 2
+deployments: {chat: {policy: {faulty: {}}, replicas: [{id: a, address: "10.0.0.1:1"}]}}
+`
+
+// A policy that panics costs the call, and neither the server, nor the room that the call had, nor a secret.
+func TestPanicsAreErrors(t *testing.T) {
+	f, log := startLogged(t, faults)
+	request := func(session string) *warmpathv1.ChooseReplicaRequest {
+		return &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Key: &warmpathv1.RequestKey{
+			RequestId: "same", Session: session, Prompt: &warmpathv1.RequestKey_Text{Text: "the secret"},
+		}}
+	}
+	stream, err := f.pb.ChooseReplicas(soon(t))
+	require.NoError(t, err)
+	for i, session := range []string{"prepare", "choose", "prepare at run time", "choose at run time", "prepare", "choose"} {
+		_, err := f.pb.ChooseReplica(soon(t), request(session))
+		require.Equal(t, codes.Internal, status.Code(err), "%v", err)
+		for _, wait := range []uint32{0, 1000} {
+			r := request(session)
+			r.WaitMs = wait
+			require.NoError(t, stream.Send(&warmpathv1.ChooseReplicasRequest{Number: uint64(i), Choose: r}))
+			m, err := stream.Recv()
+			require.NoError(t, err)
+			require.Equal(t, int32(codes.Internal), m.GetFailure().GetCode())
+		}
+	}
+	a := f.choose(t, request("completed"))
+	life := &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+		Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+	}}}
+	_, err = f.pb.ReportLife(soon(t), life)
+	require.Equal(t, codes.Internal, status.Code(err), "%v", err)
+	f.choose(t, request("well"))
+	require.Equal(t, map[string]int{"a": 1}, f.ongoing("chat"))
+	require.Zero(t, f.deployment("chat").leases.pending)
+
+	said := log.String()
+	require.Equal(t, 19, strings.Count(said, "a panic was caught"))
+	for _, want := range []string{"guard_test.go", "grpc.method=ChooseReplica grpc.method_type=unary", "grpc.code=Internal", "index out of range"} {
+		require.True(t, strings.Contains(said, want), want)
+	}
+	require.False(t, strings.Contains(said, "secret"))
+}
+
+// A config that is put into force says what of it has to wait for a restart.
+func TestWhatIsReadOnce(t *testing.T) {
+	f, log := startLogged(t, quiet)
+	require.NoError(t, f.Update(parse(t, quiet)))
+	require.NotContains(t, log.String(), "read once")
+	require.NoError(t, f.Update(parse(t, "listen: 127.0.0.1:1\nmax_streams: 7\nadmin: 127.0.0.1:2\nmax_message_bytes: 2048\nlog_calls: true\nmetrics: {listen: 127.0.0.1:3}\nallow_plaintext: true\ntls: {cert: c, key: k}\n"+quiet)))
+	for _, field := range []string{"listen", "max_streams", "admin", "max_message_bytes", "log_calls", "metrics", "allow_plaintext", "tls"} {
+		require.Contains(t, log.String(), "field="+field+"\n")
+	}
+}

@@ -1,0 +1,259 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// A HealthCheck asks the replicas that do not register by grpc.health.v1's Check whether they serve. One that does not is
+// told to clients as draining, until it does again. Where all were out nobody is, since then the fault is rather here.
+type HealthCheck struct {
+	// Interval is the time from one round to the next; 100ms to 1h.
+	Interval policy.Duration `json:"interval"`
+	// Timeout is how long an answer may take; 10ms to 1m.
+	Timeout policy.Duration `json:"timeout"`
+	// Failures are how many checks in a row have to fail. NOT_SERVING counts at once.
+	Failures int `json:"failures"`
+	// Service is the name that is asked for; empty = the server as a whole.
+	Service string `json:"service,omitempty"`
+}
+
+// DefaultHealthCheck returns the check of a deployment that asks for one and says no more.
+func DefaultHealthCheck() HealthCheck {
+	return HealthCheck{Interval: policy.Duration(5 * time.Second), Timeout: policy.Duration(time.Second), Failures: 2}
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]: it is strict, and begins with the defaults.
+func (c *HealthCheck) UnmarshalJSON(raw []byte) error {
+	type plain HealthCheck
+	*c = DefaultHealthCheck()
+	return policy.Decode(raw, (*plain)(c))
+}
+
+func (c *HealthCheck) validate() error {
+	if c == nil {
+		return nil
+	}
+	for _, f := range []struct {
+		name     string
+		value    policy.Duration
+		min, max time.Duration
+	}{{"interval", c.Interval, 100 * time.Millisecond, time.Hour}, {"timeout", c.Timeout, 10 * time.Millisecond, time.Minute}} {
+		if f.value < policy.Duration(f.min) || f.value > policy.Duration(f.max) {
+			return fmt.Errorf("%s: %v is not between %v and %v", f.name, f.value, f.min, f.max)
+		}
+	}
+	if c.Failures < 1 || c.Failures > 100 {
+		return fmt.Errorf("failures: %d is not between 1 and 100", c.Failures)
+	}
+	if len(c.Service) > maxName {
+		return fmt.Errorf("service: longer than %d bytes", maxName)
+	}
+	return nil
+}
+
+// maxChecking bounds the checks under way at once.
+const maxChecking = 256
+
+// A checker checks replicas, in rounds, each over a connection of its own that stays open.
+type checker struct {
+	config   HealthCheck
+	log      *slog.Logger
+	dial     func(described) (*grpc.ClientConn, error)
+	replicas map[string]*checked // by id; used by one goroutine
+}
+
+// checked is one replica.
+type checked struct {
+	described
+	conn     *grpc.ClientConn
+	failures int
+	unwell   bool
+}
+
+// round checks all and returns those that do not serve.
+func (k *checker) round(ctx context.Context, members []described) map[string]bool {
+	k.follow(members)
+	var g errgroup.Group
+	g.SetLimit(maxChecking)
+	for _, c := range k.replicas {
+		g.Go(func() error {
+			k.check(ctx, c)
+			return nil
+		})
+	}
+	_ = g.Wait()
+	unwell := make(map[string]bool)
+	for id, c := range k.replicas {
+		if c.unwell {
+			unwell[id] = true
+		}
+	}
+	return unwell
+}
+
+// follow takes up who is new, and lets go who has left or moved.
+func (k *checker) follow(members []described) {
+	if k.replicas == nil {
+		k.replicas = make(map[string]*checked)
+	}
+	now := make(map[string]bool, len(members))
+	for _, m := range members {
+		now[m.ID] = true
+		if c := k.replicas[m.ID]; c != nil && c.Address == m.Address && c.ServerName == m.ServerName {
+			continue
+		}
+		k.drop(m.ID)
+		conn, err := k.dial(m)
+		if err != nil {
+			k.log.Warn("warmpath: a replica cannot be checked", "replica", m.ID, "error", err)
+			continue
+		}
+		k.replicas[m.ID] = &checked{described: m, conn: conn}
+	}
+	for id := range k.replicas {
+		if !now[id] {
+			k.drop(id)
+		}
+	}
+}
+
+func (k *checker) drop(id string) {
+	if c := k.replicas[id]; c != nil {
+		_ = c.conn.Close()
+		delete(k.replicas, id)
+	}
+}
+
+func (k *checker) close() {
+	for id := range k.replicas {
+		k.drop(id)
+	}
+}
+
+func (k *checker) check(ctx context.Context, c *checked) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(k.config.Timeout))
+	defer cancel()
+	a, err := healthpb.NewHealthClient(c.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: k.config.Service})
+	was := c.unwell
+	switch code := status.Code(err); {
+	case err == nil && a.GetStatus() == healthpb.HealthCheckResponse_SERVING, code == codes.Unimplemented:
+		c.failures, c.unwell = 0, false // who has no such service answers, which is all that can be asked
+	case err == nil:
+		c.failures, c.unwell = k.config.Failures, true
+	case code == codes.Canceled:
+		return // the round is over
+	default:
+		c.failures++
+		c.unwell = c.unwell || c.failures >= k.config.Failures
+	}
+	switch {
+	case c.unwell && !was:
+		k.log.Warn("warmpath: a replica does not serve", "replica", c.ID, "address", c.Address, "status", a.GetStatus().String(), "error", err)
+	case was && !c.unwell:
+		k.log.Info("warmpath: a replica serves again", "replica", c.ID, "address", c.Address)
+	}
+}
+
+// run checks until the context ends. members are those to be checked, told hears who does not serve.
+func (k *checker) run(ctx context.Context, members func() []described, told func(map[string]bool)) {
+	defer k.close()
+	tick := time.NewTicker(time.Duration(k.config.Interval))
+	defer tick.Stop()
+	for {
+		unwell := k.round(ctx, members())
+		if ctx.Err() != nil {
+			return
+		}
+		told(unwell)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// unregistered are the members whose health nobody tells.
+func (d *deployment) unregistered() []described {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make([]described, 0, len(d.roster.order))
+	for _, m := range d.roster.order {
+		if d.registered[m.ID] == nil {
+			all = append(all, m.described)
+		}
+	}
+	return all
+}
+
+// checkedUp puts into force who does not serve.
+func (d *deployment) checkedUp(unwell map[string]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || maps.Equal(unwell, d.unwell) {
+		return
+	}
+	d.unwell = unwell
+	if d.refleet() {
+		d.wakeWatchers()
+	}
+}
+
+// mark takes those that do not serve out of use, unless that would be all. Called with the deployment's mutex held.
+func mark(all []described, unwell map[string]bool) {
+	well := len(unwell) == 0
+	for i := range all {
+		well = well || !all[i].Draining && !unwell[all[i].ID]
+	}
+	if !well {
+		return
+	}
+	for i := range all {
+		all[i].Draining = all[i].Draining || unwell[all[i].ID]
+	}
+}
+
+// checks runs the health checks of a deployment; its errors are in the log.
+type checks struct {
+	config *HealthCheck
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+// adjust runs what this config asks for, anew if that has changed.
+func (c *checks) adjust(config *HealthCheck, d *deployment) {
+	if c.config == config || c.config != nil && config != nil && *c.config == *config {
+		return
+	}
+	c.stop()
+	c.config = config
+	if config == nil {
+		d.checkedUp(nil)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c.cancel = cancel
+	k := &checker{config: *config, log: d.log, dial: d.dial}
+	c.done.Go(func() { k.run(ctx, d.unregistered, d.checkedUp) })
+}
+
+func (c *checks) stop() {
+	if c.cancel != nil {
+		c.cancel()
+		c.done.Wait()
+		c.cancel, c.config = nil, nil
+	}
+}

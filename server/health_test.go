@@ -1,0 +1,188 @@
+package server
+
+import (
+	"crypto/tls"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+const (
+	isServing  = healthpb.HealthCheckResponse_SERVING
+	notServing = healthpb.HealthCheckResponse_NOT_SERVING
+)
+
+// engine is a replica that says how it is; with a nil health server it has no such service.
+func engine(t testing.TB, h *health.Server, opts ...grpc.ServerOption) (address string) {
+	t.Helper()
+	s := grpc.NewServer(opts...)
+	if h != nil {
+		healthpb.RegisterHealthServer(s, h)
+	}
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(lis) }()
+	t.Cleanup(func() {
+		s.Stop()
+		require.NoError(t, <-served)
+	})
+	return lis.Addr().String()
+}
+
+func replicaAt(id, address string) described {
+	return described{Attributes: routing.Attributes{ID: id, Address: address}}
+}
+
+func TestRoundsOfChecks(t *testing.T) {
+	well, other := health.NewServer(), health.NewServer()
+	other.SetServingStatus("model", isServing)
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	members := []described{
+		replicaAt("well", engine(t, well)), replicaAt("other", engine(t, other)),
+		replicaAt("silent", engine(t, nil)), replicaAt("gone", gone.Addr().String()),
+	}
+	plain := new(deployment)
+	plain.reach.Store(new(reach))
+	k := &checker{config: DefaultHealthCheck(), log: discard, dial: plain.dial}
+	k.config.Timeout *= 20
+	defer k.close()
+	require.Empty(t, k.round(t.Context(), members), "one failure is not enough")
+	require.Equal(t, map[string]bool{"gone": true}, k.round(t.Context(), members))
+	well.SetServingStatus("", notServing)
+	require.Equal(t, map[string]bool{"gone": true, "well": true}, k.round(t.Context(), members), "what a replica says of itself is enough")
+	well.SetServingStatus("", isServing)
+	require.Equal(t, map[string]bool{"gone": true}, k.round(t.Context(), members))
+
+	moved := append(members[:3:3], replicaAt("gone", members[0].Address))
+	require.Empty(t, k.round(t.Context(), moved), "under its new address it is well")
+	require.Len(t, k.replicas, 4)
+	k.config.Service = "model"
+	k.round(t.Context(), moved)
+	require.Equal(t, map[string]bool{"well": true, "gone": true}, k.round(t.Context(), moved), "the service is not theirs")
+	require.Empty(t, k.round(t.Context(), nil))
+	require.Empty(t, k.replicas)
+}
+
+// Clients are told that a replica does not serve, and that it does again; that nobody serves they are not told.
+func TestUnwellReplicasDrain(t *testing.T) {
+	a, b := health.NewServer(), health.NewServer()
+	f := start(t, `
+load_interval: 10s
+deployments:
+  chat:
+    policy: {round_robin: {}}
+    health_check: {interval: 100ms, timeout: 20s}
+    replicas: [{id: a, address: "`+engine(t, a)+`"}, {id: b, address: "`+engine(t, b)+`"}]`)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})
+	known := make(map[uint32]*warmpathv1.Replica)
+	until := func(drains ...bool) {
+		t.Helper()
+		for len(known) < 2 || known[1].GetDraining() != drains[0] || known[2].GetDraining() != drains[1] {
+			apply(known, w.next().GetFleet())
+		}
+	}
+	until(false, false)
+	a.SetServingStatus("", notServing)
+	until(true, false)
+	for range 10 {
+		require.Equal(t, "b", f.choose(t, &warmpathv1.ChooseReplicaRequest{}).GetReplica().GetId())
+	}
+	b.SetServingStatus("", notServing)
+	until(false, false)
+	a.SetServingStatus("", isServing)
+	until(false, true)
+	b.SetServingStatus("", isServing)
+	until(false, false)
+
+	a.SetServingStatus("", notServing)
+	until(true, false)
+	require.NoError(t, f.Update(parse(t, `
+load_interval: 10s
+deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: "a:1"}, {id: b, address: "b:1"}]}}`)))
+	until(false, false)
+}
+
+// Who registers speaks for itself, and is not asked.
+func TestRegisteredReplicasAreNotChecked(t *testing.T) {
+	f := start(t, "deployments: {chat: {register: true, replicas: [{id: a, address: 'a:1'}]}}")
+	_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "b", Address: "b:1"}})
+	require.NoError(t, err)
+	all := f.deployment("chat").unregistered()
+	require.Len(t, all, 1)
+	require.Equal(t, "a", all[0].ID)
+}
+
+func TestMark(t *testing.T) {
+	fleet := func() []described {
+		all := []described{replicaAt("a", "a:1"), replicaAt("b", "b:1"), replicaAt("c", "c:1")}
+		all[2].Draining = true
+		return all
+	}
+	drains := func(unwell ...string) (all []string) {
+		set := make(map[string]bool)
+		for _, id := range unwell {
+			set[id] = true
+		}
+		members := fleet()
+		mark(members, set)
+		for _, m := range members {
+			if m.Draining {
+				all = append(all, m.ID)
+			}
+		}
+		return all
+	}
+	require.Equal(t, []string{"c"}, drains())
+	require.Equal(t, []string{"a", "c"}, drains("a"))
+	require.Equal(t, []string{"c"}, drains("a", "b"), "the one that is left drains")
+	require.Equal(t, []string{"b", "c"}, drains("b", "gone"))
+}
+
+// With replica_tls the server checks who it asks, shows its own certificate, and takes both from the files as they are.
+func TestReplicasAreReachedByTLS(t *testing.T) {
+	a := newAuthority(t)
+	dir := tlsFiles(t, a)
+	config := &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: a.pool()}
+	cert, key := a.pair("engine")
+	own, err := tls.X509KeyPair(cert, key)
+	require.NoError(t, err)
+	config.Certificates = []tls.Certificate{own}
+	address := engine(t, health.NewServer(), grpc.Creds(credentials.NewTLS(config)))
+	f := start(t, `
+load_interval: 10s
+deployments:
+  chat:
+    replica_tls: {ca: `+dir.path("ca.pem")+", cert: "+dir.path("cert.pem")+", key: "+dir.path("key.pem")+`}
+    replicas: [{id: a, address: "`+address+`"}]`)
+	d := f.deployment("chat")
+	k := &checker{config: DefaultHealthCheck(), log: discard, dial: d.dial}
+	k.config.Timeout *= 20
+	k.config.Failures = 1
+	defer k.close()
+	require.Empty(t, k.round(t.Context(), d.unregistered()))
+	misnamed := replicaAt("a", address)
+	misnamed.ServerName = "other.example"
+	require.Equal(t, map[string]bool{"a": true}, k.round(t.Context(), []described{misnamed}), "the name is not its own")
+	require.Empty(t, k.round(t.Context(), d.unregistered()))
+
+	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
+	require.Eventually(t, func() bool {
+		k.round(t.Context(), nil) // so that it is connected anew
+		return k.round(t.Context(), d.unregistered())["a"]
+	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
+	k.round(t.Context(), nil)
+	require.NoError(t, d.reachBy(nil))
+	require.Equal(t, map[string]bool{"a": true}, k.round(t.Context(), d.unregistered()), "plaintext")
+}

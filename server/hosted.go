@@ -1,0 +1,240 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/warmpath/warmpath/balancer/kvevents"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/tokenize"
+)
+
+// hosted is a Router and what runs for it: the subscriptions to its replicas' KV events, where its policy can use them.
+type hosted struct {
+	router *routing.Router
+	config policy.Config // from which the Router was made
+	log    *slog.Logger
+	told   uint64 // version of the index before this one
+
+	deciding atomic.Pointer[string] // name of the policy
+
+	// These are nil where the policy does not look at caches.
+	index  *index
+	events *kvevents.Manager
+	calls  *calls
+	routes *routes          // of replicas that publish no events
+	own    routing.RouteLog // where our own picks went, since the last interval
+
+	unwatch []func() // end the metrics
+}
+
+// host builds what a config asks for. old is what was hosted before, or nil.
+func host(c policy.Config, old *hosted, dial func(described) (*grpc.ClientConn, error), log *slog.Logger, now func() time.Time) (*hosted, error) {
+	r, err := newRouter(c, log, now)
+	if err != nil {
+		return nil, err
+	}
+	h := &hosted{router: r, config: c, log: log, told: old.lastVersion()}
+	h.name(c)
+	if !r.ObservesCache() {
+		return h, nil
+	}
+	h.index, h.calls = newIndex(h.told), &calls{dial: dial}
+	if r.SharesRoutes() {
+		h.routes = &routes{tell: h.predicted}
+		r.ShareRoutes(h.shared)
+	}
+	h.events = kvevents.NewManager(kvevents.Options{Sink: h.changed, Connect: h.calls.connect, Coarse: true, Logger: log})
+	return h, nil
+}
+
+// adopt puts into force what two configs may differ in that share a Router.
+func (h *hosted) adopt(c policy.Config) error {
+	h.name(c)
+	return h.router.SetRollout(c.Rollout())
+}
+
+func (h *hosted) name(c policy.Config) {
+	name := c.Deciding()
+	h.deciding.Store(&name)
+}
+
+// policy is the name of the policy that decides.
+func (h *hosted) policy() string { return *h.deciding.Load() }
+
+// newRouter builds a Router, and its tokenizer where there is one.
+func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*routing.Router, error) {
+	tokens, err := tokenize.ParseConfig(c.Tokenizer)
+	if err != nil {
+		return nil, err
+	}
+	if tokens == nil {
+		return c.NewRouter(func(o *routing.Options) { o.Now = now })
+	}
+	t, err := tokenize.Open(*tokens, tokenize.Options{Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.NewRouter(func(o *routing.Options) { o.Now, o.Tokenizer = now, t })
+	if err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return r, nil
+}
+
+// serviceConfig is the config as a channel takes it. Where KV events come from is left out: only the server subscribes.
+func serviceConfig(c policy.Config) (string, error) {
+	c.KVEvents, c.KVEventsReplay = "", ""
+	type choice map[string]any
+	raw, err := json.Marshal(map[string]any{"loadBalancingConfig": []choice{{"warmpath": c}, {"round_robin": choice{}}}})
+	return string(raw), err
+}
+
+// changed takes what a replica's events tell: blocks are for our own Router, superblocks for the watchers'.
+func (h *hosted) changed(changes []routing.CacheChange) {
+	h.index.take(changes)
+	blocks := make([]routing.CacheChange, 0, len(changes))
+	for _, c := range changes {
+		if c.BlockTokens != routing.SuperblockTokens {
+			blocks = append(blocks, c)
+		}
+	}
+	h.router.CacheChanged(blocks)
+}
+
+// predicted takes what replicas are believed to cache as they were sent it.
+func (h *hosted) predicted(changes []routing.CacheChange) {
+	h.index.take(changes)
+	h.router.CacheChanged(changes)
+}
+
+// shared notes where one of our own picks went, for watchers.
+func (h *hosted) shared(to *routing.Replica, rank int, superblocks []uint64) {
+	if to.KVEvents == "" && h.config.KVEvents == "" {
+		h.own.Add(to, rank, superblocks)
+	}
+}
+
+// lastVersion is the version of the index that was told last.
+func (h *hosted) lastVersion() uint64 {
+	switch {
+	case h == nil:
+		return 0
+	case h.index == nil:
+		return h.told
+	}
+	return h.index.lastVersion()
+}
+
+// flush makes what the events told since the last time known to watchers.
+func (h *hosted) flush(number func(id string) uint32) {
+	if h.routes != nil {
+		if all := h.own.Take(); all != nil {
+			h.routes.take(all)
+		}
+	}
+	if h.index != nil {
+		h.index.flush(number)
+	}
+}
+
+// take gives the Router its fleet. Whether replicas can be reached is for those to find out who call them.
+func (h *hosted) take(members []routing.Member, order []*member) {
+	h.router.SetFleet(members)
+	h.router.Connect()
+	fleet := make([]routing.Attributes, len(order))
+	for i, m := range order {
+		h.router.ReplicaCapacity(m.ID, m.KVTokens)
+		fleet[i] = kvevents.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
+	}
+	if h.events != nil {
+		h.calls.setFleet(order)
+		h.events.SetFleet(fleet)
+	}
+	if h.routes != nil {
+		silent := make(map[string]cacheOf)
+		for i, m := range order {
+			if fleet[i].KVEvents == "" {
+				silent[m.ID] = cacheOf{tokens: m.KVTokens, instance: m.Instance}
+			}
+		}
+		h.routes.setFleet(silent)
+	}
+}
+
+// close ends the subscriptions, then the Router: whoever waits in its queue is sent away.
+func (h *hosted) close() {
+	for _, stop := range h.unwatch {
+		stop()
+	}
+	if h.events != nil {
+		h.events.Close()
+		h.calls.close()
+	}
+	if err := h.router.Close(); err != nil {
+		h.log.Warn("warmpath: a policy did not close", "policy", h.config.Policy.Name, "error", err)
+	}
+}
+
+// calls are the server's own connections to replicas whose KV events come through gRPC.
+type calls struct {
+	dial func(described) (*grpc.ClientConn, error)
+
+	mu       sync.Mutex           // guards the maps; nothing is locked under it
+	replicas map[string]described // by id; of these, where they are
+	conns    map[string]*grpc.ClientConn
+}
+
+func (c *calls) setFleet(order []*member) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	replicas := make(map[string]described, len(order))
+	for _, m := range order {
+		replicas[m.ID] = m.described
+	}
+	for id, conn := range c.conns {
+		if now, was := replicas[id], c.replicas[id]; now.Address != was.Address || now.ServerName != was.ServerName {
+			_ = conn.Close()
+			delete(c.conns, id)
+		}
+	}
+	c.replicas = replicas
+}
+
+// connect implements kvevents.Options.Connect.
+func (c *calls) connect(ctx context.Context, id string) (grpc.ClientConnInterface, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if conn := c.conns[id]; conn != nil {
+		return conn, nil
+	}
+	if c.replicas[id].Address == "" {
+		return nil, context.Canceled // it has left, and the subscription ends
+	}
+	conn, err := c.dial(c.replicas[id])
+	if err != nil {
+		return nil, err
+	}
+	if c.conns == nil {
+		c.conns = make(map[string]*grpc.ClientConn)
+	}
+	c.conns[id] = conn
+	return conn, ctx.Err()
+}
+
+func (c *calls) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conn := range c.conns {
+		_ = conn.Close()
+	}
+	c.conns, c.replicas = nil, nil
+}

@@ -1,0 +1,105 @@
+package server
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Who opens more streams than it may waits for its own; others are served.
+func TestStreamsAreBounded(t *testing.T) {
+	f := start(t, "max_streams: 8\n"+quiet)
+	greedy, err := grpc.NewClient(f.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer greedy.Close()
+	ctx, cancel := context.WithCancel(soon(t))
+	defer cancel()
+	for range 8 {
+		stream, err := warmpathv1.NewRoutingServiceClient(greedy).ChooseReplicas(ctx)
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Mode: query}}))
+		_, err = stream.Recv()
+		require.NoError(t, err)
+	}
+	ninth := make(chan error, 1)
+	waiting, leave := context.WithCancel(ctx)
+	defer leave()
+	go func() {
+		_, err := warmpathv1.NewRoutingServiceClient(greedy).ChooseReplica(waiting, &warmpathv1.ChooseReplicaRequest{})
+		ninth <- err
+	}()
+	for range 100 {
+		f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: query})
+	}
+	require.Empty(t, ninth)
+	leave() // while the eight go on: they would make room
+	require.Error(t, <-ninth)
+}
+
+// A watcher that does not read costs its own stream and nobody else's.
+func TestAWatcherThatDoesNotRead(t *testing.T) {
+	f := start(t, quiet)
+	deaf := f.watch(t, &warmpathv1.WatchStart{ClientId: "deaf", Load: true})
+	deaf.next()
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x", Load: true})
+	w.next()
+	for i := range uint64(2000) {
+		w.report(i+1, true, loadOf([3]int{1, int(i%7) + 1, 0}, [3]int{2, 1, int(i)}, [3]int{3, 1, int(i)}))
+		f.heard(t, "x", i+1)
+		f.tick("chat")
+		for w.next().GetLoad().GetCounted() != i+1 {
+		}
+	}
+}
+
+// Whatever a replica or a watcher sends is refused with a status or taken, and the sums stay what they may be.
+func FuzzReports(f *testing.F) {
+	for _, m := range []proto.Message{
+		&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "a:1", Stats: map[string]float64{"x": 1}}, Ongoing: proto.Uint32(1)},
+		&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "[::1]:1", Ranks: 3}, LeaseMs: 1, Leaving: true},
+	} {
+		raw, err := proto.Marshal(m)
+		require.NoError(f, err)
+		f.Add(raw, []byte(nil))
+	}
+	raw, err := proto.Marshal(&warmpathv1.BookingReport{Number: 1, Loads: loadOf([3]int{1, 2, 3})})
+	require.NoError(f, err)
+	f.Add([]byte(nil), raw)
+	now := newClock()
+	c := parse(f, registering)
+	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now)
+	require.NoError(f, err)
+	f.Cleanup(d.close)
+	f.Fuzz(func(t *testing.T, heartbeat, report []byte) {
+		var r warmpathv1.RegisterRequest
+		if proto.Unmarshal(heartbeat, &r) == nil {
+			if m, err := decodeReplica(r.GetReplica()); err == nil && m.KVEvents == "" {
+				_, _ = d.register(&r, m)
+			}
+		}
+		w, err := d.watch(anyone(), &warmpathv1.WatchStart{ClientId: "x", Load: true}, "life")
+		require.NoError(t, err)
+		defer d.unwatch(w)
+		var b warmpathv1.BookingReport
+		if proto.Unmarshal(report, &b) == nil {
+			_ = d.reported(w, &b)
+		}
+		now.advance(1)
+		d.tick(now.now())
+		all, _, _ := d.news(w)
+		for _, m := range all {
+			_, err := proto.Marshal(m)
+			require.NoError(t, err)
+		}
+		for _, sum := range d.ledger.total {
+			require.GreaterOrEqual(t, sum.ongoing, int64(0))
+			require.GreaterOrEqual(t, sum.tokens, int64(0))
+		}
+	})
+}

@@ -1,0 +1,112 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/warmpath/warmpath/server/httpdoor"
+)
+
+// maxHeaderBytes bounds the head of a request, as for gRPC.
+const maxHeaderBytes = 16 << 10
+
+// writeGrace is how long an answer may take to be written, beside the time to read.
+const writeGrace = 10 * time.Second
+
+// checkHTTP checks the door's fields. What holds for Listen holds for its address.
+func (c *Config) checkHTTP() error {
+	if c.HTTP.Listen != "" {
+		door := *c
+		door.Listen = c.HTTP.Listen
+		if err := door.checkListen(); err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
+	}
+	return c.HTTP.Validate()
+}
+
+// openHTTP makes the door, if the config asks for it.
+func (s *Server) openHTTP(c *Config) error {
+	if c.HTTP.Listen == "" {
+		return nil
+	}
+	h, err := httpdoor.NewHandler(c.HTTP, s, s.serving)
+	if err != nil {
+		return fmt.Errorf("http.%w", err)
+	}
+	guarded := s.guard.http(h, httpdoor.Refuse)
+	read := time.Duration(c.HTTP.HeaderTimeout + c.HTTP.BodyTimeout)
+	s.maxHTTP = c.HTTP.MaxConnections
+	s.http = &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == httpdoor.HealthPath { // for balancers, which have no token
+				h.ServeHTTP(w, r)
+				return
+			}
+			guarded.ServeHTTP(w, r)
+		}),
+		MaxHeaderBytes:    maxHeaderBytes,
+		ReadHeaderTimeout: time.Duration(c.HTTP.HeaderTimeout), ReadTimeout: read, WriteTimeout: read + writeGrace,
+		IdleTimeout: time.Duration(c.HTTP.IdleTimeout),
+		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	return nil
+}
+
+// serving reports whether new requests are taken.
+func (s *Server) serving() bool {
+	select {
+	case <-s.draining:
+		return false
+	default:
+		return true
+	}
+}
+
+// ServeRoutes serves the door for HTTP until Shutdown or Close, and returns nil after them. It is an error if the config
+// has no address for it. TLS and callers are those of gRPC; only /healthz is for everybody.
+func (s *Server) ServeRoutes(lis net.Listener) error {
+	if s.http == nil {
+		return errors.New("http.listen: the config has none")
+	}
+	lis = newBoundedListener(lis, s.maxHTTP, s.log)
+	if s.certs != nil {
+		lis = tls.NewListener(lis, s.certs.http1())
+	}
+	err := s.http.Serve(lis)
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+func (s *Server) shutdownHTTP(ctx context.Context) {
+	if s.http != nil {
+		_ = s.http.Shutdown(ctx) // what it leaves, Close ends
+	}
+}
+
+func (s *Server) closeHTTP() {
+	if s.http != nil {
+		_ = s.http.Close()
+	}
+}
+
+// http1 is the config for a door that speaks HTTP/1.1 only: one request at a time for each connection, so that the bound on
+// connections is one on requests.
+func (k *certificates) http1() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			c := k.now.Load().Clone()
+			c.NextProtos = []string{"http/1.1"}
+			return c, nil
+		},
+	}
+}

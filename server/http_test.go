@@ -1,0 +1,268 @@
+package server
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/server/httpdoor"
+)
+
+// door is a server with a door for HTTP.
+type door struct {
+	fixture
+	addr string
+}
+
+const withHTTP = "http: {listen: '127.0.0.1:0'}\n"
+
+func openDoor(t testing.TB, text string, log *slog.Logger) *door {
+	t.Helper()
+	d := &door{fixture: fixture{clock: newClock()}}
+	var err error
+	d.Server, err = New(parse(t, text), Options{Logger: log, Now: d.clock.now})
+	require.NoError(t, err)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	d.addr = lis.Addr().String()
+	served := make(chan error, 1)
+	go func() { served <- d.ServeRoutes(lis) }()
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		d.Close()
+		require.NoError(t, <-served)
+	})
+	return d
+}
+
+// route asks, and returns the answer with its status and reason.
+func (d *door) route(t testing.TB, body io.Reader, headers ...string) (to httpdoor.Destination, code int, reason string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(soon(t), http.MethodPost, "http://"+d.addr+httpdoor.RoutePath, body)
+	require.NoError(t, err)
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	a, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer a.Body.Close()
+	require.NoError(t, json.NewDecoder(a.Body).Decode(&to))
+	return to, a.StatusCode, a.Header.Get(httpdoor.HeaderReason)
+}
+
+// A pick counts for a while, so a caller that only asks does not send everything to one replica.
+func TestHTTPPicksCount(t *testing.T) {
+	d := openDoor(t, withHTTP+strings.Replace(quiet, "round_robin", "prefix_cache_affinity", 1), discard)
+	got := make(map[string]int)
+	for range 30 {
+		to, code, _ := d.route(t, nil)
+		require.Equal(t, http.StatusOK, code)
+		got[to.ReplicaID]++
+	}
+	require.Equal(t, got, d.ongoing("chat"))
+	require.Len(t, got, 3)
+	d.clock.advance(10 * time.Second)
+	d.tick("chat")
+	require.Zero(t, d.load())
+}
+
+// A prompt goes where its prefix went before, also one of which only the beginning arrived.
+func TestHTTPFollowsPrefixAndSession(t *testing.T) {
+	d := openDoor(t, withHTTP+strings.Replace(quiet, "round_robin", "prefix_cache_affinity", 1), discard)
+	for n := range 8 {
+		chat := fmt.Sprintf(`{"model":"m","messages":[{"role":"system","content":"%s"},{"role":"user","content":"hi"}]}`, strings.Repeat(fmt.Sprint("rule ", n, ". "), 100))
+		first, code, _ := d.route(t, strings.NewReader(chat))
+		require.Equal(t, http.StatusOK, code)
+		require.False(t, first.Truncated)
+		cut, _, reason := d.route(t, strings.NewReader(chat[:700]), httpdoor.HeaderTruncated, "700/1000")
+		require.True(t, cut.Truncated)
+		require.Equal(t, first.ReplicaID, cut.ReplicaID)
+		require.Equal(t, "prefix_match", reason)
+	}
+	ring := openDoor(t, withHTTP+strings.Replace(quiet, "round_robin", "consistent_hash", 1), discard)
+	used := make(map[string]bool)
+	for n := range 10 {
+		session := fmt.Sprint("s", n)
+		first, _, _ := ring.route(t, nil, "X-Session-Id", session)
+		used[first.ReplicaID] = true
+		for range 10 {
+			again, _, _ := ring.route(t, nil, "x_session_id", session)
+			require.Equal(t, first, again)
+		}
+	}
+	require.Greater(t, len(used), 1)
+	where, _, _ := ring.route(t, nil, "X-Session-Id", "s0")
+	other, _, _ := ring.route(t, nil, "X-Session-Id", "s0", httpdoor.HeaderExclude, where.ReplicaID)
+	require.NotEqual(t, where.ReplicaID, other.ReplicaID)
+}
+
+// The statuses of the contract, from a real server.
+func TestHTTPStatuses(t *testing.T) {
+	d := openDoor(t, withHTTP+`
+load_interval: 10s
+max_reservations: 2
+deployments:
+  chat: {models: [llama], policy: {round_robin: {}}, replicas: [{id: a, address: "10.0.0.1:1"}]}
+  code: {models: [coder], policy: {round_robin: {}}, replicas: [{id: b, address: "10.0.0.2:1"}]}
+  none: {register: true}
+`, discard)
+	for _, tt := range []struct {
+		body, deployment string
+		code             int
+		reason, replica  string
+	}{
+		{`{"model":"llama"}`, "", 200, "round_robin", "a"},
+		{`{"model":"coder:ada","prompt":"x"}`, "", 200, "round_robin", "b"},
+		{``, "code", 200, "round_robin", "b"},
+		{`{"model":"gpt"}`, "", 404, "unknown_model", ""},
+		{`{"model":"llama"}`, "code", 404, "unknown_model", ""},
+		{``, "music", 404, "unknown_model", ""},
+		{``, "", 400, "invalid_request", ""},
+		{`{"model":1}`, "", 400, "invalid_request", ""},
+		{`{"model":"` + strings.Repeat("m", 300) + `"}`, "", 400, "invalid_request", ""},
+		{``, "none", 503, "no_replica", ""},
+		{``, "code", 503, "full", ""}, // by max_reservations: two of them counted above
+	} {
+		to, code, reason := d.route(t, strings.NewReader(tt.body), httpdoor.HeaderDeployment, tt.deployment)
+		require.Equal(t, tt.code, code, tt)
+		require.Equal(t, tt.reason, reason, tt)
+		require.Equal(t, tt.replica, to.ReplicaID, tt)
+	}
+}
+
+// raw opens a connection and sends the beginning of a request.
+func (d *door) raw(t *testing.T, text string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", d.addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
+	_, err = io.WriteString(conn, text)
+	require.NoError(t, err)
+	return conn
+}
+
+// A body that does not come decides as far as it came; a head that does not come ends the connection.
+func TestHTTPSlowCallers(t *testing.T) {
+	var log transcript
+	d := openDoor(t, "http: {listen: '127.0.0.1:0', header_timeout: 50ms, body_timeout: 50ms}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	for _, framing := range []string{"Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1000\r\n"} {
+		conn := d.raw(t, "POST /internal/route HTTP/1.1\r\nHost: x\r\n"+framing+`{"prompt":"secret and slo`)
+		a, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, a.StatusCode)
+		require.Equal(t, string(httpdoor.BodyTruncated), a.Header.Get(httpdoor.HeaderBody))
+		raw, err := io.ReadAll(a.Body)
+		require.NoError(t, err)
+		require.NotContains(t, string(raw), "secret")
+	}
+	silent := d.raw(t, "POST /internal/route HT")
+	_, err := io.Copy(io.Discard, silent)
+	require.NoError(t, err, "it is closed")
+	require.NotContains(t, log.String(), "secret")
+}
+
+// Of a body of any length no more is read than is allowed, and the answer does not wait for the rest.
+func TestHTTPEndlessBody(t *testing.T) {
+	d := openDoor(t, "http: {listen: '127.0.0.1:0', max_body_bytes: 4096}\n"+quiet, discard)
+	endless, more := io.Pipe()
+	t.Cleanup(func() { endless.Close() })
+	go func() {
+		_, err := io.WriteString(more, `{"prompt":"`)
+		for err == nil {
+			_, err = more.Write(bytes.Repeat([]byte("x"), 1024))
+		}
+	}()
+	to, code, _ := d.route(t, endless)
+	require.Equal(t, http.StatusOK, code)
+	require.True(t, to.Truncated)
+}
+
+// Half of the connections may be one host's. More are closed at once, and those that there are are served.
+func TestHTTPConnectionsAreBounded(t *testing.T) {
+	d := openDoor(t, "http: {listen: '127.0.0.1:0', max_connections: 4}\n"+quiet, discard)
+	const question = "POST /internal/route HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+	ask := func(conn net.Conn) error {
+		if _, err := io.WriteString(conn, question); err != nil {
+			return err
+		}
+		_, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		return err
+	}
+	first, second := d.raw(t, ""), d.raw(t, "")
+	require.NoError(t, ask(first))
+	require.NoError(t, ask(second))
+	require.Error(t, ask(d.raw(t, "")))
+	require.NoError(t, ask(first))
+	require.NoError(t, ask(second))
+	require.NoError(t, first.Close())
+	require.Eventually(t, func() bool { return ask(d.raw(t, "")) == nil }, 20*time.Second, 5*time.Millisecond)
+}
+
+// Health says no while the server drains, and Shutdown ends the door too.
+func TestHTTPDrains(t *testing.T) {
+	d := openDoor(t, withHTTP+quiet, discard)
+	get := func() int {
+		a, err := http.Get("http://" + d.addr + httpdoor.HealthPath)
+		require.NoError(t, err)
+		defer a.Body.Close()
+		return a.StatusCode
+	}
+	require.Equal(t, http.StatusOK, get())
+	d.drain()
+	require.Equal(t, http.StatusServiceUnavailable, get())
+	http.DefaultClient.CloseIdleConnections()
+	require.NoError(t, d.Shutdown(soon(t)))
+	_, err := net.Dial("tcp", d.addr)
+	require.Error(t, err)
+}
+
+func TestHTTPConfig(t *testing.T) {
+	for field, text := range map[string]string{
+		"http.listen: ":         "http: {listen: '0.0.0.0:80'}\n",
+		"http.session_header: ": "http: {session_header: 'a b'}\n",
+		"http.max_body_bytes: ": "http: {max_body_bytes: 1}\n",
+		"http.body_timeout: ":   "http: {body_timeout: 2h}\n",
+		`"colour"`:              "http: {colour: red}\n",
+	} {
+		_, err := ParseConfig([]byte(text + quiet))
+		require.ErrorContains(t, err, field)
+	}
+	c := parse(t, "allow_plaintext: true\nhttp: {listen: ':80'}\n"+quiet)
+	require.Equal(t, "x-session-id", c.HTTP.SessionHeader)
+	s, err := New(parse(t, quiet), Options{Logger: discard})
+	require.NoError(t, err)
+	defer s.Close()
+	require.ErrorContains(t, s.ServeRoutes(nil), "http.listen")
+	require.NoError(t, s.Shutdown(context.Background()))
+}
+
+// transcript is a log that may be read while it is written.
+type transcript struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+func (s *transcript) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *transcript) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}

@@ -1,0 +1,116 @@
+package server
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Bounds of what a caller may say in one request.
+const (
+	maxExcluded  = 1000
+	maxFallbacks = 16
+	maxBlock     = 1 << 20 // bytes or tokens in a block
+	maxLength    = 1 << 30 // of a prompt
+)
+
+// invalid is a request that is malformed.
+func invalid(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
+}
+
+// decodeKey fills the request from what a caller sent, which it aliases. Its errors are statuses that name the field.
+func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *routing.Request) error {
+	k := r.GetKey()
+	for _, f := range []struct{ name, value string }{
+		{"deployment", r.GetDeployment()}, {"key.request_id", k.GetRequestId()}, {"key.session", k.GetSession()}, {"key.model", k.GetModel()},
+		{"key.adapter", k.GetAdapter()}, {"key.cache_salt", k.GetCacheSalt()}, {"pinned", r.GetPinned()},
+	} {
+		if len(f.value) > maxName {
+			return invalid("%s: longer than %d bytes", f.name, maxName)
+		}
+	}
+	if len(r.GetExcluded()) > maxExcluded {
+		return invalid("excluded: more than %d", maxExcluded)
+	}
+	if len(r.GetTried()) > maxExcluded {
+		return invalid("tried: more than %d", maxExcluded)
+	}
+	for name, ids := range map[string][]string{"excluded": r.GetExcluded(), "tried": r.GetTried()} {
+		for _, id := range ids {
+			if len(id) > maxName {
+				return invalid("%s: one is longer than %d bytes", name, maxName)
+			}
+		}
+	}
+	if r.GetMaxFallbacks() > maxFallbacks {
+		return invalid("max_fallbacks: more than %d", maxFallbacks)
+	}
+	q.ID, q.Session = k.GetRequestId(), k.GetSession()
+	q.Model, q.Adapter, q.CacheSalt = k.GetModel(), k.GetAdapter(), k.GetCacheSalt()
+	q.Pin, q.Exclude = r.GetPinned(), r.GetExcluded()
+	q.Priority = priorities[k.GetPriority()]
+	q.ExpectedOutput = int(min(k.GetExpectedOutputTokens(), maxLength))
+	prompt, err := decodePrompt(k)
+	if err != nil {
+		return err
+	}
+	q.SetPrompt(prompt)
+	if n := k.GetPromptTokens(); n > 0 {
+		q.PromptTokens = int(min(n, maxLength))
+	}
+	for _, id := range r.GetTried() {
+		q.NextAttempt(&routing.Replica{Attributes: routing.Attributes{ID: id}})
+	}
+	return nil
+}
+
+// priorities are those of the wire; one that is not known is normal.
+var priorities = map[warmpathv1.Priority]routing.Priority{
+	warmpathv1.Priority_PRIORITY_LOW:  routing.PriorityLow,
+	warmpathv1.Priority_PRIORITY_HIGH: routing.PriorityHigh,
+}
+
+func decodePrompt(k *warmpathv1.RequestKey) (routing.Prompt, error) {
+	switch p := k.GetPrompt().(type) {
+	case *warmpathv1.RequestKey_Text:
+		return routing.Prompt{Text: p.Text}, nil
+	case *warmpathv1.RequestKey_TokenIds:
+		return routing.Prompt{Tokens: p.TokenIds.GetIds()}, nil
+	case *warmpathv1.RequestKey_BlockHashes:
+		h, err := decodeHashes(p.BlockHashes)
+		if err != nil {
+			return routing.Prompt{}, invalid("key.block_hashes: %v", err)
+		}
+		return routing.Prompt{Hashed: h}, nil
+	}
+	return routing.Prompt{}, nil
+}
+
+// decodeHashes returns nil for a prompt without blocks.
+func decodeHashes(b *warmpathv1.BlockHashes) (*routing.Hashed, error) {
+	h := &routing.Hashed{Hashes: b.GetHashes()}
+	switch size := b.GetBlock().(type) {
+	case *warmpathv1.BlockHashes_BlockTokens:
+		h.Size, h.Unit = int(min(size.BlockTokens, maxBlock+1)), 1
+	case *warmpathv1.BlockHashes_BlockBytes:
+		h.Size, h.Unit = int(min(size.BlockBytes, maxBlock+1)), routing.BytesPerToken
+	}
+	if h.Size < 1 || h.Size > maxBlock {
+		return nil, fmt.Errorf("block_tokens or block_bytes must be between 1 and %d", maxBlock)
+	}
+	if h.Length = int(min(b.GetLength(), maxLength+1)); h.Length == 0 {
+		h.Length = min(len(h.Hashes), maxLength) * h.Size
+	}
+	switch {
+	case h.Length > maxLength:
+		return nil, fmt.Errorf("length: more than %d", maxLength)
+	case h.Length == 0 && len(h.Hashes) == 0:
+		return nil, nil
+	}
+	return h, h.Check()
+}

@@ -1,0 +1,142 @@
+package server
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+func (f *fixture) report(t testing.TB, id string, stage warmpathv1.LifeStage) (known bool) {
+	t.Helper()
+	a, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{Reservation: id, Stage: stage}}})
+	require.NoError(t, err)
+	return len(a.GetUnknown()) == 0
+}
+
+const (
+	progress = warmpathv1.LifeStage_LIFE_STAGE_PROGRESS
+	prefill  = warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE
+	released = warmpathv1.LifeStage_LIFE_STAGE_RELEASED
+)
+
+// load is what is booked in the deployment chat.
+func (f *fixture) load() (b book) {
+	for _, r := range f.deployment("chat").hosted.Load().router.View().Replicas() {
+		b.add(book{int64(r.Ongoing()), int64(r.QueuedTokens())}, 1)
+	}
+	return b
+}
+
+func TestReservations(t *testing.T) {
+	f := start(t, quiet)
+	ask := func(id string) *warmpathv1.Reservation {
+		return f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{RequestId: id, Prompt: tokens(100)}}).GetReservation()
+	}
+	pass := func(d time.Duration) { f.clock.advance(d); f.tick("chat") }
+
+	first := ask("r1")
+	require.EqualValues(t, 60_000, first.GetLeaseMs())
+	require.False(t, first.GetRepeated())
+	again := ask("r1")
+	require.True(t, again.GetRepeated())
+	require.Equal(t, first.GetId(), again.GetId())
+	require.Equal(t, book{1, 100}, f.load(), "booked once")
+	require.NotEqual(t, first.GetId(), ask("").GetId())
+	require.NotEqual(t, ask("").GetId(), ask("").GetId(), "without an id nothing is the same")
+	require.Equal(t, book{4, 400}, f.load())
+
+	pass(40 * time.Second)
+	require.True(t, f.report(t, first.GetId(), prefill))
+	require.True(t, f.report(t, first.GetId(), prefill))
+	require.Equal(t, book{4, 300}, f.load())
+	pass(40 * time.Second)
+	require.Equal(t, book{1, 0}, f.load(), "the others' leases are over, the report renewed the first")
+	require.True(t, f.report(t, first.GetId(), progress))
+	pass(59 * time.Second)
+	require.Equal(t, book{1, 0}, f.load())
+	require.True(t, f.report(t, first.GetId(), released))
+	require.False(t, f.report(t, first.GetId(), released), "released once")
+	require.False(t, f.report(t, first.GetId(), progress))
+	require.Zero(t, f.load())
+	require.False(t, ask("r1").GetRepeated(), "a new one")
+	pass(time.Minute)
+	require.Zero(t, f.load())
+	for _, id := range []string{"", "#", "chat#", "chat", "other#x"} {
+		require.False(t, f.report(t, id, released))
+	}
+}
+
+func TestShorterLeases(t *testing.T) {
+	f := start(t, quiet)
+	for asked, want := range map[uint32]uint32{0: 60_000, 500: 500, 100_000: 60_000} {
+		a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, LeaseMs: asked})
+		require.Equal(t, want, a.GetReservation().GetLeaseMs())
+	}
+	require.EqualValues(t, 3, f.load().ongoing)
+	f.clock.advance(500 * time.Millisecond)
+	f.tick("chat")
+	require.EqualValues(t, 2, f.load().ongoing)
+}
+
+// A pick that nobody reports on counts for counted_hold, its prompt for a fifth of that.
+func TestCountedPicksFade(t *testing.T) {
+	f := start(t, quiet)
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: count, Key: &warmpathv1.RequestKey{Prompt: tokens(100)}})
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: query, Key: &warmpathv1.RequestKey{Prompt: tokens(100)}})
+	require.Equal(t, book{2, 200}, f.load())
+	for _, step := range []struct {
+		after time.Duration
+		want  book
+	}{{100, book{2, 100}}, {500, book{1, 100}}, {2000, book{1, 0}}, {9999, book{1, 0}}, {10_000, book{}}} {
+		f.clock.mu.Lock()
+		f.clock.at = time.Unix(1_000_000, 0).Add(step.after * time.Millisecond)
+		f.clock.mu.Unlock()
+		f.tick("chat")
+		require.Equal(t, step.want, f.load(), "after %d ms", step.after)
+	}
+}
+
+func TestReservationsAreBounded(t *testing.T) {
+	f := start(t, "max_reservations: 2\n"+quiet)
+	first := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve})
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: count})
+	_, err := f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: query})
+	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	require.ErrorContains(t, err, "max_reservations")
+	require.True(t, f.report(t, first.GetReservation().GetId(), released))
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve})
+}
+
+// Of many who ask at once for the same request all get the same reservation, also where it fails.
+func TestIdempotentAtOnce(t *testing.T) {
+	f := start(t, quiet)
+	var wg sync.WaitGroup
+	ids := make([]string, 16)
+	for i := range ids {
+		wg.Go(func() {
+			a, err := f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{RequestId: "same"}})
+			if err == nil {
+				ids[i] = a.GetReservation().GetId()
+			}
+		})
+	}
+	wg.Wait()
+	for _, id := range ids {
+		require.Equal(t, ids[0], id)
+	}
+	require.EqualValues(t, 1, f.load().ongoing)
+	for range 2 {
+		_, err := f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{
+			Mode: reserve, Pinned: "nobody", Key: &warmpathv1.RequestKey{RequestId: "failed"},
+		})
+		require.Equal(t, codes.Unavailable, status.Code(err))
+	}
+	require.EqualValues(t, 1, f.load().ongoing)
+	require.Len(t, f.deployment("chat").leases.byRequest, 1)
+}

@@ -1,0 +1,269 @@
+package server
+
+import (
+	"container/heap"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A lease is a booking that ends by itself. Its Router is that of the booking.
+type lease struct {
+	id      string // of the reservation; "" for one that nobody can report on
+	request string // id of the request, for one that may be asked for again
+	length  time.Duration
+	next    time.Time // when something happens by itself
+	ends    time.Time // then it is over
+	place   int       // in the heap; -1 = in none
+	learns  bool      // the policy was told of the route
+
+	owner   *caller // in whose count it is
+	q       routing.Request
+	booking routing.Booking
+
+	// made is closed once answer or err is set; nil for one that nobody can ask for again.
+	made   chan struct{}
+	answer *warmpathv1.ChooseReplicaResponse
+	err    error
+}
+
+// leases are the bookings of one deployment.
+type leases struct {
+	prefix string // of the ids
+
+	// mu guards what is below. Routers' locks are taken under it.
+	mu        sync.Mutex
+	due       queue
+	byID      map[string]*lease
+	byRequest map[string]*lease
+	max       int
+	pending   int // begun and not in the heap
+	closed    bool
+
+	expired atomic.Int64 // reservations that ended with their lease
+}
+
+var (
+	errLeases       = errors.New("max_reservations are held in this deployment: release them, or raise it")
+	errCallerLeases = errors.New("the caller holds as many reservations as it may: it should release them, or raise its max_reservations")
+	errFault        = errors.New("the server failed while it was made")
+	errLeaseOver    = errors.New("the lease of the reservation ended")
+)
+
+// held returns how many picks count now.
+func (l *leases) held() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.due) + l.pending
+}
+
+// limit sets how many there may be.
+func (l *leases) limit(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.max = n
+}
+
+// any reports whether there is one.
+func (l *leases) any() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.due) > 0
+}
+
+// begin makes room for a lease of a caller. Where one for the same request exists or is being made, that one is returned.
+func (l *leases) begin(who *caller, request string) (x *lease, repeated bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if x := l.byRequest[request]; request != "" && x != nil {
+		return x, true, nil
+	}
+	if len(l.due)+l.pending >= l.max {
+		return nil, false, errLeases
+	}
+	if !take(&who.held, who.rules.Load().maxHeld) {
+		return nil, false, errCallerLeases
+	}
+	l.pending++
+	x = &lease{request: request, place: -1, owner: who}
+	if request != "" {
+		if l.byRequest == nil {
+			l.byRequest = make(map[string]*lease)
+		}
+		l.byRequest[request] = x
+		x.made = make(chan struct{})
+	}
+	return x, false, nil
+}
+
+// fail gives back the room of a lease that came to nothing. Who waits for it is given the error.
+func (l *leases) fail(x *lease, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending--
+	l.settle(x, nil, err)
+	l.forget(x)
+}
+
+// hold puts a booked lease into force, with an id if it can be reported on. For any other the prompt's share of the load
+// goes after a fifth of its length, since nobody will say when it is prefilled.
+func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending--
+	if l.closed { // meanwhile: nobody would end it
+		x.owner.held.Add(-1)
+		x.booking.Release()
+		return
+	}
+	x.length, x.ends = length, now.Add(length)
+	x.next = x.ends
+	if !reserved {
+		x.next = now.Add(length / 5)
+	} else {
+		var secret [12]byte
+		_, _ = rand.Read(secret[:])
+		x.id = l.prefix + hex.EncodeToString(secret[:])
+		if l.byID == nil {
+			l.byID = make(map[string]*lease)
+		}
+		l.byID[x.id] = x
+	}
+	heap.Push(&l.due, x)
+}
+
+// settled tells those who wait for the lease how it was made.
+func (l *leases) settled(x *lease, answer *warmpathv1.ChooseReplicaResponse) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.settle(x, answer, nil)
+}
+
+func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err error) {
+	if x.made != nil {
+		x.answer, x.err = answer, err
+		close(x.made)
+	}
+}
+
+// forget strikes a lease out. Called with mu held.
+func (l *leases) forget(x *lease) {
+	x.owner.held.Add(-1)
+	delete(l.byID, x.id)
+	if x.request != "" && l.byRequest[x.request] == x {
+		delete(l.byRequest, x.request)
+	}
+	if x.place >= 0 {
+		heap.Remove(&l.due, x.place)
+	}
+}
+
+// renew puts off the end of a reservation. It returns nil if there is none.
+func (l *leases) renew(id string, now time.Time) *lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := l.byID[id]
+	if x != nil {
+		x.ends = now.Add(x.length)
+		x.next = x.ends
+		heap.Fix(&l.due, x.place)
+	}
+	return x
+}
+
+// end takes a reservation out. It returns nil if there is none: it ends once.
+func (l *leases) end(id string) *lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := l.byID[id]
+	if x != nil {
+		l.forget(x)
+	}
+	return x
+}
+
+// expire does what is due.
+func (l *leases) expire(now time.Time) {
+	for {
+		x, over := l.pop(now)
+		switch {
+		case x == nil:
+			return
+		case !over:
+			x.booking.PrefillDone()
+		case x.id != "":
+			l.expired.Add(1)
+			x.release(routing.Outcome{Err: errLeaseOver, Sent: true, Fault: routing.GivenUp, Usage: routing.NoUsage})
+		default:
+			x.release(routing.Outcome{Sent: true, Fault: routing.GivenUp, Usage: routing.NoUsage})
+		}
+	}
+}
+
+func (l *leases) pop(now time.Time) (x *lease, over bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.due) == 0 || now.Before(l.due[0].next) {
+		return nil, false
+	}
+	x = l.due[0]
+	if x.next.Before(x.ends) {
+		x.next = x.ends
+		heap.Fix(&l.due, 0)
+		return x, false
+	}
+	l.forget(x)
+	return x, true
+}
+
+// release gives back what is booked, and tells the policy how it ended if it was told of the route.
+func (x *lease) release(o routing.Outcome) {
+	x.booking.Release()
+	if x.learns {
+		x.booking.Router().Complete(&x.q, x.booking.Decision, o)
+	}
+}
+
+// close releases everything.
+func (l *leases) close() {
+	l.mu.Lock()
+	all := l.due
+	l.due, l.byID, l.byRequest, l.max, l.closed = nil, nil, nil, 0, true
+	l.mu.Unlock()
+	for _, x := range all {
+		x.owner.held.Add(-1)
+		x.booking.Release()
+	}
+}
+
+// queue is a heap of leases by what is due next.
+type queue []*lease
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].next.Before(q[j].next) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i, j
+}
+
+// Push implements [heap.Interface].
+func (q *queue) Push(x any) {
+	x.(*lease).place = len(*q)
+	*q = append(*q, x.(*lease))
+}
+
+// Pop implements [heap.Interface].
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	x := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	x.place = -1
+	return x
+}

@@ -1,0 +1,129 @@
+package server
+
+import (
+	"time"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A book is what is booked on one replica.
+type book struct{ ongoing, tokens int64 }
+
+func (b *book) add(o book, sign int64) {
+	b.ongoing += sign * o.ongoing
+	b.tokens += sign * o.tokens
+}
+
+// Bounds of one line of a report, which leave room for many clients' in a sum.
+const (
+	maxOngoing = 1 << 20
+	maxTokens  = 1 << 38
+)
+
+// ledger adds up what watching clients report. It is used with the deployment's mutex held.
+type ledger struct {
+	clients map[string]*client
+	total   map[uint32]book // by number of the replica
+}
+
+// A client is one that watches, or did until a moment ago.
+type client struct {
+	id      string
+	lines   map[uint32]book // what it reported
+	last    uint64          // number of its last report
+	counted uint64          // of that which the load now in force counts
+	heard   time.Time
+	ended   bool // nobody watches under this name
+}
+
+// open begins a client's account. What was reported under its name before is dropped.
+func (l *ledger) open(id string, now time.Time) *client {
+	if l.clients == nil {
+		l.clients, l.total = make(map[string]*client), make(map[uint32]book)
+	}
+	if old := l.clients[id]; old != nil {
+		l.drop(old)
+	}
+	c := &client{id: id, lines: make(map[uint32]book), heard: now}
+	l.clients[id] = c
+	return c
+}
+
+// take enters a report. known says which replicas there are; others have left, and are not entered.
+func (l *ledger) take(c *client, r *warmpathv1.BookingReport, known func(uint32) bool, now time.Time) {
+	if l.clients[c.id] != c {
+		return // another watch took its place
+	}
+	c.heard = now
+	c.last = r.GetNumber()
+	if r.GetComplete() {
+		l.clear(c)
+	}
+	replicas, ongoing, tokens := r.GetLoads().GetReplicas(), r.GetLoads().GetOngoing(), r.GetLoads().GetQueuedTokens()
+	for i, number := range replicas {
+		if known(number) {
+			l.enter(c, number, book{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))})
+		}
+	}
+}
+
+func (l *ledger) enter(c *client, number uint32, now book) {
+	sum := l.total[number]
+	sum.add(c.lines[number], -1)
+	sum.add(now, 1)
+	if sum == (book{}) {
+		delete(l.total, number)
+	} else {
+		l.total[number] = sum
+	}
+	if now == (book{}) {
+		delete(c.lines, number)
+	} else {
+		c.lines[number] = now
+	}
+}
+
+func (l *ledger) clear(c *client) {
+	for number := range c.lines {
+		l.enter(c, number, book{})
+	}
+}
+
+func (l *ledger) drop(c *client) {
+	l.clear(c)
+	delete(l.clients, c.id)
+}
+
+// forget strikes replicas out that have left.
+func (l *ledger) forget(known func(uint32) bool) {
+	for number := range l.total {
+		if !known(number) {
+			delete(l.total, number)
+			for _, c := range l.clients {
+				delete(c.lines, number)
+			}
+		}
+	}
+}
+
+// count says that everything reported so far is in the load that is now in force. It returns the replicas whose load
+// rests on clients that should have been heard of, drops those that have ended and are silent for that long, and those
+// that were silent for a lease.
+func (l *ledger) count(now time.Time, staleAfter, lease time.Duration) (stale map[uint32]bool) {
+	stale = make(map[uint32]bool)
+	for _, c := range l.clients {
+		c.counted = c.last
+		silent := now.Sub(c.heard)
+		switch {
+		case c.ended && silent >= staleAfter:
+			l.drop(c)
+		case silent >= lease:
+			l.clear(c)
+		case silent >= staleAfter:
+			for number := range c.lines {
+				stale[number] = true
+			}
+		}
+	}
+	return stale
+}

@@ -1,0 +1,85 @@
+package server
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/fault"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// maxLives bounds the reports of one message.
+const maxLives = 10_000
+
+// ReportLife implements the service.
+func (s *Server) ReportLife(ctx context.Context, r *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
+	if len(r.GetLives()) > maxLives {
+		return nil, invalid("lives: more than %d", maxLives)
+	}
+	a := new(warmpathv1.ReportLifeResponse)
+	who := s.callerOf(ctx)
+	for _, life := range r.GetLives() {
+		if !s.lived(who, life) {
+			a.Unknown = append(a.Unknown, life.GetReservation())
+		}
+	}
+	return a, nil
+}
+
+// lived takes one report. It returns false if there is no such reservation.
+func (s *Server) lived(who *caller, r *warmpathv1.LifeReport) bool {
+	end := strings.LastIndexByte(r.GetReservation(), '#')
+	if end < 0 || !who.may(r.GetReservation()[:end]) {
+		return false
+	}
+	d := (*s.deployments.Load())[r.GetReservation()[:end]]
+	return d != nil && d.lived(r)
+}
+
+func (d *deployment) lived(r *warmpathv1.LifeReport) bool {
+	if r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_RELEASED {
+		x := d.leases.end(r.GetReservation())
+		if x != nil {
+			o := outcome(r.GetOutcome())
+			x.release(o)
+			if d.recorder != nil {
+				d.recorder.Ended(context.Background(), d.hosted.Load().policy(), &x.q, x.booking.Decision, o)
+			}
+		}
+		return x != nil
+	}
+	x := d.leases.renew(r.GetReservation(), d.now())
+	if x != nil && r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE {
+		x.booking.PrefillDone()
+	}
+	return x != nil
+}
+
+// outcome is what a caller says of the end; nothing is learned from one that was not told.
+func outcome(o *warmpathv1.Outcome) routing.Outcome {
+	if o == nil {
+		return routing.Outcome{Sent: true, Fault: routing.GivenUp, Usage: routing.NoUsage}
+	}
+	out := routing.Outcome{
+		Sent:         o.GetSent(),
+		FirstMessage: time.Duration(min(o.GetFirstMessageUs(), uint64(24*time.Hour/time.Microsecond))) * time.Microsecond,
+		Usage:        routing.NoUsage,
+	}
+	if code := codes.Code(o.GetCode()); code != codes.OK {
+		out.Err, out.Fault = status.Error(code, "as the caller reports"), fault.OfCode(code)
+	}
+	for _, f := range []struct {
+		told *uint32
+		into *int
+	}{{o.PromptTokens, &out.Usage.PromptTokens}, {o.CachedTokens, &out.Usage.CachedTokens}, {o.OutputTokens, &out.Usage.OutputTokens}} {
+		if f.told != nil {
+			*f.into = int(min(*f.told, maxLength))
+		}
+	}
+	return out
+}

@@ -1,0 +1,130 @@
+package server
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// loads is the load that is told to everybody, as of the last interval. It is used with the deployment's mutex held.
+type loads struct {
+	tick  uint64
+	at    time.Time // of the tick
+	lines map[uint32]line
+
+	stale     []uint32
+	staleTick uint64 // when stale changed last
+
+	latest *warmpathv1.Loads // what this tick changed; never written again
+}
+
+// A line is the load of one replica, and the tick that changed it last.
+type line struct {
+	book
+	tick uint64
+}
+
+// update puts the load of the fleet into force.
+func (l *loads) update(order []*member, total func(*member) book, now time.Time) {
+	if l.lines == nil {
+		l.lines = make(map[uint32]line)
+	}
+	l.tick++
+	l.at = now
+	l.latest = new(warmpathv1.Loads)
+	for _, m := range order {
+		b := total(m)
+		if was := l.lines[m.number]; was.book == b {
+			continue
+		}
+		l.lines[m.number] = line{b, l.tick}
+		appendLoad(l.latest, m.number, b)
+	}
+}
+
+// mark says whose load is stale as of this tick.
+func (l *loads) mark(stale []uint32) {
+	if !slices.Equal(stale, l.stale) {
+		l.stale, l.staleTick = stale, l.tick
+	}
+}
+
+// forget strikes out who has left: numbers are not used again.
+func (l *loads) forget(known func(uint32) bool) {
+	maps.DeleteFunc(l.lines, func(number uint32, _ line) bool { return !known(number) })
+}
+
+// since returns what has changed after a tick; after 0, everything.
+func (l *loads) since(tick uint64) *warmpathv1.LoadUpdate {
+	u := &warmpathv1.LoadUpdate{Snapshot: tick == 0}
+	switch {
+	case tick != 0 && tick+1 == l.tick:
+		u.Loads = l.latest
+	default:
+		u.Loads = new(warmpathv1.Loads)
+		for _, number := range slices.Sorted(maps.Keys(l.lines)) {
+			if x := l.lines[number]; x.tick > tick && (tick != 0 || x.book != book{}) {
+				appendLoad(u.Loads, number, x.book)
+			}
+		}
+	}
+	if u.StaleSet = tick == 0 || l.staleTick > tick; u.StaleSet {
+		u.Stale = l.stale
+	}
+	return u
+}
+
+func appendLoad(to *warmpathv1.Loads, number uint32, b book) {
+	to.Replicas = append(to.Replicas, number)
+	to.Ongoing = append(to.Ongoing, uint32(max(b.ongoing, 0)))
+	to.QueuedTokens = append(to.QueuedTokens, uint64(max(b.tokens, 0)))
+}
+
+// tick is the end of an interval: what has expired is let go, load is added up, told to the Router, and to the watchers.
+func (d *deployment) tick(now time.Time) {
+	d.leases.expire(now)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.dropUnheard(now)
+	limits := d.limits.Load()
+	stale := d.ledger.count(now, time.Duration(limits.StaleAfter), time.Duration(limits.Lease))
+	router := d.hosted.Load().router
+	view := router.View()
+	var foreign []routing.ForeignLoad
+	d.loads.update(d.roster.order, func(m *member) book {
+		rep := view.ByID(m.ID)
+		own := book{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
+		total, fresh := d.totalOf(m, own, now)
+		if !fresh {
+			stale[m.number] = true
+		}
+		others := routing.ForeignLoad{ID: m.ID, Ongoing: int(total.ongoing - own.ongoing), QueuedTokens: total.tokens - own.tokens}
+		if n, tokens := rep.Foreign(); n != others.Ongoing || tokens != others.QueuedTokens {
+			foreign = append(foreign, others)
+		}
+		return total
+	}, now)
+	d.loads.mark(slices.Sorted(maps.Keys(stale)))
+	router.SetForeignLoad(foreign)
+	d.judge(router, now)
+	d.hosted.Load().flush(d.numberOf)
+	d.wakeWatchers()
+}
+
+// totalOf is the load of a replica of which this much is our own. It is not fresh where the replica used to tell of
+// itself and has stopped. Called with mu held.
+func (d *deployment) totalOf(m *member, own book, now time.Time) (total book, fresh bool) {
+	total = own
+	total.add(d.ledger.total[m.number], 1)
+	load, heard, tells := d.saidOf(m.ID)
+	if !tells {
+		return total, true
+	}
+	if now.Sub(heard) >= time.Duration(d.limits.Load().StaleAfter) {
+		return total, false
+	}
+	return book{max(total.ongoing, load.ongoing), max(total.tokens, load.tokens)}, true
+}

@@ -1,0 +1,62 @@
+package server
+
+import (
+	"maps"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Whoever takes the updates since whatever tick he knew knows the load, and is told nothing that he knows.
+func TestLoadsFromAnyTick(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	var l loads
+	order := []*member{{number: 1}, {number: 2}, {number: 5}}
+	now := make(map[uint32]book)
+	history := []map[uint32]book{nil} // by tick
+	stale := [][]uint32{nil}
+	for range 500 {
+		for _, m := range order {
+			if rng.IntN(2) == 0 {
+				now[m.number] = book{rng.Int64N(3), rng.Int64N(3)}
+			}
+		}
+		l.update(order, func(m *member) book { return now[m.number] }, time.Time{})
+		marked := stale[len(stale)-1]
+		if rng.IntN(4) == 0 {
+			marked = []uint32{uint32(rng.IntN(3))}
+		}
+		l.mark(marked)
+		history, stale = append(history, maps.Clone(now)), append(stale, marked)
+		from := len(history) - 1 - rng.IntN(min(len(history), 4))
+		u := l.since(uint64(from))
+		require.Equal(t, from == 0, u.GetSnapshot())
+		changed := make(map[uint32]bool)
+		for at := from + 1; at < len(history) && at > 1; at++ {
+			for n, b := range history[at] {
+				changed[n] = changed[n] || history[at-1][n] != b
+			}
+		}
+		known := maps.Clone(history[from])
+		if known == nil {
+			known = map[uint32]book{1: {}, 2: {}, 5: {}}
+		}
+		for n, b := range columns(u.GetLoads()) {
+			require.True(t, from == 0 || changed[n])
+			known[n] = b
+		}
+		for _, m := range order {
+			require.Equal(t, now[m.number], known[m.number])
+		}
+		if u.GetStaleSet() {
+			require.Equal(t, marked, u.GetStale())
+		} else {
+			require.Equal(t, marked, stale[from])
+		}
+	}
+	require.Empty(t, l.since(l.tick).GetLoads().GetReplicas())
+	l.forget(func(n uint32) bool { return n != 5 })
+	require.NotContains(t, columns(l.since(0).GetLoads()), uint32(5))
+}

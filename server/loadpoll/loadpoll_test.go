@@ -1,0 +1,266 @@
+package loadpoll
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestPages(t *testing.T) {
+	for name, c := range map[string]struct {
+		page string
+		want Load
+		err  error
+	}{
+		"vllm with two ranks": {`# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0"} 77
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="900"} 1.0
+vllm:time_to_first_token_seconds_bucket{le="0.1"} 5
+`, Load{Ongoing: 6, KVTokens: 14400}, nil},
+		"sglang, all of whose tensor-parallel ranks tell": {`sglang:num_running_reqs{model_name="m",tp_rank="0"} 4
+sglang:num_running_reqs{model_name="m",tp_rank="1"} 4
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 1
+sglang:cache_config_info{page_size="64",num_pages="100"} 1
+`, Load{Ongoing: 5, KVTokens: 6400}, nil},
+		"trtllm": {"trtllm_num_requests_running 2\ntrtllm_num_requests_waiting 0\ntrtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 10\n",
+			Load{Ongoing: 2, KVTokens: 320}, nil},
+		"idle, and its cache not said":    {"vllm:num_requests_running 0\n", Load{}, nil},
+		"something else's":                {"http_requests_total 5\n", Load{}, errNothing},
+		"nothing":                         {"", Load{}, errNothing},
+		"not a number":                    {"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n", Load{}, errNothing},
+		"beyond belief":                   {"vllm:num_requests_running 1e300\nvllm:cache_config_info{block_size=\"999999999\",num_gpu_blocks=\"999999999\"} 1\n", Load{Ongoing: maxRequests}, nil},
+		"broken":                          {"vllm:num_requests_running{engine=\"0\" 3\n", Load{}, errMalformed},
+		"a line without end":              {strings.Repeat("x", maxLine+1), Load{}, errTooLong},
+		"a page without end":              {strings.Repeat("x 1\n", maxAnswer/4+1), Load{}, errTooLong},
+		"cut off before what is wanted":   {"vllm:num_requests_ru", Load{}, errNothing},
+		"with a time of its own, in tabs": {"vllm:num_requests_running\t3 1700000000000\n", Load{Ongoing: 3}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parsePage(strings.NewReader(c.page))
+			require.ErrorIs(t, err, c.err)
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+// rank writes one load of GetLoadsResponse.
+func rank(fields map[protowire.Number]uint64) (b []byte) {
+	var l []byte
+	l = protowire.AppendFixed64(protowire.AppendTag(l, 7, protowire.Fixed64Type), 1)
+	for number, v := range fields {
+		l = protowire.AppendVarint(protowire.AppendTag(l, number, protowire.VarintType), v)
+	}
+	return protowire.AppendBytes(protowire.AppendTag(nil, fieldLoads, protowire.BytesType), l)
+}
+
+func TestLoads(t *testing.T) {
+	minus := int64(-1)
+	two := append(rank(map[protowire.Number]uint64{2: 3, 3: 1, 4: 4, 6: 5000}), rank(map[protowire.Number]uint64{1: 1, 2: 2, 6: 4000})...)
+	for name, c := range map[string]struct {
+		answer []byte
+		want   Load
+		err    error
+	}{
+		"two ranks":       {two, Load{Ongoing: 6, KVTokens: 4000}, nil},
+		"an idle one":     {rank(nil), Load{}, nil},
+		"only the total":  {rank(map[protowire.Number]uint64{4: 9}), Load{Ongoing: 9}, nil},
+		"negative":        {rank(map[protowire.Number]uint64{2: uint64(minus), 6: uint64(minus)}), Load{}, nil},
+		"beyond belief":   {rank(map[protowire.Number]uint64{2: 1<<31 - 1, 3: 1<<31 - 1}), Load{Ongoing: maxRequests}, nil},
+		"no ranks":        {nil, Load{}, errNothing},
+		"cut off":         {two[:len(two)-1], Load{}, errMalformed},
+		"cut off, inside": {protowire.AppendBytes(protowire.AppendTag(nil, fieldLoads, protowire.BytesType), []byte{0x10}), Load{}, errMalformed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := decodeLoads(c.answer)
+			require.ErrorIs(t, err, c.err)
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+func FuzzPage(f *testing.F) {
+	f.Add([]byte("vllm:num_requests_running{engine=\"0\"} 3\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"2\"} 1\n"))
+	f.Fuzz(func(t *testing.T, page []byte) {
+		l, err := parsePage(bytes.NewReader(page))
+		if err != nil {
+			l = Load{}
+		}
+		require.True(t, l.Ongoing >= 0 && l.Ongoing <= maxRequests && l.KVTokens >= 0 && l.KVTokens <= 1<<31)
+	})
+}
+
+func FuzzLoads(f *testing.F) {
+	f.Add(rank(map[protowire.Number]uint64{2: 3, 3: 1, 4: 4, 6: 5000}))
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		l, err := decodeLoads(answer)
+		require.True(t, err != nil || l.Ongoing >= 0 && l.Ongoing <= maxRequests && l.KVTokens >= 0)
+	})
+}
+
+func TestSources(t *testing.T) {
+	for text, want := range map[string]string{
+		"grpc:vllm": "", "grpc:sglang": "", "http://HOST:8000/metrics": "", "https://metrics.example/HOST": "",
+		"grpc:other": "none of sglang, vllm", "": "want grpc:vllm", "HOST:8000": "want", "http://%zz": "neither", "ftp://HOST/": "want", "http://u:p@HOST/": "want", "http:///metrics": "want",
+	} {
+		_, err := Parse(text)
+		if want == "" {
+			require.NoError(t, err, text)
+		} else {
+			require.ErrorContains(t, err, want, text)
+		}
+	}
+	s, err := Parse("http://HOST:8000/metrics")
+	require.NoError(t, err)
+	for address, want := range map[string]string{"10.0.0.1:50051": "http://10.0.0.1:8000/metrics", "[::1]:50051": "http://[::1]:8000/metrics"} {
+		page, err := s.pageOf(address)
+		require.NoError(t, err)
+		require.Equal(t, want, page)
+	}
+	_, err = s.pageOf("nowhere")
+	require.Error(t, err)
+}
+
+// report is what a Poller told.
+type report struct {
+	id   string
+	load Load
+}
+
+// steps lets a Poller look when the test says so.
+type steps struct {
+	waits chan time.Duration
+	go_   chan struct{}
+}
+
+func (s steps) sleep(ctx context.Context, d time.Duration) {
+	select {
+	case s.waits <- d:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-s.go_:
+	case <-ctx.Done():
+	}
+}
+
+func member(id, address string) routing.Attributes {
+	return routing.Attributes{ID: id, Address: address}
+}
+
+// A replica is asked once an interval; one that fails is asked less often, and logged once; its problem is gone when it answers.
+func TestPollerBacksOff(t *testing.T) {
+	var broken atomic.Bool
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if broken.Load() {
+			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusFound)
+			return
+		}
+		fmt.Fprint(w, "vllm:num_requests_running 3\nvllm:num_requests_waiting 4\n")
+	}))
+	defer page.Close()
+	source, err := Parse(page.URL + "/metrics")
+	require.NoError(t, err)
+	at := steps{make(chan time.Duration), make(chan struct{})}
+	told := make(chan report, 1)
+	var log bytes.Buffer
+	p := New(Options{
+		Source: source, Interval: time.Second, Timeout: time.Minute, Sleep: at.sleep, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		Report: func(id string, l Load) { told <- report{id, l} },
+	})
+	p.SetFleet([]routing.Attributes{member("a", "10.0.0.1:1")})
+	require.Less(t, <-at.waits, time.Second)
+	at.go_ <- struct{}{}
+	require.Equal(t, report{"a", Load{Ongoing: 7}}, <-told)
+	require.InDelta(t, time.Second, <-at.waits, float64(time.Second)/9)
+
+	broken.Store(true)
+	for _, want := range []time.Duration{2, 4, 8, 10, 10} {
+		at.go_ <- struct{}{}
+		require.InDelta(t, want*time.Second, <-at.waits, float64(want*time.Second)/9)
+		require.Contains(t, p.Problems()["a"], "302 Found", "redirects are not followed")
+	}
+	require.EqualValues(t, 5, p.Failed())
+	broken.Store(false)
+	at.go_ <- struct{}{}
+	<-told
+	<-at.waits
+	require.Empty(t, p.Problems())
+
+	p.SetFleet([]routing.Attributes{member("b", "10.0.0.2:1")})
+	<-at.waits // of b
+	p.Close()
+	require.Equal(t, 1, strings.Count(log.String(), "does not tell of its load"), log.String())
+	require.Equal(t, 1, strings.Count(log.String(), "tells of its load again"))
+	p.SetFleet([]routing.Attributes{member("c", "10.0.0.3:1")})
+	require.Empty(t, p.Problems())
+}
+
+// asked is a connection that answers GetLoads.
+type asked struct {
+	grpc.ClientConnInterface
+	method chan string
+}
+
+func (a asked) Invoke(_ context.Context, method string, _, answer any, _ ...grpc.CallOption) error {
+	a.method <- method
+	*answer.(*[]byte) = rank(map[protowire.Number]uint64{2: 5, 6: 800})
+	return nil
+}
+
+func TestPollerAsksByGRPC(t *testing.T) {
+	source, err := Parse("grpc:sglang")
+	require.NoError(t, err)
+	conn := asked{method: make(chan string, 1)}
+	told := make(chan report)
+	fail := errors.New("no connection")
+	p := New(Options{
+		Source: source, Interval: time.Millisecond, Timeout: time.Minute, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Connect: func(_ context.Context, id string) (grpc.ClientConnInterface, error) {
+			if id == "b" {
+				return nil, fail
+			}
+			return conn, nil
+		},
+		Report: func(id string, l Load) {
+			select {
+			case told <- report{id, l}:
+			default:
+			}
+		},
+	})
+	defer p.Close()
+	p.SetFleet([]routing.Attributes{member("a", "10.0.0.1:1"), member("b", "10.0.0.2:1")})
+	require.Equal(t, methods["sglang"], <-conn.method)
+	go func() {
+		for range conn.method {
+		}
+	}()
+	require.Equal(t, report{"a", Load{Ongoing: 5, KVTokens: 800}}, <-told)
+	require.Eventually(t, func() bool { return strings.Contains(p.Problems()["b"], fail.Error()) }, 10*time.Second, time.Millisecond)
+	p.Close()
+	close(conn.method)
+}

@@ -1,0 +1,205 @@
+package loadpoll
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+const (
+	atOnce     = 64
+	maxBackoff = 10 * time.Second
+)
+
+// Options say whom to ask, and whom to tell. All but Logger and Sleep are needed; Connect where the source is gRPC.
+type Options struct {
+	Source            Source
+	Interval, Timeout time.Duration
+	// Connect returns a connection to a replica.
+	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)
+	// Report is told what a replica says, by several goroutines, one at a time for each replica.
+	Report func(id string, l Load)
+	Logger *slog.Logger // nil = slog.Default()
+	// Sleep waits until the context ends or the time is over; nil = by the real clock.
+	Sleep func(ctx context.Context, d time.Duration)
+}
+
+// A Poller asks the replicas of one fleet. Safe for use by many goroutines.
+type Poller struct {
+	o       Options
+	http    *http.Client
+	room    chan struct{}
+	ctx     context.Context
+	stop    context.CancelFunc
+	running sync.WaitGroup
+	failed  atomic.Int64
+
+	// mu guards what follows; nothing is locked or called under it.
+	mu     sync.Mutex
+	fleet  map[string]*polled
+	closed bool
+}
+
+// polled is one replica.
+type polled struct {
+	id, address string
+	cancel      context.CancelFunc
+	problem     atomic.Pointer[string]
+}
+
+// New returns a Poller that asks nobody yet.
+func New(o Options) *Poller {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Sleep == nil {
+		o.Sleep = sleep
+	}
+	p := &Poller{o: o, http: newHTTPClient(), room: make(chan struct{}, atOnce), fleet: make(map[string]*polled)}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	return p
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// SetFleet begins to ask replicas that are new, and ends with those that are gone. It does not wait.
+func (p *Poller) SetFleet(fleet []routing.Attributes) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	next := make(map[string]*polled, len(fleet))
+	for _, a := range fleet {
+		if x := p.fleet[a.ID]; x != nil && x.address == a.Address {
+			next[a.ID] = x
+			delete(p.fleet, a.ID)
+		}
+	}
+	for _, x := range p.fleet {
+		x.cancel()
+	}
+	for _, a := range fleet {
+		if next[a.ID] != nil {
+			continue
+		}
+		x := &polled{id: a.ID, address: a.Address}
+		var ctx context.Context
+		ctx, x.cancel = context.WithCancel(p.ctx)
+		next[a.ID] = x
+		p.running.Go(func() { p.follow(ctx, x) })
+	}
+	p.fleet = next
+}
+
+// Problems returns why replicas cannot be asked, by id; who answers is not there.
+func (p *Poller) Problems() map[string]string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make(map[string]string)
+	for id, x := range p.fleet {
+		if problem := x.problem.Load(); problem != nil {
+			all[id] = *problem
+		}
+	}
+	return all
+}
+
+// Failed returns how many questions came to nothing.
+func (p *Poller) Failed() int64 { return p.failed.Load() }
+
+// Close ends all asking and waits for it.
+func (p *Poller) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.stop()
+	p.running.Wait()
+	p.http.CloseIdleConnections()
+}
+
+// follow asks one replica until the context ends, at first after a part of the interval.
+func (p *Poller) follow(ctx context.Context, x *polled) {
+	wait := rand.N(p.o.Interval)
+	for failures := 0; ; {
+		p.o.Sleep(ctx, wait)
+		if ctx.Err() != nil {
+			return
+		}
+		l, err := p.ask(ctx, x)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			failures = 0
+			p.o.Report(x.id, l)
+		} else {
+			failures++
+			p.failed.Add(1)
+		}
+		p.note(x, err)
+		wait = jittered(max(min(p.o.Interval<<min(failures, 10), maxBackoff), p.o.Interval))
+	}
+}
+
+// jittered is a time up to a tenth shorter or longer.
+func jittered(d time.Duration) time.Duration { return d - d/10 + rand.N(d/5+1) }
+
+// ask asks once.
+func (p *Poller) ask(ctx context.Context, x *polled) (Load, error) {
+	select {
+	case p.room <- struct{}{}:
+		defer func() { <-p.room }()
+	case <-ctx.Done():
+		return Load{}, ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
+	defer cancel()
+	if p.o.Source.method != "" {
+		conn, err := p.o.Connect(ctx, x.id)
+		if err != nil {
+			return Load{}, err
+		}
+		return ask(ctx, conn, p.o.Source.method)
+	}
+	page, err := p.o.Source.pageOf(x.address)
+	if err != nil {
+		return Load{}, err
+	}
+	return read(ctx, p.http, page)
+}
+
+// maxProblem bounds what is kept of an error, in bytes.
+const maxProblem = 300
+
+// note keeps what is wrong, and logs it once.
+func (p *Poller) note(x *polled, err error) {
+	was := x.problem.Load()
+	if err == nil {
+		if x.problem.Store(nil); was != nil {
+			p.o.Logger.Info("warmpath: a replica tells of its load again", "replica", x.id)
+		}
+		return
+	}
+	text := strings.ToValidUTF8(fmt.Sprintf("its load cannot be had: %.*s", maxProblem, err), "?")
+	if x.problem.Store(&text); was == nil {
+		p.o.Logger.Warn("warmpath: a replica does not tell of its load", "replica", x.id, "error", err)
+	}
+}

@@ -1,0 +1,150 @@
+package server
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// open returns the deployments that a caller may use.
+func (s *Server) open(c *caller) map[string]*deployment {
+	all := *s.deployments.Load()
+	allowed := c.rules.Load().deployments
+	if allowed == nil {
+		return all
+	}
+	some := make(map[string]*deployment, len(allowed))
+	for name := range allowed {
+		if d := all[name]; d != nil {
+			some[name] = d
+		}
+	}
+	return some
+}
+
+// named returns the deployment with this name; with no name, the only one that the caller may use.
+func (s *Server) named(c *caller, name string) (*deployment, error) {
+	if name != "" && !c.may(name) {
+		return nil, status.Errorf(codes.PermissionDenied, "the caller %q may not use the deployment %q", c.name, name) // if there is one
+	}
+	all := s.open(c)
+	if d := all[name]; d != nil {
+		return d, nil
+	}
+	if name != "" {
+		return nil, status.Errorf(codes.NotFound, "there is no deployment %q; there are %s", name, names(all))
+	}
+	if d := only(all); d != nil {
+		return d, nil
+	}
+	return nil, invalid("name a deployment: there are %s", names(all))
+}
+
+// meant returns the deployment that a request means by its name or else by its model, and the base and the adapter
+// where the model is "base:adapter".
+func (s *Server) meant(c *caller, name, model string) (d *deployment, base, adapter string, err error) {
+	if name != "" || model == "" {
+		d, err = s.named(c, name)
+		if err != nil || model == "" {
+			return d, model, "", err
+		}
+		if base, adapter = d.split(model); d.declares() && !d.serves(base) && base != d.name {
+			return nil, "", "", status.Errorf(codes.NotFound, "deployment %s does not serve the model %q", d.name, base)
+		}
+		return d, base, adapter, nil
+	}
+	all := s.open(c)
+	base, adapter, _ = strings.Cut(model, ":")
+	for _, name := range []string{model, base} {
+		found := serving(all, name)
+		switch {
+		case len(found) > 1:
+			return nil, "", "", invalid("model %q is served by several deployments; name one of %s", name, names(found))
+		case len(found) == 1 && name == model:
+			return only(found), model, "", nil
+		case len(found) == 1:
+			return only(found), base, adapter, nil
+		}
+	}
+	if d := only(all); d != nil && !d.declares() {
+		return d, base, adapter, nil
+	}
+	return nil, "", "", status.Errorf(codes.NotFound, "no deployment serves the model %q", model)
+}
+
+// serving returns the deployments of which this is the name or a model.
+func serving(all map[string]*deployment, model string) map[string]*deployment {
+	if d := all[model]; d != nil {
+		return map[string]*deployment{model: d}
+	}
+	found := make(map[string]*deployment)
+	for name, d := range all {
+		if d.serves(model) {
+			found[name] = d
+		}
+	}
+	return found
+}
+
+func only(all map[string]*deployment) *deployment {
+	if len(all) != 1 {
+		return nil
+	}
+	for _, d := range all {
+		return d
+	}
+	return nil
+}
+
+func names(all map[string]*deployment) string {
+	return strings.Join(slices.Sorted(maps.Keys(all)), ", ")
+}
+
+// catalogue is what a deployment's config and replicas say of models. It is replaced with the fleet.
+type catalogue struct {
+	names    map[string]bool // that requests may use
+	declared []string        // by replicas
+}
+
+func (d *deployment) serves(model string) bool { return d.catalogue.Load().names[model] }
+
+func (d *deployment) declares() bool { return len(d.catalogue.Load().names) > 0 }
+
+// split takes "base:adapter" apart, unless it is the name of a model.
+func (d *deployment) split(model string) (base, adapter string) {
+	if d.serves(model) {
+		return model, ""
+	}
+	base, adapter, _ = strings.Cut(model, ":")
+	return base, adapter
+}
+
+// canonical returns the name under which the replicas know a model: hashes depend on it. A name that no replica
+// declares means the one model that they all serve, if it is one.
+func (d *deployment) canonical(model string) string {
+	declared := d.catalogue.Load().declared
+	if len(declared) == 1 {
+		return declared[0]
+	}
+	return model
+}
+
+// catalogued is called with mu held when the fleet or the config has changed.
+func (d *deployment) catalogued() {
+	c := &catalogue{names: make(map[string]bool)}
+	for _, m := range d.roster.order {
+		for _, model := range m.Models {
+			if !c.names[model] {
+				c.names[model] = true
+				c.declared = append(c.declared, model)
+			}
+		}
+	}
+	for _, model := range d.config.Models {
+		c.names[model] = true
+	}
+	d.catalogue.Store(c)
+}

@@ -1,0 +1,161 @@
+package server
+
+import (
+	"context"
+	"fmt"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc/codes"
+
+	"github.com/warmpath/warmpath/balancer/telemetry"
+)
+
+// Attribute keys of the server's own metrics.
+const (
+	keyState = attribute.Key("warmpath.state")
+	keyCode  = attribute.Key("warmpath.code")
+)
+
+// A figure is what one metric of a deployment shows: one number, with the deployment as its only attribute.
+type figure struct {
+	name, unit, what string
+	value            func(*deployment) int64
+}
+
+var gauges = []figure{
+	{"warmpath.server.watchers", "{client}", "Clients that watch.", (*deployment).watching},
+	{"warmpath.server.reservations", "{pick}", "Picks that count: reservations, and those that nobody reports on.", func(d *deployment) int64 { return int64(d.leases.held()) }},
+	{"warmpath.server.index.superblocks", "{superblock}", "Superblocks of 512 tokens that watching clients are told of, of all replicas.", func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
+	{"warmpath.server.store.entries", "{entry}", "Entries in the store that custom policies share.", func(d *deployment) int64 { return int64(d.store.Stats().Entries) }},
+	{"warmpath.server.store.bytes", "By", "Memory of that store.", func(d *deployment) int64 { return int64(d.store.Stats().Bytes) }},
+}
+
+var counts = []figure{
+	{"warmpath.server.store.evictions", "{entry}", "Entries of that store that went before their time, for want of room.", func(d *deployment) int64 { return d.store.Stats().Evictions }},
+	{"warmpath.server.reservations.expired", "{reservation}", "Reservations that ended with their lease.", func(d *deployment) int64 { return d.leases.expired.Load() }},
+	{"warmpath.server.registrations.expired", "{replica}", "Replicas that registered themselves and were taken out when their lease ended.", func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
+	{"warmpath.server.polls.failed", "{poll}", "Replicas that were asked for their load and did not answer.", (*deployment).pollsFailed},
+	{"warmpath.server.broadcast.bytes", "By", "What watching clients were sent.", func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
+	{"warmpath.server.broadcast.messages", "{message}", "Messages that watching clients were sent.", func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
+}
+
+// observe records the deployment's metrics until it is closed. It is called once, before the deployment is used.
+func (d *deployment) observe(r *telemetry.Recorder) error {
+	d.recorder = r.With(telemetry.KeyDeployment.String(d.name))
+	stop, err := d.watchMeters()
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	d.unobserve = stop
+	return d.hosted.Load().observe(d.recorder)
+}
+
+// watchMeters registers what the deployment counts by itself.
+func (d *deployment) watchMeters() (stop func(), err error) {
+	b := builder{meter: d.recorder.Meter()}
+	var values []metric.Int64Observable
+	for _, f := range gauges {
+		values = append(values, b.gauge(f.name, f.unit, f.what))
+	}
+	for _, f := range counts {
+		values = append(values, b.count(f.name, f.unit, f.what))
+	}
+	failed := b.count("warmpath.server.picks.failed", "{pick}", "Picks that came to nothing, by the gRPC status code.")
+	replicas := b.gauge("warmpath.server.replicas", "{replica}", "Replicas by state.")
+	ongoing := b.gauge("warmpath.server.replica.ongoing", "{request}", "Requests under way on a replica, of all that the server knows of.")
+	queued := b.gauge("warmpath.server.replica.queued_tokens", "{token}", "Uncached prompt tokens of them not yet prefilled.")
+	stale := b.gauge("warmpath.server.replica.stale", "{replica}", "1 where a replica's load rests on something that ought to have been renewed.")
+	if b.err != nil {
+		return nil, b.err
+	}
+	which := telemetry.KeyDeployment.String(d.name)
+	reg, err := d.recorder.Meter().RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		own := metric.WithAttributes(which)
+		for i, f := range append(gauges[:len(gauges):len(gauges)], counts...) {
+			o.ObserveInt64(values[i], f.value(d), own)
+		}
+		for code := range d.tally.failures {
+			if n := d.tally.failures[code].Load(); n > 0 {
+				o.ObserveInt64(failed, n, metric.WithAttributes(which, keyCode.String(codes.Code(code).String())))
+			}
+		}
+		states := map[string]int64{stateReady: 0, stateFull: 0, stateDraining: 0, stateDisconnected: 0}
+		for _, r := range d.replicaStatuses() {
+			states[r.State]++
+			set := metric.WithAttributes(which, telemetry.KeyReplica.String(r.GetId()))
+			o.ObserveInt64(ongoing, int64(r.GetOngoing()), set)
+			o.ObserveInt64(queued, int64(r.GetQueuedTokens()), set)
+			o.ObserveInt64(stale, oneIf(r.GetStale()), set)
+		}
+		for state, n := range states {
+			o.ObserveInt64(replicas, n, metric.WithAttributes(which, keyState.String(state)))
+		}
+		return nil
+	}, append(b.all, failed, replicas, ongoing, queued, stale)...)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = reg.Unregister() }, nil
+}
+
+func oneIf(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// builder makes instruments and keeps the first error.
+type builder struct {
+	meter metric.Meter
+	all   []metric.Observable
+	err   error
+}
+
+func (b *builder) gauge(name, unit, what string) metric.Int64Observable {
+	g, err := b.meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what))
+	return b.made(g, err)
+}
+
+func (b *builder) count(name, unit, what string) metric.Int64Observable {
+	c, err := b.meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(what))
+	return b.made(c, err)
+}
+
+func (b *builder) made(i metric.Int64Observable, err error) metric.Int64Observable {
+	if b.err == nil {
+		b.err = err
+	}
+	b.all = append(b.all, i)
+	return i
+}
+
+// observe records the metrics of a Router and of its replicas' events until it is closed.
+func (h *hosted) observe(r *telemetry.Recorder) error {
+	stop, err := r.Watch(h.config.Policy.Name, h.router)
+	if err != nil {
+		return err
+	}
+	h.unwatch = append(h.unwatch, stop)
+	if h.events == nil {
+		return nil
+	}
+	if stop, err = r.WatchEvents(h.config.Policy.Name, h.events.Status); err == nil {
+		h.unwatch = append(h.unwatch, stop)
+	}
+	return err
+}
+
+func (h *hosted) superblocks() int64 {
+	if h.index == nil {
+		return 0
+	}
+	return int64(h.index.size())
+}
+
+func (d *deployment) watching() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return int64(d.watchers)
+}

@@ -1,0 +1,77 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+	"github.com/warmpath/warmpath/server/loadpoll"
+)
+
+// What an engine says counts until it is stale, then only what is known otherwise; the size of its cache stays.
+func TestPolledLoadExpiresAndCapacityDoesNot(t *testing.T) {
+	const config = `
+load_interval: 10s
+deployments:
+  chat:
+    policy: {prefix_cache_affinity: {}}
+    load_poll: {from: "http://HOST:1/metrics", interval: 1m}
+    replicas: [{id: a, address: "127.0.0.1:1"}, {id: b, address: "127.0.0.1:2"}]
+`
+	f := start(t, config)
+	d := f.deployment("chat")
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "a"})
+	d.polled("a", loadpoll.Load{Ongoing: 7, KVTokens: 5000})
+	d.polled("gone", loadpoll.Load{Ongoing: 7})
+	f.tick("chat")
+	replica := func(i int) *warmpathv1.ReplicaStatus { return f.status(t, "chat").GetReplicas()[i] }
+	require.EqualValues(t, 7, replica(0).GetOngoing(), "its own is one of them")
+	require.EqualValues(t, 5000, replica(0).GetKvTokens())
+	a := d.hosted.Load().router.View().ByID("a")
+	others, _ := a.Foreign()
+	require.Equal(t, 6, others)
+	require.Equal(t, 5000, a.KVTokens())
+	require.Zero(t, replica(1).GetOngoing())
+
+	f.advance(10 * time.Second)
+	f.tick("chat")
+	require.EqualValues(t, 1, replica(0).GetOngoing())
+	require.True(t, replica(0).GetStale())
+	require.False(t, replica(1).GetStale(), "it never told")
+	require.EqualValues(t, 5000, replica(0).GetKvTokens())
+
+	d.polled("a", loadpoll.Load{Ongoing: 2}) // it says nothing of its cache any more
+	f.tick("chat")
+	require.False(t, replica(0).GetStale())
+	require.EqualValues(t, 2, replica(0).GetOngoing())
+	require.EqualValues(t, 5000, replica(0).GetKvTokens())
+
+	require.NoError(t, f.Update(parse(t, `
+load_interval: 10s
+deployments:
+  chat:
+    policy: {prefix_cache_affinity: {}}
+    replicas: [{id: a, address: "127.0.0.1:1"}]
+`)))
+	d.polled("a", loadpoll.Load{Ongoing: 9}) // an answer that was under way
+	f.tick("chat")
+	require.EqualValues(t, 1, replica(0).GetOngoing())
+	require.False(t, replica(0).GetStale(), "nobody expects it to tell")
+	require.EqualValues(t, 5000, replica(0).GetKvTokens())
+}
+
+func TestLoadPollConfig(t *testing.T) {
+	for field, want := range map[string]string{
+		"{from: ftp://HOST/}":                "deployments.chat: load_poll.from: want grpc:vllm",
+		"{}":                                 "load_poll.from",
+		"{from: 'grpc:vllm', interval: 1ms}": "load_poll.interval: 1ms is not between 50ms and 1m0s",
+		"{from: 'grpc:vllm', timeout: 1h}":   "load_poll.timeout",
+		"{from: 'grpc:vllm', every: 1s}":     "every",
+		"{from: 'grpc:other'}":               "none of sglang, vllm",
+	} {
+		_, err := ParseConfig([]byte("deployments: {chat: {register: true, load_poll: " + field + "}}"))
+		require.ErrorContains(t, err, want, field)
+	}
+}

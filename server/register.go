@@ -1,0 +1,159 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"math"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Bounds of what a replica may say of itself.
+const (
+	maxStats = 64
+	maxNames = 1000 // models, or adapters
+)
+
+// A registration is a replica that registered itself, until its lease ends.
+type registration struct {
+	described
+	load  book // as it says itself; negative = it did not
+	heard time.Time
+	until time.Time
+}
+
+// Register implements the service.
+func (s *Server) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse, error) {
+	who := s.callerOf(ctx)
+	d, err := s.named(who, r.GetDeployment())
+	if err != nil {
+		return nil, err
+	}
+	if !who.rules.Load().registers {
+		return nil, status.Errorf(codes.PermissionDenied, "the caller %q may not register replicas: set its register", who.name)
+	}
+	m, err := decodeReplica(r.GetReplica())
+	if err != nil {
+		return nil, err
+	}
+	return d.register(r, m)
+}
+
+// decodeReplica is as strict as a fleet file. Its errors are statuses that name the field.
+func decodeReplica(r *warmpathv1.Replica) (described, error) {
+	if len(r.GetStats()) > maxStats || len(r.GetModels()) > maxNames || len(r.GetAdapters()) > maxNames {
+		return described{}, invalid("replica: more than %d stats, or more than %d models or adapters", maxStats, maxNames)
+	}
+	for name, x := range r.GetStats() {
+		if len(name) > maxName || math.IsNaN(x) || math.IsInf(x, 0) {
+			return described{}, invalid("replica.stats: %.20q is longer than %d bytes, or is not finite", name, maxName)
+		}
+	}
+	for _, name := range append(r.GetModels()[:len(r.GetModels()):len(r.GetModels())], r.GetAdapters()...) {
+		if len(name) > maxName {
+			return described{}, invalid("replica: the name %.20q is longer than %d bytes", name, maxName)
+		}
+	}
+	if math.IsNaN(r.GetWeight()) || math.IsInf(r.GetWeight(), 0) {
+		return described{}, invalid("replica.weight: it is not finite")
+	}
+	file, err := json.Marshal(map[string][]fleet.Replica{"replicas": {{
+		ID: r.GetId(), Address: r.GetAddress(), ServerName: r.GetServerName(), Zone: r.GetZone(), Node: r.GetNode(), Weight: r.GetWeight(),
+		MaxOngoingRequests: int(r.GetMaxOngoingRequests()), Models: r.GetModels(), Adapters: r.GetAdapters(), Ranks: int(r.GetRanks()),
+		Draining: r.GetDraining(), Instance: r.GetInstance(), KVEvents: r.GetKvEvents(), KVEventsReplay: r.GetKvEventsReplay(),
+	}}})
+	if err != nil {
+		return described{}, invalid("replica: %v", err)
+	}
+	all, err := fleet.Parse(file)
+	if err != nil {
+		return described{}, invalid("%v", err)
+	}
+	m := describedIn(all[0])
+	if err := checkEvents(m.Attributes); err != nil {
+		return described{}, invalid("replica.%v", err)
+	}
+	m.Stats, m.KVTokens = r.GetStats(), int(min(r.GetKvTokens(), maxLength))
+	return m, nil
+}
+
+// register takes a heartbeat. What only a deployment's own tick must know of is told then.
+func (d *deployment) register(r *warmpathv1.RegisterRequest, m described) (*warmpathv1.RegisterResponse, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	limits := d.limits.Load()
+	was := d.registered[m.ID]
+	switch {
+	case !d.config.Register:
+		return nil, status.Errorf(codes.PermissionDenied, "deployment %s does not take replicas that register themselves: set register", d.name)
+	case r.GetLeaving():
+		delete(d.registered, m.ID)
+		d.refreshed(was != nil)
+		return new(warmpathv1.RegisterResponse), nil
+	case was == nil && len(d.registered) >= limits.MaxRegistered:
+		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has max_registered (%d) replicas", d.name, limits.MaxRegistered)
+	}
+	lease := time.Duration(limits.RegisterLease)
+	if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
+		lease = min(asked, lease)
+	}
+	now := d.now()
+	next := &registration{described: m, load: book{-1, -1}, heard: now, until: now.Add(lease)}
+	if r.Ongoing != nil {
+		next.load.ongoing = int64(min(r.GetOngoing(), maxOngoing))
+	}
+	if r.QueuedTokens != nil {
+		next.load.tokens = int64(min(r.GetQueuedTokens(), maxTokens))
+	}
+	d.registered[m.ID] = next
+	switch {
+	case was == nil || was.Draining != m.Draining || was.Instance != m.Instance:
+		d.refreshed(true)
+	case !was.equal(&next.described):
+		d.stirred = true
+	}
+	heartbeat := min(lease, time.Duration(limits.StaleAfter)) / 3
+	return &warmpathv1.RegisterResponse{LeaseMs: uint32(lease.Milliseconds()), HeartbeatMs: uint32(heartbeat.Milliseconds())}, nil
+}
+
+// refreshed puts a change of who registered into force. Called with mu held.
+func (d *deployment) refreshed(changed bool) {
+	if changed && d.refleet() {
+		d.wakeWatchers()
+	}
+}
+
+// speaksFor lets a replica of the config say of itself what only it can know.
+func (m *described) speaksFor(own described) {
+	m.Draining = m.Draining || own.Draining
+	m.Stats, m.KVTokens = own.Stats, own.KVTokens
+	m.Instance = cmp.Or(own.Instance, m.Instance)
+	if len(own.Adapters) > 0 {
+		m.Adapters = own.Adapters
+	}
+}
+
+// dropUnheard takes out the replicas whose lease has ended, and puts into force what the others said of themselves since
+// the last interval. Called with mu held.
+func (d *deployment) dropUnheard(now time.Time) {
+	for id, r := range d.registered {
+		if !now.Before(r.until) {
+			delete(d.registered, id)
+			d.tally.registrationsExpired.Add(1)
+			d.log.Warn("warmpath: a replica that registered itself is silent and taken out", "replica", id)
+			d.stirred = true
+		}
+	}
+	if d.stirred {
+		d.stirred = false
+		d.refleet()
+	}
+}
+
+func byID(a, b described) int { return cmp.Compare(a.ID, b.ID) }

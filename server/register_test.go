@@ -1,0 +1,118 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+const registering = `
+load_interval: 10s
+max_registered: 2
+deployments:
+  chat: {register: true, policy: {power_of_two_choices: {}}, replicas: [{id: fixed, address: "f:1"}]}`
+
+func TestRegister(t *testing.T) {
+	f := start(t, registering)
+	ids := func() (all []string) {
+		for _, m := range f.deploymentMembers("chat") {
+			all = append(all, m.ID)
+		}
+		return all
+	}
+	beat := func(r *warmpathv1.RegisterRequest) *warmpathv1.RegisterResponse {
+		t.Helper()
+		a, err := f.pb.Register(soon(t), r)
+		require.NoError(t, err)
+		return a
+	}
+	a := beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "r:1"}})
+	require.EqualValues(t, 10_000, a.GetLeaseMs())
+	require.EqualValues(t, 1_000, a.GetHeartbeatMs())
+	require.Equal(t, []string{"fixed", "r"}, ids())
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x", Load: true})
+	require.Len(t, w.next().GetFleet().GetReplicas(), 2)
+
+	// What it says of itself is told: draining at once, numbers with the next interval.
+	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "r:1", Draining: true}})
+	require.True(t, w.next().GetFleet().GetReplicas()[0].GetDraining())
+	for range 5 {
+		require.Equal(t, "fixed", f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: query}).GetReplica().GetId())
+	}
+	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "r:1", Instance: "second life"}})
+	require.Equal(t, "second life", w.next().GetFleet().GetReplicas()[0].GetInstance())
+	f.clock.advance(time.Second)
+	f.tick("chat")
+	w.next() // the load is all zero
+	beat(&warmpathv1.RegisterRequest{
+		Replica: &warmpathv1.Replica{Id: "r", Address: "r:1", Stats: map[string]float64{"queue": 3}, KvTokens: 1000, Adapters: []string{"l"}},
+		Ongoing: proto.Uint32(4), QueuedTokens: proto.Uint64(900),
+	})
+	require.True(t, w.next().GetFleet().GetReplicas()[0].GetStats() != nil)
+	f.tick("chat")
+	require.Equal(t, map[uint32]book{2: {4, 900}}, columns(w.next().GetLoad().GetLoads()))
+
+	// It counts what it knows itself, or what others do if that is more.
+	w.report(1, true, loadOf([3]int{2, 1, 1000}))
+	f.heard(t, "x", 1)
+	f.tick("chat")
+	require.Equal(t, map[uint32]book{2: {4, 1000}}, columns(w.next().GetLoad().GetLoads()))
+	w.report(2, false, loadOf([3]int{2, 6, 10}))
+	f.heard(t, "x", 2)
+	f.tick("chat")
+	require.Equal(t, map[uint32]book{2: {6, 900}}, columns(w.next().GetLoad().GetLoads()))
+	f.clock.advance(3 * time.Second)
+	f.tick("chat")
+	l := w.next().GetLoad()
+	require.Equal(t, map[uint32]book{2: {6, 10}}, columns(l.GetLoads()), "it has been silent for stale_after")
+	require.Equal(t, []uint32{2}, l.GetStale())
+
+	// It leaves by itself, or when its lease ends.
+	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "s:1"}, LeaseMs: 500})
+	require.Equal(t, []string{"fixed", "r", "s:1"}, ids())
+	_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "t:1"}})
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	f.clock.advance(500 * time.Millisecond)
+	f.tick("chat")
+	require.Equal(t, []string{"fixed", "r"}, ids())
+	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "r:1"}, Leaving: true})
+	require.Equal(t, []string{"fixed"}, ids())
+
+	// A replica of the config speaks for itself, and does not go when it is silent.
+	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "fixed", Address: "elsewhere:1", Draining: true}})
+	require.True(t, f.deploymentMembers("chat")[0].Draining)
+	require.Equal(t, "f:1", f.deploymentMembers("chat")[0].Address)
+	f.clock.advance(time.Minute)
+	f.tick("chat")
+	require.Equal(t, []string{"fixed"}, ids())
+	require.False(t, f.deploymentMembers("chat")[0].Draining)
+}
+
+func TestRefusedRegistrations(t *testing.T) {
+	f := start(t, registering)
+	nan := proto.CloneOf(&warmpathv1.Replica{Address: "a:1", Stats: map[string]float64{"x": 0}})
+	nan.Stats["x"] /= nan.Stats["x"]
+	for want, r := range map[string]*warmpathv1.Replica{
+		"replicas[0].address: missing":     {},
+		"replicas[0].address: \"a\"":       {Address: "a"},
+		"replicas[0].id":                   {Id: "a b", Address: "a:1"},
+		"replicas[0].ranks":                {Address: "a:1", Ranks: 1 << 31},
+		"replica.weight":                   {Address: "a:1", Weight: nan.Stats["x"]},
+		"replica.stats":                    nan,
+		"replica: more than 64 stats":      {Address: "a:1", Models: make([]string, maxNames+1)},
+		"replica.kv_events: \"udp://x:1\"": {Address: "a:1", KvEvents: "udp://x:1"},
+	} {
+		_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: r})
+		require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
+		require.ErrorContains(t, err, want)
+	}
+	other := start(t, quiet)
+	_, err := other.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "a:1"}})
+	require.Equal(t, codes.PermissionDenied, status.Code(err))
+}

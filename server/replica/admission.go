@@ -1,0 +1,100 @@
+package replica
+
+import (
+	"context"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// unary is the interceptor of unary calls.
+func (r *Replica) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if !r.counts(info.FullMethod) {
+		return handler(ctx, req)
+	}
+	if n, ok := r.enter(); !ok {
+		_ = grpc.SetTrailer(ctx, r.rejection(n)) // fails only where no call is left to tell
+		return nil, r.refusal(n)
+	}
+	defer func() {
+		r.leave()
+		if t := r.report(); t != nil {
+			_ = grpc.SetTrailer(ctx, t) // as above
+		}
+	}()
+	return handler(ctx, req)
+}
+
+// stream is the interceptor of all other calls.
+func (r *Replica) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if !r.counts(info.FullMethod) {
+		return handler(srv, s)
+	}
+	if n, ok := r.enter(); !ok {
+		s.SetTrailer(r.rejection(n))
+		return r.refusal(n)
+	}
+	defer func() {
+		r.leave()
+		if t := r.report(); t != nil {
+			s.SetTrailer(t)
+		}
+	}()
+	return handler(srv, s)
+}
+
+// own are the services of gRPC itself. Health must be answered by a full replica, and watches last for ever.
+var own = []string{"/grpc.health.", "/grpc.reflection.", "/grpc.channelz.", "/xds.service.orca."}
+
+// counts reports whether a method is a call for the model.
+func (r *Replica) counts(method string) bool {
+	for _, prefix := range own {
+		if strings.HasPrefix(method, prefix) {
+			return false
+		}
+	}
+	return r.cfg.Counts == nil || r.cfg.Counts(method)
+}
+
+// enter counts a call in, unless as many as may be are under way: those are n. The comparison and the count are one step,
+// so that calls that are being refused never take the room of one that could be served.
+func (r *Replica) enter() (n int64, ok bool) {
+	for {
+		n = r.ongoing.Load()
+		if r.bound > 0 && n >= r.bound {
+			return n, false
+		}
+		if r.ongoing.CompareAndSwap(n, n+1) {
+			return n + 1, true
+		}
+	}
+}
+
+// leave counts a call out.
+func (r *Replica) leave() {
+	if r.ongoing.Add(-1) == 0 && r.draining.Load() {
+		select {
+		case r.idle <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// rejection is the trailer of a refused call.
+func (r *Replica) rejection(n int64) metadata.MD {
+	b, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(n), MaxOngoing: uint32(r.bound)})
+	if err != nil {
+		return nil // without the trailer the refusal is a plain one
+	}
+	return metadata.MD{warmpathv1.TrailerRejection: {string(b)}}
+}
+
+func (r *Replica) refusal(n int64) error {
+	return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d (max_ongoing_requests)", n, r.bound)
+}

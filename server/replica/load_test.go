@@ -1,0 +1,101 @@
+package replica
+
+import (
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// decode reads an OrcaLoadReport: its named metrics, and application_utilization under its own name.
+func decode(t *testing.T, b []byte) map[string]float64 {
+	t.Helper()
+	got := make(map[string]float64)
+	double := func(b []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(b)) }
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		require.Positive(t, n)
+		size := protowire.ConsumeFieldValue(num, typ, b[n:])
+		require.Positive(t, size)
+		value := b[n : n+size]
+		b = b[n+size:]
+		if num == applicationUtilization {
+			got["application_utilization"] = double(value)
+			continue
+		}
+		require.EqualValues(t, namedMetrics, num)
+		entry, _ := protowire.ConsumeBytes(value)
+		_, _, n = protowire.ConsumeTag(entry)
+		name, size := protowire.ConsumeString(entry[n:])
+		require.Positive(t, size)
+		require.Len(t, entry, n+size+1+8)
+		got[name] = double(entry[n+size+1:])
+	}
+	return got
+}
+
+// What a call carries at its end, when two others are under way.
+func TestLoadInTrailers(t *testing.T) {
+	engine := func(l Load) func() Load { return func() Load { return l } }
+	for name, c := range map[string]struct {
+		config Config
+		want   map[string]float64
+	}{
+		"what the interceptors count": {Config{}, map[string]float64{warmpathv1.MetricRunning: 2}},
+		"a bound":                     {bounded(4), map[string]float64{warmpathv1.MetricRunning: 2, "application_utilization": 0.5}},
+		"the engine's word": {
+			Config{Load: engine(Load{Ongoing: 7, Waiting: 3, UncachedTokens: 1234}), KVTokens: 281600, Replica: fleet.Replica{MaxOngoingRequests: 14}},
+			map[string]float64{
+				warmpathv1.MetricRunning: 4, warmpathv1.MetricWaiting: 3, warmpathv1.MetricUncachedTokens: 1234,
+				warmpathv1.MetricTokenCapacity: 281600, "application_utilization": 0.5,
+			},
+		},
+		"the engine knows less": {
+			Config{Load: engine(Load{Waiting: 1, UncachedTokens: -1})},
+			map[string]float64{warmpathv1.MetricRunning: 1, warmpathv1.MetricWaiting: 1},
+		},
+		"the engine contradicts itself": {
+			Config{Load: engine(Load{Waiting: 9})},
+			map[string]float64{warmpathv1.MetricRunning: 0, warmpathv1.MetricWaiting: 9, warmpathv1.MetricUncachedTokens: 0},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, err := New(c.config)
+			require.NoError(t, err)
+			m := newModel()
+			conn, _, _ := serve(t, r, m)
+			close(m.release)
+			for kind, call := range calls {
+				for range 2 {
+					_, ok := r.enter()
+					require.True(t, ok)
+				}
+				trailer, err := call(within(t), conn)
+				require.NoError(t, err)
+				raw := trailer.Get(warmpathv1.TrailerLoad)
+				require.Len(t, raw, 1, kind)
+				require.Equal(t, c.want, decode(t, []byte(raw[0])), kind)
+				r.leave()
+				r.leave()
+			}
+		})
+	}
+}
+
+func TestLoadMayBeOmitted(t *testing.T) {
+	r, err := New(Config{OmitLoad: true})
+	require.NoError(t, err)
+	m := newModel()
+	conn, _, _ := serve(t, r, m)
+	close(m.release)
+	for _, call := range calls {
+		trailer, err := call(within(t), conn)
+		require.NoError(t, err)
+		require.Empty(t, trailer.Get(warmpathv1.TrailerLoad))
+	}
+}

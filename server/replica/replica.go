@@ -1,0 +1,113 @@
+package replica
+
+import (
+	"cmp"
+	crand "crypto/rand"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+)
+
+// A Replica is this process as clients and look-aside servers know it. Its methods may be called from any goroutine.
+type Replica struct {
+	cfg    Config
+	bound  int64 // 0 = none
+	after  func(time.Duration) <-chan time.Time
+	jitter func(time.Duration) time.Duration
+	health *health.Server
+
+	ongoing  atomic.Int64
+	draining atomic.Bool
+	idle     chan struct{} // holds one: nothing is under way while draining
+	served   atomic.Bool
+
+	// mu guards what follows. Nothing is locked under it.
+	mu    sync.Mutex
+	told  fleet.Replica // what others are told; its slices are never written
+	links []*link
+}
+
+// New returns a replica that is not known to anybody yet. An error names the field of the config that is wrong.
+func New(c Config) (*Replica, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	c.Replica.Instance = cmp.Or(c.Replica.Instance, crand.Text())
+	return &Replica{
+		cfg:    c,
+		bound:  int64(c.Replica.MaxOngoingRequests),
+		after:  time.After,
+		jitter: func(d time.Duration) time.Duration { return d - rand.N(d/8+1) },
+		health: health.NewServer(),
+		idle:   make(chan struct{}, 1),
+		told:   c.Replica,
+	}, nil
+}
+
+// ServerOptions returns the interceptors, for [grpc.NewServer]. Put them first, so that what is too much is refused
+// before anything else is done for it.
+func (r *Replica) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(r.unary), grpc.ChainStreamInterceptor(r.stream)}
+}
+
+// Health returns the health service that tells when the replica drains. [Replica.Serve] registers it unless the server
+// has one already.
+func (r *Replica) Health() *health.Server { return r.health }
+
+// Ongoing returns how many calls are in the handlers.
+func (r *Replica) Ongoing() int { return int(r.ongoing.Load()) }
+
+// SetAdapters says which LoRA adapters are loaded. The look-aside servers hear of it at once. Empty names are dropped.
+func (r *Replica) SetAdapters(names []string) {
+	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == "" })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Equal(names, r.told.Adapters) {
+		return
+	}
+	r.told.Adapters = names
+	r.announce()
+}
+
+// drain says that the replica takes no new sessions.
+func (r *Replica) drain() {
+	r.draining.Store(true)
+	r.health.Shutdown()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told.Draining = true
+	r.announce()
+}
+
+// announce makes every link speak at once. Called with mu held.
+func (r *Replica) announce() {
+	for _, l := range r.links {
+		l.wake()
+	}
+}
+
+// reachedAt settles where others reach the replica, once there is a listener.
+func (r *Replica) reachedAt(l net.Addr) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.told.Address != "" || len(r.cfg.Servers) == 0 {
+		return nil
+	}
+	a, err := netip.ParseAddrPort(l.String())
+	if err != nil || a.Addr().IsUnspecified() {
+		return fmt.Errorf("replica: Replica: address: missing, and the listener's, %s, is none that others can use", l)
+	}
+	r.told, err = settle(r.told, l.String())
+	return err
+}

@@ -1,0 +1,105 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// ErrServed is the error of a second Serve.
+var ErrServed = errors.New("replica: Serve was called before")
+
+// ErrDrainTimeout is wrapped by the error of a Serve that had to cut calls off.
+var ErrDrainTimeout = errors.New("replica: calls were cut off after DrainTimeout")
+
+// lastWords is how long nothing must have been under way before the connections are cut: the ends of the last calls are
+// on their way out, and whoever still watches (health, events) would hold them open for ever.
+const lastWords = time.Second
+
+// Serve serves s, made with [Replica.ServerOptions], on l, and keeps the replica registered until ctx ends. Then it
+// drains, for DrainNotice and DrainTimeout at most, and stops s. It returns nil when every call could end,
+// [ErrDrainTimeout] when not, and the error of s where that could not serve. It is called once; s and l are stopped and
+// closed when it returns.
+func (r *Replica) Serve(ctx context.Context, s *grpc.Server, l net.Listener) error {
+	defer l.Close()
+	defer s.Stop()
+	if !r.served.CompareAndSwap(false, true) {
+		return ErrServed
+	}
+	if err := r.reachedAt(l.Addr()); err != nil {
+		return err
+	}
+	r.offerHealth(s)
+	leave, err := r.register()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	r.drain()
+	select {
+	case <-r.after(r.cfg.DrainNotice):
+	case err := <-ended: // somebody else stopped s
+		return err
+	}
+	err = r.finish(s)
+	<-ended
+	return err
+}
+
+// offerHealth makes every service of s healthy, and health one of them.
+func (r *Replica) offerHealth(s *grpc.Server) {
+	services := s.GetServiceInfo()
+	for name := range services {
+		r.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+	}
+	if _, there := services[healthpb.Health_ServiceDesc.ServiceName]; !there {
+		healthpb.RegisterHealthServer(s, r.health)
+	}
+}
+
+// finish takes no new calls and waits for those under way.
+func (r *Replica) finish(s *grpc.Server) error {
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		s.GracefulStop()
+	}()
+	deadline := r.after(r.cfg.DrainTimeout)
+	var quiet <-chan time.Time
+	for {
+		if r.Ongoing() > 0 {
+			quiet = nil
+		} else if quiet == nil {
+			quiet = r.after(lastWords)
+		}
+		select {
+		case <-stopped:
+			return nil
+		case <-r.idle:
+		case <-quiet:
+			if r.Ongoing() == 0 {
+				s.Stop()
+				return nil
+			}
+		case <-deadline:
+			n := r.Ongoing()
+			s.Stop() // GracefulStop may still wait for handlers that do not heed their context
+			if n == 0 {
+				return nil
+			}
+			return fmt.Errorf("%w: %d of them, after %v", ErrDrainTimeout, n, r.cfg.DrainTimeout)
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package server
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// described is a replica as a source of members describes it.
+type described struct {
+	routing.Attributes
+	ServerName string // for TLS and :authority, if it is not the address
+	KVTokens   int
+}
+
+func describedIn(r fleet.Replica) described {
+	return described{Attributes: r.Attributes(), ServerName: r.ServerName}
+}
+
+func (d *described) equal(o *described) bool {
+	return d.ServerName == o.ServerName && d.KVTokens == o.KVTokens && d.Attributes.Equal(o.Attributes)
+}
+
+// A member is a replica of the fleet under its number.
+type member struct {
+	described
+	number  uint32
+	version uint64              // of the roster, when it joined or changed
+	told    *warmpathv1.Replica // never written again
+}
+
+// roster is the membership, with versions, so that who knows one can be told what has changed since. It is used with
+// the deployment's mutex held.
+type roster struct {
+	version uint64
+	last    uint32    // number given last
+	order   []*member // by number
+	byID    map[string]*member
+
+	left   []departure // the latest, oldest first
+	forgot uint64      // departures up to this version are no longer known
+}
+
+type departure struct {
+	number  uint32
+	version uint64
+}
+
+// maxDepartures is how many departures are remembered; who missed more is told everything.
+const maxDepartures = 1024
+
+// set replaces the membership and reports whether that is a change. Of two with one id the first counts.
+func (r *roster) set(all []described) bool {
+	next := make(map[string]*member, len(all))
+	version, changed := r.version+1, false
+	for i := range all {
+		d := &all[i]
+		if next[d.ID] != nil {
+			continue
+		}
+		was := r.byID[d.ID]
+		if was != nil && was.equal(d) {
+			next[d.ID] = was
+			continue
+		}
+		changed = true
+		m := &member{described: *d, version: version}
+		if was != nil {
+			m.number = was.number
+		} else {
+			r.last++
+			m.number = r.last
+		}
+		m.told = m.message()
+		next[d.ID] = m
+	}
+	for _, m := range r.order {
+		if next[m.ID] == nil {
+			changed = true
+			r.left = append(r.left, departure{m.number, version})
+		}
+	}
+	if n := len(r.left) - maxDepartures; n > 0 {
+		r.forgot = r.left[n-1].version
+		r.left = slices.Delete(r.left, 0, n)
+	}
+	if changed {
+		r.version, r.byID = version, next
+		r.order = slices.SortedFunc(maps.Values(next), func(a, b *member) int { return cmp.Compare(a.number, b.number) })
+	}
+	return changed
+}
+
+// since returns what has changed for who knows a version; nil if nothing has.
+func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
+	if version == r.version && version != 0 {
+		return nil
+	}
+	u := &warmpathv1.FleetUpdate{Version: r.version}
+	u.Snapshot = version == 0 || version > r.version || version < r.forgot
+	if u.Snapshot {
+		version = 0
+	}
+	for _, m := range r.order {
+		if m.version > version {
+			u.Replicas = append(u.Replicas, m.told)
+		}
+	}
+	for _, d := range r.left {
+		if !u.Snapshot && d.version > version {
+			u.Removed = append(u.Removed, d.number)
+		}
+	}
+	return u
+}
+
+// members returns the fleet as the Router takes it.
+func (r *roster) members() []routing.Member {
+	all := make([]routing.Member, len(r.order))
+	for i, m := range r.order {
+		all[i] = routing.Member{Attributes: m.Attributes, Host: m}
+	}
+	return all
+}
+
+func (m *member) message() *warmpathv1.Replica {
+	return &warmpathv1.Replica{
+		Number: m.number, Id: m.ID, Address: m.Address, ServerName: m.ServerName, Zone: m.Zone, Node: m.Node, Weight: m.Weight,
+		MaxOngoingRequests: uint32(max(m.MaxOngoing, 0)), Models: m.Models, Adapters: m.Adapters, Ranks: uint32(max(m.Ranks, 0)),
+		Draining: m.Draining, Instance: m.Instance, Stats: m.Stats, KvTokens: uint64(max(m.KVTokens, 0)),
+	}
+}

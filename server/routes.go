@@ -1,0 +1,176 @@
+package server
+
+import (
+	"container/list"
+	"sync"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Bounds of what one rank of a replica is believed to cache because it was sent there, in superblocks.
+const (
+	unknownCache = 2048 // 1 Mi tokens, where nobody said how large its cache is
+	maxCache     = 1 << 16
+)
+
+// routes is what was sent to replicas that publish no KV events: for each rank as much as its cache holds, what was used least
+// recently going first. It is told like what events tell, marked as predicted.
+type routes struct {
+	tell func([]routing.CacheChange) // called with mu held, so that the changes of a replica come in their order
+
+	// mu guards what follows. The index's lock and the policy's are taken under it, and it under the deployment's.
+	mu       sync.Mutex
+	capacity map[string]int    // superblocks of a rank, by id of those that publish none
+	instance map[string]string // of the same, where it is known
+	lanes    map[laneKey]*routedLane
+}
+
+// A routedLane is what one rank was sent.
+type routedLane struct {
+	held   map[uint64]*list.Element
+	recent list.List // of hashes, the one used last in front, each behind those that it continues
+}
+
+// A cacheOf is a replica's cache: how many tokens it holds, 0 = not known, and in which life of the replica.
+type cacheOf struct {
+	tokens   int
+	instance string
+}
+
+// setFleet says which replicas publish no events. What was sent to others, or to an earlier life of one, is forgotten.
+func (x *routes) setFleet(caches map[string]cacheOf) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	before := x.instance
+	x.capacity, x.instance = make(map[string]int, len(caches)), make(map[string]string, len(caches))
+	for id, c := range caches {
+		x.instance[id] = c.instance
+		x.capacity[id] = unknownCache
+		if c.tokens > 0 {
+			x.capacity[id] = min(max(c.tokens/routing.SuperblockTokens, 1), maxCache)
+		}
+	}
+	var cleared []routing.CacheChange
+	for k := range x.lanes {
+		_, there := x.capacity[k.replica]
+		if was, is := before[k.replica], x.instance[k.replica]; !there || was != "" && is != "" && was != is {
+			delete(x.lanes, k)
+			c := changeOf(k)
+			c.Cleared = true
+			cleared = append(cleared, c)
+		}
+	}
+	if cleared != nil {
+		x.tell(cleared)
+	}
+}
+
+// wanted reports whether there is anybody of whom routes say more than events.
+func (x *routes) wanted() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.capacity) > 0
+}
+
+// take enters routes, the oldest first. Those to replicas that tell by events, or are not there, are passed over.
+func (x *routes) take(all []routing.Route) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var changes []routing.CacheChange
+	for _, r := range all {
+		most, ok := x.capacity[r.Replica]
+		if !ok || r.Rank < 0 || r.Rank >= maxRanks || len(r.Superblocks) == 0 {
+			continue
+		}
+		k := laneKey{replica: r.Replica, rank: r.Rank}
+		c := changeOf(k)
+		c.Stored, c.Removed = x.lane(k).take(r.Superblocks[:min(len(r.Superblocks), most)], most)
+		if len(c.Stored)+len(c.Removed) > 0 {
+			changes = append(changes, c)
+		}
+	}
+	if changes != nil {
+		x.tell(changes)
+	}
+}
+
+// maxRanks bounds the data-parallel ranks of a replica.
+const maxRanks = 1024
+
+func changeOf(k laneKey) routing.CacheChange {
+	return routing.CacheChange{Replica: k.replica, Rank: k.rank, Tier: k.tier, BlockTokens: routing.SuperblockTokens, Predicted: true}
+}
+
+// lane returns what a rank was sent. Called with mu held.
+func (x *routes) lane(k laneKey) *routedLane {
+	l := x.lanes[k]
+	if l == nil {
+		if x.lanes == nil {
+			x.lanes = make(map[laneKey]*routedLane)
+		}
+		l = &routedLane{held: make(map[uint64]*list.Element)}
+		x.lanes[k] = l
+	}
+	return l
+}
+
+// take notes that a prompt was sent. It returns what is new of it, and what had to go for that.
+func (l *routedLane) take(hashes []uint64, most int) (stored, removed []uint64) {
+	known := 0
+	for known < len(hashes) && l.held[hashes[known]] != nil {
+		known++
+	}
+	for i := len(hashes) - 1; i >= 0; i-- { // the beginning is the last to go
+		if at := l.held[hashes[i]]; at != nil {
+			l.recent.MoveToFront(at)
+		} else {
+			l.held[hashes[i]] = l.recent.PushFront(hashes[i])
+		}
+	}
+	for len(l.held) > most {
+		last := l.recent.Remove(l.recent.Back()).(uint64)
+		delete(l.held, last)
+		removed = append(removed, last)
+	}
+	return hashes[known:], removed
+}
+
+// decodeRoutes reads a client's report. numbered gives a replica's id, empty if there is none. What is beyond the bounds is
+// refused.
+func decodeRoutes(r *warmpathv1.RouteReport, numbered func(uint32) string) ([]routing.Route, error) {
+	if len(r.GetRoutes()) > routing.MaxRoutes {
+		return nil, invalid("routes: more than %d", routing.MaxRoutes)
+	}
+	all, hashes := make([]routing.Route, 0, len(r.GetRoutes())), 0
+	for _, x := range r.GetRoutes() {
+		if hashes += len(x.GetSuperblocks()); hashes > routing.MaxRouteHashes {
+			return nil, invalid("routes: more than %d hashes", routing.MaxRouteHashes)
+		}
+		if id := numbered(x.GetReplica()); id != "" && x.GetRank() < maxRanks {
+			all = append(all, routing.Route{Replica: id, Rank: int(x.GetRank()), Superblocks: x.GetSuperblocks()})
+		}
+	}
+	return all, nil
+}
+
+// routed takes what a client says of where it sent prompts. Who is not trusted could say anything, and is not heard.
+func (d *deployment) routed(w *watcher, r *warmpathv1.RouteReport) error {
+	if r == nil || !w.caller.trusted() {
+		return nil
+	}
+	d.mu.Lock()
+	ids := make(map[uint32]string, len(d.roster.order))
+	for _, m := range d.roster.order {
+		ids[m.number] = m.ID
+	}
+	d.mu.Unlock()
+	all, err := decodeRoutes(r, func(number uint32) string { return ids[number] })
+	if err != nil {
+		return err
+	}
+	if h := d.hosted.Load(); h.routes != nil {
+		h.routes.take(all)
+	}
+	return nil
+}

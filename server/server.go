@@ -1,0 +1,301 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc"
+	channelz "google.golang.org/grpc/channelz/service"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/warmpath/warmpath/balancer/telemetry"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Options configure a [Server]. None is needed.
+type Options struct {
+	// Logger hears of changes and of what goes wrong; nil = slog.Default().
+	Logger *slog.Logger
+	// Now is the clock of leases and reports; nil = the real one.
+	Now func() time.Time
+	// Meter is what metrics are recorded through; nil = OpenTelemetry's global provider, also one that is set later.
+	Meter metric.MeterProvider
+}
+
+// A Server is a look-aside server. Safe for use by many goroutines.
+type Server struct {
+	warmpathv1.UnimplementedRoutingServiceServer
+
+	log         *slog.Logger
+	now         func() time.Time
+	incarnation string
+	first       Config // as the server was made; what is read once counts
+	gate        *gate
+	guard       *guard
+	certs       *certificates // nil = plaintext
+	began       time.Time
+	recorder    *telemetry.Recorder
+	health      *health.Server
+	grpc        *grpc.Server
+	http        *http.Server  // nil without an address for it
+	maxHTTP     int           // its connections
+	draining    chan struct{} // closed when streams are to end
+	drain       func()
+
+	// deployments is replaced under mu and read without it.
+	deployments atomic.Pointer[map[string]*deployment]
+
+	// mu guards what follows. Deployments' locks are taken under it.
+	mu      sync.Mutex
+	running map[string]*running
+	closed  bool
+}
+
+// running is what runs for a deployment.
+type running struct {
+	*deployment
+	interval time.Duration
+	target   string
+	every    time.Duration
+	cancel   context.CancelFunc
+	done     sync.WaitGroup
+	checks   checks
+}
+
+// New returns a server that keeps what the config says up to date, until Shutdown. It listens nowhere yet.
+func New(c *Config, o Options) (*Server, error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	recorder, err := telemetry.New(o.Meter)
+	if err != nil {
+		return nil, err
+	}
+	var life [8]byte
+	_, _ = rand.Read(life[:])
+	s := &Server{
+		log: o.Logger, now: o.Now, incarnation: hex.EncodeToString(life[:]), health: health.NewServer(),
+		first: *c, gate: newGate(o.Logger), draining: make(chan struct{}), running: make(map[string]*running),
+		began: o.Now(), recorder: recorder,
+	}
+	s.guard = newGuard(s.gate, s.log)
+	s.drain = sync.OnceFunc(func() { close(s.draining) })
+	s.deployments.Store(&map[string]*deployment{})
+	if c.TLS != nil {
+		var err error
+		if s.certs, err = openCertificates(c.TLS, o.Logger); err != nil {
+			return nil, fmt.Errorf("tls.%w", err)
+		}
+	}
+	s.grpc = grpc.NewServer(s.options(c)...)
+	warmpathv1.RegisterRoutingServiceServer(s.grpc, s)
+	warmpathv1.RegisterStatusServiceServer(s.grpc, statusService{Server: s})
+	warmpathv1.RegisterStoreServiceServer(s.grpc, storeService{Server: s})
+	healthpb.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	channelz.RegisterChannelzServiceToServer(s.grpc)
+	s.health.SetServingStatus(warmpathv1.RoutingService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
+	if err := errors.Join(s.openHTTP(c), s.Update(c)); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Server) options(c *Config) []grpc.ServerOption {
+	o := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(c.MaxMessageBytes),
+		grpc.MaxConcurrentStreams(uint32(c.MaxStreams)),
+		grpc.MaxHeaderListSize(16 << 10),
+		grpc.ConnectionTimeout(10 * time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+	}
+	if s.certs != nil {
+		o = append(o, grpc.Creds(credentials.NewTLS(s.certs.config())))
+	}
+	return append(o, s.guard.options(c.LogCalls)...)
+}
+
+// Update puts another config into force, all of it or, on an error, none of it. Deployments keep their state; what the
+// config says of listening stays as it was.
+func (s *Server) Update(c *Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return grpc.ErrServerStopped
+	}
+	for name, dc := range c.Deployments {
+		if err := dc.checkFiles(); err != nil {
+			return fmt.Errorf("deployments.%s: %w", name, err)
+		}
+	}
+	fresh := make(map[string]*deployment)
+	for name, dc := range c.Deployments {
+		if s.running[name] != nil {
+			continue
+		}
+		d, err := newDeployment(name, dc, c, s.log, s.now)
+		if err == nil {
+			if err = d.observe(s.recorder); err != nil {
+				d.close()
+			}
+		}
+		if err != nil {
+			for _, d := range fresh {
+				d.close()
+			}
+			return fmt.Errorf("deployments.%s: %w", name, err)
+		}
+		fresh[name] = d
+	}
+	if err := s.gate.set(c); err != nil {
+		for _, d := range fresh {
+			d.close()
+		}
+		return err
+	}
+	s.saidOnce(c)
+	for name, r := range s.running {
+		dc, stays := c.Deployments[name]
+		if !stays {
+			s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVICE_UNKNOWN)
+			r.stop()
+			r.close()
+			delete(s.running, name)
+			continue
+		}
+		// A config that was checked is taken: what could still fail is a policy that fails now and did not before.
+		if err := r.configure(dc, c); err != nil {
+			s.log.Error("warmpath: a deployment's config was not taken", "deployment", name, "error", err)
+		}
+		r.adjust(c, dc)
+	}
+	for name, d := range fresh {
+		r := &running{deployment: d}
+		s.running[name] = r
+		r.adjust(c, c.Deployments[name])
+		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+	}
+	next := make(map[string]*deployment, len(s.running))
+	for name, r := range s.running {
+		next[name] = r.deployment
+	}
+	s.deployments.Store(&next)
+	return nil
+}
+
+// adjust starts what has to run for this config, anew if that has changed.
+func (r *running) adjust(c *Config, d Deployment) {
+	r.checks.adjust(d.HealthCheck, r.deployment)
+	interval, every := time.Duration(c.LoadInterval), time.Duration(d.ResolveInterval)
+	if r.cancel != nil && r.interval == interval && r.target == d.Target && r.every == every {
+		return
+	}
+	r.halt()
+	r.interval, r.target, r.every = interval, d.Target, every
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel = cancel
+	r.done.Go(func() { r.beat(ctx, interval) })
+	if d.Target != "" {
+		f := follower{target: d.Target, every: every, log: r.log, on: func(all []described) { r.resolve(d.Target, all) }}
+		r.done.Go(func() { f.run(ctx) })
+	}
+}
+
+func (r *running) beat(ctx context.Context, every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			_ = shielded(r.log, "the end of an interval", func() error { r.tick(r.now()); return nil })
+		}
+	}
+}
+
+// stop ends all that runs.
+func (r *running) stop() {
+	r.checks.stop()
+	r.halt()
+}
+
+// halt ends what adjust starts, but for the checks.
+func (r *running) halt() {
+	if r.cancel != nil {
+		r.cancel()
+		r.done.Wait()
+	}
+}
+
+// Serve serves until Shutdown or Close, on as many listeners as it is called with. It returns nil after them.
+func (s *Server) Serve(lis net.Listener) error {
+	err := s.grpc.Serve(newBoundedListener(lis, s.first.MaxConnections, s.log))
+	if errors.Is(err, grpc.ErrServerStopped) { // it was shut down before it began
+		return nil
+	}
+	return err
+}
+
+// Shutdown tells watchers to go, lets the calls under way end, and then closes. When the context ends first, it closes
+// at once and returns its error.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.health.Shutdown()
+	s.drain()
+	done := make(chan struct{})
+	go func() {
+		s.shutdownHTTP(ctx)
+		s.grpc.GracefulStop()
+		close(done)
+	}()
+	var err error
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	s.Close()
+	<-done
+	return err
+}
+
+// Close ends everything at once.
+func (s *Server) Close() {
+	s.drain()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	for _, r := range s.running {
+		r.stop()
+		r.close()
+	}
+	s.grpc.Stop()
+	s.gate.close()
+	if s.certs != nil {
+		s.certs.close()
+	}
+	s.closeHTTP()
+}

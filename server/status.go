@@ -1,0 +1,152 @@
+package server
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/warmpath/warmpath/balancer/kvevents"
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// States of a replica, in [warmpathv1.ReplicaStatus] and in metrics.
+const (
+	stateReady        = "ready"
+	stateFull         = "full"
+	stateDraining     = "draining"
+	stateDisconnected = "disconnected"
+)
+
+// statusService says how the deployments are doing.
+type statusService struct {
+	warmpathv1.UnimplementedStatusServiceServer
+	*Server
+}
+
+// GetStatus implements the service. It tells of what the caller may use.
+func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error) {
+	a := &warmpathv1.GetStatusResponse{Incarnation: s.incarnation, UptimeMs: uint64(max(s.now().Sub(s.began), 0).Milliseconds())}
+	who := s.callerOf(ctx)
+	if r.GetDeployment() != "" {
+		d, err := s.named(who, r.GetDeployment())
+		if err != nil {
+			return nil, err
+		}
+		a.Deployments = append(a.Deployments, d.describe())
+	} else {
+		all := s.open(who)
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			a.Deployments = append(a.Deployments, all[name].describe())
+		}
+	}
+	if !who.trusted() {
+		withholdStatus(a)
+	}
+	return a, nil
+}
+
+// describe is the state of a deployment. O(replicas), and as long as their event streams' locks take.
+func (d *deployment) describe() *warmpathv1.DeploymentStatus {
+	h := d.hosted.Load()
+	a := &warmpathv1.DeploymentStatus{
+		Name: d.name, Policy: h.policy(),
+		Decisions: d.tally.decisionCounts(), Failures: d.tally.failureCounts(),
+		Reservations: uint32(d.leases.held()), ReservationsExpired: uint64(d.leases.expired.Load()),
+		RegistrationsExpired: uint64(d.tally.registrationsExpired.Load()),
+		Queued:               uint32(h.router.Queued()),
+		Index:                h.indexStatus(),
+		BroadcastBytes:       uint64(d.tally.sentBytes.Load()), BroadcastMessages: uint64(d.tally.sentMessages.Load()),
+	}
+	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses()
+	events, problems := h.eventStatus(), d.pollProblems()
+	for _, r := range a.Replicas {
+		r.Events, r.PollProblem = events[r.GetId()], problems[r.GetId()]
+	}
+	return a
+}
+
+// replicaStatuses is the state of all replicas, in the fleet's order, without their events.
+func (d *deployment) replicaStatuses() []*warmpathv1.ReplicaStatus {
+	view := d.hosted.Load().router.View()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
+	for i, m := range d.roster.order {
+		all[i] = d.replicaStatus(m, view.ByID(m.ID))
+	}
+	return all
+}
+
+// replicaStatus is the state of a member; rep is its replica in the Router, nil while that has not heard of it. Called with
+// mu held.
+func (d *deployment) replicaStatus(m *member, rep *routing.Replica) *warmpathv1.ReplicaStatus {
+	load := d.loads.lines[m.number]
+	_, stale := slices.BinarySearch(d.loads.stale, m.number)
+	r := &warmpathv1.ReplicaStatus{
+		Id: m.ID, Address: m.Address, State: stateOf(rep), Stale: stale,
+		Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)), KvTokens: uint64(max(m.KVTokens, 0)),
+	}
+	if rep != nil {
+		r.MaxOngoingRequests = uint32(rep.Capacity())
+	}
+	return r
+}
+
+// stateOf is the state of a replica; nil is one that the Router does not know.
+func stateOf(r *routing.Replica) string {
+	switch {
+	case r == nil || !r.Connected():
+		return stateDisconnected
+	case r.Draining:
+		return stateDraining
+	case r.Full():
+		return stateFull
+	}
+	return stateReady
+}
+
+// indexStatus is nil where the policy has no index.
+func (h *hosted) indexStatus() *warmpathv1.IndexStatus {
+	x, ok := h.router.Policy().(routing.IndexReporter)
+	if !ok {
+		return nil
+	}
+	st := x.IndexStats()
+	a := &warmpathv1.IndexStatus{Bytes: uint64(st.Bytes), Blocks: uint64(st.Blocks), Evictions: uint64(st.Evictions)}
+	if h.index != nil {
+		a.Superblocks = uint64(h.index.size())
+	}
+	return a
+}
+
+// eventStatus adds up the streams of each replica that is followed.
+func (h *hosted) eventStatus() map[string]*warmpathv1.EventStatus {
+	all := make(map[string]*warmpathv1.EventStatus)
+	if h.events == nil {
+		return all
+	}
+	for _, st := range h.events.Status() {
+		if all[st.Replica] == nil {
+			all[st.Replica] = new(warmpathv1.EventStatus)
+		}
+		addEvents(all[st.Replica], &st)
+	}
+	return all
+}
+
+func addEvents(sum *warmpathv1.EventStatus, st *kvevents.Status) {
+	sum.Streams++
+	if st.Connected {
+		sum.Connected++
+	}
+	sum.Blocks += uint64(max(st.Blocks, 0))
+	sum.BlockTokens = max(sum.BlockTokens, uint32(st.BlockTokens))
+	sum.Messages += uint64(st.Messages)
+	sum.Gaps += uint64(st.Gaps)
+	sum.LagUs = max(sum.LagUs, uint64(max(st.Lag, 0).Microseconds()))
+	if sum.Problem == "" {
+		sum.Problem = strings.ToValidUTF8(st.Problem, "?")
+	}
+}

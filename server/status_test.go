@@ -1,0 +1,97 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+func (f *fixture) status(t testing.TB, deployment string) *warmpathv1.DeploymentStatus {
+	t.Helper()
+	a, err := warmpathv1.NewStatusServiceClient(f.conn).GetStatus(soon(t), &warmpathv1.GetStatusRequest{Deployment: deployment})
+	require.NoError(t, err)
+	require.Equal(t, f.incarnation, a.GetIncarnation())
+	require.Len(t, a.GetDeployments(), 1)
+	return a.GetDeployments()[0]
+}
+
+func TestStatus(t *testing.T) {
+	f := start(t, `
+load_interval: 10s
+deployments:
+  chat:
+    policy: {prefix_cache_affinity: {}}
+    register: true
+    max_ongoing_requests: 2
+    replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1", draining: true}, {id: c, address: "10.0.0.3:1", max_ongoing_requests: 1}]
+`)
+	reserve := &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "c"}
+	f.choose(t, reserve)
+	_, err := f.pb.ChooseReplica(soon(t), reserve)
+	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Key: &warmpathv1.RequestKey{Prompt: tokens(4000)}})
+	_, err = f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "d", Address: "10.0.0.4:1", KvTokens: 99}})
+	require.NoError(t, err)
+	f.tick("chat")
+
+	d := f.status(t, "chat")
+	require.Equal(t, "prefix_cache_affinity", d.GetPolicy())
+	states, ongoing := map[string]string{}, uint32(0)
+	for _, r := range d.GetReplicas() {
+		states[r.GetId()] = r.GetState()
+		ongoing += r.GetOngoing()
+	}
+	require.Equal(t, map[string]string{"a": "ready", "b": "draining", "c": "full", "d": "ready"}, states)
+	require.Equal(t, uint32(2), ongoing)
+	require.Equal(t, uint32(2), d.GetReservations())
+	require.EqualValues(t, 99, d.GetReplicas()[3].GetKvTokens())
+	require.EqualValues(t, 1, d.GetReplicas()[2].GetMaxOngoingRequests())
+	counts := map[string]uint64{}
+	for _, c := range d.GetDecisions() {
+		counts[c.GetReason()] = c.GetCount()
+	}
+	require.Equal(t, map[string]uint64{string(routing.ReasonPinned): 1, string(routing.ReasonAgreedSpill): 1}, counts)
+	require.Equal(t, int32(codes.ResourceExhausted), d.GetFailures()[0].GetCode())
+	require.Positive(t, d.GetIndex().GetBlocks())
+	require.Positive(t, d.GetIndex().GetBytes())
+
+	f.advance(2 * time.Minute) // the reservation's lease is over, and so is the registration's
+	f.tick("chat")
+	d = f.status(t, "chat")
+	require.EqualValues(t, 1, d.GetReservationsExpired())
+	require.EqualValues(t, 1, d.GetRegistrationsExpired())
+	require.Zero(t, d.GetReservations())
+	require.Len(t, d.GetReplicas(), 3)
+
+	_, err = warmpathv1.NewStatusServiceClient(f.conn).GetStatus(soon(t), &warmpathv1.GetStatusRequest{Deployment: "none"})
+	require.Equal(t, codes.NotFound, status.Code(err))
+}
+
+// What watchers are sent is counted.
+func TestStatusCountsTheBroadcast(t *testing.T) {
+	f := start(t, quiet)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "w", Load: true})
+	w.next()
+	require.Eventually(t, func() bool {
+		d := f.status(t, "")
+		return d.GetWatchers() == 1 && d.GetBroadcastMessages() == 1 && d.GetBroadcastBytes() > 50
+	}, 10*time.Second, time.Millisecond)
+}
+
+// A custom policy that makes up a reason for each request fills no table.
+func TestDecisionsAreBounded(t *testing.T) {
+	var n tally
+	for i := range 10 * maxKinds {
+		n.decided("p", routing.Reason(time.Duration(i).String()))
+	}
+	all := n.decisionCounts()
+	require.LessOrEqual(t, len(all), maxKinds+1)
+	require.Equal(t, string(otherReason), all[0].GetReason())
+	require.EqualValues(t, 9*maxKinds, all[0].GetCount())
+}

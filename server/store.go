@@ -1,0 +1,121 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/sharedstore"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Store bounds what the custom policies of one deployment share.
+type Store struct {
+	// MaxEntries bounds the keys; 0 = 10,000.
+	MaxEntries int `json:"max_entries,omitempty"`
+	// MaxBytes bounds keys and values, with about 200 bytes for each entry; 0 = 16 MiB.
+	MaxBytes int `json:"max_bytes,omitempty"`
+}
+
+func (s *Store) validate() error {
+	for _, f := range []struct {
+		name            string
+		value, min, max int
+	}{
+		{"max_entries", s.MaxEntries, 1, 1 << 24},
+		{"max_bytes", s.MaxBytes, 1 << 20, 1 << 34},
+	} {
+		if f.value != 0 && (f.value < f.min || f.value > f.max) {
+			return fmt.Errorf("%s: %d is not between %d and %d", f.name, f.value, f.min, f.max)
+		}
+	}
+	return nil
+}
+
+// storeService is the store for policies that run elsewhere.
+type storeService struct {
+	warmpathv1.UnimplementedStoreServiceServer
+	*Server
+}
+
+// Get implements the service.
+func (s storeService) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmpathv1.GetResponse, error) {
+	d, err := s.named(s.callerOf(ctx), r.GetDeployment())
+	if err != nil {
+		return nil, err
+	}
+	e, err := d.store.Get(ctx, r.GetKey())
+	if err != nil {
+		return nil, storeStatus(err)
+	}
+	return &warmpathv1.GetResponse{Value: e.Value, Version: e.Version, TtlMs: uint64(e.TTL.Milliseconds())}, nil
+}
+
+// Set implements the service.
+func (s storeService) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmpathv1.SetResponse, error) {
+	d, err := s.named(s.callerOf(ctx), r.GetDeployment())
+	if err != nil {
+		return nil, err
+	}
+	version, err := d.store.Set(ctx, r.GetKey(), r.GetValue(), ttlOf(r.GetTtlMs()))
+	if err != nil {
+		return nil, storeStatus(err)
+	}
+	return &warmpathv1.SetResponse{Version: version}, nil
+}
+
+// CompareAndSet implements the service.
+func (s storeService) CompareAndSet(ctx context.Context, r *warmpathv1.CompareAndSetRequest) (*warmpathv1.CompareAndSetResponse, error) {
+	d, err := s.named(s.callerOf(ctx), r.GetDeployment())
+	if err != nil {
+		return nil, err
+	}
+	version, err := d.store.CompareAndSet(ctx, r.GetKey(), r.GetVersion(), r.GetValue(), ttlOf(r.GetTtlMs()))
+	if err != nil {
+		return nil, storeStatus(err)
+	}
+	return &warmpathv1.CompareAndSetResponse{Version: version}, nil
+}
+
+// Delete implements the service.
+func (s storeService) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (*warmpathv1.DeleteResponse, error) {
+	d, err := s.named(s.callerOf(ctx), r.GetDeployment())
+	if err != nil {
+		return nil, err
+	}
+	if err := d.store.Delete(ctx, r.GetKey()); err != nil {
+		return nil, storeStatus(err)
+	}
+	return new(warmpathv1.DeleteResponse), nil
+}
+
+// ttlOf is 0, which means the longest, for none.
+func ttlOf(ms uint64) time.Duration {
+	return time.Duration(min(ms, uint64(sharedstore.MaxTTL/time.Millisecond))) * time.Millisecond
+}
+
+func storeStatus(err error) error {
+	code := codes.Internal
+	switch {
+	case errors.Is(err, sharedstore.ErrNotFound):
+		code = codes.NotFound
+	case errors.Is(err, sharedstore.ErrConflict):
+		code = codes.Aborted
+	case errors.Is(err, sharedstore.ErrInvalid):
+		code = codes.InvalidArgument
+	}
+	return status.Error(code, err.Error())
+}
+
+// withStore gives a policy that calls out the deployment's store.
+func (d *deployment) withStore(ctx context.Context, r *routing.Router) context.Context {
+	if r.Uses()&routing.CallsOut == 0 {
+		return ctx
+	}
+	return sharedstore.NewContext(ctx, d.store)
+}

@@ -1,0 +1,140 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// maxWaiting bounds the questions of one stream that wait for room.
+const maxWaiting = 1000
+
+type chooseStream = grpc.BidiStreamingServer[warmpathv1.ChooseReplicasRequest, warmpathv1.ChooseReplicasResponse]
+
+// ChooseReplicas implements the service. What need not wait is answered before the next question is read, so that who
+// does not read answers is not read from either.
+func (s *Server) ChooseReplicas(stream chooseStream) error {
+	ctx, cancel := context.WithCancel(withAdopted(stream.Context()))
+	a := answers{stream: stream, room: make(chan struct{}, maxWaiting)}
+	read := make(chan error, 1)
+	go func() { // ends with the stream, so after this method at the latest
+		read <- shielded(s.log, "ChooseReplicas", func() error { return s.answerAll(ctx, &a) })
+	}()
+	var err error
+	select {
+	case err = <-read:
+	case <-s.draining:
+		err = errDraining
+	}
+	if err == nil {
+		a.waiting.Wait() // the caller has asked all and hears all
+	}
+	cancel()
+	if sending := a.end(); err == nil {
+		err = sending
+	}
+	return err
+}
+
+// answerAll answers until the caller has no more questions.
+func (s *Server) answerAll(ctx context.Context, a *answers) error {
+	who := s.callerOf(ctx)
+	for {
+		r, err := a.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if len(r.GetLives()) > maxLives {
+			return invalid("lives: more than %d", maxLives)
+		}
+		for _, life := range r.GetLives() {
+			s.lived(who, life)
+		}
+		if r.GetChoose() == nil {
+			if err := who.pace(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := who.allow(); err != nil {
+			a.send(r.GetNumber(), failure(status.Convert(err)))
+			continue
+		}
+		if r.GetChoose().GetWaitMs() == 0 {
+			a.send(r.GetNumber(), s.answered(ctx, r.GetChoose()))
+		} else {
+			s.answerLater(ctx, a, r)
+		}
+	}
+}
+
+// answerLater answers a question that may wait for room.
+func (s *Server) answerLater(ctx context.Context, a *answers, r *warmpathv1.ChooseReplicasRequest) {
+	select {
+	case a.room <- struct{}{}:
+		a.waiting.Go(func() {
+			a.send(r.GetNumber(), s.answered(ctx, r.GetChoose()))
+			<-a.room
+		})
+	default:
+		full := status.Newf(codes.ResourceExhausted, "%d questions of this stream wait already", maxWaiting)
+		a.send(r.GetNumber(), failure(full))
+	}
+}
+
+// answered is the answer to one question, or its failure.
+func (s *Server) answered(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) *warmpathv1.ChooseReplicasResponse {
+	var a *warmpathv1.ChooseReplicaResponse
+	err := shielded(s.log, "ChooseReplicas", func() (err error) {
+		a, err = s.ChooseReplica(ctx, r)
+		return err
+	})
+	if err != nil {
+		return failure(status.Convert(err))
+	}
+	return &warmpathv1.ChooseReplicasResponse{Result: &warmpathv1.ChooseReplicasResponse_Chosen{Chosen: a}}
+}
+
+func failure(st *status.Status) *warmpathv1.ChooseReplicasResponse {
+	return &warmpathv1.ChooseReplicasResponse{Result: &warmpathv1.ChooseReplicasResponse_Failure{
+		Failure: &warmpathv1.Failure{Code: int32(st.Code()), Message: st.Message()},
+	}}
+}
+
+// answers sends on one stream for several goroutines.
+type answers struct {
+	waiting sync.WaitGroup
+	room    chan struct{} // of those who wait
+
+	// mu is held while one answer is sent, since a stream takes one at a time, and none after its handler returned.
+	mu     sync.Mutex
+	stream chooseStream
+	err    error // the first of sending
+	ended  bool
+}
+
+func (a *answers) send(number uint64, m *warmpathv1.ChooseReplicasResponse) {
+	m.Number = number
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err == nil && !a.ended {
+		a.err = a.stream.Send(m)
+	}
+}
+
+func (a *answers) end() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = true
+	return a.err
+}

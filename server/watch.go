@@ -1,0 +1,247 @@
+package server
+
+import (
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// hearing is how often a watcher hears something, if nothing has changed.
+const hearing = time.Second
+
+var errDraining = status.Error(codes.Unavailable, "the server is shutting down")
+
+// maxClientID bounds the name of a client, in bytes.
+const maxClientID = 64
+
+type watchStream = grpc.BidiStreamingServer[warmpathv1.WatchReplicasRequest, warmpathv1.WatchReplicasResponse]
+
+// WatchReplicas implements the service.
+func (s *Server) WatchReplicas(stream watchStream) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	start := first.GetStart()
+	if id := start.GetClientId(); id == "" || len(id) > maxClientID {
+		return invalid("start.client_id: want 1 to %d bytes in the first message", maxClientID)
+	}
+	who := s.callerOf(stream.Context())
+	d, err := s.named(who, start.GetDeployment())
+	if err != nil {
+		return err
+	}
+	if most := who.rules.Load().maxWatches; !take(&who.watches, most) {
+		return status.Errorf(codes.ResourceExhausted, "the caller %s has max_watchers (%d)", who.name, most)
+	}
+	defer who.watches.Add(-1)
+	w, err := d.watch(who, start, s.incarnation)
+	if err != nil {
+		return err
+	}
+	defer d.unwatch(w)
+	if err := d.reported(w, first.GetBookings()); err != nil {
+		return err
+	}
+	if err := d.found(w, first.GetFindings()); err != nil {
+		return err
+	}
+	if err := d.routed(w, first.GetRoutes()); err != nil {
+		return err
+	}
+	heard := make(chan error, 1)
+	go func() { // ends with the stream, so after this method at the latest
+		heard <- shielded(s.log, "WatchReplicas", func() error { return d.listen(w, stream) })
+	}()
+	return d.tell(w, stream, heard, s.draining)
+}
+
+// A watcher is one stream of updates, and what was sent on it.
+type watcher struct {
+	caller *caller
+	client *client
+	index  bool
+	load   bool
+
+	// What the receiver knows: of tell alone.
+	incarnation          string // to be sent; "" = was
+	fleet, config, cache uint64
+	tick                 uint64
+	counted              uint64
+	routes               bool // are wanted
+	sent                 time.Time
+	judged               uint64 // stamp of the verdicts
+	verdicts             *warmpathv1.VerdictUpdate
+}
+
+// watch opens an account for a client that begins to watch.
+func (d *deployment) watch(who *caller, start *warmpathv1.WatchStart, incarnation string) (*watcher, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	// Those that have just gone count for a while in the ledger: who comes and goes must not fill it.
+	if most := d.limits.Load().MaxWatchers; d.watchers >= most || len(d.ledger.clients) >= 2*most {
+		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has max_watchers (%d)", d.name, most)
+	}
+	d.watchers++
+	w := &watcher{
+		caller: who, client: d.ledger.open(who.own(start.GetClientId()), d.now()),
+		index: start.GetIndex(), load: start.GetLoad(), incarnation: incarnation,
+	}
+	if start.GetIncarnation() == incarnation {
+		w.fleet, w.config, w.cache = start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()
+		w.judged = d.verdicts.stamp + 1 // what it knows of verdicts is not asked
+	}
+	return w, nil
+}
+
+func (d *deployment) unwatch(w *watcher) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.watchers--
+	w.client.ended = true
+}
+
+// listen takes the client's reports until it ends the stream.
+func (d *deployment) listen(w *watcher, stream watchStream) error {
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if m.GetStart() != nil {
+			return invalid("start: it was sent before")
+		}
+		if err := w.caller.pace(stream.Context()); err != nil {
+			return err
+		}
+		if err := d.reported(w, m.GetBookings()); err != nil {
+			return err
+		}
+		if err := d.found(w, m.GetFindings()); err != nil {
+			return err
+		}
+		if err := d.routed(w, m.GetRoutes()); err != nil {
+			return err
+		}
+	}
+}
+
+func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
+	if r == nil {
+		return nil
+	}
+	if l := r.GetLoads(); len(l.GetOngoing()) != len(l.GetReplicas()) || len(l.GetQueuedTokens()) != len(l.GetReplicas()) {
+		return invalid("bookings.loads: its columns differ in length")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := len(r.GetLoads().GetReplicas()); n > len(d.roster.order)+maxDepartures {
+		return invalid("bookings.loads: %d replicas, where there are %d", n, len(d.roster.order))
+	}
+	if r.GetNumber() <= w.client.last {
+		return invalid("bookings.number: %d does not follow %d", r.GetNumber(), w.client.last)
+	}
+	d.ledger.take(w.client, r, d.isMember, d.now())
+	return nil
+}
+
+// tell sends what has changed, whenever something has.
+func (d *deployment) tell(w *watcher, stream watchStream, heard <-chan error, draining <-chan struct{}) error {
+	alive := time.NewTicker(hearing)
+	defer alive.Stop()
+	for {
+		news, wake, ended := d.news(w)
+		select {
+		case <-draining:
+			return errDraining
+		default:
+		}
+		if !w.caller.may(d.name) {
+			return status.Errorf(codes.PermissionDenied, "the caller %q may not use the deployment %q any more", w.caller.name, d.name)
+		}
+		if ended {
+			return status.Errorf(codes.NotFound, "the deployment %s was taken out of the config", d.name)
+		}
+		for _, m := range news {
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+			d.tally.sent(m)
+		}
+		select {
+		case <-wake:
+		case <-alive.C:
+		case err := <-heard:
+			return err
+		case <-draining:
+			return errDraining
+		}
+	}
+}
+
+// news is what a watcher does not know yet, nothing if it knows all and has heard from us lately; and what is closed when
+// there is more.
+func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, wake <-chan struct{}, ended bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := &warmpathv1.WatchReplicasResponse{Incarnation: w.incarnation, Fleet: d.roster.since(w.fleet)}
+	if w.config != d.pushed.Version {
+		m.Config = d.pushed
+	}
+	all = append(all, m)
+	var caches []*warmpathv1.IndexUpdate
+	if x := d.hosted.Load().index; x != nil && w.index && w.caller.trusted() {
+		caches = x.since(w.cache, d.numberOf)
+	}
+	for i, u := range caches {
+		if i > 0 {
+			m = new(warmpathv1.WatchReplicasResponse)
+			all = append(all, m)
+		}
+		m.Index, w.cache = u, u.Version
+	}
+	if wanted := d.wantsRoutes(w); wanted != w.routes {
+		m.RoutesWanted, w.routes = proto.Bool(wanted), wanted
+	}
+	m.Load = d.loadFor(w)
+	m.Verdicts = d.verdictsNews(w)
+	now := d.now()
+	if quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil && m.Load == nil && m.Verdicts == nil && m.RoutesWanted == nil; quiet && now.Sub(w.sent) < hearing {
+		return nil, d.wake, d.closed
+	}
+	w.incarnation, w.fleet, w.config, w.sent = "", d.roster.version, d.pushed.Version, now
+	return all, d.wake, d.closed
+}
+
+// wantsRoutes reports whether a watcher is to say where it sent prompts. Called with mu held.
+func (d *deployment) wantsRoutes(w *watcher) bool {
+	x := d.hosted.Load().routes
+	return x != nil && w.index && w.caller.trusted() && x.wanted()
+}
+
+// loadFor is what a watcher does not know of the load, nil if it knows all. Called with mu held.
+func (d *deployment) loadFor(w *watcher) *warmpathv1.LoadUpdate {
+	if !w.load || w.tick == d.loads.tick {
+		return nil
+	}
+	u := d.loads.since(w.tick)
+	u.Counted = w.client.counted
+	due := d.loads.at.Add(time.Duration(d.limits.Load().LoadInterval)).Sub(d.now())
+	u.NextMs = uint32(max(due, 0).Milliseconds())
+	known := w.tick != 0 && w.counted == w.client.counted && !u.StaleSet && len(u.GetLoads().GetReplicas()) == 0
+	w.tick, w.counted = d.loads.tick, w.client.counted
+	if known {
+		return nil
+	}
+	return u
+}

@@ -1,0 +1,125 @@
+package tests
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// A breaker is a server of bare HTTP/2 frames that breaks its streams in the way that a
+// test wants, once it is armed. Before, it answers every request with UNIMPLEMENTED.
+type breaker struct {
+	replica // for its address
+	armed   atomic.Bool
+	how     fault
+	got     atomic.Int64 // whole requests, while armed
+	seen    atomic.Int64 // before
+}
+
+// A fault does something to the stream of a whole request. It returns false to close the
+// connection.
+type fault func(f *http2.Framer, stream uint32) bool
+
+// reset resets the stream.
+func reset(code http2.ErrCode) fault {
+	return func(f *http2.Framer, stream uint32) bool { return f.WriteRSTStream(stream, code) == nil }
+}
+
+// crash closes the connection as a process that dies does.
+func crash(*http2.Framer, uint32) bool { return false }
+
+// leave announces the end, this stream included, and closes the connection all the same.
+func leave(f *http2.Framer, stream uint32) bool {
+	_ = f.WriteGoAway(stream, http2.ErrCodeNo, nil)
+	return false
+}
+
+// says ends the stream with a status.
+func says(code string) fault {
+	return func(f *http2.Framer, stream uint32) bool {
+		var b bytes.Buffer
+		enc := hpack.NewEncoder(&b)
+		for _, h := range [][2]string{{":status", "200"}, {"content-type", "application/grpc"}, {"grpc-status", code}, {"grpc-message", "says the replica"}} {
+			_ = enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+		}
+		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: b.Bytes(), EndStream: true, EndHeaders: true}) == nil
+	}
+}
+
+func startBreaker(t testing.TB, how fault) *breaker {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	b := &breaker{how: how}
+	b.addr = l.Addr().String()
+	var conns sync.Map
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conns.Store(c, nil)
+			wg.Go(func() {
+				defer c.Close()
+				b.talk(c)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		conns.Range(func(c, _ any) bool { return c.(net.Conn).Close() != nil || true })
+		wg.Wait()
+	})
+	return b
+}
+
+// talk is one connection.
+func (b *breaker) talk(c net.Conn) {
+	preface := make([]byte, len(http2.ClientPreface))
+	if _, err := io.ReadFull(c, preface); err != nil {
+		return
+	}
+	f := http2.NewFramer(c, c)
+	if f.WriteSettings() != nil {
+		return
+	}
+	for {
+		fr, err := f.ReadFrame()
+		if err != nil {
+			return
+		}
+		switch fr := fr.(type) {
+		case *http2.SettingsFrame:
+			if !fr.IsAck() {
+				_ = f.WriteSettingsAck()
+			}
+		case *http2.PingFrame:
+			if !fr.IsAck() {
+				_ = f.WritePing(true, fr.Data)
+			}
+		case *http2.DataFrame:
+			if !fr.StreamEnded() {
+				continue
+			}
+			how := says("12")
+			if b.armed.Load() {
+				how = b.how
+				b.got.Add(1)
+			} else {
+				b.seen.Add(1)
+			}
+			if !how(f, fr.StreamID) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/client"
+)
+
+// faulty is a fleet of breakers and one good replica, to which a session comes last.
+type faulty struct {
+	cc       *grpc.ClientConn
+	breakers []*breaker
+	good     *replica
+	session  string
+	*meter
+}
+
+func newFaulty(t *testing.T, how fault, n int, more ...string) *faulty {
+	t.Helper()
+	f := &faulty{good: start(t, &replica{}), meter: newMeter(t)}
+	rs := []*replica{f.good}
+	for range n {
+		b := startBreaker(t, how)
+		f.breakers = append(f.breakers, b)
+		rs = append(rs, &b.replica)
+	}
+	more = append(more, `"ejection":{"disabled":true}`) // the rules alone
+	f.cc = dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{}}`, more...)), f.option)
+	f.session = sessionEndingAt(t, rs, f.good.addr)
+	connected(t, f.cc, rs[:1])
+	stub := testpb.NewTestServiceClient(f.cc)
+	for _, b := range f.breakers {
+		f.meet(t, stub, b)
+		b.armed.Store(true)
+	}
+	return f
+}
+
+// meet waits for the connection to a breaker.
+func (f *faulty) meet(t *testing.T, stub testpb.TestServiceClient, b *breaker) {
+	t.Helper()
+	eventually(t, "connection to "+b.addr, func() bool {
+		_, err := stub.UnaryCall(client.WithPin(deadline(t), b.addr), simple(""))
+		return status.Code(err) == codes.Unimplemented
+	})
+}
+
+// again waits until the breakers are connected again, without arming them meanwhile.
+func (f *faulty) again(t *testing.T) {
+	t.Helper()
+	for _, b := range f.breakers {
+		b.armed.Store(false)
+		f.meet(t, testpb.NewTestServiceClient(f.cc), b)
+		b.armed.Store(true)
+	}
+}
+
+func (f *faulty) got() (n int64) {
+	for _, b := range f.breakers {
+		n += b.got.Load()
+	}
+	return n
+}
+
+// call makes one call and returns where it ended.
+func (f *faulty) call(t *testing.T, kind, text string) (d client.Decision, err error) {
+	ctx := client.WithDecision(client.WithSession(deadline(t), f.session), &d)
+	return d, f.callWith(ctx, kind, text)
+}
+
+func (f *faulty) callWith(ctx context.Context, kind, text string) error {
+	stub := testpb.NewTestServiceClient(f.cc)
+	if kind == "unary" {
+		_, err := stub.UnaryCall(ctx, simple(text))
+		return err
+	}
+	_, err := read(stub.StreamingOutputCall(ctx, prompt(text)))
+	return err
+}
+
+func kinds(t *testing.T, run func(t *testing.T, kind string)) {
+	for _, kind := range []string{"unary", "stream"} {
+		t.Run(kind, func(t *testing.T) { run(t, kind) })
+	}
+}
+
+// Whatever code gRPC makes of it, a stream that is reset before its first message is tried
+// once more, and no more.
+func TestResetIsTriedOnceMore(t *testing.T) {
+	for _, reason := range []http2.ErrCode{http2.ErrCodeInternal, http2.ErrCodeCancel, http2.ErrCodeProtocol, http2.ErrCodeEnhanceYourCalm} {
+		t.Run(reason.String(), func(t *testing.T) {
+			kinds(t, func(t *testing.T, kind string) {
+				one := newFaulty(t, reset(reason), 1)
+				d, err := one.call(t, kind, "a")
+				require.NoError(t, err)
+				require.Equal(t, one.good.addr, d.Replica)
+				require.EqualValues(t, 1, one.got())
+				require.EqualValues(t, 1, one.sum(t, "warmpath.retries", telemetry.KeyReason.String(telemetry.RetryBroken)))
+
+				two := newFaulty(t, reset(reason), 2)
+				_, err = two.call(t, kind, "a")
+				require.ErrorContains(t, err, reason.String())
+				require.EqualValues(t, 2, two.got())
+				require.Zero(t, two.good.calls.Load())
+				require.Zero(t, two.ongoing(t))
+			})
+		})
+	}
+}
+
+// What a replica says that it did not process was never sent.
+func TestRefusedStreamsGoOn(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		f := newFaulty(t, reset(http2.ErrCodeRefusedStream), 2)
+		d, err := f.call(t, kind, "a")
+		require.NoError(t, err)
+		require.Equal(t, f.good.addr, d.Replica)
+		require.GreaterOrEqual(t, f.got(), int64(2))
+	})
+}
+
+// A status is the replica's last word, whatever it reads like, unless it is UNAVAILABLE.
+func TestOtherStatusesAreFinal(t *testing.T) {
+	for number, code := range map[string]codes.Code{"1": codes.Canceled, "2": codes.Unknown, "4": codes.DeadlineExceeded, "10": codes.Aborted, "13": codes.Internal, "15": codes.DataLoss} {
+		kinds(t, func(t *testing.T, kind string) {
+			f := newFaulty(t, says(number), 1)
+			_, err := f.call(t, kind, "a")
+			require.Equal(t, code, status.Code(err))
+			require.EqualValues(t, 1, f.got())
+			require.Zero(t, f.good.calls.Load())
+		})
+	}
+}
+
+// A prompt under which two replicas went away is not sent to a third; other prompts are.
+func TestQuarantine(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		f := newFaulty(t, crash, 2)
+		_, err := f.call(t, kind, "the killer")
+		require.Equal(t, codes.Internal, status.Code(err))
+		require.ErrorIs(t, err, client.ErrQuarantined)
+		require.Contains(t, err.Error(), f.breakers[0].addr)
+		require.Contains(t, err.Error(), f.breakers[1].addr)
+		require.EqualValues(t, 2, f.got())
+
+		for range 3 {
+			_, err = f.call(t, kind, "the killer")
+			require.ErrorIs(t, err, client.ErrQuarantined)
+			require.NotContains(t, err.Error(), "the killer")
+		}
+		require.EqualValues(t, 2, f.got(), "not sent again")
+		require.Zero(t, f.good.calls.Load())
+		require.EqualValues(t, 4, f.sum(t, "warmpath.quarantined"))
+
+		d, err := f.callOther(t, kind)
+		require.NoError(t, err)
+		require.Equal(t, f.good.addr, d.Replica)
+		require.Zero(t, f.ongoing(t))
+	})
+}
+
+// callOther calls the good replica with an innocent prompt.
+func (f *faulty) callOther(t *testing.T, kind string) (d client.Decision, err error) {
+	ctx := client.WithDecision(client.WithPin(deadline(t), f.good.addr), &d)
+	return d, f.callWith(ctx, kind, "innocent")
+}
+
+// An engine that is shut down, or says that it is not available, is not killed.
+func TestInnocentPromptsAreNotQuarantined(t *testing.T) {
+	for name, how := range map[string]fault{"GOAWAY": leave, "UNAVAILABLE": says("14"), "reset": reset(http2.ErrCodeInternal)} {
+		t.Run(name, func(t *testing.T) {
+			kinds(t, func(t *testing.T, kind string) {
+				f := newFaulty(t, how, 2)
+				_, err := f.call(t, kind, "a")
+				require.Error(t, err)
+				require.NotErrorIs(t, err, client.ErrQuarantined)
+				require.EqualValues(t, 2, f.got())
+				ctx := client.WithPin(deadline(t), f.good.addr)
+				require.NoError(t, f.callWith(ctx, kind, "a"))
+			})
+		})
+	}
+}
+
+// Whom a replica answers has killed nobody: a restart of the whole fleet condemns no prompt.
+func TestAnsweredPromptsAreAcquitted(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		f := newFaulty(t, crash, 1, `"retry_floor":1000`)
+		for i := range 4 { // each time another replica would count; here it is the same one
+			d, err := f.call(t, kind, "a")
+			require.NoError(t, err, "round %d", i)
+			require.Equal(t, f.good.addr, d.Replica)
+			f.again(t)
+		}
+		two := newFaulty(t, crash, 2)
+		a, b := two.breakers[0], two.breakers[1]
+		one := func(at *breaker) error {
+			return two.callWith(client.WithPin(deadline(t), at.addr), kind, "a")
+		}
+		require.Error(t, one(a))
+		require.NoError(t, two.callWith(client.WithPin(deadline(t), two.good.addr), kind, "a"))
+		require.Error(t, one(b))
+		require.NoError(t, two.callWith(client.WithPin(deadline(t), two.good.addr), kind, "a"), "one strike since it was answered")
+	})
+}
+
+func TestQuarantineCanBeOff(t *testing.T) {
+	f := newFaulty(t, crash, 2, `"quarantine_ttl":"-1s"`)
+	_, err := f.call(t, "unary", "a")
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	require.NotErrorIs(t, err, client.ErrQuarantined)
+	require.NoError(t, f.callWith(client.WithPin(deadline(t), f.good.addr), "unary", "a"))
+}
+
+// A sick fleet gets no more than its share of retries, and the calls say so.
+func TestRetryBudget(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		f := newFaulty(t, says("14"), 2, `"retry_ratio":0.2`, `"retry_floor":-1`)
+		before := f.got()
+		const calls = 200
+		over := int64(0)
+		for i := range calls {
+			_, err := f.call(t, kind, fmt.Sprint("prompt ", i))
+			require.Equal(t, codes.Unavailable, status.Code(err))
+			if errors.Is(err, client.ErrRetryBudget) {
+				over++
+				require.Contains(t, err.Error(), "retry_ratio")
+				require.Contains(t, err.Error(), "says the replica")
+			}
+		}
+		retried := f.got() - before - calls
+		require.Equal(t, calls-over, retried, "every call was sent again, or says why not")
+		require.Positive(t, retried)
+		require.LessOrEqual(t, retried, int64(0.2*(calls+50)), "50 for the calls that made the connections")
+		require.Equal(t, over, f.sum(t, "warmpath.retries.over_budget"))
+		require.Equal(t, retried, f.sum(t, "warmpath.retries", telemetry.KeyReason.String(telemetry.RetryBroken)))
+	})
+}
+
+// Replicas that refuse because they are full have done nothing: no budget is needed.
+func TestRejectionsAreNotInTheBudget(t *testing.T) {
+	f := newFaulty(t, says("8"), 2, `"retry_floor":-1`, `"retry_ratio":0.01`)
+	for range 20 {
+		d, err := f.call(t, "unary", "a")
+		require.NoError(t, err)
+		require.Equal(t, f.good.addr, d.Replica)
+	}
+	require.EqualValues(t, 40, f.sum(t, "warmpath.retries", telemetry.KeyReason.String(telemetry.RetryRejected)))
+}

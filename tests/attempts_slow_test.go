@@ -1,0 +1,474 @@
+package tests
+
+import (
+	"context"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/client"
+	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+)
+
+// A gate is a replica that answers once it is let, and knows of those that went before.
+type gate struct {
+	*replica
+	entered  chan struct{}
+	open     chan struct{}
+	inside   atomic.Int64 // calls that wait
+	went     atomic.Int64 // calls cancelled while they waited
+	messages int
+	early    bool // headers before the gate
+}
+
+func startGate(t testing.TB, messages int) *gate {
+	g := &gate{entered: make(chan struct{}, 1000), open: make(chan struct{}), messages: messages}
+	wait := func(ctx context.Context) error {
+		g.inside.Add(1)
+		defer g.inside.Add(-1)
+		g.entered <- struct{}{}
+		select {
+		case <-g.open:
+			return nil
+		case <-ctx.Done():
+			g.went.Add(1)
+			return ctx.Err()
+		}
+	}
+	g.replica = start(t, &replica{
+		unary: func(ctx context.Context, q *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+			if len(q.Payload.Body) > 0 {
+				if err := wait(ctx); err != nil {
+					return nil, err
+				}
+			}
+			return &testpb.SimpleResponse{Username: g.addr}, nil
+		},
+		stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			if g.early {
+				if err := s.SendHeader(metadata.Pairs("from", g.addr)); err != nil {
+					return err
+				}
+			}
+			if err := wait(s.Context()); err != nil {
+				return err
+			}
+			for range g.messages {
+				if err := s.Send(answer(g.addr)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	})
+	return g
+}
+
+// gates is a fleet of them in the order in which its session tries them.
+type gates struct {
+	cc      *grpc.ClientConn
+	all     []*gate
+	session string
+	*meter
+}
+
+func startGates(t *testing.T, n, messages int, more ...string) *gates {
+	t.Helper()
+	g := &gates{meter: newMeter(t), session: "s"}
+	rs := make([]*replica, n)
+	for i := range rs {
+		g.all = append(g.all, startGate(t, messages))
+		rs[i] = g.all[i].replica
+	}
+	g.cc = dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{}}`, more...)), g.option)
+	order := ringOrder(t, rs, g.session)
+	slices.SortFunc(g.all, func(a, b *gate) int { return slices.Index(order, a.addr) - slices.Index(order, b.addr) })
+	connected(t, g.cc, rs)
+	return g
+}
+
+type told struct {
+	from     []string // who sent each message
+	err      error
+	decision client.Decision
+}
+
+// call makes a call beside the test.
+func (g *gates) call(t *testing.T, kind string) <-chan told {
+	done := make(chan told, 1)
+	go func() {
+		var r told
+		ctx := client.WithDecision(client.WithSession(deadline(t), g.session), &r.decision)
+		stub := testpb.NewTestServiceClient(g.cc)
+		if kind == "unary" {
+			var reply *testpb.SimpleResponse
+			if reply, r.err = stub.UnaryCall(ctx, simple("a")); r.err == nil {
+				r.from = []string{reply.Username}
+			}
+		} else {
+			s, err := stub.StreamingOutputCall(ctx, prompt("a"))
+			for err == nil {
+				var m *testpb.StreamingOutputCallResponse
+				if m, err = s.Recv(); err == nil {
+					r.from = append(r.from, string(m.Payload.Body))
+				}
+			}
+			r.err = ignoreEOF(err)
+		}
+		done <- r
+	}()
+	return done
+}
+
+func (g *gates) messages(kind string, from *gate) []string {
+	if kind == "unary" {
+		return []string{from.addr}
+	}
+	return slices.Repeat([]string{from.addr}, from.messages)
+}
+
+func retriedFor(why string) func(t *testing.T, m *meter) int64 {
+	return func(t *testing.T, m *meter) int64 {
+		return m.sum(t, "warmpath.retries", telemetry.KeyReason.String(why))
+	}
+}
+
+// nobodyWaitsAt waits until the calls that wait at a gate have been cancelled.
+func (g *gates) nobodyWaitsAt(t *testing.T, x *gate) {
+	t.Helper()
+	eventually(t, "nobody waits there", func() bool { return x.inside.Load() == 0 })
+}
+
+// idle waits until nothing is booked.
+func (g *gates) idle(t *testing.T) {
+	t.Helper()
+	eventually(t, "nothing is booked", func() bool { return g.ongoing(t) == 0 })
+}
+
+func TestHedgeTakesTheSecond(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		g := startGates(t, 3, 5, `"hedge_after":"1ms"`)
+		close(g.all[1].open)
+		r := <-g.call(t, kind)
+		require.NoError(t, r.err)
+		require.Equal(t, g.messages(kind, g.all[1]), r.from)
+		require.Equal(t, g.all[1].addr, r.decision.Replica)
+		require.Equal(t, routing.ReasonHedge, r.decision.Reason)
+		require.Equal(t, 2, r.decision.Attempts)
+		g.nobodyWaitsAt(t, g.all[0]) // it was cancelled, if it ever came there
+		require.Zero(t, g.all[2].calls.Load())
+		require.EqualValues(t, 1, retriedFor(telemetry.RetryHedge)(t, g.meter))
+		require.EqualValues(t, 1, g.sum(t, "warmpath.hedges.won"))
+		g.idle(t)
+	})
+}
+
+func TestHedgeTakesTheFirst(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		g := startGates(t, 3, 5, `"hedge_after":"1ms"`)
+		done := g.call(t, kind)
+		<-g.all[0].entered
+		<-g.all[1].entered
+		require.EqualValues(t, 2, g.ongoing(t), "each attempt has its booking")
+		close(g.all[0].open)
+		r := <-done
+		require.NoError(t, r.err)
+		require.Equal(t, g.messages(kind, g.all[0]), r.from)
+		require.Equal(t, g.all[0].addr, r.decision.Replica)
+		require.Equal(t, routing.ReasonRing, r.decision.Reason)
+		eventually(t, "the second is cancelled", func() bool { return g.all[1].went.Load() == 1 })
+		require.Zero(t, g.all[2].calls.Load())
+		require.Zero(t, g.sum(t, "warmpath.hedges.won"))
+		g.idle(t)
+	})
+}
+
+// An answer without a message is an answer.
+func TestHedgeTakesAnEmptyStream(t *testing.T) {
+	g := startGates(t, 2, 0, `"hedge_after":"1ms"`)
+	close(g.all[1].open)
+	r := <-g.call(t, "stream")
+	require.NoError(t, r.err)
+	require.Empty(t, r.from)
+	g.nobodyWaitsAt(t, g.all[0])
+	g.idle(t)
+}
+
+func TestFirstTokenTimeout(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		g := startGates(t, 3, 5, `"first_token_timeout":"1ms"`)
+		done := g.call(t, kind)
+		<-g.all[1].entered
+		g.nobodyWaitsAt(t, g.all[0])
+		eventually(t, "and its booking released", func() bool { return g.ongoing(t) == 1 })
+		close(g.all[1].open)
+		r := <-done
+		require.NoError(t, r.err)
+		require.Equal(t, g.messages(kind, g.all[1]), r.from)
+		require.Equal(t, g.all[1].addr, r.decision.Replica)
+		require.Equal(t, routing.ReasonRetry, r.decision.Reason)
+		require.EqualValues(t, 1, retriedFor(telemetry.RetryTimeout)(t, g.meter))
+		require.Zero(t, g.all[2].calls.Load(), "it was the one more")
+		g.idle(t)
+	})
+}
+
+// Whoever was hedged, or timed out, has been sent twice: whatever comes then is final.
+func TestSlowCallsAreSentTwiceAtMost(t *testing.T) {
+	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`} {
+		t.Run(name, func(t *testing.T) {
+			kinds(t, func(t *testing.T, kind string) {
+				g := startGates(t, 3, 1, more, `"quarantine_ttl":"-1s"`)
+				done := g.call(t, kind)
+				<-g.all[1].entered
+				for _, x := range g.all[:2] {
+					x.server.Stop() // breaks whatever is under way there
+				}
+				r := <-done
+				require.Equal(t, codes.Unavailable, status.Code(r.err), "%v", r.err)
+				require.Zero(t, g.all[2].calls.Load())
+				g.idle(t)
+			})
+		})
+	}
+}
+
+// A hedge outlives the attempt that it joined.
+func TestHedgeOutlivesTheFirst(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		g := startGates(t, 3, 5, `"hedge_after":"1ms"`)
+		done := g.call(t, kind)
+		<-g.all[0].entered
+		<-g.all[1].entered
+		g.all[0].server.Stop()
+		eventually(t, "the first is gone", func() bool { return g.all[0].went.Load() == 1 })
+		close(g.all[1].open)
+		r := <-done
+		require.NoError(t, r.err)
+		require.Equal(t, g.messages(kind, g.all[1]), r.from)
+		g.idle(t)
+	})
+}
+
+// And the first outlives a hedge that failed.
+func TestFirstOutlivesTheHedge(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		g := startGates(t, 3, 5, `"hedge_after":"1ms"`)
+		done := g.call(t, kind)
+		<-g.all[0].entered
+		<-g.all[1].entered
+		g.all[1].server.Stop()
+		eventually(t, "the second is gone", func() bool { return g.all[1].went.Load() == 1 })
+		close(g.all[0].open)
+		r := <-done
+		require.NoError(t, r.err)
+		require.Equal(t, g.messages(kind, g.all[0]), r.from)
+		require.Equal(t, g.all[0].addr, r.decision.Replica)
+		g.idle(t)
+	})
+}
+
+func TestSlowCallsStayWhereNobodyElseHasRoom(t *testing.T) {
+	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`} {
+		t.Run(name, func(t *testing.T) {
+			kinds(t, func(t *testing.T, kind string) {
+				g := startGates(t, 1, 2, more)
+				done := g.call(t, kind)
+				<-g.all[0].entered
+				// Another that goes the same way, and is over when this one's time has long passed.
+				other := g.call(t, kind)
+				<-g.all[0].entered
+				close(g.all[0].open)
+				for _, c := range []<-chan told{done, other} {
+					r := <-c
+					require.NoError(t, r.err)
+					require.Equal(t, g.messages(kind, g.all[0]), r.from)
+				}
+				require.EqualValues(t, 2, g.all[0].calls.Load())
+				require.Zero(t, g.all[0].went.Load())
+				g.idle(t)
+			})
+		})
+	}
+}
+
+func TestHedgesAreInTheBudget(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		g := startGates(t, 2, 1, `"hedge_after":"1ms"`, `"retry_floor":-1`, `"retry_ratio":0.001`)
+		done := g.call(t, kind)
+		eventually(t, "the budget refuses", func() bool { return g.sum(t, "warmpath.retries.over_budget") == 1 })
+		close(g.all[0].open)
+		r := <-done
+		require.NoError(t, r.err)
+		require.Equal(t, g.all[0].addr, r.decision.Replica)
+		require.Zero(t, g.all[1].calls.Load())
+		g.idle(t)
+	})
+}
+
+// A second attempt that finds nobody with room is made when there is some.
+func TestSlowCallsWaitForRoom(t *testing.T) {
+	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`} {
+		t.Run(name, func(t *testing.T) {
+			kinds(t, func(t *testing.T, kind string) {
+				g := startGates(t, 2, 2, more, `"max_ongoing_requests":1`)
+				other := make(chan error, 1)
+				go func() { // to the second, and it stays there
+					_, err := testpb.NewTestServiceClient(g.cc).UnaryCall(client.WithPin(deadline(t), g.all[1].addr), simple("b"))
+					other <- err
+				}()
+				<-g.all[1].entered
+				done := g.call(t, kind)
+				eventually(t, "both are under way", func() bool { return g.all[0].inside.Load() == 1 && g.ongoing(t) == 2 })
+				close(g.all[1].open)
+				require.NoError(t, <-other)
+				r := <-done
+				require.NoError(t, r.err)
+				require.Equal(t, g.messages(kind, g.all[1]), r.from)
+				g.idle(t)
+			})
+		})
+	}
+}
+
+// Once the application has looked at a replica's headers it stays with it.
+func TestNoHedgeAfterHeader(t *testing.T) {
+	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`} {
+		t.Run(name, func(t *testing.T) {
+			g := startGates(t, 2, 3, more)
+			for _, x := range g.all {
+				x.early = true
+			}
+			close(g.all[1].open) // would answer at once
+			s, err := testpb.NewTestServiceClient(g.cc).StreamingOutputCall(client.WithSession(deadline(t), g.session), prompt("a"))
+			require.NoError(t, err)
+			md, err := s.Header()
+			require.NoError(t, err)
+			require.Equal(t, []string{g.all[0].addr}, md.Get("from"))
+			close(g.all[0].open)
+			n, err := read(s, nil)
+			require.NoError(t, err)
+			require.Equal(t, 3, n)
+			require.Zero(t, g.all[1].calls.Load())
+		})
+	}
+}
+
+// The engine of the attempt that lost is told, the one that won is not.
+func TestHedgeAbortsTheLoser(t *testing.T) {
+	slow := startEngine(t, grpcserver.Config{Speed: 1e-6, IgnoreCancel: true}) // nothing comes
+	quick := startEngine(t, grpcserver.Config{Virtual: true, IgnoreCancel: true})
+	cc := dial(t, "warmpath:///"+slow.Addr().String()+","+quick.Addr().String(),
+		client.WithConfig(`{"policy":{"round_robin":{}},"hedge_after":"1ms","retry_ratio":-1}`))
+	stub := enginepb.NewVllmEngineClient(cc)
+	for _, s := range []*grpcserver.Server{slow, quick} {
+		eventually(t, "connection", func() bool {
+			_, err := stub.GetServerInfo(client.WithPin(deadline(t), s.Addr().String()), &enginepb.GetServerInfoRequest{})
+			return err == nil
+		})
+	}
+	q := generation("r")
+	*q.SamplingParams.MaxTokens = 5
+	hedged := func() bool {
+		var d client.Decision
+		s, err := stub.Generate(client.WithDecision(deadline(t), &d), q)
+		for err == nil {
+			_, err = s.Recv()
+		}
+		return err == io.EOF && d.Reason == routing.ReasonHedge
+	}
+	eventually(t, "a hedge that won", hedged)
+	eventually(t, "the loser is aborted", func() bool {
+		st := slow.Stats()
+		return st.Ongoing == 0 && st.Engine.Aborted == st.Engine.Submitted
+	})
+	require.Zero(t, quick.Stats().Engine.Aborted)
+}
+
+// Whatever happens to calls that are hedged and timed out, nothing stays booked.
+func TestRandomSlowLives(t *testing.T) {
+	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`, "both": `"hedge_after":"500us","first_token_timeout":"1ms"`} {
+		t.Run(name, func(t *testing.T) {
+			m := newMeter(t)
+			rs := make([]*replica, 4)
+			for i := range rs {
+				rs[i] = randomReplica(t)
+			}
+			cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":8`, `"retry_ratio":-1`, more)), m.option)
+			stub := testpb.NewTestServiceClient(cc)
+			ctx, stop := context.WithCancel(deadline(t))
+			var collector, wg sync.WaitGroup
+			collector.Go(func() { // streams abandoned without a deadline hold their room until they are collected
+				for ctx.Err() == nil {
+					runtime.GC()
+					runtime.Gosched()
+				}
+			})
+			for range 16 {
+				wg.Go(func() {
+					for range 25 {
+						life(t, cc, stub)
+					}
+				})
+			}
+			wg.Wait()
+			stop()
+			collector.Wait()
+			eventually(t, "nothing is booked", func() bool {
+				runtime.GC()
+				return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0
+			})
+		})
+	}
+}
+
+// randomReplica answers at once, late or badly.
+func randomReplica(t *testing.T) *replica {
+	behave := func(ctx context.Context) error {
+		switch rand.IntN(8) {
+		case 0:
+			return status.Error(codes.Unavailable, "gone")
+		case 1:
+			return status.Error(codes.ResourceExhausted, "full")
+		case 2:
+			return status.Error(codes.Internal, "broken")
+		case 3, 4, 5:
+			select {
+			case <-time.After(time.Duration(rand.IntN(4000)) * time.Microsecond):
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}
+	return start(t, &replica{
+		stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			if err := behave(s.Context()); err != nil {
+				return err
+			}
+			for range rand.IntN(4) {
+				if err := s.Send(answer("x")); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+			return &testpb.SimpleResponse{}, behave(ctx)
+		},
+	})
+}

@@ -1,0 +1,294 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/client"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// centralised is a deployment in mode central.
+func centralised(policy string, rs []*replica, more ...string) string {
+	text := "    mode: central\n    central: {deadline: 5s}\n    policy: " + policy + "\n    dialects: " + dialects + "\n    replicas:"
+	for _, r := range rs {
+		text += fmt.Sprintf("\n    - address: %q", r.addr)
+	}
+	for _, m := range more {
+		text += "\n    " + m
+	}
+	return text
+}
+
+// asked makes a call and returns its decision.
+func asked(t *testing.T, cc *grpc.ClientConn, text string) client.Decision {
+	t.Helper()
+	var d client.Decision
+	_, err := testpb.NewTestServiceClient(cc).UnaryCall(client.WithDecision(deadline(t), &d), simple(text))
+	require.NoError(t, err)
+	return d
+}
+
+// untilCentral makes calls until the server decides.
+func untilCentral(t *testing.T, cc *grpc.ClientConn) {
+	t.Helper()
+	eventually(t, "the server decides", func() bool { return asked(t, cc, "x").Reason == "central" })
+}
+
+// serverLoad is the load that the server itself sees on a replica.
+func serverLoad(t *testing.T, at string, r *replica) float64 {
+	t.Helper()
+	cc, err := grpc.NewClient(at, insecureOption())
+	require.NoError(t, err)
+	defer cc.Close()
+	a, err := warmpathv1.NewRoutingServiceClient(cc).ChooseReplica(deadline(t), &warmpathv1.ChooseReplicaRequest{
+		Pinned: r.addr, Mode: warmpathv1.PickMode_PICK_MODE_QUERY,
+	})
+	require.NoError(t, err)
+	return a.GetDecision().GetLoad()
+}
+
+// The server decides for two channels that share nothing: what one sends, the other's prompt finds, by hashes alone.
+func TestCentralDecides(t *testing.T) {
+	rs := replicas(t, 4)
+	at, _ := lookasideWith(t, "", centralised(`{prefix_cache_affinity: {}}`, rs))
+	one, other := dial(t, "warmpath://"+at+"/chat"), dial(t, "warmpath://"+at+"/")
+	connected(t, one, rs)
+	connected(t, other, rs)
+	untilCentral(t, one)
+	untilCentral(t, other)
+	for i := range 20 {
+		text := strings.Repeat(fmt.Sprintf("prompt %d ", i), 200)
+		first, second := asked(t, one, text), asked(t, other, text)
+		require.EqualValues(t, "central", first.Reason)
+		require.EqualValues(t, "agreed_order", first.Rule)
+		require.EqualValues(t, "central", second.Reason)
+		require.EqualValues(t, "prefix_match", second.Rule)
+		require.Equal(t, first.Replica, second.Replica)
+		require.Equal(t, second.PromptTokens, second.MatchedTokens)
+	}
+	var d client.Decision
+	s, err := testpb.NewTestServiceClient(one).StreamingOutputCall(client.WithDecision(deadline(t), &d), prompt("x"))
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.ErrorIs(t, err, io.EOF)
+	require.EqualValues(t, "central", d.Reason)
+}
+
+// A reservation lives as long as its attempt: whole at first, without the prompt after the first message, and gone at
+// the end, however it ends. The client that made it does not report it as its own.
+func TestReservationFollowsTheCall(t *testing.T) {
+	rs := replicas(t, 1)
+	said, end := make(chan string), make(chan error)
+	rs[0].stream = func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		for {
+			select {
+			case text := <-said:
+				if err := s.Send(answer(text)); err != nil {
+					return err
+				}
+			case err := <-end:
+				return err
+			case <-s.Context().Done():
+				return nil
+			}
+		}
+	}
+	deployment := centralised(`{prefix_cache_affinity: {}}`, rs, "request_cost_tokens: 100")
+	at, _ := lookasideWith(t, "", deployment+"\nquery_hold: 0s")
+	cc := dial(t, "warmpath://"+at+"/")
+	connected(t, cc, rs)
+	untilCentral(t, cc)
+	sees := func(want float64) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("a load of %v", want), func() bool { return serverLoad(t, at, rs[0]) == want })
+	}
+	sees(0)
+	for i, ending := range []func(func(), grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]){
+		func(_ func(), s grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]) {
+			end <- nil
+			_, err := s.Recv()
+			require.ErrorIs(t, err, io.EOF)
+		},
+		func(_ func(), s grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]) {
+			end <- status.Error(codes.Internal, "broken")
+			_, err := s.Recv()
+			require.Equal(t, codes.Internal, status.Code(err))
+		},
+		func(cancel func(), _ grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]) { cancel() },
+	} {
+		ctx, cancel := context.WithCancel(deadline(t))
+		s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt(strings.Repeat(fmt.Sprint(i), 4000)))
+		require.NoError(t, err)
+		sees(1100)
+		said <- "first"
+		_, err = s.Recv()
+		require.NoError(t, err)
+		sees(100)
+		ending(cancel, s)
+		sees(0)
+		cancel()
+	}
+}
+
+// A failed attempt's reservation is given back, and the next one asks for another replica.
+func TestCentralRetries(t *testing.T) {
+	rs := replicas(t, 3)
+	deployment := centralised(`{consistent_hash: {}}`, rs, "request_cost_tokens: 100")
+	at, _ := lookasideWith(t, "", deployment+"\nquery_hold: 0s")
+	cc := dial(t, "warmpath://"+at+"/")
+	connected(t, cc, rs)
+	untilCentral(t, cc)
+	var home client.Decision
+	call := func(d *client.Decision) error {
+		ctx := client.WithSession(client.WithDecision(deadline(t), d), "s")
+		_, err := testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple("x"))
+		return err
+	}
+	require.NoError(t, call(&home))
+	for _, r := range rs {
+		if r.addr == home.Replica {
+			r.unary = func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+				return nil, status.Error(codes.Unavailable, "down")
+			}
+		}
+	}
+	var d client.Decision
+	require.NoError(t, call(&d))
+	require.Equal(t, 2, d.Attempts)
+	require.EqualValues(t, "retry", d.Reason)
+	require.EqualValues(t, "central", d.Rule)
+	require.NotEqual(t, home.Replica, d.Replica)
+	for _, r := range rs {
+		eventually(t, "nothing is reserved", func() bool { return serverLoad(t, at, r) == 0 })
+	}
+}
+
+// A percentage, the kill switch and a shadow policy are pushed, and take effect on calls that begin.
+func TestAdoptionIsPushed(t *testing.T) {
+	rs := replicas(t, 2)
+	at, push := reconfigurable(t, centralised(`{consistent_hash: {}}`, rs))
+	m := newMeter(t)
+	cc := dial(t, "warmpath://"+at+"/", m.option)
+	connected(t, cc, rs)
+	untilCentral(t, cc)
+	reasons := func() map[string]int {
+		all := make(map[string]int)
+		for i := range 100 {
+			var d client.Decision
+			ctx := client.WithSession(client.WithDecision(deadline(t), &d), fmt.Sprint("session", i))
+			_, err := testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple("x"))
+			require.NoError(t, err)
+			all[string(d.Reason)]++
+		}
+		return all
+	}
+	until := func(what string, ok func(map[string]int) bool) {
+		t.Helper()
+		eventually(t, what, func() bool { return ok(reasons()) })
+	}
+	require.Equal(t, map[string]int{"central": 100}, reasons())
+	push(centralised(`{consistent_hash: {}}`, rs, "percentage: 30"))
+	until("some of both", func(all map[string]int) bool {
+		return all["central"] > 10 && all["round_robin"] > 50 && all["central"]+all["round_robin"] == 100
+	})
+	push(centralised(`{consistent_hash: {}}`, rs, "enabled: false"))
+	until("all by turns", func(all map[string]int) bool { return all["round_robin"] == 100 })
+	require.Equal(t, "round_robin", asked(t, cc, "x").Policy)
+	push(strings.Replace(centralised(`{consistent_hash: {}}`, rs, "shadow_policy: {round_robin: {}}"), "mode: central", "mode: broadcast", 1))
+	until("the client by itself", func(all map[string]int) bool { return all["ring"] == 100 })
+	shadow := attribute.String("warmpath.shadow.policy", "round_robin")
+	decided := m.sum(t, "warmpath.shadow.decisions", shadow)
+	require.GreaterOrEqual(t, decided, int64(100))
+	differs := m.sum(t, "warmpath.shadow.decisions", shadow, attribute.Bool("warmpath.shadow.differs", true))
+	require.Positive(t, differs)
+	require.Less(t, differs, decided)
+	push(centralised(`{consistent_hash: {}}`, rs))
+	until("the server again", func(all map[string]int) bool { return all["central"] == 100 })
+}
+
+// Where all replicas are full, the call waits in the server's queue, and is served when another client's call ends.
+func TestCentralQueue(t *testing.T) {
+	rs := replicas(t, 1)
+	end := make(chan struct{})
+	rs[0].stream = func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		if err := s.Send(answer("x")); err != nil {
+			return err
+		}
+		<-end
+		return nil
+	}
+	at, _ := lookasideWith(t, "", centralised(`{consistent_hash: {}}`, rs, "max_ongoing_requests: 1"))
+	one, other := dial(t, "warmpath://"+at+"/"), dial(t, "warmpath://"+at+"/")
+	connected(t, one, rs)
+	connected(t, other, rs)
+	untilCentral(t, one)
+	untilCentral(t, other)
+	var first client.Decision
+	s, err := testpb.NewTestServiceClient(one).StreamingOutputCall(client.WithDecision(deadline(t), &first), prompt("x"))
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.NoError(t, err)
+	require.EqualValues(t, "central", first.Reason)
+
+	done := make(chan client.Decision, 1)
+	go func() {
+		var d client.Decision
+		_, err := testpb.NewTestServiceClient(other).UnaryCall(client.WithDecision(deadline(t), &d), simple("y"))
+		if err != nil {
+			t.Error(err)
+		}
+		done <- d
+	}()
+	eventually(t, "the other waits", func() bool {
+		ctx, cancel := context.WithTimeout(deadline(t), 20*time.Millisecond)
+		defer cancel()
+		_, err := testpb.NewTestServiceClient(one).UnaryCall(ctx, simple("z"))
+		return status.Code(err) == codes.DeadlineExceeded && len(done) == 0
+	})
+	close(end)
+	_, err = s.Recv()
+	require.ErrorIs(t, err, io.EOF)
+	d := <-done
+	require.EqualValues(t, "central", d.Reason)
+	require.Positive(t, d.Queued)
+}
+
+// What it costs to be told or to ask: one call of a replica on loopback, with a prompt of 8 KB.
+func BenchmarkCallOfAMode(b *testing.B) {
+	for _, mode := range []string{"broadcast", "central"} {
+		b.Run(mode, func(b *testing.B) {
+			rs := replicas(b, 4)
+			deployment := strings.Replace(centralised(`{prefix_cache_affinity: {}}`, rs), "mode: central", "mode: "+mode, 1)
+			at, _, _ := lookasideServer(b, "", deployment)
+			cc := dial(b, "warmpath://"+at+"/")
+			connected(b, cc, rs)
+			stub, text := testpb.NewTestServiceClient(cc), simple(strings.Repeat("all the same ", 640))
+			var d client.Decision
+			ctx := client.WithDecision(b.Context(), &d)
+			for ok := false; !ok; ok = mode == "broadcast" || d.Reason == "central" {
+				_, err := stub.UnaryCall(ctx, text)
+				require.NoError(b, err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := stub.UnaryCall(ctx, text); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,55 @@
+package tests
+
+import (
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Every reason, header and state of the HTTP door is on its page, and every reason in the table exists.
+func TestDoorsPageNamesWhatIsSaid(t *testing.T) {
+	page := section(t, "docs/doors.md", "## HTTP: POST /internal/route")
+	source := readDoc(t, "server/httpdoor/answer.go")
+	for _, m := range regexp.MustCompile(`Reason\w+\s+= "(\w+)"`).FindAllStringSubmatch(source, -1) {
+		require.Contains(t, page, "| `"+m[1]+"` |")
+	}
+	for _, m := range regexp.MustCompile("(?m)^\\| \\d{3} \\| `(\\w+)`").FindAllStringSubmatch(page, -1) {
+		require.Contains(t, source, `= "`+m[1]+`"`)
+	}
+	for _, m := range regexp.MustCompile(`"(X-[\w-]+)"`).FindAllStringSubmatch(source+readDoc(t, "server/httpdoor/handler.go"), -1) {
+		require.Contains(t, page, "`"+m[1]+"`")
+	}
+	for _, m := range regexp.MustCompile(`json:"(\w+)`).FindAllStringSubmatch(source, -1) {
+		require.Contains(t, page, "`"+m[1]+"`")
+	}
+	for _, m := range regexp.MustCompile(`BodyState = "(\w+)"`).FindAllStringSubmatch(readDoc(t, "server/httpdoor/body.go"), -1) {
+		require.Contains(t, page, "`"+m[1]+"`")
+	}
+}
+
+// Every variable and reason of the HAProxy example is on its page, and the command there starts.
+func TestDoorsPageDescribesHAProxy(t *testing.T) {
+	page := section(t, "docs/doors.md", "## HAProxy")
+	source := readDoc(t, "examples/haproxy/haproxy.cfg") + readDoc(t, "examples/haproxy/warmpath.lua")
+	for _, m := range regexp.MustCompile(`(?:defined\(|"\$\{|getenv\(")(WARMPATH_\w+)`).FindAllStringSubmatch(source, -1) {
+		if !strings.HasPrefix(m[1], "WARMPATH_REPLICA_") {
+			require.Contains(t, page, "`"+m[1]+"`")
+		}
+	}
+	reasons := regexp.MustCompile(`(?:X-Warmpath-Reason |return nil, "|return ")(\w+_\w+)`).FindAllStringSubmatch(source, -1)
+	require.Greater(t, len(reasons), 4)
+	for _, m := range reasons {
+		require.Contains(t, page, "| `"+m[1]+"` |")
+	}
+	_, err := exec.LookPath("haproxy")
+	needs(t, "haproxy", err)
+	command := regexp.MustCompile(`(?m)^    (WARMPATH_LISTEN=.* haproxy .*)$`).FindStringSubmatch(page)
+	require.NotNil(t, command)
+	cmd := exec.Command("sh", "-c", command[1]+" -c")
+	cmd.Dir = "../examples/haproxy"
+	said, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", said)
+}

@@ -1,0 +1,290 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/client"
+	modelserver "github.com/warmpath/warmpath/server/replica"
+)
+
+// patient is an ejection that takes three calls, of which none is late that takes less than a second, and that lasts.
+const (
+	threshold = 3
+	patient   = `"ejection":{"failures":3,"late_min":"1s","base_time":"1h","max_time":"1h"}`
+)
+
+// watcher is a channel with a look at what it thinks of its replicas.
+type watcher struct {
+	*testing.T
+	stub  testpb.TestServiceClient
+	meter *meter
+	under sync.WaitGroup // calls that wait for an answer
+	ctx   context.Context
+}
+
+func watching(t *testing.T, target string, rs []*replica, opts ...grpc.DialOption) *watcher {
+	m := newMeter(t)
+	cc := dial(t, target, append(opts, m.option)...)
+	ctx, cancel := context.WithCancel(deadline(t))
+	w := &watcher{T: t, stub: testpb.NewTestServiceClient(cc), meter: m, ctx: ctx}
+	t.Cleanup(func() {
+		cancel()
+		w.under.Wait()
+	})
+	for _, r := range rs { // a unary call says that it is connected
+		eventually(t, "connection to "+r.addr, func() bool {
+			_, err := w.stub.UnaryCall(client.WithPin(ctx, r.addr), simple(""))
+			return err == nil
+		})
+	}
+	return w
+}
+
+// is reports whether the channel has the replica in a condition.
+func (w *watcher) is(r *replica, condition string) bool {
+	return w.meter.sum(w.T, "warmpath.replica.condition", telemetry.KeyReplica.String(r.addr), telemetry.KeyCondition.String(condition)) == 1
+}
+
+// ask makes one call and waits for its first message, no longer than given.
+func (w *watcher) ask(ctx context.Context, most time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	s, err := w.stub.StreamingOutputCall(ctx, prompt("x"))
+	if err == nil {
+		_, err = s.Recv()
+	}
+	return err
+}
+
+// leave makes one call that nobody waits for.
+func (w *watcher) leave(r *replica) {
+	before := r.calls.Load()
+	w.under.Go(func() { _ = w.ask(client.WithPin(w.ctx, r.addr), time.Hour) })
+	eventually(w.T, "the call has come", func() bool { return r.calls.Load() > before })
+}
+
+// meet makes the channel know how long the others take, and leaves as many calls on a replica as it takes.
+func (w *watcher) meet(hung *replica, others []*replica) {
+	for range 10 {
+		for _, r := range others {
+			require.NoError(w.T, w.ask(client.WithPin(w.ctx, r.addr), 20*time.Second))
+		}
+	}
+	for range threshold {
+		w.leave(hung)
+	}
+}
+
+// find goes on with the others until the channel has found out that a replica hangs.
+func (w *watcher) find(hung *replica, others []*replica) {
+	eventually(w.T, "it is found", func() bool {
+		require.NoError(w.T, w.ask(client.WithPin(w.ctx, others[0].addr), 20*time.Second))
+		return w.is(hung, "ejected")
+	})
+}
+
+// hanging starts four replicas, the first of which takes calls and never answers them.
+func hanging(t *testing.T) (hung *replica, others []*replica, all []*replica) {
+	all = replicas(t, 4)
+	all[0].stream = func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		<-s.Context().Done()
+		return s.Context().Err()
+	}
+	return all[0], all[1:], all
+}
+
+const hangingClients = 16
+
+// Without a look-aside server every client pays the threshold for a replica that hangs; and none of them more.
+func TestHungReplicaAlone(t *testing.T) {
+	hung, others, all := hanging(t)
+	var clients []*watcher
+	for range hangingClients {
+		clients = append(clients, watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`, patient))))
+	}
+	hung.calls.Store(0)
+	for _, c := range clients {
+		c.meet(hung, others)
+	}
+	for _, c := range clients {
+		c.find(hung, others)
+		for range 20 {
+			require.NoError(t, c.ask(c.ctx, 20*time.Second))
+		}
+	}
+	t.Logf("%d calls reached the replica that hangs", hung.calls.Load())
+	require.EqualValues(t, hangingClients*threshold, hung.calls.Load())
+}
+
+// With one, a client's threshold and what was under way are lost, and the one call of whoever gives the second opinion.
+func TestHungReplicaShared(t *testing.T) {
+	hung, others, all := hanging(t)
+	text := "    policy: {round_robin: {}}\n    dialects: " + dialects +
+		"\n    ejection: {failures: 3, late_min: 1s, base_time: 1h, max_time: 1h}\n    replicas:"
+	for _, r := range all {
+		text += fmt.Sprintf("\n    - address: %q", r.addr)
+	}
+	at, _ := lookasideWith(t, "", text)
+	var clients []*watcher
+	for range hangingClients {
+		clients = append(clients, watching(t, "warmpath://"+at+"/chat", all))
+	}
+	hung.calls.Store(0)
+	for _, c := range clients[1:] {
+		c.leave(hung) // under way
+	}
+	clients[0].meet(hung, others)
+	clients[0].find(hung, others)
+	for i, c := range clients {
+		eventually(t, fmt.Sprint("client ", i, " has heard"), func() bool { return c.is(hung, "ejected") || c.is(hung, "trial") })
+	}
+	var lost atomic.Int64
+	var asked sync.WaitGroup
+	for _, c := range clients {
+		asked.Go(func() {
+			for range 40 {
+				if err := c.ask(c.ctx, 2*time.Second); err != nil {
+					lost.Add(1)
+				}
+			}
+		})
+	}
+	asked.Wait()
+	t.Logf("%d calls reached the replica that hangs, %d of them after it was found", hung.calls.Load(), lost.Load())
+	require.LessOrEqual(t, lost.Load(), int64(1), "the second opinion")
+	require.LessOrEqual(t, hung.calls.Load(), int64(threshold+(hangingClients-1)+1))
+	require.GreaterOrEqual(t, hung.calls.Load(), int64(threshold+(hangingClients-1)))
+}
+
+// A replica that fails is left alone, tried, and taken back, with and without interceptors.
+func TestFailingReplica(t *testing.T) {
+	for _, policy := range []string{`{"round_robin":{}}`, `{"power_of_two_choices":{}}`} {
+		t.Run(policy, func(t *testing.T) {
+			rs := replicas(t, 4)
+			var ill atomic.Bool
+			rs[0].unary = func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+				if ill.Load() {
+					return nil, status.Error(codes.Unavailable, "ill")
+				}
+				return &testpb.SimpleResponse{Username: rs[0].addr}, nil
+			}
+			w := watching(t, target(rs...), rs, client.WithConfig(config(policy, `"ejection":{"failures":3,"base_time":"100ms","max_time":"200ms","slow_start":"1ms"}`)))
+			ill.Store(true)
+			rs[0].calls.Store(0)
+			eventually(t, "it is ejected", func() bool {
+				_, err := w.stub.UnaryCall(w.ctx, simple("x"))
+				require.NoError(t, err, "another replica serves what it fails")
+				return w.is(rs[0], "ejected")
+			})
+			require.GreaterOrEqual(t, rs[0].calls.Load(), int64(threshold))
+			eventually(t, "its trials fail", func() bool {
+				_, err := w.stub.UnaryCall(w.ctx, simple("x"))
+				require.NoError(t, err)
+				return w.meter.sum(t, "warmpath.ejections", telemetry.KeyCause.String("trial")) >= 2
+			})
+			ill.Store(false)
+			eventually(t, "it is back", func() bool {
+				_, err := w.stub.UnaryCall(w.ctx, simple("x"))
+				require.NoError(t, err)
+				return w.is(rs[0], "well")
+			})
+			require.EqualValues(t, 1, w.meter.sum(t, "warmpath.ejections", telemetry.KeyCause.String("failures")))
+			require.GreaterOrEqual(t, w.meter.sum(t, "warmpath.trials"), int64(3))
+		})
+	}
+}
+
+// Calls without interceptors obey too, those that are picked without a lock among them.
+func TestFailingReplicaOfBareCalls(t *testing.T) {
+	for _, policy := range []string{`{"round_robin":{}}`, `{"power_of_two_choices":{}}`} {
+		t.Run(policy, func(t *testing.T) {
+			rs := replicas(t, 4)
+			rs[0].unary = func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+				return nil, status.Error(codes.Internal, "ill")
+			}
+			cc, err := grpc.NewClient(target(rs...), insecureOption(), grpc.WithDefaultServiceConfig(
+				`{"loadBalancingConfig":[{"warmpath":`+config(policy, patient)+`}]}`))
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, cc.Close()) })
+			stub, ctx := testpb.NewTestServiceClient(cc), deadline(t)
+			failed := 0
+			for range 400 {
+				if _, err := stub.UnaryCall(ctx, simple("x")); err != nil {
+					failed++
+				}
+			}
+			require.Equal(t, threshold, failed)
+		})
+	}
+}
+
+// A replica that says itself that it drains keeps its sessions and gets no others, until it stops.
+func TestDrainByTheReplicasOwnWord(t *testing.T) {
+	m, err := modelserver.New(modelserver.Config{DrainNotice: time.Hour, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	leaving := &replica{}
+	l := listenLoopback(t)
+	leaving.addr = l.Addr().String()
+	leaving.server = grpc.NewServer(m.ServerOptions()...)
+	testpb.RegisterTestServiceServer(leaving.server, leaving)
+	ctx, drain := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- m.Serve(ctx, leaving.server, l) }()
+	t.Cleanup(func() {
+		drain()
+		leaving.server.Stop()
+		<-served
+	})
+	rs := []*replica{leaving, start(t, &replica{}), start(t, &replica{})}
+	w := watching(t, target(rs...), rs, client.WithConfig(config(`{"consistent_hash":{}}`)))
+	at := func(session string) string {
+		reply, err := w.stub.UnaryCall(client.WithSession(w.ctx, session), simple("x"))
+		require.NoError(t, err)
+		return reply.Username
+	}
+	homes := map[string]string{}
+	for i := range 60 {
+		session := fmt.Sprint("old ", i)
+		homes[session] = at(session)
+	}
+	drain()
+	probes := 0
+	eventually(t, "it says so", func() bool { // in every answer, also those to calls that name it
+		_, err := w.stub.UnaryCall(client.WithPin(w.ctx, leaving.addr), simple("x"))
+		require.NoError(t, err)
+		for range 20 {
+			probes++
+			if at(fmt.Sprint("probe ", probes)) == leaving.addr {
+				return false
+			}
+		}
+		return true
+	})
+	moved := 0
+	for session, home := range homes {
+		if at(session) != home {
+			moved++
+		}
+	}
+	require.LessOrEqual(t, moved, 5, "few share a place in the table of sessions")
+	for i := range 60 {
+		require.NotEqual(t, leaving.addr, at(fmt.Sprint("new ", i)))
+	}
+	leaving.server.Stop()
+	for session := range homes {
+		require.NotEqual(t, leaving.addr, at(session))
+	}
+}

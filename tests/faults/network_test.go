@@ -1,0 +1,109 @@
+package faults
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/chaos"
+)
+
+var both = []string{"consistent_hash", "prefix_cache_affinity"}
+
+// silence is how long a replica says nothing, and the deadline of the calls meanwhile: a call on one that is well takes
+// a hundredth of it.
+const silence = 10 * time.Second
+
+// requireOnly checks that calls timed out on the replicas named, and nowhere else.
+func requireOnly(t *testing.T, r *chaos.Result, silent ...string) {
+	t.Helper()
+	for _, c := range r.History {
+		if c.Outcome == chaos.TimedOut {
+			require.Contains(t, silent, c.Replica)
+		}
+	}
+}
+
+// SIGSTOP, with real processes: calls on the replica that hangs end at their deadline, all others are served, and it takes
+// part again when it goes on.
+func TestHang(t *testing.T) {
+	t.Parallel()
+	launch := processes(t)
+	runs := each(both, []int{1, 16}, func(p string, n int) chaos.Options {
+		o := small("hang", p, n)
+		o.Replicas, o.Launch, o.Timeout = 4, launch, silence
+		return o
+	})
+	play(t, runs, func(t *testing.T, r *chaos.Result) { requireOnly(t, r, "r0") })
+}
+
+func TestPartition(t *testing.T) {
+	t.Parallel()
+	partition := func(p string, n int) chaos.Options {
+		o := small("partition", p, n)
+		o.Replicas, o.Timeout = 4, silence
+		return o
+	}
+	runs := []chaos.Options{partition("consistent_hash", 1), partition("prefix_cache_affinity", 16)}
+	play(t, runs, func(t *testing.T, r *chaos.Result) { requireOnly(t, r, "r0", "r1") })
+}
+
+// Connections that are reset, closed, or told to go away under load.
+func TestReset(t *testing.T) {
+	t.Parallel()
+	reset := func(p string, n int) chaos.Options {
+		o := small("reset", p, n)
+		o.Replicas = 4
+		return o
+	}
+	runs := append(each(policies, []int{1}, reset), reset("prefix_cache_affinity", 16))
+	play(t, runs, func(*testing.T, *chaos.Result) {})
+}
+
+// A slow replica loses nothing.
+func TestSlow(t *testing.T) {
+	t.Parallel()
+	slow := func(p string, n int) chaos.Options {
+		o := small("slow", p, n)
+		o.Replicas, o.Late = 4, 200*time.Millisecond
+		return o
+	}
+	play(t, []chaos.Options{slow("consistent_hash", 16), slow("prefix_cache_affinity", 1)}, served)
+}
+
+// Eight replicas, eighty, eight.
+func TestScale(t *testing.T) {
+	t.Parallel()
+	runs := []chaos.Options{small("scale", "consistent_hash", 16), small("scale", "prefix_cache_affinity", 1)}
+	for i := range runs {
+		runs[i].Rate, runs[i].Sessions, runs[i].PromptTokens = 100, 64, 32
+	}
+	play(t, runs, served)
+}
+
+// More than the replicas admit: what is not served is refused, and afterwards everything is as before.
+func TestFlood(t *testing.T) {
+	t.Parallel()
+	flood := func(p string, n int) chaos.Options {
+		o := small("flood", p, n)
+		o.Replicas, o.Speed, o.InFlight = 2, 2, 256
+		return o
+	}
+	runs := []chaos.Options{flood("consistent_hash", 16), flood("prefix_cache_affinity", 1)}
+	play(t, runs, func(*testing.T, *chaos.Result) {})
+}
+
+// What is held stays the same through churn: nothing grows from one tour of the fleet to the next. It is not parallel,
+// since the other tests' goroutines would count.
+func TestSoak(t *testing.T) {
+	o := small("soak", "prefix_cache_affinity", 4)
+	o.Replicas, o.Turns, o.Rate = 3, 12, 40
+	play(t, []chaos.Options{o}, func(t *testing.T, r *chaos.Result) {
+		require.Len(t, r.Footprints, 4)
+		first, last := r.Footprints[0], r.Footprints[3]
+		// A call under way takes some ten goroutines, and one of the moments measured may have had one or two.
+		require.Less(t, last.Goroutines, first.Goroutines+50, "%+v", r.Footprints)
+		require.Less(t, last.Heap, first.Heap+4<<20, "%+v", r.Footprints)
+	})
+}

@@ -1,0 +1,264 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/server/httpdoor"
+)
+
+// Of two look-aside servers one is enough, whichever it is and whatever is wrong with the other.
+func TestHAProxyFailsOver(t *testing.T) {
+	for name, broken := range map[string]func(t *testing.T) string{
+		"dead": func(t *testing.T) string { return freeAddr(t) },
+		"frozen": func(t *testing.T) string {
+			return newFakeServer(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }).addr()
+		},
+	} {
+		for _, first := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, " ", first), func(t *testing.T) {
+				t.Parallel()
+				replicas := httpReplicas(t)
+				_, good := httpLookAside(t, replicas, "consistent_hash: {}", "")
+				a, b := broken(t), good
+				if first {
+					a, b = b, a
+				}
+				f := startHAProxy(t, a, b, replicas, "WARMPATH_TIMEOUT=500ms")
+				for n := range 5 {
+					got := f.post(strings.NewReader(chat("x")), "X-Session-Id", fmt.Sprint(n))
+					require.Equal(t, http.StatusOK, got.code)
+					require.Equal(t, "ring", got.reason)
+				}
+			})
+		}
+	}
+}
+
+// While both are there, one is asked: it knows what was sent where.
+func TestHAProxyAsksOneOfTwo(t *testing.T) {
+	replicas := httpReplicas(t)
+	a := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { name(w, "r1") })
+	b := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { name(w, "r1") })
+	f := startHAProxy(t, a.addr(), b.addr(), replicas, "WARMPATH_DEPLOYMENT=chat", "WARMPATH_SESSION=User_Key")
+	for range 20 {
+		require.Equal(t, "r1", f.post(strings.NewReader(chat("x")), "user-key", "u", "X-Request-Id", "id", "Authorization", "Bearer secret").replica)
+	}
+	asked := append(a.asked(), b.asked()...)
+	require.Len(t, asked, 20)
+	require.True(t, len(a.asked()) == 0 || len(b.asked()) == 0)
+	require.Len(t, replicas[1].served(), 20)
+	for _, h := range asked {
+		require.Equal(t, "chat", h.Get(httpdoor.HeaderDeployment))
+		require.Equal(t, "u", h.Get("User-Key"))
+		require.Equal(t, "id", h.Get("X-Request-Id"))
+		require.Empty(t, h.Get("Authorization"), "what the server has no use for stays here")
+	}
+}
+
+// The server's refusals reach the client as they are.
+func TestHAProxyPassesRefusalsOn(t *testing.T) {
+	replicas := httpReplicas(t)
+	s, at := httpLookAside(t, replicas, "round_robin: {}", "max_reservations: 2\n")
+	f := startHAProxy(t, at, at, replicas, "WARMPATH_FORWARD_BODY=1")
+	refused := func(code int, reason, message string, body string) {
+		t.Helper()
+		got := f.post(strings.NewReader(body))
+		require.Equal(t, code, got.code)
+		require.Equal(t, reason, got.reason)
+		require.Contains(t, got.body, message)
+		require.Contains(t, got.body, `"code":"`+reason+`"`)
+	}
+	refused(http.StatusNotFound, "unknown_model", `no deployment serves the model \"gpt\"`, `{"model":"gpt"}`)
+	refused(http.StatusBadRequest, "invalid_request", "must be a string", `{"model":7}`)
+	for range 2 {
+		require.Equal(t, http.StatusOK, f.post(strings.NewReader(chat("x"))).code)
+	}
+	refused(http.StatusServiceUnavailable, "full", "max_reservations", chat("x"))
+	s.Close()
+	require.Equal(t, "server_unreachable", f.post(strings.NewReader(chat("x"))).reason)
+}
+
+// A replica that HAProxy knows to be down is not taken: it asks for another.
+func TestHAProxyAsksForAnother(t *testing.T) {
+	replicas := httpReplicas(t)
+	_, at := httpLookAside(t, replicas, "consistent_hash: {}", "")
+	f := startHAProxy(t, at, at, replicas)
+	post := func(session int) outcome {
+		return f.post(strings.NewReader(chat("x")), "X-Session-Id", fmt.Sprint("s", session))
+	}
+	before := make(map[int]string)
+	for n := range 12 {
+		before[n] = post(n).replica
+	}
+	replicas[1].Close()
+	for n := range 12 { // before HAProxy has noticed, and after
+		require.Equal(t, http.StatusOK, post(n).code)
+	}
+	eventually(t, "HAProxy finds it down", func() bool { return strings.Contains(f.log.String(), "replicas/r1 is DOWN") })
+	moved := make(map[int]outcome)
+	for n := range 12 {
+		got := post(n)
+		require.Equal(t, http.StatusOK, got.code)
+		require.Equal(t, "ring", strings.TrimSuffix(got.reason, "_fallback"), "it is asked, and does not guess")
+		require.NotEqual(t, "r1", got.replica)
+		if before[n] != "r1" {
+			require.Equal(t, before[n], got.replica)
+		} else {
+			moved[n] = got
+		}
+	}
+	require.NotEmpty(t, moved)
+	for n, got := range moved {
+		require.Equal(t, got.replica, post(n).replica, "and stays there")
+	}
+	fake := newFakeServer(t, func(w http.ResponseWriter, r *http.Request) {
+		name(w, "r1")
+	})
+	f = startHAProxy(t, fake.addr(), fake.addr(), replicas)
+	eventually(t, "HAProxy finds it down", func() bool { return strings.Contains(f.log.String(), "replicas/r1 is DOWN") })
+	require.Equal(t, "replica_down", post(0).reason)
+	asked := fake.asked()
+	require.Len(t, asked, 2)
+	require.Equal(t, "r1", asked[1].Get(httpdoor.HeaderExclude))
+}
+
+// A rank that was picked reaches the replica.
+func TestHAProxySendsTheRank(t *testing.T) {
+	replicas := httpReplicas(t)
+	fake := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"replica_id":"r2","host":"h","port":1,"request_headers":{"x-data-parallel-rank":"3"}}`)
+	})
+	f := startHAProxy(t, fake.addr(), fake.addr(), replicas)
+	require.Equal(t, "r2", f.post(strings.NewReader(chat("x"))).replica)
+	require.Equal(t, []string{"3"}, replicas[2].ranks)
+}
+
+// What clients of HAProxy do: HTTP/2, one connection for many requests, bodies that wait to be asked for, long ones, ends
+// without a body.
+func TestHAProxyClients(t *testing.T) {
+	replicas := httpReplicas(t)
+	_, at := httpLookAside(t, replicas, "prefix_cache_affinity: {}", "")
+	for _, env := range []string{"WARMPATH_NOTHING=", "WARMPATH_FORWARD_BODY=1"} {
+		t.Run(env, func(t *testing.T) {
+			f := startHAProxy(t, at, at, replicas, env)
+			var protocols http.Protocols
+			protocols.SetUnencryptedHTTP2(true)
+			h2 := &http.Client{Transport: &http.Transport{Protocols: &protocols, ExpectContinueTimeout: time.Minute}}
+			defer h2.CloseIdleConnections()
+			long := chat(strings.Repeat("long ", 400_000))
+			for version, client := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2.0": h2} {
+				f.client = client
+				for n := range 5 {
+					got := f.post(strings.NewReader(long), "Expect", "100-continue", "X-Session-Id", fmt.Sprint(n))
+					require.Equal(t, http.StatusOK, got.code, version)
+					require.Contains(t, got.body, fmt.Sprintf("data: %d\n", len(long)))
+					require.Equal(t, http.StatusOK, f.post(nil).code)
+					require.Equal(t, http.StatusOK, f.post(struct{ io.Reader }{strings.NewReader(chat("chunked"))}).code)
+				}
+			}
+			ctx, cancel := context.WithCancel(deadline(t))
+			body, more := io.Pipe() // a client that goes away in the middle of its body
+			q, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url, body)
+			require.NoError(t, err)
+			done := make(chan error, 1)
+			go func() {
+				_, err := h2.Do(q)
+				done <- err
+			}()
+			_, err = io.WriteString(more, `{"messages":[`)
+			require.NoError(t, err)
+			cancel()
+			require.Error(t, <-done)
+			require.NoError(t, more.Close())
+			require.Equal(t, http.StatusOK, f.post(strings.NewReader(chat("after"))).code)
+		})
+	}
+}
+
+// Many at once are all answered, and spread.
+func TestHAProxyUnderLoad(t *testing.T) {
+	replicas := httpReplicas(t)
+	_, at := httpLookAside(t, replicas, "power_of_two_choices: {}", "")
+	f := startHAProxy(t, at, at, replicas)
+	f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 32
+	var all sync.WaitGroup
+	var reasons [32]map[string]int
+	for worker := range reasons {
+		reasons[worker] = make(map[string]int)
+		all.Go(func() {
+			for range 30 {
+				q, err := http.NewRequest(http.MethodPost, f.url+"/v1/completions", strings.NewReader(chat("x")))
+				if err != nil {
+					return
+				}
+				a, err := f.client.Do(q)
+				if err != nil {
+					reasons[worker][err.Error()]++
+					continue
+				}
+				_, _ = io.Copy(io.Discard, a.Body)
+				a.Body.Close()
+				reasons[worker][a.Header.Get(httpdoor.HeaderReason)]++
+			}
+		})
+	}
+	all.Wait()
+	total := make(map[string]int)
+	for _, m := range reasons {
+		for reason, n := range m {
+			total[reason] += n
+		}
+	}
+	require.Equal(t, map[string]int{"least_of_two": 32 * 30}, total)
+	for _, r := range replicas {
+		require.InDelta(t, 320, len(r.served()), 100, r.name)
+	}
+}
+
+// A body that comes slowly is waited for, since no replica could begin without it; one that never comes ends with 408.
+func TestHAProxySlowBody(t *testing.T) {
+	replicas := httpReplicas(t)
+	fake := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { name(w, "r1") })
+	f := startHAProxy(t, fake.addr(), fake.addr(), replicas, "WARMPATH_FORWARD_BODY=1", "WARMPATH_BODY_TIMEOUT=20s")
+	whole := chat(strings.Repeat("slow ", 1000))
+	body, more := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		_, err := io.WriteString(more, whole[:2000])
+		if a, errGet := f.client.Get(f.url + "/v1/models"); errGet == nil { // others are served meanwhile
+			a.Body.Close()
+		}
+		_, errRest := io.WriteString(more, whole[2000:])
+		done <- errors.Join(err, errRest, more.Close())
+	}()
+	require.Equal(t, "r1", f.post(body).replica)
+	require.NoError(t, <-done)
+	require.Equal(t, []string{whole}, fake.said())
+	require.Equal(t, []string{whole}, replicas[1].served())
+
+	f = startHAProxy(t, fake.addr(), fake.addr(), replicas, "WARMPATH_FORWARD_BODY=1", "WARMPATH_BODY_TIMEOUT=200ms")
+	never, open := io.Pipe()
+	t.Cleanup(func() { open.Close() })
+	require.Equal(t, http.StatusRequestTimeout, f.post(never).code)
+	require.Len(t, fake.said(), 1)
+}
+
+// HAProxy shows its token, and keeps the client's.
+func TestHAProxyToken(t *testing.T) {
+	replicas := httpReplicas(t)
+	_, at := httpLookAside(t, replicas, "round_robin: {}", "callers: [{name: proxy, token: proxy-0123456789abcd}]\n")
+	f := startHAProxy(t, at, at, replicas, "WARMPATH_TOKEN=proxy-0123456789abcd")
+	require.Equal(t, "round_robin", f.post(strings.NewReader(chat("x")), "Authorization", "Bearer client").reason)
+	f = startHAProxy(t, at, at, replicas)
+	require.Equal(t, "unauthenticated", f.post(strings.NewReader(chat("x")), "Authorization", "Bearer proxy-0123456789abcd").reason)
+}

@@ -1,0 +1,397 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/warmpath/warmpath/balancer/kvevents"
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/enginesim"
+	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+)
+
+// contents is what an engine's cache really holds.
+type contents struct {
+	mu   sync.Mutex // guards the set
+	held map[uint64]bool
+}
+
+// KVEvents implements enginesim.Listener.
+func (c *contents) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range events {
+		for _, h := range e.Hashes {
+			if e.Stored {
+				c.held[h] = true
+			} else {
+				delete(c.held, h)
+			}
+		}
+	}
+}
+
+func (c *contents) copy() map[uint64]bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	held := make(map[uint64]bool, len(c.held))
+	for h := range c.held {
+		held[h] = true
+	}
+	return held
+}
+
+// simulated is an engine behind proxies that keep their addresses over its restarts.
+type simulated struct {
+	t         testing.TB
+	encoding  kvpublish.Encoding // "" = gRPC only
+	drop      func(uint64) bool
+	keep      int
+	rpc       *proxy // of the load
+	feed      *proxy // of SubscribeKvEvents
+	pub, back *proxy
+
+	server   *grpcserver.Server
+	log      *kvpublish.Log
+	contents *contents
+	zmq      *kvpublish.Publisher
+	conn     *grpc.ClientConn // of the load
+	feedConn *grpc.ClientConn
+	received atomic.Int64 // messages on feedConn
+}
+
+const simulatedBlocks = 96
+
+func simulate(t testing.TB, encoding kvpublish.Encoding, drop func(uint64) bool) *simulated {
+	s := &simulated{t: t, encoding: encoding, drop: drop, rpc: newProxy(t), feed: newProxy(t), pub: newProxy(t), back: newProxy(t)}
+	s.boot()
+	t.Cleanup(func() { s.kill() })
+	s.conn, s.feedConn = dialProxy(t, s.rpc), dialProxy(t, s.feed)
+	return s
+}
+
+func dialProxy(t testing.TB, p *proxy) *grpc.ClientConn {
+	conn, err := grpc.NewClient(p.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 10 * time.Millisecond},
+			MinConnectTimeout: 10 * time.Second,
+		}))
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func (s *simulated) boot() {
+	lis := listenLoopback(s.t)
+	s.log, s.contents = kvpublish.NewLog(s.keep), &contents{held: map[uint64]bool{}}
+	var err error
+	s.server, err = grpcserver.Start(lis, grpcserver.Config{
+		KVTokens: 16 * simulatedBlocks, Virtual: true, Listener: s.contents, KVEvents: s.log,
+	})
+	require.NoError(s.t, err)
+	s.rpc.to(lis.Addr())
+	s.feed.to(lis.Addr())
+	if s.encoding == "" {
+		return
+	}
+	c := kvpublish.Config{Events: listenLoopback(s.t), Replay: listenLoopback(s.t), Topic: "kv@sim", Encoding: s.encoding, Drop: s.drop}
+	s.zmq = kvpublish.Publish(s.log, c)
+	s.pub.to(c.Events.Addr())
+	s.back.to(c.Replay.Addr())
+}
+
+func (s *simulated) kill() {
+	s.server.Kill()
+	if s.zmq != nil {
+		s.zmq.Close()
+	}
+}
+
+// cutEvents breaks every connection that events come through.
+func (s *simulated) cutEvents() {
+	for _, p := range []*proxy{s.feed, s.pub, s.back} {
+		p.cut()
+	}
+}
+
+// kvEvents is the engine's attribute.
+func (s *simulated) kvEvents() string {
+	if s.encoding == "" {
+		return "grpc:vllm"
+	}
+	return "tcp://" + s.pub.addr() + "?topic=kv"
+}
+
+// kvEventsReplay is the other one.
+func (s *simulated) kvEventsReplay() string {
+	if s.encoding == "" {
+		return ""
+	}
+	return "tcp://" + s.back.addr()
+}
+
+// next is the number that a follower who has heard everything expects.
+func (s *simulated) next() uint64 {
+	if s.encoding == "" {
+		return s.log.Next() + 1
+	}
+	return s.log.Next()
+}
+
+func listenLoopback(t testing.TB) net.Listener {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return lis
+}
+
+// proxy passes connections on to a target that may change, and can cut them.
+type proxy struct {
+	lis net.Listener
+	all sync.WaitGroup
+
+	mu     sync.Mutex // guards what follows
+	target string
+	conns  []net.Conn
+}
+
+func newProxy(t testing.TB) *proxy {
+	p := &proxy{lis: listenLoopback(t)}
+	p.all.Go(func() {
+		for {
+			c, err := p.lis.Accept()
+			if err != nil {
+				return
+			}
+			p.all.Go(func() { p.pass(c) })
+		}
+	})
+	t.Cleanup(func() {
+		p.lis.Close()
+		p.cut()
+		p.all.Wait()
+	})
+	return p
+}
+
+func (p *proxy) addr() string { return p.lis.Addr().String() }
+
+func (p *proxy) to(a net.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = a.String()
+}
+
+func (p *proxy) pass(from net.Conn) {
+	defer from.Close()
+	p.mu.Lock()
+	to, err := net.Dial("tcp", p.target)
+	if err != nil {
+		p.mu.Unlock()
+		return
+	}
+	p.conns = append(p.conns, from, to)
+	p.mu.Unlock()
+	defer to.Close()
+	p.all.Go(func() {
+		_, _ = io.Copy(to, from)
+		to.Close()
+	})
+	_, _ = io.Copy(from, to)
+}
+
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.Close()
+	}
+	p.conns = nil
+}
+
+// known is an index fed by events.
+type known struct {
+	index *kvindex.Index
+	mu    sync.Mutex // guards the set
+	ever  map[uint64]bool
+}
+
+func (k *known) changed(changes []routing.CacheChange) {
+	for _, c := range changes {
+		slot := k.index.AddReplica(c.Replica)
+		if c.Cleared {
+			k.index.Clear(slot)
+		}
+		k.index.Remove(slot, c.Removed)
+		k.index.Insert(slot, c.Stored)
+		k.mu.Lock()
+		for _, h := range c.Stored {
+			k.ever[h] = true
+		}
+		k.mu.Unlock()
+	}
+}
+
+// holds is what the index has of a replica.
+func (k *known) holds(id string) map[uint64]bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	held := map[uint64]bool{}
+	slot, ok := k.index.Slot(id)
+	var m kvindex.Matches
+	for h := range k.ever {
+		if k.index.Match([]uint64{h}, &m); ok && m.Depth(slot) == 1 {
+			held[h] = true
+		}
+	}
+	return held
+}
+
+// eventWorld is engines, and a manager that feeds an index with what they say.
+type eventWorld struct {
+	t       *testing.T
+	engines []*simulated
+	known   *known
+	manager *kvevents.Manager
+	fleet   []routing.Attributes
+	lossy   atomic.Bool // gRPC streams lose messages
+}
+
+// lossyConn loses every twentieth message of its streams while the world is lossy.
+type lossyConn struct {
+	grpc.ClientConnInterface
+	world *eventWorld
+	n     *atomic.Int64
+}
+
+// NewStream implements grpc.ClientConnInterface.
+func (c *lossyConn) NewStream(ctx context.Context, d *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := c.ClientConnInterface.NewStream(ctx, d, method, opts...)
+	return &lossyStream{s, c}, err
+}
+
+type lossyStream struct {
+	grpc.ClientStream
+	conn *lossyConn
+}
+
+// RecvMsg implements grpc.ClientStream.
+func (s *lossyStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err == nil && s.conn.n.Add(1)%20 == 0 && s.conn.world.lossy.Load() {
+		err = s.ClientStream.RecvMsg(m)
+	}
+	return err
+}
+
+func newEventWorld(t *testing.T, engines []*simulated, o kvevents.Options) *eventWorld {
+	w := &eventWorld{t: t, engines: engines, known: &known{index: kvindex.New(kvindex.Options{}), ever: map[uint64]bool{}}}
+	o.Sink, o.Quiet = w.known.changed, 5*time.Millisecond
+	o.Connect = func(_ context.Context, id string) (grpc.ClientConnInterface, error) {
+		return &lossyConn{w.engine(id).feedConn, w, &w.engine(id).received}, nil
+	}
+	w.manager = kvevents.NewManager(o)
+	t.Cleanup(w.manager.Close)
+	for i, e := range engines {
+		w.fleet = append(w.fleet, routing.Attributes{ID: fmt.Sprint(i), Address: e.rpc.addr(), KVEvents: e.kvEvents(), KVEventsReplay: e.kvEventsReplay()})
+	}
+	w.manager.SetFleet(w.fleet)
+	return w
+}
+
+func (w *eventWorld) engine(id string) *simulated {
+	i := slices.IndexFunc(w.fleet, func(a routing.Attributes) bool { return a.ID == id })
+	return w.engines[i]
+}
+
+// load sends requests with shared prefixes to every engine. during is called in the middle.
+func (w *eventWorld) load(seed uint64, requests int, during func()) {
+	var all sync.WaitGroup
+	for i, e := range w.engines {
+		for half := range 2 {
+			all.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, uint64(2*i+half)))
+				for n := range requests {
+					_ = e.ask(fmt.Sprintf("%d/%d/%d/%d", seed, i, half, n), randomPrompt(rng), 1+rng.IntN(40))
+				}
+			})
+		}
+	}
+	during()
+	all.Wait()
+}
+
+// randomPrompt is a path in a tree of blocks, and some tokens.
+func randomPrompt(rng *rand.Rand) []uint32 {
+	var tokens []uint32
+	for depth := range uint32(1 + rng.IntN(10)) {
+		branch := rng.Uint32N(3)
+		for i := range uint32(16) {
+			tokens = append(tokens, 1000*depth+100*branch+i)
+		}
+	}
+	return tokens[:len(tokens)-rng.IntN(16)]
+}
+
+// ask sends one request; an engine that is being restarted fails it.
+func (s *simulated) ask(id string, tokens []uint32, output int) error {
+	n := uint32(output)
+	stream, err := enginepb.NewVllmEngineClient(s.conn).Generate(context.Background(), &enginepb.GenerateRequest{
+		RequestId: id, Input: &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: tokens}},
+		SamplingParams: &enginepb.SamplingParams{MaxTokens: &n},
+	}, grpc.WaitForReady(true))
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
+
+// quiet waits until everything that was said has been applied.
+func (w *eventWorld) quiet() []kvevents.Status {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool {
+		sts := w.manager.Status()
+		if len(sts) != len(w.engines) {
+			return false
+		}
+		for _, st := range sts {
+			if want := w.engine(st.Replica).next(); st.Next != want && want > 1 {
+				return false
+			}
+		}
+		return true
+	}, time.Minute, time.Millisecond)
+	return w.manager.Status()
+}
+
+// exact checks that the index is what the engines hold.
+func (w *eventWorld) exact() []kvevents.Status {
+	w.t.Helper()
+	sts := w.quiet()
+	for i, e := range w.engines {
+		want := e.contents.copy()
+		require.NotEmpty(w.t, want)
+		require.Equal(w.t, want, w.known.holds(fmt.Sprint(i)), "engine %d: %+v", i, sts[i])
+		require.Equal(w.t, len(want), sts[i].Blocks)
+	}
+	return sts
+}

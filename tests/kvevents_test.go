@@ -1,0 +1,119 @@
+package tests
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/kvevents"
+	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+)
+
+// eightEngines are engines of every kind: three encodings over ZeroMQ, and gRPC.
+func eightEngines(t *testing.T, drop func(uint64) bool) (all []*simulated) {
+	for i := range 8 {
+		encoding := [...]kvpublish.Encoding{kvpublish.Arrays, kvpublish.Mixed, kvpublish.Maps, ""}[i%4]
+		all = append(all, simulate(t, encoding, drop))
+	}
+	return all
+}
+
+func requireNoErrors(t *testing.T, sts []kvevents.Status) {
+	t.Helper()
+	for _, st := range sts {
+		require.Empty(t, st.Unreadable, "%+v", st)
+		require.Zero(t, st.Orphaned+st.Forgotten, "%+v", st)
+	}
+}
+
+func TestKVEventsAddUpToTheCaches(t *testing.T) {
+	w := newEventWorld(t, eightEngines(t, nil), kvevents.Options{})
+	w.load(1, 60, func() {})
+	sts := w.exact()
+	requireNoErrors(t, sts)
+	for _, st := range sts {
+		require.Zero(t, st.Clears+st.Gaps+st.Restarts, "%+v", st)
+		require.True(t, st.Connected)
+		require.Equal(t, 16, st.BlockTokens)
+	}
+}
+
+func TestKVEventsOfWhoeverComesLate(t *testing.T) {
+	w := &eventWorld{t: t, engines: eightEngines(t, nil)}
+	w.load(2, 30, func() {})
+	newEventWorld(t, w.engines, kvevents.Options{}).exact()
+}
+
+func TestKVEventsAfterARestart(t *testing.T) {
+	w := newEventWorld(t, eightEngines(t, nil), kvevents.Options{})
+	w.load(3, 60, func() {
+		w.said(30)
+		for _, e := range w.engines[:4] {
+			e.kill()
+			e.boot()
+			e.rpc.cut()
+			e.cutEvents()
+		}
+	})
+	w.load(4, 10, func() {})
+	sts := w.exact()
+	requireNoErrors(t, sts)
+	for _, st := range sts[:4] {
+		require.Positive(t, st.Restarts, "%+v", st)
+	}
+}
+
+func TestKVEventsOverACutConnection(t *testing.T) {
+	w := newEventWorld(t, eightEngines(t, nil), kvevents.Options{})
+	w.load(5, 60, func() {
+		for said := range uint64(3) {
+			w.said(20 * (1 + said))
+			for _, e := range w.engines {
+				e.cutEvents()
+			}
+		}
+	})
+	for _, st := range w.exact() {
+		require.Zero(t, st.Clears+st.Restarts, "a connection that blinked clears nothing: %+v", st)
+		require.Greater(t, st.Connections, int64(1))
+	}
+}
+
+// said waits until every engine has said this many batches.
+func (w *eventWorld) said(batches uint64) {
+	for _, e := range w.engines {
+		for _, next, more := e.log.From(0); next < batches; _, next, more = e.log.From(0) {
+			<-more
+		}
+	}
+}
+
+func TestKVEventsWithMessagesDropped(t *testing.T) {
+	var n atomic.Int64
+	w := newEventWorld(t, eightEngines(t, func(uint64) bool { return n.Add(1)%20 == 0 }), kvevents.Options{})
+	w.lossy.Store(true)
+	w.load(6, 60, func() {})
+	w.lossy.Store(false)
+	w.load(7, 2, func() {}) // that a stream lost its last message shows in the next one only
+	for _, st := range w.exact() {
+		require.Zero(t, st.Clears, "%+v", st)
+		require.Positive(t, st.Gaps+st.Replays, "%+v", st)
+	}
+}
+
+// What does not fit in the budget is forgotten: the index then knows less than the engines hold, and nothing else.
+func TestKVEventsAboveTheBudget(t *testing.T) {
+	w := newEventWorld(t, eightEngines(t, nil), kvevents.Options{MaxBytes: 40 * 80})
+	w.load(7, 40, func() {})
+	for i, st := range w.quiet() {
+		require.Positive(t, st.Forgotten)
+		require.LessOrEqual(t, st.Blocks, 40)
+		want, got := w.engines[i].contents.copy(), w.known.holds(fmt.Sprint(i))
+		require.NotEmpty(t, got)
+		for h := range got {
+			require.True(t, want[h], "engine %d does not hold it", i)
+		}
+	}
+}

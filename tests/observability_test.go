@@ -1,0 +1,208 @@
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/yaml"
+
+	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+	"github.com/warmpath/warmpath/server"
+	"github.com/warmpath/warmpath/server/export"
+)
+
+// scraped is what a page for Prometheus has: metrics as one can ask for them, and labels.
+type scraped struct {
+	metrics, labels map[string]bool
+}
+
+func scrape(t *testing.T, url string) scraped {
+	t.Helper()
+	a, err := http.Get(url)
+	require.NoError(t, err)
+	defer a.Body.Close()
+	require.Equal(t, http.StatusOK, a.StatusCode)
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(a.Body)
+	require.NoError(t, err)
+	s := scraped{map[string]bool{}, map[string]bool{}}
+	for name, f := range families {
+		s.metrics[name] = true
+		for _, m := range f.GetMetric() {
+			if m.GetHistogram() != nil {
+				s.metrics[name+"_bucket"], s.metrics[name+"_sum"], s.metrics[name+"_count"] = true, true, true
+			}
+			for _, l := range m.GetLabel() {
+				s.labels[l.GetName()] = true
+			}
+		}
+	}
+	return s
+}
+
+// busy is a look-aside server with metrics of which everything has happened that its dashboard shows. It returns the page.
+func busy(t *testing.T) string {
+	t.Helper()
+	x, err := export.Start(t.Context(), "127.0.0.1:0", func(string) string { return "" })
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, x.Shutdown(context.Background())) })
+	engine := simulate(t, kvpublish.Maps, nil)
+	conn := lookAsideConn(t, fmt.Sprintf(`
+load_interval: 10ms
+deployments:
+  chat:
+    policy: {kv_aware: {}}
+    replicas: [{id: a, address: %q, kv_events: %q, kv_events_replay: %q, max_ongoing_requests: 1}]
+`, engine.rpc.addr(), engine.kvEvents(), engine.kvEventsReplay()),
+		server.Options{Logger: slog.New(slog.DiscardHandler), Meter: x.Meter()})
+	pb := warmpathv1.NewRoutingServiceClient(conn)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	watch, err := pb.WatchReplicas(ctx)
+	require.NoError(t, err)
+	require.NoError(t, watch.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Index: true, Load: true}}))
+	prompt := make([]uint32, 1000)
+	require.NoError(t, engine.ask("warm", prompt, 1))
+	for m := new(warmpathv1.WatchReplicasResponse); m.GetIndex() == nil; { // its events have come
+		m, err = watch.Recv()
+		require.NoError(t, err)
+	}
+	ask := &warmpathv1.ChooseReplicaRequest{
+		Mode: warmpathv1.PickMode_PICK_MODE_RESERVE,
+		Key:  &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_TokenIds{TokenIds: &warmpathv1.TokenIds{Ids: prompt}}},
+	}
+	a, err := pb.ChooseReplica(ctx, ask)
+	require.NoError(t, err)
+	_, err = pb.ChooseReplica(ctx, ask)
+	require.Error(t, err, "it is full")
+	_, err = pb.ReportLife(ctx, &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+		Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+		Outcome: &warmpathv1.Outcome{Sent: true, FirstMessageUs: 1000, PromptTokens: proto.Uint32(1000), CachedTokens: proto.Uint32(992)},
+	}}})
+	require.NoError(t, err)
+	return "http://" + x.Addr().String() + export.Path
+}
+
+// expressions returns the queries of a dashboard or of alert rules, wherever they stand.
+func expressions(v any) (all []string) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			if text, ok := x.(string); ok && (k == "expr" || k == "query") {
+				all = append(all, text)
+			}
+			all = append(all, expressions(x)...)
+		}
+	case []any:
+		for _, x := range v {
+			all = append(all, expressions(x)...)
+		}
+	}
+	return all
+}
+
+// Every metric and label that the dashboard and the alerts name is there when the server has something to do.
+func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
+	page := scrape(t, busy(t))
+	name := regexp.MustCompile(`\b(?:warmpath|process|go)_[a-z_]+\b`)
+	for file, least := range map[string]int{"dashboard.json": 30, "alerts.yaml": 10} {
+		raw, err := os.ReadFile(filepath.Join("..", "docs", "observability", file))
+		require.NoError(t, err)
+		if strings.HasSuffix(file, ".yaml") {
+			raw, err = yaml.YAMLToJSONStrict(raw)
+			require.NoError(t, err)
+		}
+		var content any
+		require.NoError(t, json.Unmarshal(raw, &content))
+		named := 0
+		for _, expression := range expressions(content) {
+			require.Equal(t, strings.Count(expression, "("), strings.Count(expression, ")"), expression)
+			for _, n := range name.FindAllString(expression, -1) {
+				named++
+				require.True(t, page.metrics[n] || page.labels[n], "%s: there is no %s (in %s)", file, n, expression)
+			}
+		}
+		require.Greater(t, named, least, file)
+	}
+	// The other way round: nothing that the server counts by itself is missing there.
+	dashboard := readDoc(t, "docs/observability/dashboard.json")
+	for n := range page.metrics {
+		if strings.HasPrefix(n, "warmpath_server_") {
+			require.Contains(t, dashboard, n)
+		}
+	}
+}
+
+// Every metric of the server's own is in the page on observability, and no other.
+func TestObservabilityPageNamesEveryMetric(t *testing.T) {
+	source := regexp.MustCompile(`"(warmpath\.server\.[a-z_.]+)"`)
+	var there []string
+	files, err := filepath.Glob("../server/*.go")
+	require.NoError(t, err)
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		require.NoError(t, err)
+		for _, m := range source.FindAllStringSubmatch(string(text), -1) {
+			there = append(there, m[1])
+		}
+	}
+	var told []string
+	for _, row := range table(section(t, "docs/observability.md", "## The server's own metrics")) {
+		told = append(told, strings.Trim(row[0], "`"))
+	}
+	require.ElementsMatch(t, there, told)
+}
+
+func TestOTLPIsAskedForByTheEnvironment(t *testing.T) {
+	env := map[string]string{"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon", "OTEL_METRICS_EXPORTER": "otlp"}
+	_, err := export.Start(t.Context(), "", func(name string) string { return env[name] })
+	require.ErrorContains(t, err, "OTEL_EXPORTER_OTLP_PROTOCOL")
+	env["OTEL_METRICS_EXPORTER"] = "none"
+	x, err := export.Start(t.Context(), "", func(name string) string { return env[name] })
+	require.NoError(t, err)
+	require.NoError(t, x.Shutdown(t.Context()))
+
+	got := make(chan []byte, 16)
+	collector := newCollector(t, got)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector)
+	x, err = export.Start(t.Context(), "", nil)
+	require.NoError(t, err)
+	conn := lookAsideConn(t, "deployments: {chat: {policy: {round_robin: {}}, replicas: [{address: 'h:1'}]}}", server.Options{Logger: slog.New(slog.DiscardHandler), Meter: x.Meter()})
+	_, err = warmpathv1.NewRoutingServiceClient(conn).ChooseReplica(t.Context(), new(warmpathv1.ChooseReplicaRequest))
+	require.NoError(t, err)
+	require.NoError(t, x.Shutdown(t.Context()), "what was not sent is sent")
+	body := string(<-got)
+	for _, text := range []string{"warmpath.decisions", "round_robin", "warmpath.deployment", "warmpath.server.watchers"} {
+		require.Contains(t, body, text)
+	}
+}
+
+// newCollector takes metrics over OTLP.
+func newCollector(t *testing.T, got chan<- []byte) (url string) {
+	lis := listenLoopback(t)
+	s := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.URL.Path == "/v1/metrics" {
+			got <- body
+		}
+	})}
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = s.Serve(lis) }()
+	t.Cleanup(func() { _ = s.Close(); <-ended })
+	return "http://" + lis.Addr().String()
+}

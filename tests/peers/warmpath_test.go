@@ -1,0 +1,146 @@
+package peers
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/policy/holdings"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// budget is in bytes, for as many pairs of a block and a replica as the others keep.
+func budget(shared bool) int64 {
+	if shared {
+		return replicas * capacity * 36
+	}
+	return replicas * capacity * 60
+}
+
+// ours is one of warmpath's policies with its Router.
+type ours struct {
+	policy interface {
+		routing.Policy
+		routing.RouteObserver
+		routing.CompletionObserver
+	}
+	router *routing.Router
+	view   *routing.View
+	text   bool // asked with text instead of token ids
+	told   bool // told what replicas hold, instead of routing there
+
+	change [1]routing.CacheChange // the memory of tell
+}
+
+// newKVAware returns kv_aware, which is told what replicas hold by token ids.
+func newKVAware(t testing.TB, shared bool) *ours {
+	config := kvaware.DefaultConfig()
+	config.IndexBytes = budget(shared)
+	config.KVTokens = capacity * blockTokens
+	p, err := kvaware.New(config)
+	require.NoError(t, err)
+	x := &ours{policy: p, told: true}
+	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
+	x.view = x.router.View()
+	return x
+}
+
+// newPrefixAffinity returns prefix_cache_affinity, which believes what it routed, by text.
+func newPrefixAffinity(t testing.TB, shared bool) *ours {
+	config := prefixaffinity.DefaultConfig()
+	config.IndexBytes = budget(shared)
+	p, err := prefixaffinity.New(config)
+	require.NoError(t, err)
+	x := &ours{policy: p, text: true}
+	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
+	x.view = x.router.View()
+	return x
+}
+
+// pick hashes, looks up, scores and chooses: all that stands between a request and its replica but
+// the booking.
+func (x *ours) pick(q *routing.Request, p prompt) routing.Decision {
+	*q = routing.Request{}
+	if x.text {
+		q.SetPrompt(routing.Prompt{Text: p.text})
+	} else {
+		q.SetPrompt(routing.Prompt{Tokens: p.tokens})
+	}
+	must(x.policy.Prepare(context.Background(), q, x.view))
+	return x.policy.Choose(q, x.view)
+}
+
+// tell says, as an engine's events do, that a replica holds these blocks.
+func (x *ours) tell(replica int, blocks []uint64) {
+	id := x.view.Replicas()[replica].ID
+	x.change[0] = routing.CacheChange{Replica: id, BlockTokens: blockTokens, Stored: blocks}
+	x.router.CacheChanged(x.change[:])
+}
+
+// routed says that a request that was picked went to a replica, and ended.
+func (x *ours) routed(replica int, q *routing.Request) {
+	d := routing.To(x.view.Replicas()[replica], routing.ReasonPrefixMatch)
+	x.policy.Routed(q, d)
+	x.policy.Completed(q, d, routing.Outcome{Usage: routing.NoUsage})
+}
+
+func (x *ours) add(replica int, p prompt, from int) {
+	if x.told {
+		x.tell(replica, hashes(p)[from:])
+		return
+	}
+	var q routing.Request
+	x.pick(&q, p)
+	x.routed(replica, &q)
+}
+
+func hashes(p prompt) []uint64 {
+	return kvindex.AppendTokens(nil, p.tokens, blockTokens, kvindex.SeedFor("", "", ""))
+}
+
+// table is what both policies look prompts up in, by itself, which tells the depth of every replica.
+type table struct {
+	index *holdings.Index
+	fleet *holdings.Fleet
+	text  bool
+}
+
+func newTable(t testing.TB, text bool) *table {
+	x := &table{text: text}
+	grain := agreed.Grain{Bytes: blockBytes, Tokens: blockTokens}
+	x.index = holdings.New(holdings.Options{MaxBytes: budget(false), Grain: grain, KVTokens: capacity * blockTokens})
+	view := newKVAware(t, false).view
+	x.index.ReplicasChanged(view.Replicas(), nil)
+	x.fleet = x.index.Fleet(view)
+	return x
+}
+
+func (x *table) cut(p prompt) *agreed.Blocks {
+	asked := routing.Prompt{Tokens: p.tokens}
+	if x.text {
+		asked = routing.Prompt{Text: p.text}
+	}
+	b := new(agreed.Blocks)
+	b.Cut(asked, len(p.tokens), x.index.Grain(""), kvindex.SeedFor("", "", ""), true)
+	return b
+}
+
+func (x *table) add(replica int, p prompt, from int) {
+	change := routing.CacheChange{Replica: replicaName(replica), BlockTokens: blockTokens, Stored: x.cut(p).Hashes[from:]}
+	x.index.CacheChanged([]routing.CacheChange{change})
+}
+
+func (x *table) depths(p prompt) (d [replicas]int) {
+	var f holdings.Found
+	x.index.Match(x.fleet, x.cut(p), &f)
+	for i := range d {
+		d[i] = f.Any(x.fleet.Unit(i, 0))
+	}
+	return d
+}

@@ -1,0 +1,159 @@
+package tests
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/client"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// bounded is a replica that takes most unary calls at once and refuses the others, in our
+// words or plainly; what it takes ends when the test says so.
+type bounded struct {
+	*replica
+	ongoing, refusals atomic.Int64
+	end               chan struct{} // what it has taken ends; closed: at once
+}
+
+func startBounded(t *testing.T, most int64, plain bool) *bounded {
+	t.Helper()
+	b := &bounded{end: make(chan struct{})}
+	raw, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(most), MaxOngoing: uint32(max(most, 1))})
+	require.NoError(t, err)
+	b.replica = start(t, &replica{unary: func(ctx context.Context, q *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+		if len(q.GetPayload().GetBody()) == 0 {
+			return &testpb.SimpleResponse{}, nil
+		}
+		defer b.ongoing.Add(-1)
+		if b.ongoing.Add(1) > most {
+			b.refusals.Add(1)
+			if !plain {
+				_ = grpc.SetTrailer(ctx, metadata.Pairs(warmpathv1.TrailerRejection, string(raw)))
+			}
+			return nil, status.Error(codes.ResourceExhausted, "busy")
+		}
+		select {
+		case <-b.end:
+			return &testpb.SimpleResponse{Username: b.addr}, nil
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}})
+	return b
+}
+
+// Full replicas are no failures: their calls go on until there is room.
+func TestRefusedCallsAreServedInTheEnd(t *testing.T) {
+	for name, plain := range map[string]bool{"in our words": false, "plainly": true} {
+		for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity", "kv_aware"} {
+			t.Run(name+"/"+policy, func(t *testing.T) {
+				const calls = 24
+				a, b := startBounded(t, 2, plain), startBounded(t, 2, plain)
+				m := newMeter(t)
+				cc := dial(t, target(a.replica, b.replica), client.WithConfig(config(`{"`+policy+`":{}}`)), m.option)
+				connectedExcept(t, cc, []*replica{a.replica, b.replica})
+				stub := testpb.NewTestServiceClient(cc)
+				var all sync.WaitGroup
+				var served atomic.Int64
+				for range calls {
+					all.Go(func() {
+						_, err := stub.UnaryCall(deadline(t), simple("a"))
+						if err != nil {
+							t.Error(err)
+						}
+						served.Add(1)
+					})
+				}
+				eventually(t, "all are full", func() bool {
+					return a.ongoing.Load() >= 2 && b.ongoing.Load() >= 2 && a.refusals.Load()+b.refusals.Load() > 0
+				})
+				close(a.end)
+				close(b.end)
+				all.Wait()
+				require.EqualValues(t, calls, served.Load())
+				require.Zero(t, m.ongoing(t))
+			})
+		}
+	}
+}
+
+// A session's calls go to its replica and the fallbacks of the ring and nowhere else.
+func TestRefusedStayWithinTheFallbacks(t *testing.T) {
+	var bs []*bounded
+	var rs []*replica
+	for range 5 {
+		b := startBounded(t, 0, false)
+		bs, rs = append(bs, b), append(rs, b.replica)
+	}
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{"num_fallback_replicas":1}}`)))
+	connectedExcept(t, cc, rs)
+	mine := ringOrder(t, rs, "s")[:2]
+	ctx, cancel := context.WithCancel(client.WithSession(context.Background(), "s"))
+	done := make(chan error)
+	go func() {
+		_, err := testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple("a"))
+		done <- err
+	}()
+	within := func(want bool) (n int64) {
+		for _, b := range bs {
+			if slices.Contains(mine, b.addr) == want {
+				n += b.refusals.Load()
+			}
+		}
+		return n
+	}
+	eventually(t, "it was tried again", func() bool { return within(true) >= 6 })
+	cancel()
+	// Cancelled while it waited, or, between two attempts, what the last replica said.
+	require.Contains(t, []codes.Code{codes.Canceled, codes.ResourceExhausted}, status.Code(<-done))
+	require.Zero(t, within(false))
+	for _, b := range bs {
+		eventually(t, "nothing is under way", func() bool { return b.ongoing.Load() == 0 })
+	}
+}
+
+// While one replica has room, one that said it is full is left alone: of many calls one
+// after the other hardly any are refused.
+func TestToldFullIsPassedOver(t *testing.T) {
+	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
+		t.Run(policy, func(t *testing.T) {
+			full, good := startBounded(t, 0, false), start(t, &replica{})
+			third := start(t, &replica{})
+			cc := dial(t, target(full.replica, good, third), client.WithConfig(config(`{"`+policy+`":{}}`)))
+			connectedExcept(t, cc, []*replica{full.replica, good, third})
+			const calls = 300
+			for range calls {
+				ctx := metadata.AppendToOutgoingContext(deadline(t), "session_id", sessionStartingAt(t, []*replica{full.replica, good, third}, full.addr))
+				_, err := testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple("a"))
+				require.NoError(t, err)
+			}
+			// Each refusal lasts 25 ms or more, in which there are many calls.
+			require.Less(t, full.refusals.Load(), int64(calls/4))
+		})
+	}
+}
+
+// sessionStartingAt finds a session whose own replica on the ring is the one given.
+func sessionStartingAt(t *testing.T, rs []*replica, first string) string {
+	t.Helper()
+	for i := range 1000 {
+		session := string(rune('a'+i%26)) + string(rune('a'+i/26))
+		if ringOrder(t, rs, session)[0] == first {
+			return session
+		}
+	}
+	t.Fatal("no such session")
+	return ""
+}

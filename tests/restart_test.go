@@ -1,0 +1,56 @@
+package tests
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// What is believed to be cached on a replica ends with its life, and neither with its connection nor with that of others.
+func TestRestartedReplicaIsCold(t *testing.T) {
+	for _, name := range []string{"prefix_cache_affinity", "kv_aware"} {
+		t.Run(name, func(t *testing.T) {
+			c := policy.Config{Policy: policy.Selection{Name: name}}
+			r, err := c.NewRouter(nil)
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, r.Close()) })
+			members := []routing.Member{{Attributes: routing.Attributes{ID: "a"}}, {Attributes: routing.Attributes{ID: "b"}}}
+			set := func(a, b string) {
+				members[0].Instance, members[1].Instance = a, b
+				r.SetFleet(members)
+			}
+			set("1", "1")
+			r.Connect()
+			tokens := make([]uint32, 4096)
+			for i := range tokens {
+				tokens[i] = uint32(i)
+			}
+			matched := func(on string) int {
+				q, b := &routing.Request{Pin: ""}, new(routing.Booking)
+				for _, rep := range r.View().Replicas() {
+					if rep.ID != on {
+						q.Exclude = append(q.Exclude, rep.ID)
+					}
+				}
+				q.SetPrompt(routing.Prompt{Tokens: tokens})
+				require.NoError(t, r.Pick(t.Context(), q, b))
+				b.Release()
+				return b.Decision.MatchedTokens
+			}
+			for _, id := range []string{"a", "b"} {
+				require.Zero(t, matched(id))
+				require.Positive(t, matched(id))
+			}
+			r.SetConnected("a", false)
+			r.SetConnected("a", true)
+			require.Positive(t, matched("a"), "a blink")
+			set("2", "1")
+			require.Positive(t, matched("b"))
+			require.Zero(t, matched("a"), "another life")
+			require.Positive(t, matched("a"))
+		})
+	}
+}

@@ -1,0 +1,119 @@
+package tests
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/server"
+	modelserver "github.com/warmpath/warmpath/server/replica"
+)
+
+// keyPair writes a certificate and its key, and returns the paths.
+func keyPair(t *testing.T, cert *x509.Certificate, key *ecdsa.PrivateKey) (certPath, keyPath string) {
+	t.Helper()
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	certPath, keyPath = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for path, block := range map[string]*pem.Block{certPath: {Type: "CERTIFICATE", Bytes: cert.Raw}, keyPath: {Type: "PRIVATE KEY", Bytes: raw}} {
+		require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
+	}
+	return certPath, keyPath
+}
+
+// With TLS, a replica registers by its token and a channel follows by its own; who has none is told of no replica.
+func TestSecureLookasideServer(t *testing.T) {
+	ca, caKey := certificate(t, nil, nil, "ca")
+	pool := x509.NewCertPool()
+	pool.AddCert(ca)
+	cert, key := certificate(t, ca, caKey, "warmpath.example")
+	certPath, keyPath := keyPair(t, cert, key)
+	token := func(text string) string {
+		path := filepath.Join(t.TempDir(), "token")
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	c, err := server.ParseConfig(fmt.Appendf(nil, `
+load_interval: 20ms
+tls: {cert: %s, key: %s}
+callers:
+- {name: engines, token: engines-0123456789, register: true}
+- {name: app, token: app-0123456789abc, deployments: [chat]}
+deployments:
+  chat: {register: true, policy: {prefix_cache_affinity: {}}, fixed_rates: true, dialects: %s}
+`, certPath, keyPath, dialects))
+	require.NoError(t, err)
+	s, err := server.New(c, server.Options{})
+	require.NoError(t, err)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(lis) }()
+	t.Cleanup(func() {
+		s.Close()
+		require.NoError(t, <-served)
+	})
+	reached := func(tokenPath string) []grpc.DialOption {
+		return []grpc.DialOption{
+			grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "warmpath.example"})),
+			grpc.WithPerRPCCredentials(client.TokenFile(tokenPath)),
+		}
+	}
+	for i := range 2 {
+		own, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		m, err := modelserver.New(modelserver.Config{
+			Replica: fleet.Replica{ID: fmt.Sprint("r", i), Address: own.Addr().String()},
+			Servers: []string{lis.Addr().String()}, Deployment: "chat", DialOptions: reached(token("engines-0123456789")), DrainNotice: -1,
+		})
+		require.NoError(t, err)
+		ctx, drain := context.WithCancel(context.Background())
+		gs := grpc.NewServer(m.ServerOptions()...)
+		testpb.RegisterTestServiceServer(gs, &replica{addr: own.Addr().String()})
+		ended := make(chan error, 1)
+		go func() { ended <- m.Serve(ctx, gs, own) }()
+		t.Cleanup(func() {
+			drain()
+			require.NoError(t, <-ended)
+		})
+	}
+	cc, err := client.New("warmpath://"+lis.Addr().String()+"/chat", insecureOption(), client.WithServerDialOptions(reached(token("app-0123456789abc"))...))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = cc.Close() })
+	stub := testpb.NewTestServiceClient(cc)
+	eventually(t, "both replicas are used", func() bool {
+		seen := make(map[string]bool)
+		for i := range 2 {
+			_, err := stub.UnaryCall(client.WithPin(deadline(t), fmt.Sprint("r", i)), simple("x"))
+			seen[fmt.Sprint(err)] = true
+		}
+		return len(seen) == 1 && seen["<nil>"]
+	})
+	var d client.Decision
+	for range 2 {
+		_, err := stub.UnaryCall(client.WithDecision(deadline(t), &d), simple("a prompt that is long enough to have some blocks of its own, and then a few words more"))
+		require.NoError(t, err)
+	}
+	require.Positive(t, d.MatchedTokens, "by its own routes")
+
+	stranger, err := client.New("warmpath://"+lis.Addr().String()+"/chat", insecureOption(), client.WithServerDialOptions(reached(token("nobody-0123456789"))...))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = stranger.Close() })
+	_, err = testpb.NewTestServiceClient(stranger).UnaryCall(deadline(t), simple("x"))
+	require.ErrorContains(t, err, "the token is not known")
+}

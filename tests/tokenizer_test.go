@@ -1,0 +1,66 @@
+package tests
+
+import (
+	"bytes"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+
+	"github.com/warmpath/warmpath/client"
+)
+
+// A channel with a tokenizer: the policy sees tokens, a prompt has its true length, and
+// one that fails leaves the call as it was without.
+func TestATokenizerInAChannel(t *testing.T) {
+	var asked atomic.Int32
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) > 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte(`{"tokens":[1,2,3,4,5,6,7]}`))
+	}))
+	defer engine.Close()
+	rs := replicas(t, 3)
+	m := newMeter(t)
+	var log bytes.Buffer
+	cc := dial(t, target(rs...), m.option, client.WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
+		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"tokenizer":{"url":"`+engine.URL+`","timeout":"20s"}`)))
+	connected(t, cc, rs)
+	ask := func(text string) client.Decision {
+		var d client.Decision
+		_, err := testpb.NewTestServiceClient(cc).UnaryCall(client.WithDecision(deadline(t), &d), simple(text))
+		require.NoError(t, err)
+		return d
+	}
+	first := ask("a prompt")
+	require.Equal(t, 7, first.PromptTokens)
+	again := ask("a prompt")
+	require.Equal(t, first.Replica, again.Replica)
+	require.Equal(t, 7, again.PromptTokens)
+	require.EqualValues(t, 1, asked.Load())
+	require.Zero(t, m.sum(t, "warmpath.tokenize.errors"))
+
+	for i := range 3 {
+		require.Equal(t, 4, ask(strings.Repeat("x", 15)).PromptTokens)
+		require.EqualValues(t, i+1, m.sum(t, "warmpath.tokenize.errors"))
+	}
+	require.Equal(t, 1, strings.Count(log.String(), "routed by their text"), log.String())
+	require.NotContains(t, log.String(), "xxx")
+}
+
+// What reads vocabularies and templates is linked by those who import it only.
+func TestTokenizersAreLinkedByChoice(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", module+"/client", module+"/resolver", module+"/balancer").Output()
+	require.NoError(t, err)
+	for _, heavy := range []string{"tokenize/bpe", "tokenize/huggingface", "tokenize/tiktoken", "tokenize/jinja", "gonja", "tiktoken-go", "regexp2"} {
+		require.NotContains(t, string(out), heavy)
+	}
+}
