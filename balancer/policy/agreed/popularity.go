@@ -33,9 +33,9 @@ const (
 // So the end of what more than Few requests have is searched as well: it is known
 // from the fourth request on, is most often the end of the same prefix, and has
 // counts when the prefix becomes popular. And the first requests of a client have
-// all their blocks counted: it has learnt a system prompt by the fourth. Later that
-// would mislead: of a prefix known from the generation before, only the places
-// searched then have counts.
+// all their blocks counted: it has learnt a system prompt by the fourth, and by the
+// second where that is another conversation. Later that would mislead: of a prefix known
+// from the generation before, only the places searched then have counts.
 //
 // Counters stand in two rows of fixed size (a count-min sketch with conservative
 // update), so that a block can only be taken for more popular than it is, seldom
@@ -46,6 +46,7 @@ const (
 type Popularity struct {
 	mu          sync.Mutex
 	now, before *generation
+	firsts      firsts // while all blocks are counted; none later
 }
 
 type generation struct {
@@ -67,7 +68,8 @@ func (p *Popularity) Requests() int {
 }
 
 // See counts a prompt, of at least one block. It returns the place of the first block that
-// is in at most 1/replicas of the requests lately seen or in at most Few of them; and that
+// is in at most 1/replicas of the requests lately seen or in at most Few of them, and at a new
+// client beyond what it shares with other conversations; and that
 // of the first that is in at most half as many, once that are enough to be sure, which lies
 // deeper where the first has more than one replica should bear beside its other prompts. The
 // last block if there is none.
@@ -84,11 +86,20 @@ func (p *Popularity) See(blocks []uint64, replicas int) (key, half int) {
 	most := max(Few, requests/replicas)
 	fewer := min(most, max(sure, requests/(2*replicas)))
 
-	if p.before.requests == 0 && p.now.counted+len(blocks) <= thorough {
-		p.now.counted += len(blocks)
-		return p.scan(blocks, most, fewer)
+	whole := p.before.requests == 0 && p.now.counted+len(blocks) <= thorough
+	if !whole || requests > fresh {
+		p.firsts = firsts{}
 	}
-	return p.search(blocks, most, fewer)
+	if !whole {
+		return p.search(blocks, most, fewer)
+	}
+	p.now.counted += len(blocks)
+	key, half = p.scan(blocks, most, fewer)
+	if requests <= fresh {
+		common := p.firsts.add(blocks, max(1, requests/replicas))
+		key = max(key, min(common, len(blocks)-1))
+	}
+	return key, max(key, half)
 }
 
 // scan counts every block, and returns the first that is in at most so many

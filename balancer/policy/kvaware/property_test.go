@@ -220,6 +220,9 @@ func TestAllocations(t *testing.T) {
 			tell(r, rep.ID, 0, 0, prompt, routing.SuperblockTokens)
 		}
 		v := r.View()
+		for i := range 64 { // a new client keeps its first prompts
+			r.Prepare(context.Background(), ask(tokens(i, 512)))
+		}
 		var q routing.Request
 		got := testing.AllocsPerRun(200, func() {
 			q = routing.Request{}

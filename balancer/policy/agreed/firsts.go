@@ -1,0 +1,41 @@
+package agreed
+
+import (
+	"slices"
+	"sort"
+)
+
+// fresh is for how many requests a client is new, at most.
+const fresh = 64
+
+// firsts are the prompts that a new client has seen. Two that begin alike and go on
+// differently are two conversations, and not two turns of one. That tells of a common
+// prefix at the second request, where their number alone tells at the fourth: 64 clients
+// that each sent three requests down one agreed order before they knew better would
+// overload its first replica for minutes.
+type firsts struct {
+	blocks []uint64 // of all prompts, one behind the other
+	ends   []int    // where each ends
+}
+
+// add takes a prompt, and returns how many leading blocks it has in common with so many
+// others or more that went on differently.
+func (f *firsts) add(blocks []uint64, others int) int {
+	var few [fresh]int
+	common, from := few[:0], 0
+	for _, end := range f.ends {
+		o := f.blocks[from:end]
+		from = end
+		full := min(len(o), len(blocks)) - 1 // the last is what follows the full ones: another turn has another
+		if n := sort.Search(full, func(i int) bool { return o[i] != blocks[i] }); n < full {
+			common = append(common, n)
+		}
+	}
+	f.blocks = append(f.blocks, blocks...)
+	f.ends = append(f.ends, len(f.blocks))
+	if len(common) < others {
+		return 0
+	}
+	slices.Sort(common)
+	return common[len(common)-others]
+}
