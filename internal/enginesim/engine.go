@@ -237,6 +237,16 @@ func (e *Engine) Holds(hash uint64) bool {
 	return ok
 }
 
+// Told is how many leading blocks of a prompt somebody who had heard all that a Listener hears, up to now, would believe
+// that the cache holds: what the pass under way stores and evicts is told at its end.
+func (e *Engine) Told(hashes []uint64) int {
+	n := 0
+	for n < len(hashes) && e.pool.told(hashes[n]) {
+		n++
+	}
+	return n
+}
+
 // used is the number of pinned blocks.
 func (e *Engine) used() int { return e.pool.size() - e.pool.free }
 

@@ -1,5 +1,7 @@
 package enginesim
 
+import "slices"
+
 // block is one block of KV cache. It is pinned while refs > 0, else in the LRU list. A cached block can be
 // found by its hash. Two sequences that compute the same block at the same time hold two blocks, of which
 // only the first is cached.
@@ -7,6 +9,7 @@ type block struct {
 	hash       uint64
 	prev, next int32
 	refs       int32
+	pass       uint32 // pool.pass when it was stored
 	cached     bool
 }
 
@@ -15,10 +18,16 @@ type pool struct {
 	blocks []block // the last is the sentinel of the LRU ring: next is the oldest, prev the newest
 	free   int     // length of the LRU list
 	table  table
+
+	// pass numbers the passes, and evicted are the blocks from before it that the one under way has evicted.
+	pass    uint32
+	evicted []uint64
+
+	warmth uint32 // see warm
 }
 
 func newPool(n int) *pool {
-	p := &pool{blocks: make([]block, n+1), free: n, table: newTable(n)}
+	p := &pool{blocks: make([]block, n+1), free: n, table: newTable(n), pass: 1}
 	for i := range p.blocks {
 		p.blocks[i].prev, p.blocks[i].next = int32(i-1), int32(i+1)
 	}
@@ -42,8 +51,11 @@ func (p *pool) take() (id int32, hash uint64, evicted bool) {
 	p.unlink(b)
 	b.refs = 1
 	if b.cached {
-		p.table.remove(b.hash)
+		p.table.remove(b.hash, id)
 		b.cached = false
+		if b.pass != p.pass {
+			p.evicted = append(p.evicted, b.hash)
+		}
 		return id, b.hash, true
 	}
 	return id, 0, false
@@ -72,72 +84,43 @@ func (p *pool) release(id int32) {
 
 // store makes a pinned block findable, unless another has its hash already.
 func (p *pool) store(id int32, hash uint64) bool {
-	if !p.table.add(hash, id) {
+	if !p.table.add(p.blocks, hash, id) {
 		return false
 	}
-	p.blocks[id].hash, p.blocks[id].cached = hash, true
+	b := &p.blocks[id]
+	b.hash, b.cached, b.pass = hash, true, p.pass
 	return true
 }
 
 // find is the block with this hash.
-func (p *pool) find(hash uint64) (int32, bool) { return p.table.find(hash) }
+func (p *pool) find(hash uint64) (int32, bool) { return p.table.find(p.blocks, hash) }
 
-// table is an open-addressing hash table from block hash to block, at most three quarters full. Hashes are
-// well mixed already, so the low bits are the slot.
-type table struct {
-	slots []slot
-	mask  uint64
+// nextPass begins a pass.
+func (p *pool) nextPass() {
+	p.pass++
+	p.evicted = p.evicted[:0]
 }
 
-type slot struct {
-	hash uint64
-	id   int32 // block + 1; 0 is an empty slot
+// told reports whether a block was there when the pass under way began.
+func (p *pool) told(hash uint64) bool {
+	if id, ok := p.find(hash); ok && p.blocks[id].pass != p.pass {
+		return true
+	}
+	return slices.Contains(p.evicted, hash)
 }
 
-func newTable(n int) table {
-	size := 8
-	for size*3 < n*4 {
-		size *= 2
+// warm reads ahead, in the table, the places of the next n blocks to be taken and of blocks to be stored. The
+// processor waits for all of them at once, rather than for one after the other. The sum is kept, or the compiler
+// sees that nothing is read.
+func (p *pool) warm(n int, store []uint64) {
+	sum := uint32(0)
+	for id := p.blocks[p.size()].next; n > 0; n-- {
+		b := &p.blocks[id]
+		sum += p.table.slots[b.hash&p.table.mask].low
+		id = b.next
 	}
-	return table{make([]slot, size), uint64(size - 1)}
-}
-
-func (t *table) find(hash uint64) (int32, bool) {
-	for i := hash & t.mask; t.slots[i].id != 0; i = (i + 1) & t.mask {
-		if t.slots[i].hash == hash {
-			return t.slots[i].id - 1, true
-		}
+	for _, h := range store {
+		sum += p.table.slots[h&p.table.mask].low
 	}
-	return 0, false
-}
-
-func (t *table) add(hash uint64, id int32) bool {
-	i := hash & t.mask
-	for ; t.slots[i].id != 0; i = (i + 1) & t.mask {
-		if t.slots[i].hash == hash {
-			return false
-		}
-	}
-	t.slots[i] = slot{hash, id + 1}
-	return true
-}
-
-// remove deletes a hash that is in the table and moves back what it had pushed on.
-func (t *table) remove(hash uint64) {
-	i := hash & t.mask
-	for t.slots[i].hash != hash || t.slots[i].id == 0 {
-		i = (i + 1) & t.mask
-	}
-	for j := i; ; {
-		j = (j + 1) & t.mask
-		if t.slots[j].id == 0 {
-			break
-		}
-		// What lies between its own slot and here can fill the hole only if the hole is not before its own.
-		if (j-t.slots[j].hash)&t.mask >= (j-i)&t.mask {
-			t.slots[i] = t.slots[j]
-			i = j
-		}
-	}
-	t.slots[i] = slot{}
+	p.warmth += sum
 }

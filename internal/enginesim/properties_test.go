@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -101,6 +102,21 @@ func (m *mirror) KVEvents(at time.Duration, events []KVEvent) {
 	require.Equal(m.t, cached, len(m.held))
 }
 
+// told compares what the listener was told with what the engine says that it was.
+func (m *mirror) told() {
+	known := maps.Clone(m.held)
+	for _, b := range m.e.pool.blocks {
+		if b.hash != 0 {
+			known[b.hash] = m.held[b.hash]
+		}
+	}
+	for h, held := range known {
+		if told := m.e.Told([]uint64{h, h}); told != 0 && told != 2 || (told == 2) != held {
+			m.t.Fatalf("the listener's %v is not what the engine says was told", held)
+		}
+	}
+}
+
 // randomRun throws requests with shared prefixes, aborts and a tight pool at an engine.
 func randomRun(t testing.TB, seed uint64, check bool) (log string) {
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -135,6 +151,7 @@ func randomRun(t testing.TB, seed uint64, check bool) (log string) {
 		}
 		if check {
 			audit(t, e)
+			m.told()
 		}
 	}
 	drain(t, e)
@@ -170,27 +187,32 @@ func FuzzEngine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) { randomRun(t, seed, true) })
 }
 
-// The table must find what a map finds, whatever collides.
+// The table must find what a map finds, whatever collides: the slot, or the half of the hash that the table keeps.
 func TestTable(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	tab, want := newTable(12), map[uint64]int32{}
+	tab, want, blocks := newTable(12), map[uint64]int32{}, make([]block, 12)
 	for range 20000 {
 		h := rng.Uint64N(24) | rng.Uint64N(2)<<63
-		if _, held := want[h]; held {
+		if id, held := want[h]; held {
 			if rng.IntN(2) == 0 {
-				tab.remove(h)
+				tab.remove(h, id)
+				blocks[id].cached = false
 				delete(want, h)
 			} else {
-				require.False(t, tab.add(h, 99))
+				require.False(t, tab.add(blocks, h, 99))
 			}
 		} else if len(want) < 12 {
 			id := int32(rng.IntN(12))
-			require.True(t, tab.add(h, id))
+			for blocks[id].cached {
+				id = (id + 1) % 12
+			}
+			require.True(t, tab.add(blocks, h, id))
+			blocks[id] = block{hash: h, cached: true}
 			want[h] = id
 		}
 		for _, hi := range []uint64{0, 1 << 63} {
 			for lo := range uint64(24) {
-				id, ok := tab.find(hi | lo)
+				id, ok := tab.find(blocks, hi|lo)
 				if w, held := want[hi|lo]; ok != held || ok && w != id {
 					t.Fatalf("find %x: %d, %v", hi|lo, id, ok)
 				}

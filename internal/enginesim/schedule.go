@@ -1,10 +1,14 @@
 package enginesim
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // begin schedules a pass and starts it; with nothing to do the engine is idle.
 func (e *Engine) begin() {
 	var w Work
+	e.pool.nextPass()
 	budget, preempted := e.cfg.MaxBatchedTokens, false
 	for i := 0; i < len(e.running) && budget > 0; i++ {
 		s := e.running[i]
@@ -51,7 +55,12 @@ func (e *Engine) missing(s *Sequence, n int) int {
 // those that will be full.
 func (e *Engine) plan(s *Sequence, n int, w *Work) {
 	size := e.cfg.BlockSize
-	for range e.missing(s, n) {
+	missing := e.missing(s, n)
+	if missing > 1 {
+		e.pool.warm(missing, s.promptHashes(s.computed/size, (s.computed+n)/size))
+		s.blocks = slices.Grow(s.blocks, missing)
+	}
+	for range missing {
 		id, hash, evicted := e.pool.take()
 		if evicted && e.kv.on {
 			e.kv.removed(hash)

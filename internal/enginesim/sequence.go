@@ -168,6 +168,11 @@ func (s *Sequence) AppendTokens(dst []uint32, from, to int) ([]uint32, bool) {
 // tokens is the length of prompt and output so far.
 func (s *Sequence) tokens() int { return s.req.PromptTokens + s.generated }
 
+// promptHashes are the chained hashes of blocks [from, to), as far as those are of the prompt.
+func (s *Sequence) promptHashes(from, to int) []uint64 {
+	return s.req.Hashes[min(from, len(s.req.Hashes)):min(to, len(s.req.Hashes))]
+}
+
 // hash is the chained hash of block i, which is full. Blocks are asked for in order.
 func (s *Sequence) hash(i, blockSize int) uint64 {
 	if i < len(s.req.Hashes) {

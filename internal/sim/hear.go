@@ -2,10 +2,8 @@ package sim
 
 import (
 	"slices"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/enginesim"
 )
 
 // hearing is what a policy is told of the engines' caches.
@@ -42,56 +40,29 @@ func (c *Config) hearing(observes bool) hearing {
 // A client looks up nothing but the prompt that it routes, so it is told of the blocks of that prompt just before,
 // as they are: it finds what it would find had it followed every event, at a hundredth of the cost for 64 clients.
 type exact struct {
-	caches  []*cache
-	size    int // tokens in a block
-	changes []routing.CacheChange
+	machines []*machine
+	size     int // tokens in a block
+	changes  []routing.CacheChange
 }
 
-// cache is the blocks of one engine.
-type cache struct {
-	machine *machine
-	blocks  map[uint64]struct{}
-}
-
-// listener is the subscription to a machine that is new or starts anew.
-func (x *exact) listener(m *machine) enginesim.Listener {
+// subscribe adds a machine that is new or starts anew.
+func (x *exact) subscribe(m *machine) {
 	x.forget(m)
-	c := &cache{machine: m, blocks: make(map[uint64]struct{})}
-	x.caches = append(x.caches, c)
-	return c
+	x.machines = append(x.machines, m)
 }
 
 // forget drops a machine that has left.
 func (x *exact) forget(m *machine) {
-	x.caches = slices.DeleteFunc(x.caches, func(c *cache) bool { return c.machine == m })
-}
-
-// KVEvents implements [enginesim.Listener].
-func (c *cache) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
-	for _, e := range events {
-		for _, h := range e.Hashes {
-			if e.Stored {
-				c.blocks[h] = struct{}{}
-			} else {
-				delete(c.blocks, h)
-			}
-		}
-	}
+	x.machines = slices.DeleteFunc(x.machines, func(o *machine) bool { return o == m })
 }
 
 // tell brings what a client knows of the blocks of a prompt up to date: on every engine those up to the first that is
 // not there, which ends what counts.
 func (x *exact) tell(router *routing.Router, prompt []uint64) {
 	x.changes = x.changes[:0]
-	for _, c := range x.caches {
-		n := 0
-		for n < len(prompt) {
-			if _, ok := c.blocks[prompt[n]]; !ok {
-				break
-			}
-			n++
-		}
-		change := routing.CacheChange{Replica: c.machine.id, BlockTokens: x.size, Stored: prompt[:n]}
+	for _, m := range x.machines {
+		n := m.engine.Told(prompt)
+		change := routing.CacheChange{Replica: m.id, BlockTokens: x.size, Stored: prompt[:n]}
 		if n < len(prompt) {
 			change.Removed = prompt[n : n+1]
 		}

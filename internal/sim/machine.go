@@ -11,7 +11,6 @@ import (
 // machine is one engine and its place in the fleet.
 type machine struct {
 	id     string
-	index  int // among all machines of the run
 	engine *enginesim.Engine
 	due    time.Duration // when its pass ends; never if it is idle
 	member bool          // it is in the fleet
@@ -20,7 +19,7 @@ type machine struct {
 
 // newMachine adds machine i with an empty cache. Where engines differ, machines take turns.
 func (r *run) newMachine(i int) error {
-	m := &machine{id: "r" + strconv.Itoa(i), index: i, due: never, member: true}
+	m := &machine{id: "r" + strconv.Itoa(i), due: never, member: true}
 	cfg := r.Engines[i%len(r.Engines)]
 	cfg.Listener = r.listener(m)
 	var err error
@@ -58,15 +57,15 @@ func (r *run) setFleet() {
 	r.share.fleet()
 }
 
-// listener is who hears of a machine's cache; nil if nobody wants to know.
+// listener is who hears of a machine's cache as it changes; nil if nobody does.
 func (r *run) listener(m *machine) enginesim.Listener {
 	switch {
 	case r.coarse != nil:
 		return r.coarse.listener(m)
 	case r.exact != nil:
-		return r.exact.listener(m)
+		r.exact.subscribe(m) // and asks when it wants to know
 	}
-	return r.fleet.Listener(m.index)
+	return nil
 }
 
 // nextStep is the machine whose pass ends first, the first of those that end together; nil if all are idle.

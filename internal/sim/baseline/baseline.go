@@ -70,8 +70,6 @@ type Fleet struct {
 	block    int // tokens
 	blocks   int // of the largest engine
 	seen     []enginesim.Load
-	contents *kvindex.Index // nil where nobody looks at it
-	slots    []kvindex.Slot
 }
 
 // unbounded is an index's budget where the rule has none.
@@ -84,10 +82,6 @@ func NewFleet(name string, replicas int, engines []enginesim.Config) *Fleet {
 	f := &Fleet{ScrapeEvery: k.scrape, replicas: replicas, seen: make([]enginesim.Load, replicas), block: engines[0].BlockSize}
 	for _, e := range engines {
 		f.blocks = max(f.blocks, e.KVTokens/e.BlockSize)
-	}
-	if k.events {
-		f.contents = kvindex.New(kvindex.Options{MaxBytes: unbounded})
-		f.slots = slots(f.contents, replicas)
 	}
 	return f
 }
@@ -111,27 +105,10 @@ func (f *Fleet) Scrape() {
 	}
 }
 
-// Listener is to be told of an engine's cache; nil where nobody wants to know.
-func (f *Fleet) Listener(engine int) enginesim.Listener {
-	if f.contents == nil {
-		return nil
-	}
-	return listener{f, engine}
-}
-
-type listener struct {
-	*Fleet
-	engine int
-}
-
-// KVEvents implements [enginesim.Listener].
-func (l listener) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
-	for _, e := range events {
-		if e.Stored {
-			l.contents.Insert(l.slots[l.engine], e.Hashes)
-		} else {
-			l.contents.Remove(l.slots[l.engine], e.Hashes)
-		}
+// cached is how many leading blocks each engine has, as far as its events have told.
+func (f *Fleet) cached(blocks []uint64, depth []int) {
+	for i, e := range f.engines {
+		depth[i] = e.Told(blocks)
 	}
 }
 
@@ -144,7 +121,7 @@ func newRay() (routing.Policy, error) {
 
 // prompted is a policy that reads prompts.
 type prompted struct {
-	index *kvindex.Index
+	index *kvindex.Index // of what it routed; nil where it hears the engines
 	slots []kvindex.Slot
 	block int
 }
@@ -166,20 +143,26 @@ type found struct {
 func (*prompted) Uses() routing.Uses { return routing.UsesPrompt }
 
 // Prepare implements [routing.Policy].
-func (p *prompted) Prepare(_ context.Context, q *routing.Request, v *routing.View) error {
-	s, _ := q.Prepared.(*found)
-	if s == nil {
-		seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
-		s = &found{blocks: kvindex.AppendTokens(nil, q.Prompt.Tokens, p.block, seed)}
-		q.Prepared = s
-	}
+func (p *prompted) Prepare(_ context.Context, q *routing.Request, _ *routing.View) error {
+	s := p.read(q, len(p.slots))
 	var m kvindex.Matches
 	p.index.Match(s.blocks, &m)
-	s.depth, s.most = make([]int, len(p.slots)), m.Longest()
+	s.most = m.Longest()
 	for i, slot := range p.slots {
 		s.depth[i] = m.Depth(slot)
 	}
 	return nil
+}
+
+// read hashes the prompt, the first time.
+func (p *prompted) read(q *routing.Request, replicas int) *found {
+	s, _ := q.Prepared.(*found)
+	if s == nil {
+		seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
+		s = &found{blocks: kvindex.AppendTokens(nil, q.Prompt.Tokens, p.block, seed), depth: make([]int, replicas)}
+		q.Prepared = s
+	}
+	return s
 }
 
 // remember notes that a replica was sent a prompt, unless it was pinned.

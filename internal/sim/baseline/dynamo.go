@@ -1,7 +1,7 @@
 package baseline
 
 import (
-	"sort"
+	"context"
 
 	"github.com/warmpath/warmpath/balancer/routing"
 )
@@ -9,28 +9,20 @@ import (
 // dynamo is Dynamo's KV router, without temperature, credits of lower tiers and decay, as by default.
 type dynamo struct {
 	prompted
+	fleet  *Fleet
 	scale  float64 // S
 	active []active
 }
 
-// active is what this router has under way on one replica: how many requests have each block. Who has a block
-// has all before it.
-type active struct {
-	blocks map[uint64]int
-	tails  int // prompts that end in the middle of a block, each a block of its own
-}
-
 func newDynamo(f *Fleet, scale float64) *dynamo {
-	p := &dynamo{prompted: prompted{f.contents, f.slots, f.block}, scale: scale, active: make([]active, f.replicas)}
-	for i := range p.active {
-		p.active[i].blocks = make(map[uint64]int)
-	}
-	return p
+	return &dynamo{prompted: prompted{block: f.block}, fleet: f, scale: scale, active: make([]active, f.replicas)}
 }
 
-// shared is how many leading blocks are under way.
-func (a *active) shared(blocks []uint64) int {
-	return sort.Search(len(blocks), func(i int) bool { return a.blocks[blocks[i]] == 0 })
+// Prepare implements [routing.Policy].
+func (p *dynamo) Prepare(_ context.Context, q *routing.Request, _ *routing.View) error {
+	s := p.read(q, p.fleet.replicas)
+	p.fleet.cached(s.blocks, s.depth)
+	return nil
 }
 
 // Choose implements [routing.Policy].
@@ -42,7 +34,7 @@ func (p *dynamo) Choose(q *routing.Request, v *routing.View) routing.Decision {
 		a := &p.active[r.Index()]
 		_, others := r.Foreign()
 		raw := float64(r.QueuedTokens()+int(others)+q.PromptTokens) / bs
-		decode := float64(len(a.blocks)+a.tails) + whole - float64(a.shared(s.blocks))
+		decode := float64(a.blocks+a.tails) + whole - float64(a.shared(s.blocks))
 		return p.scale*max(0, raw-float64(s.depth[r.Index()])) + decode
 	})
 	return p.to(q, r, routing.ReasonKVCost)
@@ -55,9 +47,7 @@ func (p *dynamo) Routed(q *routing.Request, d routing.Decision) {
 	if !ok {
 		return // pinned
 	}
-	for _, b := range s.blocks {
-		a.blocks[b]++
-	}
+	a.add(s)
 	if q.PromptTokens > len(s.blocks)*p.block {
 		a.tails++
 	}
@@ -70,11 +60,7 @@ func (p *dynamo) Completed(q *routing.Request, d routing.Decision, _ routing.Out
 	if !ok {
 		return // pinned
 	}
-	for _, b := range s.blocks {
-		if a.blocks[b]--; a.blocks[b] == 0 {
-			delete(a.blocks, b)
-		}
-	}
+	a.remove(s)
 	if q.PromptTokens > len(s.blocks)*p.block {
 		a.tails--
 	}

@@ -32,7 +32,6 @@ func newWorld(t *testing.T, name string, replicas int) *world {
 	members := make([]routing.Member, replicas)
 	for i := range members {
 		members[i].ID = "r" + strconv.Itoa(i)
-		engine.Listener = w.fleet.Listener(i)
 		e, err := enginesim.New(engine)
 		require.NoError(t, err)
 		w.engines = append(w.engines, e)
