@@ -261,8 +261,9 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*sim.Comparison, 
 			facts = s.facts(rs, before, words)
 			fmt.Fprintf(c.ErrOrStderr(), "%s\n", facts[0].Value)
 		}
+		prompts := sim.NewPrompts(rs)
 		for i, name := range s.policies {
-			res, err := s.policy(ctx, c, rs, name, seed)
+			res, err := s.policy(ctx, c, rs, prompts, name, seed)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -280,7 +281,7 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*sim.Comparison, 
 }
 
 // policy measures one policy with one seed.
-func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.Request, name string, seed uint64) (*sim.Result, error) {
+func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.Request, prompts *sim.Prompts, name string, seed uint64) (*sim.Result, error) {
 	p := newProgress(c.ErrOrStderr(), name, len(rs))
 	start := time.Now()
 	res, err := sim.Run(ctx, rs, sim.Config{
@@ -289,7 +290,7 @@ func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.R
 			Policy: policy.Selection{Name: name}, MaxOngoingRequests: s.ongoing, MaxQueuedRequests: s.queued,
 		},
 		Patience: s.patience, Affinity: s.affinity, Changes: s.turnover, WarmUp: s.warmUp, Seed: seed,
-		Progress: p.tell,
+		Prompts: prompts, Progress: p.tell,
 	})
 	if err != nil {
 		return nil, err

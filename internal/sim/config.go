@@ -58,6 +58,8 @@ type Config struct {
 	WarmUp time.Duration
 	// Seed draws the clients of requests, and is the randomness of the Routers.
 	Seed uint64
+	// Prompts are the requests' hashes, where several runs share them; nil means that this run makes its own.
+	Prompts *Prompts
 	// Progress is told now and then how far the run is; nil means nobody is.
 	Progress func(drive.Progress)
 

@@ -45,7 +45,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 	}
 	s.At, s.WarmUp = q.At, q.At < r.WarmUp
 	s.Prompt = q.PromptTokens
-	work := enginesim.FromWorkload(q, r.Engines[0].BlockSize)
+	work := r.Prompts.of(i)
 	if r.exact != nil {
 		r.exact.tell(f.router, work.Hashes)
 	}

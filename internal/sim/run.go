@@ -32,6 +32,9 @@ var errSlow = errors.New("sim: too many requests were too slow")
 // Run sends a workload, sorted by arrival, to a fleet of its own and returns what came of it. The requests are
 // only read.
 func Run(ctx context.Context, rs []workload.Request, c Config) (*Result, error) {
+	if c.Prompts == nil && len(c.Changes) > 0 {
+		c.Prompts = NewPrompts(rs) // for its twin
+	}
 	r, err := finished(ctx, rs, c)
 	if err != nil {
 		return nil, err
@@ -97,6 +100,12 @@ func newRun(rs []workload.Request, c Config) (*run, error) {
 	r := &run{
 		Config: c, rs: rs, samples: make([]drive.Sample, len(rs)), scrape: never, byID: make(map[string]*machine),
 		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
+	}
+	if r.Prompts == nil {
+		r.Prompts = NewPrompts(rs)
+	}
+	if err := r.Prompts.begin(rs, c.Engines[0].BlockSize); err != nil {
+		return nil, err
 	}
 	r.fleet = baseline.NewFleet(c.name(), c.Replicas, c.Engines)
 	if r.fleet.ScrapeEvery > 0 {

@@ -58,9 +58,7 @@ func (r *Request) AppendTokens(dst []uint32) []uint32 {
 		return append(dst, TextTokens(r.Text)...)
 	}
 	for _, s := range r.Segments {
-		for i := range int(s.Len) {
-			dst = append(dst, Token(s.Seed, int(s.From)+i))
-		}
+		dst = appendTokens(dst, s.Seed, int(s.From), int(s.Len))
 	}
 	return dst
 }

@@ -39,6 +39,23 @@ func Token(seed uint64, i int) uint32 {
 	return uint32(p >> (32 * (uint(i) & 1)))
 }
 
+// appendTokens appends n tokens of a seed from one on, two at a time where they are made so.
+func appendTokens(dst []uint32, seed uint64, from, n int) []uint32 {
+	i, end := from, from+n
+	if i&1 == 1 && i < end {
+		dst = append(dst, Token(seed, i))
+		i++
+	}
+	for ; i+1 < end; i += 2 {
+		p := pair(seed, uint64(i)/2)
+		dst = append(dst, uint32(p), uint32(p>>32))
+	}
+	if i < end {
+		dst = append(dst, Token(seed, i))
+	}
+	return dst
+}
+
 // putTokens writes tokens from..from+n of a seed into dst as little-endian uint32.
 func putTokens(dst []byte, seed uint64, from, n int) {
 	i, end := from, from+n
