@@ -44,17 +44,42 @@ func (c *choice) gainsNothing() bool {
 	return len(c.Hashes) > 0 && c.key%exploring != 0 && c.v.MeanForeignLoad() == 0 && c.p.reuse.share() < littleReuse && !c.session
 }
 
-// turn returns the next replica in turn that is within the bound: nothing is more even
-// than that for a client that sees no loads but its own.
+// telling is how many calls a client must have under way at the mean replica for its own
+// view of the load to tell replicas apart. With fewer, chance does.
+const telling = 4
+
+// turn returns the next replica in turn, of the next [sample] that are available: nothing
+// is more even for a client that sees few calls and no loads but its own. One that has
+// many under way takes the least loaded of them, of equals the next: what has not come
+// back then tells of the others' load too.
 func (c *choice) turn() *routing.Replica {
-	n := len(c.Pool.Replicas)
-	for i := range n {
-		if r := c.Pool.Replicas[(*c.turns+i)%n]; c.Pool.Takes(r) && c.within(r, 0) {
-			*c.turns = (*c.turns + i + 1) % n
-			return r
+	var next, idlest int
+	var least float64
+	n, looked, ongoing := len(c.Pool.Replicas), 0, 0
+	for i := 0; i < n && looked < sample; i++ {
+		at := (*c.turns + i) % n
+		r := c.Pool.Replicas[at]
+		if !c.Pool.Takes(r) {
+			continue
 		}
+		load := c.v.Load(r)
+		if looked == 0 {
+			next = at
+		}
+		if looked == 0 || load < least {
+			idlest, least = at, load
+		}
+		looked++
+		ongoing += r.Ongoing()
 	}
-	return nil
+	if looked == 0 {
+		return nil
+	}
+	if ongoing >= telling*looked || !c.within(c.Pool.Replicas[next], 0) {
+		next = idlest
+	}
+	*c.turns = (next + 1) % n
+	return c.Pool.Replicas[next]
 }
 
 // learn takes a prompt of so many tokens of its own, of which some were cached.

@@ -110,3 +110,30 @@ func TestTurnsWhereAgreeingGainsNothing(t *testing.T) {
 	turns, _, _ = count()
 	assert.Zero(t, turns, "it does gain something")
 }
+
+// A client with many calls under way goes by them: its turn is no reason to add to
+// those that are slow to come back.
+func TestTurnsOfAClientWithManyCallsGoToTheLeastLoaded(t *testing.T) {
+	p := newPolicy(t, DefaultConfig())
+	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	for range 500 {
+		p.reuse.learn(0, 8_000)
+	}
+	took := func() map[string]int {
+		each := make(map[string]int)
+		for i := range 40 {
+			if d := route(t, r, ask(tokens(5_000+i, 64))); d.Reason == routing.ReasonRoundRobin {
+				each[d.Replica.ID]++
+			}
+		}
+		return each
+	}
+	policytest.Fill(t, r, "r2", 6)
+	assert.InDelta(t, 8, took()["r2"], 4, "few calls: in turn")
+	for _, id := range []string{"r0", "r1", "r3"} {
+		policytest.Fill(t, r, id, telling)
+	}
+	each := took()
+	assert.Zero(t, each["r2"])
+	assert.Positive(t, each["r0"])
+}
