@@ -119,10 +119,12 @@ func TestTurnsOfAClientWithManyCallsGoToTheLeastLoaded(t *testing.T) {
 	for range 500 {
 		p.reuse.learn(0, 8_000)
 	}
+	asked := 5_000
 	took := func() map[string]int {
 		each := make(map[string]int)
-		for i := range 40 {
-			if d := route(t, r, ask(tokens(5_000+i, 64))); d.Reason == routing.ReasonRoundRobin {
+		for range 40 {
+			asked++
+			if d := route(t, r, ask(tokens(asked, 64))); d.Reason == routing.ReasonRoundRobin {
 				each[d.Replica.ID]++
 			}
 		}
