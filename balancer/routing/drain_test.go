@@ -95,6 +95,24 @@ func TestReplicaDrains(t *testing.T) {
 	require.Equal(t, "r1", w.session("c"))
 }
 
+// Who may use nobody but a replica that says that it drains waits for that one, and stands in nobody's way who would take
+// any other.
+func TestWaitForTheLastResort(t *testing.T) {
+	w := newWard(t, 2, func(o *Options) { o.MaxOngoing = 1 })
+	_, leaving := w.send("r0")
+	_, stays := w.send("r1")
+	w.ReplicaDrains("r0")
+	only := enqueue(t, w.Router, &Request{Exclude: []string{"r1"}})
+	any := enqueue(t, w.Router, new(Request))
+	require.Equal(t, []*Replica{w.View().ByID("r0")}, only.b.Decision.WaitFor)
+	stays.Release()
+	require.False(t, any.waiting)
+	require.Equal(t, "r1", any.b.Decision.Replica.ID)
+	leaving.Release()
+	require.False(t, only.waiting)
+	require.Equal(t, "r0", only.b.Decision.Replica.ID)
+}
+
 // A session waits for the one that keeps it, in the queue, and nobody else does.
 func TestWaitForTheDraining(t *testing.T) {
 	w := drainingFleet(t, 10*time.Second)

@@ -70,6 +70,9 @@ type hospital struct {
 	homes map[string]*live // where a session went last
 }
 
+// Helper implements testing.TB: the one of testing.T looks for its caller, which took more than half of the test's time.
+func (*hospital) Helper() {}
+
 func newHospital(t *testing.T, seed uint64, p Policy) *hospital {
 	m := &hospital{T: t, rnd: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1e6, 0), homes: map[string]*live{}}
 	r, err := NewRouter(Options{
@@ -183,6 +186,7 @@ func (m *hospital) picked(p *patient) {
 		for _, other := range m.r.View().Connected() {
 			require.False(m, m.may(p.q, other) && !other.live.health.out(), "%s drains, and %s does not", rep.ID, other.ID)
 		}
+		m.settle(p)
 		return
 	}
 	if rep.drains() && p.q.Pin == "" {
@@ -195,8 +199,14 @@ func (m *hospital) picked(p *patient) {
 			require.False(m, !other.live.health.out() && m.may(p.q, other), "%s is ejected, and %s is well", rep.ID, other.ID)
 		}
 	}
-	if m.r.sessions != nil && p.q.Session != "" {
-		m.homes[p.q.Session] = rep.live
+	m.settle(p)
+}
+
+// settle notes where the session of a call that was given a replica is now: with whoever took it last, be it for want of
+// anybody better.
+func (m *hospital) settle(p *patient) {
+	if p.q.Session != "" {
+		m.homes[p.q.Session] = p.b.replica.live
 	}
 }
 
@@ -210,9 +220,7 @@ func (m *hospital) collect() {
 			return true
 		}
 		p.w = nil
-		if p.q.Session != "" {
-			m.homes[p.q.Session] = p.b.Decision.Replica.live
-		}
+		m.settle(p)
 		return false
 	})
 }

@@ -169,8 +169,8 @@ func (v *View) correct(q *Request, d *Decision) error {
 	switch len(full) {
 	case 0:
 		return v.nobody(q)
-	case v.open: // anyone, after all
-		if q.keeper != nil {
+	case v.open: // anyone, after all, unless some of them drain
+		if q.keeper != nil || q.lastResort {
 			d.WaitFor = full
 		}
 	default:
