@@ -1,0 +1,73 @@
+package routing
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A replica that is new, or back after a while, does not get everything at once; one whose connection blinks does.
+func TestSlowStart(t *testing.T) {
+	w := newWard(t, 4, func(o *Options) { o.Policy = choosing(leastLoaded) })
+	require.Equal(t, Well, w.condition("r3"), "all were new together")
+	w.pass(time.Minute)
+	for range 40 {
+		w.send("")
+	}
+	w.SetFleet(members(5))
+	w.SetConnected("r4", true)
+	require.Equal(t, Warming, w.condition("r4"))
+	for range 20 {
+		w.send("")
+	}
+	require.Equal(t, 1, w.View().ByID("r4").Ongoing(), "of the least loaded there would be 16")
+	w.pass(15 * time.Second)
+	for range 20 {
+		w.send("")
+	}
+	most := w.View().ByID("r4").Ongoing()
+	require.Greater(t, most, 5)
+	require.Less(t, most, 12)
+	w.pass(16 * time.Second)
+	for range 20 {
+		w.send("")
+	}
+	require.Greater(t, w.View().ByID("r4").Ongoing(), 15)
+
+	w.SetConnected("r0", false)
+	w.SetConnected("r0", true)
+	require.Equal(t, Well, w.condition("r0"), "a blink")
+	w.SetConnected("r0", false)
+	w.pass(time.Minute)
+	w.SetConnected("r0", true)
+	require.Equal(t, Warming, w.condition("r0"))
+	w.Disconnect()
+	w.pass(time.Minute)
+	connectAll(w.Router)
+	require.Equal(t, Well, w.condition("r1"), "all are back together")
+}
+
+// byKey gives replicas the requests of their keys.
+type byKey struct{ choosing }
+
+// Where a replica gets the requests of its keys, holding some back would move them twice.
+func TestNoSlowStartByKey(t *testing.T) {
+	w := newWard(t, 4, func(o *Options) { o.Policy = byKey{leastLoaded} })
+	w.pass(time.Minute)
+	w.SetFleet(members(5))
+	w.SetConnected("r4", true)
+	require.Equal(t, Well, w.condition("r4"))
+}
+
+// A slow start holds nobody up where the others are full.
+func TestSlowStartFallsAway(t *testing.T) {
+	w := newWard(t, 1, func(o *Options) { o.MaxOngoing = 3 })
+	w.pass(time.Minute)
+	w.SetFleet(members(2))
+	w.SetConnected("r1", true)
+	for range 6 {
+		w.send("")
+	}
+	require.ErrorIs(t, w.Pick(t.Context(), new(Request), new(Booking)), ErrFull)
+}

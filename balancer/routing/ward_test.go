@@ -1,0 +1,98 @@
+package routing
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+var errFault = errors.New("the replica failed")
+
+// ward is a Router whose replicas are judged, on a clock of its own.
+type ward struct {
+	*Router
+	t   *testing.T
+	now time.Time
+}
+
+// never is a timer on a clock that only the test moves.
+func never(time.Duration, func()) func() { return func() {} }
+
+func newWard(t *testing.T, n int, set ...func(*Options)) *ward {
+	w := &ward{t: t, now: time.Unix(1000, 0)}
+	o := Options{Policy: choosing(leastOfTwo), Ejection: DefaultEjection(), Now: func() time.Time { return w.now }, AfterFunc: never}
+	for _, f := range set {
+		f(&o)
+	}
+	w.Router = connected(t, o, members(n)...)
+	return w
+}
+
+func (w *ward) pass(d time.Duration) { w.now = w.now.Add(d) }
+
+// send picks, on this replica if one is named.
+func (w *ward) send(on string) (*Request, *Booking) {
+	q := &Request{Answer: AnswerMessage, Pin: on}
+	return q, pick(w.t, w.Router, q)
+}
+
+// fail lets one call on a replica fail.
+func (w *ward) fail(on string) { w.end(on, Outcome{Err: errFault, Sent: true, Fault: Failed}) }
+
+func (w *ward) end(on string, o Outcome) {
+	q, b := w.send(on)
+	o.Usage = NoUsage
+	b.Release()
+	w.Complete(q, b.Decision, o)
+}
+
+// serve lets one call be answered after a while.
+func (w *ward) serve(on string, took time.Duration) {
+	q, b := w.send(on)
+	w.pass(took)
+	w.finish(q, b)
+}
+
+func (w *ward) finish(q *Request, b *Booking) {
+	took := b.Answered()
+	b.Release()
+	w.Complete(q, b.Decision, Outcome{Sent: true, FirstMessage: took, Usage: NoUsage})
+}
+
+func (w *ward) condition(id string) Condition {
+	c, _ := w.Condition(w.View().ByID(id))
+	return c
+}
+
+// picked counts where so many requests go that are answered at once.
+func (w *ward) picked(n int) map[string]int {
+	counts := map[string]int{}
+	for range n {
+		q, b := w.send("")
+		counts[b.Decision.Replica.ID]++
+		w.finish(q, b)
+	}
+	return counts
+}
+
+// trial picks until a replica on trial is given a request.
+func (w *ward) trial(id string) (*Request, *Booking) {
+	for range 500 {
+		q, b := w.send("")
+		if b.Decision.Replica.ID == id {
+			return q, b
+		}
+		w.finish(q, b)
+	}
+	w.t.Fatalf("%s is not tried", id)
+	return nil, nil
+}
+
+// warm lets the Router learn what first messages take.
+func (w *ward) warm(took time.Duration) {
+	for range 20 {
+		for _, rep := range w.View().Replicas() {
+			w.serve(rep.ID, took)
+		}
+	}
+}

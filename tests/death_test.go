@@ -1,0 +1,172 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	_ "google.golang.org/grpc/health" // client-side health checks
+	healthsrv "google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/client"
+)
+
+// A session stays where it is; when its replica dies it moves, the others do
+// not, and it comes home when the replica is back.
+func TestStickinessThroughDeath(t *testing.T) {
+	rs := replicas(t, 4)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{}}`)))
+	connected(t, cc, rs)
+	home := make(map[string]string)
+	for i := range 40 {
+		s := fmt.Sprint("user ", i)
+		home[s] = where(t, client.WithSession(deadline(t), s), cc, "")
+		require.Equal(t, ringOrder(t, rs, s)[0], home[s])
+	}
+	dead := rs[1]
+	dead.server.Stop()
+	for s, was := range home {
+		now := where(t, client.WithSession(deadline(t), s), cc, "")
+		if was == dead.addr {
+			require.Equal(t, ringOrder(t, rs, s)[1], now)
+		} else {
+			require.Equal(t, was, now)
+		}
+	}
+	before := dead.calls.Load()
+	revive(t, dead)
+	eventually(t, "sessions come home", func() bool {
+		for s, was := range home {
+			if where(t, client.WithSession(deadline(t), s), cc, "") != was {
+				return false
+			}
+		}
+		return true
+	})
+	require.Greater(t, dead.calls.Load(), before)
+}
+
+// revive serves a stopped replica at its old address.
+func revive(t testing.TB, r *replica) {
+	t.Helper()
+	var l net.Listener
+	eventually(t, "the port is free", func() (ok bool) {
+		var err error
+		l, err = net.Listen("tcp", r.addr)
+		return err == nil
+	})
+	r.serve(l)
+	t.Cleanup(func() { r.server.Stop() })
+}
+
+// Replicas are killed and come back under load: no call fails that had no first
+// message yet, whatever its kind.
+func TestDeathUnderLoad(t *testing.T) {
+	for _, policy := range []string{"round_robin", "prefix_cache_affinity"} {
+		t.Run(policy, func(t *testing.T) {
+			rs := make([]*replica, 4)
+			for i := range rs {
+				rs[i] = start(t, &replica{}, grpc.WaitForHandlers(true))
+			}
+			m := newMeter(t)
+			cc := dial(t, target(rs...), client.WithConfig(config(`{"`+policy+`":{}}`)), m.option)
+			connected(t, cc, rs)
+			stub := testpb.NewTestServiceClient(cc)
+			var stop atomic.Bool
+			var calls atomic.Int64
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			defer stop.Store(true)
+			for w := range 8 {
+				wg.Go(func() {
+					for i := 0; !stop.Load(); i++ {
+						text := strings.Repeat(fmt.Sprintf("%d of %d. ", i%20, w), 50)
+						if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple(text)); err != nil {
+							t.Errorf("unary: %v", err)
+						}
+						if n, err := read(stub.StreamingOutputCall(deadlineOf(20*time.Second), prompt(text))); err != nil && n == 0 {
+							t.Errorf("stream: %v", err)
+						}
+						calls.Add(2)
+					}
+				})
+			}
+			advance := func(n int64) {
+				goal := calls.Load() + n
+				eventually(t, "calls go on", func() bool { return calls.Load() >= goal || t.Failed() })
+			}
+			for _, r := range []*replica{rs[0], rs[2]} {
+				advance(200)
+				r.server.Stop()
+				served := r.calls.Load()
+				advance(400)
+				require.Equal(t, served, r.calls.Load(), "what is dead is not picked")
+				revive(t, r)
+				eventually(t, "a replica that is back is used again", func() bool { return r.calls.Load() > served || t.Failed() })
+			}
+			stop.Store(true)
+			wg.Wait()
+			require.Zero(t, m.ongoing(t))
+		})
+	}
+}
+
+// deadlineOf is a context that nobody cancels, for calls made in a loop.
+func deadlineOf(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	context.AfterFunc(ctx, cancel)
+	return ctx
+}
+
+func TestNobodyThere(t *testing.T) {
+	rs := replicas(t, 2)
+	cc := dial(t, target(rs...), roundRobin())
+	connected(t, cc, rs)
+	for _, r := range rs {
+		r.server.Stop()
+	}
+	stub := testpb.NewTestServiceClient(cc)
+	eventually(t, "no replica: UNAVAILABLE", func() bool {
+		_, err := stub.UnaryCall(deadline(t), simple(""))
+		require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+		return true
+	})
+	_, err := read(stub.StreamingOutputCall(deadline(t), prompt("")))
+	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+}
+
+// A replica that says it is not healthy is as good as not connected under
+// client-side health checks.
+func TestHealth(t *testing.T) {
+	rs := []*replica{{}, {}}
+	hs := make([]*healthsrv.Server, len(rs))
+	for i, r := range rs {
+		hs[i] = healthsrv.NewServer()
+		startWith(t, r, func(s *grpc.Server) { healthpb.RegisterHealthServer(s, hs[i]) })
+	}
+	cc := dial(t, target(rs...), grpc.WithDefaultServiceConfig(
+		`{"healthCheckConfig":{"serviceName":""},"loadBalancingConfig":[{"warmpath":{"policy":{"round_robin":{}}}}]}`))
+	connected(t, cc, rs)
+	hs[0].SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
+	eventually(t, "only the healthy one is picked", func() bool {
+		for range 4 {
+			if where(t, deadline(t), cc, "") != rs[1].addr {
+				return false
+			}
+		}
+		return true
+	})
+	hs[0].SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
+	eventually(t, "it is back", func() bool { return where(t, deadline(t), cc, "") == rs[0].addr })
+}
