@@ -41,7 +41,7 @@ func TestOutcomes(t *testing.T) {
 // story is a stage with one round of calls before each of the steps given, and one after: a string of replicas a
 // round, one letter for each session.
 func story(rounds ...string) (*stage, []Call) {
-	s := &stage{Options: &Options{Sessions: len(rounds[0]), Replicas: 3}, touched: map[string]time.Duration{}}
+	s := &stage{Options: &Options{Sessions: len(rounds[0]), Replicas: 3, PromptTokens: 80}, touched: map[string]time.Duration{}}
 	var calls []Call
 	for i, round := range rounds {
 		for session, id := range round {
@@ -59,9 +59,15 @@ func TestMoved(t *testing.T) {
 	s, calls := story("aabb", "ccbb", "ccbb", "cccb", "aabb", "aabb")
 	s.steps = []time.Duration{time.Second, 3 * time.Second, 5 * time.Second}
 	s.harmed = [][]string{{"a"}, {"b"}}
+	cold := map[[2]int]bool{{1, 0}: true, {1, 1}: true, {3, 2}: true} // by round and session
+	for i := range calls {
+		if cold[[2]int{int(calls[i].Start / time.Second), calls[i].Session}] {
+			calls[i].Cached = 0
+		}
+	}
 	shares, mean, held := s.moved(calls)
-	require.Equal(t, []float64{0.5, 0.75}, shares)
-	require.InDelta(t, 0.625, mean, 1e-9)
+	require.Equal(t, []float64{0.5, 0.25}, shares, "a was warm again when two came back")
+	require.InDelta(t, 0.375, mean, 1e-9)
 	require.InDelta(t, 0.5, held, 1e-9, "a had two of four, so had b")
 
 	slices.Reverse(calls)
@@ -70,6 +76,31 @@ func TestMoved(t *testing.T) {
 	s.steps = nil
 	_, mean, _ = s.moved(calls)
 	require.Negative(t, mean)
+}
+
+// A session that another client sends back only later was moved by the step that emptied its replica, not by that in which
+// it returns.
+func TestMovedLater(t *testing.T) {
+	s, calls := story("aabb", "ccbb", "ccbb", "acbb", "aabb")
+	s.steps = []time.Duration{time.Second, 3 * time.Second, 4 * time.Second}
+	s.harmed = [][]string{{"a"}, {"x"}}
+	for i := range calls {
+		calls[i].Cached = 0 // nobody ever has anything
+	}
+	shares, _, _ := s.moved(calls)
+	require.Equal(t, []float64{0.5, 0}, shares)
+	s.harmed[0] = nil
+	shares, _, _ = s.moved(calls)
+	require.Equal(t, []float64{0.5, 0.25}, shares, "a lost nothing")
+
+	s, calls = story("aabb", "aacc", "aabb", "bbbb", "aabb")
+	s.steps = []time.Duration{time.Second, 3 * time.Second, 5 * time.Second}
+	s.harmed = [][]string{{"b"}, {"a"}}
+	for i := range calls {
+		calls[i].Cached = 0
+	}
+	shares, _, _ = s.moved(calls)
+	require.Equal(t, []float64{0.5, 0.5}, shares, "b had never had those of a")
 }
 
 func TestMisrouted(t *testing.T) {
@@ -95,10 +126,12 @@ func TestRecovery(t *testing.T) {
 	require.InDelta(t, 0.9, r.CachedAfter, 1e-9)
 	require.InDelta(t, 1.001, r.LoadBack, 1e-9, "the first window that is as even as the calm")
 	require.InDelta(t, 1.001, r.CacheBack, 1e-9)
+	require.Equal(t, 3*90, r.Refilled, "a computed most of aabbab, 90 tokens of each prompt")
 
 	calls[len(calls)-1].Cached, calls[len(calls)-2].Cached = 0, 0
 	s.recovery(r, calls)
 	require.InDelta(t, -1, r.CacheBack, 1e-9, "it did not stay")
+	require.Equal(t, -1, r.Refilled)
 }
 
 func TestCheck(t *testing.T) {
@@ -163,6 +196,6 @@ func TestWindows(t *testing.T) {
 	require.Equal(t, 2, ws[1].n, "what was not served counts for nothing")
 	ws, _ = windows(calls, 4)
 	require.Len(t, ws, 1)
-	require.Zero(t, (&window{}).ratio())
-	require.Zero(t, (&window{}).uneven(3))
+	require.Zero(t, new(window).ratio())
+	require.Zero(t, new(window).uneven(3))
 }

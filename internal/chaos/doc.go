@@ -12,10 +12,13 @@
 // # What is counted
 //
 // Every call has one outcome, see [Outcome]: what failed although it could have been served is lost, and that must
-// never be. A session has moved in a step when it was served by a replica that is not the one before the step. A call is
+// never be. A session has moved when a replica served it that is not its last and had to compute its prompt: by the step that
+// took the prompt from there, if one did, else by the step in which it was sent there. A call is
 // misrouted when a policy that is to keep sessions together served it elsewhere while nothing had happened to its
 // replica. Load is back when no window of calls falls on the replicas more unevenly than the worst of the calm, the hit ratio
 // when a window has 95 % of the calm's.
+//
+// A replica that comes back says that it is another instance, as those of server/replica do.
 //
 // # Engines
 //

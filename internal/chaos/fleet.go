@@ -18,6 +18,7 @@ type replica struct {
 	launch Launcher
 	proxy  *faultproxy.Proxy
 	engine Engine // nil while there is none
+	lives  int    // engines before this one
 }
 
 func newReplica(ctx context.Context, id string, spec Spec, launch Launcher) (*replica, error) {
@@ -39,6 +40,7 @@ func (r *replica) start(ctx context.Context) (err error) {
 	if r.engine, err = r.launch(ctx, r.spec); err != nil {
 		return fmt.Errorf("%s: %w", r.id, err)
 	}
+	r.lives++
 	r.proxy.SetServer(r.engine.Addr())
 	return nil
 }
@@ -75,7 +77,7 @@ func (r *replica) close() {
 }
 
 func (r *replica) entry() fleet.Replica {
-	e := fleet.Replica{ID: r.id, Address: r.proxy.Addr()}
+	e := fleet.Replica{ID: r.id, Address: r.proxy.Addr(), Instance: strconv.Itoa(r.lives)}
 	if r.spec.KVEvents {
 		e.KVEvents = "grpc:vllm"
 	}

@@ -34,43 +34,93 @@ func (s *stage) homes(calls []Call) map[int]string {
 	return home
 }
 
-// moved is the share of the sessions that were served in each step by a replica that is not their last before it, and
-// the mean of it; held is the mean share of those whose last replica was harmed in the step. A call belongs to the step in
-// which it ended: what a replica that goes cuts is served by another.
+// moved is the share of the sessions that each step moved, and the mean of it; held is the mean share of those whose last
+// replica was harmed in the step.
+//
+// A session has moved when a replica that is not its last served it and did not have its prompt. What goes back and forth
+// between two that both have it, since of many clients some know of the one and some of the other, costs nothing. It is
+// moved by the step that took its prompt from that replica, if one did, else by the step in which the call was sent there.
 func (s *stage) moved(calls []Call) (shares []float64, mean, held float64) {
-	if len(s.steps) < 2 {
+	n := len(s.steps) - 1
+	if n < 1 {
 		return nil, -1, -1
 	}
-	at, step := map[int]string{}, -1
-	var moved, harmed map[int]bool
-	n := float64(s.Sessions)
-	for _, c := range inOrder(calls, func(c *Call) time.Duration { return c.End }) {
-		for step+1 < len(s.steps) && c.End >= s.steps[step+1] {
-			if step++; step > 0 {
-				shares = append(shares, float64(len(moved))/n)
-				held += float64(len(harmed)) / n
-			}
-			moved, harmed = map[int]bool{}, map[int]bool{}
-			for session, id := range at {
-				if step < len(s.harmed) && slices.Contains(s.harmed[step], id) {
-					harmed[session] = true
-				}
-			}
+	j := journeys{last: map[int]string{}, has: map[place]bool{}, lost: map[place]int{}}
+	for _, c := range inOrder(calls, sent) {
+		for len(j.moved) < n && sent(&c) >= s.steps[len(j.moved)] {
+			j.harm(s.harmed[len(j.moved)])
 		}
-		if c.Outcome != Served || c.Start < s.calm {
-			continue
+		if c.Outcome == Served && c.Start >= s.calm {
+			j.served(&c, s.cold(&c), sent(&c) < s.steps[n])
 		}
-		if before := at[c.Session]; step >= 0 && before != "" && before != c.Replica {
-			moved[c.Session] = true
-		}
-		at[c.Session] = c.Replica
 	}
-	for _, x := range shares {
-		mean += x
+	all := float64(s.Sessions * n)
+	for step := range n {
+		sessions := 0
+		if step < len(j.moved) {
+			sessions = len(j.moved[step])
+		}
+		shares = append(shares, float64(sessions)/float64(s.Sessions))
+		mean += float64(sessions) / all
 	}
-	steps := float64(max(len(shares), 1))
-	return shares, mean / steps, held / steps
+	return shares, mean, float64(j.held) / all
 }
+
+// place is a session's prompt in a replica's cache.
+type place struct {
+	session int
+	replica string
+}
+
+// journeys are those of all sessions.
+type journeys struct {
+	last  map[int]string // replica by session
+	has   map[place]bool
+	lost  map[place]int  // by the last step that took it
+	moved []map[int]bool // sessions, by step
+	held  int            // sessions on replicas that were harmed, of all steps
+}
+
+// harm begins a step that takes what these replicas have.
+func (j *journeys) harm(replicas []string) {
+	for x := range j.has {
+		if slices.Contains(replicas, x.replica) {
+			delete(j.has, x)
+			j.lost[x] = len(j.moved)
+		}
+	}
+	for _, id := range j.last {
+		if slices.Contains(replicas, id) {
+			j.held++
+		}
+	}
+	j.moved = append(j.moved, map[int]bool{})
+}
+
+// served takes note of a call; during says that the steps are not over yet.
+func (j *journeys) served(c *Call, cold, during bool) {
+	here, before := place{c.Session, c.Replica}, j.last[c.Session]
+	if cold && before != "" && before != c.Replica && len(j.moved) > 0 {
+		if by, ok := j.lost[here]; ok {
+			j.moved[by][c.Session] = true
+		} else if during {
+			j.moved[len(j.moved)-1][c.Session] = true
+		}
+	}
+	j.last[c.Session], j.has[here] = c.Replica, true
+	delete(j.lost, here)
+}
+
+// sent is about when a call was sent to the replica that served it: at once, or after another one had cut it.
+func sent(c *Call) time.Duration {
+	if c.Attempts > 1 {
+		return c.End
+	}
+	return c.Start
+}
+
+// cold reports whether a replica had to compute the session's prompt for a call that it served.
+func (s *stage) cold(c *Call) bool { return 2*c.Cached < s.PromptTokens }
 
 // byStart are the calls in the order in which they began.
 func byStart(calls []Call) []Call {

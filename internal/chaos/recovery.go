@@ -13,6 +13,7 @@ const backAt = 0.95
 type window struct {
 	cached, prompt int
 	served         map[string]int // calls by replica
+	computed       map[string]int // prompt tokens, likewise
 	n              int
 }
 
@@ -24,6 +25,7 @@ func (w *window) add(c *Call) {
 	w.cached += c.Cached
 	w.prompt += c.Prompt
 	w.served[c.Replica]++
+	w.computed[c.Replica] += c.Prompt - c.Cached
 }
 
 func (w *window) ratio() float64 {
@@ -35,24 +37,32 @@ func (w *window) ratio() float64 {
 
 // uneven is the busiest replica's calls over the mean of so many.
 func (w *window) uneven(replicas int) float64 {
-	most := 0
-	for _, n := range w.served {
-		most = max(most, n)
-	}
 	if w.n == 0 {
 		return 0
 	}
-	return float64(most*replicas) / float64(w.n)
+	return float64(most(w.served)*replicas) / float64(w.n)
+}
+
+func windowOf(calls []Call) window {
+	w := window{served: map[string]int{}, computed: map[string]int{}}
+	for i := range calls {
+		w.add(&calls[i])
+	}
+	return w
+}
+
+// most is the largest of some figures by replica, 0 if there is none.
+func most(of map[string]int) (n int) {
+	for _, x := range of {
+		n = max(n, x)
+	}
+	return n
 }
 
 // windows cuts calls in pieces of n; what is left over is dropped.
 func windows(calls []Call, n int) (ws []window, begins []int) {
 	for i := 0; i+n <= len(calls); i += n {
-		w := window{served: map[string]int{}}
-		for k := range n {
-			w.add(&calls[i+k])
-		}
-		ws, begins = append(ws, w), append(begins, i)
+		ws, begins = append(ws, windowOf(calls[i:i+n])), append(begins, i)
 	}
 	return ws, begins
 }
@@ -81,7 +91,7 @@ func (s *stage) recovery(r *Result, calls []Call) {
 		worst = max(worst, quiet[i].uneven(r.Replicas))
 	}
 	at := func(i int) float64 { return (after[begins[i]].Start - s.back).Seconds() }
-	r.LoadBack, r.CacheBack = -1, -1
+	r.LoadBack, r.CacheBack, r.Refilled = -1, -1, -1
 	for i := range later {
 		if later[i].uneven(r.Replicas) <= worst {
 			r.LoadBack = at(i)
@@ -91,6 +101,7 @@ func (s *stage) recovery(r *Result, calls []Call) {
 	// The ratio may fall once the sessions return: it is back when it stays so.
 	for i := len(later) - 1; i >= 0 && later[i].ratio() >= backAt*r.CachedBefore; i-- {
 		r.CacheBack = at(i)
+		r.Refilled = most(windowOf(after[:begins[i]]).computed)
 	}
 }
 

@@ -25,7 +25,7 @@ type Result struct {
 	Late      int `json:"late"`
 	Retried   int `json:"retried"`
 	Misrouted int `json:"misrouted"`
-	// Moved is the share of the sessions that moved in each step, -1 likewise.
+	// Moved is the share of the sessions that each step moved, to replicas that had to compute their prompt; -1 likewise.
 	Moved []float64 `json:"moved_per_step,omitempty"`
 	// MeanMoved is its mean, MeanHeld the mean share of the sessions that the replica harmed in a step had before it.
 	MeanMoved float64 `json:"mean_moved_per_step"`
@@ -39,6 +39,10 @@ type Result struct {
 	LoadBack   float64 `json:"load_back_s"`
 	CacheBack  float64 `json:"cache_back_s"`
 	CacheBound float64 `json:"cache_bound_s"`
+	// Refilled is CacheBack without a clock: how many prompt tokens the replica that had to compute most had computed by
+	// then, -1 likewise. KVTokens is how many its whole cache holds.
+	Refilled int `json:"refilled_tokens"`
+	KVTokens int `json:"kv_tokens"`
 	// Leaked is the bookings and queue entries left when all calls had ended.
 	Leaked int `json:"leaked_bookings"`
 	// HeldBack is how many calls were not sent, since too many were under way or this machine was too busy: the load was not
@@ -55,8 +59,8 @@ type Result struct {
 	History []Call `json:"-"`
 }
 
-// movedAtMost is how many of the sessions that belong to one replica may move in a step, for each that does, with the
-// policy that promises it: those that look at caches let a session stay where it has moved to.
+// movedAtMost is how many sessions a step may move for each that its replica had, with the policy that promises it in any
+// case: those that look at caches and load move more where a cache is too small, or a replica that is back starts slowly.
 const (
 	movedAtMost = 1.1
 	ring        = "consistent_hash"
@@ -93,7 +97,7 @@ func (s *stage) judge(sc *scenario) *Result {
 	r := &Result{
 		Scenario: sc.Name, Policy: s.Policy, Clients: s.Clients, Replicas: s.Options.Replicas, Calls: len(calls),
 		Outcomes: map[Outcome]int{}, Errors: map[Outcome]error{}, HeldBack: int(s.load.held.Load()),
-		Misrouted: -1, MeanMoved: -1, MeanHeld: -1, Footprints: s.memory, History: calls,
+		Misrouted: -1, MeanMoved: -1, MeanHeld: -1, KVTokens: s.KVTokens, Footprints: s.memory, History: calls,
 	}
 	for i := range calls {
 		c := &calls[i]

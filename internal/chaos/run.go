@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -44,9 +45,10 @@ type Options struct {
 	KVTokens int
 	// Launch starts engines; nil means InProcess. The replicas that scale adds are always in process.
 	Launch Launcher
-	// Dial are more options for the channels.
-	Dial []grpc.DialOption
-	Seed uint64
+	// Config are more fields of the channels' config, Dial more options for them.
+	Config map[string]any
+	Dial   []grpc.DialOption
+	Seed   uint64
 	// Tell hears of every step, Progress ten times a second of the calls; nil means nobody does.
 	Tell     func(string)
 	Progress func(Progress)
@@ -104,6 +106,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		Preset: o.Preset, KVTokens: o.KVTokens, Speed: o.Speed, Grace: time.Minute, KVEvents: o.Policy == "kv_aware",
 	}
 	config := map[string]any{"policy": map[string]any{o.Policy: struct{}{}}}
+	maps.Copy(config, o.Config)
 	s.load = &load{
 		sessions: o.Sessions, promptTokens: o.PromptTokens, outputTokens: o.OutputTokens, timeout: o.Timeout, seed: o.Seed,
 		slots: make(chan struct{}, o.InFlight), changed: make(chan struct{}),

@@ -45,6 +45,14 @@ var scenarios = []scenario{
 		run: resets, may: []Outcome{Cut, SentTwice},
 	},
 	{
+		Name: "half-open", What: "a replica is taken away behind its connections' back, as if it had lost its power",
+		run: halfOpen, may: []Outcome{Cut, TimedOut},
+	},
+	{
+		Name: "go-away", What: "every replica in turn tells its clients to open no more streams (GOAWAY)",
+		run: goAway, moves: true,
+	},
+	{
 		Name: "slow", What: "a replica answers a second late and reads slowly",
 		run: slow, may: []Outcome{TimedOut},
 	},

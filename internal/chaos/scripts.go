@@ -47,6 +47,7 @@ func (s *stage) comeback(r *replica) error {
 	if err := r.start(s.ctx); err != nil {
 		return err
 	}
+	s.fleet.set(entries(s.replicas)) // it is another instance
 	return s.restored(r)
 }
 
@@ -120,11 +121,46 @@ func resets(s *stage) error {
 	return nil
 }
 
+// halfOpen lets a replica's connections lead nowhere until somebody finds out, as TCP does in the end, while calls have time
+// left to be made elsewhere.
+func halfOpen(s *stage) error {
+	const most = 5 * time.Second
+	r := s.replicas[0]
+	s.tell("the connections of %s lead nowhere", r.id)
+	s.step(r)
+	r.proxy.HalfOpen()
+	err := s.last(min(s.Timeout/2, most))
+	s.tell("they are found to be broken")
+	r.proxy.Drop()
+	if err != nil {
+		return err
+	}
+	return s.restored(r)
+}
+
+func goAway(s *stage) error {
+	for _, r := range s.replicas {
+		if err := s.busy(r); err != nil {
+			return err
+		}
+		s.tell("%s says GOAWAY", r.id)
+		s.step(r)
+		r.proxy.GoAway()
+		if err := s.restored(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// slow lets a replica answer late, and read not much faster than the load needs.
 func slow(s *stage) error {
+	const bytesPerToken = 8 // about twice what a call takes
 	r := s.replicas[0]
 	s.tell("%s is slow", r.id)
 	s.step(r)
-	r.proxy.Set(faultproxy.Fault{Delay: s.Late, BytesPerSecond: 1 << 20})
+	needs := s.Rate / float64(len(s.replicas)) * float64(s.PromptTokens) * bytesPerToken
+	r.proxy.Set(faultproxy.Fault{Delay: s.Late, BytesPerSecond: int(needs)})
 	err := s.rounds(2)
 	r.proxy.Set(faultproxy.Fault{})
 	s.tell("%s is as before", r.id)

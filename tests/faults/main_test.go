@@ -110,7 +110,7 @@ func play(t *testing.T, runs []chaos.Options, check func(*testing.T, *chaos.Resu
 			require.NoError(t, errs[i])
 			r := results[i]
 			// How many sessions move while a replica that is back starts slowly, or one is ejected since this machine is
-			// busy, is decided by the clock: the command judges it.
+			// busy, is decided by the clock: TestRollingRestart does without either.
 			require.Empty(t, slices.DeleteFunc(r.Broken, func(b string) bool { return strings.Contains(b, "sessions moved") }))
 			require.Zero(t, r.Lost)
 			require.Zero(t, r.FailedAfter)

@@ -38,6 +38,33 @@ func TestHang(t *testing.T) {
 	play(t, runs, func(t *testing.T, r *chaos.Result) { requireOnly(t, r, "r0") })
 }
 
+// Connections that lead nowhere: once they are found to be broken, what had received nothing is served elsewhere.
+func TestHalfOpen(t *testing.T) {
+	t.Parallel()
+	runs := each(policies, []int{1, 16}, func(p string, n int) chaos.Options {
+		o := small("half-open", p, n)
+		o.Replicas = 4
+		return o
+	})
+	play(t, runs, cut)
+}
+
+// A GOAWAY costs no call and moves nobody for longer than it takes to connect.
+func TestGoAway(t *testing.T) {
+	t.Parallel()
+	runs := each(policies, []int{1, 16}, func(p string, n int) chaos.Options {
+		o := small("go-away", p, n)
+		o.Replicas = 4
+		return o
+	})
+	play(t, runs, func(t *testing.T, r *chaos.Result) {
+		served(t, r)
+		if r.Policy == "consistent_hash" {
+			require.Zero(t, r.Misrouted)
+		}
+	})
+}
+
 func TestPartition(t *testing.T) {
 	t.Parallel()
 	partition := func(p string, n int) chaos.Options {
@@ -61,7 +88,7 @@ func TestReset(t *testing.T) {
 	play(t, runs, func(*testing.T, *chaos.Result) {})
 }
 
-// A slow replica loses nothing.
+// A replica that answers late, and reads slowly, loses nothing.
 func TestSlow(t *testing.T) {
 	t.Parallel()
 	slow := func(p string, n int) chaos.Options {
@@ -69,17 +96,19 @@ func TestSlow(t *testing.T) {
 		o.Replicas, o.Late = 4, 200*time.Millisecond
 		return o
 	}
-	play(t, []chaos.Options{slow("consistent_hash", 16), slow("prefix_cache_affinity", 1)}, served)
+	play(t, each(policies, []int{1, 16}, slow), served)
 }
 
-// Eight replicas, eighty, eight.
+// Eight replicas, eighty, eight: no call fails.
 func TestScale(t *testing.T) {
 	t.Parallel()
-	runs := []chaos.Options{small("scale", "consistent_hash", 16), small("scale", "prefix_cache_affinity", 1)}
-	for i := range runs {
-		runs[i].Rate, runs[i].Sessions, runs[i].PromptTokens = 100, 64, 32
+	scale := func(p string, n int) chaos.Options {
+		o := small("scale", p, n)
+		o.Sessions, o.PromptTokens = 32, 32
+		o.Rate *= 2
+		return o
 	}
-	play(t, runs, served)
+	play(t, append(each(policies, []int{1}, scale), each(both, []int{16}, scale)...), served)
 }
 
 // More than the replicas admit: what is not served is refused, and afterwards everything is as before.
