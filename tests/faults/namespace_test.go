@@ -1,0 +1,144 @@
+package faults
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+)
+
+// In the environment of this binary.
+const (
+	ownNetwork = "WARMPATH_TEST_NETWORK" // it is in a network namespace made for it
+	replicaAt  = "WARMPATH_TEST_REPLICA" // it is a replica that listens there, and nothing else
+)
+
+// alone runs a test again, in a process with a network of its own, and reports whether this is that process. Nobody else's
+// links, addresses and rules are in its way, it is in nobody's, and nothing of it outlives it. Where the machine does not
+// allow that the test is skipped.
+func alone(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(ownNetwork) != "" {
+		return true
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces take root")
+	}
+	for _, program := range []string{"ip", "nsenter"} {
+		if _, err := exec.LookPath(program); err != nil {
+			if os.Getenv("WARMPATH_REQUIRE_ALL") != "" {
+				t.Fatalf("%s is not installed: %v", program, err)
+			}
+			t.Skipf("%s is not installed: %v", program, err)
+		}
+	}
+	cmd := again(t, ownNetwork+"=1", "-test.run", "^"+t.Name()+"$", "-test.timeout", "5m")
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, syscall.EPERM) {
+		t.Skipf("this machine allows no network namespaces: %v", err)
+	}
+	require.NoError(t, err, "%s", out)
+	return false
+}
+
+// again is this binary in a network namespace of its own, which ends with it, as it ends with this process.
+func again(t *testing.T, env string, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(path, args...)
+	cmd.Env = append(os.Environ(), env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// run runs a command that must succeed.
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
+}
+
+// host is a replica on a host of its own: a process in a network namespace, at the far end of a link of ours.
+type host struct {
+	n   int
+	cmd *exec.Cmd
+}
+
+// subnet is a host's link: .1 on our side, .2 on its.
+func (h *host) subnet() string  { return fmt.Sprintf("10.77.%d.", h.n) }
+func (h *host) link() string    { return fmt.Sprintf("host%d", h.n) }
+func (h *host) ip() string      { return h.subnet() + "2" }
+func (h *host) address() string { return h.ip() + ":" + servicePort }
+
+const servicePort = "7000"
+
+// boot starts the host's process and plugs the link in. Until it dies, or the test ends.
+func (h *host) boot(t *testing.T) {
+	t.Helper()
+	h.cmd = again(t, replicaAt+"=:"+servicePort)
+	out, err := h.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, h.cmd.Start())
+	t.Cleanup(h.die)
+	require.True(t, bufio.NewScanner(out).Scan(), "the replica did not start")
+	pid := strconv.Itoa(h.cmd.Process.Pid)
+	inside := func(args ...string) { run(t, "nsenter", append([]string{"--target", pid, "--net", "ip"}, args...)...) }
+	run(t, "ip", "link", "add", h.link(), "type", "veth", "peer", "name", "eth0", "netns", pid)
+	run(t, "ip", "address", "add", h.subnet()+"1/24", "dev", h.link())
+	inside("address", "add", h.ip()+"/24", "dev", "eth0")
+	inside("link", "set", "eth0", "up")
+	run(t, "ip", "link", "set", h.link(), "up")
+}
+
+// die takes the link away and ends the host, which cannot tell anybody any more.
+func (h *host) die() {
+	if h.cmd == nil {
+		return
+	}
+	// Of the end of its namespace the link would hear only later.
+	_ = exec.Command("ip", "link", "delete", h.link()).Run()
+	_ = h.cmd.Process.Kill() // it may have ended
+	_ = h.cmd.Wait()
+	h.cmd = nil
+}
+
+// echo is a replica that answers at once.
+type echo struct {
+	testpb.UnimplementedTestServiceServer
+}
+
+func (echo) EmptyCall(context.Context, *testpb.Empty) (*testpb.Empty, error) {
+	return new(testpb.Empty), nil
+}
+
+func (echo) UnaryCall(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+	return new(testpb.SimpleResponse), nil
+}
+
+func (echo) StreamingOutputCall(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+	return s.Send(new(testpb.StreamingOutputCallResponse))
+}
+
+// serveReplica serves until the process is killed, and says on standard output that it does.
+func serveReplica(addr string) error {
+	lis, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return err
+	}
+	s := grpc.NewServer()
+	testpb.RegisterTestServiceServer(s, echo{})
+	fmt.Println("listens")
+	return s.Serve(lis)
+}
