@@ -32,8 +32,8 @@ func TestRollingRestart(t *testing.T) {
 			// calls at a time, or they would go where there is less load.
 			o.Sessions, o.Rate, o.PromptTokens, o.KVTokens = 32, 40, 64, 16384
 			o.InFlight, o.Config = 4, patient
-			if n > 1 {
-				o.Sessions, o.Rate = 64, 80
+			if n > 1 && p != "consistent_hash" {
+				o.Sessions, o.Rate = 48, 60
 			}
 		}
 		return o
