@@ -1,11 +1,11 @@
+//go:build linux
+
 package faults
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -14,15 +14,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc"
-	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// In the environment of this binary.
-const (
-	ownNetwork = "WARMPATH_TEST_NETWORK" // it is in a network namespace made for it
-	replicaAt  = "WARMPATH_TEST_REPLICA" // it is a replica that listens there, and nothing else
-)
+// ownNetwork in the environment says that this process is in a network namespace made for it.
+const ownNetwork = "WARMPATH_TEST_NETWORK"
 
 // alone runs a test again, in a process with a network of its own, and reports whether this is that process. Nobody else's
 // links, addresses and rules are in its way, it is in nobody's, and nothing of it outlives it. Where the machine does not
@@ -112,33 +107,4 @@ func (h *host) die() {
 	_ = h.cmd.Process.Kill() // it may have ended
 	_ = h.cmd.Wait()
 	h.cmd = nil
-}
-
-// echo is a replica that answers at once.
-type echo struct {
-	testpb.UnimplementedTestServiceServer
-}
-
-func (echo) EmptyCall(context.Context, *testpb.Empty) (*testpb.Empty, error) {
-	return new(testpb.Empty), nil
-}
-
-func (echo) UnaryCall(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
-	return new(testpb.SimpleResponse), nil
-}
-
-func (echo) StreamingOutputCall(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
-	return s.Send(new(testpb.StreamingOutputCallResponse))
-}
-
-// serveReplica serves until the process is killed, and says on standard output that it does.
-func serveReplica(addr string) error {
-	lis, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
-	if err != nil {
-		return err
-	}
-	s := grpc.NewServer()
-	testpb.RegisterTestServiceServer(s, echo{})
-	fmt.Println("listens")
-	return s.Serve(lis)
 }
