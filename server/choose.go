@@ -47,11 +47,11 @@ func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaR
 // choose picks, and books for as long as the mode says.
 func (d *deployment) choose(ctx context.Context, who *caller, r *warmpathv1.ChooseReplicaRequest, q *routing.Request) (*warmpathv1.ChooseReplicaResponse, error) {
 	reserves := r.GetMode() == warmpathv1.PickMode_PICK_MODE_RESERVE
-	request := ""
+	name := leaseName{by: who}
 	if reserves && q.ID != "" {
-		request = who.own(q.ID)
+		name.request, name.attempt = q.ID, r.GetAttempt()
 	}
-	x, repeated, err := d.leases.begin(who, request)
+	x, repeated, err := d.leases.begin(name)
 	if err != nil {
 		return nil, err
 	}

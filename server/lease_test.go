@@ -138,5 +138,30 @@ func TestIdempotentAtOnce(t *testing.T) {
 		require.Equal(t, codes.Unavailable, status.Code(err))
 	}
 	require.EqualValues(t, 1, f.load().ongoing)
-	require.Len(t, f.deployment("chat").leases.byRequest, 1)
+	require.Len(t, f.deployment("chat").leases.byName, 1)
+}
+
+// Attempts at one request have reservations of their own: giving one back leaves the other. Without a number they are one.
+func TestAttemptsAreApart(t *testing.T) {
+	f := start(t, quiet)
+	ask := func(attempt uint64) *warmpathv1.Reservation {
+		return f.choose(t, &warmpathv1.ChooseReplicaRequest{
+			Mode: reserve, Attempt: attempt, Key: &warmpathv1.RequestKey{RequestId: "same", Prompt: tokens(100)},
+		}).GetReservation()
+	}
+	first, second := ask(7), ask(8)
+	require.False(t, second.GetRepeated())
+	require.NotEqual(t, first.GetId(), second.GetId())
+	require.Equal(t, book{2, 200}, f.load())
+	again := ask(8)
+	require.True(t, again.GetRepeated())
+	require.Equal(t, second.GetId(), again.GetId())
+	require.True(t, f.report(t, first.GetId(), released))
+	require.Equal(t, book{1, 100}, f.load())
+	require.True(t, f.report(t, second.GetId(), progress), "it is still held")
+
+	older := ask(0)
+	require.False(t, older.GetRepeated())
+	require.Equal(t, older.GetId(), ask(0).GetId())
+	require.Equal(t, book{2, 200}, f.load())
 }

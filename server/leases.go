@@ -15,15 +15,14 @@ import (
 
 // A lease is a booking that ends by itself. Its Router is that of the booking.
 type lease struct {
-	id      string // of the reservation; "" for one that nobody can report on
-	request string // id of the request, for one that may be asked for again
-	length  time.Duration
-	next    time.Time // when something happens by itself
-	ends    time.Time // then it is over
-	place   int       // in the heap; -1 = in none
-	learns  bool      // the policy was told of the route
+	id     string    // of the reservation; "" for one that nobody can report on
+	name   leaseName // for one that may be asked for again
+	length time.Duration
+	next   time.Time // when something happens by itself
+	ends   time.Time // then it is over
+	place  int       // in the heap; -1 = in none
+	learns bool      // the policy was told of the route
 
-	owner   *caller // in whose count it is
 	q       routing.Request
 	booking routing.Booking
 
@@ -33,18 +32,25 @@ type lease struct {
 	err    error
 }
 
+// A leaseName is by what a question is known again. Without a request id it is not.
+type leaseName struct {
+	by      *caller
+	request string // its id
+	attempt uint64
+}
+
 // leases are the bookings of one deployment.
 type leases struct {
 	prefix string // of the ids
 
 	// mu guards what is below. Routers' locks are taken under it.
-	mu        sync.Mutex
-	due       queue
-	byID      map[string]*lease
-	byRequest map[string]*lease
-	max       int
-	pending   int // begun and not in the heap
-	closed    bool
+	mu      sync.Mutex
+	due     queue
+	byID    map[string]*lease
+	byName  map[leaseName]*lease
+	max     int
+	pending int // begun and not in the heap
+	closed  bool
 
 	expired atomic.Int64 // reservations that ended with their lease
 }
@@ -77,26 +83,27 @@ func (l *leases) any() bool {
 	return len(l.due) > 0
 }
 
-// begin makes room for a lease of a caller. Where one for the same request exists or is being made, that one is returned.
-func (l *leases) begin(who *caller, request string) (x *lease, repeated bool, err error) {
+// begin makes room for a lease of the caller who asks. Where one for the same question exists or is being made, that one is
+// returned.
+func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if x := l.byRequest[request]; request != "" && x != nil {
+	if x := l.byName[name]; name.request != "" && x != nil {
 		return x, true, nil
 	}
 	if len(l.due)+l.pending >= l.max {
 		return nil, false, errLeases
 	}
-	if !take(&who.held, who.rules.Load().maxHeld) {
+	if !take(&name.by.held, name.by.rules.Load().maxHeld) {
 		return nil, false, errCallerLeases
 	}
 	l.pending++
-	x = &lease{request: request, place: -1, owner: who}
-	if request != "" {
-		if l.byRequest == nil {
-			l.byRequest = make(map[string]*lease)
+	x = &lease{name: name, place: -1}
+	if name.request != "" {
+		if l.byName == nil {
+			l.byName = make(map[leaseName]*lease)
 		}
-		l.byRequest[request] = x
+		l.byName[name] = x
 		x.made = make(chan struct{})
 	}
 	return x, false, nil
@@ -118,7 +125,7 @@ func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Ti
 	defer l.mu.Unlock()
 	l.pending--
 	if l.closed { // meanwhile: nobody would end it
-		x.owner.held.Add(-1)
+		x.name.by.held.Add(-1)
 		x.booking.Release()
 		return
 	}
@@ -154,10 +161,10 @@ func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err 
 
 // forget strikes a lease out. Called with mu held.
 func (l *leases) forget(x *lease) {
-	x.owner.held.Add(-1)
+	x.name.by.held.Add(-1)
 	delete(l.byID, x.id)
-	if x.request != "" && l.byRequest[x.request] == x {
-		delete(l.byRequest, x.request)
+	if x.name.request != "" && l.byName[x.name] == x {
+		delete(l.byName, x.name)
 	}
 	if x.place >= 0 {
 		heap.Remove(&l.due, x.place)
@@ -234,10 +241,10 @@ func (x *lease) release(o routing.Outcome) {
 func (l *leases) close() {
 	l.mu.Lock()
 	all := l.due
-	l.due, l.byID, l.byRequest, l.max, l.closed = nil, nil, nil, 0, true
+	l.due, l.byID, l.byName, l.max, l.closed = nil, nil, nil, 0, true
 	l.mu.Unlock()
 	for _, x := range all {
-		x.owner.held.Add(-1)
+		x.name.by.held.Add(-1)
 		x.booking.Release()
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/client"
@@ -142,6 +143,56 @@ func TestReservationFollowsTheCall(t *testing.T) {
 		sees(0)
 		cancel()
 	}
+}
+
+// Calls with the same request id, which is the key where there is no session, have reservations of their own.
+func TestCentralSameRequestID(t *testing.T) {
+	rs := replicas(t, 3)
+	end := make(chan struct{})
+	for _, r := range rs {
+		r.stream = func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			if err := s.Send(answer("x")); err != nil {
+				return err
+			}
+			<-end
+			return nil
+		}
+	}
+	at, _ := lookasideWith(t, "", centralised(`{consistent_hash: {}}`, rs)+"\nquery_hold: 0s")
+	cc := dial(t, "warmpath://"+at+"/")
+	connected(t, cc, rs)
+	untilCentral(t, cc)
+	server, err := grpc.NewClient(at, insecureOption())
+	require.NoError(t, err)
+	defer server.Close()
+	reserves := func(n int) {
+		t.Helper()
+		eventually(t, fmt.Sprint(n, " reservations"), func() bool {
+			a, err := warmpathv1.NewStatusServiceClient(server).GetStatus(deadline(t), new(warmpathv1.GetStatusRequest))
+			require.NoError(t, err)
+			return a.GetDeployments()[0].GetReservations() == uint32(n)
+		})
+	}
+	reserves(0)
+	ctx := metadata.AppendToOutgoingContext(deadline(t), "x-request-id", "same")
+	var decisions [2]client.Decision
+	var streams [2]grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]
+	for i := range streams {
+		streams[i], err = testpb.NewTestServiceClient(cc).StreamingOutputCall(client.WithDecision(ctx, &decisions[i]), prompt("x"))
+		require.NoError(t, err)
+		_, err = streams[i].Recv()
+		require.NoError(t, err)
+		require.EqualValues(t, "central", decisions[i].Reason)
+		require.EqualValues(t, "ring", decisions[i].Rule)
+		reserves(i + 1)
+	}
+	require.Equal(t, decisions[0].Replica, decisions[1].Replica, "by the same key")
+	close(end)
+	for _, s := range streams {
+		_, err = s.Recv()
+		require.ErrorIs(t, err, io.EOF)
+	}
+	reserves(0)
 }
 
 // A failed attempt's reservation is given back, and the next one asks for another replica.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -18,7 +19,8 @@ import (
 // The rule. All questions of a channel go over one stream to the server that is followed, so that they fail over with
 // the watch; reports of what became of the answers ride with them. An answer is waited for until the deadline, and much
 // shorter where the server answers much faster as a rule. After [tripAfter] questions in a row without an answer the
-// others are not asked, but for one every [probeAfter]. An answer that comes too late is given back.
+// others are not asked, but for one every [probeAfter]. An answer that comes too late is given back; so each question is an
+// attempt of its own, lest what it gives back be that of a later one with the same request id.
 type Desk struct {
 	watch    *Watch
 	deadline time.Duration
@@ -34,7 +36,8 @@ func (w *Watch) Desk(deadline time.Duration) *Desk {
 type Answer struct {
 	Replica string // id
 	// Decision is the server's but for the replica; its reason is central, its rule the server's own.
-	Decision    routing.Decision
+	Decision routing.Decision
+	// Reservation is nil where the server has made none for this question.
 	Reservation *Reservation
 }
 
@@ -97,7 +100,7 @@ func (d *Desk) question(q *routing.Request, prompt *routing.Hashed) *warmpathv1.
 		key.Prompt = &warmpathv1.RequestKey_BlockHashes{BlockHashes: hashes}
 	}
 	return &warmpathv1.ChooseReplicaRequest{
-		Deployment: d.watch.o.Deployment, Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE,
+		Deployment: d.watch.o.Deployment, Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Attempt: rand.Uint64(),
 		Excluded: q.Exclude, Tried: q.TriedIDs(), LeaseMs: uint32(lease.Milliseconds()), MaxFallbacks: 1,
 	}
 }
@@ -122,5 +125,9 @@ func (d *Desk) answer(a *warmpathv1.ChooseReplicaResponse, q *routing.Request) (
 		decision.SetRank(int(min(*rank, maxRank)))
 	}
 	tokens := int64(max(q.PromptTokens-decision.MatchedTokens, 0))
-	return Answer{id, decision, d.watch.reserved.add(a.GetReservation(), id, tokens, time.Now())}, nil
+	var x *Reservation
+	if ours(a.GetReservation()) {
+		x = d.watch.reserved.add(a.GetReservation(), id, tokens, time.Now())
+	}
+	return Answer{id, decision, x}, nil
 }

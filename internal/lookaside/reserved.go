@@ -123,9 +123,14 @@ func (l *reserved) tell(x *Reservation, r *warmpathv1.LifeReport) {
 	}
 }
 
+// ours reports whether a reservation was made for the question that it answers. An older server, to which all attempts at a
+// request are one, answers with the reservation of another one: that one renews it and gives it back, and our booking is one
+// that the server does not know of.
+func ours(r *warmpathv1.Reservation) bool { return r.GetId() != "" && !r.GetRepeated() }
+
 // drop gives back a reservation that came too late to be of use.
 func (l *reserved) drop(r *warmpathv1.Reservation) {
-	if r.GetId() != "" {
+	if ours(r) {
 		l.add(r, "", 0, time.Now()).Released(nil)
 	}
 }

@@ -371,7 +371,8 @@ func (CacheTier) EnumDescriptor() ([]byte, []int) {
 // RequestKey is all that a policy may look at.
 type RequestKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The caller's name for the request. With PICK_MODE_RESERVE it makes the pick idempotent: at most 256 bytes.
+	// The caller's name for the request: at most 256 bytes. With PICK_MODE_RESERVE it makes the pick idempotent, together with
+	// the attempt.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Session, as in the metadata session_id; empty = none.
 	Session string `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
@@ -717,7 +718,11 @@ type ChooseReplicaRequest struct {
 	// How long to wait at most while all replicas are full, in milliseconds; 0 = RESOURCE_EXHAUSTED at once.
 	WaitMs uint32 `protobuf:"varint,8,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
 	// How many fallbacks are wanted; 0 = 2, at most 16.
-	MaxFallbacks  uint32 `protobuf:"varint,9,opt,name=max_fallbacks,json=maxFallbacks,proto3" json:"max_fallbacks,omitempty"`
+	MaxFallbacks uint32 `protobuf:"varint,9,opt,name=max_fallbacks,json=maxFallbacks,proto3" json:"max_fallbacks,omitempty"`
+	// Tells questions apart that bear the same request id, with PICK_MODE_RESERVE: with the same attempt they are one question
+	// asked twice, and get one reservation; with another, best drawn at random, each gets its own. Who may give up waiting and ask
+	// anew needs that: it will release what comes too late. 0 is an attempt like any other.
+	Attempt       uint64 `protobuf:"fixed64,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -811,6 +816,13 @@ func (x *ChooseReplicaRequest) GetWaitMs() uint32 {
 func (x *ChooseReplicaRequest) GetMaxFallbacks() uint32 {
 	if x != nil {
 		return x.MaxFallbacks
+	}
+	return 0
+}
+
+func (x *ChooseReplicaRequest) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
 	}
 	return 0
 }
@@ -1085,7 +1097,7 @@ type Reservation struct {
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// How long it lasts from now, in milliseconds. Every report about it renews it.
 	LeaseMs uint32 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	// It was made before, by a request with the same deployment and request id.
+	// It was made before, by a question with the same deployment, request id and attempt: whoever asked that holds it, too.
 	Repeated      bool `protobuf:"varint,3,opt,name=repeated,proto3" json:"repeated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3089,7 +3101,7 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x06length\x18\x04 \x01(\x04R\x06lengthB\a\n" +
 	"\x05block\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xaf\x02\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xc9\x02\n" +
 	"\x14ChooseReplicaRequest\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\tR\n" +
@@ -3101,7 +3113,9 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x06pinned\x18\x06 \x01(\tR\x06pinned\x12\x19\n" +
 	"\blease_ms\x18\a \x01(\rR\aleaseMs\x12\x17\n" +
 	"\await_ms\x18\b \x01(\rR\x06waitMs\x12#\n" +
-	"\rmax_fallbacks\x18\t \x01(\rR\fmaxFallbacks\"\x96\x02\n" +
+	"\rmax_fallbacks\x18\t \x01(\rR\fmaxFallbacks\x12\x18\n" +
+	"\aattempt\x18\n" +
+	" \x01(\x06R\aattempt\"\x96\x02\n" +
 	"\x15ChooseReplicaResponse\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\tR\n" +
