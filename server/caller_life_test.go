@@ -47,47 +47,85 @@ func TestTokensAreReadAgain(t *testing.T) {
 	require.Equal(t, codes.OK, code("third-0123456789"))
 }
 
-// Who may not use a deployment any more is sent away, from what is open too.
+// A stream ends soon after a reload, and says why, whose caller is gone, shows what does not count any more, or may not use what
+// the stream uses. Others go on.
 func TestRevokedCallersAreSentAway(t *testing.T) {
+	dir := files{t, t.TempDir()}
+	dir.write("tokens", []byte("kept-0123456789a\nlost-0123456789a\n"))
 	text := `
 load_interval: 10s
 callers:
 - {name: gone, token: gone-0123456789a}
 - {name: less, token: less-0123456789a}
-- {name: same, token: same-0123456789a}
+- {name: same, token: same-0123456789a, deployments: [chat, code]}
+- {name: rotates, token_file: ` + dir.path("tokens") + `}
 deployments: {chat: {register: true}, code: {register: true}}
 `
 	f := start(t, text)
 	watches := make(map[string]grpc.BidiStreamingClient[warmpathv1.WatchReplicasRequest, warmpathv1.WatchReplicasResponse])
 	chooses := make(map[string]grpc.BidiStreamingClient[warmpathv1.ChooseReplicasRequest, warmpathv1.ChooseReplicasResponse])
-	for _, name := range []string{"gone", "less", "same"} {
-		var err error
-		watches[name], err = f.with(t, name+"-0123456789a").WatchReplicas(soon(t))
+	asked := func(name, deployment string) codes.Code {
+		t.Helper()
+		require.NoError(t, chooses[name].Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Deployment: deployment}}))
+		m, err := chooses[name].Recv()
+		require.NoError(t, err, name)
+		return codes.Code(m.GetFailure().GetCode())
+	}
+	register := func(deployment string) {
+		_, err := f.deployment(deployment).register(new(warmpathv1.RegisterRequest), replicaAt("r", "r:1"))
 		require.NoError(t, err)
-		require.NoError(t, watches[name].Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{Deployment: "chat", ClientId: "x"}}))
+	}
+	register("chat")
+	register("code")
+	opened := func(name, token, deployment string) {
+		var err error
+		watches[name], err = f.with(t, token).WatchReplicas(soon(t))
+		require.NoError(t, err)
+		require.NoError(t, watches[name].Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{Deployment: deployment, ClientId: name}}))
 		_, err = watches[name].Recv()
 		require.NoError(t, err)
-		chooses[name], err = f.with(t, name+"-0123456789a").ChooseReplicas(soon(t))
+		chooses[name], err = f.with(t, token).ChooseReplicas(soon(t))
 		require.NoError(t, err)
+		require.Equal(t, codes.OK, asked(name, deployment))
 	}
-	require.NoError(t, f.Update(parse(t, strings.NewReplacer(
-		"- {name: gone, token: gone-0123456789a}\n", "", "{name: less,", "{name: less, deployments: [code],").Replace(text))))
-	for name, want := range map[string]codes.Code{"gone": codes.PermissionDenied, "less": codes.PermissionDenied, "same": codes.Unavailable} {
-		require.NoError(t, chooses[name].Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Deployment: "chat"}}))
-		m, err := chooses[name].Recv()
-		require.NoError(t, err)
-		require.Equal(t, want, codes.Code(m.GetFailure().GetCode()), name)
-		if name == "same" {
-			continue
-		}
-		for err == nil {
+	ends := func(name string, want codes.Code) {
+		t.Helper()
+		_, err := chooses[name].Recv() // and nothing was asked
+		require.Equal(t, want, status.Code(err), "%s: %v", name, err)
+		for err = nil; err == nil; {
 			_, err = watches[name].Recv()
 		}
-		require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+		require.Equal(t, want, status.Code(err), "%s: %v", name, err)
 	}
-	f.tick("chat")
-	_, err := watches["same"].Recv()
+	opened("gone", "gone-0123456789a", "chat")
+	opened("less", "less-0123456789a", "chat")
+	opened("less elsewhere", "less-0123456789a", "code")
+	opened("same", "same-0123456789a", "chat")
+	opened("kept", "kept-0123456789a", "chat")
+	opened("lost", "lost-0123456789a", "chat")
+
+	require.NoError(t, f.Update(parse(t, strings.NewReplacer(
+		"- {name: gone, token: gone-0123456789a}\n", "", "{name: less,", "{name: less, deployments: [code],").Replace(text))))
+	ends("gone", codes.Unauthenticated)
+	ends("less", codes.PermissionDenied)
+	dir.write("tokens", []byte("kept-0123456789a\nnext-0123456789a\n"))
+	ends("lost", codes.Unauthenticated)
+	for name, deployment := range map[string]string{"less elsewhere": "code", "same": "chat", "kept": "chat"} {
+		require.Equal(t, codes.OK, asked(name, deployment), name)
+	}
+	require.Equal(t, codes.PermissionDenied, asked("less elsewhere", "chat"))
+	_, err := f.deployment("chat").register(new(warmpathv1.RegisterRequest), replicaAt("s", "s:1"))
 	require.NoError(t, err)
+	_, err = watches["same"].Recv()
+	require.NoError(t, err)
+
+	// Nobody is asked any more, and then everybody is again: who was somebody, or anyone, is not that now.
+	open := text[:strings.Index(text, "callers:")] + text[strings.Index(text, "deployments: {chat:"):]
+	require.NoError(t, f.Update(parse(t, open)))
+	ends("same", codes.Unauthenticated)
+	opened("anyone", "whatever", "chat")
+	require.NoError(t, f.Update(parse(t, text)))
+	ends("anyone", codes.Unauthenticated)
 }
 
 func TestCallersAreBounded(t *testing.T) {
@@ -98,7 +136,7 @@ callers:
 - {name: other, token: other-0123456789a}
 `+quiet)
 	slow := f.with(t, "slow-0123456789abc")
-	f.gate.known["slow"].rules.Load().limiter.SetLimit(0) // the burst is all there is
+	f.gate.callers["slow"].rules.Load().limiter.SetLimit(0) // the burst is all there is
 	passed := 0
 	for range 50 {
 		_, err := slow.ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))

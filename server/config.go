@@ -29,7 +29,7 @@ type Config struct {
 	// TLS is the server's certificate, and what callers have to show; none = plaintext. The files' names are read once.
 	TLS *TLS `json:"tls,omitempty"`
 	// Callers are those who may use the server, each with what it may do; none = everybody may, and is trusted. Health
-	// checks are answered to everybody.
+	// checks of the server as a whole are answered to everybody.
 	Callers []Caller `json:"callers,omitempty"`
 	// Admin is an address on the loopback for pprof, /debug/pprof/ over HTTP; empty = none. Read once.
 	Admin string `json:"admin,omitempty"`

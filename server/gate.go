@@ -34,15 +34,16 @@ type gate struct {
 	anyone *caller
 	nobody *caller
 	table  atomic.Pointer[accessTable]
+	moved  signal // given after each change of who may do what, and of the deployments there are
 
 	// setting is held by set and close. mu is taken under it.
 	setting  sync.Mutex
 	watchers map[string]*fleet.Watcher // by path
 
 	// mu guards what follows; nothing is locked under it.
-	mu     sync.Mutex
-	config *Config // of which callers and limits count; nil = none yet
-	known  map[string]*caller
+	mu      sync.Mutex
+	config  *Config            // of which callers and limits count; nil = none yet
+	callers map[string]*caller // by name
 }
 
 // accessTable is who is known by what. It is never written again.
@@ -97,13 +98,14 @@ func (g *gate) take(c *Config) error {
 	for i := range c.Callers {
 		known[c.Callers[i].Name].follow(&c.Callers[i], c)
 	}
-	for name, old := range g.known {
+	for name, old := range g.callers {
 		if known[name] == nil {
 			old.rules.Store(g.nobody.rules.Load()) // what it still has open ends
 		}
 	}
-	g.config, g.known = c, known
+	g.config, g.callers = c, known
 	g.table.Store(table)
+	g.moved.give()
 	return nil
 }
 
@@ -120,6 +122,7 @@ func (g *gate) changed(path string) {
 		return
 	}
 	g.table.Store(table)
+	g.moved.give()
 }
 
 // build returns the table of a config, and its callers by name: those that are known already, and new ones. Called with
@@ -129,7 +132,7 @@ func (g *gate) build(c *Config) (*accessTable, map[string]*caller, error) {
 	known := make(map[string]*caller, len(c.Callers))
 	for i := range c.Callers {
 		from := &c.Callers[i]
-		who := g.known[from.Name]
+		who := g.callers[from.Name]
 		if who == nil {
 			who = &caller{name: from.Name}
 			who.rules.Store(g.nobody.rules.Load())

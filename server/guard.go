@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
@@ -61,36 +60,37 @@ func (g *guard) options(calls bool) []grpc.ServerOption {
 	)
 }
 
-// tap turns strangers away before their message is read: gRPC would keep as much as max_message_bytes of each call's first.
+// tap turns strangers away before their message is read: gRPC would keep as much as max_message_bytes of each call's first. The
+// context that it returns says who calls.
 func (g *guard) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if g.gate.table.Load().open || strings.HasPrefix(info.FullMethodName, healthMethods) {
 		return ctx, nil
 	}
-	if _, err := g.gate.identify(metadata.ValueFromIncomingContext(ctx, "authorization"), certificateOf(ctx)); err != nil {
+	c, err := g.gate.known(ctx)
+	if err != nil {
 		g.refusal(addressOf(ctx), info.FullMethodName, err)
 		return nil, err
 	}
-	return ctx, nil
+	return context.WithValue(ctx, callerKey{}, c), nil
 }
 
-// admit is the [auth.AuthFunc]: the context that it returns says who calls.
+// admit is the [auth.AuthFunc]: tap has found out who calls, and here it is seen to that nobody comes in without.
 func (g *guard) admit(ctx context.Context) (context.Context, error) {
-	if g.gate.table.Load().open {
-		return ctx, nil
-	}
 	method, _ := grpc.Method(ctx)
-	if strings.HasPrefix(method, healthMethods) {
-		return ctx, nil
-	}
-	c, err := g.gate.identify(metadata.ValueFromIncomingContext(ctx, "authorization"), certificateOf(ctx))
-	if err == nil && strings.HasPrefix(method, channelzMethods) && !c.trusted() {
+	c, found := ctx.Value(callerKey{}).(*caller)
+	var err error
+	switch {
+	case strings.HasPrefix(method, healthMethods):
+	case !found && !g.gate.table.Load().open: // it was open a moment ago
+		err = status.Error(codes.Unauthenticated, "the server wants to know who calls: call again")
+	case found && strings.HasPrefix(method, channelzMethods) && !c.trusted():
 		err = status.Error(codes.PermissionDenied, "channelz is for trusted callers")
 	}
 	if err != nil {
 		g.refusal(addressOf(ctx), method, err)
 		return nil, err
 	}
-	return context.WithValue(ctx, callerKey{}, c), nil
+	return ctx, nil
 }
 
 // refusal logs that somebody was refused, now and then.

@@ -17,7 +17,7 @@ func TestGuardOfHTTP(t *testing.T) {
 	c := parse(t, "tls: {cert: c, key: k, client_ca: a}\ncallers: [{name: one, token: one-0123456789abcd, rate: 3}, {name: two, subjects: ['spiffe://example.org/two']}]\n"+quiet)
 	require.NoError(t, g.gate.set(c))
 	defer g.gate.close()
-	g.gate.known["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is
+	g.gate.callers["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is
 	door := g.http(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/panic" {
 			panic("on purpose")
@@ -56,7 +56,7 @@ func TestGuardOfHTTP(t *testing.T) {
 		require.Contains(t, w.Body.String(), tt.want)
 		require.Equal(t, tt.code == 401, w.Header().Get("WWW-Authenticate") != "")
 	}
-	for _, c := range g.gate.known {
+	for _, c := range g.gate.callers {
 		require.Zero(t, c.calls.Load())
 	}
 }

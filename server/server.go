@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc"
 	channelz "google.golang.org/grpc/channelz/service"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
@@ -49,7 +48,6 @@ type Server struct {
 	certs       *certificates // nil = plaintext
 	began       time.Time
 	recorder    *telemetry.Recorder
-	health      *health.Server
 	grpc        *grpc.Server
 	http        *http.Server  // nil without an address for it
 	maxHTTP     int           // its connections
@@ -91,7 +89,7 @@ func New(c *Config, o Options) (*Server, error) {
 	var life [8]byte
 	_, _ = rand.Read(life[:])
 	s := &Server{
-		log: o.Logger, now: o.Now, incarnation: hex.EncodeToString(life[:]), health: health.NewServer(),
+		log: o.Logger, now: o.Now, incarnation: hex.EncodeToString(life[:]),
 		first: *c, gate: newGate(o.Logger), draining: make(chan struct{}), running: make(map[string]*running),
 		began: o.Now(), recorder: recorder,
 	}
@@ -108,10 +106,9 @@ func New(c *Config, o Options) (*Server, error) {
 	warmpathv1.RegisterRoutingServiceServer(s.grpc, s)
 	warmpathv1.RegisterStatusServiceServer(s.grpc, statusService{Server: s})
 	warmpathv1.RegisterStoreServiceServer(s.grpc, storeService{Server: s})
-	healthpb.RegisterHealthServer(s.grpc, s.health)
+	healthpb.RegisterHealthServer(s.grpc, &healthService{Server: s})
 	reflection.Register(s.grpc)
 	channelz.RegisterChannelzServiceToServer(s.grpc)
-	s.health.SetServingStatus(warmpathv1.RoutingService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
 	if err := errors.Join(s.openHTTP(c), s.Update(c)); err != nil {
 		s.Close()
 		return nil, err
@@ -177,7 +174,6 @@ func (s *Server) Update(c *Config) error {
 	for name, r := range s.running {
 		dc, stays := c.Deployments[name]
 		if !stays {
-			s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVICE_UNKNOWN)
 			r.stop()
 			r.close()
 			delete(s.running, name)
@@ -193,13 +189,13 @@ func (s *Server) Update(c *Config) error {
 		r := &running{deployment: d}
 		s.running[name] = r
 		r.adjust(c, c.Deployments[name])
-		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
 	}
 	next := make(map[string]*deployment, len(s.running))
 	for name, r := range s.running {
 		next[name] = r.deployment
 	}
 	s.deployments.Store(&next)
+	s.gate.moved.give()
 	return nil
 }
 
@@ -260,7 +256,6 @@ func (s *Server) Serve(lis net.Listener) error {
 // Shutdown tells watchers to go, lets the calls under way end, and then closes. When the context ends first, it closes
 // at once and returns its error.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.health.Shutdown()
 	s.drain()
 	done := make(chan struct{})
 	go func() {

@@ -9,25 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
-
-func TestHealth(t *testing.T) {
-	f := start(t, several)
-	h := healthpb.NewHealthClient(f.conn)
-	for _, name := range []string{"", "chat", "empty"} {
-		a, err := h.Check(soon(t), &healthpb.HealthCheckRequest{Service: name})
-		require.NoError(t, err, name)
-		require.Equal(t, healthpb.HealthCheckResponse_SERVING, a.GetStatus())
-	}
-	_, err := h.Check(soon(t), &healthpb.HealthCheckRequest{Service: "none"})
-	require.Equal(t, codes.NotFound, status.Code(err))
-}
 
 // Shutdown sends streams away and lets what is under way end.
 func TestShutdown(t *testing.T) {

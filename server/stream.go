@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -27,12 +28,7 @@ func (s *Server) ChooseReplicas(stream chooseStream) error {
 	go func() { // ends with the stream, so after this method at the latest
 		read <- shielded(s.log, "ChooseReplicas", func() error { return s.answerAll(ctx, &a) })
 	}()
-	var err error
-	select {
-	case err = <-read:
-	case <-s.draining:
-		err = errDraining
-	}
+	err := s.until(ctx, s.callerOf(ctx), read, a.deployments)
 	if err == nil {
 		a.waiting.Wait() // the caller has asked all and hears all
 	}
@@ -121,15 +117,26 @@ type answers struct {
 	stream chooseStream
 	err    error // the first of sending
 	ended  bool
+	used   []string // the deployments of what was answered: as many as there are at most
 }
 
 func (a *answers) send(number uint64, m *warmpathv1.ChooseReplicasResponse) {
 	m.Number = number
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if d := m.GetChosen().GetDeployment(); d != "" && !slices.Contains(a.used, d) {
+		a.used = append(a.used, d)
+	}
 	if a.err == nil && !a.ended {
 		a.err = a.stream.Send(m)
 	}
+}
+
+// deployments returns those that the stream has used.
+func (a *answers) deployments() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.used)
 }
 
 func (a *answers) end() error {

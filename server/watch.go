@@ -60,7 +60,7 @@ func (s *Server) WatchReplicas(stream watchStream) error {
 	go func() { // ends with the stream, so after this method at the latest
 		heard <- shielded(s.log, "WatchReplicas", func() error { return d.listen(w, stream) })
 	}()
-	return d.tell(w, stream, heard, s.draining)
+	return s.tell(d, w, stream, heard)
 }
 
 // A watcher is one stream of updates, and what was sent on it.
@@ -156,18 +156,24 @@ func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
 }
 
 // tell sends what has changed, whenever something has.
-func (d *deployment) tell(w *watcher, stream watchStream, heard <-chan error, draining <-chan struct{}) error {
+func (s *Server) tell(d *deployment, w *watcher, stream watchStream, heard <-chan error) error {
 	alive := time.NewTicker(hearing)
 	defer alive.Stop()
+	moved := s.gate.moved.wait()
+	if err := s.revoked(stream.Context(), w.caller, d.name); err != nil {
+		return err
+	}
 	for {
 		news, wake, ended := d.news(w)
 		select {
-		case <-draining:
+		case <-s.draining:
 			return errDraining
+		case <-moved: // who may not watch any more is sent no news
+			moved = s.gate.moved.wait()
+			if err := s.revoked(stream.Context(), w.caller, d.name); err != nil {
+				return err
+			}
 		default:
-		}
-		if !w.caller.may(d.name) {
-			return status.Errorf(codes.PermissionDenied, "the caller %q may not use the deployment %q any more", w.caller.name, d.name)
 		}
 		if ended {
 			return status.Errorf(codes.NotFound, "the deployment %s was taken out of the config", d.name)
@@ -180,11 +186,11 @@ func (d *deployment) tell(w *watcher, stream watchStream, heard <-chan error, dr
 		}
 		select {
 		case <-wake:
+		case <-moved:
 		case <-alive.C:
 		case err := <-heard:
 			return err
-		case <-draining:
-			return errDraining
+		case <-s.draining:
 		}
 	}
 }

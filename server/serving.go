@@ -1,0 +1,114 @@
+package server
+
+import (
+	"context"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// maxHealthWatches bounds the health watches, of which half are for those who do not say who they are.
+const maxHealthWatches = 10_000
+
+// healthService is grpc.health.v1, which asks nobody who he is. "" and the name of our service mean the server as a whole; a
+// deployment's name means that one, and is known only to who may use it. Nothing is kept of a name that was asked for.
+type healthService struct {
+	healthpb.UnimplementedHealthServer
+	*Server
+
+	watches, strangers atomic.Int64 // under way; the strangers' are among both
+}
+
+// asking returns who asks: nobody, where that cannot be told.
+func (s *healthService) asking(ctx context.Context) *caller {
+	c, err := s.gate.known(ctx)
+	if err != nil {
+		return s.gate.nobody
+	}
+	return c
+}
+
+func (s *healthService) of(who *caller, service string) healthpb.HealthCheckResponse_ServingStatus {
+	whole := service == "" || service == warmpathv1.RoutingService_ServiceDesc.ServiceName
+	switch {
+	case !whole && ((*s.deployments.Load())[service] == nil || !who.may(service)):
+		return healthpb.HealthCheckResponse_SERVICE_UNKNOWN
+	case !s.serving():
+		return healthpb.HealthCheckResponse_NOT_SERVING
+	}
+	return healthpb.HealthCheckResponse_SERVING
+}
+
+// Check implements the service.
+func (s *healthService) Check(ctx context.Context, r *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	is := s.of(s.asking(ctx), r.GetService())
+	if is == healthpb.HealthCheckResponse_SERVICE_UNKNOWN {
+		return nil, status.Error(codes.NotFound, "there is no such service, or it is not for this caller")
+	}
+	return &healthpb.HealthCheckResponse{Status: is}, nil
+}
+
+// List implements the service.
+func (s *healthService) List(ctx context.Context, _ *healthpb.HealthListRequest) (*healthpb.HealthListResponse, error) {
+	who := s.asking(ctx)
+	all := make(map[string]*healthpb.HealthCheckResponse)
+	add := func(service string) { all[service] = &healthpb.HealthCheckResponse{Status: s.of(who, service)} }
+	add("")
+	add(warmpathv1.RoutingService_ServiceDesc.ServiceName)
+	for name := range s.open(who) {
+		add(name)
+	}
+	return &healthpb.HealthListResponse{Statuses: all}, nil
+}
+
+// Watch implements the service. It ends with the server.
+func (s *healthService) Watch(r *healthpb.HealthCheckRequest, stream grpc.ServerStreamingServer[healthpb.HealthCheckResponse]) error {
+	if len(r.GetService()) > maxName {
+		return invalid("service: longer than %d bytes", maxName)
+	}
+	leave, err := s.enter(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	told := healthpb.HealthCheckResponse_ServingStatus(-1)
+	for {
+		moved := s.gate.moved.wait()
+		if is := s.of(s.asking(stream.Context()), r.GetService()); is != told {
+			told = is
+			if err := stream.Send(&healthpb.HealthCheckResponse{Status: is}); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-moved:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		case <-s.draining:
+			if told != healthpb.HealthCheckResponse_SERVING { // else that is to be told first
+				return errDraining
+			}
+		}
+	}
+}
+
+// enter counts a watch. Its error is a status.
+func (s *healthService) enter(ctx context.Context) (leave func(), err error) {
+	full := status.Errorf(codes.ResourceExhausted, "there are as many health watches as there may be (%d, half of them of strangers)", maxHealthWatches)
+	if !take(&s.watches, maxHealthWatches) {
+		return nil, full
+	}
+	if s.asking(ctx) != s.gate.nobody {
+		return func() { s.watches.Add(-1) }, nil
+	}
+	if !take(&s.strangers, maxHealthWatches/2) {
+		s.watches.Add(-1)
+		return nil, full
+	}
+	return func() { s.strangers.Add(-1); s.watches.Add(-1) }, nil
+}

@@ -1,0 +1,28 @@
+package server
+
+import "sync"
+
+// A signal wakes everybody who waits for it, each time it is given. The zero value is ready; safe for use by many goroutines.
+type signal struct {
+	mu   sync.Mutex // guards next; nothing is locked under it
+	next chan struct{}
+}
+
+// wait returns what is closed when the signal is given next. Who looks at something and waits for it to change asks for this first.
+func (s *signal) wait() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next == nil {
+		s.next = make(chan struct{})
+	}
+	return s.next
+}
+
+func (s *signal) give() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next != nil {
+		close(s.next)
+		s.next = nil
+	}
+}
