@@ -28,8 +28,8 @@ type Caller struct {
 	Subjects []string `json:"subjects,omitempty"`
 	// Deployments are those that it may use; empty = all.
 	Deployments []string `json:"deployments,omitempty"`
-	// Trusted lets it learn what is cached where, and so what others asked: how much of a prompt matched, the index
-	// broadcast, and channelz.
+	// Trusted lets it learn what is cached where, and so what others asked: how much of a prompt matched, the exact load, the
+	// index broadcast, and channelz.
 	Trusted bool `json:"trusted,omitempty"`
 	// Register lets it register replicas, to which others' prompts will go, where the deployment takes any.
 	Register bool `json:"register,omitempty"`

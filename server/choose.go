@@ -73,6 +73,7 @@ func (d *deployment) choose(ctx context.Context, who *caller, r *warmpathv1.Choo
 		return nil, err
 	}
 	d.picked(ctx, h, x, began)
+	x.replica = numberOf(x.booking.Decision.Replica)
 	x.q.DropPrompt()
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
 	length := d.holdFor(r)
@@ -181,6 +182,15 @@ func (d *deployment) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *le
 			Place: int32(decision.Place), Load: decision.Load, QueuedUs: uint64(decision.Queued.Microseconds()),
 		},
 	}
+}
+
+// numberOf is the number under which watchers know a replica.
+func numberOf(r *routing.Replica) uint32 {
+	m, _ := r.Host().(*member)
+	if m == nil {
+		return 0
+	}
+	return m.number
 }
 
 func chosen(r *routing.Replica, rank int) *warmpathv1.ChosenReplica {

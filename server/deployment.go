@@ -46,6 +46,7 @@ type deployment struct {
 	roster     roster
 	ledger     ledger
 	loads      loads
+	shown      loads // the same for those who are not trusted; kept while the config has callers
 	verdicts   verdicts
 	judged     uint64 // stamp of the verdicts that are in force in …
 	judgedBy   *routing.Router
@@ -178,6 +179,7 @@ func (d *deployment) refleet() bool {
 	}
 	d.ledger.forget(d.isMember)
 	d.loads.forget(d.isMember)
+	d.shown.forget(d.isMember)
 	d.verdicts.forget(d.isMember)
 	d.hosted.Load().take(d.roster.members(), d.roster.order)
 	d.askFleet()

@@ -33,6 +33,14 @@ func (f *fixture) load() (b book) {
 	return b
 }
 
+// whole is what is booked there as those who are not trusted are shown it.
+func (f *fixture) whole() (b book) {
+	for _, held := range f.deployment("chat").leases.uncached() {
+		b.add(held, 1)
+	}
+	return b
+}
+
 func TestReservations(t *testing.T) {
 	f := start(t, quiet)
 	ask := func(id string) *warmpathv1.Reservation {
@@ -55,8 +63,10 @@ func TestReservations(t *testing.T) {
 	require.True(t, f.report(t, first.GetId(), prefill))
 	require.True(t, f.report(t, first.GetId(), prefill))
 	require.Equal(t, book{4, 300}, f.load())
+	require.Equal(t, book{4, 300}, f.whole())
 	pass(40 * time.Second)
 	require.Equal(t, book{1, 0}, f.load(), "the others' leases are over, the report renewed the first")
+	require.Equal(t, book{1, 0}, f.whole())
 	require.True(t, f.report(t, first.GetId(), progress))
 	pass(59 * time.Second)
 	require.Equal(t, book{1, 0}, f.load())
@@ -99,6 +109,7 @@ func TestCountedPicksFade(t *testing.T) {
 		f.clock.mu.Unlock()
 		f.tick("chat")
 		require.Equal(t, step.want, f.load(), "after %d ms", step.after)
+		require.Equal(t, step.want, f.whole(), "after %d ms", step.after)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,8 @@ type lease struct {
 	place  int       // in the heap; -1 = in none
 	learns bool      // the policy was told of the route
 
+	replica uint32 // its number
+	counts  book   // what the lease adds to leases.whole: nothing before it is held and after it is forgotten
 	q       routing.Request
 	booking routing.Booking
 
@@ -48,6 +51,7 @@ type leases struct {
 	due     queue
 	byID    map[string]*lease
 	byName  map[leaseName]*lease
+	whole   map[uint32]book // by number of the replica: what is held, each prompt counted whole, whatever of it is cached
 	max     int
 	pending int // begun and not in the heap
 	closed  bool
@@ -143,6 +147,30 @@ func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Ti
 		l.byID[x.id] = x
 	}
 	heap.Push(&l.due, x)
+	l.count(x, book{1, int64(min(x.q.PromptTokens, maxTokens))})
+}
+
+// count sets what a lease adds to the whole. Called with mu held.
+func (l *leases) count(x *lease, now book) {
+	sum := l.whole[x.replica]
+	sum.add(x.counts, -1)
+	sum.add(now, 1)
+	x.counts = now
+	if sum == (book{}) {
+		delete(l.whole, x.replica)
+		return
+	}
+	if l.whole == nil {
+		l.whole = make(map[uint32]book)
+	}
+	l.whole[x.replica] = sum
+}
+
+// uncached returns what is held on each replica, by its number, as if nothing of any prompt were cached.
+func (l *leases) uncached() map[uint32]book {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.whole)
 }
 
 // settled tells those who wait for the lease how it was made.
@@ -162,6 +190,7 @@ func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err 
 // forget strikes a lease out. Called with mu held.
 func (l *leases) forget(x *lease) {
 	x.name.by.held.Add(-1)
+	l.count(x, book{})
 	delete(l.byID, x.id)
 	if x.name.request != "" && l.byName[x.name] == x {
 		delete(l.byName, x.name)
@@ -171,15 +200,20 @@ func (l *leases) forget(x *lease) {
 	}
 }
 
-// renew puts off the end of a reservation. It returns nil if there is none.
-func (l *leases) renew(id string, now time.Time) *lease {
+// renew puts off the end of a reservation, whose prompt does not count any more if it is prefilled. It returns nil if there
+// is none.
+func (l *leases) renew(id string, prefilled bool, now time.Time) *lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	x := l.byID[id]
-	if x != nil {
-		x.ends = now.Add(x.length)
-		x.next = x.ends
-		heap.Fix(&l.due, x.place)
+	if x == nil {
+		return nil
+	}
+	x.ends = now.Add(x.length)
+	x.next = x.ends
+	heap.Fix(&l.due, x.place)
+	if prefilled {
+		l.count(x, book{1, 0})
 	}
 	return x
 }
@@ -223,6 +257,7 @@ func (l *leases) pop(now time.Time) (x *lease, over bool) {
 	if x.next.Before(x.ends) {
 		x.next = x.ends
 		heap.Fix(&l.due, 0)
+		l.count(x, book{1, 0})
 		return x, false
 	}
 	l.forget(x)
@@ -241,7 +276,7 @@ func (x *lease) release(o routing.Outcome) {
 func (l *leases) close() {
 	l.mu.Lock()
 	all := l.due
-	l.due, l.byID, l.byName, l.max, l.closed = nil, nil, nil, 0, true
+	l.due, l.byID, l.byName, l.whole, l.max, l.closed = nil, nil, nil, nil, 0, true
 	l.mu.Unlock()
 	for _, x := range all {
 		x.name.by.held.Add(-1)

@@ -53,8 +53,9 @@ func (d *deployment) lived(r *warmpathv1.LifeReport) bool {
 		}
 		return x != nil
 	}
-	x := d.leases.renew(r.GetReservation(), d.now())
-	if x != nil && r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE {
+	prefilled := r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE
+	x := d.leases.renew(r.GetReservation(), prefilled, d.now())
+	if x != nil && prefilled {
 		x.booking.PrefillDone()
 	}
 	return x != nil

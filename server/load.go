@@ -9,7 +9,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// loads is the load that is told to everybody, as of the last interval. It is used with the deployment's mutex held.
+// loads is the load that is told, as of the last interval. It is used with the deployment's mutex held.
 type loads struct {
 	tick  uint64
 	at    time.Time // of the tick
@@ -107,11 +107,34 @@ func (d *deployment) tick(now time.Time) {
 		}
 		return total
 	}, now)
-	d.loads.mark(slices.Sorted(maps.Keys(stale)))
+	unsure := slices.Sorted(maps.Keys(stale))
+	d.loads.mark(unsure)
+	if len(limits.Callers) > 0 {
+		d.show(unsure, now)
+	}
 	router.SetForeignLoad(foreign)
 	d.judge(router, now)
 	d.hosted.Load().flush(d.numberOf)
 	d.wakeWatchers()
+}
+
+// show puts the load into force as it is shown to those who are not trusted: of what we have booked ourselves each prompt counts
+// whole. From what is not cached of a prompt, as the Router counts it, who asks could tell what is. Called with mu held.
+func (d *deployment) show(stale []uint32, now time.Time) {
+	own := d.leases.uncached()
+	d.shown.update(d.roster.order, func(m *member) book {
+		total, _ := d.totalOf(m, own[m.number], now)
+		return total
+	}, now)
+	d.shown.mark(stale)
+}
+
+// loadsFor is the load as a caller may see it. Called with mu held.
+func (d *deployment) loadsFor(who *caller) *loads {
+	if who.trusted() {
+		return &d.loads
+	}
+	return &d.shown
 }
 
 // totalOf is the load of a replica of which this much is our own. It is not fresh where the replica used to tell of

@@ -51,6 +51,9 @@ func (d *deployment) observe(r *telemetry.Recorder) error {
 	return d.hosted.Load().observe(d.recorder)
 }
 
+// whoMeasures reads metrics: they are for those who run the server.
+var whoMeasures = anyone()
+
 // watchMeters registers what the deployment counts by itself.
 func (d *deployment) watchMeters() (stop func(), err error) {
 	b := builder{meter: d.recorder.Meter()}
@@ -81,7 +84,7 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 			}
 		}
 		states := map[string]int64{stateReady: 0, stateFull: 0, stateDraining: 0, stateDisconnected: 0}
-		for _, r := range d.replicaStatuses() {
+		for _, r := range d.replicaStatuses(whoMeasures) {
 			states[r.State]++
 			set := metric.WithAttributes(which, telemetry.KeyReplica.String(r.GetId()))
 			o.ObserveInt64(ongoing, int64(r.GetOngoing()), set)

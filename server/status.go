@@ -34,11 +34,11 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 		if err != nil {
 			return nil, err
 		}
-		a.Deployments = append(a.Deployments, d.describe())
+		a.Deployments = append(a.Deployments, d.describe(who))
 	} else {
 		all := s.open(who)
 		for _, name := range slices.Sorted(maps.Keys(all)) {
-			a.Deployments = append(a.Deployments, all[name].describe())
+			a.Deployments = append(a.Deployments, all[name].describe(who))
 		}
 	}
 	if !who.trusted() {
@@ -47,8 +47,9 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 	return a, nil
 }
 
-// describe is the state of a deployment. O(replicas), and as long as their event streams' locks take.
-func (d *deployment) describe() *warmpathv1.DeploymentStatus {
+// describe is the state of a deployment, with the load as a caller may see it. O(replicas), and as long as their event streams'
+// locks take.
+func (d *deployment) describe(who *caller) *warmpathv1.DeploymentStatus {
 	h := d.hosted.Load()
 	a := &warmpathv1.DeploymentStatus{
 		Name: d.name, Policy: h.policy(),
@@ -59,7 +60,7 @@ func (d *deployment) describe() *warmpathv1.DeploymentStatus {
 		Index:                h.indexStatus(),
 		BroadcastBytes:       uint64(d.tally.sentBytes.Load()), BroadcastMessages: uint64(d.tally.sentMessages.Load()),
 	}
-	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses()
+	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(who)
 	events, problems := h.eventStatus(), d.pollProblems()
 	for _, r := range a.Replicas {
 		r.Events, r.PollProblem = events[r.GetId()], problems[r.GetId()]
@@ -67,23 +68,23 @@ func (d *deployment) describe() *warmpathv1.DeploymentStatus {
 	return a
 }
 
-// replicaStatuses is the state of all replicas, in the fleet's order, without their events.
-func (d *deployment) replicaStatuses() []*warmpathv1.ReplicaStatus {
+// replicaStatuses is the state of all replicas, in the fleet's order, without their events, with the load as a caller may see it.
+func (d *deployment) replicaStatuses(who *caller) []*warmpathv1.ReplicaStatus {
 	view := d.hosted.Load().router.View()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
 	for i, m := range d.roster.order {
-		all[i] = d.replicaStatus(m, view.ByID(m.ID))
+		all[i] = replicaStatus(m, view.ByID(m.ID), d.loadsFor(who))
 	}
 	return all
 }
 
 // replicaStatus is the state of a member; rep is its replica in the Router, nil while that has not heard of it. Called with
-// mu held.
-func (d *deployment) replicaStatus(m *member, rep *routing.Replica) *warmpathv1.ReplicaStatus {
-	load := d.loads.lines[m.number]
-	_, stale := slices.BinarySearch(d.loads.stale, m.number)
+// the deployment's mutex held.
+func replicaStatus(m *member, rep *routing.Replica, loads *loads) *warmpathv1.ReplicaStatus {
+	load := loads.lines[m.number]
+	_, stale := slices.BinarySearch(loads.stale, m.number)
 	r := &warmpathv1.ReplicaStatus{
 		Id: m.ID, Address: m.Address, State: stateOf(rep), Stale: stale,
 		Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)), KvTokens: uint64(max(m.KVTokens, 0)),

@@ -71,10 +71,13 @@ func (t *tally) decisionCounts() []*warmpathv1.DecisionCount {
 		all = append(all, &warmpathv1.DecisionCount{Policy: d.policy, Reason: string(d.reason), Count: uint64(n.(*atomic.Int64).Load())})
 		return true
 	})
-	slices.SortFunc(all, func(a, b *warmpathv1.DecisionCount) int {
-		return cmp.Or(cmp.Compare(b.GetCount(), a.GetCount()), cmp.Compare(a.GetPolicy(), b.GetPolicy()), cmp.Compare(a.GetReason(), b.GetReason()))
-	})
+	slices.SortFunc(all, moreFrequent)
 	return all
+}
+
+// moreFrequent orders decisions, the most frequent first.
+func moreFrequent(a, b *warmpathv1.DecisionCount) int {
+	return cmp.Or(cmp.Compare(b.GetCount(), a.GetCount()), cmp.Compare(a.GetPolicy(), b.GetPolicy()), cmp.Compare(a.GetReason(), b.GetReason()))
 }
 
 func (t *tally) failureCounts() []*warmpathv1.FailureCount {

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"slices"
+
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -10,47 +12,61 @@ import (
 // reasonWithheld stands for a reason that would tell what is cached.
 const reasonWithheld = "withheld"
 
-// tellsOfCaches are the reasons that depend on what is cached where. Custom policies' own reasons may, too.
-func tellsOfCaches(r routing.Reason) bool {
+// promptless are the policies that do not look at prompts, so that none of their reasons depends on what is cached.
+var promptless = map[string]bool{"round_robin": true, "power_of_two_choices": true, "consistent_hash": true}
+
+// tellsOfCaches reports whether a policy's reason may depend on what is cached where. Of a policy that looks at prompts all that
+// is not the request's own does: "round_robin" and "least_loaded" are what it says where nothing was cached.
+func tellsOfCaches(policy string, r routing.Reason) bool {
 	switch r {
-	case "", routing.ReasonRoundRobin, routing.ReasonLeastOfTwo, routing.ReasonRing, routing.ReasonRingFallback, routing.ReasonLeastLoaded,
-		routing.ReasonPinned, routing.ReasonReserved, routing.ReasonNoKey, routing.ReasonRetry, routing.ReasonQueued:
+	case "", routing.ReasonPinned, routing.ReasonReserved, routing.ReasonNoKey, routing.ReasonRetry, routing.ReasonQueued:
 		return false
+	case routing.ReasonRoundRobin, routing.ReasonLeastOfTwo, routing.ReasonRing, routing.ReasonRingFallback, routing.ReasonLeastLoaded:
+		return !promptless[policy]
 	}
 	return true
 }
 
-// withholdStatus takes out of a state what it says of other callers' prompts: from a count that grows, or from the size of an
-// index, who asks in between can tell what was known.
+// withholdStatus takes out of a state what it says of other callers' prompts: from a count that grows, from the size of an index,
+// or of what watching clients are sent of it, who asks in between can tell what was known.
 func withholdStatus(a *warmpathv1.GetStatusResponse) {
 	for _, d := range a.GetDeployments() {
-		d.Index = nil
+		d.Index, d.BroadcastBytes, d.BroadcastMessages = nil, 0, 0
 		for _, r := range d.GetReplicas() {
 			r.Events = nil
 		}
-		told := d.Decisions[:0]
-		hidden := &warmpathv1.DecisionCount{Policy: d.GetPolicy(), Reason: reasonWithheld}
-		for _, c := range d.GetDecisions() {
-			if tellsOfCaches(routing.Reason(c.GetReason())) {
-				hidden.Count += c.GetCount()
-			} else {
-				told = append(told, c)
-			}
-		}
-		if hidden.Count > 0 {
-			told = append(told, hidden)
-		}
-		d.Decisions = told
+		d.Decisions = withheldCounts(d.GetDecisions())
 	}
 }
 
-// withheld is an answer without what it says of other callers' prompts. An answer may be given to several.
+// withheldCounts puts the decisions of each policy together whose reasons are withheld.
+func withheldCounts(all []*warmpathv1.DecisionCount) (told []*warmpathv1.DecisionCount) {
+	hidden := make(map[string]*warmpathv1.DecisionCount)
+	for _, c := range all {
+		sum := hidden[c.GetPolicy()]
+		switch {
+		case !tellsOfCaches(c.GetPolicy(), routing.Reason(c.GetReason())):
+			told = append(told, c)
+		case sum != nil:
+			sum.Count += c.GetCount()
+		default:
+			sum = &warmpathv1.DecisionCount{Policy: c.GetPolicy(), Reason: reasonWithheld, Count: c.GetCount()}
+			hidden[c.GetPolicy()] = sum
+			told = append(told, sum)
+		}
+	}
+	slices.SortFunc(told, moreFrequent) // anew: as they stood, the first of those put together had the place of its own count
+	return told
+}
+
+// withheld is an answer without what it says of other callers' prompts. An answer may be given to several. The load goes, too: it
+// has in it what was not cached of the prompts asked for before.
 func withheld(a *warmpathv1.ChooseReplicaResponse) *warmpathv1.ChooseReplicaResponse {
 	a = proto.CloneOf(a)
 	d := a.Decision
-	d.MatchedTokens = 0
+	d.MatchedTokens, d.Load = 0, 0
 	for _, r := range []*string{&d.Reason, &d.Rule} {
-		if tellsOfCaches(routing.Reason(*r)) {
+		if tellsOfCaches(d.GetPolicy(), routing.Reason(*r)) {
 			*r, d.Place = reasonWithheld, -1
 		}
 	}

@@ -73,7 +73,8 @@ type watcher struct {
 	// What the receiver knows: of tell alone.
 	incarnation          string // to be sent; "" = was
 	fleet, config, cache uint64
-	tick                 uint64
+	loads                *loads // that it is told of …
+	tick                 uint64 // … as of this tick
 	counted              uint64
 	routes               bool // are wanted
 	sent                 time.Time
@@ -237,15 +238,19 @@ func (d *deployment) wantsRoutes(w *watcher) bool {
 
 // loadFor is what a watcher does not know of the load, nil if it knows all. Called with mu held.
 func (d *deployment) loadFor(w *watcher) *warmpathv1.LoadUpdate {
-	if !w.load || w.tick == d.loads.tick {
+	l := d.loadsFor(w.caller)
+	if w.loads != l { // it is trusted since, or no longer
+		w.loads, w.tick = l, 0
+	}
+	if !w.load || w.tick == l.tick {
 		return nil
 	}
-	u := d.loads.since(w.tick)
+	u := l.since(w.tick)
 	u.Counted = w.client.counted
-	due := d.loads.at.Add(time.Duration(d.limits.Load().LoadInterval)).Sub(d.now())
+	due := l.at.Add(time.Duration(d.limits.Load().LoadInterval)).Sub(d.now())
 	u.NextMs = uint32(max(due, 0).Milliseconds())
 	known := w.tick != 0 && w.counted == w.client.counted && !u.StaleSet && len(u.GetLoads().GetReplicas()) == 0
-	w.tick, w.counted = d.loads.tick, w.client.counted
+	w.tick, w.counted = l.tick, w.client.counted
 	if known {
 		return nil
 	}

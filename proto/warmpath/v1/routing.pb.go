@@ -981,7 +981,8 @@ func (x *ChosenReplica) GetRank() uint32 {
 	return 0
 }
 
-// Decision tells why a replica was picked.
+// Decision tells why a replica was picked. To callers that are not trusted to know what others asked, the reason and the rule
+// are "withheld" where they depend on that, the place is then -1, and matched tokens and load are 0.
 type Decision struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The policy that decided.
@@ -2660,7 +2661,8 @@ func (x *Replica) GetInstance() string {
 	return ""
 }
 
-// LoadUpdate is the load of the replicas, of all clients together.
+// LoadUpdate is the load of the replicas, of all clients together. For callers that are not trusted to know what others asked, the
+// prompts of what the server has booked itself count whole, whatever of them is cached.
 type LoadUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replicas here are all that have load; else they are those whose load has changed.

@@ -155,7 +155,7 @@ type DeploymentStatus struct {
 	Queued uint32 `protobuf:"varint,10,opt,name=queued,proto3" json:"queued,omitempty"`
 	// Absent where the policy has no prefix index.
 	Index *IndexStatus `protobuf:"bytes,11,opt,name=index,proto3" json:"index,omitempty"`
-	// What was sent to watching clients.
+	// What was sent to watching clients; 0 for callers that are not trusted, since the index is in it.
 	BroadcastBytes    uint64 `protobuf:"varint,12,opt,name=broadcast_bytes,json=broadcastBytes,proto3" json:"broadcast_bytes,omitempty"`
 	BroadcastMessages uint64 `protobuf:"varint,13,opt,name=broadcast_messages,json=broadcastMessages,proto3" json:"broadcast_messages,omitempty"`
 	unknownFields     protoimpl.UnknownFields
@@ -295,7 +295,7 @@ type ReplicaStatus struct {
 	// Requests under way, of all that the server knows of: its own picks, what watching clients report, or what the replica
 	// says of itself where that is more.
 	Ongoing uint32 `protobuf:"varint,5,opt,name=ongoing,proto3" json:"ongoing,omitempty"`
-	// Uncached prompt tokens of them not yet prefilled.
+	// Uncached prompt tokens of them not yet prefilled; as in LoadUpdate for callers that are not trusted.
 	QueuedTokens uint64 `protobuf:"varint,6,opt,name=queued_tokens,json=queuedTokens,proto3" json:"queued_tokens,omitempty"`
 	// Requests that may be under way at once; 0 = no bound.
 	MaxOngoingRequests uint32 `protobuf:"varint,7,opt,name=max_ongoing_requests,json=maxOngoingRequests,proto3" json:"max_ongoing_requests,omitempty"`

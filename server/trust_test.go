@@ -1,0 +1,166 @@
+package server
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+const spyToken = "spy-0123456789abc"
+
+// watched is a server with one replica, since which one is picked is told to all, whose cache has a prompt of 1024 tokens: the one
+// that will be asked for, or another.
+func watched(t *testing.T, policy string, warm bool) *fixture {
+	t.Helper()
+	f := start(t, `
+load_interval: 10s
+callers:
+- {name: ops, token: trusted-0123456789, trusted: true}
+- {name: team, token: only-chat-0123456789}
+- {name: spy, token: spy-0123456789abc}
+deployments: {chat: {policy: `+policy+`, replicas: [{id: a, address: "10.0.0.1:1"}]}}
+`)
+	before := proto64(t)
+	if warm {
+		before = &warmpathv1.ChooseReplicaRequest{Key: hashed(64, 16, 0)}
+	}
+	before.Mode = count
+	_, err := f.with(t, trustedToken).ChooseReplica(soon(t), before)
+	require.NoError(t, err)
+	f.clock.advance(10e9) // it counts no more
+	f.tick("chat")
+	return f
+}
+
+// seen is all that a caller is told while another one, who may be its accomplice, asks with the prompt in every mode.
+func seen(t *testing.T, f *fixture, token string) (all []string) {
+	t.Helper()
+	conn := f.as(t, insecure.NewCredentials(), token)
+	pb := warmpathv1.NewRoutingServiceClient(conn)
+	who, err := f.gate.known(asToken(token))
+	require.NoError(t, err)
+	note := func(m proto.Message) { all = append(all, strings.ReplaceAll(prototext.Format(m), "  ", " ")) }
+	hear := func() {
+		f.tick("chat")
+		w := &watcher{caller: who, client: new(client), load: true, index: true}
+		news, _, _ := f.deployment("chat").news(w) // to one who begins to watch now
+		for _, m := range news {
+			m.Config = nil
+			note(m)
+		}
+		a, err := warmpathv1.NewStatusServiceClient(conn).GetStatus(soon(t), new(warmpathv1.GetStatusRequest))
+		require.NoError(t, err)
+		a.Incarnation = ""
+		note(a)
+		q, err := pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: query, Pinned: "a"})
+		require.NoError(t, err)
+		note(q)
+		f.clock.advance(500e6)
+		f.tick("chat")
+	}
+	hear()
+	other := f.with(t, chatToken)
+	for _, mode := range []warmpathv1.PickMode{query, count, reserve} {
+		a, err := other.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: mode, Key: hashed(64, 16, 0)})
+		require.NoError(t, err)
+		id := a.GetReservation().GetId()
+		if token != trustedToken {
+			if a.Reservation != nil {
+				a.Reservation.Id = ""
+			}
+			note(a)
+		}
+		hear()
+		if mode == reserve {
+			for _, stage := range []warmpathv1.LifeStage{prefill, released} {
+				_, err = other.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{Reservation: id, Stage: stage}}})
+				require.NoError(t, err)
+				hear()
+			}
+		}
+		f.clock.advance(10e9)
+		f.tick("chat")
+		hear()
+	}
+	return all
+}
+
+// From nothing that they are told can callers that are not trusted tell whether a prompt was cached, nor with two of them; who is
+// trusted can.
+func TestNothingTellsTheUntrustedOfMatches(t *testing.T) {
+	for _, policy := range []string{
+		"{prefix_cache_affinity: {}}", "{prefix_cache_affinity: {on_miss: smallest}}", "{kv_aware: {}}",
+	} {
+		for _, token := range []string{spyToken, chatToken, trustedToken} {
+			t.Run(fmt.Sprint(policy, token), func(t *testing.T) {
+				warm, cold := seen(t, watched(t, policy, true), token), seen(t, watched(t, policy, false), token)
+				if token == trustedToken {
+					require.False(t, slices.Equal(cold, warm), "who is trusted can tell")
+					return
+				}
+				require.Len(t, warm, len(cold))
+				for i := range cold {
+					require.Equal(t, cold[i], warm[i])
+				}
+				require.Contains(t, strings.Join(warm, ""), "queued_tokens: 1024")
+			})
+		}
+	}
+}
+
+// A watcher that is not trusted any more begins anew with the load as it may see it, and the other way round.
+func TestLoadOfWhoIsTrustedSince(t *testing.T) {
+	f := watched(t, "{prefix_cache_affinity: {}}", true)
+	d := f.deployment("chat")
+	_, err := f.with(t, chatToken).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: hashed(64, 16, 0)})
+	require.NoError(t, err)
+	f.tick("chat")
+	w := &watcher{caller: f.gate.callers["ops"], client: new(client), load: true}
+	load := func() *warmpathv1.LoadUpdate {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.loadFor(w)
+	}
+	require.Equal(t, map[uint32]book{1: {1, 0}}, columns(load().GetLoads()))
+	require.Nil(t, load())
+	w.caller = f.gate.callers["spy"]
+	u := load()
+	require.True(t, u.GetSnapshot())
+	require.Equal(t, map[uint32]book{1: {1, 1024}}, columns(u.GetLoads()))
+	w.caller = f.gate.callers["ops"]
+	require.True(t, load().GetSnapshot())
+}
+
+// The reasons of a policy that does not look at prompts are told; of others, those that are about the request alone.
+func TestReasonsThatAreTold(t *testing.T) {
+	for _, tt := range []struct {
+		policy, reason, rule string
+		want                 string
+	}{
+		{"round_robin", "round_robin", "", "round_robin,,3"},
+		{"consistent_hash", "retry", "ring", "retry,ring,3"},
+		{"prefix_cache_affinity", "round_robin", "", "withheld,,-1"},
+		{"prefix_cache_affinity", "least_loaded", "", "withheld,,-1"},
+		{"prefix_cache_affinity", "queued", "prefix_match", "queued,withheld,-1"},
+		{"prefix_cache_affinity", "no_key", "", "no_key,,3"},
+		{"kv_aware", "pinned", "", "pinned,,3"},
+		{"mine", "least_of_two", "", "withheld,,-1"},
+		{"mine", "my own", "", "withheld,,-1"},
+	} {
+		a := withheld(&warmpathv1.ChooseReplicaResponse{Decision: &warmpathv1.Decision{
+			Policy: tt.policy, Reason: tt.reason, Rule: tt.rule, Place: 3, MatchedTokens: 7, Load: 9,
+		}})
+		d := a.GetDecision()
+		require.Equal(t, tt.want, fmt.Sprintf("%s,%s,%d", d.GetReason(), d.GetRule(), d.GetPlace()))
+		require.Zero(t, d.GetMatchedTokens())
+		require.Zero(t, d.GetLoad())
+	}
+}
