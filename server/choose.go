@@ -29,6 +29,7 @@ func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaR
 		return nil, err
 	}
 	q.Model, q.Adapter = d.canonical(base), cmp.Or(q.Adapter, adapter)
+	d.noteTried(&q, r.GetTried())
 	if adopted(ctx) {
 		q.Adopt()
 	}
@@ -52,11 +53,15 @@ func (d *deployment) choose(ctx context.Context, who *caller, r *warmpathv1.Choo
 		name.request, name.attempt = q.ID, r.GetAttempt()
 	}
 	x, repeated, err := d.leases.begin(name)
+	for repeated && err == nil {
+		a, failed := x.again(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
+		if !errors.Is(failed, context.Canceled) || ctx.Err() != nil {
+			return a, failed
+		}
+		x, repeated, err = d.leases.begin(name) // whoever was first went away
+	}
 	if err != nil {
 		return nil, err
-	}
-	if repeated {
-		return x.again(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
 	}
 	defer func() {
 		if p := recover(); p != nil { // who waits for the lease waits no longer

@@ -2,11 +2,14 @@ package server
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -40,6 +43,37 @@ func TestStreamsAreBounded(t *testing.T) {
 	require.Empty(t, ninth)
 	leave() // while the eight go on: they would make room
 	require.Error(t, <-ninth)
+}
+
+// Names as long as a message are refused, neither kept nor repeated.
+func TestLongNames(t *testing.T) {
+	f := start(t, strings.Replace(quiet, "policy:", "register: true\n    policy:", 1))
+	long := strings.Repeat("\x01", 1<<20)
+	refused := func(name string, err error) {
+		t.Helper()
+		require.Equal(t, codes.InvalidArgument, status.Code(err), name)
+		require.Less(t, len(err.Error()), 1000, name)
+	}
+	for name, r := range map[string]*warmpathv1.Replica{
+		"id": {Id: long, Address: "a:1"}, "address": {Address: long + ":1"}, "server_name": {Address: "a:1", ServerName: long},
+		"zone": {Address: "a:1", Zone: long}, "node": {Address: "a:1", Node: long}, "instance": {Address: "a:1", Instance: long},
+		"kv_events": {Address: "a:1", KvEvents: "tcp://" + long + ":1"}, "replay": {Address: "a:1", KvEventsReplay: long},
+		"models": {Address: "a:1", Models: []string{long}}, "adapters": {Address: "a:1", Adapters: []string{long}},
+		"stats": {Address: "a:1", Stats: map[string]float64{long: 1}},
+	} {
+		_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: r})
+		refused(name, err)
+	}
+	_, err := f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: long})
+	refused("choose", err)
+	_, err = f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Deployment: long})
+	refused("register", err)
+	_, err = warmpathv1.NewStatusServiceClient(f.conn).GetStatus(soon(t), &warmpathv1.GetStatusRequest{Deployment: long})
+	refused("status", err)
+	_, err = warmpathv1.NewStoreServiceClient(f.conn).Get(soon(t), &warmpathv1.GetRequest{Deployment: long, Key: "k"})
+	refused("store", err)
+	_, err = f.watch(t, &warmpathv1.WatchStart{Deployment: long, ClientId: "x"}).stream.Recv()
+	refused("watch", err)
 }
 
 // A watcher that does not read costs its own stream and nobody else's.

@@ -63,10 +63,16 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *routing.Request) error {
 	if n := k.GetPromptTokens(); n > 0 {
 		q.PromptTokens = int(min(n, maxLength))
 	}
-	for _, id := range r.GetTried() {
-		q.NextAttempt(&routing.Replica{Attributes: routing.Attributes{ID: id}})
-	}
 	return nil
+}
+
+// noteTried notes at which replicas earlier attempts failed. Of what the caller sent nothing is kept: it would be for as long as the
+// pick counts.
+func (d *deployment) noteTried(q *routing.Request, ids []string) {
+	view := d.hosted.Load().router.View()
+	for _, id := range ids {
+		q.NextAttempt(view.ByID(id)) // nil for one that is no member
+	}
 }
 
 // priorities are those of the wire; one that is not known is normal.

@@ -1,14 +1,20 @@
 package server
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -175,4 +181,60 @@ func TestAttemptsAreApart(t *testing.T) {
 	require.False(t, older.GetRepeated())
 	require.Equal(t, older.GetId(), ask(0).GetId())
 	require.Equal(t, book{2, 200}, f.load())
+}
+
+// Who asks for what another one is waiting for goes on waiting when that one goes away.
+func TestTheFirstToAskMayGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := parse(t, several)
+		d, err := newDeployment("code", c.Deployments["code"], c, discard, time.Now)
+		require.NoError(t, err)
+		defer d.close()
+		who := anyone()
+		choose := func(ctx context.Context, id string) (*warmpathv1.ChooseReplicaResponse, error) {
+			r := &warmpathv1.ChooseReplicaRequest{Mode: reserve, WaitMs: 60_000, Key: &warmpathv1.RequestKey{RequestId: id}}
+			var q routing.Request
+			if err := decodeKey(r, &q); err != nil {
+				return nil, err
+			}
+			return d.choose(ctx, who, r, &q)
+		}
+		held, err := choose(t.Context(), "held")
+		require.NoError(t, err)
+		first, leave := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := choose(first, "same")
+			if !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() {
+			a, err := choose(t.Context(), "same")
+			if err != nil || a.GetReservation().GetRepeated() {
+				t.Error(a, err)
+			}
+		})
+		synctest.Wait()
+		leave()
+		synctest.Wait()
+		d.leases.end(held.GetReservation().GetId()).release(routing.Outcome{})
+		wg.Wait()
+	})
+}
+
+// What a caller sends of replicas tried is not kept for as long as a reservation lasts, but for what is a member's.
+func TestLeasesKeepNoNames(t *testing.T) {
+	f := start(t, quiet)
+	r := &warmpathv1.ChooseReplicaRequest{Mode: reserve, Tried: []string{"a", "b"}, Excluded: []string{"x"}}
+	for i := range maxExcluded - 2 {
+		r.Tried = append(r.Tried, strings.Repeat("x", 200)+fmt.Sprint(i))
+	}
+	a := f.choose(t, r)
+	require.Equal(t, "retry", a.GetDecision().GetReason())
+	require.Equal(t, "c", a.GetReplica().GetId(), "the others were tried")
+	x := f.deployment("chat").leases.byID[a.GetReservation().GetId()]
+	require.Equal(t, []string{"a", "b"}, x.q.TriedIDs())
+	require.Empty(t, x.q.Exclude)
 }

@@ -27,6 +27,9 @@ func (s *Server) open(c *caller) map[string]*deployment {
 
 // named returns the deployment with this name; with no name, the only one that the caller may use.
 func (s *Server) named(c *caller, name string) (*deployment, error) {
+	if len(name) > maxName {
+		return nil, invalid("deployment: longer than %d bytes", maxName)
+	}
 	if name != "" && !c.may(name) {
 		return nil, status.Errorf(codes.PermissionDenied, "the caller %q may not use the deployment %q", c.name, name) // if there is one
 	}

@@ -18,6 +18,7 @@ import (
 const (
 	maxStats = 64
 	maxNames = 1000 // models, or adapters
+	maxText  = 1024 // bytes of an address, or of where it is
 )
 
 // A registration is a replica that registered itself, until its lease ends.
@@ -49,6 +50,14 @@ func (s *Server) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*
 func decodeReplica(r *warmpathv1.Replica) (described, error) {
 	if len(r.GetStats()) > maxStats || len(r.GetModels()) > maxNames || len(r.GetAdapters()) > maxNames {
 		return described{}, invalid("replica: more than %d stats, or more than %d models or adapters", maxStats, maxNames)
+	}
+	for name, text := range map[string]string{
+		"address": r.GetAddress(), "server_name": r.GetServerName(), "zone": r.GetZone(), "node": r.GetNode(),
+		"kv_events": r.GetKvEvents(), "kv_events_replay": r.GetKvEventsReplay(),
+	} {
+		if len(text) > maxText {
+			return described{}, invalid("replica.%s: longer than %d bytes", name, maxText)
+		}
 	}
 	for name, x := range r.GetStats() {
 		if len(name) > maxName || math.IsNaN(x) || math.IsInf(x, 0) {
