@@ -120,6 +120,7 @@ type caller struct {
 	rules atomic.Pointer[rules]
 
 	calls, watches, held atomic.Int64 // under way; picks that count
+	accounts             atomic.Int64 // in ledgers: of watches under way, and of those that ended a moment ago
 }
 
 // rules are what a config says of a caller.

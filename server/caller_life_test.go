@@ -1,6 +1,8 @@
 package server
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -196,4 +198,44 @@ callers:
 	require.NoError(t, err)
 	_, err = other.ChooseReplica(soon(t), reserve)
 	require.NoError(t, err, "others have their own")
+}
+
+// One caller whose watches come and go, each under another name, does not keep others from watching.
+func TestWatchesThatComeAndGo(t *testing.T) {
+	f := start(t, `
+load_interval: 10s
+max_watchers: 4
+callers:
+- {name: evil, token: evil-0123456789abc}
+- {name: good, token: good-0123456789abc}
+deployments: {chat: {register: true}, code: {register: true}}
+`)
+	names := 0
+	watch := func(token, deployment string) codes.Code {
+		ctx, cancel := context.WithCancel(soon(t))
+		defer cancel()
+		stream, err := f.with(t, token).WatchReplicas(ctx)
+		require.NoError(t, err)
+		names++
+		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{Deployment: deployment, ClientId: fmt.Sprint(names)}}))
+		_, err = stream.Recv()
+		require.NoError(t, stream.CloseSend())
+		for end := err; end == nil; {
+			_, end = stream.Recv()
+		}
+		return status.Code(err)
+	}
+	for range 4 { // twice the half of four
+		require.Equal(t, codes.OK, watch(evilToken, "chat"))
+	}
+	require.Equal(t, codes.ResourceExhausted, watch(evilToken, "chat"))
+	require.Equal(t, codes.OK, watch(goodToken, "chat"))
+	f.clock.advance(time.Minute)
+	f.tick("chat")
+	require.Equal(t, codes.OK, watch(evilToken, "chat"))
+	require.Equal(t, codes.OK, watch(evilToken, "code"))
+	c := *parse(t, "deployments: {code: {register: true}}")
+	c.Callers = f.gate.config.Callers
+	require.NoError(t, f.Update(&c))
+	require.Equal(t, int64(1), f.gate.callers["evil"].accounts.Load(), "what was in a deployment that is gone")
 }

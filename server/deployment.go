@@ -212,6 +212,7 @@ func (d *deployment) wakeWatchers() {
 func (d *deployment) close() {
 	d.mu.Lock()
 	d.closed = true
+	d.ledger.close()
 	d.wakeWatchers()
 	d.mu.Unlock()
 	d.repoll(nil)

@@ -33,7 +33,8 @@ type client struct {
 	last    uint64          // number of its last report
 	counted uint64          // of that which the load now in force counts
 	heard   time.Time
-	ended   bool // nobody watches under this name
+	ended   bool   // nobody watches under this name
+	dropped func() // called once when the account is closed; nil = nothing
 }
 
 // open begins a client's account. What was reported under its name before is dropped.
@@ -89,9 +90,23 @@ func (l *ledger) clear(c *client) {
 	}
 }
 
+// drop closes a client's account, if it is open.
 func (l *ledger) drop(c *client) {
+	if l.clients[c.id] != c {
+		return
+	}
 	l.clear(c)
 	delete(l.clients, c.id)
+	if c.dropped != nil {
+		c.dropped()
+	}
+}
+
+// close closes all accounts.
+func (l *ledger) close() {
+	for _, c := range l.clients {
+		l.drop(c)
+	}
 }
 
 // forget strikes replicas out that have left.

@@ -90,9 +90,15 @@ func (d *deployment) watch(who *caller, start *warmpathv1.WatchStart, incarnatio
 	if most := d.limits.Load().MaxWatchers; d.watchers >= most || len(d.ledger.clients) >= 2*most {
 		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has max_watchers (%d)", d.name, most)
 	}
+	// … nor may one caller fill half of it and more.
+	if most := who.rules.Load().maxWatches; !take(&who.accounts, 2*most) {
+		return nil, status.Errorf(codes.ResourceExhausted, "the caller %s has twice its max_watchers (%d), with those that left a moment ago", who.name, most)
+	}
 	d.watchers++
+	c := d.ledger.open(who.own(start.GetClientId()), d.now())
+	c.dropped = func() { who.accounts.Add(-1) }
 	w := &watcher{
-		caller: who, client: d.ledger.open(who.own(start.GetClientId()), d.now()),
+		caller: who, client: c,
 		index: start.GetIndex(), load: start.GetLoad(), incarnation: incarnation,
 	}
 	if start.GetIncarnation() == incarnation {
@@ -107,6 +113,9 @@ func (d *deployment) unwatch(w *watcher) {
 	defer d.mu.Unlock()
 	d.watchers--
 	w.client.ended = true
+	if d.closed { // nobody counts any more
+		d.ledger.drop(w.client)
+	}
 }
 
 // listen takes the client's reports until it ends the stream.
