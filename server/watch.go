@@ -73,6 +73,7 @@ type watcher struct {
 	// What the receiver knows: of tell alone.
 	incarnation          string // to be sent; "" = was
 	fleet, config, cache uint64
+	greeted              bool   // it was told of the fleet, which may be empty and then has version 0
 	loads                *loads // that it is told of …
 	tick                 uint64 // … as of this tick
 	counted              uint64
@@ -210,7 +211,10 @@ func (s *Server) tell(d *deployment, w *watcher, stream watchStream, heard <-cha
 func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, wake <-chan struct{}, ended bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	m := &warmpathv1.WatchReplicasResponse{Incarnation: w.incarnation, Fleet: d.roster.since(w.fleet)}
+	m := &warmpathv1.WatchReplicasResponse{Incarnation: w.incarnation}
+	if !w.greeted || w.fleet != d.roster.version {
+		m.Fleet = d.roster.since(w.fleet)
+	}
 	if w.config != d.pushed.Version {
 		m.Config = d.pushed
 	}
@@ -235,7 +239,7 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 	if quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil && m.Load == nil && m.Verdicts == nil && m.RoutesWanted == nil; quiet && now.Sub(w.sent) < hearing {
 		return nil, d.wake, d.closed
 	}
-	w.incarnation, w.fleet, w.config, w.sent = "", d.roster.version, d.pushed.Version, now
+	w.incarnation, w.fleet, w.config, w.sent, w.greeted = "", d.roster.version, d.pushed.Version, now, true
 	return all, d.wake, d.closed
 }
 

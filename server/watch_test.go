@@ -250,3 +250,25 @@ func TestComingAndGoingIsBounded(t *testing.T) {
 	d.tick(now.now())
 	require.NoError(t, come("e"))
 }
+
+// Of a fleet that is empty a watcher is told once, and not at every interval.
+func TestAnEmptyFleetIsToldOnce(t *testing.T) {
+	now := newClock()
+	c := parse(t, "deployments: {chat: {register: true}}")
+	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now)
+	require.NoError(t, err)
+	defer d.close()
+	w, err := d.watch(anyone(), &warmpathv1.WatchStart{ClientId: "x"}, "life")
+	require.NoError(t, err)
+	first, _, _ := d.news(w)
+	require.True(t, first[0].GetFleet().GetSnapshot())
+	for range 3 {
+		d.tick(now.now())
+		more, _, _ := d.news(w)
+		require.Empty(t, more)
+	}
+	_, err = d.register(new(warmpathv1.RegisterRequest), replicaAt("r", "r:1"))
+	require.NoError(t, err)
+	more, _, _ := d.news(w)
+	require.Len(t, more[0].GetFleet().GetReplicas(), 1)
+}
