@@ -54,7 +54,7 @@ const (
 	// turnTime is how long a client may leave its turn unused, trialTime how long it may use it without an outcome.
 	turnTime  = time.Second
 	trialTime = time.Minute
-	// maxFindings bounds the findings of a report, and maxAgainst the names that stand in a case.
+	// maxFindings bounds the findings of a report, and maxAgainst the names that stand in a case of clients that are not there.
 	maxFindings = 1000
 	maxAgainst  = 1000
 )
@@ -191,7 +191,11 @@ func (v *verdicts) advance(now time.Time, clients func() []string) {
 		}
 		all := clients()
 		there := func(id string) bool { _, ok := slices.BinarySearch(all, id); return ok }
-		maps.DeleteFunc(x.against, func(id string, _ bool) bool { return !there(id) })
+		gone := func(id string, _ bool) bool { return !there(id) }
+		maps.DeleteFunc(x.against, gone)
+		if len(x.had) > maxAgainst { // clients come and go under new names
+			maps.DeleteFunc(x.had, gone)
+		}
 		over := !now.Before(x.until)
 		switch {
 		case over && len(x.against) == 0 && !now.Before(x.ends):

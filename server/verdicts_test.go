@@ -261,3 +261,16 @@ func TestCasesAreBounded(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(c.cases[1].against), maxAgainst)
 }
+
+// A case does not remember the turns of all who ever came and went.
+func TestTurnsOfThoseGoneAreForgotten(t *testing.T) {
+	c := newCourt(t, 4, "a", "b")
+	c.says("a", 1, failing, 0)
+	c.says("b", 1, failing, 0)
+	for i := range 4 * maxAgainst {
+		c.clients = []string{"a", "b", fmt.Sprint("c", i)}
+		c.pass(time.Hour)
+	}
+	require.Equal(t, ejected, c.cases[1].state, "nobody used a turn")
+	require.LessOrEqual(t, len(c.cases[1].had), maxAgainst+1)
+}
