@@ -197,8 +197,11 @@ func (c *caller) allow() error {
 // slowly.
 func (c *caller) pace(ctx context.Context) error {
 	if r := c.rules.Load(); r.limiter != nil {
-		if err := r.limiter.Wait(ctx); err != nil {
+		switch err := r.limiter.Wait(ctx); {
+		case ctx.Err() != nil:
 			return status.FromContextError(ctx.Err()).Err()
+		case err != nil:
+			return status.Errorf(codes.ResourceExhausted, "the caller %s has reached its rate (%d calls a second) until after the deadline", c.name, r.limiter.Burst())
 		}
 	}
 	return nil

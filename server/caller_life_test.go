@@ -200,6 +200,19 @@ callers:
 	require.NoError(t, err, "others have their own")
 }
 
+// A deadline on a stream does not let its caller send faster than its rate.
+func TestADeadlineIsNoWayRoundTheRate(t *testing.T) {
+	f := start(t, "callers: [{name: slow, token: slow-0123456789abc, rate: 2}]\n"+quiet)
+	f.gate.callers["slow"].rules.Load().limiter.SetLimit(1e-6) // but for the burst
+	stream, err := f.with(t, "slow-0123456789abc").ChooseReplicas(soon(t))
+	require.NoError(t, err)
+	for range 10 {
+		_ = stream.Send(&warmpathv1.ChooseReplicasRequest{Lives: []*warmpathv1.LifeReport{{Reservation: "chat#x"}}})
+	}
+	_, err = stream.Recv()
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+}
+
 // One caller whose watches come and go, each under another name, does not keep others from watching.
 func TestWatchesThatComeAndGo(t *testing.T) {
 	f := start(t, `
