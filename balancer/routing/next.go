@@ -11,32 +11,38 @@ type Previewer interface {
 // those before were not there: n decisions, or as many as there are available replicas
 // that it may use, best first. The order is the policy's where it is a [Previewer], and
 // behind that, and for any other policy, that of the loads. Nothing is booked. A pinned
-// request has no other replica. The cost is that of n times Choose.
+// request has no other replica. The cost is that of n times Choose, whatever the request
+// excludes; the Router's lock is free between two of them, so that others can pick.
 func (r *Router) Next(q *Request, booked *Replica, n int, to []Decision) []Decision {
 	if q.Pin != "" || n <= 0 {
 		return to
 	}
 	previewer, _ := r.opts.Policy.(Previewer)
 	own := q.Exclude
-	without := append(make([]string, 0, len(own)+n+1), own...)
-	without = append(without, booked.ID)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	defer func() { q.Exclude = own }()
-	if r.closed {
-		return to
-	}
-	v := r.view.Load()
+	q.Exclude, q.narrowed = append(append(make([]string, 0, len(own)+n+1), own...), booked.ID), nil
+	defer func() { q.Exclude, q.narrowed = own, nil }()
 	for range n {
-		q.Exclude = without
-		d := v.next(q, previewer)
+		d := r.next(q, previewer)
 		if d.Replica == nil {
 			break
 		}
-		without = append(without, d.Replica.ID)
+		q.Exclude = append(q.Exclude, d.Replica.ID)
 		to = append(to, d)
 	}
 	return to
+}
+
+// next returns a decision without replica if nobody is available.
+func (r *Router) next(q *Request, previewer Previewer) Decision {
+	q.narrow(r.view.Load())
+	r.mu.Lock()
+	defer r.mu.Unlock() // also when the policy panics
+	if r.closed {
+		return Decision{}
+	}
+	v := r.view.Load()
+	q.narrow(v) // for a fleet that has changed since
+	return v.next(q, previewer)
 }
 
 // next returns a decision without replica if nobody is available. Called with the

@@ -17,6 +17,7 @@ func (r *Router) Pick(ctx context.Context, q *Request, b *Booking) error {
 func (r *Router) Query(ctx context.Context, q *Request, b *Booking) error { return r.pick(ctx, q, b) }
 
 func (r *Router) pick(ctx context.Context, q *Request, b *Booking) error {
+	q.narrow(r.view.Load())
 	if r.prepares {
 		r.lockPrepared(ctx, q)
 	} else {
@@ -76,6 +77,7 @@ func (r *Router) book(q *Request, v *View, b *Booking) {
 }
 
 func (r *Router) decide(q *Request, v *View, d *Decision) error {
+	q.narrow(v) // for a fleet that has changed since
 	switch {
 	case r.closed:
 		*d = Decision{}

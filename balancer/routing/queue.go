@@ -41,6 +41,7 @@ func (r *Router) Acquire(ctx context.Context, q *Request, b *Booking) error {
 
 // pickOrEnqueue books at once, or returns the waiter it put into the queue.
 func (r *Router) pickOrEnqueue(ctx context.Context, q *Request, b *Booking) (*waiter, error) {
+	q.narrow(r.view.Load())
 	r.lockPrepared(ctx, q)
 	defer r.mu.Unlock()
 	r.came(q)

@@ -52,6 +52,8 @@ type Request struct {
 	keeper   *Replica // drains, and keeps this session
 	side     side     // who decides, where a Rollout is in force
 	shade    *shade   // as the shadow policy sees it; nil = there is none
+	// narrowed is made of Exclude and tried where they are long; nil = they are not.
+	narrowed *narrowing
 	// lastResort: during a choice, replicas that say that they drain are better than none.
 	lastResort bool
 
@@ -142,13 +144,4 @@ func (q *Request) NextAttempt(failed *Replica) {
 	if failed != nil && !slices.Contains(q.tried, failed.ID) {
 		q.tried = append(q.tried, failed.ID)
 	}
-}
-
-// Tried reports whether an earlier attempt of the call went to the replica.
-func (q *Request) Tried(r *Replica) bool {
-	return len(q.tried) > 0 && slices.Contains(q.tried, r.ID)
-}
-
-func (q *Request) excluded(r *Replica) bool {
-	return len(q.Exclude) > 0 && slices.Contains(q.Exclude, r.ID)
 }

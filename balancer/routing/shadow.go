@@ -99,7 +99,7 @@ func (s *shadow) choose(q *Request, v *View, d *Decision) {
 		x = &shade{policy: s.name, request: *q}
 		q.shade = x
 	}
-	x.request.attempt, x.request.tried, x.request.anyModel = q.attempt, q.tried, q.anyModel
+	x.request.attempt, x.request.tried, x.request.narrowed, x.request.anyModel = q.attempt, q.tried, q.narrowed, q.anyModel
 	own := s.policy.Choose(&x.request, v)
 	if own.Replica != nil {
 		if own.Replica = v.current(own.Replica); own.Replica != nil && !v.Available(q, own.Replica) {

@@ -1,0 +1,152 @@
+package routing
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// naiveNext is Next as it reads: the list of the excluded grows, and every replica is looked for in it.
+func naiveNext(r *Router, q *Request, booked *Replica, n int) (ids []string) {
+	c := *q
+	c.narrowed = nil
+	c.Exclude = append(slices.Clone(q.Exclude), booked.ID)
+	previewer, _ := r.opts.Policy.(Previewer)
+	for range n {
+		r.mu.Lock()
+		d := r.View().next(&c, previewer)
+		r.mu.Unlock()
+		if d.Replica == nil {
+			break
+		}
+		ids = append(ids, d.Replica.ID)
+		c.Exclude = append(c.Exclude, d.Replica.ID)
+	}
+	return ids
+}
+
+type previewing struct{ choosing }
+
+func (p previewing) Preview(q *Request, v *View) Decision { return p.Choose(q, v) }
+
+// Whatever a request excludes and has tried, in however long lists, whoever is next is whom the lists themselves would
+// make it, also when the fleet changes in between.
+func TestLongListsAreAsShortOnes(t *testing.T) {
+	for seed := range uint64(100) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		some := func() []Member {
+			ms := members(1 + rnd.IntN(150))
+			rnd.Shuffle(len(ms), func(i, j int) { ms[i], ms[j] = ms[j], ms[i] })
+			return ms[:1+rnd.IntN(len(ms))]
+		}
+		policies := []Policy{choosing(leastLoaded), previewing{leastLoaded}, previewing{firstFree}}
+		r := connected(t, Options{Policy: policies[rnd.IntN(3)]}, some()...)
+		var kept []*Booking
+		for range 20 {
+			q, b := new(Request), new(Booking)
+			for range rnd.IntN(3) * rnd.IntN(60) {
+				q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", rnd.IntN(200)))
+			}
+			for range rnd.IntN(3) * rnd.IntN(60) {
+				q.NextAttempt(&Replica{Attributes: Attributes{ID: fmt.Sprintf("r%d", rnd.IntN(200))}})
+			}
+			fresh := *q
+			err := r.Pick(t.Context(), q, b)
+			old := r.View()
+			if err != nil {
+				require.ErrorIs(t, err, ErrNoSuchReplica)
+				require.False(t, slices.ContainsFunc(old.Replicas(), func(x *Replica) bool { return !slices.Contains(q.Exclude, x.ID) }), "seed %d", seed)
+				continue
+			}
+			kept = append(kept, b)
+			require.NotContains(t, q.Exclude, b.Decision.Replica.ID, "seed %d", seed)
+			if rnd.IntN(3) == 0 {
+				r.SetFleet(some())
+				connectAll(r)
+			}
+			want := naiveNext(r, &fresh, b.Decision.Replica, 16)
+			var got []string
+			for _, d := range r.Next(q, b.Decision.Replica, 16, nil) {
+				got = append(got, d.Replica.ID)
+			}
+			require.Equal(t, want, got, "seed %d", seed)
+			require.Equal(t, fresh.Exclude, q.Exclude)
+			q.narrow(r.View())
+			for _, v := range []*View{old, r.View()} {
+				for _, x := range v.Replicas() {
+					require.Equal(t, slices.Contains(q.Exclude, x.ID), q.excluded(x), "seed %d", seed)
+					require.Equal(t, slices.Contains(q.tried, x.ID), q.Tried(x), "seed %d", seed)
+				}
+			}
+		}
+		for _, b := range kept {
+			b.Release()
+		}
+	}
+}
+
+// A choice does not look through long lists: during it there is nothing in them.
+func TestLongListsAreNotLookedThrough(t *testing.T) {
+	hidden := func(q *Request, v *View) Decision {
+		excluded, tried := q.Exclude, q.tried
+		q.Exclude, q.tried = make([]string, len(excluded)), make([]string, len(tried))
+		defer func() { q.Exclude, q.tried = excluded, tried }()
+		return leastLoaded(q, v)
+	}
+	q := new(Request)
+	for i := range 40 {
+		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
+		q.NextAttempt(&Replica{Attributes: Attributes{ID: fmt.Sprintf("r%d", 40+i)}})
+	}
+	r := connected(t, Options{Policy: previewing{hidden}}, members(100)...)
+	b := pick(t, r, q)
+	require.Equal(t, "r80", b.Decision.Replica.ID)
+	next := r.Next(q, b.Decision.Replica, 3, nil)
+	require.Len(t, next, 3)
+	for i, d := range next {
+		require.Equal(t, fmt.Sprintf("r%d", 81+i), d.Replica.ID)
+	}
+	b.Release()
+
+	// In the queue too, for a fleet that changes meanwhile.
+	r = connected(t, Options{Policy: choosing(hidden)}, members(41, room(1))...)
+	first := pick(t, r, q)
+	turn, err := r.Queue(t.Context(), q, new(Booking))
+	require.NoError(t, err)
+	require.NotNil(t, turn)
+	r.SetFleet(members(42, room(1)))
+	connectAll(r)
+	require.NoError(t, turn.Take())
+	require.Equal(t, "r41", turn.w.b.Decision.Replica.ID)
+	turn.w.b.Release()
+	first.Release()
+}
+
+// What a question costs that excludes all but a few of a large fleet, beside one that excludes nobody.
+func BenchmarkNext(b *testing.B) {
+	const replicas, n = 1000, 16
+	for _, excluded := range []int{0, 8, 100, 900} {
+		for name, next := range map[string]func(*Router, *Request, *Replica){
+			"sets":  func(r *Router, q *Request, booked *Replica) { r.Next(q, booked, n, nil) },
+			"lists": func(r *Router, q *Request, booked *Replica) { naiveNext(r, q, booked, n) },
+		} {
+			b.Run(fmt.Sprintf("excluded=%d/%s", excluded, name), func(b *testing.B) {
+				r := connected(b, Options{Policy: previewing{leastLoaded}}, members(replicas)...)
+				q, bk := new(Request), new(Booking)
+				for i := range excluded {
+					q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
+				}
+				if err := r.Pick(context.Background(), q, bk); err != nil {
+					b.Fatal(err)
+				}
+				for b.Loop() {
+					next(r, q, bk.Decision.Replica)
+				}
+			})
+		}
+	}
+}
