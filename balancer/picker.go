@@ -122,7 +122,10 @@ func newBare() *bare {
 	c := &bare{}
 	c.done = func(i balancer.DoneInfo) {
 		channel.Ended(&c.booking, i)
-		if (i.BytesSent || i.Err != nil) && c.router.Observes() {
+		switch {
+		case !i.BytesSent && i.Err == nil: // the connection was gone before anything happened
+			c.booking.Withdraw(&c.request)
+		case c.router.Observes():
 			c.router.Complete(&c.request, c.booking.Decision, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err), Usage: routing.NoUsage})
 		}
 		c.free()
@@ -192,7 +195,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 	}
 	res, err := p.send(info, c.booking.Decision.Replica)
 	if err != nil {
-		c.booking.Release()
+		c.booking.Withdraw(&c.request)
 		c.free()
 		return res, err
 	}

@@ -69,6 +69,18 @@ func (b *Booking) Release() {
 	}
 }
 
+// Withdraw ends the booking of an attempt that was never sent: Release, and the policy is
+// told that nothing came of the route that it was told of. q is the request of the pick;
+// the goroutine that has it calls this. Later calls do nothing.
+func (b *Booking) Withdraw(q *Request) {
+	b.Release()
+	if b.router == nil {
+		return
+	}
+	b.router.Complete(q, b.Decision, Outcome{Fault: GivenUp, Usage: NoUsage})
+	b.Decision.told = false
+}
+
 // triedOut has those who wait choose again after a trial that ended: its replica may be
 // tried by another now, and nobody stands in its line. Called with mu held.
 func (r *Router) triedOut(b *Booking) {

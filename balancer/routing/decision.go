@@ -48,8 +48,10 @@ type Decision struct {
 	// Queued is how long the request waited in the queue.
 	Queued time.Duration
 
-	trial bool
-	rank  int // one more than the rank; 0 = none was chosen
+	trial   bool
+	unasked bool // the policy was not asked: Options.Plain decided
+	told    bool // the policy was told of the route: so it is told of the end
+	rank    int  // one more than the rank; 0 = none was chosen
 }
 
 // AnyRank leaves the data-parallel rank to the replica.

@@ -19,7 +19,7 @@ func (r *Router) honour(q *Request, id string, d Decision, b *Booking) error {
 	v := r.view.Load()
 	r.tick(v)
 	rep := v.ByID(id)
-	q.anyModel = v.anyModel(q)
+	q.anyModel, q.unasked = v.anyModel(q), !r.Decides(q)
 	q.keeper = rep // who decided knows whom a draining replica still serves, and how slowly one starts
 	switch {
 	case b.held:

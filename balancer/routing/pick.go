@@ -55,8 +55,9 @@ func (r *Router) choose(q *Request, v *View, b *Booking) error {
 // book charges a booking with what was decided. Called with mu held.
 func (r *Router) book(q *Request, v *View, b *Booking) {
 	d := &b.Decision
-	if r.shadow != nil && !r.off.Load() {
-		r.shadow.choose(q, v, d)
+	d.unasked = q.unasked
+	if r.shadow != nil {
+		r.shadow.choose(q, v, d, r.off.Load())
 	}
 	l := d.Replica.live
 	book := l.book.Load()
@@ -71,13 +72,11 @@ func (r *Router) book(q *Request, v *View, b *Booking) {
 	b.router, b.replica, b.prefill, b.held = r, d.Replica, prefill, true
 	r.watch(q, b, l, book)
 	r.charge(l, 1, prefill)
-	if r.sessions != nil {
-		r.sessions.note(q.Session, l)
-	}
 }
 
 func (r *Router) decide(q *Request, v *View, d *Decision) error {
 	q.narrow(v) // for a fleet that has changed since
+	q.unasked = !r.Decides(q)
 	switch {
 	case r.closed:
 		*d = Decision{}

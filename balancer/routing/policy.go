@@ -46,8 +46,9 @@ type RouteObserver interface {
 	Routed(q *Request, d Decision)
 }
 
-// A CompletionObserver is told once of the end of every booking whose host
-// reports it, outside the Router's lock.
+// A CompletionObserver is told once of the end of every booking that a RouteObserver is
+// told of, and of no other, whatever a Rollout has become meanwhile. It is outside the
+// Router's lock. An Outcome that was not sent says that nothing came of the route.
 type CompletionObserver interface {
 	Completed(q *Request, d Decision, o Outcome)
 }

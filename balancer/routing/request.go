@@ -56,6 +56,7 @@ type Request struct {
 	narrowed *narrowing
 	// lastResort: during a choice, replicas that say that they drain are better than none.
 	lastResort bool
+	unasked    bool // the policy is not asked in the choice under way: Options.Plain decides
 
 	// Of the last pick, where judges look at them.
 	picked time.Time

@@ -13,7 +13,8 @@ type Rollout struct {
 	// Share is the part of the requests that the policy decides, 0 to 1. Requests of one session go the same way; without
 	// a session those with one id; without either it is drawn for each.
 	Share float64
-	// Off is the kill switch: neither the policy nor its shadow is asked or told of anything.
+	// Off is the kill switch: neither the policy nor its shadow is asked or told of anything but the ends of what they
+	// were told of before.
 	Off bool
 }
 
@@ -83,9 +84,9 @@ func draw(q *Request) float64 {
 	return float64(xxh3.HashStringSeed(key, rolloutSeed)>>11) / (1 << 53)
 }
 
-// chooser returns who decides for a request.
+// chooser returns who decides for a request in the choice under way.
 func (r *Router) chooser(q *Request) Policy {
-	if r.sharing.Load() && !r.Decides(q) {
+	if q.unasked {
 		return r.opts.Plain
 	}
 	return r.opts.Policy

@@ -283,9 +283,10 @@ func (r *Router) lockPrepared(ctx context.Context, q *Request) *View {
 	return r.view.Load()
 }
 
-// Complete tells the policy how a call that was booked ended, and learns the replica's
-// rate from it. The host calls it once per booking, after Release or before. After Close
-// it does nothing.
+// Complete tells the policy how a call that was booked ended, if it was told of the
+// route, and learns the replica's rate from it. d is the Decision of the booking. The
+// host calls it once per booking, after Release or before, or Booking.Withdraw in its
+// place. After Close it does nothing.
 func (r *Router) Complete(q *Request, d Decision, o Outcome) {
 	if r.learns && d.Replica != nil {
 		r.learn(q, &d, &o)
@@ -297,7 +298,7 @@ func (r *Router) Complete(q *Request, d Decision, o Outcome) {
 		return
 	}
 	defer r.leave()
-	if r.endObs != nil && r.Decides(q) {
+	if r.endObs != nil && d.told {
 		r.endObs.Completed(q, d, o)
 	}
 	if r.shadow != nil {
@@ -306,18 +307,22 @@ func (r *Router) Complete(q *Request, d Decision, o Outcome) {
 }
 
 func (r *Router) routed(q *Request, b *Booking) {
+	if r.sessions != nil {
+		r.sessions.note(q.Session, b.Decision.Replica.live)
+	}
 	sink := r.sink.Load()
-	if r.routeObs == nil && r.shadow == nil && sink == nil || !r.enter() {
+	if r.routeObs == nil && r.endObs == nil && r.shadow == nil && sink == nil || !r.enter() {
 		return
 	}
 	defer r.leave()
 	if sink != nil {
 		r.shareRoute(*sink, q, b)
 	}
-	if r.routeObs != nil && r.Decides(q) {
+	b.Decision.told = !b.Decision.unasked
+	if r.routeObs != nil && b.Decision.told {
 		r.routeObs.Routed(q, b.Decision)
 	}
-	if r.shades() {
+	if r.shadow != nil {
 		r.shadow.routed(q)
 	}
 }

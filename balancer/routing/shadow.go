@@ -64,6 +64,7 @@ type shade struct {
 	decision Decision // its own, of the last pick
 	led      Decision // what it is told of: where the request went, with what it believes of that
 	decided  bool
+	told     bool // the shadow was told of the route: so it is told of the end
 }
 
 // Shadow returns what the shadow policy decided at the last pick that was booked, and false where there is none. Its
@@ -91,10 +92,16 @@ func (s *shadow) prepare(ctx context.Context, r *Router, q *Request, v *View) {
 	}
 }
 
-// choose asks the shadow, and counts. d is where the request goes. Called with the Router's mutex held, before it is
-// charged.
-func (s *shadow) choose(q *Request, v *View, d *Decision) {
+// choose asks the shadow, unless it is switched off, and counts. d is where the request goes. Called with the Router's
+// mutex held, before it is charged.
+func (s *shadow) choose(q *Request, v *View, d *Decision, off bool) {
 	x := q.shade
+	if off {
+		if x != nil {
+			x.decided = false
+		}
+		return
+	}
 	if x == nil { // a policy that prepares nothing
 		x = &shade{policy: s.name, request: *q}
 		q.shade = x
@@ -126,14 +133,23 @@ func (s *shadow) choose(q *Request, v *View, d *Decision) {
 // routed and completed tell the shadow where a request went and how it ended. What it predicted for another replica says
 // nothing of this one's usage.
 func (s *shadow) routed(q *Request) {
-	if x := q.shade; x != nil && x.decided && s.routeObs != nil {
+	x := q.shade
+	if x == nil || !x.decided {
+		return
+	}
+	x.told = true
+	if s.routeObs != nil {
 		s.routeObs.Routed(&x.request, x.led)
 	}
 }
 
 func (s *shadow) completed(q *Request, o Outcome) {
 	x := q.shade
-	if x == nil || !x.decided || s.endObs == nil || x.led.Replica == nil {
+	if x == nil || !x.told {
+		return
+	}
+	x.told = false
+	if s.endObs == nil {
 		return
 	}
 	if x.decision.Replica != x.led.Replica {

@@ -75,7 +75,7 @@ func (c *Call) decidedHere(b *Binding) {
 // giveBack releases a booking that was not sent, and the server's reservation of it. Called with mu held or by the only
 // one who knows the booking.
 func (c *Call) giveBack() {
-	c.booking.Release()
+	c.booking.Withdraw(&c.Request)
 	c.reservation.Released(nil)
 	c.reservation = nil
 }

@@ -67,10 +67,8 @@ func (w *world) depth(prompt []uint32, id string, tier routing.Tier) int {
 
 func (w *world) tell(c routing.CacheChange) { w.CacheChanged([]routing.CacheChange{c}) }
 
-func (w *world) route(id string, prompt []uint32) int {
-	b := w.cut(prompt)
-	w.Routed(w.known[id], 0, b.Hashes, 16, false, w.now)
-	return len(b.Hashes)
+func (w *world) route(id string, prompt []uint32) Stay {
+	return w.Routed(w.known[id], 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16, Now: w.now})
 }
 
 // full returns the hashes of a prompt's full blocks, or superblocks.
@@ -178,9 +176,9 @@ func TestOwnRoutesFadeWhereTold(t *testing.T) {
 		if told {
 			w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)[:3]})
 		}
-		n := w.route("r1", p)
+		stay := w.route("r1", p)
 		assert.Equal(t, 20, w.depth(p, "r1", routing.TierGPU))
-		w.Completed(w.known["r1"], 0, n)
+		stay.End()
 		w.route("r1", other)
 		w.now = w.now.Add(Grace - 1)
 		w.route("r1", tokens(3, 16))
@@ -199,8 +197,7 @@ func TestEndsThatNobodyTold(t *testing.T) {
 	for i := range 5 {
 		w.route("r1", tokens(i, 320))
 	}
-	b := w.cut(tokens(9, 320))
-	w.Routed(w.known["r1"], 0, b.Hashes, 16, true, w.now)
+	w.Routed(w.known["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true, Now: w.now})
 	for i := range 5 {
 		assert.Zero(t, w.depth(tokens(i, 320), "r1", routing.TierGPU))
 	}
@@ -243,8 +240,8 @@ func TestLeaving(t *testing.T) {
 	w.Match(old, w.cut(p), &before)
 	assert.Empty(t, before.Holders, "new is not of that fleet")
 	assert.Same(t, stranger, w.Member(&routing.Replica{Attributes: routing.Attributes{ID: "r1"}}))
-	w.Routed(stranger, 0, full(p, 1), 16, false, w.now)
-	w.Completed(stranger, 0, 1)
+	stay := w.Routed(stranger, 0, Route{Blocks: full(p, 1), BlockTokens: 16, Now: w.now})
+	stay.End()
 }
 
 func TestConcurrentUse(t *testing.T) {
@@ -265,8 +262,8 @@ func TestConcurrentUse(t *testing.T) {
 				}
 				b := w.cut(p)
 				w.Match(w.fleet, b, &f)
-				w.Routed(m, 0, b.Hashes, 16, i%9 == 0, w.now.Add(time.Duration(i)*time.Second))
-				w.Completed(m, 0, len(b.Hashes))
+				stay := w.Routed(m, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0, Now: w.now.Add(time.Duration(i) * time.Second)})
+				stay.End()
 				w.SetCapacity(id, i*100)
 				w.Stats()
 			}

@@ -11,14 +11,15 @@ import (
 // routes is what was routed to one rank of a replica.
 type routes struct {
 	slot kvindex.Slot
-	work atomic.Int64 // see Member.Work
+	work atomic.Int64 // see Member.Work; written with mu held
 
 	// mu guards what is below. The index's lock is taken under it.
 	mu     sync.Mutex
-	tokens int // size of the KV cache; 0 = not known
-	blocks int // the capacity in force; 0 = none
-	live   int // blocks of requests under way
-	ended  int // of those that ended since the last route
+	era    uint64 // begins when nothing of ours is under way: the end of what began before is no news
+	tokens int    // size of the KV cache; 0 = not known
+	blocks int    // the capacity in force; 0 = none
+	live   int    // blocks of requests under way
+	ended  int    // of those that ended since the last route
 	fading []fading
 
 	// See Index.Measured.
@@ -33,18 +34,44 @@ type fading struct {
 	blocks int
 }
 
-// Routed says that a prompt went to a rank of a member: it holds it now. alone says
-// that nothing else of ours is under way there. blockTokens is the size of a block.
-func (x *Index) Routed(m *Member, rank int, blocks []uint64, blockTokens int, alone bool, now time.Time) {
+// A Route is a request that goes to a rank of a member.
+type Route struct {
+	Blocks      []uint64 // of the prompt, which it will hold; may be empty
+	BlockTokens int      // size of a block
+	Work        int64    // counts as work under way
+	Alone       bool     // nothing else of ours is under way on the member
+	Now         time.Time
+}
+
+// A Stay is what a request that was Routed adds to a rank until it ends. The zero Stay is
+// none. One goroutine at a time uses it.
+type Stay struct {
+	on     *routes
+	era    uint64
+	blocks int
+	work   int64
+}
+
+// Routed says that a request went to a rank of a member: it holds the prompt now.
+func (x *Index) Routed(m *Member, rank int, r Route) Stay {
+	if r.Alone { // nobody may have told the ends of those before
+		m.beginEra()
+	}
 	own := m.own(rank)
 	own.mu.Lock()
-	recent := own.begin(len(blocks), alone, now)
+	own.work.Add(r.Work)
+	stay := Stay{on: own, era: own.era, blocks: len(r.Blocks), work: r.Work}
+	if len(r.Blocks) == 0 {
+		own.mu.Unlock()
+		return stay
+	}
+	recent := own.begin(len(r.Blocks), r.Now)
 	want := 0
 	switch {
 	case m.told.Load():
 		want = max(recent, 1)
 	case own.tokens > 0:
-		want = max(own.tokens/max(blockTokens, 1), 1)
+		want = max(own.tokens/max(r.BlockTokens, 1), 1)
 	}
 	if own.most > 0 && !m.told.Load() && (want == 0 || own.most < want) {
 		want = own.most
@@ -54,23 +81,43 @@ func (x *Index) Routed(m *Member, rank int, blocks []uint64, blockTokens int, al
 		x.blocks.SetCapacity(own.slot, want)
 	}
 	own.mu.Unlock()
-	x.blocks.Insert(own.slot, blocks)
+	x.blocks.Insert(own.slot, r.Blocks)
+	return stay
 }
 
-// Completed says that a request that was Routed has ended.
-func (x *Index) Completed(m *Member, rank int, blocks int) {
-	own := m.own(rank)
+// beginEra forgets what seems to be under way on a member.
+func (m *Member) beginEra() {
+	for _, own := range m.routes {
+		own.mu.Lock()
+		if own.live != 0 || own.work.Load() != 0 {
+			own.era++
+			own.live = 0
+			own.work.Store(0)
+		}
+		own.mu.Unlock()
+	}
+}
+
+// End takes off what the request added, from where it was added. Later calls do nothing.
+func (s *Stay) End() {
+	own := s.on
+	if own == nil {
+		return
+	}
+	s.on = nil
 	own.mu.Lock()
-	own.live = max(own.live-blocks, 0)
-	own.ended += blocks
-	own.mu.Unlock()
+	defer own.mu.Unlock()
+	if s.era == own.era {
+		own.live -= s.blocks
+		own.work.Add(-s.work)
+	}
+	own.ended += s.blocks
 }
 
 // begin counts a request and returns the blocks of those that are under way or ended
 // lately. What ended since the one before gets its time now: there is no clock at the
-// end of a request, and nothing is evicted where nothing is routed. If it is alone,
-// nobody told the end of those that seem to be under way.
-func (r *routes) begin(blocks int, alone bool, now time.Time) int {
+// end of a request, and nothing is evicted where nothing is routed.
+func (r *routes) begin(blocks int, now time.Time) int {
 	if r.ended > 0 {
 		r.fade(now.Add(Grace), r.ended)
 		r.ended = 0
@@ -80,9 +127,6 @@ func (r *routes) begin(blocks int, alone bool, now time.Time) int {
 		gone++
 	}
 	r.fading = append(r.fading[:0], r.fading[gone:]...)
-	if alone {
-		r.live = 0
-	}
 	r.live += blocks
 	recent := r.live
 	for _, f := range r.fading {
@@ -108,8 +152,8 @@ func (m *Member) own(rank int) *routes {
 	return m.routes[rank]
 }
 
-// Work is for whoever counts the work under way on a rank.
-func (m *Member) Work(rank int) *atomic.Int64 { return &m.own(rank).work }
+// Work is the work under way on a rank: that of the Routes that have not ended.
+func (m *Member) Work(rank int) int64 { return m.own(rank).work.Load() }
 
 // SetCapacity sets the size of a replica's KV cache, of each of its ranks; 0 or less =
 // not known. An id that is not in the fleet is ignored.

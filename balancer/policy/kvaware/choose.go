@@ -13,6 +13,7 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	d, o := p.choose(q, v)
 	if o != nil {
 		s := q.Prepared.(*prepared)
+		p.unrouted.routed(s.number) // the one before came to nothing, where it is still open
 		s.number = p.unrouted.pick()
 		p.recent.add(s, o.replica, o.rank, s.number)
 	}
@@ -147,12 +148,12 @@ func (c *choice) share(k candidate) float64 {
 	m := c.fleet.Members[k.at]
 	var all int64
 	for rank := range int(k.ranks) {
-		all += m.Work(rank).Load()
+		all += m.Work(rank)
 	}
 	if all <= 0 {
 		return 1 / float64(k.ranks)
 	}
-	return float64(max(m.Work(int(k.rank)).Load(), 0)) / float64(all)
+	return float64(m.Work(int(k.rank))) / float64(all)
 }
 
 // best returns the first in the agreed order among those that cost about the least.

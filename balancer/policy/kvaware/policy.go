@@ -81,23 +81,13 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 	if s == nil {
 		return
 	}
-	m, rank := p.held.Member(d.Replica), max(d.Rank(), 0)
-	alone := d.Replica.Ongoing() <= 1
-	if alone { // nobody may have told the ends of those before
-		for i := range d.Replica.Ranks {
-			m.Work(i).Store(0)
-		}
-	}
-	m.Work(rank).Add(work(s, d))
-	if len(s.Hashes) > 0 {
-		p.held.Routed(m, rank, s.Hashes, s.TokensPerBlock(), alone, s.now)
-	}
+	s.stay.End() // of an attempt before whose end nobody told
+	s.stay = p.held.Routed(p.held.Member(d.Replica), max(d.Rank(), 0), holdings.Route{
+		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
+		Work:  routing.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
+		Alone: d.Replica.Ongoing() <= 1, Now: s.now,
+	})
 	p.unrouted.routed(s.number)
-}
-
-// work is what a request adds to the rank that it is on.
-func work(s *prepared, d routing.Decision) int64 {
-	return routing.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0))
 }
 
 // Superblocks implements [routing.SuperblockReporter].
@@ -115,14 +105,9 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 	if s == nil {
 		return
 	}
-	m, rank := p.held.Member(d.Replica), max(d.Rank(), 0)
-	m.Work(rank).Add(-work(s, d))
-	if len(s.Hashes) == 0 {
-		return
-	}
-	p.held.Completed(m, rank, len(s.Hashes))
-	if o.Err == nil && o.Usage.CachedTokens >= 0 {
-		p.held.Measured(m, rank, d.MatchedTokens, o.Usage.CachedTokens)
+	s.stay.End()
+	if len(s.Hashes) > 0 && o.Err == nil && o.Usage.CachedTokens >= 0 {
+		p.held.Measured(p.held.Member(d.Replica), max(d.Rank(), 0), d.MatchedTokens, o.Usage.CachedTokens)
 	}
 }
 

@@ -26,6 +26,8 @@ type prepared struct {
 	key    uint64 // of the agreed order
 	common int    // blocks before the distinguishing one
 
+	stay holdings.Stay // of the attempt under way
+
 	// Found for a fleet.
 	fleet      *holdings.Fleet
 	now        time.Time

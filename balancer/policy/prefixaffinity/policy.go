@@ -89,7 +89,10 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 	if p.ray {
 		p.countBytes(s, m)
 	}
-	p.held.Routed(m, 0, s.Hashes, s.TokensPerBlock(), d.Replica.Ongoing() <= 1, s.now)
+	s.stay.End() // of an attempt before whose end nobody told
+	s.stay = p.held.Routed(m, 0, holdings.Route{
+		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(), Alone: d.Replica.Ongoing() <= 1, Now: s.now,
+	})
 }
 
 // Superblocks implements [routing.SuperblockReporter].
@@ -106,7 +109,7 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 	if s == nil || len(s.Hashes) == 0 {
 		return
 	}
-	p.held.Completed(p.held.Member(d.Replica), 0, len(s.Hashes))
+	s.stay.End()
 	if d.Reason == routing.ReasonAgreedOrder && o.Usage.CachedTokens >= 0 {
 		shared := s.CoveredTokens(s.shared)
 		p.reuse.learn(o.Usage.CachedTokens-shared, s.Tokens-shared)

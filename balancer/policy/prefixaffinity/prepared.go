@@ -28,6 +28,8 @@ type prepared struct {
 	second  bool   // the second in the order is this prompt's home, and the first is behind it
 	session bool   // the key is the session's
 
+	stay holdings.Stay // of the attempt under way
+
 	// Found for a fleet.
 	fleet   *holdings.Fleet
 	shared  int // leading blocks that decide nothing

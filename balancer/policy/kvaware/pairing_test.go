@@ -1,0 +1,114 @@
+package kvaware
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// The work on the ranks is nothing when nothing is under way, and never less, whatever became of the kill switch, the
+// percentage, the replicas' lives and the requests meanwhile.
+func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
+	plain, err := poweroftwo.New(poweroftwo.DefaultConfig())
+	require.NoError(t, err)
+	for seed := range uint64(60) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		p := newPolicy(t, DefaultConfig())
+		fleet := policytest.Fleet(4)
+		for i := range fleet {
+			fleet[i].Ranks, fleet[i].Instance = 4, "1"
+		}
+		r := policytest.NewRouter(t, p, fleet, func(o *routing.Options) { o.Plain = plain })
+		type call struct {
+			q *routing.Request
+			b *routing.Booking
+		}
+		var calls []call
+		end := func(c call) {
+			if rnd.IntN(4) == 0 {
+				c.b.Withdraw(c.q)
+				return
+			}
+			c.b.Release()
+			if rnd.IntN(8) > 0 { // else one that nobody tells of
+				r.Complete(c.q, c.b.Decision, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+			}
+		}
+		check := func() (all int64) {
+			for _, rep := range r.View().Replicas() {
+				for rank := range rep.Ranks {
+					work := p.held.Member(rep).Work(rank)
+					require.GreaterOrEqual(t, work, int64(0), "seed %d", seed)
+					all += work
+				}
+			}
+			return all
+		}
+		for i := range 300 {
+			switch rnd.IntN(6) {
+			case 0:
+				require.NoError(t, r.SetRollout(routing.Rollout{Share: float64(rnd.IntN(3)) / 2, Off: rnd.IntN(4) == 0}))
+			case 1:
+				if rnd.IntN(4) == 0 {
+					fleet[rnd.IntN(4)].Instance = fmt.Sprint(i)
+					policytest.SetFleet(r, fleet)
+				}
+			case 2, 3:
+				if len(calls) > 0 {
+					at := rnd.IntN(len(calls))
+					end(calls[at])
+					calls = append(calls[:at], calls[at+1:]...)
+				}
+			default:
+				q := &routing.Request{Session: fmt.Sprint("s", i)}
+				if rnd.IntN(2) == 0 {
+					q = ask(tokens(rnd.IntN(5), 200+rnd.IntN(400)))
+				}
+				c := call{q, policytest.Pick(t, r, q)}
+				calls = append(calls, c)
+			}
+			check()
+		}
+		for _, c := range calls {
+			end(c)
+		}
+		// Those that nobody told of are forgotten by who is alone.
+		require.NoError(t, r.SetRollout(routing.Rollout{Share: 1}))
+		for _, m := range fleet {
+			q := &routing.Request{Session: "s"}
+			for _, other := range fleet {
+				if other.ID != m.ID {
+					q.Exclude = append(q.Exclude, other.ID)
+				}
+			}
+			c := call{q, policytest.Pick(t, r, q)}
+			c.b.Withdraw(c.q)
+		}
+		require.Zero(t, check(), "seed %d", seed)
+	}
+}
+
+// A request that is picked again is waited for once.
+func TestPickedAgainIsOpenOnce(t *testing.T) {
+	r := newRouter(t, 4)
+	p := r.Policy().(*Policy)
+	q := ask(tokens(1, 200))
+	for range 5 {
+		b := new(routing.Booking)
+		require.NoError(t, r.Query(t.Context(), q, b))
+		b.Release()
+	}
+	open := 0
+	for i := range p.unrouted.open {
+		if p.unrouted.open[i].Load() != 0 {
+			open++
+		}
+	}
+	require.Equal(t, 1, open)
+}
