@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 
@@ -117,18 +118,17 @@ func (s *slow) book(hedge bool) (second *channel.Call, ever bool) {
 	if hedge {
 		why, cause = routing.ReasonHedge, telemetry.RetryHedge
 	}
-	second, err := a.call.Beside(why)
+	second, err := a.call.Beside(why, cause)
 	if err != nil {
-		return nil, true
+		return nil, !errors.Is(err, channel.ErrRetryBudget)
 	}
-	if !a.call.Retry() {
-		second.End()
-		return nil, false
-	}
-	a.made++
-	a.broken++
-	a.call.Retried(cause)
 	return second, true
+}
+
+// made counts the second attempt.
+func (s *slow) made() {
+	s.tries.made++
+	s.tries.broken++
 }
 
 // leave cancels the first attempt for good. A message that comes in this moment is not
@@ -138,6 +138,7 @@ func (s *slow) leave(done <-chan error, second *channel.Call) (verdict, *channel
 		second.End()
 		return firstCame, nil, <-done
 	}
+	s.made()
 	s.adopt(second)
 	<-done // it writes the application's message
 	s.forget()
@@ -146,6 +147,7 @@ func (s *slow) leave(done <-chan error, second *channel.Call) (verdict, *channel
 
 // race makes the second attempt and takes the first message of either.
 func (s *slow) race(done <-chan error, second *channel.Call) (verdict, *channel.Call, error) {
+	s.made()
 	var ctx context.Context
 	ctx, s.end = context.WithCancel(second)
 	came := make(chan error, 1)

@@ -51,6 +51,7 @@ type Decision struct {
 	trial   bool
 	unasked bool // the policy was not asked: Options.Plain decided
 	told    bool // the policy was told of the route: so it is told of the end
+	spare   bool // of Router.Spare: nobody was told of the route yet
 	rank    int  // one more than the rank; 0 = none was chosen
 }
 

@@ -6,7 +6,7 @@ import "context"
 // waits: ErrFull says that every replica that may serve the request is full, and
 // b.Decision.WaitFor which. On an error b holds nothing.
 func (r *Router) Pick(ctx context.Context, q *Request, b *Booking) error {
-	if err := r.pick(ctx, q, b); err != nil {
+	if err := r.pick(ctx, q, b, true); err != nil {
 		return err
 	}
 	r.routed(q, b)
@@ -14,9 +14,29 @@ func (r *Router) Pick(ctx context.Context, q *Request, b *Booking) error {
 }
 
 // Query is Pick for who only asks: it books, and the policy is not told of a route.
-func (r *Router) Query(ctx context.Context, q *Request, b *Booking) error { return r.pick(ctx, q, b) }
+func (r *Router) Query(ctx context.Context, q *Request, b *Booking) error {
+	return r.pick(ctx, q, b, true)
+}
 
-func (r *Router) pick(ctx context.Context, q *Request, b *Booking) error {
+// Spare is Pick for an attempt that need not be made: replicas that said a moment ago that
+// they are full are taken at their word, and the policy is told of the route by Sent only.
+func (r *Router) Spare(ctx context.Context, q *Request, b *Booking) error {
+	err := r.pick(ctx, q, b, false)
+	b.Decision.spare = err == nil
+	return err
+}
+
+// Sent says that the attempt of a booking of Spare is made. The goroutine that has the
+// request calls it. Later calls, and calls for bookings of other picks, do nothing.
+func (r *Router) Sent(q *Request, b *Booking) {
+	if b.Decision.spare {
+		b.Decision.spare = false
+		r.routed(q, b)
+	}
+}
+
+// pick insists, if it may, where replicas are full by their own word.
+func (r *Router) pick(ctx context.Context, q *Request, b *Booking, insists bool) error {
 	q.narrow(r.view.Load())
 	if r.prepares {
 		r.lockPrepared(ctx, q)
@@ -31,7 +51,7 @@ func (r *Router) pick(ctx context.Context, q *Request, b *Booking) error {
 	}
 	r.tick(v)
 	err := r.choose(q, v, b)
-	for err == ErrFull && r.insist(v, &b.Decision) { // each time there is a mark less
+	for insists && err == ErrFull && r.insist(v, &b.Decision) { // each time there is a mark less
 		err = r.choose(q, v, b)
 	}
 	return err

@@ -11,15 +11,35 @@ import (
 var errNoOther = errors.New("no other replica for a second attempt")
 
 // Beside returns the Call of a second attempt, with a booking of its own on another
-// replica than the one that has the call now. It never waits: the error says that
-// nobody else has room, or that the call may go nowhere else. The goroutine of the
-// call uses it, also while gRPC is at the first attempt; what either Call does then is
-// nothing to the other, until Replace or Drop.
-func (c *Call) Beside(why routing.Reason) (*Call, error) {
+// replica than the one that has the call now. cause is the reason under which it is
+// counted. It never waits: ErrRetryBudget says that the budget is spent, any other error
+// that nobody else has room, or that the call may go nowhere else. The attempt is in the
+// budget, in the metrics and known to the policy from when it is sent; one that ends
+// before leaves nothing behind. The goroutine of the call uses it, also while gRPC is at
+// the first attempt; what either Call does then is nothing to the other, until Replace or
+// Drop.
+func (c *Call) Beside(why routing.Reason, cause string) (*Call, error) {
 	b := c.handle.Bound()
 	if b == nil {
 		return nil, errNoOther
 	}
+	if !c.Retry() {
+		return nil, ErrRetryBudget
+	}
+	n, err := c.beside(b)
+	if err != nil {
+		c.handle.unretry(b.Retries)
+		return nil, err
+	}
+	if why != "" {
+		n.booking.Decision.Reason = why
+	}
+	n.more().unsent = cause
+	return n, nil
+}
+
+// beside books the second attempt.
+func (c *Call) beside(b *Binding) (*Call, error) {
 	n := &Call{Context: c.Context, handle: c.handle, method: c.method, msg: c.msg, unary: c.unary, span: c.span, usage: routing.NoUsage}
 	if !c.lend(n) {
 		return nil, errNoOther
@@ -36,11 +56,8 @@ func (c *Call) Beside(why routing.Reason) (*Call, error) {
 	if err := n.checkQuarantine(b); err != nil {
 		return nil, err
 	}
-	if err := b.Router.Pick(n, &n.Request, &n.booking); err != nil {
+	if err := b.Router.Spare(n, &n.Request, &n.booking); err != nil {
 		return nil, err
-	}
-	if why != "" {
-		n.booking.Decision.Reason = why
 	}
 	n.binding = b
 	n.brought.Store(true)
@@ -59,6 +76,23 @@ func (c *Call) lend(n *Call) bool {
 	n.Request.Rekey()
 	n.Request.NextAttempt(c.last.Replica)
 	return true
+}
+
+// sent counts a second attempt that is about to be sent. Called with mu held.
+func (c *Call) sent() {
+	c.binding.Router.Sent(&c.Request, &c.booking)
+	if r := c.rare.Load(); r != nil && r.unsent != "" {
+		c.Retried(r.unsent)
+		r.unsent = ""
+	}
+}
+
+// unsent gives back what a second attempt took that was never sent. Called with mu held.
+func (c *Call) unsent() {
+	if r := c.rare.Load(); r != nil && r.unsent != "" {
+		r.unsent = ""
+		c.handle.unretry(c.binding.Retries)
+	}
 }
 
 // Replace makes the second attempt the one of the call: what the application is told of

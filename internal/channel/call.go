@@ -275,6 +275,7 @@ func (c *Call) claim(ctx context.Context, b *Binding, connection func(*routing.R
 // note records the decision of an attempt that is about to be sent.
 func (c *Call) note(ctx context.Context, b *Binding) {
 	c.binding = b
+	c.sent()
 	d := c.booking.Decision
 	c.last = Attempt{Replica: d.Replica}
 	if b.Router.Observes() && !c.booking.Watched() {
@@ -344,6 +345,7 @@ func (c *Call) End() {
 	if c.brought.Swap(false) {
 		c.giveBack()
 	}
+	c.unsent()
 	c.tell()
 }
 

@@ -13,7 +13,10 @@ type rare struct {
 	// dropped says that another attempt has taken the call over. report is where the
 	// decision of an attempt goes that is not alone; nil = nowhere. Guarded by Call.mu.
 	dropped, notAlone bool
-	report            *telemetry.Report
+	// unsent is why a second attempt is made, under which it is counted when it is sent;
+	// "" = it was, or there is none. Guarded by Call.mu.
+	unsent string
+	report *telemetry.Report
 }
 
 // more returns what few calls remember, to be changed.

@@ -62,6 +62,13 @@ func (c *Call) Retry() bool {
 	return false
 }
 
+// unretry gives back what Retry took for an attempt that is not made.
+func (h *Handle) unretry(r Retries) {
+	if r.Ratio >= 0 { // else nothing was taken
+		h.budget.giveBack()
+	}
+}
+
 // OverBudget returns the error of a call whose attempt is not made again for want of a budget.
 func OverBudget(err error) error {
 	st, _ := status.FromError(err)
