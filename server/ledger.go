@@ -50,6 +50,16 @@ func (l *ledger) open(id string, now time.Time) *client {
 	return c
 }
 
+// empty reports whether no client that watches has ever reported.
+func (l *ledger) empty() bool {
+	for _, c := range l.clients {
+		if c.last > 0 && !c.ended {
+			return false
+		}
+	}
+	return true
+}
+
 // take enters a report. known says which replicas there are; others have left, and are not entered.
 func (l *ledger) take(c *client, r *warmpathv1.BookingReport, known func(uint32) bool, now time.Time) {
 	if l.clients[c.id] != c {

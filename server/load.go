@@ -45,10 +45,10 @@ func (l *loads) update(order []*member, total func(*member) book, now time.Time)
 	}
 }
 
-// mark says whose load is stale as of this tick.
-func (l *loads) mark(stale []uint32) {
+// mark says whose load is stale as of a tick.
+func (l *loads) mark(stale []uint32, tick uint64) {
 	if !slices.Equal(stale, l.stale) {
-		l.stale, l.staleTick = stale, l.tick
+		l.stale, l.staleTick = stale, tick
 	}
 }
 
@@ -83,6 +83,30 @@ func appendLoad(to *warmpathv1.Loads, number uint32, b book) {
 	to.QueuedTokens = append(to.QueuedTokens, uint64(max(b.tokens, 0)))
 }
 
+// unsettle begins the interval in which clients come over that another server has known until now, or this one before it
+// was restarted: what they have booked is not known yet. Called with mu held.
+func (d *deployment) unsettle() {
+	now := d.now()
+	d.settles = now.Add(time.Duration(d.limits.Load().LoadInterval))
+	var stale []uint32
+	for _, m := range d.roster.order {
+		if d.unsettled(m, now) {
+			stale = append(stale, m.number)
+		}
+	}
+	d.loads.mark(stale, d.loads.tick+1) // those who know of this tick are told at the next
+	d.shown.mark(stale, d.shown.tick+1)
+}
+
+// unsettled reports whether nobody can know the load of a replica yet: it does not tell of it itself. Called with mu held.
+func (d *deployment) unsettled(m *member, now time.Time) bool {
+	if !now.Before(d.settles) {
+		return false
+	}
+	_, _, tells := d.saidOf(m.ID)
+	return !tells
+}
+
 // tick is the end of an interval: what has expired is let go, load is added up, told to the Router, and to the watchers.
 func (d *deployment) tick(now time.Time) {
 	d.leases.expire(now)
@@ -94,6 +118,13 @@ func (d *deployment) tick(now time.Time) {
 	router := d.hosted.Load().router
 	view := router.View()
 	var foreign []routing.ForeignLoad
+	tell := func(rep *routing.Replica, b book) {
+		if n, tokens := rep.Foreign(); int64(n) != b.ongoing || tokens != b.tokens {
+			foreign = append(foreign, routing.ForeignLoad{ID: rep.ID, Ongoing: int(b.ongoing), QueuedTokens: b.tokens})
+		}
+	}
+	var unknown []*member
+	var known book // of others, on the rest
 	d.loads.update(d.roster.order, func(m *member) book {
 		rep := view.ByID(m.ID)
 		own := book{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
@@ -101,14 +132,24 @@ func (d *deployment) tick(now time.Time) {
 		if !fresh {
 			stale[m.number] = true
 		}
-		others := routing.ForeignLoad{ID: m.ID, Ongoing: int(total.ongoing - own.ongoing), QueuedTokens: total.tokens - own.tokens}
-		if n, tokens := rep.Foreign(); n != others.Ongoing || tokens != others.QueuedTokens {
-			foreign = append(foreign, others)
+		if d.unsettled(m, now) {
+			stale[m.number] = true
+			unknown = append(unknown, m)
+			return total
 		}
+		others := total
+		others.add(own, -1)
+		known.add(others, 1)
+		tell(rep, others)
 		return total
 	}, now)
+	n := int64(max(len(d.roster.order)-len(unknown), 1))
+	for _, m := range unknown { // as loaded as the rest is: not idle
+		reported := d.ledger.total[m.number]
+		tell(view.ByID(m.ID), book{max(known.ongoing/n, reported.ongoing), max(known.tokens/n, reported.tokens)})
+	}
 	unsure := slices.Sorted(maps.Keys(stale))
-	d.loads.mark(unsure)
+	d.loads.mark(unsure, d.loads.tick)
 	if len(limits.Callers) > 0 {
 		d.show(unsure, now)
 	}
@@ -126,7 +167,7 @@ func (d *deployment) show(stale []uint32, now time.Time) {
 		total, _ := d.totalOf(m, own[m.number], now)
 		return total
 	}, now)
-	d.shown.mark(stale)
+	d.shown.mark(stale, d.shown.tick)
 }
 
 // loadsFor is the load as a caller may see it. Called with mu held.

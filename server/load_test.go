@@ -28,7 +28,7 @@ func TestLoadsFromAnyTick(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			marked = []uint32{uint32(rng.IntN(3))}
 		}
-		l.mark(marked)
+		l.mark(marked, l.tick)
 		history, stale = append(history, maps.Clone(now)), append(stale, marked)
 		from := len(history) - 1 - rng.IntN(min(len(history), 4))
 		u := l.since(uint64(from))

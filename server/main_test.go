@@ -97,6 +97,14 @@ func serveFixture(t testing.TB, s *Server) *fixture {
 
 func (f *fixture) deployment(name string) *deployment { return (*f.deployments.Load())[name] }
 
+// settle ends the interval in which clients come over.
+func (f *fixture) settle(name string) {
+	d := f.deployment(name)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.settles = time.Time{}
+}
+
 // tick ends an interval.
 func (f *fixture) tick(name string) { f.deployment(name).tick(f.Server.now()) }
 

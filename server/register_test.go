@@ -38,6 +38,7 @@ func TestRegister(t *testing.T) {
 	require.Equal(t, []string{"fixed", "r"}, ids())
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x", Load: true})
 	require.Len(t, w.next().GetFleet().GetReplicas(), 2)
+	f.settle("chat")
 
 	// What it says of itself is told: draining at once, numbers with the next interval.
 	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "r:1", Draining: true}})

@@ -96,6 +96,9 @@ func (d *deployment) watch(who *caller, start *warmpathv1.WatchStart, incarnatio
 		return nil, status.Errorf(codes.ResourceExhausted, "the caller %s has twice its max_watchers (%d), with those that left a moment ago", who.name, most)
 	}
 	d.watchers++
+	if start.GetLoad() && d.ledger.empty() {
+		d.unsettle()
+	}
 	c := d.ledger.open(who.own(start.GetClientId()), d.now())
 	c.dropped = func() { who.accounts.Add(-1) }
 	w := &watcher{

@@ -116,6 +116,7 @@ func TestWatch(t *testing.T) {
 	require.Zero(t, n+int(queued), "its own is not that of others")
 
 	// A client that goes is counted for a while.
+	f.settle("chat")
 	two.report(3, false, loadOf([3]int{2, 5, 5}))
 	f.heard(t, "two", 3)
 	f.tick("chat")

@@ -10,7 +10,8 @@
 // What is known stays until something better is known. Nothing that a server does, or fails to do, takes a replica away
 // to which there is a connection while none that it names has one. Beyond that, a server of which nothing was heard before,
 // since it was restarted or is another one, is given [Timing.Grace] to learn of everybody: those whom it does not name
-// yet stay. Load of others is believed as long as anything is heard of the server, then fades to nothing. What
+// yet stay. Load of others is believed as long as anything is heard of the server, and as it was with the server before until
+// the next one has counted a report of ours and says that it knows anybody's; then it fades to nothing. What
 // is known of caches stays until the next server tells all of it anew.
 //
 // Load. A server's sum has our own bookings in it, as of the last of our reports that it had counted. The ledger

@@ -2,6 +2,7 @@ package lookaside
 
 import (
 	"context"
+	"io"
 	"math/rand/v2"
 	"time"
 
@@ -35,6 +36,9 @@ func (w *Watch) follow(servers []*server, at int) (heard bool, better int, err e
 	f := &following{w: w, interval: w.o.Timing.Interval}
 	if f.stream, err = warmpathv1.NewRoutingServiceClient(cc).WatchReplicas(ctx); err == nil {
 		err = f.stream.Send(&warmpathv1.WatchReplicasRequest{Start: w.start()})
+		if err == io.EOF { // the stream has ended, and Recv says why
+			_, err = f.stream.Recv()
+		}
 	}
 	if err != nil {
 		return false, 0, because(ctx, err)
@@ -218,10 +222,8 @@ func (w *Watch) take(m *warmpathv1.WatchReplicasResponse, first bool) {
 
 // begin takes a server's first word. Called with mu held.
 func (w *Watch) begin(incarnation string, now time.Time) {
-	w.resumed = time.Time{}
-	if incarnation == w.incarnation {
-		w.resumed = now
-	} else {
+	w.begun, w.resumed, w.unknown = now, incarnation == w.incarnation, time.Time{}
+	if !w.resumed {
 		w.incarnation, w.versions = incarnation, versions{}
 		w.members.restart()
 		w.dropVerdicts()
@@ -263,9 +265,10 @@ func (w *Watch) takeIndex(u *warmpathv1.IndexUpdate) {
 	}
 }
 
-// forgetting is how long a server may take to count a first report. Until then its load may still have in it what we
-// reported in the watch before, as if others had booked it.
-const forgetting = time.Second
+// counting is how long a server may take to count a first report. Until then its load may still have in it what we
+// reported in the watch before, as if others had booked it; or, where it is another server, lack what others have booked,
+// who come over together with us. What was believed before is better.
+const counting = time.Second
 
 // takeLoad passes on what others have booked. Called with mu held.
 func (w *Watch) takeLoad(u *warmpathv1.LoadUpdate) {
@@ -273,10 +276,17 @@ func (w *Watch) takeLoad(u *warmpathv1.LoadUpdate) {
 		w.o.Logger.Warn("warmpath: the look-aside server's load is passed over", "deployment", w.o.Deployment, "error", err)
 		return
 	}
-	if u.GetCounted() == 0 && time.Since(w.resumed) < forgetting {
+	if u.GetCounted() == 0 && (w.resumed || w.believes()) && time.Since(w.begun) < counting {
 		return
 	}
 	numbers := w.members.numbers()
+	if !w.ledger.knows(numbers) {
+		if w.unknown.IsZero() {
+			w.unknown = time.Now()
+		}
+		return
+	}
+	w.unknown = time.Time{}
 	w.others = make([]routing.ForeignLoad, len(numbers), len(numbers)+len(w.members.kept))
 	for i, n := range numbers {
 		w.others[i].ID = w.members.named[n].ID

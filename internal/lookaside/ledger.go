@@ -64,6 +64,16 @@ func (l *ledger) take(u *warmpathv1.LoadUpdate) error {
 	return nil
 }
 
+// knows reports whether the server says that it knows the load of one of these replicas at least.
+func (l *ledger) knows(numbers []uint32) bool {
+	for _, n := range numbers {
+		if !l.stale[n] {
+			return true
+		}
+	}
+	return len(numbers) == 0
+}
+
 // others writes what others have booked on each of these replicas: the sum less our own part in it. Of a replica whose
 // load is stale nothing is known: it gets the mean of the rest.
 func (l *ledger) others(numbers []uint32, to []routing.ForeignLoad) {

@@ -55,7 +55,9 @@ func TestReservedIsNotReported(t *testing.T) {
 	// What others are told to have has the server's reservation for us in it.
 	before := foreign(r)["r2"]
 	w.hearsay = routing.Hearsay{}
-	w.take(&warmpathv1.WatchReplicasResponse{Load: greeting().Load}, false)
+	again := greeting().Load
+	again.Counted = 1
+	w.take(&warmpathv1.WatchReplicasResponse{Load: again}, false)
 	require.Equal(t, before-1, foreign(r)["r2"])
 
 	// Another server knows nothing of it: from here on it is our own.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,7 +48,9 @@ type Watch struct {
 	hearsay     routing.Hearsay
 	others      []routing.ForeignLoad // what the Routers were told
 	heard       time.Time             // when a server last said anything
-	resumed     time.Time             // when a server was found again that knows us; zero = it was another one
+	begun       time.Time             // when a server began to be followed
+	resumed     bool                  // it knew us
+	unknown     time.Time             // since when it says that it knows nobody's load; zero = it knows
 	caches      caches
 	verdicts    []routing.Verdict
 	wantIndex   bool // all of it, at the next opportunity
@@ -183,12 +186,16 @@ func (w *Watch) settle(now time.Time) {
 	}
 }
 
-// fade halves what is believed of others' load once for each Step of silence. Called with mu held.
+// fade halves what is believed of others' load once for each Step of silence, or while nothing of it is known. Called with
+// mu held.
 func (w *Watch) fade(now time.Time) {
-	if now.Sub(w.heard) < w.o.Timing.Fade {
+	silent := now.Sub(w.heard) >= w.o.Timing.Fade
+	if silent {
+		w.dropVerdicts()
+	}
+	if !silent && (w.unknown.IsZero() || now.Sub(w.unknown) < w.o.Timing.Fade) {
 		return
 	}
-	w.dropVerdicts()
 	left := false
 	for i := range w.others {
 		f := &w.others[i]
@@ -199,6 +206,11 @@ func (w *Watch) fade(now time.Time) {
 	if left {
 		w.tellLoad()
 	}
+}
+
+// believes reports whether others are believed to have any load. Called with mu held.
+func (w *Watch) believes() bool {
+	return slices.ContainsFunc(w.others, func(f routing.ForeignLoad) bool { return f.Ongoing > 0 || f.QueuedTokens > 0 })
 }
 
 // tellLoad gives the Routers what is believed of others. Called with mu held.

@@ -120,9 +120,27 @@ func TestAnotherIncarnation(t *testing.T) {
 	w.take(m, true)
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r))
 	require.Zero(t, w.start().GetIndexVersion())
-	w.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{Snapshot: true, Loads: &warmpathv1.Loads{
-		Replicas: []uint32{1}, Ongoing: []uint32{5}, QueuedTokens: []uint64{0}}}}, false)
-	require.Equal(t, map[string]int{"r1": 0, "r2": 5}, foreign(r))
+	load := func(u *warmpathv1.LoadUpdate) map[string]int {
+		w.take(&warmpathv1.WatchReplicasResponse{Load: u}, false)
+		return foreign(r)
+	}
+	// Those who come over with us have not reported to it yet: what it says lacks them.
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, load(&warmpathv1.LoadUpdate{Snapshot: true}))
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}}), "it says so itself")
+	require.Equal(t, map[string]int{"r1": 0, "r2": 5}, load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Loads: &warmpathv1.Loads{
+		Replicas: []uint32{1}, Ongoing: []uint32{5}, QueuedTokens: []uint64{0}}}))
+	require.Equal(t, map[string]int{"r1": 0, "r2": 7}, load(&warmpathv1.LoadUpdate{Counted: 1, Loads: &warmpathv1.Loads{
+		Replicas: []uint32{1}, Ongoing: []uint32{7}, QueuedTokens: []uint64{0}}}))
+
+	// One that never knows is as good as one that says nothing.
+	load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.heard = w.unknown.Add(w.o.Timing.Fade)
+	w.fade(w.unknown.Add(w.o.Timing.Fade - 1))
+	require.Equal(t, 7, foreign(r)["r2"])
+	w.fade(w.unknown.Add(w.o.Timing.Fade))
+	require.Equal(t, 3, foreign(r)["r2"])
 }
 
 func TestLoadFades(t *testing.T) {
