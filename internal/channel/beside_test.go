@@ -9,7 +9,9 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policytest"
@@ -155,4 +157,14 @@ func TestSecondAttemptsThatAreSent(t *testing.T) {
 	require.Equal(t, 1, d.policy.ended)
 	require.Equal(t, 2, d.left())
 	require.Zero(t, d.other().Ongoing())
+}
+
+// A failed attempt is over when it ends, and not when the next one begins: a backoff may lie between.
+func TestFailedAttemptsEndAtOnce(t *testing.T) {
+	d := newDuel(t, 1)
+	d.first.Finished(balancer.DoneInfo{Err: status.Error(codes.ResourceExhausted, "full"), BytesSent: true})
+	require.Equal(t, 1, d.policy.ended)
+	d.first.Next()
+	d.first.End()
+	require.Equal(t, 1, d.policy.ended)
 }

@@ -307,7 +307,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	c.outcome.Fault = fault.Of(info.Err)
 	c.pending = true
 	c.abort(info)
-	if !c.unary {
+	if !c.unary || info.Err != nil { // what a server has reserved must not last through a backoff
 		c.tell()
 	}
 }

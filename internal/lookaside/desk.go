@@ -59,6 +59,7 @@ const fullWait = 10 * time.Second
 // replicas are full it waits there, as long as the context lasts. What is answered is reserved until the Reservation is
 // released.
 func (d *Desk) Ask(ctx context.Context, q *routing.Request, prompt *routing.Hashed) (Answer, error) {
+	life := d.watch.reserved.lived() // before it is known who is asked
 	c := d.watch.talking.Load()
 	if c == nil {
 		return Answer{}, ErrNoServer
@@ -78,7 +79,11 @@ func (d *Desk) Ask(ctx context.Context, q *routing.Request, prompt *routing.Hash
 	if err != nil {
 		return Answer{}, err
 	}
-	return d.answer(a, q)
+	answer, err := d.answer(a, q)
+	if d.watch.reserved.lived() != life { // it is of a server that is gone, and we are to tell the next of the booking
+		answer.Reservation.Released(nil)
+	}
+	return answer, err
 }
 
 // question is a request as a server is asked. No prompt is in it.

@@ -21,6 +21,7 @@ type reserved struct {
 	mu      sync.Mutex // guards what follows and the Reservations; nothing is locked under it
 	live    map[*Reservation]struct{}
 	books   map[string]book // by id of the replica
+	lives   uint64          // how often it was forgotten
 	pending []*warmpathv1.LifeReport
 }
 
@@ -159,6 +160,13 @@ func (l *reserved) renew(now time.Time) {
 	}
 }
 
+// lived tells the servers apart, and their lives, that reservations are of.
+func (l *reserved) lived() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lives
+}
+
 // forget is for another server, or another life of it: nothing is reserved there.
 func (l *reserved) forget() {
 	l.mu.Lock()
@@ -167,6 +175,7 @@ func (l *reserved) forget() {
 		l.end(x)
 	}
 	l.pending = nil
+	l.lives++
 }
 
 // outcomeOf is how an attempt ended, as a server is told.

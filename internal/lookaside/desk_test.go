@@ -1,0 +1,49 @@
+package lookaside
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// What a server has reserved that another one took the place of before the answer was read is our own booking, of which
+// the next server is told.
+func TestAnswerOfAServerThatIsGone(t *testing.T) {
+	for name, gone := range map[string]bool{"it is there": false, "it is gone": true} {
+		t.Run(name, func(t *testing.T) {
+			w, _, _ := unstarted(t)
+			w.take(greeting(), true)
+			c := newConversation(w.reserved, nil)
+			w.talking.Store(c)
+			d := &Desk{watch: w, deadline: time.Minute}
+			done := make(chan Answer, 1)
+			go func() {
+				a, _ := d.Ask(t.Context(), &routing.Request{PromptTokens: 100}, nil)
+				done <- a
+			}()
+			<-c.wake
+			number := c.unsent()[0].number
+			if gone {
+				w.begin("another", time.Now())
+			}
+			c.answered(&warmpathv1.ChooseReplicasResponse{Number: number, Result: &warmpathv1.ChooseReplicasResponse_Chosen{
+				Chosen: &warmpathv1.ChooseReplicaResponse{
+					Replica: &warmpathv1.ChosenReplica{Id: "r1"}, Reservation: &warmpathv1.Reservation{Id: "#1", LeaseMs: 15_000},
+				},
+			}})
+			a := <-done
+			require.Equal(t, "r1", a.Replica)
+			if gone {
+				require.Zero(t, w.reserved.on("r1"))
+			} else {
+				require.Equal(t, book{1, 100}, w.reserved.on("r1"))
+			}
+			a.Reservation.Released(nil)
+			require.Zero(t, w.reserved.on("r1"))
+		})
+	}
+}
