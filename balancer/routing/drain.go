@@ -3,7 +3,6 @@ package routing
 import (
 	"hash/maphash"
 	"sync/atomic"
-	"time"
 )
 
 // sessions remembers where each of the latest sessions went last, so that a replica that drains keeps its own for a
@@ -79,12 +78,9 @@ func (r *Replica) leaves() bool { return r.live.state.Load()&leaving != 0 }
 // Drains reports whether the replica takes no new sessions, as its attributes or the replica itself say.
 func (r *Replica) Drains() bool { return r.drains() }
 
-// drainBegins notes since when a replica drains, or that it no longer does. Called with mu held.
-func (r *Router) drainBegins(l *live, draining bool) {
-	switch {
-	case !draining && l.state.Load()&leaving == 0:
-		l.drains = time.Time{}
-	case l.drains.IsZero():
+// drainBegins notes since when a replica drains that did so before or not. Called with mu held.
+func (r *Router) drainBegins(l *live, before bool) {
+	if !before {
 		l.drains = r.opts.Now()
 	}
 }
@@ -103,6 +99,6 @@ func (r *Router) ReplicaDrains(id string) {
 		return
 	}
 	rep.live.set(leaving, true)
-	r.drainBegins(rep.live, true)
+	r.drainBegins(rep.live, false)
 	r.publish(v.fleet)
 }

@@ -201,3 +201,40 @@ func TestRestartClearsWhatIsHeld(t *testing.T) {
 	set("")
 	require.Equal(t, 10, m.held["r0"])
 }
+
+// A replica that drains again, after its connection was down or its attributes said otherwise, keeps its sessions for as
+// long as the first time.
+func TestGraceBeginsWithEachDrain(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	for _, again := range []func(){
+		func() {
+			w.SetConnected("r1", false)
+			w.SetConnected("r1", true)
+			w.ReplicaDrains("r1")
+		},
+		func() {
+			w.SetConnected("r1", false)
+			w.SetConnected("r1", true)
+			w.drain(1)
+		},
+		func() {
+			w.SetFleet(members(3))
+			w.drain(1)
+		},
+	} {
+		w.SetFleet(members(3))
+		require.Equal(t, "r1", w.session("a"))
+		w.ReplicaDrains("r1")
+		w.pass(time.Minute)
+		require.Equal(t, "r2", w.session("a"), "the grace is over")
+		w.SetConnected("r1", false)
+		w.SetConnected("r1", true)
+		require.Equal(t, "r1", w.session("a"))
+		again()
+		require.Equal(t, "r1", w.session("a"), "it has begun anew")
+		w.pass(time.Minute)
+		require.Equal(t, "r2", w.session("a"))
+		w.SetConnected("r1", false)
+		w.SetConnected("r1", true)
+	}
+}

@@ -86,7 +86,9 @@ func (r *Router) replica(old *Replica, m *Member, index int) *Replica {
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
 	rep.Stats = maps.Clone(m.Stats)
 	rep.live.setRate(m.Weight)
-	r.drainBegins(rep.live, m.Draining)
+	if m.Draining {
+		r.drainBegins(rep.live, old != nil && old.drains() && !restarted(old, rep))
+	}
 	rep.live.limit(cmp.Or(m.MaxOngoing, r.opts.MaxOngoing))
 	return rep
 }

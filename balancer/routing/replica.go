@@ -86,6 +86,7 @@ type live struct {
 	factor   float64   // learned: rate = weight · factor
 	told     int64     // what SetForeignLoad told last, as in book
 	reported time.Time // of the Report that counts in its place; zero = none does
+	listed   bool      // in Router.reports
 	drains   time.Time // since when it takes no new sessions
 	health   health
 

@@ -48,7 +48,8 @@ func (r *Router) Report(id string, report ReplicaReport) {
 		tokens = report.QueuedTokens - int64(rep.QueuedTokens())
 	}
 	r.setForeign(l, bookOf(ongoing, tokens))
-	if l.reported.IsZero() {
+	if !l.listed {
+		l.listed = true
 		r.reports = append(r.reports, l)
 	}
 	l.reported = r.opts.Now()
@@ -72,13 +73,14 @@ func (r *Router) expire() {
 		end := l.reported.Add(r.opts.ReportTTL)
 		switch {
 		case l.reported.IsZero(): // overtaken by SetForeignLoad, or left
+			l.listed = false
 		case now.Before(end):
 			if len(fresh) == 0 || end.Before(r.expiry) {
 				r.expiry = end
 			}
 			fresh = append(fresh, l)
 		default:
-			l.reported = time.Time{}
+			l.listed, l.reported = false, time.Time{}
 			r.setForeign(l, l.told)
 		}
 	}

@@ -179,3 +179,27 @@ func TestRanks(t *testing.T) {
 	r.SetConnected("a", false)
 	require.Equal(t, AnyRank, pick(t, r, &Request{}).Decision.Rank(), "it has one only")
 }
+
+// What is remembered of reports is bounded by the fleet, however often they and what others tell overtake each other.
+func TestReportsAreBounded(t *testing.T) {
+	c := &clock{now: time.Unix(100, 0)}
+	r := connected(t, Options{Policy: loading{leastLoaded}, Now: c.Now}, members(2)...)
+	for i := range 1000 {
+		r.SetForeignLoad([]ForeignLoad{{ID: "r0", Ongoing: i}, {ID: "r1", Ongoing: i}})
+		r.Report("r0", ReplicaReport{Ongoing: i, QueuedTokens: -1})
+		r.Report("r1", ReplicaReport{Ongoing: i, QueuedTokens: -1})
+		if i%10 == 0 {
+			r.SetFleet(members(1 + i/10%2))
+			connectAll(r)
+		}
+		c.advance(100 * time.Millisecond)
+		pick(t, r, new(Request)).Release()
+		require.LessOrEqual(t, len(r.reports), 3) // one may have left a moment ago
+	}
+	c.advance(time.Hour)
+	pick(t, r, new(Request)).Release()
+	require.Empty(t, r.reports)
+	require.Equal(t, [2]int64{999, 0}, foreignOf(r, "r0"), "what others told last")
+	r.Report("r0", ReplicaReport{Ongoing: 5, QueuedTokens: -1})
+	require.Len(t, r.reports, 1)
+}
