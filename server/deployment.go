@@ -46,7 +46,7 @@ type deployment struct {
 	roster     roster
 	ledger     ledger
 	loads      loads
-	shown      loads // the same for those who are not trusted; kept while the config has callers
+	shown      loads     // the same for those who are not trusted; kept while the config has callers
 	settles    time.Time // when clients that come over to a server that knew of none have reported; see unsettled
 	verdicts   verdicts
 	judged     uint64 // stamp of the verdicts that are in force in …
