@@ -70,7 +70,8 @@ func BenchmarkInterceptors(b *testing.B) {
 		Router: router, Policy: "p", Uses: router.Uses(), Dialects: table, SessionKeys: keys,
 		Telemetry: set.telemetry, MaxAttempts: 3,
 	}
-	set.handle(cc).Attach(binding)
+	set.sole.Store(set.handle(cc)) // as New does
+	set.sole.Load().Attach(binding)
 	ready := func(*routing.Replica) connectivity.State { return connectivity.Ready }
 	claim := func(ctx context.Context) *channel.Call {
 		call, _ := channel.From(ctx)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"weak"
 
 	"google.golang.org/grpc"
@@ -42,6 +43,7 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	set.keep(cc, h)
+	set.sole.Store(h)
 	return cc, nil
 }
 
@@ -84,6 +86,9 @@ type channels struct {
 	// handles maps weak.Pointer[grpc.ClientConn] to *channel.Handle: a channel
 	// that the application dropped takes its handle along.
 	handles sync.Map
+	// sole is the handle of the one channel that New made with them, else nil: its calls
+	// need no look-up.
+	sole atomic.Pointer[channel.Handle]
 }
 
 func newChannels(opts []grpc.DialOption) (*channels, error) {
@@ -137,6 +142,9 @@ func (c *channels) keep(cc *grpc.ClientConn, h *channel.Handle) *channel.Handle 
 
 // handle returns the handle of the channel that a call is made on.
 func (c *channels) handle(cc *grpc.ClientConn) *channel.Handle {
+	if h := c.sole.Load(); h != nil {
+		return h
+	}
 	if h, ok := c.handles.Load(weak.Make(cc)); ok {
 		return h.(*channel.Handle)
 	}

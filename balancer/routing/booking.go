@@ -18,12 +18,12 @@ type Booking struct {
 	router  *Router
 	replica *Replica
 	prefill int64 // tokens still charged; guarded by router.mu
-	held    bool  // guarded by router.mu
 
 	// A booking that is watched until it is answered. Written by the pick, then guarded by router.mu.
 	picked     time.Time
 	work       float64 // tokens to be computed before its first message
 	prev, next *Booking
+	held       bool // in the books; guarded by router.mu
 	kind       int8
 	waits      bool // is in its replica's queue of those that wait for a first message
 	answered   bool

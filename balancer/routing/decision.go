@@ -49,21 +49,24 @@ type Decision struct {
 	Queued time.Duration
 
 	trial   bool
-	unasked bool // the policy was not asked: Options.Plain decided
-	told    bool // the policy was told of the route: so it is told of the end
-	spare   bool // of Router.Spare: nobody was told of the route yet
-	rank    int  // one more than the rank; 0 = none was chosen
+	unasked bool  // the policy was not asked: Options.Plain decided
+	told    bool  // the policy was told of the route: so it is told of the end
+	spare   bool  // of Router.Spare: nobody was told of the route yet
+	rank    int32 // one more than the rank; 0 = none was chosen
 }
 
 // AnyRank leaves the data-parallel rank to the replica.
 const AnyRank = -1
 
+// maxRank is more ranks than a replica has.
+const maxRank = 1 << 20
+
 // SetRank chooses a data-parallel rank in the replica, or AnyRank, as where nothing is
 // set. The Router drops a rank that the replica does not have.
-func (d *Decision) SetRank(rank int) { d.rank = max(rank, AnyRank) + 1 }
+func (d *Decision) SetRank(rank int) { d.rank = int32(min(max(rank, AnyRank), maxRank)) + 1 }
 
 // Rank returns the data-parallel rank chosen, or AnyRank.
-func (d *Decision) Rank() int { return d.rank - 1 }
+func (d *Decision) Rank() int { return int(d.rank) - 1 }
 
 // Trial reports whether the request was sent to see whether a replica that was ejected is back.
 func (d *Decision) Trial() bool { return d.trial }
@@ -89,10 +92,10 @@ func (d *Decision) because(why Reason) {
 
 // An Outcome says how a call that was routed ended.
 type Outcome struct {
-	Err  error // nil on success; what the caller saw otherwise
-	Sent bool  // the request left the client
+	Err error // nil on success; what the caller saw otherwise
 	// FirstMessage is the time from the pick to the first response message; 0 = none came.
 	FirstMessage time.Duration
+	Sent         bool // the request left the client
 	// Fault is what it says against the replica that no first message came. GivenUp without an Err: it is not known
 	// how the call ended.
 	Fault Fault

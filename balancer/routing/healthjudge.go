@@ -9,12 +9,14 @@ import (
 const round = 100 * time.Millisecond
 
 // attend looks at the fleet before a pick, if that is due. It is never called while a request chooses: it lets those who
-// wait choose again. Called with mu held.
-func (r *Router) attend(q *Request) {
+// wait choose again. It returns the time if it read the clock, else the zero time. Called with mu held.
+func (r *Router) attend(q *Request) (now time.Time) {
 	if !r.tends || q.Answer == AnswerUnseen && r.wards.unwell == 0 {
-		return
+		return now
 	}
-	r.look(r.opts.Now())
+	now = r.opts.Now()
+	r.look(now)
+	return now
 }
 
 // Attend looks at the fleet as a pick would, for a host that has had none for a while.

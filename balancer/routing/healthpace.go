@@ -49,8 +49,13 @@ func (l *limit) slow(work float64, wait time.Duration) bool {
 // quickMessage is what the first message takes at least, as far as limits go: below, differences are noise.
 const quickMessage = 10 * time.Millisecond
 
+var quickLog = math.Log(quickMessage.Seconds())
+
 func logs(work float64, took time.Duration) (w, t float64) {
-	return math.Log(work), math.Log(max(took, quickMessage).Seconds())
+	if took <= quickMessage {
+		return math.Log(work), quickLog
+	}
+	return math.Log(work), math.Log(took.Seconds())
 }
 
 // measure sets every replica's limits anew. How time grows with work is taken from within the replicas, as rates do it.

@@ -5,8 +5,9 @@ import "time"
 // queued are bookings that wait for their first message, the oldest pick first.
 type queued struct{ first, last *Booking }
 
-// watch notes what is to be known of a booking that is being made, with so much booked before it. Called with mu held.
-func (r *Router) watch(q *Request, b *Booking, l *live, before int64) {
+// watch notes what is to be known of a booking that is being made, with so much booked before it; now as for choose.
+// Called with mu held.
+func (r *Router) watch(q *Request, b *Booking, l *live, before int64, now time.Time) {
 	if !r.judges {
 		return
 	}
@@ -22,7 +23,10 @@ func (r *Router) watch(q *Request, b *Booking, l *live, before int64) {
 		// Requests under way count too: a replica that is given more than others is not late for it.
 		before += l.foreign.Load()
 		ahead := before&tokenMask + paceOverhead*(before>>tokenBits)
-		r.enlist(b, q, r.opts.Now(), float64(b.prefill+ahead)+paceOverhead)
+		if now.IsZero() {
+			now = r.opts.Now()
+		}
+		r.enlist(b, q, now, float64(b.prefill+ahead)+paceOverhead)
 	}
 }
 

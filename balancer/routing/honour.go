@@ -15,7 +15,7 @@ func (r *Router) Honour(q *Request, id string, d Decision, b *Booking) error {
 func (r *Router) honour(q *Request, id string, d Decision, b *Booking) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.attend(q)
+	now := r.attend(q)
 	v := r.view.Load()
 	r.tick(v)
 	rep := v.ByID(id)
@@ -38,7 +38,7 @@ func (r *Router) honour(q *Request, id string, d Decision, b *Booking) error {
 		d.because(ReasonRetry)
 	}
 	b.Decision = d
-	r.book(q, v, b)
+	r.book(q, v, b, now)
 	return nil
 }
 

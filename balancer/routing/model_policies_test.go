@@ -94,7 +94,7 @@ func (h *hostile) Choose(q *Request, v *View) Decision {
 	case 4:
 		return To(&Replica{}, "made up")
 	case 5:
-		return Decision{Replica: one(), WaitFor: []*Replica{one()}, MatchedTokens: -v.IntN(1 << 40), rank: v.IntN(9)}
+		return Decision{Replica: one(), WaitFor: []*Replica{one()}, MatchedTokens: -v.IntN(1 << 40), rank: int32(v.IntN(9))}
 	default:
 		return To(one(), "whatever")
 	}

@@ -1,6 +1,9 @@
 package routing
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Pick chooses a replica and books the request on it in one step. It never
 // waits: ErrFull says that every replica that may serve the request is full, and
@@ -44,23 +47,23 @@ func (r *Router) pick(ctx context.Context, q *Request, b *Booking, insists bool)
 		r.mu.Lock()
 	}
 	defer r.mu.Unlock() // also when the policy panics
-	r.attend(q)
+	now := r.attend(q)
 	v := r.view.Load()
 	if len(r.marked) == 0 {
-		return r.choose(q, v, b)
+		return r.choose(q, v, b, now)
 	}
 	r.tick(v)
-	err := r.choose(q, v, b)
+	err := r.choose(q, v, b, now)
 	for insists && err == ErrFull && r.insist(v, &b.Decision) { // each time there is a mark less
-		err = r.choose(q, v, b)
+		err = r.choose(q, v, b, now)
 	}
 	return err
 }
 
 // choose asks the policy, checks its answer, and books. Its errors are the
 // sentinels themselves; with ErrFull b.Decision says whom the request waits for.
-// Called with mu held.
-func (r *Router) choose(q *Request, v *View, b *Booking) error {
+// now is the time, or zero where the clock was not read yet. Called with mu held.
+func (r *Router) choose(q *Request, v *View, b *Booking, now time.Time) error {
 	if b.held {
 		return ErrHeld
 	}
@@ -68,12 +71,12 @@ func (r *Router) choose(q *Request, v *View, b *Booking) error {
 	if err := r.decide(q, v, d); err != nil {
 		return err
 	}
-	r.book(q, v, b)
+	r.book(q, v, b, now)
 	return nil
 }
 
-// book charges a booking with what was decided. Called with mu held.
-func (r *Router) book(q *Request, v *View, b *Booking) {
+// book charges a booking with what was decided; now as for choose. Called with mu held.
+func (r *Router) book(q *Request, v *View, b *Booking, now time.Time) {
 	d := &b.Decision
 	d.unasked = q.unasked
 	if r.shadow != nil {
@@ -85,12 +88,12 @@ func (r *Router) book(q *Request, v *View, b *Booking) {
 	if r.learns {
 		q.ahead = book&tokenMask + l.foreign.Load()&tokenMask
 	}
-	if d.rank > max(d.Replica.Ranks, 1) {
+	if d.Rank() >= max(d.Replica.Ranks, 1) {
 		d.rank = 0
 	}
 	prefill := min(max(int64(q.PromptTokens)-int64(d.MatchedTokens), 0), maxPrefill)
 	b.router, b.replica, b.prefill, b.held = r, d.Replica, prefill, true
-	r.watch(q, b, l, book)
+	r.watch(q, b, l, book, now)
 	r.charge(l, 1, prefill)
 }
 

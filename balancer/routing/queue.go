@@ -45,10 +45,10 @@ func (r *Router) pickOrEnqueue(ctx context.Context, q *Request, b *Booking) (*wa
 	r.lockPrepared(ctx, q)
 	defer r.mu.Unlock()
 	r.came(q)
-	r.attend(q)
+	now := r.attend(q)
 	v := r.view.Load()
 	r.tick(v)
-	err := r.choose(q, v, b)
+	err := r.choose(q, v, b, now)
 	if err != ErrFull {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (r *Router) settle(w *waiter, err error) {
 // again lets a waiter choose once more: it is served, or sent away, or stands
 // where it would wait now, in its old order.
 func (r *Router) again(w *waiter, v *View) {
-	err := r.choose(w.q, v, w.b)
+	err := r.choose(w.q, v, w.b, time.Time{})
 	if err == ErrFull {
 		w.step()
 		r.stand(w)

@@ -30,38 +30,39 @@ type Request struct {
 	Pin     string   // id of the only replica that may serve it; "" = any
 	Exclude []string // ids of replicas that must not serve it
 
-	// Priority is the request's level where it has to wait.
-	Priority Priority
-
 	// Prepared belongs to the policy: what Prepare found, read by Choose and by
 	// the observers. It may stem from an older View.
 	Prepared any
 
+	// Priority is the request's level where it has to wait.
+	Priority Priority
 	// Answer says what the host will tell of the answer; it must tell it to every booking.
 	Answer Answer
 
-	router   *Router // whose policy prepared it
-	epoch    uint64  // of the View that Prepare saw
-	attempt  int
-	tried    []string
-	cameTo   *Router // that gave it seq
-	seq      uint64
-	ahead    int64    // prompt tokens queued at the replica, of others too, at the last pick
-	anyModel bool     // nobody in the fleet declares Model: it filters nothing
-	asked    bool     // the Tokenizer was asked for the tokens of Prompt
-	keeper   *Replica // drains, and keeps this session
-	side     side     // who decides, where a Rollout is in force
-	shade    *shade   // as the shadow policy sees it; nil = there is none
-	// narrowed is made of Exclude and tried where they are long; nil = they are not.
-	narrowed *narrowing
+	// Small fields stand together: a host keeps a Request in every call.
+	anyModel bool // nobody in the fleet declares Model: it filters nothing
+	asked    bool // the Tokenizer was asked for the tokens of Prompt
+	side     side // who decides, where a Rollout is in force
 	// lastResort: during a choice, replicas that say that they drain are better than none.
 	lastResort bool
+	trial      bool // the last pick was one
 	unasked    bool // the policy is not asked in the choice under way: Options.Plain decides
+
+	router  *Router // whose policy prepared it
+	epoch   uint64  // of the View that Prepare saw
+	attempt int
+	tried   []string
+	cameTo  *Router // that gave it seq
+	seq     uint64
+	ahead   int64    // prompt tokens queued at the replica, of others too, at the last pick
+	keeper  *Replica // drains, and keeps this session
+	shade   *shade   // as the shadow policy sees it; nil = there is none
+	// narrowed is made of Exclude and tried where they are long; nil = they are not.
+	narrowed *narrowing
 
 	// Of the last pick, where judges look at them.
 	picked time.Time
 	work   float64
-	trial  bool
 }
 
 // Prompt is a prompt as the dialect found it: token ids, or text, or only its
@@ -129,10 +130,10 @@ func (q *Request) DropPrompt() {
 }
 
 // Rekey forgets the key and all that was prepared for it, so that the request can
-// be filled anew. The attempts made so far stay. A copy of a request that was rekeyed may
+// be filled anew. The method and the attempts made so far stay. A copy of a request that was rekeyed may
 // go its own way.
 func (q *Request) Rekey() {
-	*q = Request{attempt: q.attempt, tried: slices.Clip(q.tried), cameTo: q.cameTo, seq: q.seq, Answer: q.Answer, side: q.side}
+	*q = Request{Method: q.Method, attempt: q.attempt, tried: slices.Clip(q.tried), cameTo: q.cameTo, seq: q.seq, Answer: q.Answer, side: q.side}
 }
 
 // Attempt returns the number of the attempt under way, 1 for the first.

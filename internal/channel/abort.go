@@ -26,7 +26,7 @@ func (c *Call) abort(info balancer.DoneInfo) {
 		return
 	}
 	b, t, ctx := c.binding, c.handle.Telemetry, c.Context
-	b.Abort(ctx, c.booking.Decision.Replica.ID, b.Dialects.Lookup(c.method).Abort(), id, func(how string) {
+	b.Abort(ctx, c.booking.Decision.Replica.ID, b.Dialects.Lookup(c.Request.Method).Abort(), id, func(how string) {
 		t.Aborted(context.WithoutCancel(ctx), b.Policy, how)
 	})
 }

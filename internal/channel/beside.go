@@ -40,11 +40,13 @@ func (c *Call) Beside(why routing.Reason, cause string) (*Call, error) {
 
 // beside books the second attempt.
 func (c *Call) beside(b *Binding) (*Call, error) {
-	n := &Call{Context: c.Context, handle: c.handle, method: c.method, msg: c.msg, unary: c.unary, span: c.span, usage: routing.NoUsage}
+	n := &Call{Context: c.Context, handle: c.handle, msg: c.msg, unary: c.unary}
+	n.outcome.Usage = routing.NoUsage
 	if !c.lend(n) {
 		return nil, errNoOther
 	}
 	r := n.more()
+	r.span = c.span()
 	r.notAlone, r.report = true, new(telemetry.Report) // its own, while the first goes on
 	n.fill(b)
 	if n.Request.Pin != "" {

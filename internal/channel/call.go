@@ -30,17 +30,17 @@ type Call struct {
 	context.Context
 	Request routing.Request
 
-	handle  *Handle
-	route   *Route
-	method  string
-	msg     any // the request message, until the key is taken from it
+	handle *Handle
+	route  *Route
+	msg    any // the request message, until the key is taken from it
+
 	keyed   routing.Uses
 	filled  bool
-	refused bool       // for want of a prompt; the goroutine of the call reads it after its attempt
-	span    trace.Span // of the application, where it records
+	refused bool // for want of a prompt; the goroutine of the call reads it after its attempt
 	// unary: usage is read by the interceptor after gRPC's Done, which comes inside Invoke.
 	unary     bool
 	abortable bool // the engine is to be told, by requestID, that the caller went
+	pending   bool // the outcome of the last booking is still to be told; guarded by mu
 
 	rare    atomic.Pointer[rare] // nil for most calls
 	met     atomic.Bool          // a picker of ours saw the call
@@ -50,11 +50,8 @@ type Call struct {
 	mu      sync.Mutex
 	binding *Binding // that made the booking
 	booking routing.Booking
-	picked  time.Time
 	last    Attempt
-	usage   routing.Usage
-	pending bool // the outcome of the last booking is still to be told
-	outcome routing.Outcome
+	outcome routing.Outcome // of the last booking; its usage is what this attempt's messages said
 
 	reservation *lookaside.Reservation // the server's, of the booking; nil = none
 }
@@ -77,15 +74,16 @@ func (h *Handle) NewCall(ctx context.Context, method string, msg any, unary bool
 
 // Start is NewCall in memory of the caller's, which must be zero.
 func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, unary bool) {
-	c.Context, c.handle, c.method, c.msg, c.unary = ctx, h, method, msg, unary
-	c.usage = routing.NoUsage
+	c.Context, c.handle, c.msg, c.unary = ctx, h, msg, unary
+	c.Request.Method = method
+	c.outcome.Usage = routing.NoUsage
 	h.budget.calls.Add(1)
 	if unary {
 		c.Request.Answer = routing.AnswerWhole
 	}
 	_, c.route = From(ctx)
 	if s := trace.SpanFromContext(ctx); s.IsRecording() {
-		c.span = s
+		c.more().span = s
 	}
 }
 
@@ -129,7 +127,6 @@ func (c *Call) fill(b *Binding) {
 	}
 	c.filled, c.keyed = true, c.keyed|b.Uses
 	q := &c.Request
-	q.Method = c.method
 	Apply(c.route, q)
 	if r := c.rare.Load(); r != nil && r.avoid != "" {
 		q.Exclude = append(slices.Clip(q.Exclude), r.avoid)
@@ -139,7 +136,7 @@ func (c *Call) fill(b *Binding) {
 	if c.msg == nil {
 		return
 	}
-	m, known := b.Dialects.Lookup(c.method), q.ID != ""
+	m, known := b.Dialects.Lookup(c.Request.Method), q.ID != ""
 	m.Request(q, c.keyed, c.msg)
 	if c.abortable = m.Aborts(); c.abortable && known { // from the metadata
 		id := m.RequestID(c.msg)
@@ -279,9 +276,9 @@ func (c *Call) note(ctx context.Context, b *Binding) {
 	d := c.booking.Decision
 	c.last = Attempt{Replica: d.Replica}
 	if b.Router.Observes() && !c.booking.Watched() {
-		c.picked = time.Now()
+		c.more().picked = time.Now()
 	}
-	note(ctx, c.handle.Telemetry, c.span, b.Policy, c.report(), &c.Request, d)
+	note(ctx, c.handle.Telemetry, c.span(), b.Policy, c.report(), &c.Request, d)
 }
 
 // Unclaim takes back the booking of a pick that cannot be used after all.
@@ -319,8 +316,8 @@ func (c *Call) FirstMessage() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reservation.Prefilled()
-	if c.outcome.FirstMessage = c.booking.Answered(); c.outcome.FirstMessage == 0 && !c.picked.IsZero() {
-		c.outcome.FirstMessage = time.Since(c.picked)
+	if c.outcome.FirstMessage = c.booking.Answered(); c.outcome.FirstMessage == 0 {
+		c.outcome.FirstMessage = c.sincePick()
 	}
 }
 
@@ -331,8 +328,8 @@ func (c *Call) ReadUsage(msg any) {
 	if c.binding == nil {
 		return
 	}
-	if m := c.binding.Dialects.Lookup(c.method); m.HasUsage() {
-		m.Usage(&c.usage, msg)
+	if m := c.binding.Dialects.Lookup(c.Request.Method); m.HasUsage() {
+		m.Usage(&c.outcome.Usage, msg)
 	}
 }
 
@@ -355,19 +352,18 @@ func (c *Call) tell() {
 		return
 	}
 	c.pending = false
-	c.outcome.Usage = c.usage
 	d := c.booking.Decision
 	c.reservation.Released(&c.outcome)
 	c.reservation = nil
 	c.binding.Router.Complete(&c.Request, d, c.outcome)
-	if c.outcome.Fault != routing.NoFault && c.span != nil {
-		telemetry.Ejected(c.span, c.binding.Router, d.Replica)
+	if s := c.span(); c.outcome.Fault != routing.NoFault && s != nil {
+		telemetry.Ejected(s, c.binding.Router, d.Replica)
 	}
 	c.handle.Telemetry.Ended(c, c.binding.Policy, &c.Request, d, c.outcome)
 	if r := c.report(); r != nil {
-		r.Usage = c.usage
+		r.Usage = c.outcome.Usage
 	}
-	c.outcome = routing.Outcome{}
+	c.outcome = routing.Outcome{Usage: c.outcome.Usage}
 }
 
 // Last returns how the last attempt went.
@@ -386,7 +382,7 @@ func (c *Call) Next() {
 		c.giveBack()
 	}
 	c.tell()
-	c.usage = routing.NoUsage
+	c.outcome.Usage = routing.NoUsage
 	if !c.last.Full {
 		c.Request.NextAttempt(c.last.Replica)
 	}

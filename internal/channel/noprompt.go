@@ -22,11 +22,11 @@ func (c *Call) lacksPrompt(b *Binding) bool {
 		return false
 	}
 	for _, service := range promptless {
-		if strings.HasPrefix(c.method, service) {
+		if strings.HasPrefix(c.Request.Method, service) {
 			return false
 		}
 	}
-	c.refused = b.Dialects.Lookup(c.method).HasPrompt()
+	c.refused = b.Dialects.Lookup(c.Request.Method).HasPrompt()
 	return c.refused
 }
 
@@ -39,5 +39,5 @@ func (c *Call) Final(err error) error {
 		return err
 	}
 	return status.Errorf(codes.InvalidArgument, "warmpath: require_prompt is set, and the request of %s has no prompt: "+
-		"send one, or say in dialects where the method's prompt stands; a method that never has one needs a dialect without prompt", c.method)
+		"send one, or say in dialects where the method's prompt stands; a method that never has one needs a dialect without prompt", c.Request.Method)
 }

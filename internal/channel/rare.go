@@ -1,6 +1,12 @@
 package channel
 
-import "github.com/warmpath/warmpath/balancer/telemetry"
+import (
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/warmpath/warmpath/balancer/telemetry"
+)
 
 // rare is what only few calls need to remember.
 type rare struct {
@@ -10,6 +16,10 @@ type rare struct {
 	// id is the request's own, where Request.ID is not it. avoid is the id of the replica that
 	// has the first attempt, in the Call of a second one. Neither changes once set.
 	id, avoid string
+	// span is the application's, where it records. It does not change once set.
+	span trace.Span
+	// picked is the time of the last pick, where the Router does not measure. Guarded by Call.mu.
+	picked time.Time
 	// dropped says that another attempt has taken the call over. report is where the
 	// decision of an attempt goes that is not alone; nil = nowhere. Guarded by Call.mu.
 	dropped, notAlone bool
@@ -45,4 +55,20 @@ func (c *Call) requestID() string {
 		return r.id
 	}
 	return c.Request.ID
+}
+
+// span is the application's, or nil where it does not record.
+func (c *Call) span() trace.Span {
+	if r := c.rare.Load(); r != nil {
+		return r.span
+	}
+	return nil
+}
+
+// sincePick is how long ago the last pick was, where it was noted, else 0. Called with mu held.
+func (c *Call) sincePick() time.Duration {
+	if r := c.rare.Load(); r != nil && !r.picked.IsZero() {
+		return time.Since(r.picked)
+	}
+	return 0
 }

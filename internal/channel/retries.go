@@ -152,7 +152,7 @@ func (c *Call) prompt(t *dialect.Table) (uint64, bool) {
 	}
 	r.hashed = true
 	var q routing.Request
-	t.Lookup(c.method).Request(&q, routing.UsesPrompt|dialect.WantModel, c.msg)
+	t.Lookup(c.Request.Method).Request(&q, routing.UsesPrompt|dialect.WantModel, c.msg)
 	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
 	var whole [1]uint64
 	hash := kvindex.AppendTokens(whole[:0], q.Prompt.Tokens, len(q.Prompt.Tokens), seed)

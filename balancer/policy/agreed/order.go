@@ -46,19 +46,22 @@ type Place struct{ At, Depth int32 }
 
 // First returns the first Head replicas by score, in order, and how many they are.
 func First(replicas []*routing.Replica, scores []uint64) (top [Head]Place, n int) {
-	ahead := func(i int, o Place) bool {
-		return Before(scores[i], replicas[i], scores[o.At], replicas[o.At])
-	}
-	for i := range replicas {
-		if n == Head && !ahead(i, top[n-1]) {
+	var best [Head]uint64 // the scores of top
+	for i, score := range scores[:len(replicas)] {
+		if n == Head && !(score > best[n-1] || score == best[n-1] && replicas[i].ID < replicas[top[n-1].At].ID) {
 			continue
 		}
 		n = min(n+1, Head)
 		at := n - 1
-		for ; at > 0 && ahead(i, top[at-1]); at-- {
-			top[at] = top[at-1]
+		for at > 0 {
+			before := best[at-1]
+			if score < before || score == before && replicas[i].ID >= replicas[top[at-1].At].ID {
+				break
+			}
+			best[at], top[at] = before, top[at-1]
+			at--
 		}
-		top[at] = Place{At: int32(i)}
+		best[at], top[at] = score, Place{At: int32(i)}
 	}
 	return top, n
 }
