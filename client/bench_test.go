@@ -42,18 +42,18 @@ func (s *instant) RecvMsg(any) error {
 	return io.EOF
 }
 
-// BenchmarkInterceptors is what warmpath itself costs a call: the interceptor,
-// the request key, the policy, the booking, and their release.
-func BenchmarkInterceptors(b *testing.B) {
+// bound returns interceptors whose one channel is bound to a Router of 8 replicas that are always ready, and what claims
+// the booking of a call as a picker does.
+func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, router *routing.Router, claim func(context.Context) *channel.Call) {
 	set, err := newChannels(nil)
-	require.NoError(b, err)
-	cc, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	require.NoError(b, err)
-	defer func() { require.NoError(b, cc.Close()) }()
+	require.NoError(tb, err)
+	cc, err = grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, cc.Close()) })
 	config, err := policy.ParseConfig(nil)
-	require.NoError(b, err)
-	router, err := config.NewRouter(nil)
-	require.NoError(b, err)
+	require.NoError(tb, err)
+	router, err = config.NewRouter(nil)
+	require.NoError(tb, err)
 	var members []routing.Member
 	for i := range 8 {
 		members = append(members, routing.Member{Attributes: routing.Attributes{ID: fmt.Sprint("r", i)}})
@@ -63,9 +63,9 @@ func BenchmarkInterceptors(b *testing.B) {
 		router.SetConnected(m.ID, true)
 	}
 	table, err := dialect.NewTable(dialect.Dialect{Methods: []string{"/p.S/M"}, Prompt: "3.2"})
-	require.NoError(b, err)
+	require.NoError(tb, err)
 	keys, err := dialect.NewSessionKeys()
-	require.NoError(b, err)
+	require.NoError(tb, err)
 	binding := &channel.Binding{
 		Router: router, Policy: "p", Uses: router.Uses(), Dialects: table, SessionKeys: keys,
 		Telemetry: set.telemetry, MaxAttempts: 3,
@@ -73,13 +73,18 @@ func BenchmarkInterceptors(b *testing.B) {
 	set.sole.Store(set.handle(cc)) // as New does
 	set.sole.Load().Attach(binding)
 	ready := func(*routing.Replica) connectivity.State { return connectivity.Ready }
-	claim := func(ctx context.Context) *channel.Call {
+	return set, cc, router, func(ctx context.Context) *channel.Call {
 		call, _ := channel.From(ctx)
-		if _, _, err := call.Book(ctx, nil, binding, ready); err != nil {
-			b.Fatal(err)
-		}
+		_, _, err := call.Book(ctx, nil, binding, ready)
+		require.NoError(tb, err)
 		return call
 	}
+}
+
+// BenchmarkInterceptors is what warmpath itself costs a call: the interceptor,
+// the request key, the policy, the booking, and their release.
+func BenchmarkInterceptors(b *testing.B) {
+	set, cc, _, claim := bound(b)
 	for _, size := range []int{128, 32 << 10} {
 		body := &testpb.Payload{Body: []byte(strings.Repeat("x", size))}
 		b.Run(fmt.Sprintf("unary/%dB", size), func(b *testing.B) {

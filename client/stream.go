@@ -106,6 +106,11 @@ type core struct {
 	watched  bool               // whether the first message is watched; set by who opens
 	unanswer context.CancelFunc // of the attempt under way, where it is watched
 
+	// From the first message on, for RecvMsg alone: the stream, since no other follows, and
+	// whether its messages may tell usage.
+	settled grpc.ClientStream
+	usage   bool
+
 	// mu guards the fields below. Opening again, in recv, happens under it; it
 	// always ends with the context.
 	mu        sync.Mutex
@@ -256,9 +261,12 @@ func (k *core) closeSend() error {
 }
 
 func (k *core) recv(m any) error {
-	cs, err := k.ready()
-	if err != nil {
-		return err
+	cs := k.settled
+	if cs == nil {
+		var err error
+		if cs, err = k.ready(); err != nil {
+			return err
+		}
 	}
 	for {
 		var err error
@@ -268,7 +276,7 @@ func (k *core) recv(m any) error {
 			err = cs.RecvMsg(m)
 		}
 		if err == nil {
-			k.received(m)
+			k.received(cs, m)
 			return nil
 		}
 		next, retryErr := k.again(cs, err)
@@ -280,28 +288,29 @@ func (k *core) recv(m any) error {
 	}
 }
 
-// received notes a response message. The first one ends the attempt loop.
-func (k *core) received(m any) {
+// received notes a response message. The first one ends the attempt loop, if the
+// application has not seen the response's header before.
+func (k *core) received(cs grpc.ClientStream, m any) {
 	call := k.tries.call
-	if k.commit() {
+	if k.settled == nil {
+		k.commit()
 		call.FirstMessage()
 		call.DropMessage()
-		k.watched = false
+		k.watched, k.settled, k.usage = false, cs, call.TellsUsage()
 	}
-	call.ReadUsage(m)
+	if k.usage {
+		call.ReadUsage(m)
+	}
 	if !k.desc.ServerStreams {
 		k.end(nil)
 	}
 }
 
-// commit keeps the call on its attempt and reports whether that is new.
-func (k *core) commit() bool {
+// commit keeps the call on its attempt.
+func (k *core) commit() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	fresh := !k.committed
-	k.committed = true
-	k.msg = nil
-	return fresh
+	k.committed, k.msg = true, nil
 }
 
 // again opens the stream anew after an attempt failed before its first message.

@@ -321,6 +321,13 @@ func (c *Call) FirstMessage() {
 	}
 }
 
+// TellsUsage reports whether messages of the attempt may say something of tokens.
+func (c *Call) TellsUsage() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.binding != nil && c.binding.Dialects.Lookup(c.Request.Method).HasUsage()
+}
+
 // ReadUsage reads what a response message says of tokens.
 func (c *Call) ReadUsage(msg any) {
 	c.mu.Lock()
