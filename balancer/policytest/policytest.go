@@ -128,9 +128,7 @@ func Pick(t testing.TB, r *routing.Router, q *routing.Request) *routing.Booking 
 // Route picks, releases at once, and returns the id of the replica.
 func Route(t testing.TB, r *routing.Router, q *routing.Request) string {
 	t.Helper()
-	b := Pick(t, r, q)
-	b.Release()
-	return b.Decision.Replica.ID
+	return Decide(t, r, q).Replica.ID
 }
 
 // Fill books n requests on a replica. The function that it returns releases the

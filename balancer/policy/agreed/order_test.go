@@ -1,14 +1,14 @@
-package agreed
+package agreed_test
 
 import (
-	"cmp"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
@@ -19,24 +19,6 @@ func fleet(n int) []*routing.Replica {
 		replicas[i] = &routing.Replica{Attributes: routing.Attributes{ID: fmt.Sprint("r", i)}}
 	}
 	return replicas
-}
-
-// order returns the whole agreed order of a key.
-func order(key uint64, replicas []*routing.Replica) []string {
-	var s Scorer
-	s.SetKey(key)
-	scores := make(map[*routing.Replica]uint64)
-	for _, r := range replicas {
-		scores[r] = s.Score(r.ID)
-	}
-	sorted := slices.SortedFunc(slices.Values(replicas), func(a, b *routing.Replica) int {
-		return cmp.Or(cmp.Compare(scores[b], scores[a]), cmp.Compare(a.ID, b.ID))
-	})
-	ids := make([]string, len(sorted))
-	for i, r := range sorted {
-		ids[i] = r.ID
-	}
-	return ids
 }
 
 // The contract with other languages: change it and clients no longer agree. The
@@ -54,7 +36,7 @@ func TestScoreVectors(t *testing.T) {
 		{14643705804678351452, "10.0.0.1:50051", 18355682680872376665},
 		{1337, "vllm-0.vllm.default.svc.cluster.local:50051", 13269095794153616739},
 	} {
-		var s Scorer
+		var s agreed.Scorer
 		s.SetKey(tt.key)
 		assert.Equal(t, tt.want, s.Score(tt.id), "key %d, id %q", tt.key, tt.id)
 	}
@@ -62,9 +44,9 @@ func TestScoreVectors(t *testing.T) {
 
 func TestOrderVectors(t *testing.T) {
 	replicas := fleet(5)
-	assert.Equal(t, []string{"r3", "r2", "r0", "r4", "r1"}, order(1, replicas))
-	assert.Equal(t, []string{"r3", "r1", "r0", "r4", "r2"}, order(1337, replicas))
-	assert.Equal(t, []string{"r0", "r4", "r3", "r2", "r1"}, order(14643705804678351452, replicas))
+	assert.Equal(t, []string{"r3", "r2", "r0", "r4", "r1"}, policytest.Order(1, replicas))
+	assert.Equal(t, []string{"r3", "r1", "r0", "r4", "r2"}, policytest.Order(1337, replicas))
+	assert.Equal(t, []string{"r0", "r4", "r3", "r2", "r1"}, policytest.Order(14643705804678351452, replicas))
 }
 
 func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
@@ -73,14 +55,14 @@ func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
 		replicas := fleet(n)
 		key := rnd.Uint64()
 		scores := make([]uint64, n)
-		var s Scorer
+		var s agreed.Scorer
 		s.SetKey(key)
 		for i, r := range replicas {
 			scores[i] = s.Score(r.ID)
 		}
-		top, got := First(replicas, scores)
-		require.Equal(t, min(n, Head), got)
-		for i, id := range order(key, replicas)[:got] {
+		top, got := agreed.First(replicas, scores)
+		require.Equal(t, min(n, agreed.Head), got)
+		for i, id := range policytest.Order(key, replicas)[:got] {
 			assert.Equal(t, id, replicas[top[i].At].ID)
 		}
 	}
@@ -88,8 +70,8 @@ func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
 
 func TestEqualScoresGoByID(t *testing.T) {
 	replicas := fleet(12)
-	top, n := First(replicas, make([]uint64, 12))
-	require.Equal(t, Head, n)
+	top, n := agreed.First(replicas, make([]uint64, 12))
+	require.Equal(t, agreed.Head, n)
 	for i, id := range []string{"r0", "r1", "r10", "r11", "r2", "r3", "r4", "r5"} {
 		assert.Equal(t, id, replicas[top[i].At].ID)
 	}

@@ -1,15 +1,19 @@
 package kvaware
 
 import (
-	"cmp"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"github.com/warmpath/warmpath/balancer/kvindex"
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// What the kit calls with its own name.
+var (
+	tokens = policytest.Tokens
+	ask    = policytest.Prompt
+	route  = policytest.Decide
 )
 
 // with returns the default config, changed.
@@ -30,22 +34,6 @@ func newPolicy(t testing.TB, c Config) *Policy {
 func newRouter(t testing.TB, n int) *routing.Router {
 	t.Helper()
 	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()), policytest.Fleet(n))
-}
-
-// tokens returns n token ids; those of different seeds share nothing.
-func tokens(seed, n int) []uint32 {
-	out := make([]uint32, n)
-	for i := range out {
-		out[i] = uint32(seed*1_000_003 + i)
-	}
-	return out
-}
-
-// ask returns a request whose prompt is these tokens, one after the other.
-func ask(parts ...[]uint32) *routing.Request {
-	q := new(routing.Request)
-	q.SetPrompt(routing.Prompt{Tokens: slices.Concat(parts...)})
-	return q
 }
 
 // tell tells what a rank of a replica caches of a prompt, in the engine's blocks, or
@@ -74,22 +62,5 @@ func busy(t testing.TB, r *routing.Router, id string, tokens int) *routing.Booki
 func places(t testing.TB, r *routing.Router, q *routing.Request) []string {
 	t.Helper()
 	r.Prepare(t.Context(), q)
-	var s agreed.Scorer
-	s.SetKey(q.Prepared.(*prepared).key)
-	sorted := slices.SortedFunc(slices.Values(r.View().Replicas()), func(a, b *routing.Replica) int {
-		return cmp.Or(cmp.Compare(s.Score(b.ID), s.Score(a.ID)), cmp.Compare(a.ID, b.ID))
-	})
-	ids := make([]string, len(sorted))
-	for i, rep := range sorted {
-		ids[i] = rep.ID
-	}
-	return ids
-}
-
-// route decides, books, and releases at once.
-func route(t testing.TB, r *routing.Router, q *routing.Request) routing.Decision {
-	t.Helper()
-	b := policytest.Pick(t, r, q)
-	b.Release()
-	return b.Decision
+	return policytest.Order(q.Prepared.(*prepared).key, r.View().Replicas())
 }

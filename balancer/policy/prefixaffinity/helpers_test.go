@@ -1,15 +1,20 @@
 package prefixaffinity
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// What the kit calls with its own name.
+var (
+	tokens = policytest.Tokens
+	ask    = policytest.Prompt
+	route  = policytest.Decide
+	order  = policytest.Order
 )
 
 // with returns the default config, changed.
@@ -32,48 +37,10 @@ func newRouter(t testing.TB, n int) *routing.Router {
 	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()), policytest.Fleet(n))
 }
 
-// tokens returns n token ids; those of different seeds share nothing.
-func tokens(seed, n int) []uint32 {
-	out := make([]uint32, n)
-	for i := range out {
-		out[i] = uint32(seed*1_000_003 + i)
-	}
-	return out
-}
-
-// ask returns a request whose prompt is these tokens, one after the other.
-func ask(parts ...[]uint32) *routing.Request {
-	q := new(routing.Request)
-	var all []uint32
-	for _, part := range parts {
-		all = append(all, part...)
-	}
-	q.SetPrompt(routing.Prompt{Tokens: all})
-	return q
-}
-
 func askText(format string, args ...any) *routing.Request {
 	q := new(routing.Request)
 	q.SetPrompt(routing.Prompt{Text: fmt.Sprintf(format, args...)})
 	return q
-}
-
-// order returns the whole agreed order of a key.
-func order(key uint64, replicas []*routing.Replica) []string {
-	var s agreed.Scorer
-	s.SetKey(key)
-	scores := make(map[*routing.Replica]uint64)
-	for _, r := range replicas {
-		scores[r] = s.Score(r.ID)
-	}
-	sorted := slices.SortedFunc(slices.Values(replicas), func(a, b *routing.Replica) int {
-		return cmp.Or(cmp.Compare(scores[b], scores[a]), cmp.Compare(a.ID, b.ID))
-	})
-	ids := make([]string, len(sorted))
-	for i, r := range sorted {
-		ids[i] = r.ID
-	}
-	return ids
 }
 
 // keyOf returns the key that a fresh client uses for a request.
@@ -82,12 +49,4 @@ func keyOf(t testing.TB, q *routing.Request) uint64 {
 	s := newPolicy(t, DefaultConfig()).read(q, newRouter(t, 4).View())
 	require.NotNil(t, s)
 	return s.key
-}
-
-// route decides, books, and releases at once.
-func route(t testing.TB, r *routing.Router, q *routing.Request) routing.Decision {
-	t.Helper()
-	b := policytest.Pick(t, r, q)
-	b.Release()
-	return b.Decision
 }

@@ -1,0 +1,52 @@
+package policytest
+
+import (
+	"cmp"
+	"slices"
+	"testing"
+
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Tokens returns n token ids; those of different seeds share nothing.
+func Tokens(seed, n int) []uint32 {
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = uint32(seed*1_000_003 + i)
+	}
+	return out
+}
+
+// Prompt returns a request whose prompt is these tokens, one part after the other.
+func Prompt(parts ...[]uint32) *routing.Request {
+	q := new(routing.Request)
+	q.SetPrompt(routing.Prompt{Tokens: slices.Concat(parts...)})
+	return q
+}
+
+// Decide picks, releases at once, and returns what was decided.
+func Decide(t testing.TB, r *routing.Router, q *routing.Request) routing.Decision {
+	t.Helper()
+	b := Pick(t, r, q)
+	b.Release()
+	return b.Decision
+}
+
+// Order returns the ids of the replicas in the agreed order of a key, as package agreed defines it.
+func Order(key uint64, replicas []*routing.Replica) []string {
+	var s agreed.Scorer
+	s.SetKey(key)
+	scores := make(map[*routing.Replica]uint64)
+	for _, r := range replicas {
+		scores[r] = s.Score(r.ID)
+	}
+	sorted := slices.SortedFunc(slices.Values(replicas), func(a, b *routing.Replica) int {
+		return cmp.Or(cmp.Compare(scores[b], scores[a]), cmp.Compare(a.ID, b.ID))
+	})
+	ids := make([]string, len(sorted))
+	for i, r := range sorted {
+		ids[i] = r.ID
+	}
+	return ids
+}
