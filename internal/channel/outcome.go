@@ -1,0 +1,116 @@
+package channel
+
+import (
+	"google.golang.org/grpc/balancer"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/internal/fault"
+)
+
+// Finished is the picker's Done: the attempt has ended.
+func (c *Call) Finished(info balancer.DoneInfo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	refused := Ended(&c.booking, info)
+	if !info.BytesSent && info.Err == nil {
+		c.giveBack()
+		c.last = Attempt{} // the connection was gone before anything happened
+		return
+	}
+	c.last.Sent, c.last.Refused = info.BytesSent, refused
+	c.outcome.Err, c.outcome.Sent = info.Err, info.BytesSent
+	c.outcome.Fault = fault.Of(info.Err)
+	c.pending = true
+	c.abort(info)
+	if !c.unary || info.Err != nil { // what a server has reserved must not last through a backoff
+		c.tell()
+	}
+}
+
+// FirstMessage is called when the first response message has come.
+func (c *Call) FirstMessage() {
+	c.warnUnbound()
+	c.acquit()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reservation.Prefilled()
+	if c.outcome.FirstMessage = c.booking.Answered(); c.outcome.FirstMessage == 0 {
+		c.outcome.FirstMessage = c.sincePick()
+	}
+}
+
+// TellsUsage reports whether messages of the attempt may say something of tokens.
+func (c *Call) TellsUsage() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.binding != nil && c.binding.Dialects.Lookup(c.Request.Method).HasUsage()
+}
+
+// ReadUsage reads what a response message says of tokens.
+func (c *Call) ReadUsage(msg any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.binding == nil {
+		return
+	}
+	if m := c.binding.Dialects.Lookup(c.Request.Method); m.HasUsage() {
+		m.Usage(&c.outcome.Usage, msg)
+	}
+}
+
+// End is called once by the interceptor after the last attempt: what was not
+// claimed is released, and the outcome is told. Where a call ends while its
+// stream is being opened, it is called again after that.
+func (c *Call) End() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.brought.Swap(false) {
+		c.giveBack()
+	}
+	c.unsent()
+	c.tell()
+}
+
+// tell reports the outcome of the last booking, once. Called with mu held.
+func (c *Call) tell() {
+	if !c.pending {
+		return
+	}
+	c.pending = false
+	d := c.booking.Decision
+	c.reservation.Released(&c.outcome)
+	c.reservation = nil
+	c.binding.Router.Complete(&c.Request, d, c.outcome)
+	if s := c.span(); c.outcome.Fault != routing.NoFault && s != nil {
+		telemetry.Ejected(s, c.binding.Router, d.Replica)
+	}
+	c.handle.Telemetry.Ended(c, c.binding.Policy, &c.Request, d, c.outcome)
+	if r := c.report(); r != nil {
+		r.Usage = c.outcome.Usage
+	}
+	c.outcome = routing.Outcome{Usage: c.outcome.Usage}
+}
+
+// Last returns how the last attempt went.
+func (c *Call) Last() Attempt {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+// Next starts another attempt after the last one failed. One that our own
+// picker refused, since all was full, does not count.
+func (c *Call) Next() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.brought.Swap(false) {
+		c.giveBack()
+	}
+	c.tell()
+	c.outcome.Usage = routing.NoUsage
+	if !c.last.Full {
+		c.Request.NextAttempt(c.last.Replica)
+	}
+	c.last = Attempt{}
+}
