@@ -346,8 +346,6 @@ func conformConcurrent(t *testing.T, build func() routing.Policy) {
 				r.SetFleet(full[:4])
 			case 2:
 				SetFleet(r, full)
-			case 3:
-				r.View().MeanLoad()
 			}
 		}
 		SetFleet(r, full)

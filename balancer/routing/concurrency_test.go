@@ -24,7 +24,7 @@ func (p *busy) Prepare(_ context.Context, q *Request, v *View) error {
 		_, _ = v.Available(q, r), v.Load(r)
 		_, _ = r.QueuedTokens(), r.Capacity()
 	}
-	q.Prepared = v.MeanLoad()
+	q.Prepared = meanLoad(v)
 	return nil
 }
 

@@ -195,7 +195,6 @@ func (r *Router) Disconnect() {
 func (r *Router) publish(m *membership) {
 	v := &View{fleet: m, shared: r.shared}
 	v.build(r.opts.Node, r.opts.Zone)
-	r.keepSum(v)
 	if len(v.connected) == 0 {
 		r.wards.upSince = time.Time{}
 	}

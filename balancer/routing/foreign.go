@@ -13,7 +13,7 @@ type ForeignLoad struct {
 
 // SetForeignLoad replaces what is known of the bookings of others on these
 // replicas; those not named keep what they had, and unknown ids are ignored. It
-// counts in the load of a replica and so in the mean, beside our own bookings; it
+// counts in the load of a replica beside our own bookings; it
 // does not count as ongoing here, nor towards any bound of ours. Negative numbers
 // count as 0. What is not told anew stays: who loses the server sets it to 0. A
 // later [Router.Report] of the replica itself goes before it, for a time.
@@ -38,12 +38,7 @@ func (r *Router) setForeign(l *live, book int64) {
 		return
 	}
 	r.shared.foreignSum.Add(r.shared.costOf(book) - r.shared.costOf(old))
-	own := l.book.Load()
-	before := r.shared.fixed(l, own)
 	l.foreign.Store(book)
-	if r.keepsSum && l.up() {
-		r.shared.loadSum.Add(r.shared.fixed(l, own) - before)
-	}
 }
 
 // Bounds of a foreign book, which leave room for our own in the same word.

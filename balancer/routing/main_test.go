@@ -117,3 +117,12 @@ func (b *Booking) Held() bool {
 	defer b.router.mu.Unlock()
 	return b.held
 }
+
+// meanLoad is the mean load of the connected replicas, 0 where there are none.
+func meanLoad(v *View) float64 {
+	var sum float64
+	for _, r := range v.Connected() {
+		sum += v.Load(r)
+	}
+	return sum / max(float64(len(v.Connected())), 1)
+}

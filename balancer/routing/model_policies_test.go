@@ -57,7 +57,6 @@ type remembering struct{}
 
 func (remembering) Prepare(_ context.Context, q *Request, v *View) error {
 	q.Prepared = v.Replicas()
-	_ = v.MeanLoad()
 	if q.ID == "bad" {
 		return errors.New("bad")
 	}

@@ -113,9 +113,6 @@ func (r *Router) decide(q *Request, v *View, d *Decision) error {
 		}
 	default:
 		q.anyModel = v.anyModel(q)
-		if !r.keepsSum && r.shared.slow.Load()&sumWanted != 0 {
-			r.keepSum(v)
-		}
 		if len(r.reports) > 0 {
 			r.expire()
 		}
@@ -234,27 +231,8 @@ func (v *View) nobody(q *Request) error {
 // charge adds to a replica's book. Called with mu held.
 func (r *Router) charge(l *live, ongoing, tokens int64) {
 	delta := ongoing<<tokenBits + tokens
-	book := l.book.Add(delta) // quick picks write it too
-	if r.keepsSum && l.up() {
-		r.shared.loadSum.Add(r.shared.fixed(l, book) - r.shared.fixed(l, book-delta))
-	}
+	l.book.Add(delta) // quick picks write it too
 	if r.wards.unwell > 0 {
 		r.rebar(l)
-	}
-}
-
-// sumAnew counts the sum of the loads anew, if it is kept. Called with mu held.
-func (r *Router) sumAnew() {
-	if r.keepsSum {
-		r.shared.loadSum.Store(r.view.Load().sumLoads())
-	}
-}
-
-// keepSum counts the sum of the loads anew if somebody wants it. Called with mu held.
-func (r *Router) keepSum(v *View) {
-	if r.shared.slow.Load()&sumWanted != 0 {
-		r.shared.loadSum.Store(v.sumLoads())
-		r.shared.sumKept.Store(true)
-		r.keepsSum = true
 	}
 }

@@ -31,7 +31,7 @@ const (
 	UsesSession Uses = 1 << iota // Request.Session
 	UsesPrompt                   // Request.Prompt; Prepare is called
 	CallsOut                     // Prepare is called and may block: it is given a deadline
-	UsesLoad                     // View.Load, MeanLoad: rates are learned and reports of load are kept
+	UsesLoad                     // View.Load: rates are learned and reports of load are kept
 	SharesByKey                  // a replica gets the requests of its keys however idle it is: no slow start, which would move them twice
 )
 

@@ -9,8 +9,7 @@ import "math/rand/v2"
 type QuickChooser interface {
 	// ChooseQuick is Choose, called by many goroutines at once. It returns nil to
 	// leave the request to Choose: when it does not find an available replica at
-	// once, when tiers matter, or when it would look at MeanLoad. It uses no
-	// randomness of the View's.
+	// once, or when tiers matter. It uses no randomness of the View's.
 	ChooseQuick(q *Request, v *View) (*Replica, Reason)
 }
 
@@ -30,8 +29,8 @@ func (r *Router) PickQuick(q *Request) (*Replica, Reason, bool) {
 		return nil, "", false
 	}
 	// Who takes the replica out of the fleet clears connected before it reads the
-	// book, so one of the two sees the other. So it is with the sum of the loads.
-	if rep.live.state.Load() != connectedBit || r.shared.slow.Load()&sumWanted != 0 {
+	// book, so one of the two sees the other.
+	if rep.live.state.Load() != connectedBit {
 		r.ReleaseQuick(rep)
 		return nil, "", false
 	}
@@ -49,7 +48,6 @@ func (r *Router) ReleaseQuick(rep *Replica) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.sumAnew()
 	r.released(rep)
 }
 
@@ -85,9 +83,8 @@ func (q *Request) plain() bool {
 
 // Why a pick takes the lock.
 const (
-	held      = 1 << iota // somebody waits, a replica that left has bookings or is not well, or the Router is closed
-	sumWanted             // somebody looks at the mean load
-	rolling               // a Rollout keeps requests from the policy
+	held    = 1 << iota // somebody waits, a replica that left has bookings or is not well, or the Router is closed
+	rolling             // a Rollout keeps requests from the policy
 )
 
 // hold tells quick picks and releases whether they concern anybody else. A

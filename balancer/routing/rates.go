@@ -213,7 +213,6 @@ func (r *Router) setRates(groups []group) {
 		rep.live.factor = cmp.Or(factors[rep.live], 1)
 		rep.live.setRate(rep.Weight)
 	}
-	r.sumAnew()
 }
 
 func weightOf(rep *Replica) float64 {

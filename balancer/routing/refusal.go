@@ -70,7 +70,6 @@ func (b *Booking) Refused(report ReplicaReport) {
 func (r *Router) RefusedQuick(rep *Replica, report ReplicaReport) {
 	rep.live.book.Add(-1 << tokenBits)
 	r.mu.Lock()
-	r.sumAnew()
 	r.refused(rep)
 	r.mu.Unlock()
 	r.Report(rep.ID, report)

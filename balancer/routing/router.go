@@ -106,7 +106,6 @@ type Router struct {
 	alarm    alarm
 	departed map[string]*live // left the fleet with bookings under way
 	closed   bool
-	keepsSum bool      // shared.sumKept
 	reports  []*live   // whose Report counts, or did until it was overtaken
 	expiry   time.Time // no report expires before
 

@@ -66,7 +66,7 @@ func TestBookingLife(t *testing.T) {
 	require.Zero(t, b.Decision.Load, "the load it found, without its own")
 	require.Equal(t, 900, rep.QueuedTokens())
 	require.Equal(t, (900+DefaultRequestCost)/2.0, r.View().Load(rep))
-	require.Equal(t, r.View().Load(rep), r.View().MeanLoad())
+	require.Equal(t, r.View().Load(rep), meanLoad(r.View()))
 	require.Equal(t, ErrHeld, r.Pick(t.Context(), new(Request), b), "its load would be lost")
 	require.Equal(t, ErrHeld, r.Acquire(t.Context(), new(Request), b))
 	require.Equal(t, "a", b.Decision.Replica.ID)

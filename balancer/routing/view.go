@@ -36,12 +36,6 @@ type shared struct {
 	rand        *rand.Rand // guarded by the Router's mutex
 	now         func() time.Time
 
-	// loadSum is the load of all connected replicas in 1/loadUnit tokens. It is
-	// an integer so that adding and subtracting never drifts. It is kept from the
-	// first time that somebody wants it, so that who does not look at the mean
-	// does not pay for it.
-	loadSum atomic.Int64
-	sumKept atomic.Bool // written under the Router's mutex
 	// foreignSum is what others are known to have on all replicas, at rate 1, in tokens.
 	foreignSum atomic.Int64
 
@@ -51,8 +45,6 @@ type shared struct {
 	// slow is what keeps picks from being quick; see quick.go.
 	slow atomic.Uint32
 }
-
-const loadUnit = 1 << 10
 
 // Epoch numbers the membership: it grows when replicas or their attributes
 // change, and not when a connection comes or goes.
@@ -92,32 +84,6 @@ func (v *View) Load(r *Replica) float64 {
 func (s *shared) load(l *live, book int64) float64 {
 	book += l.foreign.Load()
 	return (float64(book&tokenMask) + s.requestCost*float64(book>>tokenBits)) * math.Float64frombits(l.invRate.Load())
-}
-
-// fixed is the load as an integer; the same book always gives the same number.
-func (s *shared) fixed(l *live, book int64) int64 { return int64(s.load(l, book) * loadUnit) }
-
-// MeanLoad returns the mean load of the connected replicas in tokens; 0 when
-// there are none. O(1), save for the first call in a Router's life.
-func (v *View) MeanLoad() float64 {
-	if len(v.connected) == 0 {
-		return 0
-	}
-	var sum int64
-	if v.shared.sumKept.Load() {
-		sum = v.shared.loadSum.Load()
-	} else {
-		v.shared.slow.Or(sumWanted)
-		sum = v.sumLoads()
-	}
-	return float64(sum) / loadUnit / float64(len(v.connected))
-}
-
-func (v *View) sumLoads() (sum int64) {
-	for _, r := range v.connected {
-		sum += v.shared.fixed(r.live, r.live.book.Load())
-	}
-	return sum
 }
 
 // Available reports whether the replica may be given the request now: it is

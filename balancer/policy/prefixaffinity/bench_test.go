@@ -80,8 +80,6 @@ func BenchmarkChoose(b *testing.B) {
 						policytest.Pick(b, r, &routing.Request{Pin: id, PromptTokens: 100_000})
 					}
 				}
-				r.View().MeanLoad() // from its first use on, and the next pick, the Router keeps the sum
-				policytest.Route(b, r, new(routing.Request))
 				p, v := r.Policy(), r.View()
 				b.ReportAllocs()
 				for b.Loop() {
