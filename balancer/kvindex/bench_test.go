@@ -191,18 +191,18 @@ func weigh(fleet, holders, blocks int) (f footprint) {
 			}
 			x.Insert(slots[(n*131+round*(fleet/holders))%fleet], chain)
 		}
-		if x.nodes.count() != blocks*(round+1) {
+		if x.held != blocks*(round+1) {
 			panic("not every block has its holder")
 		}
-		sets := float64(x.blocks.bytes+x.pool.bytes) / float64(blocks)
+		sets := float64(x.table.bytes+x.segments.bytes) / float64(blocks)
 		if round == 0 {
 			f.block = sets
 		} else {
 			f.further = max(f.further, (sets-f.block)/float64(round))
 		}
-		f.lru = max(f.lru, float64(x.nodes.bytes+x.holdings.bytes)/float64(x.nodes.count()))
+		f.lru = max(f.lru, float64(x.nodes.bytes+x.pool.bytes)/float64(x.held))
 	}
-	f.total = float64(x.bytes()) / float64(x.nodes.count())
+	f.total = float64(x.bytes()) / float64(x.held)
 	return f
 }
 

@@ -21,8 +21,8 @@ func (x *Index) Stats() Stats {
 	defer x.mu.RUnlock()
 	return Stats{
 		Replicas:      len(x.ids),
-		Blocks:        x.nblocks,
-		Holders:       x.nodes.count() - x.unswept,
+		Blocks:        x.blocks,
+		Holders:       x.held - x.unswept,
 		Bytes:         x.bytes(),
 		MaxBytes:      x.maxBytes,
 		Evictions:     x.evictions,
@@ -45,65 +45,12 @@ func (x *Index) changeCapacity(s Slot, blocks uint32) {
 }
 
 func (x *Index) bytes() int64 {
-	return x.blocks.bytes + x.holdings.bytes + x.nodes.bytes + x.pool.bytes + x.fixed
-}
-
-// makeRoom evicts until the lane can hold one more block within the budget. Once it had to evict, the
-// index is squeezed: the shards concerned fill up rather than grow, or each growth would wait until the
-// whole index has shrunk by as much.
-func (x *Index) makeRoom(hash uint64, lane uint16, known bool) (squeezed, ok bool) {
-	for {
-		if x.bytes()+x.need(hash, lane, squeezed, known) <= x.maxBytes {
-			return squeezed, true
-		}
-		if !x.evict() {
-			return false, false
-		}
-		squeezed = true
-	}
-}
-
-// need returns how many bytes it costs that the lane holds one more block.
-func (x *Index) need(hash uint64, lane uint16, squeezed, known bool) int64 {
-	var e *entry
-	if known {
-		e = x.block(hash)
-	}
-	if e == nil {
-		return x.nodes.need() + x.blocks.need(x.mix(hash), 1, squeezed)
-	}
-	need, mix := x.nodes.need()+x.pool.need(e.ext, lane), x.mixHolding(hash, lane)
-	if e.ext.kind() != extOne {
-		return need + x.holdings.need(mix, 1, squeezed)
-	}
-	one, _ := e.ext.one()
-	other := x.mixHolding(hash, one)
-	if x.holdings.shard(mix) == x.holdings.shard(other) {
-		return need + x.holdings.need(mix, 2, squeezed)
-	}
-	return need + x.holdings.need(mix, 1, squeezed) + x.holdings.need(other, 1, squeezed)
+	return x.table.bytes + x.segments.bytes + x.nodes.bytes + x.pool.bytes + x.fixed
 }
 
 func (x *Index) fitBudget() {
-	for x.bytes() > x.maxBytes && x.evict() {
+	for x.bytes() > x.maxBytes && x.evict(segmentSize) {
 	}
-}
-
-// evict drops the least recently used holding of all: one of a retired lane if there is any, else the last
-// of the lane whose last is the oldest. It reports whether there was one.
-func (x *Index) evict() bool {
-	if x.unswept > 0 {
-		x.sweep(1)
-		return true
-	}
-	if x.victim == noLane || !x.stillOldest(&x.lanes[x.victim]) {
-		x.chooseVictim()
-	}
-	if x.victim == noLane {
-		return false
-	}
-	x.evictLast(x.victim)
-	return true
 }
 
 // stillOldest relies on a lane's oldest tick never going down: until was the runner-up's when the victim

@@ -37,11 +37,11 @@ func TestBudget(t *testing.T) {
 			x := New(Options{MaxBytes: minBytes})
 			slots := replicas(x, fleet)
 			pinned := prompt(1, 0, 0, 50)
-			for i := range 3000 {
+			for i := range 6000 {
 				if i%10 == 0 {
 					x.Insert(slots[0], pinned)
 				}
-				blocks := prompt(2, i%7, i, 20)
+				blocks := append(prompt(2, 0, 0, i%7), random(uint64(i), 20-i%7)...)
 				x.Insert(slots[i%fleet], blocks)
 				require.Equal(t, 20, depthOf(x, slots[i%fleet], blocks))
 				require.LessOrEqual(t, x.Stats().Bytes, int64(minBytes))
@@ -59,7 +59,7 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
 	slots := replicas(x, 200)
 	many := func() int {
-		for i := range 100 {
+		for i := range 300 {
 			for _, s := range slots {
 				x.Insert(s, prompt(i, 0, i, 5))
 				require.LessOrEqual(t, x.Stats().Bytes, int64(minBytes))
@@ -68,8 +68,8 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 		return x.Stats().Holders
 	}
 	one := func() int {
-		for i := range 2000 {
-			x.Insert(slots[i%200], prompt(1, 0, i, 30))
+		for i := range 3000 {
+			x.Insert(slots[i%200], random(uint64(i), 30))
 		}
 		return x.Stats().Blocks
 	}
@@ -161,16 +161,14 @@ func TestLiveEvictions(t *testing.T) {
 
 func TestTicksWrap(t *testing.T) {
 	x := New(Options{})
-	slots := replicas(x, 2)
+	slots := replicas(x, 3)
 	a, b, c := prompt(1, 0, 0, 8), prompt(2, 0, 0, 8), prompt(3, 0, 0, 8)
 	x.tick = 1<<32 - 2
 	x.Insert(slots[0], a)
 	x.Insert(slots[1], b)
-	x.Insert(slots[0], c)
+	x.Insert(slots[2], c)
 	assert.Less(t, x.tick, uint32(1<<31+10))
 	verify(t, x)
-	for range 8 {
-		x.evict()
-	}
-	assert.Equal(t, []int{0, 8, 8}, []int{depthOf(x, slots[0], a), depthOf(x, slots[1], b), depthOf(x, slots[0], c)})
+	x.evict(8)
+	assert.Equal(t, []int{0, 8, 8}, []int{depthOf(x, slots[0], a), depthOf(x, slots[1], b), depthOf(x, slots[2], c)})
 }

@@ -87,10 +87,14 @@ func tell(t *testing.T, x *Index, worker int, exact bool) {
 		e.join(x)
 		engines = append(engines, e)
 	}
+	length := 300
+	if !exact {
+		length = 2000
+	}
 	r := rand.New(rand.NewPCG(uint64(worker), 8))
 	var m Matches
 	for range 1000 {
-		blocks := prompt(r.IntN(4), r.IntN(150), r.IntN(4), 1+r.IntN(300))
+		blocks := prompt(r.IntN(4), r.IntN(length/2), r.IntN(4), 1+r.IntN(length))
 		engines[r.IntN(len(engines))].event(x, r, blocks)
 		x.Match(blocks, &m)
 		for _, e := range engines {

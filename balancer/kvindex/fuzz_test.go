@@ -51,7 +51,7 @@ func FuzzIndex(f *testing.F) {
 				}
 			case 6:
 				x.mu.Lock()
-				x.evict()
+				x.evict(1 + arg%16)
 				x.mu.Unlock()
 			case 7:
 				x.SetLive(s, arg&1 == 0)

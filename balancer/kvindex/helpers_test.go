@@ -52,99 +52,111 @@ func verify(t testing.TB, x *Index) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
-	type pair struct {
-		hash uint64
-		lane uint16
+	type part struct {
+		segment uint32
+		lane    uint16
+		node    uint32
 	}
-	inLists := make(map[pair]bool)
+	inLists := make(map[part]bool)
 	unswept := 0
+	opened := make(map[uint32]bool)
 	for i := range x.lanes {
 		l := &x.lanes[i]
 		if l.generation == 0 {
 			require.Zero(t, l.n)
+			require.Zero(t, l.room)
 			continue
 		}
-		n, prev := uint32(0), noNode
-		for at := l.first; at != noNode; at = x.nodes.at(at).next {
+		if l.room > 0 {
+			require.True(t, x.segments.at(l.open).isOpen())
+			require.False(t, opened[l.open])
+			opened[l.open] = true
+		}
+		n, prev := 0, none
+		for at := l.first; at != none; at = x.nodes.at(at).next {
 			nd := x.nodes.at(at)
 			require.Equal(t, uint16(i), nd.lane)
 			require.Equal(t, prev, nd.prev)
-			require.Equal(t, at, x.holding(nd.hash, nd.lane))
-			if prev != noNode {
+			if prev != none {
 				require.LessOrEqual(t, nd.tick, x.nodes.at(prev).tick)
 			}
-			require.False(t, inLists[pair{nd.hash, nd.lane}])
-			inLists[pair{nd.hash, nd.lane}] = true
-			n, prev = n+1, at
+			inLists[part{nd.segment, nd.lane, at}] = true
+			all := x.holdings(x.segments.at(nd.segment))
+			found := slices.IndexFunc(all, func(h holding) bool { return h.node() == at && h.lane() == nd.lane })
+			require.NotEqual(t, -1, found)
+			n, prev = n+bits.OnesCount8(all[found].mask()), at
 		}
-		require.Equal(t, l.n, n)
+		require.EqualValues(t, l.n, n)
 		require.Equal(t, l.last, prev)
 		if n > 0 {
 			require.Equal(t, l.oldest, x.nodes.at(l.last).tick)
 		}
 		if x.live[i/64]>>(i%64)&1 == 0 {
-			unswept += int(n)
+			unswept += n
 		} else if l.capacity > 0 {
-			require.LessOrEqual(t, n, l.capacity)
+			require.LessOrEqual(t, l.n, l.capacity)
 		}
 	}
 	require.Len(t, inLists, x.nodes.count())
-	holes := uint32(0)
-	for i := range x.nodes.n {
-		if x.nodes.at(i).lane == noLane {
+	require.Equal(t, unswept, x.unswept)
+	require.False(t, x.nodes.hollow())
+	require.False(t, x.segments.hollow())
+
+	blocks, held, nodes, holes := 0, 0, 0, uint32(0)
+	inCells := [classes]uint32{}
+	for at := range x.segments.n {
+		g := x.segments.at(at)
+		if g.isHole() {
 			holes++
+			continue
+		}
+		require.Equal(t, opened[at], g.isOpen())
+		require.True(t, g.isOpen() || g.live() != 0)
+		if h := g.holders[0]; h.kind() == kindCell {
+			inCells[h.class()]++
+			require.Equal(t, at, x.pool.owner(h.class(), h.cell()))
+			require.GreaterOrEqual(t, x.pool.count(h.class(), h.cell()), 2)
+		}
+		var live uint8
+		byLane := make(map[uint16]uint8)
+		for i, h := range x.holdings(g) {
+			require.True(t, inLists[part{at, h.lane(), h.node()}])
+			require.NotZero(t, h.mask())
+			require.Zero(t, byLane[h.lane()]&h.mask())
+			require.True(t, i == 0 || h.lane() >= x.holdings(g)[i-1].lane())
+			byLane[h.lane()] |= h.mask()
+			live |= h.mask()
+			held += bits.OnesCount8(h.mask())
+			nodes++
+		}
+		require.Equal(t, live, g.live())
+		for ; live != 0; live &= live - 1 {
+			r := refOf(at, bits.TrailingZeros8(live))
+			require.Equal(t, r, x.find(x.hashAt(r)))
+			blocks++
 		}
 	}
-	require.Equal(t, x.nodes.holes, holes)
-	require.Equal(t, unswept, x.unswept)
+	require.Equal(t, x.segments.holes, holes)
+	require.Equal(t, len(inLists), nodes)
+	require.Equal(t, x.held, held)
+	require.Equal(t, x.blocks, blocks)
 
-	blocks, holders, shared := 0, 0, 0
-	inCells := [classes]uint32{}
-	for i := range x.blocks.shards {
-		s := &x.blocks.shards[i]
-		count := 0
-		s.each(func(e *entry) {
-			count++
-			lanes := slices.Clone(x.pool.members(e.ext))
-			switch e.ext.kind() {
-			case extOne:
-				one, node := e.ext.one()
-				require.Equal(t, e.hash, x.nodes.at(node).hash)
-				require.Equal(t, one, x.nodes.at(node).lane)
-				require.Equal(t, uint64(1)<<one, e.low, "0 from the 64th lane on")
-			default:
-				require.Len(t, lanes, e.ext.count())
-				shared += e.ext.count() + bits.OnesCount64(e.low)
-			}
-			if kind := e.ext.kind(); kind == extList || kind == extBits {
-				inCells[e.ext.class()]++
-				require.Equal(t, e.hash, *x.pool.owner(e.ext.class(), e.ext.cell()))
-			}
-			for w := e.low; w != 0; w &= w - 1 {
-				lanes = append(lanes, uint16(bits.TrailingZeros64(w)))
-			}
-			require.NotEmpty(t, lanes)
-			for _, lane := range lanes {
-				require.True(t, inLists[pair{e.hash, lane}])
-			}
-			holders += len(lanes)
-		})
-		require.Equal(t, s.n, count)
-		blocks += count
+	inTable, pooled, buckets := 0, int64(0), 0
+	for i := range x.table.shards {
+		s := &x.table.shards[i]
+		n := 0
+		s.each(func(ref) { n++ })
+		require.Equal(t, s.n, n)
+		inTable += n
+		buckets += len(s.buckets)
 	}
-	require.Equal(t, x.nblocks, blocks)
-	require.Equal(t, len(inLists), holders)
-
-	refs, pooled := 0, int64(0)
-	for i := range x.holdings.shards {
-		refs += x.holdings.shards[i].n
-	}
-	require.Equal(t, shared, refs)
+	require.Equal(t, x.blocks, inTable)
 	for class := range x.pool.classes {
 		require.Equal(t, inCells[class], x.pool.classes[class].n)
-		pooled += int64(len(x.pool.classes[class].chunks)) * cellChunk
+		pooled += int64(len(x.pool.classes[class].chunks)) * chunkBytes(class)
 	}
 	require.Equal(t, pooled, x.pool.bytes)
-	require.Equal(t, int64(len(x.nodes.chunks))*nodeChunk, x.nodes.bytes)
+	require.EqualValues(t, len(x.nodes.chunks), x.nodes.bytes/x.nodes.chunkBytes())
+	require.EqualValues(t, len(x.segments.chunks), x.segments.bytes/x.segments.chunkBytes())
 	require.LessOrEqual(t, x.bytes(), x.maxBytes)
 }

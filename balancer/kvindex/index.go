@@ -8,8 +8,8 @@ import (
 
 // Options bounds an [Index]. The zero value is good.
 type Options struct {
-	// MaxBytes is the budget for all memory the index holds; less than 1 MiB counts as 1 MiB, more than 64
-	// GiB as 64 GiB. More keeps older prefixes; when it is used up, the least recently used blocks of the
+	// MaxBytes is the budget for all memory the index holds; less than 1 MiB counts as 1 MiB, more than 32
+	// GiB as 32 GiB. More keeps older prefixes; when it is used up, the least recently used blocks of the
 	// fleet go first. 0 means what the known replicas' capacities need, 64 bytes a block, but at least 64
 	// MiB, which is a million (block, replica) pairs, and at most 1 GiB. It grows with them and does not
 	// shrink: without their replicas there is nothing that would fill it.
@@ -22,14 +22,14 @@ type Options struct {
 
 const (
 	minBytes = 1 << 20
-	maxBytes = 64 << 30
+	maxBytes = 32 << 30
 
 	// What a budget that follows the capacities may be, and what it allows for a block of them.
 	defaultBytes    = 64 << 20
 	maxDefaultBytes = 1 << 30
 	bytesPerHolding = 64
 
-	bytesPerShard = 256 << 10 // of the budget; a shard then holds a few thousand values
+	bytesPerShard = 64 << 10 // of the budget; a shard then holds a few thousand blocks
 	// chainBytes bounds a chain to the blocks that surely fit in half of the budget.
 	chainBytes = 256
 )
@@ -50,10 +50,10 @@ type Index struct {
 	mu       sync.RWMutex
 	maxBytes int64
 	maxChain int
-	blocks   table[entry]
-	holdings table[ref] // (block, lane) -> node, of blocks that several lanes hold or have held
-	nodes    nodes
-	pool     pool
+	table    table // hash -> place in the segments
+	segments slab[segment, *segment]
+	pool     pool // who holds which blocks of a segment, if that is more than one
+	nodes    slab[node, *node]
 
 	ids       map[string]Slot
 	slots     []slot
@@ -64,7 +64,8 @@ type Index struct {
 	unswept   int      // their holdings
 	fixed     int64    // bytes of what replicas cost without blocks
 
-	nblocks    int
+	blocks     int   // different ones
+	held       int   // (block, lane) pairs
 	capacities int64 // of the replicas known, in blocks
 	generation uint64
 	tick       uint32
@@ -91,7 +92,6 @@ func New(o Options) *Index {
 		most = maxDefaultBytes
 	}
 	shards := 1 << bits.Len64(uint64(most/bytesPerShard-1))
-	x.blocks = newTable[entry](shards, 5)
-	x.holdings = newTable[ref](shards, 8)
+	x.table = newTable(shards)
 	return x
 }

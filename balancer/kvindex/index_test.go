@@ -119,3 +119,18 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 		assert.Zero(t, testing.AllocsPerRun(10, func() { x.Insert(0, blocks) }))
 	}
 }
+
+// A chain does not come back to a block, but an engine may say anything.
+func TestBlockTwiceInAnInsert(t *testing.T) {
+	x := New(Options{})
+	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 9)
+	for range 3 {
+		twice := append(append([]uint64{blocks[4], blocks[4]}, blocks...), blocks[2], blocks[8])
+		x.Insert(s, twice)
+		assert.Equal(t, 9, x.Stats().Holders)
+		assert.Equal(t, 9, depthOf(x, s, blocks))
+		verify(t, x)
+		x.Remove(s, twice)
+		assert.Zero(t, x.Stats().Holders)
+	}
+}

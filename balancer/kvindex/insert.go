@@ -1,13 +1,16 @@
 package kvindex
 
-import "sort"
+import (
+	"math/bits"
+	"sort"
+)
 
 // Insert records that the replica holds these blocks, a chain in order: each block's hash is chained to the
 // one before. The chain may begin anywhere; Match sees it once the blocks before are held too. Inserting
 // makes the blocks the replica's most recently used, the head before the tail.
 //
-// To be cheap for what is routed again and again, Insert does nothing if the last block was touched,
-// together with all the others given here, within about the last eighth of the replica's list. A block may
+// To be cheap for what is routed again and again, Insert does nothing if all the blocks are held, none was touched
+// after one before it, and the last was touched within about the last eighth of the replica's list. A block may
 // therefore stand up to an eighth of the list, plus two chains, nearer to its eviction than exact LRU
 // would have it. It is never behind its own descendants. While less than half of the byte budget, and of
 // the replica's capacity, is used, nothing is near its eviction, and Insert does nothing for a chain that
@@ -37,16 +40,14 @@ type insertion struct {
 	held       int    // leading blocks that are held and might be evicted by those behind them
 	rescuing   bool   // touch these, before room is made for others
 	began      uint32 // the first tick of this insert; 0 before it
-
-	before uint32 // the node that stood before the last one touched: as a rule that of the block before
-	warmth uint64 // see warm
+	warmth     uint64 // see warm
 }
 
 // step is how many blocks a writer handles before it lets readers in.
 const step = 32
 
 func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
-	p := insertion{lane: x.laneOf(s), before: noNode}
+	p := insertion{lane: x.laneOf(s)}
 	n := min(len(blocks), x.maxChain)
 	if p.lane == noLane || n == 0 {
 		return p
@@ -56,15 +57,12 @@ func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
 	if l.capacity > 0 {
 		n = min(n, int(l.capacity))
 	}
-	if i := x.holding(blocks[n-1], p.lane); i != noNode {
-		p.before = i
-		recent := l.older
-		if x.roomy(l) {
-			recent = l.removed
-		}
-		if node := x.nodes.at(i); node.tick >= recent && int(node.span) >= n {
-			return p
-		}
+	recent := l.older
+	if x.roomy(l) {
+		recent = l.removed
+	}
+	if x.isYoung(blocks[:n], p.lane, recent) {
+		return p
 	}
 	p.blocks, p.beyond = blocks[:n], len(blocks)-n
 	if l.capacity > 0 && int(l.n)+n > int(l.capacity) || x.bytes() > x.maxBytes-x.maxBytes/16 {
@@ -78,16 +76,71 @@ func (x *Index) roomy(l *lane) bool {
 	return x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2)
 }
 
+// isYoung reports whether the lane holds all of the blocks, no tail touched after its head, and the last not
+// before the tick recent.
+func (x *Index) isYoung(blocks []uint64, lane uint16, recent uint32) bool {
+	if !x.touchedSince(blocks[len(blocks)-1], lane, recent) {
+		return false
+	}
+	latest := none
+	for len(blocks) > 0 {
+		r, n := x.run(blocks)
+		if n == 0 {
+			return false
+		}
+		blocks = blocks[n:]
+		all := x.holdings(x.segments.at(r.segment()))
+		lo, hi := ofLane(all, lane)
+		for pos := r.pos(); n > 0; {
+			i := lo
+			for i < hi && all[i].mask()>>pos&1 == 0 {
+				i++
+			}
+			if i == hi {
+				return false
+			}
+			tick := x.nodes.at(all[i].node()).tick
+			if tick > latest {
+				return false
+			}
+			latest = tick
+			together := min(bits.TrailingZeros8(^(all[i].mask() >> pos)), n)
+			pos, n = pos+together, n-together
+		}
+	}
+	return true
+}
+
+func (x *Index) touchedSince(hash uint64, lane uint16, recent uint32) bool {
+	r := x.find(hash)
+	if r == noRef {
+		return false
+	}
+	all := x.holdings(x.segments.at(r.segment()))
+	lo, hi := ofLane(all, lane)
+	for _, h := range all[lo:hi] {
+		if h.mask()>>r.pos()&1 != 0 {
+			return x.nodes.at(h.node()).tick >= recent
+		}
+	}
+	return false
+}
+
 // heldOf returns how many leading blocks the lane holds, if it holds none behind them.
 func (x *Index) heldOf(blocks []uint64, lane uint16) int {
-	return sort.Search(len(blocks), func(i int) bool { return x.holding(blocks[i], lane) == noNode })
+	return sort.Search(len(blocks), func(i int) bool {
+		r := x.find(blocks[i])
+		return r == noRef || x.heldBy(x.segments.at(r.segment()), lane)>>r.pos()&1 == 0
+	})
 }
 
 // insertSteps walks the first n blocks from tail to head; false if the lane was cleared or removed meanwhile.
 func (x *Index) insertSteps(p *insertion, n int) bool {
 	for end := n; end > 0; end -= step {
 		low := max(0, end-step)
-		x.warmStep(p, low, end)
+		x.mu.RLock()
+		p.warmth += x.warm(p.blocks[low:end]) // so that the wait for memory is not under the write lock
+		x.mu.RUnlock()
 		x.mu.Lock()
 		if x.lanes[p.lane].generation != p.generation {
 			x.mu.Unlock()
@@ -96,10 +149,9 @@ func (x *Index) insertSteps(p *insertion, n int) bool {
 		x.advance()
 		if p.began == 0 {
 			p.began = x.tick
-			x.lanes[p.lane].writing++
 		}
 		x.sweep(2 * step)
-		x.insertStep(p, low, end)
+		x.insertStep(p, p.blocks[low:end])
 		if low == 0 && !p.rescuing {
 			x.inserted(p)
 		}
@@ -108,19 +160,9 @@ func (x *Index) insertSteps(p *insertion, n int) bool {
 	return true
 }
 
-// warmStep does what takes long in a step, waiting for memory, while readers and other writers may do so too.
-func (x *Index) warmStep(p *insertion, low, end int) {
-	x.mu.RLock()
-	if !x.nodes.is(p.before, p.blocks[end-1], p.lane) { // else it is held, and found without a search
-		p.warmth += x.warm(p.blocks[low:end])
-	}
-	x.mu.RUnlock()
-}
-
 // inserted ends an insert.
 func (x *Index) inserted(p *insertion) {
 	l := &x.lanes[p.lane]
-	l.writing--
 	l.age(len(p.blocks), min(p.began, x.tick))
 	if l.told {
 		x.untold += uint64(p.beyond)
@@ -128,77 +170,174 @@ func (x *Index) inserted(p *insertion) {
 	x.warmth += p.warmth
 }
 
-// insertStep makes the blocks from low to end the most recently used of the lane.
-func (x *Index) insertStep(p *insertion, low, end int) {
-	for i := end - 1; i >= low; i-- {
-		switch at, known := x.find(p, i); {
-		case at != noNode:
-			i = x.touch(p, at, low, i)
-		case !p.rescuing:
-			x.add(p, i, known)
-		}
-	}
-}
-
-// find returns the node of the block, or noNode, and whether anybody holds it. What was inserted as a chain
-// stands in the lane's list as a chain, so where the block behind was found, the list leads to this one without
-// a search.
-func (x *Index) find(p *insertion, i int) (at uint32, known bool) {
-	before, hash := p.before, p.blocks[i]
-	p.before = noNode
-	if x.nodes.is(before, hash, p.lane) {
-		return before, true
-	}
-	if e := x.block(hash); e != nil {
-		return x.holdingOf(e, p.lane), true
-	}
-	return noNode, false
-}
-
-// touch moves the holding of block i to the front of its list, and in one piece with it those of the blocks
-// before, down to low, that stand there as they do in the chain. It returns the first of these blocks.
-func (x *Index) touch(p *insertion, last uint32, low, i int) int {
-	first := last
-	n := x.nodes.at(first)
-	n.tick, n.span = x.tick, p.span(i)
-	for i > low && x.nodes.is(n.prev, p.blocks[i-1], p.lane) {
-		i--
-		first = n.prev
-		n = x.nodes.at(first)
-		n.tick, n.span = x.tick, p.span(i)
-	}
-	p.before = n.prev
-	x.moveFirst(p.lane, first, last)
-	return i
-}
-
-// span is what a node says of the blocks before block i: all touched with it, or nothing while heads are
-// still to come.
-func (p *insertion) span(i int) uint16 {
+// insertStep makes these blocks the most recently used of the lane.
+func (x *Index) insertStep(p *insertion, blocks []uint64) {
+	var w window
+	x.look(&w, p.lane, blocks)
 	if p.rescuing {
-		return 0
+		x.rescue(&w, p.lane)
+		return
 	}
-	return uint16(min(i+1, maxSpan))
-}
-
-// add makes the lane a holder of block i. If that is not known, nobody holds it, and it is not searched again.
-func (x *Index) add(p *insertion, i int, known bool) {
-	lane, hash := p.lane, p.blocks[i]
-	for l := &x.lanes[lane]; l.capacity > 0 && l.n >= l.capacity; {
-		x.evictLast(lane)
-	}
-	squeezed, ok := x.makeRoom(hash, lane, known)
-	if !ok {
-		x.advance()
-		x.lanes[lane].allOld(x.tick) // deeper blocks of the chain have a gap before them
-		if x.lanes[lane].told {
-			x.untold++
+	if !x.makeRoom(&w, p.lane, blocks) {
+		l := &x.lanes[p.lane]
+		l.allOld(x.tick) // deeper blocks of the chain have a gap before them
+		if l.told {
+			x.untold += uint64(w.gained)
 		}
 		return
 	}
-	at := x.nodes.push()
-	*x.nodes.at(at) = node{hash: hash, tick: x.tick, lane: lane, span: p.span(i)}
-	x.join(hash, lane, at, squeezed, known)
-	x.linkFirst(lane, at)
-	x.lanes[lane].n++
+	for i := len(blocks) - 1; i >= 0; {
+		if w.refs[i] == noRef {
+			w.refs[i] = x.create(&w, p.lane, blocks[i])
+		}
+		at, mask := w.refs[i].segment(), uint8(1)<<w.refs[i].pos()
+		for i--; i >= 0; i-- { // what stands before it in the same segment goes with it
+			if w.refs[i] == noRef && x.opened(p.lane) == at {
+				w.refs[i] = x.create(&w, p.lane, blocks[i])
+			}
+			if w.refs[i] == noRef || w.refs[i].segment() != at || uint8(1)<<w.refs[i].pos() >= mask&-mask {
+				break
+			}
+			mask |= 1 << w.refs[i].pos()
+		}
+		x.hold(p.lane, at, mask)
+	}
+}
+
+// rescue touches what the lane holds, but for what would cost memory.
+func (x *Index) rescue(w *window, lane uint16) {
+	for i := w.n - 1; i >= 0; {
+		at, mask := w.refs[i].segment(), uint8(0)
+		for ; i >= 0 && w.refs[i] != noRef && w.refs[i].segment() == at; i-- {
+			mask |= 1 << w.refs[i].pos()
+		}
+		if mask == 0 {
+			i--
+			continue
+		}
+		if mask &= x.heldBy(x.segments.at(at), lane); mask == 0 {
+			continue
+		}
+		if x.bytes()+x.nodes.need(1)+x.pool.need(x.nextClass(at), 1) <= x.maxBytes {
+			x.hold(lane, at, mask)
+			continue
+		}
+		all := x.holdings(x.segments.at(at))
+		lo, hi := ofLane(all, lane)
+		for _, h := range all[lo:hi] {
+			if h.mask()&mask != 0 {
+				x.renew(h.node())
+			}
+		}
+	}
+}
+
+// nextClass is the class of the cell that a segment needs for one more holding.
+func (x *Index) nextClass(at uint32) int {
+	return classFor(len(x.holdings(x.segments.at(at))) + 1)
+}
+
+// opened returns the segment that gets the lane's next new block, none if that is not there yet.
+func (x *Index) opened(lane uint16) uint32 {
+	if l := &x.lanes[lane]; l.room > 0 {
+		return l.open
+	}
+	return none
+}
+
+// create makes a place for a block that nobody holds: before the last one that the lane made, so that chains,
+// which come tail first, stand in order. The lane is to hold it at once.
+func (x *Index) create(w *window, lane uint16, hash uint64) ref {
+	if w.again(hash) { // no chain does so, but events are not to be trusted
+		if r := x.find(hash); r != noRef {
+			return r
+		}
+	}
+	l := &x.lanes[lane]
+	if l.room == 0 {
+		l.open, l.room = x.segments.push(), segmentSize
+		*x.segments.at(l.open) = segment{holders: [1]holding{open}}
+	}
+	l.room--
+	g := x.segments.at(l.open)
+	g.hashes[l.room] = hash
+	if l.room == 0 {
+		g.holders[0] &^= open
+	}
+	r := refOf(l.open, int(l.room))
+	mix := x.mix(hash)
+	x.table.shard(mix).insert(mix, r)
+	x.blocks++
+	return r
+}
+
+// hold makes the lane the holder of some positions of a segment, which stand there as they do in the chain, and
+// these its most recently used.
+func (x *Index) hold(lane uint16, at uint32, mask uint8) {
+	g := x.segments.at(at)
+	all := x.holdings(g)
+	i, hi := ofLane(all, lane)
+	if i < hi && all[i].mask() == mask {
+		x.renew(all[i].node())
+		return
+	}
+	gained := mask
+	own := none // a node that has lost all its positions
+	for n := hi - 1; n >= i; n-- {
+		h := all[n]
+		both := h.mask() & mask
+		gained &^= both
+		switch {
+		case both == 0:
+		case both != h.mask():
+			all[n].setMask(h.mask() &^ both)
+		default:
+			if own != none {
+				x.freeNode(own)
+			}
+			own = h.node()
+			x.removeHolding(at, n)
+			all = x.holdings(g)
+		}
+	}
+	l := &x.lanes[lane]
+	l.n += uint32(bits.OnesCount8(gained))
+	x.held += bits.OnesCount8(gained)
+	if x.joinFirst(g, lane, mask, own) {
+		return
+	}
+	if own != none {
+		x.renew(own)
+	} else {
+		own = x.nodes.push()
+		*x.nodes.at(own) = node{segment: at, lane: lane, tick: x.tick}
+		x.linkFirst(own)
+	}
+	x.addHolding(at, newHolding(lane, mask, own))
+}
+
+// joinFirst adds positions to the lane's most recently used holding if they are of the same segment and stand
+// before it there: then the order of eviction is as if they had a node of their own. That one is freed.
+func (x *Index) joinFirst(g *segment, lane uint16, mask uint8, own uint32) bool {
+	first := x.lanes[lane].first
+	if own == first && own != none {
+		first = x.nodes.at(own).next
+	}
+	if first == none || x.segments.at(x.nodes.at(first).segment) != g {
+		return false
+	}
+	all := x.holdings(g)
+	i, hi := ofLane(all, lane)
+	for ; i < hi; i++ {
+		if h := all[i]; h.node() == first && h.mask()&-h.mask() > mask {
+			all[i].setMask(h.mask() | mask)
+			g.holders[0] |= holding(mask) << positionsAt
+			if own != none {
+				x.freeNode(own)
+			}
+			x.renew(first)
+			return true
+		}
+	}
+	return false
 }

@@ -47,9 +47,8 @@ func (m *Matches) Depth(s Slot) int {
 // Match finds how many of the blocks each replica holds, contiguously from the first, and stores the
 // answer in m, whatever was in it. It does not allocate once m has grown to the fleet.
 //
-// What was inserted in one piece, and not removed from since, is found by bisection: some ten look-ups for
-// each depth at which holders end. Elsewhere Match goes block by block and stops at the first that no
-// replica holds after all those before.
+// It goes from segment to segment, one search for up to seven blocks, and stops at the first block that no replica
+// holds after all those before.
 func (x *Index) Match(blocks []uint64, m *Matches) {
 	m.reset()
 	if len(blocks) == 0 {
@@ -57,13 +56,13 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	e := x.block(blocks[0])
-	if e == nil {
+	r, n := x.run(blocks)
+	if n == 0 {
 		return
 	}
 	m.grow(len(x.live), len(x.slots))
 	copy(m.held, x.live)
-	words := x.keep(e, m.held, m.next)
+	words := x.keep(r, 1, m.held, m.next)
 	if words == 0 {
 		return
 	}
@@ -72,44 +71,42 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	for _, w := range m.held[:words] {
 		left += bits.OnesCount64(w)
 	}
-	m.Holders = slices.Grow(m.Holders, left)
-	if words == 1 && x.bisect(blocks, m, m.held[0], 0, len(blocks)) {
-		return
-	}
-	m.Holders = m.Holders[:left]
-	x.scan(blocks, m, words, left)
-}
-
-// scan goes through the blocks one by one.
-func (x *Index) scan(blocks []uint64, m *Matches, words, left int) {
-	depth := 1
-	for ; depth < len(blocks) && left > 0; depth++ {
-		if depth%ahead == ahead/2 { // not before: most prompts that fork do so early
-			m.warmth += x.warm(blocks[depth:min(depth+ahead, len(blocks))])
-		}
-		e := x.block(blocks[depth])
-		if e == nil {
+	m.Holders = slices.Grow(m.Holders, left)[:left]
+	depth := 0
+	for {
+		words, left = x.narrow(m, r, n, words, depth, left)
+		if depth += n; left == 0 || depth == len(blocks) {
 			break
 		}
-		if words == 1 {
-			if kept := m.held[0] & e.low; kept != m.held[0] {
-				left = x.record(m, 0, m.held[0]&^kept, depth, left)
-				m.held[0] = kept
-			}
-			continue
+		if depth%ahead < segmentSize && depth > segmentSize {
+			m.warmth += x.warmRuns(blocks[depth:min(depth+ahead, len(blocks))])
 		}
-		kept := x.keep(e, m.held[:words], m.next)
+		if r, n = x.run(blocks[depth:]); n == 0 {
+			break
+		}
+	}
+	for w := words - 1; w >= 0 && left > 0; w-- {
+		left = x.record(m, w, m.held[w], depth, left)
+	}
+}
+
+// narrow takes the lanes that do not hold all of n blocks, which stand at r and are at this depth of the prompt,
+// from those that held every block so far, and records them. It returns how many words and lanes are left.
+func (x *Index) narrow(m *Matches, r ref, n, words, depth, left int) (int, int) {
+	if kept := x.keep(r, n, m.held[:words], m.next); slices.Equal(m.next[:words], m.held[:words]) {
+		return kept, left
+	}
+	for i := 0; i < n && left > 0; i++ {
+		kept := x.keep(r+ref(i), 1, m.held[:words], m.next)
 		for w := words - 1; w >= 0; w-- {
 			if gone := m.held[w] &^ m.next[w]; gone != 0 {
-				left = x.record(m, w, gone, depth, left)
+				left = x.record(m, w, gone, depth+i, left)
 			}
 		}
 		m.held, m.next = m.next, m.held
 		words = max(kept, 1)
 	}
-	for w := words - 1; w >= 0 && left > 0; w-- {
-		left = x.record(m, w, m.held[w], depth, left)
-	}
+	return words, left
 }
 
 // record stores the depth of these lanes of a word, from the end of what is left of the Holders, and
@@ -126,28 +123,22 @@ func (x *Index) record(m *Matches, word int, lanes uint64, depth, left int) int 
 	return left
 }
 
-// keep stores the lanes of held that hold e in next, and returns the number of words up to the last that
-// is not 0.
-func (x *Index) keep(e *entry, held, next []uint64) int {
+// keep stores the lanes of held that hold the n blocks that stand at r in next, and returns the number of words
+// up to the last that is not 0.
+func (x *Index) keep(r ref, n int, held, next []uint64) int {
 	next = next[:len(held)]
-	next[0] = held[0] & e.low
-	rest, restHeld := next[1:], held[1:]
-	switch e.ext.kind() {
-	case extBits:
-		w := x.pool.words(e.ext.class(), e.ext.cell())
-		n := min(len(w), len(rest))
-		w = w[:n]
-		for i := range w {
-			rest[i] = restHeld[i] & w[i]
+	clear(next)
+	all := x.holdings(x.segments.at(r.segment()))
+	want := uint8(1<<n-1) << r.pos()
+	for i := 0; i < len(all); i++ {
+		lane, has := all[i].lane(), all[i].mask()
+		for has&want != want && i+1 < len(all) && all[i+1].lane() == lane {
+			i++
+			has |= all[i].mask()
 		}
-		clear(rest[n:])
-	default:
-		clear(rest)
-		x.pool.eachOf(e.ext, func(lane uint16) {
-			if w := int(lane / 64); w < len(held) {
-				next[w] |= held[w] & (1 << (lane % 64))
-			}
-		})
+		if w := int(lane / 64); has&want == want && w < len(held) {
+			next[w] |= held[w] & (1 << (lane % 64))
+		}
 	}
 	words := len(next)
 	for words > 0 && next[words-1] == 0 {

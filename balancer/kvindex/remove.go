@@ -6,7 +6,7 @@ func (x *Index) Remove(s Slot, blocks []uint64) {
 	for len(blocks) > 0 {
 		n := min(step, len(blocks))
 		x.mu.RLock()
-		warmth := x.warmHoldings(blocks[:n], x.laneOf(s))
+		warmth := x.warm(blocks[:n])
 		x.mu.RUnlock()
 		x.mu.Lock()
 		x.warmth += warmth
@@ -19,14 +19,26 @@ func (x *Index) Remove(s Slot, blocks []uint64) {
 }
 
 func (x *Index) removeStep(lane uint16, blocks []uint64) {
-	removed := false
+	before := x.lanes[lane].n
+	at, mask, near := none, uint8(0), noRef
 	for _, hash := range blocks {
-		if i := x.holding(hash, lane); i != noNode {
-			x.drop(i)
-			removed = true
+		r := x.findNear(near, hash)
+		if near = r; r == noRef {
+			continue
 		}
+		if r.segment() != at {
+			if mask != 0 {
+				x.release(lane, at, mask)
+			}
+			at, mask = r.segment(), 0
+		}
+		mask |= 1 << r.pos()
 	}
-	if removed {
+	if mask != 0 {
+		x.release(lane, at, mask)
+	}
+	x.tidy()
+	if x.lanes[lane].n < before {
 		x.advance()
 		x.lanes[lane].allOld(x.tick)
 	}

@@ -33,10 +33,10 @@ type lane struct {
 	older, recent uint32
 	touched       int
 
-	ahead uint8 // of the last nodes, how many buckets were read ahead
+	removed uint32 // tick of the last Remove
 
-	removed uint32 // tick of the last Remove: what was touched before may have a gap
-	writing int    // inserts under way: their heads come last
+	open uint32 // the segment that gets the next new block,
+	room uint8  // at the position before this one; 0 = there is none
 
 	generation uint64 // unique to this use of the lane; 0 while it is free
 	owner      Slot
@@ -126,11 +126,11 @@ func (x *Index) SetCapacity(s Slot, blocks int) {
 			l := &x.lanes[lane]
 			l.capacity = blocksCapacity(blocks)
 			x.changeCapacity(s, l.capacity)
-			for range step {
+			for n := step; n > 0; {
 				if more = l.capacity > 0 && l.n > l.capacity; !more {
 					break
 				}
-				x.evictLast(lane)
+				n -= x.evictLast(lane, min(n, int(l.n-l.capacity)))
 			}
 		}
 		x.mu.Unlock()
@@ -166,10 +166,10 @@ func (x *Index) Clear(s Slot) {
 	fresh := x.newLane()
 	if fresh == noLane {
 		for x.lanes[lane].n > 0 {
-			x.dropLast(lane)
+			x.dropLast(lane, segmentSize)
 		}
 		x.generation++
-		x.lanes[lane].generation, x.lanes[lane].writing = x.generation, 0
+		x.lanes[lane].generation = x.generation
 		return
 	}
 	x.retire(lane)
@@ -199,7 +199,6 @@ func (x *Index) newLane() uint16 {
 	if len(x.lanes) > 64*len(x.live) {
 		x.live = append(x.live, 0)
 	}
-	x.pool.width = len(x.lanes)
 	x.fixed += replicaBytes
 	return uint16(len(x.lanes) - 1)
 }
@@ -207,8 +206,8 @@ func (x *Index) newLane() uint16 {
 func (x *Index) assign(i uint16, s Slot) {
 	x.generation++
 	x.lanes[i] = lane{
-		first:      noNode,
-		last:       noNode,
+		first:      none,
+		last:       none,
 		capacity:   x.slots[s].capacity,
 		generation: x.generation,
 		owner:      s,
@@ -237,13 +236,14 @@ func (x *Index) sweep(n int) {
 	for len(x.retired) > 0 {
 		i := x.retired[0]
 		l := &x.lanes[i]
-		for ; n > 0 && l.n > 0; n-- {
-			x.dropLast(i)
-			x.unswept--
+		for n > 0 && l.n > 0 {
+			dropped := x.dropLast(i, n)
+			n, x.unswept = n-dropped, x.unswept-dropped
 		}
 		if l.n > 0 {
 			return
 		}
+		x.closeSegment(l)
 		if l.frees {
 			x.freeSlots = append(x.freeSlots, l.owner)
 		}
@@ -252,8 +252,20 @@ func (x *Index) sweep(n int) {
 	}
 }
 
+// closeSegment lets go of the segment that the lane fills.
+func (x *Index) closeSegment(l *lane) {
+	if l.room == 0 {
+		return
+	}
+	l.room = 0
+	g := x.segments.at(l.open)
+	if g.holders[0] &^= open; g.live() == 0 {
+		x.segments.free(l.open)
+	}
+}
+
 // replicaBytes is what a lane and its slot cost: themselves, a share of the slices' growth, the lane's bit,
-// its place in the lists of the free and the retired and in the pool's scratch.
+// its place in the lists of the free and the retired.
 const replicaBytes = 2*int64(unsafe.Sizeof(lane{})+unsafe.Sizeof(slot{})) + 16
 
 // idBytes is what an id costs: its bytes and its place in the map, at half load.

@@ -125,14 +125,13 @@ func TestMoreReplicasThanSlots(t *testing.T) {
 	x := New(Options{})
 	for i := range noLane {
 		x.slots = append(x.slots, slot{lane: uint16(i)})
-		x.lanes = append(x.lanes, lane{generation: 1, first: noNode, last: noNode})
+		x.lanes = append(x.lanes, lane{generation: 1, first: none, last: none})
 		if i%64 == 0 {
 			x.live = append(x.live, ^uint64(0))
 		}
 	}
 	assert.Equal(t, NoSlot, x.AddReplica("one too many"))
 	blocks := prompt(1, 0, 0, 4)
-	x.pool.width = noLane
 	for s := Slot(60_000); s < 60_900; s++ {
 		x.Insert(s, blocks)
 	}

@@ -6,43 +6,44 @@ import (
 	"unsafe"
 )
 
-// table is an open-addressing hash table in shards. A shard is a row of buckets that grows by a sixth
-// and shrinks when two thirds are empty, alone: the longest pause is the rehash of one shard, a few
-// thousand values, and the load stays near its bound. Values move; nothing may keep their place.
-type table[T any] struct {
-	shards []shard[T]
+// table is an open-addressing hash table that leads from hashes to places of blocks, in shards. A shard is a row
+// of buckets that grows by a sixth and shrinks when two thirds are empty, alone: the longest pause is the
+// rehash of one shard, some thousand blocks, and the load stays near its bound.
+type table struct {
+	shards []shard
 	shift  uint
-	spare  int // one place in so many is kept free
 	bytes  int64
 }
 
-type shard[T any] struct {
-	buckets []bucket[T]
+type shard struct {
+	buckets []bucket
 	n       int
 }
 
-// bucket has a tag byte for each of its values, 0 for a free place. The sixteenth byte counts the values
-// that found this bucket full and went on to the next: where it is 0, a search ends.
-type bucket[T any] struct {
+// bucket is one line of the processor's cache. It has a tag byte for each of its refs, 0 for a free place. The
+// upper half of the second word counts the refs that found this bucket full and went on to the next: where it
+// is 0, a search ends.
+type bucket struct {
 	tags [2]uint64
-	vals [bucketSize]T
+	refs [bucketSize]ref
 }
 
 const (
-	bucketSize = 15
-	topBits    = 0x8080808080808080
-	lastTag    = 0x00ffffffffffffff
-	overOne    = 1 << 56
-	overMax    = 0xff
+	bucketSize  = 12
+	bucketBytes = int64(unsafe.Sizeof(bucket{}))
+	topBits     = 0x8080808080808080
+	lastTags    = 0x00000000ffffffff
+	overOne     = 1 << 32
+	spare       = 5 // one place in so many is kept free
 )
 
-func newTable[T any](shards, spare int) table[T] {
-	t := table[T]{shards: make([]shard[T], shards), shift: uint(64 - bits.Len(uint(shards-1))), spare: spare}
-	t.bytes = int64(shards) * int64(unsafe.Sizeof(shard[T]{}))
+func newTable(shards int) table {
+	t := table{shards: make([]shard, shards), shift: uint(64 - bits.Len(uint(shards-1)))}
+	t.bytes = int64(shards) * int64(unsafe.Sizeof(shard{}))
 	return t
 }
 
-func (t *table[T]) shard(mix uint64) *shard[T] { return &t.shards[mix>>t.shift] }
+func (t *table) shard(mix uint64) *shard { return &t.shards[mix>>t.shift] }
 
 // home scales the low half of mix to the number of buckets.
 func home(mix uint64, buckets int) int { return int(uint64(uint32(mix)) * uint64(buckets) >> 32) }
@@ -57,108 +58,125 @@ func candidates(tags, pattern uint64) uint64 {
 	return (x - 0x0101010101010101) &^ x & topBits
 }
 
-func (b *bucket[T]) passed() uint64 { return b.tags[1] >> 56 }
+func (b *bucket) passed() uint64 { return b.tags[1] >> 32 }
 
-// A place is bucket·16 + position; none is what a search returns that found nothing.
-const none = -1
-
-func (s *shard[T]) at(place int) *T { return &s.buckets[place>>4].vals[place&15] }
-
-// insert adds a value and returns its place. The shard has room.
-func (s *shard[T]) insert(mix uint64, val T) int {
+// insert adds a block. The shard has room.
+func (s *shard) insert(mix uint64, r ref) {
 	tag := pattern(mix)
 	for b := home(mix, len(s.buckets)); ; b++ {
 		if b == len(s.buckets) {
 			b = 0
 		}
 		k := &s.buckets[b]
-		half := 0
-		free := ^k.tags[0] & topBits
+		half, free := 0, ^k.tags[0]&topBits
 		if free == 0 {
-			half = 1
-			free = ^k.tags[1] & topBits & lastTag
+			half, free = 1, ^k.tags[1]&topBits&lastTags
 		}
 		if free == 0 {
-			if k.passed() < overMax {
-				k.tags[1] += overOne
-			}
+			k.tags[1] += overOne
 			continue
 		}
 		bit := bits.TrailingZeros64(free) &^ 7
 		k.tags[half] |= tag & (0xff << bit)
-		i := half*8 + bit/8
-		k.vals[i] = val
+		k.refs[half*8+bit/8] = r
 		s.n++
-		return b<<4 | i
+		return
 	}
 }
 
-// remove frees a place and takes back what its value counted on the way there. A counter that reached
-// its maximum stays until the next rehash.
-func (s *shard[T]) remove(mix uint64, place int) {
-	for b := home(mix, len(s.buckets)); b != place>>4; {
-		if k := &s.buckets[b]; k.passed() < overMax {
-			k.tags[1] -= overOne
+// place returns where a block that is in the shard stands: its bucket, and the position there.
+func (s *shard) place(mix uint64, r ref) (b, i int) {
+	tag := pattern(mix)
+	for b = home(mix, len(s.buckets)); ; b++ {
+		if b == len(s.buckets) {
+			b = 0
 		}
+		k := &s.buckets[b]
+		for m := candidates(k.tags[0], tag); m != 0; m &= m - 1 {
+			if i = bits.TrailingZeros64(m) / 8; k.refs[i] == r {
+				return b, i
+			}
+		}
+		for m := candidates(k.tags[1], tag) & lastTags; m != 0; m &= m - 1 {
+			if i = 8 + bits.TrailingZeros64(m)/8; k.refs[i] == r {
+				return b, i
+			}
+		}
+	}
+}
+
+// remove takes out a block that is there, and what it counted on the way.
+func (s *shard) remove(mix uint64, r ref) {
+	at, i := s.place(mix, r)
+	for b := home(mix, len(s.buckets)); b != at; {
+		s.buckets[b].tags[1] -= overOne
 		if b++; b == len(s.buckets) {
 			b = 0
 		}
 	}
-	i := place & 15
-	s.buckets[place>>4].tags[i/8] &^= 0xff << (i % 8 * 8)
+	s.buckets[at].tags[i/8] &^= 0xff << (i % 8 * 8)
 	s.n--
 }
 
-// each calls do with every value.
-func (s *shard[T]) each(do func(*T)) {
+// replace says that a block stands elsewhere.
+func (s *shard) replace(mix uint64, from, to ref) {
+	b, i := s.place(mix, from)
+	s.buckets[b].refs[i] = to
+}
+
+// each calls do with every block.
+func (s *shard) each(do func(ref)) {
 	for b := range s.buckets {
 		k := &s.buckets[b]
-		for half, tags := range k.tags {
-			used := tags & topBits
-			if half == 1 {
-				used &= lastTag
-			}
-			for ; used != 0; used &= used - 1 {
-				do(&k.vals[half*8+bits.TrailingZeros64(used)/8])
+		for i := range bucketSize {
+			if k.tags[i/8]>>(i%8*8)&0x80 != 0 {
+				do(k.refs[i])
 			}
 		}
 	}
 }
 
-// need returns how many bytes one or two more values of a shard cost: 0 where there is room, else the growth
-// of the shard with the most that the allocator may round up, an eighth of a small array or a page of a large
-// one. Squeezed, a shard that may not grow uses half of what it would keep free.
-func (t *table[T]) need(mix uint64, more int, squeezed bool) int64 {
-	s := t.shard(mix)
+// full reports whether so many more blocks are too many. Squeezed, a shard that should not grow uses half of
+// what it would keep free.
+func (s *shard) full(more int, squeezed bool) bool {
 	room := len(s.buckets) * bucketSize
-	if n := s.n + more; n <= room-room/t.spare || squeezed && n <= room-room/(2*t.spare) {
-		return 0
+	if squeezed {
+		return s.n+more > room-room/(2*spare)
 	}
-	size := int64(unsafe.Sizeof(bucket[T]{}))
-	growth := int64(grown(len(s.buckets))) * size
-	if growth <= 32<<10 {
-		growth += growth / 8
-	} else {
-		growth += 8<<10 - 1
-	}
-	return growth - int64(len(s.buckets))*size
+	return s.n+more > room-room/spare
 }
 
-func grown(buckets int) int { return buckets + buckets/6 + 1 }
+// grown is how many buckets the shard should have for so many more blocks.
+func (s *shard) grown(more int) int {
+	need := (s.n+more)*spare/((spare-1)*bucketSize) + 1
+	return max(len(s.buckets)+len(s.buckets)/6+1, need)
+}
 
-// resize gives the shard at least this many buckets; mixOf finds a value's mix again.
-func (t *table[T]) resize(s *shard[T], buckets int, mixOf func(*T) uint64) {
-	next := shard[T]{buckets: slices.Grow([]bucket[T](nil), buckets)}
-	next.buckets = next.buckets[:cap(next.buckets)]
-	s.each(func(v *T) { next.insert(mixOf(v), *v) })
-	t.bytes += int64(len(next.buckets)-len(s.buckets)) * int64(unsafe.Sizeof(bucket[T]{}))
-	*s = next
+// growth returns how many bytes that costs, with the most that the allocator may round up: an eighth of a small
+// array or a page of a large one.
+func (s *shard) growth(more int) int64 {
+	size := int64(s.grown(more)) * bucketBytes
+	if size <= 32<<10 {
+		size += size / 8
+	} else {
+		size += 8<<10 - 1
+	}
+	return size - int64(len(s.buckets))*bucketBytes
 }
 
 // sparse reports whether the shard is worth shrinking, and to how many buckets.
-func (s *shard[T]) sparse() (buckets int, ok bool) {
+func (s *shard) sparse() (buckets int, ok bool) {
 	if room := len(s.buckets) * bucketSize; len(s.buckets) < 4 || s.n > room/3 {
 		return 0, false
 	}
 	return s.n*4/(bucketSize*3) + 1, true
+}
+
+// resize gives the shard at least this many buckets.
+func (x *Index) resize(s *shard, buckets int) {
+	next := shard{buckets: slices.Grow([]bucket(nil), buckets)}
+	next.buckets = next.buckets[:cap(next.buckets)]
+	s.each(func(r ref) { next.insert(x.mix(x.hashAt(r)), r) })
+	x.table.bytes += int64(len(next.buckets)-len(s.buckets)) * bucketBytes
+	*s = next
 }
