@@ -139,7 +139,7 @@ func (x *Index) insertSteps(p *insertion, n int) bool {
 	for end := n; end > 0; end -= step {
 		low := max(0, end-step)
 		x.mu.RLock()
-		p.warmth += x.warm(p.blocks[low:end]) // so that the wait for memory is not under the write lock
+		p.warmth += x.warmStep(p.blocks[low:end]) // so that the wait for memory is not under the write lock
 		x.mu.RUnlock()
 		x.mu.Lock()
 		if x.lanes[p.lane].generation != p.generation {
@@ -158,6 +158,19 @@ func (x *Index) insertSteps(p *insertion, n int) bool {
 		x.mu.Unlock()
 	}
 	return true
+}
+
+// warmStep reads what a step will need: the segments of what is known, then what is before it in the table.
+func (x *Index) warmStep(blocks []uint64) (sum uint64) {
+	for len(blocks) > 0 {
+		r, n := x.run(blocks)
+		if n == 0 {
+			return sum + x.warm(blocks)
+		}
+		sum += uint64(r)
+		blocks = blocks[n:]
+	}
+	return sum
 }
 
 // inserted ends an insert.

@@ -59,11 +59,17 @@ func (x *Index) run(blocks []uint64) (r ref, n int) {
 	if r = x.find(blocks[0]); r == noRef {
 		return noRef, 0
 	}
-	g, pos := x.segments.at(r.segment()), r.pos()
+	return r, x.segments.at(r.segment()).run(r.pos(), blocks)
+}
+
+// run tells how many of the blocks stand in the segment from a position on, where the first does.
+func (g *segment) run(pos int, blocks []uint64) int {
 	most := min(bits.TrailingZeros8(^(g.live() >> pos)), len(blocks))
-	for n = 1; n < most && g.hashes[pos+n] == blocks[n]; n++ {
+	n := 1
+	for n < most && g.hashes[pos+n] == blocks[n] {
+		n++
 	}
-	return r, n
+	return n
 }
 
 // ahead is how many blocks' buckets are read ahead of their turn.

@@ -130,21 +130,34 @@ func (x *Index) keep(r ref, n int, held, next []uint64) int {
 	clear(next)
 	all := x.holdings(x.segments.at(r.segment()))
 	want := uint8(1<<n-1) << r.pos()
-	for i := 0; i < len(all); i++ {
-		lane, has := all[i].lane(), all[i].mask()
-		for has&want != want && i+1 < len(all) && all[i+1].lane() == lane {
-			i++
-			has |= all[i].mask()
+	for i, h := range all {
+		w := int(h.lane() / 64)
+		if w >= len(next) {
+			break
 		}
-		if w := int(lane / 64); has&want == want && w < len(held) {
-			next[w] |= held[w] & (1 << (lane % 64))
+		if h.mask()&want == want || h.mask()&want != 0 && together(all[i:])&want == want {
+			next[w] |= 1 << (h.lane() % 64)
 		}
+	}
+	for w := range next {
+		next[w] &= held[w]
 	}
 	words := len(next)
 	for words > 0 && next[words-1] == 0 {
 		words--
 	}
 	return words
+}
+
+// together returns all that the lane of the first of these holdings has from there on.
+func together(all []holding) (mask uint8) {
+	for _, h := range all {
+		if h.lane() != all[0].lane() {
+			break
+		}
+		mask |= h.mask()
+	}
+	return mask
 }
 
 func (m *Matches) reset() {

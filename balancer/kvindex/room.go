@@ -26,18 +26,19 @@ func (x *Index) look(w *window, lane uint16, blocks []uint64) {
 	*w = window{n: len(blocks)}
 	before, at, holders := noRef, none, 0
 	var held uint8
-	for i, hash := range blocks {
-		r := x.findNear(before, hash)
-		w.refs[i] = r
+	for i := 0; i < len(blocks); {
+		r := x.findNear(before, blocks[i])
 		if r == noRef {
+			w.refs[i] = noRef
 			w.fresh++
 			w.gained++
 			before, at = noRef, none
+			i++
 			continue
 		}
+		g := x.segments.at(r.segment())
 		if r.segment() != at {
 			at = r.segment()
-			g := x.segments.at(at)
 			held, holders = x.heldBy(g, lane), len(x.holdings(g))
 		}
 		if before.segment() != at || r < before { // it will be touched by itself
@@ -45,9 +46,11 @@ func (x *Index) look(w *window, lane uint16, blocks []uint64) {
 			w.cells[classFor(holders)]++
 			w.pieces++
 		}
-		before = r
-		if held>>r.pos()&1 == 0 {
-			w.gained++
+		n := g.run(r.pos(), blocks[i:])
+		for range n {
+			w.refs[i], before = r, r
+			w.gained += int(^held >> r.pos() & 1)
+			i, r = i+1, r+1
 		}
 	}
 	if w.fresh > 0 {
