@@ -14,15 +14,18 @@
 //
 // # Complexity
 //
-// With n blocks and r replicas, Match takes O(n·(1 + r/64)) and stops at the first block that no live
-// replica holds; a miss is one probe. Insert takes O(n), or O(1) if the chain was inserted a moment ago:
-// 100 to 200 ns a block nobody holds, mostly the processor's wait for memory, and 5 ns a block held already,
-// since a chain is found in the replica's list as it was inserted. A chat that grows by 32 blocks a turn costs
-// 30 to 40 ns a block of its whole prompt (go test -bench 'Insert|Growing').
-// RemoveReplica and Clear take O(r) and no time per block: readers forget at once, memory is swept by
+// Blocks that are inserted next to each other share a segment of up to seven: one line of the processor's cache
+// with their hashes and who holds which of them. A table leads from a hash to its place there. So Match and Insert
+// search the table once a segment, not once a block, and what a replica holds of a segment is one word and one
+// place in its list.
+//
+// With n blocks held by h replicas, Match takes O(n/7·h) and stops at the first block that no replica
+// holds after all those before; a miss is one probe. Insert takes O(n): one search a block that nobody holds, and
+// one a segment, in O(log h), of what is held. What a further replica holds costs as little as
+// to renew it. RemoveReplica and Clear take O(r) and no time per block: readers forget at once, memory is swept by
 // later inserts, two blocks for each one inserted. Only when 64 replicas' worth is waiting, the oldest is
-// swept on the spot. A block costs about 35 bytes, its first holder 24 more and each further one 32, replicas
-// above the 64th up to 8 more.
+// swept on the spot. A block with one holder costs about 20 bytes and each further holder 5, where segments are
+// full; a block that is left over alone in its segment, or told alone, up to 100.
 //
 // # Guarantees
 //
@@ -30,6 +33,8 @@
 //   - [Stats].Bytes, counted from the arrays really allocated, is at most [Options].MaxBytes after every
 //     insert. While an array grows, its old copy waits for the garbage collector uncounted, one small
 //     shard at a time.
+//   - A replica's own list is exactly least recently used, but for the slack that [Index.Insert] tells of. Between
+//     replicas, up to six blocks may stand as young as what their replica inserted next.
 //   - No number of replicas makes another replica lose its place in a block's set.
 //   - Match does not allocate once its [Matches] has grown to the fleet.
 //   - Nothing but hashes is stored, and there is no pointer in the stored arrays for the collector to follow.

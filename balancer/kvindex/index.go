@@ -11,7 +11,7 @@ type Options struct {
 	// MaxBytes is the budget for all memory the index holds; less than 1 MiB counts as 1 MiB, more than 32
 	// GiB as 32 GiB. More keeps older prefixes; when it is used up, the least recently used blocks of the
 	// fleet go first. 0 means what the known replicas' capacities need, 64 bytes a block, but at least 64
-	// MiB, which is a million (block, replica) pairs, and at most 1 GiB. It grows with them and does not
+	// MiB, which is about three million (block, replica) pairs, and at most 1 GiB. It grows with them and does not
 	// shrink: without their replicas there is nothing that would fill it.
 	MaxBytes int64
 

@@ -18,9 +18,9 @@ import (
 // budget is in bytes, for as many pairs of a block and a replica as the others keep.
 func budget(shared bool) int64 {
 	if shared {
-		return replicas * capacity * 36
+		return replicas * capacity * 15 / 2
 	}
-	return replicas * capacity * 60
+	return replicas * capacity * 20
 }
 
 // ours is one of warmpath's policies with its Router.
