@@ -172,3 +172,14 @@ func TestTicksWrap(t *testing.T) {
 	x.evict(8)
 	assert.Equal(t, []int{0, 8, 8}, []int{depthOf(x, slots[0], a), depthOf(x, slots[1], b), depthOf(x, slots[2], c)})
 }
+
+// A capacity that shrinks below a step while an insert is under way ends the insert, not the program.
+func TestCapacityShrinksDuringAnInsert(t *testing.T) {
+	x := New(Options{})
+	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 2*step)
+	p := x.planInsert(s, blocks)
+	x.SetCapacity(s, 5)
+	assert.True(t, x.insertSteps(&p, len(p.blocks)))
+	assert.LessOrEqual(t, x.Stats().Holders, 5)
+	verify(t, x)
+}

@@ -78,11 +78,14 @@ func (x *Index) makeRoom(w *window, lane uint16, blocks []uint64) bool {
 		if over <= 0 && x.fit(w, blocks, squeezed) {
 			return true
 		}
-		if over > 0 {
+		switch {
+		case over > 0 && l.n == 0: // the capacity became less than a step meanwhile
+			return false
+		case over > 0:
 			for over > 0 && l.n > 0 {
 				over -= x.evictLast(lane, over)
 			}
-		} else if !x.evict(max(w.gained/2, segmentSize)) {
+		case !x.evict(max(w.gained/2, segmentSize)):
 			return false
 		}
 		x.look(w, lane, blocks) // what is gone may have been of these
