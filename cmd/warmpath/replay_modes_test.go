@@ -44,7 +44,7 @@ func TestReplayModes(t *testing.T) {
 func TestReplayFaults(t *testing.T) {
 	for _, fault := range []string{"kill", "stop", "cut"} {
 		t.Run(fault, func(t *testing.T) {
-			r := replayed(t, "--mode", "central", "--duration", "6s", "--central-deadline", "500ms", "--fault", fault, "--fault-for", "1s").Results[0]
+			r := replayed(t, "--mode", "central", "--duration", "12s", "--central-deadline", "500ms", "--fault", fault, "--fault-for", "1s").Results[0]
 			require.Len(t, r.Phases, 3)
 			require.NotNil(t, r.RecoveredMS)
 			require.Positive(t, r.Decisions["central"])
