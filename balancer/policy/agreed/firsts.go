@@ -5,8 +5,24 @@ import (
 	"sort"
 )
 
-// fresh is for how many requests a client is new, at most.
+// fresh is how many first prompts are kept, at most.
 const fresh = 64
+
+// telling is how many other conversations with the same prefix tell a client that has seen
+// so many requests that the prefix is more than one replica should bear: 0 means that they
+// are counted like any requests by now. Of prefixes in half of their share, 1/2N, one in
+// five would be taken for such.
+func telling(requests, replicas int) int {
+	switch {
+	case requests > fresh:
+		return 0
+	case 2*requests <= replicas:
+		return 1
+	case 2*requests <= 3*replicas:
+		return 2
+	}
+	return 0
+}
 
 // firsts are the prompts that a new client has seen. Two that begin alike and go on
 // differently are two conversations, and not two turns of one. That tells of a common

@@ -86,18 +86,16 @@ func (p *Popularity) See(blocks []uint64, replicas int) (key, half int) {
 	most := max(Few, requests/replicas)
 	fewer := min(most, max(sure, requests/(2*replicas)))
 
-	whole := p.before.requests == 0 && p.now.counted+len(blocks) <= thorough
-	if !whole || requests > fresh {
+	if p.before.requests > 0 || p.now.counted+len(blocks) > thorough {
 		p.firsts = firsts{}
-	}
-	if !whole {
 		return p.search(blocks, most, fewer)
 	}
 	p.now.counted += len(blocks)
 	key, half = p.scan(blocks, most, fewer)
-	if requests <= fresh {
-		common := p.firsts.add(blocks, max(1, requests/replicas))
-		key = max(key, min(common, len(blocks)-1))
+	if others := telling(requests, replicas); others > 0 {
+		key = max(key, min(p.firsts.add(blocks, others), len(blocks)-1))
+	} else {
+		p.firsts = firsts{}
 	}
 	return key, max(key, half)
 }

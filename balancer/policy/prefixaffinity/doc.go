@@ -15,10 +15,10 @@
 //
 // The agreed order is rendezvous hashing of one block of the prompt: the first
 // that distinguishes it, that is, which is in at most 1/N of the requests lately
-// seen here, or in at most three. In a client's first 64 requests it lies also behind
-// what the prompt has in common with 1/N of them or more, one at least, that went on
-// differently: those are other conversations. What follows the last full block is hashed
-// as a block of its own, so a short question behind a long system prompt distinguishes
+// seen here, or in at most three. In a client's first N/2 requests it lies also behind
+// what the prompt has in common with another one that went on differently, and so is
+// another conversation; until 3N/2 with two others. What follows the last full block is
+// hashed as a block of its own, so a short question behind a long system prompt distinguishes
 // too. A request without prompt goes by its session, and one without either to
 // the one with fewer bookings of two at random.
 //
