@@ -1,5 +1,6 @@
 """What the two kinds of interceptors share: questions, reports, and how to call a replica."""
 
+import random
 import time
 
 import grpc
@@ -32,11 +33,13 @@ def methods(server):
     )
 
 
-def question(key, deployment, attempt, tried):
-    """Asks for a replica and a reservation, for an attempt that prefers replicas not tried yet."""
-    if attempt and key.request_id:  # else it is given the reservation of the attempt before
-        key.request_id = "%s#%d" % (key.request_id.split("#")[0][:240], attempt)
-    return pb.ChooseReplicaRequest(deployment=deployment, key=key, mode=pb.PICK_MODE_RESERVE, tried=tried)
+def question(key, deployment, tried):
+    """Asks for a replica and a reservation of its own, for an attempt that prefers replicas not tried yet.
+
+    The request id stays what it is in all attempts: a policy may go by it.
+    """
+    return pb.ChooseReplicaRequest(
+        deployment=deployment, key=key, mode=pb.PICK_MODE_RESERVE, tried=tried, attempt=random.getrandbits(64))
 
 
 class Deadline:

@@ -41,9 +41,9 @@ class Router:
     def attempts(self, details, request, deadline):
         """Yields a replica's channel and a Life for each attempt; nothing where the server cannot be asked."""
         key, tried = self._key(request, details.metadata), []
-        for attempt in range(asking.ATTEMPTS):
+        for _ in range(asking.ATTEMPTS):
             try:
-                question = asking.question(key, self._deployment, attempt, tried)
+                question = asking.question(key, self._deployment, tried)
                 answer = self._choose(question, timeout=deadline.left(self._timeout))
             except grpc.RpcError as error:
                 if error.code() in asking.ANSWERS:
