@@ -29,7 +29,7 @@ func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaR
 		return nil, err
 	}
 	q.Model, q.Adapter = d.canonical(base), cmp.Or(q.Adapter, adapter)
-	d.noteTried(&q, r.GetTried())
+	q.Resume(d.hosted.Load().router.View(), r.GetTried())
 	if adopted(ctx) {
 		q.Adopt()
 	}
@@ -83,7 +83,7 @@ func (d *deployment) choose(ctx context.Context, who *caller, r *warmpathv1.Choo
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
 	length := d.holdFor(r)
 	a := d.answer(h, r, x) // before anything else can happen to it
-	x.q.Exclude = nil      // which a lease would keep
+	x.q.Settle()           // else a lease would keep what the caller sent, or as long a list
 	d.leases.hold(x, reserves, length, d.now())
 	if reserves {
 		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}

@@ -66,15 +66,6 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *routing.Request) error {
 	return nil
 }
 
-// noteTried notes at which replicas earlier attempts failed. Of what the caller sent nothing is kept: it would be for as long as the
-// pick counts.
-func (d *deployment) noteTried(q *routing.Request, ids []string) {
-	view := d.hosted.Load().router.View()
-	for _, id := range ids {
-		q.NextAttempt(view.ByID(id)) // nil for one that is no member
-	}
-}
-
 // priorities are those of the wire; one that is not known is normal.
 var priorities = map[warmpathv1.Priority]routing.Priority{
 	warmpathv1.Priority_PRIORITY_LOW:  routing.PriorityLow,

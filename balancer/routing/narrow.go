@@ -42,15 +42,19 @@ func (p *places) add(in *membership, ids []string) {
 		return
 	}
 	if p.bits == nil || p.ids > len(ids) {
-		*p = places{bits: make([]uint64, (len(in.replicas)+63)/64)}
+		*p = newPlaces(in)
 	}
 	for _, id := range ids[p.ids:] {
 		if r := in.byID[id]; r != nil {
-			p.bits[r.index/64] |= 1 << (r.index % 64)
+			p.put(r)
 		}
 	}
 	p.ids = len(ids)
 }
+
+func newPlaces(in *membership) places { return places{bits: make([]uint64, (len(in.replicas)+63)/64)} }
+
+func (p *places) put(r *Replica) { p.bits[r.index/64] |= 1 << (r.index % 64) }
 
 func (p *places) has(r *Replica) bool { return p.bits[r.index/64]&(1<<(r.index%64)) != 0 }
 

@@ -150,3 +150,53 @@ func BenchmarkNext(b *testing.B) {
 		}
 	}
 }
+
+// A request that was tried elsewhere is one that was tried here.
+func TestResume(t *testing.T) {
+	for seed := range uint64(100) {
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		v := connected(t, Options{Policy: choosing(leastLoaded)}, members(rnd.IntN(100))...).View()
+		var failed []string
+		want, got := new(Request), new(Request)
+		for range rnd.IntN(2) * rnd.IntN(150) {
+			id := fmt.Sprintf("r%d", rnd.IntN(150))
+			failed = append(failed, id)
+			want.NextAttempt(v.ByID(id))
+		}
+		got.Resume(v, failed)
+		require.Equal(t, want, got, "seed %d", seed)
+	}
+}
+
+// What is settled keeps none of the lists, and its shadow neither.
+func TestSettle(t *testing.T) {
+	var completed []*Request
+	note := func(q *Request) { completed = append(completed, q) }
+	shadow := ending{choosing(leastLoaded), note}
+	r := connected(t, Options{Policy: ending{choosing(leastLoaded), note}, Shadow: shadow}, members(40)...)
+	q := new(Request)
+	for i := range 20 {
+		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
+	}
+	q.Resume(r.View(), []string{"r20", "r21", "r22", "r23", "r24", "r25", "r26", "r27", "r28"})
+	b := pick(t, r, q)
+	require.Equal(t, "r29", b.Decision.Replica.ID)
+	q.Settle()
+	b.Release()
+	r.Complete(q, b.Decision, Outcome{Sent: true, Usage: NoUsage})
+	require.Len(t, completed, 2, "the policy and its shadow")
+	for _, q := range completed {
+		require.Empty(t, q.Exclude)
+		require.Empty(t, q.TriedIDs())
+		require.Nil(t, q.narrowed)
+		require.Equal(t, 10, q.Attempt())
+	}
+}
+
+// ending is a policy that notes of which requests it is told the end.
+type ending struct {
+	choosing
+	note func(*Request)
+}
+
+func (p ending) Completed(q *Request, _ Decision, _ Outcome) { p.note(q) }

@@ -147,3 +147,29 @@ func (q *Request) NextAttempt(failed *Replica) {
 		q.tried = append(q.tried, failed.ID)
 	}
 }
+
+// Resume starts the attempt after those that failed at these replicas, as NextAttempt does one by one. Of ids that the
+// fleet of the View does not have only the attempt counts, and of the slice and its strings nothing is kept. It is for a
+// request that had no attempts here. O(ids).
+func (q *Request) Resume(v *View, failed []string) {
+	if len(failed) == 0 {
+		return
+	}
+	seen := newPlaces(v.fleet)
+	for _, id := range failed {
+		q.attempt++
+		if r := v.ByID(id); r != nil && !seen.has(r) {
+			seen.put(r)
+			q.tried = append(q.tried, r.ID)
+		}
+	}
+}
+
+// Settle forgets whom the request excludes and where its attempts failed, for a host that
+// keeps it for long after its last pick: policies that are told of the end do not see them.
+func (q *Request) Settle() {
+	q.Exclude, q.tried, q.narrowed = nil, nil, nil
+	if s := q.shade; s != nil {
+		s.request.Exclude, s.request.tried, s.request.narrowed = nil, nil, nil
+	}
+}
