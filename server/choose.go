@@ -45,20 +45,26 @@ func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaR
 	return a, nil
 }
 
-// choose picks, and books for as long as the mode says.
+// choose picks, waiting as long as the question says, and books for as long as the mode says.
 func (d *deployment) choose(ctx context.Context, who *caller, r *warmpathv1.ChooseReplicaRequest, q *routing.Request) (*warmpathv1.ChooseReplicaResponse, error) {
 	reserves := r.GetMode() == warmpathv1.PickMode_PICK_MODE_RESERVE
 	name := leaseName{by: who}
 	if reserves && q.ID != "" {
 		name.request, name.attempt = q.ID, r.GetAttempt()
 	}
+	waits := r.GetWaitMs() > 0 && r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
+	if waits {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
+		defer cancel()
+	}
 	x, repeated, err := d.leases.begin(name)
 	for repeated && err == nil {
-		a, failed := x.again(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
-		if !errors.Is(failed, context.Canceled) || ctx.Err() != nil {
+		a, failed := x.again(ctx, waits)
+		if left := errors.Is(failed, context.Canceled) || errors.Is(failed, context.DeadlineExceeded); !left || ctx.Err() != nil {
 			return a, failed
 		}
-		x, repeated, err = d.leases.begin(name) // whoever was first went away
+		x, repeated, err = d.leases.begin(name) // whoever was first went away, or would not wait as long
 	}
 	if err != nil {
 		return nil, err
@@ -109,8 +115,6 @@ func pickFrom(ctx context.Context, router *routing.Router, r *warmpathv1.ChooseR
 	case r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY:
 		return router.Query(ctx, &x.q, &x.booking)
 	case r.GetWaitMs() > 0:
-		ctx, cancel := context.WithTimeout(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
-		defer cancel()
 		return router.Acquire(ctx, &x.q, &x.booking)
 	}
 	return router.Pick(ctx, &x.q, &x.booking)
@@ -154,17 +158,18 @@ func (d *deployment) holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
 	return time.Duration(limits.CountedHold)
 }
 
-// again is the answer that was given before, or is being made: it waits as long as the question says, and no longer.
-func (x *lease) again(ctx context.Context, wait time.Duration) (*warmpathv1.ChooseReplicaResponse, error) {
+// again is the answer that was given before, or is being made: who waits does so until the context ends.
+func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplicaResponse, error) {
 	select {
 	case <-x.made:
 	default:
-		ctx, cancel := context.WithTimeout(ctx, wait)
-		defer cancel()
+		if !waits {
+			return nil, routing.ErrFull // the first of its name waits for room
+		}
 		select {
 		case <-x.made:
 		case <-ctx.Done():
-			return nil, routing.ErrFull // the first of its name waits for room
+			return nil, routing.ErrFull
 		}
 	}
 	if x.err != nil {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -10,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -183,45 +183,69 @@ func TestAttemptsAreApart(t *testing.T) {
 	require.Equal(t, book{2, 200}, f.load())
 }
 
-// Who asks for what another one is waiting for goes on waiting when that one goes away.
+// Who asks for what another one is waiting for goes on waiting when that one goes away or would not wait as long, and in all
+// as long as it said.
 func TestTheFirstToAskMayGo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := parse(t, several)
-		d, err := newDeployment("code", c.Deployments["code"], c, discard, time.Now)
-		require.NoError(t, err)
-		defer d.close()
-		who := anyone()
-		choose := func(ctx context.Context, id string) (*warmpathv1.ChooseReplicaResponse, error) {
-			r := &warmpathv1.ChooseReplicaRequest{Mode: reserve, WaitMs: 60_000, Key: &warmpathv1.RequestKey{RequestId: id}}
-			var q routing.Request
-			if err := decodeKey(r, &q); err != nil {
-				return nil, err
-			}
-			return d.choose(ctx, who, r, &q)
+	const short, long = 10_000, 60_000 // ms
+	for _, c := range []struct {
+		name            string
+		wait            uint32        // of the first
+		deadline, leave time.Duration // when its call ends, and when it is called off
+	}{
+		{"called off", long, time.Hour, 10 * time.Second},
+		{"deadline", long, 10 * time.Second, time.Hour},
+		{"waits less", short, time.Hour, time.Hour},
+	} {
+		for _, room := range []bool{true, false} {
+			t.Run(fmt.Sprint(c.name, ", room ", room), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := parse(t, several)
+					d, err := newDeployment("code", f.Deployments["code"], f, discard, time.Now)
+					require.NoError(t, err)
+					defer d.close()
+					who := anyone()
+					choose := func(ctx context.Context, id string, wait uint32) (*warmpathv1.ChooseReplicaResponse, error) {
+						r := &warmpathv1.ChooseReplicaRequest{Mode: reserve, WaitMs: wait, Key: &warmpathv1.RequestKey{RequestId: id}}
+						var q routing.Request
+						if err := decodeKey(r, &q); err != nil {
+							return nil, err
+						}
+						return d.choose(ctx, who, r, &q)
+					}
+					held, err := choose(t.Context(), "held", long)
+					require.NoError(t, err)
+					began := time.Now()
+					first, leave := context.WithTimeout(t.Context(), c.deadline)
+					time.AfterFunc(c.leave, leave)
+					gone := make(chan struct{})
+					var wg sync.WaitGroup
+					wg.Go(func() {
+						defer close(gone)
+						_, err := choose(first, "same", c.wait)
+						assert.Error(t, err)
+					})
+					synctest.Wait()
+					wg.Go(func() {
+						a, err := choose(t.Context(), "same", long)
+						if room {
+							assert.NoError(t, err)
+							assert.False(t, a.GetReservation().GetRepeated())
+							return
+						}
+						assert.Error(t, err)
+						assert.Equal(t, long*time.Millisecond, time.Since(began))
+					})
+					<-gone
+					synctest.Wait()
+					if room {
+						d.leases.end(held.GetReservation().GetId()).release(routing.Outcome{})
+					}
+					wg.Wait()
+					leave()
+				})
+			})
 		}
-		held, err := choose(t.Context(), "held")
-		require.NoError(t, err)
-		first, leave := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			_, err := choose(first, "same")
-			if !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
-		})
-		synctest.Wait()
-		wg.Go(func() {
-			a, err := choose(t.Context(), "same")
-			if err != nil || a.GetReservation().GetRepeated() {
-				t.Error(a, err)
-			}
-		})
-		synctest.Wait()
-		leave()
-		synctest.Wait()
-		d.leases.end(held.GetReservation().GetId()).release(routing.Outcome{})
-		wg.Wait()
-	})
+	}
 }
 
 // Of whom a caller excludes, and where it failed, nothing is kept for as long as a reservation lasts.
