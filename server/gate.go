@@ -40,7 +40,7 @@ type gate struct {
 	setting  sync.Mutex
 	watchers map[string]*fleet.Watcher // by path
 
-	// mu guards what follows; nothing is locked under it.
+	// mu guards what follows. Only that of moved is taken under it.
 	mu      sync.Mutex
 	config  *Config            // of which callers and limits count; nil = none yet
 	callers map[string]*caller // by name

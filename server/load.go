@@ -98,13 +98,14 @@ func (d *deployment) unsettle() {
 	d.shown.mark(stale, d.shown.tick+1)
 }
 
-// unsettled reports whether nobody can know the load of a replica yet: it does not tell of it itself. Called with mu held.
+// unsettled reports whether nobody can know the load of a replica yet: it does not tell of it itself, or has stopped to. Called
+// with mu held.
 func (d *deployment) unsettled(m *member, now time.Time) bool {
 	if !now.Before(d.settles) {
 		return false
 	}
-	_, _, tells := d.saidOf(m.ID)
-	return !tells
+	_, heard, tells := d.saidOf(m.ID)
+	return !tells || now.Sub(heard) >= time.Duration(d.limits.Load().StaleAfter)
 }
 
 // tick is the end of an interval: what has expired is let go, load is added up, told to the Router, and to the watchers.

@@ -63,3 +63,26 @@ deployments:
 	three := f.watch(t, &warmpathv1.WatchStart{ClientId: "three", Load: true})
 	require.Empty(t, three.next().GetLoad().GetStale(), "one more changes nothing")
 }
+
+// Of a replica that has stopped to tell of itself no more is known when clients come over than of one that never did.
+func TestClientsComeOverToTheSilent(t *testing.T) {
+	f := start(t, `
+load_interval: 1s
+stale_after: 2s
+deployments: {chat: {policy: {kv_aware: {}}, replicas: [{id: a, address: "10.0.0.1:1"}], register: true}}
+`)
+	for _, id := range []string{"b", "c"} {
+		_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{
+			Replica: &warmpathv1.Replica{Id: id, Address: id + ":1"}, Ongoing: proto.Uint32(6), QueuedTokens: proto.Uint64(600), LeaseMs: 60_000,
+		})
+		require.NoError(t, err)
+		f.clock.advance(time.Second)
+	}
+	f.clock.advance(time.Second / 2)
+	f.tick("chat")
+	one := f.watch(t, &warmpathv1.WatchStart{ClientId: "one", Load: true})
+	require.Equal(t, []uint32{1, 2}, one.next().GetLoad().GetStale(), "b is silent, c is not yet")
+	f.tick("chat")
+	n, tokens := f.deployment("chat").hosted.Load().router.View().ByID("b").Foreign()
+	require.Equal(t, book{6, 600}, book{int64(n), tokens}, "as loaded as the rest")
+}
