@@ -62,6 +62,17 @@ func (x *Index) run(blocks []uint64) (r ref, n int) {
 	return r, x.segments.at(r.segment()).run(r.pos(), blocks)
 }
 
+// runBehind is run of blocks that follow the one that stands at before in a chain. A chain that was inserted in one
+// piece has its tail in the segment before that of its head, so as a rule no search is needed.
+func (x *Index) runBehind(before ref, blocks []uint64) (r ref, n int) {
+	if at := before.segment() - 1; at < x.segments.n {
+		if g := x.segments.at(at); g.hashes[0] == blocks[0] && g.live()&1 != 0 {
+			return refOf(at, 0), g.run(0, blocks)
+		}
+	}
+	return x.run(blocks)
+}
+
 // run tells how many of the blocks stand in the segment from a position on, where the first does.
 func (g *segment) run(pos int, blocks []uint64) int {
 	most := min(bits.TrailingZeros8(^(g.live() >> pos)), len(blocks))

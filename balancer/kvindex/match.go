@@ -81,7 +81,7 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 		if depth%ahead < segmentSize && depth > segmentSize {
 			m.warmth += x.warmRuns(blocks[depth:min(depth+ahead, len(blocks))])
 		}
-		if r, n = x.run(blocks[depth:]); n == 0 {
+		if r, n = x.runBehind(r, blocks[depth:]); n == 0 {
 			break
 		}
 	}
@@ -93,8 +93,8 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 // narrow takes the lanes that do not hold all of n blocks, which stand at r and are at this depth of the prompt,
 // from those that held every block so far, and records them. It returns how many words and lanes are left.
 func (x *Index) narrow(m *Matches, r ref, n, words, depth, left int) (int, int) {
-	if kept := x.keep(r, n, m.held[:words], m.next); slices.Equal(m.next[:words], m.held[:words]) {
-		return kept, left
+	if x.allHold(r, n, m.held[:words], left) {
+		return words, left
 	}
 	for i := 0; i < n && left > 0; i++ {
 		kept := x.keep(r+ref(i), 1, m.held[:words], m.next)
@@ -121,6 +121,21 @@ func (x *Index) record(m *Matches, word int, lanes uint64, depth, left int) int 
 		m.depths[s] = int32(depth)
 	}
 	return left
+}
+
+// allHold reports whether surely all of the lanes in held, so many, hold the n blocks that stand at r.
+func (x *Index) allHold(r ref, n int, held []uint64, lanes int) bool {
+	want := uint8(1<<n-1) << r.pos()
+	for _, h := range x.holdings(x.segments.at(r.segment())) {
+		w := int(h.lane() / 64)
+		if w >= len(held) {
+			break
+		}
+		if h.mask()&want == want {
+			lanes -= int(held[w] >> (h.lane() % 64) & 1)
+		}
+	}
+	return lanes == 0
 }
 
 // keep stores the lanes of held that hold the n blocks that stand at r in next, and returns the number of words

@@ -19,8 +19,8 @@ type cells struct {
 }
 
 const (
-	classes       = 19 // up to seven holdings for each of 65,535 lanes
-	wordsPerChunk = 1024
+	classes            = 19 // up to seven holdings for each of 65,535 lanes
+	wordsPerChunkShift = 10
 )
 
 // wordsOf is the size of a cell in words.
@@ -30,17 +30,18 @@ func capacityOf(class int) int { return wordsOf(class) - 1 }
 // classFor returns the smallest class for n holdings.
 func classFor(n int) int { return max(bits.Len(uint(n))-2, 0) }
 
-func cellsPerChunk(class int) int { return max(wordsPerChunk/wordsOf(class), 1) }
+// chunkShift is the binary logarithm of how many cells of a class are in a chunk.
+func chunkShift(class int) int    { return max(wordsPerChunkShift-2-class, 0) }
+func cellsPerChunk(class int) int { return 1 << chunkShift(class) }
 
 func chunkBytes(class int) int64 {
 	return int64(cellsPerChunk(class)*wordsOf(class))*int64(unsafe.Sizeof(holding(0))) + 24
 }
 
 func (p *pool) words(class int, cell uint32) []holding {
-	per := cellsPerChunk(class)
-	chunk := p.classes[class].chunks[int(cell)/per]
-	at := int(cell) % per * wordsOf(class)
-	return chunk[at : at+wordsOf(class)]
+	shift := chunkShift(class)
+	at := int(cell) & (1<<shift - 1) * wordsOf(class)
+	return p.classes[class].chunks[cell>>shift][at : at+wordsOf(class)]
 }
 
 func (p *pool) owner(class int, cell uint32) uint32 { return uint32(p.words(class, cell)[0]) }
