@@ -16,20 +16,22 @@
 //
 // Blocks that are inserted next to each other share a segment of up to seven: one line of the processor's cache
 // with their hashes and who holds which of them. A table leads from a hash to its place there. So Match and Insert
-// search the table once a segment, not once a block, and what a replica holds of a segment is one word and one
+// search the table at most once a segment, not once a block, and what a replica holds of a segment is one word and one
 // place in its list.
 //
-// With n blocks held by h replicas, Match takes O(n/7·h) and stops at the first block that no replica
-// holds after all those before; a miss is one probe. Insert takes O(n): one search a block that nobody holds, and
-// one a segment, in O(log h), of what is held. What a further replica holds costs as little as
-// to renew it. RemoveReplica and Clear take O(r) and no time per block: readers forget at once, memory is swept by
-// later inserts, two blocks for each one inserted. Only when 64 replicas' worth is waiting, the oldest is
-// swept on the spot. A block with one holder costs about 20 bytes and each further holder 5, where segments are
+// With n blocks held by h replicas, Match takes O(h·log n) for each depth at which holders end, where the chain came in
+// one insert and nothing as young was removed from the replicas, and O(n/7·h) elsewhere. It stops at the first block that
+// no replica holds after all those before; a miss is one probe. Insert takes O(n): one search a block that nobody holds,
+// and at most one a segment, in O(log h), of what is held; O(1) if the chain was inserted a moment ago. What a further
+// replica holds costs as little as to renew it. RemoveReplica and Clear take O(r) and no time per block: readers forget at
+// once, memory is swept by later inserts, two blocks for each one inserted. Only when 64 replicas' worth is waiting,
+// the oldest is swept on the spot. A block with one holder costs about 20 bytes and each further holder 5, where segments are
 // full; a block that is left over alone in its segment, or told alone, up to 100.
 //
 // # Guarantees
 //
-//   - An answer may under-estimate, never over-estimate, what Insert, Remove, Clear and RemoveReplica told.
+//   - An answer may under-estimate, never over-estimate, what Insert, Remove, Clear and RemoveReplica told, as long as
+//     Insert is given chains, or [Options].Gaps says that it may not be.
 //   - [Stats].Bytes, counted from the arrays really allocated, is at most [Options].MaxBytes after every
 //     insert. While an array grows, its old copy waits for the garbage collector uncounted, one small
 //     shard at a time.

@@ -46,6 +46,17 @@ func depthOf(x *Index, s Slot, blocks []uint64) int {
 	return m.Depth(s)
 }
 
+// scanned is how many leading blocks a replica holds, found one by one.
+func scanned(x *Index, s Slot, blocks []uint64) int {
+	lane := x.laneOf(s)
+	for i, hash := range blocks {
+		if r := x.find(hash); r == noRef || x.heldBy(x.segments.at(r.segment()), lane)>>r.pos()&1 == 0 {
+			return i
+		}
+	}
+	return len(blocks)
+}
+
 // verify checks that tables, lists, sets and counts of the index tell one story.
 func verify(t testing.TB, x *Index) {
 	t.Helper()
@@ -144,9 +155,19 @@ func verify(t testing.TB, x *Index) {
 	inTable, pooled, buckets := 0, int64(0), 0
 	for i := range x.table.shards {
 		s := &x.table.shards[i]
-		n := 0
-		s.each(func(ref) { n++ })
+		n, passed := 0, make([]uint64, len(s.buckets))
+		s.each(func(r ref) {
+			n++
+			mix := x.mix(x.hashAt(r))
+			at, _ := s.place(mix, r)
+			for b := home(mix, len(s.buckets)); b != at; b = (b + 1) % len(s.buckets) {
+				passed[b]++
+			}
+		})
 		require.Equal(t, s.n, n)
+		for b := range s.buckets {
+			require.Equal(t, passed[b], s.buckets[b].passed())
+		}
 		inTable += n
 		buckets += len(s.buckets)
 	}

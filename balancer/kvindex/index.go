@@ -18,6 +18,10 @@ type Options struct {
 	// MaxBlocksPerReplica is the capacity, in blocks, of replicas for which SetCapacity was not called.
 	// 0 means that only MaxBytes bounds them.
 	MaxBlocksPerReplica int
+
+	// Gaps says that a chain given to Insert may lack blocks between others. Match then looks at all that is
+	// held; else it trusts a block that was inserted behind others to tell of them.
+	Gaps bool
 }
 
 const (
@@ -46,6 +50,7 @@ type Index struct {
 	capacity uint32 // for replicas without one of their own; 0 is none
 	seed     uint64
 	follows  bool // the budget follows the capacities
+	gaps     bool
 
 	mu       sync.RWMutex
 	maxBytes int64
@@ -80,6 +85,7 @@ type Index struct {
 func New(o Options) *Index {
 	x := &Index{
 		follows:  o.MaxBytes == 0,
+		gaps:     o.Gaps,
 		capacity: blocksCapacity(o.MaxBlocksPerReplica),
 		seed:     rand.Uint64(),
 		ids:      make(map[string]Slot),

@@ -1,12 +1,9 @@
 package kvindex
 
-import (
-	"math/bits"
-	"sort"
-)
+import "sort"
 
 // Insert records that the replica holds these blocks, a chain in order: each block's hash is chained to the
-// one before. The chain may begin anywhere; Match sees it once the blocks before are held too. Inserting
+// one before, but for [Options].Gaps. The chain may begin anywhere; Match sees it once the blocks before are held too. Inserting
 // makes the blocks the replica's most recently used, the head before the tail.
 //
 // To be cheap for what is routed again and again, Insert does nothing if all the blocks are held, none was touched
@@ -71,61 +68,6 @@ func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
 	return p
 }
 
-// roomy reports whether the lane is far from evicting anything.
-func (x *Index) roomy(l *lane) bool {
-	return x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2)
-}
-
-// isYoung reports whether the lane holds all of the blocks, no tail touched after its head, and the last not
-// before the tick recent.
-func (x *Index) isYoung(blocks []uint64, lane uint16, recent uint32) bool {
-	if !x.touchedSince(blocks[len(blocks)-1], lane, recent) {
-		return false
-	}
-	latest := none
-	for len(blocks) > 0 {
-		r, n := x.run(blocks)
-		if n == 0 {
-			return false
-		}
-		blocks = blocks[n:]
-		all := x.holdings(x.segments.at(r.segment()))
-		lo, hi := ofLane(all, lane)
-		for pos := r.pos(); n > 0; {
-			i := lo
-			for i < hi && all[i].mask()>>pos&1 == 0 {
-				i++
-			}
-			if i == hi {
-				return false
-			}
-			tick := x.nodes.at(all[i].node()).tick
-			if tick > latest {
-				return false
-			}
-			latest = tick
-			together := min(bits.TrailingZeros8(^(all[i].mask() >> pos)), n)
-			pos, n = pos+together, n-together
-		}
-	}
-	return true
-}
-
-func (x *Index) touchedSince(hash uint64, lane uint16, recent uint32) bool {
-	r := x.find(hash)
-	if r == noRef {
-		return false
-	}
-	all := x.holdings(x.segments.at(r.segment()))
-	lo, hi := ofLane(all, lane)
-	for _, h := range all[lo:hi] {
-		if h.mask()>>r.pos()&1 != 0 {
-			return x.nodes.at(h.node()).tick >= recent
-		}
-	}
-	return false
-}
-
 // heldOf returns how many leading blocks the lane holds, if it holds none behind them.
 func (x *Index) heldOf(blocks []uint64, lane uint16) int {
 	return sort.Search(len(blocks), func(i int) bool {
@@ -137,38 +79,46 @@ func (x *Index) heldOf(blocks []uint64, lane uint16) int {
 // insertSteps walks the first n blocks from tail to head; false if the lane was cleared or removed meanwhile.
 func (x *Index) insertSteps(p *insertion, n int) bool {
 	for end := n; end > 0; end -= step {
-		low := max(0, end-step)
-		x.mu.RLock()
-		p.warmth += x.warmStep(p.blocks[low:end]) // so that the wait for memory is not under the write lock
-		x.mu.RUnlock()
-		x.mu.Lock()
-		if x.lanes[p.lane].generation != p.generation {
-			x.mu.Unlock()
+		if !x.insertStep(p, max(0, end-step), end) {
 			return false
 		}
-		x.advance()
-		if p.began == 0 {
-			p.began = x.tick
-		}
-		x.sweep(2 * step)
-		x.insertStep(p, p.blocks[low:end])
-		if low == 0 && !p.rescuing {
-			x.inserted(p)
-		}
-		x.mu.Unlock()
+	}
+	return true
+}
+
+// insertStep is insertSteps for the blocks from low to end.
+func (x *Index) insertStep(p *insertion, low, end int) bool {
+	x.mu.RLock()
+	p.warmth += x.warmStep(p.blocks[low:end]) // so that the wait for memory is not under the write lock
+	x.mu.RUnlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.lanes[p.lane].generation != p.generation {
+		return false
+	}
+	x.advance()
+	if p.began == 0 {
+		p.began = x.tick
+		x.lanes[p.lane].writing++
+	}
+	x.sweep(2 * step)
+	x.touch(p, low, end)
+	x.tidy()
+	if low == 0 && !p.rescuing {
+		x.inserted(p)
 	}
 	return true
 }
 
 // warmStep reads what a step will need: the segments of what is known, then what is before it in the table.
 func (x *Index) warmStep(blocks []uint64) (sum uint64) {
-	for len(blocks) > 0 {
-		r, n := x.run(blocks)
+	for before := noRef; len(blocks) > 0; {
+		r, n := x.runBehind(before, blocks)
 		if n == 0 {
 			return sum + x.warm(blocks)
 		}
 		sum += uint64(r)
-		blocks = blocks[n:]
+		before, blocks = r, blocks[n:]
 	}
 	return sum
 }
@@ -176,6 +126,7 @@ func (x *Index) warmStep(blocks []uint64) (sum uint64) {
 // inserted ends an insert.
 func (x *Index) inserted(p *insertion) {
 	l := &x.lanes[p.lane]
+	l.writing--
 	l.age(len(p.blocks), min(p.began, x.tick))
 	if l.told {
 		x.untold += uint64(p.beyond)
@@ -183,8 +134,9 @@ func (x *Index) inserted(p *insertion) {
 	x.warmth += p.warmth
 }
 
-// insertStep makes these blocks the most recently used of the lane.
-func (x *Index) insertStep(p *insertion, blocks []uint64) {
+// touch makes the blocks from low to end the most recently used of the lane.
+func (x *Index) touch(p *insertion, low, end int) {
+	blocks := p.blocks[low:end]
 	var w window
 	x.look(&w, p.lane, blocks)
 	if p.rescuing {
@@ -204,6 +156,7 @@ func (x *Index) insertStep(p *insertion, blocks []uint64) {
 			w.refs[i] = x.create(&w, p.lane, blocks[i])
 		}
 		at, mask := w.refs[i].segment(), uint8(1)<<w.refs[i].pos()
+		ahead := x.leadOf(low+i, w.refs[i].pos())
 		for i--; i >= 0; i-- { // what stands before it in the same segment goes with it
 			if w.refs[i] == noRef && x.opened(p.lane) == at {
 				w.refs[i] = x.create(&w, p.lane, blocks[i])
@@ -213,7 +166,7 @@ func (x *Index) insertStep(p *insertion, blocks []uint64) {
 			}
 			mask |= 1 << w.refs[i].pos()
 		}
-		x.hold(p.lane, at, mask)
+		x.hold(p.lane, at, mask, ahead)
 	}
 }
 
@@ -232,7 +185,7 @@ func (x *Index) rescue(w *window, lane uint16) {
 			continue
 		}
 		if x.bytes()+x.nodes.need(1)+x.pool.need(x.nextClass(at), 1) <= x.maxBytes {
-			x.hold(lane, at, mask)
+			x.hold(lane, at, mask, 0)
 			continue
 		}
 		all := x.holdings(x.segments.at(at))
@@ -240,6 +193,7 @@ func (x *Index) rescue(w *window, lane uint16) {
 		for _, h := range all[lo:hi] {
 			if h.mask()&mask != 0 {
 				x.renew(h.node())
+				x.nodes.at(h.node()).lead = 0
 			}
 		}
 	}
@@ -282,75 +236,4 @@ func (x *Index) create(w *window, lane uint16, hash uint64) ref {
 	x.table.shard(mix).insert(mix, r)
 	x.blocks++
 	return r
-}
-
-// hold makes the lane the holder of some positions of a segment, which stand there as they do in the chain, and
-// these its most recently used.
-func (x *Index) hold(lane uint16, at uint32, mask uint8) {
-	g := x.segments.at(at)
-	all := x.holdings(g)
-	i, hi := ofLane(all, lane)
-	if i < hi && all[i].mask() == mask {
-		x.renew(all[i].node())
-		return
-	}
-	gained := mask
-	own := none // a node that has lost all its positions
-	for n := hi - 1; n >= i; n-- {
-		h := all[n]
-		both := h.mask() & mask
-		gained &^= both
-		switch {
-		case both == 0:
-		case both != h.mask():
-			all[n].setMask(h.mask() &^ both)
-		default:
-			if own != none {
-				x.freeNode(own)
-			}
-			own = h.node()
-			x.removeHolding(at, n)
-			all = x.holdings(g)
-		}
-	}
-	l := &x.lanes[lane]
-	l.n += uint32(bits.OnesCount8(gained))
-	x.held += bits.OnesCount8(gained)
-	if x.joinFirst(g, lane, mask, own) {
-		return
-	}
-	if own != none {
-		x.renew(own)
-	} else {
-		own = x.nodes.push()
-		*x.nodes.at(own) = node{segment: at, lane: lane, tick: x.tick}
-		x.linkFirst(own)
-	}
-	x.addHolding(at, newHolding(lane, mask, own))
-}
-
-// joinFirst adds positions to the lane's most recently used holding if they are of the same segment and stand
-// before it there: then the order of eviction is as if they had a node of their own. That one is freed.
-func (x *Index) joinFirst(g *segment, lane uint16, mask uint8, own uint32) bool {
-	first := x.lanes[lane].first
-	if own == first && own != none {
-		first = x.nodes.at(own).next
-	}
-	if first == none || x.segments.at(x.nodes.at(first).segment) != g {
-		return false
-	}
-	all := x.holdings(g)
-	i, hi := ofLane(all, lane)
-	for ; i < hi; i++ {
-		if h := all[i]; h.node() == first && h.mask()&-h.mask() > mask {
-			all[i].setMask(h.mask() | mask)
-			g.holders[0] |= holding(mask) << positionsAt
-			if own != none {
-				x.freeNode(own)
-			}
-			x.renew(first)
-			return true
-		}
-	}
-	return false
 }

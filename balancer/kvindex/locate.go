@@ -49,6 +49,9 @@ func (x *Index) findNear(near ref, hash uint64) ref {
 		if pos > 0 && g.hashes[pos-1] == hash && live>>(pos-1)&1 != 0 {
 			return near - 1
 		}
+		if r := x.behind(near, hash); r != noRef {
+			return r
+		}
 	}
 	return x.find(hash)
 }
@@ -62,15 +65,23 @@ func (x *Index) run(blocks []uint64) (r ref, n int) {
 	return r, x.segments.at(r.segment()).run(r.pos(), blocks)
 }
 
-// runBehind is run of blocks that follow the one that stands at before in a chain. A chain that was inserted in one
-// piece has its tail in the segment before that of its head, so as a rule no search is needed.
+// runBehind is run of blocks that follow, in a chain, the one that stands at before.
 func (x *Index) runBehind(before ref, blocks []uint64) (r ref, n int) {
-	if at := before.segment() - 1; at < x.segments.n {
-		if g := x.segments.at(at); g.hashes[0] == blocks[0] && g.live()&1 != 0 {
-			return refOf(at, 0), g.run(0, blocks)
-		}
+	if r = x.behind(before, blocks[0]); r != noRef {
+		return r, x.segments.at(r.segment()).run(0, blocks)
 	}
 	return x.run(blocks)
+}
+
+// behind returns the place of a block if it begins the segment before that of another one, else noRef. A chain that
+// was inserted in one piece, its tail first, stands there where it goes on.
+func (x *Index) behind(before ref, hash uint64) ref {
+	if at := before.segment() - 1; at < x.segments.n {
+		if g := x.segments.at(at); g.hashes[0] == hash && g.live()&1 != 0 {
+			return refOf(at, 0)
+		}
+	}
+	return noRef
 }
 
 // run tells how many of the blocks stand in the segment from a position on, where the first does.

@@ -10,6 +10,7 @@ type node struct {
 	prev    uint32
 	next    uint32
 	lane    uint16
+	lead    lead
 }
 
 func (n *node) dig(prev, next uint32)      { *n = node{lane: noLane, prev: prev, next: next} }

@@ -19,7 +19,6 @@ func (x *Index) Remove(s Slot, blocks []uint64) {
 }
 
 func (x *Index) removeStep(lane uint16, blocks []uint64) {
-	before := x.lanes[lane].n
 	at, mask, near := none, uint8(0), noRef
 	for _, hash := range blocks {
 		r := x.findNear(near, hash)
@@ -28,18 +27,27 @@ func (x *Index) removeStep(lane uint16, blocks []uint64) {
 		}
 		if r.segment() != at {
 			if mask != 0 {
-				x.release(lane, at, mask)
+				x.lose(lane, at, mask)
 			}
 			at, mask = r.segment(), 0
 		}
 		mask |= 1 << r.pos()
 	}
 	if mask != 0 {
-		x.release(lane, at, mask)
+		x.lose(lane, at, mask)
 	}
 	x.tidy()
-	if x.lanes[lane].n < before {
-		x.advance()
-		x.lanes[lane].allOld(x.tick)
+}
+
+// lose is release of what an engine gave up in an order of its own.
+func (x *Index) lose(lane uint16, at uint32, mask uint8) {
+	l := &x.lanes[lane]
+	all := x.holdings(x.segments.at(at))
+	lo, hi := ofLane(all, lane)
+	for _, h := range all[lo:hi] {
+		if h.mask()&mask != 0 {
+			l.removed = max(l.removed, x.nodes.at(h.node()).tick)
+		}
 	}
+	x.release(lane, at, mask)
 }

@@ -33,7 +33,9 @@ type lane struct {
 	older, recent uint32
 	touched       int
 
-	removed uint32 // tick of the last Remove
+	removed uint32 // the latest tick of what was removed
+
+	writing int // inserts between two steps: no lead counts
 
 	open uint32 // the segment that gets the next new block,
 	room uint8  // at the position before this one; 0 = there is none
@@ -169,7 +171,7 @@ func (x *Index) Clear(s Slot) {
 			x.dropLast(lane, segmentSize)
 		}
 		x.generation++
-		x.lanes[lane].generation = x.generation
+		x.lanes[lane].generation, x.lanes[lane].writing = x.generation, 0
 		return
 	}
 	x.retire(lane)

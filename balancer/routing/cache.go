@@ -35,7 +35,7 @@ type CacheChange struct {
 	// what follows.
 	Cleared bool
 	// Removed are gone, in any order; Stored are there now, each the prefix of the
-	// next. Removed comes first.
+	// next and, but for superblocks, right before it. Removed comes first.
 	Removed, Stored []uint64
 }
 

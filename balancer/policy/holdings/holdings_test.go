@@ -116,6 +116,16 @@ func TestSuperblocks(t *testing.T) {
 	assert.Equal(t, 96, w.depth(p, "r1", routing.TierGPU))
 }
 
+// What a server tells of a chain lacks what changed meanwhile.
+func TestSuperblocksWithAGap(t *testing.T) {
+	w := newWorld(t, defaults)
+	p := tokens(1, 30*routing.SuperblockTokens)
+	super := full(p, 32)
+	stored := append(append([]uint64{}, super[:20]...), super[21:]...)
+	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: stored})
+	assert.Equal(t, 20*32, w.depth(p, "r1", routing.TierGPU))
+}
+
 func TestSuperblocksOfText(t *testing.T) {
 	w := newWorld(t, defaults)
 	text := string(make([]byte, 5000))

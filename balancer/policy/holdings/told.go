@@ -87,7 +87,7 @@ func (x *Index) fits(m *Member, tokens int, coarse bool) bool {
 func (x *Index) coarseIndex() *kvindex.Index {
 	c := x.coarse.Load()
 	if c == nil {
-		c = kvindex.New(kvindex.Options{MaxBytes: max(x.o.MaxBytes/coarseShare, minCoarse)})
+		c = kvindex.New(kvindex.Options{MaxBytes: max(x.o.MaxBytes/coarseShare, minCoarse), Gaps: true})
 		x.coarse.Store(c)
 	}
 	return c
