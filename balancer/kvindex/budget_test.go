@@ -183,3 +183,60 @@ func TestCapacityShrinksDuringAnInsert(t *testing.T) {
 	assert.LessOrEqual(t, x.Stats().Holders, 5)
 	verify(t, x)
 }
+
+// Where a chain's head is the oldest of all, it is touched before room is made for its tail.
+func TestHeadIsNotEvictedForItsTail(t *testing.T) {
+	x := New(Options{MaxBlocksPerReplica: 100})
+	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 80)
+	x.Insert(s, blocks[:40])
+	x.Insert(s, random(1, 60))
+	x.Insert(s, blocks)
+	assert.Equal(t, 80, depthOf(x, s, blocks))
+	assert.EqualValues(t, 40, x.Stats().Evictions)
+	verify(t, x)
+}
+
+// A tail that was touched after its head makes the chain old: touched again, it stands behind its head.
+func TestHeadIsNeverBehindItsTail(t *testing.T) {
+	x := New(Options{})
+	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 8)
+	x.Insert(s, blocks)
+	x.lanes[x.laneOf(s)].allOld(x.tick + 1)
+	x.Insert(s, blocks[4:])
+	x.Insert(s, blocks)
+	x.evict(4)
+	assert.Equal(t, 4, depthOf(x, s, blocks))
+	verify(t, x)
+}
+
+// Replicas that are told as much, in turns, lose as much to the budget.
+func TestTheOldestOfTheFleetGoFirst(t *testing.T) {
+	x := New(Options{MaxBytes: minBytes})
+	slots := replicas(x, 4)
+	for i := range 8000 {
+		x.Insert(slots[i%4], random(uint64(i), 20))
+		if i > 4000 {
+			for _, s := range slots {
+				require.InEpsilon(t, x.held/4, x.lanes[x.laneOf(s)].n, 0.02)
+			}
+		}
+	}
+	assert.NotZero(t, x.Stats().Evictions)
+}
+
+// What became free while blocks were only touched is given back, too, not all at once at the next eviction.
+func TestTouchingGivesBack(t *testing.T) {
+	x := New(Options{})
+	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 3500)
+	l := &x.lanes[x.laneOf(s)]
+	x.Insert(s, blocks)
+	for i := 1; i < len(blocks); i += 2 {
+		l.allOld(x.tick + 1)
+		x.Insert(s, blocks[i:i+1])
+	}
+	pieces := x.nodes.count()
+	l.allOld(x.tick + 1)
+	x.Insert(s, blocks)
+	assert.Less(t, x.nodes.count(), pieces/2)
+	verify(t, x)
+}

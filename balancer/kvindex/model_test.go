@@ -110,12 +110,19 @@ func TestExactLRUWhereNothingIsYoung(t *testing.T) {
 	m.setCapacity(s, 60)
 	for range 2000 {
 		blocks := prompt(r.IntN(4), r.IntN(12), r.IntN(3), 1+r.IntN(30))
+		if r.IntN(3) == 0 {
+			from := r.IntN(len(blocks))
+			blocks = blocks[from:min(from+1+r.IntN(4), len(blocks))]
+		}
 		x.lanes[x.laneOf(s)].allOld(x.tick + 1)
 		x.Insert(s, blocks)
 		m.insert(s, blocks)
 		probe := prompt(r.IntN(4), r.IntN(12), r.IntN(3), 30)
 		require.Equal(t, m.depth(s, probe), depthOf(x, s, probe))
 		require.Equal(t, len(m.held[s]), x.Stats().Holders)
+		for _, hash := range m.held[s] {
+			require.Equal(t, 1, scanned(x, s, []uint64{hash}))
+		}
 	}
 	verify(t, x)
 }
