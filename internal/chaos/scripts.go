@@ -11,12 +11,14 @@ func grace(d time.Duration) func(*stage, map[string]any) {
 	return func(s *stage, _ map[string]any) { s.spec.Grace = d }
 }
 
+// Draining is how long the replicas of outlast let calls go on: longer ones are cut.
+const Draining = 200 * time.Millisecond
+
 // outlast makes some streams longer than the engines' grace.
 func outlast(s *stage, _ map[string]any) {
-	const draining = 200 * time.Millisecond
-	s.spec.Grace = draining
+	s.spec.Grace = Draining
 	s.load.longEvery = 8
-	s.load.longTokens = int(5 * draining.Seconds() * s.Speed / tokenTime(s.Preset).Seconds())
+	s.load.longTokens = int(5 * Draining.Seconds() * s.Speed / tokenTime(s.Preset).Seconds())
 }
 
 // bounded lets replicas refuse what is too much, and calls wait for room.

@@ -77,7 +77,8 @@ func cut(t *testing.T, r *chaos.Result) {
 	}
 }
 
-// Streams that take longer than a draining replica may wait: they are cut, and nothing else.
+// Streams that take longer than a draining replica may wait: they are cut, and nothing else. On a busy machine others
+// may take as long; whoever is cut was under way all that time.
 func TestStreamsOutlastTheGrace(t *testing.T) {
 	t.Parallel()
 	outlast := func(p string, n int) chaos.Options {
@@ -88,7 +89,8 @@ func TestStreamsOutlastTheGrace(t *testing.T) {
 	runs := []chaos.Options{outlast("consistent_hash", 16), outlast("prefix_cache_affinity", 1)}
 	play(t, runs, func(t *testing.T, r *chaos.Result) {
 		for _, c := range r.History {
-			require.True(t, c.Outcome != chaos.Cut || c.Long, "call %d was cut and is not long", c.Index)
+			long := c.Long || c.End-c.Start >= chaos.Draining
+			require.True(t, c.Outcome != chaos.Cut || long, "call %d was cut after %v", c.Index, c.End-c.Start)
 		}
 	})
 }
