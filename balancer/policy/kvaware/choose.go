@@ -167,9 +167,10 @@ func (c *choice) best() (*option, routing.Reason) {
 	}
 	var best *option
 	equal := 0
+	slack := max(c.config.NearTieTokens, c.config.ForeignSlack*c.View.MeanForeignLoad())
 	for i := range c.options {
 		o := &c.options[i]
-		if o.cost > least+c.config.NearTieTokens {
+		if o.cost > least+slack {
 			continue
 		}
 		equal++

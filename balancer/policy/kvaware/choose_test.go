@@ -91,6 +91,25 @@ func TestCost(t *testing.T) {
 			},
 			place: 1, why: routing.ReasonKVNearTie,
 		}, {
+			name: "small differences in it do not",
+			before: func(r *routing.Router, at []string) {
+				tellLoads(r, at, 40_000)
+			},
+			why: routing.ReasonKVNearTie,
+		}, {
+			name:   "as small as is said",
+			config: func(c *Config) { c.ForeignSlack = 0.1 },
+			before: func(r *routing.Router, at []string) {
+				tellLoads(r, at, 40_000)
+			},
+			place: 1, why: routing.ReasonKVNearTie,
+		}, {
+			name: "large ones do",
+			before: func(r *routing.Router, at []string) {
+				tellLoads(r, at, 10_000)
+			},
+			place: 1, why: routing.ReasonKVNearTie,
+		}, {
 			name: "faster tiers are worth more",
 			before: func(r *routing.Router, at []string) {
 				tell(r, at[2], 0, routing.TierDisk, prompt, 16)
@@ -139,6 +158,17 @@ func TestCost(t *testing.T) {
 			assert.Zero(t, p.IndexStats().Refused)
 		})
 	}
+}
+
+// tellLoads tells that others have booked so many tokens everywhere, and 16,000 more at
+// the first.
+func tellLoads(r *routing.Router, at []string, tokens int64) {
+	loads := make([]routing.ForeignLoad, len(at))
+	for i, id := range at {
+		loads[i] = routing.ForeignLoad{ID: id, QueuedTokens: tokens}
+	}
+	loads[0].QueuedTokens += 16_000
+	r.SetForeignLoad(loads)
 }
 
 // A replica that is twice as fast bears twice as much.

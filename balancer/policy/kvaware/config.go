@@ -31,10 +31,12 @@ type Config struct {
 	HostCredit float64 `json:"host_credit"`
 	DiskCredit float64 `json:"disk_credit"`
 
-	// NearTieTokens is how much more than the least a cost may be to count as equal;
-	// at least 0. Among equals the agreed order decides, which keeps many clients with
-	// the same news from all going one way.
+	// A cost counts as equal to the least when it is no more than NearTieTokens above
+	// it, or ForeignSlack times the mean load that others are told to have, if that is
+	// more; both at least 0. Among equals the agreed order decides, which keeps many
+	// clients with the same news from all going one way.
 	NearTieTokens float64 `json:"near_tie_tokens"`
+	ForeignSlack  float64 `json:"foreign_slack"`
 
 	// Temperature draws among the replicas instead, at random, with weights
 	// exp(-(cost-least) / (temperature · (most-least))); at least 0, 0 = off. It is
@@ -71,6 +73,7 @@ func DefaultConfig() Config {
 		HostCredit:     0.75,
 		DiskCredit:     0.25,
 		NearTieTokens:  4000,
+		ForeignSlack:   0.75,
 		BlockBytes:     64,
 		BlockTokens:    16,
 		IndexBytes:     1 << 30,
@@ -98,6 +101,7 @@ func (c Config) validate() error {
 		{"host_credit", c.HostCredit},
 		{"disk_credit", c.DiskCredit},
 		{"near_tie_tokens", c.NearTieTokens},
+		{"foreign_slack", c.ForeignSlack},
 		{"temperature", c.Temperature},
 	} {
 		if !(f.value >= 0) || math.IsInf(f.value, 1) {

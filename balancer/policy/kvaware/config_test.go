@@ -24,6 +24,7 @@ func TestBoundsNameTheField(t *testing.T) {
 		{func(c *Config) { c.HostCredit = -1 }, "host_credit"},
 		{func(c *Config) { c.DiskCredit = -1 }, "disk_credit"},
 		{func(c *Config) { c.NearTieTokens = -1 }, "near_tie_tokens"},
+		{func(c *Config) { c.ForeignSlack = -0.1 }, "foreign_slack"},
 		{func(c *Config) { c.Temperature = -1 }, "temperature"},
 		{func(c *Config) { c.BlockBytes = 0 }, "block_bytes"},
 		{func(c *Config) { c.BlockTokens = 65537 }, "block_tokens"},
@@ -46,7 +47,7 @@ func TestBoundsNameTheField(t *testing.T) {
 func TestConfigInJSON(t *testing.T) {
 	c := DefaultConfig()
 	require.NoError(t, json.Unmarshal([]byte(`{"uncached_weight":2,"queued_weight":0.5,"decode_weight":0.1,"gpu_credit":1.1,
-		"host_credit":0.5,"disk_credit":0.1,"near_tie_tokens":100,"temperature":0.2,"block_bytes":1,"block_tokens":32,
+		"host_credit":0.5,"disk_credit":0.1,"near_tie_tokens":100,"foreign_slack":0.3,"temperature":0.2,"block_bytes":1,"block_tokens":32,
 		"index_bytes":2097152,"kv_tokens":7,"sticky_sessions":true}`), &c))
-	assert.Equal(t, Config{2, 0.5, 0.1, 1.1, 0.5, 0.1, 100, 0.2, 1, 32, 2 << 20, 7, true}, c)
+	assert.Equal(t, Config{2, 0.5, 0.1, 1.1, 0.5, 0.1, 100, 0.3, 0.2, 1, 32, 2 << 20, 7, true}, c)
 }

@@ -15,8 +15,13 @@
 // channel's request_cost_tokens, both as in the load of all policies. One's own tokens
 // weigh more than the queue's, else caches are given up as the fleet fills.
 //
-// Costs within near_tie_tokens of the least count as equal, and among equals the first
-// in the agreed order of the prompt's distinguishing block is picked (package agreed).
+// Costs that are at most
+//
+//	max(near_tie_tokens, foreign_slack × mean foreign load)
+//
+// above the least count as equal, and among equals the first in the agreed order of the
+// prompt's distinguishing block is picked (package agreed). The foreign load is what others
+// are told to have booked: all clients act on that news alike, and it is a little old.
 // Clients with the same news, or with none, so do not all go one way, and a new turn of
 // a conversation that nobody knows of finds its replica from any client.
 //

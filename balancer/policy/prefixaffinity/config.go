@@ -74,7 +74,7 @@ func DefaultConfig() Config {
 		BlockTokens:        16,
 		IndexBytes:         64 << 20,
 		LoadSlackTokens:    4000,
-		ForeignSlack:       0.5,
+		ForeignSlack:       0.75,
 		ReuseWeight:        3,
 		SharedFraction:     0.5,
 		OnMiss:             OnMissAgreed,

@@ -48,38 +48,44 @@ func (c *choice) gainsNothing() bool {
 // view of the load to tell replicas apart. With fewer, chance does.
 const telling = 4
 
-// turn returns the next replica in turn, of the next [sample] that are available: nothing
-// is more even for a client that sees few calls and no loads but its own. One that has
-// many under way takes the least loaded of them, of equals the next: what has not come
-// back then tells of the others' load too.
+// turn returns the next replica in turn that is available: nothing is more even for a
+// client that sees few calls and no loads but its own, which only counts where it is out
+// of bounds. One that has many under way takes the less loaded of the next two: what has
+// not come back tells of the others' load too, but of all clients alike, so that who took
+// the least loaded of many would meet the others there.
 func (c *choice) turn() *routing.Replica {
-	var next, idlest int
-	var least float64
-	n, looked, ongoing := len(c.Pool.Replicas), 0, 0
+	replicas := c.Pool.Replicas
+	n, looked, ongoing := len(replicas), 0, 0
+	var first, second int // available, in turn
 	for i := 0; i < n && looked < sample; i++ {
 		at := (*c.turns + i) % n
-		r := c.Pool.Replicas[at]
-		if !c.Pool.Takes(r) {
+		if !c.Pool.Takes(replicas[at]) {
 			continue
 		}
-		load := c.v.Load(r)
-		if looked == 0 {
-			next = at
-		}
-		if looked == 0 || load < least {
-			idlest, least = at, load
+		switch looked {
+		case 0:
+			first, second = at, at
+		case 1:
+			second = at
 		}
 		looked++
-		ongoing += r.Ongoing()
+		ongoing += replicas[at].Ongoing()
 	}
 	if looked == 0 {
 		return nil
 	}
-	if ongoing >= telling*looked || !c.within(c.Pool.Replicas[next], 0) {
-		next = idlest
+	*c.turns = (first + 1) % n
+	next := replicas[first]
+	if ongoing >= telling*looked {
+		if other := replicas[second]; c.v.Load(other) < c.v.Load(next) {
+			return other
+		}
+		return next
 	}
-	*c.turns = (next + 1) % n
-	return c.Pool.Replicas[next]
+	if c.within(next, 0) {
+		return next
+	}
+	return c.leastLoaded()
 }
 
 // learn takes a prompt of so many tokens of its own, of which some were cached.

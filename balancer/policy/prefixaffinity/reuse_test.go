@@ -113,7 +113,7 @@ func TestTurnsWhereAgreeingGainsNothing(t *testing.T) {
 
 // A client with many calls under way goes by them: its turn is no reason to add to
 // those that are slow to come back.
-func TestTurnsOfAClientWithManyCallsGoToTheLeastLoaded(t *testing.T) {
+func TestTurnsOfAClientWithManyCallsGoToTheLessLoadedOfTwo(t *testing.T) {
 	p := newPolicy(t, DefaultConfig())
 	r := policytest.NewRouter(t, p, policytest.Fleet(4))
 	for range 500 {
@@ -137,5 +137,20 @@ func TestTurnsOfAClientWithManyCallsGoToTheLeastLoaded(t *testing.T) {
 	}
 	each := took()
 	assert.Zero(t, each["r2"])
+	assert.Greater(t, each["r3"], each["r0"], "who follows it takes its turns too")
 	assert.Positive(t, each["r0"])
+	assert.Positive(t, each["r1"])
+}
+
+// A turn is never given to a replica out of bounds, whoever is next.
+func TestTurnsStayWithinTheBound(t *testing.T) {
+	p := newPolicy(t, with(func(c *Config) { c.LoadSlackTokens = 1_000 }))
+	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	for range 500 {
+		p.reuse.learn(0, 8_000)
+	}
+	policytest.Fill(t, r, "r2", telling-1)
+	for i := range 40 {
+		assert.NotEqual(t, "r2", route(t, r, ask(tokens(i, 64))).Replica.ID)
+	}
 }
