@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // attempts is the attempt loop of one call: it decides whether a failed attempt
@@ -52,7 +53,7 @@ func (a *attempts) again(ctx context.Context, err error) error {
 		}
 	} else if err := a.failed(f, last, err); err != nil {
 		return err
-	} else if !pause(ctx, backoff(a.made)) {
+	} else if pause.For(ctx, backoff(a.made)) != nil {
 		return err
 	}
 	a.call.Retried(f.cause())
@@ -108,18 +109,4 @@ func backoff(n int) time.Duration {
 		return most
 	}
 	return first << (n - 2)
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	if d == 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

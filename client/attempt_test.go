@@ -1,7 +1,6 @@
 package client
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -14,12 +13,4 @@ func TestBackoff(t *testing.T) {
 		require.Equal(t, ms*time.Millisecond, backoff(i+1), "after %d failed attempts", i+1)
 	}
 	require.Equal(t, 500*time.Millisecond, backoff(1<<30))
-}
-
-func TestPauseEndsWithTheContext(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	require.True(t, pause(ctx, 0))
-	cancel()
-	require.False(t, pause(ctx, 0))
-	require.False(t, pause(ctx, time.Hour))
 }

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // refused counts the attempts of a call that replicas refused because they are full:
@@ -27,7 +28,7 @@ func (n *refused) again(ctx context.Context, err error, last channel.Attempt) (r
 		return false, false
 	}
 	*n++
-	return true, pause(ctx, backoff(int(*n)))
+	return true, pause.For(ctx, backoff(int(*n))) == nil
 }
 
 // sizes are the words in which implementations of gRPC refuse a message, or metadata, for

@@ -49,6 +49,7 @@ var house = []string{
 	"balancer/fleet",
 	"balancer/kvindex",
 	"internal/fault",
+	"internal/pause",
 	"balancer/routing",
 	"proto/warmpath/v1",
 }

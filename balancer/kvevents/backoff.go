@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 const (
@@ -17,19 +19,7 @@ type backoff struct{ next time.Duration }
 // wait waits; false if the context ended.
 func (b *backoff) wait(ctx context.Context) bool {
 	b.next = min(max(2*b.next, firstRetry), lastRetry)
-	return pause(ctx, b.next/2+rand.N(b.next/2))
+	return pause.For(ctx, b.next/2+rand.N(b.next/2)) == nil
 }
 
 func (b *backoff) reset() { b.next = 0 }
-
-// pause waits; false if the context ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/warmpath/warmpath/internal/drive"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // What may happen to the look-aside servers while requests are sent.
@@ -80,7 +81,7 @@ func (f *fault) plan(ctx context.Context, s *stage, from, length time.Duration) 
 }
 
 func (h *happening) happen(ctx context.Context, s *stage, start time.Time) error {
-	if !sleep(ctx, h.after) {
+	if pause.For(ctx, h.after) != nil {
 		return fmt.Errorf("--fault-after: the run ended before %v", h.after)
 	}
 	begin, end := h.does(ctx, s)
@@ -88,7 +89,7 @@ func (h *happening) happen(ctx context.Context, s *stage, start time.Time) error
 	if err := begin(); err != nil {
 		return err
 	}
-	in := sleep(ctx, h.length)
+	in := pause.For(ctx, h.length) == nil
 	err := end()
 	h.over = time.Since(start)
 	if err == nil && !in {
@@ -107,17 +108,6 @@ func (h *happening) does(ctx context.Context, s *stage) (begin, end func() error
 		return used.Stop, used.Continue
 	}
 	return func() error { s.cables[0].Cut(); return nil }, func() error { s.cables[0].Mend(); return nil }
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // measure ends the fault and says what it did to the run.

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // Options say what to break and under what load. Scenario and Policy are required.
@@ -225,7 +226,7 @@ func (s *stage) report() (stop func()) {
 // own, so the last may be on their way.
 func (s *stage) leaked() (n int) {
 	for range 500 {
-		if n = s.bookings(); n == 0 || pause(s.ctx, 10*time.Millisecond) != nil {
+		if n = s.bookings(); n == 0 || pause.For(s.ctx, 10*time.Millisecond) != nil {
 			break
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"strconv"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // Footprint is what a run holds in memory at one moment: load, channels, proxies and engines of this process together.
@@ -76,7 +78,7 @@ func (s *stage) footprint() (Footprint, error) {
 			least = f
 		}
 		least = Footprint{min(least.Goroutines, f.Goroutines), min(least.Heap, f.Heap), min(least.Bookings, f.Bookings)}
-		if err := pause(s.ctx, apart); err != nil {
+		if err := pause.For(s.ctx, apart); err != nil {
 			return least, err
 		}
 	}

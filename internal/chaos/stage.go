@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // stage is what a scenario works on. Its goroutine uses it.
@@ -99,25 +100,14 @@ func knock(ctx context.Context, cc *grpc.ClientConn, id string) {
 		if status.Code(err) != codes.Unavailable {
 			return
 		}
-		if pause(ctx, every) != nil {
+		if pause.For(ctx, every) != nil {
 			return
 		}
 	}
 }
 
 // last for a while, which is how long a fault lasts.
-func (s *stage) last(d time.Duration) error { return pause(s.ctx, d) }
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+func (s *stage) last(d time.Duration) error { return pause.For(s.ctx, d) }
 
 // busy waits until a call is under way on the replica, or every session has been called: it may have none.
 func (s *stage) busy(r *replica) error {
@@ -131,7 +121,7 @@ func (s *stage) busy(r *replica) error {
 			return err
 		default:
 		}
-		if err := pause(s.ctx, time.Millisecond); err != nil {
+		if err := pause.For(s.ctx, time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -144,7 +134,7 @@ func (s *stage) until(what string, ok func() bool) error {
 		if time.Now().After(end) {
 			return errors.New(what + ": it did not come to pass")
 		}
-		if err := pause(s.ctx, 2*time.Millisecond); err != nil {
+		if err := pause.For(s.ctx, 2*time.Millisecond); err != nil {
 			return err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/resolver"
 )
 
@@ -100,9 +101,7 @@ func knock(ctx context.Context, channels []*grpc.ClientConn, replicas []fleet.Re
 					if status.Code(err) != codes.Unavailable {
 						return
 					}
-					select {
-					case <-time.After(knockEvery):
-					case <-ctx.Done():
+					if pause.For(ctx, knockEvery) != nil {
 						return
 					}
 				}

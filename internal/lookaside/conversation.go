@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/internal/pause"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -215,14 +216,11 @@ func (c *conversation) tell(ctx context.Context, stream chooseStream) error {
 func (w *Watch) converse(ctx context.Context, cc *grpc.ClientConn) {
 	for ctx.Err() == nil {
 		err := w.talk(ctx, cc)
-		pause := w.o.Timing.Retry/2 + rand.N(w.o.Timing.Retry)
+		rest := w.o.Timing.Retry/2 + rand.N(w.o.Timing.Retry)
 		if status.Code(err) == codes.Unimplemented {
-			pause = time.Minute // an older server
+			rest = time.Minute // an older server
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		_ = pause.For(ctx, rest) // the loop sees the end
 	}
 }
 

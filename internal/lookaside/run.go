@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/connectivity"
+
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // run follows one server after the other.
@@ -94,12 +96,7 @@ func (w *Watch) awaitBetter(ctx context.Context, first []*server) <-chan int {
 		}
 		rest := time.Until(s.rest)
 		w.ended.Go(func() {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(rest):
-			}
-			if reachable(ctx, cc) {
+			if pause.For(ctx, rest) == nil && reachable(ctx, cc) {
 				found <- i
 			}
 		})

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 const (
@@ -63,20 +64,11 @@ func New(o Options) *Poller {
 		o.Logger = slog.Default()
 	}
 	if o.Sleep == nil {
-		o.Sleep = sleep
+		o.Sleep = func(ctx context.Context, d time.Duration) { _ = pause.For(ctx, d) }
 	}
 	p := &Poller{o: o, http: newHTTPClient(), room: make(chan struct{}, atOnce), fleet: make(map[string]*polled)}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	return p
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 // SetFleet begins to ask replicas that are new, and ends with those that are gone. It does not wait.
