@@ -48,11 +48,11 @@ func (c *choice) gainsNothing() bool {
 // view of the load to tell replicas apart. With fewer, chance does.
 const telling = 4
 
-// turn returns the next replica in turn that is available: nothing is more even for a
-// client that sees few calls and no loads but its own, which only counts where it is out
-// of bounds. One that has many under way takes the less loaded of the next two: what has
-// not come back tells of the others' load too, but of all clients alike, so that who took
-// the least loaded of many would meet the others there.
+// turn returns the next replica in turn that is available and within the bound: nothing is
+// more even for a client that sees few calls and no loads but its own. One that has many
+// under way takes the less loaded of the next two: what has not come back tells of the
+// others' load too, but tells all clients alike, and who took the least loaded of many
+// would meet the others there.
 func (c *choice) turn() *routing.Replica {
 	replicas := c.Pool.Replicas
 	n, looked, ongoing := len(replicas), 0, 0
@@ -76,11 +76,8 @@ func (c *choice) turn() *routing.Replica {
 	}
 	*c.turns = (first + 1) % n
 	next := replicas[first]
-	if ongoing >= telling*looked {
-		if other := replicas[second]; c.v.Load(other) < c.v.Load(next) {
-			return other
-		}
-		return next
+	if other := replicas[second]; ongoing >= telling*looked && c.v.Load(other) < c.v.Load(next) {
+		next = other
 	}
 	if c.within(next, 0) {
 		return next

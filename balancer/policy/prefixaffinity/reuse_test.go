@@ -142,15 +142,24 @@ func TestTurnsOfAClientWithManyCallsGoToTheLessLoadedOfTwo(t *testing.T) {
 	assert.Positive(t, each["r1"])
 }
 
-// A turn is never given to a replica out of bounds, whoever is next.
+// A turn is never given to a replica out of bounds, whoever is next, however many calls
+// tell of the load.
 func TestTurnsStayWithinTheBound(t *testing.T) {
-	p := newPolicy(t, with(func(c *Config) { c.LoadSlackTokens = 1_000 }))
-	r := policytest.NewRouter(t, p, policytest.Fleet(4))
-	for range 500 {
-		p.reuse.learn(0, 8_000)
-	}
-	policytest.Fill(t, r, "r2", telling-1)
-	for i := range 40 {
-		assert.NotEqual(t, "r2", route(t, r, ask(tokens(i, 64))).Replica.ID)
+	for _, calls := range []int{0, telling} {
+		p := newPolicy(t, with(func(c *Config) { c.LoadSlackTokens = 1_000 }))
+		r := policytest.NewRouter(t, p, policytest.Fleet(4))
+		for range 500 {
+			p.reuse.learn(0, 8_000)
+		}
+		for _, id := range []string{"r0", "r1", "r2", "r3"} {
+			policytest.Fill(t, r, id, calls)
+		}
+		policytest.Fill(t, r, "r1", 3)
+		policytest.Fill(t, r, "r2", 4) // the next after r1
+		for i := range 40 {
+			id := route(t, r, ask(tokens(i, 64))).Replica.ID
+			assert.NotEqual(t, "r1", id)
+			assert.NotEqual(t, "r2", id)
+		}
 	}
 }
