@@ -151,6 +151,12 @@ func (c *Cell) String() string {
 	if c.Affinity {
 		b.WriteString(", a session stays with its client")
 	}
+	if c.Minutes > 0 {
+		fmt.Fprintf(&b, ", %.4g minutes", c.Minutes)
+	}
+	if c.WarmUpMinutes > 0 {
+		fmt.Fprintf(&b, ", the first %.4g not measured", c.WarmUpMinutes)
+	}
 	return b.String()
 }
 

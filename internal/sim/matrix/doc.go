@@ -12,7 +12,7 @@
 // cell is the same requests for all policies, and the first seed of every cell comes before the second of any.
 //
 // [Results.Markdown] tells the figures of each cell, the geometric means of their ratios to round robin over the
-// cells with 64 clients, and whether the policy in question is what it should be.
+// cells with 64 clients, those of the proxies with one client, and whether the policy in question is what it should be.
 //
 // # Figures
 //
@@ -21,8 +21,9 @@
 // one per cent, so that a policy that answers nobody in time does not decide a product by itself. Cached tokens have
 // no ratio, for round robin may have none: their mean is over the cells.
 //
-// In a cell a policy is worse than another, beyond the spread, if it is worse by more than 5 % even when half of its
-// spread is forgiven and half of the other's is charged to the other.
+// Another seed is other requests, with which a nearly full fleet may take twice as long. Policies are therefore compared
+// over the seeds that all of them have. In a cell a policy is worse than another, beyond the spread, if the mean over the
+// seeds of the factor by which it is worse, less half of the spread of these factors, is more than 1.05.
 //
 // # Complexity
 //

@@ -19,8 +19,9 @@ type Offence struct {
 	Cell   string
 	Figure string
 	Than   string
-	// Factor is by how much, Beyond by how much beyond the spread.
+	// Factor is by how much, Beyond by how much beyond the spread of so many seeds.
 	Factor, Beyond float64
+	Seeds          int
 }
 
 // Verdict is what the cells say of a policy.
@@ -31,7 +32,8 @@ type Verdict struct {
 	Firsts, Seconds []string
 	// Offences are the cells in which it is worse than a simple policy.
 	Offences []Offence
-	// Judged is how many cells there were to judge.
+	// Than are the simple policies that it is compared with, Judged in how many cells.
+	Than   []string
 	Judged int
 }
 
@@ -39,9 +41,15 @@ type Verdict struct {
 func (r *Results) Judge(policy string, policies []string) Verdict {
 	v := Verdict{Policy: policy}
 	v.rank(r.Means(policies), func(other string) bool { return needsEvents(policy) || !needsEvents(other) })
+	for _, name := range simple {
+		if name != policy && slices.Contains(policies, name) {
+			v.Than = append(v.Than, name)
+		}
+	}
 	for i := range r.Cells {
 		c := &r.Cells[i]
-		if c.row(policy) == nil {
+		mine, others, seeds := c.compared(policy, v.Than)
+		if len(seeds) == 0 {
 			continue
 		}
 		v.Judged++
@@ -50,12 +58,32 @@ func (r *Results) Judge(policy string, policies []string) Verdict {
 			figures = append(figures, tpotMean)
 		}
 		for _, f := range figures {
-			if o, bad := c.offence(policy, f); bad {
+			o := Offence{Cell: c.Name, Figure: f.name, Seeds: len(seeds)}
+			best := others[0]
+			for _, other := range others[1:] {
+				if (f.ratio(other, best, seeds)-1)*f.better > 0 {
+					best = other
+				}
+			}
+			o.Than = best.Policy
+			if o.Factor, o.Beyond = f.worse(mine, best, seeds); o.Beyond > allowed {
 				v.Offences = append(v.Offences, o)
 			}
 		}
 	}
 	return v
+}
+
+// compared are a policy, others beside it, and the seeds that all of them have; no seeds unless all are there.
+func (c *CellResults) compared(policy string, than []string) (mine *Row, others []*Row, seeds []uint64) {
+	mine = c.row(policy, c.Clients)
+	for _, name := range than {
+		others = append(others, c.row(name, c.Clients))
+	}
+	if mine == nil || len(others) == 0 || slices.Contains(others, nil) {
+		return nil, nil, nil
+	}
+	return mine, others, common(append(slices.Clip(others), mine)...)
 }
 
 // rank compares the means.
@@ -85,27 +113,4 @@ func (v *Verdict) rank(means []Mean, peer func(string) bool) {
 		}
 		v.Seconds = append(v.Seconds, fmt.Sprintf("%s: %s %.3f, %s %.3f", f.name, best.Policy, f.of(best), v.Policy, f.of(&means[mine])))
 	}
-}
-
-// offence compares with the better of the simple policies.
-func (c *CellResults) offence(policy string, f figure) (o Offence, bad bool) {
-	row := c.row(policy)
-	var best *Row
-	for _, name := range simple {
-		other := c.row(name)
-		if other == nil || name == policy {
-			continue
-		}
-		if best == nil || (f.ratio(other, best)-1)*f.better > 0 {
-			best = other
-		}
-	}
-	if best == nil {
-		return o, false
-	}
-	o = Offence{Cell: c.Name, Figure: f.name, Than: best.Policy, Factor: f.ratio(row, best), Beyond: f.worse(row, best)}
-	if f.better > 0 {
-		o.Factor = 1 / o.Factor
-	}
-	return o, o.Beyond > allowed
 }

@@ -11,7 +11,7 @@ import (
 func (r *Results) Markdown(policies, judged []string) string {
 	var b strings.Builder
 	r.header(&b)
-	r.means(&b, policies)
+	r.compare(&b, policies, judged)
 	for _, policy := range judged {
 		v := r.Judge(policy, policies)
 		v.write(&b)
@@ -35,8 +35,14 @@ func (r *Results) header(b *strings.Builder) {
 		runs += n
 	}
 	fmt.Fprintf(b, "%d cells, %d runs in %.0f minutes of processor time", len(r.Cells), runs, r.Seconds/60)
-	if r.Missing > 0 {
-		fmt.Fprintf(b, "; **%d runs are missing**", r.Missing)
+	missing := 0
+	var whose []string
+	for _, policy := range slices.Sorted(maps.Keys(r.Missing)) {
+		missing += r.Missing[policy]
+		whose = append(whose, fmt.Sprintf("%d of `%s`", r.Missing[policy], policy))
+	}
+	if missing > 0 {
+		fmt.Fprintf(b, "; **%d runs are missing**: %s", missing, strings.Join(whose, ", "))
 	}
 	if len(r.Codes) > 1 {
 		fmt.Fprintf(b, "; made by %d programs: %s", len(r.Codes), strings.Join(slices.Sorted(maps.Keys(r.Codes)), ", "))
@@ -44,19 +50,38 @@ func (r *Results) header(b *strings.Builder) {
 	b.WriteString(".\n")
 }
 
-func (r *Results) means(b *strings.Builder, policies []string) {
-	means := r.Means(policies)
-	if len(means) == 0 {
-		return
+// compare writes the means.
+func (r *Results) compare(b *strings.Builder, policies, judged []string) {
+	if means := r.Means(policies); len(means) > 0 {
+		fmt.Fprintf(b, "\n## %d cells with %d clients\n\nGeometric means of ratios to `%s`, over the cells in which all policies are and the seeds that all of them have, %s; cached tokens: the mean.\n\n",
+			means[0].Cells, manyClients, reference, atLeast(means[0].Seeds))
+		table(b, means)
 	}
-	fmt.Fprintf(b, "\n## %d cells with %d clients\n\nGeometric means of ratios to `%s`; cached tokens: the mean.\n\n", means[0].Cells, manyClients, reference)
-	b.WriteString("| policy | TTFT mean | TTFT p99 | time per token | goodput | cached tokens | KV events |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	if means := r.Alone(policies, judged); len(means) > 0 {
+		fmt.Fprintf(b, "\n## Proxies with one client\n\nThe same over %d of these cells, %s: proxies see all requests, the others stand beside them with %d clients.\n\n",
+			means[0].Cells, atLeast(means[0].Seeds), manyClients)
+		table(b, means)
+	}
+}
+
+func atLeast(seeds int) string {
+	if seeds == 1 {
+		return "at least 1 seed"
+	}
+	return fmt.Sprintf("at least %d seeds", seeds)
+}
+
+func table(b *strings.Builder, means []Mean) {
+	b.WriteString("| policy | clients | TTFT mean | TTFT p99 | time per token | goodput | cached tokens | KV events |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, m := range means {
-		events := ""
+		clients, events := manyClients, ""
+		if m.Alone {
+			clients = 1
+		}
 		if needsEvents(m.Policy) {
 			events = "needs"
 		}
-		fmt.Fprintf(b, "| `%s` | %.3f | %.3f | %.3f | %.3f | %.1f %% | %s |\n", m.Policy, m.TTFTMean, m.TTFTP99, m.TPOT, m.Goodput, 100*m.Cached, events)
+		fmt.Fprintf(b, "| `%s` | %d | %.3f | %.3f | %.3f | %.3f | %.1f %% | %s |\n", m.Policy, clients, m.TTFTMean, m.TTFTP99, m.TPOT, m.Goodput, 100*m.Cached, events)
 	}
 }
 
@@ -72,61 +97,87 @@ func (v *Verdict) write(b *strings.Builder) {
 	for _, s := range v.Seconds {
 		fmt.Fprintf(b, "* **Not first** among %s in %s.\n", peers, s)
 	}
-	if len(v.Offences) == 0 {
-		fmt.Fprintf(b, "* In none of %d cells worse than %.2f × the better of round robin and two choices, beyond the spread.\n", v.Judged, allowed)
+	than := strings.Join(v.Than, "` and `")
+	switch {
+	case v.Judged == 0:
+		b.WriteString("* **Not compared** with simple policies: no cell has them, with a seed in common.\n")
+		return
+	case len(v.Offences) == 0:
+		fmt.Fprintf(b, "* In none of %d cells worse than %.2f × the better of `%s`, beyond the spread.\n", v.Judged, allowed, than)
 		return
 	}
-	fmt.Fprintf(b, "* **Worse** than %.2f × the better of round robin and two choices, beyond the spread:\n\n", allowed)
-	b.WriteString("| cell | figure | than | factor | beyond the spread |\n| --- | --- | --- | --- | --- |\n")
+	fmt.Fprintf(b, "* **Worse** than %.2f × the better of `%s`, beyond the spread, of %d cells in:\n\n", allowed, than, v.Judged)
+	b.WriteString("| cell | figure | than | factor | beyond the spread | seeds |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, o := range v.Offences {
-		fmt.Fprintf(b, "| %s | %s | `%s` | %.2f | %.2f |\n", o.Cell, o.Figure, o.Than, o.Factor, o.Beyond)
+		fmt.Fprintf(b, "| %s | %s | `%s` | %.3f | %.3f | %d |\n", o.Cell, o.Figure, o.Than, o.Factor, o.Beyond, o.Seeds)
 	}
 }
 
-// notFirst lists the cells in which a peer has the better mean TTFT.
+// notFirst lists the cells in which a peer has the better mean TTFT over the seeds that both have.
 func (r *Results) notFirst(b *strings.Builder, policy string, policies []string) {
 	var lines []string
 	for i := range r.Cells {
 		c := &r.Cells[i]
-		mine := c.row(policy)
+		mine := c.row(policy, c.Clients)
 		if mine == nil {
 			continue
 		}
-		best := mine
+		var best *Row
+		var seeds []uint64
+		low := 1.
 		for _, other := range policies {
-			row := c.row(other)
-			if row != nil && (needsEvents(policy) || !needsEvents(other)) && row.TTFT.Mean < best.TTFT.Mean {
-				best = row
+			row := c.row(other, c.Clients)
+			if row == nil || needsEvents(other) && !needsEvents(policy) {
+				continue
+			}
+			both := common(mine, row)
+			if len(both) == 0 {
+				continue
+			}
+			if ratio := ttftMean.ratio(row, mine, both); ratio < low {
+				best, seeds, low = row, both, ratio
 			}
 		}
-		if best != mine {
-			lines = append(lines, fmt.Sprintf("| %s | `%s` | %s | %s |\n", c.Name, best.Policy, plusMinus(ttftMean, best), plusMinus(ttftMean, mine)))
+		if best != nil {
+			lines = append(lines, fmt.Sprintf("| %s | `%s` | %s | %s | %d |\n", c.Name, best.Policy, ttftMean.plusMinus(best, seeds), ttftMean.plusMinus(mine, seeds), len(seeds)))
 		}
 	}
 	if len(lines) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\nCells in which another has the better mean TTFT, in ms:\n\n| cell | first | its TTFT | `%s` |\n| --- | --- | --- | --- |\n%s", policy, strings.Join(lines, ""))
+	fmt.Fprintf(b, "\nCells in which another has the better mean TTFT, in ms:\n\n| cell | first | its TTFT | `%s` | seeds |\n| --- | --- | --- | --- | --- |\n%s", policy, strings.Join(lines, ""))
 }
 
 func (c *CellResults) write(b *strings.Builder) {
 	fmt.Fprintf(b, "\n### %s\n\n%s; %.0f s of processor time\n\n", c.Name, c.String(), c.Seconds)
-	b.WriteString("| policy | clients | TTFT mean, ms | p99 | ms per token | goodput | cached tokens | busiest ÷ mean |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("| policy | clients | seeds | TTFT mean, ms | p99 | ms per token | goodput | cached tokens | busiest ÷ mean |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for i := range c.Rows {
 		r := &c.Rows[i]
-		s := r.spread()
-		fmt.Fprintf(b, "| `%s` | %d | %s | %s | %s | %.1f ± %.1f %% | %.1f ± %.1f %% | %.2f |\n", r.Policy, r.Clients,
-			plusMinus(ttftMean, r), plusMinus(ttftP99, r), plusMinus(tpotMean, r), 100*r.Goodput, 50*s.Goodput,
-			100*r.CachedTokenRatio, 50*s.CachedTokenRatio, r.MaxOverMeanLoad)
+		seeds := r.seeds()
+		fmt.Fprintf(b, "| `%s` | %d | %d | %s | %s | %s | %s | %s | %.2f |\n", r.Policy, r.Clients, len(seeds),
+			ttftMean.plusMinus(r, seeds), ttftP99.plusMinus(r, seeds), tpotMean.plusMinus(r, seeds),
+			goodput.percent(r, seeds), cached.percent(r, seeds), r.MaxOverMeanLoad)
 	}
 }
 
-// plusMinus is a time with half of its spread.
-func plusMinus(f figure, r *Row) string {
-	mean, spread := f.of(r)
+// plusMinus is a time with half of its spread, if there is one.
+func (f *figure) plusMinus(r *Row, seeds []uint64) string {
+	mean, spread := f.over(r, seeds)
 	digits := 0
 	if mean < 100 {
 		digits = 1
 	}
+	if len(seeds) == 1 {
+		return fmt.Sprintf("%.*f", digits, mean)
+	}
 	return fmt.Sprintf("%.*f ± %.*f", digits, mean, digits, spread/2)
+}
+
+// percent is a share with half of its spread, if there is one.
+func (f *figure) percent(r *Row, seeds []uint64) string {
+	mean, spread := f.over(r, seeds)
+	if len(seeds) == 1 {
+		return fmt.Sprintf("%.1f %%", 100*mean)
+	}
+	return fmt.Sprintf("%.1f ± %.1f %%", 100*mean, 50*spread)
 }
