@@ -25,8 +25,8 @@
 // broadcast it has what the server sends instead. (A client is told of a prompt's blocks just before it looks them up,
 // not of the others, which it would not look up: that is as exact, and cheap with many clients.) A policy that can do without has nothing but that.
 //
-// Engines need not be alike: several kinds take turns. Nothing waits in front of the fleet: a config with
-// max_ongoing_requests is refused.
+// Engines need not be alike: several kinds take turns. Where the clients' config has max_ongoing_requests, those wait in a
+// client's queue for whom there is no room, as in production, until somebody's patience ends.
 //
 // The fleet may change during a run ([Change]); the [FleetChange] of the result tells what that cost, beside the same
 // run without. Everybody learns of it at the same moment, and a replica that leaves ends the requests it has.

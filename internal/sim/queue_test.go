@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"strconv"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/drive"
+	"github.com/warmpath/warmpath/internal/workload"
 )
 
 // bounded is a small fleet that takes few requests at once; the others wait.
@@ -88,4 +90,19 @@ func TestQueuesOfManyClients(t *testing.T) {
 			require.ErrorIs(t, err, routing.ErrQueueFull)
 		}
 	}
+}
+
+// What happens before somebody's patience ends comes before it, however long the pass under way takes.
+func TestPatienceWaitsItsTurn(t *testing.T) {
+	var rs []workload.Request
+	for i, at := range []time.Duration{0, 10 * time.Millisecond, time.Second} {
+		rs = append(rs, workload.Request{
+			ID: strconv.Itoa(i), At: at, PromptTokens: 8000, OutputTokens: 1, Prefix: -1, Segments: []workload.Segment{{Seed: uint64(i), Len: 8000}},
+		})
+	}
+	c := bounded("round_robin", 1, 1, -1, 200*time.Millisecond)
+	c.Replicas, c.WarmUp, c.Changes = 1, 0, []Change{{At: 100 * time.Millisecond, Delta: 1}}
+	res := runOf(t, rs, c)
+	require.Zero(t, res.Errors)
+	require.Equal(t, 90*time.Millisecond, res.Samples[1].Waited, "for the engine that joins")
 }

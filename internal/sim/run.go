@@ -163,27 +163,18 @@ func (r *run) router(i int) (*routing.Router, error) {
 }
 
 // all runs until the last request has ended. Of what happens at the same moment passes end first, then the fleet
-// changes, load is reported and shared, baselines look, and requests arrive.
+// changes, load is reported and shared, baselines look, requests arrive, and those that wait give up. After the last
+// arrival only passes and the patience of those that wait are left.
 func (r *run) all(ctx context.Context) error {
 	for arrived := 0; ; {
 		at, m := r.nextStep()
-		if impatient := r.impatient(); impatient < at && (arrived == len(r.rs) || impatient < r.rs[arrived].At) {
-			r.now = max(r.now, impatient)
-			r.giveUp()
-			continue
+		arrival, changes, shares, scrape := never, never, never, never
+		if arrived < len(r.rs) {
+			arrival, changes, shares, scrape = r.rs[arrived].At, r.turnover.next(), r.share.due(), r.scrape
 		}
-		if arrived == len(r.rs) {
-			if m == nil {
-				return nil
-			}
-			if err := r.step(at, m); err != nil {
-				return err
-			}
-			continue
-		}
-		arrival := r.rs[arrived].At
-		changes, shares := r.turnover.next(), r.share.due()
-		switch next := min(at, changes, shares, r.scrape, arrival); next {
+		switch next := min(at, changes, shares, scrape, arrival, r.impatient()); next {
+		case never:
+			return nil
 		case at:
 			if err := r.step(at, m); err != nil {
 				return err
@@ -197,17 +188,20 @@ func (r *run) all(ctx context.Context) error {
 		case shares:
 			r.now = next
 			r.share.tick()
-		case r.scrape:
+		case scrape:
 			r.now = next
 			r.fleet.Scrape()
 			r.scrape += r.fleet.ScrapeEvery
-		default:
+		case arrival:
 			if err := r.tell(ctx, arrived); err != nil {
 				return err
 			}
 			r.now = next
 			r.arrive(ctx, arrived)
 			arrived++
+		default:
+			r.now = next
+			r.giveUp()
 		}
 	}
 }
