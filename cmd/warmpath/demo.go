@@ -50,7 +50,7 @@ func newDemo() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return d.output.write(c, r, r.Comparison, "")
+			return d.output.write(c, r, r.Comparison)
 		},
 	}
 	f := c.Flags()

@@ -49,17 +49,13 @@ func (o *outputFlags) check() error {
 }
 
 // write prints the results, as an object or as tables and a sentence, and writes the files asked for. The object
-// is what --json prints, more a table below the report's, or empty. It fails if with some policy no request
-// succeeded.
-func (o *outputFlags) write(c *cobra.Command, r *report.Report, object any, more string) error {
+// is what --json prints. It fails if with some policy no request succeeded.
+func (o *outputFlags) write(c *cobra.Command, r *report.Report, object any) error {
 	var err error
 	if o.json {
 		err = printJSON(c.OutOrStdout(), object)
 	} else {
-		if more != "" {
-			more += "\n"
-		}
-		_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n%s%s\n", r.Text(), more, r.Sentence())
+		_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n%s\n", r.Text(), r.Sentence())
 	}
 	if err != nil {
 		return err

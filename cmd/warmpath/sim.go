@@ -84,7 +84,7 @@ func newSim() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.output.write(c, rep, all, more(all))
+			return s.output.write(c, rep, all)
 		},
 	}
 	f := c.Flags()
@@ -277,7 +277,7 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*sim.Comparison, 
 		all.Results = append(all.Results, sim.Merge(seeds[i]))
 	}
 	all.Requests = all.Results[0].Requests
-	return all, &report.Report{Comparison: all.Drive(), Title: s.title(), Facts: facts, Who: s.who()}, nil
+	return all, &report.Report{Comparison: all.Drive(), Title: s.title(), Facts: facts, Who: s.who(), More: more(all)}, nil
 }
 
 // policy measures one policy with one seed.
@@ -351,6 +351,15 @@ func (s *simulate) fleet() string {
 	return fmt.Sprintf("%d × %s, in virtual time", s.replicas, strings.Join(kinds, " and in turn "))
 }
 
+// drawn tells of the seeds.
+func (s *simulate) drawn() string {
+	if s.seeds == 1 {
+		return fmt.Sprint(s.seed)
+	}
+	return fmt.Sprintf("%d to %d: figures are means, counts sums, spreads the largest less the smallest; the curves are of the first",
+		s.seed, s.seed+uint64(s.seeds)-1)
+}
+
 func (s *simulate) facts(rs []workload.Request, before int, rate string) []report.Fact {
 	measured := rs[before:]
 	span := measured[len(measured)-1].At - measured[0].At
@@ -366,7 +375,7 @@ func (s *simulate) facts(rs []workload.Request, before int, rate string) []repor
 		{Name: "Fleet", Value: cmp.Or(strings.Join(s.changes, ", "), "stays as it is")},
 		{Name: "Clients", Value: fmt.Sprintf("%d, which know of each other %s", s.clients, shared[sim.Share(s.share)])},
 		{Name: "Room", Value: s.room()},
-		{Name: "Seeds", Value: fmt.Sprintf("%d to %d; charts show the first", s.seed, s.seed+uint64(s.seeds)-1)},
+		{Name: "Seeds", Value: s.drawn()},
 		{Name: "Baselines", Value: "policies of other projects are written from their published rules"},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -59,10 +60,16 @@ func TestSim(t *testing.T) {
 	html, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(html), "on 4 × h100-14b and 2xh100-8b with")
-	code, stdout, stderr = command(t, append(args, "--seeds", "2", "--policies", "random", "--json")...)
+	require.Contains(t, string(html), "<th>preemptions</th><th>KV busiest ÷ mean</th>")
+	require.NotContains(t, string(html), "spread", "there is one seed")
+	code, stdout, stderr = command(t, append(args, "--seeds", "2", "--policies", "random", "--json", "--report", page)...)
 	require.Equal(t, exitOK, code, stderr)
 	strict(t, stdout, &c)
 	require.Positive(t, c.Results[0].Spread.TTFT.Mean)
+	html, err = os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(html), "<th>spread: cached tokens</th><th>TTFT ms mean</th>")
+	require.Contains(t, string(html), fmt.Sprintf("<td>%.1f</td>", c.Results[0].Spread.TTFT.Mean))
 }
 
 // The demo's readers can read the simulator's object.

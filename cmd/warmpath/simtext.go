@@ -2,36 +2,48 @@ package main
 
 import (
 	"fmt"
-	"strings"
-	"text/tabwriter"
 
+	"github.com/warmpath/warmpath/internal/report"
 	"github.com/warmpath/warmpath/internal/sim"
 )
 
-// more is the figures that only the simulator has.
-func more(all *sim.Comparison) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	spread := all.Results[0].Spread != nil
-	fmt.Fprint(w, "policy\toutput tokens/s\tpreemptions\tKV busiest ÷ mean")
-	if all.Results[0].FleetChange != nil {
-		fmt.Fprint(w, "\tcache lost\tunavoidable\tratio")
+// more are the figures that only the simulator has, and with several seeds how far they differ.
+func more(all *sim.Comparison) []report.Table {
+	figures := report.Table{Columns: []string{"policy", "output tokens/s", "preemptions", "KV busiest ÷ mean"}}
+	changed := all.Results[0].FleetChange != nil
+	if changed {
+		figures.Columns = append(figures.Columns, "cache lost", "unavoidable", "ratio")
 	}
-	if spread {
-		fmt.Fprint(w, "\tspread: cached tokens\tTTFT ms mean\tp99\tms per token mean\tgoodput")
+	spread := report.Table{Columns: []string{
+		"policy", "spread: cached tokens", "TTFT ms mean", "p50", "p99", "ms per token mean", "p99", "goodput", "busiest ÷ mean",
+	}}
+	if changed {
+		spread.Columns = append(spread.Columns, "cache lost")
 	}
-	fmt.Fprintln(w)
 	for i := range all.Results {
 		r := &all.Results[i]
-		fmt.Fprintf(w, "%s\t%.0f\t%d\t%.2f", r.Policy, r.OutputTokensPerS, r.Preemptions, r.KVImbalance)
+		row := []string{r.Policy, fmt.Sprintf("%.0f", r.OutputTokensPerS), fmt.Sprint(r.Preemptions), fmt.Sprintf("%.2f", r.KVImbalance)}
 		if c := r.FleetChange; c != nil {
-			fmt.Fprintf(w, "\t%.1f %%\t%.1f %%\t%.2f", 100*c.Lost, 100*c.Unavoidable, c.Ratio)
+			row = append(row, percent(c.Lost), percent(c.Unavoidable), fmt.Sprintf("%.2f", c.Ratio))
 		}
-		if p := r.Spread; spread {
-			fmt.Fprintf(w, "\t%.1f %%\t%.1f\t%.1f\t%.2f\t%.1f %%", 100*p.CachedTokenRatio, p.TTFT.Mean, p.TTFT.P99, p.TPOT.Mean, 100*p.Goodput)
+		figures.Rows = append(figures.Rows, row)
+		if p := r.Spread; p != nil {
+			row := []string{
+				r.Policy, percent(p.CachedTokenRatio), millis(p.TTFT.Mean), millis(p.TTFT.P50), millis(p.TTFT.P99), fmt.Sprintf("%.2f", p.TPOT.Mean),
+				fmt.Sprintf("%.2f", p.TPOT.P99), percent(p.Goodput), fmt.Sprintf("%.2f", p.MaxOverMeanLoad),
+			}
+			if changed {
+				row = append(row, percent(p.LostCache))
+			}
+			spread.Rows = append(spread.Rows, row)
 		}
-		fmt.Fprintln(w)
 	}
-	w.Flush() //nolint:errcheck // A strings.Builder takes everything.
-	return b.String()
+	if spread.Rows == nil {
+		return []report.Table{figures}
+	}
+	return []report.Table{figures, spread}
 }
+
+func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
+
+func millis(ms float64) string { return fmt.Sprintf("%.1f", ms) }

@@ -245,7 +245,7 @@ func busiest(samples []drive.Sample, end time.Duration) plotter.XYs {
 			load = new([slots]float64)
 			loads[s.Replica] = load
 		}
-		from, to := s.At.Seconds()/slot, (s.At+s.Latency).Seconds()/slot
+		from, to := (s.At+s.Waited).Seconds()/slot, (s.At+s.Latency).Seconds()/slot
 		for k := int(from); k < slots && float64(k) < to; k++ {
 			load[k] += min(to, float64(k+1)) - max(from, float64(k))
 		}

@@ -19,8 +19,7 @@ var page = template.Must(template.New("page").Parse(pageText))
 type pageData struct {
 	Title, Sentence string
 	Facts           []Fact
-	Columns         []string
-	Rows            [][]string
+	Tables          []Table
 	Charts          []template.HTML
 	Decisions       [][3]string // policy, reason, requests
 	Errors          [][2]string // policy, first error
@@ -28,7 +27,8 @@ type pageData struct {
 
 // HTML writes the page.
 func (r *Report) HTML(w io.Writer) error {
-	d := pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts, Columns: []string{"policy"}}
+	d := pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts}
+	first := Table{Columns: []string{"policy"}}
 	group := ""
 	for _, c := range columns {
 		if c.group != "" || !slices.Contains([]string{"p50", "p99"}, c.name) {
@@ -38,21 +38,22 @@ func (r *Report) HTML(w io.Writer) error {
 		if group != "" {
 			name = group + " " + name
 		}
-		d.Columns = append(d.Columns, name)
+		first.Columns = append(first.Columns, name)
 	}
-	d.Columns = append(d.Columns, "output tokens per s", "lag ms p99")
+	first.Columns = append(first.Columns, "output tokens per s", "lag ms p99")
 	for i := range r.Results {
 		res := &r.Results[i]
 		row := []string{res.Policy}
 		for _, c := range columns {
 			row = append(row, c.cell(res))
 		}
-		d.Rows = append(d.Rows, append(row, fmt.Sprintf("%.0f", res.OutputTokensPerS), millis(res.Lag.P99)))
+		first.Rows = append(first.Rows, append(row, fmt.Sprintf("%.0f", res.OutputTokensPerS), millis(res.Lag.P99)))
 		d.Decisions = append(d.Decisions, decisions(res)...)
 		if res.FirstError != nil {
 			d.Errors = append(d.Errors, [2]string{res.Policy, res.FirstError.Error()})
 		}
 	}
+	d.Tables = append([]Table{first}, r.More...)
 	charts, err := r.charts()
 	if err != nil {
 		return err

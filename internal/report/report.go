@@ -17,6 +17,26 @@ type Report struct {
 	Facts []Fact
 	// Who begins the sentence; empty says how many clients there were, sharing nothing.
 	Who string
+	// More are further tables, below the first.
+	More []Table
+}
+
+// Table has one row per policy, whose name is the first cell.
+type Table struct {
+	Columns []string
+	Rows    [][]string
+}
+
+// Text is the table for a terminal.
+func (t *Table) Text() string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, strings.Join(t.Columns, "\t"))
+	for _, row := range t.Rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	w.Flush() //nolint:errcheck // A strings.Builder takes everything.
+	return b.String()
 }
 
 // Fact is one circumstance of a run.
@@ -51,7 +71,7 @@ func millis(x float64) string {
 	return fmt.Sprintf("%.0f", x)
 }
 
-// Text is the table for a terminal.
+// Text is the tables for a terminal.
 func (r *Report) Text() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -68,7 +88,11 @@ func (r *Report) Text() string {
 		fmt.Fprintln(w)
 	}
 	w.Flush() //nolint:errcheck // A strings.Builder takes everything.
-	return leftAligned(b.String())
+	text := leftAligned(b.String())
+	for i := range r.More {
+		text += "\n" + r.More[i].Text()
+	}
+	return text
 }
 
 // leftAligned moves the blanks before the first word of each line behind it.

@@ -48,6 +48,10 @@ func TestText(t *testing.T) {
 	require.Equal(t, []string{"round_robin", "300", "0", "20.0", "%", "250", "249", "396", "34.5", "34.0", "49.0", "100.0", "%", "1.00"}, strings.Fields(lines[1]))
 	require.True(t, strings.HasPrefix(lines[2], subject+" "))
 	require.True(t, strings.HasSuffix(lines[2], "1.33"))
+
+	r := example("round_robin")
+	r.More = []Table{{Columns: []string{"policy", "spread"}, Rows: [][]string{{"round_robin", "7"}}}}
+	require.True(t, strings.HasSuffix(r.Text(), "\n\npolicy       spread\nround_robin  7\n"))
 }
 
 func TestSentence(t *testing.T) {
@@ -118,6 +122,7 @@ func TestHTML(t *testing.T) {
 	policies := []string{"round_robin", "power_of_two_choices", "consistent_hash", subject}
 	r := example(policies...)
 	r.Results[0].FirstError = errors.New("lost <it>")
+	r.More = []Table{{Columns: []string{"policy", "spread of <it>"}, Rows: [][]string{{"round_robin", "seven"}}}}
 	var b bytes.Buffer
 	require.NoError(t, r.HTML(&b))
 	page := b.String()
@@ -127,6 +132,7 @@ func TestHTML(t *testing.T) {
 	require.NotContains(t, page, "<title>a <title>")
 	require.NotContains(t, page, "r<0>", "replica ids come from outside")
 	for _, s := range append(policies, "a &lt;title&gt;", "70 % &amp; more", "lost &lt;it&gt;", "r&lt;0&gt;", "prefix_match",
+		"spread of &lt;it&gt;", "seven",
 		"Time to first token", "Time per output token", "Decisions by reason", "busiest replica", "sooner") {
 		require.Contains(t, page, s)
 	}
@@ -140,13 +146,15 @@ func TestBusiest(t *testing.T) {
 	const end = 120 * time.Second // slots of a second
 	failed := sample("a", 0, end)
 	failed.Err = errors.New("lost")
+	waited := sample("c", 50*time.Second, 3*time.Second) // in its client's queue, on no replica
+	waited.Waited = 2 * time.Second
 	xys := busiest([]drive.Sample{
 		sample("a", 0, 2*time.Second), sample("a", time.Second, time.Second/2), sample("b", 1750*time.Millisecond, time.Second), failed,
-		sample("b", 119*time.Second, time.Hour), sample("b", end, time.Second),
+		sample("b", 119*time.Second, time.Hour), sample("b", end, time.Second), waited,
 	}, end)
 	require.Len(t, xys, 120)
 	require.Equal(t, 0.5, xys[0].X)
-	for k, want := range map[int]float64{0: 1, 1: 1.5, 2: 0.75, 3: 0, 119: 1} {
+	for k, want := range map[int]float64{0: 1, 1: 1.5, 2: 0.75, 3: 0, 51: 0, 52: 1, 119: 1} {
 		require.InDelta(t, want, xys[k].Y, 1e-9, "slot %d", k)
 	}
 	require.Nil(t, busiest(nil, end))
