@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"image/color"
 	"io"
@@ -189,7 +190,9 @@ func (r *Report) loadChart() (*plot.Plot, error) {
 			}
 		}
 	}
-	slices.Sort(replicas)
+	slices.SortFunc(replicas, func(a, b string) int { // r2 before r10
+		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+	})
 	return r.groups("Prompt tokens computed, by replica", "thousand tokens", replicas, func(res *drive.Result, id string) float64 {
 		return float64(res.Loads[id]) / 1e3
 	})

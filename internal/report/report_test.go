@@ -139,6 +139,17 @@ func TestHTML(t *testing.T) {
 	require.NotContains(t, page, "NaN")
 }
 
+// Replicas stand in the order of their numbers.
+func TestLoadOrder(t *testing.T) {
+	r := &Report{}
+	r.Results = []drive.Result{{Policy: "p", Loads: map[string]int{"r10": 1, "r2": 1, "r1": 1}}}
+	p, err := r.loadChart()
+	require.NoError(t, err)
+	s, err := svg(p)
+	require.NoError(t, err)
+	require.Regexp(t, `(?s)>r1<.*>r2<.*>r10<`, s)
+}
+
 func TestBusiest(t *testing.T) {
 	sample := func(replica string, at, latency time.Duration) drive.Sample {
 		return drive.Sample{Replica: replica, At: at, Latency: latency}

@@ -10,7 +10,7 @@
 //     cost per request), blind to caches: every token of a prompt counts
 //   - ray_prefix: Ray Serve LLM's PrefixCacheAffinityRouter. It is the product's prefix_cache_affinity with
 //     on_miss: smallest, in blocks of 16 tokens where Ray compares characters, and with an index so large that it
-//     never forgets, as Ray's does by default
+//     never forgets, as Ray's does by default. Requests are counted by itself, not asked of the replicas
 //   - smg_cache_aware_2025: SMG's cache_aware up to August 2026, still that of the SGLang and vLLM gateways: if the
 //     requests of busiest and idlest differ by more than 64 and by more than 1.5 times, the idlest; else the replica
 //     that was sent the longest prefix, if that is more than 0.3 of the prompt, of several the one used last; else
@@ -26,8 +26,12 @@
 //     blocks, S = 1, with the engines' exact KV contents from their events, as soon as each pass has ended. dynamo_s16
 //     is the same with S = 16, a tuned weight that its own sweeps found best
 //
-// Where clients share load, those that count requests or tokens see the shared figures (decode blocks are not part
-// of a load report); llm-d's sees no bookings at all.
+// Every client is a proxy by itself. That is what smg_cache_aware_2025, smg_cache_aware and llmd_default are where there are
+// several; but the routers of Ray Serve share one tree, in an actor, and those of Dynamo can tell each other what they have under
+// way: with many clients ray_prefix and dynamo know less here than they would there.
+//
+// Where clients share load, random and ray_prefix make nothing of it. The others that count requests or tokens see the shared
+// figures (decode blocks are not part of a load report); llm-d's sees no bookings at all, but asks the engines.
 //
 // # Complexity
 //
