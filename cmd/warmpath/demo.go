@@ -144,7 +144,7 @@ func (d *demo) policy(ctx context.Context, c *cobra.Command, plan *drive.Plan, n
 	if err != nil {
 		return nil, err
 	}
-	res := drive.Summarize(name, d.Replicas, samples)
+	res := drive.Summarize(name, d.Replicas, samples, drive.Targets{})
 	p.end(&res, time.Since(start))
 	return &res, nil
 }

@@ -210,7 +210,7 @@ func (r *replay) one(ctx context.Context, c *cobra.Command, rs []workload.Reques
 		return nil, 0, err
 	}
 	n := max(len(s.options.Replicas), len(drive.Replicas(r.target)))
-	res := drive.Summarize(label, n, samples)
+	res := drive.Summarize(label, n, samples, drive.Targets{})
 	p.end(&res, time.Since(start))
 	if happening != nil {
 		if err := happening.measure(&res, r.speed, r.warmUp, n); err != nil {

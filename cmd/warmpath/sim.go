@@ -15,6 +15,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/drive"
 	"github.com/warmpath/warmpath/internal/enginesim"
 	"github.com/warmpath/warmpath/internal/report"
 	"github.com/warmpath/warmpath/internal/sim"
@@ -55,6 +56,7 @@ type simulate struct {
 	load      float64
 	jitter    time.Duration
 	warmUp    time.Duration
+	good      drive.Targets
 	seed      uint64
 	seeds     int
 	recorded  []workload.Request // the trace, as it is in the file
@@ -109,6 +111,8 @@ func newSim() *cobra.Command {
 	f.Float64Var(&s.load, "load", 0.7, "part of the fleet's capacity to use; found by a search, and remembered")
 	f.DurationVar(&s.jitter, "jitter", 3*time.Second, "delay every request of the trace by up to this `time` at random")
 	f.DurationVar(&s.warmUp, "warmup", 300*time.Second, "do not measure the requests of this first `time`")
+	f.DurationVar(&s.good.TTFT, "good-ttft", drive.GoodTTFT, "a request is good if its first token comes within this `time`, and…")
+	f.DurationVar(&s.good.TPOT, "good-tpot", drive.GoodTPOT, "… every further one within this `time` in the mean; goodput and capacity go by it")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of the workload or the jitter, of who gets which request, and of the policies")
 	f.IntVar(&s.seeds, "seeds", 1, "`number` of seeds, counted up from --seed; results are means, and a spread is told")
 	s.engines.add(f)
@@ -136,6 +140,8 @@ func (s *simulate) check(c *cobra.Command) error {
 		return usagef("--max-queued, --patience: nothing waits without --max-ongoing")
 	case s.jitter < 0 || s.warmUp < 0:
 		return usagef("--jitter, --warmup: a time is negative")
+	case s.good.TTFT <= 0 || s.good.TPOT <= 0:
+		return usagef("--good-ttft, --good-tpot: a time is not positive")
 	case s.interval < time.Millisecond:
 		return usagef("--broadcast-interval: %v is less than 1ms", s.interval)
 	case s.seeds > maxSeeds:
@@ -220,7 +226,7 @@ func (s *simulate) rate(ctx context.Context, c *cobra.Command) (rate float64, wo
 	}
 	search := sim.Search{
 		Requests: func(rate float64) ([]workload.Request, error) { return s.requests(capacitySeed, rate) },
-		First:    1, Replicas: s.replicas, Engines: s.configs, WarmUp: s.warmUp,
+		First:    1, Replicas: s.replicas, Engines: s.configs, WarmUp: s.warmUp, Targets: s.good,
 		Progress: func(rate float64) { fmt.Fprintf(c.ErrOrStderr(), "capacity: trying "+unit+"\n", rate) },
 	}
 	if s.workload != "" {
@@ -289,7 +295,7 @@ func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.R
 		Channel: policy.Config{
 			Policy: policy.Selection{Name: name}, MaxOngoingRequests: s.ongoing, MaxQueuedRequests: s.queued,
 		},
-		Patience: s.patience, Affinity: s.affinity, Changes: s.turnover, WarmUp: s.warmUp, Seed: seed,
+		Patience: s.patience, Affinity: s.affinity, Changes: s.turnover, WarmUp: s.warmUp, Targets: s.good, Seed: seed,
 		Prompts: prompts, Progress: p.tell,
 	})
 	if err != nil {
@@ -375,6 +381,7 @@ func (s *simulate) facts(rs []workload.Request, before int, rate string) []repor
 		{Name: "Fleet", Value: cmp.Or(strings.Join(s.changes, ", "), "stays as it is")},
 		{Name: "Clients", Value: fmt.Sprintf("%d, which know of each other %s", s.clients, shared[sim.Share(s.share)])},
 		{Name: "Room", Value: s.room()},
+		{Name: "Goodput", Value: fmt.Sprintf("first token within %v, every further one within %v in the mean", s.good.TTFT, s.good.TPOT)},
 		{Name: "Seeds", Value: s.drawn()},
 		{Name: "Baselines", Value: "policies of other projects are written from their published rules"},
 	}

@@ -60,16 +60,22 @@ func TestSim(t *testing.T) {
 	html, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(html), "on 4 × h100-14b and 2xh100-8b with")
+	require.Contains(t, string(html), "first token within 5s, every further one within 100ms in the mean")
 	require.Contains(t, string(html), "<th>preemptions</th><th>KV busiest ÷ mean</th>")
 	require.NotContains(t, string(html), "spread", "there is one seed")
 	code, stdout, stderr = command(t, append(args, "--seeds", "2", "--policies", "random", "--json", "--report", page)...)
 	require.Equal(t, exitOK, code, stderr)
 	strict(t, stdout, &c)
 	require.Positive(t, c.Results[0].Spread.TTFT.Mean)
+	require.Positive(t, c.Results[0].Goodput)
+	spread := fmt.Sprintf("<td>%.1f</td>", c.Results[0].Spread.TTFT.Mean)
+	_, strictly, _ := command(t, append(args, "--policies", "random", "--json", "--good-ttft", "1ms")...)
+	strict(t, strictly, &c)
+	require.Zero(t, c.Results[0].Goodput)
 	html, err = os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(html), "<th>spread: cached tokens</th><th>TTFT ms mean</th>")
-	require.Contains(t, string(html), fmt.Sprintf("<td>%.1f</td>", c.Results[0].Spread.TTFT.Mean))
+	require.Contains(t, string(html), spread)
 }
 
 // The demo's readers can read the simulator's object.
@@ -152,6 +158,7 @@ func TestSimMistakes(t *testing.T) {
 		{of("--load", "0"), []string{"--load"}},
 		{of("--rate-scale", "NaN"), []string{"--rate-scale"}},
 		{of("--jitter", "-1s"), []string{"--jitter"}},
+		{of("--good-ttft", "0s"), []string{"--good-ttft", "positive"}},
 		{of("--warmup", "1h"), []string{"--warmup", "1h"}},
 		{of("--replicas", "0"), []string{"--replicas"}},
 		{of("--clients", "0"), []string{"--clients"}},

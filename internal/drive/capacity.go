@@ -89,7 +89,7 @@ func (s *Search) until(e *enginesim.Engine, now time.Duration) (slow int) {
 			if !ev.Done {
 				continue
 			}
-			if r := ev.Seq.Result(); r.Arrival >= s.WarmUp && !Good(r.TTFT(), r.TPOT()) {
+			if r := ev.Seq.Result(); r.Arrival >= s.WarmUp && !(Targets{}).Good(r.TTFT(), r.TPOT()) {
 				slow++
 			}
 		}

@@ -157,7 +157,7 @@ func TestRunIsOpenLoop(t *testing.T) {
 		}
 		require.GreaterOrEqual(t, x.Latency, x.TTFT)
 	}
-	require.Equal(t, 2, Summarize("p", 1, ss).Errors)
+	require.Equal(t, 2, Summarize("p", 1, ss, Targets{}).Errors)
 }
 
 // The time in the channel's queue counts, times the speed; the engines' own figures come before the client's

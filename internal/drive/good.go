@@ -1,12 +1,24 @@
 package drive
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
-// What a request must keep to count as good.
+// What a request must keep to count as good where nothing else is said.
 const (
 	GoodTTFT = 5 * time.Second
 	GoodTPOT = 100 * time.Millisecond
 )
 
+// Targets are what a request must keep to count as good; 0 means GoodTTFT or GoodTPOT.
+type Targets struct{ TTFT, TPOT time.Duration }
+
+// Full are the targets with the defaults filled in.
+func (t Targets) Full() Targets { return Targets{cmp.Or(t.TTFT, GoodTTFT), cmp.Or(t.TPOT, GoodTPOT)} }
+
 // Good reports whether a request that took this long was good.
-func Good(ttft, tpot time.Duration) bool { return ttft <= GoodTTFT && tpot <= GoodTPOT }
+func (t Targets) Good(ttft, tpot time.Duration) bool {
+	t = t.Full()
+	return ttft <= t.TTFT && tpot <= t.TPOT
+}

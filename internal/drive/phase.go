@@ -36,7 +36,7 @@ func Phases(samples []Sample, replicas int, marks []Mark) []Phase {
 				part = append(part, s)
 			}
 		}
-		r := Summarize("", replicas, part)
+		r := Summarize("", replicas, part, Targets{})
 		all[i] = Phase{
 			Name: m.Name, Requests: r.Requests, Errors: r.Errors, CachedTokenRatio: r.CachedTokenRatio, TTFT: r.TTFT,
 			MaxOverMeanLoad: r.MaxOverMeanLoad, ByServer: share(float64(byServer(part)), float64(len(part))),

@@ -30,7 +30,7 @@ type Result struct {
 	TTFT    Distribution `json:"ttft_ms"`
 	TPOT    Distribution `json:"tpot_ms"`
 	Latency Distribution `json:"latency_ms"`
-	// Goodput is the share of the requests that were Good; one that failed was not.
+	// Goodput is the share of the requests that were good by the Targets; one that failed was not.
 	Goodput float64 `json:"goodput"`
 	// OutputTokensPerS is over the time from the first arrival to the last end.
 	OutputTokensPerS float64 `json:"output_tokens_per_s"`
@@ -78,7 +78,7 @@ func Describe(xs []float64) Distribution {
 
 // Summarize computes the figures of one policy. Replicas is the size of the fleet, 0 if it is not known: then
 // replicas that got nothing do not count in the mean load.
-func Summarize(policy string, replicas int, samples []Sample) Result {
+func Summarize(policy string, replicas int, samples []Sample, targets Targets) Result {
 	r := Result{Policy: policy, Decisions: map[string]int{}, Loads: map[string]int{}, Samples: samples}
 	var ttft, tpot, latency, lag []float64
 	var prompt, cached, output, good int
@@ -111,7 +111,7 @@ func Summarize(policy string, replicas int, samples []Sample) Result {
 			tpot = append(tpot, ms(s.TPOT))
 		}
 		prompt, cached, output = prompt+s.Prompt, cached+s.Cached, output+s.Output
-		if Good(s.TTFT, s.TPOT) {
+		if targets.Good(s.TTFT, s.TPOT) {
 			good++
 		}
 	}

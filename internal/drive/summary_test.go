@@ -38,12 +38,15 @@ func TestSummarize(t *testing.T) {
 		{At: 4 * second, TTFT: second, Latency: second, Prompt: 100, Cached: 50, Computed: 50, Output: 1, Replica: "b", Reason: routing.ReasonRing},
 		{At: 5 * second, Prompt: 100, Computed: 100, Err: errors.New("lost"), Replica: "b", Reason: routing.ReasonRing},
 	}
-	r := Summarize("p", 3, samples)
+	r := Summarize("p", 3, samples, Targets{})
 	require.Equal(t, 5, r.Requests)
 	require.Equal(t, 1, r.Errors)
 	require.EqualError(t, r.FirstError, "lost")
 	require.Equal(t, 0.4, r.CachedTokenRatio)
 	require.Equal(t, 0.4, r.Goodput)
+	require.Equal(t, 0.6, Summarize("p", 3, samples, Targets{TTFT: 6 * second}).Goodput)
+	require.Equal(t, 0.6, Summarize("p", 3, samples, Targets{TPOT: 200 * time.Millisecond}).Goodput)
+	require.Equal(t, 0.0, Summarize("p", 3, samples, Targets{TTFT: second / 2}).Goodput)
 	require.Equal(t, 2250., r.TTFT.Mean)
 	require.Equal(t, 6000., r.TTFT.P90)
 	require.InDelta(t, 220./3, r.TPOT.Mean, 1e-9, "an answer of one token has none")
@@ -51,14 +54,14 @@ func TestSummarize(t *testing.T) {
 	require.Equal(t, map[string]int{"ring": 4, "ring_fallback": 1}, r.Decisions)
 	require.Equal(t, map[string]int{"a": 90, "b": 260}, r.Loads)
 	require.InDelta(t, 260*3/350., r.MaxOverMeanLoad, 1e-9, "the third replica did nothing")
-	require.InDelta(t, 260*2/350., Summarize("p", 0, samples).MaxOverMeanLoad, 1e-9)
+	require.InDelta(t, 260*2/350., Summarize("p", 0, samples, Targets{}).MaxOverMeanLoad, 1e-9)
 	require.Equal(t, 4., r.Lag.P99)
 }
 
 // Nothing measured is zeros, not NaN, which JSON has not.
 func TestSummarizeNothing(t *testing.T) {
 	for _, samples := range [][]Sample{nil, {{Err: errors.New("lost")}}, {{WarmUp: true}}} {
-		_, err := json.Marshal(Summarize("p", 2, samples))
+		_, err := json.Marshal(Summarize("p", 2, samples, Targets{}))
 		require.NoError(t, err)
 	}
 }

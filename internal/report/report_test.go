@@ -36,7 +36,7 @@ func example(policies ...string) *Report {
 			s.Latency, s.Computed = s.TTFT+10*s.TPOT, s.Prompt-s.Cached
 			ss = append(ss, s)
 		}
-		r.Results = append(r.Results, drive.Summarize(name, 2, ss))
+		r.Results = append(r.Results, drive.Summarize(name, 2, ss, drive.Targets{}))
 	}
 	return r
 }
@@ -187,7 +187,7 @@ func TestPicture(t *testing.T) {
 
 // Results with nothing in them are drawn too.
 func TestEmpty(t *testing.T) {
-	for _, r := range []*Report{{}, {Comparison: drive.Comparison{Results: []drive.Result{drive.Summarize("p", 2, nil)}}}} {
+	for _, r := range []*Report{{}, {Comparison: drive.Comparison{Results: []drive.Result{drive.Summarize("p", 2, nil, drive.Targets{})}}}} {
 		var b bytes.Buffer
 		require.NoError(t, r.HTML(&b))
 		well(t, b.String(), true)

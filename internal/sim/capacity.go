@@ -30,10 +30,11 @@ type Search struct {
 	// Requests makes the workload at a rate. First is a rate to begin with.
 	Requests func(rate float64) ([]workload.Request, error)
 	First    float64
-	// Replicas, Engines and WarmUp are as in a Config.
+	// Replicas, Engines, WarmUp and Targets are as in a Config.
 	Replicas int
 	Engines  []enginesim.Config
 	WarmUp   time.Duration
+	Targets  drive.Targets
 	// Dir is where capacities are remembered; empty means nowhere.
 	Dir string
 	// Progress is told of every rate that is tried; nil means nobody is.
@@ -75,7 +76,7 @@ func (s *Search) longest() (int, error) {
 	}
 	most := 0
 	for _, e := range c.Engines {
-		n, err := longest(e)
+		n, err := longest(e, s.Targets)
 		if err != nil {
 			return 0, err
 		}
@@ -102,7 +103,7 @@ func (s *Search) copes(ctx context.Context, rate float64, most int) (bool, error
 		return false, fmt.Errorf("no request arrives after the warm-up of %v at a rate of %.3g", s.WarmUp, rate)
 	}
 	res, err := Run(ctx, rs, Config{
-		Replicas: s.Replicas, Clients: 1, Engines: s.Engines, WarmUp: s.WarmUp, Seed: 1,
+		Replicas: s.Replicas, Clients: 1, Engines: s.Engines, WarmUp: s.WarmUp, Targets: s.Targets, Seed: 1,
 		Channel: policy.Config{Policy: policy.Selection{Name: roundrobin.Name}},
 		slow:    slow + 1, longest: most,
 	})
@@ -133,8 +134,8 @@ func (s *Search) key() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	h := sha256.New()
-	fmt.Fprint(h, capacityVersion, s.Replicas, s.WarmUp, c.Engines, s.First, drive.GoodTTFT, drive.GoodTPOT, len(rs))
+	h, good := sha256.New(), s.Targets.Full()
+	fmt.Fprint(h, capacityVersion, s.Replicas, s.WarmUp, c.Engines, s.First, good.TTFT, good.TPOT, len(rs))
 	var b []byte
 	for i := range rs {
 		r := &rs[i]

@@ -68,6 +68,27 @@ func TestCapacity(t *testing.T) {
 	require.NotEqual(t, key, other2)
 }
 
+// What counts as good decides what a fleet can do.
+func TestCapacityByTargets(t *testing.T) {
+	t.Parallel()
+	s := search(nil)
+	key, err := s.key()
+	require.NoError(t, err)
+	rate, err := Capacity(t.Context(), s)
+	require.NoError(t, err)
+	s.Targets = drive.Targets{TTFT: drive.GoodTTFT, TPOT: drive.GoodTPOT}
+	same, err := s.key()
+	require.NoError(t, err)
+	require.Equal(t, key, same)
+	s.Targets = drive.Targets{TPOT: 30 * time.Millisecond}
+	other, err := s.key()
+	require.NoError(t, err)
+	require.NotEqual(t, key, other)
+	less, err := Capacity(t.Context(), s)
+	require.NoError(t, err)
+	require.Less(t, less, rate*0.8)
+}
+
 func TestCapacityErrors(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -56,6 +56,8 @@ type Config struct {
 	Affinity bool
 	// WarmUp is how much of the workload is not measured.
 	WarmUp time.Duration
+	// Targets are what a request must keep to count as good.
+	Targets drive.Targets
 	// Seed draws the clients of requests, and is the randomness of the Routers.
 	Seed uint64
 	// Prompts are the requests' hashes, where several runs share them; nil means that this run makes its own.

@@ -130,7 +130,7 @@ func (r *run) end(f *flight, seq *enginesim.Sequence) error {
 	}
 	if !s.WarmUp {
 		r.preempts += res.Preemptions
-		if r.slow > 0 && s.Prompt <= r.longest && !drive.Good(s.TTFT, s.TPOT) {
+		if r.slow > 0 && s.Prompt <= r.longest && !r.Targets.Good(s.TTFT, s.TPOT) {
 			if r.slow--; r.slow == 0 {
 				return errSlow
 			}

@@ -10,19 +10,19 @@ import (
 
 // longest is the longest prompt whose first token an idle engine gives in good time, none of it cached. The longer
 // ones are nobody's fault, and a capacity that counted them would be that of an idle fleet.
-func longest(c enginesim.Config) (int, error) {
+func longest(c enginesim.Config, good drive.Targets) (int, error) {
 	idle, err := enginesim.New(c)
 	if err != nil {
 		return 0, err
 	}
 	c = idle.Config()
 	most := min(c.MaxModelLen, c.KVTokens) - 1
-	n := sort.Search(most, func(i int) bool { return err == nil && !inTime(c, i+1, &err) })
+	n := sort.Search(most, func(i int) bool { return err == nil && !inTime(c, i+1, good, &err) })
 	return n, err
 }
 
 // inTime runs one prompt of n tokens alone.
-func inTime(c enginesim.Config, n int, failed *error) bool {
+func inTime(c enginesim.Config, n int, good drive.Targets, failed *error) bool {
 	e, err := enginesim.New(c)
 	if err != nil {
 		*failed = err
@@ -38,5 +38,5 @@ func inTime(c enginesim.Config, n int, failed *error) bool {
 		e.Step(at)
 	}
 	result := seq.Result()
-	return result.TTFT() <= drive.GoodTTFT
+	return good.Good(result.TTFT(), 0)
 }

@@ -56,7 +56,7 @@ type Spread struct {
 
 // result computes the figures of a run.
 func (r *run) result() *Result {
-	res := &Result{Result: drive.Summarize(r.name(), r.Replicas, r.samples), Preemptions: r.preempts}
+	res := &Result{Result: drive.Summarize(r.name(), r.Replicas, r.samples, r.Targets), Preemptions: r.preempts}
 	kv := r.activeKV()
 	sum := 0.0
 	for i := range kv {
