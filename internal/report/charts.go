@@ -37,6 +37,14 @@ var colors = []color.Color{
 
 func colorOf(i int) color.Color { return colors[i%len(colors)] }
 
+// stroke draws a policy's line: those whose color another has before them are dashed.
+func stroke(line *plotter.Line, i int) {
+	line.Color, line.Width = colorOf(i), 1.5
+	if i >= len(colors) {
+		line.Dashes = []vg.Length{4, 2}
+	}
+}
+
 // newPlot is an empty chart in the style of all.
 func newPlot(title string) *plot.Plot {
 	p := plot.New()
@@ -140,7 +148,7 @@ func (r *Report) cumulative(title, unit string, of func(*drive.Sample) float64) 
 		if err != nil {
 			return nil, err
 		}
-		line.Color, line.Width = colorOf(i), 1.5
+		stroke(line, i)
 		p.Add(line)
 		p.Legend.Add(r.Results[i].Policy, line)
 	}
@@ -220,7 +228,7 @@ func (r *Report) timeChart() (*plot.Plot, error) {
 		if err != nil {
 			return nil, err
 		}
-		line.Color, line.Width = colorOf(i), 1.5
+		stroke(line, i)
 		p.Add(line)
 		p.Legend.Add(r.Results[i].Policy, line)
 	}

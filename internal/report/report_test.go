@@ -6,6 +6,7 @@ import (
 	"errors"
 	"image/png"
 	"io"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -137,6 +138,21 @@ func TestHTML(t *testing.T) {
 		require.Contains(t, page, s)
 	}
 	require.NotContains(t, page, "NaN")
+}
+
+// Whose color another has is dashed.
+func TestMorePoliciesThanColors(t *testing.T) {
+	var names []string
+	for i := range len(colors) + 1 {
+		names = append(names, "policy "+strconv.Itoa(i))
+	}
+	for n, want := range map[int]bool{len(colors): false, len(names): true} {
+		p, err := example(names[:n]...).timeChart()
+		require.NoError(t, err)
+		s, err := svg(p)
+		require.NoError(t, err)
+		require.Equal(t, want, strings.Contains(s, "stroke-dasharray"), n)
+	}
 }
 
 // Replicas stand in the order of their numbers.

@@ -34,7 +34,7 @@ func (r *Results) header(b *strings.Builder) {
 	for _, n := range r.Codes {
 		runs += n
 	}
-	fmt.Fprintf(b, "%d cells, %d runs in %.0f minutes of processor time", len(r.Cells), runs, r.Seconds/60)
+	fmt.Fprintf(b, "%d cells, %d runs of %.0f minutes, added up", len(r.Cells), runs, r.Seconds/60)
 	missing := 0
 	var whose []string
 	for _, policy := range slices.Sorted(maps.Keys(r.Missing)) {
@@ -149,7 +149,7 @@ func (r *Results) notFirst(b *strings.Builder, policy string, policies []string)
 }
 
 func (c *CellResults) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\n### %s\n\n%s; %.0f s of processor time\n\n", c.Name, c.String(), c.Seconds)
+	fmt.Fprintf(b, "\n### %s\n\n%s; its runs took %.0f s, added up\n\n", c.Name, c.String(), c.Seconds)
 	b.WriteString("| policy | clients | seeds | TTFT mean, ms | p99 | ms per token | goodput | cached tokens | busiest ÷ mean |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for i := range c.Rows {
 		r := &c.Rows[i]
