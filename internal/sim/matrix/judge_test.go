@@ -151,6 +151,7 @@ func TestMarkdown(t *testing.T) {
 	require.NoError(t, Run(t.Context(), p))
 	r := Load(dir, p.Cells, p.Policies, p.Seeds)
 	require.Empty(t, r.Missing)
+	require.Empty(t, r.Strange)
 	require.Len(t, r.Cells[0].Rows, 4, "the proxy alone too")
 	text := r.Markdown(p.Policies, []string{"power_of_two_choices", "kv_aware"})
 	require.Contains(t, text, "3 cells, 20 runs")
@@ -158,6 +159,15 @@ func TestMarkdown(t *testing.T) {
 	require.Contains(t, text, "## `power_of_two_choices`")
 	require.Contains(t, text, "### one")
 	require.Contains(t, text, "| `smg_cache_aware` | 1 |")
+
+	path := file(dir, "one", "smg_cache_aware", 64, 2)
+	e := load(path)
+	e.Rate *= 2
+	require.NoError(t, save(path, e))
+	strange := Load(dir, p.Cells, p.Policies, p.Seeds)
+	require.Equal(t, map[string]int{"one": 1}, strange.Strange)
+	require.Equal(t, []uint64{1}, strange.Cells[0].row("smg_cache_aware", 64).seeds())
+	require.Contains(t, strange.Markdown(p.Policies, nil), "**left out, being of other requests**: 1 of one")
 
 	p.Cells[0].Load = 0.2
 	r = Load(dir, p.Cells, p.Policies, 3)

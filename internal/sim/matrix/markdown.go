@@ -44,6 +44,13 @@ func (r *Results) header(b *strings.Builder) {
 	if missing > 0 {
 		fmt.Fprintf(b, "; **%d runs are missing**: %s", missing, strings.Join(whose, ", "))
 	}
+	var strange []string
+	for _, cell := range slices.Sorted(maps.Keys(r.Strange)) {
+		strange = append(strange, fmt.Sprintf("%d of %s", r.Strange[cell], cell))
+	}
+	if len(strange) > 0 {
+		fmt.Fprintf(b, "; **left out, being of other requests**: %s", strings.Join(strange, ", "))
+	}
 	if len(r.Codes) > 1 {
 		fmt.Fprintf(b, "; made by %d programs: %s", len(r.Codes), strings.Join(slices.Sorted(maps.Keys(r.Codes)), ", "))
 	}

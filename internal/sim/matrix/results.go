@@ -26,6 +26,9 @@ type Results struct {
 	// Codes counts runs by the program that made them, Missing those that are not there by their policy.
 	Codes   map[string]int
 	Missing map[string]int
+	// Strange counts runs, by their cell, of other requests than the first policy has with the same seed: made at
+	// another rate, of another trace, for another time. They are left out.
+	Strange map[string]int
 	// Seconds is how long all runs took together.
 	Seconds float64
 }
@@ -36,6 +39,14 @@ type CellResults struct {
 	Rows []Row
 	// Seconds is how long its runs took together.
 	Seconds float64
+
+	offered map[uint64]offered // by seed
+}
+
+// offered tells the requests of a cell and a seed from others.
+type offered struct {
+	rate     float64
+	measured int
 }
 
 // Row is a policy in a cell, over all seeds that are there.
@@ -59,9 +70,9 @@ func common(rows ...*Row) []uint64 {
 // Load reads what is there of some cells and policies, of seeds from 1. Runs of a cell that is now another do not
 // count.
 func Load(dir string, cells []Cell, policies []string, seeds int) *Results {
-	r := &Results{Codes: map[string]int{}, Missing: map[string]int{}}
+	r := &Results{Codes: map[string]int{}, Missing: map[string]int{}, Strange: map[string]int{}}
 	for _, c := range cells {
-		cr := CellResults{Cell: c}
+		cr := CellResults{Cell: c, offered: map[uint64]offered{}}
 		for _, policy := range policies {
 			r.row(&cr, dir, policy, c.Clients, seeds)
 		}
@@ -88,6 +99,12 @@ func (r *Results) row(cr *CellResults, dir, policy string, clients, seeds int) {
 			r.Missing[policy]++
 			continue
 		}
+		these := offered{e.Rate, e.Result.Requests}
+		if first, ok := cr.offered[seed]; ok && these != first {
+			r.Strange[cr.Name]++
+			continue
+		}
+		cr.offered[seed] = these
 		r.Codes[e.Code]++
 		cr.Seconds += e.Seconds
 		runs[seed] = e.Result
