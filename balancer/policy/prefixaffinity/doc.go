@@ -34,10 +34,10 @@
 // foreign load is what others are told to have booked: news that all clients act on
 // alike, so that small differences in it must not count. Where such prompts have turned
 // out to be cached nowhere, and nobody tells of others' load, they take turns instead,
-// all but one key in eight, which tell when that changes; a client with many calls under
-// way takes the less loaded of the next two. Whoever takes the spill becomes a
-// holder, and holders are taken in the agreed order: a hot prompt fans out along
-// its order in step with its load, and comes back when the load is gone.
+// all but one key in eight, which tell when that changes. Of the next two they take the one
+// with two calls fewer under way, or, of a client with many, with any less load. Whoever
+// takes the spill becomes a holder, and holders are taken in the agreed order: a hot prompt
+// fans out along its order in step with its load, and comes back when the load is gone.
 //
 // A replica holds what was routed there. Where an engine or a look-aside server tells
 // what a replica caches ([Policy.CacheChanged]), in blocks or in superblocks of 512

@@ -48,6 +48,11 @@ func (c *choice) gainsNothing() bool {
 // view of the load to tell replicas apart. With fewer, chance does.
 const telling = 4
 
+// fewer is by how many calls fewer one of two replicas must have under way to be taken
+// instead of the next in turn also where there are less than that: it does not come from
+// turns, but from calls that are slow to come back.
+const fewer = 2
+
 // turn returns the next replica in turn that is available and within the bound: nothing is
 // more even for a client that sees few calls and no loads but its own. One that has many
 // under way takes the less loaded of the next two: what has not come back tells of the
@@ -76,7 +81,8 @@ func (c *choice) turn() *routing.Replica {
 	}
 	*c.turns = (first + 1) % n
 	next := replicas[first]
-	if other := replicas[second]; ongoing >= telling*looked && c.v.Load(other) < c.v.Load(next) {
+	other := replicas[second]
+	if ongoing >= telling*looked && c.v.Load(other) < c.v.Load(next) || other.Ongoing()+fewer <= next.Ongoing() {
 		next = other
 	}
 	if c.within(next, 0) {

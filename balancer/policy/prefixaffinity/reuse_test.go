@@ -111,9 +111,9 @@ func TestTurnsWhereAgreeingGainsNothing(t *testing.T) {
 	assert.Zero(t, turns, "it does gain something")
 }
 
-// A client with many calls under way goes by them: its turn is no reason to add to
-// those that are slow to come back.
-func TestTurnsOfAClientWithManyCallsGoToTheLessLoadedOfTwo(t *testing.T) {
+// A turn is no reason to add to calls that are slow to come back; a client with many under
+// way goes by small differences too.
+func TestTurnsGoToTheLessLoadedOfTwo(t *testing.T) {
 	p := newPolicy(t, DefaultConfig())
 	r := policytest.NewRouter(t, p, policytest.Fleet(4))
 	for range 500 {
@@ -130,11 +130,14 @@ func TestTurnsOfAClientWithManyCallsGoToTheLessLoadedOfTwo(t *testing.T) {
 		}
 		return each
 	}
-	policytest.Fill(t, r, "r2", 6)
+	policytest.Fill(t, r, "r2", 1)
 	assert.InDelta(t, 8, took()["r2"], 4, "few calls: in turn")
+	policytest.Fill(t, r, "r2", fewer)
+	assert.Zero(t, took()["r2"], "they are slow to come back")
 	for _, id := range []string{"r0", "r1", "r3"} {
 		policytest.Fill(t, r, id, telling)
 	}
+	policytest.Fill(t, r, "r2", telling-fewer) // one more than they have
 	each := took()
 	assert.Zero(t, each["r2"])
 	assert.Greater(t, each["r3"], each["r0"], "who follows it takes its turns too")
