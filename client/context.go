@@ -15,13 +15,16 @@ func WithSession(ctx context.Context, id string) context.Context {
 }
 
 // WithPin returns a context whose calls go to the replica with the id and to no
-// other: they wait while it is full, and fail with UNAVAILABLE while it is not
-// connected.
+// other. They wait while it is full. They fail with UNAVAILABLE where it is not in
+// the fleet or its attributes say that it drains, and while it is not connected,
+// unless the call has grpc.WaitForReady.
 func WithPin(ctx context.Context, replica string) context.Context {
 	return channel.WithRoute(ctx, func(r *channel.Route) { r.Pin = replica })
 }
 
-// WithExclude returns a context whose calls go to none of the replicas with the ids.
+// WithExclude returns a context whose calls go to none of the replicas with the ids,
+// besides those that the context excludes already. They fail with UNAVAILABLE where no
+// other is left.
 func WithExclude(ctx context.Context, replicas ...string) context.Context {
 	return channel.WithRoute(ctx, func(r *channel.Route) { r.Exclude = append(r.Exclude[:len(r.Exclude):len(r.Exclude)], replicas...) })
 }

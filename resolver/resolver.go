@@ -4,7 +4,7 @@
 //	warmpath:///a=10.0.0.1:50051,b=[::1]:50051    with ids
 //	warmpath-file:///etc/warmpath/fleet.yaml      a fleet file, followed
 //	warmpath-file:fleet.yaml                      relative to the working directory
-//	warmpath://la1:7070,la2:7070/chat             the deployment chat of look-aside servers
+//	warmpath://la1:4770,la2:4770/chat             the deployment chat of look-aside servers
 //
 // Importing the package registers both schemes; [NewBuilder] and
 // [NewFileBuilder] make builders for grpc.WithResolvers.

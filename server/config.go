@@ -79,8 +79,8 @@ type Deployment struct {
 	ResolveInterval policy.Duration `json:"resolve_interval,omitempty"`
 	// HealthCheck asks the replicas that do not register whether they serve; none = nobody is asked.
 	HealthCheck *HealthCheck `json:"health_check,omitempty"`
-	// ReplicaTLS is how the server itself reaches replicas, to check their health and to follow KV events over gRPC;
-	// none = in plaintext.
+	// ReplicaTLS is how the server itself reaches replicas over gRPC: to check their health, to ask for their load
+	// (GetLoads), and to follow their KV events; none = in plaintext.
 	ReplicaTLS *ReplicaTLS `json:"replica_tls,omitempty"`
 	// Register lets replicas register themselves: whoever may use the server, or the callers with register.
 	Register bool `json:"register,omitempty"`

@@ -31,8 +31,10 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// A Factory builds a policy from its config, which may be empty. It is called
-// once for each Router, from any goroutine.
+// A Factory builds a policy from its config, which may be empty. It is called from
+// any goroutine: once for each Router, and each time that a config is checked, where
+// what it returns is not used and is closed at once if it is an [io.Closer]. So it is
+// cheap and begins nothing that Close does not end.
 type Factory func(config json.RawMessage) (routing.Policy, error)
 
 var registry = struct {

@@ -34,7 +34,8 @@ type Decision struct {
 	// available, and then WaitFor says whom to wait for.
 	Replica *Replica
 	Reason  Reason
-	// Rule is the policy's own reason where Reason is retry, hedge or queued, else "".
+	// Rule is the policy's own reason where Reason is retry, hedge, queued, central (the reason of
+	// the server's policy) or fallback_local; else "". It is central for a retry that the server decided.
 	Rule Reason
 	// MatchedTokens are the leading prompt tokens believed to be cached there.
 	MatchedTokens int

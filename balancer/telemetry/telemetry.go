@@ -33,7 +33,7 @@ const Scope = "github.com/warmpath/warmpath"
 const (
 	KeyPolicy        = attribute.Key("warmpath.policy")
 	KeyReason        = attribute.Key("warmpath.reason")
-	KeyRule          = attribute.Key("warmpath.rule") // the policy's own reason where reason is retry, hedge or queued
+	KeyRule          = attribute.Key("warmpath.rule") // the policy's own reason: see routing.Decision.Rule
 	KeyReplica       = attribute.Key("warmpath.replica")
 	KeyMatchedTokens = attribute.Key("warmpath.matched_tokens")
 	KeyPromptTokens  = attribute.Key("warmpath.prompt_tokens")

@@ -49,8 +49,9 @@ type Config struct {
 	BlockTokens int `json:"block_tokens"`
 
 	// IndexBytes bounds the memory of the index; at least 1 MiB. It is taken as it is
-	// needed: about 60 bytes for every block that a replica holds. Where superblocks
-	// are told, a sixteenth of it, at least 1 MiB, comes on top.
+	// needed: about 20 bytes for every block that one replica holds, less where several
+	// hold the same. Where superblocks are told, a sixteenth of it, at least 1 MiB,
+	// comes on top.
 	IndexBytes int64 `json:"index_bytes"`
 
 	// KVTokens is taken for the size of a replica's KV cache in tokens, of those that
