@@ -56,7 +56,7 @@ func known(raw json.RawMessage, of reflect.Type, prefix string) (kept json.RawMe
 		case !ok || name == "mode" && !knownMode(object[name]):
 			delete(object, name)
 			ignored = append(ignored, prefix+name)
-		case t == reflect.TypeFor[policy.Central]():
+		case t == reflect.TypeFor[policy.Central](), t == reflect.TypeFor[policy.Ejection]():
 			var inside []string
 			object[name], inside = known(object[name], t, name+".")
 			ignored = append(ignored, inside...)

@@ -17,6 +17,9 @@ func TestTolerate(t *testing.T) {
 			`{"methodConfig":[],"loadBalancingConfig":[{"warmpath":{"zone":"z","central":{"deadline":"1s"}}},{"round_robin":{}}]}`,
 			[]string{"central.y", "mode", "new"},
 		},
+		`{"loadBalancingConfig":[{"warmpath":{"ejection":{"failures":3,"later":1},"policy":{"round_robin":{"new":1}}}}]}`: {
+			`{"loadBalancingConfig":[{"warmpath":{"ejection":{"failures":3},"policy":{"round_robin":{"new":1}}}}]}`, []string{"ejection.later"},
+		},
 		`{"loadBalancingConfig":[{"round_robin":{}}]}`: {`{"loadBalancingConfig":[{"round_robin":{}}]}`, nil},
 		`{"loadBalancingConfig":[{"warmpath":5}]}`:     {`{"loadBalancingConfig":[{"warmpath":5}]}`, nil},
 		`no config`: {`no config`, nil},
