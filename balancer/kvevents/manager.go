@@ -126,7 +126,7 @@ func (m *Manager) follow(ctx context.Context, s *subscription) {
 	switch {
 	case err != nil:
 		m.opts.logger().Error("warmpath: a replica's KV events are not followed", "replica", s.attrs.ID, "error", err)
-		s.replica.stream(s.attrs.KVEvents, 0, nil).failed(err)
+		s.replica.stream(s.attrs.KVEvents, 0, nil).update(func(st *Status) { st.Problem = err.Error() })
 		<-ctx.Done()
 	case src.Address != "":
 		var all []found

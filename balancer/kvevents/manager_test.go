@@ -3,7 +3,9 @@ package kvevents
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -113,4 +115,21 @@ func TestManagerAsksTheEngineForItsSources(t *testing.T) {
 		sts := alone.Status()
 		return len(sts) == 1 && sts[0].Problem == errNoConnect.Error()
 	}, 30*time.Second, time.Millisecond)
+}
+
+// Why nothing can be had is logged once, and again after something came.
+func TestUnreachableSourceIsLoggedOnce(t *testing.T) {
+	var log strings.Builder
+	o := Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	r := &replica{id: "a", opts: o.withDefaults(), sizes: new(sizes), sink: func([]routing.CacheChange) {}}
+	s := r.stream("tcp://10.0.0.1:5557", 0, func(*batch, []byte) {})
+	for range 3 {
+		s.failed(errors.New("refused"))
+		s.failed(nil) // a connection alone says little: a gRPC stream is open before its server has looked at it
+	}
+	require.Equal(t, 1, strings.Count(log.String(), "cannot be had"), log.String())
+	require.Contains(t, log.String(), "replica=a source=tcp://10.0.0.1:5557 error=refused")
+	s.apply(0, nil)
+	s.failed(errors.New("reset"))
+	require.Equal(t, 2, strings.Count(log.String(), "cannot be had"), log.String())
 }

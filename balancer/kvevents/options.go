@@ -27,7 +27,7 @@ type Options struct {
 	// Quiet is how long a ZeroMQ source may say nothing before it is asked whether it has, and less and less often
 	// then; 0 means a second.
 	Quiet time.Duration
-	// Logger hears of every loss that cleared a replica; nil means nobody does.
+	// Logger hears of every loss that cleared a replica, and of sources that cannot be followed; nil means nobody does.
 	Logger *slog.Logger
 }
 

@@ -32,6 +32,7 @@ type stream struct {
 	translators map[int]*translator
 	status      Status
 	gone        counts // of translators that were dropped
+	told        bool   // why there is no connection, since a message came last
 }
 
 func (r *replica) stream(source string, rank int, decode func(*batch, []byte)) *stream {
@@ -48,6 +49,7 @@ func (s *stream) apply(seq uint64, payload []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.decode(&s.batch, payload)
+	s.told = false
 	s.status.Messages++
 	s.status.Next = seq + 1
 	rank := s.rank
@@ -103,15 +105,22 @@ func (s *stream) unreadable(kind int) {
 	s.gone.bad[kind]++
 }
 
-// failed notes why there is no connection; nil that there is one.
+// failed notes why there is no connection; nil that there is one. It says so once, until a message has come: that one
+// could be opened does not tell yet that the engine publishes there.
 func (s *stream) failed(err error) {
+	news := false
 	s.update(func(st *Status) {
 		st.Connected = err == nil
 		if err == nil {
 			st.Problem = ""
 			st.Connections++
-		} else {
-			st.Problem = err.Error()
+			return
 		}
+		st.Problem = err.Error()
+		news, s.told = !s.told, true
 	})
+	if news {
+		s.opts.logger().Warn("warmpath: a replica's KV events cannot be had, trying again; this is said once until some come",
+			"replica", s.id, "source", s.source, "error", err)
+	}
 }
