@@ -30,7 +30,8 @@ type Config struct {
 	DialOptions []grpc.DialOption
 	// Deployment to register in; empty = the servers' only one.
 	Deployment string
-	// Lease is how long a server keeps the replica without hearing of it: at least a second; 0 = the server's default.
+	// Lease is how long a server keeps the replica without hearing of it: at least a second; 0 = the server's
+	// register_lease, which is also the most.
 	Lease time.Duration
 
 	// DrainNotice is how long new calls are still served after the word that the replica drains, so that the word gets
