@@ -80,7 +80,7 @@ func WithLogger(l *slog.Logger) Option {
 
 // WithServerDialOptions says how look-aside servers are reached, the targets
 // warmpath://server:port/deployment: credentials, tokens, interceptors. By default they are reached
-// with the channel's transport credentials, and without its per-call credentials.
+// with the channel's transport credentials and dialer, and without its per-call credentials.
 func WithServerDialOptions(opts ...grpc.DialOption) Option {
 	return option{set: func(o *options) { o.server = append(o.server, opts...) }}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -235,6 +237,9 @@ func (e *explain) load() (*policy.Config, error) {
 		}
 	}
 	config, err := policy.ParseYAML(data)
+	if err == nil {
+		err = checkHosted(*config)
+	}
 	if err != nil {
 		return nil, usagef("--config: %s: %w", e.config, err)
 	}
@@ -246,6 +251,16 @@ func (e *explain) load() (*policy.Config, error) {
 	}
 	config.Policy = policy.Selection{Name: e.policy}
 	return config, nil
+}
+
+// checkHosted checks what only a channel reads of a config: dialects, and where KV events come from.
+func checkHosted(c policy.Config) error {
+	c.Tokenizer = nil // openTokens says what is wrong with that
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return balancer.Check(string(raw))
 }
 
 // request is the request key that the flags make.
@@ -336,6 +351,8 @@ var meaning = map[routing.Reason]string{
 	routing.ReasonAgreedOrder:  "nobody is known to hold the prompt, so it goes to the first in the agreed order of its key",
 	routing.ReasonAgreedSpill:  "later in the agreed order of the key, since those before it may not have the request or are loaded",
 	routing.ReasonLeastLoaded:  "it has the least load",
+	routing.ReasonKVCost:       "the request costs least there: prompt tokens left to compute, and the work under way",
+	routing.ReasonKVNearTie:    "it costs about as little as anywhere else, so it goes to the first of these in the agreed order of its key",
 	routing.ReasonNoKey:        "the request has nothing that the policy could use as key: fewer requests under way of two drawn at random, here by --seed",
 }
 

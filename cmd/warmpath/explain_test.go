@@ -100,6 +100,7 @@ func TestExplainInWords(t *testing.T) {
 		{[]string{"--prompt", "hello, world"}, []string{"agreed_order:", "block 0", "12 bytes", "3 tokens"}},
 		{[]string{"--session", "s"}, []string{"no prompt", "agreed_order"}},
 		{[]string{"--policy", "round_robin"}, []string{"round_robin:", "random"}},
+		{[]string{"--policy", "kv_aware", "--prompt", "hello, world"}, []string{"kv_near_tie: it costs", "block 0", "12 bytes"}},
 	} {
 		code, stdout, stderr := command(t, append([]string{"explain", "--replicas", "r0,r1,r2"}, c.args...)...)
 		require.Equal(t, exitOK, code, stderr)
@@ -134,6 +135,9 @@ func TestExplainTokens(t *testing.T) {
 	require.Equal(t, exitOK, code)
 	require.Contains(t, stdout, "2 tokens (of the tokenizer, from [15339 1917] on)")
 	require.Contains(t, stdout, "block 0 of the prompt (2 tokens)")
+	code, stdout, stderr = ask("--prompt", "hello world", "--policy", "kv_aware")
+	require.Equal(t, exitOK, code, stderr)
+	require.Contains(t, stdout, "block 0 of the prompt (2 tokens)")
 	code, stdout, _ = ask("--prompt", "not UTF-8: \xFD")
 	require.Equal(t, exitOK, code)
 	require.Contains(t, stdout, "failed: tokenize: the prompt is a batch, or not UTF-8")
@@ -142,4 +146,17 @@ func TestExplainTokens(t *testing.T) {
 	code, _, stderr = ask("--prompt", "x")
 	require.Equal(t, exitUsage, code)
 	require.Contains(t, stderr, "tokenizer.file: stat /nowhere/tokenizer.json")
+}
+
+// What only a channel reads of a config is checked too.
+func TestExplainChecksTheConfig(t *testing.T) {
+	for config, want := range map[string]string{
+		`kv_events: "udp://h:1"`:                        "kv_events",
+		`dialects: [{methods: [/a.B/C], session: "0"}]`: "dialects",
+		`policy: {kv_aware: {typo: 1}}`:                 "typo",
+	} {
+		code, _, stderr := command(t, "explain", "--replicas", "a,b", "--prompt", "x", "--config", file(t, "config.yaml", config))
+		require.Equal(t, exitUsage, code, config)
+		require.Contains(t, stderr, want)
+	}
 }

@@ -27,7 +27,9 @@ func keyOf(c *policy.Config, router *routing.Router, q *routing.Request) (kind, 
 		if err := policy.Decode(c.Policy.Config, &config); err != nil {
 			return "", ""
 		}
-		return prefixKey(prefixaffinity.Config{BlockBytes: config.BlockBytes, StickySessions: config.StickySessions}, q)
+		return prefixKey(prefixaffinity.Config{
+			BlockBytes: config.BlockBytes, BlockTokens: config.BlockTokens, StickySessions: config.StickySessions,
+		}, q)
 	}
 	return "", ""
 }
