@@ -24,7 +24,11 @@ type waiter struct {
 	done    chan struct{}
 }
 
-// Acquire picks and books as Pick does, and waits while every replica that the
+// Acquire picks and books as Pick does, and waits in the queue while every replica that
+// the request may use is full. It returns ErrNotConnected, without waiting or from the
+// queue, when nothing is connected that could ever serve it, ErrClosed likewise, and a
+// *WaitError when the context ends first, or for ErrQueueFull: too many wait, or it made
+// room for a request of higher priority. On an error b holds nothing.
 func (r *Router) Acquire(ctx context.Context, q *Request, b *Booking) error {
 	w, err := r.pickOrEnqueue(ctx, q, b)
 	if err != nil {
