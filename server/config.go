@@ -84,7 +84,7 @@ type Deployment struct {
 	ReplicaTLS *ReplicaTLS `json:"replica_tls,omitempty"`
 	// Register lets replicas register themselves: whoever may use the server, or the callers with register.
 	Register bool `json:"register,omitempty"`
-	// LoadPoll says how replicas are asked for their load that do not tell it; nil = they are not.
+	// LoadPoll says how replicas are asked for their load that do not tell it; none = they are not asked.
 	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
 	// Store bounds what custom policies share.
 	Store Store `json:"store,omitzero"`

@@ -37,10 +37,10 @@ type Adoption struct {
 	Central Central `json:"central,omitzero"`
 	// ShadowPolicy decides on every call too and is not obeyed: how often it would differ is counted.
 	ShadowPolicy Selection `json:"shadow_policy,omitzero"`
-	// Percentage is how much of the calls the policy decides, 0 to 100; nil = 100. The rest take turns (round_robin). The calls
+	// Percentage is how much of the calls the policy decides, 0 to 100; not set = 100. The rest take turns (round_robin). The calls
 	// of one session go the same way.
 	Percentage *float64 `json:"percentage,omitempty"`
-	// Enabled is the kill switch: false = all calls take turns, and nothing else is done for them. nil = true.
+	// Enabled is the kill switch: false = all calls take turns, and nothing else is done for them. Not set = true.
 	Enabled *bool `json:"enabled,omitempty"`
 }
 

@@ -75,7 +75,7 @@ type Config struct {
 	// elsewhere joins it, and the first of the two to answer is taken; 0 = never.
 	HedgeAfter Duration `json:"hedge_after,omitempty"`
 	// SessionKeys are the metadata keys that carry the session, the first that is
-	// there counts. They match in any case, and "-" like "_". nil = session_id,
+	// there counts. They match in any case, and "-" like "_". Not set = session_id,
 	// x-session-id; an empty list = none.
 	SessionKeys []string `json:"session_keys,omitzero"`
 	// RequestCostTokens is what an active request adds to a replica's load; 0 =
