@@ -6,9 +6,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -138,4 +142,41 @@ func TestFindingsWhereNobodyIsEjected(t *testing.T) {
 			require.Equal(t, well, v.GetState())
 		}
 	}
+}
+
+// Who runs the server sees who is left alone, by deployment.
+func TestMetricsTellWhatIsFound(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	now := newClock()
+	s, err := New(parse(t, fourReplicas+"  code: {policy: {round_robin: {}}, replicas: [{id: r2, address: 'h:1'}]}\n"),
+		Options{Logger: discard, Now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+	require.NoError(t, err)
+	defer s.Close()
+	d := (*s.deployments.Load())["chat"]
+	d.mu.Lock()
+	for _, id := range []string{"a", "b"} {
+		d.ledger.open(id, now.now())
+		d.find(id, []*warmpathv1.Finding{{Replica: 2, Kind: late}})
+	}
+	d.mu.Unlock()
+	d.tick(now.now())
+
+	var all metricdata.ResourceMetrics
+	require.NoError(t, reader.Collect(t.Context(), &all))
+	got := map[string]string{} // the condition, by deployment and replica
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			gauge, ok := m.Data.(metricdata.Gauge[int64])
+			if m.Name != "warmpath.replica.condition" || !ok {
+				continue
+			}
+			for _, p := range gauge.DataPoints {
+				at := func(k attribute.Key) string { v, _ := p.Attributes.Value(k); return v.AsString() }
+				got[at(telemetry.KeyDeployment)+"/"+at(telemetry.KeyReplica)] = at(telemetry.KeyCondition)
+			}
+		}
+	}
+	require.Equal(t, map[string]string{
+		"chat/r1": "well", "chat/r2": "ejected", "chat/r3": "well", "chat/r4": "well", "code/r2": "well",
+	}, got)
 }

@@ -134,10 +134,15 @@ func (b *builder) made(i metric.Int64Observable, err error) metric.Int64Observab
 	return i
 }
 
-// observe records the metrics of a Router and of its replicas' events until it is closed.
+// observe records the metrics of a Router, of its replicas' health, which is what all clients find, and of their events
+// until it is closed.
 func (h *hosted) observe(r *telemetry.Recorder) error {
 	stop, err := r.Watch(h.config.Policy.Name, h.router)
 	if err != nil {
+		return err
+	}
+	h.unwatch = append(h.unwatch, stop)
+	if stop, err = r.WatchHealth(h.config.Policy.Name, h.router); err != nil {
 		return err
 	}
 	h.unwatch = append(h.unwatch, stop)

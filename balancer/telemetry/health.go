@@ -53,15 +53,15 @@ func (r *Recorder) WatchHealth(policy string, router *routing.Router) (stop func
 		by := KeyPolicy.String(policy)
 		for _, rep := range router.View().Replicas() {
 			c, _ := router.Condition(rep)
-			o.ObserveInt64(gauge, 1, metric.WithAttributes(by, KeyReplica.String(rep.ID), KeyCondition.String(c.String())))
+			o.ObserveInt64(gauge, 1, r.attributes(by, KeyReplica.String(rep.ID), KeyCondition.String(c.String())))
 		}
 		h := router.Health()
 		for cause, n := range h.Ejections {
 			if n > 0 {
-				o.ObserveInt64(ejections, n, metric.WithAttributes(by, KeyCause.String(routing.Cause(cause).String())))
+				o.ObserveInt64(ejections, n, r.attributes(by, KeyCause.String(routing.Cause(cause).String())))
 			}
 		}
-		o.ObserveInt64(trials, h.Trials, metric.WithAttributes(by))
+		o.ObserveInt64(trials, h.Trials, r.attributes(by))
 		return nil
 	}, gauge, ejections, trials)
 	if err != nil {
