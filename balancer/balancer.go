@@ -372,7 +372,8 @@ func (b *lb) bind(h *channel.Handle) {
 	h.Attach(b.binding.Load())
 }
 
-// ResolverError is called when the resolver fails.
+// ResolverError is called when the resolver fails. A status that it failed with is not the call's: gRPC would fail calls
+// that are to wait for a connection, and others with INTERNAL.
 func (b *lb) ResolverError(err error) {
 	b.mu.Lock()
 	nobody := b.endpoints.Len() == 0
@@ -380,7 +381,7 @@ func (b *lb) ResolverError(err error) {
 	if nobody {
 		b.ClientConn.UpdateState(balancer.State{
 			ConnectivityState: connectivity.TransientFailure,
-			Picker:            base.NewErrPicker(err),
+			Picker:            base.NewErrPicker(errors.New(err.Error())),
 		})
 		return
 	}

@@ -2,6 +2,7 @@ package resolver_test
 
 import (
 	"context"
+	"net"
 	"runtime"
 	"testing"
 	"time"
@@ -176,6 +177,32 @@ func TestNothingIsKnownYet(t *testing.T) {
 			require.ErrorContains(t, err, `no look-aside server has told of the replicas of "chat"`)
 		})
 	}
+}
+
+// What a server refuses with is not the status of the calls, and those that are to wait do so.
+func TestServerRefuses(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	refuses := grpc.NewServer() // it has no such service
+	done := make(chan error)
+	go func() { done <- refuses.Serve(l) }()
+	cc := watching(t, "warmpath://"+l.Addr().String()+"/chat")
+	_, err = ask(t, cc)
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	require.ErrorContains(t, err, `no look-aside server has told of the replicas of "chat": rpc error: code = Unimplemented`)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	_, err = healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
+	cancel()
+	require.Equal(t, codes.DeadlineExceeded, status.Code(err))
+
+	refuses.Stop()
+	require.NoError(t, <-done)
+	_, at := serveReplicas(t, 1)
+	startServer(t, l.Addr().String(), always("a", at...))
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err = healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
+	require.NoError(t, err)
 }
 
 // decided says which policy decided a call.

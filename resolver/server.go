@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -111,8 +112,12 @@ func (b *builder) watch(target resolver.Target, cc resolver.ClientConn, opts res
 		Logger:     logger,
 		Known:      b.memory.get(r.target),
 		Changed:    r.changed,
-		Failed:     cc.ReportError,
-		Timing:     b.timing,
+		Failed: func(err error) {
+			// A server that refuses says so with a status, which is not the call's: gRPC would fail calls that are to wait
+			// for a connection, and others with INTERNAL.
+			cc.ReportError(errors.New(err.Error()))
+		},
+		Timing: b.timing,
 	})
 	return closer{w}, nil
 }

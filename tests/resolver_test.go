@@ -338,6 +338,29 @@ func TestResolverErrorsAndEmptyFleets(t *testing.T) {
 	})
 }
 
+// What a resolver fails with whose fleet was empty may be a status. It is not the call's.
+func TestStatusOfAResolver(t *testing.T) {
+	rs := replicas(t, 1)
+	for _, code := range []codes.Code{codes.NotFound, codes.Unauthenticated, codes.Unavailable} {
+		mr := &directory{scheme: "refused"}
+		cc := dial(t, "refused:///x", grpc.WithResolvers(mr), roundRobin())
+		stub := testpb.NewTestServiceClient(cc)
+		_, err := stub.UnaryCall(deadline(t), simple(""))
+		require.Equal(t, codes.Unavailable, status.Code(err))
+		mr.fail(fmt.Errorf("the registry: %w", status.Error(code, "it refuses")))
+		_, err = stub.UnaryCall(deadline(t), simple(""))
+		require.Equal(t, codes.Unavailable, status.Code(err))
+		require.ErrorContains(t, err, "it refuses")
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		_, err = stub.UnaryCall(ctx, simple(""), grpc.WaitForReady(true))
+		cancel()
+		require.Equal(t, codes.DeadlineExceeded, status.Code(err), "it waits")
+		mr.set(members(fleet.Replica{ID: "a", Address: rs[0].addr}))
+		_, err = stub.UnaryCall(deadline(t), simple(""), grpc.WaitForReady(true))
+		require.NoError(t, err)
+	}
+}
+
 // Replicas join and leave under load: no call fails or hangs, and nothing stays
 // booked.
 func TestChurnUnderLoad(t *testing.T) {
