@@ -89,6 +89,18 @@ func (r *Router) triedOut(b *Booking) {
 	}
 }
 
+// endTrial says that the trial is decided before its call has ended, which may take for ever: another may follow.
+// It reports whether there was one under way. Called with mu held.
+func (b *Booking) endTrial() bool {
+	if !b.trial || !b.held {
+		return false
+	}
+	b.trial = false
+	b.replica.live.health.trials--
+	b.router.rebar(b.replica.live)
+	return true
+}
+
 // end takes the booking out of the books, and reports whether it was in them. Called
 // with the Router's mutex held.
 func (b *Booking) end() bool {

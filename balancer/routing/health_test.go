@@ -82,6 +82,34 @@ func TestTrial(t *testing.T) {
 	require.EqualValues(t, 5, h.Trials)
 }
 
+// A trial is decided by its first message, however long the stream goes on, and whether or not its wait is watched.
+func TestTrialOfALongStream(t *testing.T) {
+	for name, answer := range map[string]Answer{"watched": AnswerMessage, "both ways": AnswerUnseen} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t, 3)
+			r0 := w.View().ByID("r0")
+			stream := func() *Booking {
+				for range 5 {
+					w.fail("r0")
+				}
+				w.pass(time.Hour)
+				w.Attend()
+				require.Equal(t, OnTrial, w.condition("r0"))
+				require.True(t, w.View().Available(new(Request), r0))
+				b := pick(t, w.Router, &Request{Answer: answer, Exclude: []string{"r1", "r2"}})
+				require.False(t, w.View().Available(new(Request), r0), "one at a time")
+				b.Answered()
+				require.Equal(t, Warming, w.condition("r0"))
+				return b
+			}
+			first, second := stream(), stream()
+			first.Release()
+			second.Release()
+			require.Zero(t, r0.live.health.trials)
+		})
+	}
+}
+
 func TestShareOfTheFleet(t *testing.T) {
 	for n, most := range map[int]int{1: 0, 2: 1, 3: 1, 6: 1, 7: 2, 10: 3, 20: 6} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {

@@ -137,15 +137,16 @@ func (r *Router) judge(q *Request, d *Decision, o *Outcome) {
 	if q.Answer == AnswerWhole {
 		limit = &l.health.limits[1]
 	}
+	trial := q.trial && !(watched && q.picked.Before(l.health.since)) // else it was decided before its call ended
 	switch {
 	case answered, o.Fault == NoFault:
-		r.spoke(l, q.picked, now, answered || q.trial, q.trial)
+		r.spoke(l, q.picked, now, answered || trial, trial)
 	case o.Fault == Failed:
-		r.strike(rep, q.picked, now, 1, false, q.trial)
-	case watched && o.Fault == TimedOut && (limit.slow(q.work, age) || q.trial && !limit.known):
-		r.strike(rep, q.picked, now, 1, true, q.trial)
+		r.strike(rep, q.picked, now, 1, false, trial)
+	case watched && o.Fault == TimedOut && (limit.slow(q.work, age) || trial && !limit.known):
+		r.strike(rep, q.picked, now, 1, true, trial)
 	case watched && limit.passed(q.work, age) && !q.picked.Before(l.health.heard):
-		r.strike(rep, q.picked, now, limit.times(q.work, age), true, q.trial)
+		r.strike(rep, q.picked, now, limit.times(q.work, age), true, trial)
 	}
 }
 
@@ -227,6 +228,7 @@ func (r *Router) eject(rep *Replica, cause Cause, now time.Time) {
 	e := &r.opts.Ejection
 	for b := l.health.waiting.first; b != nil; b = b.next {
 		b.heeded = true
+		b.endTrial()
 	}
 	l.strikes.Store(0)
 	r.modify(l, func(h *health) {

@@ -63,6 +63,40 @@ func TestOneHungCall(t *testing.T) {
 	require.Equal(t, Well, w.condition("r0"))
 }
 
+// A trial that is never answered is over when it is late, though its call goes on: the next one may follow.
+func TestTrialThatHangs(t *testing.T) {
+	w := newWard(t, 3)
+	w.warm(200 * time.Millisecond)
+	for range 5 {
+		w.fail("r0")
+	}
+	r0 := w.View().ByID("r0")
+	open := func() bool {
+		w.Attend()
+		return w.View().Available(new(Request), r0)
+	}
+	w.pass(10*time.Second + round)
+	hung, h := w.trial("r0")
+	require.False(t, open(), "one at a time")
+	w.pass(5*time.Second + round)
+	w.Attend()
+	require.Equal(t, Ejected, w.condition("r0"))
+	w.pass(20*time.Second + round)
+	require.True(t, open())
+	q := &Request{Answer: AnswerMessage, Exclude: []string{"r1", "r2"}}
+	b := pick(t, w.Router, q)
+	require.True(t, b.Decision.Trial())
+	require.False(t, open())
+
+	// What becomes of the first says nothing of the second.
+	h.Release()
+	w.Complete(hung, h.Decision, Outcome{Err: errFault, Sent: true, Fault: TimedOut, Usage: NoUsage})
+	require.Equal(t, OnTrial, w.condition("r0"))
+	w.finish(q, b)
+	require.Equal(t, Warming, w.condition("r0"))
+	require.Zero(t, r0.live.health.trials)
+}
+
 // Calls that are cancelled or whose deadline passes have waited all the same.
 func TestDeadlinesShorterThanLate(t *testing.T) {
 	w := newWard(t, 3)

@@ -76,7 +76,12 @@ func (b *Booking) Answered() time.Duration {
 		return 0
 	}
 	if !r.judges || b.picked.IsZero() {
-		b.PrefillDone()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		b.dropPrefill()
+		if b.endTrial() {
+			r.spoke(b.replica.live, time.Time{}, r.opts.Now(), true, true)
+		}
 		return 0
 	}
 	now := r.opts.Now()
@@ -87,15 +92,17 @@ func (b *Booking) Answered() time.Duration {
 	if b.answered {
 		return took
 	}
+	trial := b.trial
 	b.answered = true
 	b.dropPrefill()
 	b.endWait()
+	b.endTrial()
 	l := b.replica.live
 	late := l.health.limits[b.kind].passed(b.work, took)
 	l.health.paces[b.kind].add(w, t)
-	r.spoke(l, b.picked, now, !late, b.trial)
+	r.spoke(l, b.picked, now, !late, trial)
 	if late && !b.heeded {
-		r.strike(b.replica, b.picked, now, 1, true, b.trial)
+		r.strike(b.replica, b.picked, now, 1, true, trial)
 	}
 	return took
 }
