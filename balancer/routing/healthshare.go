@@ -77,7 +77,8 @@ func (r *Router) Findings() []Finding {
 // turn, one request at a time. One that they find well again is so for us too, and starts slowly; one that is named well
 // has a Term. Those not named stay as they were in the Term that was told last, and nothing is against them any more.
 // Unknown ids are ignored. No
-// more than MaxShare of the fleet is taken at its word. Nothing happens where nobody is ejected. O(replicas).
+// more than MaxShare of the fleet is left alone for what others and we ourselves have found together. Nothing happens where
+// nobody is ejected. O(replicas).
 func (r *Router) SetVerdicts(told []Verdict) {
 	if !r.judges {
 		return
@@ -109,6 +110,12 @@ func (r *Router) take(told []Verdict, lifted bool) {
 	}
 	changed, n := false, len(v.fleet.replicas)
 	left := min(max(int(r.opts.Ejection.MaxShare*float64(n)), 1), n-1)
+	for _, rep := range v.fleet.replicas { // those that are out by our own judgement are part of it
+		h := &rep.live.health
+		if told := named[rep.live]; h.cond >= OnTrial && h.told.State == VerdictWell && (told == nil || told.State == VerdictWell) {
+			left--
+		}
+	}
 	for _, rep := range v.fleet.replicas {
 		l := rep.live
 		was := l.health.told

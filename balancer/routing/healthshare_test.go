@@ -110,6 +110,33 @@ func TestVerdictsKeepTheFleet(t *testing.T) {
 	}
 }
 
+// What others have found and what we have found ourselves is not more than MaxShare together; of the same replicas it is one.
+func TestVerdictsBesideOurOwn(t *testing.T) {
+	for want, named := range map[int][]string{3: {"r4", "r5", "r6"}, 2: {"r0", "r1"}} {
+		w := newWard(t, 10)
+		for _, id := range []string{"r0", "r1"} {
+			for range 5 {
+				w.fail(id)
+			}
+		}
+		require.Equal(t, 2, w.wards.out)
+		var told []Verdict
+		for _, id := range named {
+			told = append(told, Verdict{ID: id, State: VerdictEjected, Term: 1})
+		}
+		w.SetVerdicts(told)
+		require.Equal(t, want, w.wards.out)
+		for _, id := range []string{"r0", "r1"} {
+			require.Equal(t, Ejected, w.condition(id))
+		}
+		w.SetVerdicts(nil)
+		w.pass(time.Hour)
+		w.Attend()
+		w.SetVerdicts(told)
+		require.Equal(t, want, w.wards.out, "on trial counts too")
+	}
+}
+
 // Who judges nobody heeds nobody.
 func TestVerdictsWhereNobodyIsEjected(t *testing.T) {
 	r := connected(t, Options{}, members(3)...)
