@@ -110,6 +110,19 @@ func (c *Call) Replace(first *Call) {
 	own.report = report
 }
 
+// readmit lets the attempts after a second one go to the replica of the first again: it is one that was tried, and may be
+// the only one that has room. Called with mu held.
+func (c *Call) readmit() {
+	r := c.rare.Load()
+	if r == nil || r.avoid == "" {
+		return
+	}
+	r.avoid, c.Request.Exclude = "", nil
+	if c.route != nil {
+		c.Request.Exclude = c.route.Exclude
+	}
+}
+
 // Drop says that the attempt is out of the call: its caller is about to cancel it, and its
 // engine is told so. It returns where the application wants to read the decision.
 func (c *Call) Drop() *telemetry.Report {

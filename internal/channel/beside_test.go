@@ -159,6 +159,28 @@ func TestSecondAttemptsThatAreSent(t *testing.T) {
 	require.Zero(t, d.other().Ongoing())
 }
 
+// Once the second attempt has failed too, the replica of the first is one that was tried, and no more than that.
+func TestAttemptsAfterTheSecond(t *testing.T) {
+	d := newDuel(t, 3)
+	second, err := d.first.Beside("", telemetry.RetryTimeout)
+	require.NoError(t, err)
+	second.Replace(d.first)
+	d.first.Finished(balancer.DoneInfo{Err: status.Error(codes.Canceled, "late"), BytesSent: true})
+	d.first.Forget()
+	d.book(second)
+	require.Equal(t, "r1", second.Last().Replica.ID)
+	second.Finished(balancer.DoneInfo{Err: status.Error(codes.Unavailable, "refused")})
+	second.Next()
+	d.router.SetConnected("r1", false)
+	require.NoError(t, second.Acquire(d.handle.Bound()))
+	d.book(second)
+	require.Equal(t, "r0", second.Last().Replica.ID)
+	second.Finished(balancer.DoneInfo{BytesSent: true, BytesReceived: true})
+	second.FirstMessage()
+	second.End()
+	require.Zero(t, d.router.View().ByID("r0").Ongoing())
+}
+
 // A failed attempt is over when it ends, and not when the next one begins: a backoff may lie between.
 func TestFailedAttemptsEndAtOnce(t *testing.T) {
 	d := newDuel(t, 1)

@@ -109,6 +109,7 @@ func (c *Call) Next() {
 	}
 	c.tell()
 	c.outcome.Usage = routing.NoUsage
+	c.readmit()
 	if !c.last.Full {
 		c.Request.NextAttempt(c.last.Replica)
 	}

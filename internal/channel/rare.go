@@ -13,9 +13,10 @@ type rare struct {
 	// hash is that of the prompt, for the quarantine; used by the goroutine of the call.
 	hash              uint64
 	hashed, hasPrompt bool
-	// id is the request's own, where Request.ID is not it. avoid is the id of the replica that
-	// has the first attempt, in the Call of a second one. Neither changes once set.
-	id, avoid string
+	// id is the request's own, where Request.ID is not it. It does not change once set.
+	id string
+	// avoid is the id of the replica that has the first attempt, in the Call of a second one; "" once that has failed too.
+	avoid string
 	// span is the application's, where it records. It does not change once set.
 	span trace.Span
 	// picked is the time of the last pick, where the Router does not measure. Guarded by Call.mu.
