@@ -166,27 +166,23 @@ func (k *core) begin(m any) (mine bool, err error) {
 }
 
 // attempt asks gRPC for a stream and sends the first message on it, as often as
-// the attempt loop allows.
+// the attempt loop allows. What the queue says is final.
 func (k *core) attempt(m any) (grpc.ClientStream, error) {
 	for {
-		cs, err := k.attemptOnce(m)
+		call := k.tries.call
+		if b := call.Handle().Bound(); b != nil {
+			if err := call.Acquire(b); err != nil {
+				return nil, err
+			}
+		}
+		cs, err := k.openStream(k.attemptContext(call), m)
 		if err == nil {
 			return cs, nil
 		}
 		if err := k.tries.again(k.ctx, err); err != nil {
-			return nil, k.tries.call.Final(err)
+			return nil, call.Final(err)
 		}
 	}
-}
-
-func (k *core) attemptOnce(m any) (grpc.ClientStream, error) {
-	call := k.tries.call
-	if b := call.Handle().Bound(); b != nil {
-		if err := call.Acquire(b); err != nil {
-			return nil, err
-		}
-	}
-	return k.openStream(k.attemptContext(call), m)
 }
 
 // openStream asks gRPC for a stream and sends the first message on it.

@@ -248,6 +248,17 @@ func TestRetryBudget(t *testing.T) {
 	})
 }
 
+// Where nobody may serve a call there is nothing to try again.
+func TestNobodyMayServe(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		f := newFaulty(t, says("14"), 0)
+		err := f.callWith(client.WithPin(deadline(t), "nobody"), kind, "a")
+		require.Equal(t, codes.Unavailable, status.Code(err))
+		require.ErrorContains(t, err, "no replica of the fleet may serve the request")
+		require.Zero(t, f.sum(t, "warmpath.retries"))
+	})
+}
+
 // Replicas that refuse because they are full have done nothing: no budget is needed.
 func TestRejectionsAreNotInTheBudget(t *testing.T) {
 	f := newFaulty(t, says("8"), 2, `"retry_floor":-1`, `"retry_ratio":0.01`)
