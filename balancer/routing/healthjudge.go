@@ -194,24 +194,26 @@ func (r *Router) strike(rep *Replica, picked, now time.Time, n int, late, trial 
 // tryEject ejects a replica if enough others stay and, where it is late, they are not. Called with mu held.
 func (r *Router) tryEject(rep *Replica, now time.Time, late bool, since time.Time) {
 	v := r.view.Load()
+	most := max(int(r.opts.Ejection.MaxShare*float64(len(v.connected))), 1)
+	if !rep.live.health.out() && r.wards.out >= most { // others may have found it already
+		return
+	}
 	open, fine, bad := 0, 0, 0
 	for _, other := range v.connected {
 		h := &other.live.health
-		if other == rep || h.out() || other.drains() {
+		if other.live == rep.live || h.out() || other.drains() {
 			continue
 		}
 		open++
-		overdue, _ := other.live.overdue(now, 1)
 		switch {
-		case overdue > 0 || other.live.strikes.Load() > 0:
+		case !late:
+		case other.live.strikes.Load() > 0 || other.live.isOverdue(now):
 			bad++
 		case h.timely && h.reached.After(since):
 			fine++
 		}
 	}
-	most := max(int(r.opts.Ejection.MaxShare*float64(len(v.connected))), 1)
-	allowed := rep.live.health.out() || open > 0 && r.wards.out < most // others may have found it already
-	if !allowed || late && (fine == 0 || fine < 2*bad) {
+	if open == 0 && !rep.live.health.out() || late && (fine == 0 || fine < 2*bad) {
 		return
 	}
 	cause := CauseFault

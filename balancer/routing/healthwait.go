@@ -107,11 +107,20 @@ func (b *Booking) Answered() time.Duration {
 	return took
 }
 
+func (l *live) isOverdue(now time.Time) bool {
+	n, _ := l.overdue(now, 1)
+	return n > 0
+}
+
 // overdue is how much evidence there is in the calls that wait on a replica: one for each time that the longest timely
 // wait has passed since the call was picked, or since the replica last answered anybody. It counts no further than most.
 func (l *live) overdue(now time.Time, most int) (n int, since time.Time) {
 	const glance = 256
 	h := &l.health
+	if !h.limits[0].known && !h.limits[1].known {
+		return 0, since
+	}
+	least := max(h.limits[0].least, h.limits[1].least)
 	b := h.waiting.first
 	for range glance {
 		if b == nil || n >= most {
@@ -121,8 +130,12 @@ func (l *live) overdue(now time.Time, most int) (n int, since time.Time) {
 		if h.heard.After(from) {
 			from = h.heard
 		}
+		wait := now.Sub(from)
+		if wait < least { // nor has anybody behind it waited as long
+			break
+		}
 		if !b.heeded {
-			if times := h.limits[b.kind].times(b.work, now.Sub(from)); times > 0 {
+			if times := h.limits[b.kind].times(b.work, wait); times > 0 {
 				if n == 0 {
 					since = from
 				}
