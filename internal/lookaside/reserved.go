@@ -22,7 +22,13 @@ type reserved struct {
 	live    map[*Reservation]struct{}
 	books   map[string]book // by id of the replica
 	lives   uint64          // how often it was forgotten
-	pending []*warmpathv1.LifeReport
+	pending []news
+}
+
+// news is a report that waits to be sent.
+type news struct {
+	of   *Reservation
+	what *warmpathv1.LifeReport
 }
 
 func newReserved() *reserved {
@@ -39,7 +45,8 @@ type Reservation struct {
 
 	// Guarded by of.mu.
 	tokens int64     // of the prompt, not yet prefilled
-	told   time.Time // when the server heard of it last
+	told   time.Time // when the server was last sent news of it
+	untold bool      // there is news to be sent
 	over   bool
 }
 
@@ -116,8 +123,8 @@ func (l *reserved) tell(x *Reservation, r *warmpathv1.LifeReport) {
 	if len(l.pending) >= maxPending {
 		return
 	}
-	x.told = time.Now()
-	l.pending = append(l.pending, r)
+	x.untold = true
+	l.pending = append(l.pending, news{x, r})
 	select {
 	case l.wake <- struct{}{}:
 	default:
@@ -140,7 +147,15 @@ func (l *reserved) drop(r *warmpathv1.Reservation) {
 func (l *reserved) take() []*warmpathv1.LifeReport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	all := l.pending
+	now := time.Now()
+	all := make([]*warmpathv1.LifeReport, 0, len(l.pending))
+	for _, n := range l.pending {
+		n.of.told, n.of.untold = now, false
+		if n.of.over && n.what.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PROGRESS {
+			continue
+		}
+		all = append(all, n.what)
+	}
 	l.pending = nil
 	return all
 }
@@ -154,7 +169,7 @@ func (l *reserved) renew(now time.Time) {
 		switch silent := now.Sub(x.told); {
 		case silent >= x.lease:
 			l.end(x)
-		case silent >= x.lease/3:
+		case silent >= x.lease/3 && !x.untold:
 			l.tell(x, &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
 		}
 	}

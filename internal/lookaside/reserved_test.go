@@ -108,6 +108,16 @@ func TestReservationIsToldOf(t *testing.T) {
 	b.Released(nil)
 	require.Empty(t, l.take())
 
+	c := add("c") // the server cannot be reached: what waits to be sent keeps no lease
+	for at := 4 * time.Second; at < 15*time.Second; at += time.Second {
+		l.renew(now.Add(at))
+	}
+	require.Equal(t, book{1, 10}, l.on("r"))
+	l.renew(now.Add(15 * time.Second))
+	require.Zero(t, l.on("r"))
+	require.Empty(t, l.take())
+	c.Released(nil)
+
 	l.drop(&warmpathv1.Reservation{Id: "late", LeaseMs: 1})
 	l.drop(nil)
 	require.Equal(t, []string{"late LIFE_STAGE_RELEASED 0"}, stages(l.take()))
