@@ -9,15 +9,15 @@ type Previewer interface {
 
 // Next appends to to whom a request would go that was booked on a replica, if that and
 // those before were not there: n decisions, or as many as there are available replicas
-// that it may use, best first. The order is the policy's where it is a [Previewer], and
-// behind that, and for any other policy, that of the loads. Nothing is booked. A pinned
-// request has no other replica. The cost is that of n times Choose, whatever the request
+// that it may use, best first. The order is the policy's, or Options.Plain's where that
+// decided, if it is a [Previewer], and behind that, and for any other policy, that of the
+// loads. Nothing is booked. A pinned request has no other replica. The cost is that of n times Choose, whatever the request
 // excludes; the Router's lock is free between two of them, so that others can pick.
 func (r *Router) Next(q *Request, booked *Replica, n int, to []Decision) []Decision {
 	if q.Pin != "" || n <= 0 {
 		return to
 	}
-	previewer, _ := r.opts.Policy.(Previewer)
+	previewer, _ := r.chooser(q).(Previewer)
 	own := q.Exclude
 	q.Exclude, q.narrowed = append(append(make([]string, 0, len(own)+n+1), own...), booked.ID), nil
 	defer func() { q.Exclude, q.narrowed = own, nil }()
