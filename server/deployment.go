@@ -91,6 +91,24 @@ func (d *deployment) configure(c Deployment, limits *Config) error {
 	return err
 }
 
+// rehearse builds what a config asks for, its tokenizer included, and puts nothing into force.
+func (d *deployment) rehearse(c Deployment) error {
+	if !d.rebuilds(c) {
+		return nil
+	}
+	r, err := newRouter(c.Config, d.log, d.now)
+	if err != nil {
+		return err
+	}
+	return r.Close()
+}
+
+// rebuilds reports whether a config needs another Router than the one that is hosted.
+func (d *deployment) rebuilds(c Deployment) bool {
+	old := d.hosted.Load()
+	return old == nil || !reflect.DeepEqual(old.config.Routing(), c.Routing())
+}
+
 // reconfigure returns what is to be closed, or nil.
 func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, err error) {
 	d.mu.Lock()
@@ -100,7 +118,7 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 		return nil, err
 	}
 	old := d.hosted.Load()
-	if old == nil || !reflect.DeepEqual(old.config.Routing(), c.Routing()) {
+	if d.rebuilds(c) {
 		next, err := host(c.Config, old, d.dial, d.log, d.now)
 		if err != nil {
 			return nil, err

@@ -1,11 +1,18 @@
 package server
 
 import (
+	"encoding/json"
+	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
+	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -56,4 +63,35 @@ func TestReloadKeepsEverything(t *testing.T) {
 	}}})
 	require.NoError(t, err)
 	require.Empty(t, told.GetUnknown())
+}
+
+// breaks makes the policy "breaks" one that cannot be built.
+var breaks atomic.Bool
+
+func init() {
+	policy.Register("breaks", func(json.RawMessage) (routing.Policy, error) {
+		if breaks.Load() {
+			return nil, errors.New("it breaks")
+		}
+		return roundrobin.New(roundrobin.DefaultConfig())
+	})
+}
+
+// A config that a deployment cannot take is an error, and nothing of it is in force: neither there nor elsewhere.
+func TestReloadThatFails(t *testing.T) {
+	const two = reloaded + "  other: {policy: {round_robin: {}}, target: \"dns:///127.0.0.1:1\"}\n"
+	f := start(t, two)
+	changed := parse(t, strings.NewReplacer("10s", "9s", "prefix_cache_affinity", "breaks", "127.0.0.1:1", "127.0.0.1:2").Replace(two))
+	breaks.Store(true)
+	defer breaks.Store(false)
+	require.ErrorContains(t, f.Update(changed), "deployments.chat: config: policy.breaks: it breaks")
+	for _, name := range []string{"chat", "other"} {
+		require.Equal(t, 10*time.Second, time.Duration(f.deployment(name).limits.Load().LoadInterval))
+	}
+	require.Equal(t, "dns:///127.0.0.1:1", f.deployment("other").config.Target)
+	require.Len(t, f.deploymentMembers("chat"), 2)
+	breaks.Store(false)
+	require.NoError(t, f.Update(changed))
+	require.Equal(t, "breaks", f.deployment("chat").hosted.Load().policy())
+	require.Equal(t, "dns:///127.0.0.1:2", f.deployment("other").config.Target)
 }

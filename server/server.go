@@ -141,7 +141,11 @@ func (s *Server) Update(c *Config) error {
 		return grpc.ErrServerStopped
 	}
 	for name, dc := range c.Deployments {
-		if err := dc.checkFiles(); err != nil {
+		err := dc.checkFiles()
+		if r := s.running[name]; err == nil && r != nil {
+			err = r.rehearse(dc)
+		}
+		if err != nil {
 			return fmt.Errorf("deployments.%s: %w", name, err)
 		}
 	}
@@ -179,7 +183,7 @@ func (s *Server) Update(c *Config) error {
 			delete(s.running, name)
 			continue
 		}
-		// A config that was checked is taken: what could still fail is a policy that fails now and did not before.
+		// A config that was rehearsed is taken: what could still fail is a policy that fails now and did not a moment ago.
 		if err := r.configure(dc, c); err != nil {
 			s.log.Error("warmpath: a deployment's config was not taken", "deployment", name, "error", err)
 		}
