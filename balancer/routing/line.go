@@ -49,24 +49,29 @@ func (l *line) came(now time.Time, seq uint64) time.Time {
 	return now
 }
 
-// len returns how many stand in the line.
-func (l *line) len() (n int) {
+// before counts those who are served before w: in each list those at its beginning. As a
+// rule that are nearly all of w's level and below, and hardly anybody where w has a head
+// start, so it is looked for from both ends.
+func (l *line) before(w *waiter) (n int) {
 	for i := range l.levels {
-		n += l.levels[i].Len()
+		n += leading(&l.levels[i], w)
 	}
 	return n
 }
 
-// before counts those who are served before w: all but those at the end of the
-// lists.
-func (l *line) before(w *waiter) int {
-	n := l.len()
-	for i := range l.levels {
-		for e := l.levels[i].Back(); e != nil && !e.Value.(*waiter).before(w); e = e.Prev() {
-			n--
+// leading counts those in a list who are served before w.
+func leading(in *list.List, w *waiter) int {
+	first, last := in.Front(), in.Back()
+	for i := range in.Len() {
+		if !first.Value.(*waiter).before(w) {
+			return i
 		}
+		if last.Value.(*waiter).before(w) {
+			return in.Len() - i
+		}
+		first, last = first.Next(), last.Prev()
 	}
-	return n
+	return in.Len()
 }
 
 // last returns who of a lower priority than w is served last, if after w; else nil.

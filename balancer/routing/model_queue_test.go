@@ -130,6 +130,9 @@ func (m *model) displaced(c *call) {
 	}
 }
 
+// len returns how many stand in the line.
+func (l *line) len() int { return len(l.all(nil)) }
+
 // checkQueue checks what holds of everybody who waits, and of marks and alarm.
 func (m *model) checkQueue() {
 	t, r := m.t, m.r
@@ -149,6 +152,16 @@ func (m *model) checkQueue() {
 			require.Equal(t, w.came.Add(-time.Duration(w.q.Priority)*DefaultHeadStart), w.due)
 			last = w
 		}
+	}
+	all := r.waiting.all(nil)
+	for _, w := range all {
+		behind := 0
+		for _, o := range all {
+			if o.before(w) {
+				behind++
+			}
+		}
+		require.Equal(t, behind, r.waiting.before(w))
 	}
 	marked := map[*live]bool{}
 	for _, l := range r.marked {
