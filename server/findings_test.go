@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -86,6 +87,37 @@ func TestCallersFindings(t *testing.T) {
 	require.Zero(t, f.picks(t, 40)["r3"])
 	f.tick("chat")
 	w.told(3, suspect)
+}
+
+// A caller's word that the first message came is an answer: the trial is not held up by a long stream.
+func TestCallersTrials(t *testing.T) {
+	f := start(t, fourReplicas)
+	reserve := func() string {
+		return f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Excluded: []string{"r1", "r2", "r4"}}).GetReservation().GetId()
+	}
+	tell := func(l *warmpathv1.LifeReport) {
+		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{l}})
+		require.NoError(t, err)
+	}
+	for range 5 {
+		tell(&warmpathv1.LifeReport{
+			Reservation: reserve(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+			Outcome: &warmpathv1.Outcome{Code: int32(codes.Unavailable), Sent: true},
+		})
+	}
+	router := f.deployment("chat").hosted.Load().router
+	condition := func() routing.Condition {
+		c, _ := router.Condition(router.View().ByID("r3"))
+		return c
+	}
+	require.Equal(t, routing.Ejected, condition())
+	f.clock.advance(11 * time.Second)
+	id := reserve()
+	require.Equal(t, routing.OnTrial, condition())
+	tell(&warmpathv1.LifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
+	require.Equal(t, routing.OnTrial, condition())
+	tell(&warmpathv1.LifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE})
+	require.Equal(t, routing.Warming, condition())
 }
 
 // Silence is no answer: a lease that nobody reports on brings nobody back.

@@ -56,7 +56,7 @@ func (d *deployment) lived(r *warmpathv1.LifeReport) bool {
 	prefilled := r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE
 	x := d.leases.renew(r.GetReservation(), prefilled, d.now())
 	if x != nil && prefilled {
-		x.booking.PrefillDone()
+		x.booking.Answered()
 	}
 	return x != nil
 }
