@@ -73,7 +73,8 @@ func (r *Router) examine(rep *Replica, now time.Time) {
 	r.tryEject(rep, now, n > 0 || h.late, since)
 }
 
-// advance ends ejections whose time has come and slow starts, and lets shares grow. Called with mu held.
+// advance ends ejections whose time has come and slow starts, and lets shares grow. Only the first lets those who wait
+// choose again: who starts slowly takes what others have no room for, however small its share. Called with mu held.
 func (r *Router) advance(v *View, now time.Time) {
 	var ongoing, others int64
 	for _, rep := range v.connected {
@@ -89,15 +90,13 @@ func (r *Router) advance(v *View, now time.Time) {
 		switch {
 		case h.cond == Ejected && !now.Before(h.until):
 			r.modify(l, func(h *health) { h.cond, h.since = OnTrial, now })
+			freed = freed || l.state.Load()&barred == 0
 		case h.cond == Warming && !now.Before(h.until):
 			r.modify(l, func(h *health) { h.cond, h.since = Well, now })
 		case h.cond == Warming:
 			part := 1 - float64(h.until.Sub(now))/float64(r.opts.Ejection.SlowStart)
 			r.modify(l, func(h *health) { h.most = share(part, ongoing, others) })
-		default:
-			continue
 		}
-		freed = freed || l.state.Load()&barred == 0
 	}
 	if freed {
 		r.requeue(v)

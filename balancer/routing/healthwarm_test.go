@@ -71,3 +71,36 @@ func TestSlowStartFallsAway(t *testing.T) {
 	}
 	require.ErrorIs(t, w.Pick(t.Context(), new(Request), new(Booking)), ErrFull)
 }
+
+// Nor does a share that grows have those who wait choose again: they were not kept from it.
+func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
+	asked := 0
+	w := newWard(t, 2, func(o *Options) {
+		o.MaxOngoing = 1
+		o.Policy = choosing(func(q *Request, v *View) Decision {
+			asked++
+			return leastLoaded(q, v)
+		})
+	})
+	w.pass(time.Minute)
+	w.SetFleet(members(3))
+	w.SetConnected("r2", true)
+	var last *Booking
+	for range 3 {
+		_, last = w.send("")
+	}
+	for range 100 {
+		turn, err := w.Queue(t.Context(), &Request{Answer: AnswerMessage}, new(Booking))
+		require.NoError(t, err)
+		require.NotNil(t, turn)
+	}
+	asked = 0
+	for range 400 {
+		w.pass(round)
+		w.Attend()
+	}
+	require.Equal(t, Well, w.condition("r2"))
+	require.Zero(t, asked)
+	last.Release()
+	require.Equal(t, 99, w.Queued())
+}
