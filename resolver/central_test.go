@@ -2,6 +2,7 @@ package resolver_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -218,6 +219,43 @@ func TestCentralFailsClosed(t *testing.T) {
 	eventually("the new config is in force", func(d client.Decision, err error) bool {
 		return err == nil && d.Reason == "fallback_local"
 	})
+}
+
+// Where only the server may decide, and it names who cannot be reached from here, it is asked for another.
+func TestCentralNamesWhoIsGone(t *testing.T) {
+	_, live := serveReplicas(t, 1)
+	at := append([]string{deadAddress(t), deadAddress(t), deadAddress(t), deadAddress(t)}, live...)
+	s := startServer(t, "", central("a", `,"central":{"on_failure":"fail_closed","deadline":"1s"}`, at...))
+	made := make(chan string, 10_000)
+	n := 0
+	s.chooses(func(m *warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse {
+		n++
+		id := fmt.Sprint("#", n)
+		i := slices.IndexFunc(at, func(a string) bool { return !slices.Contains(m.GetChoose().GetExcluded(), a) })
+		if i < 0 {
+			return nil
+		}
+		made <- id
+		return to(at[i], id)
+	})
+	cc := watching(t, "warmpath://"+s.address+"/")
+	for end := time.Now().Add(20 * time.Second); ; { // the stream for questions is open
+		if d, err := called(t, cc); err == nil && d.Reason == "central" {
+			break
+		}
+		require.True(t, time.Now().Before(end), "the server decides")
+	}
+	for range 20 {
+		d, err := called(t, cc)
+		require.NoError(t, err)
+		require.EqualValues(t, "central", d.Reason)
+		require.Equal(t, live[0], d.Replica)
+	}
+	all := make(map[string]bool)
+	for len(made) > 0 {
+		all[<-made] = true
+	}
+	s.released(t, all)
 }
 
 // A server may be newer than its clients: what they do not know of its config they pass over, and go by the rest.

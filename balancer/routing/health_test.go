@@ -235,4 +235,7 @@ func TestHonourTrustsWhoDecided(t *testing.T) {
 		w.fail("r1")
 	}
 	require.ErrorIs(t, honour("r1"), ErrNoSuchReplica)
+	w.pass(10 * time.Second)
+	require.NoError(t, honour("r1"), "its trial")
+	require.ErrorIs(t, honour("r1"), ErrNoSuchReplica, "one at a time")
 }

@@ -2,6 +2,7 @@ package channel
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -38,17 +39,15 @@ func (c *Call) ask(b *Binding) (booked bool, err error) {
 		return false, nil // only gRPC can help
 	}
 	b.Router.Prepare(c, &c.Request)
-	a, err := m.Desk.Ask(c, &c.Request, b.Router.PromptHashes(&c.Request))
-	if err == nil {
-		err = b.Router.Honour(&c.Request, a.Replica, a.Decision, &c.booking)
-		if err == nil {
-			c.reservation = a.Reservation
-			return true, nil
-		}
-		a.Reservation.Released(nil)
-		if errors.Is(err, routing.ErrClosed) {
-			return false, nil // gRPC meets the next Router
-		}
+	answered, err := c.askOnce(b, m)
+	if answered != "" && m.Closed {
+		err = c.askForOthers(b, m, answered, err)
+	}
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, routing.ErrClosed):
+		return false, nil // gRPC meets the next Router
 	}
 	if ended := c.Err(); ended != nil {
 		return false, status.FromContextError(ended).Err()
@@ -57,6 +56,46 @@ func (c *Call) ask(b *Binding) (booked bool, err error) {
 		return false, status.Errorf(codes.Unavailable, "warmpath: the look-aside server does not decide, and central.on_failure is fail_closed: %v", err)
 	}
 	return false, nil
+}
+
+// askOnce books what the server says. The replica is the one that it named, also where that cannot be booked.
+func (c *Call) askOnce(b *Binding, m *Central) (replica string, err error) {
+	a, err := m.Desk.Ask(c, &c.Request, b.Router.PromptHashes(&c.Request))
+	if err != nil {
+		return "", err
+	}
+	if err := b.Router.Honour(&c.Request, a.Replica, a.Decision, &c.booking); err != nil {
+		a.Reservation.Released(nil)
+		return a.Replica, err
+	}
+	c.reservation = a.Reservation
+	return a.Replica, nil
+}
+
+const (
+	// maxAsked bounds the questions for one attempt, maxNamed the replicas that they name.
+	maxAsked = 4
+	maxNamed = 1000
+)
+
+// askForOthers asks again where only the server may decide and it named a replica that cannot be used from here, which err
+// says why: without that one, and without those that are not connected, of which the server cannot know.
+func (c *Call) askForOthers(b *Binding, m *Central, replica string, err error) error {
+	own := c.Request.Exclude
+	defer func() { c.Request.Exclude = own }()
+	for asked := 1; err != nil && replica != "" && asked < maxAsked && !errors.Is(err, routing.ErrClosed); asked++ {
+		all := append(slices.Clone(c.Request.Exclude), replica)
+		if asked == 1 {
+			for _, r := range b.Router.View().Replicas() {
+				if !r.Connected() && len(all) < maxNamed-maxAsked {
+					all = append(all, r.ID)
+				}
+			}
+		}
+		c.Request.Exclude = all
+		replica, err = c.askOnce(b, m)
+	}
+	return err
 }
 
 // decidedHere notes that the local policy decided where the server was to. Called when a booking was made, by whoever
