@@ -35,7 +35,7 @@
 // alike, so that small differences in it must not count. Where such prompts have turned
 // out to be cached nowhere, and nobody tells of others' load, they take turns instead,
 // all but one key in eight, which tell when that changes. Of the next two they take the one
-// with two calls fewer under way, or, of a client with many, with any less load. Whoever
+// with three calls fewer under way, or, of a client with many, with any less load. Whoever
 // takes the spill becomes a holder, and holders are taken in the agreed order: a hot prompt
 // fans out along its order in step with its load, and comes back when the load is gone.
 //

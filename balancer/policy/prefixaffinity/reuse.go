@@ -46,12 +46,12 @@ func (c *choice) gainsNothing() bool {
 
 // telling is how many calls a client must have under way at the mean replica for its own
 // view of the load to tell replicas apart. With fewer, chance does.
-const telling = 4
+const telling = 5
 
 // fewer is by how many calls fewer one of two replicas must have under way to be taken
 // instead of the next in turn also where there are less than that: it does not come from
 // turns, but from calls that are slow to come back.
-const fewer = 2
+const fewer = 3
 
 // turn returns the next replica in turn that is available and within the bound: nothing is
 // more even for a client that sees few calls and no loads but its own. One that has many
