@@ -76,9 +76,8 @@ func (r *Router) Findings() []Finding {
 // SetVerdicts replaces what others have found. A replica against which they have something gets nothing but, where it is our
 // turn, one request at a time. One that they find well again is so for us too, and starts slowly; one that is named well
 // has a Term. Those not named stay as they were in the Term that was told last, and nothing is against them any more.
-// Unknown ids are ignored. No
-// more than MaxShare of the fleet is left alone for what others and we ourselves have found together. Nothing happens where
-// nobody is ejected. O(replicas).
+// Unknown ids are ignored. No more than MaxShare of the fleet is left alone for what others and we ourselves have found
+// together. Nothing happens where nobody is ejected. O(replicas).
 func (r *Router) SetVerdicts(told []Verdict) {
 	if !r.judges {
 		return

@@ -11,8 +11,9 @@ type Previewer interface {
 // those before were not there: n decisions, or as many as there are available replicas
 // that it may use, best first. The order is the policy's, or Options.Plain's where that
 // decided, if it is a [Previewer], and behind that, and for any other policy, that of the
-// loads. Nothing is booked. A pinned request has no other replica. The cost is that of n times Choose, whatever the request
-// excludes; the Router's lock is free between two of them, so that others can pick.
+// loads. Nothing is booked. A pinned request has no other replica. The cost is that of n
+// times Choose, whatever the request excludes; the Router's lock is free between two of
+// them, so that others can pick.
 func (r *Router) Next(q *Request, booked *Replica, n int, to []Decision) []Decision {
 	if q.Pin != "" || n <= 0 {
 		return to
