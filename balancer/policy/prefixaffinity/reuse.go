@@ -67,10 +67,10 @@ func (c *choice) turn() *routing.Replica {
 		if !c.Pool.Takes(replicas[at]) {
 			continue
 		}
-		switch looked {
-		case 0:
-			first, second = at, at
-		case 1:
+		if looked == 0 {
+			first = at
+		}
+		if looked < 2 {
 			second = at
 		}
 		looked++
@@ -80,8 +80,7 @@ func (c *choice) turn() *routing.Replica {
 		return nil
 	}
 	*c.turns = (first + 1) % n
-	next := replicas[first]
-	other := replicas[second]
+	next, other := replicas[first], replicas[second]
 	if ongoing >= telling*looked && c.v.Load(other) < c.v.Load(next) || other.Ongoing()+fewer <= next.Ongoing() {
 		next = other
 	}
