@@ -1,11 +1,8 @@
 package balancer
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -17,9 +14,7 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/tokenize"
 	"github.com/warmpath/warmpath/internal/channel"
 	"github.com/warmpath/warmpath/internal/lookaside"
 )
@@ -58,26 +53,6 @@ type lb struct {
 	aborts      *aborts
 }
 
-// endpoint is the connection to one set of addresses.
-type endpoint struct {
-	id      string // of the replica that is there; guarded by lb.mu
-	exiting bool   // asked to leave idle; guarded by lb.mu
-
-	// picker is the child's, replaced on every change of its state.
-	picker atomic.Pointer[childState]
-	quick  atomic.Pointer[quick]
-}
-
-type childState struct{ balancer.State }
-
-// connectivity is the state of the connection; Shutdown once it is gone for good.
-func (e *endpoint) connectivity() connectivity.State {
-	if s := e.picker.Load(); s != nil {
-		return s.ConnectivityState
-	}
-	return connectivity.Shutdown
-}
-
 // UpdateClientConnState takes a new list of endpoints or a new configuration.
 func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	config, ok := s.BalancerConfig.(*lbConfig)
@@ -104,202 +79,6 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	return b.child.UpdateClientConnState(balancer.ClientConnState{
 		ResolverState: pickfirst.EnableHealthListener(s.ResolverState),
 	})
-}
-
-// setMembers rebuilds the list of replicas, sorted by id: the resolver's order is
-// random. It returns the endpoints that count: of several with the same id or the
-// same addresses that is the first. Called with mu held.
-func (b *lb) setMembers(config *lbConfig, all []resolver.Endpoint) []resolver.Endpoint {
-	old := b.endpoints
-	b.endpoints = resolver.NewEndpointMap[*endpoint]()
-	b.members = b.members[:0:0]
-	kept := make([]resolver.Endpoint, 0, len(all))
-	ids := make(map[string]bool, len(all))
-	for _, ep := range all {
-		if len(ep.Addresses) == 0 {
-			continue
-		}
-		attrs := fleet.FromEndpoint(ep)
-		if _, twice := b.endpoints.Get(ep); twice || ids[attrs.ID] {
-			continue
-		}
-		e, ok := old.Get(ep)
-		if !ok {
-			e = &endpoint{}
-		}
-		if e.id != "" && e.id != attrs.ID {
-			b.connections.rename(e.id, attrs.ID)
-		}
-		e.id, ids[attrs.ID] = attrs.ID, true
-		b.endpoints.Set(ep, e)
-		b.members = append(b.members, routing.Member{Attributes: attrs, Host: e})
-		kept = append(kept, ep)
-	}
-	for ep, e := range old.All() {
-		if _, ok := b.endpoints.Get(ep); !ok {
-			e.picker.Store(nil) // a booking of it that was not sent yet goes elsewhere
-			b.connections.set(e.id, nil)
-		}
-	}
-	slices.SortFunc(b.members, func(x, y routing.Member) int { return cmp.Compare(x.ID, y.ID) })
-	b.eager.Store(len(kept)*max(config.ConnectionsPerReplica, 1) <= EagerConnections)
-	return kept
-}
-
-// router returns a Router for a configuration that is not the one in force, else
-// nil. The first of a new balancer is the one that the channel's handle kept, if
-// there is one. Called with mu held.
-func (b *lb) router(c *lbConfig, h *channel.Handle) (*routing.Router, error) {
-	old := b.binding.Load()
-	if old != nil && old.Key == c.key {
-		return nil, nil
-	}
-	if old == nil && h != nil {
-		if r := h.Take(c.key); r != nil {
-			return r, nil
-		}
-	}
-	return c.newRouter(h)
-}
-
-// newRouter builds a Router, and its tokenizer where there is one.
-func (c *lbConfig) newRouter(h *channel.Handle) (*routing.Router, error) {
-	if c.tokenizer == nil {
-		return c.NewRouter(nil)
-	}
-	var o tokenize.Options
-	if h != nil {
-		o.Logger = h.Logger
-	}
-	t, err := tokenize.Open(*c.tokenizer, o)
-	if err != nil {
-		return nil, err
-	}
-	r, err := c.NewRouter(func(o *routing.Options) { o.Tokenizer = t })
-	if err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	return r, nil
-}
-
-// configure puts the configuration and the members into force. r is nil where
-// the Router stays the same. Called with mu held.
-func (b *lb) configure(c *lbConfig, h *channel.Handle, r *routing.Router) {
-	attach := h != nil && b.handle == nil
-	b.server.warn(&c.Adoption)
-	if attach || b.config == nil || b.config.key != c.key {
-		b.table = dialects(c, h)
-	}
-	b.handle, b.config = h, c
-	b.use(r)
-	if attach {
-		h.Attach(b.binding.Load())
-	}
-}
-
-// use brings a Router, nil for the one in use, up to date and makes it the one
-// in use. Called with mu held.
-func (b *lb) use(r *routing.Router) {
-	old := b.binding.Load()
-	if r == nil {
-		r = old.Router
-	}
-	if err := r.SetRollout(b.config.Rollout()); err != nil {
-		logger.Error(err) // of a Router that is not ours
-	}
-	r.SetFleet(b.members)
-	b.connect(r)
-	b.followEvents(r)
-	b.server.attach(r)
-	next := &channel.Binding{
-		Router:      r,
-		Telemetry:   b.recorder(),
-		Policy:      b.config.Deciding(),
-		Central:     b.server.central(&b.config.Adoption),
-		Uses:        b.uses(r),
-		Dialects:    b.table,
-		SessionKeys: b.config.sessions,
-		PriorityKey: strings.ToLower(b.config.PriorityKey),
-		MaxAttempts: b.config.MaxAttempts,
-		Retries:     retries(b.config.Config),
-		Abort:       b.aborts.abort,
-		NeedsPrompt: b.config.RequirePrompt && r.Uses()&routing.UsesPrompt != 0,
-		Key:         b.config.key,
-	}
-	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry && old.Dialects == next.Dialects &&
-		old.Central == next.Central && old.Policy == next.Policy {
-		return
-	}
-	b.binding.Store(next)
-	b.observe(next)
-	if old == nil {
-		return
-	}
-	if b.handle != nil {
-		b.handle.Replace(old, next)
-	}
-	if old.Router != r {
-		// Whoever waits there goes to gRPC and meets the new Router in the picker.
-		_ = old.Router.Close()
-	}
-}
-
-// dialects are those of the config, and the application's where the config names none.
-func dialects(c *lbConfig, h *channel.Handle) *dialect.Table {
-	if h == nil || len(h.Dialects) == 0 {
-		return c.dialects
-	}
-	t, err := c.dialects.With(h.Dialects...)
-	if err != nil { // the application was told when it dialled
-		return c.dialects
-	}
-	return t
-}
-
-// uses is what a request key must hold: what the policy looks at, and the model
-// and adapter where replicas declare some. Called with mu held.
-func (b *lb) uses(r *routing.Router) routing.Uses {
-	uses := r.Uses()
-	for _, m := range b.members {
-		if len(m.Models)+len(m.Adapters) > 0 {
-			return uses | dialect.WantModel
-		}
-	}
-	return uses
-}
-
-// connect tells a Router which of its replicas have a connection. Called with mu held.
-func (b *lb) connect(r *routing.Router) {
-	for _, e := range b.endpoints.All() {
-		b.tell(r, e)
-	}
-}
-
-// tell tells a Router of the connections to a replica: whether there is one, and how many
-// calls they take, where that is known. Called with mu held.
-func (b *lb) tell(r *routing.Router, e *endpoint) {
-	if streams := b.config.MaxStreamsPerConnection; streams > 0 {
-		n := 1
-		if s := e.picker.Load(); s != nil {
-			n = max(ready(s.State), 1) // one that is opened by a pick
-		}
-		r.SetStreams(e.id, n*streams)
-	} else {
-		r.SetStreams(e.id, 0)
-	}
-	r.SetConnected(e.id, b.pickable(e))
-}
-
-// pickable reports whether a pick may end here: the connection is ready or, in
-// a fleet too large for one connection each, can be opened by a pick.
-func (b *lb) pickable(e *endpoint) bool {
-	switch e.connectivity() {
-	case connectivity.Ready:
-		return true
-	case connectivity.Idle, connectivity.Connecting:
-		return !b.eager.Load()
-	}
-	return false
 }
 
 // UpdateState is called by the child whenever a connection changes.
@@ -340,7 +119,10 @@ func (b *lb) UpdateState(s balancer.State) {
 func (b *lb) publish() {
 	if binding := b.binding.Load(); binding == nil || len(binding.Router.View().Connected()) == 0 {
 		s := b.state
-		if s.ConnectivityState == connectivity.Ready {
+		switch {
+		case binding != nil && b.endpoints.Len() == 0:
+			s = balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: base.NewErrPicker(fmt.Errorf("warmpath: the fleet is empty: %s names no replica", b.opts.Target))}
+		case s.ConnectivityState == connectivity.Ready:
 			// Connected to those that just left the fleet; the child is about to be told.
 			s = balancer.State{ConnectivityState: connectivity.Connecting, Picker: base.NewErrPicker(balancer.ErrNoSubConnAvailable)}
 		}
@@ -357,19 +139,6 @@ func (b *lb) connectivity() connectivity.State {
 		return b.state.ConnectivityState
 	}
 	return connectivity.Ready
-}
-
-// bind attaches the balancer to the handle that its first pick brought along,
-// with the Router that the handle kept if there is one.
-func (b *lb) bind(h *channel.Handle) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.handle != nil || b.closed {
-		return
-	}
-	b.handle, b.table = h, dialects(b.config, h)
-	b.use(h.Take(b.config.key))
-	h.Attach(b.binding.Load())
 }
 
 // ResolverError is called when the resolver fails. A status that it failed with is not the call's: gRPC would fail calls

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/serviceconfig"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/kvevents"
+	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/tokenize"
@@ -85,15 +85,15 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 	}
 	own, err := dialect.ParseDialects(c.Dialects)
 	if err != nil {
-		return nil, fmt.Errorf("%s: dialects: %w", Name, err)
+		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
 	table, err := dialect.NewTable(own...)
 	if err != nil {
-		return nil, fmt.Errorf("%s: dialects: %w", Name, err)
+		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
 	if c.KVEvents != "" || c.KVEventsReplay != "" {
 		a := routing.Attributes{KVEvents: c.KVEvents, KVEventsReplay: c.KVEventsReplay}
-		if _, err := kvevents.ParseSource(a); err != nil {
+		if _, err := fleet.ParseEventSource(a); err != nil {
 			return nil, fmt.Errorf("%s: %w", Name, err)
 		}
 	}

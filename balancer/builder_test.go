@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,5 +24,24 @@ func TestConfigSurvivesText(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, first.key, second.key)
 		require.Equal(t, first.sessions, second.sessions)
+	}
+}
+
+// What is wrong is named once.
+func TestCheck(t *testing.T) {
+	for object, want := range map[string]string{
+		`{}`:                               "",
+		`{"dialects":{}}`:                  "warmpath: dialects: want a list",
+		`{"dialects":[{"methods":["a"]}]}`: "warmpath: dialects[0] (a): methods: ",
+		`{"kv_events":"foo"}`:              `warmpath: kv_events: "foo": `,
+		`{"policy":{"kv_aware":{"temperature":-1}}}`: "warmpath: config: policy.kv_aware: temperature: it is -1",
+	} {
+		err := Check(object)
+		if want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.Error(t, err)
+		require.True(t, strings.HasPrefix(err.Error(), want), "%v", err)
 	}
 }

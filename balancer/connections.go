@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"context"
+	"maps"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -40,6 +41,11 @@ func (c *connections) set(id string, sc balancer.SubConn) {
 		}
 		c.ready[id] = readyConn{SubConn: sc, release: func() {}}
 	}
+	c.wake()
+}
+
+// wake has those who wait look again. Called with mu held.
+func (c *connections) wake() {
 	if c.changed != nil {
 		close(c.changed)
 		c.changed = nil
@@ -72,15 +78,19 @@ func (c *connections) get(ctx context.Context, id string) (grpc.ClientConnInterf
 	}
 }
 
-// rename tells of a replica that has another id now.
-func (c *connections) rename(old, id string) {
+// rename tells of replicas that have other ids now, all at once: they may have changed places.
+func (c *connections) rename(ids map[string]string) {
 	c.mu.Lock()
-	r, ok := c.ready[old]
-	c.mu.Unlock()
-	if ok {
-		c.set(old, nil)
-		c.set(id, r.SubConn)
+	defer c.mu.Unlock()
+	moved := make(map[string]readyConn, len(ids))
+	for old, id := range ids {
+		if r, ok := c.ready[old]; ok {
+			moved[id] = r
+			delete(c.ready, old)
+		}
 	}
+	maps.Copy(c.ready, moved)
+	c.wake()
 }
 
 // clear forgets all.

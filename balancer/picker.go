@@ -187,6 +187,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 		p.lb.warnBare()
 	}
 	if err := binding.Router.Pick(info.Ctx, &c.request, &c.booking); err != nil {
+		err = channel.Explain(err, &c.request, binding.Router.View())
 		c.free()
 		if err == routing.ErrClosed && p.lb.binding.Load() != binding {
 			return p.pickBare(info, route) // the Router was replaced just now

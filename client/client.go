@@ -1,8 +1,10 @@
 package client
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"weak"
@@ -37,14 +39,35 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 		dial = append(dial, grpc.WithNoProxy())
 	}
 	dial = append(dial, opts...)
-	dial = append(dial, grpc.WithResolvers(handleResolvers(h, target, set.options.servers())...))
+	dial = append(dial, grpc.WithResolvers(handleResolvers(h, target, set.options.resolvers())...))
 	cc, err := grpc.NewClient(target, dial...)
 	if err != nil {
 		return nil, err
 	}
+	if err := checkScheme(target, cc); err != nil {
+		return nil, errors.Join(err, cc.Close())
+	}
 	set.keep(cc, h)
 	set.sole.Store(h)
 	return cc, nil
+}
+
+// checkScheme refuses what gRPC would look up in DNS for want of a better idea: nothing, a target whose
+// scheme nobody resolves, and a list of addresses.
+func checkScheme(target string, cc *grpc.ClientConn) error {
+	if !strings.HasSuffix(cc.CanonicalTarget(), ":///"+target) {
+		return nil
+	}
+	scheme, _, ok := strings.Cut(target, "://")
+	switch {
+	case target == "":
+		return errors.New("warmpath: the target is empty; want warmpath:///host:port,host:port, dns:///host:port or the like")
+	case ok:
+		return fmt.Errorf("warmpath: %q: no resolver has the scheme %q; want warmpath:///host:port,host:port, dns:///host:port or the like", target, scheme)
+	case strings.Contains(target, ","):
+		return fmt.Errorf("warmpath: %q: a list of replicas is written warmpath:///host:port,host:port", target)
+	}
+	return nil
 }
 
 // DialOptions returns what New adds, for those who call [grpc.NewClient]
@@ -60,11 +83,7 @@ func DialOptions(opts ...Option) []grpc.DialOption {
 	if err != nil {
 		panic(err)
 	}
-	dial = set.dialOptions()
-	if b := set.options.servers(); b != nil {
-		dial = append(dial, grpc.WithResolvers(b))
-	}
-	return dial
+	return append(set.dialOptions(), grpc.WithResolvers(set.options.resolvers()...))
 }
 
 // CheckOptions reports what is wrong with options, naming the field.

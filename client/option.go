@@ -41,17 +41,20 @@ type option struct {
 func (o option) apply(to *options) { o.set(to) }
 
 // WithPolicy names the policy, over what WithConfig says of it. Its config is the
-// policy's own struct, a json.RawMessage, or nil for the defaults. The default
-// policy is prefix_cache_affinity. It sets the channel's default service config:
-// one from the resolver comes before it.
+// policy's own struct, begun with its DefaultConfig, since a zero there is a zero;
+// or a json.RawMessage with the fields that differ; or nil for the defaults. The
+// default policy is prefix_cache_affinity. It sets the channel's default service
+// config: one from the resolver comes before it.
 func WithPolicy(name string, config any) Option {
 	return option{set: func(o *options) {
 		if config == nil {
 			config = struct{}{}
 		}
 		raw, err := json.Marshal(config)
+		if err != nil {
+			o.fail(fmt.Errorf("policy.%s: %w", name, err))
+		}
 		o.policy = &policy.Selection{Name: name, Config: raw}
-		o.fail(err)
 	}}
 }
 
@@ -85,19 +88,20 @@ func WithServerDialOptions(opts ...grpc.DialOption) Option {
 	return option{set: func(o *options) { o.server = append(o.server, opts...) }}
 }
 
-// servers returns a builder of resolvers for look-aside servers, or nil where the registered one will do.
-func (o *options) servers() grpcresolver.Builder {
-	var own []resolver.ServerOption
+// resolvers returns the builders of resolvers in whose place the registered ones will not do.
+func (o *options) resolvers() (own []grpcresolver.Builder) {
+	var server []resolver.ServerOption
 	if len(o.server) > 0 {
-		own = append(own, resolver.WithServerDialOptions(o.server...))
+		server = append(server, resolver.WithServerDialOptions(o.server...))
 	}
 	if o.logger != nil {
-		own = append(own, resolver.WithServerLogger(o.logger))
+		server = append(server, resolver.WithServerLogger(o.logger))
+		own = append(own, resolver.NewFileBuilder(resolver.WithLogger(o.logger)))
 	}
-	if own == nil {
-		return nil
+	if server != nil {
+		own = append(own, resolver.NewBuilder(server...))
 	}
-	return resolver.NewBuilder(own...)
+	return own
 }
 
 func (o *options) fail(err error) {
@@ -113,7 +117,7 @@ func (o *options) serviceConfig() (string, error) {
 		object, o.err = o.merge(object)
 	}
 	if o.err != nil {
-		return "", fmt.Errorf("warmpath: policy config: %w", o.err)
+		return "", fmt.Errorf("warmpath: config: %w", o.err)
 	}
 	if len(object) == 0 {
 		object = json.RawMessage("{}")

@@ -2,6 +2,7 @@ package client
 
 import (
 	"net/url"
+	"slices"
 
 	"google.golang.org/grpc/resolver"
 	_ "google.golang.org/grpc/resolver/dns" // the default scheme
@@ -10,15 +11,16 @@ import (
 )
 
 // handleResolvers wraps the resolver of a target so that the balancer finds the
-// channel's handle in the resolver's state, before any pick. own, if there is one, is taken
-// instead of the registered builder of its scheme.
-func handleResolvers(h *channel.Handle, target string, own resolver.Builder) []resolver.Builder {
+// channel's handle in the resolver's state, before any pick. Those in own are taken instead of
+// the registered builders of their schemes.
+func handleResolvers(h *channel.Handle, target string, own []resolver.Builder) []resolver.Builder {
 	var wrapped []resolver.Builder
 	seen := make(map[string]bool)
-	for _, scheme := range []string{scheme(target), resolver.GetDefaultScheme()} {
+	// A target without a scheme gets grpc.NewClient's own, dns, or the default that the program has set.
+	for _, scheme := range []string{scheme(target), "dns", resolver.GetDefaultScheme()} {
 		b := resolver.Get(scheme)
-		if own != nil && own.Scheme() == scheme {
-			b = own
+		if i := slices.IndexFunc(own, func(o resolver.Builder) bool { return o.Scheme() == scheme }); i >= 0 {
+			b = own[i]
 		}
 		if b == nil || seen[scheme] {
 			continue

@@ -29,7 +29,7 @@ type slow struct {
 	// for an attempt beside the first, made before the first began; nil = there can be none.
 	into, spare any
 	// receive makes the second attempt up to its first message; it ends with the context.
-	receive func(ctx context.Context, call *channel.Call, into any) error
+	receive func(ctx context.Context, into any) error
 	// mine makes the second attempt the call's, made or yet to be made; false says that the
 	// application holds on to the first.
 	mine func(second *channel.Call, made bool) bool
@@ -151,7 +151,7 @@ func (s *slow) race(done <-chan error, second *channel.Call) (verdict, *channel.
 	var ctx context.Context
 	ctx, s.end = context.WithCancel(second)
 	came := make(chan error, 1)
-	go func() { came <- s.receive(ctx, second, s.spare) }()
+	go func() { came <- s.receive(ctx, s.spare) }()
 	select {
 	case err := <-done:
 		if !s.hopeful(err) {

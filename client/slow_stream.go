@@ -38,7 +38,7 @@ func (k *core) receiveFirst(cs grpc.ClientStream, m any) (grpc.ClientStream, err
 	var beside grpc.ClientStream
 	s := slow{
 		tries: &k.tries, limit: k.call.Handle().Retries(), first: k.unanswer, into: m, spare: spare,
-		receive: func(ctx context.Context, _ *channel.Call, into any) (err error) {
+		receive: func(ctx context.Context, into any) (err error) {
 			if beside, err = k.openStream(ctx, msg); err != nil {
 				return err
 			}

@@ -19,8 +19,7 @@ func (a *attempts) invoke(req, reply any, invoke grpc.UnaryInvoker, opts []grpc.
 	defer cancel()
 	s := slow{
 		tries: &tries, limit: tries.call.Handle().Retries(), first: cancel, into: reply, spare: another(reply),
-		receive: func(ctx context.Context, _ *channel.Call, into any) error { return do(ctx, into) },
-		mine:    func(*channel.Call, bool) bool { return true },
+		receive: do, mine: func(*channel.Call, bool) bool { return true },
 	}
 	done := make(chan error, 1)
 	go func() { done <- do(ctx, reply) }()

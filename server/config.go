@@ -13,7 +13,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/tokenize"
@@ -265,13 +264,10 @@ func (d *Deployment) validate() error {
 	if err := d.Store.validate(); err != nil {
 		return fmt.Errorf("store.%w", err)
 	}
-	for i, r := range d.Replicas {
-		if err := checkEvents(r.Attributes()); err != nil {
-			return fmt.Errorf("replicas[%d].%w", i, err)
+	if d.KVEvents != "" || d.KVEventsReplay != "" {
+		if _, err := fleet.ParseEventSource(routing.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}); err != nil {
+			return err
 		}
-	}
-	if err := checkEvents(routing.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}); err != nil {
-		return err
 	}
 	if err := checkDialects(d.Dialects); err != nil {
 		return fmt.Errorf("dialects: %w", err)
@@ -288,14 +284,6 @@ func checkDialects(raw json.RawMessage) error {
 	if err == nil {
 		_, err = dialect.NewTable(own...)
 	}
-	return err
-}
-
-func checkEvents(a routing.Attributes) error {
-	if a.KVEvents == "" && a.KVEventsReplay == "" {
-		return nil
-	}
-	_, err := kvevents.ParseSource(a)
 	return err
 }
 

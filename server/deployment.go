@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"log/slog"
 	"reflect"
@@ -41,8 +42,8 @@ type deployment struct {
 	pushed     *warmpathv1.ConfigUpdate
 	resolved   []described
 	registered map[string]*registration
-	unwell     map[string]bool // by id: those that do not serve, as the health checks say
-	stirred    bool            // what those said is to be put into force at the next interval
+	unwell     map[string]symptom // by id: those that do not serve, as the health checks say
+	stirred    bool               // what those said is to be put into force at the next interval
 	roster     roster
 	ledger     ledger
 	loads      loads
@@ -192,7 +193,7 @@ func (d *deployment) refleet() bool {
 	}
 	slices.SortStableFunc(all[len(d.config.Replicas):], byID)
 	mark(all, d.unwell)
-	before := len(d.roster.order)
+	before, last := len(d.roster.order), d.roster.last
 	if !d.roster.set(all) {
 		return false
 	}
@@ -203,7 +204,11 @@ func (d *deployment) refleet() bool {
 	d.hosted.Load().take(d.roster.members(), d.roster.order)
 	d.askFleet()
 	d.catalogued()
-	d.log.Info("warmpath: the fleet changed", "replicas", len(d.roster.order), "before", before, "version", d.roster.version)
+	level := slog.LevelInfo
+	if len(d.roster.order) == before && d.roster.last == last { // the same replicas, and their stats change all the time
+		level = slog.LevelDebug
+	}
+	d.log.Log(context.Background(), level, "warmpath: the fleet changed", "replicas", len(d.roster.order), "before", before, "version", d.roster.version)
 	return true
 }
 

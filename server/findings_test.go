@@ -1,6 +1,7 @@
 package server
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -196,19 +197,27 @@ func TestMetricsTellWhatIsFound(t *testing.T) {
 	var all metricdata.ResourceMetrics
 	require.NoError(t, reader.Collect(t.Context(), &all))
 	got := map[string]string{} // the condition, by deployment and replica
+	states := map[string]int64{}
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
 			gauge, ok := m.Data.(metricdata.Gauge[int64])
-			if m.Name != "warmpath.replica.condition" || !ok {
+			if !ok {
 				continue
 			}
 			for _, p := range gauge.DataPoints {
 				at := func(k attribute.Key) string { v, _ := p.Attributes.Value(k); return v.AsString() }
-				got[at(telemetry.KeyDeployment)+"/"+at(telemetry.KeyReplica)] = at(telemetry.KeyCondition)
+				switch m.Name {
+				case "warmpath.replica.condition":
+					got[at(telemetry.KeyDeployment)+"/"+at(telemetry.KeyReplica)] = at(telemetry.KeyCondition)
+				case "warmpath.server.replicas":
+					states[at(telemetry.KeyDeployment)+"/"+at(keyState)] = p.Value
+				}
 			}
 		}
 	}
 	require.Equal(t, map[string]string{
 		"chat/r1": "well", "chat/r2": "ejected", "chat/r3": "well", "chat/r4": "well", "code/r2": "well",
 	}, got)
+	maps.DeleteFunc(states, func(_ string, n int64) bool { return n == 0 })
+	require.Equal(t, map[string]int64{"chat/ready": 3, "chat/ejected": 1, "code/ready": 1}, states)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -71,6 +72,7 @@ const maxChecking = 256
 type checker struct {
 	config   HealthCheck
 	log      *slog.Logger
+	now      func() time.Time
 	dial     func(described) (*grpc.ClientConn, error)
 	replicas map[string]*checked // by id; used by one goroutine
 }
@@ -81,10 +83,20 @@ type checked struct {
 	conn     *grpc.ClientConn
 	failures int
 	unwell   bool
+	symptom  symptom // while unwell
 }
 
+// A symptom is since when a replica does not serve, and why it is thought so.
+type symptom struct {
+	since time.Time
+	why   string
+}
+
+// maxWhy bounds what is kept of an error, in bytes.
+const maxWhy = 300
+
 // round checks all and returns those that do not serve.
-func (k *checker) round(ctx context.Context, members []described) map[string]bool {
+func (k *checker) round(ctx context.Context, members []described) map[string]symptom {
 	k.follow(members)
 	var g errgroup.Group
 	g.SetLimit(maxChecking)
@@ -95,10 +107,10 @@ func (k *checker) round(ctx context.Context, members []described) map[string]boo
 		})
 	}
 	_ = g.Wait()
-	unwell := make(map[string]bool)
+	unwell := make(map[string]symptom)
 	for id, c := range k.replicas {
 		if c.unwell {
-			unwell[id] = true
+			unwell[id] = c.symptom
 		}
 	}
 	return unwell
@@ -159,16 +171,24 @@ func (k *checker) check(ctx context.Context, c *checked) {
 		c.failures++
 		c.unwell = c.unwell || c.failures >= k.config.Failures
 	}
+	if c.unwell {
+		c.symptom.why = a.GetStatus().String()
+		if err != nil {
+			s := status.Convert(err)
+			c.symptom.why = strings.ToValidUTF8(fmt.Sprintf("%v: %.*s", s.Code(), maxWhy, s.Message()), "?")
+		}
+	}
 	switch {
 	case c.unwell && !was:
-		k.log.Warn("warmpath: a replica does not serve", "replica", c.ID, "address", c.Address, "status", a.GetStatus().String(), "error", err)
+		c.symptom.since = k.now()
+		k.log.Warn("warmpath: a replica does not serve", "replica", c.ID, "address", c.Address, "why", c.symptom.why)
 	case was && !c.unwell:
 		k.log.Info("warmpath: a replica serves again", "replica", c.ID, "address", c.Address)
 	}
 }
 
 // run checks until the context ends. members are those to be checked, told hears who does not serve.
-func (k *checker) run(ctx context.Context, members func() []described, told func(map[string]bool)) {
+func (k *checker) run(ctx context.Context, members func() []described, told func(map[string]symptom)) {
 	defer k.close()
 	tick := time.NewTicker(time.Duration(k.config.Interval))
 	defer tick.Stop()
@@ -199,10 +219,11 @@ func (d *deployment) unregistered() []described {
 	return all
 }
 
-// checkedUp puts into force who does not serve.
-func (d *deployment) checkedUp(unwell map[string]bool) {
+// checkedUp puts into force who does not serve. Who has registered in the meantime speaks for itself.
+func (d *deployment) checkedUp(unwell map[string]symptom) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	maps.DeleteFunc(unwell, func(id string, _ symptom) bool { return d.registered[id] != nil })
 	if d.closed || maps.Equal(unwell, d.unwell) {
 		return
 	}
@@ -213,16 +234,22 @@ func (d *deployment) checkedUp(unwell map[string]bool) {
 }
 
 // mark takes those that do not serve out of use, unless that would be all. Called with the deployment's mutex held.
-func mark(all []described, unwell map[string]bool) {
+func mark(all []described, unwell map[string]symptom) {
+	is := func(m *described) bool {
+		_, found := unwell[m.ID]
+		return found && !m.Draining
+	}
 	well := len(unwell) == 0
 	for i := range all {
-		well = well || !all[i].Draining && !unwell[all[i].ID]
+		well = well || !all[i].Draining && !is(&all[i])
 	}
 	if !well {
 		return
 	}
 	for i := range all {
-		all[i].Draining = all[i].Draining || unwell[all[i].ID]
+		if is(&all[i]) {
+			all[i].Draining, all[i].marked = true, true
+		}
 	}
 }
 
@@ -246,7 +273,7 @@ func (c *checks) adjust(config *HealthCheck, d *deployment) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
-	k := &checker{config: *config, log: d.log, dial: d.dial}
+	k := &checker{config: *config, log: d.log, now: d.now, dial: d.dial}
 	c.done.Go(func() { k.run(ctx, d.unregistered, d.checkedUp) })
 }
 

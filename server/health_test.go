@@ -2,7 +2,9 @@ package server
 
 import (
 	"crypto/tls"
+	"maps"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,22 +57,30 @@ func TestRoundsOfChecks(t *testing.T) {
 	}
 	plain := new(deployment)
 	plain.reach.Store(new(reach))
-	k := &checker{config: DefaultHealthCheck(), log: discard, dial: plain.dial}
+	clock := newClock()
+	k := &checker{config: DefaultHealthCheck(), log: discard, now: clock.now, dial: plain.dial}
 	k.config.Timeout *= 20
 	defer k.close()
-	require.Empty(t, k.round(t.Context(), members), "one failure is not enough")
-	require.Equal(t, map[string]bool{"gone": true}, k.round(t.Context(), members))
+	round := func(members []described) []string { return slices.Sorted(maps.Keys(k.round(t.Context(), members))) }
+	require.Empty(t, round(members), "one failure is not enough")
+	found := clock.now()
+	require.Equal(t, []string{"gone"}, round(members))
 	well.SetServingStatus("", notServing)
-	require.Equal(t, map[string]bool{"gone": true, "well": true}, k.round(t.Context(), members), "what a replica says of itself is enough")
+	clock.advance(time.Minute)
+	unwell := k.round(t.Context(), members)
+	require.Len(t, unwell, 2, "what a replica says of itself is enough")
+	require.Equal(t, symptom{clock.now(), "NOT_SERVING"}, unwell["well"])
+	require.Equal(t, found, unwell["gone"].since)
+	require.Contains(t, unwell["gone"].why, "Unavailable: ")
 	well.SetServingStatus("", isServing)
-	require.Equal(t, map[string]bool{"gone": true}, k.round(t.Context(), members))
+	require.Equal(t, []string{"gone"}, round(members))
 
 	moved := append(members[:3:3], replicaAt("gone", members[0].Address))
-	require.Empty(t, k.round(t.Context(), moved), "under its new address it is well")
+	require.Empty(t, round(moved), "under its new address it is well")
 	require.Len(t, k.replicas, 4)
 	k.config.Service = "model"
-	k.round(t.Context(), moved)
-	require.Equal(t, map[string]bool{"well": true, "gone": true}, k.round(t.Context(), moved), "the service is not theirs")
+	round(moved)
+	require.Equal(t, []string{"gone", "well"}, round(moved), "the service is not theirs")
 	require.Empty(t, k.round(t.Context(), nil))
 	require.Empty(t, k.replicas)
 }
@@ -114,14 +124,30 @@ deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: "a:1
 	until(false, false)
 }
 
-// Who registers speaks for itself, and is not asked.
+// Who registers speaks for itself, and is not asked; what a check found before, or meanwhile, does not count any more.
 func TestRegisteredReplicasAreNotChecked(t *testing.T) {
-	f := start(t, "deployments: {chat: {register: true, replicas: [{id: a, address: 'a:1'}]}}")
-	_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "b", Address: "b:1"}})
-	require.NoError(t, err)
-	all := f.deployment("chat").unregistered()
-	require.Len(t, all, 1)
+	f := start(t, "deployments: {chat: {register: true, replicas: [{id: a, address: 'a:1'}, {id: c, address: 'c:1'}]}}")
+	d := f.deployment("chat")
+	register := func(id string) {
+		_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: id, Address: id + ":1"}})
+		require.NoError(t, err)
+	}
+	register("b")
+	all := d.unregistered()
+	require.Len(t, all, 2)
 	require.Equal(t, "a", all[0].ID)
+	states := func() (all []string) {
+		for _, r := range f.status(t, "chat").GetReplicas() {
+			all = append(all, r.GetId()+" "+r.GetState())
+		}
+		return all
+	}
+	d.checkedUp(map[string]symptom{"a": {}})
+	require.Equal(t, []string{"a not_serving", "c ready", "b ready"}, states())
+	register("a")
+	require.Equal(t, []string{"a ready", "c ready", "b ready"}, states())
+	d.checkedUp(map[string]symptom{"a": {}})
+	require.Equal(t, []string{"a ready", "c ready", "b ready"}, states())
 }
 
 func TestMark(t *testing.T) {
@@ -131,9 +157,9 @@ func TestMark(t *testing.T) {
 		return all
 	}
 	drains := func(unwell ...string) (all []string) {
-		set := make(map[string]bool)
+		set := make(map[string]symptom)
 		for _, id := range unwell {
-			set[id] = true
+			set[id] = symptom{}
 		}
 		members := fleet()
 		mark(members, set)
@@ -167,22 +193,22 @@ deployments:
     replica_tls: {ca: `+dir.path("ca.pem")+", cert: "+dir.path("cert.pem")+", key: "+dir.path("key.pem")+`}
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
-	k := &checker{config: DefaultHealthCheck(), log: discard, dial: d.dial}
+	k := &checker{config: DefaultHealthCheck(), log: discard, now: d.now, dial: d.dial}
 	k.config.Timeout *= 20
 	k.config.Failures = 1
 	defer k.close()
 	require.Empty(t, k.round(t.Context(), d.unregistered()))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
-	require.Equal(t, map[string]bool{"a": true}, k.round(t.Context(), []described{misnamed}), "the name is not its own")
+	require.Contains(t, k.round(t.Context(), []described{misnamed}), "a", "the name is not its own")
 	require.Empty(t, k.round(t.Context(), d.unregistered()))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
 		k.round(t.Context(), nil) // so that it is connected anew
-		return k.round(t.Context(), d.unregistered())["a"]
+		return len(k.round(t.Context(), d.unregistered())) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
 	k.round(t.Context(), nil)
 	require.NoError(t, d.reachBy(nil))
-	require.Equal(t, map[string]bool{"a": true}, k.round(t.Context(), d.unregistered()), "plaintext")
+	require.Contains(t, k.round(t.Context(), d.unregistered()), "a", "plaintext")
 }

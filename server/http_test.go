@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -156,7 +155,7 @@ func (d *door) raw(t *testing.T, text string) net.Conn {
 
 // A body that does not come decides as far as it came; a head that does not come ends the connection.
 func TestHTTPSlowCallers(t *testing.T) {
-	var log transcript
+	var log logBook
 	d := openDoor(t, "http: {listen: '127.0.0.1:0', header_timeout: 50ms, body_timeout: 50ms}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	for _, framing := range []string{"Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1000\r\n"} {
 		conn := d.raw(t, "POST /internal/route HTTP/1.1\r\nHost: x\r\n"+framing+`{"prompt":"secret and slo`)
@@ -247,22 +246,4 @@ func TestHTTPConfig(t *testing.T) {
 	defer s.Close()
 	require.ErrorContains(t, s.ServeRoutes(nil), "http.listen")
 	require.NoError(t, s.Shutdown(context.Background()))
-}
-
-// transcript is a log that may be read while it is written.
-type transcript struct {
-	mu   sync.Mutex // guards text
-	text strings.Builder
-}
-
-func (s *transcript) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
-
-func (s *transcript) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
 }

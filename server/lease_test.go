@@ -47,6 +47,14 @@ func (f *fixture) whole() (b book) {
 	return b
 }
 
+// A deployment that is being taken out does not say that it is full: callers go elsewhere.
+func TestPicksOfADeploymentThatIsTakenOut(t *testing.T) {
+	f := start(t, quiet)
+	f.deployment("chat").leases.close()
+	_, err := f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{})
+	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+}
+
 func TestReservations(t *testing.T) {
 	f := start(t, quiet)
 	ask := func(id string) *warmpathv1.Reservation {

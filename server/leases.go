@@ -95,6 +95,9 @@ func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 	if x := l.byName[name]; name.request != "" && x != nil {
 		return x, true, nil
 	}
+	if l.closed {
+		return nil, false, routing.ErrClosed
+	}
 	if len(l.due)+l.pending >= l.max {
 		return nil, false, errLeases
 	}
@@ -276,7 +279,7 @@ func (x *lease) release(o routing.Outcome) {
 func (l *leases) close() {
 	l.mu.Lock()
 	all := l.due
-	l.due, l.byID, l.byName, l.whole, l.max, l.closed = nil, nil, nil, nil, 0, true
+	l.due, l.byID, l.byName, l.whole, l.closed = nil, nil, nil, nil, true
 	l.mu.Unlock()
 	for _, x := range all {
 		x.name.by.held.Add(-1)

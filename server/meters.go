@@ -83,7 +83,7 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 				o.ObserveInt64(failed, n, metric.WithAttributes(which, keyCode.String(codes.Code(code).String())))
 			}
 		}
-		states := map[string]int64{stateReady: 0, stateFull: 0, stateDraining: 0, stateDisconnected: 0}
+		states := map[string]int64{stateReady: 0, stateFull: 0, stateEjected: 0, stateNotServing: 0, stateDraining: 0, stateDisconnected: 0}
 		for _, r := range d.replicaStatuses(whoMeasures) {
 			states[r.State]++
 			set := metric.WithAttributes(which, telemetry.KeyReplica.String(r.GetId()))

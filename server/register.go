@@ -85,9 +85,6 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 		return described{}, invalid("%v", err)
 	}
 	m := describedIn(all[0])
-	if err := checkEvents(m.Attributes); err != nil {
-		return described{}, invalid("replica.%v", err)
-	}
 	m.Stats, m.KVTokens = r.GetStats(), int(min(r.GetKvTokens(), maxLength))
 	return m, nil
 }
@@ -121,6 +118,7 @@ func (d *deployment) register(r *warmpathv1.RegisterRequest, m described) (*warm
 		next.load.tokens = int64(min(r.GetQueuedTokens(), maxTokens))
 	}
 	d.registered[m.ID] = next
+	delete(d.unwell, m.ID)
 	switch {
 	case was == nil || was.Draining != m.Draining || was.Instance != m.Instance:
 		d.refreshed(true)

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -100,14 +102,14 @@ func TestRefusedRegistrations(t *testing.T) {
 	nan := proto.CloneOf(&warmpathv1.Replica{Address: "a:1", Stats: map[string]float64{"x": 0}})
 	nan.Stats["x"] /= nan.Stats["x"]
 	for want, r := range map[string]*warmpathv1.Replica{
-		"replicas[0].address: missing":     {},
-		"replicas[0].address: \"a\"":       {Address: "a"},
-		"replicas[0].id":                   {Id: "a b", Address: "a:1"},
-		"replicas[0].ranks":                {Address: "a:1", Ranks: 1 << 31},
-		"replica.weight":                   {Address: "a:1", Weight: nan.Stats["x"]},
-		"replica.stats":                    nan,
-		"replica: more than 64 stats":      {Address: "a:1", Models: make([]string, maxNames+1)},
-		"replica.kv_events: \"udp://x:1\"": {Address: "a:1", KvEvents: "udp://x:1"},
+		"replicas[0].address: missing":         {},
+		"replicas[0].address: \"a\"":           {Address: "a"},
+		"replicas[0].id":                       {Id: "a b", Address: "a:1"},
+		"replicas[0].ranks":                    {Address: "a:1", Ranks: 1 << 31},
+		"replica.weight":                       {Address: "a:1", Weight: nan.Stats["x"]},
+		"replica.stats":                        nan,
+		"replica: more than 64 stats":          {Address: "a:1", Models: make([]string, maxNames+1)},
+		"replicas[0].kv_events: \"udp://x:1\"": {Address: "a:1", KvEvents: "udp://x:1"},
 	} {
 		_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: r})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
@@ -116,4 +118,26 @@ func TestRefusedRegistrations(t *testing.T) {
 	other := start(t, quiet)
 	_, err := other.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "a:1"}})
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
+}
+
+// What replicas say of themselves changes with every heartbeat: that is not in the log, who comes and goes is.
+func TestTheLogTellsWhoComesAndGoes(t *testing.T) {
+	var text strings.Builder
+	now := newClock()
+	s, err := New(parse(t, "load_interval: 10s\ndeployments: {chat: {register: true}}"), Options{Logger: slog.New(slog.NewTextHandler(&text, nil)), Now: now.now})
+	require.NoError(t, err)
+	defer s.Close()
+	d := (*s.deployments.Load())["chat"]
+	for i := range 20 {
+		for _, id := range []string{"a", "b"} {
+			_, err := s.Register(t.Context(), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: id, Address: id + ":1", Stats: map[string]float64{"waiting": float64(i)}}})
+			require.NoError(t, err)
+		}
+		d.tick(now.now())
+		now.advance(time.Second)
+	}
+	require.Equal(t, 2, strings.Count(text.String(), "the fleet changed"), "%s", &text)
+	_, err = s.Register(t.Context(), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "a:1"}, Leaving: true})
+	require.NoError(t, err)
+	require.Equal(t, 3, strings.Count(text.String(), "the fleet changed"), "%s", &text)
 }

@@ -15,6 +15,7 @@ type described struct {
 	routing.Attributes
 	ServerName string // for TLS and :authority, if it is not the address
 	KVTokens   int
+	marked     bool // it drains only since it does not serve, as the health checks say
 }
 
 func describedIn(r fleet.Replica) described {
@@ -22,7 +23,7 @@ func describedIn(r fleet.Replica) described {
 }
 
 func (d *described) equal(o *described) bool {
-	return d.ServerName == o.ServerName && d.KVTokens == o.KVTokens && d.Attributes.Equal(o.Attributes)
+	return d.ServerName == o.ServerName && d.KVTokens == o.KVTokens && d.marked == o.marked && d.Attributes.Equal(o.Attributes)
 }
 
 // A member is a replica of the fleet under its number.

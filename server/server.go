@@ -63,17 +63,6 @@ type Server struct {
 	closed  bool
 }
 
-// running is what runs for a deployment.
-type running struct {
-	*deployment
-	interval time.Duration
-	target   string
-	every    time.Duration
-	cancel   context.CancelFunc
-	done     sync.WaitGroup
-	checks   checks
-}
-
 // New returns a server that keeps what the config says up to date, until Shutdown. It listens nowhere yet.
 func New(c *Config, o Options) (*Server, error) {
 	if o.Logger == nil {
@@ -140,35 +129,11 @@ func (s *Server) Update(c *Config) error {
 	if s.closed {
 		return grpc.ErrServerStopped
 	}
-	for name, dc := range c.Deployments {
-		err := dc.checkFiles()
-		if r := s.running[name]; err == nil && r != nil {
-			err = r.rehearse(dc)
-		}
-		if err != nil {
-			return fmt.Errorf("deployments.%s: %w", name, err)
-		}
+	fresh, err := s.prepare(c)
+	if err == nil {
+		err = s.gate.set(c)
 	}
-	fresh := make(map[string]*deployment)
-	for name, dc := range c.Deployments {
-		if s.running[name] != nil {
-			continue
-		}
-		d, err := newDeployment(name, dc, c, s.log, s.now)
-		if err == nil {
-			if err = d.observe(s.recorder); err != nil {
-				d.close()
-			}
-		}
-		if err != nil {
-			for _, d := range fresh {
-				d.close()
-			}
-			return fmt.Errorf("deployments.%s: %w", name, err)
-		}
-		fresh[name] = d
-	}
-	if err := s.gate.set(c); err != nil {
+	if err != nil {
 		for _, d := range fresh {
 			d.close()
 		}
@@ -203,49 +168,33 @@ func (s *Server) Update(c *Config) error {
 	return nil
 }
 
-// adjust starts what has to run for this config, anew if that has changed.
-func (r *running) adjust(c *Config, d Deployment) {
-	r.checks.adjust(d.HealthCheck, r.deployment)
-	interval, every := time.Duration(c.LoadInterval), time.Duration(d.ResolveInterval)
-	if r.cancel != nil && r.interval == interval && r.target == d.Target && r.every == every {
-		return
-	}
-	r.halt()
-	r.interval, r.target, r.every = interval, d.Target, every
-	ctx, cancel := context.WithCancel(context.Background())
-	r.cancel = cancel
-	r.done.Go(func() { r.beat(ctx, interval) })
-	if d.Target != "" {
-		f := follower{target: d.Target, every: every, log: r.log, on: func(all []described) { r.resolve(d.Target, all) }}
-		r.done.Go(func() { f.run(ctx) })
-	}
-}
-
-func (r *running) beat(ctx context.Context, every time.Duration) {
-	t := time.NewTicker(every)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			_ = shielded(r.log, "the end of an interval", func() error { r.tick(r.now()); return nil })
+// prepare sees whether the deployments of a config can be had, and returns those that are new, with an error those
+// made so far. Called with mu held.
+func (s *Server) prepare(c *Config) (map[string]*deployment, error) {
+	for name, dc := range c.Deployments {
+		err := dc.checkFiles()
+		if r := s.running[name]; err == nil && r != nil {
+			err = r.rehearse(dc)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("deployments.%s: %w", name, err)
 		}
 	}
-}
-
-// stop ends all that runs.
-func (r *running) stop() {
-	r.checks.stop()
-	r.halt()
-}
-
-// halt ends what adjust starts, but for the checks.
-func (r *running) halt() {
-	if r.cancel != nil {
-		r.cancel()
-		r.done.Wait()
+	fresh := make(map[string]*deployment)
+	for name, dc := range c.Deployments {
+		if s.running[name] != nil {
+			continue
+		}
+		d, err := newDeployment(name, dc, c, s.log, s.now)
+		if err == nil {
+			fresh[name] = d
+			err = d.observe(s.recorder)
+		}
+		if err != nil {
+			return fresh, fmt.Errorf("deployments.%s: %w", name, err)
+		}
 	}
+	return fresh, nil
 }
 
 // Serve serves until Shutdown or Close, on as many listeners as it is called with. It returns nil after them.

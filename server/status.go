@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -15,6 +16,8 @@ import (
 const (
 	stateReady        = "ready"
 	stateFull         = "full"
+	stateEjected      = "ejected"
+	stateNotServing   = "not_serving"
 	stateDraining     = "draining"
 	stateDisconnected = "disconnected"
 )
@@ -70,23 +73,27 @@ func (d *deployment) describe(who *caller) *warmpathv1.DeploymentStatus {
 
 // replicaStatuses is the state of all replicas, in the fleet's order, without their events, with the load as a caller may see it.
 func (d *deployment) replicaStatuses(who *caller) []*warmpathv1.ReplicaStatus {
-	view := d.hosted.Load().router.View()
+	router := d.hosted.Load().router
+	view := router.View()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
 	for i, m := range d.roster.order {
-		all[i] = replicaStatus(m, view.ByID(m.ID), d.loadsFor(who))
+		rep := view.ByID(m.ID)
+		all[i] = replicaStatus(m, rep, d.loadsFor(who))
+		all[i].Health = d.healthOf(m, rep, router)
+		all[i].State = stateOf(m, rep, all[i].Health)
 	}
 	return all
 }
 
-// replicaStatus is the state of a member; rep is its replica in the Router, nil while that has not heard of it. Called with
+// replicaStatus is the load of a member; rep is its replica in the Router, nil while that has not heard of it. Called with
 // the deployment's mutex held.
 func replicaStatus(m *member, rep *routing.Replica, loads *loads) *warmpathv1.ReplicaStatus {
 	load := loads.lines[m.number]
 	_, stale := slices.BinarySearch(loads.stale, m.number)
 	r := &warmpathv1.ReplicaStatus{
-		Id: m.ID, Address: m.Address, State: stateOf(rep), Stale: stale,
+		Id: m.ID, Address: m.Address, Stale: stale,
 		Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)), KvTokens: uint64(max(m.KVTokens, 0)),
 	}
 	if rep != nil {
@@ -95,14 +102,59 @@ func replicaStatus(m *member, rep *routing.Replica, loads *loads) *warmpathv1.Re
 	return r
 }
 
-// stateOf is the state of a replica; nil is one that the Router does not know.
-func stateOf(r *routing.Replica) string {
+// Who speaks against a replica.
+const (
+	byCheck   = "check"
+	byClients = "clients"
+	byServer  = "server"
+)
+
+// healthOf is what speaks against a member. The server's own Router finds nothing else, as a rule: its findings are among the
+// clients', but for those that were not heeded. Called with mu held.
+func (d *deployment) healthOf(m *member, rep *routing.Replica, router *routing.Router) (all []*warmpathv1.HealthReport) {
+	now := d.now()
+	since := func(t time.Time) uint64 { return uint64(max(now.Sub(t).Milliseconds(), 1)) }
+	if s, found := d.unwell[m.ID]; found {
+		all = append(all, &warmpathv1.HealthReport{By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why})
+	}
+	if x := d.verdicts.cases[m.number]; x.holds() {
+		r := &warmpathv1.HealthReport{By: byClients, State: "suspect", ForMs: since(x.since), Why: whyEjected[routing.CauseFault], Clients: uint32(len(x.accused))}
+		if x.state == ejected {
+			r.State = stateEjected
+		}
+		if x.kind == warmpathv1.FindingKind_FINDING_KIND_LATE {
+			r.Why = whyEjected[routing.CauseLate]
+		}
+		return append(all, r)
+	}
+	if rep == nil {
+		return all
+	}
+	if is, cause := router.Condition(rep); is >= routing.OnTrial && cause != routing.CauseTold { // else it was lifted a moment ago
+		all = append(all, &warmpathv1.HealthReport{By: byServer, State: is.String(), Why: whyEjected[cause]})
+	}
+	return all
+}
+
+var whyEjected = map[routing.Cause]string{
+	routing.CauseFault: "calls fail", routing.CauseLate: "first messages are late, or do not come", routing.CauseTrial: "its trial failed",
+}
+
+// stateOf is the state of a member; rep is nil where the Router does not know it.
+func stateOf(m *member, rep *routing.Replica, health []*warmpathv1.HealthReport) string {
+	by := func(who string) bool {
+		return slices.ContainsFunc(health, func(r *warmpathv1.HealthReport) bool { return r.GetBy() == who })
+	}
 	switch {
-	case r == nil || !r.Connected():
+	case rep == nil || !rep.Connected():
 		return stateDisconnected
-	case r.Draining:
+	case m.Draining && !m.marked:
 		return stateDraining
-	case r.Full():
+	case by(byCheck):
+		return stateNotServing
+	case by(byClients), by(byServer):
+		return stateEjected
+	case rep.Full():
 		return stateFull
 	}
 	return stateReady

@@ -1,12 +1,15 @@
 package server
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -94,4 +97,79 @@ func TestDecisionsAreBounded(t *testing.T) {
 	require.LessOrEqual(t, len(all), maxKinds+1)
 	require.Equal(t, string(otherReason), all[0].GetReason())
 	require.EqualValues(t, 9*maxKinds, all[0].GetCount())
+}
+
+// What speaks against a replica is told, whoever says so, with the time and the cause, until nothing does.
+func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
+	f := start(t, strings.Replace(fourReplicas, "deployments:", "load_interval: 10s\ndeployments:", 1))
+	d := f.deployment("chat")
+	find := func(client string, all ...*warmpathv1.Finding) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.ledger.clients[client] == nil {
+			d.ledger.open(client, f.Server.now())
+		}
+		d.find(client, all)
+	}
+	told := func() map[string]string {
+		t.Helper()
+		all := make(map[string]string)
+		for _, r := range f.status(t, "chat").GetReplicas() {
+			text := r.GetState()
+			for _, h := range r.GetHealth() {
+				text += fmt.Sprintf("; %s: %s %dms %s (%d)", h.GetBy(), h.GetState(), h.GetForMs(), h.GetWhy(), h.GetClients())
+			}
+			all[r.GetId()] = text
+		}
+		return all
+	}
+	fine := map[string]string{"r1": "ready", "r2": "ready", "r3": "ready", "r4": "ready"}
+	require.Equal(t, fine, told())
+
+	find("x", &warmpathv1.Finding{Replica: 2, Kind: late})
+	f.advance(2 * time.Second)
+	require.Equal(t, "ejected; clients: suspect 2000ms first messages are late, or do not come (1)", told()["r2"])
+	find("y", &warmpathv1.Finding{Replica: 2, Kind: failing})
+	f.tick("chat")
+	require.Equal(t, "ejected; clients: ejected 2000ms calls fail (2)", told()["r2"])
+	d.checkedUp(map[string]symptom{"r2": {f.Server.now(), "NOT_SERVING"}})
+	f.advance(time.Second)
+	require.Equal(t, "not_serving; check: not_serving 1000ms NOT_SERVING (0); clients: ejected 3000ms calls fail (2)", told()["r2"])
+
+	all := make(map[string]symptom)
+	for id := range fine {
+		all[id] = symptom{f.Server.now(), "NOT_SERVING"}
+	}
+	d.checkedUp(all) // nobody is well: all stay in use, and it is told
+	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0)", told()["r1"])
+	for _, m := range d.roster.order {
+		require.False(t, m.Draining)
+	}
+	d.checkedUp(nil)
+	find("x")
+	find("y")
+	f.advance(time.Minute)
+	f.tick("chat")
+	require.Equal(t, fine, told())
+}
+
+// Where the clients' word is not the server's own, its own judgement is told too.
+func TestStatusTellsWhomTheServerLeavesAlone(t *testing.T) {
+	f := start(t, strings.Replace(fourReplicas, "deployments:", "load_interval: 10s\ndeployments:", 1))
+	for range 5 {
+		a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "r3"})
+		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+			Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+			Outcome: &warmpathv1.Outcome{Code: int32(codes.Unavailable), Sent: true},
+		}}})
+		require.NoError(t, err)
+	}
+	r := f.status(t, "chat").GetReplicas()[2]
+	require.Equal(t, stateEjected, r.GetState())
+	require.Len(t, r.GetHealth(), 1)
+	require.True(t, proto.Equal(&warmpathv1.HealthReport{By: byServer, State: "ejected", Why: "calls fail"}, r.GetHealth()[0]), r.GetHealth())
+	f.tick("chat") // from now on it is a client's finding
+	r = f.status(t, "chat").GetReplicas()[2]
+	require.Len(t, r.GetHealth(), 1)
+	require.True(t, proto.Equal(&warmpathv1.HealthReport{By: byClients, State: "suspect", ForMs: 1, Why: "calls fail", Clients: 1}, r.GetHealth()[0]), r.GetHealth())
 }

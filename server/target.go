@@ -25,7 +25,11 @@ func parseTarget(target string) (resolver.Builder, resolver.Target, error) {
 	if b == nil {
 		return nil, resolver.Target{}, fmt.Errorf("%q: there is no resolver for %s", target, u.Scheme)
 	}
-	return b, resolver.Target{URL: *u}, nil
+	t := resolver.Target{URL: *u}
+	if t.Endpoint() == "" {
+		return nil, resolver.Target{}, fmt.Errorf("%q names nothing to resolve; write it like dns:///host:port", target)
+	}
+	return b, t, nil
 }
 
 // A follower keeps resolving a target, by building its resolver anew: of its own, gRPC's DNS resolver looks again only
@@ -35,6 +39,8 @@ type follower struct {
 	every  time.Duration
 	on     func([]described)
 	log    *slog.Logger
+
+	failing bool // as logged last
 }
 
 // run follows until the context ends. on is called by one goroutine at a time.
@@ -79,10 +85,19 @@ func (f *follower) take(r resolution) {
 		f.failed(r.err)
 		return
 	}
+	if f.failing {
+		f.failing = false
+		f.log.Info("warmpath: a target is resolved again", "target", f.target)
+	}
 	f.on(r.replicas)
 }
 
+// failed logs the first failure of several: resolvers try again all the time.
 func (f *follower) failed(err error) {
+	if f.failing {
+		return
+	}
+	f.failing = true
 	f.log.Warn("warmpath: a target cannot be resolved, its last replicas stay", "target", f.target, "error", err)
 }
 

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -52,7 +54,8 @@ func TestFollowerBuildsAnew(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var told []string
-	f := follower{target: "rounds:///x", every: time.Millisecond, log: discard, on: func(all []described) {
+	var log strings.Builder
+	f := follower{target: "rounds:///x", every: time.Millisecond, log: slog.New(slog.NewTextHandler(&log, nil)), on: func(all []described) {
 		for _, d := range all {
 			told = append(told, d.ID)
 		}
@@ -63,4 +66,6 @@ func TestFollowerBuildsAnew(t *testing.T) {
 	f.run(ctx)
 	require.Equal(t, []string{"a:1", "b:1", "b:1"}, told)
 	require.Equal(t, r.built-1, r.closed, "one could not be built")
+	require.Equal(t, 1, strings.Count(log.String(), "cannot be resolved, its last replicas stay"), "%s", &log)
+	require.Equal(t, 1, strings.Count(log.String(), "is resolved again"), "%s", &log)
 }

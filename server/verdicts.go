@@ -29,6 +29,8 @@ type verdicts struct {
 // A verdict is the case of one replica. Clients stand under their names.
 type verdict struct {
 	state   warmpathv1.VerdictState
+	since   time.Time              // it holds
+	kind    warmpathv1.FindingKind // of the finding that was heeded last
 	term    uint64
 	lifted  uint64          // term of the last lifting
 	against map[string]bool // who finds so now
@@ -121,6 +123,7 @@ func (v *verdicts) accuse(id string, f *warmpathv1.Finding, members int, now tim
 	}
 	v.cases[number] = x
 	x.against[id], x.accused[id] = true, true
+	x.kind = f.GetKind()
 	switch several := len(x.against) >= 2; {
 	case several && (tried || x.state != ejected):
 		v.sentence(x, ejected, now)
@@ -143,6 +146,9 @@ func (v *verdicts) mayAccuse(members int) bool {
 func (v *verdicts) sentence(x *verdict, s warmpathv1.VerdictState, now time.Time) {
 	if now.Sub(x.until) > v.rules.MaxTime {
 		x.times = 0
+	}
+	if !x.holds() {
+		x.since = now
 	}
 	if s == suspect && x.holds() {
 		x.times++

@@ -254,7 +254,7 @@ func TestNobodyMayServe(t *testing.T) {
 		f := newFaulty(t, says("14"), 0)
 		err := f.callWith(client.WithPin(deadline(t), "nobody"), kind, "a")
 		require.Equal(t, codes.Unavailable, status.Code(err))
-		require.ErrorContains(t, err, "no replica of the fleet may serve the request")
+		require.ErrorContains(t, err, `no replica of the fleet may serve the request: it is pinned to "nobody", which is not in the fleet`)
 		require.Zero(t, f.sum(t, "warmpath.retries"))
 	})
 }

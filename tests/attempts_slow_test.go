@@ -5,9 +5,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +13,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -25,139 +22,10 @@ import (
 	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
 )
 
-// A gate is a replica that answers once it is let, and knows of those that went before.
-type gate struct {
-	*replica
-	entered  chan struct{}
-	open     chan struct{}
-	inside   atomic.Int64 // calls that wait
-	went     atomic.Int64 // calls cancelled while they waited
-	messages int
-	early    bool // headers before the gate
-}
-
-func startGate(t testing.TB, messages int) *gate {
-	g := &gate{entered: make(chan struct{}, 1000), open: make(chan struct{}), messages: messages}
-	wait := func(ctx context.Context) error {
-		g.inside.Add(1)
-		defer g.inside.Add(-1)
-		g.entered <- struct{}{}
-		select {
-		case <-g.open:
-			return nil
-		case <-ctx.Done():
-			g.went.Add(1)
-			return ctx.Err()
-		}
-	}
-	g.replica = start(t, &replica{
-		unary: func(ctx context.Context, q *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
-			if len(q.Payload.Body) > 0 {
-				if err := wait(ctx); err != nil {
-					return nil, err
-				}
-			}
-			return &testpb.SimpleResponse{Username: g.addr}, nil
-		},
-		stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
-			if g.early {
-				if err := s.SendHeader(metadata.Pairs("from", g.addr)); err != nil {
-					return err
-				}
-			}
-			if err := wait(s.Context()); err != nil {
-				return err
-			}
-			for range g.messages {
-				if err := s.Send(answer(g.addr)); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	})
-	return g
-}
-
-// gates is a fleet of them in the order in which its session tries them.
-type gates struct {
-	cc      *grpc.ClientConn
-	all     []*gate
-	session string
-	*meter
-}
-
-func startGates(t *testing.T, n, messages int, more ...string) *gates {
-	t.Helper()
-	g := &gates{meter: newMeter(t), session: "s"}
-	rs := make([]*replica, n)
-	for i := range rs {
-		g.all = append(g.all, startGate(t, messages))
-		rs[i] = g.all[i].replica
-	}
-	g.cc = dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{}}`, more...)), g.option)
-	order := ringOrder(t, rs, g.session)
-	slices.SortFunc(g.all, func(a, b *gate) int { return slices.Index(order, a.addr) - slices.Index(order, b.addr) })
-	connected(t, g.cc, rs)
-	return g
-}
-
-type told struct {
-	from     []string // who sent each message
-	err      error
-	decision client.Decision
-}
-
-// call makes a call beside the test.
-func (g *gates) call(t *testing.T, kind string) <-chan told {
-	done := make(chan told, 1)
-	go func() {
-		var r told
-		ctx := client.WithDecision(client.WithSession(deadline(t), g.session), &r.decision)
-		stub := testpb.NewTestServiceClient(g.cc)
-		if kind == "unary" {
-			var reply *testpb.SimpleResponse
-			if reply, r.err = stub.UnaryCall(ctx, simple("a")); r.err == nil {
-				r.from = []string{reply.Username}
-			}
-		} else {
-			s, err := stub.StreamingOutputCall(ctx, prompt("a"))
-			for err == nil {
-				var m *testpb.StreamingOutputCallResponse
-				if m, err = s.Recv(); err == nil {
-					r.from = append(r.from, string(m.Payload.Body))
-				}
-			}
-			r.err = ignoreEOF(err)
-		}
-		done <- r
-	}()
-	return done
-}
-
-func (g *gates) messages(kind string, from *gate) []string {
-	if kind == "unary" {
-		return []string{from.addr}
-	}
-	return slices.Repeat([]string{from.addr}, from.messages)
-}
-
 func retriedFor(why string) func(t *testing.T, m *meter) int64 {
 	return func(t *testing.T, m *meter) int64 {
 		return m.sum(t, "warmpath.retries", telemetry.KeyReason.String(why))
 	}
-}
-
-// nobodyWaitsAt waits until the calls that wait at a gate have been cancelled.
-func (g *gates) nobodyWaitsAt(t *testing.T, x *gate) {
-	t.Helper()
-	eventually(t, "nobody waits there", func() bool { return x.inside.Load() == 0 })
-}
-
-// idle waits until nothing is booked.
-func (g *gates) idle(t *testing.T) {
-	t.Helper()
-	eventually(t, "nothing is booked", func() bool { return g.ongoing(t) == 0 })
 }
 
 func TestHedgeTakesTheSecond(t *testing.T) {

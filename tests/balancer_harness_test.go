@@ -39,7 +39,7 @@ func settled(t testing.TB, cc *grpc.ClientConn, rs []*replica) {
 	})
 }
 
-// logged collects log lines.
+// logged collects what is written by whoever still runs: log lines, or the output of a program.
 type logged struct {
 	mu  sync.Mutex // guards buf
 	buf bytes.Buffer

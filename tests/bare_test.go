@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -95,28 +93,15 @@ func TestRoutersChangeUnderBarePicks(t *testing.T) {
 	}
 	cc, err := grpc.NewClient("mixed:///x", insecureOption(), grpc.WithResolvers(dir), grpc.WithDefaultServiceConfig(sc(0)))
 	require.NoError(t, err)
-	defer func() { require.NoError(t, cc.Close()) }()
+	t.Cleanup(func() { require.NoError(t, cc.Close()) })
 	stub := testpb.NewTestServiceClient(cc)
-	var stop atomic.Bool
-	var calls atomic.Int64
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer stop.Store(true)
-	for range 8 {
-		wg.Go(func() {
-			for !stop.Load() {
-				if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple("")); err != nil {
-					t.Error(err)
-				}
-				calls.Add(1)
-			}
-		})
-	}
+	calls := startLoad(t, 8, func(int, int) {
+		if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple("")); err != nil {
+			t.Error(err)
+		}
+	})
 	for i := range 50 {
-		goal := calls.Load() + 20
-		eventually(t, "calls go on", func() bool { return calls.Load() >= goal || t.Failed() })
+		calls.advance(20)
 		dir.set(state(sc(i), rs...))
 	}
-	stop.Store(true)
-	wg.Wait()
 }

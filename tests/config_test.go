@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,31 +130,19 @@ func TestPolicySwitchUnderLoad(t *testing.T) {
 	m := newMeter(t)
 	cc := dial(t, "switch:///x", grpc.WithResolvers(mr), m.option, client.WithLogger(new(logged).logger()))
 	stub := testpb.NewTestServiceClient(cc)
-	var stop atomic.Bool
-	var calls atomic.Int64
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer stop.Store(true)
-	for range 16 {
-		wg.Go(func() {
-			for !stop.Load() {
-				if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple("x")); err != nil {
-					t.Error(err)
-				}
-				if _, err := read(stub.StreamingOutputCall(deadlineOf(20*time.Second), prompt("x"))); err != nil {
-					t.Error(err)
-				}
-				calls.Add(2)
-			}
-		})
-	}
+	calls := startLoad(t, 16, func(int, int) {
+		if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple("x")); err != nil {
+			t.Error(err)
+		}
+		if _, err := read(stub.StreamingOutputCall(deadlineOf(20*time.Second), prompt("x"))); err != nil {
+			t.Error(err)
+		}
+	})
 	for i := range 24 {
-		goal := calls.Load() + 40
-		eventually(t, "calls go on", func() bool { return calls.Load() >= goal || t.Failed() })
+		calls.advance(20)
 		mr.set(state(`{"loadBalancingConfig":[`+names[(i+1)%len(names)]+`]}`, rs...))
 	}
-	stop.Store(true)
-	wg.Wait()
+	calls.end()
 	require.Zero(t, m.ongoing(t))
 	mr.set(state(`{"loadBalancingConfig":[`+names[1]+`]}`, rs...))
 	eventually(t, "the queue and the bound are there again", func() bool {

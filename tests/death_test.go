@@ -1,12 +1,9 @@
 package tests
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,50 +80,28 @@ func TestDeathUnderLoad(t *testing.T) {
 			cc := dial(t, target(rs...), client.WithConfig(config(`{"`+policy+`":{}}`)), m.option)
 			connected(t, cc, rs)
 			stub := testpb.NewTestServiceClient(cc)
-			var stop atomic.Bool
-			var calls atomic.Int64
-			var wg sync.WaitGroup
-			defer wg.Wait()
-			defer stop.Store(true)
-			for w := range 8 {
-				wg.Go(func() {
-					for i := 0; !stop.Load(); i++ {
-						text := strings.Repeat(fmt.Sprintf("%d of %d. ", i%20, w), 50)
-						if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple(text)); err != nil {
-							t.Errorf("unary: %v", err)
-						}
-						if n, err := read(stub.StreamingOutputCall(deadlineOf(20*time.Second), prompt(text))); err != nil && n == 0 {
-							t.Errorf("stream: %v", err)
-						}
-						calls.Add(2)
-					}
-				})
-			}
-			advance := func(n int64) {
-				goal := calls.Load() + n
-				eventually(t, "calls go on", func() bool { return calls.Load() >= goal || t.Failed() })
-			}
+			calls := startLoad(t, 8, func(w, i int) {
+				text := strings.Repeat(fmt.Sprintf("%d of %d. ", i%20, w), 50)
+				if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple(text)); err != nil {
+					t.Errorf("unary: %v", err)
+				}
+				if n, err := read(stub.StreamingOutputCall(deadlineOf(20*time.Second), prompt(text))); err != nil && n == 0 {
+					t.Errorf("stream: %v", err)
+				}
+			})
 			for _, r := range []*replica{rs[0], rs[2]} {
-				advance(200)
+				calls.advance(100)
 				r.server.Stop()
 				served := r.calls.Load()
-				advance(400)
+				calls.advance(200)
 				require.Equal(t, served, r.calls.Load(), "what is dead is not picked")
 				revive(t, r)
 				eventually(t, "a replica that is back is used again", func() bool { return r.calls.Load() > served || t.Failed() })
 			}
-			stop.Store(true)
-			wg.Wait()
+			calls.end()
 			require.Zero(t, m.ongoing(t))
 		})
 	}
-}
-
-// deadlineOf is a context that nobody cancels, for calls made in a loop.
-func deadlineOf(d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	context.AfterFunc(ctx, cancel)
-	return ctx
 }
 
 func TestNobodyThere(t *testing.T) {
@@ -149,11 +124,11 @@ func TestNobodyThere(t *testing.T) {
 // A replica that says it is not healthy is as good as not connected under
 // client-side health checks.
 func TestHealth(t *testing.T) {
-	rs := []*replica{{}, {}}
+	rs := make([]*replica, 2)
 	hs := make([]*healthsrv.Server, len(rs))
-	for i, r := range rs {
+	for i := range rs {
 		hs[i] = healthsrv.NewServer()
-		startWith(t, r, func(s *grpc.Server) { healthpb.RegisterHealthServer(s, hs[i]) })
+		rs[i] = start(t, &replica{beside: func(s *grpc.Server) { healthpb.RegisterHealthServer(s, hs[i]) }})
 	}
 	cc := dial(t, target(rs...), grpc.WithDefaultServiceConfig(
 		`{"healthCheckConfig":{"serviceName":""},"loadBalancingConfig":[{"warmpath":{"policy":{"round_robin":{}}}}]}`))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -44,6 +45,7 @@ type replica struct {
 	testpb.UnimplementedTestServiceServer
 	addr   string
 	server *grpc.Server
+	beside func(*grpc.Server) // registers what else it serves
 
 	unary  func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error)
 	stream func(*testpb.StreamingOutputCallRequest, grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error
@@ -109,6 +111,9 @@ func (r *replica) serve(l net.Listener, opts ...grpc.ServerOption) {
 	r.addr = l.Addr().String()
 	r.server = grpc.NewServer(append([]grpc.ServerOption{grpc.MaxRecvMsgSize(64 << 20)}, opts...)...)
 	testpb.RegisterTestServiceServer(r.server, r)
+	if r.beside != nil {
+		r.beside(r.server)
+	}
 	go func() { _ = r.server.Serve(l) }()
 }
 
@@ -227,4 +232,16 @@ func connected(t testing.TB, cc *grpc.ClientConn, rs []*replica) {
 
 func insecureOption() grpc.DialOption {
 	return grpc.WithTransportCredentials(insecure.NewCredentials())
+}
+
+// needs skips a test without a program that it needs, or fails it where everything must be tried.
+func needs(t testing.TB, what string, err error) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case os.Getenv("WARMPATH_REQUIRE_ALL") != "":
+		t.Fatalf("%s is not installed: %v", what, err)
+	default:
+		t.Skipf("%s is not installed: %v", what, err)
+	}
 }

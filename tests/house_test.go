@@ -50,6 +50,7 @@ var house = []string{
 	"balancer/kvindex",
 	"internal/fault",
 	"internal/pause",
+	"internal/strict",
 	"balancer/routing",
 	"proto/warmpath/v1",
 }

@@ -26,9 +26,9 @@ import (
 	"github.com/warmpath/warmpath/server/export"
 )
 
-// scraped is what a page for Prometheus has: metrics as one can ask for them, and labels.
+// scraped is what a page for Prometheus has: metrics as one can ask for them, labels, and labels with their values.
 type scraped struct {
-	metrics, labels map[string]bool
+	metrics, labels, values map[string]bool
 }
 
 func scrape(t *testing.T, url string) scraped {
@@ -40,7 +40,7 @@ func scrape(t *testing.T, url string) scraped {
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(a.Body)
 	require.NoError(t, err)
-	s := scraped{map[string]bool{}, map[string]bool{}}
+	s := scraped{map[string]bool{}, map[string]bool{}, map[string]bool{}}
 	for name, f := range families {
 		s.metrics[name] = true
 		for _, m := range f.GetMetric() {
@@ -49,6 +49,7 @@ func scrape(t *testing.T, url string) scraped {
 			}
 			for _, l := range m.GetLabel() {
 				s.labels[l.GetName()] = true
+				s.values[fmt.Sprintf("%s=%q", l.GetName(), l.GetValue())] = true
 			}
 		}
 	}
@@ -120,6 +121,7 @@ func expressions(v any) (all []string) {
 func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 	page := scrape(t, busy(t))
 	name := regexp.MustCompile(`\b(?:warmpath|process|go)_[a-z_]+\b`)
+	state := regexp.MustCompile(`\bwarmpath_state="[^"]*"`) // all of them are there at any time
 	for file, least := range map[string]int{"dashboard.json": 30, "alerts.yaml": 10} {
 		raw, err := os.ReadFile(filepath.Join("..", "docs", "observability", file))
 		require.NoError(t, err)
@@ -132,6 +134,9 @@ func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 		named := 0
 		for _, expression := range expressions(content) {
 			require.Equal(t, strings.Count(expression, "("), strings.Count(expression, ")"), expression)
+			for _, is := range state.FindAllString(expression, -1) {
+				require.True(t, page.values[is], "%s: there is no %s (in %s)", file, is, expression)
+			}
 			for _, n := range name.FindAllString(expression, -1) {
 				named++
 				require.True(t, page.metrics[n] || page.labels[n], "%s: there is no %s (in %s)", file, n, expression)
@@ -155,6 +160,9 @@ func TestObservabilityPageNamesEveryMetric(t *testing.T) {
 	files, err := filepath.Glob("../server/*.go")
 	require.NoError(t, err)
 	for _, f := range files {
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
 		text, err := os.ReadFile(f)
 		require.NoError(t, err)
 		for _, m := range source.FindAllStringSubmatch(string(text), -1) {

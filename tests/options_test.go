@@ -3,12 +3,16 @@ package tests
 import (
 	"context"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -74,4 +78,84 @@ func TestOptionsAddUp(t *testing.T) {
 	require.ErrorContains(t, err, "nonsense")
 	_, err = client.New(target(rs...), insecureOption(), client.WithDialects(dialect.Dialect{Methods: []string{"no"}}))
 	require.ErrorContains(t, err, "methods")
+}
+
+// A Decision that an earlier call has filled says nothing of one that was never sent.
+func TestDecisionsAreOfOneCall(t *testing.T) {
+	rs := replicas(t, 2)
+	stub := testpb.NewTestServiceClient(dial(t, target(rs...)))
+	var d client.Decision
+	ctx := client.WithDecision(deadline(t), &d)
+	_, err := stub.UnaryCall(ctx, simple("x"))
+	require.NoError(t, err)
+	require.NotEmpty(t, d.Replica)
+	_, err = stub.UnaryCall(client.WithPin(ctx, "nobody"), simple("x"))
+	require.Error(t, err)
+	require.Equal(t, client.Decision{}, d)
+	s, err := stub.StreamingOutputCall(ctx, prompt("x"))
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.NoError(t, err)
+	require.NotEmpty(t, d.Replica)
+	_, err = stub.StreamingOutputCall(client.WithExclude(ctx, rs[0].addr, rs[1].addr), prompt("x"))
+	require.Error(t, err)
+	require.Equal(t, client.Decision{}, d)
+}
+
+// Without the interceptors, too, a call that nobody may serve says why.
+func TestBareCallThatNobodyMayServe(t *testing.T) {
+	rs := replicas(t, 2)
+	cc, err := grpc.NewClient(target(rs...), insecureOption(), grpc.WithNoProxy(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"round_robin":{}}}}]}`))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, cc.Close()) }()
+	_, err = testpb.NewTestServiceClient(cc).UnaryCall(client.WithExclude(deadline(t), rs[0].addr, rs[1].addr), simple("x"))
+	require.ErrorContains(t, err, "no replica of the fleet may serve the request: of 2, 2 excluded by the call")
+}
+
+// A fleet of nobody says so, and not what gRPC says of it; it is waited for where the call wants that.
+func TestEmptyFleet(t *testing.T) {
+	rs := replicas(t, 1)
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	write := func(text string) {
+		t.Helper()
+		require.NoError(t, os.WriteFile(path+".new", []byte(text), 0o600))
+		require.NoError(t, os.Rename(path+".new", path))
+	}
+	write("replicas: []")
+	stub := testpb.NewTestServiceClient(dial(t, "warmpath-file://"+path))
+	empty := func() bool {
+		_, err := stub.UnaryCall(deadline(t), simple("x"))
+		return status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "the fleet is empty: warmpath-file://"+path+" names no replica")
+	}
+	require.True(t, empty())
+	write("replicas: [{address: '" + rs[0].addr + "'}]")
+	_, err := stub.UnaryCall(deadline(t), simple("x"), grpc.WaitForReady(true))
+	require.NoError(t, err)
+	write("replicas: []")
+	eventually(t, "the fleet is empty again", empty)
+}
+
+// What is to be said of a fleet file goes to the channel's logger too.
+func TestLoggerOfAFleetFile(t *testing.T) {
+	rs := replicas(t, 1)
+	for _, how := range []string{"New", "DialOptions"} {
+		t.Run(how, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "fleet.yaml")
+			require.NoError(t, os.WriteFile(path, []byte("replicas: [{address: '"+rs[0].addr+"'}]"), 0o600))
+			var log logged
+			var cc *grpc.ClientConn
+			if how == "New" {
+				cc = dial(t, "warmpath-file://"+path, client.WithLogger(log.logger()))
+			} else {
+				var err error
+				cc, err = grpc.NewClient("warmpath-file://"+path, append(client.DialOptions(client.WithLogger(log.logger())), insecureOption(), grpc.WithNoProxy())...)
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, cc.Close()) })
+			}
+			_, err := testpb.NewTestServiceClient(cc).UnaryCall(deadline(t), simple("x"))
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(path, []byte("replica: []"), 0o600))
+			eventually(t, "the line", func() bool { return strings.Contains(log.String(), "the fleet file is broken") })
+		})
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -191,21 +192,14 @@ func TestSeveralConnectionsFollowTheConfig(t *testing.T) {
 	cc := dial(t, "resized:///x", grpc.WithResolvers(dir), grpc.WithDefaultServiceConfig(sc(1)))
 	stub := testpb.NewTestServiceClient(cc)
 	connected(t, cc, []*replica{h.replica})
-	var stop atomic.Bool
-	var callers sync.WaitGroup
-	for range 4 {
-		callers.Go(func() {
-			for !stop.Load() {
-				if _, err := stub.UnaryCall(deadline(t), simple("")); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
+	calls := startLoad(t, 4, func(int, int) {
+		if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple("")); err != nil {
+			t.Error(err)
+		}
+	})
 	for _, n := range []int{4, 2, 5, 1, 3} {
 		dir.set(state(sc(n), h.replica))
 		eventually(t, "connections", func() bool { return h.l.open() == n })
+		calls.advance(1)
 	}
-	stop.Store(true)
-	callers.Wait()
 }

@@ -58,12 +58,21 @@ func Builtin() []Dialect {
 		Dialect{Prompt: "1", Tokens: "2", RequestID: "3", Session: "4"}.
 			on("/sglang.runtime.v1.SglangService/Classify"),
 
+		// One or many of each, where one is field 1 and a list of many field 2.
+		Dialect{Prompt: "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1", DefaultMaxTokens: 128,
+			Usage: Usage{Prompt: "1.2.2", Output: "1.2.3"}}.
+			on("/sglang.api.v1.SglangService/Generate"),
+
 		Dialect{RequestID: "1", Tokens: "2.2", MaxTokens: "5", Adapter: "13.1", CacheSalt: "19",
 			Usage: Usage{Prompt: "2.3|3.5", Output: "2.4|3.6", Cached: "2.5|3.7"}, Abort: "/trtllm.TrtllmService/Abort"}.
 			on("/trtllm.TrtllmService/Generate"),
-		// The two numbers inside tokenized are swapped here.
+		Dialect{RequestID: "1", Tokens: "2.2", Abort: "/trtllm.TrtllmService/Abort"}.
+			on("/trtllm.TrtllmService/Embed"),
+		// The two numbers inside tokenized are swapped in these two.
 		Dialect{RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond, Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort"}.
 			on("/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate"),
+		Dialect{RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond, Abort: "/smg.worker.v1.WorkerInference/Abort"}.
+			on("/smg.worker.v1.WorkerInference/Generate"),
 		Dialect{RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.9", OneOf: [][]int32{{2, 3}}, Usage: chunkFirst}.
 			on("/mlx.grpc.engine.MlxEngine/Generate"),
 		// The session inside kv is a handle for KV transfer, not a conversation.

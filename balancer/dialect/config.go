@@ -3,9 +3,11 @@ package dialect
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"reflect"
+
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // ParseDialects reads the config form: a JSON array of dialects, in which an
@@ -17,13 +19,11 @@ func ParseDialects(raw json.RawMessage) ([]Dialect, error) {
 	}
 	var each []json.RawMessage
 	if err := json.Unmarshal(raw, &each); err != nil {
-		return nil, fmt.Errorf("dialects: want a list: %w", err)
+		return nil, errors.New("dialects: want a list")
 	}
 	out := make([]Dialect, len(each))
 	for i, r := range each {
-		dec := json.NewDecoder(bytes.NewReader(r))
-		dec.DisallowUnknownFields()
-		if err := dec.Decode(&out[i]); err != nil && err != io.EOF {
+		if err := strict.Decode(r, &out[i]); err != nil {
 			return nil, fmt.Errorf("dialects[%d]: %w", i, err)
 		}
 	}

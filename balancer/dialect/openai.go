@@ -195,13 +195,19 @@ func readUsageJSON(u *routing.Usage, raw []byte) (found bool) {
 			case "completion_tokens", "output_tokens":
 				found = raise(&u.OutputTokens, n, ok) || found
 			case "prompt_tokens_details", "input_tokens_details":
-				for y := walk(x.val); y.next(); {
-					if y.key == "cached_tokens" {
-						n, ok := integerOf(y.val, y.cut)
-						found = raise(&u.CachedTokens, n, ok) || found
-					}
-				}
+				found = readCachedJSON(u, x.val) || found
 			}
+		}
+	}
+	return found
+}
+
+// readCachedJSON reads the details of a usage.
+func readCachedJSON(u *routing.Usage, raw []byte) (found bool) {
+	for w := walk(raw); w.next(); {
+		if w.key == "cached_tokens" {
+			n, ok := integerOf(w.val, w.cut)
+			found = raise(&u.CachedTokens, n, ok) || found
 		}
 	}
 	return found

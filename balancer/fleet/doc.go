@@ -27,6 +27,6 @@
 // Complexity. Parsing is linear in the file. A watch costs one goroutine, a few
 // inotify watches and one read of the file for each change and every 30 seconds.
 //
-// Source: the "Config" paragraph of the design; gRFC A61 for endpoints;
+// Source: gRFC A61 for endpoints;
 // experimental/balancer/weight in grpc-go for the shape of the accessors.
 package fleet

@@ -261,6 +261,11 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 		if name, err := r.settle(); err != nil {
 			return fmt.Errorf("%s: %w", field(i, name), err)
 		}
+		if r.KVEvents != "" {
+			if _, name, err := parseEventSource(r.KVEvents, r.KVEventsReplay, r.Ranks); err != nil {
+				return fmt.Errorf("%s: %w", field(i, name), err)
+			}
+		}
 		// The address first: where ids default to it, it is the better name.
 		key := addressKey(r.Address)
 		if j, dup := addresses[key]; dup {
@@ -275,7 +280,8 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 }
 
 // Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names
-// the field at fault.
+// the field at fault. A kv_events that cannot be understood is none: whoever sends it may be newer, and the replica can
+// be used.
 func (r *Replica) Settle() error {
 	if field, err := r.settle(); err != nil {
 		return fmt.Errorf("%s: %w", field, err)

@@ -114,6 +114,9 @@ func TestParseRefuses(t *testing.T) {
 		{"weight a word", one("weight: heavy, address: 'b:1'"), "replicas[1].weight: want a number, got string"},
 		{"ranks below 0", one("ranks: -1, address: 'b:1'"), "replicas[1].ranks: -1 is not between 0 and 1024"},
 		{"too many ranks", one("ranks: 1025, address: 'b:1'"), "replicas[1].ranks: 1025 is not"},
+		{"kv_events", one("kv_events: 'udp://x:1', address: 'b:1'"), `replicas[1].kv_events: "udp://x:1": want tcp://host:port`},
+		{"kv_events without a port for each rank", one("kv_events: 'tcp://x:65535', ranks: 2, address: 'b:1'"), "replicas[1].kv_events: \"tcp://x:65535\": x:65535 leaves no room for 2 ranks"},
+		{"kv_events_replay", one("kv_events: 'grpc:vllm', kv_events_replay: 'tcp://x:1', address: 'b:1'"), `replicas[1].kv_events_replay: "tcp://x:1": want`},
 		{"replay of nothing", one("kv_events_replay: 'tcp://b:1', address: 'b:1'"), "replicas[1].kv_events_replay: there is no kv_events"},
 		{"capacity below 0", one("max_ongoing_requests: -1, address: 'b:1'"), "replicas[1].max_ongoing_requests: -1 is less than 0"},
 		{"capacity a fraction", one("max_ongoing_requests: 1.5, address: 'b:1'"), "replicas[1].max_ongoing_requests: want a whole number"},
@@ -251,4 +254,11 @@ func FuzzParse(f *testing.F) {
 			require.Equal(t, fleet[i].ServerName, again[i].ServerName)
 		}
 	})
+}
+
+// A replica can be used whose kv_events only its sender understands.
+func TestSettleLeavesEvents(t *testing.T) {
+	r := Replica{Address: "a:1", KVEvents: "grpc:newer"}
+	require.NoError(t, r.Settle())
+	require.Equal(t, "grpc:newer", r.KVEvents)
 }

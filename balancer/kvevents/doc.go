@@ -25,9 +25,11 @@
 //
 // # Limits
 //
-// SMG's gRPC events say neither cache salt nor the adapter's name: salted prompts are hashed as others are, blocks of
-// adapters are left out. Use ZeroMQ where tenants are kept apart by salt. That a gRPC stream lost its last message shows
-// in the next one only.
+// SMG's gRPC events say neither cache salt nor the adapter's name: salted prompts are hashed as others are, or left out
+// where the events are told by group; blocks of adapters are left out. Use ZeroMQ where tenants are kept apart by salt.
+// That a gRPC stream lost its last message shows in the next one only. Of a token that comes in a pair with the next
+// one, as SGLang tells with some ways of speculation, the first counts: such a block is found by a prompt that differs
+// right behind it.
 //
 // # Sources
 //

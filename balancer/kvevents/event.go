@@ -21,15 +21,15 @@ type event struct {
 	tokens    []uint32 // of all hashes; none in a move to another tier
 	blockSize int
 	medium    string
+	elsewhere bool // the medium is not the replica's own
 	adapter   string
 	salt      string
 	numbered  bool // its adapter is told by a number, which no request can name
 	// opaque is the first block whose content is more than its tokens, as an image is;
 	// len(hashes) if there is none.
-	opaque   int
-	group    int
-	hasGroup bool
-	spec     string // kind of the group's attention
+	opaque int
+	group  int
+	spec   string // kind of the group's attention
 }
 
 // batch is what an engine publishes at once. Its slices are used again by the next.

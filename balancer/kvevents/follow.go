@@ -33,7 +33,14 @@ type followed struct {
 	Gaps, Replays, ReplayErrors, Restarts, Clears int64
 }
 
-var errRestarted = errors.New("kvevents: the engine was restarted")
+var (
+	errRestarted = errors.New("kvevents: the engine was restarted")
+	errHole      = errors.New("kvevents: messages are missing in a replay")
+)
+
+// replayTries is how often what is missing is asked for without getting any further, before it is given up: a replay
+// may be cut with the connection that lost the message.
+const replayTries = 3
 
 // accept takes a live message.
 func (f *follower) accept(ctx context.Context, seq uint64, payload []byte) {
@@ -42,11 +49,16 @@ func (f *follower) accept(ctx context.Context, seq uint64, payload []byte) {
 		f.check(ctx)
 	}
 	f.live, f.highest = true, seq
-	if !f.any && seq > 0 || f.any && seq > f.next {
-		if f.any {
-			f.count.Gaps++
+	if f.any && seq > f.next {
+		f.count.Gaps++
+	}
+	for tries := 0; tries < replayTries && f.next < seq; tries++ {
+		before := f.next
+		if f.check(ctx); f.next > before {
+			tries = -1
+		} else if f.err == nil {
+			break
 		}
-		f.check(ctx)
 	}
 	switch {
 	case !f.any || seq == f.next:
@@ -58,38 +70,56 @@ func (f *follower) accept(ctx context.Context, seq uint64, payload []byte) {
 	}
 }
 
-// check asks the engine for all that was not applied yet, and whether it is still the same.
+// check asks the engine for all that was not applied yet, and whether it is still the same. It asks again as long as a
+// replay that breaks off gets it further: engines drop what they cannot send at once.
 func (f *follower) check(ctx context.Context) {
 	if f.replay == nil {
 		return
 	}
-	f.count.Replays++
-	err := f.catchUp(ctx)
-	if errors.Is(err, errRestarted) {
-		f.restarted()
-		err = f.catchUp(ctx)
-	}
-	if ctx.Err() != nil {
-		return
-	}
-	if f.err = err; err != nil {
+	for {
+		before := f.next
+		f.count.Replays++
+		err := f.catchUp(ctx)
+		if errors.Is(err, errRestarted) {
+			f.restarted()
+			err = f.catchUp(ctx)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if f.err = err; err == nil {
+			return
+		}
 		f.count.ReplayErrors++
+		if f.next <= before {
+			return
+		}
 	}
 }
 
 func (f *follower) catchUp(ctx context.Context) error {
-	if !f.any {
-		return f.replay(ctx, 0, func(seq uint64, payload []byte) error {
-			f.replayed(seq, payload)
+	begin := f.next
+	replayed := func(seq uint64, payload []byte) error {
+		switch {
+		case f.any && seq < f.next:
 			return nil
-		})
+		case f.any && seq > f.next && f.next > begin:
+			return errHole
+		case f.any && seq > f.next:
+			f.lost() // asked for, and not there
+		}
+		f.take(seq, payload)
+		return nil
+	}
+	if !f.any {
+		return f.replay(ctx, 0, replayed)
 	}
 	last, print := f.next-1, f.print
 	known := false
 	err := f.replay(ctx, last, func(seq uint64, payload []byte) error {
 		switch {
 		case known:
-			f.replayed(seq, payload)
+			return replayed(seq, payload)
 		case seq < last:
 		case seq == last && xxh3.Hash(payload) == print:
 			known = true
@@ -106,16 +136,6 @@ func (f *follower) catchUp(ctx context.Context) error {
 		return errRestarted // it has said less than we have heard
 	}
 	return err
-}
-
-func (f *follower) replayed(seq uint64, payload []byte) {
-	switch {
-	case f.any && seq < f.next:
-		return
-	case f.any && seq > f.next:
-		f.lost()
-	}
-	f.take(seq, payload)
 }
 
 func (f *follower) take(seq uint64, payload []byte) {

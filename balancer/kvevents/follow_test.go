@@ -17,6 +17,8 @@ type engine struct {
 	buffer []uint64 // numbers that are still there
 	keep   int
 	broken bool
+	cuts   int                   // replays that will break off at once
+	drops  func(seq uint64) bool // what a replay leaves out
 }
 
 func (e *engine) payload(seq uint64) []byte { return fmt.Appendf(nil, "%d/%d", e.life, seq) }
@@ -34,11 +36,11 @@ func (e *engine) publish() (uint64, []byte) {
 func (e *engine) restart() { e.life, e.seq, e.buffer = e.life+1, 0, nil }
 
 func (e *engine) replay(_ context.Context, from uint64, each func(uint64, []byte) error) error {
-	if e.broken {
+	if e.cuts--; e.broken || e.cuts >= 0 {
 		return errors.New("broken")
 	}
 	for _, seq := range e.buffer {
-		if seq >= from {
+		if seq >= from && (e.drops == nil || !e.drops(seq)) {
 			if err := each(seq, e.payload(seq)); err != nil {
 				return err
 			}
@@ -99,6 +101,39 @@ func TestWhoComesLateGetsTheBuffer(t *testing.T) {
 	send(f, e, 2)
 	require.Equal(t, e.said()[7:], *held)
 	require.Zero(t, f.count.Clears)
+}
+
+// A replay that is cut, or that lacks what the engine could not send at once, is asked for again.
+func TestReplaysThatBreakOff(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil   func(*engine)
+		replays int64
+	}{
+		"cut": {func(e *engine) { e.cuts = 2 }, 3},
+		"holes": {func(e *engine) {
+			n := 0
+			e.drops = func(seq uint64) bool { n++; return n%5 == 0 }
+		}, 3},
+		"short": {func(e *engine) {
+			n := 0
+			e.drops = func(seq uint64) bool { n++; return n > 4 && n < 10 }
+		}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &engine{keep: 100}
+			f, held := follow(e)
+			send(f, e, 5)
+			for range 7 {
+				e.publish()
+			}
+			c.spoil(e)
+			send(f, e, 1)
+			require.Equal(t, e.said(), *held)
+			require.Zero(t, f.count.Clears)
+			require.Equal(t, c.replays, f.count.Replays)
+			require.NoError(t, f.err)
+		})
+	}
 }
 
 func TestWhatCannotBeHadClears(t *testing.T) {
@@ -175,10 +210,15 @@ func TestFollowerProperty(t *testing.T) {
 			switch k := rng.IntN(40); {
 			case k == 0:
 				e.restart()
+				e.cuts, e.drops = 0, nil
 				f.check(context.Background())
 			case k == 1:
 				f.check(context.Background())
-			case k < 6:
+			case k == 2:
+				e.cuts = rng.IntN(5)
+			case k == 3:
+				e.drops = func(uint64) bool { return rng.IntN(4) == 0 }
+			case k < 8:
 				e.publish()
 			default:
 				send(f, e, 1)
@@ -189,6 +229,7 @@ func TestFollowerProperty(t *testing.T) {
 				require.Equal(t, all[at-n:at], *held, "seed %d", seed)
 			}
 		}
+		e.cuts, e.drops = 0, nil
 		f.check(context.Background())
 		require.Equal(t, e.seq, f.next, "seed %d", seed)
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
+	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -26,11 +28,14 @@ type watcher struct {
 // connector returns a connection to one replica, or waits for one.
 type connector func(context.Context) (grpc.ClientConnInterface, error)
 
-func (w *watcher) openEngine() bool { return w.method == openEngineSubscribe }
+func (w *watcher) openEngine() bool { return openEngine(w.method) }
+
+// openEngine reports whether a method's messages are OpenEngine's; those of all others are SMG's.
+func openEngine(method string) bool { return strings.HasPrefix(method, "/openengine.") }
 
 // decoder returns what reads a method's batches.
 func decoder(method string) func(b *batch, payload []byte) {
-	if method == openEngineSubscribe {
+	if openEngine(method) {
 		return func(b *batch, payload []byte) { decodeOpenEngine(b, payload) }
 	}
 	return func(b *batch, payload []byte) { decodeSMG(b, payload) }
@@ -131,6 +136,8 @@ func receive(ctx context.Context, s grpc.ClientStream, to chan<- []byte) error {
 	}
 }
 
+// request asks for the stream from a number on. SMG's servers take it for the last one that is known, or for the first
+// that is wanted: they are asked for one before, which is left out again. Their 0 is another question.
 func (w *watcher) request(start uint64, fresh bool) (b []byte) {
 	number := protowire.Number(1)
 	if w.openEngine() {
@@ -138,6 +145,8 @@ func (w *watcher) request(start uint64, fresh bool) (b []byte) {
 		if fresh {
 			b = protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), 1)
 		}
+	} else if start > 1 {
+		start--
 	}
 	if start > 0 {
 		b = protowire.AppendVarint(protowire.AppendTag(b, number, protowire.VarintType), start)
@@ -157,15 +166,23 @@ func (w *watcher) take(r *resumer, m []byte) (again bool, err error) {
 	}
 	var seq uint64
 	var rank int
+	var print xxh3.Hasher
+	tells := false
 	eachProto(payload, func(f field) {
-		switch f.num {
-		case 1:
+		switch {
+		case f.num == 1:
 			seq = f.value
-		case number:
+		case f.num == number:
 			rank = int(int32(f.value))
+		case w.openEngine(), f.num == 3, f.num == 6: // SMG's events; what else it says is another thing each time
+			tells = true
+			_, _ = print.Write(f.bytes)
 		}
 	})
-	return r.accept(seq, rank, m), nil
+	if !tells {
+		return r.accept(seq, rank, m, 0), nil
+	}
+	return r.accept(seq, rank, m, print.Sum64()|1), nil
 }
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
@@ -34,10 +35,11 @@ type Manager struct {
 
 // subscription is one replica's.
 type subscription struct {
-	replica *replica
-	attrs   routing.Attributes
-	cancel  context.CancelFunc
-	done    chan struct{}
+	replica  *replica
+	attrs    routing.Attributes
+	instance string // said last; guarded by Manager.mu
+	cancel   context.CancelFunc
+	done     chan struct{}
 }
 
 // NewManager returns a Manager that follows nobody yet.
@@ -47,8 +49,8 @@ func NewManager(o Options) *Manager {
 	return m
 }
 
-// SetFleet begins to follow replicas that are new, and ends with those that are gone or whose source changed: what they
-// told is cleared. It does not wait.
+// SetFleet begins to follow replicas that are new or say that they were restarted, and ends with those that are gone or
+// whose source changed: what they told is cleared. It does not wait.
 func (m *Manager) SetFleet(fleet []routing.Attributes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,6 +61,7 @@ func (m *Manager) SetFleet(fleet []routing.Attributes) {
 	m.fleet = make(map[string]*subscription, len(fleet))
 	for _, a := range fleet {
 		if s := old[a.ID]; s != nil && s.follows(a) {
+			s.instance = a.Instance
 			m.fleet[a.ID] = s
 			delete(old, a.ID)
 		}
@@ -74,10 +77,12 @@ func (m *Manager) SetFleet(fleet []routing.Attributes) {
 	}
 }
 
-// follows reports whether these attributes change nothing for the subscription.
+// follows reports whether these attributes change nothing for the subscription. Of a replica that was restarted, the
+// Router forgets all it was told: it must be told again.
 func (s *subscription) follows(a routing.Attributes) bool {
 	b := s.attrs
-	return b.KVEvents == a.KVEvents && b.KVEventsReplay == a.KVEventsReplay && b.Ranks == a.Ranks && b.Address == a.Address &&
+	restarted := s.instance != a.Instance && s.instance != "" && a.Instance != ""
+	return !restarted && b.KVEvents == a.KVEvents && b.KVEventsReplay == a.KVEventsReplay && b.Ranks == a.Ranks && b.Address == a.Address &&
 		model(b) == model(a)
 }
 
@@ -92,7 +97,7 @@ func model(a routing.Attributes) string {
 // start follows a replica, once the subscription before it has ended.
 func (m *Manager) start(a routing.Attributes, before *subscription) *subscription {
 	s := &subscription{
-		attrs: a, done: make(chan struct{}),
+		attrs: a, instance: a.Instance, done: make(chan struct{}),
 		replica: &replica{id: a.ID, model: model(a), opts: m.opts, sizes: &m.sizes, sink: m.opts.Sink},
 	}
 	var ctx context.Context
@@ -122,7 +127,7 @@ func (m *Manager) ended(s *subscription) {
 
 // follow follows until the context ends.
 func (m *Manager) follow(ctx context.Context, s *subscription) {
-	src, err := ParseSource(s.attrs)
+	src, err := fleet.ParseEventSource(s.attrs)
 	switch {
 	case err != nil:
 		m.opts.logger().Error("warmpath: a replica's KV events are not followed", "replica", s.attrs.ID, "error", err)
@@ -131,7 +136,8 @@ func (m *Manager) follow(ctx context.Context, s *subscription) {
 	case src.Address != "":
 		var all []found
 		for rank := range src.Ranks {
-			all = append(all, found{rankAddress(src.Address, rank), rankAddress(src.Replay, rank), src.Topic, rank})
+			address, replay := src.Rank(rank)
+			all = append(all, found{address, replay, src.Topic, rank})
 		}
 		m.zmq(ctx, s.replica, all)
 	default:
@@ -158,7 +164,7 @@ func (m *Manager) zmq(ctx context.Context, r *replica, all []found) {
 var errNoConnect = errors.New("kvevents: no gRPC connection to replicas can be had here")
 
 // grpc follows through the replica's gRPC connection.
-func (m *Manager) grpc(ctx context.Context, s *subscription, src Source) {
+func (m *Manager) grpc(ctx context.Context, s *subscription, src fleet.EventSource) {
 	connect := func(ctx context.Context) (grpc.ClientConnInterface, error) {
 		if m.opts.Connect == nil {
 			return nil, errNoConnect

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 
+	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
@@ -80,6 +81,33 @@ func TestManagerFollowsTheFleet(t *testing.T) {
 	require.Len(t, m.Status(), 1, "closed")
 }
 
+// The Router forgets what it was told of a replica that says that it was restarted, which may come after the news.
+func TestManagerTellsAgainOfAnotherInstance(t *testing.T) {
+	p := newPublisher(t)
+	p.publish(one(t, 0), false)
+	var got recorded
+	m := NewManager(Options{Sink: got.sink})
+	defer m.Close()
+	for _, c := range []struct {
+		instance string
+		again    bool
+	}{{"", true}, {"1", false}, {"1", false}, {"2", true}, {"", false}, {"3", false}, {"4", true}} {
+		m.SetFleet([]routing.Attributes{{
+			ID: "a", KVEvents: "tcp://" + p.address(0), KVEventsReplay: "tcp://" + p.address(1), Models: []string{"m"}, Instance: c.instance,
+		}})
+		if !c.again {
+			continue
+		}
+		if c.instance != "" {
+			require.True(t, got.wait(t).Cleared)
+		}
+		require.Equal(t, chained(ids(0, 1)), got.wait(t).Stored)
+	}
+	m.Close()
+	require.True(t, got.wait(t).Cleared)
+	require.Empty(t, got.all)
+}
+
 // control is a connection to an engine that names its sources.
 type control struct {
 	grpc.ClientConnInterface
@@ -132,4 +160,24 @@ func TestUnreachableSourceIsLoggedOnce(t *testing.T) {
 	s.apply(0, nil)
 	s.failed(errors.New("reset"))
 	require.Equal(t, 2, strings.Count(log.String(), "cannot be had"), log.String())
+}
+
+func TestDeclared(t *testing.T) {
+	for _, c := range []struct{ own, replay, events, wantReplay string }{
+		{"", "", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"},
+		{"tcp://HOST:1", "tcp://HOST:2", "tcp://10.0.0.1:1", "tcp://10.0.0.1:2"},
+		{"grpc:vllm", "", "grpc:vllm", ""},
+	} {
+		a := routing.Attributes{Address: "10.0.0.1:50051", KVEvents: c.own, KVEventsReplay: c.replay}
+		a = Declared(a, "tcp://HOST:5557", "tcp://HOST:5558")
+		require.Equal(t, c.events, a.KVEvents)
+		require.Equal(t, c.wantReplay, a.KVEventsReplay)
+	}
+	for address, want := range map[string]string{
+		"[::1]:50051": "[::1]:5557", "[fe80::1%eth0]:50051": "[fe80::1%eth0]:5557", "replica-0.svc:50051": "replica-0.svc:5557",
+	} {
+		src, err := fleet.ParseEventSource(Declared(routing.Attributes{Address: address}, "tcp://HOST:5557", ""))
+		require.NoError(t, err)
+		require.Equal(t, want, src.Address)
+	}
 }

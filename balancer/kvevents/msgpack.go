@@ -1,9 +1,11 @@
 package kvevents
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"math"
+	"strings"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -108,7 +110,8 @@ func (b *batch) readEvent(p []byte) {
 	case e.kind == unknownKind:
 		b.bad[badKind]++
 	default:
-		e.salt, e.opaque = extraKeys(r.extra, e)
+		salt, opaque := extraKeys(r.extra, e)
+		e.salt, e.opaque = cmp.Or(e.salt, salt), opaque
 		e.opaque = min(e.opaque, firstNotNil(r.images, len(e.hashes)))
 		b.events = append(b.events, *e)
 	}
@@ -161,6 +164,10 @@ func (r *eventReader) field(name string, p []byte) (rest []byte, err error) {
 		return r.readGroup(p)
 	case "kv_cache_spec_kind":
 		return readOptional(p, &r.spec)
+	case "cache_salt":
+		return readOptional(p, &r.salt)
+	case "locality":
+		return r.readLocality(p)
 	}
 	if rest, err = msgp.Skip(p); err != nil {
 		return p, err
@@ -216,11 +223,35 @@ func (r *eventReader) readTokens(p []byte) ([]byte, error) {
 	n, p, err := msgp.ReadArrayHeaderBytes(p)
 	for ; n > 0 && err == nil; n-- {
 		var token uint32
-		token, p, err = msgp.ReadUint32Bytes(p)
+		token, p, err = readToken(p)
 		r.batch.tokens = append(r.batch.tokens, token)
 	}
 	r.tokens = since(r.batch.tokens, from)
 	return p, err
+}
+
+// readToken reads a token, alone or in a pair with the next one, as SGLang writes them for some ways of speculation.
+func readToken(p []byte) (token uint32, rest []byte, err error) {
+	if msgp.NextType(p) != msgp.ArrayType {
+		return msgp.ReadUint32Bytes(p)
+	}
+	n, p, err := msgp.ReadArrayHeaderBytes(p)
+	if err != nil || n != 2 {
+		return 0, p, errType
+	}
+	if token, p, err = msgp.ReadUint32Bytes(p); err == nil {
+		_, p, err = msgp.ReadUint32Bytes(p)
+	}
+	return token, p, err
+}
+
+// readLocality reads where the medium is: what is not the replica's own counts as one that it does not have.
+func (r *eventReader) readLocality(p []byte) (rest []byte, err error) {
+	where := ""
+	if rest, err = readOptional(p, &where); err == nil && where != "" && !strings.EqualFold(where, "LOCAL") {
+		r.elsewhere = true
+	}
+	return rest, err
 }
 
 func (r *eventReader) readSize(p []byte) (rest []byte, err error) {
@@ -249,7 +280,6 @@ func (r *eventReader) readGroup(p []byte) (rest []byte, err error) {
 	if msgp.IsNil(p) {
 		return msgp.ReadNilBytes(p)
 	}
-	r.hasGroup = true
 	r.group, rest, err = msgp.ReadIntBytes(p)
 	return rest, err
 }
@@ -306,7 +336,7 @@ func extraKeys(p []byte, e *event) (salt string, opaque int) {
 		if err != nil {
 			break
 		}
-		keys, p0 := blockKeys(p[:len(p)-len(rest)], e.adapter)
+		keys, p0 := blockKeys(p[:len(p)-len(rest)], e)
 		switch {
 		case keys == 0:
 		case keys == 1 && i == 0 && !e.hasParent && msgp.NextType(p0) == msgp.StrType:
@@ -319,8 +349,8 @@ func extraKeys(p []byte, e *event) (salt string, opaque int) {
 	return salt, opaque
 }
 
-// blockKeys returns how many extra keys a block has besides its adapter, and the first of them.
-func blockKeys(p []byte, adapter string) (n int, first []byte) {
+// blockKeys returns how many extra keys a block has besides its adapter and a salt that is known, and the first of them.
+func blockKeys(p []byte, e *event) (n int, first []byte) {
 	if msgp.NextType(p) != msgp.ArrayType {
 		if msgp.IsNil(p) {
 			return 0, nil
@@ -333,7 +363,7 @@ func blockKeys(p []byte, adapter string) (n int, first []byte) {
 		if p, err = msgp.Skip(p); err != nil {
 			break
 		}
-		if name, _, err := msgp.ReadStringZC(key); err == nil && adapter != "" && string(name) == adapter {
+		if name, _, err := msgp.ReadStringZC(key); err == nil && len(name) > 0 && (string(name) == e.adapter || string(name) == e.salt) {
 			continue
 		}
 		if n++; n == 1 {

@@ -106,13 +106,17 @@ func TestFieldOrders(t *testing.T) {
 		"no id, keys":   {array{nil, "ada", array{array{"ada"}, nil}}, with(func(e *event) { e.adapter = "ada" })},
 		"keys":          {array{nil, "GPU", "ada", array{array{"ada"}, array{"ada"}}}, with(func(e *event) { e.medium, e.adapter = "GPU", "ada" })},
 		"image":         {array{nil, "GPU", nil, array{nil, array{"img"}}}, with(func(e *event) { e.medium, e.opaque = "GPU", 1 })},
-		"group":         {array{nil, "GPU", nil, nil, 1, "sliding_window", 128}, with(func(e *event) { e.medium, e.group, e.hasGroup, e.spec = "GPU", 1, true, "sliding_window" })},
-		"group alone":   {array{nil, "GPU", nil, nil, 1}, with(func(e *event) { e.medium, e.group, e.hasGroup = "GPU", 1, true })},
-		"images, group": {array{nil, "GPU", nil, nil, array{nil, array{1}}, 0, "full_attention", nil}, with(func(e *event) { e.medium, e.opaque, e.hasGroup, e.spec = "GPU", 1, true, "full_attention" })},
-		"nil images":    {array{nil, "GPU", nil, nil, nil, 1}, with(func(e *event) { e.medium, e.group, e.hasGroup = "GPU", 1, true })},
+		"group":         {array{nil, "GPU", nil, nil, 1, "sliding_window", 128}, with(func(e *event) { e.medium, e.group, e.spec = "GPU", 1, "sliding_window" })},
+		"group alone":   {array{nil, "GPU", nil, nil, 1}, with(func(e *event) { e.medium, e.group = "GPU", 1 })},
+		"images, group": {array{nil, "GPU", nil, nil, array{nil, array{1}}, 0, "full_attention", nil}, with(func(e *event) { e.medium, e.opaque, e.spec = "GPU", 1, "full_attention" })},
+		"nil images":    {array{nil, "GPU", nil, nil, nil, 1}, with(func(e *event) { e.medium, e.group = "GPU", 1 })},
 		"nil, kind":     {array{nil, "GPU", nil, nil, nil, nil, "mamba"}, with(func(e *event) { e.medium, e.spec = "GPU", "mamba" })},
 		"window":        {array{nil, "GPU", nil, nil, nil, nil, 128}, with(func(e *event) { e.medium = "GPU" })},
-		"future fields": {array{nil, "GPU", nil, nil, nil, 0, "full_attention", nil, "x", "y", 1, 2, 3}, with(func(e *event) { e.medium, e.hasGroup, e.spec = "GPU", true, "full_attention" })},
+		"all of vLLM's": {array{nil, "GPU", nil, nil, 1, "full_attention", 128, "LOCAL", "owner", "session"}, with(func(e *event) { e.medium, e.group, e.spec = "GPU", 1, "full_attention" })},
+		"not its own":   {array{nil, "CPU", nil, nil, nil, nil, nil, "REMOTE"}, with(func(e *event) { e.medium, e.elsewhere = "CPU", true })},
+		"sglang's salt": {array{nil, "GPU", dict{"cache_salt": "tenant"}}, with(func(e *event) { e.medium, e.salt = "GPU", "tenant" })},
+		"salt twice":    {array{nil, "GPU", nil, array{array{"tenant"}}, dict{"cache_salt": "tenant"}}, with(func(e *event) { e.medium, e.salt = "GPU", "tenant" })},
+		"future fields": {array{nil, "GPU", nil, nil, nil, 0, "full_attention", nil, "x", "y", 1, 2, 3}, with(func(e *event) { e.medium, e.spec = "GPU", "full_attention" })},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ev := append(array{"BlockStored", hashes, 9, tokens, 2}, c.fields...)
@@ -128,8 +132,8 @@ func TestFieldOrders(t *testing.T) {
 	}{
 		"short":         {array{}, event{}},
 		"medium":        {array{"DISK"}, event{medium: "DISK"}},
-		"group":         {array{"GPU", 2}, event{medium: "GPU", group: 2, hasGroup: true}},
-		"images, group": {array{"GPU", nil, 2, "mamba"}, event{medium: "GPU", group: 2, hasGroup: true, spec: "mamba"}},
+		"group":         {array{"GPU", 2}, event{medium: "GPU", group: 2}},
+		"images, group": {array{"GPU", nil, 2, "mamba"}, event{medium: "GPU", group: 2, spec: "mamba"}},
 	} {
 		t.Run("removed/"+name, func(t *testing.T) {
 			var b batch
@@ -139,6 +143,20 @@ func TestFieldOrders(t *testing.T) {
 			require.Equal(t, []event{c.want}, b.events)
 		})
 	}
+}
+
+// What SGLang publishes: the salt by name, and with speculation each token beside the next one.
+func TestSGLangsFields(t *testing.T) {
+	var b batch
+	decodeMsgpack(&b, pack(t, array{1.5, array{dict{
+		"type": "BlockStored", "block_hashes": array{1, 2}, "parent_block_hash": 9, "token_ids": array{array{5, 6}, array{6, 7}}, "block_size": 1,
+		"lora_id": nil, "medium": "GPU", "cache_salt": "tenant", "session_id": "s", "lora_name": "ada",
+	}}, 0}))
+	require.Zero(t, b.bad)
+	require.Equal(t, []event{{
+		kind: stored, hashes: []uint64{1, 2}, parent: 9, hasParent: true, tokens: []uint32{5, 6}, blockSize: 1,
+		medium: "GPU", salt: "tenant", adapter: "ada", opaque: 2,
+	}}, b.events)
 }
 
 func TestSaltIsTheFirstBlocksOnlyKey(t *testing.T) {
@@ -188,7 +206,8 @@ func TestUnreadableIsCounted(t *testing.T) {
 		"event no object": {pack(t, array{1.5, array{"x", good}}), badEvent, 1},
 		"text hash":       {pack(t, array{1.5, array{array{"BlockRemoved", array{"x"}}, good}}), badEvent, 1},
 		"negative token":  {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{-1}, 1}, good}}), badEvent, 1},
-		"bigram tokens":   {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{array{1, 2}}, 1}, good}}), badEvent, 1},
+		"three tokens":    {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{array{1, 2, 3}}, 1}, good}}), badEvent, 1},
+		"half a pair":     {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{array{1, "x"}}, 1}, good}}), badEvent, 1},
 		"breaks off":      {pack(t, array{1.5, array{good, good}})[:30], badBatch, 1},
 		"long header":     {[]byte{0xdd, 0xff, 0xff, 0xff, 0xff}, badBatch, 0},
 	} {

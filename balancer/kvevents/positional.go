@@ -13,13 +13,21 @@ func (r *eventReader) array(p []byte) error {
 		return err
 	}
 	var fields [maxFields][]byte
-	count := min(int(n), maxFields)
-	for i := range count {
+	count := 0
+	for range min(n, maxFields) {
 		rest, err := msgp.Skip(p)
 		if err != nil {
 			return err
 		}
-		fields[i], p = p[:len(p)-len(rest)], rest
+		if msgp.NextType(p) == msgp.MapType { // SGLang had the salt in one, behind all others
+			if err := eachField(p, r.field); err != nil {
+				return err
+			}
+		} else {
+			fields[count] = p[:len(p)-len(rest)]
+			count++
+		}
+		p = rest
 	}
 	if count == 0 {
 		return errType
@@ -51,9 +59,10 @@ func fieldNames(k kind, fields [][]byte) []string {
 	behind := fields[min(1+len(names), len(fields)):]
 	if k != cleared && k != unknownKind {
 		if imagesFirst(behind) {
-			names = append(names, "block_mm_infos")
+			names = append(names, "block_mm_infos", "group_idx", "kv_cache_spec_kind")
+		} else {
+			names = append(names, "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality")
 		}
-		names = append(names, "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
 	}
 	return names[:min(len(names), len(fields)-1)]
 }
@@ -68,7 +77,7 @@ func withoutAdapterID(fields [][]byte) bool {
 	return len(fields) > 7 && msgp.NextType(fields[7]) == msgp.ArrayType
 }
 
-// imagesFirst reports whether block_mm_infos stands before group_idx, kv_cache_spec_kind and the window.
+// imagesFirst reports whether block_mm_infos stands before group_idx, kv_cache_spec_kind, the window and the locality.
 func imagesFirst(tail [][]byte) bool {
 	kindAt := func(i int) msgp.Type {
 		if i >= len(tail) {
@@ -76,6 +85,6 @@ func imagesFirst(tail [][]byte) bool {
 		}
 		return msgp.NextType(tail[i])
 	}
-	number := kindAt(1) == msgp.IntType || kindAt(1) == msgp.UintType
-	return len(tail) >= 4 || kindAt(0) == msgp.ArrayType || number || kindAt(2) == msgp.StrType
+	number := func(i int) bool { return kindAt(i) == msgp.IntType || kindAt(i) == msgp.UintType }
+	return kindAt(0) == msgp.ArrayType || number(1) || kindAt(2) == msgp.StrType || number(3)
 }

@@ -76,6 +76,8 @@ func decodeSMG(b *batch, msg []byte) (seq uint64) {
 			b.smgEvent(f.bytes)
 		case 4:
 			b.setRank(f.value)
+		case 6:
+			b.smgGroupEvent(f.bytes)
 		}
 	})
 	b.finish(ok)
@@ -117,20 +119,7 @@ func (b *batch) smgEvent(msg []byte) {
 			b.smgStored(f.bytes)
 		case 3:
 			known = true
-			e := event{kind: removed}
-			from := len(b.hashes)
-			ok := eachProto(f.bytes, func(f field) {
-				switch f.num {
-				case 1:
-					if !f.eachVarint(func(v uint64) { b.hashes = append(b.hashes, v) }) {
-						e.kind = unknownKind
-					}
-				case 2:
-					e.medium = smgLevel(f.value)
-				}
-			})
-			e.hashes = since(b.hashes, from)
-			b.keep(e, ok)
+			b.smgRemoved(f.bytes)
 		case 4:
 			known = true
 			b.keep(event{kind: cleared}, true)
@@ -139,6 +128,68 @@ func (b *batch) smgEvent(msg []byte) {
 	if !ok || !known {
 		b.keep(event{}, ok)
 	}
+}
+
+// smgGroupEvent reads a KvGroupEvent, which stands in place of the others where vLLM tells of groups. They are of GPU only.
+func (b *batch) smgGroupEvent(msg []byte) {
+	var e event
+	hashes, tokens := len(b.hashes), len(b.tokens)
+	good, matchable := true, false
+	ok := eachProto(msg, func(f field) {
+		switch f.num {
+		case 1:
+			e.kind = smgOperation(f.value)
+		case 2:
+			e.group = int(int32(f.value))
+		case 3:
+			b.hashes = append(b.hashes, lastEight(f.bytes))
+		case 4:
+			e.parent, e.hasParent = lastEight(f.bytes), len(f.bytes) > 0
+		case 5:
+			good = good && f.eachVarint(func(v uint64) { b.tokens = append(b.tokens, uint32(v)) })
+		case 6:
+			e.blockSize = int(int32(f.value))
+		case 7:
+			e.spec = string(f.bytes)
+		case 9:
+			matchable = f.value != 0
+		}
+	})
+	e.hashes, e.tokens = since(b.hashes, hashes), since(b.tokens, tokens)
+	if matchable {
+		e.opaque = len(e.hashes)
+	}
+	b.keep(e, ok && good)
+}
+
+func smgOperation(v uint64) kind {
+	switch v {
+	case 1:
+		return stored
+	case 2:
+		return removed
+	case 3:
+		return cleared
+	}
+	return unknownKind
+}
+
+// smgRemoved reads a KvBlocksRemoved.
+func (b *batch) smgRemoved(msg []byte) {
+	e := event{kind: removed}
+	from := len(b.hashes)
+	ok := eachProto(msg, func(f field) {
+		switch f.num {
+		case 1:
+			if !f.eachVarint(func(v uint64) { b.hashes = append(b.hashes, v) }) {
+				e.kind = unknownKind
+			}
+		case 2:
+			e.medium = smgLevel(f.value)
+		}
+	})
+	e.hashes = since(b.hashes, from)
+	b.keep(e, ok)
 }
 
 func smgLevel(v uint64) string {
@@ -291,7 +342,7 @@ func (b *batch) openStored(msg []byte) (event, bool) {
 		case 20:
 			keys = append(keys, f.bytes)
 		case 21:
-			e.group, e.hasGroup = int(int32(f.value)), true
+			e.group = int(int32(f.value))
 		case 22:
 			e.spec = string(f.bytes)
 		}
@@ -334,7 +385,7 @@ func (b *batch) openRemoved(msg []byte) (event, bool) {
 		case 2:
 			e.medium = openMedium(f.value)
 		case 3:
-			e.group, e.hasGroup = int(int32(f.value)), true
+			e.group = int(int32(f.value))
 		}
 	})
 	e.hashes = since(b.hashes, hashes)

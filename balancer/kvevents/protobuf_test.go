@@ -61,6 +61,34 @@ func TestSMG(t *testing.T) {
 	require.Equal(t, unreadable{badBatch: 1}, b.bad)
 }
 
+// What SMG's servicer says of a vLLM that tells of groups: hashes of any length, and whether tokens are all there is to a
+// block.
+func TestSMGGroups(t *testing.T) {
+	sha := append(make([]byte, 24), 0, 0, 0, 0, 0, 0, 1, 0)
+	group := func(operation uint64) pb { return pb{}.varint(1, operation).varint(2, 1) }
+	storedEvent := group(1).bytes(3, sha).bytes(3, []byte{7}).bytes(4, sha).bytes(5, packed(1, 2, 3, 4)).varint(6, 2).
+		bytes(7, []byte("full_attention")).varint(9, 1)
+	msg := pb{}.varint(1, 43).varint(5, 1).
+		bytes(6, storedEvent).
+		bytes(6, pb{}.varint(1, 1).bytes(3, sha).bytes(4, nil).bytes(5, packed(1, 2)).varint(6, 2)).
+		bytes(6, group(2).bytes(3, sha)).
+		bytes(6, group(3)).
+		bytes(6, group(0)).
+		bytes(6, []byte{0xff})
+	var b batch
+	decodeSMG(&b, msg)
+	require.Equal(t, []event{
+		{
+			kind: stored, hashes: []uint64{256, 7}, parent: 256, hasParent: true, tokens: []uint32{1, 2, 3, 4}, blockSize: 2,
+			group: 1, spec: "full_attention", opaque: 2,
+		},
+		{kind: stored, hashes: []uint64{256}, tokens: []uint32{1, 2}, blockSize: 2},
+		{kind: removed, hashes: []uint64{256}, tokens: []uint32{}, group: 1},
+		{kind: cleared, hashes: []uint64{}, tokens: []uint32{}, group: 1},
+	}, b.events)
+	require.Equal(t, unreadable{badKind: 1, badEvent: 1}, b.bad)
+}
+
 func TestOpenEngine(t *testing.T) {
 	hash := func(b ...byte) pb { return pb{}.bytes(1, b).bytes(2, []byte("bytes")) }
 	storedEvent := pb{}.bytes(1, hash(0, 0, 0, 0, 0, 0, 1, 0)).bytes(2, hash(0, 0, 0, 0, 0, 0, 0, 9)).bytes(3, packed(1, 2)).
@@ -77,7 +105,7 @@ func TestOpenEngine(t *testing.T) {
 	require.Equal(t, []event{
 		{
 			kind: stored, hashes: []uint64{256}, parent: 9, hasParent: true, tokens: []uint32{1, 2}, blockSize: 2,
-			adapter: "ada", medium: "CPU", group: 1, hasGroup: true, spec: "mamba", opaque: 1,
+			adapter: "ada", medium: "CPU", group: 1, spec: "mamba", opaque: 1,
 		},
 		{kind: removed, hashes: []uint64{256}, medium: "DISK"},
 		{kind: cleared},
@@ -89,6 +117,7 @@ func TestOpenEngine(t *testing.T) {
 
 func FuzzDecodeSMG(f *testing.F) {
 	f.Add([]byte(smgBatch()))
+	f.Add([]byte(pb{}.bytes(6, pb{}.varint(1, 1).bytes(3, []byte{1}).bytes(5, packed(1)).varint(6, 1).varint(9, 1))))
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		var b batch
 		decodeSMG(&b, msg)

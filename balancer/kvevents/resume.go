@@ -1,7 +1,5 @@
 package kvevents
 
-import "github.com/zeebo/xxh3"
-
 // resumer keeps the messages of one gRPC stream in order, over its re-openings. Like [follower] it knows an engine
 // again by the message that was applied last: a stream is opened again at that one. It belongs to one goroutine.
 type resumer struct {
@@ -14,6 +12,7 @@ type resumer struct {
 	any      bool
 	next     uint64 // number that comes next
 	print    uint64 // of the message before it
+	before   uint64 // of the message before that one; 0 where it is not known
 	resuming bool   // the next message is to be the one applied last
 	initial  bool   // nothing but a snapshot came yet
 	gap      bool   // the stream was opened again because of the gap before next
@@ -22,7 +21,7 @@ type resumer struct {
 	perRank bool           // every rank counts by itself
 }
 
-// open is called before the stream is opened: the number to begin with, and whether it is afresh.
+// open is called before the stream is opened: the number that it is to begin with, and whether it is afresh.
 func (r *resumer) open() (start uint64, fresh bool) {
 	if r.any && r.perRank {
 		r.lost() // one number cannot say where every rank was
@@ -34,12 +33,15 @@ func (r *resumer) open() (start uint64, fresh bool) {
 	return 0, true
 }
 
-// accept takes a message. It returns true if the stream must be opened again.
-func (r *resumer) accept(seq uint64, rank int, payload []byte) (again bool) {
+// accept takes a message; print is a hash of what it tells, 0 if that is nothing. It returns true if the stream must be
+// opened again.
+func (r *resumer) accept(seq uint64, rank int, payload []byte, print uint64) (again bool) {
 	if r.resuming {
-		return r.resume(seq, rank, payload)
+		return r.resume(seq, rank, payload, print)
 	}
 	switch {
+	case print == 0 && r.repeats(seq, rank): // only to show that it is alive
+		return false
 	case !r.any, seq == r.next, r.initial && seq == r.next-1:
 	case r.ownNumber(seq, rank):
 		r.perRank = true
@@ -53,8 +55,14 @@ func (r *resumer) accept(seq uint64, rank int, payload []byte) (again bool) {
 	default:
 		r.lost()
 	}
-	r.take(seq, rank, payload)
+	r.take(seq, rank, payload, print)
 	return false
+}
+
+// repeats reports whether the number is the last one, of all or of its rank.
+func (r *resumer) repeats(seq uint64, rank int) bool {
+	last, known := r.ranks[rank]
+	return r.any && (seq == r.next-1 || known && seq == last)
 }
 
 // ownNumber reports whether the number is the next of its rank, which counts by itself.
@@ -63,13 +71,19 @@ func (r *resumer) ownNumber(seq uint64, rank int) bool {
 	return known && seq == last+1 && (r.perRank || len(r.ranks) > 1) || !known && seq <= 1
 }
 
-// resume takes the first message of a stream that was opened again.
-func (r *resumer) resume(seq uint64, rank int, payload []byte) (again bool) {
+// resume takes the first messages of a stream that was opened again, up to the one applied last.
+func (r *resumer) resume(seq uint64, rank int, payload []byte, print uint64) (again bool) {
+	if print == 0 && r.print != 0 && seq == r.next-1 {
+		return false // that says nothing of who it is
+	}
+	if seq+2 == r.next && (r.before == 0 || r.before == print) {
+		return false // some send one more
+	}
 	r.resuming = false
 	switch {
-	case seq == r.next-1 && xxh3.Hash(payload) == r.print:
+	case seq == r.next-1 && print == r.print:
 		return false
-	case seq == r.next-1:
+	case seq == r.next-1, seq+2 == r.next:
 		r.restarted()
 		return true
 	case seq > r.next-1:
@@ -80,7 +94,7 @@ func (r *resumer) resume(seq uint64, rank int, payload []byte) (again bool) {
 	if r.snapshots {
 		return true
 	}
-	r.take(seq, rank, payload) // it began anew with the oldest it has
+	r.take(seq, rank, payload, print) // it began anew with the oldest it has
 	return false
 }
 
@@ -92,12 +106,15 @@ func (r *resumer) unconfirmed() {
 	}
 }
 
-func (r *resumer) take(seq uint64, rank int, payload []byte) {
+func (r *resumer) take(seq uint64, rank int, payload []byte, print uint64) {
 	if r.any && seq != r.next-1 {
 		r.initial = false
 	}
+	if r.before = 0; r.any && seq == r.next {
+		r.before = r.print
+	}
 	r.apply(seq, payload)
-	r.any, r.gap, r.next, r.print = true, false, seq+1, xxh3.Hash(payload)
+	r.any, r.gap, r.next, r.print = true, false, seq+1, print
 	if r.ranks == nil {
 		r.ranks = make(map[int]uint64)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/zeebo/xxh3"
 )
 
 // opened is a gRPC stream of the engine, which gives its buffer from a number on and then what it says.
@@ -13,6 +14,7 @@ type opened struct {
 	e    *engine
 	r    *resumer
 	sent uint64
+	more uint64 // numbers that it sends before the one it is to begin with
 }
 
 func resumeOn(e *engine) (*resumer, *[]string) {
@@ -24,6 +26,11 @@ func resumeOn(e *engine) (*resumer, *[]string) {
 	}, held
 }
 
+// say hands a message to the resumer.
+func say(r *resumer, seq uint64, rank int, payload []byte) (again bool) {
+	return r.accept(seq, rank, payload, xxh3.Hash(payload))
+}
+
 // open opens the stream as SMG's servicer does: a number that is not said yet means that the engine was restarted.
 func (o *opened) open(t testing.TB) {
 	for range 5 {
@@ -31,7 +38,7 @@ func (o *opened) open(t testing.TB) {
 		if start >= o.e.seq {
 			start = 0
 		}
-		o.sent = start
+		o.sent = start - min(start, o.more)
 		if !o.pump() {
 			return
 		}
@@ -46,7 +53,7 @@ func (o *opened) pump() (again bool) {
 			continue
 		}
 		o.sent = seq + 1
-		if o.r.accept(seq, 0, o.e.payload(seq)) {
+		if say(o.r, seq, 0, o.e.payload(seq)) {
 			return true
 		}
 	}
@@ -54,9 +61,15 @@ func (o *opened) pump() (again bool) {
 }
 
 func TestStreamsAreResumed(t *testing.T) {
+	for more := range uint64(2) {
+		testStreamsAreResumed(t, more)
+	}
+}
+
+func testStreamsAreResumed(t *testing.T, more uint64) {
 	e := &engine{keep: 100}
 	r, held := resumeOn(e)
-	o := &opened{e: e, r: r}
+	o := &opened{e: e, r: r, more: more}
 	for range 3 {
 		o.open(t)
 		e.publish()
@@ -86,11 +99,11 @@ func TestAGapThatStaysClears(t *testing.T) {
 	e := &engine{keep: 100}
 	r, held := resumeOn(e)
 	r.open()
-	require.False(t, r.accept(0, 0, e.payload(0)))
-	require.True(t, r.accept(2, 0, e.payload(2)))
+	require.False(t, say(r, 0, 0, e.payload(0)))
+	require.True(t, say(r, 2, 0, e.payload(2)))
 	r.open()
-	require.False(t, r.accept(0, 0, e.payload(0)))
-	require.False(t, r.accept(2, 0, e.payload(2)))
+	require.False(t, say(r, 0, 0, e.payload(0)))
+	require.False(t, say(r, 2, 0, e.payload(2)))
 	require.Equal(t, []string{"0/2"}, *held)
 }
 
@@ -98,7 +111,7 @@ func TestStreamsOfARestartedEngine(t *testing.T) {
 	for _, after := range []int{1, 2, 3, 4, 9} {
 		e := &engine{keep: 100}
 		r, held := resumeOn(e)
-		o := &opened{e: e, r: r}
+		o := &opened{e: e, r: r, more: 1}
 		for range 4 {
 			e.publish()
 		}
@@ -114,10 +127,29 @@ func TestStreamsOfARestartedEngine(t *testing.T) {
 	e := &engine{}
 	r, held := resumeOn(e)
 	r.open()
-	r.accept(0, 0, nil)
+	say(r, 0, 0, nil)
 	r.open()
 	r.unconfirmed()
 	require.Empty(t, *held, "it does not say again what it said")
+}
+
+// A message without events that repeats the last number says that the engine is alive, and no more.
+func TestSignsOfLife(t *testing.T) {
+	e := &engine{keep: 100}
+	r, held := resumeOn(e)
+	r.open()
+	for seq := range uint64(3) {
+		require.False(t, say(r, seq, 0, e.payload(seq)))
+		require.False(t, r.accept(seq, 0, nil, 0))
+	}
+	r.open()
+	require.False(t, r.accept(2, 0, nil, 0))
+	require.True(t, r.resuming, "it may be another engine")
+	require.False(t, say(r, 2, 0, e.payload(2)))
+	require.False(t, r.accept(3, 0, nil, 0), "one whose events were of no use")
+	require.Len(t, *held, 4)
+	require.Equal(t, uint64(4), r.next)
+	require.Zero(t, *r.count)
 }
 
 func TestRanksThatCountByThemselves(t *testing.T) {
@@ -126,7 +158,7 @@ func TestRanksThatCountByThemselves(t *testing.T) {
 	r.open()
 	for seq := range uint64(3) {
 		for rank := range 2 {
-			require.False(t, r.accept(seq, rank, fmt.Append(nil, seq, rank)))
+			require.False(t, say(r, seq, rank, fmt.Append(nil, seq, rank)))
 		}
 	}
 	require.Len(t, *held, 6)
@@ -142,10 +174,10 @@ func TestSnapshotsHaveOneNumber(t *testing.T) {
 	r.snapshots = true
 	r.open()
 	for _, seq := range []uint64{7, 7, 7, 8, 9} {
-		require.False(t, r.accept(seq, 0, fmt.Append(nil, seq)))
+		require.False(t, say(r, seq, 0, fmt.Append(nil, seq)))
 	}
 	require.Len(t, *held, 5)
-	require.True(t, r.accept(8, 0, []byte("x")), "no snapshot any more")
+	require.True(t, say(r, 8, 0, []byte("x")), "no snapshot any more")
 	require.Empty(t, *held)
 }
 
@@ -154,7 +186,7 @@ func TestResumerProperty(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		e := &engine{keep: 5 + rng.IntN(20)}
 		r, held := resumeOn(e)
-		o := &opened{e: e, r: r}
+		o := &opened{e: e, r: r, more: seed % 2}
 		e.publish()
 		o.open(t)
 		for range 200 {

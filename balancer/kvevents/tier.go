@@ -11,9 +11,9 @@ func tierOf(medium string) (routing.Tier, bool) {
 	switch strings.ToUpper(medium) {
 	case "", "GPU", "DEVICE":
 		return routing.TierGPU, true
-	case "CPU", "CPU_PINNED", "HOST", "HOST_PINNED":
+	case "CPU", "CPU_PINNED", "CPU_TIER1", "HOST", "HOST_PINNED":
 		return routing.TierHost, true
-	case "DISK", "SSD", "NVME":
+	case "DISK", "SSD", "NVME", "STORAGE", "CPU_TIER2":
 		return routing.TierDisk, true
 	}
 	return 0, false

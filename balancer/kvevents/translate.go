@@ -76,7 +76,7 @@ func (t *translator) event(e *event, now time.Time) {
 	}
 	tier, ok := tierOf(e.medium)
 	switch {
-	case !ok:
+	case !ok || e.elsewhere:
 		t.count.bad[badMedium]++
 	case !t.fullAttention(e):
 		t.count.bad[badGroup]++

@@ -105,6 +105,10 @@ func TestTiersAreCumulative(t *testing.T) {
 	requireChanges(t, x.take(on("CPU", remove(2))), host(h[1:2], nil))
 	require.Empty(t, x.take(on("EXTERNAL", remove(3))))
 	require.Equal(t, int64(1), x.count.bad[badMedium])
+	away := on("CPU", store(0, ids(20, 1), 20))
+	away.elsewhere = true
+	require.Empty(t, x.take(away))
+	require.Equal(t, int64(2), x.count.bad[badMedium])
 	all := []routing.CacheChange{gpu(nil, nil), host(nil, nil)}
 	all[0].Cleared, all[1].Cleared = true, true
 	requireChanges(t, x.take(event{kind: cleared}), all...)

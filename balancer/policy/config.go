@@ -135,22 +135,22 @@ func (s *Selection) UnmarshalJSON(raw []byte) error {
 		return nil
 	}
 	if raw[0] != '{' {
-		return errors.New(`policy: it is not an object like {"round_robin": {}}`)
+		return errors.New(`it is not an object like {"round_robin": {}}`)
 	}
 	// Not into a map: that would hide a name that comes twice.
 	d := json.NewDecoder(bytes.NewReader(raw))
 	if _, err := d.Token(); err != nil {
-		return fmt.Errorf("policy: %w", err)
+		return err
 	}
 	var named []Selection
 	for d.More() {
 		name, err := d.Token()
 		if err != nil {
-			return fmt.Errorf("policy: %w", err)
+			return err
 		}
 		next := Selection{Name: name.(string)}
 		if err := d.Decode(&next.Config); err != nil {
-			return fmt.Errorf("policy.%s: %w", next.Name, err)
+			return fmt.Errorf("%s: %w", next.Name, err)
 		}
 		named = append(named, next)
 	}
@@ -160,10 +160,10 @@ func (s *Selection) UnmarshalJSON(raw []byte) error {
 	case 1:
 		*s = named[0]
 	default:
-		return fmt.Errorf("policy: %d are named, %q and %q among them; name one", len(named), named[0].Name, named[1].Name)
+		return fmt.Errorf("%d are named, %q and %q among them; name one", len(named), named[0].Name, named[1].Name)
 	}
 	if len(named) == 1 && s.Name == "" {
-		return errors.New("policy: its name is empty")
+		return errors.New("its name is empty")
 	}
 	return nil
 }

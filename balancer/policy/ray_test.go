@@ -24,6 +24,6 @@ package policy_test
 //	Pow2: matching timeout of multiplexed models     the tiers are walked at once; a full holder gives way without a wait
 //	Prefix: probes, lookups per request, event-loop  prefixaffinity has its own tests of results; it neither probes nor runs
 //	        gaps, eviction intervals                 a loop
-//	PrefixTree: splits, LRU lists, tenant counts     kvindex is no tree; its contract is reference/peers.md's list of defects
+//	PrefixTree: splits, LRU lists, tenant counts     kvindex is no tree; its tests are on what other indexes of prefixes get wrong
 //	KV: trackers, threads, task counts, ai-dynamo    the kv_aware policy's, where they state a result
 //	LLMRouter, HAProxy                               the look-aside server's

@@ -29,6 +29,7 @@ type Booking struct {
 	answered   bool
 	heeded     bool // has been evidence already
 	trial      bool // counts as its replica's trial
+	turn       uint32
 }
 
 // Router returns the Router that made the booking, or nil.
@@ -96,7 +97,7 @@ func (b *Booking) endTrial() bool {
 		return false
 	}
 	b.trial = false
-	b.replica.live.health.trials--
+	b.replica.live.health.tried(b.turn)
 	b.router.rebar(b.replica.live)
 	return true
 }
@@ -110,7 +111,7 @@ func (b *Booking) end() bool {
 	b.held = false
 	b.endWait()
 	if b.trial {
-		b.replica.live.health.trials--
+		b.replica.live.health.tried(b.turn)
 	}
 	b.router.charge(b.replica.live, -1, -b.prefill)
 	return true

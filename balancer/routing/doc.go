@@ -29,9 +29,10 @@
 // has more bookings than its max_ongoing_requests. A booking is released once,
 // however often Release is called, and ongoing never goes below zero. Nobody in
 // the queue is overtaken by somebody who wants the same replica, and nobody waits
-// while one that it waits for has room. No goroutine is started, and no clock or
-// randomness is used but what [Options] give, save for the deadline of a Prepare
-// that calls out. Replicas that are equally fast have exactly equal rates.
+// while one that it waits for has room. No goroutine is started but that of
+// [Options] AfterFunc, and only while somebody waits; no clock or randomness is used
+// but what Options give, save for the deadline of a Prepare that calls out. Replicas
+// that are equally fast have exactly equal rates.
 //
 // The package knows nothing of gRPC, HTTP, protobuf or the network: the gRPC
 // picker, the look-aside server and the simulator are three hosts of one Router.

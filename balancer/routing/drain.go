@@ -41,7 +41,7 @@ func (s *sessions) at(session string) (number uint32, ok bool) {
 	return uint32(x & numberMask), x != 0 && (x^hash)&^numberMask == 0
 }
 
-// number gives a replica its own for the life of the Router. After 2^24 of them one may come again, and that replica
+// numbered gives a replica a number of its own for the life of the Router. After 2^24 of them one may come again, and that replica
 // may keep a session that is another's.
 func (r *Router) numbered(l *live) *live {
 	r.numbers++
@@ -86,7 +86,8 @@ func (r *Router) drainBegins(l *live, before bool) {
 }
 
 // ReplicaDrains says, on a replica's own word, that it is better sent no new sessions: it gets those that nobody else may
-// serve, as long as it is there. That holds until its connection has been down: what comes back is another life. Unknown ids are ignored. O(replicas) the first time.
+// serve, as long as it is there. That holds until its connection has been down: what comes back is another life. Unknown
+// ids are ignored. O(replicas) the first time.
 func (r *Router) ReplicaDrains(id string) {
 	if rep := r.View().ByID(id); rep == nil || rep.drains() {
 		return

@@ -112,7 +112,9 @@ type health struct {
 	since   time.Time // of the condition
 	times   int       // ejections, as far as they make the next one longer
 	most    int64     // bookings while warming
-	trials  int       // requests under way that were picked on trial
+	trials  int       // requests under way that were picked on trial, in this turn
+	turn    uint32    // of trials
+	begun   time.Time // when the last of them was picked of which only the end is seen; zero = none
 	struck  time.Time // when the first call of the evidence was picked
 	late    bool      // some of the evidence is for being late
 	heard   time.Time // its last answer
@@ -219,6 +221,8 @@ func (r *Router) forgetHealth(l *live) {
 	for b := l.health.waiting.first; b != nil; b = b.next {
 		b.heeded = true
 	}
-	r.modify(l, func(h *health) { *h = health{waiting: h.waiting, trials: h.trials, lost: h.lost} })
+	r.modify(l, func(h *health) {
+		*h = health{waiting: h.waiting, trials: h.trials, turn: h.turn, begun: h.begun, lost: h.lost}
+	})
 	l.strikes.Store(0)
 }

@@ -51,6 +51,9 @@ func (r *Router) look(now time.Time) {
 func (r *Router) examine(rep *Replica, now time.Time) {
 	l := rep.live
 	h := &l.health
+	if !h.begun.IsZero() && now.Sub(h.begun) >= r.ejection(h.times-1) {
+		r.nextTurn(l)
+	}
 	onTrial := h.trials > 0 && h.condition() == OnTrial
 	need := r.opts.Ejection.Failures
 	if onTrial {
@@ -239,16 +242,41 @@ func (r *Router) eject(rep *Replica, cause Cause, now time.Time) {
 		if cause == CauseTrial {
 			h.spent = h.told.Term
 		}
-		if h.cond < OnTrial || h.cause == NoCause {
+		if h.cond < OnTrial || h.cause == NoCause || h.cause == CauseTold {
 			h.cause = cause
 		}
 		h.cond, h.since, h.late = Ejected, now, false
 		h.found = h.told.Term
-		h.until = now.Add(min(e.BaseTime<<min(h.times, 20), e.MaxTime))
+		h.until = now.Add(r.ejection(h.times))
 		h.times++
 	})
 	r.wards.ejected[cause]++
 	r.requeue(r.view.Load())
+}
+
+// ejection is how long one lasts that comes after so many others.
+func (r *Router) ejection(times int) time.Duration {
+	e := &r.opts.Ejection
+	return min(e.BaseTime<<min(max(times, 0), 20), e.MaxTime)
+}
+
+// nextTurn lets another trial follow on one of which only the end is seen, and that may never come. Called with mu held.
+func (r *Router) nextTurn(l *live) {
+	h := &l.health
+	h.trials, h.begun = 0, time.Time{}
+	h.turn++
+	r.rebar(l)
+	r.requeue(r.view.Load())
+}
+
+// tried ends a trial of a turn.
+func (h *health) tried(turn uint32) {
+	if turn != h.turn {
+		return
+	}
+	if h.trials--; h.trials == 0 {
+		h.begun = time.Time{}
+	}
 }
 
 // recover brings a replica back. Called with mu held.

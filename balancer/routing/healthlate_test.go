@@ -97,6 +97,49 @@ func TestTrialThatHangs(t *testing.T) {
 	require.Zero(t, r0.live.health.trials)
 }
 
+// A trial of which only the end is seen may hang, and nobody judges it: the next one follows when the ejection has
+// passed once more, and either of them brings the replica back.
+func TestUnseenTrialThatHangs(t *testing.T) {
+	for _, answers := range []string{"the first", "the second"} {
+		t.Run(answers, func(t *testing.T) {
+			w := newWard(t, 3)
+			for range 5 {
+				w.fail("r0")
+			}
+			r0 := w.View().ByID("r0")
+			open := func() bool {
+				w.Attend()
+				return w.View().Available(new(Request), r0)
+			}
+			only := func() (*Request, *Booking) {
+				q := &Request{Exclude: []string{"r1", "r2"}}
+				b := pick(t, w.Router, q)
+				require.True(t, b.Decision.Trial())
+				return q, b
+			}
+			w.pass(10*time.Second + round)
+			q, b := only()
+			require.False(t, open(), "one at a time")
+			w.pass(10*time.Second - round)
+			require.False(t, open(), "it may take long")
+			w.pass(2 * round)
+			require.True(t, open())
+			require.Equal(t, OnTrial, w.condition("r0"), "nothing was found out")
+			q2, b2 := only()
+			require.False(t, open(), "one at a time, again")
+			if answers == "the second" {
+				q, b, q2, b2 = q2, b2, q, b
+			}
+			w.finish(q, b)
+			require.Equal(t, Warming, w.condition("r0"))
+			b2.Release()
+			w.Complete(q2, b2.Decision, Outcome{Err: errFault, Sent: true, Fault: GivenUp, Usage: NoUsage})
+			require.Equal(t, Warming, w.condition("r0"))
+			require.Zero(t, r0.live.health.trials)
+		})
+	}
+}
+
 // Calls that are cancelled or whose deadline passes have waited all the same.
 func TestDeadlinesShorterThanLate(t *testing.T) {
 	w := newWard(t, 3)

@@ -60,7 +60,7 @@ func (r *Router) Findings() []Finding {
 			f.Kind = FindingWell
 		case h.told.State != VerdictWell && h.trials > 0 && h.told.Turn && h.spent != h.told.Term:
 			f.Kind = FindingTrying
-		case h.cond >= OnTrial:
+		case h.cond >= OnTrial && h.cause != CauseTold: // else it is what others said
 			f.Term = h.found
 			if h.cause == CauseLate {
 				f.Kind = FindingLate

@@ -14,10 +14,14 @@ func (r *Router) watch(q *Request, b *Booking, l *live, before int64, now time.T
 	b.trial = r.wards.unwell > 0 && l.health.out()
 	q.trial, b.Decision.trial = b.trial, b.trial
 	if b.trial {
+		b.turn = l.health.turn
 		l.health.trials++
 		r.wards.trials++
 	}
 	if q.Answer == AnswerUnseen {
+		if b.trial {
+			l.health.begun = r.opts.Now()
+		}
 		b.picked = time.Time{}
 	} else {
 		// Requests under way count too: a replica that is given more than others is not late for it.

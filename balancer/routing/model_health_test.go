@@ -272,7 +272,7 @@ func (m *hospital) check() {
 		if p.b.waits {
 			waits[p.b.replica.live] = append(waits[p.b.replica.live], p.b)
 		}
-		if p.b.trial {
+		if p.b.trial && p.b.turn == p.b.replica.live.health.turn {
 			trials[p.b.replica.live]++
 		}
 		require.Equal(m, p.q.Answer != AnswerUnseen && !p.b.answered, p.b.waits)

@@ -54,7 +54,7 @@ func (r *Router) pick(ctx context.Context, q *Request, b *Booking, insists bool)
 	}
 	r.tick(v)
 	err := r.choose(q, v, b, now)
-	for insists && err == ErrFull && r.insist(v, &b.Decision) { // each time there is a mark less
+	for insists && err == ErrFull && r.insist(&b.Decision) { // each time there is a mark less
 		err = r.choose(q, v, b, now)
 	}
 	return err

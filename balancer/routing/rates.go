@@ -43,7 +43,7 @@ type rates struct {
 }
 
 // A pace is what one replica showed: weighted means and (co)variances of w = log(work) and
-// t = log(time). Guarded by rates.mu.
+// t = log(time). Guarded by rates.mu; those of a replica's health by the Router's mutex.
 type pace struct {
 	n           float64
 	w, t        float64

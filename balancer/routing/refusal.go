@@ -214,7 +214,7 @@ func (r *Router) ring() {
 // insist takes the marks of the replicas away that a request would wait for, and reports
 // whether there were any: a request that cannot wait is better sent than failed for what
 // may be over, unless it would overtake one that does wait. Called with mu held.
-func (r *Router) insist(v *View, d *Decision) bool {
+func (r *Router) insist(d *Decision) bool {
 	if r.queued > 0 {
 		return false
 	}

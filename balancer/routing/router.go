@@ -1,66 +1,14 @@
 package routing
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 )
-
-// Defaults of [Options].
-const (
-	DefaultRequestCost    = 500 // tokens
-	DefaultMaxQueued      = 1000
-	DefaultPrepareTimeout = 100 * time.Millisecond
-)
-
-// Options configure a Router. Only Policy is needed.
-type Options struct {
-	Policy Policy
-	// Plain decides for the requests that a Rollout keeps from Policy; nil = there can be no Rollout. It observes nothing.
-	Plain Policy
-	// Shadow decides on every request too, and is not obeyed: it is counted. It learns where requests really went. nil = none.
-	Shadow     Policy
-	ShadowName string // for who reads
-	// Tokenizer gives prompts of text their token ids before the policy sees them;
-	// nil = they stay text. The Router closes it if it is an io.Closer.
-	Tokenizer Tokenizer
-	// MaxOngoing bounds the bookings of a replica that has no bound of its own; 0 = no bound.
-	MaxOngoing int
-	// MaxQueued bounds the requests that wait; 0 = DefaultMaxQueued, negative = no bound.
-	MaxQueued int
-	// HeadStart is what a level of priority is worth in the queue; 0 =
-	// DefaultHeadStart, negative = nothing.
-	HeadStart time.Duration
-	// RequestCost is what an active request adds to a replica's load, in tokens;
-	// 0 = DefaultRequestCost, negative = nothing.
-	RequestCost float64
-	// PrepareTimeout is the deadline of a Prepare that calls out; 0 = DefaultPrepareTimeout.
-	PrepareTimeout time.Duration
-	// FixedRates keeps the replicas' weights as their rates: none is learned.
-	FixedRates bool
-	// ReportTTL is how long a replica's Report of its load counts; 0 = DefaultReportTTL.
-	ReportTTL time.Duration
-	// Ejection says who is left alone for its health, and who starts slowly.
-	Ejection Ejection
-	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 = not at all.
-	DrainGrace time.Duration
-	// Node and Zone are where this process runs: replicas there are preferred.
-	// Empty = no preference.
-	Node, Zone string
-	// Now and Rand are the clock and the randomness; nil = the real ones. Rand is
-	// used under the Router's lock only.
-	Now  func() time.Time
-	Rand *rand.Rand
-	// AfterFunc calls f, in a goroutine of its own, once d has passed, unless it is
-	// stopped before; nil = time.AfterFunc. It belongs to Now.
-	AfterFunc func(d time.Duration, f func()) (stop func())
-}
 
 // A Router hosts one policy over one fleet: it picks and books. Safe for use by
 // many goroutines.
@@ -127,34 +75,11 @@ func NewRouter(o Options) (*Router, error) {
 	if o.Policy == nil {
 		return nil, errors.New("routing: Options.Policy is nil")
 	}
-	if o.MaxQueued == 0 {
-		o.MaxQueued = DefaultMaxQueued
-	}
-	switch {
-	case o.RequestCost == 0:
-		o.RequestCost = DefaultRequestCost
-	case o.RequestCost < 0:
-		o.RequestCost = 0
-	}
-	o.HeadStart = max(cmp.Or(o.HeadStart, DefaultHeadStart), 0)
-	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, DefaultPrepareTimeout)
-	o.ReportTTL = cmp.Or(o.ReportTTL, DefaultReportTTL)
-	o.Ejection = o.Ejection.withDefaults()
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	if o.AfterFunc == nil {
-		o.AfterFunc = func(d time.Duration, f func()) func() {
-			t := time.AfterFunc(d, f)
-			return func() { t.Stop() }
-		}
-	}
 	quick, _ := o.Policy.(QuickChooser)
-	if o.Rand != nil {
+	if o.Rand != nil { // quick picks do not draw from it
 		quick = nil
-	} else {
-		o.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
+	o = o.withDefaults()
 	r := &Router{
 		opts:     o,
 		shared:   &shared{requestCost: o.RequestCost, rand: o.Rand, now: o.Now},
@@ -265,21 +190,20 @@ func (r *Router) prepared(q *Request, v *View) bool {
 	return len(v.fleet.replicas) == 0 || q.router == r && q.epoch == v.fleet.epoch
 }
 
-// lockPrepared takes the lock with the request prepared for the View it
-// returns, or, where the fleet changes faster than that, nearly so.
-func (r *Router) lockPrepared(ctx context.Context, q *Request) *View {
+// lockPrepared takes the lock with the request prepared for the current View, or,
+// where the fleet changes faster than that, nearly so.
+func (r *Router) lockPrepared(ctx context.Context, q *Request) {
 	const tries = 3
 	for range tries {
 		r.Prepare(ctx, q)
 		r.mu.Lock()
 		v := r.view.Load()
 		if !r.prepares || q.Pin != "" || r.closed || r.prepared(q, v) {
-			return v
+			return
 		}
 		r.mu.Unlock()
 	}
 	r.mu.Lock()
-	return r.view.Load()
 }
 
 // Complete tells the policy how a call that was booked ended, if it was told of the

@@ -20,7 +20,7 @@
 // A policy uses it in Prepare, where it may call out; see examples/sharedstore. In the server's process the context has the
 // store ([FromContext]); a client's policy dials one with package remote.
 //
-// Source: routing-policies.md 0 and 7, Ray Serve's "Pattern 1", the centralised actor.
+// Source: "Pattern 1" of Ray Serve's custom request routers, the centralised actor.
 package sharedstore
 
 import (

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -145,7 +146,7 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	r.attempts = newAttempts(counter)
 	pick, e := r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time to prepare, choose and book, without waiting in the queue."),
-		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1))
+		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1))
 	if err == nil {
 		err = e
 	}
@@ -172,11 +173,14 @@ func (r *Recorder) attributes(kvs ...attribute.KeyValue) metric.MeasurementOptio
 	return metric.WithAttributeSet(attribute.NewSet(append(kvs, r.always...)...))
 }
 
-// Default returns the Recorder of the global meter provider.
+// Default returns the Recorder of the global meter provider. Where that refuses an
+// instrument, as with a view that does not fit it, OpenTelemetry's error handler is told
+// and nothing is recorded.
 var Default = sync.OnceValue(func() *Recorder {
 	r, err := New(nil)
 	if err != nil {
 		otel.Handle(err)
+		r, _ = New(noop.NewMeterProvider()) // refuses nothing
 	}
 	return r
 })

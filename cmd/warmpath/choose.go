@@ -1,15 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -33,7 +34,7 @@ func newChoose() *cobra.Command {
 				key.Prompt = &warmpathv1.RequestKey_Text{Text: prompt}
 			}
 			if curl != "" {
-				return printCurl(c.OutOrStdout(), curl, &ask)
+				return printCurl(c.OutOrStdout(), curl, &dial, &ask)
 			}
 			if err := first(required(c, "server"), positive("timeout", timeout.Seconds())); err != nil {
 				return err
@@ -45,9 +46,10 @@ func newChoose() *cobra.Command {
 			defer conn.Close()
 			ctx, cancel := context.WithTimeout(c.Context(), timeout)
 			defer cancel()
-			a, err := warmpathv1.NewRoutingServiceClient(conn).ChooseReplica(ctx, &ask)
+			var to peer.Peer
+			a, err := warmpathv1.NewRoutingServiceClient(conn).ChooseReplica(ctx, &ask, grpc.Peer(&to))
 			if err != nil {
-				return fmt.Errorf("%s answers %s: %w", server, status.Code(err), errors.New(status.Convert(err).Message()))
+				return refusal(server, &to, err)
 			}
 			return printChoice(c.OutOrStdout(), a, json)
 		},
@@ -69,6 +71,9 @@ func newChoose() *cobra.Command {
 	return c
 }
 
+// reasonWithheld stands in an answer to a caller that is not trusted: what is cached, and the load, are 0 there and not known.
+const reasonWithheld = "withheld"
+
 func printChoice(w io.Writer, a *warmpathv1.ChooseReplicaResponse, json bool) error {
 	if json {
 		raw, err := protojson.MarshalOptions{Multiline: true, Indent: "  ", UseProtoNames: true, EmitUnpopulated: true}.Marshal(a)
@@ -83,8 +88,11 @@ func printChoice(w io.Writer, a *warmpathv1.ChooseReplicaResponse, json bool) er
 	for i, f := range a.GetFallbacks() {
 		others[i] = f.GetId()
 	}
-	_, err := fmt.Fprintf(w, "deployment  %s\nreplica     %s at %s\nfallbacks   %s\npolicy      %s\nreason      %s\ncached      %d of %d prompt tokens\nload        %.0f tokens\n",
-		a.GetDeployment(), r.GetId(), r.GetAddress(), strings.Join(others, ", "), d.GetPolicy(), d.GetReason(),
-		d.GetMatchedTokens(), d.GetPromptTokens(), d.GetLoad())
+	cached, load := fmt.Sprintf("%d of %s", d.GetMatchedTokens(), counted(d.GetPromptTokens(), "prompt token")), fmt.Sprintf("%.0f tokens", d.GetLoad())
+	if d.GetReason() == reasonWithheld {
+		cached, load = reasonWithheld, reasonWithheld
+	}
+	_, err := fmt.Fprintf(w, "deployment  %s\nreplica     %s at %s\nfallbacks   %s\npolicy      %s\nreason      %s\ncached      %s\nload        %s\n",
+		a.GetDeployment(), r.GetId(), r.GetAddress(), cmp.Or(strings.Join(others, ", "), "none"), d.GetPolicy(), d.GetReason(), cached, load)
 	return err
 }

@@ -10,10 +10,22 @@ import (
 	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
-// printCurl prints a curl command that asks the same at a server's HTTP door.
-func printCurl(w io.Writer, address string, ask *warmpathv1.ChooseReplicaRequest) error {
+// printCurl prints a curl command that asks the same at a server's HTTP door. A token stays in its file.
+func printCurl(w io.Writer, address string, dial *dialFlags, ask *warmpathv1.ChooseReplicaRequest) error {
+	if dial.name != "" {
+		return usagef("--tls-name: curl takes the name from the address: give that with --curl")
+	}
 	k := ask.GetKey()
-	words := []string{"curl", "-sS", "http://" + address + httpdoor.RoutePath}
+	scheme := "http://"
+	if dial.secure() {
+		scheme = "https://"
+	}
+	words := []string{"curl", "-sS", scheme + address + httpdoor.RoutePath}
+	for _, f := range []struct{ name, file string }{{"--cacert", dial.ca}, {"--cert", dial.cert}, {"--key", dial.key}} {
+		if f.file != "" {
+			words = append(words, f.name, f.file)
+		}
+	}
 	for _, h := range []struct{ name, value string }{
 		{httpdoor.HeaderDeployment, ask.GetDeployment()}, {httpdoor.HeaderExclude, strings.Join(ask.GetExcluded(), ",")},
 		{httpdoor.DefaultConfig().SessionHeader, k.GetSession()}, {"X-Request-Id", k.GetRequestId()},
@@ -31,17 +43,21 @@ func printCurl(w io.Writer, address string, ask *warmpathv1.ChooseReplicaRequest
 	if err != nil {
 		return err
 	}
-	for i, word := range append(words, "-d", string(body)) {
-		if strings.ContainsAny(word, " '\"\\{}$`*?&;<>|()#\n\t") {
-			word = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-		}
-		if i > 0 {
-			word = " " + word
-		}
-		if _, err := io.WriteString(w, word); err != nil {
-			return err
-		}
+	words = append(words, "-d", string(body))
+	for i := range words {
+		words[i] = quoted(words[i])
 	}
-	_, err = fmt.Fprintln(w)
+	if dial.tokenFile != "" {
+		words = append(words, `-H "Authorization: Bearer $(head -n 1 `+quoted(dial.tokenFile)+`)"`)
+	}
+	_, err = fmt.Fprintln(w, strings.Join(words, " "))
 	return err
+}
+
+// quoted is a word as a shell takes it.
+func quoted(word string) string {
+	if !strings.ContainsAny(word, " '\"\\{}$`*?&;<>|()#\n\t") {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

@@ -13,8 +13,11 @@ import (
 
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 )
 
 // dialFlags say how a look-aside server is reached.
@@ -36,6 +39,9 @@ func (d *dialFlags) add(f *pflag.FlagSet) {
 
 // dial returns a connection to a server. Its errors are usage errors.
 func (d *dialFlags) dial(server string) (*grpc.ClientConn, error) {
+	if _, port, err := net.SplitHostPort(server); err != nil || port == "" { // gRPC would take port 443
+		return nil, usagef("--server: %q is not host:port", server)
+	}
 	transport, err := d.transport()
 	if err != nil {
 		return nil, err
@@ -53,6 +59,18 @@ func (d *dialFlags) dial(server string) (*grpc.ClientConn, error) {
 		return nil, usagef("--server: %w", err)
 	}
 	return conn, nil
+}
+
+// refusal is the error of a call to a server: what it answered or, where it did not, that it did not. to is the peer of the call.
+func refusal(server string, to *peer.Peer, err error) error {
+	s := status.Convert(err)
+	switch {
+	case s.Code() == codes.DeadlineExceeded: // the server itself says so of no call
+		return fmt.Errorf("%s does not answer in time (see --timeout): %s", server, s.Message())
+	case s.Code() == codes.Unavailable && to.Addr == nil:
+		return fmt.Errorf("%s cannot be reached: %s", server, s.Message())
+	}
+	return fmt.Errorf("%s answers %s: %s", server, s.Code(), s.Message())
 }
 
 // secure reports whether TLS is used.

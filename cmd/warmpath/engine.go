@@ -52,78 +52,84 @@ func (e *engineFlags) check() (enginesim.Config, error) {
 	return engine.Config(), nil
 }
 
+type engineRun struct {
+	engineFlags
+	kv           kvFlags
+	listen       string
+	speed        float64
+	earlyHeaders bool
+	model        string
+	maxOngoing   int
+	grace        time.Duration
+	metrics      string
+}
+
 func newEngine() *cobra.Command {
-	var (
-		e            engineFlags
-		listen       string
-		speed        float64
-		earlyHeaders bool
-		model        string
-		maxOngoing   int
-		grace        time.Duration
-		kv           kvFlags
-		metrics      string
-	)
+	var r engineRun
 	c := &cobra.Command{
 		Use:   "engine --listen ADDR",
 		Short: "Serve a simulated LLM engine with vLLM's gRPC protocols",
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := first(required(c, "listen"), checkListen(listen), atLeast("max-ongoing", maxOngoing, 0), positive("speed", speed), kv.check()); err != nil {
-				return err
-			}
-			full, err := e.check()
-			if err != nil {
-				return err
-			}
-			lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", listen)
-			if err != nil {
-				return err
-			}
-			log := kv.log()
-			s, err := grpcserver.Start(lis, grpcserver.Config{
-				Preset: e.preset, KVTokens: e.kvTokens, Speed: speed, EarlyHeaders: earlyHeaders,
-				ServedModel: model, MaxOngoing: maxOngoing, KVEvents: log,
-			})
-			if err != nil {
-				return err
-			}
-			stop, where, err := kv.publish(c.Context(), log)
-			if err != nil {
-				s.Kill()
-				return err
-			}
-			defer stop()
-			fmt.Fprintf(c.OutOrStdout(), "%s engine with %d tokens of KV cache, %g times real time, listens on %s\n",
-				full.Preset, full.KVTokens, speed, s.Addr())
-			if where != "" {
-				fmt.Fprintf(c.OutOrStdout(), "KV events on %s\n", where)
-			}
-			endMetrics, err := serveMetrics(c, metrics, s)
-			if err != nil {
-				s.Kill()
-				return err
-			}
-			defer endMetrics()
-			<-c.Context().Done()
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), grace)
-			defer cancel()
-			s.Stop(ctx)
-			st := s.Stats()
-			fmt.Fprintf(c.ErrOrStderr(), "served %d requests, %d of %d prompt tokens from the cache, %d output tokens\n",
-				st.Engine.Finished, st.Engine.CachedTokens, st.Engine.PromptTokens, st.Engine.OutputTokens)
-			return nil
-		},
+		RunE:  func(c *cobra.Command, _ []string) error { return r.run(c) },
 	}
-	e.add(c.Flags())
-	kv.add(c.Flags())
-	c.Flags().StringVar(&listen, "listen", "", "the `address` to listen on, host:port; port 0 takes a free one")
-	c.Flags().Float64Var(&speed, "speed", 1, "seconds of engine time in a second")
-	c.Flags().BoolVar(&earlyHeaders, "early-headers", false, "send response headers before the first token, as Rust servers do")
-	c.Flags().StringVar(&model, "model", "", "`name` of the model; requests for others are refused")
-	c.Flags().IntVar(&maxOngoing, "max-ongoing", 0, "refuse requests beyond this `number`; 0 means none")
-	c.Flags().StringVar(&metrics, "metrics", "", "serve vLLM's Prometheus page at this `address`, host:port")
-	c.Flags().DurationVar(&grace, "grace", 10*time.Second, "how long requests under way may take at the end")
+	f := c.Flags()
+	r.add(f)
+	r.kv.add(f)
+	f.StringVar(&r.listen, "listen", "", "the `address` to listen on, host:port; port 0 takes a free one")
+	f.Float64Var(&r.speed, "speed", 1, "seconds of engine time in a second")
+	f.BoolVar(&r.earlyHeaders, "early-headers", false, "send response headers before the first token, as Rust servers do")
+	f.StringVar(&r.model, "model", "", "`name` of the model; requests for others are refused")
+	f.IntVar(&r.maxOngoing, "max-ongoing", 0, "refuse requests beyond this `number`; 0 means none")
+	f.StringVar(&r.metrics, "metrics", "", "serve vLLM's Prometheus page at this `address`, host:port")
+	f.DurationVar(&r.grace, "grace", 10*time.Second, "how long requests under way may take at the end")
 	return c
+}
+
+// run serves until the command is told to end.
+func (r *engineRun) run(c *cobra.Command) error {
+	if err := first(required(c, "listen"), checkListen(r.listen), atLeast("max-ongoing", r.maxOngoing, 0), positive("speed", r.speed), r.kv.check()); err != nil {
+		return err
+	}
+	full, err := r.check()
+	if err != nil {
+		return err
+	}
+	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", r.listen)
+	if err != nil {
+		return err
+	}
+	log := r.kv.log()
+	s, err := grpcserver.Start(lis, grpcserver.Config{
+		Preset: r.preset, KVTokens: r.kvTokens, Speed: r.speed, EarlyHeaders: r.earlyHeaders,
+		ServedModel: r.model, MaxOngoing: r.maxOngoing, KVEvents: log,
+	})
+	if err != nil {
+		return err
+	}
+	stop, where, err := r.kv.publish(c.Context(), log)
+	if err != nil {
+		s.Kill()
+		return err
+	}
+	defer stop()
+	fmt.Fprintf(c.OutOrStdout(), "%s engine with %d tokens of KV cache, %g times real time, listens on %s\n",
+		full.Preset, full.KVTokens, r.speed, s.Addr())
+	if where != "" {
+		fmt.Fprintf(c.OutOrStdout(), "KV events on %s\n", where)
+	}
+	endMetrics, err := serveMetrics(c, r.metrics, s)
+	if err != nil {
+		s.Kill()
+		return err
+	}
+	defer endMetrics()
+	<-c.Context().Done()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), r.grace)
+	defer cancel()
+	s.Stop(ctx)
+	st := s.Stats()
+	fmt.Fprintf(c.ErrOrStderr(), "served %d requests, %d of %d prompt tokens from the cache, %d output tokens\n",
+		st.Engine.Finished, st.Engine.CachedTokens, st.Engine.PromptTokens, st.Engine.OutputTokens)
+	return nil
 }
 
 // serveMetrics serves the engine's page for Prometheus, if that is wanted, until the function that it returns is called.

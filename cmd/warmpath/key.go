@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -56,13 +57,22 @@ func prefixKey(c prefixaffinity.Config, q *routing.Request) (kind, sentence stri
 		return "", "none: on_miss smallest goes by how much was sent where"
 	}
 	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
-	n, unit, hash := min(c.BlockTokens, len(q.Prompt.Tokens)), "tokens", uint64(0)
+	n, unit, hash := min(c.BlockTokens, len(q.Prompt.Tokens)), "token", uint64(0)
 	if n > 0 {
 		hash = kvindex.AppendTokens(nil, q.Prompt.Tokens[:n], n, seed)[0]
 	} else {
-		n, unit = min(c.BlockBytes, len(q.Prompt.Text)), "bytes"
+		n, unit = min(c.BlockBytes, len(q.Prompt.Text)), "byte"
 		hash = kvindex.AppendText(nil, q.Prompt.Text[:n], n, seed)[0]
 	}
-	return "prompt_block", fmt.Sprintf("block 0 of the prompt (%d %s), %#016x; a client that has seen many prompts takes the first block that few of them share",
-		n, unit, hash)
+	return "prompt_block", fmt.Sprintf("block 0 of the prompt (%s), %#016x; a client that has seen many prompts takes the first block that few of them share",
+		counted(n, unit), hash)
+}
+
+// quote shortens what a user typed for one line.
+func quote(s string) string {
+	const most = 60
+	if len(s) > most {
+		return strconv.Quote(s[:most]) + "…"
+	}
+	return strconv.Quote(s)
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -82,6 +83,11 @@ func (o *outputFlags) write(c *cobra.Command, r *report.Report, object any) erro
 		}
 	}
 	return nil
+}
+
+// counted is a number of things, of one or of several.
+func counted[N int | uint32 | uint64](n N, thing string) string {
+	return english.Plural(int(n), thing, "")
 }
 
 func printJSON(w io.Writer, v any) error {

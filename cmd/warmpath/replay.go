@@ -204,6 +204,7 @@ func (r *replay) one(ctx context.Context, c *cobra.Command, rs []workload.Reques
 		defer s.close()
 	}
 	happening := r.modes.fault.plan(ctx, s, r.ours(r.warmUp), r.ours(rs[len(rs)-1].At))
+	defer happening.end() // before the stage is taken down
 	start := time.Now()
 	samples, err := drive.Run(ctx, rs, s.options)
 	if err != nil {
@@ -255,7 +256,7 @@ func (r *replay) facts(rs []workload.Request) []report.Fact {
 	measured := rs[slices.IndexFunc(rs, func(q workload.Request) bool { return q.At >= r.warmUp }):]
 	return []report.Fact{
 		{Name: "Trace", Value: fmt.Sprintf("%s: %d requests in %v, %.0f %% of their prompt tokens are nobody else's",
-			r.name(), len(measured), measured[len(measured)-1].At.Round(time.Second), 100*workload.UnsharedAfter(rs, len(rs)-len(measured)))},
+			r.name(), len(measured), measured[len(measured)-1].At.Round(time.Second), 100*workload.Unshared(rs, len(rs)-len(measured)))},
 		{Name: "Servers", Value: r.where() + ", " + r.dialect},
 		{Name: "Speed", Value: fmt.Sprintf("%g seconds of the trace in a second, arrivals ÷ %g, jitter %v", r.speed, r.rateScale, r.jitter)},
 		{Name: "Times", Value: "as the engines report them, and the time in the channel's queue; where they report none, by the clients' clock × speed"},

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"io"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -80,4 +83,29 @@ func TestReplayModeMistakes(t *testing.T) {
 		require.Equal(t, exitUsage, code, args)
 		require.Contains(t, stderr, want)
 	}
+}
+
+// whenSaid calls then when something is written that has the text in it.
+type whenSaid struct {
+	text string
+	then func()
+}
+
+func (w whenSaid) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), w.text) {
+		w.then()
+	}
+	return len(p), nil
+}
+
+// Whoever interrupts in the midst of a fault is not left with a server that was started again.
+func TestReplayIsInterruptedInAFault(t *testing.T) {
+	t.Setenv(asCommand, "1")
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	code := run(ctx, []string{
+		"replay", "--engines", "2", "--speed", "1", "--load", "0.3", "--mode", "broadcast", "--duration", "20s",
+		"--fault", "kill", "--fault-after", "500ms", "--fault-for", "1m", "--server-log",
+	}, io.Discard, whenSaid{"cannot be followed", interrupt})
+	require.Equal(t, exitInterrupted, code)
 }

@@ -89,13 +89,20 @@ func (h *happening) happen(ctx context.Context, s *stage, start time.Time) error
 	if err := begin(); err != nil {
 		return err
 	}
-	in := pause.For(ctx, h.length) == nil
+	if pause.For(ctx, h.length) != nil { // nothing is mended that is about to be taken down
+		return fmt.Errorf("--fault-for: the run ended before %v", h.after+h.length)
+	}
 	err := end()
 	h.over = time.Since(start)
-	if err == nil && !in {
-		err = fmt.Errorf("--fault-for: the run ended before %v", h.after+h.length)
-	}
 	return err
+}
+
+// end ends the fault, and waits for that.
+func (h *happening) end() {
+	if h != nil {
+		h.cancel()
+		h.ended.Wait()
+	}
 }
 
 // does returns what begins and what ends the fault.
@@ -112,8 +119,7 @@ func (h *happening) does(ctx context.Context, s *stage) (begin, end func() error
 
 // measure ends the fault and says what it did to the run.
 func (h *happening) measure(r *drive.Result, speed float64, warmUp time.Duration, replicas int) error {
-	h.cancel()
-	h.ended.Wait()
+	h.end()
 	if h.err != nil {
 		return h.err
 	}
@@ -132,7 +138,7 @@ func (h *happening) measure(r *drive.Result, speed float64, warmUp time.Duration
 	return nil
 }
 
-// tell writes the phases of a run.
+// tellPhases writes the phases of a run.
 func tellPhases(c *cobra.Command, r *drive.Result) {
 	for _, p := range r.Phases {
 		fmt.Fprintf(c.ErrOrStderr(), "%s, %s: %d requests, %d errors, %.1f %% cached, first token after %.0f ms, busiest ÷ mean %.2f, %.1f %% decided by the server\n",

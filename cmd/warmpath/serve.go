@@ -29,25 +29,25 @@ func newServe() *cobra.Command {
 		Long: "serve reads deployments from a YAML file, follows its changes, and answers clients that ask for a replica or watch\n" +
 			"them. At the end it lets the calls under way end.",
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := required(c, "config"); err != nil {
+			if err := first(required(c, "config"), atLeast("grace", grace.Seconds(), 0)); err != nil {
 				return err
 			}
-			first, err := source{config, listen}.load()
+			loaded, err := source{config, listen}.load()
 			if err != nil {
 				return usagef("--config: %w", err)
 			}
-			if err := first.CheckFiles(); err != nil {
+			if err := loaded.CheckFiles(); err != nil {
 				return usagef("--config: %s: %w", config, err)
 			}
 			if check {
-				fmt.Fprintf(c.OutOrStdout(), "%s is good: %d deployments\n", config, len(first.Deployments))
+				fmt.Fprintf(c.OutOrStdout(), "%s is good: %s\n", config, deployments(loaded))
 				return nil
 			}
 			var handler slog.Handler = slog.NewTextHandler(c.ErrOrStderr(), nil)
 			if json {
 				handler = slog.NewJSONHandler(c.ErrOrStderr(), nil)
 			}
-			return serve(c, source{config, listen}, first, slog.New(handler), grace)
+			return serve(c, source{config, listen}, loaded, slog.New(handler), grace)
 		},
 	}
 	f := c.Flags()
@@ -58,6 +58,8 @@ func newServe() *cobra.Command {
 	f.DurationVar(&grace, "grace", 10*time.Second, "how long calls under way may take at the end")
 	return c
 }
+
+func deployments(c *server.Config) string { return counted(len(c.Deployments), "deployment") }
 
 // A source is where the configuration comes from. listen, if it is not empty, replaces the file's own.
 type source struct{ path, listen string }
@@ -100,7 +102,7 @@ func serve(c *cobra.Command, from source, first *server.Config, log *slog.Logger
 	defer s.Close()
 	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.Listen)
 	if err != nil {
-		return err
+		return fmt.Errorf("listen: %w", err)
 	}
 	// Its first look is at what was just loaded, and changes nothing.
 	watcher := fleet.WatchFile(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
@@ -120,7 +122,7 @@ func serve(c *cobra.Command, from source, first *server.Config, log *slog.Logger
 		fmt.Fprintf(c.OutOrStdout(), "warmpath answers POST %s on %s\n", httpdoor.RoutePath, door.Addr())
 	}
 	go func() { failed <- s.Serve(lis) }()
-	fmt.Fprintf(c.OutOrStdout(), "warmpath serves %d deployments on %s\n", len(first.Deployments), lis.Addr())
+	fmt.Fprintf(c.OutOrStdout(), "warmpath serves %s on %s\n", deployments(first), lis.Addr())
 	select {
 	case err := <-failed:
 		return err

@@ -53,7 +53,7 @@ func servingWith(t *testing.T, args ...string) (address string, log *transcript)
 		cancel()
 		require.Equal(t, exitOK, <-ended, "%s", log)
 	})
-	pattern := regexp.MustCompile(`serves \d+ deployments on (\S+)`)
+	pattern := regexp.MustCompile(`serves \d+ deployments? on (\S+)`)
 	require.Eventually(t, func() bool { return pattern.MatchString(out.String()) }, 20*time.Second, 5*time.Millisecond, "%s", log)
 	return pattern.FindStringSubmatch(out.String())[1], log
 }
@@ -86,11 +86,11 @@ deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: 'h:1
 		code int
 		want string
 	}{
-		{[]string{}, exitFailed, "answers Unavailable"},
-		{[]string{"--token-file", token}, exitFailed, "answers Unavailable"},
-		{[]string{"--tls"}, exitFailed, "answers Unavailable"},
+		{[]string{}, exitFailed, "cannot be reached"},
+		{[]string{"--token-file", token}, exitFailed, "cannot be reached"},
+		{[]string{"--tls"}, exitFailed, "cannot be reached"},
 		{[]string{"--tls-ca", cert}, exitFailed, "answers Unauthenticated: a token is missing"},
-		{[]string{"--tls-ca", cert, "--tls-name", "other.test"}, exitFailed, "answers Unavailable"},
+		{[]string{"--tls-ca", cert, "--tls-name", "other.test"}, exitFailed, "cannot be reached"},
 		{[]string{"--tls-ca", token}, exitUsage, "--tls-ca: " + token + " has no certificate"},
 		{[]string{"--tls-ca", "/no/such"}, exitUsage, "--tls-ca: open /no/such"},
 		{[]string{"--cert", own}, exitUsage, "--cert, --key: "},

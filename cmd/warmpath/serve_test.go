@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"os"
 	"regexp"
 	"strings"
@@ -44,7 +45,7 @@ func TestServeAndChoose(t *testing.T) {
 	var out, log transcript
 	ended := make(chan int, 1)
 	go func() { ended <- run(ctx, []string{"serve", "--config", path}, &out, &log) }()
-	address := regexp.MustCompile(`serves 1 deployments on (\S+)`)
+	address := regexp.MustCompile(`serves 1 deployment on (\S+)`)
 	until := func(what func() bool) {
 		t.Helper()
 		require.Eventually(t, what, 20*time.Second, 5*time.Millisecond, "%s%s", &out, &log)
@@ -81,15 +82,50 @@ func TestServeChecks(t *testing.T) {
 	good := file(t, "good.yaml", "deployments: {chat: {register: true}}")
 	code, said, _ := command(t, "serve", "--config", good, "--check")
 	require.Zero(t, code)
-	require.Contains(t, said, "good.yaml is good: 1 deployments")
+	require.Contains(t, said, "good.yaml is good: 1 deployment\n")
 	bad := file(t, "bad.yaml", "deployments: {chat: {max_attempts: 99, register: true}}")
 	for _, args := range [][]string{{"serve", "--config", bad, "--check"}, {"serve", "--config", bad}} {
 		code, _, wrong := command(t, args...)
 		require.Equal(t, exitUsage, code)
 		require.Contains(t, wrong, "deployments.chat: max_attempts: 99 is not between 0 and 10")
 	}
-	for _, args := range [][]string{{"serve"}, {"serve", "--config", "/no/such"}, {"choose"}, {"choose", "--server", "x", "--timeout", "0s"}} {
-		code, _, wrong := command(t, args...)
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"serve"}, "--config is required"},
+		{[]string{"serve", "--config", "/no/such"}, "open /no/such"},
+		{[]string{"serve", "--config", good, "--check", "--grace", "-1s"}, "--grace: -1 is less than 0"},
+		{[]string{"choose"}, "--server is required"},
+		{[]string{"choose", "--server", "x:1", "--timeout", "0s"}, "--timeout: 0 is not a positive number"},
+		{[]string{"choose", "--server", ""}, `--server: "" is not host:port`},
+		{[]string{"top", "--server", "127.0.0.1"}, `--server: "127.0.0.1" is not host:port`},
+		{[]string{"top", "--server", "127.0.0.1:"}, `--server: "127.0.0.1:" is not host:port`},
+	} {
+		code, _, wrong := command(t, tt.args...)
 		require.Equal(t, exitUsage, code, wrong)
+		require.Contains(t, wrong, tt.want)
 	}
+}
+
+// Who asks is told whether it was the server that said no.
+func TestServersThatDoNotAnswer(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	require.NoError(t, err)
+	at := lis.Addr().String()
+	for _, args := range [][]string{{"choose"}, {"top", "--once"}} {
+		code, _, wrong := command(t, append(args, "--server", at, "--timeout", "50ms")...)
+		require.Equal(t, exitFailed, code)
+		require.Contains(t, wrong, at+" does not answer in time (see --timeout): ")
+	}
+	require.NoError(t, lis.Close())
+	for _, args := range [][]string{{"choose"}, {"top", "--once"}} {
+		code, _, wrong := command(t, append(args, "--server", at)...)
+		require.Equal(t, exitFailed, code)
+		require.Contains(t, wrong, at+" cannot be reached: ")
+	}
+	empty, _ := servingWith(t, "--config", file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments: {chat: {register: true}}"))
+	code, _, wrong := command(t, "choose", "--server", empty)
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, wrong, empty+" answers Unavailable: deployment chat: ")
 }

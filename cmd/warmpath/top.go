@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,7 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
-	"google.golang.org/grpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -41,7 +41,7 @@ func newTop() *cobra.Command {
 				return err
 			}
 			defer conn.Close()
-			return t.run(c.Context(), warmpathv1.NewStatusServiceClient(conn), c.OutOrStdout())
+			return t.run(c.Context(), warmpathv1.NewStatusServiceClient(conn), c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	f := c.Flags()
@@ -55,8 +55,8 @@ func newTop() *cobra.Command {
 	return c
 }
 
-// run looks until the context ends, or once.
-func (t *top) run(ctx context.Context, client warmpathv1.StatusServiceClient, w io.Writer) error {
+// run looks until the context ends, or once. Beside JSON, which is for programs, errors go to stderr.
+func (t *top) run(ctx context.Context, client warmpathv1.StatusServiceClient, w, stderr io.Writer) error {
 	now, err := t.look(ctx, client)
 	if err != nil {
 		return err
@@ -74,6 +74,9 @@ func (t *top) run(ctx context.Context, client warmpathv1.StatusServiceClient, w 
 			err = s.show(func(w io.Writer) error { return t.print(w, now, before) })
 		} else {
 			err = s.show(func(w io.Writer) error {
+				if t.json {
+					w = stderr
+				}
 				_, e := fmt.Fprintf(w, "%s; asking again every %v\n", printable(err.Error()), t.interval)
 				return e
 			})
@@ -97,9 +100,10 @@ func (t *top) run(ctx context.Context, client warmpathv1.StatusServiceClient, w 
 func (t *top) look(ctx context.Context, client warmpathv1.StatusServiceClient) (*warmpathv1.GetStatusResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
-	a, err := client.GetStatus(ctx, &t.ask)
+	var to peer.Peer
+	a, err := client.GetStatus(ctx, &t.ask, grpc.Peer(&to))
 	if err != nil {
-		return nil, fmt.Errorf("%s answers %s: %w", t.server, status.Code(err), errors.New(status.Convert(err).Message()))
+		return nil, refusal(t.server, &to, err)
 	}
 	return a, nil
 }

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"net"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +49,21 @@ func TestTopOnce(t *testing.T) {
 	require.Contains(t, wrong, "NotFound")
 }
 
+// A replica that cannot be reached is not shown as ready, and it is said why.
+func TestTopShowsWhoDoesNotServe(t *testing.T) {
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	at, _ := servingWith(t, "--config", file(t, "server.yaml", fmt.Sprintf(
+		"listen: 127.0.0.1:0\ndeployments: {chat: {health_check: {interval: 100ms, failures: 1}, replicas: [{id: a, address: %q}]}}", gone.Addr())))
+	shown := regexp.MustCompile(`(?m)^problem    a: not_serving for \d+s \(check\): Unavailable: .*refused(.*\n)+a +not_serving `)
+	var said string
+	require.Eventually(t, func() bool {
+		_, said, _ = command(t, "top", "--server", at, "--once")
+		return shown.MatchString(said)
+	}, 20*time.Second, 5*time.Millisecond, "%s", &said)
+}
+
 // statuses answers with one after the other, then fails.
 type statuses struct {
 	warmpathv1.StatusServiceClient
@@ -72,7 +90,11 @@ func TestTopLive(t *testing.T) {
 			Name: "chat", Policy: "p", Decisions: []*warmpathv1.DecisionCount{{Policy: "p", Reason: "ring", Count: count}},
 			Replicas: []*warmpathv1.ReplicaStatus{{
 				Id: "evil\x1b[2J\n", State: "ready", Stale: true, KvTokens: 1000,
-				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 10, BlockTokens: 16, Gaps: 3, LagUs: 1500},
+				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 10, BlockTokens: 16, Gaps: 3, LagUs: 1500, Problem: "events"},
+				Health: []*warmpathv1.HealthReport{
+					{By: "clients", State: "ejected", ForMs: 65_400, Why: "calls fail", Clients: 2}, {By: "check", State: "not_serving", Why: "NOT_SERVING"},
+				},
+				PollProblem: "polls",
 			}},
 		}}}
 	}
@@ -81,14 +103,29 @@ func TestTopLive(t *testing.T) {
 	var out bytes.Buffer
 	tp := top{server: "s", interval: time.Millisecond, timeout: time.Minute}
 	fake := &statuses{answers: []*warmpathv1.GetStatusResponse{look("x", 1000, 10), look("x", 3000, 30), look("y", 500, 4)}, end: cancel}
-	require.NoError(t, tp.run(ctx, fake, &out))
+	require.NoError(t, tp.run(ctx, fake, &out, nil))
 	text := out.String()
 	require.Contains(t, text, "ring 30 (10/s)")
 	require.Contains(t, text, "ring 4\n", "another life: no rate")
 	require.Contains(t, text, "asking again every 1ms")
 	require.Regexp(t, `160 of 1000 +1 of 2 +3 +1.5ms`, text)
 	require.Contains(t, text, "ready, stale")
+	require.Contains(t, text, ": ejected for 1m5s (2 clients): calls fail; not_serving (check): NOT_SERVING; events; polls\n")
 	require.NotContains(t, text, "\x1b")
+
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	var wrong bytes.Buffer
+	out.Reset()
+	tp.json = true
+	fake = &statuses{answers: []*warmpathv1.GetStatusResponse{look("x", 1000, 10), look("x", 3000, 30)}, end: cancel}
+	require.NoError(t, tp.run(ctx, fake, &out, &wrong))
+	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	require.Len(t, lines, 2)
+	for _, line := range lines {
+		require.True(t, json.Valid([]byte(line)), "%s", line)
+	}
+	require.Contains(t, wrong.String(), "asking again every 1ms")
 }
 
 func TestPageFitsTheTerminal(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -64,12 +65,17 @@ func printDeployment(w io.Writer, d *warmpathv1.DeploymentStatus, p past) error 
 		fmt.Fprintf(&b, "lost       %s\n", lost)
 	}
 	if x := d.GetIndex(); x != nil {
-		fmt.Fprintf(&b, "index      %s, %d blocks, %d evicted, %d superblocks told\n", humanize.IBytes(x.GetBytes()), x.GetBlocks(), x.GetEvictions(), x.GetSuperblocks())
+		fmt.Fprintf(&b, "index      %s, %s, %d evicted, %s told\n", humanize.IBytes(x.GetBytes()), counted(x.GetBlocks(), "block"), x.GetEvictions(), counted(x.GetSuperblocks(), "superblock"))
 	}
-	fmt.Fprintf(&b, "broadcast  %s%s in %d messages%s\n", humanize.IBytes(d.GetBroadcastBytes()), p.rate(d.GetBroadcastBytes(), p.GetBroadcastBytes()),
-		d.GetBroadcastMessages(), p.rate(d.GetBroadcastMessages(), p.GetBroadcastMessages()))
+	fmt.Fprintf(&b, "broadcast  %s%s in %s%s\n", humanize.IBytes(d.GetBroadcastBytes()), p.rate(d.GetBroadcastBytes(), p.GetBroadcastBytes()),
+		counted(d.GetBroadcastMessages(), "message"), p.rate(d.GetBroadcastMessages(), p.GetBroadcastMessages()))
+	for _, r := range d.GetReplicas() { // before the table, where a terminal is wide enough for them
+		if problems := problemsOf(r); problems != "" {
+			fmt.Fprintf(&b, "problem    %s: %s\n", printable(r.GetId()), printable(problems))
+		}
+	}
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "REPLICA\tSTATE\tONGOING\tQUEUED TOKENS\tCACHED TOKENS\tEVENTS\tGAPS\tLAG\tADDRESS\tPROBLEM")
+	fmt.Fprintln(t, "REPLICA\tSTATE\tONGOING\tQUEUED TOKENS\tCACHED TOKENS\tEVENTS\tGAPS\tLAG\tADDRESS")
 	for _, r := range d.GetReplicas() {
 		fmt.Fprintln(t, strings.Join(replicaCells(r), "\t"))
 	}
@@ -100,13 +106,13 @@ func decisionsOf(d *warmpathv1.DeploymentStatus, p past) string {
 func lostOf(d *warmpathv1.DeploymentStatus) string {
 	var all []string
 	if n := d.GetReservationsExpired(); n > 0 {
-		all = append(all, fmt.Sprintf("%d reservations expired", n))
+		all = append(all, counted(n, "reservation")+" expired")
 	}
 	if n := d.GetRegistrationsExpired(); n > 0 {
-		all = append(all, fmt.Sprintf("%d registrations expired", n))
+		all = append(all, counted(n, "registration")+" expired")
 	}
 	for _, f := range d.GetFailures() {
-		all = append(all, fmt.Sprintf("%d picks %v", f.GetCount(), codes.Code(f.GetCode())))
+		all = append(all, fmt.Sprintf("%s %v", counted(f.GetCount(), "pick"), codes.Code(f.GetCode())))
 	}
 	return strings.Join(all, ", ")
 }
@@ -128,12 +134,29 @@ func replicaCells(r *warmpathv1.ReplicaStatus) []string {
 	if kv := r.GetKvTokens(); kv > 0 {
 		cached += fmt.Sprintf(" of %d", kv)
 	}
-	problem := cmp.Or(r.GetEvents().GetProblem(), r.GetPollProblem())
-	all := []string{r.GetId(), state, ongoing, fmt.Sprint(r.GetQueuedTokens()), cached, events, gaps, lag, r.GetAddress(), problem}
+	all := []string{r.GetId(), state, ongoing, fmt.Sprint(r.GetQueuedTokens()), cached, events, gaps, lag, r.GetAddress()}
 	for i := range all {
 		all[i] = printable(all[i])
 	}
 	return all
+}
+
+// problemsOf is all that speaks against a replica, or of which nothing can be known.
+func problemsOf(r *warmpathv1.ReplicaStatus) string {
+	var all []string
+	for _, h := range r.GetHealth() {
+		text := h.GetState()
+		if ago := time.Duration(h.GetForMs()) * time.Millisecond; ago > 0 {
+			text += fmt.Sprintf(" for %v", ago.Truncate(time.Second))
+		}
+		by := h.GetBy()
+		if n := h.GetClients(); n > 0 {
+			by = counted(n, "client")
+		}
+		all = append(all, fmt.Sprintf("%s (%s): %s", text, by, h.GetWhy()))
+	}
+	all = append(all, r.GetEvents().GetProblem(), r.GetPollProblem())
+	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
 // printable keeps what a server says from driving the terminal, or from breaking the table.

@@ -50,7 +50,7 @@ func (c *Call) Acquire(b *Binding) error {
 	case routing.ErrNotConnected, routing.ErrClosed:
 		return nil
 	}
-	return Status(err)
+	return Status(Explain(err, &c.Request, b.Router.View()))
 }
 
 // Book returns the booking of this attempt for a picker: the one that came with
@@ -86,7 +86,7 @@ func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection fu
 	}
 	if err := b.Router.Pick(ctx, &c.Request, &c.booking); err != nil {
 		c.last.Full = err == routing.ErrFull
-		return nil, false, err
+		return nil, false, Explain(err, &c.Request, b.Router.View())
 	}
 	c.decidedHere(b)
 	ready, kept := c.claim(ctx, b, connection)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/lookaside"
 )
 
@@ -77,6 +78,9 @@ func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, una
 		c.Request.Answer = routing.AnswerWhole
 	}
 	_, c.route = From(ctx)
+	if c.route != nil && c.route.Report != nil {
+		*c.route.Report = telemetry.Report{} // what an earlier call left there
+	}
 	if s := trace.SpanFromContext(ctx); s.IsRecording() {
 		c.more().span = s
 	}

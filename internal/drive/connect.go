@@ -95,18 +95,17 @@ func knock(ctx context.Context, channels []*grpc.ClientConn, replicas []fleet.Re
 	for _, cc := range channels {
 		health := healthpb.NewHealthClient(cc)
 		for _, r := range replicas {
-			all.Go(func() {
-				for {
-					_, err := health.Check(client.WithPin(ctx, r.ID), &healthpb.HealthCheckRequest{})
-					if status.Code(err) != codes.Unavailable {
-						return
-					}
-					if pause.For(ctx, knockEvery) != nil {
-						return
-					}
-				}
-			})
+			all.Go(func() { knockAt(ctx, health, r.ID) })
 		}
 	}
 	all.Wait()
+}
+
+func knockAt(ctx context.Context, health healthpb.HealthClient, replica string) {
+	for {
+		_, err := health.Check(client.WithPin(ctx, replica), &healthpb.HealthCheckRequest{})
+		if status.Code(err) != codes.Unavailable || pause.For(ctx, knockEvery) != nil {
+			return
+		}
+	}
 }

@@ -62,7 +62,8 @@ func TestRunAgreesWithTheEngines(t *testing.T) {
 			prompt, cached, computed, output = prompt+s.Prompt, cached+s.Cached, computed+s.Computed, output+s.Output
 		}
 		var p, c, m, o int
-		for _, s := range f.Stats() {
+		for _, server := range f.servers {
+			s := server.Stats()
 			p, c, m, o = p+s.Engine.PromptTokens, c+s.Engine.CachedTokens, m+s.Engine.ComputedTokens, o+s.Engine.OutputTokens
 		}
 		require.Equal(t, []int{p, c, m, o}, []int{prompt, cached, computed, output}, dialect)

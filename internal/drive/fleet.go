@@ -46,15 +46,6 @@ func (f *Fleet) Target() string {
 	return resolver.Scheme + ":///" + strings.Join(entries, ",")
 }
 
-// Stats are the engines' figures.
-func (f *Fleet) Stats() []grpcserver.Stats {
-	all := make([]grpcserver.Stats, len(f.servers))
-	for i, s := range f.servers {
-		all[i] = s.Stats()
-	}
-	return all
-}
-
 // Kill ends the engines and the calls on them.
 func (f *Fleet) Kill() {
 	for _, s := range f.servers {

@@ -116,7 +116,7 @@ func (d Demo) at(ctx context.Context, speed float64) (*Plan, error) {
 	if p.Measured == 0 {
 		return nil, fmt.Errorf("no request of %s arrives in %v of engine time: give it more time or speed", d.Workload, p.Length)
 	}
-	p.Unshared = workload.UnsharedAfter(p.Requests, before)
+	p.Unshared = workload.Unshared(p.Requests, before)
 	return p, nil
 }
 

@@ -21,5 +21,5 @@
 // Complexity. A report is linear in the replicas, an update in what it carries and, where load is told, in the
 // replicas. One connection, two goroutines and, while a server is followed, two more.
 //
-// Source: proto/warmpath/v1; many-clients.md 4, 9 and 10.
+// Source: proto/warmpath/v1.
 package lookaside

@@ -43,22 +43,7 @@ func (w *Watch) follow(servers []*server, at int) (heard bool, better int, err e
 	if err != nil {
 		return false, 0, because(ctx, err)
 	}
-	messages := make(chan *warmpathv1.WatchReplicasResponse)
-	w.ended.Go(func() {
-		for {
-			m, err := f.stream.Recv()
-			if err != nil {
-				cancel(err)
-				return
-			}
-			silence.Reset(w.o.Timing.Silence)
-			select {
-			case messages <- m:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
+	messages := f.receive(ctx, cancel, silence)
 	found := w.awaitBetter(ctx, servers[:at])
 	var desk <-chan struct{} // nil until the server is known to be one
 	timer := time.NewTimer(time.Hour)
@@ -88,6 +73,27 @@ func (w *Watch) follow(servers []*server, at int) (heard bool, better int, err e
 		}
 		timer.Reset(f.wait())
 	}
+}
+
+// receive passes on what the server says, until ctx ends. It ends ctx where the stream does.
+func (f *following) receive(ctx context.Context, cancel context.CancelCauseFunc, silence *time.Timer) <-chan *warmpathv1.WatchReplicasResponse {
+	messages := make(chan *warmpathv1.WatchReplicasResponse)
+	f.w.ended.Go(func() {
+		for {
+			m, err := f.stream.Recv()
+			if err != nil {
+				cancel(err)
+				return
+			}
+			silence.Reset(f.w.o.Timing.Silence)
+			select {
+			case messages <- m:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return messages
 }
 
 // because is why a watch ended: the context's cause where there is one.
@@ -190,7 +196,8 @@ func (w *Watch) booked(numbers []uint32) []book {
 func (w *Watch) take(m *warmpathv1.WatchReplicasResponse, first bool) {
 	now := time.Now()
 	w.mu.Lock()
-	w.heard = now
+	again := w.silent && !first
+	w.heard, w.silent = now, false
 	if first {
 		w.begin(m.GetIncarnation(), now)
 	}
@@ -209,6 +216,10 @@ func (w *Watch) take(m *warmpathv1.WatchReplicasResponse, first bool) {
 	w.tell()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if again { // what it says now is only what has changed
+		w.tellVerdicts()
+		w.believe()
+	}
 	if u := m.GetIndex(); u != nil {
 		w.takeIndex(u)
 	}
@@ -279,6 +290,11 @@ func (w *Watch) takeLoad(u *warmpathv1.LoadUpdate) {
 	if u.GetCounted() == 0 && (w.resumed || w.believes()) && time.Since(w.begun) < counting {
 		return
 	}
+	w.believe()
+}
+
+// believe passes on what the server has said of others' bookings. Called with mu held.
+func (w *Watch) believe() {
 	numbers := w.members.numbers()
 	if !w.ledger.knows(numbers) {
 		if w.unknown.IsZero() {

@@ -24,17 +24,27 @@ func (w *Watch) takeVerdicts(u *warmpathv1.VerdictUpdate) {
 		}
 		w.verdicts = append(w.verdicts, v)
 	}
+	w.tellVerdicts()
+}
+
+// tellVerdicts puts into force what was told. Called with mu held.
+func (w *Watch) tellVerdicts() {
 	for _, r := range w.routers {
 		r.SetVerdicts(w.verdicts)
 	}
 }
 
-// dropVerdicts is for when the server that told of them is no longer heard, or another one is. Called with mu held.
+// dropVerdicts is for when another server is heard than the one that told of them. Called with mu held.
 func (w *Watch) dropVerdicts() {
+	w.suspendVerdicts()
+	w.verdicts = nil
+}
+
+// suspendVerdicts is for when the server that told of them is no longer heard. Called with mu held.
+func (w *Watch) suspendVerdicts() {
 	if len(w.verdicts) == 0 {
 		return
 	}
-	w.verdicts = nil
 	for _, r := range w.routers {
 		r.DropVerdicts()
 	}

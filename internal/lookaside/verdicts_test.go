@@ -71,8 +71,22 @@ func TestVerdictsOfALostServer(t *testing.T) {
 			require.Equal(t, routing.Ejected, condition(r, "a"))
 			lose(w)
 			require.Equal(t, routing.OnTrial, condition(r, "a"))
+			require.Empty(t, w.findings(), "it is no finding of ours")
 		})
 	}
+}
+
+// A server that was silent and speaks again has not taken anything back: what it says anew is only what has changed.
+func TestVerdictsOfAServerThatWasSilent(t *testing.T) {
+	w, r := judging(t)
+	w.takeVerdicts(verdictOn(1, warmpathv1.VerdictState_VERDICT_STATE_EJECTED))
+	w.fade(time.Now())
+	w.fade(time.Now())
+	require.Equal(t, routing.OnTrial, condition(r, "a"))
+	w.take(new(warmpathv1.WatchReplicasResponse), false)
+	require.Equal(t, routing.Ejected, condition(r, "a"))
+	w.take(&warmpathv1.WatchReplicasResponse{Verdicts: new(warmpathv1.VerdictUpdate)}, false)
+	require.Equal(t, routing.Warming, condition(r, "a"))
 }
 
 // What a Router finds is told under the server's numbers.

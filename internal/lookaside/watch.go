@@ -48,6 +48,7 @@ type Watch struct {
 	hearsay     routing.Hearsay
 	others      []routing.ForeignLoad // what the Routers were told
 	heard       time.Time             // when a server last said anything
+	silent      bool                  // … and it is so long ago that its verdicts are not in force
 	begun       time.Time             // when a server began to be followed
 	resumed     bool                  // it knew us
 	unknown     time.Time             // since when it says that it knows nobody's load; zero = it knows
@@ -93,7 +94,9 @@ func (w *Watch) Attach(r *routing.Router) (detach func()) {
 	w.routers = append(w.routers, r)
 	w.tellCapacities(r)
 	r.SetForeignLoad(w.others)
-	r.SetVerdicts(w.verdicts)
+	if !w.silent {
+		r.SetVerdicts(w.verdicts)
+	}
 	r.ShareRoutes(w.routes.note)
 	if r.ObservesCache() && (len(w.caches.told) > 0 || w.versions.index > 0) {
 		w.wantIndex = true
@@ -190,8 +193,9 @@ func (w *Watch) settle(now time.Time) {
 // mu held.
 func (w *Watch) fade(now time.Time) {
 	silent := now.Sub(w.heard) >= w.o.Timing.Fade
-	if silent {
-		w.dropVerdicts()
+	if silent && !w.silent {
+		w.silent = true
+		w.suspendVerdicts()
 	}
 	if !silent && (w.unknown.IsZero() || now.Sub(w.unknown) < w.o.Timing.Fade) {
 		return

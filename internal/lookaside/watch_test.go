@@ -159,8 +159,11 @@ func TestLoadFades(t *testing.T) {
 	}
 	require.Equal(t, []int{16, 8, 4, 2, 1, 0, 0}, faded)
 	require.True(t, slices.IsSortedFunc(faded, func(a, b int) int { return b - a }))
+	w.take(new(warmpathv1.WatchReplicasResponse), false)
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r), "believed again, though nothing has changed")
+	fade(w.o.Timing.Fade)
 	w.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{}}, false)
-	require.Positive(t, foreign(r)["r2"], "believed again")
+	require.Equal(t, 32, foreign(r)["r2"])
 }
 
 // Whatever a server says, nothing breaks, and what was known of the first one can still be reached.

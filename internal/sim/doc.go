@@ -47,5 +47,5 @@
 //
 // # Source
 //
-// reference/engine-model.md of the project gives the model and the metrics, and what they leave out.
+// docs/simulator.md tells what the model gets right, what wrong, and what it leaves out.
 package sim

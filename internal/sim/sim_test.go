@@ -94,7 +94,7 @@ func TestMixedFleet(t *testing.T) {
 	require.Greater(t, float64(fast), 1.2*float64(slow))
 }
 
-// The shape of many-clients.md on a fleet that is small: what is learnt from one's own routing goes down with the
+// What docs/routing-quality.md shows, on a fleet that is small: what is learnt from one's own routing goes down with the
 // number of clients, what is agreed stays, and on loads that are a little old the least loaded is where all go.
 func TestManyClients(t *testing.T) {
 	t.Parallel()

@@ -64,7 +64,7 @@ func checkAnswers(t *testing.T, rs []Request) (turns int) {
 		r := &rs[i]
 		if p := before[r.Session]; p != nil && r.Session != "" && r.Turn == p.Turn+1 {
 			turns++
-			want := append(p.Tokens(), p.Output()...)
+			want := appendTokens(p.Tokens(), OutputSeed(p.ID), 0, p.OutputTokens)
 			require.Equal(t, want, r.Tokens()[:len(want)])
 		}
 		if p := before[r.Session]; p == nil || r.Turn > p.Turn {

@@ -2,7 +2,6 @@ package workload
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/kvindex"
@@ -61,29 +60,4 @@ func (r *Request) AppendTokens(dst []uint32) []uint32 {
 		dst = appendTokens(dst, s.Seed, int(s.From), int(s.Len))
 	}
 	return dst
-}
-
-// Prompt is the prompt as text.
-func (r *Request) Prompt() string {
-	if r.Text != "" {
-		return r.Text
-	}
-	var b strings.Builder
-	b.Grow(TextBytesPerToken * r.PromptTokens)
-	for _, s := range r.Segments {
-		for i := range int(s.Len) {
-			b.WriteString(TokenText(Token(s.Seed, int(s.From)+i)))
-		}
-	}
-	return b.String()
-}
-
-// Output is the answer that an engine gives.
-func (r *Request) Output() []uint32 {
-	seed := OutputSeed(r.ID)
-	ts := make([]uint32, r.OutputTokens)
-	for i := range ts {
-		ts[i] = Token(seed, i)
-	}
-	return ts
 }

@@ -64,14 +64,14 @@ func TestHashesAgree(t *testing.T) {
 			require.Len(t, hashes, 103/size)
 			require.Len(t, tail, 103%size)
 			ids, idTail := HashTokens(nil, r.Tokens(), size, seed)
-			text, textTail := HashText(nil, r.Prompt(), size, seed)
+			text, textTail := HashText(nil, textOf(&r), size, seed)
 			require.Equal(t, hashes, ids)
 			require.Equal(t, hashes, text)
 			require.Equal(t, tail, idTail)
 			require.Equal(t, tail, textTail)
 		}
 	}
-	require.Equal(t, r.Tokens(), TextTokens(r.Prompt()))
+	require.Equal(t, r.Tokens(), TextTokens(textOf(&r)))
 	base, _ := r.Hashes(nil, 16, BaseHashSeed)
 	salted, _ := r.Hashes(nil, 16, kvindex.SeedFor("", "", "salt"))
 	adapted, _ := r.Hashes(nil, 16, kvindex.SeedFor("", "salt", ""))
@@ -102,4 +102,18 @@ func BenchmarkHashes(b *testing.B) {
 	for b.Loop() {
 		r.Hashes(dst, 16, BaseHashSeed)
 	}
+}
+
+// textOf is a prompt as text.
+func textOf(r *Request) string {
+	if r.Text != "" {
+		return r.Text
+	}
+	var b strings.Builder
+	for _, s := range r.Segments {
+		for i := range int(s.Len) {
+			b.WriteString(TokenText(Token(s.Seed, int(s.From)+i)))
+		}
+	}
+	return b.String()
 }

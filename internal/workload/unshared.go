@@ -43,11 +43,9 @@ func withOneOffs(rs []Request, share float64, name string, end time.Duration, se
 }
 
 // Unshared is the share of the prompt tokens that a cache without bound, common to all requests, would not
-// hold when they arrive. Segments count as wholes, texts in blocks of 16 tokens.
-func Unshared(rs []Request) float64 { return UnsharedAfter(rs, 0) }
-
-// UnsharedAfter is Unshared of the requests after the first few, which have filled the cache.
-func UnsharedAfter(rs []Request, first int) float64 {
+// hold when they arrive. Those before the first fill the cache and do not count. Segments count as wholes, texts
+// in blocks of 16 tokens.
+func Unshared(rs []Request, first int) float64 {
 	seen := newSeen()
 	total, fresh := 0, 0
 	for i := range rs {

@@ -14,13 +14,13 @@ func TestUnshared(t *testing.T) {
 {"timestamp": 2, "input_length": 1536, "output_length": 1, "hash_ids": [5, 1, 2]}`
 	rs, err := Load(strings.NewReader(in), "mooncake")
 	require.NoError(t, err)
-	require.Equal(t, 6./8, Unshared(rs), "a block is shared with all before it")
-	require.Equal(t, 4./6, UnsharedAfter(rs, 1))
-	require.Zero(t, Unshared(nil))
+	require.Equal(t, 6./8, Unshared(rs, 0), "a block is shared with all before it")
+	require.Equal(t, 4./6, Unshared(rs, 1))
+	require.Zero(t, Unshared(nil, 0))
 	text := strings.Repeat("x", 128)
 	require.Equal(t, 33./65, Unshared([]Request{
 		{Text: text, PromptTokens: 32}, {Text: text + "abcd", PromptTokens: 33},
-	}))
+	}, 0))
 }
 
 // chat alone shares three quarters of its tokens; with one-offs as much is new as was asked for, at all times.
@@ -28,15 +28,15 @@ func TestOneOffs(t *testing.T) {
 	spec := Spec{Name: "chat", Rate: 5, Duration: 20 * time.Minute, Seed: 4}
 	plain, err := Generate(spec)
 	require.NoError(t, err)
-	require.InDelta(t, 0.25, Unshared(plain), 0.02)
+	require.InDelta(t, 0.25, Unshared(plain, 0), 0.02)
 	spec.Unshared = 0.4
 	rs, err := Generate(spec)
 	require.NoError(t, err)
-	require.InDelta(t, 0.41, Unshared(rs), 0.01)
+	require.InDelta(t, 0.41, Unshared(rs, 0), 0.01)
 	checkAnswers(t, rs)
 	for _, share := range []float64{0.3, 0.6, 0.9} {
 		n := int(share * float64(len(rs)))
-		require.GreaterOrEqual(t, UnsharedAfter(rs[:n+len(rs)/10], n), 0.38, "from request %d", n)
+		require.GreaterOrEqual(t, Unshared(rs[:n+len(rs)/10], n), 0.38, "from request %d", n)
 	}
 	conversations := 0
 	for _, r := range rs {
@@ -53,7 +53,7 @@ func TestOneOffs(t *testing.T) {
 	spec.Name = "nothing-shared"
 	rs, err = Generate(spec)
 	require.NoError(t, err)
-	require.Equal(t, 1., Unshared(rs))
+	require.Equal(t, 1., Unshared(rs, 0))
 	spec.Unshared = 1
 	_, err = Generate(spec)
 	require.ErrorContains(t, err, "unshared")

@@ -18,5 +18,6 @@
 // An answer is bounded in bytes and time, redirects are not followed, and no environment variable sends the question through a
 // proxy. No proto name of an engine's is registered: fields are read by number.
 //
-// Source: kv-routing.md 9 for the names on the pages, engines.md 1.1 for the numbers of the fields.
+// Source: the metrics that vLLM, SGLang and TensorRT-LLM publish, for the names on the pages; the engines' published protos
+// for the numbers of the fields.
 package loadpoll

@@ -36,7 +36,7 @@ func (b *Blocks) Cut(prompt routing.Prompt, tokens int, g Grain, seed kvindex.Se
 	if b.Length == 0 {
 		b.Size, b.Length, b.Unit = g.Bytes, len(prompt.Text), routing.BytesPerToken
 	}
-	full := b.Full()
+	full := b.full()
 	b.Hashes = b.few[:0]
 	if full+1 > short {
 		b.Hashes = make([]uint64, 0, full+1)
@@ -65,12 +65,12 @@ func (b *Blocks) take(h *routing.Hashed, tail bool) {
 	b.Size, b.Length, b.Unit = h.Size, h.Length, h.Unit
 	b.Hashes = h.Hashes
 	if !tail {
-		b.Hashes = b.Hashes[:b.Full()]
+		b.Hashes = b.Hashes[:b.full()]
 	}
 }
 
-// Full returns how many full blocks the prompt has.
-func (b *Blocks) Full() int {
+// full returns how many full blocks the prompt has.
+func (b *Blocks) full() int {
 	if b.Size == 0 {
 		return 0
 	}

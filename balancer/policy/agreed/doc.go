@@ -11,7 +11,8 @@
 // them: the key. [Scorer] puts the replicas in the order of the key, by rendezvous
 // hashing. That order is the agreed order, for as many clients as there are. A key in
 // more than 1/2N of the requests is too much for one replica that has others beside it;
-// Popularity tells this too, and where the prompts of such a key part.
+// Popularity tells this too, and where the prompts of such a key part. [Reuse] is what
+// agreeing turns out to gain, and [Turns] is who is next where that is nothing.
 //
 // # Complexity
 //

@@ -17,7 +17,7 @@ func (b *Blocks) Superblocks(to []uint64) (hashes []uint64, per int) {
 	if per = PerSuperblock(b.Size, b.Unit); per == 0 {
 		return to, 0
 	}
-	for end := per; end <= b.Full(); end += per {
+	for end := per; end <= b.full(); end += per {
 		to = append(to, b.Hashes[end-1])
 	}
 	return to, per

@@ -27,5 +27,5 @@
 //
 // # Source
 //
-// The rule of the predictions is the project's own: reference/many-clients.md, 7 and 9.
+// The rule of the predictions is the project's own; docs/routing-quality.md measures it.
 package holdings

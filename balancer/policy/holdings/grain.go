@@ -8,7 +8,8 @@ import (
 )
 
 // grains are the blocks of tokens that engines were found to use, by model; "" stands
-// for replicas that declare none. The first to be told counts.
+// for replicas that declare none. The first to be told counts, as long as somebody holds
+// such blocks.
 type grains struct {
 	fallback agreed.Grain
 	learnt   atomic.Pointer[map[string]int] // replaced under Index.mu
@@ -60,6 +61,19 @@ func (g *grains) learn(models []string, tokens int) bool {
 		g.learnt.Store(&next)
 	}
 	return fits
+}
+
+// forget makes room for another block of an engine that serves these models. Called with
+// Index.mu held.
+func (g *grains) forget(models []string) {
+	if len(models) == 0 {
+		models = anyModel
+	}
+	next := maps.Clone(*g.learnt.Load())
+	for _, m := range models {
+		delete(next, m)
+	}
+	g.learnt.Store(&next)
 }
 
 // known reports whether this block was learnt for all of these models, as it is with all

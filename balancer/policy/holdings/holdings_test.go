@@ -156,6 +156,30 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	}
 }
 
+// A fleet may be restarted with another block, one replica after the other.
+func TestAnotherBlockIsLearnt(t *testing.T) {
+	o := defaults
+	o.Learn = true
+	w := newWorld(t, o)
+	p := tokens(1, 320)
+	tell := func(id string, size int) {
+		w.tell(routing.CacheChange{Replica: id, BlockTokens: size, Stored: kvindex.AppendTokens(nil, p, size, kvindex.SeedFor("", "", ""))})
+	}
+	tell("r0", 16)
+	tell("r1", 16)
+	w.tell(routing.CacheChange{Replica: "r0", BlockTokens: 16, Cleared: true})
+	tell("r0", 32)
+	require.EqualValues(t, 1, w.Stats().Refused, "r1 holds blocks of the other size")
+	require.Equal(t, 16, w.Grain("").Tokens)
+	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
+	tell("r0", 32)
+	tell("r1", 32)
+	require.EqualValues(t, 1, w.Stats().Refused)
+	require.Equal(t, 32, w.Grain("").Tokens)
+	require.Equal(t, 10, w.depth(p, "r0", routing.TierGPU))
+	require.Equal(t, 10, w.depth(p, "r1", routing.TierGPU))
+}
+
 func TestTheEnginesBlockIsLearnt(t *testing.T) {
 	fleet := policytest.Fleet(4)
 	fleet[1].Models, fleet[2].Models, fleet[3].Models = []string{"a"}, []string{"b"}, []string{"a"}

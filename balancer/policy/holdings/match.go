@@ -17,17 +17,15 @@ type Found struct {
 	// of its ranks: see Fleet.Unit.
 	Holders []agreed.Place
 
-	// Tiers is how many tiers differ: above it, Depth is that of the tier below.
-	Tiers int
-
 	fine, coarse kvindex.Matches
 	depth        [routing.Tiers][]int32 // by unit
+	tiers        int                    // how many differ: above, the depth is that of the tier below
 	bounds       []uint64
 }
 
 // Depth returns how many leading blocks a unit holds on a tier or a faster one.
 func (f *Found) Depth(unit int, t routing.Tier) int {
-	return int(f.depth[min(int(t), f.Tiers-1)][unit])
+	return int(f.depth[min(int(t), f.tiers-1)][unit])
 }
 
 // Any returns how many leading blocks a unit holds on any tier.
@@ -77,7 +75,7 @@ func (f *Found) reset(units int) {
 			}
 		}
 	}
-	f.Holders, f.Tiers = f.Holders[:0], 1
+	f.Holders, f.tiers = f.Holders[:0], 1
 	for t := range f.depth {
 		if len(f.depth[t]) < units {
 			f.depth[t] = append(f.depth[t], make([]int32, units-len(f.depth[t]))...)
@@ -97,7 +95,7 @@ func (f *Found) take(fleet *Fleet, l lane, depth int32) {
 	}
 	d := &f.depth[l.tier][unit]
 	*d = max(*d, depth)
-	f.Tiers = max(f.Tiers, int(l.tier)+1)
+	f.tiers = max(f.tiers, int(l.tier)+1)
 }
 
 // finish makes depths cumulative over the tiers, and puts the holders in order unless
@@ -105,7 +103,7 @@ func (f *Found) take(fleet *Fleet, l lane, depth int32) {
 func (f *Found) finish(sorted bool) {
 	for i := range f.Holders {
 		h := &f.Holders[i]
-		for t := range f.Tiers {
+		for t := range f.tiers {
 			h.Depth = max(h.Depth, f.depth[t][h.At])
 			f.depth[t][h.At] = h.Depth
 		}

@@ -1,6 +1,7 @@
 package holdings
 
 import (
+	"slices"
 	"strconv"
 	"sync/atomic"
 
@@ -13,9 +14,10 @@ type Member struct {
 	Sent atomic.Int64 // for whoever counts what was sent there
 
 	id     string
-	number int // dense; that of a member who left is given again
-	models []string
+	number int                   // dense; that of a member who left is given again
+	models []string              // declared; guarded by Index.mu
 	told   atomic.Bool           // CacheChanged told of it
+	block  int                   // tokens in the blocks that it was told to hold; 0 = none; guarded by Index.mu
 	routes []*routes             // by rank
 	lanes  map[lane]kvindex.Slot // what is told of it; guarded by Index.mu
 }
@@ -136,11 +138,13 @@ func (x *Index) Fleet(v *routing.View) *Fleet {
 		return f
 	}
 	f := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas(), serving: make(map[string]int)}
-	units := 0
+	units, renewed := 0, false
 	for i, r := range f.Replicas {
 		m := x.known[r.ID]
 		if m == nil {
 			m = stranger
+		} else if !slices.Equal(m.models, r.Models) {
+			m.models, renewed = r.Models, true
 		}
 		f.Members = append(f.Members, m)
 		f.units = append(f.units, int32(units))
@@ -159,6 +163,9 @@ func (x *Index) Fleet(v *routing.View) *Fleet {
 		}
 	}
 	f.units = append(f.units, int32(units))
+	if renewed {
+		x.models.renew(f.Members)
+	}
 	x.fleet.Store(f)
 	return f
 }

@@ -48,15 +48,32 @@ func (m *models) learn(declared []string) {
 	if told := m.told.Load(); told != nil {
 		next = maps.Clone(*told)
 	}
-	if len(declared) == 0 {
-		next[""] = ""
-	}
-	for _, name := range declared {
-		if _, ok := next[name]; !ok {
-			next[name] = declared[0]
+	declare(next, declared)
+	m.told.Store(&next)
+}
+
+// renew takes what members declare in place of what they did before. Called with Index.mu held.
+func (m *models) renew(members []*Member) {
+	next := make(map[string]string)
+	for _, x := range members {
+		if x.told.Load() {
+			declare(next, x.models)
 		}
 	}
-	m.told.Store(&next)
+	if len(next) > 0 {
+		m.told.Store(&next)
+	}
+}
+
+func declare(names map[string]string, declared []string) {
+	if len(declared) == 0 {
+		names[""] = ""
+	}
+	for _, name := range declared {
+		if _, ok := names[name]; !ok {
+			names[name] = declared[0]
+		}
+	}
 }
 
 // Seed is what the prompt of a request is to be hashed with, so that its blocks are

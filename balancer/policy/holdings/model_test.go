@@ -6,6 +6,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy/agreed"
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
@@ -55,5 +57,33 @@ func TestTheModelDoesNotHideWhatIsTold(t *testing.T) {
 		w.Match(w.fleet, b, &f)
 		require.Len(t, f.Holders, 1, "declared %q, asked %q", tt.declared, tt.asked)
 		assert.EqualValues(t, 20, f.Holders[0].Depth)
+	}
+}
+
+// A replica may declare its models after it was told of.
+func TestModelsThatAreDeclaredLater(t *testing.T) {
+	p := tokens(1, 320)
+	fleet := policytest.Fleet(2)
+	policy, err := poweroftwo.New(poweroftwo.DefaultConfig())
+	require.NoError(t, err)
+	r := policytest.NewRouter(t, policy, fleet)
+	x := New(defaults)
+	x.ReplicasChanged(r.View().Replicas(), nil)
+	x.Fleet(r.View())
+	tell := func(model string) {
+		x.CacheChanged([]routing.CacheChange{{Replica: "r1", BlockTokens: 16, Cleared: true,
+			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(model, "", ""))}})
+	}
+	tell("")
+	fleet[1].Models = []string{"m"}
+	r.SetFleet(fleet)
+	tell("m")
+	now := x.Fleet(r.View())
+	for _, asked := range []string{"m", ""} {
+		var b agreed.Blocks
+		b.Cut(routing.Prompt{Tokens: p}, len(p), x.Grain(asked), x.Seed(&routing.Request{Model: asked}), true)
+		var f Found
+		x.Match(now, &b, &f)
+		require.Len(t, f.Holders, 1, "asked %q", asked)
 	}
 }

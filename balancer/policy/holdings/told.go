@@ -1,6 +1,8 @@
 package holdings
 
 import (
+	"slices"
+
 	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/policy/agreed"
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -48,6 +50,11 @@ func (x *Index) slotFor(c *routing.CacheChange) (*kvindex.Index, kvindex.Slot) {
 		x.refused.Add(1)
 		return nil, kvindex.NoSlot
 	}
+	if !l.coarse {
+		if m.block = c.BlockTokens; c.Cleared && len(c.Stored) == 0 {
+			m.block = 0
+		}
+	}
 	if !c.Predicted && m.told.CompareAndSwap(false, true) {
 		x.models.learn(m.models)
 	}
@@ -77,10 +84,29 @@ func (x *Index) fits(m *Member, tokens int, coarse bool) bool {
 	case coarse:
 		return agreed.PerSuperblock(x.o.Grain.Bytes, routing.BytesPerToken) > 0 || agreed.PerSuperblock(x.Grain(first(m.models)).Tokens, 1) > 0
 	case x.o.Learn:
-		return x.grains.learn(m.models, tokens)
+		return x.grains.learn(m.models, tokens) || x.outdated(m, tokens) && x.grains.learn(m.models, tokens)
 	default:
 		return tokens == x.o.Grain.Tokens
 	}
+}
+
+// outdated forgets the block that was learnt for a member's models if nobody tells of such
+// blocks any more, as when a fleet was restarted with another. Called with mu held.
+func (x *Index) outdated(m *Member, tokens int) bool {
+	if tokens < 1 || tokens > maxBlock {
+		return false
+	}
+	for _, other := range x.known {
+		if other.block != 0 && other.block != tokens && share(other.models, m.models) {
+			return false
+		}
+	}
+	x.grains.forget(m.models)
+	return true
+}
+
+func share(a, b []string) bool {
+	return len(a) == 0 && len(b) == 0 || slices.ContainsFunc(a, func(name string) bool { return slices.Contains(b, name) })
 }
 
 // coarseIndex returns the index of superblocks. Called with mu held.

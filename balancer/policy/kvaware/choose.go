@@ -10,7 +10,7 @@ import (
 
 // Choose implements [routing.Policy].
 func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
-	d, o := p.choose(q, v)
+	d, o := p.choose(q, v, &p.turns)
 	if o != nil {
 		s := q.Prepared.(*prepared)
 		p.unrouted.routed(s.number) // the one before came to nothing, where it is still open
@@ -20,14 +20,15 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	return d
 }
 
-// Preview implements [routing.Previewer]: no pick is noted.
+// Preview implements [routing.Previewer]: no pick is noted, and no turn is taken.
 func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
-	d, _ := p.choose(q, v)
+	turns := p.turns
+	d, _ := p.choose(q, v, &turns)
 	return d
 }
 
 // choose returns the option that was chosen by cost, nil if it was another way.
-func (p *Policy) choose(q *routing.Request, v *routing.View) (routing.Decision, *option) {
+func (p *Policy) choose(q *routing.Request, v *routing.View, turns *agreed.Turns) (routing.Decision, *option) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if r := v.LeastOfTwo(q); r != nil {
@@ -35,7 +36,7 @@ func (p *Policy) choose(q *routing.Request, v *routing.View) (routing.Decision, 
 		}
 		return routing.Wait(), nil
 	}
-	c := choice{Policy: p, prepared: s, Scope: holdings.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
+	c := choice{Policy: p, prepared: s, Scope: holdings.NewScope(s.fleet, v), turns: turns, burst: p.unrouted.picks > s.since}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
@@ -55,6 +56,7 @@ type choice struct {
 	*Policy
 	*prepared
 	holdings.Scope
+	turns *agreed.Turns
 	burst bool // picks were made that the index may not have had
 }
 
@@ -99,10 +101,20 @@ func (c *choice) draw(replicas []*routing.Replica) (available int) {
 		}
 		available++
 		if !has(listed, r) {
-			c.add(candidate{score: c.choosing.Score(r.ID), at: int32(r.Index())}, r)
+			c.add(c.unknown(r), r)
 		}
 	}
 	return available
+}
+
+// unknown returns a replica as one that is not known to hold anything of the prompt, but
+// has what everybody shares, as far as it counts. choosing has the key.
+func (c *choice) unknown(r *routing.Replica) candidate {
+	return candidate{
+		score:  c.choosing.Score(r.ID),
+		credit: c.sharedCredit(&c.config),
+		at:     int32(r.Index()),
+	}
 }
 
 func has(options []option, r *routing.Replica) bool {
@@ -156,7 +168,8 @@ func (c *choice) share(k candidate) float64 {
 	return float64(m.Work(int(k.rank))) / float64(all)
 }
 
-// best returns the first in the agreed order among those that cost about the least.
+// best returns the first in the agreed order among those that cost about the least, or
+// the next in turn among them where the order gains nothing.
 func (c *choice) best() (*option, routing.Reason) {
 	least, most := math.Inf(1), math.Inf(-1)
 	for i := range c.options {
@@ -166,7 +179,7 @@ func (c *choice) best() (*option, routing.Reason) {
 		return c.drawn(least, c.config.Temperature*(most-least)), routing.ReasonKVCost
 	}
 	var best *option
-	equal := 0
+	equal, everywhere := 0, int32(math.MaxInt32)
 	slack := max(c.config.NearTieTokens, c.config.ForeignSlack*c.View.MeanForeignLoad())
 	for i := range c.options {
 		o := &c.options[i]
@@ -174,14 +187,42 @@ func (c *choice) best() (*option, routing.Reason) {
 			continue
 		}
 		equal++
+		everywhere = min(everywhere, o.tokens)
 		if best == nil || agreed.Before(o.score, o.replica, best.score, best.replica) {
 			best = o
 		}
 	}
-	if equal > 1 {
-		return best, routing.ReasonKVNearTie
+	if equal == 1 {
+		return best, routing.ReasonKVCost
 	}
-	return best, routing.ReasonKVCost
+	c.everywhere = max(int(everywhere), c.CoveredTokens(c.common))
+	if c.gainsNothing() {
+		if o := c.turn(least + slack); o != nil {
+			return o, routing.ReasonRoundRobin
+		}
+	}
+	return best, routing.ReasonKVNearTie
+}
+
+// gainsNothing reports whether agreeing on this prompt has turned out to gain nothing.
+func (c *choice) gainsNothing() bool {
+	return len(c.Hashes) > 0 && !c.session && c.reuse.GainsNothing(c.key, c.View.MeanForeignLoad())
+}
+
+// turn returns the next in turn if it costs no more than so much, else nil.
+func (c *choice) turn(limit float64) *option {
+	next := c.turns.Take(c.Pool, c.View)
+	if next != nil && !has(c.options, next) { // of a large fleet not all were drawn
+		c.add(c.unknown(next), next)
+	}
+	var cheapest *option
+	for i := range c.options {
+		o := &c.options[i]
+		if o.replica == next && o.cost <= limit && (cheapest == nil || o.cost < cheapest.cost) {
+			cheapest = o
+		}
+	}
+	return cheapest
 }
 
 // drawn draws at random, with weights exp(-(cost-least)/scale).

@@ -11,9 +11,10 @@
 // credit is what its cache saves: leading tokens it holds, those on slower tiers for
 // less. What more than 1/N of the requests begin with is worth as much where it is not
 // cached yet: it is more than one replica should bear, and clients that do not see each
-// other's load would all go to its first holders. queued are uncached prompt tokens booked there and not yet prefilled, κ is the
-// channel's request_cost_tokens, both as in the load of all policies. One's own tokens
-// weigh more than the queue's, else caches are given up as the fleet fills.
+// other's load would all go to its first holders. queued are uncached prompt tokens
+// booked there and not yet prefilled, κ is the channel's request_cost_tokens, both as in
+// the load of all policies. One's own tokens weigh more than the queue's, else caches
+// are given up as the fleet fills.
 //
 // Costs that are at most
 //
@@ -23,7 +24,10 @@
 // prompt's distinguishing block is picked (package agreed). The foreign load is what others
 // are told to have booked: all clients act on that news alike, and it is a little old.
 // Clients with the same news, or with none, so do not all go one way, and a new turn of
-// a conversation that nobody knows of finds its replica from any client.
+// a conversation that nobody knows of finds its replica from any client. Where such picks
+// have turned out to find nothing more in the caches than all equals were known to hold, and
+// nobody tells of others' load, equals take turns instead ([agreed.Turns]), all but one key
+// in eight, which tell when that changes.
 //
 // A request without prompt costs what is under way, and its session is the key of the
 // agreed order; one without either goes to the one with fewer bookings of two at random.
@@ -51,6 +55,6 @@
 //
 // # Source
 //
-// The cost is that of NVIDIA Dynamo's KV router, with the weights and the near ties of
-// the project's reference/many-clients.md, 5, 6 and 9.
+// The cost is that of NVIDIA Dynamo's KV router; the weights and the near ties are the
+// project's own, measured in docs/routing-quality.md.
 package kvaware

@@ -23,10 +23,12 @@ const (
 type prepared struct {
 	// Read from the prompt, once.
 	agreed.Blocks
-	key    uint64 // of the agreed order
-	common int    // blocks before the distinguishing one
+	key     uint64 // of the agreed order
+	common  int    // blocks before the distinguishing one
+	session bool   // the key is the session's
 
-	stay holdings.Stay // of the attempt under way
+	stay       holdings.Stay // of the attempt under way
+	everywhere int           // leading tokens that all who cost the same are known to hold, or should
 
 	// Found for a fleet.
 	fleet      *holdings.Fleet
@@ -67,7 +69,7 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 		s.key = s.Hashes[s.common]
 	}
 	if q.Session != "" && (p.config.StickySessions || q.Prompt.Empty()) {
-		s.key = agreed.SessionKey(q.Session)
+		s.key, s.session = agreed.SessionKey(q.Session), true
 	}
 	return s
 }
@@ -137,6 +139,10 @@ func (p *Policy) credit(s *prepared, found *scratch, unit int) (credit float64, 
 		credit += each * float64(n-before)
 		before = n
 	}
-	shared := p.config.GPUCredit * float64(s.CoveredTokens(s.common))
-	return max(credit, shared), int32(before)
+	return max(credit, s.sharedCredit(&p.config)), int32(before)
+}
+
+// sharedCredit returns what the part of the prompt is worth that everybody shares.
+func (s *prepared) sharedCredit(config *Config) float64 {
+	return config.GPUCredit * float64(s.CoveredTokens(s.common))
 }

@@ -17,13 +17,13 @@ func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
 	return p.choose(q, v, &turns)
 }
 
-func (p *Policy) choose(q *routing.Request, v *routing.View, turns *int) routing.Decision {
+func (p *Policy) choose(q *routing.Request, v *routing.View, turns *agreed.Turns) routing.Decision {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return leastOfTwo(q, v, routing.ReasonNoKey)
 	}
 	c := choice{
-		p: p, prepared: s, v: v, turns: turns, Scope: holdings.NewScope(s.fleet, v),
+		p: p, prepared: s, turns: turns, Scope: holdings.NewScope(s.fleet, v),
 		slack: max(p.config.LoadSlackTokens, p.config.ForeignSlack*v.MeanForeignLoad()),
 	}
 	for i := 0; ; i++ {
@@ -54,8 +54,7 @@ type choice struct {
 	p *Policy
 	*prepared
 	holdings.Scope
-	v     *routing.View
-	turns *int
+	turns *agreed.Turns
 	slack float64 // by how much a replica's load may be above the least
 	least float64 // load of the least loaded of the pool; negative = not looked for yet
 }
@@ -81,7 +80,7 @@ func (c *choice) choose() routing.Decision {
 			for i := range c.ntop {
 				expected := 0
 				if i == 0 {
-					expected = int(c.p.reuse.share() * float64(c.Tokens-shared))
+					expected = int(c.p.reuse.Share() * float64(c.Tokens-shared))
 				}
 				if r := c.Take(c.top[i].At); r != nil && c.within(r, expected) {
 					return c.to(r, reasonAt(i), i)
@@ -115,6 +114,21 @@ func reasonAt(place int) routing.Reason {
 	return routing.ReasonAgreedSpill
 }
 
+// gainsNothing reports whether agreeing on this prompt has turned out to gain nothing.
+func (c *choice) gainsNothing() bool {
+	return len(c.Hashes) > 0 && !c.session && c.p.reuse.GainsNothing(c.key, c.View.MeanForeignLoad())
+}
+
+// turn returns the next in turn, or the least loaded where that one is out of the bound;
+// nil if nobody is available.
+func (c *choice) turn() *routing.Replica {
+	r := c.turns.Take(c.Pool, c.View)
+	if r == nil || c.within(r, 0) {
+		return r
+	}
+	return c.leastLoaded()
+}
+
 // search returns the first in the agreed order of the pool within the bound, in
 // one pass. It looks at scores first, which stand side by side.
 func (c *choice) search() *routing.Replica {
@@ -141,7 +155,7 @@ func (c *choice) leastLoaded() *routing.Replica {
 		if !c.Pool.Takes(r) {
 			continue
 		}
-		load := c.v.Load(r)
+		load := c.View.Load(r)
 		if best == nil || load < least || load == least && agreed.Before(c.score(r), r, c.score(best), best) {
 			best, least = r, load
 		}
@@ -176,7 +190,7 @@ func (c *choice) placeOf(r *routing.Replica) int {
 		}
 		return n
 	}
-	for _, o := range c.v.Replicas() {
+	for _, o := range c.View.Replicas() {
 		if agreed.Before(c.p.choosing.Score(o.ID), o, score, r) {
 			n++
 		}

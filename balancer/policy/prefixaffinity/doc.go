@@ -33,9 +33,8 @@
 // in its choice, and how much clients gain from agreeing is measured, not assumed. The
 // foreign load is what others are told to have booked: news that all clients act on
 // alike, so that small differences in it must not count. Where such prompts have turned
-// out to be cached nowhere, and nobody tells of others' load, they take turns instead,
-// all but one key in eight, which tell when that changes. Of the next two they take the one
-// with three calls fewer under way, or, of a client with many, with any less load. Whoever
+// out to be cached nowhere, and nobody tells of others' load, they take turns instead
+// ([agreed.Turns]), all but one key in eight, which tell when that changes. Whoever
 // takes the spill becomes a holder, and holders are taken in the agreed order: a hot prompt
 // fans out along its order in step with its load, and comes back when the load is gone.
 //
@@ -73,7 +72,8 @@
 // Preparing costs O(blocks + replicas): a hash per 16 tokens, a probe of the index
 // per block until nobody holds it, a hash per replica. Choosing looks at up to 32
 // holders and the first eight of the order, at up to 64 replicas for the least loaded,
-// and beyond them at every replica of the group once. A prompt of 8,192 tokens costs two allocations.
+// and beyond them at every replica of the group once. A prompt of 8,192 tokens costs two
+// allocations.
 //
 // # Guarantees
 //

@@ -20,9 +20,9 @@ type Policy struct {
 	// choosing belongs to Choose, and so to the Router's lock.
 	choosing agreed.Scorer
 	sampled  int // where the next search for the least load begins
-	turns    int // whose turn it is where agreeing gains nothing
+	turns    agreed.Turns
 
-	reuse reuse
+	reuse agreed.Reuse
 }
 
 var (
@@ -112,7 +112,7 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 	s.stay.End()
 	if d.Reason == routing.ReasonAgreedOrder && o.Usage.CachedTokens >= 0 {
 		shared := s.CoveredTokens(s.shared)
-		p.reuse.learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
+		p.reuse.Learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
 )
 
-// SubscribeKvEvents implements the service as SMG's bridge does: numbers begin with 1, 0 asks for all that is there,
-// and a number that was not said yet is that of an engine before this one.
+// SubscribeKvEvents implements the service as SMG's relay does: numbers begin with 1, a request names the last one that
+// is known, 0 asks for all that is there, and a number that was not said yet is that of an engine before this one.
 func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest, stream grpc.ServerStreamingServer[commonpb.KvEventBatch]) error {
 	log := e.srv.cfg.KVEvents
 	if log == nil {
@@ -41,20 +41,17 @@ func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest, 
 	}
 }
 
-// firstBatch is the log's number of the first batch to send.
-func firstBatch(log *kvpublish.Log, start uint64) (uint64, error) {
-	if start == 0 {
-		return 0, nil
-	}
+// firstBatch is the log's number of the first batch to send to who knows all up to a number.
+func firstBatch(log *kvpublish.Log, known uint64) (uint64, error) {
 	batches, next, _ := log.From(0)
 	oldest := next - uint64(len(batches))
 	switch {
-	case start-1 > next:
+	case known == 0, known > next:
 		return 0, nil
-	case start-1 < oldest:
-		return 0, status.Errorf(codes.OutOfRange, "batch %d is gone, the oldest is %d", start, oldest+1)
+	case known < oldest:
+		return 0, status.Errorf(codes.OutOfRange, "batch %d is gone, the oldest is %d", known+1, oldest+1)
 	}
-	return start - 1, nil
+	return known, nil
 }
 
 func batchOf(b *kvpublish.Batch) *commonpb.KvEventBatch {

@@ -2,7 +2,6 @@ package kvpublish
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -20,16 +19,6 @@ const (
 
 // Encodings are all of them.
 var Encodings = []Encoding{Arrays, Mixed, Maps}
-
-// Check says whether there is such an encoding.
-func (e Encoding) Check() error {
-	for _, x := range Encodings {
-		if e == x {
-			return nil
-		}
-	}
-	return fmt.Errorf("kvpublish: encoding %q is none of %v", e, Encodings)
-}
 
 // append appends a batch.
 func (e Encoding) append(b []byte, x *Batch) []byte {

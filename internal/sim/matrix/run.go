@@ -296,6 +296,7 @@ func (r *runner) run(ctx context.Context, rs []workload.Request, prompts *sim.Pr
 	if res.FirstError != nil {
 		return res.FirstError
 	}
-	e.Result, e.Seconds = res, r.Now().Sub(before).Seconds()
-	return save(file(r.Dir, e.Cell.Name, e.Policy, e.Clients, e.Seed), e)
+	done := *e // and not e, which stays: a result has a sample of every request
+	done.Result, done.Seconds = res, r.Now().Sub(before).Seconds()
+	return save(file(r.Dir, e.Cell.Name, e.Policy, e.Clients, e.Seed), &done)
 }

@@ -58,6 +58,25 @@ func TestRun(t *testing.T) {
 	require.Equal(t, all, contents(t, other))
 }
 
+// Thousands of runs are more than memory has room for, with a sample of each request.
+func TestNoResultStaysInMemory(t *testing.T) {
+	p := plan(t, t.TempDir(), new([]string))
+	r := &runner{Plan: p, rates: map[string]float64{}}
+	for i := range p.Cells {
+		require.NoError(t, r.findRate(t.Context(), &p.Cells[i]))
+	}
+	groups, err := r.groups()
+	require.NoError(t, err)
+	require.NotEmpty(t, groups)
+	for _, g := range groups {
+		require.NoError(t, r.group(t.Context(), g))
+		for _, e := range g.todo {
+			require.Nil(t, e.Result)
+			require.True(t, r.kept(e))
+		}
+	}
+}
+
 // What was made otherwise is made again; by another program too, unless that does not matter.
 func TestRunAgain(t *testing.T) {
 	dir := t.TempDir()

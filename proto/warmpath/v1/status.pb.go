@@ -288,7 +288,8 @@ type ReplicaStatus struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Address string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// ready, full, draining or disconnected; receivers show what they do not know as it is.
+	// ready, full, ejected, not_serving, draining or disconnected; of several the one that comes last here. Receivers show what
+	// they do not know as it is.
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// Its load rests on something that ought to have been renewed.
 	Stale bool `protobuf:"varint,4,opt,name=stale,proto3" json:"stale,omitempty"`
@@ -304,7 +305,10 @@ type ReplicaStatus struct {
 	// How its KV events are doing; absent = it is not followed.
 	Events *EventStatus `protobuf:"bytes,9,opt,name=events,proto3" json:"events,omitempty"`
 	// Why its load is not known from itself where the config says to ask; empty = all is well.
-	PollProblem   string `protobuf:"bytes,10,opt,name=poll_problem,json=pollProblem,proto3" json:"poll_problem,omitempty"`
+	PollProblem string `protobuf:"bytes,10,opt,name=poll_problem,json=pollProblem,proto3" json:"poll_problem,omitempty"`
+	// What speaks against it; none = nothing is known. A replica may have some and be used all the same: where all are unwell
+	// all stay.
+	Health        []*HealthReport `protobuf:"bytes,11,rep,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -409,6 +413,96 @@ func (x *ReplicaStatus) GetPollProblem() string {
 	return ""
 }
 
+func (x *ReplicaStatus) GetHealth() []*HealthReport {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+// HealthReport is what speaks against a replica, as one source tells.
+type HealthReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who tells: clients, from what becomes of their calls; check, the server's health check; or server, its own picks, whose
+	// word the clients do not share.
+	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	// not_serving (check), suspect or ejected (clients), trial or ejected (server); receivers show what they do not know as it is.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// For how long, in milliseconds; 0 = not known.
+	ForMs uint64 `protobuf:"varint,3,opt,name=for_ms,json=forMs,proto3" json:"for_ms,omitempty"`
+	// Why, for people.
+	Why string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
+	// Clients that found so since; all callers of ChooseReplica together are one.
+	Clients       uint32 `protobuf:"varint,5,opt,name=clients,proto3" json:"clients,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthReport) Reset() {
+	*x = HealthReport{}
+	mi := &file_warmpath_v1_status_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthReport) ProtoMessage() {}
+
+func (x *HealthReport) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_status_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthReport.ProtoReflect.Descriptor instead.
+func (*HealthReport) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *HealthReport) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *HealthReport) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *HealthReport) GetForMs() uint64 {
+	if x != nil {
+		return x.ForMs
+	}
+	return 0
+}
+
+func (x *HealthReport) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *HealthReport) GetClients() uint32 {
+	if x != nil {
+		return x.Clients
+	}
+	return 0
+}
+
 // EventStatus is how the KV events of one replica are doing, all of its streams together.
 type EventStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -431,7 +525,7 @@ type EventStatus struct {
 
 func (x *EventStatus) Reset() {
 	*x = EventStatus{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[4]
+	mi := &file_warmpath_v1_status_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +537,7 @@ func (x *EventStatus) String() string {
 func (*EventStatus) ProtoMessage() {}
 
 func (x *EventStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[4]
+	mi := &file_warmpath_v1_status_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +550,7 @@ func (x *EventStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventStatus.ProtoReflect.Descriptor instead.
 func (*EventStatus) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{4}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EventStatus) GetConnected() uint32 {
@@ -528,7 +622,7 @@ type DecisionCount struct {
 
 func (x *DecisionCount) Reset() {
 	*x = DecisionCount{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[5]
+	mi := &file_warmpath_v1_status_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -540,7 +634,7 @@ func (x *DecisionCount) String() string {
 func (*DecisionCount) ProtoMessage() {}
 
 func (x *DecisionCount) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[5]
+	mi := &file_warmpath_v1_status_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -553,7 +647,7 @@ func (x *DecisionCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecisionCount.ProtoReflect.Descriptor instead.
 func (*DecisionCount) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{5}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DecisionCount) GetPolicy() string {
@@ -589,7 +683,7 @@ type FailureCount struct {
 
 func (x *FailureCount) Reset() {
 	*x = FailureCount{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[6]
+	mi := &file_warmpath_v1_status_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -601,7 +695,7 @@ func (x *FailureCount) String() string {
 func (*FailureCount) ProtoMessage() {}
 
 func (x *FailureCount) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[6]
+	mi := &file_warmpath_v1_status_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -614,7 +708,7 @@ func (x *FailureCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FailureCount.ProtoReflect.Descriptor instead.
 func (*FailureCount) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{6}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FailureCount) GetCode() int32 {
@@ -646,7 +740,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[7]
+	mi := &file_warmpath_v1_status_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +752,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[7]
+	mi := &file_warmpath_v1_status_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +765,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{7}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *IndexStatus) GetBytes() uint64 {
@@ -729,7 +823,7 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	" \x01(\rR\x06queued\x12.\n" +
 	"\x05index\x18\v \x01(\v2\x18.warmpath.v1.IndexStatusR\x05index\x12'\n" +
 	"\x0fbroadcast_bytes\x18\f \x01(\x04R\x0ebroadcastBytes\x12-\n" +
-	"\x12broadcast_messages\x18\r \x01(\x04R\x11broadcastMessages\"\xc8\x02\n" +
+	"\x12broadcast_messages\x18\r \x01(\x04R\x11broadcastMessages\"\xfb\x02\n" +
 	"\rReplicaStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
@@ -741,7 +835,14 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\tkv_tokens\x18\b \x01(\x04R\bkvTokens\x120\n" +
 	"\x06events\x18\t \x01(\v2\x18.warmpath.v1.EventStatusR\x06events\x12!\n" +
 	"\fpoll_problem\x18\n" +
-	" \x01(\tR\vpollProblem\"\xe1\x01\n" +
+	" \x01(\tR\vpollProblem\x121\n" +
+	"\x06health\x18\v \x03(\v2\x19.warmpath.v1.HealthReportR\x06health\"w\n" +
+	"\fHealthReport\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
+	"\x06for_ms\x18\x03 \x01(\x04R\x05forMs\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12\x18\n" +
+	"\aclients\x18\x05 \x01(\rR\aclients\"\xe1\x01\n" +
 	"\vEventStatus\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\rR\tconnected\x12\x18\n" +
 	"\astreams\x18\x02 \x01(\rR\astreams\x12\x16\n" +
@@ -778,31 +879,33 @@ func file_warmpath_v1_status_proto_rawDescGZIP() []byte {
 	return file_warmpath_v1_status_proto_rawDescData
 }
 
-var file_warmpath_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_warmpath_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_warmpath_v1_status_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),  // 0: warmpath.v1.GetStatusRequest
 	(*GetStatusResponse)(nil), // 1: warmpath.v1.GetStatusResponse
 	(*DeploymentStatus)(nil),  // 2: warmpath.v1.DeploymentStatus
 	(*ReplicaStatus)(nil),     // 3: warmpath.v1.ReplicaStatus
-	(*EventStatus)(nil),       // 4: warmpath.v1.EventStatus
-	(*DecisionCount)(nil),     // 5: warmpath.v1.DecisionCount
-	(*FailureCount)(nil),      // 6: warmpath.v1.FailureCount
-	(*IndexStatus)(nil),       // 7: warmpath.v1.IndexStatus
+	(*HealthReport)(nil),      // 4: warmpath.v1.HealthReport
+	(*EventStatus)(nil),       // 5: warmpath.v1.EventStatus
+	(*DecisionCount)(nil),     // 6: warmpath.v1.DecisionCount
+	(*FailureCount)(nil),      // 7: warmpath.v1.FailureCount
+	(*IndexStatus)(nil),       // 8: warmpath.v1.IndexStatus
 }
 var file_warmpath_v1_status_proto_depIdxs = []int32{
 	2, // 0: warmpath.v1.GetStatusResponse.deployments:type_name -> warmpath.v1.DeploymentStatus
 	3, // 1: warmpath.v1.DeploymentStatus.replicas:type_name -> warmpath.v1.ReplicaStatus
-	5, // 2: warmpath.v1.DeploymentStatus.decisions:type_name -> warmpath.v1.DecisionCount
-	6, // 3: warmpath.v1.DeploymentStatus.failures:type_name -> warmpath.v1.FailureCount
-	7, // 4: warmpath.v1.DeploymentStatus.index:type_name -> warmpath.v1.IndexStatus
-	4, // 5: warmpath.v1.ReplicaStatus.events:type_name -> warmpath.v1.EventStatus
-	0, // 6: warmpath.v1.StatusService.GetStatus:input_type -> warmpath.v1.GetStatusRequest
-	1, // 7: warmpath.v1.StatusService.GetStatus:output_type -> warmpath.v1.GetStatusResponse
-	7, // [7:8] is the sub-list for method output_type
-	6, // [6:7] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	6, // 2: warmpath.v1.DeploymentStatus.decisions:type_name -> warmpath.v1.DecisionCount
+	7, // 3: warmpath.v1.DeploymentStatus.failures:type_name -> warmpath.v1.FailureCount
+	8, // 4: warmpath.v1.DeploymentStatus.index:type_name -> warmpath.v1.IndexStatus
+	5, // 5: warmpath.v1.ReplicaStatus.events:type_name -> warmpath.v1.EventStatus
+	4, // 6: warmpath.v1.ReplicaStatus.health:type_name -> warmpath.v1.HealthReport
+	0, // 7: warmpath.v1.StatusService.GetStatus:input_type -> warmpath.v1.GetStatusRequest
+	1, // 8: warmpath.v1.StatusService.GetStatus:output_type -> warmpath.v1.GetStatusResponse
+	8, // [8:9] is the sub-list for method output_type
+	7, // [7:8] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_status_proto_init() }
@@ -816,7 +919,7 @@ func file_warmpath_v1_status_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_status_proto_rawDesc), len(file_warmpath_v1_status_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

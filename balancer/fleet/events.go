@@ -1,4 +1,4 @@
-package kvevents
+package fleet
 
 import (
 	"errors"
@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// A Source says where a replica's events come from. It is read from its attributes. kv_events is one of
+// An EventSource says where a replica's KV events come from. It is read from its attributes. kv_events is one of
 //
 //	tcp://10.0.0.1:5557    the engine's ZeroMQ socket; ?topic=kv takes only topics that begin so
 //	tcp://*:5557           the same, where it is the engine that connects
@@ -22,7 +22,7 @@ import (
 //
 // and kv_events_replay is the tcp:// endpoint of the engine's replay socket. Both are those of rank 0: the other ranks'
 // ports follow.
-type Source struct {
+type EventSource struct {
 	// Address is host:port of the engine's PUB socket; ":port" waits there for the engine. Empty where events come
 	// through gRPC.
 	Address string
@@ -36,29 +36,14 @@ type Source struct {
 	Subscribe, Discover string
 }
 
-// hostName stands for the replica's own host in a config's kv_events.
-const hostName = "HOST"
-
-// Declared returns a replica's attributes with the fleet's kv_events and kv_events_replay where it declares none.
-func Declared(a routing.Attributes, events, replay string) routing.Attributes {
-	if a.KVEvents == "" {
-		host, _, _ := net.SplitHostPort(a.Address)
-		a.KVEvents = strings.ReplaceAll(events, hostName, host)
-		a.KVEventsReplay = strings.ReplaceAll(replay, hostName, host)
-	}
-	return a
-}
-
-// ErrSource is a kv_events that cannot be understood.
-var ErrSource = errors.New("kv_events")
-
 // Methods by the names that kv_events has for them.
 var (
 	subscribeMethods = map[string]string{
 		"vllm":       "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents",
 		"sglang":     "/sglang.grpc.scheduler.SglangScheduler/SubscribeKvEvents",
+		"tokenspeed": "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents",
 		"trtllm":     "/trtllm.TrtllmService/SubscribeKvEvents",
-		"openengine": openEngineSubscribe,
+		"openengine": "/openengine.v1.Control/SubscribeKvEvents",
 	}
 	discoverMethods = map[string]string{
 		"vllm":       "/vllm.Control/GetKvEventSources",
@@ -66,46 +51,57 @@ var (
 	}
 )
 
-const openEngineSubscribe = "/openengine.v1.Control/SubscribeKvEvents"
-
-const maxRanks = 1024
-
-// ParseSource reads a replica's attributes; the error wraps [ErrSource] and says what is wrong.
-func ParseSource(a routing.Attributes) (Source, error) {
-	src, err := parseSource(a)
+// ParseEventSource reads a replica's attributes. The error begins with the field at fault.
+func ParseEventSource(a routing.Attributes) (EventSource, error) {
+	src, field, err := parseEventSource(a.KVEvents, a.KVEventsReplay, a.Ranks)
 	if err != nil {
-		return Source{}, fmt.Errorf("%w: %w", ErrSource, err)
+		return EventSource{}, fmt.Errorf("%s: %w", field, err)
 	}
 	return src, nil
 }
 
-func parseSource(a routing.Attributes) (Source, error) {
-	src := Source{Ranks: max(a.Ranks, 1)}
-	var err error
-	if name, ok := strings.CutPrefix(a.KVEvents, "grpc:"); ok {
+// parseEventSource names the field at fault beside the error.
+func parseEventSource(events, replay string, ranks int) (src EventSource, field string, err error) {
+	src.Ranks = max(ranks, 1)
+	if name, ok := strings.CutPrefix(events, "grpc:"); ok {
 		src.Subscribe, err = method(subscribeMethods, name)
-	} else if name, ok := strings.CutPrefix(a.KVEvents, "sources:"); ok {
+	} else if name, ok := strings.CutPrefix(events, "sources:"); ok {
 		src.Discover, err = method(discoverMethods, name)
 	} else {
-		src.Address, src.Topic, err = parseZMQ(a.KVEvents)
+		src.Address, src.Topic, err = parseZMQ(events)
+	}
+	if err == nil {
+		err = src.room(src.Address)
 	}
 	if err != nil {
-		return Source{}, fmt.Errorf("%q: %w", a.KVEvents, err)
+		return EventSource{}, "kv_events", fmt.Errorf("%q: %w", events, err)
 	}
-	if a.KVEventsReplay != "" {
-		if src.Replay, _, err = parseZMQ(a.KVEventsReplay); err == nil && (src.Address == "" || strings.HasPrefix(src.Replay, ":")) {
-			err = errors.New("want tcp://host:port, beside a kv_events that begins with tcp://")
-		}
-		if err != nil {
-			return Source{}, fmt.Errorf("kv_events_replay: %q: %w", a.KVEventsReplay, err)
-		}
+	if replay == "" {
+		return src, "", nil
 	}
-	for _, at := range []string{src.Address, src.Replay} {
-		if at != "" && rankAddress(at, src.Ranks-1) == "" {
-			return Source{}, fmt.Errorf("%s leaves no room for %d ranks", at, src.Ranks)
-		}
+	if src.Replay, _, err = parseZMQ(replay); err == nil && (src.Address == "" || strings.HasPrefix(src.Replay, ":")) {
+		err = errors.New("want tcp://host:port, beside a kv_events that begins with tcp://")
 	}
-	return src, nil
+	if err == nil {
+		err = src.room(src.Replay)
+	}
+	if err != nil {
+		return EventSource{}, "kv_events_replay", fmt.Errorf("%q: %w", replay, err)
+	}
+	return src, "", nil
+}
+
+// Rank returns the addresses of a rank's sockets; an address is empty where that of rank 0 is.
+func (s EventSource) Rank(rank int) (address, replay string) {
+	return rankAddress(s.Address, rank), rankAddress(s.Replay, rank)
+}
+
+// room checks that every rank has a port.
+func (s EventSource) room(address string) error {
+	if address != "" && rankAddress(address, s.Ranks-1) == "" {
+		return fmt.Errorf("%s leaves no room for %d ranks", address, s.Ranks)
+	}
+	return nil
 }
 
 func method(of map[string]string, name string) (string, error) {

@@ -1,0 +1,146 @@
+package balancer
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/channel"
+)
+
+// router returns a Router for a configuration that is not the one in force, else
+// nil. The first of a new balancer is the one that the channel's handle kept, if
+// there is one. Called with mu held.
+func (b *lb) router(c *lbConfig, h *channel.Handle) (*routing.Router, error) {
+	old := b.binding.Load()
+	if old != nil && old.Key == c.key {
+		return nil, nil
+	}
+	if old == nil && h != nil {
+		if r := h.Take(c.key); r != nil {
+			return r, nil
+		}
+	}
+	return c.newRouter(h)
+}
+
+// newRouter builds a Router, and its tokenizer where there is one.
+func (c *lbConfig) newRouter(h *channel.Handle) (*routing.Router, error) {
+	if c.tokenizer == nil {
+		return c.NewRouter(nil)
+	}
+	var o tokenize.Options
+	if h != nil {
+		o.Logger = h.Logger
+	}
+	t, err := tokenize.Open(*c.tokenizer, o)
+	if err != nil {
+		return nil, err
+	}
+	r, err := c.NewRouter(func(o *routing.Options) { o.Tokenizer = t })
+	if err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return r, nil
+}
+
+// configure puts the configuration and the members into force. r is nil where
+// the Router stays the same. Called with mu held.
+func (b *lb) configure(c *lbConfig, h *channel.Handle, r *routing.Router) {
+	attach := h != nil && b.handle == nil
+	b.server.warn(&c.Adoption)
+	if attach || b.config == nil || b.config.key != c.key {
+		b.table = dialects(c, h)
+	}
+	b.handle, b.config = h, c
+	b.use(r)
+	if attach {
+		h.Attach(b.binding.Load())
+	}
+}
+
+// use brings a Router, nil for the one in use, up to date and makes it the one
+// in use. Called with mu held.
+func (b *lb) use(r *routing.Router) {
+	old := b.binding.Load()
+	if r == nil {
+		r = old.Router
+	}
+	if err := r.SetRollout(b.config.Rollout()); err != nil {
+		logger.Error(err) // of a Router that is not ours
+	}
+	r.SetFleet(b.members)
+	b.connect(r)
+	b.followEvents(r)
+	b.server.attach(r)
+	next := &channel.Binding{
+		Router:      r,
+		Telemetry:   b.recorder(),
+		Policy:      b.config.Deciding(),
+		Central:     b.server.central(&b.config.Adoption),
+		Uses:        b.uses(r),
+		Dialects:    b.table,
+		SessionKeys: b.config.sessions,
+		PriorityKey: strings.ToLower(b.config.PriorityKey),
+		MaxAttempts: b.config.MaxAttempts,
+		Retries:     retries(b.config.Config),
+		Abort:       b.aborts.abort,
+		NeedsPrompt: b.config.RequirePrompt && r.Uses()&routing.UsesPrompt != 0,
+		Key:         b.config.key,
+	}
+	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry && old.Dialects == next.Dialects &&
+		old.Central == next.Central && old.Policy == next.Policy {
+		return
+	}
+	b.binding.Store(next)
+	b.observe(next)
+	if old == nil {
+		return
+	}
+	if b.handle != nil {
+		b.handle.Replace(old, next)
+	}
+	if old.Router != r {
+		// Whoever waits there goes to gRPC and meets the new Router in the picker.
+		_ = old.Router.Close()
+	}
+}
+
+// dialects are those of the config, and the application's where the config names none.
+func dialects(c *lbConfig, h *channel.Handle) *dialect.Table {
+	if h == nil || len(h.Dialects) == 0 {
+		return c.dialects
+	}
+	t, err := c.dialects.With(h.Dialects...)
+	if err != nil { // the application was told when it dialled
+		return c.dialects
+	}
+	return t
+}
+
+// uses is what a request key must hold: what the policy looks at, and the model
+// and adapter where replicas declare some. Called with mu held.
+func (b *lb) uses(r *routing.Router) routing.Uses {
+	uses := r.Uses()
+	for _, m := range b.members {
+		if len(m.Models)+len(m.Adapters) > 0 {
+			return uses | dialect.WantModel
+		}
+	}
+	return uses
+}
+
+// bind attaches the balancer to the handle that its first pick brought along,
+// with the Router that the handle kept if there is one.
+func (b *lb) bind(h *channel.Handle) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.handle != nil || b.closed {
+		return
+	}
+	b.handle, b.table = h, dialects(b.config, h)
+	b.use(h.Take(b.config.key))
+	h.Attach(b.binding.Load())
+}

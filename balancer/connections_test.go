@@ -1,0 +1,55 @@
+package balancer
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/resolver"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+type fakeConn struct {
+	balancer.SubConn
+	address string
+}
+
+// Connections go with their addresses, whichever way ids move in one update: nobody who asks for a replica before gRPC
+// tells of its connections anew is given another's.
+func TestConnectionsOfIDsThatMove(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		now  []string // id=address; before it was a=1, b=2, c=3
+		want map[string]string
+	}{
+		{"as before", []string{"a=1", "b=2", "c=3"}, map[string]string{"a": "1", "b": "2", "c": "3"}},
+		{"swapped", []string{"b=1", "a=2", "c=3"}, map[string]string{"b": "1", "a": "2", "c": "3"}},
+		{"round", []string{"b=1", "c=2", "a=3"}, map[string]string{"b": "1", "c": "2", "a": "3"}},
+		{"into the place of one that left", []string{"a=2", "c=3"}, map[string]string{"a": "2", "c": "3"}},
+		{"to a new address", []string{"a=4", "b=2", "c=3"}, map[string]string{"b": "2", "c": "3"}},
+		{"to a new id", []string{"a=1", "b=2", "d=3"}, map[string]string{"a": "1", "b": "2", "d": "3"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := &lb{endpoints: resolver.NewEndpointMap[*endpoint]()}
+			update := func(list ...string) {
+				var all []resolver.Endpoint
+				for _, s := range list {
+					all = append(all, fleet.Endpoint(fleet.Replica{ID: s[:1], Address: s[2:]}))
+				}
+				b.setMembers(&lbConfig{Config: new(policy.Config)}, all)
+			}
+			update("a=1", "b=2", "c=3")
+			for ep, e := range b.endpoints.All() {
+				b.connections.set(e.id, fakeConn{address: ep.Addresses[0].Addr})
+			}
+			update(tt.now...)
+			got := make(map[string]string)
+			for id, c := range b.connections.ready {
+				got[id] = c.SubConn.(fakeConn).address
+			}
+			require.Equal(t, tt.want, got)
+		})
+	}
+}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// words are the explanation for people.
+func (e *explain) words(x *explanation, q *routing.Request, n int, key string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s sends the request to %s.\n\n", x.Policy, x.Replica)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-10s %s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("reason", "%s: %s", x.Reason, cmp.Or(meaning[x.Reason], "the policy's own word"))
+	if key != "" {
+		line("key", "%s", key)
+	}
+	if x.Place >= 0 {
+		line("place", "%d of %d in the order that every client computes alike for this key", x.Place+1, n)
+	}
+	switch {
+	case len(x.Fallbacks) == 0:
+		line("next", "nobody: the policy uses no other replica for this request")
+	default:
+		line("next", "%s, each when those before it are full, gone or have failed", strings.Join(x.Fallbacks, ", then "))
+	}
+	if q.PromptTokens > 0 {
+		how := "4 bytes each"
+		if len(x.FirstTokens) > 0 {
+			how = fmt.Sprintf("of the tokenizer, from %v on", x.FirstTokens)
+		}
+		line("prompt", "%s (%s), %d of them believed cached there", counted(q.PromptTokens, "token"), how, x.MatchedTokens)
+	}
+	if x.TokenizeError != "" {
+		line("tokenizer", "failed: %s", x.TokenizeError)
+	}
+	line("fleet", "%s, taken to be connected and idle; nothing was sent before", counted(n, "replica"))
+	return b.String()
+}
+
+// meaning is what the reasons mean.
+var meaning = map[routing.Reason]string{
+	routing.ReasonRoundRobin:   "its turn; a client begins at random, here by --seed",
+	routing.ReasonLeastOfTwo:   "two drawn at random, here by --seed, and the one with fewer requests under way taken",
+	routing.ReasonRing:         "the key's own replica, the first clockwise from the key on the hash ring",
+	routing.ReasonRingFallback: "the next on the hash ring, since those before it may not have the request",
+	routing.ReasonPrefixMatch:  "it holds the longest known prefix of the prompt",
+	routing.ReasonAgreedOrder:  "nobody is known to hold the prompt, so it goes to the first in the agreed order of its key",
+	routing.ReasonAgreedSpill:  "later in the agreed order of the key, since those before it may not have the request or are loaded",
+	routing.ReasonLeastLoaded:  "it has the least load",
+	routing.ReasonKVCost:       "the request costs least there: prompt tokens left to compute, and the work under way",
+	routing.ReasonKVNearTie:    "it costs about as little as anywhere else, so it goes to the first of these in the agreed order of its key",
+	routing.ReasonNoKey:        "the request has nothing that the policy could use as key: fewer requests under way of two drawn at random, here by --seed",
+}

@@ -1,0 +1,45 @@
+package channel
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// Where nobody may serve a call its error says what is in the way.
+func TestNobodyMayServe(t *testing.T) {
+	fleet := policytest.Replicas("a", "b", "c", "d")
+	fleet[1].Draining = true
+	fleet[2].Models = []string{"m"}
+	for i := range fleet {
+		if fleet[i].Models == nil {
+			fleet[i].Models = []string{"other"}
+		}
+	}
+	p, err := roundrobin.New(roundrobin.DefaultConfig())
+	require.NoError(t, err)
+	r := policytest.NewRouter(t, p, fleet)
+	for _, tt := range []struct {
+		request routing.Request
+		want    string
+	}{
+		{routing.Request{Pin: "x"}, `it is pinned to "x", which is not in the fleet`},
+		{routing.Request{Pin: "b"}, `it is pinned to "b", which drains`},
+		{routing.Request{Pin: "a", Exclude: []string{"a"}}, `it is pinned to "a", which it excludes`},
+		{routing.Request{Exclude: []string{"a", "c", "d", "x"}}, "of 4, 3 excluded by the call, 1 draining"},
+		{routing.Request{Model: "m", Exclude: []string{"c"}}, `of 4, 1 excluded by the call, 1 draining, 2 without the model "m"`},
+	} {
+		err := r.Pick(t.Context(), &tt.request, new(routing.Booking))
+		require.Equal(t, routing.ErrNoSuchReplica, err)
+		err = Explain(err, &tt.request, r.View())
+		require.ErrorIs(t, err, routing.ErrNoSuchReplica)
+		require.Equal(t, status.Error(codes.Unavailable, "warmpath: no replica of the fleet may serve the request: "+tt.want), Status(err))
+	}
+	require.Equal(t, routing.ErrFull, Explain(routing.ErrFull, new(routing.Request), r.View()), "as it is")
+}

@@ -1,0 +1,89 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// measured reads the server's own metrics, each summed over its attributes.
+func measured(t testing.TB, from *sdkmetric.ManualReader) map[string]int64 {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	require.NoError(t, from.Collect(t.Context(), &all))
+	sums := make(map[string]int64)
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			var points []metricdata.DataPoint[int64]
+			switch data := m.Data.(type) {
+			case metricdata.Gauge[int64]:
+				points = data.DataPoints
+			case metricdata.Sum[int64]:
+				points = data.DataPoints
+			}
+			for _, p := range points {
+				sums[m.Name] += p.Value
+			}
+		}
+	}
+	return sums
+}
+
+// Every figure of the server's own is 0 before anything has happened, and moves when it does.
+func TestEveryFigureMoves(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	now := newClock()
+	s, err := New(parse(t, `
+load_interval: 10s
+deployments:
+  chat:
+    policy: {prefix_cache_affinity: {}}
+    register: true
+    load_poll: {from: "grpc:vllm", interval: 50ms}
+    store: {max_entries: 1}`), Options{Logger: discard, Now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+	require.NoError(t, err)
+	f := serveFixture(t, s)
+	f.clock = now
+	for _, x := range append(gauges[:len(gauges):len(gauges)], counts...) {
+		require.Contains(t, measured(t, reader), x.name)
+		require.Zero(t, measured(t, reader)[x.name], x.name)
+	}
+
+	_, err = f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{})
+	require.Error(t, err, "there is nobody")
+	_, err = f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "w", Index: true, Load: true})
+	w.next()
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{Prompt: tokens(4000)}})
+	for _, key := range []string{"one", "two"} {
+		_, err := f.deployment("chat").store.Set(t.Context(), key, nil, 0)
+		require.NoError(t, err)
+	}
+	f.tick("chat")
+	moved := make(map[string]bool)
+	look := func() (all bool) {
+		for name, n := range measured(t, reader) {
+			moved[name] = moved[name] || n > 0
+		}
+		all = true
+		for _, x := range append(gauges[:len(gauges):len(gauges)], counts...) {
+			all = all && moved[x.name]
+		}
+		return all
+	}
+	require.Eventually(t, func() bool { look(); return moved["warmpath.server.polls.failed"] }, 20*time.Second, 5*time.Millisecond)
+	now.advance(2 * time.Minute) // the leases of both are over
+	f.tick("chat")
+	require.Eventually(t, look, 20*time.Second, 5*time.Millisecond, "%v", &moved)
+	for _, name := range []string{
+		"warmpath.server.picks.failed", "warmpath.server.replicas", "warmpath.server.replica.ongoing", "warmpath.server.replica.queued_tokens",
+	} {
+		require.True(t, moved[name], name)
+	}
+}

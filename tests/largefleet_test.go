@@ -1,0 +1,97 @@
+package tests
+
+import (
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer"
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/client"
+)
+
+// In a fleet too large for a connection each, only those picked are connected,
+// and every session reaches its agreed replica.
+func TestLargeFleetConnectsOnDemand(t *testing.T) {
+	rs := replicas(t, 6)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	refused := l.Addr().String()
+	require.NoError(t, l.Close())
+	_, port, err := net.SplitHostPort(refused)
+	require.NoError(t, err)
+	all := make([]*replica, 0, 1100)
+	all = append(all, rs...)
+	for i := len(all); i < cap(all); i++ { // addresses of loopback where nobody listens
+		all = append(all, &replica{addr: fmt.Sprintf("127.1.%d.%d:%s", i/250, i%250+1, port)})
+	}
+	require.Greater(t, len(all), balancer.EagerConnections)
+	live := make(map[string]*replica)
+	for _, r := range rs {
+		live[r.addr] = r
+	}
+	// Sessions whose first replica is one that lives, and some whose is not.
+	var home, dead []string
+	for i := 0; len(home) < 6 || len(dead) < 3; i++ {
+		require.Less(t, i, 20000)
+		s := fmt.Sprint("user ", i)
+		if live[ringFirst(t, all, s)] != nil {
+			home = append(home, s)
+		} else if len(dead) < 3 {
+			dead = append(dead, s)
+		}
+	}
+	mr := newDirectory("large", state("", all...))
+	h := &conns{}
+	m := newMeter(t)
+	cc := dial(t, "large:///x", grpc.WithResolvers(mr), m.option, grpc.WithStatsHandler(h), client.WithConfig(config(`{"consistent_hash":{}}`)))
+	for _, s := range home {
+		for range 3 {
+			require.Equal(t, ringFirst(t, all, s), where(t, client.WithSession(deadline(t), s), cc, ""))
+		}
+	}
+	require.EqualValues(t, 3*len(home), m.sum(t, "warmpath.decisions"), "one decision a call")
+	require.LessOrEqual(t, h.begun.Load(), int64(len(rs)), "nobody else was connected")
+	for _, s := range dead {
+		_, err := testpb.NewTestServiceClient(cc).UnaryCall(client.WithSession(deadline(t), s), simple(""))
+		require.Contains(t, []codes.Code{codes.OK, codes.Unavailable}, status.Code(err), "%v", err)
+	}
+	require.Zero(t, m.ongoing(t))
+	require.Equal(t, connectivity.Ready, cc.GetState())
+
+	// The fleet shrinks below the boundary: now all are connected; and grows again.
+	mr.set(state("", rs...))
+	connected(t, cc, rs)
+	mr.set(state("", all...))
+	for _, s := range home {
+		require.Equal(t, ringFirst(t, all, s), where(t, client.WithSession(deadline(t), s), cc, ""))
+	}
+	require.EqualValues(t, len(rs), h.begun.Load(), "connections that were open stayed")
+	require.Zero(t, m.ongoing(t))
+}
+
+// Each call waits for the connection of its own replica: a policy without a key
+// does not open one after another.
+func TestLargeFleetRoundRobin(t *testing.T) {
+	rs := replicas(t, 8)
+
+	s := state("", rs...)
+	for i := range balancer.EagerConnections { // as many again that are draining
+		s.Endpoints = append(s.Endpoints, fleet.Endpoint(fleet.Replica{ID: fmt.Sprint("d", i), Address: fmt.Sprintf("127.2.%d.%d:9", i/250, i%250+1), Draining: true}))
+	}
+
+	mr := newDirectory("wander", s)
+	h := &conns{}
+	cc := dial(t, "wander:///x", grpc.WithResolvers(mr), grpc.WithStatsHandler(h), roundRobin())
+	for i := range len(rs) {
+		where(t, deadline(t), cc, "")
+		require.EqualValues(t, i+1, h.begun.Load(), "one connection a call")
+	}
+}

@@ -1,0 +1,52 @@
+package tests
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// load is calls that go on beside a test.
+type load struct {
+	t      testing.TB
+	over   atomic.Bool
+	rounds atomic.Int64
+	all    sync.WaitGroup
+}
+
+// startLoad has so many workers make their rounds, one after the other, until end, or the end of the test.
+func startLoad(t testing.TB, workers int, round func(worker, n int)) *load {
+	l := &load{t: t}
+	t.Cleanup(l.end)
+	for w := range workers {
+		l.all.Go(func() {
+			for n := 0; !l.over.Load(); n++ {
+				round(w, n)
+				l.rounds.Add(1)
+			}
+		})
+	}
+	return l
+}
+
+// advance waits until so many more rounds are done.
+func (l *load) advance(n int64) {
+	l.t.Helper()
+	goal := l.rounds.Load() + n
+	eventually(l.t, "calls go on", func() bool { return l.rounds.Load() >= goal || l.t.Failed() })
+}
+
+// end waits for the rounds under way.
+func (l *load) end() {
+	l.over.Store(true)
+	l.all.Wait()
+}
+
+// deadlineOf is a context that nobody cancels, for calls made in a loop.
+func deadlineOf(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	context.AfterFunc(ctx, cancel)
+	return ctx
+}
