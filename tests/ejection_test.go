@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -212,14 +213,24 @@ func TestFailingReplicaOfBareCalls(t *testing.T) {
 	for _, policy := range []string{`{"round_robin":{}}`, `{"power_of_two_choices":{}}`} {
 		t.Run(policy, func(t *testing.T) {
 			rs := replicas(t, 4)
+			var ill atomic.Bool
 			rs[0].unary = func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
-				return nil, status.Error(codes.Internal, "ill")
+				if ill.Load() {
+					return nil, status.Error(codes.Internal, "ill")
+				}
+				return &testpb.SimpleResponse{}, nil
 			}
 			cc, err := grpc.NewClient(target(rs...), insecureOption(), grpc.WithDefaultServiceConfig(
 				`{"loadBalancingConfig":[{"warmpath":`+config(policy, patient)+`}]}`))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, cc.Close()) })
 			stub, ctx := testpb.NewTestServiceClient(cc), deadline(t)
+			eventually(t, "all are connected: who is the only one is not ejected", func() bool {
+				_, err := stub.UnaryCall(ctx, simple("x"))
+				require.NoError(t, err)
+				return !slices.ContainsFunc(rs, func(r *replica) bool { return r.calls.Load() == 0 })
+			})
+			ill.Store(true)
 			failed := 0
 			for range 400 {
 				if _, err := stub.UnaryCall(ctx, simple("x")); err != nil {
