@@ -13,8 +13,9 @@ const (
 	thorough = cells / 4
 	// Few is how many requests, or holders, never make a block popular.
 	Few = 3
-	// sure is how many requests it takes to tell one half of a share from less.
-	sure = 16
+	// sure, over the replicas, but at least leastSure, is how many requests it takes to tell
+	// one half of a share from less: a client that has seen twice as many as sure knows.
+	sure, leastSure = 160, Few + 1
 	// fanout is in how many parts a level of the search cuts its range.
 	fanout = 8
 )
@@ -84,7 +85,7 @@ func (p *Popularity) See(blocks []uint64, replicas int) (key, half int) {
 	requests := p.now.requests + p.before.requests
 	replicas = max(replicas, 1)
 	most := max(Few, requests/replicas)
-	fewer := min(most, max(sure, requests/(2*replicas)))
+	fewer := min(most, max(leastSure, sure/replicas, requests/(2*replicas)))
 
 	if p.before.requests > 0 || p.now.counted+len(blocks) > thorough {
 		p.firsts = firsts{}

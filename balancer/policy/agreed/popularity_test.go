@@ -166,3 +166,23 @@ func TestHalfOfAShare(t *testing.T) {
 		assert.Equal(t, want, [2]int{k, half}, "request %d", i)
 	}
 }
+
+// Whatever the fleet, a client that has seen 320 requests knows which prefixes are in more than half of a share.
+func TestSureOfHalfAShare(t *testing.T) {
+	for _, replicas := range []int{4, 8, 16, 32} {
+		p := NewPopularity()
+		for i := range 640 {
+			blocks, in := chained(i, 0, i, 30), i%(4*replicas) < 3 // three quarters of a share
+			if in {
+				blocks = chained(1_000_000, 20, i, 30)
+			}
+			key, half := p.See(blocks, replicas)
+			if in && i >= 320 {
+				assert.Equal(t, [2]int{0, 20}, [2]int{key, half}, "%d replicas, request %d", replicas, i)
+			}
+			if in && i < 160 {
+				assert.Equal(t, key, half, "%d replicas, request %d", replicas, i)
+			}
+		}
+	}
+}
