@@ -64,7 +64,7 @@ func TestReplayFaults(t *testing.T) {
 
 // Of two servers one is killed, and the other decides.
 func TestReplayTwoServers(t *testing.T) {
-	r := replayed(t, "--mode", "central", "--servers", "2", "--duration", "9s", "--central-deadline", "500ms", "--fault", "kill", "--fault-for", "3s").Results[0]
+	r := replayed(t, "--mode", "central", "--servers", "2", "--duration", "12s", "--central-deadline", "500ms", "--fault", "kill", "--fault-for", "5s").Results[0]
 	require.Positive(t, r.Phases[1].ByServer)
 	require.Positive(t, r.Phases[2].ByServer)
 }
