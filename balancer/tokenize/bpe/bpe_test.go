@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -69,17 +70,17 @@ func naive(v Vocabulary, text string) []uint32 {
 
 func TestMergingIsAsDefined(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
-	var s scratch
 	for range 30 {
 		v := words(r, "abc", 40)
 		m, err := NewModel(v)
 		require.NoError(t, err)
+		e := NewEncoder(Config{Model: m})
 		for range 60 {
 			var b strings.Builder
-			for range r.IntN(4 * few) {
+			for range r.IntN(200) {
 				b.WriteByte("aaabbbc"[r.IntN(7)])
 			}
-			require.Equal(t, append([]uint32{}, naive(v, b.String())...), m.append([]uint32{}, b.String(), &s), "%q", b.String())
+			require.Equal(t, append([]uint32{}, naive(v, b.String())...), append([]uint32{}, encode(t, e, b.String())...), "%q", b.String())
 		}
 	}
 }
@@ -109,8 +110,8 @@ func TestCharacters(t *testing.T) {
 	encode := func() func(string) []uint32 {
 		m, err := NewModel(v)
 		require.NoError(t, err)
-		var s scratch
-		return func(text string) []uint32 { return m.append(nil, text, &s) }
+		e := NewEncoder(Config{Model: m})
+		return func(text string) []uint32 { return encode(t, e, text) }
 	}
 	require.Equal(t, []uint32{3, 0, 2}, encode()("éaxyza"))
 	v.FuseUnknown = false
@@ -159,7 +160,7 @@ func TestWhatIsNotDone(t *testing.T) {
 	require.ErrorIs(t, err, tokenize.ErrNotText)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err = encoder(t, Config{Splitters: []*Splitter{GPT2()}}).Encode(ctx, nil, strings.Repeat("word ", check), 0, nil)
+	_, err = encoder(t, Config{Splitters: []*Splitter{GPT2()}}).Encode(ctx, nil, strings.Repeat("word ", 1<<14), 0, nil)
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -217,4 +218,37 @@ func TestCuts(t *testing.T) {
 		}
 	}
 	require.Greater(t, all, 1000)
+}
+
+// Issue 12.33: one piece of 16 MB, of letters that merge, is given up soon after the deadline, whatever cuts the text.
+func TestADeadlineInsideOnePiece(t *testing.T) {
+	regex, err := NewSplitter(`\p{L}+|\s+|[^\p{L}\s]+`)
+	require.NoError(t, err)
+	for name, splitters := range map[string][]*Splitter{"scanned": {GPT2()}, "regular expression": {regex}, "whole": nil} {
+		for _, letter := range []string{"a", "ж", "e\u0301"} {
+			e := encoder(t, Config{Splitters: splitters, NFC: true})
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			began := time.Now()
+			_, err := e.Encode(ctx, nil, strings.Repeat(letter, (16<<20)/len(letter)), 0, nil)
+			cancel()
+			require.Less(t, time.Since(began), 3*time.Second, "%s: %s", name, letter)
+			require.Error(t, err)
+			require.NotContains(t, err.Error(), letter+letter, "a prompt is not quoted")
+		}
+	}
+}
+
+// Issue 12.33: a piece that is twice as long takes about twice the time.
+func TestAPieceCostsAboutItsLength(t *testing.T) {
+	e := encoder(t, Config{})
+	took := func(n int) time.Duration {
+		text, best := strings.Repeat("ab", n/2), time.Hour
+		for range 3 {
+			began := time.Now()
+			encode(t, e, text)
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	require.Less(t, took(1<<18), 40*took(1<<15), "eight times the length")
 }

@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -23,6 +24,15 @@ var ascii = func() (t [utf8.RuneSelf]class) {
 	}
 	return t
 }()
+
+// plane has the classes of Unicode's first plane, which take long to find out.
+var plane = sync.OnceValue(func() *[1 << 16]class {
+	t := new([1 << 16]class)
+	for r := range t {
+		t[r] = classOf(rune(r))
+	}
+	return t
+})
 
 func classOf(r rune) class {
 	switch {
@@ -53,6 +63,9 @@ func at(text string, i int) (class, int) {
 		return ascii[c], 1
 	}
 	r, n := utf8.DecodeRuneInString(text[i:])
+	if t := plane(); int(r) < len(t) {
+		return t[r], n
+	}
 	return classOf(r), n
 }
 

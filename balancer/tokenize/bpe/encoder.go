@@ -33,9 +33,6 @@ type Cut = tokenize.Cut
 // cutEvery is how far apart cuts are at least, in bytes.
 const cutEvery = 256
 
-// check is how many bytes are encoded between two looks at the context.
-const check = 16 << 10
-
 var _ tokenize.Resumer = (*Encoder)(nil)
 
 // An Encoder turns text into token ids. Safe for use by many goroutines.
@@ -96,8 +93,9 @@ func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from in
 		cuts = nil
 	}
 	s := e.scratch.Get().(*scratch)
-	defer e.scratch.Put(s)
-	w := &work{e: e, ctx: ctx, s: s, text: text, dst: dst, base: len(dst), from: from, cuts: cuts}
+	s.ctx, s.done = ctx, 0
+	defer e.keep(s)
+	w := &work{e: e, s: s, text: text, dst: dst, base: len(dst), from: from, cuts: cuts}
 	for at := from; at < len(text); {
 		t, start, end := e.raw.find(text, at)
 		if start > at {
@@ -115,10 +113,16 @@ func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from in
 	return w.dst, nil
 }
 
+// keep puts a scratch away, unless a long piece has made it large.
+func (e *Encoder) keep(s *scratch) {
+	if s.ctx = nil; cap(s.ids) <= maxKept {
+		e.scratch.Put(s)
+	}
+}
+
 // work is one call of Encode.
 type work struct {
 	e       *Encoder
-	ctx     context.Context
 	s       *scratch
 	text    string
 	dst     []uint32
@@ -126,7 +130,6 @@ type work struct {
 	from    int
 	cuts    *[]Cut // nil = none are wanted
 	lastCut int
-	checked int
 }
 
 // cut notes a place that may be a cut, where seen bytes were looked at so far.
@@ -157,7 +160,11 @@ func (w *work) between(start, end int) error {
 	text := w.text[start:end]
 	same := true
 	if c.NFC && !norm.NFC.IsNormalString(text) {
-		text, same = norm.NFC.String(text), false
+		var err error
+		if text, err = w.normal(text); err != nil {
+			return err
+		}
+		same = false
 	}
 	if c.Rewrite != nil {
 		text, same = c.Rewrite(text, start == 0), false
@@ -180,16 +187,30 @@ func (w *work) between(start, end int) error {
 	return nil
 }
 
+// normal returns a text in normal form C.
+func (w *work) normal(text string) (string, error) {
+	var out []byte
+	for len(text) > 0 {
+		n := min(len(text), check)
+		for n < len(text) && !utf8.RuneStart(text[n]) {
+			n++
+		}
+		out = norm.NFC.AppendString(out, text[:n])
+		if err := w.s.step(n); err != nil {
+			return "", err
+		}
+		text = text[n:]
+	}
+	return string(out), nil
+}
+
 // pieces cuts a text with the splitters that are left and encodes the pieces. It
 // begins at start of the whole text if cuts are wanted.
 func (w *work) pieces(text string, splitters []*Splitter, start int, cuts bool) error {
 	if len(splitters) == 0 {
-		w.dst = w.e.c.Model.append(w.dst, text, w.s)
-		if w.checked += len(text); w.checked >= check {
-			w.checked = 0
-			return w.ctx.Err()
-		}
-		return nil
+		var err error
+		w.dst, err = w.e.c.Model.append(w.dst, text, w.s)
+		return err
 	}
 	return splitters[0].split(text, func(piece string, end, seen int) error {
 		if err := w.pieces(piece, splitters[1:], 0, false); err != nil {

@@ -1,13 +1,26 @@
 package bpe
 
-import "unicode/utf8"
+import (
+	"context"
+	"unicode/utf8"
+)
 
 // few is up to how many symbols a piece is merged by looking at all of them for
 // each merge; longer ones need a heap.
 const few = 48
 
+// check is how many bytes, symbols or merges are worked through between two looks
+// at the context.
+const check = 16 << 10
+
+// maxKept is up to how many symbols a scratch is used again, about 40 bytes each.
+const maxKept = 1 << 17
+
 // scratch is the memory of merging, used again and again.
 type scratch struct {
+	ctx  context.Context
+	done int // since the last look at ctx
+
 	ids  []uint32
 	vals []uint64 // of the pair that begins here: rank<<32 | id, or noMerge
 	next []int32
@@ -15,38 +28,59 @@ type scratch struct {
 	heap []candidate
 }
 
-// append appends the tokens of a piece.
-func (m *Model) append(dst []uint32, piece string, s *scratch) []uint32 {
+// step counts steps, and returns the context's error if it has ended.
+func (s *scratch) step(steps int) error {
+	if s.done += steps; s.done < check {
+		return nil
+	}
+	s.done = 0
+	return s.ctx.Err()
+}
+
+// append appends the tokens of a piece. It fails if the scratch's context ends.
+func (m *Model) append(dst []uint32, piece string, s *scratch) ([]uint32, error) {
+	if err := s.step(len(piece)); err != nil {
+		return dst, err
+	}
 	if len(piece) <= m.longest {
 		if id, ok := m.whole[piece]; ok {
-			return append(dst, id)
+			return append(dst, id), nil
 		}
 	}
 	return m.merged(dst, piece, s)
 }
 
-func (m *Model) merged(dst []uint32, piece string, s *scratch) []uint32 {
-	s.ids = m.symbols(s.ids[:0], piece)
+func (m *Model) merged(dst []uint32, piece string, s *scratch) ([]uint32, error) {
+	var err error
+	if s.ids, err = m.symbols(s.ids[:0], piece, s); err != nil {
+		return dst, err
+	}
 	if len(s.ids) < 2 {
-		return append(dst, s.ids...)
+		return append(dst, s.ids...), nil
 	}
 	s.vals = s.vals[:0]
 	for i := range len(s.ids) - 1 {
 		s.vals = append(s.vals, m.pairs.get(s.ids[i], s.ids[i+1]))
+		if err := s.step(1); err != nil {
+			return dst, err
+		}
 	}
 	if len(s.ids) <= few {
-		return append(dst, m.mergeFew(s.ids, s.vals)...)
+		return append(dst, m.mergeFew(s.ids, s.vals)...), nil
 	}
 	return m.mergeMany(dst, s)
 }
 
 // symbols appends what merging starts from.
-func (m *Model) symbols(dst []uint32, piece string) []uint32 {
+func (m *Model) symbols(dst []uint32, piece string, s *scratch) ([]uint32, error) {
 	if !m.char {
 		for i := range len(piece) {
 			dst = append(dst, m.bytes[piece[i]])
+			if err := s.step(1); err != nil {
+				return dst, err
+			}
 		}
-		return dst
+		return dst, nil
 	}
 	fusing := false
 	for i := 0; i < len(piece); {
@@ -64,8 +98,11 @@ func (m *Model) symbols(dst []uint32, piece string) []uint32 {
 		}
 		fusing = !ok && !m.byByte
 		i += n
+		if err := s.step(1); err != nil {
+			return dst, err
+		}
 	}
-	return dst
+	return dst, nil
 }
 
 // mergeFew merges in place. Two pairs of equal rank are the same pair, so the
@@ -102,7 +139,7 @@ type candidate struct {
 func (c candidate) before(o candidate) bool { return c.val < o.val || c.val == o.val && c.at < o.at }
 
 // mergeMany does the same with a heap over a linked list.
-func (m *Model) mergeMany(dst []uint32, s *scratch) []uint32 {
+func (m *Model) mergeMany(dst []uint32, s *scratch) ([]uint32, error) {
 	n := len(s.ids)
 	s.next, s.prev, s.heap = s.next[:0], s.prev[:0], s.heap[:0]
 	s.vals = append(s.vals, noMerge)
@@ -110,6 +147,9 @@ func (m *Model) mergeMany(dst []uint32, s *scratch) []uint32 {
 		s.next, s.prev = append(s.next, int32(i+1)), append(s.prev, int32(i-1))
 		if s.vals[i] != noMerge {
 			s.push(candidate{s.vals[i], int32(i)})
+		}
+		if err := s.step(1); err != nil {
+			return dst, err
 		}
 	}
 	renew := func(i int32) {
@@ -122,6 +162,9 @@ func (m *Model) mergeMany(dst []uint32, s *scratch) []uint32 {
 		}
 	}
 	for len(s.heap) > 0 {
+		if err := s.step(1); err != nil {
+			return dst, err
+		}
 		c := s.pop()
 		if s.vals[c.at] != c.val {
 			continue // one of the two has merged meanwhile
@@ -141,7 +184,7 @@ func (m *Model) mergeMany(dst []uint32, s *scratch) []uint32 {
 	for i := int32(0); int(i) < n; i = s.next[i] {
 		dst = append(dst, s.ids[i])
 	}
-	return dst
+	return dst, nil
 }
 
 func (s *scratch) push(c candidate) {

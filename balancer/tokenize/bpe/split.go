@@ -2,6 +2,8 @@ package bpe
 
 import (
 	"fmt"
+	"time"
+	"unicode/utf8"
 
 	"github.com/dlclark/regexp2/v2"
 )
@@ -27,8 +29,12 @@ func newRegexSplitter(pattern string) (*Splitter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the pattern %q: %w", pattern, err)
 	}
+	re.MatchTimeout = matchTimeout
 	return &Splitter{name: pattern, regex: re}, nil
 }
+
+// matchTimeout bounds the search for one match: a regular expression may try all ways there are.
+const matchTimeout = time.Second
 
 // CoversAll reports whether a pattern is known to match all of any text, so that
 // nothing is between its matches.
@@ -52,26 +58,35 @@ func (s *Splitter) split(text string, piece func(text string, end, seen int) err
 		}
 		return nil
 	}
-	matches, err := s.regex.FindAllStringIndex(text, -1)
-	if err != nil {
-		return fmt.Errorf("the pattern %q: %w", s.name, err)
-	}
-	done := 0
-	emit := func(end int) error {
+	return s.splitRegex(text, piece)
+}
+
+// splitRegex takes one match after the other, so that piece can end it.
+func (s *Splitter) splitRegex(text string, piece func(text string, end, seen int) error) (failed error) {
+	runes := []rune(text)
+	done, counted := 0, 0 // in bytes; in runes
+	emit := func(upTo int) bool {
+		end := done
+		for ; counted < upTo; counted++ {
+			end += utf8.RuneLen(runes[counted])
+		}
 		if end == done {
-			return nil
+			return true
 		}
 		part := text[done:end]
 		done = end
-		return piece(part, end, len(text)+1)
+		failed = piece(part, end, len(text)+1)
+		return failed == nil
 	}
-	for _, m := range matches {
-		if err := emit(m[0]); err != nil {
-			return err
-		}
-		if err := emit(m[1]); err != nil {
-			return err
-		}
+	err := s.regex.FindRunesMatches(runes, 0, func(m regexp2.MatchView) bool {
+		start, length, _ := m.GroupRange(0)
+		return emit(start) && emit(start+length)
+	})
+	if err != nil { // it quotes the text, which must not be logged
+		return fmt.Errorf("the pattern %q finds no next piece within %v", s.name, matchTimeout)
 	}
-	return emit(len(text))
+	if failed == nil {
+		emit(len(runes))
+	}
+	return failed
 }

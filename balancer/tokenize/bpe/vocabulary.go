@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"unicode/utf8"
@@ -140,11 +141,11 @@ func (m *Model) impliedPairs(v Vocabulary) error {
 // setWhole finds the tokens that a piece of the same text becomes at once.
 func (m *Model) setWhole(v Vocabulary) {
 	whole := make(map[string]uint32, len(v.Tokens))
-	var s scratch
+	s := scratch{ctx: context.Background()}
 	var ids []uint32
 	for text, id := range v.Tokens {
 		if !v.WholeFirst {
-			if ids = m.merged(ids[:0], text, &s); len(ids) != 1 || ids[0] != id {
+			if ids, _ = m.merged(ids[:0], text, &s); len(ids) != 1 || ids[0] != id {
 				continue
 			}
 		}
