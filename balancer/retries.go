@@ -12,6 +12,7 @@ func retries(c *policy.Config) channel.Retries {
 	return channel.Retries{
 		Ratio:             c.RetryRatio,
 		Floor:             float64(c.RetryFloor),
+		Backoff:           c.Backoff,
 		QuarantineTTL:     time.Duration(c.QuarantineTTL),
 		FirstTokenTimeout: time.Duration(c.FirstTokenTimeout),
 		HedgeAfter:        time.Duration(c.HedgeAfter),

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -45,7 +44,7 @@ func (a *attempts) again(ctx context.Context, err error) error {
 	}
 	refused, waited := false, false
 	if f == rejected { // a stream that is reset may have the same code
-		refused, waited = a.refused.again(ctx, err, last)
+		refused, waited = a.refused.again(ctx, a.call.Handle().Retries().Backoff, err, last)
 	}
 	if refused {
 		if !waited || a.retriedByService() {
@@ -53,7 +52,7 @@ func (a *attempts) again(ctx context.Context, err error) error {
 		}
 	} else if err := a.failed(f, last, err); err != nil {
 		return err
-	} else if pause.For(ctx, backoff(a.made)) != nil {
+	} else if pause.For(ctx, a.call.Handle().Retries().Backoff.Wait(a.made)) != nil {
 		return err
 	}
 	a.call.Retried(f.cause())
@@ -96,17 +95,4 @@ func (a *attempts) max() int {
 // method: then gRPC has tried as often as its owner wanted.
 func (a *attempts) retriedByService() bool {
 	return a.cc.GetMethodConfig(a.method).RetryPolicy != nil
-}
-
-// backoff returns the wait before the attempt that follows n failed ones: 0, 25,
-// 50, 100 … 500 ms. The first goes to another replica at once.
-func backoff(n int) time.Duration {
-	const first, most = 25 * time.Millisecond, 500 * time.Millisecond
-	if n <= 1 {
-		return 0
-	}
-	if n-2 >= 5 {
-		return most
-	}
-	return first << (n - 2)
 }

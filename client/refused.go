@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/channel"
 	"github.com/warmpath/warmpath/internal/pause"
 )
@@ -20,7 +21,7 @@ type refused int
 
 // again reports whether an attempt was refused and no more than that, and waits for the
 // backoff before the next. It returns false as soon as the context ends.
-func (n *refused) again(ctx context.Context, err error, last channel.Attempt) (refused, waited bool) {
+func (n *refused) again(ctx context.Context, backoff policy.Backoff, err error, last channel.Attempt) (refused, waited bool) {
 	if last.Full || last.Replica == nil || status.Code(err) != codes.ResourceExhausted {
 		return false, false
 	}
@@ -28,7 +29,7 @@ func (n *refused) again(ctx context.Context, err error, last channel.Attempt) (r
 		return false, false
 	}
 	*n++
-	return true, pause.For(ctx, backoff(int(*n))) == nil
+	return true, pause.For(ctx, backoff.Wait(int(*n))) == nil
 }
 
 // sizes are the words in which implementations of gRPC refuse a message, or metadata, for

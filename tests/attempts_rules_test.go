@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/http2"
@@ -51,7 +52,7 @@ func newFaulty(t *testing.T, how fault, n int, more ...string) *faulty {
 func (f *faulty) meet(t *testing.T, stub testpb.TestServiceClient, b *breaker) {
 	t.Helper()
 	eventually(t, "connection to "+b.addr, func() bool {
-		_, err := stub.UnaryCall(client.WithPin(deadline(t), b.addr), simple(""))
+		_, err := stub.UnaryCall(client.WithPin(deadline(t), b.addr), simple(""), grpc.WaitForReady(true))
 		return status.Code(err) == codes.Unimplemented
 	})
 }
@@ -128,6 +129,15 @@ func TestRefusedStreamsGoOn(t *testing.T) {
 		require.Equal(t, f.good.addr, d.Replica)
 		require.GreaterOrEqual(t, f.got(), int64(2))
 	})
+}
+
+// Issue 12.27: the wait before the second retry is the one of the config.
+func TestBackoffIsConfigured(t *testing.T) {
+	f := newFaulty(t, reset(http2.ErrCodeRefusedStream), 2, `"backoff":{"initial":"1m","maximum":"1m"}`)
+	ctx, cancel := context.WithTimeout(client.WithSession(context.Background(), f.session), 300*time.Millisecond)
+	defer cancel()
+	require.Error(t, f.callWith(ctx, "unary", "a"))
+	require.Zero(t, f.good.calls.Load())
 }
 
 // A status is the replica's last word, whatever it reads like, unless it is UNAVAILABLE.

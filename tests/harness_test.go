@@ -221,7 +221,7 @@ func connected(t testing.TB, cc *grpc.ClientConn, rs []*replica) {
 	ctx := deadline(t)
 	for _, r := range rs {
 		eventually(t, fmt.Sprintf("connection to %s", r.addr), func() bool {
-			reply, err := stub.UnaryCall(client.WithPin(ctx, r.addr), simple(""))
+			reply, err := stub.UnaryCall(client.WithPin(ctx, r.addr), simple(""), grpc.WaitForReady(true))
 			return err == nil && reply.Username == r.addr
 		})
 	}

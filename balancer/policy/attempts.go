@@ -24,6 +24,7 @@ func (c *Config) attemptDefaults() {
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, DefaultMaxAttempts)
 	c.RetryRatio = cmp.Or(c.RetryRatio, DefaultRetryRatio)
 	c.RetryFloor = cmp.Or(c.RetryFloor, DefaultRetryFloor)
+	c.Backoff = c.Backoff.WithDefaults()
 	c.QuarantineTTL = cmp.Or(c.QuarantineTTL, Duration(DefaultQuarantineTTL))
 }
 
@@ -31,6 +32,9 @@ func (c *Config) attemptDefaults() {
 func (c *Config) checkAttempts() error {
 	if r := c.RetryRatio; math.IsNaN(r) || r != -1 && (r < 0 || r > 1) {
 		return fmt.Errorf("retry_ratio: %v is neither -1 nor between 0 and 1", r)
+	}
+	if err := c.Backoff.validate(); err != nil {
+		return fmt.Errorf("backoff.%w", err)
 	}
 	if c.QuarantineTTL > Duration(MaxQuarantineTTL) {
 		return fmt.Errorf("quarantine_ttl: %v is more than %v", c.QuarantineTTL, MaxQuarantineTTL)

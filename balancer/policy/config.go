@@ -65,6 +65,8 @@ type Config struct {
 	RetryRatio float64 `json:"retry_ratio,omitempty"`
 	// RetryFloor is how many retries a second there may be in any case; 0 = 10, -1 = none.
 	RetryFloor int `json:"retry_floor,omitempty"`
+	// Backoff is the wait before an attempt that follows a failed or a refused one.
+	Backoff Backoff `json:"backoff,omitzero"`
 	// QuarantineTTL is how long a prompt that broke the connections of two replicas, and was
 	// answered by none since, is not sent any more; 0 = 5m, negative = never.
 	QuarantineTTL Duration `json:"quarantine_ttl,omitempty"`

@@ -17,6 +17,7 @@ import (
 // Retries are the bounds of attempts after the first, as [policy.Config] says.
 type Retries struct {
 	Ratio, Floor      float64
+	Backoff           policy.Backoff
 	QuarantineTTL     time.Duration // negative = no quarantine
 	FirstTokenTimeout time.Duration // 0 = none
 	HedgeAfter        time.Duration // 0 = no hedging
