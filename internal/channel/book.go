@@ -132,7 +132,7 @@ func (c *Call) note(ctx context.Context, b *Binding) {
 	c.binding = b
 	c.sent()
 	d := c.booking.Decision
-	c.last = Attempt{Replica: d.Replica}
+	c.last = Attempt{Replica: d.Replica, breaks: c.handle.quarantine.breaks.Load()}
 	if b.Router.Observes() && !c.booking.Watched() {
 		c.more().picked = time.Now()
 	}

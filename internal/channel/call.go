@@ -58,6 +58,7 @@ type Attempt struct {
 	Sent    bool             // the request left the client
 	Full    bool             // our picker found every replica full
 	Refused bool             // the replica said, in our words, that it is full
+	breaks  uint64           // of connections, before it began
 }
 
 // NewCall returns a Call for a method; msg may be nil where the message is not

@@ -12,6 +12,9 @@ import (
 func (c *Call) Finished(info balancer.DoneInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.outcome.FirstMessage > 0 {
+		c.brokeLate(info.Err) // before the booking is released, so that a break is seen either way
+	}
 	refused := Ended(&c.booking, info)
 	if !info.BytesSent && info.Err == nil {
 		c.giveBack()

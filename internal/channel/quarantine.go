@@ -2,6 +2,7 @@ package channel
 
 import (
 	"container/list"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,17 +11,26 @@ import (
 // maxSuspects bounds the prompts that are remembered, about 200 bytes each.
 const maxSuspects = 1024
 
-// A quarantine remembers the prompts under which connections broke. A prompt that
-// did so on two different replicas within the TTL is not sent any more, until the
-// older of the two is forgotten; one that a replica answered is innocent. While
-// nobody is suspected it costs a call one atomic load.
+// Breaks within together of each other have one cause, if the later attempt was under way at the earlier break. maxBreaks
+// bounds how many are remembered.
+const (
+	together  = time.Second
+	maxBreaks = 256
+)
+
+// A quarantine remembers the prompts under which connections broke. A prompt that did so alone on two different replicas
+// within the TTL is not sent any more, until the older strike is forgotten; a prompt that a replica answers is forgotten.
+// A break of several connections at about the same time, or under several prompts, is a network's or a process's, and no
+// evidence against any of them. While no prompt is suspected it costs a call two atomic loads.
 type quarantine struct {
-	held atomic.Int64 // suspects
+	held   atomic.Int64  // suspects
+	breaks atomic.Uint64 // connections that ever broke under an attempt
 
 	// mu guards what follows; nothing is called under it.
 	mu       sync.Mutex
 	suspects map[uint64]*list.Element
-	order    list.List // of suspect, whoever was struck last at the back
+	order    list.List // of suspect, the one struck last at the back
+	recent   []breakage
 }
 
 type suspect struct {
@@ -31,15 +41,66 @@ type suspect struct {
 type strike struct {
 	replica string
 	at      time.Time
+	number  uint64 // of the break
 }
 
-// strike notes that a connection broke while the replica had the prompt and had
-// not answered. It returns the two replicas if that makes two.
-func (q *quarantine) strike(prompt uint64, replica string, now time.Time, ttl time.Duration) []strike {
+// A breakage is one attempt whose connection broke.
+type breakage struct {
+	prompt  uint64
+	known   bool // the prompt is: the attempt was not answered yet, and its message has one
+	replica string
+	at      time.Time
+	number  uint64
+	began   uint64 // breaks before the attempt began
+	beside  bool   // other calls are still under way on the replica
+}
+
+// together reports whether two breaks have one cause that is no prompt: b is the later one.
+func (a *breakage) together(b *breakage) bool {
+	same := a.known && b.known && a.prompt == b.prompt && a.replica == b.replica
+	return !same && b.began < a.number && b.at.Sub(a.at) < together
+}
+
+// broke notes a break. It returns the two replicas if the prompt is in quarantine by that.
+func (q *quarantine) broke(b breakage, ttl time.Duration) []strike {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.expire(now, ttl)
-	e := q.suspects[prompt]
+	q.expire(b.at, ttl)
+	b.number = q.breaks.Add(1)
+	shared := b.beside
+	q.recent = slices.DeleteFunc(q.recent, func(a breakage) bool { return b.at.Sub(a.at) >= together })
+	for i := range q.recent {
+		if a := &q.recent[i]; a.together(&b) {
+			shared = true
+			q.withdraw(a)
+		}
+	}
+	if len(q.recent) == maxBreaks {
+		q.recent = slices.Delete(q.recent, 0, 1)
+	}
+	q.recent = append(q.recent, b)
+	if shared || !b.known {
+		return nil
+	}
+	return q.strike(b, ttl)
+}
+
+// withdraw takes back the strike of a break that turns out to have had another cause. Called with mu held.
+func (q *quarantine) withdraw(b *breakage) {
+	e := q.suspects[b.prompt]
+	if !b.known || e == nil {
+		return
+	}
+	s := e.Value.(*suspect)
+	s.strikes = slices.DeleteFunc(s.strikes, func(x strike) bool { return x.number == b.number })
+	if len(s.strikes) == 0 {
+		q.forget(e)
+	}
+}
+
+// strike enters a break that is evidence against its prompt. Called with mu held.
+func (q *quarantine) strike(b breakage, ttl time.Duration) []strike {
+	e := q.suspects[b.prompt]
 	if e == nil {
 		if q.suspects == nil {
 			q.suspects = make(map[uint64]*list.Element)
@@ -47,23 +108,18 @@ func (q *quarantine) strike(prompt uint64, replica string, now time.Time, ttl ti
 		if len(q.suspects) >= maxSuspects {
 			q.forget(q.order.Front())
 		}
-		e = q.order.PushBack(&suspect{prompt: prompt})
-		q.suspects[prompt] = e
+		e = q.order.PushBack(&suspect{prompt: b.prompt})
+		q.suspects[b.prompt] = e
 		q.held.Store(int64(len(q.suspects)))
 	}
 	q.order.MoveToBack(e)
 	s := e.Value.(*suspect)
-	kept := s.strikes[:0]
-	for _, x := range s.strikes {
-		if x.replica != replica && now.Sub(x.at) < ttl {
-			kept = append(kept, x)
-		}
+	s.strikes = slices.DeleteFunc(s.strikes, func(x strike) bool { return x.replica == b.replica || b.at.Sub(x.at) >= ttl })
+	if len(s.strikes) == 2 {
+		s.strikes = slices.Delete(s.strikes, 0, 1)
 	}
-	if len(kept) == 2 {
-		kept = append(kept[:0], kept[1])
-	}
-	s.strikes = append(kept, strike{replica, now})
-	return s.convicted(now, ttl)
+	s.strikes = append(s.strikes, strike{b.replica, b.at, b.number})
+	return s.convicted(b.at, ttl)
 }
 
 // refuses returns the two replicas if the prompt is in quarantine.
@@ -90,10 +146,10 @@ func (s *suspect) convicted(now time.Time, ttl time.Duration) []strike {
 	if len(s.strikes) < 2 || now.Sub(s.strikes[0].at) >= ttl {
 		return nil
 	}
-	return append([]strike(nil), s.strikes...)
+	return slices.Clone(s.strikes)
 }
 
-// expire forgets whoever was struck last longer ago than the TTL. Called with mu held.
+// expire forgets the prompts whose last strike is older than the TTL. Called with mu held.
 func (q *quarantine) expire(now time.Time, ttl time.Duration) {
 	for e := q.order.Front(); e != nil; e = q.order.Front() {
 		strikes := e.Value.(*suspect).strikes

@@ -97,11 +97,18 @@ func (c *Call) Broke(replica *routing.Replica) error {
 	if b == nil || b.Retries.QuarantineTTL <= 0 || replica == nil {
 		return nil
 	}
-	prompt, ok := c.prompt(b.Dialects)
-	if !ok {
-		return nil
+	prompt, known := c.prompt(b.Dialects)
+	return c.quarantined(b, c.handle.quarantine.broke(breakage{
+		prompt: prompt, known: known, replica: replica.ID, at: time.Now(), began: c.Last().breaks, beside: replica.Ongoing() > 0,
+	}, b.Retries.QuarantineTTL))
+}
+
+// brokeLate notes that a connection may have broken under a call that was answered: under others it is no evidence
+// against their prompts. Called with mu held.
+func (c *Call) brokeLate(err error) {
+	if b := c.binding; b != nil && b.Retries.QuarantineTTL > 0 && status.Code(err) == codes.Unavailable && c.last.Replica != nil {
+		c.handle.quarantine.broke(breakage{replica: c.last.Replica.ID, at: time.Now(), began: c.last.breaks}, b.Retries.QuarantineTTL)
 	}
-	return c.quarantined(b, c.handle.quarantine.strike(prompt, replica.ID, time.Now(), b.Retries.QuarantineTTL))
 }
 
 // checkQuarantine returns the error of a call whose prompt is in quarantine.

@@ -1,0 +1,124 @@
+package tests
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+
+	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/faultproxy"
+)
+
+// fragile are replicas behind proxies that can reset all connections at once.
+type fragile struct {
+	*testing.T
+	stub    testpb.TestServiceClient
+	proxies []*faultproxy.Proxy
+	entered atomic.Int64  // calls that have come
+	held    chan struct{} // closed = calls are answered
+	under   sync.WaitGroup
+}
+
+func startFragile(t *testing.T, n int) *fragile {
+	f := &fragile{T: t, held: make(chan struct{})}
+	at := "warmpath:///"
+	for i := range n {
+		r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			f.entered.Add(1)
+			select {
+			case <-f.held:
+				return s.Send(answer("done"))
+			case <-s.Context().Done():
+				return s.Context().Err()
+			}
+		}})
+		p, err := faultproxy.Listen(t.Context(), r.addr)
+		require.NoError(t, err)
+		t.Cleanup(p.Close)
+		f.proxies = append(f.proxies, p)
+		if i > 0 {
+			at += ","
+		}
+		at += p.Addr()
+	}
+	f.stub = testpb.NewTestServiceClient(dial(t, at, client.WithConfig(
+		config(`{"round_robin":{}}`, `"max_attempts":1`, `"ejection":{"disabled":true}`))))
+	for _, p := range f.proxies {
+		f.meet(p)
+	}
+	return f
+}
+
+func (f *fragile) meet(p *faultproxy.Proxy) {
+	eventually(f.T, "connection to "+p.Addr(), func() bool {
+		_, err := f.stub.UnaryCall(client.WithPin(deadline(f.T), p.Addr()), simple(""))
+		return err == nil
+	})
+}
+
+// hold leaves a call under way on a replica.
+func (f *fragile) hold(i int, text string) {
+	before := f.entered.Load()
+	f.under.Go(func() {
+		_, _ = read(f.stub.StreamingOutputCall(client.WithPin(deadline(f.T), f.proxies[i].Addr()), prompt(text)))
+	})
+	eventually(f.T, "it has come", func() bool { return f.entered.Load() > before })
+}
+
+// reset breaks the connections to these replicas and waits until the calls under way have failed.
+func (f *fragile) reset(which ...int) {
+	for _, i := range which {
+		f.proxies[i].Reset()
+	}
+	f.under.Wait()
+	for _, i := range which {
+		f.meet(f.proxies[i])
+	}
+}
+
+func (f *fragile) ask(i int, text string) error {
+	_, err := read(f.stub.StreamingOutputCall(client.WithPin(deadline(f.T), f.proxies[i].Addr()), prompt(text)))
+	return err
+}
+
+// Issue 12.32: one network reset of all connections while a prompt is under way on two replicas condemns no prompt.
+func TestNetworkResetQuarantinesNoPrompt(t *testing.T) {
+	f := startFragile(t, 3)
+	f.hold(0, "healthy")
+	f.hold(1, "healthy")
+	f.reset(0, 1, 2)
+	close(f.held)
+	require.NoError(t, f.ask(2, "healthy"))
+}
+
+// Issue 12.32: connections that break under several prompts at once condemn none of them.
+func TestBreakBesideOtherPromptsQuarantinesNoPrompt(t *testing.T) {
+	f := startFragile(t, 3)
+	for i := range 2 {
+		for n := range 3 {
+			f.hold(i, fmt.Sprint("healthy ", n))
+		}
+		f.reset(i)
+	}
+	close(f.held)
+	for n := range 3 {
+		require.NoError(t, f.ask(2, fmt.Sprint("healthy ", n)))
+	}
+}
+
+// A prompt that breaks one replica after the other, alone on each, is still found.
+func TestPromptThatBreaksReplicasIsQuarantined(t *testing.T) {
+	f := startFragile(t, 3)
+	for i := range 2 {
+		f.hold(i, "the killer")
+		f.reset(i)
+	}
+	close(f.held)
+	require.ErrorIs(t, f.ask(2, "the killer"), client.ErrQuarantined)
+	require.NoError(t, f.ask(2, "healthy"))
+}
