@@ -1,10 +1,13 @@
 package kvevents
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // BenchmarkApply decodes and translates a batch that stores a prompt's blocks and one that removes them.
@@ -27,9 +30,9 @@ func BenchmarkApply(b *testing.B) {
 			b.SetBytes(int64(len(storing) + len(removing)))
 			for b.Loop() {
 				decodeMsgpack(&x, storing)
-				t.apply(&x, day)
+				t.apply(context.Background(), &x, day, func([]routing.CacheChange) {})
 				decodeMsgpack(&x, removing)
-				t.apply(&x, day)
+				t.apply(context.Background(), &x, day, func([]routing.CacheChange) {})
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(2*blocks*b.N), "ns/block")
 		})

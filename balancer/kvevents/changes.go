@@ -15,6 +15,7 @@ const (
 // order within one matters. Its slices are used again.
 type changes struct {
 	lanes [routing.Tiers][grains]lane
+	n     int // steps since the last reset
 	out   []routing.CacheChange
 }
 
@@ -43,7 +44,7 @@ func (c *changes) reset() {
 		}
 	}
 	clear(c.out)
-	c.out = c.out[:0]
+	c.out, c.n = c.out[:0], 0
 }
 
 // clear says that everything is gone; what was said before does not matter any more.

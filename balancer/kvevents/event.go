@@ -1,6 +1,9 @@
 package kvevents
 
-import "slices"
+import (
+	"context"
+	"slices"
+)
 
 // kind is what an event tells.
 type kind uint8
@@ -34,6 +37,8 @@ type event struct {
 
 // batch is what an engine publishes at once. Its slices are used again by the next.
 type batch struct {
+	ctx     context.Context // reading stops when it ends
+	steps   int
 	rank    int
 	hasRank bool
 	events  []event
@@ -44,7 +49,15 @@ type batch struct {
 
 func (b *batch) reset() {
 	clear(b.events)
-	*b = batch{events: b.events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0]}
+	*b = batch{ctx: b.ctx, events: b.events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0]}
+}
+
+// step is called for every event, hash and token that is read: an error once the context has ended.
+func (b *batch) step() error {
+	if b.steps++; b.steps%workPiece != 0 || b.ctx == nil {
+		return nil
+	}
+	return b.ctx.Err()
 }
 
 // since returns what was appended to a slice after the first n.

@@ -45,7 +45,7 @@ var errEnded = errors.New("kvevents: the engine ended the stream")
 
 // run follows until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	r := resumer{apply: w.apply, clear: w.lose, count: &followed{}, snapshots: w.openEngine()}
+	r := resumer{apply: w.applier(ctx), clear: w.lose, count: &followed{}, snapshots: w.openEngine()}
 	var b backoff
 	for ctx.Err() == nil {
 		again, err := w.session(ctx, &r, &b)

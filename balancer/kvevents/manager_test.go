@@ -157,7 +157,7 @@ func TestUnreachableSourceIsLoggedOnce(t *testing.T) {
 	}
 	require.Equal(t, 1, strings.Count(log.String(), "cannot be had"), log.String())
 	require.Contains(t, log.String(), "replica=a source=tcp://10.0.0.1:5557 error=refused")
-	s.apply(0, nil)
+	s.apply(context.Background(), 0, nil)
 	s.failed(errors.New("reset"))
 	require.Equal(t, 2, strings.Count(log.String(), "cannot be had"), log.String())
 }

@@ -82,6 +82,9 @@ func (b *batch) readEvents(p []byte) ([]byte, error) {
 	}
 	for range n {
 		rest, err := msgp.Skip(p)
+		if err == nil {
+			err = b.step()
+		}
 		if err != nil {
 			return p, err
 		}
@@ -199,7 +202,9 @@ func (r *eventReader) readHashes(p []byte) ([]byte, error) {
 	n, p, err := msgp.ReadArrayHeaderBytes(p)
 	for ; n > 0 && err == nil; n-- {
 		var h uint64
-		h, p, err = readHash(p)
+		if h, p, err = readHash(p); err == nil {
+			err = r.batch.step()
+		}
 		r.batch.hashes = append(r.batch.hashes, h)
 	}
 	r.hashes = since(r.batch.hashes, from)
@@ -223,7 +228,9 @@ func (r *eventReader) readTokens(p []byte) ([]byte, error) {
 	n, p, err := msgp.ReadArrayHeaderBytes(p)
 	for ; n > 0 && err == nil; n-- {
 		var token uint32
-		token, p, err = readToken(p)
+		if token, p, err = readToken(p); err == nil {
+			err = r.batch.step()
+		}
 		r.batch.tokens = append(r.batch.tokens, token)
 	}
 	r.tokens = since(r.batch.tokens, from)

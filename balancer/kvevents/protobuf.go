@@ -69,6 +69,9 @@ func (f field) eachVarint(do func(v uint64)) bool {
 func decodeSMG(b *batch, msg []byte) (seq uint64) {
 	b.reset()
 	ok := eachProto(msg, func(f field) {
+		if b.step() != nil {
+			return
+		}
 		switch f.num {
 		case 1:
 			seq = f.value

@@ -118,7 +118,7 @@ func (r *resumer) take(seq uint64, rank int, payload []byte, print uint64) {
 	if r.ranks == nil {
 		r.ranks = make(map[int]uint64)
 	}
-	if rank < maxRanks {
+	if rank >= 0 && rank < maxRanks {
 		r.ranks[rank] = seq
 	}
 }

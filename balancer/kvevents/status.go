@@ -1,9 +1,6 @@
 package kvevents
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 // Status is how one stream of events is doing. Counts are since it began.
 type Status struct {
@@ -36,26 +33,8 @@ type Status struct {
 	// Unreadable counts what could not be read or is not for the index, by kind: frames, batch, empty, event, kind,
 	// tokens, medium, adapter, content, group, block_size.
 	Unreadable map[string]int64
-}
 
-// snapshot returns the status now. The caller holds mu.
-func (s *stream) snapshot() Status {
-	st := s.status
-	sum := s.gone
-	for _, t := range s.translators {
-		sum.events += t.count.events
-		sum.orphaned += t.count.orphaned
-		sum.forgotten += t.count.forgotten
-		sum.bad.add(&t.count.bad)
-		st.Blocks += t.blocks.lists[0].n
-		st.BlockTokens = max(st.BlockTokens, t.size)
-	}
-	st.Events, st.Orphaned, st.Forgotten = sum.events, sum.orphaned, sum.forgotten
-	st.Unreadable = sum.bad.named()
-	if n := sum.bad[badSize]; n > 0 && st.Problem == "" {
-		st.Problem = fmt.Sprintf("%d events refused: their block size is not the %d tokens of the model's other replicas", n, s.sizes.size(s.model))
-	}
-	return st
+	refused string // the problem where there is no other
 }
 
 // Status returns the status of every stream of the replica.
@@ -64,7 +43,10 @@ func (r *replica) Status() []Status {
 	defer r.mu.Unlock()
 	all := make([]Status, len(r.streams))
 	for i, s := range r.streams {
-		all[i] = s.snapshot()
+		all[i] = s.status
+		if all[i].Problem == "" {
+			all[i].Problem = s.status.refused
+		}
 	}
 	return all
 }

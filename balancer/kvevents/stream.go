@@ -1,6 +1,8 @@
 package kvevents
 
 import (
+	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -15,8 +17,11 @@ type replica struct {
 	sizes *sizes
 	sink  func([]routing.CacheChange)
 
-	// mu makes the changes of one replica come one after another, whatever its streams. It guards the translators and
-	// the status of every stream, and is held while sink is called.
+	// applying makes the changes of one replica come one after another, whatever its streams. It guards their batches,
+	// translators and counts, and is held while sink is called. Only the streams' own goroutines take it.
+	applying sync.Mutex
+
+	// mu guards streams and the status of each. Nothing is called under it.
 	mu      sync.Mutex
 	streams []*stream
 }
@@ -30,9 +35,10 @@ type stream struct {
 
 	batch       batch
 	translators map[int]*translator
-	status      Status
-	gone        counts // of translators that were dropped
-	told        bool   // why there is no connection, since a message came last
+	unread      unreadable // of messages that reached no translator
+
+	status Status
+	told   bool // why there is no connection, since a message came last
 }
 
 func (r *replica) stream(source string, rank int, decode func(*batch, []byte)) *stream {
@@ -44,44 +50,71 @@ func (r *replica) stream(source string, rank int, decode func(*batch, []byte)) *
 	return s
 }
 
-// apply takes one message in and tells what it changed.
-func (s *stream) apply(seq uint64, payload []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// apply takes one message in and tells what it changed. It stops when the context ends: the stream is then cleared.
+func (s *stream) apply(ctx context.Context, seq uint64, payload []byte) {
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	s.batch.ctx = ctx
 	s.decode(&s.batch, payload)
-	s.told = false
-	s.status.Messages++
-	s.status.Next = seq + 1
 	rank := s.rank
 	if s.batch.hasRank {
 		rank = s.batch.rank
 	}
-	if rank >= maxRanks {
-		s.gone.bad[badBatch]++
-		return
+	if rank < maxRanks {
+		s.translator(rank).apply(ctx, &s.batch, time.Now(), s.sink)
+	} else {
+		s.unread[badBatch]++
 	}
+	s.publish(func(st *Status) {
+		s.told = false
+		st.Messages++
+		st.Next = seq + 1
+	})
+}
+
+// applier is apply until the context ends.
+func (s *stream) applier(ctx context.Context) func(seq uint64, payload []byte) {
+	return func(seq uint64, payload []byte) { s.apply(ctx, seq, payload) }
+}
+
+// translator returns that of a rank. The caller holds applying.
+func (s *stream) translator(rank int) *translator {
 	t := s.translators[rank]
 	if t == nil {
 		t = newTranslator(s.id, rank, s.model, s.opts, s.sizes)
 		s.translators[rank] = t
 	}
-	s.tell(t.apply(&s.batch, time.Now()))
-}
-
-func (s *stream) tell(changes []routing.CacheChange) {
-	if len(changes) > 0 {
-		s.sink(changes)
-	}
+	return t
 }
 
 // clear forgets all that the stream has told.
 func (s *stream) clear() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.applying.Lock()
+	defer s.applying.Unlock()
 	for _, t := range s.translators {
-		s.tell(t.clear())
+		t.clear(s.sink)
 	}
-	s.status.Next = 0
+	s.publish(func(st *Status) { st.Next = 0 })
+}
+
+// publish makes the counts visible in the status, and changes it. The caller holds applying.
+func (s *stream) publish(do func(*Status)) {
+	sum := counts{bad: s.unread}
+	blocks, size := 0, 0
+	for _, t := range s.translators {
+		sum.add(&t.count)
+		blocks += t.blocks.lists[0].n
+		size = max(size, t.size)
+	}
+	refused := ""
+	if n := sum.bad[badSize]; n > 0 {
+		refused = fmt.Sprintf("%d events refused: their block size is not the %d tokens of the model's other replicas", n, s.sizes.size(s.model))
+	}
+	s.update(func(st *Status) {
+		st.Events, st.Orphaned, st.Forgotten, st.Unreadable = sum.events, sum.orphaned, sum.forgotten, sum.bad.named()
+		st.Blocks, st.BlockTokens, st.refused = blocks, size, refused
+		do(st)
+	})
 }
 
 // lose is clear because something was lost; it says so.
@@ -100,9 +133,10 @@ func (s *stream) update(do func(*Status)) {
 
 // unreadable counts a message that never became a payload.
 func (s *stream) unreadable(kind int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.gone.bad[kind]++
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	s.unread[kind]++
+	s.publish(func(*Status) {})
 }
 
 // failed notes why there is no connection; nil that there is one. It says so once, until a message has come: that one

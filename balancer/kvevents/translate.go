@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -27,15 +28,31 @@ type translator struct {
 	changes changes
 	local   []uint64 // one hash, reused
 	count   counts
+
+	// Of the message under way.
+	ctx    context.Context
+	tell   func([]routing.CacheChange)
+	steps  int
+	stores int // blocks stored
 }
+
+// workPiece is how many blocks are worked through between two looks at the context, and about how many changes are told
+// at once.
+const workPiece = 1024
 
 // counts is what a translator has seen.
 type counts struct {
 	events    int64
 	orphaned  int64 // stores whose parent never came
 	forgotten int64 // held blocks given up to stay in the budget
-	clears    int64 // of the engine's own
 	bad       unreadable
+}
+
+func (c *counts) add(o *counts) {
+	c.events += o.events
+	c.orphaned += o.orphaned
+	c.forgotten += o.forgotten
+	c.bad.add(&o.bad)
 }
 
 func newTranslator(replica string, rank int, model string, o *Options, s *sizes) *translator {
@@ -45,32 +62,53 @@ func newTranslator(replica string, rank int, model string, o *Options, s *sizes)
 	}
 }
 
-// apply takes a batch in. What it returns is valid until the next call.
-func (t *translator) apply(b *batch, now time.Time) []routing.CacheChange {
-	t.changes.reset()
+// apply takes a batch in and tells what it changed, in pieces whose slices are valid during the call. It stops when
+// the context ends.
+func (t *translator) apply(ctx context.Context, b *batch, now time.Time, tell func([]routing.CacheChange)) {
+	t.ctx, t.tell, t.stores = ctx, tell, 0
 	t.count.bad.add(&b.bad)
 	t.orphans.expire(now, &t.count)
 	for i := range b.events {
+		if !t.step() {
+			return
+		}
 		t.event(&b.events[i], now)
 	}
-	return t.changes.finish(t.replica, t.rank, t.size)
+	t.flush()
+}
+
+// step is called for every block; false if the context has ended.
+func (t *translator) step() bool {
+	if t.steps++; t.steps%workPiece != 0 {
+		return true
+	}
+	if t.changes.n >= workPiece {
+		t.flush()
+	}
+	return t.ctx.Err() == nil
+}
+
+// flush tells the changes.
+func (t *translator) flush() {
+	if out := t.changes.finish(t.replica, t.rank, t.size); len(out) > 0 {
+		t.tell(out)
+	}
+	t.changes.reset()
 }
 
 // clear forgets everything, as if nothing had ever come.
-func (t *translator) clear() []routing.CacheChange {
-	t.changes.reset()
+func (t *translator) clear(tell func([]routing.CacheChange)) {
+	t.tell = tell
 	t.forgetAll()
-	out := t.changes.finish(t.replica, t.rank, t.size)
+	t.flush()
 	t.sizes.release(t.model, t.size)
 	t.size, t.lower = 0, 0
 	clear(t.groups)
-	return out
 }
 
 func (t *translator) event(e *event, now time.Time) {
 	t.count.events++
 	if e.kind == cleared {
-		t.count.clears++
 		t.forgetAll()
 		return
 	}
@@ -147,50 +185,79 @@ func (t *translator) store(e *event, tier routing.Tier, now time.Time) {
 	if !t.fits(e) {
 		return
 	}
-	if !t.chain(e, tier, nil) {
+	at, ok := t.behind(e)
+	if !ok {
 		t.orphans.keep(e, tier, now, &t.count)
 		return
 	}
-	for t.orphans.n() > 0 {
-		o, ok := t.orphans.adopt(&t.blocks)
-		if !ok {
-			return
+	t.chain(e, tier, at, nil)
+	if t.orphans.waiting == 0 {
+		return
+	}
+	parents := slices.Clone(e.hashes)
+	for i := 0; i < len(parents) && t.step(); i++ {
+		for _, x := range t.orphans.adopt(parents[i]) {
+			if t.adopt(x) {
+				parents = append(parents, x.hashes...)
+			}
 		}
-		t.chain(&o.event, o.tier, o.gone)
 	}
 }
 
-// chain hashes the event's blocks behind their parent and holds them, but for those already gone. It returns false if
-// the parent is not known.
-func (t *translator) chain(e *event, tier routing.Tier, gone []uint64) bool {
-	at := block{seed: uint64(kvindex.SeedFor(t.model, e.adapter, e.salt))}
-	if e.hasParent {
-		i, ok := t.blocks.find(e.parent)
-		if !ok {
-			return false
-		}
-		t.blocks.touch(i)
-		p := &t.blocks.all[i]
-		at = block{seed: p.seed, parent: p.chained, depth: p.depth + 1}
+// adopt takes in an event that waited; false if its parent is not there any more.
+func (t *translator) adopt(x *orphan) bool {
+	gone := make([]bool, len(x.hashes))
+	for i, h := range x.hashes {
+		gone[i] = t.orphans.settle(h, x.tier)
 	}
-	t.reaches(tier)
-	t.changes.cut()
+	at, ok := t.behind(&x.event)
+	if ok {
+		t.chain(&x.event, x.tier, at, gone)
+	} else {
+		t.count.orphaned++
+	}
+	return ok
+}
+
+// behind returns what an event's first block inherits; false if its parent is not known.
+func (t *translator) behind(e *event) (block, bool) {
+	if !e.hasParent {
+		return block{seed: uint64(kvindex.SeedFor(t.model, e.adapter, e.salt))}, true
+	}
+	i, ok := t.blocks.find(e.parent)
+	if !ok {
+		return block{}, false
+	}
+	t.blocks.touch(i)
+	p := &t.blocks.all[i]
+	return block{seed: p.seed, parent: p.chained, depth: p.depth + 1}, true
+}
+
+// chain hashes the event's blocks from the one at on and holds them, but for those that are gone already. A message
+// stores no more blocks than are remembered.
+func (t *translator) chain(e *event, tier routing.Tier, at block, gone []bool) {
 	if e.opaque < len(e.hashes) {
 		t.count.bad[badContent]++
 	}
-	for n, hash := range e.hashes[:e.opaque] {
-		t.local = kvindex.AppendTokens(t.local[:0], e.tokens[n*t.size:(n+1)*t.size], t.size, kvindex.Seed(at.seed))
+	n := min(e.opaque, t.blocks.max-t.stores)
+	t.stores += n
+	t.count.forgotten += int64(e.opaque - n)
+	t.reaches(tier)
+	t.changes.cut()
+	for i, hash := range e.hashes[:n] {
+		if !t.step() {
+			return
+		}
+		t.local = kvindex.AppendTokens(t.local[:0], e.tokens[i*t.size:(i+1)*t.size], t.size, kvindex.Seed(at.seed))
 		at.engine, at.chained = hash, t.local[0]
 		if at.depth > 0 {
 			at.chained = kvindex.Chain(at.parent, at.chained)
 		}
-		i := t.place(at)
-		if !slices.Contains(gone, hash) {
-			t.hold(i, tier)
+		if x := t.place(at); gone == nil || !gone[i] {
+			t.hold(x, tier)
 		}
 		at.parent, at.depth = at.chained, at.depth+1
 	}
-	return true
 }
 
 // place returns the place of a block, which is new, known, or not what was known under the engine's hash.
@@ -227,6 +294,9 @@ func (t *translator) move(e *event, tier routing.Tier) {
 	t.reaches(tier)
 	t.changes.cut()
 	for _, hash := range e.hashes {
+		if !t.step() {
+			return
+		}
 		if i, ok := t.blocks.find(hash); ok {
 			t.hold(i, tier)
 		} else {
@@ -256,6 +326,9 @@ func (t *translator) hold(i uint32, tier routing.Tier) {
 
 func (t *translator) remove(e *event, tier routing.Tier) {
 	for _, hash := range e.hashes {
+		if !t.step() {
+			return
+		}
 		i, ok := t.blocks.find(hash)
 		if !ok || t.blocks.all[i].copies[tier] == 0 {
 			t.orphans.remove(hash, tier)
@@ -280,6 +353,9 @@ func (t *translator) reaches(tier routing.Tier) {
 		t.lower++
 		t.changes.cut()
 		for i := t.blocks.lists[0].oldest; i != none; i = t.blocks.all[i].prev {
+			if !t.step() {
+				return
+			}
 			if x := &t.blocks.all[i]; x.upTo(t.lower) {
 				t.there(t.lower, x)
 			}
@@ -288,6 +364,7 @@ func (t *translator) reaches(tier routing.Tier) {
 }
 
 func (t *translator) there(tier routing.Tier, x *block) {
+	t.changes.n++
 	lanes := &t.changes.lanes[tier]
 	lanes[fine].store(x.chained, x.depth, x.parent, 1)
 	if t.ends(x) {
@@ -297,6 +374,7 @@ func (t *translator) there(tier routing.Tier, x *block) {
 }
 
 func (t *translator) gone(tier routing.Tier, x *block) {
+	t.changes.n++
 	lanes := &t.changes.lanes[tier]
 	lanes[fine].remove(x.chained)
 	if t.ends(x) {

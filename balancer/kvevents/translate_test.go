@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -47,8 +48,16 @@ func remove(hashes ...uint64) event { return event{kind: removed, hashes: hashes
 
 func on(medium string, e event) event { e.medium = medium; return e }
 
-func (t *translator) take(events ...event) []routing.CacheChange {
-	return t.apply(&batch{events: events}, day)
+func (t *translator) take(events ...event) []routing.CacheChange { return t.takeAt(day, events...) }
+
+func (t *translator) takeAt(at time.Time, events ...event) (out []routing.CacheChange) {
+	t.apply(context.Background(), &batch{events: events}, at, func(cs []routing.CacheChange) {
+		for _, c := range cs {
+			c.Removed, c.Stored = slices.Clone(c.Removed), slices.Clone(c.Stored)
+			out = append(out, c)
+		}
+	})
+	return out
 }
 
 func gpu(removed, stored []uint64) routing.CacheChange {
@@ -121,13 +130,13 @@ func TestOrphansWaitForTheirParent(t *testing.T) {
 	requireChanges(t, x.take(store(0, ids(0, 2), 1, 2)), gpu(nil, h[:4]))
 
 	require.Empty(t, x.take(store(50, ids(9, 1), 51)))
-	x.apply(&batch{}, day.Add(orphanAge+1))
-	require.Zero(t, x.orphans.n())
+	x.takeAt(day.Add(orphanAge + 1))
+	require.Zero(t, x.orphans.waiting)
 	require.Equal(t, int64(1), x.count.orphaned)
 	for i := range uint64(2 * maxOrphans) {
 		x.take(store(1000+i, ids(9, 1), 2000+i))
 	}
-	require.Equal(t, maxOrphans, x.orphans.n())
+	require.Equal(t, maxOrphans, x.orphans.waiting)
 	require.Equal(t, int64(1+maxOrphans), x.count.orphaned)
 }
 
@@ -188,7 +197,7 @@ func TestMixedBlockSizesAreRefused(t *testing.T) {
 	require.Equal(t, int64(1), b.count.bad[badSize])
 	require.Empty(t, a.take(small), "nor may one engine mix them")
 	require.NotEmpty(t, newTranslator("c", 0, "other", &o, s).take(small))
-	a.clear()
+	a.clear(func([]routing.CacheChange) {})
 	require.NotEmpty(t, b.take(small), "its last user let go of the old size")
 }
 

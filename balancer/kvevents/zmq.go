@@ -129,7 +129,7 @@ const maxQuiet = time.Minute
 // work applies what is in the queue. When a connection was made, and when nothing came for a while, it asks the engine
 // whether anything was missed: the loss of the last message shows in no gap.
 func (s *subscriber) work(ctx context.Context) {
-	f := follower{apply: s.apply, clear: s.lose, count: &followed{}}
+	f := follower{apply: s.applier(ctx), clear: s.lose, count: &followed{}}
 	if s.replay != nil {
 		f.replay = s.replay.from
 	}

@@ -14,7 +14,7 @@ import (
 
 const (
 	// MaxMessage is the largest ZeroMQ message that is taken, in bytes. A larger one ends the connection.
-	MaxMessage  = 64 << 20
+	MaxMessage  = 4 << 20
 	openTimeout = 5 * time.Second
 )
 
