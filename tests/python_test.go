@@ -266,6 +266,22 @@ func TestPythonHashes(t *testing.T) {
 	require.Equal(t, given[1].GetDecision().GetPromptTokens(), given[1].GetDecision().GetMatchedTokens())
 }
 
+// Issue 12.45: the token ids of every engine's requests are found, and the example speaks VllmEngine: its second call of a
+// prompt goes where the first one went, by its prefix.
+func TestPythonTokenizedInput(t *testing.T) {
+	runPython(t, nil, "-m", "unittest", "test_warmpath.Keys")
+	engines, _ := inferenceEngines(t, 2)
+	r, at := record(t, "prefix_cache_affinity: {}", engines...)
+	prompt := strings.Repeat("a prompt of some length, ", 8)
+	printed := runPython(t, nil, "generate.py", "--service", "VllmEngine", "--server", at, prompt, prompt)
+	require.Equal(t, 2, strings.Count(printed, "8 tokens, "), printed)
+	require.Equal(t, map[codes.Code]int{codes.OK: 2}, r.released(t))
+	asked, given := r.heard()
+	require.Len(t, asked[0].GetKey().GetTokenIds().GetIds(), len(prompt))
+	require.Equal(t, "prefix_match", given[1].GetDecision().GetReason())
+	require.Equal(t, given[0].GetReplica().GetId(), given[1].GetReplica().GetId())
+}
+
 // The programs of the example, with the arguments that docs/doors.md gives them.
 func TestPythonPrograms(t *testing.T) {
 	engines, _ := inferenceEngines(t, 2)

@@ -28,13 +28,16 @@ func Builtin() []Dialect {
 	// Chunk and complete of the dialects that come from SMG differ in where the
 	// oneof stands. original_text is for debugging and may be empty: not read.
 	chunkFirst := Usage{Prompt: "1.2|2.3", Output: "1.3|2.4", Cached: "1.4|2.5"}
+	// VllmEngine's chunks carry deltas. Its complete carries the total, or in a stream the last
+	// delta again, which is no more than the sum.
+	chunkDelta := Usage{Prompt: "1.2|2.3", OutputDelta: "1.3", Output: "2.4", Cached: "1.4|2.5"}
 	chunkSecond := Usage{Prompt: "2.2|3.3", Output: "2.3|3.4", Cached: "2.4|3.5"}
 
 	return []Dialect{
 		inference.on("/vllm.Inference/Generate", "/vllm.Inference/GenerateStream"),
 		older.on("/vllm.Generate/Generate", "/vllm.Generate/GenerateStream"),
 
-		Dialect{RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.8", OneOf: [][]int32{{2, 3}}, Usage: chunkFirst,
+		Dialect{RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.8", OneOf: [][]int32{{2, 3}}, Usage: chunkDelta,
 			Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
 			on("/vllm.grpc.engine.VllmEngine/Generate"),
 		Dialect{RequestID: "1", Tokens: "2.2", Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
@@ -46,9 +49,9 @@ func Builtin() []Dialect {
 		Dialect{RequestID: "1", Tokens: "2.2", Prompt: "10[]", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
 			on("/sglang.grpc.scheduler.SglangScheduler/Embed"),
 
-		Dialect{Prompt: "1", MaxTokens: "2.8", RequestID: "8", Adapter: "9", Session: "10", Usage: metaInfo}.
+		Dialect{Prompt: "1", MaxTokens: "2.8", RequestID: "8", Adapter: "9", Session: "13|10", Usage: metaInfo}.
 			on("/sglang.runtime.v1.SglangService/TextGenerate"),
-		Dialect{Tokens: "1", MaxTokens: "2.8", RequestID: "7", Adapter: "8", Session: "9", Usage: metaInfo}.
+		Dialect{Tokens: "1", MaxTokens: "2.8", RequestID: "7", Adapter: "8", Session: "12|9", Usage: metaInfo}.
 			on("/sglang.runtime.v1.SglangService/Generate"),
 		openAI.on("/sglang.runtime.v1.SglangService/ChatComplete", "/sglang.runtime.v1.SglangService/Complete"),
 		Dialect{Prompt: "1", RequestID: "2", Session: "3"}.

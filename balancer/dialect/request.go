@@ -4,6 +4,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"google.golang.org/grpc/mem"
@@ -58,8 +59,7 @@ func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) {
 	fill(&q.Adapter, f, &v, slotAdapter)
 	fill(&q.CacheSalt, f, &v, slotCacheSalt)
 	if session {
-		fill(&q.Session, f, &v, slotSession)
-		q.Session = SessionKey(q.Session)
+		q.Session = SessionKey(v.session(f))
 	}
 	if m.dialect.SplitModel && q.Adapter == "" {
 		if base, adapter, ok := strings.Cut(q.Model, ":"); ok {
@@ -173,6 +173,21 @@ func (v *values) first(f *fields, s slot) (string, bool) {
 	}
 	return "", false
 }
+
+// session returns the best session that is text: what a field that once was a message holds is passed over.
+func (v *values) session(f *fields) string {
+	for ref := f.from[slotSession]; ref < f.to[slotSession]; ref++ {
+		if text, ok := v.text(ref); ok && text != "" && utf8.ValidString(text) && !strings.ContainsFunc(text, isControl) {
+			if v.borrowed {
+				text = strings.Clone(text)
+			}
+			return text
+		}
+	}
+	return ""
+}
+
+func isControl(r rune) bool { return r < ' ' }
 
 // fill sets dst, if it is empty, to the text of a slot.
 func fill(dst *string, f *fields, v *values, s slot) {

@@ -7,8 +7,10 @@ import unittest
 
 import grpc
 import grpc.aio
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import inference_pb2 as engine
+import vllm_engine_pb2 as vllm_engine
 import warmpath
 import warmpath.aio
 from warmpath import hashes, key
@@ -213,6 +215,42 @@ class Hashes(unittest.TestCase):
         self.assertEqual((list(tokens.token_ids.ids), tokens.session), (list(range(20)), ""))
         self.assertEqual(key.hashed(tokens).block_hashes.length, 20)
         self.assertEqual(key.hashed(warmpath.key_of(engine.GenerateRequest(), None)).WhichOneof("prompt"), None)
+
+
+class Keys(unittest.TestCase):
+    """The default key finds the token ids of every engine's requests."""
+
+    def message(self, outer, inner):
+        """A request {request_id, outer: {original_text, inner: [1, 2, 300]}} of a type of its own, without outer flat."""
+        file = descriptor_pb2.FileDescriptorProto(name="%s_%s.proto" % (outer, inner), package="of_%s_%s" % (outer, inner))
+        ids = file.message_type.add(name="Ids")
+        ids.field.add(name="original_text", number=1, type="TYPE_STRING", label="LABEL_OPTIONAL")
+        ids.field.add(name=inner, number=2, type="TYPE_UINT32", label="LABEL_REPEATED")
+        ids.field.add(name="request_id", number=3, type="TYPE_STRING", label="LABEL_OPTIONAL")
+        request = file.message_type.add(name="Request")
+        request.field.add(name="request_id", number=1, type="TYPE_STRING", label="LABEL_OPTIONAL")
+        request.field.add(
+            name=outer or "unused", number=2, type="TYPE_MESSAGE", label="LABEL_OPTIONAL", type_name=".%s.Ids" % file.package)
+        pool = descriptor_pool.DescriptorPool()
+        pool.Add(file)
+        name = file.package + (".Request" if outer else ".Ids")
+        made = message_factory.MessageFactory(pool).GetPrototype(pool.FindMessageTypeByName(name))(request_id="r")
+        ids = getattr(made, outer) if outer else made
+        ids.original_text = "for debugging"
+        getattr(ids, inner).extend([1, 2, 300])
+        return made
+
+    def test_token_ids(self):
+        """Issue 12.45: vLLM, SGLang, TokenSpeed and MLX by SMG, TensorRT-LLM, and flat ones."""
+        for outer, inner in (("tokenized", "input_ids"), ("tokenized", "input_token_ids"), ("token_ids", "ids"),
+                             ("", "input_ids"), ("", "prompt_token_ids")):
+            got = warmpath.key_of(self.message(outer, inner), None)
+            self.assertEqual((got.request_id, list(got.token_ids.ids), got.text), ("r", [1, 2, 300], ""), (outer, inner))
+
+    def test_text(self):
+        """Issue 12.45: VllmEngine takes text as well."""
+        self.assertEqual(warmpath.key_of(vllm_engine.GenerateRequest(text="hello"), None).text, "hello")
+        self.assertEqual(warmpath.key_of(vllm_engine.GenerateRequest(tokenized={}), None).WhichOneof("prompt"), None)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def key_of(request, metadata):
         request_id=_text(request, "request_id"),
         session=_session(metadata) or _text(request, "session_id"),
         model=_text(request, "model") or _text(request, "model_name"),
-        adapter=_text(request, "lora_name") or _text(request, "adapter"),
+        adapter=_text(request, "lora_name") or _text(request, "adapter") or _text(request, "lora_id"),
         cache_salt=_text(request, "cache_salt") or _text(_field(request, "kv"), "cache_salt"),
     )
     tokens = _tokens(request)
@@ -66,8 +66,11 @@ def _text(message, name):
 
 
 def _tokens(request):
-    for name in ("prompt_token_ids", "input_ids", "token_ids"):
-        value = _field(request, name)
-        if value is not None:
-            return getattr(value, "ids", value)
+    # SMG's dialects (vLLM, SGLang, TokenSpeed, MLX, TensorRT-LLM) have them one message deeper.
+    for message in (request, _field(request, "tokenized")):
+        for name in ("prompt_token_ids", "input_ids", "input_token_ids", "token_ids"):
+            value = _field(message, name)
+            ids = getattr(value, "ids", value)
+            if ids:
+                return ids
     return ()

@@ -40,7 +40,7 @@ func (e *engineService) Generate(r *enginepb.GenerateRequest, stream grpc.Server
 			for i := from; i < to; i++ {
 				chunk := &enginepb.GenerateStreamChunk{
 					TokenIds: []uint32{c.Token(i)}, PromptTokens: uint32(res.PromptTokens),
-					CompletionTokens: uint32(i + 1), CachedTokens: uint32(res.CachedTokens),
+					CompletionTokens: 1, CachedTokens: uint32(res.CachedTokens),
 				}
 				if err := stream.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Chunk{Chunk: chunk}}); err != nil {
 					return err
@@ -50,9 +50,14 @@ func (e *engineService) Generate(r *enginepb.GenerateRequest, stream grpc.Server
 		if !done {
 			return nil
 		}
+		// As SMG's servicer does: the end of a stream repeats the last delta, without a stream it has everything.
+		begin := 0
+		if r.GetStream() {
+			begin = max(0, to-1)
+		}
 		complete := &enginepb.GenerateComplete{
-			OutputIds: outputIDs(c, 0, to), FinishReason: "length", PromptTokens: uint32(res.PromptTokens),
-			CompletionTokens: uint32(to), CachedTokens: uint32(res.CachedTokens),
+			OutputIds: outputIDs(c, begin, to), FinishReason: "length", PromptTokens: uint32(res.PromptTokens),
+			CompletionTokens: uint32(to - begin), CachedTokens: uint32(res.CachedTokens),
 		}
 		if res.Aborted {
 			complete.FinishReason = "abort"

@@ -103,23 +103,29 @@ func TestVllmEngineGenerate(t *testing.T) {
 	seed := workload.OutputSeed("one")
 	for i, c := range g.chunks {
 		require.Equal(t, []uint32{workload.Token(seed, i)}, c.TokenIds)
-		require.EqualValues(t, i+1, c.CompletionTokens)
+		require.EqualValues(t, 1, c.CompletionTokens)
 		require.EqualValues(t, 100, c.PromptTokens)
 	}
 	require.Equal(t, "length", g.complete.FinishReason)
 	require.EqualValues(t, 100, g.complete.PromptTokens)
-	require.EqualValues(t, 40, g.complete.CompletionTokens)
+	require.EqualValues(t, 1, g.complete.CompletionTokens, "the last delta")
 	require.Zero(t, g.complete.CachedTokens)
-	require.Len(t, g.complete.OutputIds, 40)
+	require.Equal(t, g.chunks[39].TokenIds, g.complete.OutputIds)
 	require.InDelta(t, 16.6+3.94+0.01, figure(t, g.trailer, TrailerTTFT), 0.01)
 	require.Greater(t, figure(t, g.trailer, TrailerE2E), 40*16.6)
 	require.EqualValues(t, 100, figure(t, g.trailer, TrailerComputed))
 
 	// The next turn: prompt, answer, a question.
-	next := append(append(tokens(0, 100), g.complete.OutputIds...), tokens(5000, 20)...)
+	next := tokens(0, 100)
+	for _, c := range g.chunks {
+		next = append(next, c.TokenIds...)
+	}
+	next = append(next, tokens(5000, 20)...)
 	g = generate(t.Context(), cc, engineRequest("two", next, 5, false))
 	require.NoError(t, g.err)
 	require.Empty(t, g.chunks, "stream is false")
+	require.EqualValues(t, 5, g.complete.CompletionTokens)
+	require.Len(t, g.complete.OutputIds, 5)
 	require.EqualValues(t, 128, g.complete.CachedTokens)
 	require.EqualValues(t, 128, figure(t, g.trailer, TrailerCached))
 	require.EqualValues(t, 32, figure(t, g.trailer, TrailerComputed))

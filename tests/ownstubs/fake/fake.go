@@ -140,14 +140,14 @@ func (s *Server) Generate(q *vllmpb.GenerateRequest, stream grpc.ServerStreaming
 	for i := range max(1, q.GetSamplingParams().GetMaxTokens()) {
 		ids = append(ids, i+1)
 		err := stream.Send(&vllmpb.GenerateResponse{Response: &vllmpb.GenerateResponse_Chunk{Chunk: &vllmpb.GenerateStreamChunk{
-			TokenIds: ids[i:], PromptTokens: tokens, CompletionTokens: i + 1, CachedTokens: cached,
+			TokenIds: ids[i:], PromptTokens: tokens, CompletionTokens: 1, CachedTokens: cached,
 		}}})
 		if err != nil {
 			return err
 		}
 	}
 	return stream.Send(&vllmpb.GenerateResponse{Response: &vllmpb.GenerateResponse_Complete{Complete: &vllmpb.GenerateComplete{
-		OutputIds: ids, FinishReason: "length", PromptTokens: tokens, CompletionTokens: uint32(len(ids)), CachedTokens: cached,
+		OutputIds: ids[len(ids)-1:], FinishReason: "length", PromptTokens: tokens, CompletionTokens: 1, CachedTokens: cached,
 	}}})
 }
 

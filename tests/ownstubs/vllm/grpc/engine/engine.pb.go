@@ -228,14 +228,14 @@ func (*GenerateRequest_Tokenized) isGenerateRequest_Input() {}
 
 func (*GenerateRequest_Text) isGenerateRequest_Input() {}
 
-// GenerateStreamChunk is new output; counts are running totals.
+// GenerateStreamChunk is new output; completion_tokens counts it alone.
 type GenerateStreamChunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The new tokens.
 	TokenIds []uint32 `protobuf:"varint,1,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// Tokens of the prompt.
 	PromptTokens uint32 `protobuf:"varint,2,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Tokens generated so far.
+	// Number of new tokens.
 	CompletionTokens uint32 `protobuf:"varint,3,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
 	// Prompt tokens that were in the cache.
 	CachedTokens  uint32 `protobuf:"varint,4,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
@@ -304,13 +304,13 @@ func (x *GenerateStreamChunk) GetCachedTokens() uint32 {
 // GenerateComplete ends an answer.
 type GenerateComplete struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// All tokens generated.
+	// All tokens, or at the end of a stream the last ones again.
 	OutputIds []uint32 `protobuf:"varint,1,rep,packed,name=output_ids,json=outputIds,proto3" json:"output_ids,omitempty"`
 	// stop, length or abort.
 	FinishReason string `protobuf:"bytes,2,opt,name=finish_reason,json=finishReason,proto3" json:"finish_reason,omitempty"`
 	// Tokens of the prompt.
 	PromptTokens uint32 `protobuf:"varint,3,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Tokens generated.
+	// Number of output_ids.
 	CompletionTokens uint32 `protobuf:"varint,4,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
 	// Prompt tokens that were in the cache.
 	CachedTokens  uint32 `protobuf:"varint,5,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
