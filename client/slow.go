@@ -139,6 +139,7 @@ func (s *slow) leave(done <-chan error, second *channel.Call) (verdict, *channel
 		return firstCame, nil, <-done
 	}
 	s.made()
+	s.tries.call.Late()
 	s.adopt(second)
 	<-done // it writes the application's message
 	s.forget()

@@ -170,6 +170,45 @@ func TestHungReplicaShared(t *testing.T) {
 	require.GreaterOrEqual(t, hung.calls.Load(), int64(threshold+(hangingClients-1)))
 }
 
+// Issue 12.41: a replica that hangs is ejected although first_token_timeout is shorter than late_min, for no more calls than
+// the threshold has: an attempt that is given up as late is evidence, and its answer elsewhere as much again.
+func TestHungReplicaUnderFirstTokenTimeout(t *testing.T) {
+	hung, _, all := hanging(t)
+	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
+		`"first_token_timeout":"50ms"`, `"retry_floor":1000`, `"ejection":{"failures":3,"base_time":"1h","max_time":"1h"}`)))
+	hung.calls.Store(0)
+	eventually(t, "it is found", func() bool {
+		require.NoError(t, w.ask(w.ctx, 20*time.Second), "another replica serves it")
+		return w.is(hung, "ejected")
+	})
+	for range 20 {
+		require.NoError(t, w.ask(w.ctx, 20*time.Second))
+	}
+	require.EqualValues(t, 2, hung.calls.Load(), "each counts twice")
+}
+
+// Issue 12.41: where first messages take longer than first_token_timeout everywhere, no replica is ejected for it.
+func TestFirstTokenTimeoutBelowTheUsual(t *testing.T) {
+	_, _, all := hanging(t)
+	var paused atomic.Int64
+	for _, r := range all {
+		r.stream = func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			paused.Add(1)
+			<-s.Context().Done()
+			return s.Context().Err()
+		}
+	}
+	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
+		`"first_token_timeout":"10ms"`, `"retry_floor":1000`, `"ejection":{"failures":3,"base_time":"1h","max_time":"1h"}`)))
+	for range 12 {
+		require.Error(t, w.ask(w.ctx, 40*time.Millisecond))
+	}
+	require.Greater(t, paused.Load(), int64(12), "attempts were given up")
+	for _, r := range all {
+		require.True(t, w.is(r, "well"))
+	}
+}
+
 // A replica that fails is left alone, tried, and taken back, with and without interceptors.
 func TestFailingReplica(t *testing.T) {
 	for _, policy := range []string{`{"round_robin":{}}`, `{"power_of_two_choices":{}}`} {

@@ -70,6 +70,7 @@ const (
 	Failed                // the replica failed, or the connection to it
 	TimedOut              // the call's deadline passed first
 	GivenUp               // the caller cancelled
+	Late                  // the attempt was given up because its first message was late, and made elsewhere
 )
 
 // A Cause says why a replica was ejected.

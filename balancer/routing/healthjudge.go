@@ -145,6 +145,8 @@ func (r *Router) judge(q *Request, d *Decision, o *Outcome) {
 		r.spoke(l, q.picked, now, answered || trial, trial)
 	case o.Fault == Failed:
 		r.strike(rep, q.picked, now, 1, false, trial)
+	case o.Fault == Late:
+		r.strike(rep, q.picked, now, max(limit.times(q.work, age), 1), true, trial)
 	case watched && o.Fault == TimedOut && (limit.slow(q.work, age) || trial && !limit.known):
 		r.strike(rep, q.picked, now, 1, true, trial)
 	case watched && limit.passed(q.work, age) && !q.picked.Before(l.health.heard):
@@ -170,6 +172,19 @@ func (r *Router) spoke(l *live, picked, now time.Time, timely, trial bool) {
 		r.recover(l, now)
 	case h.cond == Ejected && h.cause == CauseLate:
 		h.until = now // it has come back to life: its trial begins
+	}
+}
+
+// Outrun says that another replica has answered in time what was given up on this one as [Late]: as much evidence again.
+func (r *Router) Outrun(late *Replica) {
+	if !r.judges {
+		return
+	}
+	now := r.opts.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rep := r.view.Load().current(late); rep != nil && rep.live == late.live && rep.live.strikes.Load() > 0 {
+		r.strike(rep, now, now, 1, true, false)
 	}
 }
 

@@ -100,7 +100,7 @@ func (c *Call) unsent() {
 // Replace makes the second attempt the one of the call: what the application is told of
 // the decision is the second's from now on. The first is dropped.
 func (c *Call) Replace(first *Call) {
-	report := first.Drop()
+	report, late := first.Drop(), first.givenUp()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	own := c.more()
@@ -108,6 +108,7 @@ func (c *Call) Replace(first *Call) {
 		*report = *own.report
 	}
 	own.report = report
+	own.outrun = late
 }
 
 // readmit lets the attempts after a second one go to the replica of the first again: it is one that was tried, and may be

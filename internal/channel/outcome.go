@@ -23,7 +23,9 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	}
 	c.last.Sent, c.last.Refused = info.BytesSent, refused
 	c.outcome.Err, c.outcome.Sent = info.Err, info.BytesSent
-	c.outcome.Fault = fault.Of(info.Err)
+	if c.outcome.Fault = fault.Of(info.Err); c.outcome.Fault != routing.NoFault && c.late() {
+		c.outcome.Fault = routing.Late
+	}
 	c.pending = true
 	c.abort(info)
 	if !c.unary || info.Err != nil { // what a server has reserved must not last through a backoff
@@ -41,6 +43,42 @@ func (c *Call) FirstMessage() {
 	if c.outcome.FirstMessage = c.booking.Answered(); c.outcome.FirstMessage == 0 {
 		c.outcome.FirstMessage = c.sincePick()
 	}
+	c.outran()
+}
+
+// Late says that the attempt under way is given up because its first message is late: its caller is about to cancel it.
+func (c *Call) Late() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.more().late = true
+}
+
+func (c *Call) late() bool {
+	r := c.rare.Load()
+	return r != nil && r.late
+}
+
+// givenUp is the replica whose attempt was given up as late, or nil.
+func (c *Call) givenUp() *routing.Replica {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.late() {
+		return nil
+	}
+	return c.last.Replica
+}
+
+// outran holds it against the replica of an attempt that was given up as late where another one answers in time. Called
+// with mu held.
+func (c *Call) outran() {
+	r := c.rare.Load()
+	if r == nil || r.outrun == nil || c.binding == nil {
+		return
+	}
+	if c.outcome.FirstMessage <= c.binding.Retries.FirstTokenTimeout {
+		c.binding.Router.Outrun(r.outrun)
+	}
+	r.outrun = nil
 }
 
 // TellsUsage reports whether messages of the attempt may say something of tokens.

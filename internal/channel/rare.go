@@ -5,6 +5,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/telemetry"
 )
 
@@ -28,6 +29,10 @@ type rare struct {
 	// "" = it was, or there is none. Guarded by Call.mu.
 	unsent string
 	report *telemetry.Report
+	// late says that the attempt under way is given up because its first message is late. outrun is the replica that an
+	// earlier attempt was given up on for that; nil = none. Guarded by Call.mu.
+	late   bool
+	outrun *routing.Replica
 }
 
 // more returns what few calls remember, to be changed.
