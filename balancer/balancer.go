@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/channel"
 	"github.com/warmpath/warmpath/internal/lookaside"
@@ -64,14 +65,19 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	if h == nil {
 		h = channel.HandleFrom(s.ResolverState.Attributes)
 	}
-	r, err := b.router(config, h)
+	watch := lookaside.From(s.ResolverState)
+	var r *routing.Router
+	err := policy.ErrNeedsServer
+	if watch != nil || !config.NeedsServer() {
+		r, err = b.router(config, h)
+	}
 	if err != nil {
 		b.mu.Unlock()
 		err = fmt.Errorf("warmpath: %w", err)
 		b.ResolverError(err)
 		return err
 	}
-	b.server.watch = lookaside.From(s.ResolverState)
+	b.server.watch = watch
 	s.ResolverState.Endpoints = b.setMembers(config, s.ResolverState.Endpoints)
 	b.perReplica.Store(int32(config.ConnectionsPerReplica))
 	b.configure(config, h, r)

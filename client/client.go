@@ -1,8 +1,10 @@
 package client
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"runtime"
 	"strings"
 	"sync"
@@ -11,6 +13,8 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/warmpath/warmpath/balancer"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/channel"
 	"github.com/warmpath/warmpath/resolver"
@@ -32,6 +36,12 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if set.options.listed {
+		return nil, errors.New("warmpath: the options of client.New have the list of client.DialOptions among them, which New adds itself; give New what DialOptions was given")
+	}
+	if set.needsServer && !asksServer(target) {
+		return nil, fmt.Errorf("warmpath: config: %w", policy.ErrNeedsServer)
+	}
 	h := set.newHandle()
 	dial := set.dialOptions()
 	if s := scheme(target); s == resolver.Scheme || s == resolver.FileScheme {
@@ -50,6 +60,12 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	set.keep(cc, h)
 	set.sole.Store(h)
 	return cc, nil
+}
+
+// asksServer reports whether a target names look-aside servers.
+func asksServer(target string) bool {
+	u, err := url.Parse(target)
+	return err == nil && u.Scheme == resolver.Scheme && u.Host != ""
 }
 
 // checkScheme refuses what gRPC would look up in DNS for want of a better idea: nothing, a target whose
@@ -83,7 +99,8 @@ func DialOptions(opts ...Option) []grpc.DialOption {
 	if err != nil {
 		panic(err)
 	}
-	return append(set.dialOptions(), grpc.WithResolvers(set.options.resolvers()...))
+	listed := option{set: func(o *options) { o.listed = true }}
+	return append(set.dialOptions(), grpc.WithResolvers(set.options.resolvers()...), listed)
 }
 
 // CheckOptions reports what is wrong with options, naming the field.
@@ -100,6 +117,7 @@ func CheckOptions(opts ...Option) error {
 type channels struct {
 	options       options
 	serviceConfig string
+	needsServer   bool // the config decides nothing without a look-aside server
 	telemetry     *telemetry.Recorder
 
 	// handles maps weak.Pointer[grpc.ClientConn] to *channel.Handle: a channel
@@ -117,10 +135,16 @@ func newChannels(opts []grpc.DialOption) (*channels, error) {
 			own.apply(&c.options)
 		}
 	}
-	var err error
-	if c.serviceConfig, err = c.options.serviceConfig(); err != nil {
+	config, err := c.options.config()
+	if err != nil {
 		return nil, err
 	}
+	c.serviceConfig = `{"loadBalancingConfig":[{"` + balancer.Name + `":` + string(config) + `}]}`
+	var adoption policy.Adoption
+	if err := json.Unmarshal(config, &adoption); err != nil {
+		return nil, fmt.Errorf("warmpath: config: %w", err)
+	}
+	c.needsServer = adoption.NeedsServer()
 	c.telemetry = telemetry.Default()
 	if c.options.meters != nil {
 		if c.telemetry, err = telemetry.New(c.options.meters); err != nil {

@@ -33,8 +33,10 @@ func WithExclude(ctx context.Context, replicas ...string) context.Context {
 type Decision = telemetry.Report
 
 // WithDecision returns a context whose call fills d: where the last attempt went
-// and why, and at the end what the replica said of tokens. Read d after the call
-// has ended, and use the context for one call.
+// and why, and at the end the usage that the replica reported. Where no replica is
+// picked, Replica is empty, Place and every field of Usage are -1. Read d after the
+// call has ended, and use the context for one call.
 func WithDecision(ctx context.Context, d *Decision) context.Context {
+	*d = telemetry.NoReport
 	return channel.WithRoute(ctx, func(r *channel.Route) { r.Report = d })
 }

@@ -23,13 +23,14 @@ type Option interface {
 }
 
 type options struct {
-	config   string // the object under "warmpath" in the service config
+	object   string // the object under "warmpath" in the service config
 	policy   *policy.Selection
 	dialects []dialect.Dialect
 	err      error
 	meters   metric.MeterProvider
 	logger   *slog.Logger
 	server   []grpc.DialOption // of look-aside servers
+	listed   bool              // the list of DialOptions is among them
 }
 
 // option does nothing as a DialOption: New and DialOptions look for it.
@@ -61,7 +62,7 @@ func WithPolicy(name string, config any) Option {
 // WithConfig gives the whole configuration, the JSON object under "warmpath" in
 // a service config; see [policy.Config] for its fields.
 func WithConfig(object string) Option {
-	return option{set: func(o *options) { o.config = object }}
+	return option{set: func(o *options) { o.object = object }}
 }
 
 // WithDialects adds dialects for services of one's own to those of WithConfig. They hold
@@ -110,22 +111,19 @@ func (o *options) fail(err error) {
 	}
 }
 
-// serviceConfig puts the options together, in whatever order they came.
-func (o *options) serviceConfig() (string, error) {
-	object := json.RawMessage(o.config)
+// config puts the options together, in whatever order they came, to the object under "warmpath" in the service config.
+func (o *options) config() (json.RawMessage, error) {
+	object := json.RawMessage(o.object)
 	if o.err == nil && (o.policy != nil || len(o.dialects) > 0) {
 		object, o.err = o.merge(object)
 	}
 	if o.err != nil {
-		return "", fmt.Errorf("warmpath: config: %w", o.err)
+		return nil, fmt.Errorf("warmpath: config: %w", o.err)
 	}
 	if len(object) == 0 {
 		object = json.RawMessage("{}")
 	}
-	if err := balancer.Check(string(object)); err != nil {
-		return "", err
-	}
-	return `{"loadBalancingConfig":[{"` + balancer.Name + `":` + string(object) + `}]}`, nil
+	return object, balancer.Check(string(object))
 }
 
 func (o *options) merge(object json.RawMessage) (json.RawMessage, error) {

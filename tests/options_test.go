@@ -80,10 +80,11 @@ func TestOptionsAddUp(t *testing.T) {
 	require.ErrorContains(t, err, "methods")
 }
 
-// A Decision that an earlier call has filled says nothing of one that was never sent.
+// Issue 12.52: a Decision of a call that was never sent is not one on place 0, also where an earlier call has filled it.
 func TestDecisionsAreOfOneCall(t *testing.T) {
 	rs := replicas(t, 2)
 	stub := testpb.NewTestServiceClient(dial(t, target(rs...)))
+	unsent := client.Decision{Place: -1, Usage: routing.Usage{PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}}
 	var d client.Decision
 	ctx := client.WithDecision(deadline(t), &d)
 	_, err := stub.UnaryCall(ctx, simple("x"))
@@ -91,7 +92,7 @@ func TestDecisionsAreOfOneCall(t *testing.T) {
 	require.NotEmpty(t, d.Replica)
 	_, err = stub.UnaryCall(client.WithPin(ctx, "nobody"), simple("x"))
 	require.Error(t, err)
-	require.Equal(t, client.Decision{}, d)
+	require.Equal(t, unsent, d)
 	s, err := stub.StreamingOutputCall(ctx, prompt("x"))
 	require.NoError(t, err)
 	_, err = s.Recv()
@@ -99,7 +100,10 @@ func TestDecisionsAreOfOneCall(t *testing.T) {
 	require.NotEmpty(t, d.Replica)
 	_, err = stub.StreamingOutputCall(client.WithExclude(ctx, rs[0].addr, rs[1].addr), prompt("x"))
 	require.Error(t, err)
-	require.Equal(t, client.Decision{}, d)
+	require.Equal(t, unsent, d)
+	d = client.Decision{}
+	_ = client.WithDecision(context.Background(), &d)
+	require.Equal(t, unsent, d, "before the call, too")
 }
 
 // Without the interceptors, too, a call that nobody may serve says why.

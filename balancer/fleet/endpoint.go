@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc/experimental/balancer/weight"
 	"google.golang.org/grpc/resolver"
@@ -38,16 +39,17 @@ func SetReplica(ep resolver.Endpoint, a routing.Attributes) resolver.Endpoint {
 }
 
 // FromEndpoint returns the attributes of an endpoint's replica. An endpoint of a
-// resolver that knows nothing of replicas is the replica whose id is its first
-// address, with the weight that grpc's weight attribute gives it. What is
-// returned must not be written.
+// resolver that sets no replica has the least of its addresses as id, whatever their
+// order, and the weight that grpc's weight attribute gives it. What is returned must
+// not be written.
 func FromEndpoint(ep resolver.Endpoint) routing.Attributes {
 	if v, ok := ep.Attributes.Value(replicaKey{}).(replicaValue); ok {
 		return routing.Attributes(v)
 	}
 	var a routing.Attributes
 	if len(ep.Addresses) > 0 {
-		a.ID, a.Address = ep.Addresses[0].Addr, ep.Addresses[0].Addr
+		first := slices.MinFunc(ep.Addresses, func(x, y resolver.Address) int { return strings.Compare(x.Addr, y.Addr) })
+		a.ID, a.Address = first.Addr, first.Addr
 	}
 	a.Weight = float64(weight.FromEndpoint(ep).Weight)
 	return a

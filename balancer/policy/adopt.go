@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"time"
 
@@ -62,6 +63,13 @@ func (c Central) WithDefaults() Central {
 
 // Asks reports whether clients of a look-aside server are to ask it.
 func (a *Adoption) Asks() bool { return a.Mode == InCentral && !a.killed() }
+
+// NeedsServer reports whether there must be a look-aside server: without its decision a call fails.
+func (a *Adoption) NeedsServer() bool { return a.Asks() && a.Central.OnFailure == FailClosed }
+
+// ErrNeedsServer refuses such a config for a target that names no look-aside server.
+var ErrNeedsServer = errors.New("mode: central with central.on_failure: fail_closed needs a look-aside server, and the target names none; " +
+	"dial warmpath://server:port/deployment, or set on_failure to fail_open or mode to broadcast")
 
 func (a *Adoption) killed() bool { return a.Enabled != nil && !*a.Enabled }
 

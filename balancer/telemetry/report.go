@@ -6,6 +6,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
+// NoReport is the Report of a call that no replica was picked for.
+var NoReport = Report{Place: -1, Usage: routing.NoUsage}
+
 // A Report is the decision of one call as the application reads it afterwards.
 type Report struct {
 	Replica       string // id of the replica of the last attempt that was sent; "" when none was picked

@@ -80,7 +80,7 @@ func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, una
 	}
 	_, c.route = From(ctx)
 	if c.route != nil && c.route.Report != nil {
-		*c.route.Report = telemetry.Report{} // what an earlier call left there
+		*c.route.Report = telemetry.NoReport // over that of an earlier call
 	}
 	if s := trace.SpanFromContext(ctx); s.IsRecording() {
 		c.more().span = s
