@@ -128,8 +128,9 @@ func TestHAProxyAsksForAnother(t *testing.T) {
 	eventually(t, "HAProxy finds it down", func() bool { return strings.Contains(f.log.String(), "replicas/r1 is DOWN") })
 	require.Equal(t, "replica_down", post(0).reason)
 	asked := fake.asked()
-	require.Len(t, asked, 2)
+	require.Len(t, asked, 3)
 	require.Equal(t, "r1", asked[1].Get(httpdoor.HeaderExclude))
+	require.Equal(t, "r1,r1", asked[2].Get(httpdoor.HeaderExclude))
 }
 
 // A rank that was picked reaches the replica.
@@ -261,4 +262,53 @@ func TestHAProxyToken(t *testing.T) {
 	require.Equal(t, "round_robin", f.post(strings.NewReader(chat("x")), "Authorization", "Bearer client").reason)
 	f = startHAProxy(t, at, at, replicas)
 	require.Equal(t, "unauthenticated", f.post(strings.NewReader(chat("x")), "Authorization", "Bearer proxy-0123456789abcd").reason)
+}
+
+// Issue 12.47: requests under way on replicas that are killed, and those right behind them, are answered by the one that is left.
+func TestHAProxyAfterReplicasDie(t *testing.T) {
+	replicas := httpReplicas(t)
+	started := make(chan struct{}, 100)
+	for _, r := range replicas[:2] {
+		r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			if q.Method != http.MethodPost {
+				return
+			}
+			_, _ = io.Copy(io.Discard, q.Body)
+			started <- struct{}{}
+			<-q.Context().Done()
+		})
+	}
+	fake := newFakeServer(t, func(w http.ResponseWriter, q *http.Request) { // excludes the dead one by one
+		for _, id := range []string{"r0", "r1", "r2"} {
+			if !strings.Contains(q.Header.Get(httpdoor.HeaderExclude), id) {
+				name(w, id)
+				return
+			}
+		}
+	})
+	other := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { name(w, "r1") })
+	first := startHAProxy(t, fake.addr(), fake.addr(), replicas)
+	second := startHAProxy(t, other.addr(), other.addr(), replicas)
+	results := make(chan outcome, 10)
+	for range 5 {
+		go func() { results <- first.post(strings.NewReader(chat("x"))) }()
+		go func() { results <- second.post(strings.NewReader(chat("x"))) }()
+	}
+	for range 10 {
+		<-started
+	}
+	for _, r := range replicas[:2] {
+		r.Listener.Close()
+		r.CloseClientConnections()
+	}
+	for range 10 {
+		got := <-results
+		require.Equal(t, http.StatusOK, got.code)
+		require.Equal(t, "r2", got.replica)
+	}
+	for range 10 {
+		got := first.post(strings.NewReader(chat("x")))
+		require.Equal(t, http.StatusOK, got.code)
+		require.Equal(t, "r2", got.replica)
+	}
 }

@@ -76,8 +76,8 @@ func TestHAProxyForwardsTheBody(t *testing.T) {
 	require.Equal(t, 12, sizes[len(chat(strings.Repeat("Rule 0. ", 300_000/8)))])
 }
 
-// Whatever the look-aside servers do, the request ends as docs/doors.md says: with the reason there, at the least busy replica or,
-// where it fails closed, with a 503 and no replica troubled.
+// Issue 12.26: without a pick the request ends as docs/doors.md describes: with the reason there, a 503 and no request to a
+// replica or, where it fails open, at the least busy replica.
 func TestHAProxyWithoutAPick(t *testing.T) {
 	answer := func(code int, reason, body string) func(t *testing.T) string {
 		return func(t *testing.T) string {
@@ -99,28 +99,28 @@ func TestHAProxyWithoutAPick(t *testing.T) {
 		{"slow", func(t *testing.T) string {
 			return newFakeServer(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }).addr()
 		}, "server_timeout"},
-		{"no HTTP", babbler, "bad_answer"},
-		{"a page", answer(200, "", "<html>welcome</html>"), "bad_answer"},
-		{"nothing", answer(200, "ring", ""), "bad_answer"},
-		{"other JSON", answer(200, "ring", `{"replica_id":17}`), "bad_answer"},
-		{"a strange id", answer(200, "ring", `{"replica_id":"a\u0022"}`), "bad_answer"},
+		{"no HTTP", babbler, "router_non_200"},
+		{"a page", answer(200, "", "<html>welcome</html>"), "unparseable_replica_id"},
+		{"nothing", answer(200, "ring", ""), "unparseable_replica_id"},
+		{"other JSON", answer(200, "ring", `{"replica_id":17}`), "unparseable_replica_id"},
+		{"a strange id", answer(200, "ring", `{"replica_id":"a\u0022"}`), "unparseable_replica_id"},
 		{"an error", answer(500, "internal", `{"replica_id":"r0"}`), "internal"},
-		{"an error without a reason", answer(404, "", "not here"), "bad_answer"},
+		{"an error without a reason", answer(404, "", "not here"), "router_non_200"},
 		{"no replica", answer(503, "no_replica", "{}"), "no_replica"},
-		{"a replica that nobody knows", answer(200, "ring", `{"replica_id":"r9"}`), "unknown_replica"},
+		{"a replica without a server", answer(200, "ring", `{"replica_id":"r9"}`), "unknown_replica"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			at := tt.server(t)
 			replicas := httpReplicas(t)
-			open := startHAProxy(t, at, at, replicas, "WARMPATH_TIMEOUT=250ms")
+			open := startHAProxy(t, at, at, replicas, "WARMPATH_TIMEOUT=250ms", "WARMPATH_FAIL_OPEN=1")
 			for range 3 {
 				got := open.post(strings.NewReader(chat("x")))
 				require.Equal(t, http.StatusOK, got.code)
 				require.Equal(t, tt.reason, got.reason)
 			}
 			replicas = httpReplicas(t)
-			closed := startHAProxy(t, at, at, replicas, "WARMPATH_TIMEOUT=250ms", "WARMPATH_FAIL_CLOSED=1")
+			closed := startHAProxy(t, at, at, replicas, "WARMPATH_TIMEOUT=250ms")
 			for range 3 {
 				got := closed.post(strings.NewReader(chat("x")))
 				require.Equal(t, http.StatusServiceUnavailable, got.code)
@@ -131,4 +131,15 @@ func TestHAProxyWithoutAPick(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Issue 12.26: a router that sends no reason has picked all the same.
+func TestHAProxyNeedsNoReason(t *testing.T) {
+	replicas := httpReplicas(t)
+	fake := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"replica_id":"r2"}`) })
+	f := startHAProxy(t, fake.addr(), fake.addr(), replicas)
+	got := f.post(strings.NewReader(chat("x")))
+	require.Equal(t, http.StatusOK, got.code)
+	require.Equal(t, "r2", got.replica)
+	require.Empty(t, got.reason)
 }

@@ -46,8 +46,8 @@ local function question(txn)
     return headers, body
 end
 
--- post asks once, and returns the status, the reason and the body of the answer. The address it asks at is HAProxy's own,
--- which knows the servers' health and keeps the deadlines.
+-- post asks once, and returns the status, the reason or nil, and the body of the answer. The address it asks at is HAProxy's
+-- own, which checks the servers' health and keeps the deadlines.
 local function post(headers, body)
     local answer = core.httpclient():post {
         url = "http://" .. ask_at .. "/internal/route",
@@ -58,7 +58,7 @@ local function post(headers, body)
         return 503, "server_unreachable", ""
     end
     local reason = answer.headers and answer.headers["x-warmpath-reason"]
-    return answer.status, reason and reason[0] or "bad_answer", answer.body or ""
+    return answer.status, reason and reason[0], answer.body or ""
 end
 
 -- trouble returns why a replica cannot be used, nil if it can.
@@ -76,18 +76,19 @@ end
 -- passed_on are the reasons for which the client is refused; for all others there is a fallback.
 local passed_on = { invalid_request = 400, unknown_model = 404, full = 503 }
 
--- pick returns the id of a replica or nil, the reason, and what to refuse the client with or nil.
+-- pick returns the id of a replica or nil, the reason, and what to refuse the client with or nil. Where HAProxy cannot use
+-- the replica it asks for another one, twice at most.
 local function pick(txn, backend)
     local headers, body = question(txn)
-    local why
-    for _ = 1, 2 do
+    local excluded, why = {}, nil
+    for _ = 1, 3 do
         local status, reason, answer = post(headers, body)
         if status ~= 200 then
-            return nil, reason, passed_on[reason] == status and answer or nil
+            return nil, reason or "router_non_200", passed_on[reason] == status and answer or nil
         end
         local id = answer:match('"replica_id"%s*:%s*"([^"\\]+)"')
         if not id then
-            return nil, "bad_answer"
+            return nil, "unparseable_replica_id"
         end
         why = trouble(backend, id)
         if not why then
@@ -97,7 +98,8 @@ local function pick(txn, backend)
             end
             return id, reason
         end
-        headers["x-warmpath-exclude"] = { id } -- once more, for another
+        excluded[#excluded + 1] = id
+        headers["x-warmpath-exclude"] = { table.concat(excluded, ",") }
     end
     return nil, why
 end
@@ -108,7 +110,9 @@ core.register_action("warmpath_route", { "http-req" }, function(txn, name)
     local now = core.now()
     local took = (now.sec - began.sec) * 1000 + (now.usec - began.usec) // 1000
     txn:set_var("txn.warmpath_asked_ms", took)
-    txn:set_var("txn.warmpath_reason", reason)
+    if reason then
+        txn:set_var("txn.warmpath_reason", reason)
+    end
     if id then
         txn:set_var("txn.warmpath_replica", id)
     elseif refusal then
