@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 
@@ -8,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/grpclog"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -107,6 +109,7 @@ func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
 // bare is a call without our interceptors. It is used again once it is done, so
 // that picking does not allocate.
 type bare struct {
+	ctx     context.Context
 	request routing.Request
 	booking routing.Booking
 	done    func(balancer.DoneInfo)
@@ -133,8 +136,14 @@ func newBare() *bare {
 	return c
 }
 
+// Message implements routing.Origin: a picker does not see it.
+func (c *bare) Message() any { return nil }
+
+// Header implements routing.Origin.
+func (c *bare) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.ctx, key) }
+
 func (c *bare) free() {
-	c.request, c.booking, c.router = routing.Request{}, routing.Booking{}, nil
+	c.ctx, c.request, c.booking, c.router = nil, routing.Request{}, routing.Booking{}, nil
 	bares.Put(c)
 }
 
@@ -180,7 +189,8 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 		}
 	}
 	c := newBare()
-	c.router = binding.Router
+	c.ctx, c.router = info.Ctx, binding.Router
+	c.request.SetOrigin(c)
 	channel.Apply(route, &c.request)
 	binding.Metadata(info.Ctx, &c.request)
 	if binding.Uses&routing.UsesPrompt != 0 {

@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 // defaultFallbacks is how many fallbacks who does not say is given.
@@ -29,6 +31,7 @@ func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaR
 		return nil, err
 	}
 	q.Model, q.Adapter = d.canonical(base), cmp.Or(q.Adapter, adapter)
+	q.SetOrigin(originOf(ctx))
 	q.Resume(d.hosted.Load().router.View(), r.GetTried())
 	if adopted(ctx) {
 		q.Adopt()
@@ -43,6 +46,23 @@ func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaR
 		a = withheld(a)
 	}
 	return a, nil
+}
+
+// asking is the metadata of a question that came over gRPC, without the message that it is about.
+type asking struct{ context.Context }
+
+// Message implements routing.Origin.
+func (asking) Message() any { return nil }
+
+// Header implements routing.Origin.
+func (a asking) Header(key string) []string { return metadata.ValueFromIncomingContext(a, key) }
+
+// originOf returns what a question came with.
+func originOf(ctx context.Context) routing.Origin {
+	if o := httpdoor.Origin(ctx); o != nil {
+		return o
+	}
+	return asking{ctx}
 }
 
 // choose picks, waiting as long as the question says, and books for as long as the mode says.

@@ -48,6 +48,7 @@ type Request struct {
 	trial      bool // the last pick was one
 	unasked    bool // the policy is not asked in the choice under way: Options.Plain decides
 
+	origin  Origin  // nil = only the key arrived
 	router  *Router // whose policy prepared it
 	epoch   uint64  // of the View that Prepare saw
 	attempt int
@@ -63,6 +64,36 @@ type Request struct {
 	// Of the last pick, where judges look at them.
 	picked time.Time
 	work   float64
+}
+
+// An Origin is where a request key was taken from.
+type Origin interface {
+	// Message returns the request message, nil where it is not at hand.
+	Message() any
+	// Header returns the values of a metadata key or HTTP header; case does not matter.
+	Header(key string) []string
+}
+
+// SetOrigin gives the request what its key is taken from. Hosts do so before the first pick.
+func (q *Request) SetOrigin(o Origin) { q.origin = o }
+
+// Message returns what the key was taken from, for policies that look at more than the key, in Prepare and Choose only:
+// in a client the request message as the application gave it, or the first one of a stream; in a server the body of an HTTP
+// request as []byte. It is nil where only a key or hashes arrived and must not be changed or kept.
+func (q *Request) Message() any {
+	if q.origin == nil {
+		return nil
+	}
+	return q.origin.Message()
+}
+
+// Header returns the values of a key in the outgoing metadata of a client's call, or in the headers or metadata with which a
+// server was asked. As Message it is for Prepare and Choose only.
+func (q *Request) Header(key string) []string {
+	if q.origin == nil {
+		return nil
+	}
+	return q.origin.Header(key)
 }
 
 // Prompt is a prompt as the dialect found it: token ids, or text, or only its
@@ -133,7 +164,7 @@ func (q *Request) DropPrompt() {
 // be filled anew. The method and the attempts made so far stay. A copy of a request that was rekeyed may
 // go its own way.
 func (q *Request) Rekey() {
-	*q = Request{Method: q.Method, attempt: q.attempt, tried: slices.Clip(q.tried), cameTo: q.cameTo, seq: q.seq, Answer: q.Answer, side: q.side}
+	*q = Request{Method: q.Method, origin: q.origin, attempt: q.attempt, tried: slices.Clip(q.tried), cameTo: q.cameTo, seq: q.seq, Answer: q.Answer, side: q.side}
 }
 
 // Attempt returns the number of the attempt under way, 1 for the first.
@@ -168,8 +199,9 @@ func (q *Request) Resume(v *View, failed []string) {
 // Settle forgets whom the request excludes and where its attempts failed, for a host that
 // keeps it for long after its last pick: policies that are told of the end do not see them.
 func (q *Request) Settle() {
-	q.Exclude, q.tried, q.narrowed = nil, nil, nil
+	q.Exclude, q.tried, q.narrowed, q.origin = nil, nil, nil, nil
 	if s := q.shade; s != nil {
+		s.request.origin = nil
 		s.request.Exclude, s.request.tried, s.request.narrowed = nil, nil, nil
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
@@ -73,6 +74,7 @@ func (h *Handle) NewCall(ctx context.Context, method string, msg any, unary bool
 func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, unary bool) {
 	c.Context, c.handle, c.msg, c.unary = ctx, h, msg, unary
 	c.Request.Method = method
+	c.Request.SetOrigin(c)
 	c.outcome.Usage = routing.NoUsage
 	h.budget.calls.Add(1)
 	if unary {
@@ -94,6 +96,12 @@ func (c *Call) Value(k any) any {
 	}
 	return c.Context.Value(k)
 }
+
+// Message returns the request message, nil where it is not known yet or not needed any more.
+func (c *Call) Message() any { return c.msg }
+
+// Header returns the values of a key in the call's metadata.
+func (c *Call) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.Context, key) }
 
 // AfterFunc lets package context tell the end of the call's context to those
 // derived from the call without a goroutine, where that context can.

@@ -84,7 +84,7 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 		Refuse(w, http.StatusBadRequest, ReasonRequest, err.Error())
 		return
 	}
-	a, err := h.chooser.ChooseReplica(r.Context(), q)
+	a, err := h.chooser.ChooseReplica(context.WithValue(r.Context(), originKey{}, &origin{r.Header, b.raw}), q)
 	if err != nil {
 		refuseStatus(w, err)
 		return
@@ -119,6 +119,33 @@ func (h *handler) question(r *http.Request, b *body) (*warmpathv1.ChooseReplicaR
 		Deployment: r.Header.Get(HeaderDeployment), Key: k, Mode: warmpathv1.PickMode_PICK_MODE_COUNT, Excluded: excluded(r.Header),
 	}, nil
 }
+
+// origin is the HTTP request of a question.
+type origin struct {
+	header http.Header
+	body   []byte
+}
+
+type originKey struct{}
+
+// Origin returns the HTTP request that a question came with, nil where it came otherwise.
+func Origin(ctx context.Context) routing.Origin {
+	if o, ok := ctx.Value(originKey{}).(*origin); ok {
+		return o
+	}
+	return nil
+}
+
+// Message implements routing.Origin: the body, or what arrived of it.
+func (o *origin) Message() any {
+	if len(o.body) == 0 {
+		return nil
+	}
+	return o.body
+}
+
+// Header implements routing.Origin.
+func (o *origin) Header(key string) []string { return o.header.Values(key) }
 
 func excluded(h http.Header) (ids []string) {
 	for _, line := range h.Values(HeaderExclude) {
