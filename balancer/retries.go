@@ -15,6 +15,5 @@ func retries(c *policy.Config) channel.Retries {
 		Backoff:           c.Backoff,
 		QuarantineTTL:     time.Duration(c.QuarantineTTL),
 		FirstTokenTimeout: time.Duration(c.FirstTokenTimeout),
-		HedgeAfter:        time.Duration(c.HedgeAfter),
 	}
 }

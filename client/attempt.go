@@ -2,9 +2,12 @@ package client
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/channel"
 	"github.com/warmpath/warmpath/internal/pause"
 )
@@ -15,6 +18,7 @@ type attempts struct {
 	call   *channel.Call
 	cc     *grpc.ClientConn
 	method string
+	begun  int
 	made   int // attempts that failed, but for those that our own picker refused
 	broken int // of those, the ones that a replica may have begun to serve
 
@@ -24,11 +28,34 @@ type attempts struct {
 // defaultMaxAttempts holds until a balancer is bound.
 const defaultMaxAttempts = 3
 
+// book books a replica for the next attempt, and waits in the queue where all are full. What the queue
+// answers is final.
+func (a *attempts) book() error {
+	a.begun++
+	if b := a.call.Handle().Bound(); b != nil {
+		return a.call.Acquire(b)
+	}
+	return nil
+}
+
 // again returns nil, after the backoff, if the call is to be tried again after err; else
 // the error of the call. It does so as soon as the context ends.
 func (a *attempts) again(ctx context.Context, err error) error {
-	if ctx.Err() != nil || a.call.Refused() {
+	if a.call.Refused() {
+		return a.call.Final(err)
+	}
+	if ended := ctx.Err(); ended != nil {
+		if err == errLate {
+			err = status.FromContextError(ended).Err()
+		}
 		return err
+	}
+	if err == errLate {
+		a.made++
+		a.broken++
+		a.call.Retried(telemetry.RetryTimeout)
+		a.call.Next()
+		return nil
 	}
 	last := a.call.Last()
 	f := classify(err, last)
@@ -95,4 +122,50 @@ func (a *attempts) max() int {
 // method: then gRPC has tried as often as its owner wanted.
 func (a *attempts) retriedByService() bool {
 	return a.cc.GetMethodConfig(a.method).RetryPolicy != nil
+}
+
+// limited reports whether the first message of the next attempt is awaited for first_token_timeout.
+func (a *attempts) limited() bool {
+	return a.call.Handle().Retries().FirstTokenTimeout > 0 && a.broken == 0 && !a.retriedByService()
+}
+
+// await runs receive. Each time that first_token_timeout passes it asks move whether the attempt is to be
+// given up, and whether there is sense in asking again. For one that is, it cancels the attempt, and returns
+// errLate once receive has returned.
+func (a *attempts) await(cancel context.CancelFunc, receive func() error, move func() (move, ever bool)) error {
+	done := make(chan error, 1)
+	go func() { done <- receive() }()
+	late := time.NewTicker(a.call.Handle().Retries().FirstTokenTimeout)
+	defer late.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-late.C:
+		}
+		switch moved, ever := move(); {
+		case moved:
+			cancel()
+			<-done // it writes the application's message
+			return errLate
+		case !ever:
+			return <-done
+		}
+	}
+}
+
+// move reports whether the call leaves an attempt whose first message is late: another replica has room, and
+// neither the attempts nor the budget are spent. Those do not come back.
+func (a *attempts) move() (move, ever bool) {
+	if a.broken > 0 || a.made+1 >= a.max() {
+		return false, false
+	}
+	if !a.call.CanMove() {
+		return false, true
+	}
+	if !a.call.Retry() {
+		return false, false
+	}
+	a.call.Late()
+	return true, true
 }

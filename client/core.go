@@ -14,145 +14,149 @@ import (
 	"github.com/warmpath/warmpath/internal/channel"
 )
 
-// core is one streaming call: opening, the attempt loop, the end.
+// core is one streaming call: its opening, its attempts, its end. At most one goroutine makes attempts at a
+// time: the one that moved phase to opening. It holds no lock meanwhile.
 type core struct {
 	call   channel.Call
 	tries  attempts
 	desc   *grpc.StreamDesc
 	open   grpc.Streamer
 	opts   []grpc.CallOption
-	parent context.Context    // the application's
-	ctx    context.Context    // cancelled at the end
-	cancel context.CancelFunc // nil: of life
-	life   lifetime
+	ctx    context.Context // ends with the application's, and with the call
+	cancel context.CancelFunc
 	finish *onFinish
-	stop   func() bool // of the AfterFunc that runs finish
-	once   sync.Once   // end
+	once   sync.Once // end
 
-	watched  bool               // whether the first message is watched; set by who opens
-	unanswer context.CancelFunc // of the attempt under way, where it is watched
-
-	// From the first message on, for RecvMsg alone: the stream, since no other follows, and
-	// whether its messages may tell usage.
+	// settled is the stream from the first message on, when no other attempt follows; usage is whether its
+	// messages may carry token counts. RecvMsg alone uses both.
 	settled grpc.ClientStream
 	usage   bool
 
-	// mu guards the fields below. Opening again, in recv, happens under it; it
-	// always ends with the context.
+	// mu guards the fields below. Nothing waits under it.
 	mu        sync.Mutex
 	phase     phase
-	second    *channel.Call // of the second attempt, where the first message was late
-	changed   chan struct{} // closed when phase leaves opening; made by who waits
-	cs        grpc.ClientStream
-	err       error
-	msg       any  // kept for another attempt until committed
-	closed    bool // CloseSend was called
-	committed bool // the application has seen something of this attempt
+	changed   chan struct{} // closed when phase leaves opening; made by the first goroutine that waits
+	at        attempt
+	err       error // of phase failed
+	msg       any   // of a call that may have another attempt, until it is committed
+	has       bool  // there is a msg; it may be nil
+	closed    bool  // CloseSend was called
+	committed bool  // the application has something of the attempt: no other follows
 	cleanup   runtime.Cleanup
+	stop      func() bool // of the AfterFunc that ends the call with its context; nil = none
 	ended     bool
 }
 
+// attempt is the stream of one attempt.
+type attempt struct {
+	n      int // 1 for the first
+	cs     grpc.ClientStream
+	cancel context.CancelFunc // of an attempt whose first message is awaited for a limited time, else nil
+}
+
 func (k *core) send(m any) error {
-	mine, err := k.begin(m)
-	if mine || err != nil {
-		return err
+	mine, err := k.begin(m, true)
+	if !mine && err == nil {
+		var at attempt
+		if at, err = k.wait(); err == nil {
+			err = at.cs.SendMsg(m)
+		}
 	}
-	cs, err := k.wait()
-	if err != nil {
-		return err
-	}
-	return cs.SendMsg(m)
+	return err
 }
 
 func (k *core) closeSend() error {
 	k.mu.Lock()
 	k.closed = true
+	opens := k.phase == opening
 	k.mu.Unlock()
+	if opens {
+		return nil // the goroutine that opens it closes it
+	}
 	// A server-streaming call that is closed before its message was sent is a
 	// mistake of the application; the server answers it as it does without us.
-	if _, err := k.begin(nil); err != nil {
+	if mine, err := k.begin(nil, false); mine || err != nil {
 		return err
 	}
-	cs, err := k.wait()
+	at, err := k.wait()
 	if err != nil {
 		return err
 	}
-	return cs.CloseSend()
+	return at.cs.CloseSend()
 }
 
 func (k *core) recv(m any) error {
-	cs := k.settled
-	if cs == nil {
-		var err error
-		if cs, err = k.ready(); err != nil {
-			return err
-		}
+	if k.settled != nil {
+		return k.received(k.settled.RecvMsg(m), m)
 	}
-	for {
-		var err error
-		if k.watched {
-			cs, err = k.receiveFirst(cs, m)
-		} else {
-			err = cs.RecvMsg(m)
+	at, err := k.wait()
+	for err == nil {
+		if err = k.receive(at, m); err != nil {
+			at, err = k.again(at, err)
+			continue
 		}
-		if err == nil {
-			k.received(cs, m)
-			return nil
+		if k.commit(at) {
+			k.call.FirstMessage()
+			k.call.DropMessage()
+			k.settled, k.usage = at.cs, k.call.TellsUsage()
+			return k.received(nil, m)
 		}
-		next, retryErr := k.again(cs, err)
-		if next == nil {
-			k.end(retryErr)
-			return retryErr
-		}
-		cs = next
+		at, err = k.wait()
 	}
+	k.end(err)
+	return err
 }
 
-// received notes a response message. The first one ends the attempt loop, if the
-// application has not seen the response's header before.
-func (k *core) received(cs grpc.ClientStream, m any) {
-	call := k.tries.call
-	if k.settled == nil {
-		k.commit()
-		call.FirstMessage()
-		call.DropMessage()
-		k.watched, k.settled, k.usage = false, cs, call.TellsUsage()
+func (k *core) receive(at attempt, m any) error {
+	if at.cancel == nil {
+		return at.cs.RecvMsg(m)
 	}
-	if k.usage {
-		call.ReadUsage(m)
+	return k.first(at, func() error { return at.cs.RecvMsg(m) })
+}
+
+// received notes a response message, or the end of the stream.
+func (k *core) received(err error, m any) error {
+	switch {
+	case err != nil:
+		k.end(err)
+		return err
+	case k.usage:
+		k.call.ReadUsage(m)
 	}
 	if !k.desc.ServerStreams {
 		k.end(nil)
 	}
+	return nil
 }
 
-// commit keeps the call on its attempt.
-func (k *core) commit() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.committed, k.msg = true, nil
-}
-
+// header returns the header of the first attempt that has one. Where the call ends without a header it returns
+// nothing, as gRPC does, and RecvMsg returns the status.
 func (k *core) header() (metadata.MD, error) {
-	for {
-		if _, err := k.ready(); err != nil {
-			return nil, nil // as gRPC does: RecvMsg tells the status
+	at, err := k.wait()
+	for err == nil {
+		var md metadata.MD
+		err = k.first(at, func() (err error) {
+			if md, err = at.cs.Header(); err == nil && md == nil {
+				err = k.call.Last().Err // the attempt has ended
+			}
+			return err
+		})
+		switch {
+		case err != nil:
+			at, err = k.again(at, err)
+		case k.commit(at):
+			return md, nil
+		default:
+			at, err = k.wait()
 		}
-		k.mu.Lock()
-		if k.phase != opening { // again, after a first message that was late
-			break
-		}
-		k.mu.Unlock()
 	}
-	k.committed, k.msg = true, nil
-	cs := k.cs
-	k.mu.Unlock()
-	return cs.Header()
+	k.end(err)
+	return nil, nil
 }
 
 func (k *core) trailer() metadata.MD {
 	k.mu.Lock()
-	cs := k.cs
+	cs := k.at.cs
 	k.mu.Unlock()
 	if cs == nil {
 		return nil
@@ -160,51 +164,29 @@ func (k *core) trailer() metadata.MD {
 	return cs.Trailer()
 }
 
+// context returns the context of the open stream, which commits the call to its attempt. Before, it is one
+// that ends with the call.
 func (k *core) context() context.Context {
-	if ctx := k.openContext(); ctx != nil {
-		return ctx
-	}
-	return early{k.parent, k}
-}
-
-// openContext returns the context of the open stream, which commits the attempt;
-// nil before.
-func (k *core) openContext() context.Context {
 	k.mu.Lock()
-	cs := k.cs
 	if k.phase != opened {
-		cs = nil
+		k.mu.Unlock()
+		return k.ctx
 	}
-	if cs != nil {
-		k.committed, k.msg = true, nil
-	}
+	k.committed, k.msg = true, nil
+	cs := k.at.cs
 	k.mu.Unlock()
-	if cs == nil {
-		return nil
-	}
 	return cs.Context()
 }
 
 // end is the end of the call, once: err is io.EOF or nil on success.
 func (k *core) end(err error) {
 	k.once.Do(func() {
-		if k.stop != nil {
-			k.stop()
-		}
 		k.mu.Lock()
 		k.ended = true
-		k.cleanup.Stop()
-		second := k.second
+		k.disarm()
 		k.mu.Unlock()
-		if k.cancel != nil {
-			k.cancel()
-		} else {
-			k.life.cancel()
-		}
+		k.cancel()
 		k.call.End()
-		if second != nil {
-			second.End()
-		}
 		if k.finish != nil {
 			if err == io.EOF {
 				err = nil
@@ -214,12 +196,24 @@ func (k *core) end(err error) {
 	})
 }
 
-func (k *core) setCleanup(c runtime.Cleanup) {
+// arm ends the call when the application drops its stream s, and, for its OnFinish options, when the context ends.
+func (k *core) arm(s *clientStream) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.cleanup = c
+	k.cleanup = runtime.AddCleanup(s, (*core).abandon, k)
+	if k.finish != nil {
+		k.stop = context.AfterFunc(k.ctx, func() { k.end(status.FromContextError(k.ctx.Err()).Err()) })
+	}
 	if k.ended {
-		c.Stop()
+		k.disarm()
+	}
+}
+
+// disarm undoes arm. Called with mu held.
+func (k *core) disarm() {
+	k.cleanup.Stop()
+	if k.stop != nil {
+		k.stop()
 	}
 }
 

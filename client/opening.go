@@ -2,24 +2,24 @@ package client
 
 import (
 	"context"
+	"errors"
 	"io"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 )
 
 type phase uint8
 
 const (
-	fresh   phase = iota // nothing asked of gRPC yet
-	opening              // somebody is opening it
-	opened               // cs is set
-	failed               // err is set: it could not be opened
+	fresh   phase = iota // gRPC is asked for nothing yet
+	opening              // one goroutine makes an attempt, or waits to make one
+	opened               // at is set
+	failed               // err is set: there is no other attempt
 )
 
-// begin opens the stream with its first message, or without one, if nobody has,
-// and reports whether it was the one; else it waits for whoever is at it.
-func (k *core) begin(m any) (mine bool, err error) {
+// begin opens the stream, with its first message if has is set, unless another goroutine does or did. It
+// reports whether it opened it, and waits for the other goroutine where it did not.
+func (k *core) begin(m any, has bool) (mine bool, err error) {
 	k.mu.Lock()
 	if k.phase != fresh {
 		k.mu.Unlock()
@@ -30,67 +30,80 @@ func (k *core) begin(m any) (mine bool, err error) {
 	k.mu.Unlock()
 
 	k.call.SetMessage(m)
-	k.watched = !k.desc.ClientStreams && k.tries.watches(k.opts)
-	cs, err := k.attempt(m)
-
+	next, err := k.attempt(m, has)
 	k.mu.Lock()
-	k.cs, k.err = cs, err
-	k.phase = opened
-	if err != nil {
-		k.phase = failed
-	}
 	if !k.desc.ClientStreams {
-		k.msg = m
+		k.msg, k.has = m, has
 	}
-	if k.changed != nil {
-		close(k.changed)
-	}
-	ended := k.ended
 	k.mu.Unlock()
-	switch {
-	case ended: // meanwhile, by its context
-		k.call.End()
-	case err != nil:
+	k.settle(next, err)
+	if err != nil {
 		k.end(err)
 	}
 	return true, err
 }
 
-// attempt asks gRPC for a stream and sends the first message on it, as often as
-// the attempt loop allows. What the queue says is final.
-func (k *core) attempt(m any) (grpc.ClientStream, error) {
+// attempt asks gRPC for a stream and sends the first message on it, as often as the attempt loop allows.
+func (k *core) attempt(m any, has bool) (attempt, error) {
 	for {
-		call := k.tries.call
-		if b := call.Handle().Bound(); b != nil {
-			if err := call.Acquire(b); err != nil {
-				return nil, err
-			}
+		if err := k.tries.book(); err != nil {
+			return attempt{}, err
 		}
-		cs, err := k.openStream(k.attemptContext(call), m)
+		next := attempt{n: k.tries.begun}
+		ctx := context.Context(&k.call)
+		if k.tries.limited() && !k.desc.ClientStreams {
+			ctx, next.cancel = context.WithCancel(ctx)
+		}
+		err := k.openStream(ctx, &next, m, has)
 		if err == nil {
-			return cs, nil
+			return next, nil
+		}
+		if next.cancel != nil {
+			next.cancel()
 		}
 		if err := k.tries.again(k.ctx, err); err != nil {
-			return nil, call.Final(err)
+			return attempt{}, err
 		}
 	}
 }
 
 // openStream asks gRPC for a stream and sends the first message on it.
-func (k *core) openStream(ctx context.Context, m any) (grpc.ClientStream, error) {
-	cs, err := k.open(ctx, k.desc, k.tries.cc, k.tries.method, k.opts...)
-	if err != nil || m == nil {
-		return cs, err
+func (k *core) openStream(ctx context.Context, next *attempt, m any, has bool) (err error) {
+	next.cs, err = k.open(ctx, k.desc, k.tries.cc, k.tries.method, k.opts...)
+	if err != nil || !has {
+		return err
 	}
-	// A stream that broke meanwhile tells its status to RecvMsg; io.EOF says so.
-	if err := cs.SendMsg(m); err != nil && err != io.EOF {
-		return nil, err
+	// The status of a stream that broke meanwhile is RecvMsg's to return: SendMsg returns io.EOF.
+	if err := next.cs.SendMsg(m); err != nil && err != io.EOF {
+		return err
 	}
-	return cs, nil
+	return nil
 }
 
-// wait returns the open stream, or the status that the call ended with.
-func (k *core) wait() (grpc.ClientStream, error) {
+// settle ends phase opening with the stream of an attempt, or the error of the call.
+func (k *core) settle(next attempt, err error) {
+	k.mu.Lock()
+	if k.phase, k.err = opened, err; err != nil {
+		k.phase = failed
+	} else if next.cs != nil {
+		k.at = next
+	}
+	if k.changed != nil {
+		close(k.changed)
+		k.changed = nil
+	}
+	ended, closed, cs := k.ended, k.closed, k.at.cs
+	k.mu.Unlock()
+	if ended { // meanwhile, by its context
+		k.call.End()
+	}
+	if closed && err == nil {
+		_ = cs.CloseSend() // its error is RecvMsg's to return
+	}
+}
+
+// lockSettled locks mu once no attempt is being made. It returns false, without the lock, where the context ends first.
+func (k *core) lockSettled() bool {
 	k.mu.Lock()
 	for k.phase == fresh || k.phase == opening {
 		if k.changed == nil {
@@ -101,48 +114,86 @@ func (k *core) wait() (grpc.ClientStream, error) {
 		select {
 		case <-changed:
 		case <-k.ctx.Done():
-			return nil, status.FromContextError(k.ctx.Err()).Err()
+			return false
 		}
 		k.mu.Lock()
 	}
-	defer k.mu.Unlock()
-	return k.cs, k.err
+	return true
 }
 
-// ready is wait for an action that opens a deferred bidirectional stream.
-func (k *core) ready() (grpc.ClientStream, error) {
-	if k.desc.ClientStreams {
-		if _, err := k.begin(nil); err != nil {
-			return nil, err
-		}
+// wait returns the open stream, or the status that the call ended with.
+func (k *core) wait() (attempt, error) {
+	if !k.lockSettled() {
+		return attempt{}, status.FromContextError(k.ctx.Err()).Err()
 	}
-	return k.wait()
+	defer k.mu.Unlock()
+	return k.at, k.err
 }
 
-// again opens the stream anew after an attempt failed before its first message.
-// It returns no stream, and the error for the application, where that may not be.
-func (k *core) again(cs grpc.ClientStream, err error) (grpc.ClientStream, error) {
+// commit keeps the call on the attempt. It returns false where another one has taken its place.
+func (k *core) commit(at attempt) bool {
+	if !k.lockSettled() {
+		return true
+	}
+	defer k.mu.Unlock()
+	if k.phase == failed || k.at.n != at.n {
+		return false
+	}
+	k.committed, k.msg = true, nil
+	return true
+}
+
+// claim makes the caller the goroutine that replaces the attempt.
+func (k *core) claim(at attempt) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.cs != cs {
-		return k.cs, nil
+	if k.phase != opened || k.at.n != at.n || k.committed || k.desc.ClientStreams {
+		return false
 	}
-	if err == io.EOF || k.committed || k.desc.ClientStreams {
-		return nil, err
-	}
-	if err := k.tries.again(k.ctx, err); err != nil {
-		return nil, err
-	}
-	next, err := k.attempt(k.msg)
-	if k.ended { // meanwhile, by its context
-		k.tries.call.End()
-	}
-	if err != nil {
-		return nil, err
-	}
-	if k.closed {
-		_ = next.CloseSend() // its error is RecvMsg's to tell
-	}
-	k.cs = next
-	return next, nil
+	k.phase = opening
+	return true
 }
+
+// again replaces an attempt that failed before its first message. It returns the error of the call where
+// the attempt is not replaced.
+func (k *core) again(at attempt, err error) (attempt, error) {
+	if err == io.EOF {
+		return at, err
+	}
+	if err != errLate && !k.claim(at) { // a late attempt is claimed already
+		now, failure := k.wait()
+		switch {
+		case failure != nil:
+			return now, failure
+		case now.n == at.n:
+			return at, err // the call is committed to it
+		}
+		return now, nil
+	}
+	var next attempt
+	if err = k.tries.again(k.ctx, err); err == nil {
+		next, err = k.attempt(k.msg, k.has)
+	}
+	k.settle(next, err)
+	return next, err
+}
+
+// first runs receive, which waits for something of the attempt. Where nothing comes within first_token_timeout,
+// and another replica can take the call, it cancels the attempt, claims it, and returns errLate.
+func (k *core) first(at attempt, receive func() error) error {
+	if at.cancel == nil {
+		return receive()
+	}
+	return k.tries.await(at.cancel, receive, func() (move, ever bool) {
+		if !k.claim(at) {
+			return false, false
+		}
+		if move, ever = k.tries.move(); !move {
+			k.settle(attempt{}, nil)
+		}
+		return move, ever
+	})
+}
+
+// errLate is the error of an attempt that was cancelled since its first message was late.
+var errLate = errors.New("the first message did not come within first_token_timeout")

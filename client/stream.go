@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 )
 
 // stream is the stream interceptor. A server-streaming call is opened by its
@@ -15,28 +14,20 @@ import (
 func (c *channels) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	h := c.handle(cc)
 	opts, finish := takeOnFinish(opts)
-	k := &core{desc: desc, open: open, opts: opts, finish: finish, parent: ctx}
-	if ctx.Done() == nil {
-		k.life.start(ctx)
-		k.ctx = &k.life
-	} else {
-		k.ctx, k.cancel = context.WithCancel(ctx)
-	}
+	k := &core{desc: desc, open: open, opts: opts, finish: finish}
+	k.ctx, k.cancel = context.WithCancel(ctx)
 	h.Start(&k.call, k.ctx, method, nil, false)
 	if !desc.ClientStreams {
 		k.call.AwaitsMessage()
 	}
 	k.tries = attempts{call: &k.call, cc: cc, method: method}
-	if finish != nil {
-		k.stop = context.AfterFunc(ctx, func() { k.end(status.FromContextError(ctx.Err()).Err()) })
-	}
 	if desc.ClientStreams && !h.Defers(method) {
-		if _, err := k.begin(nil); err != nil {
+		if _, err := k.begin(nil, false); err != nil {
 			return nil, err
 		}
 	}
 	s := &clientStream{core: k}
-	k.setCleanup(runtime.AddCleanup(s, (*core).abandon, k))
+	k.arm(s)
 	return s, nil
 }
 

@@ -11,20 +11,18 @@ import (
 func (c *channels) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) (err error) {
 	h := c.handle(cc)
 	tries := attempts{call: h.NewCall(ctx, method, req, true), cc: cc, method: method}
-	defer func() { tries.call.End() }()
+	defer tries.call.End()
 	opts, finish := takeOnFinish(opts)
 	if finish != nil {
 		defer func() { finish.run(err) }()
 	}
 	for {
-		if b := h.Bound(); b != nil {
-			if err := tries.call.Acquire(b); err != nil {
-				return err
-			}
+		if err := tries.book(); err != nil {
+			return err
 		}
 		var err error
-		if tries.watches(opts) {
-			err = tries.invoke(req, reply, invoke, opts)
+		if tries.limited() {
+			err = tries.invokeLimited(req, reply, invoke, opts)
 		} else {
 			err = invoke(tries.call, method, req, reply, cc, opts...)
 		}
@@ -34,9 +32,26 @@ func (c *channels) unary(ctx context.Context, method string, req, reply any, cc 
 			return nil
 		}
 		if err := tries.again(ctx, err); err != nil {
-			return tries.call.Final(err)
+			return err
 		}
 	}
+}
+
+// invokeLimited is invoke for an attempt whose answer is awaited for first_token_timeout.
+func (a *attempts) invokeLimited(req, reply any, invoke grpc.UnaryInvoker, opts []grpc.CallOption) error {
+	tries := *a // a stays on its caller's stack
+	ctx, cancel := context.WithCancel(tries.call)
+	defer cancel()
+	answered := false
+	err := tries.await(cancel, func() error {
+		err := invoke(ctx, tries.method, req, reply, tries.cc, opts...)
+		answered = err == nil
+		return err
+	}, tries.move)
+	if answered { // in the moment in which it was cancelled
+		return nil
+	}
+	return err
 }
 
 // onFinish are the grpc.OnFinish options of a call: gRPC would run them after

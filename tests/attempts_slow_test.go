@@ -5,6 +5,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -28,55 +29,6 @@ func retriedFor(why string) func(t *testing.T, m *meter) int64 {
 	}
 }
 
-func TestHedgeTakesTheSecond(t *testing.T) {
-	kinds(t, func(t *testing.T, kind string) {
-		g := startGates(t, 3, 5, `"hedge_after":"1ms"`)
-		close(g.all[1].open)
-		r := <-g.call(t, kind)
-		require.NoError(t, r.err)
-		require.Equal(t, g.messages(kind, g.all[1]), r.from)
-		require.Equal(t, g.all[1].addr, r.decision.Replica)
-		require.Equal(t, routing.ReasonHedge, r.decision.Reason)
-		require.Equal(t, 2, r.decision.Attempts)
-		g.nobodyWaitsAt(t, g.all[0]) // it was cancelled, if it ever came there
-		require.Zero(t, g.all[2].calls.Load())
-		require.EqualValues(t, 1, retriedFor(telemetry.RetryHedge)(t, g.meter))
-		require.EqualValues(t, 1, g.sum(t, "warmpath.hedges.won"))
-		g.idle(t)
-	})
-}
-
-func TestHedgeTakesTheFirst(t *testing.T) {
-	kinds(t, func(t *testing.T, kind string) {
-		g := startGates(t, 3, 5, `"hedge_after":"1ms"`)
-		done := g.call(t, kind)
-		<-g.all[0].entered
-		<-g.all[1].entered
-		require.EqualValues(t, 2, g.ongoing(t), "each attempt has its booking")
-		close(g.all[0].open)
-		r := <-done
-		require.NoError(t, r.err)
-		require.Equal(t, g.messages(kind, g.all[0]), r.from)
-		require.Equal(t, g.all[0].addr, r.decision.Replica)
-		require.Equal(t, routing.ReasonRing, r.decision.Reason)
-		eventually(t, "the second is cancelled", func() bool { return g.all[1].went.Load() == 1 })
-		require.Zero(t, g.all[2].calls.Load())
-		require.Zero(t, g.sum(t, "warmpath.hedges.won"))
-		g.idle(t)
-	})
-}
-
-// An answer without a message is an answer.
-func TestHedgeTakesAnEmptyStream(t *testing.T) {
-	g := startGates(t, 2, 0, `"hedge_after":"1ms"`)
-	close(g.all[1].open)
-	r := <-g.call(t, "stream")
-	require.NoError(t, r.err)
-	require.Empty(t, r.from)
-	g.nobodyWaitsAt(t, g.all[0])
-	g.idle(t)
-}
-
 func TestFirstTokenTimeout(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		g := startGates(t, 3, 5, `"first_token_timeout":"1ms"`)
@@ -96,36 +48,56 @@ func TestFirstTokenTimeout(t *testing.T) {
 	})
 }
 
-// Whoever was hedged, or timed out, has been sent twice: whatever comes then is final.
+// A call whose first message was late has been sent twice: whatever the second attempt returns is final.
 func TestSlowCallsAreSentTwiceAtMost(t *testing.T) {
-	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`} {
-		t.Run(name, func(t *testing.T) {
-			kinds(t, func(t *testing.T, kind string) {
-				g := startGates(t, 3, 1, more, `"quarantine_ttl":"-1s"`)
-				done := g.call(t, kind)
-				<-g.all[1].entered
-				for _, x := range g.all[:2] {
-					x.server.Stop() // breaks whatever is under way there
-				}
-				r := <-done
-				require.Equal(t, codes.Unavailable, status.Code(r.err), "%v", r.err)
-				require.Zero(t, g.all[2].calls.Load())
-				g.idle(t)
-			})
-		})
-	}
+	kinds(t, func(t *testing.T, kind string) {
+		g := startGates(t, 3, 1, `"first_token_timeout":"1ms"`, `"quarantine_ttl":"-1s"`)
+		done := g.call(t, kind)
+		<-g.all[1].entered
+		for _, x := range g.all[:2] {
+			x.server.Stop() // breaks whatever is under way there
+		}
+		r := <-done
+		require.Equal(t, codes.Unavailable, status.Code(r.err), "%v", r.err)
+		require.Zero(t, g.all[2].calls.Load())
+		g.idle(t)
+	})
 }
 
-// A hedge outlives the attempt that it joined.
-func TestHedgeOutlivesTheFirst(t *testing.T) {
+func TestSlowCallsStayWhereNoOtherHasRoom(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		g := startGates(t, 3, 5, `"hedge_after":"1ms"`)
+		g := startGates(t, 1, 2, `"first_token_timeout":"1ms"`)
 		done := g.call(t, kind)
 		<-g.all[0].entered
+		// Another that goes the same way, and is over when this one's time has long passed.
+		other := g.call(t, kind)
+		<-g.all[0].entered
+		close(g.all[0].open)
+		for _, c := range []<-chan told{done, other} {
+			r := <-c
+			require.NoError(t, r.err)
+			require.Equal(t, g.messages(kind, g.all[0]), r.from)
+		}
+		require.EqualValues(t, 2, g.all[0].calls.Load())
+		require.Zero(t, g.all[0].went.Load())
+		g.idle(t)
+	})
+}
+
+// A call that found no other replica with room moves when there is some.
+func TestSlowCallsMoveWhenThereIsRoom(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		g := startGates(t, 2, 2, `"first_token_timeout":"1ms"`, `"max_ongoing_requests":1`)
+		other := make(chan error, 1)
+		go func() { // to the second, and it stays there
+			_, err := testpb.NewTestServiceClient(g.cc).UnaryCall(client.WithPin(deadline(t), g.all[1].addr), simple("b"))
+			other <- err
+		}()
 		<-g.all[1].entered
-		g.all[0].server.Stop()
-		eventually(t, "the first is gone", func() bool { return g.all[0].went.Load() == 1 })
+		done := g.call(t, kind)
+		eventually(t, "both are under way", func() bool { return g.all[0].inside.Load() == 1 && g.ongoing(t) == 2 })
 		close(g.all[1].open)
+		require.NoError(t, <-other)
 		r := <-done
 		require.NoError(t, r.err)
 		require.Equal(t, g.messages(kind, g.all[1]), r.from)
@@ -133,51 +105,10 @@ func TestHedgeOutlivesTheFirst(t *testing.T) {
 	})
 }
 
-// And the first outlives a hedge that failed.
-func TestFirstOutlivesTheHedge(t *testing.T) {
+// Without a budget a slow call stays where it is.
+func TestTimeoutsAreInTheBudget(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		g := startGates(t, 3, 5, `"hedge_after":"1ms"`)
-		done := g.call(t, kind)
-		<-g.all[0].entered
-		<-g.all[1].entered
-		g.all[1].server.Stop()
-		eventually(t, "the second is gone", func() bool { return g.all[1].went.Load() == 1 })
-		close(g.all[0].open)
-		r := <-done
-		require.NoError(t, r.err)
-		require.Equal(t, g.messages(kind, g.all[0]), r.from)
-		require.Equal(t, g.all[0].addr, r.decision.Replica)
-		g.idle(t)
-	})
-}
-
-func TestSlowCallsStayWhereNobodyElseHasRoom(t *testing.T) {
-	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`} {
-		t.Run(name, func(t *testing.T) {
-			kinds(t, func(t *testing.T, kind string) {
-				g := startGates(t, 1, 2, more)
-				done := g.call(t, kind)
-				<-g.all[0].entered
-				// Another that goes the same way, and is over when this one's time has long passed.
-				other := g.call(t, kind)
-				<-g.all[0].entered
-				close(g.all[0].open)
-				for _, c := range []<-chan told{done, other} {
-					r := <-c
-					require.NoError(t, r.err)
-					require.Equal(t, g.messages(kind, g.all[0]), r.from)
-				}
-				require.EqualValues(t, 2, g.all[0].calls.Load())
-				require.Zero(t, g.all[0].went.Load())
-				g.idle(t)
-			})
-		})
-	}
-}
-
-func TestHedgesAreInTheBudget(t *testing.T) {
-	kinds(t, func(t *testing.T, kind string) {
-		g := startGates(t, 2, 1, `"hedge_after":"1ms"`, `"retry_floor":-1`, `"retry_ratio":0.001`)
+		g := startGates(t, 2, 1, `"first_token_timeout":"1ms"`, `"retry_floor":-1`, `"retry_ratio":0.001`)
 		done := g.call(t, kind)
 		eventually(t, "the budget refuses", func() bool { return g.sum(t, "warmpath.retries.over_budget") == 1 })
 		close(g.all[0].open)
@@ -189,60 +120,34 @@ func TestHedgesAreInTheBudget(t *testing.T) {
 	})
 }
 
-// A second attempt that finds nobody with room is made when there is some.
-func TestSlowCallsWaitForRoom(t *testing.T) {
-	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`} {
-		t.Run(name, func(t *testing.T) {
-			kinds(t, func(t *testing.T, kind string) {
-				g := startGates(t, 2, 2, more, `"max_ongoing_requests":1`)
-				other := make(chan error, 1)
-				go func() { // to the second, and it stays there
-					_, err := testpb.NewTestServiceClient(g.cc).UnaryCall(client.WithPin(deadline(t), g.all[1].addr), simple("b"))
-					other <- err
-				}()
-				<-g.all[1].entered
-				done := g.call(t, kind)
-				eventually(t, "both are under way", func() bool { return g.all[0].inside.Load() == 1 && g.ongoing(t) == 2 })
-				close(g.all[1].open)
-				require.NoError(t, <-other)
-				r := <-done
-				require.NoError(t, r.err)
-				require.Equal(t, g.messages(kind, g.all[1]), r.from)
-				g.idle(t)
-			})
-		})
-	}
-}
-
 // Once the application has looked at a replica's headers it stays with it.
-func TestNoHedgeAfterHeader(t *testing.T) {
-	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`} {
-		t.Run(name, func(t *testing.T) {
-			g := startGates(t, 2, 3, more)
-			for _, x := range g.all {
-				x.early = true
-			}
-			close(g.all[1].open) // would answer at once
-			s, err := testpb.NewTestServiceClient(g.cc).StreamingOutputCall(client.WithSession(deadline(t), g.session), prompt("a"))
-			require.NoError(t, err)
-			md, err := s.Header()
-			require.NoError(t, err)
-			require.Equal(t, []string{g.all[0].addr}, md.Get("from"))
-			close(g.all[0].open)
-			n, err := read(s, nil)
-			require.NoError(t, err)
-			require.Equal(t, 3, n)
-			require.Zero(t, g.all[1].calls.Load())
-		})
+func TestNoTimeoutAfterHeader(t *testing.T) {
+	g := startGates(t, 2, 3, `"first_token_timeout":"1ms"`)
+	for _, x := range g.all {
+		x.early = true
 	}
+	s, err := testpb.NewTestServiceClient(g.cc).StreamingOutputCall(client.WithSession(deadline(t), g.session), prompt("a"))
+	require.NoError(t, err)
+	md, err := s.Header()
+	require.NoError(t, err)
+	at := slices.IndexFunc(g.all, func(x *gate) bool { return md.Get("from")[0] == x.addr })
+	close(g.all[1-at].open) // would answer at once
+	got := make(chan int)
+	go func() {
+		n, _ := read(s, nil)
+		got <- n
+	}()
+	eventually(t, "the call is where its header came from", func() bool { return g.all[at].inside.Load() == 1 && g.ongoing(t) == 1 })
+	close(g.all[at].open)
+	require.Equal(t, 3, <-got)
 }
 
-// The engine of the attempt that lost is told, the one that won is not.
-func TestHedgeAbortsTheLoser(t *testing.T) {
+// The engine of the attempt that was late is told to abort it.
+func TestTimeoutAbortsTheLateAttempt(t *testing.T) {
 	slow := startEngine(t, grpcserver.Config{Speed: 1e-6, IgnoreCancel: true}) // nothing comes
 	quick := startEngine(t, grpcserver.Config{Virtual: true, IgnoreCancel: true})
 	cc := dial(t, "warmpath:///"+slow.Addr().String()+","+quick.Addr().String(),
-		client.WithConfig(`{"policy":{"round_robin":{}},"hedge_after":"1ms","retry_ratio":-1}`))
+		client.WithConfig(`{"policy":{"round_robin":{}},"first_token_timeout":"20ms","retry_ratio":-1,"ejection":{"disabled":true}}`))
 	stub := enginepb.NewVllmEngineClient(cc)
 	for _, s := range []*grpcserver.Server{slow, quick} {
 		eventually(t, "connection", func() bool {
@@ -252,57 +157,52 @@ func TestHedgeAbortsTheLoser(t *testing.T) {
 	}
 	q := generation("r")
 	*q.SamplingParams.MaxTokens = 5
-	hedged := func() bool {
+	moved := func() bool {
 		var d client.Decision
 		s, err := stub.Generate(client.WithDecision(deadline(t), &d), q)
 		for err == nil {
 			_, err = s.Recv()
 		}
-		return err == io.EOF && d.Reason == routing.ReasonHedge
+		return err == io.EOF && d.Reason == routing.ReasonRetry && d.Replica == quick.Addr().String()
 	}
-	eventually(t, "a hedge that won", hedged)
-	eventually(t, "the loser is aborted", func() bool {
+	eventually(t, "a call that moved", moved)
+	eventually(t, "its first attempt is aborted", func() bool {
 		st := slow.Stats()
-		return st.Ongoing == 0 && st.Engine.Aborted == st.Engine.Submitted
+		return st.Ongoing == 0 && st.Engine.Submitted > 0 && st.Engine.Aborted == st.Engine.Submitted
 	})
-	require.Zero(t, quick.Stats().Engine.Aborted)
 }
 
-// Whatever happens to calls that are hedged and timed out, nothing stays booked.
+// Whatever happens to calls whose first message is late, nothing stays booked.
 func TestRandomSlowLives(t *testing.T) {
-	for name, more := range map[string]string{"hedge": `"hedge_after":"1ms"`, "timeout": `"first_token_timeout":"1ms"`, "both": `"hedge_after":"500us","first_token_timeout":"1ms"`} {
-		t.Run(name, func(t *testing.T) {
-			m := newMeter(t)
-			rs := make([]*replica, 4)
-			for i := range rs {
-				rs[i] = randomReplica(t)
+	m := newMeter(t)
+	rs := make([]*replica, 4)
+	for i := range rs {
+		rs[i] = randomReplica(t)
+	}
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":8`, `"retry_ratio":-1`, `"first_token_timeout":"1ms"`)), m.option)
+	stub := testpb.NewTestServiceClient(cc)
+	ctx, stop := context.WithCancel(deadline(t))
+	var collector, wg sync.WaitGroup
+	collector.Go(func() { // streams abandoned without a deadline hold their room until they are collected
+		for ctx.Err() == nil {
+			runtime.GC()
+			runtime.Gosched()
+		}
+	})
+	for range 16 {
+		wg.Go(func() {
+			for range 25 {
+				life(t, cc, stub)
 			}
-			cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":8`, `"retry_ratio":-1`, more)), m.option)
-			stub := testpb.NewTestServiceClient(cc)
-			ctx, stop := context.WithCancel(deadline(t))
-			var collector, wg sync.WaitGroup
-			collector.Go(func() { // streams abandoned without a deadline hold their room until they are collected
-				for ctx.Err() == nil {
-					runtime.GC()
-					runtime.Gosched()
-				}
-			})
-			for range 16 {
-				wg.Go(func() {
-					for range 25 {
-						life(t, cc, stub)
-					}
-				})
-			}
-			wg.Wait()
-			stop()
-			collector.Wait()
-			eventually(t, "nothing is booked", func() bool {
-				runtime.GC()
-				return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0
-			})
 		})
 	}
+	wg.Wait()
+	stop()
+	collector.Wait()
+	eventually(t, "nothing is booked", func() bool {
+		runtime.GC()
+		return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0
+	})
 }
 
 // randomReplica answers at once, late or badly.

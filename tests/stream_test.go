@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -92,42 +93,60 @@ func TestBidirectionalOpensAtOnce(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 }
 
-// An application that waits for headers first on a stream whose dialect defers
-// it never hangs: the wait opens the stream.
-func TestDeferredBidirectionalOpensByAnyAction(t *testing.T) {
-	deferred := `{"policy":{"round_robin":{}},"dialects":[{"methods":["` + duplexMethod + `"],"prompt":"3.2","defer_stream":true}]}`
-	actions := map[string]func(*testing.T, grpc.ClientStream){
-		"header": func(t *testing.T, s grpc.ClientStream) {
-			md, err := s.Header()
-			require.NoError(t, err)
-			require.Equal(t, []string{"yes"}, md.Get("early"))
+// Issue 12.44: a stream whose dialect defers it is opened by its first message or by CloseSend; readers, which
+// may come first, wait for that.
+func TestDeferredBidirectionalOpensByItsMessage(t *testing.T) {
+	deferred := `{"policy":{"consistent_hash":{}},"dialects":[{"methods":["` + duplexMethod + `"],"session":"3.2","prompt":"3.2","defer_stream":true}]}`
+	readers := map[string]func(grpc.ClientStream) error{
+		"none":   func(grpc.ClientStream) error { return nil },
+		"header": func(s grpc.ClientStream) error { _, err := s.Header(); return err },
+		"recv":   func(s grpc.ClientStream) error { return s.RecvMsg(&testpb.StreamingOutputCallResponse{}) },
+		"trailer": func(s grpc.ClientStream) error {
+			if md := s.Trailer(); md != nil {
+				return fmt.Errorf("trailer %v before the end", md)
+			}
+			return nil
 		},
-		"recv": func(t *testing.T, s grpc.ClientStream) {
-			require.NoError(t, s.RecvMsg(&testpb.StreamingOutputCallResponse{}))
-		},
-		"send":  func(t *testing.T, s grpc.ClientStream) { require.NoError(t, s.SendMsg(prompt("x"))) },
-		"close": func(t *testing.T, s grpc.ClientStream) { require.NoError(t, s.CloseSend()) },
 	}
-	for name, act := range actions {
-		t.Run(name, func(t *testing.T) {
-			r := start(t, &replica{duplex: func(s grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
-				if err := s.SendHeader(metadata.Pairs("early", "yes")); err != nil {
-					return err
+	openers := map[string]func(grpc.ClientStream) error{
+		"send":  func(s grpc.ClientStream) error { return s.SendMsg(prompt("session")) },
+		"close": func(s grpc.ClientStream) error { return s.CloseSend() },
+	}
+	for reader, read := range readers {
+		for opener, open := range openers {
+			t.Run(reader+"/"+opener, func(t *testing.T) {
+				rs := make([]*replica, 3)
+				for i := range rs {
+					rs[i] = start(t, &replica{duplex: func(s grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
+						return s.Send(answer("first"))
+					}})
 				}
-				return s.Send(answer("first"))
-			}})
-			h := &beginCounter{}
-			cc := dial(t, target(r), client.WithConfig(deferred), grpc.WithStatsHandler(h))
-			connected(t, cc, []*replica{r})
-			h.begun.Store(0)
-			s, err := cc.NewStream(deadline(t), bidiStream, duplexMethod)
-			require.NoError(t, err)
-			require.Zero(t, h.begun.Load())
-			act(t, s)
-			require.EqualValues(t, 1, h.begun.Load())
-			_ = s.CloseSend()
-			drain(t, s)
-		})
+				h := &beginCounter{}
+				cc := dial(t, target(rs...), client.WithConfig(deferred), grpc.WithStatsHandler(h))
+				connected(t, cc, rs)
+				h.begun.Store(0)
+				var d client.Decision
+				s, err := cc.NewStream(client.WithDecision(deadline(t), &d), bidiStream, duplexMethod)
+				require.NoError(t, err)
+				done := make(chan error, 1)
+				entered := make(chan struct{})
+				go func() {
+					close(entered)
+					done <- read(s)
+				}()
+				<-entered
+				runtime.Gosched()
+				require.Zero(t, h.begun.Load())
+				require.NoError(t, open(s))
+				require.NoError(t, <-done)
+				require.EqualValues(t, 1, h.begun.Load())
+				_ = s.CloseSend()
+				drain(t, s)
+				if opener == "send" {
+					require.Equal(t, ringOrder(t, rs, "session")[0], d.Replica, "it is routed by its message")
+				}
+			})
+		}
 	}
 }
 

@@ -39,16 +39,8 @@ func (c *Config) checkAttempts() error {
 	if c.QuarantineTTL > Duration(MaxQuarantineTTL) {
 		return fmt.Errorf("quarantine_ttl: %v is more than %v", c.QuarantineTTL, MaxQuarantineTTL)
 	}
-	for _, f := range []struct {
-		name  string
-		value Duration
-	}{{"first_token_timeout", c.FirstTokenTimeout}, {"hedge_after", c.HedgeAfter}} {
-		if f.value < 0 || f.value > Duration(MaxFirstTokenTimeout) {
-			return fmt.Errorf("%s: %v is not between 0s and %v", f.name, f.value, MaxFirstTokenTimeout)
-		}
-	}
-	if c.HedgeAfter > 0 && c.FirstTokenTimeout > 0 && c.HedgeAfter >= c.FirstTokenTimeout {
-		return fmt.Errorf("hedge_after: %v is not less than first_token_timeout, %v, so no call would be hedged", c.HedgeAfter, c.FirstTokenTimeout)
+	if t := c.FirstTokenTimeout; t < 0 || t > Duration(MaxFirstTokenTimeout) {
+		return fmt.Errorf("first_token_timeout: %v is not between 0s and %v", t, MaxFirstTokenTimeout)
 	}
 	return nil
 }

@@ -73,9 +73,6 @@ type Config struct {
 	// FirstTokenTimeout is how long an attempt may go on without a first message before it is
 	// cancelled and made elsewhere, once in a call; 0 = for ever.
 	FirstTokenTimeout Duration `json:"first_token_timeout,omitempty"`
-	// HedgeAfter is how long an attempt may go on without a first message before a second one
-	// elsewhere joins it, and the first of the two to answer is taken; 0 = never.
-	HedgeAfter Duration `json:"hedge_after,omitempty"`
 	// SessionKeys are the metadata keys that carry the session, the first that is
 	// there counts. They match in any case, and "-" like "_". Not set = session_id,
 	// x-session-id; an empty list = none.

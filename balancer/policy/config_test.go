@@ -102,8 +102,6 @@ func TestParseConfigRefuses(t *testing.T) {
 		"backoff maximum":           {in(`"backoff":{"initial":"1s","maximum":"10ms"}`), "backoff.maximum: 10ms"},
 		"quarantine_ttl too long":   {in(`"quarantine_ttl":"25h"`), "quarantine_ttl: 25h0m0s"},
 		"first_token_timeout":       {in(`"first_token_timeout":"-1s"`), "first_token_timeout: -1s"},
-		"hedge_after too long":      {in(`"hedge_after":"2h"`), "hedge_after: 2h0m0s"},
-		"hedge_after without sense": {in(`"hedge_after":"2s","first_token_timeout":"2s"`), "hedge_after: 2s is not less"},
 		"prepare_timeout too long":  {in(`"prepare_timeout":"61s"`), "prepare_timeout: 1m1s"},
 		"node of a number":          {in(`"node":5`), "node: it is a number"},
 		"round_robin has none":      {`{"policy":{"round_robin":{"seed":1}}}`, `policy.round_robin: unknown field "seed"`},

@@ -24,7 +24,6 @@ const (
 	ReasonFallbackLocal Reason = "fallback_local" // the look-aside server did not answer
 	ReasonNoKey         Reason = "no_key"         // the policy's key is missing: fewer ongoing of two
 	ReasonRetry         Reason = "retry"          // an attempt before this one failed
-	ReasonHedge         Reason = "hedge"          // a second attempt beside a slow one
 	ReasonQueued        Reason = "queued"         // waited until a replica had room
 )
 
@@ -34,7 +33,7 @@ type Decision struct {
 	// available, and then WaitFor says whom to wait for.
 	Replica *Replica
 	Reason  Reason
-	// Rule is the policy's own reason where Reason is retry, hedge, queued, central (the reason of
+	// Rule is the policy's own reason where Reason is retry, queued, central (the reason of
 	// the server's policy) or fallback_local; else "". It is central for a retry that the server decided.
 	Rule Reason
 	// MatchedTokens are the leading prompt tokens believed to be cached there.
@@ -52,7 +51,6 @@ type Decision struct {
 	trial   bool
 	unasked bool  // the policy was not asked: Options.Plain decided
 	told    bool  // the policy was told of the route: so it is told of the end
-	spare   bool  // of Router.Spare: nobody was told of the route yet
 	rank    int32 // one more than the rank; 0 = none was chosen
 }
 

@@ -21,21 +21,13 @@ func (r *Router) Query(ctx context.Context, q *Request, b *Booking) error {
 	return r.pick(ctx, q, b, true)
 }
 
-// Spare is Pick for an attempt that need not be made: replicas that said a moment ago that
-// they are full are taken at their word, and the policy is told of the route by Sent only.
-func (r *Router) Spare(ctx context.Context, q *Request, b *Booking) error {
-	err := r.pick(ctx, q, b, false)
-	b.Decision.spare = err == nil
-	return err
-}
-
-// Sent says that the attempt of a booking of Spare is made. The goroutine that has the
-// request calls it. Later calls, and calls for bookings of other picks, do nothing.
-func (r *Router) Sent(q *Request, b *Booking) {
-	if b.Decision.spare {
-		b.Decision.spare = false
-		r.routed(q, b)
-	}
+// HasRoom reports whether a replica has room for the request now. A replica that refused a request a moment
+// ago counts as full. Nothing stays booked.
+func (r *Router) HasRoom(ctx context.Context, q *Request) bool {
+	var b Booking
+	err := r.pick(ctx, q, &b, false)
+	b.Release()
+	return err == nil
 }
 
 // pick insists, if it may, where replicas are full by their own word.

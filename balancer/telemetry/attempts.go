@@ -6,13 +6,12 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Why an attempt was made after another, or beside it: the reasons of warmpath.retries.
+// Why an attempt was made after another: the reasons of warmpath.retries.
 const (
 	RetryUnsent   = "unsent"              // no replica had begun to serve the request
 	RetryRejected = "rejected"            // a full replica refused it
 	RetryBroken   = "broken"              // it was sent, and got UNAVAILABLE or a reset before its first message
 	RetryTimeout  = "first_token_timeout" // nothing came in time: cancelled, and made elsewhere
-	RetryHedge    = "hedge"               // nothing had come: a second attempt beside the first
 )
 
 // How a call of an engine's Abort ended: the reasons of warmpath.aborts.
@@ -27,16 +26,14 @@ type attempts struct {
 	retries     metric.Int64Counter
 	overBudget  metric.Int64Counter
 	quarantined metric.Int64Counter
-	hedgesWon   metric.Int64Counter
 	aborts      metric.Int64Counter
 }
 
 func newAttempts(counter func(name, unit, what string) metric.Int64Counter) attempts {
 	return attempts{
-		retries:     counter("warmpath.retries", "{attempt}", "Attempts made after another one of the call, or beside it, by why."),
+		retries:     counter("warmpath.retries", "{attempt}", "Attempts made after another one of the call, by cause."),
 		overBudget:  counter("warmpath.retries.over_budget", "{attempt}", "Attempts that were not made, since the retry budget was spent."),
 		quarantined: counter("warmpath.quarantined", "{call}", "Calls that failed because their prompt is in quarantine."),
-		hedgesWon:   counter("warmpath.hedges.won", "{call}", "Calls whose second attempt, made beside the first, answered first."),
 		aborts:      counter("warmpath.aborts", "{call}", "Calls of an engine's Abort for calls that were cancelled, by how they ended."),
 	}
 }
@@ -54,11 +51,6 @@ func (r *Recorder) OverBudget(ctx context.Context, policy string) {
 // Quarantined counts a call that failed because of its prompt.
 func (r *Recorder) Quarantined(ctx context.Context, policy string) {
 	r.quarantined.Add(ctx, 1, r.set(policy, ""))
-}
-
-// HedgeWon counts a second attempt that answered first.
-func (r *Recorder) HedgeWon(ctx context.Context, policy string) {
-	r.hedgesWon.Add(ctx, 1, r.set(policy, ""))
 }
 
 // Aborted counts a call of an engine's Abort by how it ended.

@@ -17,9 +17,8 @@ func (c *Call) abort(info balancer.DoneInfo) {
 	if code := status.Code(info.Err); code != codes.Canceled && code != codes.DeadlineExceeded {
 		return
 	}
-	r := c.rare.Load()
-	if c.Context.Err() == nil && (r == nil || !r.dropped) {
-		return // the replica said so itself
+	if c.Context.Err() == nil && !c.late() {
+		return // the status is the replica's own
 	}
 	id := c.requestID()
 	if id == "" {

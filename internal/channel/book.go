@@ -130,7 +130,6 @@ func (c *Call) claim(ctx context.Context, b *Binding, connection func(*routing.R
 // note records the decision of an attempt that is about to be sent.
 func (c *Call) note(ctx context.Context, b *Binding) {
 	c.binding = b
-	c.sent()
 	d := c.booking.Decision
 	c.last = Attempt{Replica: d.Replica, breaks: c.handle.quarantine.breaks.Load()}
 	if b.Router.Observes() && !c.booking.Watched() {

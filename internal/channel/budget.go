@@ -53,21 +53,6 @@ func (b *budget) take(now time.Time, ratio, floor float64) bool {
 	return true
 }
 
-// giveBack returns a retry that was taken and not made.
-func (b *budget) giveBack() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var last *budgetSlot
-	for i := range b.slots {
-		if s := &b.slots[i]; s.retries > 0 && (last == nil || s.second > last.second) {
-			last = s
-		}
-	}
-	if last != nil {
-		last.retries--
-	}
-}
-
 // roll puts the calls begun since the budget was last asked into the slot of now.
 // After a longer pause only those of the last window count, as if they had come
 // evenly. Called with mu held.

@@ -60,6 +60,7 @@ type Attempt struct {
 	Full    bool             // our picker found every replica full
 	Refused bool             // the replica said, in our words, that it is full
 	breaks  uint64           // of connections, before it began
+	Err     error            // the status that the attempt ended with; nil = OK, or not ended
 }
 
 // NewCall returns a Call for a method; msg may be nil where the message is not
@@ -103,15 +104,6 @@ func (c *Call) Message() any { return c.msg }
 // Header returns the values of a key in the call's metadata.
 func (c *Call) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.Context, key) }
 
-// AfterFunc lets package context tell the end of the call's context to those
-// derived from the call without a goroutine, where that context can.
-func (c *Call) AfterFunc(f func()) (stop func() bool) {
-	if a, ok := c.Context.(interface{ AfterFunc(func()) func() bool }); ok {
-		return a.AfterFunc(f)
-	}
-	return context.AfterFunc(c.Context, f)
-}
-
 // Handle returns the handle of the call's channel.
 func (c *Call) Handle() *Handle { return c.handle }
 
@@ -135,12 +127,7 @@ func (c *Call) fill(b *Binding) {
 	}
 	c.filled, c.keyed = true, c.keyed|b.Uses
 	q := &c.Request
-	Apply(c.route, q)
-	if r := c.rare.Load(); r != nil && r.avoid != "" {
-		q.Exclude = append(slices.Clip(q.Exclude), r.avoid)
-	}
-	b.Metadata(c.Context, q)
-	q.Priority = b.priority(c.Context)
+	c.readMetadata(b, q)
 	if c.msg == nil {
 		return
 	}
@@ -150,6 +137,35 @@ func (c *Call) fill(b *Binding) {
 		id := m.RequestID(c.msg)
 		c.more().id, c.abortable = id, id != ""
 	}
+}
+
+// readMetadata takes what the request key has from the context and the metadata.
+func (c *Call) readMetadata(b *Binding, q *routing.Request) {
+	Apply(c.route, q)
+	b.Metadata(c.Context, q)
+	q.Priority = b.priority(c.Context)
+}
+
+// CanMove reports whether another replica than the one that has the attempt has room for the call now.
+// The goroutine of the call uses it while gRPC is at the attempt.
+func (c *Call) CanMove() bool {
+	b := c.handle.Bound()
+	if b == nil {
+		return false
+	}
+	c.mu.Lock()
+	q, at := c.Request, c.last.Replica
+	q.Rekey() // a copy that shares no memory with the request
+	c.mu.Unlock()
+	c.readMetadata(b, &q)
+	if at == nil || q.Pin != "" || b.Central != nil && b.Central.Closed {
+		return false
+	}
+	q.Exclude = append(slices.Clip(q.Exclude), at.ID)
+	if c.msg != nil {
+		b.Dialects.Lookup(q.Method).Request(&q, c.keyed, c.msg)
+	}
+	return b.Router.HasRoom(c, &q)
 }
 
 // Apply puts what the application said through its context into a request.

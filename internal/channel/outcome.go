@@ -21,7 +21,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 		c.last = Attempt{} // the connection was gone before anything happened
 		return
 	}
-	c.last.Sent, c.last.Refused = info.BytesSent, refused
+	c.last.Sent, c.last.Refused, c.last.Err = info.BytesSent, refused, info.Err
 	c.outcome.Err, c.outcome.Sent = info.Err, info.BytesSent
 	if c.outcome.Fault = fault.Of(info.Err); c.outcome.Fault != routing.NoFault && c.late() {
 		c.outcome.Fault = routing.Late
@@ -56,16 +56,6 @@ func (c *Call) Late() {
 func (c *Call) late() bool {
 	r := c.rare.Load()
 	return r != nil && r.late
-}
-
-// givenUp is the replica whose attempt was given up as late, or nil.
-func (c *Call) givenUp() *routing.Replica {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.late() {
-		return nil
-	}
-	return c.last.Replica
 }
 
 // outran holds it against the replica of an attempt that was given up as late where another one answers in time. Called
@@ -109,7 +99,6 @@ func (c *Call) End() {
 	if c.brought.Swap(false) {
 		c.giveBack()
 	}
-	c.unsent()
 	c.tell()
 }
 
@@ -150,7 +139,10 @@ func (c *Call) Next() {
 	}
 	c.tell()
 	c.outcome.Usage = routing.NoUsage
-	c.readmit()
+	if c.late() {
+		r := c.more()
+		r.late, r.outrun = false, c.last.Replica
+	}
 	if !c.last.Full {
 		c.Request.NextAttempt(c.last.Replica)
 	}

@@ -16,19 +16,10 @@ type rare struct {
 	hashed, hasPrompt bool
 	// id is the request's own, where Request.ID is not it. It does not change once set.
 	id string
-	// avoid is the id of the replica that has the first attempt, in the Call of a second one; "" once that has failed too.
-	avoid string
 	// span is the application's, where it records. It does not change once set.
 	span trace.Span
 	// picked is the time of the last pick, where the Router does not measure. Guarded by Call.mu.
 	picked time.Time
-	// dropped says that another attempt has taken the call over. report is where the
-	// decision of an attempt goes that is not alone; nil = nowhere. Guarded by Call.mu.
-	dropped, notAlone bool
-	// unsent is why a second attempt is made, under which it is counted when it is sent;
-	// "" = it was, or there is none. Guarded by Call.mu.
-	unsent string
-	report *telemetry.Report
 	// late says that the attempt under way is given up because its first message is late. outrun is the replica that an
 	// earlier attempt was given up on for that; nil = none. Guarded by Call.mu.
 	late   bool
@@ -44,11 +35,8 @@ func (c *Call) more() *rare {
 	return c.rare.Load()
 }
 
-// report is where the application, or nobody, reads the decision. Called with mu held.
+// report is where the application reads the decision; nil = it does not. Called with mu held.
 func (c *Call) report() *telemetry.Report {
-	if r := c.rare.Load(); r != nil && r.notAlone {
-		return r.report
-	}
 	if c.route != nil {
 		return c.route.Report
 	}

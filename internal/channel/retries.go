@@ -20,7 +20,6 @@ type Retries struct {
 	Backoff           policy.Backoff
 	QuarantineTTL     time.Duration // negative = no quarantine
 	FirstTokenTimeout time.Duration // 0 = none
-	HedgeAfter        time.Duration // 0 = no hedging
 }
 
 // unboundRetries hold while no balancer, or more than one, is bound.
@@ -63,13 +62,6 @@ func (c *Call) Retry() bool {
 	return false
 }
 
-// unretry gives back what Retry took for an attempt that is not made.
-func (h *Handle) unretry(r Retries) {
-	if r.Ratio >= 0 { // else nothing was taken
-		h.budget.giveBack()
-	}
-}
-
 // OverBudget returns the error of a call whose attempt is not made again for want of a budget.
 func OverBudget(err error) error {
 	st, _ := status.FromError(err)
@@ -87,7 +79,7 @@ func (c *Call) policy() string {
 	return ""
 }
 
-// Retried counts an attempt that is made again, or beside another, and why.
+// Retried counts an attempt after another, by its cause.
 func (c *Call) Retried(cause string) { c.handle.Telemetry.Retried(c, c.policy(), cause) }
 
 // Broke notes that the connection to the replica broke under the call before its first
