@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,6 +24,27 @@ type attempts struct {
 	broken int // of those, the ones that a replica may have begun to serve
 
 	refused refused
+
+	codec  *codecOnce // of a message that can be encoded only once; nil = it is not needed
+	single bool       // the message can be sent only once
+}
+
+// sends prepares for the request message to be sent once for each attempt. It returns the options of the attempts.
+func (a *attempts) sends(msg any, opts []grpc.CallOption) []grpc.CallOption {
+	if _, a.single = msg.(*grpc.PreparedMsg); a.single {
+		return opts
+	}
+	if a.codec = newCodecOnce(msg, opts); a.codec == nil {
+		return opts
+	}
+	return append(slices.Clip(opts), grpc.ForceCodecV2(a.codec))
+}
+
+// last frees what only another attempt would need.
+func (a *attempts) last() {
+	if a.codec != nil {
+		a.codec.free()
+	}
 }
 
 // defaultMaxAttempts holds until a balancer is bound.
@@ -41,7 +63,7 @@ func (a *attempts) book() error {
 // again returns nil, after the backoff, if the call is to be tried again after err; else
 // the error of the call. It does so as soon as the context ends.
 func (a *attempts) again(ctx context.Context, err error) error {
-	if a.call.Refused() {
+	if a.call.Refused() || a.single {
 		return a.call.Final(err)
 	}
 	if ended := ctx.Err(); ended != nil {

@@ -98,6 +98,7 @@ func (k *core) recv(m any) error {
 		if k.commit(at) {
 			k.call.FirstMessage()
 			k.call.DropMessage()
+			k.tries.last()
 			k.settled, k.usage = at.cs, k.call.TellsUsage()
 			return k.received(nil, m)
 		}
@@ -184,6 +185,7 @@ func (k *core) end(err error) {
 		k.mu.Lock()
 		k.ended = true
 		k.disarm()
+		k.tries.last()
 		k.mu.Unlock()
 		k.cancel()
 		k.call.End()

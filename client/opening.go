@@ -27,6 +27,9 @@ func (k *core) begin(m any, has bool) (mine bool, err error) {
 		return false, err
 	}
 	k.phase = opening
+	if has && !k.desc.ClientStreams {
+		k.opts = k.tries.sends(m, k.opts)
+	}
 	k.mu.Unlock()
 
 	k.call.SetMessage(m)

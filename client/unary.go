@@ -13,6 +13,8 @@ func (c *channels) unary(ctx context.Context, method string, req, reply any, cc 
 	tries := attempts{call: h.NewCall(ctx, method, req, true), cc: cc, method: method}
 	defer tries.call.End()
 	opts, finish := takeOnFinish(opts)
+	opts = tries.sends(req, opts)
+	defer tries.last()
 	if finish != nil {
 		defer func() { finish.run(err) }()
 	}

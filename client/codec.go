@@ -1,0 +1,109 @@
+package client
+
+import (
+	"reflect"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	encodingproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+)
+
+// codecOnce is the codec of a call whose request message can be encoded only once: gRPC frees what a codec returns
+// when it has sent it, and a codec may return memory of the message itself. It keeps the encoded message until no
+// attempt follows, and returns it for each of them.
+type codecOnce struct {
+	encoding.CodecV2
+	msg any // the request message
+
+	mu      sync.Mutex // guards the fields below
+	encoded bool
+	freed   bool
+	data    mem.BufferSlice
+}
+
+// Marshal implements [encoding.CodecV2].
+func (c *codecOnce) Marshal(m any) (mem.BufferSlice, error) {
+	if !sameMessage(m, c.msg) {
+		return c.CodecV2.Marshal(m)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.encoded && !c.freed {
+		data, err := c.CodecV2.Marshal(m)
+		if err != nil {
+			return nil, err
+		}
+		c.data, c.encoded = data, true
+	}
+	if c.freed {
+		return nil, status.Error(codes.Canceled, "warmpath: the call has ended")
+	}
+	c.data.Ref()
+	return slices.Clone(c.data), nil
+}
+
+// free gives the encoded message back: no attempt follows.
+func (c *codecOnce) free() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.freed {
+		return
+	}
+	c.freed = true
+	c.data.Free()
+	c.data = nil
+}
+
+// newCodecOnce returns the codec of a call with the message and the options; nil where gRPC may encode the message as
+// often as it likes.
+func newCodecOnce(msg any, opts []grpc.CallOption) *codecOnce {
+	var codec encoding.CodecV2
+	name, chosen := encodingproto.Name, false
+	for _, o := range opts {
+		switch o := o.(type) {
+		case grpc.ForceCodecV2CallOption:
+			codec, chosen = o.CodecV2, true
+		case grpc.ForceCodecCallOption, grpc.CustomCodecCallOption:
+			codec, chosen = nil, true // it returns bytes, which gRPC does not free
+		case grpc.ContentSubtypeCallOption:
+			name = o.ContentSubtype
+		}
+	}
+	if !chosen {
+		if isProto(msg) && name == encodingproto.Name {
+			return nil
+		}
+		codec = encoding.GetCodecV2(name)
+	}
+	if codec == nil {
+		return nil
+	}
+	return &codecOnce{CodecV2: codec, msg: msg}
+}
+
+func isProto(msg any) bool {
+	switch msg.(type) {
+	case proto.Message, protoadapt.MessageV1:
+		return true
+	}
+	return false
+}
+
+// sameMessage reports whether two messages are one: slices that share their memory, else values that are equal.
+func sameMessage(a, b any) bool {
+	v, w := reflect.ValueOf(a), reflect.ValueOf(b)
+	switch {
+	case !v.IsValid() || !w.IsValid() || v.Type() != w.Type():
+		return v.IsValid() == w.IsValid() && !v.IsValid()
+	case v.Kind() == reflect.Slice:
+		return v.Pointer() == w.Pointer() && v.Len() == w.Len()
+	}
+	return v.Comparable() && v.Equal(w)
+}
