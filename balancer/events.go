@@ -4,6 +4,7 @@ import (
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/connectivity"
 
+	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
@@ -18,11 +19,11 @@ type events struct {
 // followEvents tells the Router what the replicas say of their caches, if its policy can use that and some of them
 // say where. Called with mu held.
 func (b *lb) followEvents(r *routing.Router) {
-	fleet := b.sources()
-	if b.events.router != r || fleet == nil {
+	sources := b.sources()
+	if b.events.router != r || sources == nil {
 		b.endEvents()
 	}
-	if fleet == nil || !r.ObservesCache() {
+	if sources == nil || !r.ObservesCache() {
 		return
 	}
 	if b.events.manager == nil {
@@ -34,7 +35,7 @@ func (b *lb) followEvents(r *routing.Router) {
 		}
 		b.events = events{manager: m, router: r, unwatch: stop}
 	}
-	b.events.manager.SetFleet(fleet)
+	b.events.manager.SetFleet(sources)
 }
 
 // endEvents ends what is followed; what was told is cleared.
@@ -48,14 +49,14 @@ func (b *lb) endEvents() {
 
 // sources returns the members with where their events come from, nil if that is known of none.
 func (b *lb) sources() []routing.Attributes {
-	var fleet []routing.Attributes
+	var all []routing.Attributes
 	for _, m := range b.members {
-		a := kvevents.Declared(m.Attributes, b.config.KVEvents, b.config.KVEventsReplay)
+		a := fleet.Declared(m.Attributes, b.config.KVEvents, b.config.KVEventsReplay)
 		if a.KVEvents != "" {
-			fleet = append(fleet, a)
+			all = append(all, a)
 		}
 	}
-	return fleet
+	return all
 }
 
 // noteConnection keeps the replica's connection for calls to that replica while it is ready. Called with mu held.

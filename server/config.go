@@ -221,6 +221,7 @@ func (c *Config) Validate() error {
 	if len(c.Deployments) == 0 {
 		return errors.New("deployments: there is none")
 	}
+	var replicas []routing.Attributes
 	for _, name := range slices.Sorted(maps.Keys(c.Deployments)) {
 		d := c.Deployments[name]
 		if err := checkName(name); err != nil {
@@ -229,6 +230,12 @@ func (c *Config) Validate() error {
 		if err := d.validate(); err != nil {
 			return fmt.Errorf("deployments.%s: %w", name, err)
 		}
+		for _, r := range d.Replicas {
+			replicas = append(replicas, fleet.Declared(r.Attributes(), d.KVEvents, d.KVEventsReplay))
+		}
+	}
+	if err := fleet.CheckListeners(replicas); err != nil {
+		return fmt.Errorf("deployments: %w", err)
 	}
 	return nil
 }

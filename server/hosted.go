@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -150,19 +151,19 @@ func (h *hosted) flush(number func(id string) uint32) {
 func (h *hosted) take(members []routing.Member, order []*member) {
 	h.router.SetFleet(members)
 	h.router.Connect()
-	fleet := make([]routing.Attributes, len(order))
+	sources := make([]routing.Attributes, len(order))
 	for i, m := range order {
 		h.router.ReplicaCapacity(m.ID, m.KVTokens)
-		fleet[i] = kvevents.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
+		sources[i] = fleet.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
 	}
 	if h.events != nil {
 		h.calls.setFleet(order)
-		h.events.SetFleet(fleet)
+		h.events.SetFleet(sources)
 	}
 	if h.routes != nil {
 		silent := make(map[string]cacheOf)
 		for i, m := range order {
-			if fleet[i].KVEvents == "" {
+			if sources[i].KVEvents == "" {
 				silent[m.ID] = cacheOf{tokens: m.KVTokens, instance: m.Instance}
 			}
 		}

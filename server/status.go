@@ -198,6 +198,7 @@ func addEvents(sum *warmpathv1.EventStatus, st *kvevents.Status) {
 	sum.BlockTokens = max(sum.BlockTokens, uint32(st.BlockTokens))
 	sum.Messages += uint64(st.Messages)
 	sum.Gaps += uint64(st.Gaps)
+	sum.Orphaned += uint64(st.Orphaned)
 	sum.LagUs = max(sum.LagUs, uint64(max(st.Lag, 0).Microseconds()))
 	if sum.Problem == "" {
 		sum.Problem = strings.ToValidUTF8(st.Problem, "?")

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,16 +17,18 @@ import (
 // An EventSource says where a replica's KV events come from. It is read from its attributes. kv_events is one of
 //
 //	tcp://10.0.0.1:5557    the engine's ZeroMQ socket; ?topic=kv takes only topics that begin so
-//	tcp://*:5557           the same, where it is the engine that connects
+//	tcp://*:5557           the same, where the engine connects; ?bind=10.0.0.7 listens on another address than loopback
 //	grpc:vllm              SubscribeKvEvents on the replica's own connection
 //	sources:vllm           GetKvEventSources on it names the ZeroMQ sockets
 //
 // and kv_events_replay is the tcp:// endpoint of the engine's replay socket. Both are those of rank 0: the other ranks'
 // ports follow.
 type EventSource struct {
-	// Address is host:port of the engine's PUB socket; ":port" waits there for the engine. Empty where events come
-	// through gRPC.
+	// Address is host:port of the engine's PUB socket, or with Listen the one where it connects. Empty where events
+	// come through gRPC.
 	Address string
+	// Listen says that the engine connects. Several replicas share a port if their topics differ.
+	Listen bool
 	// Replay is host:port of the replay socket; empty where there is none.
 	Replay string
 	// Topic is what topics must begin with.
@@ -68,7 +71,7 @@ func parseEventSource(events, replay string, ranks int) (src EventSource, field 
 	} else if name, ok := strings.CutPrefix(events, "sources:"); ok {
 		src.Discover, err = method(discoverMethods, name)
 	} else {
-		src.Address, src.Topic, err = parseZMQ(events)
+		err = src.parseZMQ(events)
 	}
 	if err == nil {
 		err = src.room(src.Address)
@@ -79,10 +82,12 @@ func parseEventSource(events, replay string, ranks int) (src EventSource, field 
 	if replay == "" {
 		return src, "", nil
 	}
-	if src.Replay, _, err = parseZMQ(replay); err == nil && (src.Address == "" || strings.HasPrefix(src.Replay, ":")) {
+	var back EventSource
+	if err = back.parseZMQ(replay); err == nil && (src.Address == "" || back.Listen) {
 		err = errors.New("want tcp://host:port, beside a kv_events that begins with tcp://")
 	}
 	if err == nil {
+		src.Replay = back.Address
 		err = src.room(src.Replay)
 	}
 	if err != nil {
@@ -112,40 +117,49 @@ func method(of map[string]string, name string) (string, error) {
 	return m, nil
 }
 
-func parseZMQ(s string) (at, topic string, err error) {
-	u, err := url.Parse(s)
+func (s *EventSource) parseZMQ(text string) error {
+	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "tcp" || u.Path != "" || u.User != nil || u.Fragment != "" {
-		return "", "", errors.New("want tcp://host:port, grpc:NAME or sources:NAME")
+		return errors.New("want tcp://host:port, grpc:NAME or sources:NAME")
 	}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
-		return "", "", errors.New("what follows the ? is not topic=…")
+		return errors.New("what follows the ? is not topic=…")
 	}
 	for name := range query {
-		if name != "topic" {
-			return "", "", fmt.Errorf("%q is not topic", name)
+		if name != "topic" && name != "bind" {
+			return fmt.Errorf("%q is neither topic nor bind", name)
 		}
 	}
-	at, err = address(u.Host)
-	return at, query.Get("topic"), err
+	host, port, err := hostPort(u.Host)
+	if err != nil {
+		return err
+	}
+	s.Topic = query.Get("topic")
+	if s.Listen = host == "*"; s.Listen {
+		host = cmp.Or(query.Get("bind"), "127.0.0.1")
+		if net.ParseIP(host) == nil {
+			return fmt.Errorf("bind=%s is not an IP address", host)
+		}
+	} else if query.Has("bind") {
+		return errors.New("bind is only for tcp://*:port")
+	}
+	s.Address = net.JoinHostPort(host, port)
+	return nil
 }
 
-// address checks host:port; the host * becomes none.
-func address(s string) (string, error) {
-	host, port, err := net.SplitHostPort(s)
+func hostPort(s string) (host, port string, err error) {
+	host, port, err = net.SplitHostPort(s)
 	if err != nil {
-		return "", fmt.Errorf("%q is not host:port", s)
+		return "", "", fmt.Errorf("%q is not host:port", s)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", fmt.Errorf("port %q is not a number from 1 to 65535", port)
+		return "", "", fmt.Errorf("port %q is not a number from 1 to 65535", port)
 	}
-	switch host {
-	case "":
-		return "", fmt.Errorf("%q has no host", s)
-	case "*":
-		host = ""
+	if host == "" {
+		return "", "", fmt.Errorf("%q has no host", s)
 	}
-	return net.JoinHostPort(host, port), nil
+	return host, port, nil
 }
 
 // rankAddress is the address of a rank, whose port is so much higher; "" if there is no such port.

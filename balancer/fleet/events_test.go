@@ -17,7 +17,8 @@ func TestParseEventSource(t *testing.T) {
 		want  EventSource
 	}{
 		{at("tcp://10.0.0.1:5557", "", 0), EventSource{Address: "10.0.0.1:5557", Ranks: 1}},
-		{at("tcp://*:5557", "tcp://a:5558", 1), EventSource{Address: ":5557", Replay: "a:5558", Ranks: 1}},
+		{at("tcp://*:5557?bind=::&topic=x", "", 1), EventSource{Address: "[::]:5557", Listen: true, Topic: "x", Ranks: 1}},
+		{at("tcp://*:5557", "tcp://a:5558", 1), EventSource{Address: "127.0.0.1:5557", Listen: true, Replay: "a:5558", Ranks: 1}},
 		{at("tcp://[::1]:5557", "tcp://[::1]:5558", 0), EventSource{Address: "[::1]:5557", Replay: "[::1]:5558", Ranks: 1}},
 		{at("tcp://a:1?topic=kv%40", "", 3), EventSource{Address: "a:1", Topic: "kv@", Ranks: 3}},
 		{at("tcp://a:65530", "tcp://a:90", 6), EventSource{Address: "a:65530", Replay: "a:90", Ranks: 6}},
@@ -44,8 +45,10 @@ func TestParseEventSource(t *testing.T) {
 		{at("tcp://a:1", "tcp://a:65535", 2), "no room"},
 		{at("tcp://a:1", "5558", 0), "kv_events_replay: \"5558\": want"},
 		{at("tcp://a:1", "tcp://*:5558", 0), "kv_events_replay: "},
+		{at("tcp://a:1?bind=0.0.0.0", "", 0), "kv_events: "},
+		{at("tcp://*:1?bind=eth0", "", 0), "kv_events: "},
 		{at("grpc:vllm", "tcp://a:5558", 0), "begins with tcp://"},
-		{at("tcp://a:1?reply=2", "", 0), `"reply" is not topic`},
+		{at("tcp://a:1?reply=2", "", 0), `"reply" is neither topic nor bind`},
 		{at("grpc:tgi", "", 0), `"tgi" is none of openengine, sglang, tokenspeed, trtllm, vllm`},
 		{at("sources:", "", 0), `"" is none`},
 		{at("tcp://a:1?%zz", "", 0), "topic=…"},

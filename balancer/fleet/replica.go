@@ -276,7 +276,11 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 		}
 		addresses[key], ids[r.ID] = i, i
 	}
-	return nil
+	all := make([]routing.Attributes, len(fleet))
+	for i := range fleet {
+		all[i] = fleet[i].Attributes()
+	}
+	return CheckListeners(all)
 }
 
 // Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names

@@ -9,6 +9,9 @@ import (
 	"strings"
 )
 
+// maxRanks bounds the data-parallel ranks of a replica.
+const maxRanks = 1024
+
 // found is a ZeroMQ source that an engine names.
 type found struct {
 	address, replay, topic string

@@ -139,19 +139,20 @@ func (m *Manager) follow(ctx context.Context, s *subscription) {
 			address, replay := src.Rank(rank)
 			all = append(all, found{address, replay, src.Topic, rank})
 		}
-		m.zmq(ctx, s.replica, all)
+		m.zmq(ctx, s, src.Listen, all)
 	default:
 		m.grpc(ctx, s, src)
 	}
 }
 
 // zmq follows ZeroMQ sources.
-func (m *Manager) zmq(ctx context.Context, r *replica, all []found) {
+func (m *Manager) zmq(ctx context.Context, s *subscription, listen bool, all []found) {
+	r := s.replica
 	var wg sync.WaitGroup
 	for _, at := range all {
 		sub := &subscriber{
-			stream: r.stream("tcp://"+at.address, at.rank, decodeMsgpack), address: at.address, topic: at.topic,
-			quiet: m.opts.Quiet, queue: newQueue(),
+			stream: r.stream("tcp://"+at.address, at.rank, decodeMsgpack), address: at.address, listen: listen, engine: s.attrs.Address,
+			topic: at.topic, quiet: m.opts.Quiet, queue: newQueue(),
 		}
 		if at.replay != "" {
 			sub.replay = &replayer{at.replay, m.replays}
@@ -185,7 +186,7 @@ func (m *Manager) grpc(ctx context.Context, s *subscription, src fleet.EventSour
 		}
 		x.failed(err)
 		if err == nil {
-			m.zmq(ctx, s.replica, all)
+			m.zmq(ctx, s, false, all)
 			return
 		}
 		b.wait(ctx)

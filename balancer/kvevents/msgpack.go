@@ -215,8 +215,8 @@ func (r *eventReader) readParent(p []byte) (rest []byte, err error) {
 	if msgp.IsNil(p) {
 		return msgp.ReadNilBytes(p)
 	}
-	r.hasParent = true
 	r.parent, rest, err = readHash(p)
+	r.hasParent = r.parent != 0 // llm-d writes 0 where there is none
 	return rest, err
 }
 

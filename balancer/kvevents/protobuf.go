@@ -147,7 +147,8 @@ func (b *batch) smgGroupEvent(msg []byte) {
 		case 3:
 			b.hashes = append(b.hashes, lastEight(f.bytes))
 		case 4:
-			e.parent, e.hasParent = lastEight(f.bytes), len(f.bytes) > 0
+			e.parent = lastEight(f.bytes)
+			e.hasParent = e.parent != 0
 		case 5:
 			good = good && f.eachVarint(func(v uint64) { b.tokens = append(b.tokens, uint32(v)) })
 		case 6:
@@ -214,7 +215,7 @@ func (b *batch) smgStored(msg []byte) {
 	var hasParent bool
 	ok := eachProto(msg, func(f field) {
 		if f.num == 2 {
-			parent, hasParent = f.value, true
+			parent, hasParent = f.value, f.value != 0
 		}
 	})
 	e := event{}
@@ -331,7 +332,8 @@ func (b *batch) openStored(msg []byte) (event, bool) {
 		case 1:
 			b.hashes = append(b.hashes, openHash(f.bytes))
 		case 2:
-			e.parent, e.hasParent = openHash(f.bytes), true
+			e.parent = openHash(f.bytes)
+			e.hasParent = e.parent != 0
 		case 3:
 			good = good && f.eachVarint(func(v uint64) { b.tokens = append(b.tokens, uint32(v)) })
 		case 4:

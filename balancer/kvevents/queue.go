@@ -19,6 +19,14 @@ type message struct {
 	came   time.Time
 }
 
+func newMessage(frames [][]byte) message {
+	m := message{frames: frames, came: time.Now()}
+	for _, f := range frames {
+		m.size += len(f)
+	}
+	return m
+}
+
 // queue is what was received and not applied yet, bounded in messages and bytes. When it is full the connection is not
 // read: the engine's socket then drops, which is seen as a gap, and filled. One goroutine puts, one takes.
 type queue struct {
@@ -33,9 +41,6 @@ func newQueue() *queue {
 
 // put waits for room; false if the context ends before there is.
 func (q *queue) put(ctx context.Context, m message) bool {
-	for _, f := range m.frames {
-		m.size += len(f)
-	}
 	for q.bytes.Load() > queueBytes {
 		select {
 		case <-q.room:

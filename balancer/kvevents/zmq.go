@@ -3,7 +3,6 @@ package kvevents
 import (
 	"context"
 	"encoding/binary"
-	"net"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +15,8 @@ import (
 type subscriber struct {
 	*stream
 	address string
+	listen  bool   // the engine connects
+	engine  string // address of its replica
 	topic   string
 	quiet   time.Duration
 	replay  *replayer // nil = none
@@ -26,8 +27,8 @@ type subscriber struct {
 func (s *subscriber) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.work(ctx) })
-	if strings.HasPrefix(s.address, ":") {
-		s.accept(ctx)
+	if s.listen {
+		listeners.serve(ctx, s)
 	} else {
 		s.dial(ctx)
 	}
@@ -52,56 +53,6 @@ func (s *subscriber) dial(ctx context.Context) {
 	}
 }
 
-// accept waits for the engine to connect. The newest connection is the one that is read.
-func (s *subscriber) accept(ctx context.Context) {
-	var b backoff
-	for ctx.Err() == nil {
-		lis, err := new(net.ListenConfig).Listen(ctx, "tcp", s.address)
-		if err != nil {
-			s.failed(err)
-			b.wait(ctx)
-			continue
-		}
-		stop := context.AfterFunc(ctx, func() { lis.Close() })
-		err = s.serve(ctx, lis)
-		stop()
-		lis.Close()
-		if ctx.Err() == nil {
-			s.failed(err)
-			b.wait(ctx)
-		}
-	}
-}
-
-func (s *subscriber) serve(ctx context.Context, lis net.Listener) error {
-	end := func() {}
-	defer func() { end() }()
-	for {
-		raw, err := lis.Accept()
-		if err != nil {
-			return err
-		}
-		end()
-		end = s.readAside(ctx, raw)
-	}
-}
-
-// readAside reads a connection in a goroutine of its own, which the function that it returns ends.
-func (s *subscriber) readAside(ctx context.Context, raw net.Conn) (end func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		p, err := openPeer(ctx, raw, zmq4.Sub, true)
-		if err == nil {
-			err = s.read(ctx, p)
-		}
-		if ctx.Err() == nil {
-			s.failed(err)
-		}
-	})
-	return func() { cancel(); wg.Wait() }
-}
-
 // read puts what comes into the queue until the connection breaks.
 func (s *subscriber) read(ctx context.Context, p *peer) error {
 	defer p.close()
@@ -117,7 +68,7 @@ func (s *subscriber) read(ctx context.Context, p *peer) error {
 		if err != nil {
 			return err
 		}
-		if !s.queue.put(ctx, message{frames: frames, came: time.Now()}) {
+		if !s.queue.put(ctx, newMessage(frames)) {
 			return ctx.Err()
 		}
 	}

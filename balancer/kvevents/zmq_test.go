@@ -22,6 +22,10 @@ type followedBy struct {
 }
 
 func subscribe(t *testing.T, address, replay string, quiet time.Duration) *followedBy {
+	return subscribeAt(t, address, false, replay, quiet)
+}
+
+func subscribeAt(t *testing.T, address string, listen bool, replay string, quiet time.Duration) *followedBy {
 	f := &followedBy{changes: make(chan routing.CacheChange, 1000)}
 	o := &Options{MaxBytes: 1 << 20}
 	r := &replica{id: "a", model: "m", opts: o, sizes: &sizes{}, sink: func(cs []routing.CacheChange) {
@@ -31,7 +35,7 @@ func subscribe(t *testing.T, address, replay string, quiet time.Duration) *follo
 		}
 	}}
 	f.sub = &subscriber{
-		stream: r.stream(address, 0, decodeMsgpack), address: address, topic: "kv", quiet: quiet, queue: newQueue(),
+		stream: r.stream(address, 0, decodeMsgpack), address: address, listen: listen, topic: "kv", quiet: quiet, queue: newQueue(),
 	}
 	if replay != "" {
 		f.sub.replay = &replayer{replay, make(chan struct{}, 1)}
@@ -136,7 +140,7 @@ func TestWaitsForTheEngineToConnect(t *testing.T) {
 	_, port, err := net.SplitHostPort(lis.Addr().String())
 	require.NoError(t, err)
 	lis.Close()
-	f := subscribe(t, ":"+port, "", never)
+	f := subscribeAt(t, "127.0.0.1:"+port, true, "", never)
 	p := newPublisher(t)
 	for n := range 2 { // the second connection takes the place of the first
 		var c *peer

@@ -26,6 +26,8 @@ type peer struct {
 	conn *zmq4.Conn
 	raw  net.Conn
 	stop func() bool
+
+	opened time.Time
 }
 
 func dialPeer(ctx context.Context, address string, kind zmq4.SocketType) (*peer, error) {
@@ -39,7 +41,7 @@ func dialPeer(ctx context.Context, address string, kind zmq4.SocketType) (*peer,
 
 // openPeer shakes hands. The connection closes with the context.
 func openPeer(ctx context.Context, raw net.Conn, kind zmq4.SocketType, server bool) (*peer, error) {
-	p := &peer{raw: raw, stop: context.AfterFunc(ctx, func() { raw.Close() })}
+	p := &peer{raw: raw, opened: time.Now(), stop: context.AfterFunc(ctx, func() { raw.Close() })}
 	_ = raw.SetDeadline(time.Now().Add(openTimeout))
 	err := guarded(func() (err error) {
 		p.conn, err = zmq4.Open(&limited{Conn: raw, left: greetingBytes}, null.Security(), kind, nil, server, nil)

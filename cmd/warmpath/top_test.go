@@ -29,7 +29,7 @@ func TestTopOnce(t *testing.T) {
 	require.Zero(t, code, wrong)
 	require.Contains(t, said, "deployment chat  policy consistent_hash")
 	require.Regexp(t, `decisions  ring(_fallback)? 3\n`, said)
-	require.Regexp(t, `(?m)^a +ready +\d+ of 9 +0 +- +- +- +- +h:1`, said)
+	require.Regexp(t, `(?m)^a +ready +\d+ of 9 +0 +- +- +- +- +- +h:1`, said)
 	require.Regexp(t, `(?m)^b +draining `, said)
 
 	code, said, wrong = command(t, "top", "--server", at, "--once", "--json", "--deployment", "chat")
@@ -83,6 +83,7 @@ func (s *statuses) GetStatus(context.Context, *warmpathv1.GetStatusRequest, ...g
 	return s.answers[s.asked-1], nil
 }
 
+// Issue 12.48: orphans are among the figures of a replica.
 // Looking goes on when the server is gone, rates are of the same server only, and nothing that a server says drives the terminal.
 func TestTopLive(t *testing.T) {
 	look := func(life string, ms, count uint64) *warmpathv1.GetStatusResponse {
@@ -90,7 +91,7 @@ func TestTopLive(t *testing.T) {
 			Name: "chat", Policy: "p", Decisions: []*warmpathv1.DecisionCount{{Policy: "p", Reason: "ring", Count: count}},
 			Replicas: []*warmpathv1.ReplicaStatus{{
 				Id: "evil\x1b[2J\n", State: "ready", Stale: true, KvTokens: 1000,
-				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 10, BlockTokens: 16, Gaps: 3, LagUs: 1500, Problem: "events"},
+				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 10, BlockTokens: 16, Gaps: 3, Orphaned: 7, LagUs: 1500, Problem: "events"},
 				Health: []*warmpathv1.HealthReport{
 					{By: "clients", State: "ejected", ForMs: 65_400, Why: "calls fail", Clients: 2}, {By: "check", State: "not_serving", Why: "NOT_SERVING"},
 				},
@@ -108,7 +109,7 @@ func TestTopLive(t *testing.T) {
 	require.Contains(t, text, "ring 30 (10/s)")
 	require.Contains(t, text, "ring 4\n", "another life: no rate")
 	require.Contains(t, text, "asking again every 1ms")
-	require.Regexp(t, `160 of 1000 +1 of 2 +3 +1.5ms`, text)
+	require.Regexp(t, `160 of 1000 +1 of 2 +3 +7 +1.5ms`, text)
 	require.Contains(t, text, "ready, stale")
 	require.Contains(t, text, ": ejected for 1m5s (2 clients): calls fail; not_serving (check): NOT_SERVING; events; polls\n")
 	require.NotContains(t, text, "\x1b")

@@ -75,7 +75,7 @@ func printDeployment(w io.Writer, d *warmpathv1.DeploymentStatus, p past) error 
 		}
 	}
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "REPLICA\tSTATE\tONGOING\tQUEUED TOKENS\tCACHED TOKENS\tEVENTS\tGAPS\tLAG\tADDRESS")
+	fmt.Fprintln(t, "REPLICA\tSTATE\tONGOING\tQUEUED TOKENS\tCACHED TOKENS\tEVENTS\tGAPS\tORPHANS\tLAG\tADDRESS")
 	for _, r := range d.GetReplicas() {
 		fmt.Fprintln(t, strings.Join(replicaCells(r), "\t"))
 	}
@@ -125,16 +125,16 @@ func replicaCells(r *warmpathv1.ReplicaStatus) []string {
 	if most := r.GetMaxOngoingRequests(); most > 0 {
 		ongoing += fmt.Sprintf(" of %d", most)
 	}
-	cached, events, gaps, lag := "-", "-", "-", "-"
+	cached, events, gaps, orphans, lag := "-", "-", "-", "-", "-"
 	if e := r.GetEvents(); e != nil {
 		cached = fmt.Sprint(e.GetBlocks() * uint64(e.GetBlockTokens()))
 		events, gaps = fmt.Sprintf("%d of %d", e.GetConnected(), e.GetStreams()), fmt.Sprint(e.GetGaps())
-		lag = (time.Duration(e.GetLagUs()) * time.Microsecond).String()
+		orphans, lag = fmt.Sprint(e.GetOrphaned()), (time.Duration(e.GetLagUs()) * time.Microsecond).String()
 	}
 	if kv := r.GetKvTokens(); kv > 0 {
 		cached += fmt.Sprintf(" of %d", kv)
 	}
-	all := []string{r.GetId(), state, ongoing, fmt.Sprint(r.GetQueuedTokens()), cached, events, gaps, lag, r.GetAddress()}
+	all := []string{r.GetId(), state, ongoing, fmt.Sprint(r.GetQueuedTokens()), cached, events, gaps, orphans, lag, r.GetAddress()}
 	for i := range all {
 		all[i] = printable(all[i])
 	}

@@ -518,7 +518,9 @@ type EventStatus struct {
 	// How long the message applied last had waited, in microseconds.
 	LagUs uint64 `protobuf:"varint,7,opt,name=lag_us,json=lagUs,proto3" json:"lag_us,omitempty"`
 	// Why a stream is not connected, or what is refused; empty = all is well.
-	Problem       string `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`
+	Problem string `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Stored blocks whose parent was never known.
+	Orphaned      uint64 `protobuf:"varint,9,opt,name=orphaned,proto3" json:"orphaned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -607,6 +609,13 @@ func (x *EventStatus) GetProblem() string {
 		return x.Problem
 	}
 	return ""
+}
+
+func (x *EventStatus) GetOrphaned() uint64 {
+	if x != nil {
+		return x.Orphaned
+	}
+	return 0
 }
 
 // DecisionCount is how often a policy decided for a reason.
@@ -842,7 +851,7 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
 	"\x06for_ms\x18\x03 \x01(\x04R\x05forMs\x12\x10\n" +
 	"\x03why\x18\x04 \x01(\tR\x03why\x12\x18\n" +
-	"\aclients\x18\x05 \x01(\rR\aclients\"\xe1\x01\n" +
+	"\aclients\x18\x05 \x01(\rR\aclients\"\xfd\x01\n" +
 	"\vEventStatus\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\rR\tconnected\x12\x18\n" +
 	"\astreams\x18\x02 \x01(\rR\astreams\x12\x16\n" +
@@ -851,7 +860,8 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\bmessages\x18\x05 \x01(\x04R\bmessages\x12\x12\n" +
 	"\x04gaps\x18\x06 \x01(\x04R\x04gaps\x12\x15\n" +
 	"\x06lag_us\x18\a \x01(\x04R\x05lagUs\x12\x18\n" +
-	"\aproblem\x18\b \x01(\tR\aproblem\"U\n" +
+	"\aproblem\x18\b \x01(\tR\aproblem\x12\x1a\n" +
+	"\borphaned\x18\t \x01(\x04R\borphaned\"U\n" +
 	"\rDecisionCount\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
