@@ -63,7 +63,6 @@ var (
 	errLeases       = errors.New("max_reservations are held in this deployment: release them, or raise it")
 	errCallerLeases = errors.New("the caller holds as many reservations as it may: it should release them, or raise its max_reservations")
 	errFault        = errors.New("the server failed while it was made")
-	errLeaseOver    = errors.New("the lease of the reservation ended")
 )
 
 // held returns how many picks count now.
@@ -241,10 +240,10 @@ func (l *leases) expire(now time.Time) {
 			return
 		case !over:
 			x.booking.PrefillDone()
-		case x.id != "":
-			l.expired.Add(1)
-			x.release(routing.Outcome{Err: errLeaseOver, Sent: true, Fault: routing.GivenUp, Usage: routing.NoUsage})
 		default:
+			if x.id != "" {
+				l.expired.Add(1)
+			}
 			x.release(routing.Outcome{Sent: true, Fault: routing.GivenUp, Usage: routing.NoUsage})
 		}
 	}

@@ -73,6 +73,8 @@ func outcome(o *warmpathv1.Outcome) routing.Outcome {
 	}
 	if code := codes.Code(o.GetCode()); code != codes.OK {
 		out.Err, out.Fault = status.Error(code, "as the caller reports"), fault.OfCode(code)
+	} else if !out.Sent {
+		out.Fault = routing.GivenUp
 	}
 	for _, f := range []struct {
 		told *uint32

@@ -68,6 +68,17 @@ func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
 	return p
 }
 
+// Held returns how many leading blocks of a chain the replica holds.
+func (x *Index) Held(s Slot, blocks []uint64) int {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	lane := x.laneOf(s)
+	if lane == noLane {
+		return 0
+	}
+	return x.heldOf(blocks, lane)
+}
+
 // heldOf returns how many leading blocks the lane holds, if it holds none behind them.
 func (x *Index) heldOf(blocks []uint64, lane uint16) int {
 	return sort.Search(len(blocks), func(i int) bool {

@@ -70,16 +70,16 @@ func (b *Booking) Release() {
 	}
 }
 
-// Withdraw ends the booking of an attempt that was never sent: Release, and the policy is
-// told that nothing came of the route that it was told of. q is the request of the pick;
-// the goroutine that has it calls this. Later calls do nothing.
+// Withdraw ends the booking of an attempt that was never sent: Release, and the policy takes
+// back what it has noted and learned. q is the request of the pick; the goroutine that has
+// it calls this. Later calls do nothing.
 func (b *Booking) Withdraw(q *Request) {
 	b.Release()
 	if b.router == nil {
 		return
 	}
 	b.router.Complete(q, b.Decision, Outcome{Fault: GivenUp, Usage: NoUsage})
-	b.Decision.told = false
+	b.Decision.told, b.Decision.chosen = false, false
 }
 
 // triedOut has those who wait choose again after a trial that ended: its replica may be

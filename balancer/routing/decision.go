@@ -50,6 +50,7 @@ type Decision struct {
 
 	trial   bool
 	unasked bool  // the policy was not asked: Options.Plain decided
+	chosen  bool  // by Choose of the policy, which may have noted it
 	told    bool  // the policy was told of the route: so it is told of the end
 	rank    int32 // one more than the rank; 0 = none was chosen
 }
@@ -100,6 +101,12 @@ type Outcome struct {
 	Fault Fault
 	// Usage as the replica reported it.
 	Usage Usage
+}
+
+// Prefilled reports whether the replica is taken to have the prompt in its cache: it answered, or the host does not
+// know how the call ended.
+func (o *Outcome) Prefilled() bool {
+	return o.Sent && (o.Err == nil || o.FirstMessage > 0 || o.Usage.CachedTokens >= 0)
 }
 
 // Usage is what a replica says of the tokens of one call. A field is negative

@@ -2,6 +2,8 @@ package routing
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"time"
 )
 
@@ -16,8 +18,10 @@ func (r *Router) Pick(ctx context.Context, q *Request, b *Booking) error {
 	return nil
 }
 
-// Query is Pick for who only asks: it books, and the policy is not told of a route.
+// Query is Pick for a request that is not sent: it books, and leaves no trace in the policy if that is a [Previewer].
 func (r *Router) Query(ctx context.Context, q *Request, b *Booking) error {
+	q.query = true
+	defer func() { q.query = false }()
 	return r.pick(ctx, q, b, true)
 }
 
@@ -72,7 +76,7 @@ func (r *Router) book(q *Request, v *View, b *Booking, now time.Time) {
 	d := &b.Decision
 	d.unasked = q.unasked
 	if r.shadow != nil {
-		r.shadow.choose(q, v, d, r.off.Load())
+		r.shadow.choose(q, v, d, r.off.Load() || q.query)
 	}
 	l := d.Replica.live
 	book := l.book.Load()
@@ -129,11 +133,60 @@ func (r *Router) decide(q *Request, v *View, d *Decision) error {
 
 // ask asks the policy and corrects it.
 func (r *Router) ask(q *Request, v *View, d *Decision) error {
-	*d = r.chooser(q).Choose(q, v)
+	p := r.chooser(q)
+	if previewer, ok := p.(Previewer); ok && q.query {
+		*d = previewer.Preview(q, v)
+	} else {
+		*d = p.Choose(q, v)
+		d.chosen = r.backObs != nil && d.Replica != nil && !q.unasked
+	}
 	if d.Replica == nil || v.current(d.Replica) != d.Replica || !v.Available(q, d.Replica) {
-		return v.correct(q, d)
+		picked := *d
+		err := v.correct(q, d)
+		if picked.Replica != nil && (err != nil || d.Replica.ID != picked.Replica.ID) {
+			r.corrected(q, v, &picked)
+		}
+		return err
 	}
 	return nil
+}
+
+// corrected notes that a pick of the policy is not used. Called with mu held.
+func (r *Router) corrected(q *Request, v *View, picked *Decision) {
+	r.withdrawn(q, picked)
+	rep := v.current(picked.Replica)
+	if rep != nil && rep.Connected() && v.allowed(q, rep) {
+		return // only full: the request waits for it
+	}
+	if r.corrections.Add(1) == 1 {
+		slog.Warn("warmpath: the policy picks a replica that the request may not be given: the least loaded is taken instead; "+
+			"a policy picks among those that View.Available reports (logged once)",
+			"policy", fmt.Sprintf("%T", r.chooser(q)), "replica", picked.Replica.ID)
+	}
+}
+
+// takeBack is withdrawn for a booking that was not sent: the shadow has chosen for it too.
+func (r *Router) takeBack(q *Request, d *Decision) {
+	s, x := r.shadow, q.shade
+	shades := s != nil && s.backObs != nil && x != nil && x.decided && x.decision.Replica != nil
+	if !d.chosen && !shades {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.withdrawn(q, d)
+	if shades {
+		x.decided = false
+		s.backObs.Withdrawn(&x.request, x.decision)
+	}
+}
+
+// withdrawn has the policy forget a pick of its Choose that is not used. Called with mu held.
+func (r *Router) withdrawn(q *Request, d *Decision) {
+	if d.chosen {
+		d.chosen = false
+		r.backObs.Withdrawn(q, *d)
+	}
 }
 
 func (v *View) pinned(q *Request, d *Decision) error {

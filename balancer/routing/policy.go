@@ -46,11 +46,19 @@ type RouteObserver interface {
 	Routed(q *Request, d Decision)
 }
 
-// A CompletionObserver is told once of the end of every booking that a RouteObserver is
-// told of, and of no other, whatever a Rollout has become meanwhile. It is outside the
-// Router's lock. An Outcome that was not sent says that nothing came of the route.
+// A CompletionObserver is called once at the end of every booking for which a RouteObserver
+// is called, and of no other, whatever a Rollout has become meanwhile. It is outside the
+// Router's lock. Where the Outcome is not [Outcome.Prefilled], the policy takes back what
+// it has learned from the route.
 type CompletionObserver interface {
 	Completed(q *Request, d Decision, o Outcome)
+}
+
+// A WithdrawalObserver is a Policy that notes its picks in Choose. Withdrawn is called under
+// the Router's lock for a pick of Choose that is not used: the Router corrects it, or the
+// booking ends without being sent. What Choose noted for it goes. It must not call the Router.
+type WithdrawalObserver interface {
+	Withdrawn(q *Request, d Decision)
 }
 
 // A MembershipObserver is told of replicas that joined or left, under the

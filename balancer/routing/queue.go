@@ -126,7 +126,7 @@ func (r *Router) abandon(cause error, w *waiter) error {
 	if w.err != nil {
 		return w.err
 	}
-	w.b.Release() // served in the same moment: the next in the queue takes it
+	w.b.Withdraw(w.q) // served in the same moment: the next in the queue takes it
 	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: cause}
 }
 

@@ -47,6 +47,7 @@ type Request struct {
 	lastResort bool
 	trial      bool // the last pick was one
 	unasked    bool // the policy is not asked in the choice under way: Options.Plain decides
+	query      bool // the pick under way is a Query
 
 	origin  Origin  // nil = only the key arrived
 	router  *Router // whose policy prepared it

@@ -22,15 +22,18 @@ type Router struct {
 	tends      bool // … or lets them start slowly
 	routeObs   RouteObserver
 	endObs     CompletionObserver
+	backObs    WithdrawalObserver
 	memberObs  MembershipObserver
 	cacheObs   CacheObserver
 	sizeObs    CapacityObserver
 	closer     io.Closer
 	prepErrors atomic.Int64
 	textErrors atomic.Int64
-	tokenizes  bool
-	shadow     *shadow // nil = none
-	sink       atomic.Pointer[RouteSink]
+	// corrections are the picks of a policy that the Router replaced.
+	corrections atomic.Int64
+	tokenizes   bool
+	shadow      *shadow // nil = none
+	sink        atomic.Pointer[RouteSink]
 
 	// The Rollout in force; sharing is false where the policy decides for all.
 	sharing atomic.Bool
@@ -102,6 +105,7 @@ func NewRouter(o Options) (*Router, error) {
 	r.tokenizes = o.Tokenizer != nil && uses&UsesPrompt != 0
 	r.routeObs, _ = o.Policy.(RouteObserver)
 	r.endObs, _ = o.Policy.(CompletionObserver)
+	r.backObs, _ = o.Policy.(WithdrawalObserver)
 	r.memberObs, _ = o.Policy.(MembershipObserver)
 	r.cacheObs, _ = o.Policy.(CacheObserver)
 	r.sizeObs, _ = o.Policy.(CapacityObserver)
@@ -140,7 +144,12 @@ func usesOf(p Policy) Uses {
 
 // Observes reports whether somebody wants to know how calls ended: whether Complete
 // does anything.
-func (r *Router) Observes() bool { return r.endObs != nil || r.learns || r.judges || r.shadow != nil }
+func (r *Router) Observes() bool {
+	return r.endObs != nil || r.backObs != nil || r.learns || r.judges || r.shadow != nil
+}
+
+// Corrections returns how often the policy picked a replica that the request may not be given, whether or not it waits.
+func (r *Router) Corrections() int64 { return r.corrections.Load() }
 
 // View returns the current snapshot of the fleet.
 func (r *Router) View() *View { return r.view.Load() }
@@ -216,6 +225,9 @@ func (r *Router) Complete(q *Request, d Decision, o Outcome) {
 	}
 	if r.judges && d.Replica != nil {
 		r.judge(q, &d, &o)
+	}
+	if !o.Sent {
+		r.takeBack(q, &d)
 	}
 	if r.endObs == nil && r.shadow == nil || d.Replica == nil || !r.enter() {
 		return

@@ -12,6 +12,7 @@ type shadow struct {
 	name      string
 	routeObs  RouteObserver
 	endObs    CompletionObserver
+	backObs   WithdrawalObserver
 	memberObs MembershipObserver
 	cacheObs  CacheObserver
 	sizeObs   CapacityObserver
@@ -27,6 +28,7 @@ func newShadow(p Policy, name string) *shadow {
 	s := &shadow{policy: p, name: name}
 	s.routeObs, _ = p.(RouteObserver)
 	s.endObs, _ = p.(CompletionObserver)
+	s.backObs, _ = p.(WithdrawalObserver)
 	s.memberObs, _ = p.(MembershipObserver)
 	s.cacheObs, _ = p.(CacheObserver)
 	s.sizeObs, _ = p.(CapacityObserver)

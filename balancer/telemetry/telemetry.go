@@ -262,6 +262,7 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 	refused := count("warmpath.index.refused", "{change}", "Changes of caches told in blocks of another size than prompts are cut in.")
 	corrections := count("warmpath.index.corrections", "{correction}", "Replicas believed to hold less, or more again, after what they said they had cached.")
 	errs := count("warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.")
+	corrected := count("warmpath.pick.corrections", "{pick}", "Picks of the policy that the request may not be given, and that were replaced.")
 	texts := count("warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.")
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
@@ -273,6 +274,7 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 		}
 		o.ObserveInt64(queued, int64(router.Queued()), set)
 		o.ObserveInt64(errs, router.PrepareErrors(), set)
+		o.ObserveInt64(corrected, router.Corrections(), set)
 		o.ObserveInt64(texts, router.TokenizeErrors(), set)
 		if x, ok := router.Policy().(routing.IndexReporter); ok {
 			s := x.IndexStats()
@@ -284,7 +286,7 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 			o.ObserveInt64(corrections, s.Corrections, set)
 		}
 		return nil
-	}, ongoing, queued, bytes, blocks, evictions, live, refused, corrections, errs, texts)
+	}, ongoing, queued, bytes, blocks, evictions, live, refused, corrections, errs, corrected, texts)
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: registering the callback: %w", err)
 	}

@@ -104,7 +104,7 @@ func (x *Reservation) Released(o *routing.Outcome) {
 		return
 	}
 	x.of.end(x)
-	r := &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED}
+	r := &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED, Outcome: new(warmpathv1.Outcome)}
 	if o != nil {
 		r.Outcome = outcomeOf(o)
 	}

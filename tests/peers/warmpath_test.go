@@ -87,7 +87,7 @@ func (x *ours) tell(replica int, blocks []uint64) {
 func (x *ours) routed(replica int, q *routing.Request) {
 	d := routing.To(x.view.Replicas()[replica], routing.ReasonPrefixMatch)
 	x.policy.Routed(q, d)
-	x.policy.Completed(q, d, routing.Outcome{Usage: routing.NoUsage})
+	x.policy.Completed(q, d, routing.Outcome{Sent: true, Usage: routing.NoUsage})
 }
 
 func (x *ours) add(replica int, p prompt, from int) {

@@ -34,9 +34,8 @@ type firsts struct {
 	ends   []int    // where each ends
 }
 
-// add takes a prompt, and returns how many leading blocks it has in common with so many
-// others or more that went on differently.
-func (f *firsts) add(blocks []uint64, others int) int {
+// common returns how many leading blocks a prompt has in common with so many others or more that went on differently.
+func (f *firsts) common(blocks []uint64, others int) int {
 	var few [fresh]int
 	common, from := few[:0], 0
 	for _, end := range f.ends {
@@ -47,11 +46,34 @@ func (f *firsts) add(blocks []uint64, others int) int {
 			common = append(common, n)
 		}
 	}
-	f.blocks = append(f.blocks, blocks...)
-	f.ends = append(f.ends, len(f.blocks))
 	if len(common) < others {
 		return 0
 	}
 	slices.Sort(common)
 	return common[len(common)-others]
+}
+
+// add takes a prompt.
+func (f *firsts) add(blocks []uint64) {
+	f.blocks = append(f.blocks, blocks...)
+	f.ends = append(f.ends, len(f.blocks))
+}
+
+// remove takes back an add.
+func (f *firsts) remove(blocks []uint64) {
+	for i := len(f.ends) - 1; i >= 0; i-- {
+		from := 0
+		if i > 0 {
+			from = f.ends[i-1]
+		}
+		if !slices.Equal(f.blocks[from:f.ends[i]], blocks) {
+			continue
+		}
+		f.blocks = slices.Delete(f.blocks, from, f.ends[i])
+		f.ends = slices.Delete(f.ends, i, i+1)
+		for j := i; j < len(f.ends); j++ {
+			f.ends[j] -= len(blocks)
+		}
+		return
+	}
 }

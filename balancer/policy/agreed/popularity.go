@@ -1,6 +1,9 @@
 package agreed
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 const (
 	// window is how many requests one generation of counts lasts: what is
@@ -48,9 +51,11 @@ type Popularity struct {
 	mu          sync.Mutex
 	now, before *generation
 	firsts      firsts // while all blocks are counted; none later
+	scrap       steps  // of what is not taken back
 }
 
 type generation struct {
+	number   uint64
 	requests int
 	counted  int // blocks, without need
 	rows     [2][cells]uint16
@@ -58,7 +63,7 @@ type generation struct {
 
 // NewPopularity returns one that has seen nothing.
 func NewPopularity() *Popularity {
-	return &Popularity{now: new(generation), before: new(generation)}
+	return &Popularity{now: &generation{number: 1}, before: new(generation)}
 }
 
 // Requests returns how many requests are counted, lately as the counts are.
@@ -68,45 +73,76 @@ func (p *Popularity) Requests() int {
 	return p.now.requests + p.before.requests
 }
 
-// See counts a prompt, of at least one block. It returns the place of the first block that
+// Find returns the place of the first block of a prompt, which has at least one, that
 // is in at most 1/replicas of the requests lately seen or in at most Few of them, and at a new
 // client beyond what it shares with other conversations; and that
 // of the first that is in at most half as many, once that are enough to be sure, which lies
 // deeper where the first has more than one replica should bear beside its other prompts. The
-// last block if there is none.
+// last block if there is none. The prompt itself is one of those requests, and is not counted.
+func (p *Popularity) Find(blocks []uint64, replicas int) (key, half int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.look(blocks, replicas, nil)
+}
+
+// See is Find for a prompt that is sent: it is counted.
 func (p *Popularity) See(blocks []uint64, replicas int) (key, half int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.scrap.cells = p.scrap.cells[:0]
+	return p.see(blocks, replicas, &p.scrap)
+}
+
+func (p *Popularity) see(blocks []uint64, replicas int, s *steps) (key, half int) {
 	if p.now.requests == window {
 		p.now, p.before = p.before, p.now
-		*p.now = generation{}
+		*p.now = generation{number: p.before.number + 1}
 	}
-	p.now.requests++
-	requests := p.now.requests + p.before.requests
+	s.generation = p.now.number
+	return p.look(blocks, replicas, s)
+}
+
+// look is Find, and counts where it gets steps.
+func (p *Popularity) look(blocks []uint64, replicas int, s *steps) (key, half int) {
+	requests := p.now.requests + 1 + p.before.requests
 	replicas = max(replicas, 1)
 	most := max(Few, requests/replicas)
 	fewer := min(most, max(leastSure, sure/replicas, requests/(2*replicas)))
-
-	if p.before.requests > 0 || p.now.counted+len(blocks) > thorough {
-		p.firsts = firsts{}
-		return p.search(blocks, most, fewer)
+	if s != nil {
+		p.now.requests++
 	}
-	p.now.counted += len(blocks)
-	key, half = p.scan(blocks, most, fewer)
-	if others := telling(requests, replicas); others > 0 {
-		key = max(key, min(p.firsts.add(blocks, others), len(blocks)-1))
-	} else {
-		p.firsts = firsts{}
+	if p.before.requests > 0 || p.now.counted+len(blocks) > thorough {
+		if s != nil {
+			p.firsts = firsts{}
+		}
+		return p.search(blocks, most, fewer, s)
+	}
+	if s != nil {
+		s.cells = slices.Grow(s.cells, 2*len(blocks))
+	}
+	key, half = p.scan(blocks, most, fewer, s)
+	others := telling(requests, replicas)
+	if others > 0 {
+		key = max(key, min(p.firsts.common(blocks, others), len(blocks)-1))
+	}
+	if s != nil {
+		s.all = true
+		p.now.counted += len(blocks)
+		if others > 0 {
+			p.firsts.add(blocks)
+		} else {
+			p.firsts = firsts{}
+		}
 	}
 	return key, max(key, half)
 }
 
-// scan counts every block, and returns the first that is in at most so many
+// scan looks at every block, and returns the first that is in at most so many
 // requests, and in at most half as many.
-func (p *Popularity) scan(blocks []uint64, most, half int) (int, int) {
+func (p *Popularity) scan(blocks []uint64, most, half int, s *steps) (int, int) {
 	first, second := 0, 0
 	for i, b := range blocks {
-		n := p.count(b)
+		n := p.count(b, s)
 		if n > most && first == i {
 			first++
 		}
@@ -121,11 +157,11 @@ func (p *Popularity) scan(blocks []uint64, most, half int) (int, int) {
 // search returns the same, and counts only the blocks it looks at: those around what it
 // returns, and around the first that is in at most Few. All of a level are counted, also
 // those behind the boundary.
-func (p *Popularity) search(blocks []uint64, most, half int) (int, int) {
+func (p *Popularity) search(blocks []uint64, most, half int, s *steps) (int, int) {
 	bs := [...]boundary{{most: most}, {most: half}, {most: Few}}
 	end := 1
 	for ; end <= len(blocks); end *= 2 {
-		n := p.count(blocks[end-1])
+		n := p.count(blocks[end-1], s)
 		for i := range bs {
 			bs[i].open(end, n)
 		}
@@ -139,7 +175,7 @@ func (p *Popularity) search(blocks []uint64, most, half int) (int, int) {
 			n++
 		}
 		if left[0].size > 1 {
-			p.narrow(blocks, left[:n])
+			p.narrow(blocks, left[:n], s)
 		} else {
 			left = left[n:]
 		}
@@ -172,11 +208,11 @@ func (b *boundary) shut(end int) {
 }
 
 // narrow counts the parts of a range in which one boundary or two are searched.
-func (p *Popularity) narrow(blocks []uint64, bs []boundary) {
+func (p *Popularity) narrow(blocks []uint64, bs []boundary, s *steps) {
 	lo, size := bs[0].lo, bs[0].size
 	step := max(1, size/fanout)
 	for end := lo + step; end < lo+size && end <= len(blocks); end += step {
-		n := p.count(blocks[end-1])
+		n := p.count(blocks[end-1], s)
 		for i := range bs {
 			if n > bs[i].most && bs[i].lo == end-step {
 				bs[i].lo = end
@@ -188,16 +224,83 @@ func (p *Popularity) narrow(blocks []uint64, bs []boundary) {
 	}
 }
 
-// count adds one to a hash and returns in how many requests it was.
-func (p *Popularity) count(hash uint64) int {
-	i, j := hash%cells, hash>>32%cells
-	a, b := &p.now.rows[0][i], &p.now.rows[1][j]
-	least := min(*a, *b)
-	if *a == least {
-		*a++
+// count returns in how many requests a hash is, the one under way included, and counts it where it gets steps.
+func (p *Popularity) count(hash uint64, s *steps) int {
+	cell := [2]uint64{hash % cells, hash >> 32 % cells}
+	n := &p.now.rows
+	least := min(n[0][cell[0]], n[1][cell[1]])
+	if s != nil {
+		for row, at := range cell {
+			if n[row][at] == least {
+				n[row][at]++
+				s.cells = append(s.cells, uint32(row*cells)+uint32(at))
+			}
+		}
 	}
-	if *b == least {
-		*b++
+	return int(least) + 1 + int(min(p.before.rows[0][cell[0]], p.before.rows[1][cell[1]]))
+}
+
+// steps are what counting one prompt changed, so that it can be taken back exactly.
+type steps struct {
+	generation uint64
+	cells      []uint32 // row · cells + place
+	all        bool     // every block was counted
+	few        [96]uint32
+}
+
+// unsee takes back what a prompt added.
+func (p *Popularity) unsee(blocks []uint64, s *steps) {
+	g := p.now
+	if g.number != s.generation {
+		g = p.before
 	}
-	return int(least) + 1 + int(min(p.before.rows[0][i], p.before.rows[1][j]))
+	if g.number != s.generation {
+		return // forgotten meanwhile
+	}
+	for _, c := range s.cells {
+		g.rows[c/cells][c%cells]--
+	}
+	g.requests--
+	if s.all {
+		g.counted -= len(blocks)
+		p.firsts.remove(blocks)
+	}
+}
+
+// Counted is a prompt that counts once, however many attempts its request makes, and not at all if none is sent. The zero
+// value is ready. It belongs to one goroutine at a time.
+type Counted struct {
+	blocks   []uint64
+	replicas int
+	steps    steps
+	counted  bool
+}
+
+// Find is [Popularity.Find] for the prompt, which has at least one block.
+func (c *Counted) Find(p *Popularity, blocks []uint64, replicas int) (key, half int) {
+	c.blocks, c.replicas = blocks, replicas
+	return p.Find(blocks, replicas)
+}
+
+// Sent counts the prompt as an attempt is routed.
+func (c *Counted) Sent(p *Popularity) {
+	if c.counted || len(c.blocks) == 0 {
+		return
+	}
+	c.counted = true
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.steps.cells = c.steps.few[:0]
+	p.see(c.blocks, c.replicas, &c.steps)
+}
+
+// Ended ends the attempt.
+func (c *Counted) Ended(p *Popularity, sent bool) {
+	if !sent && c.steps.cells != nil {
+		p.mu.Lock()
+		p.unsee(c.blocks, &c.steps)
+		p.mu.Unlock()
+		c.counted = false
+	}
+	c.steps.cells = nil
 }

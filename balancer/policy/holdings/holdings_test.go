@@ -67,8 +67,10 @@ func (w *world) depth(prompt []uint32, id string, tier routing.Tier) int {
 
 func (w *world) tell(c routing.CacheChange) { w.CacheChanged([]routing.CacheChange{c}) }
 
-func (w *world) route(id string, prompt []uint32) Stay {
-	return w.Routed(w.known[id], 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16, Now: w.now})
+func (w *world) route(id string, prompt []uint32) *Stay {
+	stay := new(Stay)
+	w.Routed(stay, w.known[id], 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16, Now: w.now})
+	return stay
 }
 
 // full returns the hashes of a prompt's full blocks, or superblocks.
@@ -231,7 +233,7 @@ func TestEndsThatNobodyTold(t *testing.T) {
 	for i := range 5 {
 		w.route("r1", tokens(i, 320))
 	}
-	w.Routed(w.known["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true, Now: w.now})
+	w.Routed(new(Stay), w.known["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true, Now: w.now})
 	for i := range 5 {
 		assert.Zero(t, w.depth(tokens(i, 320), "r1", routing.TierGPU))
 	}
@@ -274,7 +276,8 @@ func TestLeaving(t *testing.T) {
 	w.Match(old, w.cut(p), &before)
 	assert.Empty(t, before.Holders, "new is not of that fleet")
 	assert.Same(t, stranger, w.Member(&routing.Replica{Attributes: routing.Attributes{ID: "r1"}}))
-	stay := w.Routed(stranger, 0, Route{Blocks: full(p, 1), BlockTokens: 16, Now: w.now})
+	var stay Stay
+	w.Routed(&stay, stranger, 0, Route{Blocks: full(p, 1), BlockTokens: 16, Now: w.now})
 	stay.End()
 }
 
@@ -296,7 +299,8 @@ func TestConcurrentUse(t *testing.T) {
 				}
 				b := w.cut(p)
 				w.Match(w.fleet, b, &f)
-				stay := w.Routed(m, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0, Now: w.now.Add(time.Duration(i) * time.Second)})
+				var stay Stay
+				w.Routed(&stay, m, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0, Now: w.now.Add(time.Duration(i) * time.Second)})
 				stay.End()
 				w.SetCapacity(id, i*100)
 				w.Stats()

@@ -84,7 +84,10 @@ func (x *Index) ReplicasChanged(added, removed []*routing.Replica) {
 
 // forget takes a member out. Called with mu held.
 func (x *Index) forget(m *Member) {
-	for rank := range m.routes {
+	for rank, own := range m.routes {
+		own.mu.Lock()
+		own.gone = true
+		own.mu.Unlock()
 		x.blocks.RemoveReplica(lane{member: m, rank: rank, own: true}.name())
 	}
 	for l := range m.lanes {

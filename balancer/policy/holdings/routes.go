@@ -1,6 +1,7 @@
 package holdings
 
 import (
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,8 @@ type routes struct {
 	live   int    // blocks of requests under way
 	ended  int    // of those that ended since the last route
 	fading []fading
+	gone   bool    // the member has left: its slot may be another's
+	open   []*Stay // of the prompts under way, for those of them that may have to be taken back
 
 	// See Index.Measured.
 	seen                int
@@ -43,29 +46,38 @@ type Route struct {
 	Now         time.Time
 }
 
-// A Stay is what a request that was Routed adds to a rank until it ends. The zero Stay is
-// none. One goroutine at a time uses it.
+// maxOpen bounds the open stays of a rank, where a host does not say how its requests end.
+const maxOpen = 1024
+
+// A Stay is what a request that was Routed adds to a rank: its work until it ends, and its
+// blocks, which [Index.TakeBack] removes. The zero Stay is none. It must not be copied or
+// moved while it is under way. One goroutine at a time uses it.
 type Stay struct {
 	on     *routes
 	era    uint64
-	blocks int
+	blocks []uint64
 	work   int64
+	held   int // leading blocks that are there whatever becomes of the request; guarded by routes.mu
+	place  int // in routes.open; -1 = in none; guarded by routes.mu
 }
 
-// Routed says that a request went to a rank of a member: it holds the prompt now.
-func (x *Index) Routed(m *Member, rank int, r Route) Stay {
-	if r.Alone { // nobody may have told the ends of those before
+// Routed notes that a request goes to a rank of a member, which will hold the prompt.
+func (x *Index) Routed(s *Stay, m *Member, rank int, r Route) {
+	if r.Alone { // those before may have ended unnoticed
 		m.beginEra()
 	}
 	own := m.own(rank)
 	own.mu.Lock()
 	own.work.Add(r.Work)
-	stay := Stay{on: own, era: own.era, blocks: len(r.Blocks), work: r.Work}
+	*s = Stay{on: own, era: own.era, blocks: r.Blocks, work: r.Work, place: -1}
 	if len(r.Blocks) == 0 {
 		own.mu.Unlock()
-		return stay
+		return
 	}
 	recent := own.begin(len(r.Blocks), r.Now)
+	if s.held = x.blocks.Held(own.slot, r.Blocks); s.held < len(r.Blocks) {
+		own.enter(s)
+	}
 	want := 0
 	switch {
 	case m.told.Load():
@@ -82,7 +94,6 @@ func (x *Index) Routed(m *Member, rank int, r Route) Stay {
 	}
 	own.mu.Unlock()
 	x.blocks.Insert(own.slot, r.Blocks)
-	return stay
 }
 
 // beginEra forgets what seems to be under way on a member.
@@ -98,20 +109,79 @@ func (m *Member) beginEra() {
 	}
 }
 
-// End takes off what the request added, from where it was added. Later calls do nothing.
+// End ends a stay whose prompt the rank holds. Later calls do nothing.
 func (s *Stay) End() {
-	own := s.on
+	own := s.leave()
 	if own == nil {
 		return
 	}
+	defer own.mu.Unlock()
+	own.ended += len(s.blocks)
+	for _, o := range own.open {
+		if o.held < len(s.blocks) && o.blocks[o.held] == s.blocks[o.held] {
+			o.held = alike(o.blocks, s.blocks)
+		}
+	}
+}
+
+// TakeBack ends a stay whose prompt was not prefilled: the rank no longer holds what only
+// this request was to bring there. Later calls do nothing.
+func (x *Index) TakeBack(s *Stay) {
+	own := s.leave()
+	if own == nil {
+		return
+	}
+	defer own.mu.Unlock()
+	keep := s.held
+	for _, o := range own.open {
+		if s.held < len(o.blocks) && s.held < len(s.blocks) && o.blocks[s.held] == s.blocks[s.held] {
+			keep = max(keep, alike(o.blocks, s.blocks))
+			o.held = min(o.held, s.held) // it brings them now
+		}
+	}
+	if keep < len(s.blocks) && !own.gone {
+		x.blocks.Remove(own.slot, s.blocks[keep:])
+	}
+}
+
+// leave ends a stay and returns its routes with mu held; nil where it has ended.
+func (s *Stay) leave() *routes {
+	own := s.on
+	if own == nil {
+		return nil
+	}
 	s.on = nil
 	own.mu.Lock()
-	defer own.mu.Unlock()
 	if s.era == own.era {
-		own.live -= s.blocks
+		own.live -= len(s.blocks)
 		own.work.Add(-s.work)
 	}
-	own.ended += s.blocks
+	if at := s.place; at >= 0 {
+		last := len(own.open) - 1
+		own.open[at] = own.open[last]
+		own.open[at].place = at
+		own.open[last] = nil
+		own.open = own.open[:last]
+		s.place = -1
+	}
+	return own
+}
+
+// enter lists a stay as open. Called with mu held.
+func (r *routes) enter(s *Stay) {
+	if len(r.open) == maxOpen { // their ends do not come
+		for i, o := range r.open {
+			o.place, r.open[i] = -1, nil
+		}
+		r.open = r.open[:0]
+	}
+	s.place = len(r.open)
+	r.open = append(r.open, s)
+}
+
+// alike returns how many leading blocks two prompts have in common.
+func alike(a, b []uint64) int {
+	return sort.Search(min(len(a), len(b)), func(i int) bool { return a[i] != b[i] })
 }
 
 // begin counts a request and returns the blocks of those that are under way or ended

@@ -52,7 +52,7 @@ func TestStays(t *testing.T) {
 				for _, other := range all {
 					other.gone = other.gone || r.Alone && other.member == id
 				}
-				h.Stay = w.Routed(w.known[id], h.rank, r)
+				w.Routed(&h.Stay, w.known[id], h.rank, r)
 				all = append(all, h)
 			}
 			for i := range members {
@@ -63,7 +63,7 @@ func TestStays(t *testing.T) {
 					for _, h := range all {
 						if !h.gone && h.member == m.id && h.rank == rank {
 							work += h.work
-							live += h.blocks
+							live += len(h.blocks)
 						}
 					}
 					require.Equal(t, work, m.Work(rank), "seed %d", seed)

@@ -30,7 +30,7 @@ func BenchmarkRequest(b *testing.B) {
 				}
 				d := p.Choose(&q, v)
 				p.Routed(&q, d)
-				p.Completed(&q, d, routing.Outcome{Usage: routing.NoUsage})
+				p.Completed(&q, d, routing.Outcome{Sent: true, Usage: routing.NoUsage})
 			}
 		})
 	}

@@ -101,7 +101,7 @@ func TestPickedAgainIsOpenOnce(t *testing.T) {
 	q := ask(tokens(1, 200))
 	for range 5 {
 		b := new(routing.Booking)
-		require.NoError(t, r.Query(t.Context(), q, b))
+		require.NoError(t, r.Spare(t.Context(), q, b))
 		b.Release()
 	}
 	open := 0

@@ -31,6 +31,7 @@ var (
 	_ routing.KeyUser            = (*Policy)(nil)
 	_ routing.RouteObserver      = (*Policy)(nil)
 	_ routing.CompletionObserver = (*Policy)(nil)
+	_ routing.WithdrawalObserver = (*Policy)(nil)
 	_ routing.MembershipObserver = (*Policy)(nil)
 	_ routing.CacheObserver      = (*Policy)(nil)
 	_ routing.CapacityObserver   = (*Policy)(nil)
@@ -84,8 +85,9 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 	if s == nil {
 		return
 	}
-	s.stay.End() // of an attempt before whose end nobody told
-	s.stay = p.held.Routed(p.held.Member(d.Replica), max(d.Rank(), 0), holdings.Route{
+	s.Sent(p.popularity)
+	s.stay.End() // of an attempt before, whose end did not come
+	p.held.Routed(&s.stay, p.held.Member(d.Replica), max(d.Rank(), 0), holdings.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
 		Work:  routing.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
 		Alone: d.Replica.Ongoing() <= 1, Now: s.now,
@@ -101,11 +103,30 @@ func (p *Policy) Superblocks(q *routing.Request, to []uint64) []uint64 {
 	return to
 }
 
-// Completed implements [routing.CompletionObserver]: what the replica says it had
-// cached corrects what it is believed to.
+// Withdrawn implements [routing.WithdrawalObserver].
+func (p *Policy) Withdrawn(q *routing.Request, d routing.Decision) {
+	if s, _ := q.Prepared.(*prepared); s != nil {
+		p.forget(s, d)
+	}
+}
+
+// forget takes back the last pick of a request.
+func (p *Policy) forget(s *prepared, d routing.Decision) {
+	p.recent.remove(s, d.Replica, int32(max(d.Rank(), 0)), s.number)
+	p.unrouted.routed(s.number)
+}
+
+// Completed implements [routing.CompletionObserver]: what the replica reports to have had
+// cached corrects the prediction.
 func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
+		return
+	}
+	s.Ended(p.popularity, o.Sent)
+	if !o.Prefilled() {
+		p.held.TakeBack(&s.stay)
+		p.forget(s, d)
 		return
 	}
 	s.stay.End()

@@ -27,6 +27,7 @@ type prepared struct {
 	common  int    // blocks before the distinguishing one
 	session bool   // the key is the session's
 
+	agreed.Counted
 	stay       holdings.Stay // of the attempt under way
 	everywhere int           // leading tokens that all who cost the same are known to hold, or should
 
@@ -65,7 +66,7 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 	s.Tokens = q.PromptTokens
 	if !q.Prompt.Empty() {
 		s.Cut(q.Prompt, q.PromptTokens, p.held.Grain(q.Model), p.held.Seed(q), true)
-		s.common, _ = p.popularity.See(s.Hashes, len(v.Replicas()))
+		s.common, _ = s.Find(p.popularity, s.Hashes, len(v.Replicas()))
 		s.key = s.Hashes[s.common]
 	}
 	if q.Session != "" && (p.config.StickySessions || q.Prompt.Empty()) {

@@ -232,7 +232,7 @@ func TestAllocations(t *testing.T) {
 			}
 			d := p.Choose(&q, v)
 			p.Routed(&q, d)
-			p.Completed(&q, d, routing.Outcome{Usage: routing.NoUsage})
+			p.Completed(&q, d, routing.Outcome{Sent: true, Usage: routing.NoUsage})
 		})
 		assert.LessOrEqual(t, got, most+raceAllocs, "%d replicas", n)
 	}
@@ -257,7 +257,7 @@ func TestConcurrentUse(t *testing.T) {
 						continue
 					}
 					b.Release()
-					r.Complete(q, b.Decision, routing.Outcome{Usage: routing.Usage{CachedTokens: rnd.IntN(600)}})
+					r.Complete(q, b.Decision, routing.Outcome{Sent: true, Usage: routing.Usage{CachedTokens: rnd.IntN(600)}})
 					q.NextAttempt(b.Decision.Replica)
 				}
 				tell(r, members[w].ID, i%2, 0, tokens(0, 600), []int{16, 512}[i%2])

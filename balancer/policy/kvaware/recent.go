@@ -2,6 +2,7 @@ package kvaware
 
 import (
 	"math/bits"
+	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/routing"
 )
@@ -11,7 +12,7 @@ import (
 // a burst is spread as if it came one by one. It knows whole prompts, and of prompts
 // that begin alike some of the beginning: see mark.
 //
-// It belongs to Choose, and so to the Router's lock.
+// It belongs to Choose, and so to the Router's lock, but for remove.
 type recent struct{ picks [1 << recentBits]pick }
 
 const (
@@ -19,12 +20,12 @@ const (
 	marks      = 8 // of a prompt, and its end
 )
 
-// A pick says that a replica was given a prompt with a prefix.
+// A pick is a replica that was given a prompt with a prefix.
 type pick struct {
 	hash    uint64
 	replica *routing.Replica
 	rank    int32
-	number  uint64 // of the pick, from 1
+	number  atomic.Uint64 // of the pick, from 1; 0 = none
 }
 
 func (t *recent) at(hash uint64, r *routing.Replica, rank int32) *pick {
@@ -40,17 +41,34 @@ func mark(n, i int) int {
 }
 
 func (t *recent) add(s *prepared, r *routing.Replica, rank int32, number uint64) {
-	n := len(s.Hashes)
-	if n == 0 {
+	for blocks := range s.marks {
+		hash := s.Hashes[blocks-1]
+		p := t.at(hash, r, rank)
+		p.hash, p.replica, p.rank = hash, r, rank
+		p.number.Store(number)
+	}
+}
+
+// remove takes back an add. It may be called from any goroutine.
+func (t *recent) remove(s *prepared, r *routing.Replica, rank int32, number uint64) {
+	if number == 0 {
 		return
 	}
-	put := func(blocks int) {
-		hash := s.Hashes[blocks-1]
-		*t.at(hash, r, rank) = pick{hash, r, rank, number}
+	for blocks := range s.marks {
+		t.at(s.Hashes[blocks-1], r, rank).number.CompareAndSwap(number, 0)
 	}
-	put(n)
+}
+
+// marks yields how many blocks the marks of the prompt are, its end first.
+func (s *prepared) marks(yield func(blocks int) bool) {
+	n := len(s.Hashes)
+	if n == 0 || !yield(n) {
+		return
+	}
 	for i := 0; i < marks && mark(n, i) < n; i++ {
-		put(mark(n, i))
+		if !yield(mark(n, i)) {
+			return
+		}
 	}
 }
 
@@ -75,5 +93,5 @@ func (t *recent) held(s *prepared, r *routing.Replica, rank int32) int {
 func (t *recent) has(s *prepared, blocks int, r *routing.Replica, rank int32) bool {
 	hash := s.Hashes[blocks-1]
 	p := t.at(hash, r, rank)
-	return p.hash == hash && p.replica == r && p.rank == rank && p.number > s.since
+	return p.hash == hash && p.replica == r && p.rank == rank && p.number.Load() > s.since
 }

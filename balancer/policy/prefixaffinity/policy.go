@@ -88,9 +88,11 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 	m := p.held.Member(d.Replica)
 	if p.ray {
 		p.countBytes(s, m)
+	} else {
+		s.Sent(p.popularity)
 	}
-	s.stay.End() // of an attempt before whose end nobody told
-	s.stay = p.held.Routed(m, 0, holdings.Route{
+	s.stay.End() // of an attempt before, whose end did not come
+	p.held.Routed(&s.stay, m, 0, holdings.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(), Alone: d.Replica.Ongoing() <= 1, Now: s.now,
 	})
 }
@@ -107,6 +109,14 @@ func (p *Policy) Superblocks(q *routing.Request, to []uint64) []uint64 {
 func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil || len(s.Hashes) == 0 {
+		return
+	}
+	s.Ended(p.popularity, o.Sent)
+	if !o.Prefilled() {
+		p.held.TakeBack(&s.stay)
+		if p.ray {
+			p.held.Member(d.Replica).Sent.Add(-s.bytes)
+		}
 		return
 	}
 	s.stay.End()

@@ -28,7 +28,9 @@ type prepared struct {
 	second  bool   // the second in the order is this prompt's home, and the first is behind it
 	session bool   // the key is the session's
 
-	stay holdings.Stay // of the attempt under way
+	agreed.Counted
+	stay  holdings.Stay // of the attempt under way
+	bytes int64         // that it added to Member.Sent
 
 	// Found for a fleet.
 	fleet   *holdings.Fleet
@@ -64,7 +66,7 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 			return s
 		}
 		var key int
-		key, s.common = p.popularity.See(s.Hashes, len(v.Replicas()))
+		key, s.common = s.Find(p.popularity, s.Hashes, len(v.Replicas()))
 		s.key = s.Hashes[key]
 		s.second = s.common > key && s.Hashes[s.common]&1 == 1
 	}

@@ -54,6 +54,7 @@ func (p *Policy) countBytes(s *prepared, m *holdings.Member) {
 	if at, ok := s.fleet.Place(m); ok {
 		depth = found.Any(at)
 	}
-	m.Sent.Add(int64((len(s.Hashes) - depth) * s.Size))
+	s.bytes = int64((len(s.Hashes) - depth) * s.Size)
+	m.Sent.Add(s.bytes)
 	p.scratch.Put(found)
 }

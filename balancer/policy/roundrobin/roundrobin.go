@@ -49,7 +49,7 @@ func New(Config) (*Policy, error) {
 // Policy is the policy round_robin. All of it is guarded by the Router's lock.
 type Policy struct {
 	started bool
-	next    uint64
+	cursor  // of requests without an adapter
 
 	// epoch is the View's for which adapters was found: whether any replica
 	// declares adapters.
@@ -65,14 +65,16 @@ type Policy struct {
 }
 
 type cursor struct {
-	adapter uint64
+	adapter uint64 // its hash
 	next    uint64
+	last    string // id of the replica picked last
 }
 
 var (
-	_ routing.Policy    = (*Policy)(nil)
-	_ routing.KeyUser   = (*Policy)(nil)
-	_ routing.Previewer = (*Policy)(nil)
+	_ routing.Policy             = (*Policy)(nil)
+	_ routing.KeyUser            = (*Policy)(nil)
+	_ routing.Previewer          = (*Policy)(nil)
+	_ routing.WithdrawalObserver = (*Policy)(nil)
 )
 
 // Uses implements [routing.KeyUser]: the policy looks at no key.
@@ -87,17 +89,33 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 		return routing.Wait()
 	}
 	tiers := q.Adapter != "" && p.adaptersIn(v)
-	return choose(q, v, tiers, p.cursor(q, v, tiers))
+	c := p.cursorFor(q, v, tiers)
+	d := choose(q, v, tiers, &c.next)
+	if d.Replica != nil {
+		c.last = d.Replica.ID
+	}
+	return d
 }
 
-// Preview implements [routing.Previewer]: who has the next turn, and keeps it.
+// Preview implements [routing.Previewer]: the cursor stays.
 func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
 	if len(v.Connected()) == 0 {
 		return routing.Wait()
 	}
 	tiers := q.Adapter != "" && p.adaptersIn(v)
-	next := *p.cursor(q, v, tiers)
+	next := start(v)
+	if c := p.known(q, tiers); c != nil {
+		next = c.next
+	}
 	return choose(q, v, tiers, &next)
+}
+
+// Withdrawn implements [routing.WithdrawalObserver]: a replica that was given nothing is the
+// next, unless others have been picked since.
+func (p *Policy) Withdrawn(q *routing.Request, d routing.Decision) {
+	if c := p.known(q, q.Adapter != "" && p.adapters); c != nil && c.last == d.Replica.ID {
+		c.next, c.last = c.next-1, ""
+	}
 }
 
 // choose takes the next turn. Without tiers of adapters the whole fleet takes turns.
@@ -137,18 +155,30 @@ func turn(pool routing.Pool, next *uint64) *routing.Replica {
 
 func start(v *routing.View) uint64 { return uint64(v.IntN(1 << 31)) }
 
-// cursor returns the cursor for the request.
-func (p *Policy) cursor(q *routing.Request, v *routing.View, ownForAdapter bool) *uint64 {
+// known returns the cursor for the request, nil if there is none yet.
+func (p *Policy) known(q *routing.Request, ownForAdapter bool) *cursor {
 	if !ownForAdapter {
-		if !p.started {
-			p.started, p.next = true, start(v)
+		if p.started {
+			return &p.cursor
 		}
-		return &p.next
+		return nil
+	}
+	if at, ok := p.byAdapter[maphash.String(p.seed, q.Adapter)]; ok {
+		return &p.cursors[at]
+	}
+	return nil
+}
+
+// cursorFor returns the cursor for the request.
+func (p *Policy) cursorFor(q *routing.Request, v *routing.View, ownForAdapter bool) *cursor {
+	if c := p.known(q, ownForAdapter); c != nil {
+		return c
+	}
+	if !ownForAdapter {
+		p.started, p.next = true, start(v)
+		return &p.cursor
 	}
 	adapter := maphash.String(p.seed, q.Adapter)
-	if at, ok := p.byAdapter[adapter]; ok {
-		return &p.cursors[at].next
-	}
 	c := cursor{adapter: adapter, next: start(v)}
 	if p.byAdapter == nil {
 		p.byAdapter = make(map[uint64]int)
@@ -163,7 +193,7 @@ func (p *Policy) cursor(q *routing.Request, v *routing.View, ownForAdapter bool)
 		p.cursors[at] = c
 	}
 	p.byAdapter[adapter] = at
-	return &p.cursors[at].next
+	return &p.cursors[at]
 }
 
 // adaptersIn reports whether any replica of the fleet declares adapters: if
