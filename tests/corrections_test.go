@@ -1,0 +1,69 @@
+package tests
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
+)
+
+// stubborn picks one replica, whatever the request says.
+type stubborn string
+
+func (stubborn) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (id stubborn) Choose(_ *routing.Request, v *routing.View) routing.Decision {
+	return routing.To(v.ByID(string(id)), "stubborn")
+}
+
+// Issue 12.17: a pick outside of what the request may be given is counted, and logged once a policy.
+func TestCorrectedPicksAreCounted(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+
+	r := policytest.NewRouter(t, stubborn("r0"), policytest.Bounded(policytest.Fleet(3), 2))
+	reader := sdkmetric.NewManualReader()
+	recorder, err := telemetry.New(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	require.NoError(t, err)
+	stop, err := recorder.Watch("mine", r)
+	require.NoError(t, err)
+	defer stop()
+
+	require.Equal(t, "r0", policytest.Route(t, r, &routing.Request{}))
+	release := policytest.Fill(t, r, "r0", 2)
+	require.ErrorIs(t, r.Pick(t.Context(), &routing.Request{}, new(routing.Booking)), routing.ErrFull, "a full one is waited for")
+	release(2)
+	require.Zero(t, correctionsIn(t, reader))
+	for range 3 {
+		require.NotEqual(t, "r0", policytest.Route(t, r, &routing.Request{Exclude: []string{"r0"}}))
+	}
+	r.SetConnected("r0", false)
+	require.NotEqual(t, "r0", policytest.Route(t, r, &routing.Request{}))
+	require.EqualValues(t, 4, correctionsIn(t, reader))
+	require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
+	require.Contains(t, log.String(), "stubborn")
+}
+
+func correctionsIn(t *testing.T, reader sdkmetric.Reader) int64 {
+	var all metricdata.ResourceMetrics
+	require.NoError(t, reader.Collect(t.Context(), &all))
+	for _, s := range all.ScopeMetrics {
+		for _, m := range s.Metrics {
+			if m.Name == "warmpath.pick.corrections" {
+				return m.Data.(metricdata.Sum[int64]).DataPoints[0].Value
+			}
+		}
+	}
+	t.Fatal("no such metric")
+	return 0
+}
