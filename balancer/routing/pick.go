@@ -20,16 +20,20 @@ func (r *Router) Pick(ctx context.Context, q *Request, b *Booking) error {
 
 // Query is Pick for a request that is not sent: it books, and leaves no trace in the policy if that is a [Previewer].
 func (r *Router) Query(ctx context.Context, q *Request, b *Booking) error {
+	return r.query(ctx, q, b, true)
+}
+
+func (r *Router) query(ctx context.Context, q *Request, b *Booking, insists bool) error {
 	q.query = true
 	defer func() { q.query = false }()
-	return r.pick(ctx, q, b, true)
+	return r.pick(ctx, q, b, insists)
 }
 
 // HasRoom reports whether a replica has room for the request now. A replica that refused a request a moment
 // ago counts as full. Nothing stays booked.
 func (r *Router) HasRoom(ctx context.Context, q *Request) bool {
 	var b Booking
-	err := r.pick(ctx, q, &b, false)
+	err := r.query(ctx, q, &b, false)
 	b.Release()
 	return err == nil
 }

@@ -93,22 +93,3 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 		require.Zero(t, check(), "seed %d", seed)
 	}
 }
-
-// A request that is picked again is waited for once.
-func TestPickedAgainIsOpenOnce(t *testing.T) {
-	r := newRouter(t, 4)
-	p := r.Policy().(*Policy)
-	q := ask(tokens(1, 200))
-	for range 5 {
-		b := new(routing.Booking)
-		require.NoError(t, r.Spare(t.Context(), q, b))
-		b.Release()
-	}
-	open := 0
-	for i := range p.unrouted.open {
-		if p.unrouted.open[i].Load() != 0 {
-			open++
-		}
-	}
-	require.Equal(t, 1, open)
-}
