@@ -55,7 +55,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		call.Unclaim()
 		return res, err
 	}
-	res.Metadata = rank(info.Ctx, &b.Decision)
+	res.Metadata = call.RankMetadata(info.Ctx)
 	res.Done = chain(res.Done, call.Finished)
 	return res, nil
 }
@@ -211,7 +211,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 		return res, err
 	}
 	channel.Note(info.Ctx, binding, route, &c.request, c.booking.Decision)
-	res.Metadata = rank(info.Ctx, &c.booking.Decision)
+	res.Metadata = channel.RankMetadata(info.Ctx, &c.booking.Decision)
 	res.Done = chain(res.Done, c.done)
 	return res, nil
 }

@@ -64,28 +64,31 @@ func (c *codecOnce) free() {
 // newCodecOnce returns the codec of a call with the message and the options; nil where gRPC may encode the message as
 // often as it likes.
 func newCodecOnce(msg any, opts []grpc.CallOption) *codecOnce {
-	var codec encoding.CodecV2
-	name, chosen := encodingproto.Name, false
+	codec, chosen := codecOf(opts)
+	if codec == nil || !chosen && isProto(msg) && codec.Name() == encodingproto.Name {
+		return nil
+	}
+	return &codecOnce{CodecV2: codec, msg: msg}
+}
+
+// codecOf returns the codec that gRPC takes with the options, and whether they name it. It is nil for one of an older
+// interface, which returns bytes that gRPC does not free.
+func codecOf(opts []grpc.CallOption) (codec encoding.CodecV2, chosen bool) {
+	name := encodingproto.Name
 	for _, o := range opts {
 		switch o := o.(type) {
 		case grpc.ForceCodecV2CallOption:
 			codec, chosen = o.CodecV2, true
 		case grpc.ForceCodecCallOption, grpc.CustomCodecCallOption:
-			codec, chosen = nil, true // it returns bytes, which gRPC does not free
+			codec, chosen = nil, true
 		case grpc.ContentSubtypeCallOption:
 			name = o.ContentSubtype
 		}
 	}
 	if !chosen {
-		if isProto(msg) && name == encodingproto.Name {
-			return nil
-		}
 		codec = encoding.GetCodecV2(name)
 	}
-	if codec == nil {
-		return nil
-	}
-	return &codecOnce{CodecV2: codec, msg: msg}
+	return codec, chosen
 }
 
 func isProto(msg any) bool {

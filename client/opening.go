@@ -72,7 +72,7 @@ func (k *core) attempt(m any, has bool) (attempt, error) {
 
 // openStream asks gRPC for a stream and sends the first message on it.
 func (k *core) openStream(ctx context.Context, next *attempt, m any, has bool) (err error) {
-	next.cs, err = k.open(ctx, k.desc, k.tries.cc, k.tries.method, k.opts...)
+	next.cs, err = k.open(ctx, k.desc, k.tries.cc, k.tries.method, k.tries.ranked(k.opts)...)
 	if err != nil || !has {
 		return err
 	}

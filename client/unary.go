@@ -23,6 +23,7 @@ func (c *channels) unary(ctx context.Context, method string, req, reply any, cc 
 			return err
 		}
 		var err error
+		opts := tries.ranked(opts)
 		if tries.limited() {
 			err = tries.invokeLimited(req, reply, invoke, opts)
 		} else {

@@ -7,9 +7,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
@@ -100,5 +105,95 @@ func TestSGLangRuntimeSession(t *testing.T) {
 			message = append(text(m.session, parameters), text(m.routing, session)...)
 			require.Equal(t, where(session, "Other", nil), where("", m.method, message), session)
 		}
+	}
+}
+
+// ranked dials replicas of several data-parallel ranks, of which the policy chooses one.
+func ranked(t *testing.T, name string, rank int, addrs ...string) *grpc.ClientConn {
+	t.Helper()
+	_, config := listening(name, rank)
+	res := manual.NewBuilderWithScheme("ranked")
+	var all []resolver.Endpoint
+	for _, a := range addrs {
+		all = append(all, fleet.Endpoint(fleet.Replica{ID: a, Address: a, Ranks: 4}))
+	}
+	res.InitialState(resolver.State{Endpoints: all})
+	return dial(t, "ranked:///", grpc.WithResolvers(res), client.WithConfig(`{"policy":`+config+`}`))
+}
+
+// rankIn returns the values of an integer field in an encoded message, and those of the metadata.
+func rankIn(num protowire.Number, message []byte, md metadata.MD) string {
+	var read []uint64
+	for len(message) > 0 {
+		n, typ, size := protowire.ConsumeField(message)
+		if size < 0 {
+			return "broken"
+		}
+		if n == num && typ == protowire.VarintType {
+			_, _, tag := protowire.ConsumeTag(message)
+			v, _ := protowire.ConsumeVarint(message[tag:])
+			read = append(read, v)
+		}
+		message = message[size:]
+	}
+	return fmt.Sprint(read, md.Get("x-data-parallel-rank"))
+}
+
+// Issue 12.6: the rank that the policy chose is in the message where the engine reads it, and in the metadata beside.
+func TestRankReachesEveryEngine(t *testing.T) {
+	fields := map[string]protowire.Number{
+		"/vllm.grpc.engine.VllmEngine/Generate":           9,
+		"/sglang.grpc.scheduler.SglangScheduler/Generate": 16,
+		"/sglang.grpc.scheduler.SglangScheduler/Embed":    8,
+		"/sglang.runtime.v1.SglangService/TextGenerate":   11,
+		"/sglang.runtime.v1.SglangService/Generate":       10,
+		"/sglang.api.v1.SglangService/Generate":           17,
+	}
+	a := anyServer(t, func(method string, request []byte, md metadata.MD) []byte {
+		return text(1, rankIn(fields[method], request, md))
+	})
+	for _, rank := range []int{2, 0} {
+		cc := ranked(t, fmt.Sprint("rank_", rank), rank, a)
+		for method := range fields {
+			for _, message := range [][]byte{{}, text(1, "r")} { // the first one meets no connection yet
+				var reply []byte
+				require.NoError(t, cc.Invoke(deadline(t), method, message, &reply, grpc.ForceCodecV2(rawBytes{}), grpc.WaitForReady(true)))
+				require.Equal(t, string(text(1, fmt.Sprintf("[%d] [%d]", rank, rank))), string(reply), method)
+			}
+		}
+		own := protowire.AppendVarint(protowire.AppendTag(text(1, "r"), 9, protowire.VarintType), 3)
+		var reply []byte
+		require.NoError(t, cc.Invoke(deadline(t), "/vllm.grpc.engine.VllmEngine/Generate", own, &reply, grpc.ForceCodecV2(rawBytes{})))
+		require.Equal(t, string(text(1, "[3] []")), string(reply), "the application's choice stays")
+		ctx := metadata.AppendToOutgoingContext(deadline(t), "x-data-parallel-rank", "1")
+		require.NoError(t, cc.Invoke(ctx, "/vllm.grpc.engine.VllmEngine/Generate", text(1, "r"), &reply, grpc.ForceCodecV2(rawBytes{})))
+		require.Equal(t, string(text(1, "[] [1]")), string(reply), "the application's choice stays")
+	}
+}
+
+// Issue 12.6: the same with generated messages, which stay as the application made them, and in an attempt that follows
+// one that failed.
+func TestRankOfAGeneratedMessage(t *testing.T) {
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return status.Error(codes.Unavailable, "restarting") }))
+	go func() { _ = s.Serve(dead) }()
+	t.Cleanup(s.Stop)
+	alive := anyServer(t, func(_ string, request []byte, md metadata.MD) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), text(2, rankIn(9, request, md)))
+	})
+	cc := ranked(t, "rank_generated", 3, dead.Addr().String(), alive)
+	eventually(t, "both are connected", func() bool {
+		var reply []byte
+		return cc.Invoke(client.WithPin(deadline(t), alive), "/a.B/C", []byte{}, &reply, grpc.ForceCodecV2(rawBytes{})) == nil
+	})
+	for range 4 {
+		q := generation("r")
+		stream, err := enginepb.NewVllmEngineClient(cc).Generate(deadline(t), q, grpc.WaitForReady(true))
+		require.NoError(t, err)
+		m, err := stream.Recv()
+		require.NoError(t, err)
+		require.Equal(t, "[3] [3]", m.GetComplete().GetFinishReason())
+		require.Nil(t, q.DataParallelRank)
 	}
 }

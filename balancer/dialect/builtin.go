@@ -38,20 +38,20 @@ func Builtin() []Dialect {
 		older.on("/vllm.Generate/Generate", "/vllm.Generate/GenerateStream"),
 
 		Dialect{RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.8", OneOf: [][]int32{{2, 3}}, Usage: chunkDelta,
-			Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
+			Rank: "9", Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
 			on("/vllm.grpc.engine.VllmEngine/Generate"),
 		Dialect{RequestID: "1", Tokens: "2.2", Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
 			on("/vllm.grpc.engine.VllmEngine/Embed"),
 
 		Dialect{RequestID: "1", Tokens: "2.2", Adapter: "15", MaxTokens: "4.8", Usage: chunkSecond,
-			Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
+			Rank: "16", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
 			on("/sglang.grpc.scheduler.SglangScheduler/Generate"),
-		Dialect{RequestID: "1", Tokens: "2.2", Prompt: "10[]", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
+		Dialect{RequestID: "1", Tokens: "2.2", Prompt: "10[]", Rank: "8", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
 			on("/sglang.grpc.scheduler.SglangScheduler/Embed"),
 
-		Dialect{Prompt: "1", MaxTokens: "2.8", RequestID: "8", Adapter: "9", Session: "13|10", Usage: metaInfo}.
+		Dialect{Prompt: "1", MaxTokens: "2.8", RequestID: "8", Adapter: "9", Session: "13|10", Rank: "11", Usage: metaInfo}.
 			on("/sglang.runtime.v1.SglangService/TextGenerate"),
-		Dialect{Tokens: "1", MaxTokens: "2.8", RequestID: "7", Adapter: "8", Session: "12|9", Usage: metaInfo}.
+		Dialect{Tokens: "1", MaxTokens: "2.8", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo}.
 			on("/sglang.runtime.v1.SglangService/Generate"),
 		openAI.on("/sglang.runtime.v1.SglangService/ChatComplete", "/sglang.runtime.v1.SglangService/Complete"),
 		Dialect{Prompt: "1", RequestID: "2", Session: "3"}.
@@ -62,7 +62,7 @@ func Builtin() []Dialect {
 			on("/sglang.runtime.v1.SglangService/Classify"),
 
 		// One or many of each, where one is field 1 and a list of many field 2.
-		Dialect{Prompt: "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1", DefaultMaxTokens: 128,
+		Dialect{Prompt: "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1", DefaultMaxTokens: 128, Rank: "17",
 			Usage: Usage{Prompt: "1.2.2", Output: "1.2.3"}}.
 			on("/sglang.api.v1.SglangService/Generate"),
 

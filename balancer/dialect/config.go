@@ -88,5 +88,8 @@ func (d Dialect) check() error {
 	if t := d.Tensors; t != nil && t.Text == "" && t.Tokens == "" {
 		return fmt.Errorf("tensors: neither text nor tokens is given")
 	}
+	if err := d.Rank.checkRank(); err != nil {
+		return fmt.Errorf("rank: %w", err)
+	}
 	return d.checkAbort()
 }

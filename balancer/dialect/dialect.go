@@ -28,6 +28,10 @@ type Dialect struct {
 	MaxTokens        Path `json:"max_tokens,omitempty"`
 	DefaultMaxTokens int  `json:"default_max_tokens,omitempty"`
 
+	// Rank is where the engine reads the data-parallel rank: the number of an integer of the
+	// request. The chosen rank is written there, unless the application set one.
+	Rank Path `json:"rank,omitempty"`
+
 	// Prompt is text: a string or bytes, or a list of them ("3[].2"), which is a
 	// batch.
 	Prompt Path `json:"prompt,omitempty"`

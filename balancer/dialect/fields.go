@@ -3,6 +3,7 @@ package dialect
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 )
 
 // A slot is what a field means.
@@ -15,6 +16,7 @@ const (
 	slotAdapter
 	slotCacheSalt
 	slotMaxTokens
+	slotRank
 	slotPrompt
 	slotTokens
 	slotMessages
@@ -68,6 +70,11 @@ func (f *fields) add(name string, s slot, p Path) error {
 		return fmt.Errorf("%s: more than %d paths in all", name, maxRefs)
 	}
 	return nil
+}
+
+// leaf returns the first alternative of a slot that has one.
+func (f *fields) leaf(s slot) *leaf {
+	return &f.leaves[slices.IndexFunc(f.leaves, func(l leaf) bool { return l.slot == s })]
 }
 
 func (f *fields) addMessages(m *Messages) error {

@@ -115,6 +115,7 @@ func newMethod(d Dialect) (*Method, error) {
 		{"adapter", slotAdapter, d.Adapter},
 		{"cache_salt", slotCacheSalt, d.CacheSalt},
 		{"max_tokens", slotMaxTokens, d.MaxTokens},
+		{"rank", slotRank, d.Rank},
 		{"prompt", slotPrompt, d.Prompt},
 		{"tokens", slotTokens, d.Tokens},
 		{"json_body", slotJSON, d.JSONBody},

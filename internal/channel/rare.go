@@ -20,6 +20,8 @@ type rare struct {
 	span trace.Span
 	// picked is the time of the last pick, where the Router does not measure. Guarded by Call.mu.
 	picked time.Time
+	// rank is one more than the data-parallel rank that the attempt's message gets, 0 = none. Guarded by Call.mu.
+	rank int
 	// late says that the attempt under way is given up because its first message is late. outrun is the replica that an
 	// earlier attempt was given up on for that; nil = none. Guarded by Call.mu.
 	late   bool
