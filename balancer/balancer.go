@@ -8,8 +8,6 @@ import (
 
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/base"
-	"google.golang.org/grpc/balancer/endpointsharding"
-	"google.golang.org/grpc/balancer/pickfirst"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
 
@@ -22,12 +20,11 @@ import (
 
 // lb is the balancer of one channel.
 //
-// gRPC serialises the balancer's own methods. UpdateState, which the child calls,
-// may run beside them, and picks run beside everything.
+// gRPC serialises the balancer's own methods. The endpoints' connections report
+// beside them, and picks run beside everything.
 type lb struct {
-	balancer.ClientConn // to the channel; lb intercepts UpdateState
+	balancer.ClientConn // to the channel
 	opts                balancer.BuildOptions
-	child               balancer.Balancer
 	eager               atomic.Bool
 	perReplica          atomic.Int32 // connections
 	bareOnce            sync.Once
@@ -35,17 +32,21 @@ type lb struct {
 	// binding is the Router in use with its configuration; replaced under mu.
 	binding atomic.Pointer[channel.Binding]
 
-	// mu guards the fields below. It is not held while the child is called, since
-	// the child calls back into UpdateState; endpointsharding's own lock is taken
-	// before it, the handle's and the Router's after it.
+	// mu guards the fields below. It is not held while an endpoint's connections are
+	// called, whose own locks are taken before it; the handle's and the Router's are
+	// taken after it.
 	mu        sync.Mutex
 	config    *lbConfig
 	handle    *channel.Handle
 	table     *dialect.Table // of config, with the handle's dialects; nil where neither is in force yet
 	unwatch   func()
 	members   []routing.Member
-	endpoints *resolver.EndpointMap[*endpoint] // one per child
-	state     balancer.State                   // last one from the child
+	endpoints *resolver.EndpointMap[*endpoint]
+	left      []*endpoint                    // to be closed at the end of the update under way
+	updates   uint64                         // of the list of endpoints
+	updating  bool                           // endpoints are being updated: what they report is put into force after it
+	states    [connectivity.Shutdown + 1]int // endpoints, by their state
+	failed    balancer.Picker                // of the endpoint that failed last
 	events    events
 	server    server
 	closed    bool
@@ -78,71 +79,60 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 		return err
 	}
 	b.server.watch = watch
-	s.ResolverState.Endpoints = b.setMembers(config, s.ResolverState.Endpoints)
+	kept := b.setMembers(config, s.ResolverState.Endpoints)
 	b.perReplica.Store(int32(config.ConnectionsPerReplica))
 	b.configure(config, h, r)
+	b.updating = true
 	b.mu.Unlock()
-	return b.child.UpdateClientConnState(balancer.ClientConnState{
-		ResolverState: pickfirst.EnableHealthListener(s.ResolverState),
-	})
-}
-
-// UpdateState is called by the child whenever a connection changes.
-func (b *lb) UpdateState(s balancer.State) {
-	children := endpointsharding.ChildStatesFromPicker(s.Picker)
+	err = b.updateEndpoints(kept, s.ResolverState)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
-		return
-	}
-	b.state = s
-	var router *routing.Router
-	if binding := b.binding.Load(); binding != nil {
-		router = binding.Router
-	}
-	for _, c := range children {
-		e, ok := b.endpoints.Get(c.Endpoint)
-		if !ok {
-			continue
+	b.updating = false
+	for _, e := range kept {
+		if e.state == connectivity.Idle && b.eager.Load() { // of a fleet that was larger
+			go e.conns.ExitIdle()
 		}
-		e.picker.Store(&childState{c.State})
-		b.noteConnection(e, c.State)
-		if router != nil {
-			b.tell(router, e)
-		}
-		idle := c.State.ConnectivityState == connectivity.Idle && b.eager.Load()
-		if idle && !e.exiting {
-			c.ExitIdle()
-		}
-		e.exiting = idle
 	}
+	b.connect(b.binding.Load().Router)
 	b.publish()
+	return err
 }
 
-// publish gives gRPC a picker. While nothing is connected that is the child's
-// own, which queues calls or fails them with the connections' errors. Called
-// with mu held.
+// publish gives gRPC a picker. While nothing is connected that is one which queues calls, or fails them with the error of
+// the connection that failed last. Called with mu held.
 func (b *lb) publish() {
-	if binding := b.binding.Load(); binding == nil || len(binding.Router.View().Connected()) == 0 {
-		s := b.state
-		switch {
-		case binding != nil && b.endpoints.Len() == 0:
-			s = balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: base.NewErrPicker(fmt.Errorf("warmpath: the fleet is empty: %s names no replica", b.opts.Target))}
-		case s.ConnectivityState == connectivity.Ready:
-			// Connected to those that just left the fleet; the child is about to be told.
-			s = balancer.State{ConnectivityState: connectivity.Connecting, Picker: base.NewErrPicker(balancer.ErrNoSubConnAvailable)}
-		}
-		b.ClientConn.UpdateState(s)
+	binding := b.binding.Load()
+	if binding != nil && len(binding.Router.View().Connected()) > 0 {
+		b.ClientConn.UpdateState(balancer.State{ConnectivityState: b.connectivity(), Picker: &picker{lb: b}})
 		return
 	}
-	b.ClientConn.UpdateState(balancer.State{ConnectivityState: b.connectivity(), Picker: &picker{lb: b}})
+	s := balancer.State{ConnectivityState: b.aggregate(), Picker: base.NewErrPicker(balancer.ErrNoSubConnAvailable)}
+	switch {
+	case binding != nil && b.endpoints.Len() == 0:
+		s = balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: base.NewErrPicker(fmt.Errorf("warmpath: the fleet is empty: %s names no replica", b.opts.Target))}
+	case s.ConnectivityState == connectivity.TransientFailure:
+		s.Picker = b.failed
+	case s.ConnectivityState == connectivity.Ready: // the Router is not in force yet
+		s.ConnectivityState = connectivity.Connecting
+	}
+	b.ClientConn.UpdateState(s)
+}
+
+// aggregate returns the best state of an endpoint.
+func (b *lb) aggregate() connectivity.State {
+	for _, s := range []connectivity.State{connectivity.Ready, connectivity.Connecting, connectivity.Idle} {
+		if b.states[s] > 0 {
+			return s
+		}
+	}
+	return connectivity.TransientFailure
 }
 
 // connectivity is what the channel reports of itself. A fleet whose connections
 // are opened by picks is as good as ready.
 func (b *lb) connectivity() connectivity.State {
 	if b.eager.Load() {
-		return b.state.ConnectivityState
+		return b.aggregate()
 	}
 	return connectivity.Ready
 }
@@ -151,16 +141,18 @@ func (b *lb) connectivity() connectivity.State {
 // that are to wait for a connection, and others with INTERNAL.
 func (b *lb) ResolverError(err error) {
 	b.mu.Lock()
-	nobody := b.endpoints.Len() == 0
+	all := b.all()
 	b.mu.Unlock()
-	if nobody {
+	if len(all) == 0 {
 		b.ClientConn.UpdateState(balancer.State{
 			ConnectivityState: connectivity.TransientFailure,
 			Picker:            base.NewErrPicker(errors.New(err.Error())),
 		})
 		return
 	}
-	b.child.ResolverError(err)
+	for _, e := range all {
+		e.conns.ResolverError(err)
+	}
 }
 
 // UpdateSubConnState is never called: states come through listeners.
@@ -170,22 +162,32 @@ func (b *lb) UpdateSubConnState(balancer.SubConn, balancer.SubConnState) {
 
 // ExitIdle opens the connections that are not, if all are to be open.
 func (b *lb) ExitIdle() {
-	if b.eager.Load() {
-		b.child.ExitIdle()
+	if !b.eager.Load() {
+		return
+	}
+	b.mu.Lock()
+	all := b.all()
+	b.mu.Unlock()
+	for _, e := range all {
+		e.conns.ExitIdle()
 	}
 }
 
 // Close ends the balancer: whoever waits in the queue goes back to gRPC. What
 // was learned stays with the channel's handle, if it has one.
 func (b *lb) Close() {
-	b.leave()
+	all := b.leave()
 	b.aborts.close()
-	b.child.Close()
+	for _, e := range all {
+		e.conns.Close()
+	}
 }
 
-func (b *lb) leave() {
+// leave lets go of everything but the endpoints' connections, which it returns.
+func (b *lb) leave() []*endpoint {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	all := b.all()
 	b.closed = true
 	b.endEvents()
 	b.server.leave()
@@ -195,19 +197,18 @@ func (b *lb) leave() {
 	}
 	// The Router may outlive the balancer: it is not to hold on to the connections,
 	// and through them to the channel.
-	for _, e := range b.endpoints.All() {
+	for _, e := range all {
 		e.picker.Store(nil)
 	}
-	binding := b.binding.Load()
-	if binding == nil {
-		return
-	}
-	if b.handle == nil {
+	switch binding := b.binding.Load(); {
+	case binding == nil:
+	case b.handle == nil:
 		_ = binding.Router.Close()
-		return
+	default:
+		binding.Router.Disconnect()
+		b.handle.Detach(binding)
 	}
-	binding.Router.Disconnect()
-	b.handle.Detach(binding)
+	return all
 }
 
 var errGone = errors.New("warmpath: no replica that the call may use is connected")

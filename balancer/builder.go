@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"google.golang.org/grpc/balancer"
-	"google.golang.org/grpc/balancer/endpointsharding"
-	"google.golang.org/grpc/balancer/lazy"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/serviceconfig"
 
@@ -34,20 +32,7 @@ func (builder) Name() string { return Name }
 func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
 	b := &lb{ClientConn: cc, opts: opts, endpoints: resolver.NewEndpointMap[*endpoint]()}
 	b.aborts = &aborts{connections: &b.connections}
-	b.child = endpointsharding.NewBalancer(b, opts, b.buildChild, endpointsharding.Options{DisableAutoReconnect: true})
 	return b
-}
-
-// buildChild makes the balancer of one endpoint. It runs inside
-// child.UpdateClientConnState, so after b.eager and b.perReplica were set for that update.
-func (b *lb) buildChild(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
-	build := func(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
-		return newSeveral(cc, opts, &b.perReplica)
-	}
-	if b.eager.Load() {
-		return build(cc, opts)
-	}
-	return lazy.NewBalancer(cc, opts, build)
 }
 
 // lbConfig is a parsed service config.

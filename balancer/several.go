@@ -19,9 +19,11 @@ type several struct {
 	opts                balancer.BuildOptions
 	want                *atomic.Int32
 
-	// api makes the calls to the children one at a time, as gRPC does.
+	// api makes the calls to the children one at a time, as gRPC does. It guards the fields below.
 	api    sync.Mutex
-	closed bool // guarded by api
+	closed bool
+	opened bool                     // there are connections
+	latest balancer.ClientConnState // while there are none
 
 	// mu guards what follows. Children call UpdateState with their own locks held, and the
 	// endpoint's are taken under mu, so no child is called under it.
@@ -41,19 +43,42 @@ type conn struct {
 	done  func(balancer.DoneInfo) // ends a call; made once, so that picking does not allocate
 }
 
-func newSeveral(cc balancer.ClientConn, opts balancer.BuildOptions, want *atomic.Int32) *several {
-	return &several{ClientConn: cc, opts: opts, want: want}
+// newSeveral returns connections that are opened when they are first updated, or on demand: by a pick, or by ExitIdle.
+func newSeveral(cc balancer.ClientConn, opts balancer.BuildOptions, want *atomic.Int32, onDemand bool) *several {
+	s := &several{ClientConn: cc, opts: opts, want: want, opened: !onDemand}
+	if onDemand {
+		wake := sync.OnceFunc(func() { go s.ExitIdle() }) // not from the pick, which may have locks
+		cc.UpdateState(balancer.State{ConnectivityState: connectivity.Idle, Picker: demanding(wake)})
+	}
+	return s
 }
 
 // UpdateClientConnState passes the replica's addresses on, to as many connections as are
 // wanted now.
-func (s *several) UpdateClientConnState(state balancer.ClientConnState) (err error) {
+func (s *several) UpdateClientConnState(state balancer.ClientConnState) error {
 	s.api.Lock()
 	defer s.api.Unlock()
+	if !s.opened {
+		s.latest = state
+		return nil
+	}
+	return s.update(state)
+}
+
+// update is UpdateClientConnState where there are connections. Called with api held.
+func (s *several) update(state balancer.ClientConnState) (err error) {
 	for _, c := range s.resize() {
 		err = errors.Join(err, c.child.UpdateClientConnState(state))
 	}
 	return err
+}
+
+// demanding opens the connections at the first pick.
+type demanding func()
+
+func (d demanding) Pick(balancer.PickInfo) (balancer.PickResult, error) {
+	d()
+	return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 }
 
 // resize opens or closes connections. Called with api held.
@@ -153,9 +178,11 @@ func (s *several) reopen(c *conn) {
 	}
 }
 
+// each calls do with every connection, unless they are closed. Called with api held.
 func (s *several) each(do func(*conn)) {
-	s.api.Lock()
-	defer s.api.Unlock()
+	if s.closed {
+		return
+	}
 	s.mu.Lock()
 	conns := s.conns
 	s.mu.Unlock()
@@ -165,20 +192,34 @@ func (s *several) each(do func(*conn)) {
 }
 
 // ResolverError is passed on.
-func (s *several) ResolverError(err error) { s.each(func(c *conn) { c.child.ResolverError(err) }) }
-
-// UpdateSubConnState is never called: states come through listeners.
-func (s *several) UpdateSubConnState(balancer.SubConn, balancer.SubConnState) {}
+func (s *several) ResolverError(err error) {
+	s.api.Lock()
+	defer s.api.Unlock()
+	s.each(func(c *conn) { c.child.ResolverError(err) })
+}
 
 // ExitIdle opens the connections that are not.
-func (s *several) ExitIdle() { s.each(func(c *conn) { c.child.ExitIdle() }) }
+func (s *several) ExitIdle() {
+	s.api.Lock()
+	defer s.api.Unlock()
+	if s.opened {
+		s.each(func(c *conn) { c.child.ExitIdle() })
+		return
+	}
+	if s.opened = !s.closed; s.opened {
+		if err := s.update(s.latest); err != nil {
+			logger.Warningf("a connection is not opened: %v", err)
+		}
+		s.latest = balancer.ClientConnState{}
+	}
+}
 
 // Close closes all connections.
 func (s *several) Close() {
-	s.each(func(c *conn) { c.child.Close() })
 	s.api.Lock()
+	defer s.api.Unlock()
+	s.each(func(c *conn) { c.child.Close() })
 	s.closed = true
-	s.api.Unlock()
 }
 
 // leastUsed picks among the connections that are ready the one with the fewest calls.

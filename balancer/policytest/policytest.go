@@ -107,9 +107,7 @@ func NewRouter(t testing.TB, p routing.Policy, fleet []routing.Member, opts ...f
 // SetFleet replaces the Router's fleet and connects all of it.
 func SetFleet(r *routing.Router, fleet []routing.Member) {
 	r.SetFleet(fleet)
-	for _, m := range fleet {
-		r.SetConnected(m.ID, true)
-	}
+	r.Connect()
 }
 
 // Session returns a request of a session.

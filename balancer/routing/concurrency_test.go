@@ -33,7 +33,7 @@ func (p *busy) Routed(*Request, Decision)           { p.routed.Add(1) }
 func (p *busy) Completed(*Request, Decision, Outcome) {
 	p.completed.Add(1)
 }
-func (p *busy) ReplicasChanged(added, removed []*Replica) {}
+func (p *busy) FleetChanged(FleetChange) {}
 func (p *busy) Close() error {
 	p.closed.Add(p.inside.Load() + 1)
 	return nil

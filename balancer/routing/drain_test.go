@@ -167,11 +167,11 @@ type memory struct {
 	held map[string]int
 }
 
-func (m *memory) ReplicasChanged(added, removed []*Replica) {
-	for _, r := range removed {
+func (m *memory) FleetChanged(c FleetChange) {
+	for _, r := range c.Removed {
 		delete(m.held, r.ID)
 	}
-	for _, r := range added {
+	for _, r := range c.Added {
 		m.held[r.ID]++
 	}
 }

@@ -43,7 +43,12 @@ func (r *Router) SetFleet(members []Member) {
 		same = same && rep == was
 		next.replicas = append(next.replicas, rep)
 		next.byID[m.ID] = rep
-		next.adapters = next.adapters || len(m.Adapters) > 0
+		for _, adapter := range rep.Adapters {
+			if next.loaded == nil {
+				next.loaded = make(map[string][]*Replica)
+			}
+			next.loaded[adapter] = append(next.loaded[adapter], rep)
+		}
 		for _, model := range m.Models {
 			next.models[model] = true
 		}
@@ -57,13 +62,21 @@ func (r *Router) SetFleet(members []Member) {
 			r.depart(rep)
 		}
 	}
-	if len(added)+len(removed) > 0 && r.memberObs != nil {
-		r.memberObs.ReplicasChanged(added, removed)
-	}
-	if s := r.shadow; s != nil && s.memberObs != nil && len(added)+len(removed) > 0 {
-		s.memberObs.ReplicasChanged(added, removed)
-	}
+	r.notify(FleetChange{Added: added, Removed: removed})
 	r.publish(next)
+}
+
+// notify calls the policies that observe the fleet. Called with mu held.
+func (r *Router) notify(c FleetChange) {
+	if len(c.Added)+len(c.Removed)+len(c.Connected)+len(c.Disconnected) == 0 {
+		return
+	}
+	if r.fleetObs != nil {
+		r.fleetObs.FleetChanged(c)
+	}
+	if s := r.shadow; s != nil && s.fleetObs != nil {
+		s.fleetObs.FleetChanged(c)
+	}
 }
 
 // replica returns the Replica of a member at a place in the fleet, with the live
@@ -130,8 +143,9 @@ func (r *Router) forget(rep *Replica) {
 	}
 }
 
-// SetConnected says whether the host has a connection to the replica. Unknown
-// ids are ignored. O(replicas) when that is a change.
+// SetConnected records whether the host has a connection to the replica. Unknown
+// ids are ignored. When that is a change, the replica enters or leaves copies of the lists of those that are connected;
+// nothing else grows with the fleet.
 func (r *Router) SetConnected(id string, up bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +155,13 @@ func (r *Router) SetConnected(id string, up bool) {
 		return
 	}
 	r.connects(rep.live, up)
-	r.publish(v.fleet)
+	changed := []*Replica{rep}
+	if up {
+		r.notify(FleetChange{Connected: changed})
+	} else {
+		r.notify(FleetChange{Disconnected: changed})
+	}
+	r.show(v.changed(rep, up, &r.opts))
 }
 
 // SetStreams says how many requests the host's connections to the replica take at once, a
@@ -160,41 +180,46 @@ func (r *Router) SetStreams(id string, n int) {
 	r.serve(v, id)
 }
 
-// Connect says that every replica of the fleet is connected, for a host that has no
-// connections of its own. O(replicas) when that is a change.
-func (r *Router) Connect() {
+// SetConnections is SetConnected for every replica of the fleet at once. up is called under the Router's lock and must not
+// call the Router. O(replicas).
+func (r *Router) SetConnections(up func(*Replica) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.view.Load()
-	if len(v.connected) == len(v.fleet.replicas) {
-		return
-	}
+	var c FleetChange
 	for _, rep := range v.Replicas() {
-		if !rep.Connected() {
-			r.connects(rep.live, true)
+		switch is := up(rep); {
+		case is == rep.Connected():
+			continue
+		case is:
+			c.Connected = append(c.Connected, rep)
+		default:
+			c.Disconnected = append(c.Disconnected, rep)
 		}
+		r.connects(rep.live, !rep.Connected())
 	}
-	r.publish(v.fleet)
+	if len(c.Connected)+len(c.Disconnected) > 0 {
+		r.notify(c)
+		r.publish(v.fleet)
+	}
 }
 
-// Disconnect takes down every connection at once: who waits is sent away with
-// ErrNotConnected. What was learned stays, for when connections come back.
-func (r *Router) Disconnect() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	v := r.view.Load()
-	for _, rep := range v.Replicas() {
-		if rep.Connected() {
-			r.connects(rep.live, false)
-		}
-	}
-	r.publish(v.fleet)
-}
+// Connect connects every replica of the fleet, for a host that has no connections of its own. O(replicas).
+func (r *Router) Connect() { r.SetConnections(func(*Replica) bool { return true }) }
 
-// publish makes a new View and lets the queue choose again. Called with mu held.
+// Disconnect takes down every connection at once: the requests in the queue end with ErrNotConnected. What was
+// learned stays, for when connections come back.
+func (r *Router) Disconnect() { r.SetConnections(func(*Replica) bool { return false }) }
+
+// publish makes a new View of the whole fleet. O(replicas). Called with mu held.
 func (r *Router) publish(m *membership) {
 	v := &View{fleet: m, shared: r.shared}
-	v.build(r.opts.Node, r.opts.Zone)
+	v.build(&r.opts)
+	r.show(v)
+}
+
+// show puts a View into force and lets the queue choose again. Called with mu held.
+func (r *Router) show(v *View) {
 	if len(v.connected) == 0 {
 		r.wards.upSince = time.Time{}
 	}

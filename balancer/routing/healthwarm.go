@@ -31,6 +31,5 @@ func (r *Router) arrive(l *live, now time.Time) {
 	founding := now.Sub(r.wards.upSince) < e.SlowStart
 	if missing && !founding && e.SlowStart > 0 && h.cond == Well {
 		r.modify(l, func(h *health) { h.begin(now, e.SlowStart) })
-		r.wards.due = time.Time{}
 	}
 }

@@ -232,14 +232,14 @@ func (v *View) correct(q *Request, d *Decision) error {
 	}
 	*d = Wait(full...)
 	plain := len(q.Exclude) == 0 && (q.Model == "" || q.anyModel) && q.keeper == nil && !v.shared.barring
-	if full != nil || v.open > 0 && plain {
+	if full != nil || v.open() > 0 && plain {
 		return ErrFull
 	}
 	_, full = v.whom(q, v.connected)
 	switch len(full) {
 	case 0:
 		return v.nobody(q)
-	case v.open: // anyone, after all, unless some of them drain
+	case v.open(): // anyone, after all, unless some of them drain
 		if q.keeper != nil || q.lastResort {
 			d.WaitFor = full
 		}

@@ -61,10 +61,20 @@ type WithdrawalObserver interface {
 	Withdrawn(q *Request, d Decision)
 }
 
-// A MembershipObserver is told of replicas that joined or left, under the
-// Router's lock and before any pick sees the new View. It must not call the Router.
-type MembershipObserver interface {
-	ReplicasChanged(added, removed []*Replica)
+// A FleetObserver is notified of every change of the fleet and of its connections, under the Router's lock and before any
+// pick sees the new View. It must not call the Router.
+type FleetObserver interface {
+	FleetChanged(FleetChange)
+}
+
+// A FleetChange lists the replicas that a change concerns, and no others. The observer must not change the lists.
+type FleetChange struct {
+	// Added joined the fleet and Removed left it; a replica that was restarted is in both. Removed ones are not in
+	// Disconnected too.
+	Added, Removed []*Replica
+	// Connected can be picked now, and Disconnected no longer: the connection came up, or died. An added replica is
+	// not connected yet, unless it was restarted; see Replica.Connected.
+	Connected, Disconnected []*Replica
 }
 
 // An IndexReporter is a Policy with a prefix index; IndexStats is safe from any

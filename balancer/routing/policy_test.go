@@ -13,7 +13,7 @@ import (
 type watching struct {
 	uses      Uses
 	prepare   func(context.Context, *Request, *View) error
-	changed   func(added, removed []*Replica)
+	changed   func(FleetChange)
 	routed    func(*Request, Decision)
 	completed func(*Request, Decision, Outcome)
 	closes    int
@@ -27,9 +27,9 @@ func (p *watching) Prepare(ctx context.Context, q *Request, v *View) error {
 
 func (p *watching) Choose(q *Request, v *View) Decision { return firstFree(q, v) }
 
-func (p *watching) ReplicasChanged(added, removed []*Replica) {
+func (p *watching) FleetChanged(c FleetChange) {
 	if p.changed != nil {
-		p.changed(added, removed)
+		p.changed(c)
 	}
 }
 

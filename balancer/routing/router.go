@@ -23,7 +23,7 @@ type Router struct {
 	routeObs   RouteObserver
 	endObs     CompletionObserver
 	backObs    WithdrawalObserver
-	memberObs  MembershipObserver
+	fleetObs   FleetObserver
 	cacheObs   CacheObserver
 	sizeObs    CapacityObserver
 	closer     io.Closer
@@ -45,7 +45,7 @@ type Router struct {
 
 	// mu makes choosing and booking one step. It guards every book, the queue,
 	// the randomness, and all below. It is held while the policy's Choose and
-	// ReplicasChanged run, and no other lock of warmpath is taken before it but
+	// FleetChanged run, and no other lock of warmpath is taken before it but
 	// a host's own.
 	mu       sync.Mutex
 	shared   *shared
@@ -106,7 +106,7 @@ func NewRouter(o Options) (*Router, error) {
 	r.routeObs, _ = o.Policy.(RouteObserver)
 	r.endObs, _ = o.Policy.(CompletionObserver)
 	r.backObs, _ = o.Policy.(WithdrawalObserver)
-	r.memberObs, _ = o.Policy.(MembershipObserver)
+	r.fleetObs, _ = o.Policy.(FleetObserver)
 	r.cacheObs, _ = o.Policy.(CacheObserver)
 	r.sizeObs, _ = o.Policy.(CapacityObserver)
 	r.closer = closerOf(o)

@@ -157,7 +157,11 @@ func TestReasons(t *testing.T) {
 
 func TestSetFleet(t *testing.T) {
 	var seen [][2]int
-	policy := &watching{changed: func(added, removed []*Replica) { seen = append(seen, [2]int{len(added), len(removed)}) }}
+	policy := &watching{changed: func(c FleetChange) {
+		if n := [2]int{len(c.Added), len(c.Removed)}; n != [2]int{} {
+			seen = append(seen, n)
+		}
+	}}
 	r := connected(t, Options{Policy: policy}, members(3)...)
 	v := r.View()
 

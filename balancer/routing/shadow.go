@@ -8,14 +8,14 @@ import (
 // A shadow is a policy that decides on every request that is booked, and is not obeyed. It learns from where requests
 // really went, as a policy in force would.
 type shadow struct {
-	policy    Policy
-	name      string
-	routeObs  RouteObserver
-	endObs    CompletionObserver
-	backObs   WithdrawalObserver
-	memberObs MembershipObserver
-	cacheObs  CacheObserver
-	sizeObs   CapacityObserver
+	policy   Policy
+	name     string
+	routeObs RouteObserver
+	endObs   CompletionObserver
+	backObs  WithdrawalObserver
+	fleetObs FleetObserver
+	cacheObs CacheObserver
+	sizeObs  CapacityObserver
 
 	decisions, differs, none       atomic.Int64
 	prompt, matched, matchedActual atomic.Int64
@@ -29,7 +29,7 @@ func newShadow(p Policy, name string) *shadow {
 	s.routeObs, _ = p.(RouteObserver)
 	s.endObs, _ = p.(CompletionObserver)
 	s.backObs, _ = p.(WithdrawalObserver)
-	s.memberObs, _ = p.(MembershipObserver)
+	s.fleetObs, _ = p.(FleetObserver)
 	s.cacheObs, _ = p.(CacheObserver)
 	s.sizeObs, _ = p.(CapacityObserver)
 	return s

@@ -3,6 +3,7 @@ package routing
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -13,11 +14,9 @@ import (
 type View struct {
 	fleet     *membership
 	connected []*Replica
-	open      int           // connected and not draining
 	leaving   []*Replica    // connected and draining
 	near      [2][]*Replica // connected, on our node; connected, in our zone
-	loaded    map[string][]*Replica
-	fewest    []*Replica // connected, with the fewest adapters loaded
+	fewest    []*Replica    // connected, with the fewest adapters loaded; nil where the fleet has none
 	shared    *shared
 }
 
@@ -26,8 +25,8 @@ type membership struct {
 	epoch    uint64
 	replicas []*Replica
 	byID     map[string]*Replica
-	models   map[string]bool // declared by at least one replica
-	adapters bool            // at least one replica declares adapters
+	models   map[string]bool       // declared by at least one replica
+	loaded   map[string][]*Replica // by adapter, connected or not; nil where no replica declares adapters
 }
 
 // shared is what all Views of a Router have in common.
@@ -70,6 +69,9 @@ func (v *View) current(r *Replica) *Replica {
 
 // Now returns the Router's time.
 func (v *View) Now() time.Time { return v.shared.now() }
+
+// open returns how many replicas are connected and do not drain.
+func (v *View) open() int { return len(v.connected) - len(v.leaving) }
 
 // IntN returns a random number in [0,n) from the Router's source. Choose only.
 func (v *View) IntN(n int) int { return v.shared.rand.IntN(n) }
@@ -116,9 +118,10 @@ func (v *View) anyModel(q *Request) bool {
 	return q.Model != "" && !v.fleet.models[q.Model]
 }
 
-// A Pool is a group of connected replicas in which to look for one.
+// A Pool is a group of replicas in which to look for one. Those that are not connected are not available.
 type Pool struct {
 	Replicas []*Replica
+	Whole    bool // Replicas are all that are connected
 	view     *View
 	request  *Request
 	untried  bool
@@ -140,7 +143,7 @@ func (v *View) Pool(q *Request, i int) (Pool, bool) {
 	if i >= n && (!retry || i >= 2*n) {
 		return Pool{}, false
 	}
-	return Pool{Replicas: tiers[i%n], view: v, request: q, untried: retry && i < n}, true
+	return Pool{Replicas: tiers[i%n], Whole: i%n == n-1, view: v, request: q, untried: retry && i < n}, true
 }
 
 func (v *View) tiers(q *Request) (t [3][]*Replica, n int) {
@@ -150,8 +153,8 @@ func (v *View) tiers(q *Request) (t [3][]*Replica, n int) {
 			n++
 		}
 	}
-	if q.Adapter != "" && v.fleet.adapters {
-		add(v.loaded[q.Adapter])
+	if q.Adapter != "" && v.fleet.loaded != nil {
+		add(v.fleet.loaded[q.Adapter])
 		add(v.fewest)
 	} else {
 		add(v.near[0])
@@ -161,41 +164,75 @@ func (v *View) tiers(q *Request) (t [3][]*Replica, n int) {
 	return t, n + 1
 }
 
-// build fills the lists that depend on which replicas are connected.
-func (v *View) build(node, zone string) {
-	fewest := -1
+// build fills the lists that depend on which replicas are connected. O(replicas).
+func (v *View) build(o *Options) {
 	for _, r := range v.fleet.replicas {
-		if !r.Connected() {
-			continue
+		if r.Connected() {
+			v.each(r, o, func(list *[]*Replica) { *list = append(*list, r) })
 		}
-		v.connected = append(v.connected, r)
-		if r.drains() {
-			v.leaving = append(v.leaving, r)
-		} else {
-			v.open++
+	}
+	v.countAdapters()
+}
+
+// changed returns the View after a replica's connection came up or went down, whose lists differ by this replica.
+func (v *View) changed(r *Replica, up bool, o *Options) *View {
+	next := *v
+	next.each(r, o, func(list *[]*Replica) { *list = edited(*list, r, up) })
+	if v.fleet.loaded == nil {
+		return &next
+	}
+	switch n := len(r.Adapters); {
+	case len(v.fewest) == 0 || up && n < len(v.fewest[0].Adapters):
+		next.countAdapters()
+	case n > len(v.fewest[0].Adapters):
+	default:
+		if next.fewest = edited(v.fewest, r, up); len(next.fewest) == 0 {
+			next.countAdapters()
 		}
-		if node != "" && r.Node == node {
-			v.near[0] = append(v.near[0], r)
+	}
+	return &next
+}
+
+// each calls do with every list, but for fewest, that the replica stands in while it is connected.
+func (v *View) each(r *Replica, o *Options, do func(list *[]*Replica)) {
+	do(&v.connected)
+	if r.drains() {
+		do(&v.leaving)
+	}
+	if o.Node != "" && r.Node == o.Node {
+		do(&v.near[0])
+	}
+	if o.Zone != "" && r.Zone == o.Zone {
+		do(&v.near[1])
+	}
+}
+
+// countAdapters makes fewest of connected. O(replicas).
+func (v *View) countAdapters() {
+	v.fewest = nil
+	if v.fleet.loaded == nil {
+		return
+	}
+	for _, r := range v.connected {
+		if len(v.fewest) > 0 && len(r.Adapters) < len(v.fewest[0].Adapters) {
+			v.fewest = v.fewest[:0]
 		}
-		if zone != "" && r.Zone == zone {
-			v.near[1] = append(v.near[1], r)
-		}
-		if !v.fleet.adapters {
-			continue
-		}
-		for _, a := range r.Adapters {
-			if v.loaded == nil {
-				v.loaded = make(map[string][]*Replica)
-			}
-			v.loaded[a] = append(v.loaded[a], r)
-		}
-		if n := len(r.Adapters); fewest < 0 || n < fewest {
-			fewest, v.fewest = n, v.fewest[:0]
-		}
-		if len(r.Adapters) == fewest {
+		if len(v.fewest) == 0 || len(r.Adapters) == len(v.fewest[0].Adapters) {
 			v.fewest = append(v.fewest, r)
 		}
 	}
+}
+
+// edited returns a copy of a list in the fleet's order with a replica or without it.
+func edited(list []*Replica, r *Replica, with bool) []*Replica {
+	at, found := slices.BinarySearchFunc(list, r.index, func(o *Replica, index int) int { return o.index - index })
+	switch {
+	case found == with:
+		return list
+	case with:
+		return slices.Insert(slices.Clip(list), at, r)
+	}
+	return append(slices.Clone(list[:at]), list[at+1:]...)
 }
 
 // LeastLoaded returns the available replica with the least load in the first

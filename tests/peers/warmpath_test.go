@@ -116,7 +116,7 @@ func newTable(t testing.TB, text bool) *table {
 	grain := agreed.Grain{Bytes: blockBytes, Tokens: blockTokens}
 	x.index = holdings.New(holdings.Options{MaxBytes: budget(false), Grain: grain, KVTokens: capacity * blockTokens})
 	view := newKVAware(t, false).view
-	x.index.ReplicasChanged(view.Replicas(), nil)
+	x.index.FleetChanged(routing.FleetChange{Added: view.Replicas()})
 	x.fleet = x.index.Fleet(view)
 	return x
 }

@@ -47,7 +47,7 @@ import (
 // Name is the policy's name in a config.
 const Name = "consistent_hash"
 
-// Policy is the policy consistent_hash. Choose and ReplicasChanged run under the
+// Policy is the policy consistent_hash. Choose and FleetChanged run under the
 // Router's lock, which guards everything but the ring.
 type Policy struct {
 	cfg  Config
@@ -69,11 +69,11 @@ type slot struct {
 }
 
 var (
-	_ routing.Policy             = (*Policy)(nil)
-	_ routing.KeyUser            = (*Policy)(nil)
-	_ routing.QuickChooser       = (*Policy)(nil)
-	_ routing.MembershipObserver = (*Policy)(nil)
-	_ routing.Previewer          = (*Policy)(nil)
+	_ routing.Policy        = (*Policy)(nil)
+	_ routing.KeyUser       = (*Policy)(nil)
+	_ routing.QuickChooser  = (*Policy)(nil)
+	_ routing.FleetObserver = (*Policy)(nil)
+	_ routing.Previewer     = (*Policy)(nil)
 )
 
 // New returns the policy with an empty ring.

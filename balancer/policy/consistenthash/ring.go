@@ -92,13 +92,16 @@ func (r *ring) merge(gone []bool, fresh []point, points int, ids []string) *ring
 	return next
 }
 
-// ReplicasChanged implements [routing.MembershipObserver].
-func (p *Policy) ReplicasChanged(added, removed []*routing.Replica) {
+// FleetChanged implements [routing.FleetObserver]. The ring is of the fleet, connected or not.
+func (p *Policy) FleetChanged(f routing.FleetChange) {
+	if len(f.Added)+len(f.Removed) == 0 {
+		return
+	}
 	c := p.change()
-	for _, r := range removed {
+	for _, r := range f.Removed {
 		c.remove(r.ID)
 	}
-	for _, r := range added {
+	for _, r := range f.Added {
 		c.remove(r.ID)
 		c.add(r)
 	}

@@ -33,7 +33,7 @@ func newWorld(t *testing.T, o Options, members ...routing.Member) *world {
 	require.NoError(t, err)
 	v := policytest.NewRouter(t, p, members).View()
 	x := New(o)
-	x.ReplicasChanged(v.Replicas(), nil)
+	x.FleetChanged(routing.FleetChange{Added: v.Replicas()})
 	return &world{T: t, Index: x, fleet: x.Fleet(v), now: time.Unix(1_000_000, 0)}
 }
 
@@ -271,7 +271,7 @@ func TestLeaving(t *testing.T) {
 	var before Found
 	w.Match(old, w.cut(p), &before)
 	require.Len(t, before.Holders, 1)
-	w.ReplicasChanged([]*routing.Replica{{Attributes: routing.Attributes{ID: "new"}}}, []*routing.Replica{old.Replicas[1]})
+	w.FleetChanged(routing.FleetChange{Added: []*routing.Replica{{Attributes: routing.Attributes{ID: "new"}}}, Removed: []*routing.Replica{old.Replicas[1]}})
 	w.tell(routing.CacheChange{Replica: "new", BlockTokens: 16, Stored: full(p, 1)})
 	w.Match(old, w.cut(p), &before)
 	assert.Empty(t, before.Holders, "new is not of that fleet")

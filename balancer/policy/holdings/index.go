@@ -41,7 +41,7 @@ type Index struct {
 	models models
 
 	// mu guards known, free, the members' lanes, and the making of fleets and lane
-	// tables. ReplicasChanged takes it under the Router's lock; under it the locks of
+	// tables. FleetChanged takes it under the Router's lock; under it the locks of
 	// package kvindex are taken.
 	mu    sync.Mutex
 	known map[string]*Member

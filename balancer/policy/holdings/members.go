@@ -34,38 +34,51 @@ type lane struct {
 	coarse bool
 }
 
-// lanes leads from slots to lanes. It is replaced under Index.mu.
-type lanes struct{ table atomic.Pointer[[]lane] }
+// lanes leads from slots to lanes. A slot is set under Index.mu, and read without it. The table is replaced by one twice
+// as long when it is full, so that setting costs the same in a fleet of any size.
+type lanes struct {
+	table atomic.Pointer[[]atomic.Pointer[lane]]
+}
 
 func (t *lanes) of(s kvindex.Slot) lane {
 	if table := t.table.Load(); table != nil && int(s) < len(*table) {
-		return (*table)[s]
+		if l := (*table)[s].Load(); l != nil {
+			return *l
+		}
 	}
 	return lane{}
 }
 
 func (t *lanes) set(s kvindex.Slot, l lane) {
-	var next []lane
+	var slots []atomic.Pointer[lane]
 	if table := t.table.Load(); table != nil {
-		next = append(next, *table...)
+		slots = *table
 	}
-	for int(s) >= len(next) {
-		next = append(next, lane{})
+	if int(s) >= len(slots) {
+		longer := make([]atomic.Pointer[lane], max(2*len(slots), int(s)+1))
+		for i := range slots {
+			longer[i].Store(slots[i].Load())
+		}
+		slots = longer
+		t.table.Store(&slots)
 	}
-	next[s] = l
-	t.table.Store(&next)
+	slots[s].Store(&l)
 }
 
-// ReplicasChanged is [routing.MembershipObserver]'s, for the policy to pass on.
-func (x *Index) ReplicasChanged(added, removed []*routing.Replica) {
+// FleetChanged is [routing.FleetObserver]'s, for the policy to pass on. A replica whose connection is down still holds
+// what it has.
+func (x *Index) FleetChanged(c routing.FleetChange) {
+	if len(c.Added)+len(c.Removed) == 0 {
+		return
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, r := range removed {
+	for _, r := range c.Removed {
 		if m := x.known[r.ID]; m != nil {
 			x.forget(m)
 		}
 	}
-	for _, r := range added {
+	for _, r := range c.Added {
 		m := &Member{id: r.ID, models: r.Models, number: len(x.known)}
 		if n := len(x.free); n > 0 {
 			m.number, x.free = x.free[n-1], x.free[:n-1]

@@ -68,7 +68,7 @@ func TestModelsThatAreDeclaredLater(t *testing.T) {
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, policy, fleet)
 	x := New(defaults)
-	x.ReplicasChanged(r.View().Replicas(), nil)
+	x.FleetChanged(routing.FleetChange{Added: r.View().Replicas()})
 	x.Fleet(r.View())
 	tell := func(model string) {
 		x.CacheChanged([]routing.CacheChange{{Replica: "r1", BlockTokens: 16, Cleared: true,

@@ -13,8 +13,6 @@ type Scope struct {
 	View  *routing.View
 	Pool  routing.Pool
 	Stale bool // the fleet is not the View's
-
-	whole bool // the pool is all that is connected
 }
 
 // NewScope returns the scope of a fleet, which may be nil, in a View; Enter a pool next.
@@ -23,9 +21,7 @@ func NewScope(f *Fleet, v *routing.View) Scope {
 }
 
 // Enter goes on to another pool.
-func (s *Scope) Enter(pool routing.Pool) {
-	s.Pool, s.whole = pool, len(pool.Replicas) == len(s.View.Connected())
-}
+func (s *Scope) Enter(pool routing.Pool) { s.Pool = pool }
 
 // Take returns the replica at a place of the fleet, as it is now, if it is in the pool
 // and available; else nil. O(log replicas).
@@ -39,7 +35,7 @@ func (s *Scope) Take(at int32) *routing.Replica {
 	if !s.Pool.Takes(r) {
 		return nil
 	}
-	if s.whole {
+	if s.Pool.Whole {
 		return r
 	}
 	i, ok := slices.BinarySearchFunc(s.Pool.Replicas, r.Index(), func(o *routing.Replica, i int) int {

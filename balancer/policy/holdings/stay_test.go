@@ -33,7 +33,7 @@ func TestStays(t *testing.T) {
 			switch rnd.IntN(8) {
 			case 0: // a replica begins another life
 				rep := w.fleet.Replicas[at]
-				w.ReplicasChanged([]*routing.Replica{rep}, []*routing.Replica{rep})
+				w.FleetChanged(routing.FleetChange{Added: []*routing.Replica{rep}, Removed: []*routing.Replica{rep}})
 				for _, h := range all {
 					h.gone = h.gone || h.member == id
 				}

@@ -32,7 +32,7 @@ var (
 	_ routing.RouteObserver      = (*Policy)(nil)
 	_ routing.CompletionObserver = (*Policy)(nil)
 	_ routing.WithdrawalObserver = (*Policy)(nil)
-	_ routing.MembershipObserver = (*Policy)(nil)
+	_ routing.FleetObserver      = (*Policy)(nil)
 	_ routing.CacheObserver      = (*Policy)(nil)
 	_ routing.CapacityObserver   = (*Policy)(nil)
 	_ routing.IndexReporter      = (*Policy)(nil)
@@ -141,10 +141,8 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 	}
 }
 
-// ReplicasChanged implements [routing.MembershipObserver].
-func (p *Policy) ReplicasChanged(added, removed []*routing.Replica) {
-	p.held.ReplicasChanged(added, removed)
-}
+// FleetChanged implements [routing.FleetObserver].
+func (p *Policy) FleetChanged(c routing.FleetChange) { p.held.FleetChanged(c) }
 
 // CacheChanged implements [routing.CacheObserver].
 func (p *Policy) CacheChanged(changes []routing.CacheChange) { p.held.CacheChanged(changes) }

@@ -6,10 +6,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// ReplicasChanged implements [routing.MembershipObserver].
-func (p *Policy) ReplicasChanged(added, removed []*routing.Replica) {
-	p.held.ReplicasChanged(added, removed)
-}
+// FleetChanged implements [routing.FleetObserver].
+func (p *Policy) FleetChanged(c routing.FleetChange) { p.held.FleetChanged(c) }
 
 // CacheChanged implements [routing.CacheObserver]: what is told of a replica goes
 // before what was routed there. Ray's rule does not know of it.

@@ -30,7 +30,7 @@ var (
 	_ routing.KeyUser            = (*Policy)(nil)
 	_ routing.RouteObserver      = (*Policy)(nil)
 	_ routing.CompletionObserver = (*Policy)(nil)
-	_ routing.MembershipObserver = (*Policy)(nil)
+	_ routing.FleetObserver      = (*Policy)(nil)
 	_ routing.CacheObserver      = (*Policy)(nil)
 	_ routing.CapacityObserver   = (*Policy)(nil)
 	_ routing.IndexReporter      = (*Policy)(nil)

@@ -120,13 +120,12 @@ func (p *Policy) Withdrawn(q *routing.Request, d routing.Decision) {
 
 // choose takes the next turn. Without tiers of adapters the whole fleet takes turns.
 func choose(q *routing.Request, v *routing.View, tiers bool, next *uint64) routing.Decision {
-	all := len(v.Connected())
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
 			return routing.Wait()
 		}
-		if !tiers && len(pool.Replicas) < all {
+		if !tiers && !pool.Whole {
 			continue // a tier of locality
 		}
 		if r := turn(pool, next); r != nil {
