@@ -93,11 +93,17 @@ func TestShellInDocs(t *testing.T) {
 				require.Contains(t, string(out), "--trace: open "+absentTrace, "%s: %s", f, line)
 				continue
 			}
+			if cmd.ProcessState.ExitCode() == notValid {
+				continue // this machine is busy, and the command says so
+			}
 			require.NoError(t, err, "%s: %s\n%s", f, line, out)
 		}
 		stop()
 	}
 }
+
+// notValid is the command's exit code where what it measured is not valid.
+const notValid = 3
 
 // runGrpcurl runs the program of that name.
 func runGrpcurl(ctx context.Context, t *testing.T, args []string) {

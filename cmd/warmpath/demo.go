@@ -19,9 +19,6 @@ import (
 // callTimeout ends a call of the demo whose engine does not answer.
 const callTimeout = 30 * time.Second
 
-// lateness is how late, in engine time, 99 of 100 requests may be sent without a word about it.
-const lateness = time.Second
-
 // maxDemoSpeed is where a millisecond of ours is 10 s of engine time: nothing is left to be measured.
 const maxDemoSpeed = 10_000
 
@@ -117,10 +114,7 @@ func (d *demo) run(ctx context.Context, c *cobra.Command) (*report.Report, error
 	}
 	r.Facts = append(r.Facts, report.Fact{Name: "Lag", Value: fmt.Sprintf(
 		"99 of 100 requests were sent at most %.1f ms late, which is %.0f ms of engine time", lag, lag*plan.Speed)})
-	if late := time.Duration(lag * plan.Speed * float64(time.Millisecond)); late > lateness {
-		fmt.Fprintf(c.ErrOrStderr(), "this machine was too busy: requests were up to %v of engine time late; trust these figures less, or lower --speed\n",
-			late.Round(time.Millisecond))
-	}
+	r.CheckTimes(plan.Speed)
 	return r, nil
 }
 

@@ -55,7 +55,7 @@ func TestDemo(t *testing.T) {
 	page, picture := filepath.Join(dir, "demo.html"), filepath.Join(dir, "demo.svg")
 	code, stdout, stderr := command(t, "demo", "--duration", "2s", "--policies", "round_robin,prefix_cache_affinity",
 		"--speed", "20", "--json", "--report", page, "--picture", picture)
-	require.Equal(t, exitOK, code, stderr)
+	wentWell(t, code, stderr)
 	var c drive.Comparison
 	strict(t, stdout, &c)
 	requireFields(t, stdout)
@@ -90,6 +90,30 @@ func TestDemoInterrupted(t *testing.T) {
 	require.Empty(t, out.String())
 }
 
+// Issue 12.18: where the load was not sent on time the verdict says that the run is not valid, beside the tables, and so
+// does the exit code.
+func TestDemoThatIsNotValid(t *testing.T) {
+	args := []string{"demo", "--duration", "1s", "--policies", "round_robin", "--replicas", "1", "--clients", "1", "--speed", "10000"}
+	code, stdout, stderr := command(t, args...)
+	require.Equal(t, exitInvalid, code, stderr)
+	require.Contains(t, stdout, "This run is not valid: ")
+	require.NotContains(t, stdout, "the first token takes")
+	require.NotContains(t, stderr, "trust these figures")
+	code, stdout, stderr = command(t, append(args, "--json")...)
+	require.Equal(t, exitInvalid, code, stderr)
+	var c drive.Comparison
+	strict(t, stdout, &c)
+	require.NotEmpty(t, c.Invalid)
+}
+
+// wentWell checks the exit code of a run whose load may be late on a busy machine.
+func wentWell(t *testing.T, code int, stderr string) {
+	t.Helper()
+	if code != exitInvalid {
+		require.Equal(t, exitOK, code, stderr)
+	}
+}
+
 // conversations is a mooncake trace of conversations that grow by a block a turn.
 func conversations(t *testing.T, n, turns int) string {
 	var b strings.Builder
@@ -115,7 +139,7 @@ func TestReplay(t *testing.T) {
 		"--clients", "3", "--speed", fmt.Sprint(speed)}
 	policies := []string{"round_robin", "prefix_cache_affinity"}
 	code, stdout, stderr := command(t, append(args, "--json", "--policies", strings.Join(policies, ","))...)
-	require.Equal(t, exitOK, code, stderr)
+	wentWell(t, code, stderr)
 	var c drive.Comparison
 	strict(t, stdout, &c)
 	requireFields(t, stdout)
@@ -127,9 +151,8 @@ func TestReplay(t *testing.T) {
 
 	code, stdout, stderr = command(t, append(args, "--dialect", "vllm-inference", "--limit", "20", "--warm-up", "100ms",
 		"--jitter", "1s", "--rate-scale", "2")...)
-	require.Equal(t, exitOK, code, stderr)
+	wentWell(t, code, stderr)
 	require.Contains(t, stdout, "prefix_cache_affinity")
-	require.Contains(t, stdout, "With 3 clients")
 }
 
 func TestReplayText(t *testing.T) {
@@ -141,7 +164,7 @@ func TestReplayText(t *testing.T) {
 	for _, dialect := range drive.Dialects() {
 		code, stdout, stderr := command(t, "replay", "--trace", trace, "--format", "text", "--target", fleet.Target(),
 			"--speed", "50", "--dialect", dialect, "--json")
-		require.Equal(t, exitOK, code, stderr)
+		wentWell(t, code, stderr)
 		var c drive.Comparison
 		strict(t, stdout, &c)
 		require.Equal(t, 2, c.Requests)
@@ -195,7 +218,7 @@ func TestEngine(t *testing.T) {
 		return code, stderr
 	}
 	code, stderr = replay("m")
-	require.Equal(t, exitOK, code, stderr)
+	wentWell(t, code, stderr)
 	code, stderr = replay("n")
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, stderr, `"n" is not served here`)

@@ -1,8 +1,8 @@
 // Command warmpath shows what package client does: it runs simulated engines, puts load on them or on real
 // ones through warmpath's channels, and explains decisions.
 //
-// It exits with 0 when all went well, 1 when something failed while it ran, 2 when it was called wrongly, and
-// 130 when it was interrupted. What is wrong is told in one line on standard error.
+// It exits with 0 when all went well, 1 when something failed while it ran, 2 when it was called wrongly, 3 when what it
+// measured is not valid, and 130 when it was interrupted. One line on standard error says what is wrong.
 package main
 
 import (
@@ -10,13 +10,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc/grpclog"
 )
 
 // Exit codes.
@@ -24,12 +27,14 @@ const (
 	exitOK          = 0
 	exitFailed      = 1
 	exitUsage       = 2
+	exitInvalid     = 3
 	exitInterrupted = 130
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process
+	logToDefault()
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -44,16 +49,44 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	code := exitFailed
-	if wrong := (usageError{}); errors.As(err, &wrong) {
+	switch wrong, invalid := (usageError{}), (invalidError{}); {
+	case errors.As(err, &wrong):
 		code = exitUsage
-	} else if ctx.Err() != nil {
+	case errors.As(err, &invalid):
+		code = exitInvalid
+	case ctx.Err() != nil:
 		code, err = exitInterrupted, errors.New("interrupted")
 	}
-	fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), strings.Join(strings.Fields(err.Error()), " "))
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if slices.Contains(args, "--"+logJSON) {
+		slog.New(slog.NewJSONHandler(stderr, nil)).Error(cmd.CommandPath(), "error", text)
+	} else {
+		fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), text)
+	}
 	return code
 }
 
-// usageError is a mistake of who called the command.
+// logToDefault makes gRPC's errors lines of slog's default, unless the environment asks gRPC for more.
+func logToDefault() {
+	if os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL") == "" {
+		grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, errorLines{}))
+	}
+}
+
+// errorLines writes lines to slog's default.
+type errorLines struct{}
+
+func (errorLines) Write(line []byte) (int, error) {
+	slog.Error(strings.TrimSpace(string(line)))
+	return len(line), nil
+}
+
+// invalidError says why what was measured is not valid.
+type invalidError struct{ why string }
+
+func (e invalidError) Error() string { return "the run is not valid: " + e.why }
+
+// usageError is a mistake in how the command was called.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }

@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/warmpath/warmpath/server/export"
 )
 
@@ -18,15 +16,15 @@ type exporting struct {
 }
 
 // startMetrics begins to export, and says where the page is.
-func startMetrics(c *cobra.Command, listen string, log *slog.Logger) (exporting, error) {
-	x, err := export.Start(c.Context(), listen, nil)
+func startMetrics(ctx context.Context, listen string, out serveOutput) (exporting, error) {
+	x, err := export.Start(ctx, listen, nil)
 	if err != nil {
 		return exporting{}, err
 	}
 	if x.Addr() != nil {
-		fmt.Fprintf(c.OutOrStdout(), "metrics on http://%s%s\n", x.Addr(), export.Path)
+		out.say(fmt.Sprintf("metrics on http://%s%s", x.Addr(), export.Path))
 	}
-	return exporting{x, log}, nil
+	return exporting{x, out.log}, nil
 }
 
 // end sends what is left.

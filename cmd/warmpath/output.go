@@ -50,7 +50,7 @@ func (o *outputFlags) check() error {
 }
 
 // write prints the results, as an object or as tables and a sentence, and writes the files asked for. The object
-// is what --json prints. It fails if with some policy no request succeeded.
+// is what --json prints. It fails if with some policy no request succeeded, and if the run is not valid.
 func (o *outputFlags) write(c *cobra.Command, r *report.Report, object any) error {
 	var err error
 	if o.json {
@@ -81,6 +81,9 @@ func (o *outputFlags) write(c *cobra.Command, r *report.Report, object any) erro
 		default:
 			fmt.Fprintf(c.ErrOrStderr(), "%s: %d requests failed, the first with: %v\n", res.Policy, res.Errors, res.FirstError)
 		}
+	}
+	if r.Invalid != "" {
+		return invalidError{r.Invalid}
 	}
 	return nil
 }

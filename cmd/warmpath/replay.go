@@ -181,6 +181,7 @@ func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Reques
 	rep.Comparison = drive.Comparison{
 		Replicas: max(n, len(seen)), Clients: r.clients, Requests: rep.Results[0].Requests, Results: rep.Results,
 	}
+	rep.CheckTimes(r.speed)
 	return rep, nil
 }
 

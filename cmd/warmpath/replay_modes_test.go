@@ -17,7 +17,7 @@ func replayed(t *testing.T, args ...string) drive.Comparison {
 	t.Setenv(asCommand, "1")
 	all := []string{"replay", "--clients", "3", "--engines", "3", "--speed", "10", "--load", "0.3", "--json"}
 	code, stdout, stderr := command(t, append(all, args...)...)
-	require.Equal(t, exitOK, code, stderr)
+	wentWell(t, code, stderr)
 	var c drive.Comparison
 	strict(t, stdout, &c)
 	for _, r := range c.Results {

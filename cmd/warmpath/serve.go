@@ -43,20 +43,44 @@ func newServe() *cobra.Command {
 				fmt.Fprintf(c.OutOrStdout(), "%s is good: %s\n", config, deployments(loaded))
 				return nil
 			}
-			var handler slog.Handler = slog.NewTextHandler(c.ErrOrStderr(), nil)
-			if json {
-				handler = slog.NewJSONHandler(c.ErrOrStderr(), nil)
-			}
-			return serve(c, source{config, listen}, loaded, slog.New(handler), grace)
+			out := newServeOutput(c, json)
+			defer out.restore()
+			return serve(c, source{config, listen}, loaded, out, grace)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&config, "config", "", "the server's configuration, a YAML `file`")
 	f.StringVar(&listen, "listen", "", "the `address` to listen on in place of the configuration's, host:port")
 	f.BoolVar(&check, "check", false, "only say whether the configuration is good")
-	f.BoolVar(&json, "log-json", false, "log in JSON")
+	f.BoolVar(&json, logJSON, false, "write every line in JSON")
 	f.DurationVar(&grace, "grace", 10*time.Second, "how long calls under way may take at the end")
 	return c
+}
+
+// logJSON is the flag that makes every line JSON.
+const logJSON = "log-json"
+
+// serveOutput is where serve writes: what it logs, and what it announces on standard output.
+type serveOutput struct {
+	log     *slog.Logger
+	say     func(line string)
+	restore func()
+}
+
+// newServeOutput makes the logger slog's default, which libraries use, until restore is called.
+func newServeOutput(c *cobra.Command, json bool) serveOutput {
+	before := slog.Default()
+	o := serveOutput{
+		log:     slog.New(slog.NewTextHandler(c.ErrOrStderr(), nil)),
+		say:     func(line string) { fmt.Fprintln(c.OutOrStdout(), line) },
+		restore: func() { slog.SetDefault(before) },
+	}
+	if json {
+		o.log = slog.New(slog.NewJSONHandler(c.ErrOrStderr(), nil))
+		o.say = func(line string) { slog.New(slog.NewJSONHandler(c.OutOrStdout(), nil)).Info(line) }
+	}
+	slog.SetDefault(o.log)
+	return o
 }
 
 func deployments(c *server.Config) string { return counted(len(c.Deployments), "deployment") }
@@ -89,8 +113,9 @@ func (s source) parse(data []byte) (*server.Config, error) {
 }
 
 // serve serves until the command is told to end.
-func serve(c *cobra.Command, from source, first *server.Config, log *slog.Logger, grace time.Duration) error {
-	metrics, err := startMetrics(c, first.Metrics.Listen, log)
+func serve(c *cobra.Command, from source, first *server.Config, out serveOutput, grace time.Duration) error {
+	log := out.log
+	metrics, err := startMetrics(c.Context(), first.Metrics.Listen, out)
 	if err != nil {
 		return err
 	}
@@ -119,10 +144,10 @@ func serve(c *cobra.Command, from source, first *server.Config, log *slog.Logger
 			return fmt.Errorf("http.listen: %w", err)
 		}
 		go func() { failed <- s.ServeRoutes(door) }()
-		fmt.Fprintf(c.OutOrStdout(), "warmpath answers POST %s on %s\n", httpdoor.RoutePath, door.Addr())
+		out.say(fmt.Sprintf("warmpath answers POST %s on %s", httpdoor.RoutePath, door.Addr()))
 	}
 	go func() { failed <- s.Serve(lis) }()
-	fmt.Fprintf(c.OutOrStdout(), "warmpath serves %s on %s\n", deployments(first), lis.Addr())
+	out.say(fmt.Sprintf("warmpath serves %s on %s", deployments(first), lis.Addr()))
 	select {
 	case err := <-failed:
 		return err

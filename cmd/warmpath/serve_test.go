@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	stdlog "log"
+	"log/slog"
 	"net"
 	"os"
 	"regexp"
@@ -128,4 +130,32 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 	code, _, wrong := command(t, "choose", "--server", empty)
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, wrong, empty+" answers Unavailable: deployment chat: ")
+}
+
+// Issue 12.52: with --log-json every line is JSON, whoever writes it.
+func TestServeLogsJSONOnly(t *testing.T) {
+	const config = "listen: 127.0.0.1:0\nhttp: {listen: '127.0.0.1:0'}\nmetrics: {listen: '127.0.0.1:0'}\ndeployments: {chat: {replicas: [{id: a, address: 'h:1'}]}}"
+	path := file(t, "server.yaml", config)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out, log transcript
+	ended := make(chan int, 1)
+	go func() { ended <- run(ctx, []string{"serve", "--log-json", "--config", path}, &out, &log) }()
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "serves 1 deployment") }, 20*time.Second, 5*time.Millisecond)
+	slog.Warn("from a library")
+	stdlog.Print("from another one")
+	require.NoError(t, os.WriteFile(path, []byte("deployments: {}"), 0o600))
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "was not taken") }, 20*time.Second, 5*time.Millisecond)
+	cancel()
+	require.Equal(t, exitOK, <-ended)
+	require.Contains(t, log.String(), "from a library")
+	require.Contains(t, log.String(), "from another one")
+
+	code, _, wrong := command(t, "serve", "--log-json", "--config", path)
+	require.Equal(t, exitUsage, code)
+	code, _, unknown := command(t, "serve", "--log-json", "--none")
+	require.Equal(t, exitUsage, code)
+	for line := range strings.Lines(out.String() + log.String() + wrong + unknown) {
+		require.True(t, json.Valid([]byte(line)), line)
+	}
 }

@@ -1,6 +1,7 @@
 package drive
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -16,6 +17,23 @@ type Comparison struct {
 	Requests int `json:"requests"`
 	// Results has one entry per policy, in the order asked for.
 	Results []Result `json:"results"`
+	// Invalid is why the figures mean nothing; empty if they do.
+	Invalid string `json:"invalid,omitempty"`
+}
+
+// MaxLate is how late, in the engines' time, 99 of 100 requests of a valid run are sent at most.
+const MaxLate = time.Second
+
+// CheckTimes makes the comparison invalid if requests were not sent on time. speed is seconds of the engines' time in a
+// second.
+func (c *Comparison) CheckTimes(speed float64) {
+	for i := range c.Results {
+		r := &c.Results[i]
+		if late := time.Duration(r.Lag.P99 * speed * float64(time.Millisecond)); late > MaxLate {
+			c.Invalid = fmt.Sprintf("this machine was too busy: 1 of 100 requests of %s was sent more than %v of engine time late; lower --speed or the load",
+				r.Policy, late.Round(time.Millisecond))
+		}
+	}
 }
 
 // Result is the measurements of one policy.

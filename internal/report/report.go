@@ -119,6 +119,9 @@ func (r *Report) Sentence() string {
 	if len(r.Results) == 0 {
 		return "Nothing was measured."
 	}
+	if r.Invalid != "" {
+		return "This run is not valid: " + r.Invalid + "."
+	}
 	who := fmt.Sprintf("With %d clients that share nothing", r.Clients)
 	if r.Clients == 1 {
 		who = "With one client"
