@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server/httpdoor"
 )
@@ -19,8 +20,15 @@ import (
 // defaultFallbacks is how many fallbacks who does not say is given.
 const defaultFallbacks = 2
 
-// ChooseReplica implements the service.
+// ChooseReplica implements the service. It makes a span, with the decision on it.
 func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+	ctx, end := s.span(ctx, r.GetTraceparent())
+	a, err := s.choose(ctx, r)
+	end(err)
+	return a, err
+}
+
+func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
 	var q routing.Request
 	if err := decodeKey(r, &q); err != nil {
 		return nil, err
@@ -35,6 +43,9 @@ func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaR
 	q.Resume(d.hosted.Load().router.View(), r.GetTried())
 	if adopted(ctx) {
 		q.Adopt()
+	} else if q.PromptTokens == 0 && d.hosted.Load().needsPrompt() { // a client that has the config has looked already
+		d.tally.failed(codes.InvalidArgument)
+		return nil, invalid("deployment %s has require_prompt, and the request has no prompt", d.name)
 	}
 	a, err := d.choose(ctx, who, r, &q)
 	if err != nil {
@@ -152,9 +163,13 @@ func (d *deployment) picking(ctx context.Context) time.Time {
 func (d *deployment) picked(ctx context.Context, h *hosted, x *lease, began time.Time) {
 	decision, policy := &x.booking.Decision, h.policy()
 	d.tally.decided(policy, decision.Reason)
+	if decision.Reason == routing.ReasonNoKey {
+		h.warnNoKey.Do(func() { d.warnNoKey(policy) })
+	}
 	if d.recorder == nil {
 		return
 	}
+	telemetry.Span(ctx, nil, policy, &x.q, *decision)
 	d.recorder.Decided(ctx, policy, *decision)
 	d.recorder.Shadowed(ctx, policy, &x.q, decision)
 	if !began.IsZero() {
@@ -206,12 +221,39 @@ func (d *deployment) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *le
 		Deployment: d.name,
 		Replica:    chosen(decision.Replica, decision.Rank()),
 		Fallbacks:  fallbacks(h.router, &x.q, decision.Replica, int(cmp.Or(r.GetMaxFallbacks(), defaultFallbacks))),
-		Decision: &warmpathv1.Decision{
-			Policy: h.policy(), Reason: string(decision.Reason), Rule: string(decision.Rule),
-			MatchedTokens: uint32(decision.MatchedTokens), PromptTokens: uint32(x.q.PromptTokens),
-			Place: int32(decision.Place), Load: decision.Load, QueuedUs: uint64(decision.Queued.Microseconds()),
-		},
+		Decision:   h.decisionMessage(&x.q, decision),
+		Candidates: h.candidates(&x.q, decision, int(r.GetMaxCandidates())),
 	}
+}
+
+func (h *hosted) decisionMessage(q *routing.Request, d *routing.Decision) *warmpathv1.Decision {
+	return &warmpathv1.Decision{
+		Policy: h.policy(), Reason: string(d.Reason), Rule: string(d.Rule),
+		MatchedTokens: uint32(d.MatchedTokens), PromptTokens: uint32(q.PromptTokens),
+		Place: int32(d.Place), Load: d.Load, QueuedUs: uint64(d.Queued.Microseconds()),
+	}
+}
+
+// candidates returns the pick and those that the policy would pick next, each with its score. O(n · replicas).
+func (h *hosted) candidates(q *routing.Request, picked *routing.Decision, n int) []*warmpathv1.Candidate {
+	if n == 0 {
+		return nil
+	}
+	all := append(make([]routing.Decision, 0, n), *picked)
+	all = h.router.Next(q, picked.Replica, n-1, all)
+	messages := make([]*warmpathv1.Candidate, len(all))
+	view := h.router.View()
+	for i := range all {
+		c := &all[i]
+		if i > 0 { // the first has it as of before this pick
+			c.Load = view.Load(c.Replica)
+		}
+		messages[i] = &warmpathv1.Candidate{
+			Replica: chosen(c.Replica, c.Rank()), Decision: h.decisionMessage(q, c),
+			Score: c.Load + float64(q.PromptTokens-c.MatchedTokens),
+		}
+	}
+	return messages
 }
 
 // numberOf is the number under which watchers know a replica.

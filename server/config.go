@@ -83,6 +83,8 @@ type Deployment struct {
 	ReplicaTLS *ReplicaTLS `json:"replica_tls,omitempty"`
 	// Register lets replicas register themselves: whoever may use the server, or the callers with register.
 	Register bool `json:"register,omitempty"`
+	// RegisterEventHosts are hosts beside its own on which a replica that registers may say that its KV events are; "*" = any.
+	RegisterEventHosts []string `json:"register_event_hosts,omitempty"`
 	// LoadPoll says how replicas are asked for their load that do not tell it; none = they are not asked.
 	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
 	// Store bounds what custom policies share.
@@ -253,6 +255,9 @@ func (d *Deployment) validate() error {
 		if _, _, err := parseTarget(d.Target); err != nil {
 			return fmt.Errorf("target: %w", err)
 		}
+	}
+	if slices.Contains(d.RegisterEventHosts, "") {
+		return errors.New("register_event_hosts: one is empty")
 	}
 	if r := time.Duration(d.ResolveInterval); r < time.Second || r > time.Hour {
 		return fmt.Errorf("resolve_interval: %v is not between 1s and 1h", r)

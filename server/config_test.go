@@ -97,7 +97,7 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		for name, d := range c.Deployments {
-			made, err := newDeployment(name, d, c, discard, newClock().now)
+			made, err := newDeployment(name, d, c, discard, newClock().now, func() {})
 			require.NoError(t, err)
 			made.tick(newClock().now())
 			made.close()

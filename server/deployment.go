@@ -25,6 +25,7 @@ type deployment struct {
 	leases leases
 	tally  tally
 	store  *sharedstore.Memory // what custom policies share
+	moved  func()              // called when the deployment begins or ceases to serve
 
 	// Set before the deployment is used, or never.
 	recorder  *telemetry.Recorder
@@ -36,7 +37,7 @@ type deployment struct {
 	reach     atomic.Pointer[reach]
 	catalogue atomic.Pointer[catalogue]
 
-	// mu guards what is below. The leases' and the Router's locks are taken under it, and no other.
+	// mu guards what is below. The leases' and the Router's locks are taken under it, and that of moved, and no other.
 	mu         sync.Mutex
 	config     Deployment
 	pushed     *warmpathv1.ConfigUpdate
@@ -58,9 +59,9 @@ type deployment struct {
 	closed     bool
 }
 
-func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time) (*deployment, error) {
+func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time, moved func()) (*deployment, error) {
 	d := &deployment{
-		name: name, log: log.With("deployment", name), now: now,
+		name: name, log: log.With("deployment", name), now: now, moved: moved,
 		registered: make(map[string]*registration), wake: make(chan struct{}),
 		store: sharedstore.NewMemory(sharedstore.Options{Now: now}),
 	}
@@ -204,6 +205,9 @@ func (d *deployment) refleet() bool {
 	d.hosted.Load().take(d.roster.members(), d.roster.order)
 	d.askFleet()
 	d.catalogued()
+	if why := d.notServing(); why != "" {
+		d.log.Warn("warmpath: the deployment does not serve", "reason", why)
+	}
 	level := slog.LevelInfo
 	if len(d.roster.order) == before && d.roster.last == last { // the same replicas, and their stats change all the time
 		level = slog.LevelDebug

@@ -27,6 +27,8 @@ type hosted struct {
 
 	deciding atomic.Pointer[string] // name of the policy
 
+	warnNoKey sync.Once
+
 	// These are nil where the policy does not look at caches.
 	index  *index
 	events *kvevents.Manager
@@ -66,6 +68,11 @@ func (h *hosted) adopt(c policy.Config) error {
 func (h *hosted) name(c policy.Config) {
 	name := c.Deciding()
 	h.deciding.Store(&name)
+}
+
+// needsPrompt reports whether requests without a prompt are refused.
+func (h *hosted) needsPrompt() bool {
+	return h.config.RequirePrompt && h.router.Uses()&routing.UsesPrompt != 0
 }
 
 // policy is the name of the policy that decides.

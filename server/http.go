@@ -41,15 +41,19 @@ func (s *Server) openHTTP(c *Config) error {
 		return fmt.Errorf("http.%w", err)
 	}
 	guarded := s.guard.http(h, httpdoor.Refuse)
+	traced := s.traced(guarded)
 	read := time.Duration(c.HTTP.HeaderTimeout + c.HTTP.BodyTimeout)
 	s.maxHTTP = c.HTTP.MaxConnections
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == httpdoor.HealthPath { // for balancers, which have no token
+			switch r.URL.Path {
+			case httpdoor.HealthPath: // for balancers, which have no token
 				h.ServeHTTP(w, r)
-				return
+			case httpdoor.RoutePath:
+				traced.ServeHTTP(w, r)
+			default:
+				guarded.ServeHTTP(w, r)
 			}
-			guarded.ServeHTTP(w, r)
 		}),
 		MaxHeaderBytes:    maxHeaderBytes,
 		ReadHeaderTimeout: time.Duration(c.HTTP.HeaderTimeout), ReadTimeout: read, WriteTimeout: read + writeGrace,

@@ -12,10 +12,11 @@ import (
 
 // Bounds of what a caller may say in one request.
 const (
-	maxExcluded  = 1000
-	maxFallbacks = 16
-	maxBlock     = 1 << 20 // bytes or tokens in a block
-	maxLength    = 1 << 30 // of a prompt
+	maxExcluded   = 1000
+	maxFallbacks  = 16
+	maxCandidates = 100
+	maxBlock      = 1 << 20 // bytes or tokens in a block
+	maxLength     = 1 << 30 // of a prompt
 )
 
 // invalid is a request that is malformed.
@@ -40,7 +41,10 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *routing.Request) error {
 	if len(r.GetTried()) > maxExcluded {
 		return invalid("tried: more than %d", maxExcluded)
 	}
-	for name, ids := range map[string][]string{"excluded": r.GetExcluded(), "tried": r.GetTried()} {
+	if len(r.GetAllowed()) > maxExcluded {
+		return invalid("allowed: more than %d", maxExcluded)
+	}
+	for name, ids := range map[string][]string{"excluded": r.GetExcluded(), "tried": r.GetTried(), "allowed": r.GetAllowed()} {
 		for _, id := range ids {
 			if len(id) > maxName {
 				return invalid("%s: one is longer than %d bytes", name, maxName)
@@ -50,9 +54,12 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *routing.Request) error {
 	if r.GetMaxFallbacks() > maxFallbacks {
 		return invalid("max_fallbacks: more than %d", maxFallbacks)
 	}
+	if n := r.GetMaxCandidates(); n > maxCandidates || n > 0 && r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY {
+		return invalid("max_candidates: more than %d, or mode is not PICK_MODE_QUERY", maxCandidates)
+	}
 	q.ID, q.Session = k.GetRequestId(), k.GetSession()
 	q.Model, q.Adapter, q.CacheSalt = k.GetModel(), k.GetAdapter(), k.GetCacheSalt()
-	q.Pin, q.Exclude = r.GetPinned(), r.GetExcluded()
+	q.Pin, q.Exclude, q.Allow = r.GetPinned(), r.GetExcluded(), r.GetAllowed()
 	q.Priority = priorities[k.GetPriority()]
 	q.ExpectedOutput = int(min(k.GetExpectedOutputTokens(), maxLength))
 	prompt, err := decodePrompt(k)

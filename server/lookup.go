@@ -110,6 +110,7 @@ func names(all map[string]*deployment) string {
 type catalogue struct {
 	names    map[string]bool // that requests may use
 	declared []string        // by replicas
+	replicas int
 }
 
 func (d *deployment) serves(model string) bool { return d.catalogue.Load().names[model] }
@@ -137,7 +138,7 @@ func (d *deployment) canonical(model string) string {
 
 // catalogued is called with mu held when the fleet or the config has changed.
 func (d *deployment) catalogued() {
-	c := &catalogue{names: make(map[string]bool)}
+	c := &catalogue{names: make(map[string]bool), replicas: len(d.roster.order)}
 	for _, m := range d.roster.order {
 		for _, model := range m.Models {
 			if !c.names[model] {
@@ -149,5 +150,16 @@ func (d *deployment) catalogued() {
 	for _, model := range d.config.Models {
 		c.names[model] = true
 	}
-	d.catalogue.Store(c)
+	before := d.catalogue.Swap(c)
+	if before == nil || (before.replicas == 0) != (c.replicas == 0) {
+		d.moved()
+	}
+}
+
+// notServing says why the deployment does not serve; empty = it does.
+func (d *deployment) notServing() string {
+	if d.catalogue.Load().replicas == 0 {
+		return "it has no replicas: none is configured, resolved or registered"
+	}
+	return ""
 }

@@ -12,8 +12,11 @@ import (
 
 // LoadPoll says how the server asks replicas for their load that do not register themselves.
 type LoadPoll struct {
-	// From is grpc:vllm or grpc:sglang (GetLoads), or the URL of a page for Prometheus, in which HOST is the replica's host.
+	// From is grpc:vllm or grpc:sglang (GetLoads), or the URL of a page for Prometheus, in which HOST and PORT are those of the
+	// replica's address.
 	From string `json:"from"`
+	// Pages are the URLs of replicas whose page is elsewhere, by id of the replica; HOST and PORT as in from.
+	Pages map[string]string `json:"pages,omitempty"`
 	// Interval is how often each replica is asked; 0 = 500ms.
 	Interval policy.Duration `json:"interval,omitempty"`
 	// Timeout is how long an answer may take; 0 = 1s.
@@ -27,8 +30,11 @@ const (
 )
 
 func (p *LoadPoll) validate() error {
-	if _, err := loadpoll.Parse(p.From); err != nil {
+	if _, err := loadpoll.Parse(p.From, nil); err != nil {
 		return fmt.Errorf("from: %w", err)
+	}
+	if _, err := loadpoll.Parse(p.From, p.Pages); err != nil {
+		return fmt.Errorf("pages: %w", err)
 	}
 	for _, f := range []struct {
 		name     string
@@ -69,7 +75,7 @@ func (d *deployment) repoll(c *LoadPoll) {
 	}
 	next := polls{config: c, said: make(map[string]saying)}
 	if c != nil {
-		source, err := loadpoll.Parse(c.From)
+		source, err := loadpoll.Parse(c.From, c.Pages)
 		if err != nil {
 			d.log.Error("warmpath: load is not asked for", "error", err) // the config was checked
 			return

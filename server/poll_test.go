@@ -70,6 +70,7 @@ func TestLoadPollConfig(t *testing.T) {
 		"{from: 'grpc:vllm', timeout: 1h}":   "load_poll.timeout",
 		"{from: 'grpc:vllm', every: 1s}":     "every",
 		"{from: 'grpc:other'}":               "none of sglang, vllm",
+		"{from: 'http://HOST:PORT/metrics', pages: {a: nowhere}}": "load_poll.pages: a: want",
 	} {
 		_, err := ParseConfig([]byte("deployments: {chat: {register: true, load_poll: " + field + "}}"))
 		require.ErrorContains(t, err, want, field)

@@ -5,12 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"math"
+	"net"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/kvevents"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -19,6 +22,8 @@ const (
 	maxStats = 64
 	maxNames = 1000 // models, or adapters
 	maxText  = 1024 // bytes of an address, or of where it is
+	// maxRegisteredRanks bounds the data-parallel ranks, of which each may be a connection.
+	maxRegisteredRanks = 256
 )
 
 // A registration is a replica that registered itself, until its lease ends.
@@ -40,6 +45,9 @@ func (s *Server) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*
 		return nil, status.Errorf(codes.PermissionDenied, "the caller %q may not register replicas: set its register", who.name)
 	}
 	m, err := decodeReplica(r.GetReplica())
+	if err == nil {
+		err = checkEvents(&m, peerHost(ctx), d.eventHosts())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -69,6 +77,9 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 			return described{}, invalid("replica: the name %.20q is longer than %d bytes", name, maxName)
 		}
 	}
+	if r.GetRanks() > maxRegisteredRanks {
+		return described{}, invalid("replica.ranks: %d are more than %d", r.GetRanks(), maxRegisteredRanks)
+	}
 	if math.IsNaN(r.GetWeight()) || math.IsInf(r.GetWeight(), 0) {
 		return described{}, invalid("replica.weight: it is not finite")
 	}
@@ -87,6 +98,46 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 	m := describedIn(all[0])
 	m.Stats, m.KVTokens = r.GetStats(), int(min(r.GetKvTokens(), maxLength))
 	return m, nil
+}
+
+// checkEvents refuses sources of KV events at which the server would listen, and those that are neither on the replica's
+// host, nor on that of the connection, nor on one of hosts.
+func checkEvents(m *described, peer string, hosts []string) error {
+	if m.KVEvents == "" {
+		return nil
+	}
+	src, err := fleet.ParseEventSource(kvevents.Declared(m.Attributes, "", ""))
+	if err != nil {
+		return invalid("replica.%v", err)
+	}
+	own, _, _ := net.SplitHostPort(m.Address)
+	allowed := append([]string{own, peer}, hosts...)
+	for field, at := range map[string]string{"kv_events": src.Address, "kv_events_replay": src.Replay} {
+		host, _, _ := net.SplitHostPort(at)
+		switch {
+		case at == "" || host != "" && (slices.Contains(allowed, host) || slices.Contains(hosts, anyHost)):
+		case host == "":
+			return invalid("replica.%s: a replica that registers has an address to dial: want tcp://HOST:port", field)
+		default:
+			return invalid("replica.%s: %q is not the replica's host: use HOST, or add it to the deployment's register_event_hosts", field, host)
+		}
+	}
+	return nil
+}
+
+// anyHost stands for all hosts in register_event_hosts.
+const anyHost = "*"
+
+func (d *deployment) eventHosts() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.config.RegisterEventHosts
+}
+
+// peerHost is the host that calls; empty = not known.
+func peerHost(ctx context.Context) string {
+	host, _, _ := net.SplitHostPort(addressOf(ctx))
+	return host
 }
 
 // register takes a heartbeat. What only a deployment's own tick must know of is told then.

@@ -13,7 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	channelz "google.golang.org/grpc/channelz/service"
 	"google.golang.org/grpc/credentials"
@@ -33,6 +35,8 @@ type Options struct {
 	Now func() time.Time
 	// Meter is what metrics are recorded through; nil = OpenTelemetry's global provider, also one that is set later.
 	Meter metric.MeterProvider
+	// Tracer makes the spans of questions; nil = OpenTelemetry's global provider, also one that is set later.
+	Tracer trace.TracerProvider
 }
 
 // A Server is a look-aside server. Safe for use by many goroutines.
@@ -48,6 +52,7 @@ type Server struct {
 	certs       *certificates // nil = plaintext
 	began       time.Time
 	recorder    *telemetry.Recorder
+	tracer      trace.Tracer
 	grpc        *grpc.Server
 	http        *http.Server  // nil without an address for it
 	maxHTTP     int           // its connections
@@ -71,6 +76,9 @@ func New(c *Config, o Options) (*Server, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	if o.Tracer == nil {
+		o.Tracer = otel.GetTracerProvider()
+	}
 	recorder, err := telemetry.New(o.Meter)
 	if err != nil {
 		return nil, err
@@ -80,7 +88,7 @@ func New(c *Config, o Options) (*Server, error) {
 	s := &Server{
 		log: o.Logger, now: o.Now, incarnation: hex.EncodeToString(life[:]),
 		first: *c, gate: newGate(o.Logger), draining: make(chan struct{}), running: make(map[string]*running),
-		began: o.Now(), recorder: recorder,
+		began: o.Now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}
 	s.guard = newGuard(s.gate, s.log)
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
@@ -157,6 +165,7 @@ func (s *Server) Update(c *Config) error {
 	for name, d := range fresh {
 		r := &running{deployment: d}
 		s.running[name] = r
+		r.announce(c)
 		r.adjust(c, c.Deployments[name])
 	}
 	next := make(map[string]*deployment, len(s.running))
@@ -185,7 +194,7 @@ func (s *Server) prepare(c *Config) (map[string]*deployment, error) {
 		if s.running[name] != nil {
 			continue
 		}
-		d, err := newDeployment(name, dc, c, s.log, s.now)
+		d, err := newDeployment(name, dc, c, s.log, s.now, s.gate.moved.give)
 		if err == nil {
 			fresh[name] = d
 			err = d.observe(s.recorder)

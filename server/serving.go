@@ -35,10 +35,11 @@ func (s *healthService) asking(ctx context.Context) *caller {
 
 func (s *healthService) of(who *caller, service string) healthpb.HealthCheckResponse_ServingStatus {
 	whole := service == "" || service == warmpathv1.RoutingService_ServiceDesc.ServiceName
+	d := (*s.deployments.Load())[service]
 	switch {
-	case !whole && ((*s.deployments.Load())[service] == nil || !who.may(service)):
+	case !whole && (d == nil || !who.may(service)):
 		return healthpb.HealthCheckResponse_SERVICE_UNKNOWN
-	case !s.serving():
+	case !s.serving(), !whole && d.notServing() != "":
 		return healthpb.HealthCheckResponse_NOT_SERVING
 	}
 	return healthpb.HealthCheckResponse_SERVING

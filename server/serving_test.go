@@ -49,10 +49,14 @@ func TestHealth(t *testing.T) {
 				first, errWatch := stream.Recv()
 				switch {
 				case known:
+					want := isServing
+					if name == "empty" {
+						want = notServing
+					}
 					require.NoError(t, err, name)
-					require.Equal(t, isServing, a.GetStatus())
+					require.Equal(t, want, a.GetStatus())
 					require.NoError(t, errWatch)
-					require.Equal(t, isServing, first.GetStatus())
+					require.Equal(t, want, first.GetStatus())
 				case len(name) > maxName:
 					require.Equal(t, codes.NotFound, status.Code(err))
 					require.Equal(t, codes.InvalidArgument, status.Code(errWatch))

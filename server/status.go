@@ -55,7 +55,7 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 func (d *deployment) describe(who *caller) *warmpathv1.DeploymentStatus {
 	h := d.hosted.Load()
 	a := &warmpathv1.DeploymentStatus{
-		Name: d.name, Policy: h.policy(),
+		Name: d.name, Policy: h.policy(), NotServing: d.notServing(),
 		Decisions: d.tally.decisionCounts(), Failures: d.tally.failureCounts(),
 		Reservations: uint32(d.leases.held()), ReservationsExpired: uint64(d.leases.expired.Load()),
 		RegistrationsExpired: uint64(d.tally.registrationsExpired.Load()),

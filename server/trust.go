@@ -63,6 +63,7 @@ func withheldCounts(all []*warmpathv1.DecisionCount) (told []*warmpathv1.Decisio
 // has in it what was not cached of the prompts asked for before.
 func withheld(a *warmpathv1.ChooseReplicaResponse) *warmpathv1.ChooseReplicaResponse {
 	a = proto.CloneOf(a)
+	a.Candidates = nil
 	d := a.Decision
 	d.MatchedTokens, d.Load = 0, 0
 	for _, r := range []*string{&d.Reason, &d.Rule} {

@@ -9,8 +9,8 @@ const few = 8
 // place in the fleet, so that a choice costs as much as one that excludes nobody. It covers the beginnings of lists that
 // have grown since; who sees more of a list than it covers looks through the list.
 type narrowing struct {
-	fleet           *membership
-	excluded, tried places
+	fleet                    *membership
+	excluded, allowed, tried places
 }
 
 // places is a set of replicas of a fleet.
@@ -22,7 +22,7 @@ type places struct {
 // narrow makes the sets of a request's replicas for a View, where its lists are long. O(ids that are new, or in a fleet
 // that is). Called by the goroutine of the call, or with the Router's mutex held for one that waits.
 func (q *Request) narrow(v *View) {
-	if len(q.Exclude) > few || len(q.tried) > few {
+	if len(q.Exclude) > few || len(q.Allow) > few || len(q.tried) > few {
 		q.narrowTo(v)
 	}
 }
@@ -34,6 +34,7 @@ func (q *Request) narrowTo(v *View) {
 		q.narrowed = n
 	}
 	n.excluded.add(v.fleet, q.Exclude)
+	n.allowed.add(v.fleet, q.Allow)
 	n.tried.add(v.fleet, q.tried)
 }
 
@@ -65,15 +66,21 @@ func (n *narrowing) covers(r *Replica) bool {
 
 // Tried reports whether an earlier attempt of the call went to the replica.
 func (q *Request) Tried(r *Replica) bool {
-	if len(q.tried) > few && q.narrowed.covers(r) && q.narrowed.tried.ids == len(q.tried) {
-		return q.narrowed.tried.has(r)
-	}
-	return len(q.tried) > 0 && slices.Contains(q.tried, r.ID)
+	return len(q.tried) > 0 && q.lists(q.tried, func(n *narrowing) *places { return &n.tried }, r)
 }
 
+// excluded reports whether the request itself rules the replica out.
 func (q *Request) excluded(r *Replica) bool {
-	if len(q.Exclude) > few && q.narrowed.covers(r) && q.narrowed.excluded.ids == len(q.Exclude) {
-		return q.narrowed.excluded.has(r)
+	return len(q.Exclude) > 0 && q.lists(q.Exclude, func(n *narrowing) *places { return &n.excluded }, r) ||
+		len(q.Allow) > 0 && !q.lists(q.Allow, func(n *narrowing) *places { return &n.allowed }, r)
+}
+
+// lists reports whether a replica is among ids, of which this is the set.
+func (q *Request) lists(ids []string, set func(*narrowing) *places, r *Replica) bool {
+	if len(ids) > few && q.narrowed.covers(r) {
+		if p := set(q.narrowed); p.ids == len(ids) {
+			return p.has(r)
+		}
 	}
-	return len(q.Exclude) > 0 && slices.Contains(q.Exclude, r.ID)
+	return slices.Contains(ids, r.ID)
 }

@@ -231,7 +231,7 @@ func (v *View) correct(q *Request, d *Decision) error {
 		return nil
 	}
 	*d = Wait(full...)
-	plain := len(q.Exclude) == 0 && (q.Model == "" || q.anyModel) && q.keeper == nil && !v.shared.barring
+	plain := len(q.Exclude) == 0 && len(q.Allow) == 0 && (q.Model == "" || q.anyModel) && q.keeper == nil && !v.shared.barring
 	if full != nil || v.open() > 0 && plain {
 		return ErrFull
 	}

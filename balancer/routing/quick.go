@@ -78,7 +78,7 @@ func (l *live) take() bool {
 
 // plain reports whether the request narrows the choice in no way.
 func (q *Request) plain() bool {
-	return q.Pin == "" && q.Model == "" && q.Adapter == "" && len(q.Exclude) == 0 && len(q.tried) == 0
+	return q.Pin == "" && q.Model == "" && q.Adapter == "" && len(q.Exclude) == 0 && len(q.Allow) == 0 && len(q.tried) == 0
 }
 
 // Why a pick takes the lock.

@@ -29,6 +29,7 @@ type Request struct {
 
 	Pin     string   // id of the only replica that may serve it; "" = any
 	Exclude []string // ids of replicas that must not serve it
+	Allow   []string // ids of the only replicas that may serve it; none = any
 
 	// Prepared belongs to the policy: what Prepare found, read by Choose and by
 	// the observers. It may stem from an older View.
@@ -59,7 +60,7 @@ type Request struct {
 	ahead   int64    // prompt tokens queued at the replica, of others too, at the last pick
 	keeper  *Replica // drains, and keeps this session
 	shade   *shade   // as the shadow policy sees it; nil = there is none
-	// narrowed is made of Exclude and tried where they are long; nil = they are not.
+	// narrowed is made of Exclude, Allow and tried where they are long; nil = they are not.
 	narrowed *narrowing
 
 	// Of the last pick, where judges look at them.
@@ -197,12 +198,12 @@ func (q *Request) Resume(v *View, failed []string) {
 	}
 }
 
-// Settle forgets whom the request excludes and where its attempts failed, for a host that
+// Settle forgets which replicas the request excludes or allows, and where its attempts failed, for a host that
 // keeps it for long after its last pick: policies that are told of the end do not see them.
 func (q *Request) Settle() {
-	q.Exclude, q.tried, q.narrowed, q.origin = nil, nil, nil, nil
+	q.Exclude, q.Allow, q.tried, q.narrowed, q.origin = nil, nil, nil, nil, nil
 	if s := q.shade; s != nil {
 		s.request.origin = nil
-		s.request.Exclude, s.request.tried, s.request.narrowed = nil, nil, nil
+		s.request.Exclude, s.request.Allow, s.request.tried, s.request.narrowed = nil, nil, nil, nil
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -125,22 +126,51 @@ func TestSources(t *testing.T) {
 		"grpc:vllm": "", "grpc:sglang": "", "http://HOST:8000/metrics": "", "https://metrics.example/HOST": "",
 		"grpc:other": "none of sglang, vllm", "": "want grpc:vllm", "HOST:8000": "want", "http://%zz": "neither", "ftp://HOST/": "want", "http://u:p@HOST/": "want", "http:///metrics": "want",
 	} {
-		_, err := Parse(text)
+		_, err := Parse(text, nil)
 		if want == "" {
 			require.NoError(t, err, text)
 		} else {
 			require.ErrorContains(t, err, want, text)
 		}
 	}
-	s, err := Parse("http://HOST:8000/metrics")
-	require.NoError(t, err)
-	for address, want := range map[string]string{"10.0.0.1:50051": "http://10.0.0.1:8000/metrics", "[::1]:50051": "http://[::1]:8000/metrics"} {
-		page, err := s.pageOf(address)
-		require.NoError(t, err)
-		require.Equal(t, want, page)
+	_, err := Parse("grpc:vllm", map[string]string{"a": "http://HOST/"})
+	require.ErrorContains(t, err, "no pages of their own")
+	_, err = Parse("http://HOST/", map[string]string{"a": "ftp://HOST/"})
+	require.ErrorContains(t, err, "a: want")
+}
+
+// Issue 12.50: PORT is that of the replica's address, and a replica may have a page of its own.
+func TestPagesOfOneHost(t *testing.T) {
+	page := func(running int) string {
+		p := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(w, "vllm:num_requests_running %d\n", running)
+		}))
+		t.Cleanup(p.Close)
+		return strings.TrimPrefix(p.URL, "http://")
 	}
-	_, err = s.pageOf("nowhere")
-	require.Error(t, err)
+	one, two, other := page(1), page(2), page(3)
+	_, port, err := net.SplitHostPort(other)
+	require.NoError(t, err)
+	source, err := Parse("http://HOST:PORT/metrics", map[string]string{"c": "http://HOST:" + port + "/own"})
+	require.NoError(t, err)
+	told := make(chan report, 100)
+	p := New(Options{
+		Source: source, Interval: 5 * time.Millisecond, Timeout: time.Minute,
+		Report: func(id string, l Load) {
+			select {
+			case told <- report{id, l}:
+			default:
+			}
+		},
+	})
+	p.SetFleet([]routing.Attributes{member("a", one), member("b", two), member("c", "127.0.0.1:1")})
+	got := make(map[string]int)
+	for len(got) < 3 {
+		r := <-told
+		got[r.id] = r.load.Ongoing
+	}
+	p.Close()
+	require.Equal(t, map[string]int{"a": 1, "b": 2, "c": 3}, got)
 }
 
 // report is what a Poller told.
@@ -182,7 +212,7 @@ func TestPollerBacksOff(t *testing.T) {
 		fmt.Fprint(w, "vllm:num_requests_running 3\nvllm:num_requests_waiting 4\n")
 	}))
 	defer page.Close()
-	source, err := Parse(page.URL + "/metrics")
+	source, err := Parse(page.URL+"/metrics", nil)
 	require.NoError(t, err)
 	at := steps{make(chan time.Duration), make(chan struct{})}
 	told := make(chan report, 1)
@@ -232,7 +262,7 @@ func (a asked) Invoke(_ context.Context, method string, _, answer any, _ ...grpc
 }
 
 func TestPollerAsksByGRPC(t *testing.T) {
-	source, err := Parse("grpc:sglang")
+	source, err := Parse("grpc:sglang", nil)
 	require.NoError(t, err)
 	conn := asked{method: make(chan string, 1)}
 	told := make(chan report)

@@ -171,7 +171,7 @@ func (p *Poller) ask(ctx context.Context, x *polled) (Load, error) {
 		}
 		return ask(ctx, conn, p.o.Source.method)
 	}
-	page, err := p.o.Source.pageOf(x.address)
+	page, err := p.o.Source.pageOf(x.id, x.address)
 	if err != nil {
 		return Load{}, err
 	}

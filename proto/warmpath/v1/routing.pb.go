@@ -722,7 +722,13 @@ type ChooseReplicaRequest struct {
 	// Tells questions apart that bear the same request id, with PICK_MODE_RESERVE: with the same attempt they are one question
 	// asked twice, and get one reservation; with another, best drawn at random, each gets its own. Who may give up waiting and ask
 	// anew needs that: it will release what comes too late. 0 is an attempt like any other.
-	Attempt       uint64 `protobuf:"fixed64,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempt uint64 `protobuf:"fixed64,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Ids of the only replicas that may be picked; empty = any, at most 1,000.
+	Allowed []string `protobuf:"bytes,11,rep,name=allowed,proto3" json:"allowed,omitempty"`
+	// How many candidates are wanted, with PICK_MODE_QUERY; 0 = none, at most 100.
+	MaxCandidates uint32 `protobuf:"varint,12,opt,name=max_candidates,json=maxCandidates,proto3" json:"max_candidates,omitempty"`
+	// The W3C trace context of the call that asks, where it is not in the metadata: on a stream of ChooseReplicas.
+	Traceparent   string `protobuf:"bytes,13,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -827,6 +833,27 @@ func (x *ChooseReplicaRequest) GetAttempt() uint64 {
 	return 0
 }
 
+func (x *ChooseReplicaRequest) GetAllowed() []string {
+	if x != nil {
+		return x.Allowed
+	}
+	return nil
+}
+
+func (x *ChooseReplicaRequest) GetMaxCandidates() uint32 {
+	if x != nil {
+		return x.MaxCandidates
+	}
+	return 0
+}
+
+func (x *ChooseReplicaRequest) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
 // ChooseReplicaResponse is the replica, and why.
 type ChooseReplicaResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -839,7 +866,9 @@ type ChooseReplicaResponse struct {
 	// Why.
 	Decision *Decision `protobuf:"bytes,4,opt,name=decision,proto3" json:"decision,omitempty"`
 	// With PICK_MODE_RESERVE.
-	Reservation   *Reservation `protobuf:"bytes,5,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	Reservation *Reservation `protobuf:"bytes,5,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	// As many as were asked for, in the policy's order; none for callers that are not trusted.
+	Candidates    []*Candidate `protobuf:"bytes,6,rep,name=candidates,proto3" json:"candidates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -909,6 +938,76 @@ func (x *ChooseReplicaResponse) GetReservation() *Reservation {
 	return nil
 }
 
+func (x *ChooseReplicaResponse) GetCandidates() []*Candidate {
+	if x != nil {
+		return x.Candidates
+	}
+	return nil
+}
+
+// Candidate is a replica that may serve the request.
+type Candidate struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Replica *ChosenReplica         `protobuf:"bytes,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	// Why it would be picked if those before it were not there.
+	Decision *Decision `protobuf:"bytes,2,opt,name=decision,proto3" json:"decision,omitempty"`
+	// Prompt tokens to be computed before its first output token: its load and what is not cached there of the prompt.
+	Score         float64 `protobuf:"fixed64,3,opt,name=score,proto3" json:"score,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Candidate) Reset() {
+	*x = Candidate{}
+	mi := &file_warmpath_v1_routing_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Candidate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Candidate) ProtoMessage() {}
+
+func (x *Candidate) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_routing_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
+func (*Candidate) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Candidate) GetReplica() *ChosenReplica {
+	if x != nil {
+		return x.Replica
+	}
+	return nil
+}
+
+func (x *Candidate) GetDecision() *Decision {
+	if x != nil {
+		return x.Decision
+	}
+	return nil
+}
+
+func (x *Candidate) GetScore() float64 {
+	if x != nil {
+		return x.Score
+	}
+	return 0
+}
+
 // ChosenReplica says where to send a request.
 type ChosenReplica struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -925,7 +1024,7 @@ type ChosenReplica struct {
 
 func (x *ChosenReplica) Reset() {
 	*x = ChosenReplica{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[5]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1036,7 @@ func (x *ChosenReplica) String() string {
 func (*ChosenReplica) ProtoMessage() {}
 
 func (x *ChosenReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[5]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1049,7 @@ func (x *ChosenReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChosenReplica.ProtoReflect.Descriptor instead.
 func (*ChosenReplica) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{5}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ChosenReplica) GetId() string {
@@ -1007,7 +1106,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[6]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1019,7 +1118,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[6]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1032,7 +1131,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{6}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Decision) GetPolicy() string {
@@ -1106,7 +1205,7 @@ type Reservation struct {
 
 func (x *Reservation) Reset() {
 	*x = Reservation{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[7]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1217,7 @@ func (x *Reservation) String() string {
 func (*Reservation) ProtoMessage() {}
 
 func (x *Reservation) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[7]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1230,7 @@ func (x *Reservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
 func (*Reservation) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{7}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Reservation) GetId() string {
@@ -1170,7 +1269,7 @@ type ChooseReplicasRequest struct {
 
 func (x *ChooseReplicasRequest) Reset() {
 	*x = ChooseReplicasRequest{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[8]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1281,7 @@ func (x *ChooseReplicasRequest) String() string {
 func (*ChooseReplicasRequest) ProtoMessage() {}
 
 func (x *ChooseReplicasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[8]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1294,7 @@ func (x *ChooseReplicasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChooseReplicasRequest.ProtoReflect.Descriptor instead.
 func (*ChooseReplicasRequest) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{8}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ChooseReplicasRequest) GetNumber() uint64 {
@@ -1234,7 +1333,7 @@ type ChooseReplicasResponse struct {
 
 func (x *ChooseReplicasResponse) Reset() {
 	*x = ChooseReplicasResponse{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[9]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1246,7 +1345,7 @@ func (x *ChooseReplicasResponse) String() string {
 func (*ChooseReplicasResponse) ProtoMessage() {}
 
 func (x *ChooseReplicasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[9]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1259,7 +1358,7 @@ func (x *ChooseReplicasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChooseReplicasResponse.ProtoReflect.Descriptor instead.
 func (*ChooseReplicasResponse) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{9}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ChooseReplicasResponse) GetNumber() uint64 {
@@ -1322,7 +1421,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[10]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1433,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[10]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1446,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{10}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -1378,7 +1477,7 @@ type LifeReport struct {
 
 func (x *LifeReport) Reset() {
 	*x = LifeReport{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[11]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +1489,7 @@ func (x *LifeReport) String() string {
 func (*LifeReport) ProtoMessage() {}
 
 func (x *LifeReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[11]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +1502,7 @@ func (x *LifeReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LifeReport.ProtoReflect.Descriptor instead.
 func (*LifeReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{11}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LifeReport) GetReservation() string {
@@ -1446,7 +1545,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[12]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1557,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[12]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1570,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{12}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Outcome) GetCode() int32 {
@@ -1526,7 +1625,7 @@ type ReportLifeRequest struct {
 
 func (x *ReportLifeRequest) Reset() {
 	*x = ReportLifeRequest{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[13]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1637,7 @@ func (x *ReportLifeRequest) String() string {
 func (*ReportLifeRequest) ProtoMessage() {}
 
 func (x *ReportLifeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[13]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1650,7 @@ func (x *ReportLifeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLifeRequest.ProtoReflect.Descriptor instead.
 func (*ReportLifeRequest) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{13}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReportLifeRequest) GetLives() []*LifeReport {
@@ -1572,7 +1671,7 @@ type ReportLifeResponse struct {
 
 func (x *ReportLifeResponse) Reset() {
 	*x = ReportLifeResponse{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[14]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1683,7 @@ func (x *ReportLifeResponse) String() string {
 func (*ReportLifeResponse) ProtoMessage() {}
 
 func (x *ReportLifeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[14]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1696,7 @@ func (x *ReportLifeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLifeResponse.ProtoReflect.Descriptor instead.
 func (*ReportLifeResponse) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{14}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReportLifeResponse) GetUnknown() []string {
@@ -1624,7 +1723,7 @@ type WatchReplicasRequest struct {
 
 func (x *WatchReplicasRequest) Reset() {
 	*x = WatchReplicasRequest{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[15]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1636,7 +1735,7 @@ func (x *WatchReplicasRequest) String() string {
 func (*WatchReplicasRequest) ProtoMessage() {}
 
 func (x *WatchReplicasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[15]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1649,7 +1748,7 @@ func (x *WatchReplicasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchReplicasRequest.ProtoReflect.Descriptor instead.
 func (*WatchReplicasRequest) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{15}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchReplicasRequest) GetStart() *WatchStart {
@@ -1690,7 +1789,7 @@ type FindingReport struct {
 
 func (x *FindingReport) Reset() {
 	*x = FindingReport{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[16]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1801,7 @@ func (x *FindingReport) String() string {
 func (*FindingReport) ProtoMessage() {}
 
 func (x *FindingReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[16]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1814,7 @@ func (x *FindingReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingReport.ProtoReflect.Descriptor instead.
 func (*FindingReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{16}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FindingReport) GetFindings() []*Finding {
@@ -1739,7 +1838,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1850,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1863,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{17}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Finding) GetReplica() uint32 {
@@ -1799,7 +1898,7 @@ type RouteReport struct {
 
 func (x *RouteReport) Reset() {
 	*x = RouteReport{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1811,7 +1910,7 @@ func (x *RouteReport) String() string {
 func (*RouteReport) ProtoMessage() {}
 
 func (x *RouteReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1824,7 +1923,7 @@ func (x *RouteReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteReport.ProtoReflect.Descriptor instead.
 func (*RouteReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{18}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RouteReport) GetRoutes() []*Route {
@@ -1849,7 +1948,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[19]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1960,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[19]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1973,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{19}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Route) GetReplica() uint32 {
@@ -1922,7 +2021,7 @@ type WatchStart struct {
 
 func (x *WatchStart) Reset() {
 	*x = WatchStart{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[20]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +2033,7 @@ func (x *WatchStart) String() string {
 func (*WatchStart) ProtoMessage() {}
 
 func (x *WatchStart) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[20]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +2046,7 @@ func (x *WatchStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStart.ProtoReflect.Descriptor instead.
 func (*WatchStart) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{20}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatchStart) GetDeployment() string {
@@ -2022,7 +2121,7 @@ type BookingReport struct {
 
 func (x *BookingReport) Reset() {
 	*x = BookingReport{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[21]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +2133,7 @@ func (x *BookingReport) String() string {
 func (*BookingReport) ProtoMessage() {}
 
 func (x *BookingReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[21]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +2146,7 @@ func (x *BookingReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BookingReport.ProtoReflect.Descriptor instead.
 func (*BookingReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{21}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BookingReport) GetNumber() uint64 {
@@ -2085,7 +2184,7 @@ type Loads struct {
 
 func (x *Loads) Reset() {
 	*x = Loads{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2196,7 @@ func (x *Loads) String() string {
 func (*Loads) ProtoMessage() {}
 
 func (x *Loads) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2209,7 @@ func (x *Loads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loads.ProtoReflect.Descriptor instead.
 func (*Loads) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{22}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Loads) GetReplicas() []uint32 {
@@ -2154,7 +2253,7 @@ type WatchReplicasResponse struct {
 
 func (x *WatchReplicasResponse) Reset() {
 	*x = WatchReplicasResponse{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[23]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2265,7 @@ func (x *WatchReplicasResponse) String() string {
 func (*WatchReplicasResponse) ProtoMessage() {}
 
 func (x *WatchReplicasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[23]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2278,7 @@ func (x *WatchReplicasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchReplicasResponse.ProtoReflect.Descriptor instead.
 func (*WatchReplicasResponse) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{23}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WatchReplicasResponse) GetIncarnation() string {
@@ -2241,7 +2340,7 @@ type VerdictUpdate struct {
 
 func (x *VerdictUpdate) Reset() {
 	*x = VerdictUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[24]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2352,7 @@ func (x *VerdictUpdate) String() string {
 func (*VerdictUpdate) ProtoMessage() {}
 
 func (x *VerdictUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[24]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2365,7 @@ func (x *VerdictUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerdictUpdate.ProtoReflect.Descriptor instead.
 func (*VerdictUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{24}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *VerdictUpdate) GetVerdicts() []*Verdict {
@@ -2292,7 +2391,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2304,7 +2403,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2317,7 +2416,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{25}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Verdict) GetReplica() uint32 {
@@ -2360,7 +2459,7 @@ type ConfigUpdate struct {
 
 func (x *ConfigUpdate) Reset() {
 	*x = ConfigUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2471,7 @@ func (x *ConfigUpdate) String() string {
 func (*ConfigUpdate) ProtoMessage() {}
 
 func (x *ConfigUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2484,7 @@ func (x *ConfigUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigUpdate.ProtoReflect.Descriptor instead.
 func (*ConfigUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{26}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ConfigUpdate) GetVersion() uint64 {
@@ -2418,7 +2517,7 @@ type FleetUpdate struct {
 
 func (x *FleetUpdate) Reset() {
 	*x = FleetUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2529,7 @@ func (x *FleetUpdate) String() string {
 func (*FleetUpdate) ProtoMessage() {}
 
 func (x *FleetUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2542,7 @@ func (x *FleetUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetUpdate.ProtoReflect.Descriptor instead.
 func (*FleetUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{27}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FleetUpdate) GetVersion() uint64 {
@@ -2514,7 +2613,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2625,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2638,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{28}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Replica) GetNumber() uint32 {
@@ -2685,7 +2784,7 @@ type LoadUpdate struct {
 
 func (x *LoadUpdate) Reset() {
 	*x = LoadUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +2796,7 @@ func (x *LoadUpdate) String() string {
 func (*LoadUpdate) ProtoMessage() {}
 
 func (x *LoadUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +2809,7 @@ func (x *LoadUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadUpdate.ProtoReflect.Descriptor instead.
 func (*LoadUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{29}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LoadUpdate) GetSnapshot() bool {
@@ -2770,7 +2869,7 @@ type IndexUpdate struct {
 
 func (x *IndexUpdate) Reset() {
 	*x = IndexUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +2881,7 @@ func (x *IndexUpdate) String() string {
 func (*IndexUpdate) ProtoMessage() {}
 
 func (x *IndexUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +2894,7 @@ func (x *IndexUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexUpdate.ProtoReflect.Descriptor instead.
 func (*IndexUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{30}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *IndexUpdate) GetVersion() uint64 {
@@ -2843,7 +2942,7 @@ type CacheChange struct {
 
 func (x *CacheChange) Reset() {
 	*x = CacheChange{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +2954,7 @@ func (x *CacheChange) String() string {
 func (*CacheChange) ProtoMessage() {}
 
 func (x *CacheChange) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +2967,7 @@ func (x *CacheChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheChange.ProtoReflect.Descriptor instead.
 func (*CacheChange) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{31}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CacheChange) GetReplica() uint32 {
@@ -2948,7 +3047,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2960,7 +3059,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2973,7 +3072,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{32}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RegisterRequest) GetDeployment() string {
@@ -3031,7 +3130,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +3142,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +3155,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{33}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RegisterResponse) GetLeaseMs() uint32 {
@@ -3103,7 +3202,7 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x06length\x18\x04 \x01(\x04R\x06lengthB\a\n" +
 	"\x05block\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xc9\x02\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xac\x03\n" +
 	"\x14ChooseReplicaRequest\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\tR\n" +
@@ -3117,7 +3216,10 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\await_ms\x18\b \x01(\rR\x06waitMs\x12#\n" +
 	"\rmax_fallbacks\x18\t \x01(\rR\fmaxFallbacks\x12\x18\n" +
 	"\aattempt\x18\n" +
-	" \x01(\x06R\aattempt\"\x96\x02\n" +
+	" \x01(\x06R\aattempt\x12\x18\n" +
+	"\aallowed\x18\v \x03(\tR\aallowed\x12%\n" +
+	"\x0emax_candidates\x18\f \x01(\rR\rmaxCandidates\x12 \n" +
+	"\vtraceparent\x18\r \x01(\tR\vtraceparent\"\xce\x02\n" +
 	"\x15ChooseReplicaResponse\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\tR\n" +
@@ -3125,7 +3227,14 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\areplica\x18\x02 \x01(\v2\x1a.warmpath.v1.ChosenReplicaR\areplica\x128\n" +
 	"\tfallbacks\x18\x03 \x03(\v2\x1a.warmpath.v1.ChosenReplicaR\tfallbacks\x121\n" +
 	"\bdecision\x18\x04 \x01(\v2\x15.warmpath.v1.DecisionR\bdecision\x12:\n" +
-	"\vreservation\x18\x05 \x01(\v2\x18.warmpath.v1.ReservationR\vreservation\"|\n" +
+	"\vreservation\x18\x05 \x01(\v2\x18.warmpath.v1.ReservationR\vreservation\x126\n" +
+	"\n" +
+	"candidates\x18\x06 \x03(\v2\x16.warmpath.v1.CandidateR\n" +
+	"candidates\"\x8a\x01\n" +
+	"\tCandidate\x124\n" +
+	"\areplica\x18\x01 \x01(\v2\x1a.warmpath.v1.ChosenReplicaR\areplica\x121\n" +
+	"\bdecision\x18\x02 \x01(\v2\x15.warmpath.v1.DecisionR\bdecision\x12\x14\n" +
+	"\x05score\x18\x03 \x01(\x01R\x05score\"|\n" +
 	"\rChosenReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1f\n" +
@@ -3350,7 +3459,7 @@ func file_warmpath_v1_routing_proto_rawDescGZIP() []byte {
 }
 
 var file_warmpath_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_warmpath_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_warmpath_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_warmpath_v1_routing_proto_goTypes = []any{
 	(Priority)(0),                  // 0: warmpath.v1.Priority
 	(PickMode)(0),                  // 1: warmpath.v1.PickMode
@@ -3363,36 +3472,37 @@ var file_warmpath_v1_routing_proto_goTypes = []any{
 	(*TokenIds)(nil),               // 8: warmpath.v1.TokenIds
 	(*ChooseReplicaRequest)(nil),   // 9: warmpath.v1.ChooseReplicaRequest
 	(*ChooseReplicaResponse)(nil),  // 10: warmpath.v1.ChooseReplicaResponse
-	(*ChosenReplica)(nil),          // 11: warmpath.v1.ChosenReplica
-	(*Decision)(nil),               // 12: warmpath.v1.Decision
-	(*Reservation)(nil),            // 13: warmpath.v1.Reservation
-	(*ChooseReplicasRequest)(nil),  // 14: warmpath.v1.ChooseReplicasRequest
-	(*ChooseReplicasResponse)(nil), // 15: warmpath.v1.ChooseReplicasResponse
-	(*Failure)(nil),                // 16: warmpath.v1.Failure
-	(*LifeReport)(nil),             // 17: warmpath.v1.LifeReport
-	(*Outcome)(nil),                // 18: warmpath.v1.Outcome
-	(*ReportLifeRequest)(nil),      // 19: warmpath.v1.ReportLifeRequest
-	(*ReportLifeResponse)(nil),     // 20: warmpath.v1.ReportLifeResponse
-	(*WatchReplicasRequest)(nil),   // 21: warmpath.v1.WatchReplicasRequest
-	(*FindingReport)(nil),          // 22: warmpath.v1.FindingReport
-	(*Finding)(nil),                // 23: warmpath.v1.Finding
-	(*RouteReport)(nil),            // 24: warmpath.v1.RouteReport
-	(*Route)(nil),                  // 25: warmpath.v1.Route
-	(*WatchStart)(nil),             // 26: warmpath.v1.WatchStart
-	(*BookingReport)(nil),          // 27: warmpath.v1.BookingReport
-	(*Loads)(nil),                  // 28: warmpath.v1.Loads
-	(*WatchReplicasResponse)(nil),  // 29: warmpath.v1.WatchReplicasResponse
-	(*VerdictUpdate)(nil),          // 30: warmpath.v1.VerdictUpdate
-	(*Verdict)(nil),                // 31: warmpath.v1.Verdict
-	(*ConfigUpdate)(nil),           // 32: warmpath.v1.ConfigUpdate
-	(*FleetUpdate)(nil),            // 33: warmpath.v1.FleetUpdate
-	(*Replica)(nil),                // 34: warmpath.v1.Replica
-	(*LoadUpdate)(nil),             // 35: warmpath.v1.LoadUpdate
-	(*IndexUpdate)(nil),            // 36: warmpath.v1.IndexUpdate
-	(*CacheChange)(nil),            // 37: warmpath.v1.CacheChange
-	(*RegisterRequest)(nil),        // 38: warmpath.v1.RegisterRequest
-	(*RegisterResponse)(nil),       // 39: warmpath.v1.RegisterResponse
-	nil,                            // 40: warmpath.v1.Replica.StatsEntry
+	(*Candidate)(nil),              // 11: warmpath.v1.Candidate
+	(*ChosenReplica)(nil),          // 12: warmpath.v1.ChosenReplica
+	(*Decision)(nil),               // 13: warmpath.v1.Decision
+	(*Reservation)(nil),            // 14: warmpath.v1.Reservation
+	(*ChooseReplicasRequest)(nil),  // 15: warmpath.v1.ChooseReplicasRequest
+	(*ChooseReplicasResponse)(nil), // 16: warmpath.v1.ChooseReplicasResponse
+	(*Failure)(nil),                // 17: warmpath.v1.Failure
+	(*LifeReport)(nil),             // 18: warmpath.v1.LifeReport
+	(*Outcome)(nil),                // 19: warmpath.v1.Outcome
+	(*ReportLifeRequest)(nil),      // 20: warmpath.v1.ReportLifeRequest
+	(*ReportLifeResponse)(nil),     // 21: warmpath.v1.ReportLifeResponse
+	(*WatchReplicasRequest)(nil),   // 22: warmpath.v1.WatchReplicasRequest
+	(*FindingReport)(nil),          // 23: warmpath.v1.FindingReport
+	(*Finding)(nil),                // 24: warmpath.v1.Finding
+	(*RouteReport)(nil),            // 25: warmpath.v1.RouteReport
+	(*Route)(nil),                  // 26: warmpath.v1.Route
+	(*WatchStart)(nil),             // 27: warmpath.v1.WatchStart
+	(*BookingReport)(nil),          // 28: warmpath.v1.BookingReport
+	(*Loads)(nil),                  // 29: warmpath.v1.Loads
+	(*WatchReplicasResponse)(nil),  // 30: warmpath.v1.WatchReplicasResponse
+	(*VerdictUpdate)(nil),          // 31: warmpath.v1.VerdictUpdate
+	(*Verdict)(nil),                // 32: warmpath.v1.Verdict
+	(*ConfigUpdate)(nil),           // 33: warmpath.v1.ConfigUpdate
+	(*FleetUpdate)(nil),            // 34: warmpath.v1.FleetUpdate
+	(*Replica)(nil),                // 35: warmpath.v1.Replica
+	(*LoadUpdate)(nil),             // 36: warmpath.v1.LoadUpdate
+	(*IndexUpdate)(nil),            // 37: warmpath.v1.IndexUpdate
+	(*CacheChange)(nil),            // 38: warmpath.v1.CacheChange
+	(*RegisterRequest)(nil),        // 39: warmpath.v1.RegisterRequest
+	(*RegisterResponse)(nil),       // 40: warmpath.v1.RegisterResponse
+	nil,                            // 41: warmpath.v1.Replica.StatsEntry
 }
 var file_warmpath_v1_routing_proto_depIdxs = []int32{
 	7,  // 0: warmpath.v1.RequestKey.block_hashes:type_name -> warmpath.v1.BlockHashes
@@ -3400,53 +3510,56 @@ var file_warmpath_v1_routing_proto_depIdxs = []int32{
 	0,  // 2: warmpath.v1.RequestKey.priority:type_name -> warmpath.v1.Priority
 	6,  // 3: warmpath.v1.ChooseReplicaRequest.key:type_name -> warmpath.v1.RequestKey
 	1,  // 4: warmpath.v1.ChooseReplicaRequest.mode:type_name -> warmpath.v1.PickMode
-	11, // 5: warmpath.v1.ChooseReplicaResponse.replica:type_name -> warmpath.v1.ChosenReplica
-	11, // 6: warmpath.v1.ChooseReplicaResponse.fallbacks:type_name -> warmpath.v1.ChosenReplica
-	12, // 7: warmpath.v1.ChooseReplicaResponse.decision:type_name -> warmpath.v1.Decision
-	13, // 8: warmpath.v1.ChooseReplicaResponse.reservation:type_name -> warmpath.v1.Reservation
-	9,  // 9: warmpath.v1.ChooseReplicasRequest.choose:type_name -> warmpath.v1.ChooseReplicaRequest
-	17, // 10: warmpath.v1.ChooseReplicasRequest.lives:type_name -> warmpath.v1.LifeReport
-	10, // 11: warmpath.v1.ChooseReplicasResponse.chosen:type_name -> warmpath.v1.ChooseReplicaResponse
-	16, // 12: warmpath.v1.ChooseReplicasResponse.failure:type_name -> warmpath.v1.Failure
-	2,  // 13: warmpath.v1.LifeReport.stage:type_name -> warmpath.v1.LifeStage
-	18, // 14: warmpath.v1.LifeReport.outcome:type_name -> warmpath.v1.Outcome
-	17, // 15: warmpath.v1.ReportLifeRequest.lives:type_name -> warmpath.v1.LifeReport
-	26, // 16: warmpath.v1.WatchReplicasRequest.start:type_name -> warmpath.v1.WatchStart
-	27, // 17: warmpath.v1.WatchReplicasRequest.bookings:type_name -> warmpath.v1.BookingReport
-	24, // 18: warmpath.v1.WatchReplicasRequest.routes:type_name -> warmpath.v1.RouteReport
-	22, // 19: warmpath.v1.WatchReplicasRequest.findings:type_name -> warmpath.v1.FindingReport
-	23, // 20: warmpath.v1.FindingReport.findings:type_name -> warmpath.v1.Finding
-	3,  // 21: warmpath.v1.Finding.kind:type_name -> warmpath.v1.FindingKind
-	25, // 22: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
-	28, // 23: warmpath.v1.BookingReport.loads:type_name -> warmpath.v1.Loads
-	32, // 24: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
-	33, // 25: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
-	36, // 26: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
-	35, // 27: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
-	30, // 28: warmpath.v1.WatchReplicasResponse.verdicts:type_name -> warmpath.v1.VerdictUpdate
-	31, // 29: warmpath.v1.VerdictUpdate.verdicts:type_name -> warmpath.v1.Verdict
-	4,  // 30: warmpath.v1.Verdict.state:type_name -> warmpath.v1.VerdictState
-	34, // 31: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
-	40, // 32: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
-	28, // 33: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
-	37, // 34: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
-	5,  // 35: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
-	34, // 36: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
-	9,  // 37: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
-	14, // 38: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
-	19, // 39: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
-	21, // 40: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
-	38, // 41: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
-	10, // 42: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
-	15, // 43: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
-	20, // 44: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
-	29, // 45: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
-	39, // 46: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
-	42, // [42:47] is the sub-list for method output_type
-	37, // [37:42] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	12, // 5: warmpath.v1.ChooseReplicaResponse.replica:type_name -> warmpath.v1.ChosenReplica
+	12, // 6: warmpath.v1.ChooseReplicaResponse.fallbacks:type_name -> warmpath.v1.ChosenReplica
+	13, // 7: warmpath.v1.ChooseReplicaResponse.decision:type_name -> warmpath.v1.Decision
+	14, // 8: warmpath.v1.ChooseReplicaResponse.reservation:type_name -> warmpath.v1.Reservation
+	11, // 9: warmpath.v1.ChooseReplicaResponse.candidates:type_name -> warmpath.v1.Candidate
+	12, // 10: warmpath.v1.Candidate.replica:type_name -> warmpath.v1.ChosenReplica
+	13, // 11: warmpath.v1.Candidate.decision:type_name -> warmpath.v1.Decision
+	9,  // 12: warmpath.v1.ChooseReplicasRequest.choose:type_name -> warmpath.v1.ChooseReplicaRequest
+	18, // 13: warmpath.v1.ChooseReplicasRequest.lives:type_name -> warmpath.v1.LifeReport
+	10, // 14: warmpath.v1.ChooseReplicasResponse.chosen:type_name -> warmpath.v1.ChooseReplicaResponse
+	17, // 15: warmpath.v1.ChooseReplicasResponse.failure:type_name -> warmpath.v1.Failure
+	2,  // 16: warmpath.v1.LifeReport.stage:type_name -> warmpath.v1.LifeStage
+	19, // 17: warmpath.v1.LifeReport.outcome:type_name -> warmpath.v1.Outcome
+	18, // 18: warmpath.v1.ReportLifeRequest.lives:type_name -> warmpath.v1.LifeReport
+	27, // 19: warmpath.v1.WatchReplicasRequest.start:type_name -> warmpath.v1.WatchStart
+	28, // 20: warmpath.v1.WatchReplicasRequest.bookings:type_name -> warmpath.v1.BookingReport
+	25, // 21: warmpath.v1.WatchReplicasRequest.routes:type_name -> warmpath.v1.RouteReport
+	23, // 22: warmpath.v1.WatchReplicasRequest.findings:type_name -> warmpath.v1.FindingReport
+	24, // 23: warmpath.v1.FindingReport.findings:type_name -> warmpath.v1.Finding
+	3,  // 24: warmpath.v1.Finding.kind:type_name -> warmpath.v1.FindingKind
+	26, // 25: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
+	29, // 26: warmpath.v1.BookingReport.loads:type_name -> warmpath.v1.Loads
+	33, // 27: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
+	34, // 28: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
+	37, // 29: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
+	36, // 30: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
+	31, // 31: warmpath.v1.WatchReplicasResponse.verdicts:type_name -> warmpath.v1.VerdictUpdate
+	32, // 32: warmpath.v1.VerdictUpdate.verdicts:type_name -> warmpath.v1.Verdict
+	4,  // 33: warmpath.v1.Verdict.state:type_name -> warmpath.v1.VerdictState
+	35, // 34: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
+	41, // 35: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
+	29, // 36: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
+	38, // 37: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
+	5,  // 38: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
+	35, // 39: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
+	9,  // 40: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
+	15, // 41: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
+	20, // 42: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
+	22, // 43: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
+	39, // 44: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
+	10, // 45: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
+	16, // 46: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
+	21, // 47: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
+	30, // 48: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
+	40, // 49: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
+	45, // [45:50] is the sub-list for method output_type
+	40, // [40:45] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_routing_proto_init() }
@@ -3463,21 +3576,21 @@ func file_warmpath_v1_routing_proto_init() {
 		(*BlockHashes_BlockTokens)(nil),
 		(*BlockHashes_BlockBytes)(nil),
 	}
-	file_warmpath_v1_routing_proto_msgTypes[5].OneofWrappers = []any{}
-	file_warmpath_v1_routing_proto_msgTypes[9].OneofWrappers = []any{
+	file_warmpath_v1_routing_proto_msgTypes[6].OneofWrappers = []any{}
+	file_warmpath_v1_routing_proto_msgTypes[10].OneofWrappers = []any{
 		(*ChooseReplicasResponse_Chosen)(nil),
 		(*ChooseReplicasResponse_Failure)(nil),
 	}
-	file_warmpath_v1_routing_proto_msgTypes[12].OneofWrappers = []any{}
-	file_warmpath_v1_routing_proto_msgTypes[23].OneofWrappers = []any{}
-	file_warmpath_v1_routing_proto_msgTypes[32].OneofWrappers = []any{}
+	file_warmpath_v1_routing_proto_msgTypes[13].OneofWrappers = []any{}
+	file_warmpath_v1_routing_proto_msgTypes[24].OneofWrappers = []any{}
+	file_warmpath_v1_routing_proto_msgTypes[33].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_routing_proto_rawDesc), len(file_warmpath_v1_routing_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

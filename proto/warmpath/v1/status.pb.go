@@ -158,8 +158,10 @@ type DeploymentStatus struct {
 	// What was sent to watching clients; 0 for callers that are not trusted, since the index is in it.
 	BroadcastBytes    uint64 `protobuf:"varint,12,opt,name=broadcast_bytes,json=broadcastBytes,proto3" json:"broadcast_bytes,omitempty"`
 	BroadcastMessages uint64 `protobuf:"varint,13,opt,name=broadcast_messages,json=broadcastMessages,proto3" json:"broadcast_messages,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Why grpc.health.v1 reports the deployment as NOT_SERVING; empty = it serves.
+	NotServing    string `protobuf:"bytes,14,opt,name=not_serving,json=notServing,proto3" json:"not_serving,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeploymentStatus) Reset() {
@@ -281,6 +283,13 @@ func (x *DeploymentStatus) GetBroadcastMessages() uint64 {
 		return x.BroadcastMessages
 	}
 	return 0
+}
+
+func (x *DeploymentStatus) GetNotServing() string {
+	if x != nil {
+		return x.NotServing
+	}
+	return ""
 }
 
 // ReplicaStatus is the state of one replica.
@@ -817,7 +826,7 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x11GetStatusResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x12?\n" +
-	"\vdeployments\x18\x03 \x03(\v2\x1d.warmpath.v1.DeploymentStatusR\vdeployments\"\xaf\x04\n" +
+	"\vdeployments\x18\x03 \x03(\v2\x1d.warmpath.v1.DeploymentStatusR\vdeployments\"\xd0\x04\n" +
 	"\x10DeploymentStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x126\n" +
@@ -832,7 +841,9 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	" \x01(\rR\x06queued\x12.\n" +
 	"\x05index\x18\v \x01(\v2\x18.warmpath.v1.IndexStatusR\x05index\x12'\n" +
 	"\x0fbroadcast_bytes\x18\f \x01(\x04R\x0ebroadcastBytes\x12-\n" +
-	"\x12broadcast_messages\x18\r \x01(\x04R\x11broadcastMessages\"\xfb\x02\n" +
+	"\x12broadcast_messages\x18\r \x01(\x04R\x11broadcastMessages\x12\x1f\n" +
+	"\vnot_serving\x18\x0e \x01(\tR\n" +
+	"notServing\"\xfb\x02\n" +
 	"\rReplicaStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +

@@ -1,0 +1,35 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+)
+
+// announce writes one line on what the deployment does: its policy, its settings that differ from defaults, session keys and
+// modes.
+func (d *deployment) announce(c *Config) {
+	dc := c.Deployments[d.name]
+	attrs := dc.Config.Attrs()
+	for _, source := range []struct {
+		name string
+		has  bool
+	}{
+		{"target", dc.Target != ""}, {"register", dc.Register}, {"health_check", dc.HealthCheck != nil}, {"load_poll", dc.LoadPoll != nil},
+		{"replica_tls", dc.ReplicaTLS != nil},
+	} {
+		if source.has {
+			attrs = append(attrs, slog.Bool(source.name, true))
+		}
+	}
+	attrs = append(attrs, slog.Int("replicas", len(dc.Replicas)))
+	d.log.LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the deployment starts", attrs...)
+	if why := d.notServing(); why != "" {
+		d.log.Warn("warmpath: the deployment does not serve", "reason", why)
+	}
+}
+
+// warnNoKey says once how requests get the key that the policy needs.
+func (d *deployment) warnNoKey(policy string) {
+	d.log.Warn("warmpath: requests carry no key that the policy routes by, and are routed by load; this is said once",
+		"policy", policy, "grpc", "set key.session or key.prompt", "http", "send the header named in http.session_header, or a body with a prompt")
+}
