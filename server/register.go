@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/kvevents"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -106,19 +105,18 @@ func checkEvents(m *described, peer string, hosts []string) error {
 	if m.KVEvents == "" {
 		return nil
 	}
-	src, err := fleet.ParseEventSource(kvevents.Declared(m.Attributes, "", ""))
+	src, err := fleet.ParseEventSource(fleet.Declared(m.Attributes, "", ""))
 	if err != nil {
 		return invalid("replica.%v", err)
+	}
+	if src.Listen {
+		return invalid("replica.kv_events: a replica that registers has an address to dial: want tcp://HOST:port")
 	}
 	own, _, _ := net.SplitHostPort(m.Address)
 	allowed := append([]string{own, peer}, hosts...)
 	for field, at := range map[string]string{"kv_events": src.Address, "kv_events_replay": src.Replay} {
 		host, _, _ := net.SplitHostPort(at)
-		switch {
-		case at == "" || host != "" && (slices.Contains(allowed, host) || slices.Contains(hosts, anyHost)):
-		case host == "":
-			return invalid("replica.%s: a replica that registers has an address to dial: want tcp://HOST:port", field)
-		default:
+		if at != "" && !slices.Contains(allowed, host) && !slices.Contains(hosts, anyHost) {
 			return invalid("replica.%s: %q is not the replica's host: use HOST, or add it to the deployment's register_event_hosts", field, host)
 		}
 	}
