@@ -105,7 +105,7 @@ func TestRefusedRegistrations(t *testing.T) {
 		"replicas[0].address: missing":         {},
 		"replicas[0].address: \"a\"":           {Address: "a"},
 		"replicas[0].id":                       {Id: "a b", Address: "a:1"},
-		"replica.ranks":                    {Address: "a:1", Ranks: 1 << 31},
+		"replica.ranks":                        {Address: "a:1", Ranks: 1 << 31},
 		"replica.weight":                       {Address: "a:1", Weight: nan.Stats["x"]},
 		"replica.stats":                        nan,
 		"replica: more than 64 stats":          {Address: "a:1", Models: make([]string, maxNames+1)},

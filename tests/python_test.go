@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -49,6 +50,8 @@ type notingServer struct {
 	given []*warmpathv1.ChooseReplicaResponse
 	lives map[string][]*warmpathv1.LifeReport // by reservation
 	wrong []string                            // releases that the server did not know
+	// traces are the values of traceparent that questions came with.
+	traces []string
 }
 
 // ChooseReplica implements the service.
@@ -60,6 +63,7 @@ func (r *notingServer) ChooseReplica(ctx context.Context, q *warmpathv1.ChooseRe
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked = append(r.asked, q)
+	r.traces = append(r.traces, metadata.ValueFromIncomingContext(ctx, "traceparent")...)
 	if err == nil {
 		r.given = append(r.given, a)
 	}

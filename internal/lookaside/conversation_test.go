@@ -49,7 +49,7 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 				var asked [2]*question
 				for i := range asked {
 					var err error
-					asked[i], _, err = c.put(d.question(q, nil), time.Second)
+					asked[i], _, err = c.put(d.question(q, nil, ""), time.Second)
 					require.NoError(t, err)
 				}
 				require.True(t, c.leave(asked[late], ErrLate))

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -64,11 +66,12 @@ func (d *Desk) Ask(ctx context.Context, q *routing.Request, prompt *routing.Hash
 	if c == nil {
 		return Answer{}, ErrNoServer
 	}
-	r := d.question(q, prompt)
+	parent := traceparent(ctx)
+	r := d.question(q, prompt, parent)
 	a, err := c.ask(ctx, r, d.deadline)
 	began := time.Now()
 	for status.Code(err) == codes.ResourceExhausted {
-		r = d.question(q, prompt)
+		r = d.question(q, prompt, parent)
 		r.WaitMs = uint32(fullWait.Milliseconds())
 		a, err = c.ask(ctx, r, d.deadline)
 		if err != nil && time.Since(began) < fullWait/2 {
@@ -86,8 +89,18 @@ func (d *Desk) Ask(ctx context.Context, q *routing.Request, prompt *routing.Hash
 	return answer, err
 }
 
+// traceparent is the trace that a call is part of, as W3C writes it; empty = none.
+func traceparent(ctx context.Context) string {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return ""
+	}
+	carrier := make(propagation.MapCarrier, 1)
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	return carrier["traceparent"]
+}
+
 // question is a request as a server is asked. No prompt is in it.
-func (d *Desk) question(q *routing.Request, prompt *routing.Hashed) *warmpathv1.ChooseReplicaRequest {
+func (d *Desk) question(q *routing.Request, prompt *routing.Hashed, parent string) *warmpathv1.ChooseReplicaRequest {
 	key := &warmpathv1.RequestKey{
 		RequestId: q.ID, Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
 		PromptTokens: uint32(max(q.PromptTokens, 0)), ExpectedOutputTokens: uint32(max(q.ExpectedOutput, 0)),
@@ -107,6 +120,7 @@ func (d *Desk) question(q *routing.Request, prompt *routing.Hashed) *warmpathv1.
 	return &warmpathv1.ChooseReplicaRequest{
 		Deployment: d.watch.o.Deployment, Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Attempt: rand.Uint64(),
 		Excluded: q.Exclude, Tried: q.TriedIDs(), LeaseMs: uint32(lease.Milliseconds()), MaxFallbacks: 1,
+		Traceparent: parent,
 	}
 }
 

@@ -45,7 +45,8 @@ class Router:
         for _ in range(asking.ATTEMPTS):
             try:
                 question = asking.question(key, self._deployment, tried)
-                answer = await self._choose(question, timeout=deadline.left(self._timeout))
+                answer = await self._choose(
+                    question, timeout=deadline.left(self._timeout), metadata=asking.trace(details.metadata))
             except grpc.RpcError as error:
                 if error.code() in asking.ANSWERS:
                     raise

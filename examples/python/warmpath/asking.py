@@ -42,6 +42,11 @@ def question(key, deployment, tried):
         deployment=deployment, key=key, mode=pb.PICK_MODE_RESERVE, tried=tried, attempt=random.getrandbits(64))
 
 
+def trace(metadata):
+    """The W3C trace context of a call, for the question: the server's span is part of the same trace."""
+    return [(name, value) for name, value in metadata or () if name in ("traceparent", "tracestate")]
+
+
 class Deadline:
     """What is left of a call's timeout, the time for asking and for attempts that failed taken off."""
 

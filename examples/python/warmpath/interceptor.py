@@ -44,7 +44,8 @@ class Router:
         for _ in range(asking.ATTEMPTS):
             try:
                 question = asking.question(key, self._deployment, tried)
-                answer = self._choose(question, timeout=deadline.left(self._timeout))
+                answer = self._choose(
+                    question, timeout=deadline.left(self._timeout), metadata=asking.trace(details.metadata))
             except grpc.RpcError as error:
                 if error.code() in asking.ANSWERS:
                     raise
