@@ -32,6 +32,9 @@ type lb struct {
 	// binding is the Router in use with its configuration; replaced under mu.
 	binding atomic.Pointer[channel.Binding]
 
+	// owner is handle, for picks.
+	owner atomic.Pointer[channel.Handle]
+
 	// mu guards the fields below. It is not held while an endpoint's connections are
 	// called, whose own locks are taken before it; the handle's and the Router's are
 	// taken after it.

@@ -57,7 +57,8 @@ func (b *lb) configure(c *lbConfig, h *channel.Handle, r *routing.Router) {
 	b.handle, b.config = h, c
 	b.use(r)
 	if attach {
-		h.Attach(b.binding.Load())
+		b.owner.Store(h)
+		h.Attach(b.binding.Load(), b.opts.ChannelzParent)
 	}
 }
 
@@ -132,15 +133,30 @@ func (b *lb) uses(r *routing.Router) routing.Uses {
 	return uses
 }
 
-// bind attaches the balancer to the handle that its first pick brought along,
-// with the Router that the handle kept if there is one.
-func (b *lb) bind(h *channel.Handle) {
+// serves reports whether a handle is that of the balancer's channel.
+func (b *lb) serves(h *channel.Handle) bool {
+	if own := b.owner.Load(); own != nil {
+		return own == h
+	}
+	return b.bind(h)
+}
+
+// bind attaches the balancer to the handle that a pick brought along, with the Router that the handle kept if there is
+// one. It reports whether the handle is that of the balancer's channel: a pick may bring that of another one, in whose
+// attempt the call was made.
+func (b *lb) bind(h *channel.Handle) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.handle != nil || b.closed {
-		return
+		return b.handle == h
 	}
-	b.handle, b.table = h, dialects(b.config, h)
+	if !h.Owns(b.opts.ChannelzParent, b.opts.Target.String()) {
+		return false
+	}
+	b.table = dialects(b.config, h)
+	b.handle = h
+	b.owner.Store(h)
 	b.use(h.Take(b.config.key))
-	h.Attach(b.binding.Load())
+	h.Attach(b.binding.Load(), b.opts.ChannelzParent)
+	return true
 }

@@ -29,20 +29,19 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if call == nil {
 		return p.pickBare(info, route)
 	}
-	binding := p.lb.binding.Load()
-	if h := call.Handle(); h.Bound() != binding {
-		p.lb.bind(h)
-		binding = p.lb.binding.Load()
+	if !p.lb.serves(call.Handle()) {
+		return p.pickBare(info, call.Beyond(route))
 	}
-	b, ready, err := call.Book(info.Ctx, route, binding, connection)
+	binding := p.lb.binding.Load()
+	a, ready, err := call.Book(info.Ctx, route, binding, connection)
 	for err == routing.ErrClosed && p.lb.binding.Load() != binding {
 		binding = p.lb.binding.Load()
-		b, ready, err = call.Book(info.Ctx, route, binding, connection)
+		a, ready, err = call.Book(info.Ctx, route, binding, connection)
 	}
 	if err != nil {
 		return p.refuse(binding, err)
 	}
-	res, err := p.send(info, b.Decision.Replica)
+	res, err := p.send(info, a.Decision().Replica)
 	if !ready {
 		// The pick opens the connection. Should it have become ready meanwhile, the
 		// picker that says so is on its way.
@@ -52,11 +51,11 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	if err != nil {
-		call.Unclaim()
+		a.Unclaim()
 		return res, err
 	}
-	res.Metadata = call.RankMetadata(info.Ctx)
-	res.Done = chain(res.Done, call.Finished)
+	res.Metadata = a.RankMetadata(info.Ctx)
+	res.Done = chain(res.Done, a.Finished)
 	return res, nil
 }
 

@@ -71,7 +71,7 @@ func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, router *routing.R
 		Telemetry: set.telemetry, MaxAttempts: 3,
 	}
 	set.sole.Store(set.handle(cc)) // as New does
-	set.sole.Load().Attach(binding)
+	set.sole.Load().Attach(binding, nil)
 	ready := func(*routing.Replica) connectivity.State { return connectivity.Ready }
 	return set, cc, router, func(ctx context.Context) *channel.Call {
 		call, _ := channel.From(ctx)

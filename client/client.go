@@ -171,6 +171,7 @@ func (c *channels) newHandle() *channel.Handle {
 
 // keep remembers the handle of a channel for as long as the channel is reachable.
 func (c *channels) keep(cc *grpc.ClientConn, h *channel.Handle) *channel.Handle {
+	h.SetConn(cc)
 	ref := weak.Make(cc)
 	got, loaded := c.handles.LoadOrStore(ref, h)
 	if !loaded {

@@ -13,6 +13,9 @@ import (
 // deferred, and then any first action opens them.
 func (c *channels) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	h := c.handle(cc)
+	if h.Within(ctx) {
+		return open(ctx, desc, cc, method, opts...)
+	}
 	opts, finish := takeOnFinish(opts)
 	k := &core{desc: desc, open: open, opts: opts, finish: finish}
 	k.ctx, k.cancel = context.WithCancel(ctx)

@@ -10,6 +10,9 @@ import (
 // and a replica booked before gRPC is asked to invoke.
 func (c *channels) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) (err error) {
 	h := c.handle(cc)
+	if h.Within(ctx) {
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
 	tries := attempts{call: h.NewCall(ctx, method, req, true), cc: cc, method: method}
 	defer tries.call.End()
 	opts, finish := takeOnFinish(opts)

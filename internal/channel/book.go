@@ -14,7 +14,21 @@ import (
 // queue where all are full. It returns nil without a booking where only gRPC can
 // help. The error is a gRPC status.
 func (c *Call) Acquire(b *Binding) error {
-	c.last = Attempt{}
+	c.mu.Lock()
+	if c.busy { // with an attempt of an interceptor that did not wait for its end
+		c.mu.Unlock()
+		return nil
+	}
+	c.busy, c.shared, c.last = true, false, Attempt{}
+	c.mu.Unlock()
+	err := c.acquire(b)
+	c.mu.Lock()
+	c.busy = false
+	c.mu.Unlock()
+	return err
+}
+
+func (c *Call) acquire(b *Binding) error {
 	c.fill(b)
 	if c.lacksPrompt(b) {
 		return c.Final(ErrNoPrompt)
@@ -53,21 +67,55 @@ func (c *Call) Acquire(b *Binding) error {
 	return Status(Explain(err, &c.Request, b.Router.View()))
 }
 
-// Book returns the booking of this attempt for a picker: the one that came with
-// the call if the picker's Router made it, else a new one. ready says that its
-// connection is: the attempt may be sent. Where the connection is only being
-// opened the call keeps its booking and brings it along again to the next picker.
-func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection func(*routing.Replica) connectivity.State) (booked *routing.Booking, ready bool, err error) {
+// Book books an attempt for a picker, with the booking that came with the call if the picker's
+// Router made it, else with a new one. It returns the Call that has the booking: another one for an
+// attempt that is made while one is under way, or after the call. ready says that its connection is:
+// the attempt may be sent. Where the connection is only being opened the call keeps its booking and
+// brings it along again to the next picker.
+func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection func(*routing.Replica) connectivity.State) (booked *Call, ready bool, err error) {
 	c.met.Store(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.busy || c.ended {
+		c.shared = true
+		booked = c.extra(route)
+		booked.mu.Lock()
+		defer booked.mu.Unlock()
+		ready, err = booked.book(ctx, b, connection)
+		if !ready && err == nil { // the next picker makes another one
+			booked.brought.Store(false)
+			booked.giveBack()
+		}
+		return booked, ready, err
+	}
 	if route != c.route {
 		c.reroute(route)
 	}
+	ready, err = c.book(ctx, b, connection)
+	return c, ready, err
+}
+
+// extra returns the Call of an attempt beside another one, or after the end. Its key is taken anew, its decision is not
+// reported, and nothing but its outcome becomes known. Called with mu held.
+func (c *Call) extra(route *Route) *Call {
+	n := &Call{Context: c.Context, handle: c.handle, given: route, route: route, msg: c.msg, ended: true}
+	if route != nil && route.Report != nil {
+		n.route = route.changed(func(r *Route) { r.Report = nil })
+	}
+	n.Request.Method, n.Request.Answer = c.Request.Method, c.Request.Answer
+	n.outcome.Usage = routing.NoUsage
+	return n
+}
+
+// Decision is that of the booking.
+func (c *Call) Decision() *routing.Decision { return &c.booking.Decision }
+
+// book is Book for the call itself. Called with mu held.
+func (c *Call) book(ctx context.Context, b *Binding, connection func(*routing.Replica) connectivity.State) (ready bool, err error) {
 	if c.brought.Swap(false) {
 		if c.booking.Router() == b.Router {
 			if ready, kept := c.claim(ctx, b, connection); ready || kept {
-				return &c.booking, ready, nil
+				return ready, nil
 			}
 		}
 		c.giveBack()
@@ -79,21 +127,21 @@ func (c *Call) Book(ctx context.Context, route *Route, b *Binding, connection fu
 	}
 	c.fill(b)
 	if c.lacksPrompt(b) {
-		return nil, false, ErrNoPrompt
+		return false, ErrNoPrompt
 	}
 	if m := c.central(b); m != nil && m.Closed {
-		return nil, false, errUnasked
+		return false, errUnasked
 	}
 	if err := b.Router.Pick(ctx, &c.Request, &c.booking); err != nil {
 		c.last.Full = err == routing.ErrFull
-		return nil, false, Explain(err, &c.Request, b.Router.View())
+		return false, Explain(err, &c.Request, b.Router.View())
 	}
 	c.decidedHere(b)
 	ready, kept := c.claim(ctx, b, connection)
 	if !ready && !kept {
 		c.giveBack()
 	}
-	return &c.booking, ready, nil
+	return ready, nil
 }
 
 // reroute takes over what an interceptor that runs after ours said about the
@@ -119,6 +167,7 @@ func (c *Call) claim(ctx context.Context, b *Binding, connection func(*routing.R
 	switch connection(r) {
 	case connectivity.Ready:
 		c.note(ctx, b)
+		c.busy = true
 		return true, false
 	case connectivity.Idle, connectivity.Connecting:
 		kept = r.Connected() // to the Router: the fleet is too large to connect to all of it
@@ -142,6 +191,7 @@ func (c *Call) note(ctx context.Context, b *Binding) {
 func (c *Call) Unclaim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.busy = false
 	c.giveBack()
 	c.last = Attempt{}
 }

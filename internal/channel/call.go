@@ -28,8 +28,9 @@ type Call struct {
 	Request routing.Request
 
 	handle *Handle
-	route  *Route
-	msg    any // the request message, until the key is taken from it
+	given  *Route // at the beginning; it does not change
+	route  *Route // of the last attempt; guarded by mu once there was one
+	msg    any    // the request message, until the first response message; set to nil under mu
 
 	keyed   routing.Uses
 	filled  bool
@@ -38,6 +39,9 @@ type Call struct {
 	unary     bool
 	abortable bool // the engine is to be told, by requestID, that the caller went
 	pending   bool // the outcome of the last booking is still to be told; guarded by mu
+	busy      bool // the booking is being acquired or is that of an attempt at gRPC; guarded by mu
+	ended     bool // guarded by mu
+	shared    bool // there was another attempt at the same time, so messages are of either; guarded by mu
 
 	rare    atomic.Pointer[rare] // nil for most calls
 	met     atomic.Bool          // a picker of ours saw the call
@@ -81,7 +85,8 @@ func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, una
 	if unary {
 		c.Request.Answer = routing.AnswerWhole
 	}
-	_, c.route = From(ctx)
+	c.given = h.routeOf(ctx)
+	c.route = c.given
 	if c.route != nil && c.route.Report != nil {
 		*c.route.Report = telemetry.NoReport // over that of an earlier call
 	}
@@ -116,6 +121,8 @@ func (c *Call) AwaitsMessage() { c.Request.Answer = routing.AnswerMessage }
 // DropMessage forgets the message and the prompt in it: no attempt will need
 // them any more.
 func (c *Call) DropMessage() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.msg = nil
 	c.Request.DropPrompt()
 }

@@ -5,8 +5,11 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"weak"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/attributes"
+	"google.golang.org/grpc/channelz"
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
@@ -58,6 +61,9 @@ type Handle struct {
 	// does not name. Set before first use, and valid.
 	Dialects []dialect.Dialect
 
+	// conn is the channel itself; set before its first call.
+	conn weak.Pointer[grpc.ClientConn]
+
 	// bound is the Binding of the one live balancer, or nil.
 	bound      atomic.Pointer[Binding]
 	budget     budget
@@ -66,8 +72,9 @@ type Handle struct {
 	ever  atomic.Bool // a balancer has met this handle
 	calls atomic.Bool // the unbound warning was given
 
-	// mu guards the two below. A balancer takes it before its own Router's.
+	// mu guards what follows. A balancer takes it before its own Router's.
 	mu   sync.Mutex
+	id   channelz.Identifier // the channel's, from its first balancer on
 	live []*Binding
 	kept *Binding // of the last balancer that left
 }
@@ -81,6 +88,27 @@ func NewHandle(t *telemetry.Recorder, l *slog.Logger) *Handle {
 		l = slog.Default()
 	}
 	return &Handle{Telemetry: t, Logger: l}
+}
+
+// SetConn says which channel the handle is. Called before the channel's first call.
+func (h *Handle) SetConn(cc *grpc.ClientConn) { h.conn = weak.Make(cc) }
+
+// Owns reports whether a balancer that was built for this channel and target is one of the handle's channel. gRPC gives a
+// balancer no better name of its channel, and the first call on a channel may be one with the context of another's.
+func (h *Handle) Owns(id channelz.Identifier, target string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.id != nil {
+		return h.id == id
+	}
+	cc := h.conn.Value()
+	return cc != nil && cc.CanonicalTarget() == target
+}
+
+// Within reports whether the context is that of an attempt on the same channel that another list of options has begun.
+func (h *Handle) Within(ctx context.Context) bool {
+	call, _ := From(ctx)
+	return call != nil && call.handle != h && call.handle.conn == h.conn
 }
 
 // Bound returns the Binding of the channel's balancer, or nil where there is
@@ -97,11 +125,12 @@ func (h *Handle) Defers(method string) bool {
 	return b.Dialects.Lookup(method).DeferStream()
 }
 
-// Attach makes the balancer's Binding known. A balancer calls it once before
-// its first pick, or at its first pick that brings the handle along.
-func (h *Handle) Attach(b *Binding) {
+// Attach makes the Binding known of a balancer that was built for this channel. A balancer
+// calls it once before its first pick, or at its first pick that brings the handle along.
+func (h *Handle) Attach(b *Binding, id channelz.Identifier) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.id = id
 	h.ever.Store(true)
 	h.live = append(h.live, b)
 	h.publish()

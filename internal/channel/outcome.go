@@ -12,6 +12,7 @@ import (
 func (c *Call) Finished(info balancer.DoneInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.busy = false
 	if c.outcome.FirstMessage > 0 {
 		c.brokeLate(info.Err) // before the booking is released, so that a break is seen either way
 	}
@@ -28,7 +29,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	}
 	c.pending = true
 	c.abort(info)
-	if !c.unary || info.Err != nil { // what a server has reserved must not last through a backoff
+	if !c.unary || info.Err != nil || c.ended { // what a server has reserved must not last through a backoff
 		c.tell()
 	}
 }
@@ -39,6 +40,9 @@ func (c *Call) FirstMessage() {
 	c.acquit()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.shared {
+		return
+	}
 	c.reservation.Prefilled()
 	if c.outcome.FirstMessage = c.booking.Answered(); c.outcome.FirstMessage == 0 {
 		c.outcome.FirstMessage = c.sincePick()
@@ -96,6 +100,7 @@ func (c *Call) ReadUsage(msg any) {
 func (c *Call) End() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.ended = true
 	if c.brought.Swap(false) {
 		c.giveBack()
 	}
@@ -108,7 +113,10 @@ func (c *Call) tell() {
 		return
 	}
 	c.pending = false
-	d := c.booking.Decision
+	d, usage := c.booking.Decision, c.outcome.Usage
+	if c.shared {
+		c.outcome.Usage = routing.NoUsage
+	}
 	c.reservation.Released(&c.outcome)
 	c.reservation = nil
 	c.binding.Router.Complete(&c.Request, d, c.outcome)
@@ -117,9 +125,9 @@ func (c *Call) tell() {
 	}
 	c.handle.Telemetry.Ended(c, c.binding.Policy, &c.Request, d, c.outcome)
 	if r := c.report(); r != nil {
-		r.Usage = c.outcome.Usage
+		r.Usage = usage
 	}
-	c.outcome = routing.Outcome{Usage: c.outcome.Usage}
+	c.outcome = routing.Outcome{Usage: usage}
 }
 
 // Last returns how the last attempt went.

@@ -29,6 +29,8 @@ func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 		return nil
 	}
 	m := c.dialect()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if m.HasRank(c.msg) {
 		md = nil
 	}
@@ -36,8 +38,6 @@ func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 	if md != nil && m.TakesRank() {
 		rank = d.Rank() + 1
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.more().rank = rank
 	return md
 }

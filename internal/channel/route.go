@@ -17,8 +17,10 @@ type Route struct {
 	// Report is filled with the decision of the call, where the application asked for it.
 	Report *telemetry.Report
 	// call is the one under way where the route was changed inside our
-	// interceptors, by one that runs after them.
+	// interceptors, by one that runs after them. set is what was changed there and
+	// nothing else, for calls of other channels.
 	call *Call
+	set  *Route
 }
 
 // key is the one context key of this package: its value is a *Route or a *Call,
@@ -27,40 +29,72 @@ type key struct{}
 
 // WithRoute returns a context with a changed copy of the route in ctx.
 func WithRoute(ctx context.Context, change func(*Route)) context.Context {
-	var r Route
 	call, old := From(ctx)
-	if old != nil {
-		r = *old
+	r := old.changed(change)
+	if call != nil {
+		r.call, r.set = call, call.Beyond(old).changed(change)
 	}
-	r.call = call
-	change(&r)
-	r.bare = routing.Request{}
-	Apply(&r, &r.bare)
-	return context.WithValue(ctx, key{}, &r)
+	return context.WithValue(ctx, key{}, r)
 }
 
-// nobody is the request key of a call of which nothing is known or asked.
-var nobody routing.Request
+// changed returns a changed copy of a route, which may be nil.
+func (r *Route) changed(change func(*Route)) *Route {
+	n := new(Route)
+	if r != nil {
+		*n = *r
+	}
+	change(n)
+	n.bare = routing.Request{}
+	Apply(n, &n.bare)
+	return n
+}
+
+// Beyond returns what another channel takes from a route found in the context of an attempt of the call: what was set
+// in that context, or nil.
+func (c *Call) Beyond(r *Route) *Route {
+	if r == nil || r == c.given {
+		return nil
+	}
+	return r.set
+}
+
+// routeOf returns the route of a call that begins with a context on the handle's channel. The context of another call's
+// attempt gives it no Report of that call, and nothing at all of a call on another channel but what was set in it.
+func (h *Handle) routeOf(ctx context.Context) *Route {
+	call, r := From(ctx)
+	switch {
+	case call == nil || r == nil:
+		return r
+	case call.handle != h:
+		return call.Beyond(r)
+	case call.given != nil && r.Report == call.given.Report:
+		return r.changed(func(r *Route) { r.Report, r.call, r.set = nil, nil, nil })
+	}
+	return r
+}
+
+// blank is the request key of a call of which nothing is known or asked.
+var blank routing.Request
 
 // Bare returns the request key of a call without an interceptor, where that
 // takes no look at its metadata; else nil. It is shared: read only.
 func (r *Route) Bare(uses routing.Uses) *routing.Request {
 	switch {
 	case r == nil && uses == 0:
-		return &nobody
+		return &blank
 	case r != nil && r.Report == nil && (uses == 0 || uses == routing.UsesSession && r.Session != ""):
 		return &r.bare
 	}
 	return nil
 }
 
-// From returns the call in ctx, or nil, and the route, or nil.
+// From returns the call in ctx, or nil, and the route, or nil. The call may be one of another channel.
 func From(ctx context.Context) (*Call, *Route) {
 	switch v := ctx.Value(key{}).(type) {
 	case *Route:
 		return v.call, v
 	case *Call:
-		return v, v.route
+		return v, v.given
 	}
 	return nil, nil
 }
