@@ -3,8 +3,8 @@ package balancer
 import (
 	"log/slog"
 
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 func (b *lb) recorder() *telemetry.Recorder {

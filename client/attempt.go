@@ -8,9 +8,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/channel"
 	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // attempts is the attempt loop of one call: it decides whether a failed attempt

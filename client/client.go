@@ -15,8 +15,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/telemetry"
 	"github.com/warmpath/warmpath/resolver"
 )
 

@@ -3,8 +3,8 @@ package client
 import (
 	"context"
 
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // WithSession returns a context whose calls belong to a session: what the

@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // A failure is what an attempt's error means to the call.

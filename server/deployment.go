@@ -13,7 +13,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
-	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 

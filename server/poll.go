@@ -7,7 +7,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/server/loadpoll"
+	"github.com/warmpath/warmpath/internal/loadpoll"
 )
 
 // LoadPoll says how the server asks replicas for their load that do not register themselves.

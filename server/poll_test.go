@@ -6,8 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/internal/loadpoll"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
-	"github.com/warmpath/warmpath/server/loadpoll"
 )
 
 // What an engine says counts until it is stale, then only what is known otherwise; the size of its cache stays.

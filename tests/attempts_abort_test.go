@@ -17,10 +17,10 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 func startEngine(t *testing.T, c grpcserver.Config) *grpcserver.Server {

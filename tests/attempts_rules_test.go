@@ -14,8 +14,8 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // faulty is a fleet of breakers and one good replica, to which a session comes last.

@@ -17,10 +17,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 func retriedFor(why string) func(t *testing.T, m *meter) int64 {

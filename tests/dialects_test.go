@@ -16,8 +16,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
 // anyServer serves every method: it answers an encoded message with the one that answer returns.

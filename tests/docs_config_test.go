@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/tokenize"
-	"github.com/warmpath/warmpath/internal/sim/matrix"
+	"github.com/warmpath/warmpath/internal/lab/sim/matrix"
 	"github.com/warmpath/warmpath/server"
 )
 

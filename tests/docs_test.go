@@ -133,9 +133,9 @@ func TestConfigPageNamesEveryField(t *testing.T) {
 
 // Every metric, attribute and reason is in operate.md.
 func TestOperatePageNamesWhatIsSeen(t *testing.T) {
-	source := readDoc(t, "balancer/telemetry/telemetry.go") + readDoc(t, "balancer/telemetry/events.go") +
-		readDoc(t, "balancer/telemetry/health.go") + readDoc(t, "balancer/telemetry/shadow.go") +
-		readDoc(t, "balancer/telemetry/attempts.go")
+	source := readDoc(t, "internal/telemetry/telemetry.go") + readDoc(t, "internal/telemetry/events.go") +
+		readDoc(t, "internal/telemetry/health.go") + readDoc(t, "internal/telemetry/shadow.go") +
+		readDoc(t, "internal/telemetry/attempts.go")
 	quoted := regexp.MustCompile(`"(warmpath\.[a-z_.]+)"`)
 	metrics, spans := section(t, "docs/operate.md", "## Metrics"), section(t, "docs/operate.md", "## Spans")
 	for _, m := range quoted.FindAllStringSubmatch(source, -1) {

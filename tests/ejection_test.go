@@ -16,8 +16,8 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/telemetry"
 	modelserver "github.com/warmpath/warmpath/server/replica"
 )
 

@@ -15,24 +15,24 @@ var house = []string{
 	"examples",
 	"tests",
 	"internal/configdoc",
-	"internal/sim",
-	"internal/report",
-	"internal/chaos",
-	"internal/drive",
-	"internal/faultproxy",
-	"internal/enginesim",
-	"internal/workload",
+	"internal/lab/sim",
+	"internal/lab/report",
+	"internal/lab/chaos",
+	"internal/lab/drive",
+	"internal/lab/faultproxy",
+	"internal/lab/enginesim",
+	"internal/lab/workload",
 	"client",
 	"resolver",
 	"balancer",
 	"server/replica",
 	"server/export",
 	"server",
-	"server/loadpoll",
+	"internal/loadpoll",
 	"server/httpdoor",
 	"internal/channel",
 	"internal/lookaside",
-	"balancer/telemetry",
+	"internal/telemetry",
 	"balancer/policytest",
 	"balancer/tokenize/huggingface",
 	"balancer/tokenize/tiktoken",
@@ -152,7 +152,7 @@ func TestEnginesStayBehindTheWall(t *testing.T) {
 		t.Fatalf("go list -deps: %v", err)
 	}
 	for dep := range strings.SplitSeq(string(out), "\n") {
-		if strings.HasPrefix(dep, module+"/internal/enginesim") {
+		if strings.HasPrefix(dep, module+"/internal/lab/enginesim") {
 			t.Errorf("an application that imports client links %s", dep)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
 // A client knows what others have warmed: a prompt that it has never sent goes where somebody else has.

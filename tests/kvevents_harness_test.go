@@ -17,10 +17,10 @@ import (
 	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/enginesim"
-	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
-	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
 // contents is what an engine's cache really holds.

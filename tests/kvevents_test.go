@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/kvevents"
-	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
 // eightEngines are engines of every kind: three encodings over ZeroMQ, and gRPC.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/server"
 )
 

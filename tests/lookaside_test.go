@@ -14,7 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 )

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/yaml"
 
-	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 	"github.com/warmpath/warmpath/server/export"

@@ -11,7 +11,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/internal/faultproxy"
+	"github.com/warmpath/warmpath/internal/lab/faultproxy"
 )
 
 // fragile are replicas behind proxies that can reset all connections at once.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/enginesim/enginepb/vllm/grpc/engine"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
 // Engines that publish no KV events: what one client sent, another that has just started finds warm.

@@ -23,8 +23,8 @@ import (
 	"google.golang.org/grpc/stats/opentelemetry"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 func recorder(t testing.TB) (*tracetest.SpanRecorder, *sdktrace.TracerProvider) {

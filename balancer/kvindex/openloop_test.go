@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/kvindex"
-	"github.com/warmpath/warmpath/internal/workload"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
 const (

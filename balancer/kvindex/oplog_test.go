@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/kvindex"
-	"github.com/warmpath/warmpath/internal/workload"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
 // op is one thing that a router's index is asked or told, in the manner of Dynamo's mooncake_bench: a

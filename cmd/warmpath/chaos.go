@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/chaos"
+	"github.com/warmpath/warmpath/internal/lab/chaos"
 )
 
 // every stands for all scenarios, or all policies.

@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/drive"
-	"github.com/warmpath/warmpath/internal/enginesim"
-	"github.com/warmpath/warmpath/internal/report"
-	"github.com/warmpath/warmpath/internal/workload"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/report"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
 // callTimeout ends a call of the demo whose engine does not answer.

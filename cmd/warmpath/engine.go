@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/warmpath/warmpath/internal/enginesim"
-	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
 // engineFlags are what demo's engines and a single one have in common.

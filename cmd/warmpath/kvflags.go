@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
 // kvFlags say how an engine publishes its KV events.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/drive"
-	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
 // requireFields checks that the JSON has every field of the contract, by its own spelling.

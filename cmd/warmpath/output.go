@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/warmpath/warmpath/internal/report"
+	"github.com/warmpath/warmpath/internal/lab/report"
 )
 
 // outputFlags say where the results go.

@@ -9,7 +9,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
-	"github.com/warmpath/warmpath/internal/drive"
+	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
 // lineEvery is how often progress is told where it goes to a file.

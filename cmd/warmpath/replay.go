@@ -16,9 +16,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/internal/drive"
-	"github.com/warmpath/warmpath/internal/report"
-	"github.com/warmpath/warmpath/internal/workload"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/report"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/resolver"
 )
 

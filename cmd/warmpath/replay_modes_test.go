@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/drive"
+	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
 // replayed runs replay with engines and servers of its own.

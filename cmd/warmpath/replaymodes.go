@@ -19,11 +19,11 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/internal/drive"
-	"github.com/warmpath/warmpath/internal/enginesim/grpcserver"
-	"github.com/warmpath/warmpath/internal/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/internal/lookaside"
-	"github.com/warmpath/warmpath/internal/workload"
 )
 
 // Modes of replay: who decides.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/drive"
-	"github.com/warmpath/warmpath/internal/sim"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/sim"
 )
 
 func TestSim(t *testing.T) {

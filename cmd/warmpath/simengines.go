@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/pflag"
 
-	"github.com/warmpath/warmpath/internal/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 )
 
 // fleetFlags are the simulator's engines, which may differ.

@@ -13,9 +13,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/warmpath/warmpath/internal/sim"
-	"github.com/warmpath/warmpath/internal/sim/matrix"
-	"github.com/warmpath/warmpath/internal/workload"
+	"github.com/warmpath/warmpath/internal/lab/sim"
+	"github.com/warmpath/warmpath/internal/lab/sim/matrix"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
 // Defaults where --matrix is given: shorter runs than of a single cell, and more of them.

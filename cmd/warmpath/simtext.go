@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/report"
-	"github.com/warmpath/warmpath/internal/sim"
-	"github.com/warmpath/warmpath/internal/workload"
+	"github.com/warmpath/warmpath/internal/lab/report"
+	"github.com/warmpath/warmpath/internal/lab/sim"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
 // more are the figures that only the simulator has, and with several seeds how far they differ.

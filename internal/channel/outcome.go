@@ -4,8 +4,8 @@ import (
 	"google.golang.org/grpc/balancer"
 
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/telemetry"
 	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // Finished is the picker's Done: the attempt has ended.

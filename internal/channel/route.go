@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/telemetry"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // A Route is what the application says about one call through its context.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/chaos"
+	"github.com/warmpath/warmpath/internal/lab/chaos"
 )
 
 var both = []string{"consistent_hash", "prefix_cache_affinity"}

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/workload"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
 const conversationTrace = "/work/shared/traces/mooncake_conversation.jsonl"

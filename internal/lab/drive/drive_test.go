@@ -1,0 +1,287 @@
+package drive
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/client"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+func engines(t *testing.T, n int, c grpcserver.Config) *Fleet {
+	t.Helper()
+	f, err := StartFleet(t.Context(), n, c)
+	require.NoError(t, err)
+	t.Cleanup(f.Kill)
+	return f
+}
+
+func requests(t *testing.T, s workload.Spec) []workload.Request {
+	t.Helper()
+	rs, err := workload.Generate(s)
+	require.NoError(t, err)
+	require.NotEmpty(t, rs)
+	return rs
+}
+
+// What the samples say is what the engines say.
+func TestRunAgreesWithTheEngines(t *testing.T) {
+	rs := requests(t, workload.Spec{Name: "cross-session", Rate: 4, Duration: 12 * time.Second, Seed: 3})
+	for _, dialect := range Dialects() {
+		f := engines(t, 3, grpcserver.Config{Speed: 40})
+		var last Progress
+		ss, err := Run(t.Context(), rs, Options{
+			Target: f.Target(), Clients: 2, Dialect: dialect, Speed: 40, Seed: 1, WarmUp: 5 * time.Second, Timeout: time.Minute,
+			Progress: func(p Progress) { last = p },
+		})
+		require.NoError(t, err)
+		require.Equal(t, Progress{len(rs), len(rs), 0}, last)
+		var prompt, cached, computed, output int
+		for i, s := range ss {
+			require.NoError(t, s.Err)
+			require.Equal(t, rs[i].At, s.At)
+			require.Equal(t, rs[i].At < 5*time.Second, s.WarmUp)
+			require.Equal(t, rs[i].PromptTokens, s.Prompt)
+			require.Equal(t, rs[i].OutputTokens, s.Output)
+			require.Positive(t, s.TTFT)
+			require.InDelta(t, float64(s.Latency), float64(s.TTFT)+float64(s.TPOT)*float64(s.Output-1), 100)
+			require.NotEmpty(t, s.Reason)
+			prompt, cached, computed, output = prompt+s.Prompt, cached+s.Cached, computed+s.Computed, output+s.Output
+		}
+		var p, c, m, o int
+		for _, server := range f.servers {
+			s := server.Stats()
+			p, c, m, o = p+s.Engine.PromptTokens, c+s.Engine.CachedTokens, m+s.Engine.ComputedTokens, o+s.Engine.OutputTokens
+		}
+		require.Equal(t, []int{p, c, m, o}, []int{prompt, cached, computed, output}, dialect)
+		require.Positive(t, cached)
+	}
+}
+
+// The same seed sends each request to the same client, whatever the policy: round robin's replicas follow.
+func TestRunIsSeeded(t *testing.T) {
+	rs := requests(t, workload.Spec{Name: "hot-prefix", Rate: 10, Duration: 4 * time.Second})
+	route := func(seed uint64) (replicas []string) {
+		f := engines(t, 4, grpcserver.Config{Virtual: true})
+		ss, err := Run(t.Context(), rs, Options{Target: f.Target(), Clients: 3, Speed: 100, Seed: seed,
+			Config: `{"policy":{"consistent_hash":{}}}`})
+		require.NoError(t, err)
+		for _, s := range ss {
+			require.NoError(t, s.Err)
+			require.Equal(t, routing.ReasonRing, s.Reason)
+			replicas = append(replicas, s.Replica)
+		}
+		return replicas
+	}
+	require.Equal(t, route(1), route(2), "the ring does not depend on the client")
+}
+
+// silent is an engine that answers nothing until it is told to.
+type silent struct {
+	enginepb.UnimplementedVllmEngineServer
+	arrived chan string
+	speak   chan struct{}
+}
+
+func (s *silent) Generate(r *enginepb.GenerateRequest, stream grpc.ServerStreamingServer[enginepb.GenerateResponse]) error {
+	s.arrived <- r.GetRequestId()
+	select {
+	case <-s.speak:
+	case <-stream.Context().Done():
+		return status.FromContextError(stream.Context().Err()).Err()
+	}
+	if r.GetRequestId() == "empty" {
+		return nil
+	}
+	if r.GetRequestId() == "refused" {
+		return status.Error(codes.InvalidArgument, "not this one")
+	}
+	return stream.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{
+		Complete: &enginepb.GenerateComplete{PromptTokens: 12, CachedTokens: 4, CompletionTokens: 3},
+	}})
+}
+
+func serveSilent(t *testing.T, n int) (*silent, string) {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := &silent{arrived: make(chan string, n), speak: make(chan struct{})}
+	srv := grpc.NewServer()
+	enginepb.RegisterVllmEngineServer(srv, s)
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Serve(lis) }()
+	t.Cleanup(func() {
+		srv.Stop()
+		require.NoError(t, <-ended)
+	})
+	return s, lis.Addr().String()
+}
+
+// Open loop: all requests are sent though nothing is answered. A server without our trailers is measured by
+// the client's clock.
+func TestRunIsOpenLoop(t *testing.T) {
+	const n = 50
+	s, addr := serveSilent(t, n)
+	rs := make([]workload.Request, n)
+	for i := range rs {
+		rs[i] = workload.Request{ID: strconv.Itoa(i), At: time.Duration(i) * 20 * time.Millisecond, Text: "hello", PromptTokens: 2, OutputTokens: 3}
+	}
+	rs[n-2].ID, rs[n-1].ID = "empty", "refused"
+	go func() {
+		for range n {
+			<-s.arrived
+		}
+		close(s.speak)
+	}()
+	ss, err := Run(t.Context(), rs, Options{Target: addr, Clients: 2, Speed: 10, Timeout: time.Minute})
+	require.NoError(t, err)
+	require.ErrorContains(t, ss[n-2].Err, "no tokens")
+	require.ErrorContains(t, ss[n-1].Err, "not this one")
+	for i, x := range ss[:n-2] {
+		require.NoError(t, x.Err)
+		require.Equal(t, []int{12, 4, 8, 3}, []int{x.Prompt, x.Cached, x.Computed, x.Output})
+		if i == 0 { // it waited for the last to be sent, 0.98 s of its time later
+			require.Greater(t, x.TTFT, 800*time.Millisecond)
+		}
+		require.GreaterOrEqual(t, x.Latency, x.TTFT)
+	}
+	require.Equal(t, 2, Summarize("p", 1, ss, Targets{}).Errors)
+}
+
+// The time in the channel's queue counts, times the speed; the engines' own figures come before the client's
+// clock only where they tell the whole of the call.
+func TestMeasure(t *testing.T) {
+	r := run{Options: &Options{Speed: 60, WarmUp: time.Second}}
+	start := time.Now()
+	q := &workload.Request{At: 2 * time.Second, PromptTokens: 100}
+	trailer := metadata.Pairs(trailerTTFT, "150.5", trailerE2E, "350.5", trailerCached, "32", trailerComputed, "70")
+	a := answer{first: start.Add(10 * time.Millisecond), output: 11, trailer: trailer}
+	d := client.Decision{Replica: "a", Reason: routing.ReasonQueued, Queued: 2 * time.Millisecond, Attempts: 1, Usage: routing.NoUsage}
+	var s Sample
+	r.measure(&s, q, &a, &d, start, 20*time.Millisecond)
+	require.Equal(t, Sample{
+		At: 2 * time.Second, TTFT: 270500 * time.Microsecond, Latency: 470500 * time.Microsecond, TPOT: 20 * time.Millisecond,
+		Prompt: 100, Cached: 32, Computed: 70, Output: 11, Replica: "a", Reason: routing.ReasonQueued,
+	}, s)
+
+	d.Attempts, d.Usage = 2, routing.Usage{PromptTokens: 90, CachedTokens: 16, OutputTokens: 11}
+	s = Sample{}
+	r.measure(&s, q, &a, &d, start, 20*time.Millisecond)
+	require.Equal(t, 600*time.Millisecond, s.TTFT)
+	require.Equal(t, 1200*time.Millisecond, s.Latency)
+	require.Equal(t, 60*time.Millisecond, s.TPOT)
+	require.Equal(t, []int{90, 16, 70}, []int{s.Prompt, s.Cached, s.Computed})
+
+	a.trailer, s = nil, Sample{}
+	r.measure(&s, q, &a, &d, start, 20*time.Millisecond)
+	require.Equal(t, 74, s.Computed)
+}
+
+func TestRunStops(t *testing.T) {
+	s, addr := serveSilent(t, 1)
+	rs := []workload.Request{
+		{ID: "a", Text: "hello", PromptTokens: 2, OutputTokens: 3},
+		{ID: "b", At: time.Hour, Text: "hello", PromptTokens: 2, OutputTokens: 3},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-s.arrived
+		cancel()
+	}()
+	ss, err := Run(ctx, rs, Options{Target: addr, Clients: 1})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, codes.Canceled, status.Code(ss[0].Err))
+}
+
+func TestRunRefuses(t *testing.T) {
+	for name, o := range map[string]Options{
+		"clients": {Target: "h:1"},
+		"speed":   {Target: "h:1", Clients: 1, Speed: -1},
+		"dialect": {Target: "h:1", Clients: 1, Dialect: "http"},
+		"address": {Target: "warmpath:///h", Clients: 1},
+		"policy":  {Target: "h:1", Clients: 1, Config: `{"policy":{"none":{}}}`},
+	} {
+		_, err := Run(t.Context(), nil, o)
+		require.ErrorContains(t, err, name)
+	}
+	_, err := Run(t.Context(), nil, Options{Target: "127.0.0.1:1", Clients: 1, Connect: 50 * time.Millisecond})
+	require.ErrorIs(t, err, ErrUnreachable)
+}
+
+func TestStartFleetRefuses(t *testing.T) {
+	_, err := StartFleet(t.Context(), 2, grpcserver.Config{Preset: "none"})
+	require.ErrorContains(t, err, "none")
+}
+
+func TestCapacity(t *testing.T) {
+	s := Search{
+		Workload: workload.Spec{Name: "chat", Duration: 30 * time.Second, Seed: 1, Unshared: 0.4},
+		WarmUp:   10 * time.Second, Replicas: 2,
+	}
+	rate, err := Capacity(t.Context(), s)
+	require.NoError(t, err)
+	ok, err := s.copes(t.Context(), rate)
+	require.NoError(t, err)
+	require.True(t, ok)
+	ok, err = s.copes(t.Context(), rate*precision)
+	require.NoError(t, err)
+	require.False(t, ok)
+
+	again, err := Capacity(t.Context(), s)
+	require.NoError(t, err)
+	require.Equal(t, rate, again)
+	twice := s
+	twice.Replicas *= 2
+	more, err := Capacity(t.Context(), twice)
+	require.NoError(t, err)
+	require.Greater(t, more, 1.5*rate)
+
+	s.KVTokens = 1000
+	_, err = Capacity(t.Context(), s)
+	require.ErrorContains(t, err, "too long")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.KVTokens = 0
+	s.Workload.Seed = 2
+	_, err = Capacity(ctx, s)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestPlan(t *testing.T) {
+	d := Demo{Replicas: 2, Workload: "chat", Unshared: 0.4, Seed: 1, Load: 0.7, Share: time.Second / 2}
+	p, err := d.Plan(t.Context())
+	require.NoError(t, err)
+	require.InDelta(t, 0.7*p.Capacity, p.Rate, 1e-9)
+	require.GreaterOrEqual(t, p.Unshared, 0.4)
+	require.LessOrEqual(t, p.Speed, float64(MaxSpeed))
+	require.InDelta(t, p.Speed/2, p.Length.Seconds(), 1)
+	require.Equal(t, p.Speed, p.Engine.Speed)
+	require.True(t, slices.IsSortedFunc(p.Requests, func(a, b workload.Request) int { return int(a.At - b.At) }))
+	require.Positive(t, p.Measured)
+	require.Less(t, p.Measured, len(p.Requests))
+
+	d.Speed = 7
+	p, err = d.Plan(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 7., p.Speed)
+	d.Workload = "none"
+	_, err = d.Plan(t.Context())
+	require.ErrorContains(t, err, "none")
+
+	for share, speed := range map[time.Duration]float64{time.Second: MaxSpeed, 10 * time.Second: 30, 10 * time.Minute: 1} {
+		require.Equal(t, speed, Demo{Share: share}.speed(), "5 minutes of engine time, and no slower than real engines")
+	}
+}

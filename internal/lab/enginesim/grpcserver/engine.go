@@ -1,0 +1,135 @@
+package grpcserver
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+)
+
+// defaultMaxTokens is vLLM's.
+const defaultMaxTokens = 16
+
+// engineService is vllm.grpc.engine.VllmEngine.
+type engineService struct {
+	enginepb.UnimplementedVllmEngineServer
+	srv *Server
+}
+
+// Generate implements the service.
+func (e *engineService) Generate(r *enginepb.GenerateRequest, stream grpc.ServerStreamingServer[enginepb.GenerateResponse]) error {
+	if rank := r.GetDataParallelRank(); rank != 0 {
+		return noRank(int64(rank))
+	}
+	output := defaultMaxTokens
+	if p := r.GetSamplingParams(); p != nil && p.MaxTokens != nil {
+		output = int(p.GetMaxTokens())
+	}
+	if r.GetText() == "" && len(r.GetTokenized().GetInputIds()) == 0 {
+		return status.Error(codes.InvalidArgument, "the request has neither input_ids nor text")
+	}
+	p := prompt{id: r.GetRequestId(), ids: r.GetTokenized().GetInputIds(), text: r.GetText(), output: output}
+	return e.srv.run(stream.Context(), stream, p, func(c *enginesim.Call, from, to int, done bool) error {
+		res := c.Result()
+		if r.GetStream() {
+			for i := from; i < to; i++ {
+				chunk := &enginepb.GenerateStreamChunk{
+					TokenIds: []uint32{c.Token(i)}, PromptTokens: uint32(res.PromptTokens),
+					CompletionTokens: 1, CachedTokens: uint32(res.CachedTokens),
+				}
+				if err := stream.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Chunk{Chunk: chunk}}); err != nil {
+					return err
+				}
+			}
+		}
+		if !done {
+			return nil
+		}
+		// As SMG's servicer does: the end of a stream repeats the last delta, without a stream it has everything.
+		begin := 0
+		if r.GetStream() {
+			begin = max(0, to-1)
+		}
+		complete := &enginepb.GenerateComplete{
+			OutputIds: outputIDs(c, begin, to), FinishReason: "length", PromptTokens: uint32(res.PromptTokens),
+			CompletionTokens: uint32(to - begin), CachedTokens: uint32(res.CachedTokens),
+		}
+		if res.Aborted {
+			complete.FinishReason = "abort"
+		}
+		return stream.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{Complete: complete}})
+	})
+}
+
+func outputIDs(c *enginesim.Call, from, to int) []uint32 {
+	ids := make([]uint32, 0, to-from)
+	for i := from; i < to; i++ {
+		ids = append(ids, c.Token(i))
+	}
+	return ids
+}
+
+// Abort implements the service.
+func (e *engineService) Abort(_ context.Context, r *enginepb.AbortRequest) (*enginepb.AbortResponse, error) {
+	for _, id := range r.GetRequestIds() {
+		e.srv.abort(id)
+	}
+	return &enginepb.AbortResponse{}, nil
+}
+
+// HealthCheck implements the service.
+func (e *engineService) HealthCheck(context.Context, *enginepb.HealthCheckRequest) (*enginepb.HealthCheckResponse, error) {
+	return &enginepb.HealthCheckResponse{Healthy: true, Message: "ok"}, nil
+}
+
+// GetModelInfo implements the service.
+func (e *engineService) GetModelInfo(context.Context, *enginepb.GetModelInfoRequest) (*enginepb.GetModelInfoResponse, error) {
+	model := e.srv.model()
+	return &enginepb.GetModelInfoResponse{
+		ModelPath: model, ServedModelName: model, TokenizerPath: model, IsGeneration: true,
+		MaxContextLength: uint32(e.srv.driver.Config().MaxModelLen),
+		VocabSize:        1 << 16, // tokens are four letters of sixteen; as numbers they are larger
+	}, nil
+}
+
+// GetServerInfo implements the service.
+func (e *engineService) GetServerInfo(context.Context, *enginepb.GetServerInfoRequest) (*enginepb.GetServerInfoResponse, error) {
+	s := e.srv.Stats()
+	return &enginepb.GetServerInfoResponse{
+		ActiveRequests: uint32(s.Ongoing), UptimeSeconds: s.Now.Seconds(), ServerType: version, DataParallelSize: 1,
+	}, nil
+}
+
+// GetLoads implements the service.
+func (e *engineService) GetLoads(_ context.Context, r *enginepb.GetLoadsRequest) (*enginepb.GetLoadsResponse, error) {
+	if rank := r.GetDpRank(); rank != 0 {
+		return nil, noRank(int64(rank))
+	}
+	s := e.srv.Stats()
+	load := &enginepb.SchedulerLoad{
+		NumRunningReqs: int32(s.Load.Running), NumWaitingReqs: int32(s.Load.Waiting),
+		NumTotalReqs: int32(s.Load.Running + s.Load.Waiting), NumUsedTokens: int32(s.Load.UsedTokens),
+		MaxTotalNumTokens: int32(s.Load.TotalTokens), TokenUsage: ratio(s.Load.UsedTokens, s.Load.TotalTokens),
+		CacheHitRate: ratio(s.Engine.CachedTokens, s.Engine.PromptTokens), MaxRunningRequests: int32(s.Load.MaxSequences),
+	}
+	if s.Now > 0 {
+		load.GenThroughput = float64(s.Engine.OutputTokens) / s.Now.Seconds()
+		load.Utilization = min(s.Engine.Busy.Seconds()/s.Now.Seconds(), 1)
+	}
+	return &enginepb.GetLoadsResponse{
+		Timestamp: time.Now().UTC().Format(time.RFC3339Nano), Version: version, DpRankCount: 1,
+		Loads: []*enginepb.SchedulerLoad{load},
+	}, nil
+}
+
+func ratio(a, b int) float64 {
+	if b == 0 {
+		return 0
+	}
+	return float64(a) / float64(b)
+}

@@ -1,0 +1,163 @@
+package grpcserver
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// trailerSetter is what both kinds of call offer: a stream, or a unary call's context.
+type trailerSetter interface {
+	SetTrailer(metadata.MD)
+	SendHeader(metadata.MD) error
+}
+
+// unaryCall makes a unary call look like a stream.
+type unaryCall struct{ ctx context.Context }
+
+// SetTrailer sets the trailer; it can only fail outside a call.
+func (u unaryCall) SetTrailer(md metadata.MD) { _ = grpc.SetTrailer(u.ctx, md) }
+
+// SendHeader sends the headers.
+func (u unaryCall) SendHeader(md metadata.MD) error { return grpc.SendHeader(u.ctx, md) }
+
+// prompt is a request of either dialect.
+type prompt struct {
+	id      string
+	ids     []uint32
+	text    string
+	output  int
+	model   string
+	adapter string
+	salt    string
+	bypass  bool
+}
+
+// tokens are the prompt's token ids.
+func (p *prompt) tokens() []uint32 {
+	if p.text != "" {
+		return workload.TextTokens(p.text)
+	}
+	return p.ids
+}
+
+// run takes a request through the engine. It calls on for every batch of new tokens [from, to), and once more
+// with done set when the call has ended by itself or by Abort; on may be called with no new tokens then.
+func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt, on func(c *enginesim.Call, from, to int, done bool) error) error {
+	if s.cfg.ServedModel != "" && p.model != "" && p.model != s.cfg.ServedModel {
+		return status.Errorf(codes.NotFound, "model %q is not served here, %q is", p.model, s.cfg.ServedModel)
+	}
+	if err := checkRank(ctx); err != nil {
+		return err
+	}
+	if err := s.enter(stream); err != nil {
+		return err
+	}
+	defer s.leave()
+	p.id = s.requestID(p.id)
+	size, seed := s.driver.Config().BlockSize, kvindex.SeedFor("", p.adapter, p.salt)
+	var req enginesim.Request
+	if p.text != "" {
+		req = enginesim.FromText(p.id, p.text, p.output, size, seed)
+	} else {
+		req = enginesim.FromTokens(p.id, p.ids, p.output, size, seed)
+	}
+	req.BypassCache = p.bypass
+	if s.cfg.KVEvents != nil {
+		req.Prompt, req.Adapter, req.CacheSalt = p.tokens(), p.adapter, p.salt
+	}
+	call, err := s.driver.Submit(req)
+	if err != nil {
+		return statusOf(err)
+	}
+	defer s.track(p.id, call)()
+	defer func() {
+		call.Abort() // nothing if it has ended
+		stream.SetTrailer(figures(call.Result()))
+	}()
+	if s.cfg.EarlyHeaders {
+		if err := stream.SendHeader(nil); err != nil {
+			return err
+		}
+	}
+	wait := ctx
+	if s.cfg.IgnoreCancel {
+		var stop func()
+		wait, stop = s.deaf(ctx)
+		defer stop()
+	}
+	for have := 0; ; {
+		count, done, err := call.Wait(wait, have)
+		if err != nil {
+			return statusOf(err)
+		}
+		if s.cfg.IgnoreCancel && ctx.Err() != nil && !done {
+			have = count
+			continue
+		}
+		if err := on(call, have, count, done); err != nil || done {
+			return err
+		}
+		have = count
+	}
+}
+
+// deaf returns a context that does not end with the call, but when the server is killed.
+func (s *Server) deaf(call context.Context) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(call))
+	go func() {
+		select {
+		case <-call.Done(): // the client's end of it, or Kill's
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-s.stopping:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
+// checkRank refuses ranks that do not exist: the engine has rank 0 only.
+func checkRank(ctx context.Context) error {
+	for _, v := range metadata.ValueFromIncomingContext(ctx, warmpathv1.MetadataDataParallelRank) {
+		rank, err := strconv.ParseUint(v, 10, 32)
+		if err != nil {
+			return status.Errorf(codes.InvalidArgument, "%s: %q is not a number", warmpathv1.MetadataDataParallelRank, v)
+		}
+		if rank != 0 {
+			return noRank(int64(rank))
+		}
+	}
+	return nil
+}
+
+func noRank(rank int64) error {
+	return status.Errorf(codes.InvalidArgument, "data-parallel rank %d does not exist, there is only 0", rank)
+}
+
+// figures is the trailer with the engine's figures.
+func figures(r enginesim.Result) metadata.MD {
+	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e6, 'f', 3, 64) }
+	md := metadata.Pairs(
+		TrailerE2E, ms(r.End-r.Arrival),
+		TrailerComputed, strconv.Itoa(r.ComputedTokens),
+		TrailerCached, strconv.Itoa(r.CachedTokens),
+	)
+	if r.OutputTokens > 0 {
+		md.Set(TrailerTTFT, ms(r.TTFT()))
+	}
+	return md
+}

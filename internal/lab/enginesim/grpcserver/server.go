@@ -1,0 +1,279 @@
+package grpcserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Trailers with the engine's own figures.
+const (
+	// TrailerTTFT is the time to the first token in milliseconds of engine time.
+	TrailerTTFT = "x-engine-ttft-ms"
+	// TrailerE2E is the time from arrival to end in milliseconds of engine time.
+	TrailerE2E = "x-engine-e2e-ms"
+	// TrailerComputed is the tokens computed in prefill.
+	TrailerComputed = "x-engine-computed-tokens"
+	// TrailerCached is the prompt tokens found in the cache.
+	TrailerCached = "x-engine-cached-tokens"
+)
+
+// MaxMessage is the largest message that the server takes, as SMG's servicers do.
+const MaxMessage = 256 << 20
+
+// version as in GetLoads.
+const version = "warmpath-enginesim"
+
+// Config describes a server. The zero value is an h100-14b in real time.
+type Config struct {
+	// Preset, KVTokens, BlockSize and MaxModelLen are the engine's: see enginesim.Config.
+	Preset      string
+	KVTokens    int
+	BlockSize   int
+	MaxModelLen int
+	// MaxBatchedTokens and MaxSequences are the scheduler's: see enginesim.Config.
+	MaxBatchedTokens int
+	MaxSequences     int
+	// Listener hears of stored and removed blocks; it is called under the engine's lock.
+	Listener enginesim.Listener
+	// KVEvents is told of them as well, and served by SubscribeKvEvents; nil means that the engine publishes none.
+	KVEvents *kvpublish.Log
+	// Speed is how many seconds of engine time pass in a second; 0 means 1.
+	Speed float64
+	// Virtual lets passes take no time: see enginesim.Pace.
+	Virtual bool
+	// EarlyHeaders sends the response headers before the first token, as Rust servers do.
+	EarlyHeaders bool
+	// ServedModel is the model's name; empty means the preset's. Requests for other models are refused
+	// where the name was given.
+	ServedModel string
+	// MaxOngoing refuses requests beyond this many; 0 means no bound.
+	MaxOngoing int
+	// IgnoreCancel lets the engine go on with a request whose client has ended the call, until
+	// Abort names it, as engines do that do not notice.
+	IgnoreCancel bool
+}
+
+// Stats are a server's figures at one moment.
+type Stats struct {
+	// Now is the engine's time.
+	Now time.Duration
+	// Ongoing counts calls accepted and not ended, Rejected those refused because of MaxOngoing.
+	Ongoing, Rejected int
+	// Load is the engine's load.
+	Load enginesim.Load
+	// Engine are the engine's counters.
+	Engine enginesim.Stats
+}
+
+// Server serves one engine.
+type Server struct {
+	cfg      Config
+	addr     net.Addr
+	driver   *enginesim.Driver
+	grpc     *grpc.Server
+	health   *health.Server
+	served   chan struct{}
+	rejected atomic.Int64
+	fresh    atomic.Uint64 // ids given to requests without one
+	stopping chan struct{} // closed by Stop and Kill: streams of events would never end by themselves
+	stopOnce sync.Once
+
+	mu      sync.Mutex // guards what follows; nothing is called under it but map operations
+	ongoing int
+	calls   map[string]map[*enginesim.Call]struct{} // by request id, which clients may use twice
+}
+
+// Start makes an engine and serves it on the listener, which it owns from then on, also if it fails.
+func Start(lis net.Listener, c Config) (*Server, error) {
+	if c.MaxOngoing < 0 {
+		lis.Close()
+		return nil, fmt.Errorf("grpcserver: MaxOngoing %d is negative", c.MaxOngoing)
+	}
+	d, err := enginesim.NewDriver(enginesim.Config{
+		Preset: c.Preset, KVTokens: c.KVTokens, BlockSize: c.BlockSize, MaxModelLen: c.MaxModelLen,
+		MaxBatchedTokens: c.MaxBatchedTokens, MaxSequences: c.MaxSequences, Listener: c.listener(),
+	}, enginesim.Pace{Speed: c.Speed, Virtual: c.Virtual})
+	if err != nil {
+		lis.Close()
+		return nil, err
+	}
+	s := &Server{
+		cfg: c, addr: lis.Addr(), driver: d, health: health.NewServer(), served: make(chan struct{}), stopping: make(chan struct{}),
+		grpc:  grpc.NewServer(grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage), grpc.WaitForHandlers(true)),
+		calls: map[string]map[*enginesim.Call]struct{}{},
+	}
+	if c.KVEvents != nil {
+		c.KVEvents.SetBlockSize(d.Config().BlockSize)
+	}
+	enginepb.RegisterVllmEngineServer(s.grpc, &engineService{srv: s})
+	vllmpb.RegisterInferenceServer(s.grpc, &inferenceService{srv: s})
+	healthpb.RegisterHealthServer(s.grpc, s.health)
+	for _, name := range []string{enginepb.VllmEngine_ServiceDesc.ServiceName, vllmpb.Inference_ServiceDesc.ServiceName} {
+		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+	}
+	reflection.Register(s.grpc)
+	go func() {
+		defer close(s.served)
+		// It ends with Stop or Kill; if the listener fails, the server is as good as killed.
+		_ = s.grpc.Serve(lis)
+	}()
+	return s, nil
+}
+
+// listener is who hears of stored and removed blocks.
+func (c *Config) listener() enginesim.Listener {
+	if c.KVEvents == nil {
+		return c.Listener
+	}
+	return listeners{c.KVEvents, c.Listener}
+}
+
+// listeners are a log and whoever else listens.
+type listeners struct {
+	log  *kvpublish.Log
+	more enginesim.Listener
+}
+
+// KVEvents implements enginesim.Listener.
+func (l listeners) KVEvents(at time.Duration, events []enginesim.KVEvent) {
+	l.log.KVEvents(at, events)
+	if l.more != nil {
+		l.more.KVEvents(at, events)
+	}
+}
+
+// Addr is where the server listens.
+func (s *Server) Addr() net.Addr { return s.addr }
+
+// Stats are the figures of this moment.
+func (s *Server) Stats() Stats {
+	now, l, st := s.driver.Snapshot()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Stats{Now: now, Ongoing: s.ongoing, Rejected: int(s.rejected.Load()), Load: l, Engine: st}
+}
+
+// Stop says NOT_SERVING, takes no more calls and lets those that are there end, until the context ends: then
+// they are cut.
+func (s *Server) Stop(ctx context.Context) {
+	s.health.Shutdown()
+	s.stopOnce.Do(func() { close(s.stopping) })
+	stop := context.AfterFunc(ctx, s.grpc.Stop)
+	s.grpc.GracefulStop()
+	stop()
+	s.Kill()
+}
+
+// Kill closes every connection at once, as a crash would.
+func (s *Server) Kill() {
+	s.stopOnce.Do(func() { close(s.stopping) })
+	s.grpc.Stop() // cancels the handlers and waits for them
+	<-s.served
+	s.driver.Close()
+}
+
+// model is the name of the model.
+func (s *Server) model() string {
+	if s.cfg.ServedModel != "" {
+		return s.cfg.ServedModel
+	}
+	return s.driver.Config().Preset
+}
+
+// enter counts a call in, or refuses it because the server is full.
+func (s *Server) enter(stream trailerSetter) error {
+	s.mu.Lock()
+	n := s.ongoing
+	full := s.cfg.MaxOngoing > 0 && n >= s.cfg.MaxOngoing
+	if !full {
+		s.ongoing++
+	}
+	s.mu.Unlock()
+	if !full {
+		return nil
+	}
+	s.rejected.Add(1)
+	b, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(n), MaxOngoing: uint32(s.cfg.MaxOngoing)})
+	if err != nil {
+		return status.Errorf(codes.Internal, "marshal rejection: %v", err)
+	}
+	stream.SetTrailer(metadata.Pairs(warmpathv1.TrailerRejection, string(b)))
+	return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d", n, s.cfg.MaxOngoing)
+}
+
+func (s *Server) leave() {
+	s.mu.Lock()
+	s.ongoing--
+	s.mu.Unlock()
+}
+
+// abort ends every call with this id.
+func (s *Server) abort(id string) {
+	s.mu.Lock()
+	var calls []*enginesim.Call
+	for c := range s.calls[id] {
+		calls = append(calls, c)
+	}
+	s.mu.Unlock()
+	for _, c := range calls {
+		c.Abort()
+	}
+}
+
+// track makes a call known to abort until the function that it returns is called.
+func (s *Server) track(id string, c *enginesim.Call) (forget func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls[id] == nil {
+		s.calls[id] = map[*enginesim.Call]struct{}{}
+	}
+	s.calls[id][c] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if delete(s.calls[id], c); len(s.calls[id]) == 0 {
+			delete(s.calls, id)
+		}
+	}
+}
+
+// requestID is the id of a request, a fresh one if it has none.
+func (s *Server) requestID(id string) string {
+	if id != "" {
+		return id
+	}
+	return "enginesim-" + strconv.FormatUint(s.fresh.Add(1), 10)
+}
+
+// statusOf is the status of an error of the engine or of a context.
+func statusOf(err error) error {
+	switch {
+	case errors.Is(err, enginesim.ErrTooLong), errors.Is(err, enginesim.ErrInvalid):
+		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.Is(err, enginesim.ErrClosed):
+		return status.Error(codes.Unavailable, err.Error())
+	default:
+		return status.FromContextError(err).Err()
+	}
+}

@@ -1,0 +1,120 @@
+package kvpublish
+
+import (
+	"sync"
+	"time"
+
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+)
+
+// Batch is what one pass changed.
+type Batch struct {
+	// Seq counts from 0.
+	Seq uint64
+	// At is engine time.
+	At time.Duration
+	// BlockSize is the tokens in a block.
+	BlockSize int
+	// Events are in their order.
+	Events []Event
+}
+
+// Event is one change, by the engine's hashes.
+type Event struct {
+	Stored bool
+	Hashes []uint64
+	// Parent is that before the first of a store; HasParent is false where that begins a prompt.
+	Parent    uint64
+	HasParent bool
+	// Tokens are those of all blocks stored.
+	Tokens []uint32
+	// Adapter and CacheSalt are the request's.
+	Adapter, CacheSalt string
+}
+
+// Log keeps the last batches of one engine. It is an enginesim.Listener, and safe for use by many goroutines.
+type Log struct {
+	keep int
+
+	mu        sync.Mutex // guards what follows; nothing is called under it
+	blockSize int
+	batches   []Batch // the oldest first
+	next      uint64
+	more      chan struct{} // closed by the next batch
+}
+
+// NewLog returns a log that keeps this many batches; 0 means 10,000, as vLLM does.
+func NewLog(keep int) *Log {
+	if keep == 0 {
+		keep = 10_000
+	}
+	return &Log{keep: keep, more: make(chan struct{})}
+}
+
+// SetBlockSize says how many tokens are in a block. It is called before the first batch.
+func (l *Log) SetBlockSize(tokens int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.blockSize = tokens
+}
+
+// KVEvents implements enginesim.Listener. Blocks of prompts known by their hashes only cannot be told of.
+func (l *Log) KVEvents(at time.Duration, events []enginesim.KVEvent) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := Batch{Seq: l.next, At: at, BlockSize: l.blockSize}
+	for _, e := range events {
+		if x, ok := told(e, l.blockSize); ok {
+			b.Events = append(b.Events, x)
+		}
+	}
+	if len(b.Events) == 0 {
+		return
+	}
+	l.next++
+	l.batches = append(l.batches, b)
+	if len(l.batches) > l.keep {
+		l.batches[0] = Batch{}
+		l.batches = l.batches[1:]
+	}
+	close(l.more)
+	l.more = make(chan struct{})
+}
+
+func told(e enginesim.KVEvent, size int) (x Event, ok bool) {
+	x.Stored = e.Stored
+	for _, h := range e.Hashes {
+		x.Hashes = append(x.Hashes, Hash(h))
+	}
+	if !e.Stored {
+		return x, true
+	}
+	if x.HasParent = e.HasParent; e.HasParent {
+		x.Parent = Hash(e.Parent)
+	}
+	r := e.Seq.Request()
+	x.Adapter, x.CacheSalt = r.Adapter, r.CacheSalt
+	x.Tokens, ok = e.Seq.AppendTokens(nil, e.First*size, (e.First+len(e.Hashes))*size)
+	return x, ok
+}
+
+// Hash is the engine's name for the block with this chained hash: another for each, and told by nothing else.
+func Hash(chained uint64) uint64 { return (chained ^ chained>>29) * 0x9e3779b97f4a7c15 }
+
+// From returns the batches that are still there from a number on, the number that comes next, and a channel that is
+// closed by it. The slice must not be written.
+func (l *Log) From(seq uint64) (batches []Batch, next uint64, more <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	first := l.next - uint64(len(l.batches))
+	if seq < l.next {
+		batches = l.batches[max(seq, first)-first:]
+	}
+	return batches[:len(batches):len(batches)], l.next, l.more
+}
+
+// Next is the number of the next batch.
+func (l *Log) Next() uint64 {
+	_, next, _ := l.From(0)
+	return next
+}

@@ -1,0 +1,122 @@
+package kvpublish
+
+import (
+	"context"
+	"encoding/hex"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// removed is a batch that tells of one removed block.
+func removed(hash uint64) []enginesim.KVEvent { return []enginesim.KVEvent{{Hashes: []uint64{hash}}} }
+
+func TestLogKeepsTheLast(t *testing.T) {
+	l := NewLog(3)
+	_, next, more := l.From(0)
+	require.Zero(t, next)
+	for i := range uint64(5) {
+		l.KVEvents(time.Second, removed(i))
+	}
+	<-more
+	for from, want := range map[uint64][]uint64{0: {2, 3, 4}, 3: {3, 4}, 4: {4}, 5: nil, 9: nil} {
+		batches, next, _ := l.From(from)
+		require.Equal(t, uint64(5), next)
+		var seqs []uint64
+		for _, b := range batches {
+			seqs = append(seqs, b.Seq)
+		}
+		require.Equal(t, want, seqs, "from %d", from)
+	}
+}
+
+// What engines tell is what they store: the tokens of prompt and output, block by block.
+func TestLogTellsTokens(t *testing.T) {
+	l := NewLog(0)
+	l.SetBlockSize(4)
+	e, err := enginesim.New(enginesim.Config{KVTokens: 400, BlockSize: 4, Listener: l})
+	require.NoError(t, err)
+	r := enginesim.FromTokens("a", []uint32{1, 2, 3, 4, 5, 6}, 8, 4, 0)
+	hashesOnly := r
+	r.Prompt, r.Adapter, r.CacheSalt = []uint32{1, 2, 3, 4, 5, 6}, "ada", "tenant"
+	s, err := e.Submit(0, r)
+	require.NoError(t, err)
+	for at, busy := e.NextStep(); busy; at, busy = e.NextStep() {
+		e.Step(at)
+	}
+	batches, _, _ := l.From(0)
+	var tokens []uint32
+	for i, b := range batches {
+		require.Equal(t, i > 0, b.Events[0].HasParent)
+		require.Equal(t, "ada", b.Events[0].Adapter)
+		require.Equal(t, "tenant", b.Events[0].CacheSalt)
+		tokens = append(tokens, b.Events[0].Tokens...)
+	}
+	want := []uint32{1, 2, 3, 4, 5, 6}
+	for i := range 6 {
+		want = append(want, s.Token(i))
+	}
+	require.Equal(t, want, tokens)
+
+	hashesOnly.Hashes[0]++ // another prompt
+	_, err = e.Submit(e.Now(), hashesOnly)
+	require.NoError(t, err)
+	at, _ := e.NextStep()
+	e.Step(at)
+	require.Equal(t, uint64(len(batches)), l.Next(), "a prompt known by its hashes only cannot be told of")
+}
+
+func TestEncodings(t *testing.T) {
+	b := &Batch{At: 1500 * time.Millisecond, BlockSize: 2, Events: []Event{
+		{Stored: true, Hashes: []uint64{^uint64(0)}, Tokens: []uint32{1, 2}, CacheSalt: "s"},
+	}}
+	for e, want := range map[Encoding]string{
+		Arrays: "93" + "cb3ff8000000000000" + "91" + "99" + "ab426c6f636b53746f726564" + "91ff" + "c0" + "920102" + "02" + "c0" + "a3475055" + "c0" + "9191a173" + "00",
+		Mixed:  "93" + "cb3ff8000000000000" + "91" + "89" + "a474797065ab426c6f636b53746f726564" + "ac626c6f636b5f686173686573" + "91cfffffffffffffffff",
+		Maps:   "83" + "a27473cb3ff8000000000000" + "a66576656e7473" + "91" + "89" + "a474797065ab426c6f636b53746f726564" + "ac626c6f636b5f686173686573" + "91c420" + "000000000000000000000000000000000000000000000000ffffffffffffffff",
+	} {
+		got := hex.EncodeToString(e.append(nil, b))
+		require.Equal(t, want, got[:min(len(want), len(got))], e)
+	}
+}
+
+// An engine may be the one that connects.
+func TestConnects(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer lis.Close()
+	l := NewLog(0)
+	p := Publish(l, Config{Connect: lis.Addr().String(), Topic: "kv"})
+	defer p.Close()
+	for i := range uint64(2) { // again and again
+		raw, err := lis.Accept()
+		require.NoError(t, err)
+		conn, err := zmq4.Open(raw, null.Security(), zmq4.Sub, nil, true, nil)
+		require.NoError(t, err)
+		require.NoError(t, conn.SendMsg(zmq4.NewMsg([]byte{1})))
+		ctx, got := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { // until the subscription has arrived
+			defer close(done)
+			for ctx.Err() == nil {
+				l.KVEvents(0, removed(i))
+			}
+		}()
+		msg, err := conn.RecvMsg()
+		got()
+		<-done
+		require.NoError(t, err)
+		require.Equal(t, "kv", string(msg.Frames[0]))
+		require.Len(t, msg.Frames, 3)
+		raw.Close()
+	}
+}

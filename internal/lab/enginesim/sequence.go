@@ -1,0 +1,202 @@
+package enginesim
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// Request is a prompt to run, as block hashes. FromWorkload, FromTokens and FromText make one.
+type Request struct {
+	// ID is for the caller; the engine does not look at it.
+	ID string
+	// PromptTokens is the length of the prompt, at least 1.
+	PromptTokens int
+	// OutputTokens is how many tokens to generate, at least 1.
+	OutputTokens int
+	// Hashes are the chained hashes of the prompt's full blocks. The engine keeps the slice and does not
+	// change it.
+	Hashes []uint64
+	// Tail is the prompt's tokens after its last full block.
+	Tail []uint32
+	// Prompt is all tokens of the prompt, for a Listener that tells them; nil where nobody does. Adapter and CacheSalt
+	// are what HashSeed was made of, for the same reader.
+	Prompt             []uint32
+	Adapter, CacheSalt string
+	// OutputSeed makes the output: token i is workload.Token(OutputSeed, i).
+	OutputSeed uint64
+	// HashSeed hashes the blocks of output; 0 means workload.BaseHashSeed.
+	HashSeed kvindex.Seed
+	// BypassCache computes the whole prompt; its blocks are cached nevertheless.
+	BypassCache bool
+	// Data is for the caller.
+	Data any
+}
+
+// FromWorkload makes the request that an engine with this block size runs for a request of a workload.
+func FromWorkload(r *workload.Request, blockSize int) Request {
+	hashes, tail := r.Hashes(nil, blockSize, workload.BaseHashSeed)
+	return Request{
+		ID: r.ID, PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens,
+		Hashes: hashes, Tail: tail, OutputSeed: workload.OutputSeed(r.ID),
+	}
+}
+
+// FromTokens makes a request of token ids; hashSeed is kvindex.SeedFor's, 0 that
+// of neither adapter nor salt.
+func FromTokens(id string, tokens []uint32, output, blockSize int, hashSeed kvindex.Seed) Request {
+	hashSeed = orBase(hashSeed)
+	hashes, tail := workload.HashTokens(nil, tokens, blockSize, hashSeed)
+	return Request{
+		ID: id, PromptTokens: len(tokens), OutputTokens: output,
+		Hashes: hashes, Tail: tail, OutputSeed: workload.OutputSeed(id), HashSeed: hashSeed,
+	}
+}
+
+// FromText makes a request of text, four bytes to a token; hashSeed is kvindex.SeedFor's, 0 that
+// of neither adapter nor salt.
+func FromText(id, text string, output, blockSize int, hashSeed kvindex.Seed) Request {
+	hashSeed = orBase(hashSeed)
+	hashes, tail := workload.HashText(nil, text, blockSize, hashSeed)
+	return Request{
+		ID: id, PromptTokens: len(hashes)*blockSize + len(tail), OutputTokens: output,
+		Hashes: hashes, Tail: tail, OutputSeed: workload.OutputSeed(id), HashSeed: hashSeed,
+	}
+}
+
+func orBase(hashSeed kvindex.Seed) kvindex.Seed {
+	if hashSeed == 0 {
+		return workload.BaseHashSeed
+	}
+	return hashSeed
+}
+
+func (r *Request) check(c *Config) error {
+	switch {
+	case r.PromptTokens < 1:
+		return fmt.Errorf("%w: the prompt is empty", ErrInvalid)
+	case r.OutputTokens < 1:
+		return fmt.Errorf("%w: %d output tokens", ErrInvalid, r.OutputTokens)
+	case r.PromptTokens > c.MaxModelLen || r.OutputTokens > c.MaxModelLen-r.PromptTokens:
+		return fmt.Errorf("%w: %d prompt and %d output tokens, the most is %d", ErrTooLong, r.PromptTokens, r.OutputTokens, c.MaxModelLen)
+	case len(r.Hashes) != r.PromptTokens/c.BlockSize || len(r.Tail) != r.PromptTokens%c.BlockSize:
+		return fmt.Errorf("%w: %d hashes and %d more tokens are not %d tokens in blocks of %d",
+			ErrInvalid, len(r.Hashes), len(r.Tail), r.PromptTokens, c.BlockSize)
+	}
+	return nil
+}
+
+// state of a Sequence.
+type state uint8
+
+const (
+	waiting state = iota
+	running
+	finished
+	aborted
+)
+
+// Sequence is a request inside an engine.
+type Sequence struct {
+	req       Request
+	result    Result
+	blocks    []int32  // pinned blocks, from the first token on
+	outHashes []uint64 // hashes of the blocks after the prompt's full ones
+	computed  int      // tokens whose KV is computed
+	chunk     int      // tokens that the pass under way computes
+	generated int
+	state     state
+	decoding  bool // prefill is complete
+	admitted  bool // has been admitted before
+}
+
+// Result is what became of a request. Times are the engine's.
+type Result struct {
+	// Arrival, FirstToken and End are when it was submitted, gave its first token, and ended or was aborted.
+	Arrival, FirstToken, End time.Duration
+	// PromptTokens is the length of the prompt, CachedTokens how much of it was found in the cache when it
+	// was first admitted.
+	PromptTokens, CachedTokens int
+	// ComputedTokens counts tokens computed in prefill, again after a preemption included.
+	ComputedTokens int
+	// OutputTokens is how many tokens it gave.
+	OutputTokens int
+	// Preemptions is how often it was preempted.
+	Preemptions int
+	// Aborted says that it did not end by itself.
+	Aborted bool
+}
+
+// TTFT is the time to the first token, 0 if there was none.
+func (r *Result) TTFT() time.Duration { return max(r.FirstToken-r.Arrival, 0) }
+
+// TPOT is the mean time per output token after the first, 0 if there was only one.
+func (r *Result) TPOT() time.Duration {
+	if r.OutputTokens < 2 {
+		return 0
+	}
+	return (r.End - r.FirstToken) / time.Duration(r.OutputTokens-1)
+}
+
+// Request is what was submitted.
+func (s *Sequence) Request() *Request { return &s.req }
+
+// Result is what is known so far; final once the sequence has ended.
+func (s *Sequence) Result() Result { return s.result }
+
+// Token is token i of the output.
+func (s *Sequence) Token(i int) uint32 { return workload.Token(s.req.OutputSeed, i) }
+
+// AppendTokens appends tokens [from, to) of prompt and output to dst. It is false if the prompt is known by its hashes
+// only.
+func (s *Sequence) AppendTokens(dst []uint32, from, to int) ([]uint32, bool) {
+	for ; from < to && from < s.req.PromptTokens; from++ {
+		if from >= len(s.req.Prompt) {
+			return dst, false
+		}
+		dst = append(dst, s.req.Prompt[from])
+	}
+	for ; from < to; from++ {
+		dst = append(dst, s.Token(from-s.req.PromptTokens))
+	}
+	return dst, true
+}
+
+// tokens is the length of prompt and output so far.
+func (s *Sequence) tokens() int { return s.req.PromptTokens + s.generated }
+
+// promptHashes are the chained hashes of blocks [from, to), as far as those are of the prompt.
+func (s *Sequence) promptHashes(from, to int) []uint64 {
+	return s.req.Hashes[min(from, len(s.req.Hashes)):min(to, len(s.req.Hashes))]
+}
+
+// hash is the chained hash of block i, which is full. Blocks are asked for in order.
+func (s *Sequence) hash(i, blockSize int) uint64 {
+	if i < len(s.req.Hashes) {
+		return s.req.Hashes[i]
+	}
+	if j := i - len(s.req.Hashes); j < len(s.outHashes) {
+		return s.outHashes[j]
+	}
+	seed := orBase(s.req.HashSeed)
+	full := len(s.req.Hashes) * blockSize
+	buf := make([]byte, 0, 4*64)
+	for pos := i * blockSize; pos < (i+1)*blockSize; pos++ {
+		var t uint32
+		if pos < s.req.PromptTokens {
+			t = s.req.Tail[pos-full]
+		} else {
+			t = s.Token(pos - s.req.PromptTokens)
+		}
+		buf = binary.LittleEndian.AppendUint32(buf, t)
+	}
+	h := kvindex.HashBlock(buf, seed)
+	if i > 0 {
+		h = kvindex.Chain(s.hash(i-1, blockSize), h)
+	}
+	s.outHashes = append(s.outHashes, h)
+	return h
+}

@@ -1,0 +1,213 @@
+package report
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"image/png"
+	"io"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/lab/drive"
+)
+
+// example is a report of invented samples: affinity caches half, round robin a fifth.
+func example(policies ...string) *Report {
+	r := &Report{Title: "a <title>", Facts: []Fact{{"Load", "70 % & more"}}}
+	r.Replicas, r.Clients = 2, 4
+	for k, name := range policies {
+		var ss []drive.Sample
+		for i := range 300 {
+			s := drive.Sample{
+				At: time.Duration(i) * time.Second, Prompt: 1000, Cached: 200, Output: 11, Replica: "r<0>", Reason: "round_robin",
+				TTFT: time.Duration(100+i) * time.Millisecond, TPOT: time.Duration(20+i/10) * time.Millisecond,
+			}
+			if name == subject {
+				s.Cached, s.Reason, s.TTFT, s.TPOT = 500, "prefix_match", s.TTFT/2, s.TPOT*4/5
+			}
+			if i%(k+2) == 0 {
+				s.Replica = "r1"
+			}
+			s.Latency, s.Computed = s.TTFT+10*s.TPOT, s.Prompt-s.Cached
+			ss = append(ss, s)
+		}
+		r.Results = append(r.Results, drive.Summarize(name, 2, ss, drive.Targets{}))
+	}
+	return r
+}
+
+func TestText(t *testing.T) {
+	lines := strings.Split(strings.TrimRight(example("round_robin", subject).Text(), "\n"), "\n")
+	require.Len(t, lines, 3)
+	require.Equal(t, utf8.RuneCountInString(lines[0]), utf8.RuneCountInString(lines[1]))
+	require.Equal(t, []string{"round_robin", "300", "0", "20.0", "%", "250", "249", "396", "34.5", "34.0", "49.0", "100.0", "%", "1.00"}, strings.Fields(lines[1]))
+	require.True(t, strings.HasPrefix(lines[2], subject+" "))
+	require.True(t, strings.HasSuffix(lines[2], "1.33"))
+
+	r := example("round_robin")
+	r.More = []Table{{Columns: []string{"policy", "spread"}, Rows: [][]string{{"round_robin", "7"}}}}
+	require.True(t, strings.HasSuffix(r.Text(), "\n\npolicy       spread\nround_robin  7\n"))
+}
+
+func TestSentence(t *testing.T) {
+	require.Equal(t, "With 4 clients that share nothing, prefix_cache_affinity finds 50 % of the prompt tokens in the engines' caches where "+
+		"round_robin finds 20 %: the first token comes 50 % sooner (125 ms instead of 250), and every further one 20 % sooner (27.6 ms instead of 34.5).",
+		example("consistent_hash", subject, "round_robin").Sentence())
+
+	worse := example("round_robin", subject)
+	worse.Clients = 1
+	worse.Results[1].TTFT.Mean = 500
+	require.Contains(t, worse.Sentence(), "With one client, ")
+	require.Contains(t, worse.Sentence(), "100 % later (500 ms instead of 250), but every further one 20 % sooner")
+	worse.Results[1].TPOT.Mean = 34.6
+	require.Contains(t, worse.Sentence(), "but every further one about as soon")
+	worse.Results[1].TPOT.Mean = 69
+	require.Contains(t, worse.Sentence(), "and every further one 100 % later")
+
+	require.Contains(t, example(subject).Sentence(), "prefix_cache_affinity finds 50 % of the prompt tokens in the engines' caches; the first token takes 125 ms")
+	require.Contains(t, example("round_robin").Sentence(), "round_robin finds 20 %")
+	require.Contains(t, example("power_of_two_choices", "round_robin").Sentence(), "power_of_two_choices finds 20 % of the prompt tokens in the engines' caches where round_robin")
+	require.Contains(t, example("consistent_hash", "power_of_two_choices").Sentence(), "where power_of_two_choices")
+	require.NotEmpty(t, (&Report{}).Sentence())
+
+	failed := example("round_robin")
+	failed.Results[0].Errors = 3
+	require.Contains(t, failed.Sentence(), "; 3 calls failed")
+}
+
+// well checks that a text is well-formed XML, but for what HTML leaves open, and returns its elements.
+func well(t *testing.T, text string, html bool) (elements []string) {
+	t.Helper()
+	d := xml.NewDecoder(strings.NewReader(text))
+	if html {
+		d.Strict, d.AutoClose, d.Entity = false, xml.HTMLAutoClose, xml.HTMLEntity
+	}
+	depth := 0
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		switch e := token.(type) {
+		case xml.StartElement:
+			elements = append(elements, e.Name.Local)
+			depth++
+			for _, a := range e.Attr {
+				require.NotContains(t, []string{"src", "href"}, a.Name.Local, "the page loads nothing")
+			}
+		case xml.EndElement:
+			depth--
+		}
+	}
+	require.Zero(t, depth)
+	return elements
+}
+
+func count(xs []string, x string) (n int) {
+	for _, y := range xs {
+		if x == y {
+			n++
+		}
+	}
+	return n
+}
+
+func TestHTML(t *testing.T) {
+	policies := []string{"round_robin", "power_of_two_choices", "consistent_hash", subject}
+	r := example(policies...)
+	r.Results[0].FirstError = errors.New("lost <it>")
+	r.More = []Table{{Columns: []string{"policy", "spread of <it>"}, Rows: [][]string{{"round_robin", "seven"}}}}
+	var b bytes.Buffer
+	require.NoError(t, r.HTML(&b))
+	page := b.String()
+	elements := well(t, page, true)
+	require.Equal(t, 6, count(elements, "svg"))
+	require.Zero(t, count(elements, "script")+count(elements, "link")+count(elements, "img"))
+	require.NotContains(t, page, "<title>a <title>")
+	require.NotContains(t, page, "r<0>", "replica ids come from outside")
+	for _, s := range append(policies, "a &lt;title&gt;", "70 % &amp; more", "lost &lt;it&gt;", "r&lt;0&gt;", "prefix_match",
+		"spread of &lt;it&gt;", "seven",
+		"Time to first token", "Time per output token", "Decisions by reason", "busiest replica", "sooner") {
+		require.Contains(t, page, s)
+	}
+	require.NotContains(t, page, "NaN")
+}
+
+// Whose color another has is dashed.
+func TestMorePoliciesThanColors(t *testing.T) {
+	var names []string
+	for i := range len(colors) + 1 {
+		names = append(names, "policy "+strconv.Itoa(i))
+	}
+	for n, want := range map[int]bool{len(colors): false, len(names): true} {
+		p, err := example(names[:n]...).timeChart()
+		require.NoError(t, err)
+		s, err := svg(p)
+		require.NoError(t, err)
+		require.Equal(t, want, strings.Contains(s, "stroke-dasharray"), n)
+	}
+}
+
+// Replicas stand in the order of their numbers.
+func TestLoadOrder(t *testing.T) {
+	r := &Report{}
+	r.Results = []drive.Result{{Policy: "p", Loads: map[string]int{"r10": 1, "r2": 1, "r1": 1}}}
+	p, err := r.loadChart()
+	require.NoError(t, err)
+	s, err := svg(p)
+	require.NoError(t, err)
+	require.Regexp(t, `(?s)>r1<.*>r2<.*>r10<`, s)
+}
+
+func TestBusiest(t *testing.T) {
+	sample := func(replica string, at, latency time.Duration) drive.Sample {
+		return drive.Sample{Replica: replica, At: at, Latency: latency}
+	}
+	const end = 120 * time.Second // slots of a second
+	failed := sample("a", 0, end)
+	failed.Err = errors.New("lost")
+	waited := sample("c", 50*time.Second, 3*time.Second) // in its client's queue, on no replica
+	waited.Waited = 2 * time.Second
+	xys := busiest([]drive.Sample{
+		sample("a", 0, 2*time.Second), sample("a", time.Second, time.Second/2), sample("b", 1750*time.Millisecond, time.Second), failed,
+		sample("b", 119*time.Second, time.Hour), sample("b", end, time.Second), waited,
+	}, end)
+	require.Len(t, xys, 120)
+	require.Equal(t, 0.5, xys[0].X)
+	for k, want := range map[int]float64{0: 1, 1: 1.5, 2: 0.75, 3: 0, 51: 0, 52: 1, 119: 1} {
+		require.InDelta(t, want, xys[k].Y, 1e-9, "slot %d", k)
+	}
+	require.Nil(t, busiest(nil, end))
+	require.Nil(t, busiest([]drive.Sample{sample("a", 0, time.Second)}, 0))
+}
+
+func TestPicture(t *testing.T) {
+	r := example("round_robin", subject)
+	var b bytes.Buffer
+	require.NoError(t, r.Picture(&b, ".svg"))
+	require.Equal(t, 1, count(well(t, b.String(), false), "svg"))
+	require.Contains(t, b.String(), "sans-serif")
+	b.Reset()
+	require.NoError(t, r.Picture(&b, ".png"))
+	_, err := png.Decode(&b)
+	require.NoError(t, err)
+	require.ErrorContains(t, r.Picture(&b, ".gif"), ".svg, .png")
+}
+
+// Results with nothing in them are drawn too.
+func TestEmpty(t *testing.T) {
+	for _, r := range []*Report{{}, {Comparison: drive.Comparison{Results: []drive.Result{drive.Summarize("p", 2, nil, drive.Targets{})}}}} {
+		var b bytes.Buffer
+		require.NoError(t, r.HTML(&b))
+		well(t, b.String(), true)
+		require.NoError(t, r.Picture(&b, ".svg"))
+		require.NotEmpty(t, r.Text())
+	}
+}

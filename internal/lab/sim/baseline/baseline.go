@@ -1,0 +1,235 @@
+package baseline
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+)
+
+// kind is one baseline.
+type kind struct {
+	build  func(*Fleet) (routing.Policy, error)
+	events bool          // looks at what engines have cached
+	scrape time.Duration // how often it looks at engines' loads; 0 = never
+	static bool          // keeps books by a replica's place in the fleet
+}
+
+var kinds = map[string]kind{
+	"random":               {build: always(func(*Fleet) routing.Policy { return scan{anyOf, "random"} })},
+	"least_requests":       {build: always(func(*Fleet) routing.Policy { return scan{requests, "least_requests"} })},
+	"least_tokens":         {build: always(func(*Fleet) routing.Policy { return scan{load, routing.ReasonLeastLoaded} })},
+	"ray_prefix":           {build: func(*Fleet) (routing.Policy, error) { return newRay() }},
+	"smg_cache_aware_2025": {build: always(func(f *Fleet) routing.Policy { return newSMG(f, false) }), static: true},
+	"smg_cache_aware":      {build: always(func(f *Fleet) routing.Policy { return newSMG(f, true) }), static: true},
+	"llmd_default":         {build: always(func(f *Fleet) routing.Policy { return newLLMD(f) }), scrape: 50 * time.Millisecond, static: true},
+	"dynamo":               {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 1) }), events: true, static: true},
+	"dynamo_s16":           {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 16) }), events: true, static: true},
+}
+
+func always(build func(*Fleet) routing.Policy) func(*Fleet) (routing.Policy, error) {
+	return func(f *Fleet) (routing.Policy, error) { return build(f), nil }
+}
+
+// Names are the baselines, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(kinds)) }
+
+// NeedsKVEvents reports whether a baseline looks at what the engines have cached.
+func NeedsKVEvents(name string) bool { return kinds[name].events }
+
+// StaticFleet reports whether a baseline is written for a fleet to which nobody comes and from which nobody goes.
+func StaticFleet(name string) bool { return kinds[name].static }
+
+// New builds a baseline for one Router; nil if the name is not one of them. Those of one run share the Fleet.
+func New(name string, f *Fleet) (routing.Policy, error) {
+	k, ok := kinds[name]
+	if !ok {
+		return nil, nil
+	}
+	p, err := k.build(f)
+	if err != nil {
+		return nil, fmt.Errorf("baseline %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// Fleet is what baselines see of the engines beside their own bookings. One goroutine uses it.
+type Fleet struct {
+	// ScrapeEvery is how often to call Scrape; 0 means never.
+	ScrapeEvery time.Duration
+
+	replicas int
+	engines  []*enginesim.Engine
+	block    int // tokens
+	blocks   int // of the largest engine
+	seen     []enginesim.Load
+}
+
+// unbounded is an index's budget where the rule has none.
+const unbounded = 64 << 30
+
+// NewFleet prepares what the baseline of this name needs; for any other name, nothing. The engines of the fleet,
+// with their defaults filled in, have blocks of one size.
+func NewFleet(name string, replicas int, engines []enginesim.Config) *Fleet {
+	k := kinds[name]
+	f := &Fleet{ScrapeEvery: k.scrape, replicas: replicas, seen: make([]enginesim.Load, replicas), block: engines[0].BlockSize}
+	for _, e := range engines {
+		f.blocks = max(f.blocks, e.KVTokens/e.BlockSize)
+	}
+	return f
+}
+
+// slots makes a fleet known to an index, in its order.
+func slots(x *kvindex.Index, replicas int) []kvindex.Slot {
+	all := make([]kvindex.Slot, replicas)
+	for i := range all {
+		all[i] = x.AddReplica(strconv.Itoa(i))
+	}
+	return all
+}
+
+// Watch gives the next engine, in the order of the fleet.
+func (f *Fleet) Watch(e *enginesim.Engine) { f.engines = append(f.engines, e) }
+
+// Scrape looks at the engines' loads.
+func (f *Fleet) Scrape() {
+	for i, e := range f.engines {
+		f.seen[i] = e.Load()
+	}
+}
+
+// cached is how many leading blocks each engine has, as far as its events have told.
+func (f *Fleet) cached(blocks []uint64, depth []int) {
+	for i, e := range f.engines {
+		depth[i] = e.Told(blocks)
+	}
+}
+
+// newRay is the product's policy with Ray's rule.
+func newRay() (routing.Policy, error) {
+	c := prefixaffinity.DefaultConfig()
+	c.OnMiss, c.IndexBytes = prefixaffinity.OnMissSmallest, unbounded
+	return prefixaffinity.New(c)
+}
+
+// prompted is a policy that reads prompts.
+type prompted struct {
+	index *kvindex.Index // of what it routed; nil where it hears the engines
+	slots []kvindex.Slot
+	block int
+}
+
+// guess is a prompted policy with an index of its own, of what it routed where.
+func guess(f *Fleet, block int, o kvindex.Options) prompted {
+	x := kvindex.New(o)
+	return prompted{x, slots(x, f.replicas), block}
+}
+
+// found is what was found for a prompt.
+type found struct {
+	blocks []uint64
+	depth  []int // by replica
+	most   int
+}
+
+// Uses implements [routing.KeyUser].
+func (*prompted) Uses() routing.Uses { return routing.UsesPrompt }
+
+// Prepare implements [routing.Policy].
+func (p *prompted) Prepare(_ context.Context, q *routing.Request, _ *routing.View) error {
+	s := p.read(q, len(p.slots))
+	var m kvindex.Matches
+	p.index.Match(s.blocks, &m)
+	s.most = m.Longest()
+	for i, slot := range p.slots {
+		s.depth[i] = m.Depth(slot)
+	}
+	return nil
+}
+
+// read hashes the prompt, the first time.
+func (p *prompted) read(q *routing.Request, replicas int) *found {
+	s, _ := q.Prepared.(*found)
+	if s == nil {
+		seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
+		s = &found{blocks: kvindex.AppendTokens(nil, q.Prompt.Tokens, p.block, seed), depth: make([]int, replicas)}
+		q.Prepared = s
+	}
+	return s
+}
+
+// remember notes that a replica was sent a prompt, unless it was pinned.
+func (p *prompted) remember(q *routing.Request, d routing.Decision) {
+	if s, ok := q.Prepared.(*found); ok {
+		p.index.Insert(p.slots[d.Replica.Index()], s.blocks)
+	}
+}
+
+// to is the decision for a replica.
+func (p *prompted) to(q *routing.Request, r *routing.Replica, why routing.Reason) routing.Decision {
+	if r == nil {
+		return routing.Wait()
+	}
+	d := routing.To(r, why)
+	d.MatchedTokens = q.Prepared.(*found).depth[r.Index()] * p.block
+	return d
+}
+
+// scan is a rule that looks at loads only.
+type scan struct {
+	cost func(*routing.View, *routing.Replica) float64
+	why  routing.Reason
+}
+
+// Uses implements [routing.KeyUser].
+func (scan) Uses() routing.Uses { return 0 }
+
+// Prepare implements [routing.Policy].
+func (scan) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+// Choose implements [routing.Policy].
+func (s scan) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	r := least(q, v, func(r *routing.Replica) float64 { return s.cost(v, r) })
+	if r == nil {
+		return routing.Wait()
+	}
+	return routing.To(r, s.why)
+}
+
+func anyOf(*routing.View, *routing.Replica) float64        { return 0 }
+func load(v *routing.View, r *routing.Replica) float64     { return v.Load(r) }
+func requests(_ *routing.View, r *routing.Replica) float64 { return float64(underWay(r)) }
+
+// underWay counts the requests on a replica, those of others too as far as they are known.
+func underWay(r *routing.Replica) int {
+	others, _ := r.Foreign()
+	return r.Ongoing() + others
+}
+
+// least is the available replica with the lowest cost, a random one of equals.
+func least(q *routing.Request, v *routing.View, cost func(*routing.Replica) float64) *routing.Replica {
+	var best *routing.Replica
+	var low float64
+	ties := 0
+	for _, r := range v.Connected() {
+		if !v.Available(q, r) {
+			continue
+		}
+		switch c := cost(r); {
+		case best == nil || c < low:
+			best, low, ties = r, c, 1
+		case c == low:
+			if ties++; v.IntN(ties) == 0 {
+				best = r
+			}
+		}
+	}
+	return best
+}

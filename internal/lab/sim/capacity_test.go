@@ -1,0 +1,107 @@
+package sim
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// search is of a fleet of two.
+func search(tried *int) Search {
+	spec := workload.Spec{Name: "nothing-shared", Duration: 30 * time.Second, Seed: 1}
+	s := Search{
+		First: 6, Replicas: 2, WarmUp: 5 * time.Second,
+		Requests: func(rate float64) ([]workload.Request, error) {
+			spec.Rate = rate
+			return workload.Generate(spec)
+		},
+	}
+	if tried != nil {
+		s.Progress = func(float64) { *tried++ }
+	}
+	return s
+}
+
+// The search over the event loop and the one of the demo, engine by engine, find the same.
+func TestCapacity(t *testing.T) {
+	t.Parallel()
+	tried := 0
+	s := search(&tried)
+	s.Dir = filepath.Join(t.TempDir(), "warmpath")
+	rate, err := Capacity(t.Context(), s)
+	require.NoError(t, err)
+	require.Positive(t, tried)
+	other, err := drive.Capacity(t.Context(), drive.Search{
+		Workload: workload.Spec{Name: "nothing-shared", Duration: 30 * time.Second, Seed: 1}, WarmUp: s.WarmUp, Replicas: 2,
+	})
+	require.NoError(t, err)
+	require.InEpsilon(t, other, rate, 0.1)
+
+	tried = 0
+	again, err := Capacity(t.Context(), s)
+	require.NoError(t, err)
+	require.Equal(t, rate, again)
+	require.Zero(t, tried, "it is remembered")
+
+	files, err := filepath.Glob(filepath.Join(s.Dir, "*"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	require.NoError(t, os.WriteFile(files[0], []byte("{"), 0o600))
+	again, err = Capacity(t.Context(), s)
+	require.NoError(t, err)
+	require.Equal(t, rate, again)
+	require.Positive(t, tried, "a file that is damaged is none")
+
+	key, err := s.key()
+	require.NoError(t, err)
+	s.Engines = []enginesim.Config{{KVTokens: 100_000}}
+	other2, err := s.key()
+	require.NoError(t, err)
+	require.NotEqual(t, key, other2)
+}
+
+// What counts as good decides what a fleet can do.
+func TestCapacityByTargets(t *testing.T) {
+	t.Parallel()
+	s := search(nil)
+	key, err := s.key()
+	require.NoError(t, err)
+	rate, err := Capacity(t.Context(), s)
+	require.NoError(t, err)
+	s.Targets = drive.Targets{TTFT: drive.GoodTTFT, TPOT: drive.GoodTPOT}
+	same, err := s.key()
+	require.NoError(t, err)
+	require.Equal(t, key, same)
+	s.Targets = drive.Targets{TPOT: 30 * time.Millisecond}
+	other, err := s.key()
+	require.NoError(t, err)
+	require.NotEqual(t, key, other)
+	less, err := Capacity(t.Context(), s)
+	require.NoError(t, err)
+	require.Less(t, less, rate*0.8)
+}
+
+func TestCapacityErrors(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Capacity(ctx, search(nil))
+	require.ErrorIs(t, err, context.Canceled)
+
+	s := search(nil)
+	s.WarmUp = time.Hour
+	_, err = Capacity(t.Context(), s)
+	require.ErrorContains(t, err, "warm-up")
+
+	s = search(nil)
+	s.Engines = []enginesim.Config{{KVTokens: 1000}}
+	_, err = Capacity(t.Context(), s)
+	require.Error(t, err)
+}

@@ -1,0 +1,135 @@
+package sim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
+)
+
+// Share is what clients know of each other.
+type Share string
+
+// The ways to share. See the package comment.
+const (
+	ShareNone      Share = "none"
+	ShareLoad      Share = "load"
+	ShareBroadcast Share = "broadcast"
+	ShareCentral   Share = "central"
+)
+
+// Shares are all of them, by name.
+var Shares = []string{string(ShareNone), string(ShareLoad), string(ShareBroadcast), string(ShareCentral)}
+
+// DefaultInterval is how often load and caches are shared where nothing is said.
+const DefaultInterval = 100 * time.Millisecond
+
+// maxMachines bounds replicas and clients.
+const maxMachines = 1 << 12
+
+// Config is one run: one policy, one seed.
+type Config struct {
+	// Replicas is the number of engines, Clients that of Routers.
+	Replicas, Clients int
+	// Engines describe the engines: they take turns, so that with two every other replica is alike. None means
+	// the default engine. Blocks have one size. A Listener is not used.
+	Engines []enginesim.Config
+	// Channel is the clients' config, as in a service config. Its policy is one of Policies.
+	Channel policy.Config
+	// Patience is how long after its arrival a request that waits in a client's queue gives up; 0 means never.
+	Patience time.Duration
+	// Share is what clients know of each other; empty means ShareNone.
+	Share Share
+	// Interval is how often load and caches are shared; 0 means DefaultInterval.
+	Interval time.Duration
+	// Changes are what happens to the fleet, if it is not to stay as it is.
+	Changes []Change
+	// Affinity sends all requests of a session to one client.
+	Affinity bool
+	// WarmUp is how much of the workload is not measured.
+	WarmUp time.Duration
+	// Targets are what a request must keep to count as good.
+	Targets drive.Targets
+	// Seed draws the clients of requests, and is the randomness of the Routers.
+	Seed uint64
+	// Prompts are the requests' hashes, where several runs share them; nil means that this run makes its own.
+	Prompts *Prompts
+	// Progress is told now and then how far the run is; nil means nobody is.
+	Progress func(drive.Progress)
+
+	// slow ends the run with errSlow once more measured requests than this were not good; 0 means never.
+	slow int
+	// longest is the longest prompt that counts for slow.
+	longest int
+	// twin leaves the fleet as it is and keeps the ledger all the same.
+	twin bool
+}
+
+// Policies are the names that a Config may have, sorted: the product's and the baselines.
+func Policies() []string {
+	names := append(policy.Names(), baseline.Names()...)
+	slices.Sort(names)
+	return names
+}
+
+// name is that of the policy.
+func (c *Config) name() string { return cmp.Or(c.Channel.Policy.Name, policy.Default) }
+
+// resolve checks a config and fills in what is empty.
+func (c Config) resolve() (Config, error) {
+	c.Share = cmp.Or(c.Share, ShareNone)
+	c.Interval = cmp.Or(c.Interval, DefaultInterval)
+	refuse := func(format string, args ...any) (Config, error) {
+		return c, fmt.Errorf("sim: "+format, args...)
+	}
+	switch {
+	case c.Replicas < 1 || c.Replicas > maxMachines:
+		return refuse("replicas: %d are not 1 to %d", c.Replicas, maxMachines)
+	case c.Clients < 1 || c.Clients > maxMachines:
+		return refuse("clients: %d are not 1 to %d", c.Clients, maxMachines)
+	case !slices.Contains(Shares, string(c.Share)):
+		return refuse("share: %q is not one of %s", c.Share, strings.Join(Shares, ", "))
+	case c.Interval < time.Millisecond:
+		return refuse("interval: %v is less than 1ms", c.Interval)
+	case c.WarmUp < 0:
+		return refuse("warm-up: %v is negative", c.WarmUp)
+	case !slices.Contains(Policies(), c.name()):
+		return refuse("policy %q is not one of %s", c.name(), strings.Join(Policies(), ", "))
+	}
+	engines := c.Engines
+	if len(engines) == 0 {
+		engines = make([]enginesim.Config, 1)
+	}
+	c.Engines = nil
+	for _, cfg := range engines {
+		cfg.Listener = nil
+		e, err := enginesim.New(cfg)
+		if err != nil {
+			return c, err
+		}
+		c.Engines = append(c.Engines, e.Config())
+	}
+	return c, errors.Join(c.checkBlocks(), c.checkChanges(), c.checkPatience())
+}
+
+// checkBlocks sees to it that all engines cut prompts alike, and superblocks end where blocks do.
+func (c *Config) checkBlocks() error {
+	size := c.Engines[0].BlockSize
+	for _, e := range c.Engines {
+		if e.BlockSize != size {
+			return fmt.Errorf("sim: engines: blocks of %d and of %d tokens in one fleet", size, e.BlockSize)
+		}
+	}
+	if c.Share == ShareBroadcast && routing.SuperblockTokens%size != 0 {
+		return fmt.Errorf("sim: engines: blocks of %d tokens do not divide superblocks of %d", size, routing.SuperblockTokens)
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// cacheBook is what a client was told.
+type cacheBook map[string]map[uint64]bool
+
+// told applies changes, each of which must be one: nothing is stored or removed twice.
+func (b cacheBook) told(t testing.TB, changes []routing.CacheChange, grain int) {
+	for _, c := range changes {
+		require.Equal(t, grain, c.BlockTokens)
+		require.NotZero(t, len(c.Removed)+len(c.Stored))
+		if b[c.Replica] == nil {
+			b[c.Replica] = map[uint64]bool{}
+		}
+		for _, h := range c.Removed {
+			require.True(t, b[c.Replica][h])
+			delete(b[c.Replica], h)
+		}
+		for _, h := range c.Stored {
+			require.False(t, b[c.Replica][h])
+			b[c.Replica][h] = true
+		}
+	}
+}
+
+// recorder is a policy that takes turns and writes down what it hears.
+type recorder struct {
+	turn int
+	hear func([]routing.CacheChange)
+}
+
+func (*recorder) Uses() routing.Uses { return 0 }
+
+func (*recorder) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+func (p *recorder) Choose(_ *routing.Request, v *routing.View) routing.Decision {
+	p.turn++
+	return routing.To(v.Connected()[p.turn%len(v.Connected())], routing.ReasonRoundRobin)
+}
+
+func (p *recorder) CacheChanged(changes []routing.CacheChange) { p.hear(changes) }
+
+// recorded runs a workload with recorders for three clients of a mixed fleet.
+func recorded(t *testing.T, name string, rs []workload.Request, share Share, hear func(client int, changes []routing.CacheChange)) *run {
+	n := 0
+	policy.Register(name, func(json.RawMessage) (routing.Policy, error) {
+		client := n
+		n++
+		return &recorder{hear: func(cs []routing.CacheChange) { hear(client, cs) }}, nil
+	})
+	c := small(name, 3, share)
+	c.Engines = []enginesim.Config{{KVTokens: 40_000}, {Preset: "2xh100-8b", KVTokens: 60_000}}
+	r, err := finished(t.Context(), rs, c)
+	require.NoError(t, err)
+	require.Zero(t, r.failed)
+	return r
+}
+
+// Who listens to the server knows of every superblock that an engine has, everybody alike.
+func TestCoarse(t *testing.T) {
+	rs := chats(t, 8)
+	books := []cacheBook{{}, {}, {}}
+	late := workload.Request{ID: "late", At: time.Hour, PromptTokens: 1, OutputTokens: 1, Segments: []workload.Segment{{Len: 1}}}
+	r := recorded(t, "recorder-coarse", append(rs, late), ShareBroadcast, func(client int, changes []routing.CacheChange) {
+		books[client].told(t, changes, routing.SuperblockTokens)
+	})
+	require.Equal(t, books[0], books[1])
+	require.Equal(t, books[0], books[2])
+	require.Len(t, books[0], 4)
+	there, gone := 0, 0
+	for _, m := range r.machines {
+		cached := map[uint64]bool{}
+		for h := range m.engine.Cached() {
+			cached[h] = true
+		}
+		for i := range rs {
+			hashes, _ := rs[i].Hashes(nil, 16, workload.BaseHashSeed)
+			for k := 31; k < len(hashes); k += 32 {
+				require.Equal(t, cached[hashes[k]], books[0][m.id][hashes[k]])
+				if cached[hashes[k]] {
+					there++
+				} else {
+					gone++
+				}
+			}
+		}
+	}
+	require.Positive(t, there)
+	require.Positive(t, gone)
+}
+
+// Who subscribes knows for the prompt that it routes what each engine has of it. Where requests come one by one, that
+// is what the engine finds.
+func TestExact(t *testing.T) {
+	subscribers["recorder-exact"] = true
+	defer delete(subscribers, "recorder-exact")
+	rs := chats(t, 8)
+	for i := range rs {
+		rs[i].At = time.Duration(i) * time.Minute
+	}
+	known := make([]map[string]map[uint64]bool, 3)
+	var depths []map[string]int // by request and replica
+	r := recorded(t, "recorder-exact", rs, ShareNone, func(client int, changes []routing.CacheChange) {
+		hashes, _ := rs[len(depths)].Hashes(nil, 16, workload.BaseHashSeed)
+		if known[client] == nil {
+			known[client] = map[string]map[uint64]bool{}
+		}
+		depth := map[string]int{}
+		for _, c := range changes {
+			require.Equal(t, 16, c.BlockTokens)
+			blocks := known[client][c.Replica]
+			if blocks == nil {
+				blocks = map[uint64]bool{}
+				known[client][c.Replica] = blocks
+			}
+			for _, h := range c.Removed {
+				delete(blocks, h)
+			}
+			for _, h := range c.Stored {
+				blocks[h] = true
+			}
+			for depth[c.Replica] < len(hashes) && blocks[hashes[depth[c.Replica]]] {
+				depth[c.Replica]++
+			}
+		}
+		depths = append(depths, depth)
+	})
+	some := 0
+	for i, s := range r.samples {
+		require.Equal(t, s.Cached, min(16*depths[i][s.Replica], (s.Prompt-1)/16*16), i)
+		some += s.Cached
+	}
+	require.Positive(t, some)
+}
+
+// Nobody hears what is not meant for him.
+func TestDeaf(t *testing.T) {
+	recorded(t, "recorder-deaf", chats(t, 8), ShareLoad, func(int, []routing.CacheChange) { t.Error("it heard something") })
+}
+
+func TestHearing(t *testing.T) {
+	for _, c := range []struct {
+		policy   string
+		share    Share
+		observes bool
+		want     hearing
+	}{
+		{"kv_aware", ShareNone, true, hearsAll},
+		{"kv_aware", ShareCentral, true, hearsAll},
+		{"kv_aware", ShareLoad, true, hearsAll},
+		{"kv_aware", ShareBroadcast, true, hearsCoarse},
+		{"kv_aware", ShareNone, false, hearsNothing},
+		{"prefix_cache_affinity", ShareNone, true, hearsNothing},
+		{"prefix_cache_affinity", ShareLoad, true, hearsNothing},
+		{"prefix_cache_affinity", ShareBroadcast, true, hearsCoarse},
+		{"round_robin", ShareBroadcast, false, hearsNothing},
+	} {
+		config := Config{Channel: named(c.policy), Share: c.share}
+		require.Equal(t, c.want, config.hearing(c.observes), "%+v", c)
+	}
+}
+
+// Whatever comes and goes between two broadcasts, clients end up with what is there, chains stay chains, and what
+// came and went is not told.
+func TestCoarseProperty(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	e, err := enginesim.New(enginesim.Config{BlockSize: 256})
+	require.NoError(t, err)
+	s := new(coarse)
+	l := s.listener(&machine{id: "a", engine: e})
+	depth := func(h uint64) uint64 { return h % 100 } // hash 100·s + i is block i of sequence s
+	there, book := map[uint64]bool{}, cacheBook{}
+	for range 2000 {
+		for range rng.IntN(6) {
+			seq, first := uint64(rng.IntN(4))*100, rng.IntN(8)
+			stored := enginesim.KVEvent{Stored: true, First: first}
+			removed := enginesim.KVEvent{}
+			for i := first; i < 8 && !there[seq+uint64(i)]; i++ {
+				stored.Hashes = append(stored.Hashes, seq+uint64(i))
+				there[seq+uint64(i)] = true
+			}
+			for h := range there {
+				if len(removed.Hashes) < 3 {
+					removed.Hashes = append(removed.Hashes, h)
+				}
+			}
+			if rng.IntN(2) == 0 {
+				removed.Hashes = nil
+			}
+			for _, h := range removed.Hashes {
+				delete(there, h)
+			}
+			l.KVEvents(0, []enginesim.KVEvent{stored, removed})
+		}
+		changes := s.flush()
+		book.told(t, changes, routing.SuperblockTokens)
+		for _, c := range changes {
+			for i, h := range c.Stored {
+				require.EqualValues(t, depth(c.Stored[0])+2*uint64(i), depth(h), "the chain has no gap")
+			}
+		}
+		want := map[uint64]bool{}
+		for h := range there {
+			if depth(h)%2 == 1 {
+				want[h] = true
+			}
+		}
+		if len(book) > 0 {
+			require.Equal(t, want, book["a"])
+		}
+	}
+	require.Empty(t, s.flush())
+}
+
+// A server that only listens still sends what a single client can use.
+func TestBroadcastToOneClient(t *testing.T) {
+	s := newSharing([]*routing.Router{policyRouter(t)}, time.Second, false, new(coarse))
+	require.Equal(t, time.Second, s.next)
+	s.tick()
+	require.Equal(t, 2*time.Second, s.next)
+}

@@ -1,0 +1,97 @@
+package matrix
+
+import (
+	"fmt"
+
+	"github.com/warmpath/warmpath/internal/lab/sim"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// Builtin is the matrix of the project: Base and one factor at a time, then the corners.
+func Builtin() []Cell {
+	cells := []Cell{Base()}
+	cells[0].Factor, cells[0].Proxies = "base", true
+	cells = append(cells, factors()...)
+	return append(cells, corners()...)
+}
+
+// minutesOf are workloads that need other times than conversations do: single requests are soon as they always
+// are, answers of minutes are long under way before a fleet is as full as it will be.
+var minutesOf = map[string][2]float64{
+	"decode-heavy": {7, 2}, "hot-prefix": {5, 2}, "nothing-shared": {6, 2}, "reasoning": {20, 8},
+}
+
+// vary is Base with a change, under a name and a heading.
+func vary(factor, name string, change func(*Cell)) Cell {
+	c := Base()
+	c.Factor, c.Name = factor, name
+	change(&c)
+	if times, ok := minutesOf[c.Workload]; ok && c.Minutes == 0 {
+		c.Minutes, c.WarmUpMinutes = times[0], times[1]
+	}
+	return c
+}
+
+// many is a fleet so large that its share of the trace comes in copies, not faster, and a part of it will do.
+func many(c *Cell) {
+	c.Replicas, c.Copies, c.Minutes = 64, 4, 30
+}
+
+func factors() []Cell {
+	var cells []Cell
+	add := func(factor, name string, change func(*Cell)) {
+		c := vary(factor, name, change)
+		c.Proxies = c.Clients > 1
+		cells = append(cells, c)
+	}
+	for _, name := range workload.Names() {
+		add("workload", name, func(c *Cell) { c.Workload = name })
+	}
+	for _, load := range []float64{0.4, 0.9, 1.1} {
+		add("load", fmt.Sprintf("load-%.0f", 100*load), func(c *Cell) { c.Load = load })
+	}
+	add("replicas", "replicas-4", func(c *Cell) { c.Replicas = 4 })
+	add("replicas", "replicas-64", many)
+	for _, n := range []int{1, 8} {
+		add("clients", fmt.Sprintf("clients-%d", n), func(c *Cell) { c.Clients = n })
+	}
+	for _, s := range []sim.Share{sim.ShareLoad, sim.ShareBroadcast} {
+		add("share", "share-"+string(s), func(c *Cell) { c.Share = s })
+	}
+	add("kv", "kv-300k", func(c *Cell) { c.KVTokens = 300_000 })
+	add("preset", "preset-2xh100-8b", func(c *Cell) { c.Presets, c.Copies, c.Minutes = []string{"2xh100-8b"}, 2, 40 })
+	add("preset", "preset-mocker", func(c *Cell) { c.Presets, c.Copies, c.Minutes = []string{"mocker"}, 8, 20 })
+	return cells
+}
+
+// corners are forty cells in which two factors are off at once, where a policy might lose.
+func corners() []Cell {
+	var cells []Cell
+	add := func(name string, change func(*Cell)) { cells = append(cells, vary("corner", name, change)) }
+	of := func(w, what string, change func(*Cell)) {
+		add(w+"-"+what, func(c *Cell) {
+			c.Workload = w
+			change(c)
+		})
+	}
+	for _, w := range workload.Names() {
+		of(w, "load", func(c *Cell) { c.Share = sim.ShareLoad })
+		of(w, "broadcast", func(c *Cell) { c.Share = sim.ShareBroadcast })
+		of(w, "110", func(c *Cell) { c.Load = 1.1 })
+	}
+	for _, w := range []string{"agents", "cross-session", "hot-prefix", "reasoning"} {
+		of(w, "90", func(c *Cell) { c.Load = 0.9 })
+	}
+	for _, w := range []string{"agents", "chat", "hot-prefix", "nothing-shared"} {
+		of(w, "4-replicas", func(c *Cell) { c.Replicas = 4 })
+	}
+	of("agents", "kv-300k", func(c *Cell) { c.KVTokens = 300_000 })
+	of("cross-session", "kv-300k", func(c *Cell) { c.KVTokens = 300_000 })
+	of("chat", "affinity", func(c *Cell) { c.Affinity = true })
+	of("chat", "unshared", func(c *Cell) { c.Unshared = 0.5 })
+	of("hot-prefix", "64-replicas", func(c *Cell) { c.Replicas, c.Minutes, c.WarmUpMinutes = 64, 3, 1 })
+	add("share-load-1s", func(c *Cell) { c.Share, c.IntervalMS = sim.ShareLoad, 1000 })
+	add("share-load-110", func(c *Cell) { c.Share, c.Load = sim.ShareLoad, 1.1 })
+	add("share-load-mixed", func(c *Cell) { c.Share, c.Presets = sim.ShareLoad, []string{"h100-14b", "2xh100-8b"} })
+	return cells
+}

@@ -1,0 +1,205 @@
+package matrix
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/sim"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// Trace is the workload that is not generated.
+const Trace = "trace"
+
+// Cell is one situation.
+type Cell struct {
+	// Name is unique: small letters, digits, dashes and dots. Files are named by it.
+	Name string `json:"name"`
+	// Factor is what the cell varies, the heading that it stands under.
+	Factor string `json:"factor,omitempty"`
+	// Workload is Trace or one of workload.Names; Copies are of the trace, Unshared is as in a workload.Spec.
+	Workload string  `json:"workload"`
+	Copies   int     `json:"copies,omitempty"`
+	Unshared float64 `json:"unshared,omitempty"`
+	// Load is the part of the capacity; Rate, if it is not 0, is the rate itself: requests per second, or how much
+	// faster than recorded the trace arrives.
+	Load float64 `json:"load"`
+	Rate float64 `json:"rate,omitempty"`
+	// Replicas and Clients are how many there are.
+	Replicas int `json:"replicas"`
+	Clients  int `json:"clients"`
+	// Presets and KVTokens are the engines, which take turns and have caches of one size.
+	Presets  []string `json:"presets"`
+	KVTokens int      `json:"kv_tokens"`
+	// Share, IntervalMS and Affinity are as in a sim.Config.
+	Share      sim.Share `json:"share"`
+	IntervalMS int       `json:"interval_ms,omitempty"`
+	Affinity   bool      `json:"affinity,omitempty"`
+	// Minutes is how long requests arrive, WarmUpMinutes how many of them are not measured; 0 means as the plan says
+	// for generated workloads, all of a trace and five minutes of warm-up.
+	Minutes       float64 `json:"minutes,omitempty"`
+	WarmUpMinutes float64 `json:"warm_up_minutes,omitempty"`
+	// Proxies says that proxies are run with one client too.
+	Proxies bool `json:"proxies,omitempty"`
+}
+
+// Base is the cell around which one factor varies.
+func Base() Cell {
+	return Cell{
+		Name: "base", Workload: Trace, Load: 0.7, Replicas: 16, Clients: 64, Presets: []string{"h100-14b"}, KVTokens: 1_024_000,
+		Share: sim.ShareNone,
+	}
+}
+
+// ErrCell is a cell that cannot be.
+var ErrCell = errors.New("matrix: invalid cell")
+
+var nameRule = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,63}$`)
+
+// check refuses a cell, naming the field.
+func (c *Cell) check() error {
+	refuse := func(field string, value any) error {
+		return fmt.Errorf("%w: %q: %s: %v", ErrCell, c.Name, field, value)
+	}
+	switch {
+	case !nameRule.MatchString(c.Name):
+		return refuse("name", "it is not small letters, digits, dashes and dots")
+	case c.Workload != Trace && !slices.Contains(workload.Names(), c.Workload):
+		return refuse("workload", c.Workload)
+	case c.Copies < 0 || c.Copies > 64 || c.Copies > 1 && c.Workload != Trace:
+		return refuse("copies", c.Copies)
+	case !(c.Unshared >= 0 && c.Unshared < 1) || c.Unshared > 0 && c.Workload == Trace:
+		return refuse("unshared", c.Unshared)
+	case !(c.Load > 0 && c.Load <= 10):
+		return refuse("load", c.Load)
+	case !(c.Rate >= 0 && c.Rate < 1e6):
+		return refuse("rate", c.Rate)
+	case c.Replicas < 1 || c.Replicas > 1<<12:
+		return refuse("replicas", c.Replicas)
+	case c.Clients < 1 || c.Clients > 1<<12:
+		return refuse("clients", c.Clients)
+	case len(c.Presets) == 0:
+		return refuse("presets", "none")
+	case !slices.Contains(sim.Shares, string(c.Share)):
+		return refuse("share", c.Share)
+	case c.IntervalMS < 0:
+		return refuse("interval_ms", c.IntervalMS)
+	case !(c.Minutes >= 0 && c.Minutes < 1e5):
+		return refuse("minutes", c.Minutes)
+	case !(c.WarmUpMinutes >= 0 && c.WarmUpMinutes < 1e5) || c.Minutes > 0 && c.WarmUpMinutes >= c.Minutes:
+		return refuse("warm_up_minutes", c.WarmUpMinutes)
+	}
+	for _, e := range c.engines() {
+		if _, err := enginesim.New(e); err != nil {
+			return refuse("presets, kv_tokens", err)
+		}
+	}
+	return nil
+}
+
+// Check refuses cells that cannot be, and names that come twice.
+func Check(cells []Cell) error {
+	seen := map[string]bool{}
+	for i := range cells {
+		if err := cells[i].check(); err != nil {
+			return err
+		}
+		if seen[cells[i].Name] {
+			return fmt.Errorf("%w: %q: name: it comes twice", ErrCell, cells[i].Name)
+		}
+		seen[cells[i].Name] = true
+	}
+	return nil
+}
+
+func (c *Cell) engines() []enginesim.Config {
+	var all []enginesim.Config
+	for _, p := range c.Presets {
+		all = append(all, enginesim.Config{Preset: p, KVTokens: c.KVTokens})
+	}
+	return all
+}
+
+func (c *Cell) interval() time.Duration { return time.Duration(c.IntervalMS) * time.Millisecond }
+
+// String tells what is in the cell.
+func (c *Cell) String() string {
+	var b strings.Builder
+	load := fmt.Sprintf("%.0f %% of the capacity", 100*c.Load)
+	if c.Rate > 0 {
+		load = fmt.Sprintf("a rate of %.4g", c.Rate)
+	}
+	fmt.Fprintf(&b, "%s at %s, %d × %s with %d tokens, %d clients share %s",
+		c.Workload, load, c.Replicas, strings.Join(c.Presets, " and "), c.KVTokens, c.Clients, c.Share)
+	if c.IntervalMS > 0 {
+		fmt.Fprintf(&b, " every %v", c.interval())
+	}
+	if c.Unshared > 0 {
+		fmt.Fprintf(&b, ", %.0f %% unshared", 100*c.Unshared)
+	}
+	if c.Copies > 1 {
+		fmt.Fprintf(&b, ", %d copies", c.Copies)
+	}
+	if c.Affinity {
+		b.WriteString(", a session stays with its client")
+	}
+	if c.Minutes > 0 {
+		fmt.Fprintf(&b, ", %.4g minutes", c.Minutes)
+	}
+	if c.WarmUpMinutes > 0 {
+		fmt.Fprintf(&b, ", the first %.4g not measured", c.WarmUpMinutes)
+	}
+	return b.String()
+}
+
+// maxFile bounds a file of cells.
+const maxFile = 1 << 20
+
+// Read reads cells: {"cells":[…]}, each of which says in what it differs from Base.
+func Read(r io.Reader) ([]Cell, error) {
+	b, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > maxFile {
+		return nil, fmt.Errorf("matrix: more than %d bytes", maxFile)
+	}
+	var file struct {
+		Cells []json.RawMessage `json:"cells"`
+	}
+	if err := strict(b, &file); err != nil {
+		return nil, fmt.Errorf("matrix: %w", err)
+	}
+	cells := make([]Cell, len(file.Cells))
+	for i, raw := range file.Cells {
+		cells[i] = Base()
+		cells[i].Name = ""
+		if err := strict(raw, &cells[i]); err != nil {
+			return nil, fmt.Errorf("matrix: cells[%d]: %w", i, err)
+		}
+	}
+	if len(cells) == 0 {
+		return nil, errors.New("matrix: cells: there are none")
+	}
+	return cells, Check(cells)
+}
+
+func strict(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return errors.New("something follows the object")
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+package matrix
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/sim"
+)
+
+// outcome is a policy's row: times in ms, alike for two seeds.
+func outcome(policy string, clients int, ttft, p99, tpot, good float64) Row {
+	r := of(policy, clients, ttft, ttft)
+	for _, run := range r.Runs {
+		run.TTFT.P99, run.TPOT, run.Goodput = p99, drive.Distribution{Mean: tpot}, good
+	}
+	return r
+}
+
+// of is a policy's row: the mean TTFT in ms of each seed, 0 for one that is not there.
+func of(policy string, clients int, ttft ...float64) Row {
+	r := Row{Clients: clients, Runs: map[uint64]*sim.Result{}}
+	r.Policy = policy
+	for i, x := range ttft {
+		if x > 0 {
+			run := new(sim.Result)
+			run.TTFT, run.Goodput = drive.Distribution{Mean: x, P99: x}, 1
+			r.Runs[uint64(i+1)] = run
+		}
+	}
+	return r
+}
+
+func results() (*Results, []string) {
+	cell := func(name, workload string, clients int, rows ...Row) CellResults {
+		c := Base()
+		c.Name, c.Workload, c.Clients = name, workload, clients
+		return CellResults{Cell: c, Rows: rows}
+	}
+	return &Results{Cells: []CellResults{
+		cell("a", "chat", 64, outcome("round_robin", 64, 400, 800, 20, 0.8), outcome("power_of_two_choices", 64, 200, 800, 20, 0.8),
+			outcome("prefix_cache_affinity", 64, 100, 1600, 40, 0.4), outcome("dynamo", 64, 50, 400, 20, 1), outcome("dynamo", 1, 1, 1, 1, 1)),
+		cell("b", "hot-prefix", 64, outcome("round_robin", 64, 100, 100, 10, 0), outcome("power_of_two_choices", 64, 200, 200, 10, 0),
+			outcome("prefix_cache_affinity", 64, 110, 100, 20, 0.1), outcome("dynamo", 64, 100, 100, 10, 0)),
+		cell("c", "chat", 8, outcome("round_robin", 8, 1, 1, 1, 1), outcome("prefix_cache_affinity", 8, 2, 1, 9, 1)),
+		cell("d", "chat", 64, outcome("round_robin", 64, 1, 1, 1, 1)),
+	}}, []string{"round_robin", "power_of_two_choices", "prefix_cache_affinity", "dynamo"}
+}
+
+// Means are over the cells with 64 clients that are complete; what is near nothing counts as one per cent.
+func TestMeans(t *testing.T) {
+	r, policies := results()
+	means := r.Means(policies)
+	require.Len(t, means, 4)
+	require.Equal(t, "dynamo", means[0].Policy)
+	byName := map[string]Mean{}
+	for _, m := range means {
+		require.Equal(t, 2, m.Cells)
+		byName[m.Policy] = m
+	}
+	pca := byName["prefix_cache_affinity"]
+	require.InDelta(t, 0.5244, pca.TTFTMean, 1e-4) // √(0.25 · 1.1)
+	require.InDelta(t, 1.4142, pca.TTFTP99, 1e-4)
+	require.InDelta(t, 2, pca.TPOT, 1e-9)
+	require.InDelta(t, 2.2361, pca.Goodput, 1e-4) // √(0.5 · 10)
+	require.InDelta(t, 1, byName["round_robin"].Goodput, 1e-9)
+}
+
+func TestJudge(t *testing.T) {
+	r, policies := results()
+	v := r.Judge("prefix_cache_affinity", policies)
+	require.Equal(t, []string{"TTFT mean", "goodput"}, v.Firsts, "dynamo needs events")
+	require.Equal(t, []string{"TTFT p99: round_robin 1.000, prefix_cache_affinity 1.414"}, v.Seconds)
+	require.Equal(t, 2, v.Judged, "one cell has no two choices")
+	bad := map[string]Offence{}
+	for _, o := range v.Offences {
+		bad[o.Cell+" "+o.Figure] = o
+	}
+	require.Len(t, bad, 4)
+	require.Equal(t, 2.0, bad["a TTFT p99"].Factor)
+	require.Equal(t, 2.0, bad["a goodput"].Factor)
+	require.Equal(t, 2.0, bad["b time per token"].Factor, "only some workloads are judged on it")
+	require.InDelta(t, 1.1, bad["b TTFT mean"].Beyond, 1e-9)
+	require.Equal(t, "round_robin", bad["b TTFT mean"].Than, "the better of the two")
+
+	v = r.Judge("dynamo", policies)
+	require.Len(t, v.Firsts, 2, "whoever needs events is compared with all")
+	require.Equal(t, []string{"goodput: prefix_cache_affinity 2.236, dynamo 1.118"}, v.Seconds)
+	require.Empty(t, v.Offences)
+}
+
+// Seeds are compared each with its own: what they have in common, as a fleet that is fuller with one of them, is no
+// spread. Half of what is left of it is forgiven.
+func TestBeyondTheSpread(t *testing.T) {
+	mine, other := of("a", 1, 110, 260), of("b", 1, 100, 200)
+	factor, beyond := ttftMean.worse(&mine, &other, []uint64{1, 2})
+	require.InDelta(t, 1.2, factor, 1e-9)
+	require.InDelta(t, 1.1, beyond, 1e-9)
+	mine.Runs[1].Goodput, mine.Runs[2].Goodput = 0.5, 0.4
+	factor, beyond = goodput.worse(&mine, &other, []uint64{1, 2})
+	require.InDelta(t, 2.25, factor, 1e-9)
+	require.InDelta(t, 2, beyond, 1e-9)
+}
+
+// Only seeds that all have are compared: others are other requests.
+func TestSeedsInCommon(t *testing.T) {
+	c := CellResults{Cell: Base(), Rows: []Row{
+		of("round_robin", 64, 100, 500), of("power_of_two_choices", 64, 200, 400, 100), of("prefix_cache_affinity", 64, 120),
+		of("llmd_default", 64, 110, 10), of("llmd_default", 1, 50, 1), of("random", 64, 0, 1),
+	}}
+	r := &Results{Cells: []CellResults{c}}
+	policies := []string{"round_robin", "power_of_two_choices", "prefix_cache_affinity", "llmd_default"}
+	means := r.Means(policies)
+	require.Equal(t, "llmd_default", means[1].Policy)
+	require.InDelta(t, 1.1, means[1].TTFTMean, 1e-9)
+	require.InDelta(t, 1.2, means[2].TTFTMean, 1e-9)
+	require.Equal(t, 1, means[2].Seeds)
+	require.InDelta(t, 0.9, r.Means(policies[:2])[0].TTFTMean, 0.1)
+	require.Empty(t, r.Means(append(policies, "random")), "no seed in common")
+
+	v := r.Judge("prefix_cache_affinity", policies)
+	require.Equal(t, []Offence{
+		{Cell: "base", Figure: "TTFT mean", Than: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
+		{Cell: "base", Figure: "TTFT p99", Than: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
+	}, v.Offences)
+	require.Zero(t, r.Judge("kv_aware", policies).Judged)
+	require.Empty(t, r.Judge("prefix_cache_affinity", policies[1:]).Offences, "only with whom one asked for")
+	text := r.Markdown(policies, []string{"prefix_cache_affinity", "kv_aware"})
+	require.Contains(t, text, "| base | `round_robin` | 100 | 120 | 1 |")
+	require.Contains(t, text, "at least 1 seed")
+	require.Contains(t, text, "| `power_of_two_choices` | 64 | 3 | 233 ± 150 |")
+	require.Contains(t, text, "**Not compared**")
+
+	alone := r.Alone(policies, []string{"prefix_cache_affinity", "kv_aware"})
+	require.Len(t, alone, 2)
+	require.True(t, alone[0].Alone)
+	require.InDelta(t, 0.5, alone[0].TTFTMean, 1e-9, "to round robin with 64 clients")
+	require.InDelta(t, 1.2, alone[1].TTFTMean, 1e-9)
+	require.Contains(t, text, "| `llmd_default` | 1 | 0.500 |")
+	require.Empty(t, r.Alone(policies[:3], nil))
+}
+
+func TestMarkdown(t *testing.T) {
+	dir := t.TempDir()
+	var lines []string
+	p := plan(t, dir, &lines)
+	for i := range p.Cells[:2] {
+		p.Cells[i].Clients = 64
+	}
+	require.NoError(t, Run(t.Context(), p))
+	r := Load(dir, p.Cells, p.Policies, p.Seeds)
+	require.Empty(t, r.Missing)
+	require.Empty(t, r.Strange)
+	require.Len(t, r.Cells[0].Rows, 4, "the proxy alone too")
+	text := r.Markdown(p.Policies, []string{"power_of_two_choices", "kv_aware"})
+	require.Contains(t, text, "3 cells, 20 runs")
+	require.Contains(t, text, "## 2 cells with 64 clients")
+	require.Contains(t, text, "## `power_of_two_choices`")
+	require.Contains(t, text, "### one")
+	require.Contains(t, text, "| `smg_cache_aware` | 1 |")
+
+	path := file(dir, "one", "smg_cache_aware", 64, 2)
+	e := load(path)
+	e.Rate *= 2
+	require.NoError(t, save(path, e))
+	strange := Load(dir, p.Cells, p.Policies, p.Seeds)
+	require.Equal(t, map[string]int{"one": 1}, strange.Strange)
+	require.Equal(t, []uint64{1}, strange.Cells[0].row("smg_cache_aware", 64).seeds())
+	require.Contains(t, strange.Markdown(p.Policies, nil), "**left out, being of other requests**: 1 of one")
+
+	p.Cells[0].Load = 0.2
+	r = Load(dir, p.Cells, p.Policies, 3)
+	require.Equal(t, map[string]int{"round_robin": 3 + 2, "power_of_two_choices": 3 + 2, "smg_cache_aware": 2*3 + 2}, r.Missing,
+		"another cell under the same name, and a seed that is not there")
+	require.Contains(t, r.Markdown(p.Policies, nil), "**18 runs are missing**: 5 of `power_of_two_choices`, 5 of `round_robin`, 8 of `smg_cache_aware`")
+}

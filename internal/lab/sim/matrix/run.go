@@ -1,0 +1,302 @@
+package matrix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/lab/sim"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// Plan is what to run.
+type Plan struct {
+	Cells    []Cell
+	Policies []string
+	// Seeds is how many, from 1.
+	Seeds int
+	// Duration and WarmUp are those of generated workloads.
+	Duration, WarmUp time.Duration
+	// Trace is what cells of the trace replay, TraceID names its contents, Jitter delays its requests.
+	Trace   []workload.Request
+	TraceID string
+	Jitter  time.Duration
+	// Dir is where results are kept; Code names the program that makes them.
+	Dir, Code string
+	// KeepOlder takes results of other programs for this one's.
+	KeepOlder bool
+	// Workers is how many runs there are at once.
+	Workers int
+	// Tell is told how far it is, from several goroutines but never at the same time.
+	Tell func(string)
+	// Now is the clock for that; nil means the real one.
+	Now func() time.Time
+}
+
+// proxies are the policies that are proxies in real life, or parts of one: they see all requests.
+var proxies = []string{"ray_prefix", "smg_cache_aware", "smg_cache_aware_2025", "llmd_default", "dynamo", "dynamo_s16"}
+
+// traceWarmUp is not measured of a trace.
+const traceWarmUp = 5 * time.Minute
+
+// errNoTrace is a cell of the trace in a plan without one.
+var errNoTrace = errors.New("matrix: a cell replays the trace, and there is none")
+
+// group is a cell with one seed: all policies get the same requests.
+type group struct {
+	cell *Cell
+	seed uint64
+	todo []*Entry
+}
+
+// runner is a Run under way.
+type runner struct {
+	Plan
+	start time.Time
+
+	mu    sync.Mutex // guards what follows; Tell is called with it held
+	rates map[string]float64
+	done  int
+	all   int
+}
+
+// Run runs what is not there yet.
+func Run(ctx context.Context, p Plan) error {
+	if err := Check(p.Cells); err != nil {
+		return err
+	}
+	if len(p.Trace) == 0 && slices.ContainsFunc(p.Cells, func(c Cell) bool { return c.Workload == Trace }) {
+		return errNoTrace
+	}
+	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
+		return err
+	}
+	if p.Now == nil {
+		p.Now = time.Now
+	}
+	r := &runner{Plan: p, start: p.Now(), rates: map[string]float64{}}
+	cells := make([]*Cell, len(p.Cells))
+	for i := range cells {
+		cells[i] = &p.Cells[i]
+	}
+	if err := parallel(ctx, p.Workers, cells, r.findRate); err != nil {
+		return err
+	}
+	groups, err := r.groups()
+	if err != nil {
+		return err
+	}
+	r.start = p.Now()
+	return parallel(ctx, p.Workers, groups, r.group)
+}
+
+// parallel does all the work with so many workers, and stops at the first error.
+func parallel[T any](ctx context.Context, workers int, work []T, do func(context.Context, T) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	queue := make(chan T)
+	var wg sync.WaitGroup
+	for range max(workers, 1) {
+		wg.Go(func() {
+			for w := range queue {
+				if ctx.Err() != nil {
+					continue
+				}
+				if err := do(ctx, w); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	for _, w := range work {
+		queue <- w
+	}
+	close(queue)
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// times are how long requests of a cell arrive and how many of that are not measured.
+func (p *Plan) times(c *Cell) (duration, warmUp time.Duration) {
+	if c.Workload == Trace {
+		warmUp = traceWarmUp
+	} else {
+		duration, warmUp = p.Duration, p.WarmUp
+	}
+	if c.Minutes > 0 {
+		duration = minutes(c.Minutes)
+	}
+	if c.WarmUpMinutes > 0 {
+		warmUp = minutes(c.WarmUpMinutes)
+	}
+	return duration, warmUp
+}
+
+func minutes(m float64) time.Duration { return time.Duration(m * float64(time.Minute)) }
+
+// requests are those of a cell at a rate.
+func (p *Plan) requests(c *Cell, rate float64, seed uint64) ([]workload.Request, error) {
+	duration, _ := p.times(c)
+	if c.Workload != Trace {
+		return workload.Generate(workload.Spec{Name: c.Workload, Rate: rate, Unshared: c.Unshared, Duration: duration, Seed: seed})
+	}
+	rs := slices.Clone(p.Trace)
+	workload.ScaleRate(rs, rate)
+	rs = workload.Copies(rs, c.Copies)
+	workload.Jitter(rs, p.Jitter, seed)
+	if duration > 0 {
+		n, _ := slices.BinarySearchFunc(rs, duration, func(q workload.Request, d time.Duration) int { return int(q.At - d) })
+		rs = rs[:n]
+	}
+	return rs, nil
+}
+
+// capacitySeed makes the workload of which the capacity is found.
+const capacitySeed = 1
+
+// rateKey names what the capacity of a cell depends on.
+func (p *Plan) rateKey(c *Cell) (string, error) {
+	duration, warmUp := p.times(c)
+	trace := ""
+	if c.Workload == Trace {
+		trace = fmt.Sprint(p.TraceID, p.Jitter, c.Copies)
+	}
+	return hashed(c.Workload, trace, c.Unshared, c.Replicas, c.Presets, c.KVTokens, duration, warmUp)
+}
+
+// findRate finds the capacity of a cell's fleet, unless another cell has the same.
+func (r *runner) findRate(ctx context.Context, c *Cell) error {
+	if c.Rate > 0 {
+		return nil
+	}
+	key, err := r.rateKey(c)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	_, known := r.rates[key]
+	r.rates[key] += 0 // whoever comes next leaves it to us
+	r.mu.Unlock()
+	if known {
+		return nil
+	}
+	_, warmUp := r.times(c)
+	first := float64(c.Replicas)
+	if c.Workload == Trace {
+		first = max(1, first/float64(8*max(c.Copies, 1)))
+	}
+	rate, err := sim.Capacity(ctx, sim.Search{
+		Requests: func(rate float64) ([]workload.Request, error) { return r.requests(c, rate, capacitySeed) },
+		First:    first, Replicas: c.Replicas, Engines: c.engines(), WarmUp: warmUp, Dir: r.Dir,
+	})
+	if err != nil {
+		return fmt.Errorf("cell %s: %w", c.Name, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rates[key] = rate
+	r.Tell(fmt.Sprintf("%s: capacity %.4g", c.Name, rate))
+	return nil
+}
+
+// groups is the work that is left, in the order of seeds.
+func (r *runner) groups() ([]*group, error) {
+	var groups []*group
+	for seed := uint64(1); seed <= uint64(r.Seeds); seed++ {
+		for i := range r.Cells {
+			g := &group{cell: &r.Cells[i], seed: seed}
+			for _, policy := range r.Policies {
+				counts := []int{g.cell.Clients}
+				if g.cell.Proxies && g.cell.Clients > 1 && slices.Contains(proxies, policy) {
+					counts = append(counts, 1)
+				}
+				for _, clients := range counts {
+					e, err := r.entry(g, policy, clients)
+					if err != nil {
+						return nil, err
+					}
+					r.all++
+					if r.kept(e) {
+						r.done++
+					} else {
+						g.todo = append(g.todo, e)
+					}
+				}
+			}
+			if len(g.todo) > 0 {
+				groups = append(groups, g)
+			}
+		}
+	}
+	r.Tell(fmt.Sprintf("%d of %d runs are there", r.done, r.all))
+	r.all -= r.done
+	r.done = 0
+	return groups, nil
+}
+
+// entry is a run yet without a result.
+func (r *runner) entry(g *group, policy string, clients int) (*Entry, error) {
+	key, err := r.rateKey(g.cell)
+	if err != nil {
+		return nil, err
+	}
+	e := &Entry{Code: r.Code, Cell: *g.cell, Policy: policy, Clients: clients, Seed: g.seed, Rate: g.cell.Rate}
+	if e.Rate == 0 {
+		e.Rate = r.rates[key] * g.cell.Load
+	}
+	e.Arguments, err = hashed(version, key, e.Cell, policy, clients, g.seed, e.Rate)
+	return e, err
+}
+
+// kept says whether a run is there.
+func (r *runner) kept(e *Entry) bool {
+	old := load(file(r.Dir, e.Cell.Name, e.Policy, e.Clients, e.Seed))
+	return old != nil && old.Arguments == e.Arguments && (r.KeepOlder || old.Code == e.Code)
+}
+
+// group runs what is left of a cell and a seed.
+func (r *runner) group(ctx context.Context, g *group) error {
+	rs, err := r.requests(g.cell, g.todo[0].Rate, g.seed)
+	if err != nil {
+		return fmt.Errorf("cell %s: %w", g.cell.Name, err)
+	}
+	before, prompts := r.Now(), sim.NewPrompts(rs)
+	for _, e := range g.todo {
+		if err := r.run(ctx, rs, prompts, e); err != nil {
+			return fmt.Errorf("cell %s, policy %s, seed %d: %w", g.cell.Name, e.Policy, g.seed, err)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done += len(g.todo)
+	so := r.Now().Sub(r.start)
+	left := time.Duration(float64(so) / float64(r.done) * float64(r.all-r.done))
+	r.Tell(fmt.Sprintf("%s, seed %d: %d runs over %d requests in %.0f s; %d of %d runs, %v so far, about %v to go", g.cell.Name, g.seed,
+		len(g.todo), len(rs), r.Now().Sub(before).Seconds(), r.done, r.all, so.Round(time.Second), left.Round(time.Minute)))
+	return nil
+}
+
+// run does one and keeps it.
+func (r *runner) run(ctx context.Context, rs []workload.Request, prompts *sim.Prompts, e *Entry) error {
+	_, warmUp := r.times(&e.Cell)
+	before := r.Now()
+	res, err := sim.Run(ctx, rs, sim.Config{
+		Replicas: e.Cell.Replicas, Clients: e.Clients, Engines: e.Cell.engines(), Share: e.Cell.Share, Interval: e.Cell.interval(),
+		Channel: policy.Config{Policy: policy.Selection{Name: e.Policy}}, Affinity: e.Cell.Affinity, WarmUp: warmUp, Seed: e.Seed,
+		Prompts: prompts,
+	})
+	if err != nil {
+		return err
+	}
+	if res.FirstError != nil {
+		return res.FirstError
+	}
+	done := *e // and not e, which stays: a result has a sample of every request
+	done.Result, done.Seconds = res, r.Now().Sub(before).Seconds()
+	return save(file(r.Dir, e.Cell.Name, e.Policy, e.Clients, e.Seed), &done)
+}

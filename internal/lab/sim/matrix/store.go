@@ -1,0 +1,99 @@
+package matrix
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/warmpath/warmpath/internal/lab/sim"
+)
+
+// version is raised when arguments come to mean something else.
+const version = 1
+
+// Entry is what one run's file says.
+type Entry struct {
+	// Arguments is a hash of all that the run depends on but the program, Code names the program.
+	Arguments string `json:"arguments"`
+	Code      string `json:"code"`
+	Cell      Cell   `json:"cell"`
+	Policy    string `json:"policy"`
+	Clients   int    `json:"clients"`
+	Seed      uint64 `json:"seed"`
+	// Rate is requests per second, or how much faster than recorded the trace arrives.
+	Rate float64 `json:"rate"`
+	// Seconds is how long the run took.
+	Seconds float64     `json:"seconds"`
+	Result  *sim.Result `json:"result"`
+}
+
+// Program names this program by its contents.
+func Program() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+}
+
+// hashed is the hash of what is printed of the arguments.
+func hashed(args ...any) (string, error) {
+	b, err := json.Marshal(args)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8]), nil
+}
+
+// file is where a run is kept.
+func file(dir, cell, policy string, clients int, seed uint64) string {
+	return filepath.Join(dir, fmt.Sprintf("%s_%s_%d_%d.json", cell, policy, clients, seed))
+}
+
+// load reads a run; nil if there is none that can be read.
+func load(path string) *Entry {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	e := new(Entry)
+	if json.Unmarshal(b, e) != nil || e.Result == nil {
+		return nil
+	}
+	return e
+}
+
+// save writes a run as a whole or not at all.
+func save(path string, e *Entry) error {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".run-*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(b)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		os.Remove(tmp.Name()) //nolint:errcheck // The first error is the one to tell.
+	}
+	return err
+}

@@ -1,0 +1,28 @@
+package sim
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+)
+
+// Runs that share the hashes of their requests give what runs with hashes of their own give, to the last bit.
+func TestPrompts(t *testing.T) {
+	rs := chats(t, 4)
+	prompts := NewPrompts(rs)
+	for _, block := range []int{16, 32, 16} {
+		for _, name := range []string{"kv_aware", "dynamo_s16", "prefix_cache_affinity"} {
+			c := small(name, 3, ShareNone)
+			c.Engines = []enginesim.Config{{KVTokens: 40_000, BlockSize: block}}
+			own := runOf(t, rs, c)
+			c.Prompts = prompts
+			require.Equal(t, own, runOf(t, rs, c), "%s in blocks of %d", name, block)
+		}
+	}
+	c := small("round_robin", 1, ShareNone)
+	c.Prompts = prompts
+	_, err := Run(t.Context(), chats(t, 4), c)
+	require.ErrorIs(t, err, errPrompts)
+}

@@ -1,0 +1,80 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+)
+
+// waiting is a request in a client's queue.
+type waiting struct {
+	f       *flight
+	work    enginesim.Request
+	turn    *routing.Turn
+	givesUp time.Duration
+}
+
+// enqueue lets a request wait that no replica has room for.
+func (r *run) enqueue(f *flight, work enginesim.Request, turn *routing.Turn) {
+	w := waiting{f: f, work: work, turn: turn, givesUp: never}
+	if r.Patience > 0 {
+		w.givesUp = f.sample.At + r.Patience
+	}
+	r.queue = append(r.queue, w)
+}
+
+// impatient is when the first gives up. All have the same patience, so that is the first that came.
+func (r *run) impatient() time.Duration {
+	if len(r.queue) == 0 {
+		return never
+	}
+	return r.queue[0].givesUp
+}
+
+// giveUp lets the first in the queue go.
+func (r *run) giveUp() {
+	w := r.queue[0]
+	r.queue = r.queue[1:]
+	r.fail(w.f.sample, w.turn.GiveUp(context.DeadlineExceeded))
+	r.serve()
+}
+
+// serve sends those whose wait has ended.
+func (r *run) serve() {
+	for again := true; again; {
+		again = false
+		left := r.queue[:0]
+		ended := []waiting(nil)
+		for _, w := range r.queue {
+			select {
+			case <-w.turn.Done():
+				ended = append(ended, w)
+			default:
+				left = append(left, w)
+			}
+		}
+		r.queue = left
+		for _, w := range ended {
+			again = true // one that is refused after all makes room for another
+			if err := w.turn.Take(); err != nil {
+				r.fail(w.f.sample, err)
+				continue
+			}
+			r.submit(w.f, w.work)
+		}
+	}
+}
+
+// checkPatience sees to it that what waits can wait for something.
+func (c *Config) checkPatience() error {
+	if c.Patience < 0 {
+		return fmt.Errorf("sim: patience: %v is negative", c.Patience)
+	}
+	if c.Channel.MaxOngoingRequests == 0 && (c.Patience > 0 || c.Channel.MaxQueuedRequests != 0) {
+		return fmt.Errorf("sim: nothing waits without max_ongoing_requests")
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// bounded is a small fleet that takes few requests at once; the others wait.
+func bounded(policyName string, clients, ongoing, queued int, patience time.Duration) Config {
+	c := small(policyName, clients, ShareNone)
+	c.Channel.MaxOngoingRequests, c.Channel.MaxQueuedRequests, c.Patience = ongoing, queued, patience
+	return c
+}
+
+// Offered far more than it can do, a bounded fleet serves in time about what it could, and
+// refuses the rest; an unbounded one serves hardly anybody in time.
+func TestOverload(t *testing.T) {
+	rs := chatsFor(t, 40, 4*time.Minute)
+	for _, name := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := bounded(name, 1, 16, 20, 4*time.Second)
+			c.WarmUp = 2 * time.Minute
+			held := runOf(t, rs, c)
+			c.Channel.MaxOngoingRequests, c.Channel.MaxQueuedRequests, c.Patience = 0, 0, 0
+			free := runOf(t, rs, c)
+			require.Zero(t, free.Errors)
+			require.Less(t, free.Goodput, 0.05)
+			require.Greater(t, held.Goodput, 0.25)
+			t.Logf("%.1f %% in time, %.1f %% without a bound", 100*held.Goodput, 100*free.Goodput)
+			ended := map[bool]int{}
+			for i := range held.Samples {
+				s := &held.Samples[i]
+				if s.Err != nil {
+					full, late := errors.Is(s.Err, routing.ErrQueueFull), errors.Is(s.Err, context.DeadlineExceeded)
+					require.True(t, full || late, "%v", s.Err)
+					ended[full]++
+					continue
+				}
+				require.LessOrEqual(t, s.Waited, 4*time.Second)
+				require.True(t, s.TTFT <= drive.GoodTTFT || s.WarmUp, "whoever is served is served in time")
+			}
+			require.Positive(t, ended[true], "refused at once")
+		})
+	}
+}
+
+// Those that any replica may serve are sent in the order in which they came, and the same
+// seed gives the same again.
+func TestOrderOfArrival(t *testing.T) {
+	rs := chatsFor(t, 30, 3*time.Minute)
+	c := bounded("power_of_two_choices", 1, 8, -1, 6*time.Second)
+	one := runOf(t, rs, c)
+	sent, waited := time.Duration(0), 0
+	for i := range one.Samples {
+		s := &one.Samples[i]
+		if s.Err != nil {
+			require.ErrorIs(t, s.Err, context.DeadlineExceeded)
+			continue
+		}
+		require.GreaterOrEqual(t, s.At+s.Waited, sent)
+		sent = s.At + s.Waited
+		if s.Waited > 0 {
+			waited++
+			require.Equal(t, routing.ReasonQueued, s.Reason)
+		}
+	}
+	require.Positive(t, waited)
+	require.Equal(t, one.Samples, runOf(t, rs, c).Samples)
+}
+
+// Many clients and a fleet that changes leave nobody in a queue.
+func TestQueuesOfManyClients(t *testing.T) {
+	rs := chatsFor(t, 30, 4*time.Minute)
+	c := bounded("prefix_cache_affinity", 6, 4, 10, 0)
+	c.Changes = []Change{{At: 2 * time.Minute, Delta: 1}, {At: 3 * time.Minute, Delta: -1}}
+	res := runOf(t, rs, c)
+	require.Positive(t, res.Decisions[string(routing.ReasonQueued)])
+	for i := range res.Samples {
+		if err := res.Samples[i].Err; err != nil {
+			require.ErrorIs(t, err, routing.ErrQueueFull)
+		}
+	}
+}
+
+// What happens before somebody's patience ends comes before it, however long the pass under way takes.
+func TestPatienceWaitsItsTurn(t *testing.T) {
+	var rs []workload.Request
+	for i, at := range []time.Duration{0, 10 * time.Millisecond, time.Second} {
+		rs = append(rs, workload.Request{
+			ID: strconv.Itoa(i), At: at, PromptTokens: 8000, OutputTokens: 1, Prefix: -1, Segments: []workload.Segment{{Seed: uint64(i), Len: 8000}},
+		})
+	}
+	c := bounded("round_robin", 1, 1, -1, 200*time.Millisecond)
+	c.Replicas, c.WarmUp, c.Changes = 1, 0, []Change{{At: 100 * time.Millisecond, Delta: 1}}
+	res := runOf(t, rs, c)
+	require.Zero(t, res.Errors)
+	require.Equal(t, 90*time.Millisecond, res.Samples[1].Waited, "for the engine that joins")
+}

@@ -1,0 +1,236 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// Streams of randomness, all from one seed.
+const (
+	drawClients = 0xc11e
+	drawRouters = 0x4077
+)
+
+// never is later than anything.
+const never = time.Duration(math.MaxInt64)
+
+// progressEvery is after how many arrivals the progress is told and the context looked at.
+const progressEvery = 128
+
+// errSlow ends a run of the search for the capacity.
+var errSlow = errors.New("sim: too many requests were too slow")
+
+// Run sends a workload, sorted by arrival, to a fleet of its own and returns what came of it. The requests are
+// only read.
+func Run(ctx context.Context, rs []workload.Request, c Config) (*Result, error) {
+	if c.Prompts == nil && len(c.Changes) > 0 {
+		c.Prompts = NewPrompts(rs) // for its twin
+	}
+	r, err := finished(ctx, rs, c)
+	if err != nil {
+		return nil, err
+	}
+	res := r.result()
+	if len(r.Changes) > 0 {
+		c.twin = true
+		twin, err := finished(ctx, rs, c)
+		if err != nil {
+			return nil, err
+		}
+		res.FleetChange = r.ledger.against(twin.ledger, len(r.machines)-r.Replicas, len(r.members()))
+	}
+	return res, nil
+}
+
+// finished is a run that has come to its end.
+func finished(ctx context.Context, rs []workload.Request, c Config) (*run, error) {
+	r, err := newRun(rs, c)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(r.Changes); n > 0 && (len(rs) == 0 || r.Changes[n-1].At > rs[len(rs)-1].At) {
+		return nil, fmt.Errorf("sim: fleet changes: no request arrives after %v", r.Changes[n-1])
+	}
+	if err := r.all(ctx); err != nil {
+		return nil, err
+	}
+	return r, r.settled()
+}
+
+// run is one run of Run.
+type run struct {
+	Config
+	rs       []workload.Request
+	now      time.Duration
+	machines []*machine
+	byID     map[string]*machine
+	routers  []*routing.Router
+	coarse   *coarse // nil unless the policy hears the server
+	exact    *exact  // nil unless the policy hears the engines
+	draw     *rand.Rand
+	fleet    *baseline.Fleet
+	share    *sharing
+	scrape   time.Duration // when the baselines look at the engines next
+	turnover turnover
+	ledger   *ledger   // from the first change of the fleet on
+	queue    []waiting // of all clients, in the order in which they came
+
+	tokens   []uint32 // of the prompt that is being routed
+	samples  []drive.Sample
+	ended    int
+	failed   int
+	preempts int       // of measured requests
+	warmKV   []float64 // ActiveKV of each engine when the warm-up ended; nil before
+}
+
+func newRun(rs []workload.Request, c Config) (*run, error) {
+	c, err := c.resolve()
+	if err != nil {
+		return nil, err
+	}
+	r := &run{
+		Config: c, rs: rs, samples: make([]drive.Sample, len(rs)), scrape: never, byID: make(map[string]*machine),
+		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
+	}
+	if r.Prompts == nil {
+		r.Prompts = NewPrompts(rs)
+	}
+	if err := r.Prompts.begin(rs, c.Engines[0].BlockSize); err != nil {
+		return nil, err
+	}
+	r.fleet = baseline.NewFleet(c.name(), c.Replicas, c.Engines)
+	if r.fleet.ScrapeEvery > 0 {
+		r.scrape = 0
+	}
+	n := c.Clients
+	if c.Share == ShareCentral {
+		n = 1
+	}
+	for i := range n {
+		router, err := r.router(i)
+		if err != nil {
+			return nil, err
+		}
+		r.routers = append(r.routers, router)
+	}
+	switch c.hearing(r.routers[0].ObservesCache()) {
+	case hearsCoarse:
+		r.coarse = new(coarse)
+	case hearsAll:
+		r.exact = &exact{size: c.Engines[0].BlockSize}
+	}
+	for i := range c.Replicas {
+		if err := r.newMachine(i); err != nil {
+			return nil, err
+		}
+	}
+	r.setFleet()
+	r.turnover = turnover{planned: c.Changes, twin: c.twin}
+	r.share = newSharing(r.routers, r.Interval, n > 1 && (c.Share == ShareLoad || c.Share == ShareBroadcast), r.coarse)
+	return r, nil
+}
+
+// router builds that of client i.
+func (r *run) router(i int) (*routing.Router, error) {
+	start := time.Unix(0, 0)
+	adjust := func(o *routing.Options) {
+		o.Now = func() time.Time { return start.Add(r.now) }
+		o.AfterFunc = func(time.Duration, func()) func() { return func() {} } // real time is nothing to virtual time; picks look, too
+		o.Rand = rand.New(rand.NewPCG(r.Seed, drawRouters+uint64(i)<<32))
+	}
+	config := r.Channel
+	p, err := baseline.New(r.name(), r.fleet)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		return config.NewRouter(adjust)
+	}
+	config.Policy.Name, config.Policy.Config = "", nil
+	return config.NewRouter(func(o *routing.Options) {
+		adjust(o)
+		o.Policy = p
+	})
+}
+
+// all runs until the last request has ended. Of what happens at the same moment passes end first, then the fleet
+// changes, load is reported and shared, baselines look, requests arrive, and those that wait give up. After the last
+// arrival only passes and the patience of those that wait are left.
+func (r *run) all(ctx context.Context) error {
+	for arrived := 0; ; {
+		at, m := r.nextStep()
+		arrival, changes, shares, scrape := never, never, never, never
+		if arrived < len(r.rs) {
+			arrival, changes, shares, scrape = r.rs[arrived].At, r.turnover.next(), r.share.due(), r.scrape
+		}
+		switch next := min(at, changes, shares, scrape, arrival, r.impatient()); next {
+		case never:
+			return nil
+		case at:
+			if err := r.step(at, m); err != nil {
+				return err
+			}
+		case changes:
+			r.now = next
+			if err := r.change(); err != nil {
+				return err
+			}
+			r.serve()
+		case shares:
+			r.now = next
+			r.share.tick()
+		case scrape:
+			r.now = next
+			r.fleet.Scrape()
+			r.scrape += r.fleet.ScrapeEvery
+		case arrival:
+			if err := r.tell(ctx, arrived); err != nil {
+				return err
+			}
+			r.now = next
+			r.arrive(ctx, arrived)
+			arrived++
+		default:
+			r.now = next
+			r.giveUp()
+		}
+	}
+}
+
+// tell looks at the context and tells the progress, now and then.
+func (r *run) tell(ctx context.Context, arrived int) error {
+	if arrived%progressEvery != 0 {
+		return nil
+	}
+	if r.Progress != nil {
+		r.Progress(drive.Progress{Sent: arrived, Done: r.ended, Errors: r.failed})
+	}
+	return ctx.Err()
+}
+
+// settled reports that nothing is left: every request has ended, no Router has a booking.
+func (r *run) settled() error {
+	if r.ended != len(r.rs) {
+		return fmt.Errorf("sim: %d of %d requests ended", r.ended, len(r.rs))
+	}
+	for i, router := range r.routers {
+		for _, rep := range router.View().Replicas() {
+			if rep.Ongoing() != 0 || rep.QueuedTokens() != 0 {
+				return fmt.Errorf("sim: client %d still has %d bookings and %d tokens on %s", i, rep.Ongoing(), rep.QueuedTokens(), rep.ID)
+			}
+		}
+		if err := router.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

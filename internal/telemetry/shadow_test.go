@@ -1,0 +1,49 @@
+package telemetry_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/telemetry"
+)
+
+// What a shadow policy would have done stands beside what was done.
+func TestShadowAttributes(t *testing.T) {
+	c, err := policy.ParseConfig([]byte(`{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`))
+	require.NoError(t, err)
+	r, err := c.NewRouter(nil)
+	require.NoError(t, err)
+	defer r.Close()
+	r.SetFleet([]routing.Member{{Attributes: routing.Attributes{ID: "a"}}, {Attributes: routing.Attributes{ID: "b"}}})
+	r.Connect()
+	decide := func() map[attribute.Key]attribute.Value {
+		q := new(routing.Request)
+		q.SetPrompt(routing.Prompt{Tokens: make([]uint32, 160)})
+		var b routing.Booking
+		require.NoError(t, r.Pick(t.Context(), q, &b))
+		b.Release()
+		all := make(map[attribute.Key]attribute.Value)
+		for _, kv := range telemetry.Attributes("round_robin", q, b.Decision) {
+			all[kv.Key] = kv.Value
+		}
+		return all
+	}
+	first := decide()
+	second := decide()
+	require.Equal(t, "prefix_cache_affinity", second[telemetry.KeyShadowPolicy].AsString())
+	require.Equal(t, first[telemetry.KeyReplica].AsString(), second[telemetry.KeyShadowReplica].AsString(), "where the prompt went before")
+	require.True(t, second[telemetry.KeyShadowDiffers].AsBool())
+	require.EqualValues(t, 160, second[telemetry.KeyShadowMatchedTokens].AsInt64())
+	require.Equal(t, "prefix_match", second[telemetry.KeyShadowReason].AsString())
+	third := decide()
+	require.EqualValues(t, third[telemetry.KeyShadowReplica].AsString() != third[telemetry.KeyReplica].AsString(), third[telemetry.KeyShadowDiffers].AsBool())
+
+	plain := telemetry.Attributes("x", new(routing.Request), routing.To(r.View().Replicas()[0], "y"))
+	for _, kv := range plain {
+		require.NotContains(t, string(kv.Key), "shadow")
+	}
+}
