@@ -299,7 +299,7 @@ func checkDialects(raw json.RawMessage) error {
 	return err
 }
 
-// maxName bounds a name of a deployment, model, adapter, request or session, in bytes.
+// maxName bounds a name of a deployment, model, adapter or request, in bytes.
 const maxName = 256
 
 // checkName accepts what can stand in a target and in front of an adapter.

@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -28,12 +29,15 @@ func invalid(format string, args ...any) error {
 func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *routing.Request) error {
 	k := r.GetKey()
 	for _, f := range []struct{ name, value string }{
-		{"deployment", r.GetDeployment()}, {"key.request_id", k.GetRequestId()}, {"key.session", k.GetSession()}, {"key.model", k.GetModel()},
+		{"deployment", r.GetDeployment()}, {"key.request_id", k.GetRequestId()}, {"key.model", k.GetModel()},
 		{"key.adapter", k.GetAdapter()}, {"key.cache_salt", k.GetCacheSalt()}, {"pinned", r.GetPinned()},
 	} {
 		if len(f.value) > maxName {
 			return invalid("%s: longer than %d bytes", f.name, maxName)
 		}
+	}
+	if len(k.GetSession()) > dialect.MaxSession {
+		return invalid("key.session: longer than %d bytes", dialect.MaxSession)
 	}
 	if len(r.GetExcluded()) > maxExcluded {
 		return invalid("excluded: more than %d", maxExcluded)

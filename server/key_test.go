@@ -43,7 +43,7 @@ func TestDecodeKey(t *testing.T) {
 		"huge block":      {hashed(1, 1<<31, 32), 0, "block_tokens or block_bytes"},
 		"huge length":     {hashed(1, 16, 1<<63), 0, "length: more than"},
 		"empty oneof":     {&warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_BlockHashes{}}, 0, "block_tokens"},
-		"long session":    {&warmpathv1.RequestKey{Session: string(make([]byte, 257))}, 0, "key.session: longer than 256 bytes"},
+		"long session":    {&warmpathv1.RequestKey{Session: string(make([]byte, 8193))}, 0, "key.session: longer than 8192 bytes"},
 		"long request id": {&warmpathv1.RequestKey{RequestId: string(make([]byte, 257))}, 0, "key.request_id: longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,15 +2,20 @@ package tests
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -82,4 +87,25 @@ func ringOf(t *testing.T, rs []*replica) *routing.Router {
 	}
 	rings[key.String()] = r
 	return r
+}
+
+// Issue 12.19: a session longer than 256 bytes takes the place that Ray's ring gives it, through a client's metadata and
+// its context, and over the wire to a server alike.
+func TestLongSessionsTakeRaysPlace(t *testing.T) {
+	rs := replicas(t, 5)
+	cc := dial(t, target(rs...), client.WithConfig(`{"policy":{"consistent_hash":{}}}`))
+	connected(t, cc, rs)
+	ring, err := consistenthash.New(consistenthash.DefaultConfig())
+	require.NoError(t, err)
+	ids := make([]string, len(rs))
+	for i, rep := range rs {
+		ids[i] = rep.addr
+	}
+	policytest.NewRouter(t, ring, policytest.Replicas(ids...))
+	for i := range 20 {
+		session := fmt.Sprint(strings.Repeat("tenant/", 60), i)
+		want := ring.Order(session, 1)[0]
+		require.Equal(t, want, where(t, client.WithSession(deadline(t), session), cc, ""))
+		require.Equal(t, want, where(t, metadata.AppendToOutgoingContext(deadline(t), "x-session-id", session), cc, ""))
+	}
 }

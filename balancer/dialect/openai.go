@@ -118,7 +118,7 @@ func (b *body) fill(q *routing.Request, session, prompt bool) {
 	}
 	setIfEmpty(&q.CacheSalt, first(b.salt, b.extraKey))
 	if session {
-		setIfEmpty(&q.Session, SessionKey(first(b.session, b.params, b.cacheKey, b.user)))
+		setIfEmpty(&q.Session, Session(first(b.session, b.params, b.cacheKey, b.user)))
 	}
 	if q.ExpectedOutput == 0 {
 		if q.ExpectedOutput = b.maxCompletion; q.ExpectedOutput == 0 {

@@ -173,7 +173,7 @@ func TestBodyScalars(t *testing.T) {
 	} {
 		require.Equal(t, tt.want, readBodyOf(t, tt.body), tt.body)
 	}
-	q := readBodyOf(t, `{"session_id":"`+strings.Repeat("x", 300)+`"}`)
+	q := readBodyOf(t, `{"session_id":"`+strings.Repeat("x", MaxSession+1)+`"}`)
 	require.Len(t, q.Session, 32)
 }
 

@@ -59,7 +59,7 @@ func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) {
 	fill(&q.Adapter, f, &v, slotAdapter)
 	fill(&q.CacheSalt, f, &v, slotCacheSalt)
 	if session {
-		q.Session = SessionKey(v.session(f))
+		q.Session = Session(v.session(f))
 	}
 	if m.dialect.SplitModel && q.Adapter == "" {
 		if base, adapter, ok := strings.Cut(q.Model, ":"); ok {

@@ -2,31 +2,31 @@ package dialect
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
 	"strings"
 
-	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// MaxSession is the longest session key in bytes that is kept as it is.
-const MaxSession = 256
+// MaxSession is the longest session in bytes that a request carries as it is: as long as metadata can be as a rule.
+const MaxSession = 8 << 10
 
 // DefaultSessionKeys are the metadata names looked at when none are configured.
 var DefaultSessionKeys = []string{warmpathv1.MetadataSessionID, warmpathv1.MetadataXSessionID}
 
-// SessionKey returns the session key for an id: the id, or for one that is
-// longer than MaxSession the 32 hexadecimal digits of its XXH3-128.
-func SessionKey(id string) string {
+// Session returns the session of a request for an id: the id, or for one that is longer than MaxSession its key.
+func Session(id string) string {
 	if len(id) <= MaxSession {
 		return id
 	}
-	sum := xxh3.HashString128(id).Bytes()
-	return hex.EncodeToString(sum[:])
+	return SessionKey(id)
 }
+
+// SessionKey is [routing.SessionKey].
+func SessionKey(id string) string { return routing.SessionKey(id) }
 
 // SessionKeys finds the session in metadata. Names are compared without regard
 // to case and with - and _ as equals; the first configured name that has a value
@@ -104,7 +104,7 @@ func (k *SessionKeys) Outgoing(ctx context.Context) string {
 	for i, spelled := range k.variants {
 		for _, name := range spelled {
 			if s := firstOutgoing(ctx, name); s != "" {
-				return SessionKey(s)
+				return Session(s)
 			}
 		}
 		if spelled == nil {
@@ -113,7 +113,7 @@ func (k *SessionKeys) Outgoing(ctx context.Context) string {
 				return ""
 			}
 			if s := lookup(md, k.names[i]); s != "" {
-				return SessionKey(s)
+				return Session(s)
 			}
 		}
 	}
@@ -124,7 +124,7 @@ func (k *SessionKeys) Outgoing(ctx context.Context) string {
 func (k *SessionKeys) In(md metadata.MD) string {
 	for _, name := range k.names {
 		if s := lookup(md, name); s != "" {
-			return SessionKey(s)
+			return Session(s)
 		}
 	}
 	return ""

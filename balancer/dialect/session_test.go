@@ -37,6 +37,7 @@ func TestSessionKeys(t *testing.T) {
 		{"not a prefix", nil, []string{"session_id2", "s", "my-session_id", "s"}, ""},
 		{"as long as may be", nil, []string{"session_id", long}, long},
 		{"longer", nil, []string{"session_id", long + "x"}, SessionKey(long + "x")},
+		{"longer than a key", nil, []string{"session_id", long[:300]}, long[:300]},
 		{"none", nil, nil, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -3,7 +3,8 @@ package routing
 // draws is how often LeastOfTwo draws from a pool before it scans it.
 const draws = 8
 
-// LeastOfTwo returns the one with fewer bookings of two distinct available
+// LeastOfTwo returns the one with fewer requests under way, as far as they are known
+// (our bookings, those of other clients, what the replica reports), of two distinct available
 // replicas drawn at random, or nil when none is available. It is the whole of
 // power of two choices, and what other policies do with a request that lacks
 // their key. The two come from the first pool that has anybody available; a
@@ -68,8 +69,13 @@ func (p Pool) scanForTwo() *Replica {
 }
 
 func fewerOngoing(first, second *Replica) *Replica {
-	if second.Ongoing() < first.Ongoing() {
+	if second.underWay() < first.underWay() {
 		return second
 	}
 	return first
+}
+
+// underWay returns how many requests are known to be under way, those of others too.
+func (r *Replica) underWay() int64 {
+	return r.live.book.Load()>>tokenBits + r.live.foreign.Load()>>tokenBits
 }

@@ -45,7 +45,7 @@ func (m *model) took(id string) time.Duration {
 // checkForeign checks what the Router knows of others on a replica, and returns it.
 func (m *model) checkForeign(rep *Replica) (ongoing int, tokens int64) {
 	ongoing, tokens = rep.Foreign()
-	if !m.r.usesLoad {
+	if !m.r.takesLoad {
 		f := m.foreign[rep.ID].told
 		require.Equal(m.t, [2]int64{int64(f.Ongoing), f.QueuedTokens}, [2]int64{int64(ongoing), tokens}, rep.ID)
 		return ongoing, tokens

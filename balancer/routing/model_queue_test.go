@@ -46,7 +46,7 @@ func (m *model) refuse() {
 			own.QueuedTokens += int64(o.charged)
 		}
 	}
-	if m.r.usesLoad && m.find(c.id) != nil {
+	if m.r.takesLoad && m.find(c.id) != nil {
 		m.foreign[c.id] = foreign{told: m.told(c.id)}
 	} else if f := m.told(c.id); m.find(c.id) != nil {
 		m.foreign[c.id] = foreign{told: f}

@@ -83,8 +83,9 @@ func (q *Request) plain() bool {
 
 // Why a pick takes the lock.
 const (
-	held    = 1 << iota // somebody waits, a replica that left has bookings or is not well, or the Router is closed
-	rolling             // a Rollout keeps requests from the policy
+	held      = 1 << iota // somebody waits, a replica that left has bookings or is not well, or the Router is closed
+	rolling               // a Rollout keeps requests from the policy
+	reporting             // reports of replicas count, and expire at picks
 )
 
 // hold tells quick picks and releases whether they concern anybody else. A

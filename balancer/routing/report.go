@@ -30,7 +30,7 @@ func (r *Router) Report(id string, report ReplicaReport) {
 	if report.Draining {
 		r.ReplicaDrains(id)
 	}
-	if !r.usesLoad || report.Ongoing < 0 && report.QueuedTokens < 0 {
+	if !r.takesLoad || report.Ongoing < 0 && report.QueuedTokens < 0 {
 		return
 	}
 	r.mu.Lock()
@@ -51,6 +51,7 @@ func (r *Router) Report(id string, report ReplicaReport) {
 	if !l.listed {
 		l.listed = true
 		r.reports = append(r.reports, l)
+		r.shared.slow.Or(reporting)
 	}
 	l.reported = r.opts.Now()
 	if len(r.reports) == 1 {
@@ -59,7 +60,7 @@ func (r *Router) Report(id string, report ReplicaReport) {
 }
 
 // TakesReports reports whether Report does anything.
-func (r *Router) TakesReports() bool { return r.usesLoad || r.sizeObs != nil }
+func (r *Router) TakesReports() bool { return r.takesLoad || r.sizeObs != nil }
 
 // expire drops the reports that are too old. Called with mu held, at a pick, if there
 // are any.
@@ -85,7 +86,9 @@ func (r *Router) expire() {
 		}
 	}
 	clear(r.reports[len(fresh):])
-	r.reports = fresh
+	if r.reports = fresh; len(fresh) == 0 {
+		r.shared.slow.And(^uint32(reporting))
+	}
 }
 
 // A CapacityObserver is a Policy that bounds what it believes a replica to hold.

@@ -54,6 +54,7 @@ type Request struct {
 	router  *Router // whose policy prepared it
 	epoch   uint64  // of the View that Prepare saw
 	attempt int
+	lot     uint64 // see View.Lot; 0 = not drawn
 	tried   []string
 	cameTo  *Router // that gave it seq
 	seq     uint64
@@ -201,6 +202,7 @@ func (q *Request) Resume(v *View, failed []string) {
 // Settle forgets which replicas the request excludes or allows, and where its attempts failed, for a host that
 // keeps it for long after its last pick: policies that are told of the end do not see them.
 func (q *Request) Settle() {
+	q.Session = SessionKey(q.Session)
 	q.Exclude, q.Allow, q.tried, q.narrowed, q.origin = nil, nil, nil, nil, nil
 	if s := q.shade; s != nil {
 		s.request.origin = nil

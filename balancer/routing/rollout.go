@@ -74,7 +74,7 @@ const rolloutSeed = 0x726f_6c6c_6f75_7401
 
 // draw returns a number in [0,1) that is the same for a session, in every process.
 func draw(q *Request) float64 {
-	key := q.Session
+	key := SessionKey(q.Session)
 	if key == "" {
 		key = q.ID
 	}

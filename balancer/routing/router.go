@@ -16,7 +16,7 @@ type Router struct {
 	opts       Options
 	prepares   bool
 	callsOut   bool
-	usesLoad   bool
+	takesLoad  bool // reports of it
 	learns     bool // rates
 	judges     bool // the replicas' health
 	tends      bool // … or lets them start slowly
@@ -92,8 +92,8 @@ func NewRouter(o Options) (*Router, error) {
 	uses := r.Uses()
 	r.prepares = uses&(UsesPrompt|CallsOut) != 0
 	r.callsOut = uses&CallsOut != 0
-	r.usesLoad = uses&UsesLoad != 0
-	r.learns = r.usesLoad && !o.FixedRates
+	r.takesLoad = uses&(UsesLoad|UsesPeerLoad) != 0
+	r.learns = uses&UsesLoad != 0 && !o.FixedRates
 	r.judges = o.Ejection.Failures > 0
 	if usesOf(o.Policy)&SharesByKey != 0 {
 		r.opts.Ejection.SlowStart = 0

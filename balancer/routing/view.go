@@ -76,6 +76,14 @@ func (v *View) open() int { return len(v.connected) - len(v.leaving) }
 // IntN returns a random number in [0,n) from the Router's source. Choose only.
 func (v *View) IntN(n int) int { return v.shared.rand.IntN(n) }
 
+// Lot returns a random number that stays with the request, for a policy that finds no key in it. Choose only.
+func (v *View) Lot(q *Request) uint64 {
+	for q.lot == 0 {
+		q.lot = v.shared.rand.Uint64()
+	}
+	return q.lot
+}
+
 // Load returns the load of a replica in tokens: uncached prompt tokens booked
 // and not yet prefilled, plus the request cost per booking, divided by its rate.
 // Bookings of others count as far as [Router.SetForeignLoad] told of them.

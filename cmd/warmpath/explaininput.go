@@ -122,7 +122,7 @@ func checkHosted(c policy.Config) error {
 // request is the request key that the flags make.
 func (e *explain) request(c *cobra.Command) (*routing.Request, error) {
 	q := &routing.Request{
-		ID: e.requestID, Session: dialect.SessionKey(e.session), Model: e.model, Adapter: e.adapter, CacheSalt: e.salt,
+		ID: e.requestID, Session: dialect.Session(e.session), Model: e.model, Adapter: e.adapter, CacheSalt: e.salt,
 	}
 	text := e.prompt
 	if e.promptFile != "" {

@@ -180,7 +180,7 @@ func Apply(r *Route, q *routing.Request) {
 	if r == nil {
 		return
 	}
-	q.Session, q.Pin, q.Exclude = dialect.SessionKey(r.Session), r.Pin, r.Exclude
+	q.Session, q.Pin, q.Exclude = dialect.Session(r.Session), r.Pin, r.Exclude
 }
 
 // warnUnbound speaks up, once a channel, when a replica answered and yet no

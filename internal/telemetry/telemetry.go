@@ -79,7 +79,7 @@ func Attributes(policy string, q *routing.Request, d routing.Decision) []attribu
 		kvs = append(kvs, KeyQueueWait.Float64(float64(d.Queued)/float64(time.Millisecond)))
 	}
 	if q.Session != "" {
-		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(q.Session))))
+		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(routing.SessionKey(q.Session)))))
 	}
 	return appendShadow(kvs, q, &d)
 }

@@ -32,7 +32,9 @@ func (s *Scorer) Score(id string) uint64 {
 }
 
 // SessionKey is the key of a session.
-func SessionKey(session string) uint64 { return xxh3.HashStringSeed(session, orderSeed) }
+func SessionKey(session string) uint64 {
+	return xxh3.HashStringSeed(routing.SessionKey(session), orderSeed)
+}
 
 // Before reports whether score a of replica r stands before score b of o in the
 // agreed order. Equal scores go by id.

@@ -10,7 +10,8 @@
 // uses up one of num_fallback_replicas. When the primary and all its fallbacks
 // are full the request waits for one of these and goes nowhere else; when the
 // only ones with room were tried before, the first of these is tried again. A
-// request with neither session nor id goes to the less busy of two at random.
+// request with neither session nor id has a random place on the ring, the same for
+// all its attempts.
 //
 // With max_load_factor a replica is also passed, without using up a fallback,
 // while this request would lift its bookings above that factor times the mean
@@ -123,16 +124,17 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	if key == "" {
 		key = q.ID
 	}
-	if key == "" {
-		if r := v.LeastOfTwo(q); r != nil {
-			return routing.To(r, routing.ReasonNoKey)
-		}
-		return routing.Wait()
-	}
 	if p.cfg.Weighted && p.epoch != v.Epoch() {
 		p.reweigh(v)
 	}
-	return p.clockwise(Hash(key), q, v)
+	if key != "" {
+		return p.clockwise(Hash(key), q, v)
+	}
+	d := p.clockwise(v.Lot(q), q, v)
+	if d.Replica != nil {
+		d.Reason = routing.ReasonNoKey
+	}
+	return d
 }
 
 // Preview implements [routing.Previewer]: a walk leaves nothing behind.

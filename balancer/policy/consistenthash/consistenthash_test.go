@@ -176,13 +176,23 @@ func TestRetryFollowsTheOrder(t *testing.T) {
 	}
 }
 
-func TestNoKeyIsLeastOfTwo(t *testing.T) {
-	r := policytest.NewRouter(t, build(), policytest.Fleet(2))
-	policytest.Fill(t, r, "r0", 1)
-	b := policytest.Pick(t, r, &routing.Request{})
-	require.Equal(t, "r1", b.Decision.Replica.ID)
-	require.Equal(t, routing.ReasonNoKey, b.Decision.Reason)
-	require.Equal(t, -1, b.Decision.Place)
+// Issue 12.19: a request without session and id has a place on the ring like any other, and keeps it for all its attempts.
+func TestNoKeyHasARandomPlaceOnTheRing(t *testing.T) {
+	r := policytest.NewRouter(t, build(), policytest.Fleet(3))
+	policytest.Fill(t, r, "r0", 5) // load does not matter
+	firsts := make(map[string]int)
+	for range 300 {
+		q := &routing.Request{}
+		d := policytest.Decide(t, r, q)
+		require.Equal(t, routing.ReasonNoKey, d.Reason)
+		require.Zero(t, d.Place)
+		firsts[d.Replica.ID]++
+		require.Equal(t, d.Replica.ID, policytest.Route(t, r, q), "the same request")
+	}
+	require.Len(t, firsts, 3)
+	for id, n := range firsts {
+		require.Greater(t, n, 50, id)
+	}
 }
 
 // One session alone cannot lift a replica above the bound, and the sessions of

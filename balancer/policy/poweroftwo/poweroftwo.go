@@ -4,7 +4,7 @@
 // The rule. Two distinct available replicas are drawn uniformly from the first
 // pool that has any: for a LoRA adapter those that have it loaded, then those
 // with the fewest adapters, then all; else those on our node, then in our zone,
-// then all. The one with fewer bookings wins, a tie goes to the first drawn.
+// then all. The one with fewer requests under way wins, a tie goes to the first drawn.
 // After a failed attempt the pools come first without the replicas tried.
 //
 // Complexity. O(1); O(pool) where most of a pool is unavailable, which then is
@@ -12,7 +12,8 @@
 //
 // Guarantees. With n requests on n replicas the busiest one has O(log log n)
 // more than the mean with high probability. Bookings count from the moment of
-// the pick, so a burst sees itself. Nothing is known of other clients' requests.
+// the pick, so a burst sees itself. Requests of other clients count where a look-aside
+// server broadcasts them or replicas report them.
 //
 // Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing";
 // Ray Serve's PowerOfTwoChoicesRequestRouter, which probes the two. The draw
@@ -48,7 +49,7 @@ var (
 )
 
 // Uses implements [routing.KeyUser]: the policy looks at no key.
-func (*Policy) Uses() routing.Uses { return 0 }
+func (*Policy) Uses() routing.Uses { return routing.UsesPeerLoad }
 
 // Prepare implements [routing.Policy]. There is nothing to prepare.
 func (*Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }

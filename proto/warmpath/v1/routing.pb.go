@@ -374,7 +374,7 @@ type RequestKey struct {
 	// The caller's name for the request: at most 256 bytes. With PICK_MODE_RESERVE it makes the pick idempotent, together with
 	// the attempt.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Session, as in the metadata session_id; empty = none.
+	// Session, as in the metadata session_id, at most 8,192 bytes; empty = none.
 	Session string `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
 	// Model as the request names it: the name of a deployment, or of a model one of whose replicas declares it, or
 	// "base:adapter".
