@@ -54,7 +54,7 @@ const defaultMaxAttempts = 3
 // answers is final.
 func (a *attempts) book() error {
 	a.begun++
-	if b := a.call.Handle().Bound(); b != nil {
+	if b := a.call.Queue(); b != nil {
 		return a.call.Acquire(b)
 	}
 	return nil
@@ -85,9 +85,6 @@ func (a *attempts) again(ctx context.Context, err error) error {
 	case final:
 		return err
 	case full:
-		if a.call.Handle().Bound() == nil {
-			return err
-		}
 		a.call.Next()
 		return nil
 	}

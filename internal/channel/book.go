@@ -10,6 +10,17 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
+// Queue returns the Binding in whose Router the call may wait: that of the channel's balancer, and, where it has several
+// or none, that of the one whose picker found all replicas full; nil = only gRPC can help.
+func (c *Call) Queue() *Binding {
+	if b := c.handle.Bound(); b != nil {
+		return b
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.full
+}
+
 // Acquire books a replica before gRPC is asked for a stream, waiting in the
 // queue where all are full. It returns nil without a booking where only gRPC can
 // help. The error is a gRPC status.
@@ -133,7 +144,9 @@ func (c *Call) book(ctx context.Context, b *Binding, connection func(*routing.Re
 		return false, errUnasked
 	}
 	if err := b.Router.Pick(ctx, &c.Request, &c.booking); err != nil {
-		c.last.Full = err == routing.ErrFull
+		if err == routing.ErrFull {
+			c.last.Full, c.full = true, b
+		}
 		return false, Explain(err, &c.Request, b.Router.View())
 	}
 	c.decidedHere(b)

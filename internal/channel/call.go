@@ -52,6 +52,7 @@ type Call struct {
 	binding *Binding // that made the booking
 	booking routing.Booking
 	last    Attempt
+	full    *Binding        // of the picker that found all replicas full last
 	outcome routing.Outcome // of the last booking; its usage is what this attempt's messages said
 
 	reservation *lookaside.Reservation // the server's, of the booking; nil = none
