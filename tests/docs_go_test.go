@@ -35,7 +35,7 @@ var packages = map[string]string{
 	"policy":      module + "/balancer/policy",
 	"policytest":  module + "/balancer/policytest",
 	"routing":     module + "/balancer/routing",
-	"pb":          module + "/tests/ownstubs/vllm/grpc/engine",
+	"pb":          module + "/examples/stubs/vllm/grpc/engine",
 	"net":         "net",
 	"fleet":       module + "/balancer/fleet",
 	"replica":     module + "/server/replica",

@@ -12,8 +12,8 @@ import (
 // list, and what stands in one room with a slash is one room.
 var house = []string{
 	"cmd/warmpath",
-	"examples",
 	"tests",
+	"examples",
 	"internal/configdoc",
 	"internal/lab/sim",
 	"internal/lab/report",

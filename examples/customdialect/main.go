@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/client"
-	pb "github.com/warmpath/warmpath/tests/ownstubs/acme/chat/v1"
+	pb "github.com/warmpath/warmpath/examples/stubs/acme/chat/v1"
 )
 
 // config names fields of acme.chat.v1 by number, which works on every shape of a

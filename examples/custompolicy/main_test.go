@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/tests/ownstubs/fake"
+	"github.com/warmpath/warmpath/examples/stubs/fake"
 )
 
 // service answers without a network: the order of a session, or an error.

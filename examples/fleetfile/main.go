@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/client"
-	pb "github.com/warmpath/warmpath/tests/ownstubs/sglang/grpc/scheduler"
+	pb "github.com/warmpath/warmpath/examples/stubs/sglang/grpc/scheduler"
 )
 
 func main() {

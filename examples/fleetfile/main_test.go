@@ -12,7 +12,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/tests/ownstubs/fake"
+	"github.com/warmpath/warmpath/examples/stubs/fake"
 )
 
 // write puts a new fleet file in the place of the old one in one step.

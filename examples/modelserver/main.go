@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
+	pb "github.com/warmpath/warmpath/examples/stubs/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/server/replica"
-	pb "github.com/warmpath/warmpath/tests/ownstubs/vllm/grpc/engine"
 )
 
 func main() {

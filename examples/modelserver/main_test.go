@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/client"
+	pb "github.com/warmpath/warmpath/examples/stubs/vllm/grpc/engine"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
-	pb "github.com/warmpath/warmpath/tests/ownstubs/vllm/grpc/engine"
 )
 
 // lookaside shows the heartbeats that it is sent.

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/tests/ownstubs/fake"
+	"github.com/warmpath/warmpath/examples/stubs/fake"
 )
 
 // collector is an OTLP receiver.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/tests/ownstubs/fake"
+	"github.com/warmpath/warmpath/examples/stubs/fake"
 )
 
 func TestQuickstart(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/client"
-	pb "github.com/warmpath/warmpath/tests/ownstubs/vllm/grpc/engine"
+	pb "github.com/warmpath/warmpath/examples/stubs/vllm/grpc/engine"
 )
 
 func main() {

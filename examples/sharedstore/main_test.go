@@ -16,9 +16,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/examples/stubs/fake"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
-	"github.com/warmpath/warmpath/tests/ownstubs/fake"
 )
 
 // What every policy must keep, with a store and without.

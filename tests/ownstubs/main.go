@@ -20,9 +20,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/tests/ownstubs/fake"
-	sglangpb "github.com/warmpath/warmpath/tests/ownstubs/sglang/grpc/scheduler"
-	vllmpb "github.com/warmpath/warmpath/tests/ownstubs/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/examples/stubs/fake"
+	sglangpb "github.com/warmpath/warmpath/examples/stubs/sglang/grpc/scheduler"
+	vllmpb "github.com/warmpath/warmpath/examples/stubs/vllm/grpc/engine"
 )
 
 func main() {

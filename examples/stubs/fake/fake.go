@@ -12,9 +12,9 @@ import (
 
 	"google.golang.org/grpc"
 
-	chatpb "github.com/warmpath/warmpath/tests/ownstubs/acme/chat/v1"
-	sglangpb "github.com/warmpath/warmpath/tests/ownstubs/sglang/grpc/scheduler"
-	vllmpb "github.com/warmpath/warmpath/tests/ownstubs/vllm/grpc/engine"
+	chatpb "github.com/warmpath/warmpath/examples/stubs/acme/chat/v1"
+	sglangpb "github.com/warmpath/warmpath/examples/stubs/sglang/grpc/scheduler"
+	vllmpb "github.com/warmpath/warmpath/examples/stubs/vllm/grpc/engine"
 )
 
 // The memory is cut in blocks of 16 tokens; four bytes of text are a token.

@@ -271,7 +271,7 @@ const file_acme_chat_v1_chat_proto_rawDesc = "" +
 	"\x05words\x18\x01 \x01(\tR\x05words\x12)\n" +
 	"\x05usage\x18\x02 \x01(\v2\x13.acme.chat.v1.UsageR\x05usage2T\n" +
 	"\vChatService\x12E\n" +
-	"\x06Answer\x12\x1b.acme.chat.v1.AnswerRequest\x1a\x1c.acme.chat.v1.AnswerResponse0\x01BAZ?github.com/warmpath/warmpath/tests/ownstubs/acme/chat/v1;chatpbb\x06proto3"
+	"\x06Answer\x12\x1b.acme.chat.v1.AnswerRequest\x1a\x1c.acme.chat.v1.AnswerResponse0\x01BAZ?github.com/warmpath/warmpath/examples/stubs/acme/chat/v1;chatpbb\x06proto3"
 
 var (
 	file_acme_chat_v1_chat_proto_rawDescOnce sync.Once
