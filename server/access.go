@@ -16,13 +16,13 @@ func (c *Config) checkAccess() error {
 	if err := c.TLS.validate(); err != nil {
 		return fmt.Errorf("tls.%w", err)
 	}
-	if err := validateCallers(c.Callers, c.TLS); err != nil {
-		return fmt.Errorf("callers%w", err)
+	if err := validatePrincipals(c.Principals, c.TLS); err != nil {
+		return fmt.Errorf("principals%w", err)
 	}
-	for i := range c.Callers {
-		for _, name := range c.Callers[i].Deployments {
+	for i := range c.Principals {
+		for _, name := range c.Principals[i].Deployments {
 			if _, ok := c.Deployments[name]; !ok {
-				return fmt.Errorf("callers[%d].deployments: there is no deployment %q", i, name)
+				return fmt.Errorf("principals[%d].deployments: there is no deployment %q", i, name)
 			}
 		}
 	}
@@ -71,7 +71,7 @@ func (c *Config) CheckFiles() error {
 			return fmt.Errorf("deployments.%s: %w", name, err)
 		}
 	}
-	_, _, err := newGate(nil).build(c)
+	_, _, err := newAuthenticator(nil).build(c)
 	return err
 }
 

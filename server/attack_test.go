@@ -30,7 +30,7 @@ load_interval: 10s
 max_reservations: 2000
 max_watchers: 200
 max_streams: 500
-callers:
+principals:
 - {name: good, token: good-0123456789abc, deployments: [shared, goods]}
 - {name: evil, token: evil-0123456789abc, deployments: [shared, evils], max_calls: 700}
 deployments:
@@ -95,7 +95,7 @@ func TestAHostileCaller(t *testing.T) {
 	}
 	f.clock.advance(time.Hour)
 	f.tick("shared")
-	for name, c := range f.gate.callers {
+	for name, c := range f.authenticator.principals {
 		require.Zero(t, c.held.Load(), name)
 	}
 }
@@ -148,12 +148,12 @@ func manyStreams(t *testing.T, f *fixture, first *grpc.ClientConn, n int) {
 	mu.Lock()
 	require.Equal(t, map[codes.Code]int{codes.OK: 700, codes.ResourceExhausted: n - 700}, count)
 	mu.Unlock()
-	require.Equal(t, int64(700), f.gate.callers["evil"].calls.Load())
+	require.Equal(t, int64(700), f.authenticator.principals["evil"].calls.Load())
 	_, err := f.with(t, goodToken).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: "shared", Mode: query})
 	require.NoError(t, err)
 	cancel()
 	refused.Wait()
-	require.Eventually(t, func() bool { return f.gate.callers["evil"].calls.Load() == 0 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.authenticator.principals["evil"].calls.Load() == 0 }, 20*time.Second, time.Millisecond)
 }
 
 func neverReleasing(t *testing.T, f *fixture) {

@@ -172,7 +172,7 @@ func BenchmarkBroadcast(b *testing.B) {
 			defer d.close()
 			watchers := make([]*watcher, 100)
 			for i := range watchers {
-				watchers[i], err = d.watch(anyone(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true}, "x")
+				watchers[i], err = d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true}, "x")
 				require.NoError(b, err)
 				d.news(watchers[i])
 			}

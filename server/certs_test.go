@@ -162,7 +162,7 @@ func TestMutualTLS(t *testing.T) {
 	a := newAuthority(t)
 	dir := tlsFiles(t, a)
 	f := start(t, dir.withClients("")+`
-callers:
+principals:
 - {name: byuri, subjects: ["spiffe://example.org/gateway"]}
 - {name: byname, subjects: [gateway]}
 `+quiet)
@@ -199,7 +199,7 @@ func TestOptionalCertificates(t *testing.T) {
 	a := newAuthority(t)
 	dir := tlsFiles(t, a)
 	f := start(t, dir.withClients(", client_certs: optional")+`
-callers:
+principals:
 - {name: x, subjects: [gateway], token: 0123456789abcdef}
 `+quiet)
 	require.NoError(t, ask(t, f.as(t, a.client(t), "0123456789abcdef")))
@@ -255,10 +255,10 @@ func TestRefusedFiles(t *testing.T) {
 		{dir.yaml(", client_ca: " + dir.path("empty")), "has no certificate"},
 		{"deployments: {chat: {register: true, replica_tls: {ca: " + dir.path("empty") + "}}}\n#", "deployments.chat: replica_tls.ca: " + dir.path("empty") + " has no certificate"},
 		{"deployments: {chat: {register: true, replica_tls: {cert: /no/such, key: /no/such}}}\n#", "replica_tls.cert, key: open /no/such"},
-		{"callers: [{name: a, token_file: /no/such}]\n", "callers[0].token_file: open /no/such"},
-		{"callers: [{name: a, token_file: " + dir.path("empty") + "}]\n", "has no token"},
-		{"callers: [{name: a, token_file: " + dir.path("blank") + "}]\n", "without blanks"},
-		{"callers: [{name: a, token: 0123456789abcdef}, {name: b, token: 0123456789abcdef}]\n", "callers[1]: a token is that of a too"},
+		{"principals: [{name: a, token_file: /no/such}]\n", "principals[0].token_file: open /no/such"},
+		{"principals: [{name: a, token_file: " + dir.path("empty") + "}]\n", "has no token"},
+		{"principals: [{name: a, token_file: " + dir.path("blank") + "}]\n", "without blanks"},
+		{"principals: [{name: a, token: 0123456789abcdef}, {name: b, token: 0123456789abcdef}]\n", "principals[1]: a token is that of a too"},
 	} {
 		text := tt.text + quiet
 		if own, whole := strings.CutSuffix(tt.text, "#"); whole {

@@ -33,8 +33,8 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	if err := decodeKey(r, &q); err != nil {
 		return nil, err
 	}
-	who := s.callerOf(ctx)
-	d, base, adapter, err := s.meant(who, r.GetDeployment(), q.Model)
+	p := s.principalOf(ctx)
+	d, base, adapter, err := s.meant(p, r.GetDeployment(), q.Model)
 	if err != nil {
 		return nil, err
 	}
@@ -47,13 +47,13 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 		d.tally.failed(codes.InvalidArgument)
 		return nil, invalid("deployment %s has require_prompt, and the request has no prompt", d.name)
 	}
-	a, err := d.choose(ctx, who, r, &q)
+	a, err := d.choose(ctx, p, r, &q)
 	if err != nil {
 		err = d.status(err)
 		d.tally.failed(status.Code(err))
 		return nil, err
 	}
-	if !who.trusted() {
+	if !p.trusted() {
 		a = withheld(a)
 	}
 	return a, nil
@@ -77,9 +77,9 @@ func originOf(ctx context.Context) routing.Origin {
 }
 
 // choose picks, waiting as long as the question says, and books for as long as the mode says.
-func (d *deployment) choose(ctx context.Context, who *caller, r *warmpathv1.ChooseReplicaRequest, q *routing.Request) (*warmpathv1.ChooseReplicaResponse, error) {
+func (d *deployment) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseReplicaRequest, q *routing.Request) (*warmpathv1.ChooseReplicaResponse, error) {
 	reserves := r.GetMode() == warmpathv1.PickMode_PICK_MODE_RESERVE
-	name := leaseName{by: who}
+	name := leaseName{by: p}
 	if reserves && q.ID != "" {
 		name.request, name.attempt = q.ID, r.GetAttempt()
 	}
@@ -291,7 +291,7 @@ func fallbacks(router *routing.Router, q *routing.Request, picked *routing.Repli
 func (d *deployment) status(err error) error {
 	code := codes.Internal
 	switch {
-	case errors.Is(err, errLeases), errors.Is(err, errCallerLeases), errors.Is(err, routing.ErrFull), errors.Is(err, routing.ErrQueueFull):
+	case errors.Is(err, errLeases), errors.Is(err, errPrincipalLeases), errors.Is(err, routing.ErrFull), errors.Is(err, routing.ErrQueueFull):
 		code = codes.ResourceExhausted
 	case errors.Is(err, context.DeadlineExceeded):
 		code = codes.ResourceExhausted // it waited, and nobody had room

@@ -113,7 +113,7 @@ func TestCanonicalModels(t *testing.T) {
 		{"llama:x", "y", "llama", "y"},
 		{"odd:name", "", "odd:name", ""},
 	} {
-		d, base, adapter, err := f.meant(f.gate.anyone, "", tt.model)
+		d, base, adapter, err := f.meant(f.authenticator.unrestricted, "", tt.model)
 		require.NoError(t, err)
 		if tt.adapter != "" {
 			adapter = tt.adapter

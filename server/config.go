@@ -27,9 +27,9 @@ type Config struct {
 	AllowPlaintext bool `json:"allow_plaintext,omitempty"`
 	// TLS is the server's certificate, and what callers have to show; none = plaintext. The files' names are read once.
 	TLS *TLS `json:"tls,omitempty"`
-	// Callers are those who may use the server, each with what it may do; none = everybody may, and is trusted. Health
-	// checks of the server as a whole are answered to everybody.
-	Callers []Caller `json:"callers,omitempty"`
+	// Principals may use the server, each with what it may do; none = every call is unrestricted. Health checks of the server
+	// as a whole are answered to all.
+	Principals []Principal `json:"principals,omitempty"`
 	// Admin is an address on the loopback for pprof, /debug/pprof/ over HTTP; empty = none. Read once.
 	Admin string `json:"admin,omitempty"`
 	// LogCalls logs every call: method, caller's address, status and duration, and nothing of what was said. Read once.

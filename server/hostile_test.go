@@ -117,7 +117,7 @@ func FuzzReports(f *testing.F) {
 				_, _ = d.register(&r, m)
 			}
 		}
-		w, err := d.watch(anyone(), &warmpathv1.WatchStart{ClientId: "x", Load: true}, "life")
+		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x", Load: true}, "life")
 		require.NoError(t, err)
 		defer d.unwatch(w)
 		var b warmpathv1.BookingReport

@@ -40,7 +40,7 @@ func (s *Server) openHTTP(c *Config) error {
 	if err != nil {
 		return fmt.Errorf("http.%w", err)
 	}
-	guarded := s.guard.http(h, httpdoor.Refuse)
+	guarded := s.interceptors.http(h, httpdoor.Refuse)
 	traced := s.traced(guarded)
 	read := time.Duration(c.HTTP.HeaderTimeout + c.HTTP.BodyTimeout)
 	s.maxHTTP = c.HTTP.MaxConnections

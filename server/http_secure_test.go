@@ -13,7 +13,7 @@ import (
 
 // Who has no token is refused at the HTTP door, and who has one is told of its own deployments only. Health is for everybody.
 func TestHTTPCallers(t *testing.T) {
-	d := openDoor(t, withHTTP+"callers: [{name: proxy, token: proxy-0123456789abcd, deployments: [chat]}]\n"+quiet+
+	d := openDoor(t, withHTTP+"principals: [{name: proxy, token: proxy-0123456789abcd, deployments: [chat]}]\n"+quiet+
 		"  code: {replicas: [{id: z, address: '10.0.0.9:1'}]}\n", discard)
 	const known = "Bearer proxy-0123456789abcd"
 	for _, tt := range []struct {

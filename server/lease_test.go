@@ -211,14 +211,14 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 					d, err := newDeployment("code", f.Deployments["code"], f, discard, time.Now, func() {})
 					require.NoError(t, err)
 					defer d.close()
-					who := anyone()
+					p := unrestricted()
 					choose := func(ctx context.Context, id string, wait uint32) (*warmpathv1.ChooseReplicaResponse, error) {
 						r := &warmpathv1.ChooseReplicaRequest{Mode: reserve, WaitMs: wait, Key: &warmpathv1.RequestKey{RequestId: id}}
 						var q routing.Request
 						if err := decodeKey(r, &q); err != nil {
 							return nil, err
 						}
-						return d.choose(ctx, who, r, &q)
+						return d.choose(ctx, p, r, &q)
 					}
 					held, err := choose(t.Context(), "held", long)
 					require.NoError(t, err)

@@ -37,7 +37,7 @@ type lease struct {
 
 // A leaseName is by what a question is known again. Without a request id it is not.
 type leaseName struct {
-	by      *caller
+	by      *principal
 	request string // its id
 	attempt uint64
 }
@@ -60,9 +60,9 @@ type leases struct {
 }
 
 var (
-	errLeases       = errors.New("max_reservations are held in this deployment: release them, or raise it")
-	errCallerLeases = errors.New("the caller holds as many reservations as it may: it should release them, or raise its max_reservations")
-	errFault        = errors.New("the server failed while it was made")
+	errLeases          = errors.New("max_reservations are held in this deployment: release them, or raise it")
+	errPrincipalLeases = errors.New("the principal holds as many reservations as it may: it should release them, or raise its max_reservations")
+	errFault           = errors.New("the server failed while it was made")
 )
 
 // held returns how many picks count now.
@@ -101,7 +101,7 @@ func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 		return nil, false, errLeases
 	}
 	if !take(&name.by.held, name.by.rules.Load().maxHeld) {
-		return nil, false, errCallerLeases
+		return nil, false, errPrincipalLeases
 	}
 	l.pending++
 	x = &lease{name: name, place: -1}

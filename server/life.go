@@ -22,9 +22,9 @@ func (s *Server) ReportLife(ctx context.Context, r *warmpathv1.ReportLifeRequest
 		return nil, invalid("lives: more than %d", maxLives)
 	}
 	a := new(warmpathv1.ReportLifeResponse)
-	who := s.callerOf(ctx)
+	p := s.principalOf(ctx)
 	for _, life := range r.GetLives() {
-		if !s.lived(who, life) {
+		if !s.lived(p, life) {
 			a.Unknown = append(a.Unknown, life.GetReservation())
 		}
 	}
@@ -32,9 +32,9 @@ func (s *Server) ReportLife(ctx context.Context, r *warmpathv1.ReportLifeRequest
 }
 
 // lived takes one report. It returns false if there is no such reservation.
-func (s *Server) lived(who *caller, r *warmpathv1.LifeReport) bool {
+func (s *Server) lived(p *principal, r *warmpathv1.LifeReport) bool {
 	end := strings.LastIndexByte(r.GetReservation(), '#')
-	if end < 0 || !who.may(r.GetReservation()[:end]) {
+	if end < 0 || !p.may(r.GetReservation()[:end]) {
 		return false
 	}
 	d := (*s.deployments.Load())[r.GetReservation()[:end]]

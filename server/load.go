@@ -151,7 +151,7 @@ func (d *deployment) tick(now time.Time) {
 	}
 	unsure := slices.Sorted(maps.Keys(stale))
 	d.loads.mark(unsure, d.loads.tick)
-	if len(limits.Callers) > 0 {
+	if len(limits.Principals) > 0 {
 		d.show(unsure, now)
 	}
 	router.SetForeignLoad(foreign)
@@ -172,8 +172,8 @@ func (d *deployment) show(stale []uint32, now time.Time) {
 }
 
 // loadsFor is the load as a caller may see it. Called with mu held.
-func (d *deployment) loadsFor(who *caller) *loads {
-	if who.trusted() {
+func (d *deployment) loadsFor(p *principal) *loads {
+	if p.trusted() {
 		return &d.loads
 	}
 	return &d.shown

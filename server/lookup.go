@@ -10,7 +10,7 @@ import (
 )
 
 // open returns the deployments that a caller may use.
-func (s *Server) open(c *caller) map[string]*deployment {
+func (s *Server) open(c *principal) map[string]*deployment {
 	all := *s.deployments.Load()
 	allowed := c.rules.Load().deployments
 	if allowed == nil {
@@ -26,12 +26,12 @@ func (s *Server) open(c *caller) map[string]*deployment {
 }
 
 // named returns the deployment with this name; with no name, the only one that the caller may use.
-func (s *Server) named(c *caller, name string) (*deployment, error) {
+func (s *Server) named(c *principal, name string) (*deployment, error) {
 	if len(name) > maxName {
 		return nil, invalid("deployment: longer than %d bytes", maxName)
 	}
 	if name != "" && !c.may(name) {
-		return nil, status.Errorf(codes.PermissionDenied, "the caller %q may not use the deployment %q", c.name, name) // if there is one
+		return nil, status.Errorf(codes.PermissionDenied, "the principal %q may not use the deployment %q", c.name, name) // if there is one
 	}
 	all := s.open(c)
 	if d := all[name]; d != nil {
@@ -48,7 +48,7 @@ func (s *Server) named(c *caller, name string) (*deployment, error) {
 
 // meant returns the deployment that a request means by its name or else by its model, and the base and the adapter
 // where the model is "base:adapter".
-func (s *Server) meant(c *caller, name, model string) (d *deployment, base, adapter string, err error) {
+func (s *Server) meant(c *principal, name, model string) (d *deployment, base, adapter string, err error) {
 	if name != "" || model == "" {
 		d, err = s.named(c, name)
 		if err != nil || model == "" {

@@ -52,7 +52,7 @@ func (d *deployment) observe(r *telemetry.Recorder) error {
 }
 
 // whoMeasures reads metrics: they are for those who run the server.
-var whoMeasures = anyone()
+var unrestrictedReader = unrestricted()
 
 // watchMeters registers what the deployment counts by itself.
 func (d *deployment) watchMeters() (stop func(), err error) {
@@ -84,7 +84,7 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 			}
 		}
 		states := map[string]int64{stateReady: 0, stateFull: 0, stateEjected: 0, stateNotServing: 0, stateDraining: 0, stateDisconnected: 0}
-		for _, r := range d.replicaStatuses(whoMeasures) {
+		for _, r := range d.replicaStatuses(unrestrictedReader) {
 			states[r.State]++
 			set := metric.WithAttributes(which, telemetry.KeyReplica.String(r.GetId()))
 			o.ObserveInt64(ongoing, int64(r.GetOngoing()), set)

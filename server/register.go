@@ -35,13 +35,13 @@ type registration struct {
 
 // Register implements the service.
 func (s *Server) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse, error) {
-	who := s.callerOf(ctx)
-	d, err := s.named(who, r.GetDeployment())
+	p := s.principalOf(ctx)
+	d, err := s.named(p, r.GetDeployment())
 	if err != nil {
 		return nil, err
 	}
-	if !who.rules.Load().registers {
-		return nil, status.Errorf(codes.PermissionDenied, "the caller %q may not register replicas: set its register", who.name)
+	if !p.rules.Load().registers {
+		return nil, status.Errorf(codes.PermissionDenied, "the principal %q may not register replicas: set its register", p.name)
 	}
 	m, err := decodeReplica(r.GetReplica())
 	if err == nil {

@@ -156,7 +156,7 @@ func decodeRoutes(r *warmpathv1.RouteReport, numbered func(uint32) string) ([]ro
 
 // routed takes what a client says of where it sent prompts. Who is not trusted could say anything, and is not heard.
 func (d *deployment) routed(w *watcher, r *warmpathv1.RouteReport) error {
-	if r == nil || !w.caller.trusted() {
+	if r == nil || !w.principal.trusted() {
 		return nil
 	}
 	d.mu.Lock()

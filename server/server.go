@@ -43,21 +43,21 @@ type Options struct {
 type Server struct {
 	warmpathv1.UnimplementedRoutingServiceServer
 
-	log         *slog.Logger
-	now         func() time.Time
-	incarnation string
-	first       Config // as the server was made; what is read once counts
-	gate        *gate
-	guard       *guard
-	certs       *certificates // nil = plaintext
-	began       time.Time
-	recorder    *telemetry.Recorder
-	tracer      trace.Tracer
-	grpc        *grpc.Server
-	http        *http.Server  // nil without an address for it
-	maxHTTP     int           // its connections
-	draining    chan struct{} // closed when streams are to end
-	drain       func()
+	log           *slog.Logger
+	now           func() time.Time
+	incarnation   string
+	first         Config // as the server was made; what is read once counts
+	authenticator *authenticator
+	interceptors  *interceptors
+	certs         *certificates // nil = plaintext
+	began         time.Time
+	recorder      *telemetry.Recorder
+	tracer        trace.Tracer
+	grpc          *grpc.Server
+	http          *http.Server  // nil without an address for it
+	maxHTTP       int           // its connections
+	draining      chan struct{} // closed when streams are to end
+	drain         func()
 
 	// deployments is replaced under mu and read without it.
 	deployments atomic.Pointer[map[string]*deployment]
@@ -87,10 +87,10 @@ func New(c *Config, o Options) (*Server, error) {
 	_, _ = rand.Read(life[:])
 	s := &Server{
 		log: o.Logger, now: o.Now, incarnation: hex.EncodeToString(life[:]),
-		first: *c, gate: newGate(o.Logger), draining: make(chan struct{}), running: make(map[string]*running),
+		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}), running: make(map[string]*running),
 		began: o.Now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}
-	s.guard = newGuard(s.gate, s.log)
+	s.interceptors = newInterceptors(s.authenticator, s.log)
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
 	s.deployments.Store(&map[string]*deployment{})
 	if c.TLS != nil {
@@ -126,7 +126,7 @@ func (s *Server) options(c *Config) []grpc.ServerOption {
 	if s.certs != nil {
 		o = append(o, grpc.Creds(credentials.NewTLS(s.certs.config())))
 	}
-	return append(o, s.guard.options(c.LogCalls)...)
+	return append(o, s.interceptors.options(c.LogCalls)...)
 }
 
 // Update puts another config into force, all of it or, on an error, none of it. Deployments keep their state; what the
@@ -139,7 +139,7 @@ func (s *Server) Update(c *Config) error {
 	}
 	fresh, err := s.prepare(c)
 	if err == nil {
-		err = s.gate.set(c)
+		err = s.authenticator.set(c)
 	}
 	if err != nil {
 		for _, d := range fresh {
@@ -173,7 +173,7 @@ func (s *Server) Update(c *Config) error {
 		next[name] = r.deployment
 	}
 	s.deployments.Store(&next)
-	s.gate.moved.give()
+	s.authenticator.moved.give()
 	return nil
 }
 
@@ -194,7 +194,7 @@ func (s *Server) prepare(c *Config) (map[string]*deployment, error) {
 		if s.running[name] != nil {
 			continue
 		}
-		d, err := newDeployment(name, dc, c, s.log, s.now, s.gate.moved.give)
+		d, err := newDeployment(name, dc, c, s.log, s.now, s.authenticator.moved.give)
 		if err == nil {
 			fresh[name] = d
 			err = d.observe(s.recorder)
@@ -250,7 +250,7 @@ func (s *Server) Close() {
 		r.close()
 	}
 	s.grpc.Stop()
-	s.gate.close()
+	s.authenticator.close()
 	if s.certs != nil {
 		s.certs.close()
 	}

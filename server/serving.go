@@ -21,23 +21,23 @@ type healthService struct {
 	healthpb.UnimplementedHealthServer
 	*Server
 
-	watches, strangers atomic.Int64 // under way; the strangers' are among both
+	watches, anonymous atomic.Int64 // under way; the strangers' are among both
 }
 
 // asking returns who asks: nobody, where that cannot be told.
-func (s *healthService) asking(ctx context.Context) *caller {
-	c, err := s.gate.known(ctx)
+func (s *healthService) asking(ctx context.Context) *principal {
+	c, err := s.authenticator.known(ctx)
 	if err != nil {
-		return s.gate.nobody
+		return s.authenticator.anonymous
 	}
 	return c
 }
 
-func (s *healthService) of(who *caller, service string) healthpb.HealthCheckResponse_ServingStatus {
+func (s *healthService) of(p *principal, service string) healthpb.HealthCheckResponse_ServingStatus {
 	whole := service == "" || service == warmpathv1.RoutingService_ServiceDesc.ServiceName
 	d := (*s.deployments.Load())[service]
 	switch {
-	case !whole && (d == nil || !who.may(service)):
+	case !whole && (d == nil || !p.may(service)):
 		return healthpb.HealthCheckResponse_SERVICE_UNKNOWN
 	case !s.serving(), !whole && d.notServing() != "":
 		return healthpb.HealthCheckResponse_NOT_SERVING
@@ -49,19 +49,19 @@ func (s *healthService) of(who *caller, service string) healthpb.HealthCheckResp
 func (s *healthService) Check(ctx context.Context, r *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
 	is := s.of(s.asking(ctx), r.GetService())
 	if is == healthpb.HealthCheckResponse_SERVICE_UNKNOWN {
-		return nil, status.Error(codes.NotFound, "there is no such service, or it is not for this caller")
+		return nil, status.Error(codes.NotFound, "there is no such service, or it is not for this principal")
 	}
 	return &healthpb.HealthCheckResponse{Status: is}, nil
 }
 
 // List implements the service.
 func (s *healthService) List(ctx context.Context, _ *healthpb.HealthListRequest) (*healthpb.HealthListResponse, error) {
-	who := s.asking(ctx)
+	p := s.asking(ctx)
 	all := make(map[string]*healthpb.HealthCheckResponse)
-	add := func(service string) { all[service] = &healthpb.HealthCheckResponse{Status: s.of(who, service)} }
+	add := func(service string) { all[service] = &healthpb.HealthCheckResponse{Status: s.of(p, service)} }
 	add("")
 	add(warmpathv1.RoutingService_ServiceDesc.ServiceName)
-	for name := range s.open(who) {
+	for name := range s.open(p) {
 		add(name)
 	}
 	return &healthpb.HealthListResponse{Statuses: all}, nil
@@ -79,7 +79,7 @@ func (s *healthService) Watch(r *healthpb.HealthCheckRequest, stream grpc.Server
 	defer leave()
 	told := healthpb.HealthCheckResponse_ServingStatus(-1)
 	for {
-		moved := s.gate.moved.wait()
+		moved := s.authenticator.moved.wait()
 		if is := s.of(s.asking(stream.Context()), r.GetService()); is != told {
 			told = is
 			if err := stream.Send(&healthpb.HealthCheckResponse{Status: is}); err != nil {
@@ -104,12 +104,12 @@ func (s *healthService) enter(ctx context.Context) (leave func(), err error) {
 	if !take(&s.watches, maxHealthWatches) {
 		return nil, full
 	}
-	if s.asking(ctx) != s.gate.nobody {
+	if s.asking(ctx) != s.authenticator.anonymous {
 		return func() { s.watches.Add(-1) }, nil
 	}
-	if !take(&s.strangers, maxHealthWatches/2) {
+	if !take(&s.anonymous, maxHealthWatches/2) {
 		s.watches.Add(-1)
 		return nil, full
 	}
-	return func() { s.strangers.Add(-1); s.watches.Add(-1) }, nil
+	return func() { s.anonymous.Add(-1); s.watches.Add(-1) }, nil
 }

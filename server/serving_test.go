@@ -22,7 +22,7 @@ func TestHealth(t *testing.T) {
 	closed := startTenants(t)
 	open := start(t, several)
 	const whole = "warmpath.v1.RoutingService"
-	for who, tt := range map[string]struct {
+	for p, tt := range map[string]struct {
 		f     *fixture
 		token string
 		knows []string
@@ -33,7 +33,7 @@ func TestHealth(t *testing.T) {
 		"stranger":   {closed, "", []string{"", whole}},
 		"wrong":      {closed, "wrong-0123456789", []string{"", whole}},
 	} {
-		t.Run(who, func(t *testing.T) {
+		t.Run(p, func(t *testing.T) {
 			h := healthpb.NewHealthClient(tt.f.conn)
 			if tt.token != "" {
 				h = healthpb.NewHealthClient(tt.f.as(t, insecure.NewCredentials(), tt.token))
@@ -114,8 +114,8 @@ func TestHealthWatchesAreBounded(t *testing.T) {
 	f := startTenants(t)
 	h := &healthService{Server: f.Server}
 	var leaves []func()
-	enter := func(who string) codes.Code {
-		leave, err := h.enter(asToken(who))
+	enter := func(p string) codes.Code {
+		leave, err := h.enter(asToken(p))
 		if err == nil {
 			leaves = append(leaves, leave)
 		}
@@ -133,7 +133,7 @@ func TestHealthWatchesAreBounded(t *testing.T) {
 		leave()
 	}
 	require.Zero(t, h.watches.Load())
-	require.Zero(t, h.strangers.Load())
+	require.Zero(t, h.anonymous.Load())
 }
 
 func asToken(token string) context.Context {

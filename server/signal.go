@@ -2,13 +2,15 @@ package server
 
 import "sync"
 
-// A signal wakes everybody who waits for it, each time it is given. The zero value is ready; safe for use by many goroutines.
+// A signal wakes all goroutines that wait for it, each time it is given. The zero value is ready; safe for use by many
+// goroutines.
 type signal struct {
 	mu   sync.Mutex // guards next; nothing is locked under it
 	next chan struct{}
 }
 
-// wait returns what is closed when the signal is given next. Who looks at something and waits for it to change asks for this first.
+// wait returns a channel that is closed when the signal is given next. A goroutine that waits for a change asks for it before
+// it looks.
 func (s *signal) wait() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,20 +31,20 @@ type statusService struct {
 // GetStatus implements the service. It tells of what the caller may use.
 func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error) {
 	a := &warmpathv1.GetStatusResponse{Incarnation: s.incarnation, UptimeMs: uint64(max(s.now().Sub(s.began), 0).Milliseconds())}
-	who := s.callerOf(ctx)
+	p := s.principalOf(ctx)
 	if r.GetDeployment() != "" {
-		d, err := s.named(who, r.GetDeployment())
+		d, err := s.named(p, r.GetDeployment())
 		if err != nil {
 			return nil, err
 		}
-		a.Deployments = append(a.Deployments, d.describe(who))
+		a.Deployments = append(a.Deployments, d.describe(p))
 	} else {
-		all := s.open(who)
+		all := s.open(p)
 		for _, name := range slices.Sorted(maps.Keys(all)) {
-			a.Deployments = append(a.Deployments, all[name].describe(who))
+			a.Deployments = append(a.Deployments, all[name].describe(p))
 		}
 	}
-	if !who.trusted() {
+	if !p.trusted() {
 		withholdStatus(a)
 	}
 	return a, nil
@@ -52,7 +52,7 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 
 // describe is the state of a deployment, with the load as a caller may see it. O(replicas), and as long as their event streams'
 // locks take.
-func (d *deployment) describe(who *caller) *warmpathv1.DeploymentStatus {
+func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 	h := d.hosted.Load()
 	a := &warmpathv1.DeploymentStatus{
 		Name: d.name, Policy: h.policy(), NotServing: d.notServing(),
@@ -63,7 +63,7 @@ func (d *deployment) describe(who *caller) *warmpathv1.DeploymentStatus {
 		Index:                h.indexStatus(),
 		BroadcastBytes:       uint64(d.tally.sentBytes.Load()), BroadcastMessages: uint64(d.tally.sentMessages.Load()),
 	}
-	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(who)
+	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(p)
 	events, problems := h.eventStatus(), d.pollProblems()
 	for _, r := range a.Replicas {
 		r.Events, r.PollProblem = events[r.GetId()], problems[r.GetId()]
@@ -72,7 +72,7 @@ func (d *deployment) describe(who *caller) *warmpathv1.DeploymentStatus {
 }
 
 // replicaStatuses is the state of all replicas, in the fleet's order, without their events, with the load as a caller may see it.
-func (d *deployment) replicaStatuses(who *caller) []*warmpathv1.ReplicaStatus {
+func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 	router := d.hosted.Load().router
 	view := router.View()
 	d.mu.Lock()
@@ -80,7 +80,7 @@ func (d *deployment) replicaStatuses(who *caller) []*warmpathv1.ReplicaStatus {
 	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
 	for i, m := range d.roster.order {
 		rep := view.ByID(m.ID)
-		all[i] = replicaStatus(m, rep, d.loadsFor(who))
+		all[i] = replicaStatus(m, rep, d.loadsFor(p))
 		all[i].Health = d.healthOf(m, rep, router)
 		all[i].State = stateOf(m, rep, all[i].Health)
 	}
@@ -142,8 +142,8 @@ var whyEjected = map[routing.Cause]string{
 
 // stateOf is the state of a member; rep is nil where the Router does not know it.
 func stateOf(m *member, rep *routing.Replica, health []*warmpathv1.HealthReport) string {
-	by := func(who string) bool {
-		return slices.ContainsFunc(health, func(r *warmpathv1.HealthReport) bool { return r.GetBy() == who })
+	by := func(p string) bool {
+		return slices.ContainsFunc(health, func(r *warmpathv1.HealthReport) bool { return r.GetBy() == p })
 	}
 	switch {
 	case rep == nil || !rep.Connected():

@@ -45,7 +45,7 @@ type storeService struct {
 
 // Get implements the service.
 func (s storeService) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmpathv1.GetResponse, error) {
-	d, err := s.named(s.callerOf(ctx), r.GetDeployment())
+	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (s storeService) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmp
 
 // Set implements the service.
 func (s storeService) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmpathv1.SetResponse, error) {
-	d, err := s.named(s.callerOf(ctx), r.GetDeployment())
+	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (s storeService) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmp
 
 // CompareAndSet implements the service.
 func (s storeService) CompareAndSet(ctx context.Context, r *warmpathv1.CompareAndSetRequest) (*warmpathv1.CompareAndSetResponse, error) {
-	d, err := s.named(s.callerOf(ctx), r.GetDeployment())
+	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (s storeService) CompareAndSet(ctx context.Context, r *warmpathv1.CompareAn
 
 // Delete implements the service.
 func (s storeService) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (*warmpathv1.DeleteResponse, error) {
-	d, err := s.named(s.callerOf(ctx), r.GetDeployment())
+	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
 	if err != nil {
 		return nil, err
 	}

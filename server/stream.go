@@ -28,7 +28,7 @@ func (s *Server) ChooseReplicas(stream chooseStream) error {
 	go func() { // ends with the stream, so after this method at the latest
 		read <- shielded(s.log, "ChooseReplicas", func() error { return s.answerAll(ctx, &a) })
 	}()
-	err := s.until(ctx, s.callerOf(ctx), read, a.deployments)
+	err := s.until(ctx, s.principalOf(ctx), read, a.deployments)
 	if err == nil {
 		a.waiting.Wait() // the caller has asked all and hears all
 	}
@@ -41,7 +41,7 @@ func (s *Server) ChooseReplicas(stream chooseStream) error {
 
 // answerAll answers until the caller has no more questions.
 func (s *Server) answerAll(ctx context.Context, a *answers) error {
-	who := s.callerOf(ctx)
+	p := s.principalOf(ctx)
 	for {
 		r, err := a.stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -54,15 +54,15 @@ func (s *Server) answerAll(ctx context.Context, a *answers) error {
 			return invalid("lives: more than %d", maxLives)
 		}
 		for _, life := range r.GetLives() {
-			s.lived(who, life)
+			s.lived(p, life)
 		}
 		if r.GetChoose() == nil {
-			if err := who.pace(ctx); err != nil {
+			if err := p.pace(ctx); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := who.allow(); err != nil {
+		if err := p.allow(); err != nil {
 			a.send(r.GetNumber(), failure(status.Convert(err)))
 			continue
 		}

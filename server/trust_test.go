@@ -22,7 +22,7 @@ func watched(t *testing.T, policy string, warm bool) *fixture {
 	t.Helper()
 	f := start(t, `
 load_interval: 10s
-callers:
+principals:
 - {name: ops, token: trusted-0123456789, trusted: true}
 - {name: team, token: only-chat-0123456789}
 - {name: spy, token: spy-0123456789abc}
@@ -45,12 +45,12 @@ func seen(t *testing.T, f *fixture, token string) (all []string) {
 	t.Helper()
 	conn := f.as(t, insecure.NewCredentials(), token)
 	pb := warmpathv1.NewRoutingServiceClient(conn)
-	who, err := f.gate.known(asToken(token))
+	p, err := f.authenticator.known(asToken(token))
 	require.NoError(t, err)
 	note := func(m proto.Message) { all = append(all, strings.ReplaceAll(prototext.Format(m), "  ", " ")) }
 	hear := func() {
 		f.tick("chat")
-		w := &watcher{caller: who, client: new(client), load: true, index: true}
+		w := &watcher{principal: p, client: new(client), load: true, index: true}
 		news, _, _ := f.deployment("chat").news(w) // to one who begins to watch now
 		for _, m := range news {
 			m.Config = nil
@@ -123,7 +123,7 @@ func TestLoadOfWhoIsTrustedSince(t *testing.T) {
 	_, err := f.with(t, chatToken).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: hashed(64, 16, 0)})
 	require.NoError(t, err)
 	f.tick("chat")
-	w := &watcher{caller: f.gate.callers["ops"], client: new(client), load: true}
+	w := &watcher{principal: f.authenticator.principals["ops"], client: new(client), load: true}
 	load := func() *warmpathv1.LoadUpdate {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -131,11 +131,11 @@ func TestLoadOfWhoIsTrustedSince(t *testing.T) {
 	}
 	require.Equal(t, map[uint32]book{1: {1, 0}}, columns(load().GetLoads()))
 	require.Nil(t, load())
-	w.caller = f.gate.callers["spy"]
+	w.principal = f.authenticator.principals["spy"]
 	u := load()
 	require.True(t, u.GetSnapshot())
 	require.Equal(t, map[uint32]book{1: {1, 1024}}, columns(u.GetLoads()))
-	w.caller = f.gate.callers["ops"]
+	w.principal = f.authenticator.principals["ops"]
 	require.True(t, load().GetSnapshot())
 }
 

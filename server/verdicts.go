@@ -215,14 +215,14 @@ func (v *verdicts) advance(now time.Time, clients func() []string) {
 }
 
 // pass gives the turn to the next. Until its first part is over, a suspicion is for others to look at.
-func (v *verdicts) pass(x *verdict, clients []string, anyone bool, now time.Time) {
+func (v *verdicts) pass(x *verdict, clients []string, unrestricted bool, now time.Time) {
 	at, found := slices.BinarySearch(clients, x.turn)
 	if found {
 		at++
 	}
 	next := ""
 	for i := range clients {
-		if id := clients[(at+i)%len(clients)]; anyone || !x.against[id] {
+		if id := clients[(at+i)%len(clients)]; unrestricted || !x.against[id] {
 			next = id
 			break
 		}

@@ -33,16 +33,16 @@ func (s *Server) WatchReplicas(stream watchStream) error {
 	if id := start.GetClientId(); id == "" || len(id) > maxClientID {
 		return invalid("start.client_id: want 1 to %d bytes in the first message", maxClientID)
 	}
-	who := s.callerOf(stream.Context())
-	d, err := s.named(who, start.GetDeployment())
+	p := s.principalOf(stream.Context())
+	d, err := s.named(p, start.GetDeployment())
 	if err != nil {
 		return err
 	}
-	if most := who.rules.Load().maxWatches; !take(&who.watches, most) {
-		return status.Errorf(codes.ResourceExhausted, "the caller %s has max_watchers (%d)", who.name, most)
+	if most := p.rules.Load().maxWatches; !take(&p.watches, most) {
+		return status.Errorf(codes.ResourceExhausted, "the principal %s has max_watchers (%d)", p.name, most)
 	}
-	defer who.watches.Add(-1)
-	w, err := d.watch(who, start, s.incarnation)
+	defer p.watches.Add(-1)
+	w, err := d.watch(p, start, s.incarnation)
 	if err != nil {
 		return err
 	}
@@ -65,10 +65,10 @@ func (s *Server) WatchReplicas(stream watchStream) error {
 
 // A watcher is one stream of updates, and what was sent on it.
 type watcher struct {
-	caller *caller
-	client *client
-	index  bool
-	load   bool
+	principal *principal
+	client    *client
+	index     bool
+	load      bool
 
 	// What the receiver knows: of tell alone.
 	incarnation          string // to be sent; "" = was
@@ -84,7 +84,7 @@ type watcher struct {
 }
 
 // watch opens an account for a client that begins to watch.
-func (d *deployment) watch(who *caller, start *warmpathv1.WatchStart, incarnation string) (*watcher, error) {
+func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnation string) (*watcher, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// Those that have just gone count for a while in the ledger: who comes and goes must not fill it.
@@ -92,17 +92,17 @@ func (d *deployment) watch(who *caller, start *warmpathv1.WatchStart, incarnatio
 		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has max_watchers (%d)", d.name, most)
 	}
 	// … nor may one caller fill half of it and more.
-	if most := who.rules.Load().maxWatches; !take(&who.accounts, 2*most) {
-		return nil, status.Errorf(codes.ResourceExhausted, "the caller %s has twice its max_watchers (%d), with those that left a moment ago", who.name, most)
+	if most := p.rules.Load().maxWatches; !take(&p.accounts, 2*most) {
+		return nil, status.Errorf(codes.ResourceExhausted, "the principal %s has twice its max_watchers (%d), with those that left a moment ago", p.name, most)
 	}
 	d.watchers++
 	if start.GetLoad() && d.ledger.empty() {
 		d.unsettle()
 	}
-	c := d.ledger.open(who.own(start.GetClientId()), d.now())
-	c.dropped = func() { who.accounts.Add(-1) }
+	c := d.ledger.open(p.own(start.GetClientId()), d.now())
+	c.dropped = func() { p.accounts.Add(-1) }
 	w := &watcher{
-		caller: who, client: c,
+		principal: p, client: c,
 		index: start.GetIndex(), load: start.GetLoad(), incarnation: incarnation,
 	}
 	if start.GetIncarnation() == incarnation {
@@ -135,7 +135,7 @@ func (d *deployment) listen(w *watcher, stream watchStream) error {
 		if m.GetStart() != nil {
 			return invalid("start: it was sent before")
 		}
-		if err := w.caller.pace(stream.Context()); err != nil {
+		if err := w.principal.pace(stream.Context()); err != nil {
 			return err
 		}
 		if err := d.reported(w, m.GetBookings()); err != nil {
@@ -173,8 +173,8 @@ func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
 func (s *Server) tell(d *deployment, w *watcher, stream watchStream, heard <-chan error) error {
 	alive := time.NewTicker(hearing)
 	defer alive.Stop()
-	moved := s.gate.moved.wait()
-	if err := s.revoked(stream.Context(), w.caller, d.name); err != nil {
+	moved := s.authenticator.moved.wait()
+	if err := s.revoked(stream.Context(), w.principal, d.name); err != nil {
 		return err
 	}
 	for {
@@ -183,8 +183,8 @@ func (s *Server) tell(d *deployment, w *watcher, stream watchStream, heard <-cha
 		case <-s.draining:
 			return errDraining
 		case <-moved: // who may not watch any more is sent no news
-			moved = s.gate.moved.wait()
-			if err := s.revoked(stream.Context(), w.caller, d.name); err != nil {
+			moved = s.authenticator.moved.wait()
+			if err := s.revoked(stream.Context(), w.principal, d.name); err != nil {
 				return err
 			}
 		default:
@@ -223,7 +223,7 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 	}
 	all = append(all, m)
 	var caches []*warmpathv1.IndexUpdate
-	if x := d.hosted.Load().index; x != nil && w.index && w.caller.trusted() {
+	if x := d.hosted.Load().index; x != nil && w.index && w.principal.trusted() {
 		caches = x.since(w.cache, d.numberOf)
 	}
 	for i, u := range caches {
@@ -249,12 +249,12 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 // wantsRoutes reports whether a watcher is to say where it sent prompts. Called with mu held.
 func (d *deployment) wantsRoutes(w *watcher) bool {
 	x := d.hosted.Load().routes
-	return x != nil && w.index && w.caller.trusted() && x.wanted()
+	return x != nil && w.index && w.principal.trusted() && x.wanted()
 }
 
 // loadFor is what a watcher does not know of the load, nil if it knows all. Called with mu held.
 func (d *deployment) loadFor(w *watcher) *warmpathv1.LoadUpdate {
-	l := d.loadsFor(w.caller)
+	l := d.loadsFor(w.principal)
 	if w.loads != l { // it is trusted since, or no longer
 		w.loads, w.tick = l, 0
 	}

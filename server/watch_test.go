@@ -237,7 +237,7 @@ func TestComingAndGoingIsBounded(t *testing.T) {
 	require.NoError(t, err)
 	defer d.close()
 	come := func(id string) error {
-		w, err := d.watch(anyone(), &warmpathv1.WatchStart{ClientId: id}, "")
+		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: id}, "")
 		if err == nil {
 			d.unwatch(w)
 		}
@@ -259,7 +259,7 @@ func TestAnEmptyFleetIsToldOnce(t *testing.T) {
 	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {})
 	require.NoError(t, err)
 	defer d.close()
-	w, err := d.watch(anyone(), &warmpathv1.WatchStart{ClientId: "x"}, "life")
+	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x"}, "life")
 	require.NoError(t, err)
 	first, _, _ := d.news(w)
 	require.True(t, first[0].GetFleet().GetSnapshot())

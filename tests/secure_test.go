@@ -51,7 +51,7 @@ func TestSecureLookasideServer(t *testing.T) {
 	c, err := server.ParseConfig(fmt.Appendf(nil, `
 load_interval: 20ms
 tls: {cert: %s, key: %s}
-callers:
+principals:
 - {name: engines, token: engines-0123456789, register: true}
 - {name: app, token: app-0123456789abc, deployments: [chat]}
 deployments:

@@ -55,7 +55,7 @@ func TestCurlSecurely(t *testing.T) {
 listen: 127.0.0.1:0
 http: {listen: '127.0.0.1:0'}
 tls: {cert: %s, key: %s}
-callers: [{name: team, token_file: "%s"}]
+principals: [{name: team, token_file: "%s"}]
 deployments: {chat: {replicas: [{id: a, address: 'h:1'}]}}`, cert, key, token))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

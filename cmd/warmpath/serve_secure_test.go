@@ -66,7 +66,7 @@ func TestServeAndChooseSecurely(t *testing.T) {
 listen: 127.0.0.1:0
 admin: 127.0.0.1:0
 tls: {cert: %s, key: %s, client_ca: %s, client_certs: optional}
-callers:
+principals:
 - {name: team, token_file: %s, subjects: [team]}
 deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: 'h:1'}]}}`, cert, key, own, token)))
 	for _, args := range [][]string{
@@ -118,11 +118,11 @@ deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: 'h:1
 
 // What a config names is looked at by --check, and --listen holds for every reading of the file.
 func TestServeChecksFiles(t *testing.T) {
-	missing := file(t, "missing.yaml", "callers: [{name: a, token_file: /no/such}]\ndeployments: {chat: {register: true}}")
+	missing := file(t, "missing.yaml", "principals: [{name: a, token_file: /no/such}]\ndeployments: {chat: {register: true}}")
 	for _, args := range [][]string{{"--check"}, {}} {
 		code, _, wrong := command(t, append([]string{"serve", "--config", missing}, args...)...)
 		require.Equal(t, exitUsage, code)
-		require.Contains(t, wrong, "missing.yaml: callers[0].token_file: open /no/such")
+		require.Contains(t, wrong, "missing.yaml: principals[0].token_file: open /no/such")
 	}
 	_, log := servingWith(t, "--listen", "127.0.0.1:0", "--config", file(t, "s.yaml", "listen: 127.0.0.1:1\ndeployments: {chat: {register: true}}"))
 	require.Eventually(t, func() bool { return regexp.MustCompile("is in force").MatchString(log.String()) }, 20*time.Second, 5*time.Millisecond)

@@ -28,7 +28,7 @@ func told() []chapter {
 		{"The file", server.DefaultConfig(), ""},
 		{"http", httpdoor.DefaultConfig(), "The door for callers that speak HTTP, see [doors](doors.md). Read once."},
 		{"tls", server.TLS{}, ""},
-		{"A caller", server.Caller{}, ""},
+		{"A principal", server.Principal{}, ""},
 		{"A deployment", server.Deployment{ResolveInterval: server.DefaultResolveInterval}, "Beside these it has the fields of the next section."},
 		{
 			"A deployment, as clients are sent it", policy.Config{}.WithDefaults(),

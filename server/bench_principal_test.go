@@ -14,12 +14,12 @@ import (
 // What it costs that callers have tokens: allocations of client and server together.
 func BenchmarkChooseWithAToken(b *testing.B) {
 	f := start(b, siege)
-	for _, caller := range []struct{ name, token string }{{"known", goodToken}, {"stranger", "wrong-0123456789abc"}} {
-		b.Run(caller.name, func(b *testing.B) {
-			pb := f.with(b, caller.token)
+	for _, principal := range []struct{ name, token string }{{"known", goodToken}, {"stranger", "wrong-0123456789abc"}} {
+		b.Run(principal.name, func(b *testing.B) {
+			pb := f.with(b, principal.token)
 			request := &warmpathv1.ChooseReplicaRequest{Deployment: "goods", Mode: query}
 			want := codes.OK
-			if caller.token != goodToken {
+			if principal.token != goodToken {
 				want = codes.Unauthenticated
 			}
 			b.ReportAllocs()

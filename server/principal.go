@@ -14,15 +14,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A Caller is somebody who may use the server: a program, a team, a tenant. It is known by a token in the metadata
-// authorization ("Bearer TOKEN"), or by the subject of the certificate that it shows; the token counts where there are both.
-type Caller struct {
+// A Principal is a program, a team or a tenant that may use the server. It is identified by a token in the metadata
+// authorization ("Bearer TOKEN"), or by the subject of its certificate; the token counts where there are both.
+type Principal struct {
 	// Name is for the log; unique.
 	Name string `json:"name"`
 	// Token is its token, 16 to 4096 characters without blanks, or "sha256:" and the token's SHA-256 in hex.
 	Token string `json:"token,omitempty"`
-	// TokenFile is a file of tokens, one a line, each as in token. It is read again when it changes. Of several each
-	// counts, so a new one can be given out before the old one goes.
+	// TokenFile is a file of tokens, one a line, each as in token. It is read again when it changes. Each of several counts, so
+	// a new one can be given out before the old one goes.
 	TokenFile string `json:"token_file,omitempty"`
 	// Subjects are names in its certificate: a URI (SPIFFE id), a DNS name, or the common name. They need tls.client_ca.
 	Subjects []string `json:"subjects,omitempty"`
@@ -44,18 +44,18 @@ type Caller struct {
 	MaxReservations int `json:"max_reservations,omitempty"`
 }
 
-// defaultMaxCalls is that of a caller that has none of its own.
+// defaultMaxCalls is that of a principal that has none of its own.
 const defaultMaxCalls = 10_000
 
 // Bounds of a token, in bytes.
 const minToken, maxToken = 16, 4096
 
-// maxCallers bounds a config.
-const maxCallers = 10_000
+// maxPrincipals bounds a config.
+const maxPrincipals = 10_000
 
-func validateCallers(all []Caller, t *TLS) error {
-	if len(all) > maxCallers {
-		return fmt.Errorf("more than %d", maxCallers)
+func validatePrincipals(all []Principal, t *TLS) error {
+	if len(all) > maxPrincipals {
+		return fmt.Errorf("more than %d", maxPrincipals)
 	}
 	seen := make(map[string]bool)
 	for i := range all {
@@ -71,12 +71,12 @@ func validateCallers(all []Caller, t *TLS) error {
 	return nil
 }
 
-func (c *Caller) validate(t *TLS) error {
+func (c *Principal) validate(t *TLS) error {
 	if err := checkName(c.Name); err != nil {
 		return fmt.Errorf("name: %w", err)
 	}
 	if c.Token == "" && c.TokenFile == "" && len(c.Subjects) == 0 {
-		return errors.New("token: the caller has neither token, nor token_file, nor subjects")
+		return errors.New("token: the principal has neither token, nor token_file, nor subjects")
 	}
 	if c.Token != "" {
 		if _, err := parseToken(c.Token); err != nil {
@@ -114,8 +114,8 @@ func parseToken(s string) (d digest, err error) {
 	return digestOf(s), nil
 }
 
-// caller is a [Caller] at work. It stays the same while the config changes, and so does what it holds.
-type caller struct {
+// principal is a [Principal] at work. It stays the same while the config changes, and so does what it holds.
+type principal struct {
 	name  string
 	rules atomic.Pointer[rules]
 
@@ -123,7 +123,7 @@ type caller struct {
 	accounts             atomic.Int64 // in ledgers: of watches under way, and of those that ended a moment ago
 }
 
-// rules are what a config says of a caller.
+// rules are what a config says of a principal.
 type rules struct {
 	trusted, registers            bool
 	deployments                   map[string]bool // nil = all
@@ -131,15 +131,22 @@ type rules struct {
 	maxCalls, maxWatches, maxHeld int64           // 0 = no bound
 }
 
-// anyone is who calls a server that does not ask who it is.
-func anyone() *caller {
-	c := new(caller)
-	c.rules.Store(&rules{trusted: true, registers: true})
-	return c
+// newPrincipal returns one that may use nothing yet.
+func newPrincipal(name string) *principal {
+	p := &principal{name: name}
+	p.rules.Store(&rules{deployments: map[string]bool{}})
+	return p
+}
+
+// unrestricted is the principal of every call where the config has no principals.
+func unrestricted() *principal {
+	p := new(principal)
+	p.rules.Store(&rules{trusted: true, registers: true})
+	return p
 }
 
 // follow puts what a config says into force. The limiter goes on, lest a change of the config refill it.
-func (c *caller) follow(from *Caller, limits *Config) {
+func (p *principal) follow(from *Principal, limits *Config) {
 	r := &rules{
 		trusted: from.Trusted, registers: from.Register, maxCalls: defaultMaxCalls,
 		maxWatches: int64(limits.MaxWatchers+1) / 2, maxHeld: int64(limits.MaxReservations+1) / 2,
@@ -160,48 +167,47 @@ func (c *caller) follow(from *Caller, limits *Config) {
 	}
 	if from.Rate > 0 {
 		r.limiter = rate.NewLimiter(rate.Limit(from.Rate), from.Rate)
-		if old := c.rules.Load(); old != nil && old.limiter != nil {
-			r.limiter = old.limiter
+		if old := p.rules.Load().limiter; old != nil {
+			r.limiter = old
 			r.limiter.SetLimit(rate.Limit(from.Rate))
 			r.limiter.SetBurst(from.Rate)
 		}
 	}
-	c.rules.Store(r)
+	p.rules.Store(r)
 }
 
 // may reports whether it may use a deployment.
-func (c *caller) may(deployment string) bool {
-	r := c.rules.Load()
+func (p *principal) may(deployment string) bool {
+	r := p.rules.Load()
 	return r.deployments == nil || r.deployments[deployment]
 }
 
-func (c *caller) trusted() bool { return c.rules.Load().trusted }
+func (p *principal) trusted() bool { return p.rules.Load().trusted }
 
-// own is a name that callers choose, made different for each of them.
-func (c *caller) own(name string) string {
-	if c.name == "" {
+// own is a name that principals choose, made different for each of them.
+func (p *principal) own(name string) string {
+	if p.name == "" {
 		return name
 	}
-	return c.name + "\x00" + name
+	return p.name + "\x00" + name
 }
 
 // allow takes one call off the rate. Its error is a status.
-func (c *caller) allow() error {
-	if r := c.rules.Load(); r.limiter != nil && !r.limiter.Allow() {
-		return status.Errorf(codes.ResourceExhausted, "the caller %s has reached its rate (%d calls a second)", c.name, r.limiter.Burst())
+func (p *principal) allow() error {
+	if r := p.rules.Load(); r.limiter != nil && !r.limiter.Allow() {
+		return status.Errorf(codes.ResourceExhausted, "the principal %s has reached its rate (%d calls a second)", p.name, r.limiter.Burst())
 	}
 	return nil
 }
 
-// pace waits until the rate allows one more, for reports that must not be lost: who sends too many is read from more
-// slowly.
-func (c *caller) pace(ctx context.Context) error {
-	if r := c.rules.Load(); r.limiter != nil {
+// pace waits until the rate allows one more, for reports that must not be lost: a sender of too many is read from more slowly.
+func (p *principal) pace(ctx context.Context) error {
+	if r := p.rules.Load(); r.limiter != nil {
 		switch err := r.limiter.Wait(ctx); {
 		case ctx.Err() != nil:
 			return status.FromContextError(ctx.Err()).Err()
 		case err != nil:
-			return status.Errorf(codes.ResourceExhausted, "the caller %s has reached its rate (%d calls a second) until after the deadline", c.name, r.limiter.Burst())
+			return status.Errorf(codes.ResourceExhausted, "the principal %s has reached its rate (%d calls a second) until after the deadline", p.name, r.limiter.Burst())
 		}
 	}
 	return nil
@@ -216,12 +222,13 @@ func take(n *atomic.Int64, most int64) bool {
 	return true
 }
 
-type callerKey struct{}
+type principalKey struct{}
 
-// callerOf is who calls. Where nobody said who it is, it is anyone if the server does not ask, else nobody.
-func (s *Server) callerOf(ctx context.Context) *caller {
-	if c, ok := ctx.Value(callerKey{}).(*caller); ok {
-		return c
+// principalOf is the principal of a call. One that did not pass the authenticator is unrestricted where the config has no
+// principals, else anonymous.
+func (s *Server) principalOf(ctx context.Context) *principal {
+	if p, ok := ctx.Value(principalKey{}).(*principal); ok {
+		return p
 	}
-	return s.gate.stranger()
+	return s.authenticator.unidentified()
 }

@@ -117,7 +117,7 @@ func TestPanicsAreErrors(t *testing.T) {
 
 	said := log.String()
 	require.Equal(t, 19, strings.Count(said, "a panic was caught"))
-	for _, want := range []string{"guard_test.go", "grpc.method=ChooseReplica grpc.method_type=unary", "grpc.code=Internal", "index out of range"} {
+	for _, want := range []string{"interceptors_test.go", "grpc.method=ChooseReplica grpc.method_type=unary", "grpc.code=Internal", "index out of range"} {
 		require.True(t, strings.Contains(said, want), want)
 	}
 	require.False(t, strings.Contains(said, "secret"))

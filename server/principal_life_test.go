@@ -19,7 +19,7 @@ import (
 func TestTokensAreReadAgain(t *testing.T) {
 	dir := files{t, t.TempDir()}
 	dir.write("tokens", []byte("first-0123456789\n\nsecond-0123456789\n"))
-	text := "callers: [{name: x, max_reservations: 1, token_file: " + dir.path("tokens") + "}, {name: z, token: zzzzzzzzzzzzzzzz}]\n" + quiet
+	text := "principals: [{name: x, max_reservations: 1, token_file: " + dir.path("tokens") + "}, {name: z, token: zzzzzzzzzzzzzzzz}]\n" + quiet
 	f := start(t, text)
 	code := func(token string) codes.Code {
 		_, err := f.with(t, token).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: query})
@@ -56,7 +56,7 @@ func TestRevokedCallersAreSentAway(t *testing.T) {
 	dir.write("tokens", []byte("kept-0123456789a\nlost-0123456789a\n"))
 	text := `
 load_interval: 10s
-callers:
+principals:
 - {name: gone, token: gone-0123456789a}
 - {name: less, token: less-0123456789a}
 - {name: same, token: same-0123456789a, deployments: [chat, code]}
@@ -122,7 +122,7 @@ deployments: {chat: {register: true}, code: {register: true}}
 	require.NoError(t, err)
 
 	// Nobody is asked any more, and then everybody is again: who was somebody, or anyone, is not that now.
-	open := text[:strings.Index(text, "callers:")] + text[strings.Index(text, "deployments: {chat:"):]
+	open := text[:strings.Index(text, "principals:")] + text[strings.Index(text, "deployments: {chat:"):]
 	require.NoError(t, f.Update(parse(t, open)))
 	ends("same", codes.Unauthenticated)
 	opened("anyone", "whatever", "chat")
@@ -132,13 +132,13 @@ deployments: {chat: {register: true}, code: {register: true}}
 
 func TestCallersAreBounded(t *testing.T) {
 	f := start(t, `
-callers:
+principals:
 - {name: slow, token: slow-0123456789abc, rate: 2}
 - {name: few, token: few-0123456789abcd, max_calls: 3, max_watchers: 2, max_reservations: 4}
 - {name: other, token: other-0123456789a}
 `+quiet)
 	slow := f.with(t, "slow-0123456789abc")
-	f.gate.callers["slow"].rules.Load().limiter.SetLimit(0) // the burst is all there is
+	f.authenticator.principals["slow"].rules.Load().limiter.SetLimit(0) // the burst is all there is
 	passed := 0
 	for range 50 {
 		_, err := slow.ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
@@ -202,8 +202,8 @@ callers:
 
 // A deadline on a stream does not let its caller send faster than its rate.
 func TestADeadlineIsNoWayRoundTheRate(t *testing.T) {
-	f := start(t, "callers: [{name: slow, token: slow-0123456789abc, rate: 2}]\n"+quiet)
-	f.gate.callers["slow"].rules.Load().limiter.SetLimit(1e-6) // but for the burst
+	f := start(t, "principals: [{name: slow, token: slow-0123456789abc, rate: 2}]\n"+quiet)
+	f.authenticator.principals["slow"].rules.Load().limiter.SetLimit(1e-6) // but for the burst
 	stream, err := f.with(t, "slow-0123456789abc").ChooseReplicas(soon(t))
 	require.NoError(t, err)
 	for range 10 {
@@ -218,7 +218,7 @@ func TestWatchesThatComeAndGo(t *testing.T) {
 	f := start(t, `
 load_interval: 10s
 max_watchers: 4
-callers:
+principals:
 - {name: evil, token: evil-0123456789abc}
 - {name: good, token: good-0123456789abc}
 deployments: {chat: {register: true}, code: {register: true}}
@@ -248,7 +248,7 @@ deployments: {chat: {register: true}, code: {register: true}}
 	require.Equal(t, codes.OK, watch(evilToken, "chat"))
 	require.Equal(t, codes.OK, watch(evilToken, "code"))
 	c := *parse(t, "deployments: {code: {register: true}}")
-	c.Callers = f.gate.config.Callers
+	c.Principals = f.authenticator.config.Principals
 	require.NoError(t, f.Update(&c))
-	require.Equal(t, int64(1), f.gate.callers["evil"].accounts.Load(), "what was in a deployment that is gone")
+	require.Equal(t, int64(1), f.authenticator.principals["evil"].accounts.Load(), "what was in a deployment that is gone")
 }

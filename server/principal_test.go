@@ -37,7 +37,7 @@ const (
 // tenants is a config with a trusted caller and one that may use a single deployment; its token is told as its digest.
 const tenants = `
 load_interval: 10s
-callers:
+principals:
 - {name: ops, token: trusted-0123456789, trusted: true, register: true}
 - {name: team, token: "sha256:b7e1aab7f76aa4d76b0de0ff2ba3d96c0b2b0e6ef1a3b5f0c9a1bb25bbec3ff2", deployments: [chat]}
 deployments:
@@ -290,19 +290,19 @@ func FuzzAuthorization(f *testing.F) {
 		f.Add(s[0], s[1])
 	}
 	f.Fuzz(func(t *testing.T, header, token string) {
-		g := newGate(discard)
-		caller := Caller{Name: "a", Token: "the-only-0123456789"}
-		require.NoError(t, g.set(&Config{Callers: []Caller{caller}}))
-		if !strings.Contains(header, caller.Token) {
+		g := newAuthenticator(discard)
+		principal := Principal{Name: "a", Token: "the-only-0123456789"}
+		require.NoError(t, g.set(&Config{Principals: []Principal{principal}}))
+		if !strings.Contains(header, principal.Token) {
 			c, err := g.identify([]string{header}, nil)
 			require.Equal(t, codes.Unauthenticated, status.Code(err))
 			require.Nil(t, c)
 		}
-		caller.Token = token
-		if token == "" || caller.validate(nil) != nil || strings.HasPrefix(token, "sha256:") {
+		principal.Token = token
+		if token == "" || principal.validate(nil) != nil || strings.HasPrefix(token, "sha256:") {
 			return
 		}
-		require.NoError(t, g.set(&Config{Callers: []Caller{caller}}))
+		require.NoError(t, g.set(&Config{Principals: []Principal{principal}}))
 		c, err := g.identify([]string{"Bearer " + token}, nil)
 		require.NoError(t, err)
 		require.Equal(t, "a", c.name)

@@ -13,16 +13,16 @@ import (
 
 // A door for HTTP lets in whom gRPC lets in, and says who it is.
 func TestGuardOfHTTP(t *testing.T) {
-	g := newGuard(newGate(discard), discard)
-	c := parse(t, "tls: {cert: c, key: k, client_ca: a}\ncallers: [{name: one, token: one-0123456789abcd, rate: 3}, {name: two, subjects: ['spiffe://example.org/two']}]\n"+quiet)
-	require.NoError(t, g.gate.set(c))
-	defer g.gate.close()
-	g.gate.callers["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is
+	g := newInterceptors(newAuthenticator(discard), discard)
+	c := parse(t, "tls: {cert: c, key: k, client_ca: a}\nprincipals: [{name: one, token: one-0123456789abcd, rate: 3}, {name: two, subjects: ['spiffe://example.org/two']}]\n"+quiet)
+	require.NoError(t, g.authenticator.set(c))
+	defer g.authenticator.close()
+	g.authenticator.principals["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is
 	door := g.http(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/panic" {
 			panic("on purpose")
 		}
-		_, _ = w.Write([]byte(r.Context().Value(callerKey{}).(*caller).name))
+		_, _ = w.Write([]byte(r.Context().Value(principalKey{}).(*principal).name))
 	}), func(w http.ResponseWriter, code int, reason, message string) {
 		http.Error(w, reason+": "+message, code)
 	})
@@ -43,7 +43,7 @@ func TestGuardOfHTTP(t *testing.T) {
 		{"/", "Bearer wrong", verified, 401, "unauthenticated: the token is not known"},
 		{"/panic", "", verified, 500, "internal: the server has a fault"},
 		{"/", "Bearer one-0123456789abcd", nil, 200, "one"},
-		{"/", "Bearer one-0123456789abcd", nil, 429, "too_many_requests: the caller one has reached its rate"},
+		{"/", "Bearer one-0123456789abcd", nil, 429, "too_many_requests: the principal one has reached its rate"},
 	} {
 		r := httptest.NewRequest(http.MethodPost, tt.path, nil)
 		r.TLS = tt.tls
@@ -56,7 +56,7 @@ func TestGuardOfHTTP(t *testing.T) {
 		require.Contains(t, w.Body.String(), tt.want)
 		require.Equal(t, tt.code == 401, w.Header().Get("WWW-Authenticate") != "")
 	}
-	for _, c := range g.gate.callers {
+	for _, c := range g.authenticator.principals {
 		require.Zero(t, c.calls.Load())
 	}
 }

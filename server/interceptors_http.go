@@ -9,13 +9,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// http stands before a door for HTTP as the interceptors stand before gRPC: who calls is asked by the header Authorization
-// and the certificate, each caller is kept within its bounds, and a panic is an error. The context of what is passed on
-// says who calls. refuse writes an answer; its reason is one word.
-func (g *guard) http(next http.Handler, refuse func(w http.ResponseWriter, code int, reason, message string)) http.Handler {
+// http does for an HTTP endpoint what the interceptors do for gRPC: the header Authorization and the certificate identify the
+// principal, which is kept within its bounds and is in the context of what is passed on, and a panic is an error. refuse writes
+// an answer; its reason is one word.
+func (x *interceptors) http(next http.Handler, refuse func(w http.ResponseWriter, code int, reason, message string)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := shielded(g.log, r.URL.Path, func() error {
-			ctx, end, err := g.admitHTTP(r)
+		err := shielded(x.log, r.URL.Path, func() error {
+			ctx, end, err := x.admitHTTP(r)
 			if err != nil {
 				return err
 			}
@@ -33,24 +33,24 @@ func (g *guard) http(next http.Handler, refuse func(w http.ResponseWriter, code 
 	})
 }
 
-func (g *guard) admitHTTP(r *http.Request) (ctx context.Context, end func(), err error) {
-	if g.gate.table.Load().open {
+func (x *interceptors) admitHTTP(r *http.Request) (ctx context.Context, end func(), err error) {
+	if x.authenticator.table.Load().open {
 		return r.Context(), func() {}, nil
 	}
 	var cert *x509.Certificate
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 && len(r.TLS.VerifiedChains[0]) > 0 {
 		cert = r.TLS.VerifiedChains[0][0]
 	}
-	c, err := g.gate.identify(r.Header.Values("Authorization"), cert)
+	p, err := x.authenticator.identify(r.Header.Values("Authorization"), cert)
 	if err != nil {
-		g.refusal(r.RemoteAddr, r.URL.Path, err)
+		x.refusal(r.RemoteAddr, r.URL.Path, err)
 		return nil, nil, err
 	}
-	if err := c.allow(); err != nil {
+	if err := p.allow(); err != nil {
 		return nil, nil, err
 	}
-	ctx = context.WithValue(r.Context(), callerKey{}, c)
-	end, err = g.begin(ctx)
+	ctx = context.WithValue(r.Context(), principalKey{}, p)
+	end, err = x.begin(ctx)
 	return ctx, end, err
 }
 
