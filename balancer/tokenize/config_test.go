@@ -45,7 +45,7 @@ func TestBadConfigs(t *testing.T) {
 }
 
 func TestWhatIsNotLinkedSaysHow(t *testing.T) {
-	require.EqualError(t, notLinked("file"), `file: this program cannot read it; it must import _ "github.com/warmpath/warmpath/balancer/tokenize/huggingface"`)
+	require.EqualError(t, notLinked("file"), `file: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers/huggingface"`)
 	_, err := openSource("nothing", "x")
 	require.ErrorContains(t, err, "nothing: this program cannot read it")
 }

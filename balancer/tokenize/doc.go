@@ -1,7 +1,7 @@
 // Package tokenize gives prompts of text their token ids, so that a policy sees the
 // blocks that an engine caches and reports, and a prompt's true length.
 //
-//	import _ "github.com/warmpath/warmpath/balancer/tokenize/huggingface"
+//	import _ "github.com/warmpath/warmpath/tokenizers/huggingface"
 //
 //	client.WithConfig(`{"tokenizer": {"file": "/models/llama-3/tokenizer.json"}}`)
 //

@@ -7,9 +7,9 @@ import (
 
 // packages are what a program imports for what it configures.
 var packages = map[string]string{
-	"file":          "github.com/warmpath/warmpath/balancer/tokenize/huggingface",
-	"tiktoken":      "github.com/warmpath/warmpath/balancer/tokenize/tiktoken",
-	"chat_template": "github.com/warmpath/warmpath/balancer/tokenize/jinja",
+	"file":          "github.com/warmpath/warmpath/tokenizers/huggingface",
+	"tiktoken":      "github.com/warmpath/warmpath/tokenizers/tiktoken",
+	"chat_template": "github.com/warmpath/warmpath/tokenizers/jinja",
 }
 
 var registry = struct {

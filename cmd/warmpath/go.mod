@@ -84,3 +84,7 @@ require (
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260928230214-8a89bd6388cc // indirect
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
+
+require github.com/warmpath/warmpath/tokenizers v0.0.0
+
+replace github.com/warmpath/warmpath/tokenizers => ../../tokenizers

@@ -7,9 +7,9 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/tokenize"
-	_ "github.com/warmpath/warmpath/balancer/tokenize/huggingface" // tokenizer.file
-	_ "github.com/warmpath/warmpath/balancer/tokenize/jinja"       // tokenizer.chat_template
-	_ "github.com/warmpath/warmpath/balancer/tokenize/tiktoken"    // tokenizer.tiktoken
+	_ "github.com/warmpath/warmpath/tokenizers/huggingface" // tokenizer.file
+	_ "github.com/warmpath/warmpath/tokenizers/jinja"       // tokenizer.chat_template
+	_ "github.com/warmpath/warmpath/tokenizers/tiktoken"    // tokenizer.tiktoken
 )
 
 // shownTokens is how many tokens explain prints.

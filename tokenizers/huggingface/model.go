@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/warmpath/warmpath/balancer/tokenize/bpe"
+	"github.com/warmpath/warmpath/tokenizers/bpe"
 )
 
 // model is a BPE model as a file has it.

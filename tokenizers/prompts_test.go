@@ -1,4 +1,4 @@
-package tokenize_test
+package tokenizers_test
 
 import (
 	"bytes"
@@ -19,8 +19,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/tokenize"
-	"github.com/warmpath/warmpath/balancer/tokenize/bpe"
-	"github.com/warmpath/warmpath/balancer/tokenize/tiktoken"
+	"github.com/warmpath/warmpath/tokenizers/bpe"
+	"github.com/warmpath/warmpath/tokenizers/tiktoken"
 )
 
 // counting is an encoder between tokens that stand around every prompt; it counts the

@@ -2,7 +2,7 @@
 // field chat_template of a channel's tokenizer. A program that imports it can
 // configure that:
 //
-//	import _ "github.com/warmpath/warmpath/balancer/tokenize/jinja"
+//	import _ "github.com/warmpath/warmpath/tokenizers/jinja"
 //
 // The rule. A template gets messages, tools, add_generation_prompt, bos_token,
 // eos_token, raise_exception and strftime_now, as Hugging Face's transformers give

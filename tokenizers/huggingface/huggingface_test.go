@@ -13,8 +13,8 @@ import (
 	"github.com/tiktoken-go/tokenizer/codec"
 
 	"github.com/warmpath/warmpath/balancer/tokenize"
-	"github.com/warmpath/warmpath/balancer/tokenize/bpe"
-	"github.com/warmpath/warmpath/balancer/tokenize/tiktoken"
+	"github.com/warmpath/warmpath/tokenizers/bpe"
+	"github.com/warmpath/warmpath/tokenizers/tiktoken"
 )
 
 func tokens(t testing.TB, e *bpe.Encoder, text string) []uint32 {

@@ -1,7 +1,7 @@
 // Package huggingface reads tokenizer.json files, for the field file of a channel's
 // tokenizer. A program that imports it can configure that:
 //
-//	import _ "github.com/warmpath/warmpath/balancer/tokenize/huggingface"
+//	import _ "github.com/warmpath/warmpath/tokenizers/huggingface"
 //
 // The rule. Byte-pair encodings are read, over bytes (GPT-2, Llama 3, Qwen, DeepSeek,
 // Mistral's tekken, gpt-oss) and over characters (Llama 2, Mistral 7B, Gemma), with what stands

@@ -11,7 +11,7 @@ import (
 	"weak"
 
 	"github.com/warmpath/warmpath/balancer/tokenize"
-	"github.com/warmpath/warmpath/balancer/tokenize/bpe"
+	"github.com/warmpath/warmpath/tokenizers/bpe"
 )
 
 func init() {

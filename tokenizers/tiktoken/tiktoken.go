@@ -3,7 +3,7 @@
 // cl100k_base, p50k_base, p50k_edit, r50k_base. A program that imports it can configure
 // them:
 //
-//	import _ "github.com/warmpath/warmpath/balancer/tokenize/tiktoken"
+//	import _ "github.com/warmpath/warmpath/tokenizers/tiktoken"
 //
 // The rule. The vocabularies are those of github.com/tiktoken-go/tokenizer; the
 // encoding is package bpe's, which can be taken up in the middle, and which cuts "\n \n"
@@ -25,7 +25,7 @@ import (
 	"github.com/tiktoken-go/tokenizer/codec"
 
 	"github.com/warmpath/warmpath/balancer/tokenize"
-	"github.com/warmpath/warmpath/balancer/tokenize/bpe"
+	"github.com/warmpath/warmpath/tokenizers/bpe"
 )
 
 func init() {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/tokenize"
-	"github.com/warmpath/warmpath/balancer/tokenize/bpe"
+	"github.com/warmpath/warmpath/tokenizers/bpe"
 )
 
 func encode(t testing.TB, e *bpe.Encoder, text string) []uint32 {
