@@ -10,6 +10,7 @@ func Builtin() []Dialect {
 	}
 	older := inference // before sessions and adapters had fields
 	older.Session, older.Adapter = "", ""
+	inference.Media = &Media{Path: "14", ID: "6|7.5", Offset: "7.3"}
 	// An Abort is named for servers whose engines may go on when a call is cancelled. SGLang's
 	// own server aborts by itself.
 	inference.Abort = "/vllm.Control/Abort"
@@ -38,13 +39,13 @@ func Builtin() []Dialect {
 		older.on("/vllm.Generate/Generate", "/vllm.Generate/GenerateStream"),
 
 		Dialect{RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.8", OneOf: [][]int32{{2, 3}}, Usage: chunkDelta,
-			Rank: "9", Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
+			Media: &Media{Path: "7", ID: "6[]", Offset: "5[].1"}, Rank: "9", Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
 			on("/vllm.grpc.engine.VllmEngine/Generate"),
 		Dialect{RequestID: "1", Tokens: "2.2", Abort: "/vllm.grpc.engine.VllmEngine/Abort"}.
 			on("/vllm.grpc.engine.VllmEngine/Embed"),
 
 		Dialect{RequestID: "1", Tokens: "2.2", Adapter: "15", MaxTokens: "4.8", Usage: chunkSecond,
-			Rank: "16", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
+			Media: &Media{Path: "3", Offset: "11[].1"}, Rank: "16", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
 			on("/sglang.grpc.scheduler.SglangScheduler/Generate"),
 		Dialect{RequestID: "1", Tokens: "2.2", Prompt: "10[]", Rank: "8", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort"}.
 			on("/sglang.grpc.scheduler.SglangScheduler/Embed"),
@@ -63,6 +64,7 @@ func Builtin() []Dialect {
 
 		// One or many of each, where one is field 1 and a list of many field 2.
 		Dialect{Prompt: "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1", DefaultMaxTokens: 128, Rank: "17",
+			Media: &Media{Path: "19|20|21|22"},
 			Usage: Usage{Prompt: "1.2.2", Output: "1.2.3"}}.
 			on("/sglang.api.v1.SglangService/Generate"),
 

@@ -1,11 +1,5 @@
 package dialect
 
-import (
-	"encoding/hex"
-
-	"github.com/zeebo/xxh3"
-)
-
 // renderChat renders the turns of an OpenAI chat, see render.go for the frames.
 // The order of members inside a turn does not matter. Tools stand ahead of the
 // turns, as chat templates put them into the system prompt.
@@ -128,15 +122,20 @@ func appendPart(dst, part []byte, cut bool) []byte {
 			media = w.val
 		}
 	}
-	sum := xxh3.HashString128(address(media, part)).Bytes()
-	dst = appendField(dst, 'm', kind)
-	dst = append(dst, ' ')
-	return hex.AppendEncode(dst, sum[:])
+	return appendMedium(dst, kind, address(media, part))
 }
 
-// address returns what identifies a medium: its url, data or file id, or else
-// its JSON.
+// address returns what identifies a medium: its uuid or hash, its url, data or file
+// id, or else its JSON.
 func address(media, part []byte) string {
+	for w := walk(part); w.next(); {
+		switch w.key {
+		case "uuid", "hash", "mm_hash", "content_hash":
+			if s, ok := unquote(w.val); ok && s != "" {
+				return s
+			}
+		}
+	}
 	if s, ok := unquote(media); ok {
 		return s
 	}

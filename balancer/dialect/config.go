@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 
 	"github.com/warmpath/warmpath/internal/strict"
 )
@@ -88,8 +89,21 @@ func (d Dialect) check() error {
 	if t := d.Tensors; t != nil && t.Text == "" && t.Tokens == "" {
 		return fmt.Errorf("tensors: neither text nor tokens is given")
 	}
-	if err := d.Rank.checkRank(); err != nil {
-		return fmt.Errorf("rank: %w", err)
+	if d.Messages != nil && d.Messages.Content == "" {
+		return fmt.Errorf("messages.content: it is not set")
 	}
-	return d.checkAbort()
+	switch {
+	case d.Abort == "":
+	case !isMethod(d.Abort):
+		return fmt.Errorf("abort: %q is not of the form /package.Service/Method", d.Abort)
+	case d.RequestID == "":
+		return fmt.Errorf("abort: request_id is not set, so no request could be named")
+	}
+	return nil
+}
+
+// isMethod reports whether s is a full method name.
+func isMethod(s string) bool {
+	service, method, ok := strings.Cut(strings.TrimPrefix(s, "/"), "/")
+	return strings.HasPrefix(s, "/") && ok && service != "" && method != "" && !strings.Contains(method, "/")
 }

@@ -39,6 +39,8 @@ type Dialect struct {
 	Tokens Path `json:"tokens,omitempty"`
 	// Messages are chat turns, used where there is neither Prompt nor Tokens.
 	Messages *Messages `json:"messages,omitempty"`
+	// Media stand beside Prompt, Tokens or Messages.
+	Media *Media `json:"media,omitempty"`
 	// Tensors makes the request one of the KServe v2 protocol.
 	Tensors *Tensors `json:"tensors,omitempty"`
 	// JSONBody is a string or bytes that hold an OpenAI request.

@@ -2,7 +2,6 @@ package dialect
 
 import (
 	"fmt"
-	"math/bits"
 	"slices"
 )
 
@@ -19,7 +18,12 @@ const (
 	slotRank
 	slotPrompt
 	slotTokens
-	slotMessages
+	slotTurn // a message: one turn of a chat
+	slotRole
+	slotContent
+	slotMedia // a message: one or several media
+	slotMediaID
+	slotMediaOffset
 	slotJSON
 	slotUsagePrompt
 	slotUsageOutput
@@ -29,202 +33,147 @@ const (
 	numSlots
 )
 
+const (
+	scalarSlots = 1<<slotRequestID | 1<<slotModel | 1<<slotAdapter | 1<<slotCacheSalt | 1<<slotMaxTokens
+	turnSlots   = 1<<slotTurn | 1<<slotRole | 1<<slotContent
+	mediaSlots  = 1<<slotMedia | 1<<slotMediaID | 1<<slotMediaOffset
+	promptSlots = 1<<slotPrompt | 1<<slotTokens | turnSlots | mediaSlots
+)
+
 func (s slot) bit() uint32 { return 1 << s }
 
 // maxRefs bounds the alternatives of all paths of one direction together.
-const maxRefs = 20
-
-// A leaf is one alternative of the path of a slot. Its ref is where a value read
-// for it goes.
-type leaf struct {
-	slot  slot
-	ref   uint8
-	path  []step
-	parts []leaf // role and content of slotMessages; their paths start at the turn
-}
+const maxRefs = 24
 
 // fields are the paths of one direction, compiled. Immutable but for the plans.
 type fields struct {
-	leaves []leaf
-	from   [numSlots]uint8 // refs of a slot: from <= ref < to, best first
-	to     [numSlots]uint8
-	refs   uint8
-	slots  uint32 // slots with at least one path
-	root   node
-	plans  planCache
+	names [maxRefs]string // the dialect's field and path that a ref belongs to, for errors
+	from  [numSlots]uint8 // refs of a slot: from <= ref < to, best first
+	to    [numSlots]uint8
+	refs  uint8
+	slots uint32 // slots with at least one path
+	named bool   // some path has a name
+	root  node
+	plans planCache
 }
 
-func (f *fields) add(name string, s slot, p Path) error {
+// A node is the part of the paths that starts in one message.
+type node struct{ edges []*edge }
+
+// An edge is a step from a message to one of its fields.
+type edge struct {
+	step
+	leaf   int8 // ref of the value that is taken here, -1 = none
+	slot   slot // of the leaf
+	next   *node
+	slots  uint32 // at or below this edge
+	refs   uint32
+	rivals uint32 // refs of the other members of the oneof
+}
+
+// add compiles a path that starts at a node: a ref for each alternative. It returns where each ends.
+func (f *fields) add(at *node, name string, s slot, p Path) (ends []*edge, err error) {
 	alts, err := p.parse()
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if f.from[s] = f.refs; len(alts) > 0 {
 		f.slots |= s.bit()
 	}
 	for _, path := range alts {
-		f.leaves = append(f.leaves, leaf{slot: s, ref: f.refs, path: path})
+		if f.refs == maxRefs {
+			return nil, fmt.Errorf("%s: more than %d paths in all", name, maxRefs)
+		}
+		f.names[f.refs] = fmt.Sprintf("%s: %q", name, string(p))
+		f.named = f.named || slices.ContainsFunc(path, func(st step) bool { return st.num == 0 })
+		ends = append(ends, at.insert(path, s, f.refs))
 		f.refs++
 	}
-	if f.to[s] = f.refs; f.refs > maxRefs {
-		return fmt.Errorf("%s: more than %d paths in all", name, maxRefs)
-	}
-	return nil
+	f.to[s] = f.refs
+	return ends, nil
 }
 
-// leaf returns the first alternative of a slot that has one.
-func (f *fields) leaf(s slot) *leaf {
-	return &f.leaves[slices.IndexFunc(f.leaves, func(l leaf) bool { return l.slot == s })]
-}
-
-func (f *fields) addMessages(m *Messages) error {
-	if m == nil {
-		return nil
-	}
-	turns, err := single("messages.path", m.Path)
+// group compiles a message of which several fields are read together: the path that leads to it, and those that start in it.
+func (f *fields) group(name string, s slot, p Path, parts ...inner) error {
+	ends, err := f.add(&f.root, name+".path", s, p)
 	if err != nil {
 		return err
 	}
-	turns[len(turns)-1].list = true
-	l := leaf{slot: slotMessages, ref: f.refs, path: turns}
-	for i, p := range []Path{m.Role, m.Content} {
-		path, err := single([]string{"messages.role", "messages.content"}[i], p)
-		if err != nil {
+	if len(ends) == 0 {
+		return fmt.Errorf("%s.path: it is not set", name)
+	}
+	inside := &node{}
+	for _, x := range parts {
+		if _, err := f.add(inside, name+"."+x.name, x.slot, x.path); err != nil {
 			return err
 		}
-		l.parts = append(l.parts, leaf{slot: slotMessages, ref: f.refs + uint8(i), path: path})
 	}
-	if f.refs += 2; f.refs > maxRefs {
-		return fmt.Errorf("messages: more than %d paths in all", maxRefs)
+	for _, e := range ends {
+		e.next = inside
 	}
-	f.leaves = append(f.leaves, l)
-	f.slots |= slotMessages.bit()
+	f.root.sum()
 	return nil
 }
 
-// single parses a path that has exactly one alternative.
-func single(name string, p Path) ([]step, error) {
-	alts, err := p.parse()
-	if err == nil && len(alts) != 1 {
-		err = fmt.Errorf("%q: want exactly one path", string(p))
+// An inner is a field inside a group.
+type inner struct {
+	name string
+	slot slot
+	path Path
+}
+
+// insert adds a path to the tree and returns its last edge.
+func (n *node) insert(path []step, s slot, ref uint8) *edge {
+	for i, st := range path {
+		e := n.edge(st, i == len(path)-1)
+		e.slots |= s.bit()
+		e.refs |= 1 << ref
+		if i == len(path)-1 {
+			e.leaf, e.slot = int8(ref), s
+			return e
+		}
+		n = e.next
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return alts[0], nil
+	return nil
 }
 
-// values is what was read of one message.
-type values struct {
-	need uint32 // slots wanted
-	set  uint32 // refs that have a value in val
-	sums uint32 // refs that have a value in val.sum
-	val  [maxRefs]value
-
-	tokens    []uint32
-	tokensRef uint8
-	nextBatch bool // the next token id belongs to another prompt
-
-	batch    string // first of a list of texts
-	more     []string
-	nbatch   int
-	batchRef uint8
-
-	chat []byte
-	// borrowed says that strings share memory which is reused after the call.
-	borrowed bool
-}
-
-type value struct {
-	text   string
-	num    int64
-	sum    int64
-	number bool
-}
-
-func (v *values) wants(s slot) bool { return v.need&s.bit() != 0 }
-
-func (v *values) putText(ref uint8, s string) {
-	v.val[ref].text, v.val[ref].number = s, false
-	v.set |= 1 << ref
-}
-
-func (v *values) putNum(ref uint8, n int64) {
-	v.val[ref].num, v.val[ref].number = n, true
-	v.set |= 1 << ref
-}
-
-// pushText adds an element of a list of texts.
-func (v *values) pushText(ref uint8, s string) {
-	switch {
-	case v.nbatch == 0 || ref < v.batchRef:
-		v.batch, v.more, v.batchRef, v.nbatch = s, v.more[:0], ref, 1
-	case ref == v.batchRef:
-		v.more = append(v.more, s)
-		v.nbatch++
-	}
-}
-
-// pushNum adds an element of a list of counts.
-func (v *values) pushNum(ref uint8, n int64) {
-	if _, ok := count(n); ok {
-		v.val[ref].sum += n
-		v.sums |= 1 << ref
-	}
-}
-
-// flush ends a message in a list: the scalars read of it become elements.
-func (v *values) flush(refs uint32) {
-	for m := refs & v.set; m != 0; m &= m - 1 {
-		ref := uint8(bits.TrailingZeros32(m))
-		if x := &v.val[ref]; x.number {
-			v.pushNum(ref, x.num)
-		} else {
-			v.pushText(ref, x.text)
+// edge returns an inner edge of a step, which paths share, or a new one for a leaf.
+func (n *node) edge(st step, leaf bool) *edge {
+	for i := range n.edges {
+		if e := n.edges[i]; !leaf && e.step == st && e.leaf < 0 {
+			return e
 		}
 	}
-	v.set &^= refs
-	if refs&(1<<v.tokensRef) != 0 {
-		v.nextBatch = len(v.tokens) > 0
+	e := &edge{step: st, leaf: -1}
+	if !leaf {
+		e.next = &node{}
 	}
+	n.edges = append(n.edges, e)
+	return e
 }
 
-// flushTurn ends a chat turn, read into ref and ref+1.
-func (v *values) flushTurn(ref uint8) {
-	role, _ := v.text(ref)
-	content, _ := v.text(ref + 1)
-	v.chat = appendTurn(v.chat, role, content)
-	v.set &^= 3 << ref
+// sum brings slots and refs up from the edges below.
+func (n *node) sum() (slots, refs uint32) {
+	if n == nil {
+		return 0, 0
+	}
+	for _, e := range n.edges {
+		below, more := e.next.sum()
+		e.slots |= below
+		e.refs |= more
+		slots |= e.slots
+		refs |= e.refs
+	}
+	return slots, refs
 }
 
-// clear forgets what was read for refs: another member of the oneof came later.
-func (v *values) clear(refs uint32) {
-	v.set &^= refs
-	v.sums &^= refs
-	for m := refs; m != 0; m &= m - 1 {
-		v.val[bits.TrailingZeros32(m)].sum = 0
-	}
-	if refs&(1<<v.tokensRef) != 0 {
-		v.tokens = nil
-	}
-	if refs&(1<<v.batchRef) != 0 {
-		v.nbatch, v.batch, v.more = 0, "", nil
+// exclude makes the top-level fields of a group rivals.
+func (n *node) exclude(group []int32) {
+	for _, a := range n.edges {
+		for _, b := range n.edges {
+			if a.num != b.num && slices.Contains(group, a.num) && slices.Contains(group, b.num) {
+				a.rivals |= b.refs
+			}
+		}
 	}
 }
-
-// tokensFor returns where token ids of ref go, nil when better ones are there.
-func (v *values) tokensFor(ref uint8) *[]uint32 {
-	if len(v.tokens) > 0 && ref > v.tokensRef {
-		return nil
-	}
-	if ref != v.tokensRef {
-		v.tokens, v.tokensRef, v.nextBatch = nil, ref, false
-	}
-	if v.nextBatch {
-		v.tokens, v.nextBatch = append(v.tokens, batchToken), false
-	}
-	return &v.tokens
-}
-
-// batchToken stands between the prompts of a batch of token ids.
-const batchToken = 1<<32 - 1

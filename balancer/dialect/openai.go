@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"errors"
 	"strconv"
 	"strings"
 
@@ -108,13 +109,29 @@ func (m *Method) readJSON(q *routing.Request, raw []byte, session, prompt bool) 
 	b.fill(q, session, prompt)
 }
 
+// ErrModel is the error of a body whose model is not a string.
+var ErrModel = errors.New("model: it must be a string")
+
+// ReadBody fills q from the body of an OpenAI request (chat, completion, embedding). What the host has set stays, so a
+// session from a header comes before one in the body; a model "base:adapter" is left as it is. Of a body that ends early
+// it takes what there is: the prompt is then a prefix of the whole one, and whole is false, as it is for what is no JSON
+// object. The prompt aliases the body. The only error is [ErrModel]. Safe for concurrent use.
+func ReadBody(q *routing.Request, raw []byte) (whole bool, err error) {
+	b := readBody(raw)
+	if b.oddModel {
+		return b.whole, ErrModel
+	}
+	b.fill(q, true, true)
+	return b.whole, nil
+}
+
 // fill sets what q does not have.
 func (b *body) fill(q *routing.Request, session, prompt bool) {
 	setIfEmpty(&q.ID, b.id)
 	setIfEmpty(&q.Model, b.model)
 	setIfEmpty(&q.Adapter, b.adapter)
 	if b.salt != "" && b.extraKey != "" {
-		b.salt = renderBatch(b.salt, []string{b.extraKey})
+		b.salt += "\x00" + b.extraKey
 	}
 	setIfEmpty(&q.CacheSalt, first(b.salt, b.extraKey))
 	if session {
@@ -219,4 +236,10 @@ func dataLine(raw []byte) []byte {
 		return raw[len(raw)-len(s):]
 	}
 	return raw
+}
+
+func setIfEmpty(dst *string, s string) {
+	if *dst == "" {
+		*dst = s
+	}
 }

@@ -162,7 +162,7 @@ func TestBodyScalars(t *testing.T) {
 		{`{"model":"base:lora","lora_path":"l"}`, routing.Request{Model: "base", Adapter: "lora"}},
 		{`{"cache_salt":"a"}`, routing.Request{CacheSalt: "a"}},
 		{`{"extra_key":"b"}`, routing.Request{CacheSalt: "b"}},
-		{`{"extra_key":"b","cache_salt":"a"}`, routing.Request{CacheSalt: "a\xfdb"}},
+		{`{"extra_key":"b","cache_salt":"a"}`, routing.Request{CacheSalt: "a\x00b"}},
 		{`{"max_tokens":5,"max_completion_tokens":7}`, routing.Request{ExpectedOutput: 7}},
 		{`{"max_tokens":5}`, routing.Request{ExpectedOutput: 5}},
 		{`{"max_tokens":-5}`, routing.Request{}},

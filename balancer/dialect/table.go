@@ -1,6 +1,11 @@
 package dialect
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
 
 // A Table maps gRPC methods to their dialects. Immutable.
 type Table struct {
@@ -25,6 +30,9 @@ func NewTable(user ...Dialect) (*Table, error) {
 			name = d.Methods[0]
 		}
 		added, err := t.add(d)
+		if err == nil {
+			err = d.checkLinked(added)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("dialects[%d] (%s): %w", i, name, err)
 		}
@@ -87,6 +95,7 @@ type Method struct {
 	dialect  Dialect
 	request  fields
 	response fields
+	rank     protowire.Number
 }
 
 // DeferStream reports whether a client or bidirectional stream is to be opened
@@ -104,51 +113,52 @@ func (m *Method) HasUsage() bool { return m != nil && m.response.slots != 0 }
 
 func newMethod(d Dialect) (*Method, error) {
 	m := &Method{dialect: d}
+	q, a := &m.request, &m.response
 	for _, p := range []struct {
+		in   *fields
 		name string
 		slot slot
 		path Path
 	}{
-		{"request_id", slotRequestID, d.RequestID},
-		{"session", slotSession, d.Session},
-		{"model", slotModel, d.Model},
-		{"adapter", slotAdapter, d.Adapter},
-		{"cache_salt", slotCacheSalt, d.CacheSalt},
-		{"max_tokens", slotMaxTokens, d.MaxTokens},
-		{"rank", slotRank, d.Rank},
-		{"prompt", slotPrompt, d.Prompt},
-		{"tokens", slotTokens, d.Tokens},
-		{"json_body", slotJSON, d.JSONBody},
+		{q, "request_id", slotRequestID, d.RequestID},
+		{q, "session", slotSession, d.Session},
+		{q, "model", slotModel, d.Model},
+		{q, "adapter", slotAdapter, d.Adapter},
+		{q, "cache_salt", slotCacheSalt, d.CacheSalt},
+		{q, "max_tokens", slotMaxTokens, d.MaxTokens},
+		{q, "rank", slotRank, d.Rank},
+		{q, "prompt", slotPrompt, d.Prompt},
+		{q, "tokens", slotTokens, d.Tokens},
+		{q, "json_body", slotJSON, d.JSONBody},
+		{a, "usage.prompt", slotUsagePrompt, d.Usage.Prompt},
+		{a, "usage.output", slotUsageOutput, d.Usage.Output},
+		{a, "usage.cached", slotUsageCached, d.Usage.Cached},
+		{a, "usage.output_delta", slotUsageDelta, d.Usage.OutputDelta},
+		{a, "usage.json", slotUsageJSON, d.Usage.JSON},
 	} {
-		if err := m.request.add(p.name, p.slot, p.path); err != nil {
+		if _, err := p.in.add(&p.in.root, p.name, p.slot, p.path); err != nil {
 			return nil, err
 		}
 	}
-	if err := m.request.addMessages(d.Messages); err != nil {
-		return nil, err
-	}
-	for _, p := range []struct {
-		name string
-		slot slot
-		path Path
-	}{
-		{"usage.prompt", slotUsagePrompt, d.Usage.Prompt},
-		{"usage.output", slotUsageOutput, d.Usage.Output},
-		{"usage.cached", slotUsageCached, d.Usage.Cached},
-		{"usage.output_delta", slotUsageDelta, d.Usage.OutputDelta},
-		{"usage.json", slotUsageJSON, d.Usage.JSON},
-	} {
-		if err := m.response.add(p.name, p.slot, p.path); err != nil {
+	if x := d.Messages; x != nil {
+		if err := q.group("messages", slotTurn, x.Path, inner{"role", slotRole, x.Role}, inner{"content", slotContent, x.Content}); err != nil {
 			return nil, err
 		}
 	}
-	for _, f := range []*fields{&m.request, &m.response} {
-		for _, l := range f.leaves {
-			f.root.insert(l)
+	if x := d.Media; x != nil {
+		if err := q.group("media", slotMedia, x.Path, inner{"id", slotMediaID, x.ID}, inner{"offset", slotMediaOffset, x.Offset}); err != nil {
+			return nil, err
 		}
 	}
 	for _, group := range d.OneOf {
-		m.request.root.exclude(group)
+		q.root.exclude(group)
+	}
+	if d.Rank != "" {
+		if st := q.root.edges[slices.IndexFunc(q.root.edges, func(e *edge) bool { return e.slots&slotRank.bit() != 0 })]; st.num == 0 || st.next != nil || st.list || st.key != "" {
+			return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
+		} else {
+			m.rank = protowire.Number(st.num)
+		}
 	}
 	return m, nil
 }

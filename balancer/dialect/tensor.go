@@ -7,7 +7,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // Numbers of the KServe v2 protocol (ModelInferRequest, InferInputTensor).
@@ -39,8 +38,8 @@ func (m *Method) readTensors(q *routing.Request, msg any, prompt bool) {
 	var t tensors
 	if b, ok := encoded(msg, true); ok {
 		t.decode(b)
-	} else if pm := protoMessage(msg); pm != nil {
-		t.reflect(pm.ProtoReflect())
+	} else if pm, d := reflected(msg); d != nil {
+		t.decode(message{typed: pm}.encoded())
 	}
 	d := m.dialect.Tensors
 	if p, ok := t.find(d.Parameters); ok && len(p.texts) > 0 {
@@ -184,58 +183,5 @@ func eachBytes(b []byte, f func(protowire.Number, []byte)) {
 			f(num, data)
 		}
 		b = b[n:]
-	}
-}
-
-// reflect reads the inputs of a typed request.
-func (t *tensors) reflect(m protoreflect.Message) {
-	inputs, raw := m.Descriptor().Fields().ByNumber(kserveInputs), m.Descriptor().Fields().ByNumber(kserveRaw)
-	if inputs == nil || !inputs.IsList() || inputs.Message() == nil {
-		return
-	}
-	name, datatype := leafIn(inputs.Message(), kserveName), leafIn(inputs.Message(), kserveDatatype)
-	contents := inputs.Message().Fields().ByNumber(kserveContents)
-	for l, i := m.Get(inputs).List(), 0; i < l.Len(); i++ {
-		var in tensor
-		msg := l.Get(i).Message()
-		if name != nil {
-			in.name = textOf(name, msg.Get(name))
-		}
-		if datatype != nil {
-			in.datatype = textOf(datatype, msg.Get(datatype))
-		}
-		if contents != nil && contents.Message() != nil && !contents.IsList() && !contents.IsMap() {
-			in.reflect(msg.Get(contents).Message())
-		}
-		t.in = append(t.in, in)
-	}
-	if raw != nil && raw.IsList() && raw.Kind() == protoreflect.BytesKind {
-		for l, i := m.Get(raw).List(), 0; i < l.Len(); i++ {
-			t.raw = append(t.raw, l.Get(i).Bytes())
-		}
-	}
-}
-
-// leafIn returns a singular text field, or nil.
-func leafIn(d protoreflect.MessageDescriptor, n protoreflect.FieldNumber) protoreflect.FieldDescriptor {
-	if fd := d.Fields().ByNumber(n); fd != nil && isText(fd) && !fd.IsList() && !fd.IsMap() {
-		return fd
-	}
-	return nil
-}
-
-func (t *tensor) reflect(m protoreflect.Message) {
-	for n := protoreflect.FieldNumber(kserveInt); n <= kserveBytes; n++ {
-		fd := m.Descriptor().Fields().ByNumber(n)
-		if fd == nil || !fd.IsList() || !m.Has(fd) {
-			continue
-		}
-		for l, i := m.Get(fd).List(), 0; i < l.Len(); i++ {
-			if isText(fd) {
-				t.texts = append(t.texts, textOf(fd, l.Get(i)))
-			} else if x, ok := integer(fd, l.Get(i)); ok {
-				t.ids = append(t.ids, uint32(x))
-			}
-		}
 	}
 }

@@ -183,23 +183,22 @@ func protoField(name string, num int32, typ descriptorpb.FieldDescriptorProto_Ty
 	return f
 }
 
-// oldRequest is a message of github.com/golang/protobuf v1, or of gogo with a
-// message that is not nullable.
+// oldRequest is a message of github.com/golang/protobuf v1.
 type oldRequest struct {
-	Prompt string      `protobuf:"bytes,3,opt,name=prompt,proto3"`
-	Kv     oldKv       `protobuf:"bytes,10,opt,name=kv"`
-	Tokens []int32     `protobuf:"varint,5,rep,packed,name=input_ids,proto3"`
+	Prompt *string     `protobuf:"bytes,3,opt,name=prompt"`
+	Kv     *oldKv      `protobuf:"bytes,10,opt,name=kv"`
+	Tokens []int32     `protobuf:"varint,5,rep,packed,name=input_ids"`
 	Choice isOldChoice `protobuf_oneof:"choice"`
 }
 
 type oldKv struct {
-	CacheSalt string `protobuf:"bytes,2,opt,name=cache_salt,proto3"`
+	CacheSalt *string `protobuf:"bytes,2,opt,name=cache_salt"`
 }
 
 type isOldChoice interface{ isOldChoice() }
 
 type oldSession struct {
-	SessionId string `protobuf:"bytes,13,opt,name=session_id,proto3,oneof"`
+	SessionId string `protobuf:"bytes,13,opt,name=session_id,oneof"`
 }
 
 func (*oldSession) isOldChoice() {}
@@ -208,3 +207,22 @@ func (*oldRequest) Reset()                   {}
 func (*oldRequest) String() string           { return "" }
 func (*oldRequest) ProtoMessage()            {}
 func (*oldRequest) XXX_OneofWrappers() []any { return []any{(*oldSession)(nil)} }
+
+func (*oldKv) Reset()         {}
+func (*oldKv) String() string { return "" }
+func (*oldKv) ProtoMessage()  {}
+
+// gogoRequest is a message of gogo/protobuf with a message that is not nullable, which protoreflect refuses.
+type gogoRequest struct {
+	Kv      gogoKv `protobuf:"bytes,10,opt,name=kv"`
+	encoded []byte
+}
+
+type gogoKv struct {
+	CacheSalt string `protobuf:"bytes,2,opt,name=cache_salt"`
+}
+
+func (*gogoRequest) Reset()                     {}
+func (*gogoRequest) String() string             { return "" }
+func (*gogoRequest) ProtoMessage()              {}
+func (r *gogoRequest) Marshal() ([]byte, error) { return r.encoded, nil }
