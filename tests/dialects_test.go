@@ -3,6 +3,7 @@ package tests
 import (
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,9 +16,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // anyServer serves every method: it answers an encoded message with the one that answer returns.
@@ -196,4 +199,49 @@ func TestRankOfAGeneratedMessage(t *testing.T) {
 		require.Equal(t, "[3] [3]", m.GetComplete().GetFinishReason())
 		require.Nil(t, q.DataParallelRank)
 	}
+}
+
+// Issue 12.5: a call whose turns cannot be read has no key, which is counted, and logged once.
+func TestUnreadableContentIsNoKey(t *testing.T) {
+	a := anyServer(t, func(string, []byte, metadata.MD) []byte { return nil })
+	var l logged
+	m := newMeter(t)
+	// The content is said to be in a list's field 3, where the parts have none.
+	cc := dial(t, "warmpath:///"+a, client.WithLogger(l.logger()), m.option, client.WithConfig(
+		`{"dialects":[{"methods":["/acme.Chat/Answer"],"messages":{"path":"1","role":"1","content":"2[].3"}}]}`))
+	const calls = 3
+	for i := range calls {
+		turn := append(text(1, "user"), text(2, string(text(1, fmt.Sprint("a part of another kind, ", i))))...)
+		var d client.Decision
+		var reply []byte
+		require.NoError(t, cc.Invoke(client.WithDecision(deadline(t), &d), "/acme.Chat/Answer", text(1, string(turn)), &reply,
+			grpc.ForceCodecV2(rawBytes{}), grpc.WaitForReady(true)))
+		require.Equal(t, routing.ReasonNoKey, d.Reason)
+		require.Zero(t, d.PromptTokens)
+	}
+	require.EqualValues(t, calls, m.sum(t, "warmpath.decisions", telemetry.KeyReason.String(string(routing.ReasonNoKey))))
+	require.Equal(t, 1, strings.Count(l.String(), "messages.content"), l.String())
+}
+
+// Issue 12.7: two images behind the same token ids are two prompts.
+func TestImagesAreDifferentPrompts(t *testing.T) {
+	a := anyServer(t, func(string, []byte, metadata.MD) []byte { return nil })
+	cc := dial(t, "warmpath:///"+a)
+	ids := make([]byte, 256) // 256 tokens
+	matched := func(media ...byte) int {
+		var d client.Decision
+		var reply []byte
+		message := append(text(4, string(text(1, string(ids)))), media...)
+		require.NoError(t, cc.Invoke(client.WithDecision(deadline(t), &d), "/vllm.Inference/Generate", message, &reply,
+			grpc.ForceCodecV2(rawBytes{}), grpc.WaitForReady(true)))
+		require.Equal(t, 256, d.PromptTokens)
+		return d.MatchedTokens
+	}
+	image := func(uuid string) []byte { return text(14, string(text(6, uuid))) }
+	require.Zero(t, matched())
+	require.Zero(t, matched(image("a")...))
+	require.Zero(t, matched(image("b")...))
+	require.Equal(t, 256, matched(image("a")...))
+	require.Equal(t, 256, matched(image("b")...))
+	require.Equal(t, 256, matched())
 }

@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -15,20 +16,26 @@ const WantModel routing.Uses = 1 << 7
 // Request fills q from the first message of a call. What the host has set stays,
 // so a session from metadata comes before one in the message. With a policy that
 // uses neither prompt nor session only cheap scalars are read: of an encoded
-// message that comes in several buffers, those in the first.
-func (m *Method) Request(q *routing.Request, uses routing.Uses, msg any) {
+// message that comes in several buffers, those in the first. The only error is
+// [ErrContent]; all else that cannot be read is absent.
+func (m *Method) Request(q *routing.Request, uses routing.Uses, msg any) error {
 	if m == nil || q == nil || msg == nil {
-		return
+		return nil
 	}
 	defer harmless()
-	m.readRequest(q, uses, msg)
+	return m.readRequest(q, uses, msg)
 }
+
+// ErrContent is the error of a request with chat turns whose content cannot be read. It has no prompt then: what the turns
+// have in common is not what they are.
+var ErrContent = errors.New("the content of a chat turn cannot be read: messages.content leads to no text, list of parts or " +
+	"google.protobuf.Value")
 
 // harmless ends a panic. Messages are foreign code: a typed nil, a buffer that
 // was freed, a Bytes method that does not expect to be called.
 func harmless() { _ = recover() }
 
-func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) {
+func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) error {
 	prompt := uses&routing.UsesPrompt != 0 && q.Prompt.Empty()
 	session := uses&routing.UsesSession != 0 && q.Session == ""
 	v := values{need: scalarSlots}
@@ -76,6 +83,10 @@ func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) {
 	if q.ExpectedOutput == 0 {
 		q.ExpectedOutput = m.dialect.DefaultMaxTokens
 	}
+	if len(v.chat) > 0 && q.Prompt.Empty() {
+		return ErrContent
+	}
+	return nil
 }
 
 // prompt returns token ids, else text, else chat turns whose contents could be read.

@@ -140,7 +140,9 @@ func (c *Call) fill(b *Binding) {
 		return
 	}
 	m, known := b.Dialects.Lookup(c.Request.Method), q.ID != ""
-	m.Request(q, c.keyed, c.msg)
+	if err := m.Request(q, c.keyed, c.msg); err != nil {
+		c.handle.warnUnread(c.Request.Method, err)
+	}
 	if c.abortable = m.Aborts(); c.abortable && known { // from the metadata
 		id := m.RequestID(c.msg)
 		c.more().id, c.abortable = id, id != ""

@@ -72,6 +72,8 @@ type Handle struct {
 	ever  atomic.Bool // a balancer has met this handle
 	calls atomic.Bool // the unbound warning was given
 
+	unread atomic.Bool // the warning of prompts that cannot be read was given
+
 	// mu guards what follows. A balancer takes it before its own Router's.
 	mu   sync.Mutex
 	id   channelz.Identifier // the channel's, from its first balancer on
@@ -195,6 +197,13 @@ func (h *Handle) publish() {
 		return
 	}
 	h.bound.Store(nil)
+}
+
+// warnUnread logs once that the prompts of a method cannot be read.
+func (h *Handle) warnUnread(method string, err error) {
+	if h.unread.CompareAndSwap(false, true) {
+		h.Logger.Warn("warmpath: calls are routed without their prompt; this is logged once", "method", method, "error", err)
+	}
 }
 
 // unbound is called after a call that succeeded without ever meeting a
