@@ -10,20 +10,21 @@ import (
 
 	"github.com/warmpath/warmpath/internal/channel"
 	"github.com/warmpath/warmpath/internal/pause"
-	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// attempts is the attempt loop of one call: it decides whether a failed attempt
-// is followed by another, and when. It ends at the first response message.
+// attempts is the retry loop of one call, which ends at the first response message: each pass books a replica and
+// makes an attempt, and the cause of a failure decides whether another pass follows, and when.
 type attempts struct {
 	call   *channel.Call
 	cc     *grpc.ClientConn
 	method string
-	begun  int
-	made   int // attempts that failed, but for those that our own picker refused
-	broken int // of those, the ones that a replica may have begun to serve
 
-	refused refused
+	begun    int // attempts
+	failed   int // attempts that count towards max_attempts: all that failed but those that were refused
+	sent     int // of those, the ones that a replica may have begun to serve
+	rejected int // of those, the ones that a replica rejected
+	refused  int // attempts that a full replica refused, which are none
+	backoff  time.Duration
 
 	codec  *codecOnce // of a message that can be encoded only once; nil = it is not needed
 	single bool       // the message can be sent only once
@@ -47,84 +48,90 @@ func (a *attempts) last() {
 	}
 }
 
+// timeout is that of the service config for a method, which bounds the whole call, the queue and all attempts; negative = none.
+func timeout(cc *grpc.ClientConn, method string) time.Duration {
+	if t := cc.GetMethodConfig(method).Timeout; t != nil {
+		return *t
+	}
+	return -1
+}
+
 // defaultMaxAttempts holds until a balancer is bound.
 const defaultMaxAttempts = 3
 
-// book books a replica for the next attempt, and waits in the queue where all are full. What the queue
-// answers is final.
-func (a *attempts) book() error {
+// book books a replica for the next attempt, and waits in the queue where all are full, and where the last
+// replica refused the call. What the queue answers is final.
+func (a *attempts) book(ctx context.Context) error {
 	a.begun++
+	wait := a.backoff
+	a.backoff = 0
 	if b := a.call.Queue(); b != nil {
-		return a.call.Acquire(b)
+		return a.call.Acquire(b, wait)
+	}
+	if pause.For(ctx, wait) != nil {
+		return status.FromContextError(ctx.Err()).Err()
 	}
 	return nil
 }
 
-// again returns nil, after the backoff, if the call is to be tried again after err; else
-// the error of the call. It does so as soon as the context ends.
+// again returns nil if another attempt follows one that failed with err, once the time for it has come; else the
+// error of the call.
 func (a *attempts) again(ctx context.Context, err error) error {
-	if a.call.Refused() || a.single {
+	if a.call.Refused() {
 		return a.call.Final(err)
 	}
-	if ended := ctx.Err(); ended != nil {
-		if err == errLate {
-			err = status.FromContextError(ended).Err()
-		}
-		return err
-	}
-	if err == errLate {
-		a.made++
-		a.broken++
-		a.call.Retried(telemetry.RetryTimeout)
-		a.call.Next()
-		return nil
-	}
 	last := a.call.Last()
-	f := classify(err, last)
-	switch f {
-	case final:
+	why := causeOf(err, last)
+	if why == final || a.single {
 		return err
-	case full:
+	}
+	if end := ended(ctx, err); end != nil {
+		return end
+	}
+	switch {
+	case why == full:
 		a.call.Next()
 		return nil
-	}
-	refused, waited := false, false
-	if f == rejected { // a stream that is reset may have the same code
-		refused, waited = a.refused.again(ctx, a.call.Handle().Retries().Backoff, err, last)
-	}
-	if refused {
-		if !waited || a.retriedByService() {
+	case why != late && a.retriedElsewhere():
+		return err
+	case why == refused:
+		a.refused++
+		a.backoff = a.call.Handle().Retries().Backoff.Wait(a.refused)
+	default:
+		if err := a.spend(why, last, err); err != nil {
 			return err
 		}
-	} else if err := a.failed(f, last, err); err != nil {
-		return err
-	} else if pause.For(ctx, a.call.Handle().Retries().Backoff.Wait(a.made)) != nil {
-		return err
+		if pause.For(ctx, a.call.Handle().Retries().Backoff.Wait(a.failed)) != nil {
+			return status.FromContextError(ctx.Err()).Err()
+		}
 	}
-	a.call.Retried(f.cause())
+	a.call.Retried(why.retry())
 	a.call.Next()
 	return nil
 }
 
-// failed counts an attempt that another replica may make good. The error is the one of the
-// call if there may be no other attempt.
-func (a *attempts) failed(f failure, last channel.Attempt, err error) error {
-	a.made++
-	if f == broken {
-		a.broken++
-	}
-	if a.retriedByService() {
-		return err
-	}
-	if f == broken && lost(err) {
-		if err := a.call.Broke(last.Replica); err != nil {
+// spend takes another attempt out of the call's attempts and the channel's budget. The error is the one of the call
+// where it is not there.
+func (a *attempts) spend(why cause, last channel.Attempt, err error) error {
+	a.failed++
+	switch why {
+	case late:
+		a.sent++
+		return nil // move has looked at the rest
+	case broken:
+		a.sent++
+		if err := a.call.Broke(last); err != nil {
+			return err
+		}
+	case rejected:
+		if a.rejected++; !a.call.CanMove() {
 			return err
 		}
 	}
-	if a.made >= a.max() || a.broken > 1 {
+	if a.failed >= a.max() || a.sent > 1 || a.rejected > 1 {
 		return err
 	}
-	if last.Sent && f != rejected && !a.call.Retry() {
+	if !a.call.Retry() {
 		return channel.OverBudget(err)
 	}
 	return nil
@@ -137,15 +144,15 @@ func (a *attempts) max() int {
 	return defaultMaxAttempts
 }
 
-// retriedByService reports whether the service config has a retryPolicy for the
-// method: then gRPC has tried as often as its owner wanted.
-func (a *attempts) retriedByService() bool {
-	return a.cc.GetMethodConfig(a.method).RetryPolicy != nil
+// retriedElsewhere reports whether retries are made by another mechanism, to which this loop adds none: a
+// retryPolicy of the service config, or an interceptor that runs inside.
+func (a *attempts) retriedElsewhere() bool {
+	return a.cc.GetMethodConfig(a.method).RetryPolicy != nil || a.call.RetriedInside()
 }
 
 // limited reports whether the first message of the next attempt is awaited for first_token_timeout.
 func (a *attempts) limited() bool {
-	return a.call.Handle().Retries().FirstTokenTimeout > 0 && a.broken == 0 && !a.retriedByService()
+	return a.call.Handle().Retries().FirstTokenTimeout > 0 && a.sent == 0 && !a.retriedElsewhere()
 }
 
 // await runs receive. Each time that first_token_timeout passes it asks move whether the attempt is to be
@@ -176,7 +183,7 @@ func (a *attempts) await(cancel context.CancelFunc, receive func() error, move f
 // move reports whether the call leaves an attempt whose first message is late: another replica has room, and
 // neither the attempts nor the budget are spent. Those do not come back.
 func (a *attempts) move() (move, ever bool) {
-	if a.broken > 0 || a.made+1 >= a.max() {
+	if a.sent > 0 || a.failed+1 >= a.max() {
 		return false, false
 	}
 	if !a.call.CanMove() {

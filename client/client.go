@@ -24,10 +24,20 @@ import (
 // retries: its default of 256 KiB is less than a long prompt.
 const retryBuffer = 64 << 20
 
+// retryBufferOption is the option for retryBuffer. It is a type of its own, so that calls that are not tried again
+// can do without.
+type retryBufferOption struct {
+	grpc.MaxRetryRPCBufferSizeCallOption
+}
+
 // New returns a channel to the target, as [grpc.NewClient] does, whose calls are
 // routed by warmpath. Among opts may be warmpath's own options and any of
 // gRPC's; where both say something, what gRPC was told counts. Nothing is
 // connected yet. The error names what is wrong with the target or the options.
+//
+// Interceptors among opts run inside warmpath's, once for each attempt: they see the attempts of a call, and so do
+// stats handlers. To see calls, wrap the stub or the ClientConn. An interceptor that makes retries itself takes the place of
+// warmpath's retries for a call once it has made one; it should rather be left out, since warmpath's go to another replica.
 func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	if err := resolver.Check(target); err != nil {
 		return nil, err
@@ -157,7 +167,7 @@ func newChannels(opts []grpc.DialOption) (*channels, error) {
 func (c *channels) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithDefaultServiceConfig(c.serviceConfig),
-		grpc.WithDefaultCallOptions(grpc.MaxRetryRPCBufferSize(retryBuffer)),
+		grpc.WithDefaultCallOptions(retryBufferOption{grpc.MaxRetryRPCBufferSizeCallOption{MaxRetryRPCBufferSize: retryBuffer}}),
 		grpc.WithChainUnaryInterceptor(c.unary),
 		grpc.WithChainStreamInterceptor(c.stream),
 	}

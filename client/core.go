@@ -62,6 +62,9 @@ func (k *core) send(m any) error {
 			err = at.cs.SendMsg(m)
 		}
 	}
+	if err != nil && err != io.EOF { // the status of the call
+		k.end(err)
+	}
 	return err
 }
 

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"io"
 
 	"google.golang.org/grpc/status"
@@ -49,7 +48,7 @@ func (k *core) begin(m any, has bool) (mine bool, err error) {
 // attempt asks gRPC for a stream and sends the first message on it, as often as the attempt loop allows.
 func (k *core) attempt(m any, has bool) (attempt, error) {
 	for {
-		if err := k.tries.book(); err != nil {
+		if err := k.tries.book(k.ctx); err != nil {
 			return attempt{}, err
 		}
 		next := attempt{n: k.tries.begun}
@@ -197,6 +196,3 @@ func (k *core) first(at attempt, receive func() error) error {
 		return move, ever
 	})
 }
-
-// errLate is the error of an attempt that was cancelled since its first message was late.
-var errLate = errors.New("the first message did not come within first_token_timeout")

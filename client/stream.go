@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"runtime"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -10,15 +11,22 @@ import (
 
 // stream is the stream interceptor. A server-streaming call is opened by its
 // first message; other streams open at once, unless their dialect asks to be
-// deferred, and then any first action opens them.
+// deferred, and then their first message, or CloseSend, opens them.
 func (c *channels) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	h := c.handle(cc)
 	if h.Within(ctx) {
 		return open(ctx, desc, cc, method, opts...)
 	}
 	opts, finish := takeOnFinish(opts)
+	if desc.ClientStreams { // it is never tried again, and may be long
+		opts = slices.DeleteFunc(slices.Clone(opts), func(o grpc.CallOption) bool { _, ok := o.(retryBufferOption); return ok })
+	}
 	k := &core{desc: desc, open: open, opts: opts, finish: finish}
-	k.ctx, k.cancel = context.WithCancel(ctx)
+	if t := timeout(cc, method); t >= 0 {
+		k.ctx, k.cancel = context.WithTimeout(ctx, t)
+	} else {
+		k.ctx, k.cancel = context.WithCancel(ctx)
+	}
 	h.Start(&k.call, k.ctx, method, nil, false)
 	if !desc.ClientStreams {
 		k.call.AwaitsMessage()

@@ -13,6 +13,11 @@ func (c *channels) unary(ctx context.Context, method string, req, reply any, cc 
 	if h.Within(ctx) {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
+	if t := timeout(cc, method); t >= 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, t)
+		defer cancel()
+	}
 	tries := attempts{call: h.NewCall(ctx, method, req, true), cc: cc, method: method}
 	defer tries.call.End()
 	opts, finish := takeOnFinish(opts)
@@ -22,7 +27,7 @@ func (c *channels) unary(ctx context.Context, method string, req, reply any, cc 
 		defer func() { finish.run(err) }()
 	}
 	for {
-		if err := tries.book(); err != nil {
+		if err := tries.book(ctx); err != nil {
 			return err
 		}
 		var err error

@@ -71,8 +71,8 @@ func TestAttempts(t *testing.T) {
 	}{
 		{"unavailable goes to another", refusing(codes.Unavailable, "x"), false, 1, codes.OK},
 		{"unavailable after headers goes to another", refusing(codes.Unavailable, "x"), true, 1, codes.OK},
-		{"full goes to another", refusing(codes.ResourceExhausted, "busy"), false, 2, codes.OK},
-		{"too large is not retried", refusing(codes.ResourceExhausted, "grpc: received message larger than max (9 vs. 4)"), false, 1, codes.ResourceExhausted},
+		{"rejected goes to another", refusing(codes.ResourceExhausted, "busy"), false, 1, codes.OK},
+		{"rejected twice is final", refusing(codes.ResourceExhausted, "busy"), false, 2, codes.ResourceExhausted},
 		{"internal is not retried", refusing(codes.Internal, "x"), false, 1, codes.Internal},
 		{"invalid is not retried", refusing(codes.InvalidArgument, "x"), true, 1, codes.InvalidArgument},
 	}
@@ -140,26 +140,35 @@ func sessionEndingAt(t *testing.T, rs []*replica, last string) string {
 	return ""
 }
 
-// A plain refusal may mean anything: without a deadline, which would end them, there are
-// no more attempts than of failed ones.
-func TestAtMostThreeAttempts(t *testing.T) {
-	var failed atomic.Int64
-	rs := make([]*replica, 5)
-	for i := range rs {
-		rs[i] = start(t, answering(false, func() error { failed.Add(1); return status.Error(codes.ResourceExhausted, "busy") }))
-	}
-	cc := dial(t, target(rs...), roundRobin())
-	stub := testpb.NewTestServiceClient(cc)
-	connectedExcept(t, cc, rs)
-	failed.Store(0)
-	for _, r := range rs {
-		r.calls.Store(0)
-	}
-	_, err := stub.UnaryCall(t.Context(), simple("a"))
-	require.Equal(t, codes.ResourceExhausted, status.Code(err))
-	require.EqualValues(t, 3, failed.Load())
-	for _, r := range rs {
-		require.LessOrEqual(t, r.calls.Load(), int64(1), "each attempt goes to a replica not tried yet")
+// Issue 12.3: RESOURCE_EXHAUSTED without warmpath's trailer may be a tenant's quota: one other replica is tried, and
+// none where there is no other, however long the deadline is.
+func TestPlainRejectionIsTriedOnOneOther(t *testing.T) {
+	for n, want := range map[int]int64{1: 1, 5: 2} {
+		kinds(t, func(t *testing.T, kind string) {
+			var failed atomic.Int64
+			rs := make([]*replica, n)
+			for i := range rs {
+				rs[i] = start(t, answering(false, func() error { failed.Add(1); return status.Error(codes.ResourceExhausted, "busy") }))
+			}
+			cc := dial(t, target(rs...), roundRobin())
+			stub := testpb.NewTestServiceClient(cc)
+			connectedExcept(t, cc, rs)
+			failed.Store(0)
+			for _, r := range rs {
+				r.calls.Store(0)
+			}
+			var err error
+			if kind == "unary" {
+				_, err = stub.UnaryCall(deadline(t), simple("a"))
+			} else {
+				_, err = read(stub.StreamingOutputCall(deadline(t), prompt("a")))
+			}
+			require.Equal(t, codes.ResourceExhausted, status.Code(err))
+			require.Equal(t, want, failed.Load())
+			for _, r := range rs {
+				require.LessOrEqual(t, r.calls.Load(), int64(1), "each attempt goes to a replica not tried yet")
+			}
+		})
 	}
 }
 

@@ -35,12 +35,6 @@ func reset(code http2.ErrCode) fault {
 // crash closes the connection as a process that dies does.
 func crash(*http2.Framer, uint32) bool { return false }
 
-// leave announces the end, this stream included, and closes the connection all the same.
-func leave(f *http2.Framer, stream uint32) bool {
-	_ = f.WriteGoAway(stream, http2.ErrCodeNo, nil)
-	return false
-}
-
 // says ends the stream with a status.
 func says(code string) fault {
 	return func(f *http2.Framer, stream uint32) bool {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/http2"
@@ -131,14 +130,24 @@ func TestRefusedStreamsGoOn(t *testing.T) {
 	})
 }
 
-// Issue 12.27: the wait before the second retry is the one of the config. gRPC itself sends each attempt twice where the stream is refused.
+// Issue 12.27: the wait before the second retry is the one of the config.
 func TestBackoffIsConfigured(t *testing.T) {
-	for initial, sent := range map[string]int64{"1ms": 6, "1m": 4} {
-		f := newFaulty(t, reset(http2.ErrCodeRefusedStream), 5, `"backoff":{"initial":"`+initial+`","maximum":"1m"}`)
-		ctx, cancel := context.WithTimeout(client.WithExclude(context.Background(), f.good.addr), time.Second)
-		require.Error(t, f.callWith(ctx, "unary", "a"))
+	for initial, enough := range map[string]func(r *replica, queued int64) bool{
+		"1ms": func(r *replica, _ int64) bool { return r.calls.Load() > 3 },
+		"1m":  func(r *replica, queued int64) bool { return r.calls.Load() == 2 && queued == 1 }, // the first retry is made at once
+	} {
+		r, m := startRefusing(t), newMeter(t)
+		cc := dial(t, target(r), client.WithConfig(config(`{"round_robin":{}}`, `"backoff":{"initial":"`+initial+`","maximum":"1m"}`)), m.option)
+		connected(t, cc, []*replica{r})
+		ctx, cancel := context.WithCancel(deadline(t))
+		done := make(chan error, 1)
+		go func() {
+			_, err := read(testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a")))
+			done <- err
+		}()
+		eventually(t, initial, func() bool { return enough(r, m.sum(t, "warmpath.queue.length")) })
 		cancel()
-		require.Equal(t, sent, f.got(), initial)
+		require.Equal(t, codes.Canceled, status.Code(<-done))
 	}
 }
 
@@ -188,9 +197,9 @@ func (f *faulty) callOther(t *testing.T, kind string) (d client.Decision, err er
 	return d, f.callWith(ctx, kind, "innocent")
 }
 
-// An engine that is shut down, or says that it is not available, is not killed.
+// An engine that answers UNAVAILABLE, or resets the stream, is not killed.
 func TestInnocentPromptsAreNotQuarantined(t *testing.T) {
-	for name, how := range map[string]fault{"GOAWAY": leave, "UNAVAILABLE": says("14"), "reset": reset(http2.ErrCodeInternal)} {
+	for name, how := range map[string]fault{"UNAVAILABLE": says("14"), "reset": reset(http2.ErrCodeInternal)} {
 		t.Run(name, func(t *testing.T) {
 			kinds(t, func(t *testing.T, kind string) {
 				f := newFaulty(t, how, 2)
@@ -271,13 +280,13 @@ func TestNobodyMayServe(t *testing.T) {
 	})
 }
 
-// Replicas that refuse because they are full have done nothing: no budget is needed.
-func TestRejectionsAreNotInTheBudget(t *testing.T) {
-	f := newFaulty(t, says("8"), 2, `"retry_floor":-1`, `"retry_ratio":0.01`)
-	for range 20 {
-		d, err := f.call(t, "unary", "a")
-		require.NoError(t, err)
-		require.Equal(t, f.good.addr, d.Replica)
-	}
-	require.EqualValues(t, 40, f.sum(t, "warmpath.retries", telemetry.KeyReason.String(telemetry.RetryRejected)))
+// Issue 12.3: a plain RESOURCE_EXHAUSTED needs a budget for another attempt.
+func TestPlainRejectionsAreInTheBudget(t *testing.T) {
+	f := newFaulty(t, says("8"), 1, `"retry_floor":-1`, `"retry_ratio":0.001`)
+	calls := f.good.calls.Load()
+	_, err := f.call(t, "unary", "a")
+	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	require.ErrorIs(t, err, client.ErrRetryBudget)
+	require.EqualValues(t, 1, f.got())
+	require.Equal(t, calls, f.good.calls.Load())
 }

@@ -60,8 +60,8 @@ type Config struct {
 	// most 10.
 	MaxAttempts int `json:"max_attempts,omitempty"`
 	// RetryRatio bounds the retries of a channel by this share of its calls, of the last
-	// 10 s, on top of RetryFloor; 0 = 0.2, -1 = no bound at all. Only what may have cost a
-	// replica something counts: not what never left the client, nor what a full replica refused.
+	// 10 s, on top of RetryFloor; 0 = 0.2, -1 = no bound at all. All retries count but those
+	// that follow a refusal with warmpath's trailer.
 	RetryRatio float64 `json:"retry_ratio,omitempty"`
 	// RetryFloor is how many retries a second there may be in any case; 0 = 10, -1 = none.
 	RetryFloor int `json:"retry_floor,omitempty"`

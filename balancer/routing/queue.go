@@ -43,6 +43,56 @@ func (r *Router) Acquire(ctx context.Context, q *Request, b *Booking) error {
 	return nil
 }
 
+// AcquireAfter is Acquire for a request that a full replica refused: it waits in the queue, and may be served there
+// once the backoff has passed. A backoff of 0 is Acquire.
+func (r *Router) AcquireAfter(ctx context.Context, backoff time.Duration, q *Request, b *Booking) error {
+	if backoff <= 0 {
+		return r.Acquire(ctx, q, b)
+	}
+	w, err := r.enqueue(ctx, q, b)
+	if err != nil {
+		return err
+	}
+	stop := r.opts.AfterFunc(backoff, func() { r.backedOff(w) })
+	err = r.await(ctx, w)
+	stop()
+	if err == nil {
+		r.routed(q, b)
+	}
+	return err
+}
+
+// enqueue puts a request into the queue where it waits for no replica.
+func (r *Router) enqueue(ctx context.Context, q *Request, b *Booking) (*waiter, error) {
+	q.narrow(r.view.Load())
+	r.lockPrepared(ctx, q)
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, ErrClosed
+	}
+	r.came(q)
+	w := r.newWaiter(q, b)
+	if err := r.admit(w); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// backedOff lets a request choose whose backoff has passed.
+func (r *Router) backedOff(w *waiter) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !w.waiting {
+		return
+	}
+	v := r.view.Load()
+	r.tick(v)
+	if w.waiting { // a mark that has ended may have let it choose
+		r.again(w, v)
+	}
+	r.arm()
+}
+
 // pickOrEnqueue books at once, or returns the waiter it put into the queue.
 func (r *Router) pickOrEnqueue(ctx context.Context, q *Request, b *Booking) (*waiter, error) {
 	q.narrow(r.view.Load())

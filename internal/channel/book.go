@@ -6,8 +6,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // Queue returns the Binding in whose Router the call may wait: that of the channel's balancer, and, where it has several
@@ -23,8 +25,9 @@ func (c *Call) Queue() *Binding {
 
 // Acquire books a replica before gRPC is asked for a stream, waiting in the
 // queue where all are full. It returns nil without a booking where only gRPC can
-// help. The error is a gRPC status.
-func (c *Call) Acquire(b *Binding) error {
+// help. The error is a gRPC status. A backoff that is not 0 is the wait of a call that a full replica refused: it
+// passes in the queue, before the call may have room.
+func (c *Call) Acquire(b *Binding, backoff time.Duration) error {
 	c.mu.Lock()
 	if c.busy { // with an attempt of an interceptor that did not wait for its end
 		c.mu.Unlock()
@@ -32,14 +35,14 @@ func (c *Call) Acquire(b *Binding) error {
 	}
 	c.busy, c.shared, c.last = true, false, Attempt{}
 	c.mu.Unlock()
-	err := c.acquire(b)
+	err := c.acquire(b, backoff)
 	c.mu.Lock()
 	c.busy = false
 	c.mu.Unlock()
 	return err
 }
 
-func (c *Call) acquire(b *Binding) error {
+func (c *Call) acquire(b *Binding, backoff time.Duration) error {
 	c.fill(b)
 	if c.lacksPrompt(b) {
 		return c.Final(ErrNoPrompt)
@@ -48,6 +51,10 @@ func (c *Call) acquire(b *Binding) error {
 		return err
 	}
 	if b.Central != nil {
+		if pause.For(c, backoff) != nil {
+			return status.FromContextError(c.Err()).Err()
+		}
+		backoff = 0
 		booked, err := c.timedAsk(b)
 		if booked {
 			c.binding = b
@@ -62,7 +69,7 @@ func (c *Call) acquire(b *Binding) error {
 	if timed {
 		start = time.Now()
 	}
-	err := b.Router.Acquire(c, &c.Request, &c.booking)
+	err := b.Router.AcquireAfter(c, backoff, &c.Request, &c.booking)
 	switch err {
 	case nil:
 		c.decidedHere(b)
@@ -132,7 +139,8 @@ func (c *Call) book(ctx context.Context, b *Binding, connection func(*routing.Re
 		c.giveBack()
 	}
 	c.tell()
-	if c.last.Replica != nil { // gRPC itself repeats the attempt
+	if c.last.Replica != nil { // gRPC itself repeats the attempt, or an interceptor inside
+		c.repeated()
 		c.Request.NextAttempt(c.last.Replica)
 		c.last = Attempt{}
 	}

@@ -63,10 +63,18 @@ type Attempt struct {
 	Replica *routing.Replica // nil when none was picked
 	Sent    bool             // the request left the client
 	Full    bool             // our picker found every replica full
-	Refused bool             // the replica said, in our words, that it is full
-	breaks  uint64           // of connections, before it began
-	Err     error            // the status that the attempt ended with; nil = OK, or not ended
+	Refused bool             // the replica refused the request with warmpath's trailer since it is full
+	// Answered says that something of an answer came, headers at least. Trailer is its trailing metadata. An answer without
+	// headers and messages, a status alone, has its content type there.
+	Answered bool
+	Trailer  metadata.MD
+
+	Err    error  // the status that the attempt ended with; nil = OK, or not ended
+	breaks uint64 // of connections, before it began
 }
+
+// StatusAlone reports whether the replica answered with a status in place of headers and messages.
+func (a *Attempt) StatusAlone() bool { return len(a.Trailer["content-type"]) > 0 }
 
 // NewCall returns a Call for a method; msg may be nil where the message is not
 // known.

@@ -23,6 +23,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 		return
 	}
 	c.last.Sent, c.last.Refused, c.last.Err = info.BytesSent, refused, info.Err
+	c.last.Answered, c.last.Trailer = info.BytesReceived, info.Trailer
 	c.outcome.Err, c.outcome.Sent = info.Err, info.BytesSent
 	if c.outcome.Fault = fault.Of(info.Err); c.outcome.Fault != routing.NoFault && c.late() {
 		c.outcome.Fault = routing.Late
@@ -147,6 +148,9 @@ func (c *Call) Next() {
 	}
 	c.tell()
 	c.outcome.Usage = routing.NoUsage
+	if r := c.rare.Load(); r != nil {
+		r.repeats = 0
+	}
 	if c.late() {
 		r := c.more()
 		r.late, r.outrun = false, c.last.Replica

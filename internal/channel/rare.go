@@ -22,6 +22,10 @@ type rare struct {
 	picked time.Time
 	// rank is one more than the data-parallel rank that the attempt's message gets, 0 = none. Guarded by Call.mu.
 	rank int
+	// repeats counts the attempts that were sent and repeated inside one pass of the interceptor's loop; inside says that
+	// an interceptor makes them. Guarded by Call.mu.
+	repeats int
+	inside  bool
 	// late says that the attempt under way is given up because its first message is late. outrun is the replica that an
 	// earlier attempt was given up on for that; nil = none. Guarded by Call.mu.
 	late   bool
@@ -43,6 +47,28 @@ func (c *Call) report() *telemetry.Report {
 		return c.route.Report
 	}
 	return nil
+}
+
+// repeated notes that an attempt is repeated without the interceptor's loop. gRPC does that by itself once, and
+// only where no answer came. Called with mu held.
+func (c *Call) repeated() {
+	if !c.last.Sent {
+		return
+	}
+	r := c.more()
+	r.repeats++
+	r.inside = r.inside || c.last.Answered || r.repeats > 1
+}
+
+// RetriedInside reports whether an interceptor inside ours makes retries.
+func (c *Call) RetriedInside() bool {
+	r := c.rare.Load()
+	if r == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return r.inside
 }
 
 // requestID is the id by which the engine knows the request.

@@ -82,16 +82,16 @@ func (c *Call) policy() string {
 // Retried counts an attempt after another, by its cause.
 func (c *Call) Retried(cause string) { c.handle.Telemetry.Retried(c, c.policy(), cause) }
 
-// Broke notes that the connection to the replica broke under the call before its first
-// message. The error is not nil if the prompt is in quarantine now.
-func (c *Call) Broke(replica *routing.Replica) error {
-	b := c.handle.Bound()
-	if b == nil || b.Retries.QuarantineTTL <= 0 || replica == nil {
+// Broke notes an attempt that was sent and broke before its first message. Where it got UNAVAILABLE
+// and the replica answered nothing, its connection broke. The error is not nil if the prompt is in quarantine now.
+func (c *Call) Broke(last Attempt) error {
+	b, replica := c.handle.Bound(), last.Replica
+	if b == nil || b.Retries.QuarantineTTL <= 0 || replica == nil || last.Answered || status.Code(last.Err) != codes.Unavailable {
 		return nil
 	}
 	prompt, known := c.prompt(b.Dialects)
 	return c.quarantined(b, c.handle.quarantine.broke(breakage{
-		prompt: prompt, known: known, replica: replica.ID, at: time.Now(), began: c.Last().breaks, beside: replica.Ongoing() > 0,
+		prompt: prompt, known: known, replica: replica.ID, at: time.Now(), began: last.breaks, beside: replica.Ongoing() > 0,
 	}, b.Retries.QuarantineTTL))
 }
 

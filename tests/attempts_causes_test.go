@@ -1,0 +1,337 @@
+package tests
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/client"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// startRefusing starts a replica that refuses every stream with warmpath's trailer.
+func startRefusing(t *testing.T) *replica {
+	raw, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: 1, MaxOngoing: 1})
+	require.NoError(t, err)
+	return start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		s.SetTrailer(metadata.Pairs(warmpathv1.TrailerRejection, string(raw)))
+		return status.Error(codes.ResourceExhausted, "full")
+	}})
+}
+
+// Issue 12.3: calls that wait for their backoff after a refusal are in the queue, and its bound holds for them.
+func TestRefusedCallsWaitInTheQueue(t *testing.T) {
+	m := newMeter(t)
+	r := startRefusing(t)
+	cc := dial(t, target(r), client.WithConfig(config(`{"round_robin":{}}`, `"max_queued_requests":1`, `"backoff":{"initial":"1m","maximum":"1m"}`)), m.option)
+	connected(t, cc, []*replica{r})
+	call := func(ctx context.Context) <-chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := read(testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a")))
+			done <- err
+		}()
+		return done
+	}
+	ctx, cancel := context.WithCancel(deadline(t))
+	first := call(ctx)
+	eventually(t, "the first waits", func() bool { return m.sum(t, "warmpath.queue.length") == 1 })
+	second := <-call(deadline(t))
+	require.Equal(t, codes.ResourceExhausted, status.Code(second))
+	require.ErrorContains(t, second, "max_queued_requests")
+	cancel()
+	require.Equal(t, codes.Canceled, status.Code(<-first))
+	require.Zero(t, m.sum(t, "warmpath.queue.length"))
+	require.Zero(t, m.ongoing(t))
+}
+
+// Issue 12.12: while a call waits for another attempt, the methods of its stream that wait for nothing return at once.
+func TestNothingBlocksWhileACallWaits(t *testing.T) {
+	m := newMeter(t)
+	r := startRefusing(t)
+	cc := dial(t, target(r), client.WithConfig(config(`{"round_robin":{}}`, `"backoff":{"initial":"1m","maximum":"1m"}`)), m.option)
+	connected(t, cc, []*replica{r})
+	ctx, cancel := context.WithCancel(deadline(t))
+	defer cancel()
+	s, err := cc.NewStream(ctx, serverStream, streamingMethod)
+	require.NoError(t, err)
+	require.NoError(t, s.SendMsg(prompt("a")))
+	done := make(chan error, 1)
+	go func() { done <- s.RecvMsg(&testpb.StreamingOutputCallResponse{}) }()
+	eventually(t, "it waits", func() bool { return m.sum(t, "warmpath.queue.length") == 1 })
+	require.NoError(t, s.CloseSend())
+	require.NoError(t, s.Context().Err())
+	s.Trailer()
+	header := make(chan error, 1)
+	go func() { _, err := s.Header(); header <- err }()
+	cancel()
+	require.Equal(t, codes.Canceled, status.Code(<-done), "Issue 12.14: not the status of the last attempt")
+	require.NoError(t, <-header)
+}
+
+// Issue 12.13: a status is a replica's, whatever its message is.
+func TestCausesDoNotDependOnMessages(t *testing.T) {
+	for _, text := range []string{"stream terminated by RST_STREAM with error code: INTERNAL_ERROR", "error reading from server: EOF"} {
+		kinds(t, func(t *testing.T, kind string) {
+			var calls atomic.Int64
+			fail := func() error { calls.Add(1); return status.Error(codes.Internal, text) }
+			rs := []*replica{start(t, answering(false, fail)), start(t, answering(false, fail))}
+			cc := dial(t, target(rs...), roundRobin())
+			connectedExcept(t, cc, rs)
+			calls.Store(0)
+			var err error
+			if kind == "unary" {
+				_, err = testpb.NewTestServiceClient(cc).UnaryCall(deadline(t), simple("a"))
+			} else {
+				_, err = read(testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt("a")))
+			}
+			require.Equal(t, codes.Internal, status.Code(err))
+			require.EqualValues(t, 1, calls.Load())
+		})
+	}
+	kinds(t, func(t *testing.T, kind string) {
+		unavailable := refusing(codes.Unavailable, "error reading from server: EOF")
+		rs := []*replica{start(t, answering(false, unavailable)), start(t, answering(false, unavailable))}
+		cc := dial(t, target(rs...), roundRobin())
+		connectedExcept(t, cc, rs)
+		for range 3 {
+			_, err := testpb.NewTestServiceClient(cc).UnaryCall(deadline(t), simple("a"))
+			require.Equal(t, codes.Unavailable, status.Code(err), "no connection broke: the prompt is not in quarantine")
+		}
+	})
+}
+
+// Issue 12.14: a replica whose timer is a little ahead resets the stream at the deadline: that is the deadline's.
+func TestResetAtTheDeadlineIsFinal(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		ahead := func(f *http2.Framer, stream uint32) bool {
+			<-time.After(180 * time.Millisecond)
+			return reset(http2.ErrCodeCancel)(f, stream)
+		}
+		f := newFaulty(t, ahead, 1)
+		ctx, cancel := context.WithTimeout(client.WithSession(context.Background(), f.session), 200*time.Millisecond)
+		defer cancel()
+		calls := f.good.calls.Load()
+		require.Equal(t, codes.DeadlineExceeded, status.Code(f.callWith(ctx, kind, "a")))
+		require.EqualValues(t, 1, f.got())
+		require.Equal(t, calls, f.good.calls.Load())
+	})
+}
+
+// timed gives unary and server-streaming calls a timeout by service config.
+func timed(timeout string, more ...string) grpc.DialOption {
+	const service = `{"service":"grpc.testing.TestService","method":`
+	return grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":` + config(`{"consistent_hash":{}}`, more...) + `}],
+		"methodConfig":[{"name":[` + service + `"UnaryCall"},` + service + `"StreamingOutputCall"}],"timeout":"` + timeout + `"}]}`)
+}
+
+// Issue 12.30: the timeout of a methodConfig bounds the wait in the queue, for room and for a backoff.
+func TestMethodTimeoutBoundsTheQueue(t *testing.T) {
+	t.Run("room", func(t *testing.T) {
+		r, m := start(t, &replica{}), newMeter(t)
+		cc := dial(t, target(r), timed("0.1s", `"max_ongoing_requests":1`), m.option)
+		connected(t, cc, []*replica{r})
+		_, err := testpb.NewTestServiceClient(cc).FullDuplexCall(deadline(t)) // takes the room
+		require.NoError(t, err)
+		ctx := deadline(t)
+		_, err = testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple("a"))
+		require.Equal(t, codes.DeadlineExceeded, status.Code(err), "%v", err)
+		require.NoError(t, ctx.Err())
+		require.Zero(t, m.sum(t, "warmpath.queue.length"))
+	})
+	t.Run("backoff", func(t *testing.T) {
+		r, m := startRefusing(t), newMeter(t)
+		cc := dial(t, target(r), timed("0.1s", `"backoff":{"initial":"1m","maximum":"1m"}`), m.option)
+		connected(t, cc, []*replica{r})
+		ctx := deadline(t)
+		_, err := read(testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a")))
+		require.Equal(t, codes.DeadlineExceeded, status.Code(err), "%v", err)
+		require.NoError(t, ctx.Err())
+		require.Zero(t, m.sum(t, "warmpath.queue.length"))
+	})
+}
+
+// Issue 12.30: and all attempts together: each gets what is left.
+func TestMethodTimeoutBoundsAllAttempts(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		const failing = 300 * time.Millisecond
+		ends := make(chan time.Time, 10)
+		var armed atomic.Bool
+		slow := func(ctx context.Context) error {
+			if !armed.Load() {
+				return nil
+			}
+			end, _ := ctx.Deadline()
+			ends <- end
+			if len(ends) > 1 {
+				return nil
+			}
+			<-time.After(failing)
+			return status.Error(codes.Unavailable, "not now")
+		}
+		rs := make([]*replica, 2)
+		for i := range rs {
+			rs[i] = start(t, &replica{
+				unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+					return &testpb.SimpleResponse{}, slow(ctx)
+				},
+				stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+					return slow(s.Context())
+				},
+			})
+		}
+		cc := dial(t, target(rs...), timed("30s"))
+		connectedExcept(t, cc, rs)
+		armed.Store(true)
+		var err error
+		if kind == "unary" {
+			_, err = testpb.NewTestServiceClient(cc).UnaryCall(context.Background(), simple("a"))
+		} else {
+			_, err = read(testpb.NewTestServiceClient(cc).StreamingOutputCall(context.Background(), prompt("a")))
+		}
+		require.NoError(t, err)
+		require.Len(t, ends, 2)
+		require.Less(t, -(<-ends).Sub(<-ends), failing/2, "the second attempt ends when the first would have")
+	})
+}
+
+// Issue 12.31: streams that are never tried again do not keep what they have sent.
+func TestClientStreamsKeepNoLongBuffer(t *testing.T) {
+	const messages, size = 40, 1 << 20 // less than the buffer of calls that are tried again
+	received, end := make(chan struct{}, messages), make(chan struct{})
+	r := start(t, &replica{duplex: func(s grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
+		for range messages {
+			if _, err := s.Recv(); err != nil {
+				return err
+			}
+			received <- struct{}{}
+		}
+		<-end
+		return nil
+	}})
+	cc := dial(t, target(r), roundRobin())
+	connected(t, cc, []*replica{r})
+	s, err := testpb.NewTestServiceClient(cc).FullDuplexCall(deadline(t))
+	require.NoError(t, err)
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC() // of pools
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	m := &testpb.StreamingOutputCallRequest{Payload: &testpb.Payload{Body: make([]byte, size)}}
+	for range messages {
+		require.NoError(t, s.Send(m))
+		<-received
+	}
+	after := heap()
+	close(end)
+	require.Less(t, int64(after)-int64(before), int64(messages*size/4))
+	_, _ = s.Recv()
+}
+
+// Issue 12.36: Header before Recv, as grpc-gateway calls it, does not end the retries while no header has come.
+func TestHeaderBeforeRecvIsRetried(t *testing.T) {
+	for _, broken := range []bool{false, true} {
+		f := newFaulty(t, map[bool]fault{false: says("14"), true: crash}[broken], 1)
+		good := f.good.calls.Load()
+		s, err := testpb.NewTestServiceClient(f.cc).StreamingOutputCall(client.WithSession(deadline(t), f.session), prompt("a"))
+		require.NoError(t, err)
+		_, err = s.Header()
+		require.NoError(t, err)
+		n, err := read(s, nil)
+		require.NoError(t, err)
+		require.Positive(t, n)
+		require.EqualValues(t, 1, f.got())
+		require.EqualValues(t, 1, f.good.calls.Load()-good)
+	}
+	// Where no attempt is left, Header returns nothing and Recv the status.
+	f := newFaulty(t, says("14"), 2)
+	s, err := testpb.NewTestServiceClient(f.cc).StreamingOutputCall(client.WithSession(deadline(t), f.session), prompt("a"))
+	require.NoError(t, err)
+	md, err := s.Header()
+	require.NoError(t, err)
+	require.Nil(t, md)
+	_, err = s.Recv()
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	require.EqualValues(t, 2, f.got())
+}
+
+// Issue 12.39: SendMsg(nil) sends an empty message, as gRPC does.
+func TestNilIsAMessage(t *testing.T) {
+	r := start(t, &replica{})
+	cc := dial(t, target(r), roundRobin())
+	s, err := cc.NewStream(deadline(t), serverStream, streamingMethod)
+	require.NoError(t, err)
+	require.NoError(t, s.SendMsg(nil))
+	require.NoError(t, s.CloseSend())
+	drain(t, s)
+	require.EqualValues(t, 1, r.calls.Load())
+}
+
+// Issue 12.39: OnFinish runs when SendMsg fails with a status, since nothing else of the stream need be called.
+func TestOnFinishAfterSendMsgFailed(t *testing.T) {
+	for name, desc := range map[string]*grpc.StreamDesc{streamingMethod: serverStream, duplexMethod: bidiStream} {
+		cc := dial(t, target(start(t, &replica{})), roundRobin())
+		finished := make(chan error, 2)
+		s, err := cc.NewStream(context.Background(), desc, name, grpc.MaxCallSendMsgSize(10), grpc.OnFinish(func(err error) { finished <- err }))
+		require.NoError(t, err)
+		err = s.SendMsg(prompt("longer than ten bytes"))
+		require.Equal(t, codes.ResourceExhausted, status.Code(err))
+		require.Equal(t, err, <-finished)
+		require.Empty(t, finished)
+	}
+}
+
+// Issue 12.39: a call whose context ends at once runs OnFinish once; with -race this is also about the rest.
+func TestOnFinishOfEndedContexts(t *testing.T) {
+	cc := dial(t, target(start(t, &replica{})), roundRobin())
+	for range 50 {
+		ctx, cancel := context.WithCancel(context.Background())
+		finished := make(chan error, 2)
+		go cancel()
+		s, err := cc.NewStream(ctx, serverStream, streamingMethod, grpc.OnFinish(func(err error) { finished <- err }))
+		require.NoError(t, err)
+		go func() { _ = s.SendMsg(prompt("a")) }()
+		require.Equal(t, codes.Canceled, status.Code(<-finished))
+		require.Empty(t, finished)
+	}
+}
+
+// Issue 12.51: where an interceptor inside ours makes retries, ours add none to them.
+func TestRetriesInsideAreNotMultiplied(t *testing.T) {
+	const tries = 3
+	unary := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) (err error) {
+		for range tries {
+			if err = invoke(ctx, method, req, reply, cc, opts...); err == nil {
+				return nil
+			}
+		}
+		return err
+	}
+	for name, how := range map[string]fault{"status": says("14"), "connection": crash} {
+		t.Run(name, func(t *testing.T) {
+			rs := []*breaker{startBreaker(t, how), startBreaker(t, how), startBreaker(t, how), startBreaker(t, how)}
+			f := &faulty{breakers: rs, meter: newMeter(t)}
+			f.cc = dial(t, target(&rs[0].replica, &rs[1].replica, &rs[2].replica, &rs[3].replica), roundRobin(), grpc.WithChainUnaryInterceptor(unary))
+			f.again(t)
+			_, err := testpb.NewTestServiceClient(f.cc).UnaryCall(deadline(t), simple("a"))
+			require.Equal(t, codes.Unavailable, status.Code(err))
+			require.EqualValues(t, tries, f.got())
+			require.Zero(t, f.sum(t, "warmpath.retries"))
+		})
+	}
+}
