@@ -38,6 +38,7 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	if err != nil {
 		return nil, err
 	}
+	q.Principal = p.name
 	q.Model, q.Adapter = d.canonical(base), cmp.Or(q.Adapter, adapter)
 	q.SetOrigin(originOf(ctx))
 	q.Resume(d.hosted.Load().router.View(), r.GetTried())

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -11,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -50,9 +48,7 @@ type deployment struct {
 	loads      loads
 	shown      loads     // the same for those who are not trusted; kept while the config has callers
 	settles    time.Time // when clients that come over to a server that knew of none have reported; see unsettled
-	verdicts   verdicts
-	judged     uint64 // stamp of the verdicts that are in force in …
-	judgedBy   *routing.Router
+	outliers   outliers
 	polls      polls
 	watchers   int
 	wake       chan struct{} // closed and replaced when watchers have something to look at
@@ -143,7 +139,6 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 		clear(d.registered)
 	}
 	d.config = c
-	d.verdicts.rule(c.Ejection.Routing())
 	d.limits.Store(limits)
 	d.leases.limit(limits.MaxReservations)
 	d.store.Limit(c.Store.MaxEntries, c.Store.MaxBytes)
@@ -201,7 +196,6 @@ func (d *deployment) refleet() bool {
 	d.ledger.forget(d.isMember)
 	d.loads.forget(d.isMember)
 	d.shown.forget(d.isMember)
-	d.verdicts.forget(d.isMember)
 	d.hosted.Load().take(d.roster.members(), d.roster.order)
 	d.askFleet()
 	d.catalogued()
@@ -218,8 +212,7 @@ func (d *deployment) refleet() bool {
 
 // isMember reports whether a number is that of a member. Called with mu held.
 func (d *deployment) isMember(number uint32) bool {
-	_, ok := slices.BinarySearchFunc(d.roster.order, number, func(m *member, n uint32) int { return cmp.Compare(m.number, n) })
-	return ok
+	return d.roster.numbered(number) != nil
 }
 
 // numberOf returns the number of a member, 0 if there is none with this id. Called with mu held.

@@ -29,6 +29,7 @@ type ledger struct {
 // A client is one that watches, or did until a moment ago.
 type client struct {
 	id      string
+	source  string          // by which its evidence is told apart
 	lines   map[uint32]book // what it reported
 	last    uint64          // number of its last report
 	counted uint64          // of that which the load now in force counts

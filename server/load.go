@@ -155,7 +155,8 @@ func (d *deployment) tick(now time.Time) {
 		d.show(unsure, now)
 	}
 	router.SetForeignLoad(foreign)
-	d.judge(router, now)
+	router.Look()
+	d.eject(router, now)
 	d.hosted.Load().flush(d.numberOf)
 	d.wakeWatchers()
 }

@@ -96,6 +96,15 @@ func (r *roster) set(all []described) bool {
 	return changed
 }
 
+// numbered returns the member with a number, or nil.
+func (r *roster) numbered(number uint32) *member {
+	at, ok := slices.BinarySearchFunc(r.order, number, func(m *member, n uint32) int { return cmp.Compare(m.number, n) })
+	if !ok {
+		return nil
+	}
+	return r.order[at]
+}
+
 // since returns what has changed for who knows a version; nil if nothing has.
 func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
 	if version == r.version && version != 0 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -102,42 +103,29 @@ func replicaStatus(m *member, rep *routing.Replica, loads *loads) *warmpathv1.Re
 	return r
 }
 
-// Who speaks against a replica.
+// What is against a replica: the server's health check, or the outcomes of calls.
 const (
-	byCheck   = "check"
-	byClients = "clients"
-	byServer  = "server"
+	byCheck = "check"
+	byCalls = "calls"
 )
 
-// healthOf is what speaks against a member. The server's own Router finds nothing else, as a rule: its findings are among the
-// clients', but for those that were not heeded. Called with mu held.
+// healthOf is what is against a member. Called with mu held.
 func (d *deployment) healthOf(m *member, rep *routing.Replica, router *routing.Router) (all []*warmpathv1.HealthReport) {
 	now := d.now()
 	since := func(t time.Time) uint64 { return uint64(max(now.Sub(t).Milliseconds(), 1)) }
 	if s, found := d.unwell[m.ID]; found {
 		all = append(all, &warmpathv1.HealthReport{By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why})
 	}
-	if x := d.verdicts.cases[m.number]; x.holds() {
-		r := &warmpathv1.HealthReport{By: byClients, State: "suspect", ForMs: since(x.since), Why: whyEjected[routing.CauseFault], Clients: uint32(len(x.accused))}
-		if x.state == ejected {
-			r.State = stateEjected
-		}
-		if x.kind == warmpathv1.FindingKind_FINDING_KIND_LATE {
-			r.Why = whyEjected[routing.CauseLate]
-		}
-		return append(all, r)
-	}
-	if rep == nil {
-		return all
-	}
-	if is, cause := router.Condition(rep); is >= routing.OnTrial && cause != routing.CauseTold { // else it was lifted a moment ago
-		all = append(all, &warmpathv1.HealthReport{By: byServer, State: is.String(), Why: whyEjected[cause]})
+	if e := d.outliers.replicas[m.number]; e != nil && rep != nil {
+		all = append(all, &warmpathv1.HealthReport{
+			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause], Principals: uint32(router.Principals(rep)),
+		})
 	}
 	return all
 }
 
-var whyEjected = map[routing.Cause]string{
-	routing.CauseFault: "calls fail", routing.CauseLate: "first messages are late, or do not come", routing.CauseTrial: "its trial failed",
+var whyEjected = map[outlier.Cause]string{
+	outlier.CauseFault: "calls fail", outlier.CauseLate: "first messages are late, or do not come", outlier.CauseProbe: "its probe failed",
 }
 
 // stateOf is the state of a member; rep is nil where the Router does not know it.
@@ -152,7 +140,7 @@ func stateOf(m *member, rep *routing.Replica, health []*warmpathv1.HealthReport)
 		return stateDraining
 	case by(byCheck):
 		return stateNotServing
-	case by(byClients), by(byServer):
+	case by(byCalls):
 		return stateEjected
 	case rep.Full():
 		return stateFull

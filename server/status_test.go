@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -103,13 +103,10 @@ func TestDecisionsAreBounded(t *testing.T) {
 func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 	f := start(t, strings.Replace(fourReplicas, "deployments:", "load_interval: 10s\ndeployments:", 1))
 	d := f.deployment("chat")
-	find := func(client string, all ...*warmpathv1.Finding) {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.ledger.clients[client] == nil {
-			d.ledger.open(client, f.Server.now())
-		}
-		d.find(client, all)
+	show := func(principal string, c outlier.Counts) {
+		router := d.hosted.Load().router
+		router.AddOutcomes(principal, []routing.OutcomeCount{{ID: "r3", Counts: outlier.Counts{Successes: 1}}, {ID: "r2", Counts: c}})
+		f.tick("chat")
 	}
 	told := func() map[string]string {
 		t.Helper()
@@ -117,7 +114,7 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 		for _, r := range f.status(t, "chat").GetReplicas() {
 			text := r.GetState()
 			for _, h := range r.GetHealth() {
-				text += fmt.Sprintf("; %s: %s %dms %s (%d)", h.GetBy(), h.GetState(), h.GetForMs(), h.GetWhy(), h.GetClients())
+				text += fmt.Sprintf("; %s: %s %dms %s (%d)", h.GetBy(), h.GetState(), h.GetForMs(), h.GetWhy(), h.GetPrincipals())
 			}
 			all[r.GetId()] = text
 		}
@@ -126,15 +123,11 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 	fine := map[string]string{"r1": "ready", "r2": "ready", "r3": "ready", "r4": "ready"}
 	require.Equal(t, fine, told())
 
-	find("x", &warmpathv1.Finding{Replica: 2, Kind: late})
+	show("", outlier.Counts{Late: 5})
 	f.advance(2 * time.Second)
-	require.Equal(t, "ejected; clients: suspect 2000ms first messages are late, or do not come (1)", told()["r2"])
-	find("y", &warmpathv1.Finding{Replica: 2, Kind: failing})
-	f.tick("chat")
-	require.Equal(t, "ejected; clients: ejected 2000ms calls fail (2)", told()["r2"])
+	require.Equal(t, "ejected; calls: ejected 2000ms first messages are late, or do not come (0)", told()["r2"])
 	d.checkedUp(map[string]symptom{"r2": {f.Server.now(), "NOT_SERVING"}})
-	f.advance(time.Second)
-	require.Equal(t, "not_serving; check: not_serving 1000ms NOT_SERVING (0); clients: ejected 3000ms calls fail (2)", told()["r2"])
+	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0); calls: ejected 2000ms first messages are late, or do not come (0)", told()["r2"])
 
 	all := make(map[string]symptom)
 	for id := range fine {
@@ -146,30 +139,10 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 		require.False(t, m.Draining)
 	}
 	d.checkedUp(nil)
-	find("x")
-	find("y")
 	f.advance(time.Minute)
 	f.tick("chat")
+	require.Equal(t, "ejected; calls: half_open 62000ms first messages are late, or do not come (0)", told()["r2"])
+	d.hosted.Load().router.AddOutcomes("", []routing.OutcomeCount{{ID: "r2", Counts: outlier.Counts{Successes: 1}, Probe: true}})
+	f.tick("chat")
 	require.Equal(t, fine, told())
-}
-
-// Where the clients' word is not the server's own, its own judgement is told too.
-func TestStatusTellsWhomTheServerLeavesAlone(t *testing.T) {
-	f := start(t, strings.Replace(fourReplicas, "deployments:", "load_interval: 10s\ndeployments:", 1))
-	for range 5 {
-		a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "r3"})
-		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
-			Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
-			Outcome: &warmpathv1.Outcome{Code: int32(codes.Unavailable), Sent: true},
-		}}})
-		require.NoError(t, err)
-	}
-	r := f.status(t, "chat").GetReplicas()[2]
-	require.Equal(t, stateEjected, r.GetState())
-	require.Len(t, r.GetHealth(), 1)
-	require.True(t, proto.Equal(&warmpathv1.HealthReport{By: byServer, State: "ejected", Why: "calls fail"}, r.GetHealth()[0]), r.GetHealth())
-	f.tick("chat") // from now on it is a client's finding
-	r = f.status(t, "chat").GetReplicas()[2]
-	require.Len(t, r.GetHealth(), 1)
-	require.True(t, proto.Equal(&warmpathv1.HealthReport{By: byClients, State: "suspect", ForMs: 1, Why: "calls fail", Clients: 1}, r.GetHealth()[0]), r.GetHealth())
 }

@@ -50,7 +50,7 @@ func (s *Server) WatchReplicas(stream watchStream) error {
 	if err := d.reported(w, first.GetBookings()); err != nil {
 		return err
 	}
-	if err := d.found(w, first.GetFindings()); err != nil {
+	if err := d.showed(w, first.GetOutcomes()); err != nil {
 		return err
 	}
 	if err := d.routed(w, first.GetRoutes()); err != nil {
@@ -79,8 +79,8 @@ type watcher struct {
 	counted              uint64
 	routes               bool // are wanted
 	sent                 time.Time
-	judged               uint64 // stamp of the verdicts
-	verdicts             *warmpathv1.VerdictUpdate
+	outlierStamp         uint64
+	outliers             *warmpathv1.OutlierUpdate // nil = none was sent
 }
 
 // watch opens an account for a client that begins to watch.
@@ -107,8 +107,8 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	}
 	if start.GetIncarnation() == incarnation {
 		w.fleet, w.config, w.cache = start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()
-		w.judged = d.verdicts.stamp + 1 // what it knows of verdicts is not asked
 	}
+	c.source = w.source()
 	return w, nil
 }
 
@@ -141,7 +141,7 @@ func (d *deployment) listen(w *watcher, stream watchStream) error {
 		if err := d.reported(w, m.GetBookings()); err != nil {
 			return err
 		}
-		if err := d.found(w, m.GetFindings()); err != nil {
+		if err := d.showed(w, m.GetOutcomes()); err != nil {
 			return err
 		}
 		if err := d.routed(w, m.GetRoutes()); err != nil {
@@ -237,9 +237,9 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 		m.RoutesWanted, w.routes = proto.Bool(wanted), wanted
 	}
 	m.Load = d.loadFor(w)
-	m.Verdicts = d.verdictsNews(w)
+	m.Outliers = d.outliersFor(w)
 	now := d.now()
-	if quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil && m.Load == nil && m.Verdicts == nil && m.RoutesWanted == nil; quiet && now.Sub(w.sent) < hearing {
+	if quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil && m.Load == nil && m.Outliers == nil && m.RoutesWanted == nil; quiet && now.Sub(w.sent) < hearing {
 		return nil, d.wake, d.closed
 	}
 	w.incarnation, w.fleet, w.config, w.sent, w.greeted = "", d.roster.version, d.pushed.Version, now, true

@@ -150,7 +150,7 @@ func TestHungReplicaShared(t *testing.T) {
 	clients[0].meet(hung, others)
 	clients[0].find(hung, others)
 	for i, c := range clients {
-		eventually(t, fmt.Sprint("client ", i, " has heard"), func() bool { return c.is(hung, "ejected") || c.is(hung, "trial") })
+		eventually(t, fmt.Sprint("client ", i, " has heard"), func() bool { return c.is(hung, "ejected") || c.is(hung, "half_open") })
 	}
 	var lost atomic.Int64
 	var asked sync.WaitGroup
@@ -205,7 +205,7 @@ func TestFirstTokenTimeoutBelowTheUsual(t *testing.T) {
 	}
 	require.Greater(t, paused.Load(), int64(12), "attempts were given up")
 	for _, r := range all {
-		require.True(t, w.is(r, "well"))
+		require.True(t, w.is(r, "healthy"))
 	}
 }
 
@@ -233,16 +233,16 @@ func TestFailingReplica(t *testing.T) {
 			eventually(t, "its trials fail", func() bool {
 				_, err := w.stub.UnaryCall(w.ctx, simple("x"))
 				require.NoError(t, err)
-				return w.meter.sum(t, "warmpath.ejections", telemetry.KeyCause.String("trial")) >= 2
+				return w.meter.sum(t, "warmpath.ejections", telemetry.KeyCause.String("probe")) >= 2
 			})
 			ill.Store(false)
 			eventually(t, "it is back", func() bool {
 				_, err := w.stub.UnaryCall(w.ctx, simple("x"))
 				require.NoError(t, err)
-				return w.is(rs[0], "well")
+				return w.is(rs[0], "healthy")
 			})
 			require.EqualValues(t, 1, w.meter.sum(t, "warmpath.ejections", telemetry.KeyCause.String("failures")))
-			require.GreaterOrEqual(t, w.meter.sum(t, "warmpath.trials"), int64(3))
+			require.GreaterOrEqual(t, w.meter.sum(t, "warmpath.probes"), int64(3))
 		})
 	}
 }

@@ -49,6 +49,8 @@ var house = []string{
 	"internal/pause",
 	"internal/strict",
 	"balancer/routing",
+	"internal/outlier",
+	"internal/regression",
 	"proto/warmpath/v1",
 }
 

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // Bounds of [Ejection].
@@ -16,7 +16,7 @@ const (
 	MaxEjectionTime     = time.Hour
 )
 
-// Ejection is the config of [routing.Ejection]. Its zero value is the default config.
+// Ejection is the config of outlier detection. Its zero value is the default config.
 type Ejection struct {
 	// Disabled ejects nobody. SlowStart still counts.
 	Disabled bool `json:"disabled,omitempty"`
@@ -37,7 +37,7 @@ type Ejection struct {
 
 // WithDefaults returns the config with every default written out.
 func (e Ejection) WithDefaults() Ejection {
-	d := routing.DefaultEjection()
+	d := outlier.Default()
 	e.Failures = cmp.Or(e.Failures, d.Failures)
 	e.LateFactor = cmp.Or(e.LateFactor, d.LateFactor)
 	e.LateMin = cmp.Or(e.LateMin, Duration(d.LateMin))
@@ -49,9 +49,9 @@ func (e Ejection) WithDefaults() Ejection {
 }
 
 // Routing returns the config as the core takes it.
-func (e Ejection) Routing() routing.Ejection {
+func (e Ejection) Routing() outlier.Config {
 	e = e.WithDefaults()
-	r := routing.Ejection{
+	r := outlier.Config{
 		Failures: e.Failures, LateFactor: e.LateFactor, LateMin: time.Duration(e.LateMin),
 		BaseTime: time.Duration(e.BaseTime), MaxTime: time.Duration(e.MaxTime), MaxShare: e.MaxShare,
 		SlowStart: max(time.Duration(e.SlowStart), 0),

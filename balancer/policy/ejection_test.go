@@ -6,14 +6,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 func TestEjectionConfig(t *testing.T) {
 	c, err := ParseConfig([]byte(`{}`))
 	require.NoError(t, err)
-	require.Equal(t, routing.DefaultEjection(), c.Ejection.Routing())
-	require.Equal(t, routing.DefaultEjection(), Ejection{}.Routing())
+	require.Equal(t, outlier.Default(), c.Ejection.Routing())
+	require.Equal(t, outlier.Default(), Ejection{}.Routing())
 	require.Equal(t, Duration(DefaultDrainGrace), c.DrainGrace)
 
 	c, err = ParseYAML([]byte("drain_grace: 1m\nejection: {disabled: true, slow_start: -1s}"))

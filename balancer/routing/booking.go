@@ -1,6 +1,6 @@
 package routing
 
-import "time"
+import "github.com/warmpath/warmpath/internal/outlier"
 
 // A Booking is the load charged to a replica from the pick to the end of the
 // attempt. The host provides its memory, so that picking does not allocate; the
@@ -19,17 +19,8 @@ type Booking struct {
 	replica *Replica
 	prefill int64 // tokens still charged; guarded by router.mu
 
-	// A booking that is watched until it is answered. Written by the pick, then guarded by router.mu.
-	picked     time.Time
-	work       float64 // tokens to be computed before its first message
-	prev, next *Booking
-	held       bool // in the books; guarded by router.mu
-	kind       int8
-	waits      bool // is in its replica's queue of those that wait for a first message
-	answered   bool
-	heeded     bool // has been evidence already
-	trial      bool // counts as its replica's trial
-	turn       uint32
+	held    bool // in the books; guarded by router.mu
+	attempt outlier.Attempt
 }
 
 // Router returns the Router that made the booking, or nil.
@@ -66,8 +57,8 @@ func (b *Booking) Release() {
 	defer r.mu.Unlock() // also when the policy panics, who is asked for those who wait
 	if b.end() && (r.queued > 0 || len(r.departed) > 0) {
 		r.released(b.replica)
-		r.triedOut(b)
 	}
+	r.force()
 }
 
 // Withdraw ends the booking of an attempt that was never sent: Release, and the policy takes
@@ -82,26 +73,6 @@ func (b *Booking) Withdraw(q *Request) {
 	b.Decision.told, b.Decision.chosen = false, false
 }
 
-// triedOut has those who wait choose again after a trial that ended: its replica may be
-// tried by another now, and nobody stands in its line. Called with mu held.
-func (r *Router) triedOut(b *Booking) {
-	if b.trial && r.queued > 0 {
-		r.requeue(r.view.Load())
-	}
-}
-
-// endTrial says that the trial is decided before its call has ended, which may take for ever: another may follow.
-// It reports whether there was one under way. Called with mu held.
-func (b *Booking) endTrial() bool {
-	if !b.trial || !b.held {
-		return false
-	}
-	b.trial = false
-	b.replica.live.health.tried(b.turn)
-	b.router.rebar(b.replica.live)
-	return true
-}
-
 // end takes the booking out of the books, and reports whether it was in them. Called
 // with the Router's mutex held.
 func (b *Booking) end() bool {
@@ -109,10 +80,7 @@ func (b *Booking) end() bool {
 		return false
 	}
 	b.held = false
-	b.endWait()
-	if b.trial {
-		b.replica.live.health.tried(b.turn)
-	}
+	b.router.outliers.End(&b.attempt)
 	b.router.charge(b.replica.live, -1, -b.prefill)
 	return true
 }

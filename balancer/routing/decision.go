@@ -48,7 +48,7 @@ type Decision struct {
 	// Queued is how long the request waited in the queue.
 	Queued time.Duration
 
-	trial   bool
+	probe   bool
 	unasked bool  // the policy was not asked: Options.Plain decided
 	chosen  bool  // by Choose of the policy, which may have noted it
 	told    bool  // the policy was told of the route: so it is told of the end
@@ -68,8 +68,8 @@ func (d *Decision) SetRank(rank int) { d.rank = int32(min(max(rank, AnyRank), ma
 // Rank returns the data-parallel rank chosen, or AnyRank.
 func (d *Decision) Rank() int { return int(d.rank) - 1 }
 
-// Trial reports whether the request was sent to see whether a replica that was ejected is back.
-func (d *Decision) Trial() bool { return d.trial }
+// Probe reports whether the request was sent to see whether a replica that was ejected is back.
+func (d *Decision) Probe() bool { return d.probe }
 
 // To returns a decision for a policy that has no agreed order.
 func To(r *Replica, why Reason) Decision {

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // SetFleet replaces the membership. The order given is the stable order of the
@@ -95,7 +97,10 @@ func (r *Router) replica(old *Replica, m *Member, index int) *Replica {
 		r.hold()
 	default:
 		rep.live = r.numbered(&live{factor: 1})
+		rep.live.outlier = outlier.NewReplica(rep.live)
 	}
+	r.outliers.Join(rep.live.outlier)
+	rep.live.set(declared, m.Draining)
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
 	rep.Stats = maps.Clone(m.Stats)
 	rep.live.setRate(m.Weight)
@@ -113,17 +118,14 @@ func restarted(old, now *Replica) bool {
 
 // begins forgets what was known of a replica's life before. Called with mu held.
 func (r *Router) begins(l *live) {
-	r.forgetHealth(l)
 	l.set(leaving, false)
-	if r.tends && l.up() {
-		r.arrive(l, r.opts.Now())
-	}
+	r.outliers.Restart(l.outlier)
 }
 
 // depart takes a replica out. Its book is kept while it has bookings, so that
 // the same id coming back does not start from zero.
 func (r *Router) depart(rep *Replica) {
-	r.forgetHealth(rep.live)
+	r.outliers.Leave(rep.live.outlier)
 	rep.live.state.Store(0)
 	r.setForeign(rep.live, 0)
 	rep.live.told, rep.live.reported = 0, time.Time{}
@@ -220,9 +222,7 @@ func (r *Router) publish(m *membership) {
 
 // show puts a View into force and lets the queue choose again. Called with mu held.
 func (r *Router) show(v *View) {
-	if len(v.connected) == 0 {
-		r.wards.upSince = time.Time{}
-	}
 	r.view.Store(v)
 	r.requeue(v)
+	r.hold()
 }

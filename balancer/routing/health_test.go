@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 func TestEjectAfterFailuresInARow(t *testing.T) {
@@ -17,13 +19,13 @@ func TestEjectAfterFailuresInARow(t *testing.T) {
 	for range 4 {
 		w.fail("r0")
 	}
-	require.Equal(t, Well, w.condition("r0"), "an answer in between ends what stood against it")
+	require.Equal(t, outlier.Healthy, w.condition("r0"), "an answer in between ends what stood against it")
 	w.fail("r0")
-	require.Equal(t, Ejected, w.condition("r0"))
-	_, cause := w.Condition(w.View().ByID("r0"))
-	require.Equal(t, CauseFault, cause)
+	require.Equal(t, outlier.Ejected, w.condition("r0"))
+	_, cause := w.Outlier(w.View().ByID("r0"))
+	require.Equal(t, outlier.CauseFault, cause)
 	require.Zero(t, w.picked(200)["r0"])
-	require.EqualValues(t, 1, w.Health().Ejections[CauseFault])
+	require.EqualValues(t, 1, w.Outliers().Ejections[outlier.CauseFault])
 }
 
 // What is not the replica's fault says nothing.
@@ -40,7 +42,7 @@ func TestOutcomesThatEjectNobody(t *testing.T) {
 			for range 50 {
 				w.end("r0", o)
 			}
-			require.Equal(t, Well, w.condition("r0"))
+			require.Equal(t, outlier.Healthy, w.condition("r0"))
 		})
 	}
 }
@@ -52,7 +54,7 @@ func TestTrial(t *testing.T) {
 		for range 5 {
 			w.fail("r0")
 		}
-		require.Equal(t, Ejected, w.condition("r0"))
+		require.Equal(t, outlier.Ejected, w.condition("r0"))
 	}
 	eject()
 	length := 10 * time.Second
@@ -64,7 +66,7 @@ func TestTrial(t *testing.T) {
 		require.Zero(t, w.picked(100)["r0"], "one at a time")
 		b.Release()
 		w.Complete(q, b.Decision, Outcome{Err: errFault, Sent: true, Fault: Failed, Usage: NoUsage})
-		require.Equal(t, Ejected, w.condition("r0"))
+		require.Equal(t, outlier.Ejected, w.condition("r0"))
 		length *= 2
 	}
 	w.pass(length + round)
@@ -73,13 +75,13 @@ func TestTrial(t *testing.T) {
 	w.Complete(q, b.Decision, Outcome{Err: errFault, Sent: true, Fault: GivenUp, Usage: NoUsage})
 	q, b = w.trial("r0")
 	w.finish(q, b)
-	require.Equal(t, Warming, w.condition("r0"))
+	require.Equal(t, outlier.SlowStart, w.condition("r0"))
 	w.pass(30 * time.Second)
 	w.picked(1)
-	require.Equal(t, Well, w.condition("r0"))
-	h := w.Health()
-	require.EqualValues(t, 3, h.Ejections[CauseTrial])
-	require.EqualValues(t, 5, h.Trials)
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
+	h := w.Outliers()
+	require.EqualValues(t, 3, h.Ejections[outlier.CauseProbe])
+	require.EqualValues(t, 5, h.Probes)
 }
 
 // A trial is decided by its first message, however long the stream goes on, and whether or not its wait is watched.
@@ -93,19 +95,18 @@ func TestTrialOfALongStream(t *testing.T) {
 					w.fail("r0")
 				}
 				w.pass(time.Hour)
-				w.Attend()
-				require.Equal(t, OnTrial, w.condition("r0"))
+				w.Look()
+				require.Equal(t, outlier.HalfOpen, w.condition("r0"))
 				require.True(t, w.View().Available(new(Request), r0))
 				b := pick(t, w.Router, &Request{Answer: answer, Exclude: []string{"r1", "r2"}})
 				require.False(t, w.View().Available(new(Request), r0), "one at a time")
 				b.Answered()
-				require.Equal(t, Warming, w.condition("r0"))
+				require.Equal(t, outlier.SlowStart, w.condition("r0"))
 				return b
 			}
 			first, second := stream(), stream()
 			first.Release()
 			second.Release()
-			require.Zero(t, r0.live.health.trials)
 		})
 	}
 }
@@ -121,7 +122,7 @@ func TestShareOfTheFleet(t *testing.T) {
 			}
 			out := 0
 			for i := range n {
-				if w.condition(fmt.Sprintf("r%d", i)) == Ejected {
+				if w.condition(fmt.Sprintf("r%d", i)) == outlier.Ejected {
 					out++
 				}
 			}
@@ -150,7 +151,7 @@ func (byKey) Uses() Uses { return SharesByKey }
 // Quick picks obey, and take no lock again once all are well.
 func TestQuickPicksAndHealth(t *testing.T) {
 	now := time.Unix(0, 0)
-	r, err := NewRouter(Options{Policy: quickFirst{}, Ejection: DefaultEjection(), Now: func() time.Time { return now }})
+	r, err := NewRouter(Options{Policy: quickFirst{}, Ejection: outlier.Default(), Now: func() time.Time { return now }})
 	require.NoError(t, err)
 	r.SetFleet(members(3))
 	connectAll(r)
@@ -192,24 +193,21 @@ func TestHealthEndsWithTheReplica(t *testing.T) {
 		for range 5 {
 			w.fail("r0")
 		}
-		require.Equal(t, Ejected, w.condition("r0"))
+		require.Equal(t, outlier.Ejected, w.condition("r0"))
 	}
 	eject()
 	w.SetFleet(members(3)[1:])
 	w.SetFleet(members(3))
 	w.SetConnected("r0", true)
-	require.Equal(t, Well, w.condition("r0"))
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
 	eject()
 	ms := members(3)
 	ms[0].Instance = "a"
 	w.SetFleet(ms)
-	require.Equal(t, Ejected, w.condition("r0"), "that it is named is no news")
+	require.Equal(t, outlier.Ejected, w.condition("r0"), "that it is named is no news")
 	ms[0].Instance = "b"
 	w.SetFleet(ms)
-	require.Equal(t, Well, w.condition("r0"))
-	w.Health()
-	require.Zero(t, w.wards.unwell)
-	require.Zero(t, w.wards.out)
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
 }
 
 // Who honours another's decision sees the end of a mark, and a replica that starts slowly or drains for all but its own.
@@ -225,7 +223,7 @@ func TestHonourTrustsWhoDecided(t *testing.T) {
 	w.pass(time.Minute)
 	w.SetFleet(members(4))
 	w.SetConnected("r3", true)
-	require.Equal(t, Warming, w.condition("r3"))
+	require.Equal(t, outlier.SlowStart, w.condition("r3"))
 	for range 3 {
 		require.NoError(t, honour("r3"))
 	}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // A replica that takes requests and never answers is found by the calls that wait, before any of them ends.
@@ -21,12 +23,12 @@ func TestHungReplica(t *testing.T) {
 		w.serve("r1", 150*time.Millisecond)
 		w.serve("r2", 150*time.Millisecond)
 	}
-	require.Equal(t, Well, w.condition("r0"), "4.5 s are not late")
+	require.Equal(t, outlier.Healthy, w.condition("r0"), "4.5 s are not late")
 	w.serve("r1", 600*time.Millisecond)
 	w.serve("r1", 0)
-	require.Equal(t, Ejected, w.condition("r0"))
-	_, cause := w.Condition(w.View().ByID("r0"))
-	require.Equal(t, CauseLate, cause)
+	require.Equal(t, outlier.Ejected, w.condition("r0"))
+	_, cause := w.Outlier(w.View().ByID("r0"))
+	require.Equal(t, outlier.CauseLate, cause)
 	for _, b := range hung {
 		b.Release()
 	}
@@ -35,7 +37,7 @@ func TestHungReplica(t *testing.T) {
 	w.trial("r0")
 	w.pass(5*time.Second + round)
 	w.serve("r1", 0)
-	require.Equal(t, Ejected, w.condition("r0"))
+	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	w.pass(19 * time.Second)
 	require.Zero(t, w.picked(100)["r0"])
 }
@@ -49,18 +51,18 @@ func TestOneHungCall(t *testing.T) {
 		w.pass(800 * time.Millisecond)
 		w.serve("r1", 200*time.Millisecond)
 	}
-	require.Equal(t, Well, w.condition("r0"))
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
 	w.serve("r1", 200*time.Millisecond)
 	w.pass(time.Second)
 	w.serve("r1", 200*time.Millisecond)
-	require.Equal(t, Ejected, w.condition("r0"))
+	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	w.pass(10*time.Second + round)
 	w.serve("r0", 200*time.Millisecond)
 	for range 100 { // the call still waits, and says nothing any more
 		w.pass(800 * time.Millisecond)
 		w.serve("r1", 200*time.Millisecond)
 	}
-	require.Equal(t, Well, w.condition("r0"))
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
 }
 
 // A trial that is never answered is over when it is late, though its call goes on: the next one may follow.
@@ -72,29 +74,28 @@ func TestTrialThatHangs(t *testing.T) {
 	}
 	r0 := w.View().ByID("r0")
 	open := func() bool {
-		w.Attend()
+		w.Look()
 		return w.View().Available(new(Request), r0)
 	}
 	w.pass(10*time.Second + round)
 	hung, h := w.trial("r0")
 	require.False(t, open(), "one at a time")
 	w.pass(5*time.Second + round)
-	w.Attend()
-	require.Equal(t, Ejected, w.condition("r0"))
+	w.Look()
+	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	w.pass(20*time.Second + round)
 	require.True(t, open())
 	q := &Request{Answer: AnswerMessage, Exclude: []string{"r1", "r2"}}
 	b := pick(t, w.Router, q)
-	require.True(t, b.Decision.Trial())
+	require.True(t, b.Decision.Probe())
 	require.False(t, open())
 
 	// What becomes of the first says nothing of the second.
 	h.Release()
 	w.Complete(hung, h.Decision, Outcome{Err: errFault, Sent: true, Fault: TimedOut, Usage: NoUsage})
-	require.Equal(t, OnTrial, w.condition("r0"))
+	require.Equal(t, outlier.HalfOpen, w.condition("r0"))
 	w.finish(q, b)
-	require.Equal(t, Warming, w.condition("r0"))
-	require.Zero(t, r0.live.health.trials)
+	require.Equal(t, outlier.SlowStart, w.condition("r0"))
 }
 
 // A trial of which only the end is seen may hang, and nobody judges it: the next one follows when the ejection has
@@ -108,13 +109,13 @@ func TestUnseenTrialThatHangs(t *testing.T) {
 			}
 			r0 := w.View().ByID("r0")
 			open := func() bool {
-				w.Attend()
+				w.Look()
 				return w.View().Available(new(Request), r0)
 			}
 			only := func() (*Request, *Booking) {
 				q := &Request{Exclude: []string{"r1", "r2"}}
 				b := pick(t, w.Router, q)
-				require.True(t, b.Decision.Trial())
+				require.True(t, b.Decision.Probe())
 				return q, b
 			}
 			w.pass(10*time.Second + round)
@@ -124,18 +125,17 @@ func TestUnseenTrialThatHangs(t *testing.T) {
 			require.False(t, open(), "it may take long")
 			w.pass(2 * round)
 			require.True(t, open())
-			require.Equal(t, OnTrial, w.condition("r0"), "nothing was found out")
+			require.Equal(t, outlier.HalfOpen, w.condition("r0"), "nothing was found out")
 			q2, b2 := only()
 			require.False(t, open(), "one at a time, again")
 			if answers == "the second" {
 				q, b, q2, b2 = q2, b2, q, b
 			}
 			w.finish(q, b)
-			require.Equal(t, Warming, w.condition("r0"))
+			require.Equal(t, outlier.SlowStart, w.condition("r0"))
 			b2.Release()
 			w.Complete(q2, b2.Decision, Outcome{Err: errFault, Sent: true, Fault: GivenUp, Usage: NoUsage})
-			require.Equal(t, Warming, w.condition("r0"))
-			require.Zero(t, r0.live.health.trials)
+			require.Equal(t, outlier.SlowStart, w.condition("r0"))
 		})
 	}
 }
@@ -151,7 +151,7 @@ func TestDeadlinesShorterThanLate(t *testing.T) {
 		b.Release()
 		w.Complete(q, b.Decision, Outcome{Err: errFault, Sent: true, Fault: TimedOut, Usage: NoUsage})
 	}
-	require.Equal(t, Ejected, w.condition("r0"))
+	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	for range 50 { // and too short ones say nothing
 		q, b := w.send("r2")
 		w.serve("r1", 200*time.Millisecond)
@@ -159,7 +159,7 @@ func TestDeadlinesShorterThanLate(t *testing.T) {
 		b.Release()
 		w.Complete(q, b.Decision, Outcome{Err: errFault, Sent: true, Fault: TimedOut, Usage: NoUsage})
 	}
-	require.Equal(t, Well, w.condition("r2"))
+	require.Equal(t, outlier.Healthy, w.condition("r2"))
 }
 
 // Where all are slow nobody is: neither when nothing is answered, nor when everything is answered late.
@@ -180,10 +180,10 @@ func TestOverloadEjectsNobody(t *testing.T) {
 			under = under[1:]
 		}
 		for _, rep := range w.View().Replicas() {
-			require.Equal(t, Well, w.condition(rep.ID), "step %d", i)
+			require.Equal(t, outlier.Healthy, w.condition(rep.ID), "step %d", i)
 		}
 	}
-	require.Zero(t, w.Health().Ejections)
+	require.Zero(t, w.Outliers().Ejections)
 }
 
 // Where nobody answers for a time, and then everybody does, that was the way there.
@@ -201,13 +201,13 @@ func TestStallEjectsNobody(t *testing.T) {
 	}
 	for range 300 {
 		w.pass(round)
-		w.Attend()
+		w.Look()
 	}
 	for _, c := range under {
 		w.finish(c.q, c.b)
-		w.Attend()
+		w.Look()
 	}
-	require.Zero(t, w.Health().Ejections)
+	require.Zero(t, w.Outliers().Ejections)
 }
 
 // A replica that is given more than it can serve, while others idle, is not ill: it answers all the time.
@@ -215,28 +215,29 @@ func TestImbalanceEjectsNobody(t *testing.T) {
 	w := newWard(t, 4)
 	const service = 200 * time.Millisecond
 	type call struct {
-		q *Request
-		b *Booking
+		q      *Request
+		b      *Booking
+		picked time.Time
 	}
 	queues := map[string][]call{}
 	for step := range 4000 { // of 10 ms
 		if step%10 == 0 { // twice what it can serve
 			q, b := w.send("r0")
-			queues["r0"] = append(queues["r0"], call{q, b})
+			queues["r0"] = append(queues["r0"], call{q, b, w.now})
 		}
 		if step%40 == 0 {
 			id := fmt.Sprintf("r%d", 1+step/40%3)
 			q, b := w.send(id)
-			queues[id] = append(queues[id], call{q, b})
+			queues[id] = append(queues[id], call{q, b, w.now})
 		}
 		w.pass(10 * time.Millisecond)
 		for id, queue := range queues {
-			if len(queue) > 0 && (id == "r0" && step%20 == 0 || id != "r0" && w.now.Sub(queue[0].b.picked) >= service) {
+			if len(queue) > 0 && (id == "r0" && step%20 == 0 || id != "r0" && w.now.Sub(queue[0].picked) >= service) {
 				w.finish(queue[0].q, queue[0].b)
 				queues[id] = queue[1:]
 			}
 		}
-		require.Equal(t, Well, w.condition("r0"), "step %d", step)
+		require.Equal(t, outlier.Healthy, w.condition("r0"), "step %d", step)
 	}
 	require.Greater(t, len(queues["r0"]), 100)
 }
@@ -253,7 +254,7 @@ func TestSlowReplica(t *testing.T) {
 		}
 		w.finish(q, b)
 	}
-	require.Equal(t, Ejected, w.condition("r3"))
+	require.Equal(t, outlier.Ejected, w.condition("r3"))
 }
 
 // A replica that is as slow as its prompts are long is not late.
@@ -277,5 +278,5 @@ func TestLongPromptsAreNotLate(t *testing.T) {
 		w.serve("r1", 200*time.Millisecond)
 		w.serve("r2", 0)
 	}
-	require.Equal(t, Well, w.condition("r0"))
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // While others are only full, a request waits for them; when one comes back it is served.
@@ -17,7 +19,7 @@ func TestWaitWhileEjected(t *testing.T) {
 	waiter := enqueue(t, w.Router, &Request{Answer: AnswerMessage})
 	require.Equal(t, []*Replica{w.View().ByID("r1")}, waiter.b.Decision.WaitFor)
 	w.pass(11 * time.Second)
-	w.Attend()
+	w.Look()
 	require.False(t, waiter.waiting, "its trial took the waiter")
 	require.Equal(t, "r0", waiter.b.Decision.Replica.ID)
 	require.NoError(t, waiter.err)
@@ -40,7 +42,7 @@ func TestWatchedPickDoesNotAllocate(t *testing.T) {
 func BenchmarkWatched(b *testing.B) {
 	for name, answer := range map[string]Answer{"unseen": AnswerUnseen, "message": AnswerMessage} {
 		b.Run(name, func(b *testing.B) {
-			r := connected(b, Options{Policy: bySession{}, Ejection: DefaultEjection(), DrainGrace: time.Minute}, members(8)...)
+			r := connected(b, Options{Policy: bySession{}, Ejection: outlier.Default(), DrainGrace: time.Minute}, members(8)...)
 			q, bk := &Request{Answer: answer, Session: "session"}, new(Booking)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -67,7 +69,7 @@ func TestWhoWaitsIsServedByTime(t *testing.T) {
 	for range 5 {
 		w.fail("r1")
 	}
-	require.Equal(t, Ejected, w.condition("r1"))
+	require.Equal(t, outlier.Ejected, w.condition("r1"))
 	_, busy := w.send("")
 	require.Equal(t, "r0", busy.Decision.Replica.ID)
 	served := make(chan *Booking, 2)
@@ -84,7 +86,7 @@ func TestWhoWaitsIsServedByTime(t *testing.T) {
 	wait()
 	wait()
 	w.mu.Lock()
-	w.now = w.now.Add(DefaultEjection().BaseTime)
+	w.now = w.now.Add(outlier.Default().BaseTime)
 	at := ring
 	w.mu.Unlock()
 	require.NotNil(t, at)

@@ -5,19 +5,21 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // A replica that is new, or back after a while, does not get everything at once; one whose connection blinks does.
 func TestSlowStart(t *testing.T) {
 	w := newWard(t, 4, func(o *Options) { o.Policy = choosing(leastLoaded) })
-	require.Equal(t, Well, w.condition("r3"), "all were new together")
+	require.Equal(t, outlier.Healthy, w.condition("r3"), "all were new together")
 	w.pass(time.Minute)
 	for range 40 {
 		w.send("")
 	}
 	w.SetFleet(members(5))
 	w.SetConnected("r4", true)
-	require.Equal(t, Warming, w.condition("r4"))
+	require.Equal(t, outlier.SlowStart, w.condition("r4"))
 	for range 20 {
 		w.send("")
 	}
@@ -37,15 +39,15 @@ func TestSlowStart(t *testing.T) {
 
 	w.SetConnected("r0", false)
 	w.SetConnected("r0", true)
-	require.Equal(t, Well, w.condition("r0"), "a blink")
+	require.Equal(t, outlier.Healthy, w.condition("r0"), "a blink")
 	w.SetConnected("r0", false)
 	w.pass(time.Minute)
 	w.SetConnected("r0", true)
-	require.Equal(t, Warming, w.condition("r0"))
+	require.Equal(t, outlier.SlowStart, w.condition("r0"))
 	w.Disconnect()
 	w.pass(time.Minute)
 	connectAll(w.Router)
-	require.Equal(t, Well, w.condition("r1"), "all are back together")
+	require.Equal(t, outlier.Healthy, w.condition("r1"), "all are back together")
 }
 
 // byKey gives replicas the requests of their keys.
@@ -57,7 +59,7 @@ func TestNoSlowStartByKey(t *testing.T) {
 	w.pass(time.Minute)
 	w.SetFleet(members(5))
 	w.SetConnected("r4", true)
-	require.Equal(t, Well, w.condition("r4"))
+	require.Equal(t, outlier.Healthy, w.condition("r4"))
 }
 
 // A slow start holds nobody up where the others are full.
@@ -97,9 +99,9 @@ func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
 	asked = 0
 	for range 400 {
 		w.pass(round)
-		w.Attend()
+		w.Look()
 	}
-	require.Equal(t, Well, w.condition("r2"))
+	require.Equal(t, outlier.Healthy, w.condition("r2"))
 	require.Zero(t, asked)
 	last.Release()
 	require.Equal(t, 99, w.Queued())

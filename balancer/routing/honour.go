@@ -26,7 +26,7 @@ func (r *Router) honour(q *Request, id string, d Decision, b *Booking) error {
 		return ErrHeld
 	case r.closed:
 		return ErrClosed
-	case rep == nil || !v.usable(q, rep) || rep.live.ejected():
+	case rep == nil || !v.usable(q, rep) || !r.outliers.AdmitsAssigned(rep.live.outlier):
 		return ErrNoSuchReplica
 	case !rep.Connected():
 		return ErrNotConnected
@@ -40,12 +40,6 @@ func (r *Router) honour(q *Request, id string, d Decision, b *Booking) error {
 	b.Decision = d
 	r.book(q, v, b, now)
 	return nil
-}
-
-// ejected reports whether our own calls say that the replica is to get nothing now: it is ejected, or its trial is under
-// way. Called with mu held.
-func (l *live) ejected() bool {
-	return l.health.cond >= OnTrial && l.health.bars(l.book.Load()>>tokenBits)
 }
 
 // A PromptHasher is a Policy that cuts prompts into hashed blocks. PromptHashes returns those of a request that was

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 var healthSeeds = flag.Uint64("routing.health-seeds", 4, "how many seeds TestModelHealth runs")
@@ -77,7 +79,7 @@ func newHospital(t *testing.T, seed uint64, p Policy) *hospital {
 	m := &hospital{T: t, rnd: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1e6, 0), homes: map[string]*live{}}
 	r, err := NewRouter(Options{
 		Policy: p, MaxOngoing: 3, Now: func() time.Time { return m.now }, AfterFunc: never, Rand: rand.New(rand.NewPCG(seed, 5)),
-		Ejection:   Ejection{Failures: 3, LateMin: time.Second, SlowStart: 20 * time.Second},
+		Ejection:   outlier.Config{Failures: 3, LateMin: time.Second, SlowStart: 20 * time.Second},
 		DrainGrace: 15 * time.Second,
 	})
 	require.NoError(t, err)
@@ -105,7 +107,7 @@ func (m *hospital) step() {
 	case n < 165:
 		m.end()
 	case n < 168:
-		m.r.Attend()
+		m.r.Look()
 	case n < 172:
 		m.now = m.now.Add(time.Duration(m.rnd.IntN(90)) * time.Second)
 	case n < 173:
@@ -117,14 +119,20 @@ func (m *hospital) step() {
 	case n < 192:
 		m.change()
 	case n < 194:
-		m.r.DropVerdicts()
-	default:
-		var told []Verdict
+		m.r.ForsakeEjected()
+	case n < 197:
+		remote := map[string]outlier.State{}
 		for range m.rnd.IntN(4) {
-			told = append(told, Verdict{ID: m.some(), State: VerdictState(m.rnd.IntN(3)), Term: uint64(1 + m.rnd.IntN(4)), Turn: m.chance(50)})
+			remote[m.some()] = []outlier.State{outlier.Healthy, outlier.HalfOpen, outlier.Ejected}[m.rnd.IntN(3)]
 		}
-		m.r.SetVerdicts(told)
-		m.r.Findings()
+		m.r.SetEjected(remote)
+		m.r.TakeOutcomes(m.chance(10))
+	default:
+		var all []OutcomeCount
+		for range m.rnd.IntN(4) {
+			all = append(all, OutcomeCount{ID: m.some(), Counts: outlier.Counts{Successes: m.rnd.IntN(2), Failures: m.rnd.IntN(3), Late: m.rnd.IntN(3)}, Probe: m.chance(30)})
+		}
+		m.r.AddOutcomes(fmt.Sprint("client ", m.rnd.IntN(3)), all)
 	}
 	m.collect()
 }
@@ -180,11 +188,11 @@ func (m *hospital) may(q *Request, rep *Replica) bool {
 // picked checks a pick, just after it was made.
 func (m *hospital) picked(p *patient) {
 	rep := p.b.Decision.Replica
-	h := &rep.live.health
+	state, _ := m.r.Outlier(rep)
 	if !m.may(p.q, rep) {
 		require.True(m, rep.leaves() && !rep.Draining && rep.Connected() && !p.q.excluded(rep))
 		for _, other := range m.r.View().Connected() {
-			require.False(m, m.may(p.q, other) && !other.live.health.out(), "%s drains, and %s does not", rep.ID, other.ID)
+			require.False(m, m.may(p.q, other) && !m.out(other), "%s drains, and %s does not", rep.ID, other.ID)
 		}
 		m.settle(p)
 		return
@@ -193,13 +201,19 @@ func (m *hospital) picked(p *patient) {
 		require.Same(m, m.homes[p.q.Session], rep.live, "a new session on a draining replica")
 		require.Less(m, m.now.Sub(rep.live.drains), 15*time.Second)
 	}
-	require.Equal(m, h.out(), p.b.trial)
-	if p.q.Pin == "" && h.out() && !(h.condition() == OnTrial && h.trials == 1) {
+	require.Equal(m, state >= outlier.HalfOpen, p.b.Decision.Probe())
+	if p.q.Pin == "" && state == outlier.Ejected {
 		for _, other := range m.r.View().Connected() {
-			require.False(m, !other.live.health.out() && m.may(p.q, other), "%s is ejected, and %s is well", rep.ID, other.ID)
+			require.False(m, !m.out(other) && m.may(p.q, other), "%s is ejected, and %s is not", rep.ID, other.ID)
 		}
 	}
 	m.settle(p)
+}
+
+// out reports whether a replica is ejected, or gets its probe.
+func (m *hospital) out(rep *Replica) bool {
+	s, _ := m.r.Outlier(rep)
+	return s >= outlier.HalfOpen
 }
 
 // settle notes where the session of a call that was given a replica is now: with whoever took it last, be it for want of
@@ -241,7 +255,7 @@ func (m *hospital) end() {
 	case hangs && m.chance(70):
 		return
 	case hangs:
-		o.Err, o.Fault = errFault, []Fault{TimedOut, GivenUp}[m.rnd.IntN(2)]
+		o.Err, o.Fault = errFault, []Fault{TimedOut, GivenUp, Late}[m.rnd.IntN(3)]
 	case fails:
 		o.Err, o.Fault = errFault, Failed
 	case m.chance(5):
@@ -257,52 +271,35 @@ func (m *hospital) end() {
 	p.b.Release()
 	p.b.Release()
 	m.r.Complete(p.q, p.b.Decision, o)
-	require.Zero(m, p.b.prev)
-	require.Zero(m, p.b.next)
 }
 
 func (m *hospital) check() {
 	r, v := m.r, m.r.View()
-	unwell, out := 0, 0
-	waits, trials := map[*live][]*Booking{}, map[*live]int{}
-	for _, p := range m.calls {
-		if !p.holds() {
-			continue
-		}
-		if p.b.waits {
-			waits[p.b.replica.live] = append(waits[p.b.replica.live], p.b)
-		}
-		if p.b.trial && p.b.turn == p.b.replica.live.health.turn {
-			trials[p.b.replica.live]++
-		}
-		require.Equal(m, p.q.Answer != AnswerUnseen && !p.b.answered, p.b.waits)
-	}
 	for _, rep := range v.Replicas() {
-		h := &rep.live.health
-		unwell += toInt(h.unwell())
-		out += toInt(h.out())
-		require.Equal(m, h.bars(int64(rep.Ongoing())), rep.live.state.Load()&barred != 0, rep.ID)
-		require.Equal(m, trials[rep.live], h.trials)
-		var listed []*Booking
-		for b := h.waiting.first; b != nil; b = b.next {
-			listed = append(listed, b)
+		state, cause := r.Outlier(rep)
+		require.Equal(m, state >= outlier.HalfOpen, cause != outlier.NoCause, rep.ID)
+		room := rep.Connected() && !rep.Full() && !rep.drains()
+		switch free := v.Available(new(Request), rep); state {
+		case outlier.Healthy:
+			require.Equal(m, room, free, rep.ID)
+		case outlier.Ejected:
+			require.False(m, free, rep.ID)
+		default:
+			require.False(m, free && !room, rep.ID)
 		}
-		require.ElementsMatch(m, waits[rep.live], listed)
 		if rep.drains() {
 			require.False(m, rep.live.drains.IsZero())
 		}
 	}
-	require.Equal(m, unwell, r.wards.unwell)
-	require.Equal(m, out, r.wards.out)
-	require.Equal(m, unwell > 0, r.shared.barring)
 	for _, p := range m.calls {
 		if p.holds() {
 			continue
 		}
 		for _, rep := range v.Connected() { // a keeper's time may be over
-			free := m.may(p.q, rep) && !rep.drains() && !rep.Full() && rep.live.state.Load()&barred == 0
+			free := m.may(p.q, rep) && !rep.drains() && v.Available(new(Request), rep)
 			if want := p.b.Decision.WaitFor; want == nil || slices.Contains(want, rep) {
-				require.False(m, free && !rep.live.health.unwell(), "waits although there is room on %s", rep.ID)
+				state, _ := r.Outlier(rep)
+				require.False(m, free && state == outlier.Healthy, "waits although there is room on %s", rep.ID)
 			}
 		}
 	}
@@ -310,7 +307,7 @@ func (m *hospital) check() {
 
 // finish lets everybody get well: in the end all are, whatever happened.
 func (m *hospital) finish() {
-	m.r.SetVerdicts(nil)
+	m.r.SetEjected(nil)
 	for i := range m.fleet {
 		m.fleet[i].Draining = false
 	}
@@ -331,15 +328,18 @@ func (m *hospital) finish() {
 			m.r.SetConnected(rep.ID, false)
 			m.r.SetConnected(rep.ID, true)
 			q := &Request{Pin: rep.ID, Answer: AnswerMessage}
-			m.r.Attend()
+			m.r.Look()
 			b := pick(m, m.r, q)
 			took := b.Answered()
 			b.Release()
 			m.r.Complete(q, b.Decision, Outcome{Sent: true, FirstMessage: took, Usage: NoUsage})
 		}
 	}
-	m.r.Attend()
+	m.r.Look()
 	m.check()
-	require.Zero(m, m.r.wards.unwell)
+	for _, rep := range m.r.View().Replicas() {
+		s, _ := m.r.Outlier(rep)
+		require.Equal(m, outlier.Healthy, s, rep.ID)
+	}
 	require.NoError(m, m.r.Close())
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math/rand/v2"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // Defaults of [Options].
@@ -40,8 +42,8 @@ type Options struct {
 	FixedRates bool
 	// ReportTTL is how long a replica's Report of its load counts; 0 = DefaultReportTTL.
 	ReportTTL time.Duration
-	// Ejection says who is left alone for its health, and who starts slowly.
-	Ejection Ejection
+	// Ejection says when a replica is ejected, and how one that is new or back begins.
+	Ejection outlier.Config
 	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 = not at all.
 	DrainGrace time.Duration
 	// Node and Zone are where this process runs: replicas there are preferred.
@@ -62,7 +64,6 @@ func (o Options) withDefaults() Options {
 	o.RequestCost = max(cmp.Or(o.RequestCost, DefaultRequestCost), 0)
 	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, DefaultPrepareTimeout)
 	o.ReportTTL = cmp.Or(o.ReportTTL, DefaultReportTTL)
-	o.Ejection = o.Ejection.withDefaults()
 	if o.Now == nil {
 		o.Now = time.Now
 	}

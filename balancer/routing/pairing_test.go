@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // A pairing counts the routes that it was told of, by request, and wants one end for each.
@@ -109,7 +111,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 // What was never sent says nothing of the replica's health, and its booking is gone.
 func TestWithdraw(t *testing.T) {
 	now := time.Unix(1000, 0)
-	r := connected(t, Options{Ejection: Ejection{Failures: 1}, Now: func() time.Time { return now }}, members(2)...)
+	r := connected(t, Options{Ejection: outlier.Config{Failures: 1}, Now: func() time.Time { return now }}, members(2)...)
 	for range 5 {
 		q := &Request{Answer: AnswerWhole}
 		b := pick(t, r, q)
@@ -117,7 +119,8 @@ func TestWithdraw(t *testing.T) {
 		b.Withdraw(q)
 		b.Withdraw(q)
 		require.Zero(t, rep.Ongoing())
-		require.Zero(t, rep.live.strikes.Load())
+		state, _ := r.Outlier(rep)
+		require.Equal(t, outlier.Healthy, state)
 	}
 	new(Booking).Withdraw(new(Request))
 }

@@ -121,7 +121,7 @@ func (r *Router) decide(q *Request, v *View, d *Decision) error {
 			q.keeper = r.keeper(q, v)
 		}
 		if err := r.ask(q, v, d); err != nil {
-			if r.wards.unwell == 0 && len(v.leaving) == 0 {
+			if r.outliers.AllHealthy() && len(v.leaving) == 0 {
 				return err
 			}
 			if err := r.askAll(q, v, d); err != nil {
@@ -231,7 +231,7 @@ func (v *View) correct(q *Request, d *Decision) error {
 		return nil
 	}
 	*d = Wait(full...)
-	plain := len(q.Exclude) == 0 && len(q.Allow) == 0 && (q.Model == "" || q.anyModel) && q.keeper == nil && !v.shared.barring
+	plain := len(q.Exclude) == 0 && len(q.Allow) == 0 && (q.Model == "" || q.anyModel) && q.keeper == nil && v.shared.outliers.AllHealthy()
 	if full != nil || v.open() > 0 && plain {
 		return ErrFull
 	}
@@ -281,7 +281,7 @@ func (v *View) nobody(q *Request) error {
 func (r *Router) charge(l *live, ongoing, tokens int64) {
 	delta := ongoing<<tokenBits + tokens
 	l.book.Add(delta) // quick picks write it too
-	if r.wards.unwell > 0 {
-		r.rebar(l)
+	if !r.outliers.AllHealthy() {
+		r.outliers.Readmit(l.outlier)
 	}
 }

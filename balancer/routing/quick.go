@@ -1,6 +1,10 @@
 package routing
 
-import "math/rand/v2"
+import (
+	"math/rand/v2"
+
+	"github.com/warmpath/warmpath/internal/outlier"
+)
 
 // A QuickChooser is a Policy that can choose for a plain request without the
 // Router's lock: one that names no replica, model or adapter, on its first
@@ -53,8 +57,8 @@ func (r *Router) ReleaseQuick(rep *Replica) {
 
 // CompleteQuick tells how a quick booking ended: what it says of the replica's health.
 func (r *Router) CompleteQuick(rep *Replica, o Outcome) {
-	if r.judges && (o.Err != nil || rep.live.strikes.Load() > 0) {
-		r.judge(new(Request), &Decision{Replica: rep}, &o)
+	if r.outliers.Ejects() && (o.Err != nil || rep.live.outlier.Suspected()) {
+		r.judge(rep, outlier.Mark{}, &o)
 	}
 }
 
@@ -92,7 +96,7 @@ const (
 // waiter is counted before it looks at the books for the last time. Called with
 // mu held.
 func (r *Router) hold() {
-	if r.queued > 0 || len(r.departed) > 0 || r.wards.unwell > 0 || r.closed {
+	if r.queued > 0 || len(r.departed) > 0 || !r.outliers.AllHealthy() || r.closed {
 		r.shared.slow.Or(held)
 		return
 	}

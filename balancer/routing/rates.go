@@ -224,4 +224,4 @@ func weightOf(rep *Replica) float64 {
 
 // Rate returns what the replica's load is divided by: its weight, times how fast it has
 // shown to be relative to the others where the policy has it learned.
-func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.live.invRate.Load()) }
+func (r *Replica) Rate() float64 { return r.live.Rate() }

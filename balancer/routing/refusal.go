@@ -58,7 +58,7 @@ func (b *Booking) Refused(report ReplicaReport) {
 	held := b.end()
 	if held {
 		r.refused(b.replica)
-		r.triedOut(b)
+		r.force()
 	}
 	r.mu.Unlock()
 	if held {
@@ -163,7 +163,7 @@ func (r *Router) expired(v *View, m mark, now time.Time) {
 // alone: at the end of the first mark, or at the next look at those that are not well.
 // Called with mu held.
 func (r *Router) arm() {
-	if r.queued == 0 || r.closed || len(r.marked) == 0 && r.wards.unwell == 0 {
+	if r.queued == 0 || r.closed || len(r.marked) == 0 && r.outliers.AllHealthy() {
 		r.alarm.off()
 		return
 	}
@@ -179,8 +179,8 @@ func (r *Router) arm() {
 			sooner(f.until)
 		}
 	}
-	if r.wards.unwell > 0 {
-		sooner(later(r.wards.due, now.Add(time.Millisecond)))
+	if !r.outliers.AllHealthy() {
+		sooner(later(r.outliers.Due(), now.Add(time.Millisecond)))
 	}
 	if first.IsZero() || first.Equal(r.alarm.at) {
 		return
@@ -204,8 +204,9 @@ func (r *Router) ring() {
 	if r.closed {
 		return
 	}
-	if r.wards.unwell > 0 {
-		r.look(r.opts.Now())
+	if !r.outliers.AllHealthy() {
+		r.outliers.Look(r.opts.Now())
+		r.force()
 	}
 	r.tick(r.view.Load())
 	r.arm()

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // Attributes describe a replica. They come from the resolver or the fleet file
@@ -70,8 +72,8 @@ type live struct {
 	invRate  atomic.Uint64 // 1 / rate, as math.Float64bits
 	foreign  atomic.Int64  // what others have booked, as in book; see SetForeignLoad and Report
 	kvTokens atomic.Int64  // size of its KV cache; 0 = not known
-	strikes  atomic.Int32  // evidence against it in a row; see health
 	number   uint32        // of the Router's giving; set once
+	outlier  *outlier.Replica
 
 	// The book is written by every pick: a cache line of its own keeps that from
 	// slowing those who read the rest.
@@ -88,7 +90,6 @@ type live struct {
 	reported time.Time // of the Report that counts in its place; zero = none does
 	listed   bool      // in Router.reports
 	drains   time.Time // since when it takes no new sessions
-	health   health
 
 	pace pace // guarded by rates.mu
 }
@@ -100,6 +101,7 @@ const (
 	connectedBit = 1 << iota
 	barred       // by its health
 	leaving      // it said itself that it drains
+	declared     // it drains by its attributes
 )
 
 func (l *live) up() bool { return l.state.Load()&connectedBit != 0 }

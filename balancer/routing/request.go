@@ -4,7 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // A Request is the request key: all that a policy may look at. The host fills
@@ -18,6 +19,7 @@ type Request struct {
 	Model     string // served model name
 	Adapter   string // LoRA adapter
 	CacheSalt string // partition of the prefix cache
+	Principal string // the caller's, where the host serves several and tells their evidence apart; "" = none
 
 	// Prompt is the prompt, until DropPrompt. Policies read it in Prepare only. A
 	// Router with a Tokenizer makes tokens of a text before that.
@@ -64,9 +66,7 @@ type Request struct {
 	// narrowed is made of Exclude, Allow and tried where they are long; nil = they are not.
 	narrowed *narrowing
 
-	// Of the last pick, where judges look at them.
-	picked time.Time
-	work   float64
+	mark outlier.Mark // of the last pick
 }
 
 // An Origin is where a request key was taken from.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // A Router hosts one policy over one fleet: it picks and books. Safe for use by
@@ -18,8 +20,6 @@ type Router struct {
 	callsOut   bool
 	takesLoad  bool // reports of it
 	learns     bool // rates
-	judges     bool // the replicas' health
-	tends      bool // … or lets them start slowly
 	routeObs   RouteObserver
 	endObs     CompletionObserver
 	backObs    WithdrawalObserver
@@ -60,8 +60,11 @@ type Router struct {
 	reports  []*live   // whose Report counts, or did until it was overtaken
 	expiry   time.Time // no report expires before
 
-	wards   wardens
 	numbers uint32
+
+	outliers    *outlier.Detector // its lock may be taken under mu
+	seenChanges atomic.Uint64     // of its Version, what is in force; written with mu held
+	seenFreed   uint64
 
 	quick    QuickChooser // what picks without mu, or nil
 	rates    rates
@@ -94,11 +97,11 @@ func NewRouter(o Options) (*Router, error) {
 	r.callsOut = uses&CallsOut != 0
 	r.takesLoad = uses&(UsesLoad|UsesPeerLoad) != 0
 	r.learns = uses&UsesLoad != 0 && !o.FixedRates
-	r.judges = o.Ejection.Failures > 0
 	if usesOf(o.Policy)&SharesByKey != 0 {
 		r.opts.Ejection.SlowStart = 0
 	}
-	r.tends = r.judges || r.opts.Ejection.SlowStart > 0
+	r.outliers = outlier.New(r.opts.Ejection, o.Now)
+	r.shared.outliers = r.outliers
 	if o.DrainGrace > 0 && uses&UsesSession != 0 {
 		r.sessions = newSessions()
 	}
@@ -145,7 +148,7 @@ func usesOf(p Policy) Uses {
 // Observes reports whether somebody wants to know how calls ended: whether Complete
 // does anything.
 func (r *Router) Observes() bool {
-	return r.endObs != nil || r.backObs != nil || r.learns || r.judges || r.shadow != nil
+	return r.endObs != nil || r.backObs != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
 }
 
 // Corrections returns how often the policy picked a replica that the request may not be given, whether or not it waits.
@@ -223,8 +226,8 @@ func (r *Router) Complete(q *Request, d Decision, o Outcome) {
 	if r.learns && d.Replica != nil {
 		r.learn(q, &d, &o)
 	}
-	if r.judges && d.Replica != nil {
-		r.judge(q, &d, &o)
+	if d.Replica != nil {
+		r.judge(d.Replica, q.mark, &o)
 	}
 	if !o.Sent {
 		r.takeBack(q, &d)

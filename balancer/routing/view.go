@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // A View is an immutable snapshot of the whole fleet in a stable order, with a
@@ -38,8 +40,7 @@ type shared struct {
 	// foreignSum is what others are known to have on all replicas, at rate 1, in tokens.
 	foreignSum atomic.Int64
 
-	// barring: somebody's health is such that it may be barred. Guarded by the Router's mutex.
-	barring bool
+	outliers *outlier.Detector
 
 	// slow is what keeps picks from being quick; see quick.go.
 	slow atomic.Uint32
@@ -115,6 +116,9 @@ func (v *View) allowed(q *Request, r *Replica) bool {
 
 func (v *View) usable(q *Request, r *Replica) bool {
 	if q.keeper != r && (r.Draining || !q.lastResort && r.leaves()) || q.excluded(r) {
+		return false
+	}
+	if q.Principal != "" && !q.lastResort && v.shared.outliers.Accuses(r.live.outlier, q.Principal) {
 		return false
 	}
 	return q.Model == "" || q.anyModel || r.serves(q.Model)

@@ -4,7 +4,12 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/outlier"
 )
+
+// round is longer than the time between two looks at the fleet.
+const round = 101 * time.Millisecond
 
 var errFault = errors.New("the replica failed")
 
@@ -20,7 +25,7 @@ func never(time.Duration, func()) func() { return func() {} }
 
 func newWard(t *testing.T, n int, set ...func(*Options)) *ward {
 	w := &ward{t: t, now: time.Unix(1000, 0)}
-	o := Options{Policy: choosing(leastOfTwo), Ejection: DefaultEjection(), Now: func() time.Time { return w.now }, AfterFunc: never}
+	o := Options{Policy: choosing(leastOfTwo), Ejection: outlier.Default(), Now: func() time.Time { return w.now }, AfterFunc: never}
 	for _, f := range set {
 		f(&o)
 	}
@@ -59,8 +64,8 @@ func (w *ward) finish(q *Request, b *Booking) {
 	w.Complete(q, b.Decision, Outcome{Sent: true, FirstMessage: took, Usage: NoUsage})
 }
 
-func (w *ward) condition(id string) Condition {
-	c, _ := w.Condition(w.View().ByID(id))
+func (w *ward) condition(id string) outlier.State {
+	c, _ := w.Outlier(w.View().ByID(id))
 	return c
 }
 

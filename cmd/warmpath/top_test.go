@@ -93,7 +93,7 @@ func TestTopLive(t *testing.T) {
 				Id: "evil\x1b[2J\n", State: "ready", Stale: true, KvTokens: 1000,
 				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 10, BlockTokens: 16, Gaps: 3, Orphaned: 7, LagUs: 1500, Problem: "events"},
 				Health: []*warmpathv1.HealthReport{
-					{By: "clients", State: "ejected", ForMs: 65_400, Why: "calls fail", Clients: 2}, {By: "check", State: "not_serving", Why: "NOT_SERVING"},
+					{By: "calls", State: "ejected", ForMs: 65_400, Why: "calls fail", Principals: 2}, {By: "check", State: "not_serving", Why: "NOT_SERVING"},
 				},
 				PollProblem: "polls",
 			}},
@@ -111,7 +111,7 @@ func TestTopLive(t *testing.T) {
 	require.Contains(t, text, "asking again every 1ms")
 	require.Regexp(t, `160 of 1000 +1 of 2 +3 +7 +1.5ms`, text)
 	require.Contains(t, text, "ready, stale")
-	require.Contains(t, text, ": ejected for 1m5s (2 clients): calls fail; not_serving (check): NOT_SERVING; events; polls\n")
+	require.Contains(t, text, ": ejected for 1m5s (2 principals): calls fail; not_serving (check): NOT_SERVING; events; polls\n")
 	require.NotContains(t, text, "\x1b")
 
 	ctx, cancel = context.WithCancel(t.Context())

@@ -150,8 +150,8 @@ func problemsOf(r *warmpathv1.ReplicaStatus) string {
 			text += fmt.Sprintf(" for %v", ago.Truncate(time.Second))
 		}
 		by := h.GetBy()
-		if n := h.GetClients(); n > 0 {
-			by = counted(n, "client")
+		if n := h.GetPrincipals(); n > 0 {
+			by = counted(n, "principal")
 		}
 		all = append(all, fmt.Sprintf("%s (%s): %s", text, by, h.GetWhy()))
 	}

@@ -19,7 +19,7 @@ type following struct {
 	interval time.Duration // between two updates of the load
 	due      time.Time     // of the report that is to be in the next one
 	reported time.Time
-	found    []*warmpathv1.Finding // as told last
+	met      bool // it was sent a report
 }
 
 // follow watches a server until that ends, and says why. better is the server to go to after errBetter.
@@ -163,14 +163,15 @@ func (f *following) report() {
 	numbers := f.w.members.numbers()
 	r := f.w.ledger.report(numbers, f.w.booked(numbers), renew)
 	routes := f.w.routes.report(f.w.members.named)
+	outcomes := f.w.outcomes(!f.met)
+	f.met = true
 	f.w.mu.Unlock()
 	if r != nil || renew {
 		f.reported = now
 	}
-	if r != nil || routes != nil {
-		_ = f.stream.Send(&warmpathv1.WatchReplicasRequest{Bookings: r, Routes: routes})
+	if r != nil || routes != nil || outcomes != nil {
+		_ = f.stream.Send(&warmpathv1.WatchReplicasRequest{Bookings: r, Routes: routes, Outcomes: outcomes})
 	}
-	f.sendFindings(renew)
 }
 
 // booked is what our Routers have booked on each replica, without what the server itself reserved for us. Called with mu held.
@@ -217,7 +218,7 @@ func (w *Watch) take(m *warmpathv1.WatchReplicasResponse, first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if again { // what it says now is only what has changed
-		w.tellVerdicts()
+		w.putOutliers()
 		w.believe()
 	}
 	if u := m.GetIndex(); u != nil {
@@ -226,8 +227,8 @@ func (w *Watch) take(m *warmpathv1.WatchReplicasResponse, first bool) {
 	if u := m.GetLoad(); u != nil {
 		w.takeLoad(u)
 	}
-	if u := m.GetVerdicts(); u != nil {
-		w.takeVerdicts(u)
+	if u := m.GetOutliers(); u != nil {
+		w.takeOutliers(u)
 	}
 }
 
@@ -237,7 +238,8 @@ func (w *Watch) begin(incarnation string, now time.Time) {
 	if !w.resumed {
 		w.incarnation, w.versions = incarnation, versions{}
 		w.members.restart()
-		w.dropVerdicts()
+		w.suspendOutliers()
+		w.ejected = nil
 		w.reserved.forget()
 	}
 	w.routes.want(false) // until it says otherwise

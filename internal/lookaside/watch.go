@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // A Watch follows the look-aside servers of one channel. Safe for use by many goroutines.
@@ -48,13 +49,13 @@ type Watch struct {
 	hearsay     routing.Hearsay
 	others      []routing.ForeignLoad // what the Routers were told
 	heard       time.Time             // when a server last said anything
-	silent      bool                  // … and it is so long ago that its verdicts are not in force
+	silent      bool                  // … and it is so long ago that its ejections are not in force
 	begun       time.Time             // when a server began to be followed
 	resumed     bool                  // it knew us
 	unknown     time.Time             // since when it says that it knows nobody's load; zero = it knows
 	caches      caches
-	verdicts    []routing.Verdict
-	wantIndex   bool // all of it, at the next opportunity
+	ejected     map[string]outlier.State // by the server
+	wantIndex   bool                     // all of it, at the next opportunity
 }
 
 // versions are those of the incarnation.
@@ -95,7 +96,7 @@ func (w *Watch) Attach(r *routing.Router) (detach func()) {
 	w.tellCapacities(r)
 	r.SetForeignLoad(w.others)
 	if !w.silent {
-		r.SetVerdicts(w.verdicts)
+		r.SetEjected(w.ejected)
 	}
 	r.ShareRoutes(w.routes.note)
 	if r.ObservesCache() && (len(w.caches.told) > 0 || w.versions.index > 0) {
@@ -124,7 +125,7 @@ func (w *Watch) detach(r *routing.Router) {
 	}
 	r.SetForeignLoad(nothing)
 	r.CacheChanged(w.caches.clearing())
-	r.DropVerdicts()
+	r.ForsakeEjected()
 }
 
 // tell gives the state to the channel where it is news.
@@ -195,7 +196,7 @@ func (w *Watch) fade(now time.Time) {
 	silent := now.Sub(w.heard) >= w.o.Timing.Fade
 	if silent && !w.silent {
 		w.silent = true
-		w.suspendVerdicts()
+		w.suspendOutliers()
 	}
 	if !silent && (w.unknown.IsZero() || now.Sub(w.unknown) < w.o.Timing.Fade) {
 		return

@@ -72,7 +72,7 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 		a.probing, a.turn = true, r.turn
 		r.probes++
 		d.probes++
-		d.changes.Add(1)
+		d.readmit(r)
 		if answer == AnswerUnseen {
 			r.probing = now
 		}
@@ -145,8 +145,8 @@ func (d *Detector) decided(a *Attempt) bool {
 		if r.probes--; r.probes == 0 {
 			r.probing = time.Time{}
 		}
-		d.changes.Add(1)
-		d.freed.Add(1)
+		d.readmit(r)
+		d.free()
 	}
 	return true
 }

@@ -58,6 +58,7 @@ type Host interface {
 	Bookings() int64 // requests under way
 	Rate() float64   // relative speed, 1 as a rule
 	Draining() bool
+	Admit(ok bool) // the replica may get a request now, or not
 }
 
 // A Replica is what a Detector knows of one replica.
@@ -67,6 +68,7 @@ type Replica struct {
 
 	// The Detector's lock guards what follows.
 	member, connected bool
+	place             int // in Detector.members
 	record
 }
 
@@ -110,9 +112,12 @@ func (d *Detector) Acts() bool { return d.Ejects() || d.cfg.SlowStart > 0 }
 // AllHealthy reports whether every replica of the fleet is Healthy. It takes no lock.
 func (d *Detector) AllHealthy() bool { return d.unhealthy.Load() == 0 }
 
-// Version returns two numbers that grow: changes whenever Admits may have changed, freed when requests that wait are to choose
-// again. They take no lock.
-func (d *Detector) Version() (changes, freed uint64) { return d.changes.Load(), d.freed.Load() }
+// Version returns two numbers that grow: changes with every replica that may admit more or less, and freed where requests that
+// wait are to choose again; freed never grows alone. They take no lock.
+func (d *Detector) Version() (changes, freed uint64) {
+	changes = d.changes.Load()
+	return changes, d.freed.Load()
+}
 
 // Due returns when Look does something next.
 func (d *Detector) Due() time.Time {
@@ -129,26 +134,23 @@ func (d *Detector) Join(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !r.member {
-		r.member = true
+		r.member, r.place = true, len(d.members)
 		d.members = append(d.members, r)
 		d.count(r, 1)
 	}
 }
 
-// Leave takes a member out of the fleet, and forgets it. O(replicas).
+// Leave takes a member out of the fleet, and forgets it.
 func (d *Detector) Leave(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.connect(r, false)
 	d.forget(r)
-	for i, o := range d.members {
-		if o == r {
-			last := len(d.members) - 1
-			d.members[i], d.members[last] = d.members[last], nil
-			d.members = d.members[:last]
-		}
-	}
-	r.member = false
+	last := len(d.members) - 1
+	moved := d.members[last]
+	d.members[r.place], moved.place = moved, r.place
+	d.members[last] = nil
+	d.members, r.member = d.members[:last], false
 }
 
 // Restart forgets a member that has begun another life.
@@ -195,7 +197,6 @@ func (d *Detector) arrive(r *Replica, now time.Time) {
 	founding := now.Sub(d.upSince) < d.cfg.SlowStart
 	if missing && !founding && d.cfg.SlowStart > 0 && r.state == Healthy {
 		d.change(r, func() { r.slowStart(now, d.cfg.SlowStart) })
-		d.due = time.Time{}
 	}
 }
 
@@ -256,18 +257,18 @@ func (d *Detector) examine(r *Replica, now time.Time) {
 func (d *Detector) nextProbe(r *Replica) {
 	r.probes, r.probing = 0, time.Time{}
 	r.turn++
-	d.changes.Add(1)
-	d.freed.Add(1)
+	d.readmit(r)
+	d.free()
 }
 
-// Admits reports whether a replica is to get a request now.
-func (d *Detector) Admits(r *Replica) bool {
+// Readmit gives the host of a replica what it admits now, for when the host's Bookings have changed.
+func (d *Detector) Readmit(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return r.admits()
+	r.host.Admit(r.admits())
 }
 
-// AdmitsAssigned is Admits for a request that the look-aside server assigned: only own calls count.
+// AdmitsAssigned reports whether a replica is to get a request that the look-aside server assigned: only own calls count.
 func (d *Detector) AdmitsAssigned(r *Replica) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -42,6 +42,12 @@ func (d *Detector) change(r *Replica, f func()) {
 	d.count(r, -1)
 	f()
 	d.count(r, 1)
+	d.readmit(r)
+}
+
+// readmit gives the host what the replica admits now. Called with mu held.
+func (d *Detector) readmit(r *Replica) {
+	r.host.Admit(r.admits())
 	d.changes.Add(1)
 }
 
@@ -53,6 +59,12 @@ func (d *Detector) count(r *Replica, n int) {
 	if r.member && r.out() {
 		d.outs += n
 	}
+}
+
+// free lets requests that wait choose again. Called with mu held.
+func (d *Detector) free() {
+	d.freed.Add(1)
+	d.changes.Add(1)
 }
 
 // effective is the worse of what own calls and the look-aside server say.
@@ -124,7 +136,7 @@ func (d *Detector) eject(r *Replica, cause Cause, now time.Time) {
 		r.times++
 	})
 	d.ejections[cause]++
-	d.freed.Add(1)
+	d.free()
 }
 
 // halfOpen lets one request at a time through. Called with mu held.
@@ -133,7 +145,7 @@ func (d *Detector) halfOpen(r *Replica, cause Cause, now time.Time) {
 		r.state, r.cause, r.since, r.accuser = HalfOpen, cause, now, ""
 		clear(r.given)
 	})
-	d.freed.Add(1)
+	d.free()
 }
 
 // recover brings a replica back. Called with mu held.
@@ -147,7 +159,7 @@ func (d *Detector) recover(r *Replica, now time.Time) {
 		r.slowStart(now, d.cfg.SlowStart)
 	})
 	d.due = time.Time{}
-	d.freed.Add(1)
+	d.free()
 }
 
 func (r *Replica) slowStart(now time.Time, length time.Duration) {

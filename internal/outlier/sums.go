@@ -16,10 +16,16 @@ type tally struct {
 	reported                int // evidence, of that which stands against it now
 }
 
+// ownOut reports whether own calls keep the replica out.
+func (r *Replica) ownOut() bool { return r.state >= HalfOpen && r.cause != CauseRemote }
+
 // standing is how much evidence stands against a replica, as much as the threshold where it is ejected for it.
 func (d *Detector) standing(r *Replica, now time.Time) (n int, late bool) {
-	if r.state >= HalfOpen {
+	switch {
+	case r.ownOut():
 		return d.cfg.Failures, r.cause == CauseLate
+	case r.state >= HalfOpen:
+		return 0, false // it is what the server said
 	}
 	waiting, _ := r.overdue(now, d.cfg.Failures)
 	return min(int(r.strikes.Load())+waiting, d.cfg.Failures), r.late || waiting > 0
@@ -39,9 +45,6 @@ func (d *Detector) Take(r *Replica, anew bool) (c Counts) {
 		r.sum.reported = 0
 	}
 	n, late := d.standing(r, now)
-	if r.state >= HalfOpen && r.cause == CauseRemote {
-		n = 0 // it is what the server said
-	}
 	evidence := max(n-r.sum.reported, 0) + r.sum.failedProbes
 	c.Successes = r.sum.successes
 	if late {
@@ -66,10 +69,11 @@ func (d *Detector) SetRemote(r *Replica, s State) {
 	d.change(r, func() {
 		r.remote = s
 		switch {
-		case begun && r.state < HalfOpen:
+		case r.ownOut():
+		case begun:
 			r.since = now
 			d.ejections[CauseRemote]++
-		case lifted && r.state < HalfOpen:
+		case lifted:
 			r.slowStart(now, d.cfg.SlowStart)
 		}
 	})
@@ -77,7 +81,7 @@ func (d *Detector) SetRemote(r *Replica, s State) {
 		r.heed() // calls that wait since then are no evidence any more
 		d.due = time.Time{}
 	}
-	d.freed.Add(1)
+	d.free()
 }
 
 // Forsake ends what the look-aside server said of a replica when the server is lost: the next request is its probe.
@@ -99,7 +103,7 @@ func (d *Detector) Room() int {
 	defer d.mu.Unlock()
 	own, n := 0, len(d.members)
 	for _, r := range d.members {
-		if r.state >= HalfOpen {
+		if r.ownOut() {
 			own++
 		}
 	}
@@ -220,6 +224,13 @@ func (d *Detector) Accuses(r *Replica, principal string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return r.accuser == principal
+}
+
+// Principals returns how many principals the evidence against a replica is of; 0 where they have no names.
+func (d *Detector) Principals(r *Replica) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(r.given)
 }
 
 // Accuser returns the principal on which the ejection of a replica rests alone, while others are active; "" = it does not.

@@ -9,13 +9,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // Attribute keys of the replicas' health.
 const (
 	KeyCause     = attribute.Key("warmpath.cause")     // of an ejection
 	KeyCondition = attribute.Key("warmpath.condition") // of a replica
-	KeyTrial     = attribute.Key("warmpath.trial")     // the request was sent to see whether the replica is back
+	KeyProbe     = attribute.Key("warmpath.probe")     // the request was sent to see whether the replica is back
 )
 
 // EjectedName is the event on the span of a call that failed and whose replica is ejected since, or still.
@@ -26,7 +27,7 @@ func Ejected(span trace.Span, router *routing.Router, r *routing.Replica) {
 	if !span.IsRecording() {
 		return
 	}
-	if c, cause := router.Condition(r); c >= routing.OnTrial {
+	if c, cause := router.Outlier(r); c >= outlier.HalfOpen {
 		span.AddEvent(EjectedName, trace.WithAttributes(
 			KeyReplica.String(r.ID), KeyCondition.String(c.String()), KeyCause.String(cause.String())))
 	}
@@ -44,7 +45,7 @@ func (r *Recorder) WatchHealth(policy string, router *routing.Router) (stop func
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
 	}
-	trials, err := r.meter.Int64ObservableCounter("warmpath.trials", metric.WithUnit("{request}"),
+	probes, err := r.meter.Int64ObservableCounter("warmpath.probes", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests sent to see whether an ejected replica is back."))
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
@@ -52,18 +53,18 @@ func (r *Recorder) WatchHealth(policy string, router *routing.Router) (stop func
 	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		by := KeyPolicy.String(policy)
 		for _, rep := range router.View().Replicas() {
-			c, _ := router.Condition(rep)
+			c, _ := router.Outlier(rep)
 			o.ObserveInt64(gauge, 1, r.attributes(by, KeyReplica.String(rep.ID), KeyCondition.String(c.String())))
 		}
-		h := router.Health()
+		h := router.Outliers()
 		for cause, n := range h.Ejections {
 			if n > 0 {
-				o.ObserveInt64(ejections, n, r.attributes(by, KeyCause.String(routing.Cause(cause).String())))
+				o.ObserveInt64(ejections, n, r.attributes(by, KeyCause.String(outlier.Cause(cause).String())))
 			}
 		}
-		o.ObserveInt64(trials, h.Trials, r.attributes(by))
+		o.ObserveInt64(probes, h.Probes, r.attributes(by))
 		return nil
-	}, gauge, ejections, trials)
+	}, gauge, ejections, probes)
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: registering the callback: %w", err)
 	}

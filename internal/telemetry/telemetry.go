@@ -63,8 +63,8 @@ func Attributes(policy string, q *routing.Request, d routing.Decision) []attribu
 		KeyAttempt.Int(q.Attempt()),
 		KeyLoad.Float64(d.Load),
 	)
-	if d.Trial() {
-		kvs = append(kvs, KeyTrial.Bool(true))
+	if d.Probe() {
+		kvs = append(kvs, KeyProbe.Bool(true))
 	}
 	if d.Rule != "" {
 		kvs = append(kvs, KeyRule.String(string(d.Rule)))

@@ -194,124 +194,6 @@ func (LifeStage) EnumDescriptor() ([]byte, []int) {
 	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{2}
 }
 
-// FindingKind is what calls say of a replica.
-type FindingKind int32
-
-const (
-	// Nothing.
-	FindingKind_FINDING_KIND_UNSPECIFIED FindingKind = 0
-	// Calls in a row failed: the client has ejected it.
-	FindingKind_FINDING_KIND_FAILING FindingKind = 1
-	// Calls were not answered in time: the client has ejected it.
-	FindingKind_FINDING_KIND_LATE FindingKind = 2
-	// The client's turn is used: a request is under way.
-	FindingKind_FINDING_KIND_TRYING FindingKind = 3
-	// A request was answered that was sent in the client's turn.
-	FindingKind_FINDING_KIND_WELL FindingKind = 4
-)
-
-// Enum value maps for FindingKind.
-var (
-	FindingKind_name = map[int32]string{
-		0: "FINDING_KIND_UNSPECIFIED",
-		1: "FINDING_KIND_FAILING",
-		2: "FINDING_KIND_LATE",
-		3: "FINDING_KIND_TRYING",
-		4: "FINDING_KIND_WELL",
-	}
-	FindingKind_value = map[string]int32{
-		"FINDING_KIND_UNSPECIFIED": 0,
-		"FINDING_KIND_FAILING":     1,
-		"FINDING_KIND_LATE":        2,
-		"FINDING_KIND_TRYING":      3,
-		"FINDING_KIND_WELL":        4,
-	}
-)
-
-func (x FindingKind) Enum() *FindingKind {
-	p := new(FindingKind)
-	*p = x
-	return p
-}
-
-func (x FindingKind) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (FindingKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_warmpath_v1_routing_proto_enumTypes[3].Descriptor()
-}
-
-func (FindingKind) Type() protoreflect.EnumType {
-	return &file_warmpath_v1_routing_proto_enumTypes[3]
-}
-
-func (x FindingKind) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use FindingKind.Descriptor instead.
-func (FindingKind) EnumDescriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{3}
-}
-
-// VerdictState is how a replica is to be treated.
-type VerdictState int32
-
-const (
-	// As VERDICT_STATE_WELL.
-	VerdictState_VERDICT_STATE_UNSPECIFIED VerdictState = 0
-	// As any other. It is named for its term.
-	VerdictState_VERDICT_STATE_WELL VerdictState = 1
-	// One client has something against it: no requests but in a turn.
-	VerdictState_VERDICT_STATE_SUSPECT VerdictState = 2
-	// Several have: no requests but in a turn.
-	VerdictState_VERDICT_STATE_EJECTED VerdictState = 3
-)
-
-// Enum value maps for VerdictState.
-var (
-	VerdictState_name = map[int32]string{
-		0: "VERDICT_STATE_UNSPECIFIED",
-		1: "VERDICT_STATE_WELL",
-		2: "VERDICT_STATE_SUSPECT",
-		3: "VERDICT_STATE_EJECTED",
-	}
-	VerdictState_value = map[string]int32{
-		"VERDICT_STATE_UNSPECIFIED": 0,
-		"VERDICT_STATE_WELL":        1,
-		"VERDICT_STATE_SUSPECT":     2,
-		"VERDICT_STATE_EJECTED":     3,
-	}
-)
-
-func (x VerdictState) Enum() *VerdictState {
-	p := new(VerdictState)
-	*p = x
-	return p
-}
-
-func (x VerdictState) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (VerdictState) Descriptor() protoreflect.EnumDescriptor {
-	return file_warmpath_v1_routing_proto_enumTypes[4].Descriptor()
-}
-
-func (VerdictState) Type() protoreflect.EnumType {
-	return &file_warmpath_v1_routing_proto_enumTypes[4]
-}
-
-func (x VerdictState) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use VerdictState.Descriptor instead.
-func (VerdictState) EnumDescriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{4}
-}
-
 // CacheTier is where a replica keeps KV blocks.
 type CacheTier int32
 
@@ -352,11 +234,11 @@ func (x CacheTier) String() string {
 }
 
 func (CacheTier) Descriptor() protoreflect.EnumDescriptor {
-	return file_warmpath_v1_routing_proto_enumTypes[5].Descriptor()
+	return file_warmpath_v1_routing_proto_enumTypes[3].Descriptor()
 }
 
 func (CacheTier) Type() protoreflect.EnumType {
-	return &file_warmpath_v1_routing_proto_enumTypes[5]
+	return &file_warmpath_v1_routing_proto_enumTypes[3]
 }
 
 func (x CacheTier) Number() protoreflect.EnumNumber {
@@ -365,7 +247,7 @@ func (x CacheTier) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CacheTier.Descriptor instead.
 func (CacheTier) EnumDescriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{5}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{3}
 }
 
 // RequestKey is all that a policy may look at.
@@ -1715,8 +1597,8 @@ type WatchReplicasRequest struct {
 	Bookings *BookingReport `protobuf:"bytes,2,opt,name=bookings,proto3" json:"bookings,omitempty"`
 	// Where it sent prompts, while the server wants to know.
 	Routes *RouteReport `protobuf:"bytes,3,opt,name=routes,proto3" json:"routes,omitempty"`
-	// What its own calls say against replicas, or for them.
-	Findings      *FindingReport `protobuf:"bytes,5,opt,name=findings,proto3" json:"findings,omitempty"`
+	// What its own calls showed of replicas.
+	Outcomes      *OutcomeReport `protobuf:"bytes,5,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1772,35 +1654,35 @@ func (x *WatchReplicasRequest) GetRoutes() *RouteReport {
 	return nil
 }
 
-func (x *WatchReplicasRequest) GetFindings() *FindingReport {
+func (x *WatchReplicasRequest) GetOutcomes() *OutcomeReport {
 	if x != nil {
-		return x.Findings
+		return x.Outcomes
 	}
 	return nil
 }
 
-// FindingReport is all that a client finds worth telling; it replaces the one before. At most 1,000 findings.
-type FindingReport struct {
+// OutcomeReport is what the calls of a client showed since the report before. At most one line a replica.
+type OutcomeReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Findings      []*Finding             `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	Replicas      []*ReplicaOutcomes     `protobuf:"bytes,1,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *FindingReport) Reset() {
-	*x = FindingReport{}
+func (x *OutcomeReport) Reset() {
+	*x = OutcomeReport{}
 	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *FindingReport) String() string {
+func (x *OutcomeReport) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*FindingReport) ProtoMessage() {}
+func (*OutcomeReport) ProtoMessage() {}
 
-func (x *FindingReport) ProtoReflect() protoreflect.Message {
+func (x *OutcomeReport) ProtoReflect() protoreflect.Message {
 	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1812,44 +1694,47 @@ func (x *FindingReport) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use FindingReport.ProtoReflect.Descriptor instead.
-func (*FindingReport) Descriptor() ([]byte, []int) {
+// Deprecated: Use OutcomeReport.ProtoReflect.Descriptor instead.
+func (*OutcomeReport) Descriptor() ([]byte, []int) {
 	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{17}
 }
 
-func (x *FindingReport) GetFindings() []*Finding {
+func (x *OutcomeReport) GetReplicas() []*ReplicaOutcomes {
 	if x != nil {
-		return x.Findings
+		return x.Replicas
 	}
 	return nil
 }
 
-// Finding is what calls say of one replica.
-type Finding struct {
+// ReplicaOutcomes counts the calls of one replica.
+type ReplicaOutcomes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the replica.
-	Replica uint32      `protobuf:"varint,1,opt,name=replica,proto3" json:"replica,omitempty"`
-	Kind    FindingKind `protobuf:"varint,2,opt,name=kind,proto3,enum=warmpath.v1.FindingKind" json:"kind,omitempty"`
-	// Term of the verdict on the replica that the client knew when it found this; 0 = none.
-	Term          uint64 `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
+	Replica uint32 `protobuf:"varint,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	// First messages that came in time.
+	Successes uint32 `protobuf:"varint,2,opt,name=successes,proto3" json:"successes,omitempty"`
+	// Calls in a row that failed before their first message.
+	Failures uint32 `protobuf:"varint,3,opt,name=failures,proto3" json:"failures,omitempty"`
+	// Calls in a row whose first message is late: once for each time that they have waited the longest that is timely.
+	Late          uint32 `protobuf:"varint,4,opt,name=late,proto3" json:"late,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Finding) Reset() {
-	*x = Finding{}
+func (x *ReplicaOutcomes) Reset() {
+	*x = ReplicaOutcomes{}
 	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Finding) String() string {
+func (x *ReplicaOutcomes) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Finding) ProtoMessage() {}
+func (*ReplicaOutcomes) ProtoMessage() {}
 
-func (x *Finding) ProtoReflect() protoreflect.Message {
+func (x *ReplicaOutcomes) ProtoReflect() protoreflect.Message {
 	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1861,28 +1746,35 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
-func (*Finding) Descriptor() ([]byte, []int) {
+// Deprecated: Use ReplicaOutcomes.ProtoReflect.Descriptor instead.
+func (*ReplicaOutcomes) Descriptor() ([]byte, []int) {
 	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{18}
 }
 
-func (x *Finding) GetReplica() uint32 {
+func (x *ReplicaOutcomes) GetReplica() uint32 {
 	if x != nil {
 		return x.Replica
 	}
 	return 0
 }
 
-func (x *Finding) GetKind() FindingKind {
+func (x *ReplicaOutcomes) GetSuccesses() uint32 {
 	if x != nil {
-		return x.Kind
+		return x.Successes
 	}
-	return FindingKind_FINDING_KIND_UNSPECIFIED
+	return 0
 }
 
-func (x *Finding) GetTerm() uint64 {
+func (x *ReplicaOutcomes) GetFailures() uint32 {
 	if x != nil {
-		return x.Term
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *ReplicaOutcomes) GetLate() uint32 {
+	if x != nil {
+		return x.Late
 	}
 	return 0
 }
@@ -2243,7 +2135,7 @@ type WatchReplicasResponse struct {
 	Fleet       *FleetUpdate   `protobuf:"bytes,3,opt,name=fleet,proto3" json:"fleet,omitempty"`
 	Index       *IndexUpdate   `protobuf:"bytes,4,opt,name=index,proto3" json:"index,omitempty"`
 	Load        *LoadUpdate    `protobuf:"bytes,5,opt,name=load,proto3" json:"load,omitempty"`
-	Verdicts    *VerdictUpdate `protobuf:"bytes,8,opt,name=verdicts,proto3" json:"verdicts,omitempty"`
+	Outliers    *OutlierUpdate `protobuf:"bytes,8,opt,name=outliers,proto3" json:"outliers,omitempty"`
 	// Whether the server wants route reports; absent = as before, at first that it does not. It wants them where the policy uses
 	// the index and replicas publish no KV events.
 	RoutesWanted  *bool `protobuf:"varint,6,opt,name=routes_wanted,json=routesWanted,proto3,oneof" json:"routes_wanted,omitempty"`
@@ -2316,9 +2208,9 @@ func (x *WatchReplicasResponse) GetLoad() *LoadUpdate {
 	return nil
 }
 
-func (x *WatchReplicasResponse) GetVerdicts() *VerdictUpdate {
+func (x *WatchReplicasResponse) GetOutliers() *OutlierUpdate {
 	if x != nil {
-		return x.Verdicts
+		return x.Outliers
 	}
 	return nil
 }
@@ -2330,28 +2222,28 @@ func (x *WatchReplicasResponse) GetRoutesWanted() bool {
 	return false
 }
 
-// VerdictUpdate is what the findings of all clients come to. It replaces the one before: a replica that is not named is well.
-type VerdictUpdate struct {
+// OutlierUpdate names the replicas that are ejected, from the sum of all outcomes. It replaces the one before.
+type OutlierUpdate struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Verdicts      []*Verdict             `protobuf:"bytes,1,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
+	Replicas      []*Outlier             `protobuf:"bytes,1,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *VerdictUpdate) Reset() {
-	*x = VerdictUpdate{}
+func (x *OutlierUpdate) Reset() {
+	*x = OutlierUpdate{}
 	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *VerdictUpdate) String() string {
+func (x *OutlierUpdate) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*VerdictUpdate) ProtoMessage() {}
+func (*OutlierUpdate) ProtoMessage() {}
 
-func (x *VerdictUpdate) ProtoReflect() protoreflect.Message {
+func (x *OutlierUpdate) ProtoReflect() protoreflect.Message {
 	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2363,46 +2255,43 @@ func (x *VerdictUpdate) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use VerdictUpdate.ProtoReflect.Descriptor instead.
-func (*VerdictUpdate) Descriptor() ([]byte, []int) {
+// Deprecated: Use OutlierUpdate.ProtoReflect.Descriptor instead.
+func (*OutlierUpdate) Descriptor() ([]byte, []int) {
 	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{25}
 }
 
-func (x *VerdictUpdate) GetVerdicts() []*Verdict {
+func (x *OutlierUpdate) GetReplicas() []*Outlier {
 	if x != nil {
-		return x.Verdicts
+		return x.Replicas
 	}
 	return nil
 }
 
-// Verdict is how one replica is to be treated.
-type Verdict struct {
+// Outlier is a replica that gets no requests.
+type Outlier struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the replica.
-	Replica uint32       `protobuf:"varint,1,opt,name=replica,proto3" json:"replica,omitempty"`
-	State   VerdictState `protobuf:"varint,2,opt,name=state,proto3,enum=warmpath.v1.VerdictState" json:"state,omitempty"`
-	// Grows whenever the state changes.
-	Term uint64 `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
-	// It is the receiver's turn: it may send one request at a time.
-	Turn          bool `protobuf:"varint,4,opt,name=turn,proto3" json:"turn,omitempty"`
+	Replica uint32 `protobuf:"varint,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	// … but the receiver's, one at a time, to see whether it is back.
+	Probe         bool `protobuf:"varint,2,opt,name=probe,proto3" json:"probe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Verdict) Reset() {
-	*x = Verdict{}
+func (x *Outlier) Reset() {
+	*x = Outlier{}
 	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Verdict) String() string {
+func (x *Outlier) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Verdict) ProtoMessage() {}
+func (*Outlier) ProtoMessage() {}
 
-func (x *Verdict) ProtoReflect() protoreflect.Message {
+func (x *Outlier) ProtoReflect() protoreflect.Message {
 	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2414,35 +2303,21 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
-func (*Verdict) Descriptor() ([]byte, []int) {
+// Deprecated: Use Outlier.ProtoReflect.Descriptor instead.
+func (*Outlier) Descriptor() ([]byte, []int) {
 	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{26}
 }
 
-func (x *Verdict) GetReplica() uint32 {
+func (x *Outlier) GetReplica() uint32 {
 	if x != nil {
 		return x.Replica
 	}
 	return 0
 }
 
-func (x *Verdict) GetState() VerdictState {
+func (x *Outlier) GetProbe() bool {
 	if x != nil {
-		return x.State
-	}
-	return VerdictState_VERDICT_STATE_UNSPECIFIED
-}
-
-func (x *Verdict) GetTerm() uint64 {
-	if x != nil {
-		return x.Term
-	}
-	return 0
-}
-
-func (x *Verdict) GetTurn() bool {
-	if x != nil {
-		return x.Turn
+		return x.Probe
 	}
 	return false
 }
@@ -3290,13 +3165,14 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x05start\x18\x01 \x01(\v2\x17.warmpath.v1.WatchStartR\x05start\x126\n" +
 	"\bbookings\x18\x02 \x01(\v2\x1a.warmpath.v1.BookingReportR\bbookings\x120\n" +
 	"\x06routes\x18\x03 \x01(\v2\x18.warmpath.v1.RouteReportR\x06routes\x126\n" +
-	"\bfindings\x18\x05 \x01(\v2\x1a.warmpath.v1.FindingReportR\bfindings\"A\n" +
-	"\rFindingReport\x120\n" +
-	"\bfindings\x18\x01 \x03(\v2\x14.warmpath.v1.FindingR\bfindings\"e\n" +
-	"\aFinding\x12\x18\n" +
-	"\areplica\x18\x01 \x01(\rR\areplica\x12,\n" +
-	"\x04kind\x18\x02 \x01(\x0e2\x18.warmpath.v1.FindingKindR\x04kind\x12\x12\n" +
-	"\x04term\x18\x03 \x01(\x04R\x04term\"9\n" +
+	"\boutcomes\x18\x05 \x01(\v2\x1a.warmpath.v1.OutcomeReportR\boutcomes\"I\n" +
+	"\rOutcomeReport\x128\n" +
+	"\breplicas\x18\x01 \x03(\v2\x1c.warmpath.v1.ReplicaOutcomesR\breplicas\"y\n" +
+	"\x0fReplicaOutcomes\x12\x18\n" +
+	"\areplica\x18\x01 \x01(\rR\areplica\x12\x1c\n" +
+	"\tsuccesses\x18\x02 \x01(\rR\tsuccesses\x12\x1a\n" +
+	"\bfailures\x18\x03 \x01(\rR\bfailures\x12\x12\n" +
+	"\x04late\x18\x04 \x01(\rR\x04late\"9\n" +
 	"\vRouteReport\x12*\n" +
 	"\x06routes\x18\x01 \x03(\v2\x12.warmpath.v1.RouteR\x06routes\"W\n" +
 	"\x05Route\x12\x18\n" +
@@ -3329,16 +3205,14 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x05fleet\x18\x03 \x01(\v2\x18.warmpath.v1.FleetUpdateR\x05fleet\x12.\n" +
 	"\x05index\x18\x04 \x01(\v2\x18.warmpath.v1.IndexUpdateR\x05index\x12+\n" +
 	"\x04load\x18\x05 \x01(\v2\x17.warmpath.v1.LoadUpdateR\x04load\x126\n" +
-	"\bverdicts\x18\b \x01(\v2\x1a.warmpath.v1.VerdictUpdateR\bverdicts\x12(\n" +
+	"\boutliers\x18\b \x01(\v2\x1a.warmpath.v1.OutlierUpdateR\boutliers\x12(\n" +
 	"\rroutes_wanted\x18\x06 \x01(\bH\x00R\froutesWanted\x88\x01\x01B\x10\n" +
 	"\x0e_routes_wanted\"A\n" +
-	"\rVerdictUpdate\x120\n" +
-	"\bverdicts\x18\x01 \x03(\v2\x14.warmpath.v1.VerdictR\bverdicts\"|\n" +
-	"\aVerdict\x12\x18\n" +
-	"\areplica\x18\x01 \x01(\rR\areplica\x12/\n" +
-	"\x05state\x18\x02 \x01(\x0e2\x19.warmpath.v1.VerdictStateR\x05state\x12\x12\n" +
-	"\x04term\x18\x03 \x01(\x04R\x04term\x12\x12\n" +
-	"\x04turn\x18\x04 \x01(\bR\x04turn\"O\n" +
+	"\rOutlierUpdate\x120\n" +
+	"\breplicas\x18\x01 \x03(\v2\x14.warmpath.v1.OutlierR\breplicas\"9\n" +
+	"\aOutlier\x12\x18\n" +
+	"\areplica\x18\x01 \x01(\rR\areplica\x12\x14\n" +
+	"\x05probe\x18\x02 \x01(\bR\x05probe\"O\n" +
 	"\fConfigUpdate\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12%\n" +
 	"\x0eservice_config\x18\x02 \x01(\tR\rserviceConfig\"\x8f\x01\n" +
@@ -3421,18 +3295,7 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x16LIFE_STAGE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13LIFE_STAGE_PROGRESS\x10\x01\x12\x1f\n" +
 	"\x1bLIFE_STAGE_PREFILL_COMPLETE\x10\x02\x12\x17\n" +
-	"\x13LIFE_STAGE_RELEASED\x10\x03*\x8c\x01\n" +
-	"\vFindingKind\x12\x1c\n" +
-	"\x18FINDING_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
-	"\x14FINDING_KIND_FAILING\x10\x01\x12\x15\n" +
-	"\x11FINDING_KIND_LATE\x10\x02\x12\x17\n" +
-	"\x13FINDING_KIND_TRYING\x10\x03\x12\x15\n" +
-	"\x11FINDING_KIND_WELL\x10\x04*{\n" +
-	"\fVerdictState\x12\x1d\n" +
-	"\x19VERDICT_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
-	"\x12VERDICT_STATE_WELL\x10\x01\x12\x19\n" +
-	"\x15VERDICT_STATE_SUSPECT\x10\x02\x12\x19\n" +
-	"\x15VERDICT_STATE_EJECTED\x10\x03*e\n" +
+	"\x13LIFE_STAGE_RELEASED\x10\x03*e\n" +
 	"\tCacheTier\x12\x1a\n" +
 	"\x16CACHE_TIER_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eCACHE_TIER_GPU\x10\x01\x12\x13\n" +
@@ -3458,108 +3321,104 @@ func file_warmpath_v1_routing_proto_rawDescGZIP() []byte {
 	return file_warmpath_v1_routing_proto_rawDescData
 }
 
-var file_warmpath_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_warmpath_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_warmpath_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_warmpath_v1_routing_proto_goTypes = []any{
 	(Priority)(0),                  // 0: warmpath.v1.Priority
 	(PickMode)(0),                  // 1: warmpath.v1.PickMode
 	(LifeStage)(0),                 // 2: warmpath.v1.LifeStage
-	(FindingKind)(0),               // 3: warmpath.v1.FindingKind
-	(VerdictState)(0),              // 4: warmpath.v1.VerdictState
-	(CacheTier)(0),                 // 5: warmpath.v1.CacheTier
-	(*RequestKey)(nil),             // 6: warmpath.v1.RequestKey
-	(*BlockHashes)(nil),            // 7: warmpath.v1.BlockHashes
-	(*TokenIds)(nil),               // 8: warmpath.v1.TokenIds
-	(*ChooseReplicaRequest)(nil),   // 9: warmpath.v1.ChooseReplicaRequest
-	(*ChooseReplicaResponse)(nil),  // 10: warmpath.v1.ChooseReplicaResponse
-	(*Candidate)(nil),              // 11: warmpath.v1.Candidate
-	(*ChosenReplica)(nil),          // 12: warmpath.v1.ChosenReplica
-	(*Decision)(nil),               // 13: warmpath.v1.Decision
-	(*Reservation)(nil),            // 14: warmpath.v1.Reservation
-	(*ChooseReplicasRequest)(nil),  // 15: warmpath.v1.ChooseReplicasRequest
-	(*ChooseReplicasResponse)(nil), // 16: warmpath.v1.ChooseReplicasResponse
-	(*Failure)(nil),                // 17: warmpath.v1.Failure
-	(*LifeReport)(nil),             // 18: warmpath.v1.LifeReport
-	(*Outcome)(nil),                // 19: warmpath.v1.Outcome
-	(*ReportLifeRequest)(nil),      // 20: warmpath.v1.ReportLifeRequest
-	(*ReportLifeResponse)(nil),     // 21: warmpath.v1.ReportLifeResponse
-	(*WatchReplicasRequest)(nil),   // 22: warmpath.v1.WatchReplicasRequest
-	(*FindingReport)(nil),          // 23: warmpath.v1.FindingReport
-	(*Finding)(nil),                // 24: warmpath.v1.Finding
-	(*RouteReport)(nil),            // 25: warmpath.v1.RouteReport
-	(*Route)(nil),                  // 26: warmpath.v1.Route
-	(*WatchStart)(nil),             // 27: warmpath.v1.WatchStart
-	(*BookingReport)(nil),          // 28: warmpath.v1.BookingReport
-	(*Loads)(nil),                  // 29: warmpath.v1.Loads
-	(*WatchReplicasResponse)(nil),  // 30: warmpath.v1.WatchReplicasResponse
-	(*VerdictUpdate)(nil),          // 31: warmpath.v1.VerdictUpdate
-	(*Verdict)(nil),                // 32: warmpath.v1.Verdict
-	(*ConfigUpdate)(nil),           // 33: warmpath.v1.ConfigUpdate
-	(*FleetUpdate)(nil),            // 34: warmpath.v1.FleetUpdate
-	(*Replica)(nil),                // 35: warmpath.v1.Replica
-	(*LoadUpdate)(nil),             // 36: warmpath.v1.LoadUpdate
-	(*IndexUpdate)(nil),            // 37: warmpath.v1.IndexUpdate
-	(*CacheChange)(nil),            // 38: warmpath.v1.CacheChange
-	(*RegisterRequest)(nil),        // 39: warmpath.v1.RegisterRequest
-	(*RegisterResponse)(nil),       // 40: warmpath.v1.RegisterResponse
-	nil,                            // 41: warmpath.v1.Replica.StatsEntry
+	(CacheTier)(0),                 // 3: warmpath.v1.CacheTier
+	(*RequestKey)(nil),             // 4: warmpath.v1.RequestKey
+	(*BlockHashes)(nil),            // 5: warmpath.v1.BlockHashes
+	(*TokenIds)(nil),               // 6: warmpath.v1.TokenIds
+	(*ChooseReplicaRequest)(nil),   // 7: warmpath.v1.ChooseReplicaRequest
+	(*ChooseReplicaResponse)(nil),  // 8: warmpath.v1.ChooseReplicaResponse
+	(*Candidate)(nil),              // 9: warmpath.v1.Candidate
+	(*ChosenReplica)(nil),          // 10: warmpath.v1.ChosenReplica
+	(*Decision)(nil),               // 11: warmpath.v1.Decision
+	(*Reservation)(nil),            // 12: warmpath.v1.Reservation
+	(*ChooseReplicasRequest)(nil),  // 13: warmpath.v1.ChooseReplicasRequest
+	(*ChooseReplicasResponse)(nil), // 14: warmpath.v1.ChooseReplicasResponse
+	(*Failure)(nil),                // 15: warmpath.v1.Failure
+	(*LifeReport)(nil),             // 16: warmpath.v1.LifeReport
+	(*Outcome)(nil),                // 17: warmpath.v1.Outcome
+	(*ReportLifeRequest)(nil),      // 18: warmpath.v1.ReportLifeRequest
+	(*ReportLifeResponse)(nil),     // 19: warmpath.v1.ReportLifeResponse
+	(*WatchReplicasRequest)(nil),   // 20: warmpath.v1.WatchReplicasRequest
+	(*OutcomeReport)(nil),          // 21: warmpath.v1.OutcomeReport
+	(*ReplicaOutcomes)(nil),        // 22: warmpath.v1.ReplicaOutcomes
+	(*RouteReport)(nil),            // 23: warmpath.v1.RouteReport
+	(*Route)(nil),                  // 24: warmpath.v1.Route
+	(*WatchStart)(nil),             // 25: warmpath.v1.WatchStart
+	(*BookingReport)(nil),          // 26: warmpath.v1.BookingReport
+	(*Loads)(nil),                  // 27: warmpath.v1.Loads
+	(*WatchReplicasResponse)(nil),  // 28: warmpath.v1.WatchReplicasResponse
+	(*OutlierUpdate)(nil),          // 29: warmpath.v1.OutlierUpdate
+	(*Outlier)(nil),                // 30: warmpath.v1.Outlier
+	(*ConfigUpdate)(nil),           // 31: warmpath.v1.ConfigUpdate
+	(*FleetUpdate)(nil),            // 32: warmpath.v1.FleetUpdate
+	(*Replica)(nil),                // 33: warmpath.v1.Replica
+	(*LoadUpdate)(nil),             // 34: warmpath.v1.LoadUpdate
+	(*IndexUpdate)(nil),            // 35: warmpath.v1.IndexUpdate
+	(*CacheChange)(nil),            // 36: warmpath.v1.CacheChange
+	(*RegisterRequest)(nil),        // 37: warmpath.v1.RegisterRequest
+	(*RegisterResponse)(nil),       // 38: warmpath.v1.RegisterResponse
+	nil,                            // 39: warmpath.v1.Replica.StatsEntry
 }
 var file_warmpath_v1_routing_proto_depIdxs = []int32{
-	7,  // 0: warmpath.v1.RequestKey.block_hashes:type_name -> warmpath.v1.BlockHashes
-	8,  // 1: warmpath.v1.RequestKey.token_ids:type_name -> warmpath.v1.TokenIds
+	5,  // 0: warmpath.v1.RequestKey.block_hashes:type_name -> warmpath.v1.BlockHashes
+	6,  // 1: warmpath.v1.RequestKey.token_ids:type_name -> warmpath.v1.TokenIds
 	0,  // 2: warmpath.v1.RequestKey.priority:type_name -> warmpath.v1.Priority
-	6,  // 3: warmpath.v1.ChooseReplicaRequest.key:type_name -> warmpath.v1.RequestKey
+	4,  // 3: warmpath.v1.ChooseReplicaRequest.key:type_name -> warmpath.v1.RequestKey
 	1,  // 4: warmpath.v1.ChooseReplicaRequest.mode:type_name -> warmpath.v1.PickMode
-	12, // 5: warmpath.v1.ChooseReplicaResponse.replica:type_name -> warmpath.v1.ChosenReplica
-	12, // 6: warmpath.v1.ChooseReplicaResponse.fallbacks:type_name -> warmpath.v1.ChosenReplica
-	13, // 7: warmpath.v1.ChooseReplicaResponse.decision:type_name -> warmpath.v1.Decision
-	14, // 8: warmpath.v1.ChooseReplicaResponse.reservation:type_name -> warmpath.v1.Reservation
-	11, // 9: warmpath.v1.ChooseReplicaResponse.candidates:type_name -> warmpath.v1.Candidate
-	12, // 10: warmpath.v1.Candidate.replica:type_name -> warmpath.v1.ChosenReplica
-	13, // 11: warmpath.v1.Candidate.decision:type_name -> warmpath.v1.Decision
-	9,  // 12: warmpath.v1.ChooseReplicasRequest.choose:type_name -> warmpath.v1.ChooseReplicaRequest
-	18, // 13: warmpath.v1.ChooseReplicasRequest.lives:type_name -> warmpath.v1.LifeReport
-	10, // 14: warmpath.v1.ChooseReplicasResponse.chosen:type_name -> warmpath.v1.ChooseReplicaResponse
-	17, // 15: warmpath.v1.ChooseReplicasResponse.failure:type_name -> warmpath.v1.Failure
+	10, // 5: warmpath.v1.ChooseReplicaResponse.replica:type_name -> warmpath.v1.ChosenReplica
+	10, // 6: warmpath.v1.ChooseReplicaResponse.fallbacks:type_name -> warmpath.v1.ChosenReplica
+	11, // 7: warmpath.v1.ChooseReplicaResponse.decision:type_name -> warmpath.v1.Decision
+	12, // 8: warmpath.v1.ChooseReplicaResponse.reservation:type_name -> warmpath.v1.Reservation
+	9,  // 9: warmpath.v1.ChooseReplicaResponse.candidates:type_name -> warmpath.v1.Candidate
+	10, // 10: warmpath.v1.Candidate.replica:type_name -> warmpath.v1.ChosenReplica
+	11, // 11: warmpath.v1.Candidate.decision:type_name -> warmpath.v1.Decision
+	7,  // 12: warmpath.v1.ChooseReplicasRequest.choose:type_name -> warmpath.v1.ChooseReplicaRequest
+	16, // 13: warmpath.v1.ChooseReplicasRequest.lives:type_name -> warmpath.v1.LifeReport
+	8,  // 14: warmpath.v1.ChooseReplicasResponse.chosen:type_name -> warmpath.v1.ChooseReplicaResponse
+	15, // 15: warmpath.v1.ChooseReplicasResponse.failure:type_name -> warmpath.v1.Failure
 	2,  // 16: warmpath.v1.LifeReport.stage:type_name -> warmpath.v1.LifeStage
-	19, // 17: warmpath.v1.LifeReport.outcome:type_name -> warmpath.v1.Outcome
-	18, // 18: warmpath.v1.ReportLifeRequest.lives:type_name -> warmpath.v1.LifeReport
-	27, // 19: warmpath.v1.WatchReplicasRequest.start:type_name -> warmpath.v1.WatchStart
-	28, // 20: warmpath.v1.WatchReplicasRequest.bookings:type_name -> warmpath.v1.BookingReport
-	25, // 21: warmpath.v1.WatchReplicasRequest.routes:type_name -> warmpath.v1.RouteReport
-	23, // 22: warmpath.v1.WatchReplicasRequest.findings:type_name -> warmpath.v1.FindingReport
-	24, // 23: warmpath.v1.FindingReport.findings:type_name -> warmpath.v1.Finding
-	3,  // 24: warmpath.v1.Finding.kind:type_name -> warmpath.v1.FindingKind
-	26, // 25: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
-	29, // 26: warmpath.v1.BookingReport.loads:type_name -> warmpath.v1.Loads
-	33, // 27: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
-	34, // 28: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
-	37, // 29: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
-	36, // 30: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
-	31, // 31: warmpath.v1.WatchReplicasResponse.verdicts:type_name -> warmpath.v1.VerdictUpdate
-	32, // 32: warmpath.v1.VerdictUpdate.verdicts:type_name -> warmpath.v1.Verdict
-	4,  // 33: warmpath.v1.Verdict.state:type_name -> warmpath.v1.VerdictState
-	35, // 34: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
-	41, // 35: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
-	29, // 36: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
-	38, // 37: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
-	5,  // 38: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
-	35, // 39: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
-	9,  // 40: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
-	15, // 41: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
-	20, // 42: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
-	22, // 43: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
-	39, // 44: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
-	10, // 45: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
-	16, // 46: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
-	21, // 47: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
-	30, // 48: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
-	40, // 49: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
-	45, // [45:50] is the sub-list for method output_type
-	40, // [40:45] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	17, // 17: warmpath.v1.LifeReport.outcome:type_name -> warmpath.v1.Outcome
+	16, // 18: warmpath.v1.ReportLifeRequest.lives:type_name -> warmpath.v1.LifeReport
+	25, // 19: warmpath.v1.WatchReplicasRequest.start:type_name -> warmpath.v1.WatchStart
+	26, // 20: warmpath.v1.WatchReplicasRequest.bookings:type_name -> warmpath.v1.BookingReport
+	23, // 21: warmpath.v1.WatchReplicasRequest.routes:type_name -> warmpath.v1.RouteReport
+	21, // 22: warmpath.v1.WatchReplicasRequest.outcomes:type_name -> warmpath.v1.OutcomeReport
+	22, // 23: warmpath.v1.OutcomeReport.replicas:type_name -> warmpath.v1.ReplicaOutcomes
+	24, // 24: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
+	27, // 25: warmpath.v1.BookingReport.loads:type_name -> warmpath.v1.Loads
+	31, // 26: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
+	32, // 27: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
+	35, // 28: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
+	34, // 29: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
+	29, // 30: warmpath.v1.WatchReplicasResponse.outliers:type_name -> warmpath.v1.OutlierUpdate
+	30, // 31: warmpath.v1.OutlierUpdate.replicas:type_name -> warmpath.v1.Outlier
+	33, // 32: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
+	39, // 33: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
+	27, // 34: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
+	36, // 35: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
+	3,  // 36: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
+	33, // 37: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
+	7,  // 38: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
+	13, // 39: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
+	18, // 40: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
+	20, // 41: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
+	37, // 42: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
+	8,  // 43: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
+	14, // 44: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
+	19, // 45: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
+	28, // 46: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
+	38, // 47: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
+	43, // [43:48] is the sub-list for method output_type
+	38, // [38:43] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_routing_proto_init() }
@@ -3589,7 +3448,7 @@ func file_warmpath_v1_routing_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_routing_proto_rawDesc), len(file_warmpath_v1_routing_proto_rawDesc)),
-			NumEnums:      6,
+			NumEnums:      4,
 			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -432,17 +432,16 @@ func (x *ReplicaStatus) GetHealth() []*HealthReport {
 // HealthReport is what speaks against a replica, as one source tells.
 type HealthReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who tells: clients, from what becomes of their calls; check, the server's health check; or server, its own picks, whose
-	// word the clients do not share.
+	// The source: calls, by their outcomes; or check, the server's health check.
 	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
-	// not_serving (check), suspect or ejected (clients), trial or ejected (server); receivers show what they do not know as it is.
+	// not_serving (check), ejected or half_open (calls); receivers show what they do not know as it is.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// For how long, in milliseconds; 0 = not known.
 	ForMs uint64 `protobuf:"varint,3,opt,name=for_ms,json=forMs,proto3" json:"for_ms,omitempty"`
 	// Why, for people.
 	Why string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
-	// Clients that found so since; all callers of ChooseReplica together are one.
-	Clients       uint32 `protobuf:"varint,5,opt,name=clients,proto3" json:"clients,omitempty"`
+	// Principals whose calls are the evidence; 0 = they have no names.
+	Principals    uint32 `protobuf:"varint,5,opt,name=principals,proto3" json:"principals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -505,9 +504,9 @@ func (x *HealthReport) GetWhy() string {
 	return ""
 }
 
-func (x *HealthReport) GetClients() uint32 {
+func (x *HealthReport) GetPrincipals() uint32 {
 	if x != nil {
-		return x.Clients
+		return x.Principals
 	}
 	return 0
 }
@@ -856,13 +855,15 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x06events\x18\t \x01(\v2\x18.warmpath.v1.EventStatusR\x06events\x12!\n" +
 	"\fpoll_problem\x18\n" +
 	" \x01(\tR\vpollProblem\x121\n" +
-	"\x06health\x18\v \x03(\v2\x19.warmpath.v1.HealthReportR\x06health\"w\n" +
+	"\x06health\x18\v \x03(\v2\x19.warmpath.v1.HealthReportR\x06health\"}\n" +
 	"\fHealthReport\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
 	"\x06for_ms\x18\x03 \x01(\x04R\x05forMs\x12\x10\n" +
-	"\x03why\x18\x04 \x01(\tR\x03why\x12\x18\n" +
-	"\aclients\x18\x05 \x01(\rR\aclients\"\xfd\x01\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12\x1e\n" +
+	"\n" +
+	"principals\x18\x05 \x01(\rR\n" +
+	"principals\"\xfd\x01\n" +
 	"\vEventStatus\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\rR\tconnected\x12\x18\n" +
 	"\astreams\x18\x02 \x01(\rR\astreams\x12\x16\n" +

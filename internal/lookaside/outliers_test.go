@@ -1,0 +1,110 @@
+package lookaside
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// judging is a Watch with one Router, without a server.
+func judging(t *testing.T) (*Watch, *routing.Router) {
+	r, err := (&policy.Config{}).NewRouter(nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.Close()) })
+	w := &Watch{o: Options{Timing: Timing{}.withDefaults()}, ledger: newLedger(), reserved: newReserved(), resync: make(chan struct{}, 1)}
+	w.members.named = make(map[uint32]Replica)
+	var members []routing.Member
+	for i, id := range []string{"a", "b", "c", "d"} {
+		w.members.named[uint32(i+1)] = Replica{Replica: fleet.Replica{ID: id}}
+		members = append(members, routing.Member{Attributes: routing.Attributes{ID: id}})
+	}
+	r.SetFleet(members)
+	r.Connect()
+	t.Cleanup(w.Attach(r))
+	return w, r
+}
+
+func state(r *routing.Router, id string) outlier.State {
+	s, _ := r.Outlier(r.View().ByID(id))
+	return s
+}
+
+func ejecting(replica uint32, probe bool) *warmpathv1.OutlierUpdate {
+	return &warmpathv1.OutlierUpdate{Replicas: []*warmpathv1.Outlier{{Replica: replica, Probe: probe}, {Replica: 77}}}
+}
+
+// What the server ejects reaches the Routers, also those that come later, and ends when the server takes it back.
+func TestOutliersReachRouters(t *testing.T) {
+	w, r := judging(t)
+	w.takeOutliers(ejecting(2, false))
+	require.Equal(t, outlier.Ejected, state(r, "b"))
+	other, err := (&policy.Config{}).NewRouter(nil)
+	require.NoError(t, err)
+	defer other.Close()
+	other.SetFleet([]routing.Member{{Attributes: routing.Attributes{ID: "a"}}, {Attributes: routing.Attributes{ID: "b"}}})
+	other.Connect()
+	detach := w.Attach(other)
+	require.Equal(t, outlier.Ejected, state(other, "b"))
+	detach()
+	require.Equal(t, outlier.HalfOpen, state(other, "b"))
+	w.takeOutliers(ejecting(2, true))
+	require.Equal(t, outlier.HalfOpen, state(r, "b"))
+	w.takeOutliers(new(warmpathv1.OutlierUpdate))
+	require.Equal(t, outlier.SlowStart, state(r, "b"))
+}
+
+// What a server ejected that is gone, silent, or another one now, is probed.
+func TestOutliersOfALostServer(t *testing.T) {
+	for name, lose := range map[string]func(*Watch){
+		"silent":  func(w *Watch) { w.fade(time.Now()) },
+		"another": func(w *Watch) { w.begin("another", time.Now()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, r := judging(t)
+			w.takeOutliers(ejecting(1, false))
+			require.Equal(t, outlier.Ejected, state(r, "a"))
+			lose(w)
+			require.Equal(t, outlier.HalfOpen, state(r, "a"))
+			require.Nil(t, w.outcomes(true), "it is no evidence of own calls")
+		})
+	}
+}
+
+// A server that was silent and speaks again has taken nothing back: what it sends is only what has changed.
+func TestOutliersOfAServerThatWasSilent(t *testing.T) {
+	w, r := judging(t)
+	w.takeOutliers(ejecting(1, false))
+	w.fade(time.Now())
+	w.fade(time.Now())
+	require.Equal(t, outlier.HalfOpen, state(r, "a"))
+	w.take(new(warmpathv1.WatchReplicasResponse), false)
+	require.Equal(t, outlier.Ejected, state(r, "a"))
+	w.take(&warmpathv1.WatchReplicasResponse{Outliers: new(warmpathv1.OutlierUpdate)}, false)
+	require.Equal(t, outlier.SlowStart, state(r, "a"))
+}
+
+// Outcomes are counted once for a server, under its numbers; to another one, what stands against a replica is reported again.
+func TestOutcomesAreReported(t *testing.T) {
+	w, r := judging(t)
+	for range 5 {
+		q, b := new(routing.Request), new(routing.Booking)
+		q.Pin = "c"
+		require.NoError(t, r.Pick(t.Context(), q, b))
+		b.Release()
+		r.Complete(q, b.Decision, routing.Outcome{Err: errSilent, Sent: true, Fault: routing.Failed})
+	}
+	want := &warmpathv1.OutcomeReport{Replicas: []*warmpathv1.ReplicaOutcomes{{Replica: 3, Failures: 5}}}
+	require.True(t, proto.Equal(want, w.outcomes(false)))
+	require.Nil(t, w.outcomes(false))
+	require.True(t, proto.Equal(want, w.outcomes(true)))
+	delete(w.members.named, 3)
+	require.Empty(t, w.outcomes(true).GetReplicas())
+}

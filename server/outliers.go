@@ -1,0 +1,197 @@
+package server
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// outliers are the replicas that the Router's outlier detection ejects, by number. It runs on what all clients report and
+// on the outcomes of picks here, and the clients go by it. A replica that is half-open is probed by one client at a time: the
+// principals take turns, but for the one on which the ejection rests alone. It is used with the deployment's mutex held.
+type outliers struct {
+	replicas map[uint32]*ejection
+	stamp    uint64 // grows with every change
+	version  uint64 // of the Router's outliers, and the Router …
+	router   *routing.Router
+}
+
+// An ejection is one replica that is ejected or half-open.
+type ejection struct {
+	state  outlier.State
+	cause  outlier.Cause
+	since  time.Time
+	prober string    // name of the client that may probe; "" = none
+	ends   time.Time // its turn, unless it has a request there
+	latest time.Time // its turn, whatever it has there
+}
+
+const (
+	probeTurn = time.Second
+	probeTime = time.Minute
+)
+
+// showed takes what the calls of a watching client showed.
+func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
+	if r == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := len(r.GetReplicas()); n > len(d.roster.order)+maxDepartures {
+		return invalid("outcomes: %d replicas, where there are %d", n, len(d.roster.order))
+	}
+	if d.ledger.clients[w.client.id] != w.client {
+		return nil // another watch took its place
+	}
+	now := d.now()
+	all := make([]routing.OutcomeCount, 0, len(r.GetReplicas()))
+	for _, o := range r.GetReplicas() {
+		if m := d.roster.numbered(o.GetReplica()); m != nil {
+			x := d.outliers.replicas[m.number]
+			all = append(all, routing.OutcomeCount{
+				ID:     m.ID,
+				Counts: outlier.Counts{Successes: int(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate())},
+				Probe:  x != nil && x.state == outlier.HalfOpen && x.prober == w.client.id,
+			})
+		}
+	}
+	router := d.hosted.Load().router
+	router.AddOutcomes(w.source(), all)
+	if d.eject(router, now) {
+		d.wakeWatchers()
+	}
+	return nil
+}
+
+// countOf bounds a count of a report.
+func countOf(n uint32) int { return int(min(n, 1<<20)) }
+
+// source is by what a client's evidence is told apart: its caller, or its own name where callers have none.
+func (w *watcher) source() string { return cmp.Or(w.principal.name, w.client.id) }
+
+// eject notes what the Router ejects, and reports whether that has changed. Called with mu held.
+func (d *deployment) eject(router *routing.Router, now time.Time) bool {
+	x := &d.outliers
+	before := x.stamp
+	if v := router.OutlierVersion(); v != x.version || router != x.router {
+		x.version, x.router = v, router
+		x.gather(d.roster.order, router, now)
+	}
+	for number, e := range x.replicas {
+		if e.state == outlier.HalfOpen {
+			d.passProbe(number, e, router, now)
+		}
+	}
+	return x.stamp != before
+}
+
+// gather takes over what the Router ejects.
+func (x *outliers) gather(order []*member, router *routing.Router, now time.Time) {
+	view, found := router.View(), make(map[uint32]*ejection)
+	for _, m := range order {
+		rep := view.ByID(m.ID)
+		if rep == nil {
+			continue
+		}
+		state, cause := router.Outlier(rep)
+		if state < outlier.HalfOpen {
+			continue
+		}
+		e := x.replicas[m.number]
+		if e == nil {
+			e = &ejection{since: now}
+		}
+		if e.state != state {
+			x.stamp++
+			e.state, e.prober = state, ""
+		}
+		e.cause = cause
+		found[m.number] = e
+	}
+	if len(found) != len(x.replicas) {
+		x.stamp++
+	}
+	x.replicas = found
+}
+
+// passProbe gives the probe of a half-open replica to the next client when the turn of the last is over. Called with mu held.
+func (d *deployment) passProbe(number uint32, e *ejection, router *routing.Router, now time.Time) {
+	if c := d.ledger.clients[e.prober]; c != nil && !c.ended && now.Before(e.latest) && (now.Before(e.ends) || c.lines[number].ongoing > 0) {
+		return
+	}
+	accuser := ""
+	if m := d.roster.numbered(number); m != nil {
+		if rep := router.View().ByID(m.ID); rep != nil {
+			accuser = router.Accuser(rep)
+		}
+	}
+	next := d.nextProber(number, e.prober, accuser)
+	e.ends, e.latest = now.Add(probeTurn), now.Add(probeTime)
+	if next != e.prober {
+		e.prober = next
+		d.outliers.stamp++
+	}
+}
+
+// nextProber returns the client that follows last: of another principal where there are several, and not of the accuser.
+// Clients without requests on the replica come first: whether they use their turn can be seen. Called with mu held.
+func (d *deployment) nextProber(number uint32, last, accuser string) string {
+	names := make(map[string][]string) // of clients, by principal
+	for _, idle := range []bool{true, false} {
+		for id, c := range d.ledger.clients {
+			if !c.ended && c.source != accuser && (c.lines[number].ongoing == 0) == idle {
+				names[c.source] = append(names[c.source], id)
+			}
+		}
+		if len(names) > 0 {
+			break
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	was := ""
+	if c := d.ledger.clients[last]; c != nil {
+		was = c.source
+	}
+	clients := names[after(slices.Sorted(maps.Keys(names)), was)]
+	slices.Sort(clients)
+	return after(clients, last)
+}
+
+// after returns the first of sorted names that follows the last one, in a circle.
+func after(names []string, last string) string {
+	at, found := slices.BinarySearch(names, last)
+	if found {
+		at++
+	}
+	return names[at%len(names)]
+}
+
+// outliersFor is what a watcher does not know of the outliers, nil if it knows all. Called with mu held.
+func (d *deployment) outliersFor(w *watcher) *warmpathv1.OutlierUpdate {
+	if w.outliers != nil && w.outlierStamp == d.outliers.stamp {
+		return nil
+	}
+	w.outlierStamp = d.outliers.stamp
+	u := new(warmpathv1.OutlierUpdate)
+	for _, number := range slices.Sorted(maps.Keys(d.outliers.replicas)) {
+		e := d.outliers.replicas[number]
+		u.Replicas = append(u.Replicas, &warmpathv1.Outlier{
+			Replica: number, Probe: e.state == outlier.HalfOpen && e.prober == w.client.id,
+		})
+	}
+	if w.outliers != nil && proto.Equal(w.outliers, u) {
+		return nil
+	}
+	w.outliers = u
+	return u
+}

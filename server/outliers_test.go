@@ -1,0 +1,363 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/telemetry"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+const fourReplicas = `
+deployments:
+  chat:
+    policy: {round_robin: {}}
+    ejection: {max_share: 0.5}
+    replicas:
+    - {id: r1, address: "127.0.0.1:1"}
+    - {id: r2, address: "127.0.0.1:2"}
+    - {id: r3, address: "127.0.0.1:3"}
+    - {id: r4, address: "127.0.0.1:4"}
+`
+
+// shows reports what a client's calls showed of one replica.
+func (w *watch) shows(o *warmpathv1.ReplicaOutcomes) {
+	w.t.Helper()
+	require.NoError(w.t, w.stream.Send(&warmpathv1.WatchReplicasRequest{Outcomes: &warmpathv1.OutcomeReport{Replicas: []*warmpathv1.ReplicaOutcomes{o}}}))
+}
+
+// ejected waits until these replicas are ejected, and no others. It returns those of them that the client is to probe.
+func (w *watch) ejected(want ...uint32) (probes []uint32) {
+	w.t.Helper()
+	for {
+		u := w.next().GetOutliers()
+		if u == nil {
+			continue
+		}
+		var got []uint32
+		probes = nil
+		for _, o := range u.GetReplicas() {
+			got = append(got, o.GetReplica())
+			if o.GetProbe() {
+				probes = append(probes, o.GetReplica())
+			}
+		}
+		if slices.Equal(want, got) {
+			return probes
+		}
+	}
+}
+
+func (f *fixture) picks(t *testing.T, n int) map[string]int {
+	counts := map[string]int{}
+	for range n {
+		counts[f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_QUERY}).GetReplica().GetId()]++
+	}
+	return counts
+}
+
+// What the calls of one client show ejects a replica for all clients, for the server's own picks, and for those that come later.
+func TestOutcomesReachAll(t *testing.T) {
+	for name, o := range map[string]*warmpathv1.ReplicaOutcomes{"failures": {Replica: 2, Failures: 5}, "late": {Replica: 2, Late: 5}} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, fourReplicas)
+			one, two := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"}), f.watch(t, &warmpathv1.WatchStart{ClientId: "b"})
+			require.Len(t, two.next().GetFleet().GetReplicas(), 4)
+			one.shows(&warmpathv1.ReplicaOutcomes{Replica: 99, Failures: 50})
+			one.shows(&warmpathv1.ReplicaOutcomes{Replica: 3, Successes: 1})
+			one.shows(o)
+			two.ejected(2)
+			f.watch(t, &warmpathv1.WatchStart{ClientId: "c"}).ejected(2)
+			require.Zero(t, f.picks(t, 40)["r2"])
+		})
+	}
+}
+
+// The evidence of several clients adds up, and an answer to one of them ends it.
+func TestOutcomesAddUp(t *testing.T) {
+	f := start(t, fourReplicas)
+	all := make([]*watch, 6)
+	for i := range all {
+		all[i] = f.watch(t, &warmpathv1.WatchStart{ClientId: fmt.Sprint("client ", i)})
+		all[i].next()
+	}
+	order := func(w *watch, o *warmpathv1.ReplicaOutcomes, failures int) { // reports of several clients come one after the other
+		w.shows(o)
+		require.Eventually(t, func() bool {
+			router := f.deployment("chat").hosted.Load().router
+			s, _ := router.Outlier(router.View().ByID("r2"))
+			return s == outlier.Ejected || router.Principals(router.View().ByID("r2")) == failures
+		}, 20*time.Second, time.Millisecond)
+	}
+	for i := range 4 {
+		order(all[i], &warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 1}, i+1)
+	}
+	order(all[5], &warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1}, 0)
+	for i := range 5 {
+		order(all[i], &warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 1}, i+1)
+	}
+	all[5].ejected(2)
+}
+
+// Issue 12.38: one principal under several client ids does not keep a healthy replica from others: what it reports weighs
+// one client's threshold, the answer to another principal's probe overrules it, and then it weighs nothing for longer and longer.
+func TestOnePrincipalKeepsNoReplicaFromOthers(t *testing.T) {
+	f := start(t, `
+load_interval: 10s
+callers:
+- {name: good, token: good-0123456789abcdef}
+- {name: evil, token: evil-0123456789abcdef}
+`+fourReplicas)
+	watchAs := func(token, id string) *watch {
+		ctx, cancel := context.WithCancel(context.Background())
+		t.Cleanup(cancel)
+		stream, err := f.with(t, token).WatchReplicas(ctx)
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: id}}))
+		w := &watch{t, stream, cancel}
+		require.Len(t, w.next().GetFleet().GetReplicas(), 4)
+		return w
+	}
+	good := watchAs("good-0123456789abcdef", "g")
+	var latest atomic.Pointer[warmpathv1.OutlierUpdate]
+	latest.Store(new(warmpathv1.OutlierUpdate))
+	go func() { // ends with the stream
+		for {
+			m, err := good.stream.Recv()
+			if err != nil {
+				return
+			}
+			if u := m.GetOutliers(); u != nil {
+				latest.Store(u)
+			}
+		}
+	}()
+	evil := []*watch{watchAs("evil-0123456789abcdef", "e1"), watchAs("evil-0123456789abcdef", "e2"), watchAs("evil-0123456789abcdef", "e3")}
+	kept, total, n := 0, 600, uint64(0)
+	for range total { // seconds
+		n++
+		for _, w := range evil {
+			w.shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 50})
+			w.report(n, false, nil)
+		}
+		for i := range 3 {
+			f.heard(t, fmt.Sprint("evil\x00e", i+1), n)
+		}
+		f.tick("chat")
+		out := f.deployment("chat").ejects(2)
+		if out {
+			kept++
+			require.Eventually(t, func() bool { return len(latest.Load().GetReplicas()) == 1 }, 20*time.Second, time.Millisecond)
+		}
+		if all := latest.Load().GetReplicas(); len(all) == 0 || all[0].GetProbe() {
+			good.shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1})
+		}
+		good.report(n, false, nil)
+		f.heard(t, "good\x00g", n)
+		f.clock.advance(time.Second)
+	}
+	require.NotZero(t, kept, "it weighs something")
+	require.Less(t, kept, total/20)
+}
+
+// ejects reports whether a replica is ejected for all.
+func (d *deployment) ejects(number uint32) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.outliers.replicas[number] != nil
+}
+
+// What callers report of their reservations counts.
+func TestCallersOutcomes(t *testing.T) {
+	f := start(t, fourReplicas)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
+	w.next()
+	for range 5 {
+		a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "r3"})
+		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+			Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+			Outcome: &warmpathv1.Outcome{Code: int32(codes.Unavailable), Sent: true},
+		}}})
+		require.NoError(t, err)
+	}
+	require.Zero(t, f.picks(t, 40)["r3"])
+	f.tick("chat")
+	w.ejected(3)
+}
+
+// A half-open replica is probed by one client at a time, until an answer brings it back; turns that are not used go round.
+func TestProbesTakeTurns(t *testing.T) {
+	f := start(t, strings.Replace(fourReplicas, "deployments:", "load_interval: 10s\ndeployments:", 1))
+	var all []*watch
+	for i := range 3 {
+		all = append(all, f.watch(t, &warmpathv1.WatchStart{ClientId: fmt.Sprint("client ", i)}))
+		all[i].next()
+	}
+	all[0].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 5})
+	all[0].ejected(2)
+	d := f.deployment("chat")
+	prober := func() string {
+		f.tick("chat")
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.outliers.replicas[2].prober
+	}
+	require.Empty(t, prober())
+	f.advance(11 * time.Second)
+	seen := map[string]int{}
+	for range 6 {
+		seen[prober()]++
+		f.advance(1100 * time.Millisecond)
+	}
+	require.Equal(t, map[string]int{"client 0": 2, "client 1": 2, "client 2": 2}, seen)
+	who := prober()
+	index := int(who[len(who)-1] - '0')
+	all[index].report(1, false, &warmpathv1.Loads{Replicas: []uint32{2}, Ongoing: []uint32{1}, QueuedTokens: []uint64{0}})
+	f.heard(t, who, 1)
+	for range 20 { // while its request is there it is under way
+		f.advance(2 * time.Second)
+		require.Equal(t, who, prober())
+	}
+	all[(index+1)%3].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1}) // not its turn
+	all[index].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 1})
+	require.Eventually(t, func() bool { return prober() == "" }, 20*time.Second, time.Millisecond, "its probe failed")
+	f.advance(21 * time.Second)
+	who = prober()
+	all[who[len(who)-1]-'0'].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1})
+	for _, w := range all {
+		w.ejected()
+	}
+	require.False(t, d.ejects(2))
+}
+
+// A caller's word that the first message came is an answer: the probe is not held up by a long stream.
+func TestCallersProbes(t *testing.T) {
+	f := start(t, fourReplicas)
+	reserve := func() string {
+		return f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Excluded: []string{"r1", "r2", "r4"}}).GetReservation().GetId()
+	}
+	tell := func(l *warmpathv1.LifeReport) {
+		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{l}})
+		require.NoError(t, err)
+	}
+	for range 5 {
+		tell(&warmpathv1.LifeReport{
+			Reservation: reserve(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+			Outcome: &warmpathv1.Outcome{Code: int32(codes.Unavailable), Sent: true},
+		})
+	}
+	router := f.deployment("chat").hosted.Load().router
+	state := func() outlier.State {
+		s, _ := router.Outlier(router.View().ByID("r3"))
+		return s
+	}
+	require.Equal(t, outlier.Ejected, state())
+	f.clock.advance(11 * time.Second)
+	id := reserve()
+	require.Equal(t, outlier.HalfOpen, state())
+	tell(&warmpathv1.LifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
+	require.Equal(t, outlier.HalfOpen, state())
+	tell(&warmpathv1.LifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE})
+	require.Equal(t, outlier.SlowStart, state())
+}
+
+// Silence is no answer: a lease without reports brings no replica back.
+func TestLeasesWithoutOutcomesProveNothing(t *testing.T) {
+	f := start(t, fourReplicas)
+	d := f.deployment("chat")
+	router := d.hosted.Load().router
+	router.AddOutcomes("", []routing.OutcomeCount{{ID: "r1", Counts: outlier.Counts{Failures: 5}}})
+	for range 400 { // it is probed by picks
+		f.tick("chat")
+		f.choose(t, &warmpathv1.ChooseReplicaRequest{})
+		f.clock.advance(200 * time.Millisecond)
+		require.True(t, d.ejects(1))
+	}
+	require.NotZero(t, router.Outliers().Probes)
+}
+
+func TestTooManyOutcomes(t *testing.T) {
+	f := start(t, fourReplicas)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
+	w.next()
+	require.NoError(t, w.stream.Send(&warmpathv1.WatchReplicasRequest{Outcomes: &warmpathv1.OutcomeReport{
+		Replicas: make([]*warmpathv1.ReplicaOutcomes, 4+maxDepartures+1),
+	}}))
+	for {
+		if _, err := w.stream.Recv(); err != nil {
+			require.Equal(t, codes.InvalidArgument, status.Code(err))
+			return
+		}
+	}
+}
+
+// A deployment with ejection disabled takes back what it has ejected, and ejects nothing.
+func TestOutcomesWhereEjectionIsDisabled(t *testing.T) {
+	f := start(t, fourReplicas)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
+	w.next()
+	w.shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 5})
+	w.ejected(2)
+	require.NoError(t, f.Update(parse(t, strings.Replace(fourReplicas, "max_share: 0.5", "disabled: true", 1))))
+	w.ejected()
+	w.shows(&warmpathv1.ReplicaOutcomes{Replica: 3, Failures: 500})
+	w.report(1, false, nil)
+	f.heard(t, "a", 1)
+	f.tick("chat")
+	require.False(t, f.deployment("chat").ejects(3))
+}
+
+// The metrics show the state of each replica, by deployment.
+func TestMetricsOfOutliers(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	now := newClock()
+	s, err := New(parse(t, fourReplicas+"  code: {policy: {round_robin: {}}, replicas: [{id: r2, address: 'h:1'}]}\n"),
+		Options{Logger: discard, Now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+	require.NoError(t, err)
+	defer s.Close()
+	d := (*s.deployments.Load())["chat"]
+	d.hosted.Load().router.AddOutcomes("a", []routing.OutcomeCount{{ID: "r2", Counts: outlier.Counts{Failures: 5}}})
+	d.tick(now.now())
+
+	var all metricdata.ResourceMetrics
+	require.NoError(t, reader.Collect(t.Context(), &all))
+	got := map[string]string{} // the condition, by deployment and replica
+	states := map[string]int64{}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			gauge, ok := m.Data.(metricdata.Gauge[int64])
+			if !ok {
+				continue
+			}
+			for _, p := range gauge.DataPoints {
+				at := func(k attribute.Key) string { v, _ := p.Attributes.Value(k); return v.AsString() }
+				switch m.Name {
+				case "warmpath.replica.condition":
+					got[at(telemetry.KeyDeployment)+"/"+at(telemetry.KeyReplica)] = at(telemetry.KeyCondition)
+				case "warmpath.server.replicas":
+					states[at(telemetry.KeyDeployment)+"/"+at(keyState)] = p.Value
+				}
+			}
+		}
+	}
+	require.Equal(t, map[string]string{
+		"chat/r1": "healthy", "chat/r2": "ejected", "chat/r3": "healthy", "chat/r4": "healthy", "code/r2": "healthy",
+	}, got)
+	maps.DeleteFunc(states, func(_ string, n int64) bool { return n == 0 })
+	require.Equal(t, map[string]int64{"chat/ready": 3, "chat/ejected": 1, "code/ready": 1}, states)
+}
