@@ -87,8 +87,6 @@ type Deployment struct {
 	RegisterEventHosts []string `json:"register_event_hosts,omitempty"`
 	// LoadPoll says how replicas are asked for their load that do not tell it; none = they are not asked.
 	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
-	// Store bounds what custom policies share.
-	Store Store `json:"store,omitzero"`
 
 	policy.Config
 }
@@ -272,9 +270,6 @@ func (d *Deployment) validate() error {
 		if err := d.LoadPoll.validate(); err != nil {
 			return fmt.Errorf("load_poll.%w", err)
 		}
-	}
-	if err := d.Store.validate(); err != nil {
-		return fmt.Errorf("store.%w", err)
 	}
 	if d.KVEvents != "" || d.KVEventsReplay != "" {
 		if _, err := fleet.ParseEventSource(routing.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}); err != nil {

@@ -59,7 +59,7 @@ func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, 
 	d := &deployment{
 		name: name, log: log.With("deployment", name), now: now, moved: moved,
 		registered: make(map[string]*registration), wake: make(chan struct{}),
-		store: sharedstore.NewMemory(sharedstore.Options{Now: now}),
+		store: sharedstore.NewMemory(now),
 	}
 	d.leases.prefix = name + "#"
 	if err := d.configure(c, limits); err != nil {
@@ -141,7 +141,6 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 	d.config = c
 	d.limits.Store(limits)
 	d.leases.limit(limits.MaxReservations)
-	d.store.Limit(c.Store.MaxEntries, c.Store.MaxBytes)
 	if !d.refleet() {
 		d.catalogued()
 	}

@@ -27,12 +27,9 @@ var gauges = []figure{
 	{"warmpath.server.watchers", "{client}", "Clients that watch.", (*deployment).watching},
 	{"warmpath.server.reservations", "{pick}", "Picks that count: reservations, and those that nobody reports on.", func(d *deployment) int64 { return int64(d.leases.held()) }},
 	{"warmpath.server.index.superblocks", "{superblock}", "Superblocks of 512 tokens that watching clients are told of, of all replicas.", func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
-	{"warmpath.server.store.entries", "{entry}", "Entries in the store that custom policies share.", func(d *deployment) int64 { return int64(d.store.Stats().Entries) }},
-	{"warmpath.server.store.bytes", "By", "Memory of that store.", func(d *deployment) int64 { return int64(d.store.Stats().Bytes) }},
 }
 
 var counts = []figure{
-	{"warmpath.server.store.evictions", "{entry}", "Entries of that store that went before their time, for want of room.", func(d *deployment) int64 { return d.store.Stats().Evictions }},
 	{"warmpath.server.reservations.expired", "{reservation}", "Reservations that ended with their lease.", func(d *deployment) int64 { return d.leases.expired.Load() }},
 	{"warmpath.server.registrations.expired", "{replica}", "Replicas that registered themselves and were taken out when their lease ended.", func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
 	{"warmpath.server.polls.failed", "{poll}", "Replicas that were asked for their load and did not answer.", (*deployment).pollsFailed},

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -13,29 +12,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/sharedstore"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
-
-// Store bounds what the custom policies of one deployment share.
-type Store struct {
-	// MaxEntries bounds the keys; 0 = 10,000.
-	MaxEntries int `json:"max_entries,omitempty"`
-	// MaxBytes bounds keys and values, with about 200 bytes for each entry; 0 = 16 MiB.
-	MaxBytes int `json:"max_bytes,omitempty"`
-}
-
-func (s *Store) validate() error {
-	for _, f := range []struct {
-		name            string
-		value, min, max int
-	}{
-		{"max_entries", s.MaxEntries, 1, 1 << 24},
-		{"max_bytes", s.MaxBytes, 1 << 20, 1 << 34},
-	} {
-		if f.value != 0 && (f.value < f.min || f.value > f.max) {
-			return fmt.Errorf("%s: %d is not between %d and %d", f.name, f.value, f.min, f.max)
-		}
-	}
-	return nil
-}
 
 // storeService is the store for policies that run elsewhere.
 type storeService struct {
@@ -49,10 +25,7 @@ func (s storeService) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmp
 	if err != nil {
 		return nil, err
 	}
-	e, err := d.store.Get(ctx, r.GetKey())
-	if err != nil {
-		return nil, storeStatus(err)
-	}
+	e, _ := d.store.Get(ctx, r.GetKey()) // an entry of version 0 where there is none
 	return &warmpathv1.GetResponse{Value: e.Value, Version: e.Version, TtlMs: uint64(e.TTL.Milliseconds())}, nil
 }
 
@@ -88,10 +61,7 @@ func (s storeService) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if err := d.store.Delete(ctx, r.GetKey()); err != nil {
-		return nil, storeStatus(err)
-	}
-	return new(warmpathv1.DeleteResponse), nil
+	return new(warmpathv1.DeleteResponse), d.store.Delete(ctx, r.GetKey())
 }
 
 // ttlOf is 0, which means the longest, for none.
@@ -102,8 +72,6 @@ func ttlOf(ms uint64) time.Duration {
 func storeStatus(err error) error {
 	code := codes.Internal
 	switch {
-	case errors.Is(err, sharedstore.ErrNotFound):
-		code = codes.NotFound
 	case errors.Is(err, sharedstore.ErrConflict):
 		code = codes.Aborted
 	case errors.Is(err, sharedstore.ErrInvalid):

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/sharedstore"
-	"github.com/warmpath/warmpath/balancer/sharedstore/remote"
 )
 
 // A client's store is the deployment's own, with its errors, and nobody else's.
@@ -17,11 +16,11 @@ func TestStore(t *testing.T) {
 	f := start(t, `
 load_interval: 10s
 deployments:
-  chat: {replicas: [{address: "h:1"}], store: {max_entries: 2}}
+  chat: {replicas: [{address: "h:1"}]}
   code: {replicas: [{address: "h:1"}]}
 `)
 	ctx := soon(t)
-	s := remote.New(f.conn, "chat")
+	s := sharedstore.NewClient(f.conn, "chat")
 	_, err := s.Get(ctx, "k")
 	require.ErrorIs(t, err, sharedstore.ErrNotFound)
 	version, err := s.Set(ctx, "k", []byte("v"), time.Minute)
@@ -32,7 +31,7 @@ deployments:
 	own, err := f.deployment("chat").store.Get(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, e, own, "the policy in the server sees the same")
-	_, err = remote.New(f.conn, "code").Get(ctx, "k")
+	_, err = sharedstore.NewClient(f.conn, "code").Get(ctx, "k")
 	require.ErrorIs(t, err, sharedstore.ErrNotFound, "another deployment's policies do not")
 
 	_, err = s.CompareAndSet(ctx, "k", version+1, nil, 0)
@@ -46,20 +45,10 @@ deployments:
 
 	_, err = s.Set(ctx, "k", make([]byte, sharedstore.MaxValue+1), 0)
 	require.ErrorIs(t, err, sharedstore.ErrInvalid)
-	for _, key := range []string{"a", "b", "c"} {
-		_, err = s.Set(ctx, key, nil, 0)
-		require.NoError(t, err)
-	}
-	require.Equal(t, 2, f.deployment("chat").store.Stats().Entries)
 
-	_, err = remote.New(f.conn, "none").Get(ctx, "k")
+	_, err = sharedstore.NewClient(f.conn, "none").Get(ctx, "k")
 	require.Equal(t, codes.NotFound, status.Code(err))
 	require.NotErrorIs(t, err, sharedstore.ErrNotFound)
-	_, err = remote.New(f.conn, "").Get(ctx, "k")
+	_, err = sharedstore.NewClient(f.conn, "").Get(ctx, "k")
 	require.Equal(t, codes.InvalidArgument, status.Code(err), "which one?")
-}
-
-func TestStoreConfig(t *testing.T) {
-	_, err := ParseConfig([]byte("deployments: {chat: {register: true, store: {max_bytes: 5}}}"))
-	require.ErrorContains(t, err, "deployments.chat: store.max_bytes: 5 is not between")
 }

@@ -4,9 +4,8 @@
 // # Rule
 //
 // Keys have values with a version and a time to live. A value is replaced whole, by Set whatever was there, by CompareAndSet if
-// nobody has written since it was read. There are bounds for entries and bytes: where room is needed, the entry used least
-// recently goes. What is kept here must be worth no more than a better guess: it is memory only, a restart empties it, and it
-// may go at any time.
+// it was not written since it was read. A store is bounded: where room is needed, the entry used least recently goes. What is
+// kept here must be worth no more than a better guess: it is memory only, a restart empties it, and it may go at any time.
 //
 // # Complexity
 //
@@ -18,7 +17,7 @@
 // with a version of before the restart fails rather than overwrites.
 //
 // A policy uses it in Prepare, where it may call out; see examples/sharedstore. In the server's process the context has the
-// store ([FromContext]); a client's policy dials one with package remote.
+// store ([FromContext]); a client's policy has one of [NewClient].
 //
 // Source: "Pattern 1" of Ray Serve's custom request routers, the centralised actor.
 package sharedstore
@@ -40,11 +39,19 @@ const (
 var (
 	// ErrNotFound says that there is no such key, or none any more.
 	ErrNotFound = errors.New("sharedstore: no such key")
-	// ErrConflict says that somebody else has written since: read again.
+	// ErrConflict says that the value was written since it was read: read again.
 	ErrConflict = errors.New("sharedstore: the version is another one")
 	// ErrInvalid says that a key is empty or too long, or a value too long.
 	ErrInvalid = errors.New("sharedstore: want a key of 1 to 256 bytes and a value of at most 64 KiB")
 )
+
+// Check returns ErrInvalid for what no store takes.
+func Check(key string, value []byte) error {
+	if key == "" || len(key) > MaxKey || len(value) > MaxValue {
+		return ErrInvalid
+	}
+	return nil
+}
 
 // An Entry is a value as it was read. The value must not be changed.
 type Entry struct {

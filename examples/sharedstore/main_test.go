@@ -23,7 +23,7 @@ import (
 
 // What every policy must keep, with a store and without.
 func TestConform(t *testing.T) {
-	for name, store := range map[string]sharedstore.Store{"store": sharedstore.NewMemory(sharedstore.Options{}), "none": nil} {
+	for name, store := range map[string]sharedstore.Store{"store": sharedstore.NewMemory(time.Now), "none": nil} {
 		t.Run(name, func(t *testing.T) {
 			policytest.Conform(t, func() routing.Policy { return &Sessions{store: store, ttl: time.Minute} })
 		})
@@ -32,7 +32,7 @@ func TestConform(t *testing.T) {
 
 // A session stays where the first of two clients put it, whatever the loads, and moves for both when that replica is gone.
 func TestClientsAgree(t *testing.T) {
-	store := sharedstore.NewMemory(sharedstore.Options{})
+	store := sharedstore.NewMemory(time.Now)
 	var clients [2]*routing.Router
 	for i := range clients {
 		clients[i] = policytest.NewRouter(t, &Sessions{store: store, ttl: time.Minute}, policytest.Replicas("a", "b", "c"))

@@ -14,7 +14,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
-	"github.com/warmpath/warmpath/balancer/sharedstore/remote"
 )
 
 // Name is the policy's name in a config.
@@ -69,7 +68,7 @@ func New(c Config) (*Sessions, error) {
 	if err != nil {
 		return nil, fmt.Errorf("server: %w", err)
 	}
-	s.store, s.conn = remote.New(conn, c.Deployment), conn
+	s.store, s.conn = sharedstore.NewClient(conn, c.Deployment), conn
 	return s, nil
 }
 
