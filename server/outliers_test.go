@@ -119,7 +119,7 @@ func TestOutcomesAddUp(t *testing.T) {
 func TestOnePrincipalKeepsNoReplicaFromOthers(t *testing.T) {
 	f := start(t, `
 load_interval: 10s
-callers:
+principals:
 - {name: good, token: good-0123456789abcdef}
 - {name: evil, token: evil-0123456789abcdef}
 `+fourReplicas)
