@@ -179,18 +179,19 @@ func (b *lb) ExitIdle() {
 // Close ends the balancer: whoever waits in the queue goes back to gRPC. What
 // was learned stays with the channel's handle, if it has one.
 func (b *lb) Close() {
-	all := b.leave()
+	all, unused := b.leave()
 	b.aborts.close()
 	for _, e := range all {
 		e.conns.Close()
 	}
+	b.retire(unused...)
 }
 
-// leave lets go of everything but the endpoints' connections, which it returns.
-func (b *lb) leave() []*endpoint {
+// leave lets go of everything but the endpoints' connections, which it returns, with the Routers that are to be closed.
+func (b *lb) leave() (all []*endpoint, unused []*routing.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	all := b.all()
+	all = b.all()
 	b.closed = true
 	b.endEvents()
 	b.server.leave()
@@ -206,12 +207,21 @@ func (b *lb) leave() []*endpoint {
 	switch binding := b.binding.Load(); {
 	case binding == nil:
 	case b.handle == nil:
-		_ = binding.Router.Close()
+		unused = append(unused, binding.Router)
 	default:
 		binding.Router.Disconnect()
-		b.handle.Detach(binding)
+		unused = b.handle.Detach(binding)
 	}
-	return all
+	return all, unused
+}
+
+// retire closes Routers. Called without mu held: a policy may take its time.
+func (b *lb) retire(unused ...*routing.Router) {
+	for _, r := range unused {
+		if err := r.Close(); err != nil {
+			b.logger().Warn("warmpath: a policy was not closed in order", "error", err)
+		}
+	}
 }
 
 var errGone = errors.New("warmpath: no replica that the call may use is connected")

@@ -105,7 +105,7 @@ func (b *lb) use(r *routing.Router) {
 	}
 	if old.Router != r {
 		// Whoever waits there goes to gRPC and meets the new Router in the picker.
-		_ = old.Router.Close()
+		go b.retire(old.Router)
 	}
 }
 

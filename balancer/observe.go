@@ -38,8 +38,8 @@ func (b *lb) observe(binding *channel.Binding) {
 }
 
 func (b *lb) logger() *slog.Logger {
-	if b.handle != nil {
-		return b.handle.Logger
+	if h := b.owner.Load(); h != nil {
+		return h.Logger
 	}
 	return slog.Default()
 }

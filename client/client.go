@@ -187,7 +187,7 @@ func (c *channels) keep(cc *grpc.ClientConn, h *channel.Handle) *channel.Handle 
 	if !loaded {
 		runtime.AddCleanup(cc, func(ref weak.Pointer[grpc.ClientConn]) {
 			if h, ok := c.handles.LoadAndDelete(ref); ok {
-				h.(*channel.Handle).Close()
+				go h.(*channel.Handle).Close()
 			}
 		}, ref)
 	}

@@ -271,7 +271,9 @@ func (r *Router) enter() bool {
 	if r.closer == nil {
 		return true
 	}
-	r.inside.RLock()
+	if !r.inside.TryRLock() { // it is about to be closed
+		return false
+	}
 	if r.closerDone {
 		r.inside.RUnlock()
 		return false
@@ -285,8 +287,16 @@ func (r *Router) leave() {
 	}
 }
 
+// CloseTimeout is how long Router.Close waits for the policy at most.
+const CloseTimeout = time.Second
+
+// Closes reports whether the Router holds what Close gives back.
+func (r *Router) Closes() bool { return r.closer != nil }
+
 // Close wakes everybody in the queue with ErrClosed, fails later picks, and
-// closes the policy if it is an io.Closer. Bookings may still be released.
+// closes the policy if it is an io.Closer, once the calls of the policy that are
+// under way have ended. What has not ended after CloseTimeout is an error, and goes
+// on. Bookings may still be released.
 func (r *Router) Close() error {
 	r.mu.Lock()
 	if r.closed {
@@ -301,9 +311,23 @@ func (r *Router) Close() error {
 	if r.closer == nil {
 		return nil
 	}
+	done := make(chan error, 1)
+	go func() { done <- r.closePolicy() }()
+	late := time.NewTimer(CloseTimeout)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C:
+		return fmt.Errorf("routing: closing the policy takes longer than %v", CloseTimeout)
+	}
+}
+
+// closePolicy waits for the calls of the policy that are under way; later ones are not made.
+func (r *Router) closePolicy() error {
 	r.inside.Lock()
-	defer r.inside.Unlock()
 	r.closerDone = true
+	r.inside.Unlock()
 	if err := r.closer.Close(); err != nil {
 		return fmt.Errorf("routing: closing the policy: %w", err)
 	}

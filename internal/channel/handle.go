@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/attributes"
 	"google.golang.org/grpc/channelz"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
@@ -79,6 +80,8 @@ type Handle struct {
 	id   channelz.Identifier // the channel's, from its first balancer on
 	live []*Binding
 	kept *Binding // of the last balancer that left
+	// watched: there is a goroutine that closes what is kept when the channel is closed.
+	watched bool
 }
 
 // NewHandle returns the handle of a new channel.
@@ -151,9 +154,9 @@ func (h *Handle) Replace(old, b *Binding) {
 	h.publish()
 }
 
-// Detach takes a balancer's Binding out. The Router is kept for the next
-// balancer with the same configuration, and dropped when another one is kept.
-func (h *Handle) Detach(b *Binding) {
+// Detach takes a balancer's Binding out. The Router is kept for the next balancer with the same configuration until the
+// channel is closed. It returns the Routers that are of no use any more, for the balancer to close.
+func (h *Handle) Detach(b *Binding) (unused []*routing.Router) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range h.live {
@@ -164,9 +167,28 @@ func (h *Handle) Detach(b *Binding) {
 	}
 	h.publish()
 	if h.kept != nil && h.kept.Router != b.Router {
-		_ = h.kept.Router.Close()
+		unused = append(unused, h.kept.Router)
 	}
 	h.kept = b
+	cc := h.conn.Value()
+	switch {
+	case cc == nil:
+	case cc.GetState() == connectivity.Shutdown:
+		h.kept = nil
+		unused = append(unused, b.Router)
+	case b.Router.Closes() && !h.watched:
+		h.watched = true
+		go h.closeWith(cc)
+	}
+	return unused
+}
+
+// closeWith waits until the channel is closed: while it is idle, it has no balancer that would be.
+func (h *Handle) closeWith(cc *grpc.ClientConn) {
+	for s := cc.GetState(); s != connectivity.Shutdown; s = cc.GetState() {
+		cc.WaitForStateChange(context.Background(), s)
+	}
+	h.Close()
 }
 
 // Take gives out the Router kept for a configuration, or nil. It is given out once.
@@ -181,13 +203,17 @@ func (h *Handle) Take(key string) *routing.Router {
 	return r
 }
 
-// Close closes the Router that is kept. Nobody uses the handle any more.
+// Close closes the Router that is kept: the channel is closed, or not reachable.
 func (h *Handle) Close() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.kept != nil {
-		_ = h.kept.Router.Close()
-		h.kept = nil
+	kept := h.kept
+	h.kept = nil
+	h.mu.Unlock()
+	if kept == nil {
+		return
+	}
+	if err := kept.Router.Close(); err != nil {
+		h.Logger.Warn("warmpath: a policy was not closed in order", "error", err)
 	}
 }
 

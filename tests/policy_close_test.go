@@ -1,0 +1,95 @@
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/client"
+)
+
+// closing is a policy that holds something from its first decision until its Close.
+type closing struct {
+	*closings
+	begin sync.Once
+	used  bool
+}
+
+// closings count those that are in use; their Close waits for wait, if it is not nil.
+type closings struct {
+	open atomic.Int64
+	wait chan struct{}
+}
+
+func (*closing) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+
+func (p *closing) Choose(q *routing.Request, v *routing.View) routing.Decision {
+	p.begin.Do(func() { p.used = true; p.open.Add(1) })
+	return routing.To(v.LeastLoaded(q), routing.ReasonLeastLoaded)
+}
+
+func (p *closing) Close() error {
+	if !p.used { // of a config that was checked
+		return nil
+	}
+	if p.wait != nil {
+		<-p.wait
+	}
+	p.open.Add(-1)
+	return nil
+}
+
+var closingPlain, closingHanging = &closings{}, &closings{wait: make(chan struct{})}
+
+func init() {
+	for name, c := range map[string]*closings{"closing_of_tests": closingPlain, "hanging_of_tests": closingHanging} {
+		policy.Register(name, func(json.RawMessage) (routing.Policy, error) { return &closing{closings: c}, nil })
+	}
+}
+
+// Issue 12.11: a policy is closed when its channel is, whether that has a balancer then or sleeps.
+func TestPolicyIsClosedWithItsChannel(t *testing.T) {
+	rs := replicas(t, 1)
+	own := []client.Option{client.WithPolicy("closing_of_tests", nil)}
+	for _, how := range []string{"New", "DialOptions"} {
+		t.Run(how, func(t *testing.T) {
+			cc := dialled(t, how, target(rs...), own)
+			where(t, deadline(t), cc, "x")
+			require.EqualValues(t, 1, closingPlain.open.Load())
+			require.NoError(t, cc.Close())
+			require.Zero(t, closingPlain.open.Load())
+		})
+		t.Run(how+" asleep", func(t *testing.T) {
+			cc := dialled(t, how, target(rs...), own, grpc.WithIdleTimeout(50*time.Millisecond))
+			for range 2 {
+				where(t, deadline(t), cc, "x")
+				sleeps(t, cc)
+				require.EqualValues(t, 1, closingPlain.open.Load(), "it keeps what it has learned")
+			}
+			require.NoError(t, cc.Close())
+			eventually(t, "it is closed", func() bool { return closingPlain.open.Load() == 0 })
+		})
+	}
+}
+
+// Issue 12.11: a policy whose Close hangs does not keep the channel from closing, and the log has it.
+func TestPolicyThatHangsInClose(t *testing.T) {
+	rs := replicas(t, 1)
+	var log logged
+	cc := dialled(t, "New", target(rs...), []client.Option{client.WithPolicy("hanging_of_tests", nil), client.WithLogger(log.logger())})
+	where(t, deadline(t), cc, "x")
+	require.NoError(t, cc.Close())
+	require.EqualValues(t, 1, closingHanging.open.Load())
+	require.Equal(t, 1, strings.Count(log.String(), "closing the policy takes longer than"), log.String())
+	close(closingHanging.wait)
+	eventually(t, "it is closed", func() bool { return closingHanging.open.Load() == 0 })
+}
