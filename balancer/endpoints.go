@@ -26,6 +26,12 @@ type endpoint struct {
 	seen  uint64 // the last update of the list that has it
 	gone  bool   // no update has it any more
 
+	*host
+}
+
+// host is what a Router has of an endpoint. The Router may outlive the balancer, so nothing here leads to the channel
+// once picker is nil.
+type host struct {
 	// picker is that of the connections, replaced on every change of their state.
 	picker atomic.Pointer[childState]
 	quick  atomic.Pointer[quick]
@@ -34,8 +40,8 @@ type endpoint struct {
 type childState struct{ balancer.State }
 
 // connectivity is the state of the connection; Shutdown once it is gone for good.
-func (e *endpoint) connectivity() connectivity.State {
-	if s := e.picker.Load(); s != nil {
+func (h *host) connectivity() connectivity.State {
+	if s := h.picker.Load(); s != nil {
 		return s.ConnectivityState
 	}
 	return connectivity.Shutdown
@@ -66,14 +72,14 @@ func (b *lb) setMembers(config *lbConfig, all []resolver.Endpoint) []listed {
 			continue
 		}
 		if !ok {
-			e = &endpoint{ClientConn: b.ClientConn, lb: b, state: connectivity.Shutdown}
+			e = &endpoint{ClientConn: b.ClientConn, lb: b, state: connectivity.Shutdown, host: new(host)}
 			b.endpoints.Set(ep, e)
 		}
 		if e.id != "" && e.id != attrs.ID {
 			renamed[e.id] = attrs.ID
 		}
 		e.id, e.seen, ids[attrs.ID] = attrs.ID, b.updates, true
-		b.members = append(b.members, routing.Member{Attributes: attrs, Host: e})
+		b.members = append(b.members, routing.Member{Attributes: attrs, Host: e.host})
 		kept = append(kept, listed{e, ep})
 	}
 	for ep, e := range b.endpoints.All() {
@@ -156,32 +162,32 @@ func (b *lb) moves(e *endpoint, to connectivity.State) {
 // connect puts the states of all connections into force in a Router. Called with mu held.
 func (b *lb) connect(r *routing.Router) {
 	for _, m := range b.members {
-		b.setStreams(r, m.Host.(*endpoint))
+		b.setStreams(r, m.ID, m.Host.(*host))
 	}
-	r.SetConnections(func(rep *routing.Replica) bool { return b.pickable(rep.Host().(*endpoint)) })
+	r.SetConnections(func(rep *routing.Replica) bool { return b.pickable(rep.Host().(*host)) })
 }
 
 // tell is connect for one endpoint. Called with mu held.
 func (b *lb) tell(r *routing.Router, e *endpoint) {
-	b.setStreams(r, e)
-	r.SetConnected(e.id, b.pickable(e))
+	b.setStreams(r, e.id, e.host)
+	r.SetConnected(e.id, b.pickable(e.host))
 }
 
 // setStreams sets how many calls the connections to a replica take, where that is known. Called with mu held.
-func (b *lb) setStreams(r *routing.Router, e *endpoint) {
+func (b *lb) setStreams(r *routing.Router, id string, h *host) {
 	streams := b.config.MaxStreamsPerConnection
 	if streams > 0 {
-		if s := e.picker.Load(); s != nil {
+		if s := h.picker.Load(); s != nil {
 			streams *= max(ready(s.State), 1) // one that is opened by a pick
 		}
 	}
-	r.SetStreams(e.id, streams)
+	r.SetStreams(id, streams)
 }
 
 // pickable reports whether a pick may end here: the connection is ready or, in
 // a fleet too large for one connection each, can be opened by a pick.
-func (b *lb) pickable(e *endpoint) bool {
-	switch e.connectivity() {
+func (b *lb) pickable(h *host) bool {
+	switch h.connectivity() {
 	case connectivity.Ready:
 		return true
 	case connectivity.Idle, connectivity.Connecting:

@@ -59,12 +59,12 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	return res, nil
 }
 
-func connection(r *routing.Replica) connectivity.State { return r.Host().(*endpoint).connectivity() }
+func connection(r *routing.Replica) connectivity.State { return r.Host().(*host).connectivity() }
 
 // send asks the replica's own child for its connection.
 func (p *picker) send(info balancer.PickInfo, r *routing.Replica) (balancer.PickResult, error) {
-	e := r.Host().(*endpoint)
-	child := e.picker.Load()
+	h := r.Host().(*host)
+	child := h.picker.Load()
 	if child == nil {
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
@@ -154,8 +154,8 @@ type quick struct {
 	done    func(balancer.DoneInfo)
 }
 
-func (e *endpoint) quickFor(router *routing.Router, rep *routing.Replica) *quick {
-	if q := e.quick.Load(); q != nil && q.replica == rep && q.router == router {
+func (h *host) quickFor(router *routing.Router, rep *routing.Replica) *quick {
+	if q := h.quick.Load(); q != nil && q.replica == rep && q.router == router {
 		return q
 	}
 	q := &quick{router, rep, func(i balancer.DoneInfo) {
@@ -164,7 +164,7 @@ func (e *endpoint) quickFor(router *routing.Router, rep *routing.Replica) *quick
 			router.CompleteQuick(rep, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
 		}
 	}}
-	e.quick.Store(q)
+	h.quick.Store(q)
 	return q
 }
 
@@ -175,7 +175,7 @@ func (p *picker) sendQuick(info balancer.PickInfo, b *channel.Binding, key *rout
 		return res, err
 	}
 	channel.NoteQuick(info.Ctx, b, key, rep, why)
-	res.Done = chain(res.Done, rep.Host().(*endpoint).quickFor(b.Router, rep).done)
+	res.Done = chain(res.Done, rep.Host().(*host).quickFor(b.Router, rep).done)
 	return res, nil
 }
 
