@@ -1,5 +1,15 @@
 package dialect
 
+// Members of what a chat consists of.
+var (
+	turnNames = []string{"role", "name", "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call",
+		"tool_call_id"}
+	partNames     = []string{"type", "text"}
+	mediaNames    = []string{"url", "data", "file_id", "file_data"}
+	callNames     = []string{"id", "function"}
+	functionNames = []string{"name", "arguments"}
+)
+
 // renderChat renders the turns of an OpenAI chat, see render.go for the frames.
 // The order of members inside a turn does not matter. Tools stand ahead of the
 // turns, as chat templates put them into the system prompt.
@@ -26,46 +36,31 @@ func renderChat(tools, messages []byte) []byte {
 // appendChatTurn appends a turn. Of one that was cut off it appends what is sure:
 // a role must have been seen, a medium or the name of a call must be whole.
 func appendChatTurn(dst, turn []byte, cut bool) []byte {
-	var role, name, content, reasoning, refusal, calls, call, answers []byte
-	w := walk(turn)
-	for w.next() {
-		switch w.key {
-		case "role":
-			role = w.val
-		case "name":
-			name = w.val
-		case "content":
-			content = w.val
-		case "reasoning_content", "reasoning":
-			reasoning = w.val
-		case "refusal":
-			refusal = w.val
-		case "tool_calls":
-			calls = w.val
-		case "function_call":
-			call = w.val
-		case "tool_call_id":
-			answers = w.val
-		}
-	}
-	if cut && role == nil {
+	m := objectOf(turn, turnNames)
+	if cut && m.val("role") == nil {
 		return dst
 	}
-	s, _ := unquote(role)
-	dst = appendText(append(dst, frameTurn), s)
-	if w.cut && w.key == "role" {
+	role, _ := unquote(m.val("role"))
+	if dst = appendText(append(dst, frameTurn), role); m.cut == "role" {
 		return dst
 	}
-	dst = appendString(dst, 'n', name)
-	dst = appendString(dst, 'r', answers)
+	dst = appendString(dst, 'n', m.val("name"))
+	dst = appendString(dst, 'r', m.val("tool_call_id"))
+	reasoning := m.val("reasoning_content")
+	if reasoning == nil {
+		reasoning = m.val("reasoning")
+	}
 	dst = appendString(dst, 'k', reasoning)
-	dst = appendContent(dst, content)
-	dst = appendString(dst, 'f', refusal)
-	if len(call) > 0 && call[0] == '{' {
+	dst = appendContent(dst, m.val("content"))
+	dst = appendString(dst, 'f', m.val("refusal"))
+	if call := m.val("function_call"); len(call) > 0 && call[0] == '{' {
 		dst = appendFunction(dst, call)
 	}
-	for w := walk(calls); w.array && w.next(); {
-		dst = appendCall(dst, w.val, w.cut)
+	for w := walk(m.val("tool_calls")); w.array && w.next(); {
+		call := objectOf(w.val, callNames)
+		if dst = appendFunction(dst, call.val("function")); !w.cut {
+			dst = appendString(dst, 'i', call.val("id"))
+		}
 	}
 	return dst
 }
@@ -100,51 +95,26 @@ func appendContent(dst, v []byte) []byte {
 // appendPart appends one part of a content. Text goes in as it is; of an image,
 // a sound or another thing its kind and the hash of its address or data.
 func appendPart(dst, part []byte, cut bool) []byte {
-	var kind string
-	var text []byte
-	for w := walk(part); w.next(); {
-		switch w.key {
-		case "type":
-			kind, _ = unquote(w.val)
-		case "text":
-			text = w.val
-		}
-	}
-	if len(text) > 0 && text[0] == '"' {
+	p := objectOf(part, partNames)
+	if text := p.val("text"); len(text) > 0 && text[0] == '"' {
 		return appendString(dst, 't', text)
 	}
 	if cut {
 		return dst
 	}
-	var media []byte
-	for w := walk(part); w.next(); {
-		if w.key == kind {
-			media = w.val
-		}
-	}
-	return appendMedium(dst, kind, address(media, part))
+	kind, _ := unquote(p.val("type"))
+	return appendMedium(dst, kind, address(part, kind))
 }
 
 // address returns what identifies a medium: its uuid or hash, its url, data or file
 // id, or else its JSON.
-func address(media, part []byte) string {
-	for w := walk(part); w.next(); {
-		switch w.key {
-		case "uuid", "hash", "mm_hash", "content_hash":
-			if s, ok := unquote(w.val); ok && s != "" {
-				return s
-			}
-		}
-	}
-	if s, ok := unquote(media); ok {
-		return s
-	}
-	for w := walk(media); w.next(); {
-		switch w.key {
-		case "url", "data", "file_id", "file_data":
-			if s, ok := unquote(w.val); ok {
-				return s
-			}
+func address(part []byte, kind string) string {
+	p := objectOf(part, []string{"uuid", "hash", "mm_hash", "content_hash", kind})
+	media := p.val(kind)
+	inside := objectOf(media, mediaNames)
+	for _, v := range append(p.vals[:5:5], inside.vals[:4]...) {
+		if s, ok := unquote(v); ok && s != "" {
+			return s
 		}
 	}
 	if len(media) > 0 {
@@ -153,39 +123,16 @@ func address(media, part []byte) string {
 	return alias(part)
 }
 
-func appendCall(dst, call []byte, cut bool) []byte {
-	var id, function []byte
-	for w := walk(call); w.next(); {
-		switch w.key {
-		case "id":
-			id = w.val
-		case "function":
-			function = w.val
-		}
-	}
-	if dst = appendFunction(dst, function); cut {
-		return dst
-	}
-	return appendString(dst, 'i', id)
-}
-
 func appendFunction(dst, function []byte) []byte {
-	var name, arguments []byte
-	for w := walk(function); w.next(); {
-		switch w.key {
-		case "name":
-			name = w.val
-		case "arguments":
-			arguments = w.val
-		}
-	}
-	s, ok := unquote(name)
+	f := objectOf(function, functionNames)
+	name, ok := unquote(f.val("name"))
 	if !ok {
 		return dst
 	}
-	dst = appendField(dst, 'c', s)
-	if len(arguments) > 0 && arguments[0] == '{' { // as some clients send them
+	dst = appendField(dst, 'c', name)
+	if arguments := f.val("arguments"); len(arguments) > 0 && arguments[0] == '{' { // as some clients send them
 		return appendField(dst, 'a', alias(arguments))
+	} else {
+		return appendString(dst, 'a', arguments)
 	}
-	return appendString(dst, 'a', arguments)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/warmpath/warmpath/internal/strict"
@@ -39,15 +40,14 @@ func (d Dialect) extend() (Dialect, error) {
 	if d.Like == "" {
 		return d, nil
 	}
-	for _, b := range Builtin() {
-		for _, m := range b.Methods {
-			if m != d.Like {
-				continue
-			}
-			b.Methods = []string{m}
-			overlay(reflect.ValueOf(&b).Elem(), reflect.ValueOf(d))
-			return b, nil
+	for _, b := range builtin {
+		if !slices.Contains(b.Methods, d.Like) {
+			continue
 		}
+		b, err := b.extend()
+		b.Methods, b.Like = []string{d.Like}, ""
+		overlay(reflect.ValueOf(&b).Elem(), reflect.ValueOf(d))
+		return b, err
 	}
 	return d, fmt.Errorf("like: no built-in dialect for method %q", d.Like)
 }

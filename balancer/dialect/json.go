@@ -2,7 +2,9 @@ package dialect
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -84,6 +86,59 @@ func (w *walker) next() bool {
 	w.val, w.cut = w.b[w.i:w.i+n], !whole
 	w.i += n
 	return n > 0
+}
+
+// An object is some members of a JSON object. The last of a repeated member counts, null counts as absent.
+type object struct {
+	names []string
+	vals  [20][]byte
+	whole bool   // it is an object and does not end early
+	cut   string // the member in which the input ends
+}
+
+// objectOf reads the members of an object that have one of the names.
+func objectOf(v []byte, names []string) object {
+	o := object{names: names}
+	w := walk(v)
+	for w.next() {
+		if i := slices.Index(names, w.key); i >= 0 && !w.array && string(w.val) != "null" {
+			o.vals[i] = w.val
+		}
+	}
+	if o.whole = w.end && !w.array; w.cut {
+		o.cut = w.key
+	}
+	return o
+}
+
+// val returns the value of a member, still JSON; nil where it is absent.
+func (o *object) val(name string) []byte { return o.vals[slices.Index(o.names, name)] }
+
+// text returns a copy of a string, or a number as written; "" for others, and for what is cut.
+func (o *object) text(name string) string {
+	v := o.val(name)
+	if len(v) == 0 || o.cut == name {
+		return ""
+	}
+	if s, ok := unquote(v); ok {
+		return strings.Clone(s)
+	}
+	if c := v[0]; c == '-' || c >= '0' && c <= '9' {
+		return string(v)
+	}
+	return ""
+}
+
+// count returns a member that is a whole number, or a string of one.
+func (o *object) count(name string) (int, bool) {
+	v := o.val(name)
+	if len(v) == 0 || o.cut == name {
+		return 0, false
+	}
+	if s, ok := unquote(v); ok {
+		return parseCount(s)
+	}
+	return parseCount(alias(v))
 }
 
 // stringEnd returns where the string that b starts with ends.
@@ -246,16 +301,4 @@ func hex4(v []byte) (rune, bool) {
 	}
 	n, err := strconv.ParseUint(alias(v[2:6]), 16, 16)
 	return rune(n), err == nil
-}
-
-// integerOf returns a value that is a whole number, or a string of one.
-func integerOf(v []byte, cut bool) (int, bool) {
-	if cut {
-		return 0, false
-	}
-	text := alias(v)
-	if s, ok := unquote(v); ok {
-		text = s
-	}
-	return parseCount(text)
 }

@@ -8,162 +8,83 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// A body is an OpenAI request, cut into its members that matter. The last of a
-// repeated member counts, null counts as absent.
-type body struct {
-	model, adapter, salt, extraKey     string
-	id                                 string
-	session, params, cacheKey, user    string
-	maxCompletion, maxTokens           int
-	messages, prompt, input, ids, tool []byte
-
-	whole    bool // it is an object and did not end early
-	oddModel bool // the model is something else than a string
-}
-
-// readBody reads the top level of an OpenAI request. Of a body that is cut off,
-// scalars that are not whole are left out, and the prompt is what there is of it:
-// a prefix of the whole one, but for tools that stand behind the cut.
-func readBody(raw []byte) (b body) {
-	w := walk(raw)
-	for w.next() {
-		if string(w.val) == "null" {
-			continue
-		}
-		switch w.key {
-		case "model":
-			b.model, b.oddModel = w.scalar(), !w.cut && w.val[0] != '"'
-		case "lora_path", "lora_name":
-			b.adapter = w.scalar()
-		case "cache_salt":
-			b.salt = w.scalar()
-		case "extra_key":
-			b.extraKey = w.scalar()
-		case "request_id", "rid":
-			b.id = w.scalar()
-		case "session_id":
-			b.session = w.scalar()
-		case "session_params":
-			b.params = sessionOfParams(w.val)
-		case "prompt_cache_key":
-			b.cacheKey = w.scalar()
-		case "user":
-			b.user = w.scalar()
-		case "max_completion_tokens":
-			b.maxCompletion, _ = integerOf(w.val, w.cut)
-		case "max_tokens":
-			b.maxTokens, _ = integerOf(w.val, w.cut)
-		case "messages":
-			b.messages = w.val
-		case "prompt":
-			b.prompt = w.val
-		case "input":
-			b.input = w.val
-		case "input_ids", "prompt_token_ids":
-			b.ids = w.val
-		case "tools":
-			b.tool = w.val
-		}
-	}
-	b.whole = w.end && !w.array
-	return b
-}
-
-// sessionOfParams reads session_params: vLLM's session_id, SGLang's id.
-func sessionOfParams(v []byte) string {
-	var session, id string
-	for w := walk(v); w.next(); {
-		switch w.key {
-		case "session_id":
-			session = w.scalar()
-		case "id":
-			id = w.scalar()
-		}
-	}
-	return first(session, id)
-}
-
-// scalar returns a copy of a string, or a number as written; "" for others.
-func (w *walker) scalar() string {
-	if w.cut || len(w.val) == 0 {
-		return ""
-	}
-	if s, ok := unquote(w.val); ok {
-		return strings.Clone(s)
-	}
-	if c := w.val[0]; c == '-' || c >= '0' && c <= '9' {
-		return string(w.val)
-	}
-	return ""
-}
-
-// readJSON fills q from an OpenAI request. The session is, in this order,
-// session_id, session_params.session_id (or .id), prompt_cache_key, user.
-func (m *Method) readJSON(q *routing.Request, raw []byte, session, prompt bool) {
-	b := readBody(raw)
-	if m.dialect.SplitModel {
-		if base, adapter, ok := strings.Cut(b.model, ":"); ok {
-			b.model, b.adapter = base, adapter
-		}
-	}
-	b.fill(q, session, prompt)
-}
+// Members of OpenAI's requests and responses.
+var (
+	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id", "session_params",
+		"prompt_cache_key", "user", "max_completion_tokens", "max_tokens", "messages", "prompt", "input", "input_ids",
+		"prompt_token_ids", "tools"}
+	sessionNames  = []string{"session_id", "id"} // vLLM's and SGLang's
+	responseNames = []string{"usage"}
+	usageNames    = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "prompt_tokens_details", "input_tokens_details"}
+	detailNames   = []string{"cached_tokens"}
+)
 
 // ErrModel is the error of a body whose model is not a string.
 var ErrModel = errors.New("model: it must be a string")
 
 // ReadBody fills q from the body of an OpenAI request (chat, completion, embedding). What the host has set stays, so a
 // session from a header comes before one in the body; a model "base:adapter" is left as it is. Of a body that ends early
-// it takes what there is: the prompt is then a prefix of the whole one, and whole is false, as it is for what is no JSON
-// object. The prompt aliases the body. The only error is [ErrModel]. Safe for concurrent use.
+// it takes what there is: the prompt is then a prefix of the whole one, but for tools that stand behind the end, and whole is
+// false, as it is for what is no JSON object. The prompt aliases the body. The only error is [ErrModel]. Safe for concurrent
+// use.
 func ReadBody(q *routing.Request, raw []byte) (whole bool, err error) {
 	b := readBody(raw)
-	if b.oddModel {
+	if v := b.val("model"); v != nil && v[0] != '"' && b.cut != "model" {
 		return b.whole, ErrModel
 	}
-	b.fill(q, true, true)
+	b.fill(q, false, true, true)
 	return b.whole, nil
 }
 
-// fill sets what q does not have.
-func (b *body) fill(q *routing.Request, session, prompt bool) {
-	setIfEmpty(&q.ID, b.id)
-	setIfEmpty(&q.Model, b.model)
-	setIfEmpty(&q.Adapter, b.adapter)
-	if b.salt != "" && b.extraKey != "" {
-		b.salt += "\x00" + b.extraKey
+func readBody(raw []byte) object {
+	return objectOf(raw, bodyNames)
+}
+
+// fill sets what is wanted and q does not have. The session is, in this order, session_id, session_params.session_id (or .id),
+// prompt_cache_key, user.
+func (b *object) fill(q *routing.Request, split, session, prompt bool) {
+	model, adapter := b.text("model"), first(b.text("lora_path"), b.text("lora_name"))
+	if base, name, ok := strings.Cut(model, ":"); ok && split {
+		model, adapter = base, name
 	}
-	setIfEmpty(&q.CacheSalt, first(b.salt, b.extraKey))
+	salt, extra := b.text("cache_salt"), b.text("extra_key")
+	if salt != "" && extra != "" {
+		salt += "\x00" + extra
+	}
+	setIfEmpty(&q.ID, first(b.text("request_id"), b.text("rid")))
+	setIfEmpty(&q.Model, model)
+	setIfEmpty(&q.Adapter, adapter)
+	setIfEmpty(&q.CacheSalt, first(salt, extra))
 	if session {
-		setIfEmpty(&q.Session, Session(first(b.session, b.params, b.cacheKey, b.user)))
+		p := objectOf(b.val("session_params"), sessionNames)
+		setIfEmpty(&q.Session, Session(first(b.text("session_id"), p.text("session_id"), p.text("id"), b.text("prompt_cache_key"), b.text("user"))))
 	}
-	if q.ExpectedOutput == 0 {
-		if q.ExpectedOutput = b.maxCompletion; q.ExpectedOutput == 0 {
-			q.ExpectedOutput = b.maxTokens
+	for _, name := range []string{"max_completion_tokens", "max_tokens"} {
+		if n, _ := b.count(name); q.ExpectedOutput == 0 {
+			q.ExpectedOutput = n
 		}
 	}
 	if prompt && q.Prompt.Empty() {
-		if p := b.text(); !p.Empty() {
+		if p := b.prompt(); !p.Empty() {
 			q.SetPrompt(p)
 		}
 	}
 }
 
-// text returns the prompt: ids, else the chat, else the completion prompt or the
-// text to embed.
-func (b *body) text() routing.Prompt {
-	if p := completion(b.ids); len(p.Tokens) > 0 {
-		return p
-	}
-	if b.messages != nil {
-		if chat := renderChat(b.tool, b.messages); len(chat) > 0 {
-			return routing.Prompt{Text: alias(chat)}
+// prompt returns ids, else the chat, else the completion prompt or the text to embed.
+func (b *object) prompt() routing.Prompt {
+	for _, name := range []string{"input_ids", "prompt_token_ids"} {
+		if p := completion(b.val(name)); len(p.Tokens) > 0 {
+			return p
 		}
 	}
-	if p := completion(b.prompt); !p.Empty() {
+	if chat := renderChat(b.val("tools"), b.val("messages")); len(chat) > 0 {
+		return routing.Prompt{Text: alias(chat)}
+	}
+	if p := completion(b.val("prompt")); !p.Empty() {
 		return p
 	}
-	return completion(b.input)
+	return completion(b.val("input"))
 }
 
 // completion reads a prompt: a string, token ids, or a list of either.
@@ -198,44 +119,29 @@ func completion(v []byte) (p routing.Prompt) {
 	return p
 }
 
-// readUsageJSON reads the usage of an OpenAI response or chunk.
+// readUsageJSON reads the usage of an OpenAI response or chunk, which may be a server-sent event.
 func readUsageJSON(u *routing.Usage, raw []byte) (found bool) {
-	for w := walk(dataLine(raw)); w.next(); {
-		if w.key != "usage" {
-			continue
-		}
-		for x := walk(w.val); x.next(); {
-			n, ok := integerOf(x.val, x.cut)
-			switch x.key {
-			case "prompt_tokens", "input_tokens":
-				found = raise(&u.PromptTokens, n, ok) || found
-			case "completion_tokens", "output_tokens":
-				found = raise(&u.OutputTokens, n, ok) || found
-			case "prompt_tokens_details", "input_tokens_details":
-				found = readCachedJSON(u, x.val) || found
-			}
-		}
-	}
-	return found
-}
-
-// readCachedJSON reads the details of a usage.
-func readCachedJSON(u *routing.Usage, raw []byte) (found bool) {
-	for w := walk(raw); w.next(); {
-		if w.key == "cached_tokens" {
-			n, ok := integerOf(w.val, w.cut)
-			found = raise(&u.CachedTokens, n, ok) || found
-		}
-	}
-	return found
-}
-
-// dataLine takes the "data:" of a server-sent event away.
-func dataLine(raw []byte) []byte {
 	if s, ok := strings.CutPrefix(alias(raw), "data:"); ok {
-		return raw[len(raw)-len(s):]
+		raw = bytesOf(s)
 	}
-	return raw
+	response := objectOf(raw, responseNames)
+	usage := objectOf(response.val("usage"), usageNames)
+	for _, x := range []struct {
+		name string
+		to   *int
+	}{
+		{"prompt_tokens", &u.PromptTokens}, {"input_tokens", &u.PromptTokens},
+		{"completion_tokens", &u.OutputTokens}, {"output_tokens", &u.OutputTokens},
+	} {
+		n, ok := usage.count(x.name)
+		found = raise(x.to, n, ok) || found
+	}
+	for _, name := range []string{"prompt_tokens_details", "input_tokens_details"} {
+		details := objectOf(usage.val(name), detailNames)
+		n, ok := details.count("cached_tokens")
+		found = raise(&u.CachedTokens, n, ok) || found
+	}
+	return found
 }
 
 func setIfEmpty(dst *string, s string) {

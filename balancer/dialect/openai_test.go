@@ -15,7 +15,8 @@ func readBodyOf(t testing.TB, body string) routing.Request {
 	t.Helper()
 	var q routing.Request
 	m := mustTable(t).Lookup("/sglang.runtime.v1.SglangService/ChatComplete")
-	m.readJSON(&q, []byte(body), true, true)
+	b := readBody([]byte(body))
+	b.fill(&q, m.dialect.SplitModel, true, true)
 	return q
 }
 
@@ -211,7 +212,8 @@ func FuzzJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		before := bytes.Clone(b)
 		var q routing.Request
-		m.readJSON(&q, b, true, true)
+		o := readBody(b)
+		o.fill(&q, m.dialect.SplitModel, true, true)
 		u := routing.NoUsage
 		readUsageJSON(&u, b)
 		require.Equal(t, before, b)

@@ -78,7 +78,8 @@ func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) err
 		m.readTensors(q, msg, prompt)
 	}
 	if raw, ok := v.first(f, slotJSON); ok {
-		m.readJSON(q, bytesOf(raw), session, prompt)
+		b := readBody(bytesOf(raw))
+		b.fill(q, m.dialect.SplitModel, session, prompt)
 	}
 	if q.ExpectedOutput == 0 {
 		q.ExpectedOutput = m.dialect.DefaultMaxTokens

@@ -31,14 +31,12 @@ func SessionKey(id string) string { return routing.SessionKey(id) }
 // SessionKeys finds the session in metadata. Names are compared without regard
 // to case and with - and _ as equals; the first configured name that has a value
 // wins. Immutable.
-type SessionKeys struct {
-	names    []string   // normalized
-	variants [][]string // per name, spelled with - and _; nil if there are too many
-}
+type SessionKeys struct{ names []sessionKey }
 
-// maxSeparators bounds the separators in a name whose spellings are looked up
-// one by one; for a name with more the metadata is copied.
-const maxSeparators = 3
+type sessionKey struct {
+	normal    string
+	spellings []string // with - and _
+}
 
 // NewSessionKeys takes metadata names in order of preference; none means
 // DefaultSessionKeys.
@@ -51,9 +49,7 @@ func NewSessionKeys(names ...string) (*SessionKeys, error) {
 		if err := checkKey(name); err != nil {
 			return nil, fmt.Errorf("session_keys[%d]: %w", i, err)
 		}
-		name = strings.ToLower(name)
-		k.names = append(k.names, normal(name))
-		k.variants = append(k.variants, spellings(name))
+		k.names = append(k.names, sessionKey{normal(name), spellings(strings.ToLower(name))})
 	}
 	return k, nil
 }
@@ -78,10 +74,11 @@ func normal(name string) string {
 	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
 }
 
-// spellings returns the ways to write a name with - and _, as given first.
+// spellings returns the ways to write a name with - and _, as given first; of a name with many separators those with one kind
+// of them.
 func spellings(name string) []string {
-	if strings.Count(normal(name), "-") > maxSeparators {
-		return nil
+	if strings.Count(normal(name), "-") > 3 {
+		return []string{name, normal(name), strings.ReplaceAll(name, "-", "_")}
 	}
 	out := []string{name}
 	for i := range len(name) {
@@ -98,21 +95,11 @@ func spellings(name string) []string {
 }
 
 // Outgoing returns the session in the outgoing metadata of a context, "" if
-// there is none. It does not copy the metadata unless a name has more than three
-// separators.
+// there is none. It does not copy the metadata.
 func (k *SessionKeys) Outgoing(ctx context.Context) string {
-	for i, spelled := range k.variants {
-		for _, name := range spelled {
+	for _, key := range k.names {
+		for _, name := range key.spellings {
 			if s := firstOutgoing(ctx, name); s != "" {
-				return Session(s)
-			}
-		}
-		if spelled == nil {
-			md, ok := metadata.FromOutgoingContext(ctx)
-			if !ok {
-				return ""
-			}
-			if s := lookup(md, k.names[i]); s != "" {
 				return Session(s)
 			}
 		}
@@ -122,8 +109,8 @@ func (k *SessionKeys) Outgoing(ctx context.Context) string {
 
 // In returns the session in metadata, "" if there is none.
 func (k *SessionKeys) In(md metadata.MD) string {
-	for _, name := range k.names {
-		if s := lookup(md, name); s != "" {
+	for _, key := range k.names {
+		if s := lookup(md, key.normal); s != "" {
 			return Session(s)
 		}
 	}

@@ -18,7 +18,7 @@ type Table struct {
 // replace built-in ones for the methods they name.
 func NewTable(user ...Dialect) (*Table, error) {
 	t := &Table{methods: make(map[string]*Method)}
-	for _, d := range Builtin() {
+	for _, d := range builtin {
 		if _, err := t.add(d); err != nil {
 			return nil, err
 		}

@@ -43,15 +43,10 @@ func (m *Method) readTensors(q *routing.Request, msg any, prompt bool) {
 	}
 	d := m.dialect.Tensors
 	if p, ok := t.find(d.Parameters); ok && len(p.texts) > 0 {
-		for w := walk(bytesOf(p.texts[0])); w.next(); {
-			switch w.key {
-			case "lora_name":
-				setIfEmpty(&q.Adapter, w.scalar())
-			case "max_tokens":
-				if n, ok := integerOf(w.val, w.cut); ok && q.ExpectedOutput == 0 {
-					q.ExpectedOutput = n
-				}
-			}
+		o := objectOf(bytesOf(p.texts[0]), []string{"lora_name", "max_tokens"})
+		setIfEmpty(&q.Adapter, o.text("lora_name"))
+		if n, _ := o.count("max_tokens"); q.ExpectedOutput == 0 {
+			q.ExpectedOutput = n
 		}
 	}
 	if a, ok := t.find(d.Adapter); ok {
