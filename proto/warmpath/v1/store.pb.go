@@ -80,7 +80,7 @@ func (x *GetRequest) GetKey() string {
 type GetResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Value []byte                 `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
-	// Given to every write anew; no two writes of any key have the same.
+	// Given to every write anew; no two writes of any key have the same. 0 = there is no such key.
 	Version uint64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	// How long it stays unless it is written again, in milliseconds.
 	TtlMs         uint64 `protobuf:"varint,3,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`

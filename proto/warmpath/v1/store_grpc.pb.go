@@ -33,14 +33,14 @@ const (
 // bounded, and empty after a restart: what is kept there must be worth no more than a better guess. The entry that was used
 // least recently goes first where room is needed.
 //
-// Errors: NOT_FOUND for a deployment or a key that is not there, ABORTED where CompareAndSet met another version,
+// Errors: NOT_FOUND for a deployment that is not there, ABORTED where CompareAndSet met another version,
 // INVALID_ARGUMENT for a key or a value that is too long.
 type StoreServiceClient interface {
 	// Get returns a value.
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error)
 	// Set writes a value, whatever was there.
 	Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetResponse, error)
-	// CompareAndSet writes a value if nobody has written since the caller read.
+	// CompareAndSet writes a value if the one that is there has the version that was read.
 	CompareAndSet(ctx context.Context, in *CompareAndSetRequest, opts ...grpc.CallOption) (*CompareAndSetResponse, error)
 	// Delete takes a value out. What is not there is no error.
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
@@ -102,14 +102,14 @@ func (c *storeServiceClient) Delete(ctx context.Context, in *DeleteRequest, opts
 // bounded, and empty after a restart: what is kept there must be worth no more than a better guess. The entry that was used
 // least recently goes first where room is needed.
 //
-// Errors: NOT_FOUND for a deployment or a key that is not there, ABORTED where CompareAndSet met another version,
+// Errors: NOT_FOUND for a deployment that is not there, ABORTED where CompareAndSet met another version,
 // INVALID_ARGUMENT for a key or a value that is too long.
 type StoreServiceServer interface {
 	// Get returns a value.
 	Get(context.Context, *GetRequest) (*GetResponse, error)
 	// Set writes a value, whatever was there.
 	Set(context.Context, *SetRequest) (*SetResponse, error)
-	// CompareAndSet writes a value if nobody has written since the caller read.
+	// CompareAndSet writes a value if the one that is there has the version that was read.
 	CompareAndSet(context.Context, *CompareAndSetRequest) (*CompareAndSetResponse, error)
 	// Delete takes a value out. What is not there is no error.
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
