@@ -2,6 +2,7 @@ package kvaware
 
 import (
 	"math"
+	"slices"
 
 	"github.com/warmpath/warmpath/balancer/policy/agreed"
 	"github.com/warmpath/warmpath/balancer/policy/holdings"
@@ -46,6 +47,7 @@ func (p *Policy) choose(q *routing.Request, v *routing.View, turns *agreed.Turns
 		if c.list(); len(p.options) == 0 {
 			continue
 		}
+		c.warmest()
 		o, why := c.best()
 		return c.to(o, why), o
 	}
@@ -58,6 +60,7 @@ type choice struct {
 	holdings.Scope
 	turns *agreed.Turns
 	burst bool // picks were made that the index may not have had
+	idle  bool // no option has a request under way
 }
 
 // An option is a candidate that is available.
@@ -107,14 +110,32 @@ func (c *choice) draw(replicas []*routing.Replica) (available int) {
 	return available
 }
 
-// unknown returns a replica as one that is not known to hold anything of the prompt, but
-// has what everybody shares, as far as it counts. choosing has the key.
-func (c *choice) unknown(r *routing.Replica) candidate {
-	return candidate{
-		score:  c.choosing.Score(r.ID),
-		credit: c.sharedCredit(&c.config),
-		at:     int32(r.Index()),
+// warmest keeps of an idle fleet the options that save the most, where that is worth a pick: no request waits
+// anywhere, and so the cache alone decides. What more than 1/N of the requests share counts only where a replica
+// holds more than that: each of many clients finds its own fleet idle now and then, and they would all go to the
+// first holders of a system prompt.
+func (c *choice) warmest() {
+	most, shared := 0.0, c.CoveredTokens(c.common)
+	for i := range c.options {
+		o := &c.options[i]
+		if ongoing, _ := o.replica.Foreign(); ongoing > 0 || o.replica.Ongoing() > 0 {
+			return
+		}
+		if int(o.tokens) > shared {
+			most = max(most, o.credit)
+		}
 	}
+	if most < warm {
+		return
+	}
+	c.idle = true
+	c.options = slices.DeleteFunc(c.options, func(o option) bool { return o.credit <= most-warm })
+}
+
+// unknown returns a replica as one that is not known to hold anything of the prompt.
+// choosing has the key.
+func (c *choice) unknown(r *routing.Replica) candidate {
+	return candidate{score: c.choosing.Score(r.ID), at: int32(r.Index())}
 }
 
 func has(options []option, r *routing.Replica) bool {
@@ -150,7 +171,7 @@ func (c *choice) cost(k candidate, r *routing.Replica) float64 {
 			decode *= (share*float64(r.Ongoing()) + float64(ongoing)/float64(k.ranks)) / float64(active)
 		}
 	}
-	own := (float64(c.Tokens) - k.credit) / rate
+	own := (float64(c.Tokens) - max(k.credit, c.sharedCredit(w))) / rate
 	return w.UncachedWeight*own + w.QueuedWeight*queued + w.DecodeWeight*decode
 }
 
@@ -206,7 +227,7 @@ func (c *choice) best() (*option, routing.Reason) {
 
 // gainsNothing reports whether agreeing on this prompt has turned out to gain nothing.
 func (c *choice) gainsNothing() bool {
-	return len(c.Hashes) > 0 && !c.session && c.reuse.GainsNothing(c.key, c.View.MeanForeignLoad())
+	return !c.idle && len(c.Hashes) > 0 && !c.session && c.reuse.GainsNothing(c.key, c.View.MeanForeignLoad())
 }
 
 // turn returns the next in turn if it costs no more than so much, else nil.

@@ -29,9 +29,16 @@ func TestCost(t *testing.T) {
 			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt, 16) },
 			place:  7, why: routing.ReasonKVCost, matched: 8000,
 		}, {
-			name:   "a short match is a near tie",
-			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt[:1328], 16) },
-			why:    routing.ReasonKVNearTie,
+			name: "a short match is a near tie",
+			before: func(r *routing.Router, at []string) {
+				tell(r, at[7], 0, 0, prompt[:1328], 16)
+				policytest.Fill(t, r, at[15], 1)
+			},
+			why: routing.ReasonKVNearTie,
+		}, {
+			name:   "but on an idle fleet",
+			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt[:64], 16) },
+			place:  7, why: routing.ReasonKVCost, matched: 64,
 		}, {
 			name:   "it is not where ties are exact",
 			config: func(c *Config) { c.NearTieTokens = 0 },
@@ -42,6 +49,7 @@ func TestCost(t *testing.T) {
 			before: func(r *routing.Router, at []string) {
 				tell(r, at[7], 0, 0, prompt, 16)
 				tell(r, at[3], 0, 0, prompt[:7200], 16)
+				policytest.Fill(t, r, at[15], 1)
 			},
 			place: 3, why: routing.ReasonKVNearTie, matched: 7200,
 		}, {

@@ -29,6 +29,9 @@
 // nobody tells of others' load, equals take turns instead ([agreed.Turns]), all but one key
 // in eight, which tell when that changes.
 //
+// On an idle fleet a cache decides alone: of the replicas that save 64 tokens or more, and hold more of the
+// prompt than what more than 1/N of the requests share, those that save the most are looked at.
+//
 // A request without prompt costs what is under way, and its session is the key of the
 // agreed order; one without either goes to the one with fewer bookings of two at random.
 //

@@ -14,6 +14,8 @@ const (
 	many = 64
 	// maxHolders bounds the holders of a larger fleet that are looked at.
 	maxHolders = 32
+	// warm is how many cached tokens more decide on an idle fleet.
+	warm = 64
 	// short is how many candidates need no memory of their own.
 	short = 16
 )
@@ -131,8 +133,7 @@ func (s *prepared) has(at int) bool {
 }
 
 // credit returns what a unit's cache is worth for the prompt, and how many leading
-// tokens it holds on any tier. What everybody shares is worth as much where it is not
-// cached yet: it is more than one replica should bear.
+// tokens it holds on any tier.
 func (p *Policy) credit(s *prepared, found *scratch, unit int) (credit float64, tokens int32) {
 	before := 0
 	for t, each := range [routing.Tiers]float64{p.config.GPUCredit, p.config.HostCredit, p.config.DiskCredit} {
@@ -140,10 +141,11 @@ func (p *Policy) credit(s *prepared, found *scratch, unit int) (credit float64, 
 		credit += each * float64(n-before)
 		before = n
 	}
-	return max(credit, s.sharedCredit(&p.config)), int32(before)
+	return credit, int32(before)
 }
 
-// sharedCredit returns what the part of the prompt is worth that everybody shares.
+// sharedCredit returns what the part of the prompt is worth that more than 1/N of the requests share: as
+// much where it is not cached yet, since it is more than one replica should bear.
 func (s *prepared) sharedCredit(config *Config) float64 {
 	return config.GPUCredit * float64(s.CoveredTokens(s.common))
 }

@@ -1,0 +1,67 @@
+package kvaware_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+func idleFleet(t *testing.T, n int) *routing.Router {
+	p, err := kvaware.New(kvaware.DefaultConfig())
+	require.NoError(t, err)
+	return policytest.NewRouter(t, p, policytest.Fleet(n))
+}
+
+// stored reports the blocks of a prompt as cached by a replica.
+func stored(r *routing.Router, id string, prompt []uint32) {
+	r.CacheChanged([]routing.CacheChange{{Replica: id, BlockTokens: 16, Stored: kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))}})
+}
+
+// answer has a request served, with what the replica reports to have had cached.
+func answer(t *testing.T, r *routing.Router, q *routing.Request) routing.Decision {
+	b := policytest.Pick(t, r, q)
+	b.PrefillDone()
+	b.Release()
+	r.Complete(q, b.Decision, routing.Outcome{
+		Sent: true, FirstMessage: time.Second, Usage: routing.Usage{PromptTokens: q.PromptTokens, CachedTokens: b.Decision.MatchedTokens},
+	})
+	return b.Decision
+}
+
+// Issue 12.15: on an idle fleet a cached prefix of 64 tokens or more wins every time, however short or long the prompt is,
+// and whatever was asked before.
+func TestOnAnIdleFleetTheCacheWins(t *testing.T) {
+	r := idleFleet(t, 8)
+	for i := range 300 {
+		cached := []int{64, 128, 1024, 1328, 4000}[i%5]
+		prefix := policytest.Tokens(1000+i, cached)
+		holder := fmt.Sprint("r", i%8)
+		stored(r, holder, prefix)
+		d := answer(t, r, policytest.Prompt(prefix, policytest.Tokens(5000+i, []int{0, 40, 900, 8000}[i%4])))
+		require.Equal(t, holder, d.Replica.ID, "%d tokens", cached)
+		require.Equal(t, cached, d.MatchedTokens)
+	}
+}
+
+// Issue 12.15: one prompt asked again and again on an idle fleet is warm each time but the first.
+func TestOnAnIdleFleetARepeatedPromptStays(t *testing.T) {
+	for _, n := range []int{2, 3, 16, 100} {
+		r := idleFleet(t, n)
+		for i := range 200 { // of all kinds before
+			answer(t, r, policytest.Prompt(policytest.Tokens(i%5, 640), policytest.Tokens(100+i, 500)))
+		}
+		for i := range 20 {
+			d := answer(t, r, policytest.Prompt(policytest.Tokens(9999, 8000)))
+			if i > 0 {
+				require.Equal(t, 8000, d.MatchedTokens, "%d replicas, call %d", n, i+1)
+			}
+		}
+	}
+}
