@@ -190,3 +190,44 @@ func TestFailedAttemptsTakeNothingFromOthers(t *testing.T) {
 		}
 	})
 }
+
+// Issue 12.42: what other clients learn of routes is what replicas prefilled, once each.
+func TestOnlyPrefilledRoutesAreShared(t *testing.T) {
+	eachBuiltin(t, func(t *testing.T, _ string, build func() *routing.Router) {
+		r := build()
+		if !r.SharesRoutes() {
+			t.Skip("it knows no prompts")
+		}
+		var log routing.RouteLog
+		r.ShareRoutes(log.Add)
+		for i, tt := range []struct {
+			answers bool
+			outcome routing.Outcome
+			routes  int
+		}{
+			{false, routing.Outcome{Err: errors.New("refused"), Sent: true, Usage: routing.NoUsage}, 0},
+			{false, routing.Outcome{Usage: routing.NoUsage}, 0},
+			{false, routing.Outcome{Sent: true, Usage: routing.NoUsage}, 1},
+			{true, routing.Outcome{Sent: true, FirstMessage: time.Second, Usage: routing.NoUsage}, 1},
+			{true, routing.Outcome{Err: errors.New("broken"), Sent: true, FirstMessage: time.Second, Usage: routing.NoUsage}, 1},
+		} {
+			q := policytest.Prompt(policytest.Tokens(i, 2048))
+			b := policytest.Pick(t, r, q)
+			require.Empty(t, log.Take(), "not yet")
+			var early []routing.Route
+			if tt.answers {
+				b.Answered()
+				early = log.Take()
+				require.Len(t, early, tt.routes)
+			}
+			b.Release()
+			r.Complete(q, b.Decision, tt.outcome)
+			all := append(early, log.Take()...)
+			require.Len(t, all, tt.routes)
+			for _, route := range all {
+				require.Equal(t, b.Decision.Replica.ID, route.Replica)
+				require.Len(t, route.Superblocks, 4)
+			}
+		}
+	})
+}

@@ -36,6 +36,7 @@ func (b *Booking) PrefillDone() {
 	r.mu.Lock()
 	b.dropPrefill()
 	r.mu.Unlock()
+	b.shareRoute()
 }
 
 // dropPrefill is PrefillDone. Called with the Router's mutex held.

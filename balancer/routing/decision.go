@@ -49,10 +49,11 @@ type Decision struct {
 	Queued time.Duration
 
 	probe   bool
-	unasked bool  // the policy was not asked: Options.Plain decided
-	chosen  bool  // by Choose of the policy, which may have noted it
-	told    bool  // the policy was told of the route: so it is told of the end
-	rank    int32 // one more than the rank; 0 = none was chosen
+	unasked bool     // the policy was not asked: Options.Plain decided
+	chosen  bool     // by Choose of the policy, which may have noted it
+	told    bool     // the policy was told of the route: so it is told of the end
+	rank    int32    // one more than the rank; 0 = none was chosen
+	route   []uint64 // superblocks to share when the replica answers
 }
 
 // AnyRank leaves the data-parallel rank to the replica.

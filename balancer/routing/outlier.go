@@ -162,6 +162,7 @@ func (b *Booking) Answered() time.Duration {
 	if r == nil {
 		return 0
 	}
+	defer b.shareRoute()
 	took := r.outliers.Answered(&b.attempt)
 	r.mu.Lock()
 	defer r.mu.Unlock()

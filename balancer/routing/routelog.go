@@ -46,7 +46,7 @@ func (l *RouteLog) Add(to *Replica, rank int, superblocks []uint64) {
 	}
 	l.seen[key] = struct{}{}
 	l.hashes += len(superblocks)
-	l.routes = append(l.routes, Route{to.ID, rank, append([]uint64(nil), superblocks...)})
+	l.routes = append(l.routes, Route{to.ID, rank, superblocks})
 }
 
 // Take returns what was noted since it was called last.

@@ -232,6 +232,9 @@ func (r *Router) Complete(q *Request, d Decision, o Outcome) {
 	if !o.Sent {
 		r.takeBack(q, &d)
 	}
+	if o.Prefilled() {
+		r.shareRoute(&d, d.route)
+	}
 	if r.endObs == nil && r.shadow == nil || d.Replica == nil || !r.enter() {
 		return
 	}
@@ -254,7 +257,7 @@ func (r *Router) routed(q *Request, b *Booking) {
 	}
 	defer r.leave()
 	if sink != nil {
-		r.shareRoute(*sink, q, b)
+		r.noteRoute(q, &b.Decision)
 	}
 	b.Decision.told = !b.Decision.unasked
 	if r.routeObs != nil && b.Decision.told {

@@ -44,6 +44,7 @@ func TestRoutesAreReported(t *testing.T) {
 		q := new(routing.Request)
 		q.SetPrompt(routing.Prompt{Tokens: tokens})
 		require.NoError(t, r.Pick(context.Background(), q, &b))
+		b.PrefillDone()
 		b.Release()
 	}
 	send(1, 2)
