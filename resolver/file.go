@@ -135,7 +135,7 @@ type fileResolver struct {
 	replicas int   // in the last good fleet
 }
 
-// update is told of the file's content, the first time from within Build.
+// update receives the file's content, the first time from within Build.
 func (r *fileResolver) update(replicas []fleet.Replica, err error) {
 	if !r.started {
 		r.started, r.refused = true, err

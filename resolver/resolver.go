@@ -19,9 +19,9 @@
 // channel less the times in which it is idle. Its service config comes before the
 // application's default, unless the channel was dialled with
 // grpc.WithDisableServiceConfig; one that is broken is passed over. What a
-// server told last is remembered for the next resolver of the same target and options: a channel
+// server sent last is remembered for the next resolver of the same target and options: a channel
 // that leaves idleness needs no server. A server that is gone, hangs, was restarted
-// without its replicas, or names such as nobody can reach leaves the last good fleet
+// without its replicas, or names unreachable ones leaves the last good fleet
 // in force.
 //
 // Names on the wire. TLS name and :authority of a call are its replica's own
@@ -29,12 +29,12 @@
 // streams with a comma in :authority. They come from resolver.Address.ServerName,
 // which grpc-go uses for both, so they hold under any balancer. Where the user
 // chose an authority (grpc.WithAuthority, a server name in the credentials) it
-// holds for all replicas. The one choice that cannot be told from none is the
+// holds for all replicas. The one choice that cannot be distinguished from none is the
 // very authority that the channel would have by default, the first replica's.
 //
-// Guarantees. A target with a mistake never connects to anybody: grpc fails
+// Guarantees. A target with a mistake never connects: grpc fails
 // every call with the error of Build, which names the entry or the field, until
-// a Build succeeds. [Check] says the same before dialling, since grpc.NewClient
+// a Build succeeds. [Check] reports the same before dialling, since grpc.NewClient
 // builds nothing. Close returns when the goroutine that follows a file has ended.
 //
 // With an HTTP proxy in the environment, grpc-go puts the proxy's address in
@@ -68,10 +68,10 @@ func init() {
 }
 
 // noAuthority stands in for the authority of a channel whose target has none to
-// offer. The name is reserved (RFC 2606), so nobody asks for it on purpose.
+// offer. The name is reserved (RFC 2606), so no caller asks for it on purpose.
 const noAuthority = "warmpath.invalid"
 
-// Check says what is wrong with a dial target of this package, including the
+// Check reports what is wrong with a dial target of this package, including the
 // fleet file that it names; nil for targets of other schemes.
 func Check(target string) error {
 	scheme, _, _ := strings.Cut(target, ":")
@@ -158,7 +158,7 @@ func defaultAuthority(replicas []fleet.Replica) string {
 	return replicas[0].Authority()
 }
 
-// newState is what the channel is told of a fleet; own says that each replica
+// newState is the resolver state of a fleet; own: each replica
 // keeps its own authority.
 func newState(replicas []fleet.Replica, own bool) resolver.State {
 	state := resolver.State{

@@ -19,7 +19,7 @@ import (
 // A ServerOption changes how look-aside servers are reached.
 type ServerOption func(*builder)
 
-// WithServerDialOptions says how to reach look-aside servers: credentials, tokens, interceptors. By default they are
+// WithServerDialOptions sets how to reach look-aside servers: credentials, tokens, interceptors. By default they are
 // reached with the transport credentials and the dialer of the channel, without its per-call credentials.
 func WithServerDialOptions(opts ...grpc.DialOption) ServerOption {
 	return func(b *builder) { b.dial = append(b.dial, opts...) }
@@ -28,7 +28,7 @@ func WithServerDialOptions(opts ...grpc.DialOption) ServerOption {
 // WithServerLogger sets where servers that are lost and found are logged; the default is slog.Default().
 func WithServerLogger(l *slog.Logger) ServerOption { return func(b *builder) { b.logger = l } }
 
-// memory is what servers told last, by target, for resolvers to come.
+// memory is what servers sent last, by target, for resolvers to come.
 type memory struct {
 	mu     sync.Mutex // guards states; nothing is called under it
 	states map[string]lookaside.State
@@ -113,7 +113,7 @@ func (b *builder) watch(target resolver.Target, cc resolver.ClientConn, opts res
 		Known:      b.memory.get(r.target),
 		Changed:    r.changed,
 		Failed: func(err error) {
-			// A server that refuses says so with a status, which is not the call's: gRPC would fail calls that are to wait
+			// A server that refuses answers with a status, which is not the call's: gRPC would fail calls that are to wait
 			// for a connection, and others with INTERNAL.
 			cc.ReportError(errors.New(err.Error()))
 		},
@@ -122,7 +122,7 @@ func (b *builder) watch(target resolver.Target, cc resolver.ClientConn, opts res
 	return closer{w}, nil
 }
 
-// inherited is how servers are reached where nothing else is said: as the channel reaches replicas.
+// inherited is how servers are reached by default: as the channel reaches replicas.
 func inherited(opts resolver.BuildOptions) []grpc.DialOption {
 	var dial []grpc.DialOption
 	switch {
@@ -137,7 +137,7 @@ func inherited(opts resolver.BuildOptions) []grpc.DialOption {
 	return dial
 }
 
-// watchResolver tells a channel what a server says.
+// watchResolver passes a server's updates to a channel.
 type watchResolver struct {
 	b      *builder
 	cc     resolver.ClientConn
@@ -147,7 +147,7 @@ type watchResolver struct {
 
 	// Of changed alone, which is never called twice at a time.
 	good    string // the last service config that could be read, without what is newer than this client
-	told    string // as it was told
+	told    string // as it was received
 	refused string // the last one that could not
 }
 
@@ -192,8 +192,8 @@ func (r *watchResolver) config(told string) string {
 // closer is the Watch as a resolver.
 type closer struct{ watch *lookaside.Watch }
 
-// ResolveNow does nothing: what changes is told.
+// ResolveNow does nothing: changes are pushed.
 func (closer) ResolveNow(resolver.ResolveNowOptions) {}
 
-// Close returns when the channel is told of nothing any more.
+// Close returns when no more updates reach the channel.
 func (c closer) Close() { c.watch.Close() }

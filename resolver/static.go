@@ -39,7 +39,7 @@ func (*builder) OverrideAuthority(target resolver.Target) string {
 	}
 	replicas, err := parseList(target.URL)
 	if err != nil {
-		return noAuthority // Build tells why
+		return noAuthority // Build returns the reason
 	}
 	return defaultAuthority(replicas)
 }

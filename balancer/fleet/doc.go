@@ -1,4 +1,4 @@
-// Package fleet describes replicas to everybody who has to know them: the
+// Package fleet describes replicas for resolvers, clients and servers: the
 // resolvers, the gRPC balancer and the look-aside server read the same fleet
 // file and carry the same attributes.
 //
@@ -17,7 +17,7 @@
 // document, an empty file and everything out of bounds are refused with an error
 // that names the entry and the field. An accepted fleet has a valid address in
 // every replica, and neither an id nor an address twice. A watched file that
-// breaks is told once and never replaces the last good fleet. Attributes sit on
+// breaks is reported once and never replaces the last good fleet. Attributes sit on
 // the endpoint, not on its address, so that changing them keeps the connection.
 //
 // Names on the wire. A replica's own authority is its server_name, else its

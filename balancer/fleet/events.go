@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// An EventSource says where a replica's KV events come from. It is read from its attributes. kv_events is one of
+// An EventSource is where a replica's KV events come from. It is read from its attributes. kv_events is one of
 //
 //	tcp://10.0.0.1:5557    the engine's ZeroMQ socket; ?topic=kv takes only topics that begin so
 //	tcp://*:5557           the same, where the engine connects; ?bind=10.0.0.7 listens on another address than loopback
@@ -27,7 +27,7 @@ type EventSource struct {
 	// Address is host:port of the engine's PUB socket, or with Listen the one where it connects. Empty where events
 	// come through gRPC.
 	Address string
-	// Listen says that the engine connects. Several replicas share a port if their topics differ.
+	// Listen is true where the engine connects. Several replicas share a port if their topics differ.
 	Listen bool
 	// Replay is host:port of the replay socket; empty where there is none.
 	Replay string

@@ -43,7 +43,7 @@ type Replica struct {
 	// Ranks is how many data-parallel ranks the replica has; 0 means 1.
 	Ranks    int  `json:"ranks,omitempty"`
 	Draining bool `json:"draining,omitempty"` // takes no new sessions
-	// Instance is another one after the replica was restarted; "" = not said. At most 256 bytes.
+	// Instance is another one after the replica was restarted; "" = not given. At most 256 bytes.
 	Instance string `json:"instance,omitempty"`
 }
 
@@ -60,7 +60,7 @@ const (
 	maxRanks = 1024
 )
 
-// Attributes returns what the core knows of the replica.
+// Attributes returns the replica as policies see it.
 func (r Replica) Attributes() routing.Attributes {
 	return routing.Attributes{
 		ID:         r.ID,
@@ -136,8 +136,8 @@ func read(path string) ([]byte, error) {
 }
 
 // Parse reads the text of a fleet file, YAML or JSON. "replicas: []" is a fleet
-// of nobody; a text without replicas is an error, since that is what a file
-// looks like while somebody writes it.
+// of no replica; a text without replicas is an error, since that is what a file
+// looks like while it is being written.
 func Parse(data []byte) ([]Replica, error) {
 	if err := oneDocument(data); err != nil {
 		return nil, err
@@ -284,7 +284,7 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 }
 
 // Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names
-// the field at fault. A kv_events that cannot be understood is none: whoever sends it may be newer, and the replica can
+// the field at fault. A kv_events that cannot be understood is none: its sender may be newer, and the replica can
 // be used.
 func (r *Replica) Settle() error {
 	if field, err := r.settle(); err != nil {

@@ -34,7 +34,7 @@ type Watcher struct {
 	degraded error
 
 	// Used by Watch before the goroutine starts, then by the goroutine alone.
-	last string          // what was told last: the content, or an error
+	last string          // what was reported last: the content, or an error
 	dirs map[string]bool // watched
 	any  bool            // an event under any name may concern the file
 
@@ -46,8 +46,8 @@ type Watcher struct {
 // Watch reads a fleet file and follows it until Close. on is called with the
 // first result before Watch returns, then after every change of the content from
 // one goroutine, never twice at a time: with the fleet, or with the error if the
-// file is broken or gone, in which case the fleet told before stays in force.
-// One broken content is told once. on must not call Close.
+// file is broken or gone, in which case the fleet before it stays in force.
+// One broken content is reported once. on must not call Close.
 //
 // Writing in place, renaming over the file, swapping a symbolic link on the way
 // to it (as Kubernetes does with a ConfigMap) and recreating the directory all
@@ -142,7 +142,7 @@ func (w *Watcher) run() {
 	}
 }
 
-// look reads the file and tells what is new. The directories come first: what
+// look reads the file and reports what is new. The directories come first: what
 // changes after the read then makes an event.
 func (w *Watcher) look() {
 	w.watchDirs()

@@ -17,21 +17,21 @@ import (
 //   - it never picks a replica that is not connected, full, draining, excluded,
 //     or that does not serve the model; it asks its Choose, not the Router, which
 //     would correct such a pick;
-//   - when it picks nobody, those it waits for are connected, full and allowed,
-//     and it waits for anybody only when nobody is available;
+//   - when it picks no replica, those it waits for are connected, full and allowed,
+//     and it waits for any replica only when none is available;
 //   - after a failed attempt it prefers replicas not tried yet, and tries one
 //     again when there is no other;
-//   - Choose does not allocate while somebody is available;
+//   - Choose does not allocate while a replica is available;
 //   - it survives any change of the fleet, also between Prepare and Choose;
 //   - requests with all keys, some or none;
-//   - who would be next is available, allowed and somebody else each time, and asking
+//   - the replicas that would be next are available, allowed and different, and asking
 //     books nothing;
 //   - concurrent use: bookings never exceed max_ongoing_requests and all return.
 //
 // build returns a new policy for each part. It must be configured so that with
 // three replicas it may use every one of them for any request.
 func Conform(t *testing.T, build func() routing.Policy) {
-	t.Run("whom it picks", func(t *testing.T) { conformPicks(t, build) })
+	t.Run("picks", func(t *testing.T) { conformPicks(t, build) })
 	t.Run("all full", func(t *testing.T) { conformFull(t, build) })
 	t.Run("untried first", func(t *testing.T) { conformRetry(t, build) })
 	t.Run("no allocation", func(t *testing.T) { conformAllocs(t, build) })
@@ -111,7 +111,7 @@ func checkWait(t testing.TB, q *routing.Request, v *routing.View, d routing.Deci
 	if len(d.WaitFor) == 0 {
 		for _, r := range v.Connected() {
 			if v.Available(q, r) {
-				t.Errorf("waits for anybody while %s is available", r.ID)
+				t.Errorf("waits for any replica while %s is available", r.ID)
 			}
 		}
 		return
@@ -176,7 +176,7 @@ func randomFleet(rnd *rand.Rand, n int) []routing.Member {
 
 func randomRequest(rnd *rand.Rand, i int, fleet []routing.Member) *routing.Request {
 	q := Request(i)
-	q.Adapter = []string{"", "", "a", "b", "nobody's"}[rnd.IntN(5)]
+	q.Adapter = []string{"", "", "a", "b", "missing"}[rnd.IntN(5)]
 	q.Model = []string{"", "m0", "m1"}[rnd.IntN(3)]
 	for _, m := range fleet {
 		switch rnd.IntN(8) {
@@ -204,7 +204,7 @@ func conformFull(t *testing.T, build func() routing.Policy) {
 		}
 		var b routing.Booking
 		if err := r.Pick(context.Background(), q, &b); !errors.Is(err, routing.ErrFull) {
-			t.Fatalf("Pick says %v while all are full", err)
+			t.Fatalf("Pick returns %v while all are full", err)
 		}
 	}
 	for _, free := range release {
@@ -212,7 +212,7 @@ func conformFull(t *testing.T, build func() routing.Policy) {
 	}
 	for i := range 8 {
 		if d := Choose(t, r, Request(i)); d.Replica == nil {
-			t.Fatalf("picked nobody while all are available again")
+			t.Fatalf("no pick while all are available again")
 		}
 	}
 }
@@ -225,7 +225,7 @@ func conformRetry(t *testing.T, build func() routing.Policy) {
 		for range 3 {
 			d := Choose(t, r, q)
 			if d.Replica == nil {
-				t.Fatalf("request %d, attempt %d: picked nobody", i, q.Attempt())
+				t.Fatalf("request %d, attempt %d: no pick", i, q.Attempt())
 			}
 			if seen[d.Replica.ID] {
 				t.Fatalf("request %d, attempt %d: picked %s again before all were tried", i, q.Attempt(), d.Replica.ID)
@@ -234,7 +234,7 @@ func conformRetry(t *testing.T, build func() routing.Policy) {
 			q.NextAttempt(d.Replica)
 		}
 		if d := Choose(t, r, q); d.Replica == nil {
-			t.Fatalf("request %d: picked nobody once all were tried", i)
+			t.Fatalf("request %d: no pick once all were tried", i)
 		}
 	}
 }
@@ -292,7 +292,7 @@ func conformFleet(t *testing.T, build func() routing.Policy) {
 		for _, q := range qs {
 			d := r.Policy().Choose(q, r.View())
 			if d.Replica == nil {
-				t.Fatalf("picked nobody after a change of the fleet, with %d available", len(next))
+				t.Fatalf("no pick after a change of the fleet, with %d available", len(next))
 			}
 			if r.View().ByID(d.Replica.ID) != nil { // else the Router corrects it
 				Check(t, q, r.View(), d)

@@ -7,7 +7,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// conformNext asks who would be next after each of a series of picks.
+// conformNext asks which replicas would be next after each of a series of picks.
 func conformNext(t *testing.T, build func() routing.Policy) {
 	rnd := Seeded(7)
 	fleet := randomFleet(rnd, 12)
@@ -34,7 +34,7 @@ func conformNext(t *testing.T, build func() routing.Policy) {
 		}
 		for id, n := range Ongoing(r) {
 			if before[id] != n {
-				t.Fatalf("request %d: asking who is next changed the bookings of %s", i, id)
+				t.Fatalf("request %d: asking for the next replica changed the bookings of %s", i, id)
 			}
 		}
 		if i%3 > 0 {

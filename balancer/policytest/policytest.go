@@ -26,7 +26,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// A Clock is a clock that moves only when told. Safe for concurrent use.
+// A Clock is a clock that moves only by its methods. Safe for concurrent use.
 type Clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -83,7 +83,7 @@ func Bounded(fleet []routing.Member, maxOngoing int) []routing.Member {
 func Seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
 // NewRouter returns a Router of the policy over the fleet, all of it connected.
-// Its clock stands still and its randomness is seeded unless an option says
+// Its clock stands still and its randomness is seeded unless an option sets
 // otherwise. It is closed when the test ends.
 func NewRouter(t testing.TB, p routing.Policy, fleet []routing.Member, opts ...func(*routing.Options)) *routing.Router {
 	t.Helper()

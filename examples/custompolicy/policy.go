@@ -40,7 +40,7 @@ func init() {
 //
 // The rule. The first replica of the service's list that is available takes the
 // request; one that an earlier attempt went to is passed. Without an answer, or
-// when nobody on the list will do, the least loaded takes it.
+// where no replica of the list is available, the least loaded one is picked.
 type Mine struct {
 	url    url.URL
 	client http.Client
@@ -55,7 +55,7 @@ func New(c Config, transport http.RoundTripper) (*Mine, error) {
 	return &Mine{url: *u, client: http.Client{Transport: transport}}, nil
 }
 
-// Uses says what to look for in a call: the session, not the prompt. CallsOut
+// Uses returns what the policy needs of a call: the session, not the prompt. CallsOut
 // gives Prepare a deadline, prepare_timeout in the config.
 func (*Mine) Uses() routing.Uses { return routing.UsesSession | routing.CallsOut }
 

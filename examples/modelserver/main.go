@@ -1,9 +1,9 @@
-// Command modelserver is a model server written in Go that is a good replica: it refuses what is too much for it, says
+// Command modelserver is a model server written in Go that is a good replica: it refuses what is too much for it, reports
 // how busy it is, registers with look-aside servers, and drains before it ends.
 //
 //	go run ./examples/modelserver 127.0.0.1:50051 [LOOK-ASIDE SERVER ...]
 //
-// Its model says the numbers from one on. It speaks vLLM's protocol, as the quick start does; yours may speak any.
+// Its model counts from one. It speaks vLLM's protocol, as the quick start does; yours may speak any.
 package main
 
 import (

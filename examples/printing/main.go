@@ -47,7 +47,7 @@ func run(ctx context.Context, out io.Writer, target string) error {
 	defer conn.Close()
 	stub := pb.NewVllmEngineClient(conn)
 
-	conversation := strings.Repeat("You are a helpful assistant who explains physics. ", 20)
+	conversation := strings.Repeat("You are a helpful assistant for physics. ", 20)
 	for _, question := range []string{"Why is the sky blue? ", "And at dusk? ", "And on Mars? "} {
 		conversation += question
 		if err := ask(ctx, out, stub, conversation); err != nil {
@@ -72,7 +72,7 @@ func ask(ctx context.Context, out io.Writer, stub pb.VllmEngineClient, prompt st
 	return err
 }
 
-// printer is a span exporter that prints what warmpath says.
+// printer is a span exporter that prints warmpath's attributes.
 type printer struct{ out io.Writer }
 
 func (p printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {

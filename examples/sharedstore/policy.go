@@ -44,7 +44,7 @@ func init() {
 
 // Sessions is a policy that keeps in a shared store where each session is.
 //
-// The rule. A session's first call goes to the replica that is least loaded in the eyes of whoever makes it, and from then on
+// The rule. A session's first call goes to the replica that is least loaded by the view of its caller, and from then on
 // every client and the look-aside server send the session there. Two that meet a new session at once agree on the one that
 // wrote first. When the replica has left the fleet the next caller moves the session, for all. Who has no connection to it goes
 // by load for once and does not renew the entry, so that a replica that is down loses its sessions after the TTL, and a client
@@ -72,7 +72,7 @@ func New(c Config) (*Sessions, error) {
 	return s, nil
 }
 
-// Uses says what to look for in a call, and that Prepare calls out: it has a deadline then, and in the server the store.
+// Uses returns what the policy needs of a call, and that Prepare calls out: it has a deadline then, and in the server the store.
 func (*Sessions) Uses() routing.Uses { return routing.UsesSession | routing.CallsOut }
 
 // Prepare asks the store where the session is, and puts it somewhere if it is nowhere.
@@ -91,7 +91,7 @@ func (s *Sessions) Prepare(ctx context.Context, q *routing.Request, v *routing.V
 	return err
 }
 
-// place returns the session's replica. Of several who write at once one wins, and the others read again.
+// place returns the session's replica. Of several concurrent writers one wins, and the others read again.
 func (s *Sessions) place(ctx context.Context, store sharedstore.Store, q *routing.Request, v *routing.View) (string, error) {
 	key := fmt.Sprintf("session/%016x", xxh3.HashString(q.Session))
 	for ctx.Err() == nil {
@@ -113,7 +113,7 @@ func (s *Sessions) place(ctx context.Context, store sharedstore.Store, q *routin
 	return "", ctx.Err()
 }
 
-// placed returns where the session belongs as the entry says, or else whoever is least loaded, and whether that is to be written.
+// placed returns the session's replica from the entry, or else the least loaded one, and whether that is to be written.
 func (s *Sessions) placed(e sharedstore.Entry, q *routing.Request, v *routing.View) (id string, write bool) {
 	if r := v.ByID(string(e.Value)); r != nil && v.Allowed(q, r) {
 		return r.ID, r.Connected() && e.TTL < s.ttl/2 // written lately, it need not be written again

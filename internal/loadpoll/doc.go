@@ -3,9 +3,9 @@
 //
 // # Rule
 //
-// Every replica is asked once an interval, at a time of its own, so that not all are asked at once. What it says of requests
-// that run and wait is a load; what it says of the size of its KV cache is a capacity. An engine that does not answer is asked
-// less and less often, up to every ten seconds, and nothing is reported of it: whoever is told decides how long a load counts.
+// Every replica is asked once an interval, at a time of its own, so that not all are asked at once. What it reports of requests
+// that run and wait is a load; what it reports of the size of its KV cache is a capacity. An engine that does not answer is asked
+// less and less often, up to every ten seconds, and nothing is reported of it: the receiver decides how long a load counts.
 // A replica with several data-parallel ranks has the sum of their requests, and the smallest of their caches.
 //
 // # Complexity

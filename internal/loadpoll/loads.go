@@ -10,20 +10,20 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// A Load is what an engine says of itself.
+// A Load is what an engine reports of itself.
 type Load struct {
 	Ongoing  int // requests that run and wait
-	KVTokens int // size of the KV cache of one rank in tokens; 0 = not said
+	KVTokens int // size of the KV cache of one rank in tokens; 0 = not reported
 }
 
 // maxAnswer bounds an answer in bytes.
 const maxAnswer = 4 << 20
 
-// maxRequests bounds what is believed of one engine.
+// maxRequests bounds what one engine may report.
 const maxRequests = 1 << 20
 
 var (
-	errNothing   = errors.New("the answer says nothing of requests under way")
+	errNothing   = errors.New("the answer has no count of requests under way")
 	errMalformed = errors.New("the answer cannot be read")
 )
 

@@ -118,7 +118,7 @@ func pick(r io.Reader) ([]byte, error) {
 	return kept, nil
 }
 
-// load returns what one kind of engine says; false if the page is not one's of that kind.
+// load returns what one kind of engine reports; false if the page is not one's of that kind.
 func (e *engine) load(families map[string]*dto.MetricFamily) (Load, bool) {
 	running, ok := sum(families[e.running])
 	waiting, waits := sum(families[e.waiting])
@@ -151,7 +151,7 @@ func sum(f *dto.MetricFamily) (total int, ok bool) {
 	return total, ok
 }
 
-// shard reports whether this is a further part of an engine whose first part says the same.
+// shard reports whether this is a further part of an engine whose first part has the same.
 func shard(m *dto.Metric) bool {
 	for _, name := range []string{"tp_rank", "pp_rank"} {
 		if v := label(m, name); v != "" && v != "0" {

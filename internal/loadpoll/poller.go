@@ -22,13 +22,13 @@ const (
 	maxBackoff = 10 * time.Second
 )
 
-// Options say whom to ask, and whom to tell. All but Logger and Sleep are needed; Connect where the source is gRPC.
+// Options are the engines to ask and the receiver of the answers. All but Logger and Sleep are needed; Connect where the source is gRPC.
 type Options struct {
 	Source            Source
 	Interval, Timeout time.Duration
 	// Connect returns a connection to a replica.
 	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)
-	// Report is told what a replica says, by several goroutines, one at a time for each replica.
+	// Report is called with each answer, by several goroutines, one at a time for each replica.
 	Report func(id string, l Load)
 	Logger *slog.Logger // nil = slog.Default()
 	// Sleep waits until the context ends or the time is over; nil = by the real clock.
@@ -58,7 +58,7 @@ type polled struct {
 	problem     atomic.Pointer[string]
 }
 
-// New returns a Poller that asks nobody yet.
+// New returns a Poller without replicas.
 func New(o Options) *Poller {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -101,7 +101,7 @@ func (p *Poller) SetFleet(fleet []routing.Attributes) {
 	p.fleet = next
 }
 
-// Problems returns why replicas cannot be asked, by id; who answers is not there.
+// Problems returns why replicas cannot be asked, by id; those that answer are not in it.
 func (p *Poller) Problems() map[string]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,7 +186,7 @@ func (p *Poller) note(x *polled, err error) {
 	was := x.problem.Load()
 	if err == nil {
 		if x.problem.Store(nil); was != nil {
-			p.o.Logger.Info("warmpath: a replica tells of its load again", "replica", x.id)
+			p.o.Logger.Info("warmpath: a replica reports its load again", "replica", x.id)
 		}
 		return
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// A Source says how an engine is asked: its text is one of
+// A Source is how an engine is asked: its text is one of
 //
 //	grpc:vllm                   GetLoads on the replica's own address, with vLLM's servicer
 //	grpc:sglang                 the same with SGLang's
@@ -31,7 +31,7 @@ var methods = map[string]string{
 // hostName and portName stand for those of the replica's address.
 const hostName, portName = "HOST", "PORT"
 
-// Parse reads a source, with the pages of replicas that have one of their own, by id; the error says what is wrong with it.
+// Parse reads a source, with the pages of replicas that have one of their own, by id; the error names what is wrong with it.
 func Parse(text string, pages map[string]string) (Source, error) {
 	if strings.HasPrefix(text, "grpc:") && len(pages) > 0 {
 		return Source{}, fmt.Errorf("%q: replicas have no pages of their own with it", text)

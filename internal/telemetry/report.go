@@ -16,7 +16,7 @@ type Report struct {
 	Policy        string
 	Reason        routing.Reason
 	Rule          routing.Reason // the policy's own reason where Reason is another's: see [routing.Decision]
-	MatchedTokens int            // prompt tokens believed to be cached there
+	MatchedTokens int            // prompt tokens predicted to be cached there
 	PromptTokens  int
 	Place         int           // in the agreed order or on the ring; -1 = none
 	Load          float64       // of the replica when it was picked, in tokens

@@ -12,7 +12,7 @@ import (
 const (
 	KeyShadowPolicy        = attribute.Key("warmpath.shadow.policy")
 	KeyShadowReason        = attribute.Key("warmpath.shadow.reason")
-	KeyShadowReplica       = attribute.Key("warmpath.shadow.replica") // absent: it found nobody
+	KeyShadowReplica       = attribute.Key("warmpath.shadow.replica") // absent: it found none
 	KeyShadowMatchedTokens = attribute.Key("warmpath.shadow.matched_tokens")
 	KeyShadowDiffers       = attribute.Key("warmpath.shadow.differs")
 )

@@ -136,11 +136,11 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	}
 	r.decisions = counter("warmpath.decisions", "{decision}", "Decisions by policy and reason.")
 	r.prompt = counter("warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage.")
-	r.predicted = counter("warmpath.cached_tokens.predicted", "{token}", "Prompt tokens that the policy believed to be cached on the replica it picked.")
+	r.predicted = counter("warmpath.cached_tokens.predicted", "{token}", "Prompt tokens that the policy predicted to be cached on the replica it picked.")
 	r.measured = counter("warmpath.cached_tokens.measured", "{token}", "Prompt tokens that the replica reported as cached.")
 	r.shadowed = counter("warmpath.shadow.decisions", "{decision}", "Decisions of the shadow policy, by whether it would have sent the call elsewhere.")
-	r.shadow = counter("warmpath.shadow.matched_tokens", "{token}", "Prompt tokens that the shadow policy believed to be cached on the replica it would have picked.")
-	r.actual = counter("warmpath.shadow.actual_matched_tokens", "{token}", "Of the same calls, prompt tokens believed to be cached on the replica that was picked.")
+	r.shadow = counter("warmpath.shadow.matched_tokens", "{token}", "Prompt tokens that the shadow policy predicted to be cached on the replica it would have picked.")
+	r.actual = counter("warmpath.shadow.actual_matched_tokens", "{token}", "Of the same calls, prompt tokens predicted to be cached on the replica that was picked.")
 	r.unbound = counter("warmpath.handles.unbound", "{channel}", "Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it.")
 	r.failed = counter("warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy.")
 	r.attempts = newAttempts(counter)
@@ -174,7 +174,7 @@ func (r *Recorder) attributes(kvs ...attribute.KeyValue) metric.MeasurementOptio
 }
 
 // Default returns the Recorder of the global meter provider. Where that refuses an
-// instrument, as with a view that does not fit it, OpenTelemetry's error handler is told
+// instrument, as with a view that does not fit it, OpenTelemetry's error handler is called
 // and nothing is recorded.
 var Default = sync.OnceValue(func() *Recorder {
 	r, err := New(nil)
@@ -258,9 +258,9 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 	bytes := gauge("warmpath.index.bytes", "By", "Memory of the prefix index.")
 	blocks := gauge("warmpath.index.blocks", "{block}", "Blocks in the prefix index, of all replicas.")
 	evictions := count("warmpath.index.evictions", "{block}", "Blocks that the prefix index forgot to stay in its budget.")
-	live := count("warmpath.index.live_evictions", "{block}", "Of these, blocks that the engine, as it told, still has.")
-	refused := count("warmpath.index.refused", "{change}", "Changes of caches told in blocks of another size than prompts are cut in.")
-	corrections := count("warmpath.index.corrections", "{correction}", "Replicas believed to hold less, or more again, after what they said they had cached.")
+	live := count("warmpath.index.live_evictions", "{block}", "Of these, blocks that the engine, by its events, still has.")
+	refused := count("warmpath.index.refused", "{change}", "Changes of caches reported in blocks of another size than prompts are cut in.")
+	corrections := count("warmpath.index.corrections", "{correction}", "Replicas whose cache view shrank, or grew again, after the cached tokens that they reported.")
 	errs := count("warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.")
 	corrected := count("warmpath.pick.corrections", "{pick}", "Picks of the policy that the request may not be given, and that were replaced.")
 	texts := count("warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.")

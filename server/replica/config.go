@@ -16,7 +16,7 @@ import (
 
 // Config describes the replica. Its zero value counts calls, refuses none, and registers nowhere.
 type Config struct {
-	// Replica is what others are told of this one, as in a fleet file. Address is where clients reach it, host:port;
+	// Replica is what is registered of this one, as in a fleet file. Address is where clients reach it, host:port;
 	// default: the listener's, if that is an address others can use. The id defaults to the address: where that changes
 	// from one start to the next, give one that does not. MaxOngoingRequests is the bound on calls in the handlers; 0 =
 	// none.
@@ -46,13 +46,13 @@ type Config struct {
 	// Stats is asked for free-form numbers for custom policies at every heartbeat; nil = none. The map must not be
 	// written afterwards. Called from one goroutine per server.
 	Stats func() map[string]float64
-	// Counts says which methods are calls for the model, by their full names; others are neither counted nor refused,
+	// Counts lists the methods that are calls for the model, by their full names; others are neither counted nor refused,
 	// and carry no load. Abort and other small things belong there. Default: all but gRPC's own services, which never
 	// count. Called from many goroutines.
 	Counts func(fullMethod string) bool
 	// OmitLoad leaves the load out of the trailers, for servers that send an ORCA report of their own.
 	OmitLoad bool
-	// Logger is told when the replica is registered and when it no longer is; default [slog.Default].
+	// Logger logs when the replica is registered and when it no longer is; default [slog.Default].
 	Logger *slog.Logger
 }
 

@@ -1,5 +1,5 @@
 // Package replica is what a model server written in Go imports to be a good replica: it refuses what is too much for it,
-// says how busy it is, makes itself known to the look-aside server, and leaves without losing a call.
+// reports its load, registers itself to the look-aside server, and leaves without losing a call.
 //
 //	r, err := replica.New(replica.Config{
 //		Replica:     fleet.Replica{Address: "10.0.0.1:50051", MaxOngoingRequests: 64},
@@ -17,8 +17,8 @@
 // replica and remember. A call that was let in ends with the replica's load as an ORCA report, in the trailer
 // endpoint-load-metrics-bin. gRPC's own services (health, reflection, channelz, ORCA) are neither counted nor refused.
 //
-// Each look-aside server is sent everything about the replica in every heartbeat, so it knows the replica again after
-// one, should it have been restarted. A change of the adapters, and draining, are told at once. A server that cannot be
+// Each look-aside server is sent everything about the replica in every heartbeat, so it has the replica again after
+// one, should it have been restarted. A change of the adapters, and draining, are sent at once. A server that cannot be
 // reached costs nothing but attempts, a few seconds apart.
 //
 // To drain is: say so (health NOT_SERVING, the servers), go on for a moment so that the word gets round, take no new

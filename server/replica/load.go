@@ -10,7 +10,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Load is what an engine knows of its own queue. Negative counts are not known.
+// Load is an engine's own queue. Negative counts are unknown.
 type Load struct {
 	// Ongoing counts the requests in the engine, by whatever way they came. What the interceptors count is the least.
 	Ongoing int

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// A heartbeat comes when the server wants it, within these bounds: a server that was restarted knows the replica
+	// A heartbeat comes when the server wants it, within these bounds: a server that was restarted has the replica
 	// again after the longest.
 	minHeartbeat, maxHeartbeat = 100 * time.Millisecond, 10 * time.Second
 	// After a failure it comes after a time that doubles between these.
@@ -55,7 +55,7 @@ func (r *Replica) dial(server string) (*link, error) {
 	}, nil
 }
 
-// register begins to keep the replica registered. end says farewell to every server and returns when nothing runs any
+// register begins to keep the replica registered. end deregisters from every server and returns when nothing runs any
 // more.
 func (r *Replica) register() (end func(), err error) {
 	var links []*link
@@ -70,7 +70,7 @@ func (r *Replica) register() (end func(), err error) {
 		links = append(links, l)
 	}
 	r.mu.Lock()
-	r.links = links // before the first heartbeat: a change after that is told
+	r.links = links // before the first heartbeat: a change after that is sent
 	r.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -105,7 +105,7 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// beat tells the server everything and returns when it is to be told again.
+// beat sends the server everything and returns when the next heartbeat is due.
 func (l *link) beat(ctx context.Context) time.Duration {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -149,7 +149,7 @@ func (l *link) leave() {
 	farewell := l.replica.heartbeat()
 	farewell.Leaving = true
 	if _, err := l.stub.Register(ctx, farewell); err != nil && l.known {
-		l.replica.cfg.Logger.Warn("warmpath: the look-aside server was not told that the replica leaves; its lease will end", "server", l.server, "error", err)
+		l.replica.cfg.Logger.Warn("warmpath: the look-aside server could not be notified that the replica leaves; its lease will end", "server", l.server, "error", err)
 	}
 }
 

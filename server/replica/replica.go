@@ -33,11 +33,11 @@ type Replica struct {
 
 	// mu guards what follows. Nothing is locked under it.
 	mu    sync.Mutex
-	told  fleet.Replica // what others are told; its slices are never written
+	told  fleet.Replica // what is registered; its slices are never written
 	links []*link
 }
 
-// New returns a replica that is not known to anybody yet. An error names the field of the config that is wrong.
+// New returns a replica that is not registered yet. An error names the wrong field of the config.
 func New(c Config) (*Replica, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -61,14 +61,14 @@ func (r *Replica) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(r.unary), grpc.ChainStreamInterceptor(r.stream)}
 }
 
-// Health returns the health service that tells when the replica drains. [Replica.Serve] registers it unless the server
+// Health returns the health service, which reports when the replica drains. [Replica.Serve] registers it unless the server
 // has one already.
 func (r *Replica) Health() *health.Server { return r.health }
 
 // Ongoing returns how many calls are in the handlers.
 func (r *Replica) Ongoing() int { return int(r.ongoing.Load()) }
 
-// SetAdapters says which LoRA adapters are loaded. The look-aside servers hear of it at once. Empty names are dropped.
+// SetAdapters sets which LoRA adapters are loaded. The look-aside servers are sent it at once. Empty names are dropped.
 func (r *Replica) SetAdapters(names []string) {
 	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == "" })
 	r.mu.Lock()
@@ -80,7 +80,7 @@ func (r *Replica) SetAdapters(names []string) {
 	r.announce()
 }
 
-// drain says that the replica takes no new sessions.
+// drain: the replica takes no new sessions.
 func (r *Replica) drain() {
 	r.draining.Store(true)
 	r.health.Shutdown()

@@ -18,7 +18,7 @@ var ErrServed = errors.New("replica: Serve was called before")
 var ErrDrainTimeout = errors.New("replica: calls were cut off after DrainTimeout")
 
 // lastWords is how long nothing must have been under way before the connections are cut: the ends of the last calls are
-// on their way out, and whoever still watches (health, events) would hold them open for ever.
+// on their way out, and open watches (health, events) would hold them open for ever.
 const lastWords = time.Second
 
 // Serve serves s, made with [Replica.ServerOptions], on l, and keeps the replica registered until ctx ends. Then it
@@ -50,7 +50,7 @@ func (r *Replica) Serve(ctx context.Context, s *grpc.Server, l net.Listener) err
 	r.drain()
 	select {
 	case <-r.after(r.cfg.DrainNotice):
-	case err := <-ended: // somebody else stopped s
+	case err := <-ended: // s was stopped from outside
 		return err
 	}
 	err = r.finish(s)

@@ -39,7 +39,7 @@ type Model struct {
 	char    bool
 }
 
-// lost says what becomes of a character that is no token.
+// lost decides what becomes of a character that is no token.
 type lost uint8
 
 const (
@@ -48,7 +48,7 @@ const (
 	unknownFused
 )
 
-// NewModel returns a Model; the error says what is missing in the vocabulary.
+// NewModel returns a Model; the error names what is missing in the vocabulary.
 func NewModel(v Vocabulary) (*Model, error) {
 	m := &Model{char: v.Characters}
 	if err := m.setSymbols(v); err != nil {

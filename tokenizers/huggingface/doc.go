@@ -10,7 +10,7 @@
 // tokenised as its model does, or not at all.
 //
 // Complexity. A file of 10 MB takes a fraction of a second and some 50 MB of memory,
-// once in a process while somebody uses it, whatever the number of channels.
+// once in a process while it is in use, whatever the number of channels.
 //
 // Source: the file format of https://github.com/huggingface/tokenizers.
 package huggingface

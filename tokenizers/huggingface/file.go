@@ -21,20 +21,20 @@ func init() {
 // maxFile bounds a tokenizer.json, in bytes.
 const maxFile = 256 << 20
 
-// file tells one version of a file from another.
+// file identifies one version of a file.
 type file struct {
 	path     string
 	size     int64
 	modified time.Time
 }
 
-// opened are the files that somebody uses.
+// opened are the files in use.
 var opened = struct {
 	sync.Mutex // held while a file is read, so that it is read once
 	byFile     map[file]weak.Pointer[bpe.Encoder]
 }{byFile: make(map[file]weak.Pointer[bpe.Encoder])}
 
-// Open reads the file, or returns what it read before if somebody still uses that and
+// Open reads the file, or returns what it read before if that is still in use and
 // the file has not changed.
 func Open(path string) (*bpe.Encoder, error) {
 	info, err := os.Stat(path)

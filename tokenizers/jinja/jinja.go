@@ -166,7 +166,7 @@ func message(t dialect.Turn) map[string]any {
 	return m
 }
 
-// strftime knows what templates ask for.
+// strftime has the formats that templates use.
 func strftime(now time.Time, format string) string {
 	return strings.NewReplacer(
 		"%Y", now.Format("2006"), "%m", now.Format("01"), "%d", now.Format("02"), "%B", now.Format("January"), "%b", now.Format("Jan"),

@@ -8,10 +8,10 @@
 // The rule. The vocabularies are those of github.com/tiktoken-go/tokenizer; the
 // encoding is package bpe's, which can be taken up in the middle, and which cuts "\n \n"
 // as tiktoken does: that library's v0.10.0 does not. As
-// tiktoken's own encode_ordinary, it knows no special tokens: there are none in text.
+// tiktoken's own encode_ordinary, it has no special tokens: there are none in text.
 //
 // Complexity. The program is 13 MB larger. An encoding takes a fraction of a second and
-// up to 100 MB of memory, once in a process while somebody uses it.
+// up to 100 MB of memory, once in a process while it is in use.
 //
 // Source: https://github.com/openai/tiktoken.
 package tiktoken

@@ -1,6 +1,6 @@
 // Package fake serves the protocols of this folder's stubs on loopback, for
 // examples and tests. A server generates nothing; it remembers prompts, as a KV
-// cache does, and says how much of one it had seen. Nothing is ever evicted.
+// cache does, and reports how much of one it had seen. Nothing is ever evicted.
 package fake
 
 import (
@@ -159,7 +159,7 @@ func (s sglang) Generate(q *sglangpb.GenerateRequest, stream grpc.ServerStreamin
 	}})
 }
 
-// Answer tells its client what it remembers.
+// Answer reports what it remembers.
 func (s chat) Answer(q *chatpb.AnswerRequest, stream grpc.ServerStreamingServer[chatpb.AnswerResponse]) error {
 	var prompt strings.Builder
 	fmt.Fprintf(&prompt, "%s\n", q.GetTenant())

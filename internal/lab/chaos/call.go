@@ -25,13 +25,13 @@ type Outcome string
 const (
 	// Served: the whole answer came.
 	Served Outcome = "served"
-	// Cut: it failed after a part of the answer had come, which nobody may repeat.
+	// Cut: it failed after a part of the answer had come, which no retry may repeat.
 	Cut Outcome = "cut"
 	// SentTwice: it failed before anything had come, in an attempt that was not its first.
 	SentTwice Outcome = "sent_twice"
 	// TimedOut: its deadline came first.
 	TimedOut Outcome = "timed_out"
-	// Refused: there was no room, and it was told so.
+	// Refused: there was no room, and the refusal gave the reason.
 	Refused Outcome = "refused"
 	// Lost: it failed although it could have been served.
 	Lost Outcome = "lost"
@@ -104,7 +104,7 @@ func (l *load) send(ctx context.Context, cc *grpc.ClientConn, c *Call) {
 	}
 }
 
-// request is the call's message: the session's prompt and some tokens that nobody else has.
+// request is the call's message: the session's prompt and some tokens of its own.
 func (l *load) request(c *Call) *vllmpb.GenerateRequest {
 	id, output := "chaos-"+strconv.Itoa(c.Index), l.outputTokens
 	if c.Long {

@@ -12,9 +12,9 @@ import (
 // scheme is that of the channels' target.
 const scheme = "chaos"
 
-// directory is the resolver of all channels of a run: it tells each of them the same fleet, at once.
+// directory is the resolver of all channels of a run: it gives all of them the same fleet at once.
 type directory struct {
-	mu       sync.Mutex // guards what follows; channels are told under it, so that the last word is the last
+	mu       sync.Mutex // guards what follows; channels are updated under it, so that the last update is the last
 	replicas []fleet.Replica
 	channels []resolver.ClientConn
 }

@@ -18,7 +18,7 @@
 // replica. Load is back when no window of calls falls on the replicas more unevenly than the worst of the calm, the hit ratio
 // when a window has 95 % of the calm's.
 //
-// A replica that comes back says that it is another instance, as those of server/replica do.
+// A replica that comes back reports another instance, as those of server/replica do.
 //
 // # Engines
 //

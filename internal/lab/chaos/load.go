@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// load sends calls at even distances until it is told to stop.
+// load sends calls at even distances until it is stopped.
 type load struct {
 	channels     []*grpc.ClientConn
 	sessions     int
@@ -166,7 +166,7 @@ func (l *load) history() []Call {
 	return l.ended[:len(l.ended):len(l.ended)]
 }
 
-// size is about how many bytes the history takes, which grows with the run and is no fault of who is tested.
+// size is about how many bytes the history takes, which grows with the run and is no fault of the tested code.
 func (l *load) size() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -97,7 +97,7 @@ func (j *journeys) harm(replicas []string) {
 	j.moved = append(j.moved, map[int]bool{})
 }
 
-// served takes note of a call; during says that the steps are not over yet.
+// served takes note of a call; during is true while the steps are not over.
 func (j *journeys) served(c *Call, cold, during bool) {
 	here, before := place{c.Session, c.Replica}, j.last[c.Session]
 	if cold && before != "" && before != c.Replica && len(j.moved) > 0 {

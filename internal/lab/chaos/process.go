@@ -34,7 +34,7 @@ func Processes(command func(Spec) *exec.Cmd) Launcher {
 			}
 		}
 		err = errors.Join(lines.Err(), cmd.Wait(), ctx.Err())
-		return nil, fmt.Errorf("an engine ended before it told its address: %w", err)
+		return nil, fmt.Errorf("an engine ended before it printed its address: %w", err)
 	}
 }
 

@@ -50,7 +50,7 @@ type Result struct {
 	HeldBack int `json:"held_back"`
 	// Footprints are those of soak.
 	Footprints []Footprint `json:"footprints,omitempty"`
-	// Broken says in words which promises were not kept; empty if all were.
+	// Broken lists the promises that were not kept; empty if all were.
 	Broken []string `json:"broken"`
 
 	// Errors are the first errors of each outcome.

@@ -38,7 +38,7 @@ type Options struct {
 	// something; 0 means 60.
 	Most, Turns int
 	// InFlight is how many calls are under way at most; 0 means 2,000. Calls that find no room within a
-	// second are not sent, and the result says how many.
+	// second are not sent, and the result counts them.
 	InFlight int
 	// Preset, Speed and KVTokens are the engines'; Speed 0 means 4, KVTokens 0 three times an even share of the sessions.
 	Preset   string
@@ -50,7 +50,7 @@ type Options struct {
 	Config map[string]any
 	Dial   []grpc.DialOption
 	Seed   uint64
-	// Tell hears of every step, Progress ten times a second of the calls; nil means nobody does.
+	// Tell is called for every step, Progress ten times a second; nil means no call.
 	Tell     func(string)
 	Progress func(Progress)
 }
@@ -91,7 +91,7 @@ func (o *Options) fill() {
 	}
 }
 
-// Run runs one scenario and counts. The error says that it could not be run to its end; what was promised and not kept
+// Run runs one scenario and counts. An error means that it could not be run to its end; what was promised and not kept
 // is in the result.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	o.fill()
@@ -143,7 +143,7 @@ func (s *stage) dial(config any) error {
 	}
 	options := append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithResolvers(s.fleet), client.WithConfig(string(raw)),
-		client.WithLogger(slog.New(slog.DiscardHandler)), // what goes wrong is told by the result
+		client.WithLogger(slog.New(slog.DiscardHandler)), // what goes wrong is in the result
 	}, s.Dial...)
 	for range s.Clients {
 		reader := sdkmetric.NewManualReader()
@@ -161,7 +161,7 @@ func (s *stage) dial(config any) error {
 
 func (s *stage) hangUp() {
 	for _, cc := range s.load.channels {
-		cc.Close() //nolint:errcheck // It only says that it was closed before.
+		cc.Close() //nolint:errcheck // the only error is that it was closed before.
 	}
 }
 
@@ -197,7 +197,7 @@ func (s *stage) acts(sc *scenario) error {
 	return s.rounds(s.Calm + 1)
 }
 
-// report tells the progress until the function that it returns is called.
+// report prints the progress until the function that it returns is called.
 func (s *stage) report() (stop func()) {
 	if s.Progress == nil {
 		return func() {}
@@ -222,7 +222,7 @@ func (s *stage) report() (stop func()) {
 	}
 }
 
-// leaked counts the bookings that stay after all calls have ended. gRPC tells the end of an attempt on a goroutine of its
+// leaked counts the bookings that stay after all calls have ended. gRPC reports the end of an attempt on a goroutine of its
 // own, so the last may be on their way.
 func (s *stage) leaked() (n int) {
 	for range 500 {

@@ -4,14 +4,14 @@ package chaos
 type scenario struct {
 	// Name as in Options.Scenario, What it does, in a few words.
 	Name, What string
-	// apart says that it is not one of all, processes that it means more to engines that are processes.
+	// apart: not part of "all"; processes: it is more telling with engines that are processes.
 	apart, processes bool
 	// set changes the engines, the load and the channels' config before the run; may be nil.
 	set func(s *stage, config map[string]any)
 	run func(*stage) error
 	// may are the outcomes that calls may have beside Served.
 	may []Outcome
-	// moves says that in each step only the sessions of one replica may move.
+	// moves: in each step only the sessions of one replica may move.
 	moves bool
 }
 
@@ -37,11 +37,11 @@ var scenarios = []scenario{
 		processes: true, run: hang, may: []Outcome{TimedOut},
 	},
 	{
-		Name: "partition", What: "half of the replicas can no longer be reached, and nobody is told; then they can",
+		Name: "partition", What: "half of the replicas can no longer be reached, without notice; then they can",
 		run: partition, may: []Outcome{TimedOut},
 	},
 	{
-		Name: "reset", What: "connections are reset in the middle of streams, or told to go away",
+		Name: "reset", What: "connections are reset in the middle of streams, or ended with GOAWAY",
 		run: resets, may: []Outcome{Cut, SentTwice},
 	},
 	{
@@ -49,7 +49,7 @@ var scenarios = []scenario{
 		run: halfOpen, may: []Outcome{Cut, TimedOut},
 	},
 	{
-		Name: "go-away", What: "every replica in turn tells its clients to open no more streams (GOAWAY)",
+		Name: "go-away", What: "every replica in turn sends its clients GOAWAY",
 		run: goAway, moves: true,
 	},
 	{

@@ -106,7 +106,7 @@ func resets(s *stage) error {
 		what string
 		do   func(*faultproxy.Proxy)
 	}{
-		{"reset", (*faultproxy.Proxy).Reset}, {"closed", (*faultproxy.Proxy).Drop}, {"told to go away", (*faultproxy.Proxy).GoAway},
+		{"reset", (*faultproxy.Proxy).Reset}, {"closed", (*faultproxy.Proxy).Drop}, {"ended with GOAWAY", (*faultproxy.Proxy).GoAway},
 	}
 	for i, r := range s.replicas {
 		harm := harms[i%len(harms)]
@@ -123,7 +123,7 @@ func resets(s *stage) error {
 	return nil
 }
 
-// halfOpen lets a replica's connections lead nowhere until somebody finds out, as TCP does in the end, while calls have time
+// halfOpen lets a replica's connections lead nowhere until a time-out, as TCP has in the end, while calls have time
 // left to be made elsewhere.
 func halfOpen(s *stage) error {
 	const most = 5 * time.Second
@@ -145,7 +145,7 @@ func goAway(s *stage) error {
 		if err := s.busy(r); err != nil {
 			return err
 		}
-		s.tell("%s says GOAWAY", r.id)
+		s.tell("%s sends GOAWAY", r.id)
 		s.step(r)
 		r.proxy.GoAway()
 		if err := s.restored(r); err != nil {
@@ -192,7 +192,7 @@ func scale(s *stage) error {
 		return err
 	}
 	// Calls that were under way on those that are gone end by themselves before their connections do.
-	err = s.until("nobody is connected to a replica that is gone", func() bool {
+	err = s.until("no client is connected to a replica that is gone", func() bool {
 		for _, r := range more {
 			if r.proxy.Conns() > 0 {
 				return false

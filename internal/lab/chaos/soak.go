@@ -57,7 +57,7 @@ func replace(s *stage, i int) error {
 	s.replicas[i] = next
 	s.touched[id] = s.load.now()
 	s.fleet.set(entries(s.replicas))
-	err = s.until("nobody is connected to a replica that is gone", func() bool { return old.proxy.Conns() == 0 })
+	err = s.until("no client is connected to a replica that is gone", func() bool { return old.proxy.Conns() == 0 })
 	old.close()
 	if err != nil {
 		return err

@@ -92,7 +92,7 @@ func (s *stage) connected(rs ...*replica) error {
 	return nil
 }
 
-// knock asks until the replica answers, whatever it says.
+// knock asks until the replica answers, whatever the status.
 func knock(ctx context.Context, cc *grpc.ClientConn, id string) {
 	const every = 20 * time.Millisecond
 	for {
@@ -141,7 +141,7 @@ func (s *stage) until(what string, ok func() bool) error {
 	return nil
 }
 
-// tell says what the scenario does now.
+// tell reports the step of the scenario.
 func (s *stage) tell(format string, args ...any) {
 	if s.Tell != nil {
 		s.Tell(fmt.Sprintf(format, args...))

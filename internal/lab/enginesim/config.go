@@ -17,7 +17,7 @@ type Config struct {
 	MaxSequences int
 	// MaxModelLen bounds prompt and output together; 0 means as much as the KV cache holds.
 	MaxModelLen int
-	// Listener hears of stored and removed blocks; nil means nobody does.
+	// Listener receives stored and removed blocks; nil = none.
 	Listener Listener
 }
 

@@ -1,6 +1,6 @@
 // Package enginesim is a model of an LLM engine that ranks routing policies as real engines do: a batching
 // scheduler with one pool of KV blocks, in steps whose duration depends on what is in them. It computes
-// nothing; it tells when each token would come.
+// nothing; it computes when each token would come.
 //
 // # Rule
 //
@@ -17,11 +17,11 @@
 //     prefill is cut in chunks by what is left of the budget
 //   - one pool of blocks for running and cached; the blocks of running sequences are pinned; when no block is
 //     left the last running sequence is preempted, goes to the head of the queue and is computed again (what
-//     is still cached of it counts as a hit), and nobody is admitted in that pass
+//     is still cached of it counts as a hit), and no sequence is admitted in that pass
 //   - freed blocks go to the end of the LRU list tail first, so that the heads of prompts live longest; a free
 //     block keeps its contents until it is reused; blocks of output are cached like those of prompts
 //   - a sequence of n tokens hits full blocks only, and at most n-1 tokens. A block is found by those that are
-//     scheduled after the one that computes it, even in the same pass, as in vLLM; a [Listener] hears of stored
+//     scheduled after the one that computes it, even in the same pass, as in vLLM; a [Listener] receives stored
 //     and removed blocks after the pass, in the order in which it happened
 //   - every sequence whose prefill is complete gives one token at the end of each pass that it is in; it ends
 //     with the token that completes its output

@@ -13,7 +13,7 @@ import (
 // ErrClosed ends what a Driver had not finished when it was closed.
 var ErrClosed = errors.New("enginesim: the engine is closed")
 
-// Pace says how a Driver's engine time runs.
+// Pace is how a Driver's engine time runs.
 type Pace struct {
 	// Speed is how many seconds of engine time pass in a second; 0 means 1.
 	Speed float64
@@ -130,7 +130,7 @@ func (d *Driver) catchUp() time.Duration {
 	return now
 }
 
-// step does one pass and tells the calls. Caller holds mu.
+// step does one pass and delivers to the calls. Caller holds mu.
 func (d *Driver) step(at time.Duration) {
 	for _, ev := range d.engine.Step(at) {
 		c := ev.Seq.req.Data.(*Call)

@@ -21,13 +21,13 @@ type Event struct {
 	Seq *Sequence
 	// Index is its place in the output; 0 is the first token.
 	Index int
-	// Done says that it is the last.
+	// Done: it is the last.
 	Done bool
 }
 
 // KVEvent is a change of what the cache holds.
 type KVEvent struct {
-	// Stored says that Hashes were stored, else they were removed.
+	// Stored: Hashes were stored, else they were removed.
 	Stored bool
 	// Hashes are chained block hashes; of a store, each is the prefix of the next.
 	Hashes []uint64
@@ -39,7 +39,7 @@ type KVEvent struct {
 	First int
 }
 
-// Listener hears what the cache holds. It is called inside Step, at the end of the pass that made the
+// Listener receives changes of the cache. It is called inside Step, at the end of the pass that made the
 // changes, in their order. It must not keep the slices or call the engine.
 type Listener interface {
 	KVEvents(at time.Duration, events []KVEvent)
@@ -191,7 +191,7 @@ func (e *Engine) Step(now time.Duration) []Event {
 	return e.events
 }
 
-// give makes a sequence's next token and says whether it was the last.
+// give makes a sequence's next token and reports whether it was the last.
 func (e *Engine) give(s *Sequence) bool {
 	if s.generated == 0 {
 		s.result.FirstToken = e.now
@@ -237,11 +237,11 @@ func (e *Engine) Holds(hash uint64) bool {
 	return ok
 }
 
-// Told is how many leading blocks of a prompt somebody who had heard all that a Listener hears, up to now, would believe
-// that the cache holds: what the pass under way stores and evicts is told at its end.
-func (e *Engine) Told(hashes []uint64) int {
+// Published is how many leading blocks of a prompt the cache holds by the events published up to now. What the pass under
+// way stores and evicts is published at its end.
+func (e *Engine) Published(hashes []uint64) int {
 	n := 0
-	for n < len(hashes) && e.pool.told(hashes[n]) {
+	for n < len(hashes) && e.pool.sent(hashes[n]) {
 		n++
 	}
 	return n

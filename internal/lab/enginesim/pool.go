@@ -101,8 +101,8 @@ func (p *pool) nextPass() {
 	p.evicted = p.evicted[:0]
 }
 
-// told reports whether a block was there when the pass under way began.
-func (p *pool) told(hash uint64) bool {
+// sent reports whether a block was published when the pass under way began.
+func (p *pool) sent(hash uint64) bool {
 	if id, ok := p.find(hash); ok && p.blocks[id].pass != p.pass {
 		return true
 	}

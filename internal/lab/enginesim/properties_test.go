@@ -111,7 +111,7 @@ func (m *mirror) told() {
 		}
 	}
 	for h, held := range known {
-		if told := m.e.Told([]uint64{h, h}); told != 0 && told != 2 || (told == 2) != held {
+		if told := m.e.Published([]uint64{h, h}); told != 0 && told != 2 || (told == 2) != held {
 			m.t.Fatalf("the listener's %v is not what the engine says was told", held)
 		}
 	}

@@ -105,7 +105,7 @@ type stuck struct {
 	more    bool
 }
 
-// same says that trying again would fail again: no block came free, the budget is no smaller (a smaller chunk
+// same: trying again would fail again: no block came free, the budget is no smaller (a smaller chunk
 // might fit), and the cache holds no more of the prompt.
 func (k *stuck) same(e *Engine, s *Sequence, budget int) bool {
 	if k.seq != s || k.frees != e.frees || budget < k.budget {

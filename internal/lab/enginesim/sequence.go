@@ -22,7 +22,7 @@ type Request struct {
 	Hashes []uint64
 	// Tail is the prompt's tokens after its last full block.
 	Tail []uint32
-	// Prompt is all tokens of the prompt, for a Listener that tells them; nil where nobody does. Adapter and CacheSalt
+	// Prompt is all tokens of the prompt, for a Listener that needs them; nil where none does. Adapter and CacheSalt
 	// are what HashSeed was made of, for the same reader.
 	Prompt             []uint32
 	Adapter, CacheSalt string
@@ -126,7 +126,7 @@ type Result struct {
 	OutputTokens int
 	// Preemptions is how often it was preempted.
 	Preemptions int
-	// Aborted says that it did not end by itself.
+	// Aborted: it did not end by itself.
 	Aborted bool
 }
 

@@ -5,7 +5,7 @@
 //
 // A [Proxy] listens at an address that stays, whatever becomes of the server behind it, and connects every client to
 // the server of the moment. Frames of HTTP/2 are passed on one by one as they are, and looked at just enough to know which
-// streams are open. What is to be broken is said by a [Fault], which holds until the next, or happens at once: [Proxy.Drop],
+// streams are open. What is to be broken is in a [Fault], which holds until the next, or happens at once: [Proxy.Drop],
 // [Proxy.Reset], [Proxy.HalfOpen], [Proxy.GoAway], [Proxy.ResetStreams]. A server that cannot be reached is refused as
 // loopback does: the client's connection is reset.
 //

@@ -24,7 +24,7 @@ type link struct {
 	streams streams
 	greeted atomic.Bool   // the client has the server's SETTINGS
 	toSend  chan frame    // to the client
-	orders  chan order    // for who writes to the client
+	orders  chan order    // for the goroutine that writes to the client
 	gone    chan struct{} // closed by cut
 	cutOnce sync.Once
 

@@ -44,7 +44,7 @@ func Listen(ctx context.Context, server string) (*Proxy, error) {
 // Addr is where clients connect to, host:port.
 func (p *Proxy) Addr() string { return p.lis.Addr().String() }
 
-// SetServer says where new connections lead, host:port. Those that are there stay with the server that they have.
+// SetServer sets where new connections lead, host:port. Those that are there stay with the server that they have.
 func (p *Proxy) SetServer(addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,15 +106,15 @@ func (p *Proxy) Reset() {
 }
 
 // HalfOpen takes the server away from every connection without telling the client, as a host does that lost its power:
-// what the client says goes nowhere, until it gives the connection up or the proxy drops it.
+// what the client sends goes nowhere, until it gives the connection up or the proxy drops it.
 func (p *Proxy) HalfOpen() {
 	for _, l := range p.all() {
 		l.forget()
 	}
 }
 
-// GoAway tells every client to open no more streams on its connection; those that the server has seen go on. It returns
-// once all have been told, but for connections that the client does not read.
+// GoAway sends every client GOAWAY: no more streams on its connection; those that the server has seen go on. It returns
+// once all have been sent it, but for connections that the client does not read.
 func (p *Proxy) GoAway() {
 	for _, l := range p.all() {
 		l.tell(order{goAway: true})

@@ -13,11 +13,11 @@ type streams struct {
 	mu   sync.Mutex // guards what follows; nothing is called under it
 	data map[uint32]int
 	last uint32 // the highest that the client opened
-	shut bool   // the client was told to open no more
+	shut bool   // the client was sent GOAWAY
 }
 
-// fromClient takes note of a frame of the client. It reports whether the frame opens a stream after the client was told
-// to open no more: it had not heard of it yet, and will open that stream elsewhere.
+// fromClient takes note of a frame of the client. It reports whether the frame opens a stream after the client was sent
+// GOAWAY: it had not read it yet, and will open that stream elsewhere.
 func (s *streams) fromClient(h http2.FrameHeader) (refused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

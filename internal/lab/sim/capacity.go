@@ -37,7 +37,7 @@ type Search struct {
 	Targets  drive.Targets
 	// Dir is where capacities are remembered; empty means nowhere.
 	Dir string
-	// Progress is told of every rate that is tried; nil means nobody is.
+	// Progress is called with every rate that is tried; nil = none.
 	Progress func(rate float64)
 }
 

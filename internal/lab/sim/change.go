@@ -54,7 +54,7 @@ func (c Change) String() string {
 	return fmt.Sprintf("%v:%+d", c.At, c.Delta)
 }
 
-// checkChanges sees to it that there is always somebody in the fleet, and that the policy copes with others coming.
+// checkChanges checks that the fleet is never empty, and that the policy can have replicas that join.
 func (c *Config) checkChanges() error {
 	if len(c.Changes) == 0 {
 		return nil
@@ -162,7 +162,7 @@ func (r *run) drained(m *machine) {
 	}
 }
 
-// leave takes a machine out of the fleet; its requests go on. The caller tells the clients.
+// leave takes a machine out of the fleet; its requests go on. The caller updates the clients.
 func (r *run) leave(m *machine) {
 	m.member = false
 	if r.coarse != nil {

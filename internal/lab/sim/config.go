@@ -29,7 +29,7 @@ const (
 // Shares are all of them, by name.
 var Shares = []string{string(ShareNone), string(ShareLoad), string(ShareBroadcast), string(ShareCentral)}
 
-// DefaultInterval is how often load and caches are shared where nothing is said.
+// DefaultInterval is how often load and caches are shared by default.
 const DefaultInterval = 100 * time.Millisecond
 
 // maxMachines bounds replicas and clients.
@@ -62,7 +62,7 @@ type Config struct {
 	Seed uint64
 	// Prompts are the requests' hashes, where several runs share them; nil means that this run makes its own.
 	Prompts *Prompts
-	// Progress is told now and then how far the run is; nil means nobody is.
+	// Progress is called now and then with how far the run is; nil = none.
 	Progress func(drive.Progress)
 
 	// slow ends the run with errSlow once more measured requests than this were not good; 0 means never.

@@ -7,7 +7,7 @@
 // A request arrives at its time at a client drawn at random (seeded, so every policy gets the same draws), or
 // at that of its session. The client's Router picks and books as it does in production; the engine gets the
 // prompt at that moment. The first token drops the prompt's share of the booking, the last one releases it and
-// tells the policy how the call ended, with the engine's own figures of cached tokens. There is no network:
+// reports to the policy how the call ended, with the engine's own figures of cached tokens. There is no network:
 // what lies between client and engine takes no time.
 //
 // What clients know of each other is the [Share]:
@@ -16,20 +16,20 @@
 //   - load: every client reports what it has booked on each replica once per interval, in the last tenth of it,
 //     one after the other; at its end the server adds up the reports and every client gets the sum with the
 //     number of its report that is in it. A client's load of a replica is that sum less its own report, tempered
-//     ([routing.Hearsay]), plus its own bookings of now. What it knows of others is so up to 1.1 intervals old.
-//   - broadcast: load, and with it what the caches gained and lost. The server hears every engine's events as they
-//     happen and keeps superblocks of 512 tokens; what came and went within one interval is not told
+//     ([routing.Hearsay]), plus its own bookings of now. Its view of others is up to 1.1 intervals old.
+//   - broadcast: load, and with it what the caches gained and lost. The server gets every engine's events as they
+//     happen and keeps superblocks of 512 tokens; what came and went within one interval is not sent
 //   - central: one Router decides for all
 //
 // A policy that needs the engines' own events (kv_aware) has them, exactly and at once, at every client; with
-// broadcast it has what the server sends instead. (A client is told of a prompt's blocks just before it looks them up,
+// broadcast it has what the server sends instead. (A client gets the changes of a prompt's blocks just before it looks them up,
 // not of the others, which it would not look up: that is as exact, and cheap with many clients.) A policy that can do without has nothing but that.
 //
 // Engines need not be alike: several kinds take turns. Where the clients' config has max_ongoing_requests, those wait in a
-// client's queue for whom there is no room, as in production, until somebody's patience ends.
+// client's queue for whom there is no room, as in production, until a caller's patience ends.
 //
-// The fleet may change during a run ([Change]); the [FleetChange] of the result tells what that cost, beside the same
-// run without. Everybody learns of it at the same moment, and a replica that leaves ends the requests it has.
+// The fleet may change during a run ([Change]); the [FleetChange] of the result has what that cost, beside the same
+// run without. All clients learn of it at the same moment, and a replica that leaves ends the requests it has.
 //
 // Policies are those of package policy and those of package baseline, which are written from the published rules
 // of other projects.
@@ -47,5 +47,5 @@
 //
 // # Source
 //
-// docs/simulator.md tells what the model gets right, what wrong, and what it leaves out.
+// docs/simulator.md has what the model gets right, what wrong, and what it leaves out.
 package sim

@@ -6,7 +6,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// hearing is what a policy is told of the engines' caches.
+// hearing is what a policy receives of the engines' caches.
 type hearing uint8
 
 const (
@@ -19,7 +19,7 @@ const (
 // policies make do with what a server sends: that they need no events is what they are chosen for.
 var subscribers = map[string]bool{"kv_aware": true}
 
-// Subscribes reports whether a policy needs the engines' KV events, or a server that tells of them.
+// Subscribes reports whether a policy needs the engines' KV events, or a server that sends them.
 func Subscribes(policy string) bool { return subscribers[policy] }
 
 // hearing is that of the config's policy, which observes caches or not.
@@ -35,9 +35,9 @@ func (c *Config) hearing(observes bool) hearing {
 	return hearsNothing
 }
 
-// exact is what the engines have told of their caches, every block as soon as its pass was over.
+// exact is what the engines have reported of their caches, every block as soon as its pass was over.
 //
-// A client looks up nothing but the prompt that it routes, so it is told of the blocks of that prompt just before,
+// A client looks up nothing but the prompt that it routes, so it gets the blocks of that prompt just before,
 // as they are: it finds what it would find had it followed every event, at a hundredth of the cost for 64 clients.
 type exact struct {
 	machines []*machine
@@ -56,12 +56,12 @@ func (x *exact) forget(m *machine) {
 	x.machines = slices.DeleteFunc(x.machines, func(o *machine) bool { return o == m })
 }
 
-// tell brings what a client knows of the blocks of a prompt up to date: on every engine those up to the first that is
+// tell brings a client's view of the blocks of a prompt up to date: on every engine those up to the first that is
 // not there, which ends what counts.
 func (x *exact) tell(router *routing.Router, prompt []uint64) {
 	x.changes = x.changes[:0]
 	for _, m := range x.machines {
-		n := m.engine.Told(prompt)
+		n := m.engine.Published(prompt)
 		change := routing.CacheChange{Replica: m.id, BlockTokens: x.size, Stored: prompt[:n]}
 		if n < len(prompt) {
 			change.Removed = prompt[n : n+1]

@@ -9,7 +9,7 @@ import (
 )
 
 // longest is the longest prompt whose first token an idle engine gives in good time, none of it cached. The longer
-// ones are nobody's fault, and a capacity that counted them would be that of an idle fleet.
+// ones are no policy's fault, and a capacity that counted them would be that of an idle fleet.
 func longest(c enginesim.Config, good drive.Targets) (int, error) {
 	idle, err := enginesim.New(c)
 	if err != nil {

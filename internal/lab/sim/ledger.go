@@ -44,7 +44,7 @@ func newLedger(machines []*machine) *ledger {
 	return l
 }
 
-// ask returns the places in a prompt of the blocks that nobody has asked for before. Held says whether any engine
+// ask returns the places in a prompt of the blocks that no request has had before. Held says whether any engine
 // of the fleet has a block now.
 func (l *ledger) ask(hashes []uint64, held func(uint64) bool) (places []int32) {
 	for i, h := range hashes {
@@ -56,7 +56,7 @@ func (l *ledger) ask(hashes []uint64, held func(uint64) bool) (places []int32) {
 	return places
 }
 
-// answer is told how much of the prompt the engine found.
+// answer takes how much of the prompt the engine found.
 func (l *ledger) answer(places []int32, seq *enginesim.Sequence) {
 	hashes, cached := seq.Request().Hashes, seq.Result().CachedTokens/l.block
 	for _, i := range places {

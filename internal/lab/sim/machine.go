@@ -42,7 +42,7 @@ func (r *run) held(hash uint64) bool {
 	return false
 }
 
-// setFleet tells every client, and the server, who is there.
+// setFleet gives every client, and the server, the fleet.
 func (r *run) setFleet() {
 	var members []routing.Member
 	for _, m := range r.members() {
@@ -57,7 +57,7 @@ func (r *run) setFleet() {
 	r.share.fleet()
 }
 
-// listener is who hears of a machine's cache as it changes; nil if nobody does.
+// listener receives the changes of a machine's cache; nil = none.
 func (r *run) listener(m *machine) enginesim.Listener {
 	switch {
 	case r.coarse != nil:

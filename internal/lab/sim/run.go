@@ -23,7 +23,7 @@ const (
 // never is later than anything.
 const never = time.Duration(math.MaxInt64)
 
-// progressEvery is after how many arrivals the progress is told and the context looked at.
+// progressEvery is after how many arrivals progress is reported and the context checked.
 const progressEvery = 128
 
 // errSlow ends a run of the search for the capacity.
@@ -74,8 +74,8 @@ type run struct {
 	machines []*machine
 	byID     map[string]*machine
 	routers  []*routing.Router
-	coarse   *coarse // nil unless the policy hears the server
-	exact    *exact  // nil unless the policy hears the engines
+	coarse   *coarse // nil unless the policy follows the server
+	exact    *exact  // nil unless the policy follows the engines
 	draw     *rand.Rand
 	fleet    *baseline.Fleet
 	share    *sharing
@@ -206,7 +206,7 @@ func (r *run) all(ctx context.Context) error {
 	}
 }
 
-// tell looks at the context and tells the progress, now and then.
+// tell checks the context and reports the progress, now and then.
 func (r *run) tell(ctx context.Context, arrived int) error {
 	if arrived%progressEvery != 0 {
 		return nil

@@ -6,23 +6,23 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// sharing is the look-aside server that adds up load and tells of the caches, and what every client remembers of
+// sharing is the look-aside server that adds up load and sends changes of the caches, and what every client remembers of
 // its own reports.
 //
-// The clients report one after the other in the last tenth of an interval, since the server says when it is going
-// to answer: at its end, when all have reported. Each tempers what it is told, see [routing.Hearsay].
+// The clients report one after the other in the last tenth of an interval, since the server announces when it is going
+// to answer: at its end, when all have reported. Each damps what it receives, see [routing.Hearsay].
 type sharing struct {
 	next    time.Duration // when something happens next
 	routers []*routing.Router
 	every   time.Duration
 	round   int64
-	turn    int // who reports next
+	turn    int // the client that reports next
 
-	// reports are each client's last one, which is what the server's sum counts: a client that is told the
+	// reports are each client's last one, which is what the server's sum counts: a client that receives the
 	// number of it takes it off again.
 	reports [][]routing.ForeignLoad
 	total   []routing.ForeignLoad
-	others  []routing.ForeignLoad // what one client is told
+	others  []routing.ForeignLoad // what one client receives
 	hearsay []routing.Hearsay     // by client
 	caches  *coarse               // nil where no policy reads it
 }
@@ -47,7 +47,7 @@ func (s *sharing) due() time.Duration {
 	return s.next
 }
 
-// fleet opens the books for the clients' fleet. What was reported of those who stay is kept.
+// fleet opens the books for the clients' fleet. Reports of replicas that stay are kept.
 func (s *sharing) fleet() {
 	if s == nil {
 		return
@@ -104,7 +104,7 @@ func (s *sharing) report(c int) {
 	}
 }
 
-// broadcast tells every client what the others have booked, and what has changed in the caches.
+// broadcast sends every client what the others have reserved, and what has changed in the caches.
 func (s *sharing) broadcast() {
 	var changes []routing.CacheChange
 	if s.caches != nil {

@@ -59,7 +59,7 @@ var shapes = map[string]shape{
 	"nothing-shared": {turns: 1, fresh: exactly(2000), output: exactly(200)},
 }
 
-// Names are the workloads that Generate knows, sorted.
+// Names are the workloads of Generate, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(shapes)) }
 
 // Generate makes a workload, sorted by arrival.

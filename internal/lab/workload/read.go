@@ -18,13 +18,13 @@ import (
 // TraceBlock is how many tokens one block id of a mooncake trace stands for.
 const TraceBlock = 512
 
-// Bounds on one line of a trace, beyond which it is refused rather than believed.
+// Bounds on one line of a trace, beyond which it is refused.
 const (
 	maxLine   = 64 << 20
 	maxTokens = 16 << 20
 )
 
-// Formats are the trace formats that ReadTrace knows.
+// Formats are the trace formats of ReadTrace.
 var Formats = []string{"mooncake", "text"}
 
 // LineError is a malformed line of a trace.
@@ -148,7 +148,7 @@ func parseMooncake(b []byte, line int) (Request, error) {
 		return Request{}, fmt.Errorf("output_length %d is not in 0..%d", *row.Output, maxTokens)
 	}
 	n := *row.Input
-	// A trace may leave out the id of a last partial block; nobody shares that then.
+	// A trace may leave out the id of a last partial block; it is not shared then.
 	if got := len(row.IDs); got != (n+TraceBlock-1)/TraceBlock && got != n/TraceBlock {
 		return Request{}, fmt.Errorf("hash_ids has %d ids for %d tokens, want %d", got, n, (n+TraceBlock-1)/TraceBlock)
 	}

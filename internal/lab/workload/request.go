@@ -17,7 +17,7 @@ type Segment struct {
 type Request struct {
 	// ID is unique in the workload and, over the wire, the request id that the engine's output follows.
 	ID string
-	// Session names the conversation; empty where the workload knows none.
+	// Session names the conversation; empty where the workload has none.
 	Session string
 	// Turn is the place in the conversation, from 0.
 	Turn int

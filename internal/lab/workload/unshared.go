@@ -11,7 +11,7 @@ import (
 // oneOffDelay is how long after the request that called for it a one-off arrives, in the mean.
 const oneOffDelay = time.Second
 
-// withOneOffs adds prompts that nobody else has any part of, each as long as some turn before it, until at
+// withOneOffs adds prompts that share nothing with others, each as long as some turn before it, until at
 // every time at least this share of the prompt tokens is new. Conversations alone share more than most
 // real traffic does: of 6 turns of chat an unbounded cache holds three quarters.
 func withOneOffs(rs []Request, share float64, name string, end time.Duration, seed uint64) []Request {
@@ -88,7 +88,7 @@ func (s seen) add(r *Request) (fresh int) {
 	return fresh
 }
 
-// put remembers a prefix and says whether it was there.
+// put remembers a prefix and reports whether it was there.
 func (s seen) put(h uint64) bool {
 	_, ok := s[h]
 	s[h] = struct{}{}

@@ -12,7 +12,7 @@
 // # Figures
 //
 // When engine time runs faster than the clock, a client cannot measure. The trailer of every call that reached the
-// engine says in engine time, in milliseconds with three decimals: x-engine-ttft-ms (absent if there was no
+// engine reports in engine time, in milliseconds with three decimals: x-engine-ttft-ms (absent if there was no
 // token) and x-engine-e2e-ms, and in tokens: x-engine-computed-tokens and x-engine-cached-tokens.
 //
 // # Guarantees

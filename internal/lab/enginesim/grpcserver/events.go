@@ -10,7 +10,7 @@ import (
 )
 
 // SubscribeKvEvents implements the service as SMG's relay does: numbers begin with 1, a request names the last one that
-// is known, 0 asks for all that is there, and a number that was not said yet is that of an engine before this one.
+// is known, 0 asks for all that is there, and a number that was not sent yet is that of an engine before this one.
 func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest, stream grpc.ServerStreamingServer[commonpb.KvEventBatch]) error {
 	log := e.srv.cfg.KVEvents
 	if log == nil {
@@ -41,7 +41,7 @@ func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest, 
 	}
 }
 
-// firstBatch is the log's number of the first batch to send to who knows all up to a number.
+// firstBatch is the log's number of the first batch to send to a subscriber that has all up to a number.
 func firstBatch(log *kvpublish.Log, known uint64) (uint64, error) {
 	batches, next, _ := log.From(0)
 	oldest := next - uint64(len(batches))

@@ -54,9 +54,9 @@ type Config struct {
 	// MaxBatchedTokens and MaxSequences are the scheduler's: see enginesim.Config.
 	MaxBatchedTokens int
 	MaxSequences     int
-	// Listener hears of stored and removed blocks; it is called under the engine's lock.
+	// Listener receives stored and removed blocks; it is called under the engine's lock.
 	Listener enginesim.Listener
-	// KVEvents is told of them as well, and served by SubscribeKvEvents; nil means that the engine publishes none.
+	// KVEvents receives them as well, and served by SubscribeKvEvents; nil means that the engine publishes none.
 	KVEvents *kvpublish.Log
 	// Speed is how many seconds of engine time pass in a second; 0 means 1.
 	Speed float64
@@ -141,7 +141,7 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 	return s, nil
 }
 
-// listener is who hears of stored and removed blocks.
+// listener receives stored and removed blocks.
 func (c *Config) listener() enginesim.Listener {
 	if c.KVEvents == nil {
 		return c.Listener
@@ -149,7 +149,7 @@ func (c *Config) listener() enginesim.Listener {
 	return listeners{c.KVEvents, c.Listener}
 }
 
-// listeners are a log and whoever else listens.
+// listeners are a log and the configured listener.
 type listeners struct {
 	log  *kvpublish.Log
 	more enginesim.Listener
@@ -174,7 +174,7 @@ func (s *Server) Stats() Stats {
 	return Stats{Now: now, Ongoing: s.ongoing, Rejected: int(s.rejected.Load()), Load: l, Engine: st}
 }
 
-// Stop says NOT_SERVING, takes no more calls and lets those that are there end, until the context ends: then
+// Stop reports NOT_SERVING, takes no more calls and lets those that are there end, until the context ends: then
 // they are cut.
 func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()

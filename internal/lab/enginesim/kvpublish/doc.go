@@ -5,7 +5,7 @@
 //
 // A pass of the engine that changed its cache is one batch with the next sequence number, published after the pass. A
 // [Log] keeps the last of them; every subscriber reads it at its own pace, and one that falls behind it misses what is
-// gone. The engine never waits. Block hashes on the wire are not those of package kvindex: nobody is to rely on them.
+// gone. The engine never waits. Block hashes on the wire are not those of package kvindex: nothing may rely on them.
 //
 // # Complexity
 //

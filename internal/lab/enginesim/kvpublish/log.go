@@ -51,14 +51,14 @@ func NewLog(keep int) *Log {
 	return &Log{keep: keep, more: make(chan struct{})}
 }
 
-// SetBlockSize says how many tokens are in a block. It is called before the first batch.
+// SetBlockSize sets how many tokens are in a block. It is called before the first batch.
 func (l *Log) SetBlockSize(tokens int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.blockSize = tokens
 }
 
-// KVEvents implements enginesim.Listener. Blocks of prompts known by their hashes only cannot be told of.
+// KVEvents implements enginesim.Listener. Blocks of prompts given by their hashes only cannot be published.
 func (l *Log) KVEvents(at time.Duration, events []enginesim.KVEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,7 +98,7 @@ func told(e enginesim.KVEvent, size int) (x Event, ok bool) {
 	return x, ok
 }
 
-// Hash is the engine's name for the block with this chained hash: another for each, and told by nothing else.
+// Hash is the engine's name for the block with this chained hash: one for each.
 func Hash(chained uint64) uint64 { return (chained ^ chained>>29) * 0x9e3779b97f4a7c15 }
 
 // From returns the batches that are still there from a number on, the number that comes next, and a channel that is

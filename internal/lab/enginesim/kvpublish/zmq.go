@@ -25,7 +25,7 @@ type Config struct {
 	Topic string
 	// Encoding is how batches are written; empty means Arrays.
 	Encoding Encoding
-	// Drop says which batches no subscriber gets, as a network may; nil means none.
+	// Drop selects batches that no subscriber gets, as a network may; nil means none.
 	Drop func(seq uint64) bool
 }
 

@@ -44,7 +44,7 @@ func Names() []string { return slices.Sorted(maps.Keys(kinds)) }
 // NeedsKVEvents reports whether a baseline looks at what the engines have cached.
 func NeedsKVEvents(name string) bool { return kinds[name].events }
 
-// StaticFleet reports whether a baseline is written for a fleet to which nobody comes and from which nobody goes.
+// StaticFleet reports whether a baseline is written for a fleet that does not change.
 func StaticFleet(name string) bool { return kinds[name].static }
 
 // New builds a baseline for one Router; nil if the name is not one of them. Those of one run share the Fleet.
@@ -105,10 +105,10 @@ func (f *Fleet) Scrape() {
 	}
 }
 
-// cached is how many leading blocks each engine has, as far as its events have told.
+// cached is how many leading blocks each engine has, by its events.
 func (f *Fleet) cached(blocks []uint64, depth []int) {
 	for i, e := range f.engines {
-		depth[i] = e.Told(blocks)
+		depth[i] = e.Published(blocks)
 	}
 }
 
@@ -121,7 +121,7 @@ func newRay() (routing.Policy, error) {
 
 // prompted is a policy that reads prompts.
 type prompted struct {
-	index *kvindex.Index // of what it routed; nil where it hears the engines
+	index *kvindex.Index // of what it routed; nil where it follows the engines' events
 	slots []kvindex.Slot
 	block int
 }

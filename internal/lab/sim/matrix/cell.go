@@ -43,11 +43,11 @@ type Cell struct {
 	Share      sim.Share `json:"share"`
 	IntervalMS int       `json:"interval_ms,omitempty"`
 	Affinity   bool      `json:"affinity,omitempty"`
-	// Minutes is how long requests arrive, WarmUpMinutes how many of them are not measured; 0 means as the plan says
+	// Minutes is how long requests arrive, WarmUpMinutes how many of them are not measured; 0 = the plan's
 	// for generated workloads, all of a trace and five minutes of warm-up.
 	Minutes       float64 `json:"minutes,omitempty"`
 	WarmUpMinutes float64 `json:"warm_up_minutes,omitempty"`
-	// Proxies says that proxies are run with one client too.
+	// Proxies: proxies are run with one client too.
 	Proxies bool `json:"proxies,omitempty"`
 }
 
@@ -130,7 +130,7 @@ func (c *Cell) engines() []enginesim.Config {
 
 func (c *Cell) interval() time.Duration { return time.Duration(c.IntervalMS) * time.Millisecond }
 
-// String tells what is in the cell.
+// String describes the cell.
 func (c *Cell) String() string {
 	var b strings.Builder
 	load := fmt.Sprintf("%.0f %% of the capacity", 100*c.Load)
@@ -163,7 +163,7 @@ func (c *Cell) String() string {
 // maxFile bounds a file of cells.
 const maxFile = 1 << 20
 
-// Read reads cells: {"cells":[…]}, each of which says in what it differs from Base.
+// Read reads cells: {"cells":[…]}, each of which has only what differs from Base.
 func Read(r io.Reader) ([]Cell, error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {

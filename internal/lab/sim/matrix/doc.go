@@ -5,20 +5,20 @@
 // A [Cell] is one situation: a workload at a share of the capacity, a fleet, clients and what they know of each
 // other. [Builtin] varies one factor of [Base] at a time, and adds corners where a policy might lose; [Read] takes
 // cells of your own from a file. Every cell is run with every policy and every seed. Policies that are proxies in
-// real life are run with one client too where the cell says so.
+// real life are run with one client too where the cell has proxies.
 //
 // Each run is a file in a directory, written when the run has ended. A run whose file is there, made by the same
 // program from the same arguments, is not run again: what was interrupted goes on where it stood. The same seed of a
 // cell is the same requests for all policies, and the first seed of every cell comes before the second of any.
 //
-// [Results.Markdown] tells the figures of each cell, the geometric means of their ratios to round robin over the
+// [Results.Markdown] prints the figures of each cell, the geometric means of their ratios to round robin over the
 // cells with 64 clients, those of the proxies with one client, and whether the policy in question is what it should be.
 //
 // # Figures
 //
 // Means over the seeds; ± is half of the spread, which is the largest seed less the smallest. A ratio is mean ÷ round
 // robin's mean of the same cell; less is better for times, more for goodput. A goodput below one per cent counts as
-// one per cent, so that a policy that answers nobody in time does not decide a product by itself. Cached tokens have
+// one per cent, so that a policy that answers no call in time does not decide a product by itself. Cached tokens have
 // no ratio, for round robin may have none: their mean is over the cells.
 //
 // Another seed is other requests, with which a nearly full fleet may take twice as long. Policies are therefore compared
@@ -31,5 +31,5 @@
 //
 // # Guarantees
 //
-// The figures of a run do not depend on who ran it, when, or beside what.
+// The figures of a run do not depend on the machine, the time, or what runs beside it.
 package matrix

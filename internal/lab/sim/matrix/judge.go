@@ -8,7 +8,7 @@ import (
 // allowed is by what factor a policy may be worse than the simple ones in a cell.
 const allowed = 1.05
 
-// simple are the policies than which nobody may be worse.
+// simple are the policies than which none may be worse.
 var simple = []string{"round_robin", "power_of_two_choices"}
 
 // onTokens are the workloads in which the time per token is judged too.

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Markdown tells everything, and judges the policies named.
+// Markdown prints everything, and judges the policies named.
 func (r *Results) Markdown(policies, judged []string) string {
 	var b strings.Builder
 	r.header(&b)

@@ -43,7 +43,7 @@ type CellResults struct {
 	offered map[uint64]offered // by seed
 }
 
-// offered tells the requests of a cell and a seed from others.
+// offered identifies the requests of a cell and a seed.
 type offered struct {
 	rate     float64
 	measured int
@@ -179,7 +179,7 @@ func (f *figure) worse(r, than *Row, seeds []uint64) (factor, beyond float64) {
 // Mean is a policy over many cells.
 type Mean struct {
 	Policy string
-	// Alone says that it had one client in every cell.
+	// Alone: it had one client in every cell.
 	Alone bool
 	// Cells is over how many, Seeds over how many in each, at the least.
 	Cells, Seeds int

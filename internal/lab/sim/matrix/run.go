@@ -32,7 +32,7 @@ type Plan struct {
 	KeepOlder bool
 	// Workers is how many runs there are at once.
 	Workers int
-	// Tell is told how far it is, from several goroutines but never at the same time.
+	// Tell is called with the progress, from several goroutines but never at the same time.
 	Tell func(string)
 	// Now is the clock for that; nil means the real one.
 	Now func() time.Time
@@ -180,7 +180,7 @@ func (r *runner) findRate(ctx context.Context, c *Cell) error {
 	}
 	r.mu.Lock()
 	_, known := r.rates[key]
-	r.rates[key] += 0 // whoever comes next leaves it to us
+	r.rates[key] += 0 // later callers find the entry
 	r.mu.Unlock()
 	if known {
 		return nil
@@ -253,7 +253,7 @@ func (r *runner) entry(g *group, policy string, clients int) (*Entry, error) {
 	return e, err
 }
 
-// kept says whether a run is there.
+// kept reports whether a run is there.
 func (r *runner) kept(e *Entry) bool {
 	old := load(file(r.Dir, e.Cell.Name, e.Policy, e.Clients, e.Seed))
 	return old != nil && old.Arguments == e.Arguments && (r.KeepOlder || old.Code == e.Code)

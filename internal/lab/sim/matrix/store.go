@@ -16,7 +16,7 @@ import (
 // version is raised when arguments come to mean something else.
 const version = 1
 
-// Entry is what one run's file says.
+// Entry is the content of one run's file.
 type Entry struct {
 	// Arguments is a hash of all that the run depends on but the program, Code names the program.
 	Arguments string `json:"arguments"`
