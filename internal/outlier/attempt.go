@@ -41,11 +41,9 @@ type Attempt struct {
 	Mark
 	replica    *Replica
 	prev, next *Attempt
-	turn       uint32
 	waits      bool // is in its replica's queue of those that wait for a first message
 	answered   bool
 	heeded     bool // has been evidence already
-	probing    bool // its probe is not decided yet
 }
 
 // queue are attempts that wait for their first message, the oldest pick first.
@@ -69,13 +67,9 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 	d.note(principal, now)
 	a.Principal, a.answer = principal, answer
 	if a.Probe = r.out(); a.Probe {
-		a.probing, a.turn = true, r.turn
-		r.probes++
+		r.probe, r.probed = a, now
 		d.probes++
 		d.readmit(r)
-		if answer == AnswerUnseen {
-			r.probing = now
-		}
 	}
 	if answer == AnswerUnseen {
 		return
@@ -137,17 +131,13 @@ func (d *Detector) End(a *Attempt) {
 
 // decided ends an attempt's probe, so that another may follow, and reports whether it was under way. Called with mu held.
 func (d *Detector) decided(a *Attempt) bool {
-	if !a.probing {
+	r := a.replica
+	if r.probe != a {
 		return false
 	}
-	a.probing = false
-	if r := a.replica; a.turn == r.turn {
-		if r.probes--; r.probes == 0 {
-			r.probing = time.Time{}
-		}
-		d.readmit(r)
-		d.free()
-	}
+	r.probe = nil
+	d.readmit(r)
+	d.free()
 	return true
 }
 
@@ -176,13 +166,9 @@ func (a *Attempt) endWait() {
 func (r *Replica) heed() {
 	for a := r.waiting.first; a != nil; a = a.next {
 		a.heeded = true
-		if a.probing && a.turn == r.turn {
-			r.probes--
+		if r.probe == a {
+			r.probe = nil
 		}
-		a.probing = false
-	}
-	if r.probes == 0 {
-		r.probing = time.Time{}
 	}
 }
 
@@ -306,7 +292,7 @@ func (d *Detector) strike(r *Replica, m *Mark, now time.Time, n int, late bool) 
 	}
 	switch {
 	case m.Probe && r.effective() == HalfOpen:
-		d.probeFailed(r, now, late)
+		d.probeFailed(r, now)
 		return
 	case r.state >= HalfOpen:
 		if r.accuser != "" && m.Principal != r.accuser {

@@ -81,9 +81,8 @@ type record struct {
 	since   time.Time // of the state
 	times   int       // ejections, as far as they make the next one longer
 	share   int64     // most requests under way in SlowStart
-	probes  int       // under way in this turn
-	turn    uint32    // of probes
-	probing time.Time // when the last probe began of which only the end is seen; zero = none
+	probe   *Attempt  // the latest probe, while it is not decided
+	probed  time.Time // when it began
 	struck  time.Time // when the first call of the evidence was picked
 	late    bool      // some of the evidence is for being late
 	heard   time.Time // its last answer
@@ -228,10 +227,10 @@ func (d *Detector) look(now time.Time) {
 
 // examine ejects a replica against which there is enough, the calls that wait included. Called with mu held.
 func (d *Detector) examine(r *Replica, now time.Time) {
-	if !r.probing.IsZero() && now.Sub(r.probing) >= d.cfg.ejection(r.times-1) {
-		d.nextProbe(r)
+	if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.cfg.ejection(r.times-1) {
+		d.decided(r.probe) // only its end is seen, and that may never come: another may follow
 	}
-	probing := r.probes > 0 && r.effective() == HalfOpen
+	probing := r.probe != nil && r.effective() == HalfOpen
 	need := d.cfg.Failures
 	if probing {
 		need = 1
@@ -244,21 +243,13 @@ func (d *Detector) examine(r *Replica, now time.Time) {
 		return
 	}
 	if probing {
-		d.eject(r, CauseProbe, now)
+		d.probeFailed(r, now)
 		return
 	}
 	if strikes > 0 && r.struck.Before(since) || n == 0 {
 		since = r.struck
 	}
 	d.suspect(r, now, n > 0 || r.late, since)
-}
-
-// nextProbe lets another probe follow on one of which only the end is seen, and that may never come. Called with mu held.
-func (d *Detector) nextProbe(r *Replica) {
-	r.probes, r.probing = 0, time.Time{}
-	r.turn++
-	d.readmit(r)
-	d.free()
 }
 
 // Readmit gives the host of a replica what it admits now, for when the host's Bookings have changed.
@@ -272,7 +263,7 @@ func (d *Detector) Readmit(r *Replica) {
 func (d *Detector) AdmitsAssigned(r *Replica) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return r.state < HalfOpen || r.state == HalfOpen && r.probes == 0
+	return r.state < HalfOpen || r.state == HalfOpen && r.probe == nil
 }
 
 // State returns the state of a replica, and why it is ejected or half-open.

@@ -79,7 +79,7 @@ func (r *Replica) admits() bool {
 	case Ejected:
 		return false
 	case HalfOpen:
-		return r.probes == 0
+		return r.probe == nil
 	case SlowStart:
 		return r.host.Bookings() < r.share
 	}
@@ -208,6 +208,6 @@ func (d *Detector) forget(r *Replica) {
 	r.heed()
 	r.strikes.Store(0)
 	d.change(r, func() {
-		r.record = record{waiting: r.waiting, probes: r.probes, turn: r.turn, probing: r.probing, lost: r.lost}
+		r.record = record{waiting: r.waiting, probe: r.probe, probed: r.probed, lost: r.lost}
 	})
 }

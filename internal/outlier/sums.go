@@ -211,8 +211,9 @@ func (d *Detector) overrule(r *Replica, now time.Time) {
 }
 
 // probeFailed ejects a replica whose probe failed. Called with mu held.
-func (d *Detector) probeFailed(r *Replica, now time.Time, late bool) {
+func (d *Detector) probeFailed(r *Replica, now time.Time) {
 	r.sum.failedProbes++
+	r.sum.reported = d.cfg.Failures // the probe is all there is to report
 	d.eject(r, CauseProbe, now)
 }
 

@@ -13,14 +13,14 @@ import (
 	"github.com/warmpath/warmpath/internal/outlier"
 )
 
-var healthSeeds = flag.Uint64("routing.health-seeds", 4, "how many seeds TestModelHealth runs")
+var outlierSeeds = flag.Uint64("routing.outlier-seeds", 4, "how many seeds TestModelOutlier runs")
 
-// TestModelHealth drives a Router whose replicas fail, hang, drain, restart, leave and come back, on a clock that jumps,
+// TestModelOutlier drives a Router whose replicas fail, hang, drain, restart, leave and come back, on a clock that jumps,
 // also back, with verdicts of others, and checks after every step that its books of their health are right and obeyed. A
 // failure names the seed; replay it with
 //
-//	go test ./balancer/routing -run 'TestModelHealth/POLICY' -routing.seed SEED
-func TestModelHealth(t *testing.T) {
+//	go test ./balancer/routing -run 'TestModelOutlier/POLICY' -routing.seed SEED
+func TestModelOutlier(t *testing.T) {
 	for name, p := range map[string]func() Policy{
 		"least_loaded": func() Policy { return loading{leastLoaded} },
 		"least_of_two": func() Policy { return choosing(leastOfTwo) },
@@ -31,13 +31,13 @@ func TestModelHealth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first, last := *modelSeed, *modelSeed
 			if first == 0 {
-				first, last = 1, *healthSeeds
+				first, last = 1, *outlierSeeds
 			}
 			for seed := first; seed <= last; seed++ {
 				t.Run(fmt.Sprint(seed), func(t *testing.T) {
 					t.Cleanup(func() {
 						if t.Failed() {
-							t.Logf("replay with -run 'TestModelHealth/%s' -routing.seed %d", name, seed)
+							t.Logf("replay with -run 'TestModelOutlier/%s' -routing.seed %d", name, seed)
 						}
 					})
 					m := newHospital(t, seed, p())

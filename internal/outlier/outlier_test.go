@@ -1,0 +1,292 @@
+package outlier_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+// round is longer than the time between two looks at the fleet.
+const round = 101 * time.Millisecond
+
+// host is a replica of a fleet without a Router.
+type host struct {
+	*outlier.Replica
+	admits   atomic.Bool
+	bookings atomic.Int64
+}
+
+func (h *host) Bookings() int64 { return h.bookings.Load() }
+func (h *host) Rate() float64   { return 1 }
+func (h *host) Draining() bool  { return false }
+func (h *host) Admit(ok bool)   { h.admits.Store(ok) }
+
+// fleet is a Detector with replicas, on a clock of its own.
+type fleet struct {
+	*outlier.Detector
+	t        *testing.T
+	now      time.Time
+	replicas []*host
+}
+
+func newFleet(t *testing.T, n int) *fleet {
+	f := &fleet{t: t, now: time.Unix(1000, 0)}
+	f.Detector = outlier.New(outlier.Default(), func() time.Time { return f.now })
+	for range n {
+		h := new(host)
+		h.Replica = outlier.NewReplica(h)
+		h.admits.Store(true)
+		f.Join(h.Replica)
+		f.SetConnected(h.Replica, true)
+		f.replicas = append(f.replicas, h)
+	}
+	return f
+}
+
+func (f *fleet) pass(d time.Duration) {
+	f.now = f.now.Add(d)
+	f.Look(f.now)
+}
+
+func (f *fleet) is(i int, want outlier.State) {
+	f.t.Helper()
+	s, _ := f.State(f.replicas[i].Replica)
+	require.Equal(f.t, want, s)
+}
+
+// add reports counts of a replica, as a client of the principal.
+func (f *fleet) add(i int, principal string, c outlier.Counts, probe bool) {
+	f.Add(f.replicas[i].Replica, principal, c, probe)
+}
+
+// call is one call of a principal that is answered or fails at once.
+func (f *fleet) call(i int, principal string, fails bool) {
+	var a outlier.Attempt
+	r := f.replicas[i].Replica
+	f.Begin(&a, r, outlier.AnswerMessage, 500, principal, time.Time{})
+	f.pass(time.Millisecond)
+	if !fails {
+		f.Answered(&a)
+	}
+	f.End(&a)
+	fault := outlier.NoFault
+	if fails {
+		fault = outlier.Failed
+	}
+	f.Ended(r, a.Mark, fault, !fails, !fails, true)
+}
+
+// An ejected replica comes back by a probe, and slowly; a probe that fails ejects it for twice as long.
+func TestStates(t *testing.T) {
+	f := newFleet(t, 4)
+	for range 5 {
+		f.call(0, "", true)
+	}
+	f.is(0, outlier.Ejected)
+	require.False(t, f.replicas[0].admits.Load())
+	f.pass(9 * time.Second)
+	f.is(0, outlier.Ejected)
+	f.pass(time.Second)
+	f.is(0, outlier.HalfOpen)
+	require.True(t, f.replicas[0].admits.Load())
+	f.call(0, "", true)
+	f.is(0, outlier.Ejected)
+	f.pass(19 * time.Second)
+	f.is(0, outlier.Ejected)
+	f.pass(time.Second)
+	f.call(0, "", false)
+	f.is(0, outlier.SlowStart)
+	f.replicas[0].bookings.Store(1)
+	f.Readmit(f.replicas[0].Replica)
+	require.False(t, f.replicas[0].admits.Load(), "a share of nothing is one request")
+	f.pass(30 * time.Second)
+	f.is(0, outlier.Healthy)
+	require.True(t, f.AllHealthy())
+}
+
+// Issue 12.38: what one principal reports alone is decided by the probe of another one, or by the lack of a second accuser;
+// afterwards it weighs nothing, for longer and longer.
+func TestOnePrincipalAlone(t *testing.T) {
+	for name, answer := range map[string]func(f *fleet){
+		"the others' probes are answered": func(f *fleet) { f.add(0, "good", outlier.Counts{Successes: 1}, true) },
+		"the others report nothing":       func(*fleet) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, 4)
+			out := 0
+			for range 3600 { // seconds
+				f.add(1, "good", outlier.Counts{Successes: 1}, false)
+				f.add(0, "evil", outlier.Counts{Failures: 100}, true)
+				s, _ := f.State(f.replicas[0].Replica)
+				require.NotEqual(t, outlier.Ejected, s, "the others may probe at once")
+				if s == outlier.HalfOpen {
+					out++
+					require.True(t, f.Accuses(f.replicas[0].Replica, "evil"))
+					require.False(t, f.Accuses(f.replicas[0].Replica, "good"))
+					answer(f)
+				}
+				f.pass(time.Second)
+			}
+			require.NotZero(t, out)
+			require.Less(t, out, 300)
+		})
+	}
+}
+
+// What two principals report is ejected for all.
+func TestTwoPrincipalsAgree(t *testing.T) {
+	f := newFleet(t, 4)
+	f.add(0, "b", outlier.Counts{Successes: 1}, false)
+	f.add(0, "a", outlier.Counts{Failures: 9}, false)
+	f.is(0, outlier.HalfOpen)
+	f.add(0, "b", outlier.Counts{Failures: 1}, false)
+	f.is(0, outlier.Ejected)
+	require.Equal(t, 2, f.Principals(f.replicas[0].Replica))
+	require.Empty(t, f.Accuser(f.replicas[0].Replica))
+}
+
+// Where one principal alone is active its word is all there is: it ejects, and its probes count.
+func TestOnlyPrincipal(t *testing.T) {
+	f := newFleet(t, 4)
+	for length := 10 * time.Second; length < 5*time.Minute; length *= 2 {
+		f.add(0, "a", outlier.Counts{Failures: 5}, true)
+		f.is(0, outlier.Ejected)
+		f.pass(length - time.Second)
+		f.is(0, outlier.Ejected)
+		f.pass(time.Second)
+		f.is(0, outlier.HalfOpen)
+	}
+	f.add(0, "a", outlier.Counts{Successes: 1}, true)
+	f.is(0, outlier.SlowStart)
+}
+
+// Late calls are evidence only where other replicas answer meanwhile.
+func TestLateCounts(t *testing.T) {
+	f := newFleet(t, 4)
+	for i := range f.replicas {
+		f.add(i, "a", outlier.Counts{Late: 5}, false)
+	}
+	for i := range f.replicas {
+		f.is(i, outlier.Healthy)
+	}
+	f = newFleet(t, 4)
+	f.add(0, "a", outlier.Counts{Late: 5}, false)
+	f.is(0, outlier.Healthy)
+	f.add(1, "a", outlier.Counts{Successes: 1}, false)
+	f.pass(round)
+	f.is(0, outlier.Ejected)
+}
+
+// A client reports each piece of evidence once to a server, and what stands against a replica anew to another one.
+func TestTake(t *testing.T) {
+	f := newFleet(t, 4)
+	r := f.replicas[0].Replica
+	take := func(anew bool, want outlier.Counts) {
+		t.Helper()
+		require.Equal(t, want, f.Take(r, anew))
+	}
+	take(false, outlier.Counts{})
+	f.call(0, "", false)
+	f.call(0, "", true)
+	f.call(0, "", true)
+	take(false, outlier.Counts{Successes: 1, Failures: 2})
+	take(false, outlier.Counts{})
+	take(true, outlier.Counts{Failures: 2})
+	for range 3 {
+		f.call(0, "", true)
+	}
+	f.is(0, outlier.Ejected)
+	take(false, outlier.Counts{Failures: 3})
+	f.pass(10 * time.Second)
+	f.call(0, "", true)
+	take(false, outlier.Counts{Failures: 1})
+	f.pass(20 * time.Second)
+	f.call(0, "", false)
+	take(false, outlier.Counts{Successes: 1})
+}
+
+// What the server ejects holds beside own judgement, is not reported back, and ends with a slow start.
+func TestRemote(t *testing.T) {
+	f := newFleet(t, 4)
+	r := f.replicas[0].Replica
+	f.SetRemote(r, outlier.Ejected)
+	f.is(0, outlier.Ejected)
+	require.Equal(t, outlier.Counts{}, f.Take(r, true))
+	f.SetRemote(r, outlier.HalfOpen)
+	require.True(t, f.replicas[0].admits.Load())
+	f.call(0, "", false)
+	f.is(0, outlier.HalfOpen)
+	require.Equal(t, outlier.Counts{Successes: 1}, f.Take(r, false))
+	f.SetRemote(r, outlier.Healthy)
+	f.is(0, outlier.SlowStart)
+
+	f.SetRemote(r, outlier.HalfOpen)
+	f.call(0, "", true) // its probe
+	f.is(0, outlier.Ejected)
+	require.Equal(t, outlier.Counts{Failures: 1}, f.Take(r, false))
+	f.SetRemote(r, outlier.Healthy)
+	f.is(0, outlier.Ejected)
+
+	f.SetRemote(f.replicas[1].Replica, outlier.Ejected)
+	f.Forsake(f.replicas[1].Replica)
+	f.is(1, outlier.HalfOpen)
+	require.Equal(t, outlier.Counts{}, f.Take(f.replicas[1].Replica, true))
+}
+
+// All methods may be called by many goroutines.
+func TestManyGoroutines(t *testing.T) {
+	var clock atomic.Int64
+	d := outlier.New(outlier.Config{Failures: 2, SlowStart: time.Second, BaseTime: time.Second}, func() time.Time { return time.Unix(1000, clock.Add(1e6)) })
+	all := make([]*host, 8)
+	for i := range all {
+		all[i] = new(host)
+		all[i].Replica = outlier.NewReplica(all[i])
+		d.Join(all[i].Replica)
+		d.SetConnected(all[i].Replica, true)
+	}
+	var g sync.WaitGroup
+	for worker := range 4 {
+		g.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(worker), 1))
+			for range 2000 {
+				h := all[rnd.IntN(len(all))]
+				r, who := h.Replica, fmt.Sprint("p", rnd.IntN(3))
+				var a outlier.Attempt
+				d.Begin(&a, r, outlier.Answer(rnd.IntN(3)), 100, who, time.Time{})
+				switch rnd.IntN(8) {
+				case 0:
+					d.Add(r, who, outlier.Counts{Failures: 3}, true)
+				case 1:
+					d.Add(r, who, outlier.Counts{Successes: 3}, true)
+				case 2:
+					d.Take(r, false)
+				case 3:
+					d.SetRemote(r, outlier.State(rnd.IntN(2))*outlier.Ejected)
+				case 4:
+					d.SetConnected(r, rnd.IntN(2) == 0)
+				case 5:
+					d.Look(time.Unix(1000, clock.Load()))
+				default:
+					d.Answered(&a)
+				}
+				d.End(&a)
+				d.Ended(r, a.Mark, outlier.Fault(rnd.IntN(5)), false, false, true)
+				d.State(r)
+				d.Stats()
+			}
+		})
+	}
+	g.Wait()
+	for _, h := range all {
+		d.SetRemote(h.Replica, outlier.Healthy)
+		d.Leave(h.Replica)
+	}
+	require.True(t, d.AllHealthy())
+}
