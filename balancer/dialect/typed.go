@@ -28,7 +28,32 @@ type planned struct {
 	*edge
 	fd   protoreflect.FieldDescriptor
 	next *plan
+	kind fieldKind
 	ids  int // place in the Go struct of a slice of 32-bit token ids, -1 = read them through protoreflect
+}
+
+type fieldKind uint8
+
+const (
+	explicit fieldKind = iota // a message, or a scalar that can be set to zero
+	implicit                  // a scalar whose zero is absent
+	list
+	idList // of token ids
+	mapOf
+)
+
+func kindOf(fd protoreflect.FieldDescriptor, s slot) fieldKind {
+	switch {
+	case fd.IsMap():
+		return mapOf
+	case fd.IsList() && s == slotTokens && fd.Message() == nil:
+		return idList
+	case fd.IsList():
+		return list
+	case fd.HasPresence():
+		return explicit
+	}
+	return implicit
 }
 
 // resolve finds the edges of a node in a message type. The sample, which may be nil, tells the Go type.
@@ -39,6 +64,7 @@ func (n *node) resolve(d protoreflect.MessageDescriptor, sample protoreflect.Mes
 		x := planned{edge: e, fd: e.in(d), ids: -1}
 		ok := x.fd != nil && x.resolve(sample)
 		if ok {
+			x.kind = kindOf(x.fd, x.slot)
 			p.fields = append(p.fields, x)
 		}
 		if e.slots&slotContent.bit() != 0 {
@@ -133,22 +159,26 @@ func idsAt(m protoreflect.Message, i int) []uint32 {
 func (f *fields) walkTyped(p *plan, m protoreflect.Message, v *values) {
 	for i := range p.fields {
 		x := &p.fields[i]
-		switch {
-		case x.slots&v.need == 0 || !m.Has(x.fd):
-		case x.ids >= 0:
-			v.alias(uint8(x.leaf), idsAt(m, x.ids))
-		case x.fd.IsMap():
+		if x.slots&v.need == 0 || x.kind != implicit && !m.Has(x.fd) {
+			continue
+		}
+		switch x.kind {
+		case idList:
+			if x.ids >= 0 {
+				v.alias(uint8(x.leaf), idsAt(m, x.ids))
+			} else {
+				f.takeIDs(x, m.Get(x.fd).List(), v)
+			}
+		case mapOf:
 			if val := m.Get(x.fd).Map().Get(protoreflect.ValueOfString(x.key).MapKey()); val.IsValid() {
 				f.takeTyped(x, x.fd.MapValue(), val, true, false, v)
 			}
-		case x.fd.IsList() && x.slot == slotTokens && x.next == nil:
-			f.takeIDs(x, m.Get(x.fd).List(), v)
-		case x.fd.IsList():
+		case list:
 			for l, i := m.Get(x.fd).List(), 0; i < l.Len(); i++ {
 				f.takeTyped(x, x.fd, l.Get(i), true, true, v)
 			}
 		default:
-			f.takeTyped(x, x.fd, m.Get(x.fd), x.fd.HasPresence(), x.list, v)
+			f.takeTyped(x, x.fd, m.Get(x.fd), x.kind == explicit, x.list, v)
 		}
 	}
 }
@@ -178,12 +208,12 @@ func (f *fields) takeTyped(x *planned, fd protoreflect.FieldDescriptor, val prot
 		} else if element {
 			v.endElement(x.edge, before, message{typed: m})
 		}
-	case fd.Message() != nil:
+	case x.slot == slotContent && fd.Message() != nil:
 		v.content(val.Message())
-	case fd.Kind() == protoreflect.StringKind:
-		v.text(x.edge, val.String(), element)
-	case fd.Kind() == protoreflect.BytesKind:
-		v.text(x.edge, alias(val.Bytes()), element)
+	case isText(fd):
+		if s := textOf(fd, val); s != "" || present {
+			v.text(x.edge, s, element)
+		}
 	default:
 		if n := integer(fd, val); n != 0 || present {
 			v.num(x.edge, n, element)
@@ -214,6 +244,13 @@ func (v *values) content(m protoreflect.Message) {
 
 func isText(fd protoreflect.FieldDescriptor) bool {
 	return fd.Kind() == protoreflect.StringKind || fd.Kind() == protoreflect.BytesKind
+}
+
+func textOf(fd protoreflect.FieldDescriptor, val protoreflect.Value) string {
+	if fd.Kind() == protoreflect.BytesKind {
+		return alias(val.Bytes())
+	}
+	return val.String()
 }
 
 func isInteger(fd protoreflect.FieldDescriptor) bool {
