@@ -203,3 +203,29 @@ func life(t *testing.T, cc *grpc.ClientConn, stub testpb.TestServiceClient) {
 		}
 	}
 }
+
+// Prompts that extend one that is still under way end one after the other.
+func TestPromptsThatExtendOneUnderWay(t *testing.T) {
+	short := strings.Repeat("x", 16<<10)
+	entered, end := make(chan struct{}), make(chan struct{})
+	r := start(t, &replica{unary: func(_ context.Context, q *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+		if len(q.Payload.Body) == len(short) {
+			close(entered)
+			<-end
+		}
+		return &testpb.SimpleResponse{}, nil
+	}})
+	cc := dial(t, target(r), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)))
+	call := func(text string) error {
+		_, err := testpb.NewTestServiceClient(cc).UnaryCall(deadline(t), simple(text))
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- call(short) }()
+	<-entered
+	for _, more := range []string{"a", "b", "c"} {
+		require.NoError(t, call(short+strings.Repeat(more, 16<<10)))
+	}
+	close(end)
+	require.NoError(t, <-done)
+}

@@ -118,7 +118,7 @@ func (s *Stay) End() {
 	defer own.mu.Unlock()
 	own.ended += len(s.blocks)
 	for _, o := range own.open {
-		if o.held < len(s.blocks) && o.blocks[o.held] == s.blocks[o.held] {
+		if o.held < min(len(o.blocks), len(s.blocks)) && o.blocks[o.held] == s.blocks[o.held] {
 			o.held = alike(o.blocks, s.blocks)
 		}
 	}
