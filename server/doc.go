@@ -29,5 +29,3 @@
 // The package imports neither client nor resolver nor balancer: it shares with them the core, the policies and the
 // contract in proto/warmpath/v1.
 package server
-
-//go:generate go run ../internal/configdoc

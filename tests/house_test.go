@@ -14,7 +14,6 @@ var house = []string{
 	"cmd/warmpath",
 	"tests",
 	"examples",
-	"internal/configdoc",
 	"internal/lab/sim",
 	"internal/lab/report",
 	"internal/lab/chaos",

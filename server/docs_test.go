@@ -1,0 +1,90 @@
+package server_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/server"
+	"github.com/warmpath/warmpath/server/httpdoor"
+)
+
+// docs/server-config.md has every field of every struct that the config leads to, with its default.
+func TestServerConfigPage(t *testing.T) {
+	raw, err := os.ReadFile("../docs/server-config.md")
+	require.NoError(t, err)
+	sections := make(map[string]string)
+	for _, s := range strings.Split(string(raw), "\n## ")[1:] {
+		heading, text, _ := strings.Cut(s, "\n")
+		sections[heading] = text
+	}
+	chapters := map[string]any{
+		"The file": server.DefaultConfig(), "http": httpdoor.DefaultConfig(), "tls": server.TLS{}, "A principal": server.Principal{},
+		"A deployment":                         server.Deployment{ResolveInterval: server.DefaultResolveInterval},
+		"A deployment, as clients are sent it": policy.Config{}.WithDefaults(),
+		"replica_tls":                          server.ReplicaTLS{}, "Who decides": policy.Adoption{}, "central": policy.Central{}.WithDefaults(),
+		"ejection": policy.Ejection{}.WithDefaults(), "health_check": server.DefaultHealthCheck(), "A replica": fleet.Replica{},
+		"metrics": server.Metrics{}, "load_poll": server.LoadPoll{}, "backoff": policy.Backoff{}.WithDefaults(),
+	}
+	described := make(map[reflect.Type]bool)
+	for heading, value := range chapters {
+		described[reflect.TypeOf(value)] = true
+		rows := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| [^|]*\\| ([^|]*) \\|").FindAllStringSubmatch(sections[heading], -1)
+		var names, defaults []string
+		for _, row := range rows {
+			names, defaults = append(names, row[1]), append(defaults, strings.Trim(row[2], "`"))
+		}
+		fields, want := fieldsOf(t, value)
+		require.Equal(t, fields, names, heading)
+		for i, d := range want {
+			if d != "" {
+				require.Equal(t, d, strings.ReplaceAll(defaults[i], ", ", ","), "%s: %s", heading, names[i])
+			}
+		}
+	}
+	for typ := range described {
+		for _, f := range reflect.VisibleFields(typ) {
+			for inner := f.Type; ; inner = inner.Elem() {
+				if k := inner.Kind(); k != reflect.Pointer && k != reflect.Slice && k != reflect.Map {
+					ours := inner.Kind() == reflect.Struct && inner != reflect.TypeFor[policy.Selection]() && strings.Contains(inner.PkgPath(), "warmpath")
+					require.True(t, !ours || described[inner], "%v of %v.%s has no section", inner, typ, f.Name)
+					break
+				}
+			}
+		}
+	}
+}
+
+// fieldsOf returns the names of a struct's fields in a config, and their defaults; "" = the page says it in words.
+func fieldsOf(t *testing.T, value any) (names, defaults []string) {
+	t.Helper()
+	raw, err := json.Marshal(value)
+	require.NoError(t, err)
+	var set map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(raw, &set))
+	typ := reflect.TypeOf(value)
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "" {
+			continue // an embedded struct, which has a section of its own
+		}
+		usual := map[reflect.Kind]string{reflect.Bool: "false", reflect.String: `""`, reflect.Int: "0", reflect.Int64: "0", reflect.Float64: "0"}[f.Type.Kind()]
+		if text := string(set[name]); text != "" && text != "null" && text != `""` {
+			usual = text
+		}
+		if options == "" && usual == `""` {
+			usual = "required"
+		}
+		names, defaults = append(names, name), append(defaults, cmp.Or(usual, ""))
+	}
+	return names, defaults
+}
