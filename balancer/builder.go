@@ -9,10 +9,10 @@ import (
 	"google.golang.org/grpc/serviceconfig"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // Name is the name of the policy in a service config:
@@ -78,7 +78,7 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 	}
 	if c.KVEvents != "" || c.KVEventsReplay != "" {
 		a := routing.Attributes{KVEvents: c.KVEvents, KVEventsReplay: c.KVEventsReplay}
-		if _, err := fleet.ParseEventSource(a); err != nil {
+		if _, err := kvevents.ParseSource(a); err != nil {
 			return nil, fmt.Errorf("%s: %w", Name, err)
 		}
 	}

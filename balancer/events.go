@@ -5,8 +5,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // events are the replicas' KV events, followed for one Router. Used with lb.mu held.

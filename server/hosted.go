@@ -12,10 +12,11 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/kvevents"
+	_ "github.com/warmpath/warmpath/balancer/kvevents" // KV events over ZeroMQ
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // hosted is a Router and what runs for it: the subscriptions to its replicas' KV events, where its policy can use them.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/outlier"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )

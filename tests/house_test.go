@@ -42,6 +42,7 @@ var house = []string{
 	"balancer/sharedstore",
 	"balancer/dialect",
 	"balancer/kvevents",
+	"internal/kvevents",
 	"balancer/fleet",
 	"balancer/kvindex",
 	"internal/fault",

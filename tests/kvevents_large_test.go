@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/kvevents"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 )

@@ -15,9 +15,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvevents"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 

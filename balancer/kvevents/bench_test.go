@@ -1,17 +1,16 @@
 package kvevents
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
-// BenchmarkApply decodes and translates a batch that stores a prompt's blocks and one that removes them.
-func BenchmarkApply(b *testing.B) {
+// BenchmarkDecode decodes a batch that stores a prompt's blocks and one that removes them.
+func BenchmarkDecode(b *testing.B) {
 	for _, blocks := range []int{1, 64, 512} {
 		b.Run(fmt.Sprint("blocks=", blocks), func(b *testing.B) {
 			const size = 16
@@ -24,15 +23,12 @@ func BenchmarkApply(b *testing.B) {
 			}
 			storing, _ := msgp.AppendIntf(nil, array{1.5, array{array{"BlockStored", hashes, nil, tokens, size, nil, "GPU"}}})
 			removing, _ := msgp.AppendIntf(nil, array{1.5, array{array{"BlockRemoved", hashes, "GPU"}}})
-			t := newTest(Options{})
-			var x batch
+			var x kvevents.Batch
 			b.ReportAllocs()
 			b.SetBytes(int64(len(storing) + len(removing)))
 			for b.Loop() {
-				decodeMsgpack(&x, storing)
-				t.apply(context.Background(), &x, day, func([]routing.CacheChange) {})
-				decodeMsgpack(&x, removing)
-				t.apply(context.Background(), &x, day, func([]routing.CacheChange) {})
+				decode(&x, storing)
+				decode(&x, removing)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(2*blocks*b.N), "ns/block")
 		})

@@ -1,38 +1,6 @@
-// Package kvevents follows what the engines say of their KV caches, and tells it as changes of chained hashes.
+// Package kvevents is imported for its effect: it makes KV events over ZeroMQ usable, as vLLM and SGLang publish them, in
+// channels whose config or fleet has a kv_events that begins with tcp:// or sources:. Events through gRPC (grpc:) need no
+// import, and the look-aside server has it.
 //
-// # Rule
-//
-// An engine names blocks by hashes of its own. They stay opaque: every stored block is hashed anew from its token ids
-// behind its parent, as package kvindex does, and the engine's hash only serves to find parents and what is removed.
-//
-// Batches carry a sequence number. A gap is filled from the engine's replay buffer; where that does not reach back far
-// enough, the replica is cleared and what the buffer has is taken. A number that goes back, or a message that is not
-// the one that had this number, is an engine that was restarted: cleared. A connection that comes back is checked the
-// same way, and clears nothing by itself.
-//
-// What cannot be read is counted by kind and ends nothing. Blocks whose parent is unknown wait some seconds, then are
-// dropped and counted.
-//
-// # Complexity
-//
-// A batch costs one hash of its tokens and a look-up in a map per block. Memory per data-parallel rank is bounded by
-// [Options].MaxBytes, about 80 bytes a block, and some hundred KiB of what waits.
-//
-// # Guarantees
-//
-// What was told never exceeds what the engine has said it holds, and equals it while nothing was refused, forgotten or
-// lost. Nothing of a prompt but hashes is kept, except while a block waits for its parent.
-//
-// # Limits
-//
-// SMG's gRPC events say neither cache salt nor the adapter's name: salted prompts are hashed as others are, or left out
-// where the events are told by group; blocks of adapters are left out. Use ZeroMQ where tenants are kept apart by salt.
-// That a gRPC stream lost its last message shows in the next one only. Of a token that comes in a pair with the next
-// one, as SGLang tells with some ways of speculation, the first counts: such a block is found by a prompt that differs
-// right behind it.
-//
-// # Sources
-//
-// The events of vLLM, SGLang, SMG's servicers and OpenEngine, as far as they feed a prefix index: blocks of groups with
-// full attention, without images or other content beside the tokens.
+//	import _ "github.com/warmpath/warmpath/balancer/kvevents"
 package kvevents

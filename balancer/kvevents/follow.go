@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // follower keeps the messages of one publisher in order. It belongs to one goroutine.
@@ -17,7 +19,7 @@ type follower struct {
 	// apply takes a message in; clear forgets all that was applied.
 	apply func(seq uint64, payload []byte)
 	clear func()
-	count *followed
+	count *kvevents.Followed
 	err   error // of the last replay
 
 	any   bool   // something was applied since the last clear
@@ -26,11 +28,6 @@ type follower struct {
 
 	live    bool // a message came on this connection or an earlier one, since the last clear
 	highest uint64
-}
-
-// followed is what happened to a stream.
-type followed struct {
-	Gaps, Replays, ReplayErrors, Restarts, Clears int64
 }
 
 var (
@@ -133,7 +130,7 @@ func (f *follower) catchUp(ctx context.Context) error {
 		return nil
 	})
 	if err == nil && !known {
-		return errRestarted // it has said less than we have heard
+		return errRestarted // it has published less than was received
 	}
 	return err
 }

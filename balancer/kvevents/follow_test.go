@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // engine is a publisher with a replay buffer, as far as a follower sees it.
@@ -49,14 +51,14 @@ func (e *engine) replay(_ context.Context, from uint64, each func(uint64, []byte
 	return nil
 }
 
-// follow returns a follower of the engine, and what it holds.
-func follow(e *engine) (*follower, *[]string) {
+// followerOf returns a follower of the engine, and what it holds.
+func followerOf(e *engine) (*follower, *[]string) {
 	held := new([]string)
 	return &follower{
 		replay: e.replay,
 		apply:  func(_ uint64, p []byte) { *held = append(*held, string(p)) },
 		clear:  func() { *held = nil },
-		count:  &followed{},
+		count:  &kvevents.Followed{},
 	}, held
 }
 
@@ -76,13 +78,13 @@ func send(f *follower, e *engine, n int) {
 
 func TestGapsAreFilled(t *testing.T) {
 	e := &engine{keep: 100}
-	f, held := follow(e)
+	f, held := followerOf(e)
 	send(f, e, 5)
 	e.publish()
 	e.publish()
 	send(f, e, 2)
 	require.Equal(t, e.said(), *held)
-	require.Equal(t, followed{Gaps: 1, Replays: 1}, *f.count)
+	require.Equal(t, kvevents.Followed{Gaps: 1, Replays: 1}, *f.count)
 
 	e.publish() // the last one is lost: no gap shows it
 	f.check(context.Background())
@@ -95,7 +97,7 @@ func TestWhoComesLateGetsTheBuffer(t *testing.T) {
 	for range 10 {
 		e.publish()
 	}
-	f, held := follow(e)
+	f, held := followerOf(e)
 	f.check(context.Background())
 	require.Equal(t, e.said()[7:], *held)
 	send(f, e, 2)
@@ -121,7 +123,7 @@ func TestReplaysThatBreakOff(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &engine{keep: 100}
-			f, held := follow(e)
+			f, held := followerOf(e)
 			send(f, e, 5)
 			for range 7 {
 				e.publish()
@@ -147,7 +149,7 @@ func TestWhatCannotBeHadClears(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &engine{keep: 100}
-			f, held := follow(e)
+			f, held := followerOf(e)
 			send(f, e, 5)
 			c.spoil(e, f)
 			for range 4 {
@@ -166,7 +168,7 @@ func TestARestartClears(t *testing.T) {
 	for _, after := range []int{0, 1, 3, 5, 6, 9} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
 			e := &engine{keep: 100}
-			f, held := follow(e)
+			f, held := followerOf(e)
 			send(f, e, 5)
 			e.restart()
 			for range after {
@@ -181,7 +183,7 @@ func TestARestartClears(t *testing.T) {
 		})
 	}
 	e := &engine{keep: 100}
-	f, held := follow(e)
+	f, held := followerOf(e)
 	f.replay = nil
 	send(f, e, 5)
 	e.restart()
@@ -191,12 +193,12 @@ func TestARestartClears(t *testing.T) {
 
 func TestABlinkClearsNothing(t *testing.T) {
 	e := &engine{keep: 100}
-	f, held := follow(e)
+	f, held := followerOf(e)
 	send(f, e, 5)
 	f.check(context.Background())
 	send(f, e, 5)
 	require.Equal(t, e.said(), *held)
-	require.Equal(t, followed{Replays: 1}, *f.count)
+	require.Equal(t, kvevents.Followed{Replays: 1}, *f.count)
 }
 
 // Whatever is dropped, doubled or restarted: what is held is a part of what the engine said in this life, without
@@ -205,7 +207,7 @@ func TestFollowerProperty(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		e := &engine{keep: 1 + rng.IntN(20)}
-		f, held := follow(e)
+		f, held := followerOf(e)
 		for range 200 {
 			switch k := rng.IntN(40); {
 			case k == 0:

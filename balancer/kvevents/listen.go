@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"github.com/go-zeromq/zmq4"
+
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // maxDialed bounds the engines that are connected to one port.
@@ -24,7 +26,7 @@ type ports struct {
 	open map[string]*port
 }
 
-// port is one listener. It lives as long as somebody uses it.
+// port is one listener. It lives as long as it is used.
 type port struct {
 	address string
 	users   int
@@ -50,13 +52,13 @@ var errShared = errors.New("kvevents: another replica listens on this port, and 
 
 // serve waits on the subscriber's port for its engine until the context ends.
 func (ps *ports) serve(ctx context.Context, s *subscriber) {
-	p := ps.join(s.address)
+	p := ps.join(s.Address)
 	defer ps.leave(p)
 	r := &reader{subscriber: s, ctx: ctx}
-	var b backoff
+	var b kvevents.Backoff
 	for !p.add(r) {
-		s.failed(errShared)
-		if !b.wait(ctx) {
+		s.Failed(errShared)
+		if !b.Wait(ctx) {
 			return
 		}
 	}
@@ -98,7 +100,7 @@ func (ps *ports) leave(p *port) {
 func (p *port) add(r *reader) bool {
 	p.mu.Lock()
 	shared := slices.ContainsFunc(p.readers, func(o *reader) bool {
-		return o.engine != r.engine && (strings.HasPrefix(o.topic, r.topic) || strings.HasPrefix(r.topic, o.topic))
+		return o.Engine != r.Engine && (strings.HasPrefix(o.Topic, r.Topic) || strings.HasPrefix(r.Topic, o.Topic))
 	})
 	problem := p.problem
 	if !shared {
@@ -106,7 +108,7 @@ func (p *port) add(r *reader) bool {
 	}
 	p.mu.Unlock()
 	if !shared && problem != nil {
-		r.failed(problem)
+		r.Failed(problem)
 	}
 	return !shared
 }
@@ -127,11 +129,11 @@ func (p *port) all() []*reader {
 // run listens until the context ends.
 func (p *port) run(ctx context.Context) {
 	defer close(p.done)
-	var b backoff
+	var b kvevents.Backoff
 	for ctx.Err() == nil {
 		if err := p.listen(ctx); ctx.Err() == nil {
 			p.failed(err)
-			b.wait(ctx)
+			b.Wait(ctx)
 		}
 	}
 }
@@ -143,7 +145,7 @@ func (p *port) failed(err error) {
 	p.mu.Unlock()
 	if err != nil {
 		for _, r := range p.all() {
-			r.failed(err)
+			r.Failed(err)
 		}
 	}
 }
@@ -225,7 +227,7 @@ func (p *port) read(x *peer) {
 
 // wants reports whether a message is of the reader's topic.
 func (r *reader) wants(frames [][]byte) bool {
-	return len(frames) == 3 && strings.HasPrefix(string(frames[0]), r.topic)
+	return len(frames) == 3 && strings.HasPrefix(string(frames[0]), r.Topic)
 }
 
 // take queues a message. The connection that was made last is the one that counts.
@@ -245,7 +247,7 @@ func (r *reader) adopt(x *peer) bool {
 	}
 	r.mu.Unlock()
 	if newer {
-		r.failed(nil)
+		r.Failed(nil)
 		r.queue.put(r.ctx, message{opened: true})
 	}
 	return is || newer
@@ -260,6 +262,6 @@ func (r *reader) lostPeer(x *peer, err error) {
 	}
 	r.mu.Unlock()
 	if is && r.ctx.Err() == nil {
-		r.failed(err)
+		r.Failed(err)
 	}
 }

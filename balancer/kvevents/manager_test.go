@@ -12,11 +12,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
-// recorded is what a Manager told.
+// recorded is what a Manager passed on.
 type recorded struct {
 	mu  sync.Mutex
 	all []routing.CacheChange
@@ -51,7 +53,7 @@ func TestManagerFollowsTheFleet(t *testing.T) {
 	a.publish(one(t, 0), false)
 	b.publish(one(t, 1), false)
 	var got recorded
-	m := NewManager(Options{Sink: got.sink})
+	m := kvevents.NewManager(kvevents.Options{Sink: got.sink})
 	defer m.Close()
 	at := func(id string, p *publisher) routing.Attributes {
 		return routing.Attributes{ID: id, KVEvents: "tcp://" + p.address(0), KVEventsReplay: "tcp://" + p.address(1), Models: []string{"m"}}
@@ -85,7 +87,7 @@ func TestManagerTellsAgainOfAnotherInstance(t *testing.T) {
 	p := newPublisher(t)
 	p.publish(one(t, 0), false)
 	var got recorded
-	m := NewManager(Options{Sink: got.sink})
+	m := kvevents.NewManager(kvevents.Options{Sink: got.sink})
 	defer m.Close()
 	for _, c := range []struct {
 		instance string
@@ -127,36 +129,64 @@ func (c *control) Invoke(_ context.Context, method string, _, reply any, _ ...gr
 func TestManagerAsksTheEngineForItsSources(t *testing.T) {
 	p := newPublisher(t)
 	p.publish(one(t, 0), false)
-	source := pb{}.bytes(1, []byte("zmq")).bytes(2, []byte("tcp://"+p.address(0))).bytes(4, []byte("tcp://"+p.address(1)))
-	conn := &control{reply: pb{}.bytes(1, source), fails: 1}
+	source := append(append(field(1, "zmq"), field(2, "tcp://"+p.address(0))...), field(4, "tcp://"+p.address(1))...)
+	conn := &control{reply: field(1, string(source)), fails: 1}
 	var got recorded
-	m := NewManager(Options{Sink: got.sink, Connect: func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil }})
+	m := kvevents.NewManager(kvevents.Options{Sink: got.sink, Connect: func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil }})
 	defer m.Close()
 	m.SetFleet([]routing.Attributes{{ID: "a", Address: "10.0.0.1:1", KVEvents: "sources:vllm", Models: []string{"m"}}})
 	require.Equal(t, chained(ids(0, 1)), got.wait(t).Stored)
 
-	alone := NewManager(Options{Sink: got.sink})
+	alone := kvevents.NewManager(kvevents.Options{Sink: got.sink})
 	defer alone.Close()
 	alone.SetFleet([]routing.Attributes{{ID: "a", KVEvents: "grpc:vllm"}})
 	require.Eventually(t, func() bool {
 		sts := alone.Status()
-		return len(sts) == 1 && sts[0].Problem == errNoConnect.Error()
+		return len(sts) == 1 && strings.Contains(sts[0].Problem, "no gRPC connection")
 	}, 30*time.Second, time.Millisecond)
 }
 
 // Why nothing can be had is logged once, and again after something came.
 func TestUnreachableSourceIsLoggedOnce(t *testing.T) {
-	var log strings.Builder
-	o := Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
-	r := &replica{id: "a", opts: o.withDefaults(), sizes: new(sizes), sink: func([]routing.CacheChange) {}}
-	s := r.stream("tcp://10.0.0.1:5557", 0, func(*batch, []byte) {})
-	for range 3 {
-		s.failed(errors.New("refused"))
-		s.failed(nil) // a connection alone says little: a gRPC stream is open before its server has looked at it
+	p := newPublisher(t)
+	var log logged
+	var got recorded
+	m := kvevents.NewManager(kvevents.Options{Sink: got.sink, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	defer m.Close()
+	m.SetFleet([]routing.Attributes{{ID: "a", KVEvents: "tcp://" + p.address(0), Models: []string{"m"}}})
+	status := func() kvevents.Status { return m.Status()[0] }
+	for range 3 { // a connection alone shows little
+		<-p.topics
+		p.cut()
 	}
+	<-p.topics
 	require.Equal(t, 1, strings.Count(log.String(), "cannot be had"), log.String())
-	require.Contains(t, log.String(), "replica=a source=tcp://10.0.0.1:5557 error=refused")
-	s.apply(context.Background(), 0, nil)
-	s.failed(errors.New("reset"))
+	p.publish(one(t, 0), false)
+	require.Equal(t, chained(ids(0, 1)), got.wait(t).Stored)
+	p.cut()
+	require.Eventually(t, func() bool { return status().Connections == 5 }, 30*time.Second, time.Millisecond)
 	require.Equal(t, 2, strings.Count(log.String(), "cannot be had"), log.String())
+}
+
+// logged is a log that is read while it is written.
+type logged struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// field is a length-delimited field of a protobuf message.
+func field(num protowire.Number, text string) []byte {
+	return protowire.AppendString(protowire.AppendTag(nil, num, protowire.BytesType), text)
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 type (
@@ -67,96 +69,96 @@ const (
 )
 
 func TestBytesByHand(t *testing.T) {
-	var b batch
-	decodeMsgpack(&b, unhex(t, oldBatch))
-	require.Zero(t, b.bad)
-	require.True(t, b.hasRank)
-	require.Equal(t, 2, b.rank)
-	require.Equal(t, []event{
-		{kind: stored, hashes: []uint64{1, math.MaxUint64}, tokens: []uint32{1, 2, 3, 4}, blockSize: 2, medium: "GPU", opaque: 2},
-		{kind: removed, hashes: []uint64{math.MaxUint64}, medium: "CPU", opaque: 1},
-		{kind: cleared},
-	}, b.events)
+	var b kvevents.Batch
+	decode(&b, unhex(t, oldBatch))
+	require.Zero(t, b.Bad)
+	require.True(t, b.HasRank)
+	require.Equal(t, 2, b.Rank)
+	require.Equal(t, []kvevents.Event{
+		{Kind: kvevents.Stored, Hashes: []uint64{1, math.MaxUint64}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2, Medium: "GPU", Opaque: 2},
+		{Kind: kvevents.Removed, Hashes: []uint64{math.MaxUint64}, Medium: "CPU", Opaque: 1},
+		{Kind: kvevents.Cleared},
+	}, b.Events)
 
-	decodeMsgpack(&b, unhex(t, newBatch))
-	require.Zero(t, b.bad)
-	require.False(t, b.hasRank)
-	require.Equal(t, []event{{
-		kind: stored, hashes: []uint64{0x0102030405060708}, parent: 255, hasParent: true,
-		tokens: []uint32{256, 65536}, blockSize: 2, adapter: "ada", opaque: 1,
-	}}, b.events)
+	decode(&b, unhex(t, newBatch))
+	require.Zero(t, b.Bad)
+	require.False(t, b.HasRank)
+	require.Equal(t, []kvevents.Event{{
+		Kind: kvevents.Stored, Hashes: []uint64{0x0102030405060708}, Parent: 255, HasParent: true,
+		Tokens: []uint32{256, 65536}, BlockSize: 2, Adapter: "ada", Opaque: 1,
+	}}, b.Events)
 }
 
 // Every order of fields that the reference knows, in arrays and in maps.
 func TestFieldOrders(t *testing.T) {
 	hashes, tokens := array{1, 2}, array{1, 2, 3, 4}
-	base := event{kind: stored, hashes: []uint64{1, 2}, parent: 9, hasParent: true, tokens: []uint32{1, 2, 3, 4}, blockSize: 2, opaque: 2}
-	with := func(change func(*event)) event { e := base; change(&e); return e }
+	base := kvevents.Event{Kind: kvevents.Stored, Hashes: []uint64{1, 2}, Parent: 9, HasParent: true, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2, Opaque: 2}
+	with := func(change func(*kvevents.Event)) kvevents.Event { e := base; change(&e); return e }
 	for name, c := range map[string]struct {
 		fields array
-		want   event
+		want   kvevents.Event
 	}{
 		"short":         {array{}, base},
-		"lora_id":       {array{7}, with(func(e *event) { e.numbered = true })},
+		"lora_id":       {array{7}, with(func(e *kvevents.Event) { e.Numbered = true })},
 		"no adapter":    {array{nil}, base},
-		"text lora_id":  {array{"uuid"}, with(func(e *event) { e.numbered = true })},
-		"sglang":        {array{nil, "CPU_PINNED"}, with(func(e *event) { e.medium = "CPU_PINNED" })},
-		"named":         {array{3, "GPU", "ada"}, with(func(e *event) { e.numbered, e.medium, e.adapter = true, "GPU", "ada" })},
-		"no lora_id":    {array{"GPU", "ada"}, with(func(e *event) { e.medium, e.adapter = "GPU", "ada" })},
-		"no id, keys":   {array{nil, "ada", array{array{"ada"}, nil}}, with(func(e *event) { e.adapter = "ada" })},
-		"keys":          {array{nil, "GPU", "ada", array{array{"ada"}, array{"ada"}}}, with(func(e *event) { e.medium, e.adapter = "GPU", "ada" })},
-		"image":         {array{nil, "GPU", nil, array{nil, array{"img"}}}, with(func(e *event) { e.medium, e.opaque = "GPU", 1 })},
-		"group":         {array{nil, "GPU", nil, nil, 1, "sliding_window", 128}, with(func(e *event) { e.medium, e.group, e.spec = "GPU", 1, "sliding_window" })},
-		"group alone":   {array{nil, "GPU", nil, nil, 1}, with(func(e *event) { e.medium, e.group = "GPU", 1 })},
-		"images, group": {array{nil, "GPU", nil, nil, array{nil, array{1}}, 0, "full_attention", nil}, with(func(e *event) { e.medium, e.opaque, e.spec = "GPU", 1, "full_attention" })},
-		"nil images":    {array{nil, "GPU", nil, nil, nil, 1}, with(func(e *event) { e.medium, e.group = "GPU", 1 })},
-		"nil, kind":     {array{nil, "GPU", nil, nil, nil, nil, "mamba"}, with(func(e *event) { e.medium, e.spec = "GPU", "mamba" })},
-		"window":        {array{nil, "GPU", nil, nil, nil, nil, 128}, with(func(e *event) { e.medium = "GPU" })},
-		"all of vLLM's": {array{nil, "GPU", nil, nil, 1, "full_attention", 128, "LOCAL", "owner", "session"}, with(func(e *event) { e.medium, e.group, e.spec = "GPU", 1, "full_attention" })},
-		"not its own":   {array{nil, "CPU", nil, nil, nil, nil, nil, "REMOTE"}, with(func(e *event) { e.medium, e.elsewhere = "CPU", true })},
-		"sglang's salt": {array{nil, "GPU", dict{"cache_salt": "tenant"}}, with(func(e *event) { e.medium, e.salt = "GPU", "tenant" })},
-		"salt twice":    {array{nil, "GPU", nil, array{array{"tenant"}}, dict{"cache_salt": "tenant"}}, with(func(e *event) { e.medium, e.salt = "GPU", "tenant" })},
-		"future fields": {array{nil, "GPU", nil, nil, nil, 0, "full_attention", nil, "x", "y", 1, 2, 3}, with(func(e *event) { e.medium, e.spec = "GPU", "full_attention" })},
+		"text lora_id":  {array{"uuid"}, with(func(e *kvevents.Event) { e.Numbered = true })},
+		"sglang":        {array{nil, "CPU_PINNED"}, with(func(e *kvevents.Event) { e.Medium = "CPU_PINNED" })},
+		"named":         {array{3, "GPU", "ada"}, with(func(e *kvevents.Event) { e.Numbered, e.Medium, e.Adapter = true, "GPU", "ada" })},
+		"no lora_id":    {array{"GPU", "ada"}, with(func(e *kvevents.Event) { e.Medium, e.Adapter = "GPU", "ada" })},
+		"no id, keys":   {array{nil, "ada", array{array{"ada"}, nil}}, with(func(e *kvevents.Event) { e.Adapter = "ada" })},
+		"keys":          {array{nil, "GPU", "ada", array{array{"ada"}, array{"ada"}}}, with(func(e *kvevents.Event) { e.Medium, e.Adapter = "GPU", "ada" })},
+		"image":         {array{nil, "GPU", nil, array{nil, array{"img"}}}, with(func(e *kvevents.Event) { e.Medium, e.Opaque = "GPU", 1 })},
+		"group":         {array{nil, "GPU", nil, nil, 1, "sliding_window", 128}, with(func(e *kvevents.Event) { e.Medium, e.Group, e.Spec = "GPU", 1, "sliding_window" })},
+		"group alone":   {array{nil, "GPU", nil, nil, 1}, with(func(e *kvevents.Event) { e.Medium, e.Group = "GPU", 1 })},
+		"images, group": {array{nil, "GPU", nil, nil, array{nil, array{1}}, 0, "full_attention", nil}, with(func(e *kvevents.Event) { e.Medium, e.Opaque, e.Spec = "GPU", 1, "full_attention" })},
+		"nil images":    {array{nil, "GPU", nil, nil, nil, 1}, with(func(e *kvevents.Event) { e.Medium, e.Group = "GPU", 1 })},
+		"nil, kind":     {array{nil, "GPU", nil, nil, nil, nil, "mamba"}, with(func(e *kvevents.Event) { e.Medium, e.Spec = "GPU", "mamba" })},
+		"window":        {array{nil, "GPU", nil, nil, nil, nil, 128}, with(func(e *kvevents.Event) { e.Medium = "GPU" })},
+		"all of vLLM's": {array{nil, "GPU", nil, nil, 1, "full_attention", 128, "LOCAL", "owner", "session"}, with(func(e *kvevents.Event) { e.Medium, e.Group, e.Spec = "GPU", 1, "full_attention" })},
+		"not its own":   {array{nil, "CPU", nil, nil, nil, nil, nil, "REMOTE"}, with(func(e *kvevents.Event) { e.Medium, e.Elsewhere = "CPU", true })},
+		"sglang's salt": {array{nil, "GPU", dict{"cache_salt": "tenant"}}, with(func(e *kvevents.Event) { e.Medium, e.Salt = "GPU", "tenant" })},
+		"salt twice":    {array{nil, "GPU", nil, array{array{"tenant"}}, dict{"cache_salt": "tenant"}}, with(func(e *kvevents.Event) { e.Medium, e.Salt = "GPU", "tenant" })},
+		"future fields": {array{nil, "GPU", nil, nil, nil, 0, "full_attention", nil, "x", "y", 1, 2, 3}, with(func(e *kvevents.Event) { e.Medium, e.Spec = "GPU", "full_attention" })},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ev := append(array{"BlockStored", hashes, 9, tokens, 2}, c.fields...)
-			var b batch
-			decodeMsgpack(&b, pack(t, array{1.5, array{ev}}))
-			require.Zero(t, b.bad)
-			require.Equal(t, []event{c.want}, b.events)
+			var b kvevents.Batch
+			decode(&b, pack(t, array{1.5, array{ev}}))
+			require.Zero(t, b.Bad)
+			require.Equal(t, []kvevents.Event{c.want}, b.Events)
 		})
 	}
 	for name, c := range map[string]struct {
 		fields array
-		want   event
+		want   kvevents.Event
 	}{
-		"short":         {array{}, event{}},
-		"medium":        {array{"DISK"}, event{medium: "DISK"}},
-		"group":         {array{"GPU", 2}, event{medium: "GPU", group: 2}},
-		"images, group": {array{"GPU", nil, 2, "mamba"}, event{medium: "GPU", group: 2, spec: "mamba"}},
+		"short":         {array{}, kvevents.Event{}},
+		"medium":        {array{"DISK"}, kvevents.Event{Medium: "DISK"}},
+		"group":         {array{"GPU", 2}, kvevents.Event{Medium: "GPU", Group: 2}},
+		"images, group": {array{"GPU", nil, 2, "mamba"}, kvevents.Event{Medium: "GPU", Group: 2, Spec: "mamba"}},
 	} {
 		t.Run("removed/"+name, func(t *testing.T) {
-			var b batch
-			decodeMsgpack(&b, pack(t, dict{"ts": 1, "events": array{append(array{"BlockRemoved", hashes}, c.fields...)}, "x": 1}))
-			require.Zero(t, b.bad)
-			c.want.kind, c.want.hashes, c.want.opaque = removed, []uint64{1, 2}, 2
-			require.Equal(t, []event{c.want}, b.events)
+			var b kvevents.Batch
+			decode(&b, pack(t, dict{"ts": 1, "events": array{append(array{"BlockRemoved", hashes}, c.fields...)}, "x": 1}))
+			require.Zero(t, b.Bad)
+			c.want.Kind, c.want.Hashes, c.want.Opaque = kvevents.Removed, []uint64{1, 2}, 2
+			require.Equal(t, []kvevents.Event{c.want}, b.Events)
 		})
 	}
 }
 
 // What SGLang publishes: the salt by name, and with speculation each token beside the next one.
 func TestSGLangsFields(t *testing.T) {
-	var b batch
-	decodeMsgpack(&b, pack(t, array{1.5, array{dict{
+	var b kvevents.Batch
+	decode(&b, pack(t, array{1.5, array{dict{
 		"type": "BlockStored", "block_hashes": array{1, 2}, "parent_block_hash": 9, "token_ids": array{array{5, 6}, array{6, 7}}, "block_size": 1,
 		"lora_id": nil, "medium": "GPU", "cache_salt": "tenant", "session_id": "s", "lora_name": "ada",
 	}}, 0}))
-	require.Zero(t, b.bad)
-	require.Equal(t, []event{{
-		kind: stored, hashes: []uint64{1, 2}, parent: 9, hasParent: true, tokens: []uint32{5, 6}, blockSize: 1,
-		medium: "GPU", salt: "tenant", adapter: "ada", opaque: 2,
-	}}, b.events)
+	require.Zero(t, b.Bad)
+	require.Equal(t, []kvevents.Event{{
+		Kind: kvevents.Stored, Hashes: []uint64{1, 2}, Parent: 9, HasParent: true, Tokens: []uint32{5, 6}, BlockSize: 1,
+		Medium: "GPU", Salt: "tenant", Adapter: "ada", Opaque: 2,
+	}}, b.Events)
 }
 
 func TestSaltIsTheFirstBlocksOnlyKey(t *testing.T) {
@@ -174,14 +176,14 @@ func TestSaltIsTheFirstBlocksOnlyKey(t *testing.T) {
 		"pair":             {nil, array{array{array{"img", 3}}, nil}, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var b batch
-			decodeMsgpack(&b, pack(t, array{1.5, array{dict{
+			var b kvevents.Batch
+			decode(&b, pack(t, array{1.5, array{dict{
 				"type": "BlockStored", "block_hashes": array{1, 2}, "parent_block_hash": c.parent, "token_ids": array{1, 2},
 				"block_size": 1, "extra_keys": c.keys, "lora_name": "ada",
 			}}}))
-			require.Len(t, b.events, 1)
-			require.Equal(t, c.salt, b.events[0].salt)
-			require.Equal(t, c.opaque, b.events[0].opaque)
+			require.Len(t, b.Events, 1)
+			require.Equal(t, c.salt, b.Events[0].Salt)
+			require.Equal(t, c.opaque, b.Events[0].Opaque)
 		})
 	}
 }
@@ -194,30 +196,30 @@ func TestUnreadableIsCounted(t *testing.T) {
 		bad     int
 		events  int
 	}{
-		"nothing":         {nil, badBatch, 0},
-		"a number":        {pack(t, 3), badBatch, 0},
-		"empty array":     {pack(t, array{}), badBatch, 0},
-		"no events":       {pack(t, array{1.5, array{}}), badEmpty, 0},
-		"map, no events":  {pack(t, dict{"ts": 1}), badEmpty, 0},
-		"nil events":      {pack(t, array{1.5, nil}), badEmpty, 0},
-		"other kind":      {pack(t, array{1.5, array{array{"BlockMoved", 1}, good}}), badKind, 1},
-		"map, no type":    {pack(t, array{1.5, array{dict{"x": 1}, good}}), badKind, 1},
-		"empty event":     {pack(t, array{1.5, array{array{}, good}}), badEvent, 1},
-		"event no object": {pack(t, array{1.5, array{"x", good}}), badEvent, 1},
-		"text hash":       {pack(t, array{1.5, array{array{"BlockRemoved", array{"x"}}, good}}), badEvent, 1},
-		"negative token":  {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{-1}, 1}, good}}), badEvent, 1},
-		"three tokens":    {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{array{1, 2, 3}}, 1}, good}}), badEvent, 1},
-		"half a pair":     {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{array{1, "x"}}, 1}, good}}), badEvent, 1},
-		"breaks off":      {pack(t, array{1.5, array{good, good}})[:30], badBatch, 1},
-		"long header":     {[]byte{0xdd, 0xff, 0xff, 0xff, 0xff}, badBatch, 0},
+		"nothing":         {nil, kvevents.BadBatch, 0},
+		"a number":        {pack(t, 3), kvevents.BadBatch, 0},
+		"empty array":     {pack(t, array{}), kvevents.BadBatch, 0},
+		"no events":       {pack(t, array{1.5, array{}}), kvevents.BadEmpty, 0},
+		"map, no events":  {pack(t, dict{"ts": 1}), kvevents.BadEmpty, 0},
+		"nil events":      {pack(t, array{1.5, nil}), kvevents.BadEmpty, 0},
+		"other kind":      {pack(t, array{1.5, array{array{"BlockMoved", 1}, good}}), kvevents.BadKind, 1},
+		"map, no type":    {pack(t, array{1.5, array{dict{"x": 1}, good}}), kvevents.BadKind, 1},
+		"empty event":     {pack(t, array{1.5, array{array{}, good}}), kvevents.BadEvent, 1},
+		"event no object": {pack(t, array{1.5, array{"x", good}}), kvevents.BadEvent, 1},
+		"text hash":       {pack(t, array{1.5, array{array{"BlockRemoved", array{"x"}}, good}}), kvevents.BadEvent, 1},
+		"negative token":  {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{-1}, 1}, good}}), kvevents.BadEvent, 1},
+		"three tokens":    {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{array{1, 2, 3}}, 1}, good}}), kvevents.BadEvent, 1},
+		"half a pair":     {pack(t, array{1.5, array{array{"BlockStored", array{1}, nil, array{array{1, "x"}}, 1}, good}}), kvevents.BadEvent, 1},
+		"breaks off":      {pack(t, array{1.5, array{good, good}})[:30], kvevents.BadBatch, 1},
+		"long header":     {[]byte{0xdd, 0xff, 0xff, 0xff, 0xff}, kvevents.BadBatch, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var b batch
-			decodeMsgpack(&b, c.payload)
-			var want unreadable
+			var b kvevents.Batch
+			decode(&b, c.payload)
+			var want kvevents.Unreadable
 			want[c.bad]++
-			require.Equal(t, want, b.bad)
-			require.Len(t, b.events, c.events)
+			require.Equal(t, want, b.Bad)
+			require.Len(t, b.Events, c.events)
 		})
 	}
 }
@@ -227,23 +229,25 @@ func FuzzDecodeMsgpack(f *testing.F) {
 	f.Add(unhex(f, newBatch))
 	f.Add(pack(f, array{1.5, array{array{"BlockStored", array{1}, nil, array{1}, 1, nil, "GPU", "a", array{array{"x"}}, array{nil}, 1, "x", 2}}}))
 	f.Fuzz(func(t *testing.T, payload []byte) {
-		var b batch
-		decodeMsgpack(&b, payload)
+		var b kvevents.Batch
+		decode(&b, payload)
 		checkBatch(t, &b, len(payload))
 	})
 }
 
 // checkBatch checks what every decoder promises: nothing larger than what came, and no batch without a trace.
-func checkBatch(t *testing.T, b *batch, size int) {
-	for _, e := range b.events {
-		if e.kind == unknownKind || e.opaque < 0 || e.opaque > len(e.hashes) {
+func checkBatch(t *testing.T, b *kvevents.Batch, size int) {
+	n := 0
+	for _, e := range b.Events {
+		if e.Kind == kvevents.UnknownKind || e.Opaque < 0 || e.Opaque > len(e.Hashes) {
 			t.Fatalf("%+v", e)
 		}
+		n += len(e.Hashes) + len(e.Tokens)
 	}
-	if len(b.hashes)+len(b.tokens) > 2*size {
-		t.Fatalf("%d hashes and %d tokens from %d bytes", len(b.hashes), len(b.tokens), size)
+	if n > 2*size {
+		t.Fatalf("%d hashes and tokens from %d bytes", n, size)
 	}
-	if len(b.events) == 0 && b.bad == (unreadable{}) {
+	if len(b.Events) == 0 && b.Bad == (kvevents.Unreadable{}) {
 		t.Fatal("nothing was read and nothing counted")
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // publisher is a PUB and a ROUTER socket on loopback, with a say in what is dropped and how replies look.
@@ -138,7 +140,7 @@ func (p *publisher) frames(frames ...[]byte) {
 // A message that is too long ends the connection before anybody makes room for it.
 func TestMessagesAreLimited(t *testing.T) {
 	huge := binary.BigEndian.AppendUint64([]byte{longFlag}, 1<<62)
-	many := append([]byte{longFlag | moreFlag}, binary.BigEndian.AppendUint64(nil, MaxMessage)...)
+	many := append([]byte{longFlag | moreFlag}, binary.BigEndian.AppendUint64(nil, kvevents.MaxMessage)...)
 	for name, c := range map[string]struct {
 		bytes []byte
 		ok    bool
@@ -147,7 +149,7 @@ func TestMessagesAreLimited(t *testing.T) {
 		"long":        {append([]byte{longFlag, 0, 0, 0, 0, 0, 0, 0, 2}, 1, 2, 0, 0), true},
 		"huge":        {huge, false},
 		"many frames": {slices.Repeat([]byte{moreFlag, 0}, maxFrames+1), false},
-		"in sum":      {slices.Concat(many, make([]byte, MaxMessage), []byte{0, 1}), false},
+		"in sum":      {slices.Concat(many, make([]byte, kvevents.MaxMessage), []byte{0, 1}), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &limited{}

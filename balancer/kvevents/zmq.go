@@ -8,26 +8,28 @@ import (
 	"time"
 
 	"github.com/go-zeromq/zmq4"
+
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
+
+func init() {
+	kvevents.RegisterZeroMQ(kvevents.Transport{Follow: follow, Decode: decode})
+}
 
 // subscriber follows the PUB socket of one rank with two goroutines: one reads the connection into the queue, one
 // applies.
 type subscriber struct {
-	*stream
-	address string
-	listen  bool   // the engine connects
-	engine  string // address of its replica
-	topic   string
-	quiet   time.Duration
-	replay  *replayer // nil = none
-	queue   *queue
+	*kvevents.Stream
+	kvevents.Socket
+	queue *queue
 }
 
-// run subscribes until the context ends.
-func (s *subscriber) run(ctx context.Context) {
+// follow subscribes until the context ends.
+func follow(ctx context.Context, stream *kvevents.Stream, at kvevents.Socket) {
+	s := &subscriber{stream, at, newQueue()}
 	var wg sync.WaitGroup
 	wg.Go(func() { s.work(ctx) })
-	if s.listen {
+	if s.Listen {
 		listeners.serve(ctx, s)
 	} else {
 		s.dial(ctx)
@@ -36,18 +38,18 @@ func (s *subscriber) run(ctx context.Context) {
 }
 
 func (s *subscriber) dial(ctx context.Context) {
-	var b backoff
+	var b kvevents.Backoff
 	for {
-		p, err := dialPeer(ctx, s.address, zmq4.Sub)
+		p, err := dialPeer(ctx, s.Address, zmq4.Sub)
 		if err == nil {
-			b.reset()
+			b.Reset()
 			err = s.read(ctx, p)
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		s.failed(err)
-		if !b.wait(ctx) {
+		s.Failed(err)
+		if !b.Wait(ctx) {
 			return
 		}
 	}
@@ -56,13 +58,13 @@ func (s *subscriber) dial(ctx context.Context) {
 // read puts what comes into the queue until the connection breaks.
 func (s *subscriber) read(ctx context.Context, p *peer) error {
 	defer p.close()
-	if err := p.send(append([]byte{1}, s.topic...)); err != nil {
+	if err := p.send(append([]byte{1}, s.Topic...)); err != nil {
 		return err
 	}
 	if !s.queue.put(ctx, message{opened: true}) {
 		return ctx.Err()
 	}
-	s.failed(nil)
+	s.Failed(nil)
 	for {
 		frames, err := p.receive()
 		if err != nil {
@@ -80,11 +82,11 @@ const maxQuiet = time.Minute
 // work applies what is in the queue. When a connection was made, and when nothing came for a while, it asks the engine
 // whether anything was missed: the loss of the last message shows in no gap.
 func (s *subscriber) work(ctx context.Context) {
-	f := follower{apply: s.applier(ctx), clear: s.lose, count: &followed{}}
-	if s.replay != nil {
-		f.replay = s.replay.from
+	f := follower{apply: s.Applier(ctx), clear: s.Lose, count: &kvevents.Followed{}}
+	if s.Replay != "" {
+		f.replay = (&replayer{s.Replay, s.Replays()}).from
 	}
-	quiet := s.quiet
+	quiet := s.Quiet()
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
 	for {
@@ -94,19 +96,20 @@ func (s *subscriber) work(ctx context.Context) {
 		case m := <-s.queue.items:
 			s.queue.took(m)
 			s.handle(ctx, &f, m)
-			quiet = s.quiet
+			quiet = s.Quiet()
 		case <-timer.C:
 			f.check(ctx)
 			quiet = min(2*quiet, maxQuiet)
 		}
 		timer.Reset(quiet)
-		s.update(func(st *Status) {
-			st.Gaps, st.Replays, st.ReplayErrors = f.count.Gaps, f.count.Replays, f.count.ReplayErrors
-			st.Restarts, st.Clears, st.Queued = f.count.Restarts, f.count.Clears, len(s.queue.items)
-			if st.Connected && f.err != nil {
-				st.Problem = f.err.Error()
-			} else if st.Connected {
+		s.Update(func(st *kvevents.Status) {
+			st.Count(f.count)
+			st.Queued = len(s.queue.items)
+			if st.Connected {
 				st.Problem = ""
+				if f.err != nil {
+					st.Problem = f.err.Error()
+				}
 			}
 		})
 	}
@@ -117,13 +120,13 @@ func (s *subscriber) handle(ctx context.Context, f *follower, m message) {
 		f.check(ctx)
 		return
 	}
-	seq, payload, ok := published(m.frames, s.topic)
+	seq, payload, ok := published(m.frames, s.Topic)
 	if !ok {
-		s.unreadable(badFrames)
+		s.Unreadable()
 		return
 	}
 	f.accept(ctx, seq, payload)
-	s.update(func(st *Status) { st.Lag = time.Since(m.came) })
+	s.Update(func(st *kvevents.Status) { st.Lag = time.Since(m.came) })
 }
 
 // published reads a message: topic, sequence number, payload. Some publishers leave the topic out.

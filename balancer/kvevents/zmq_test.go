@@ -1,50 +1,55 @@
 package kvevents
 
 import (
-	"context"
 	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
+
+const testBlock = 4
+
+// ids are n blocks of tokens that begin at from.
+func ids(from, n int) []uint32 {
+	tokens := make([]uint32, n*testBlock)
+	for i := range tokens {
+		tokens[i] = uint32(from*testBlock + i)
+	}
+	return tokens
+}
+
+// chained are the hashes of those blocks as a prompt.
+func chained(tokens []uint32) []uint64 {
+	return kvindex.AppendTokens(nil, tokens, testBlock, kvindex.SeedFor("m", "", ""))
+}
 
 // followedBy subscribes to the publisher until the test ends.
 type followedBy struct {
-	sub     *subscriber
+	*kvevents.Manager
 	changes chan routing.CacheChange
-	stop    func()
 }
 
-func subscribe(t *testing.T, address, replay string, quiet time.Duration) *followedBy {
-	return subscribeAt(t, address, false, replay, quiet)
-}
-
-func subscribeAt(t *testing.T, address string, listen bool, replay string, quiet time.Duration) *followedBy {
+func subscribe(t *testing.T, events, replay string, quiet time.Duration) *followedBy {
 	f := &followedBy{changes: make(chan routing.CacheChange, 1000)}
-	o := &Options{MaxBytes: 1 << 20}
-	r := &replica{id: "a", model: "m", opts: o, sizes: &sizes{}, sink: func(cs []routing.CacheChange) {
+	f.Manager = kvevents.NewManager(kvevents.Options{Quiet: quiet, Sink: func(cs []routing.CacheChange) {
 		for _, c := range cs {
 			c.Stored = append([]uint64(nil), c.Stored...)
 			f.changes <- c
 		}
-	}}
-	f.sub = &subscriber{
-		stream: r.stream(address, 0, decodeMsgpack), address: address, listen: listen, topic: "kv", quiet: quiet, queue: newQueue(),
-	}
+	}})
+	a := routing.Attributes{ID: "a", Models: []string{"m"}, KVEvents: "tcp://" + events + "?topic=kv"}
 	if replay != "" {
-		f.sub.replay = &replayer{replay, make(chan struct{}, 1)}
+		a.KVEventsReplay = "tcp://" + replay
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { f.sub.run(ctx) })
-	f.stop = func() { cancel(); wg.Wait() }
-	t.Cleanup(f.stop)
+	f.SetFleet([]routing.Attributes{a})
+	t.Cleanup(f.Close)
 	return f
 }
 
@@ -99,8 +104,8 @@ func TestZMQ(t *testing.T) {
 			<-p.topics
 			p.publish(one(t, 5), false)
 			f.stored(t, 5)
-			f.stop()
-			st := f.sub.Status()[0]
+			require.Eventually(t, func() bool { return f.Status()[0].Next == 6 }, 30*time.Second, time.Millisecond)
+			st := f.Status()[0]
 			require.Equal(t, map[string]int64{"frames": 2}, st.Unreadable)
 			require.Equal(t, int64(2), st.Connections)
 			require.Equal(t, int64(1), st.Gaps)
@@ -130,8 +135,8 @@ func TestABrokenReplayIsTold(t *testing.T) {
 	<-p.topics
 	p.publish(one(t, 0), false)
 	f.stored(t, 0)
-	require.Eventually(t, func() bool { return strings.Contains(f.sub.Status()[0].Problem, "replay") }, 30*time.Second, time.Millisecond)
-	require.Positive(t, f.sub.Status()[0].ReplayErrors)
+	require.Eventually(t, func() bool { return strings.Contains(f.Status()[0].Problem, "replay") }, 30*time.Second, time.Millisecond)
+	require.Positive(t, f.Status()[0].ReplayErrors)
 }
 
 func TestWaitsForTheEngineToConnect(t *testing.T) {
@@ -140,7 +145,7 @@ func TestWaitsForTheEngineToConnect(t *testing.T) {
 	_, port, err := net.SplitHostPort(lis.Addr().String())
 	require.NoError(t, err)
 	lis.Close()
-	f := subscribeAt(t, "127.0.0.1:"+port, true, "", never)
+	f := subscribe(t, "*:"+port, "", never)
 	p := newPublisher(t)
 	for n := range 2 { // the second connection takes the place of the first
 		var c *peer

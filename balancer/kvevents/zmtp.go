@@ -10,17 +10,15 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/go-zeromq/zmq4/security/null"
+
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
-const (
-	// MaxMessage is the largest ZeroMQ message that is taken, in bytes. A larger one ends the connection.
-	MaxMessage  = 4 << 20
-	openTimeout = 5 * time.Second
-)
+const openTimeout = 5 * time.Second
 
 var errTooLong = errors.New("kvevents: a ZeroMQ message is too long")
 
-// peer is a ZeroMQ connection. The library's sockets are not used, only its protocol: they reconnect without telling,
+// peer is a ZeroMQ connection. The library's sockets are not used, only its protocol: they reconnect silently,
 // lose what was under way, and leave goroutines behind.
 type peer struct {
 	conn *zmq4.Conn
@@ -91,8 +89,8 @@ func guarded(do func() error) (err error) {
 	return do()
 }
 
-// limited ends a connection before a message that is too long is read: the library makes room for whatever length it
-// is told. It follows the frames of what passes.
+// limited ends a connection before a message that is too long is read: the library makes room for whatever length a
+// header has. It follows the frames of what passes.
 type limited struct {
 	net.Conn
 	left   uint64 // bytes of the greeting, or of a frame's body, that are still to come
@@ -142,7 +140,7 @@ func (l *limited) follow(b []byte) bool {
 func (l *limited) frame(flags byte, size uint64) bool {
 	l.total += size
 	l.frames++
-	if size > MaxMessage || l.total > MaxMessage || l.frames > maxFrames {
+	if size > kvevents.MaxMessage || l.total > kvevents.MaxMessage || l.frames > maxFrames {
 		return false
 	}
 	l.left, l.header = size, l.header[:0]

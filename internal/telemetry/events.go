@@ -7,7 +7,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/warmpath/warmpath/balancer/kvevents"
+	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // KeyKind is the kind of what could not be read of a replica's KV events.

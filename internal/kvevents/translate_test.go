@@ -38,20 +38,20 @@ func chained(tokens []uint32) []uint64 {
 	return kvindex.AppendTokens(nil, tokens, testBlock, kvindex.SeedFor("m", "", ""))
 }
 
-func store(parent uint64, tokens []uint32, hashes ...uint64) event {
-	return event{
-		kind: stored, hashes: hashes, parent: parent, hasParent: parent != 0, tokens: tokens, blockSize: testBlock, opaque: len(hashes),
+func store(parent uint64, tokens []uint32, hashes ...uint64) Event {
+	return Event{
+		Kind: Stored, Hashes: hashes, Parent: parent, HasParent: parent != 0, Tokens: tokens, BlockSize: testBlock, Opaque: len(hashes),
 	}
 }
 
-func remove(hashes ...uint64) event { return event{kind: removed, hashes: hashes} }
+func remove(hashes ...uint64) Event { return Event{Kind: Removed, Hashes: hashes} }
 
-func on(medium string, e event) event { e.medium = medium; return e }
+func on(medium string, e Event) Event { e.Medium = medium; return e }
 
-func (t *translator) take(events ...event) []routing.CacheChange { return t.takeAt(day, events...) }
+func (t *translator) take(events ...Event) []routing.CacheChange { return t.takeAt(day, events...) }
 
-func (t *translator) takeAt(at time.Time, events ...event) (out []routing.CacheChange) {
-	t.apply(context.Background(), &batch{events: events}, at, func(cs []routing.CacheChange) {
+func (t *translator) takeAt(at time.Time, events ...Event) (out []routing.CacheChange) {
+	t.apply(context.Background(), &Batch{Events: events}, at, func(cs []routing.CacheChange) {
 		for _, c := range cs {
 			c.Removed, c.Stored = slices.Clone(c.Removed), slices.Clone(c.Stored)
 			out = append(out, c)
@@ -107,20 +107,20 @@ func TestTiersAreCumulative(t *testing.T) {
 		return c
 	}
 	x.take(store(0, ids(0, 2), 1, 2))
-	requireChanges(t, x.take(on("CPU", event{kind: stored, hashes: []uint64{2, 77}})), host(nil, h[:2]))
+	requireChanges(t, x.take(on("CPU", Event{Kind: Stored, Hashes: []uint64{2, 77}})), host(nil, h[:2]))
 	require.Equal(t, int64(1), x.count.orphaned, "77 is not known")
 	requireChanges(t, x.take(remove(1, 2)), gpu(h[:2], nil), host(h[:1], nil))
 	requireChanges(t, x.take(store(2, ids(2, 1), 3)), gpu(nil, h[2:]), host(nil, h[2:]))
 	requireChanges(t, x.take(on("CPU", remove(2))), host(h[1:2], nil))
 	require.Empty(t, x.take(on("EXTERNAL", remove(3))))
-	require.Equal(t, int64(1), x.count.bad[badMedium])
+	require.Equal(t, int64(1), x.count.bad[BadMedium])
 	away := on("CPU", store(0, ids(20, 1), 20))
-	away.elsewhere = true
+	away.Elsewhere = true
 	require.Empty(t, x.take(away))
-	require.Equal(t, int64(2), x.count.bad[badMedium])
+	require.Equal(t, int64(2), x.count.bad[BadMedium])
 	all := []routing.CacheChange{gpu(nil, nil), host(nil, nil)}
 	all[0].Cleared, all[1].Cleared = true, true
-	requireChanges(t, x.take(event{kind: cleared}), all...)
+	requireChanges(t, x.take(Event{Kind: Cleared}), all...)
 }
 
 func TestOrphansWaitForTheirParent(t *testing.T) {
@@ -143,9 +143,9 @@ func TestOrphansWaitForTheirParent(t *testing.T) {
 func TestSeedsFollowTheChain(t *testing.T) {
 	x := newTest(Options{})
 	first := store(0, ids(0, 1), 1)
-	first.adapter, first.salt = "ada", "tenant"
+	first.Adapter, first.Salt = "ada", "tenant"
 	second := store(1, ids(1, 1), 2)
-	second.adapter = "ada"
+	second.Adapter = "ada"
 	want := kvindex.AppendTokens(nil, ids(0, 2), testBlock, kvindex.SeedFor("m", "ada", "tenant"))
 	requireChanges(t, x.take(first, second), gpu(nil, want))
 }
@@ -153,16 +153,16 @@ func TestSeedsFollowTheChain(t *testing.T) {
 func TestWhatDoesNotFeedTheIndex(t *testing.T) {
 	e := store(0, ids(0, 2), 1, 2)
 	for name, c := range map[string]struct {
-		change func(*event)
+		change func(*Event)
 		bad    int
 		blocks int
 	}{
-		"adapter by number": {func(e *event) { e.numbered = true }, badAdapter, 0},
-		"missing tokens":    {func(e *event) { e.tokens = e.tokens[1:] }, badTokens, 0},
-		"no block size":     {func(e *event) { e.blockSize = 0 }, badTokens, 0},
-		"sliding window":    {func(e *event) { e.spec = "sliding_window" }, badGroup, 0},
-		"another group":     {func(e *event) { e.group = 1 }, badGroup, 0},
-		"an image":          {func(e *event) { e.opaque = 1 }, badContent, 1},
+		"adapter by number": {func(e *Event) { e.Numbered = true }, BadAdapter, 0},
+		"missing tokens":    {func(e *Event) { e.Tokens = e.Tokens[1:] }, BadTokens, 0},
+		"no block size":     {func(e *Event) { e.BlockSize = 0 }, BadTokens, 0},
+		"sliding window":    {func(e *Event) { e.Spec = "sliding_window" }, BadGroup, 0},
+		"another group":     {func(e *Event) { e.Group = 1 }, BadGroup, 0},
+		"an image":          {func(e *Event) { e.Opaque = 1 }, BadContent, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x, e := newTest(Options{}), e
@@ -173,10 +173,10 @@ func TestWhatDoesNotFeedTheIndex(t *testing.T) {
 		})
 	}
 	x := newTest(Options{})
-	e.group, e.spec = 1, "mla_attention"
+	e.Group, e.Spec = 1, "mla_attention"
 	require.NotEmpty(t, x.take(e))
 	e = remove(1)
-	e.group = 1
+	e.Group = 1
 	require.NotEmpty(t, x.take(e), "group 1 has said what it is")
 }
 
@@ -191,10 +191,10 @@ func TestMixedBlockSizesAreRefused(t *testing.T) {
 	o, s := Options{MaxBytes: 1 << 20}, &sizes{}
 	a, b := newTranslator("a", 0, "m", &o, s), newTranslator("b", 0, "m", &o, s)
 	small := store(0, ids(0, 2)[:4], 1, 2)
-	small.blockSize = 2
+	small.BlockSize = 2
 	require.NotEmpty(t, a.take(store(0, ids(0, 1), 1)))
 	require.Empty(t, b.take(small))
-	require.Equal(t, int64(1), b.count.bad[badSize])
+	require.Equal(t, int64(1), b.count.bad[BadSize])
 	require.Empty(t, a.take(small), "nor may one engine mix them")
 	require.NotEmpty(t, newTranslator("c", 0, "other", &o, s).take(small))
 	a.clear(func([]routing.CacheChange) {})
@@ -213,14 +213,14 @@ func TestSuperblocks(t *testing.T) {
 		hashes[i] = uint64(i + 1)
 	}
 	want := kvindex.AppendTokens(nil, tokens, size, kvindex.SeedFor("m", "", ""))
-	e := event{kind: stored, hashes: hashes, tokens: tokens, blockSize: size, opaque: n}
+	e := Event{Kind: Stored, Hashes: hashes, Tokens: tokens, BlockSize: size, Opaque: n}
 	out := x.take(e)
 	require.Len(t, out, 2)
 	require.Equal(t, routing.SuperblockTokens, out[1].BlockTokens)
 	require.Equal(t, []uint64{want[3], want[7], want[11]}, out[1].Stored)
 	out = x.take(remove(12, 11))
 	require.Equal(t, []uint64{want[11]}, out[1].Removed)
-	require.Len(t, x.take(event{kind: cleared}), 2)
+	require.Len(t, x.take(Event{Kind: Cleared}), 2)
 }
 
 // Whatever an engine says, the changes add up to what it holds; above the budget, to a part of that.
@@ -252,10 +252,10 @@ func runModel(t *testing.T, seed uint64, budget int) {
 	known := map[uint64]bool{0: true}
 	for range 1000 {
 		h, tier := 1+rng.Uint64N(500), rng.IntN(2+int(seed%2))
-		var e event
+		var e Event
 		switch k := rng.IntN(200); {
 		case k == 0:
-			e = event{kind: cleared}
+			e = Event{Kind: Cleared}
 			clear(truth)
 			known = map[uint64]bool{0: true}
 		case k < 140:

@@ -45,7 +45,7 @@ type counts struct {
 	events    int64
 	orphaned  int64 // stores whose parent never came
 	forgotten int64 // held blocks given up to stay in the budget
-	bad       unreadable
+	bad       Unreadable
 }
 
 func (c *counts) add(o *counts) {
@@ -64,15 +64,15 @@ func newTranslator(replica string, rank int, model string, o *Options, s *sizes)
 
 // apply takes a batch in and tells what it changed, in pieces whose slices are valid during the call. It stops when
 // the context ends.
-func (t *translator) apply(ctx context.Context, b *batch, now time.Time, tell func([]routing.CacheChange)) {
+func (t *translator) apply(ctx context.Context, b *Batch, now time.Time, tell func([]routing.CacheChange)) {
 	t.ctx, t.tell, t.stores = ctx, tell, 0
-	t.count.bad.add(&b.bad)
+	t.count.bad.add(&b.Bad)
 	t.orphans.expire(now, &t.count)
-	for i := range b.events {
+	for i := range b.Events {
 		if !t.step() {
 			return
 		}
-		t.event(&b.events[i], now)
+		t.event(&b.Events[i], now)
 	}
 	t.flush()
 }
@@ -106,21 +106,21 @@ func (t *translator) clear(tell func([]routing.CacheChange)) {
 	clear(t.groups)
 }
 
-func (t *translator) event(e *event, now time.Time) {
+func (t *translator) event(e *Event, now time.Time) {
 	t.count.events++
-	if e.kind == cleared {
+	if e.Kind == Cleared {
 		t.forgetAll()
 		return
 	}
-	tier, ok := tierOf(e.medium)
+	tier, ok := TierOf(e.Medium)
 	switch {
-	case !ok || e.elsewhere:
-		t.count.bad[badMedium]++
+	case !ok || e.Elsewhere:
+		t.count.bad[BadMedium]++
 	case !t.fullAttention(e):
-		t.count.bad[badGroup]++
-	case e.kind == removed:
+		t.count.bad[BadGroup]++
+	case e.Kind == Removed:
 		t.remove(e, tier)
-	case len(e.tokens) == 0:
+	case len(e.Tokens) == 0:
 		t.move(e, tier)
 	default:
 		t.store(e, tier, now)
@@ -128,16 +128,16 @@ func (t *translator) event(e *event, now time.Time) {
 }
 
 // fullAttention reports whether the event's group is one that feeds the index.
-func (t *translator) fullAttention(e *event) bool {
-	if e.spec == "" {
-		if full, known := t.groups[e.group]; known {
+func (t *translator) fullAttention(e *Event) bool {
+	if e.Spec == "" {
+		if full, known := t.groups[e.Group]; known {
 			return full
 		}
-		return fullAttention("", e.group)
+		return fullAttention("", e.Group)
 	}
-	full := fullAttention(e.spec, e.group)
+	full := fullAttention(e.Spec, e.Group)
 	if len(t.groups) < maxGroups {
-		t.groups[e.group] = full
+		t.groups[e.Group] = full
 	}
 	return full
 }
@@ -164,24 +164,24 @@ func (t *translator) superblocks() bool {
 }
 
 // fits checks an event's block size and tokens.
-func (t *translator) fits(e *event) bool {
+func (t *translator) fits(e *Event) bool {
 	switch {
-	case e.blockSize < 1 || e.blockSize > MaxBlockTokens || len(e.tokens) != e.blockSize*len(e.hashes):
-		t.count.bad[badTokens]++
+	case e.BlockSize < 1 || e.BlockSize > MaxBlockTokens || len(e.Tokens) != e.BlockSize*len(e.Hashes):
+		t.count.bad[BadTokens]++
 		return false
-	case e.numbered && e.adapter == "":
-		t.count.bad[badAdapter]++
+	case e.Numbered && e.Adapter == "":
+		t.count.bad[BadAdapter]++
 		return false
-	case t.size == 0 && t.sizes.claim(t.model, e.blockSize):
-		t.size = e.blockSize
-	case t.size != e.blockSize:
-		t.count.bad[badSize]++
+	case t.size == 0 && t.sizes.claim(t.model, e.BlockSize):
+		t.size = e.BlockSize
+	case t.size != e.BlockSize:
+		t.count.bad[BadSize]++
 		return false
 	}
 	return true
 }
 
-func (t *translator) store(e *event, tier routing.Tier, now time.Time) {
+func (t *translator) store(e *Event, tier routing.Tier, now time.Time) {
 	if !t.fits(e) {
 		return
 	}
@@ -194,11 +194,11 @@ func (t *translator) store(e *event, tier routing.Tier, now time.Time) {
 	if t.orphans.waiting == 0 {
 		return
 	}
-	parents := slices.Clone(e.hashes)
+	parents := slices.Clone(e.Hashes)
 	for i := 0; i < len(parents) && t.step(); i++ {
 		for _, x := range t.orphans.adopt(parents[i]) {
 			if t.adopt(x) {
-				parents = append(parents, x.hashes...)
+				parents = append(parents, x.Hashes...)
 			}
 		}
 	}
@@ -206,13 +206,13 @@ func (t *translator) store(e *event, tier routing.Tier, now time.Time) {
 
 // adopt takes in an event that waited; false if its parent is not there any more.
 func (t *translator) adopt(x *orphan) bool {
-	gone := make([]bool, len(x.hashes))
-	for i, h := range x.hashes {
+	gone := make([]bool, len(x.Hashes))
+	for i, h := range x.Hashes {
 		gone[i] = t.orphans.settle(h, x.tier)
 	}
-	at, ok := t.behind(&x.event)
+	at, ok := t.behind(&x.Event)
 	if ok {
-		t.chain(&x.event, x.tier, at, gone)
+		t.chain(&x.Event, x.tier, at, gone)
 	} else {
 		t.count.orphaned++
 	}
@@ -220,11 +220,11 @@ func (t *translator) adopt(x *orphan) bool {
 }
 
 // behind returns what an event's first block inherits; false if its parent is not known.
-func (t *translator) behind(e *event) (block, bool) {
-	if !e.hasParent {
-		return block{seed: uint64(kvindex.SeedFor(t.model, e.adapter, e.salt))}, true
+func (t *translator) behind(e *Event) (block, bool) {
+	if !e.HasParent {
+		return block{seed: uint64(kvindex.SeedFor(t.model, e.Adapter, e.Salt))}, true
 	}
-	i, ok := t.blocks.find(e.parent)
+	i, ok := t.blocks.find(e.Parent)
 	if !ok {
 		return block{}, false
 	}
@@ -235,20 +235,20 @@ func (t *translator) behind(e *event) (block, bool) {
 
 // chain hashes the event's blocks from the one at on and holds them, but for those that are gone already. A message
 // stores no more blocks than are remembered.
-func (t *translator) chain(e *event, tier routing.Tier, at block, gone []bool) {
-	if e.opaque < len(e.hashes) {
-		t.count.bad[badContent]++
+func (t *translator) chain(e *Event, tier routing.Tier, at block, gone []bool) {
+	if e.Opaque < len(e.Hashes) {
+		t.count.bad[BadContent]++
 	}
-	n := min(e.opaque, t.blocks.max-t.stores)
+	n := min(e.Opaque, t.blocks.max-t.stores)
 	t.stores += n
-	t.count.forgotten += int64(e.opaque - n)
+	t.count.forgotten += int64(e.Opaque - n)
 	t.reaches(tier)
 	t.changes.cut()
-	for i, hash := range e.hashes[:n] {
+	for i, hash := range e.Hashes[:n] {
 		if !t.step() {
 			return
 		}
-		t.local = kvindex.AppendTokens(t.local[:0], e.tokens[i*t.size:(i+1)*t.size], t.size, kvindex.Seed(at.seed))
+		t.local = kvindex.AppendTokens(t.local[:0], e.Tokens[i*t.size:(i+1)*t.size], t.size, kvindex.Seed(at.seed))
 		at.engine, at.chained = hash, t.local[0]
 		if at.depth > 0 {
 			at.chained = kvindex.Chain(at.parent, at.chained)
@@ -290,10 +290,10 @@ func (t *translator) forget(i uint32) {
 }
 
 // move records a copy of known blocks on another tier.
-func (t *translator) move(e *event, tier routing.Tier) {
+func (t *translator) move(e *Event, tier routing.Tier) {
 	t.reaches(tier)
 	t.changes.cut()
-	for _, hash := range e.hashes {
+	for _, hash := range e.Hashes {
 		if !t.step() {
 			return
 		}
@@ -324,8 +324,8 @@ func (t *translator) hold(i uint32, tier routing.Tier) {
 	t.blocks.touch(i)
 }
 
-func (t *translator) remove(e *event, tier routing.Tier) {
-	for _, hash := range e.hashes {
+func (t *translator) remove(e *Event, tier routing.Tier) {
+	for _, hash := range e.Hashes {
 		if !t.step() {
 			return
 		}

@@ -9,6 +9,34 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
+// engine numbers its messages and keeps the last of them.
+type engine struct {
+	life   int // 0 at first, one more after each restart
+	seq    uint64
+	buffer []uint64
+	keep   int
+}
+
+func (e *engine) payload(seq uint64) []byte { return fmt.Appendf(nil, "%d/%d", e.life, seq) }
+
+func (e *engine) publish() {
+	e.buffer = append(e.buffer, e.seq)
+	e.seq++
+	if len(e.buffer) > e.keep {
+		e.buffer = e.buffer[1:]
+	}
+}
+
+func (e *engine) restart() { e.life, e.seq, e.buffer = e.life+1, 0, nil }
+
+// said is all that it published in this life.
+func (e *engine) said() (all []string) {
+	for seq := range e.seq {
+		all = append(all, string(e.payload(seq)))
+	}
+	return all
+}
+
 // opened is a gRPC stream of the engine, which gives its buffer from a number on and then what it says.
 type opened struct {
 	e    *engine
@@ -22,7 +50,7 @@ func resumeOn(e *engine) (*resumer, *[]string) {
 	return &resumer{
 		apply: func(_ uint64, p []byte) { *held = append(*held, string(p)) },
 		clear: func() { *held = nil },
-		count: &followed{},
+		count: &Followed{},
 	}, held
 }
 
@@ -85,14 +113,14 @@ func testStreamsAreResumed(t *testing.T, more uint64) {
 	require.True(t, o.pump())
 	o.open(t)
 	require.Equal(t, e.said(), *held)
-	require.Equal(t, followed{Gaps: 1}, *r.count)
+	require.Equal(t, Followed{Gaps: 1}, *r.count)
 
 	e.keep, e.buffer = 1, nil
 	e.publish()
 	e.publish()
 	o.open(t)
 	require.Equal(t, e.said()[9:], *held)
-	require.Equal(t, followed{Gaps: 1, Clears: 1}, *r.count)
+	require.Equal(t, Followed{Gaps: 1, Clears: 1}, *r.count)
 }
 
 func TestAGapThatStaysClears(t *testing.T) {

@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -21,13 +22,13 @@ type Options struct {
 	// MaxBytes bounds what is kept of one data-parallel rank of one replica to understand its next events; 0 means
 	// 16 MiB, about 200,000 blocks. Beyond it the blocks touched longest ago are forgotten, in the index too.
 	MaxBytes int
-	// Coarse tells of superblocks as well, in changes of their own: their hash is that of the block that ends there.
+	// Coarse passes on superblocks as well, in changes of their own: their hash is that of the block that ends there.
 	// Engines drop the ends of prompts first; where one drops a block before, a coarse change may come late.
 	Coarse bool
 	// Quiet is how long a ZeroMQ source may say nothing before it is asked whether it has, and less and less often
 	// then; 0 means a second.
 	Quiet time.Duration
-	// Logger hears of every loss that cleared a replica, and of sources that cannot be followed; nil means nobody does.
+	// Logger gets every loss that cleared a replica, and sources that cannot be followed; nil means none.
 	Logger *slog.Logger
 }
 
@@ -36,19 +37,9 @@ const (
 	defaultQuiet = time.Second
 )
 
-func (o Options) withDefaults() *Options {
-	if o.MaxBytes == 0 {
-		o.MaxBytes = defaultBytes
-	}
-	if o.Quiet == 0 {
-		o.Quiet = defaultQuiet
-	}
-	return &o
-}
-
-func (o *Options) logger() *slog.Logger {
-	if o.Logger == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return o.Logger
+func (o Options) withDefaults() Options {
+	o.MaxBytes = cmp.Or(o.MaxBytes, defaultBytes)
+	o.Quiet = cmp.Or(o.Quiet, defaultQuiet)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	return o
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// tierOf returns the tier of a medium as engines name it. Storage that replicas share is none.
-func tierOf(medium string) (routing.Tier, bool) {
+// TierOf returns the tier of a medium as engines name it. Storage that replicas share is none.
+func TierOf(medium string) (routing.Tier, bool) {
 	switch strings.ToUpper(medium) {
 	case "", "GPU", "DEVICE":
 		return routing.TierGPU, true

@@ -1,11 +1,11 @@
 package kvevents
 
-// resumer keeps the messages of one gRPC stream in order, over its re-openings. Like [follower] it knows an engine
+// resumer keeps the messages of one gRPC stream in order, over its re-openings. It knows an engine
 // again by the message that was applied last: a stream is opened again at that one. It belongs to one goroutine.
 type resumer struct {
 	apply func(seq uint64, payload []byte)
 	clear func()
-	count *followed
+	count *Followed
 	// snapshots says that a stream opened afresh begins with all that is held, in batches of one number.
 	snapshots bool
 

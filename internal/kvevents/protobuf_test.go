@@ -44,21 +44,21 @@ func smgBatch() pb {
 }
 
 func TestSMG(t *testing.T) {
-	var b batch
-	require.Equal(t, uint64(41), decodeSMG(&b, smgBatch()))
-	require.Equal(t, 2, b.rank)
-	require.Equal(t, []event{
-		{kind: stored, hashes: []uint64{1, minus1}, tokens: []uint32{1, 7, 255, 7}, blockSize: 2, parent: 9, hasParent: true, opaque: 2},
-		{kind: stored, hashes: []uint64{3, 4}, tokens: []uint32{3, 7, 4, 7}, blockSize: 2, parent: minus1, hasParent: true, opaque: 2, medium: "CPU"},
-		{kind: removed, hashes: []uint64{1, minus1, 3}, medium: "CPU"},
-		{kind: cleared},
-	}, b.events)
-	require.Equal(t, unreadable{badKind: 1, badEvent: 1}, b.bad)
+	var b Batch
+	require.Equal(t, uint64(41), smg.decode(&b, smgBatch()))
+	require.Equal(t, 2, b.Rank)
+	require.Equal(t, []Event{
+		{Kind: Stored, Hashes: []uint64{1, minus1}, Tokens: []uint32{1, 7, 255, 7}, BlockSize: 2, Parent: 9, HasParent: true, Opaque: 2},
+		{Kind: Stored, Hashes: []uint64{3, 4}, Tokens: []uint32{3, 7, 4, 7}, BlockSize: 2, Parent: minus1, HasParent: true, Opaque: 2, Medium: "CPU"},
+		{Kind: Removed, Hashes: []uint64{1, minus1, 3}, Medium: "CPU", Opaque: 3},
+		{Kind: Cleared},
+	}, b.Events)
+	require.Equal(t, Unreadable{BadKind: 1, BadEvent: 1}, b.Bad)
 
-	decodeSMG(&b, pb{}.varint(1, 42))
-	require.Equal(t, unreadable{badEmpty: 1}, b.bad)
-	decodeSMG(&b, []byte{0xff})
-	require.Equal(t, unreadable{badBatch: 1}, b.bad)
+	smg.decode(&b, pb{}.varint(1, 42))
+	require.Equal(t, Unreadable{BadEmpty: 1}, b.Bad)
+	smg.decode(&b, []byte{0xff})
+	require.Equal(t, Unreadable{BadBatch: 1}, b.Bad)
 }
 
 // What SMG's servicer says of a vLLM that tells of groups: hashes of any length, and whether tokens are all there is to a
@@ -75,18 +75,18 @@ func TestSMGGroups(t *testing.T) {
 		bytes(6, group(3)).
 		bytes(6, group(0)).
 		bytes(6, []byte{0xff})
-	var b batch
-	decodeSMG(&b, msg)
-	require.Equal(t, []event{
+	var b Batch
+	smg.decode(&b, msg)
+	require.Equal(t, []Event{
 		{
-			kind: stored, hashes: []uint64{256, 7}, parent: 256, hasParent: true, tokens: []uint32{1, 2, 3, 4}, blockSize: 2,
-			group: 1, spec: "full_attention", opaque: 2,
+			Kind: Stored, Hashes: []uint64{256, 7}, Parent: 256, HasParent: true, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2,
+			Group: 1, Spec: "full_attention", Opaque: 2,
 		},
-		{kind: stored, hashes: []uint64{256}, tokens: []uint32{1, 2}, blockSize: 2},
-		{kind: removed, hashes: []uint64{256}, tokens: []uint32{}, group: 1},
-		{kind: cleared, hashes: []uint64{}, tokens: []uint32{}, group: 1},
-	}, b.events)
-	require.Equal(t, unreadable{badKind: 1, badEvent: 1}, b.bad)
+		{Kind: Stored, Hashes: []uint64{256}, Tokens: []uint32{1, 2}, BlockSize: 2},
+		{Kind: Removed, Hashes: []uint64{256}, Group: 1},
+		{Kind: Cleared, Group: 1},
+	}, b.Events)
+	require.Equal(t, Unreadable{BadKind: 1, BadEvent: 1}, b.Bad)
 }
 
 func TestOpenEngine(t *testing.T) {
@@ -97,21 +97,21 @@ func TestOpenEngine(t *testing.T) {
 		bytes(4, pb{}.bytes(10, storedEvent)).
 		bytes(4, pb{}.bytes(11, pb{}.bytes(1, hash(0, 0, 0, 0, 0, 0, 1, 0)).varint(2, 3))).
 		bytes(4, pb{}.bytes(12, nil)))
-	var b batch
-	seq, ended := decodeOpenEngine(&b, msg)
-	require.Equal(t, uint64(6), seq)
+	var b Batch
+	payload, ended := openBatch(msg)
 	require.False(t, ended)
-	require.Zero(t, b.bad)
-	require.Equal(t, []event{
+	require.Equal(t, uint64(6), openEngine.decode(&b, payload))
+	require.Zero(t, b.Bad)
+	require.Equal(t, []Event{
 		{
-			kind: stored, hashes: []uint64{256}, parent: 9, hasParent: true, tokens: []uint32{1, 2}, blockSize: 2,
-			adapter: "ada", medium: "CPU", group: 1, spec: "mamba", opaque: 1,
+			Kind: Stored, Hashes: []uint64{256}, Parent: 9, HasParent: true, Tokens: []uint32{1, 2}, BlockSize: 2,
+			Adapter: "ada", Medium: "CPU", Group: 1, Spec: "mamba", Opaque: 1,
 		},
-		{kind: removed, hashes: []uint64{256}, medium: "DISK"},
-		{kind: cleared},
-	}, b.events)
+		{Kind: Removed, Hashes: []uint64{256}, Medium: "DISK", Opaque: 1},
+		{Kind: Cleared},
+	}, b.Events)
 
-	_, ended = decodeOpenEngine(&b, pb{}.bytes(2, nil))
+	_, ended = openBatch(pb{}.bytes(2, nil))
 	require.True(t, ended)
 }
 
@@ -119,8 +119,8 @@ func FuzzDecodeSMG(f *testing.F) {
 	f.Add([]byte(smgBatch()))
 	f.Add([]byte(pb{}.bytes(6, pb{}.varint(1, 1).bytes(3, []byte{1}).bytes(5, packed(1)).varint(6, 1).varint(9, 1))))
 	f.Fuzz(func(t *testing.T, msg []byte) {
-		var b batch
-		decodeSMG(&b, msg)
+		var b Batch
+		smg.decode(&b, msg)
 		checkBatch(t, &b, len(msg))
 	})
 }
@@ -128,9 +128,25 @@ func FuzzDecodeSMG(f *testing.F) {
 func FuzzDecodeOpenEngine(f *testing.F) {
 	f.Add([]byte(pb{}.bytes(1, pb{}.varint(1, 6).bytes(4, pb{}.bytes(12, nil)))))
 	f.Fuzz(func(t *testing.T, msg []byte) {
-		var b batch
-		if _, ended := decodeOpenEngine(&b, msg); !ended {
-			checkBatch(t, &b, len(msg))
+		var b Batch
+		if payload, ended := openBatch(msg); !ended {
+			openEngine.decode(&b, payload)
+			checkBatch(t, &b, len(payload))
 		}
 	})
+}
+
+// checkBatch checks what every decoder promises: nothing larger than what came, and no batch without a trace.
+func checkBatch(t *testing.T, b *Batch, size int) {
+	for _, e := range b.Events {
+		if e.Kind == UnknownKind || e.Opaque < 0 || e.Opaque > len(e.Hashes) {
+			t.Fatalf("%+v", e)
+		}
+	}
+	if len(b.hashes)+len(b.tokens) > 2*size {
+		t.Fatalf("%d hashes and %d tokens from %d bytes", len(b.hashes), len(b.tokens), size)
+	}
+	if len(b.Events) == 0 && b.Bad == (Unreadable{}) {
+		t.Fatal("nothing was read and nothing counted")
+	}
 }

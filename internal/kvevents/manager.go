@@ -9,27 +9,23 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // replaysAtOnce bounds the replays under way in one Manager.
 const replaysAtOnce = 8
 
-// Manager follows the KV events of a fleet: of every replica whose kv_events says where they come from. Safe for use by
-// many goroutines.
+// Manager follows the KV events of a fleet: of every replica that has kv_events. Safe for use by many goroutines.
 type Manager struct {
-	opts    *Options
-	sizes   sizes
-	replays chan struct{}
+	shared  *shared
 	ctx     context.Context
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	// mu guards what follows; the replicas' own locks are taken under it.
+	// mu guards what follows. The locks of the replicas' statuses are taken under it.
 	mu     sync.Mutex
 	fleet  map[string]*subscription
-	ending map[string]*subscription // the last one of each replica that was told to end and has not
+	ending map[string]*subscription // the last one of each replica that is to end and has not ended
 	closed bool
 }
 
@@ -37,20 +33,20 @@ type Manager struct {
 type subscription struct {
 	replica  *replica
 	attrs    routing.Attributes
-	instance string // said last; guarded by Manager.mu
+	instance string // the latest; guarded by Manager.mu
 	cancel   context.CancelFunc
 	done     chan struct{}
 }
 
-// NewManager returns a Manager that follows nobody yet.
+// NewManager returns a Manager that follows no replica yet.
 func NewManager(o Options) *Manager {
-	m := &Manager{opts: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce), ending: map[string]*subscription{}}
+	m := &Manager{shared: &shared{Options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce)}, ending: map[string]*subscription{}}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }
 
-// SetFleet begins to follow replicas that are new or say that they were restarted, and ends with those that are gone or
-// whose source changed: what they told is cleared. It does not wait.
+// SetFleet begins to follow replicas that are new or were restarted, and ends with those that are gone or whose source
+// changed: what came from them is cleared. It does not wait.
 func (m *Manager) SetFleet(fleet []routing.Attributes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,8 +73,8 @@ func (m *Manager) SetFleet(fleet []routing.Attributes) {
 	}
 }
 
-// follows reports whether these attributes change nothing for the subscription. Of a replica that was restarted, the
-// Router forgets all it was told: it must be told again.
+// follows reports whether these attributes change nothing for the subscription. The Router forgets the cache of a replica
+// that was restarted: it must get it again.
 func (s *subscription) follows(a routing.Attributes) bool {
 	b := s.attrs
 	restarted := s.instance != a.Instance && s.instance != "" && a.Instance != ""
@@ -86,7 +82,7 @@ func (s *subscription) follows(a routing.Attributes) bool {
 		model(b) == model(a)
 }
 
-// model is the model whose name the replica's blocks are hashed with: the first that it says it serves.
+// model is the model whose name the replica's blocks are hashed with: the first that it serves.
 func model(a routing.Attributes) string {
 	if len(a.Models) == 0 {
 		return ""
@@ -98,7 +94,7 @@ func model(a routing.Attributes) string {
 func (m *Manager) start(a routing.Attributes, before *subscription) *subscription {
 	s := &subscription{
 		attrs: a, instance: a.Instance, done: make(chan struct{}),
-		replica: &replica{id: a.ID, model: model(a), opts: m.opts, sizes: &m.sizes, sink: m.opts.Sink},
+		replica: &replica{id: a.ID, model: model(a), shared: m.shared},
 	}
 	var ctx context.Context
 	ctx, s.cancel = context.WithCancel(m.ctx)
@@ -127,69 +123,62 @@ func (m *Manager) ended(s *subscription) {
 
 // follow follows until the context ends.
 func (m *Manager) follow(ctx context.Context, s *subscription) {
-	src, err := fleet.ParseEventSource(s.attrs)
+	src, err := ParseSource(s.attrs)
 	switch {
 	case err != nil:
-		m.opts.logger().Error("warmpath: a replica's KV events are not followed", "replica", s.attrs.ID, "error", err)
-		s.replica.stream(s.attrs.KVEvents, 0, nil).update(func(st *Status) { st.Problem = err.Error() })
+		m.shared.Logger.Error("warmpath: a replica's KV events are not followed", "replica", s.attrs.ID, "error", err)
+		s.replica.stream(s.attrs.KVEvents, 0, nil).Update(func(st *Status) { st.Problem = err.Error() })
 		<-ctx.Done()
-	case src.Address != "":
-		var all []found
-		for rank := range src.Ranks {
-			address, replay := src.Rank(rank)
-			all = append(all, found{address, replay, src.Topic, rank})
-		}
-		m.zmq(ctx, s, src.Listen, all)
+	case src.Subscribe != "":
+		newWatcher(s.replica, m.connector(s), src.Subscribe).run(ctx)
+	case src.Discover != "":
+		m.discover(ctx, s, src.Discover)
 	default:
-		m.grpc(ctx, s, src)
+		all := make([]Socket, src.Ranks)
+		for rank := range all {
+			address, replay := src.Rank(rank)
+			all[rank] = Socket{Address: address, Listen: src.Listen, Replay: replay, Topic: src.Topic, Rank: rank, Engine: s.attrs.Address}
+		}
+		s.replica.sockets(ctx, all)
 	}
 }
 
-// zmq follows ZeroMQ sources.
-func (m *Manager) zmq(ctx context.Context, s *subscription, listen bool, all []found) {
-	r := s.replica
+// sockets follows ZeroMQ sockets.
+func (r *replica) sockets(ctx context.Context, all []Socket) {
 	var wg sync.WaitGroup
 	for _, at := range all {
-		sub := &subscriber{
-			stream: r.stream("tcp://"+at.address, at.rank, decodeMsgpack), address: at.address, listen: listen, engine: s.attrs.Address,
-			topic: at.topic, quiet: m.opts.Quiet, queue: newQueue(),
-		}
-		if at.replay != "" {
-			sub.replay = &replayer{at.replay, m.replays}
-		}
-		wg.Go(func() { sub.run(ctx) })
+		s := r.stream("tcp://"+at.Address, at.Rank, zeroMQ.Decode)
+		wg.Go(func() { zeroMQ.Follow(ctx, s, at) })
 	}
 	wg.Wait()
 }
 
 var errNoConnect = errors.New("kvevents: no gRPC connection to replicas can be had here")
 
-// grpc follows through the replica's gRPC connection.
-func (m *Manager) grpc(ctx context.Context, s *subscription, src fleet.EventSource) {
-	connect := func(ctx context.Context) (grpc.ClientConnInterface, error) {
-		if m.opts.Connect == nil {
+// connector returns connections to the subscription's replica.
+func (m *Manager) connector(s *subscription) connector {
+	return func(ctx context.Context) (grpc.ClientConnInterface, error) {
+		if m.shared.Connect == nil {
 			return nil, errNoConnect
 		}
-		return m.opts.Connect(ctx, s.attrs.ID)
+		return m.shared.Connect(ctx, s.attrs.ID)
 	}
-	x := s.replica.stream(src.Subscribe+src.Discover, 0, decoder(src.Subscribe))
-	if src.Subscribe != "" {
-		w := watcher{stream: x, connect: connect, method: src.Subscribe}
-		w.run(ctx)
-		return
-	}
-	var b backoff
-	for {
-		all, err := discover(ctx, connect, src.Discover, s.attrs.Address)
+}
+
+// discover asks the replica for its ZeroMQ sockets until it names some, and follows them.
+func (m *Manager) discover(ctx context.Context, s *subscription, method string) {
+	x := s.replica.stream(method, 0, nil)
+	for b := new(Backoff); ; {
+		all, err := discover(ctx, m.connector(s), method, s.attrs.Address)
 		if ctx.Err() != nil {
 			return
 		}
-		x.failed(err)
+		x.Failed(err)
 		if err == nil {
-			m.zmq(ctx, s, false, all)
+			s.replica.sockets(ctx, all)
 			return
 		}
-		b.wait(ctx)
+		b.Wait(ctx)
 	}
 }
 
@@ -207,7 +196,7 @@ func (m *Manager) Status() []Status {
 	return all
 }
 
-// Close ends every subscription and waits for them. What they told is cleared.
+// Close ends every subscription and waits for them. What came from them is cleared.
 func (m *Manager) Close() {
 	m.mu.Lock()
 	m.closed = true

@@ -50,3 +50,13 @@ func (r *replica) Status() []Status {
 	}
 	return all
 }
+
+// Followed is what happened to the sequence of a stream's messages.
+type Followed struct {
+	Gaps, Replays, ReplayErrors, Restarts, Clears int64
+}
+
+// Count shows in the status what happened to the sequence.
+func (st *Status) Count(f *Followed) {
+	st.Gaps, st.Replays, st.ReplayErrors, st.Restarts, st.Clears = f.Gaps, f.Replays, f.ReplayErrors, f.Restarts, f.Clears
+}

@@ -12,7 +12,7 @@ func TestLoadIsNoEvent(t *testing.T) {
 	batch := func(seq uint64) pb { return pb{}.varint(1, seq).bytes(3, pb{}.bytes(3, pb{}.bytes(1, packed(seq)))) }
 
 	r, held := resumeOn(nil)
-	w := &watcher{method: "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"}
+	w := newWatcher(&replica{shared: &shared{}}, nil, "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents")
 	take := func(m []byte) {
 		t.Helper()
 		again, err := w.take(r, m)

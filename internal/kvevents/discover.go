@@ -12,16 +12,10 @@ import (
 // maxRanks bounds the data-parallel ranks of a replica.
 const maxRanks = 1024
 
-// found is a ZeroMQ source that an engine names.
-type found struct {
-	address, replay, topic string
-	rank                   int
-}
-
 var errNoSource = errors.New("kvevents: the engine names no ZeroMQ source")
 
 // discover asks an engine for its sources. Where they name no host that can be reached it is that of the replica.
-func discover(ctx context.Context, connect connector, method, replicaAddress string) ([]found, error) {
+func discover(ctx context.Context, connect connector, method, replicaAddress string) ([]Socket, error) {
 	conn, err := connect(ctx)
 	if err != nil {
 		return nil, err
@@ -34,39 +28,40 @@ func discover(ctx context.Context, connect connector, method, replicaAddress str
 	if err != nil {
 		host = replicaAddress
 	}
-	var sources []found
-	ok := eachProto(reply, func(f field) {
-		if f.num == 1 && len(sources) < maxRanks {
-			if s, ok := readSource(f.bytes, host); ok {
-				sources = append(sources, s)
-			}
+	var sources []Socket
+	err = eachField(reply, func(f field) error {
+		if s, ok := readSource(f.bytes, host); ok && f.num == 1 && len(sources) < maxRanks {
+			s.Engine = replicaAddress
+			sources = append(sources, s)
 		}
+		return nil
 	})
-	if !ok || len(sources) == 0 {
+	if err != nil || len(sources) == 0 {
 		return nil, errNoSource
 	}
 	return sources, nil
 }
 
-func readSource(msg []byte, host string) (s found, ok bool) {
+func readSource(msg []byte, host string) (s Socket, ok bool) {
 	transport, encoding := "", ""
-	eachProto(msg, func(f field) {
+	_ = eachField(msg, func(f field) error { // the fields that it has show whether it is one
 		switch f.num {
 		case 1:
 			transport = string(f.bytes)
 		case 2:
-			s.address = endpoint(f.bytes, host)
+			s.Address = endpoint(f.bytes, host)
 		case 3:
-			s.topic = string(f.bytes)
+			s.Topic = string(f.bytes)
 		case 4:
-			s.replay = reachable(string(f.bytes), host)
+			s.Replay = reachable(string(f.bytes), host)
 		case 5:
-			s.rank = int(int32(f.value))
+			s.Rank = int(int32(f.value))
 		case 6:
 			encoding = string(f.bytes)
 		}
+		return nil
 	})
-	ok = transport == "zmq" && s.address != "" && (encoding == "" || encoding == "msgpack") && s.rank >= 0 && s.rank < maxRanks
+	ok = transport == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") && s.Rank >= 0 && s.Rank < maxRanks
 	return s, ok
 }
 
@@ -77,7 +72,7 @@ func endpoint(b []byte, host string) string {
 	}
 	var at, protocol string
 	var port uint64
-	ok := eachProto(b, func(f field) {
+	err := eachField(b, func(f field) error {
 		switch f.num {
 		case 1:
 			at = string(f.bytes)
@@ -86,8 +81,9 @@ func endpoint(b []byte, host string) string {
 		case 3:
 			protocol = string(f.bytes)
 		}
+		return nil
 	})
-	if !ok || port == 0 || port > 65535 || protocol != "" && protocol != "tcp" {
+	if err != nil || port == 0 || port > 65535 || protocol != "" && protocol != "tcp" {
 		return ""
 	}
 	return reachable("tcp://"+net.JoinHostPort(at, strconv.FormatUint(port, 10)), host)

@@ -24,7 +24,7 @@ type orphans struct {
 }
 
 type orphan struct {
-	event
+	Event
 	tier  routing.Tier
 	came  time.Time
 	taken bool
@@ -40,10 +40,10 @@ type waitingCopy struct {
 type waitingCount struct{ stored, removed uint32 }
 
 // weight is what an event counts against maxOrphanTokens. Blocks of few tokens count as those of 16.
-func (e *event) weight() int { return max(len(e.tokens), 16*len(e.hashes)) }
+func (e *Event) weight() int { return max(len(e.Tokens), 16*len(e.Hashes)) }
 
 // keep holds an event for a while; the oldest make room.
-func (o *orphans) keep(e *event, tier routing.Tier, now time.Time, c *counts) {
+func (o *orphans) keep(e *Event, tier routing.Tier, now time.Time, c *counts) {
 	if e.weight() > maxOrphanTokens {
 		c.orphaned++
 		return
@@ -57,10 +57,10 @@ func (o *orphans) keep(e *event, tier routing.Tier, now time.Time, c *counts) {
 	if len(o.queue) > 2*maxOrphans {
 		o.queue = slices.DeleteFunc(o.queue, func(x *orphan) bool { return x.taken })
 	}
-	x := &orphan{event: e.clone(), tier: tier, came: now}
+	x := &orphan{Event: e.clone(), tier: tier, came: now}
 	o.queue = append(o.queue, x)
-	o.byParent[x.parent] = append(o.byParent[x.parent], x)
-	for _, h := range x.hashes {
+	o.byParent[x.Parent] = append(o.byParent[x.Parent], x)
+	for _, h := range x.Hashes {
 		n := o.copies[waitingCopy{h, tier}]
 		n.stored++
 		o.copies[waitingCopy{h, tier}] = n
@@ -83,14 +83,14 @@ func (o *orphans) oldest() *orphan {
 func (o *orphans) dropOldest(c *counts) {
 	x := o.oldest()
 	c.orphaned++
-	same := o.byParent[x.parent]
+	same := o.byParent[x.Parent]
 	if len(same) == 1 {
-		delete(o.byParent, x.parent)
+		delete(o.byParent, x.Parent)
 	} else {
-		o.byParent[x.parent] = same[1:] // they are in the order of the queue
+		o.byParent[x.Parent] = same[1:] // they are in the order of the queue
 	}
 	o.release(x)
-	for _, h := range x.hashes {
+	for _, h := range x.Hashes {
 		o.settle(h, x.tier)
 	}
 }

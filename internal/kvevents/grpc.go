@@ -20,44 +20,42 @@ const confirmTime = 5 * time.Second
 
 // watcher follows SubscribeKvEvents of one replica. What is not applied yet is bounded by gRPC's flow control.
 type watcher struct {
-	*stream
+	*Stream
 	connect connector
 	method  string
+	open    bool // its messages are OpenEngine's; those of all others are SMG's
 }
 
 // connector returns a connection to one replica, or waits for one.
 type connector func(context.Context) (grpc.ClientConnInterface, error)
 
-func (w *watcher) openEngine() bool { return openEngine(w.method) }
-
-// openEngine reports whether a method's messages are OpenEngine's; those of all others are SMG's.
-func openEngine(method string) bool { return strings.HasPrefix(method, "/openengine.") }
-
-// decoder returns what reads a method's batches.
-func decoder(method string) func(b *batch, payload []byte) {
-	if openEngine(method) {
-		return func(b *batch, payload []byte) { decodeOpenEngine(b, payload) }
+func newWatcher(r *replica, connect connector, method string) *watcher {
+	w := &watcher{connect: connect, method: method, open: strings.HasPrefix(method, "/openengine.")}
+	format := &smg
+	if w.open {
+		format = &openEngine
 	}
-	return func(b *batch, payload []byte) { decodeSMG(b, payload) }
+	w.Stream = r.stream(method, 0, func(b *Batch, payload []byte) { format.decode(b, payload) })
+	return w
 }
 
 var errEnded = errors.New("kvevents: the engine ended the stream")
 
 // run follows until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	r := resumer{apply: w.applier(ctx), clear: w.lose, count: &followed{}, snapshots: w.openEngine()}
-	var b backoff
+	r := resumer{apply: w.Applier(ctx), clear: w.Lose, count: &Followed{}, snapshots: w.open}
+	var b Backoff
 	for ctx.Err() == nil {
 		again, err := w.session(ctx, &r, &b)
 		if again || ctx.Err() != nil {
 			continue
 		}
-		w.failed(err)
+		w.Failed(err)
 		if r.resuming && refused(err) {
 			r.unconfirmed() // it does not reach back so far
 			w.counted(&r)
 		}
-		b.wait(ctx)
+		b.Wait(ctx)
 	}
 }
 
@@ -71,7 +69,7 @@ func refused(err error) bool {
 }
 
 // session opens the stream and takes what comes; again is true if it is to be opened once more, at once.
-func (w *watcher) session(ctx context.Context, r *resumer, b *backoff) (again bool, err error) {
+func (w *watcher) session(ctx context.Context, r *resumer, b *Backoff) (again bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	conn, err := w.connect(ctx)
@@ -87,7 +85,7 @@ func (w *watcher) session(ctx context.Context, r *resumer, b *backoff) (again bo
 	if err := errors.Join(s.SendMsg(&request), s.CloseSend()); err != nil {
 		return false, err
 	}
-	w.failed(nil)
+	w.Failed(nil)
 	messages, failed := make(chan []byte), make(chan error, 1)
 	go func() { failed <- receive(ctx, s, messages) }()
 	confirm := time.NewTimer(confirmTime)
@@ -95,7 +93,7 @@ func (w *watcher) session(ctx context.Context, r *resumer, b *backoff) (again bo
 	for {
 		select {
 		case m := <-messages:
-			b.reset()
+			b.Reset()
 			if again, err = w.take(r, m); again || err != nil {
 				w.counted(r)
 				cancel()
@@ -112,13 +110,9 @@ func (w *watcher) session(ctx context.Context, r *resumer, b *backoff) (again bo
 }
 
 // counted shows the counts in the status.
-func (w *watcher) counted(r *resumer) {
-	w.update(func(st *Status) {
-		st.Gaps, st.Restarts, st.Clears = r.count.Gaps, r.count.Restarts, r.count.Clears
-	})
-}
+func (w *watcher) counted(r *resumer) { w.Update(func(st *Status) { st.Count(r.count) }) }
 
-// receive hands on what the stream says until it ends.
+// receive hands on the stream's messages until it ends.
 func receive(ctx context.Context, s grpc.ClientStream, to chan<- []byte) error {
 	for {
 		var m []byte
@@ -140,7 +134,7 @@ func receive(ctx context.Context, s grpc.ClientStream, to chan<- []byte) error {
 // that is wanted: they are asked for one before, which is left out again. Their 0 is another question.
 func (w *watcher) request(start uint64, fresh bool) (b []byte) {
 	number := protowire.Number(1)
-	if w.openEngine() {
+	if w.open {
 		number = 3
 		if fresh {
 			b = protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), 1)
@@ -155,45 +149,46 @@ func (w *watcher) request(start uint64, fresh bool) (b []byte) {
 }
 
 func (w *watcher) take(r *resumer, m []byte) (again bool, err error) {
-	payload, number := m, protowire.Number(4)
-	if w.openEngine() {
+	rankField := protowire.Number(4)
+	if w.open {
+		rankField = 3
 		var ended bool
-		if payload, ended = openBatch(m); ended {
+		if m, ended = openBatch(m); ended {
 			r.unconfirmed()
 			return false, errEnded
 		}
-		number = 3
 	}
-	var seq uint64
+	var seq, print uint64
 	var rank int
-	var print xxh3.Hasher
-	tells := false
-	eachProto(payload, func(f field) {
+	var events xxh3.Hasher
+	_ = eachField(m, func(f field) error { // what cannot be read is counted when it is applied
 		switch {
 		case f.num == 1:
 			seq = f.value
-		case f.num == number:
+		case f.num == rankField:
 			rank = int(int32(f.value))
-		case w.openEngine(), f.num == 3, f.num == 6: // SMG's events; what else it says is another thing each time
-			tells = true
-			_, _ = print.Write(f.bytes)
+		case w.open, f.num == 3, f.num == 6: // SMG's events; what else is in its batch differs each time
+			_, _ = events.Write(f.bytes)
+			print = 1
 		}
+		return nil
 	})
-	if !tells {
-		return r.accept(seq, rank, m, 0), nil
+	if print != 0 {
+		print = events.Sum64() | 1
 	}
-	return r.accept(seq, rank, m, print.Sum64()|1), nil
+	return r.accept(seq, rank, m, print), nil
 }
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.
 func openBatch(m []byte) (payload []byte, ended bool) {
-	eachProto(m, func(f field) {
+	_ = eachField(m, func(f field) error {
 		switch f.num {
 		case 1:
 			payload = f.bytes
 		case 2:
 			ended = true
 		}
+		return nil
 	})
 	return payload, ended
 }

@@ -1,0 +1,34 @@
+package kvevents
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestReadSource(t *testing.T) {
+	at := func(host string, port uint64) pb {
+		return pb{}.bytes(1, []byte(host)).varint(2, port).bytes(3, []byte("tcp"))
+	}
+	for name, c := range map[string]struct {
+		msg  pb
+		want Socket
+		ok   bool
+	}{
+		"message":  {pb{}.bytes(1, []byte("zmq")).bytes(2, at("n1", 5557)).bytes(3, []byte("kv")).bytes(4, []byte("tcp://n1:5558")).varint(5, 2), Socket{Address: "n1:5557", Replay: "n1:5558", Topic: "kv", Rank: 2}, true},
+		"text":     {pb{}.bytes(1, []byte("zmq")).bytes(2, []byte("tcp://n1:5557")).bytes(6, []byte("msgpack")), Socket{Address: "n1:5557", Replay: ""}, true},
+		"wildcard": {pb{}.bytes(1, []byte("zmq")).bytes(2, at("*", 5557)).bytes(4, []byte("tcp://0.0.0.0:5558")), Socket{Address: "10.0.0.1:5557", Replay: "10.0.0.1:5558"}, true},
+		"grpc":     {pb{}.bytes(1, []byte("grpc")).bytes(2, at("n1", 1)), Socket{}, false},
+		"protobuf": {pb{}.bytes(1, []byte("zmq")).bytes(2, at("n1", 1)).bytes(6, []byte("protobuf")), Socket{}, false},
+		"no port":  {pb{}.bytes(1, []byte("zmq")).bytes(2, at("n1", 0)), Socket{}, false},
+		"rank":     {pb{}.bytes(1, []byte("zmq")).bytes(2, at("n1", 1)).varint(5, maxRanks), Socket{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, ok := readSource(c.msg, "10.0.0.1")
+			require.Equal(t, c.ok, ok)
+			if ok {
+				require.Equal(t, c.want, got)
+			}
+		})
+	}
+}

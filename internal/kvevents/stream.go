@@ -1,0 +1,168 @@
+package kvevents
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// replica is what the streams of one replica share.
+type replica struct {
+	id    string
+	model string
+	*shared
+
+	// applying makes the changes of one replica come one after another, whatever its streams. It guards their batches,
+	// translators and counts, and is held while Sink is called. Only the streams' own goroutines take it.
+	applying sync.Mutex
+
+	// mu guards streams and the status of each. Nothing is called under it.
+	mu      sync.Mutex
+	streams []*Stream
+}
+
+// shared is what the replicas of a Manager share.
+type shared struct {
+	Options
+	sizes   sizes
+	replays chan struct{}
+}
+
+// Stream is one connection's worth of a replica's events: of one rank, or of those that share a connection.
+type Stream struct {
+	*replica
+	source string
+	rank   int // of batches that do not name one
+	decode func(b *Batch, payload []byte)
+
+	batch       Batch
+	translators map[int]*translator
+	unread      Unreadable // of messages that reached no translator
+
+	status Status
+	warned bool // why there is no connection, since a message came last
+}
+
+func (r *replica) stream(source string, rank int, decode func(*Batch, []byte)) *Stream {
+	s := &Stream{replica: r, source: source, rank: rank, decode: decode, translators: map[int]*translator{}}
+	s.status.Replica, s.status.Source, s.status.Rank = r.id, source, rank
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.streams = append(r.streams, s)
+	return s
+}
+
+// Applier returns what takes messages in, until the context ends.
+func (s *Stream) Applier(ctx context.Context) func(seq uint64, payload []byte) {
+	return func(seq uint64, payload []byte) { s.apply(ctx, seq, payload) }
+}
+
+// apply takes one message in and passes on what it changed. It stops when the context ends: the stream is then cleared.
+func (s *Stream) apply(ctx context.Context, seq uint64, payload []byte) {
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	s.batch.ctx = ctx
+	s.decode(&s.batch, payload)
+	rank := s.rank
+	if s.batch.HasRank {
+		rank = s.batch.Rank
+	}
+	if rank < maxRanks {
+		s.translator(rank).apply(ctx, &s.batch, time.Now(), s.Sink)
+	} else {
+		s.unread[BadBatch]++
+	}
+	s.publish(func(st *Status) {
+		s.warned = false
+		st.Messages++
+		st.Next = seq + 1
+	})
+}
+
+// translator returns that of a rank. The caller holds applying.
+func (s *Stream) translator(rank int) *translator {
+	t := s.translators[rank]
+	if t == nil {
+		t = newTranslator(s.id, rank, s.model, &s.Options, &s.sizes)
+		s.translators[rank] = t
+	}
+	return t
+}
+
+// clear forgets all that the stream has passed on.
+func (s *Stream) clear() {
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	for _, t := range s.translators {
+		t.clear(s.Sink)
+	}
+	s.publish(func(st *Status) { st.Next = 0 })
+}
+
+// Lose forgets all that the stream has passed on, because something was lost, and logs it.
+func (s *Stream) Lose() {
+	s.Logger.Warn("warmpath: KV events were lost, or the engine was restarted: its cache counts as empty", "replica", s.id, "source", s.source)
+	s.clear()
+}
+
+// Unreadable counts a message that never became a payload.
+func (s *Stream) Unreadable() {
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	s.unread[BadFrames]++
+	s.publish(func(*Status) {})
+}
+
+// publish makes the counts visible in the status, and changes it. The caller holds applying.
+func (s *Stream) publish(do func(*Status)) {
+	sum := counts{bad: s.unread}
+	blocks, size := 0, 0
+	for _, t := range s.translators {
+		sum.add(&t.count)
+		blocks += t.blocks.lists[0].n
+		size = max(size, t.size)
+	}
+	refused := ""
+	if n := sum.bad[BadSize]; n > 0 {
+		refused = fmt.Sprintf("%d events refused: their block size is not the %d tokens of the model's other replicas", n, s.sizes.size(s.model))
+	}
+	s.Update(func(st *Status) {
+		st.Events, st.Orphaned, st.Forgotten, st.Unreadable = sum.events, sum.orphaned, sum.forgotten, sum.bad.named()
+		st.Blocks, st.BlockTokens, st.refused = blocks, size, refused
+		do(st)
+	})
+}
+
+// Update changes the status.
+func (s *Stream) Update(do func(*Status)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	do(&s.status)
+}
+
+// Failed notes why there is no connection; nil that there is one. It logs that once, until a message has come: that a
+// connection could be opened does not show yet that the engine publishes there.
+func (s *Stream) Failed(err error) {
+	news := false
+	s.Update(func(st *Status) {
+		st.Connected = err == nil
+		if err == nil {
+			st.Problem = ""
+			st.Connections++
+			return
+		}
+		st.Problem = err.Error()
+		news, s.warned = !s.warned, true
+	})
+	if news {
+		s.Logger.Warn("warmpath: a replica's KV events cannot be had, trying again; logged once until some come",
+			"replica", s.id, "source", s.source, "error", err)
+	}
+}
+
+// Quiet is how long the stream may be silent before the engine is asked whether it published more.
+func (s *Stream) Quiet() time.Duration { return s.Options.Quiet }
+
+// Replays bounds the replays under way in the Manager: who sends to it may begin one, and receives from it at the end.
+func (s *Stream) Replays() chan struct{} { return s.replays }
