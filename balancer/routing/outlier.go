@@ -224,15 +224,12 @@ func (r *Router) Accuser(rep *Replica) string { return r.outliers.Accuser(rep.li
 // SetEjected replaces what a look-aside server ejects: the replicas named are Ejected, or HalfOpen where their probe may be
 // sent from here. No more than MaxShare of the fleet is left alone for the server and own calls together. O(replicas).
 func (r *Router) SetEjected(remote map[string]outlier.State) {
-	left := r.outliers.Room()
-	for _, rep := range r.View().Replicas() {
-		s := remote[rep.ID]
-		if own, cause := r.Outlier(rep); s != outlier.Healthy && (own < outlier.HalfOpen || cause == outlier.CauseRemote) {
-			if left--; left < 0 {
-				s = outlier.Healthy
+	for _, taken := range []bool{true, false} { // what is taken back makes room
+		for _, rep := range r.View().Replicas() {
+			if s := remote[rep.ID]; (s == outlier.Healthy) == taken {
+				r.outliers.SetRemote(rep.live.outlier, s)
 			}
 		}
-		r.outliers.SetRemote(rep.live.outlier, s)
 	}
 	r.sync()
 }

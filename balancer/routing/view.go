@@ -118,7 +118,7 @@ func (v *View) usable(q *Request, r *Replica) bool {
 	if q.keeper != r && (r.Draining || !q.lastResort && r.leaves()) || q.excluded(r) {
 		return false
 	}
-	if q.Principal != "" && !q.lastResort && v.shared.outliers.Accuses(r.live.outlier, q.Principal) {
+	if q.Principal != "" && !q.lastResort && v.shared.outliers.Accuser(r.live.outlier) == q.Principal {
 		return false
 	}
 	return q.Model == "" || q.anyModel || r.serves(q.Model)

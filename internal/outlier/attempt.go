@@ -43,7 +43,8 @@ type Attempt struct {
 	prev, next *Attempt
 	waits      bool // is in its replica's queue of those that wait for a first message
 	answered   bool
-	heeded     bool // has been evidence already
+	from       time.Time // since when it waits for any answer of the replica
+	counted    int       // as evidence since then
 }
 
 // queue are attempts that wait for their first message, the oldest pick first.
@@ -74,7 +75,7 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 	if answer == AnswerUnseen {
 		return
 	}
-	a.picked, a.work, a.waits = now, work, true
+	a.picked, a.from, a.work, a.waits = now, now, work, true
 	if a.prev = r.waiting.last; a.prev != nil {
 		a.prev.next = a
 	} else {
@@ -105,16 +106,14 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 		return took
 	}
 	a.answered = true
+	r := a.replica
+	d.overdue(a, now)
 	a.endWait()
 	d.decided(a)
-	r := a.replica
-	k := a.kind()
-	late := r.limits[k].passed(a.work, took)
-	r.paces[k].Add(work, time)
+	late := r.limits[a.kind()].passed(a.work, took)
+	r.paces[a.kind()].Add(work, time)
 	d.answer(r, &a.Mark, now, !late)
-	if late && !a.heeded {
-		d.strike(r, &a.Mark, now, 1, true)
-	}
+	d.judge(r, now)
 	return took
 }
 
@@ -125,7 +124,11 @@ func (d *Detector) End(a *Attempt) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a.endWait()
+	if a.waits {
+		d.overdue(a, d.now())
+		d.judge(a.replica, d.now())
+		a.endWait()
+	}
 	d.decided(a)
 }
 
@@ -162,51 +165,34 @@ func (a *Attempt) endWait() {
 	a.prev, a.next = nil, nil
 }
 
-// heed marks the calls that wait as evidence that has been used. Called with mu held.
-func (r *Replica) heed() {
-	for a := r.waiting.first; a != nil; a = a.next {
-		a.heeded = true
-		if r.probe == a {
-			r.probe = nil
-		}
+// overdue enters how often an attempt has waited the longest that is timely, since it was picked or the replica last answered
+// any, beyond what was entered before. Called with mu held.
+func (d *Detector) overdue(a *Attempt, now time.Time) {
+	r := a.replica
+	if a.picked.Before(r.since) { // the state rests on it already
+		return
+	}
+	if r.heard.After(a.from) {
+		a.from, a.counted = r.heard, 0
+	}
+	times := r.limits[a.kind()].times(a.work, now.Sub(a.from))
+	if n := times - a.counted; n > 0 {
+		a.counted = times
+		m := a.Mark
+		m.picked = a.from
+		d.accuse(r, &m, now, n, true)
 	}
 }
 
-// overdue is how much evidence there is in the calls that wait on a replica: one for each time that the longest timely
-// wait has passed since the call was picked, or since the replica last answered any. It counts no further than most.
-func (r *Replica) overdue(now time.Time, most int) (n int, since time.Time) {
+// wait is overdue for the calls that wait on a replica. Called with mu held.
+func (d *Detector) wait(r *Replica, now time.Time) {
 	const glance = 256
-	if !r.limits[0].known && !r.limits[1].known {
-		return 0, since
-	}
 	least := max(r.limits[0].least, r.limits[1].least)
 	a := r.waiting.first
-	for range glance {
-		if a == nil || n >= most {
-			break
-		}
-		from := a.picked
-		if r.heard.After(from) {
-			from = r.heard
-		}
-		wait := now.Sub(from)
-		if wait < least { // nor has any behind it waited as long
-			break
-		}
-		if times := r.limits[a.kind()].times(a.work, wait); times > 0 && !a.heeded {
-			if n == 0 {
-				since = from
-			}
-			n += min(times, most)
-		}
+	for i := 0; a != nil && i < glance && now.Sub(a.picked) >= least; i++ {
+		d.overdue(a, now)
 		a = a.next
 	}
-	return n, since
-}
-
-func (r *Replica) isOverdue(now time.Time) bool {
-	n, _ := r.overdue(now, 1)
-	return n > 0
 }
 
 // Suspected reports whether any evidence stands against a replica. It takes no lock.
@@ -238,14 +224,12 @@ func (d *Detector) Ended(r *Replica, m Mark, fault Fault, answered, first, sent 
 	case answered, fault == NoFault:
 		d.answer(r, &m, now, answered || m.Probe)
 	case fault == Failed:
-		d.strike(r, &m, now, 1, false)
-	case fault == Late:
-		d.strike(r, &m, now, max(limit.times(m.work, age), 1), true)
-	case watched && fault == TimedOut && (limit.slow(m.work, age) || m.Probe && !limit.known):
-		d.strike(r, &m, now, 1, true)
-	case watched && limit.passed(m.work, age) && !m.picked.Before(r.heard):
-		d.strike(r, &m, now, limit.times(m.work, age), true)
+		d.accuse(r, &m, now, 1, false)
+	case limit.passed(m.work, age): // End has entered it
+	case fault == Late, watched && fault == TimedOut && (limit.slow(m.work, age) || m.Probe && !limit.known):
+		d.accuse(r, &m, now, 1, true)
 	}
+	d.judge(r, now)
 }
 
 // Outrun notes that another replica answered in time what was given up on this one as [Late]: as much evidence again.
@@ -254,7 +238,8 @@ func (d *Detector) Outrun(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.member && r.Suspected() {
-		d.strike(r, &Mark{picked: now}, now, 1, true)
+		d.accuse(r, &Mark{picked: now}, now, 1, true)
+		d.judge(r, now)
 	}
 }
 
@@ -268,44 +253,78 @@ func (d *Detector) answer(r *Replica, m *Mark, now time.Time, timely bool) {
 	if timely {
 		r.acquit()
 	}
-	fresh := m.Probe || !m.picked.IsZero() && m.picked.After(r.since)
+	proves := timely && (m.Probe || !m.picked.IsZero() && m.picked.After(r.taken))
+	if proves || !r.out() {
+		r.counts.Successes++
+	}
 	switch {
-	case !r.out():
-		r.sum.successes++
-	case fresh && timely && r.state >= HalfOpen && r.accuser != "":
-		r.sum.successes++
+	case r.state < HalfOpen:
+	case proves && r.accuser != "":
 		d.overrule(r, now)
-	case fresh && timely && r.state >= HalfOpen:
-		r.sum.successes++
+	case proves:
 		d.recover(r, now)
-	case fresh && timely: // only the server ejects it
-		r.sum.successes++
 	case r.state == Ejected && r.cause == CauseLate:
 		r.until = now // it has come back to life: its probe may begin
 	}
 }
 
-// strike enters evidence against a replica. Called with mu held.
-func (d *Detector) strike(r *Replica, m *Mark, now time.Time, n int, late bool) {
-	if n = r.weigh(m.Principal, n, d.cfg.Failures, now); n == 0 {
+// accuse enters evidence against a replica; judge follows. Called with mu held.
+func (d *Detector) accuse(r *Replica, m *Mark, now time.Time, n int, late bool) {
+	if n = r.weigh(m.Principal, min(n, 1<<10), d.cfg.Failures, now); n == 0 {
 		return
 	}
-	switch {
-	case m.Probe && r.effective() == HalfOpen:
-		d.probeFailed(r, now)
-		return
-	case r.state >= HalfOpen:
+	failed := m.Probe && r.effective() == HalfOpen
+	if !failed && r.state >= HalfOpen {
 		if r.accuser != "" && m.Principal != r.accuser {
 			d.eject(r, r.cause, now) // a second principal agrees
 		}
+		return
+	}
+	if late {
+		r.counts.Late += n
+	} else {
+		r.counts.Failures += n
+	}
+	if failed {
+		d.eject(r, CauseProbe, now)
 		return
 	}
 	if !r.Suspected() || m.picked.Before(r.struck) {
 		r.struck = m.picked
 	}
 	r.late = r.late || late
-	if int(r.strikes.Add(int32(min(n, 1<<10)))) >= d.cfg.Failures {
-		d.suspect(r, now, r.late, r.struck)
+	r.strikes.Add(int32(n))
+}
+
+// judge ejects a replica against which there is enough, if enough others stay and, where it is late, they are not. Called
+// with mu held.
+func (d *Detector) judge(r *Replica, now time.Time) {
+	if int(r.strikes.Load()) < d.cfg.Failures || r.state >= HalfOpen {
+		return
+	}
+	most := max(int(d.cfg.MaxShare*float64(d.connected)), 1)
+	if !r.out() && d.outs >= most { // others may have been ejected for it already
+		return
+	}
+	open, fine, bad := 0, 0, 0
+	for _, o := range d.members {
+		if o == r || !o.connected || o.out() || o.host.Draining() {
+			continue
+		}
+		open++
+		switch {
+		case o.Suspected():
+			bad++
+		case o.timely && o.reached.After(r.struck):
+			fine++
+		}
+	}
+	switch {
+	case open == 0 && !r.out():
+	case !r.late:
+		d.eject(r, CauseFault, now)
+	case fine > 0 && fine >= 2*bad:
+		d.eject(r, CauseLate, now)
 	}
 }
 
@@ -313,5 +332,6 @@ func (d *Detector) strike(r *Replica, m *Mark, now time.Time, n int, late bool) 
 func (r *Replica) acquit() {
 	r.strikes.Store(0)
 	r.late = false
+	r.counts.Failures, r.counts.Late = 0, 0
 	clear(r.given)
 }

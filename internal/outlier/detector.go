@@ -78,7 +78,8 @@ type record struct {
 	remote  State // as the look-aside server says: Healthy, HalfOpen, Ejected
 	cause   Cause
 	until   time.Time // of the ejection, or of the slow start
-	since   time.Time // of the state
+	since   time.Time // calls picked before are no evidence any more
+	taken   time.Time // out of use last; an answer to a call picked later brings it back
 	times   int       // ejections, as far as they make the next one longer
 	share   int64     // most requests under way in SlowStart
 	probe   *Attempt  // the latest probe, while it is not decided
@@ -93,7 +94,7 @@ type record struct {
 	waiting queue     // calls that wait for a first message, oldest pick first
 	paces   [kinds]pace
 	limits  [kinds]limit
-	sum     tally
+	counts  Counts // to be reported
 	accused
 }
 
@@ -215,41 +216,20 @@ func (d *Detector) look(now time.Time) {
 	if d.Ejects() {
 		d.measure()
 		for _, r := range d.members {
+			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.cfg.ejection(r.times-1) {
+				d.decided(r.probe) // only its end is seen, and that may never come: another may follow
+			}
+			d.wait(r, now)
+		}
+		for _, r := range d.members {
 			if r.connected {
-				d.examine(r, now)
+				d.judge(r, now)
 			}
 		}
 	}
 	if !d.AllHealthy() {
 		d.advance(now)
 	}
-}
-
-// examine ejects a replica against which there is enough, the calls that wait included. Called with mu held.
-func (d *Detector) examine(r *Replica, now time.Time) {
-	if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.cfg.ejection(r.times-1) {
-		d.decided(r.probe) // only its end is seen, and that may never come: another may follow
-	}
-	probing := r.probe != nil && r.effective() == HalfOpen
-	need := d.cfg.Failures
-	if probing {
-		need = 1
-	} else if r.state >= HalfOpen {
-		return
-	}
-	n, since := r.overdue(now, need)
-	strikes := int(r.strikes.Load())
-	if strikes+n < need || probing && n == 0 {
-		return
-	}
-	if probing {
-		d.probeFailed(r, now)
-		return
-	}
-	if strikes > 0 && r.struck.Before(since) || n == 0 {
-		since = r.struck
-	}
-	d.suspect(r, now, n > 0 || r.late, since)
 }
 
 // Readmit gives the host of a replica what it admits now, for when the host's Bookings have changed.

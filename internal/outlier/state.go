@@ -86,49 +86,19 @@ func (r *Replica) admits() bool {
 	return true
 }
 
-// suspect ejects a replica if enough others stay and, where it is late, they are not. Called with mu held.
-func (d *Detector) suspect(r *Replica, now time.Time, late bool, since time.Time) {
-	most := max(int(d.cfg.MaxShare*float64(d.connected)), 1)
-	if !r.out() && d.outs >= most { // others may have been ejected for it already
-		return
-	}
-	open, fine, bad := 0, 0, 0
-	for _, o := range d.members {
-		if o == r || !o.connected || o.out() || o.host.Draining() {
-			continue
-		}
-		open++
-		switch {
-		case !late:
-		case o.strikes.Load() > 0 || o.isOverdue(now):
-			bad++
-		case o.timely && o.reached.After(since):
-			fine++
-		}
-	}
-	if open == 0 && !r.out() || late && (fine == 0 || fine < 2*bad) {
-		return
-	}
-	cause := CauseFault
-	if late {
-		cause = CauseLate
-	}
-	d.eject(r, cause, now)
-}
-
 // eject leaves a replica alone, longer each time. What rests on one principal where others are active opens it halfway
 // at once, for the others. Called with mu held.
 func (d *Detector) eject(r *Replica, cause Cause, now time.Time) {
-	r.heed()
 	r.strikes.Store(0)
 	d.change(r, func() {
+		r.probe = nil
 		if r.state < HalfOpen && now.Sub(r.until) > d.cfg.MaxTime {
 			r.times = 0 // it was healthy for long
 		}
 		if r.state < HalfOpen || r.cause == NoCause || r.cause == CauseRemote {
 			r.cause = cause
 		}
-		r.state, r.since, r.late = Ejected, now, false
+		r.state, r.since, r.taken, r.late = Ejected, now, now, false
 		r.until = now.Add(d.cfg.ejection(r.times))
 		if r.accuser = d.soleAccuser(r, now); r.accuser != "" {
 			r.state = HalfOpen
@@ -186,7 +156,7 @@ func (d *Detector) advance(now time.Time) {
 		case r.state == HalfOpen && r.accuser != "" && over:
 			d.overrule(r, now) // no other principal agreed
 		case r.state == SlowStart && over:
-			d.change(r, func() { r.state, r.since = Healthy, now })
+			d.change(r, func() { r.state = Healthy })
 		case r.state == SlowStart:
 			part := 1 - float64(r.until.Sub(now))/float64(d.cfg.SlowStart)
 			d.change(r, func() { r.share = share(part, bookings, others) })
@@ -205,9 +175,6 @@ func share(part float64, bookings, others int64) int64 {
 // forget makes a replica that leaves, or is another than before, one of which nothing is known. Calls under way are no
 // evidence of what comes after it. Called with mu held.
 func (d *Detector) forget(r *Replica) {
-	r.heed()
 	r.strikes.Store(0)
-	d.change(r, func() {
-		r.record = record{waiting: r.waiting, probe: r.probe, probed: r.probed, lost: r.lost}
-	})
+	d.change(r, func() { r.record = record{waiting: r.waiting, since: d.now(), lost: r.lost} })
 }

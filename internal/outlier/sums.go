@@ -10,57 +10,42 @@ type Counts struct {
 	Successes, Failures, Late int
 }
 
-// A tally is what is to be reported of a replica.
-type tally struct {
-	successes, failedProbes int
-	reported                int // evidence, of that which stands against it now
-}
-
 // ownOut reports whether own calls keep the replica out.
 func (r *Replica) ownOut() bool { return r.state >= HalfOpen && r.cause != CauseRemote }
 
-// standing is how much evidence stands against a replica, as much as the threshold where it is ejected for it.
-func (d *Detector) standing(r *Replica, now time.Time) (n int, late bool) {
-	switch {
-	case r.ownOut():
-		return d.cfg.Failures, r.cause == CauseLate
-	case r.state >= HalfOpen:
-		return 0, false // it is what the server said
-	}
-	waiting, _ := r.overdue(now, d.cfg.Failures)
-	return min(int(r.strikes.Load())+waiting, d.cfg.Failures), r.late || waiting > 0
-}
-
-// Take returns what own calls showed of a replica since the last call, for a server that adds it up. anew is for
-// another server: it returns what stands against the replica now, and what stood before to an earlier server is not left out.
+// Take returns what own calls showed of a replica since the last call, for a server that adds it up. anew is for another
+// server: it returns what stands against the replica now.
 func (d *Detector) Take(r *Replica, anew bool) (c Counts) {
 	if !d.Ejects() {
 		return c
 	}
-	now := d.now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.look(now)
-	if anew {
-		r.sum.reported = 0
+	d.look(d.now())
+	c, r.counts = r.counts, Counts{}
+	stands := int(r.strikes.Load())
+	if r.ownOut() {
+		stands = d.cfg.Failures
 	}
-	n, late := d.standing(r, now)
-	evidence := max(n-r.sum.reported, 0) + r.sum.failedProbes
-	c.Successes = r.sum.successes
-	if late {
-		c.Late = evidence
-	} else {
-		c.Failures = evidence
+	switch {
+	case !anew:
+	case r.late || r.ownOut() && r.cause == CauseLate:
+		c.Late = max(c.Late, stands)
+	default:
+		c.Failures = max(c.Failures, stands)
 	}
-	r.sum = tally{reported: n}
 	return c
 }
 
 // SetRemote says how the look-aside server treats a replica: Healthy, HalfOpen (the receiver may send its probe) or Ejected. A
-// replica that only the server ejected starts slowly when it is taken back; one that own calls eject goes on by them.
+// replica that only the server ejected starts slowly when it is taken back; one that own calls eject goes on by them. No more
+// than MaxShare of the fleet is left alone for both together.
 func (d *Detector) SetRemote(r *Replica, s State) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if s != Healthy && !r.out() && d.outs >= min(max(int(d.cfg.MaxShare*float64(len(d.members))), 1), len(d.members)-1) {
+		s = Healthy
+	}
 	if !d.Ejects() || r.remote == s {
 		return
 	}
@@ -71,16 +56,12 @@ func (d *Detector) SetRemote(r *Replica, s State) {
 		switch {
 		case r.ownOut():
 		case begun:
-			r.since = now
+			r.taken = now
 			d.ejections[CauseRemote]++
 		case lifted:
 			r.slowStart(now, d.cfg.SlowStart)
 		}
 	})
-	if lifted {
-		r.heed() // calls that wait since then are no evidence any more
-		d.due = time.Time{}
-	}
 	d.free()
 }
 
@@ -95,19 +76,6 @@ func (d *Detector) Forsake(r *Replica) {
 	if r.state < HalfOpen {
 		d.halfOpen(r, CauseRemote, d.now())
 	}
-}
-
-// Room returns how many more replicas the look-aside server may have ejected beside those that own calls eject.
-func (d *Detector) Room() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	own, n := 0, len(d.members)
-	for _, r := range d.members {
-		if r.ownOut() {
-			own++
-		}
-	}
-	return min(max(int(d.cfg.MaxShare*float64(n)), 1), n-1) - own
 }
 
 // accused is what several principals have against a replica.
@@ -142,11 +110,12 @@ func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
 		d.answer(r, &Mark{Principal: principal, Probe: probe, picked: now}, now, true)
 	}
 	if c.Failures > 0 {
-		d.strike(r, &Mark{Principal: principal, Probe: probe, picked: now}, now, c.Failures, false)
+		d.accuse(r, &Mark{Principal: principal, Probe: probe, picked: now}, now, c.Failures, false)
 	}
 	if c.Late > 0 { // they were picked that long ago, at least
-		d.strike(r, &Mark{Principal: principal, Probe: probe, picked: now.Add(-d.cfg.LateMin)}, now, c.Late, true)
+		d.accuse(r, &Mark{Principal: principal, Probe: probe, picked: now.Add(-d.cfg.LateMin)}, now, c.Late, true)
 	}
+	d.judge(r, now)
 }
 
 // note remembers that a principal is active. Called with mu held.
@@ -210,23 +179,6 @@ func (d *Detector) overrule(r *Replica, now time.Time) {
 	d.recover(r, now)
 }
 
-// probeFailed ejects a replica whose probe failed. Called with mu held.
-func (d *Detector) probeFailed(r *Replica, now time.Time) {
-	r.sum.failedProbes++
-	r.sum.reported = d.cfg.Failures // the probe is all there is to report
-	d.eject(r, CauseProbe, now)
-}
-
-// Accuses reports whether the ejection of a replica rests on this principal alone, so that only others may probe.
-func (d *Detector) Accuses(r *Replica, principal string) bool {
-	if principal == "" || d.AllHealthy() {
-		return false
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return r.accuser == principal
-}
-
 // Principals returns how many principals the evidence against a replica is of; 0 where they have no names.
 func (d *Detector) Principals(r *Replica) int {
 	d.mu.Lock()
@@ -236,6 +188,9 @@ func (d *Detector) Principals(r *Replica) int {
 
 // Accuser returns the principal on which the ejection of a replica rests alone, while others are active; "" = it does not.
 func (d *Detector) Accuser(r *Replica) string {
+	if d.AllHealthy() {
+		return ""
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return r.accuser
