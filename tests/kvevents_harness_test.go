@@ -168,10 +168,10 @@ func (k *known) holds(id string) map[uint64]bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	held := map[uint64]bool{}
-	slot, ok := k.index.Slot(id)
+	slot := k.index.AddReplica(id)
 	var m kvindex.Matches
 	for h := range k.ever {
-		if k.index.Match([]uint64{h}, &m); ok && m.Depth(slot) == 1 {
+		if k.index.Match([]uint64{h}, &m); m.Depth(slot) == 1 {
 			held[h] = true
 		}
 	}

@@ -99,7 +99,7 @@ func BenchmarkInsert(b *testing.B) {
 		fill(x, []Slot{s}, 30_000)
 		b.ReportAllocs()
 		for b.Loop() {
-			x.lanes[0].allOld(x.tick + 1)
+			age(x, s)
 			x.Insert(s, blocks)
 		}
 	})
@@ -200,7 +200,7 @@ func weigh(fleet, holders, blocks int) (f footprint) {
 		} else {
 			f.further = max(f.further, (sets-f.block)/float64(round))
 		}
-		f.lru = max(f.lru, float64(x.nodes.bytes+x.pool.bytes)/float64(x.held))
+		f.lru = max(f.lru, float64(x.nodes.bytes+x.cells.bytes)/float64(x.held))
 	}
 	f.total = float64(x.bytes()) / float64(x.held)
 	return f

@@ -13,6 +13,7 @@ func FuzzIndex(f *testing.F) {
 	f.Add([]byte{0, 1, 9, 1, 1, 9, 2, 1, 4, 3, 1, 0, 0, 1, 9, 4, 1, 0, 5, 1, 3}, false)
 	f.Add([]byte{0, 1, 200, 0, 2, 200, 7, 1, 2, 8, 1, 199, 9, 2, 200, 0, 1, 200}, true)
 	f.Add([]byte{0, 1, 200, 0, 2, 210, 0, 3, 220, 5, 1, 7, 0, 1, 250, 6, 9, 9}, true)
+	f.Add([]byte("2C\xc82C\xd220\xdc20x10(000"), true)
 	f.Fuzz(func(t *testing.T, program []byte, small bool) {
 		x, m := New(Options{MaxBytes: minBytes}), newModel()
 		slots := replicas(x, 80)
@@ -51,7 +52,7 @@ func FuzzIndex(f *testing.F) {
 				}
 			case 6:
 				x.mu.Lock()
-				x.evict(1 + arg%16)
+				x.evict(1+arg%16, none)
 				x.mu.Unlock()
 			case 7:
 				x.SetLive(s, arg&1 == 0)

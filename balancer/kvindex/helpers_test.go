@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
-	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 )
@@ -46,119 +46,104 @@ func depthOf(x *Index, s Slot, blocks []uint64) int {
 	return m.Depth(s)
 }
 
+// age makes everything that the replica holds old, so that an insert touches it again.
+func age(x *Index, s Slot) {
+	l := &x.lanes[x.laneOf(s)]
+	l.older, l.recent, l.touched = x.tick+1, x.tick+1, 0
+	x.maxBytes = min(x.maxBytes, 2*x.bytes()) // nothing is far from being evicted
+}
+
 // scanned is how many leading blocks a replica holds, found one by one.
 func scanned(x *Index, s Slot, blocks []uint64) int {
 	lane := x.laneOf(s)
 	for i, hash := range blocks {
-		if r := x.find(hash); r == noRef || x.heldBy(x.segments.at(r.segment()), lane)>>r.pos()&1 == 0 {
+		if r := x.find(hash); r == noRef || x.heldBy(x.segments.at(r.segment()), lane).mask()>>r.pos()&1 == 0 {
 			return i
 		}
 	}
 	return len(blocks)
 }
 
-// verify checks that tables, lists, sets and counts of the index tell one story.
+// verify checks that tables, lists, sets and counts of the index agree.
 func verify(t testing.TB, x *Index) {
 	t.Helper()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
-	type part struct {
-		segment uint32
-		lane    uint16
-		node    uint32
-	}
-	inLists := make(map[part]bool)
+	inLists := make(map[uint32]bool) // nodes
 	unswept := 0
-	opened := make(map[uint32]bool)
 	for i := range x.lanes {
 		l := &x.lanes[i]
 		if l.generation == 0 {
 			require.Zero(t, l.n)
-			require.Zero(t, l.room)
 			continue
-		}
-		if l.room > 0 {
-			require.True(t, x.segments.at(l.open).isOpen())
-			require.False(t, opened[l.open])
-			opened[l.open] = true
 		}
 		n, prev := 0, none
 		for at := l.first; at != none; at = x.nodes.at(at).next {
 			nd := x.nodes.at(at)
+			require.True(t, x.nodes.has(at))
 			require.Equal(t, uint16(i), nd.lane)
 			require.Equal(t, prev, nd.prev)
 			if prev != none {
-				require.LessOrEqual(t, nd.tick, x.nodes.at(prev).tick)
+				require.GreaterOrEqual(t, since(nd.tick, x.nodes.at(prev).tick), int32(0))
 			}
-			inLists[part{nd.segment, nd.lane, at}] = true
-			all := x.holdings(x.segments.at(nd.segment))
-			found := slices.IndexFunc(all, func(h holding) bool { return h.node() == at && h.lane() == nd.lane })
-			require.NotEqual(t, -1, found)
-			n, prev = n+bits.OnesCount8(all[found].mask()), at
+			inLists[at] = true
+			h := x.heldBy(x.segments.at(nd.segment), nd.lane)
+			require.Equal(t, at, h.node())
+			n, prev = n+bits.OnesCount8(h.mask()), at
 		}
 		require.EqualValues(t, l.n, n)
 		require.Equal(t, l.last, prev)
-		if n > 0 {
-			require.Equal(t, l.oldest, x.nodes.at(l.last).tick)
-		}
 		if x.live[i/64]>>(i%64)&1 == 0 {
 			unswept += n
 		} else if l.capacity > 0 {
 			require.LessOrEqual(t, l.n, l.capacity)
 		}
 	}
-	require.Len(t, inLists, x.nodes.count())
 	require.Equal(t, unswept, x.unswept)
-	require.False(t, x.nodes.hollow())
-	require.False(t, x.segments.hollow())
+	require.Equal(t, slabCount(t, &x.nodes), len(inLists))
 
-	blocks, held, nodes, holes := 0, 0, 0, uint32(0)
-	inCells := [classes]uint32{}
-	for at := range x.segments.n {
-		g := x.segments.at(at)
-		if g.isHole() {
-			holes++
+	blocks, held, nodes, segments, lists := 0, 0, 0, 0, 0
+	for at := range uint32(len(x.segments.chunks) * perChunk) {
+		if !x.segments.has(at) {
 			continue
 		}
-		require.Equal(t, opened[at], g.isOpen())
-		require.True(t, g.isOpen() || g.live() != 0)
-		if h := g.holders[0]; h.kind() == kindCell {
-			inCells[h.class()]++
-			require.Equal(t, at, x.pool.owner(h.class(), h.cell()))
-			require.GreaterOrEqual(t, x.pool.count(h.class(), h.cell()), 2)
+		segments++
+		g := x.segments.at(at)
+		require.NotZero(t, g.live())
+		if g.holders[0].kind() == kindCell {
+			lists++
+			require.GreaterOrEqual(t, len(x.holdings(g)), 2)
 		}
 		var live uint8
-		byLane := make(map[uint16]uint8)
 		for i, h := range x.holdings(g) {
-			require.True(t, inLists[part{at, h.lane(), h.node()}])
+			require.True(t, inLists[h.node()])
+			require.Equal(t, at, x.nodes.at(h.node()).segment)
 			require.NotZero(t, h.mask())
-			require.Zero(t, byLane[h.lane()]&h.mask())
-			require.True(t, i == 0 || h.lane() >= x.holdings(g)[i-1].lane())
-			byLane[h.lane()] |= h.mask()
+			require.True(t, i == 0 || h.lane() > x.holdings(g)[i-1].lane())
 			live |= h.mask()
 			held += bits.OnesCount8(h.mask())
 			nodes++
 		}
 		require.Equal(t, live, g.live())
 		for ; live != 0; live &= live - 1 {
-			r := refOf(at, bits.TrailingZeros8(live))
-			require.Equal(t, r, x.find(x.hashAt(r)))
+			pos := bits.TrailingZeros8(live)
+			require.Equal(t, refOf(at, pos), x.find(g.hashes[pos]))
 			blocks++
 		}
 	}
-	require.Equal(t, x.segments.holes, holes)
+	require.Equal(t, slabCount(t, &x.segments), segments)
 	require.Equal(t, len(inLists), nodes)
 	require.Equal(t, x.held, held)
 	require.Equal(t, x.blocks, blocks)
 
-	inTable, pooled, buckets := 0, int64(0), 0
+	inTable, cells := 0, int64(0)
 	for i := range x.table.shards {
 		s := &x.table.shards[i]
 		n, passed := 0, make([]uint64, len(s.buckets))
 		s.each(func(r ref) {
 			n++
-			mix := x.mix(x.hashAt(r))
+			mix := x.mix(x.segments.at(r.segment()).hashes[r.pos()])
 			at, _ := s.place(mix, r)
 			for b := home(mix, len(s.buckets)); b != at; b = (b + 1) % len(s.buckets) {
 				passed[b]++
@@ -169,15 +154,33 @@ func verify(t testing.TB, x *Index) {
 			require.Equal(t, passed[b], s.buckets[b].passed())
 		}
 		inTable += n
-		buckets += len(s.buckets)
 	}
 	require.Equal(t, x.blocks, inTable)
-	for class := range x.pool.classes {
-		require.Equal(t, inCells[class], x.pool.classes[class].n)
-		pooled += int64(len(x.pool.classes[class].chunks)) * chunkBytes(class)
+	for _, list := range x.cells.lists {
+		cells += listBytes + 8*int64(cap(list))
 	}
-	require.Equal(t, pooled, x.pool.bytes)
-	require.EqualValues(t, len(x.nodes.chunks), x.nodes.bytes/x.nodes.chunkBytes())
-	require.EqualValues(t, len(x.segments.chunks), x.segments.bytes/x.segments.chunkBytes())
+	require.Equal(t, lists, len(x.cells.lists)-len(x.cells.free))
+	require.Equal(t, cells, x.cells.bytes)
 	require.LessOrEqual(t, x.bytes(), x.maxBytes)
+}
+
+// slabCount returns how many values an array has, and checks its counts.
+func slabCount[T any](t testing.TB, a *slab[T]) (n int) {
+	t.Helper()
+	chunks := 0
+	for _, c := range a.chunks {
+		if c == nil {
+			continue
+		}
+		chunks++
+		used := 0
+		for _, w := range c.used {
+			used += bits.OnesCount64(w)
+		}
+		require.Equal(t, c.n, used)
+		n += used
+	}
+	require.Equal(t, a.free, chunks*perChunk-n)
+	require.EqualValues(t, a.bytes, int64(chunks)*int64(unsafe.Sizeof(chunk[T]{})+16))
+	return n
 }

@@ -18,10 +18,6 @@ type Options struct {
 	// MaxBlocksPerReplica is the capacity, in blocks, of replicas for which SetCapacity was not called.
 	// 0 means that only MaxBytes bounds them.
 	MaxBlocksPerReplica int
-
-	// Gaps says that a chain given to Insert may lack blocks between others. Match then looks at all that is
-	// held; else it trusts a block that was inserted behind others to tell of them.
-	Gaps bool
 }
 
 const (
@@ -42,28 +38,26 @@ const (
 // goroutine.
 //
 // One lock, mu, guards everything below it, and nothing is called out to while it is held. Readers hold it
-// for one Match or lookup. Writers that go through blocks take it anew for every 32, and before that read
-// what they are going to change under the read lock, so a reader waits for a few microseconds. Between two
-// steps, what a replica had may be replaced under the same slot, which is why each step checks the generation
+// for one Match. Writers that go through blocks take it anew for every 32, so a reader waits for a few microseconds.
+// Between two steps, what a replica had may be replaced under the same slot, which is why each step checks the generation
 // of the lane it began with.
 type Index struct {
 	capacity uint32 // for replicas without one of their own; 0 is none
 	seed     uint64
 	follows  bool // the budget follows the capacities
-	gaps     bool
 
 	mu       sync.RWMutex
 	maxBytes int64
-	maxChain int
 	table    table // hash -> place in the segments
-	segments slab[segment, *segment]
-	pool     pool // who holds which blocks of a segment, if that is more than one
-	nodes    slab[node, *node]
+	segments slab[segment]
+	cells    cells // the holders of segments that several lanes hold
+	nodes    slab[node]
 
 	ids       map[string]Slot
 	slots     []slot
 	freeSlots []Slot // in the order they became empty
 	lanes     []lane
+	freeLanes []uint16
 	live      []uint64 // the lanes that belong to a replica, as bits
 	retired   []uint16 // lanes to be swept, the oldest first
 	unswept   int      // their holdings
@@ -77,27 +71,58 @@ type Index struct {
 	victim     uint16 // lane that had the oldest holding, up to this tick
 	until      uint32
 	evictions  uint64
-	untold     uint64 // evictions from replicas that are live, and what was never let in
 	warmth     uint64 // see warm
+	untold     uint64 // evictions from replicas that are live, and what was never let in
 }
 
 // New returns an empty index.
 func New(o Options) *Index {
 	x := &Index{
 		follows:  o.MaxBytes == 0,
-		gaps:     o.Gaps,
 		capacity: blocksCapacity(o.MaxBlocksPerReplica),
 		seed:     rand.Uint64(),
 		ids:      make(map[string]Slot),
 		victim:   noLane,
+		maxBytes: min(max(o.MaxBytes, minBytes), maxBytes),
 	}
-	most := min(max(o.MaxBytes, minBytes), maxBytes)
-	x.setBudget(most)
+	most := x.maxBytes
 	if x.follows {
-		x.setBudget(defaultBytes)
-		most = maxDefaultBytes
+		x.maxBytes, most = defaultBytes, maxDefaultBytes
 	}
-	shards := 1 << bits.Len64(uint64(most/bytesPerShard-1))
-	x.table = newTable(shards)
+	x.table = newTable(1 << bits.Len64(uint64(most/bytesPerShard-1)))
 	return x
+}
+
+// Stats is the state of an [Index] at one moment.
+type Stats struct {
+	Replicas  int    // known now
+	Blocks    int    // different blocks in memory, those that only removed or cleared replicas held included until they are swept
+	Holders   int    // (block, replica) pairs that Match can see
+	Bytes     int64  // memory held, counted from the arrays allocated
+	MaxBytes  int64  // the budget, as it is now
+	Evictions uint64 // (block, replica) pairs given up for a capacity or the byte budget, ever
+
+	// LiveEvictions counts those of replicas marked by SetLive, and what they hold beyond the longest chain
+	// that is taken in: the index shows less than their engines have. More than a few ask for a larger
+	// budget.
+	LiveEvictions uint64
+}
+
+// Stats returns the counts of the index, in constant time.
+func (x *Index) Stats() Stats {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return Stats{
+		Replicas:      len(x.ids),
+		Blocks:        x.blocks,
+		Holders:       x.held - x.unswept,
+		Bytes:         x.bytes(),
+		MaxBytes:      x.maxBytes,
+		Evictions:     x.evictions,
+		LiveEvictions: x.untold,
+	}
+}
+
+func (x *Index) bytes() int64 {
+	return x.table.bytes + x.segments.bytes + x.nodes.bytes + x.cells.bytes + x.fixed
 }

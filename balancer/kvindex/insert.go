@@ -1,71 +1,89 @@
 package kvindex
 
-import "sort"
+import (
+	"math/bits"
+	"slices"
+)
 
 // Insert records that the replica holds these blocks, a chain in order: each block's hash is chained to the
-// one before, but for [Options].Gaps. The chain may begin anywhere; Match sees it once the blocks before are held too. Inserting
+// one before. The chain may begin anywhere; Match sees it once the blocks before are held too. Inserting
 // makes the blocks the replica's most recently used, the head before the tail.
 //
-// To be cheap for what is routed again and again, Insert does nothing if all the blocks are held, none was touched
-// after one before it, and the last was touched within about the last eighth of the replica's list. A block may
-// therefore stand up to an eighth of the list, plus two chains, nearer to its eviction than exact LRU
-// would have it. It is never behind its own descendants. While less than half of the byte budget, and of
+// To be cheap for what is routed again and again, Insert does nothing if all the blocks are held and were
+// touched within about the last eighth of the replica's list. A block may therefore stand up to an eighth of the list
+// nearer to its eviction than exact LRU would have it. While less than half of the byte budget, and of
 // the replica's capacity, is used, nothing is near its eviction, and Insert does nothing for a chain that
 // is held, however long ago it was touched.
 //
 // A chain longer than the replica's capacity, or than half of the byte budget surely holds, keeps its head.
 // A slot that belongs to no replica is ignored.
 func (x *Index) Insert(s Slot, blocks []uint64) {
-	x.mu.RLock()
 	p := x.planInsert(s, blocks)
-	x.mu.RUnlock()
-	if len(p.blocks) == 0 {
-		return
-	}
-	if p.rescuing = true; x.insertSteps(&p, p.held) {
-		p.rescuing = false
-		x.insertSteps(&p, len(p.blocks))
+	for len(p.blocks) > 0 && x.insertStep(&p) {
 	}
 }
 
-// insertion is what Insert found out before it takes the write lock, and where it stands.
+// insertion is where an Insert stands between two steps.
 type insertion struct {
 	lane       uint16
 	generation uint64
-	blocks     []uint64
-	beyond     int    // blocks that are more than the replica, or the index, can hold
-	held       int    // leading blocks that are held and might be evicted by those behind them
-	rescuing   bool   // touch these, before room is made for others
-	began      uint32 // the first tick of this insert; 0 before it
-	warmth     uint64 // see warm
+	blocks     []uint64 // that are left
+	beyond     int      // blocks that are more than the replica, or the index, can hold
+	tick       uint32   // of this insert; 0 before the first step
+	after      uint32   // the node that the next one goes behind; none for the front
+	before     ref      // where the block before stands; noRef if that is not known
 }
 
 // step is how many blocks a writer handles before it lets readers in.
 const step = 32
 
+// planInsert leaves no blocks where nothing is to be done.
 func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
-	p := insertion{lane: x.laneOf(s)}
-	n := min(len(blocks), x.maxChain)
-	if p.lane == noLane || n == 0 {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	p := insertion{lane: x.laneOf(s), after: none, before: noRef}
+	if p.lane == noLane || len(blocks) == 0 {
 		return p
 	}
 	l := &x.lanes[p.lane]
 	p.generation = l.generation
+	n := min(len(blocks), int(x.maxBytes/chainBytes))
 	if l.capacity > 0 {
 		n = min(n, int(l.capacity))
 	}
-	recent := l.older
-	if x.roomy(l) {
-		recent = l.removed
-	}
-	if x.isYoung(blocks[:n], p.lane, recent) {
-		return p
-	}
-	p.blocks, p.beyond = blocks[:n], len(blocks)-n
-	if l.capacity > 0 && int(l.n)+n > int(l.capacity) || x.bytes() > x.maxBytes-x.maxBytes/16 {
-		p.held = x.heldOf(p.blocks, p.lane)
+	if !x.isYoung(blocks[:n], p.lane) {
+		p.blocks, p.beyond = blocks[:n], len(blocks)-n
 	}
 	return p
+}
+
+// isYoung reports whether the lane holds all of the blocks, and touched them lately or is far from evicting any.
+func (x *Index) isYoung(blocks []uint64, lane uint16) bool {
+	l := &x.lanes[lane]
+	if x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2) {
+		return x.leading(blocks, lane, nil) == len(blocks)
+	}
+	return x.leading(blocks, lane, &l.older) == len(blocks)
+}
+
+// leading returns how many leading blocks the lane holds and, unless oldest is nil, has touched at that tick or later.
+func (x *Index) leading(blocks []uint64, lane uint16, oldest *uint32) (depth int) {
+	for before := noRef; depth < len(blocks); {
+		r, n := x.run(before, blocks[depth:])
+		if n == 0 {
+			break
+		}
+		h := x.heldBy(x.segments.at(r.segment()), lane)
+		held := min(bits.TrailingZeros8(^(h.mask() >> r.pos())), n)
+		if held > 0 && oldest != nil && since(*oldest, x.nodes.at(h.node()).tick) < 0 {
+			break
+		}
+		if depth += held; held < n {
+			break
+		}
+		before = r + ref(n-1)
+	}
+	return depth
 }
 
 // Held returns how many leading blocks of a chain the replica holds.
@@ -76,175 +94,184 @@ func (x *Index) Held(s Slot, blocks []uint64) int {
 	if lane == noLane {
 		return 0
 	}
-	return x.heldOf(blocks, lane)
+	return x.leading(blocks, lane, nil)
 }
 
-// heldOf returns how many leading blocks the lane holds, if it holds none behind them.
-func (x *Index) heldOf(blocks []uint64, lane uint16) int {
-	return sort.Search(len(blocks), func(i int) bool {
-		r := x.find(blocks[i])
-		return r == noRef || x.heldBy(x.segments.at(r.segment()), lane)>>r.pos()&1 == 0
-	})
-}
-
-// insertSteps walks the first n blocks from tail to head; false if the lane was cleared or removed meanwhile.
-func (x *Index) insertSteps(p *insertion, n int) bool {
-	for end := n; end > 0; end -= step {
-		if !x.insertStep(p, max(0, end-step), end) {
-			return false
-		}
-	}
-	return true
-}
-
-// insertStep is insertSteps for the blocks from low to end.
-func (x *Index) insertStep(p *insertion, low, end int) bool {
-	x.mu.RLock()
-	p.warmth += x.warmStep(p.blocks[low:end]) // so that the wait for memory is not under the write lock
-	x.mu.RUnlock()
+// insertStep inserts the next blocks; false where none of the rest can be.
+func (x *Index) insertStep(p *insertion) bool {
+	warmth := x.warm(p.blocks[:min(step, len(p.blocks))])
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.lanes[p.lane].generation != p.generation {
+	x.warmth += warmth
+	l := &x.lanes[p.lane]
+	if l.generation != p.generation { // the lane was cleared or removed meanwhile
 		return false
 	}
-	x.advance()
-	if p.began == 0 {
-		p.began = x.tick
-		x.lanes[p.lane].writing++
+	if p.after == none || !x.nodes.has(p.after) || x.nodes.at(p.after).lane != p.lane || x.nodes.at(p.after).tick != p.tick {
+		x.tick++
+		p.tick, p.after, p.before = x.tick, none, noRef
 	}
 	x.sweep(2 * step)
-	x.touch(p, low, end)
-	x.tidy()
-	if low == 0 && !p.rescuing {
-		x.inserted(p)
+	for left := step; left > 0 && len(p.blocks) > 0; {
+		n := x.insertRun(p)
+		if n == 0 {
+			if l.told {
+				x.untold += uint64(len(p.blocks) + p.beyond)
+			}
+			return false
+		}
+		p.blocks = p.blocks[n:]
+		left -= n
+		if l.touched += n; l.touched > int(l.n/16) {
+			l.older, l.recent, l.touched = l.recent, p.tick, 0
+		}
 	}
+	if len(p.blocks) == 0 && l.told {
+		x.untold += uint64(p.beyond)
+	}
+	x.fitBudget()
 	return true
 }
 
-// warmStep reads what a step will need: the segments of what is known, then what is before it in the table.
-func (x *Index) warmStep(blocks []uint64) (sum uint64) {
-	for before := noRef; len(blocks) > 0; {
-		r, n := x.runBehind(before, blocks)
-		if n == 0 {
-			return sum + x.warm(blocks)
-		}
-		sum += uint64(r)
-		before, blocks = r, blocks[n:]
-	}
-	return sum
-}
-
-// inserted ends an insert.
-func (x *Index) inserted(p *insertion) {
+// insertRun makes the lane the holder of the next blocks that stand, or can stand, in one segment, and returns how many
+// they are; 0 where there is no room that the chain itself does not take.
+func (x *Index) insertRun(p *insertion) int {
 	l := &x.lanes[p.lane]
-	l.writing--
-	l.age(len(p.blocks), min(p.began, x.tick))
-	if l.told {
-		x.untold += uint64(p.beyond)
-	}
-	x.warmth += p.warmth
-}
-
-// touch makes the blocks from low to end the most recently used of the lane.
-func (x *Index) touch(p *insertion, low, end int) {
-	blocks := p.blocks[low:end]
-	var w window
-	x.look(&w, p.lane, blocks)
-	if p.rescuing {
-		x.rescue(&w, p.lane)
-		return
-	}
-	if !x.makeRoom(&w, p.lane, blocks) {
-		l := &x.lanes[p.lane]
-		l.allOld(x.tick) // deeper blocks of the chain have a gap before them
-		if l.told {
-			x.untold += uint64(w.gained)
-		}
-		return
-	}
-	for i := len(blocks) - 1; i >= 0; {
-		if w.refs[i] == noRef {
-			w.refs[i] = x.create(&w, p.lane, blocks[i])
-		}
-		at, mask := w.refs[i].segment(), uint8(1)<<w.refs[i].pos()
-		ahead := x.leadOf(low+i, w.refs[i].pos())
-		for i--; i >= 0; i-- { // what stands before it in the same segment goes with it
-			if w.refs[i] == noRef && x.opened(p.lane) == at {
-				w.refs[i] = x.create(&w, p.lane, blocks[i])
+	for squeezed := false; ; squeezed = true {
+		r, n := x.run(p.before, p.blocks)
+		fresh := n == 0
+		gained, need := n, x.nodes.need()
+		if fresh {
+			r, n = x.place(p)
+			gained = n
+			if need += x.tableNeed(p.blocks[:n], squeezed); r == noRef {
+				need += x.segments.need()
 			}
-			if w.refs[i] == noRef || w.refs[i].segment() != at || uint8(1)<<w.refs[i].pos() >= mask&-mask {
-				break
-			}
-			mask |= 1 << w.refs[i].pos()
-		}
-		x.hold(p.lane, at, mask, ahead)
-	}
-}
-
-// rescue touches what the lane holds, but for what would cost memory.
-func (x *Index) rescue(w *window, lane uint16) {
-	for i := w.n - 1; i >= 0; {
-		at, mask := w.refs[i].segment(), uint8(0)
-		for ; i >= 0 && w.refs[i] != noRef && w.refs[i].segment() == at; i-- {
-			mask |= 1 << w.refs[i].pos()
-		}
-		if mask == 0 {
-			i--
-			continue
-		}
-		if mask &= x.heldBy(x.segments.at(at), lane); mask == 0 {
-			continue
-		}
-		if x.bytes()+x.nodes.need(1)+x.pool.need(x.nextClass(at), 1) <= x.maxBytes {
-			x.hold(lane, at, mask, 0)
-			continue
-		}
-		all := x.holdings(x.segments.at(at))
-		lo, hi := ofLane(all, lane)
-		for _, h := range all[lo:hi] {
-			if h.mask()&mask != 0 {
-				x.renew(h.node())
-				x.nodes.at(h.node()).lead = 0
+		} else {
+			g := x.segments.at(r.segment())
+			h := x.heldBy(g, p.lane)
+			gained -= bits.OnesCount8(h.mask() >> r.pos() & (1<<n - 1))
+			if h == 0 {
+				need += cellGrowth(len(x.holdings(g))) + listBytes
 			}
 		}
-	}
-}
-
-// nextClass is the class of the cell that a segment needs for one more holding.
-func (x *Index) nextClass(at uint32) int {
-	return classFor(len(x.holdings(x.segments.at(at))) + 1)
-}
-
-// opened returns the segment that gets the lane's next new block, none if that is not there yet.
-func (x *Index) opened(lane uint16) uint32 {
-	if l := &x.lanes[lane]; l.room > 0 {
-		return l.open
-	}
-	return none
-}
-
-// create makes a place for a block that nobody holds: before the last one that the lane made, so that chains,
-// which come tail first, stand in order. The lane is to hold it at once.
-func (x *Index) create(w *window, lane uint16, hash uint64) ref {
-	if w.again(hash) { // no chain does so, but events are not to be trusted
-		if r := x.find(hash); r != noRef {
-			return r
+		over := 0
+		if l.capacity > 0 {
+			over = int(l.n) + gained - int(l.capacity)
+		}
+		switch {
+		case over > 0 && (l.n == 0 || l.last == p.after):
+			return 0
+		case over > 0:
+			x.evictLast(p.lane, over)
+		case gained > 0 && x.bytes()+need > x.maxBytes:
+			if !x.evict(max(gained/2, segmentSize), p.after) {
+				return 0
+			}
+		default:
+			if fresh {
+				r = x.create(p, r, n)
+			}
+			x.hold(p, r, n)
+			return n
 		}
 	}
-	l := &x.lanes[lane]
-	if l.room == 0 {
-		l.open, l.room = x.segments.push(), segmentSize
-		*x.segments.at(l.open) = segment{holders: [1]holding{open}}
+}
+
+// place returns where the next new blocks can stand, noRef for a segment of their own, and how many of them: behind the
+// block before them, or behind those that the lane inserted last if its engine reports block by block what it has: then
+// the order of eviction matters less than the room.
+func (x *Index) place(p *insertion) (r ref, n int) {
+	r = noRef
+	if p.before != noRef {
+		if at, pos := p.before.segment(), p.before.pos()+1; pos < segmentSize && x.segments.has(at) && x.segments.at(at).live()>>pos == 0 {
+			r = refOf(at, pos)
+		}
 	}
-	l.room--
-	g := x.segments.at(l.open)
-	g.hashes[l.room] = hash
-	if l.room == 0 {
-		g.holders[0] &^= open
+	if l := &x.lanes[p.lane]; r == noRef && l.told && l.open != none && x.segments.has(l.open) {
+		at := l.open
+		if pos := bits.Len8(x.segments.at(at).live()); pos < segmentSize {
+			r = refOf(at, pos)
+		}
 	}
-	r := refOf(l.open, int(l.room))
-	mix := x.mix(hash)
-	x.table.shard(mix).insert(mix, r)
-	x.blocks++
+	most := segmentSize
+	if r != noRef {
+		most -= r.pos()
+	}
+	for n = 1; n < min(most, len(p.blocks)); n++ {
+		if hash := p.blocks[n]; x.find(hash) != noRef || slices.Contains(p.blocks[:n], hash) {
+			break
+		}
+	}
+	return r, n
+}
+
+// tableNeed grows the shards that some new blocks need where that is within the budget, and returns what is needed where
+// it is not. Squeezed, it lets a shard fill up instead.
+func (x *Index) tableNeed(blocks []uint64, squeezed bool) (need int64) {
+	for _, hash := range blocks {
+		s := x.table.shard(x.mix(hash))
+		if !s.full(len(blocks), squeezed) {
+			continue
+		}
+		if cost := s.growth(len(blocks)); x.bytes()+cost <= x.maxBytes {
+			x.resize(s, s.grown(len(blocks)))
+		} else {
+			need = max(need, cost)
+		}
+	}
+	return need
+}
+
+// create enters the next n blocks at a place, noRef for a new segment. The lane is to hold them at once.
+func (x *Index) create(p *insertion, r ref, n int) ref {
+	if r == noRef {
+		at := x.segments.push()
+		x.segments.at(at).holders[0] = kindNone
+		r = refOf(at, 0)
+	}
+	g := x.segments.at(r.segment())
+	for i, hash := range p.blocks[:n] {
+		g.hashes[r.pos()+i] = hash
+		mix := x.mix(hash)
+		x.table.shard(mix).insert(mix, r+ref(i))
+	}
+	x.blocks += n
+	x.lanes[p.lane].open = r.segment()
 	return r
+}
+
+// hold makes the lane the holder of n blocks at a place, and these its most recently used behind those before them.
+func (x *Index) hold(p *insertion, r ref, n int) {
+	g := x.segments.at(r.segment())
+	l := &x.lanes[p.lane]
+	mask := uint8(1<<n-1) << r.pos()
+	all := x.holdings(g)
+	i, ok := ofLane(all, p.lane)
+	var own uint32
+	if ok {
+		own = all[i].node()
+		gained := bits.OnesCount8(mask &^ all[i].mask())
+		l.n += uint32(gained)
+		x.held += gained
+		all[i].setMask(all[i].mask() | mask)
+		if g.holders[0].kind() == kindCell {
+			g.holders[0].setMask(g.live() | mask)
+		}
+		if x.nodes.at(own).tick != p.tick { // else the chain has been here before
+			x.unlink(own)
+		}
+	} else {
+		own = x.nodes.push()
+		*x.nodes.at(own) = node{segment: r.segment(), lane: p.lane, tick: p.tick - 1}
+		x.addHolding(g, newHolding(p.lane, mask, own))
+		l.n += uint32(n)
+		x.held += n
+	}
+	if nd := x.nodes.at(own); nd.tick != p.tick {
+		nd.tick = p.tick
+		x.link(own, p.after)
+		p.after = own
+	}
+	p.before = r + ref(n-1)
 }

@@ -21,7 +21,6 @@ type Matches struct {
 	depths []int32  // by slot, of the Holders
 	held   []uint64 // the lanes that held every block so far, as bits
 	next   []uint64
-	warmth uint64 // see warm
 }
 
 // Longest returns how many leading blocks the deepest holder has; 0 if there is none.
@@ -45,11 +44,8 @@ func (m *Matches) Depth(s Slot) int {
 }
 
 // Match finds how many of the blocks each replica holds, contiguously from the first, and stores the
-// answer in m, whatever was in it. It does not allocate once m has grown to the fleet.
-//
-// What was inserted in one piece, if nothing as young was removed, it leaps over: some ten searches for each depth at
-// which holders end. Elsewhere it goes from segment to segment, and stops at the first block that no replica holds after all
-// those before.
+// answer in m, whatever was in it. It does not allocate once m has grown to the fleet. It goes from segment to segment, and
+// stops at the first block that no replica holds after all those before.
 func (x *Index) Match(blocks []uint64, m *Matches) {
 	m.reset()
 	if len(blocks) == 0 {
@@ -57,41 +53,26 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	r, n := x.run(blocks)
+	r, n := x.run(noRef, blocks)
 	if n == 0 {
 		return
 	}
 	m.grow(len(x.live), len(x.slots))
 	copy(m.held, x.live)
 	words := x.keep(r, m.held, m.next)
-	if words == 0 {
-		return
-	}
 	m.held, m.next = m.next, m.held
 	left := 0
 	for _, w := range m.held[:words] {
 		left += bits.OnesCount64(w)
 	}
 	m.Holders = slices.Grow(m.Holders, left)[:left]
-	depth, leaping := 0, !x.gaps
-	for {
+	depth := 0
+	for n > 0 && left > 0 {
 		words, left = x.narrow(m, r, n, words, depth, left)
-		if depth += n; left == 0 || depth == len(blocks) {
+		if depth += n; depth == len(blocks) {
 			break
 		}
-		if leaping && depth >= leapFrom {
-			to, at := x.leap(blocks, m.held[:words], left, depth, r)
-			leaping = to-depth >= leapLeast
-			if depth, r = to, at; depth == len(blocks) {
-				break
-			}
-		}
-		if depth%ahead < segmentSize && depth > segmentSize {
-			m.warmth += x.warmRuns(blocks[depth:min(depth+ahead, len(blocks))])
-		}
-		if r, n = x.runBehind(r, blocks[depth:]); n == 0 {
-			break
-		}
+		r, n = x.run(r+ref(n-1), blocks[depth:])
 	}
 	for w := words - 1; w >= 0 && left > 0; w-- {
 		left = x.record(m, w, m.held[w], depth, left)

@@ -7,10 +7,10 @@ import (
 
 // Slot is the small number of a replica in an [Index], for slices and bitsets: numbers are dense from 0.
 // A removed replica's slot is given to another one only after the last of its blocks is swept, and the slot
-// longest free first; still, who removes a replica lets go of its slot.
+// longest free first; still, a user that removes a replica lets go of its slot.
 type Slot uint16
 
-// NoSlot is the slot of nobody. Insert, Remove, Clear, SetCapacity and SetLive ignore it.
+// NoSlot is the slot of no replica. Insert, Remove, Clear, SetCapacity and SetLive ignore it.
 const NoSlot Slot = math.MaxUint16
 
 // slot leads from a replica to its lane. Clear gives a replica a new lane, so that the slot stays.
@@ -21,24 +21,18 @@ type slot struct {
 }
 
 // lane is what a replica holds: a list of nodes and a bit in the holders of blocks. A retired lane belongs
-// to no replica; its bit counts for nobody, and its nodes are swept by later inserts.
+// to no replica; its bit counts for none, and its nodes are swept by later inserts.
 type lane struct {
 	first, last uint32
 	n           uint32
 	capacity    uint32 // 0 is none
-	oldest      uint32 // tick of the last node
 
 	// Nodes touched at tick older or later are young: since then, about an eighth of the list was
 	// touched. recent becomes older after every sixteenth.
 	older, recent uint32
 	touched       int
 
-	removed uint32 // the latest tick of what was removed
-
-	writing int // inserts between two steps: no lead counts
-
-	open uint32 // the segment that gets the next new block,
-	room uint8  // at the position before this one; 0 = there is none
+	open uint32 // the segment that gets the next new block, if it has room
 
 	generation uint64 // unique to this use of the lane; 0 while it is free
 	owner      Slot
@@ -46,20 +40,7 @@ type lane struct {
 	told       bool // by the engine's own events: an eviction is one that the engine did not make
 }
 
-const (
-	noLane     = math.MaxUint16
-	maxRetired = 64
-)
-
-// age counts n blocks touched by an insert that began at this tick.
-func (l *lane) age(n int, began uint32) {
-	if l.touched += n; l.touched > int(l.n/16) {
-		l.older, l.recent, l.touched = l.recent, max(l.recent, began), 0
-	}
-}
-
-// allOld makes everything touched before this tick old.
-func (l *lane) allOld(tick uint32) { l.older, l.recent, l.removed = tick, tick, tick }
+const noLane = math.MaxUint16
 
 // AddReplica makes a replica known and returns its slot; the same one every time, until RemoveReplica. It
 // returns NoSlot if 65,535 replicas are known.
@@ -107,39 +88,46 @@ func (x *Index) RemoveReplica(id string) {
 	x.retire(lane)
 }
 
-// Slot returns the slot of a replica that is known.
-func (x *Index) Slot(id string) (Slot, bool) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	s, ok := x.ids[id]
-	if !ok {
-		return NoSlot, false
-	}
-	return s, true
-}
-
 // SetCapacity sets how many blocks the replica's KV cache holds, and evicts what is more. 0 or less means
 // that only the byte budget bounds it.
 func (x *Index) SetCapacity(s Slot, blocks int) {
 	for more := true; more; {
-		x.mu.Lock()
-		more = false
-		if lane := x.laneOf(s); lane != noLane {
-			l := &x.lanes[lane]
-			l.capacity = blocksCapacity(blocks)
-			x.changeCapacity(s, l.capacity)
-			for n := step; n > 0; {
-				if more = l.capacity > 0 && l.n > l.capacity; !more {
-					break
-				}
-				n -= x.evictLast(lane, min(n, int(l.n-l.capacity)))
-			}
-		}
-		x.mu.Unlock()
+		more = x.setCapacity(s, blocksCapacity(blocks))
 	}
 }
 
-// SetLive marks the replica as one whose contents the index is told by the engine itself, or no longer. What
+// setCapacity reports whether more is to be evicted.
+func (x *Index) setCapacity(s Slot, blocks uint32) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	lane := x.laneOf(s)
+	if lane == noLane {
+		return false
+	}
+	l := &x.lanes[lane]
+	l.capacity = blocks
+	x.changeCapacity(s, blocks)
+	for n := 0; n < step; {
+		if blocks == 0 || l.n <= blocks {
+			return false
+		}
+		n += x.evictLast(lane, int(l.n-blocks))
+	}
+	return true
+}
+
+// changeCapacity sets what a slot is known to hold at most, and the budget if that follows.
+func (x *Index) changeCapacity(s Slot, blocks uint32) {
+	x.capacities += int64(blocks) - int64(x.slots[s].capacity)
+	x.slots[s].capacity = blocks
+	if x.follows {
+		x.maxBytes = min(max(x.maxBytes, x.capacities*bytesPerHolding), maxDefaultBytes)
+	}
+}
+
+func blocksCapacity(blocks int) uint32 { return uint32(min(max(blocks, 0), math.MaxUint32)) }
+
+// SetLive marks the replica as one whose contents the engine itself reports to the index, or no longer. What
 // the index then gives up of it, for a capacity or the byte budget, is counted in [Stats].LiveEvictions: the
 // engine still has it. RemoveReplica ends it, Clear does not.
 func (x *Index) SetLive(s Slot, live bool) {
@@ -148,13 +136,6 @@ func (x *Index) SetLive(s Slot, live bool) {
 	if lane := x.laneOf(s); lane != noLane {
 		x.slots[s].live, x.lanes[lane].told = live, live
 	}
-}
-
-func blocksCapacity(blocks int) uint32 {
-	if blocks <= 0 {
-		return 0
-	}
-	return uint32(min(blocks, math.MaxUint32))
 }
 
 // Clear records that the replica holds nothing any more, at once for every later Match.
@@ -166,12 +147,11 @@ func (x *Index) Clear(s Slot) {
 		return
 	}
 	fresh := x.newLane()
-	if fresh == noLane {
+	if fresh == noLane { // no other is left: this one is emptied
 		for x.lanes[lane].n > 0 {
 			x.dropLast(lane, segmentSize)
 		}
-		x.generation++
-		x.lanes[lane].generation, x.lanes[lane].writing = x.generation, 0
+		x.assign(lane, s)
 		return
 	}
 	x.retire(lane)
@@ -187,12 +167,15 @@ func (x *Index) laneOf(s Slot) uint16 {
 	return x.slots[s].lane
 }
 
-// newLane returns the lowest free lane, noLane if there is none.
+// newLane returns a lane, noLane if there are too many.
 func (x *Index) newLane() uint16 {
-	for i := range x.lanes {
-		if x.lanes[i].generation == 0 {
-			return uint16(i)
-		}
+	if len(x.freeLanes) == 0 && len(x.lanes) == noLane {
+		x.sweep(math.MaxInt)
+	}
+	if n := len(x.freeLanes); n > 0 {
+		lane := x.freeLanes[n-1]
+		x.freeLanes = x.freeLanes[:n-1]
+		return lane
 	}
 	if len(x.lanes) == noLane {
 		return noLane
@@ -210,6 +193,9 @@ func (x *Index) assign(i uint16, s Slot) {
 	x.lanes[i] = lane{
 		first:      none,
 		last:       none,
+		open:       none,
+		older:      x.tick,
+		recent:     x.tick,
 		capacity:   x.slots[s].capacity,
 		generation: x.generation,
 		owner:      s,
@@ -218,6 +204,7 @@ func (x *Index) assign(i uint16, s Slot) {
 	x.live[i/64] |= 1 << (i % 64)
 }
 
+// retire takes a lane from its replica, to be swept.
 func (x *Index) retire(i uint16) {
 	l := &x.lanes[i]
 	x.live[i/64] &^= 1 << (i % 64)
@@ -225,15 +212,10 @@ func (x *Index) retire(i uint16) {
 	l.generation = x.generation
 	x.unswept += int(l.n)
 	x.retired = append(x.retired, i)
-	for x.lanes[x.retired[0]].n == 0 || len(x.retired) > maxRetired {
-		x.sweep(int(x.lanes[x.retired[0]].n))
-		if len(x.retired) == 0 {
-			return
-		}
-	}
+	x.sweep(0)
 }
 
-// sweep drops up to n holdings of retired lanes, and frees those that are empty.
+// sweep drops about n holdings of retired lanes, and frees the lanes that are empty.
 func (x *Index) sweep(n int) {
 	for len(x.retired) > 0 {
 		i := x.retired[0]
@@ -245,24 +227,12 @@ func (x *Index) sweep(n int) {
 		if l.n > 0 {
 			return
 		}
-		x.closeSegment(l)
 		if l.frees {
 			x.freeSlots = append(x.freeSlots, l.owner)
 		}
 		*l = lane{}
+		x.freeLanes = append(x.freeLanes, i)
 		x.retired = x.retired[1:]
-	}
-}
-
-// closeSegment lets go of the segment that the lane fills.
-func (x *Index) closeSegment(l *lane) {
-	if l.room == 0 {
-		return
-	}
-	l.room = 0
-	g := x.segments.at(l.open)
-	if g.holders[0] &^= open; g.live() == 0 {
-		x.segments.free(l.open)
 	}
 }
 

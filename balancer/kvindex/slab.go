@@ -1,23 +1,24 @@
 package kvindex
 
-import "unsafe"
+import (
+	"math/bits"
+	"slices"
+	"unsafe"
+)
 
-// slab is an array in chunks with few holes, which are linked. When there are more, the last value moves into a
-// hole, so that chunks can be given back when the shape of the load changes.
-type slab[T any, P slotted[T]] struct {
-	chunks []*[perChunk]T
-	n      uint32 // values and holes
-	holes  uint32
-	hole   uint32 // the first, if there are holes
+// slab is an array of values in chunks. A chunk without values is given back, but for one.
+type slab[T any] struct {
+	chunks []*chunk[T]
+	some   []uint32 // chunks with room
+	gone   []uint32 // places of chunks that were given back
+	free   int      // values that fit in without a further chunk
 	bytes  int64
 }
 
-// slotted is a value that may be a hole instead, with the holes before and behind it, none at the ends.
-type slotted[T any] interface {
-	*T
-	dig(prev, next uint32)
-	links() (prev, next uint32)
-	isHole() bool
+type chunk[T any] struct {
+	used   [perChunk / 64]uint64
+	n      int
+	values [perChunk]T
 }
 
 const (
@@ -25,86 +26,74 @@ const (
 	none     = ^uint32(0) // no value
 )
 
-func (a *slab[T, P]) at(i uint32) *T { return &a.chunks[i/perChunk][i%perChunk] }
+func (a *slab[T]) at(i uint32) *T { return &a.chunks[i/perChunk].values[i%perChunk] }
 
-func (a *slab[T, P]) count() int { return int(a.n - a.holes) }
-
-func (a *slab[T, P]) chunkBytes() int64 {
-	var t T
-	return perChunk*int64(unsafe.Sizeof(t)) + 16
+// has reports whether there is a value at a place that there was one at.
+func (a *slab[T]) has(i uint32) bool {
+	if int(i/perChunk) >= len(a.chunks) {
+		return false
+	}
+	c := a.chunks[i/perChunk]
+	return c != nil && c.used[i%perChunk/64]>>(i%64)&1 != 0
 }
 
-// need returns how many bytes so many more values cost.
-func (a *slab[T, P]) need(more int) int64 {
-	more -= len(a.chunks)*perChunk - a.count()
-	if more <= 0 {
+// need returns how many bytes one more value costs.
+func (a *slab[T]) need() int64 {
+	if a.free > 0 {
 		return 0
 	}
-	return int64((more+perChunk-1)/perChunk) * a.chunkBytes()
+	return int64(unsafe.Sizeof(chunk[T]{})) + 16
 }
 
 // push returns the place of a new value, in which anything may stand.
-func (a *slab[T, P]) push() uint32 {
-	if a.holes > 0 {
-		i := a.hole
-		a.fill(i)
-		return i
+func (a *slab[T]) push() uint32 {
+	if a.free == 0 {
+		a.grow()
 	}
-	if int(a.n) == len(a.chunks)*perChunk {
-		a.chunks = append(a.chunks, new([perChunk]T))
-		a.bytes += a.chunkBytes()
+	at := a.some[len(a.some)-1]
+	c := a.chunks[at]
+	w := 0
+	for c.used[w] == ^uint64(0) {
+		w++
 	}
-	a.n++
-	return a.n - 1
+	bit := bits.TrailingZeros64(^c.used[w])
+	c.used[w] |= 1 << bit
+	a.free--
+	if c.n++; c.n == perChunk {
+		a.some = a.some[:len(a.some)-1]
+	}
+	return at*perChunk + uint32(64*w+bit)
 }
 
-// free makes a value a hole.
-func (a *slab[T, P]) free(i uint32) {
-	next := none
-	if a.holes > 0 {
-		next = a.hole
-		_, behind := P(a.at(next)).links()
-		P(a.at(next)).dig(i, behind)
-	}
-	P(a.at(i)).dig(none, next)
-	a.hole = i
-	a.holes++
-}
-
-// fill takes a hole out of the list.
-func (a *slab[T, P]) fill(i uint32) {
-	prev, next := P(a.at(i)).links()
-	if prev != none {
-		before, _ := P(a.at(prev)).links()
-		P(a.at(prev)).dig(before, next)
+func (a *slab[T]) grow() {
+	a.bytes += a.need()
+	at := uint32(len(a.chunks))
+	if n := len(a.gone); n > 0 {
+		at, a.gone = a.gone[n-1], a.gone[:n-1]
+		a.chunks[at] = new(chunk[T])
 	} else {
-		a.hole = next
+		a.chunks = append(a.chunks, new(chunk[T]))
 	}
-	if next != none {
-		_, behind := P(a.at(next)).links()
-		P(a.at(next)).dig(prev, behind)
-	}
-	a.holes--
+	a.some = append(a.some, at)
+	a.free += perChunk
 }
 
-// hollow reports whether there are too many holes. A sixteenth is left for what comes and goes.
-func (a *slab[T, P]) hollow() bool { return a.holes > perChunk+a.n/16 }
-
-// shrink makes the array shorter by one hole, and tells which value had to move for it.
-func (a *slab[T, P]) shrink() (from, to uint32, moved bool) {
-	from = a.n - 1
-	if moved = !P(a.at(from)).isHole(); moved {
-		to = a.hole
-		a.fill(to)
-		*a.at(to) = *a.at(from)
-	} else {
-		a.fill(from)
+// remove takes a value out.
+func (a *slab[T]) remove(i uint32) {
+	at := i / perChunk
+	c := a.chunks[at]
+	if c.n == perChunk {
+		a.some = append(a.some, at)
 	}
-	a.n--
-	if last := len(a.chunks) - 1; int(a.n) <= (last-1)*perChunk {
-		a.chunks[last] = nil
-		a.chunks = a.chunks[:last]
-		a.bytes -= a.chunkBytes()
+	c.used[i%perChunk/64] &^= 1 << (i % 64)
+	c.n--
+	if a.free++; c.n > 0 || a.free <= 2*perChunk {
+		return
 	}
-	return from, to, moved
+	a.free -= perChunk
+	a.chunks[at] = nil
+	n := slices.Index(a.some, at)
+	a.some = slices.Delete(a.some, n, n+1)
+	a.gone = append(a.gone, at)
+	a.bytes -= int64(unsafe.Sizeof(chunk[T]{})) + 16
 }

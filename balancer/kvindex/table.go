@@ -92,14 +92,15 @@ func (s *shard) place(mix uint64, r ref) (b, i int) {
 			b = 0
 		}
 		k := &s.buckets[b]
-		for m := candidates(k.tags[0], tag); m != 0; m &= m - 1 {
-			if i = bits.TrailingZeros64(m) / 8; k.refs[i] == r {
-				return b, i
+		for half, tags := range k.tags {
+			m := candidates(tags, tag)
+			if half == 1 {
+				m &= lastTags
 			}
-		}
-		for m := candidates(k.tags[1], tag) & lastTags; m != 0; m &= m - 1 {
-			if i = 8 + bits.TrailingZeros64(m)/8; k.refs[i] == r {
-				return b, i
+			for ; m != 0; m &= m - 1 {
+				if i = half*8 + bits.TrailingZeros64(m)/8; k.refs[i] == r {
+					return b, i
+				}
 			}
 		}
 	}
@@ -116,12 +117,6 @@ func (s *shard) remove(mix uint64, r ref) {
 	}
 	s.buckets[at].tags[i/8] &^= 0xff << (i % 8 * 8)
 	s.n--
-}
-
-// replace says that a block stands elsewhere.
-func (s *shard) replace(mix uint64, from, to ref) {
-	b, i := s.place(mix, from)
-	s.buckets[b].refs[i] = to
 }
 
 // each calls do with every block.
@@ -176,7 +171,90 @@ func (s *shard) sparse() (buckets int, ok bool) {
 func (x *Index) resize(s *shard, buckets int) {
 	next := shard{buckets: slices.Grow([]bucket(nil), buckets)}
 	next.buckets = next.buckets[:cap(next.buckets)]
-	s.each(func(r ref) { next.insert(x.mix(x.hashAt(r)), r) })
+	s.each(func(r ref) { next.insert(x.mix(x.segments.at(r.segment()).hashes[r.pos()]), r) })
 	x.table.bytes += int64(len(next.buckets)-len(s.buckets)) * bucketBytes
 	*s = next
+}
+
+// mix spreads hashes over shards, buckets and tags. It is seeded at random: prompts are chosen by users,
+// who should not choose where their blocks land.
+func (x *Index) mix(hash uint64) uint64 {
+	hi, lo := bits.Mul64(hash^x.seed, 0x9e3779b97f4a7c15)
+	return hi ^ lo
+}
+
+// find returns the place of a block, noRef if no lane holds it.
+func (x *Index) find(hash uint64) ref {
+	mix := x.mix(hash)
+	s := x.table.shard(mix)
+	tag := pattern(mix)
+	for b, rest := home(mix, len(s.buckets)), len(s.buckets); rest > 0; rest-- {
+		k := &s.buckets[b]
+		for half, tags := range k.tags {
+			m := candidates(tags, tag)
+			if half == 1 {
+				m &= lastTags
+			}
+			for ; m != 0; m &= m - 1 {
+				if r := k.refs[half*8+bits.TrailingZeros64(m)/8]; x.segments.at(r.segment()).hashes[r.pos()] == hash {
+					return r
+				}
+			}
+		}
+		if k.passed() == 0 {
+			break
+		}
+		if b++; b == len(s.buckets) {
+			b = 0
+		}
+	}
+	return noRef
+}
+
+// run finds the first of some blocks, which probably stand beside the one at near if that is known, and returns how many of
+// them stand there one behind the other; 0 if no lane holds the first. A chain that was inserted in one piece goes on
+// at the next position, or in the next segment.
+func (x *Index) run(near ref, blocks []uint64) (r ref, n int) {
+	if r = x.beside(near, blocks[0]); r == noRef {
+		if r = x.find(blocks[0]); r == noRef {
+			return noRef, 0
+		}
+	}
+	return r, x.segments.at(r.segment()).run(r.pos(), blocks)
+}
+
+// beside returns the place of a block if it stands before or behind another one, else noRef.
+func (x *Index) beside(near ref, hash uint64) ref {
+	if near == noRef {
+		return noRef
+	}
+	next, previous := near+1, near-1
+	if near.pos() == segmentSize-1 {
+		next = refOf(near.segment()+1, 0)
+	}
+	if near.pos() == 0 {
+		previous = refOf(near.segment()-1, segmentSize-1)
+	}
+	for _, r := range [2]ref{next, previous} {
+		if x.segments.has(r.segment()) {
+			if g := x.segments.at(r.segment()); g.hashes[r.pos()] == hash && g.live()>>r.pos()&1 != 0 {
+				return r
+			}
+		}
+	}
+	return noRef
+}
+
+// warm reads the buckets of blocks, so that a writer does not wait for memory while it holds the lock: the processor
+// fetches all of them at once. The sum means nothing; without it the compiler drops the reads.
+func (x *Index) warm(blocks []uint64) (sum uint64) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for _, hash := range blocks {
+		mix := x.mix(hash)
+		if buckets := x.table.shard(mix).buckets; len(buckets) > 0 {
+			sum += buckets[home(mix, len(buckets))].tags[0]
+		}
+	}
+	return sum
 }

@@ -113,7 +113,7 @@ func share(a, b []string) bool {
 func (x *Index) coarseIndex() *kvindex.Index {
 	c := x.coarse.Load()
 	if c == nil {
-		c = kvindex.New(kvindex.Options{MaxBytes: max(x.o.MaxBytes/coarseShare, minCoarse), Gaps: true})
+		c = kvindex.New(kvindex.Options{MaxBytes: max(x.o.MaxBytes/coarseShare, minCoarse)})
 		x.coarse.Store(c)
 	}
 	return c
