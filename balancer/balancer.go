@@ -23,11 +23,11 @@ import (
 // gRPC serialises the balancer's own methods. The endpoints' connections report
 // beside them, and picks run beside everything.
 type lb struct {
-	balancer.ClientConn // to the channel
-	opts                balancer.BuildOptions
-	eager               atomic.Bool
-	perReplica          atomic.Int32 // connections
-	bareOnce            sync.Once
+	balancer.ClientConn    // to the channel
+	opts                   balancer.BuildOptions
+	eager                  atomic.Bool
+	perReplica             atomic.Int32 // connections
+	bound, noKey, bareOnce sync.Once
 
 	// binding is the Router in use with its configuration; replaced under mu.
 	binding atomic.Pointer[channel.Binding]
@@ -87,6 +87,7 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	b.configure(config, h, r)
 	b.updating = true
 	b.mu.Unlock()
+	b.announce()
 	err = b.updateEndpoints(kept, s.ResolverState)
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -89,6 +89,7 @@ func (b *lb) use(r *routing.Router) {
 		Retries:     retries(b.config.Config),
 		Abort:       b.aborts.abort,
 		NeedsPrompt: b.config.RequirePrompt && r.Uses()&routing.UsesPrompt != 0,
+		NoKey:       b.warnNoKey,
 		Key:         b.config.key,
 	}
 	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry && old.Dialects == next.Dialects &&
@@ -138,7 +139,11 @@ func (b *lb) serves(h *channel.Handle) bool {
 	if own := b.owner.Load(); own != nil {
 		return own == h
 	}
-	return b.bind(h)
+	if !b.bind(h) {
+		return false
+	}
+	b.announce()
+	return true
 }
 
 // bind attaches the balancer to the handle that a pick brought along, with the Router that the handle kept if there is

@@ -2,7 +2,6 @@ package balancer
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 
 	"google.golang.org/grpc/balancer"
@@ -181,6 +180,7 @@ func (p *picker) sendQuick(info balancer.PickInfo, b *channel.Binding, key *rout
 
 // pickBare routes by metadata alone.
 func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balancer.PickResult, error) {
+	p.lb.bound.Do(p.lb.announceBare)
 	binding := p.lb.binding.Load()
 	if q := route.Bare(binding.Uses); q != nil {
 		if rep, why, ok := binding.Router.PickQuick(q); ok {
@@ -213,11 +213,4 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 	res.Metadata = channel.RankMetadata(info.Ctx, &c.booking.Decision)
 	res.Done = chain(res.Done, c.done)
 	return res, nil
-}
-
-func (b *lb) warnBare() {
-	b.bareOnce.Do(func() {
-		slog.Warn("warmpath: the policy looks at prompts, and calls come without the interceptors of client.New or client.DialOptions: " +
-			"they are routed by session, or else by load")
-	})
 }

@@ -205,7 +205,7 @@ func (c *Call) note(ctx context.Context, b *Binding) {
 	if b.Router.Observes() && !c.booking.Watched() {
 		c.more().picked = time.Now()
 	}
-	note(ctx, c.handle.Telemetry, c.span(), b.Policy, c.report(), &c.Request, d)
+	note(ctx, b, c.span(), c.report(), &c.Request, d)
 }
 
 // Unclaim takes back the booking of a pick that cannot be used after all.

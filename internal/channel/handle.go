@@ -3,6 +3,7 @@ package channel
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"weak"
@@ -36,6 +37,8 @@ type Binding struct {
 	// how that went, from any goroutine. It returns at once; nil = nobody can be told. Of the
 	// context only the values are used.
 	Abort func(ctx context.Context, replica, method, id string, ended func(how string))
+	// NoKey warns that a call of a method has no key that the policy can use; nil = it is not called.
+	NoKey func(method string)
 	// Key tells equal configurations apart from others: a kept Router is given
 	// to a balancer with the same one only.
 	Key string
@@ -62,6 +65,9 @@ type Handle struct {
 	// does not name. Set before first use, and valid.
 	Dialects []dialect.Dialect
 
+	// NoKey is for the one warning that calls have no key.
+	NoKey sync.Once
+
 	// conn is the channel itself; set before its first call.
 	conn weak.Pointer[grpc.ClientConn]
 
@@ -82,6 +88,8 @@ type Handle struct {
 	kept *Binding // of the last balancer that left
 	// watched: there is a goroutine that closes what is kept when the channel is closed.
 	watched bool
+	// announced is the config of the last line that the channel is bound.
+	announced string
 }
 
 // NewHandle returns the handle of a new channel.
@@ -108,6 +116,16 @@ func (h *Handle) Owns(id channelz.Identifier, target string) bool {
 	}
 	cc := h.conn.Value()
 	return cc != nil && cc.CanonicalTarget() == target
+}
+
+// Announces reports whether a config is another one than that of the last call, so that a channel that was idle is not
+// announced again.
+func (h *Handle) Announces(config string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	changed := config != h.announced
+	h.announced = config
+	return changed
 }
 
 // Within reports whether the context is that of an attempt on the same channel that another list of options has begun.
@@ -159,17 +177,12 @@ func (h *Handle) Replace(old, b *Binding) {
 func (h *Handle) Detach(b *Binding) (unused []*routing.Router) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for i := range h.live {
-		if h.live[i] == b {
-			h.live = append(h.live[:i:i], h.live[i+1:]...)
-			break
-		}
-	}
+	h.live = slices.DeleteFunc(h.live, func(l *Binding) bool { return l == b })
 	h.publish()
 	if h.kept != nil && h.kept.Router != b.Router {
 		unused = append(unused, h.kept.Router)
 	}
-	h.kept = b
+	h.kept = &Binding{Router: b.Router, Key: b.Key} // nothing of the balancer
 	cc := h.conn.Value()
 	switch {
 	case cc == nil:

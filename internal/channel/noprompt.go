@@ -2,6 +2,7 @@ package channel
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -15,16 +16,19 @@ var ErrNoPrompt = errors.New("the call has no prompt, and require_prompt is set"
 // promptless are services that have no prompts and are called on any channel.
 var promptless = []string{"/grpc.health.v1.", "/grpc.reflection."}
 
+// keyless reports whether the method is of such a service.
+func keyless(method string) bool {
+	return slices.ContainsFunc(promptless, func(service string) bool { return strings.HasPrefix(method, service) })
+}
+
 // lacksPrompt reports whether the call is to be refused for want of a prompt. Health
 // and reflection never are, nor methods whose dialect has none.
 func (c *Call) lacksPrompt(b *Binding) bool {
 	if !b.NeedsPrompt || c.Request.PromptTokens > 0 {
 		return false
 	}
-	for _, service := range promptless {
-		if strings.HasPrefix(c.Request.Method, service) {
-			return false
-		}
+	if keyless(c.Request.Method) {
+		return false
 	}
 	c.refused = b.Dialects.Lookup(c.Request.Method).HasPrompt()
 	return c.refused

@@ -11,17 +11,20 @@ import (
 
 // note makes a decision readable: on the attempt's span, in the metrics, and in
 // the report that the application asked for.
-func note(attempt context.Context, t *telemetry.Recorder, call trace.Span, policy string, report *telemetry.Report, q *routing.Request, d routing.Decision) {
-	telemetry.Span(attempt, call, policy, q, d)
-	t.Decided(attempt, policy, d)
-	t.Shadowed(attempt, policy, q, &d)
+func note(attempt context.Context, b *Binding, call trace.Span, report *telemetry.Report, q *routing.Request, d routing.Decision) {
+	telemetry.Span(attempt, call, b.Policy, q, d)
+	b.Telemetry.Decided(attempt, b.Policy, d)
+	b.Telemetry.Shadowed(attempt, b.Policy, q, &d)
+	if (d.Reason == routing.ReasonNoKey || d.Rule == routing.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
+		b.NoKey(q.Method)
+	}
 	if report == nil {
 		return
 	}
 	*report = telemetry.Report{
 		Replica:       d.Replica.ID,
 		Address:       d.Replica.Address,
-		Policy:        policy,
+		Policy:        b.Policy,
 		Reason:        d.Reason,
 		Rule:          d.Rule,
 		MatchedTokens: d.MatchedTokens,
@@ -37,7 +40,7 @@ func note(attempt context.Context, t *telemetry.Recorder, call trace.Span, polic
 // NoteQuick is Note for a quick pick: it looks twice before it builds a decision.
 func NoteQuick(attempt context.Context, b *Binding, q *routing.Request, r *routing.Replica, why routing.Reason) {
 	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
-		note(attempt, b.Telemetry, nil, b.Policy, nil, q, routing.To(r, why))
+		note(attempt, b, nil, nil, q, routing.To(r, why))
 	}
 }
 
@@ -48,5 +51,5 @@ func Note(attempt context.Context, b *Binding, route *Route, q *routing.Request,
 	if route != nil {
 		report = route.Report
 	}
-	note(attempt, b.Telemetry, nil, b.Policy, report, q, d)
+	note(attempt, b, nil, report, q, d)
 }
