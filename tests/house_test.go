@@ -26,7 +26,6 @@ var house = []string{
 	"resolver",
 	"balancer",
 	"server/replica",
-	"server/export",
 	"server",
 	"internal/loadpoll",
 	"server/httpdoor",

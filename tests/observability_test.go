@@ -4,9 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,16 +14,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
+	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
-	"github.com/warmpath/warmpath/server/export"
 )
 
 // scraped is what a page for Prometheus has: metrics as one can ask for them, labels, and labels with their values.
@@ -59,9 +63,12 @@ func scrape(t *testing.T, url string) scraped {
 // busy is a look-aside server with metrics of which everything has happened that its dashboard shows. It returns the page.
 func busy(t *testing.T) string {
 	t.Helper()
-	x, err := export.Start(t.Context(), "127.0.0.1:0", func(string) string { return "" })
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})) // as serve does
+	reader, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithoutScopeInfo())
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, x.Shutdown(context.Background())) })
+	page := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
+	t.Cleanup(page.Close)
 	engine := simulate(t, kvpublish.Maps, nil)
 	conn := lookAsideConn(t, fmt.Sprintf(`
 load_interval: 10ms
@@ -70,7 +77,7 @@ deployments:
     policy: {kv_aware: {}}
     replicas: [{id: a, address: %q, kv_events: %q, kv_events_replay: %q, max_ongoing_requests: 1}]
 `, engine.rpc.addr(), engine.kvEvents(), engine.kvEventsReplay()),
-		server.Options{Logger: slog.New(slog.DiscardHandler), Meter: x.Meter()})
+		server.Options{Logger: slog.New(slog.DiscardHandler), Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
 	pb := warmpathv1.NewRoutingServiceClient(conn)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -96,7 +103,7 @@ deployments:
 		Outcome: &warmpathv1.Outcome{Sent: true, FirstMessageUs: 1000, PromptTokens: proto.Uint32(1000), CachedTokens: proto.Uint32(992)},
 	}}})
 	require.NoError(t, err)
-	return "http://" + x.Addr().String() + export.Path
+	return page.URL
 }
 
 // expressions returns the queries of a dashboard or of alert rules, wherever they stand.
@@ -174,43 +181,4 @@ func TestObservabilityPageNamesEveryMetric(t *testing.T) {
 		told = append(told, strings.Trim(row[0], "`"))
 	}
 	require.ElementsMatch(t, there, told)
-}
-
-func TestOTLPIsAskedForByTheEnvironment(t *testing.T) {
-	env := map[string]string{"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon", "OTEL_METRICS_EXPORTER": "otlp"}
-	_, err := export.Start(t.Context(), "", func(name string) string { return env[name] })
-	require.ErrorContains(t, err, "OTEL_EXPORTER_OTLP_PROTOCOL")
-	env["OTEL_METRICS_EXPORTER"] = "none"
-	x, err := export.Start(t.Context(), "", func(name string) string { return env[name] })
-	require.NoError(t, err)
-	require.NoError(t, x.Shutdown(t.Context()))
-
-	got := make(chan []byte, 16)
-	collector := newCollector(t, got)
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector)
-	x, err = export.Start(t.Context(), "", nil)
-	require.NoError(t, err)
-	conn := lookAsideConn(t, "deployments: {chat: {policy: {round_robin: {}}, replicas: [{address: 'h:1'}]}}", server.Options{Logger: slog.New(slog.DiscardHandler), Meter: x.Meter()})
-	_, err = warmpathv1.NewRoutingServiceClient(conn).ChooseReplica(t.Context(), new(warmpathv1.ChooseReplicaRequest))
-	require.NoError(t, err)
-	require.NoError(t, x.Shutdown(t.Context()), "what was not sent is sent")
-	body := string(<-got)
-	for _, text := range []string{"warmpath.decisions", "round_robin", "warmpath.deployment", "warmpath.server.watchers"} {
-		require.Contains(t, body, text)
-	}
-}
-
-// newCollector takes metrics over OTLP.
-func newCollector(t *testing.T, got chan<- []byte) (url string) {
-	lis := listenLoopback(t)
-	s := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		if r.URL.Path == "/v1/metrics" {
-			got <- body
-		}
-	})}
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = s.Serve(lis) }()
-	t.Cleanup(func() { _ = s.Close(); <-ended })
-	return "http://" + lis.Addr().String()
 }

@@ -115,12 +115,12 @@ func (s source) parse(data []byte) (*server.Config, error) {
 // serve serves until the command is told to end.
 func serve(c *cobra.Command, from source, first *server.Config, out serveOutput, grace time.Duration) error {
 	log := out.log
-	metrics, err := startMetrics(c.Context(), first.Metrics.Listen, out)
+	exports, err := startExport(c.Context(), first.Metrics.Listen, out)
 	if err != nil {
 		return err
 	}
-	defer metrics.end()
-	s, err := server.New(first, server.Options{Logger: log, Meter: metrics.Meter()})
+	defer exports.end()
+	s, err := server.New(first, server.Options{Logger: log, Meter: exports.meter(), Tracer: exports.tracer()})
 	if err != nil {
 		return err
 	}
