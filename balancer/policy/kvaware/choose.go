@@ -192,12 +192,9 @@ func (c *choice) share(k candidate) float64 {
 // best returns the first in the agreed order among those that cost about the least, or
 // the next in turn among them where the order gains nothing.
 func (c *choice) best() (*option, routing.Reason) {
-	least, most := math.Inf(1), math.Inf(-1)
+	least := math.Inf(1)
 	for i := range c.options {
-		least, most = min(least, c.options[i].cost), max(most, c.options[i].cost)
-	}
-	if c.config.Temperature > 0 && most > least {
-		return c.drawn(least, c.config.Temperature*(most-least)), routing.ReasonKVCost
+		least = min(least, c.options[i].cost)
 	}
 	var best *option
 	equal, everywhere := 0, int32(math.MaxInt32)
@@ -244,22 +241,6 @@ func (c *choice) turn(limit float64) *option {
 		}
 	}
 	return cheapest
-}
-
-// drawn draws at random, with weights exp(-(cost-least)/scale).
-func (c *choice) drawn(least, scale float64) *option {
-	sum := 0.0
-	for i := range c.options {
-		sum += math.Exp((least - c.options[i].cost) / scale)
-	}
-	const fine = 1 << 53
-	left := sum * float64(c.View.IntN(fine)) / fine
-	for i := range c.options {
-		if left -= math.Exp((least - c.options[i].cost) / scale); left < 0 {
-			return &c.options[i]
-		}
-	}
-	return &c.options[len(c.options)-1]
 }
 
 func (c *choice) to(o *option, why routing.Reason) routing.Decision {

@@ -2,7 +2,6 @@ package kvaware
 
 import (
 	"fmt"
-	"math"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -210,22 +209,6 @@ func TestStickySessions(t *testing.T) {
 		q := ask(tokens(i, 500))
 		q.Session = "s"
 		assert.Equal(t, home, policytest.Choose(t, r, q).Replica.ID)
-	}
-}
-
-func TestTemperature(t *testing.T) {
-	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.Temperature = 0.5 })), policytest.Fleet(3))
-	busy(t, r, "r1", 10_000)
-	busy(t, r, "r2", 20_000)
-	count := map[string]float64{}
-	for range 4000 {
-		d := policytest.Choose(t, r, policytest.Session("s"))
-		require.Equal(t, routing.ReasonKVCost, d.Reason)
-		count[d.Replica.ID]++
-	}
-	// r0 has load 0, r1 10,500, r2 20,500: exp(-x/(0.5·20,500)).
-	for id, load := range map[string]float64{"r1": 10_500, "r2": 20_500} {
-		assert.InEpsilon(t, math.Exp(-load/10_250), count[id]/count["r0"], 0.15, id)
 	}
 }
 

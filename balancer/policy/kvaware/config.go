@@ -38,11 +38,6 @@ type Config struct {
 	NearTieTokens float64 `json:"near_tie_tokens"`
 	ForeignSlack  float64 `json:"foreign_slack"`
 
-	// Temperature draws among the replicas instead, at random, with weights
-	// exp(-(cost-least) / (temperature · (most-least))); at least 0, 0 = off. It is
-	// for comparing; near ties do better.
-	Temperature float64 `json:"temperature"`
-
 	// BlockBytes is the block of a text prompt, BlockTokens that of token ids until
 	// an engine tells its own; in [1, 65536]. All clients must use the same.
 	BlockBytes  int `json:"block_bytes"`
@@ -103,7 +98,6 @@ func (c Config) validate() error {
 		{"disk_credit", c.DiskCredit},
 		{"near_tie_tokens", c.NearTieTokens},
 		{"foreign_slack", c.ForeignSlack},
-		{"temperature", c.Temperature},
 	} {
 		if !(f.value >= 0) || math.IsInf(f.value, 1) {
 			return refuse(f.name, f.value, "at least 0")

@@ -14,10 +14,9 @@ import (
 
 func TestConform(t *testing.T) {
 	for name, change := range map[string]func(*Config){
-		"default":     func(*Config) {},
-		"exact":       func(c *Config) { c.NearTieTokens = 0 },
-		"temperature": func(c *Config) { c.Temperature = 0.3 },
-		"sticky":      func(c *Config) { c.StickySessions = true },
+		"default": func(*Config) {},
+		"exact":   func(c *Config) { c.NearTieTokens = 0 },
+		"sticky":  func(c *Config) { c.StickySessions = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			policytest.Conform(t, func() routing.Policy { return newPolicy(t, with(change)) })
