@@ -28,17 +28,19 @@ type Policy interface {
 type Uses uint8
 
 const (
-	UsesSession  Uses = 1 << iota // Request.Session
-	UsesPrompt                    // Request.Prompt; Prepare is called
-	CallsOut                      // Prepare is called and may block: it is given a deadline
-	UsesLoad                      // View.Load: rates are learned and reports of load are kept
-	UsesPeerLoad                  // View.LeastOfTwo: reports of load are kept
-	SharesByKey                   // a replica gets the requests of its keys however idle it is: no slow start, which would move them twice
+	UsesSession Uses = 1 << iota // Request.Session
+	UsesPrompt                   // Request.Prompt; Prepare is called
+	CallsOut                     // Prepare is called and may block: it is given a deadline
+	UsesLoad                     // View.Load: rates are learned and reports of load are kept
+	SharesByKey                  // a replica gets the requests of its keys however idle it is: no slow start, which would move them twice
 )
 
 // A KeyUser is a Policy that looks at less than everything. A policy that does
 // not implement it is taken to use everything.
 type KeyUser interface{ Uses() Uses }
+
+// An OngoingReader is a Policy that goes by View.LeastOfTwo and not by View.Load: reports of load are kept for it too.
+type OngoingReader interface{ ReadsOngoing() }
 
 // A RouteObserver is told of every booking that a call got, once, after it was
 // made and outside the Router's lock, by the goroutine of the call. q.Prepared is

@@ -95,7 +95,8 @@ func NewRouter(o Options) (*Router, error) {
 	uses := r.Uses()
 	r.prepares = uses&(UsesPrompt|CallsOut) != 0
 	r.callsOut = uses&CallsOut != 0
-	r.takesLoad = uses&(UsesLoad|UsesPeerLoad) != 0
+	_, reads := o.Policy.(OngoingReader)
+	r.takesLoad = reads || uses&UsesLoad != 0
 	r.learns = uses&UsesLoad != 0 && !o.FixedRates
 	if usesOf(o.Policy)&SharesByKey != 0 {
 		r.opts.Ejection.SlowStart = 0

@@ -46,10 +46,15 @@ var (
 	_ routing.KeyUser      = (*Policy)(nil)
 	_ routing.QuickChooser = (*Policy)(nil)
 	_ routing.Previewer    = (*Policy)(nil)
+
+	_ routing.OngoingReader = (*Policy)(nil)
 )
 
 // Uses implements [routing.KeyUser]: the policy looks at no key.
-func (*Policy) Uses() routing.Uses { return routing.UsesPeerLoad }
+func (*Policy) Uses() routing.Uses { return 0 }
+
+// ReadsOngoing implements [routing.OngoingReader].
+func (*Policy) ReadsOngoing() {}
 
 // Prepare implements [routing.Policy]. There is nothing to prepare.
 func (*Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
