@@ -79,13 +79,6 @@ func (l *leases) limit(n int) {
 	l.max = n
 }
 
-// any reports whether there is one.
-func (l *leases) any() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.due) > 0
-}
-
 // begin makes room for a lease of the caller who asks. Where one for the same question exists or is being made, that one is
 // returned.
 func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {

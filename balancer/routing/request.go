@@ -48,7 +48,6 @@ type Request struct {
 	side     side // who decides, where a Rollout is in force
 	// lastResort: during a choice, replicas that say that they drain are better than none.
 	lastResort bool
-	trial      bool // the last pick was one
 	unasked    bool // the policy is not asked in the choice under way: Options.Plain decides
 	query      bool // the pick under way is a Query
 
