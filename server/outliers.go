@@ -15,7 +15,7 @@ import (
 
 // outliers are the replicas that the Router's outlier detection ejects, by number. It runs on what all clients report and
 // on the outcomes of picks here, and the clients go by it. A replica that is half-open is probed by one client at a time: the
-// principals take turns, but for the one on which the ejection rests alone. It is used with the deployment's mutex held.
+// clients take turns, but for those of the principal on which the ejection rests alone. It is used with the deployment's mutex held.
 type outliers struct {
 	replicas map[uint32]*ejection
 	stamp    uint64 // grows with every change
@@ -51,21 +51,19 @@ func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 	if d.ledger.clients[w.client.id] != w.client {
 		return nil // another watch took its place
 	}
-	now := d.now()
-	all := make([]routing.OutcomeCount, 0, len(r.GetReplicas()))
-	for _, o := range r.GetReplicas() {
-		if m := d.roster.numbered(o.GetReplica()); m != nil {
-			x := d.outliers.replicas[m.number]
-			all = append(all, routing.OutcomeCount{
-				ID:     m.ID,
-				Counts: outlier.Counts{Successes: int(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate())},
-				Probe:  x != nil && x.state == outlier.HalfOpen && x.prober == w.client.id,
-			})
-		}
-	}
 	router := d.hosted.Load().router
-	router.AddOutcomes(w.source(), all)
-	if d.eject(router, now) {
+	view := router.View()
+	for _, o := range r.GetReplicas() {
+		m := d.roster.numbered(o.GetReplica())
+		if m == nil || view.ByID(m.ID) == nil {
+			continue
+		}
+		e := d.outliers.replicas[m.number]
+		c := outlier.Counts{Successes: countOf(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate())}
+		router.Outliers().Add(view.ByID(m.ID).Outlier(), w.source(), c, e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id)
+	}
+	router.Sync()
+	if d.eject(router, d.now()) {
 		d.wakeWatchers()
 	}
 	return nil
@@ -81,7 +79,7 @@ func (w *watcher) source() string { return cmp.Or(w.principal.name, w.client.id)
 func (d *deployment) eject(router *routing.Router, now time.Time) bool {
 	x := &d.outliers
 	before := x.stamp
-	if v := router.OutlierVersion(); v != x.version || router != x.router {
+	if v, _ := router.Outliers().Version(); v != x.version || router != x.router {
 		x.version, x.router = v, router
 		x.gather(d.roster.order, router, now)
 	}
@@ -101,7 +99,7 @@ func (x *outliers) gather(order []*member, router *routing.Router, now time.Time
 		if rep == nil {
 			continue
 		}
-		state, cause := router.Outlier(rep)
+		state, cause := router.Outliers().State(rep.Outlier())
 		if state < outlier.HalfOpen {
 			continue
 		}
@@ -130,7 +128,7 @@ func (d *deployment) passProbe(number uint32, e *ejection, router *routing.Route
 	accuser := ""
 	if m := d.roster.numbered(number); m != nil {
 		if rep := router.View().ByID(m.ID); rep != nil {
-			accuser = router.Accuser(rep)
+			accuser = router.Outliers().Accuser(rep.Outlier())
 		}
 	}
 	next := d.nextProber(number, e.prober, accuser)
@@ -141,39 +139,26 @@ func (d *deployment) passProbe(number uint32, e *ejection, router *routing.Route
 	}
 }
 
-// nextProber returns the client that follows last: of another principal where there are several, and not of the accuser.
-// Clients without requests on the replica come first: whether they use their turn can be seen. Called with mu held.
+// nextProber returns the client that follows last in the order of names, and is not the accuser's. Clients without requests
+// on the replica come first: whether they use their turn can be seen. Called with mu held.
 func (d *deployment) nextProber(number uint32, last, accuser string) string {
-	names := make(map[string][]string) // of clients, by principal
+	var names []string
 	for _, idle := range []bool{true, false} {
 		for id, c := range d.ledger.clients {
 			if !c.ended && c.source != accuser && (c.lines[number].ongoing == 0) == idle {
-				names[c.source] = append(names[c.source], id)
+				names = append(names, id)
 			}
 		}
 		if len(names) > 0 {
-			break
+			slices.Sort(names)
+			at, found := slices.BinarySearch(names, last)
+			if found {
+				at++
+			}
+			return names[at%len(names)]
 		}
 	}
-	if len(names) == 0 {
-		return ""
-	}
-	was := ""
-	if c := d.ledger.clients[last]; c != nil {
-		was = c.source
-	}
-	clients := names[after(slices.Sorted(maps.Keys(names)), was)]
-	slices.Sort(clients)
-	return after(clients, last)
-}
-
-// after returns the first of sorted names that follows the last one, in a circle.
-func after(names []string, last string) string {
-	at, found := slices.BinarySearch(names, last)
-	if found {
-		at++
-	}
-	return names[at%len(names)]
+	return ""
 }
 
 // outliersFor is what a watcher does not know of the outliers, nil if it knows all. Called with mu held.

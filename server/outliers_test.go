@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -100,8 +99,8 @@ func TestOutcomesAddUp(t *testing.T) {
 		w.shows(o)
 		require.Eventually(t, func() bool {
 			router := f.deployment("chat").hosted.Load().router
-			s, _ := router.Outlier(router.View().ByID("r2"))
-			return s == outlier.Ejected || router.Principals(router.View().ByID("r2")) == failures
+			s, _ := router.Outliers().State(router.View().ByID("r2").Outlier())
+			return s == outlier.Ejected || router.Outliers().Principals(router.View().ByID("r2").Outlier()) == failures
 		}, 20*time.Second, time.Millisecond)
 	}
 	for i := range 4 {
@@ -263,7 +262,7 @@ func TestCallersProbes(t *testing.T) {
 	}
 	router := f.deployment("chat").hosted.Load().router
 	state := func() outlier.State {
-		s, _ := router.Outlier(router.View().ByID("r3"))
+		s, _ := router.Outliers().State(router.View().ByID("r3").Outlier())
 		return s
 	}
 	require.Equal(t, outlier.Ejected, state())
@@ -281,14 +280,14 @@ func TestLeasesWithoutOutcomesProveNothing(t *testing.T) {
 	f := start(t, fourReplicas)
 	d := f.deployment("chat")
 	router := d.hosted.Load().router
-	router.AddOutcomes("", []routing.OutcomeCount{{ID: "r1", Counts: outlier.Counts{Failures: 5}}})
+	router.Outliers().Add(router.View().ByID("r1").Outlier(), "", outlier.Counts{Failures: 5}, false)
 	for range 400 { // it is probed by picks
 		f.tick("chat")
 		f.choose(t, &warmpathv1.ChooseReplicaRequest{})
 		f.clock.advance(200 * time.Millisecond)
 		require.True(t, d.ejects(1))
 	}
-	require.NotZero(t, router.Outliers().Probes)
+	require.NotZero(t, router.Outliers().Stats().Probes)
 }
 
 func TestTooManyOutcomes(t *testing.T) {
@@ -331,7 +330,8 @@ func TestMetricsOfOutliers(t *testing.T) {
 	require.NoError(t, err)
 	defer s.Close()
 	d := (*s.deployments.Load())["chat"]
-	d.hosted.Load().router.AddOutcomes("a", []routing.OutcomeCount{{ID: "r2", Counts: outlier.Counts{Failures: 5}}})
+	router := d.hosted.Load().router
+	router.Outliers().Add(router.View().ByID("r2").Outlier(), "a", outlier.Counts{Failures: 5}, false)
 	d.tick(now.now())
 
 	var all metricdata.ResourceMetrics

@@ -118,7 +118,7 @@ func (d *deployment) healthOf(m *member, rep *routing.Replica, router *routing.R
 	}
 	if e := d.outliers.replicas[m.number]; e != nil && rep != nil {
 		all = append(all, &warmpathv1.HealthReport{
-			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause], Principals: uint32(router.Principals(rep)),
+			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause], Principals: uint32(router.Outliers().Principals(rep.Outlier())),
 		})
 	}
 	return all

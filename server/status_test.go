@@ -105,7 +105,8 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 	d := f.deployment("chat")
 	show := func(principal string, c outlier.Counts) {
 		router := d.hosted.Load().router
-		router.AddOutcomes(principal, []routing.OutcomeCount{{ID: "r3", Counts: outlier.Counts{Successes: 1}}, {ID: "r2", Counts: c}})
+		router.Outliers().Add(router.View().ByID("r3").Outlier(), principal, outlier.Counts{Successes: 1}, false)
+		router.Outliers().Add(router.View().ByID("r2").Outlier(), principal, c, false)
 		f.tick("chat")
 	}
 	told := func() map[string]string {
@@ -142,7 +143,8 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 	f.advance(time.Minute)
 	f.tick("chat")
 	require.Equal(t, "ejected; calls: half_open 62000ms first messages are late, or do not come (0)", told()["r2"])
-	d.hosted.Load().router.AddOutcomes("", []routing.OutcomeCount{{ID: "r2", Counts: outlier.Counts{Successes: 1}, Probe: true}})
+	router := d.hosted.Load().router
+	router.Outliers().Add(router.View().ByID("r2").Outlier(), "", outlier.Counts{Successes: 1}, true)
 	f.tick("chat")
 	require.Equal(t, fine, told())
 }

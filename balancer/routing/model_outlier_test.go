@@ -119,22 +119,29 @@ func (m *hospital) step() {
 	case n < 192:
 		m.change()
 	case n < 194:
-		m.r.ForsakeEjected()
+		m.each(func(d *outlier.Detector, rep *outlier.Replica) { d.Forsake(rep) })
 	case n < 197:
-		remote := map[string]outlier.State{}
-		for range m.rnd.IntN(4) {
-			remote[m.some()] = []outlier.State{outlier.Healthy, outlier.HalfOpen, outlier.Ejected}[m.rnd.IntN(3)]
-		}
-		m.r.SetEjected(remote)
-		m.r.TakeOutcomes(m.chance(10))
+		m.each(func(d *outlier.Detector, rep *outlier.Replica) {
+			d.SetRemote(rep, []outlier.State{outlier.Healthy, outlier.HalfOpen, outlier.Ejected}[m.rnd.IntN(3)])
+			d.Take(rep, m.chance(10))
+		})
 	default:
-		var all []OutcomeCount
-		for range m.rnd.IntN(4) {
-			all = append(all, OutcomeCount{ID: m.some(), Counts: outlier.Counts{Successes: m.rnd.IntN(2), Failures: m.rnd.IntN(3), Late: m.rnd.IntN(3)}, Probe: m.chance(30)})
-		}
-		m.r.AddOutcomes(fmt.Sprint("client ", m.rnd.IntN(3)), all)
+		m.each(func(d *outlier.Detector, rep *outlier.Replica) {
+			c := outlier.Counts{Successes: m.rnd.IntN(2), Failures: m.rnd.IntN(3), Late: m.rnd.IntN(3)}
+			d.Add(rep, fmt.Sprint("client ", m.rnd.IntN(3)), c, m.chance(30))
+		})
 	}
 	m.collect()
+}
+
+// each does something with the outlier detection of some replicas.
+func (m *hospital) each(do func(*outlier.Detector, *outlier.Replica)) {
+	for range m.rnd.IntN(4) {
+		if rep := m.r.View().ByID(m.some()); rep != nil {
+			do(m.r.Outliers(), rep.Outlier())
+		}
+	}
+	m.r.Sync()
 }
 
 func (m *hospital) change() {
@@ -188,7 +195,7 @@ func (m *hospital) may(q *Request, rep *Replica) bool {
 // picked checks a pick, just after it was made.
 func (m *hospital) picked(p *patient) {
 	rep := p.b.Decision.Replica
-	state, _ := m.r.Outlier(rep)
+	state, _ := m.r.Outliers().State(rep.Outlier())
 	if !m.may(p.q, rep) {
 		require.True(m, rep.leaves() && !rep.Draining && rep.Connected() && !p.q.excluded(rep))
 		for _, other := range m.r.View().Connected() {
@@ -212,7 +219,7 @@ func (m *hospital) picked(p *patient) {
 
 // out reports whether a replica is ejected, or gets its probe.
 func (m *hospital) out(rep *Replica) bool {
-	s, _ := m.r.Outlier(rep)
+	s, _ := m.r.Outliers().State(rep.Outlier())
 	return s >= outlier.HalfOpen
 }
 
@@ -276,7 +283,7 @@ func (m *hospital) end() {
 func (m *hospital) check() {
 	r, v := m.r, m.r.View()
 	for _, rep := range v.Replicas() {
-		state, cause := r.Outlier(rep)
+		state, cause := r.Outliers().State(rep.Outlier())
 		require.Equal(m, state >= outlier.HalfOpen, cause != outlier.NoCause, rep.ID)
 		room := rep.Connected() && !rep.Full() && !rep.drains()
 		switch free := v.Available(new(Request), rep); state {
@@ -298,7 +305,7 @@ func (m *hospital) check() {
 		for _, rep := range v.Connected() { // a keeper's time may be over
 			free := m.may(p.q, rep) && !rep.drains() && v.Available(new(Request), rep)
 			if want := p.b.Decision.WaitFor; want == nil || slices.Contains(want, rep) {
-				state, _ := r.Outlier(rep)
+				state, _ := r.Outliers().State(rep.Outlier())
 				require.False(m, free && state == outlier.Healthy, "waits although there is room on %s", rep.ID)
 			}
 		}
@@ -307,7 +314,9 @@ func (m *hospital) check() {
 
 // finish lets everybody get well: in the end all are, whatever happened.
 func (m *hospital) finish() {
-	m.r.SetEjected(nil)
+	for _, rep := range m.r.View().Replicas() {
+		m.r.Outliers().SetRemote(rep.Outlier(), outlier.Healthy)
+	}
 	for i := range m.fleet {
 		m.fleet[i].Draining = false
 	}
@@ -338,7 +347,7 @@ func (m *hospital) finish() {
 	m.r.Look()
 	m.check()
 	for _, rep := range m.r.View().Replicas() {
-		s, _ := m.r.Outlier(rep)
+		s, _ := m.r.Outliers().State(rep.Outlier())
 		require.Equal(m, outlier.Healthy, s, rep.ID)
 	}
 	require.NoError(m, m.r.Close())

@@ -41,25 +41,17 @@ func (l *live) Admit(ok bool) { l.set(barred, !ok) }
 // Draining implements [outlier.Host].
 func (l *live) Draining() bool { return l.state.Load()&(leaving|declared) != 0 }
 
-// Outlier returns the state of a replica in outlier detection, and why if it is ejected or half-open.
-func (r *Router) Outlier(rep *Replica) (outlier.State, outlier.Cause) {
-	return r.outliers.State(rep.live.outlier)
-}
+// Outliers returns the Router's outlier detection. [Router.Sync] follows what changes it.
+func (r *Router) Outliers() *outlier.Detector { return r.outliers }
 
-// OutlierVersion returns a number that grows with every change of [Router.Outlier]. It takes no lock.
-func (r *Router) OutlierVersion() uint64 {
-	changes, _ := r.outliers.Version()
-	return changes
-}
-
-// Outliers returns how often replicas were ejected and probed.
-func (r *Router) Outliers() outlier.Stats { return r.outliers.Stats() }
+// Outlier returns what outlier detection knows the replica by.
+func (r *Replica) Outlier() *outlier.Replica { return r.live.outlier }
 
 // Look looks at the fleet as a pick would, for a host that has had none for a while.
 func (r *Router) Look() {
 	if r.outliers.Acts() {
 		r.outliers.Look(r.opts.Now())
-		r.sync()
+		r.Sync()
 	}
 }
 
@@ -75,8 +67,8 @@ func (r *Router) attend(q *Request) (now time.Time) {
 	return now
 }
 
-// sync puts into force what the Detector has changed.
-func (r *Router) sync() {
+// Sync lets requests that wait choose again where outlier detection has changed.
+func (r *Router) Sync() {
 	if changes, _ := r.outliers.Version(); changes == r.seenChanges.Load() {
 		return
 	}
@@ -85,7 +77,7 @@ func (r *Router) sync() {
 	r.force()
 }
 
-// force is sync. Called with mu held.
+// force is Sync. Called with mu held.
 func (r *Router) force() {
 	changes, freed := r.outliers.Version()
 	if changes == r.seenChanges.Load() {
@@ -129,7 +121,7 @@ func (r *Router) askAll(q *Request, v *View, d *Decision) error {
 
 func (r *Router) askWith(q *Request, v *View, d *Decision, worst outlier.State) error {
 	for _, rep := range v.connected {
-		if s, _ := r.Outlier(rep); s != outlier.Healthy && s <= worst {
+		if s, _ := r.outliers.State(rep.live.outlier); s != outlier.Healthy && s <= worst {
 			rep.live.set(barred, false)
 		}
 	}
@@ -175,69 +167,11 @@ func (b *Booking) Answered() time.Duration {
 func (r *Router) judge(rep *Replica, m outlier.Mark, o *Outcome) {
 	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == NoFault
 	r.outliers.Ended(rep.live.outlier, m, o.Fault, answered, o.FirstMessage > 0, o.Sent)
-	r.sync()
+	r.Sync()
 }
 
 // Outrun notes that another replica has answered in time what was given up on this one as [Late]: as much evidence again.
 func (r *Router) Outrun(late *Replica) {
 	r.outliers.Outrun(late.live.outlier)
-	r.sync()
-}
-
-// An OutcomeCount is what the calls of one client showed of one replica.
-type OutcomeCount struct {
-	ID string
-	outlier.Counts
-	Probe bool // the client was to probe the replica
-}
-
-// TakeOutcomes returns what own calls showed of the replicas since the last call, where there is anything, for a
-// look-aside server that adds it up; anew is for another server. O(replicas).
-func (r *Router) TakeOutcomes(anew bool) (all []OutcomeCount) {
-	for _, rep := range r.View().Replicas() {
-		if c := r.outliers.Take(rep.live.outlier, anew); c != (outlier.Counts{}) {
-			all = append(all, OutcomeCount{ID: rep.ID, Counts: c})
-		}
-	}
-	r.sync()
-	return all
-}
-
-// AddOutcomes takes what the calls of a client showed, whose principal weighs no more than one client. Unknown ids are
-// ignored. O(1) per count.
-func (r *Router) AddOutcomes(principal string, all []OutcomeCount) {
-	v := r.View()
-	for _, c := range all {
-		if rep := v.ByID(c.ID); rep != nil {
-			r.outliers.Add(rep.live.outlier, principal, c.Counts, c.Probe)
-		}
-	}
-	r.sync()
-}
-
-// Principals returns how many principals the evidence against a replica is of; 0 where they have no names.
-func (r *Router) Principals(rep *Replica) int { return r.outliers.Principals(rep.live.outlier) }
-
-// Accuser returns the principal on which the ejection of a replica rests alone, while others are active; "" = it does not.
-func (r *Router) Accuser(rep *Replica) string { return r.outliers.Accuser(rep.live.outlier) }
-
-// SetEjected replaces what a look-aside server ejects: the replicas named are Ejected, or HalfOpen where their probe may be
-// sent from here. No more than MaxShare of the fleet is left alone for the server and own calls together. O(replicas).
-func (r *Router) SetEjected(remote map[string]outlier.State) {
-	for _, taken := range []bool{true, false} { // what is taken back makes room
-		for _, rep := range r.View().Replicas() {
-			if s := remote[rep.ID]; (s == outlier.Healthy) == taken {
-				r.outliers.SetRemote(rep.live.outlier, s)
-			}
-		}
-	}
-	r.sync()
-}
-
-// ForsakeEjected is for when the look-aside server is lost: each replica that it alone ejects is half-open.
-func (r *Router) ForsakeEjected() {
-	for _, rep := range r.View().Replicas() {
-		r.outliers.Forsake(rep.live.outlier)
-	}
-	r.sync()
+	r.Sync()
 }

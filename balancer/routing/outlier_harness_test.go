@@ -65,7 +65,7 @@ func (w *ward) finish(q *Request, b *Booking) {
 }
 
 func (w *ward) condition(id string) outlier.State {
-	c, _ := w.Outlier(w.View().ByID(id))
+	c, _ := w.Outliers().State(w.View().ByID(id).Outlier())
 	return c
 }
 

@@ -27,7 +27,7 @@ func TestHungReplica(t *testing.T) {
 	w.serve("r1", 600*time.Millisecond)
 	w.serve("r1", 0)
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
-	_, cause := w.Outlier(w.View().ByID("r0"))
+	_, cause := w.Outliers().State(w.View().ByID("r0").Outlier())
 	require.Equal(t, outlier.CauseLate, cause)
 	for _, b := range hung {
 		b.Release()
@@ -183,7 +183,7 @@ func TestOverloadEjectsNobody(t *testing.T) {
 			require.Equal(t, outlier.Healthy, w.condition(rep.ID), "step %d", i)
 		}
 	}
-	require.Zero(t, w.Outliers().Ejections)
+	require.Zero(t, w.Outliers().Stats().Ejections)
 }
 
 // Where nobody answers for a time, and then everybody does, that was the way there.
@@ -207,7 +207,7 @@ func TestStallEjectsNobody(t *testing.T) {
 		w.finish(c.q, c.b)
 		w.Look()
 	}
-	require.Zero(t, w.Outliers().Ejections)
+	require.Zero(t, w.Outliers().Stats().Ejections)
 }
 
 // A replica that is given more than it can serve, while others idle, is not ill: it answers all the time.

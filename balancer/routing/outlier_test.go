@@ -22,10 +22,10 @@ func TestEjectAfterFailuresInARow(t *testing.T) {
 	require.Equal(t, outlier.Healthy, w.condition("r0"), "an answer in between ends what stood against it")
 	w.fail("r0")
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
-	_, cause := w.Outlier(w.View().ByID("r0"))
+	_, cause := w.Outliers().State(w.View().ByID("r0").Outlier())
 	require.Equal(t, outlier.CauseFault, cause)
 	require.Zero(t, w.picked(200)["r0"])
-	require.EqualValues(t, 1, w.Outliers().Ejections[outlier.CauseFault])
+	require.EqualValues(t, 1, w.Outliers().Stats().Ejections[outlier.CauseFault])
 }
 
 // What is not the replica's fault says nothing.
@@ -79,7 +79,7 @@ func TestTrial(t *testing.T) {
 	w.pass(30 * time.Second)
 	w.picked(1)
 	require.Equal(t, outlier.Healthy, w.condition("r0"))
-	h := w.Outliers()
+	h := w.Outliers().Stats()
 	require.EqualValues(t, 3, h.Ejections[outlier.CauseProbe])
 	require.EqualValues(t, 5, h.Probes)
 }

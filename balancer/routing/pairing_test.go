@@ -119,7 +119,7 @@ func TestWithdraw(t *testing.T) {
 		b.Withdraw(q)
 		b.Withdraw(q)
 		require.Zero(t, rep.Ongoing())
-		state, _ := r.Outlier(rep)
+		state, _ := r.Outliers().State(rep.Outlier())
 		require.Equal(t, outlier.Healthy, state)
 	}
 	new(Booking).Withdraw(new(Request))

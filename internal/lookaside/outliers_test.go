@@ -33,7 +33,7 @@ func judging(t *testing.T) (*Watch, *routing.Router) {
 }
 
 func state(r *routing.Router, id string) outlier.State {
-	s, _ := r.Outlier(r.View().ByID(id))
+	s, _ := r.Outliers().State(r.View().ByID(id).Outlier())
 	return s
 }
 

@@ -96,7 +96,7 @@ func (w *Watch) Attach(r *routing.Router) (detach func()) {
 	w.tellCapacities(r)
 	r.SetForeignLoad(w.others)
 	if !w.silent {
-		r.SetEjected(w.ejected)
+		w.eject(r)
 	}
 	r.ShareRoutes(w.routes.note)
 	if r.ObservesCache() && (len(w.caches.told) > 0 || w.versions.index > 0) {
@@ -125,7 +125,7 @@ func (w *Watch) detach(r *routing.Router) {
 	}
 	r.SetForeignLoad(nothing)
 	r.CacheChanged(w.caches.clearing())
-	r.ForsakeEjected()
+	forsake(r)
 }
 
 // tell gives the state to the channel where it is news.

@@ -27,7 +27,7 @@ func Ejected(span trace.Span, router *routing.Router, r *routing.Replica) {
 	if !span.IsRecording() {
 		return
 	}
-	if c, cause := router.Outlier(r); c >= outlier.HalfOpen {
+	if c, cause := router.Outliers().State(r.Outlier()); c >= outlier.HalfOpen {
 		span.AddEvent(EjectedName, trace.WithAttributes(
 			KeyReplica.String(r.ID), KeyCondition.String(c.String()), KeyCause.String(cause.String())))
 	}
@@ -53,10 +53,10 @@ func (r *Recorder) WatchHealth(policy string, router *routing.Router) (stop func
 	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		by := KeyPolicy.String(policy)
 		for _, rep := range router.View().Replicas() {
-			c, _ := router.Outlier(rep)
+			c, _ := router.Outliers().State(rep.Outlier())
 			o.ObserveInt64(gauge, 1, r.attributes(by, KeyReplica.String(rep.ID), KeyCondition.String(c.String())))
 		}
-		h := router.Outliers()
+		h := router.Outliers().Stats()
 		for cause, n := range h.Ejections {
 			if n > 0 {
 				o.ObserveInt64(ejections, n, r.attributes(by, KeyCause.String(outlier.Cause(cause).String())))
