@@ -6,8 +6,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/tokenize"
 	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // router returns a Router for a configuration that is not the one in force, else

@@ -11,8 +11,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/tokenize"
 	"github.com/warmpath/warmpath/internal/kvevents"
+	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // Name is the name of the policy in a service config:

@@ -15,7 +15,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/server/httpdoor"
 )
 

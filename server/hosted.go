@@ -15,8 +15,8 @@ import (
 	_ "github.com/warmpath/warmpath/balancer/kvevents" // KV events over ZeroMQ
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/tokenize"
 	"github.com/warmpath/warmpath/internal/kvevents"
+	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // hosted is a Router and what runs for it: the subscriptions to its replicas' KV events, where its policy can use them.

@@ -27,7 +27,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // section returns what stands under a heading of a page of docs, up to the next

@@ -33,7 +33,7 @@ var house = []string{
 	"internal/lookaside",
 	"internal/telemetry",
 	"balancer/policytest",
-	"balancer/tokenize",
+	"internal/tokenize",
 	"balancer/policy",
 	"balancer/policy/*",
 	"balancer/policy/holdings",

@@ -18,7 +18,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/tokenizers/bpe"
 	"github.com/warmpath/warmpath/tokenizers/tiktoken"
 )
@@ -34,7 +34,7 @@ const begin, end = 1_000_000, 1_000_001
 
 func (c *counting) Around() (before, after []uint32) { return []uint32{begin}, []uint32{end} }
 
-func (c *counting) Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]tokenize.Cut) ([]uint32, error) {
+func (c *counting) Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]dialect.Cut) ([]uint32, error) {
 	c.bytes.Add(int64(len(text) - from))
 	return c.Encoder.Encode(ctx, dst, text, from, cuts)
 }
@@ -42,7 +42,7 @@ func (c *counting) Encode(ctx context.Context, dst []uint32, text string, from i
 var counted sync.Map // path -> *counting
 
 func init() {
-	tokenize.Register("file", func(path string) (tokenize.Tokenizer, error) {
+	dialect.RegisterTokenizer("file", func(path string) (dialect.Tokenizer, error) {
 		e, err := tiktoken.Open("cl100k_base")
 		if err != nil {
 			return nil, err
@@ -51,7 +51,7 @@ func init() {
 		counted.Store(path, c)
 		return c, nil
 	})
-	tokenize.RegisterTemplate(func(string) (tokenize.Template, error) { return upper{}, nil })
+	dialect.RegisterChatTemplate(func(string) (dialect.ChatTemplate, error) { return upper{}, nil })
 }
 
 // upper is a chat template.
@@ -176,10 +176,10 @@ func TestChats(t *testing.T) {
 		return err
 	}
 	for range 3 {
-		require.ErrorIs(t, ask(chat), tokenize.ErrChat)
+		require.ErrorIs(t, ask(chat), dialect.ErrChat)
 		require.ErrorIs(t, ask(chatText(t, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}]}`)), tokenize.ErrMedia)
-		require.ErrorIs(t, ask("one\xFDtwo"), tokenize.ErrNotText)
-		require.ErrorIs(t, ask("\xFE broken"), tokenize.ErrNotText)
+		require.ErrorIs(t, ask("one\xFDtwo"), dialect.ErrNotText)
+		require.ErrorIs(t, ask("\xFE broken"), dialect.ErrNotText)
 	}
 	require.Equal(t, 3, strings.Count(log.String(), "this is said once"), "%s", log.String())
 	require.NotContains(t, log.String(), "broken")

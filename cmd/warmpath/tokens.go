@@ -6,7 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/tokenize"
 	_ "github.com/warmpath/warmpath/tokenizers/huggingface" // tokenizer.file
 	_ "github.com/warmpath/warmpath/tokenizers/jinja"       // tokenizer.chat_template
 	_ "github.com/warmpath/warmpath/tokenizers/tiktoken"    // tokenizer.tiktoken

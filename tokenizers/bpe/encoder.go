@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/text/unicode/norm"
 
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/balancer/dialect"
 )
 
 // Config is what an Encoder is made of. Only Model is needed.
@@ -28,12 +28,12 @@ type Config struct {
 }
 
 // A Cut is a place at which encoding may be taken up again.
-type Cut = tokenize.Cut
+type Cut = dialect.Cut
 
 // cutEvery is how far apart cuts are at least, in bytes.
 const cutEvery = 256
 
-var _ tokenize.Resumer = (*Encoder)(nil)
+var _ dialect.Resumer = (*Encoder)(nil)
 
 // An Encoder turns text into token ids. Safe for use by many goroutines.
 type Encoder struct {
@@ -69,10 +69,10 @@ func NewEncoder(c Config) *Encoder {
 // Around returns what is put before and behind every text.
 func (e *Encoder) Around() (before, after []uint32) { return e.c.Before, e.c.After }
 
-// Tokens implements [tokenize.Tokenizer] for text.
-func (e *Encoder) Tokens(ctx context.Context, in tokenize.Input) ([]uint32, error) {
+// Tokens implements [dialect.Tokenizer] for text.
+func (e *Encoder) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
 	if in.Chat != nil {
-		return nil, tokenize.ErrChat
+		return nil, dialect.ErrChat
 	}
 	tokens, err := e.Encode(ctx, nil, in.Text, 0, nil)
 	if err != nil || !in.Special {
@@ -87,7 +87,7 @@ func (e *Encoder) Tokens(ctx context.Context, in tokenize.Input) ([]uint32, erro
 // ends or the text is not UTF-8.
 func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]Cut) ([]uint32, error) {
 	if !utf8.ValidString(text) {
-		return dst, tokenize.ErrNotText
+		return dst, dialect.ErrNotText
 	}
 	if e.noCuts {
 		cuts = nil

@@ -10,12 +10,12 @@ import (
 	"time"
 	"weak"
 
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/tokenizers/bpe"
 )
 
 func init() {
-	tokenize.Register("file", func(path string) (tokenize.Tokenizer, error) { return Open(path) })
+	dialect.RegisterTokenizer("file", func(path string) (dialect.Tokenizer, error) { return Open(path) })
 }
 
 // maxFile bounds a tokenizer.json, in bytes.

@@ -12,14 +12,15 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tiktoken-go/tokenizer/codec"
 
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/tokenizers/bpe"
 	"github.com/warmpath/warmpath/tokenizers/tiktoken"
 )
 
 func tokens(t testing.TB, e *bpe.Encoder, text string) []uint32 {
 	t.Helper()
-	ids, err := e.Tokens(context.Background(), tokenize.Input{Text: text, Special: true})
+	ids, err := e.Tokens(context.Background(), dialect.TokenizerInput{Text: text, Special: true})
 	require.NoError(t, err)
 	return ids
 }
@@ -40,7 +41,7 @@ func TestBytes(t *testing.T) {
 	} {
 		require.Equal(t, want, tokens(t, e, text), "%q", text)
 	}
-	ids, err := e.Tokens(context.Background(), tokenize.Input{Text: "hello"})
+	ids, err := e.Tokens(context.Background(), dialect.TokenizerInput{Text: "hello"})
 	require.NoError(t, err)
 	require.Equal(t, []uint32{259}, ids)
 }
@@ -198,7 +199,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":1,"▁":2},"merges":[]},"pre_tokenizer":{"type":"Metaspace"}}`), "a a")
 	f.Fuzz(func(t *testing.T, raw []byte, text string) {
 		if e, err := Parse(raw); err == nil {
-			_, _ = e.Tokens(context.Background(), tokenize.Input{Text: text})
+			_, _ = e.Tokens(context.Background(), dialect.TokenizerInput{Text: text})
 		}
 	})
 }

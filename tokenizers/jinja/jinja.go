@@ -32,11 +32,10 @@ import (
 	"github.com/nikolalohinski/gonja/v2/loaders"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/tokenize"
 )
 
 func init() {
-	tokenize.RegisterTemplate(func(path string) (tokenize.Template, error) { return Open(path) })
+	dialect.RegisterChatTemplate(func(path string) (dialect.ChatTemplate, error) { return Open(path) })
 }
 
 // ErrTools means that a chat has tools or calls of them. Templates write these as JSON,
@@ -133,7 +132,7 @@ func Parse(text, bos, eos string) (*Template, error) {
 	return &Template{template: t, bos: bos, eos: eos, now: time.Now}, nil
 }
 
-// Render implements [tokenize.Template].
+// Render implements [dialect.ChatTemplate].
 func (t *Template) Render(c dialect.Chat) (string, error) {
 	if len(c.Tools) > 0 {
 		return "", ErrTools

@@ -24,12 +24,12 @@ import (
 
 	"github.com/tiktoken-go/tokenizer/codec"
 
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/tokenizers/bpe"
 )
 
 func init() {
-	tokenize.Register("tiktoken", func(name string) (tokenize.Tokenizer, error) { return Open(name) })
+	dialect.RegisterTokenizer("tiktoken", func(name string) (dialect.Tokenizer, error) { return Open(name) })
 }
 
 const (

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/tokenize"
+	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/tokenizers/bpe"
 )
 

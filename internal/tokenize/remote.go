@@ -75,7 +75,7 @@ type function struct {
 	Arguments string `json:"arguments"`
 }
 
-func questionOf(in Input) question {
+func questionOf(in dialect.TokenizerInput) question {
 	q := question{Model: in.Model, AddSpecialTokens: in.Special}
 	if in.Chat == nil {
 		q.Prompt = &in.Text
@@ -104,8 +104,8 @@ func messageOf(t dialect.Turn) message {
 	return m
 }
 
-// Tokens implements [Tokenizer].
-func (r *remote) Tokens(ctx context.Context, in Input) ([]uint32, error) {
+// Tokens implements [dialect.Tokenizer].
+func (r *remote) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
 	if err := r.rest.may(); err != nil {
 		return nil, err
 	}

@@ -36,12 +36,12 @@ func TestRemoteAsksAsEnginesWant(t *testing.T) {
 		require.NoError(t, json.NewDecoder(q.Body).Decode(&got))
 		_, _ = io.WriteString(w, `{"count":3,"max_model_len":8192,"tokens":[1,2,4294967295],"token_strs":null}`)
 	})
-	tokens, err := r.Tokens(context.Background(), Input{Model: "m", Text: "hi", Special: true})
+	tokens, err := r.Tokens(context.Background(), dialect.TokenizerInput{Model: "m", Text: "hi", Special: true})
 	require.NoError(t, err)
 	require.Equal(t, []uint32{1, 2, 4294967295}, tokens)
 	require.Equal(t, map[string]any{"model": "m", "prompt": "hi", "add_special_tokens": true}, got)
 
-	_, err = r.Tokens(context.Background(), Input{Chat: &dialect.Chat{
+	_, err = r.Tokens(context.Background(), dialect.TokenizerInput{Chat: &dialect.Chat{
 		Tools: []string{`{"type":"function"}`},
 		Turns: []dialect.Turn{
 			{Role: "user", Name: "ann", Text: []string{"a", "b"}},
@@ -70,7 +70,7 @@ func TestRemoteAnswersThatAreNone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := engine(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, answer) })
-			_, err := r.Tokens(context.Background(), Input{Text: "x"})
+			_, err := r.Tokens(context.Background(), dialect.TokenizerInput{Text: "x"})
 			require.ErrorIs(t, err, errAnswer)
 		})
 	}
@@ -84,7 +84,7 @@ func TestRemoteBoundsTheAnswer(t *testing.T) {
 			_, err = w.Write(chunk) // until the client goes away
 		}
 	})
-	_, err := r.Tokens(context.Background(), Input{Text: "x"})
+	_, err := r.Tokens(context.Background(), dialect.TokenizerInput{Text: "x"})
 	require.ErrorContains(t, err, "the answer is longer than 16 MiB")
 }
 
@@ -98,7 +98,7 @@ func TestRemoteIsLeftAloneAfterAFailure(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r.rest.now = func() time.Time { return now }
 	ask := func() error {
-		_, err := r.Tokens(context.Background(), Input{Text: "secret"})
+		_, err := r.Tokens(context.Background(), dialect.TokenizerInput{Text: "secret"})
 		return err
 	}
 	err := ask()
@@ -127,14 +127,14 @@ func TestRemoteEndsWithTheContext(t *testing.T) {
 	defer close(leave)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	_, err := r.Tokens(ctx, Input{Text: "x"})
+	_, err := r.Tokens(ctx, dialect.TokenizerInput{Text: "x"})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorIs(t, r.rest.may(), ErrResting)
 
 	r.rest = rest{now: time.Now}
 	ended, end := context.WithCancel(context.Background())
 	end()
-	_, err = r.Tokens(ended, Input{Text: "x"})
+	_, err = r.Tokens(ended, dialect.TokenizerInput{Text: "x"})
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, r.rest.may(), "a caller that left says nothing about the engine")
 }
@@ -144,7 +144,7 @@ func TestRemoteNobodyThere(t *testing.T) {
 	url := s.URL
 	s.Close()
 	r := newRemote(url)
-	_, err := r.Tokens(context.Background(), Input{Text: "x"})
+	_, err := r.Tokens(context.Background(), dialect.TokenizerInput{Text: "x"})
 	require.ErrorContains(t, err, "tokenize: "+url+": dial tcp")
 	require.False(t, errors.Is(err, ErrResting))
 }

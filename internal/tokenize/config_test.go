@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
@@ -45,8 +46,9 @@ func TestBadConfigs(t *testing.T) {
 }
 
 func TestWhatIsNotLinkedSaysHow(t *testing.T) {
-	require.EqualError(t, notLinked("file"), `file: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers/huggingface"`)
-	_, err := openSource("nothing", "x")
+	_, err := dialect.OpenTokenizer("file", "x")
+	require.EqualError(t, err, `file: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers/huggingface"`)
+	_, err = dialect.OpenTokenizer("nothing", "x")
 	require.ErrorContains(t, err, "nothing: this program cannot read it")
 }
 

@@ -16,6 +16,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
+// ErrMedia is the error of a prompt that has images or the like, whose tokens depend on the model. It stays text.
+var ErrMedia = errors.New("tokenize: the prompt has more than text")
+
 // Options are what a host knows better than a config.
 type Options struct {
 	Logger *slog.Logger // nil = slog's default
@@ -24,9 +27,9 @@ type Options struct {
 // Prompts is the [routing.Tokenizer] of a Router: a Tokenizer with a chat template, a
 // cache and a deadline. Safe for use by many goroutines.
 type Prompts struct {
-	tokenizer Tokenizer
-	resumer   Resumer // tokenizer, if it is one
-	template  Template
+	tokenizer dialect.Tokenizer
+	resumer   dialect.Resumer // tokenizer, if it is one
+	template  dialect.ChatTemplate
 	special   bool
 	timeout   time.Duration
 	cache     *cache
@@ -35,7 +38,7 @@ type Prompts struct {
 	said      sync.Map // kinds of failures that were said
 }
 
-func newPrompts(t Tokenizer, c Config, o Options) *Prompts {
+func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
 	p := &Prompts{
 		tokenizer: t,
 		special:   c.AddSpecialTokens,
@@ -43,7 +46,7 @@ func newPrompts(t Tokenizer, c Config, o Options) *Prompts {
 		cache:     newCache(c.CacheBytes),
 		logger:    o.Logger,
 	}
-	p.resumer, _ = t.(Resumer)
+	p.resumer, _ = t.(dialect.Resumer)
 	if p.logger == nil {
 		p.logger = slog.Default()
 	}
@@ -70,7 +73,7 @@ func (p *Prompts) tokens(ctx context.Context, q *routing.Request) ([]uint32, err
 		return p.resumed(ctx, text, p.special)
 	}
 	if !chat && !utf8.ValidString(text) {
-		return nil, ErrNotText
+		return nil, dialect.ErrNotText
 	}
 	k := keyOf(q.Model, text)
 	if p.resumer == nil {
@@ -85,7 +88,7 @@ func (p *Prompts) tokens(ctx context.Context, q *routing.Request) ([]uint32, err
 
 // work is what is done for a chat, and for a text that goes elsewhere.
 func (p *Prompts) work(ctx context.Context, k key, model, text string, chat bool) ([]uint32, error) {
-	in := Input{Model: model, Text: text, Special: p.special}
+	in := dialect.TokenizerInput{Model: model, Text: text, Special: p.special}
 	if chat {
 		if err := p.chat(&in); err != nil {
 			return nil, err
@@ -93,7 +96,7 @@ func (p *Prompts) work(ctx context.Context, k key, model, text string, chat bool
 	}
 	if p.resumer != nil {
 		if in.Chat != nil {
-			return nil, ErrChat
+			return nil, dialect.ErrChat
 		}
 		return p.resumed(ctx, in.Text, in.Special)
 	}
@@ -105,10 +108,10 @@ func (p *Prompts) work(ctx context.Context, k key, model, text string, chat bool
 }
 
 // chat puts the chat in the place of the text, or what the template makes of it.
-func (p *Prompts) chat(in *Input) error {
+func (p *Prompts) chat(in *dialect.TokenizerInput) error {
 	c, ok := dialect.ReadChat(in.Text)
 	if !ok {
-		return ErrNotText
+		return dialect.ErrNotText
 	}
 	for _, t := range c.Turns {
 		if t.Media {
@@ -140,7 +143,7 @@ func keyOf(model, text string) key {
 // say tells each kind of failure once.
 func (p *Prompts) say(err error) {
 	kind := "other"
-	for _, e := range []error{ErrChat, ErrMedia, ErrNotText, context.DeadlineExceeded, context.Canceled} {
+	for _, e := range []error{dialect.ErrChat, ErrMedia, dialect.ErrNotText, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, e) {
 			kind = e.Error()
 		}

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
 )
 
 // blockBytes is how much text is between two places from which encoding may be taken
@@ -81,7 +83,7 @@ func (p *Prompts) encode(ctx context.Context, text string, special bool, ks []ke
 	}
 	rest := make([]uint32, 0, len(before)+(len(text)-from)/3+len(after))
 	rest = append(rest, before...)
-	var cuts []Cut
+	var cuts []dialect.Cut
 	rest, err := p.resumer.Encode(ctx, rest, text, from, &cuts)
 	if err != nil {
 		return nil, err
@@ -95,7 +97,7 @@ func (p *Prompts) encode(ctx context.Context, text string, special bool, ks []ke
 // the one before to its own last, and for the whole text to the end. first is the
 // number of the steps before, which reach up to from in the text; lead of the tokens
 // stand before it.
-func (p *Prompts) remember(text string, ks []key, first, from, lead int, tokens []uint32, cuts []Cut) {
+func (p *Prompts) remember(text string, ks []key, first, from, lead int, tokens []uint32, cuts []dialect.Cut) {
 	news := make([]*entry, 0, len(ks))
 	done, at := 0, from
 	for i, k := range ks[:len(ks)-1] {

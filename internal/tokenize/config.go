@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
@@ -123,21 +124,21 @@ func Open(c Config, o Options) (*Prompts, error) {
 	}
 	p := newPrompts(t, c, o)
 	if c.ChatTemplate != "" {
-		if p.template, err = openTemplate(c.ChatTemplate); err != nil {
+		if p.template, err = dialect.OpenChatTemplate(c.ChatTemplate); err != nil {
 			return nil, errors.Join(fmt.Errorf("tokenizer.%w", err), p.Close())
 		}
 	}
 	return p, nil
 }
 
-func (c *Config) source() (Tokenizer, error) {
+func (c *Config) source() (dialect.Tokenizer, error) {
 	switch {
 	case c.URL != "":
 		return newRemote(c.URL), nil
 	case c.Tiktoken != "":
-		return openSource("tiktoken", c.Tiktoken)
+		return dialect.OpenTokenizer("tiktoken", c.Tiktoken)
 	}
-	return openSource("file", c.File)
+	return dialect.OpenTokenizer("file", c.File)
 }
 
 func closeAll(things ...any) (err error) {

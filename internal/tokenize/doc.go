@@ -13,10 +13,10 @@
 // Sources, one of which the config names: a file tokenizer.json (package
 // huggingface), one of tiktoken's encodings (package tiktoken), an engine's HTTP
 // endpoint. The first two and chat templates (package jinja) are there only if the
-// program imports their package, so that nobody else links what they need.
+// program imports their package, so that others do not link what they need.
 //
 // Guarantees. A prompt costs no more than timeout. Where its tokens cannot be had,
-// it is routed as text by blocks of bytes, said once and counted. Equal prompts at
+// it is routed as text by blocks of bytes, logged once and counted. Equal prompts at
 // the same time are encoded once; what was encoded is remembered in cache_bytes of
 // memory, by hashes, never as text. A tokenizer that can take up its work in the
 // middle of a text encodes only what a prompt has more than one seen before, and
