@@ -13,8 +13,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/internal/lab/sim/matrix"
+	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/server"
 )
 
