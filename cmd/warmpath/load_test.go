@@ -52,9 +52,9 @@ func requireSound(t *testing.T, c drive.Comparison, policies ...string) {
 
 func TestDemo(t *testing.T) {
 	dir := t.TempDir()
-	page, picture := filepath.Join(dir, "demo.html"), filepath.Join(dir, "demo.svg")
+	page, table := filepath.Join(dir, "demo.html"), filepath.Join(dir, "demo.csv")
 	code, stdout, stderr := command(t, "demo", "--duration", "2s", "--policies", "round_robin,prefix_cache_affinity",
-		"--speed", "20", "--json", "--report", page, "--picture", picture)
+		"--speed", "20", "--json", "--report", page, "--csv", table)
 	wentWell(t, code, stderr)
 	var c drive.Comparison
 	strict(t, stdout, &c)
@@ -64,7 +64,7 @@ func TestDemo(t *testing.T) {
 	requireSound(t, c, "round_robin", "prefix_cache_affinity")
 	require.Greater(t, c.Results[1].CachedTokenRatio, c.Results[0].CachedTokenRatio)
 	require.Contains(t, stderr, "round_robin: done")
-	for path, begins := range map[string]string{page: "<!DOCTYPE html>", picture: "<?xml"} {
+	for path, begins := range map[string]string{page: "<!DOCTYPE html>", table: "policy,requests"} {
 		b, err := os.ReadFile(path)
 		require.NoError(t, err)
 		require.True(t, bytes.HasPrefix(b, []byte(begins)), path)

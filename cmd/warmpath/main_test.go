@@ -92,7 +92,7 @@ func TestMistakes(t *testing.T) {
 		{[]string{"demo", "--preset", "mocker"}, []string{"--kv-tokens", "mocker"}},
 		{[]string{"demo", "--kv-tokens", "2000", "--duration", "2s"}, []string{"--kv-tokens", "too long"}},
 		{[]string{"demo", "--report", "/nowhere/to/be/found.html"}, []string{"--report", "/nowhere/to/be"}},
-		{[]string{"demo", "--picture", "p.gif"}, []string{"--picture", "p.gif", ".svg", ".png"}},
+		{[]string{"demo", "--csv", "none/x.csv"}, []string{"--csv", "none"}},
 		{[]string{"engine"}, []string{"--listen", "required"}},
 		{[]string{"engine", "--listen", "here"}, []string{"--listen", `"here"`, "host:port"}},
 		{[]string{"engine", "--listen", ":99999"}, []string{"--listen", "host:port"}},

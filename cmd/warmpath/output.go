@@ -7,8 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
@@ -19,23 +17,20 @@ import (
 
 // outputFlags say where the results go.
 type outputFlags struct {
-	json    bool
-	report  string
-	picture string
+	json   bool
+	report string
+	csv    string
 }
 
 func (o *outputFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print one JSON object on standard output and nothing else there")
 	f.StringVar(&o.report, "report", "", "write an HTML page with charts to this `file`")
-	f.StringVar(&o.picture, "picture", "", "write the charts to this `file`, "+strings.Join(report.Formats, " or "))
+	f.StringVar(&o.csv, "csv", "", "write the tables to this `file`")
 }
 
 // check refuses files that could not be written, before the work is done.
 func (o *outputFlags) check() error {
-	if o.picture != "" && !slices.Contains(report.Formats, filepath.Ext(o.picture)) {
-		return usagef("--picture: %q does not end in one of %s", o.picture, strings.Join(report.Formats, ", "))
-	}
-	for flag, path := range map[string]string{"report": o.report, "picture": o.picture} {
+	for flag, path := range map[string]string{"report": o.report, "csv": o.csv} {
 		if path == "" {
 			continue
 		}
@@ -61,14 +56,11 @@ func (o *outputFlags) write(c *cobra.Command, r *report.Report, object any) erro
 	if err != nil {
 		return err
 	}
-	if o.report != "" {
-		if err := writeFile(o.report, r.HTML); err != nil {
-			return err
+	for path, write := range map[string]func(io.Writer) error{o.report: r.HTML, o.csv: r.CSV} {
+		if path == "" {
+			continue
 		}
-	}
-	if o.picture != "" {
-		err := writeFile(o.picture, func(w io.Writer) error { return r.Picture(w, filepath.Ext(o.picture)) })
-		if err != nil {
+		if err := writeFile(path, write); err != nil {
 			return err
 		}
 	}

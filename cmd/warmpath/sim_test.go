@@ -19,10 +19,10 @@ import (
 
 func TestSim(t *testing.T) {
 	trace := conversations(t, 30, 4)
-	page, picture := filepath.Join(t.TempDir(), "sim.html"), filepath.Join(t.TempDir(), "sim.svg")
+	page, table := filepath.Join(t.TempDir(), "sim.html"), filepath.Join(t.TempDir(), "sim.csv")
 	args := []string{"sim", "--trace", trace, "--format", "mooncake", "--replicas", "4", "--clients", "3", "--warmup", "1s", "--jitter", "500ms"}
 	policies := []string{"round_robin", "prefix_cache_affinity", "least_tokens", "dynamo_s16"}
-	asked := append(args, "--json", "--policies", strings.Join(policies, ","), "--share", "load", "--report", page, "--picture", picture)
+	asked := append(args, "--json", "--policies", strings.Join(policies, ","), "--share", "load", "--report", page, "--csv", table)
 	code, stdout, stderr := command(t, asked...)
 	require.Equal(t, exitOK, code, stderr)
 	var c sim.Comparison
@@ -36,7 +36,7 @@ func TestSim(t *testing.T) {
 	requireSound(t, c.Drive(), policies...)
 	require.Greater(t, c.Results[1].CachedTokenRatio, c.Results[0].CachedTokenRatio)
 	require.Contains(t, stderr, "round_robin, seed 1: done")
-	for path, begins := range map[string]string{page: "<!DOCTYPE html>", picture: "<?xml"} {
+	for path, begins := range map[string]string{page: "<!DOCTYPE html>", table: "policy,requests"} {
 		b, err := os.ReadFile(path)
 		require.NoError(t, err)
 		require.True(t, bytes.HasPrefix(b, []byte(begins)), path)

@@ -2,240 +2,150 @@ package report
 
 import (
 	"cmp"
-	"fmt"
-	"image/color"
-	"math"
+	_ "embed"
+	"html/template"
 	"slices"
-	"strings"
 	"time"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
-// Sizes of a chart.
-const (
-	chartWidth  = 12 * vg.Centimeter
-	chartHeight = 7.5 * vg.Centimeter
-)
+// chartLibrary is Chart.js 4.6.1, of npm's chart.js (MIT, chart.LICENSE.md).
+//
+//go:embed chart.umd.min.js
+var chartLibrary template.JS
 
 // colors are the policies', in the order of the results; they can be told apart without red and green.
-var colors = []color.Color{
-	color.RGBA{0x99, 0x99, 0x99, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.RGBA{0xe6, 0x9f, 0x00, 0xff},
-	color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0xcc, 0x79, 0xa7, 0xff},
-	color.RGBA{0xf0, 0xe4, 0x42, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
+var colors = []string{"#999999", "#56b4e9", "#e69f00", "#d55e00", "#0072b2", "#cc79a7", "#f0e442", "#009e73"}
+
+// chart is a configuration of Chart.js, as far as the page's script does not fill it in.
+type chart struct {
+	Type   string   `json:"type"` // bar or line
+	Title  string   `json:"title"`
+	X      axis     `json:"x"`
+	Y      axis     `json:"y"`
+	Labels []string `json:"labels,omitempty"` // of the groups of bars
+	Series []series `json:"series"`
 }
 
-func colorOf(i int) color.Color { return colors[i%len(colors)] }
-
-// stroke draws a policy's line: those whose color another has before them are dashed.
-func stroke(line *plotter.Line, i int) {
-	line.Color, line.Width = colorOf(i), 1.5
-	if i >= len(colors) {
-		line.Dashes = []vg.Length{4, 2}
-	}
+type axis struct {
+	Type  string  `json:"type"` // category, linear or logarithmic
+	Title string  `json:"title,omitempty"`
+	Max   float64 `json:"max,omitempty"` // 0 = that of the data
 }
 
-// newPlot is an empty chart in the style of all.
-func newPlot(title string) *plot.Plot {
-	p := plot.New()
-	p.Title.Text = title
-	p.Title.Padding = 6
-	p.Title.TextStyle.Font = font.From(font.Font{Typeface: "Liberation", Variant: "Sans"}, 12)
-	label := font.From(font.Font{Typeface: "Liberation", Variant: "Sans"}, 9)
-	for _, a := range []*plot.Axis{&p.X, &p.Y} {
-		a.Label.TextStyle.Font, a.Tick.Label.Font = label, label
-	}
-	p.Legend.TextStyle.Font = label
-	p.Legend.ThumbnailWidth, p.Legend.Padding = 10, 1
-	return p
+// series is a policy's bars or line.
+type series struct {
+	Label  string    `json:"label"`
+	Color  string    `json:"color"`
+	Dashed bool      `json:"dashed,omitempty"` // its color is also that of a policy before it
+	Bars   []float64 `json:"bars,omitempty"`
+	Line   []point   `json:"line,omitempty"`
 }
 
-// grid draws horizontal lines behind everything.
-func grid(p *plot.Plot) {
-	g := plotter.NewGrid()
-	g.Vertical.Width = 0
-	g.Horizontal.Color = color.Gray{0xdd}
-	p.Add(g)
+type point struct {
+	X float64 `json:"x"`
+	Y float64 `json:"y"`
 }
 
 // charts are all the charts, in their order.
-func (r *Report) charts() ([]*plot.Plot, error) {
-	var all []*plot.Plot
-	for _, build := range []func() (*plot.Plot, error){
-		r.cachedChart,
-		func() (*plot.Plot, error) {
-			return r.cumulative("Time to first token", "ms, logarithmic", func(s *drive.Sample) float64 { return float64(s.TTFT) })
-		},
-		func() (*plot.Plot, error) {
-			return r.cumulative("Time per output token", "ms, logarithmic", func(s *drive.Sample) float64 { return float64(s.TPOT) })
-		},
-		r.loadChart,
-		r.decisionChart,
-		r.timeChart,
-	} {
-		p, err := build()
-		if err != nil {
-			return nil, fmt.Errorf("draw a chart: %w", err)
-		}
-		all = append(all, p)
+func (r *Report) charts() []chart {
+	return []chart{
+		r.bars("Prompt tokens found in a cache", "%", []string{""}, func(res *drive.Result, _ string) float64 { return 100 * res.CachedTokenRatio }),
+		r.cumulative("Time to first token", func(s *drive.Sample) time.Duration { return s.TTFT }),
+		r.cumulative("Time per output token", func(s *drive.Sample) time.Duration { return s.TPOT }),
+		r.bars("Prompt tokens computed, by replica", "thousand tokens", r.replicas(), func(res *drive.Result, id string) float64 { return float64(res.Loads[id]) / 1e3 }),
+		r.bars("Decisions by reason", "requests", r.reasons(), func(res *drive.Result, why string) float64 { return float64(res.Decisions[why]) }),
+		r.overTime(),
 	}
-	return all, nil
 }
 
-// cachedChart is one bar per policy.
-func (r *Report) cachedChart() (*plot.Plot, error) {
-	p := newPlot("Prompt tokens found in a cache")
-	grid(p)
-	p.Y.Label.Text, p.Y.Min, p.Y.Max = "%", 0, 100
-	if len(r.Results) == 0 {
-		return p, nil
-	}
-	var names []string
+func (r *Report) series(i int) series {
+	return series{Label: r.Results[i].Policy, Color: colors[i%len(colors)], Dashed: i >= len(colors)}
+}
+
+// bars is a chart with one group of bars per name.
+func (r *Report) bars(title, unit string, names []string, of func(*drive.Result, string) float64) chart {
+	c := chart{Type: "bar", Title: title, X: axis{Type: "category"}, Y: axis{Type: "linear", Title: unit}, Labels: names}
 	for i := range r.Results {
-		res := &r.Results[i]
-		b, err := plotter.NewBarChart(plotter.Values{100 * res.CachedTokenRatio}, vg.Centimeter)
-		if err != nil {
-			return nil, err
+		s := r.series(i)
+		for _, name := range names {
+			s.Bars = append(s.Bars, of(&r.Results[i], name))
 		}
-		b.XMin, b.Color, b.LineStyle.Width = float64(i), colorOf(i), 0
-		text, err := plotter.NewLabels(plotter.XYLabels{
-			XYs:    plotter.XYs{{X: float64(i), Y: 100*res.CachedTokenRatio + 2}},
-			Labels: []string{fmt.Sprintf("%.0f %%", 100*res.CachedTokenRatio)},
-		})
-		if err != nil {
-			return nil, err
-		}
-		text.TextStyle[0].XAlign, text.TextStyle[0].Font = draw.XCenter, p.X.Tick.Label.Font
-		p.Add(b, text)
-		names = append(names, res.Policy)
+		c.Series = append(c.Series, s)
 	}
-	p.NominalX(stacked(names)...)
-	p.X.Padding = 8
-	p.X.Tick.Label.YAlign = draw.YTop
-	p.X.Min, p.X.Max = -0.6, float64(len(r.Results))-0.4
-	return p, nil
+	return c
 }
 
 // cumulative is one line per policy: the share of the requests that took at most so long.
-func (r *Report) cumulative(title, unit string, of func(*drive.Sample) float64) (*plot.Plot, error) {
-	p := newPlot(title)
-	grid(p)
-	p.X.Label.Text, p.Y.Label.Text = unit, "% of requests"
-	p.Y.Min, p.Y.Max = 0, 100
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades{}
+func (r *Report) cumulative(title string, of func(*drive.Sample) time.Duration) chart {
+	c := chart{Type: "line", Title: title, X: axis{Type: "logarithmic", Title: "ms"}, Y: axis{Type: "linear", Title: "% of requests", Max: 100}}
 	for i := range r.Results {
-		var xs []float64
+		var ms []float64
 		for k := range r.Results[i].Samples {
 			if s := &r.Results[i].Samples[k]; s.Err == nil && !s.WarmUp && of(s) > 0 {
-				xs = append(xs, of(s)/1e6)
+				ms = append(ms, float64(of(s))/1e6)
 			}
 		}
-		if len(xs) == 0 {
-			continue
-		}
-		slices.Sort(xs)
-		line, err := plotter.NewLine(steps(xs))
-		if err != nil {
-			return nil, err
-		}
-		stroke(line, i)
-		p.Add(line)
-		p.Legend.Add(r.Results[i].Policy, line)
+		slices.Sort(ms)
+		s := r.series(i)
+		s.Line = steps(ms)
+		c.Series = append(c.Series, s)
 	}
-	if p.X.Min > p.X.Max || p.X.Min <= 0 { // nothing to draw
-		p.X.Min, p.X.Max = 1, 1000
-	}
-	p.Legend.Left = false
-	return p, nil
+	return c
 }
 
 // steps thins a sorted sample out to the points that a line needs.
-func steps(xs []float64) plotter.XYs {
+func steps(xs []float64) (line []point) {
 	const points = 200
 	n := min(len(xs), points)
-	line := make(plotter.XYs, 0, n+1)
-	line = append(line, plotter.XY{X: xs[0], Y: 0})
 	for i := 1; i <= n; i++ {
 		k := i * len(xs) / n
-		line = append(line, plotter.XY{X: xs[k-1], Y: 100 * float64(k) / float64(len(xs))})
+		line = append(line, point{xs[k-1], 100 * float64(k) / float64(len(xs))})
 	}
 	return line
 }
 
-// decades puts ticks at 1, 2 and 5 of every power of ten.
-type decades struct{}
-
-// Ticks implements plot.Ticker.
-func (decades) Ticks(low, high float64) (ts []plot.Tick) {
-	for e := math.Floor(math.Log10(low)); e <= math.Ceil(math.Log10(high)); e++ {
-		for _, m := range []float64{1, 2, 5} {
-			if v := m * math.Pow(10, e); v >= low && v <= high {
-				ts = append(ts, plot.Tick{Value: v, Label: fmt.Sprintf("%g", v)})
-			}
-		}
-	}
-	return ts
+// replicas are the ids of all, r2 before r10.
+func (r *Report) replicas() []string {
+	return r.names(func(res *drive.Result) map[string]int { return res.Loads })
 }
 
-// loadChart is a group of bars per replica, one bar per policy.
-func (r *Report) loadChart() (*plot.Plot, error) {
-	seen := map[string]bool{}
-	var replicas []string
+func (r *Report) reasons() []string {
+	return r.names(func(res *drive.Result) map[string]int { return res.Decisions })
+}
+
+// names are the keys of the results' maps, the short ones first.
+func (r *Report) names(of func(*drive.Result) map[string]int) (names []string) {
 	for i := range r.Results {
-		for id := range r.Results[i].Loads {
-			if !seen[id] {
-				seen[id], replicas = true, append(replicas, id)
-			}
+		for name := range of(&r.Results[i]) {
+			names = append(names, name)
 		}
 	}
-	slices.SortFunc(replicas, func(a, b string) int { // r2 before r10
-		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
-	})
-	return r.groups("Prompt tokens computed, by replica", "thousand tokens", replicas, func(res *drive.Result, id string) float64 {
-		return float64(res.Loads[id]) / 1e3
-	})
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+	return slices.Compact(names)
 }
 
-// timeChart is one line per policy: how many requests the busiest replica of each moment had, warm-up included.
-func (r *Report) timeChart() (*plot.Plot, error) {
-	p := newPlot("Requests under way on the busiest replica")
-	grid(p)
-	p.X.Label.Text, p.Y.Label.Text = "s", "requests"
-	p.Y.Min = 0
+// overTime is one line per policy: how many requests the busiest replica of each moment had, warm-up included.
+func (r *Report) overTime() chart {
 	end := time.Duration(0) // of the arrivals: what comes after them is the fleet running empty
 	for i := range r.Results {
 		for k := range r.Results[i].Samples {
 			end = max(end, r.Results[i].Samples[k].At)
 		}
 	}
-	p.X.Min, p.X.Max = 0, max(end.Seconds(), 1)
+	c := chart{Type: "line", Title: "Requests under way on the busiest replica", X: axis{Type: "linear", Title: "s", Max: end.Seconds()}, Y: axis{Type: "linear", Title: "requests"}}
 	for i := range r.Results {
-		xys := busiest(r.Results[i].Samples, end)
-		if xys == nil {
-			continue
-		}
-		line, err := plotter.NewLine(xys)
-		if err != nil {
-			return nil, err
-		}
-		stroke(line, i)
-		p.Add(line)
-		p.Legend.Add(r.Results[i].Policy, line)
+		s := r.series(i)
+		s.Line = busiest(r.Results[i].Samples, end)
+		c.Series = append(c.Series, s)
 	}
-	p.Y.Max = max(1.35*p.Y.Max, 1) // room for the legend
-	p.Legend.Top = true
-	return p, nil
+	return c
 }
 
 // busiest cuts the time up to end into slots and returns for each how many requests the replica that had most of
-// them had in the mean; nil if there is nothing to tell.
-func busiest(samples []drive.Sample, end time.Duration) plotter.XYs {
+// them had in the mean; nil where there are none.
+func busiest(samples []drive.Sample, end time.Duration) []point {
 	const slots = 120
 	slot := end.Seconds() / slots
 	if slot == 0 {
@@ -260,74 +170,12 @@ func busiest(samples []drive.Sample, end time.Duration) plotter.XYs {
 	if len(loads) == 0 {
 		return nil
 	}
-	xys := make(plotter.XYs, slots)
-	for k := range xys {
-		xys[k].X = (float64(k) + 0.5) * slot
+	line := make([]point, slots)
+	for k := range line {
+		line[k].X = (float64(k) + 0.5) * slot
 		for _, load := range loads {
-			xys[k].Y = max(xys[k].Y, load[k])
+			line[k].Y = max(line[k].Y, load[k])
 		}
 	}
-	return xys
-}
-
-// decisionChart is a group of bars per reason.
-func (r *Report) decisionChart() (*plot.Plot, error) {
-	seen := map[string]bool{}
-	var reasons []string
-	for i := range r.Results {
-		for why := range r.Results[i].Decisions {
-			if !seen[why] {
-				seen[why], reasons = true, append(reasons, why)
-			}
-		}
-	}
-	slices.Sort(reasons)
-	return r.groups("Decisions by reason", "requests", reasons, func(res *drive.Result, why string) float64 {
-		return float64(res.Decisions[why])
-	})
-}
-
-// groups is a chart with one group of bars per name.
-func (r *Report) groups(title, unit string, names []string, of func(*drive.Result, string) float64) (*plot.Plot, error) {
-	p := newPlot(title)
-	grid(p)
-	p.Y.Label.Text = unit
-	p.Y.Min, p.Y.Max = 0, 1
-	if len(names) == 0 {
-		return p, nil
-	}
-	width := 0.7 * chartWidth / vg.Length(len(names)*max(len(r.Results), 1)+1)
-	for i := range r.Results {
-		vs := make(plotter.Values, len(names))
-		for k, name := range names {
-			vs[k] = of(&r.Results[i], name)
-		}
-		b, err := plotter.NewBarChart(vs, width)
-		if err != nil {
-			return nil, err
-		}
-		b.Color, b.LineStyle.Width = colorOf(i), 0
-		b.Offset = width * (vg.Length(i) - vg.Length(len(r.Results)-1)/2)
-		p.Add(b)
-		p.Legend.Add(r.Results[i].Policy, b)
-	}
-	p.NominalX(stacked(names)...)
-	p.X.Tick.Label.YAlign = draw.YTop
-	p.X.Min, p.X.Max = -0.5, float64(len(names))-0.5
-	p.Y.Max *= 1.35 // room for the legend
-	p.Legend.Top = true
-	return p, nil
-}
-
-// stacked breaks names at their underscores; all get as many lines, so that they stand at one height.
-func stacked(names []string) []string {
-	lines := 0
-	for _, name := range names {
-		lines = max(lines, strings.Count(name, "_"))
-	}
-	out := make([]string, len(names))
-	for i, name := range names {
-		out[i] = strings.ReplaceAll(name, "_", "\n") + strings.Repeat("\n ", lines-strings.Count(name, "_"))
-	}
-	return out
+	return line
 }

@@ -2,6 +2,7 @@ package report
 
 import (
 	_ "embed"
+	"encoding/csv"
 	"fmt"
 	"html/template"
 	"io"
@@ -20,14 +21,44 @@ type pageData struct {
 	Title, Sentence string
 	Facts           []Fact
 	Tables          []Table
-	Charts          []template.HTML
+	Charts          []chart
+	Library         template.JS
 	Decisions       [][3]string // policy, reason, requests
 	Errors          [][2]string // policy, first error
 }
 
 // HTML writes the page.
 func (r *Report) HTML(w io.Writer) error {
-	d := pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts}
+	d := pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts, Tables: append([]Table{r.table()}, r.More...), Charts: r.charts(), Library: chartLibrary}
+	for i := range r.Results {
+		res := &r.Results[i]
+		d.Decisions = append(d.Decisions, decisions(res)...)
+		if res.FirstError != nil {
+			d.Errors = append(d.Errors, [2]string{res.Policy, res.FirstError.Error()})
+		}
+	}
+	return page.Execute(w, &d)
+}
+
+// CSV writes the tables, an empty line between two.
+func (r *Report) CSV(w io.Writer) error {
+	c := csv.NewWriter(w)
+	for i, t := range append([]Table{r.table()}, r.More...) {
+		if i > 0 {
+			c.Flush()
+			if _, err := io.WriteString(w, "\n"); err != nil {
+				return err
+			}
+		}
+		if err := c.WriteAll(append([][]string{t.Columns}, t.Rows...)); err != nil {
+			return err
+		}
+	}
+	return c.Error()
+}
+
+// table is the first table, with every column.
+func (r *Report) table() Table {
 	first := Table{Columns: []string{"policy"}}
 	group := ""
 	for _, c := range columns {
@@ -48,24 +79,8 @@ func (r *Report) HTML(w io.Writer) error {
 			row = append(row, c.cell(res))
 		}
 		first.Rows = append(first.Rows, append(row, fmt.Sprintf("%.0f", res.OutputTokensPerS), millis(res.Lag.P99)))
-		d.Decisions = append(d.Decisions, decisions(res)...)
-		if res.FirstError != nil {
-			d.Errors = append(d.Errors, [2]string{res.Policy, res.FirstError.Error()})
-		}
 	}
-	d.Tables = append([]Table{first}, r.More...)
-	charts, err := r.charts()
-	if err != nil {
-		return err
-	}
-	for _, c := range charts {
-		s, err := svg(c)
-		if err != nil {
-			return fmt.Errorf("draw a chart: %w", err)
-		}
-		d.Charts = append(d.Charts, template.HTML(s)) //nolint:gosec // Drawn here; its text is escaped by vgsvg.
-	}
-	return page.Execute(w, &d)
+	return first
 }
 
 // decisions are a policy's, the most frequent reason first.
