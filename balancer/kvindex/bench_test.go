@@ -194,7 +194,7 @@ func weigh(fleet, holders, blocks int) (f footprint) {
 		if x.held != blocks*(round+1) {
 			panic("not every block has its holder")
 		}
-		sets := float64(x.table.bytes+x.segments.bytes) / float64(blocks)
+		sets := float64(x.blocks.bytes+x.blocks.segments.bytes) / float64(blocks)
 		if round == 0 {
 			f.block = sets
 		} else {

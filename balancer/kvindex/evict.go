@@ -52,8 +52,8 @@ func (x *Index) unlink(i uint32) {
 // release makes the lane no holder of these positions any more, and returns how many of them it held. Blocks that no
 // lane holds then go.
 func (x *Index) release(lane uint16, at uint32, mask uint8) int {
-	g := x.segments.at(at)
-	all := x.holdings(g)
+	g := x.blocks.segments.at(at)
+	all := x.cells.of(g)
 	i, ok := ofLane(all, lane)
 	if !ok {
 		return 0
@@ -68,33 +68,18 @@ func (x *Index) release(lane uint16, at uint32, mask uint8) int {
 	} else {
 		x.unlink(all[i].node())
 		x.nodes.remove(all[i].node())
-		x.removeHolding(g, i)
+		x.cells.remove(g, i)
 	}
-	for _, h := range x.holdings(g) {
+	for _, h := range x.cells.of(g) {
 		if gone &^= h.mask(); gone == 0 {
 			break
 		}
 	}
-	if x.forget(g, at, gone); live == gone {
-		x.segments.remove(at)
-	} else if g.holders[0].kind() == kindCell {
+	if g.holders[0].kind() == kindCell {
 		g.holders[0].setMask(live &^ gone)
 	}
+	x.blocks.drop(at, gone, gone == live)
 	return lost
-}
-
-// forget takes blocks that no lane holds any more from the table.
-func (x *Index) forget(g *segment, at uint32, dead uint8) {
-	for ; dead != 0; dead &= dead - 1 {
-		pos := bits.TrailingZeros8(dead)
-		mix := x.mix(g.hashes[pos])
-		s := x.table.shard(mix)
-		s.remove(mix, refOf(at, pos))
-		x.blocks--
-		if buckets, ok := s.sparse(); ok {
-			x.resize(s, buckets)
-		}
-	}
 }
 
 // Remove records that the replica no longer holds these blocks, in any order. Blocks and slots that are
@@ -108,13 +93,10 @@ func (x *Index) Remove(s Slot, blocks []uint64) {
 }
 
 func (x *Index) removeStep(s Slot, blocks []uint64) {
-	warmth := x.warm(blocks)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.warmth += warmth
+	defer x.write(blocks)()
 	lane := x.laneOf(s)
 	for before := noRef; lane != noLane && len(blocks) > 0; {
-		r, n := x.run(before, blocks)
+		r, n := x.blocks.run(before, blocks)
 		if n > 0 {
 			x.release(lane, r.segment(), (1<<n-1)<<r.pos())
 		}
@@ -130,7 +112,7 @@ func (x *Index) removeStep(s Slot, blocks []uint64) {
 // returns how many.
 func (x *Index) dropLast(lane uint16, most int) int {
 	at := x.nodes.at(x.lanes[lane].last).segment
-	mask := x.heldBy(x.segments.at(at), lane).mask()
+	mask := x.cells.heldBy(x.blocks.segments.at(at), lane).mask()
 	for bits.OnesCount8(mask) > most { // the lowest stay
 		mask &= mask - 1
 	}

@@ -57,7 +57,7 @@ func age(x *Index, s Slot) {
 func scanned(x *Index, s Slot, blocks []uint64) int {
 	lane := x.laneOf(s)
 	for i, hash := range blocks {
-		if r := x.find(hash); r == noRef || x.heldBy(x.segments.at(r.segment()), lane).mask()>>r.pos()&1 == 0 {
+		if r := x.blocks.find(hash); r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), lane).mask()>>r.pos()&1 == 0 {
 			return i
 		}
 	}
@@ -88,13 +88,13 @@ func verify(t testing.TB, x *Index) {
 				require.GreaterOrEqual(t, since(nd.tick, x.nodes.at(prev).tick), int32(0))
 			}
 			inLists[at] = true
-			h := x.heldBy(x.segments.at(nd.segment), nd.lane)
+			h := x.cells.heldBy(x.blocks.segments.at(nd.segment), nd.lane)
 			require.Equal(t, at, h.node())
 			n, prev = n+bits.OnesCount8(h.mask()), at
 		}
 		require.EqualValues(t, l.n, n)
 		require.Equal(t, l.last, prev)
-		if x.live[i/64]>>(i%64)&1 == 0 {
+		if l.retired {
 			unswept += n
 		} else if l.capacity > 0 {
 			require.LessOrEqual(t, l.n, l.capacity)
@@ -104,23 +104,23 @@ func verify(t testing.TB, x *Index) {
 	require.Equal(t, slabCount(t, &x.nodes), len(inLists))
 
 	blocks, held, nodes, segments, lists := 0, 0, 0, 0, 0
-	for at := range uint32(len(x.segments.chunks) * perChunk) {
-		if !x.segments.has(at) {
+	for at := range uint32(len(x.blocks.segments.chunks) * perChunk) {
+		if !x.blocks.segments.has(at) {
 			continue
 		}
 		segments++
-		g := x.segments.at(at)
+		g := x.blocks.segments.at(at)
 		require.NotZero(t, g.live())
 		if g.holders[0].kind() == kindCell {
 			lists++
-			require.GreaterOrEqual(t, len(x.holdings(g)), 2)
+			require.GreaterOrEqual(t, len(x.cells.of(g)), 2)
 		}
 		var live uint8
-		for i, h := range x.holdings(g) {
+		for i, h := range x.cells.of(g) {
 			require.True(t, inLists[h.node()])
 			require.Equal(t, at, x.nodes.at(h.node()).segment)
 			require.NotZero(t, h.mask())
-			require.True(t, i == 0 || h.lane() > x.holdings(g)[i-1].lane())
+			require.True(t, i == 0 || h.lane() > x.cells.of(g)[i-1].lane())
 			live |= h.mask()
 			held += bits.OnesCount8(h.mask())
 			nodes++
@@ -128,23 +128,23 @@ func verify(t testing.TB, x *Index) {
 		require.Equal(t, live, g.live())
 		for ; live != 0; live &= live - 1 {
 			pos := bits.TrailingZeros8(live)
-			require.Equal(t, refOf(at, pos), x.find(g.hashes[pos]))
+			require.Equal(t, refOf(at, pos), x.blocks.find(g.hashes[pos]))
 			blocks++
 		}
 	}
-	require.Equal(t, slabCount(t, &x.segments), segments)
+	require.Equal(t, slabCount(t, &x.blocks.segments), segments)
 	require.Equal(t, len(inLists), nodes)
 	require.Equal(t, x.held, held)
-	require.Equal(t, x.blocks, blocks)
+	require.Equal(t, x.blocks.n, blocks)
 
 	inTable, cells := 0, int64(0)
-	for i := range x.table.shards {
-		s := &x.table.shards[i]
+	for i := range x.blocks.shards {
+		s := &x.blocks.shards[i]
 		n, passed := 0, make([]uint64, len(s.buckets))
 		s.each(func(r ref) {
 			n++
-			mix := x.mix(x.segments.at(r.segment()).hashes[r.pos()])
-			at, _ := s.place(mix, r)
+			mix := x.blocks.mix(x.blocks.segments.at(r.segment()).hashes[r.pos()])
+			at, _ := x.blocks.place(s, mix, x.blocks.hash(r))
 			for b := home(mix, len(s.buckets)); b != at; b = (b + 1) % len(s.buckets) {
 				passed[b]++
 			}
@@ -155,7 +155,7 @@ func verify(t testing.TB, x *Index) {
 		}
 		inTable += n
 	}
-	require.Equal(t, x.blocks, inTable)
+	require.Equal(t, x.blocks.n, inTable)
 	for _, list := range x.cells.lists {
 		cells += listBytes + 8*int64(cap(list))
 	}

@@ -2,7 +2,6 @@ package kvindex
 
 import (
 	"math/bits"
-	"math/rand/v2"
 	"sync"
 )
 
@@ -43,13 +42,11 @@ const (
 // of the lane it began with.
 type Index struct {
 	capacity uint32 // for replicas without one of their own; 0 is none
-	seed     uint64
-	follows  bool // the budget follows the capacities
+	follows  bool   // the budget follows the capacities
 
 	mu       sync.RWMutex
 	maxBytes int64
-	table    table // hash -> place in the segments
-	segments slab[segment]
+	blocks   table
 	cells    cells // the holders of segments that several lanes hold
 	nodes    slab[node]
 
@@ -58,12 +55,10 @@ type Index struct {
 	freeSlots []Slot // in the order they became empty
 	lanes     []lane
 	freeLanes []uint16
-	live      []uint64 // the lanes that belong to a replica, as bits
 	retired   []uint16 // lanes to be swept, the oldest first
 	unswept   int      // their holdings
 	fixed     int64    // bytes of what replicas cost without blocks
 
-	blocks     int   // different ones
 	held       int   // (block, lane) pairs
 	capacities int64 // of the replicas known, in blocks
 	generation uint64
@@ -80,7 +75,6 @@ func New(o Options) *Index {
 	x := &Index{
 		follows:  o.MaxBytes == 0,
 		capacity: blocksCapacity(o.MaxBlocksPerReplica),
-		seed:     rand.Uint64(),
 		ids:      make(map[string]Slot),
 		victim:   noLane,
 		maxBytes: min(max(o.MaxBytes, minBytes), maxBytes),
@@ -89,7 +83,7 @@ func New(o Options) *Index {
 	if x.follows {
 		x.maxBytes, most = defaultBytes, maxDefaultBytes
 	}
-	x.table = newTable(1 << bits.Len64(uint64(most/bytesPerShard-1)))
+	x.blocks = newTable(1 << bits.Len64(uint64(most/bytesPerShard-1)))
 	return x
 }
 
@@ -114,7 +108,7 @@ func (x *Index) Stats() Stats {
 	defer x.mu.RUnlock()
 	return Stats{
 		Replicas:      len(x.ids),
-		Blocks:        x.blocks,
+		Blocks:        x.blocks.n,
 		Holders:       x.held - x.unswept,
 		Bytes:         x.bytes(),
 		MaxBytes:      x.maxBytes,
@@ -124,5 +118,16 @@ func (x *Index) Stats() Stats {
 }
 
 func (x *Index) bytes() int64 {
-	return x.table.bytes + x.segments.bytes + x.nodes.bytes + x.cells.bytes + x.fixed
+	return x.blocks.bytes + x.blocks.segments.bytes + x.nodes.bytes + x.cells.bytes + x.fixed
+}
+
+// write takes the lock to change some blocks, and returns what gives it back. It reads their buckets before, so that the
+// wait for memory is not under the lock.
+func (x *Index) write(blocks []uint64) (unlock func()) {
+	x.mu.RLock()
+	warmth := x.blocks.warm(blocks)
+	x.mu.RUnlock()
+	x.mu.Lock()
+	x.warmth += warmth
+	return x.mu.Unlock
 }

@@ -69,11 +69,11 @@ func (x *Index) isYoung(blocks []uint64, lane uint16) bool {
 // leading returns how many leading blocks the lane holds and, unless oldest is nil, has touched at that tick or later.
 func (x *Index) leading(blocks []uint64, lane uint16, oldest *uint32) (depth int) {
 	for before := noRef; depth < len(blocks); {
-		r, n := x.run(before, blocks[depth:])
+		r, n := x.blocks.run(before, blocks[depth:])
 		if n == 0 {
 			break
 		}
-		h := x.heldBy(x.segments.at(r.segment()), lane)
+		h := x.cells.heldBy(x.blocks.segments.at(r.segment()), lane)
 		held := min(bits.TrailingZeros8(^(h.mask() >> r.pos())), n)
 		if held > 0 && oldest != nil && since(*oldest, x.nodes.at(h.node()).tick) < 0 {
 			break
@@ -99,10 +99,7 @@ func (x *Index) Held(s Slot, blocks []uint64) int {
 
 // insertStep inserts the next blocks; false where none of the rest can be.
 func (x *Index) insertStep(p *insertion) bool {
-	warmth := x.warm(p.blocks[:min(step, len(p.blocks))])
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.warmth += warmth
+	defer x.write(p.blocks[:min(step, len(p.blocks))])()
 	l := &x.lanes[p.lane]
 	if l.generation != p.generation { // the lane was cleared or removed meanwhile
 		return false
@@ -138,21 +135,21 @@ func (x *Index) insertStep(p *insertion) bool {
 func (x *Index) insertRun(p *insertion) int {
 	l := &x.lanes[p.lane]
 	for squeezed := false; ; squeezed = true {
-		r, n := x.run(p.before, p.blocks)
+		r, n := x.blocks.run(p.before, p.blocks)
 		fresh := n == 0
 		gained, need := n, x.nodes.need()
 		if fresh {
 			r, n = x.place(p)
 			gained = n
 			if need += x.tableNeed(p.blocks[:n], squeezed); r == noRef {
-				need += x.segments.need()
+				need += x.blocks.segments.need()
 			}
 		} else {
-			g := x.segments.at(r.segment())
-			h := x.heldBy(g, p.lane)
+			g := x.blocks.segments.at(r.segment())
+			h := x.cells.heldBy(g, p.lane)
 			gained -= bits.OnesCount8(h.mask() >> r.pos() & (1<<n - 1))
 			if h == 0 {
-				need += cellGrowth(len(x.holdings(g))) + listBytes
+				need += cellGrowth(len(x.cells.of(g))) + listBytes
 			}
 		}
 		over := 0
@@ -170,7 +167,8 @@ func (x *Index) insertRun(p *insertion) int {
 			}
 		default:
 			if fresh {
-				r = x.create(p, r, n)
+				r = x.blocks.put(r, p.blocks[:n])
+				l.open = r.segment()
 			}
 			x.hold(p, r, n)
 			return n
@@ -184,13 +182,13 @@ func (x *Index) insertRun(p *insertion) int {
 func (x *Index) place(p *insertion) (r ref, n int) {
 	r = noRef
 	if p.before != noRef {
-		if at, pos := p.before.segment(), p.before.pos()+1; pos < segmentSize && x.segments.has(at) && x.segments.at(at).live()>>pos == 0 {
+		if at, pos := p.before.segment(), p.before.pos()+1; pos < segmentSize && x.blocks.segments.has(at) && x.blocks.segments.at(at).live()>>pos == 0 {
 			r = refOf(at, pos)
 		}
 	}
-	if l := &x.lanes[p.lane]; r == noRef && l.told && l.open != none && x.segments.has(l.open) {
+	if l := &x.lanes[p.lane]; r == noRef && l.told && l.open != none && x.blocks.segments.has(l.open) {
 		at := l.open
-		if pos := bits.Len8(x.segments.at(at).live()); pos < segmentSize {
+		if pos := bits.Len8(x.blocks.segments.at(at).live()); pos < segmentSize {
 			r = refOf(at, pos)
 		}
 	}
@@ -199,7 +197,7 @@ func (x *Index) place(p *insertion) (r ref, n int) {
 		most -= r.pos()
 	}
 	for n = 1; n < min(most, len(p.blocks)); n++ {
-		if hash := p.blocks[n]; x.find(hash) != noRef || slices.Contains(p.blocks[:n], hash) {
+		if hash := p.blocks[n]; x.blocks.find(hash) != noRef || slices.Contains(p.blocks[:n], hash) {
 			break
 		}
 	}
@@ -210,12 +208,12 @@ func (x *Index) place(p *insertion) (r ref, n int) {
 // it is not. Squeezed, it lets a shard fill up instead.
 func (x *Index) tableNeed(blocks []uint64, squeezed bool) (need int64) {
 	for _, hash := range blocks {
-		s := x.table.shard(x.mix(hash))
+		s := x.blocks.shard(x.blocks.mix(hash))
 		if !s.full(len(blocks), squeezed) {
 			continue
 		}
 		if cost := s.growth(len(blocks)); x.bytes()+cost <= x.maxBytes {
-			x.resize(s, s.grown(len(blocks)))
+			x.blocks.resize(s, s.grown(len(blocks)))
 		} else {
 			need = max(need, cost)
 		}
@@ -223,30 +221,12 @@ func (x *Index) tableNeed(blocks []uint64, squeezed bool) (need int64) {
 	return need
 }
 
-// create enters the next n blocks at a place, noRef for a new segment. The lane is to hold them at once.
-func (x *Index) create(p *insertion, r ref, n int) ref {
-	if r == noRef {
-		at := x.segments.push()
-		x.segments.at(at).holders[0] = kindNone
-		r = refOf(at, 0)
-	}
-	g := x.segments.at(r.segment())
-	for i, hash := range p.blocks[:n] {
-		g.hashes[r.pos()+i] = hash
-		mix := x.mix(hash)
-		x.table.shard(mix).insert(mix, r+ref(i))
-	}
-	x.blocks += n
-	x.lanes[p.lane].open = r.segment()
-	return r
-}
-
 // hold makes the lane the holder of n blocks at a place, and these its most recently used behind those before them.
 func (x *Index) hold(p *insertion, r ref, n int) {
-	g := x.segments.at(r.segment())
+	g := x.blocks.segments.at(r.segment())
 	l := &x.lanes[p.lane]
 	mask := uint8(1<<n-1) << r.pos()
-	all := x.holdings(g)
+	all := x.cells.of(g)
 	i, ok := ofLane(all, p.lane)
 	var own uint32
 	if ok {
@@ -264,7 +244,7 @@ func (x *Index) hold(p *insertion, r ref, n int) {
 	} else {
 		own = x.nodes.push()
 		*x.nodes.at(own) = node{segment: r.segment(), lane: p.lane, tick: p.tick - 1}
-		x.addHolding(g, newHolding(p.lane, mask, own))
+		x.cells.add(g, newHolding(p.lane, mask, own))
 		l.n += uint32(n)
 		x.held += n
 	}

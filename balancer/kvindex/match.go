@@ -19,8 +19,8 @@ type Matches struct {
 	Holders []Holder
 
 	depths []int32  // by slot, of the Holders
-	held   []uint64 // the lanes that held every block so far, as bits
-	next   []uint64
+	lanes  []uint16 // that held every block so far
+	short  []Holder // that hold some of a run: their lanes, and how many
 }
 
 // Longest returns how many leading blocks the deepest holder has; 0 if there is none.
@@ -53,101 +53,67 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	r, n := x.run(noRef, blocks)
+	r, n := x.blocks.run(noRef, blocks)
 	if n == 0 {
 		return
 	}
-	m.grow(len(x.live), len(x.slots))
-	copy(m.held, x.live)
-	words := x.keep(r, m.held, m.next)
-	m.held, m.next = m.next, m.held
-	left := 0
-	for _, w := range m.held[:words] {
-		left += bits.OnesCount64(w)
-	}
-	m.Holders = slices.Grow(m.Holders, left)[:left]
-	depth := 0
-	for n > 0 && left > 0 {
-		words, left = x.narrow(m, r, n, words, depth, left)
-		if depth += n; depth == len(blocks) {
-			break
+	m.lanes = m.lanes[:0]
+	for _, h := range x.cells.of(x.blocks.segments.at(r.segment())) {
+		if h.mask()>>r.pos()&1 != 0 && !x.lanes[h.lane()].retired {
+			m.lanes = append(m.lanes, h.lane())
 		}
-		r, n = x.run(r+ref(n-1), blocks[depth:])
 	}
-	for w := words - 1; w >= 0 && left > 0; w-- {
-		left = x.record(m, w, m.held[w], depth, left)
+	if len(m.depths) < len(x.slots) {
+		m.depths = make([]int32, len(x.slots))
 	}
-}
-
-// narrow takes the lanes that do not hold all of n blocks, which stand at r and are at this depth of the prompt,
-// from those that held every block so far, and records them. It returns how many words and lanes are left.
-func (x *Index) narrow(m *Matches, r ref, n, words, depth, left int) (int, int) {
-	if x.allHold(r, n, m.held[:words], left) {
-		return words, left
-	}
-	for i := 0; i < n && left > 0; i++ {
-		kept := x.keep(r+ref(i), m.held[:words], m.next)
-		for w := words - 1; w >= 0; w-- {
-			if gone := m.held[w] &^ m.next[w]; gone != 0 {
-				left = x.record(m, w, gone, depth+i, left)
-			}
-		}
-		m.held, m.next = m.next, m.held
-		words = max(kept, 1)
-	}
-	return words, left
-}
-
-// record stores the depth of these lanes of a word, from the end of what is left of the Holders, and
-// returns what is left then.
-func (x *Index) record(m *Matches, word int, lanes uint64, depth, left int) int {
-	for lanes != 0 {
-		bit := bits.Len64(lanes) - 1
-		lanes &^= 1 << bit
-		s := x.lanes[64*word+bit].owner
+	m.Holders = slices.Grow(m.Holders, len(m.lanes))[:len(m.lanes)]
+	depth, left := 0, len(m.lanes)
+	record := func(lane uint16, depth int) {
+		s := x.lanes[lane].owner
 		left--
 		m.Holders[left] = Holder{Slot: s, Depth: depth}
 		m.depths[s] = int32(depth)
 	}
-	return left
-}
-
-// allHold reports whether surely all of the lanes in held, so many, hold the n blocks that stand at r.
-func (x *Index) allHold(r ref, n int, held []uint64, lanes int) bool {
-	want := uint8(1<<n-1) << r.pos()
-	for _, h := range x.holdings(x.segments.at(r.segment())) {
-		w := int(h.lane() / 64)
-		if w >= len(held) {
+	for n > 0 && left > 0 {
+		m.narrow(x.cells.of(x.blocks.segments.at(r.segment())), r.pos(), n)
+		for d := 0; d < n && len(m.short) > 0; d++ {
+			for _, h := range slices.Backward(m.short) {
+				if h.Depth == d {
+					record(uint16(h.Slot), depth+d)
+				}
+			}
+		}
+		if depth += n; depth == len(blocks) {
 			break
 		}
-		if h.mask()&want == want {
-			lanes -= int(held[w] >> (h.lane() % 64) & 1)
-		}
+		r, n = x.blocks.run(r+ref(n-1), blocks[depth:])
 	}
-	return lanes == 0
+	for _, lane := range slices.Backward(m.lanes) {
+		record(lane, depth)
+	}
 }
 
-// keep stores the lanes of held that hold the block at r in next, and returns the number of words up to the last that
-// is not 0.
-func (x *Index) keep(r ref, held, next []uint64) int {
-	next = next[:len(held)]
-	clear(next)
-	pos := r.pos()
-	for _, h := range x.holdings(x.segments.at(r.segment())) {
-		w := int(h.lane() / 64)
-		if w >= len(next) {
-			break
+// narrow moves the lanes that do not hold all of n blocks from a position of a segment on to short. Lanes and holdings are in
+// the same order.
+func (m *Matches) narrow(all []holding, pos, n int) {
+	kept := m.lanes[:0]
+	m.short = m.short[:0]
+	i := 0
+	for _, lane := range m.lanes {
+		for i < len(all) && all[i].lane() < lane {
+			i++
 		}
-		next[w] |= uint64(h.mask()>>pos&1) << (h.lane() % 64)
+		held := 0
+		if i < len(all) && all[i].lane() == lane {
+			held = bits.TrailingZeros8(^(all[i].mask() >> pos))
+		}
+		if held >= n {
+			kept = append(kept, lane)
+		} else {
+			m.short = append(m.short, Holder{Slot: Slot(lane), Depth: held})
+		}
 	}
-	for w := range next {
-		next[w] &= held[w]
-	}
-	words := len(next)
-	for words > 0 && next[words-1] == 0 {
-		words--
-	}
-	return words
+	m.lanes = kept
 }
 
 func (m *Matches) reset() {
@@ -155,14 +121,4 @@ func (m *Matches) reset() {
 		m.depths[h.Slot] = 0
 	}
 	m.Holders = m.Holders[:0]
-}
-
-func (m *Matches) grow(words, slots int) {
-	if cap(m.held) < words || cap(m.next) < words {
-		m.held, m.next = make([]uint64, words), make([]uint64, words)
-	}
-	m.held, m.next = m.held[:words], m.next[:words]
-	if len(m.depths) < slots {
-		m.depths = make([]int32, slots)
-	}
 }

@@ -36,6 +36,7 @@ type lane struct {
 
 	generation uint64 // unique to this use of the lane; 0 while it is free
 	owner      Slot
+	retired    bool
 	frees      bool // the slot is free once the lane is swept
 	told       bool // by the engine's own events: an eviction is one that the engine did not make
 }
@@ -181,9 +182,6 @@ func (x *Index) newLane() uint16 {
 		return noLane
 	}
 	x.lanes = append(x.lanes, lane{})
-	if len(x.lanes) > 64*len(x.live) {
-		x.live = append(x.live, 0)
-	}
 	x.fixed += replicaBytes
 	return uint16(len(x.lanes) - 1)
 }
@@ -201,15 +199,13 @@ func (x *Index) assign(i uint16, s Slot) {
 		owner:      s,
 		told:       x.slots[s].live,
 	}
-	x.live[i/64] |= 1 << (i % 64)
 }
 
 // retire takes a lane from its replica, to be swept.
 func (x *Index) retire(i uint16) {
 	l := &x.lanes[i]
-	x.live[i/64] &^= 1 << (i % 64)
 	x.generation++
-	l.generation = x.generation
+	l.generation, l.retired = x.generation, true
 	x.unswept += int(l.n)
 	x.retired = append(x.retired, i)
 	x.sweep(0)
@@ -236,8 +232,8 @@ func (x *Index) sweep(n int) {
 	}
 }
 
-// replicaBytes is what a lane and its slot cost: themselves, a share of the slices' growth, the lane's bit,
-// its place in the lists of the free and the retired.
+// replicaBytes is what a lane and its slot cost: themselves, a share of the slices' growth, the
+// place in the lists of the free and the retired.
 const replicaBytes = 2*int64(unsafe.Sizeof(lane{})+unsafe.Sizeof(slot{})) + 16
 
 // idBytes is what an id costs: its bytes and its place in the map, at half load.

@@ -99,12 +99,13 @@ func (c *cells) set(i uint32, list []holding) {
 	c.bytes += (int64(cap(list)) - was) * int64(unsafe.Sizeof(holding(0)))
 }
 
-func (x *Index) holdings(g *segment) []holding {
+// of returns the holdings of a segment, by lane.
+func (c *cells) of(g *segment) []holding {
 	switch h := g.holders[0]; h.kind() {
 	case kindOne:
 		return g.holders[:]
 	case kindCell:
-		return x.cells.lists[h.node()]
+		return c.lists[h.node()]
 	}
 	return nil
 }
@@ -122,48 +123,47 @@ func ofLane(all []holding, lane uint16) (i int, ok bool) {
 }
 
 // heldBy returns the lane's holding of a segment; 0 for none.
-func (x *Index) heldBy(g *segment, lane uint16) holding {
-	all := x.holdings(g)
+func (c *cells) heldBy(g *segment, lane uint16) holding {
+	all := c.of(g)
 	if i, ok := ofLane(all, lane); ok {
 		return all[i]
 	}
 	return 0
 }
 
-// addHolding adds the holding of a lane that has none at the segment.
-func (x *Index) addHolding(g *segment, h holding) {
+// add adds the holding of a lane that has none at the segment.
+func (c *cells) add(g *segment, h holding) {
 	word := g.holders[0]
 	if word.kind() == kindNone {
 		g.holders[0] = h | kindOne
 		return
 	}
-	cell := word.node()
-	all := x.holdings(g)
+	cell, all := word.node(), c.of(g)
 	if word.kind() == kindOne {
-		cell, all = x.cells.push(), []holding{word &^ kindMask}
+		cell, all = c.push(), []holding{word &^ kindMask}
 	}
 	i, _ := ofLane(all, h.lane())
 	if len(all) == cap(all) {
 		all = append(make([]holding, 0, len(all)+len(all)/4+2), all...)
 	}
-	x.cells.set(cell, slices.Insert(all, i, h))
+	c.set(cell, slices.Insert(all, i, h))
 	g.holders[0] = newHolding(0, word.mask()|h.mask(), cell) | kindCell
 }
 
-// removeHolding takes out the i-th holding of a segment. The caller sets which positions are live then, if more than one is
+// remove takes out the i-th holding of a segment. The caller sets which positions are live then, if more than one is
 // left.
-func (x *Index) removeHolding(g *segment, i int) {
+func (c *cells) remove(g *segment, i int) {
 	word := g.holders[0]
 	if word.kind() == kindOne {
 		g.holders[0] = word&positionsMask | kindNone
 		return
 	}
-	all := slices.Delete(x.holdings(g), i, i+1)
+	all := slices.Delete(c.of(g), i, i+1)
 	if len(all) == 1 {
 		g.holders[0] = all[0] | kindOne
-		x.cells.set(word.node(), nil)
-		x.cells.free = append(x.cells.free, word.node())
+		c.set(word.node(), nil)
+		c.free = append(c.free, word.node())
 		return
 	}
-	x.cells.set(word.node(), all)
+	c.set(word.node(), all)
 }

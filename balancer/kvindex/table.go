@@ -2,17 +2,21 @@ package kvindex
 
 import (
 	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"unsafe"
 )
 
-// table is an open-addressing hash table that leads from hashes to places of blocks, in shards. A shard is a row
+// table has the blocks, in segments, and an open-addressing hash table that leads from hashes to their places, in shards. A shard is a row
 // of buckets that grows by a sixth and shrinks when two thirds are empty, alone: the longest pause is the
 // rehash of one shard, some thousand blocks, and the load stays near its bound.
 type table struct {
-	shards []shard
-	shift  uint
-	bytes  int64
+	segments slab[segment]
+	shards   []shard
+	shift    uint
+	seed     uint64
+	n        int   // blocks
+	bytes    int64 // of the shards
 }
 
 type shard struct {
@@ -38,7 +42,7 @@ const (
 )
 
 func newTable(shards int) table {
-	t := table{shards: make([]shard, shards), shift: uint(64 - bits.Len(uint(shards-1)))}
+	t := table{shards: make([]shard, shards), shift: uint(64 - bits.Len(uint(shards-1))), seed: rand.Uint64()}
 	t.bytes = int64(shards) * int64(unsafe.Sizeof(shard{}))
 	return t
 }
@@ -84,31 +88,8 @@ func (s *shard) insert(mix uint64, r ref) {
 	}
 }
 
-// place returns where a block that is in the shard stands: its bucket, and the position there.
-func (s *shard) place(mix uint64, r ref) (b, i int) {
-	tag := pattern(mix)
-	for b = home(mix, len(s.buckets)); ; b++ {
-		if b == len(s.buckets) {
-			b = 0
-		}
-		k := &s.buckets[b]
-		for half, tags := range k.tags {
-			m := candidates(tags, tag)
-			if half == 1 {
-				m &= lastTags
-			}
-			for ; m != 0; m &= m - 1 {
-				if i = half*8 + bits.TrailingZeros64(m)/8; k.refs[i] == r {
-					return b, i
-				}
-			}
-		}
-	}
-}
-
-// remove takes out a block that is there, and what it counted on the way.
-func (s *shard) remove(mix uint64, r ref) {
-	at, i := s.place(mix, r)
+// remove takes out the block whose bucket and position there place returned, and what it counted on the way.
+func (s *shard) remove(mix uint64, at, i int) {
 	for b := home(mix, len(s.buckets)); b != at; {
 		s.buckets[b].tags[1] -= overOne
 		if b++; b == len(s.buckets) {
@@ -168,37 +149,48 @@ func (s *shard) sparse() (buckets int, ok bool) {
 }
 
 // resize gives the shard at least this many buckets.
-func (x *Index) resize(s *shard, buckets int) {
+func (t *table) resize(s *shard, buckets int) {
 	next := shard{buckets: slices.Grow([]bucket(nil), buckets)}
 	next.buckets = next.buckets[:cap(next.buckets)]
-	s.each(func(r ref) { next.insert(x.mix(x.segments.at(r.segment()).hashes[r.pos()]), r) })
-	x.table.bytes += int64(len(next.buckets)-len(s.buckets)) * bucketBytes
+	s.each(func(r ref) { next.insert(t.mix(t.hash(r)), r) })
+	t.bytes += int64(len(next.buckets)-len(s.buckets)) * bucketBytes
 	*s = next
 }
 
 // mix spreads hashes over shards, buckets and tags. It is seeded at random: prompts are chosen by users,
 // who should not choose where their blocks land.
-func (x *Index) mix(hash uint64) uint64 {
-	hi, lo := bits.Mul64(hash^x.seed, 0x9e3779b97f4a7c15)
+func (t *table) mix(hash uint64) uint64 {
+	hi, lo := bits.Mul64(hash^t.seed, 0x9e3779b97f4a7c15)
 	return hi ^ lo
 }
 
+func (t *table) hash(r ref) uint64 { return t.segments.at(r.segment()).hashes[r.pos()] }
+
 // find returns the place of a block, noRef if no lane holds it.
-func (x *Index) find(hash uint64) ref {
-	mix := x.mix(hash)
-	s := x.table.shard(mix)
+func (t *table) find(hash uint64) ref {
+	mix := t.mix(hash)
+	s := t.shard(mix)
+	b, i := t.place(s, mix, hash)
+	if b < 0 {
+		return noRef
+	}
+	return s.buckets[b].refs[i]
+}
+
+// place returns where a block stands in its shard: its bucket, negative for none, and the position there.
+func (t *table) place(s *shard, mix, hash uint64) (b, i int) {
 	tag := pattern(mix)
-	for b, rest := home(mix, len(s.buckets)), len(s.buckets); rest > 0; rest-- {
+	b = home(mix, len(s.buckets))
+	for range s.buckets {
 		k := &s.buckets[b]
-		for half, tags := range k.tags {
-			m := candidates(tags, tag)
-			if half == 1 {
-				m &= lastTags
+		for m := candidates(k.tags[0], tag); m != 0; m &= m - 1 {
+			if i = bits.TrailingZeros64(m) / 8; t.hash(k.refs[i]) == hash {
+				return b, i
 			}
-			for ; m != 0; m &= m - 1 {
-				if r := k.refs[half*8+bits.TrailingZeros64(m)/8]; x.segments.at(r.segment()).hashes[r.pos()] == hash {
-					return r
-				}
+		}
+		for m := candidates(k.tags[1], tag) & lastTags; m != 0; m &= m - 1 {
+			if i = 8 + bits.TrailingZeros64(m)/8; t.hash(k.refs[i]) == hash {
+				return b, i
 			}
 		}
 		if k.passed() == 0 {
@@ -208,23 +200,58 @@ func (x *Index) find(hash uint64) ref {
 			b = 0
 		}
 	}
-	return noRef
+	return -1, 0
+}
+
+// put enters blocks at a place, noRef for a new segment, and returns it.
+func (t *table) put(r ref, blocks []uint64) ref {
+	if r == noRef {
+		r = refOf(t.segments.push(), 0)
+		t.segments.at(r.segment()).holders[0] = kindNone
+	}
+	g := t.segments.at(r.segment())
+	for i, hash := range blocks {
+		g.hashes[r.pos()+i] = hash
+		mix := t.mix(hash)
+		t.shard(mix).insert(mix, r+ref(i))
+	}
+	t.n += len(blocks)
+	return r
+}
+
+// drop takes some positions of a segment out, and the segment itself if these are all.
+func (t *table) drop(at uint32, dead uint8, all bool) {
+	g := t.segments.at(at)
+	for ; dead != 0; dead &= dead - 1 {
+		hash := g.hashes[bits.TrailingZeros8(dead)]
+		mix := t.mix(hash)
+		s := t.shard(mix)
+		b, i := t.place(s, mix, hash)
+		s.remove(mix, b, i)
+		t.n--
+		if buckets, ok := s.sparse(); ok {
+			t.resize(s, buckets)
+		}
+	}
+	if all {
+		t.segments.remove(at)
+	}
 }
 
 // run finds the first of some blocks, which probably stand beside the one at near if that is known, and returns how many of
 // them stand there one behind the other; 0 if no lane holds the first. A chain that was inserted in one piece goes on
 // at the next position, or in the next segment.
-func (x *Index) run(near ref, blocks []uint64) (r ref, n int) {
-	if r = x.beside(near, blocks[0]); r == noRef {
-		if r = x.find(blocks[0]); r == noRef {
+func (t *table) run(near ref, blocks []uint64) (r ref, n int) {
+	if r = t.beside(near, blocks[0]); r == noRef {
+		if r = t.find(blocks[0]); r == noRef {
 			return noRef, 0
 		}
 	}
-	return r, x.segments.at(r.segment()).run(r.pos(), blocks)
+	return r, t.segments.at(r.segment()).run(r.pos(), blocks)
 }
 
 // beside returns the place of a block if it stands before or behind another one, else noRef.
-func (x *Index) beside(near ref, hash uint64) ref {
+func (t *table) beside(near ref, hash uint64) ref {
 	if near == noRef {
 		return noRef
 	}
@@ -236,8 +263,8 @@ func (x *Index) beside(near ref, hash uint64) ref {
 		previous = refOf(near.segment()-1, segmentSize-1)
 	}
 	for _, r := range [2]ref{next, previous} {
-		if x.segments.has(r.segment()) {
-			if g := x.segments.at(r.segment()); g.hashes[r.pos()] == hash && g.live()>>r.pos()&1 != 0 {
+		if t.segments.has(r.segment()) {
+			if g := t.segments.at(r.segment()); g.hashes[r.pos()] == hash && g.live()>>r.pos()&1 != 0 {
 				return r
 			}
 		}
@@ -247,12 +274,10 @@ func (x *Index) beside(near ref, hash uint64) ref {
 
 // warm reads the buckets of blocks, so that a writer does not wait for memory while it holds the lock: the processor
 // fetches all of them at once. The sum means nothing; without it the compiler drops the reads.
-func (x *Index) warm(blocks []uint64) (sum uint64) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
+func (t *table) warm(blocks []uint64) (sum uint64) {
 	for _, hash := range blocks {
-		mix := x.mix(hash)
-		if buckets := x.table.shard(mix).buckets; len(buckets) > 0 {
+		mix := t.mix(hash)
+		if buckets := t.shard(mix).buckets; len(buckets) > 0 {
 			sum += buckets[home(mix, len(buckets))].tags[0]
 		}
 	}
