@@ -3,6 +3,7 @@ package kvindex
 import (
 	"math/bits"
 	"slices"
+	"sort"
 )
 
 // Insert records that the replica holds these blocks, a chain in order: each block's hash is chained to the
@@ -60,41 +61,30 @@ func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
 // isYoung reports whether the lane holds all of the blocks, and touched them lately or is far from evicting any.
 func (x *Index) isYoung(blocks []uint64, lane uint16) bool {
 	l := &x.lanes[lane]
-	if x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2) {
-		return x.leading(blocks, lane, nil) == len(blocks)
-	}
-	return x.leading(blocks, lane, &l.older) == len(blocks)
-}
-
-// leading returns how many leading blocks the lane holds and, unless oldest is nil, has touched at that tick or later.
-func (x *Index) leading(blocks []uint64, lane uint16, oldest *uint32) (depth int) {
-	for before := noRef; depth < len(blocks); {
-		r, n := x.blocks.run(before, blocks[depth:])
+	roomy := x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2)
+	for before := noRef; len(blocks) > 0; {
+		r, n := x.blocks.run(before, blocks)
 		if n == 0 {
-			break
+			return false
 		}
 		h := x.cells.heldBy(x.blocks.segments.at(r.segment()), lane)
-		held := min(bits.TrailingZeros8(^(h.mask() >> r.pos())), n)
-		if held > 0 && oldest != nil && since(*oldest, x.nodes.at(h.node()).tick) < 0 {
-			break
+		if bits.TrailingZeros8(^(h.mask()>>r.pos())) < n || !roomy && since(l.older, x.nodes.at(h.node()).tick) < 0 {
+			return false
 		}
-		if depth += held; held < n {
-			break
-		}
-		before = r + ref(n-1)
+		before, blocks = r+ref(n-1), blocks[n:]
 	}
-	return depth
+	return true
 }
 
-// Held returns how many leading blocks of a chain the replica holds.
+// Held returns how many leading blocks of a chain the replica holds, if it holds none behind them.
 func (x *Index) Held(s Slot, blocks []uint64) int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	lane := x.laneOf(s)
-	if lane == noLane {
-		return 0
-	}
-	return x.leading(blocks, lane, nil)
+	return sort.Search(len(blocks), func(i int) bool {
+		r := x.blocks.find(blocks[i])
+		return lane == noLane || r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), lane).mask()>>r.pos()&1 == 0
+	})
 }
 
 // insertStep inserts the next blocks; false where none of the rest can be.

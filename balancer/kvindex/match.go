@@ -96,8 +96,16 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 // narrow moves the lanes that do not hold all of n blocks from a position of a segment on to short. Lanes and holdings are in
 // the same order.
 func (m *Matches) narrow(all []holding, pos, n int) {
-	kept := m.lanes[:0]
 	m.short = m.short[:0]
+	if i := 0; len(all) >= len(m.lanes) { // as a rule the same lanes hold all of it
+		for want := uint8(1<<n-1) << pos; i < len(m.lanes) && all[i].lane() == m.lanes[i] && all[i].mask()&want == want; {
+			i++
+		}
+		if i == len(m.lanes) {
+			return
+		}
+	}
+	kept := m.lanes[:0]
 	i := 0
 	for _, lane := range m.lanes {
 		for i < len(all) && all[i].lane() < lane {

@@ -207,7 +207,6 @@ func (t *table) place(s *shard, mix, hash uint64) (b, i int) {
 func (t *table) put(r ref, blocks []uint64) ref {
 	if r == noRef {
 		r = refOf(t.segments.push(), 0)
-		t.segments.at(r.segment()).holders[0] = kindNone
 	}
 	g := t.segments.at(r.segment())
 	for i, hash := range blocks {
@@ -234,6 +233,7 @@ func (t *table) drop(at uint32, dead uint8, all bool) {
 		}
 	}
 	if all {
+		g.holders[0] = kindNone
 		t.segments.remove(at)
 	}
 }
@@ -262,14 +262,23 @@ func (t *table) beside(near ref, hash uint64) ref {
 	if near.pos() == 0 {
 		previous = refOf(near.segment()-1, segmentSize-1)
 	}
-	for _, r := range [2]ref{next, previous} {
-		if t.segments.has(r.segment()) {
-			if g := t.segments.at(r.segment()); g.hashes[r.pos()] == hash && g.live()>>r.pos()&1 != 0 {
-				return r
-			}
-		}
+	if t.stands(next, hash) {
+		return next
+	}
+	if t.stands(previous, hash) {
+		return previous
 	}
 	return noRef
+}
+
+// stands reports whether a block stands at a place, where there need not be a segment.
+func (t *table) stands(r ref, hash uint64) bool {
+	at := r.segment()
+	if int(at/perChunk) >= len(t.segments.chunks) || t.segments.chunks[at/perChunk] == nil {
+		return false
+	}
+	g := t.segments.at(at)
+	return g.hashes[r.pos()] == hash && g.live()>>r.pos()&1 != 0
 }
 
 // warm reads the buckets of blocks, so that a writer does not wait for memory while it holds the lock: the processor
