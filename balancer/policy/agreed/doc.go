@@ -12,7 +12,7 @@
 // hashing. That order is the agreed order, for as many clients as there are. A key in
 // more than 1/2N of the requests is too much for one replica that has others beside it;
 // Popularity tells this too, and where the prompts of such a key part. [Reuse] is what
-// agreeing turns out to gain, and [Turns] is who is next where that is nothing.
+// agreeing turns out to gain.
 //
 // # Complexity
 //

@@ -24,23 +24,10 @@ const (
 	// reuseStep is how far a prompt of the usual length moves what is believed; shorter
 	// ones move it less, since less is saved by them, and longer ones more, up to twice.
 	reuseStep = 0.05
-	// littleReuse is the share below which agreeing gains nothing. One key in exploring
-	// goes by the agreed order all the same, at every client the same ones, so that it
-	// is noticed when that changes.
-	littleReuse = 0.005
-	exploring   = 8
 )
 
 // Share returns it, in [0, 1].
 func (u *Reuse) Share() float64 { return unknownReuse + math.Float64frombits(u.bits.Load()) }
-
-// GainsNothing reports whether agreeing on prompts that nobody here knows of has turned out
-// to gain nothing, and this key is not among those that are to find out. Where others are
-// told to have load, the order stays whatever it gains: clients that take turns would all
-// pass over the same replicas, and meet at the next. foreign is the mean of that load.
-func (u *Reuse) GainsNothing(key uint64, foreign float64) bool {
-	return foreign == 0 && key%exploring != 0 && u.Share() < littleReuse
-}
 
 // Learn takes a prompt of so many tokens of its own, of which some were cached.
 func (u *Reuse) Learn(cached, own int) {

@@ -11,7 +11,7 @@ import (
 
 // Choose implements [routing.Policy].
 func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
-	d, o := p.choose(q, v, &p.turns)
+	d, o := p.choose(q, v)
 	if o != nil {
 		s := q.Prepared.(*prepared)
 		p.unrouted.routed(s.number) // the one before came to nothing, where it is still open
@@ -21,15 +21,14 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	return d
 }
 
-// Preview implements [routing.Previewer]: no pick is noted, and no turn is taken.
+// Preview implements [routing.Previewer]: no pick is noted.
 func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
-	turns := p.turns
-	d, _ := p.choose(q, v, &turns)
+	d, _ := p.choose(q, v)
 	return d
 }
 
 // choose returns the option that was chosen by cost, nil if it was another way.
-func (p *Policy) choose(q *routing.Request, v *routing.View, turns *agreed.Turns) (routing.Decision, *option) {
+func (p *Policy) choose(q *routing.Request, v *routing.View) (routing.Decision, *option) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if r := v.LeastOfTwo(q); r != nil {
@@ -37,7 +36,7 @@ func (p *Policy) choose(q *routing.Request, v *routing.View, turns *agreed.Turns
 		}
 		return routing.Wait(), nil
 	}
-	c := choice{Policy: p, prepared: s, Scope: holdings.NewScope(s.fleet, v), turns: turns, burst: p.unrouted.picks > s.since}
+	c := choice{Policy: p, prepared: s, Scope: holdings.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
@@ -58,9 +57,7 @@ type choice struct {
 	*Policy
 	*prepared
 	holdings.Scope
-	turns *agreed.Turns
 	burst bool // picks were made that the index may not have had
-	idle  bool // no option has a request under way
 }
 
 // An option is a candidate that is available.
@@ -128,7 +125,6 @@ func (c *choice) warmest() {
 	if most < warm {
 		return
 	}
-	c.idle = true
 	c.options = slices.DeleteFunc(c.options, func(o option) bool { return o.credit <= most-warm })
 }
 
@@ -189,15 +185,14 @@ func (c *choice) share(k candidate) float64 {
 	return float64(m.Work(int(k.rank))) / float64(all)
 }
 
-// best returns the first in the agreed order among those that cost about the least, or
-// the next in turn among them where the order gains nothing.
+// best returns the first in the agreed order among those that cost about the least.
 func (c *choice) best() (*option, routing.Reason) {
 	least := math.Inf(1)
 	for i := range c.options {
 		least = min(least, c.options[i].cost)
 	}
 	var best *option
-	equal, everywhere := 0, int32(math.MaxInt32)
+	equal := 0
 	slack := max(c.config.NearTieTokens, c.config.ForeignSlack*c.View.MeanForeignLoad())
 	for i := range c.options {
 		o := &c.options[i]
@@ -205,7 +200,6 @@ func (c *choice) best() (*option, routing.Reason) {
 			continue
 		}
 		equal++
-		everywhere = min(everywhere, o.tokens)
 		if best == nil || agreed.Before(o.score, o.replica, best.score, best.replica) {
 			best = o
 		}
@@ -213,34 +207,7 @@ func (c *choice) best() (*option, routing.Reason) {
 	if equal == 1 {
 		return best, routing.ReasonKVCost
 	}
-	c.everywhere = max(int(everywhere), c.CoveredTokens(c.common))
-	if c.gainsNothing() {
-		if o := c.turn(least + slack); o != nil {
-			return o, routing.ReasonRoundRobin
-		}
-	}
 	return best, routing.ReasonKVNearTie
-}
-
-// gainsNothing reports whether agreeing on this prompt has turned out to gain nothing.
-func (c *choice) gainsNothing() bool {
-	return !c.idle && len(c.Hashes) > 0 && !c.session && c.reuse.GainsNothing(c.key, c.View.MeanForeignLoad())
-}
-
-// turn returns the next in turn if it costs no more than so much, else nil.
-func (c *choice) turn(limit float64) *option {
-	next := c.turns.Take(c.Pool, c.View)
-	if next != nil && !has(c.options, next) { // of a large fleet not all were drawn
-		c.add(c.unknown(next), next)
-	}
-	var cheapest *option
-	for i := range c.options {
-		o := &c.options[i]
-		if o.replica == next && o.cost <= limit && (cheapest == nil || o.cost < cheapest.cost) {
-			cheapest = o
-		}
-	}
-	return cheapest
 }
 
 func (c *choice) to(o *option, why routing.Reason) routing.Decision {

@@ -24,10 +24,7 @@
 // prompt's distinguishing block is picked (package agreed). The foreign load is what others
 // are told to have booked: all clients act on that news alike, and it is a little old.
 // Clients with the same news, or with none, so do not all go one way, and a new turn of
-// a conversation that nobody knows of finds its replica from any client. Where such picks
-// have turned out to find nothing more in the caches than all equals were known to hold, and
-// nobody tells of others' load, equals take turns instead ([agreed.Turns]), all but one key
-// in eight, which tell when that changes.
+// a conversation that nobody knows of finds its replica from any client.
 //
 // On an idle fleet a cache decides alone: of the replicas that save 64 tokens or more, and hold more of the
 // prompt than what more than 1/N of the requests share, those that save the most are looked at.

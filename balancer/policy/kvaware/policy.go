@@ -21,9 +21,6 @@ type Policy struct {
 	recent   recent
 	choosing agreed.Scorer
 	options  []option
-	turns    agreed.Turns
-
-	reuse agreed.Reuse
 }
 
 var (
@@ -132,9 +129,6 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 	s.stay.End()
 	if len(s.Hashes) == 0 || o.Usage.CachedTokens < 0 {
 		return
-	}
-	if d.Reason == routing.ReasonKVNearTie {
-		p.reuse.Learn(o.Usage.CachedTokens-s.everywhere, s.Tokens-s.everywhere)
 	}
 	if o.Err == nil {
 		p.held.Measured(p.held.Member(d.Replica), max(d.Rank(), 0), d.MatchedTokens, o.Usage.CachedTokens)

@@ -30,8 +30,7 @@ type prepared struct {
 	session bool   // the key is the session's
 
 	agreed.Counted
-	stay       holdings.Stay // of the attempt under way
-	everywhere int           // leading tokens that all who cost the same are known to hold, or should
+	stay holdings.Stay // of the attempt under way
 
 	// Found for a fleet.
 	fleet      *holdings.Fleet

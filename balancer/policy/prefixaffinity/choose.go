@@ -8,22 +8,23 @@ import (
 
 // Choose implements [routing.Policy].
 func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
-	return p.choose(q, v, &p.turns)
+	return p.choose(q, v)
 }
 
-// Preview implements [routing.Previewer]: no turn is taken.
+// Preview implements [routing.Previewer].
 func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
-	turns := p.turns
-	return p.choose(q, v, &turns)
+	sampled := p.sampled
+	defer func() { p.sampled = sampled }()
+	return p.choose(q, v)
 }
 
-func (p *Policy) choose(q *routing.Request, v *routing.View, turns *agreed.Turns) routing.Decision {
+func (p *Policy) choose(q *routing.Request, v *routing.View) routing.Decision {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return leastOfTwo(q, v, routing.ReasonNoKey)
 	}
 	c := choice{
-		p: p, prepared: s, turns: turns, Scope: holdings.NewScope(s.fleet, v),
+		p: p, prepared: s, Scope: holdings.NewScope(s.fleet, v),
 		slack: max(p.config.LoadSlackTokens, p.config.ForeignSlack*v.MeanForeignLoad()),
 	}
 	for i := 0; ; i++ {
@@ -54,7 +55,6 @@ type choice struct {
 	p *Policy
 	*prepared
 	holdings.Scope
-	turns *agreed.Turns
 	slack float64 // by how much a replica's load may be above the least
 	least float64 // load of the least loaded of the pool; negative = not looked for yet
 }
@@ -71,11 +71,6 @@ func (c *choice) choose() routing.Decision {
 		}
 	}
 	if c.p.config.OnMiss == OnMissAgreed {
-		if c.gainsNothing() {
-			if r := c.turn(); r != nil {
-				return c.to(r, routing.ReasonRoundRobin, c.placeOf(r))
-			}
-		}
 		if !c.Stale {
 			for i := range c.ntop {
 				expected := 0
@@ -112,21 +107,6 @@ func reasonAt(place int) routing.Reason {
 		return routing.ReasonAgreedOrder
 	}
 	return routing.ReasonAgreedSpill
-}
-
-// gainsNothing reports whether agreeing on this prompt has turned out to gain nothing.
-func (c *choice) gainsNothing() bool {
-	return len(c.Hashes) > 0 && !c.session && c.p.reuse.GainsNothing(c.key, c.View.MeanForeignLoad())
-}
-
-// turn returns the next in turn, or the least loaded where that one is out of the bound;
-// nil if nobody is available.
-func (c *choice) turn() *routing.Replica {
-	r := c.turns.Take(c.Pool, c.View)
-	if r == nil || c.within(r, 0) {
-		return r
-	}
-	return c.leastLoaded()
 }
 
 // search returns the first in the agreed order of the pool within the bound, in

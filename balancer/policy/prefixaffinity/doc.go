@@ -32,9 +32,7 @@
 // its cache as long as that is worth it and no longer, one that is new is next to free
 // in its choice, and how much clients gain from agreeing is measured, not assumed. The
 // foreign load is what others are told to have booked: news that all clients act on
-// alike, so that small differences in it must not count. Where such prompts have turned
-// out to be cached nowhere, and nobody tells of others' load, they take turns instead
-// ([agreed.Turns]), all but one key in eight, which tell when that changes. Whoever
+// alike, so that small differences in it must not count. Whoever
 // takes the spill becomes a holder, and holders are taken in the agreed order: a hot prompt
 // fans out along its order in step with its load, and comes back when the load is gone.
 //

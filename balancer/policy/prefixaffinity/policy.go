@@ -20,7 +20,6 @@ type Policy struct {
 	// choosing belongs to Choose, and so to the Router's lock.
 	choosing agreed.Scorer
 	sampled  int // where the next search for the least load begins
-	turns    agreed.Turns
 
 	reuse agreed.Reuse
 }
