@@ -72,7 +72,7 @@ func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 // countOf bounds a count of a report.
 func countOf(n uint32) int { return int(min(n, 1<<20)) }
 
-// source is by what a client's evidence is told apart: its caller, or its own name where callers have none.
+// source names the principal of a client's evidence: the client itself where principals have no names.
 func (w *watcher) source() string { return cmp.Or(w.principal.name, w.client.id) }
 
 // eject notes what the Router ejects, and reports whether that has changed. Called with mu held.
@@ -161,7 +161,7 @@ func (d *deployment) nextProber(number uint32, last, accuser string) string {
 	return ""
 }
 
-// outliersFor is what a watcher does not know of the outliers, nil if it knows all. Called with mu held.
+// outliersFor is what has changed of the outliers for a watcher, nil if nothing has. Called with mu held.
 func (d *deployment) outliersFor(w *watcher) *warmpathv1.OutlierUpdate {
 	if w.outliers != nil && w.outlierStamp == d.outliers.stamp {
 		return nil

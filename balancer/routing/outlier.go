@@ -17,7 +17,7 @@ const (
 	AnswerWhole   = outlier.AnswerWhole   // Booking.Answered comes with the one message that there is
 )
 
-// A Fault is what an Outcome without a first message says against the replica.
+// A Fault is what an Outcome without a first message shows against the replica.
 type Fault = outlier.Fault
 
 // The faults.
@@ -44,7 +44,7 @@ func (l *live) Draining() bool { return l.state.Load()&(leaving|declared) != 0 }
 // Outliers returns the Router's outlier detection. [Router.Sync] follows what changes it.
 func (r *Router) Outliers() *outlier.Detector { return r.outliers }
 
-// Outlier returns what outlier detection knows the replica by.
+// Outlier returns the replica's record in outlier detection.
 func (r *Replica) Outlier() *outlier.Replica { return r.live.outlier }
 
 // Look looks at the fleet as a pick would, for a host that has had none for a while.
@@ -94,7 +94,7 @@ func (r *Router) force() {
 	}
 }
 
-// connects notes that the connection of a replica comes or goes, before the View says so. Called with mu held.
+// connects notes that the connection of a replica comes or goes, before the View has it. Called with mu held.
 func (r *Router) connects(l *live, up bool) {
 	l.set(connectedBit, up)
 	if up {

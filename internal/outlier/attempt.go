@@ -14,7 +14,7 @@ const (
 
 const kinds = 2 // AnswerMessage and AnswerWhole
 
-// A Fault is what the end of a call without a first message says against the replica.
+// A Fault is what the end of a call without a first message shows against the replica.
 type Fault uint8
 
 // The faults.
@@ -172,8 +172,8 @@ func (d *Detector) overdue(a *Attempt, now time.Time) {
 	if a.picked.Before(r.since) { // the state rests on it already
 		return
 	}
-	if r.heard.After(a.from) {
-		a.from, a.counted = r.heard, 0
+	if r.answered.After(a.from) {
+		a.from, a.counted = r.answered, 0
 	}
 	times := r.limits[a.kind()].times(a.work, now.Sub(a.from))
 	if n := times - a.counted; n > 0 {
@@ -246,7 +246,7 @@ func (d *Detector) Outrun(r *Replica) {
 // answer notes that a replica answered a call. In time, that ends what stood against it; an answer at all ends its
 // ejection for being late. Called with mu held.
 func (d *Detector) answer(r *Replica, m *Mark, now time.Time, timely bool) {
-	r.heard, r.timely = now, timely
+	r.answered, r.timely = now, timely
 	if m.picked.After(r.reached) {
 		r.reached = m.picked
 	}

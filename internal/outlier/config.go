@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Config says when a replica is ejected although it is connected, and how it comes back. The zero value is off.
+// Config is when a replica is ejected although it is connected, and how it comes back. The zero value is off.
 type Config struct {
 	// Failures is how much evidence in a row ejects: one for each call that failed, and one for each time that a call has
 	// waited the longest that counts as timely. 0 = no replica is ejected.

@@ -61,7 +61,7 @@ type Host interface {
 	Admit(ok bool) // the replica may get a request now, or not
 }
 
-// A Replica is what a Detector knows of one replica.
+// A Replica is a Detector's record of one replica.
 type Replica struct {
 	host    Host
 	strikes atomic.Int32 // evidence in a row; written with mu held
@@ -74,27 +74,27 @@ type Replica struct {
 
 // record is what is forgotten with the replica.
 type record struct {
-	state   State
-	remote  State // as the look-aside server says: Healthy, HalfOpen, Ejected
-	cause   Cause
-	until   time.Time // of the ejection, or of the slow start
-	since   time.Time // calls picked before are no evidence any more
-	taken   time.Time // out of use last; an answer to a call picked later brings it back
-	times   int       // ejections, as far as they make the next one longer
-	share   int64     // most requests under way in SlowStart
-	probe   *Attempt  // the latest probe, while it is not decided
-	probed  time.Time // when it began
-	struck  time.Time // when the first call of the evidence was picked
-	late    bool      // some of the evidence is for being late
-	heard   time.Time // its last answer
-	timely  bool      // … was in time
-	reached time.Time // when the latest call was picked that it has answered
-	lost    time.Time // its connection; zero = it is up or never was
-	met     bool      // it has been connected
-	waiting queue     // calls that wait for a first message, oldest pick first
-	paces   [kinds]pace
-	limits  [kinds]limit
-	counts  Counts // to be reported
+	state    State
+	remote   State // as the look-aside server treats it: Healthy, HalfOpen, Ejected
+	cause    Cause
+	until    time.Time // of the ejection, or of the slow start
+	since    time.Time // calls picked before are no evidence any more
+	taken    time.Time // out of use last; an answer to a call picked later brings it back
+	times    int       // ejections, as far as they make the next one longer
+	share    int64     // most requests under way in SlowStart
+	probe    *Attempt  // the latest probe, while it is not decided
+	probed   time.Time // when it began
+	struck   time.Time // when the first call of the evidence was picked
+	late     bool      // some of the evidence is for being late
+	answered time.Time // last
+	timely   bool      // … was in time
+	reached  time.Time // when the latest call was picked that it has answered
+	lost     time.Time // its connection; zero = it is up or never was
+	met      bool      // it has been connected
+	waiting  queue     // calls that wait for a first message, oldest pick first
+	paces    [kinds]pace
+	limits   [kinds]limit
+	counts   Counts // to be reported
 	accused
 }
 
@@ -163,7 +163,7 @@ func (d *Detector) Restart(r *Replica) {
 	}
 }
 
-// SetConnected says that the connection of a member comes or goes. A replica that is new beside others that have long been
+// SetConnected notes that the connection of a member comes or goes. A replica that is new beside others that have long been
 // there, or was away for longer than a moment, begins slowly: every client would find it idle. A connection that blinks
 // changes nothing.
 func (d *Detector) SetConnected(r *Replica, up bool) {

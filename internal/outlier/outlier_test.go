@@ -256,14 +256,14 @@ func TestManyGoroutines(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(uint64(worker), 1))
 			for range 2000 {
 				h := all[rnd.IntN(len(all))]
-				r, who := h.Replica, fmt.Sprint("p", rnd.IntN(3))
+				r, principal := h.Replica, fmt.Sprint("p", rnd.IntN(3))
 				var a outlier.Attempt
-				d.Begin(&a, r, outlier.Answer(rnd.IntN(3)), 100, who, time.Time{})
+				d.Begin(&a, r, outlier.Answer(rnd.IntN(3)), 100, principal, time.Time{})
 				switch rnd.IntN(8) {
 				case 0:
-					d.Add(r, who, outlier.Counts{Failures: 3}, true)
+					d.Add(r, principal, outlier.Counts{Failures: 3}, true)
 				case 1:
-					d.Add(r, who, outlier.Counts{Successes: 3}, true)
+					d.Add(r, principal, outlier.Counts{Successes: 3}, true)
 				case 2:
 					d.Take(r, false)
 				case 3:

@@ -37,7 +37,7 @@ func (d *Detector) Take(r *Replica, anew bool) (c Counts) {
 	return c
 }
 
-// SetRemote says how the look-aside server treats a replica: Healthy, HalfOpen (the receiver may send its probe) or Ejected. A
+// SetRemote puts into force how the look-aside server treats a replica: Healthy, HalfOpen (the receiver may send its probe) or Ejected. A
 // replica that only the server ejected starts slowly when it is taken back; one that own calls eject goes on by them. No more
 // than MaxShare of the fleet is left alone for both together.
 func (d *Detector) SetRemote(r *Replica, s State) {
@@ -65,7 +65,7 @@ func (d *Detector) SetRemote(r *Replica, s State) {
 	d.free()
 }
 
-// Forsake ends what the look-aside server said of a replica when the server is lost: the next request is its probe.
+// Forsake ends how the look-aside server treats a replica when the server is lost: the next request is its probe.
 func (d *Detector) Forsake(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
