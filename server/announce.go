@@ -23,13 +23,13 @@ func (d *deployment) announce(c *Config) {
 	}
 	attrs = append(attrs, slog.Int("replicas", len(dc.Replicas)))
 	d.log.LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the deployment starts", attrs...)
-	if why := d.notServing(); why != "" {
+	if why := d.catalogue.Load().notServing(); why != "" {
 		d.log.Warn("warmpath: the deployment does not serve", "reason", why)
 	}
 }
 
 // warnNoKey says once how requests get the key that the policy needs.
-func (d *deployment) warnNoKey(policy string) {
-	d.log.Warn("warmpath: requests carry no key that the policy routes by, and are routed by load; this is said once",
+func (k *picks) warnNoKey(policy string) {
+	k.log.Warn("warmpath: requests carry no key that the policy routes by, and are routed by load; this is said once",
 		"policy", policy, "grpc", "set key.session or key.prompt", "http", "send the header named in http.session_header, or a body with a prompt")
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/sharedstore"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server/httpdoor"
@@ -39,7 +42,7 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 		return nil, err
 	}
 	q.Principal = p.name
-	q.Model, q.Adapter = d.canonical(base), cmp.Or(q.Adapter, adapter)
+	q.Model, q.Adapter = d.catalogue.Load().canonical(base), cmp.Or(q.Adapter, adapter)
 	q.SetOrigin(originOf(ctx))
 	q.Resume(d.hosted.Load().router.View(), r.GetTried())
 	if adopted(ctx) {
@@ -48,9 +51,9 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 		d.tally.failed(codes.InvalidArgument)
 		return nil, invalid("deployment %s has require_prompt, and the request has no prompt", d.name)
 	}
-	a, err := d.choose(ctx, p, r, &q)
+	a, err := d.picks.choose(ctx, p, r, &q)
 	if err != nil {
-		err = d.status(err)
+		err = d.picks.status(err)
 		d.tally.failed(status.Code(err))
 		return nil, err
 	}
@@ -77,8 +80,23 @@ func originOf(ctx context.Context) routing.Origin {
 	return asking{ctx}
 }
 
+// picks answers the questions of one deployment, and holds what it books for them. Safe for use by many goroutines; its
+// leases have their own lock.
+type picks struct {
+	name   string
+	log    *slog.Logger
+	now    func() time.Time
+	hosted *atomic.Pointer[hosted]
+	limits *atomic.Pointer[Config]
+	tally  *tally
+	leases leases
+	store  *sharedstore.Memory // what custom policies share
+
+	recorder *telemetry.Recorder // set before the deployment is used, or never
+}
+
 // choose picks, waiting as long as the question says, and books for as long as the mode says.
-func (d *deployment) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseReplicaRequest, q *routing.Request) (*warmpathv1.ChooseReplicaResponse, error) {
+func (k *picks) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseReplicaRequest, q *routing.Request) (*warmpathv1.ChooseReplicaResponse, error) {
 	reserves := r.GetMode() == warmpathv1.PickMode_PICK_MODE_RESERVE
 	name := leaseName{by: p}
 	if reserves && q.ID != "" {
@@ -90,13 +108,13 @@ func (d *deployment) choose(ctx context.Context, p *principal, r *warmpathv1.Cho
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
 		defer cancel()
 	}
-	x, repeated, err := d.leases.begin(name)
+	x, repeated, err := k.leases.begin(name)
 	for repeated && err == nil {
 		a, failed := x.again(ctx, waits)
 		if left := errors.Is(failed, context.Canceled) || errors.Is(failed, context.DeadlineExceeded); !left || ctx.Err() != nil {
 			return a, failed
 		}
-		x, repeated, err = d.leases.begin(name) // whoever was first went away, or would not wait as long
+		x, repeated, err = k.leases.begin(name) // whoever was first went away, or would not wait as long
 	}
 	if err != nil {
 		return nil, err
@@ -104,38 +122,38 @@ func (d *deployment) choose(ctx context.Context, p *principal, r *warmpathv1.Cho
 	defer func() {
 		if p := recover(); p != nil { // who waits for the lease waits no longer
 			x.booking.Release()
-			d.leases.fail(x, errFault)
+			k.leases.fail(x, errFault)
 			panic(p)
 		}
 	}()
 	x.q = *q
-	began := d.picking(ctx)
-	h, err := d.pick(ctx, r, x)
+	began := k.picking(ctx)
+	h, err := k.pick(ctx, r, x)
 	if err != nil {
-		d.leases.fail(x, err)
+		k.leases.fail(x, err)
 		return nil, err
 	}
-	d.picked(ctx, h, x, began)
+	k.picked(ctx, h, x, began)
 	x.replica = numberOf(x.booking.Decision.Replica)
 	x.q.DropPrompt()
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
-	length := d.holdFor(r)
-	a := d.answer(h, r, x) // before anything else can happen to it
+	length := k.holdFor(r)
+	a := k.answer(h, r, x) // before anything else can happen to it
 	x.q.Settle()           // else a lease would keep what the caller sent, or as long a list
-	d.leases.hold(x, reserves, length, d.now())
+	k.leases.hold(x, reserves, length, k.now())
 	if reserves {
 		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}
 	}
-	d.leases.settled(x, a)
+	k.leases.settled(x, a)
 	return a, nil
 }
 
 // pick asks the Router, and the next one where the config changed while it waited.
-func (d *deployment) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x *lease) (*hosted, error) {
+func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x *lease) (*hosted, error) {
 	for {
-		h := d.hosted.Load()
-		err := pickFrom(d.withStore(ctx, h.router), h.router, r, x)
-		if errors.Is(err, routing.ErrClosed) && d.hosted.Load() != h {
+		h := k.hosted.Load()
+		err := pickFrom(k.withStore(ctx, h.router), h.router, r, x)
+		if errors.Is(err, routing.ErrClosed) && k.hosted.Load() != h {
 			continue
 		}
 		return h, err
@@ -153,34 +171,34 @@ func pickFrom(ctx context.Context, router *routing.Router, r *warmpathv1.ChooseR
 }
 
 // picking returns when a pick began, the zero time if nobody wants to know how long it takes.
-func (d *deployment) picking(ctx context.Context) time.Time {
-	if d.recorder == nil || !d.recorder.Timed(ctx) {
+func (k *picks) picking(ctx context.Context) time.Time {
+	if k.recorder == nil || !k.recorder.Timed(ctx) {
 		return time.Time{}
 	}
 	return time.Now()
 }
 
 // picked counts a decision.
-func (d *deployment) picked(ctx context.Context, h *hosted, x *lease, began time.Time) {
+func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time) {
 	decision, policy := &x.booking.Decision, h.policy()
-	d.tally.decided(policy, decision.Reason)
+	k.tally.decided(policy, decision.Reason)
 	if decision.Reason == routing.ReasonNoKey {
-		h.warnNoKey.Do(func() { d.warnNoKey(policy) })
+		h.warnNoKey.Do(func() { k.warnNoKey(policy) })
 	}
-	if d.recorder == nil {
+	if k.recorder == nil {
 		return
 	}
 	telemetry.Span(ctx, nil, policy, &x.q, *decision)
-	d.recorder.Decided(ctx, policy, *decision)
-	d.recorder.Shadowed(ctx, policy, &x.q, decision)
+	k.recorder.Decided(ctx, policy, *decision)
+	k.recorder.Shadowed(ctx, policy, &x.q, decision)
 	if !began.IsZero() {
-		d.recorder.Picked(ctx, policy, time.Since(began)-decision.Queued)
+		k.recorder.Picked(ctx, policy, time.Since(began)-decision.Queued)
 	}
 }
 
 // holdFor is how long the pick counts.
-func (d *deployment) holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
-	limits := d.limits.Load()
+func (k *picks) holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
+	limits := k.limits.Load()
 	switch r.GetMode() {
 	case warmpathv1.PickMode_PICK_MODE_QUERY:
 		return time.Duration(limits.QueryHold)
@@ -216,10 +234,10 @@ func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplic
 	return a, nil
 }
 
-func (d *deployment) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) *warmpathv1.ChooseReplicaResponse {
+func (k *picks) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) *warmpathv1.ChooseReplicaResponse {
 	decision := &x.booking.Decision
 	return &warmpathv1.ChooseReplicaResponse{
-		Deployment: d.name,
+		Deployment: k.name,
 		Replica:    chosen(decision.Replica, decision.Rank()),
 		Fallbacks:  fallbacks(h.router, &x.q, decision.Replica, int(cmp.Or(r.GetMaxFallbacks(), defaultFallbacks))),
 		Decision:   h.decisionMessage(&x.q, decision),
@@ -289,7 +307,7 @@ func fallbacks(router *routing.Router, q *routing.Request, picked *routing.Repli
 }
 
 // status is the gRPC status of an error of a pick.
-func (d *deployment) status(err error) error {
+func (k *picks) status(err error) error {
 	code := codes.Internal
 	switch {
 	case errors.Is(err, errLeases), errors.Is(err, errPrincipalLeases), errors.Is(err, routing.ErrFull), errors.Is(err, routing.ErrQueueFull):
@@ -301,5 +319,5 @@ func (d *deployment) status(err error) error {
 	case errors.Is(err, routing.ErrNotConnected), errors.Is(err, routing.ErrNoSuchReplica), errors.Is(err, routing.ErrClosed):
 		code = codes.Unavailable
 	}
-	return status.Errorf(code, "deployment %s: %v", d.name, err)
+	return status.Errorf(code, "deployment %s: %v", k.name, err)
 }

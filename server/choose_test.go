@@ -118,7 +118,7 @@ func TestCanonicalModels(t *testing.T) {
 		if tt.adapter != "" {
 			adapter = tt.adapter
 		}
-		require.Equal(t, tt.base, d.canonical(base))
+		require.Equal(t, tt.base, d.catalogue.Load().canonical(base))
 		require.Equal(t, tt.want, adapter)
 	}
 }

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/sharedstore"
-	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -20,50 +18,50 @@ type deployment struct {
 	name   string
 	log    *slog.Logger
 	now    func() time.Time
-	leases leases
 	tally  tally
-	store  *sharedstore.Memory // what custom policies share
-	moved  func()              // called when the deployment begins or ceases to serve
+	picks  picks
+	moved  func() // called when the deployment begins or ceases to serve
+	dialer dialer
 
-	// Set before the deployment is used, or never.
-	recorder  *telemetry.Recorder
-	unobserve func()
+	sources sources
+	polls   polls
+
+	unobserve func() // set before the deployment is used, or never
 
 	// These are replaced under mu and read without it.
 	hosted    atomic.Pointer[hosted]
 	limits    atomic.Pointer[Config] // its deployments are not read
-	reach     atomic.Pointer[reach]
 	catalogue atomic.Pointer[catalogue]
 
-	// mu guards what is below. The leases' and the Router's locks are taken under it, and that of moved, and no other.
-	mu         sync.Mutex
-	config     Deployment
-	pushed     *warmpathv1.ConfigUpdate
-	resolved   []described
-	registered map[string]*registration
-	unwell     map[string]symptom // by id: those that do not serve, as the health checks say
-	stirred    bool               // what those said is to be put into force at the next interval
-	roster     roster
-	ledger     ledger
-	loads      loads
-	shown      loads     // the same for those who are not trusted; kept while the config has callers
-	settles    time.Time // when clients that come over to a server that knew of none have reported; see unsettled
-	outliers   outliers
-	polls      polls
-	watchers   int
-	wake       chan struct{} // closed and replaced when watchers have something to look at
-	closed     bool
+	// mu guards what is below. The locks of leases, sources, polls, the Router and moved are taken under it, and no other.
+	mu       sync.Mutex
+	config   Deployment
+	pushed   *warmpathv1.ConfigUpdate
+	roster   roster
+	ledger   ledger
+	loads    loads
+	shown    loads     // the same for those who are not trusted; kept while the config has callers
+	settles  time.Time // when clients that come over to a server that knew of none have reported; see unsettled
+	outliers outliers
+	watchers int
+	wake     chan struct{} // closed and replaced when watchers have something to look at
+	closed   bool
 }
 
 func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time, moved func()) (*deployment, error) {
 	d := &deployment{
 		name: name, log: log.With("deployment", name), now: now, moved: moved,
-		registered: make(map[string]*registration), wake: make(chan struct{}),
-		store: sharedstore.NewMemory(now),
+		wake: make(chan struct{}),
 	}
-	d.leases.prefix = name + "#"
+	d.dialer.log = d.log
+	d.sources = sources{deployment: name, log: d.log, now: now}
+	d.polls = polls{log: d.log, now: now, dial: d.dialer.dial, stir: d.sources.stir}
+	d.picks = picks{
+		name: name, log: d.log, now: now, hosted: &d.hosted, limits: &d.limits, tally: &d.tally,
+		leases: leases{prefix: name + "#"}, store: sharedstore.NewMemory(now),
+	}
 	if err := d.configure(c, limits); err != nil {
-		d.reach.Load().close()
+		d.dialer.close()
 		return nil, err
 	}
 	return d, nil
@@ -72,7 +70,7 @@ func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, 
 // configure takes another config. The Router, and with it all that is booked and learned, stays unless its own config
 // has changed.
 func (d *deployment) configure(c Deployment, limits *Config) error {
-	if err := d.reachBy(c.ReplicaTLS); err != nil {
+	if err := d.dialer.use(c.ReplicaTLS); err != nil {
 		return err
 	}
 	before, err := d.reconfigure(c, limits)
@@ -80,11 +78,12 @@ func (d *deployment) configure(c Deployment, limits *Config) error {
 		before.close() // it may wait for what takes the lock
 	}
 	if err == nil {
-		d.repoll(c.LoadPoll)
+		d.polls.configure(c.LoadPoll)
+		d.repoll()
 	}
-	if before != nil && d.recorder != nil {
+	if before != nil && d.picks.recorder != nil {
 		// Not under the lock either: who reads metrics takes it.
-		err = errors.Join(err, d.hosted.Load().observe(d.recorder))
+		err = errors.Join(err, d.hosted.Load().observe(d.picks.recorder))
 	}
 	return err
 }
@@ -117,7 +116,7 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 	}
 	old := d.hosted.Load()
 	if d.rebuilds(c) {
-		next, err := host(c.Config, old, d.dial, d.log, d.now)
+		next, err := host(c.Config, old, d.dialer.dial, d.log, d.now)
 		if err != nil {
 			return nil, err
 		}
@@ -132,15 +131,10 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 	if text != d.pushed.GetServiceConfig() {
 		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: text}
 	}
-	if c.Target != d.config.Target {
-		d.resolved = nil
-	}
-	if !c.Register {
-		clear(d.registered)
-	}
 	d.config = c
+	d.sources.configure(c)
 	d.limits.Store(limits)
-	d.leases.limit(limits.MaxReservations)
+	d.picks.leases.limit(limits.MaxReservations)
 	if !d.refleet() {
 		d.catalogued()
 	}
@@ -148,46 +142,39 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 	return before, nil
 }
 
-// resolve takes what the target resolved to.
+// resolve takes the addresses of a target.
 func (d *deployment) resolve(target string, all []described) {
+	if d.sources.resolve(target, all) {
+		d.refresh()
+	}
+}
+
+// repoll has the members asked by a new poller.
+func (d *deployment) repoll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed || target != d.config.Target {
-		return
-	}
-	d.resolved = all
-	if d.refleet() {
+	d.polls.follow(d.roster.order)
+}
+
+// members are the fleet as it is now.
+func (d *deployment) members() []*member {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.roster.order
+}
+
+// refresh puts a change of the sources into force.
+func (d *deployment) refresh() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.closed && d.refleet() {
 		d.wakeWatchers()
 	}
 }
 
-// refleet puts the members of all sources together: the config's, those that registered, the target's. It reports
-// whether that changed something. Called with mu held.
+// refleet puts the members of all sources together, and reports whether that changed something. Called with mu held.
 func (d *deployment) refleet() bool {
-	all := make([]described, 0, len(d.config.Replicas)+len(d.registered)+len(d.resolved))
-	addresses := make(map[string]bool)
-	for _, r := range d.config.Replicas {
-		m := describedIn(r)
-		if own := d.registered[m.ID]; own != nil {
-			m.speaksFor(own.described)
-		}
-		addresses[m.Address] = true
-		all = append(all, m)
-	}
-	for _, r := range d.registered {
-		addresses[r.Address] = true
-		all = append(all, r.described)
-	}
-	for _, m := range d.resolved {
-		if !addresses[m.Address] {
-			all = append(all, m)
-		}
-	}
-	for i := range all {
-		d.size(&all[i])
-	}
-	slices.SortStableFunc(all[len(d.config.Replicas):], byID)
-	mark(all, d.unwell)
+	all := d.sources.members(d.polls.kvTokens)
 	before, last := len(d.roster.order), d.roster.last
 	if !d.roster.set(all) {
 		return false
@@ -196,9 +183,9 @@ func (d *deployment) refleet() bool {
 	d.loads.forget(d.isMember)
 	d.shown.forget(d.isMember)
 	d.hosted.Load().take(d.roster.members(), d.roster.order)
-	d.askFleet()
+	d.polls.follow(d.roster.order)
 	d.catalogued()
-	if why := d.notServing(); why != "" {
+	if why := d.catalogue.Load().notServing(); why != "" {
 		d.log.Warn("warmpath: the deployment does not serve", "reason", why)
 	}
 	level := slog.LevelInfo
@@ -235,11 +222,11 @@ func (d *deployment) close() {
 	d.ledger.close()
 	d.wakeWatchers()
 	d.mu.Unlock()
-	d.repoll(nil)
+	d.polls.configure(nil)
 	if d.unobserve != nil {
 		d.unobserve()
 	}
-	d.leases.close()
+	d.picks.leases.close()
 	d.hosted.Load().close()
-	d.reach.Load().close()
+	d.dialer.close()
 }

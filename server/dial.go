@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"sync/atomic"
@@ -77,21 +78,27 @@ type reach struct {
 	certs *certificates // nil = in plaintext
 }
 
-// reachBy puts another way into force, for connections that are made from now on. It is called by one goroutine at a time.
-func (d *deployment) reachBy(c *ReplicaTLS) error {
-	was := d.reach.Load()
+// A dialer makes the server's own connections to a deployment's replicas.
+type dialer struct {
+	log *slog.Logger
+	by  atomic.Pointer[reach]
+}
+
+// use puts another way into force, for connections that are made from now on. It is called by one goroutine at a time.
+func (x *dialer) use(c *ReplicaTLS) error {
+	was := x.by.Load()
 	next := new(reach)
 	if c != nil {
 		if was != nil && was.certs != nil && was.tls == *c {
 			return nil
 		}
-		certs, err := openCertificates(c, d.log)
+		certs, err := openCertificates(c, x.log)
 		if err != nil {
 			return fmt.Errorf("replica_tls.%w", err)
 		}
 		next = &reach{*c, certs}
 	}
-	d.reach.Store(next)
+	x.by.Store(next)
 	was.close()
 	return nil
 }
@@ -102,10 +109,12 @@ func (r *reach) close() {
 	}
 }
 
+func (x *dialer) close() { x.by.Load().close() }
+
 // dial returns the server's own connection to a replica. One that is lost is tried again every few seconds.
-func (d *deployment) dial(m described) (*grpc.ClientConn, error) {
+func (x *dialer) dial(m described) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
-		grpc.WithTransportCredentials(&reaching{&d.reach}),
+		grpc.WithTransportCredentials(&reaching{&x.by}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 500 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 5 * time.Second,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -206,30 +205,10 @@ func (k *checker) run(ctx context.Context, members func() []described, told func
 	}
 }
 
-// unregistered are the members whose health nobody tells.
-func (d *deployment) unregistered() []described {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	all := make([]described, 0, len(d.roster.order))
-	for _, m := range d.roster.order {
-		if d.registered[m.ID] == nil {
-			all = append(all, m.described)
-		}
-	}
-	return all
-}
-
-// checkedUp puts into force who does not serve. Who has registered in the meantime speaks for itself.
+// checkedUp puts the symptoms that were found into force.
 func (d *deployment) checkedUp(unwell map[string]symptom) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	maps.DeleteFunc(unwell, func(id string, _ symptom) bool { return d.registered[id] != nil })
-	if d.closed || maps.Equal(unwell, d.unwell) {
-		return
-	}
-	d.unwell = unwell
-	if d.refleet() {
-		d.wakeWatchers()
+	if d.sources.check(unwell) {
+		d.refresh()
 	}
 }
 
@@ -273,8 +252,8 @@ func (c *checks) adjust(config *HealthCheck, d *deployment) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
-	k := &checker{config: *config, log: d.log, now: d.now, dial: d.dial}
-	c.done.Go(func() { k.run(ctx, d.unregistered, d.checkedUp) })
+	k := &checker{config: *config, log: d.log, now: d.now, dial: d.dialer.dial}
+	c.done.Go(func() { k.run(ctx, func() []described { return d.sources.unregistered(d.members()) }, d.checkedUp) })
 }
 
 func (c *checks) stop() {

@@ -55,8 +55,8 @@ func TestRoundsOfChecks(t *testing.T) {
 		replicaAt("well", engine(t, well)), replicaAt("other", engine(t, other)),
 		replicaAt("silent", engine(t, nil)), replicaAt("gone", gone.Addr().String()),
 	}
-	plain := new(deployment)
-	plain.reach.Store(new(reach))
+	plain := new(dialer)
+	plain.by.Store(new(reach))
 	clock := newClock()
 	k := &checker{config: DefaultHealthCheck(), log: discard, now: clock.now, dial: plain.dial}
 	k.config.Timeout *= 20
@@ -133,7 +133,7 @@ func TestRegisteredReplicasAreNotChecked(t *testing.T) {
 		require.NoError(t, err)
 	}
 	register("b")
-	all := d.unregistered()
+	all := d.sources.unregistered(d.members())
 	require.Len(t, all, 2)
 	require.Equal(t, "a", all[0].ID)
 	states := func() (all []string) {
@@ -193,22 +193,22 @@ deployments:
     replica_tls: {ca: `+dir.path("ca.pem")+", cert: "+dir.path("cert.pem")+", key: "+dir.path("key.pem")+`}
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
-	k := &checker{config: DefaultHealthCheck(), log: discard, now: d.now, dial: d.dial}
+	k := &checker{config: DefaultHealthCheck(), log: discard, now: d.now, dial: d.dialer.dial}
 	k.config.Timeout *= 20
 	k.config.Failures = 1
 	defer k.close()
-	require.Empty(t, k.round(t.Context(), d.unregistered()))
+	require.Empty(t, k.round(t.Context(), d.sources.unregistered(d.members())))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
 	require.Contains(t, k.round(t.Context(), []described{misnamed}), "a", "the name is not its own")
-	require.Empty(t, k.round(t.Context(), d.unregistered()))
+	require.Empty(t, k.round(t.Context(), d.sources.unregistered(d.members())))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
 		k.round(t.Context(), nil) // so that it is connected anew
-		return len(k.round(t.Context(), d.unregistered())) > 0
+		return len(k.round(t.Context(), d.sources.unregistered(d.members()))) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
 	k.round(t.Context(), nil)
-	require.NoError(t, d.reachBy(nil))
-	require.Contains(t, k.round(t.Context(), d.unregistered()), "a", "plaintext")
+	require.NoError(t, d.dialer.use(nil))
+	require.Contains(t, k.round(t.Context(), d.sources.unregistered(d.members())), "a", "plaintext")
 }

@@ -113,7 +113,7 @@ func TestPanicsAreErrors(t *testing.T) {
 	require.Equal(t, codes.Internal, status.Code(err), "%v", err)
 	f.choose(t, request("well"))
 	require.Equal(t, map[string]int{"a": 1}, f.ongoing("chat"))
-	require.Zero(t, f.deployment("chat").leases.pending)
+	require.Zero(t, f.deployment("chat").picks.leases.pending)
 
 	said := log.String()
 	require.Equal(t, 19, strings.Count(said, "a panic was caught"))

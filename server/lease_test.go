@@ -41,7 +41,7 @@ func (f *fixture) load() (b book) {
 
 // whole is what is booked there as those who are not trusted are shown it.
 func (f *fixture) whole() (b book) {
-	for _, held := range f.deployment("chat").leases.uncached() {
+	for _, held := range f.deployment("chat").picks.leases.uncached() {
 		b.add(held, 1)
 	}
 	return b
@@ -50,7 +50,7 @@ func (f *fixture) whole() (b book) {
 // A deployment that is being taken out does not say that it is full: callers go elsewhere.
 func TestPicksOfADeploymentThatIsTakenOut(t *testing.T) {
 	f := start(t, quiet)
-	f.deployment("chat").leases.close()
+	f.deployment("chat").picks.leases.close()
 	_, err := f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{})
 	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 }
@@ -163,7 +163,7 @@ func TestIdempotentAtOnce(t *testing.T) {
 		require.Equal(t, codes.Unavailable, status.Code(err))
 	}
 	require.EqualValues(t, 1, f.load().ongoing)
-	require.Len(t, f.deployment("chat").leases.byName, 1)
+	require.Len(t, f.deployment("chat").picks.leases.byName, 1)
 }
 
 // Attempts at one request have reservations of their own: giving one back leaves the other. Without a number they are one.
@@ -218,7 +218,7 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 						if err := decodeKey(r, &q); err != nil {
 							return nil, err
 						}
-						return d.choose(ctx, p, r, &q)
+						return d.picks.choose(ctx, p, r, &q)
 					}
 					held, err := choose(t.Context(), "held", long)
 					require.NoError(t, err)
@@ -246,7 +246,7 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 					<-gone
 					synctest.Wait()
 					if room {
-						d.leases.end(held.GetReservation().GetId()).release(routing.Outcome{})
+						d.picks.leases.end(held.GetReservation().GetId()).release(routing.Outcome{})
 					}
 					wg.Wait()
 					leave()
@@ -266,7 +266,7 @@ func TestLeasesKeepNoNames(t *testing.T) {
 	a := f.choose(t, r)
 	require.Equal(t, "retry", a.GetDecision().GetReason())
 	require.Equal(t, "c", a.GetReplica().GetId(), "the others were tried")
-	x := f.deployment("chat").leases.byID[a.GetReservation().GetId()]
+	x := f.deployment("chat").picks.leases.byID[a.GetReservation().GetId()]
 	require.Empty(t, x.q.TriedIDs())
 	require.Empty(t, x.q.Exclude)
 }

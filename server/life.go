@@ -38,23 +38,23 @@ func (s *Server) lived(p *principal, r *warmpathv1.LifeReport) bool {
 		return false
 	}
 	d := (*s.deployments.Load())[r.GetReservation()[:end]]
-	return d != nil && d.lived(r)
+	return d != nil && d.picks.lived(r)
 }
 
-func (d *deployment) lived(r *warmpathv1.LifeReport) bool {
+func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 	if r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_RELEASED {
-		x := d.leases.end(r.GetReservation())
+		x := k.leases.end(r.GetReservation())
 		if x != nil {
 			o := outcome(r.GetOutcome())
 			x.release(o)
-			if d.recorder != nil {
-				d.recorder.Ended(context.Background(), d.hosted.Load().policy(), &x.q, x.booking.Decision, o)
+			if k.recorder != nil {
+				k.recorder.Ended(context.Background(), k.hosted.Load().policy(), &x.q, x.booking.Decision, o)
 			}
 		}
 		return x != nil
 	}
 	prefilled := r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE
-	x := d.leases.renew(r.GetReservation(), prefilled, d.now())
+	x := k.leases.renew(r.GetReservation(), prefilled, k.now())
 	if x != nil && prefilled {
 		x.booking.Answered()
 	}

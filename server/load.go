@@ -104,16 +104,20 @@ func (d *deployment) unsettled(m *member, now time.Time) bool {
 	if !now.Before(d.settles) {
 		return false
 	}
-	_, heard, tells := d.saidOf(m.ID)
+	_, heard, tells := d.reportedBy(m.ID)
 	return !tells || now.Sub(heard) >= time.Duration(d.limits.Load().StaleAfter)
 }
 
 // tick is the end of an interval: what has expired is let go, load is added up, told to the Router, and to the watchers.
 func (d *deployment) tick(now time.Time) {
-	d.leases.expire(now)
+	d.picks.leases.expire(now)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.dropUnheard(now)
+	expired, stirred := d.sources.expire(now)
+	d.tally.registrationsExpired.Add(expired)
+	if stirred {
+		d.refleet()
+	}
 	limits := d.limits.Load()
 	stale := d.ledger.count(now, time.Duration(limits.StaleAfter), time.Duration(limits.Lease))
 	router := d.hosted.Load().router
@@ -164,7 +168,7 @@ func (d *deployment) tick(now time.Time) {
 // show puts the load into force as it is shown to those who are not trusted: of what we have booked ourselves each prompt counts
 // whole. From what is not cached of a prompt, as the Router counts it, who asks could tell what is. Called with mu held.
 func (d *deployment) show(stale []uint32, now time.Time) {
-	own := d.leases.uncached()
+	own := d.picks.leases.uncached()
 	d.shown.update(d.roster.order, func(m *member) book {
 		total, _ := d.totalOf(m, own[m.number], now)
 		return total
@@ -185,7 +189,7 @@ func (d *deployment) loadsFor(p *principal) *loads {
 func (d *deployment) totalOf(m *member, own book, now time.Time) (total book, fresh bool) {
 	total = own
 	total.add(d.ledger.total[m.number], 1)
-	load, heard, tells := d.saidOf(m.ID)
+	load, heard, tells := d.reportedBy(m.ID)
 	if !tells {
 		return total, true
 	}
@@ -193,4 +197,12 @@ func (d *deployment) totalOf(m *member, own book, now time.Time) (total book, fr
 		return total, false
 	}
 	return book{max(total.ongoing, load.ongoing), max(total.tokens, load.tokens)}, true
+}
+
+// reportedBy is the load that a replica reports itself, as it registered or as it was asked; false if it never did.
+func (d *deployment) reportedBy(id string) (load book, heard time.Time, ok bool) {
+	if load, heard, ok = d.sources.loadOf(id); ok {
+		return load, heard, ok
+	}
+	return d.polls.loadOf(id)
 }

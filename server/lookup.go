@@ -54,7 +54,7 @@ func (s *Server) meant(c *principal, name, model string) (d *deployment, base, a
 		if err != nil || model == "" {
 			return d, model, "", err
 		}
-		if base, adapter = d.split(model); d.declares() && !d.serves(base) && base != d.name {
+		if base, adapter = d.catalogue.Load().split(model); d.catalogue.Load().declares() && !d.catalogue.Load().serves(base) && base != d.name {
 			return nil, "", "", status.Errorf(codes.NotFound, "deployment %s does not serve the model %q", d.name, base)
 		}
 		return d, base, adapter, nil
@@ -72,7 +72,7 @@ func (s *Server) meant(c *principal, name, model string) (d *deployment, base, a
 			return only(found), base, adapter, nil
 		}
 	}
-	if d := only(all); d != nil && !d.declares() {
+	if d := only(all); d != nil && !d.catalogue.Load().declares() {
 		return d, base, adapter, nil
 	}
 	return nil, "", "", status.Errorf(codes.NotFound, "no deployment serves the model %q", model)
@@ -85,7 +85,7 @@ func serving(all map[string]*deployment, model string) map[string]*deployment {
 	}
 	found := make(map[string]*deployment)
 	for name, d := range all {
-		if d.serves(model) {
+		if d.catalogue.Load().serves(model) {
 			found[name] = d
 		}
 	}
@@ -106,40 +106,16 @@ func names(all map[string]*deployment) string {
 	return strings.Join(slices.Sorted(maps.Keys(all)), ", ")
 }
 
-// catalogue is what a deployment's config and replicas say of models. It is replaced with the fleet.
+// catalogue is what a deployment's config and replicas declare of models. It is replaced with the fleet, and never written.
 type catalogue struct {
 	names    map[string]bool // that requests may use
 	declared []string        // by replicas
 	replicas int
 }
 
-func (d *deployment) serves(model string) bool { return d.catalogue.Load().names[model] }
-
-func (d *deployment) declares() bool { return len(d.catalogue.Load().names) > 0 }
-
-// split takes "base:adapter" apart, unless it is the name of a model.
-func (d *deployment) split(model string) (base, adapter string) {
-	if d.serves(model) {
-		return model, ""
-	}
-	base, adapter, _ = strings.Cut(model, ":")
-	return base, adapter
-}
-
-// canonical returns the name under which the replicas know a model: hashes depend on it. A name that no replica
-// declares means the one model that they all serve, if it is one.
-func (d *deployment) canonical(model string) string {
-	declared := d.catalogue.Load().declared
-	if len(declared) == 1 {
-		return declared[0]
-	}
-	return model
-}
-
-// catalogued is called with mu held when the fleet or the config has changed.
-func (d *deployment) catalogued() {
-	c := &catalogue{names: make(map[string]bool), replicas: len(d.roster.order)}
-	for _, m := range d.roster.order {
+func newCatalogue(order []*member, models []string) *catalogue {
+	c := &catalogue{names: make(map[string]bool), replicas: len(order)}
+	for _, m := range order {
 		for _, model := range m.Models {
 			if !c.names[model] {
 				c.names[model] = true
@@ -147,19 +123,46 @@ func (d *deployment) catalogued() {
 			}
 		}
 	}
-	for _, model := range d.config.Models {
+	for _, model := range models {
 		c.names[model] = true
 	}
-	before := d.catalogue.Swap(c)
-	if before == nil || (before.replicas == 0) != (c.replicas == 0) {
-		d.moved()
-	}
+	return c
 }
 
-// notServing says why the deployment does not serve; empty = it does.
-func (d *deployment) notServing() string {
-	if d.catalogue.Load().replicas == 0 {
+func (c *catalogue) serves(model string) bool { return c.names[model] }
+
+func (c *catalogue) declares() bool { return len(c.names) > 0 }
+
+// split takes "base:adapter" apart, unless it is the name of a model.
+func (c *catalogue) split(model string) (base, adapter string) {
+	if c.serves(model) {
+		return model, ""
+	}
+	base, adapter, _ = strings.Cut(model, ":")
+	return base, adapter
+}
+
+// canonical returns the name under which the replicas know a model: hashes depend on it. A name that no replica declares means
+// the one model that they all serve, if it is one.
+func (c *catalogue) canonical(model string) string {
+	if len(c.declared) == 1 {
+		return c.declared[0]
+	}
+	return model
+}
+
+// notServing is the reason for which the deployment does not serve; empty = it does.
+func (c *catalogue) notServing() string {
+	if c.replicas == 0 {
 		return "it has no replicas: none is configured, resolved or registered"
 	}
 	return ""
+}
+
+// catalogued is called with mu held when the fleet or the config has changed.
+func (d *deployment) catalogued() {
+	c := newCatalogue(d.roster.order, d.config.Models)
+	if before := d.catalogue.Swap(c); before == nil || (before.replicas == 0) != (c.replicas == 0) {
+		d.moved()
+	}
 }

@@ -130,3 +130,12 @@ func (f *fixture) ongoing(name string) map[string]int {
 	}
 	return all
 }
+
+// register takes a heartbeat as the service does.
+func (d *deployment) register(r *warmpathv1.RegisterRequest, m described) (*warmpathv1.RegisterResponse, error) {
+	a, changed, err := d.sources.register(r, m, d.limits.Load())
+	if changed {
+		d.refresh()
+	}
+	return a, err
+}

@@ -25,27 +25,27 @@ type figure struct {
 
 var gauges = []figure{
 	{"warmpath.server.watchers", "{client}", "Clients that watch.", (*deployment).watching},
-	{"warmpath.server.reservations", "{pick}", "Picks that count: reservations, and those that nobody reports on.", func(d *deployment) int64 { return int64(d.leases.held()) }},
+	{"warmpath.server.reservations", "{pick}", "Picks that count: reservations, and those that nobody reports on.", func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
 	{"warmpath.server.index.superblocks", "{superblock}", "Superblocks of 512 tokens that watching clients are told of, of all replicas.", func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
 }
 
 var counts = []figure{
-	{"warmpath.server.reservations.expired", "{reservation}", "Reservations that ended with their lease.", func(d *deployment) int64 { return d.leases.expired.Load() }},
+	{"warmpath.server.reservations.expired", "{reservation}", "Reservations that ended with their lease.", func(d *deployment) int64 { return d.picks.leases.expired.Load() }},
 	{"warmpath.server.registrations.expired", "{replica}", "Replicas that registered themselves and were taken out when their lease ended.", func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
-	{"warmpath.server.polls.failed", "{poll}", "Replicas that were asked for their load and did not answer.", (*deployment).pollsFailed},
+	{"warmpath.server.polls.failed", "{poll}", "Replicas that were asked for their load and did not answer.", func(d *deployment) int64 { return d.polls.failed() }},
 	{"warmpath.server.broadcast.bytes", "By", "What watching clients were sent.", func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
 	{"warmpath.server.broadcast.messages", "{message}", "Messages that watching clients were sent.", func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
 }
 
 // observe records the deployment's metrics until it is closed. It is called once, before the deployment is used.
 func (d *deployment) observe(r *telemetry.Recorder) error {
-	d.recorder = r.With(telemetry.KeyDeployment.String(d.name))
+	d.picks.recorder = r.With(telemetry.KeyDeployment.String(d.name))
 	stop, err := d.watchMeters()
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
 	d.unobserve = stop
-	return d.hosted.Load().observe(d.recorder)
+	return d.hosted.Load().observe(d.picks.recorder)
 }
 
 // whoMeasures reads metrics: they are for those who run the server.
@@ -53,7 +53,7 @@ var unrestrictedReader = unrestricted()
 
 // watchMeters registers what the deployment counts by itself.
 func (d *deployment) watchMeters() (stop func(), err error) {
-	b := builder{meter: d.recorder.Meter()}
+	b := builder{meter: d.picks.recorder.Meter()}
 	var values []metric.Int64Observable
 	for _, f := range gauges {
 		values = append(values, b.gauge(f.name, f.unit, f.what))
@@ -70,7 +70,7 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 		return nil, b.err
 	}
 	which := telemetry.KeyDeployment.String(d.name)
-	reg, err := d.recorder.Meter().RegisterCallback(func(_ context.Context, o metric.Observer) error {
+	reg, err := d.picks.recorder.Meter().RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		own := metric.WithAttributes(which)
 		for i, f := range append(gauges[:len(gauges):len(gauges)], counts...) {
 			o.ObserveInt64(values[i], f.value(d), own)

@@ -44,8 +44,7 @@ deployments:
   chat:
     policy: {prefix_cache_affinity: {}}
     register: true
-    load_poll: {from: "grpc:vllm", interval: 50ms}
-    store: {max_entries: 1}`), Options{Logger: discard, Now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+    load_poll: {from: "grpc:vllm", interval: 50ms}`), Options{Logger: discard, Now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
 	require.NoError(t, err)
 	f := serveFixture(t, s)
 	f.clock = now
@@ -61,10 +60,6 @@ deployments:
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "w", Index: true, Load: true})
 	w.next()
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{Prompt: tokens(4000)}})
-	for _, key := range []string{"one", "two"} {
-		_, err := f.deployment("chat").store.Set(t.Context(), key, nil, 0)
-		require.NoError(t, err)
-	}
 	f.tick("chat")
 	moved := make(map[string]bool)
 	look := func() (all bool) {

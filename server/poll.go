@@ -1,9 +1,14 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
+	"log/slog"
 	"reflect"
+	"sync"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
@@ -51,137 +56,137 @@ func (p *LoadPoll) validate() error {
 	return nil
 }
 
-// polls is the asking of one deployment's replicas, and what they said.
+// polls asks the replicas of one deployment for their load, and keeps the answers. Safe for use by many goroutines, but for
+// configure.
 type polls struct {
-	config *LoadPoll
-	poller *loadpoll.Poller // nil where nobody is asked
-	calls  *calls
+	log  *slog.Logger
+	now  func() time.Time
+	dial func(described) (*grpc.ClientConn, error)
+	stir func() // called when a replica's capacity has changed
 
-	// What replicas said, by id; guarded by the deployment's mutex.
-	said map[string]saying
+	config *LoadPoll // of configure alone
+
+	mu      sync.Mutex // guards what follows; the poller's and the calls' locks are taken under it
+	poller  *loadpoll.Poller
+	calls   *calls
+	answers map[string]polled // by id; of members only
 }
 
-// A saying is what a replica said of itself when it was asked. Only its load is ever too old.
-type saying struct {
-	load     book
+// polled is the last answer of a replica. Only its load is ever too old.
+type polled struct {
+	load     book // negative = none yet
 	heard    time.Time
 	kvTokens int
 }
 
-// repoll asks as a config says. Called without mu, by one goroutine at a time.
-func (d *deployment) repoll(c *LoadPoll) {
-	if reflect.DeepEqual(c, d.polls.config) {
+var neverPolled = book{-1, -1}
+
+// configure asks as a config says, nil = not at all, those that follow names. It waits for the questions under way, and is
+// called by one goroutine at a time.
+func (x *polls) configure(c *LoadPoll) {
+	if reflect.DeepEqual(c, x.config) {
 		return
 	}
-	next := polls{config: c, said: make(map[string]saying)}
+	x.config = c
+	var poller *loadpoll.Poller
+	var conns *calls
 	if c != nil {
 		source, err := loadpoll.Parse(c.From, c.Pages)
 		if err != nil {
-			d.log.Error("warmpath: load is not asked for", "error", err) // the config was checked
+			x.log.Error("warmpath: load is not asked for", "error", err) // the config was checked
 			return
 		}
-		next.calls = &calls{dial: d.dial}
-		next.poller = loadpoll.New(loadpoll.Options{
-			Source: source, Connect: next.calls.connect, Report: d.polled, Logger: d.log,
-			Interval: time.Duration(orDuration(c.Interval, defaultPollInterval)), Timeout: time.Duration(orDuration(c.Timeout, defaultPollTimeout)),
+		conns = &calls{dial: x.dial}
+		poller = loadpoll.New(loadpoll.Options{
+			Source: source, Connect: conns.connect, Report: x.take, Logger: x.log,
+			Interval: time.Duration(cmp.Or(c.Interval, defaultPollInterval)), Timeout: time.Duration(cmp.Or(c.Timeout, defaultPollTimeout)),
 		})
 	}
-	d.mu.Lock()
-	before := d.polls
-	for id, s := range before.said { // sizes do not expire
-		next.said[id] = saying{load: book{-1, -1}, kvTokens: s.kvTokens}
+	x.mu.Lock()
+	before, beforeConns := x.poller, x.calls
+	x.poller, x.calls = poller, conns
+	for id, a := range x.answers { // sizes do not expire
+		x.answers[id] = polled{load: neverPolled, kvTokens: a.kvTokens}
 	}
-	d.polls = next
-	d.askFleet()
-	d.mu.Unlock()
-	before.close()
-}
-
-func orDuration(d, or policy.Duration) policy.Duration {
-	if d == 0 {
-		return or
-	}
-	return d
-}
-
-// close waits for those who are being asked, and who may wait for the deployment's mutex.
-func (p *polls) close() {
-	if p.poller != nil {
-		p.poller.Close()
-		p.calls.close()
+	x.mu.Unlock()
+	if before != nil {
+		before.Close()
+		beforeConns.close()
 	}
 }
 
-// askFleet has the members asked that there are now. Called with mu held.
-func (d *deployment) askFleet() {
-	for id := range d.polls.said {
-		if d.roster.byID[id] == nil {
-			delete(d.polls.said, id)
+// follow has these members asked.
+func (x *polls) follow(order []*member) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	answers := make(map[string]polled, len(order))
+	fleet := make([]routing.Attributes, len(order))
+	for i, m := range order {
+		answers[m.ID] = polled{load: neverPolled}
+		if a, found := x.answers[m.ID]; found {
+			answers[m.ID] = a
 		}
-	}
-	if d.polls.poller == nil {
-		return
-	}
-	fleet := make([]routing.Attributes, len(d.roster.order))
-	for i, m := range d.roster.order {
 		fleet[i] = m.Attributes
 	}
-	d.polls.calls.setFleet(d.roster.order)
-	d.polls.poller.SetFleet(fleet)
-}
-
-// polled takes what a replica said.
-func (d *deployment) polled(id string, l loadpoll.Load) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.roster.byID[id] == nil || d.polls.poller == nil {
-		return
-	}
-	was := d.polls.said[id]
-	next := saying{load: book{int64(min(l.Ongoing, maxOngoing)), -1}, heard: d.now(), kvTokens: l.KVTokens}
-	if next.kvTokens == 0 {
-		next.kvTokens = was.kvTokens
-	}
-	d.polls.said[id] = next
-	if next.kvTokens != was.kvTokens {
-		d.stirred = true
+	x.answers = answers
+	if x.poller != nil {
+		x.calls.setFleet(order)
+		x.poller.SetFleet(fleet)
 	}
 }
 
-// size fills in how large a replica's cache is where nobody but itself has said so. Called with mu held.
-func (d *deployment) size(m *described) {
-	if m.KVTokens == 0 {
-		m.KVTokens = d.polls.said[m.ID].kvTokens
+// take keeps the answer of a replica.
+func (x *polls) take(id string, l loadpoll.Load) {
+	if x.changes(id, l) {
+		x.stir()
 	}
 }
 
-// saidOf is what a replica says of its load, as it registered or as it was asked; false if it never did. Called with mu held.
-func (d *deployment) saidOf(id string) (load book, heard time.Time, ok bool) {
-	if r, tells := d.registered[id]; tells && r.load != (book{-1, -1}) {
-		return r.load, r.heard, true
+func (x *polls) changes(id string, l loadpoll.Load) (capacity bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	was, found := x.answers[id]
+	if !found || x.poller == nil {
+		return false
 	}
-	s, tells := d.polls.said[id]
-	return s.load, s.heard, tells && s.load != book{-1, -1}
+	next := polled{load: book{int64(min(l.Ongoing, maxOngoing)), -1}, heard: x.now(), kvTokens: cmp.Or(l.KVTokens, was.kvTokens)}
+	x.answers[id] = next
+	return next.kvTokens != was.kvTokens
 }
 
-// pollProblems returns why replicas cannot be asked, by id.
-func (d *deployment) pollProblems() map[string]string {
-	d.mu.Lock()
-	poller := d.polls.poller
-	d.mu.Unlock()
-	if poller == nil {
-		return nil
-	}
-	return poller.Problems()
+// kvTokens is the size of a replica's cache, 0 = not known.
+func (x *polls) kvTokens(id string) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.answers[id].kvTokens
 }
 
-// pollsFailed counts the questions that came to nothing since the config was last changed.
-func (d *deployment) pollsFailed() int64 {
-	d.mu.Lock()
-	poller := d.polls.poller
-	d.mu.Unlock()
-	if poller == nil {
-		return 0
+// loadOf is the load of a replica that has answered.
+func (x *polls) loadOf(id string) (load book, heard time.Time, ok bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	a, found := x.answers[id]
+	return a.load, a.heard, found && a.load != neverPolled
+}
+
+func (x *polls) current() *loadpoll.Poller {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.poller
+}
+
+// problems are why replicas cannot be asked, by id.
+func (x *polls) problems() map[string]string {
+	if p := x.current(); p != nil {
+		return p.Problems()
 	}
-	return poller.Failed()
+	return nil
+}
+
+// failed counts the questions without an answer since the config was last changed.
+func (x *polls) failed() int64 {
+	if p := x.current(); p != nil {
+		return p.Failed()
+	}
+	return 0
 }

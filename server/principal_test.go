@@ -144,7 +144,7 @@ func TestEveryMethodAsks(t *testing.T) {
 		"status":                {told(chatToken, "chat"), codes.OK},
 		"status, other":         {told(chatToken, "code"), codes.PermissionDenied},
 		"status, nobody":        {told("", ""), codes.Unauthenticated},
-		"store":                 {stored(chatToken, "chat"), codes.NotFound},
+		"store":                 {stored(chatToken, "chat"), codes.OK},
 		"store, other":          {stored(chatToken, "code"), codes.PermissionDenied},
 		"store, nobody":         {stored("", "chat"), codes.Unauthenticated},
 		"watch":                 {watched(chatToken, "chat"), codes.OK},

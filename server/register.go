@@ -1,13 +1,11 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"math"
 	"net"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -25,14 +23,6 @@ const (
 	maxRegisteredRanks = 256
 )
 
-// A registration is a replica that registered itself, until its lease ends.
-type registration struct {
-	described
-	load  book // as it says itself; negative = it did not
-	heard time.Time
-	until time.Time
-}
-
 // Register implements the service.
 func (s *Server) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse, error) {
 	p := s.principalOf(ctx)
@@ -45,12 +35,16 @@ func (s *Server) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*
 	}
 	m, err := decodeReplica(r.GetReplica())
 	if err == nil {
-		err = checkEvents(&m, peerHost(ctx), d.eventHosts())
+		err = checkEvents(&m, peerHost(ctx), d.sources.eventHosts())
 	}
 	if err != nil {
 		return nil, err
 	}
-	return d.register(r, m)
+	a, changed, err := d.sources.register(r, m, d.limits.Load())
+	if changed {
+		d.refresh()
+	}
+	return a, err
 }
 
 // decodeReplica is as strict as a fleet file. Its errors are statuses that name the field.
@@ -126,90 +120,8 @@ func checkEvents(m *described, peer string, hosts []string) error {
 // anyHost stands for all hosts in register_event_hosts.
 const anyHost = "*"
 
-func (d *deployment) eventHosts() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.config.RegisterEventHosts
-}
-
 // peerHost is the host that calls; empty = not known.
 func peerHost(ctx context.Context) string {
 	host, _, _ := net.SplitHostPort(addressOf(ctx))
 	return host
 }
-
-// register takes a heartbeat. What only a deployment's own tick must know of is told then.
-func (d *deployment) register(r *warmpathv1.RegisterRequest, m described) (*warmpathv1.RegisterResponse, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	limits := d.limits.Load()
-	was := d.registered[m.ID]
-	switch {
-	case !d.config.Register:
-		return nil, status.Errorf(codes.PermissionDenied, "deployment %s does not take replicas that register themselves: set register", d.name)
-	case r.GetLeaving():
-		delete(d.registered, m.ID)
-		d.refreshed(was != nil)
-		return new(warmpathv1.RegisterResponse), nil
-	case was == nil && len(d.registered) >= limits.MaxRegistered:
-		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has max_registered (%d) replicas", d.name, limits.MaxRegistered)
-	}
-	lease := time.Duration(limits.RegisterLease)
-	if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
-		lease = min(asked, lease)
-	}
-	now := d.now()
-	next := &registration{described: m, load: book{-1, -1}, heard: now, until: now.Add(lease)}
-	if r.Ongoing != nil {
-		next.load.ongoing = int64(min(r.GetOngoing(), maxOngoing))
-	}
-	if r.QueuedTokens != nil {
-		next.load.tokens = int64(min(r.GetQueuedTokens(), maxTokens))
-	}
-	d.registered[m.ID] = next
-	delete(d.unwell, m.ID)
-	switch {
-	case was == nil || was.Draining != m.Draining || was.Instance != m.Instance:
-		d.refreshed(true)
-	case !was.equal(&next.described):
-		d.stirred = true
-	}
-	heartbeat := min(lease, time.Duration(limits.StaleAfter)) / 3
-	return &warmpathv1.RegisterResponse{LeaseMs: uint32(lease.Milliseconds()), HeartbeatMs: uint32(heartbeat.Milliseconds())}, nil
-}
-
-// refreshed puts a change of who registered into force. Called with mu held.
-func (d *deployment) refreshed(changed bool) {
-	if changed && d.refleet() {
-		d.wakeWatchers()
-	}
-}
-
-// speaksFor lets a replica of the config say of itself what only it can know.
-func (m *described) speaksFor(own described) {
-	m.Draining = m.Draining || own.Draining
-	m.Stats, m.KVTokens = own.Stats, own.KVTokens
-	m.Instance = cmp.Or(own.Instance, m.Instance)
-	if len(own.Adapters) > 0 {
-		m.Adapters = own.Adapters
-	}
-}
-
-// dropUnheard takes out the replicas whose lease has ended, and puts into force what the others said of themselves since
-// the last interval. Called with mu held.
-func (d *deployment) dropUnheard(now time.Time) {
-	for id, r := range d.registered {
-		if !now.Before(r.until) {
-			delete(d.registered, id)
-			d.tally.registrationsExpired.Add(1)
-			d.log.Warn("warmpath: a replica that registered itself is silent and taken out", "replica", id)
-			d.stirred = true
-		}
-	}
-	if d.stirred {
-		d.stirred = false
-		d.refleet()
-	}
-}
-
-func byID(a, b described) int { return cmp.Compare(a.ID, b.ID) }

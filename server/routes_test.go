@@ -92,6 +92,7 @@ func TestOwnPicksAreShared(t *testing.T) {
 	ask.Mode = warmpathv1.PickMode_PICK_MODE_COUNT
 	ask.Excluded = []string{"c"}
 	to := f.choose(t, ask).GetReplica().GetId()
+	f.advance(2 * time.Second) // then it counts as prefilled
 	f.tick("chat")
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "w", Index: true})
 	changes := w.next().GetIndex().GetChanges()

@@ -39,7 +39,7 @@ func (s *healthService) of(p *principal, service string) healthpb.HealthCheckRes
 	switch {
 	case !whole && (d == nil || !p.may(service)):
 		return healthpb.HealthCheckResponse_SERVICE_UNKNOWN
-	case !s.serving(), !whole && d.notServing() != "":
+	case !s.serving(), !whole && d.catalogue.Load().notServing() != "":
 		return healthpb.HealthCheckResponse_NOT_SERVING
 	}
 	return healthpb.HealthCheckResponse_SERVING

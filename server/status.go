@@ -56,16 +56,16 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 	h := d.hosted.Load()
 	a := &warmpathv1.DeploymentStatus{
-		Name: d.name, Policy: h.policy(), NotServing: d.notServing(),
+		Name: d.name, Policy: h.policy(), NotServing: d.catalogue.Load().notServing(),
 		Decisions: d.tally.decisionCounts(), Failures: d.tally.failureCounts(),
-		Reservations: uint32(d.leases.held()), ReservationsExpired: uint64(d.leases.expired.Load()),
+		Reservations: uint32(d.picks.leases.held()), ReservationsExpired: uint64(d.picks.leases.expired.Load()),
 		RegistrationsExpired: uint64(d.tally.registrationsExpired.Load()),
 		Queued:               uint32(h.router.Queued()),
 		Index:                h.indexStatus(),
 		BroadcastBytes:       uint64(d.tally.sentBytes.Load()), BroadcastMessages: uint64(d.tally.sentMessages.Load()),
 	}
 	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(p)
-	events, problems := h.eventStatus(), d.pollProblems()
+	events, problems := h.eventStatus(), d.polls.problems()
 	for _, r := range a.Replicas {
 		r.Events, r.PollProblem = events[r.GetId()], problems[r.GetId()]
 	}
@@ -113,7 +113,7 @@ const (
 func (d *deployment) healthOf(m *member, rep *routing.Replica, router *routing.Router) (all []*warmpathv1.HealthReport) {
 	now := d.now()
 	since := func(t time.Time) uint64 { return uint64(max(now.Sub(t).Milliseconds(), 1)) }
-	if s, found := d.unwell[m.ID]; found {
+	if s, found := d.sources.symptomOf(m.ID); found {
 		all = append(all, &warmpathv1.HealthReport{By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why})
 	}
 	if e := d.outliers.replicas[m.number]; e != nil && rep != nil {

@@ -25,7 +25,7 @@ func (s storeService) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmp
 	if err != nil {
 		return nil, err
 	}
-	e, _ := d.store.Get(ctx, r.GetKey()) // an entry of version 0 where there is none
+	e, _ := d.picks.store.Get(ctx, r.GetKey()) // an entry of version 0 where there is none
 	return &warmpathv1.GetResponse{Value: e.Value, Version: e.Version, TtlMs: uint64(e.TTL.Milliseconds())}, nil
 }
 
@@ -35,7 +35,7 @@ func (s storeService) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmp
 	if err != nil {
 		return nil, err
 	}
-	version, err := d.store.Set(ctx, r.GetKey(), r.GetValue(), ttlOf(r.GetTtlMs()))
+	version, err := d.picks.store.Set(ctx, r.GetKey(), r.GetValue(), ttlOf(r.GetTtlMs()))
 	if err != nil {
 		return nil, storeStatus(err)
 	}
@@ -48,7 +48,7 @@ func (s storeService) CompareAndSet(ctx context.Context, r *warmpathv1.CompareAn
 	if err != nil {
 		return nil, err
 	}
-	version, err := d.store.CompareAndSet(ctx, r.GetKey(), r.GetVersion(), r.GetValue(), ttlOf(r.GetTtlMs()))
+	version, err := d.picks.store.CompareAndSet(ctx, r.GetKey(), r.GetVersion(), r.GetValue(), ttlOf(r.GetTtlMs()))
 	if err != nil {
 		return nil, storeStatus(err)
 	}
@@ -61,7 +61,7 @@ func (s storeService) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return new(warmpathv1.DeleteResponse), d.store.Delete(ctx, r.GetKey())
+	return new(warmpathv1.DeleteResponse), d.picks.store.Delete(ctx, r.GetKey())
 }
 
 // ttlOf is 0, which means the longest, for none.
@@ -81,9 +81,9 @@ func storeStatus(err error) error {
 }
 
 // withStore gives a policy that calls out the deployment's store.
-func (d *deployment) withStore(ctx context.Context, r *routing.Router) context.Context {
+func (k *picks) withStore(ctx context.Context, r *routing.Router) context.Context {
 	if r.Uses()&routing.CallsOut == 0 {
 		return ctx
 	}
-	return sharedstore.NewContext(ctx, d.store)
+	return sharedstore.NewContext(ctx, k.store)
 }

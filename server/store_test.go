@@ -28,7 +28,7 @@ deployments:
 	e, err := s.Get(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, sharedstore.Entry{Value: []byte("v"), Version: version, TTL: time.Minute}, e)
-	own, err := f.deployment("chat").store.Get(ctx, "k")
+	own, err := f.deployment("chat").picks.store.Get(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, e, own, "the policy in the server sees the same")
 	_, err = sharedstore.NewClient(f.conn, "code").Get(ctx, "k")

@@ -1,0 +1,224 @@
+package server
+
+import (
+	"cmp"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// sources are where a deployment's members come from: its config, its target, and replicas that registered; and the symptoms
+// that health checks found on them. Safe for use by many goroutines.
+type sources struct {
+	deployment string
+	log        *slog.Logger
+	now        func() time.Time
+
+	mu         sync.Mutex // guards what follows; the polls' lock is taken under it
+	config     Deployment
+	resolved   []described
+	registered map[string]*registration
+	unwell     map[string]symptom // by id, of those that do not serve
+	stirred    bool               // a replica's own figures changed, which is put into force at the next interval
+}
+
+// A registration is a replica that registered itself, until its lease ends.
+type registration struct {
+	described
+	load  book // as it reports itself; negative = it did not
+	heard time.Time
+	until time.Time
+}
+
+// configure takes another config.
+func (x *sources) configure(c Deployment) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if c.Target != x.config.Target {
+		x.resolved = nil
+	}
+	if !c.Register {
+		clear(x.registered)
+	}
+	x.config = c
+}
+
+// resolve takes the addresses of a target, and reports whether it is the config's.
+func (x *sources) resolve(target string, all []described) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if target != x.config.Target {
+		return false
+	}
+	x.resolved = all
+	return true
+}
+
+// check takes the symptoms of replicas that do not serve, and reports whether they are others than before. A replica that has
+// registered in the meantime reports its own state.
+func (x *sources) check(unwell map[string]symptom) (changed bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	maps.DeleteFunc(unwell, func(id string, _ symptom) bool { return x.registered[id] != nil })
+	if maps.Equal(unwell, x.unwell) {
+		return false
+	}
+	x.unwell = unwell
+	return true
+}
+
+// register takes a heartbeat, and reports whether that changes the fleet at once.
+func (x *sources) register(r *warmpathv1.RegisterRequest, m described, limits *Config) (a *warmpathv1.RegisterResponse, changed bool, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	was := x.registered[m.ID]
+	switch {
+	case !x.config.Register:
+		return nil, false, status.Errorf(codes.PermissionDenied, "deployment %s does not take replicas that register themselves: set register", x.deployment)
+	case r.GetLeaving():
+		delete(x.registered, m.ID)
+		return new(warmpathv1.RegisterResponse), was != nil, nil
+	case was == nil && len(x.registered) >= limits.MaxRegistered:
+		return nil, false, status.Errorf(codes.ResourceExhausted, "deployment %s has max_registered (%d) replicas", x.deployment, limits.MaxRegistered)
+	}
+	lease := time.Duration(limits.RegisterLease)
+	if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
+		lease = min(asked, lease)
+	}
+	now := x.now()
+	next := &registration{described: m, load: book{-1, -1}, heard: now, until: now.Add(lease)}
+	if r.Ongoing != nil {
+		next.load.ongoing = int64(min(r.GetOngoing(), maxOngoing))
+	}
+	if r.QueuedTokens != nil {
+		next.load.tokens = int64(min(r.GetQueuedTokens(), maxTokens))
+	}
+	if x.registered == nil {
+		x.registered = make(map[string]*registration)
+	}
+	x.registered[m.ID] = next
+	x.recovered(m.ID)
+	changed = was == nil || was.Draining != m.Draining || was.Instance != m.Instance
+	x.stirred = x.stirred || !changed && !was.equal(&next.described)
+	heartbeat := min(lease, time.Duration(limits.StaleAfter)) / 3
+	return &warmpathv1.RegisterResponse{LeaseMs: uint32(lease.Milliseconds()), HeartbeatMs: uint32(heartbeat.Milliseconds())}, changed, nil
+}
+
+// recovered forgets a symptom. Called with mu held.
+func (x *sources) recovered(id string) {
+	if _, found := x.unwell[id]; found {
+		x.unwell = maps.Clone(x.unwell)
+		delete(x.unwell, id)
+	}
+}
+
+// expire takes out the replicas whose lease has ended, and returns how many. stirred reports whether the fleet is to be put
+// together anew, for that or for figures that changed since the last interval.
+func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for id, r := range x.registered {
+		if !now.Before(r.until) {
+			delete(x.registered, id)
+			expired++
+			x.log.Warn("warmpath: a replica that registered itself is silent and taken out", "replica", id)
+		}
+	}
+	stirred = x.stirred || expired > 0
+	x.stirred = false
+	return expired, stirred
+}
+
+// stir has the fleet put together anew at the next interval.
+func (x *sources) stir() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.stirred = true
+}
+
+// members puts the members of all sources together, the config's first. kvTokens is the size of a replica's cache where the
+// replica itself does not report it, 0 = not known.
+func (x *sources) members(kvTokens func(id string) int) []described {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	all := make([]described, 0, len(x.config.Replicas)+len(x.registered)+len(x.resolved))
+	addresses := make(map[string]bool)
+	for _, r := range x.config.Replicas {
+		m := describedIn(r)
+		if own := x.registered[m.ID]; own != nil {
+			m.reports(own.described)
+		}
+		addresses[m.Address] = true
+		all = append(all, m)
+	}
+	for _, r := range x.registered {
+		addresses[r.Address] = true
+		all = append(all, r.described)
+	}
+	for _, m := range x.resolved {
+		if !addresses[m.Address] {
+			all = append(all, m)
+		}
+	}
+	for i := range all {
+		all[i].KVTokens = cmp.Or(all[i].KVTokens, kvTokens(all[i].ID))
+	}
+	slices.SortStableFunc(all[len(x.config.Replicas):], func(a, b described) int { return cmp.Compare(a.ID, b.ID) })
+	mark(all, x.unwell)
+	return all
+}
+
+// unregistered returns those of the members that do not report their own health.
+func (x *sources) unregistered(order []*member) []described {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	all := make([]described, 0, len(order))
+	for _, m := range order {
+		if x.registered[m.ID] == nil {
+			all = append(all, m.described)
+		}
+	}
+	return all
+}
+
+// loadOf returns the load that a registered replica reports; false if it reports none.
+func (x *sources) loadOf(id string) (load book, heard time.Time, ok bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	r := x.registered[id]
+	if r == nil || r.load == (book{-1, -1}) {
+		return book{}, time.Time{}, false
+	}
+	return r.load, r.heard, true
+}
+
+func (x *sources) symptomOf(id string) (symptom, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s, found := x.unwell[id]
+	return s, found
+}
+
+// eventHosts are the hosts beside its own that a registering replica may name.
+func (x *sources) eventHosts() []string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.config.RegisterEventHosts
+}
+
+// reports lets a replica of the config report what only it can know.
+func (m *described) reports(own described) {
+	m.Draining = m.Draining || own.Draining
+	m.Stats, m.KVTokens = own.Stats, own.KVTokens
+	m.Instance = cmp.Or(own.Instance, m.Instance)
+	if len(own.Adapters) > 0 {
+		m.Adapters = own.Adapters
+	}
+}
