@@ -59,7 +59,12 @@ deployments:
 	require.NoError(t, err)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "w", Index: true, Load: true})
 	w.next()
-	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{Prompt: tokens(4000)}})
+	a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{Prompt: tokens(4000)}})
+	_, err = f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+		Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE,
+	}}})
+	require.NoError(t, err)
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{Prompt: tokens(8000)}})
 	f.tick("chat")
 	moved := make(map[string]bool)
 	look := func() (all bool) {
