@@ -68,7 +68,7 @@ func (a *aborts) close() {
 	a.all.Wait()
 }
 
-// abort tells a replica's engine that the caller of a request has gone: see channel.Binding.
+// abort notifies a replica's engine that the caller of a request has gone: see channel.Binding.
 func (a *aborts) abort(call context.Context, replica, method, id string, ended func(how string)) {
 	conns, ends := a.begin()
 	if conns == nil {
@@ -77,7 +77,7 @@ func (a *aborts) abort(call context.Context, replica, method, id string, ended f
 	}
 	go func() {
 		defer a.end()
-		// With the metadata of the call: it may say who may do this.
+		// With the metadata of the call: it may carry the right to do this.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(call), abortTimeout)
 		defer cancel()
 		defer context.AfterFunc(ends, cancel)()

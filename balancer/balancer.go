@@ -177,7 +177,7 @@ func (b *lb) ExitIdle() {
 	}
 }
 
-// Close ends the balancer: whoever waits in the queue goes back to gRPC. What
+// Close ends the balancer: queued calls go back to gRPC. What
 // was learned stays with the channel's handle, if it has one.
 func (b *lb) Close() {
 	all, unused := b.leave()

@@ -105,7 +105,7 @@ func (b *lb) use(r *routing.Router) {
 		b.handle.Replace(old, next)
 	}
 	if old.Router != r {
-		// Whoever waits there goes to gRPC and meets the new Router in the picker.
+		// Its queued calls go to gRPC and meet the new Router in the picker.
 		go b.retire(old.Router)
 	}
 }
@@ -116,7 +116,7 @@ func dialects(c *lbConfig, h *channel.Handle) *dialect.Table {
 		return c.dialects
 	}
 	t, err := c.dialects.With(h.Dialects...)
-	if err != nil { // the application was told when it dialled
+	if err != nil { // the application got the error when it dialled
 		return c.dialects
 	}
 	return t

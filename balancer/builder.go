@@ -56,7 +56,7 @@ func (builder) ParseConfig(raw json.RawMessage) (serviceconfig.LoadBalancingConf
 	return parseConfig(raw)
 }
 
-// Check says what is wrong with the object under "warmpath" in a service config,
+// Check reports what is wrong with the object under "warmpath" in a service config,
 // naming the field.
 func Check(object string) error {
 	_, err := parseConfig(json.RawMessage(object))

@@ -9,21 +9,21 @@ import (
 	"google.golang.org/grpc/balancer"
 )
 
-// connections are the replicas' connections that are ready, for those who call the replicas themselves.
+// connections are the replicas' connections that are ready, for code that calls the replicas itself.
 type connections struct {
 	mu      sync.Mutex // guards what follows; taken under lb.mu, and nothing is called under it but the connection's own
 	ready   map[string]readyConn
-	changed chan struct{} // closed by the next change; nil while nobody waits
+	changed chan struct{} // closed by the next change; nil while nothing waits
 }
 
-// A readyConn is the connection, and the producer that calls go through from the first time that somebody asks.
+// A readyConn is the connection, and the producer that calls go through from the first use on.
 type readyConn struct {
 	balancer.SubConn
 	conn    grpc.ClientConnInterface // nil before
 	release func()
 }
 
-// set says which connection of a replica is ready; nil for none.
+// set stores which connection of a replica is ready; nil for none.
 func (c *connections) set(id string, sc balancer.SubConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -44,7 +44,7 @@ func (c *connections) set(id string, sc balancer.SubConn) {
 	c.wake()
 }
 
-// wake has those who wait look again. Called with mu held.
+// wake has the waiters look again. Called with mu held.
 func (c *connections) wake() {
 	if c.changed != nil {
 		close(c.changed)
@@ -78,7 +78,7 @@ func (c *connections) get(ctx context.Context, id string) (grpc.ClientConnInterf
 	}
 }
 
-// rename tells of replicas that have other ids now, all at once: they may have changed places.
+// rename applies new ids of replicas, all at once: they may have changed places.
 func (c *connections) rename(ids map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

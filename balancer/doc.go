@@ -4,7 +4,7 @@
 // The rule. Every endpoint of the resolver gets a pick_first child of its own,
 // so one connection; the picker asks the [routing.Router] which replica the call
 // goes to and books it there until the call ends. The policy's algorithm, its
-// queue and its books live in the Router; this package only tells it who is
+// queue and its books live in the Router; this package only reports what is
 // connected and hands its answers to gRPC.
 //
 // With the interceptors of package client the request key comes from the
@@ -12,7 +12,7 @@
 // policies that need the prompt degrade and say so once.
 //
 // Up to [EagerConnections] connections are opened at once, one to each replica or
-// as many as connections_per_replica says. In a larger fleet they are opened when first picked, so that every client can reach
+// as many as connections_per_replica. In a larger fleet they are opened when first picked, so that every client can reach
 // the replica that all agree on without holding a connection to each.
 //
 // Complexity. A pick costs what the policy costs plus two look-ups in the

@@ -11,12 +11,12 @@ import (
 
 // events are the replicas' KV events, followed for one Router. Used with lb.mu held.
 type events struct {
-	manager *kvevents.Manager // nil while nobody is followed
+	manager *kvevents.Manager // nil while no replica is followed
 	router  *routing.Router
 	unwatch func()
 }
 
-// followEvents tells the Router what the replicas say of their caches, if its policy can use that and some of them
+// followEvents passes the replicas' cache events to the Router, if its policy can use that and some of them
 // say where. Called with mu held.
 func (b *lb) followEvents(r *routing.Router) {
 	sources := b.sources()
@@ -38,7 +38,7 @@ func (b *lb) followEvents(r *routing.Router) {
 	b.events.manager.SetFleet(sources)
 }
 
-// endEvents ends what is followed; what was told is cleared.
+// endEvents ends what is followed; what was received is cleared.
 func (b *lb) endEvents() {
 	if b.events.manager != nil {
 		b.events.unwatch()

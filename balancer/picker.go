@@ -43,7 +43,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	res, err := p.send(info, a.Decision().Replica)
 	if !ready {
 		// The pick opens the connection. Should it have become ready meanwhile, the
-		// picker that says so is on its way.
+		// picker with that state is on its way.
 		if err == nil && res.Done != nil {
 			res.Done(balancer.DoneInfo{})
 		}
@@ -70,7 +70,7 @@ func (p *picker) send(info balancer.PickInfo, r *routing.Replica) (balancer.Pick
 	res, err := child.Picker.Pick(info)
 	if err != nil {
 		// The connection is being opened by this pick, or went away since the
-		// Router last heard of it: either way a new picker comes.
+		// Router was updated: either way a new picker comes.
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	return res, nil

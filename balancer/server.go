@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lookaside"
 )
 
-// server is the look-aside server's view of the replicas, told to one Router. Used with lb.mu held.
+// server is the look-aside server's view of the replicas, passed to one Router. Used with lb.mu held.
 type server struct {
 	watch *lookaside.Watch // of the resolver; nil where there is no server
 
@@ -25,7 +25,7 @@ type server struct {
 	detach   func()
 }
 
-// attach lets the Router, whose fleet is set, be told of load and caches, and no other.
+// attach lets the Router, whose fleet is set, receive load and cache updates, and no other.
 func (s *server) attach(r *routing.Router) {
 	if s.attached == s.watch && (s.router == r || s.watch == nil) {
 		return
@@ -57,7 +57,7 @@ func (s *server) central(a *policy.Adoption) *channel.Central {
 	return s.desk
 }
 
-// warn says, once, that there is no server to ask.
+// warn logs once that there is no server to ask.
 func (s *server) warn(a *policy.Adoption) {
 	if a.Asks() && s.watch == nil && !s.warned {
 		s.warned = true

@@ -119,7 +119,7 @@ func (c *conn) UpdateState(state balancer.State) {
 	s.wake()
 }
 
-// wake opens connections again that broke, unless all did: then it is for who is above to
+// wake opens connections again that broke, unless all did: then it is for the balancer above to
 // say whether they are wanted. Called with mu held.
 func (s *several) wake() {
 	idle := 0
@@ -139,7 +139,7 @@ func (s *several) wake() {
 	}
 }
 
-// publish tells the endpoint how the replica's connections are. Called with mu held.
+// publish passes the state of the replica's connections to the endpoint. Called with mu held.
 func (s *several) publish() {
 	if len(s.conns) == 1 {
 		s.ClientConn.UpdateState(s.conns[0].state)
@@ -274,12 +274,12 @@ type waking []balancer.Picker
 
 func (w waking) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	for _, p := range w {
-		_, _ = p.Pick(info) // it says that the call has to wait
+		_, _ = p.Pick(info) // its error is that the call has to wait
 	}
 	return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 }
 
-// waiting is the picker of a connection that has not said anything yet.
+// waiting is the picker of a connection that has no state yet.
 type waiting struct{}
 
 func (waiting) Pick(balancer.PickInfo) (balancer.PickResult, error) {

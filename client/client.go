@@ -32,7 +32,7 @@ type retryBufferOption struct {
 
 // New returns a channel to the target, as [grpc.NewClient] does, whose calls are
 // routed by warmpath. Among opts may be warmpath's own options and any of
-// gRPC's; where both say something, what gRPC was told counts. Nothing is
+// gRPC's; where both set the same, gRPC's own option counts. Nothing is
 // connected yet. The error names what is wrong with the target or the options.
 //
 // Interceptors among opts run inside warmpath's, once for each attempt: they see the attempts of a call, and so do
@@ -55,7 +55,7 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	h := set.newHandle()
 	dial := set.dialOptions()
 	if s := scheme(target); s == resolver.Scheme || s == resolver.FileScheme {
-		// Behind an HTTP proxy gRPC would drop what the fleet says of its replicas.
+		// Behind an HTTP proxy gRPC would drop the fleet's attributes of replicas.
 		dial = append(dial, grpc.WithNoProxy())
 	}
 	dial = append(dial, opts...)
@@ -79,7 +79,7 @@ func asksServer(target string) bool {
 }
 
 // checkScheme refuses what gRPC would look up in DNS for want of a better idea: nothing, a target whose
-// scheme nobody resolves, and a list of addresses.
+// scheme without a resolver, and a list of addresses.
 func checkScheme(target string, cc *grpc.ClientConn) error {
 	if !strings.HasSuffix(cc.CanonicalTarget(), ":///"+target) {
 		return nil
@@ -96,10 +96,10 @@ func checkScheme(target string, cc *grpc.ClientConn) error {
 	return nil
 }
 
-// DialOptions returns what New adds, for those who call [grpc.NewClient]
+// DialOptions returns what New adds, for code that calls [grpc.NewClient]
 // themselves. One list may serve several channels. Put it first, so that what
-// gRPC is told afterwards counts. It panics on an invalid option, which is a
-// mistake in the program; CheckOptions tells it without.
+// follows in the list counts. It panics on an invalid option, which is a
+// mistake in the program; CheckOptions reports it without.
 func DialOptions(opts ...Option) []grpc.DialOption {
 	dial := make([]grpc.DialOption, len(opts))
 	for i, o := range opts {

@@ -8,7 +8,7 @@ import (
 )
 
 // WithSession returns a context whose calls belong to a session: what the
-// metadata key session_id says too, without being sent. It comes before the
+// metadata key session_id does too, without being sent. It comes before the
 // metadata and before the session in the message.
 func WithSession(ctx context.Context, id string) context.Context {
 	return channel.WithRoute(ctx, func(r *channel.Route) { r.Session = id })
@@ -29,7 +29,7 @@ func WithExclude(ctx context.Context, replicas ...string) context.Context {
 	return channel.WithRoute(ctx, func(r *channel.Route) { r.Exclude = append(r.Exclude[:len(r.Exclude):len(r.Exclude)], replicas...) })
 }
 
-// A Decision says where a call went and why: see [telemetry.Report] for its fields.
+// A Decision is where a call went and why: see [telemetry.Report] for its fields.
 type Decision = telemetry.Report
 
 // WithDecision returns a context whose call fills d: where the last attempt went

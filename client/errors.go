@@ -3,7 +3,7 @@ package client
 import "github.com/warmpath/warmpath/internal/channel"
 
 // Errors of calls, found with [errors.Is] in what a stub returns; that is a gRPC status as
-// well, with a message that says what happened.
+// well, with a message that describes what happened.
 var (
 	// ErrRetryBudget: an attempt failed in a way that another replica might have made good, and
 	// the channel has made as many retries as retry_ratio and retry_floor allow. The code is

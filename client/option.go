@@ -41,7 +41,7 @@ type option struct {
 
 func (o option) apply(to *options) { o.set(to) }
 
-// WithPolicy names the policy, over what WithConfig says of it. Its config is the
+// WithPolicy names the policy, over the one of WithConfig. Its config is the
 // policy's own struct, begun with its DefaultConfig, since a zero there is a zero;
 // or a json.RawMessage with the fields that differ; or nil for the defaults. The
 // default policy is prefix_cache_affinity. It sets the channel's default service
@@ -82,7 +82,7 @@ func WithLogger(l *slog.Logger) Option {
 	return option{set: func(o *options) { o.logger = l }}
 }
 
-// WithServerDialOptions says how look-aside servers are reached, the targets
+// WithServerDialOptions sets how look-aside servers are reached, the targets
 // warmpath://server:port/deployment: credentials, tokens, interceptors. By default they are reached
 // with the channel's transport credentials and dialer, and without its per-call credentials.
 func WithServerDialOptions(opts ...grpc.DialOption) Option {

@@ -181,7 +181,7 @@ func TestChats(t *testing.T) {
 		require.ErrorIs(t, ask("one\xFDtwo"), dialect.ErrNotText)
 		require.ErrorIs(t, ask("\xFE broken"), dialect.ErrNotText)
 	}
-	require.Equal(t, 3, strings.Count(log.String(), "this is said once"), "%s", log.String())
+	require.Equal(t, 3, strings.Count(log.String(), "this is logged once"), "%s", log.String())
 	require.NotContains(t, log.String(), "broken")
 }
 

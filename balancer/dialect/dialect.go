@@ -1,6 +1,6 @@
 package dialect
 
-// A Dialect says where the request key and the usage of some methods stand. The
+// A Dialect describes where the request key and the usage of some methods stand. The
 // zero value of a field means that the messages carry no such thing.
 //
 //	dialect.Dialect{
@@ -84,7 +84,7 @@ type Tensors struct {
 	Parameters string `json:"parameters,omitempty"`
 }
 
-// Usage says where a response carries token counts. Servers differ in what they
+// Usage describes where a response carries token counts. Servers differ in what they
 // fill and when: of totals the largest counts, over all messages of the call.
 type Usage struct {
 	Prompt Path `json:"prompt,omitempty"`

@@ -14,14 +14,14 @@ import (
 type Media struct {
 	// Path leads to a message, or a list of them, that holds media; all its alternatives count.
 	Path Path `json:"path"`
-	// ID is what the engine knows a medium by: a hash or a uuid. Without one the message is hashed.
+	// ID is the engine's name of a medium: a hash or a uuid. Without one the message is hashed.
 	ID Path `json:"id,omitempty"`
 	// Offset is the place of the medium's first placeholder in the token ids. Where it is not known, no block of the
 	// prompt is that of another medium.
 	Offset Path `json:"offset,omitempty"`
 }
 
-// A medium is one, or several that cannot be told apart.
+// A medium is one, or several that cannot be distinguished.
 type medium struct {
 	hash uint64
 	at   int64 // of the first placeholder, -1 = not known

@@ -103,7 +103,7 @@ type Method struct {
 func (m *Method) DeferStream() bool { return m != nil && m.dialect.DeferStream }
 
 // HasPrompt reports whether a request may carry a prompt. Of a method without a
-// dialect nobody knows, so it may.
+// dialect is unknown, so it may.
 func (m *Method) HasPrompt() bool {
 	return m != nil && (m.request.slots&(promptSlots|slotJSON.bit()) != 0 || m.dialect.Tensors != nil)
 }

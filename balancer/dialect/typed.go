@@ -56,7 +56,7 @@ func kindOf(fd protoreflect.FieldDescriptor, s slot) fieldKind {
 	return implicit
 }
 
-// resolve finds the edges of a node in a message type. The sample, which may be nil, tells the Go type.
+// resolve finds the edges of a node in a message type. The sample, which may be nil, gives the Go type.
 func (n *node) resolve(d protoreflect.MessageDescriptor, sample protoreflect.Message) *plan {
 	p := &plan{}
 	contents := false

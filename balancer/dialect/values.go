@@ -40,7 +40,7 @@ type values struct {
 	ids     []string // of the media in the message that is being read
 	offsets []int64
 
-	// borrowed says that strings share memory which is reused after the call.
+	// borrowed: strings share memory which is reused after the call.
 	borrowed bool
 }
 

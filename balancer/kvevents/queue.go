@@ -11,7 +11,7 @@ const (
 	queueBytes    = 32 << 20
 )
 
-// message is what a connection tells: that it is there, or one message of the engine.
+// message is one event of a connection: that it is there, or one message of the engine.
 type message struct {
 	opened bool
 	frames [][]byte

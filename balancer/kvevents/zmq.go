@@ -76,7 +76,7 @@ func (s *subscriber) read(ctx context.Context, p *peer) error {
 	}
 }
 
-// maxQuiet bounds the time between two questions whether a quiet engine has said more.
+// maxQuiet bounds the time between two questions whether a quiet engine has sent more.
 const maxQuiet = time.Minute
 
 // work applies what is in the queue. When a connection was made, and when nothing came for a while, it asks the engine

@@ -10,9 +10,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// Modes of [Adoption]: who decides where there is a look-aside server.
+// Modes of [Adoption]: where decisions are made if there is a look-aside server.
 const (
-	Broadcast = "broadcast" // each client, by what the server tells
+	Broadcast = "broadcast" // each client, with the server's updates
 	InCentral = "central"   // the server, which each client asks
 )
 
@@ -28,13 +28,13 @@ const (
 	MaxDeadline     = 10 * time.Second
 )
 
-// Adoption is the part of a [Config] that says who decides for how many of the calls. A host puts a change of it into
-// force without giving up what its Router knows, but for ShadowPolicy.
+// Adoption is the part of a [Config] that selects what decides for how many of the calls. A host puts a change of it into
+// force without giving up the state of its Router, but for ShadowPolicy.
 type Adoption struct {
 	// Mode is broadcast, the default, or central: clients of a look-aside server ask it for every call. Other hosts do
 	// not read it.
 	Mode string `json:"mode,omitempty"`
-	// Central says how the server is asked.
+	// Central configures how the server is asked.
 	Central Central `json:"central,omitzero"`
 	// ShadowPolicy decides on every call too and is not obeyed: how often it would differ is counted.
 	ShadowPolicy Selection `json:"shadow_policy,omitzero"`

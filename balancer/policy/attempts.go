@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Defaults and bounds of what [Config] says of attempts.
+// Defaults and bounds of the attempt fields of [Config].
 const (
 	DefaultMaxAttempts   = 3
 	MaxAttempts          = 10
@@ -28,7 +28,7 @@ func (c *Config) attemptDefaults() {
 	c.QuarantineTTL = cmp.Or(c.QuarantineTTL, Duration(DefaultQuarantineTTL))
 }
 
-// checkAttempts checks what is said of attempts, but for the whole numbers.
+// checkAttempts checks the fields of attempts, but for the whole numbers.
 func (c *Config) checkAttempts() error {
 	if r := c.RetryRatio; math.IsNaN(r) || r != -1 && (r < 0 || r > 1) {
 		return fmt.Errorf("retry_ratio: %v is neither -1 nor between 0 and 1", r)

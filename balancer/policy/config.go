@@ -89,7 +89,7 @@ type Config struct {
 	// policy uses prompts, in place of routing them by session or load. Calls without
 	// interceptors are not checked.
 	RequirePrompt bool `json:"require_prompt,omitempty"`
-	// Ejection says which replicas are left alone for a while, and how one that is new or back begins.
+	// Ejection configures which replicas are left alone for a while, and how one that is new or back begins.
 	Ejection Ejection `json:"ejection,omitzero"`
 	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 =
 	// 30s, negative = not at all.
@@ -106,7 +106,7 @@ type Config struct {
 	// Dialects say which fields of which method carry the request key. They are
 	// read by the host.
 	Dialects json.RawMessage `json:"dialects,omitempty"`
-	// Tokenizer says how the text of prompts becomes tokens. It is read by the host.
+	// Tokenizer configures how the text of prompts becomes tokens. It is read by the host.
 	Tokenizer json.RawMessage `json:"tokenizer,omitempty"`
 
 	Adoption
@@ -300,7 +300,7 @@ func (c *Config) newPolicy() (routing.Policy, error) {
 
 // NewRouter builds the policy and a Router around it, over an empty fleet. adjust,
 // which may be nil, sees the options before the Router does: the clock, the
-// randomness, and whatever the host knows better.
+// randomness, and whatever the host sets itself.
 func (c *Config) NewRouter(adjust func(*routing.Options)) (*routing.Router, error) {
 	full := c.WithDefaults()
 	p, err := full.newPolicy()

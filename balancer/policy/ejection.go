@@ -18,7 +18,7 @@ const (
 
 // Ejection is the config of outlier detection. Its zero value is the default config.
 type Ejection struct {
-	// Disabled ejects nobody. SlowStart still counts.
+	// Disabled ejects no replica. SlowStart still counts.
 	Disabled bool `json:"disabled,omitempty"`
 	// Failures is how many calls in a row, failed or late, eject a replica; 0 = 5.
 	Failures int `json:"failures,omitempty"`

@@ -37,11 +37,11 @@ const (
 
 // Errors of a [Store], to be asked for with [errors.Is].
 var (
-	// ErrNotFound says that there is no such key, or none any more.
+	// ErrNotFound: there is no such key, or none any more.
 	ErrNotFound = errors.New("sharedstore: no such key")
-	// ErrConflict says that the value was written since it was read: read again.
+	// ErrConflict: the value was written since it was read: read again.
 	ErrConflict = errors.New("sharedstore: the version is another one")
-	// ErrInvalid says that a key is empty or too long, or a value too long.
+	// ErrInvalid: a key is empty or too long, or a value too long.
 	ErrInvalid = errors.New("sharedstore: want a key of 1 to 256 bytes and a value of at most 64 KiB")
 )
 

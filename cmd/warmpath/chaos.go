@@ -34,7 +34,7 @@ type chaosRun struct {
 
 // chaosReport is what --json prints.
 type chaosReport struct {
-	// Kept says that every promise was kept in every run.
+	// Kept: every promise was kept in every run.
 	Kept    bool            `json:"kept"`
 	Results []*chaos.Result `json:"results"`
 }

@@ -65,7 +65,7 @@ func (d *dialFlags) dial(server string) (*grpc.ClientConn, error) {
 func refusal(server string, to *peer.Peer, err error) error {
 	s := status.Convert(err)
 	switch {
-	case s.Code() == codes.DeadlineExceeded: // the server itself says so of no call
+	case s.Code() == codes.DeadlineExceeded: // the server itself returns it for no call
 		return fmt.Errorf("%s does not answer in time (see --timeout): %s", server, s.Message())
 	case s.Code() == codes.Unavailable && to.Addr == nil:
 		return fmt.Errorf("%s cannot be reached: %s", server, s.Message())

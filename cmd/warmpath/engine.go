@@ -84,7 +84,7 @@ func newEngine() *cobra.Command {
 	return c
 }
 
-// run serves until the command is told to end.
+// run serves until the command is interrupted.
 func (r *engineRun) run(c *cobra.Command) error {
 	if err := first(required(c, "listen"), checkListen(r.listen), atLeast("max-ongoing", r.maxOngoing, 0), positive("speed", r.speed), r.kv.check()); err != nil {
 		return err

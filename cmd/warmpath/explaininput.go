@@ -111,7 +111,7 @@ func (e *explain) load() (*policy.Config, error) {
 
 // checkHosted checks what only a channel reads of a config: dialects, and where KV events come from.
 func checkHosted(c policy.Config) error {
-	c.Tokenizer = nil // openTokens says what is wrong with that
+	c.Tokenizer = nil // openTokens reports what is wrong with that
 	raw, err := json.Marshal(c)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// keyOf says what a policy makes the order of the replicas of: the kind, and a sentence.
+// keyOf returns what a policy orders the replicas by: the kind, and a sentence.
 func keyOf(c *policy.Config, router *routing.Router, q *routing.Request) (kind, sentence string) {
 	switch router.Policy().(type) {
 	case *consistenthash.Policy:

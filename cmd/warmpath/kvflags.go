@@ -24,7 +24,7 @@ func (k *kvFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&k.replay, "kv-events-replay", "", "answer for KV events that were missed at this `endpoint`, tcp://*:PORT")
 	f.StringVar(&k.topic, "kv-events-topic", "", "the ZeroMQ `topic`")
 	f.StringVar(&k.encoding, "kv-events-encoding", string(kvpublish.Arrays), "array, mixed (an array of maps) or map")
-	f.IntVar(&k.keep, "kv-events-buffer", 10_000, "how many `batches` are kept for those who missed them")
+	f.IntVar(&k.keep, "kv-events-buffer", 10_000, "how many `batches` are kept for subscribers that missed them")
 }
 
 // check reads the flags.
@@ -82,7 +82,7 @@ func endpoint(s string) (address string, binds bool, err error) {
 	return u.Host, false, nil
 }
 
-// publish starts to publish a log, if that is wanted, and says where.
+// publish starts to publish a log, if that is wanted, and prints where.
 func (k *kvFlags) publish(ctx context.Context, log *kvpublish.Log) (stop func(), where string, err error) {
 	if k.zmq() == "" {
 		return func() {}, "", nil

@@ -2,7 +2,7 @@
 // ones through warmpath's channels, and explains decisions.
 //
 // It exits with 0 when all went well, 1 when something failed while it ran, 2 when it was called wrongly, 3 when what it
-// measured is not valid, and 130 when it was interrupted. One line on standard error says what is wrong.
+// measured is not valid, and 130 when it was interrupted. One line on standard error names what is wrong.
 package main
 
 import (
@@ -81,7 +81,7 @@ func (errorLines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// invalidError says why what was measured is not valid.
+// invalidError is why what was measured is not valid.
 type invalidError struct{ why string }
 
 func (e invalidError) Error() string { return "the run is not valid: " + e.why }

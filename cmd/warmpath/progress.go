@@ -12,10 +12,10 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
-// lineEvery is how often progress is told where it goes to a file.
+// lineEvery is how often progress is printed where it goes to a file.
 const lineEvery = 2 * time.Second
 
-// progress tells how far a policy is: a bar on a terminal, else a line now and then.
+// progress shows how far a policy is: a bar on a terminal, else a line now and then.
 type progress struct {
 	w     io.Writer
 	name  string
@@ -57,7 +57,7 @@ func (p *progress) finish() {
 	}
 }
 
-// end takes the bar away and says in one line how it went.
+// end takes the bar away and prints in one line how it went.
 func (p *progress) end(r *drive.Result, took time.Duration) {
 	p.finish()
 	fmt.Fprintf(p.w, "%s: done in %.1f s, %d errors, %.0f %% cached, first token after %.0f ms; requests were sent %.1f ms late in the mean, %.1f ms p99\n",

@@ -237,7 +237,7 @@ func (r *replay) label(mode, name string) string {
 	return mode + ":" + name
 }
 
-// where says where requests go.
+// where describes where requests go.
 func (r *replay) where() string {
 	if r.target == "" {
 		return fmt.Sprintf("%d × %s on loopback", r.modes.engines, r.modes.engine.preset)

@@ -23,7 +23,7 @@ const (
 
 var faults = []string{"", faultKill, faultStop, faultCut}
 
-// fault says what happens, and when.
+// fault is what happens, and when.
 type fault struct {
 	name   string
 	after  time.Duration
@@ -117,7 +117,7 @@ func (h *happening) does(ctx context.Context, s *stage) (begin, end func() error
 	return func() error { s.cables[0].Cut(); return nil }, func() error { s.cables[0].Mend(); return nil }
 }
 
-// measure ends the fault and says what it did to the run.
+// measure ends the fault and reports what it did to the run.
 func (h *happening) measure(r *drive.Result, speed float64, warmUp time.Duration, replicas int) error {
 	h.end()
 	if h.err != nil {

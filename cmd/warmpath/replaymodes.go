@@ -26,7 +26,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lookaside"
 )
 
-// Modes of replay: who decides.
+// Modes of replay: where decisions are made.
 const modeLocal = "local"
 
 var replayModes = []string{modeLocal, policy.Broadcast, policy.InCentral}
@@ -191,7 +191,7 @@ func (m *modes) serve(ctx context.Context, c *cobra.Command, s *stage, config []
 	return nil
 }
 
-// serverConfig is the config of the servers: load is told as often as every 100 ms of the engines' time, if that can be.
+// serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that can be.
 func (m *modes) serverConfig(r *replay, mode, name string, replicas []fleet.Replica) ([]byte, error) {
 	interval := max(time.Duration(float64(100*time.Millisecond)/r.speed), 10*time.Millisecond)
 	deployment := map[string]any{

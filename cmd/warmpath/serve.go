@@ -112,7 +112,7 @@ func (s source) parse(data []byte) (*server.Config, error) {
 	return config, nil
 }
 
-// serve serves until the command is told to end.
+// serve serves until the command is interrupted.
 func serve(c *cobra.Command, from source, first *server.Config, out serveOutput, grace time.Duration) error {
 	log := out.log
 	exports, err := startExport(c.Context(), first.Metrics.Listen, out)

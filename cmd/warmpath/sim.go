@@ -49,7 +49,7 @@ type simulate struct {
 	interval  time.Duration
 	affinity  bool
 	changes   []string
-	turnover  []sim.Change // what changes says
+	turnover  []sim.Change // parsed from changes
 	rateScale float64
 	load      float64
 	jitter    time.Duration

@@ -28,7 +28,7 @@ const (
 // builtinMatrix is the name of the project's own cells.
 const builtinMatrix = "builtin"
 
-// judged are the policies of which the summary says whether they are what they should be.
+// judged are the policies which the summary judges.
 var judged = []string{"prefix_cache_affinity", "kv_aware"}
 
 // matrixFlags are those of many cells.

@@ -80,7 +80,7 @@ func (s *simulate) who() string {
 	return fmt.Sprintf("With %d clients that share %s every %v", s.clients, what, s.interval)
 }
 
-// room tells of the bounds.
+// room describes the bounds.
 func (s *simulate) room() string {
 	if s.ongoing == 0 {
 		return "engines take all that comes"
@@ -95,7 +95,7 @@ func (s *simulate) room() string {
 	return words
 }
 
-// fleet tells of the engines.
+// fleet describes the engines.
 func (s *simulate) fleet() string {
 	var kinds []string
 	for _, c := range s.configs {
@@ -104,7 +104,7 @@ func (s *simulate) fleet() string {
 	return fmt.Sprintf("%d × %s, in virtual time", s.replicas, strings.Join(kinds, " and in turn "))
 }
 
-// drawn tells of the seeds.
+// drawn describes the seeds.
 func (s *simulate) drawn() string {
 	if s.seeds == 1 {
 		return fmt.Sprint(s.seed)

@@ -126,7 +126,7 @@ type screen struct {
 	term *os.File // nil where w is none
 }
 
-// Control sequences, as every terminal of the last thirty years knows them.
+// Control sequences, as every terminal has had them for thirty years.
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l"
 	leaveScreen = "\x1b[?25h\x1b[?1049l"

@@ -102,7 +102,7 @@ func decisionsOf(d *warmpathv1.DeploymentStatus, p past) string {
 	return cmp.Or(strings.Join(all, "  "), "none: clients that watch decide for themselves")
 }
 
-// lostOf tells what went wrong; empty if nothing has.
+// lostOf describes what went wrong; empty if nothing has.
 func lostOf(d *warmpathv1.DeploymentStatus) string {
 	var all []string
 	if n := d.GetReservationsExpired(); n > 0 {
@@ -159,7 +159,7 @@ func problemsOf(r *warmpathv1.ReplicaStatus) string {
 	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
-// printable keeps what a server says from driving the terminal, or from breaking the table.
+// printable keeps what a server sends from driving the terminal, or from breaking the table.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -169,7 +169,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// page is text cut to the size of a terminal. What does not fit below is left out, and said so.
+// page is text cut to the size of a terminal. What does not fit below is left out, with a note.
 type page struct {
 	width, height int
 	text          bytes.Buffer

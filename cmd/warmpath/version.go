@@ -18,7 +18,7 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// version is the module's, with the revision that it was built from where Go knows it.
+// version is the module's, with the revision that it was built from where Go has it.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

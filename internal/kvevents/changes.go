@@ -47,7 +47,7 @@ func (c *changes) reset() {
 	c.out, c.n = c.out[:0], 0
 }
 
-// clear says that everything is gone; what was said before does not matter any more.
+// clear: everything is gone; earlier changes do not matter any more.
 func (l *lane) clear() {
 	l.list = append(l.list[:0], span{cleared: true})
 	l.hashes, l.open = l.hashes[:0], false
@@ -59,7 +59,7 @@ func (l *lane) push() *span {
 	return &l.list[len(l.list)-1]
 }
 
-// remove says that a block is gone.
+// remove: a block is gone.
 func (l *lane) remove(hash uint64) {
 	l.open = false
 	s := l.latest()
@@ -70,7 +70,7 @@ func (l *lane) remove(hash uint64) {
 	s.stored, s.end = s.stored+1, s.end+1
 }
 
-// store says that a block is there. It joins the chain stored last if its parent ends that one.
+// store: a block is there. It joins the chain stored last if its parent ends that one.
 func (l *lane) store(hash uint64, depth uint32, parent uint64, step uint32) {
 	s := l.latest()
 	follows := l.open && l.last == parent && l.depth+step == depth

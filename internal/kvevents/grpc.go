@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// confirmTime is how long an engine may take to say again what it said last. Then its stream cannot be resumed, and what
+// confirmTime is how long an engine may take to repeat its last message. Then its stream cannot be resumed, and what
 // was known is given up.
 const confirmTime = 5 * time.Second
 

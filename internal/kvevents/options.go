@@ -16,7 +16,7 @@ type Options struct {
 	// Sink takes what changed, as Router.CacheChanged does. It is called by one goroutine at a time for each replica
 	// and must not keep the slices, nor call the Manager.
 	Sink func([]routing.CacheChange)
-	// Connect returns a connection to the replica with this id, or waits for one. It is asked where kv_events says
+	// Connect returns a connection to the replica with this id, or waits for one. It is called where kv_events is
 	// grpc: or sources:, from a goroutine per replica; nil means that these cannot be used.
 	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)
 	// MaxBytes bounds what is kept of one data-parallel rank of one replica to understand its next events; 0 means

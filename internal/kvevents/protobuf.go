@@ -28,7 +28,7 @@ const (
 	pbSet   pbAction = iota // a field of the event
 	pbInto                  // a message whose fields are those around it
 	pbEvent                 // an event
-	pbGroup                 // an event of SMG's groups, whose blocks hide other content unless it says otherwise
+	pbGroup                 // an event of SMG's groups, whose blocks hide other content unless it is marked
 	pbBlock                 // a block of an event
 	pbSeq                   // the batch's sequence number
 	pbRank                  // the batch's data-parallel rank

@@ -1,12 +1,12 @@
 package kvevents
 
-// resumer keeps the messages of one gRPC stream in order, over its re-openings. It knows an engine
+// resumer keeps the messages of one gRPC stream in order, over its re-openings. It identifies an engine
 // again by the message that was applied last: a stream is opened again at that one. It belongs to one goroutine.
 type resumer struct {
 	apply func(seq uint64, payload []byte)
 	clear func()
 	count *Followed
-	// snapshots says that a stream opened afresh begins with all that is held, in batches of one number.
+	// snapshots: a stream opened afresh begins with all that is held, in batches of one number.
 	snapshots bool
 
 	any      bool
@@ -33,7 +33,7 @@ func (r *resumer) open() (start uint64, fresh bool) {
 	return 0, true
 }
 
-// accept takes a message; print is a hash of what it tells, 0 if that is nothing. It returns true if the stream must be
+// accept takes a message; print is a hash of its content, 0 if that is empty. It returns true if the stream must be
 // opened again.
 func (r *resumer) accept(seq uint64, rank int, payload []byte, print uint64) (again bool) {
 	if r.resuming {
@@ -74,7 +74,7 @@ func (r *resumer) ownNumber(seq uint64, rank int) bool {
 // resume takes the first messages of a stream that was opened again, up to the one applied last.
 func (r *resumer) resume(seq uint64, rank int, payload []byte, print uint64) (again bool) {
 	if print == 0 && r.print != 0 && seq == r.next-1 {
-		return false // that says nothing of who it is
+		return false // that does not identify the engine
 	}
 	if seq+2 == r.next && (r.before == 0 || r.before == print) {
 		return false // some send one more
@@ -98,7 +98,7 @@ func (r *resumer) resume(seq uint64, rank int, payload []byte, print uint64) (ag
 	return false
 }
 
-// unconfirmed is called when the engine does not say again what it said last.
+// unconfirmed is called when the engine does not repeat its last message.
 func (r *resumer) unconfirmed() {
 	if r.resuming {
 		r.resuming = false

@@ -23,8 +23,8 @@ type translator struct {
 	size    int // tokens in a block; 0 until the first is stored
 	blocks  blocks
 	orphans orphans
-	groups  map[int]bool // whether a group has full attention, where events said so
-	lower   routing.Tier // the slowest tier that was ever told of
+	groups  map[int]bool // whether a group has full attention, where events have it
+	lower   routing.Tier // the slowest tier that was ever reported
 	changes changes
 	local   []uint64 // one hash, reused
 	count   counts
@@ -36,7 +36,7 @@ type translator struct {
 	stores int // blocks stored
 }
 
-// workPiece is how many blocks are worked through between two looks at the context, and about how many changes are told
+// workPiece is how many blocks are worked through between two looks at the context, and about how many changes are passed on
 // at once.
 const workPiece = 1024
 
@@ -62,7 +62,7 @@ func newTranslator(replica string, rank int, model string, o *Options, s *sizes)
 	}
 }
 
-// apply takes a batch in and tells what it changed, in pieces whose slices are valid during the call. It stops when
+// apply takes a batch in and passes on its changes, in pieces whose slices are valid during the call. It stops when
 // the context ends.
 func (t *translator) apply(ctx context.Context, b *Batch, now time.Time, tell func([]routing.CacheChange)) {
 	t.ctx, t.tell, t.stores = ctx, tell, 0
@@ -88,7 +88,7 @@ func (t *translator) step() bool {
 	return t.ctx.Err() == nil
 }
 
-// flush tells the changes.
+// flush passes on the changes.
 func (t *translator) flush() {
 	if out := t.changes.finish(t.replica, t.rank, t.size); len(out) > 0 {
 		t.tell(out)
@@ -278,7 +278,7 @@ func (t *translator) place(x block) uint32 {
 	return t.blocks.add(x)
 }
 
-// forget gives a block up, whoever holds it.
+// forget gives a block up, whichever group holds it.
 func (t *translator) forget(i uint32) {
 	x := &t.blocks.all[i]
 	for tier := range t.lower + 1 {

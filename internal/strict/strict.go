@@ -1,9 +1,9 @@
 // Package strict reads JSON configs.
 //
 // The rule. A field that is unknown, there twice, of a wrong type or in other case than its own, and
-// anything after the value, is refused with an error that says where it stands and what it ought to
+// anything after the value, is refused with an error that names where it stands and what it ought to
 // be, in the words of the config. encoding/json takes a field that is there twice, and one in other
-// case, in silence, and says what is wrong in Go's words.
+// case, in silence, and reports what is wrong in Go's words.
 //
 // Complexity. Each value is read twice for every level that it is deep.
 package strict
@@ -39,7 +39,7 @@ func Decode(raw []byte, into any) error {
 	return nil
 }
 
-// readable says in the words of the config what encoding/json says in Go's.
+// readable puts an error of encoding/json, in Go's words, into the words of the config.
 func readable(err error, into any) error {
 	var wrong *json.UnmarshalTypeError
 	var syntax *json.SyntaxError
@@ -69,7 +69,7 @@ func withoutEmbedded(path string, into any) string {
 	return path
 }
 
-// found says what encoding/json found.
+// found returns what encoding/json found.
 func found(value string) string {
 	switch value {
 	case "array":
@@ -82,7 +82,7 @@ func found(value string) string {
 	return "a " + value // string, number, number 2.5
 }
 
-// kind says what a field of this type wants.
+// kind returns what a field of this type wants.
 func kind(t reflect.Type) string {
 	switch {
 	case t.Name() == "Duration":

@@ -62,7 +62,7 @@ func (c *cache) get(keys ...key) []*entry {
 	return found
 }
 
-// put remembers an entry, which nobody may change any more.
+// put remembers an entry, which may not change any more.
 func (c *cache) put(e *entry) {
 	if e.size() > c.budget {
 		return

@@ -17,7 +17,7 @@ type flight struct {
 	done   chan struct{}
 	tokens []uint32
 	err    error
-	gaveUp bool // whoever did the work had no time left: it says nothing about the others
+	gaveUp bool // the caller that did the work had no time left: the others may have
 }
 
 // do returns what work returns, of this call or of one under way for the same key.

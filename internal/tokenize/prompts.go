@@ -19,7 +19,7 @@ import (
 // ErrMedia is the error of a prompt that has images or the like, whose tokens depend on the model. It stays text.
 var ErrMedia = errors.New("tokenize: the prompt has more than text")
 
-// Options are what a host knows better than a config.
+// Options are what a host sets beside the config.
 type Options struct {
 	Logger *slog.Logger // nil = slog's default
 }
@@ -35,7 +35,7 @@ type Prompts struct {
 	cache     *cache
 	flights   flights
 	logger    *slog.Logger
-	said      sync.Map // kinds of failures that were said
+	said      sync.Map // kinds of failures that were logged
 }
 
 func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
@@ -140,7 +140,7 @@ func keyOf(model, text string) key {
 	return h.Sum128()
 }
 
-// say tells each kind of failure once.
+// say logs each kind of failure once.
 func (p *Prompts) say(err error) {
 	kind := "other"
 	for _, e := range []error{dialect.ErrChat, ErrMedia, dialect.ErrNotText, context.DeadlineExceeded, context.Canceled} {
@@ -152,7 +152,7 @@ func (p *Prompts) say(err error) {
 		return // the call's own end
 	}
 	if _, told := p.said.LoadOrStore(kind, true); !told {
-		p.logger.Warn("warmpath: prompts are routed by their text where their tokens cannot be had; this is said once",
+		p.logger.Warn("warmpath: prompts are routed by their text where their tokens cannot be had; this is logged once",
 			"reason", strings.TrimPrefix(err.Error(), "tokenize: "))
 	}
 }

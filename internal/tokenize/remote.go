@@ -117,7 +117,7 @@ func (r *remote) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint3
 	var refused *refusal
 	switch {
 	case errors.As(err, &refused) && refused.status < 500, errors.Is(err, context.Canceled):
-		// The prompt's fault, or the caller's: it says nothing about the engine.
+		// The prompt's fault, or the caller's: it is no evidence about the engine.
 	default:
 		r.rest.after(err)
 	}
@@ -150,7 +150,7 @@ func (r *remote) ask(ctx context.Context, body []byte) ([]uint32, error) {
 	return readAnswer(answer)
 }
 
-// unwrapURL takes away what net/http says of the URL, which the caller says too.
+// unwrapURL takes away net/http's text about the URL, which the caller adds too.
 func unwrapURL(err error) error {
 	if inner := errors.Unwrap(err); inner != nil {
 		return inner

@@ -23,7 +23,7 @@ type Search struct {
 }
 
 var capacities = struct {
-	sync.Mutex // held during a search, so that nobody searches for the same twice
+	sync.Mutex // held during a search, so that nothing is searched for twice
 	found      map[Search]float64
 }{found: make(map[Search]float64)}
 

@@ -30,7 +30,7 @@ const (
 	knockEvery = 5 * time.Millisecond
 )
 
-// Replicas are the replicas that a target names; none where only its resolver knows.
+// Replicas are the replicas that a target names; none where only its resolver has them.
 func Replicas(target string) []fleet.Replica {
 	if list, ok := strings.CutPrefix(target, resolver.Scheme+":///"); ok {
 		if replicas, err := fleet.ParseList(list); err == nil {

@@ -5,10 +5,10 @@
 // each is what one process of an application would have. [Run] does it for one policy, [Capacity] finds how
 // much a fleet of simulated engines can bear, [Fleet] is such a fleet on loopback sockets.
 //
-// Time. Everything is told in the engines' time: a workload's second takes 1/Speed of ours. Simulated engines
+// Time. Everything is reported in the engines' time: a workload's second takes 1/Speed of ours. Simulated engines
 // say in their trailers when the request arrived, gave its first token and ended; that is what counts, plus
 // the time that the request waited in the channel's queue, times Speed. The way through sockets and
-// schedulers of this machine, which at a speed of 60 would be told sixtyfold, is left out, but not hidden:
+// schedulers of this machine, which at a speed of 60 would count sixtyfold, is left out, but not hidden:
 // how late the generator sent is reported as lag. Of servers without these trailers, and of calls that
 // needed more than one attempt, the client's own clock counts, times Speed.
 //

@@ -39,7 +39,7 @@ type Options struct {
 	Connect time.Duration
 	// Seed draws the client of each request.
 	Seed uint64
-	// Progress is told what has happened so far, from one goroutine at a time; nil means nobody is.
+	// Progress is called with what has happened so far, from one goroutine at a time; nil = none.
 	Progress func(Progress)
 	// Dial are more options for the channels; the default is no TLS.
 	Dial []grpc.DialOption
@@ -47,7 +47,7 @@ type Options struct {
 	DialClient func(client int) []grpc.DialOption
 	// Replicas are those to wait for, for a target that does not name them itself.
 	Replicas []fleet.Replica
-	// Started is called when the first request is about to be sent; nil means nobody is.
+	// Started is called when the first request is about to be sent; nil = none.
 	Started func()
 }
 
@@ -56,7 +56,7 @@ type Progress struct{ Sent, Done, Errors int }
 
 // Sample is one request as it was measured. Durations are in the engines' time but for Lag.
 type Sample struct {
-	// At is when it was to arrive, WarmUp says that it does not count.
+	// At is when it was to arrive, WarmUp: it does not count.
 	At     time.Duration
 	WarmUp bool
 	// Lag is how much later than planned it was sent, in our time.
@@ -77,7 +77,7 @@ type Sample struct {
 	Err error
 }
 
-// ErrUnreachable says that no replica of the target took a connection in time.
+// ErrUnreachable: no replica of the target took a connection in time.
 var ErrUnreachable = errors.New("no replica answers")
 
 // Run sends a workload, sorted by arrival, and returns one sample per request, in the same order. When the
@@ -102,7 +102,7 @@ func Run(ctx context.Context, rs []workload.Request, o Options) ([]Sample, error
 	channels, err := dial(ctx, &o)
 	defer func() {
 		for _, cc := range channels {
-			cc.Close() //nolint:errcheck // It only says that it was closed before.
+			cc.Close() //nolint:errcheck // the only error is that it was closed before.
 		}
 	}()
 	if err != nil {
@@ -151,7 +151,7 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 	calls.Wait()
 }
 
-// report tells the progress ten times a second until the function that it returns is called, which tells it
+// report reports the progress ten times a second until the function that it returns is called, which reports it
 // once more.
 func (r *run) report(sent *atomic.Int64) (stop func()) {
 	if r.Progress == nil {

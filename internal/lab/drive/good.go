@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// What a request must keep to count as good where nothing else is said.
+// What a request must keep to count as good by default.
 const (
 	GoodTTFT = 5 * time.Second
 	GoodTPOT = 100 * time.Millisecond

@@ -29,7 +29,7 @@ const (
 	trailerComputed = grpcserver.TrailerComputed
 )
 
-// DefaultDialect is the dialect of who names none.
+// DefaultDialect is the dialect where none is named.
 const DefaultDialect = "vllm"
 
 // answer is what came back for one request.

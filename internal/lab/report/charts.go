@@ -15,7 +15,7 @@ import (
 //go:embed chart.umd.min.js
 var chartLibrary template.JS
 
-// colors are the policies', in the order of the results; they can be told apart without red and green.
+// colors are the policies', in the order of the results; they can be distinguished without red and green.
 var colors = []string{"#999999", "#56b4e9", "#e69f00", "#d55e00", "#0072b2", "#cc79a7", "#f0e442", "#009e73"}
 
 // chart is a configuration of Chart.js, as far as the page's script does not fill it in.

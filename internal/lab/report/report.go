@@ -12,10 +12,10 @@ import (
 // Report is one comparison of policies.
 type Report struct {
 	drive.Comparison
-	// Title says what was run, Facts how, in the order given.
+	// Title is what was run, Facts how, in the order given.
 	Title string
 	Facts []Fact
-	// Who begins the sentence; empty says how many clients there were, sharing nothing.
+	// Who begins the sentence; empty stands for the number of clients, sharing nothing.
 	Who string
 	// More are further tables, below the first.
 	More []Table
@@ -114,7 +114,7 @@ func leftAligned(table string) string {
 // same is how far a ratio may be from 1 for two figures to count as about equal.
 const same = 0.03
 
-// Sentence says what the results mean.
+// Sentence states what the results mean.
 func (r *Report) Sentence() string {
 	if len(r.Results) == 0 {
 		return "Nothing was measured."

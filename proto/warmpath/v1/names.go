@@ -18,7 +18,7 @@ const (
 // vLLM reads it. A replica answers INVALID_ARGUMENT to anything else.
 const MetadataDataParallelRank = "x-data-parallel-rank"
 
-// MetadataAdopted says of a stream of ChooseReplicas that the caller, who has the deployment's config, has applied its
+// MetadataAdopted marks a stream of ChooseReplicas: the caller, which has the deployment's config, has applied its
 // percentage already: the server's policy decides for all that is asked.
 const MetadataAdopted = "warmpath-adopted"
 
