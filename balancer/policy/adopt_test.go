@@ -130,16 +130,17 @@ func TestKillSwitch(t *testing.T) {
 	require.Equal(t, 1600, d.MatchedTokens)
 }
 
-// A shadow decides on every request and is not obeyed; it learns from where they went and tells what it would have matched.
+// A shadow decides on every request and is not obeyed; it learns from where they went, and predicts what it would have matched.
+// Issue 12.27: and what was cached where they went, whatever policy sent them there.
 func TestShadowPolicy(t *testing.T) {
 	r := routerOf(t, `{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`, 4)
-	differs, matched := 0, 0
+	differs, matched, actual := 0, 0, 0
 	for i := range 40 {
 		q := &routing.Request{}
 		q.SetPrompt(routing.Prompt{Tokens: make([]uint32, 1600)})
 		d := ask(t, r, q)
 		require.Equal(t, routing.ReasonRoundRobin, d.Reason, "the shadow was obeyed")
-		name, shadow, ok := q.Shadow()
+		name, shadow, there, ok := q.Shadow()
 		require.Equal(t, "prefix_cache_affinity", name)
 		require.True(t, ok)
 		require.NotNil(t, shadow.Replica)
@@ -147,13 +148,19 @@ func TestShadowPolicy(t *testing.T) {
 			differs++
 		}
 		matched += shadow.MatchedTokens
+		actual += there
+		if i < 4 { // the first there
+			require.Zero(t, there)
+		} else {
+			require.Equal(t, 1600, there, "it has been there")
+		}
 		if i > 0 {
 			require.Positive(t, shadow.MatchedTokens, "it learns where requests went")
 		}
 	}
 	s, ok := r.ShadowStats()
 	require.True(t, ok)
-	require.Equal(t, routing.ShadowStats{Policy: "prefix_cache_affinity", Decisions: 40, Differs: int64(differs), PromptTokens: 40 * 1600, Matched: int64(matched)}, s)
+	require.Equal(t, routing.ShadowStats{Policy: "prefix_cache_affinity", Decisions: 40, Differs: int64(differs), PromptTokens: 40 * 1600, Matched: int64(matched), MatchedActual: int64(actual)}, s)
 	require.Positive(t, differs)
 
 	_, ok = routerOf(t, `{}`, 1).ShadowStats()

@@ -2,9 +2,25 @@ package routing
 
 // A Previewer is a Policy that can say what Choose would answer, and leave nothing
 // behind: no turn is taken, nothing is noted. Preview is called like Choose, after it,
-// for the same request, with those excluded that are known already.
+// for the same request, with those excluded that are known already, and for a request
+// that Choose was not asked about, with one replica allowed, for the tokens matched there.
 type Previewer interface {
 	Preview(q *Request, v *View) Decision
+}
+
+// matched returns the prompt tokens that a policy predicts to be cached on a replica that it did not choose itself, 0
+// for a policy that is no Previewer. Called with the Router's mutex held.
+func matched(p Policy, q *Request, v *View, r *Replica) int {
+	previewer, ok := p.(Previewer)
+	if !ok || q.PromptTokens == 0 {
+		return 0
+	}
+	only := *q
+	only.Pin, only.Allow, only.Exclude, only.narrowed = "", []string{r.ID}, nil, nil
+	if d := previewer.Preview(&only, v); d.Replica == r {
+		return d.MatchedTokens
+	}
+	return 0
 }
 
 // Next appends to to whom a request would go that was booked on a replica, if that and

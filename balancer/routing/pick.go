@@ -111,6 +111,9 @@ func (r *Router) decide(q *Request, v *View, d *Decision) error {
 		if err := v.pinned(q, d); err != nil {
 			return err
 		}
+		if r.routeObs != nil && !q.unasked {
+			d.MatchedTokens = matched(r.opts.Policy, q, v, d.Replica)
+		}
 	default:
 		q.anyModel = v.anyModel(q)
 		if len(r.reports) > 0 {

@@ -8,8 +8,8 @@ type Policy interface {
 	// the index, and leaves what it found in q.Prepared. It is called from the
 	// goroutine of the call, concurrently for different requests, and again for
 	// the same request when the fleet has changed since: by then the prompt may
-	// have been dropped, so what is needed of it stays in q.Prepared. It is not
-	// called for a pinned request. A policy may call out here if its Uses say so:
+	// have been dropped, so what is needed of it stays in q.Prepared. It is
+	// called for a pinned request only where the policy is a RouteObserver. A policy may call out here if its Uses say so:
 	// the context then carries a deadline. An error is counted and does not fail
 	// the request: Choose is called all the same.
 	Prepare(ctx context.Context, q *Request, v *View) error
@@ -42,9 +42,9 @@ type KeyUser interface{ Uses() Uses }
 // An OngoingReader is a Policy that goes by View.LeastOfTwo and not by View.Load: reports of load are kept for it too.
 type OngoingReader interface{ ReadsOngoing() }
 
-// A RouteObserver is told of every booking that a call got, once, after it was
-// made and outside the Router's lock, by the goroutine of the call. q.Prepared is
-// nil where the request was pinned.
+// A RouteObserver is notified of every reservation that a call got, once, after it was
+// made and outside the Router's lock, by the goroutine of the call. That of a pinned
+// request is a route as well, which Choose was not asked about.
 type RouteObserver interface {
 	Routed(q *Request, d Decision)
 }

@@ -165,7 +165,7 @@ func (r *Router) PrepareErrors() int64 { return r.prepErrors.Load() }
 // Pick or Acquire so that the work is done off the picker; they do it
 // themselves for a request that is not prepared, or was for an older fleet.
 func (r *Router) Prepare(ctx context.Context, q *Request) {
-	if !r.prepares || q.Pin != "" {
+	if !r.needsPrepare(q) {
 		return
 	}
 	v := r.view.Load()
@@ -188,7 +188,7 @@ func (r *Router) Prepare(ctx context.Context, q *Request) {
 		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
 		defer cancel()
 	}
-	if decides {
+	if decides && (q.Pin == "" || r.routeObs != nil) {
 		if err := r.opts.Policy.Prepare(ctx, q, v); err != nil {
 			r.prepErrors.Add(1)
 		}
@@ -197,6 +197,11 @@ func (r *Router) Prepare(ctx context.Context, q *Request) {
 		r.shadow.prepare(ctx, r, q, v)
 	}
 	q.epoch = v.fleet.epoch
+}
+
+// needsPrepare reports whether a request is prepared. One that is pinned is where its route is observed.
+func (r *Router) needsPrepare(q *Request) bool {
+	return r.prepares && (q.Pin == "" || r.routeObs != nil || r.shades() && r.shadow.routeObs != nil)
 }
 
 func (r *Router) prepared(q *Request, v *View) bool {
@@ -211,7 +216,7 @@ func (r *Router) lockPrepared(ctx context.Context, q *Request) {
 		r.Prepare(ctx, q)
 		r.mu.Lock()
 		v := r.view.Load()
-		if !r.prepares || q.Pin != "" || r.closed || r.prepared(q, v) {
+		if !r.needsPrepare(q) || r.closed || r.prepared(q, v) {
 			return
 		}
 		r.mu.Unlock()

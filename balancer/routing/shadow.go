@@ -10,6 +10,7 @@ import (
 type shadow struct {
 	policy   Policy
 	name     string
+	predicts bool // how much of a prompt any replica has cached
 	routeObs RouteObserver
 	endObs   CompletionObserver
 	backObs  WithdrawalObserver
@@ -26,6 +27,9 @@ func newShadow(p Policy, name string) *shadow {
 		return nil
 	}
 	s := &shadow{policy: p, name: name}
+	if _, ok := p.(Previewer); ok {
+		s.predicts = usesOf(p)&UsesPrompt != 0
+	}
 	s.routeObs, _ = p.(RouteObserver)
 	s.endObs, _ = p.(CompletionObserver)
 	s.backObs, _ = p.(WithdrawalObserver)
@@ -41,8 +45,8 @@ type ShadowStats struct {
 	// Decisions are the requests that it decided on, Differs those that it would have sent elsewhere, None those
 	// for which it found nobody and would have waited. None are not among Differs.
 	Decisions, Differs, None int64
-	// Of these requests: their prompt tokens, those that it believed cached where it would have sent them, and those
-	// that were believed cached where they went.
+	// Of these requests: their prompt tokens, those that it predicts to be cached where it would have sent them, and where
+	// they went. Where it predicts nothing for replicas that it does not choose, the latter is the policy's in force.
 	PromptTokens, Matched, MatchedActual int64
 }
 
@@ -65,17 +69,19 @@ type shade struct {
 	request  Request
 	decision Decision // its own, of the last pick
 	led      Decision // what it is told of: where the request went, with what it believes of that
+	actual   int      // prompt tokens predicted to be cached where the request went
 	decided  bool
 	told     bool // the shadow was told of the route: so it is told of the end
 }
 
-// Shadow returns what the shadow policy decided at the last pick that was booked, and false where there is none. Its
-// Replica is nil where it found nobody. To be read by the goroutine of the call.
-func (q *Request) Shadow() (policy string, d Decision, ok bool) {
+// Shadow returns what the shadow policy decided at the last pick that was booked, and the prompt tokens predicted to be
+// cached where the request went, by it or, where it predicts none for any replica, by the policy in force; false where there is no shadow. The Replica is nil where it found none. To be read
+// by the goroutine of the call.
+func (q *Request) Shadow() (policy string, d Decision, actual int, ok bool) {
 	if q.shade == nil || !q.shade.decided {
-		return "", Decision{}, false
+		return "", Decision{}, 0, false
 	}
-	return q.shade.policy, q.shade.decision, true
+	return q.shade.policy, q.shade.decision, q.shade.actual, true
 }
 
 // shades reports whether the shadow is to be asked.
@@ -118,14 +124,18 @@ func (s *shadow) choose(q *Request, v *View, d *Decision, off bool) {
 	x.decision, x.led, x.decided = own, *d, true
 	s.decisions.Add(1)
 	s.prompt.Add(int64(q.PromptTokens))
-	s.matchedActual.Add(int64(d.MatchedTokens))
-	x.led.MatchedTokens = 0
+	if x.led.MatchedTokens = own.MatchedTokens; own.Replica != d.Replica {
+		x.led.MatchedTokens = matched(s.policy, &x.request, v, d.Replica)
+	}
+	if x.actual = d.MatchedTokens; s.predicts {
+		x.actual = x.led.MatchedTokens
+	}
+	s.matchedActual.Add(int64(x.actual))
 	switch own.Replica {
 	case nil:
 		s.none.Add(1)
 		return
 	case d.Replica:
-		x.led.MatchedTokens = own.MatchedTokens
 	default:
 		s.differs.Add(1)
 	}

@@ -19,7 +19,7 @@ const (
 
 // appendShadow adds what a shadow policy decided on the same request.
 func appendShadow(kvs []attribute.KeyValue, q *routing.Request, d *routing.Decision) []attribute.KeyValue {
-	policy, shadow, ok := q.Shadow()
+	policy, shadow, _, ok := q.Shadow()
 	if !ok {
 		return kvs
 	}
@@ -33,13 +33,13 @@ func appendShadow(kvs []attribute.KeyValue, q *routing.Request, d *routing.Decis
 
 // Shadowed counts what a shadow policy decided on a request, if there is one.
 func (r *Recorder) Shadowed(ctx context.Context, policy string, q *routing.Request, d *routing.Decision) {
-	name, shadow, ok := q.Shadow()
+	name, shadow, actual, ok := q.Shadow()
 	if !ok || !r.shadowed.Enabled(ctx) {
 		return
 	}
 	both := r.attributes(KeyPolicy.String(policy), KeyShadowPolicy.String(name))
 	r.shadow.Add(ctx, int64(shadow.MatchedTokens), both)
-	r.actual.Add(ctx, int64(d.MatchedTokens), both)
+	r.actual.Add(ctx, int64(actual), both)
 	differs := KeyShadowDiffers.Bool(shadow.Replica != d.Replica)
 	r.shadowed.Add(ctx, 1, r.attributes(KeyPolicy.String(policy), KeyShadowPolicy.String(name), differs))
 }

@@ -140,7 +140,7 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	r.measured = counter("warmpath.cached_tokens.measured", "{token}", "Prompt tokens that the replica reported as cached.")
 	r.shadowed = counter("warmpath.shadow.decisions", "{decision}", "Decisions of the shadow policy, by whether it would have sent the call elsewhere.")
 	r.shadow = counter("warmpath.shadow.matched_tokens", "{token}", "Prompt tokens that the shadow policy predicted to be cached on the replica it would have picked.")
-	r.actual = counter("warmpath.shadow.actual_matched_tokens", "{token}", "Of the same calls, prompt tokens predicted to be cached on the replica that was picked.")
+	r.actual = counter("warmpath.shadow.actual_matched_tokens", "{token}", "Of the same calls, prompt tokens that the shadow policy predicts to be cached on the replica that was picked.")
 	r.unbound = counter("warmpath.handles.unbound", "{channel}", "Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it.")
 	r.failed = counter("warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy.")
 	r.attempts = newAttempts(counter)
