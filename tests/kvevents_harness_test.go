@@ -143,16 +143,32 @@ func (s *simulated) next() uint64 {
 // known is an index fed by events.
 type known struct {
 	index *kvindex.Index
-	mu    sync.Mutex // guards the set
+	mu    sync.Mutex // guards the set and the slots
 	ever  map[uint64]bool
+	slots map[string]kvindex.Slot
+}
+
+// slot returns the slot of a replica, a new one if what it holds is cleared.
+func (k *known) slot(id string, cleared bool) kvindex.Slot {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	slot, ok := k.slots[id]
+	if ok && !cleared {
+		return slot
+	}
+	if ok {
+		k.index.Drop(slot)
+	}
+	if k.slots == nil {
+		k.slots = make(map[string]kvindex.Slot)
+	}
+	k.slots[id] = k.index.Add()
+	return k.slots[id]
 }
 
 func (k *known) changed(changes []routing.CacheChange) {
 	for _, c := range changes {
-		slot := k.index.AddReplica(c.Replica)
-		if c.Cleared {
-			k.index.Clear(slot)
-		}
+		slot := k.slot(c.Replica, c.Cleared)
 		k.index.Remove(slot, c.Removed)
 		k.index.Insert(slot, c.Stored)
 		k.mu.Lock()
@@ -165,10 +181,10 @@ func (k *known) changed(changes []routing.CacheChange) {
 
 // holds is what the index has of a replica.
 func (k *known) holds(id string) map[uint64]bool {
+	slot := k.slot(id, false)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	held := map[uint64]bool{}
-	slot := k.index.AddReplica(id)
 	var m kvindex.Matches
 	for h := range k.ever {
 		if k.index.Match([]uint64{h}, &m); m.Depth(slot) == 1 {

@@ -11,19 +11,19 @@ import (
 // Seen in a peer: an add longer than the capacity left entries that nothing ever removed.
 func TestChainLongerThanCapacityKeepsItsHead(t *testing.T) {
 	x := New(Options{MaxBlocksPerReplica: 4})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 8)
+	s, blocks := x.Add(), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks)
 	assert.Equal(t, 4, depthOf(x, s, blocks))
 	assert.Equal(t, 4, x.Stats().Blocks)
-	x.RemoveReplica("a")
-	x.Insert(x.AddReplica("b"), prompt(2, 0, 0, 4))
+	x.Drop(s)
+	x.Insert(x.Add(), prompt(2, 0, 0, 4))
 	assert.Equal(t, 4, x.Stats().Blocks)
 	verify(t, x)
 }
 
 func TestChainLongerThanBudgetKeepsItsHead(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 60_000)
+	s, blocks := x.Add(), prompt(1, 0, 0, 60_000)
 	x.Insert(s, blocks)
 	assert.Equal(t, int(x.maxBytes/chainBytes), depthOf(x, s, blocks))
 	assert.Zero(t, x.Stats().Evictions)
@@ -86,14 +86,14 @@ func TestBudgetFollowsTheCapacities(t *testing.T) {
 	x := New(Options{MaxBlocksPerReplica: 1_000_000})
 	budget := func() int64 { return x.Stats().MaxBytes }
 	assert.EqualValues(t, 64<<20, budget())
-	a := x.AddReplica("a")
+	a := x.Add()
 	assert.EqualValues(t, 64<<20, budget())
-	x.AddReplica("b")
+	b := x.Add()
 	assert.EqualValues(t, 128_000_000, budget())
 	x.SetCapacity(a, 3_000_000)
 	assert.EqualValues(t, 256_000_000, budget())
-	x.RemoveReplica("b")
-	x.AddReplica("c")
+	x.Drop(b)
+	x.Add()
 	assert.EqualValues(t, 256_000_000, budget(), "a replaced replica asks for nothing more")
 	x.SetCapacity(a, 0)
 	assert.EqualValues(t, 256_000_000, budget(), "it does not shrink")
@@ -101,7 +101,7 @@ func TestBudgetFollowsTheCapacities(t *testing.T) {
 	assert.EqualValues(t, 1<<30, budget())
 
 	y := New(Options{MaxBytes: minBytes})
-	y.SetCapacity(y.AddReplica("a"), 1<<31)
+	y.SetCapacity(y.Add(), 1<<31)
 	assert.EqualValues(t, minBytes, y.Stats().MaxBytes)
 }
 
@@ -125,7 +125,7 @@ func TestDerivedBudgetHoldsTheFleet(t *testing.T) {
 // What the index gives up although an engine has it is told apart.
 func TestLiveEvictions(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
-	a, b := x.AddReplica("a"), x.AddReplica("b")
+	a, b := x.Add(), x.Add()
 	x.SetLive(a, true)
 	x.SetLive(NoSlot, true)
 	live := func() int { return int(x.Stats().LiveEvictions) }
@@ -142,20 +142,15 @@ func TestLiveEvictions(t *testing.T) {
 	assert.Equal(t, 2, live())
 	x.Insert(a, prompt(3, 0, 0, 7))
 	assert.Equal(t, 2+3+4, live(), "evicted, and beyond the capacity")
-	x.Clear(a)
-	assert.Equal(t, 9, live())
+	x.Drop(a)
+	a = x.Add()
 	x.SetCapacity(a, 2)
 	x.Insert(a, prompt(1, 0, 0, 3))
-	assert.Equal(t, 10, live(), "still marked after Clear")
-	x.RemoveReplica("a")
-	a = x.AddReplica("a")
-	x.SetCapacity(a, 2)
-	x.Insert(a, prompt(1, 0, 0, 3))
-	assert.Equal(t, 10, live(), "a new replica")
+	assert.Equal(t, 9, live(), "a new replica")
 	x.SetLive(a, true)
 	x.SetLive(a, false)
 	x.SetCapacity(a, 1)
-	assert.Equal(t, 10, live())
+	assert.Equal(t, 9, live())
 	verify(t, x)
 }
 
@@ -176,7 +171,7 @@ func TestTicksWrap(t *testing.T) {
 // A capacity that shrinks below a step while an insert is under way ends the insert, not the program.
 func TestCapacityShrinksDuringAnInsert(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 2*step)
+	s, blocks := x.Add(), prompt(1, 0, 0, 2*step)
 	p := x.planInsert(s, blocks)
 	x.SetCapacity(s, 5)
 	for len(p.blocks) > 0 && x.insertStep(&p) {
@@ -188,7 +183,7 @@ func TestCapacityShrinksDuringAnInsert(t *testing.T) {
 // Where a chain's head is the oldest of all, it is touched before room is made for its tail.
 func TestHeadIsNotEvictedForItsTail(t *testing.T) {
 	x := New(Options{MaxBlocksPerReplica: 100})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 80)
+	s, blocks := x.Add(), prompt(1, 0, 0, 80)
 	x.Insert(s, blocks[:40])
 	x.Insert(s, random(1, 60))
 	x.Insert(s, blocks)
@@ -200,7 +195,7 @@ func TestHeadIsNotEvictedForItsTail(t *testing.T) {
 // A tail that was touched after its head makes the chain old: touched again, it stands behind its head.
 func TestHeadIsNeverBehindItsTail(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 8)
+	s, blocks := x.Add(), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks)
 	age(x, s)
 	x.Insert(s, blocks[4:])
@@ -218,7 +213,7 @@ func TestTheOldestOfTheFleetGoFirst(t *testing.T) {
 		x.Insert(slots[i%4], random(uint64(i), 20))
 		if i > 4000 {
 			for _, s := range slots {
-				require.InEpsilon(t, x.held/4, x.lanes[x.laneOf(s)].n, 0.02)
+				require.InEpsilon(t, x.held/4, x.lanes[s].n, 0.02)
 			}
 		}
 	}

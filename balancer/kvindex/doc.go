@@ -18,13 +18,13 @@
 //
 // With n blocks held by h replicas, Match takes O(n/7·h), and stops at the first block that no replica holds after all
 // those before; a miss is one probe. Insert takes O(n/7·log h) for what is known, and one probe for each new block.
-// RemoveReplica and Clear take O(1): readers forget at once, memory is swept by later inserts, two blocks for each one
+// Drop takes O(1): readers forget at once, memory is swept by later inserts, two blocks for each one
 // inserted. A block with one holder costs about 20 bytes and each further holder 5, where segments are
 // full; a block that is alone in its segment, up to 100.
 //
 // # Guarantees
 //
-//   - An answer may under-estimate, never over-estimate, what Insert, Remove, Clear and RemoveReplica recorded.
+//   - An answer may under-estimate, never over-estimate, what Insert, Remove and Drop recorded.
 //   - [Stats].Bytes, counted from the arrays really allocated, is at most [Options].MaxBytes after every
 //     insert. While an array grows, its old copy waits for the garbage collector uncounted, one small
 //     shard at a time.

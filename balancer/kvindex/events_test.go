@@ -29,12 +29,9 @@ func (e *engine) depth(blocks []uint64) int {
 func (e *engine) event(x *Index, r *rand.Rand, blocks []uint64) {
 	switch n := r.IntN(len(blocks)); r.IntN(20) {
 	case 0:
-		x.Clear(e.slot)
-		clear(e.held)
-	case 1:
-		x.RemoveReplica(e.id)
+		x.Drop(e.slot)
 		e.join(x)
-	case 2, 3, 4: // a tail that was evicted
+	case 1, 2, 3, 4: // a tail that was evicted
 		e.remove(x, blocks[n:])
 	case 5: // a block in the middle
 		e.remove(x, blocks[n:n+1])
@@ -49,7 +46,7 @@ func (e *engine) event(x *Index, r *rand.Rand, blocks []uint64) {
 }
 
 func (e *engine) join(x *Index) {
-	e.slot, e.held = x.AddReplica(e.id), make(map[uint64]bool)
+	e.slot, e.held = x.Add(), make(map[uint64]bool)
 	x.SetLive(e.slot, true)
 }
 

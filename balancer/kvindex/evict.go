@@ -94,11 +94,10 @@ func (x *Index) Remove(s Slot, blocks []uint64) {
 
 func (x *Index) removeStep(s Slot, blocks []uint64) {
 	defer x.write(blocks)()
-	lane := x.laneOf(s)
-	for before := noRef; lane != noLane && len(blocks) > 0; {
-		r, n := x.blocks.run(before, blocks)
+	for before := noRef; x.lane(s) != nil && len(blocks) > 0; {
+		_, r, n := x.blocks.run(before, blocks)
 		if n > 0 {
-			x.release(lane, r.segment(), (1<<n-1)<<r.pos())
+			x.release(uint16(s), r.segment(), (1<<n-1)<<r.pos())
 		}
 		before = r
 		if n > 1 {
@@ -123,7 +122,7 @@ func (x *Index) dropLast(lane uint16, most int) int {
 func (x *Index) evictLast(lane uint16, most int) int {
 	n := x.dropLast(lane, most)
 	x.evictions += uint64(n)
-	if x.lanes[lane].told {
+	if x.lanes[lane].live {
 		x.untold += uint64(n)
 	}
 	return n

@@ -8,7 +8,7 @@ import (
 
 func Example() {
 	index := kvindex.New(kvindex.Options{})
-	warm, cold := index.AddReplica("replica-a"), index.AddReplica("replica-b")
+	warm, cold := index.Add(), index.Add()
 
 	seed := kvindex.SeedFor("llama", "", "")
 	system, question := "You are a helpful assistant.....", "How warm is a path in the sun...?"

@@ -1,7 +1,6 @@
 package kvindex
 
 import (
-	"fmt"
 	"runtime"
 	"testing"
 
@@ -29,11 +28,10 @@ func TestTwoDaysFlat(t *testing.T) {
 	slots := replicas(x, 16)
 	var low, high int64
 	for hour := range hours {
-		at := hour % len(slots)
-		id := fmt.Sprint("replica-", at)
-		x.RemoveReplica(id)
-		slots[at] = x.AddReplica(id)
-		x.Clear(slots[(at+5)%len(slots)])
+		for _, at := range []int{hour % len(slots), (hour + 5) % len(slots)} {
+			x.Drop(slots[at])
+			slots[at] = x.Add()
+		}
 		for second := range perHour {
 			x.Insert(slots[second%len(slots)], random(uint64(hour*perHour+second), blocks))
 			require.LessOrEqual(t, x.Stats().Bytes, int64(budget))

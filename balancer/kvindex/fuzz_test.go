@@ -1,7 +1,6 @@
 package kvindex
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,9 +16,7 @@ func FuzzIndex(f *testing.F) {
 	f.Fuzz(func(t *testing.T, program []byte, small bool) {
 		x, m := New(Options{MaxBytes: minBytes}), newModel()
 		slots := replicas(x, 80)
-		names := map[Slot]string{}
-		for i, s := range slots {
-			names[s] = fmt.Sprint("replica-", i)
+		for _, s := range slots {
 			if small {
 				x.SetCapacity(s, 12)
 			}
@@ -35,14 +32,11 @@ func FuzzIndex(f *testing.F) {
 			case 2:
 				x.Remove(s, blocks[len(blocks)/2:])
 				m.remove(s, blocks[len(blocks)/2:])
-			case 3:
-				x.Clear(s)
+			case 3, 4:
+				x.Drop(s)
 				delete(m.held, s)
-			case 4:
-				x.RemoveReplica(names[s])
-				delete(m.held, s)
-				fresh := x.AddReplica(names[s])
-				slots[program[1]%80], names[fresh] = fresh, names[s]
+				fresh := x.Add()
+				slots[program[1]%80] = fresh
 				if small {
 					x.SetCapacity(fresh, 12)
 				}

@@ -1,7 +1,6 @@
 package kvindex
 
 import (
-	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"testing"
@@ -35,7 +34,7 @@ func random(seed uint64, n int) []uint64 {
 func replicas(x *Index, n int) []Slot {
 	slots := make([]Slot, n)
 	for i := range slots {
-		slots[i] = x.AddReplica(fmt.Sprintf("replica-%d", i))
+		slots[i] = x.Add()
 	}
 	return slots
 }
@@ -48,14 +47,14 @@ func depthOf(x *Index, s Slot, blocks []uint64) int {
 
 // age makes everything that the replica holds old, so that an insert touches it again.
 func age(x *Index, s Slot) {
-	l := &x.lanes[x.laneOf(s)]
+	l := &x.lanes[s]
 	l.older, l.recent, l.touched = x.tick+1, x.tick+1, 0
 	x.maxBytes = min(x.maxBytes, 2*x.bytes()) // nothing is far from being evicted
 }
 
 // scanned is how many leading blocks a replica holds, found one by one.
 func scanned(x *Index, s Slot, blocks []uint64) int {
-	lane := x.laneOf(s)
+	lane := uint16(s)
 	for i, hash := range blocks {
 		if r := x.blocks.find(hash); r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), lane).mask()>>r.pos()&1 == 0 {
 			return i

@@ -38,8 +38,8 @@ const (
 //
 // One lock, mu, guards everything below it, and nothing is called out to while it is held. Readers hold it
 // for one Match. Writers that go through blocks take it anew for every 32, so a reader waits for a few microseconds.
-// Between two steps, what a replica had may be replaced under the same slot, which is why each step checks the generation
-// of the lane it began with.
+// Between two steps a slot may become another replica's, which is why each step checks the generation of the lane it began
+// with.
 type Index struct {
 	capacity uint32 // for replicas without one of their own; 0 is none
 	follows  bool   // the budget follows the capacities
@@ -50,14 +50,12 @@ type Index struct {
 	cells    cells // the holders of segments that several lanes hold
 	nodes    slab[node]
 
-	ids       map[string]Slot
-	slots     []slot
-	freeSlots []Slot // in the order they became empty
-	lanes     []lane
-	freeLanes []uint16
-	retired   []uint16 // lanes to be swept, the oldest first
-	unswept   int      // their holdings
-	fixed     int64    // bytes of what replicas cost without blocks
+	lanes   []lane   // by slot
+	known   int      // of them, those that belong to a replica
+	free    []uint16 // in the order they became empty
+	retired []uint16 // lanes to be swept, the oldest first
+	unswept int      // their holdings
+	fixed   int64    // bytes of what replicas cost without blocks
 
 	held       int   // (block, lane) pairs
 	capacities int64 // of the replicas known, in blocks
@@ -75,7 +73,6 @@ func New(o Options) *Index {
 	x := &Index{
 		follows:  o.MaxBytes == 0,
 		capacity: blocksCapacity(o.MaxBlocksPerReplica),
-		ids:      make(map[string]Slot),
 		victim:   noLane,
 		maxBytes: min(max(o.MaxBytes, minBytes), maxBytes),
 	}
@@ -90,7 +87,7 @@ func New(o Options) *Index {
 // Stats is the state of an [Index] at one moment.
 type Stats struct {
 	Replicas  int    // known now
-	Blocks    int    // different blocks in memory, those that only removed or cleared replicas held included until they are swept
+	Blocks    int    // different blocks in memory, those that only dropped replicas held included until they are swept
 	Holders   int    // (block, replica) pairs that Match can see
 	Bytes     int64  // memory held, counted from the arrays allocated
 	MaxBytes  int64  // the budget, as it is now
@@ -107,7 +104,7 @@ func (x *Index) Stats() Stats {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return Stats{
-		Replicas:      len(x.ids),
+		Replicas:      x.known,
 		Blocks:        x.blocks.n,
 		Holders:       x.held - x.unswept,
 		Bytes:         x.bytes(),

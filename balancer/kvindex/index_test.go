@@ -43,7 +43,7 @@ func TestMatch(t *testing.T) {
 // though its last block is young.
 func TestOnlyContiguousBlocksCount(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 8)
+	s, blocks := x.Add(), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks)
 	x.Remove(s, blocks[3:4])
 	assert.Equal(t, 3, depthOf(x, s, blocks))
@@ -54,7 +54,7 @@ func TestOnlyContiguousBlocksCount(t *testing.T) {
 // A KV event brings the tail of a chain; the whole chain, inserted next, is not mistaken for known.
 func TestTailBeforeHead(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 8)
+	s, blocks := x.Add(), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks[5:])
 	assert.Zero(t, depthOf(x, s, blocks))
 	x.Insert(s, blocks)
@@ -65,7 +65,7 @@ func TestTailBeforeHead(t *testing.T) {
 // Seen in a peer: blocks inserted head first are evicted head first.
 func TestTailIsEvictedBeforeHead(t *testing.T) {
 	x := New(Options{})
-	s := x.AddReplica("a")
+	s := x.Add()
 	x.SetCapacity(s, 6)
 	old, fresh := prompt(1, 0, 0, 4), prompt(2, 0, 0, 4)
 	x.Insert(s, old)
@@ -78,7 +78,7 @@ func TestTailIsEvictedBeforeHead(t *testing.T) {
 // Seen in a peer: a lookup went through every key of a cold prompt.
 func TestMatchStopsAtTheFirstMiss(t *testing.T) {
 	x := New(Options{})
-	s := x.AddReplica("a")
+	s := x.Add()
 	blocks := prompt(1, 0, 0, 100)
 	x.Insert(s, blocks)
 	x.Remove(s, blocks[:1])
@@ -88,7 +88,7 @@ func TestMatchStopsAtTheFirstMiss(t *testing.T) {
 // What is young is not touched again; what is older is, and then survives what came between.
 func TestLRUWithItsSlack(t *testing.T) {
 	x := New(Options{})
-	s := x.AddReplica("a")
+	s := x.Add()
 	x.SetCapacity(s, 1000)
 	hot := prompt(0, 0, 0, 10)
 	for i := range 500 {
@@ -123,7 +123,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 // A chain does not come back to a block, but an engine may say anything.
 func TestBlockTwiceInAnInsert(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 9)
+	s, blocks := x.Add(), prompt(1, 0, 0, 9)
 	for range 3 {
 		twice := append(append([]uint64{blocks[4], blocks[4]}, blocks...), blocks[2], blocks[8])
 		x.Insert(s, twice)

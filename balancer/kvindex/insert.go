@@ -42,11 +42,11 @@ const step = 32
 func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	p := insertion{lane: x.laneOf(s), after: none, before: noRef}
-	if p.lane == noLane || len(blocks) == 0 {
+	p := insertion{lane: uint16(s), after: none, before: noRef}
+	l := x.lane(s)
+	if l == nil || len(blocks) == 0 {
 		return p
 	}
-	l := &x.lanes[p.lane]
 	p.generation = l.generation
 	n := min(len(blocks), int(x.maxBytes/chainBytes))
 	if l.capacity > 0 {
@@ -63,11 +63,11 @@ func (x *Index) isYoung(blocks []uint64, lane uint16) bool {
 	l := &x.lanes[lane]
 	roomy := x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2)
 	for before := noRef; len(blocks) > 0; {
-		r, n := x.blocks.run(before, blocks)
+		g, r, n := x.blocks.run(before, blocks)
 		if n == 0 {
 			return false
 		}
-		h := x.cells.heldBy(x.blocks.segments.at(r.segment()), lane)
+		h := x.cells.heldBy(g, lane)
 		if bits.TrailingZeros8(^(h.mask()>>r.pos())) < n || !roomy && since(l.older, x.nodes.at(h.node()).tick) < 0 {
 			return false
 		}
@@ -80,10 +80,9 @@ func (x *Index) isYoung(blocks []uint64, lane uint16) bool {
 func (x *Index) Held(s Slot, blocks []uint64) int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	lane := x.laneOf(s)
 	return sort.Search(len(blocks), func(i int) bool {
 		r := x.blocks.find(blocks[i])
-		return lane == noLane || r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), lane).mask()>>r.pos()&1 == 0
+		return r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), uint16(s)).mask()>>r.pos()&1 == 0
 	})
 }
 
@@ -91,7 +90,7 @@ func (x *Index) Held(s Slot, blocks []uint64) int {
 func (x *Index) insertStep(p *insertion) bool {
 	defer x.write(p.blocks[:min(step, len(p.blocks))])()
 	l := &x.lanes[p.lane]
-	if l.generation != p.generation { // the lane was cleared or removed meanwhile
+	if l.generation != p.generation { // the replica was dropped meanwhile
 		return false
 	}
 	if p.after == none || !x.nodes.has(p.after) || x.nodes.at(p.after).lane != p.lane || x.nodes.at(p.after).tick != p.tick {
@@ -102,7 +101,7 @@ func (x *Index) insertStep(p *insertion) bool {
 	for left := step; left > 0 && len(p.blocks) > 0; {
 		n := x.insertRun(p)
 		if n == 0 {
-			if l.told {
+			if l.live {
 				x.untold += uint64(len(p.blocks) + p.beyond)
 			}
 			return false
@@ -113,7 +112,7 @@ func (x *Index) insertStep(p *insertion) bool {
 			l.older, l.recent, l.touched = l.recent, p.tick, 0
 		}
 	}
-	if len(p.blocks) == 0 && l.told {
+	if len(p.blocks) == 0 && l.live {
 		x.untold += uint64(p.beyond)
 	}
 	x.fitBudget()
@@ -125,7 +124,7 @@ func (x *Index) insertStep(p *insertion) bool {
 func (x *Index) insertRun(p *insertion) int {
 	l := &x.lanes[p.lane]
 	for squeezed := false; ; squeezed = true {
-		r, n := x.blocks.run(p.before, p.blocks)
+		g, r, n := x.blocks.run(p.before, p.blocks)
 		fresh := n == 0
 		gained, need := n, x.nodes.need()
 		if fresh {
@@ -135,7 +134,6 @@ func (x *Index) insertRun(p *insertion) int {
 				need += x.blocks.segments.need()
 			}
 		} else {
-			g := x.blocks.segments.at(r.segment())
 			h := x.cells.heldBy(g, p.lane)
 			gained -= bits.OnesCount8(h.mask() >> r.pos() & (1<<n - 1))
 			if h == 0 {
@@ -176,7 +174,7 @@ func (x *Index) place(p *insertion) (r ref, n int) {
 			r = refOf(at, pos)
 		}
 	}
-	if l := &x.lanes[p.lane]; r == noRef && l.told && l.open != none && x.blocks.segments.has(l.open) {
+	if l := &x.lanes[p.lane]; r == noRef && l.live && l.open != none && x.blocks.segments.has(l.open) {
 		at := l.open
 		if pos := bits.Len8(x.blocks.segments.at(at).live()); pos < segmentSize {
 			r = refOf(at, pos)

@@ -53,29 +53,28 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	r, n := x.blocks.run(noRef, blocks)
+	g, r, n := x.blocks.run(noRef, blocks)
 	if n == 0 {
 		return
 	}
 	m.lanes = m.lanes[:0]
-	for _, h := range x.cells.of(x.blocks.segments.at(r.segment())) {
+	for _, h := range x.cells.of(g) {
 		if h.mask()>>r.pos()&1 != 0 && !x.lanes[h.lane()].retired {
 			m.lanes = append(m.lanes, h.lane())
 		}
 	}
-	if len(m.depths) < len(x.slots) {
-		m.depths = make([]int32, len(x.slots))
+	if len(m.depths) < len(x.lanes) {
+		m.depths = make([]int32, len(x.lanes))
 	}
 	m.Holders = slices.Grow(m.Holders, len(m.lanes))[:len(m.lanes)]
 	depth, left := 0, len(m.lanes)
 	record := func(lane uint16, depth int) {
-		s := x.lanes[lane].owner
 		left--
-		m.Holders[left] = Holder{Slot: s, Depth: depth}
-		m.depths[s] = int32(depth)
+		m.Holders[left] = Holder{Slot: Slot(lane), Depth: depth}
+		m.depths[lane] = int32(depth)
 	}
 	for n > 0 && left > 0 {
-		m.narrow(x.cells.of(x.blocks.segments.at(r.segment())), r.pos(), n)
+		m.narrow(x.cells.of(g), r.pos(), n)
 		for d := 0; d < n && len(m.short) > 0; d++ {
 			for _, h := range slices.Backward(m.short) {
 				if h.Depth == d {
@@ -86,7 +85,7 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 		if depth += n; depth == len(blocks) {
 			break
 		}
-		r, n = x.blocks.run(r+ref(n-1), blocks[depth:])
+		g, r, n = x.blocks.run(r+ref(n-1), blocks[depth:])
 	}
 	for _, lane := range slices.Backward(m.lanes) {
 		record(lane, depth)

@@ -1,10 +1,10 @@
 package kvindex
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -69,8 +69,9 @@ func TestAgreesWithTheModel(t *testing.T) {
 			blocks := prompt(r.IntN(3), r.IntN(20), r.IntN(3), 1+r.IntN(40))
 			switch r.IntN(10) {
 			case 0:
-				x.Clear(s)
-				m.held[s] = nil
+				x.Drop(s)
+				delete(m.held, s)
+				slots[slices.Index(slots, s)] = x.Add()
 			case 1, 2:
 				from := r.IntN(len(blocks))
 				x.Remove(s, blocks[from:])
@@ -107,7 +108,7 @@ func TestLRUWhereNothingIsYoung(t *testing.T) {
 	const capacity = 60
 	r := rand.New(rand.NewPCG(1, 2))
 	x := New(Options{})
-	s := x.AddReplica("a")
+	s := x.Add()
 	x.SetCapacity(s, capacity)
 	ever := newModel()
 	for range 2000 {
@@ -131,23 +132,26 @@ func TestLRUWhereNothingIsYoung(t *testing.T) {
 
 func TestConcurrently(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes, MaxBlocksPerReplica: 700})
-	replicas(x, 70)
+	var slots [70]atomic.Uint32
+	for i, s := range replicas(x, len(slots)) {
+		slots[i].Store(uint32(s))
+	}
 	var wg sync.WaitGroup
 	for worker := range uint64(6) {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(worker, 3))
 			var m Matches
 			for range 1500 {
-				id := fmt.Sprint("replica-", r.IntN(70))
-				s := x.AddReplica(id)
+				at := &slots[r.IntN(len(slots))]
+				s := Slot(at.Load())
 				blocks := prompt(r.IntN(4), r.IntN(90), r.IntN(9), 1+r.IntN(200))
 				switch r.IntN(12) {
-				case 0:
-					x.RemoveReplica(id)
-				case 1:
-					x.AddReplica(id)
-				case 2:
-					x.Clear(s)
+				case 0, 1, 2:
+					if fresh := x.Add(); at.CompareAndSwap(uint32(s), uint32(fresh)) {
+						x.Drop(s)
+					} else {
+						x.Drop(fresh)
+					}
 				case 3:
 					x.Remove(s, blocks[len(blocks)/2:])
 				case 4:

@@ -129,8 +129,8 @@ type result struct {
 func replay(b *testing.B, ops []op, offered float64, held int) result {
 	x := kvindex.New(kvindex.Options{})
 	var slots []kvindex.Slot
-	for i := range openLoopReplicas {
-		s := x.AddReplica(fmt.Sprint("replica-", i))
+	for range openLoopReplicas {
+		s := x.Add()
 		x.SetCapacity(s, openLoopCapacity)
 		x.SetLive(s, true)
 		slots = append(slots, s)

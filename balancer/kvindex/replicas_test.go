@@ -1,7 +1,6 @@
 package kvindex
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -14,10 +13,9 @@ func TestUnknownReplicasAreIgnored(t *testing.T) {
 	for _, s := range []Slot{0, 7, NoSlot} {
 		x.Insert(s, prompt(1, 0, 0, 4))
 		x.Remove(s, prompt(1, 0, 0, 4))
-		x.Clear(s)
+		x.Drop(s)
 		x.SetCapacity(s, 1)
 	}
-	x.RemoveReplica("nobody")
 	assert.Zero(t, x.Stats().Blocks)
 }
 
@@ -52,36 +50,38 @@ func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
 func TestRemovedReplicasAreForgottenAtOnce(t *testing.T) {
 	x := New(Options{})
 	blocks := prompt(1, 0, 0, 2000)
-	a, b := x.AddReplica("a"), x.AddReplica("b")
+	a, b := x.Add(), x.Add()
 	x.Insert(a, blocks)
 	x.Insert(b, blocks[:3])
-	x.RemoveReplica("a")
+	x.Drop(a)
 	assert.Zero(t, depthOf(x, a, blocks))
 	assert.Equal(t, 3, depthOf(x, b, blocks))
 	assert.Equal(t, 3, x.Stats().Holders)
 	assert.Equal(t, 1, x.Stats().Replicas)
 
-	c := x.AddReplica("c")
+	c := x.Add()
 	assert.NotEqual(t, a, c, "the slot is not empty yet")
 	assert.Zero(t, depthOf(x, c, blocks))
 	for i := range 32 {
 		x.Insert(b, prompt(2, 0, i, 10))
 	}
 	assert.Equal(t, 323, x.Stats().Blocks)
-	assert.Equal(t, a, x.AddReplica("d"))
+	assert.Equal(t, a, x.Add())
 	verify(t, x)
 }
 
 func TestClearedAtOnce(t *testing.T) {
 	x := New(Options{})
-	a, b, blocks := x.AddReplica("a"), x.AddReplica("b"), prompt(1, 0, 0, 500)
+	a, b, blocks := x.Add(), x.Add(), prompt(1, 0, 0, 500)
 	x.SetCapacity(a, 400)
 	x.Insert(b, blocks)
 	for range 100 {
 		x.Insert(a, blocks)
 		require.Equal(t, 400, depthOf(x, a, blocks))
-		x.Clear(a)
+		x.Drop(a)
 		require.Zero(t, depthOf(x, a, blocks))
+		a = x.Add()
+		x.SetCapacity(a, 400)
 		require.Equal(t, 500, depthOf(x, b, blocks))
 	}
 	assert.Equal(t, 500, x.Stats().Holders)
@@ -91,12 +91,12 @@ func TestClearedAtOnce(t *testing.T) {
 
 func TestChurnDoesNotLeak(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
-	stay := x.AddReplica("stay")
+	stay := x.Add()
 	for i := range 2000 {
-		id := fmt.Sprint("pod-", i)
-		x.Insert(x.AddReplica(id), prompt(i%7, 20, i, 100))
+		pod := x.Add()
+		x.Insert(pod, prompt(i%7, 20, i, 100))
 		x.Insert(stay, prompt(1, 3, i%5, 10))
-		x.RemoveReplica(id)
+		x.Drop(pod)
 	}
 	for i := range 100 {
 		x.Insert(stay, prompt(1, 0, i, 2))
@@ -104,26 +104,27 @@ func TestChurnDoesNotLeak(t *testing.T) {
 	st := x.Stats()
 	assert.Equal(t, 1, st.Replicas)
 	assert.Equal(t, st.Blocks, st.Holders)
-	assert.LessOrEqual(t, len(x.slots), 67)
+	assert.LessOrEqual(t, len(x.lanes), 67)
 	assert.LessOrEqual(t, st.Bytes, int64(minBytes))
 	verify(t, x)
 }
 
 func TestSlots(t *testing.T) {
 	x := New(Options{})
-	a := x.AddReplica("a")
-	assert.Equal(t, a, x.AddReplica("a"))
-	assert.NotEqual(t, a, x.AddReplica("b"))
-	assert.Equal(t, a, x.AddReplica("a"))
+	a, b := x.Add(), x.Add()
+	assert.NotEqual(t, a, b)
+	x.Drop(a)
+	x.Drop(a)
+	assert.Equal(t, 1, x.Stats().Replicas)
+	assert.Equal(t, a, x.Add())
 }
 
 func TestMoreReplicasThanSlots(t *testing.T) {
 	x := New(Options{})
-	for i := range noLane {
-		x.slots = append(x.slots, slot{lane: uint16(i)})
+	for range noLane {
 		x.lanes = append(x.lanes, lane{generation: 1, first: none, last: none, open: none})
 	}
-	assert.Equal(t, NoSlot, x.AddReplica("one too many"))
+	assert.Equal(t, NoSlot, x.Add())
 	blocks := prompt(1, 0, 0, 4)
 	for s := Slot(60_000); s < 60_900; s++ {
 		x.Insert(s, blocks)
@@ -131,14 +132,14 @@ func TestMoreReplicasThanSlots(t *testing.T) {
 	var m Matches
 	x.Match(blocks, &m)
 	assert.Equal(t, 4, m.Shared(900))
-	x.Clear(60_000)
+	x.Drop(60_000)
 	x.Match(blocks, &m)
 	assert.Len(t, m.Holders, 899)
 }
 
 func TestSetCapacityEvicts(t *testing.T) {
 	x := New(Options{MaxBlocksPerReplica: 300})
-	s, blocks := x.AddReplica("a"), prompt(1, 0, 0, 400)
+	s, blocks := x.Add(), prompt(1, 0, 0, 400)
 	x.Insert(s, blocks)
 	x.SetCapacity(s, 17)
 	assert.Equal(t, 17, depthOf(x, s, blocks))

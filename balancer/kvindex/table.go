@@ -238,22 +238,24 @@ func (t *table) drop(at uint32, dead uint8, all bool) {
 	}
 }
 
-// run finds the first of some blocks, which probably stand beside the one at near if that is known, and returns how many of
-// them stand there one behind the other; 0 if no lane holds the first. A chain that was inserted in one piece goes on
-// at the next position, or in the next segment.
-func (t *table) run(near ref, blocks []uint64) (r ref, n int) {
-	if r = t.beside(near, blocks[0]); r == noRef {
+// run finds the first of some blocks, which probably stand beside the one at near if that is known, and returns its segment
+// and how many of them stand there one behind the other; 0 if no lane holds the first. A chain that was inserted in one
+// piece goes on at the next position, or in the next segment.
+func (t *table) run(near ref, blocks []uint64) (g *segment, r ref, n int) {
+	g, r = t.beside(near, blocks[0])
+	if g == nil {
 		if r = t.find(blocks[0]); r == noRef {
-			return noRef, 0
+			return nil, noRef, 0
 		}
+		g = t.segments.at(r.segment())
 	}
-	return r, t.segments.at(r.segment()).run(r.pos(), blocks)
+	return g, r, g.run(r.pos(), blocks)
 }
 
-// beside returns the place of a block if it stands before or behind another one, else noRef.
-func (t *table) beside(near ref, hash uint64) ref {
+// beside returns the segment and the place of a block if it stands before or behind another one, else nil.
+func (t *table) beside(near ref, hash uint64) (*segment, ref) {
 	if near == noRef {
-		return noRef
+		return nil, noRef
 	}
 	next, previous := near+1, near-1
 	if near.pos() == segmentSize-1 {
@@ -262,23 +264,16 @@ func (t *table) beside(near ref, hash uint64) ref {
 	if near.pos() == 0 {
 		previous = refOf(near.segment()-1, segmentSize-1)
 	}
-	if t.stands(next, hash) {
-		return next
+	for _, r := range [2]ref{next, previous} {
+		at := r.segment()
+		if int(at/perChunk) >= len(t.segments.chunks) || t.segments.chunks[at/perChunk] == nil {
+			continue
+		}
+		if g := t.segments.at(at); g.hashes[r.pos()] == hash && g.live()>>r.pos()&1 != 0 {
+			return g, r
+		}
 	}
-	if t.stands(previous, hash) {
-		return previous
-	}
-	return noRef
-}
-
-// stands reports whether a block stands at a place, where there need not be a segment.
-func (t *table) stands(r ref, hash uint64) bool {
-	at := r.segment()
-	if int(at/perChunk) >= len(t.segments.chunks) || t.segments.chunks[at/perChunk] == nil {
-		return false
-	}
-	g := t.segments.at(at)
-	return g.hashes[r.pos()] == hash && g.live()>>r.pos()&1 != 0
+	return nil, noRef
 }
 
 // warm reads the buckets of blocks, so that a writer does not wait for memory while it holds the lock: the processor

@@ -2,7 +2,6 @@ package holdings
 
 import (
 	"slices"
-	"strconv"
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/kvindex"
@@ -86,7 +85,7 @@ func (x *Index) FleetChanged(c routing.FleetChange) {
 		x.known[r.ID] = m
 		for rank := range x.ranks(r) {
 			l := lane{member: m, rank: rank, own: true}
-			own := &routes{slot: x.blocks.AddReplica(l.name()), tokens: x.o.KVTokens}
+			own := &routes{slot: x.blocks.Add(), tokens: x.o.KVTokens}
 			if own.slot != kvindex.NoSlot {
 				x.fine.set(own.slot, l)
 			}
@@ -97,30 +96,21 @@ func (x *Index) FleetChanged(c routing.FleetChange) {
 
 // forget takes a member out. Called with mu held.
 func (x *Index) forget(m *Member) {
-	for rank, own := range m.routes {
+	for _, own := range m.routes {
 		own.mu.Lock()
 		own.gone = true
 		own.mu.Unlock()
-		x.blocks.RemoveReplica(lane{member: m, rank: rank, own: true}.name())
+		x.blocks.Drop(own.slot)
 	}
-	for l := range m.lanes {
+	for l, slot := range m.lanes {
 		if l.coarse {
-			x.coarse.Load().RemoveReplica(l.name())
+			x.coarse.Load().Drop(slot)
 		} else {
-			x.blocks.RemoveReplica(l.name())
+			x.blocks.Drop(slot)
 		}
 	}
 	delete(x.known, m.id)
 	x.free = append(x.free, m.number)
-}
-
-// name is what the lane is called in its index. No id has a NUL.
-func (l lane) name() string {
-	kind := strconv.Itoa(int(l.tier))
-	if l.own {
-		kind = "own"
-	}
-	return l.member.id + "\x00" + strconv.Itoa(l.rank) + "\x00" + kind
 }
 
 // ranks returns how many ranks of a replica are kept apart.

@@ -25,9 +25,6 @@ func (x *Index) change(c *routing.CacheChange) {
 	if slot == kvindex.NoSlot {
 		return
 	}
-	if c.Cleared {
-		index.Clear(slot)
-	}
 	if len(c.Removed) > 0 {
 		index.Remove(slot, c.Removed)
 	}
@@ -63,10 +60,14 @@ func (x *Index) slotFor(c *routing.CacheChange) (*kvindex.Index, kvindex.Slot) {
 		index, table = x.coarseIndex(), &x.super
 	}
 	slot, ok := m.lanes[l]
-	if ok {
+	if ok && !c.Cleared {
 		return index, slot
 	}
-	if slot = index.AddReplica(l.name()); slot == kvindex.NoSlot {
+	if ok { // what it holds is forgotten with its slot
+		index.Drop(slot)
+		delete(m.lanes, l)
+	}
+	if slot = index.Add(); slot == kvindex.NoSlot {
 		return nil, slot
 	}
 	if m.lanes == nil {

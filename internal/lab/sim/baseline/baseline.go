@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/kvindex"
@@ -90,7 +89,7 @@ func NewFleet(name string, replicas int, engines []enginesim.Config) *Fleet {
 func slots(x *kvindex.Index, replicas int) []kvindex.Slot {
 	all := make([]kvindex.Slot, replicas)
 	for i := range all {
-		all[i] = x.AddReplica(strconv.Itoa(i))
+		all[i] = x.Add()
 	}
 	return all
 }
