@@ -96,6 +96,5 @@ type IndexStats struct {
 	Corrections int64
 }
 
-// A Policy that holds resources is an io.Closer: the Router closes it once, after
-// the last call of any other method. So Router.Close waits for those under way,
-// and must not be called from one.
+// A Policy that holds resources is an io.Closer: the Router closes it once, after the
+// calls of its other methods that are under way. Router.Close waits up to CloseTimeout.
