@@ -7,8 +7,7 @@ import (
 
 // announce writes one line on what the deployment does: its policy, its settings that differ from defaults, session keys and
 // modes.
-func (d *deployment) announce(c *Config) {
-	dc := c.Deployments[d.name]
+func announce(log *slog.Logger, dc *Deployment, notServing string) {
 	attrs := dc.Config.Attrs()
 	for _, source := range []struct {
 		name string
@@ -22,9 +21,9 @@ func (d *deployment) announce(c *Config) {
 		}
 	}
 	attrs = append(attrs, slog.Int("replicas", len(dc.Replicas)))
-	d.log.LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the deployment starts", attrs...)
-	if why := d.catalogue.Load().notServing(); why != "" {
-		d.log.Warn("warmpath: the deployment does not serve", "reason", why)
+	log.LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the deployment starts", attrs...)
+	if notServing != "" {
+		log.Warn("warmpath: the deployment does not serve", "reason", notServing)
 	}
 }
 

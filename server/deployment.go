@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,10 +37,7 @@ type deployment struct {
 	config   Deployment
 	pushed   *warmpathv1.ConfigUpdate
 	roster   roster
-	ledger   ledger
-	loads    loads
-	shown    loads     // the same for those who are not trusted; kept while the config has callers
-	settles  time.Time // when clients that come over to a server that knew of none have reported; see unsettled
+	balance  balance
 	outliers outliers
 	watchers int
 	wake     chan struct{} // closed and replaced when watchers have something to look at
@@ -55,6 +51,7 @@ func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, 
 	}
 	d.dialer.log = d.log
 	d.sources = sources{deployment: name, log: d.log, now: now}
+	d.balance = balance{limits: &d.limits, picks: &d.picks, sources: &d.sources, polls: &d.polls}
 	d.polls = polls{log: d.log, now: now, dial: d.dialer.dial, stir: d.sources.stir}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, limits: &d.limits, tally: &d.tally,
@@ -90,7 +87,7 @@ func (d *deployment) configure(c Deployment, limits *Config) error {
 
 // rehearse builds what a config asks for, its tokenizer included, and puts nothing into force.
 func (d *deployment) rehearse(c Deployment) error {
-	if !d.rebuilds(c) {
+	if d.hosted.Load().suits(c.Config) {
 		return nil
 	}
 	r, err := newRouter(c.Config, d.log, d.now)
@@ -98,12 +95,6 @@ func (d *deployment) rehearse(c Deployment) error {
 		return err
 	}
 	return r.Close()
-}
-
-// rebuilds reports whether a config needs another Router than the one that is hosted.
-func (d *deployment) rebuilds(c Deployment) bool {
-	old := d.hosted.Load()
-	return old == nil || !reflect.DeepEqual(old.config.Routing(), c.Routing())
 }
 
 // reconfigure returns what is to be closed, or nil.
@@ -115,7 +106,7 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 		return nil, err
 	}
 	old := d.hosted.Load()
-	if d.rebuilds(c) {
+	if !old.suits(c.Config) {
 		next, err := host(c.Config, old, d.dialer.dial, d.log, d.now)
 		if err != nil {
 			return nil, err
@@ -179,9 +170,7 @@ func (d *deployment) refleet() bool {
 	if !d.roster.set(all) {
 		return false
 	}
-	d.ledger.forget(d.isMember)
-	d.loads.forget(d.isMember)
-	d.shown.forget(d.isMember)
+	d.balance.forget(d.roster.has)
 	d.hosted.Load().take(d.roster.members(), d.roster.order)
 	d.polls.follow(d.roster.order)
 	d.catalogued()
@@ -196,17 +185,22 @@ func (d *deployment) refleet() bool {
 	return true
 }
 
-// isMember reports whether a number is that of a member. Called with mu held.
-func (d *deployment) isMember(number uint32) bool {
-	return d.roster.numbered(number) != nil
-}
-
-// numberOf returns the number of a member, 0 if there is none with this id. Called with mu held.
-func (d *deployment) numberOf(id string) uint32 {
-	if m := d.roster.byID[id]; m != nil {
-		return m.number
+// tick is the end of an interval: what has expired is let go, load is added up, and the Router and the watchers are given it.
+func (d *deployment) tick(now time.Time) {
+	d.picks.leases.expire(now)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	expired, stirred := d.sources.expire(now)
+	d.tally.registrationsExpired.Add(expired)
+	if stirred {
+		d.refleet()
 	}
-	return 0
+	h := d.hosted.Load()
+	d.balance.tick(d.roster.order, h.router, now)
+	h.router.Look()
+	d.eject(h.router, now)
+	h.flush(d.roster.numberOf)
+	d.wakeWatchers()
 }
 
 // wakeWatchers lets watchers look what is new. Called with mu held.
@@ -219,7 +213,7 @@ func (d *deployment) wakeWatchers() {
 func (d *deployment) close() {
 	d.mu.Lock()
 	d.closed = true
-	d.ledger.close()
+	d.balance.ledger.close()
 	d.wakeWatchers()
 	d.mu.Unlock()
 	d.polls.configure(nil)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +59,11 @@ func host(c policy.Config, old *hosted, dial func(described) (*grpc.ClientConn, 
 	}
 	h.events = kvevents.NewManager(kvevents.Options{Sink: h.changed, Connect: h.calls.connect, Coarse: true, Logger: log})
 	return h, nil
+}
+
+// suits reports whether a config can do with this Router.
+func (h *hosted) suits(c policy.Config) bool {
+	return h != nil && reflect.DeepEqual(h.config.Routing(), c.Routing())
 }
 
 // adopt puts into force what two configs may differ in that share a Router.

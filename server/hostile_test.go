@@ -131,7 +131,7 @@ func FuzzReports(f *testing.F) {
 			_, err := proto.Marshal(m)
 			require.NoError(t, err)
 		}
-		for _, sum := range d.ledger.total {
+		for _, sum := range d.balance.ledger.total {
 			require.GreaterOrEqual(t, sum.ongoing, int64(0))
 			require.GreaterOrEqual(t, sum.tokens, int64(0))
 		}

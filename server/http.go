@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -88,18 +87,6 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 		return nil
 	}
 	return err
-}
-
-func (s *Server) shutdownHTTP(ctx context.Context) {
-	if s.http != nil {
-		_ = s.http.Shutdown(ctx) // what it leaves, Close ends
-	}
-}
-
-func (s *Server) closeHTTP() {
-	if s.http != nil {
-		_ = s.http.Close()
-	}
 }
 
 // http1 is the config for a door that speaks HTTP/1.1 only: one request at a time for each connection, so that the bound on

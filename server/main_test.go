@@ -102,7 +102,7 @@ func (f *fixture) settle(name string) {
 	d := f.deployment(name)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.settles = time.Time{}
+	d.balance.settles = time.Time{}
 }
 
 // tick ends an interval.

@@ -48,7 +48,7 @@ func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 	if n := len(r.GetReplicas()); n > len(d.roster.order)+maxDepartures {
 		return invalid("outcomes: %d replicas, where there are %d", n, len(d.roster.order))
 	}
-	if d.ledger.clients[w.client.id] != w.client {
+	if d.balance.ledger.clients[w.client.id] != w.client {
 		return nil // another watch took its place
 	}
 	router := d.hosted.Load().router
@@ -85,7 +85,7 @@ func (d *deployment) eject(router *routing.Router, now time.Time) bool {
 	}
 	for number, e := range x.replicas {
 		if e.state == outlier.HalfOpen {
-			d.passProbe(number, e, router, now)
+			x.passProbe(d.roster.numbered(number), e, &d.balance.ledger, router, now)
 		}
 	}
 	return x.stamp != before
@@ -120,31 +120,32 @@ func (x *outliers) gather(order []*member, router *routing.Router, now time.Time
 	x.replicas = found
 }
 
-// passProbe gives the probe of a half-open replica to the next client when the turn of the last is over. Called with mu held.
-func (d *deployment) passProbe(number uint32, e *ejection, router *routing.Router, now time.Time) {
-	if c := d.ledger.clients[e.prober]; c != nil && !c.ended && now.Before(e.latest) && (now.Before(e.ends) || c.lines[number].ongoing > 0) {
+// passProbe gives the probe of a half-open member to the next client when the turn of the last is over.
+func (x *outliers) passProbe(m *member, e *ejection, l *ledger, router *routing.Router, now time.Time) {
+	if m == nil {
+		return
+	}
+	if c := l.clients[e.prober]; c != nil && !c.ended && now.Before(e.latest) && (now.Before(e.ends) || c.lines[m.number].ongoing > 0) {
 		return
 	}
 	accuser := ""
-	if m := d.roster.numbered(number); m != nil {
-		if rep := router.View().ByID(m.ID); rep != nil {
-			accuser = router.Outliers().Accuser(rep.Outlier())
-		}
+	if rep := router.View().ByID(m.ID); rep != nil {
+		accuser = router.Outliers().Accuser(rep.Outlier())
 	}
-	next := d.nextProber(number, e.prober, accuser)
+	next := l.nextProber(m.number, e.prober, accuser)
 	e.ends, e.latest = now.Add(probeTurn), now.Add(probeTime)
 	if next != e.prober {
 		e.prober = next
-		d.outliers.stamp++
+		x.stamp++
 	}
 }
 
 // nextProber returns the client that follows last in the order of names, and is not the accuser's. Clients without requests
-// on the replica come first: whether they use their turn can be seen. Called with mu held.
-func (d *deployment) nextProber(number uint32, last, accuser string) string {
+// on the replica come first: whether they use their turn can be seen.
+func (l *ledger) nextProber(number uint32, last, accuser string) string {
 	var names []string
 	for _, idle := range []bool{true, false} {
-		for id, c := range d.ledger.clients {
+		for id, c := range l.clients {
 			if !c.ended && c.source != accuser && (c.lines[number].ongoing == 0) == idle {
 				names = append(names, id)
 			}
@@ -161,15 +162,15 @@ func (d *deployment) nextProber(number uint32, last, accuser string) string {
 	return ""
 }
 
-// outliersFor is what has changed of the outliers for a watcher, nil if nothing has. Called with mu held.
-func (d *deployment) outliersFor(w *watcher) *warmpathv1.OutlierUpdate {
-	if w.outliers != nil && w.outlierStamp == d.outliers.stamp {
+// since is what has changed of the outliers for a watcher, nil if nothing has.
+func (x *outliers) since(w *watcher) *warmpathv1.OutlierUpdate {
+	if w.outliers != nil && w.outlierStamp == x.stamp {
 		return nil
 	}
-	w.outlierStamp = d.outliers.stamp
+	w.outlierStamp = x.stamp
 	u := new(warmpathv1.OutlierUpdate)
-	for _, number := range slices.Sorted(maps.Keys(d.outliers.replicas)) {
-		e := d.outliers.replicas[number]
+	for _, number := range slices.Sorted(maps.Keys(x.replicas)) {
+		e := x.replicas[number]
 		u.Replicas = append(u.Replicas, &warmpathv1.Outlier{
 			Replica: number, Probe: e.state == outlier.HalfOpen && e.prober == w.client.id,
 		})

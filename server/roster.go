@@ -144,3 +144,14 @@ func (m *member) message() *warmpathv1.Replica {
 		Draining: m.Draining, Instance: m.Instance, Stats: m.Stats, KvTokens: uint64(max(m.KVTokens, 0)),
 	}
 }
+
+// has reports whether a number is that of a member.
+func (r *roster) has(number uint32) bool { return r.numbered(number) != nil }
+
+// numberOf returns the number of a member, 0 if there is none with this id.
+func (r *roster) numberOf(id string) uint32 {
+	if m := r.byID[id]; m != nil {
+		return m.number
+	}
+	return 0
+}

@@ -154,6 +154,9 @@ func decodeRoutes(r *warmpathv1.RouteReport, numbered func(uint32) string) ([]ro
 	return all, nil
 }
 
+// wantsRoutes reports whether watchers are to report their routes.
+func (h *hosted) wantsRoutes() bool { return h.routes != nil && h.routes.wanted() }
+
 // routed takes what a client says of where it sent prompts. Who is not trusted could say anything, and is not heard.
 func (d *deployment) routed(w *watcher, r *warmpathv1.RouteReport) error {
 	if r == nil || !w.principal.trusted() {

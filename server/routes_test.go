@@ -97,7 +97,7 @@ func TestOwnPicksAreShared(t *testing.T) {
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "w", Index: true})
 	changes := w.next().GetIndex().GetChanges()
 	require.Len(t, changes, 1)
-	require.Equal(t, d.numberOf(to), changes[0].GetReplica())
+	require.Equal(t, d.roster.numberOf(to), changes[0].GetReplica())
 	require.Equal(t, superblocks(hashes), changes[0].GetStored())
 }
 

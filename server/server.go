@@ -165,8 +165,9 @@ func (s *Server) Update(c *Config) error {
 	for name, d := range fresh {
 		r := &running{deployment: d}
 		s.running[name] = r
-		r.announce(c)
-		r.adjust(c, c.Deployments[name])
+		dc := c.Deployments[name]
+		announce(d.log, &dc, d.catalogue.Load().notServing())
+		r.adjust(c, dc)
 	}
 	next := make(map[string]*deployment, len(s.running))
 	for name, r := range s.running {
@@ -221,7 +222,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.drain()
 	done := make(chan struct{})
 	go func() {
-		s.shutdownHTTP(ctx)
+		if s.http != nil {
+			_ = s.http.Shutdown(ctx) // what it leaves, Close ends
+		}
 		s.grpc.GracefulStop()
 		close(done)
 	}()
@@ -254,5 +257,7 @@ func (s *Server) Close() {
 	if s.certs != nil {
 		s.certs.close()
 	}
-	s.closeHTTP()
+	if s.http != nil {
+		_ = s.http.Close()
+	}
 }

@@ -81,7 +81,7 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
 	for i, m := range d.roster.order {
 		rep := view.ByID(m.ID)
-		all[i] = replicaStatus(m, rep, d.loadsFor(p))
+		all[i] = replicaStatus(m, rep, d.balance.of(p))
 		all[i].Health = d.healthOf(m, rep, router)
 		all[i].State = stateOf(m, rep, all[i].Health)
 	}

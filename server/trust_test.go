@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/credentials/insecure"
@@ -127,7 +128,7 @@ func TestLoadOfWhoIsTrustedSince(t *testing.T) {
 	load := func() *warmpathv1.LoadUpdate {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return d.loadFor(w)
+		return w.loadUpdate(d.balance.of(w.principal), time.Duration(d.limits.Load().LoadInterval), d.now())
 	}
 	require.Equal(t, map[uint32]book{1: {1, 0}}, columns(load().GetLoads()))
 	require.Nil(t, load())

@@ -88,7 +88,7 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// Those that have just gone count for a while in the ledger: who comes and goes must not fill it.
-	if most := d.limits.Load().MaxWatchers; d.watchers >= most || len(d.ledger.clients) >= 2*most {
+	if most := d.limits.Load().MaxWatchers; d.watchers >= most || len(d.balance.ledger.clients) >= 2*most {
 		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has max_watchers (%d)", d.name, most)
 	}
 	// … nor may one caller fill half of it and more.
@@ -96,10 +96,10 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 		return nil, status.Errorf(codes.ResourceExhausted, "the principal %s has twice its max_watchers (%d), with those that left a moment ago", p.name, most)
 	}
 	d.watchers++
-	if start.GetLoad() && d.ledger.empty() {
-		d.unsettle()
+	if start.GetLoad() && d.balance.ledger.empty() {
+		d.balance.unsettle(d.roster.order, d.now())
 	}
-	c := d.ledger.open(p.own(start.GetClientId()), d.now())
+	c := d.balance.ledger.open(p.own(start.GetClientId()), d.now())
 	c.dropped = func() { p.accounts.Add(-1) }
 	w := &watcher{
 		principal: p, client: c,
@@ -118,7 +118,7 @@ func (d *deployment) unwatch(w *watcher) {
 	d.watchers--
 	w.client.ended = true
 	if d.closed { // nobody counts any more
-		d.ledger.drop(w.client)
+		d.balance.ledger.drop(w.client)
 	}
 }
 
@@ -165,7 +165,7 @@ func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
 	if r.GetNumber() <= w.client.last {
 		return invalid("bookings.number: %d does not follow %d", r.GetNumber(), w.client.last)
 	}
-	d.ledger.take(w.client, r, d.isMember, d.now())
+	d.balance.ledger.take(w.client, r, d.roster.has, d.now())
 	return nil
 }
 
@@ -224,7 +224,7 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 	all = append(all, m)
 	var caches []*warmpathv1.IndexUpdate
 	if x := d.hosted.Load().index; x != nil && w.index && w.principal.trusted() {
-		caches = x.since(w.cache, d.numberOf)
+		caches = x.since(w.cache, d.roster.numberOf)
 	}
 	for i, u := range caches {
 		if i > 0 {
@@ -233,11 +233,11 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 		}
 		m.Index, w.cache = u, u.Version
 	}
-	if wanted := d.wantsRoutes(w); wanted != w.routes {
+	if wanted := w.index && w.principal.trusted() && d.hosted.Load().wantsRoutes(); wanted != w.routes {
 		m.RoutesWanted, w.routes = proto.Bool(wanted), wanted
 	}
-	m.Load = d.loadFor(w)
-	m.Outliers = d.outliersFor(w)
+	m.Load = w.loadUpdate(d.balance.of(w.principal), time.Duration(d.limits.Load().LoadInterval), d.now())
+	m.Outliers = d.outliers.since(w)
 	now := d.now()
 	if quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil && m.Load == nil && m.Outliers == nil && m.RoutesWanted == nil; quiet && now.Sub(w.sent) < hearing {
 		return nil, d.wake, d.closed
@@ -246,15 +246,8 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 	return all, d.wake, d.closed
 }
 
-// wantsRoutes reports whether a watcher is to say where it sent prompts. Called with mu held.
-func (d *deployment) wantsRoutes(w *watcher) bool {
-	x := d.hosted.Load().routes
-	return x != nil && w.index && w.principal.trusted() && x.wanted()
-}
-
-// loadFor is what a watcher does not know of the load, nil if it knows all. Called with mu held.
-func (d *deployment) loadFor(w *watcher) *warmpathv1.LoadUpdate {
-	l := d.loadsFor(w.principal)
+// loadUpdate is what a watcher does not know of the load, nil if it knows all.
+func (w *watcher) loadUpdate(l *loads, interval time.Duration, now time.Time) *warmpathv1.LoadUpdate {
 	if w.loads != l { // it is trusted since, or no longer
 		w.loads, w.tick = l, 0
 	}
@@ -263,8 +256,7 @@ func (d *deployment) loadFor(w *watcher) *warmpathv1.LoadUpdate {
 	}
 	u := l.since(w.tick)
 	u.Counted = w.client.counted
-	due := l.at.Add(time.Duration(d.limits.Load().LoadInterval)).Sub(d.now())
-	u.NextMs = uint32(max(due, 0).Milliseconds())
+	u.NextMs = uint32(max(l.at.Add(interval).Sub(now), 0).Milliseconds())
 	known := w.tick != 0 && w.counted == w.client.counted && !u.StaleSet && len(u.GetLoads().GetReplicas()) == 0
 	w.tick, w.counted = l.tick, w.client.counted
 	if known {

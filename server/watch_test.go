@@ -50,7 +50,7 @@ func (f *fixture) heard(t testing.TB, id string, number uint64) {
 	require.Eventually(t, func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		c := d.ledger.clients[id]
+		c := d.balance.ledger.clients[id]
 		return c != nil && c.last == number
 	}, 20*time.Second, time.Millisecond)
 }

@@ -1,0 +1,140 @@
+package server
+
+import (
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// balance is the load of a deployment: what watching clients report, what is picked here, and what replicas report themselves.
+// It is used with the deployment's mutex held.
+type balance struct {
+	limits  *atomic.Pointer[Config]
+	picks   *picks
+	sources *sources
+	polls   *polls
+
+	ledger  ledger
+	loads   loads
+	shown   loads     // the same for principals that are not trusted; kept while the config has principals
+	settles time.Time // when clients that come over to a server that knew of none have reported; see unsettled
+}
+
+// forget strikes out replicas that have left.
+func (b *balance) forget(member func(uint32) bool) {
+	b.ledger.forget(member)
+	b.loads.forget(member)
+	b.shown.forget(member)
+}
+
+// unsettle begins the interval in which clients come over that another server has known until now, or this one before it was
+// restarted: what they have booked is not known yet.
+func (b *balance) unsettle(order []*member, now time.Time) {
+	b.settles = now.Add(time.Duration(b.limits.Load().LoadInterval))
+	var stale []uint32
+	for _, m := range order {
+		if b.unsettled(m, now) {
+			stale = append(stale, m.number)
+		}
+	}
+	b.loads.mark(stale, b.loads.tick+1) // those who know of this tick are told at the next
+	b.shown.mark(stale, b.shown.tick+1)
+}
+
+// unsettled reports whether the load of a replica cannot be known yet: the replica does not report it, or has stopped to.
+func (b *balance) unsettled(m *member, now time.Time) bool {
+	if !now.Before(b.settles) {
+		return false
+	}
+	_, heard, reports := b.reportedBy(m.ID)
+	return !reports || now.Sub(heard) >= time.Duration(b.limits.Load().StaleAfter)
+}
+
+// tick adds the load up at the end of an interval, and gives the Router the part of others.
+func (b *balance) tick(order []*member, router *routing.Router, now time.Time) {
+	limits := b.limits.Load()
+	stale := b.ledger.count(now, time.Duration(limits.StaleAfter), time.Duration(limits.Lease))
+	view := router.View()
+	var foreign []routing.ForeignLoad
+	tell := func(rep *routing.Replica, load book) {
+		if n, tokens := rep.Foreign(); int64(n) != load.ongoing || tokens != load.tokens {
+			foreign = append(foreign, routing.ForeignLoad{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
+		}
+	}
+	var unknown []*member
+	var known book // of others, on the rest
+	b.loads.update(order, func(m *member) book {
+		rep := view.ByID(m.ID)
+		own := book{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
+		total, fresh := b.totalOf(m, own, now)
+		if !fresh {
+			stale[m.number] = true
+		}
+		if b.unsettled(m, now) {
+			stale[m.number] = true
+			unknown = append(unknown, m)
+			return total
+		}
+		others := total
+		others.add(own, -1)
+		known.add(others, 1)
+		tell(rep, others)
+		return total
+	}, now)
+	n := int64(max(len(order)-len(unknown), 1))
+	for _, m := range unknown { // as loaded as the rest is: not idle
+		reported := b.ledger.total[m.number]
+		tell(view.ByID(m.ID), book{max(known.ongoing/n, reported.ongoing), max(known.tokens/n, reported.tokens)})
+	}
+	unsure := slices.Sorted(maps.Keys(stale))
+	b.loads.mark(unsure, b.loads.tick)
+	if len(limits.Principals) > 0 {
+		b.show(order, unsure, now)
+	}
+	router.SetForeignLoad(foreign)
+}
+
+// show puts the load into force as principals see it that are not trusted: of what is picked here each prompt counts whole.
+// What is not cached of a prompt, as the Router counts it, would show what is.
+func (b *balance) show(order []*member, stale []uint32, now time.Time) {
+	own := b.picks.leases.uncached()
+	b.shown.update(order, func(m *member) book {
+		total, _ := b.totalOf(m, own[m.number], now)
+		return total
+	}, now)
+	b.shown.mark(stale, b.shown.tick)
+}
+
+// of is the load as a principal may see it.
+func (b *balance) of(p *principal) *loads {
+	if p.trusted() {
+		return &b.loads
+	}
+	return &b.shown
+}
+
+// totalOf is the load of a replica of which this much is our own. It is not fresh where the replica used to report its load and
+// has stopped.
+func (b *balance) totalOf(m *member, own book, now time.Time) (total book, fresh bool) {
+	total = own
+	total.add(b.ledger.total[m.number], 1)
+	load, heard, reports := b.reportedBy(m.ID)
+	if !reports {
+		return total, true
+	}
+	if now.Sub(heard) >= time.Duration(b.limits.Load().StaleAfter) {
+		return total, false
+	}
+	return book{max(total.ongoing, load.ongoing), max(total.tokens, load.tokens)}, true
+}
+
+// reportedBy is the load that a replica reports itself, as it registered or as it was asked; false if it never did.
+func (b *balance) reportedBy(id string) (load book, heard time.Time, ok bool) {
+	if load, heard, ok = b.sources.loadOf(id); ok {
+		return load, heard, ok
+	}
+	return b.polls.loadOf(id)
+}
