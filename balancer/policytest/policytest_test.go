@@ -70,16 +70,16 @@ func TestCheckSeesWhatIsWrong(t *testing.T) {
 	to := func(id string) routing.Decision { return routing.To(v.ByID(id), routing.ReasonLeastLoaded) }
 	gone := routing.To(&routing.Replica{Attributes: routing.Attributes{ID: "gone"}}, "why")
 	for want, d := range map[string]routing.Decision{
-		"r1, which is full":                      to("r1"),
-		"r2, which is draining":                  to("r2"),
-		"does not serve the model":               to("r3"),
-		"r4, which the request excludes":         to("r4"),
-		"not in the fleet":                       gone,
-		"gives no reason":                        routing.To(v.ByID("r0"), ""),
-		"anybody while r0 is available":          routing.Wait(),
-		"waits for r0, which is not a full one":  routing.Wait(v.ByID("r0")),
-		"picked r0 with place -2":                {Replica: v.ByID("r0"), Reason: "why", Place: -2},
-		"picked r0 with place 0 and 7 matched t": {Replica: v.ByID("r0"), Reason: "why", MatchedTokens: 7},
+		"r1, which is full":                       to("r1"),
+		"r2, which is draining":                   to("r2"),
+		"does not serve the model":                to("r3"),
+		"r4, which the request excludes":          to("r4"),
+		"not in the fleet":                        gone,
+		"gives no reason":                         routing.To(v.ByID("r0"), ""),
+		"waits for any replica while r0 is avail": routing.Wait(),
+		"waits for r0, which is not a full one":   routing.Wait(v.ByID("r0")),
+		"picked r0 with place -2":                 {Replica: v.ByID("r0"), Reason: "why", Place: -2},
+		"picked r0 with place 0 and 7 matched t":  {Replica: v.ByID("r0"), Reason: "why", MatchedTokens: 7},
 	} {
 		rec := &recorder{TB: t}
 		policytest.Check(rec, q, v, d)

@@ -98,9 +98,13 @@ func (d *Detector) eject(r *Replica, cause Cause, now time.Time) {
 		if r.state < HalfOpen || r.cause == NoCause || r.cause == CauseRemote {
 			r.cause = cause
 		}
-		r.state, r.since, r.taken, r.late = Ejected, now, now, false
+		probed := r.state == HalfOpen && r.accuser == "" // its probe failed: the ejection before it is confirmed
+		r.state, r.since, r.taken, r.late, r.accuser = Ejected, now, now, false, ""
 		r.until = now.Add(d.cfg.ejection(r.times))
-		if r.accuser = d.soleAccuser(r, now); r.accuser != "" {
+		if !probed {
+			r.accuser = d.soleAccuser(r, now)
+		}
+		if r.accuser != "" {
 			r.state = HalfOpen
 		}
 		r.times++
