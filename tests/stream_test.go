@@ -188,6 +188,37 @@ func TestContextBeforeOpening(t *testing.T) {
 	drain(t, s)
 }
 
+// Issue 12.10: what is derived from a stream's context ends with the stream, children of children too, and a
+// context.AfterFunc that has run cannot be stopped. The application's own context never ends.
+func TestContextsEndWithTheirStream(t *testing.T) {
+	cc := dial(t, target(start(t, &replica{})), roundRobin())
+	s, err := cc.NewStream(context.Background(), serverStream, streamingMethod)
+	require.NoError(t, err)
+	ctx := s.Context()
+	var derived []context.Context
+	for range 3 {
+		child, cancel := context.WithCancel(ctx)
+		defer cancel()
+		grandchild, cancel := context.WithTimeout(child, time.Hour)
+		defer cancel()
+		derived = append(derived, child, grandchild)
+	}
+	ran := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { close(ran) })
+	for _, c := range derived {
+		require.NoError(t, c.Err())
+	}
+	require.NoError(t, s.SendMsg(prompt("a")))
+	drain(t, s)
+	<-ctx.Done()
+	for _, c := range derived {
+		<-c.Done()
+		require.ErrorIs(t, c.Err(), context.Canceled)
+	}
+	<-ran
+	require.False(t, stop())
+}
+
 func TestCloseSendBeforeTheMessage(t *testing.T) {
 	cc := dial(t, target(start(t, &replica{})), roundRobin())
 	s, err := cc.NewStream(deadline(t), serverStream, streamingMethod)
