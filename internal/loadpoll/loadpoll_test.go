@@ -244,7 +244,7 @@ func TestPollerBacksOff(t *testing.T) {
 	<-at.waits // of b
 	p.Close()
 	require.Equal(t, 1, strings.Count(log.String(), "does not tell of its load"), log.String())
-	require.Equal(t, 1, strings.Count(log.String(), "tells of its load again"))
+	require.Equal(t, 1, strings.Count(log.String(), "reports its load again"))
 	p.SetFleet([]routing.Attributes{member("c", "10.0.0.3:1")})
 	require.Empty(t, p.Problems())
 }

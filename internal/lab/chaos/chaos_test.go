@@ -164,7 +164,7 @@ func TestScenarios(t *testing.T) {
 func TestEngineThatDoesNotStart(t *testing.T) {
 	fails := Processes(func(Spec) *exec.Cmd { return exec.Command("false") })
 	_, err := fails(t.Context(), Spec{})
-	require.ErrorContains(t, err, "before it told its address")
+	require.ErrorContains(t, err, "before it printed its address")
 	missing := Processes(func(Spec) *exec.Cmd { return exec.Command("/no/such/program") })
 	_, err = missing(t.Context(), Spec{})
 	require.Error(t, err)
