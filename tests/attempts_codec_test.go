@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/client"
 )
 
 // frames is the codec of a transparent proxy: the encoded message is the message's own memory, which gRPC frees.
@@ -75,7 +77,8 @@ func TestPassedThroughMessagesAreRetried(t *testing.T) {
 	bad, badCalls, badForeign := startFrames(t, codes.Unavailable)
 	one, _, oneForeign := startFrames(t, codes.OK)
 	two, _, twoForeign := startFrames(t, codes.OK)
-	cc := dial(t, "warmpath:///"+bad+","+one+","+two, roundRobin(), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frames{})))
+	unbounded := client.WithConfig(config(`{"round_robin":{}}`, `"retry_ratio":-1`))
+	cc := dial(t, "warmpath:///"+bad+","+one+","+two, unbounded, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frames{})))
 	for name, message := range map[string]func(mem.BufferSlice) any{
 		"slice": func(b mem.BufferSlice) any { return b },
 		"frame": func(b mem.BufferSlice) any { return &frame{b} },

@@ -127,7 +127,7 @@ func TestConfigPageNamesEveryField(t *testing.T) {
 	}
 	page = readDoc(t, "docs/config.md")
 	for _, name := range policy.Names() {
-		if strings.HasSuffix(name, "_of_tests") { // registered by this package
+		if strings.HasSuffix(name, "_of_tests") { // registered by a test of this package
 			continue
 		}
 		require.Regexp(t, `(?m)^## .*`+name, page)

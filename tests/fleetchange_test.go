@@ -111,9 +111,9 @@ func newObserving(t *testing.T) *observing {
 // Issue 12.23: a policy is notified of the one replica whose connection dies and comes back, and of nothing else.
 func TestPolicyObservesConnections(t *testing.T) {
 	p := newObserving(t)
-	policy.Register("observing-connections", func(json.RawMessage) (routing.Policy, error) { return p, nil })
+	policy.Register("observing_connections_of_tests", func(json.RawMessage) (routing.Policy, error) { return p, nil })
 	rs := replicas(t, 3)
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"observing-connections":{}}`)))
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"observing_connections_of_tests":{}}`)))
 	connected(t, cc, rs)
 	var all []string
 	eventually(t, "three connections", func() bool {

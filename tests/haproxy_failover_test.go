@@ -268,15 +268,13 @@ func TestHAProxyToken(t *testing.T) {
 func TestHAProxyAfterReplicasDie(t *testing.T) {
 	replicas := httpReplicas(t)
 	started := make(chan struct{}, 100)
+	hang := http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) {
+		_, _ = io.Copy(io.Discard, q.Body)
+		started <- struct{}{}
+		<-q.Context().Done()
+	})
 	for _, r := range replicas[:2] {
-		r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-			if q.Method != http.MethodPost {
-				return
-			}
-			_, _ = io.Copy(io.Discard, q.Body)
-			started <- struct{}{}
-			<-q.Context().Done()
-		})
+		r.post.Store(&hang)
 	}
 	fake := newFakeServer(t, func(w http.ResponseWriter, q *http.Request) { // excludes the dead one by one
 		for _, id := range []string{"r0", "r1", "r2"} {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ import (
 type httpReplica struct {
 	*httptest.Server
 	name string
+	post atomic.Pointer[http.HandlerFunc] // answers POST in place of the replica
 
 	mu     sync.Mutex // guards what follows
 	bodies []string
@@ -35,6 +37,10 @@ type httpReplica struct {
 
 func (r *httpReplica) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	if q.URL.Path == "/health" {
+		return
+	}
+	if post := r.post.Load(); post != nil {
+		post.ServeHTTP(w, q)
 		return
 	}
 	body, err := io.ReadAll(q.Body)

@@ -20,9 +20,6 @@ func pacedReplica(events int) (h http.HandlerFunc, received chan<- struct{}, lat
 	var mu sync.Mutex
 	n := 0
 	h = func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
-			return
-		}
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
 		for i := range events {
@@ -52,7 +49,7 @@ func TestHAProxyDoesNotDelayEvents(t *testing.T) {
 		h, received, lateOnes := pacedReplica(events)
 		replicas := httpReplicas(t)
 		for _, r := range replicas {
-			r.Config.Handler = h
+			r.post.Store(&h)
 		}
 		fake := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { name(w, "r1") })
 		f := startHAProxy(t, fake.addr(), fake.addr(), replicas)

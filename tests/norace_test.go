@@ -2,4 +2,7 @@
 
 package tests
 
-const raceEnabled = false
+const (
+	raceEnabled = false
+	slowed      = 1
+)

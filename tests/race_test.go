@@ -2,4 +2,7 @@
 
 package tests
 
-const raceEnabled = true
+const (
+	raceEnabled = true
+	slowed      = 10 // how many times longer what is measured may take
+)

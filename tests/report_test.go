@@ -61,6 +61,7 @@ func (l *listener) ReplicaCapacity(id string, kvTokens int) {
 
 // listening registers a policy for one test and returns it with its config.
 func listening(name string, rank int) (*listener, string) {
+	name += "_of_tests"
 	l := &listener{rank: rank, ongoing: map[string]int{}, loads: map[string]int64{}, sizes: map[string]int{}}
 	policy.Register(name, func(json.RawMessage) (routing.Policy, error) { return l, nil })
 	return l, `{"` + name + `":{}}`
