@@ -15,9 +15,9 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
-	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 // defaultFallbacks is how many fallbacks who does not say is given.
@@ -74,7 +74,7 @@ func (a asking) Header(key string) []string { return metadata.ValueFromIncomingC
 
 // originOf returns what a question came with.
 func originOf(ctx context.Context) routing.Origin {
-	if o := httpdoor.Origin(ctx); o != nil {
+	if o := httpendpoint.Origin(ctx); o != nil {
 		return o
 	}
 	return asking{ctx}

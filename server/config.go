@@ -15,8 +15,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/tokenize"
-	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 // Config is what `warmpath serve` reads. Only Deployments are needed.
@@ -61,7 +61,7 @@ type Config struct {
 	// Metrics says where metrics can be read. Read once.
 	Metrics Metrics `json:"metrics,omitzero"`
 	// HTTP is the door for callers that speak HTTP. Read once.
-	HTTP httpdoor.Config `json:"http,omitzero"`
+	HTTP httpendpoint.Config `json:"http,omitzero"`
 	// Deployments are the fleets; one or more. A name has no blank and no colon.
 	Deployments map[string]Deployment `json:"deployments"`
 }
@@ -124,7 +124,7 @@ func DefaultConfig() Config {
 		MaxWatchers:     10_000,
 		MaxReservations: 50_000,
 		MaxRegistered:   10_000,
-		HTTP:            httpdoor.DefaultConfig(),
+		HTTP:            httpendpoint.DefaultConfig(),
 	}
 }
 

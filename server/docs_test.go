@@ -13,8 +13,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/server"
-	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 // docs/server-config.md has every field of every struct that the config leads to, with its default.
@@ -27,7 +27,7 @@ func TestServerConfigPage(t *testing.T) {
 		sections[heading] = text
 	}
 	chapters := map[string]any{
-		"The file": server.DefaultConfig(), "http": httpdoor.DefaultConfig(), "tls": server.TLS{}, "A principal": server.Principal{},
+		"The file": server.DefaultConfig(), "http": httpendpoint.DefaultConfig(), "tls": server.TLS{}, "A principal": server.Principal{},
 		"A deployment":                         server.Deployment{ResolveInterval: server.DefaultResolveInterval},
 		"A deployment, as clients are sent it": policy.Config{}.WithDefaults(),
 		"replica_tls":                          server.ReplicaTLS{}, "Who decides": policy.Adoption{}, "central": policy.Central{}.WithDefaults(),

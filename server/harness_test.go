@@ -17,9 +17,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
-	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 // served is a server on the loopback, as others see it.
@@ -73,7 +73,7 @@ func serve(t testing.TB, config string, tracer trace.TracerProvider) *served {
 		ended <- nil
 	} else {
 		door := listen(t)
-		s.http = "http://" + door.Addr().String() + httpdoor.RoutePath
+		s.http = "http://" + door.Addr().String() + httpendpoint.RoutePath
 		go func() { ended <- s.server.ServeRoutes(door) }()
 	}
 	s.conn, err = grpc.NewClient(lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -1,6 +1,6 @@
 package server
 
-import "github.com/warmpath/warmpath/balancer/kvindex"
+import "github.com/warmpath/warmpath/internal/kvindex"
 
 // blockHashes are the hashes of a prompt of token ids without model, adapter and salt, its tail block included.
 func blockHashes(ids []uint32, size int) []uint64 {

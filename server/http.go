@@ -9,7 +9,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/warmpath/warmpath/server/httpdoor"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
 // maxHeaderBytes bounds the head of a request, as for gRPC.
@@ -35,20 +35,20 @@ func (s *Server) openHTTP(c *Config) error {
 	if c.HTTP.Listen == "" {
 		return nil
 	}
-	h, err := httpdoor.NewHandler(c.HTTP, s, s.serving)
+	h, err := httpendpoint.NewHandler(c.HTTP, s, s.serving)
 	if err != nil {
 		return fmt.Errorf("http.%w", err)
 	}
-	guarded := s.interceptors.http(h, httpdoor.Refuse)
+	guarded := s.interceptors.http(h, httpendpoint.Refuse)
 	traced := s.traced(guarded)
 	read := time.Duration(c.HTTP.HeaderTimeout + c.HTTP.BodyTimeout)
 	s.maxHTTP = c.HTTP.MaxConnections
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
-			case httpdoor.HealthPath: // for balancers, which have no token
+			case httpendpoint.HealthPath: // for balancers, which have no token
 				h.ServeHTTP(w, r)
-			case httpdoor.RoutePath:
+			case httpendpoint.RoutePath:
 				traced.ServeHTTP(w, r)
 			default:
 				guarded.ServeHTTP(w, r)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/server/httpdoor"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
 // Who has no token is refused at the HTTP door, and who has one is told of its own deployments only. Health is for everybody.
@@ -25,14 +25,14 @@ func TestHTTPCallers(t *testing.T) {
 		{"", "chat", 401, "unauthenticated"},
 		{"Bearer nobody-0123456789", "chat", 401, "unauthenticated"},
 	} {
-		_, code, reason := d.route(t, nil, "Authorization", tt.authorization, httpdoor.HeaderDeployment, tt.deployment)
+		_, code, reason := d.route(t, nil, "Authorization", tt.authorization, httpendpoint.HeaderDeployment, tt.deployment)
 		require.Equal(t, tt.code, code, tt)
 		require.Equal(t, tt.reason, reason, tt)
 	}
-	to, code, _ := d.route(t, nil, "Authorization", known, httpdoor.HeaderDeployment, "code")
+	to, code, _ := d.route(t, nil, "Authorization", known, httpendpoint.HeaderDeployment, "code")
 	require.Contains(t, []int{http.StatusForbidden, http.StatusNotFound}, code)
 	require.Empty(t, to.ReplicaID)
-	a, err := http.Get("http://" + d.addr + httpdoor.HealthPath)
+	a, err := http.Get("http://" + d.addr + httpendpoint.HealthPath)
 	require.NoError(t, err)
 	defer a.Body.Close()
 	require.Equal(t, http.StatusOK, a.StatusCode)
@@ -45,15 +45,15 @@ func TestHTTPOverTLS(t *testing.T) {
 	d := openDoor(t, withHTTP+f.yaml("")+quiet, discard)
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: a.pool()}, ForceAttemptHTTP2: true}}
 	defer client.CloseIdleConnections()
-	r, err := client.Post("https://"+d.addr+httpdoor.RoutePath, "application/json", nil)
+	r, err := client.Post("https://"+d.addr+httpendpoint.RoutePath, "application/json", nil)
 	require.NoError(t, err)
 	defer r.Body.Close()
 	require.Equal(t, http.StatusOK, r.StatusCode)
 	require.Equal(t, 1, r.ProtoMajor)
-	var to httpdoor.Destination
+	var to httpendpoint.Destination
 	require.NoError(t, json.NewDecoder(r.Body).Decode(&to))
 	require.NotEmpty(t, to.ReplicaID)
-	plain, err := http.Post("http://"+d.addr+httpdoor.RoutePath, "application/json", nil)
+	plain, err := http.Post("http://"+d.addr+httpendpoint.RoutePath, "application/json", nil)
 	require.NoError(t, err)
 	defer plain.Body.Close()
 	require.Equal(t, http.StatusBadRequest, plain.StatusCode, "net/http says that this is a TLS port")

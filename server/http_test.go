@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/server/httpdoor"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
 // door is a server with a door for HTTP.
@@ -47,9 +47,9 @@ func openDoor(t testing.TB, text string, log *slog.Logger) *door {
 }
 
 // route asks, and returns the answer with its status and reason.
-func (d *door) route(t testing.TB, body io.Reader, headers ...string) (to httpdoor.Destination, code int, reason string) {
+func (d *door) route(t testing.TB, body io.Reader, headers ...string) (to httpendpoint.Destination, code int, reason string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(soon(t), http.MethodPost, "http://"+d.addr+httpdoor.RoutePath, body)
+	r, err := http.NewRequestWithContext(soon(t), http.MethodPost, "http://"+d.addr+httpendpoint.RoutePath, body)
 	require.NoError(t, err)
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
@@ -58,7 +58,7 @@ func (d *door) route(t testing.TB, body io.Reader, headers ...string) (to httpdo
 	require.NoError(t, err)
 	defer a.Body.Close()
 	require.NoError(t, json.NewDecoder(a.Body).Decode(&to))
-	return to, a.StatusCode, a.Header.Get(httpdoor.HeaderReason)
+	return to, a.StatusCode, a.Header.Get(httpendpoint.HeaderReason)
 }
 
 // A pick counts for a while, so a caller that only asks does not send everything to one replica.
@@ -85,7 +85,7 @@ func TestHTTPFollowsPrefixAndSession(t *testing.T) {
 		first, code, _ := d.route(t, strings.NewReader(chat))
 		require.Equal(t, http.StatusOK, code)
 		require.False(t, first.Truncated)
-		cut, _, reason := d.route(t, strings.NewReader(chat[:700]), httpdoor.HeaderTruncated, "700/1000")
+		cut, _, reason := d.route(t, strings.NewReader(chat[:700]), httpendpoint.HeaderTruncated, "700/1000")
 		require.True(t, cut.Truncated)
 		require.Equal(t, first.ReplicaID, cut.ReplicaID)
 		require.Equal(t, "prefix_match", reason)
@@ -103,7 +103,7 @@ func TestHTTPFollowsPrefixAndSession(t *testing.T) {
 	}
 	require.Greater(t, len(used), 1)
 	where, _, _ := ring.route(t, nil, "X-Session-Id", "s0")
-	other, _, _ := ring.route(t, nil, "X-Session-Id", "s0", httpdoor.HeaderExclude, where.ReplicaID)
+	other, _, _ := ring.route(t, nil, "X-Session-Id", "s0", httpendpoint.HeaderExclude, where.ReplicaID)
 	require.NotEqual(t, where.ReplicaID, other.ReplicaID)
 }
 
@@ -134,7 +134,7 @@ deployments:
 		{``, "none", 503, "no_replica", ""},
 		{``, "code", 503, "full", ""}, // by max_reservations: two of them counted above
 	} {
-		to, code, reason := d.route(t, strings.NewReader(tt.body), httpdoor.HeaderDeployment, tt.deployment)
+		to, code, reason := d.route(t, strings.NewReader(tt.body), httpendpoint.HeaderDeployment, tt.deployment)
 		require.Equal(t, tt.code, code, tt)
 		require.Equal(t, tt.reason, reason, tt)
 		require.Equal(t, tt.replica, to.ReplicaID, tt)
@@ -162,7 +162,7 @@ func TestHTTPSlowCallers(t *testing.T) {
 		a, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		require.NoError(t, err)
 		require.Equal(t, http.StatusOK, a.StatusCode)
-		require.Equal(t, string(httpdoor.BodyTruncated), a.Header.Get(httpdoor.HeaderBody))
+		require.Equal(t, string(httpendpoint.BodyTruncated), a.Header.Get(httpendpoint.HeaderBody))
 		raw, err := io.ReadAll(a.Body)
 		require.NoError(t, err)
 		require.NotContains(t, string(raw), "secret")
@@ -214,7 +214,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 func TestHTTPDrains(t *testing.T) {
 	d := openDoor(t, withHTTP+quiet, discard)
 	get := func() int {
-		a, err := http.Get("http://" + d.addr + httpdoor.HealthPath)
+		a, err := http.Get("http://" + d.addr + httpendpoint.HealthPath)
 		require.NoError(t, err)
 		defer a.Body.Close()
 		return a.StatusCode

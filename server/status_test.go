@@ -59,7 +59,7 @@ deployments:
 	for _, c := range d.GetDecisions() {
 		counts[c.GetReason()] = c.GetCount()
 	}
-	require.Equal(t, map[string]uint64{string(routing.ReasonPinned): 1, string(routing.ReasonAgreedSpill): 1}, counts)
+	require.Equal(t, map[string]uint64{string(routing.ReasonPinned): 1, string(routing.ReasonRendezvousSpill): 1}, counts)
 	require.Equal(t, int32(codes.ResourceExhausted), d.GetFailures()[0].GetCode())
 	require.Positive(t, d.GetIndex().GetBlocks())
 	require.Positive(t, d.GetIndex().GetBytes())

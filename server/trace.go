@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
-	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 // traceContext is W3C's, as HAProxy, Python and Go send it.
@@ -49,7 +49,7 @@ func failed(span trace.Span, err error) {
 func (s *Server) traced(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := traceContext.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-		ctx, span := s.tracer.Start(ctx, "POST "+httpdoor.RoutePath, trace.WithSpanKind(trace.SpanKindServer))
+		ctx, span := s.tracer.Start(ctx, "POST "+httpendpoint.RoutePath, trace.WithSpanKind(trace.SpanKindServer))
 		defer span.End()
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})

@@ -73,7 +73,7 @@ func TestCentralDecides(t *testing.T) {
 		text := strings.Repeat(fmt.Sprintf("prompt %d ", i), 200)
 		first, second := asked(t, one, text), asked(t, other, text)
 		require.EqualValues(t, "central", first.Reason)
-		require.EqualValues(t, "agreed_order", first.Rule)
+		require.EqualValues(t, "rendezvous", first.Rule)
 		require.EqualValues(t, "central", second.Reason)
 		require.EqualValues(t, "prefix_match", second.Rule)
 		require.Equal(t, first.Replica, second.Replica)

@@ -20,13 +20,13 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -193,7 +193,7 @@ func score(key uint64, id string) uint64 {
 	return xxh3.HashSeed(append(binary.LittleEndian.AppendUint64(nil, key), id...), 1337)
 }
 
-func agreedOrder(key uint64, ids []string) []string {
+func rendezvousOrder(key uint64, ids []string) []string {
 	ids = slices.Sorted(slices.Values(ids))
 	slices.SortStableFunc(ids, func(a, b string) int {
 		if score(key, a) > score(key, b) {
@@ -239,7 +239,7 @@ func TestHashesPage(t *testing.T) {
 		require.Equal(t, v[2], fmt.Sprintf("%016x", score(parseHex(t, v[0]), v[1])))
 	}
 	for _, v := range vectors(t, "order") {
-		require.Equal(t, strings.Fields(v[1]), agreedOrder(parseHex(t, v[0]), []string{"r0", "r1", "r2", "r3", "r4"}))
+		require.Equal(t, strings.Fields(v[1]), rendezvousOrder(parseHex(t, v[0]), []string{"r0", "r1", "r2", "r3", "r4"}))
 	}
 	for _, v := range vectors(t, "session") {
 		id := v[0]
@@ -296,9 +296,9 @@ func TestPolicyFollowsTheHashesPage(t *testing.T) {
 		q.SetPrompt(routing.Prompt{Text: text})
 		seed := kvindex.SeedFor("llama", "", "")
 		first := text[:min(64, len(text))] // in a fresh client the first block distinguishes
-		require.Equal(t, agreedOrder(xxh3.HashStringSeed(first, uint64(seed)), ids), route(q))
+		require.Equal(t, rendezvousOrder(xxh3.HashStringSeed(first, uint64(seed)), ids), route(q))
 
 		session := fmt.Sprintf("session %d", i)
-		require.Equal(t, agreedOrder(xxh3.HashStringSeed(session, 1337), ids), route(policytest.Session(session)))
+		require.Equal(t, rendezvousOrder(xxh3.HashStringSeed(session, 1337), ids), route(policytest.Session(session)))
 	}
 }

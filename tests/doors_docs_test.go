@@ -12,20 +12,20 @@ import (
 // Every reason, header and state of the HTTP door is on its page, and every reason in the table exists.
 func TestDoorsPageNamesWhatIsSaid(t *testing.T) {
 	page := section(t, "docs/doors.md", "## HTTP: POST /internal/route")
-	source := readDoc(t, "server/httpdoor/answer.go")
+	source := readDoc(t, "internal/httpendpoint/answer.go")
 	for _, m := range regexp.MustCompile(`Reason\w+\s+= "(\w+)"`).FindAllStringSubmatch(source, -1) {
 		require.Contains(t, page, "| `"+m[1]+"` |")
 	}
 	for _, m := range regexp.MustCompile("(?m)^\\| \\d{3} \\| `(\\w+)`").FindAllStringSubmatch(page, -1) {
 		require.Contains(t, source, `= "`+m[1]+`"`)
 	}
-	for _, m := range regexp.MustCompile(`"(X-[\w-]+)"`).FindAllStringSubmatch(source+readDoc(t, "server/httpdoor/handler.go"), -1) {
+	for _, m := range regexp.MustCompile(`"(X-[\w-]+)"`).FindAllStringSubmatch(source+readDoc(t, "internal/httpendpoint/handler.go"), -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
 	}
 	for _, m := range regexp.MustCompile(`json:"(\w+)`).FindAllStringSubmatch(source, -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
 	}
-	for _, m := range regexp.MustCompile(`BodyState = "(\w+)"`).FindAllStringSubmatch(readDoc(t, "server/httpdoor/body.go"), -1) {
+	for _, m := range regexp.MustCompile(`BodyState = "(\w+)"`).FindAllStringSubmatch(readDoc(t, "internal/httpendpoint/body.go"), -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/server/httpdoor"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
 // Of two look-aside servers one is enough, whichever it is and whatever is wrong with the other.
@@ -58,7 +58,7 @@ func TestHAProxyAsksOneOfTwo(t *testing.T) {
 	require.True(t, len(a.asked()) == 0 || len(b.asked()) == 0)
 	require.Len(t, replicas[1].served(), 20)
 	for _, h := range asked {
-		require.Equal(t, "chat", h.Get(httpdoor.HeaderDeployment))
+		require.Equal(t, "chat", h.Get(httpendpoint.HeaderDeployment))
 		require.Equal(t, "u", h.Get("User-Key"))
 		require.Equal(t, "id", h.Get("X-Request-Id"))
 		require.Empty(t, h.Get("Authorization"), "what the server has no use for stays here")
@@ -129,8 +129,8 @@ func TestHAProxyAsksForAnother(t *testing.T) {
 	require.Equal(t, "replica_down", post(0).reason)
 	asked := fake.asked()
 	require.Len(t, asked, 3)
-	require.Equal(t, "r1", asked[1].Get(httpdoor.HeaderExclude))
-	require.Equal(t, "r1,r1", asked[2].Get(httpdoor.HeaderExclude))
+	require.Equal(t, "r1", asked[1].Get(httpendpoint.HeaderExclude))
+	require.Equal(t, "r1,r1", asked[2].Get(httpendpoint.HeaderExclude))
 }
 
 // A rank that was picked reaches the replica.
@@ -209,7 +209,7 @@ func TestHAProxyUnderLoad(t *testing.T) {
 				}
 				_, _ = io.Copy(io.Discard, a.Body)
 				a.Body.Close()
-				reasons[worker][a.Header.Get(httpdoor.HeaderReason)]++
+				reasons[worker][a.Header.Get(httpendpoint.HeaderReason)]++
 			}
 		})
 	}
@@ -278,7 +278,7 @@ func TestHAProxyAfterReplicasDie(t *testing.T) {
 	}
 	fake := newFakeServer(t, func(w http.ResponseWriter, q *http.Request) { // excludes the dead one by one
 		for _, id := range []string{"r0", "r1", "r2"} {
-			if !strings.Contains(q.Header.Get(httpdoor.HeaderExclude), id) {
+			if !strings.Contains(q.Header.Get(httpendpoint.HeaderExclude), id) {
 				name(w, id)
 				return
 			}

@@ -20,8 +20,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/server"
-	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 // httpReplica is a model server that speaks OpenAI's HTTP, as far as HAProxy sees it.
@@ -90,7 +90,7 @@ func (f *frontend) post(body io.Reader, headers ...string) outcome {
 	defer a.Body.Close()
 	said, err := io.ReadAll(a.Body)
 	require.NoError(f.t, err)
-	return outcome{a.StatusCode, a.Header.Get("X-Warmpath-Replica"), a.Header.Get(httpdoor.HeaderReason), string(said)}
+	return outcome{a.StatusCode, a.Header.Get("X-Warmpath-Replica"), a.Header.Get(httpendpoint.HeaderReason), string(said)}
 }
 
 // startHAProxy starts the example in front of three replicas, with these look-aside servers.
@@ -168,7 +168,7 @@ func chat(system string) string {
 
 // name answers as the look-aside server does.
 func name(w http.ResponseWriter, id string) {
-	w.Header().Set(httpdoor.HeaderReason, "ring")
+	w.Header().Set(httpendpoint.HeaderReason, "ring")
 	fmt.Fprintf(w, `{"replica_id":%q,"host":"h","port":1}`, id)
 }
 
@@ -199,7 +199,7 @@ func newFakeServer(t *testing.T, answer http.HandlerFunc) *fakeServer {
 	t.Helper()
 	f := new(fakeServer)
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == httpdoor.HealthPath {
+		if r.URL.Path == httpendpoint.HealthPath {
 			return
 		}
 		body, _ := io.ReadAll(r.Body)
@@ -238,7 +238,7 @@ func babble(c net.Conn) {
 	defer c.Close()
 	b := make([]byte, 4096)
 	n, _ := c.Read(b)
-	if bytes.Contains(b[:n], []byte(httpdoor.HealthPath)) {
+	if bytes.Contains(b[:n], []byte(httpendpoint.HealthPath)) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 		return
 	}

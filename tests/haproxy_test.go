@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/server/httpdoor"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
 // Sessions stay where they are, on the replica that the look-aside server names, and the answers stream through.
@@ -38,7 +38,7 @@ func TestHAProxyRoutesBySession(t *testing.T) {
 	require.NoError(t, err)
 	defer a1.Body.Close()
 	require.Equal(t, http.StatusOK, a1.StatusCode)
-	require.Empty(t, a1.Header.Get(httpdoor.HeaderReason))
+	require.Empty(t, a1.Header.Get(httpendpoint.HeaderReason))
 }
 
 // The body goes along only where the flag is set; then prompts go where their prefix is warm, also those that are longer than
@@ -83,7 +83,7 @@ func TestHAProxyWithoutAPick(t *testing.T) {
 		return func(t *testing.T) string {
 			return newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) {
 				if reason != "" {
-					w.Header().Set(httpdoor.HeaderReason, reason)
+					w.Header().Set(httpendpoint.HeaderReason, reason)
 				}
 				w.WriteHeader(code)
 				_, _ = io.WriteString(w, body)

@@ -28,7 +28,7 @@ var house = []string{
 	"server/replica",
 	"server",
 	"internal/loadpoll",
-	"server/httpdoor",
+	"internal/httpendpoint",
 	"internal/channel",
 	"internal/lookaside",
 	"internal/telemetry",
@@ -36,14 +36,14 @@ var house = []string{
 	"internal/tokenize",
 	"balancer/policy",
 	"balancer/policy/*",
-	"balancer/policy/holdings",
-	"balancer/policy/agreed",
+	"internal/cacheview",
+	"internal/rendezvous",
 	"balancer/sharedstore",
 	"balancer/dialect",
 	"balancer/kvevents",
 	"internal/kvevents",
 	"balancer/fleet",
-	"balancer/kvindex",
+	"internal/kvindex",
 	"internal/fault",
 	"internal/pause",
 	"internal/strict",
@@ -122,7 +122,7 @@ func TestArrowsPointDown(t *testing.T) {
 // The core knows no gRPC, HTTP, protobuf or network, and nothing that an
 // application links registers an engine's proto names.
 func TestCoreKnowsNoNetwork(t *testing.T) {
-	core := []string{"balancer/routing", "balancer/kvindex", "balancer/policy/"}
+	core := []string{"balancer/routing", "internal/cacheview", "internal/kvindex", "internal/rendezvous", "balancer/policy/"}
 	foreign := []string{"google.golang.org/grpc", "google.golang.org/protobuf", "net", "net/http", "net/url"}
 	for _, p := range list(t) {
 		rel := strings.TrimPrefix(p.ImportPath, module+"/")

@@ -45,7 +45,7 @@ func dialled(t testing.TB, how, target string, own []client.Option, more ...grpc
 }
 
 // What a channel learned survives its sleep: the index still knows where the
-// prefixes are, although spilling put them elsewhere than the agreed order would.
+// prefixes are, although spilling put them elsewhere than the rendezvous order would.
 func TestIndexSurvivesIdleness(t *testing.T) {
 	for _, how := range []string{"New", "DialOptions"} {
 		t.Run(how, func(t *testing.T) {
@@ -62,7 +62,7 @@ func TestIndexSurvivesIdleness(t *testing.T) {
 				})
 			}
 			text := func(i int) string { return strings.Repeat(fmt.Sprintf("document %d. ", i), 100) }
-			// Each document goes somewhere by exclusion, not by the agreed order.
+			// Each document goes somewhere by exclusion, not by the rendezvous order.
 			home := make(map[int]string)
 			for i := range 12 {
 				var d client.Decision

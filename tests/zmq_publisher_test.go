@@ -15,9 +15,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvevents"
+	"github.com/warmpath/warmpath/internal/kvindex"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 

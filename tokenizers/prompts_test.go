@@ -19,7 +19,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/tokenize"
-	"github.com/warmpath/warmpath/tokenizers/bpe"
+	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
 	"github.com/warmpath/warmpath/tokenizers/tiktoken"
 )
 

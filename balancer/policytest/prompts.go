@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // Tokens returns n token ids; those of different seeds share nothing.
@@ -33,9 +33,9 @@ func Decide(t testing.TB, r *routing.Router, q *routing.Request) routing.Decisio
 	return b.Decision
 }
 
-// Order returns the ids of the replicas in the agreed order of a key, as package agreed defines it.
+// Order returns the ids of the replicas in the rendezvous order of a key, as package rendezvous defines it.
 func Order(key uint64, replicas []*routing.Replica) []string {
-	var s agreed.Scorer
+	var s rendezvous.Scorer
 	s.SetKey(key)
 	scores := make(map[*routing.Replica]uint64)
 	for _, r := range replicas {

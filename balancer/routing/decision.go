@@ -8,23 +8,23 @@ type Reason string
 
 // The reasons of the built-in policies and of the Router.
 const (
-	ReasonRoundRobin    Reason = "round_robin"    // its turn
-	ReasonLeastOfTwo    Reason = "least_of_two"   // fewer ongoing of two at random
-	ReasonRing          Reason = "ring"           // the session's own replica on the ring
-	ReasonRingFallback  Reason = "ring_fallback"  // the next on the ring: the ones before are full or gone
-	ReasonPrefixMatch   Reason = "prefix_match"   // holds the longest known prefix
-	ReasonAgreedOrder   Reason = "agreed_order"   // first in the agreed order
-	ReasonAgreedSpill   Reason = "agreed_spill"   // later in the agreed order: the ones before are loaded or full
-	ReasonLeastLoaded   Reason = "least_loaded"   // least load
-	ReasonKVCost        Reason = "kv_cost"        // least cost
-	ReasonKVNearTie     Reason = "kv_near_tie"    // first in the agreed order among about equal costs
-	ReasonPinned        Reason = "pinned"         // the caller named it
-	ReasonReserved      Reason = "reserved"       // booked before by a reservation
-	ReasonCentral       Reason = "central"        // the look-aside server decided
-	ReasonFallbackLocal Reason = "fallback_local" // the look-aside server did not answer
-	ReasonNoKey         Reason = "no_key"         // the policy's key is missing: fewer ongoing of two
-	ReasonRetry         Reason = "retry"          // an attempt before this one failed
-	ReasonQueued        Reason = "queued"         // waited until a replica had room
+	ReasonRoundRobin      Reason = "round_robin"      // its turn
+	ReasonLeastOfTwo      Reason = "least_of_two"     // fewer ongoing of two at random
+	ReasonRing            Reason = "ring"             // the session's own replica on the ring
+	ReasonRingFallback    Reason = "ring_fallback"    // the next on the ring: the ones before are full or gone
+	ReasonPrefixMatch     Reason = "prefix_match"     // holds the longest known prefix
+	ReasonRendezvous      Reason = "rendezvous"       // first in the rendezvous order
+	ReasonRendezvousSpill Reason = "rendezvous_spill" // later in the rendezvous order: the ones before are loaded or full
+	ReasonLeastLoaded     Reason = "least_loaded"     // least load
+	ReasonKVCost          Reason = "kv_cost"          // least cost
+	ReasonKVNearTie       Reason = "kv_near_tie"      // first in the rendezvous order among about equal costs
+	ReasonPinned          Reason = "pinned"           // the caller named it
+	ReasonReserved        Reason = "reserved"         // booked before by a reservation
+	ReasonCentral         Reason = "central"          // the look-aside server decided
+	ReasonFallbackLocal   Reason = "fallback_local"   // the look-aside server did not answer
+	ReasonNoKey           Reason = "no_key"           // the policy's key is missing: fewer ongoing of two
+	ReasonRetry           Reason = "retry"            // an attempt before this one failed
+	ReasonQueued          Reason = "queued"           // waited until a replica had room
 )
 
 // A Decision is what a policy answers: the replica, and why.
@@ -38,7 +38,7 @@ type Decision struct {
 	Rule Reason
 	// MatchedTokens are the leading prompt tokens believed to be cached there.
 	MatchedTokens int
-	// Place is the replica's place in the agreed order or on the ring, 0 for the
+	// Place is the replica's place in the rendezvous order or on the ring, 0 for the
 	// first; -1 where the policy has none.
 	Place int
 	// Load is the replica's load when it was picked, before this booking, in tokens.
@@ -72,7 +72,7 @@ func (d *Decision) Rank() int { return int(d.rank) - 1 }
 // Probe reports whether the request was sent to see whether a replica that was ejected is back.
 func (d *Decision) Probe() bool { return d.probe }
 
-// To returns a decision for a policy that has no agreed order.
+// To returns a decision for a policy that has no rendezvous order.
 func To(r *Replica, why Reason) Decision {
 	return Decision{Replica: r, Reason: why, Place: -1}
 }

@@ -106,7 +106,7 @@ func (v *View) Available(q *Request, r *Replica) bool {
 // Allowed reports whether the request may use the replica, whether or not it is
 // connected and has room: it is neither ejected nor draining, not excluded, and serves
 // the model. A draining replica keeps, for a time, the sessions that it has.
-// It tells a policy that walks an agreed order apart whom it may wait for.
+// It tells a policy that walks an rendezvous order apart whom it may wait for.
 func (v *View) Allowed(q *Request, r *Replica) bool { return v.allowed(q, r) }
 
 // allowed is the part of availability that waiting cannot change.

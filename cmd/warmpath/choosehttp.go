@@ -6,8 +6,8 @@ import (
 	"io"
 	"strings"
 
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
-	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 // printCurl prints a curl command that asks the same at a server's HTTP door. A token stays in its file.
@@ -20,15 +20,15 @@ func printCurl(w io.Writer, address string, dial *dialFlags, ask *warmpathv1.Cho
 	if dial.secure() {
 		scheme = "https://"
 	}
-	words := []string{"curl", "-sS", scheme + address + httpdoor.RoutePath}
+	words := []string{"curl", "-sS", scheme + address + httpendpoint.RoutePath}
 	for _, f := range []struct{ name, file string }{{"--cacert", dial.ca}, {"--cert", dial.cert}, {"--key", dial.key}} {
 		if f.file != "" {
 			words = append(words, f.name, f.file)
 		}
 	}
 	for _, h := range []struct{ name, value string }{
-		{httpdoor.HeaderDeployment, ask.GetDeployment()}, {httpdoor.HeaderExclude, strings.Join(ask.GetExcluded(), ",")},
-		{httpdoor.DefaultConfig().SessionHeader, k.GetSession()}, {"X-Request-Id", k.GetRequestId()},
+		{httpendpoint.HeaderDeployment, ask.GetDeployment()}, {httpendpoint.HeaderExclude, strings.Join(ask.GetExcluded(), ",")},
+		{httpendpoint.DefaultConfig().SessionHeader, k.GetSession()}, {"X-Request-Id", k.GetRequestId()},
 	} {
 		if h.value != "" {
 			words = append(words, "-H", h.name+": "+h.value)

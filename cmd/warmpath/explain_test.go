@@ -66,7 +66,7 @@ func TestExplainPrompt(t *testing.T) {
 	}
 	x := ask("--prompt", prompt)
 	require.Equal(t, "prefix_cache_affinity", x.Policy)
-	require.EqualValues(t, "agreed_order", x.Reason)
+	require.EqualValues(t, "rendezvous", x.Reason)
 	require.Equal(t, "prompt_block", x.Key)
 	require.Equal(t, len(prompt)/4, x.PromptTokens)
 	require.Len(t, x.Fallbacks, 3)
@@ -97,8 +97,8 @@ func TestExplainInWords(t *testing.T) {
 			"consistent_hash sends the request to r2.", "ring:", `"user_42"`, "0xf6213308038538d9", "1 of 3", "r0, then r1"}},
 		{[]string{"--policy", "consistent_hash", "--request-id", "user_42"}, []string{"request id", "no session"}},
 		{[]string{"--policy", "consistent_hash"}, []string{"no_key:", "--session or --request-id"}},
-		{[]string{"--prompt", "hello, world"}, []string{"agreed_order:", "block 0", "12 bytes", "3 tokens"}},
-		{[]string{"--session", "s"}, []string{"no prompt", "agreed_order"}},
+		{[]string{"--prompt", "hello, world"}, []string{"rendezvous:", "block 0", "12 bytes", "3 tokens"}},
+		{[]string{"--session", "s"}, []string{"no prompt", "rendezvous"}},
 		{[]string{"--policy", "round_robin"}, []string{"round_robin:", "random"}},
 		{[]string{"--policy", "kv_aware", "--prompt", "hello, world"}, []string{"kv_near_tie: it costs", "block 0", "12 bytes"}},
 	} {

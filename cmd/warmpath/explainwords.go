@@ -44,15 +44,15 @@ func (e *explain) words(x *explanation, q *routing.Request, n int, key string) s
 
 // meaning is what the reasons mean.
 var meaning = map[routing.Reason]string{
-	routing.ReasonRoundRobin:   "its turn; a client begins at random, here by --seed",
-	routing.ReasonLeastOfTwo:   "two drawn at random, here by --seed, and the one with fewer requests under way taken",
-	routing.ReasonRing:         "the key's own replica, the first clockwise from the key on the hash ring",
-	routing.ReasonRingFallback: "the next on the hash ring, since those before it may not have the request",
-	routing.ReasonPrefixMatch:  "it holds the longest known prefix of the prompt",
-	routing.ReasonAgreedOrder:  "nobody is known to hold the prompt, so it goes to the first in the agreed order of its key",
-	routing.ReasonAgreedSpill:  "later in the agreed order of the key, since those before it may not have the request or are loaded",
-	routing.ReasonLeastLoaded:  "it has the least load",
-	routing.ReasonKVCost:       "the request costs least there: prompt tokens left to compute, and the work under way",
-	routing.ReasonKVNearTie:    "it costs about as little as anywhere else, so it goes to the first of these in the agreed order of its key",
-	routing.ReasonNoKey:        "the request has nothing that the policy could use as key: fewer requests under way of two drawn at random, here by --seed",
+	routing.ReasonRoundRobin:      "its turn; a client begins at random, here by --seed",
+	routing.ReasonLeastOfTwo:      "two drawn at random, here by --seed, and the one with fewer requests under way taken",
+	routing.ReasonRing:            "the key's own replica, the first clockwise from the key on the hash ring",
+	routing.ReasonRingFallback:    "the next on the hash ring, since those before it may not have the request",
+	routing.ReasonPrefixMatch:     "it holds the longest known prefix of the prompt",
+	routing.ReasonRendezvous:      "nobody is known to hold the prompt, so it goes to the first in the rendezvous order of its key",
+	routing.ReasonRendezvousSpill: "later in the rendezvous order of the key, since those before it may not have the request or are loaded",
+	routing.ReasonLeastLoaded:     "it has the least load",
+	routing.ReasonKVCost:          "the request costs least there: prompt tokens left to compute, and the work under way",
+	routing.ReasonKVNearTie:       "it costs about as little as anywhere else, so it goes to the first of these in the rendezvous order of its key",
+	routing.ReasonNoKey:           "the request has nothing that the policy could use as key: fewer requests under way of two drawn at random, here by --seed",
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/server"
-	"github.com/warmpath/warmpath/server/httpdoor"
 )
 
 func newServe() *cobra.Command {
@@ -144,7 +144,7 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 			return fmt.Errorf("http.listen: %w", err)
 		}
 		go func() { failed <- s.ServeRoutes(door) }()
-		out.say(fmt.Sprintf("warmpath answers POST %s on %s", httpdoor.RoutePath, door.Addr()))
+		out.say(fmt.Sprintf("warmpath answers POST %s on %s", httpendpoint.RoutePath, door.Addr()))
 	}
 	go func() { failed <- s.Serve(lis) }()
 	out.say(fmt.Sprintf("warmpath serves %s on %s", deployments(first), lis.Addr()))

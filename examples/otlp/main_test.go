@@ -74,7 +74,7 @@ func TestDecisionsArriveAtTheCollector(t *testing.T) {
 	}
 	for key, want := range map[string]string{
 		"warmpath.policy":  "prefix_cache_affinity",
-		"warmpath.reason":  "agreed_order",
+		"warmpath.reason":  "rendezvous",
 		"warmpath.replica": servers[0].Addr(),
 	} {
 		require.Equal(t, want, got[key].GetStringValue(), key)

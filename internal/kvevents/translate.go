@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // MaxBlockTokens is the largest block that is understood.

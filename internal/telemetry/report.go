@@ -18,7 +18,7 @@ type Report struct {
 	Rule          routing.Reason // the policy's own reason where Reason is another's: see [routing.Decision]
 	MatchedTokens int            // prompt tokens predicted to be cached there
 	PromptTokens  int
-	Place         int           // in the agreed order or on the ring; -1 = none
+	Place         int           // in the rendezvous order or on the ring; -1 = none
 	Load          float64       // of the replica when it was picked, in tokens
 	Queued        time.Duration // how long the attempt waited in the queue
 	Attempts      int           // made, this one included

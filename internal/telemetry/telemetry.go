@@ -39,7 +39,7 @@ const (
 	KeyMatchedTokens = attribute.Key("warmpath.matched_tokens")
 	KeyPromptTokens  = attribute.Key("warmpath.prompt_tokens")
 	KeyAttempt       = attribute.Key("warmpath.attempt")
-	KeyPlace         = attribute.Key("warmpath.place") // in the agreed order or on the ring
+	KeyPlace         = attribute.Key("warmpath.place") // in the rendezvous order or on the ring
 	KeyLoad          = attribute.Key("warmpath.load_tokens")
 	KeyRank          = attribute.Key("warmpath.rank") // data-parallel, of a replica with several
 	KeyQueueWait     = attribute.Key("warmpath.queue_wait_ms")

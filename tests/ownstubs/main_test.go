@@ -28,7 +28,7 @@ func TestOwnStubsLinkAndRun(t *testing.T) {
 		require.Equal(t, []string{"vllm", "sglang"}[i/3], m[1])
 		if i%3 == 0 { // a new prompt; the first in its order may not be connected yet
 			replica = m[2]
-			require.Contains(t, []string{"agreed_order", "agreed_spill"}, m[3])
+			require.Contains(t, []string{"rendezvous", "rendezvous_spill"}, m[3])
 			require.Equal(t, "0", m[5])
 			continue
 		}

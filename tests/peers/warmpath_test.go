@@ -6,13 +6,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/kvindex"
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
+	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // budget is in bytes, for as many pairs of a block and a replica as the others keep.
@@ -106,27 +106,27 @@ func hashes(p prompt) []uint64 {
 
 // table is what both policies look prompts up in, by itself, which tells the depth of every replica.
 type table struct {
-	index *holdings.Index
-	fleet *holdings.Fleet
+	index *cacheview.Index
+	fleet *cacheview.Fleet
 	text  bool
 }
 
 func newTable(t testing.TB, text bool) *table {
 	x := &table{text: text}
-	grain := agreed.Grain{Bytes: blockBytes, Tokens: blockTokens}
-	x.index = holdings.New(holdings.Options{MaxBytes: budget(false), Grain: grain, KVTokens: capacity * blockTokens})
+	grain := rendezvous.Grain{Bytes: blockBytes, Tokens: blockTokens}
+	x.index = cacheview.New(cacheview.Options{MaxBytes: budget(false), Grain: grain, KVTokens: capacity * blockTokens})
 	view := newKVAware(t, false).view
 	x.index.FleetChanged(routing.FleetChange{Added: view.Replicas()})
 	x.fleet = x.index.Fleet(view)
 	return x
 }
 
-func (x *table) cut(p prompt) *agreed.Blocks {
+func (x *table) cut(p prompt) *rendezvous.Blocks {
 	asked := routing.Prompt{Tokens: p.tokens}
 	if x.text {
 		asked = routing.Prompt{Text: p.text}
 	}
-	b := new(agreed.Blocks)
+	b := new(rendezvous.Blocks)
 	b.Cut(asked, len(p.tokens), x.index.Grain(""), kvindex.SeedFor("", "", ""), true)
 	return b
 }
@@ -137,7 +137,7 @@ func (x *table) add(replica int, p prompt, from int) {
 }
 
 func (x *table) depths(p prompt) (d [replicas]int) {
-	var f holdings.Found
+	var f cacheview.Found
 	x.index.Match(x.fleet, x.cut(p), &f)
 	for i := range d {
 		d[i] = f.Any(x.fleet.Unit(i, 0))

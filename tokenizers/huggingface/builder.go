@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/text/unicode/norm"
 
-	"github.com/warmpath/warmpath/tokenizers/bpe"
+	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
 )
 
 // builder gathers what the parts of a file say. They are read in the order of the

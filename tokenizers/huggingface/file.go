@@ -11,7 +11,7 @@ import (
 	"weak"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/tokenizers/bpe"
+	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
 )
 
 func init() {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/internal/tokenize"
-	"github.com/warmpath/warmpath/tokenizers/bpe"
+	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
 	"github.com/warmpath/warmpath/tokenizers/tiktoken"
 )
 

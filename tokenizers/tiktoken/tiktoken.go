@@ -25,7 +25,7 @@ import (
 	"github.com/tiktoken-go/tokenizer/codec"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/tokenizers/bpe"
+	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
 )
 
 func init() {

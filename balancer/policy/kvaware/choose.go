@@ -4,9 +4,9 @@ import (
 	"math"
 	"slices"
 
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // Choose implements [routing.Policy].
@@ -36,7 +36,7 @@ func (p *Policy) choose(q *routing.Request, v *routing.View) (routing.Decision, 
 		}
 		return routing.Wait(), nil
 	}
-	c := choice{Policy: p, prepared: s, Scope: holdings.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
+	c := choice{Policy: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
@@ -56,7 +56,7 @@ func (p *Policy) choose(q *routing.Request, v *routing.View) (routing.Decision, 
 type choice struct {
 	*Policy
 	*prepared
-	holdings.Scope
+	cacheview.Scope
 	burst bool // picks were made that the index may not have had
 }
 
@@ -185,7 +185,7 @@ func (c *choice) share(k candidate) float64 {
 	return float64(m.Work(int(k.rank))) / float64(all)
 }
 
-// best returns the first in the agreed order among those that cost about the least.
+// best returns the first in the rendezvous order among those that cost about the least.
 func (c *choice) best() (*option, routing.Reason) {
 	least := math.Inf(1)
 	for i := range c.options {
@@ -200,7 +200,7 @@ func (c *choice) best() (*option, routing.Reason) {
 			continue
 		}
 		equal++
-		if best == nil || agreed.Before(o.score, o.replica, best.score, best.replica) {
+		if best == nil || rendezvous.Before(o.score, o.replica, best.score, best.replica) {
 			best = o
 		}
 	}
@@ -220,7 +220,7 @@ func (c *choice) to(o *option, why routing.Reason) routing.Decision {
 	return d
 }
 
-// placeOf returns the option's place in the agreed order of the whole fleet; -1 if that
+// placeOf returns the option's place in the rendezvous order of the whole fleet; -1 if that
 // is not among the first of a large one.
 func (c *choice) placeOf(o *option) int {
 	if c.Stale {
@@ -229,11 +229,11 @@ func (c *choice) placeOf(o *option) int {
 	place := 0
 	for i := range c.candidates {
 		k := &c.candidates[i]
-		if (i == 0 || c.candidates[i-1].at != k.at) && agreed.Before(k.score, c.fleet.Replicas[k.at], o.score, o.replica) {
+		if (i == 0 || c.candidates[i-1].at != k.at) && rendezvous.Before(k.score, c.fleet.Replicas[k.at], o.score, o.replica) {
 			place++
 		}
 	}
-	if c.fleet.Units() > many && place >= agreed.Head {
+	if c.fleet.Units() > many && place >= rendezvous.Head {
 		return -1
 	}
 	return place

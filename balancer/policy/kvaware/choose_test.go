@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// Each case is a fleet of 16 and a prompt of 8,000 tokens; places is its agreed order.
+// Each case is a fleet of 16 and a prompt of 8,000 tokens; places is its rendezvous order.
 func TestCost(t *testing.T) {
 	prompt := tokens(1, 8000)
 	for _, tt := range []struct {

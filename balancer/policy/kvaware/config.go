@@ -33,7 +33,7 @@ type Config struct {
 
 	// A cost counts as equal to the least when it is no more than NearTieTokens above
 	// it, or ForeignSlack times the mean load that others are told to have, if that is
-	// more; both at least 0. Among equals the agreed order decides, which keeps many
+	// more; both at least 0. Among equals the rendezvous order decides, which keeps many
 	// clients with the same news from all going one way.
 	NearTieTokens float64 `json:"near_tie_tokens"`
 	ForeignSlack  float64 `json:"foreign_slack"`
@@ -54,7 +54,7 @@ type Config struct {
 	// replicas say they had cached corrects it.
 	KVTokens int `json:"kv_tokens"`
 
-	// StickySessions makes the session the key of the agreed order instead of the
+	// StickySessions makes the session the key of the rendezvous order instead of the
 	// distinguishing block, for requests that have one.
 	StickySessions bool `json:"sticky_sessions"`
 }

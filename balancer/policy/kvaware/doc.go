@@ -20,8 +20,8 @@
 //
 //	max(near_tie_tokens, foreign_slack × mean foreign load)
 //
-// above the least count as equal, and among equals the first in the agreed order of the
-// prompt's distinguishing block is picked (package agreed). The foreign load is what others
+// above the least count as equal, and among equals the first in the rendezvous order of the
+// prompt's distinguishing block is picked (package rendezvous). The foreign load is what others
 // are told to have booked: all clients act on that news alike, and it is a little old.
 // Clients with the same news, or with none, so do not all go one way, and a new turn of
 // a conversation that nobody knows of finds its replica from any client.
@@ -30,12 +30,12 @@
 // prompt than what more than 1/N of the requests share, those that save the most are looked at.
 //
 // A request without prompt costs what is under way, and its session is the key of the
-// agreed order; one without either goes to the one with fewer bookings of two at random.
+// rendezvous order; one without either goes to the one with fewer bookings of two at random.
 //
 // # What a replica holds
 //
 // What its engine or a look-aside server tells, by tier, in blocks or in superblocks of
-// 512 tokens; and what was routed there lately: see package holdings. Nothing needs to
+// 512 tokens; and what was routed there lately: see package cacheview. Nothing needs to
 // be told. Token prompts are cut in the block that the engine of the model tells, so
 // its blocks are found; other sizes are refused and counted. Picks that were made since
 // a request was prepared count too, so a burst spreads as if it came one by one.
@@ -44,7 +44,7 @@
 //
 // Preparing costs a hash per block, a search of the index, and a hash per replica;
 // choosing O(replicas). Of more than 64 replicas, or ranks, it looks at 32 that hold
-// most, the first 8 in the agreed order and 64 drawn at random, among whom the least
+// most, the first 8 in the rendezvous order and 64 drawn at random, among whom the least
 // loaded is nearly the least of all. A prompt of 8,192 tokens costs two allocations on
 // up to 16 replicas, three on more.
 //

@@ -4,9 +4,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // What the kit calls with its own name.
@@ -58,7 +58,7 @@ func busy(t testing.TB, r *routing.Router, id string, tokens int) *routing.Booki
 	return policytest.Pick(t, r, &routing.Request{Pin: id, PromptTokens: tokens})
 }
 
-// places returns the whole agreed order of a request that is prepared.
+// places returns the whole rendezvous order of a request that is prepared.
 func places(t testing.TB, r *routing.Router, q *routing.Request) []string {
 	t.Helper()
 	r.Prepare(t.Context(), q)

@@ -4,22 +4,22 @@ import (
 	"context"
 	"sync"
 
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // Policy is the policy. Make it with [New]; it belongs to one Router.
 type Policy struct {
 	config     Config
-	held       *holdings.Index
-	popularity *agreed.Popularity
+	held       *cacheview.Index
+	popularity *rendezvous.Popularity
 	scratch    sync.Pool // of *scratch
 	unrouted   unrouted
 
 	// What follows belongs to Choose, and so to the Router's lock.
 	recent   recent
-	choosing agreed.Scorer
+	choosing rendezvous.Scorer
 	options  []option
 }
 
@@ -44,14 +44,14 @@ func New(c Config) (*Policy, error) {
 	}
 	return &Policy{
 		config: c,
-		held: holdings.New(holdings.Options{
+		held: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
-			Grain:    agreed.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
+			Grain:    rendezvous.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
 			Learn:    true,
 			Ranks:    true,
 			KVTokens: c.KVTokens,
 		}),
-		popularity: agreed.NewPopularity(),
+		popularity: rendezvous.NewPopularity(),
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 	}, nil
 }
@@ -84,7 +84,7 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 	}
 	s.Sent(p.popularity)
 	s.stay.End() // of an attempt before, whose end did not come
-	p.held.Routed(&s.stay, p.held.Member(d.Replica), max(d.Rank(), 0), holdings.Route{
+	p.held.Routed(&s.stay, p.held.Member(d.Replica), max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
 		Work:  routing.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
 		Alone: d.Replica.Ongoing() <= 1, Now: s.now,
@@ -149,4 +149,4 @@ func (p *Policy) IndexStats() routing.IndexStats { return p.held.Stats() }
 
 // Accuracy says how well what replicas were believed to cache was confirmed by them.
 // Safe from any goroutine.
-func (p *Policy) Accuracy() holdings.Accuracy { return p.held.Accuracy() }
+func (p *Policy) Accuracy() cacheview.Accuracy { return p.held.Accuracy() }

@@ -3,14 +3,14 @@ package kvaware
 import (
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 const (
 	// many is how many units are all looked at. Of a larger fleet it is the holders,
-	// the first in the agreed order, and so many others drawn at random.
+	// the first in the rendezvous order, and so many others drawn at random.
 	many = 64
 	// maxHolders bounds the holders of a larger fleet that are looked at.
 	maxHolders = 32
@@ -24,16 +24,16 @@ const (
 // for all attempts; what is found for it is found again for another fleet.
 type prepared struct {
 	// Read from the prompt, once.
-	agreed.Blocks
-	key     uint64 // of the agreed order
+	rendezvous.Blocks
+	key     uint64 // of the rendezvous order
 	common  int    // blocks before the distinguishing one
 	session bool   // the key is the session's
 
-	agreed.Counted
-	stay holdings.Stay // of the attempt under way
+	rendezvous.Counted
+	stay cacheview.Stay // of the attempt under way
 
 	// Found for a fleet.
-	fleet      *holdings.Fleet
+	fleet      *cacheview.Fleet
 	now        time.Time
 	since      uint64 // picks in the index when it was searched
 	number     uint64 // of the last pick made of it
@@ -43,7 +43,7 @@ type prepared struct {
 
 // A candidate is a unit of the fleet: a replica, or one of its ranks.
 type candidate struct {
-	score  uint64  // in the agreed order
+	score  uint64  // in the rendezvous order
 	credit float64 // tokens that need not be computed there
 	tokens int32   // leading tokens cached there, on any tier
 	at     int32   // place in the fleet
@@ -53,8 +53,8 @@ type candidate struct {
 
 // scratch is the memory of one search, used again and again.
 type scratch struct {
-	agreed.Scorer
-	holdings.Found
+	rendezvous.Scorer
+	cacheview.Found
 	scores []uint64
 }
 
@@ -71,13 +71,13 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 		s.key = s.Hashes[s.common]
 	}
 	if q.Session != "" && (p.config.StickySessions || q.Prompt.Empty()) {
-		s.key, s.session = agreed.SessionKey(q.Session), true
+		s.key, s.session = rendezvous.SessionKey(q.Session), true
 	}
 	return s
 }
 
 // find searches the index and lists the candidates.
-func (p *Policy) find(s *prepared, f *holdings.Fleet) {
+func (p *Policy) find(s *prepared, f *cacheview.Fleet) {
 	found := p.scratch.Get().(*scratch)
 	defer p.scratch.Put(found)
 	s.fleet, s.candidates = f, s.few[:0]
@@ -96,8 +96,8 @@ func (p *Policy) find(s *prepared, f *holdings.Fleet) {
 	for _, r := range f.Replicas {
 		found.scores = append(found.scores, found.Score(r.ID))
 	}
-	s.candidates = make([]candidate, 0, maxHolders+agreed.Head)
-	top, n := agreed.First(f.Replicas, found.scores)
+	s.candidates = make([]candidate, 0, maxHolders+rendezvous.Head)
+	top, n := rendezvous.First(f.Replicas, found.scores)
 	for _, place := range top[:n] {
 		s.add(p, found, int(place.At), found.scores[place.At])
 	}

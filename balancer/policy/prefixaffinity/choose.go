@@ -1,9 +1,9 @@
 package prefixaffinity
 
 import (
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // Choose implements [routing.Policy].
@@ -24,7 +24,7 @@ func (p *Policy) choose(q *routing.Request, v *routing.View) routing.Decision {
 		return leastOfTwo(q, v, routing.ReasonNoKey)
 	}
 	c := choice{
-		p: p, prepared: s, Scope: holdings.NewScope(s.fleet, v),
+		p: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v),
 		slack: max(p.config.LoadSlackTokens, p.config.ForeignSlack*v.MeanForeignLoad()),
 	}
 	for i := 0; ; i++ {
@@ -54,7 +54,7 @@ func leastOfTwo(q *routing.Request, v *routing.View, why routing.Reason) routing
 type choice struct {
 	p *Policy
 	*prepared
-	holdings.Scope
+	cacheview.Scope
 	slack float64 // by how much a replica's load may be above the least
 	least float64 // load of the least loaded of the pool; negative = not looked for yet
 }
@@ -70,7 +70,7 @@ func (c *choice) choose() routing.Decision {
 			return c.to(r, routing.ReasonPrefixMatch, c.placeOf(r))
 		}
 	}
-	if c.p.config.OnMiss == OnMissAgreed {
+	if c.p.config.OnMiss == OnMissRendezvous {
 		if !c.Stale {
 			for i := range c.ntop {
 				expected := 0
@@ -104,12 +104,12 @@ func (c *choice) to(r *routing.Replica, why routing.Reason, place int) routing.D
 
 func reasonAt(place int) routing.Reason {
 	if place == 0 {
-		return routing.ReasonAgreedOrder
+		return routing.ReasonRendezvous
 	}
-	return routing.ReasonAgreedSpill
+	return routing.ReasonRendezvousSpill
 }
 
-// search returns the first in the agreed order of the pool within the bound, in
+// search returns the first in the rendezvous order of the pool within the bound, in
 // one pass. It looks at scores first, which stand side by side.
 func (c *choice) search() *routing.Replica {
 	c.p.choosing.SetKey(c.key)
@@ -117,7 +117,7 @@ func (c *choice) search() *routing.Replica {
 	var high uint64
 	for _, r := range c.Pool.Replicas {
 		score := c.score(r)
-		if best != nil && !agreed.Before(score, r, high, best) || !c.within(r, 0) || !c.Pool.Takes(r) {
+		if best != nil && !rendezvous.Before(score, r, high, best) || !c.within(r, 0) || !c.Pool.Takes(r) {
 			continue
 		}
 		best, high = r, score
@@ -126,7 +126,7 @@ func (c *choice) search() *routing.Replica {
 }
 
 // leastLoaded returns the available replica of the pool with the least load, of
-// equals the first in the agreed order.
+// equals the first in the rendezvous order.
 func (c *choice) leastLoaded() *routing.Replica {
 	c.p.choosing.SetKey(c.key)
 	var best *routing.Replica
@@ -136,7 +136,7 @@ func (c *choice) leastLoaded() *routing.Replica {
 			continue
 		}
 		load := c.View.Load(r)
-		if best == nil || load < least || load == least && agreed.Before(c.score(r), r, c.score(best), best) {
+		if best == nil || load < least || load == least && rendezvous.Before(c.score(r), r, c.score(best), best) {
 			best, least = r, load
 		}
 	}
@@ -151,7 +151,7 @@ func (c *choice) score(r *routing.Replica) uint64 {
 	return c.p.choosing.Score(r.ID)
 }
 
-// placeOf returns the replica's place in the agreed order of the whole fleet.
+// placeOf returns the replica's place in the rendezvous order of the whole fleet.
 func (c *choice) placeOf(r *routing.Replica) int {
 	if !c.Stale {
 		for i := range c.ntop {
@@ -164,14 +164,14 @@ func (c *choice) placeOf(r *routing.Replica) int {
 	n, score := 0, c.score(r)
 	if c.found != nil && !c.Stale {
 		for i, s := range c.found.scores {
-			if s >= score && agreed.Before(s, c.fleet.Replicas[i], score, r) {
+			if s >= score && rendezvous.Before(s, c.fleet.Replicas[i], score, r) {
 				n++
 			}
 		}
 		return n
 	}
 	for _, o := range c.View.Replicas() {
-		if agreed.Before(c.p.choosing.Score(o.ID), o, score, r) {
+		if rendezvous.Before(c.p.choosing.Score(o.ID), o, score, r) {
 			n++
 		}
 	}

@@ -17,7 +17,7 @@ func busy(t testing.TB, r *routing.Router, id string, tokens int) *routing.Booki
 }
 
 // Each case is one fleet of 16 and one conversation whose first turn, 800 tokens,
-// was routed. places is the agreed order of its key.
+// was routed. places is the rendezvous order of its key.
 func TestSteps(t *testing.T) {
 	first, second := tokens(1, 800), tokens(2, 200)
 	for _, tt := range []struct {
@@ -36,12 +36,12 @@ func TestSteps(t *testing.T) {
 			name: "so does the same prompt", request: ask(first),
 			why: routing.ReasonPrefixMatch, matched: 800,
 		}, {
-			name: "too little matches: by the agreed order all the same", request: ask(first[:80], tokens(3, 800)),
-			why: routing.ReasonAgreedOrder, // of what is its own
+			name: "too little matches: by the rendezvous order all the same", request: ask(first[:80], tokens(3, 800)),
+			why: routing.ReasonRendezvous, // of what is its own
 		}, {
 			name: "the holder is overloaded", request: ask(first, second),
 			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 50_000) },
-			place:  1, why: routing.ReasonAgreedSpill,
+			place:  1, why: routing.ReasonRendezvousSpill,
 		}, {
 			name: "as loaded as slack and reuse allow", request: ask(first, second),
 			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 4_000+3*800-500) },
@@ -49,7 +49,7 @@ func TestSteps(t *testing.T) {
 		}, {
 			name: "a token more", request: ask(first, second),
 			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 4_000+3*800-500+1) },
-			place:  1, why: routing.ReasonAgreedSpill,
+			place:  1, why: routing.ReasonRendezvousSpill,
 		}, {
 			name: "the least loaded counts", request: ask(first, second),
 			before: func(r *routing.Router, places []string) {
@@ -75,13 +75,13 @@ func TestSteps(t *testing.T) {
 			before: func(r *routing.Router, places []string) {
 				busy(t, r, order(keyOf(t, ask(tokens(9, 8_000))), r.View().Replicas())[0], 4_000+3*2_400-500)
 			},
-			why: routing.ReasonAgreedOrder,
+			why: routing.ReasonRendezvous,
 		}, {
 			name: "but no more than it has shown", request: ask(tokens(9, 8_000)),
 			before: func(r *routing.Router, places []string) {
 				busy(t, r, order(keyOf(t, ask(tokens(9, 8_000))), r.View().Replicas())[0], 4_000+3*2_400-500+1)
 			},
-			place: 1, why: routing.ReasonAgreedSpill,
+			place: 1, why: routing.ReasonRendezvousSpill,
 		}, {
 			name: "the first three are overloaded", request: ask(first, second),
 			before: func(r *routing.Router, places []string) {
@@ -89,7 +89,7 @@ func TestSteps(t *testing.T) {
 					busy(t, r, id, 100_000)
 				}
 			},
-			place: 3, why: routing.ReasonAgreedSpill,
+			place: 3, why: routing.ReasonRendezvousSpill,
 		}, {
 			name: "deeper than the head of the order", request: ask(first, second),
 			before: func(r *routing.Router, places []string) {
@@ -97,7 +97,7 @@ func TestSteps(t *testing.T) {
 					r.SetConnected(id, false)
 				}
 			},
-			place: 11, why: routing.ReasonAgreedSpill,
+			place: 11, why: routing.ReasonRendezvousSpill,
 		}, {
 			name: "far down the order", request: ask(first, second),
 			before: func(r *routing.Router, places []string) {
@@ -111,7 +111,7 @@ func TestSteps(t *testing.T) {
 				busy(t, r, places[4], 50_000)
 				busy(t, r, places[6], 40_000)
 			},
-			place: 6, why: routing.ReasonAgreedSpill,
+			place: 6, why: routing.ReasonRendezvousSpill,
 		}, {
 			name: "miss to the least loaded", request: ask(tokens(9, 800)),
 			config: func(c *Config) { c.OnMiss = OnMissLeastLoaded },
@@ -144,11 +144,11 @@ func TestSteps(t *testing.T) {
 				q.Session = "s"
 				return q
 			}(),
-			config: func(c *Config) { c.StickySessions = true }, why: routing.ReasonAgreedOrder,
+			config: func(c *Config) { c.StickySessions = true }, why: routing.ReasonRendezvous,
 		}, {
-			name: "shorter than a block", request: askText("hi"), why: routing.ReasonAgreedOrder,
+			name: "shorter than a block", request: askText("hi"), why: routing.ReasonRendezvous,
 		}, {
-			name: "no prompt", request: policytest.Session("s"), why: routing.ReasonAgreedOrder,
+			name: "no prompt", request: policytest.Session("s"), why: routing.ReasonRendezvous,
 		}, {
 			name: "no key", request: &routing.Request{}, place: -1, why: routing.ReasonNoKey,
 		},
@@ -253,6 +253,6 @@ func TestAReplicaThatComesBackHoldsNothing(t *testing.T) {
 	policytest.SetFleet(r, policytest.Fleet(8))
 	d := route(t, r, ask(tokens(1, 800)))
 	assert.Equal(t, id, d.Replica.ID)
-	assert.Equal(t, routing.ReasonAgreedOrder, d.Reason)
+	assert.Equal(t, routing.ReasonRendezvous, d.Reason)
 	assert.Zero(t, d.MatchedTokens)
 }

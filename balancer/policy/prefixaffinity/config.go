@@ -10,7 +10,7 @@ const Name = "prefix_cache_affinity"
 
 // What to do with a request whose prefix nobody holds.
 const (
-	OnMissAgreed      = "agreed"       // the first in the agreed order within the bound
+	OnMissRendezvous  = "rendezvous"   // the first in the rendezvous order within the bound
 	OnMissLeastLoaded = "least_loaded" // the least loaded; many clients then fill every cache with the same prompts
 	OnMissSmallest    = "smallest"     // Ray's rule as a whole: see Config.OnMiss
 )
@@ -61,7 +61,7 @@ type Config struct {
 	// more. 0 = never: the load bound, which is per replica, does it better.
 	ImbalancedThreshold int `json:"imbalanced_threshold"`
 
-	// StickySessions makes the session the key of the agreed order instead of the
+	// StickySessions makes the session the key of the rendezvous order instead of the
 	// distinguishing block, for requests that have one.
 	StickySessions bool `json:"sticky_sessions"`
 }
@@ -77,7 +77,7 @@ func DefaultConfig() Config {
 		ForeignSlack:       0.75,
 		ReuseWeight:        3,
 		SharedFraction:     0.5,
-		OnMiss:             OnMissAgreed,
+		OnMiss:             OnMissRendezvous,
 	}
 }
 
@@ -107,8 +107,8 @@ func (c Config) validate() error {
 		return refuse("reuse_weight", c.ReuseWeight, "at least 0")
 	case !(c.SharedFraction > 0 && c.SharedFraction <= 1):
 		return refuse("shared_fraction", c.SharedFraction, "above 0, to 1")
-	case c.OnMiss != OnMissAgreed && c.OnMiss != OnMissLeastLoaded && c.OnMiss != OnMissSmallest:
-		return refuse("on_miss", fmt.Sprintf("%q", c.OnMiss), "agreed, least_loaded or smallest")
+	case c.OnMiss != OnMissRendezvous && c.OnMiss != OnMissLeastLoaded && c.OnMiss != OnMissSmallest:
+		return refuse("on_miss", fmt.Sprintf("%q", c.OnMiss), "rendezvous, least_loaded or smallest")
 	case c.ImbalancedThreshold < 0:
 		return refuse("imbalanced_threshold", c.ImbalancedThreshold, "at least 0 (0 = off)")
 	}

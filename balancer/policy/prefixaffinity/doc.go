@@ -7,13 +7,13 @@
 // The prompt is cut into blocks whose hashes are chained. Within each group of
 // replicas to look in ([routing.View.Pool]):
 //
-//  1. Of the replicas known to hold the longest prefix, the first in the agreed
+//  1. Of the replicas known to hold the longest prefix, the first in the rendezvous
 //     order, if what they hold counts as a match and they are within the load bound;
 //     then those that hold less.
-//  2. Else the first in the agreed order that is within the bound; the least loaded
+//  2. Else the first in the rendezvous order that is within the bound; the least loaded
 //     always is.
 //
-// The agreed order is rendezvous hashing of one block of the prompt: the first
+// The rendezvous order is rendezvous hashing of one block of the prompt: the first
 // that distinguishes it, that is, which is in at most 1/N of the requests lately
 // seen here, or in at most three. In a client's first N/2 requests it lies also behind
 // what the prompt has in common with another one that went on differently, and so is
@@ -27,19 +27,19 @@
 //	max(load_slack_tokens, foreign_slack × mean foreign load) + reuse_weight × expected
 //
 // where expected are the prompt's own tokens that it is known to hold; for the first in
-// the agreed order, when nobody is known to, that part of them which such replicas have
+// the rendezvous order, when nobody is known to, that part of them which such replicas have
 // turned out to hold all the same, sent there by other clients. So a prompt waits for
 // its cache as long as that is worth it and no longer, one that is new is next to free
 // in its choice, and how much clients gain from agreeing is measured, not assumed. The
 // foreign load is what others are told to have booked: news that all clients act on
 // alike, so that small differences in it must not count. Whoever
-// takes the spill becomes a holder, and holders are taken in the agreed order: a hot prompt
+// takes the spill becomes a holder, and holders are taken in the rendezvous order: a hot prompt
 // fans out along its order in step with its load, and comes back when the load is gone.
 //
 // A replica holds what was routed there. Where an engine or a look-aside server tells
 // what a replica caches ([Policy.CacheChanged]), in blocks or in superblocks of 512
 // tokens, it holds what is told, and of what was routed there only the recent: see
-// package holdings.
+// package cacheview.
 //
 // # What counts as a match
 //

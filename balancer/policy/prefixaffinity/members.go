@@ -1,9 +1,9 @@
 package prefixaffinity
 
 import (
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // FleetChanged implements [routing.FleetObserver].
@@ -22,8 +22,8 @@ func (p *Policy) CacheChanged(changes []routing.CacheChange) {
 func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.held.SetCapacity(id, kvTokens) }
 
 // quorum returns how many holders make a block shared: more than the share of
-// those that serve the model, and more than agreed.Few unless that is all of them.
-func quorum(f *holdings.Fleet, model string, share float64) int {
+// those that serve the model, and more than rendezvous.Few unless that is all of them.
+func quorum(f *cacheview.Fleet, model string, share float64) int {
 	n := f.Serving(model)
-	return max(int(share*float64(n))+1, min(agreed.Few+1, n), 2)
+	return max(int(share*float64(n))+1, min(rendezvous.Few+1, n), 2)
 }

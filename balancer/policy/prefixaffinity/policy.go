@@ -4,24 +4,24 @@ import (
 	"context"
 	"sync"
 
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // Policy is the policy. Make it with [New]; it belongs to one Router.
 type Policy struct {
 	config     Config
 	ray        bool // on_miss: smallest
-	held       *holdings.Index
-	popularity *agreed.Popularity
+	held       *cacheview.Index
+	popularity *rendezvous.Popularity
 	scratch    sync.Pool // of *scratch
 
 	// choosing belongs to Choose, and so to the Router's lock.
-	choosing agreed.Scorer
+	choosing rendezvous.Scorer
 	sampled  int // where the next search for the least load begins
 
-	reuse agreed.Reuse
+	reuse rendezvous.Reuse
 }
 
 var (
@@ -45,11 +45,11 @@ func New(c Config) (*Policy, error) {
 	return &Policy{
 		config: c,
 		ray:    c.OnMiss == OnMissSmallest,
-		held: holdings.New(holdings.Options{
+		held: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
-			Grain:    agreed.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
+			Grain:    rendezvous.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
 		}),
-		popularity: agreed.NewPopularity(),
+		popularity: rendezvous.NewPopularity(),
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 	}, nil
 }
@@ -91,7 +91,7 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 		s.Sent(p.popularity)
 	}
 	s.stay.End() // of an attempt before, whose end did not come
-	p.held.Routed(&s.stay, m, 0, holdings.Route{
+	p.held.Routed(&s.stay, m, 0, cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(), Alone: d.Replica.Ongoing() <= 1, Now: s.now,
 	})
 }
@@ -119,7 +119,7 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 		return
 	}
 	s.stay.End()
-	if d.Reason == routing.ReasonAgreedOrder && o.Usage.CachedTokens >= 0 {
+	if d.Reason == routing.ReasonRendezvous && o.Usage.CachedTokens >= 0 {
 		shared := s.CoveredTokens(s.shared)
 		p.reuse.Learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
 	}

@@ -5,14 +5,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 const (
 	// maxHolders bounds the holders kept with a request. Those behind them are
-	// found by the agreed order, in which a prefix fans out anyway.
+	// found by the rendezvous order, in which a prefix fans out anyway.
 	maxHolders = 32
 	// short is how many holders need no memory of their own.
 	short = 8
@@ -22,35 +22,35 @@ const (
 // stays for all attempts; what is found for it is found again for another fleet.
 type prepared struct {
 	// Read from the prompt, once.
-	agreed.Blocks
-	key     uint64 // of the agreed order
+	rendezvous.Blocks
+	key     uint64 // of the rendezvous order
 	common  int    // blocks that are in more requests than one replica should bear beside others
 	second  bool   // the second in the order is this prompt's home, and the first is behind it
 	session bool   // the key is the session's
 
-	agreed.Counted
-	stay  holdings.Stay // of the attempt under way
-	bytes int64         // that it added to Member.Sent
+	rendezvous.Counted
+	stay  cacheview.Stay // of the attempt under way
+	bytes int64          // that it added to Member.Sent
 
 	// Found for a fleet.
-	fleet   *holdings.Fleet
+	fleet   *cacheview.Fleet
 	shared  int // leading blocks that decide nothing
 	now     time.Time
-	top     [agreed.Head]agreed.Place // the beginning of the agreed order
+	top     [rendezvous.Head]rendezvous.Place // the beginning of the rendezvous order
 	ntop    int
-	holders []agreed.Place // that match, the deepest first, else in the agreed order
+	holders []rendezvous.Place // that match, the deepest first, else in the rendezvous order
 	// found holds the scores and depths of every replica, from Prepare to Routed
 	// and where top is not the whole fleet only. A later attempt that needs more
 	// than top and holders computes the scores again, and knows no depth.
 	found *scratch
 
-	fewHolders [short]agreed.Place
+	fewHolders [short]rendezvous.Place
 }
 
 // scratch is the memory of one search, used again and again.
 type scratch struct {
-	agreed.Scorer
-	holdings.Found
+	rendezvous.Scorer
+	cacheview.Found
 	scores []uint64 // by place in the fleet
 }
 
@@ -59,7 +59,7 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 	if q.Prompt.Empty() && (q.Session == "" || p.ray) {
 		return nil
 	}
-	s := &prepared{Blocks: agreed.Blocks{Tokens: q.PromptTokens}}
+	s := &prepared{Blocks: rendezvous.Blocks{Tokens: q.PromptTokens}}
 	if !q.Prompt.Empty() {
 		s.Cut(q.Prompt, q.PromptTokens, p.held.Grain(q.Model), p.held.Seed(q), !p.ray)
 		if p.ray {
@@ -71,13 +71,13 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 		s.second = s.common > key && s.Hashes[s.common]&1 == 1
 	}
 	if q.Session != "" && (p.config.StickySessions || q.Prompt.Empty()) {
-		s.key, s.session, s.second = agreed.SessionKey(q.Session), true, false
+		s.key, s.session, s.second = rendezvous.SessionKey(q.Session), true, false
 	}
 	return s
 }
 
 // find searches the index and puts the fleet in order.
-func (p *Policy) find(s *prepared, q *routing.Request, f *holdings.Fleet) {
+func (p *Policy) find(s *prepared, q *routing.Request, f *cacheview.Fleet) {
 	found := s.found
 	if found == nil {
 		found = p.scratch.Get().(*scratch)
@@ -94,7 +94,7 @@ func (p *Policy) find(s *prepared, q *routing.Request, f *holdings.Fleet) {
 	for _, r := range f.Replicas {
 		found.scores = append(found.scores, found.Score(r.ID))
 	}
-	s.top, s.ntop = agreed.First(f.Replicas, found.scores)
+	s.top, s.ntop = rendezvous.First(f.Replicas, found.scores)
 	if s.second && s.ntop > 1 {
 		a, b := s.top[0].At, s.top[1].At
 		s.top[0], s.top[1] = s.top[1], s.top[0]
@@ -105,7 +105,7 @@ func (p *Policy) find(s *prepared, q *routing.Request, f *holdings.Fleet) {
 	}
 	s.shared = p.sharedBlocks(s, q, f, &found.Found)
 	s.match(found, p.config.MatchRateThreshold)
-	if len(f.Replicas) > agreed.Head {
+	if len(f.Replicas) > rendezvous.Head {
 		s.found = found
 		return
 	}
@@ -113,7 +113,7 @@ func (p *Policy) find(s *prepared, q *routing.Request, f *holdings.Fleet) {
 }
 
 // sharedBlocks returns how many leading blocks decide nothing. The last never does.
-func (p *Policy) sharedBlocks(s *prepared, q *routing.Request, f *holdings.Fleet, m *holdings.Found) int {
+func (p *Policy) sharedBlocks(s *prepared, q *routing.Request, f *cacheview.Fleet, m *cacheview.Found) int {
 	if len(f.Replicas) == 1 || len(s.Hashes) == 0 {
 		return 0
 	}
@@ -125,14 +125,14 @@ func (p *Policy) sharedBlocks(s *prepared, q *routing.Request, f *holdings.Fleet
 func (s *prepared) match(found *scratch, rate float64) {
 	shared := s.shared
 	own := float64(s.Length - s.Covered(shared))
-	var best [maxHolders]agreed.Place
+	var best [maxHolders]rendezvous.Place
 	n := 0
-	earlier := func(h, than agreed.Place) bool {
+	earlier := func(h, than rendezvous.Place) bool {
 		if h.Depth != than.Depth {
 			return h.Depth > than.Depth
 		}
 		r := s.fleet.Replicas
-		return agreed.Before(found.scores[h.At], r[h.At], found.scores[than.At], r[than.At])
+		return rendezvous.Before(found.scores[h.At], r[h.At], found.scores[than.At], r[than.At])
 	}
 	for _, h := range found.Holders {
 		if depth := int(h.Depth); depth <= shared || float64(s.Covered(depth)-s.Covered(shared)) < rate*own {
@@ -154,9 +154,9 @@ func (s *prepared) match(found *scratch, rate float64) {
 }
 
 // inFleetOrder returns all holders, the deepest first, equals in the fleet's order.
-func inFleetOrder(found []agreed.Place) []agreed.Place {
+func inFleetOrder(found []rendezvous.Place) []rendezvous.Place {
 	holders := slices.Clone(found)
-	slices.SortFunc(holders, func(a, b agreed.Place) int {
+	slices.SortFunc(holders, func(a, b rendezvous.Place) int {
 		return cmp.Or(cmp.Compare(b.Depth, a.Depth), cmp.Compare(a.At, b.At))
 	})
 	return holders

@@ -6,9 +6,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
 )
 
 func TestTenantsDoNotShare(t *testing.T) {
@@ -46,7 +46,7 @@ func TestReadOnce(t *testing.T) {
 }
 
 func TestQuorum(t *testing.T) {
-	f := func(n int) *holdings.Fleet {
+	f := func(n int) *cacheview.Fleet {
 		members := policytest.Fleet(n)
 		for i := range members {
 			members[i].Models = []string{"other"}

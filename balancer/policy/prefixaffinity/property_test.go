@@ -8,14 +8,14 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 func TestConform(t *testing.T) {
 	for name, change := range map[string]func(*Config){
-		"agreed":       func(*Config) {},
+		"rendezvous":   func(*Config) {},
 		"least_loaded": func(c *Config) { c.OnMiss = OnMissLeastLoaded },
 		"smallest":     func(c *Config) { c.OnMiss = OnMissSmallest },
 		"imbalanced":   func(c *Config) { c.ImbalancedThreshold = 1 },
@@ -84,13 +84,13 @@ func TestWhatCounts(t *testing.T) {
 	system := tokens(0, 20_000)
 	for i := range 200 {
 		d := route(t, r, ask(system, tokens(100+i, 100)))
-		if i > agreed.Few {
+		if i > rendezvous.Few {
 			require.NotEqual(t, routing.ReasonPrefixMatch, d.Reason, "request %d", i)
 		}
 		next := route(t, r, ask(system, tokens(100+i, 100), tokens(1000+i, 100)))
 		require.Equal(t, routing.ReasonPrefixMatch, next.Reason)
 		require.GreaterOrEqual(t, next.MatchedTokens, 20_096-16, "shared blocks are cached too")
-		if i > agreed.Few {
+		if i > rendezvous.Few {
 			require.Equal(t, d.Replica.ID, next.Replica.ID)
 		}
 	}
@@ -138,7 +138,7 @@ func TestShortQuestionsSpread(t *testing.T) {
 }
 
 // A burst of identical requests: each sees the bookings of those before, and they
-// fan out along the agreed order.
+// fan out along the rendezvous order.
 func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
 	r := newRouter(t, 16)
 	hot := func() *routing.Request { return ask(tokens(1, 3000)) }
@@ -260,7 +260,7 @@ func TestAllocations(t *testing.T) {
 }
 
 func TestConcurrentUse(t *testing.T) {
-	for _, on := range []string{OnMissAgreed, OnMissSmallest} {
+	for _, on := range []string{OnMissRendezvous, OnMissSmallest} {
 		p := newPolicy(t, with(func(c *Config) { c.OnMiss, c.IndexBytes = on, 1<<20 }))
 		r := policytest.NewRouter(t, p, policytest.Bounded(policytest.Fleet(20), 4))
 		var wg sync.WaitGroup

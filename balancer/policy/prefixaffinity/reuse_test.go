@@ -4,9 +4,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/warmpath/warmpath/balancer/policy/agreed"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // What engines report of prompts that nobody here has sent there before decides how
@@ -22,7 +22,7 @@ func TestReuseIsLearnedFromAgreedPlacesOnly(t *testing.T) {
 	for i := range 50 {
 		end(ask(tokens(i, 8_000)), routing.NoUsage)
 	}
-	unknown := new(agreed.Reuse).Share()
+	unknown := new(rendezvous.Reuse).Share()
 	assert.InDelta(t, unknown, p.reuse.Share(), 1e-9, "nothing was reported")
 	for i := range 50 { // known here: says nothing of others
 		end(ask(tokens(i, 8_000), tokens(100+i, 16)), routing.Usage{PromptTokens: 8_016, CachedTokens: 8_000})

@@ -1,8 +1,8 @@
 package prefixaffinity
 
 import (
-	"github.com/warmpath/warmpath/balancer/policy/holdings"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/cacheview"
 )
 
 // smallest is Ray's rule, on_miss: smallest, in one pool. Of the replicas that
@@ -47,7 +47,7 @@ func (c *choice) smallest() routing.Decision {
 }
 
 // countBytes adds to a replica what it does not hold of a prompt.
-func (p *Policy) countBytes(s *prepared, m *holdings.Member) {
+func (p *Policy) countBytes(s *prepared, m *cacheview.Member) {
 	found := p.scratch.Get().(*scratch)
 	p.held.Match(s.fleet, &s.Blocks, &found.Found)
 	depth := 0

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // BaseHashSeed is the seed of block hashes for requests with neither adapter nor cache salt.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // Segment is Len tokens of the stream Seed, beginning with token From.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/kvindex"
+	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // Vectors fix the functions that generator, engine and clients share: changing one changes every recorded

@@ -976,7 +976,7 @@ type Decision struct {
 	MatchedTokens uint32 `protobuf:"varint,4,opt,name=matched_tokens,json=matchedTokens,proto3" json:"matched_tokens,omitempty"`
 	// Length of the prompt as it was understood.
 	PromptTokens uint32 `protobuf:"varint,5,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// The replica's place in the agreed order or on the ring, 0 for the first; -1 = there is none.
+	// The replica's place in the rendezvous order or on the ring, 0 for the first; -1 = there is none.
 	Place int32 `protobuf:"zigzag32,6,opt,name=place,proto3" json:"place,omitempty"`
 	// Its load before this pick, in tokens.
 	Load float64 `protobuf:"fixed64,7,opt,name=load,proto3" json:"load,omitempty"`

@@ -1,8 +1,8 @@
 package baseline
 
 import (
-	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // llm-d's weights, and the block of its guess.

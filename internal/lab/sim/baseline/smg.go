@@ -1,8 +1,8 @@
 package baseline
 
 import (
-	"github.com/warmpath/warmpath/balancer/kvindex"
 	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // SMG's defaults, those of its command line.

@@ -1,0 +1,207 @@
+package cacheview
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
+)
+
+// A Member is what is known of a replica for as long as its id stays in the fleet.
+type Member struct {
+	Sent atomic.Int64 // for whoever counts what was sent there
+
+	id     string
+	number int                   // dense; that of a member who left is given again
+	models []string              // declared; guarded by Index.mu
+	told   atomic.Bool           // CacheChanged told of it
+	block  int                   // tokens in the blocks that it was told to hold; 0 = none; guarded by Index.mu
+	routes []*routes             // by rank
+	lanes  map[lane]kvindex.Slot // what is told of it; guarded by Index.mu
+}
+
+// stranger stands for a replica that has left already.
+var stranger = &Member{number: -1, routes: []*routes{{slot: kvindex.NoSlot}}}
+
+// A lane says what the blocks of a slot are.
+type lane struct {
+	member *Member
+	rank   int
+	tier   routing.Tier
+	own    bool // routes of our own, not told
+	coarse bool
+}
+
+// lanes leads from slots to lanes. A slot is set under Index.mu, and read without it. The table is replaced by one twice
+// as long when it is full, so that setting costs the same in a fleet of any size.
+type lanes struct {
+	table atomic.Pointer[[]atomic.Pointer[lane]]
+}
+
+func (t *lanes) of(s kvindex.Slot) lane {
+	if table := t.table.Load(); table != nil && int(s) < len(*table) {
+		if l := (*table)[s].Load(); l != nil {
+			return *l
+		}
+	}
+	return lane{}
+}
+
+func (t *lanes) set(s kvindex.Slot, l lane) {
+	var slots []atomic.Pointer[lane]
+	if table := t.table.Load(); table != nil {
+		slots = *table
+	}
+	if int(s) >= len(slots) {
+		longer := make([]atomic.Pointer[lane], max(2*len(slots), int(s)+1))
+		for i := range slots {
+			longer[i].Store(slots[i].Load())
+		}
+		slots = longer
+		t.table.Store(&slots)
+	}
+	slots[s].Store(&l)
+}
+
+// FleetChanged is [routing.FleetObserver]'s, for the policy to pass on. A replica whose connection is down still holds
+// what it has.
+func (x *Index) FleetChanged(c routing.FleetChange) {
+	if len(c.Added)+len(c.Removed) == 0 {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range c.Removed {
+		if m := x.known[r.ID]; m != nil {
+			x.forget(m)
+		}
+	}
+	for _, r := range c.Added {
+		m := &Member{id: r.ID, models: r.Models, number: len(x.known)}
+		if n := len(x.free); n > 0 {
+			m.number, x.free = x.free[n-1], x.free[:n-1]
+		}
+		x.known[r.ID] = m
+		for rank := range x.ranks(r) {
+			l := lane{member: m, rank: rank, own: true}
+			own := &routes{slot: x.blocks.Add(), tokens: x.o.KVTokens}
+			if own.slot != kvindex.NoSlot {
+				x.fine.set(own.slot, l)
+			}
+			m.routes = append(m.routes, own)
+		}
+	}
+}
+
+// forget takes a member out. Called with mu held.
+func (x *Index) forget(m *Member) {
+	for _, own := range m.routes {
+		own.mu.Lock()
+		own.gone = true
+		own.mu.Unlock()
+		x.blocks.Drop(own.slot)
+	}
+	for l, slot := range m.lanes {
+		if l.coarse {
+			x.coarse.Load().Drop(slot)
+		} else {
+			x.blocks.Drop(slot)
+		}
+	}
+	delete(x.known, m.id)
+	x.free = append(x.free, m.number)
+}
+
+// ranks returns how many ranks of a replica are kept apart.
+func (x *Index) ranks(r *routing.Replica) int {
+	if x.o.Ranks {
+		return max(r.Ranks, 1)
+	}
+	return 1
+}
+
+// A Fleet is the membership of one epoch, by place. Immutable.
+type Fleet struct {
+	Epoch    uint64
+	Replicas []*routing.Replica
+	Members  []*Member
+
+	places  []int32 // by the member's number; -1 = not of this fleet
+	units   []int32 // the first unit of each place, and behind them their number
+	serving map[string]int
+	any     int // serve every model
+}
+
+// Fleet returns the fleet of a View, or a newer one. It takes a lock once an epoch.
+func (x *Index) Fleet(v *routing.View) *Fleet {
+	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
+		return f
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
+		return f
+	}
+	f := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas(), serving: make(map[string]int)}
+	units, renewed := 0, false
+	for i, r := range f.Replicas {
+		m := x.known[r.ID]
+		if m == nil {
+			m = stranger
+		} else if !slices.Equal(m.models, r.Models) {
+			m.models, renewed = r.Models, true
+		}
+		f.Members = append(f.Members, m)
+		f.units = append(f.units, int32(units))
+		units += x.ranks(r)
+		if m.number >= 0 {
+			for m.number >= len(f.places) {
+				f.places = append(f.places, -1)
+			}
+			f.places[m.number] = int32(i)
+		}
+		if len(r.Models) == 0 {
+			f.any++
+		}
+		for _, model := range r.Models {
+			f.serving[model]++
+		}
+	}
+	f.units = append(f.units, int32(units))
+	if renewed {
+		x.models.renew(f.Members)
+	}
+	x.fleet.Store(f)
+	return f
+}
+
+// Serving returns how many replicas may serve a model; all, where nobody declares it.
+func (f *Fleet) Serving(model string) int {
+	if n := f.serving[model]; model != "" && n > 0 {
+		return n + f.any
+	}
+	return len(f.Replicas)
+}
+
+// Place returns where a member stands, and false if it is not of this fleet.
+func (f *Fleet) Place(m *Member) (int, bool) {
+	if m == nil || m.number < 0 || m.number >= len(f.places) {
+		return 0, false
+	}
+	at := f.places[m.number]
+	return int(at), at >= 0 && f.Members[at] == m
+}
+
+// Member returns what is known of a replica of any View.
+func (x *Index) Member(r *routing.Replica) *Member {
+	if f := x.fleet.Load(); f != nil && r.Index() < len(f.Replicas) && f.Replicas[r.Index()] == r {
+		return f.Members[r.Index()]
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if m := x.known[r.ID]; m != nil {
+		return m
+	}
+	return stranger
+}

@@ -1,0 +1,89 @@
+package cacheview
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/rendezvous"
+)
+
+func TestTheNameThatBlocksAreHashedWith(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		told [][]string // what the replicas declare that are told of
+		want map[string]string
+	}{
+		{name: "nobody is told of", want: map[string]string{"": "", "m": "m"}},
+		{name: "no replica declares a model", told: [][]string{nil}, want: map[string]string{"": "", "m": ""}},
+		{name: "one model", told: [][]string{{"m"}}, want: map[string]string{"": "m", "m": "m", "other": "other"}},
+		{name: "an alias", told: [][]string{{"m", "alias"}}, want: map[string]string{"alias": "m", "": "m"}},
+		{name: "two models", told: [][]string{{"m"}, {"n"}}, want: map[string]string{"": "", "m": "m", "n": "n"}},
+		{name: "some declare none", told: [][]string{{"m"}, nil}, want: map[string]string{"": "", "m": "m", "n": ""}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var m models
+			for _, declared := range tt.told {
+				m.learn(declared)
+			}
+			for model, want := range tt.want {
+				assert.Equal(t, want, m.of(model), model)
+			}
+		})
+	}
+}
+
+// A request finds what an engine told of, whether or not both name the model.
+func TestTheModelDoesNotHideWhatIsTold(t *testing.T) {
+	p := tokens(1, 320)
+	for _, tt := range []struct{ declared, asked string }{{"", "m"}, {"m", ""}, {"m", "m"}, {"", ""}} {
+		fleet := policytest.Fleet(2)
+		for i := range fleet {
+			if tt.declared != "" {
+				fleet[i].Models = []string{tt.declared}
+			}
+		}
+		w := newWorld(t, defaults, fleet...)
+		q := &routing.Request{Model: tt.asked}
+		w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16,
+			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(tt.declared, "", ""))})
+		b := w.cut(p)
+		b.Cut(routing.Prompt{Tokens: p}, len(p), w.Grain(q.Model), w.Seed(q), true)
+		var f Found
+		w.Match(w.fleet, b, &f)
+		require.Len(t, f.Holders, 1, "declared %q, asked %q", tt.declared, tt.asked)
+		assert.EqualValues(t, 20, f.Holders[0].Depth)
+	}
+}
+
+// A replica may declare its models after it was told of.
+func TestModelsThatAreDeclaredLater(t *testing.T) {
+	p := tokens(1, 320)
+	fleet := policytest.Fleet(2)
+	policy, err := poweroftwo.New(poweroftwo.DefaultConfig())
+	require.NoError(t, err)
+	r := policytest.NewRouter(t, policy, fleet)
+	x := New(defaults)
+	x.FleetChanged(routing.FleetChange{Added: r.View().Replicas()})
+	x.Fleet(r.View())
+	tell := func(model string) {
+		x.CacheChanged([]routing.CacheChange{{Replica: "r1", BlockTokens: 16, Cleared: true,
+			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(model, "", ""))}})
+	}
+	tell("")
+	fleet[1].Models = []string{"m"}
+	r.SetFleet(fleet)
+	tell("m")
+	now := x.Fleet(r.View())
+	for _, asked := range []string{"m", ""} {
+		var b rendezvous.Blocks
+		b.Cut(routing.Prompt{Tokens: p}, len(p), x.Grain(asked), x.Seed(&routing.Request{Model: asked}), true)
+		var f Found
+		x.Match(now, &b, &f)
+		require.Len(t, f.Holders, 1, "asked %q", asked)
+	}
+}

@@ -1,0 +1,75 @@
+package cacheview
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+)
+
+// What is under way on a rank is the sum of the stays that began in its era and have not ended, in whatever order they
+// end, and however often; what began before, or on a replica that has left meanwhile, takes nothing from it.
+func TestStays(t *testing.T) {
+	type held struct {
+		Stay
+		member string
+		rank   int
+		gone   bool // nothing of it is left
+	}
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		members := policytest.Fleet(3)
+		for i := range members {
+			members[i].Ranks = 1 + i
+		}
+		w := newWorld(t, Options{MaxBytes: 1 << 20, Grain: defaults.Grain, Ranks: true}, members...)
+		var all []*held
+		for range 200 {
+			at := rnd.IntN(len(members))
+			id := members[at].ID
+			switch rnd.IntN(8) {
+			case 0: // a replica begins another life
+				rep := w.fleet.Replicas[at]
+				w.FleetChanged(routing.FleetChange{Added: []*routing.Replica{rep}, Removed: []*routing.Replica{rep}})
+				for _, h := range all {
+					h.gone = h.gone || h.member == id
+				}
+			case 1, 2, 3:
+				if len(all) > 0 {
+					h := all[rnd.IntN(len(all))]
+					h.End()
+					h.gone = true
+				}
+			default:
+				h := &held{member: id, rank: rnd.IntN(members[at].Ranks)}
+				r := Route{Work: int64(1 + rnd.IntN(100)), BlockTokens: 16, Alone: rnd.IntN(8) == 0, Now: w.now}
+				if rnd.IntN(2) == 0 {
+					r.Blocks = full(tokens(rnd.IntN(50), 320), 1)
+				}
+				for _, other := range all {
+					other.gone = other.gone || r.Alone && other.member == id
+				}
+				w.Routed(&h.Stay, w.known[id], h.rank, r)
+				all = append(all, h)
+			}
+			for i := range members {
+				m := w.known[members[i].ID]
+				for rank := range members[i].Ranks {
+					var work int64
+					live := 0
+					for _, h := range all {
+						if !h.gone && h.member == m.id && h.rank == rank {
+							work += h.work
+							live += len(h.blocks)
+						}
+					}
+					require.Equal(t, work, m.Work(rank), "seed %d", seed)
+					require.Equal(t, live, m.own(rank).live, "seed %d", seed)
+				}
+			}
+		}
+	}
+}

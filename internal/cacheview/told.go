@@ -1,0 +1,128 @@
+package cacheview
+
+import (
+	"slices"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/rendezvous"
+)
+
+const (
+	coarseShare = 16 // the budget's share for superblocks is 1 in so many
+	minCoarse   = 1 << 20
+)
+
+// CacheChanged is [routing.CacheObserver]'s, for the policy to pass on.
+func (x *Index) CacheChanged(changes []routing.CacheChange) {
+	for i := range changes {
+		x.change(&changes[i])
+	}
+}
+
+func (x *Index) change(c *routing.CacheChange) {
+	index, slot := x.slotFor(c)
+	if slot == kvindex.NoSlot {
+		return
+	}
+	if len(c.Removed) > 0 {
+		index.Remove(slot, c.Removed)
+	}
+	if len(c.Stored) > 0 {
+		index.Insert(slot, c.Stored)
+	}
+}
+
+// slotFor returns where a change belongs; NoSlot if it is of nobody known, or its
+// blocks do not fit.
+func (x *Index) slotFor(c *routing.CacheChange) (*kvindex.Index, kvindex.Slot) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	m := x.known[c.Replica]
+	if m == nil || c.Tier >= routing.Tiers || c.Rank < 0 {
+		return nil, kvindex.NoSlot
+	}
+	l := lane{member: m, rank: c.Rank, tier: c.Tier, coarse: c.BlockTokens == routing.SuperblockTokens}
+	if !x.fits(m, c.BlockTokens, l.coarse) {
+		x.refused.Add(1)
+		return nil, kvindex.NoSlot
+	}
+	if !l.coarse {
+		if m.block = c.BlockTokens; c.Cleared && len(c.Stored) == 0 {
+			m.block = 0
+		}
+	}
+	if !c.Predicted && m.told.CompareAndSwap(false, true) {
+		x.models.learn(m.models)
+	}
+	index, table := x.blocks, &x.fine
+	if l.coarse {
+		index, table = x.coarseIndex(), &x.super
+	}
+	slot, ok := m.lanes[l]
+	if ok && !c.Cleared {
+		return index, slot
+	}
+	if ok { // what it holds is forgotten with its slot
+		index.Drop(slot)
+		delete(m.lanes, l)
+	}
+	if slot = index.Add(); slot == kvindex.NoSlot {
+		return nil, slot
+	}
+	if m.lanes == nil {
+		m.lanes = make(map[lane]kvindex.Slot)
+	}
+	m.lanes[l] = slot
+	index.SetLive(slot, !c.Predicted)
+	table.set(slot, l)
+	return index, slot
+}
+
+// fits reports whether blocks of so many tokens can be looked up. Called with mu held.
+func (x *Index) fits(m *Member, tokens int, coarse bool) bool {
+	switch {
+	case coarse:
+		return rendezvous.PerSuperblock(x.o.Grain.Bytes, routing.BytesPerToken) > 0 || rendezvous.PerSuperblock(x.Grain(first(m.models)).Tokens, 1) > 0
+	case x.o.Learn:
+		return x.grains.learn(m.models, tokens) || x.outdated(m, tokens) && x.grains.learn(m.models, tokens)
+	default:
+		return tokens == x.o.Grain.Tokens
+	}
+}
+
+// outdated forgets the block that was learnt for a member's models if nobody tells of such
+// blocks any more, as when a fleet was restarted with another. Called with mu held.
+func (x *Index) outdated(m *Member, tokens int) bool {
+	if tokens < 1 || tokens > maxBlock {
+		return false
+	}
+	for _, other := range x.known {
+		if other.block != 0 && other.block != tokens && share(other.models, m.models) {
+			return false
+		}
+	}
+	x.grains.forget(m.models)
+	return true
+}
+
+func share(a, b []string) bool {
+	return len(a) == 0 && len(b) == 0 || slices.ContainsFunc(a, func(name string) bool { return slices.Contains(b, name) })
+}
+
+// coarseIndex returns the index of superblocks. Called with mu held.
+func (x *Index) coarseIndex() *kvindex.Index {
+	c := x.coarse.Load()
+	if c == nil {
+		c = kvindex.New(kvindex.Options{MaxBytes: max(x.o.MaxBytes/coarseShare, minCoarse)})
+		x.coarse.Store(c)
+	}
+	return c
+}
+
+func first(models []string) string {
+	if len(models) == 0 {
+		return ""
+	}
+	return models[0]
+}

@@ -1,0 +1,282 @@
+package httpendpoint
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/policy"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// oracle answers what it is told to, and remembers the question.
+type oracle struct {
+	answer *warmpathv1.ChooseReplicaResponse
+	err    error
+
+	mu    sync.Mutex // guards asked
+	asked *warmpathv1.ChooseReplicaRequest
+}
+
+func (o *oracle) ChooseReplica(_ context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.asked = r
+	return o.answer, o.err
+}
+
+func (o *oracle) question() *warmpathv1.ChooseReplicaRequest {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.asked
+}
+
+func chosen(address string) *warmpathv1.ChooseReplicaResponse {
+	return &warmpathv1.ChooseReplicaResponse{
+		Deployment: "chat", Replica: &warmpathv1.ChosenReplica{Id: "r<1>", Address: address},
+		Decision: &warmpathv1.Decision{Reason: "ring"},
+	}
+}
+
+func newHandler(t testing.TB, o *oracle, change func(*Config)) http.Handler {
+	t.Helper()
+	c := DefaultConfig()
+	if change != nil {
+		change(&c)
+	}
+	h, err := NewHandler(c, o, func() bool { return true })
+	require.NoError(t, err)
+	return h
+}
+
+func ask(h http.Handler, body string, headers ...string) *httptest.ResponseRecorder {
+	return askWith(h, strings.NewReader(body), headers...)
+}
+
+func askWith(h http.Handler, body io.Reader, headers ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodPost, RoutePath, body)
+	for i := 0; i < len(headers); i += 2 {
+		r.Header[headers[i]] = append(r.Header[headers[i]], headers[i+1]) // spelled as it is
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func TestAnswer(t *testing.T) {
+	for address, want := range map[string]string{
+		"10.0.0.1:8000":    `{"replica_id":"r<1>","host":"10.0.0.1","port":8000,"deployment":"chat"}`,
+		"[2001:db8::1]:80": `{"replica_id":"r<1>","host":"2001:db8::1","port":80,"deployment":"chat"}`,
+	} {
+		w := ask(newHandler(t, &oracle{answer: chosen(address)}, nil), `{"prompt":"hi"}`)
+		require.Equal(t, http.StatusOK, w.Code)
+		require.Equal(t, want+"\n", w.Body.String())
+		require.Equal(t, "ring", w.Header().Get(HeaderReason))
+		require.Equal(t, "whole", w.Header().Get(HeaderBody))
+		require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+	}
+	ranked := chosen("h:1")
+	ranked.Replica.Rank = proto.Uint32(3)
+	w := ask(newHandler(t, &oracle{answer: ranked}, nil), "")
+	require.JSONEq(t, `{"replica_id":"r<1>","host":"h","port":1,"deployment":"chat","request_headers":{"x-data-parallel-rank":"3"}}`, w.Body.String())
+	require.Equal(t, "none", w.Header().Get(HeaderBody))
+}
+
+// Every refusal has a status, a reason, and the message in OpenAI's form.
+func TestRefusals(t *testing.T) {
+	for _, tt := range []struct {
+		err    error
+		code   int
+		reason string
+	}{
+		{status.Error(codes.InvalidArgument, "name a deployment"), 400, "invalid_request"},
+		{status.Error(codes.Unauthenticated, "no token"), 401, "unauthenticated"},
+		{status.Error(codes.PermissionDenied, "not yours"), 403, "forbidden"},
+		{status.Error(codes.NotFound, "no such model"), 404, "unknown_model"},
+		{status.Error(codes.Unavailable, "nobody is there"), 503, "no_replica"},
+		{status.Error(codes.ResourceExhausted, "all are full"), 503, "full"},
+		{status.FromContextError(context.Canceled).Err(), 503, "canceled"},
+		{status.FromContextError(context.DeadlineExceeded).Err(), 503, "canceled"},
+		{errors.New("what?"), 500, "internal"},
+	} {
+		w := ask(newHandler(t, &oracle{err: tt.err}, nil), "")
+		require.Equal(t, tt.code, w.Code, tt.err)
+		require.Equal(t, tt.reason, w.Header().Get(HeaderReason))
+		var body struct {
+			Error struct{ Message, Type, Code string }
+		}
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &body))
+		require.Equal(t, tt.reason, body.Error.Code)
+		require.Equal(t, status.Convert(tt.err).Message(), body.Error.Message)
+		require.Equal(t, tt.reason == "full", w.Header().Get("Retry-After") != "")
+	}
+	for _, address := range []string{"", "host", "unix:/x", ":80", "h:http", "h:99999"} {
+		w := ask(newHandler(t, &oracle{answer: chosen(address)}, nil), "")
+		require.Equal(t, 503, w.Code, address)
+		require.Equal(t, "no_address", w.Header().Get(HeaderReason))
+	}
+	for _, body := range []string{`{"model":17}`, `{"model":["a"],"messages":[]}`, `{"model":{},"messages":[{"role":"user","content":"cut he`} {
+		o := &oracle{answer: chosen("h:1")}
+		w := ask(newHandler(t, o, nil), body)
+		require.Equal(t, 400, w.Code, body)
+		require.Equal(t, "invalid_request", w.Header().Get(HeaderReason))
+		require.Nil(t, o.question(), "nobody is asked")
+	}
+}
+
+func TestPathsAndMethods(t *testing.T) {
+	serving := true
+	h, err := NewHandler(DefaultConfig(), &oracle{answer: chosen("h:1")}, func() bool { return serving })
+	require.NoError(t, err)
+	for _, tt := range []struct {
+		method, path string
+		serving      bool
+		code         int
+		reason       string
+	}{
+		{"POST", "/internal/route", true, 200, "ring"},
+		{"GET", "/internal/route", true, 405, "method_not_allowed"},
+		{"PUT", "/internal/route", true, 405, "method_not_allowed"},
+		{"POST", "/internal/route/", true, 404, "unknown_path"},
+		{"GET", "/", true, 404, "unknown_path"},
+		{"GET", "/healthz", true, 200, ""},
+		{"HEAD", "/healthz", true, 200, ""},
+		{"GET", "/healthz", false, 503, "shutting_down"},
+	} {
+		serving = tt.serving
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(tt.method, tt.path, nil))
+		require.Equal(t, tt.code, w.Code, tt)
+		require.Equal(t, tt.reason, w.Header().Get(HeaderReason), tt)
+	}
+}
+
+// The key is what headers and body say, headers first.
+func TestQuestion(t *testing.T) {
+	for _, tt := range []struct {
+		name, body string
+		headers    []string
+		want       *warmpathv1.RequestKey
+	}{
+		{"nothing", "", nil, &warmpathv1.RequestKey{}},
+		{"session header", "", []string{"X-Session-Id", "s"}, &warmpathv1.RequestKey{Session: "s"}},
+		{"other case and underscores", "", []string{"x_SESSION_id", "s"}, &warmpathv1.RequestKey{Session: "s"}},
+		{"long session", "", []string{"X-Session-Id", strings.Repeat("s", 300)}, &warmpathv1.RequestKey{Session: strings.Repeat("s", 300)}},
+		{"request id", "", []string{"X-Request-Id", "i"}, &warmpathv1.RequestKey{RequestId: "i"}},
+		{"header before body", `{"user":"u"}`, []string{"X-Session-Id", "s"}, &warmpathv1.RequestKey{Session: "s"}},
+		{"body", `{"model":"m:ada","user":"u","cache_salt":"c","max_tokens":7,"request_id":"i"}`, nil,
+			&warmpathv1.RequestKey{Model: "m:ada", Session: "u", CacheSalt: "c", ExpectedOutputTokens: 7, RequestId: "i"}},
+		{"completion", `{"prompt":"hello"}`, nil, &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: "hello"}}},
+		{"tokens", `{"prompt":[1,2,3]}`, nil, &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_TokenIds{TokenIds: &warmpathv1.TokenIds{Ids: []uint32{1, 2, 3}}}}},
+		{"chat", `{"messages":[{"role":"user","content":"hi"}]}`, nil, &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: "\xffuser\xfethi"}}},
+		{"no turns", `{"messages":[]}`, nil, &warmpathv1.RequestKey{}},
+		{"no prompt", `{"prompt":""}`, nil, &warmpathv1.RequestKey{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := &oracle{answer: chosen("h:1")}
+			w := ask(newHandler(t, o, nil), tt.body, append(tt.headers, "X-Warmpath-Deployment", "chat", "X-Warmpath-Exclude", "a, b", "X-Warmpath-Exclude", "c,")...)
+			require.Equal(t, http.StatusOK, w.Code)
+			want := &warmpathv1.ChooseReplicaRequest{Deployment: "chat", Key: tt.want, Mode: warmpathv1.PickMode_PICK_MODE_COUNT, Excluded: []string{"a", "b", "c"}}
+			require.Equal(t, fmt.Sprint(want), fmt.Sprint(o.question()))
+		})
+	}
+	o := &oracle{answer: chosen("h:1")}
+	ask(newHandler(t, o, func(c *Config) { c.SessionHeader = "User_Key" }), "", "X-Session-Id", "no", "User-Key", "yes")
+	require.Equal(t, "yes", o.question().GetKey().GetSession())
+}
+
+// What arrived of a body decides, and the answer says that it was not all.
+func TestBodies(t *testing.T) {
+	const whole = `{"model":"m","messages":[{"role":"user","content":"hello world"}]}`
+	cut := errors.New("connection reset")
+	for _, tt := range []struct {
+		name    string
+		body    io.Reader
+		headers []string
+		state   BodyState
+		text    string
+	}{
+		{"none", strings.NewReader(""), nil, BodyNone, ""},
+		{"none, said to be cut", strings.NewReader(""), []string{"X-Body-Truncated", "0/9"}, BodyNone, ""},
+		{"whole", strings.NewReader(whole), nil, BodyWhole, "\xffuser\xfethello world"},
+		{"cut by the caller", strings.NewReader(whole[:58]), nil, BodyTruncated, "\xffuser\xfethello w"},
+		{"cut where nobody sees it", strings.NewReader(whole), []string{"X-Body-Truncated", "66/70"}, BodyTruncated, "\xffuser\xfethello world"},
+		{"reading failed", io.MultiReader(strings.NewReader(whole[:58]), iotest.ErrReader(cut)), nil, BodyTruncated, "\xffuser\xfethello w"},
+		{"nothing came", iotest.ErrReader(cut), nil, BodyTruncated, ""},
+		{"too long", strings.NewReader(`{"prompt":"` + strings.Repeat("x", 5000)), nil, BodyTruncated, strings.Repeat("x", 2000-11)},
+		{"a list", strings.NewReader(`[1,2]`), nil, BodyUnreadable, ""},
+		{"gzip", strings.NewReader("\x1f\x8b\x08"), nil, BodyUnreadable, ""},
+		{"text", strings.NewReader("hello"), nil, BodyUnreadable, ""},
+		{"blanks", strings.NewReader(" \n"), nil, BodyTruncated, ""},
+		{"broken", strings.NewReader(`{"prompt":"hello" "x":1}`), nil, BodyTruncated, "hello"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := &oracle{answer: chosen("h:1")}
+			w := askWith(newHandler(t, o, func(c *Config) { c.MaxBodyBytes = 2000 }), tt.body, tt.headers...)
+			require.Equal(t, http.StatusOK, w.Code)
+			require.Equal(t, string(tt.state), w.Header().Get(HeaderBody))
+			require.Equal(t, tt.state == BodyTruncated, strings.Contains(w.Body.String(), `"truncated":true`))
+			require.Equal(t, tt.text, o.question().GetKey().GetText())
+		})
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for field, change := range map[string]func(*Config){
+		"session_header":  func(c *Config) { c.SessionHeader = "x y" },
+		"max_body_bytes":  func(c *Config) { c.MaxBodyBytes = 10 },
+		"max_connections": func(c *Config) { c.MaxConnections = -1 },
+		"header_timeout":  func(c *Config) { c.HeaderTimeout = 0 },
+		"body_timeout":    func(c *Config) { c.BodyTimeout = policy.Duration(2 * time.Hour) },
+		"idle_timeout":    func(c *Config) { c.IdleTimeout = -1 },
+	} {
+		c := DefaultConfig()
+		require.NoError(t, c.Validate())
+		change(&c)
+		require.ErrorContains(t, c.Validate(), field+": ")
+		_, err := NewHandler(c, nil, nil)
+		require.ErrorContains(t, err, field+": ")
+	}
+}
+
+// Whatever is sent, the answer is a pick or a refusal with a reason, and the key is what the server takes.
+func FuzzQuestion(f *testing.F) {
+	for _, body := range []string{
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"user":"u"}`,
+		`{"prompt":[[1,2],[3]],"max_tokens":-1,"model":3}`, `{"prompt":"\ud83d`, `[`, "", `{"session_params":{"id":"x"},"tools":[{}]}`,
+	} {
+		f.Add([]byte(body), "s", "1/2")
+	}
+	o := &oracle{answer: chosen("h:1")}
+	c := DefaultConfig()
+	h, err := NewHandler(c, o, func() bool { return true })
+	require.NoError(f, err)
+	f.Fuzz(func(t *testing.T, body []byte, session, truncated string) {
+		w := ask(h, string(body), "X-Session-Id", session, "X-Body-Truncated", truncated)
+		require.Contains(t, []int{200, 400}, w.Code)
+		require.NotEmpty(t, w.Header().Get(HeaderReason))
+		require.NotEmpty(t, w.Header().Get(HeaderBody))
+		require.True(t, json.Valid(w.Body.Bytes()))
+		if w.Code == http.StatusOK {
+			k := o.question().GetKey()
+			require.LessOrEqual(t, len(k.GetSession()), dialect.MaxSession)
+			require.LessOrEqual(t, len(k.GetRequestId()), dialect.MaxSession)
+			require.LessOrEqual(t, len(k.GetText()), 16*len(body)+16, "a part of two bytes becomes a hash")
+		}
+	})
+}

@@ -1,0 +1,26 @@
+package kvindex_test
+
+import (
+	"fmt"
+
+	"github.com/warmpath/warmpath/internal/kvindex"
+)
+
+func Example() {
+	index := kvindex.New(kvindex.Options{})
+	warm, cold := index.Add(), index.Add()
+
+	seed := kvindex.SeedFor("llama", "", "")
+	system, question := "You are a helpful assistant.....", "How warm is a path in the sun...?"
+	index.Insert(warm, kvindex.AppendText(nil, system+question, 16, seed))
+	index.Insert(cold, kvindex.AppendText(nil, system, 16, seed))
+
+	var m kvindex.Matches
+	index.Match(kvindex.AppendText(nil, system+"How cold is it?", 16, seed), &m)
+	fmt.Println(m.Depth(warm), m.Depth(cold), m.Shared(2))
+	index.Match(kvindex.AppendText(nil, system+question, 16, seed), &m)
+	fmt.Println(m.Holders[0].Slot == warm, m.Longest(), m.Shared(2))
+	// Output:
+	// 2 2 2
+	// true 4 2
+}

@@ -1,0 +1,102 @@
+package rendezvous
+
+import (
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+const conversationTrace = "/work/shared/traces/mooncake_conversation.jsonl"
+
+// learnt is how many requests a client has to have seen.
+const learnt = 200
+
+// cut returns the blocks of every request.
+func cut(rs []workload.Request) [][]uint64 {
+	prompts := make([][]uint64, len(rs))
+	for i := range rs {
+		var b Blocks
+		b.Cut(routing.Prompt{Tokens: rs[i].Tokens()}, rs[i].PromptTokens, Grain{Bytes: 64, Tokens: 16}, 1337, true)
+		prompts[i] = b.Hashes
+	}
+	return prompts
+}
+
+// ask returns what a client would choose for a prompt, without being told of it.
+func (p *Popularity) ask(blocks []uint64, replicas int) int {
+	now, before := *p.now, *p.before
+	q := Popularity{now: &now, before: &before}
+	key, _ := q.See(blocks, replicas)
+	return key
+}
+
+// agreement gives each request of a workload to one of the clients at random and,
+// once some have learnt, now and then asks those for the block that distinguishes a
+// prompt. It returns the share of pairs of clients that agree.
+func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	all := make([]*Popularity, clients)
+	for i := range all {
+		all[i] = NewPopularity()
+	}
+	pairs, same := 0, 0
+	for i, blocks := range prompts {
+		if i%(7*clients) == 0 {
+			var chosen []int
+			for _, p := range all {
+				if p.Requests() >= learnt {
+					chosen = append(chosen, p.ask(blocks, replicas))
+				}
+			}
+			for j, x := range chosen {
+				for _, y := range chosen[:j] {
+					if pairs++; x == y {
+						same++
+					}
+				}
+			}
+		}
+		all[rnd.IntN(clients)].See(blocks, replicas)
+	}
+	require.Greater(t, pairs, 50)
+	return float64(same) / float64(pairs)
+}
+
+// Clients differ on a prefix whose share of the requests is about 1/N, as near as
+// what they have seen can tell: of the 32 prefixes of cross-session the first has
+// 0.246 of the requests, which 4 replicas cannot tell from 1/4, and the shares of most
+// are within a factor of two of 1/64.
+func TestClientsThatSeeDifferentRequestsAgree(t *testing.T) {
+	for _, name := range workload.Names() {
+		rs, err := workload.Generate(workload.Spec{Name: name, Rate: 12, Duration: 6 * time.Minute, Seed: 1})
+		require.NoError(t, err)
+		prompts := cut(rs)
+		for _, clients := range []int{2, 8} {
+			for replicas, least := range map[int]float64{4: 0.8, 16: 0.95, 64: 0.7} {
+				got := agreement(t, prompts, clients, replicas)
+				t.Logf("%s, %d clients, %d replicas: %.3f", name, clients, replicas, got)
+				assert.GreaterOrEqual(t, got, least, "%s, %d clients, %d replicas", name, clients, replicas)
+			}
+		}
+	}
+}
+
+func TestClientsAgreeOnTheConversationTrace(t *testing.T) {
+	if _, err := os.Stat(conversationTrace); err != nil {
+		t.Skip("the trace is not here: ", err)
+	}
+	rs, err := workload.LoadFile(conversationTrace, "mooncake")
+	require.NoError(t, err)
+	prompts := cut(rs[:5000])
+	for _, clients := range []int{2, 16} {
+		got := agreement(t, prompts, clients, 16)
+		t.Logf("%d clients: %.3f", clients, got)
+		assert.GreaterOrEqual(t, got, 0.95, "%d clients", clients)
+	}
+}

@@ -1,0 +1,104 @@
+package rendezvous
+
+import (
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
+)
+
+// short is how many blocks need no memory of their own.
+const short = 8
+
+// A Grain is the size of a block: bytes of text, or tokens where the prompt is
+// token ids.
+type Grain struct{ Bytes, Tokens int }
+
+// Blocks are a prompt cut into blocks. They must not be copied: a short prompt's
+// hashes stand inside.
+type Blocks struct {
+	Hashes []uint64 // chained, with what follows the last full block as the last
+	Size   int      // bytes or tokens per block
+	Length int      // of the prompt, in the same unit
+	Unit   int      // bytes, or 1, per token
+	Tokens int      // of the prompt
+
+	few [short]uint64
+}
+
+// Cut cuts and hashes a prompt of so many tokens. What follows its last full block
+// is left out unless tail says that it is a block of its own.
+func (b *Blocks) Cut(prompt routing.Prompt, tokens int, g Grain, seed kvindex.Seed, tail bool) {
+	b.Tokens = tokens
+	if h := prompt.Hashed; h != nil {
+		b.take(h, tail)
+		return
+	}
+	b.Size, b.Length, b.Unit = g.Tokens, len(prompt.Tokens), 1
+	if b.Length == 0 {
+		b.Size, b.Length, b.Unit = g.Bytes, len(prompt.Text), routing.BytesPerToken
+	}
+	full := b.full()
+	b.Hashes = b.few[:0]
+	if full+1 > short {
+		b.Hashes = make([]uint64, 0, full+1)
+	}
+	from := full * b.Size
+	switch text := len(prompt.Tokens) == 0; {
+	case text && tail:
+		b.Hashes = kvindex.AppendText(b.Hashes, prompt.Text, b.Size, seed)
+		b.Hashes = kvindex.AppendText(b.Hashes, prompt.Text[from:], b.Length-from, seed)
+	case text:
+		b.Hashes = kvindex.AppendText(b.Hashes, prompt.Text, b.Size, seed)
+	default:
+		b.Hashes = kvindex.AppendTokens(b.Hashes, prompt.Tokens, b.Size, seed)
+		if tail {
+			b.Hashes = kvindex.AppendTokens(b.Hashes, prompt.Tokens[from:], b.Length-from, seed)
+		}
+	}
+	if len(b.Hashes) > full && full > 0 {
+		b.Hashes[full] = kvindex.Chain(b.Hashes[full-1], b.Hashes[full])
+	}
+}
+
+// take is Cut for a prompt that came hashed, whatever the grain: blocks of another
+// size are found where they end a superblock, and are agreed upon.
+func (b *Blocks) take(h *routing.Hashed, tail bool) {
+	b.Size, b.Length, b.Unit = h.Size, h.Length, h.Unit
+	b.Hashes = h.Hashes
+	if !tail {
+		b.Hashes = b.Hashes[:b.full()]
+	}
+}
+
+// full returns how many full blocks the prompt has.
+func (b *Blocks) full() int {
+	if b.Size == 0 {
+		return 0
+	}
+	return b.Length / b.Size
+}
+
+// Covered returns how much of the prompt so many blocks are, in the prompt's unit.
+func (b *Blocks) Covered(depth int) int { return min(depth*b.Size, b.Length) }
+
+// CoveredTokens returns how many tokens so many blocks are.
+func (b *Blocks) CoveredTokens(depth int) int {
+	switch covered := b.Covered(depth); {
+	case depth == 0:
+		return 0
+	case covered == b.Length:
+		return b.Tokens
+	default:
+		return min(covered/b.Unit, b.Tokens)
+	}
+}
+
+// TokensPerBlock returns how many tokens a block is, at least 1.
+func (b *Blocks) TokensPerBlock() int { return max(b.Size/max(b.Unit, 1), 1) }
+
+// Hashed returns the prompt as these blocks, which share their memory; nil where there are none.
+func (b *Blocks) Hashed() *routing.Hashed {
+	if len(b.Hashes) == 0 {
+		return nil
+	}
+	return &routing.Hashed{Hashes: b.Hashes, Size: b.Size, Unit: b.Unit, Length: b.Covered(len(b.Hashes))}
+}

@@ -1,0 +1,69 @@
+package rendezvous
+
+import (
+	"encoding/binary"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/zeebo/xxh3"
+)
+
+// orderSeed is part of the contract between clients, as is the whole of Score.
+const orderSeed = 1337
+
+// Head is how many first places of an order [First] finds. Behind them the order
+// is searched, not sorted.
+const Head = 8
+
+// A Scorer computes the scores of replicas for one key. It belongs to one goroutine.
+type Scorer struct {
+	buf []byte // the key, then an id
+}
+
+// SetKey sets the key of the scores that follow.
+func (s *Scorer) SetKey(key uint64) {
+	s.buf = binary.LittleEndian.AppendUint64(s.buf[:0], key)
+}
+
+// Score is XXH3-64, seed 1337, of the key's 8 bytes little-endian followed by the
+// id. The highest score is first in the rendezvous order.
+func (s *Scorer) Score(id string) uint64 {
+	s.buf = append(s.buf[:8], id...)
+	return xxh3.HashSeed(s.buf, orderSeed)
+}
+
+// SessionKey is the key of a session.
+func SessionKey(session string) uint64 {
+	return xxh3.HashStringSeed(routing.SessionKey(session), orderSeed)
+}
+
+// Before reports whether score a of replica r stands before score b of o in the
+// rendezvous order. Equal scores go by id.
+func Before(a uint64, r *routing.Replica, b uint64, o *routing.Replica) bool {
+	return a > b || a == b && r.ID < o.ID
+}
+
+// A Place names a replica by its place in the fleet that was prepared for, and
+// says how many blocks it holds. It has no pointer for the collector to follow.
+type Place struct{ At, Depth int32 }
+
+// First returns the first Head replicas by score, in order, and how many they are.
+func First(replicas []*routing.Replica, scores []uint64) (top [Head]Place, n int) {
+	var best [Head]uint64 // the scores of top
+	for i, score := range scores[:len(replicas)] {
+		if n == Head && !(score > best[n-1] || score == best[n-1] && replicas[i].ID < replicas[top[n-1].At].ID) {
+			continue
+		}
+		n = min(n+1, Head)
+		at := n - 1
+		for at > 0 {
+			before := best[at-1]
+			if score < before || score == before && replicas[i].ID >= replicas[top[at-1].At].ID {
+				break
+			}
+			best[at], top[at] = before, top[at-1]
+			at--
+		}
+		best[at], top[at] = score, Place{At: int32(i)}
+	}
+	return top, n
+}

@@ -1,0 +1,78 @@
+package rendezvous_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/rendezvous"
+)
+
+// fleet returns n replicas, r0, r1, ….
+func fleet(n int) []*routing.Replica {
+	replicas := make([]*routing.Replica, n)
+	for i := range replicas {
+		replicas[i] = &routing.Replica{Attributes: routing.Attributes{ID: fmt.Sprint("r", i)}}
+	}
+	return replicas
+}
+
+// The contract with other languages: change it and clients no longer agree. The
+// vectors are the xxHash library's own, libxxhash 0.8.1.
+func TestScoreVectors(t *testing.T) {
+	for _, tt := range []struct {
+		key  uint64
+		id   string
+		want uint64
+	}{
+		{0, "r0", 12024003136825458794},
+		{1, "a", 5612338825974642116},
+		{1, "b", 3072424600147689761},
+		{18446744073709551615, "replica-7", 12461186674937057780},
+		{14643705804678351452, "10.0.0.1:50051", 18355682680872376665},
+		{1337, "vllm-0.vllm.default.svc.cluster.local:50051", 13269095794153616739},
+	} {
+		var s rendezvous.Scorer
+		s.SetKey(tt.key)
+		assert.Equal(t, tt.want, s.Score(tt.id), "key %d, id %q", tt.key, tt.id)
+	}
+}
+
+func TestOrderVectors(t *testing.T) {
+	replicas := fleet(5)
+	assert.Equal(t, []string{"r3", "r2", "r0", "r4", "r1"}, policytest.Order(1, replicas))
+	assert.Equal(t, []string{"r3", "r1", "r0", "r4", "r2"}, policytest.Order(1337, replicas))
+	assert.Equal(t, []string{"r0", "r4", "r3", "r2", "r1"}, policytest.Order(14643705804678351452, replicas))
+}
+
+func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{1, 2, 7, 8, 9, 16, 100, 1000} {
+		replicas := fleet(n)
+		key := rnd.Uint64()
+		scores := make([]uint64, n)
+		var s rendezvous.Scorer
+		s.SetKey(key)
+		for i, r := range replicas {
+			scores[i] = s.Score(r.ID)
+		}
+		top, got := rendezvous.First(replicas, scores)
+		require.Equal(t, min(n, rendezvous.Head), got)
+		for i, id := range policytest.Order(key, replicas)[:got] {
+			assert.Equal(t, id, replicas[top[i].At].ID)
+		}
+	}
+}
+
+func TestEqualScoresGoByID(t *testing.T) {
+	replicas := fleet(12)
+	top, n := rendezvous.First(replicas, make([]uint64, 12))
+	require.Equal(t, rendezvous.Head, n)
+	for i, id := range []string{"r0", "r1", "r10", "r11", "r2", "r3", "r4", "r5"} {
+		assert.Equal(t, id, replicas[top[i].At].ID)
+	}
+}

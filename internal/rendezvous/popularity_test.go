@@ -1,0 +1,188 @@
+package rendezvous
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// chained returns n block hashes that share the first of the family's.
+func chained(family, shared, own, n int) []uint64 {
+	out := make([]uint64, n)
+	a, b := rand.New(rand.NewPCG(1, uint64(family))), rand.New(rand.NewPCG(2, uint64(own)))
+	for i := range out {
+		if x, y := a.Uint64(), b.Uint64(); i < shared {
+			out[i] = x
+		} else {
+			out[i] = y
+		}
+	}
+	return out
+}
+
+// The distinguishing block of prompts that share so many blocks is the one
+// behind them, whatever their number.
+func TestKeyIsPastWhatIsShared(t *testing.T) {
+	for _, replicas := range []int{2, 4, 16, 100, 1000} {
+		for _, shared := range []int{0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 100, 125, 127, 128, 129, 500, 1023} {
+			p := NewPopularity()
+			right := 0
+			for i := range 1500 {
+				first, _ := p.See(chained(1, shared, i, shared+1+i%300), replicas)
+				if i < 1000 {
+					continue
+				}
+				if first == shared {
+					right++
+				}
+			}
+			assert.GreaterOrEqual(t, right, 495, "%d replicas, %d shared", replicas, shared)
+		}
+	}
+}
+
+// A prefix that is learnt stays learnt when the generation of counts changes: for
+// no request does a block inside it look unpopular again.
+func TestAHotPrefixStaysKnownAcrossGenerations(t *testing.T) {
+	for _, shared := range []int{3, 40, 160, 375} {
+		p := NewPopularity()
+		for i := range 5 * window {
+			first, _ := p.See(chained(1, shared, i, shared+32), 16)
+			if i >= 200 && first < shared {
+				t.Fatalf("request %d: block %d of the %d shared ones is the key", i, first, shared)
+			}
+		}
+	}
+}
+
+// How many requests it takes to learn a system prompt of 125 blocks.
+func TestANewSystemPromptIsLearntSoon(t *testing.T) {
+	p := NewPopularity()
+	at := func(family, from int) int {
+		for i := range 4 * window {
+			if first, _ := p.See(chained(family, 125, from+i, 300), 16); first >= 125 {
+				return i
+			}
+		}
+		return -1
+	}
+	assert.LessOrEqual(t, at(1, 0), 20, "a new client")
+	for i := range 2 * window {
+		p.See(chained(1, 125, 100+i, 300), 16)
+	}
+	assert.LessOrEqual(t, at(2, 100_000), window, "a new prompt at an old client")
+}
+
+// Each half of the requests has a system prompt of its own.
+func TestTwoSystemPrompts(t *testing.T) {
+	p := NewPopularity()
+	for i := range 2000 {
+		if first, _ := p.See(chained(i%2, 40, i, 60), 16); i > 200 {
+			assert.Equal(t, 40, first)
+		}
+	}
+}
+
+func TestPopularityForgets(t *testing.T) {
+	p := NewPopularity()
+	old := chained(1, 40, 0, 40)
+	for range 200 {
+		p.See(old, 16)
+	}
+	assert.Equal(t, 39, key(p, old), "all popular: the last")
+	for i := range 2 * window {
+		p.See(chained(2, 0, i, 2), 16)
+	}
+	assert.Zero(t, key(p, old))
+}
+
+func TestPromptsOfOneBlock(t *testing.T) {
+	p := NewPopularity()
+	for range 100 {
+		assert.Zero(t, key(p, []uint64{7}))
+	}
+}
+
+func TestPopularityIsBoundedAndRaceFree(t *testing.T) {
+	p := NewPopularity()
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 3 * window / 4 {
+				p.See(chained(1, 10, w<<20+i, 20), 16)
+			}
+		})
+	}
+	wg.Wait()
+	assert.LessOrEqual(t, p.now.requests+p.before.requests, 2*window)
+	blocks := chained(1, 10, 1, 512)
+	assert.Zero(t, testing.AllocsPerRun(10, func() { p.See(blocks, 16) }))
+}
+
+func BenchmarkPopularity(b *testing.B) {
+	p := NewPopularity()
+	var prompts [64][]uint64
+	for i := range prompts {
+		prompts[i] = chained(1, 125, i, 512)
+	}
+	i := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		p.See(prompts[i%64], 16)
+		i++
+	}
+}
+
+func key(p *Popularity, blocks []uint64) int {
+	key, _ := p.See(blocks, 16)
+	return key
+}
+
+// A prefix in more than half of a replica's share of the requests is told apart from one
+// in more than all of it, also by search.
+func TestHalfOfAShare(t *testing.T) {
+	p := NewPopularity()
+	for i := range 3000 { // with 8 replicas a share is 12.5 %
+		blocks, prefix := chained(i, 0, i, 30), i%10
+		switch {
+		case prefix < 3:
+			blocks = chained(1_000_000, 20, i, 30)
+		case prefix == 3:
+			blocks = chained(2_000_000, 20, i, 30)
+		}
+		k, half := p.See(blocks, 8)
+		if i < 200 {
+			continue
+		}
+		want := [2]int{0, 0}
+		switch {
+		case prefix < 3:
+			want = [2]int{20, 20}
+		case prefix == 3:
+			want = [2]int{0, 20}
+		}
+		assert.Equal(t, want, [2]int{k, half}, "request %d", i)
+	}
+}
+
+// Whatever the fleet, a client that has seen 320 requests knows which prefixes are in more than half of a share.
+func TestSureOfHalfAShare(t *testing.T) {
+	for _, replicas := range []int{4, 8, 16, 32} {
+		p := NewPopularity()
+		for i := range 640 {
+			blocks, in := chained(i, 0, i, 30), i%(4*replicas) < 3 // three quarters of a share
+			if in {
+				blocks = chained(1_000_000, 20, i, 30)
+			}
+			key, half := p.See(blocks, replicas)
+			if in && i >= 320 {
+				assert.Equal(t, [2]int{0, 20}, [2]int{key, half}, "%d replicas, request %d", replicas, i)
+			}
+			if in && i < 160 {
+				assert.Equal(t, key, half, "%d replicas, request %d", replicas, i)
+			}
+		}
+	}
+}

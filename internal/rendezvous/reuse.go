@@ -1,0 +1,47 @@
+package rendezvous
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+)
+
+// Reuse is how much of a prompt's own tokens the replica that the rendezvous order names turns
+// out to have cached although nobody here knew: other clients sent them there. It is
+// learned from what engines report, so that what clients gain from agreeing is measured,
+// not assumed. Its zero value is ready. Safe from any goroutine.
+//
+// mu guards length, and that share is written by one at a time. No other lock is taken under it.
+type Reuse struct {
+	bits   atomic.Uint64 // of the share, less unknownReuse, so that zero is ready
+	mu     sync.Mutex
+	length float64 // mean of the prompts' own tokens, 0 before the first
+}
+
+const (
+	// unknownReuse is believed where engines report nothing.
+	unknownReuse = 0.3
+	// reuseStep is how far a prompt of the usual length moves what is believed; shorter
+	// ones move it less, since less is saved by them, and longer ones more, up to twice.
+	reuseStep = 0.05
+)
+
+// Share returns it, in [0, 1].
+func (u *Reuse) Share() float64 { return unknownReuse + math.Float64frombits(u.bits.Load()) }
+
+// Learn takes a prompt of so many tokens of its own, of which some were cached.
+func (u *Reuse) Learn(cached, own int) {
+	if own <= 0 {
+		return
+	}
+	hit := min(max(float64(cached)/float64(own), 0), 1)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.length == 0 {
+		u.length = float64(own)
+	}
+	u.length += reuseStep * (float64(own) - u.length)
+	step := reuseStep * min(2, float64(own)/u.length)
+	was := math.Float64frombits(u.bits.Load())
+	u.bits.Store(math.Float64bits(was + step*(hit-unknownReuse-was)))
+}

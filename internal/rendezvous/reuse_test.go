@@ -1,0 +1,49 @@
+package rendezvous
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestReuse(t *testing.T) {
+	var u Reuse
+	assert.InDelta(t, unknownReuse, u.Share(), 1e-9)
+	u.Learn(10, 0)
+	u.Learn(10, -5)
+	assert.InDelta(t, unknownReuse, u.Share(), 1e-9, "nothing of its own says nothing")
+	u.Learn(0, 100)
+	assert.InDelta(t, unknownReuse*(1-reuseStep), u.Share(), 1e-9)
+	for range 1000 {
+		u.Learn(6_000, 8_000)
+	}
+	assert.InDelta(t, 0.75, u.Share(), 1e-3)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 1000 {
+				u.Learn(90_000, 10_000)
+			}
+		})
+	}
+	all.Wait()
+	assert.InDelta(t, 1, u.Share(), 1e-3, "never more than all")
+}
+
+// How fast it is learned does not depend on how long prompts are as a rule, and short ones
+// among long ones count for less.
+func TestReuseIsLearnedAtAnyLength(t *testing.T) {
+	var short, long, mixed Reuse
+	for range 100 {
+		short.Learn(0, 400)
+		long.Learn(0, 40_000)
+	}
+	assert.InDelta(t, long.Share(), short.Share(), 1e-9)
+	assert.Less(t, short.Share(), 0.005)
+	for range 500 {
+		mixed.Learn(9_000, 9_000)
+		mixed.Learn(0, 1_000)
+	}
+	assert.InDelta(t, 0.9, mixed.Share(), 0.05)
+}
