@@ -7,7 +7,6 @@ import (
 )
 
 func TestChaos(t *testing.T) {
-	t.Setenv(asCommand, "1") // the engines are processes
 	args := []string{"chaos", "--scenario", "kill", "--policy", "consistent_hash", "--clients", "1,2", "--replicas", "3",
 		"--rate", "100", "--sessions", "8", "--prompt", "128", "--output", "4", "--speed", "10", "--timeout", "60s"}
 	code, stdout, stderr := command(t, append(args, "--json")...)

@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		main()
 	}
+	if err := os.Setenv(asCommand, "1"); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -14,7 +14,6 @@ import (
 // replayed runs replay with engines and servers of its own.
 func replayed(t *testing.T, args ...string) drive.Comparison {
 	t.Helper()
-	t.Setenv(asCommand, "1")
 	all := []string{"replay", "--clients", "3", "--engines", "3", "--speed", "10", "--load", "0.3", "--json"}
 	code, stdout, stderr := command(t, append(all, args...)...)
 	wentWell(t, code, stderr)
@@ -47,7 +46,8 @@ func TestReplayModes(t *testing.T) {
 func TestReplayFaults(t *testing.T) {
 	for _, fault := range []string{"kill", "stop", "cut"} {
 		t.Run(fault, func(t *testing.T) {
-			r := replayed(t, "--mode", "central", "--duration", "12s", "--central-deadline", "500ms", "--fault", fault, "--fault-for", "1s").Results[0]
+			t.Parallel()
+			r := replayed(t, "--mode", "central", "--duration", "8s", "--central-deadline", "500ms", "--fault", fault, "--fault-for", "1s").Results[0]
 			require.Len(t, r.Phases, 3)
 			require.NotNil(t, r.RecoveredMS)
 			require.Positive(t, r.Decisions["central"])
@@ -64,7 +64,8 @@ func TestReplayFaults(t *testing.T) {
 
 // Of two servers one is killed, and the other decides.
 func TestReplayTwoServers(t *testing.T) {
-	r := replayed(t, "--mode", "central", "--servers", "2", "--duration", "12s", "--central-deadline", "500ms", "--fault", "kill", "--fault-for", "5s").Results[0]
+	t.Parallel()
+	r := replayed(t, "--mode", "central", "--servers", "2", "--duration", "8s", "--central-deadline", "500ms", "--fault", "kill", "--fault-for", "3s").Results[0]
 	require.Positive(t, r.Phases[1].ByServer)
 	require.Positive(t, r.Phases[2].ByServer)
 }
@@ -100,7 +101,6 @@ func (w whenSaid) Write(p []byte) (int, error) {
 
 // Whoever interrupts in the midst of a fault is not left with a server that was started again.
 func TestReplayIsInterruptedInAFault(t *testing.T) {
-	t.Setenv(asCommand, "1")
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	code := run(ctx, []string{
