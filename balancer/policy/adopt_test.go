@@ -25,7 +25,7 @@ func TestAdoptionConfig(t *testing.T) {
 		`{"percentage":"5"}`:                               "config: percentage: it is a string, not a number",
 		`{"enabled":1}`:                                    "config: enabled: it is a number, not true or false",
 		`{"shadow_policy":{"nobody":{}}}`:                  `config: shadow_policy: "nobody" is unknown`,
-		`{"shadow_policy":{"kv_aware":{"gpu_credit":-1}}}`: "config: shadow_policy.kv_aware: gpu_credit",
+		`{"shadow_policy":{"kv_aware":{"near_tie_tokens":-1}}}`: "config: shadow_policy.kv_aware: near_tie_tokens",
 	} {
 		_, err := policy.ParseConfig([]byte(text))
 		if wrong == "" {

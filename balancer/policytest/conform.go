@@ -25,8 +25,8 @@ import (
 //   - it survives any change of the fleet, also between Prepare and Choose;
 //   - requests with all keys, some or none;
 //   - the replicas that would be next are available, allowed and different, and asking
-//     books nothing;
-//   - concurrent use: bookings never exceed max_ongoing_requests and all return.
+//     reserves nothing;
+//   - concurrent use: reservations never exceed max_ongoing_requests and all return.
 //
 // build returns a new policy for each part. It must be configured so that with
 // three replicas it may use every one of them for any request.
@@ -69,7 +69,7 @@ func prompt(i int) routing.Prompt {
 }
 
 // Choose asks the policy itself, as the Router would but without its
-// corrections, and books nothing. The Router must not be in use elsewhere.
+// corrections, and reserves nothing. The Router must not be in use elsewhere.
 func Choose(t testing.TB, r *routing.Router, q *routing.Request) routing.Decision {
 	t.Helper()
 	r.Prepare(context.Background(), q)
@@ -102,7 +102,8 @@ func Check(t testing.TB, q *routing.Request, v *routing.View, d routing.Decision
 		t.Errorf("picked %s and gives no reason", d.Replica.ID)
 	}
 	if d.Place < -1 || d.MatchedTokens < 0 || d.MatchedTokens > q.PromptTokens {
-		t.Errorf("picked %s with place %d and %d matched tokens of %d", d.Replica.ID, d.Place, d.MatchedTokens, q.PromptTokens)
+		t.Errorf("picked %s with place %d and %d matched tokens of %d",
+			d.Replica.ID, d.Place, d.MatchedTokens, q.PromptTokens)
 	}
 }
 
@@ -326,7 +327,7 @@ func conformConcurrent(t *testing.T, build func() routing.Policy) {
 				case err != nil:
 					t.Errorf("Pick: %v", err)
 				case b.Decision.Replica.Ongoing() > limit:
-					t.Errorf("%s has more than %d bookings", b.Decision.Replica.ID, limit)
+					t.Errorf("%s has more than %d reservations", b.Decision.Replica.ID, limit)
 				default:
 					r.Complete(q, b.Decision, routing.Outcome{Sent: true, Usage: routing.NoUsage})
 				}
@@ -353,7 +354,7 @@ func conformConcurrent(t *testing.T, build func() routing.Policy) {
 	wg.Wait()
 	for id, n := range Ongoing(r) {
 		if n != 0 {
-			t.Errorf("%s still has %d bookings", id, n)
+			t.Errorf("%s still has %d reservations", id, n)
 		}
 	}
 }

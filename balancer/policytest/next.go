@@ -34,7 +34,7 @@ func conformNext(t *testing.T, build func() routing.Policy) {
 		}
 		for id, n := range Ongoing(r) {
 			if before[id] != n {
-				t.Fatalf("request %d: asking for the next replica changed the bookings of %s", i, id)
+				t.Fatalf("request %d: asking for the next replica changed the reservations of %s", i, id)
 			}
 		}
 		if i%3 > 0 {

@@ -2,7 +2,7 @@
 // to a real [routing.Router] with a fake clock and seeded randomness, helpers to
 // pick and to fill, and [Conform], the suite of what every policy must keep.
 //
-// A test of a policy of one's own begins with
+// A test of your own policy begins with
 //
 //	func TestConform(t *testing.T) {
 //		policytest.Conform(t, func() routing.Policy { return mypolicy.New() })
@@ -113,7 +113,7 @@ func SetFleet(r *routing.Router, fleet []routing.Member) {
 // Session returns a request of a session.
 func Session(key string) *routing.Request { return &routing.Request{Session: key} }
 
-// Pick picks and books. The test fails where the Router has an error.
+// Pick picks and reserves. The test fails where the Router has an error.
 func Pick(t testing.TB, r *routing.Router, q *routing.Request) *routing.Booking {
 	t.Helper()
 	b := new(routing.Booking)
@@ -129,7 +129,7 @@ func Route(t testing.TB, r *routing.Router, q *routing.Request) string {
 	return Decide(t, r, q).Replica.ID
 }
 
-// Fill books n requests on a replica. The function that it returns releases the
+// Fill reserves n requests on a replica. The function that it returns releases the
 // oldest k of those still held.
 func Fill(t testing.TB, r *routing.Router, id string, n int) (release func(k int)) {
 	t.Helper()
@@ -145,7 +145,7 @@ func Fill(t testing.TB, r *routing.Router, id string, n int) (release func(k int
 	}
 }
 
-// Ongoing returns how many bookings each replica of the fleet has, by id.
+// Ongoing returns how many reservations each replica of the fleet has, by id.
 func Ongoing(r *routing.Router) map[string]int {
 	n := make(map[string]int)
 	for _, rep := range r.View().Replicas() {
@@ -154,14 +154,14 @@ func Ongoing(r *routing.Router) map[string]int {
 	return n
 }
 
-// Acquire acquires in a goroutine of its own. The channel gives the booking once
+// Acquire acquires in a goroutine of its own. The channel gives the reservation once
 // there is one, and is closed; it gives nothing where the Router has an error,
 // which fails the test. In a [testing/synctest] bubble,
 //
 //	got := policytest.Acquire(t, r, q)
 //	synctest.Wait()
 //
-// returns when the request has its booking or stands in the queue.
+// returns when the request has its reservation or stands in the queue.
 func Acquire(t testing.TB, r *routing.Router, q *routing.Request) <-chan *routing.Booking {
 	got := make(chan *routing.Booking, 1)
 	go func() {

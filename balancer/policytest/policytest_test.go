@@ -46,16 +46,16 @@ func TestConform(t *testing.T) {
 	policytest.Conform(t, func() routing.Policy { return leastLoaded{} })
 }
 
-// recorder keeps what a check says instead of failing the test.
+// recorder keeps the errors of a check instead of failing the test.
 type recorder struct {
 	testing.TB
-	said []string
+	errors []string
 }
 
 func (r *recorder) Helper() {}
 
 func (r *recorder) Errorf(format string, args ...any) {
-	r.said = append(r.said, fmt.Sprintf(format, args...))
+	r.errors = append(r.errors, fmt.Sprintf(format, args...))
 }
 
 func TestCheckSeesWhatIsWrong(t *testing.T) {
@@ -83,18 +83,18 @@ func TestCheckSeesWhatIsWrong(t *testing.T) {
 	} {
 		rec := &recorder{TB: t}
 		policytest.Check(rec, q, v, d)
-		require.Truef(t, slices.ContainsFunc(rec.said, func(s string) bool {
+		require.Truef(t, slices.ContainsFunc(rec.errors, func(s string) bool {
 			return strings.Contains(s, want)
-		}), "%q: %q", want, rec.said)
+		}), "%q: %q", want, rec.errors)
 	}
 	for _, d := range []routing.Decision{to("r0"), routing.Wait(v.ByID("r1"))} {
 		rec := &recorder{TB: t}
 		policytest.Check(rec, q, v, d)
-		require.Empty(t, rec.said)
+		require.Empty(t, rec.errors)
 	}
 	r.SetConnected("r0", false)
 	rec := &recorder{TB: t}
 	policytest.Check(rec, q, r.View(), to("r0"))
-	require.Len(t, rec.said, 1)
-	require.Contains(t, rec.said[0], "not connected")
+	require.Len(t, rec.errors, 1)
+	require.Contains(t, rec.errors[0], "not connected")
 }

@@ -91,9 +91,6 @@ type IndexStats struct {
 	LiveEvictions int64
 	// Refused are changes told in blocks of another size than prompts are cut in.
 	Refused int64
-	// Corrections are how often a replica was believed to hold less, or more again,
-	// after what it said it had cached.
-	Corrections int64
 }
 
 // A Policy that holds resources is an io.Closer: the Router closes it once, after the

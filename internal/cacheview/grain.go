@@ -7,9 +7,8 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// grains are the blocks of tokens that engines were found to use, by model; "" stands
-// for replicas that declare none. The first to be told counts, as long as somebody holds
-// such blocks.
+// grains are the blocks of tokens that engines report, by model; "" stands for replicas
+// that declare none. The first report counts, as long as a replica holds such blocks.
 type grains struct {
 	fallback rendezvous.Grain
 	learnt   atomic.Pointer[map[string]int] // replaced under Index.mu
@@ -30,7 +29,7 @@ func (g *grains) of(model string) rendezvous.Grain {
 
 var anyModel = []string{""} // of replicas that declare none
 
-// maxBlock bounds what an engine's block may be believed to be, in tokens.
+// maxBlock bounds the block of an engine, in tokens.
 const maxBlock = 256
 
 // learn takes the block of an engine that serves these models. It reports whether it
@@ -42,7 +41,7 @@ func (g *grains) learn(models []string, tokens int) bool {
 	if len(models) == 0 {
 		models = anyModel
 	}
-	if g.known(models, tokens) {
+	if g.learned(models, tokens) {
 		return true
 	}
 	next := make(map[string]int)
@@ -76,9 +75,9 @@ func (g *grains) forget(models []string) {
 	g.learnt.Store(&next)
 }
 
-// known reports whether this block was learnt for all of these models, as it is with all
-// but the first news of an engine.
-func (g *grains) known(models []string, tokens int) bool {
+// learned reports whether this block was learnt for all of these models, as it is with all
+// but the first report of an engine.
+func (g *grains) learned(models []string, tokens int) bool {
 	learnt := g.learnt.Load()
 	if learnt == nil {
 		return false

@@ -10,56 +10,54 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// Grace is how long after its end a request's prompt counts as held where the replica
-// is told of: until then the news of it should have come.
+// Grace is how long after its end the prompt of a request counts as held by a replica
+// with reports: by then the report should have come.
 const Grace = 5 * time.Second
 
 // Options configure an [Index].
 type Options struct {
 	// MaxBytes is the budget. For superblocks a sixteenth of it, at least 1 MiB, comes
-	// on top when the first is told.
+	// on top with the first report of one.
 	MaxBytes int64
-	// Grain is how prompts are cut until an engine tells its own block.
+	// Grain is how prompts are cut until an engine reports its own block.
 	Grain rendezvous.Grain
 	// Learn takes the engines' block of tokens in place of Grain.Tokens.
 	Learn bool
 	// Ranks keeps the data-parallel ranks of a replica apart; else a replica holds
 	// what any of its ranks holds.
 	Ranks bool
-	// KVTokens is the size of a replica's KV cache as long as nobody says better; 0 =
-	// not known, and only the budget bounds what is believed of it.
+	// KVTokens is the size of a replica's KV cache in tokens until SetCapacity; 0 = not
+	// known, and only the budget bounds the prediction.
 	KVTokens int
 }
 
-// Index is what the replicas of one Router are believed to hold. Safe for concurrent
-// use.
+// Index is the cache view of one Router's replicas. Safe for concurrent use.
 type Index struct {
 	o      Options
 	blocks *kvindex.Index
-	coarse atomic.Pointer[kvindex.Index] // nil until superblocks are told
+	coarse atomic.Pointer[kvindex.Index] // nil until superblocks are reported
 	grains grains
 	models models
 
-	// mu guards known, free, the members' lanes, and the making of fleets and lane
+	// mu guards members, free, the members' lanes, and the making of fleets and lane
 	// tables. FleetChanged takes it under the Router's lock; under it the locks of
 	// package kvindex are taken.
-	mu    sync.Mutex
-	known map[string]*Member
-	free  []int // numbers of members that left
-	fleet atomic.Pointer[Fleet]
-	fine  lanes // of blocks
-	super lanes // of coarse
+	mu      sync.Mutex
+	members map[string]*Member // by replica id
+	free    []int              // numbers of members that left
+	fleet   atomic.Pointer[Fleet]
+	fine    lanes // of blocks
+	super   lanes // of coarse
 
-	refused  atomic.Int64
-	measured struct{ requests, predicted, measured, corrections atomic.Int64 }
+	refused atomic.Int64
 }
 
 // New returns an Index over an empty fleet.
 func New(o Options) *Index {
 	x := &Index{
-		o:      o,
-		blocks: kvindex.New(kvindex.Options{MaxBytes: o.MaxBytes}),
-		known:  make(map[string]*Member),
+		o:       o,
+		blocks:  kvindex.New(kvindex.Options{MaxBytes: o.MaxBytes}),
+		members: make(map[string]*Member),
 	}
 	x.grains.fallback = o.Grain
 	return x
@@ -68,9 +66,9 @@ func New(o Options) *Index {
 // Grain is how a prompt for this model is to be cut.
 func (x *Index) Grain(model string) rendezvous.Grain { return x.grains.of(model) }
 
-// Stats describe both indexes, and how what is told fits.
+// Stats describe both indexes, and how many reports were refused.
 func (x *Index) Stats() routing.IndexStats {
-	sum := routing.IndexStats{Refused: x.refused.Load(), Corrections: x.measured.corrections.Load()}
+	sum := routing.IndexStats{Refused: x.refused.Load()}
 	for _, index := range [...]*kvindex.Index{x.blocks, x.coarse.Load()} {
 		if index == nil {
 			continue

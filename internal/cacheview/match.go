@@ -31,14 +31,6 @@ func (f *Found) Depth(unit int, t routing.Tier) int {
 // Any returns how many leading blocks a unit holds on any tier.
 func (f *Found) Any(unit int) int { return f.Depth(unit, routing.Tiers-1) }
 
-// Shared returns how many leading blocks are each held by at least so many units.
-func (f *Found) Shared(holders int) int {
-	if holders = max(holders, 1); holders > len(f.Holders) {
-		return 0
-	}
-	return int(f.Holders[holders-1].Depth)
-}
-
 // Match finds how many leading blocks of a prompt each unit of the fleet holds.
 func (x *Index) Match(fleet *Fleet, b *rendezvous.Blocks, f *Found) {
 	f.reset(fleet.Units())

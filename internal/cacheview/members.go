@@ -8,33 +8,33 @@ import (
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
-// A Member is what is known of a replica for as long as its id stays in the fleet.
+// A Member is the cache of a replica for as long as its id stays in the fleet.
 type Member struct {
-	Sent atomic.Int64 // for whoever counts what was sent there
+	SentBytes atomic.Int64 // for a policy that counts what was sent there
 
-	id     string
-	number int                   // dense; that of a member who left is given again
-	models []string              // declared; guarded by Index.mu
-	told   atomic.Bool           // CacheChanged told of it
-	block  int                   // tokens in the blocks that it was told to hold; 0 = none; guarded by Index.mu
-	routes []*routes             // by rank
-	lanes  map[lane]kvindex.Slot // what is told of it; guarded by Index.mu
+	id       string
+	number   int                   // dense; the number of a member that left is given again
+	models   []string              // declared; guarded by Index.mu
+	reported atomic.Bool           // a report came that was no prediction of another client
+	block    int                   // tokens in the blocks of its reports; 0 = none; guarded by Index.mu
+	routes   []*routes             // by rank
+	lanes    map[lane]kvindex.Slot // of its reports; guarded by Index.mu
 }
 
-// stranger stands for a replica that has left already.
-var stranger = &Member{number: -1, routes: []*routes{{slot: kvindex.NoSlot}}}
+// absent stands for a replica that has left already.
+var absent = &Member{number: -1, routes: []*routes{{slot: kvindex.NoSlot}}}
 
-// A lane says what the blocks of a slot are.
+// A lane describes the blocks of a slot.
 type lane struct {
 	member *Member
 	rank   int
 	tier   routing.Tier
-	own    bool // routes of our own, not told
-	coarse bool
+	coarse bool // superblocks
 }
 
-// lanes leads from slots to lanes. A slot is set under Index.mu, and read without it. The table is replaced by one twice
-// as long when it is full, so that setting costs the same in a fleet of any size.
+// lanes leads from slots to lanes. A slot is set under Index.mu, and read without it. The
+// table is replaced by one twice as long when it is full, so that setting costs the same
+// in a fleet of any size.
 type lanes struct {
 	table atomic.Pointer[[]atomic.Pointer[lane]]
 }
@@ -64,8 +64,8 @@ func (t *lanes) set(s kvindex.Slot, l lane) {
 	slots[s].Store(&l)
 }
 
-// FleetChanged is [routing.FleetObserver]'s, for the policy to pass on. A replica whose connection is down still holds
-// what it has.
+// FleetChanged is [routing.FleetObserver]'s, for the policy to pass on. A replica whose
+// connection is down still holds what it has.
 func (x *Index) FleetChanged(c routing.FleetChange) {
 	if len(c.Added)+len(c.Removed) == 0 {
 		return
@@ -73,18 +73,18 @@ func (x *Index) FleetChanged(c routing.FleetChange) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range c.Removed {
-		if m := x.known[r.ID]; m != nil {
+		if m := x.members[r.ID]; m != nil {
 			x.forget(m)
 		}
 	}
 	for _, r := range c.Added {
-		m := &Member{id: r.ID, models: r.Models, number: len(x.known)}
+		m := &Member{id: r.ID, models: r.Models, number: len(x.members)}
 		if n := len(x.free); n > 0 {
 			m.number, x.free = x.free[n-1], x.free[:n-1]
 		}
-		x.known[r.ID] = m
+		x.members[r.ID] = m
 		for rank := range x.ranks(r) {
-			l := lane{member: m, rank: rank, own: true}
+			l := lane{member: m, rank: rank}
 			own := &routes{slot: x.blocks.Add(), tokens: x.o.KVTokens}
 			if own.slot != kvindex.NoSlot {
 				x.fine.set(own.slot, l)
@@ -109,7 +109,7 @@ func (x *Index) forget(m *Member) {
 			x.blocks.Drop(slot)
 		}
 	}
-	delete(x.known, m.id)
+	delete(x.members, m.id)
 	x.free = append(x.free, m.number)
 }
 
@@ -127,10 +127,8 @@ type Fleet struct {
 	Replicas []*routing.Replica
 	Members  []*Member
 
-	places  []int32 // by the member's number; -1 = not of this fleet
-	units   []int32 // the first unit of each place, and behind them their number
-	serving map[string]int
-	any     int // serve every model
+	places []int32 // by the member's number; -1 = not of this fleet
+	units  []int32 // the first unit of each place, and behind them their number
 }
 
 // Fleet returns the fleet of a View, or a newer one. It takes a lock once an epoch.
@@ -143,12 +141,12 @@ func (x *Index) Fleet(v *routing.View) *Fleet {
 	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
 		return f
 	}
-	f := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas(), serving: make(map[string]int)}
+	f := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas()}
 	units, renewed := 0, false
 	for i, r := range f.Replicas {
-		m := x.known[r.ID]
+		m := x.members[r.ID]
 		if m == nil {
-			m = stranger
+			m = absent
 		} else if !slices.Equal(m.models, r.Models) {
 			m.models, renewed = r.Models, true
 		}
@@ -161,12 +159,6 @@ func (x *Index) Fleet(v *routing.View) *Fleet {
 			}
 			f.places[m.number] = int32(i)
 		}
-		if len(r.Models) == 0 {
-			f.any++
-		}
-		for _, model := range r.Models {
-			f.serving[model]++
-		}
 	}
 	f.units = append(f.units, int32(units))
 	if renewed {
@@ -174,14 +166,6 @@ func (x *Index) Fleet(v *routing.View) *Fleet {
 	}
 	x.fleet.Store(f)
 	return f
-}
-
-// Serving returns how many replicas may serve a model; all, where nobody declares it.
-func (f *Fleet) Serving(model string) int {
-	if n := f.serving[model]; model != "" && n > 0 {
-		return n + f.any
-	}
-	return len(f.Replicas)
 }
 
 // Place returns where a member stands, and false if it is not of this fleet.
@@ -193,15 +177,15 @@ func (f *Fleet) Place(m *Member) (int, bool) {
 	return int(at), at >= 0 && f.Members[at] == m
 }
 
-// Member returns what is known of a replica of any View.
+// Member returns the member of a replica of any View.
 func (x *Index) Member(r *routing.Replica) *Member {
 	if f := x.fleet.Load(); f != nil && r.Index() < len(f.Replicas) && f.Replicas[r.Index()] == r {
 		return f.Members[r.Index()]
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if m := x.known[r.ID]; m != nil {
+	if m := x.members[r.ID]; m != nil {
 		return m
 	}
-	return stranger
+	return absent
 }

@@ -140,7 +140,7 @@ func BenchmarkDrop(b *testing.B) {
 	}
 }
 
-// BenchmarkMemory tells what a million blocks cost: with one holder, and for each further holder.
+// BenchmarkMemory reports what a million blocks cost: with one holder, and for each further holder.
 func BenchmarkMemory(b *testing.B) {
 	for _, c := range []struct{ fleet, holders int }{{8, 8}, {1000, 8}} {
 		b.Run(fmt.Sprintf("replicas=%d", c.fleet), func(b *testing.B) {
@@ -201,7 +201,7 @@ func weigh(fleet, holders, blocks int) (f footprint) {
 		} else {
 			f.further = max(f.further, (sets-f.block)/float64(round))
 		}
-		f.lru = max(f.lru, float64(x.nodes.bytes+x.cells.bytes)/float64(x.held))
+		f.lru = max(f.lru, float64(x.lru.nodes.bytes+x.cells.bytes)/float64(x.held))
 	}
 	f.total = float64(x.bytes()) / float64(x.held)
 	return f

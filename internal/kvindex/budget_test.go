@@ -122,7 +122,7 @@ func TestDerivedBudgetHoldsTheFleet(t *testing.T) {
 	assert.Zero(t, st.Evictions)
 }
 
-// What the index gives up although an engine has it is told apart.
+// What the index gives up although an engine has it is counted apart.
 func TestLiveEvictions(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
 	a, b := x.Add(), x.Add()
@@ -205,7 +205,7 @@ func TestHeadIsNeverBehindItsTail(t *testing.T) {
 	verify(t, x)
 }
 
-// Replicas that are told as much, in turns, lose as much to the budget.
+// Replicas that get as much, in turns, lose as much to the budget.
 func TestTheOldestOfTheFleetGoFirst(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
 	slots := replicas(x, 4)
@@ -213,7 +213,7 @@ func TestTheOldestOfTheFleetGoFirst(t *testing.T) {
 		x.Insert(slots[i%4], random(uint64(i), 20))
 		if i > 4000 {
 			for _, s := range slots {
-				require.InEpsilon(t, x.held/4, x.lanes[s].n, 0.02)
+				require.InEpsilon(t, x.held/4, x.lru.lanes[s].n, 0.02)
 			}
 		}
 	}

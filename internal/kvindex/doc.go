@@ -8,11 +8,12 @@
 // leading blocks each replica holds, contiguously from the first: a replica that lost block 3 matches
 // three blocks (0, 1, 2), whatever it holds behind them.
 //
-// Blocks that are inserted next to each other share a segment of up to seven: one line of the processor's cache with their
-// hashes and their holders. A table leads from a hash to its place there. What a replica holds of a segment is one word, and
-// one node in the replica's list of segments, the most recently used first. The list is as long as the replica's KV cache if
-// [Index.SetCapacity] sets it, and all replicas share one byte budget. A chain enters the list from its head to its tail, and
-// the last segment, from its last block on, is evicted first: what remains is a usable prefix.
+// Blocks that are inserted next to each other share a segment of up to seven: one line of the processor's
+// cache with their hashes and their holders. A table leads from a hash to its place there. What a replica
+// holds of a segment is one word, and one node in the replica's list of segments, the most recently used
+// first. The list is as long as the replica's KV cache if [Index.SetCapacity] sets it, and all replicas share
+// one byte budget. A chain enters the list from its head to its tail, and the last segment, from its last
+// block on, is evicted first: what remains is a usable prefix.
 //
 // # Complexity
 //

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// engine is what one rank of an engine has in one of its tiers, told naively. To the index it is a replica.
+// engine is what one rank of an engine has in one of its tiers, written naively. To the index it is a replica.
 type engine struct {
 	id   string
 	slot Slot
@@ -25,7 +25,7 @@ func (e *engine) depth(blocks []uint64) int {
 	return len(blocks)
 }
 
-// event changes the engine at random and tells the index.
+// event changes the engine at random and reports it to the index.
 func (e *engine) event(x *Index, r *rand.Rand, blocks []uint64) {
 	switch n := r.IntN(len(blocks)); r.IntN(20) {
 	case 0:
@@ -57,7 +57,7 @@ func (e *engine) remove(x *Index, blocks []uint64) {
 	}
 }
 
-// Fed by the events of many engines at once, the index tells of each exactly what it has, and above its
+// Fed by the events of many engines at once, the index has of each exactly what it holds, and above its
 // budget never more than that.
 func TestEventsOfManyEngines(t *testing.T) {
 	for name, o := range map[string]Options{"exact": {}, "above-the-budget": {MaxBytes: minBytes}} {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// BenchmarkGrowing inserts chats, as many at a time as the name says: each turn the whole chain so far and 32
+// BenchmarkGrowing inserts chats, as many at a time as in the name: each turn the whole chain so far and 32
 // blocks more.
 func BenchmarkGrowing(b *testing.B) {
 	for _, c := range []struct {

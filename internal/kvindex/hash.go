@@ -28,10 +28,10 @@ func SeedFor(model, adapter, cacheSalt string) Seed {
 	return Seed(seed)
 }
 
-// KeyedSeed is SeedFor with a secret: without the key, nobody can tell which blocks a hash stands for by
-// hashing prompts of his own. All who share an index share the key. It costs a microsecond; who hashes many
-// prompts of one model, adapter and salt keeps the seed. The hashes themselves stay XXH3, which is no cipher: a
-// key makes guessing prompts useless, it does not make hashes fit to be published.
+// KeyedSeed is SeedFor with a secret: without the key, the blocks behind a hash cannot be found by hashing
+// guessed prompts. All users of an index share the key. It costs a microsecond; for many prompts of one model,
+// adapter and salt, keep the seed. The hashes themselves stay XXH3, which is no cipher: a key makes guessing
+// prompts useless, it does not make hashes fit to be published.
 func KeyedSeed(key [32]byte, model, adapter, cacheSalt string) Seed {
 	mac := hmac.New(sha256.New, key[:])
 	for _, name := range [...]string{adapter, cacheSalt, model} {

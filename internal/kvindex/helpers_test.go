@@ -47,7 +47,7 @@ func depthOf(x *Index, s Slot, blocks []uint64) int {
 
 // age makes everything that the replica holds old, so that an insert touches it again.
 func age(x *Index, s Slot) {
-	l := &x.lanes[s]
+	l := &x.lru.lanes[s]
 	l.older, l.recent, l.touched = x.tick+1, x.tick+1, 0
 	x.maxBytes = min(x.maxBytes, 2*x.bytes()) // nothing is far from being evicted
 }
@@ -71,20 +71,20 @@ func verify(t testing.TB, x *Index) {
 
 	inLists := make(map[uint32]bool) // nodes
 	unswept := 0
-	for i := range x.lanes {
-		l := &x.lanes[i]
+	for i := range x.lru.lanes {
+		l := &x.lru.lanes[i]
 		if l.generation == 0 {
 			require.Zero(t, l.n)
 			continue
 		}
 		n, prev := 0, none
-		for at := l.first; at != none; at = x.nodes.at(at).next {
-			nd := x.nodes.at(at)
-			require.True(t, x.nodes.has(at))
+		for at := l.first; at != none; at = x.lru.nodes.at(at).next {
+			nd := x.lru.nodes.at(at)
+			require.True(t, x.lru.nodes.has(at))
 			require.Equal(t, uint16(i), nd.lane)
 			require.Equal(t, prev, nd.prev)
 			if prev != none {
-				require.GreaterOrEqual(t, since(nd.tick, x.nodes.at(prev).tick), int32(0))
+				require.GreaterOrEqual(t, since(nd.tick, x.lru.nodes.at(prev).tick), int32(0))
 			}
 			inLists[at] = true
 			h := x.cells.heldBy(x.blocks.segments.at(nd.segment), nd.lane)
@@ -100,7 +100,7 @@ func verify(t testing.TB, x *Index) {
 		}
 	}
 	require.Equal(t, unswept, x.unswept)
-	require.Equal(t, slabCount(t, &x.nodes), len(inLists))
+	require.Equal(t, slabCount(t, &x.lru.nodes), len(inLists))
 
 	blocks, held, nodes, segments, lists := 0, 0, 0, 0, 0
 	for at := range uint32(len(x.blocks.segments.chunks) * perChunk) {
@@ -117,7 +117,7 @@ func verify(t testing.TB, x *Index) {
 		var live uint8
 		for i, h := range x.cells.of(g) {
 			require.True(t, inLists[h.node()])
-			require.Equal(t, at, x.nodes.at(h.node()).segment)
+			require.Equal(t, at, x.lru.nodes.at(h.node()).segment)
 			require.NotZero(t, h.mask())
 			require.True(t, i == 0 || h.lane() > x.cells.of(g)[i-1].lane())
 			live |= h.mask()

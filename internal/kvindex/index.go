@@ -9,9 +9,8 @@ import (
 type Options struct {
 	// MaxBytes is the budget for all memory the index holds; less than 1 MiB counts as 1 MiB, more than 32
 	// GiB as 32 GiB. More keeps older prefixes; when it is used up, the least recently used blocks of the
-	// fleet go first. 0 means what the known replicas' capacities need, 64 bytes a block, but at least 64
-	// MiB, which is about three million (block, replica) pairs, and at most 1 GiB. It grows with them and does not
-	// shrink: without their replicas there is nothing that would fill it.
+	// fleet go first. 0 means what the replicas' capacities need, 64 bytes a block, but at least 64 MiB, which
+	// is about three million (block, replica) pairs, and at most 1 GiB. It grows with them and does not shrink.
 	MaxBytes int64
 
 	// MaxBlocksPerReplica is the capacity, in blocks, of replicas for which SetCapacity was not called.
@@ -36,10 +35,10 @@ const (
 // Index maps chained block hashes to the replicas that hold them. Every method may be called from any
 // goroutine.
 //
-// One lock, mu, guards everything below it, and nothing is called out to while it is held. Readers hold it
-// for one Match. Writers that go through blocks take it anew for every 32, so a reader waits for a few microseconds.
-// Between two steps a slot may become another replica's, which is why each step checks the generation of the lane it began
-// with.
+// One lock, mu, guards everything below it, and nothing outside is called while it is held. Readers hold it
+// for one Match. Writers that go through blocks take it anew for every 32, so a reader waits for a few
+// microseconds. Between two steps a slot may become another replica's, so each step checks the generation of
+// its lane.
 type Index struct {
 	capacity uint32 // for replicas without one of their own; 0 is none
 	follows  bool   // the budget follows the capacities
@@ -48,24 +47,21 @@ type Index struct {
 	maxBytes int64
 	blocks   table
 	cells    cells // the holders of segments that several lanes hold
-	nodes    slab[node]
+	lru      recency
 
-	lanes   []lane   // by slot
-	known   int      // of them, those that belong to a replica
+	known   int      // lanes that belong to a replica
 	free    []uint16 // in the order they became empty
 	retired []uint16 // lanes to be swept, the oldest first
 	unswept int      // their holdings
 	fixed   int64    // bytes of what replicas cost without blocks
 
 	held       int   // (block, lane) pairs
-	capacities int64 // of the replicas known, in blocks
+	capacities int64 // of the replicas, in blocks
 	generation uint64
 	tick       uint32
-	victim     uint16 // lane that had the oldest holding, up to this tick
-	until      uint32
 	evictions  uint64
 	warmth     uint64 // see warm
-	untold     uint64 // evictions from replicas that are live, and what was never let in
+	unreported uint64 // evictions from replicas that are live, and what was never let in
 }
 
 // New returns an empty index.
@@ -73,7 +69,7 @@ func New(o Options) *Index {
 	x := &Index{
 		follows:  o.MaxBytes == 0,
 		capacity: blocksCapacity(o.MaxBlocksPerReplica),
-		victim:   noLane,
+		lru:      recency{victim: noLane},
 		maxBytes: min(max(o.MaxBytes, minBytes), maxBytes),
 	}
 	most := x.maxBytes
@@ -86,7 +82,7 @@ func New(o Options) *Index {
 
 // Stats is the state of an [Index] at one moment.
 type Stats struct {
-	Replicas  int    // known now
+	Replicas  int    // added and not dropped
 	Blocks    int    // different blocks in memory, those that only dropped replicas held included until they are swept
 	Holders   int    // (block, replica) pairs that Match can see
 	Bytes     int64  // memory held, counted from the arrays allocated
@@ -110,16 +106,16 @@ func (x *Index) Stats() Stats {
 		Bytes:         x.bytes(),
 		MaxBytes:      x.maxBytes,
 		Evictions:     x.evictions,
-		LiveEvictions: x.untold,
+		LiveEvictions: x.unreported,
 	}
 }
 
 func (x *Index) bytes() int64 {
-	return x.blocks.bytes + x.blocks.segments.bytes + x.nodes.bytes + x.cells.bytes + x.fixed
+	return x.blocks.bytes + x.blocks.segments.bytes + x.lru.nodes.bytes + x.cells.bytes + x.fixed
 }
 
-// write takes the lock to change some blocks, and returns what gives it back. It reads their buckets before, so that the
-// wait for memory is not under the lock.
+// write takes the lock to change some blocks, and returns what gives it back. It reads their buckets before,
+// so that the wait for memory is not under the lock.
 func (x *Index) write(blocks []uint64) (unlock func()) {
 	x.mu.RLock()
 	warmth := x.blocks.warm(blocks)

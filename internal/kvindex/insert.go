@@ -60,7 +60,7 @@ func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
 
 // isYoung reports whether the lane holds all of the blocks, and touched them lately or is far from evicting any.
 func (x *Index) isYoung(blocks []uint64, lane uint16) bool {
-	l := &x.lanes[lane]
+	l := &x.lru.lanes[lane]
 	roomy := x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2)
 	for before := noRef; len(blocks) > 0; {
 		g, r, n := x.blocks.run(before, blocks)
@@ -68,7 +68,8 @@ func (x *Index) isYoung(blocks []uint64, lane uint16) bool {
 			return false
 		}
 		h := x.cells.heldBy(g, lane)
-		if bits.TrailingZeros8(^(h.mask()>>r.pos())) < n || !roomy && since(l.older, x.nodes.at(h.node()).tick) < 0 {
+		if bits.TrailingZeros8(^(h.mask()>>r.pos())) < n ||
+			!roomy && since(l.older, x.lru.nodes.at(h.node()).tick) < 0 {
 			return false
 		}
 		before, blocks = r+ref(n-1), blocks[n:]
@@ -89,11 +90,12 @@ func (x *Index) Held(s Slot, blocks []uint64) int {
 // insertStep inserts the next blocks; false where none of the rest can be.
 func (x *Index) insertStep(p *insertion) bool {
 	defer x.write(p.blocks[:min(step, len(p.blocks))])()
-	l := &x.lanes[p.lane]
+	l := &x.lru.lanes[p.lane]
 	if l.generation != p.generation { // the replica was dropped meanwhile
 		return false
 	}
-	if p.after == none || !x.nodes.has(p.after) || x.nodes.at(p.after).lane != p.lane || x.nodes.at(p.after).tick != p.tick {
+	nodes := &x.lru.nodes
+	if p.after == none || !nodes.has(p.after) || nodes.at(p.after).lane != p.lane || nodes.at(p.after).tick != p.tick {
 		x.tick++
 		p.tick, p.after, p.before = x.tick, none, noRef
 	}
@@ -102,7 +104,7 @@ func (x *Index) insertStep(p *insertion) bool {
 		n := x.insertRun(p)
 		if n == 0 {
 			if l.live {
-				x.untold += uint64(len(p.blocks) + p.beyond)
+				x.unreported += uint64(len(p.blocks) + p.beyond)
 			}
 			return false
 		}
@@ -113,20 +115,20 @@ func (x *Index) insertStep(p *insertion) bool {
 		}
 	}
 	if len(p.blocks) == 0 && l.live {
-		x.untold += uint64(p.beyond)
+		x.unreported += uint64(p.beyond)
 	}
 	x.fitBudget()
 	return true
 }
 
 // insertRun makes the lane the holder of the next blocks that stand, or can stand, in one segment, and returns how many
-// they are; 0 where there is no room that the chain itself does not take.
+// they are; 0 where the only room is what the chain itself takes.
 func (x *Index) insertRun(p *insertion) int {
-	l := &x.lanes[p.lane]
+	l := &x.lru.lanes[p.lane]
 	for squeezed := false; ; squeezed = true {
 		g, r, n := x.blocks.run(p.before, p.blocks)
 		fresh := n == 0
-		gained, need := n, x.nodes.need()
+		gained, need := n, x.lru.nodes.need()
 		if fresh {
 			r, n = x.place(p)
 			gained = n
@@ -164,17 +166,18 @@ func (x *Index) insertRun(p *insertion) int {
 	}
 }
 
-// place returns where the next new blocks can stand, noRef for a segment of their own, and how many of them: behind the
-// block before them, or behind those that the lane inserted last if its engine reports block by block what it has: then
-// the order of eviction matters less than the room.
+// place returns where the next new blocks can stand, noRef for a segment of their own, and how many of them:
+// behind the block before them, or, where the engine reports its blocks one by one, behind those that the
+// lane inserted last: there room matters more than the order of eviction.
 func (x *Index) place(p *insertion) (r ref, n int) {
 	r = noRef
 	if p.before != noRef {
-		if at, pos := p.before.segment(), p.before.pos()+1; pos < segmentSize && x.blocks.segments.has(at) && x.blocks.segments.at(at).live()>>pos == 0 {
+		at, pos := p.before.segment(), p.before.pos()+1
+		if pos < segmentSize && x.blocks.segments.has(at) && x.blocks.segments.at(at).live()>>pos == 0 {
 			r = refOf(at, pos)
 		}
 	}
-	if l := &x.lanes[p.lane]; r == noRef && l.live && l.open != none && x.blocks.segments.has(l.open) {
+	if l := &x.lru.lanes[p.lane]; r == noRef && l.live && l.open != none && x.blocks.segments.has(l.open) {
 		at := l.open
 		if pos := bits.Len8(x.blocks.segments.at(at).live()); pos < segmentSize {
 			r = refOf(at, pos)
@@ -192,8 +195,8 @@ func (x *Index) place(p *insertion) (r ref, n int) {
 	return r, n
 }
 
-// tableNeed grows the shards that some new blocks need where that is within the budget, and returns what is needed where
-// it is not. Squeezed, it lets a shard fill up instead.
+// tableNeed grows the shards that some new blocks need where that is within the budget, and returns what is
+// needed where it is not. Squeezed, it lets a shard fill up instead.
 func (x *Index) tableNeed(blocks []uint64, squeezed bool) (need int64) {
 	for _, hash := range blocks {
 		s := x.blocks.shard(x.blocks.mix(hash))
@@ -212,7 +215,7 @@ func (x *Index) tableNeed(blocks []uint64, squeezed bool) (need int64) {
 // hold makes the lane the holder of n blocks at a place, and these its most recently used behind those before them.
 func (x *Index) hold(p *insertion, r ref, n int) {
 	g := x.blocks.segments.at(r.segment())
-	l := &x.lanes[p.lane]
+	l := &x.lru.lanes[p.lane]
 	mask := uint8(1<<n-1) << r.pos()
 	all := x.cells.of(g)
 	i, ok := ofLane(all, p.lane)
@@ -226,19 +229,19 @@ func (x *Index) hold(p *insertion, r ref, n int) {
 		if g.holders[0].kind() == kindCell {
 			g.holders[0].setMask(g.live() | mask)
 		}
-		if x.nodes.at(own).tick != p.tick { // else the chain has been here before
-			x.unlink(own)
+		if x.lru.nodes.at(own).tick != p.tick { // else the chain has been here before
+			x.lru.unlink(own)
 		}
 	} else {
-		own = x.nodes.push()
-		*x.nodes.at(own) = node{segment: r.segment(), lane: p.lane, tick: p.tick - 1}
+		own = x.lru.nodes.push()
+		*x.lru.nodes.at(own) = node{segment: r.segment(), lane: p.lane, tick: p.tick - 1}
 		x.cells.add(g, newHolding(p.lane, mask, own))
 		l.n += uint32(n)
 		x.held += n
 	}
-	if nd := x.nodes.at(own); nd.tick != p.tick {
+	if nd := x.lru.nodes.at(own); nd.tick != p.tick {
 		nd.tick = p.tick
-		x.link(own, p.after)
+		x.lru.link(own, p.after)
 		p.after = own
 	}
 	p.before = r + ref(n-1)

@@ -44,8 +44,8 @@ func (m *Matches) Depth(s Slot) int {
 }
 
 // Match finds how many of the blocks each replica holds, contiguously from the first, and stores the
-// answer in m, whatever was in it. It does not allocate once m has grown to the fleet. It goes from segment to segment, and
-// stops at the first block that no replica holds after all those before.
+// answer in m, whatever was in it. It does not allocate once m has grown to the fleet. It goes from segment to
+// segment, and stops at the first block that no replica holds after all those before.
 func (x *Index) Match(blocks []uint64, m *Matches) {
 	m.reset()
 	if len(blocks) == 0 {
@@ -59,12 +59,12 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	}
 	m.lanes = m.lanes[:0]
 	for _, h := range x.cells.of(g) {
-		if h.mask()>>r.pos()&1 != 0 && !x.lanes[h.lane()].retired {
+		if h.mask()>>r.pos()&1 != 0 && !x.lru.lanes[h.lane()].retired {
 			m.lanes = append(m.lanes, h.lane())
 		}
 	}
-	if len(m.depths) < len(x.lanes) {
-		m.depths = make([]int32, len(x.lanes))
+	if len(m.depths) < len(x.lru.lanes) {
+		m.depths = make([]int32, len(x.lru.lanes))
 	}
 	m.Holders = slices.Grow(m.Holders, len(m.lanes))[:len(m.lanes)]
 	depth, left := 0, len(m.lanes)
@@ -92,8 +92,8 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	}
 }
 
-// narrow moves the lanes that do not hold all of n blocks from a position of a segment on to short. Lanes and holdings are in
-// the same order.
+// narrow moves to short the lanes that do not hold all of n blocks from a position of a segment on. Lanes and holdings
+// are in the same order.
 func (m *Matches) narrow(all []holding, pos, n int) {
 	m.short = m.short[:0]
 	if i := 0; len(all) >= len(m.lanes) { // as a rule the same lanes hold all of it

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// model is the index told naively: a list per replica, the most recently used first, nothing shared. It
+// model is the index written naively: a list per replica, the most recently used first, nothing shared. It
 // has capacities and no byte budget.
 type model struct {
 	held     map[Slot][]uint64
@@ -102,8 +102,8 @@ func TestAgreesWithTheModel(t *testing.T) {
 	}
 }
 
-// With capacities and chains that are never young, the least recently used segments go: what was inserted last stays as a
-// whole, and nothing is held that the model has never had since it was removed.
+// With capacities and chains that are never young, the least recently used segments go: what was inserted
+// last stays as a whole, and nothing is held that the model has never had since it was removed.
 func TestLRUWhereNothingIsYoung(t *testing.T) {
 	const capacity = 60
 	r := rand.New(rand.NewPCG(1, 2))

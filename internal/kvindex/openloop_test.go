@@ -125,7 +125,7 @@ type result struct {
 	stats              kvindex.Stats
 }
 
-// replay runs the operations against a new index and checks that it knows in the end what the engines hold.
+// replay runs the operations against a new index and checks that it has in the end what the engines hold.
 func replay(b *testing.B, ops []op, offered float64, held int) result {
 	x := kvindex.New(kvindex.Options{})
 	var slots []kvindex.Slot

@@ -10,8 +10,8 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// op is one thing that a router's index is asked or told, in the manner of Dynamo's mooncake_bench: a
-// request's look-up, or what an engine says of its cache when a prompt is computed.
+// op is one thing that a router's index is asked or fed, in the manner of Dynamo's mooncake_bench: a
+// request's look-up, or what an engine reports of its cache when a prompt is computed.
 type op struct {
 	at      time.Duration // of the trace; then, when it is due
 	replica int           // whose cache changed; -1 is a look-up
@@ -53,7 +53,7 @@ func opLog(trace []workload.Request, copies, replicas, capacity int) (ops []op, 
 			ops = append(ops, op{at: q.at + computed, replica: at, removed: removed, blocks: stored})
 		}
 	}
-	// What one engine says stays in its order: a short prompt's blocks may not overtake those of a long one
+	// The reports of one engine stay in their order: a short prompt's blocks may not overtake those of a long one
 	// that came before.
 	last := make([]time.Duration, replicas)
 	for i := range ops[len(requests):] {

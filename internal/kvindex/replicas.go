@@ -6,15 +6,15 @@ import (
 )
 
 // Slot is the small number of a replica in an [Index], for slices and bitsets: numbers are dense from 0.
-// The slot of a replica that was dropped is given to another one only after the last of its blocks is swept, and the slot
-// longest free first; still, a user that drops a replica lets go of its slot.
+// The slot of a replica that was dropped is given to another one only after the last of its blocks is swept, the slot
+// longest free first; do not use a slot after Drop.
 type Slot uint16
 
 // NoSlot is the slot of no replica. Insert, Remove, Drop, SetCapacity and SetLive ignore it.
 const NoSlot Slot = math.MaxUint16
 
-// lane is what a replica holds: a list of nodes and a bit in the holders of blocks. Its number is the slot. A lane that is
-// retired belongs to no replica, and its nodes are swept by later inserts.
+// lane is what a replica holds: a list of nodes, and a bit in the holders of blocks. Its number is the slot. A retired
+// lane belongs to no replica, and its nodes are swept by later inserts.
 type lane struct {
 	first, last uint32
 	n           uint32
@@ -33,28 +33,28 @@ type lane struct {
 
 const noLane = math.MaxUint16
 
-// Add makes a replica known and returns its slot, NoSlot if 65,535 replicas are known.
+// Add adds a replica and returns its slot, NoSlot where there are 65,535.
 func (x *Index) Add() Slot {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if len(x.free) == 0 && len(x.lanes) == noLane {
+	if len(x.free) == 0 && len(x.lru.lanes) == noLane {
 		x.sweep(math.MaxInt)
 	}
 	var i uint16
 	switch {
 	case len(x.free) > 0:
 		i, x.free = x.free[0], x.free[1:]
-	case len(x.lanes) == noLane:
+	case len(x.lru.lanes) == noLane:
 		return NoSlot
 	default:
-		i = uint16(len(x.lanes))
-		x.lanes = append(x.lanes, lane{})
+		i = uint16(len(x.lru.lanes))
+		x.lru.lanes = append(x.lru.lanes, lane{})
 		x.fixed += laneBytes
 	}
 	x.generation++
 	x.known++
-	x.lanes[i] = lane{first: none, last: none, open: none, older: x.tick, recent: x.tick, generation: x.generation}
-	x.changeCapacity(&x.lanes[i], x.capacity)
+	x.lru.lanes[i] = lane{first: none, last: none, open: none, older: x.tick, recent: x.tick, generation: x.generation}
+	x.changeCapacity(&x.lru.lanes[i], x.capacity)
 	x.fitBudget()
 	return Slot(i)
 }
@@ -76,12 +76,12 @@ func (x *Index) Drop(s Slot) {
 	x.sweep(0)
 }
 
-// lane returns the lane of a replica, nil if the slot is none's.
+// lane returns the lane of a replica, nil for a slot without one.
 func (x *Index) lane(s Slot) *lane {
-	if int(s) >= len(x.lanes) || x.lanes[s].generation == 0 || x.lanes[s].retired {
+	if int(s) >= len(x.lru.lanes) || x.lru.lanes[s].generation == 0 || x.lru.lanes[s].retired {
 		return nil
 	}
-	return &x.lanes[s]
+	return &x.lru.lanes[s]
 }
 
 // SetCapacity sets how many blocks the replica's KV cache holds, and evicts what is more. 0 or less means
@@ -136,7 +136,7 @@ func (x *Index) SetLive(s Slot, live bool) {
 func (x *Index) sweep(n int) {
 	for len(x.retired) > 0 {
 		i := x.retired[0]
-		l := &x.lanes[i]
+		l := &x.lru.lanes[i]
 		for n > 0 && l.n > 0 {
 			dropped := x.dropLast(i, n)
 			n, x.unswept = n-dropped, x.unswept-dropped
@@ -149,5 +149,6 @@ func (x *Index) sweep(n int) {
 	}
 }
 
-// laneBytes is what a lane costs: itself, a share of the slice's growth, its place in the lists of the free and the retired.
+// laneBytes is what a lane costs: itself, a share of the slice's growth, its place in the lists of the free
+// and the retired.
 const laneBytes = 2*int64(unsafe.Sizeof(lane{})) + 8

@@ -85,7 +85,7 @@ func TestClearedAtOnce(t *testing.T) {
 		require.Equal(t, 500, depthOf(x, b, blocks))
 	}
 	assert.Equal(t, 500, x.Stats().Holders)
-	assert.LessOrEqual(t, len(x.lanes), 67)
+	assert.LessOrEqual(t, len(x.lru.lanes), 67)
 	verify(t, x)
 }
 
@@ -104,7 +104,7 @@ func TestChurnDoesNotLeak(t *testing.T) {
 	st := x.Stats()
 	assert.Equal(t, 1, st.Replicas)
 	assert.Equal(t, st.Blocks, st.Holders)
-	assert.LessOrEqual(t, len(x.lanes), 67)
+	assert.LessOrEqual(t, len(x.lru.lanes), 67)
 	assert.LessOrEqual(t, st.Bytes, int64(minBytes))
 	verify(t, x)
 }
@@ -122,7 +122,7 @@ func TestSlots(t *testing.T) {
 func TestMoreReplicasThanSlots(t *testing.T) {
 	x := New(Options{})
 	for range noLane {
-		x.lanes = append(x.lanes, lane{generation: 1, first: none, last: none, open: none})
+		x.lru.lanes = append(x.lru.lanes, lane{generation: 1, first: none, last: none, open: none})
 	}
 	assert.Equal(t, NoSlot, x.Add())
 	blocks := prompt(1, 0, 0, 4)

@@ -7,9 +7,9 @@ import (
 	"unsafe"
 )
 
-// table has the blocks, in segments, and an open-addressing hash table that leads from hashes to their places, in shards. A shard is a row
-// of buckets that grows by a sixth and shrinks when two thirds are empty, alone: the longest pause is the
-// rehash of one shard, some thousand blocks, and the load stays near its bound.
+// table has the blocks, in segments, and an open-addressing hash table in shards that leads from hashes to their
+// places. A shard is a row of buckets that grows by a sixth and shrinks when two thirds are empty, alone: the
+// longest pause is the rehash of one shard, some thousand blocks, and the load stays near its bound.
 type table struct {
 	segments slab[segment]
 	shards   []shard
@@ -157,8 +157,8 @@ func (t *table) resize(s *shard, buckets int) {
 	*s = next
 }
 
-// mix spreads hashes over shards, buckets and tags. It is seeded at random: prompts are chosen by users,
-// who should not choose where their blocks land.
+// mix spreads hashes over shards, buckets and tags. It is seeded at random: users choose the prompts, and must
+// not choose where their blocks land.
 func (t *table) mix(hash uint64) uint64 {
 	hi, lo := bits.Mul64(hash^t.seed, 0x9e3779b97f4a7c15)
 	return hi ^ lo
@@ -238,9 +238,9 @@ func (t *table) drop(at uint32, dead uint8, all bool) {
 	}
 }
 
-// run finds the first of some blocks, which probably stand beside the one at near if that is known, and returns its segment
-// and how many of them stand there one behind the other; 0 if no lane holds the first. A chain that was inserted in one
-// piece goes on at the next position, or in the next segment.
+// run finds the first of some blocks, most often beside the one at near, if there is one, and returns its
+// segment and how many of them stand there one behind the other; 0 if no lane holds the first. A chain that
+// was inserted in one piece goes on at the next position, or in the next segment.
 func (t *table) run(near ref, blocks []uint64) (g *segment, r ref, n int) {
 	g, r = t.beside(near, blocks[0])
 	if g == nil {

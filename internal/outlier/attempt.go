@@ -26,7 +26,7 @@ const (
 	Late                  // the attempt was given up because its first message was late, and made elsewhere
 )
 
-// A Mark is what is to be known of an attempt once it has ended.
+// A Mark is what remains of an attempt after its end.
 type Mark struct {
 	Probe     bool   // it was sent to see whether the replica is back
 	Principal string // whose evidence it is; "" = none has a name
@@ -35,8 +35,8 @@ type Mark struct {
 	answer    Answer
 }
 
-// An Attempt is a request under way on a replica. The caller owns its memory, which must not move between Begin and End.
-// The Detector's lock guards it.
+// An Attempt is a request under way on a replica. The caller owns its memory, which must not move between
+// Begin and End. The Detector's lock guards it.
 type Attempt struct {
 	Mark
 	replica    *Replica
@@ -50,11 +50,12 @@ type Attempt struct {
 // queue are attempts that wait for their first message, the oldest pick first.
 type queue struct{ first, last *Attempt }
 
-// Watched reports whether Answered returns how long the first message took. It takes no lock: it is for the caller of Begin.
+// Watched reports whether Answered returns how long the first message took. It takes no lock: it is for the
+// caller of Begin.
 func (a *Attempt) Watched() bool { return a.answer != AnswerUnseen }
 
-// Begin notes an attempt that is made now. work are the tokens that stand before its first message. A zero now is the time
-// of the clock.
+// Begin notes an attempt that is made now. work are the tokens that stand before its first message. A zero
+// now is the time of the clock.
 func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, principal string, now time.Time) {
 	*a = Attempt{replica: r}
 	if !d.Ejects() || answer == AnswerUnseen && principal == "" && d.AllHealthy() {
@@ -65,12 +66,12 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.note(principal, now)
+	d.states.principals.note(principal, now)
 	a.Principal, a.answer = principal, answer
 	if a.Probe = r.out(); a.Probe {
 		r.probe, r.probed = a, now
 		d.probes++
-		d.readmit(r)
+		d.states.fleet.readmit(r)
 	}
 	if answer == AnswerUnseen {
 		return
@@ -84,15 +85,15 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 	r.waiting.last = a
 }
 
-// Answered notes that the first response message has come, which may be after End. It returns how long it took, 0 where the
-// attempt is not watched. Later calls do nothing.
+// Answered notes that the first response message has come, which may be after End. It returns how long it
+// took, 0 where the attempt is not watched. Later calls do nothing.
 func (d *Detector) Answered(a *Attempt) time.Duration {
 	if !a.Watched() {
 		if a.Probe {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if d.decided(a) {
-				d.answer(a.replica, &a.Mark, d.now(), true)
+			if d.states.decided(a) {
+				d.states.answer(a.replica, &a.Mark, d.now(), true)
 			}
 		}
 		return 0
@@ -107,13 +108,13 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 	}
 	a.answered = true
 	r := a.replica
-	d.overdue(a, now)
+	d.states.overdue(a, now)
 	a.endWait()
-	d.decided(a)
+	d.states.decided(a)
 	late := r.limits[a.kind()].passed(a.work, took)
 	r.paces[a.kind()].Add(work, time)
-	d.answer(r, &a.Mark, now, !late)
-	d.judge(r, now)
+	d.states.answer(r, &a.Mark, now, !late)
+	d.states.judge(r, now)
 	return took
 }
 
@@ -125,78 +126,12 @@ func (d *Detector) End(a *Attempt) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if a.waits {
-		d.overdue(a, d.now())
-		d.judge(a.replica, d.now())
+		d.states.overdue(a, d.now())
+		d.states.judge(a.replica, d.now())
 		a.endWait()
 	}
-	d.decided(a)
+	d.states.decided(a)
 }
-
-// decided ends an attempt's probe, so that another may follow, and reports whether it was under way. Called with mu held.
-func (d *Detector) decided(a *Attempt) bool {
-	r := a.replica
-	if r.probe != a {
-		return false
-	}
-	r.probe = nil
-	d.readmit(r)
-	d.free()
-	return true
-}
-
-func (m *Mark) kind() int { return int(m.answer - AnswerMessage) }
-
-func (a *Attempt) endWait() {
-	if !a.waits {
-		return
-	}
-	a.waits = false
-	w := &a.replica.waiting
-	if a.prev != nil {
-		a.prev.next = a.next
-	} else {
-		w.first = a.next
-	}
-	if a.next != nil {
-		a.next.prev = a.prev
-	} else {
-		w.last = a.prev
-	}
-	a.prev, a.next = nil, nil
-}
-
-// overdue enters how often an attempt has waited the longest that is timely, since it was picked or the replica last answered
-// any, beyond what was entered before. Called with mu held.
-func (d *Detector) overdue(a *Attempt, now time.Time) {
-	r := a.replica
-	if a.picked.Before(r.since) { // the state rests on it already
-		return
-	}
-	if r.answered.After(a.from) {
-		a.from, a.counted = r.answered, 0
-	}
-	times := r.limits[a.kind()].times(a.work, now.Sub(a.from))
-	if n := times - a.counted; n > 0 {
-		a.counted = times
-		m := a.Mark
-		m.picked = a.from
-		d.accuse(r, &m, now, n, true)
-	}
-}
-
-// wait is overdue for the calls that wait on a replica. Called with mu held.
-func (d *Detector) wait(r *Replica, now time.Time) {
-	const glance = 256
-	least := max(r.limits[0].least, r.limits[1].least)
-	a := r.waiting.first
-	for i := 0; a != nil && i < glance && now.Sub(a.picked) >= least; i++ {
-		d.overdue(a, now)
-		a = a.next
-	}
-}
-
-// Suspected reports whether any evidence stands against a replica. It takes no lock.
-func (r *Replica) Suspected() bool { return r.strikes.Load() > 0 }
 
 // Ended judges a replica by the end of a call there. answered: with a message, or well without one; first: with a
 // message; sent: the request left the client.
@@ -222,14 +157,14 @@ func (d *Detector) Ended(r *Replica, m Mark, fault Fault, answered, first, sent 
 	m.Probe = m.Probe && !(watched && m.picked.Before(r.since)) // else it was decided before its call ended
 	switch {
 	case answered, fault == NoFault:
-		d.answer(r, &m, now, answered || m.Probe)
+		d.states.answer(r, &m, now, answered || m.Probe)
 	case fault == Failed:
-		d.accuse(r, &m, now, 1, false)
+		d.states.accuse(r, &m, now, 1, false)
 	case limit.passed(m.work, age): // End has entered it
 	case fault == Late, watched && fault == TimedOut && (limit.slow(m.work, age) || m.Probe && !limit.known):
-		d.accuse(r, &m, now, 1, true)
+		d.states.accuse(r, &m, now, 1, true)
 	}
-	d.judge(r, now)
+	d.states.judge(r, now)
 }
 
 // Outrun notes that another replica answered in time what was given up on this one as [Late]: as much evidence again.
@@ -238,100 +173,28 @@ func (d *Detector) Outrun(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.member && r.Suspected() {
-		d.accuse(r, &Mark{picked: now}, now, 1, true)
-		d.judge(r, now)
+		d.states.accuse(r, &Mark{picked: now}, now, 1, true)
+		d.states.judge(r, now)
 	}
 }
 
-// answer notes that a replica answered a call. In time, that ends what stood against it; an answer at all ends its
-// ejection for being late. Called with mu held.
-func (d *Detector) answer(r *Replica, m *Mark, now time.Time, timely bool) {
-	r.answered, r.timely = now, timely
-	if m.picked.After(r.reached) {
-		r.reached = m.picked
-	}
-	if timely {
-		r.acquit()
-	}
-	proves := timely && (m.Probe || !m.picked.IsZero() && m.picked.After(r.taken))
-	if proves || !r.out() {
-		r.counts.Successes++
-	}
-	switch {
-	case r.state < HalfOpen:
-	case proves && r.accuser != "":
-		d.overrule(r, now)
-	case proves:
-		d.recover(r, now)
-	case r.state == Ejected && r.cause == CauseLate:
-		r.until = now // it has come back to life: its probe may begin
-	}
-}
+func (m *Mark) kind() int { return int(m.answer - AnswerMessage) }
 
-// accuse enters evidence against a replica; judge follows. Called with mu held.
-func (d *Detector) accuse(r *Replica, m *Mark, now time.Time, n int, late bool) {
-	if n = r.weigh(m.Principal, min(n, 1<<10), d.cfg.Failures, now); n == 0 {
+func (a *Attempt) endWait() {
+	if !a.waits {
 		return
 	}
-	failed := m.Probe && r.effective() == HalfOpen
-	if !failed && r.state >= HalfOpen {
-		if r.accuser != "" && m.Principal != r.accuser {
-			d.eject(r, r.cause, now) // a second principal agrees
-		}
-		return
-	}
-	if late {
-		r.counts.Late += n
+	a.waits = false
+	w := &a.replica.waiting
+	if a.prev != nil {
+		a.prev.next = a.next
 	} else {
-		r.counts.Failures += n
+		w.first = a.next
 	}
-	if failed {
-		d.eject(r, CauseProbe, now)
-		return
+	if a.next != nil {
+		a.next.prev = a.prev
+	} else {
+		w.last = a.prev
 	}
-	if !r.Suspected() || m.picked.Before(r.struck) {
-		r.struck = m.picked
-	}
-	r.late = r.late || late
-	r.strikes.Add(int32(n))
-}
-
-// judge ejects a replica against which there is enough, if enough others stay and, where it is late, they are not. Called
-// with mu held.
-func (d *Detector) judge(r *Replica, now time.Time) {
-	if int(r.strikes.Load()) < d.cfg.Failures || r.state >= HalfOpen {
-		return
-	}
-	most := max(int(d.cfg.MaxShare*float64(d.connected)), 1)
-	if !r.out() && d.outs >= most { // others may have been ejected for it already
-		return
-	}
-	open, fine, bad := 0, 0, 0
-	for _, o := range d.members {
-		if o == r || !o.connected || o.out() || o.host.Draining() {
-			continue
-		}
-		open++
-		switch {
-		case o.Suspected():
-			bad++
-		case o.timely && o.reached.After(r.struck):
-			fine++
-		}
-	}
-	switch {
-	case open == 0 && !r.out():
-	case !r.late:
-		d.eject(r, CauseFault, now)
-	case fine > 0 && fine >= 2*bad:
-		d.eject(r, CauseLate, now)
-	}
-}
-
-// acquit takes back the evidence. Called with mu held.
-func (r *Replica) acquit() {
-	r.strikes.Store(0)
-	r.late = false
-	r.counts.Failures, r.counts.Late = 0, 0
-	clear(r.given)
+	a.prev, a.next = nil, nil
 }

@@ -1,26 +1,3 @@
-// Package outlier ejects replicas that fail or hang although they are connected, and takes them back.
-//
-// # Rule
-//
-// Evidence against a replica are calls in a row that failed before their first message, and calls whose first message is
-// late: those that have ended, and those that still wait for it. Late is far later than the rest of the fleet takes for
-// as much uncached work, and only while the rest answers calls that were sent later: where all are slow no replica is.
-//
-//	Healthy ──evidence──► Ejected ──its time is over──► HalfOpen ──a probe is answered──► SlowStart ──► Healthy
-//	                         ▲──────a probe fails──────────┘
-//
-// An ejection is twice as long as the one before. A replica that is new among old ones begins in SlowStart: its share grows.
-// All of it is a preference: a request that no other replica may serve still goes to one that is ejected.
-//
-// # Several clients
-//
-// The clients of a look-aside server report what their calls show ([Detector.Take]); the server's own Detector takes the
-// sums ([Detector.Add]), and the clients take what it ejects ([Detector.SetRemote]). There evidence has a principal, and one
-// principal weighs at most one client's threshold. An ejection that rests on one principal, while others are active, opens the replica
-// halfway at once for the others: an answer to one of them overrules, and so does their silence; then what that principal
-// reports of the replica weighs nothing for a time that doubles.
-//
-// Source: Envoy's outlier detection; gRFC A50; the circuit breaker of Nygard, "Release It!".
 package outlier
 
 import (
@@ -35,22 +12,11 @@ const round = 100 * time.Millisecond
 // A Detector watches the replicas of one fleet. Its methods are safe for use by many goroutines and call only the
 // replicas' hosts.
 type Detector struct {
-	cfg Config
+	cfg Config // of states, for what is read without the lock
 	now func() time.Time
 
-	unhealthy atomic.Int64  // members that are not Healthy
-	changes   atomic.Uint64 // what replicas admit may have changed
-	freed     atomic.Uint64 // … and requests that wait are to choose again
-
-	mu        sync.Mutex // guards what follows and every Replica; no other lock is taken under it
-	members   []*Replica
-	connected int // members that are
-	outs      int // members that are out
-	due       time.Time
-	upSince   time.Time // since when any replica is connected
-	ejections [causes]int64
-	probes    int64
-	active    map[string]time.Time // principals, and when each was last active
+	mu     sync.Mutex // guards states and every Replica; no other lock is taken under it
+	states states
 }
 
 // A Host is what holds a Replica. Its methods are called with the Detector's lock held, and neither block nor lock.
@@ -68,7 +34,7 @@ type Replica struct {
 
 	// The Detector's lock guards what follows.
 	member, connected bool
-	place             int // in Detector.members
+	place             int // in fleet.members
 	record
 }
 
@@ -100,7 +66,8 @@ type record struct {
 
 // New returns a Detector of an empty fleet. The config is used with its defaults; now is the time.
 func New(c Config, now func() time.Time) *Detector {
-	return &Detector{cfg: c.withDefaults(), now: now, active: make(map[string]time.Time)}
+	c = c.withDefaults()
+	return &Detector{cfg: c, now: now, states: states{cfg: c, principals: make(principals)}}
 }
 
 // Ejects reports whether replicas are ejected at all.
@@ -110,20 +77,20 @@ func (d *Detector) Ejects() bool { return d.cfg.Failures > 0 }
 func (d *Detector) Acts() bool { return d.Ejects() || d.cfg.SlowStart > 0 }
 
 // AllHealthy reports whether every replica of the fleet is Healthy. It takes no lock.
-func (d *Detector) AllHealthy() bool { return d.unhealthy.Load() == 0 }
+func (d *Detector) AllHealthy() bool { return d.states.fleet.unhealthy.Load() == 0 }
 
-// Version returns two numbers that grow: changes with every replica that may admit more or less, and freed where requests that
-// wait are to choose again; freed never grows alone. They take no lock.
+// Version returns two numbers that grow: changes with every replica that may admit more or less, and freed
+// where requests that wait are to choose again; freed never grows alone. It takes no lock.
 func (d *Detector) Version() (changes, freed uint64) {
-	changes = d.changes.Load()
-	return changes, d.freed.Load()
+	changes = d.states.fleet.changes.Load()
+	return changes, d.states.fleet.freed.Load()
 }
 
 // Due returns when Look does something next.
 func (d *Detector) Due() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.due
+	return d.states.due
 }
 
 // NewReplica returns a replica that is no member yet.
@@ -133,103 +100,47 @@ func NewReplica(h Host) *Replica { return &Replica{host: h} }
 func (d *Detector) Join(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !r.member {
-		r.member, r.place = true, len(d.members)
-		d.members = append(d.members, r)
-		d.count(r, 1)
-	}
+	d.states.fleet.join(r)
 }
 
 // Leave takes a member out of the fleet, and forgets it.
 func (d *Detector) Leave(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.connect(r, false)
-	d.forget(r)
-	last := len(d.members) - 1
-	moved := d.members[last]
-	d.members[r.place], moved.place = moved, r.place
-	d.members[last] = nil
-	d.members, r.member = d.members[:last], false
+	now := d.now()
+	d.states.fleet.connect(r, false, now)
+	d.states.forget(r, now)
+	d.states.fleet.leave(r)
 }
 
 // Restart forgets a member that has begun another life.
 func (d *Detector) Restart(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.forget(r)
+	now := d.now()
+	d.states.forget(r, now)
 	if r.connected {
-		d.arrive(r, d.now())
+		d.states.arrive(r, now)
 	}
 }
 
-// SetConnected notes that the connection of a member comes or goes. A replica that is new beside others that have long been
-// there, or was away for longer than a moment, begins slowly: every client would find it idle. A connection that blinks
-// changes nothing.
+// SetConnected notes that the connection of a member comes or goes. A replica that is new beside older ones,
+// or was away for the time of an ejection, begins in SlowStart: every client would find it idle. A shorter
+// loss changes nothing.
 func (d *Detector) SetConnected(r *Replica, up bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.connect(r, up)
-}
-
-func (d *Detector) connect(r *Replica, up bool) {
-	switch {
-	case r.connected == up:
-	case up:
-		if d.connected == 0 && d.upSince.IsZero() {
-			d.upSince = d.now()
-		}
-		r.connected = true
-		d.connected++
-		d.arrive(r, d.now())
-	default:
-		r.connected, r.lost = false, d.now()
-		if d.connected--; d.connected == 0 {
-			d.upSince = time.Time{}
-		}
+	if now := d.now(); d.states.fleet.connect(r, up, now) && up {
+		d.states.arrive(r, now)
 	}
 }
 
-// arrive begins the slow start of a replica that is connected, where there is to be one. Called with mu held.
-func (d *Detector) arrive(r *Replica, now time.Time) {
-	missing := !r.met || !r.lost.IsZero() && now.Sub(r.lost) >= max(d.cfg.BaseTime, time.Second)
-	r.met, r.lost = true, time.Time{}
-	founding := now.Sub(d.upSince) < d.cfg.SlowStart
-	if missing && !founding && d.cfg.SlowStart > 0 && r.state == Healthy {
-		d.change(r, func() { r.slowStart(now, d.cfg.SlowStart) })
-	}
-}
-
-// Look does a round if one is due: replicas against which there is enough are ejected, calls that wait included, and what is
-// over ends. O(replicas).
+// Look does a round if one is due: it counts the calls that wait as evidence, ejects replicas with enough of
+// it, and ends ejections and slow starts that are over. O(replicas).
 func (d *Detector) Look(now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.look(now)
-}
-
-func (d *Detector) look(now time.Time) {
-	if now.Before(d.due) && d.due.Sub(now) <= round { // else the clock was set back
-		return
-	}
-	d.due = now.Add(round)
-	if d.Ejects() {
-		d.measure()
-		for _, r := range d.members {
-			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.cfg.ejection(r.times-1) {
-				d.decided(r.probe) // only its end is seen, and that may never come: another may follow
-			}
-			d.wait(r, now)
-		}
-		for _, r := range d.members {
-			if r.connected {
-				d.judge(r, now)
-			}
-		}
-	}
-	if !d.AllHealthy() {
-		d.advance(now)
-	}
+	d.states.look(now)
 }
 
 // Readmit gives the host of a replica what it admits now, for when the host's Bookings have changed.
@@ -239,7 +150,8 @@ func (d *Detector) Readmit(r *Replica) {
 	r.host.Admit(r.admits())
 }
 
-// AdmitsAssigned reports whether a replica is to get a request that the look-aside server assigned: only own calls count.
+// AdmitsAssigned reports whether a replica is to get a request that the look-aside server assigned: only own
+// calls count.
 func (d *Detector) AdmitsAssigned(r *Replica) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -269,5 +181,5 @@ type Stats struct {
 func (d *Detector) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return Stats{d.ejections, d.probes}
+	return Stats{d.states.ejections, d.states.probes}
 }

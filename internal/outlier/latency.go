@@ -10,8 +10,8 @@ import (
 // A pace is what a replica's first messages took: log(time) over log(work).
 type pace = regression.Pair
 
-// A limit is how long the first message of a replica may take. It rests on what the others take: a replica is never its own
-// measure. The zero limit is never passed.
+// A limit is how long the first message of a replica may take. It rests on what the others take: a replica is
+// never its own measure. The zero limit is never passed.
 type limit struct {
 	known bool
 	beta  float64 // time grows as work^beta
@@ -63,12 +63,11 @@ func logs(work float64, took time.Duration) (w, t float64) {
 	return math.Log(work), math.Log(took.Seconds())
 }
 
-// measure sets every member's limits anew. How time grows with work is taken from within the replicas. O(replicas). Called
-// with mu held.
-func (d *Detector) measure() {
+// measure sets every member's limits anew. How time grows with work is taken from within the replicas. O(replicas).
+func measure(members []*Replica, c *Config) {
 	for kind := range kinds {
 		var n, ww, wt, tt, lag float64
-		for _, r := range d.members {
+		for _, r := range members {
 			p := &r.paces[kind]
 			n, ww, wt, tt = n+p.N, ww+p.N*p.XX, wt+p.N*p.XY, tt+p.N*p.YY
 		}
@@ -86,18 +85,18 @@ func (d *Detector) measure() {
 			}
 			return p.N * (p.Y - beta*p.X + math.Log(r.host.Rate()))
 		}
-		for _, r := range d.members {
+		for _, r := range members {
 			lag += lagOf(r)
 		}
 		spread := math.Sqrt(max(tt-2*beta*wt+beta*beta*ww, 0) / n)
-		far := max(math.Log(d.cfg.LateFactor), limitSpread*spread)
-		for _, r := range d.members {
+		far := max(math.Log(c.LateFactor), limitSpread*spread)
+		for _, r := range members {
 			others := n - r.paces[kind].N
 			if others < limitSamples {
 				continue // what was known stays
 			}
 			usual := (lag-lagOf(r))/others - math.Log(r.host.Rate())
-			r.limits[kind] = limit{known: true, beta: beta, usual: usual, late: usual + far, least: d.cfg.LateMin}
+			r.limits[kind] = limit{known: true, beta: beta, usual: usual, late: usual + far, least: c.LateMin}
 		}
 	}
 }

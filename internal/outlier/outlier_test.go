@@ -111,8 +111,8 @@ func TestStates(t *testing.T) {
 	require.True(t, f.AllHealthy())
 }
 
-// Issue 12.38: what one principal reports alone is decided by the probe of another one, or by the lack of a second accuser;
-// afterwards it weighs nothing, for longer and longer.
+// Issue 12.38: what one principal reports alone is decided by the probe of another one, or by the lack of a
+// second accuser; afterwards it weighs nothing, for longer and longer.
 func TestOnePrincipalAlone(t *testing.T) {
 	for name, answer := range map[string]func(f *fleet){
 		"the others' probes are answered": func(f *fleet) { f.add(0, "good", outlier.Counts{Successes: 1}, true) },

@@ -28,14 +28,6 @@ func cut(rs []workload.Request) [][]uint64 {
 	return prompts
 }
 
-// ask returns what a client would choose for a prompt, without being told of it.
-func (p *Popularity) ask(blocks []uint64, replicas int) int {
-	now, before := *p.now, *p.before
-	q := Popularity{now: &now, before: &before}
-	key, _ := q.See(blocks, replicas)
-	return key
-}
-
 // agreement gives each request of a workload to one of the clients at random and,
 // once some have learnt, now and then asks those for the block that distinguishes a
 // prompt. It returns the share of pairs of clients that agree.
@@ -51,7 +43,8 @@ func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 
 			var chosen []int
 			for _, p := range all {
 				if p.Requests() >= learnt {
-					chosen = append(chosen, p.ask(blocks, replicas))
+					key, _ := p.Find(blocks, replicas)
+					chosen = append(chosen, key)
 				}
 			}
 			for j, x := range chosen {
@@ -62,7 +55,7 @@ func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 
 				}
 			}
 		}
-		all[rnd.IntN(clients)].See(blocks, replicas)
+		see(all[rnd.IntN(clients)], blocks, replicas)
 	}
 	require.Greater(t, pairs, 50)
 	return float64(same) / float64(pairs)

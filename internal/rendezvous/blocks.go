@@ -25,7 +25,7 @@ type Blocks struct {
 }
 
 // Cut cuts and hashes a prompt of so many tokens. What follows its last full block
-// is left out unless tail says that it is a block of its own.
+// is a block of its own with tail, else it is left out.
 func (b *Blocks) Cut(prompt routing.Prompt, tokens int, g Grain, seed kvindex.Seed, tail bool) {
 	b.Tokens = tokens
 	if h := prompt.Hashed; h != nil {
@@ -59,8 +59,8 @@ func (b *Blocks) Cut(prompt routing.Prompt, tokens int, g Grain, seed kvindex.Se
 	}
 }
 
-// take is Cut for a prompt that came hashed, whatever the grain: blocks of another
-// size are found where they end a superblock, and are agreed upon.
+// take is Cut for a prompt that came hashed, of any grain: blocks of another size are
+// found where they end a superblock, and give the same order in every client.
 func (b *Blocks) take(h *routing.Hashed, tail bool) {
 	b.Size, b.Length, b.Unit = h.Size, h.Length, h.Unit
 	b.Hashes = h.Hashes

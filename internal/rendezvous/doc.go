@@ -1,6 +1,5 @@
-// Package rendezvous is what clients that do not talk to each other agree on: which
-// block of a prompt tells it from others, and in which order the replicas stand
-// for it.
+// Package rendezvous computes what clients that share nothing must agree on: which
+// block of a prompt distinguishes it, and the order of the replicas for that block.
 //
 // # Rule
 //
@@ -9,10 +8,10 @@
 // behind a long system prompt distinguishes too. [Popularity] finds the first block
 // that is in at most 1/N of the requests lately seen here, or in at most [Few] of
 // them: the key. [Scorer] puts the replicas in the order of the key, by rendezvous
-// hashing. That order is the rendezvous order, for as many clients as there are. A key in
-// more than 1/2N of the requests is too much for one replica that has others beside it;
-// Popularity tells this too, and where the prompts of such a key part. [Reuse] is what
-// agreeing turns out to gain.
+// hashing: the rendezvous order, the same for any number of clients. A key in more
+// than 1/2N of the requests is too much for one replica that has others beside it;
+// Popularity finds these too, and where the prompts of such a key part. [Reuse]
+// measures what the common order gains.
 //
 // # Complexity
 //

@@ -8,11 +8,11 @@ import (
 // fresh is how many first prompts are kept, at most.
 const fresh = 64
 
-// telling is how many other conversations with the same prefix tell a client that has seen
-// so many requests that the prefix is more than one replica should bear: 0 means that they
-// are counted like any requests by now. Of prefixes in half of their share, 1/2N, one in
-// five would be taken for such.
-func telling(requests, replicas int) int {
+// enough is how many other conversations with the same prefix show a client that has seen
+// so many requests that the prefix is more than one replica should bear; 0 = they are
+// counted like any requests by now. Of prefixes in half of their share, 1/2N, one in five
+// would be taken for such.
+func enough(requests, replicas int) int {
 	switch {
 	case requests > fresh:
 		return 0
@@ -25,23 +25,24 @@ func telling(requests, replicas int) int {
 }
 
 // firsts are the prompts that a new client has seen. Two that begin alike and go on
-// differently are two conversations, and not two turns of one. That tells of a common
-// prefix at the second request, where their number alone tells at the fourth: 64 clients
-// that each sent three requests down one rendezvous order before they knew better would
-// overload its first replica for minutes.
+// differently are two conversations, and not two turns of one. That shows a common prefix
+// at the second request, where their number alone shows it at the fourth: 64 clients that
+// each send three requests down one rendezvous order would overload its first replica for
+// minutes.
 type firsts struct {
 	blocks []uint64 // of all prompts, one behind the other
 	ends   []int    // where each ends
 }
 
-// common returns how many leading blocks a prompt has in common with so many others or more that went on differently.
+// common returns how many leading blocks a prompt has in common with at least so many
+// others that went on differently.
 func (f *firsts) common(blocks []uint64, others int) int {
 	var few [fresh]int
 	common, from := few[:0], 0
 	for _, end := range f.ends {
 		o := f.blocks[from:end]
 		from = end
-		full := min(len(o), len(blocks)) - 1 // the last is what follows the full ones: another turn has another
+		full := min(len(o), len(blocks)) - 1 // the last follows the full ones: another turn has another
 		if n := sort.Search(full, func(i int) bool { return o[i] != blocks[i] }); n < full {
 			common = append(common, n)
 		}

@@ -32,15 +32,15 @@ func TestTurnsAreNotTakenForConversations(t *testing.T) {
 
 // The more requests a client has seen, the less a few tell. Few and more tell always.
 func TestConversationsAreWeighedAgainstTheRequests(t *testing.T) {
-	for _, tt := range []struct{ before, tells int }{{0, 2}, {5, 2}, {8, 3}, {21, 3}, {24, Few + 1}, {40, Few + 1}} {
+	for _, tt := range []struct{ before, enough int }{{0, 2}, {5, 2}, {8, 3}, {21, 3}, {24, Few + 1}, {40, Few + 1}} {
 		p := NewPopularity()
 		for i := range tt.before {
 			key(p, chained(i, 0, i, 20))
 		}
-		for i := 1; i < tt.tells; i++ {
+		for i := 1; i < tt.enough; i++ {
 			assert.Zero(t, key(p, chained(99, 10, 100+i, 20)), "%d of %d", i, tt.before+i)
 		}
-		assert.Equal(t, 10, key(p, chained(99, 10, 200, 20)), "%d of %d", tt.tells, tt.before+tt.tells)
+		assert.Equal(t, 10, key(p, chained(99, 10, 200, 20)), "%d of %d", tt.enough, tt.before+tt.enough)
 	}
 }
 
@@ -49,11 +49,11 @@ func TestFirstPromptsAreForgotten(t *testing.T) {
 		p := NewPopularity()
 		own := func(i int) []uint64 { return chained(i, 0, i, length) }
 		for i := range 5 {
-			p.See(own(i), 1000)
+			see(p, own(i), 1000)
 		}
 		assert.Len(t, p.firsts.ends, 5)
 		for i := range fresh {
-			p.See(own(5+i), 1000)
+			see(p, own(5+i), 1000)
 		}
 		assert.Zero(t, p.firsts, "prompts of %d blocks", length)
 	}

@@ -42,8 +42,8 @@ func Before(a uint64, r *routing.Replica, b uint64, o *routing.Replica) bool {
 	return a > b || a == b && r.ID < o.ID
 }
 
-// A Place names a replica by its place in the fleet that was prepared for, and
-// says how many blocks it holds. It has no pointer for the collector to follow.
+// A Place names a replica by its place in the fleet that was prepared for, with the number
+// of blocks it holds. It has no pointer for the collector to follow.
 type Place struct{ At, Depth int32 }
 
 // First returns the first Head replicas by score, in order, and how many they are.

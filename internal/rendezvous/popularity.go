@@ -14,10 +14,10 @@ const (
 	cells = 1 << 16
 	// thorough is how many blocks a new client counts without need.
 	thorough = cells / 4
-	// Few is how many requests, or holders, never make a block popular.
+	// Few is how many requests never make a block popular.
 	Few = 3
-	// sure, over the replicas, but at least leastSure, is how many requests it takes to tell
-	// one half of a share from less: a client that has seen twice as many as sure knows.
+	// sure, over the replicas, but at least leastSure, is how many requests distinguish one
+	// half of a share from less: twice as many as sure have been seen by then.
 	sure, leastSure = 160, Few + 1
 	// fanout is in how many parts a level of the search cuts its range.
 	fanout = 8
@@ -34,12 +34,12 @@ const (
 // what is popular among them is counted by all of them. But a level can be
 // searched only when the one above is decided, which takes some requests each.
 //
-// So the end of what more than Few requests have is searched as well: it is known
+// So the end of what more than Few requests have is searched as well: it is found
 // from the fourth request on, is most often the end of the same prefix, and has
 // counts when the prefix becomes popular. And the first requests of a client have
-// all their blocks counted: it has learnt a system prompt by the fourth, and by the
-// second where that is another conversation. Later that would mislead: of a prefix known
-// from the generation before, only the places searched then have counts.
+// all their blocks counted: a system prompt is found by the fourth, and by the
+// second where that is another conversation. Later that would mislead: of a prefix from
+// the generation before, only the places searched then have counts.
 //
 // Counters stand in two rows of fixed size (a count-min sketch with conservative
 // update), so that a block can only be taken for more popular than it is, seldom
@@ -51,7 +51,6 @@ type Popularity struct {
 	mu          sync.Mutex
 	now, before *generation
 	firsts      firsts // while all blocks are counted; none later
-	scrap       steps  // of what is not taken back
 }
 
 type generation struct {
@@ -74,25 +73,18 @@ func (p *Popularity) Requests() int {
 }
 
 // Find returns the place of the first block of a prompt, which has at least one, that
-// is in at most 1/replicas of the requests lately seen or in at most Few of them, and at a new
-// client beyond what it shares with other conversations; and that
-// of the first that is in at most half as many, once that are enough to be sure, which lies
-// deeper where the first has more than one replica should bear beside its other prompts. The
-// last block if there is none. The prompt itself is one of those requests, and is not counted.
+// is in at most 1/replicas of the requests lately seen or in at most Few of them, and in a new
+// client lies beyond what it shares with other conversations; and the place of the first that
+// is in at most half as many, once these are enough to be sure, which lies deeper where the
+// first has more than one replica should bear beside its other prompts. The last block if
+// there is none. The prompt itself is one of those requests, and is not counted.
 func (p *Popularity) Find(blocks []uint64, replicas int) (key, half int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.look(blocks, replicas, nil)
 }
 
-// See is Find for a prompt that is sent: it is counted.
-func (p *Popularity) See(blocks []uint64, replicas int) (key, half int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.scrap.cells = p.scrap.cells[:0]
-	return p.see(blocks, replicas, &p.scrap)
-}
-
+// see is Find for a prompt that is sent: it is counted.
 func (p *Popularity) see(blocks []uint64, replicas int, s *steps) (key, half int) {
 	if p.now.requests == window {
 		p.now, p.before = p.before, p.now
@@ -121,7 +113,7 @@ func (p *Popularity) look(blocks []uint64, replicas int, s *steps) (key, half in
 		s.cells = slices.Grow(s.cells, 2*len(blocks))
 	}
 	key, half = p.scan(blocks, most, fewer, s)
-	others := telling(requests, replicas)
+	others := enough(requests, replicas)
 	if others > 0 {
 		key = max(key, min(p.firsts.common(blocks, others), len(blocks)-1))
 	}
@@ -224,7 +216,8 @@ func (p *Popularity) narrow(blocks []uint64, bs []boundary, s *steps) {
 	}
 }
 
-// count returns in how many requests a hash is, the one under way included, and counts it where it gets steps.
+// count returns in how many requests a hash is, this one included, and counts it where
+// it gets steps.
 func (p *Popularity) count(hash uint64, s *steps) int {
 	cell := [2]uint64{hash % cells, hash >> 32 % cells}
 	n := &p.now.rows
@@ -267,8 +260,8 @@ func (p *Popularity) unsee(blocks []uint64, s *steps) {
 	}
 }
 
-// Counted is a prompt that counts once, however many attempts its request makes, and not at all if none is sent. The zero
-// value is ready. It belongs to one goroutine at a time.
+// Counted is a prompt that counts once, however many attempts its request makes, and not at
+// all if none is sent. The zero value is ready. It belongs to one goroutine at a time.
 type Counted struct {
 	blocks   []uint64
 	replicas int

@@ -30,7 +30,7 @@ func TestKeyIsPastWhatIsShared(t *testing.T) {
 			p := NewPopularity()
 			right := 0
 			for i := range 1500 {
-				first, _ := p.See(chained(1, shared, i, shared+1+i%300), replicas)
+				first, _ := see(p, chained(1, shared, i, shared+1+i%300), replicas)
 				if i < 1000 {
 					continue
 				}
@@ -49,7 +49,7 @@ func TestAHotPrefixStaysKnownAcrossGenerations(t *testing.T) {
 	for _, shared := range []int{3, 40, 160, 375} {
 		p := NewPopularity()
 		for i := range 5 * window {
-			first, _ := p.See(chained(1, shared, i, shared+32), 16)
+			first, _ := see(p, chained(1, shared, i, shared+32), 16)
 			if i >= 200 && first < shared {
 				t.Fatalf("request %d: block %d of the %d shared ones is the key", i, first, shared)
 			}
@@ -62,7 +62,7 @@ func TestANewSystemPromptIsLearntSoon(t *testing.T) {
 	p := NewPopularity()
 	at := func(family, from int) int {
 		for i := range 4 * window {
-			if first, _ := p.See(chained(family, 125, from+i, 300), 16); first >= 125 {
+			if first, _ := see(p, chained(family, 125, from+i, 300), 16); first >= 125 {
 				return i
 			}
 		}
@@ -70,7 +70,7 @@ func TestANewSystemPromptIsLearntSoon(t *testing.T) {
 	}
 	assert.LessOrEqual(t, at(1, 0), 20, "a new client")
 	for i := range 2 * window {
-		p.See(chained(1, 125, 100+i, 300), 16)
+		see(p, chained(1, 125, 100+i, 300), 16)
 	}
 	assert.LessOrEqual(t, at(2, 100_000), window, "a new prompt at an old client")
 }
@@ -79,7 +79,7 @@ func TestANewSystemPromptIsLearntSoon(t *testing.T) {
 func TestTwoSystemPrompts(t *testing.T) {
 	p := NewPopularity()
 	for i := range 2000 {
-		if first, _ := p.See(chained(i%2, 40, i, 60), 16); i > 200 {
+		if first, _ := see(p, chained(i%2, 40, i, 60), 16); i > 200 {
 			assert.Equal(t, 40, first)
 		}
 	}
@@ -89,11 +89,11 @@ func TestPopularityForgets(t *testing.T) {
 	p := NewPopularity()
 	old := chained(1, 40, 0, 40)
 	for range 200 {
-		p.See(old, 16)
+		see(p, old, 16)
 	}
 	assert.Equal(t, 39, key(p, old), "all popular: the last")
 	for i := range 2 * window {
-		p.See(chained(2, 0, i, 2), 16)
+		see(p, chained(2, 0, i, 2), 16)
 	}
 	assert.Zero(t, key(p, old))
 }
@@ -111,14 +111,14 @@ func TestPopularityIsBoundedAndRaceFree(t *testing.T) {
 	for w := range 4 {
 		wg.Go(func() {
 			for i := range 3 * window / 4 {
-				p.See(chained(1, 10, w<<20+i, 20), 16)
+				see(p, chained(1, 10, w<<20+i, 20), 16)
 			}
 		})
 	}
 	wg.Wait()
 	assert.LessOrEqual(t, p.now.requests+p.before.requests, 2*window)
 	blocks := chained(1, 10, 1, 512)
-	assert.Zero(t, testing.AllocsPerRun(10, func() { p.See(blocks, 16) }))
+	assert.Zero(t, testing.AllocsPerRun(10, func() { see(p, blocks, 16) }))
 }
 
 func BenchmarkPopularity(b *testing.B) {
@@ -130,17 +130,25 @@ func BenchmarkPopularity(b *testing.B) {
 	i := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		p.See(prompts[i%64], 16)
+		see(p, prompts[i%64], 16)
 		i++
 	}
 }
 
+// see counts a prompt that is sent, and returns what Find did before.
+func see(p *Popularity, blocks []uint64, replicas int) (key, half int) {
+	var c Counted
+	key, half = c.Find(p, blocks, replicas)
+	c.Sent(p)
+	return key, half
+}
+
 func key(p *Popularity, blocks []uint64) int {
-	key, _ := p.See(blocks, 16)
+	key, _ := see(p, blocks, 16)
 	return key
 }
 
-// A prefix in more than half of a replica's share of the requests is told apart from one
+// A prefix in more than half of a replica's share of the requests is distinguished from one
 // in more than all of it, also by search.
 func TestHalfOfAShare(t *testing.T) {
 	p := NewPopularity()
@@ -152,7 +160,7 @@ func TestHalfOfAShare(t *testing.T) {
 		case prefix == 3:
 			blocks = chained(2_000_000, 20, i, 30)
 		}
-		k, half := p.See(blocks, 8)
+		k, half := see(p, blocks, 8)
 		if i < 200 {
 			continue
 		}
@@ -167,7 +175,7 @@ func TestHalfOfAShare(t *testing.T) {
 	}
 }
 
-// Whatever the fleet, a client that has seen 320 requests knows which prefixes are in more than half of a share.
+// Whatever the fleet, a client that has seen 320 requests finds the prefixes in more than half of a share.
 func TestSureOfHalfAShare(t *testing.T) {
 	for _, replicas := range []int{4, 8, 16, 32} {
 		p := NewPopularity()
@@ -176,7 +184,7 @@ func TestSureOfHalfAShare(t *testing.T) {
 			if in {
 				blocks = chained(1_000_000, 20, i, 30)
 			}
-			key, half := p.See(blocks, replicas)
+			key, half := see(p, blocks, replicas)
 			if in && i >= 320 {
 				assert.Equal(t, [2]int{0, 20}, [2]int{key, half}, "%d replicas, request %d", replicas, i)
 			}

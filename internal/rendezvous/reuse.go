@@ -6,12 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// Reuse is how much of a prompt's own tokens the replica that the rendezvous order names turns
-// out to have cached although nobody here knew: other clients sent them there. It is
-// learned from what engines report, so that what clients gain from agreeing is measured,
-// not assumed. Its zero value is ready. Safe from any goroutine.
+// Reuse is the share of a prompt's own tokens that the first replica of the rendezvous order
+// has cached where this client predicted none: other clients sent them there. It is learned
+// from what engines report, so that the gain of the common order is measured, not assumed.
+// The zero value is ready. Safe from any goroutine.
 //
-// mu guards length, and that share is written by one at a time. No other lock is taken under it.
+// mu guards length, and lets one goroutine write bits at a time. No other lock is taken under it.
 type Reuse struct {
 	bits   atomic.Uint64 // of the share, less unknownReuse, so that zero is ready
 	mu     sync.Mutex
@@ -19,14 +19,14 @@ type Reuse struct {
 }
 
 const (
-	// unknownReuse is believed where engines report nothing.
+	// unknownReuse is the share where engines report nothing.
 	unknownReuse = 0.3
-	// reuseStep is how far a prompt of the usual length moves what is believed; shorter
-	// ones move it less, since less is saved by them, and longer ones more, up to twice.
+	// reuseStep is how far a prompt of the usual length moves the share; shorter ones
+	// move it less, since less is saved by them, and longer ones more, up to twice.
 	reuseStep = 0.05
 )
 
-// Share returns it, in [0, 1].
+// Share returns the share, in [0, 1].
 func (u *Reuse) Share() float64 { return unknownReuse + math.Float64frombits(u.bits.Load()) }
 
 // Learn takes a prompt of so many tokens of its own, of which some were cached.

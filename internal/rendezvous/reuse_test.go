@@ -12,7 +12,7 @@ func TestReuse(t *testing.T) {
 	assert.InDelta(t, unknownReuse, u.Share(), 1e-9)
 	u.Learn(10, 0)
 	u.Learn(10, -5)
-	assert.InDelta(t, unknownReuse, u.Share(), 1e-9, "nothing of its own says nothing")
+	assert.InDelta(t, unknownReuse, u.Share(), 1e-9, "a prompt with nothing of its own teaches nothing")
 	u.Learn(0, 100)
 	assert.InDelta(t, unknownReuse*(1-reuseStep), u.Share(), 1e-9)
 	for range 1000 {

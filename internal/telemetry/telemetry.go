@@ -260,7 +260,6 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 	evictions := count("warmpath.index.evictions", "{block}", "Blocks that the prefix index forgot to stay in its budget.")
 	live := count("warmpath.index.live_evictions", "{block}", "Of these, blocks that the engine, by its events, still has.")
 	refused := count("warmpath.index.refused", "{change}", "Changes of caches reported in blocks of another size than prompts are cut in.")
-	corrections := count("warmpath.index.corrections", "{correction}", "Replicas whose cache view shrank, or grew again, after the cached tokens that they reported.")
 	errs := count("warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.")
 	corrected := count("warmpath.pick.corrections", "{pick}", "Picks of the policy that the request may not be given, and that were replaced.")
 	texts := count("warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.")
@@ -283,10 +282,9 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 			o.ObserveInt64(evictions, s.Evictions, set)
 			o.ObserveInt64(live, s.LiveEvictions, set)
 			o.ObserveInt64(refused, s.Refused, set)
-			o.ObserveInt64(corrections, s.Corrections, set)
 		}
 		return nil
-	}, ongoing, queued, bytes, blocks, evictions, live, refused, corrections, errs, corrected, texts)
+	}, ongoing, queued, bytes, blocks, evictions, live, refused, errs, corrected, texts)
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: registering the callback: %w", err)
 	}

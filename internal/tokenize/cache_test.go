@@ -78,7 +78,7 @@ func TestFlights(t *testing.T) {
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	_, err := f.do(ended, keyFor(1), nil)
-	require.ErrorIs(t, err, context.Canceled, "one who waits has a deadline of his own")
+	require.ErrorIs(t, err, context.Canceled, "a call that waits keeps its own deadline")
 	wg.Go(func() {
 		tokens, err := f.do(ctx, keyFor(1), func() ([]uint32, error) { return []uint32{7}, nil })
 		require.NoError(t, err)
@@ -89,7 +89,7 @@ func TestFlights(t *testing.T) {
 	require.Empty(t, f.under)
 }
 
-// One whose time is over does not take those along who wait for it.
+// A call whose time is over does not end those that wait for it.
 func TestFlightsGoOn(t *testing.T) {
 	var f flights
 	short, cancel := context.WithCancel(context.Background())
@@ -117,5 +117,5 @@ func TestFlightsGoOn(t *testing.T) {
 	require.Panics(t, func() {
 		_, _ = f.do(context.Background(), keyFor(1), func() ([]uint32, error) { panic("a bug") })
 	})
-	require.Empty(t, f.under, "nobody waits for what panicked")
+	require.Empty(t, f.under, "nothing waits for work that panicked")
 }

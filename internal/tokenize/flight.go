@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// flights makes one of equal work that is asked for at the same time. The work is
-// done by the goroutine that asked first, since it alone may use the prompt.
+// flights does equal work that is wanted at the same time once. The first goroutine
+// does it, since it alone may use the prompt.
 type flights struct {
 	mu    sync.Mutex // guards the map; taken alone
 	under map[key]*flight
@@ -17,7 +17,7 @@ type flight struct {
 	done   chan struct{}
 	tokens []uint32
 	err    error
-	gaveUp bool // the caller that did the work had no time left: the others may have
+	gaveUp bool // the time of the caller that did the work was over; others may have some left
 }
 
 // do returns what work returns, of this call or of one under way for the same key.

@@ -35,7 +35,7 @@ type Prompts struct {
 	cache     *cache
 	flights   flights
 	logger    *slog.Logger
-	said      sync.Map // kinds of failures that were logged
+	logged    sync.Map // kinds of failures that were logged
 }
 
 func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
@@ -61,7 +61,7 @@ func (p *Prompts) Close() error { return closeAll(p.tokenizer, p.template) }
 func (p *Prompts) Tokenize(ctx context.Context, q *routing.Request) ([]uint32, error) {
 	tokens, err := p.tokens(ctx, q)
 	if err != nil {
-		p.say(err)
+		p.log(err)
 	}
 	return tokens, err
 }
@@ -86,7 +86,7 @@ func (p *Prompts) tokens(ctx context.Context, q *routing.Request) ([]uint32, err
 	return p.flights.do(ctx, k, func() ([]uint32, error) { return p.work(ctx, k, q.Model, text, chat) })
 }
 
-// work is what is done for a chat, and for a text that goes elsewhere.
+// work tokenizes a chat, or a text that no Resumer takes.
 func (p *Prompts) work(ctx context.Context, k key, model, text string, chat bool) ([]uint32, error) {
 	in := dialect.TokenizerInput{Model: model, Text: text, Special: p.special}
 	if chat {
@@ -107,7 +107,7 @@ func (p *Prompts) work(ctx context.Context, k key, model, text string, chat bool
 	return tokens, err
 }
 
-// chat puts the chat in the place of the text, or what the template makes of it.
+// chat replaces the text by the chat, or by what the template makes of it.
 func (p *Prompts) chat(in *dialect.TokenizerInput) error {
 	c, ok := dialect.ReadChat(in.Text)
 	if !ok {
@@ -140,8 +140,8 @@ func keyOf(model, text string) key {
 	return h.Sum128()
 }
 
-// say logs each kind of failure once.
-func (p *Prompts) say(err error) {
+// log logs each kind of failure once.
+func (p *Prompts) log(err error) {
 	kind := "other"
 	for _, e := range []error{dialect.ErrChat, ErrMedia, dialect.ErrNotText, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, e) {
@@ -151,7 +151,7 @@ func (p *Prompts) say(err error) {
 	if kind == context.Canceled.Error() {
 		return // the call's own end
 	}
-	if _, told := p.said.LoadOrStore(kind, true); !told {
+	if _, before := p.logged.LoadOrStore(kind, true); !before {
 		p.logger.Warn("warmpath: prompts are routed by their text where their tokens cannot be had; this is logged once",
 			"reason", strings.TrimPrefix(err.Error(), "tokenize: "))
 	}

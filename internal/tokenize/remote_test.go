@@ -136,7 +136,7 @@ func TestRemoteEndsWithTheContext(t *testing.T) {
 	end()
 	_, err = r.Tokens(ended, dialect.TokenizerInput{Text: "x"})
 	require.ErrorIs(t, err, context.Canceled)
-	require.NoError(t, r.rest.may(), "a caller that left says nothing about the engine")
+	require.NoError(t, r.rest.may(), "a caller that left is no evidence about the engine")
 }
 
 func TestRemoteNobodyThere(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// ErrResting means that the tokenizer failed just now and is left alone for a while,
-// so that not every prompt waits for it in vain.
+// ErrResting means that the tokenizer failed just now and is not used for a while, so
+// that not every prompt waits for it in vain.
 var ErrResting = errors.New("tokenize: it failed just now and is left alone for a while")
 
 const (

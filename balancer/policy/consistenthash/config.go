@@ -21,7 +21,7 @@ type Config struct {
 	// NumFallbackReplicas is how many replicas after the primary may take a
 	// session while those before them are full. 0 = the primary only.
 	NumFallbackReplicas int `json:"num_fallback_replicas"`
-	// MaxLoadFactor bounds the bookings of a replica by this multiple of the mean
+	// MaxLoadFactor bounds the reservations of a replica by this multiple of the mean
 	// of the connected ones, rounded up; 0 = no bound, else at least 1. Lower
 	// balances better and moves more sessions; 1.25 is usual.
 	MaxLoadFactor float64 `json:"max_load_factor"`

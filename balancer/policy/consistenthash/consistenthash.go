@@ -1,5 +1,5 @@
 // Package consistenthash is the policy "consistent_hash": one session, one
-// replica, by a hash ring that everybody computes alike.
+// replica, by a hash ring that every client computes alike.
 //
 // The rule. Every replica has num_virtual_nodes points on a ring of 64-bit
 // hashes. A request's key (its session, else its request id) is hashed onto the
@@ -14,12 +14,12 @@
 // all its attempts.
 //
 // With max_load_factor a replica is also passed, without using up a fallback,
-// while this request would lift its bookings above that factor times the mean
+// while this request would lift its reservations above that factor times the mean
 // of the connected ones; if all are above, the first with room is taken. With
 // weighted, a replica has points in proportion to its weight.
 //
 // Complexity. O(log points) to find the key, then usually one replica looked
-// at; 0 allocations while somebody is available. max_load_factor adds a sum
+// at; 0 allocations while a replica is available. max_load_factor adds a sum
 // over the connected replicas for every request. A change of membership hashes
 // and sorts the points of the replicas that changed and merges them into the
 // ring: O(points), 12 bytes each.
@@ -27,7 +27,7 @@
 // Guarantees. Stickiness: while the fleet does not change and the primary has
 // room and a connection, one session has one replica; when one of N replicas
 // joins or leaves about 1/N of the sessions move, and no session moves between
-// two others. A connection that blinks moves nobody for longer than it is down.
+// two others. A lost connection moves sessions only while it is down.
 // Agreement: the order depends on the ids (and weights, if weighted) and on the
 // key alone, not on the fleet's order, its history or the process.
 //
@@ -56,7 +56,7 @@ type Policy struct {
 
 	slotOf map[string]uint32  // by replica id
 	slots  []slot             // by slot number; parallel to ring.ids
-	free   []uint32           // slots that nobody has
+	free   []uint32           // slots without a replica
 	walk   uint32             // number of the walk under way
 	full   []*routing.Replica // the full ones of the walk under way
 	epoch  uint64             // of the View whose weights the ring has
@@ -205,7 +205,7 @@ func (p *Policy) startWalk() {
 }
 
 // replica returns the replica in a slot. The View may list the fleet in any
-// order: where the replica is not where it was, its id tells where it is now.
+// order: a replica that is not at its last index is found by its id.
 func (p *Policy) replica(ring *ring, s uint32, v *routing.View) *routing.Replica {
 	rs, id := v.Replicas(), ring.ids[s]
 	if i := int(p.slots[s].index); i < len(rs) && rs[i].ID == id {
@@ -232,7 +232,7 @@ func to(r *routing.Replica, place int) routing.Decision {
 	return d
 }
 
-// bound is how many bookings a replica of weight 1 may have; 0 = no bound.
+// bound is how many reservations a replica of weight 1 may have; 0 = no bound.
 type bound struct {
 	perWeight float64
 	weighted  bool
@@ -252,7 +252,7 @@ func (p *Policy) bound(v *routing.View) bound {
 	return bound{perWeight: p.cfg.MaxLoadFactor * float64(ongoing) / weight, weighted: p.cfg.Weighted}
 }
 
-// exceeded reports whether one more booking would be more than the replica may have.
+// exceeded reports whether one more reservation would be more than the replica may have.
 func (b bound) exceeded(r *routing.Replica) bool {
 	if b.perWeight == 0 {
 		return false

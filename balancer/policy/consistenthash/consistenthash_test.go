@@ -61,7 +61,7 @@ func TestRingDoesNotDependOnHistory(t *testing.T) {
 	}
 }
 
-// Points with the same hash stand in the order of their ids, whoever came first.
+// Points with the same hash stand in the order of their ids, in whatever order they came.
 func TestRingBreaksTiesByID(t *testing.T) {
 	ids := []string{"b", "a", "c"}
 	old := (&ring{}).merge(nil, []point{{5, 0}, {9, 0}}, 2, ids)
@@ -176,7 +176,8 @@ func TestRetryFollowsTheOrder(t *testing.T) {
 	}
 }
 
-// Issue 12.19: a request without session and id has a place on the ring like any other, and keeps it for all its attempts.
+// Issue 12.19: a request without session and id has a place on the ring like any other, and keeps it for all
+// its attempts.
 func TestNoKeyHasARandomPlaceOnTheRing(t *testing.T) {
 	r := policytest.NewRouter(t, build(), policytest.Fleet(3))
 	policytest.Fill(t, r, "r0", 5) // load does not matter
@@ -233,7 +234,7 @@ func TestBoundedLoadWeighted(t *testing.T) {
 	}
 }
 
-// When everybody that may serve is above the bound, the first of them serves.
+// When all that may serve are above the bound, the first of them serves.
 func TestBoundedLoadIsNoReasonToWait(t *testing.T) {
 	c := DefaultConfig()
 	c.MaxLoadFactor = 1

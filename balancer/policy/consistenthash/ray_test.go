@@ -86,7 +86,7 @@ func TestRayParameters(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// candidates fills one replica after the other and returns whom the key had.
+// candidates fills one replica after the other and returns the replicas that the key had.
 func candidates(t *testing.T, r *routing.Router, key string) (ids []string) {
 	t.Helper()
 	for {

@@ -126,7 +126,7 @@ func (p *Policy) pointsOf(r *routing.Replica) int {
 	return max(1, int(math.Round(float64(p.cfg.NumVirtualNodes)*p.weight(r))))
 }
 
-// A change collects who joins and who leaves, so that one merge does it all.
+// A change collects the replicas that join and leave, for one merge of the ring.
 type change struct {
 	p      *Policy
 	gone   []bool // by slot of the present ring
@@ -192,9 +192,8 @@ func (c *change) commit() {
 	clear(c.p.full[:cap(c.p.full)]) // it may name replicas that left
 }
 
-// sorted returns the points by hash, equal ones by id. Hashes are uniform, so
-// that dealing them out by their leading bits leaves next to nothing to sort:
-// O(points).
+// sorted returns the points by hash, equal ones by id. Hashes are uniform, so a
+// distribution by their leading bits leaves next to nothing to sort: O(points).
 func sorted(points []point, ids []string) []point {
 	shift := 64 - bits.Len(uint(len(points)))
 	starts := make([]uint32, 1<<(64-shift)+1)

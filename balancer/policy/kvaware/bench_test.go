@@ -10,7 +10,7 @@ import (
 )
 
 // BenchmarkRequest measures all that a request of 8,192 tokens costs the policy, from
-// Prepare, hashing included, to Completed, where 8 replicas are told to hold the prompt.
+// Prepare, hashing included, to Completed, where 8 replicas report the prompt.
 func BenchmarkRequest(b *testing.B) {
 	for _, n := range policytest.BenchmarkSizes[:4] {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
@@ -18,7 +18,7 @@ func BenchmarkRequest(b *testing.B) {
 			r := policytest.NewRouter(b, p, policytest.Fleet(n))
 			v, ctx, prompt := r.View(), context.Background(), tokens(1, 8192)
 			for _, rep := range v.Replicas()[:8] {
-				tell(r, rep.ID, 0, 0, prompt, 16)
+				report(r, rep.ID, 0, 0, prompt, 16)
 			}
 			var q routing.Request // the caller's memory
 			b.ReportAllocs()

@@ -14,7 +14,7 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	d, o := p.choose(q, v)
 	if o != nil {
 		s := q.Prepared.(*prepared)
-		p.unrouted.routed(s.number) // the one before came to nothing, where it is still open
+		p.unrouted.routed(s.number) // the pick before, if it was not routed
 		s.number = p.unrouted.pick()
 		p.recent.add(s, o.replica, o.rank, s.number)
 	}
@@ -68,7 +68,7 @@ type option struct {
 }
 
 // list lists the options of the pool: all of a small fleet, else the candidates and
-// some drawn at random, among whom the least loaded is about as good as any.
+// some drawn at random, among which the least loaded is about as good as any.
 func (c *choice) list() {
 	c.options = c.options[:0]
 	for _, candidate := range c.candidates {
@@ -107,10 +107,11 @@ func (c *choice) draw(replicas []*routing.Replica) (available int) {
 	return available
 }
 
-// warmest keeps of an idle fleet the options that save the most, where that is worth a pick: no request waits
-// anywhere, and so the cache alone decides. What more than 1/N of the requests share counts only where a replica
-// holds more than that: each of many clients finds its own fleet idle now and then, and they would all go to the
-// first holders of a system prompt.
+// warmest keeps of an idle fleet the options that save the most, where that is worth a
+// pick: no request waits anywhere, so the cache alone decides. What more than 1/N of the
+// requests share counts only where a replica holds more than that: each of many clients
+// finds its own fleet idle now and then, and they would all go to the first holders of a
+// system prompt.
 func (c *choice) warmest() {
 	most, shared := 0.0, c.CoveredTokens(c.common)
 	for i := range c.options {
@@ -128,8 +129,7 @@ func (c *choice) warmest() {
 	c.options = slices.DeleteFunc(c.options, func(o option) bool { return o.credit <= most-warm })
 }
 
-// unknown returns a replica as one that is not known to hold anything of the prompt.
-// choosing has the key.
+// unknown returns a replica as one that holds nothing of the prompt. choosing has the key.
 func (c *choice) unknown(r *routing.Replica) candidate {
 	return candidate{score: c.choosing.Score(r.ID), at: int32(r.Index())}
 }
@@ -147,7 +147,7 @@ func (c *choice) add(k candidate, r *routing.Replica) {
 	if c.burst {
 		if n := c.recent.held(c.prepared, r, k.rank); n > int(k.tokens) {
 			k.tokens = int32(n)
-			k.credit = max(k.credit, c.config.GPUCredit*float64(n))
+			k.credit = max(k.credit, gpuCredit*float64(n))
 		}
 	}
 	c.options = append(c.options, option{k, r, c.cost(k, r)})
@@ -156,7 +156,7 @@ func (c *choice) add(k candidate, r *routing.Replica) {
 // cost is what the request would cost on a replica: tokens to compute before its
 // answer begins, its own weighing more, and the work under way beside it.
 func (c *choice) cost(k candidate, r *routing.Replica) float64 {
-	w, rate := &c.config, r.Rate()
+	rate := r.Rate()
 	ongoing, others := r.Foreign()
 	queued := float64(int64(r.QueuedTokens())+others) / rate
 	decode := c.View.Load(r) - queued
@@ -167,12 +167,12 @@ func (c *choice) cost(k candidate, r *routing.Replica) float64 {
 			decode *= (share*float64(r.Ongoing()) + float64(ongoing)/float64(k.ranks)) / float64(active)
 		}
 	}
-	own := (float64(c.Tokens) - max(k.credit, c.sharedCredit(w))) / rate
-	return w.UncachedWeight*own + w.QueuedWeight*queued + w.DecodeWeight*decode
+	own := (float64(c.Tokens) - max(k.credit, c.sharedCredit())) / rate
+	return uncachedWeight*own + queued + decode
 }
 
-// share returns which part of our own work on a replica is on a rank of it. That of
-// others is taken to be spread evenly.
+// share returns which part of this client's work on a replica is on a rank of it. Peer
+// load is taken to be spread evenly.
 func (c *choice) share(k candidate) float64 {
 	m := c.fleet.Members[k.at]
 	var all int64
@@ -193,7 +193,7 @@ func (c *choice) best() (*option, routing.Reason) {
 	}
 	var best *option
 	equal := 0
-	slack := max(c.config.NearTieTokens, c.config.ForeignSlack*c.View.MeanForeignLoad())
+	slack := max(c.config.NearTieTokens, peerSlack*c.View.MeanForeignLoad())
 	for i := range c.options {
 		o := &c.options[i]
 		if o.cost > least+slack {
@@ -229,7 +229,8 @@ func (c *choice) placeOf(o *option) int {
 	place := 0
 	for i := range c.candidates {
 		k := &c.candidates[i]
-		if (i == 0 || c.candidates[i-1].at != k.at) && rendezvous.Before(k.score, c.fleet.Replicas[k.at], o.score, o.replica) {
+		first := i == 0 || c.candidates[i-1].at != k.at // of its replica's ranks
+		if first && rendezvous.Before(k.score, c.fleet.Replicas[k.at], o.score, o.replica) {
 			place++
 		}
 	}

@@ -22,46 +22,46 @@ func TestCost(t *testing.T) {
 		matched int
 	}{
 		{
-			name: "nobody holds it, nobody is busy", why: routing.ReasonKVNearTie,
+			name: "no replica holds it, none is busy", why: routing.ReasonKVNearTie,
 		}, {
 			name:   "a holder saves more than a near tie",
-			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt, 16) },
+			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt, 16) },
 			place:  7, why: routing.ReasonKVCost, matched: 8000,
 		}, {
 			name: "a short match is a near tie",
 			before: func(r *routing.Router, at []string) {
-				tell(r, at[7], 0, 0, prompt[:1328], 16)
+				report(r, at[7], 0, 0, prompt[:1328], 16)
 				policytest.Fill(t, r, at[15], 1)
 			},
 			why: routing.ReasonKVNearTie,
 		}, {
 			name:   "but on an idle fleet",
-			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt[:64], 16) },
+			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt[:64], 16) },
 			place:  7, why: routing.ReasonKVCost, matched: 64,
 		}, {
 			name:   "it is not where ties are exact",
 			config: func(c *Config) { c.NearTieTokens = 0 },
-			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt[:1328], 16) },
+			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt[:1328], 16) },
 			place:  7, why: routing.ReasonKVCost, matched: 1328,
 		}, {
 			name: "the first of two holders",
 			before: func(r *routing.Router, at []string) {
-				tell(r, at[7], 0, 0, prompt, 16)
-				tell(r, at[3], 0, 0, prompt[:7200], 16)
+				report(r, at[7], 0, 0, prompt, 16)
+				report(r, at[3], 0, 0, prompt[:7200], 16)
 				policytest.Fill(t, r, at[15], 1)
 			},
 			place: 3, why: routing.ReasonKVNearTie, matched: 7200,
 		}, {
 			name: "a holder bears three times what it saves, and the width",
 			before: func(r *routing.Router, at []string) {
-				tell(r, at[7], 0, 0, prompt, 16)
+				report(r, at[7], 0, 0, prompt, 16)
 				busy(t, r, at[7], 3*8000-500-4001)
 			},
 			place: 7, why: routing.ReasonKVCost, matched: 8000,
 		}, {
 			name: "and no more",
 			before: func(r *routing.Router, at []string) {
-				tell(r, at[7], 0, 0, prompt, 16)
+				report(r, at[7], 0, 0, prompt, 16)
 				busy(t, r, at[7], 3*8000-500+4001)
 			},
 			why: routing.ReasonKVNearTie,
@@ -69,7 +69,7 @@ func TestCost(t *testing.T) {
 			name: "load counts among holders, however much they hold",
 			before: func(r *routing.Router, at []string) {
 				for i, id := range at {
-					tell(r, id, 0, 0, prompt, 16)
+					report(r, id, 0, 0, prompt, 16)
 					busy(t, r, id, 100_000)
 					if i < 9 {
 						busy(t, r, id, 5_000)
@@ -82,17 +82,7 @@ func TestCost(t *testing.T) {
 			before: func(r *routing.Router, at []string) { policytest.Fill(t, r, at[0], 9) },
 			place:  1, why: routing.ReasonKVNearTie,
 		}, {
-			name:   "as much as they weigh",
-			config: func(c *Config) { c.DecodeWeight = 0.5 },
-			before: func(r *routing.Router, at []string) { policytest.Fill(t, r, at[0], 15) },
-			why:    routing.ReasonKVNearTie,
-		}, {
-			name:   "the queue counts as much as it weighs",
-			config: func(c *Config) { c.QueuedWeight = 0.1 },
-			before: func(r *routing.Router, at []string) { busy(t, r, at[0], 30_000) },
-			why:    routing.ReasonKVNearTie,
-		}, {
-			name: "the load of others counts",
+			name: "peer load counts",
 			before: func(r *routing.Router, at []string) {
 				r.SetForeignLoad([]routing.ForeignLoad{{ID: at[0], QueuedTokens: 2000, Ongoing: 5}})
 			},
@@ -100,44 +90,29 @@ func TestCost(t *testing.T) {
 		}, {
 			name: "small differences in it do not",
 			before: func(r *routing.Router, at []string) {
-				tellLoads(r, at, 40_000)
+				setLoads(r, at, 40_000)
 			},
 			why: routing.ReasonKVNearTie,
 		}, {
-			name:   "as small as is said",
-			config: func(c *Config) { c.ForeignSlack = 0.1 },
-			before: func(r *routing.Router, at []string) {
-				tellLoads(r, at, 40_000)
-			},
-			place: 1, why: routing.ReasonKVNearTie,
-		}, {
 			name: "large ones do",
 			before: func(r *routing.Router, at []string) {
-				tellLoads(r, at, 10_000)
+				setLoads(r, at, 10_000)
 			},
 			place: 1, why: routing.ReasonKVNearTie,
 		}, {
 			name: "faster tiers are worth more",
 			before: func(r *routing.Router, at []string) {
-				tell(r, at[2], 0, routing.TierDisk, prompt, 16)
-				tell(r, at[4], 0, routing.TierHost, prompt, 16)
+				report(r, at[2], 0, routing.TierDisk, prompt, 16)
+				report(r, at[4], 0, routing.TierHost, prompt, 16)
 			},
 			place: 4, why: routing.ReasonKVCost, matched: 8000,
 		}, {
-			name:   "as much as is said",
-			config: func(c *Config) { c.DiskCredit = 1.5 },
-			before: func(r *routing.Router, at []string) {
-				tell(r, at[2], 0, routing.TierDisk, prompt, 16)
-				tell(r, at[4], 0, routing.TierGPU, prompt, 16)
-			},
-			place: 2, why: routing.ReasonKVCost, matched: 8000,
-		}, {
 			name:   "superblocks",
-			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt, routing.SuperblockTokens) },
+			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt, routing.SuperblockTokens) },
 			place:  7, why: routing.ReasonKVCost, matched: 7680,
 		}, {
 			name:   "the engine's own block",
-			before: func(r *routing.Router, at []string) { tell(r, at[7], 0, 0, prompt, 128) },
+			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt, 128) },
 			place:  -2, why: routing.ReasonKVCost, matched: 7936,
 		},
 	} {
@@ -167,9 +142,8 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// tellLoads tells that others have booked so many tokens everywhere, and 16,000 more at
-// the first.
-func tellLoads(r *routing.Router, at []string, tokens int64) {
+// setLoads sets the peer load: so many tokens everywhere, and 16,000 more at the first.
+func setLoads(r *routing.Router, at []string, tokens int64) {
 	loads := make([]routing.ForeignLoad, len(at))
 	for i, id := range at {
 		loads[i] = routing.ForeignLoad{ID: id, QueuedTokens: tokens}
@@ -219,7 +193,7 @@ func TestRanks(t *testing.T) {
 	}
 	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet)
 	prompt := tokens(1, 8000)
-	tell(r, "r2", 3, 0, prompt, 16)
+	report(r, "r2", 3, 0, prompt, 16)
 	d := policytest.Choose(t, r, ask(prompt))
 	assert.Equal(t, "r2/3", fmt.Sprintf("%s/%d", d.Replica.ID, d.Rank()))
 	assert.Equal(t, 8000, d.MatchedTokens)

@@ -6,52 +6,54 @@
 // In each group of replicas to look in ([routing.View.Pool]) every replica, or each of
 // its data-parallel ranks, has a cost in tokens:
 //
-//	uncached_weight · (prompt - credit) / rate + queued_weight · queued / rate + decode_weight · κ · active / rate
+//	3 · (prompt - credit) / rate + queued / rate + κ · active / rate
 //
-// credit is what its cache saves: leading tokens it holds, those on slower tiers for
-// less. What more than 1/N of the requests begin with is worth as much where it is not
-// cached yet: it is more than one replica should bear, and clients that do not see each
+// credit is what its cache saves: leading tokens it holds, 0.75 of them in host memory,
+// 0.25 on disk. What more than 1/N of the requests begin with is worth as much where it is
+// not cached yet: it is more than one replica should bear, and clients that do not see each
 // other's load would all go to its first holders. queued are uncached prompt tokens
-// booked there and not yet prefilled, κ is the channel's request_cost_tokens, both as in
-// the load of all policies. One's own tokens weigh more than the queue's, else caches
-// are given up as the fleet fills.
+// reserved there and not yet prefilled, κ is the channel's request_cost_tokens, both as in
+// the load of all policies. The request's own tokens weigh more than the queue's, else
+// caches are given up as the fleet fills.
 //
 // Costs that are at most
 //
-//	max(near_tie_tokens, foreign_slack × mean foreign load)
+//	max(near_tie_tokens, 0.75 × mean peer load)
 //
 // above the least count as equal, and among equals the first in the rendezvous order of the
-// prompt's distinguishing block is picked (package rendezvous). The foreign load is what others
-// are told to have booked: all clients act on that news alike, and it is a little old.
-// Clients with the same news, or with none, so do not all go one way, and a new turn of
-// a conversation that nobody knows of finds its replica from any client.
+// prompt's distinguishing block is picked (package rendezvous). Peer load is the load that
+// other clients put on a replica: all clients act on that news alike, and it is a little
+// old. So clients with the same news, or with none, do not all go one way, and a new turn
+// of a conversation finds its replica from any client.
 //
-// On an idle fleet a cache decides alone: of the replicas that save 64 tokens or more, and hold more of the
-// prompt than what more than 1/N of the requests share, those that save the most are looked at.
+// On an idle fleet a cache decides alone: of the replicas that save 64 tokens or more, and
+// hold more of the prompt than what more than 1/N of the requests share, those that save
+// the most are looked at.
 //
 // A request without prompt costs what is under way, and its session is the key of the
-// rendezvous order; one without either goes to the one with fewer bookings of two at random.
+// rendezvous order; one without either goes to the one of two at random that has fewer
+// reservations.
 //
 // # What a replica holds
 //
-// What its engine or a look-aside server tells, by tier, in blocks or in superblocks of
-// 512 tokens; and what was routed there lately: see package cacheview. Nothing needs to
-// be told. Token prompts are cut in the block that the engine of the model tells, so
-// its blocks are found; other sizes are refused and counted. Picks that were made since
-// a request was prepared count too, so a burst spreads as if it came one by one.
+// What its engine or a look-aside server reports, by tier, in blocks or in superblocks of
+// 512 tokens; and what was routed there lately: see package cacheview. Reports are optional.
+// Token prompts are cut in the block that the engine of the model reports, so its blocks
+// are found; other sizes are refused and counted. Picks that were made since a request was
+// prepared count too, so a burst spreads as if it came one by one.
 //
 // # Complexity
 //
 // Preparing costs a hash per block, a search of the index, and a hash per replica;
 // choosing O(replicas). Of more than 64 replicas, or ranks, it looks at 32 that hold
-// most, the first 8 in the rendezvous order and 64 drawn at random, among whom the least
-// loaded is nearly the least of all. A prompt of 8,192 tokens costs two allocations on
+// most, the first 8 in the rendezvous order and 64 drawn at random, among whose loads the
+// least is nearly the least of all. A prompt of 8,192 tokens costs two allocations on
 // up to 16 replicas, three on more.
 //
 // # Guarantees
 //
-// No load is ever cut off: a holder is left when another is cheaper, whoever holds how
-// much. The index has a byte budget and holds hashes only.
+// No load is ever cut off: a holder is left when another replica is cheaper, however much
+// it holds. The index has a byte budget and holds hashes only.
 //
 // # Source
 //

@@ -36,9 +36,9 @@ func newRouter(t testing.TB, n int) *routing.Router {
 	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()), policytest.Fleet(n))
 }
 
-// tell tells what a rank of a replica caches of a prompt, in the engine's blocks, or
+// report reports what a rank of a replica caches of a prompt, in the engine's blocks, or
 // in superblocks of blocks of 16.
-func tell(r *routing.Router, id string, rank int, tier routing.Tier, prompt []uint32, blockTokens int) {
+func report(r *routing.Router, id string, rank int, tier routing.Tier, prompt []uint32, blockTokens int) {
 	cut := min(blockTokens, 16)
 	if blockTokens != routing.SuperblockTokens {
 		cut = blockTokens
@@ -52,7 +52,7 @@ func tell(r *routing.Router, id string, rank int, tier routing.Tier, prompt []ui
 	r.CacheChanged([]routing.CacheChange{{Replica: id, Rank: rank, Tier: tier, BlockTokens: blockTokens, Stored: stored}})
 }
 
-// busy books a prompt of so many tokens on a replica.
+// busy reserves a prompt of so many tokens on a replica.
 func busy(t testing.TB, r *routing.Router, id string, tokens int) *routing.Booking {
 	t.Helper()
 	return policytest.Pick(t, r, &routing.Request{Pin: id, PromptTokens: tokens})

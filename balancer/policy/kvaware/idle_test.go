@@ -35,8 +35,8 @@ func answer(t *testing.T, r *routing.Router, q *routing.Request) routing.Decisio
 	return b.Decision
 }
 
-// Issue 12.15: on an idle fleet a cached prefix of 64 tokens or more wins every time, however short or long the prompt is,
-// and whatever was asked before.
+// Issue 12.15: on an idle fleet a cached prefix of 64 tokens or more wins every time, however short or long
+// the prompt is, and whatever was asked before.
 func TestOnAnIdleFleetTheCacheWins(t *testing.T) {
 	r := idleFleet(t, 8)
 	for i := range 300 {

@@ -36,14 +36,14 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 				return
 			}
 			c.b.Release()
-			if rnd.IntN(8) > 0 { // else one that nobody tells of
+			if rnd.IntN(8) > 0 { // else one whose end is never reported
 				r.Complete(c.q, c.b.Decision, routing.Outcome{Sent: true, Usage: routing.NoUsage})
 			}
 		}
 		check := func() (all int64) {
 			for _, rep := range r.View().Replicas() {
 				for rank := range rep.Ranks {
-					work := p.held.Member(rep).Work(rank)
+					work := p.caches.Member(rep).Work(rank)
 					require.GreaterOrEqual(t, work, int64(0), "seed %d", seed)
 					all += work
 				}
@@ -78,7 +78,7 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 		for _, c := range calls {
 			end(c)
 		}
-		// Those that nobody told of are forgotten by who is alone.
+		// Those whose end was not reported are forgotten at the next request that is alone.
 		require.NoError(t, r.SetRollout(routing.Rollout{Share: 1}))
 		for _, m := range fleet {
 			q := &routing.Request{Session: "s"}

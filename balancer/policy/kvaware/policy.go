@@ -12,7 +12,7 @@ import (
 // Policy is the policy. Make it with [New]; it belongs to one Router.
 type Policy struct {
 	config     Config
-	held       *cacheview.Index
+	caches     *cacheview.Index
 	popularity *rendezvous.Popularity
 	scratch    sync.Pool // of *scratch
 	unrouted   unrouted
@@ -35,6 +35,7 @@ var (
 	_ routing.IndexReporter      = (*Policy)(nil)
 	_ routing.Previewer          = (*Policy)(nil)
 	_ routing.SuperblockReporter = (*Policy)(nil)
+	_ routing.PromptHasher       = (*Policy)(nil)
 )
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -44,7 +45,7 @@ func New(c Config) (*Policy, error) {
 	}
 	return &Policy{
 		config: c,
-		held: cacheview.New(cacheview.Options{
+		caches: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
 			Grain:    rendezvous.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
 			Learn:    true,
@@ -72,7 +73,7 @@ func (p *Policy) Prepare(_ context.Context, q *routing.Request, v *routing.View)
 		q.Prepared = s
 	}
 	s.now, s.since = v.Now(), p.unrouted.before.Load() // before the index is searched
-	p.find(s, p.held.Fleet(v))
+	p.find(s, p.caches.Fleet(v))
 	return nil
 }
 
@@ -83,8 +84,8 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 		return
 	}
 	s.Sent(p.popularity)
-	s.stay.End() // of an attempt before, whose end did not come
-	p.held.Routed(&s.stay, p.held.Member(d.Replica), max(d.Rank(), 0), cacheview.Route{
+	s.predicted.End() // of an attempt before, whose end did not come
+	p.caches.Routed(&s.predicted, p.caches.Member(d.Replica), max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
 		Work:  routing.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
 		Alone: d.Replica.Ongoing() <= 1, Now: s.now,
@@ -113,8 +114,7 @@ func (p *Policy) forget(s *prepared, d routing.Decision) {
 	p.unrouted.routed(s.number)
 }
 
-// Completed implements [routing.CompletionObserver]: what the replica reports to have had
-// cached corrects the prediction.
+// Completed implements [routing.CompletionObserver].
 func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
@@ -122,31 +122,30 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 	}
 	s.Ended(p.popularity, o.Sent)
 	if !o.Prefilled() {
-		p.held.TakeBack(&s.stay)
+		p.caches.TakeBack(&s.predicted)
 		p.forget(s, d)
 		return
 	}
-	s.stay.End()
-	if len(s.Hashes) == 0 || o.Usage.CachedTokens < 0 {
-		return
-	}
-	if o.Err == nil {
-		p.held.Measured(p.held.Member(d.Replica), max(d.Rank(), 0), d.MatchedTokens, o.Usage.CachedTokens)
-	}
+	s.predicted.End()
 }
 
 // FleetChanged implements [routing.FleetObserver].
-func (p *Policy) FleetChanged(c routing.FleetChange) { p.held.FleetChanged(c) }
+func (p *Policy) FleetChanged(c routing.FleetChange) { p.caches.FleetChanged(c) }
 
 // CacheChanged implements [routing.CacheObserver].
-func (p *Policy) CacheChanged(changes []routing.CacheChange) { p.held.CacheChanged(changes) }
+func (p *Policy) CacheChanged(changes []routing.CacheChange) { p.caches.CacheChanged(changes) }
 
 // ReplicaCapacity implements [routing.CapacityObserver].
-func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.held.SetCapacity(id, kvTokens) }
+func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
+
+// PromptHashes implements [routing.PromptHasher].
+func (p *Policy) PromptHashes(q *routing.Request) *routing.Hashed {
+	s, _ := q.Prepared.(*prepared)
+	if s == nil {
+		return nil
+	}
+	return s.Hashed()
+}
 
 // IndexStats implements [routing.IndexReporter].
-func (p *Policy) IndexStats() routing.IndexStats { return p.held.Stats() }
-
-// Accuracy says how well what replicas were believed to cache was confirmed by them.
-// Safe from any goroutine.
-func (p *Policy) Accuracy() cacheview.Accuracy { return p.held.Accuracy() }
+func (p *Policy) IndexStats() routing.IndexStats { return p.caches.Stats() }

@@ -30,7 +30,7 @@ type prepared struct {
 	session bool   // the key is the session's
 
 	rendezvous.Counted
-	stay cacheview.Stay // of the attempt under way
+	predicted cacheview.Prediction // of the attempt under way
 
 	// Found for a fleet.
 	fleet      *cacheview.Fleet
@@ -66,7 +66,7 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 	s := new(prepared)
 	s.Tokens = q.PromptTokens
 	if !q.Prompt.Empty() {
-		s.Cut(q.Prompt, q.PromptTokens, p.held.Grain(q.Model), p.held.Seed(q), true)
+		s.Cut(q.Prompt, q.PromptTokens, p.caches.Grain(q.Model), p.caches.Seed(q), true)
 		s.common, _ = s.Find(p.popularity, s.Hashes, len(v.Replicas()))
 		s.key = s.Hashes[s.common]
 	}
@@ -81,14 +81,14 @@ func (p *Policy) find(s *prepared, f *cacheview.Fleet) {
 	found := p.scratch.Get().(*scratch)
 	defer p.scratch.Put(found)
 	s.fleet, s.candidates = f, s.few[:0]
-	p.held.Match(f, &s.Blocks, &found.Found)
+	p.caches.Match(f, &s.Blocks, &found.Found)
 	found.SetKey(s.key)
 	if f.Units() <= many {
 		if f.Units() > short {
 			s.candidates = make([]candidate, 0, f.Units())
 		}
 		for at, r := range f.Replicas {
-			s.add(p, found, at, found.Score(r.ID))
+			s.add(found, at, found.Score(r.ID))
 		}
 		return
 	}
@@ -99,25 +99,25 @@ func (p *Policy) find(s *prepared, f *cacheview.Fleet) {
 	s.candidates = make([]candidate, 0, maxHolders+rendezvous.Head)
 	top, n := rendezvous.First(f.Replicas, found.scores)
 	for _, place := range top[:n] {
-		s.add(p, found, int(place.At), found.scores[place.At])
+		s.add(found, int(place.At), found.scores[place.At])
 	}
 	for _, h := range found.Holders[:min(len(found.Holders), maxHolders)] {
 		at := f.PlaceOf(int(h.At))
 		if !s.has(at) {
-			s.add(p, found, at, found.scores[at])
+			s.add(found, at, found.scores[at])
 		}
 	}
 }
 
 // add lists the units of the replica at a place. Its ranks come in the order of the
 // key, for those that cost the same.
-func (s *prepared) add(p *Policy, found *scratch, at int, score uint64) {
+func (s *prepared) add(found *scratch, at int, score uint64) {
 	first := s.fleet.Unit(at, 0)
 	ranks := s.fleet.Ranks(at)
 	for i := range ranks {
 		rank := int((s.key + uint64(i)) % uint64(ranks))
 		c := candidate{score: score, at: int32(at), rank: int32(rank), ranks: int32(ranks)}
-		c.credit, c.tokens = p.credit(s, found, first+rank)
+		c.credit, c.tokens = credit(s, found, first+rank)
 		s.candidates = append(s.candidates, c)
 	}
 }
@@ -133,18 +133,19 @@ func (s *prepared) has(at int) bool {
 
 // credit returns what a unit's cache is worth for the prompt, and how many leading
 // tokens it holds on any tier.
-func (p *Policy) credit(s *prepared, found *scratch, unit int) (credit float64, tokens int32) {
+func credit(s *prepared, found *scratch, unit int) (saved float64, tokens int32) {
 	before := 0
-	for t, each := range [routing.Tiers]float64{p.config.GPUCredit, p.config.HostCredit, p.config.DiskCredit} {
+	for t, each := range credits {
 		n := s.CoveredTokens(found.Depth(unit, routing.Tier(t)))
-		credit += each * float64(n-before)
+		saved += each * float64(n-before)
 		before = n
 	}
-	return credit, int32(before)
+	return saved, int32(before)
 }
 
-// sharedCredit returns what the part of the prompt is worth that more than 1/N of the requests share: as
-// much where it is not cached yet, since it is more than one replica should bear.
-func (s *prepared) sharedCredit(config *Config) float64 {
-	return config.GPUCredit * float64(s.CoveredTokens(s.common))
+// sharedCredit returns what the part of the prompt is worth that more than 1/N of the
+// requests share: as much where it is not cached yet, since it is more than one replica
+// should bear.
+func (s *prepared) sharedCredit() float64 {
+	return gpuCredit * float64(s.CoveredTokens(s.common))
 }

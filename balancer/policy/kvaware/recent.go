@@ -7,9 +7,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// recent remembers the last picks until the index knows of them. Requests that were
-// prepared together, before any of them was picked, so see where those before went:
-// a burst is spread as if it came one by one. It knows whole prompts, and of prompts
+// recent keeps the last picks until they are in the index. So requests that were
+// prepared together, before any of them was picked, see where those before went:
+// a burst is spread as if it came one by one. It finds whole prompts, and of prompts
 // that begin alike some of the beginning: see mark.
 //
 // It belongs to Choose, and so to the Router's lock, but for remove.

@@ -2,9 +2,9 @@ package kvaware
 
 import "sync/atomic"
 
-// unrouted numbers the picks, from 1, and knows up to which all of them are in the index:
+// unrouted numbers the picks, from 1, and keeps up to which all of them are in the index:
 // requests are picked one after the other, but enter the index at the same time and in any
-// order. Who chooses and does not route is waited for until so many others were picked.
+// order. A pick that is never routed holds this up until maxUnrouted others were picked.
 //
 // pick and picks belong to Choose, and so to the Router's lock; the rest is atomic.
 type unrouted struct {
@@ -31,7 +31,7 @@ func (u *unrouted) pick() uint64 {
 	return u.picks
 }
 
-// routed says that a pick is in the index. 0 is no pick: the Router's own.
+// routed notes that a pick is in the index. 0 is no pick: the Router's own.
 func (u *unrouted) routed(number uint64) {
 	if number > 0 {
 		u.open[number%maxUnrouted].CompareAndSwap(number, 0)

@@ -12,8 +12,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// Issue 12.20: requests of others count, those that a server broadcasts and those that a replica reports, beside our own,
-// whether or not picks take the lock; a report counts until it expires.
+// Issue 12.20: requests of others count, those that a server broadcasts and those that a replica reports,
+// beside our own, whether or not picks take the lock; a report counts until it expires.
 func TestEveryKnownLoadCounts(t *testing.T) {
 	for name, source := range map[string]*rand.Rand{"locked": policytest.Seeded(1), "quick": nil} {
 		t.Run(name, func(t *testing.T) {

@@ -3,7 +3,7 @@
 //
 // The rule. Two distinct available replicas are drawn uniformly from the first
 // pool that has any: for a LoRA adapter those that have it loaded, then those
-// with the fewest adapters, then all; else those on our node, then in our zone,
+// with the fewest adapters, then all; else those on the client's node, then in its zone,
 // then all. The one with fewer requests under way wins, a tie goes to the first drawn.
 // After a failed attempt the pools come first without the replicas tried.
 //
@@ -11,8 +11,8 @@
 // scanned once. Choose does not allocate.
 //
 // Guarantees. With n requests on n replicas the busiest one has O(log log n)
-// more than the mean with high probability. Bookings count from the moment of
-// the pick, so a burst sees itself. Requests of other clients count where a look-aside
+// more than the mean with high probability. Reservations count from the moment
+// of the pick, so a burst sees itself. Requests of other clients count where a look-aside
 // server broadcasts them or replicas report them.
 //
 // Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing";

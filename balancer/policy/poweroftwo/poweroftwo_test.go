@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// Ties: everybody is picked about equally often, also when few of many are
+// Ties: each replica is picked about equally often, also when few of many are
 // available, which the draws hardly ever find.
 func TestDrawIsUniform(t *testing.T) {
 	for _, c := range []struct{ n, available int }{{1, 1}, {2, 2}, {3, 3}, {3, 2}, {50, 50}, {50, 10}, {200, 3}, {200, 1}} {

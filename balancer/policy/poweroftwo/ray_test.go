@@ -35,7 +35,7 @@ func eachLocality(t *testing.T, test func(t *testing.T, newRouter func(*testing.
 	}
 }
 
-// picked counts whom n picks went to, each released at once.
+// picked counts where n picks went, each released at once.
 func picked(t *testing.T, r *routing.Router, q routing.Request, n int) map[string]int {
 	t.Helper()
 	ids := make(map[string]int)

@@ -46,7 +46,7 @@ func BenchmarkRequest(b *testing.B) {
 }
 
 // BenchmarkPrepare measures it by fleet size, for a prompt of 1,024 tokens that
-// nobody holds.
+// no replica holds.
 func BenchmarkPrepare(b *testing.B) {
 	for _, n := range policytest.BenchmarkSizes {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {

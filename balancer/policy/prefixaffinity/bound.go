@@ -13,7 +13,7 @@ const sample = 64
 // within reports whether a replica that is expected to have so many of the prompt's
 // tokens cached is within the load bound.
 func (c *choice) within(r *routing.Replica, expected int) bool {
-	over := c.View.Load(r) - c.slack - c.p.config.ReuseWeight*float64(max(expected, 0))
+	over := c.View.Load(r) - c.slack - reuseWeight*float64(max(expected, 0))
 	return over <= 0 || over <= c.leastLoad()
 }
 

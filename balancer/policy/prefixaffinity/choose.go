@@ -25,7 +25,7 @@ func (p *Policy) choose(q *routing.Request, v *routing.View) routing.Decision {
 	}
 	c := choice{
 		p: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v),
-		slack: max(p.config.LoadSlackTokens, p.config.ForeignSlack*v.MeanForeignLoad()),
+		slack: max(loadSlack, peerSlack*v.MeanForeignLoad()),
 	}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
@@ -59,7 +59,7 @@ type choice struct {
 	least float64 // load of the least loaded of the pool; negative = not looked for yet
 }
 
-// choose returns a decision without replica when the pool has nobody available.
+// choose returns a decision without replica where none of the pool is available.
 func (c *choice) choose() routing.Decision {
 	if c.p.ray {
 		return c.smallest()
@@ -178,7 +178,7 @@ func (c *choice) placeOf(r *routing.Replica) int {
 	return n
 }
 
-// depth returns how many leading blocks the replica is believed to hold.
+// depth returns how many leading blocks the replica holds, as predicted or reported.
 func (c *choice) depth(r *routing.Replica) int {
 	for _, h := range c.holders {
 		if c.fleet.Replicas[h.At].ID == r.ID {

@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// busy books a prompt of so many tokens on a replica.
+// busy reserves a prompt of so many tokens on a replica.
 func busy(t testing.TB, r *routing.Router, id string, tokens int) *routing.Booking {
 	t.Helper()
 	return policytest.Pick(t, r, &routing.Request{Pin: id, PromptTokens: tokens})
@@ -60,7 +60,7 @@ func TestSteps(t *testing.T) {
 			},
 			why: routing.ReasonPrefixMatch, matched: 800,
 		}, {
-			name: "what others are told to have makes it wider", request: ask(first, second),
+			name: "peer load makes it wider", request: ask(first, second),
 			before: func(r *routing.Router, places []string) {
 				var others []routing.ForeignLoad
 				for _, id := range places {

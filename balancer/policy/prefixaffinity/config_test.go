@@ -27,13 +27,6 @@ func TestBoundsNameTheField(t *testing.T) {
 		{func(c *Config) { c.BlockTokens = -1 }, "block_tokens"},
 		{func(c *Config) { c.BlockTokens = 65537 }, "block_tokens"},
 		{func(c *Config) { c.IndexBytes = 1<<20 - 1 }, "index_bytes"},
-		{func(c *Config) { c.ForeignSlack = -0.1 }, "foreign_slack"},
-		{func(c *Config) { c.ForeignSlack = math.NaN() }, "foreign_slack"},
-		{func(c *Config) { c.ReuseWeight = math.Inf(1) }, "reuse_weight"},
-		{func(c *Config) { c.LoadSlackTokens = -1 }, "load_slack_tokens"},
-		{func(c *Config) { c.LoadSlackTokens = math.Inf(1) }, "load_slack_tokens"},
-		{func(c *Config) { c.SharedFraction = 0 }, "shared_fraction"},
-		{func(c *Config) { c.SharedFraction = 1.01 }, "shared_fraction"},
 		{func(c *Config) { c.OnMiss = "" }, "on_miss"},
 		{func(c *Config) { c.OnMiss = "random" }, "on_miss"},
 		{func(c *Config) { c.ImbalancedThreshold = -1 }, "imbalanced_threshold"},
@@ -46,8 +39,6 @@ func TestBoundsNameTheField(t *testing.T) {
 		func(c *Config) { c.MatchRateThreshold = 1 },
 		func(c *Config) { c.BlockBytes, c.OnMiss = 1, OnMissSmallest },
 		func(c *Config) { c.BlockTokens = 65536 },
-		func(c *Config) { c.ReuseWeight, c.LoadSlackTokens = 1, 0 },
-		func(c *Config) { c.SharedFraction = 1 },
 		func(c *Config) { c.ImbalancedThreshold = 10 },
 	} {
 		_, err := New(with(change))
@@ -58,6 +49,6 @@ func TestBoundsNameTheField(t *testing.T) {
 func TestConfigInJSON(t *testing.T) {
 	c := DefaultConfig()
 	require.NoError(t, json.Unmarshal([]byte(`{"match_rate_threshold":0.2,"block_bytes":1,"block_tokens":32,"index_bytes":2097152,
-		"foreign_slack":2,"reuse_weight":5,"load_slack_tokens":4000,"shared_fraction":0.25,"on_miss":"smallest","imbalanced_threshold":3,"sticky_sessions":true}`), &c))
-	assert.Equal(t, Config{0.2, 1, 32, 2 << 20, 4000, 2, 5, 0.25, OnMissSmallest, 3, true}, c)
+		"on_miss":"smallest","imbalanced_threshold":3,"sticky_sessions":true}`), &c))
+	assert.Equal(t, Config{0.2, 1, 32, 2 << 20, OnMissSmallest, 3, true}, c)
 }

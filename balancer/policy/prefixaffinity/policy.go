@@ -13,7 +13,7 @@ import (
 type Policy struct {
 	config     Config
 	ray        bool // on_miss: smallest
-	held       *cacheview.Index
+	caches     *cacheview.Index
 	popularity *rendezvous.Popularity
 	scratch    sync.Pool // of *scratch
 
@@ -35,6 +35,7 @@ var (
 	_ routing.IndexReporter      = (*Policy)(nil)
 	_ routing.Previewer          = (*Policy)(nil)
 	_ routing.SuperblockReporter = (*Policy)(nil)
+	_ routing.PromptHasher       = (*Policy)(nil)
 )
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -45,7 +46,7 @@ func New(c Config) (*Policy, error) {
 	return &Policy{
 		config: c,
 		ray:    c.OnMiss == OnMissSmallest,
-		held: cacheview.New(cacheview.Options{
+		caches: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
 			Grain:    rendezvous.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
 		}),
@@ -70,7 +71,7 @@ func (p *Policy) Prepare(_ context.Context, q *routing.Request, v *routing.View)
 		q.Prepared = s
 	}
 	s.now = v.Now()
-	p.find(s, q, p.held.Fleet(v))
+	p.find(s, p.caches.Fleet(v))
 	return nil
 }
 
@@ -84,14 +85,14 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 	if len(s.Hashes) == 0 {
 		return
 	}
-	m := p.held.Member(d.Replica)
+	m := p.caches.Member(d.Replica)
 	if p.ray {
 		p.countBytes(s, m)
 	} else {
 		s.Sent(p.popularity)
 	}
-	s.stay.End() // of an attempt before, whose end did not come
-	p.held.Routed(&s.stay, m, 0, cacheview.Route{
+	s.predicted.End() // of an attempt before, whose end did not come
+	p.caches.Routed(&s.predicted, m, 0, cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(), Alone: d.Replica.Ongoing() <= 1, Now: s.now,
 	})
 }
@@ -112,13 +113,13 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 	}
 	s.Ended(p.popularity, o.Sent)
 	if !o.Prefilled() {
-		p.held.TakeBack(&s.stay)
+		p.caches.TakeBack(&s.predicted)
 		if p.ray {
-			p.held.Member(d.Replica).Sent.Add(-s.bytes)
+			p.caches.Member(d.Replica).SentBytes.Add(-s.bytes)
 		}
 		return
 	}
-	s.stay.End()
+	s.predicted.End()
 	if d.Reason == routing.ReasonRendezvous && o.Usage.CachedTokens >= 0 {
 		shared := s.CoveredTokens(s.shared)
 		p.reuse.Learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
@@ -133,5 +134,29 @@ func (p *Policy) release(s *prepared) {
 	}
 }
 
+// FleetChanged implements [routing.FleetObserver].
+func (p *Policy) FleetChanged(c routing.FleetChange) { p.caches.FleetChanged(c) }
+
+// CacheChanged implements [routing.CacheObserver]: what is reported of a replica goes
+// before what was routed there. Ray's rule ignores it.
+func (p *Policy) CacheChanged(changes []routing.CacheChange) {
+	if !p.ray {
+		p.caches.CacheChanged(changes)
+	}
+}
+
+// ReplicaCapacity implements [routing.CapacityObserver]: what was routed to a replica
+// counts as long as its KV cache can hold it.
+func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
+
+// PromptHashes implements [routing.PromptHasher].
+func (p *Policy) PromptHashes(q *routing.Request) *routing.Hashed {
+	s, _ := q.Prepared.(*prepared)
+	if s == nil {
+		return nil
+	}
+	return s.Hashed()
+}
+
 // IndexStats implements [routing.IndexReporter].
-func (p *Policy) IndexStats() routing.IndexStats { return p.held.Stats() }
+func (p *Policy) IndexStats() routing.IndexStats { return p.caches.Stats() }

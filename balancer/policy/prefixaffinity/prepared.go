@@ -24,13 +24,13 @@ type prepared struct {
 	// Read from the prompt, once.
 	rendezvous.Blocks
 	key     uint64 // of the rendezvous order
-	common  int    // blocks that are in more requests than one replica should bear beside others
+	common  int    // leading blocks that are in more requests than one replica should bear
 	second  bool   // the second in the order is this prompt's home, and the first is behind it
 	session bool   // the key is the session's
 
 	rendezvous.Counted
-	stay  cacheview.Stay // of the attempt under way
-	bytes int64          // that it added to Member.Sent
+	predicted cacheview.Prediction // of the attempt under way
+	bytes     int64                // that it added to Member.SentBytes
 
 	// Found for a fleet.
 	fleet   *cacheview.Fleet
@@ -41,7 +41,7 @@ type prepared struct {
 	holders []rendezvous.Place // that match, the deepest first, else in the rendezvous order
 	// found holds the scores and depths of every replica, from Prepare to Routed
 	// and where top is not the whole fleet only. A later attempt that needs more
-	// than top and holders computes the scores again, and knows no depth.
+	// than top and holders computes the scores again, and has no depths.
 	found *scratch
 
 	fewHolders [short]rendezvous.Place
@@ -61,7 +61,7 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 	}
 	s := &prepared{Blocks: rendezvous.Blocks{Tokens: q.PromptTokens}}
 	if !q.Prompt.Empty() {
-		s.Cut(q.Prompt, q.PromptTokens, p.held.Grain(q.Model), p.held.Seed(q), !p.ray)
+		s.Cut(q.Prompt, q.PromptTokens, p.caches.Grain(q.Model), p.caches.Seed(q), !p.ray)
 		if p.ray {
 			return s
 		}
@@ -77,13 +77,13 @@ func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
 }
 
 // find searches the index and puts the fleet in order.
-func (p *Policy) find(s *prepared, q *routing.Request, f *cacheview.Fleet) {
+func (p *Policy) find(s *prepared, f *cacheview.Fleet) {
 	found := s.found
 	if found == nil {
 		found = p.scratch.Get().(*scratch)
 	}
 	s.fleet, s.found, s.holders = f, nil, nil
-	p.held.Match(f, &s.Blocks, &found.Found)
+	p.caches.Match(f, &s.Blocks, &found.Found)
 	if p.ray {
 		s.holders = inFleetOrder(found.Holders)
 		p.scratch.Put(found)
@@ -103,7 +103,7 @@ func (p *Policy) find(s *prepared, q *routing.Request, f *cacheview.Fleet) {
 	for i := range s.ntop {
 		s.top[i].Depth = int32(found.Any(int(s.top[i].At)))
 	}
-	s.shared = p.sharedBlocks(s, q, f, &found.Found)
+	s.shared = s.sharedBlocks()
 	s.match(found, p.config.MatchRateThreshold)
 	if len(f.Replicas) > rendezvous.Head {
 		s.found = found
@@ -113,12 +113,11 @@ func (p *Policy) find(s *prepared, q *routing.Request, f *cacheview.Fleet) {
 }
 
 // sharedBlocks returns how many leading blocks decide nothing. The last never does.
-func (p *Policy) sharedBlocks(s *prepared, q *routing.Request, f *cacheview.Fleet, m *cacheview.Found) int {
-	if len(f.Replicas) == 1 || len(s.Hashes) == 0 {
+func (s *prepared) sharedBlocks() int {
+	if len(s.fleet.Replicas) == 1 || len(s.Hashes) == 0 {
 		return 0
 	}
-	held := m.Shared(quorum(f, q.Model, p.config.SharedFraction))
-	return min(max(s.common, held), len(s.Hashes)-1)
+	return min(s.common, len(s.Hashes)-1)
 }
 
 // match keeps the holders whose match, less what is shared, reaches the rate.

@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/cacheview"
 )
 
 func TestTenantsDoNotShare(t *testing.T) {
@@ -45,29 +44,8 @@ func TestReadOnce(t *testing.T) {
 	assert.Len(t, q.Prepared.(*prepared).Hashes, 50)
 }
 
-func TestQuorum(t *testing.T) {
-	f := func(n int) *cacheview.Fleet {
-		members := policytest.Fleet(n)
-		for i := range members {
-			members[i].Models = []string{"other"}
-			if i < n/4 {
-				members[i].Models[0] = "m"
-			}
-		}
-		members[n-1].Models = nil
-		p := newPolicy(t, DefaultConfig())
-		return p.held.Fleet(policytest.NewRouter(t, p, members).View())
-	}
-	for n, want := range map[int]int{1: 2, 2: 2, 3: 3, 4: 4, 7: 4, 8: 5, 16: 9, 1000: 501} {
-		assert.Equal(t, want, quorum(f(n), "", 0.5), "%d replicas", n)
-	}
-	assert.Equal(t, 17, quorum(f(16), "", 1), "off")
-	assert.Equal(t, 4, quorum(f(16), "m", 0.5), "five serve the model")
-	assert.Equal(t, 9, quorum(f(16), "unknown", 0.5))
-}
-
 func TestHoldersAreBounded(t *testing.T) {
-	p := newPolicy(t, with(func(c *Config) { c.SharedFraction = 1 }))
+	p := newPolicy(t, DefaultConfig())
 	r := policytest.NewRouter(t, p, policytest.Fleet(100))
 	for i := range 2 {
 		q := ask(tokens(1, 176+16*i))
@@ -105,6 +83,6 @@ func TestIndexStats(t *testing.T) {
 	assert.EqualValues(t, 50, x.Blocks)
 	assert.Positive(t, x.Bytes)
 	assert.Zero(t, x.Evictions)
-	_, ok := p.held.Fleet(r.View()).Place(p.held.Member(&routing.Replica{Attributes: routing.Attributes{ID: "gone"}}))
+	_, ok := p.caches.Fleet(r.View()).Place(p.caches.Member(&routing.Replica{Attributes: routing.Attributes{ID: "gone"}}))
 	assert.False(t, ok)
 }

@@ -137,7 +137,7 @@ func TestShortQuestionsSpread(t *testing.T) {
 	assert.Len(t, count, 16)
 }
 
-// A burst of identical requests: each sees the bookings of those before, and they
+// A burst of identical requests: each sees the reservations of those before, and they
 // fan out along the rendezvous order.
 func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
 	r := newRouter(t, 16)
@@ -160,7 +160,7 @@ func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
 		b := policytest.Pick(t, r, q)
 		b.PrefillDone()
 		held = append(held, b)
-		require.LessOrEqual(t, b.Decision.Load, before+4_500, "somebody is within the bound")
+		require.LessOrEqual(t, b.Decision.Load, before+4_500, "a replica is within the bound")
 		now := len(used())
 		require.GreaterOrEqual(t, now, widest)
 		widest = now
@@ -226,7 +226,7 @@ func TestTheBoundIsKept(t *testing.T) {
 }
 
 func TestAllocations(t *testing.T) {
-	p := newPolicy(t, with(func(c *Config) { c.SharedFraction = 1 }))
+	p := newPolicy(t, DefaultConfig())
 	for _, n := range []int{8, 16, 100} {
 		r := policytest.NewRouter(t, p, policytest.Fleet(n))
 		long := tokens(1, 8192)

@@ -9,9 +9,9 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// What engines report of prompts that nobody here has sent there before decides how
-// long the next will wait for its agreed replica.
-func TestReuseIsLearnedFromAgreedPlacesOnly(t *testing.T) {
+// What engines report of prompts that this client has not sent there before decides how
+// long the next waits for the first replica of its rendezvous order.
+func TestReuseIsLearnedFromRendezvousOnly(t *testing.T) {
 	p := newPolicy(t, DefaultConfig())
 	r := policytest.NewRouter(t, p, policytest.Fleet(4))
 	end := func(q *routing.Request, usage routing.Usage) {
@@ -24,7 +24,7 @@ func TestReuseIsLearnedFromAgreedPlacesOnly(t *testing.T) {
 	}
 	unknown := new(rendezvous.Reuse).Share()
 	assert.InDelta(t, unknown, p.reuse.Share(), 1e-9, "nothing was reported")
-	for i := range 50 { // known here: says nothing of others
+	for i := range 50 { // this client sent them there: no evidence of others
 		end(ask(tokens(i, 8_000), tokens(100+i, 16)), routing.Usage{PromptTokens: 8_016, CachedTokens: 8_000})
 	}
 	assert.InDelta(t, unknown, p.reuse.Share(), 1e-9)

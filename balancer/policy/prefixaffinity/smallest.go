@@ -27,14 +27,14 @@ func (c *choice) smallest() routing.Decision {
 	}
 	best = nil
 	var least int64
-	all := c.p.config.MatchRateThreshold == 0 // then nothing is match enough, and everybody has it
+	all := c.p.config.MatchRateThreshold == 0 // every replica reaches it, without a match too
 	for _, r := range c.Pool.Replicas {
 		if !c.Pool.Takes(r) {
 			continue
 		}
 		sent := int64(0)
 		if !all {
-			sent = c.p.held.Member(r).Sent.Load()
+			sent = c.p.caches.Member(r).SentBytes.Load()
 		}
 		if best == nil || sent < least || sent == least && r.Ongoing() < best.Ongoing() {
 			best, least = r, sent
@@ -49,12 +49,12 @@ func (c *choice) smallest() routing.Decision {
 // countBytes adds to a replica what it does not hold of a prompt.
 func (p *Policy) countBytes(s *prepared, m *cacheview.Member) {
 	found := p.scratch.Get().(*scratch)
-	p.held.Match(s.fleet, &s.Blocks, &found.Found)
+	p.caches.Match(s.fleet, &s.Blocks, &found.Found)
 	depth := 0
 	if at, ok := s.fleet.Place(m); ok {
 		depth = found.Any(at)
 	}
 	s.bytes = int64((len(s.Hashes) - depth) * s.Size)
-	m.Sent.Add(s.bytes)
+	m.SentBytes.Add(s.bytes)
 	p.scratch.Put(found)
 }

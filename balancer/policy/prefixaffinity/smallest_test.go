@@ -26,7 +26,7 @@ func cache(t *testing.T, r *routing.Router, id, text string) {
 }
 
 func sent(r *routing.Router, id string) int64 {
-	return r.Policy().(*Policy).held.Member(r.View().ByID(id)).Sent.Load()
+	return r.Policy().(*Policy).caches.Member(r.View().ByID(id)).SentBytes.Load()
 }
 
 // The cases of Ray's test_prefix_aware_request_router that state where a request
@@ -35,7 +35,7 @@ func sent(r *routing.Router, id string) int64 {
 //   - 0.5 s of delay in the tree does not block the loop, on_request_routed returns
 //     at once: the index is in the process, nothing is called.
 //   - the default threshold sends no probes and one lookup; cached queue lengths
-//     beyond the threshold spare the lookup: loads are known, nobody is probed.
+//     beyond the threshold spare the lookup: loads are known, no replica is probed.
 //   - the eviction loop starts at update_replicas and evicts each tenant by
 //     characters: the index has one budget in bytes, on from the start.
 //   - two deployments have trees of their own: each policy has its own index.

@@ -49,7 +49,7 @@ func TestRayOrderFollowsTheFleet(t *testing.T) {
 
 func TestRayMetadataIsIgnored(t *testing.T) {
 	r := policytest.NewRouter(t, from(0), policytest.Replicas("r2", "r0", "r1"))
-	q := &routing.Request{Session: "s", Model: "m", Adapter: "nobody declares any"}
+	q := &routing.Request{Session: "s", Model: "m", Adapter: "no replica declares any"}
 	require.Equal(t, []string{"r2", "r0", "r1", "r2"}, route(t, r, q, 4))
 }
 

@@ -1,14 +1,14 @@
-// Package roundrobin is the policy "round_robin": the replicas take turns.
+// Package roundrobin is the policy "round_robin": one replica after the other.
 //
 // The rule. The first request goes to a random replica, so that clients that
-// start together do not march in step; every later one to the next replica in
-// the fleet's order. A replica that is not available is skipped, and its turn
-// is lost: the one after it does not get two. Locality does not matter. After a
-// failed attempt those not tried yet come first.
+// start together do not go in step; every later one to the next replica in
+// the fleet's order. A replica that is not available is skipped, and the cursor
+// moves behind the one that is picked, so that one does not get two. Locality
+// does not matter. After a failed attempt those not tried yet come first.
 //
-// A request for a LoRA adapter takes turns among the replicas that have it
-// loaded, else among those with the fewest adapters, else among all, with a
-// cursor of its own for each adapter. The cursors of the last [MaxAdapters]
+// A request for a LoRA adapter goes round the replicas that have it loaded,
+// else those with the fewest adapters, else all, with a cursor of its own for
+// each adapter. The cursors of the last [MaxAdapters]
 // adapters are kept; one that was forgotten starts at random again.
 //
 // Complexity. O(1) plus the replicas skipped; after a change of membership the
@@ -104,21 +104,22 @@ func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
 	}
 	tiers := q.Adapter != "" && p.adaptersIn(v)
 	next := start(v)
-	if c := p.known(q, tiers); c != nil {
+	if c := p.cursorOf(q, tiers); c != nil {
 		next = c.next
 	}
 	return choose(q, v, tiers, &next)
 }
 
-// Withdrawn implements [routing.WithdrawalObserver]: a replica that was given nothing is the
-// next, unless others have been picked since.
+// Withdrawn implements [routing.WithdrawalObserver]: the replica of a withdrawn pick is the
+// next one, unless others have been picked since.
 func (p *Policy) Withdrawn(q *routing.Request, d routing.Decision) {
-	if c := p.known(q, q.Adapter != "" && p.adapters); c != nil && c.last == d.Replica.ID {
+	if c := p.cursorOf(q, q.Adapter != "" && p.adapters); c != nil && c.last == d.Replica.ID {
 		c.next, c.last = c.next-1, ""
 	}
 }
 
-// choose takes the next turn. Without tiers of adapters the whole fleet takes turns.
+// choose picks the next of the first tier with an available replica, of the whole fleet
+// where there are no tiers of adapters.
 func choose(q *routing.Request, v *routing.View, tiers bool, next *uint64) routing.Decision {
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
@@ -128,15 +129,15 @@ func choose(q *routing.Request, v *routing.View, tiers bool, next *uint64) routi
 		if !tiers && !pool.Whole {
 			continue // a tier of locality
 		}
-		if r := turn(pool, next); r != nil {
+		if r := after(pool, next); r != nil {
 			return routing.To(r, routing.ReasonRoundRobin)
 		}
 	}
 }
 
-// turn returns the first that the pool takes from the cursor on, and moves the
+// after returns the first that the pool takes from the cursor on, and moves the
 // cursor behind it. The cursor stays when there is none.
-func turn(pool routing.Pool, next *uint64) *routing.Replica {
+func after(pool routing.Pool, next *uint64) *routing.Replica {
 	n := uint64(len(pool.Replicas))
 	at := *next % n
 	for skipped := range n {
@@ -154,8 +155,8 @@ func turn(pool routing.Pool, next *uint64) *routing.Replica {
 
 func start(v *routing.View) uint64 { return uint64(v.IntN(1 << 31)) }
 
-// known returns the cursor for the request, nil if there is none yet.
-func (p *Policy) known(q *routing.Request, ownForAdapter bool) *cursor {
+// cursorOf returns the cursor for the request, nil if there is none yet.
+func (p *Policy) cursorOf(q *routing.Request, ownForAdapter bool) *cursor {
 	if !ownForAdapter {
 		if p.started {
 			return &p.cursor
@@ -168,9 +169,9 @@ func (p *Policy) known(q *routing.Request, ownForAdapter bool) *cursor {
 	return nil
 }
 
-// cursorFor returns the cursor for the request.
+// cursorFor returns the cursor for the request, a new one where there is none.
 func (p *Policy) cursorFor(q *routing.Request, v *routing.View, ownForAdapter bool) *cursor {
-	if c := p.known(q, ownForAdapter); c != nil {
+	if c := p.cursorOf(q, ownForAdapter); c != nil {
 		return c
 	}
 	if !ownForAdapter {
@@ -196,7 +197,7 @@ func (p *Policy) cursorFor(q *routing.Request, v *routing.View, ownForAdapter bo
 }
 
 // adaptersIn reports whether any replica of the fleet declares adapters: if
-// none does, a request's adapter says nothing about where it should go.
+// none does, a request's adapter does not matter.
 func (p *Policy) adaptersIn(v *routing.View) bool {
 	if p.epoch == v.Epoch() {
 		return p.adapters

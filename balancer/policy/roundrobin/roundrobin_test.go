@@ -77,7 +77,7 @@ func TestACursorForEachAdapter(t *testing.T) {
 	}
 	require.Equal(t, map[string]int{"ar0": 5, "ar1": 5, "br0": 5, "br1": 5}, seen)
 	require.Equal(t, []string{"r2", "r2"}, route(t, r, &routing.Request{Adapter: "c"}, 2))
-	require.Equal(t, []string{"r3", "r3"}, route(t, r, &routing.Request{Adapter: "nobody's"}, 2), "the fewest adapters")
+	require.Equal(t, []string{"r3", "r3"}, route(t, r, &routing.Request{Adapter: "loaded nowhere"}, 2), "the fewest adapters")
 }
 
 func TestAdapterSpillsTierByTier(t *testing.T) {

@@ -143,7 +143,7 @@ func TestResetMidStream(t *testing.T) {
 			do(r.proxy)
 			_, err := rest(s)
 			require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
-			eventually(t, "the server knows", func() bool { return r.ended.Load() == 1 })
+			eventually(t, "the server sees the end", func() bool { return r.ended.Load() == 1 })
 			require.NoError(t, r.unary(), "over a new connection")
 			require.Equal(t, 2, r.proxy.Accepted())
 		})
@@ -182,7 +182,7 @@ func TestResetStreams(t *testing.T) {
 		_, err := rest(s)
 		require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 	}
-	eventually(t, "the server knows", func() bool { return r.ended.Load() == 2 })
+	eventually(t, "the server sees the end", func() bool { return r.ended.Load() == 2 })
 	require.NoError(t, r.unary())
 	require.Equal(t, 1, r.proxy.Accepted(), "the connection lives on")
 }
@@ -245,7 +245,7 @@ func TestBlackhole(t *testing.T) {
 		ended <- err
 	}()
 	cancel()
-	require.Equal(t, codes.Canceled, status.Code(<-ended), "nobody told the client but itself")
+	require.Equal(t, codes.Canceled, status.Code(<-ended), "the client ended it itself")
 	require.EqualValues(t, 1, r.calls.Load())
 	r.proxy.Set(Fault{})
 	require.NoError(t, r.unary())
@@ -263,7 +263,7 @@ func TestHalfOpen(t *testing.T) {
 		got <- err
 	}()
 	require.Zero(t, r.proxy.Conns())
-	require.Empty(t, got, "the client has not heard")
+	require.Empty(t, got, "the client has no answer")
 	r.proxy.Drop()
 	require.Equal(t, codes.Unavailable, status.Code(<-got))
 	require.NoError(t, r.unary())

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// alphabet has a character of every kind that a pattern tells apart.
+// alphabet has a character of every kind that a pattern distinguishes.
 var alphabet = []string{
 	"a", "b", "é", "ß", "A", "Q", "Ω", "ǅ", "ʰ", "漢", "字", "ا", "\u0301", "\u0903", "1", "2", "9", "٣", "½", "²",
 	" ", " ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u2003", "\u2028", "'", "'s", "'S", "'t", "'re", "'VE", "'ll", "'d", "'m",
@@ -32,7 +32,7 @@ func pieces(t testing.TB, s *Splitter, text string) (all []string) {
 	return all
 }
 
-// What is scanned by hand is what the pattern says.
+// Scanning by hand gives the matches of the pattern.
 func TestScannersAreTheirPatterns(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for pattern, s := range scanners {
@@ -63,7 +63,7 @@ func FuzzScanners(f *testing.F) {
 	})
 }
 
-// A scanner does not look further than it says.
+// A scanner looks no further than it reports.
 func TestScannersSayHowFarTheyLook(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))
 	for _, s := range scanners {

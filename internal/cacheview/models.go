@@ -8,32 +8,32 @@ import (
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
-// models are the names under which what is told was hashed, by the names that
+// models are the names under which reported blocks were hashed, by the names that
 // requests may use: the first that a replica declares stands for all of them, and ""
 // for a replica that declares none.
 type models struct {
-	told atomic.Pointer[map[string]string] // replaced under Index.mu
+	names atomic.Pointer[map[string]string] // replaced under Index.mu
 }
 
-// of returns the name to hash a prompt for this model with. A request that names no
-// model means the only one that is told of; one whose model nobody declares means the
+// of returns the name to hash a prompt for this model with. A request without model
+// means the only one that is reported; one whose model no replica declares means the
 // replicas that declare none.
 func (m *models) of(model string) string {
-	told := m.told.Load()
-	if told == nil {
+	names := m.names.Load()
+	if names == nil {
 		return model
 	}
-	if name, ok := (*told)[model]; ok {
+	if name, ok := (*names)[model]; ok {
 		return name
 	}
-	if name, ok := (*told)[""]; ok {
+	if name, ok := (*names)[""]; ok {
 		return name
 	}
 	if model != "" {
 		return model
 	}
 	only := ""
-	for _, name := range *told {
+	for _, name := range *names {
 		if only != "" && name != only {
 			return model
 		}
@@ -42,26 +42,26 @@ func (m *models) of(model string) string {
 	return only
 }
 
-// learn takes what a replica declares that is told of. Called with Index.mu held.
+// learn takes what a replica with reports declares. Called with Index.mu held.
 func (m *models) learn(declared []string) {
 	next := make(map[string]string)
-	if told := m.told.Load(); told != nil {
-		next = maps.Clone(*told)
+	if names := m.names.Load(); names != nil {
+		next = maps.Clone(*names)
 	}
 	declare(next, declared)
-	m.told.Store(&next)
+	m.names.Store(&next)
 }
 
-// renew takes what members declare in place of what they did before. Called with Index.mu held.
+// renew replaces the names by what the members declare now. Called with Index.mu held.
 func (m *models) renew(members []*Member) {
 	next := make(map[string]string)
 	for _, x := range members {
-		if x.told.Load() {
+		if x.reported.Load() {
 			declare(next, x.models)
 		}
 	}
 	if len(next) > 0 {
-		m.told.Store(&next)
+		m.names.Store(&next)
 	}
 }
 
@@ -77,7 +77,7 @@ func declare(names map[string]string, declared []string) {
 }
 
 // Seed is what the prompt of a request is to be hashed with, so that its blocks are
-// those that are told of.
+// those of the reports.
 func (x *Index) Seed(q *routing.Request) kvindex.Seed {
 	return kvindex.SeedFor(x.models.of(q.Model), q.Adapter, q.CacheSalt)
 }

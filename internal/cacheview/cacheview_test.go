@@ -56,7 +56,7 @@ func (w *world) cut(prompt []uint32) *rendezvous.Blocks {
 func (w *world) depth(prompt []uint32, id string, tier routing.Tier) int {
 	var f Found
 	w.Match(w.fleet, w.cut(prompt), &f)
-	at, ok := w.fleet.Place(w.known[id])
+	at, ok := w.fleet.Place(w.members[id])
 	require.True(w, ok)
 	for i, h := range f.Holders {
 		require.Equal(w, int(h.Depth), f.Any(int(h.At)))
@@ -65,12 +65,12 @@ func (w *world) depth(prompt []uint32, id string, tier routing.Tier) int {
 	return f.Depth(at, tier)
 }
 
-func (w *world) tell(c routing.CacheChange) { w.CacheChanged([]routing.CacheChange{c}) }
+func (w *world) report(c routing.CacheChange) { w.CacheChanged([]routing.CacheChange{c}) }
 
-func (w *world) route(id string, prompt []uint32) *Stay {
-	stay := new(Stay)
-	w.Routed(stay, w.known[id], 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16, Now: w.now})
-	return stay
+func (w *world) route(id string, prompt []uint32) *Prediction {
+	predicted := new(Prediction)
+	w.Routed(predicted, w.members[id], 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16, Now: w.now})
+	return predicted
 }
 
 // full returns the hashes of a prompt's full blocks, or superblocks.
@@ -84,21 +84,21 @@ func full(prompt []uint32, per int) []uint64 {
 	return out
 }
 
-func TestBlocksAsTold(t *testing.T) {
+func TestReportedBlocks(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 100)
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)})
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Tier: routing.TierDisk, Stored: full(p, 1)})
-	w.tell(routing.CacheChange{Replica: "nobody", BlockTokens: 16, Stored: full(p, 1)})
-	assert.Equal(t, 6, w.depth(p, "r1", routing.TierGPU), "what follows the last full block is not told")
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Removed: full(p, 1)[2:]})
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)})
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Tier: routing.TierDisk, Stored: full(p, 1)})
+	w.report(routing.CacheChange{Replica: "absent", BlockTokens: 16, Stored: full(p, 1)})
+	assert.Equal(t, 6, w.depth(p, "r1", routing.TierGPU), "what follows the last full block is not reported")
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Removed: full(p, 1)[2:]})
 	assert.Equal(t, 2, w.depth(p, "r1", routing.TierGPU))
 	assert.Equal(t, 2, w.depth(p, "r1", routing.TierHost), "nothing is there that is not faster")
 	assert.Equal(t, 6, w.depth(p, "r1", routing.TierDisk))
 	assert.Zero(t, w.depth(p, "r2", routing.TierDisk))
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true, Stored: full(p, 1)[:1]})
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true, Stored: full(p, 1)[:1]})
 	assert.Equal(t, 1, w.depth(p, "r1", routing.TierGPU))
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Tier: routing.TierDisk, Cleared: true})
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Tier: routing.TierDisk, Cleared: true})
 	assert.Equal(t, 1, w.depth(p, "r1", routing.TierDisk))
 	assert.Zero(t, w.Stats().Refused)
 }
@@ -106,25 +106,25 @@ func TestBlocksAsTold(t *testing.T) {
 func TestSuperblocks(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 1600)
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: full(p, 32)})
-	w.tell(routing.CacheChange{Replica: "r2", BlockTokens: routing.SuperblockTokens, Stored: full(p, 32)[:1]})
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: full(p, 32)})
+	w.report(routing.CacheChange{Replica: "r2", BlockTokens: routing.SuperblockTokens, Stored: full(p, 32)[:1]})
 	assert.Equal(t, 96, w.depth(p, "r1", routing.TierGPU), "three superblocks")
 	assert.Equal(t, 32, w.depth(p, "r2", routing.TierGPU))
 	assert.Equal(t, 64, w.depth(p[:1100], "r1", routing.TierGPU))
 	assert.Zero(t, w.depth(p[:500], "r1", routing.TierGPU))
 	w.route("r2", p)
-	assert.Equal(t, 100, w.depth(p, "r2", routing.TierGPU), "the deepest that is known")
+	assert.Equal(t, 100, w.depth(p, "r2", routing.TierGPU), "the deepest of all sources")
 	w.route("r1", p[:600])
 	assert.Equal(t, 96, w.depth(p, "r1", routing.TierGPU))
 }
 
-// What a server tells of a chain lacks what changed meanwhile.
+// The report of a server lacks what changed meanwhile.
 func TestSuperblocksWithAGap(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 30*routing.SuperblockTokens)
 	super := full(p, 32)
 	stored := append(append([]uint64{}, super[:20]...), super[21:]...)
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: stored})
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: stored})
 	assert.Equal(t, 20*32, w.depth(p, "r1", routing.TierGPU))
 }
 
@@ -133,7 +133,7 @@ func TestSuperblocksOfText(t *testing.T) {
 	text := string(make([]byte, 5000))
 	var b rendezvous.Blocks
 	b.Cut(routing.Prompt{Text: text}, 1250, defaults.Grain, 1337, true)
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: []uint64{b.Hashes[31], b.Hashes[63]}})
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: []uint64{b.Hashes[31], b.Hashes[63]}})
 	var f Found
 	w.Match(w.fleet, &b, &f)
 	require.Len(t, f.Holders, 1)
@@ -152,9 +152,9 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}, Learn: true}, 257, 1},
 	} {
 		w := newWorld(t, tt.options)
-		w.tell(routing.CacheChange{Replica: "r1", BlockTokens: tt.tokens, Stored: []uint64{1}})
+		w.report(routing.CacheChange{Replica: "r1", BlockTokens: tt.tokens, Stored: []uint64{1}})
 		assert.Equal(t, tt.refused, w.Stats().Refused, "case %d", i)
-		assert.Equal(t, tt.refused == 0, w.known["r1"].told.Load())
+		assert.Equal(t, tt.refused == 0, w.members["r1"].reported.Load())
 	}
 }
 
@@ -164,18 +164,18 @@ func TestAnotherBlockIsLearnt(t *testing.T) {
 	o.Learn = true
 	w := newWorld(t, o)
 	p := tokens(1, 320)
-	tell := func(id string, size int) {
-		w.tell(routing.CacheChange{Replica: id, BlockTokens: size, Stored: kvindex.AppendTokens(nil, p, size, kvindex.SeedFor("", "", ""))})
+	report := func(id string, size int) {
+		w.report(routing.CacheChange{Replica: id, BlockTokens: size, Stored: kvindex.AppendTokens(nil, p, size, kvindex.SeedFor("", "", ""))})
 	}
-	tell("r0", 16)
-	tell("r1", 16)
-	w.tell(routing.CacheChange{Replica: "r0", BlockTokens: 16, Cleared: true})
-	tell("r0", 32)
+	report("r0", 16)
+	report("r1", 16)
+	w.report(routing.CacheChange{Replica: "r0", BlockTokens: 16, Cleared: true})
+	report("r0", 32)
 	require.EqualValues(t, 1, w.Stats().Refused, "r1 holds blocks of the other size")
 	require.Equal(t, 16, w.Grain("").Tokens)
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
-	tell("r0", 32)
-	tell("r1", 32)
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
+	report("r0", 32)
+	report("r1", 32)
 	require.EqualValues(t, 1, w.Stats().Refused)
 	require.Equal(t, 32, w.Grain("").Tokens)
 	require.Equal(t, 10, w.depth(p, "r0", routing.TierGPU))
@@ -188,52 +188,52 @@ func TestTheEnginesBlockIsLearnt(t *testing.T) {
 	o := defaults
 	o.Learn = true
 	w := newWorld(t, o, fleet...)
-	tell := func(id string, tokens int) {
-		w.tell(routing.CacheChange{Replica: id, BlockTokens: tokens, Stored: []uint64{1}})
+	report := func(id string, tokens int) {
+		w.report(routing.CacheChange{Replica: id, BlockTokens: tokens, Stored: []uint64{1}})
 	}
 	assert.Equal(t, 16, w.Grain("a").Tokens)
-	tell("r1", 64)
-	tell("r2", 32)
+	report("r1", 64)
+	report("r2", 32)
 	assert.Equal(t, []int{64, 32, 16}, []int{w.Grain("a").Tokens, w.Grain("b").Tokens, w.Grain("c").Tokens})
 	assert.Equal(t, 64, w.Grain("a").Bytes, "text has none")
-	tell("r3", 32)
+	report("r3", 32)
 	assert.EqualValues(t, 1, w.Stats().Refused, "a has another")
 	assert.Equal(t, 64, w.Grain("a").Tokens)
-	tell("r0", 128)
+	report("r0", 128)
 	assert.Equal(t, 128, w.Grain("").Tokens)
 }
 
-// Routes of one's own count for long where nobody tells, and else while they are
-// newer than the news.
-func TestOwnRoutesFadeWhereTold(t *testing.T) {
-	for _, told := range []bool{false, true} {
+// Predictions last where nothing is reported, and else while they are newer than the
+// reports.
+func TestPredictionsExpireWhereReported(t *testing.T) {
+	for _, reported := range []bool{false, true} {
 		w := newWorld(t, defaults)
 		p, other := tokens(1, 320), tokens(2, 320)
-		if told {
-			w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)[:3]})
+		if reported {
+			w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)[:3]})
 		}
-		stay := w.route("r1", p)
+		predicted := w.route("r1", p)
 		assert.Equal(t, 20, w.depth(p, "r1", routing.TierGPU))
-		stay.End()
+		predicted.End()
 		w.route("r1", other)
 		w.now = w.now.Add(Grace - 1)
 		w.route("r1", tokens(3, 16))
 		assert.Equal(t, 20, w.depth(p, "r1", routing.TierGPU), "it ended a moment ago")
 		w.now = w.now.Add(1)
 		w.route("r1", tokens(4, 16))
-		assert.Equal(t, map[bool]int{false: 20, true: 3}[told], w.depth(p, "r1", routing.TierGPU))
+		assert.Equal(t, map[bool]int{false: 20, true: 3}[reported], w.depth(p, "r1", routing.TierGPU))
 		assert.Equal(t, 20, w.depth(other, "r1", routing.TierGPU), "under way")
 	}
 }
 
-// Who is alone on a replica knows that no request before is under way.
-func TestEndsThatNobodyTold(t *testing.T) {
+// Where a request is alone on a replica, those before it have ended, reported or not.
+func TestEndsThatWereNotReported(t *testing.T) {
 	w := newWorld(t, defaults)
-	w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
+	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
 	for i := range 5 {
 		w.route("r1", tokens(i, 320))
 	}
-	w.Routed(new(Stay), w.known["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true, Now: w.now})
+	w.Routed(new(Prediction), w.members["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true, Now: w.now})
 	for i := range 5 {
 		assert.Zero(t, w.depth(tokens(i, 320), "r1", routing.TierGPU))
 	}
@@ -245,7 +245,7 @@ func TestCapacity(t *testing.T) {
 	o.KVTokens = 640
 	w := newWorld(t, o)
 	w.SetCapacity("r2", 320)
-	w.SetCapacity("nobody", 1)
+	w.SetCapacity("absent", 1)
 	for _, id := range []string{"r1", "r2"} {
 		w.route(id, tokens(1, 320))
 		w.route(id, tokens(2, 320))
@@ -259,26 +259,26 @@ func TestCapacity(t *testing.T) {
 	assert.Equal(t, 20, w.depth(tokens(3, 320), "r1", routing.TierGPU))
 }
 
-// A replica that leaves takes along what is told of it, and who gets its number does
-// not inherit.
+// The reports of a replica go with it, and the next replica with its number does not
+// inherit them.
 func TestLeaving(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 1600)
 	for _, grain := range []int{1, 32} {
-		w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16 * grain, Stored: full(p, grain)})
+		w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16 * grain, Stored: full(p, grain)})
 	}
 	old := w.fleet
 	var before Found
 	w.Match(old, w.cut(p), &before)
 	require.Len(t, before.Holders, 1)
 	w.FleetChanged(routing.FleetChange{Added: []*routing.Replica{{Attributes: routing.Attributes{ID: "new"}}}, Removed: []*routing.Replica{old.Replicas[1]}})
-	w.tell(routing.CacheChange{Replica: "new", BlockTokens: 16, Stored: full(p, 1)})
+	w.report(routing.CacheChange{Replica: "new", BlockTokens: 16, Stored: full(p, 1)})
 	w.Match(old, w.cut(p), &before)
 	assert.Empty(t, before.Holders, "new is not of that fleet")
-	assert.Same(t, stranger, w.Member(&routing.Replica{Attributes: routing.Attributes{ID: "r1"}}))
-	var stay Stay
-	w.Routed(&stay, stranger, 0, Route{Blocks: full(p, 1), BlockTokens: 16, Now: w.now})
-	stay.End()
+	assert.Same(t, absent, w.Member(&routing.Replica{Attributes: routing.Attributes{ID: "r1"}}))
+	var predicted Prediction
+	w.Routed(&predicted, absent, 0, Route{Blocks: full(p, 1), BlockTokens: 16, Now: w.now})
+	predicted.End()
 }
 
 func TestConcurrentUse(t *testing.T) {
@@ -292,16 +292,16 @@ func TestConcurrentUse(t *testing.T) {
 			for i := range 200 {
 				p := tokens(i%20, 1200)
 				for _, grain := range []int{1, 32} {
-					w.tell(routing.CacheChange{
+					w.report(routing.CacheChange{
 						Replica: id, Rank: i % 2, Tier: routing.Tier(i % 3), BlockTokens: 16 * grain,
 						Cleared: i%50 == 0, Stored: full(p, grain), Removed: full(tokens(i%7, 1200), grain),
 					})
 				}
 				b := w.cut(p)
 				w.Match(w.fleet, b, &f)
-				var stay Stay
-				w.Routed(&stay, m, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0, Now: w.now.Add(time.Duration(i) * time.Second)})
-				stay.End()
+				var predicted Prediction
+				w.Routed(&predicted, m, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0, Now: w.now.Add(time.Duration(i) * time.Second)})
+				predicted.End()
 				w.SetCapacity(id, i*100)
 				w.Stats()
 			}
@@ -315,7 +315,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	p := tokens(1, 1600)
 	for i := range 4 {
 		for _, grain := range []int{1, 32} {
-			w.tell(routing.CacheChange{Replica: fmt.Sprint("r", i), BlockTokens: 16 * grain, Stored: full(p, grain)[i:]})
+			w.report(routing.CacheChange{Replica: fmt.Sprint("r", i), BlockTokens: 16 * grain, Stored: full(p, grain)[i:]})
 		}
 		w.route(fmt.Sprint("r", i), p[:400*i])
 	}

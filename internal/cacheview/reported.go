@@ -33,12 +33,12 @@ func (x *Index) change(c *routing.CacheChange) {
 	}
 }
 
-// slotFor returns where a change belongs; NoSlot if it is of nobody known, or its
-// blocks do not fit.
+// slotFor returns where a change belongs; NoSlot if its replica is not in the fleet, or
+// its blocks do not fit.
 func (x *Index) slotFor(c *routing.CacheChange) (*kvindex.Index, kvindex.Slot) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	m := x.known[c.Replica]
+	m := x.members[c.Replica]
 	if m == nil || c.Tier >= routing.Tiers || c.Rank < 0 {
 		return nil, kvindex.NoSlot
 	}
@@ -52,7 +52,7 @@ func (x *Index) slotFor(c *routing.CacheChange) (*kvindex.Index, kvindex.Slot) {
 			m.block = 0
 		}
 	}
-	if !c.Predicted && m.told.CompareAndSwap(false, true) {
+	if !c.Predicted && m.reported.CompareAndSwap(false, true) {
 		x.models.learn(m.models)
 	}
 	index, table := x.blocks, &x.fine
@@ -83,7 +83,8 @@ func (x *Index) slotFor(c *routing.CacheChange) (*kvindex.Index, kvindex.Slot) {
 func (x *Index) fits(m *Member, tokens int, coarse bool) bool {
 	switch {
 	case coarse:
-		return rendezvous.PerSuperblock(x.o.Grain.Bytes, routing.BytesPerToken) > 0 || rendezvous.PerSuperblock(x.Grain(first(m.models)).Tokens, 1) > 0
+		return rendezvous.PerSuperblock(x.o.Grain.Bytes, routing.BytesPerToken) > 0 ||
+			rendezvous.PerSuperblock(x.Grain(first(m.models)).Tokens, 1) > 0
 	case x.o.Learn:
 		return x.grains.learn(m.models, tokens) || x.outdated(m, tokens) && x.grains.learn(m.models, tokens)
 	default:
@@ -91,13 +92,13 @@ func (x *Index) fits(m *Member, tokens int, coarse bool) bool {
 	}
 }
 
-// outdated forgets the block that was learnt for a member's models if nobody tells of such
-// blocks any more, as when a fleet was restarted with another. Called with mu held.
+// outdated forgets the block that was learnt for a member's models if no replica reports
+// such blocks any more, as when a fleet was restarted with another. Called with mu held.
 func (x *Index) outdated(m *Member, tokens int) bool {
 	if tokens < 1 || tokens > maxBlock {
 		return false
 	}
-	for _, other := range x.known {
+	for _, other := range x.members {
 		if other.block != 0 && other.block != tokens && share(other.models, m.models) {
 			return false
 		}
@@ -107,7 +108,8 @@ func (x *Index) outdated(m *Member, tokens int) bool {
 }
 
 func share(a, b []string) bool {
-	return len(a) == 0 && len(b) == 0 || slices.ContainsFunc(a, func(name string) bool { return slices.Contains(b, name) })
+	return len(a) == 0 && len(b) == 0 ||
+		slices.ContainsFunc(a, func(name string) bool { return slices.Contains(b, name) })
 }
 
 // coarseIndex returns the index of superblocks. Called with mu held.

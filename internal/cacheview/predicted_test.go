@@ -10,11 +10,12 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// What is under way on a rank is the sum of the stays that began in its era and have not ended, in whatever order they
-// end, and however often; what began before, or on a replica that has left meanwhile, takes nothing from it.
-func TestStays(t *testing.T) {
+// What is under way on a rank is the sum of the predictions that began in its era and have not ended, in
+// whatever order they end, and however often; what began before, or on a replica that has left meanwhile,
+// takes nothing from it.
+func TestPredictions(t *testing.T) {
 	type held struct {
-		Stay
+		Prediction
 		member string
 		rank   int
 		gone   bool // nothing of it is left
@@ -52,11 +53,11 @@ func TestStays(t *testing.T) {
 				for _, other := range all {
 					other.gone = other.gone || r.Alone && other.member == id
 				}
-				w.Routed(&h.Stay, w.known[id], h.rank, r)
+				w.Routed(&h.Prediction, w.members[id], h.rank, r)
 				all = append(all, h)
 			}
 			for i := range members {
-				m := w.known[members[i].ID]
+				m := w.members[members[i].ID]
 				for rank := range members[i].Ranks {
 					var work int64
 					live := 0

@@ -16,60 +16,55 @@ type routes struct {
 
 	// mu guards what is below. The index's lock is taken under it.
 	mu     sync.Mutex
-	era    uint64 // begins when nothing of ours is under way: the end of what began before is no news
-	tokens int    // size of the KV cache; 0 = not known
-	blocks int    // the capacity in force; 0 = none
-	live   int    // blocks of requests under way
-	ended  int    // of those that ended since the last route
-	fading []fading
-	gone   bool    // the member has left: its slot may be another's
-	open   []*Stay // of the prompts under way, for those of them that may have to be taken back
-
-	// See Index.Measured.
-	seen                int
-	predicted, measured float64
-	most                int // blocks believed to be held, at most; 0 = no bound
+	era    uint64        // of the requests under way; a new one begins when there are none
+	tokens int           // size of the KV cache; 0 = not known
+	blocks int           // the capacity in force; 0 = none
+	live   int           // blocks of requests under way
+	ended  int           // of those that ended since the last route
+	grace  []expiry      // of those that ended before, in the order of time
+	gone   bool          // the member has left: its slot may be another's
+	open   []*Prediction // of the prompts under way, for those that may have to be taken back
 }
 
-// fading are blocks of requests that ended, which count until a time.
-type fading struct {
-	until  time.Time
+// An expiry is when blocks of requests that ended no longer count.
+type expiry struct {
+	at     time.Time
 	blocks int
 }
 
 // A Route is a request that goes to a rank of a member.
 type Route struct {
-	Blocks      []uint64 // of the prompt, which it will hold; may be empty
+	Blocks      []uint64 // of the prompt, which the rank will hold; may be empty
 	BlockTokens int      // size of a block
 	Work        int64    // counts as work under way
-	Alone       bool     // nothing else of ours is under way on the member
+	Alone       bool     // no other request of this client is under way on the member
 	Now         time.Time
 }
 
-// maxOpen bounds the open stays of a rank, where a host does not say how its requests end.
+// maxOpen bounds the open predictions of a rank, where a host does not report the ends of its requests.
 const maxOpen = 1024
 
-// A Stay is what a request that was Routed adds to a rank: its work until it ends, and its
-// blocks, which [Index.TakeBack] removes. The zero Stay is none. It must not be copied or
-// moved while it is under way. One goroutine at a time uses it.
-type Stay struct {
+// A Prediction is what a request that was Routed adds to a rank: its work until it ends,
+// and its blocks, which [Index.TakeBack] removes. The zero value is none. It must not be
+// copied or moved while it is under way. One goroutine at a time uses it.
+type Prediction struct {
 	on     *routes
 	era    uint64
 	blocks []uint64
 	work   int64
-	held   int // leading blocks that are there whatever becomes of the request; guarded by routes.mu
+	held   int // leading blocks that are there with or without this request; guarded by routes.mu
 	place  int // in routes.open; -1 = in none; guarded by routes.mu
 }
 
 // Routed notes that a request goes to a rank of a member, which will hold the prompt.
-func (x *Index) Routed(s *Stay, m *Member, rank int, r Route) {
-	if r.Alone { // those before may have ended unnoticed
+func (x *Index) Routed(s *Prediction, m *Member, rank int, r Route) {
+	if r.Alone { // those before ended without notice
 		m.beginEra()
 	}
 	own := m.own(rank)
 	own.mu.Lock()
 	own.work.Add(r.Work)
-	*s = Stay{on: own, era: own.era, blocks: r.Blocks, work: r.Work, place: -1}
+	*s = Prediction{on: own, era: own.era, blocks: r.Blocks, work: r.Work, place: -1}
 	if len(r.Blocks) == 0 {
 		own.mu.Unlock()
 		return
@@ -80,13 +75,10 @@ func (x *Index) Routed(s *Stay, m *Member, rank int, r Route) {
 	}
 	want := 0
 	switch {
-	case m.told.Load():
+	case m.reported.Load():
 		want = max(recent, 1)
 	case own.tokens > 0:
 		want = max(own.tokens/max(r.BlockTokens, 1), 1)
-	}
-	if own.most > 0 && !m.told.Load() && (want == 0 || own.most < want) {
-		want = own.most
 	}
 	if want != own.blocks {
 		own.blocks = want
@@ -109,8 +101,8 @@ func (m *Member) beginEra() {
 	}
 }
 
-// End ends a stay whose prompt the rank holds. Later calls do nothing.
-func (s *Stay) End() {
+// End ends a prediction whose prompt the rank holds. Later calls do nothing.
+func (s *Prediction) End() {
 	own := s.leave()
 	if own == nil {
 		return
@@ -124,9 +116,9 @@ func (s *Stay) End() {
 	}
 }
 
-// TakeBack ends a stay whose prompt was not prefilled: the rank no longer holds what only
-// this request was to bring there. Later calls do nothing.
-func (x *Index) TakeBack(s *Stay) {
+// TakeBack ends a prediction whose prompt was not prefilled: the rank loses the blocks
+// that only this request was to bring. Later calls do nothing.
+func (x *Index) TakeBack(s *Prediction) {
 	own := s.leave()
 	if own == nil {
 		return
@@ -144,8 +136,8 @@ func (x *Index) TakeBack(s *Stay) {
 	}
 }
 
-// leave ends a stay and returns its routes with mu held; nil where it has ended.
-func (s *Stay) leave() *routes {
+// leave ends a prediction and returns its routes with mu held; nil where it has ended.
+func (s *Prediction) leave() *routes {
 	own := s.on
 	if own == nil {
 		return nil
@@ -167,8 +159,8 @@ func (s *Stay) leave() *routes {
 	return own
 }
 
-// enter lists a stay as open. Called with mu held.
-func (r *routes) enter(s *Stay) {
+// enter lists a prediction as open. Called with mu held.
+func (r *routes) enter(s *Prediction) {
 	if len(r.open) == maxOpen { // their ends do not come
 		for i, o := range r.open {
 			o.place, r.open[i] = -1, nil
@@ -185,36 +177,36 @@ func alike(a, b []uint64) int {
 }
 
 // begin counts a request and returns the blocks of those that are under way or ended
-// lately. What ended since the one before gets its time now: there is no clock at the
-// end of a request, and nothing is evicted where nothing is routed.
+// less than Grace ago. What ended since the last call gets its time now: there is no
+// clock at the end of a request, and nothing is evicted where nothing is routed.
 func (r *routes) begin(blocks int, now time.Time) int {
 	if r.ended > 0 {
-		r.fade(now.Add(Grace), r.ended)
+		r.expire(now.Add(Grace), r.ended)
 		r.ended = 0
 	}
 	gone := 0
-	for gone < len(r.fading) && !now.Before(r.fading[gone].until) {
+	for gone < len(r.grace) && !now.Before(r.grace[gone].at) {
 		gone++
 	}
-	r.fading = append(r.fading[:0], r.fading[gone:]...)
+	r.grace = append(r.grace[:0], r.grace[gone:]...)
 	r.live += blocks
 	recent := r.live
-	for _, f := range r.fading {
-		recent += f.blocks
+	for _, e := range r.grace {
+		recent += e.blocks
 	}
 	return recent
 }
 
-// fade notes blocks of requests that ended. What ends at about the same time is one.
-func (r *routes) fade(until time.Time, blocks int) {
-	if n := len(r.fading); n > 0 && until.Sub(r.fading[n-1].until) < Grace/64 {
-		r.fading[n-1].blocks += blocks
+// expire notes when blocks no longer count. What ends at about the same time is one entry.
+func (r *routes) expire(at time.Time, blocks int) {
+	if n := len(r.grace); n > 0 && at.Sub(r.grace[n-1].at) < Grace/64 {
+		r.grace[n-1].blocks += blocks
 		return
 	}
-	r.fading = append(r.fading, fading{until: until, blocks: blocks})
+	r.grace = append(r.grace, expiry{at: at, blocks: blocks})
 }
 
-// own returns the routes of a rank; of a rank that is not known, those of the first.
+// own returns the routes of a rank; of a rank that the replica does not have, those of the first.
 func (m *Member) own(rank int) *routes {
 	if rank < 0 || rank >= len(m.routes) {
 		rank = 0
@@ -229,7 +221,7 @@ func (m *Member) Work(rank int) int64 { return m.own(rank).work.Load() }
 // not known. An id that is not in the fleet is ignored.
 func (x *Index) SetCapacity(id string, kvTokens int) {
 	x.mu.Lock()
-	m := x.known[id]
+	m := x.members[id]
 	x.mu.Unlock()
 	if m == nil {
 		return

@@ -14,20 +14,20 @@ import (
 
 func TestTheNameThatBlocksAreHashedWith(t *testing.T) {
 	for _, tt := range []struct {
-		name string
-		told [][]string // what the replicas declare that are told of
-		want map[string]string
+		name     string
+		reported [][]string // what the replicas with reports declare
+		want     map[string]string
 	}{
-		{name: "nobody is told of", want: map[string]string{"": "", "m": "m"}},
-		{name: "no replica declares a model", told: [][]string{nil}, want: map[string]string{"": "", "m": ""}},
-		{name: "one model", told: [][]string{{"m"}}, want: map[string]string{"": "m", "m": "m", "other": "other"}},
-		{name: "an alias", told: [][]string{{"m", "alias"}}, want: map[string]string{"alias": "m", "": "m"}},
-		{name: "two models", told: [][]string{{"m"}, {"n"}}, want: map[string]string{"": "", "m": "m", "n": "n"}},
-		{name: "some declare none", told: [][]string{{"m"}, nil}, want: map[string]string{"": "", "m": "m", "n": ""}},
+		{name: "no reports", want: map[string]string{"": "", "m": "m"}},
+		{name: "no replica declares a model", reported: [][]string{nil}, want: map[string]string{"": "", "m": ""}},
+		{name: "one model", reported: [][]string{{"m"}}, want: map[string]string{"": "m", "m": "m", "other": "other"}},
+		{name: "an alias", reported: [][]string{{"m", "alias"}}, want: map[string]string{"alias": "m", "": "m"}},
+		{name: "two models", reported: [][]string{{"m"}, {"n"}}, want: map[string]string{"": "", "m": "m", "n": "n"}},
+		{name: "some declare none", reported: [][]string{{"m"}, nil}, want: map[string]string{"": "", "m": "m", "n": ""}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var m models
-			for _, declared := range tt.told {
+			for _, declared := range tt.reported {
 				m.learn(declared)
 			}
 			for model, want := range tt.want {
@@ -37,8 +37,8 @@ func TestTheNameThatBlocksAreHashedWith(t *testing.T) {
 	}
 }
 
-// A request finds what an engine told of, whether or not both name the model.
-func TestTheModelDoesNotHideWhatIsTold(t *testing.T) {
+// A request finds what an engine reports, whether or not both name the model.
+func TestTheModelDoesNotHideReports(t *testing.T) {
 	p := tokens(1, 320)
 	for _, tt := range []struct{ declared, asked string }{{"", "m"}, {"m", ""}, {"m", "m"}, {"", ""}} {
 		fleet := policytest.Fleet(2)
@@ -49,7 +49,7 @@ func TestTheModelDoesNotHideWhatIsTold(t *testing.T) {
 		}
 		w := newWorld(t, defaults, fleet...)
 		q := &routing.Request{Model: tt.asked}
-		w.tell(routing.CacheChange{Replica: "r1", BlockTokens: 16,
+		w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16,
 			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(tt.declared, "", ""))})
 		b := w.cut(p)
 		b.Cut(routing.Prompt{Tokens: p}, len(p), w.Grain(q.Model), w.Seed(q), true)
@@ -60,7 +60,7 @@ func TestTheModelDoesNotHideWhatIsTold(t *testing.T) {
 	}
 }
 
-// A replica may declare its models after it was told of.
+// A replica may declare its models after its first report.
 func TestModelsThatAreDeclaredLater(t *testing.T) {
 	p := tokens(1, 320)
 	fleet := policytest.Fleet(2)
@@ -70,14 +70,14 @@ func TestModelsThatAreDeclaredLater(t *testing.T) {
 	x := New(defaults)
 	x.FleetChanged(routing.FleetChange{Added: r.View().Replicas()})
 	x.Fleet(r.View())
-	tell := func(model string) {
+	report := func(model string) {
 		x.CacheChanged([]routing.CacheChange{{Replica: "r1", BlockTokens: 16, Cleared: true,
 			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(model, "", ""))}})
 	}
-	tell("")
+	report("")
 	fleet[1].Models = []string{"m"}
 	r.SetFleet(fleet)
-	tell("m")
+	report("m")
 	now := x.Fleet(r.View())
 	for _, asked := range []string{"m", ""} {
 		var b rendezvous.Blocks
