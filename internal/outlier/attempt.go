@@ -70,7 +70,7 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 	a.Principal, a.answer = principal, answer
 	if a.Probe = r.out(); a.Probe {
 		r.probe, r.probed = a, now
-		d.probes++
+		d.states.probes++
 		d.states.fleet.readmit(r)
 	}
 	if answer == AnswerUnseen {
