@@ -174,7 +174,7 @@ func TestNothingIsKnownYet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := ask(t, watching(t, "warmpath://"+target+"/chat"))
 			require.Equal(t, codes.Unavailable, status.Code(err))
-			require.ErrorContains(t, err, `no look-aside server has told of the replicas of "chat"`)
+			require.ErrorContains(t, err, `no look-aside server has named the replicas of "chat"`)
 		})
 	}
 }
@@ -189,7 +189,7 @@ func TestServerRefuses(t *testing.T) {
 	cc := watching(t, "warmpath://"+l.Addr().String()+"/chat")
 	_, err = ask(t, cc)
 	require.Equal(t, codes.Unavailable, status.Code(err))
-	require.ErrorContains(t, err, `no look-aside server has told of the replicas of "chat": rpc error: code = Unimplemented`)
+	require.ErrorContains(t, err, `no look-aside server has named the replicas of "chat": rpc error: code = Unimplemented`)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	_, err = healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
 	cancel()

@@ -68,7 +68,7 @@ func init() {
 }
 
 // noAuthority stands in for the authority of a channel whose target has none to
-// offer. The name is reserved (RFC 2606), so no caller asks for it on purpose.
+// offer. The name is reserved (RFC 2606), so no program asks for it on purpose.
 const noAuthority = "warmpath.invalid"
 
 // Check reports what is wrong with a dial target of this package, including the
@@ -124,7 +124,8 @@ func parseList(u url.URL) ([]fleet.Replica, error) {
 // parsePath reads the target of a fleet file.
 func parsePath(u url.URL) (string, error) {
 	if u.Host != "" || u.User != nil {
-		return "", fmt.Errorf("%q: a file has no host; want %s:///path with three slashes, or %s:path for a relative path", u.String(), FileScheme, FileScheme)
+		return "", fmt.Errorf("%q: a file has no host; want %s:///path with three slashes, or %s:path for a relative path",
+			u.String(), FileScheme, FileScheme)
 	}
 	path, err := opaqueOrPath(u)
 	if err != nil {
@@ -138,7 +139,8 @@ func parsePath(u url.URL) (string, error) {
 
 func opaqueOrPath(u url.URL) (string, error) {
 	if u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
-		return "", fmt.Errorf("%q: neither ? nor # has a meaning here; write %%3F and %%23 where they belong to a name", u.String())
+		return "", fmt.Errorf("%q: neither ? nor # has a meaning here; write %%3F and %%23 where they belong to a name",
+			u.String())
 	}
 	if u.Path != "" {
 		return u.Path, nil

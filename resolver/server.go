@@ -61,7 +61,7 @@ func (m *memory) put(target string, s lookaside.State) {
 // asksServer reports whether a target of the scheme names look-aside servers and not replicas.
 func asksServer(u url.URL) bool { return u.Host != "" || u.User != nil }
 
-// A lookup is the deployment that a target names, and the servers that know it.
+// A lookup is the deployment that a target names, and its servers.
 type lookup struct {
 	servers    []string
 	deployment string
@@ -69,7 +69,8 @@ type lookup struct {
 
 func parseServers(u url.URL) (lookup, error) {
 	fail := func(what string) (lookup, error) {
-		return lookup{}, fmt.Errorf("%q: %s; want %s://host:port,host:port/deployment for look-aside servers, or three slashes, %s:///host:port,host:port, for replicas", u.String(), what, Scheme, Scheme)
+		return lookup{}, fmt.Errorf("%q: %s; want %s://host:port,host:port/deployment for look-aside servers, "+
+			"or three slashes, %s:///host:port,host:port, for replicas", u.String(), what, Scheme, Scheme)
 	}
 	if u.User != nil {
 		return fail("there is an @ in it, and credentials do not belong into a target")
@@ -104,7 +105,10 @@ func (b *builder) watch(target resolver.Target, cc resolver.ClientConn, opts res
 	if logger == nil {
 		logger = slog.Default()
 	}
-	r := &watchResolver{b: b, cc: cc, target: target.URL.String(), logger: logger, own: opts.Authority == "" || opts.Authority == noAuthority}
+	r := &watchResolver{
+		b: b, cc: cc, target: target.URL.String(), logger: logger,
+		own: opts.Authority == "" || opts.Authority == noAuthority,
+	}
 	w := lookaside.Start(lookaside.Options{
 		Servers:    l.servers,
 		Deployment: l.deployment,
@@ -113,8 +117,8 @@ func (b *builder) watch(target resolver.Target, cc resolver.ClientConn, opts res
 		Known:      b.memory.get(r.target),
 		Changed:    r.changed,
 		Failed: func(err error) {
-			// A server that refuses answers with a status, which is not the call's: gRPC would fail calls that are to wait
-			// for a connection, and others with INTERNAL.
+			// A server that refuses answers with a status, which is not the call's: gRPC would fail calls that are to
+			// wait for a connection, and others with INTERNAL.
 			cc.ReportError(errors.New(err.Error()))
 		},
 		Timing: b.timing,
@@ -147,7 +151,7 @@ type watchResolver struct {
 
 	// Of changed alone, which is never called twice at a time.
 	good    string // the last service config that could be read, without what is newer than this client
-	told    string // as it was received
+	source  string // good as it was received
 	refused string // the last one that could not
 }
 
@@ -170,22 +174,22 @@ func (r *watchResolver) changed(w *lookaside.Watch, s lookaside.State) {
 }
 
 // config returns the service config to use: the last one that could be read.
-func (r *watchResolver) config(told string) string {
-	if told == "" || told == r.told || told == r.refused {
+func (r *watchResolver) config(received string) string {
+	if received == "" || received == r.source || received == r.refused {
 		return r.good
 	}
-	use, ignored := tolerate(told)
+	use, ignored := tolerate(received)
 	if parsed := r.cc.ParseServiceConfig(use); parsed.Err != nil {
-		r.refused = told
+		r.refused = received
 		r.logger.Warn("warmpath: the look-aside server's service config cannot be used, the one before stays",
 			"target", r.target, "error", parsed.Err)
 		return r.good
 	}
 	if len(ignored) > 0 {
-		r.logger.Warn("warmpath: the look-aside server's service config has fields that this client does not know; it goes by the others",
-			"target", r.target, "fields", ignored)
+		r.logger.Warn("warmpath: the look-aside server's service config has fields that this client does not know; "+
+			"it goes by the others", "target", r.target, "fields", ignored)
 	}
-	r.good, r.told = use, told
+	r.good, r.source = use, received
 	return r.good
 }
 

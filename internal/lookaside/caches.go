@@ -2,14 +2,15 @@ package lookaside
 
 import (
 	"maps"
+	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// caches is what the Routers were told of the replicas' caches: not the blocks, only whose. It is used with Watch.mu held.
+// caches are the caches of which the Routers have something, without the blocks. It is used with view.mu held.
 type caches struct {
-	told map[lane]struct{}
+	lanes map[lane]struct{}
 }
 
 // A lane is one cache of one replica.
@@ -38,10 +39,10 @@ func (c *caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []rou
 		if l.tokens == 0 {
 			l.tokens = routing.SuperblockTokens
 		}
-		if c.told == nil {
-			c.told = make(map[lane]struct{})
+		if c.lanes == nil {
+			c.lanes = make(map[lane]struct{})
 		}
-		c.told[l] = struct{}{}
+		c.lanes[l] = struct{}{}
 		change := l.change()
 		change.Cleared, change.Removed, change.Stored = p.GetCleared(), p.GetRemoved(), p.GetStored()
 		change.Predicted = p.GetRouted()
@@ -50,17 +51,17 @@ func (c *caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []rou
 	return changes
 }
 
-// clear forgets all that was told, and returns the changes that take it back.
+// clear forgets all, and returns the changes that take it back.
 func (c *caches) clear() []routing.CacheChange {
 	changes := c.clearing()
-	clear(c.told)
+	clear(c.lanes)
 	return changes
 }
 
-// clearing returns the changes that take back all that was told.
+// clearing returns the changes that take back all that the Routers have.
 func (c *caches) clearing() []routing.CacheChange {
-	changes := make([]routing.CacheChange, 0, len(c.told))
-	for l := range c.told {
+	changes := make([]routing.CacheChange, 0, len(c.lanes))
+	for l := range c.lanes {
 		change := l.change()
 		change.Cleared = true
 		changes = append(changes, change)
@@ -70,7 +71,7 @@ func (c *caches) clearing() []routing.CacheChange {
 
 // forget drops the lanes of replicas that are not in the fleet any more: their members in the policy are gone too.
 func (c *caches) forget(there map[string]bool) {
-	maps.DeleteFunc(c.told, func(l lane, _ struct{}) bool { return !there[l.replica] })
+	maps.DeleteFunc(c.lanes, func(l lane, _ struct{}) bool { return !there[l.replica] })
 }
 
 func (l lane) change() routing.CacheChange {
@@ -85,4 +86,44 @@ func tierOf(t warmpathv1.CacheTier) routing.Tier {
 		return routing.TierDisk
 	}
 	return routing.TierGPU
+}
+
+// routes is where the channel sent prompts, while the server that is followed asks for that: the caches of engines that
+// publish no KV events are predicted from it. Safe for use by many goroutines.
+type routes struct {
+	wanted atomic.Bool
+	log    routing.RouteLog
+}
+
+// note is a [routing.RouteSink]; it is called for every call.
+func (r *routes) note(to *routing.Replica, rank int, superblocks []uint64) {
+	if r.wanted.Load() {
+		r.log.Add(to, rank, superblocks)
+	}
+}
+
+// want takes whether the server asks for routes; what was not reported before is dropped.
+func (r *routes) want(wanted bool) {
+	if r.wanted.Swap(wanted) != wanted {
+		r.log.Take()
+	}
+}
+
+// report returns what is to be sent, nil for nothing. named are the replicas by the server's numbers.
+func (r *routes) report(named map[uint32]Replica) *warmpathv1.RouteReport {
+	all := r.log.Take()
+	if len(all) == 0 {
+		return nil
+	}
+	numbers := make(map[string]uint32, len(named))
+	for n, rep := range named {
+		numbers[rep.ID] = n
+	}
+	out := new(warmpathv1.RouteReport)
+	for _, x := range all {
+		if n, ok := numbers[x.Replica]; ok {
+			out.Routes = append(out.Routes, &warmpathv1.Route{Replica: n, Rank: uint32(x.Rank), Superblocks: x.Superblocks})
+		}
+	}
+	return out
 }

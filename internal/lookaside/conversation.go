@@ -3,17 +3,13 @@ package lookaside
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/internal/pause"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -26,8 +22,13 @@ const (
 	probeAfter = time.Second
 	// batchFor is how long reports wait for others, or for a question to ride with.
 	batchFor = 5 * time.Millisecond
-	// renewEvery is how often reservations are looked at whose leases are to be renewed.
+	// renewEvery is how often the leases of reservations are checked.
 	renewEvery = time.Second
+)
+
+type (
+	chooseRequest = warmpathv1.ChooseReplicaRequest
+	chooseAnswer  = warmpathv1.ChooseReplicasResponse
 )
 
 // A conversation is one stream of questions to one server.
@@ -37,7 +38,7 @@ type conversation struct {
 	wake     chan struct{}   // holds one: there is something in outbox
 	ended    <-chan struct{} // the stream is over
 
-	mu      sync.Mutex // guards what follows; nothing is locked under it
+	mu      sync.Mutex // guards the fields below; nothing is locked under it
 	outbox  []*question
 	waiting map[uint64]*question // by number: asked, and not answered yet
 	last    uint64
@@ -47,11 +48,11 @@ type conversation struct {
 // A question waits for its answer.
 type question struct {
 	number uint64
-	choose *warmpathv1.ChooseReplicaRequest
+	choose *chooseRequest
 	at     time.Time
-	answer chan *warmpathv1.ChooseReplicasResponse // holds one
+	answer chan *chooseAnswer // holds one
 
-	left bool // nobody waits any more; guarded by the conversation's mu
+	left bool // its call does not wait any more; guarded by the conversation's mu
 }
 
 func newConversation(l *reserved, ended <-chan struct{}) *conversation {
@@ -66,7 +67,7 @@ func newConversation(l *reserved, ended <-chan struct{}) *conversation {
 }
 
 // ask asks one question and waits for the answer. A server's failure is a status.
-func (c *conversation) ask(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, longest time.Duration) (*warmpathv1.ChooseReplicaResponse, error) {
+func (c *conversation) ask(ctx context.Context, r *chooseRequest, longest time.Duration) (*warmpathv1.ChooseReplicaResponse, error) {
 	done, err := c.breaker.Allow()
 	if err != nil {
 		return nil, ErrLate
@@ -82,7 +83,7 @@ func (c *conversation) ask(ctx context.Context, r *warmpathv1.ChooseReplicaReque
 	return m.GetChosen(), nil
 }
 
-func (c *conversation) wait(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, longest time.Duration) (*warmpathv1.ChooseReplicasResponse, error) {
+func (c *conversation) wait(ctx context.Context, r *chooseRequest, longest time.Duration) (*chooseAnswer, error) {
 	q, limit, err := c.put(r, longest)
 	if err != nil {
 		return nil, err
@@ -110,15 +111,15 @@ func (c *conversation) wait(ctx context.Context, r *warmpathv1.ChooseReplicaRequ
 	return m, nil
 }
 
-// put has a question sent, and says how long to wait for the answer.
-func (c *conversation) put(r *warmpathv1.ChooseReplicaRequest, longest time.Duration) (*question, time.Duration, error) {
+// put has a question sent, and returns how long to wait for the answer.
+func (c *conversation) put(r *chooseRequest, longest time.Duration) (*question, time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.waiting) >= maxAsked {
 		return nil, 0, ErrLate
 	}
 	c.last++
-	q := &question{number: c.last, choose: r, at: time.Now(), answer: make(chan *warmpathv1.ChooseReplicasResponse, 1)}
+	q := &question{number: c.last, choose: r, at: time.Now(), answer: make(chan *chooseAnswer, 1)}
 	c.waiting[q.number] = q
 	c.outbox = append(c.outbox, q)
 	select {
@@ -128,27 +129,27 @@ func (c *conversation) put(r *warmpathv1.ChooseReplicaRequest, longest time.Dura
 	return q, c.pace.limit(longest), nil
 }
 
-// leave says that nobody waits for an answer any more. It returns false if it has come.
-func (c *conversation) leave(q *question, why error) bool {
+// leave ends the wait for an answer. It returns false if the answer has come.
+func (c *conversation) leave(q *question, cause error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.waiting[q.number] != q {
 		return false
 	}
 	q.left = true
-	if why == ErrLate {
+	if cause == ErrLate {
 		c.pace.late++
 	}
 	return true
 }
 
-// answered takes an answer. One that nobody waits for is given back.
-func (c *conversation) answered(m *warmpathv1.ChooseReplicasResponse) {
+// answered takes an answer. One that no call waits for is given back.
+func (c *conversation) answered(m *chooseAnswer) {
 	c.mu.Lock()
 	q := c.waiting[m.GetNumber()]
 	delete(c.waiting, m.GetNumber())
 	waited := q != nil && q.choose.GetWaitMs() > 0
-	if q != nil && !waited { // else it says nothing of the server's pace
+	if q != nil && !waited { // the time of a wait for room is not the server's pace
 		c.pace.took(time.Since(q.at))
 		if !q.left {
 			c.pace.late = 0
@@ -163,7 +164,7 @@ func (c *conversation) answered(m *warmpathv1.ChooseReplicasResponse) {
 	q.answer <- m
 }
 
-// unsent returns the questions to send, without those that nobody waits for.
+// unsent returns the questions to send, without those that no call waits for.
 func (c *conversation) unsent() []*question {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,10 +180,8 @@ func (c *conversation) unsent() []*question {
 	return all
 }
 
-type chooseStream = warmpathv1.RoutingService_ChooseReplicasClient
-
-// tell sends questions and reports until the stream breaks.
-func (c *conversation) tell(ctx context.Context, stream chooseStream) error {
+// send sends questions and reports until the stream breaks.
+func (c *conversation) send(ctx context.Context, stream warmpathv1.RoutingService_ChooseReplicasClient) error {
 	renew := time.NewTicker(renewEvery)
 	defer renew.Stop()
 	flush := time.NewTimer(0) // what is left of the stream before
@@ -212,39 +211,34 @@ func (c *conversation) tell(ctx context.Context, stream chooseStream) error {
 	}
 }
 
-// converse keeps a stream of questions to the server that is followed, as long as it is.
-func (w *Watch) converse(ctx context.Context, cc *grpc.ClientConn) {
-	for ctx.Err() == nil {
-		err := w.talk(ctx, cc)
-		rest := w.o.Timing.Retry/2 + rand.N(w.o.Timing.Retry)
-		if status.Code(err) == codes.Unimplemented {
-			rest = time.Minute // an older server
-		}
-		_ = pause.For(ctx, rest) // the loop sees the end
-	}
+// pace is how fast a server answers, and so how long the wait for an answer may be: the mean and four deviations, as
+// TCP waits for an acknowledgement (RFC 6298), twice as long after each answer that did not come in time. Its owner
+// guards it.
+type pace struct {
+	mean, deviation time.Duration
+	known           bool
+	late            int // answers in a row
 }
 
-// talk asks over one stream until it breaks.
-func (w *Watch) talk(ctx context.Context, cc *grpc.ClientConn) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := warmpathv1.NewRoutingServiceClient(cc).ChooseReplicas(metadata.AppendToOutgoingContext(ctx, warmpathv1.MetadataAdopted, "1"))
-	if err != nil {
-		return err
+// took enters how long an answer took.
+func (p *pace) took(d time.Duration) {
+	if !p.known {
+		p.mean, p.deviation, p.known = d, d/2, true
+		return
 	}
-	w.reserved.renew(time.Now())
-	c := newConversation(w.reserved, ctx.Done())
-	w.talking.Store(c)
-	defer w.talking.CompareAndSwap(c, nil)
-	w.ended.Go(func() {
-		defer cancel()
-		_ = c.tell(ctx, stream) // why it broke shows in what is received
-	})
-	for {
-		m, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		c.answered(m)
+	off := d - p.mean
+	p.mean += off / 8
+	p.deviation += (max(off, -off) - p.deviation) / 4
+}
+
+// patience bounds how much earlier than the deadline an answer is given up.
+const patience = 2
+
+// limit is how long to wait for the next answer, at most so long.
+func (p *pace) limit(longest time.Duration) time.Duration {
+	if !p.known {
+		return longest
 	}
+	d := max(p.mean+4*p.deviation, longest/patience)
+	return min(d<<min(p.late, 2*patience), longest)
 }

@@ -30,7 +30,7 @@ func (b *booker) answer(q *question) *warmpathv1.ChooseReplicasResponse {
 }
 
 // An answer that came too late is given back, and not what a later question with the same request id was answered: by a server
-// that knows attempts, by one that does not, and whichever of the two answers is late.
+// that has attempts, by one that does not, and whichever of the two answers is late.
 func TestLateAnswersTakeNothingAway(t *testing.T) {
 	servers := map[string]func(*warmpathv1.ChooseReplicaRequest) string{
 		"server": func(r *warmpathv1.ChooseReplicaRequest) string {
@@ -42,8 +42,8 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 		for late := range 2 {
 			t.Run(fmt.Sprint(name, ", late ", late), func(t *testing.T) {
 				w, _, _ := unstarted(t)
-				d := &Desk{watch: w, deadline: time.Second}
-				c := newConversation(w.reserved, nil)
+				d := &Desk{desk: w.desk, deadline: time.Second}
+				c := newConversation(w.desk.reserved, nil)
 				b := &booker{name: of, made: make(map[string]string)}
 				q := &routing.Request{ID: "same", PromptTokens: 100}
 				var asked [2]*question
@@ -61,23 +61,23 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 				require.NoError(t, err)
 
 				given := make(map[string]bool)
-				for _, life := range w.reserved.take() {
+				for _, life := range w.desk.reserved.take() {
 					require.Equal(t, warmpathv1.LifeStage_LIFE_STAGE_RELEASED, life.GetStage())
 					given[life.GetReservation()] = true
 				}
 				held := len(b.made) - len(given)
-				if a.Reservation == nil { // a booking of our own, which the server is told of by our report
-					require.Zero(t, w.reserved.on("r1"))
+				if a.Reservation == nil { // own load, which the report to the server has
+					require.Zero(t, w.desk.reserved.on("r1"))
 				} else {
 					require.False(t, given[a.Reservation.id], "it is in use")
-					require.Equal(t, book{1, 100}, w.reserved.on("r1"))
+					require.Equal(t, load{1, 100}, w.desk.reserved.on("r1"))
 					held--
 				}
 				a.Reservation.Released(nil)
-				left := len(w.reserved.take())
+				left := len(w.desk.reserved.take())
 				if name == "server" {
 					require.NotNil(t, a.Reservation)
-					require.Zero(t, held, "what nobody uses was given back")
+					require.Zero(t, held, "what no call uses was given back")
 					require.Equal(t, 1, left)
 				}
 			})

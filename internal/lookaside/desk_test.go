@@ -10,16 +10,16 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// What a server has reserved that another one took the place of before the answer was read is our own booking, of which
-// the next server is told.
+// Where another server has taken the place of the one that answered before the answer is read, the reservation is own load
+// and the next server gets it in a report.
 func TestAnswerOfAServerThatIsGone(t *testing.T) {
 	for name, gone := range map[string]bool{"it is there": false, "it is gone": true} {
 		t.Run(name, func(t *testing.T) {
 			w, _, _ := unstarted(t)
-			w.take(greeting(), true)
-			c := newConversation(w.reserved, nil)
-			w.talking.Store(c)
-			d := &Desk{watch: w, deadline: time.Minute}
+			w.view.take(greeting(), true)
+			c := newConversation(w.desk.reserved, nil)
+			w.desk.talking.Store(c)
+			d := &Desk{desk: w.desk, deadline: time.Minute}
 			done := make(chan Answer, 1)
 			go func() {
 				a, _ := d.Ask(t.Context(), &routing.Request{PromptTokens: 100}, nil)
@@ -28,7 +28,7 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 			<-c.wake
 			number := c.unsent()[0].number
 			if gone {
-				w.begin("another", time.Now())
+				w.view.begin("another", time.Now())
 			}
 			c.answered(&warmpathv1.ChooseReplicasResponse{Number: number, Result: &warmpathv1.ChooseReplicasResponse_Chosen{
 				Chosen: &warmpathv1.ChooseReplicaResponse{
@@ -38,12 +38,12 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 			a := <-done
 			require.Equal(t, "r1", a.Replica)
 			if gone {
-				require.Zero(t, w.reserved.on("r1"))
+				require.Zero(t, w.desk.reserved.on("r1"))
 			} else {
-				require.Equal(t, book{1, 100}, w.reserved.on("r1"))
+				require.Equal(t, load{1, 100}, w.desk.reserved.on("r1"))
 			}
 			a.Reservation.Released(nil)
-			require.Zero(t, w.reserved.on("r1"))
+			require.Zero(t, w.desk.reserved.on("r1"))
 		})
 	}
 }

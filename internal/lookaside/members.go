@@ -13,7 +13,7 @@ import (
 // maxReplicas bounds a fleet.
 const maxReplicas = 100_000
 
-// members is the fleet: whom the server names, and who stays nevertheless. It is used with Watch.mu held.
+// members is the fleet: the replicas that the server names, and others that stay. It is used with view.mu held.
 type members struct {
 	named map[uint32]Replica
 	kept  map[string]keeping // by id; not named
@@ -23,10 +23,10 @@ type members struct {
 // keeping is a replica that the server does not name.
 type keeping struct {
 	Replica
-	until time.Time // stays at least as long; the zero time: it was named, and is not any more
+	until time.Time // it stays at least as long; zero: it was named, and is not any more
 }
 
-// forever is how long replicas stay of which no server has said anything yet.
+// forever is how long replicas stay until a server has named any.
 var forever = time.Unix(1<<40, 0)
 
 // recall begins with what was known before.
@@ -44,8 +44,8 @@ func (m *members) keep(r Replica, until time.Time) {
 	m.kept[r.ID] = keeping{r, until}
 }
 
-// restart forgets the numbers of a server that is gone. Whom it named stays, however long it takes for another one
-// to say anything.
+// restart forgets the numbers of a server that is gone. The replicas that it named stay until another server names
+// any, however long that takes.
 func (m *members) restart() {
 	for _, r := range m.named {
 		m.keep(r, forever)
@@ -53,7 +53,7 @@ func (m *members) restart() {
 	m.named = nil
 }
 
-// begin takes a server's first word: from here on the grace of those whom it does not name runs.
+// begin is for a server's first message: from here on the grace of the replicas that it does not name runs.
 func (m *members) begin(end time.Time) {
 	for id, k := range m.kept {
 		if k.until.After(end) {
@@ -107,7 +107,7 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 	return left, err
 }
 
-// settle lets those go who need not stay. connected says to whom there is a connection.
+// settle drops the replicas that need not stay. connected reports whether one is.
 func (m *members) settle(now time.Time, connected func(id string) bool) (changed bool) {
 	if len(m.kept) == 0 {
 		return false
@@ -123,7 +123,7 @@ func (m *members) settle(now time.Time, connected func(id string) bool) (changed
 	return len(m.kept) != before
 }
 
-// all returns the fleet: who is named in the order of the numbers, then who stays, by id.
+// all returns the fleet: the named replicas in the order of their numbers, then the others by id.
 func (m *members) all() []Replica {
 	fleet := make([]Replica, 0, len(m.named)+len(m.kept))
 	for _, n := range m.numbers() {
@@ -137,7 +137,7 @@ func (m *members) all() []Replica {
 
 func (m *members) numbers() []uint32 { return slices.Sorted(maps.Keys(m.named)) }
 
-// replicaOf reads what a server says of a replica.
+// replicaOf reads a replica as a server describes it.
 func replicaOf(p *warmpathv1.Replica) (Replica, error) {
 	r := fleet.Replica{
 		ID:                 p.GetId(),

@@ -45,7 +45,7 @@ func TestMembers(t *testing.T) {
 		"or it is not any more":    {func(m *members) { _, _ = m.take(snapshot()) }, "", 0, ""},
 		"emptied, and still there": {func(m *members) { _, _ = m.take(snapshot()) }, "r1 r2", time.Hour, "r1 r2"},
 		"lost server":              {func(m *members) { m.restart() }, "", 24 * time.Hour, "r1 r2"},
-		"a new one knows some, within the grace": {func(m *members) {
+		"a new one names some, within the grace": {func(m *members) {
 			m.restart()
 			m.begin(now.Add(grace))
 			_, _ = m.take(&warmpathv1.FleetUpdate{Snapshot: true, Replicas: named(2)})
@@ -55,7 +55,7 @@ func TestMembers(t *testing.T) {
 			m.begin(now.Add(grace))
 			_, _ = m.take(snapshot(2))
 		}, "r1 r2", grace, "r2"},
-		"a new one knows nobody": {func(m *members) {
+		"a new one names none": {func(m *members) {
 			m.restart()
 			m.begin(now.Add(grace))
 			_, _ = m.take(snapshot())
@@ -118,7 +118,7 @@ func TestCaches(t *testing.T) {
 	require.Empty(t, c.take(&warmpathv1.IndexUpdate{Snapshot: true}, fleet))
 }
 
-func TestServersAreAgreedOn(t *testing.T) {
+func TestClientsRankServersAlike(t *testing.T) {
 	servers := []string{"a:1", "b:1", "c:1"}
 	firsts := map[string]int{}
 	for i := range 300 {

@@ -9,18 +9,18 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 )
 
-// Options say what to watch. Servers, Dial and the functions are needed.
+// Options are what to watch, and how. Servers, Dial and the functions are needed.
 type Options struct {
 	Servers    []string // host:port
 	Deployment string   // empty = the server's only one
-	// Dial says how to reach a server: credentials at least.
+	// Dial is how to reach a server: credentials at least.
 	Dial   []grpc.DialOption
 	Logger *slog.Logger // nil = slog.Default()
 	// Known is what was known before, by another Watch of the same target; nil = nothing.
 	Known *State
-	// Changed is told of a new State, by one goroutine at a time, and of Known first, from within Start.
+	// Changed is called with a new State, by one goroutine at a time, and with Known first, from within Start.
 	Changed func(*Watch, State)
-	// Failed is told why nothing is known yet, each time that all servers were tried.
+	// Failed is called with the reason why nothing is known yet, each time that all servers were tried.
 	Failed func(error)
 	Timing Timing
 }
@@ -28,7 +28,7 @@ type Options struct {
 // A State is what a channel has to know to make calls. It is not written again.
 type State struct {
 	Replicas []Replica
-	// ServiceConfig is a gRPC service config in JSON; empty = none was told.
+	// ServiceConfig is a gRPC service config in JSON; empty = the server has sent none.
 	ServiceConfig string
 }
 
@@ -42,19 +42,18 @@ type Replica struct {
 
 // Timing holds the times that a Watch goes by; 0 = the default.
 type Timing struct {
-	// Silence is how long a server may say nothing before it counts as lost: 5 s. It says something every second.
+	// Silence is how long a server may send nothing before it counts as lost: 5 s. It sends something every second.
 	Silence time.Duration
-	// Fade is after how much silence the load of others is believed less and less, half as much after each Step: 2 s
-	// and 250 ms.
+	// Fade is the silence after which peer load is halved at each Step: 2 s and 250 ms.
 	Fade, Step time.Duration
-	// Grace is how long replicas stay that a server does not name which has just been met: 30 s.
+	// Grace is how long replicas stay that a new server does not name: 30 s.
 	Grace time.Duration
 	// Retry and MaxRetry bound the wait between two rounds of all servers: 200 ms and 2 s.
 	Retry, MaxRetry time.Duration
 	// Return is how long a better server is left alone after it was lost: 10 s, and twice as long each time that it is
 	// lost again, up to 16 times.
 	Return time.Duration
-	// Interval is the time between reports until the server says: 100 ms.
+	// Interval is the time between reports until the server sets it: 100 ms.
 	Interval time.Duration
 }
 

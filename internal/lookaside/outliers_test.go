@@ -19,11 +19,11 @@ func judging(t *testing.T) (*Watch, *routing.Router) {
 	r, err := (&policy.Config{}).NewRouter(nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
-	w := &Watch{o: Options{Timing: Timing{}.withDefaults()}, ledger: newLedger(), reserved: newReserved(), resync: make(chan struct{}, 1)}
-	w.members.named = make(map[uint32]Replica)
+	w := newWatch(Options{Timing: Timing{}.withDefaults()})
+	w.view.members.named = make(map[uint32]Replica)
 	var members []routing.Member
 	for i, id := range []string{"a", "b", "c", "d"} {
-		w.members.named[uint32(i+1)] = Replica{Replica: fleet.Replica{ID: id}}
+		w.view.members.named[uint32(i+1)] = Replica{Replica: fleet.Replica{ID: id}}
 		members = append(members, routing.Member{Attributes: routing.Attributes{ID: id}})
 	}
 	r.SetFleet(members)
@@ -44,7 +44,7 @@ func ejecting(replica uint32, probe bool) *warmpathv1.OutlierUpdate {
 // What the server ejects reaches the Routers, also those that come later, and ends when the server takes it back.
 func TestOutliersReachRouters(t *testing.T) {
 	w, r := judging(t)
-	w.takeOutliers(ejecting(2, false))
+	w.view.takeOutliers(ejecting(2, false))
 	require.Equal(t, outlier.Ejected, state(r, "b"))
 	other, err := (&policy.Config{}).NewRouter(nil)
 	require.NoError(t, err)
@@ -55,25 +55,25 @@ func TestOutliersReachRouters(t *testing.T) {
 	require.Equal(t, outlier.Ejected, state(other, "b"))
 	detach()
 	require.Equal(t, outlier.HalfOpen, state(other, "b"))
-	w.takeOutliers(ejecting(2, true))
+	w.view.takeOutliers(ejecting(2, true))
 	require.Equal(t, outlier.HalfOpen, state(r, "b"))
-	w.takeOutliers(new(warmpathv1.OutlierUpdate))
+	w.view.takeOutliers(new(warmpathv1.OutlierUpdate))
 	require.Equal(t, outlier.SlowStart, state(r, "b"))
 }
 
 // What a server ejected that is gone, silent, or another one now, is probed.
 func TestOutliersOfALostServer(t *testing.T) {
 	for name, lose := range map[string]func(*Watch){
-		"silent":  func(w *Watch) { w.fade(time.Now()) },
-		"another": func(w *Watch) { w.begin("another", time.Now()) },
+		"silent":  func(w *Watch) { w.view.fade(time.Now()) },
+		"another": func(w *Watch) { w.view.begin("another", time.Now()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, r := judging(t)
-			w.takeOutliers(ejecting(1, false))
+			w.view.takeOutliers(ejecting(1, false))
 			require.Equal(t, outlier.Ejected, state(r, "a"))
 			lose(w)
 			require.Equal(t, outlier.HalfOpen, state(r, "a"))
-			require.Nil(t, w.outcomes(true), "it is no evidence of own calls")
+			require.Nil(t, w.view.outcomes(true), "it is no evidence of own calls")
 		})
 	}
 }
@@ -81,13 +81,13 @@ func TestOutliersOfALostServer(t *testing.T) {
 // A server that was silent and speaks again has taken nothing back: what it sends is only what has changed.
 func TestOutliersOfAServerThatWasSilent(t *testing.T) {
 	w, r := judging(t)
-	w.takeOutliers(ejecting(1, false))
-	w.fade(time.Now())
-	w.fade(time.Now())
+	w.view.takeOutliers(ejecting(1, false))
+	w.view.fade(time.Now())
+	w.view.fade(time.Now())
 	require.Equal(t, outlier.HalfOpen, state(r, "a"))
-	w.take(new(warmpathv1.WatchReplicasResponse), false)
+	w.view.take(new(warmpathv1.WatchReplicasResponse), false)
 	require.Equal(t, outlier.Ejected, state(r, "a"))
-	w.take(&warmpathv1.WatchReplicasResponse{Outliers: new(warmpathv1.OutlierUpdate)}, false)
+	w.view.take(&warmpathv1.WatchReplicasResponse{Outliers: new(warmpathv1.OutlierUpdate)}, false)
 	require.Equal(t, outlier.SlowStart, state(r, "a"))
 }
 
@@ -102,9 +102,9 @@ func TestOutcomesAreReported(t *testing.T) {
 		r.Complete(q, b.Decision, routing.Outcome{Err: errSilent, Sent: true, Fault: routing.Failed})
 	}
 	want := &warmpathv1.OutcomeReport{Replicas: []*warmpathv1.ReplicaOutcomes{{Replica: 3, Failures: 5}}}
-	require.True(t, proto.Equal(want, w.outcomes(false)))
-	require.Nil(t, w.outcomes(false))
-	require.True(t, proto.Equal(want, w.outcomes(true)))
-	delete(w.members.named, 3)
-	require.Empty(t, w.outcomes(true).GetReplicas())
+	require.True(t, proto.Equal(want, w.view.outcomes(false)))
+	require.Nil(t, w.view.outcomes(false))
+	require.True(t, proto.Equal(want, w.view.outcomes(true)))
+	delete(w.view.members.named, 3)
+	require.Empty(t, w.view.outcomes(true).GetReplicas())
 }

@@ -10,7 +10,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// cutter is a policy that knows the superblocks of its prompts: the tokens.
+// cutter is a policy that has the superblocks of its prompts: the tokens.
 type cutter struct{ *listener }
 
 func (cutter) Uses() routing.Uses { return routing.UsesPrompt }
@@ -28,7 +28,7 @@ func (cutter) Superblocks(q *routing.Request, to []uint64) []uint64 {
 	return to
 }
 
-// Routes are told while the server wants them, each once, and by the numbers that the server gave.
+// Routes are reported while the server asks for them, each once, and by the numbers that the server gave.
 func TestRoutesAreReported(t *testing.T) {
 	w, _, _ := unstarted(t)
 	r, err := routing.NewRouter(routing.Options{Policy: cutter{&listener{sizes: map[string]int{}}}})
@@ -38,7 +38,7 @@ func TestRoutesAreReported(t *testing.T) {
 	r.Connect()
 	detach := w.Attach(r)
 	wanted, not := true, false
-	w.take(&warmpathv1.WatchReplicasResponse{Incarnation: "x", Fleet: snapshot(1, 2)}, true)
+	w.view.take(&warmpathv1.WatchReplicasResponse{Incarnation: "x", Fleet: snapshot(1, 2)}, true)
 	send := func(tokens ...uint32) {
 		var b routing.Booking
 		q := new(routing.Request)
@@ -48,32 +48,32 @@ func TestRoutesAreReported(t *testing.T) {
 		b.Release()
 	}
 	send(1, 2)
-	require.Nil(t, w.routes.report(w.members.named), "it did not say that it wants them")
-	w.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &wanted}, false)
+	require.Nil(t, w.view.routes.report(w.view.members.named), "it did not ask for them")
+	w.view.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &wanted}, false)
 	send(1, 2)
 	send(1, 2)
 	send()
 	send(1, 2, 3)
-	told := w.routes.report(w.members.named).GetRoutes()
-	require.Len(t, told, 2)
-	require.EqualValues(t, 2, told[0].GetReplica())
-	require.Equal(t, []uint64{1, 2}, told[0].GetSuperblocks())
-	require.Equal(t, []uint64{1, 2, 3}, told[1].GetSuperblocks())
-	require.Nil(t, w.routes.report(w.members.named))
+	got := w.view.routes.report(w.view.members.named).GetRoutes()
+	require.Len(t, got, 2)
+	require.EqualValues(t, 2, got[0].GetReplica())
+	require.Equal(t, []uint64{1, 2}, got[0].GetSuperblocks())
+	require.Equal(t, []uint64{1, 2, 3}, got[1].GetSuperblocks())
+	require.Nil(t, w.view.routes.report(w.view.members.named))
 	send(4)
-	require.Nil(t, w.routes.report(map[uint32]Replica{}).GetRoutes(), "a replica that the server does not name")
+	require.Nil(t, w.view.routes.report(map[uint32]Replica{}).GetRoutes(), "a replica that the server does not name")
 
 	for i := range uint32(2 * routing.MaxRoutes) {
 		send(i)
 	}
-	require.Len(t, w.routes.report(w.members.named).GetRoutes(), routing.MaxRoutes)
+	require.Len(t, w.view.routes.report(w.view.members.named).GetRoutes(), routing.MaxRoutes)
 	send(5)
-	w.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &not}, false)
-	w.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &wanted}, false)
-	require.Nil(t, w.routes.report(w.members.named))
+	w.view.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &not}, false)
+	w.view.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &wanted}, false)
+	require.Nil(t, w.view.routes.report(w.view.members.named))
 	detach()
 	send(6)
-	require.Nil(t, w.routes.report(w.members.named))
+	require.Nil(t, w.view.routes.report(w.view.members.named))
 }
 
 // What others routed is passed on as what it is.

@@ -4,169 +4,75 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
-	"slices"
+	mathrand "math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // A Watch follows the look-aside servers of one channel. Safe for use by many goroutines.
 type Watch struct {
 	o      Options
-	client string // our name towards servers
-
 	ctx    context.Context
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
-	resync chan struct{} // holds one: the whole index is wanted
-	routes routes
-
-	// reserved and talking belong to those who ask the server: see Desk.
-	reserved *reserved
-	desk     chan struct{} // closed when somebody wants to ask
-	wantDesk func()
-	talking  atomic.Pointer[conversation] // nil = nobody can be asked
-
-	// telling makes calls of Options.Changed come one after the other. It is taken before mu; the channel's locks and
-	// the balancer's are taken under it.
-	telling sync.Mutex
-
-	// mu guards what follows. A balancer takes it under its own; only the Routers' are taken under it.
-	mu          sync.Mutex
-	routers     []*routing.Router
-	members     members
-	config      string
-	untold      bool // Changed is to be told
-	incarnation string
-	versions    versions
-	ledger      *ledger // of the server that is followed
-	hearsay     routing.Hearsay
-	others      []routing.ForeignLoad // what the Routers were told
-	heard       time.Time             // when a server last said anything
-	silent      bool                  // … and it is so long ago that its ejections are not in force
-	begun       time.Time             // when a server began to be followed
-	resumed     bool                  // it knew us
-	unknown     time.Time             // since when it says that it knows nobody's load; zero = it knows
-	caches      caches
-	ejected     map[string]outlier.State // by the server
-	wantIndex   bool                     // all of it, at the next opportunity
+	view   *view
+	desk   *desk
 }
 
-// versions are those of the incarnation.
-type versions struct{ config, fleet, index uint64 }
-
-// Start begins to watch. What was known before is told from within.
+// Start begins to watch. Options.Known is passed to Options.Changed from within.
 func Start(o Options) *Watch {
 	o.Timing = o.Timing.withDefaults()
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	w := &Watch{o: o, client: rand.Text(), resync: make(chan struct{}, 1), ledger: newLedger(), reserved: newReserved(), desk: make(chan struct{})}
-	w.wantDesk = sync.OnceFunc(func() { close(w.desk) })
-	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w := newWatch(o)
 	if o.Known != nil {
-		w.members.recall(o.Known.Replicas)
-		w.config = o.Known.ServiceConfig
-		w.untold = true
-		w.tell()
+		w.view.recall(*o.Known)
+		w.view.publish()
 	}
 	w.ended.Go(w.run)
-	w.ended.Go(w.keep)
+	w.ended.Go(w.tick)
 	return w
 }
 
-// Close ends the watch and returns when nobody is told of anything any more.
+func newWatch(o Options) *Watch {
+	w := &Watch{o: o, desk: newDesk()}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w.view = newView(&w.o, rand.Text(), w.desk.reserved)
+	w.view.changed = func(s State) { w.o.Changed(w, s) }
+	return w
+}
+
+// Close ends the watch. After it returns, no function of the options is called.
 func (w *Watch) Close() {
 	w.cancel()
 	w.ended.Wait()
 }
 
-// Attach begins to tell a Router what is known of load and caches, and to report its bookings. The Router's fleet must
-// have been set. detach ends it, and takes back what was told.
+// Attach gives a Router load, caches and ejections from now on, and reports its reservations. The Router's fleet must
+// have been set. detach ends it, and takes back what was given.
 func (w *Watch) Attach(r *routing.Router) (detach func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.routers = append(w.routers, r)
-	w.tellCapacities(r)
-	r.SetForeignLoad(w.others)
-	if !w.silent {
-		w.eject(r)
-	}
-	r.ShareRoutes(w.routes.note)
-	if r.ObservesCache() && (len(w.caches.told) > 0 || w.versions.index > 0) {
-		w.wantIndex = true
-		select {
-		case w.resync <- struct{}{}:
-		default:
-		}
-	}
-	return sync.OnceFunc(func() { w.detach(r) })
+	w.view.attach(r)
+	return sync.OnceFunc(func() { w.view.detach(r) })
 }
 
-func (w *Watch) detach(r *routing.Router) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	r.ShareRoutes(nil)
-	for i := range w.routers {
-		if w.routers[i] == r {
-			w.routers = append(w.routers[:i:i], w.routers[i+1:]...)
-			break
-		}
-	}
-	nothing := make([]routing.ForeignLoad, len(w.others))
-	for i := range nothing {
-		nothing[i].ID = w.others[i].ID
-	}
-	r.SetForeignLoad(nothing)
-	r.CacheChanged(w.caches.clearing())
-	forsake(r)
+// Desk returns what asks the servers of the watch where a call is to go, waiting for an answer at most until the
+// deadline.
+func (w *Watch) Desk(deadline time.Duration) *Desk {
+	w.desk.open()
+	return &Desk{desk: w.desk, deployment: w.o.Deployment, deadline: deadline}
 }
 
-// tell gives the state to the channel where it is news.
-func (w *Watch) tell() {
-	w.telling.Lock()
-	defer w.telling.Unlock()
-	w.mu.Lock()
-	if !w.untold || !w.members.known {
-		w.mu.Unlock()
-		return
-	}
-	w.untold = false
-	s := State{Replicas: w.members.all(), ServiceConfig: w.config}
-	w.mu.Unlock()
-	w.o.Changed(w, s)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, r := range w.routers {
-		w.tellCapacities(r)
-	}
-}
-
-// tellCapacities tells how large the replicas' caches are. Called with mu held.
-func (w *Watch) tellCapacities(r *routing.Router) {
-	for _, m := range w.members.named {
-		r.ReplicaCapacity(m.ID, m.kvTokens)
-	}
-}
-
-// connected reports whether a Router has a connection to a replica. Called with mu held.
-func (w *Watch) connected(id string) bool {
-	for _, r := range w.routers {
-		if rep := r.View().ByID(id); rep != nil && rep.Connected() {
-			return true
-		}
-	}
-	return false
-}
-
-// keep lets replicas go that need not stay any more, and load fade of which nothing is heard.
-func (w *Watch) keep() {
+// tick applies what follows from time alone: replicas that need not stay go, and peer load fades while it is unknown.
+func (w *Watch) tick() {
 	t := time.NewTicker(w.o.Timing.Step)
 	defer t.Stop()
 	for {
@@ -174,55 +80,94 @@ func (w *Watch) keep() {
 		case <-w.ctx.Done():
 			return
 		case now := <-t.C:
-			w.mu.Lock()
-			w.settle(now)
-			w.fade(now)
-			w.mu.Unlock()
-			w.tell()
+			w.view.tick(now)
+			w.view.publish()
 		}
 	}
 }
 
-// settle lets replicas go that need not stay. Called with mu held.
-func (w *Watch) settle(now time.Time) {
-	if w.members.settle(now, w.connected) {
-		w.untold = true
+// run follows one server after the other.
+func (w *Watch) run() {
+	servers := make([]*server, 0, len(w.o.Servers))
+	for _, address := range Rank(w.o.Servers, w.o.Deployment) {
+		servers = append(servers, &server{address: address})
+	}
+	defer func() {
+		for _, s := range servers {
+			s.close()
+		}
+	}()
+	tries, at := 0, 0 // tries since the last message of a server
+	for w.ctx.Err() == nil {
+		began := time.Now()
+		answered, better, err := w.follow(servers, at)
+		if answered {
+			tries = 0
+		}
+		switch {
+		case w.ctx.Err() != nil:
+			return
+		case errors.Is(err, errResync):
+			continue
+		case errors.Is(err, errBetter):
+			at = better
+			continue
+		}
+		w.lost(servers[at], began, err, tries == 0)
+		tries++
+		at = (at + 1) % len(servers)
+		if tries%len(servers) == 0 {
+			if !w.view.known() {
+				w.o.Failed(fmt.Errorf("warmpath: no look-aside server has named the replicas of %q: %w", w.o.Deployment, err))
+			}
+			w.pause(servers[0], tries/len(servers))
+		}
 	}
 }
 
-// fade halves what is believed of others' load once for each Step of silence, or while nothing of it is known. Called with
-// mu held.
-func (w *Watch) fade(now time.Time) {
-	silent := now.Sub(w.heard) >= w.o.Timing.Fade
-	if silent && !w.silent {
-		w.silent = true
-		w.suspendOutliers()
+// lost notes that a server cannot be followed.
+func (w *Watch) lost(s *server, began time.Time, err error, first bool) {
+	if time.Since(began) > w.o.Timing.Return {
+		s.lost = 0
 	}
-	if !silent && (w.unknown.IsZero() || now.Sub(w.unknown) < w.o.Timing.Fade) {
+	s.rest = time.Now().Add(w.o.Timing.Return << min(s.lost, 4))
+	s.lost++
+	if errors.Is(err, errSilent) {
+		s.close()
+	}
+	if first {
+		w.o.Logger.Warn("warmpath: the look-aside server cannot be followed; what is known of the replicas stays",
+			"server", s.address, "deployment", w.o.Deployment, "error", err)
+	}
+}
+
+// pause waits before the next round, or until a server that cannot be reached now can.
+func (w *Watch) pause(s *server, round int) {
+	d := min(w.o.Timing.Retry<<min(round-1, 10), w.o.Timing.MaxRetry)
+	ctx, cancel := context.WithTimeout(w.ctx, d/2+mathrand.N(d))
+	defer cancel()
+	if cc, err := s.dial(w.o.Dial); err == nil && cc.GetState() != connectivity.Ready && reachable(ctx, cc) {
 		return
 	}
-	left := false
-	for i := range w.others {
-		f := &w.others[i]
-		left = left || f.Ongoing > 0 || f.QueuedTokens > 0
-		f.Ongoing /= 2
-		f.QueuedTokens /= 2
-	}
-	if left {
-		w.tellLoad()
-	}
+	<-ctx.Done()
 }
 
-// believes reports whether others are believed to have any load. Called with mu held.
-func (w *Watch) believes() bool {
-	return slices.ContainsFunc(w.others, func(f routing.ForeignLoad) bool { return f.Ongoing > 0 || f.QueuedTokens > 0 })
-}
-
-// tellLoad gives the Routers what is believed of others. Called with mu held.
-func (w *Watch) tellLoad() {
-	for _, r := range w.routers {
-		r.SetForeignLoad(w.others)
+// awaitBetter waits until one of the servers that come first has rested and can be reached.
+func (w *Watch) awaitBetter(ctx context.Context, first []*server) <-chan int {
+	found := make(chan int, len(first))
+	for i, s := range first {
+		cc, err := s.dial(w.o.Dial)
+		if err != nil {
+			continue
+		}
+		rest := time.Until(s.rest)
+		w.ended.Go(func() {
+			if pause.For(ctx, rest) == nil && reachable(ctx, cc) {
+				found <- i
+			}
+		})
 	}
+	return found
 }
 
 type stateKey struct{}
@@ -240,7 +185,7 @@ func From(s resolver.State) *Watch {
 }
 
 var (
-	errSilent = errors.New("nothing was heard of it")
+	errSilent = errors.New("it sends nothing any more")
 	errBetter = errors.New("a server that comes before it can be reached again")
 	errResync = errors.New("the whole index is wanted")
 )

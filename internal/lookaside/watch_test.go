@@ -14,7 +14,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// listener is a policy that takes down what it is told.
+// listener is a policy that takes down what it is given.
 type listener struct {
 	routing.Policy
 	changes []routing.CacheChange
@@ -36,12 +36,11 @@ func newListener(t testing.TB) (*listener, *routing.Router) {
 	return p, r
 }
 
-// unstarted is a Watch that is told of everything by the test; its balancer attaches a Router as soon as there is a fleet.
+// unstarted is a Watch whose messages come from the test; its balancer attaches a Router as soon as there is a fleet.
 func unstarted(t testing.TB) (*Watch, *listener, *routing.Router) {
 	t.Helper()
 	p, r := newListener(t)
-	w := &Watch{resync: make(chan struct{}, 1), ledger: newLedger(), reserved: newReserved()}
-	w.o = Options{Timing: Timing{}.withDefaults(), Logger: slog.New(slog.DiscardHandler)}
+	w := newWatch(Options{Timing: Timing{}.withDefaults(), Logger: slog.New(slog.DiscardHandler)})
 	attached := false
 	w.o.Changed = func(w *Watch, s State) {
 		setFleet(r, s)
@@ -62,11 +61,11 @@ func setFleet(r *routing.Router, s State) {
 }
 
 func foreign(r *routing.Router) map[string]int {
-	told := map[string]int{}
+	peers := map[string]int{}
 	for _, rep := range r.View().Replicas() {
-		told[rep.ID], _ = rep.Foreign()
+		peers[rep.ID], _ = rep.Foreign()
 	}
-	return told
+	return peers
 }
 
 func greeting() *warmpathv1.WatchReplicasResponse {
@@ -81,29 +80,29 @@ func greeting() *warmpathv1.WatchReplicasResponse {
 	return m
 }
 
-func TestARouterIsToldOfEverything(t *testing.T) {
+func TestARouterGetsEverything(t *testing.T) {
 	w, p, r := unstarted(t)
-	w.take(greeting(), true)
+	w.view.take(greeting(), true)
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r))
 	require.Equal(t, map[string]int{"r1": 1000}, p.sizes)
 	require.Equal(t, []routing.CacheChange{{Replica: "r2", BlockTokens: 512, Stored: []uint64{7}}}, p.changes)
-	start := w.start()
+	start := w.view.start()
 	require.Equal(t, "a", start.GetIncarnation())
 	require.Equal(t, []uint64{3, 0, 4}, []uint64{start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()})
 
 	// A Router that comes later needs the whole index, until a snapshot of it has begun.
 	p2, r2 := newListener(t)
-	setFleet(r2, State{Replicas: w.members.all()})
+	setFleet(r2, State{Replicas: w.view.members.all()})
 	detach := w.Attach(r2)
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r2))
 	require.Equal(t, 1000, p2.sizes["r1"])
-	require.Len(t, w.resync, 1)
-	require.Zero(t, w.start().GetIndexVersion())
-	require.Empty(t, w.resync)
-	w.take(&warmpathv1.WatchReplicasResponse{Index: &warmpathv1.IndexUpdate{Snapshot: true}}, false)
-	require.Equal(t, uint64(4), w.start().GetIndexVersion())
+	require.Len(t, w.view.resync, 1)
+	require.Zero(t, w.view.start().GetIndexVersion())
+	require.Empty(t, w.view.resync)
+	w.view.take(&warmpathv1.WatchReplicasResponse{Index: &warmpathv1.IndexUpdate{Snapshot: true}}, false)
+	require.Equal(t, uint64(4), w.view.start().GetIndexVersion())
 
-	w.take(&warmpathv1.WatchReplicasResponse{Index: &warmpathv1.IndexUpdate{Version: 5, Changes: []*warmpathv1.CacheChange{{Replica: 1, Stored: []uint64{9}}}}}, false)
+	w.view.take(&warmpathv1.WatchReplicasResponse{Index: &warmpathv1.IndexUpdate{Version: 5, Changes: []*warmpathv1.CacheChange{{Replica: 1, Stored: []uint64{9}}}}}, false)
 	detach()
 	detach()
 	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, foreign(r2))
@@ -111,45 +110,45 @@ func TestARouterIsToldOfEverything(t *testing.T) {
 	require.Equal(t, 32, foreign(r)["r2"])
 }
 
-// A server that is new knows other numbers: what the old ones meant is forgotten, what is believed is not.
+// A new server has other numbers: what the old ones meant is forgotten, the peer load is not.
 func TestAnotherIncarnation(t *testing.T) {
 	w, _, r := unstarted(t)
-	w.take(greeting(), true)
+	w.view.take(greeting(), true)
 	m := &warmpathv1.WatchReplicasResponse{Incarnation: "b", Fleet: snapshot(2)}
 	m.Fleet.Replicas[0].Number = 1
-	w.take(m, true)
+	w.view.take(m, true)
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r))
-	require.Zero(t, w.start().GetIndexVersion())
+	require.Zero(t, w.view.start().GetIndexVersion())
 	load := func(u *warmpathv1.LoadUpdate) map[string]int {
-		w.take(&warmpathv1.WatchReplicasResponse{Load: u}, false)
+		w.view.take(&warmpathv1.WatchReplicasResponse{Load: u}, false)
 		return foreign(r)
 	}
-	// Those who come over with us have not reported to it yet: what it says lacks them.
+	// Peers that come over at the same time have not reported to it yet: its load lacks them.
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, load(&warmpathv1.LoadUpdate{Snapshot: true}))
-	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}}), "it says so itself")
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}}), "its own load is stale")
 	require.Equal(t, map[string]int{"r1": 0, "r2": 5}, load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Loads: &warmpathv1.Loads{
 		Replicas: []uint32{1}, Ongoing: []uint32{5}, QueuedTokens: []uint64{0}}}))
 	require.Equal(t, map[string]int{"r1": 0, "r2": 7}, load(&warmpathv1.LoadUpdate{Counted: 1, Loads: &warmpathv1.Loads{
 		Replicas: []uint32{1}, Ongoing: []uint32{7}, QueuedTokens: []uint64{0}}}))
 
-	// One that never knows is as good as one that says nothing.
+	// A server without load is as good as one that is silent.
 	load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}})
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.heard = w.unknown.Add(w.o.Timing.Fade)
-	w.fade(w.unknown.Add(w.o.Timing.Fade - 1))
+	w.view.mu.Lock()
+	defer w.view.mu.Unlock()
+	w.view.received = w.view.load.unknown.Add(w.o.Timing.Fade)
+	w.view.fade(w.view.load.unknown.Add(w.o.Timing.Fade - 1))
 	require.Equal(t, 7, foreign(r)["r2"])
-	w.fade(w.unknown.Add(w.o.Timing.Fade))
+	w.view.fade(w.view.load.unknown.Add(w.o.Timing.Fade))
 	require.Equal(t, 3, foreign(r)["r2"])
 }
 
 func TestLoadFades(t *testing.T) {
 	w, _, r := unstarted(t)
-	w.take(greeting(), true)
+	w.view.take(greeting(), true)
 	fade := func(after time.Duration) int {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.fade(w.heard.Add(after))
+		w.view.mu.Lock()
+		defer w.view.mu.Unlock()
+		w.view.fade(w.view.received.Add(after))
 		return foreign(r)["r2"]
 	}
 	require.Equal(t, 32, fade(w.o.Timing.Fade-1))
@@ -159,14 +158,14 @@ func TestLoadFades(t *testing.T) {
 	}
 	require.Equal(t, []int{16, 8, 4, 2, 1, 0, 0}, faded)
 	require.True(t, slices.IsSortedFunc(faded, func(a, b int) int { return b - a }))
-	w.take(new(warmpathv1.WatchReplicasResponse), false)
-	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r), "believed again, though nothing has changed")
+	w.view.take(new(warmpathv1.WatchReplicasResponse), false)
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r), "in force again, though nothing has changed")
 	fade(w.o.Timing.Fade)
-	w.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{}}, false)
+	w.view.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{}}, false)
 	require.Equal(t, 32, foreign(r)["r2"])
 }
 
-// Whatever a server says, nothing breaks, and what was known of the first one can still be reached.
+// Whatever a server sends, nothing breaks, and a connected replica stays.
 func FuzzTake(f *testing.F) {
 	for _, m := range []*warmpathv1.WatchReplicasResponse{
 		greeting(),
@@ -185,12 +184,12 @@ func FuzzTake(f *testing.F) {
 			return
 		}
 		w, p, r := unstarted(t)
-		w.take(greeting(), true)
+		w.view.take(greeting(), true)
 		r.SetConnected("r1", true)
 		for range 2 {
-			w.take(&m, first)
-			for _, told := range r.View().Replicas() {
-				ongoing, tokens := told.Foreign()
+			w.view.take(&m, first)
+			for _, rep := range r.View().Replicas() {
+				ongoing, tokens := rep.Foreign()
 				require.False(t, ongoing < 0 || tokens < 0)
 			}
 		}
@@ -198,13 +197,13 @@ func FuzzTake(f *testing.F) {
 			require.Less(t, int(c.Tier), routing.Tiers)
 			require.Positive(t, c.BlockTokens)
 		}
-		f := following{w: w, interval: time.Second}
+		f := watchStream{view: w.view, interval: time.Second}
 		f.schedule(m.GetLoad())
 		require.LessOrEqual(t, f.wait(), time.Minute)
 		there := false
-		for _, told := range w.members.all() {
-			there = there || told.ID == "r1"
+		for _, rep := range w.view.members.all() {
+			there = there || rep.ID == "r1"
 		}
-		require.True(t, there, "connected, and nobody else is")
+		require.True(t, there, "connected, and no other is")
 	})
 }

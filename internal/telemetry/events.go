@@ -26,7 +26,7 @@ var eventGauges = []eventMetric{
 		}
 		return 0
 	}},
-	{"warmpath.kv_events.blocks", "{block}", "Blocks that the replica's KV events say it holds.", func(s *kvevents.Status) int64 { return int64(s.Blocks) }},
+	{"warmpath.kv_events.blocks", "{block}", "Blocks that the replica has by its KV events.", func(s *kvevents.Status) int64 { return int64(s.Blocks) }},
 	{"warmpath.kv_events.queued", "{message}", "KV event messages received and not applied yet.", func(s *kvevents.Status) int64 { return int64(s.Queued) }},
 }
 
@@ -76,14 +76,14 @@ func (r *Recorder) WatchEvents(policy string, status func() []kvevents.Status) (
 	}
 	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		for _, sum := range byReplica(status(), values) {
-			who := []attribute.KeyValue{KeyPolicy.String(policy), KeyReplica.String(sum.replica)}
-			set := r.attributes(who...)
+			base := []attribute.KeyValue{KeyPolicy.String(policy), KeyReplica.String(sum.replica)}
+			set := r.attributes(base...)
 			for i, instrument := range all {
 				o.ObserveInt64(instrument, sum.values[i], set)
 			}
 			o.ObserveFloat64(lag, sum.lag, set)
 			for kind, n := range sum.unreadable {
-				o.ObserveInt64(unread, n, r.attributes(append(who[:2:2], KeyKind.String(kind))...))
+				o.ObserveInt64(unread, n, r.attributes(append(base[:2:2], KeyKind.String(kind))...))
 			}
 		}
 		return nil

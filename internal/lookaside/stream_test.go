@@ -19,7 +19,7 @@ func (s slowly) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
-// A server that refuses the watch before its first message is sent is heard all the same: why it refuses is what is told.
+// The reason of a server that refuses the watch before its first message is sent reaches Options.Failed.
 func TestRefusedBeforeTheFirstMessage(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -35,7 +35,7 @@ func TestPace(t *testing.T) {
 
 func TestReservedIsNotReported(t *testing.T) {
 	w, _, r := unstarted(t)
-	w.take(greeting(), true)
+	w.view.take(greeting(), true)
 	r.Connect()
 	var own, theirs routing.Booking
 	honour := func(b *routing.Booking) {
@@ -45,35 +45,35 @@ func TestReservedIsNotReported(t *testing.T) {
 	honour(&own)
 	honour(&theirs)
 	now := time.Now()
-	x := w.reserved.add(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", 100, now)
-	require.Equal(t, []book{{}, {1, 100}}, w.booked([]uint32{1, 2}))
+	x := w.desk.reserved.add(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", 100, now)
+	require.Equal(t, []load{{}, {1, 100}}, w.view.ownLoad([]uint32{1, 2}))
 
 	theirs.PrefillDone()
 	x.Prefilled()
-	require.Equal(t, []book{{}, {1, 100}}, w.booked([]uint32{1, 2}))
+	require.Equal(t, []load{{}, {1, 100}}, w.view.ownLoad([]uint32{1, 2}))
 
-	// What others are told to have has the server's reservation for us in it.
+	// The peer load has the server's reservation for this client in it.
 	before := foreign(r)["r2"]
-	w.hearsay = routing.Hearsay{}
+	w.view.load.damping = routing.Hearsay{}
 	again := greeting().Load
 	again.Counted = 1
-	w.take(&warmpathv1.WatchReplicasResponse{Load: again}, false)
+	w.view.take(&warmpathv1.WatchReplicasResponse{Load: again}, false)
 	require.Equal(t, before-1, foreign(r)["r2"])
 
-	// Another server knows nothing of it: from here on it is our own.
-	w.begin("another", now)
-	require.Equal(t, []book{{}, {2, 100}}, w.booked2())
+	// Another server has none: from here on it is own load.
+	w.view.begin("another", now)
+	require.Equal(t, []load{{}, {2, 100}}, renumbered(w))
 	theirs.Release()
 	x.Released(nil)
-	require.Equal(t, []book{{}, {1, 100}}, w.booked2())
-	require.Empty(t, w.reserved.take(), "and it is not told of it")
+	require.Equal(t, []load{{}, {1, 100}}, renumbered(w))
+	require.Empty(t, w.desk.reserved.take(), "and it is sent no news of it")
 	own.Release()
 }
 
-// booked2 is booked for a server that has numbered the replicas as the one before.
-func (w *Watch) booked2() []book {
-	w.members.take(greeting().Fleet)
-	return w.booked([]uint32{1, 2})
+// renumbered is the own load for a server that has numbered the replicas as the one before.
+func renumbered(w *Watch) []load {
+	w.view.members.take(greeting().Fleet)
+	return w.view.ownLoad([]uint32{1, 2})
 }
 
 func stages(all []*warmpathv1.LifeReport) (got []string) {
@@ -83,7 +83,7 @@ func stages(all []*warmpathv1.LifeReport) (got []string) {
 	return got
 }
 
-func TestReservationIsToldOf(t *testing.T) {
+func TestReservationIsReported(t *testing.T) {
 	l := newReserved()
 	now := time.Now()
 	add := func(id string) *Reservation {
@@ -96,7 +96,7 @@ func TestReservationIsToldOf(t *testing.T) {
 	a.Released(nil)
 	a.Prefilled()
 	require.Equal(t, []string{"a LIFE_STAGE_PREFILL_COMPLETE 0", "a LIFE_STAGE_RELEASED 2"}, stages(l.take()))
-	require.Equal(t, book{1, 10}, l.on("r"))
+	require.Equal(t, load{1, 10}, l.on("r"))
 
 	l.renew(now.Add(4 * time.Second))
 	require.Empty(t, l.take())
@@ -112,7 +112,7 @@ func TestReservationIsToldOf(t *testing.T) {
 	for at := 4 * time.Second; at < 15*time.Second; at += time.Second {
 		l.renew(now.Add(at))
 	}
-	require.Equal(t, book{1, 10}, l.on("r"))
+	require.Equal(t, load{1, 10}, l.on("r"))
 	l.renew(now.Add(15 * time.Second))
 	require.Zero(t, l.on("r"))
 	require.Empty(t, l.take())
@@ -121,7 +121,7 @@ func TestReservationIsToldOf(t *testing.T) {
 	l.drop(&warmpathv1.Reservation{Id: "late", LeaseMs: 1})
 	l.drop(nil)
 	require.Equal(t, []string{"late LIFE_STAGE_RELEASED 0"}, stages(l.take()))
-	require.Empty(t, l.books)
+	require.Empty(t, l.loads)
 	for i := range 2 * maxPending {
 		l.drop(&warmpathv1.Reservation{Id: fmt.Sprint(i)})
 	}

@@ -10,17 +10,17 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// maxPending bounds the reports that wait to be sent. What is not told, the server learns by the end of a lease.
+// maxPending bounds the reports that wait to be sent. What is not sent, the server learns by the end of a lease.
 const maxPending = 10_000
 
-// reserved is what the server that is followed has reserved for us: it counts there, so it is left out of what we report
-// to have booked. It outlives the streams to that server.
+// reserved is what the server that is followed has reserved for this client: it counts there, so the reports of the own
+// load leave it out. It outlives the streams to that server.
 type reserved struct {
-	wake chan struct{} // holds one: there is something to tell
+	wake chan struct{} // holds one: there is something to send
 
-	mu      sync.Mutex // guards what follows and the Reservations; nothing is locked under it
+	mu      sync.Mutex // guards the fields below and the Reservations; nothing is locked under it
 	live    map[*Reservation]struct{}
-	books   map[string]book // by id of the replica
+	loads   map[string]load // by id of the replica
 	lives   uint64          // how often it was forgotten
 	pending []news
 }
@@ -32,11 +32,11 @@ type news struct {
 }
 
 func newReserved() *reserved {
-	return &reserved{wake: make(chan struct{}, 1), live: make(map[*Reservation]struct{}), books: make(map[string]book)}
+	return &reserved{wake: make(chan struct{}, 1), live: make(map[*Reservation]struct{}), loads: make(map[string]load)}
 }
 
-// A Reservation is load that a server has booked for one attempt of a call. Safe for use by many goroutines; nil is one
-// that was never made.
+// A Reservation is the load of one attempt of a call at a server. Safe for use by many goroutines; nil is one that was
+// never made.
 type Reservation struct {
 	of      *reserved
 	id      string
@@ -45,13 +45,16 @@ type Reservation struct {
 
 	// Guarded by of.mu.
 	tokens int64     // of the prompt, not yet prefilled
-	told   time.Time // when the server was last sent news of it
-	untold bool      // there is news to be sent
+	sent   time.Time // when the server was last sent news of it
+	dirty  bool      // there is news to be sent
 	over   bool
 }
 
 func (l *reserved) add(r *warmpathv1.Reservation, replica string, tokens int64, now time.Time) *Reservation {
-	x := &Reservation{of: l, id: r.GetId(), replica: replica, lease: time.Duration(r.GetLeaseMs()) * time.Millisecond, tokens: tokens, told: now}
+	x := &Reservation{
+		of: l, id: r.GetId(), replica: replica, tokens: tokens, sent: now,
+		lease: time.Duration(r.GetLeaseMs()) * time.Millisecond,
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.live[x] = struct{}{}
@@ -59,26 +62,26 @@ func (l *reserved) add(r *warmpathv1.Reservation, replica string, tokens int64, 
 	return x
 }
 
-// charge adds to a replica's book. Called with mu held.
+// charge adds to a replica's load. Called with mu held.
 func (l *reserved) charge(x *Reservation, ongoing, tokens int64) {
-	b := l.books[x.replica]
+	b := l.loads[x.replica]
 	b.ongoing += ongoing
 	b.tokens += tokens
-	if b == (book{}) {
-		delete(l.books, x.replica)
+	if b == (load{}) {
+		delete(l.loads, x.replica)
 		return
 	}
-	l.books[x.replica] = b
+	l.loads[x.replica] = b
 }
 
 // on is what is reserved on a replica.
-func (l *reserved) on(replica string) book {
+func (l *reserved) on(replica string) load {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.books[replica]
+	return l.loads[replica]
 }
 
-// Prefilled says that the first response message has come: the prompt's share of the load is over.
+// Prefilled drops the prompt's share of the load: the first response message has come.
 func (x *Reservation) Prefilled() {
 	if x == nil {
 		return
@@ -90,10 +93,10 @@ func (x *Reservation) Prefilled() {
 	}
 	x.of.charge(x, 0, -x.tokens)
 	x.tokens = 0
-	x.of.tell(x, &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE})
+	x.of.send(x, &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE})
 }
 
-// Released says that the attempt has ended, once: how, or nil if it was never sent.
+// Released ends the reservation, once, with the attempt's outcome, nil if it was never sent.
 func (x *Reservation) Released(o *routing.Outcome) {
 	if x == nil {
 		return
@@ -104,11 +107,11 @@ func (x *Reservation) Released(o *routing.Outcome) {
 		return
 	}
 	x.of.end(x)
-	r := &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED, Outcome: new(warmpathv1.Outcome)}
-	if o != nil {
+	r := &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED}
+	if r.Outcome = new(warmpathv1.Outcome); o != nil {
 		r.Outcome = outcomeOf(o)
 	}
-	x.of.tell(x, r)
+	x.of.send(x, r)
 }
 
 // end takes a reservation out. Called with mu held.
@@ -118,12 +121,12 @@ func (l *reserved) end(x *Reservation) {
 	delete(l.live, x)
 }
 
-// tell has a report sent. Called with mu held.
-func (l *reserved) tell(x *Reservation, r *warmpathv1.LifeReport) {
+// send has a report sent. Called with mu held.
+func (l *reserved) send(x *Reservation, r *warmpathv1.LifeReport) {
 	if len(l.pending) >= maxPending {
 		return
 	}
-	x.untold = true
+	x.dirty = true
 	l.pending = append(l.pending, news{x, r})
 	select {
 	case l.wake <- struct{}{}:
@@ -131,9 +134,9 @@ func (l *reserved) tell(x *Reservation, r *warmpathv1.LifeReport) {
 	}
 }
 
-// ours reports whether a reservation was made for the question that it answers. An older server, to which all attempts at a
-// request are one, answers with the reservation of another one: that one renews it and gives it back, and our booking is one
-// that the server does not know of.
+// ours reports whether a reservation was made for the question that it answers. An older server, to which all attempts
+// at a request are one, answers with the reservation of another attempt: that one renews and releases it, and this
+// attempt's load counts as the client's own.
 func ours(r *warmpathv1.Reservation) bool { return r.GetId() != "" && !r.GetRepeated() }
 
 // drop gives back a reservation that came too late to be of use.
@@ -150,7 +153,7 @@ func (l *reserved) take() []*warmpathv1.LifeReport {
 	now := time.Now()
 	all := make([]*warmpathv1.LifeReport, 0, len(l.pending))
 	for _, n := range l.pending {
-		n.of.told, n.of.untold = now, false
+		n.of.sent, n.of.dirty = now, false
 		if n.of.over && n.what.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PROGRESS {
 			continue
 		}
@@ -160,22 +163,22 @@ func (l *reserved) take() []*warmpathv1.LifeReport {
 	return all
 }
 
-// renew has the server hear of reservations before their leases end. Those whose leases have ended, since the server
-// could not be reached, are our own bookings from now on.
+// renew has news of reservations sent before their leases end. Those whose leases have ended, since the server could
+// not be reached, are the client's own load from now on.
 func (l *reserved) renew(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for x := range l.live {
-		switch silent := now.Sub(x.told); {
+		switch silent := now.Sub(x.sent); {
 		case silent >= x.lease:
 			l.end(x)
-		case silent >= x.lease/3 && !x.untold:
-			l.tell(x, &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
+		case silent >= x.lease/3 && !x.dirty:
+			l.send(x, &warmpathv1.LifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
 		}
 	}
 }
 
-// lived tells the servers apart, and their lives, that reservations are of.
+// lived numbers the servers that reservations were made by, and their restarts.
 func (l *reserved) lived() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,13 +196,19 @@ func (l *reserved) forget() {
 	l.lives++
 }
 
-// outcomeOf is how an attempt ended, as a server is told.
+// outcomeOf is how an attempt ended, as a message.
 func outcomeOf(o *routing.Outcome) *warmpathv1.Outcome {
-	out := &warmpathv1.Outcome{Code: int32(status.Code(o.Err)), FirstMessageUs: uint64(max(o.FirstMessage.Microseconds(), 0)), Sent: o.Sent}
+	out := &warmpathv1.Outcome{
+		Code: int32(status.Code(o.Err)), Sent: o.Sent, FirstMessageUs: uint64(max(o.FirstMessage.Microseconds(), 0)),
+	}
 	for _, f := range []struct {
 		from int
 		into **uint32
-	}{{o.Usage.PromptTokens, &out.PromptTokens}, {o.Usage.CachedTokens, &out.CachedTokens}, {o.Usage.OutputTokens, &out.OutputTokens}} {
+	}{
+		{o.Usage.PromptTokens, &out.PromptTokens},
+		{o.Usage.CachedTokens, &out.CachedTokens},
+		{o.Usage.OutputTokens, &out.OutputTokens},
+	} {
 		if f.from >= 0 {
 			n := uint32(min(f.from, 1<<31))
 			*f.into = &n

@@ -6,13 +6,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// sum is a server's: what one client reported last, and others' bookings.
+// sum is a server's: what one client reported last, and the load of its peers.
 type sum struct {
-	mine, others map[uint32]book
+	mine, peers map[uint32]load
 	received     uint64
 }
 
@@ -21,7 +20,7 @@ func (s *sum) receive(r *warmpathv1.BookingReport) {
 		clear(s.mine)
 	}
 	for i, n := range r.GetLoads().GetReplicas() {
-		s.mine[n] = book{int64(r.Loads.Ongoing[i]), int64(r.Loads.QueuedTokens[i])}
+		s.mine[n] = load{int64(r.Loads.Ongoing[i]), int64(r.Loads.QueuedTokens[i])}
 	}
 	s.received = r.GetNumber()
 }
@@ -30,33 +29,32 @@ func (s *sum) update(numbers []uint32, snapshot bool) *warmpathv1.LoadUpdate {
 	u := &warmpathv1.LoadUpdate{Snapshot: snapshot, Counted: s.received, Loads: &warmpathv1.Loads{}}
 	for _, n := range numbers {
 		u.Loads.Replicas = append(u.Loads.Replicas, n)
-		u.Loads.Ongoing = append(u.Loads.Ongoing, uint32(s.mine[n].ongoing+s.others[n].ongoing))
-		u.Loads.QueuedTokens = append(u.Loads.QueuedTokens, uint64(s.mine[n].tokens+s.others[n].tokens))
+		u.Loads.Ongoing = append(u.Loads.Ongoing, uint32(s.mine[n].ongoing+s.peers[n].ongoing))
+		u.Loads.QueuedTokens = append(u.Loads.QueuedTokens, uint64(s.mine[n].tokens+s.peers[n].tokens))
 	}
 	return u
 }
 
-// Whatever is under way in either direction: what a client takes for the bookings of others is exactly that, as of
-// the update.
-func TestOthersAreExact(t *testing.T) {
+// Whatever is under way in either direction: what a client takes for peer load is exactly that, as of the update.
+func TestPeerLoadIsExact(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		numbers := []uint32{3, 5, 9}
-		s := &sum{mine: map[uint32]book{}, others: map[uint32]book{}}
-		l, booked := newLedger(), make([]book, len(numbers))
+		s := &sum{mine: map[uint32]load{}, peers: map[uint32]load{}}
+		l, own := newLedger(), make([]load, len(numbers))
 		var up []*warmpathv1.BookingReport
 		var down []*warmpathv1.LoadUpdate
-		var truth [][]routing.ForeignLoad // as of each update that is under way
+		var truth [][]load // as of each update that is under way
 		for range 100 {
 			i := rnd.IntN(len(numbers))
-			b := book{rnd.Int64N(4), rnd.Int64N(3000)}
+			b := load{rnd.Int64N(4), rnd.Int64N(3000)}
 			switch rnd.IntN(6) {
 			case 0:
-				booked[i] = b
+				own[i] = b
 			case 1:
-				s.others[numbers[i]] = b
+				s.peers[numbers[i]] = b
 			case 2:
-				if r := l.report(numbers, booked, rnd.IntN(2) == 0); r != nil {
+				if r := l.report(numbers, own, rnd.IntN(2) == 0); r != nil {
 					up = append(up, r)
 				}
 			case 3:
@@ -66,9 +64,9 @@ func TestOthersAreExact(t *testing.T) {
 				}
 			case 4:
 				down = append(down, s.update(numbers, rnd.IntN(2) == 0))
-				now := make([]routing.ForeignLoad, len(numbers))
+				now := make([]load, len(numbers))
 				for k, n := range numbers {
-					now[k].Ongoing, now[k].QueuedTokens = int(s.others[n].ongoing), s.others[n].tokens
+					now[k] = s.peers[n]
 				}
 				truth = append(truth, now)
 			case 5:
@@ -76,9 +74,7 @@ func TestOthersAreExact(t *testing.T) {
 					break
 				}
 				require.NoError(t, l.take(down[0]))
-				got := make([]routing.ForeignLoad, len(numbers))
-				l.others(numbers, got)
-				require.Equal(t, truth[0], got, "seed %d", seed)
+				require.Equal(t, truth[0], l.peers(numbers), "seed %d", seed)
 				down, truth = down[1:], truth[1:]
 			}
 		}
@@ -89,38 +85,34 @@ func TestStaleLoadIsTheMean(t *testing.T) {
 	l := newLedger()
 	loads := &warmpathv1.Loads{Replicas: []uint32{1, 2, 3}, Ongoing: []uint32{2, 4, 900}, QueuedTokens: []uint64{100, 300, 90000}}
 	require.NoError(t, l.take(&warmpathv1.LoadUpdate{Loads: loads, Stale: []uint32{3}, StaleSet: true}))
-	got := make([]routing.ForeignLoad, 3)
-	l.others([]uint32{1, 2, 3}, got)
-	require.Equal(t, []routing.ForeignLoad{{Ongoing: 2, QueuedTokens: 100}, {Ongoing: 4, QueuedTokens: 300}, {Ongoing: 3, QueuedTokens: 200}}, got)
+	require.Equal(t, []load{{2, 100}, {4, 300}, {3, 200}}, l.peers([]uint32{1, 2, 3}))
 	require.NoError(t, l.take(&warmpathv1.LoadUpdate{}))
-	l.others([]uint32{3}, got[:1])
-	require.Zero(t, got[0], "stale as before, and nobody else to go by")
+	require.Equal(t, []load{{}}, l.peers([]uint32{3}), "stale as before, and no other to go by")
 	require.NoError(t, l.take(&warmpathv1.LoadUpdate{StaleSet: true}))
-	l.others([]uint32{3}, got[:1])
-	require.Equal(t, 900, got[0].Ongoing)
+	require.EqualValues(t, 900, l.peers([]uint32{3})[0].ongoing)
 }
 
 func TestReportsAreDifferences(t *testing.T) {
 	l, numbers := newLedger(), []uint32{1, 2}
-	r := l.report(numbers, []book{{1, 10}, {}}, false)
+	r := l.report(numbers, []load{{1, 10}, {}}, false)
 	require.True(t, r.GetComplete())
 	require.Equal(t, []uint32{1}, r.GetLoads().GetReplicas())
-	require.Nil(t, l.report(numbers, []book{{1, 10}, {}}, false))
-	r = l.report(numbers, []book{{1, 10}, {}}, true)
+	require.Nil(t, l.report(numbers, []load{{1, 10}, {}}, false))
+	r = l.report(numbers, []load{{1, 10}, {}}, true)
 	require.Equal(t, uint64(2), r.GetNumber(), "busy: renewed")
 	require.Empty(t, r.GetLoads().GetReplicas())
-	r = l.report(numbers, []book{{}, {2, 0}}, false)
+	r = l.report(numbers, []load{{}, {2, 0}}, false)
 	require.Equal(t, []uint32{1, 2}, r.GetLoads().GetReplicas())
 	require.Equal(t, []uint32{0, 2}, r.GetLoads().GetOngoing())
-	require.NotNil(t, l.report(numbers, []book{{}, {}}, false))
-	require.Nil(t, l.report(numbers, []book{{}, {}}, true), "idle: nothing to renew")
+	require.NotNil(t, l.report(numbers, []load{{}, {}}, false))
+	require.Nil(t, l.report(numbers, []load{{}, {}}, true), "idle: nothing to renew")
 
 	for i := range 2 * maxUncounted {
-		l.report(numbers, []book{{int64(i + 1), 0}, {}}, false)
+		l.report(numbers, []load{{int64(i + 1), 0}, {}}, false)
 	}
 	require.Len(t, l.sent, maxUncounted)
 	require.NoError(t, l.take(&warmpathv1.LoadUpdate{Counted: 1 << 60}))
-	require.NotNil(t, l.report(numbers, []book{{7, 7}, {}}, false))
+	require.NotNil(t, l.report(numbers, []load{{7, 7}, {}}, false))
 }
 
 func TestColumnsMustBeEqual(t *testing.T) {

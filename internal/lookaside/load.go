@@ -1,0 +1,202 @@
+package lookaside
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A load is what is reserved on one replica.
+type load struct{ ongoing, tokens int64 }
+
+// less is the load without another, not below zero.
+func (l load) less(o load) load { return load{max(l.ongoing-o.ongoing, 0), max(l.tokens-o.tokens, 0)} }
+
+// peerLoad is the load that other clients put on the replicas. It is used with view.mu held.
+type peerLoad struct {
+	ledger  *ledger // of the server that is followed
+	damping routing.Hearsay
+	peers   []routing.ForeignLoad // in force
+	unknown time.Time             // since when the server has no load of any replica; zero = it has some
+}
+
+// begin is for a new stream.
+func (p *peerLoad) begin() { p.ledger, p.unknown = newLedger(), time.Time{} }
+
+// adopt takes the peer load from the ledger, damped. It returns false where the server has none.
+func (p *peerLoad) adopt(m *members, reserved *reserved) bool {
+	numbers := m.numbers()
+	if !p.ledger.known(numbers) {
+		if p.unknown.IsZero() {
+			p.unknown = time.Now()
+		}
+		return false
+	}
+	p.unknown = time.Time{}
+	p.peers = make([]routing.ForeignLoad, len(numbers), len(numbers)+len(m.kept))
+	for i, l := range p.ledger.peers(numbers) {
+		id := m.named[numbers[i]].ID
+		l = l.less(reserved.on(id)) // what the server reserved for this client counts there as a peer's
+		p.peers[i] = routing.ForeignLoad{ID: id, Ongoing: int(l.ongoing), QueuedTokens: l.tokens}
+	}
+	p.damping.Temper(p.peers)
+	for id := range m.kept {
+		p.peers = append(p.peers, routing.ForeignLoad{ID: id})
+	}
+	return true
+}
+
+// any reports whether peers have any load.
+func (p *peerLoad) any() bool {
+	return slices.ContainsFunc(p.peers, func(f routing.ForeignLoad) bool { return f.Ongoing > 0 || f.QueuedTokens > 0 })
+}
+
+// halve halves the load, and reports whether there was any.
+func (p *peerLoad) halve() bool {
+	left := p.any()
+	for i := range p.peers {
+		p.peers[i].Ongoing /= 2
+		p.peers[i].QueuedTokens /= 2
+	}
+	return left
+}
+
+// unknownFor is for how long the server has had no load of any replica.
+func (p *peerLoad) unknownFor(now time.Time) time.Duration {
+	if p.unknown.IsZero() {
+		return 0
+	}
+	return now.Sub(p.unknown)
+}
+
+// A report is what a server was sent and may not have counted yet.
+type report struct {
+	number uint64
+	lines  map[uint32]load // by number of the replica: the load itself, not the difference
+}
+
+// maxUncounted bounds the reports that are remembered. A server that does not count that many is not sent another.
+const maxUncounted = 256
+
+// A ledger is the load that a server adds up, and this client's part in it. Replicas are named by the server's numbers.
+// It belongs to one stream; it is used with view.mu held.
+type ledger struct {
+	total   map[uint32]load // as of the last update, with this client's part
+	stale   map[uint32]bool
+	counted map[uint32]load // this client's part of total
+	sent    []report        // not counted yet, the oldest first
+	last    map[uint32]load // as of the last report
+	number  uint64          // of the last report
+}
+
+func newLedger() *ledger {
+	return &ledger{total: map[uint32]load{}, counted: map[uint32]load{}, last: map[uint32]load{}}
+}
+
+var errColumns = errors.New("columns of load differ in length")
+
+// take enters an update.
+func (l *ledger) take(u *warmpathv1.LoadUpdate) error {
+	loads := u.GetLoads()
+	ids, ongoing, tokens := loads.GetReplicas(), loads.GetOngoing(), loads.GetQueuedTokens()
+	if len(ids) != len(ongoing) || len(ids) != len(tokens) {
+		return errColumns
+	}
+	for len(l.sent) > 0 && l.sent[0].number <= u.GetCounted() {
+		for n, b := range l.sent[0].lines {
+			set(l.counted, n, b)
+		}
+		l.sent = l.sent[1:]
+	}
+	if u.GetSnapshot() {
+		clear(l.total)
+	}
+	for i, n := range ids {
+		set(l.total, n, load{int64(ongoing[i]), int64(min(tokens[i], 1<<40))})
+	}
+	if u.GetStaleSet() {
+		l.stale = make(map[uint32]bool, len(u.GetStale()))
+		for _, n := range u.GetStale() {
+			l.stale[n] = true
+		}
+	}
+	return nil
+}
+
+// known reports whether the server has the load of one of these replicas at least.
+func (l *ledger) known(numbers []uint32) bool {
+	return len(numbers) == 0 || slices.ContainsFunc(numbers, func(n uint32) bool { return !l.stale[n] })
+}
+
+// peers is the load of peers on each of these replicas: the sum without this client's part. A replica whose load is
+// stale gets the mean of the rest.
+func (l *ledger) peers(numbers []uint32) []load {
+	all := make([]load, len(numbers))
+	var sum load
+	fresh := int64(0)
+	for i, n := range numbers {
+		if l.stale[n] {
+			continue
+		}
+		all[i] = l.total[n].less(l.counted[n])
+		sum.ongoing += all[i].ongoing
+		sum.tokens += all[i].tokens
+		fresh++
+	}
+	for i, n := range numbers {
+		if l.stale[n] {
+			all[i] = load{sum.ongoing / max(fresh, 1), sum.tokens / max(fresh, 1)}
+		}
+	}
+	return all
+}
+
+// report returns what is to be sent where this is the own load now; nil if it has not changed and need not be renewed.
+func (l *ledger) report(numbers []uint32, own []load, renew bool) *warmpathv1.BookingReport {
+	if len(l.sent) >= maxUncounted {
+		return nil
+	}
+	loads, lines := &warmpathv1.Loads{}, make(map[uint32]load)
+	busy := false
+	for i, n := range numbers {
+		b := own[i]
+		busy = busy || b != load{}
+		if l.last[n] == b {
+			continue
+		}
+		lines[n] = b
+		set(l.last, n, b)
+		loads.Replicas = append(loads.Replicas, n)
+		loads.Ongoing = append(loads.Ongoing, uint32(b.ongoing))
+		loads.QueuedTokens = append(loads.QueuedTokens, uint64(b.tokens))
+	}
+	first := l.number == 0
+	if len(lines) == 0 && !first && !(busy && renew) {
+		return nil
+	}
+	l.number++
+	l.sent = append(l.sent, report{l.number, lines})
+	return &warmpathv1.BookingReport{Number: l.number, Loads: loads, Complete: first}
+}
+
+// forget strikes out a replica that has left; its number is not used again.
+func (l *ledger) forget(n uint32) {
+	delete(l.total, n)
+	delete(l.counted, n)
+	delete(l.last, n)
+	delete(l.stale, n)
+	for _, r := range l.sent {
+		delete(r.lines, n)
+	}
+}
+
+func set(m map[uint32]load, n uint32, l load) {
+	if l == (load{}) {
+		delete(m, n)
+		return
+	}
+	m[n] = l
+}

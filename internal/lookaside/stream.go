@@ -1,0 +1,143 @@
+package lookaside
+
+import (
+	"context"
+	"io"
+	"math/rand/v2"
+	"time"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+type update = warmpathv1.WatchReplicasResponse
+
+// watchStream is one watch of one server: it receives updates and sends reports.
+type watchStream struct {
+	view     *view
+	stream   warmpathv1.RoutingService_WatchReplicasClient
+	interval time.Duration // between two updates of the load
+	due      time.Time     // of the report that is to be in the next update
+	sent     time.Time     // the last report
+	met      bool          // the server was sent a report
+}
+
+// follow watches a server until that ends, and returns why. better is the server to go to after errBetter.
+func (w *Watch) follow(servers []*server, at int) (answered bool, better int, err error) {
+	cc, err := servers[at].dial(w.o.Dial)
+	if err != nil {
+		return false, 0, err
+	}
+	ctx, cancel := context.WithCancelCause(w.ctx)
+	defer cancel(nil)
+	// A server that hangs does not read either: whatever blocks ends with ctx.
+	silence := time.AfterFunc(w.o.Timing.Silence, func() { cancel(errSilent) })
+	defer silence.Stop()
+	s := &watchStream{view: w.view, interval: w.o.Timing.Interval}
+	if s.stream, err = warmpathv1.NewRoutingServiceClient(cc).WatchReplicas(ctx); err == nil {
+		err = s.stream.Send(&warmpathv1.WatchReplicasRequest{Start: w.view.start()})
+		if err == io.EOF { // the stream has ended, and Recv returns why
+			_, err = s.stream.Recv()
+		}
+	}
+	if err != nil {
+		return false, 0, causeOf(ctx, err)
+	}
+	messages := make(chan *update)
+	w.ended.Go(func() { s.receive(ctx, messages, cancel, func() { silence.Reset(w.o.Timing.Silence) }) })
+	found := w.awaitBetter(ctx, servers[:at])
+	var asked <-chan struct{} // nil until the first message shows that it is a look-aside server
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case m := <-messages:
+			w.view.take(m, !answered)
+			if !answered {
+				w.o.Logger.Info("warmpath: following a look-aside server",
+					"server", servers[at].address, "deployment", w.o.Deployment)
+				s.report()
+				asked = w.desk.opened
+			}
+			answered = true
+			s.schedule(m.GetLoad())
+		case <-timer.C:
+			s.report()
+		case <-asked:
+			asked = nil
+			w.ended.Go(func() { w.desk.serve(ctx, cc, w.o.Timing.Retry) })
+		case i := <-found:
+			return answered, i, errBetter
+		case <-w.view.resync:
+			return answered, 0, errResync
+		case <-ctx.Done():
+			return answered, 0, causeOf(ctx, ctx.Err())
+		}
+		timer.Reset(s.wait())
+	}
+}
+
+// receive passes the server's messages on, until ctx ends. It ends ctx where the stream does.
+func (s *watchStream) receive(ctx context.Context, to chan<- *update, end context.CancelCauseFunc, alive func()) {
+	for {
+		m, err := s.stream.Recv()
+		if err != nil {
+			end(err)
+			return
+		}
+		alive()
+		select {
+		case to <- m:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// causeOf is the cause of the context's end where there is one, else err.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// Reports are sent in the last tenth of the interval, so that an update contains the newest reservations; the end of it
+// is left for the way. Load is reported after renewAfter even so.
+const renewAfter = 900 * time.Millisecond
+
+// schedule sets when the next report is due.
+func (s *watchStream) schedule(u *warmpathv1.LoadUpdate) {
+	if u == nil {
+		return
+	}
+	next := min(time.Duration(u.GetNextMs())*time.Millisecond, time.Minute)
+	// The first update comes in the midst of an interval.
+	s.interval = max(next, s.interval/2, time.Millisecond)
+	s.due = time.Now().Add(max(next-s.interval/10, 0) + rand.N(s.interval/10)*8/10)
+}
+
+// wait is the time to the next report.
+func (s *watchStream) wait() time.Duration {
+	now := time.Now()
+	if !s.due.After(now) { // where nothing changes no update comes: the reports keep their place in the interval
+		s.due = s.due.Add(s.interval)
+	}
+	if !s.due.After(now) {
+		s.due = now.Add(s.interval)
+	}
+	return max(min(s.due.Sub(now), s.sent.Add(renewAfter).Sub(now)), 0)
+}
+
+// report sends the server what has changed. An error shows in what is received.
+func (s *watchStream) report() {
+	now := time.Now()
+	renew := now.Sub(s.sent) >= renewAfter
+	m := s.view.report(renew, !s.met)
+	s.met = true
+	if m.Bookings != nil || renew {
+		s.sent = now
+	}
+	if m.Bookings != nil || m.Routes != nil || m.Outcomes != nil {
+		_ = s.stream.Send(m)
+	}
+}

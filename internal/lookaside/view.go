@@ -1,0 +1,423 @@
+package lookaside
+
+import (
+	"sync"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/outlier"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A view is what a channel has adopted from its servers, and the Routers in which that is in force. It outlives the
+// streams. Safe for use by many goroutines.
+type view struct {
+	o        *Options
+	client   string // the client's name towards servers
+	reserved *reserved
+	changed  func(State)
+	resync   chan struct{} // holds one: the whole index is wanted
+	routes   routes
+
+	// publishing serialises the calls of changed. It is taken before mu; the channel's locks and the balancer's are
+	// taken under it.
+	publishing sync.Mutex
+
+	// mu guards the fields below. A balancer takes it under its own; only the Routers' are taken under it.
+	mu          sync.Mutex
+	routers     []*routing.Router
+	members     members
+	config      string
+	dirty       bool // there is a State to publish
+	incarnation string
+	versions    versions
+	load        peerLoad
+	caches      caches
+	ejected     map[string]outlier.State // by the server
+	wantIndex   bool                     // all of it, at the next opportunity
+
+	received time.Time // when a server last sent anything
+	silent   bool      // that is so long ago that the server's ejections are not in force
+	begun    time.Time // when the server began to be followed
+	resumed  bool      // it is the incarnation that was followed before
+}
+
+// versions are those of the incarnation.
+type versions struct{ config, fleet, index uint64 }
+
+func newView(o *Options, client string, reserved *reserved) *view {
+	return &view{
+		o: o, client: client, reserved: reserved, resync: make(chan struct{}, 1), load: peerLoad{ledger: newLedger()},
+	}
+}
+
+// recall begins with what was known before.
+func (v *view) recall(s State) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.members.recall(s.Replicas)
+	v.config, v.dirty = s.ServiceConfig, true
+}
+
+// known reports whether the replicas are.
+func (v *view) known() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.members.known
+}
+
+// publish gives the channel a State that has changed.
+func (v *view) publish() {
+	v.publishing.Lock()
+	defer v.publishing.Unlock()
+	v.mu.Lock()
+	if !v.dirty || !v.members.known {
+		v.mu.Unlock()
+		return
+	}
+	v.dirty = false
+	s := State{Replicas: v.members.all(), ServiceConfig: v.config}
+	v.mu.Unlock()
+	v.changed(s)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, r := range v.routers {
+		v.setCapacities(r)
+	}
+}
+
+// attach puts the view into force in a Router.
+func (v *view) attach(r *routing.Router) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.routers = append(v.routers, r)
+	v.setCapacities(r)
+	r.SetForeignLoad(v.load.peers)
+	if !v.silent {
+		v.eject(r)
+	}
+	r.ShareRoutes(v.routes.note)
+	if r.ObservesCache() && (len(v.caches.lanes) > 0 || v.versions.index > 0) {
+		v.wantIndex = true
+		select {
+		case v.resync <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (v *view) detach(r *routing.Router) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	r.ShareRoutes(nil)
+	for i := range v.routers {
+		if v.routers[i] == r {
+			v.routers = append(v.routers[:i:i], v.routers[i+1:]...)
+			break
+		}
+	}
+	nothing := make([]routing.ForeignLoad, len(v.load.peers))
+	for i := range nothing {
+		nothing[i].ID = v.load.peers[i].ID
+	}
+	r.SetForeignLoad(nothing)
+	r.CacheChanged(v.caches.clearing())
+	forsake(r)
+}
+
+// setCapacities gives a Router the sizes of the replicas' caches. Called with mu held.
+func (v *view) setCapacities(r *routing.Router) {
+	for _, m := range v.members.named {
+		r.ReplicaCapacity(m.ID, m.kvTokens)
+	}
+}
+
+// tick drops replicas that need not stay, and applies the time without messages or without load.
+func (v *view) tick(now time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.settle(now)
+	v.fade(now)
+}
+
+// settle drops replicas that need not stay. Called with mu held.
+func (v *view) settle(now time.Time) {
+	connected := func(id string) bool {
+		for _, r := range v.routers {
+			if rep := r.View().ByID(id); rep != nil && rep.Connected() {
+				return true
+			}
+		}
+		return false
+	}
+	if v.members.settle(now, connected) {
+		v.dirty = true
+	}
+}
+
+// fade suspends the ejections of a silent server, and halves the peer load once for each Step of silence, or while the
+// server does not have it. Called with mu held.
+func (v *view) fade(now time.Time) {
+	silent := now.Sub(v.received) >= v.o.Timing.Fade
+	if silent && !v.silent {
+		v.silent = true
+		v.suspendEjections()
+	}
+	if (silent || v.load.unknownFor(now) >= v.o.Timing.Fade) && v.load.halve() {
+		v.setLoad()
+	}
+}
+
+// setLoad gives the Routers the peer load. Called with mu held.
+func (v *view) setLoad() {
+	for _, r := range v.routers {
+		r.SetForeignLoad(v.load.peers)
+	}
+}
+
+// start is the first message of a watch: what is known already.
+func (v *view) start() *warmpathv1.WatchStart {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	select {
+	case <-v.resync: // this message asks for it
+	default:
+	}
+	s := &warmpathv1.WatchStart{
+		Deployment:    v.o.Deployment,
+		ClientId:      v.client,
+		Incarnation:   v.incarnation,
+		FleetVersion:  v.versions.fleet,
+		ConfigVersion: v.versions.config,
+		IndexVersion:  v.versions.index,
+		Index:         true,
+		Load:          true,
+	}
+	if v.wantIndex {
+		s.IndexVersion = 0
+	}
+	return s
+}
+
+// report returns what a server is to be sent now; a part is nil where there is nothing to report. renew asks for the
+// load although it has not changed, anew for the outcomes that another server was sent.
+func (v *view) report(renew, anew bool) *warmpathv1.WatchReplicasRequest {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	numbers := v.members.numbers()
+	return &warmpathv1.WatchReplicasRequest{
+		Bookings: v.load.ledger.report(numbers, v.ownLoad(numbers), renew),
+		Routes:   v.routes.report(v.members.named),
+		Outcomes: v.outcomes(anew),
+	}
+}
+
+// ownLoad is what the channel's Routers have reserved on each replica, without what the server itself reserved for
+// them. Called with mu held.
+func (v *view) ownLoad(numbers []uint32) []load {
+	own := make([]load, len(numbers))
+	for _, r := range v.routers {
+		routed := r.View()
+		for i, n := range numbers {
+			if rep := routed.ByID(v.members.named[n].ID); rep != nil {
+				own[i].ongoing += int64(rep.Ongoing())
+				own[i].tokens += int64(rep.QueuedTokens())
+			}
+		}
+	}
+	for i, n := range numbers {
+		own[i] = own[i].less(v.reserved.on(v.members.named[n].ID))
+	}
+	return own
+}
+
+// take adopts a message of the server; first is set for the first one of a stream.
+func (v *view) take(m *warmpathv1.WatchReplicasResponse, first bool) {
+	again := v.takeMembers(m, first)
+	v.publish() // the Routers learn the replicas before what is known of them
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if again { // an update after silence has only what has changed since
+		v.applyEjections()
+		v.adoptLoad()
+	}
+	if u := m.GetIndex(); u != nil {
+		v.takeIndex(u)
+	}
+	if u := m.GetLoad(); u != nil {
+		v.takeLoad(u)
+	}
+	if u := m.GetOutliers(); u != nil {
+		v.takeOutliers(u)
+	}
+}
+
+// takeMembers adopts the replicas and the config of a message. It reports whether the server was silent before.
+func (v *view) takeMembers(m *warmpathv1.WatchReplicasResponse, first bool) (again bool) {
+	now := time.Now()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	again = v.silent && !first
+	v.received, v.silent = now, false
+	if first {
+		v.begin(m.GetIncarnation(), now)
+	}
+	if m.RoutesWanted != nil {
+		v.routes.want(m.GetRoutesWanted())
+	}
+	if c := m.GetConfig(); c != nil {
+		v.dirty = v.dirty || c.GetServiceConfig() != v.config
+		v.config, v.versions.config = c.GetServiceConfig(), c.GetVersion()
+	}
+	if u := m.GetFleet(); u != nil {
+		v.takeFleet(u)
+	}
+	v.settle(now)
+	return again
+}
+
+// begin prepares for the first message of a server. Called with mu held.
+func (v *view) begin(incarnation string, now time.Time) {
+	v.begun, v.resumed = now, incarnation == v.incarnation
+	if !v.resumed {
+		v.incarnation, v.versions = incarnation, versions{}
+		v.members.restart()
+		v.suspendEjections()
+		v.ejected = nil
+		v.reserved.forget()
+	}
+	v.routes.want(false) // unless the server asks for them
+	v.members.begin(now.Add(v.o.Timing.Grace))
+	v.load.begin()
+}
+
+// takeFleet adopts a change of the membership. Called with mu held.
+func (v *view) takeFleet(u *warmpathv1.FleetUpdate) {
+	left, err := v.members.take(u)
+	if err != nil {
+		v.o.Logger.Warn("warmpath: the look-aside server names a replica that cannot be",
+			"deployment", v.o.Deployment, "error", err)
+	}
+	for _, n := range left {
+		v.load.ledger.forget(n)
+	}
+	v.versions.fleet, v.dirty = u.GetVersion(), true
+	there := make(map[string]bool)
+	for _, r := range v.members.all() {
+		there[r.ID] = true
+	}
+	v.caches.forget(there)
+}
+
+// takeIndex passes on what has changed in the replicas' caches. Called with mu held.
+func (v *view) takeIndex(u *warmpathv1.IndexUpdate) {
+	if u.GetSnapshot() {
+		v.wantIndex = false
+	}
+	if version := u.GetVersion(); version > 0 {
+		v.versions.index = version
+	}
+	changes := v.caches.take(u, v.members.named)
+	for _, r := range v.routers {
+		r.CacheChanged(changes)
+	}
+}
+
+// counting is how long a server may take to count a first report. Until then its load may still have in it what this
+// client reported in the watch before, as if it were a peer's; or, where it is another server, lack the load of peers
+// that come over at the same time. The peer load of before is better.
+const counting = time.Second
+
+// takeLoad adopts the load of all clients. Called with mu held.
+func (v *view) takeLoad(u *warmpathv1.LoadUpdate) {
+	if err := v.load.ledger.take(u); err != nil {
+		v.o.Logger.Warn("warmpath: the look-aside server's load is passed over",
+			"deployment", v.o.Deployment, "error", err)
+		return
+	}
+	if u.GetCounted() == 0 && (v.resumed || v.load.any()) && time.Since(v.begun) < counting {
+		return
+	}
+	v.adoptLoad()
+}
+
+// adoptLoad puts the peer load in the ledger into force. Called with mu held.
+func (v *view) adoptLoad() {
+	if v.load.adopt(&v.members, v.reserved) {
+		v.setLoad()
+	}
+}
+
+// takeOutliers adopts which replicas the server ejects. Called with mu held.
+func (v *view) takeOutliers(u *warmpathv1.OutlierUpdate) {
+	v.ejected = make(map[string]outlier.State, len(u.GetReplicas()))
+	for _, p := range u.GetReplicas() {
+		if r, ok := v.members.named[p.GetReplica()]; ok {
+			v.ejected[r.ID] = outlier.Ejected
+			if p.GetProbe() {
+				v.ejected[r.ID] = outlier.HalfOpen
+			}
+		}
+	}
+	v.applyEjections()
+}
+
+// applyEjections puts the server's ejections into force. Called with mu held.
+func (v *view) applyEjections() {
+	for _, r := range v.routers {
+		v.eject(r)
+	}
+}
+
+// eject is applyEjections for one Router. Called with mu held.
+func (v *view) eject(r *routing.Router) {
+	for _, takenBack := range []bool{true, false} { // an ejection taken back makes room for another
+		for _, rep := range r.View().Replicas() {
+			if s := v.ejected[rep.ID]; (s == outlier.Healthy) == takenBack {
+				r.Outliers().SetRemote(rep.Outlier(), s)
+			}
+		}
+	}
+	r.Sync()
+}
+
+// suspendEjections has the server's ejections probed: it is silent or gone. Called with mu held.
+func (v *view) suspendEjections() {
+	for _, r := range v.routers {
+		forsake(r)
+	}
+}
+
+func forsake(r *routing.Router) {
+	for _, rep := range r.View().Replicas() {
+		r.Outliers().Forsake(rep.Outlier())
+	}
+	r.Sync()
+}
+
+// outcomes are the results of the Routers' calls since the last report, nil for none; anew is for the first report to a
+// server. Called with mu held.
+func (v *view) outcomes(anew bool) *warmpathv1.OutcomeReport {
+	report := new(warmpathv1.OutcomeReport)
+	for number, m := range v.members.named {
+		o := &warmpathv1.ReplicaOutcomes{Replica: number}
+		for _, r := range v.routers {
+			if rep := r.View().ByID(m.ID); rep != nil {
+				c := r.Outliers().Take(rep.Outlier(), anew)
+				o.Successes += uint32(c.Successes)
+				o.Failures += uint32(c.Failures)
+				o.Late += uint32(c.Late)
+			}
+		}
+		if o.Successes+o.Failures+o.Late > 0 {
+			report.Replicas = append(report.Replicas, o)
+		}
+	}
+	for _, r := range v.routers {
+		r.Sync()
+	}
+	if len(report.Replicas) == 0 {
+		return nil
+	}
+	return report
+}
