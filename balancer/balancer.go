@@ -14,11 +14,11 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/lookaside"
 )
 
-// lb is the balancer of one channel.
+// lb is the balancer of one call.
 //
 // gRPC serialises the balancer's own methods. The endpoints' connections report
 // beside them, and picks run beside everything.
@@ -30,17 +30,17 @@ type lb struct {
 	bound, noKey, bareOnce sync.Once
 
 	// binding is the Router in use with its configuration; replaced under mu.
-	binding atomic.Pointer[channel.Binding]
+	binding atomic.Pointer[call.Binding]
 
 	// owner is handle, for picks.
-	owner atomic.Pointer[channel.Handle]
+	owner atomic.Pointer[call.Handle]
 
 	// mu guards the fields below. It is not held while an endpoint's connections are
 	// called, whose own locks are taken before it; the handle's and the Router's are
 	// taken after it.
 	mu        sync.Mutex
 	config    *lbConfig
-	handle    *channel.Handle
+	handle    *call.Handle
 	table     *dialect.Table // of config, with the handle's dialects; nil where neither is in force yet
 	unwatch   func()
 	members   []routing.Member
@@ -67,7 +67,7 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	b.mu.Lock()
 	h := b.handle
 	if h == nil {
-		h = channel.HandleFrom(s.ResolverState.Attributes)
+		h = call.HandleFrom(s.ResolverState.Attributes)
 	}
 	watch := lookaside.From(s.ResolverState)
 	var r *routing.Router
@@ -201,7 +201,7 @@ func (b *lb) leave() (all []*endpoint, unused []*routing.Router) {
 		b.unwatch()
 	}
 	// The Router may outlive the balancer: it is not to hold on to the connections,
-	// and through them to the channel.
+	// and through them to the call.
 	for _, e := range all {
 		e.picker.Store(nil)
 	}

@@ -6,14 +6,14 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // router returns a Router for a configuration that is not the one in force, else
 // nil. The first of a new balancer is the one that the channel's handle kept, if
 // there is one. Called with mu held.
-func (b *lb) router(c *lbConfig, h *channel.Handle) (*routing.Router, error) {
+func (b *lb) router(c *lbConfig, h *call.Handle) (*routing.Router, error) {
 	old := b.binding.Load()
 	if old != nil && old.Key == c.key {
 		return nil, nil
@@ -27,7 +27,7 @@ func (b *lb) router(c *lbConfig, h *channel.Handle) (*routing.Router, error) {
 }
 
 // newRouter builds a Router, and its tokenizer where there is one.
-func (c *lbConfig) newRouter(h *channel.Handle) (*routing.Router, error) {
+func (c *lbConfig) newRouter(h *call.Handle) (*routing.Router, error) {
 	if c.tokenizer == nil {
 		return c.NewRouter(nil)
 	}
@@ -48,7 +48,7 @@ func (c *lbConfig) newRouter(h *channel.Handle) (*routing.Router, error) {
 
 // configure puts the configuration and the members into force. r is nil where
 // the Router stays the same. Called with mu held.
-func (b *lb) configure(c *lbConfig, h *channel.Handle, r *routing.Router) {
+func (b *lb) configure(c *lbConfig, h *call.Handle, r *routing.Router) {
 	attach := h != nil && b.handle == nil
 	b.server.warn(&c.Adoption)
 	if attach || b.config == nil || b.config.key != c.key {
@@ -76,7 +76,7 @@ func (b *lb) use(r *routing.Router) {
 	b.connect(r)
 	b.followEvents(r)
 	b.server.attach(r)
-	next := &channel.Binding{
+	next := &call.Binding{
 		Router:      r,
 		Telemetry:   b.recorder(),
 		Policy:      b.config.Deciding(),
@@ -111,7 +111,7 @@ func (b *lb) use(r *routing.Router) {
 }
 
 // dialects are those of the config, and the application's where the config names none.
-func dialects(c *lbConfig, h *channel.Handle) *dialect.Table {
+func dialects(c *lbConfig, h *call.Handle) *dialect.Table {
 	if h == nil || len(h.Dialects) == 0 {
 		return c.dialects
 	}
@@ -134,8 +134,8 @@ func (b *lb) uses(r *routing.Router) routing.Uses {
 	return uses
 }
 
-// serves reports whether a handle is that of the balancer's channel.
-func (b *lb) serves(h *channel.Handle) bool {
+// serves reports whether a handle is that of the balancer's call.
+func (b *lb) serves(h *call.Handle) bool {
 	if own := b.owner.Load(); own != nil {
 		return own == h
 	}
@@ -149,7 +149,7 @@ func (b *lb) serves(h *channel.Handle) bool {
 // bind attaches the balancer to the handle that a pick brought along, with the Router that the handle kept if there is
 // one. It reports whether the handle is that of the balancer's channel: a pick may bring that of another one, in whose
 // attempt the call was made.
-func (b *lb) bind(h *channel.Handle) bool {
+func (b *lb) bind(h *call.Handle) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.handle != nil || b.closed {

@@ -3,7 +3,7 @@ package balancer
 import (
 	"log/slog"
 
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -16,7 +16,7 @@ func (b *lb) recorder() *telemetry.Recorder {
 
 // observe records the metrics of the Router in use, and of no other. Called with
 // mu held.
-func (b *lb) observe(binding *channel.Binding) {
+func (b *lb) observe(binding *call.Binding) {
 	if b.unwatch != nil {
 		b.unwatch()
 		b.unwatch = nil

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/fault"
 )
 
@@ -24,18 +24,18 @@ type picker struct{ lb *lb }
 
 // Pick picks a replica, or honours the booking that the call brought along.
 func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
-	call, route := channel.From(info.Ctx)
-	if call == nil {
+	rpc, route := call.From(info.Ctx)
+	if rpc == nil {
 		return p.pickBare(info, route)
 	}
-	if !p.lb.serves(call.Handle()) {
-		return p.pickBare(info, call.Beyond(route))
+	if !p.lb.serves(rpc.Handle()) {
+		return p.pickBare(info, rpc.Beyond(route))
 	}
 	binding := p.lb.binding.Load()
-	a, ready, err := call.Book(info.Ctx, route, binding, connection)
+	a, ready, err := rpc.Book(info.Ctx, route, binding, connection)
 	for err == routing.ErrClosed && p.lb.binding.Load() != binding {
 		binding = p.lb.binding.Load()
-		a, ready, err = call.Book(info.Ctx, route, binding, connection)
+		a, ready, err = rpc.Book(info.Ctx, route, binding, connection)
 	}
 	if err != nil {
 		return p.refuse(binding, err)
@@ -78,7 +78,7 @@ func (p *picker) send(info balancer.PickInfo, r *routing.Replica) (balancer.Pick
 
 // refuse turns the Router's error into one that makes gRPC do the right thing:
 // a status fails the call at once, another error lets wait_for_ready wait.
-func (p *picker) refuse(b *channel.Binding, err error) (balancer.PickResult, error) {
+func (p *picker) refuse(b *call.Binding, err error) (balancer.PickResult, error) {
 	switch err {
 	case routing.ErrNotConnected:
 		if len(b.Router.View().Connected()) > 0 {
@@ -91,7 +91,7 @@ func (p *picker) refuse(b *channel.Binding, err error) (balancer.PickResult, err
 		return balancer.PickResult{}, status.Error(codes.ResourceExhausted, "warmpath: "+err.Error()+
 			"; calls wait for room when the channel has the interceptors of client.New or client.DialOptions")
 	}
-	return balancer.PickResult{}, channel.Status(err)
+	return balancer.PickResult{}, call.Status(err)
 }
 
 func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
@@ -122,7 +122,7 @@ func newBare() *bare {
 	}
 	c := &bare{}
 	c.done = func(i balancer.DoneInfo) {
-		channel.Ended(&c.booking, i)
+		call.Ended(&c.booking, i)
 		switch {
 		case !i.BytesSent && i.Err == nil: // the connection was gone before anything happened
 			c.booking.Withdraw(&c.request)
@@ -158,7 +158,7 @@ func (h *host) quickFor(router *routing.Router, rep *routing.Replica) *quick {
 		return q
 	}
 	q := &quick{router, rep, func(i balancer.DoneInfo) {
-		channel.EndedQuick(router, rep, i)
+		call.EndedQuick(router, rep, i)
 		if i.Err != nil || i.BytesReceived {
 			router.CompleteQuick(rep, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
 		}
@@ -167,19 +167,19 @@ func (h *host) quickFor(router *routing.Router, rep *routing.Replica) *quick {
 	return q
 }
 
-func (p *picker) sendQuick(info balancer.PickInfo, b *channel.Binding, key *routing.Request, rep *routing.Replica, why routing.Reason) (balancer.PickResult, error) {
+func (p *picker) sendQuick(info balancer.PickInfo, b *call.Binding, key *routing.Request, rep *routing.Replica, why routing.Reason) (balancer.PickResult, error) {
 	res, err := p.send(info, rep)
 	if err != nil {
 		b.Router.ReleaseQuick(rep)
 		return res, err
 	}
-	channel.NoteQuick(info.Ctx, b, key, rep, why)
+	call.NoteQuick(info.Ctx, b, key, rep, why)
 	res.Done = chain(res.Done, rep.Host().(*host).quickFor(b.Router, rep).done)
 	return res, nil
 }
 
 // pickBare routes by metadata alone.
-func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balancer.PickResult, error) {
+func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.PickResult, error) {
 	p.lb.bound.Do(p.lb.announceBare)
 	binding := p.lb.binding.Load()
 	if q := route.Bare(binding.Uses); q != nil {
@@ -190,13 +190,12 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 	c := newBare()
 	c.ctx, c.router = info.Ctx, binding.Router
 	c.request.SetOrigin(c)
-	channel.Apply(route, &c.request)
-	binding.Metadata(info.Ctx, &c.request)
+	binding.ReadMetadata(info.Ctx, route, &c.request)
 	if binding.Uses&routing.UsesPrompt != 0 {
 		p.lb.warnBare()
 	}
 	if err := binding.Router.Pick(info.Ctx, &c.request, &c.booking); err != nil {
-		err = channel.Explain(err, &c.request, binding.Router.View())
+		err = call.Explain(err, &c.request, binding.Router.View())
 		c.free()
 		if err == routing.ErrClosed && p.lb.binding.Load() != binding {
 			return p.pickBare(info, route) // the Router was replaced just now
@@ -209,8 +208,8 @@ func (p *picker) pickBare(info balancer.PickInfo, route *channel.Route) (balance
 		c.free()
 		return res, err
 	}
-	channel.Note(info.Ctx, binding, route, &c.request, c.booking.Decision)
-	res.Metadata = channel.RankMetadata(info.Ctx, &c.booking.Decision)
+	call.Note(info.Ctx, binding, route, &c.request, c.booking.Decision)
+	res.Metadata = call.RankMetadata(info.Ctx, &c.booking.Decision)
 	res.Done = chain(res.Done, c.done)
 	return res, nil
 }

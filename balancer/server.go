@@ -6,7 +6,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/lookaside"
 )
 
@@ -15,7 +15,7 @@ type server struct {
 	watch *lookaside.Watch // of the resolver; nil where there is no server
 
 	// desk is how its servers are asked, in the way that was asked for; nil = they are not.
-	desk     *channel.Central
+	desk     *call.Central
 	deskOf   *lookaside.Watch
 	deskWith policy.Central
 	warned   bool
@@ -45,13 +45,13 @@ func (s *server) leave() {
 }
 
 // central is how calls ask the server, nil where they do not.
-func (s *server) central(a *policy.Adoption) *channel.Central {
+func (s *server) central(a *policy.Adoption) *call.Central {
 	if s.watch == nil || !a.Asks() {
 		s.desk, s.deskOf = nil, nil
 		return nil
 	}
 	if with := a.Central.WithDefaults(); s.desk == nil || s.deskOf != s.watch || s.deskWith != with {
-		s.desk = &channel.Central{Desk: s.watch.Desk(time.Duration(with.Deadline)), Closed: with.OnFailure == policy.FailClosed}
+		s.desk = &call.Central{Desk: s.watch.Desk(time.Duration(with.Deadline)), Closed: with.OnFailure == policy.FailClosed}
 		s.deskOf, s.deskWith = s.watch, with
 	}
 	return s.desk

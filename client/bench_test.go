@@ -18,14 +18,14 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/routing"
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 )
 
 // instant is a stream that answers one message without a network; opening it
 // claims the booking as a picker would.
 type instant struct {
 	ctx  context.Context
-	call *channel.Call
+	call *call.Call
 	n    int
 }
 
@@ -44,7 +44,7 @@ func (s *instant) RecvMsg(any) error {
 
 // bound returns interceptors whose one channel is bound to a Router of 8 replicas that are always ready, and what claims
 // the booking of a call as a picker does.
-func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, router *routing.Router, claim func(context.Context) *channel.Call) {
+func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, router *routing.Router, claim func(context.Context) *call.Call) {
 	set, err := newChannels(nil)
 	require.NoError(tb, err)
 	cc, err = grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -66,15 +66,15 @@ func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, router *routing.R
 	require.NoError(tb, err)
 	keys, err := dialect.NewSessionKeys()
 	require.NoError(tb, err)
-	binding := &channel.Binding{
+	binding := &call.Binding{
 		Router: router, Policy: "p", Uses: router.Uses(), Dialects: table, SessionKeys: keys,
 		Telemetry: set.telemetry, MaxAttempts: 3,
 	}
 	set.sole.Store(set.handle(cc)) // as New does
 	set.sole.Load().Attach(binding, nil)
 	ready := func(*routing.Replica) connectivity.State { return connectivity.Ready }
-	return set, cc, router, func(ctx context.Context) *channel.Call {
-		call, _ := channel.From(ctx)
+	return set, cc, router, func(ctx context.Context) *call.Call {
+		call, _ := call.From(ctx)
 		if _, _, err := call.Book(ctx, nil, binding, ready); err != nil {
 			tb.Fatal(err)
 		}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	"github.com/warmpath/warmpath/resolver"
 )
@@ -130,12 +130,12 @@ type channels struct {
 	needsServer   bool // the config decides nothing without a look-aside server
 	telemetry     *telemetry.Recorder
 
-	// handles maps weak.Pointer[grpc.ClientConn] to *channel.Handle: a channel
+	// handles maps weak.Pointer[grpc.ClientConn] to *call.Handle: a channel
 	// that the application dropped takes its handle along.
 	handles sync.Map
 	// sole is the handle of the one channel that New made with them, else nil: its calls
 	// need no look-up.
-	sole atomic.Pointer[channel.Handle]
+	sole atomic.Pointer[call.Handle]
 }
 
 func newChannels(opts []grpc.DialOption) (*channels, error) {
@@ -173,34 +173,34 @@ func (c *channels) dialOptions() []grpc.DialOption {
 	}
 }
 
-func (c *channels) newHandle() *channel.Handle {
-	h := channel.NewHandle(c.telemetry, c.options.logger)
+func (c *channels) newHandle() *call.Handle {
+	h := call.NewHandle(c.telemetry, c.options.logger)
 	h.Dialects = c.options.dialects
 	return h
 }
 
 // keep remembers the handle of a channel for as long as the channel is reachable.
-func (c *channels) keep(cc *grpc.ClientConn, h *channel.Handle) *channel.Handle {
+func (c *channels) keep(cc *grpc.ClientConn, h *call.Handle) *call.Handle {
 	h.SetConn(cc)
 	ref := weak.Make(cc)
 	got, loaded := c.handles.LoadOrStore(ref, h)
 	if !loaded {
 		runtime.AddCleanup(cc, func(ref weak.Pointer[grpc.ClientConn]) {
 			if h, ok := c.handles.LoadAndDelete(ref); ok {
-				go h.(*channel.Handle).Close()
+				go h.(*call.Handle).Close()
 			}
 		}, ref)
 	}
-	return got.(*channel.Handle)
+	return got.(*call.Handle)
 }
 
 // handle returns the handle of the channel that a call is made on.
-func (c *channels) handle(cc *grpc.ClientConn) *channel.Handle {
+func (c *channels) handle(cc *grpc.ClientConn) *call.Handle {
 	if h := c.sole.Load(); h != nil {
 		return h
 	}
 	if h, ok := c.handles.Load(weak.Make(cc)); ok {
-		return h.(*channel.Handle)
+		return h.(*call.Handle)
 	}
 	return c.keep(cc, c.newHandle())
 }

@@ -3,7 +3,7 @@ package client
 import (
 	"context"
 
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -11,7 +11,7 @@ import (
 // metadata key session_id does too, without being sent. It comes before the
 // metadata and before the session in the message.
 func WithSession(ctx context.Context, id string) context.Context {
-	return channel.WithRoute(ctx, func(r *channel.Route) { r.Session = id })
+	return call.WithRoute(ctx, func(r *call.Route) { r.Session = id })
 }
 
 // WithPin returns a context whose calls go to the replica with the id and to no
@@ -19,14 +19,14 @@ func WithSession(ctx context.Context, id string) context.Context {
 // the fleet or its attributes say that it drains, and while it is not connected,
 // unless the call has grpc.WaitForReady.
 func WithPin(ctx context.Context, replica string) context.Context {
-	return channel.WithRoute(ctx, func(r *channel.Route) { r.Pin = replica })
+	return call.WithRoute(ctx, func(r *call.Route) { r.Pin = replica })
 }
 
 // WithExclude returns a context whose calls go to none of the replicas with the ids,
 // besides those that the context excludes already. They fail with UNAVAILABLE where no
 // other is left.
 func WithExclude(ctx context.Context, replicas ...string) context.Context {
-	return channel.WithRoute(ctx, func(r *channel.Route) { r.Exclude = append(r.Exclude[:len(r.Exclude):len(r.Exclude)], replicas...) })
+	return call.WithRoute(ctx, func(r *call.Route) { r.Exclude = append(r.Exclude[:len(r.Exclude):len(r.Exclude)], replicas...) })
 }
 
 // A Decision is where a call went and why: see [telemetry.Report] for its fields.
@@ -38,5 +38,5 @@ type Decision = telemetry.Report
 // call has ended, and use the context for one call.
 func WithDecision(ctx context.Context, d *Decision) context.Context {
 	*d = telemetry.NoReport
-	return channel.WithRoute(ctx, func(r *channel.Route) { r.Report = d })
+	return call.WithRoute(ctx, func(r *call.Route) { r.Report = d })
 }

@@ -5,6 +5,8 @@ import (
 	"io"
 
 	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/call"
 )
 
 type phase uint8
@@ -27,7 +29,7 @@ func (k *core) begin(m any, has bool) (mine bool, err error) {
 	}
 	k.phase = opening
 	if has && !k.desc.ClientStreams {
-		k.opts = k.tries.sends(m, k.opts)
+		k.opts = k.call.Attempts.Sends(m, k.opts)
 	}
 	k.mu.Unlock()
 
@@ -48,12 +50,12 @@ func (k *core) begin(m any, has bool) (mine bool, err error) {
 // attempt asks gRPC for a stream and sends the first message on it, as often as the attempt loop allows.
 func (k *core) attempt(m any, has bool) (attempt, error) {
 	for {
-		if err := k.tries.book(k.ctx); err != nil {
+		if err := k.call.Attempts.Reserve(k.ctx); err != nil {
 			return attempt{}, err
 		}
-		next := attempt{n: k.tries.begun}
+		next := attempt{n: k.call.Attempts.Begun}
 		ctx := context.Context(&k.call)
-		if k.tries.limited() && !k.desc.ClientStreams {
+		if k.call.Attempts.Limited() && !k.desc.ClientStreams {
 			ctx, next.cancel = context.WithCancel(ctx)
 		}
 		err := k.openStream(ctx, &next, m, has)
@@ -63,7 +65,7 @@ func (k *core) attempt(m any, has bool) (attempt, error) {
 		if next.cancel != nil {
 			next.cancel()
 		}
-		if err := k.tries.again(k.ctx, err); err != nil {
+		if err := k.call.Attempts.Again(k.ctx, err); err != nil {
 			return attempt{}, err
 		}
 	}
@@ -71,7 +73,7 @@ func (k *core) attempt(m any, has bool) (attempt, error) {
 
 // openStream asks gRPC for a stream and sends the first message on it.
 func (k *core) openStream(ctx context.Context, next *attempt, m any, has bool) (err error) {
-	next.cs, err = k.open(ctx, k.desc, k.tries.cc, k.tries.method, k.tries.ranked(k.opts)...)
+	next.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.call.Attempts.Ranked(k.opts)...)
 	if err != nil || !has {
 		return err
 	}
@@ -162,7 +164,7 @@ func (k *core) again(at attempt, err error) (attempt, error) {
 	if err == io.EOF {
 		return at, err
 	}
-	if err != errLate && !k.claim(at) { // a late attempt is claimed already
+	if err != call.ErrLate && !k.claim(at) { // a late attempt is claimed already
 		now, failure := k.wait()
 		switch {
 		case failure != nil:
@@ -173,7 +175,7 @@ func (k *core) again(at attempt, err error) (attempt, error) {
 		return now, nil
 	}
 	var next attempt
-	if err = k.tries.again(k.ctx, err); err == nil {
+	if err = k.call.Attempts.Again(k.ctx, err); err == nil {
 		next, err = k.attempt(k.msg, k.has)
 	}
 	k.settle(next, err)
@@ -181,16 +183,16 @@ func (k *core) again(at attempt, err error) (attempt, error) {
 }
 
 // first runs receive, which waits for something of the attempt. Where nothing comes within first_token_timeout,
-// and another replica can take the call, it cancels the attempt, claims it, and returns errLate.
+// and another replica can take the call, it cancels the attempt, claims it, and returns call.ErrLate.
 func (k *core) first(at attempt, receive func() error) error {
 	if at.cancel == nil {
 		return receive()
 	}
-	return k.tries.await(at.cancel, receive, func() (move, ever bool) {
+	return k.call.Attempts.Await(at.cancel, receive, func() (move, ever bool) {
 		if !k.claim(at) {
 			return false, false
 		}
-		if move, ever = k.tries.move(); !move {
+		if move, ever = k.call.Attempts.Move(); !move {
 			k.settle(attempt{}, nil)
 		}
 		return move, ever

@@ -7,13 +7,13 @@ import (
 	"google.golang.org/grpc/resolver"
 	_ "google.golang.org/grpc/resolver/dns" // the default scheme
 
-	"github.com/warmpath/warmpath/internal/channel"
+	"github.com/warmpath/warmpath/internal/call"
 )
 
 // handleResolvers wraps the resolver of a target so that the balancer finds the
 // channel's handle in the resolver's state, before any pick. Those in own are taken instead of
 // the registered builders of their schemes.
-func handleResolvers(h *channel.Handle, target string, own []resolver.Builder) []resolver.Builder {
+func handleResolvers(h *call.Handle, target string, own []resolver.Builder) []resolver.Builder {
 	var wrapped []resolver.Builder
 	seen := make(map[string]bool)
 	// A target without a scheme gets grpc.NewClient's own, dns, or the default that the program has set.
@@ -45,7 +45,7 @@ func scheme(target string) string {
 
 type handleBuilder struct {
 	resolver.Builder
-	handle *channel.Handle
+	handle *call.Handle
 }
 
 // overridingBuilder keeps the authority that the wrapped builder wants.
@@ -60,9 +60,9 @@ func (b handleBuilder) Build(t resolver.Target, cc resolver.ClientConn, o resolv
 
 type handleConn struct {
 	resolver.ClientConn
-	handle *channel.Handle
+	handle *call.Handle
 }
 
 func (c handleConn) UpdateState(s resolver.State) error {
-	return c.ClientConn.UpdateState(channel.SetHandle(s, c.handle))
+	return c.ClientConn.UpdateState(call.SetHandle(s, c.handle))
 }

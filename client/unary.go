@@ -2,13 +2,19 @@ package client
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/call"
 )
 
-// unary is the unary interceptor: the message is at hand, so the key is taken
-// and a replica booked before gRPC is asked to invoke.
-func (c *channels) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) (err error) {
+// unary is the unary interceptor: the message is at hand, so the key is taken and a replica reserved before gRPC is
+// asked to invoke.
+func (c *channels) unary(
+	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) (err error) {
 	h := c.handle(cc)
 	if h.Within(ctx) {
 		return invoke(ctx, method, req, reply, cc, opts...)
@@ -18,55 +24,68 @@ func (c *channels) unary(ctx context.Context, method string, req, reply any, cc 
 		ctx, cancel = context.WithTimeout(ctx, t)
 		defer cancel()
 	}
-	tries := attempts{call: h.NewCall(ctx, method, req, true), cc: cc, method: method}
-	defer tries.call.End()
+	rpc := h.NewCall(ctx, method, req, routing.AnswerWhole)
+	defer rpc.End()
+	tries := &rpc.Attempts
+	tries.On(cc, method)
 	opts, finish := takeOnFinish(opts)
-	opts = tries.sends(req, opts)
-	defer tries.last()
+	opts = tries.Sends(req, opts)
+	defer tries.Last()
 	if finish != nil {
 		defer func() { finish.run(err) }()
 	}
 	for {
-		if err := tries.book(ctx); err != nil {
+		if err := tries.Reserve(ctx); err != nil {
 			return err
 		}
 		var err error
-		opts := tries.ranked(opts)
-		if tries.limited() {
-			err = tries.invokeLimited(req, reply, invoke, opts)
+		opts := tries.Ranked(opts)
+		if tries.Limited() {
+			err = invokeLimited(rpc, method, req, reply, cc, invoke, opts)
 		} else {
-			err = invoke(tries.call, method, req, reply, cc, opts...)
+			err = invoke(rpc, method, req, reply, cc, opts...)
 		}
 		if err == nil {
-			tries.call.FirstMessage()
-			tries.call.ReadUsage(reply)
+			if rpc.FirstMessage() {
+				rpc.ReadUsage(reply)
+			}
 			return nil
 		}
-		if err := tries.again(ctx, err); err != nil {
+		if err := tries.Again(ctx, err); err != nil {
 			return err
 		}
 	}
 }
 
-// invokeLimited is invoke for an attempt whose answer is awaited for first_token_timeout.
-func (a *attempts) invokeLimited(req, reply any, invoke grpc.UnaryInvoker, opts []grpc.CallOption) error {
-	tries := *a // a stays on its caller's stack
-	ctx, cancel := context.WithCancel(tries.call)
+// invokeLimited is invoke for an attempt for whose answer the call waits until first_token_timeout.
+func invokeLimited(
+	rpc *call.Call, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts []grpc.CallOption,
+) error {
+	ctx, cancel := context.WithCancel(rpc)
 	defer cancel()
 	answered := false
-	err := tries.await(cancel, func() error {
-		err := invoke(ctx, tries.method, req, reply, tries.cc, opts...)
+	err := rpc.Attempts.Await(cancel, func() error {
+		err := invoke(ctx, method, req, reply, cc, opts...)
 		answered = err == nil
 		return err
-	}, tries.move)
+	}, rpc.Attempts.Move)
 	if answered { // in the moment in which it was cancelled
 		return nil
 	}
 	return err
 }
 
-// onFinish are the grpc.OnFinish options of a call: gRPC would run them after
-// every attempt, the application wants them once.
+// timeout is that of the service config for a method, which bounds the whole call, the queue and all attempts; negative
+// = none.
+func timeout(cc *grpc.ClientConn, method string) time.Duration {
+	if t := cc.GetMethodConfig(method).Timeout; t != nil {
+		return *t
+	}
+	return -1
+}
+
+// onFinish are the grpc.OnFinish options of a call: gRPC would run them after every attempt, the application wants them
+// once.
 type onFinish struct {
 	funcs []func(error)
 }

@@ -29,7 +29,7 @@ var house = []string{
 	"server",
 	"internal/loadpoll",
 	"internal/httpendpoint",
-	"internal/channel",
+	"internal/call",
 	"internal/lookaside",
 	"internal/telemetry",
 	"balancer/policytest",

@@ -197,7 +197,7 @@ func TestModelServersLinkLittle(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", module+"/server/replica").Output()
 	require.NoError(t, err)
 	deps := strings.Fields(string(out))
-	for _, foreign := range []string{"/client", "/resolver", "/balancer", "/server", "/internal/channel"} {
+	for _, foreign := range []string{"/client", "/resolver", "/balancer", "/server", "/internal/call"} {
 		require.NotContains(t, deps, module+foreign)
 	}
 	for _, dep := range deps {

@@ -12,7 +12,7 @@ import (
 // sum is a server's: what one client reported last, and the load of its peers.
 type sum struct {
 	mine, peers map[uint32]load
-	received     uint64
+	received    uint64
 }
 
 func (s *sum) receive(r *warmpathv1.BookingReport) {

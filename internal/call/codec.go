@@ -1,8 +1,10 @@
-package client
+package call
 
 import (
+	"context"
 	"reflect"
 	"slices"
+	"strconv"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -10,9 +12,13 @@ import (
 	"google.golang.org/grpc/encoding"
 	encodingproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // codecOnce is the codec of a call whose request message can be encoded only once: gRPC frees what a codec returns
@@ -109,4 +115,76 @@ func sameMessage(a, b any) bool {
 		return v.Pointer() == w.Pointer() && v.Len() == w.Len()
 	}
 	return v.Comparable() && v.Equal(w)
+}
+
+// RankMetadata returns the metadata with the data-parallel rank that was chosen. They are nil where there is one rank,
+// where the replica is to choose, and where the application chose.
+func RankMetadata(ctx context.Context, d *routing.Decision) metadata.MD {
+	if d.Replica.Ranks <= 1 || d.Rank() < 0 ||
+		len(metadata.ValueFromOutgoingContext(ctx, warmpathv1.MetadataDataParallelRank)) > 0 {
+		return nil
+	}
+	return metadata.MD{warmpathv1.MetadataDataParallelRank: {strconv.Itoa(d.Rank())}}
+}
+
+// RankMetadata is [RankMetadata] for an attempt that is about to be sent; a message that has a rank is the application's
+// choice, too. The rank is written into the message where its dialect has a field for it.
+func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
+	d := &c.reserved.booking.Decision
+	if d.Replica.Ranks <= 1 && c.few.read().rank == 0 {
+		return nil
+	}
+	md := RankMetadata(ctx, d)
+	m := c.handle.dialect(c.key.request.Method)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.HasRank(c.key.msg) {
+		md = nil
+	}
+	rank := 0
+	if md != nil && m.TakesRank() {
+		rank = d.Rank() + 1
+	}
+	c.few.write().rank = rank
+	return md
+}
+
+// Ranked returns the options of an attempt: where its message has a field for the data-parallel rank, and the replica may
+// have several, the rank is written when gRPC encodes the message, since only then the replica is certain.
+func (a *Attempts) Ranked(opts []grpc.CallOption) []grpc.CallOption {
+	c := a.call
+	if m := c.handle.dialect(a.method); m != nil && !m.TakesRank() {
+		return opts
+	}
+	if r := c.reserved.booking.Decision.Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
+		return opts
+	}
+	inner, _ := codecOf(opts)
+	if inner == nil || inner.Name() != encodingproto.Name { // of another encoding the end is not known
+		return opts
+	}
+	return append(slices.Clip(opts), grpc.ForceCodecV2(rankCodec{inner, c}))
+}
+
+// rankCodec appends the rank to encoded messages: of a repeated scalar the last one counts.
+type rankCodec struct {
+	encoding.CodecV2
+	call *Call
+}
+
+// Marshal implements encoding.CodecV2.
+func (c rankCodec) Marshal(v any) (mem.BufferSlice, error) {
+	out, err := c.CodecV2.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	c.call.mu.Lock()
+	rank := c.call.few.read().rank
+	c.call.mu.Unlock()
+	if m := c.call.handle.dialect(c.call.key.request.Method); rank > 0 && m != nil && !m.HasRank(v) {
+		if field := m.EncodedRank(rank - 1); field != nil {
+			out = append(slices.Clip(out), mem.SliceBuffer(field))
+		}
+	}
+	return out, nil
 }

@@ -1,11 +1,16 @@
-package channel
+package call
 
 import (
 	"container/list"
+	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // maxSuspects bounds the prompts that are remembered, about 200 bytes each.
@@ -26,7 +31,7 @@ type quarantine struct {
 	held   atomic.Int64  // suspects
 	breaks atomic.Uint64 // connections that ever broke under an attempt
 
-	// mu guards what follows; nothing is called under it.
+	// mu guards the fields below; nothing is called under it.
 	mu       sync.Mutex
 	suspects map[uint64]*list.Element
 	order    list.List // of suspect, the one struck last at the back
@@ -164,4 +169,19 @@ func (q *quarantine) forget(e *list.Element) {
 	q.order.Remove(e)
 	delete(q.suspects, e.Value.(*suspect).prompt)
 	q.held.Store(int64(len(q.suspects)))
+}
+
+// quarantined returns the error of a call whose prompt is in quarantine by these two strikes, nil for none.
+func (b *Binding) quarantined(ctx context.Context, by []strike) error {
+	if by == nil {
+		return nil
+	}
+	b.Telemetry.Quarantined(ctx, b.Policy)
+	end := by[0].at.Add(b.Retries.QuarantineTTL).UTC().Format(time.RFC3339)
+	return &callError{
+		status: status.New(codes.Internal, fmt.Sprintf("warmpath: the prompt is not sent to another replica: "+
+			"the connections to %s and %s broke while they had it and before they answered, and no replica has answered it since; "+
+			"it is sent again from %s on (quarantine_ttl)", by[0].replica, by[1].replica, end)),
+		causes: []error{ErrQuarantined},
+	}
 }

@@ -1,4 +1,4 @@
-package channel
+package call
 
 import (
 	"context"
@@ -24,6 +24,8 @@ func TestPriorityOfACall(t *testing.T) {
 		{[]string{"priority", "high"}, routing.PriorityNormal},
 	} {
 		ctx := metadata.AppendToOutgoingContext(context.Background(), c.md...)
-		require.Equal(t, c.want, b.priority(ctx), "%v", c.md)
+		var q routing.Request
+		b.ReadMetadata(ctx, nil, &q)
+		require.Equal(t, c.want, q.Priority, "%v", c.md)
 	}
 }

@@ -1,4 +1,4 @@
-package channel
+package call
 
 import (
 	"testing"
@@ -12,8 +12,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// Where nobody may serve a call its error says what is in the way.
-func TestNobodyMayServe(t *testing.T) {
+// Where no replica may serve a call its error names what is in the way.
+func TestNoReplicaMayServe(t *testing.T) {
 	fleet := policytest.Replicas("a", "b", "c", "d")
 	fleet[1].Draining = true
 	fleet[2].Models = []string{"m"}

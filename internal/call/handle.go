@@ -1,4 +1,4 @@
-package channel
+package call
 
 import (
 	"context"
@@ -33,31 +33,19 @@ type Binding struct {
 	Retries     Retries
 	NeedsPrompt bool     // calls without a prompt are refused
 	Central     *Central // nil = the server is not asked
-	// Abort tells a replica's engine that the caller of a request has gone, and calls ended with
-	// how that went, from any goroutine. It returns at once; nil = nobody can be told. Of the
+	// Abort has a replica's engine stop a request that was cancelled, and calls ended with the
+	// result, from any goroutine. It returns at once; nil = engines are not reached. Of the
 	// context only the values are used.
 	Abort func(ctx context.Context, replica, method, id string, ended func(how string))
 	// NoKey warns that a call of a method has no key that the policy can use; nil = it is not called.
 	NoKey func(method string)
-	// Key tells equal configurations apart from others: a kept Router is given
+	// Key is equal for equal configurations: a kept Router is given
 	// to a balancer with the same one only.
 	Key string
 }
 
-// Metadata puts the session in a call's metadata into its request, or where
-// there is none the request id.
-func (b *Binding) Metadata(ctx context.Context, q *routing.Request) {
-	if b.Uses&routing.UsesSession == 0 || q.Session != "" || b.SessionKeys == nil {
-		return
-	}
-	q.Session = b.SessionKeys.Outgoing(ctx)
-	if q.Session == "" && b.Uses&routing.UsesPrompt == 0 { // else the prompt is the key
-		q.ID = dialect.RequestID(ctx)
-	}
-}
-
-// A Handle is one channel, as its interceptors and its balancer know it. Safe
-// for use by many goroutines.
+// A Handle is one channel, for its interceptors and its balancer. Safe for use by
+// many goroutines.
 type Handle struct {
 	Telemetry *telemetry.Recorder
 	Logger    *slog.Logger
@@ -81,7 +69,7 @@ type Handle struct {
 
 	unread atomic.Bool // the warning of prompts that cannot be read was given
 
-	// mu guards what follows. A balancer takes it before its own Router's.
+	// mu guards the fields below. A balancer takes it before its own Router's.
 	mu   sync.Mutex
 	id   channelz.Identifier // the channel's, from its first balancer on
 	live []*Binding
@@ -103,7 +91,7 @@ func NewHandle(t *telemetry.Recorder, l *slog.Logger) *Handle {
 	return &Handle{Telemetry: t, Logger: l}
 }
 
-// SetConn says which channel the handle is. Called before the channel's first call.
+// SetConn sets which channel the handle is. Called before the channel's first call.
 func (h *Handle) SetConn(cc *grpc.ClientConn) { h.conn = weak.Make(cc) }
 
 // Owns reports whether a balancer that was built for this channel and target is one of the handle's channel. gRPC gives a
@@ -139,13 +127,9 @@ func (h *Handle) Within(ctx context.Context) bool {
 func (h *Handle) Bound() *Binding { return h.bound.Load() }
 
 // Defers reports whether streams of a method that sends several messages are to
-// be opened by their first action, because their dialect says so.
+// be opened by their first action: their dialect has that set.
 func (h *Handle) Defers(method string) bool {
-	b := h.Bound()
-	if b == nil {
-		return false
-	}
-	return b.Dialects.Lookup(method).DeferStream()
+	return h.dialect(method).DeferStream()
 }
 
 // Attach makes the Binding known of a balancer that was built for this channel. A balancer
@@ -245,10 +229,39 @@ func (h *Handle) warnUnread(method string, err error) {
 	}
 }
 
-// unbound is called after a call that succeeded without ever meeting a
-// balancer of ours. It reports true the first time.
-func (h *Handle) unbound() bool {
-	return !h.ever.Load() && h.calls.CompareAndSwap(false, true)
+// warnUnbound warns, once a channel, when a replica answered a call that no warmpath picker has seen.
+func (h *Handle) warnUnbound(ctx context.Context) {
+	if h.ever.Load() || !h.calls.CompareAndSwap(false, true) {
+		return
+	}
+	h.Telemetry.Unbound(ctx)
+	h.Logger.Warn("warmpath: calls of this channel do not reach the warmpath balancer: " +
+		"a service config from the resolver or grpc.WithDefaultServiceConfig names another policy; " +
+		`put {"loadBalancingConfig":[{"warmpath":{}}]} there, or dial with grpc.WithDisableServiceConfig`)
+}
+
+// Retries returns the bounds in force.
+func (h *Handle) Retries() *Retries {
+	if b := h.bound.Load(); b != nil {
+		return &b.Retries
+	}
+	return &unboundRetries
+}
+
+// policy is the name of the policy in force, for telemetry.
+func (h *Handle) policy() string {
+	if b := h.bound.Load(); b != nil {
+		return b.Policy
+	}
+	return ""
+}
+
+// dialect returns how the messages of a method are read, nil where no balancer is bound.
+func (h *Handle) dialect(method string) *dialect.Method {
+	if b := h.bound.Load(); b != nil {
+		return b.Dialects.Lookup(method)
+	}
+	return nil
 }
 
 type stateKey struct{}

@@ -1,13 +1,14 @@
-package channel
+package call
 
 import (
 	"context"
 
+	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// A Route is what the application says about one call through its context.
+// A Route is what the application sets for one call through its context.
 type Route struct {
 	Session string
 	Pin     string
@@ -16,16 +17,15 @@ type Route struct {
 	bare routing.Request
 	// Report is filled with the decision of the call, where the application asked for it.
 	Report *telemetry.Report
-	// call is the one under way where the route was changed inside our
-	// interceptors, by one that runs after them. set is what was changed there and
-	// nothing else, for calls of other channels.
+	// call is the one under way where an interceptor inside changed the route. set
+	// is what was changed there and nothing else, for calls of other channels.
 	call *Call
 	set  *Route
 }
 
-// key is the one context key of this package: its value is a *Route or a *Call,
+// ctxKey is the one context key of this package: its value is a *Route or a *Call,
 // so that a picker needs a single look-up.
-type key struct{}
+type ctxKey struct{}
 
 // WithRoute returns a context with a changed copy of the route in ctx.
 func WithRoute(ctx context.Context, change func(*Route)) context.Context {
@@ -34,7 +34,7 @@ func WithRoute(ctx context.Context, change func(*Route)) context.Context {
 	if call != nil {
 		r.call, r.set = call, call.Beyond(old).changed(change)
 	}
-	return context.WithValue(ctx, key{}, r)
+	return context.WithValue(ctx, ctxKey{}, r)
 }
 
 // changed returns a changed copy of a route, which may be nil.
@@ -45,8 +45,23 @@ func (r *Route) changed(change func(*Route)) *Route {
 	}
 	change(n)
 	n.bare = routing.Request{}
-	Apply(n, &n.bare)
+	n.apply(&n.bare)
 	return n
+}
+
+// apply puts the route into a request.
+func (r *Route) apply(q *routing.Request) {
+	if r != nil {
+		q.Session, q.Pin, q.Exclude = dialect.Session(r.Session), r.Pin, r.Exclude
+	}
+}
+
+// report is where the application reads the decision; nil = it does not.
+func (r *Route) report() *telemetry.Report {
+	if r == nil {
+		return nil
+	}
+	return r.Report
 }
 
 // Beyond returns what another channel takes from a route found in the context of an attempt of the call: what was set
@@ -90,7 +105,7 @@ func (r *Route) Bare(uses routing.Uses) *routing.Request {
 
 // From returns the call in ctx, or nil, and the route, or nil. The call may be one of another channel.
 func From(ctx context.Context) (*Call, *Route) {
-	switch v := ctx.Value(key{}).(type) {
+	switch v := ctx.Value(ctxKey{}).(type) {
 	case *Route:
 		return v.call, v
 	case *Call:

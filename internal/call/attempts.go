@@ -1,0 +1,399 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/telemetry"
+)
+
+// Attempts is the retry loop of one call, which ends at the first response message: each pass reserves a replica and
+// makes an attempt, and the cause of a failure decides whether another pass follows, and when. The goroutine of the call
+// uses it.
+type Attempts struct {
+	call   *Call
+	conn   *grpc.ClientConn
+	method string
+
+	Begun    int // attempts
+	failed   int // attempts that count towards max_attempts: all that failed but those that were refused
+	sent     int // of those, the ones that a replica may have begun to serve
+	rejected int // of those, the ones that a replica rejected
+	refused  int // attempts that a full replica refused, which are none
+	backoff  time.Duration
+
+	codec  *codecOnce // of a message that can be encoded only once; nil = it is not needed
+	single bool       // the message can be sent only once
+}
+
+// Retries are the bounds of attempts after the first, as [policy.Config] has them.
+type Retries struct {
+	Ratio, Floor      float64
+	Backoff           policy.Backoff
+	QuarantineTTL     time.Duration // negative = no quarantine
+	FirstTokenTimeout time.Duration // 0 = none
+}
+
+// unboundRetries hold while no balancer, or more than one, is bound.
+var unboundRetries = Retries{Ratio: policy.DefaultRetryRatio, Floor: policy.DefaultRetryFloor, QuarantineTTL: -1}
+
+// defaultMaxAttempts holds until a balancer is bound.
+const defaultMaxAttempts = 3
+
+// Errors of calls, which are gRPC statuses as well.
+var (
+	// ErrRetryBudget: the attempt failed, and may have been made again but for the budget. The status is that of the
+	// attempt.
+	ErrRetryBudget = errors.New("the retry budget of the channel is spent (retry_ratio, retry_floor)")
+	// ErrQuarantined: the connections of two replicas broke under the prompt.
+	ErrQuarantined = errors.New("the prompt is in quarantine (quarantine_ttl)")
+
+	// ErrLate is the error of an attempt that was cancelled since its first message was late.
+	ErrLate = errors.New("the first message did not come within first_token_timeout")
+)
+
+// A callError is a status with the sentinel of its cause.
+type callError struct {
+	status *status.Status
+	causes []error
+}
+
+func (e *callError) Error() string              { return e.status.Err().Error() }
+func (e *callError) GRPCStatus() *status.Status { return e.status }
+func (e *callError) Unwrap() []error            { return e.causes }
+
+// On sets the channel and the method of the call.
+func (a *Attempts) On(cc *grpc.ClientConn, method string) { a.conn, a.method = cc, method }
+
+// Sends prepares for the request message to be sent once for each attempt. It returns the options of the attempts.
+func (a *Attempts) Sends(msg any, opts []grpc.CallOption) []grpc.CallOption {
+	if _, a.single = msg.(*grpc.PreparedMsg); a.single {
+		return opts
+	}
+	if a.codec = newCodecOnce(msg, opts); a.codec == nil {
+		return opts
+	}
+	return append(slices.Clip(opts), grpc.ForceCodecV2(a.codec))
+}
+
+// Last frees what only another attempt would need.
+func (a *Attempts) Last() {
+	if a.codec != nil {
+		a.codec.free()
+	}
+}
+
+// Reserve reserves a replica for the next attempt, and waits in the queue where all are full, and where the last replica
+// refused the call. An error is final. The Router is that of the channel's balancer, and, where it has several or none,
+// that of the one whose picker found all replicas full.
+func (a *Attempts) Reserve(ctx context.Context) error {
+	a.Begun++
+	wait := a.backoff
+	a.backoff = 0
+	c := a.call
+	b := c.handle.bound.Load()
+	if b == nil {
+		c.mu.Lock()
+		b = c.reserved.full
+		c.mu.Unlock()
+	}
+	if b != nil {
+		return c.reserve(b, wait)
+	}
+	if pause.For(ctx, wait) != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return nil
+}
+
+// Again returns nil if another attempt follows one that failed with err, once the time for it has come; else the error
+// of the call.
+func (a *Attempts) Again(ctx context.Context, err error) error {
+	c := a.call
+	if c.key.refused {
+		return c.key.refusal()
+	}
+	c.mu.Lock()
+	last := c.outcome.last
+	c.mu.Unlock()
+	why := causeOf(err, &last)
+	if why == final || a.single {
+		return err
+	}
+	if end := ended(ctx, err); end != nil {
+		return end
+	}
+	backoff := c.handle.Retries().Backoff
+	switch {
+	case why == full:
+		a.next()
+		return nil
+	case why != late && a.retriedElsewhere():
+		return err
+	case why == refused:
+		a.refused++
+		a.backoff = backoff.Wait(a.refused)
+	default:
+		if err := a.spend(why, last, err); err != nil {
+			return err
+		}
+		if pause.For(ctx, backoff.Wait(a.failed)) != nil {
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	c.handle.Telemetry.Retried(c, c.handle.policy(), why.retry())
+	a.next()
+	return nil
+}
+
+// LastError is the status that the last attempt ended with, nil where it is OK or under way.
+func (a *Attempts) LastError() error {
+	a.call.mu.Lock()
+	defer a.call.mu.Unlock()
+	return a.call.outcome.last.Err
+}
+
+// next starts another attempt after the last one failed. One that the channel's own picker refused, since all was full,
+// does not count.
+func (a *Attempts) next() {
+	c := a.call
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reserved.drop(&c.key.request)
+	c.complete()
+	c.outcome.result.Usage = routing.NoUsage
+	if r := c.few.made.Load(); r != nil {
+		r.repeats = 0
+		if r.late {
+			r.late, r.outrun = false, c.outcome.last.Replica
+		}
+	}
+	if !c.outcome.last.Full {
+		c.key.request.NextAttempt(c.outcome.last.Replica)
+	}
+	c.outcome.last = attempt{}
+}
+
+// spend takes another attempt out of the call's attempts and the channel's budget. The error is the one of the call
+// where it is not there.
+func (a *Attempts) spend(why cause, last attempt, err error) error {
+	a.failed++
+	switch why {
+	case late:
+		a.sent++
+		return nil // move has checked the rest
+	case broken:
+		a.sent++
+		if err := a.broke(last); err != nil {
+			return err
+		}
+	case rejected:
+		if a.rejected++; !a.canMove() {
+			return err
+		}
+	}
+	if a.failed >= a.max() || a.sent > 1 || a.rejected > 1 {
+		return err
+	}
+	if !a.retry() {
+		st, _ := status.FromError(err)
+		return &callError{
+			status: status.New(st.Code(), st.Message()+"; warmpath: it is not tried again: "+ErrRetryBudget.Error()),
+			causes: []error{ErrRetryBudget, err},
+		}
+	}
+	return nil
+}
+
+func (a *Attempts) max() int {
+	if b := a.call.handle.Bound(); b != nil && b.MaxAttempts > 0 {
+		return b.MaxAttempts
+	}
+	return defaultMaxAttempts
+}
+
+// retry takes one more attempt out of the channel's budget, and reports whether it was there.
+func (a *Attempts) retry() bool {
+	h := a.call.handle
+	if r := h.Retries(); h.budget.take(time.Now(), r.Ratio, r.Floor) {
+		return true
+	}
+	h.Telemetry.OverBudget(a.call, h.policy())
+	return false
+}
+
+// broke notes an attempt that was sent and broke before its first message. Where it got UNAVAILABLE and the replica
+// answered nothing, its connection broke. The error is not nil if the prompt is in quarantine now.
+func (a *Attempts) broke(last attempt) error {
+	c := a.call
+	b, replica := c.handle.Bound(), last.Replica
+	if b == nil || b.Retries.QuarantineTTL <= 0 || replica == nil || last.Answered ||
+		status.Code(last.Err) != codes.Unavailable {
+		return nil
+	}
+	prompt, known := c.key.prompt(b.Dialects)
+	return b.quarantined(c, c.handle.quarantine.broke(breakage{
+		prompt: prompt, known: known, replica: replica.ID, at: time.Now(), began: last.breaks,
+		beside: replica.Ongoing() > 0,
+	}, b.Retries.QuarantineTTL))
+}
+
+// canMove reports whether another replica than the one that has the attempt has room for the call now. gRPC may be at
+// the attempt meanwhile.
+func (a *Attempts) canMove() bool {
+	c := a.call
+	b := c.handle.Bound()
+	if b == nil {
+		return false
+	}
+	c.mu.Lock()
+	q, at, route := c.key.request, c.outcome.last.Replica, c.route
+	q.Rekey() // a copy that shares no memory with the request
+	c.mu.Unlock()
+	b.ReadMetadata(c.Context, route, &q)
+	if at == nil || q.Pin != "" || b.Central != nil && b.Central.Closed {
+		return false
+	}
+	q.Exclude = append(slices.Clip(q.Exclude), at.ID)
+	if c.key.msg != nil {
+		b.Dialects.Lookup(q.Method).Request(&q, c.key.uses, c.key.msg)
+	}
+	return b.Router.HasRoom(c, &q)
+}
+
+// retriedElsewhere reports whether retries are made by another mechanism, to which this loop adds none: a retryPolicy of
+// the service config, or an interceptor that runs inside.
+func (a *Attempts) retriedElsewhere() bool {
+	if a.conn.GetMethodConfig(a.method).RetryPolicy != nil {
+		return true
+	}
+	r := a.call.few.made.Load()
+	if r == nil {
+		return false
+	}
+	a.call.mu.Lock()
+	defer a.call.mu.Unlock()
+	return r.inside
+}
+
+// Limited reports whether the wait for the first message of the next attempt is bounded by first_token_timeout.
+func (a *Attempts) Limited() bool {
+	return a.call.handle.Retries().FirstTokenTimeout > 0 && a.sent == 0 && !a.retriedElsewhere()
+}
+
+// Await runs receive. Each time that first_token_timeout passes it calls move, which returns whether the attempt is to
+// be given up, and whether it makes sense to ask again. For one that is, Await cancels the attempt, and returns ErrLate
+// once receive has returned.
+func (a *Attempts) Await(cancel context.CancelFunc, receive func() error, move func() (move, ever bool)) error {
+	done := make(chan error, 1)
+	go func() { done <- receive() }()
+	timeout := time.NewTicker(a.call.handle.Retries().FirstTokenTimeout)
+	defer timeout.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-timeout.C:
+		}
+		switch moved, ever := move(); {
+		case moved:
+			cancel()
+			<-done // it writes the application's message
+			return ErrLate
+		case !ever:
+			return <-done
+		}
+	}
+}
+
+// Move reports whether the call leaves an attempt whose first message is late: another replica has room, and neither the
+// attempts nor the budget are spent. Those do not come back.
+func (a *Attempts) Move() (move, ever bool) {
+	if a.sent > 0 || a.failed+1 >= a.max() {
+		return false, false
+	}
+	if !a.canMove() {
+		return false, true
+	}
+	if !a.retry() {
+		return false, false
+	}
+	a.call.mu.Lock()
+	defer a.call.mu.Unlock()
+	a.call.few.write().late = true
+	return true, true
+}
+
+// A cause is why an attempt failed. It alone decides what follows.
+type cause uint8
+
+const (
+	final    cause = iota // nothing: another replica would answer the same, or it is not known
+	full                  // the picker found every replica full: the call waits in the queue; nothing was tried
+	refused               // the replica refused the request with warmpath's trailer since it is full: back to the queue
+	rejected              // the replica answered RESOURCE_EXHAUSTED: one other replica is tried
+	unsent                // no replica got the request: another attempt
+	broken                // the request was sent, and no answer came, or UNAVAILABLE: one more attempt
+	late                  // first_token_timeout passed, and the attempt was cancelled: one more attempt
+)
+
+// causeOf returns why an attempt failed before its first message. It rests on the status code, on whether the request
+// was sent, and on whether anything of an answer came, trailers above all.
+func causeOf(err error, last *attempt) cause {
+	code := status.Code(err)
+	switch {
+	case err == ErrLate:
+		return late
+	case last.Full && code == codes.ResourceExhausted:
+		return full
+	case !last.Sent && code == codes.Unavailable:
+		return unsent
+	case !last.Sent, code == codes.DeadlineExceeded:
+		return final
+	case last.Refused:
+		return refused
+	case code == codes.Unavailable, !last.Answered: // without an answer the stream was reset
+		return broken
+	case code == codes.ResourceExhausted && last.statusAlone():
+		// Otherwise it is this client that refuses the answer: it is larger than the client takes.
+		return rejected
+	}
+	return final
+}
+
+// retry is the reason under which another attempt is counted.
+func (c cause) retry() string {
+	switch c {
+	case refused, rejected:
+		return telemetry.RetryRejected
+	case broken:
+		return telemetry.RetryBroken
+	case late:
+		return telemetry.RetryTimeout
+	}
+	return telemetry.RetryUnsent
+}
+
+// deadlineSlack is by how much a replica's timer may be ahead of the client's: it resets the stream at the deadline.
+const deadlineSlack = 50 * time.Millisecond
+
+// ended returns the status of a call whose context has ended, or ends in this moment: then the replica resets the stream
+// with CANCEL. It returns nil where the context goes on.
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	if end, ok := ctx.Deadline(); ok && status.Code(err) == codes.Canceled && time.Until(end) < deadlineSlack {
+		return status.FromContextError(context.DeadlineExceeded).Err()
+	}
+	return nil
+}

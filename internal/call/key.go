@@ -1,0 +1,129 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/kvindex"
+)
+
+// A key is the request key of a call, and the message that it is taken from.
+type key struct {
+	request routing.Request
+	msg     any    // until the first response message; set to nil with Call.mu held
+	engine  string // the id by which the engine has the request, where request.ID is not it
+
+	uses      routing.Uses // what was taken
+	filled    bool
+	abortable bool // the engine is to be stopped, by requestID, when the call is cancelled
+	refused   bool // for want of a prompt
+
+	hashed, hasPrompt bool
+	hash              uint64 // of the prompt, for the quarantine
+}
+
+// fill takes the request key from the message and the metadata, once.
+func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
+	if k.filled && k.uses&b.Uses == b.Uses {
+		return
+	}
+	q := &k.request
+	k.filled, k.uses = true, k.uses|b.Uses
+	b.ReadMetadata(ctx, r, q)
+	if k.msg == nil {
+		return
+	}
+	m, named := b.Dialects.Lookup(q.Method), q.ID != "" // by the metadata
+	if err := m.Request(q, k.uses, k.msg); err != nil {
+		h.warnUnread(q.Method, err)
+	}
+	if k.abortable = m.Aborts(); k.abortable && named {
+		k.engine = m.RequestID(k.msg)
+		k.abortable = k.engine != ""
+	}
+}
+
+// ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id is
+// the last.
+func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *routing.Request) {
+	r.apply(q)
+	if b.Uses&routing.UsesSession != 0 && q.Session == "" && b.SessionKeys != nil {
+		q.Session = b.SessionKeys.Outgoing(ctx)
+		if q.Session == "" && b.Uses&routing.UsesPrompt == 0 { // else the prompt is the key
+			q.ID = dialect.RequestID(ctx)
+		}
+	}
+	q.Priority = routing.PriorityNormal
+	for _, s := range metadata.ValueFromOutgoingContext(ctx, b.PriorityKey) {
+		if p, err := routing.ParsePriority(s); err == nil {
+			q.Priority = p
+			return
+		}
+	}
+}
+
+// requestID is the id by which the engine has the request.
+func (k *key) requestID() string {
+	if k.engine != "" {
+		return k.engine
+	}
+	return k.request.ID
+}
+
+// errNoPrompt is the picker's error where a prompt is required and the call has none. gRPC does not let a picker return
+// INVALID_ARGUMENT: the interceptor does.
+var errNoPrompt = errors.New("the call has no prompt, and require_prompt is set")
+
+// promptless are services that have no prompts and are called on any channel.
+var promptless = []string{"/grpc.health.v1.", "/grpc.reflection."}
+
+// keyless reports whether the method is of such a service.
+func keyless(method string) bool {
+	return slices.ContainsFunc(promptless, func(service string) bool { return strings.HasPrefix(method, service) })
+}
+
+// lacksPrompt reports whether the call is to be refused for want of a prompt. Health and reflection never are, nor
+// methods whose dialect has none.
+func (k *key) lacksPrompt(b *Binding) bool {
+	if !b.NeedsPrompt || k.request.PromptTokens > 0 || keyless(k.request.Method) {
+		return false
+	}
+	k.refused = b.Dialects.Lookup(k.request.Method).HasPrompt()
+	return k.refused
+}
+
+// refusal is the status of a call without a prompt.
+func (k *key) refusal() error {
+	return status.Errorf(codes.InvalidArgument, "warmpath: require_prompt is set, and the request of %s has no prompt: "+
+		"send one, or name in dialects the field of the method's prompt; a method that never has one needs a dialect without prompt",
+		k.request.Method)
+}
+
+// prompt returns the hash of the whole prompt with its model, adapter and salt; false where the message has none. It is
+// read from the message, once, whatever the policy looks at. The goroutine of the call uses it.
+func (k *key) prompt(t *dialect.Table) (uint64, bool) {
+	if k.hashed || k.msg == nil {
+		return k.hash, k.hasPrompt
+	}
+	k.hashed = true
+	var q routing.Request
+	t.Lookup(k.request.Method).Request(&q, routing.UsesPrompt|dialect.WantModel, k.msg)
+	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
+	var whole [1]uint64
+	hash := kvindex.AppendTokens(whole[:0], q.Prompt.Tokens, len(q.Prompt.Tokens), seed)
+	if len(hash) == 0 {
+		hash = kvindex.AppendText(whole[:0], q.Prompt.Text, len(q.Prompt.Text), seed)
+	}
+	if len(hash) > 0 {
+		k.hash, k.hasPrompt = hash[0], true
+	}
+	return k.hash, k.hasPrompt
+}

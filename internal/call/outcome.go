@@ -1,0 +1,222 @@
+package call
+
+import (
+	"context"
+	"math"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/telemetry"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// An outcome is how the last attempt went. Call.mu guards it.
+type outcome struct {
+	last    attempt
+	result  routing.Outcome // of the last reservation, with the usage in the messages
+	pending bool            // it is still to be reported
+}
+
+// An attempt is what the retry loop looks at.
+type attempt struct {
+	Replica *routing.Replica // nil when none was picked
+	Sent    bool             // the request left the client
+	Full    bool             // the channel's picker found every replica full
+	Refused bool             // the replica refused the request with warmpath's trailer since it is full
+	// Answered is set where something of an answer came, headers at least. Trailer is its trailing metadata. An answer
+	// without headers and messages, a status alone, has its content type there.
+	Answered bool
+	Trailer  metadata.MD
+
+	Err    error  // the status that the attempt ended with; nil = OK, or not ended
+	breaks uint64 // of connections, before it began
+}
+
+// statusAlone reports whether the replica answered with a status in place of headers and messages.
+func (a *attempt) statusAlone() bool { return len(a.Trailer["content-type"]) > 0 }
+
+// end enters how the attempt ended. late is set where it was given up because its first message was late.
+func (o *outcome) end(info balancer.DoneInfo, refused, late bool) {
+	o.last.Sent, o.last.Refused, o.last.Err = info.BytesSent, refused, info.Err
+	o.last.Answered, o.last.Trailer = info.BytesReceived, info.Trailer
+	o.result.Err, o.result.Sent = info.Err, info.BytesSent
+	o.result.Fault = fault.Of(info.Err)
+	if o.result.Fault != routing.NoFault && late {
+		o.result.Fault = routing.Late
+	}
+	o.pending = true
+}
+
+// note records a decision on the attempt's span, in the metrics, and in the report that the application asked for.
+func note(attempt context.Context, b *Binding, call trace.Span, report *telemetry.Report, q *routing.Request, d routing.Decision) {
+	telemetry.Span(attempt, call, b.Policy, q, d)
+	b.Telemetry.Decided(attempt, b.Policy, d)
+	b.Telemetry.Shadowed(attempt, b.Policy, q, &d)
+	if (d.Reason == routing.ReasonNoKey || d.Rule == routing.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
+		b.NoKey(q.Method)
+	}
+	if report == nil {
+		return
+	}
+	*report = telemetry.Report{
+		Replica:       d.Replica.ID,
+		Address:       d.Replica.Address,
+		Policy:        b.Policy,
+		Reason:        d.Reason,
+		Rule:          d.Rule,
+		MatchedTokens: d.MatchedTokens,
+		PromptTokens:  q.PromptTokens,
+		Place:         d.Place,
+		Load:          d.Load,
+		Queued:        d.Queued,
+		Attempts:      q.Attempt(),
+		Usage:         routing.NoUsage,
+	}
+}
+
+// NoteQuick records a quick pick. It builds a decision only where that is observed.
+func NoteQuick(attempt context.Context, b *Binding, q *routing.Request, r *routing.Replica, why routing.Reason) {
+	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
+		note(attempt, b, nil, nil, q, routing.To(r, why))
+	}
+}
+
+// Note records the decision for a call without an interceptor, whose span cannot be distinguished from the application's.
+func Note(attempt context.Context, b *Binding, route *Route, q *routing.Request, d routing.Decision) {
+	note(attempt, b, nil, route.report(), q, d)
+}
+
+// Ended ends the reservation of a call that has ended, and gives its Router what the replica reported in the trailer: its
+// load, or how full it was when it refused. It reports whether it refused.
+func Ended(b *routing.Booking, done balancer.DoneInfo) (refused bool) {
+	if report, ok := refusal(done); ok {
+		b.Refused(report)
+		return true
+	}
+	b.Release()
+	if r := b.Router(); r != nil && len(done.Trailer) > 0 {
+		if raw := done.Trailer[warmpathv1.TrailerLoad]; len(raw) > 0 {
+			r.Report(b.Decision.Replica.ID, parseOrca([]byte(raw[0])))
+		}
+	}
+	return false
+}
+
+// EndedQuick is Ended for a quick reservation.
+func EndedQuick(r *routing.Router, replica *routing.Replica, done balancer.DoneInfo) {
+	if report, ok := refusal(done); ok {
+		r.RefusedQuick(replica, report)
+		return
+	}
+	r.ReleaseQuick(replica)
+}
+
+// refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,
+// and so may one that names no bound.
+func refusal(done balancer.DoneInfo) (report routing.ReplicaReport, ok bool) {
+	if done.Err == nil || len(done.Trailer) == 0 || status.Code(done.Err) != codes.ResourceExhausted {
+		return report, false
+	}
+	raw := done.Trailer[warmpathv1.TrailerRejection]
+	if len(raw) == 0 {
+		return report, false
+	}
+	return parseRejection([]byte(raw[0]))
+}
+
+// parseRejection reads a serialised Rejection. One that does not name the bound that was reached is none.
+func parseRejection(b []byte) (routing.ReplicaReport, bool) {
+	var r warmpathv1.Rejection
+	if proto.Unmarshal(b, &r) != nil || r.GetMaxOngoing() == 0 {
+		return routing.ReplicaReport{}, false
+	}
+	return routing.ReplicaReport{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
+}
+
+// namedMetrics is the field of OrcaLoadReport with the metrics that applications name: a
+// map, and so a repeated message of key and value.
+const (
+	namedMetrics = 8
+	mapKey       = 1
+	mapValue     = 2
+)
+
+// parseOrca reads a serialised OrcaLoadReport (gRFC A51) as far as it is one, by field
+// number: grpc's orca package would register the names of xDS protos with the application.
+func parseOrca(b []byte) routing.ReplicaReport {
+	running, waiting, uncached, capacity, draining := -1.0, -1.0, -1.0, -1.0, -1.0
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			break
+		}
+		b = b[n:]
+		if num != namedMetrics || typ != protowire.BytesType {
+			if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
+				break
+			}
+			b = b[n:]
+			continue
+		}
+		entry, n := protowire.ConsumeBytes(b)
+		if n < 0 {
+			break
+		}
+		b = b[n:]
+		switch name, value := parseMetric(entry); name {
+		case warmpathv1.MetricRunning:
+			running = value
+		case warmpathv1.MetricWaiting:
+			waiting = value
+		case warmpathv1.MetricUncachedTokens:
+			uncached = value
+		case warmpathv1.MetricTokenCapacity:
+			capacity = value
+		case warmpathv1.MetricDraining:
+			draining = value
+		}
+	}
+	report := routing.ReplicaReport{Ongoing: -1, QueuedTokens: int64(uncached), KVTokens: max(int(capacity), 0), Draining: draining > 0}
+	if running >= 0 { // else those that wait are not all that are under way
+		report.Ongoing = int(running + max(waiting, 0))
+	}
+	return report
+}
+
+// parseMetric reads one entry of the map; a value that is no count is -1.
+func parseMetric(b []byte) (name string, value float64) {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return "", -1
+		}
+		b = b[n:]
+		switch {
+		case num == mapKey && typ == protowire.BytesType:
+			name, n = protowire.ConsumeString(b)
+		case num == mapValue && typ == protowire.Fixed64Type:
+			var bits uint64
+			bits, n = protowire.ConsumeFixed64(b)
+			value = math.Float64frombits(bits)
+		default:
+			n = protowire.ConsumeFieldValue(num, typ, b)
+		}
+		if n < 0 {
+			return "", -1
+		}
+		b = b[n:]
+	}
+	const most = 1 << 40 // no count is larger
+	if !(value >= 0 && value <= most) {
+		return name, -1
+	}
+	return name, value
+}
