@@ -7,8 +7,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// announce writes the one line of a channel that has bound to the balancer with a config. A channel is known by its handle,
-// or by a first call that brings none. Called without mu held.
+// announce writes the one line of a channel that has bound to the balancer with a config. A channel is known by its
+// handle, or by a first call that brings none. Called without mu held.
 func (b *lb) announce() {
 	h := b.owner.Load()
 	if h == nil {

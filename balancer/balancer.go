@@ -102,8 +102,8 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	return err
 }
 
-// publish gives gRPC a picker. While nothing is connected that is one which queues calls, or fails them with the error of
-// the connection that failed last. Called with mu held.
+// publish gives gRPC a picker. While nothing is connected that is one which queues calls, or fails them with the
+// error of the connection that failed last. Called with mu held.
 func (b *lb) publish() {
 	binding := b.binding.Load()
 	if binding != nil && len(binding.Router.View().Connected()) > 0 {
@@ -141,8 +141,8 @@ func (b *lb) connectivity() connectivity.State {
 	return connectivity.Ready
 }
 
-// ResolverError is called when the resolver fails. A status that it failed with is not the call's: gRPC would fail calls
-// that are to wait for a connection, and others with INTERNAL.
+// ResolverError is called when the resolver fails. A status that it failed with is not the call's: gRPC would fail
+// calls that are to wait for a connection, and others with INTERNAL.
 func (b *lb) ResolverError(err error) {
 	b.mu.Lock()
 	all := b.all()

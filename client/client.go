@@ -36,8 +36,9 @@ type retryBufferOption struct {
 // connected yet. The error names what is wrong with the target or the options.
 //
 // Interceptors among opts run inside warmpath's, once for each attempt: they see the attempts of a call, and so do
-// stats handlers. To see calls, wrap the stub or the ClientConn. An interceptor that makes retries itself takes the place of
-// warmpath's retries for a call once it has made one; it should rather be left out, since warmpath's go to another replica.
+// stats handlers. To see calls, wrap the stub or the ClientConn. An interceptor that makes retries itself takes the
+// place of warmpath's retries for a call once it has made one; it should rather be left out, since warmpath's go to
+// another replica.
 func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	if err := resolver.Check(target); err != nil {
 		return nil, err

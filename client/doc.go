@@ -12,12 +12,11 @@
 // and are routed by metadata and context alone, unless their dialect asks to be
 // deferred.
 //
-// Until the first response message the call may be tried again on another
-// replica: at most [github.com/warmpath/warmpath/balancer/policy.Config] max_attempts times in all, and once only after
-// a request that reached a replica, within the channel's budget of retries. A prompt under
-// which the connections of two replicas broke is not sent to a third. Where the first message
-// is late, and the config asks for it, the attempt is made again elsewhere. Where the service config has a retryPolicy for the method, gRPC's own retries
-// are used instead.
+// Until the first response message the call may be tried again on another replica: at most
+// [github.com/warmpath/warmpath/balancer/policy.Config] max_attempts times in all, and once only after a request that
+// reached a replica, within the channel's budget of retries. A prompt under which the connections of two replicas
+// broke is not sent to a third. Where the first message is late, and the config asks for it, the attempt is made
+// again elsewhere. Where the service config has a retryPolicy for the method, gRPC's own retries are used instead.
 //
 // Guarantees. A booking never outlives its call: it ends with the last message,
 // with the call's context, or when an abandoned stream is found unreachable. A

@@ -15,9 +15,9 @@ import (
 const tokenAge = 10 * time.Second
 
 // TokenFile returns credentials that send the first line of a file as a bearer token, and read it again every ten
-// seconds, so that tokens that are replaced (as Kubernetes does with mounted ones) need no restart. A file that cannot be
-// read leaves the token read last; a call fails if there is none. They refuse connections without TLS. Use them with
-// [WithServerDialOptions] and [grpc.WithPerRPCCredentials]. Safe for concurrent use.
+// seconds, so that tokens that are replaced (as Kubernetes does with mounted ones) need no restart. A file that
+// cannot be read leaves the token read last; a call fails if there is none. They refuse connections without TLS. Use
+// them with [WithServerDialOptions] and [grpc.WithPerRPCCredentials]. Safe for concurrent use.
 func TokenFile(path string) credentials.PerRPCCredentials {
 	return &tokenFile{path: path, now: time.Now}
 }

@@ -93,7 +93,8 @@ func (f *fields) add(at *node, name string, s slot, p Path) (ends []*edge, err e
 	return ends, nil
 }
 
-// group compiles a message of which several fields are read together: the path that leads to it, and those that start in it.
+// group compiles a message of which several fields are read together: the path that leads to it, and those that start
+// in it.
 func (f *fields) group(name string, s slot, p Path, parts ...inner) error {
 	ends, err := f.add(&f.root, name+".path", s, p)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// checkLinked checks the paths of a dialect against the messages of those of its methods whose generated code the program
-// links: each path must lead to something that can be read.
+// checkLinked checks the paths of a dialect against the messages of those of its methods whose generated code the
+// program links: each path must lead to something that can be read.
 func (d Dialect) checkLinked(methods []string) error {
 	own, err := newMethod(d) // without what it takes over from the one that it is like
 	if err != nil {

@@ -46,9 +46,9 @@ func (v *values) endMedia(m message) {
 	v.ids, v.offsets = v.ids[:0], v.offsets[:0]
 }
 
-// mix makes the prompt of a request that of its media: the id of each is mixed into the token at its first placeholder, and
-// so into the block of that token and those that follow. Media whose place is not known go into the cache salt, and so into
-// every block.
+// mix makes the prompt of a request that of its media: the id of each is mixed into the token at its first
+// placeholder, and so into the block of that token and those that follow. Media whose place is not known go into the
+// cache salt, and so into every block.
 func (v *values) mix(q *routing.Request) {
 	if len(v.media) == 0 || q.Prompt.Empty() {
 		return

@@ -22,11 +22,11 @@ var (
 // ErrModel is the error of a body whose model is not a string.
 var ErrModel = errors.New("model: it must be a string")
 
-// ReadBody fills q from the body of an OpenAI request (chat, completion, embedding). What the host has set stays, so a
-// session from a header comes before one in the body; a model "base:adapter" is left as it is. Of a body that ends early
-// it takes what there is: the prompt is then a prefix of the whole one, but for tools that stand behind the end, and whole is
-// false, as it is for what is no JSON object. The prompt aliases the body. The only error is [ErrModel]. Safe for concurrent
-// use.
+// ReadBody fills q from the body of an OpenAI request (chat, completion, embedding). What the host has set stays, so
+// a session from a header comes before one in the body; a model "base:adapter" is left as it is. Of a body that ends
+// early it takes what there is: the prompt is then a prefix of the whole one, but for tools that stand behind the
+// end, and whole is false, as it is for what is no JSON object. The prompt aliases the body. The only error is
+// [ErrModel]. Safe for concurrent use.
 func ReadBody(q *routing.Request, raw []byte) (whole bool, err error) {
 	b := readBody(raw)
 	if v := b.val("model"); v != nil && v[0] != '"' && b.cut != "model" {
@@ -40,8 +40,8 @@ func readBody(raw []byte) object {
 	return objectOf(raw, bodyNames)
 }
 
-// fill sets what is wanted and q does not have. The session is, in this order, session_id, session_params.session_id (or .id),
-// prompt_cache_key, user.
+// fill sets what is wanted and q does not have. The session is, in this order, session_id, session_params.session_id
+// (or .id), prompt_cache_key, user.
 func (b *object) fill(q *routing.Request, split, session, prompt bool) {
 	model, adapter := b.text("model"), first(b.text("lora_path"), b.text("lora_name"))
 	if base, name, ok := strings.Cut(model, ":"); ok && split {

@@ -26,8 +26,8 @@ func (m *Method) Request(q *routing.Request, uses routing.Uses, msg any) error {
 	return m.readRequest(q, uses, msg)
 }
 
-// ErrContent is the error of a request with chat turns whose content cannot be read. It has no prompt then: what the turns
-// have in common is not what they are.
+// ErrContent is the error of a request with chat turns whose content cannot be read. It has no prompt then: what the
+// turns have in common is not what they are.
 var ErrContent = errors.New("the content of a chat turn cannot be read: messages.content leads to no text, list of parts or " +
 	"google.protobuf.Value")
 

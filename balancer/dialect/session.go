@@ -74,8 +74,8 @@ func normal(name string) string {
 	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
 }
 
-// spellings returns the ways to write a name with - and _, as given first; of a name with many separators those with one kind
-// of them.
+// spellings returns the ways to write a name with - and _, as given first; of a name with many separators those with
+// one kind of them.
 func spellings(name string) []string {
 	if strings.Count(normal(name), "-") > 3 {
 		return []string{name, normal(name), strings.ReplaceAll(name, "-", "_")}

@@ -122,8 +122,8 @@ func below(m protoreflect.Message, fd protoreflect.FieldDescriptor) protoreflect
 	return m.NewField(fd).Message()
 }
 
-// goField returns the place of the slice that a field of 32-bit integers is in the struct of a generated message, so that
-// its ids need not be taken one by one; -1 where there is none.
+// goField returns the place of the slice that a field of 32-bit integers is in the struct of a generated message, so
+// that its ids need not be taken one by one; -1 where there is none.
 func goField(m protoreflect.Message, fd protoreflect.FieldDescriptor) int {
 	if m == nil || !fd.IsList() {
 		return -1
@@ -221,8 +221,8 @@ func (f *fields) takeTyped(x *planned, fd protoreflect.FieldDescriptor, val prot
 	}
 }
 
-// content takes a content that is a message, as the HTTP endpoint takes what its JSON would be: a google.protobuf.Value, or
-// one of several parts. Of a part that has no text the hash is taken.
+// content takes a content that is a message, as the HTTP endpoint takes what its JSON would be: a
+// google.protobuf.Value, or one of several parts. Of a part that has no text the hash is taken.
 func (v *values) content(m protoreflect.Message) {
 	b, err := protojson.MarshalOptions{UseProtoNames: true, AllowPartial: true}.Marshal(m.Interface())
 	var compact bytes.Buffer // protojson's spaces differ from program to program
@@ -319,8 +319,8 @@ func (c *planCache) put(t messageType, p *plan) {
 	c.last.Store(&lastPlan{t, p})
 }
 
-// readTyped reads a message that is not encoded. One of gogo's generator is read in its encoded form, since protoreflect does
-// not know all that it makes; names are found by protoreflect alone.
+// readTyped reads a message that is not encoded. One of gogo's generator is read in its encoded form, since
+// protoreflect does not know all that it makes; names are found by protoreflect alone.
 func (f *fields) readTyped(msg any, v *values) {
 	if _, ok := msg.(proto.Message); !ok && !f.named && f.readSelfEncoded(msg, v) {
 		return
@@ -363,8 +363,8 @@ func (f *fields) readSelfEncoded(msg any, v *values) bool {
 	return true
 }
 
-// reflected returns a protobuf message of either API for reflection. There is no descriptor where msg is none, or one that
-// protoreflect panics at: some that are not of its own generator.
+// reflected returns a protobuf message of either API for reflection. There is no descriptor where msg is none, or one
+// that protoreflect panics at: some that are not of its own generator.
 func reflected(msg any) (m protoreflect.Message, d protoreflect.MessageDescriptor) {
 	defer harmless()
 	switch x := msg.(type) {

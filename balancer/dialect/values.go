@@ -174,8 +174,8 @@ func (v *values) endMessage(f *fields, e *edge, m message) {
 	}
 }
 
-// endTurn ends a chat turn. Of one without a content the whole message stands in its place, where there is more in it than
-// the role: a call of a tool, say.
+// endTurn ends a chat turn. Of one without a content the whole message stands in its place, where there is more in it
+// than the role: a call of a tool, say.
 func (v *values) endTurn(f *fields, m message) {
 	role, _ := v.first(f, slotRole)
 	refs := uint32(1)<<f.to[slotRole] - uint32(1)<<f.from[slotRole]

@@ -17,8 +17,8 @@ import (
 // maxDialed bounds the engines that are connected to one port.
 const maxDialed = 4096
 
-// listeners are the process's ports on which engines connect. Every subscription of an address shares its port, whatever
-// channel or deployment it is for.
+// listeners are the process's ports on which engines connect. Every subscription of an address shares its port,
+// whatever channel or deployment it is for.
 var listeners = ports{open: make(map[string]*port)}
 
 type ports struct {
@@ -200,8 +200,8 @@ func (p *port) less() {
 	p.dialed--
 }
 
-// read hands what an engine publishes to the readers of its topic until the connection breaks. Where there is one reader
-// the connection is its engine's from the beginning.
+// read hands what an engine publishes to the readers of its topic until the connection breaks. Where there is one
+// reader the connection is its engine's from the beginning.
 func (p *port) read(x *peer) {
 	defer x.close()
 	err := x.send([]byte{1}) // every topic: those of readers may change

@@ -24,8 +24,8 @@ var eventFields = map[string]kvevents.Field{
 	"locality":           kvevents.FieldLocality,
 }
 
-// decode reads a batch as vLLM and SGLang publish it: array or map, of events that are each array or map. What cannot be
-// read is counted; what can be read before and behind it is kept.
+// decode reads a batch as vLLM and SGLang publish it: array or map, of events that are each array or map. What cannot
+// be read is counted; what can be read before and behind it is kept.
 func decode(b *kvevents.Batch, payload []byte) {
 	b.Reset()
 	b.Finish(readBatch(b, payload) == nil)
@@ -167,8 +167,8 @@ func eachElement(p []byte, do func(value) error) (rest []byte, err error) {
 	return p, err
 }
 
-// Tokens implements [kvevents.Value]. Each token is alone or in a pair with the next one, as SGLang writes them for some
-// ways of speculation.
+// Tokens implements [kvevents.Value]. Each token is alone or in a pair with the next one, as SGLang writes them for
+// some ways of speculation.
 func (v value) Tokens(to []uint32) ([]uint32, error) {
 	n, p, err := msgp.ReadArrayHeaderBytes(v)
 	for ; n > 0 && err == nil; n-- {

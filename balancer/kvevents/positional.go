@@ -20,8 +20,9 @@ var (
 	groupFields   = []kvevents.Field{kvevents.FieldGroup, kvevents.FieldSpec, kvevents.NoField, kvevents.FieldLocality}
 )
 
-// setPositional reads an event whose fields have no names. Which field stands where differs between versions: lora_id may
-// be missing, block_mm_infos may stand before the group, and defaults at the end are left out. The types show which.
+// setPositional reads an event whose fields have no names. Which field stands where differs between versions: lora_id
+// may be missing, block_mm_infos may stand before the group, and defaults at the end are left out. The types show
+// which.
 func setPositional(b *kvevents.Batch, v value) error {
 	var fields [maxFields]value
 	n, seen := 0, 0

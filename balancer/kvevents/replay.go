@@ -71,8 +71,8 @@ func (r *replayer) from(ctx context.Context, seq uint64, each func(seq uint64, p
 
 var endMarker = bytes.Repeat([]byte{0xff}, 8)
 
-// replayed reads a reply. Engines send a delimiter or none, and the topic or none, before the number and the payload; the
-// last reply has the number -1 and no payload.
+// replayed reads a reply. Engines send a delimiter or none, and the topic or none, before the number and the payload;
+// the last reply has the number -1 and no payload.
 func replayed(frames [][]byte) (seq uint64, payload []byte, last, ok bool) {
 	if len(frames) < 2 {
 		return 0, nil, false, false

@@ -21,8 +21,8 @@ type Client struct {
 
 var _ Store = (*Client)(nil)
 
-// NewClient returns the store of a deployment, empty = the server's only one, over a connection to a look-aside server, which
-// the caller closes.
+// NewClient returns the store of a deployment, empty = the server's only one, over a connection to a look-aside
+// server, which the caller closes.
 func NewClient(conn grpc.ClientConnInterface, deployment string) *Client {
 	return &Client{rpc: warmpathv1.NewStoreServiceClient(conn), deployment: deployment}
 }

@@ -1,11 +1,13 @@
-// Package sharedstore is a small store that custom policies share: which replica a session has, say, or a counter for all
-// clients. It lives in a look-aside server, one for each deployment; policies in the server's process and in clients see the same.
+// Package sharedstore is a small store that custom policies share: which replica a session has, say, or a counter for
+// all clients. It lives in a look-aside server, one for each deployment; policies in the server's process and in
+// clients see the same.
 //
 // # Rule
 //
-// Keys have values with a version and a time to live. A value is replaced whole, by Set whatever was there, by CompareAndSet if
-// it was not written since it was read. A store is bounded: where room is needed, the entry used least recently goes. What is
-// kept here must be worth no more than a better guess: it is memory only, a restart empties it, and it may go at any time.
+// Keys have values with a version and a time to live. A value is replaced whole, by Set whatever was there, by
+// CompareAndSet if it was not written since it was read. A store is bounded: where room is needed, the entry used
+// least recently goes. What is kept here must be worth no more than a better guess: it is memory only, a restart
+// empties it, and it may go at any time.
 //
 // # Complexity
 //
@@ -13,11 +15,11 @@
 //
 // # Guarantees
 //
-// Versions are never given twice, not even by a store that was restarted (as far as clocks go forward), so CompareAndSet
-// with a version of before the restart fails rather than overwrites.
+// Versions are never given twice, not even by a store that was restarted (as far as clocks go forward), so
+// CompareAndSet with a version of before the restart fails rather than overwrites.
 //
-// A policy uses it in Prepare, where it may call out; see examples/sharedstore. In the server's process the context has the
-// store ([FromContext]); a client's policy has one of [NewClient].
+// A policy uses it in Prepare, where it may call out; see examples/sharedstore. In the server's process the context
+// has the store ([FromContext]); a client's policy has one of [NewClient].
 //
 // Source: "Pattern 1" of Ray Serve's custom request routers, the centralised actor.
 package sharedstore
@@ -64,7 +66,8 @@ type Entry struct {
 type Store interface {
 	// Get returns a value, or ErrNotFound.
 	Get(ctx context.Context, key string) (Entry, error)
-	// Set writes a value, whatever was there, and returns its version. A ttl that is not positive, or above MaxTTL, is MaxTTL.
+	// Set writes a value, whatever was there, and returns its version. A ttl that is not positive, or above MaxTTL,
+	// is MaxTTL.
 	Set(ctx context.Context, key string, value []byte, ttl time.Duration) (version uint64, err error)
 	// CompareAndSet writes a value if the one there has this version, 0 = there is none; else it returns ErrConflict.
 	CompareAndSet(ctx context.Context, key string, version uint64, value []byte, ttl time.Duration) (uint64, error)

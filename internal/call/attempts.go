@@ -17,8 +17,8 @@ import (
 )
 
 // Attempts is the retry loop of one call, which ends at the first response message: each pass reserves a replica and
-// makes an attempt, and the cause of a failure decides whether another pass follows, and when. The goroutine of the call
-// uses it.
+// makes an attempt, and the cause of a failure decides whether another pass follows, and when. The goroutine of the
+// call uses it.
 type Attempts struct {
 	call   *Call
 	conn   *grpc.ClientConn
@@ -92,9 +92,9 @@ func (a *Attempts) Last() {
 	}
 }
 
-// Reserve reserves a replica for the next attempt, and waits in the queue where all are full, and where the last replica
-// refused the call. An error is final. The Router is that of the channel's balancer, and, where it has several or none,
-// that of the one whose picker found all replicas full.
+// Reserve reserves a replica for the next attempt, and waits in the queue where all are full, and where the last
+// replica refused the call. An error is final. The Router is that of the channel's balancer, and, where it has
+// several or none, that of the one whose picker found all replicas full.
 func (a *Attempts) Reserve(ctx context.Context) error {
 	a.Begun++
 	wait := a.backoff
@@ -270,8 +270,8 @@ func (a *Attempts) canMove() bool {
 	return b.Router.HasRoom(c, &q)
 }
 
-// retriedElsewhere reports whether retries are made by another mechanism, to which this loop adds none: a retryPolicy of
-// the service config, or an interceptor that runs inside.
+// retriedElsewhere reports whether retries are made by another mechanism, to which this loop adds none: a retryPolicy
+// of the service config, or an interceptor that runs inside.
 func (a *Attempts) retriedElsewhere() bool {
 	if a.conn.GetMethodConfig(a.method).RetryPolicy != nil {
 		return true
@@ -315,8 +315,8 @@ func (a *Attempts) Await(cancel context.CancelFunc, receive func() error, move f
 	}
 }
 
-// Move reports whether the call leaves an attempt whose first message is late: another replica has room, and neither the
-// attempts nor the budget are spent. Those do not come back.
+// Move reports whether the call leaves an attempt whose first message is late: another replica has room, and neither
+// the attempts nor the budget are spent. Those do not come back.
 func (a *Attempts) Move() (move, ever bool) {
 	if a.sent > 0 || a.failed+1 >= a.max() {
 		return false, false
@@ -386,8 +386,8 @@ func (c cause) retry() string {
 // deadlineSlack is by how much a replica's timer may be ahead of the client's: it resets the stream at the deadline.
 const deadlineSlack = 50 * time.Millisecond
 
-// ended returns the status of a call whose context has ended, or ends in this moment: then the replica resets the stream
-// with CANCEL. It returns nil where the context goes on.
+// ended returns the status of a call whose context has ended, or ends in this moment: then the replica resets the
+// stream with CANCEL. It returns nil where the context goes on.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return status.FromContextError(ctx.Err()).Err()

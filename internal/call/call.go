@@ -1,10 +1,10 @@
 // Package call is one RPC from the interceptor to its end, and what the interceptors and the balancer of one channel
 // share.
 //
-// The rule. An interceptor puts a [Call] into the context of every attempt, and the picker finds it there. The channel's
-// [Handle] gives the interceptors the Router that the channel's balancer hosts, and keeps that Router while gRPC closes
-// the balancer of an idle channel, so that what was learned survives. While several balancers of one channel are alive
-// (xDS clusters, a switch of policy) the interceptors have no Router: the picker alone decides.
+// The rule. An interceptor puts a [Call] into the context of every attempt, and the picker finds it there. The
+// channel's [Handle] gives the interceptors the Router that the channel's balancer hosts, and keeps that Router while
+// gRPC closes the balancer of an idle channel, so that what was learned survives. While several balancers of one
+// channel are alive (xDS clusters, a switch of policy) the interceptors have no Router: the picker alone decides.
 //
 // Guarantees. A Handle owns memory only: nothing in it runs. A reservation that an interceptor made is either used by
 // one picker or released by the interceptor.
@@ -220,8 +220,8 @@ func (c *Call) extra(route *Route) *Call {
 	return n
 }
 
-// reroute takes over a route that an interceptor inside has changed. What was reserved before is given back. Called with
-// mu held.
+// reroute takes over a route that an interceptor inside has changed. What was reserved before is given back. Called
+// with mu held.
 func (c *Call) reroute(r *Route) {
 	old := c.route
 	c.route = r
@@ -387,8 +387,8 @@ func (c *Call) FirstMessage() (usage bool) {
 	return c.reserved.binding != nil && c.reserved.binding.Dialects.Lookup(c.key.request.Method).HasUsage()
 }
 
-// answered is FirstMessage for what few calls remember: the time where the Router has none, and the replica of an attempt
-// that was given up as late where another one answers in time.
+// answered is FirstMessage for what few calls remember: the time where the Router has none, and the replica of an
+// attempt that was given up as late where another one answers in time.
 func (r *rare) answered(o *routing.Outcome, b *Binding) {
 	if o.FirstMessage == 0 && !r.picked.IsZero() {
 		o.FirstMessage = time.Since(r.picked)

@@ -127,8 +127,8 @@ func RankMetadata(ctx context.Context, d *routing.Decision) metadata.MD {
 	return metadata.MD{warmpathv1.MetadataDataParallelRank: {strconv.Itoa(d.Rank())}}
 }
 
-// RankMetadata is [RankMetadata] for an attempt that is about to be sent; a message that has a rank is the application's
-// choice, too. The rank is written into the message where its dialect has a field for it.
+// RankMetadata is [RankMetadata] for an attempt that is about to be sent; a message that has a rank is the
+// application's choice, too. The rank is written into the message where its dialect has a field for it.
 func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 	d := &c.reserved.booking.Decision
 	if d.Replica.Ranks <= 1 && c.few.read().rank == 0 {
@@ -149,8 +149,8 @@ func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 	return md
 }
 
-// Ranked returns the options of an attempt: where its message has a field for the data-parallel rank, and the replica may
-// have several, the rank is written when gRPC encodes the message, since only then the replica is certain.
+// Ranked returns the options of an attempt: where its message has a field for the data-parallel rank, and the replica
+// may have several, the rank is written when gRPC encodes the message, since only then the replica is certain.
 func (a *Attempts) Ranked(opts []grpc.CallOption) []grpc.CallOption {
 	c := a.call
 	if m := c.handle.dialect(a.method); m != nil && !m.TakesRank() {

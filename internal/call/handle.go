@@ -94,8 +94,9 @@ func NewHandle(t *telemetry.Recorder, l *slog.Logger) *Handle {
 // SetConn sets which channel the handle is. Called before the channel's first call.
 func (h *Handle) SetConn(cc *grpc.ClientConn) { h.conn = weak.Make(cc) }
 
-// Owns reports whether a balancer that was built for this channel and target is one of the handle's channel. gRPC gives a
-// balancer no better name of its channel, and the first call on a channel may be one with the context of another's.
+// Owns reports whether a balancer that was built for this channel and target is one of the handle's channel. gRPC
+// gives a balancer no better name of its channel, and the first call on a channel may be one with the context of
+// another's.
 func (h *Handle) Owns(id channelz.Identifier, target string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

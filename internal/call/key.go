@@ -51,8 +51,8 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 	}
 }
 
-// ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id is
-// the last.
+// ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id
+// is the last.
 func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *routing.Request) {
 	r.apply(q)
 	if b.Uses&routing.UsesSession != 0 && q.Session == "" && b.SessionKeys != nil {

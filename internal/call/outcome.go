@@ -89,13 +89,14 @@ func NoteQuick(attempt context.Context, b *Binding, q *routing.Request, r *routi
 	}
 }
 
-// Note records the decision for a call without an interceptor, whose span cannot be distinguished from the application's.
+// Note records the decision for a call without an interceptor, whose span cannot be distinguished from the
+// application's.
 func Note(attempt context.Context, b *Binding, route *Route, q *routing.Request, d routing.Decision) {
 	note(attempt, b, nil, route.report(), q, d)
 }
 
-// Ended ends the reservation of a call that has ended, and gives its Router what the replica reported in the trailer: its
-// load, or how full it was when it refused. It reports whether it refused.
+// Ended ends the reservation of a call that has ended, and gives its Router what the replica reported in the trailer:
+// its load, or how full it was when it refused. It reports whether it refused.
 func Ended(b *routing.Booking, done balancer.DoneInfo) (refused bool) {
 	if report, ok := refusal(done); ok {
 		b.Refused(report)

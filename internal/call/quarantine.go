@@ -16,17 +16,17 @@ import (
 // maxSuspects bounds the prompts that are remembered, about 200 bytes each.
 const maxSuspects = 1024
 
-// Breaks within together of each other have one cause, if the later attempt was under way at the earlier break. maxBreaks
-// bounds how many are remembered.
+// Breaks within together of each other have one cause, if the later attempt was under way at the earlier break.
+// maxBreaks bounds how many are remembered.
 const (
 	together  = time.Second
 	maxBreaks = 256
 )
 
-// A quarantine remembers the prompts under which connections broke. A prompt that did so alone on two different replicas
-// within the TTL is not sent any more, until the older strike is forgotten; a prompt that a replica answers is forgotten.
-// A break of several connections at about the same time, or under several prompts, is a network's or a process's, and no
-// evidence against any of them. While no prompt is suspected it costs a call two atomic loads.
+// A quarantine remembers the prompts under which connections broke. A prompt that did so alone on two different
+// replicas within the TTL is not sent any more, until the older strike is forgotten; a prompt that a replica answers
+// is forgotten. A break of several connections at about the same time, or under several prompts, is a network's or a
+// process's, and no evidence against any of them. While no prompt is suspected it costs a call two atomic loads.
 type quarantine struct {
 	held   atomic.Int64  // suspects
 	breaks atomic.Uint64 // connections that ever broke under an attempt

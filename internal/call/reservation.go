@@ -17,8 +17,8 @@ import (
 	"github.com/warmpath/warmpath/internal/pause"
 )
 
-// A reservation is the replica that is reserved for an attempt: in the channel's Router, and at a look-aside server where
-// that decided. Call.mu guards it, but for make, while which the goroutine of the call has it.
+// A reservation is the replica that is reserved for an attempt: in the channel's Router, and at a look-aside server
+// where that decided. Call.mu guards it, but for make, while which the goroutine of the call has it.
 type reservation struct {
 	booking routing.Booking
 	binding *Binding               // whose Router has it
@@ -95,8 +95,8 @@ type Central struct {
 	Closed bool
 }
 
-// errUnasked is the picker's error for a call for which only the server may decide. The retry loop, which can ask, tries
-// again.
+// errUnasked is the picker's error for a call for which only the server may decide. The retry loop, which can ask,
+// tries again.
 var errUnasked = errors.New("only the look-aside server may decide (central.on_failure: fail_closed), " +
 	"and it was not asked for this attempt")
 

@@ -16,8 +16,9 @@
 //
 // # Complexity
 //
-// A message costs one hash of its tokens and a look-up in a map per block, and its work ends with the context. Memory per
-// data-parallel rank is bounded by [Options].MaxBytes, about 80 bytes a block, and some hundred KiB of what waits.
+// A message costs one hash of its tokens and a look-up in a map per block, and its work ends with the context. Memory
+// per data-parallel rank is bounded by [Options].MaxBytes, about 80 bytes a block, and some hundred KiB of what
+// waits.
 //
 // # Guarantees
 //
@@ -26,11 +27,11 @@
 //
 // # Limits
 //
-// SMG's gRPC events have neither cache salt nor the adapter's name: salted prompts are hashed as others are, or left out
-// where the events are of groups; blocks of adapters are left out. Use ZeroMQ where tenants are kept apart by salt. That a
-// gRPC stream lost its last message shows in the next one only. Of a token that comes in a pair with the next one, as
-// SGLang writes with some ways of speculation, the first counts: such a block is found by a prompt that differs right
-// behind it.
+// SMG's gRPC events have neither cache salt nor the adapter's name: salted prompts are hashed as others are, or left
+// out where the events are of groups; blocks of adapters are left out. Use ZeroMQ where tenants are kept apart by
+// salt. That a gRPC stream lost its last message shows in the next one only. Of a token that comes in a pair with the
+// next one, as SGLang writes with some ways of speculation, the first counts: such a block is found by a prompt that
+// differs right behind it.
 //
 // # Sources
 //

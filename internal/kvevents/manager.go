@@ -73,8 +73,8 @@ func (m *Manager) SetFleet(fleet []routing.Attributes) {
 	}
 }
 
-// follows reports whether these attributes change nothing for the subscription. The Router forgets the cache of a replica
-// that was restarted: it must get it again.
+// follows reports whether these attributes change nothing for the subscription. The Router forgets the cache of a
+// replica that was restarted: it must get it again.
 func (s *subscription) follows(a routing.Attributes) bool {
 	b := s.attrs
 	restarted := s.instance != a.Instance && s.instance != "" && a.Instance != ""

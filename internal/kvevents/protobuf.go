@@ -130,8 +130,8 @@ func (b *Batch) walk(m pbMessage, msg []byte, seq *uint64) error {
 	})
 }
 
-// block reads a block that names its own medium, size and adapter. Where they differ from those of the blocks before, it
-// begins an event of its own, the child of the last one. A block that cannot be read is counted and left out.
+// block reads a block that names its own medium, size and adapter. Where they differ from those of the blocks before,
+// it begins an event of its own, the child of the last one. A block that cannot be read is counted and left out.
 func (b *Batch) block(m pbMessage, msg []byte, seq *uint64) {
 	r := &b.reader
 	before, hashes, tokens := r.event, len(b.hashes), len(b.tokens)
@@ -163,7 +163,8 @@ type field struct {
 	typ   protowire.Type
 }
 
-// eachField calls do for every field of an encoded message until it returns an error; an error if the message breaks off.
+// eachField calls do for every field of an encoded message until it returns an error; an error if the message breaks
+// off.
 func eachField(b []byte, do func(f field) error) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)

@@ -105,9 +105,9 @@ func (b *Batch) keep(hashes, tokens int) {
 	b.Events = append(b.Events, e)
 }
 
-// extraKeys finds the cache salt among the extra keys of the blocks, and the first block with keys that are neither salt
-// nor adapter. The first block of a prompt has the salt as its only string; what else a block has stands for content
-// that is not in its tokens.
+// extraKeys finds the cache salt among the extra keys of the blocks, and the first block with keys that are neither
+// salt nor adapter. The first block of a prompt has the salt as its only string; what else a block has stands for
+// content that is not in its tokens.
 func (r *reader) extraKeys(e *Event) {
 	salt := ""
 	for i := 0; i < len(r.keys) && r.keys[i].block < e.Opaque; {

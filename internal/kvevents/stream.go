@@ -164,5 +164,6 @@ func (s *Stream) Failed(err error) {
 // Quiet is how long the stream may be silent before the engine is asked whether it published more.
 func (s *Stream) Quiet() time.Duration { return s.Options.Quiet }
 
-// Replays bounds the replays under way in the Manager: a goroutine that sends to it may begin one, and receives from it at the end.
+// Replays bounds the replays under way in the Manager: a goroutine that sends to it may begin one, and receives from
+// it at the end.
 func (s *Stream) Replays() chan struct{} { return s.replays }

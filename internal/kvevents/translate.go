@@ -36,8 +36,8 @@ type translator struct {
 	stores int // blocks stored
 }
 
-// workPiece is how many blocks are worked through between two looks at the context, and about how many changes are passed on
-// at once.
+// workPiece is how many blocks are worked through between two looks at the context, and about how many changes are
+// passed on at once.
 const workPiece = 1024
 
 // counts is what a translator has seen.
