@@ -76,7 +76,7 @@ func TestHAProxyForwardsTheBody(t *testing.T) {
 	require.Equal(t, 12, sizes[len(chat(strings.Repeat("Rule 0. ", 300_000/8)))])
 }
 
-// Issue 12.26: without a pick the request ends as docs/doors.md describes: with the reason there, a 503 and no request to a
+// Issue 12.26: without a pick the request ends as docs/http-endpoint.md describes: with the reason there, a 503 and no request to a
 // replica or, where it fails open, at the least busy replica.
 func TestHAProxyWithoutAPick(t *testing.T) {
 	answer := func(code int, reason, body string) func(t *testing.T) string {

@@ -286,10 +286,10 @@ func TestPythonTokenizedInput(t *testing.T) {
 	require.Equal(t, given[0].GetReplica().GetId(), given[1].GetReplica().GetId())
 }
 
-// The programs of the example, with the arguments that docs/doors.md gives them.
+// The programs of the example, with the arguments that docs/http-endpoint.md gives them.
 func TestPythonPrograms(t *testing.T) {
 	engines, _ := inferenceEngines(t, 2)
-	page := section(t, "docs/doors.md", "## Python")
+	page := section(t, "docs/http-endpoint.md", "## Python")
 	for _, program := range []string{"generate.py", "generate_asyncio.py"} {
 		require.Contains(t, page, "    python3 examples/python/"+program+" --server 127.0.0.1:4770 hello hello another\n")
 		r, at := record(t, "prefix_cache_affinity: {}", engines...)

@@ -3,7 +3,7 @@
 -- The action warmpath_route leaves behind
 --
 --   txn.warmpath_replica   the server of the backend to use; not set where there is no pick
---   txn.warmpath_reason    why that one, or why none: docs/doors.md lists the reasons
+--   txn.warmpath_reason    why that one, or why none: docs/http-endpoint.md lists the reasons
 --   txn.warmpath_status    400, 404 or 503 where the client is to be refused, with txn.warmpath_refusal as the body
 --   txn.warmpath_asked_ms  how long it took
 

@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every reason, header and state of the HTTP door is on its page, and every reason in the table exists.
-func TestDoorsPageNamesWhatIsSaid(t *testing.T) {
-	page := section(t, "docs/doors.md", "## HTTP: POST /internal/route")
+// Every reason, header and state of the HTTP endpoint is on its page, and every reason in the table exists.
+func TestHTTPEndpointPage(t *testing.T) {
+	page := section(t, "docs/http-endpoint.md", "## HTTP: POST /internal/route")
 	source := readDoc(t, "internal/httpendpoint/answer.go")
 	for _, m := range regexp.MustCompile(`Reason\w+\s+= "(\w+)"`).FindAllStringSubmatch(source, -1) {
 		require.Contains(t, page, "| `"+m[1]+"` |")
@@ -31,8 +31,8 @@ func TestDoorsPageNamesWhatIsSaid(t *testing.T) {
 }
 
 // Every variable and reason of the HAProxy example is on its page, and the command there starts.
-func TestDoorsPageDescribesHAProxy(t *testing.T) {
-	page := section(t, "docs/doors.md", "## HAProxy")
+func TestHAProxyPage(t *testing.T) {
+	page := section(t, "docs/http-endpoint.md", "## HAProxy")
 	source := readDoc(t, "examples/haproxy/haproxy.cfg") + readDoc(t, "examples/haproxy/warmpath.lua")
 	for _, m := range regexp.MustCompile(`(?:defined\(|"\$\{|getenv\(")(WARMPATH_\w+)`).FindAllStringSubmatch(source, -1) {
 		if !strings.HasPrefix(m[1], "WARMPATH_REPLICA_") {
@@ -50,6 +50,6 @@ func TestDoorsPageDescribesHAProxy(t *testing.T) {
 	require.NotNil(t, command)
 	cmd := exec.Command("sh", "-c", command[1]+" -c")
 	cmd.Dir = "../examples/haproxy"
-	said, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", said)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
 }
