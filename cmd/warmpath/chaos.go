@@ -164,7 +164,7 @@ func (r *chaosRun) one(ctx context.Context, log io.Writer, scenario, name string
 	}
 	title := fmt.Sprintf("%s, %s, %d clients", scenario, name, clients)
 	last := time.Now()
-	o.Tell = func(what string) { fmt.Fprintf(log, "%s: %s\n", title, what) }
+	o.Log = func(what string) { fmt.Fprintf(log, "%s: %s\n", title, what) }
 	o.Progress = func(p chaos.Progress) {
 		if time.Since(last) >= lineEvery {
 			last = time.Now()
@@ -228,7 +228,7 @@ func (r *chaosReport) printFootprints(out io.Writer) error {
 			if i == 0 {
 				fmt.Fprintf(w, "\n%s, %d clients\tgoroutines\theap\tbookings under way\n", x.Policy, x.Clients)
 			}
-			fmt.Fprintf(w, "tour %d of the fleet\t%d\t%.1f MiB\t%d\n", i+1, f.Goroutines, float64(f.Heap)/(1<<20), f.Bookings)
+			fmt.Fprintf(w, "tour %d of the fleet\t%d\t%.1f MiB\t%d\n", i+1, f.Goroutines, float64(f.Heap)/(1<<20), f.Reservations)
 		}
 	}
 	return w.Flush()

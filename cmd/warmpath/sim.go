@@ -281,7 +281,7 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*sim.Comparison, 
 		all.Results = append(all.Results, sim.Merge(seeds[i]))
 	}
 	all.Requests = all.Results[0].Requests
-	return all, &report.Report{Comparison: all.Drive(), Title: s.title(), Facts: facts, Who: s.who(), More: more(all)}, nil
+	return all, &report.Report{Comparison: all.Drive(), Title: s.title(), Facts: facts, Subject: s.who(), More: more(all)}, nil
 }
 
 // policy measures one policy with one seed.

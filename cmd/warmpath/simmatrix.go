@@ -144,7 +144,7 @@ func (s *simulate) plan(c *cobra.Command, cells []matrix.Cell) (matrix.Plan, err
 	p := matrix.Plan{
 		Cells: cells, Policies: s.policies, Seeds: s.seeds, Duration: s.duration, WarmUp: s.warmUp, Jitter: s.jitter,
 		Dir: s.many.results, Code: code, KeepOlder: s.many.older, Workers: s.many.workers,
-		Tell: func(line string) { fmt.Fprintln(c.ErrOrStderr(), line) },
+		Log: func(line string) { fmt.Fprintln(c.ErrOrStderr(), line) },
 	}
 	if !slices.ContainsFunc(cells, func(c matrix.Cell) bool { return c.Workload == matrix.Trace }) {
 		return p, nil

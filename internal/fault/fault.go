@@ -1,9 +1,9 @@
 // Package fault reads from the status of a call without a first message what is evidence against its replica.
 //
-// The rule. UNAVAILABLE, INTERNAL and DATA_LOSS are failures of the replica or of the connection to it: resets and lost
-// connections are among them. A deadline and a cancellation are the caller's, and count only by the length of the wait.
-// Every other status is the replica's answer to the request (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNKNOWN, …), and shows
-// that it is alive.
+// The rule. UNAVAILABLE, INTERNAL and DATA_LOSS are failures of the replica or of the connection to it:
+// resets and lost connections are among them. A deadline and a cancellation are the caller's, and count only
+// by the length of the wait. Every other status is the replica's answer to the request (INVALID_ARGUMENT,
+// RESOURCE_EXHAUSTED, UNKNOWN, …), and shows that it is alive.
 package fault
 
 import (

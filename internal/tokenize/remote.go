@@ -43,65 +43,56 @@ func (r *remote) Close() error {
 	return nil
 }
 
-// question is the body of a request.
-type question struct {
-	Model               string            `json:"model,omitempty"`
-	Prompt              *string           `json:"prompt,omitempty"`
-	Messages            []message         `json:"messages,omitempty"`
-	Tools               []json.RawMessage `json:"tools,omitempty"`
-	AddGenerationPrompt *bool             `json:"add_generation_prompt,omitempty"`
-	AddSpecialTokens    bool              `json:"add_special_tokens"`
-}
-
-// message is a turn as OpenAI's API has it.
-type message struct {
-	Role       string  `json:"role"`
-	Content    *string `json:"content"`
-	Name       string  `json:"name,omitempty"`
-	ToolCalls  []call  `json:"tool_calls,omitempty"`
-	ToolCallID string  `json:"tool_call_id,omitempty"`
-	Reasoning  string  `json:"reasoning_content,omitempty"`
-	Refusal    string  `json:"refusal,omitempty"`
-}
-
-type call struct {
-	ID       string   `json:"id,omitempty"`
-	Type     string   `json:"type"`
-	Function function `json:"function"`
-}
-
-type function struct {
-	Name      string `json:"name"`
-	Arguments string `json:"arguments"`
-}
-
-func questionOf(in dialect.TokenizerInput) question {
-	q := question{Model: in.Model, AddSpecialTokens: in.Special}
+// question is the body of a request: a prompt, or messages as OpenAI's API has them.
+func question(in dialect.TokenizerInput) map[string]any {
+	q := map[string]any{"add_special_tokens": in.Special}
+	set(q, "model", in.Model)
 	if in.Chat == nil {
-		q.Prompt = &in.Text
+		q["prompt"] = in.Text
 		return q
 	}
-	yes := true
-	q.AddGenerationPrompt = &yes
-	for _, t := range in.Chat.Tools {
-		q.Tools = append(q.Tools, json.RawMessage(t))
+	q["add_generation_prompt"] = true
+	if len(in.Chat.Tools) > 0 {
+		tools := make([]json.RawMessage, len(in.Chat.Tools))
+		for i, t := range in.Chat.Tools {
+			tools[i] = json.RawMessage(t)
+		}
+		q["tools"] = tools
 	}
-	for _, t := range in.Chat.Turns {
-		q.Messages = append(q.Messages, messageOf(t))
+	messages := make([]map[string]any, len(in.Chat.Turns))
+	for i, t := range in.Chat.Turns {
+		messages[i] = message(t)
 	}
+	q["messages"] = messages
 	return q
 }
 
-func messageOf(t dialect.Turn) message {
-	m := message{Role: t.Role, Name: t.Name, ToolCallID: t.Answers, Reasoning: t.Reasoning, Refusal: t.Refusal}
+func message(t dialect.Turn) map[string]any {
+	m := map[string]any{"role": t.Role, "content": nil}
 	if t.Text != nil {
-		text := strings.Join(t.Text, "\n")
-		m.Content = &text
+		m["content"] = strings.Join(t.Text, "\n")
 	}
+	set(m, "name", t.Name)
+	set(m, "tool_call_id", t.Answers)
+	set(m, "reasoning_content", t.Reasoning)
+	set(m, "refusal", t.Refusal)
+	var calls []map[string]any
 	for _, c := range t.Calls {
-		m.ToolCalls = append(m.ToolCalls, call{ID: c.ID, Type: "function", Function: function{c.Name, c.Arguments}})
+		call := map[string]any{"type": "function", "function": map[string]string{"name": c.Name, "arguments": c.Arguments}}
+		set(call, "id", c.ID)
+		calls = append(calls, call)
+	}
+	if len(calls) > 0 {
+		m["tool_calls"] = calls
 	}
 	return m
+}
+
+// set sets a field that is left out where it is empty.
+func set(m map[string]any, name, value string) {
+	if value != "" {
+		m[name] = value
+	}
 }
 
 // Tokens implements [dialect.Tokenizer].
@@ -109,7 +100,7 @@ func (r *remote) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint3
 	if err := r.rest.may(); err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(questionOf(in))
+	body, err := json.Marshal(question(in))
 	if err != nil {
 		return nil, fmt.Errorf("tokenize: the prompt as JSON: %w", err)
 	}

@@ -157,7 +157,8 @@ func message(t dialect.Turn) map[string]any {
 	if t.Text != nil {
 		m["content"] = strings.Join(t.Text, "\n")
 	}
-	for key, value := range map[string]string{"name": t.Name, "tool_call_id": t.Answers, "reasoning_content": t.Reasoning, "refusal": t.Refusal} {
+	for key, value := range map[string]string{"name": t.Name, "tool_call_id": t.Answers,
+		"reasoning_content": t.Reasoning, "refusal": t.Refusal} {
 		if value != "" {
 			m[key] = value
 		}

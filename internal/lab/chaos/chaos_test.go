@@ -85,7 +85,7 @@ func TestMovedLater(t *testing.T) {
 	s.steps = []time.Duration{time.Second, 3 * time.Second, 4 * time.Second}
 	s.harmed = [][]string{{"a"}, {"x"}}
 	for i := range calls {
-		calls[i].Cached = 0 // nobody ever has anything
+		calls[i].Cached = 0 // no replica ever has anything
 	}
 	shares, _, _ := s.moved(calls)
 	require.Equal(t, []float64{0.5, 0}, shares)
@@ -178,7 +178,7 @@ func TestInterrupted(t *testing.T) {
 	defer cancel()
 	_, err := Run(ctx, Options{
 		Scenario: "rolling-restart", Policy: "round_robin", Replicas: 2, Sessions: 4, PromptTokens: 16, OutputTokens: 1,
-		Tell: func(what string) {
+		Log: func(what string) {
 			if what == "calm" {
 				cancel()
 			}

@@ -23,11 +23,12 @@ type directory struct {
 func (d *directory) Scheme() string { return scheme }
 
 // Build implements resolver.Builder.
-func (d *directory) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
+func (d *directory) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver,
+	error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.channels = append(d.channels, cc)
-	d.tell(cc)
+	d.update(cc)
 	return listed{d, cc}, nil
 }
 
@@ -37,11 +38,11 @@ func (d *directory) set(replicas []fleet.Replica) {
 	defer d.mu.Unlock()
 	d.replicas = replicas
 	for _, cc := range d.channels {
-		d.tell(cc)
+		d.update(cc)
 	}
 }
 
-func (d *directory) tell(cc resolver.ClientConn) {
+func (d *directory) update(cc resolver.ClientConn) {
 	s := resolver.State{Endpoints: make([]resolver.Endpoint, len(d.replicas))}
 	for i, r := range d.replicas {
 		s.Endpoints[i] = fleet.Endpoint(r)

@@ -10,8 +10,8 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/faultproxy"
 )
 
-// replica is one replica of the fleet: an address that stays, and an engine behind it that comes and goes. The scenario's
-// goroutine uses it.
+// replica is one replica of the fleet: an address that stays, and an engine behind it that comes and goes.
+// The scenario's goroutine uses it.
 type replica struct {
 	id     string
 	spec   Spec

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// misrouted counts calls that were served elsewhere than on their session's replica of the calm, in their first attempt,
-// although nothing had happened to that replica.
+// misrouted counts calls that were served elsewhere than on their session's replica of the calm, in their
+// first attempt, although nothing had happened to that replica.
 func (s *stage) misrouted(calls []Call) (n int) {
 	home := s.homes(calls)
 	for i := range calls {
@@ -34,12 +34,13 @@ func (s *stage) homes(calls []Call) map[int]string {
 	return home
 }
 
-// moved is the share of the sessions that each step moved, and the mean of it; held is the mean share of those whose last
-// replica was harmed in the step.
+// moved is the share of the sessions that each step moved, and the mean of it; held is the mean share of
+// those whose last replica was harmed in the step.
 //
-// A session has moved when a replica that is not its last served it and did not have its prompt. What goes back and forth
-// between two that both have it, since of many clients some know of the one and some of the other, costs nothing. It is
-// moved by the step that took its prompt from that replica, if one did, else by the step in which the call was sent there.
+// A session has moved when a replica that is not its last served it and did not have its prompt. What goes
+// back and forth between two that both have it, since of many clients some find the one and some the other,
+// costs nothing. It is moved by the step that took its prompt from that replica, if one did, else by the step
+// in which the call was sent there.
 func (s *stage) moved(calls []Call) (shares []float64, mean, held float64) {
 	n := len(s.steps) - 1
 	if n < 1 {

@@ -11,8 +11,9 @@ import (
 	"syscall"
 )
 
-// Processes starts engines as processes of their own: a command that serves the engine of the Spec, writes one line to its
-// standard output that ends in its address, after the words "listens on", and ends in good order at SIGTERM.
+// Processes starts engines as processes of their own: a command that serves the engine of the Spec, writes
+// one line to its standard output that ends in its address, after the words "listens on", and ends in good
+// order at SIGTERM.
 func Processes(command func(Spec) *exec.Cmd) Launcher {
 	return func(ctx context.Context, spec Spec) (Engine, error) {
 		cmd := command(spec)
@@ -52,7 +53,7 @@ func (p *process) signal(s syscall.Signal) func() {
 
 func (p *process) end(s syscall.Signal) {
 	p.signal(s)()
-	p.signal(syscall.SIGCONT)() // a stopped one would never hear of it
+	p.signal(syscall.SIGCONT)() // a stopped one would never get it
 	_ = p.cmd.Wait()            // killed, or as it pleased
 }
 

@@ -43,10 +43,10 @@ type Result struct {
 	// then, -1 likewise. KVTokens is how many its whole cache holds.
 	Refilled int `json:"refilled_tokens"`
 	KVTokens int `json:"kv_tokens"`
-	// Leaked is the bookings and queue entries left when all calls had ended.
+	// Leaked is the reservations and queue entries left when all calls had ended.
 	Leaked int `json:"leaked_bookings"`
-	// HeldBack is how many calls were not sent, since too many were under way or this machine was too busy: the load was not
-	// open-loop then.
+	// HeldBack is how many calls were not sent, since too many were under way or this machine was too busy:
+	// the load was not open-loop then.
 	HeldBack int `json:"held_back"`
 	// Footprints are those of soak.
 	Footprints []Footprint `json:"footprints,omitempty"`
@@ -59,8 +59,9 @@ type Result struct {
 	History []Call `json:"-"`
 }
 
-// movedAtMost is how many sessions a step may move for each that its replica had, with the policy that promises it in any
-// case: those that look at caches and load move more where a cache is too small, or a replica that is back starts slowly.
+// movedAtMost is how many sessions a step may move for each that its replica had, with the policy that
+// promises it in any case: those that look at caches and load move more where a cache is too small, or a
+// replica that is back starts slowly.
 const (
 	movedAtMost = 1.1
 	ring        = "consistent_hash"
@@ -79,7 +80,7 @@ func (r *Result) check(sc *scenario) {
 		broken("%d calls failed when everything was well again", r.FailedAfter)
 	}
 	if r.Leaked != 0 {
-		broken("%d bookings were not given back", r.Leaked)
+		broken("%d reservations were not released", r.Leaked)
 	}
 	if most := movedAtMost * r.MeanHeld; sc.moves && r.Policy == ring && r.MeanMoved > most {
 		broken("%.1f %% of the sessions moved per step, more than %.1f %%", 100*r.MeanMoved, 100*most)

@@ -50,8 +50,8 @@ type Options struct {
 	Config map[string]any
 	Dial   []grpc.DialOption
 	Seed   uint64
-	// Tell is called for every step, Progress ten times a second; nil means no call.
-	Tell     func(string)
+	// Log is called for every step, Progress ten times a second; nil means no call.
+	Log      func(string)
 	Progress func(Progress)
 }
 
@@ -180,11 +180,11 @@ func (s *stage) play(sc *scenario) error {
 
 // acts are warm-up, calm, harm and calm.
 func (s *stage) acts(sc *scenario) error {
-	s.tell("warm-up")
+	s.log("warm-up")
 	if err := s.rounds(s.Calm + 1); err != nil {
 		return err
 	}
-	s.tell("calm")
+	s.log("calm")
 	s.calm = s.load.now()
 	if err := s.rounds(s.Calm); err != nil {
 		return err
@@ -193,7 +193,7 @@ func (s *stage) acts(sc *scenario) error {
 		return err
 	}
 	s.steps = append(s.steps, s.load.now())
-	s.tell("calm again")
+	s.log("calm again")
 	return s.rounds(s.Calm + 1)
 }
 
@@ -203,8 +203,8 @@ func (s *stage) report() (stop func()) {
 		return func() {}
 	}
 	quit := make(chan struct{})
-	var telling sync.WaitGroup
-	telling.Go(func() {
+	var reporting sync.WaitGroup
+	reporting.Go(func() {
 		tick := time.NewTicker(time.Second / 10)
 		defer tick.Stop()
 		for {
@@ -218,23 +218,25 @@ func (s *stage) report() (stop func()) {
 	})
 	return func() {
 		close(quit)
-		telling.Wait()
+		reporting.Wait()
 	}
 }
 
-// leaked counts the bookings that stay after all calls have ended. gRPC reports the end of an attempt on a goroutine of its
-// own, so the last may be on their way.
+// leaked counts the reservations that stay after all calls have ended. gRPC reports the end of an attempt on
+// a goroutine of its own, so the last may be on their way.
 func (s *stage) leaked() (n int) {
 	for range 500 {
-		if n = s.bookings(); n == 0 || pause.For(s.ctx, 10*time.Millisecond) != nil {
+		if n = s.reservations(); n == 0 || pause.For(s.ctx, 10*time.Millisecond) != nil {
 			break
 		}
 	}
 	return n
 }
 
-// bookings are those of all channels, and the calls in their queues.
-func (s *stage) bookings() int { return s.gauge("warmpath.replica.ongoing", "warmpath.queue.length") }
+// reservations are those of all channels, and the calls in their queues.
+func (s *stage) reservations() int {
+	return s.gauge("warmpath.replica.ongoing", "warmpath.queue.length")
+}
 
 // gauge adds up what the channels measure under these names.
 func (s *stage) gauge(names ...string) (n int) {

@@ -4,7 +4,7 @@ package chaos
 type scenario struct {
 	// Name as in Options.Scenario, What it does, in a few words.
 	Name, What string
-	// apart: not part of "all"; processes: it is more telling with engines that are processes.
+	// apart: not part of "all"; processes: it shows more with engines that are processes.
 	apart, processes bool
 	// set changes the engines, the load and the channels' config before the run; may be nil.
 	set func(s *stage, config map[string]any)

@@ -31,7 +31,7 @@ func bounded(s *stage, config map[string]any) {
 
 func rollingRestart(s *stage) error {
 	for _, r := range s.replicas {
-		s.tell("%s goes and comes back", r.id)
+		s.log("%s goes and comes back", r.id)
 		s.step(r)
 		r.stop()
 		if err := s.comeback(r); err != nil {
@@ -58,7 +58,7 @@ func killed(s *stage) error {
 		if err := s.busy(r); err != nil {
 			return err
 		}
-		s.tell("%s is killed", r.id)
+		s.log("%s is killed", r.id)
 		s.step(r)
 		r.kill()
 		if err := s.comeback(r); err != nil {
@@ -70,11 +70,11 @@ func killed(s *stage) error {
 
 func hang(s *stage) error {
 	r := s.replicas[0]
-	s.tell("%s hangs", r.id)
+	s.log("%s hangs", r.id)
 	s.step(r)
 	r.pause()
 	err := s.last(s.Timeout)
-	s.tell("%s goes on", r.id)
+	s.log("%s goes on", r.id)
 	r.resume()
 	if err != nil {
 		return err
@@ -84,13 +84,13 @@ func hang(s *stage) error {
 
 func partition(s *stage) error {
 	far := s.replicas[:len(s.replicas)/2]
-	s.tell("%d replicas are out of reach", len(far))
+	s.log("%d replicas are out of reach", len(far))
 	s.step(far...)
 	for _, r := range far {
 		r.proxy.Set(faultproxy.Fault{Blackhole: true})
 	}
 	err := s.last(s.Timeout)
-	s.tell("they are back")
+	s.log("they are back")
 	for _, r := range far {
 		r.proxy.Set(faultproxy.Fault{})
 	}
@@ -100,20 +100,22 @@ func partition(s *stage) error {
 	return s.restored(far...)
 }
 
-// resets breaks the connections of every replica: at once with TCP's reset, in good order, and by telling it to go away.
+// resets breaks the connections of every replica: at once with TCP's reset, in good order, and by reporting
+// it to go away.
 func resets(s *stage) error {
 	harms := []struct {
 		what string
 		do   func(*faultproxy.Proxy)
 	}{
-		{"reset", (*faultproxy.Proxy).Reset}, {"closed", (*faultproxy.Proxy).Drop}, {"ended with GOAWAY", (*faultproxy.Proxy).GoAway},
+		{"reset", (*faultproxy.Proxy).Reset}, {"closed", (*faultproxy.Proxy).Drop}, {"ended with GOAWAY",
+			(*faultproxy.Proxy).GoAway},
 	}
 	for i, r := range s.replicas {
 		harm := harms[i%len(harms)]
 		if err := s.busy(r); err != nil {
 			return err
 		}
-		s.tell("the connections of %s are %s", r.id, harm.what)
+		s.log("the connections of %s are %s", r.id, harm.what)
 		s.step(r)
 		harm.do(r.proxy)
 		if err := s.restored(r); err != nil {
@@ -128,11 +130,11 @@ func resets(s *stage) error {
 func halfOpen(s *stage) error {
 	const most = 5 * time.Second
 	r := s.replicas[0]
-	s.tell("the connections of %s lead nowhere", r.id)
+	s.log("the connections of %s lead nowhere", r.id)
 	s.step(r)
 	r.proxy.HalfOpen()
 	err := s.last(min(s.Timeout/2, most))
-	s.tell("they are found to be broken")
+	s.log("they are found to be broken")
 	r.proxy.Drop()
 	if err != nil {
 		return err
@@ -145,7 +147,7 @@ func goAway(s *stage) error {
 		if err := s.busy(r); err != nil {
 			return err
 		}
-		s.tell("%s sends GOAWAY", r.id)
+		s.log("%s sends GOAWAY", r.id)
 		s.step(r)
 		r.proxy.GoAway()
 		if err := s.restored(r); err != nil {
@@ -159,13 +161,13 @@ func goAway(s *stage) error {
 func slow(s *stage) error {
 	const bytesPerToken = 8 // about twice what a call takes
 	r := s.replicas[0]
-	s.tell("%s is slow", r.id)
+	s.log("%s is slow", r.id)
 	s.step(r)
 	needs := s.Rate / float64(len(s.replicas)) * float64(s.PromptTokens) * bytesPerToken
 	r.proxy.Set(faultproxy.Fault{Delay: s.Late, BytesPerSecond: int(needs)})
 	err := s.rounds(2)
 	r.proxy.Set(faultproxy.Fault{})
-	s.tell("%s is as before", r.id)
+	s.log("%s is as before", r.id)
 	if err != nil {
 		return err
 	}
@@ -174,7 +176,7 @@ func slow(s *stage) error {
 
 func scale(s *stage) error {
 	few := s.replicas
-	s.tell("from %d to %d replicas", len(few), s.Most)
+	s.log("from %d to %d replicas", len(few), s.Most)
 	more, err := startReplicas(s.ctx, len(few), s.Most, s.spec, InProcess)
 	if err != nil {
 		return err
@@ -185,7 +187,7 @@ func scale(s *stage) error {
 	if err := s.restored(more...); err != nil {
 		return err
 	}
-	s.tell("from %d to %d replicas", s.Most, len(few))
+	s.log("from %d to %d replicas", s.Most, len(few))
 	s.step(more...)
 	s.fleet.set(entries(few))
 	if err := s.restored(few...); err != nil {
@@ -207,17 +209,18 @@ func scale(s *stage) error {
 
 func flood(s *stage) error {
 	const times = 20
-	s.tell("%d times the calls", times)
+	s.log("%d times the calls", times)
 	s.step(s.replicas...)
 	s.load.setRate(s.Rate * times)
 	err := s.rounds(times)
 	s.load.setRate(s.Rate)
-	s.tell("as many calls as before")
+	s.log("as many calls as before")
 	if err != nil {
 		return err
 	}
 	s.back = s.load.now()
-	if err := s.until("the queues have emptied", func() bool { return s.gauge("warmpath.queue.length") == 0 }); err != nil {
+	if err := s.until("the queues have emptied",
+		func() bool { return s.gauge("warmpath.queue.length") == 0 }); err != nil {
 		return err
 	}
 	if err := s.rounds(1); err != nil {

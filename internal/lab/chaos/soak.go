@@ -13,12 +13,12 @@ type Footprint struct {
 	// Goroutines is how many there are, Heap the bytes that a garbage collection leaves.
 	Goroutines int    `json:"goroutines"`
 	Heap       uint64 `json:"heap_bytes"`
-	// Bookings are those of all channels; calls are under way then.
-	Bookings int `json:"bookings"`
+	// Reservations are those of all channels; calls are under way then.
+	Reservations int `json:"bookings"`
 }
 
-// soak lets one thing after another happen to one replica after another, and measures what is held after every tour of the
-// fleet.
+// soak lets one thing after another happen to one replica after another, and measures what is held after
+// every tour of the fleet.
 func soak(s *stage) error {
 	harms := []func(*stage, int) error{
 		func(s *stage, i int) error { s.replicas[i].stop(); return s.comeback(s.replicas[i]) },
@@ -40,7 +40,7 @@ func soak(s *stage) error {
 				return err
 			}
 			s.memory = append(s.memory, last)
-			s.tell("turn %d: %d goroutines, %d KiB", turn+1, last.Goroutines, last.Heap>>10)
+			s.log("turn %d: %d goroutines, %d KiB", turn+1, last.Goroutines, last.Heap>>10)
 		}
 	}
 	return nil
@@ -73,11 +73,12 @@ func (s *stage) footprint() (Footprint, error) {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		f := Footprint{Goroutines: runtime.NumGoroutine(), Heap: m.HeapAlloc - s.load.size(), Bookings: s.bookings()}
+		f := Footprint{Goroutines: runtime.NumGoroutine(), Heap: m.HeapAlloc - s.load.size(), Reservations: s.reservations()}
 		if i == 0 {
 			least = f
 		}
-		least = Footprint{min(least.Goroutines, f.Goroutines), min(least.Heap, f.Heap), min(least.Bookings, f.Bookings)}
+		least = Footprint{min(least.Goroutines, f.Goroutines), min(least.Heap, f.Heap),
+			min(least.Reservations, f.Reservations)}
 		if err := pause.For(s.ctx, apart); err != nil {
 			return least, err
 		}

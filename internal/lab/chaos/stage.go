@@ -141,9 +141,9 @@ func (s *stage) until(what string, ok func() bool) error {
 	return nil
 }
 
-// tell reports the step of the scenario.
-func (s *stage) tell(format string, args ...any) {
-	if s.Tell != nil {
-		s.Tell(fmt.Sprintf(format, args...))
+// log reports the step of the scenario.
+func (s *stage) log(format string, args ...any) {
+	if s.Log != nil {
+		s.Log(fmt.Sprintf(format, args...))
 	}
 }

@@ -157,7 +157,7 @@ func (r *run) report(sent *atomic.Int64) (stop func()) {
 	if r.Progress == nil {
 		return func() {}
 	}
-	tell := func() { r.Progress(Progress{int(sent.Load()), int(r.done.Load()), int(r.errors.Load())}) }
+	report := func() { r.Progress(Progress{int(sent.Load()), int(r.done.Load()), int(r.errors.Load())}) }
 	quit, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -166,9 +166,9 @@ func (r *run) report(sent *atomic.Int64) (stop func()) {
 		for {
 			select {
 			case <-tick.C:
-				tell()
+				report()
 			case <-quit:
-				tell()
+				report()
 				return
 			}
 		}
@@ -201,7 +201,8 @@ func (r *run) one(ctx context.Context, cc *grpc.ClientConn, q *workload.Request,
 }
 
 // measure fills in a sample; took is the client's own measurement of the whole call.
-func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decision, start time.Time, took time.Duration) {
+func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decision, start time.Time,
+	took time.Duration) {
 	s.At, s.WarmUp, s.Err = q.At, q.At < r.WarmUp, a.err
 	s.Replica, s.Reason, s.Rule = d.Replica, d.Reason, d.Rule
 	s.Prompt, s.Output = q.PromptTokens, a.output

@@ -89,7 +89,7 @@ func TestRunIsSeeded(t *testing.T) {
 	require.Equal(t, route(1), route(2), "the ring does not depend on the client")
 }
 
-// silent is an engine that answers nothing until it is told to.
+// silent is an engine that answers nothing until it is released.
 type silent struct {
 	enginepb.UnimplementedVllmEngineServer
 	arrived chan string
@@ -162,7 +162,7 @@ func TestRunIsOpenLoop(t *testing.T) {
 }
 
 // The time in the channel's queue counts, times the speed; the engines' own figures come before the client's
-// clock only where they tell the whole of the call.
+// clock only where they report the whole of the call.
 func TestMeasure(t *testing.T) {
 	r := run{Options: &Options{Speed: 60, WarmUp: time.Second}}
 	start := time.Now()

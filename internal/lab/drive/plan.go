@@ -114,7 +114,8 @@ func (d Demo) at(ctx context.Context, speed float64) (*Plan, error) {
 	}
 	p.Measured = len(p.Requests) - before
 	if p.Measured == 0 {
-		return nil, fmt.Errorf("no request of %s arrives in %v of engine time: give it more time or speed", d.Workload, p.Length)
+		return nil, fmt.Errorf("no request of %s arrives in %v of engine time: give it more time or speed", d.Workload,
+			p.Length)
 	}
 	p.Unshared = workload.Unshared(p.Requests, before)
 	return p, nil

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// A ServerProcess is a look-aside server in a process of its own, so that it can be killed and stopped as one. It belongs
-// to one goroutine.
+// A ServerProcess is a look-aside server in a process of its own, so that it can be killed and stopped as
+// one. It belongs to one goroutine.
 type ServerProcess struct {
 	command []string
 	config  string
@@ -25,8 +25,8 @@ type ServerProcess struct {
 	ended   chan struct{}
 }
 
-// StartServer runs a command, `warmpath serve` as a rule, with a config file, on a port of its own choice. Its log goes to
-// log.
+// StartServer runs a command, `warmpath serve` as a rule, with a config file, on a port of its own choice.
+// Its log goes to log.
 func StartServer(ctx context.Context, command []string, config string, log io.Writer) (*ServerProcess, error) {
 	p := &ServerProcess{command: command, config: config, address: "127.0.0.1:0", log: log}
 	return p, p.Restart(ctx)

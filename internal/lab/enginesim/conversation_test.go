@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// raceEnabled says that the race detector is on.
+// raceEnabled reports whether the race detector is on.
 var raceEnabled bool
 
 // fleet runs engines in virtual time behind round robin.

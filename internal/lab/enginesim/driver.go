@@ -192,7 +192,7 @@ func (c *Call) given(n int, last bool) {
 		c.done, c.final = true, c.seq.result
 	}
 	c.mu.Unlock()
-	c.tell()
+	c.notify()
 }
 
 // finish ends the call before its last token; the caller holds Driver.mu.
@@ -202,10 +202,10 @@ func (c *Call) finish(err error) {
 		c.done, c.err, c.final = true, err, c.seq.result
 	}
 	c.mu.Unlock()
-	c.tell()
+	c.notify()
 }
 
-func (c *Call) tell() {
+func (c *Call) notify() {
 	select {
 	case c.news <- struct{}{}:
 	default:

@@ -237,8 +237,8 @@ func (e *Engine) Holds(hash uint64) bool {
 	return ok
 }
 
-// Published is how many leading blocks of a prompt the cache holds by the events published up to now. What the pass under
-// way stores and evicts is published at its end.
+// Published is how many leading blocks of a prompt the cache holds by the events published up to now. What
+// the pass under way stores and evicts is published at its end.
 func (e *Engine) Published(hashes []uint64) int {
 	n := 0
 	for n < len(hashes) && e.pool.sent(hashes[n]) {

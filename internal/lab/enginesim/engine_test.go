@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// seqTokens are n tokens that nobody else has who uses another from.
+// seqTokens are n tokens, different for every from.
 func seqTokens(from, n int) []uint32 {
 	ts := make([]uint32, n)
 	for i := range ts {

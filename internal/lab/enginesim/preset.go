@@ -30,8 +30,10 @@ type Preset struct {
 
 // Presets are the engines that Config.Preset may name.
 var Presets = []Preset{
-	{Name: "h100-14b", Base: 13.6e-3, PerToken: 39.4e-6, Attention: 2e-9, Context: 6e-8, PerSequence: 27e-6, CPU: 3e-3, KVTokens: 281_600},
-	{Name: "2xh100-8b", Base: 6.9e-3, PerToken: 17.7e-6, Attention: 1e-9, Context: 2e-8, PerSequence: 2.8e-6, CPU: 3e-3, KVTokens: 2_100_000},
+	{Name: "h100-14b", Base: 13.6e-3, PerToken: 39.4e-6, Attention: 2e-9, Context: 6e-8, PerSequence: 27e-6,
+		CPU: 3e-3, KVTokens: 281_600},
+	{Name: "2xh100-8b", Base: 6.9e-3, PerToken: 17.7e-6, Attention: 1e-9, Context: 2e-8, PerSequence: 2.8e-6,
+		CPU: 3e-3, KVTokens: 2_100_000},
 	{Name: "mocker", Poly: true},
 }
 

@@ -64,7 +64,7 @@ func audit(t testing.TB, e *Engine) {
 	must(cached == slots, "the table holds what is not cached")
 }
 
-// mirror holds what the listener was told.
+// mirror holds what the listener received.
 type mirror struct {
 	t    testing.TB
 	held map[uint64]bool
@@ -90,7 +90,7 @@ func (m *mirror) KVEvents(at time.Duration, events []KVEvent) {
 	}
 	for h := range m.held {
 		if _, ok := m.e.pool.find(h); !ok {
-			m.t.Fatal("told of a block that is not there")
+			m.t.Fatal("event of a block that is not there")
 		}
 	}
 	cached := 0
@@ -102,8 +102,8 @@ func (m *mirror) KVEvents(at time.Duration, events []KVEvent) {
 	require.Equal(m.t, cached, len(m.held))
 }
 
-// told compares what the listener was told with what the engine says that it was.
-func (m *mirror) told() {
+// published compares what the listener received with what the engine reports as published.
+func (m *mirror) published() {
 	known := maps.Clone(m.held)
 	for _, b := range m.e.pool.blocks {
 		if b.hash != 0 {
@@ -111,8 +111,8 @@ func (m *mirror) told() {
 		}
 	}
 	for h, held := range known {
-		if told := m.e.Published([]uint64{h, h}); told != 0 && told != 2 || (told == 2) != held {
-			m.t.Fatalf("the listener's %v is not what the engine says was told", held)
+		if n := m.e.Published([]uint64{h, h}); n != 0 && n != 2 || (n == 2) != held {
+			m.t.Fatalf("the listener's %v is not what the engine reports as published", held)
 		}
 	}
 }
@@ -151,7 +151,7 @@ func randomRun(t testing.TB, seed uint64, check bool) (log string) {
 		}
 		if check {
 			audit(t, e)
-			m.told()
+			m.published()
 		}
 	}
 	drain(t, e)

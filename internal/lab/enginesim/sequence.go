@@ -81,7 +81,8 @@ func (r *Request) check(c *Config) error {
 	case r.OutputTokens < 1:
 		return fmt.Errorf("%w: %d output tokens", ErrInvalid, r.OutputTokens)
 	case r.PromptTokens > c.MaxModelLen || r.OutputTokens > c.MaxModelLen-r.PromptTokens:
-		return fmt.Errorf("%w: %d prompt and %d output tokens, the most is %d", ErrTooLong, r.PromptTokens, r.OutputTokens, c.MaxModelLen)
+		return fmt.Errorf("%w: %d prompt and %d output tokens, the most is %d", ErrTooLong, r.PromptTokens,
+			r.OutputTokens, c.MaxModelLen)
 	case len(r.Hashes) != r.PromptTokens/c.BlockSize || len(r.Tail) != r.PromptTokens%c.BlockSize:
 		return fmt.Errorf("%w: %d hashes and %d more tokens are not %d tokens in blocks of %d",
 			ErrInvalid, len(r.Hashes), len(r.Tail), r.PromptTokens, c.BlockSize)

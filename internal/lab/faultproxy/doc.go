@@ -3,18 +3,19 @@
 //
 // # Rule
 //
-// A [Proxy] listens at an address that stays, whatever becomes of the server behind it, and connects every client to
-// the server of the moment. Frames of HTTP/2 are passed on one by one as they are, and looked at just enough to know which
-// streams are open. What is to be broken is in a [Fault], which holds until the next, or happens at once: [Proxy.Drop],
-// [Proxy.Reset], [Proxy.HalfOpen], [Proxy.GoAway], [Proxy.ResetStreams]. A server that cannot be reached is refused as
-// loopback does: the client's connection is reset.
+// A [Proxy] listens at an address that stays, whatever becomes of the server behind it, and connects every
+// client to the server of the moment. Frames of HTTP/2 are passed on one by one as they are, and looked at
+// just enough to know which streams are open. What is to be broken is in a [Fault], which holds until the
+// next, or happens at once: [Proxy.Drop], [Proxy.Reset], [Proxy.HalfOpen], [Proxy.GoAway].
+// A server that cannot be reached is refused as loopback does: the client's connection
+// is reset.
 //
 // # Guarantees
 //
-// Without a fault nothing is changed, reordered or lost; header compression stays in step since every frame that one side
-// sent reaches the other. No frame of the proxy's own falls into a block of headers. What waits inside is bounded: per
-// connection [queueLength] frames of the server and one of the client, so a slow reader is felt by the other side.
-// After Close no goroutine and no connection is left.
+// Without a fault nothing is changed, reordered or lost; header compression stays in step since every frame
+// that one side sent reaches the other. No frame of the proxy's own falls into a block of headers. What waits
+// inside is bounded: per connection [queueLength] frames of the server and one of the client, so a slow
+// reader is felt by the other side. After Close no goroutine and no connection is left.
 //
 // # Complexity
 //

@@ -21,7 +21,7 @@ type Fault struct {
 	MaxStreams uint32
 }
 
-// rule is a fault and the word that there is another one.
+// rule is a fault, and the notice of the next one.
 type rule struct {
 	Fault
 	changed chan struct{} // closed by the next Set

@@ -22,10 +22,10 @@ type link struct {
 	client  net.Conn
 	server  net.Conn
 	streams streams
-	greeted atomic.Bool   // the client has the server's SETTINGS
-	toSend  chan frame    // to the client
-	orders  chan order    // for the goroutine that writes to the client
-	gone    chan struct{} // closed by cut
+	greeted atomic.Bool        // the client has the server's SETTINGS
+	toSend  chan frame         // to the client
+	orders  chan chan struct{} // for GOAWAY to the client; the writer closes what it gets
+	gone    chan struct{}      // closed by cut
 	cutOnce sync.Once
 
 	forgot atomic.Bool // the server was taken away behind the client's back
@@ -41,18 +41,10 @@ type frame struct {
 	reset bool // to be replaced by the end of its stream
 }
 
-// order asks the writer for a frame of the proxy's own: GOAWAY, or RST_STREAM.
-type order struct {
-	goAway bool
-	stream uint32
-	code   http2.ErrCode
-	done   chan struct{}
-}
-
 func newLink(p *Proxy, client, server net.Conn) *link {
 	return &link{
 		proxy: p, client: client, server: server, streams: streams{data: map[uint32]int{}},
-		toSend: make(chan frame, queueLength), orders: make(chan order), gone: make(chan struct{}),
+		toSend: make(chan frame, queueLength), orders: make(chan chan struct{}), gone: make(chan struct{}),
 	}
 }
 
@@ -88,19 +80,17 @@ func (l *link) forget() {
 	l.server.Close()
 }
 
-// tell hands an order to the writer and waits until it is written; it reports whether that came to pass.
-func (l *link) tell(o order) bool {
-	o.done = make(chan struct{})
+// goAway has the writer send GOAWAY, and waits until it is written or the link has ended.
+func (l *link) goAway() {
+	done := make(chan struct{})
 	select {
-	case l.orders <- o:
+	case l.orders <- done:
 	case <-l.gone:
-		return false
+		return
 	}
 	select {
-	case <-o.done:
-		return true
+	case <-done:
 	case <-l.gone:
-		return false
 	}
 }
 
@@ -194,7 +184,7 @@ func (l *link) toClient() {
 		case f, more := <-l.toSend:
 			if !more {
 				if l.forgot.Load() {
-					<-l.gone // the client is not to know
+					<-l.gone // the client must not see it
 				}
 				l.cut(false)
 				return
@@ -205,9 +195,9 @@ func (l *link) toClient() {
 			if f.Type == http2.FrameHeaders || f.Type == http2.FrameContinuation {
 				whole = f.Flags.Has(http2.FlagHeadersEndHeaders)
 			}
-		case o := <-orders:
-			ok := l.pass() && l.follow(o)
-			close(o.done)
+		case done := <-orders:
+			ok := l.pass() && l.sendGoAway()
+			close(done)
 			if !ok {
 				return
 			}
@@ -219,7 +209,7 @@ func (l *link) toClient() {
 
 // send writes a frame of the server to the client.
 func (l *link) send(f frame) bool {
-	if f.reset && !l.resetStream(f.StreamID, http2.ErrCodeInternal) {
+	if f.reset && !l.resetStream(f.StreamID) {
 		return false
 	}
 	// A frame of a stream that was just reset goes on too: the client drops it, and counts it in its window.
@@ -233,11 +223,8 @@ func (l *link) send(f frame) bool {
 	return true
 }
 
-// follow writes a frame of the proxy's own.
-func (l *link) follow(o order) bool {
-	if !o.goAway {
-		return !l.streams.end(o.stream) || l.resetStream(o.stream, o.code)
-	}
+// sendGoAway writes GOAWAY to the client.
+func (l *link) sendGoAway() bool {
 	if err := http2.NewFramer(l.client, nil).WriteGoAway(l.streams.close(), http2.ErrCodeNo, nil); err != nil {
 		l.ended(err)
 		return false
@@ -247,8 +234,8 @@ func (l *link) follow(o order) bool {
 }
 
 // resetStream ends a stream on both sides.
-func (l *link) resetStream(id uint32, code http2.ErrCode) bool {
-	if err := http2.NewFramer(l.client, nil).WriteRSTStream(id, code); err != nil {
+func (l *link) resetStream(id uint32) bool {
+	if err := http2.NewFramer(l.client, nil).WriteRSTStream(id, http2.ErrCodeInternal); err != nil {
 		l.ended(err)
 		return false
 	}
@@ -256,7 +243,7 @@ func (l *link) resetStream(id uint32, code http2.ErrCode) bool {
 	return true
 }
 
-// endAtServer resets a stream on the server's side. A server that has gone needs no word of it.
+// endAtServer resets a stream on the server's side. A server that has gone needs no reset.
 func (l *link) endAtServer(id uint32) {
 	l.serverMu.Lock()
 	defer l.serverMu.Unlock()

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-
-	"golang.org/x/net/http2"
 )
 
 // A Proxy is one address in front of one server. Its methods are safe for concurrent use.
@@ -105,8 +103,8 @@ func (p *Proxy) Reset() {
 	}
 }
 
-// HalfOpen takes the server away from every connection without telling the client, as a host does that lost its power:
-// what the client sends goes nowhere, until it gives the connection up or the proxy drops it.
+// HalfOpen takes the server away from every connection without notice to the client, as a host does that lost
+// its power: what the client sends goes nowhere, until it gives the connection up or the proxy drops it.
 func (p *Proxy) HalfOpen() {
 	for _, l := range p.all() {
 		l.forget()
@@ -114,23 +112,11 @@ func (p *Proxy) HalfOpen() {
 }
 
 // GoAway sends every client GOAWAY: no more streams on its connection; those that the server has seen go on. It returns
-// once all have been sent it, but for connections that the client does not read.
+// once it is written, but for connections that the client does not read.
 func (p *Proxy) GoAway() {
 	for _, l := range p.all() {
-		l.tell(order{goAway: true})
+		l.goAway()
 	}
-}
-
-// ResetStreams ends every stream that is open with RST_STREAM, on both sides, and returns how many there were.
-func (p *Proxy) ResetStreams(code http2.ErrCode) (n int) {
-	for _, l := range p.all() {
-		for _, id := range l.streams.open() {
-			if l.tell(order{stream: id, code: code}) {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // all are the connections of this moment.

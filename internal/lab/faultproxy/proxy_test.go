@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -171,20 +170,6 @@ func TestServerGoneAndElsewhere(t *testing.T) {
 	r.proxy.SetServer(addr)
 	require.NoError(t, r.unary())
 	require.EqualValues(t, 1, other.calls.Load())
-}
-
-func TestResetStreams(t *testing.T) {
-	r := start(t)
-	a, b := r.open(t, 2, 1), r.open(t, 3, 1)
-	eventually(t, "two streams", func() bool { return r.proxy.Streams() == 2 })
-	require.Equal(t, 2, r.proxy.ResetStreams(http2.ErrCodeRefusedStream))
-	for _, s := range []grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]{a, b} {
-		_, err := rest(s)
-		require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
-	}
-	eventually(t, "the server sees the end", func() bool { return r.ended.Load() == 2 })
-	require.NoError(t, r.unary())
-	require.Equal(t, 1, r.proxy.Accepted(), "the connection lives on")
 }
 
 func TestResetAfter(t *testing.T) {

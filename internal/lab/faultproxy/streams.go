@@ -1,8 +1,6 @@
 package faultproxy
 
 import (
-	"maps"
-	"slices"
 	"sync"
 
 	"golang.org/x/net/http2"
@@ -37,8 +35,8 @@ func (s *streams) fromClient(h http2.FrameHeader) (refused bool) {
 	return false
 }
 
-// fromServer takes note of a frame of the server and returns how many DATA frames its stream has had, this one included;
-// 0 for others, and where the stream has ended before.
+// fromServer takes note of a frame of the server and returns how many DATA frames its stream has had, this
+// one included; 0 for others, and where the stream has ended before.
 func (s *streams) fromServer(h http2.FrameHeader) (data int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,12 +64,6 @@ func (s *streams) end(id uint32) bool {
 	_, open := s.data[id]
 	delete(s.data, id)
 	return open
-}
-
-func (s *streams) open() []uint32 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.data))
 }
 
 func (s *streams) count() int {

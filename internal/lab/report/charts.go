@@ -51,11 +51,14 @@ type point struct {
 // charts are all the charts, in their order.
 func (r *Report) charts() []chart {
 	return []chart{
-		r.bars("Prompt tokens found in a cache", "%", []string{""}, func(res *drive.Result, _ string) float64 { return 100 * res.CachedTokenRatio }),
+		r.bars("Prompt tokens found in a cache", "%", []string{""},
+			func(res *drive.Result, _ string) float64 { return 100 * res.CachedTokenRatio }),
 		r.cumulative("Time to first token", func(s *drive.Sample) time.Duration { return s.TTFT }),
 		r.cumulative("Time per output token", func(s *drive.Sample) time.Duration { return s.TPOT }),
-		r.bars("Prompt tokens computed, by replica", "thousand tokens", r.replicas(), func(res *drive.Result, id string) float64 { return float64(res.Loads[id]) / 1e3 }),
-		r.bars("Decisions by reason", "requests", r.reasons(), func(res *drive.Result, why string) float64 { return float64(res.Decisions[why]) }),
+		r.bars("Prompt tokens computed, by replica", "thousand tokens", r.replicas(),
+			func(res *drive.Result, id string) float64 { return float64(res.Loads[id]) / 1e3 }),
+		r.bars("Decisions by reason", "requests", r.reasons(),
+			func(res *drive.Result, why string) float64 { return float64(res.Decisions[why]) }),
 		r.overTime(),
 	}
 }
@@ -79,7 +82,8 @@ func (r *Report) bars(title, unit string, names []string, of func(*drive.Result,
 
 // cumulative is one line per policy: the share of the requests that took at most so long.
 func (r *Report) cumulative(title string, of func(*drive.Sample) time.Duration) chart {
-	c := chart{Type: "line", Title: title, X: axis{Type: "logarithmic", Title: "ms"}, Y: axis{Type: "linear", Title: "% of requests", Max: 100}}
+	c := chart{Type: "line", Title: title, X: axis{Type: "logarithmic", Title: "ms"},
+		Y: axis{Type: "linear", Title: "% of requests", Max: 100}}
 	for i := range r.Results {
 		var ms []float64
 		for k := range r.Results[i].Samples {
@@ -134,7 +138,8 @@ func (r *Report) overTime() chart {
 			end = max(end, r.Results[i].Samples[k].At)
 		}
 	}
-	c := chart{Type: "line", Title: "Requests under way on the busiest replica", X: axis{Type: "linear", Title: "s", Max: end.Seconds()}, Y: axis{Type: "linear", Title: "requests"}}
+	c := chart{Type: "line", Title: "Requests under way on the busiest replica",
+		X: axis{Type: "linear", Title: "s", Max: end.Seconds()}, Y: axis{Type: "linear", Title: "requests"}}
 	for i := range r.Results {
 		s := r.series(i)
 		s.Line = busiest(r.Results[i].Samples, end)

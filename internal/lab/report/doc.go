@@ -1,6 +1,5 @@
-// Package report shows what package drive measured: a table for a terminal, one sentence, an HTML page, a
-// picture.
+// Package report shows what package drive measured: tables for a terminal or as CSV, one sentence, and an HTML page.
 //
-// The page and the picture are whole: they load nothing from anywhere. Charts are SVG. What is in them is
-// computed from the results alone, also where these are not flattering.
+// The page loads nothing: the chart library is inside. It shows what the results are, also where they are not
+// flattering.
 package report

@@ -29,7 +29,8 @@ type pageData struct {
 
 // HTML writes the page.
 func (r *Report) HTML(w io.Writer) error {
-	d := pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts, Tables: append([]Table{r.table()}, r.More...), Charts: r.charts(), Library: chartLibrary}
+	d := pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts,
+		Tables: append([]Table{r.table()}, r.More...), Charts: r.charts(), Library: chartLibrary}
 	for i := range r.Results {
 		res := &r.Results[i]
 		d.Decisions = append(d.Decisions, decisions(res)...)

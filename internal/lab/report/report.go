@@ -15,8 +15,8 @@ type Report struct {
 	// Title is what was run, Facts how, in the order given.
 	Title string
 	Facts []Fact
-	// Who begins the sentence; empty stands for the number of clients, sharing nothing.
-	Who string
+	// Subject begins the sentence; empty stands for the number of clients, sharing nothing.
+	Subject string
 	// More are further tables, below the first.
 	More []Table
 }
@@ -122,18 +122,18 @@ func (r *Report) Sentence() string {
 	if r.Invalid != "" {
 		return "This run is not valid: " + r.Invalid + "."
 	}
-	who := fmt.Sprintf("With %d clients that share nothing", r.Clients)
+	subject := fmt.Sprintf("With %d clients that share nothing", r.Clients)
 	if r.Clients == 1 {
-		who = "With one client"
+		subject = "With one client"
 	}
-	if r.Who != "" {
-		who = r.Who
+	if r.Subject != "" {
+		subject = r.Subject
 	}
 	a, b := r.pair()
 	var s string
 	if b == nil {
 		s = fmt.Sprintf("%s, %s finds %.0f %% of the prompt tokens in the engines' caches; the first token takes %s ms and every further one %s ms in the mean",
-			who, a.Policy, 100*a.CachedTokenRatio, millis(a.TTFT.Mean), millis(a.TPOT.Mean))
+			subject, a.Policy, 100*a.CachedTokenRatio, millis(a.TTFT.Mean), millis(a.TPOT.Mean))
 	} else {
 		first, token := compare(a.TTFT.Mean, b.TTFT.Mean), compare(a.TPOT.Mean, b.TPOT.Mean)
 		link := "and"
@@ -141,7 +141,7 @@ func (r *Report) Sentence() string {
 			link = "but"
 		}
 		s = fmt.Sprintf("%s, %s finds %.0f %% of the prompt tokens in the engines' caches where %s finds %.0f %%: the first token comes %s (%s ms instead of %s), %s every further one %s (%s ms instead of %s)",
-			who, a.Policy, 100*a.CachedTokenRatio, b.Policy, 100*b.CachedTokenRatio,
+			subject, a.Policy, 100*a.CachedTokenRatio, b.Policy, 100*b.CachedTokenRatio,
 			first, millis(a.TTFT.Mean), millis(b.TTFT.Mean), link, token, millis(a.TPOT.Mean), millis(b.TPOT.Mean))
 	}
 	failed := 0

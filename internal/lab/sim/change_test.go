@@ -113,7 +113,7 @@ func TestRollingRestart(t *testing.T) {
 	}
 }
 
-// Whoever leaves for good in the midst of a rolling restart does not come back, whoever comes is not restarted.
+// A replica that leaves for good in the midst of a rolling restart does not come back, one that joins is not restarted.
 func TestChangesTogether(t *testing.T) {
 	t.Parallel()
 	res := changing(t, "round_robin", ShareLoad, "1m:restart", "70s:-1", "70s:+1")

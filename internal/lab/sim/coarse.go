@@ -79,7 +79,7 @@ func (c *contents) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
 func (c *contents) store(h uint64) {
 	c.held[h] = struct{}{}
 	if c.news[h] < 0 {
-		delete(c.news, h) // the clients still believe it is there
+		delete(c.news, h) // for the clients it is still there
 		c.chain++
 		return
 	}
@@ -89,7 +89,7 @@ func (c *contents) store(h uint64) {
 
 func (c *contents) remove(h uint64) {
 	if _, ok := c.held[h]; !ok {
-		return // it ends no superblock
+		return // no superblock ends with it
 	}
 	delete(c.held, h)
 	if c.news[h] > 0 {

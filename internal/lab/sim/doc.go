@@ -22,11 +22,12 @@
 //   - central: one Router decides for all
 //
 // A policy that needs the engines' own events (kv_aware) has them, exactly and at once, at every client; with
-// broadcast it has what the server sends instead. (A client gets the changes of a prompt's blocks just before it looks them up,
-// not of the others, which it would not look up: that is as exact, and cheap with many clients.) A policy that can do without has nothing but that.
+// broadcast it has what the server sends instead. (A client gets the changes of a prompt's blocks just before
+// it looks them up, not of the others, which it would not look up: that is as exact, and cheap with many
+// clients.) A policy that can do without has nothing but that.
 //
-// Engines need not be alike: several kinds take turns. Where the clients' config has max_ongoing_requests, those wait in a
-// client's queue for whom there is no room, as in production, until a caller's patience ends.
+// Engines need not be alike: several kinds take turns. Where the clients' config has max_ongoing_requests,
+// requests without room wait in their client's queue, as in production, until the caller's patience ends.
 //
 // The fleet may change during a run ([Change]); the [FleetChange] of the result has what that cost, beside the same
 // run without. All clients learn of it at the same moment, and a replica that leaves ends the requests it has.

@@ -47,7 +47,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 	s.Prompt = q.PromptTokens
 	work := r.Prompts.of(i)
 	if r.exact != nil {
-		r.exact.tell(f.router, work.Hashes)
+		r.exact.update(f.router, work.Hashes)
 	}
 	turn, err := f.router.Queue(ctx, &f.req, &f.booking)
 	f.req.DropPrompt()

@@ -28,7 +28,8 @@ func inTime(c enginesim.Config, n int, good drive.Targets, failed *error) bool {
 		*failed = err
 		return false
 	}
-	q := workload.Request{ID: "alone", PromptTokens: n, OutputTokens: 1, Segments: []workload.Segment{{Seed: 1, Len: int32(n)}}}
+	q := workload.Request{ID: "alone", PromptTokens: n, OutputTokens: 1,
+		Segments: []workload.Segment{{Seed: 1, Len: int32(n)}}}
 	seq, err := e.Submit(0, enginesim.FromWorkload(&q, c.BlockSize))
 	if err != nil {
 		*failed = err

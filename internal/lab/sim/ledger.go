@@ -44,7 +44,7 @@ func newLedger(machines []*machine) *ledger {
 	return l
 }
 
-// ask returns the places in a prompt of the blocks that no request has had before. Held says whether any engine
+// ask returns the places in a prompt of the blocks that no request has had before. Held reports whether any engine
 // of the fleet has a block now.
 func (l *ledger) ask(hashes []uint64, held func(uint64) bool) (places []int32) {
 	for i, h := range hashes {

@@ -22,7 +22,7 @@ func bounded(policyName string, clients, ongoing, queued int, patience time.Dura
 }
 
 // Offered far more than it can do, a bounded fleet serves in time about what it could, and
-// refuses the rest; an unbounded one serves hardly anybody in time.
+// refuses the rest; an unbounded one serves hardly any in time.
 func TestOverload(t *testing.T) {
 	rs := chatsFor(t, 40, 4*time.Minute)
 	for _, name := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
@@ -47,7 +47,7 @@ func TestOverload(t *testing.T) {
 					continue
 				}
 				require.LessOrEqual(t, s.Waited, 4*time.Second)
-				require.True(t, s.TTFT <= drive.GoodTTFT || s.WarmUp, "whoever is served is served in time")
+				require.True(t, s.TTFT <= drive.GoodTTFT || s.WarmUp, "what is served is served in time")
 			}
 			require.Positive(t, ended[true], "refused at once")
 		})
@@ -78,7 +78,7 @@ func TestOrderOfArrival(t *testing.T) {
 	require.Equal(t, one.Samples, runOf(t, rs, c).Samples)
 }
 
-// Many clients and a fleet that changes leave nobody in a queue.
+// Many clients and a fleet that changes leave nothing in a queue.
 func TestQueuesOfManyClients(t *testing.T) {
 	rs := chatsFor(t, 30, 4*time.Minute)
 	c := bounded("prefix_cache_affinity", 6, 4, 10, 0)
@@ -92,7 +92,7 @@ func TestQueuesOfManyClients(t *testing.T) {
 	}
 }
 
-// What happens before somebody's patience ends comes before it, however long the pass under way takes.
+// What happens before the patience of a caller ends comes before it, however long the pass under way takes.
 func TestPatienceWaitsItsTurn(t *testing.T) {
 	var rs []workload.Request
 	for i, at := range []time.Duration{0, 10 * time.Millisecond, time.Second} {

@@ -122,10 +122,10 @@ func newRun(rs []workload.Request, c Config) (*run, error) {
 		}
 		r.routers = append(r.routers, router)
 	}
-	switch c.hearing(r.routers[0].ObservesCache()) {
-	case hearsCoarse:
+	switch c.subscription(r.routers[0].ObservesCache()) {
+	case coarseEvents:
 		r.coarse = new(coarse)
-	case hearsAll:
+	case exactEvents:
 		r.exact = &exact{size: c.Engines[0].BlockSize}
 	}
 	for i := range c.Replicas {
@@ -193,7 +193,7 @@ func (r *run) all(ctx context.Context) error {
 			r.fleet.Scrape()
 			r.scrape += r.fleet.ScrapeEvery
 		case arrival:
-			if err := r.tell(ctx, arrived); err != nil {
+			if err := r.check(ctx, arrived); err != nil {
 				return err
 			}
 			r.now = next
@@ -206,8 +206,8 @@ func (r *run) all(ctx context.Context) error {
 	}
 }
 
-// tell checks the context and reports the progress, now and then.
-func (r *run) tell(ctx context.Context, arrived int) error {
+// check checks the context and reports the progress, now and then.
+func (r *run) check(ctx context.Context, arrived int) error {
 	if arrived%progressEvery != 0 {
 		return nil
 	}
@@ -217,7 +217,7 @@ func (r *run) tell(ctx context.Context, arrived int) error {
 	return ctx.Err()
 }
 
-// settled reports that nothing is left: every request has ended, no Router has a booking.
+// settled reports that nothing is left: every request has ended, no Router has a reservation.
 func (r *run) settled() error {
 	if r.ended != len(r.rs) {
 		return fmt.Errorf("sim: %d of %d requests ended", r.ended, len(r.rs))
@@ -225,7 +225,8 @@ func (r *run) settled() error {
 	for i, router := range r.routers {
 		for _, rep := range router.View().Replicas() {
 			if rep.Ongoing() != 0 || rep.QueuedTokens() != 0 {
-				return fmt.Errorf("sim: client %d still has %d bookings and %d tokens on %s", i, rep.Ongoing(), rep.QueuedTokens(), rep.ID)
+				return fmt.Errorf("sim: client %d still has %d reservations and %d tokens on %s", i, rep.Ongoing(),
+					rep.QueuedTokens(), rep.ID)
 			}
 		}
 		if err := router.Close(); err != nil {

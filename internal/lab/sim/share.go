@@ -6,8 +6,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// sharing is the look-aside server that adds up load and sends changes of the caches, and what every client remembers of
-// its own reports.
+// sharing is the look-aside server that adds up load and sends changes of the caches, and what every client
+// remembers of its own reports.
 //
 // The clients report one after the other in the last tenth of an interval, since the server announces when it is going
 // to answer: at its end, when all have reported. Each damps what it receives, see [routing.Hearsay].
@@ -23,7 +23,7 @@ type sharing struct {
 	reports [][]routing.ForeignLoad
 	total   []routing.ForeignLoad
 	others  []routing.ForeignLoad // what one client receives
-	hearsay []routing.Hearsay     // by client
+	damping []routing.Hearsay     // by client
 	caches  *coarse               // nil where no policy reads it
 }
 
@@ -33,7 +33,7 @@ func newSharing(routers []*routing.Router, every time.Duration, load bool, cache
 		return nil
 	}
 	s := &sharing{routers: routers, every: every, reports: make([][]routing.ForeignLoad, len(routers)),
-		hearsay: make([]routing.Hearsay, len(routers)), caches: caches}
+		damping: make([]routing.Hearsay, len(routers)), caches: caches}
 	s.fleet()
 	s.wait()
 	return s
@@ -93,7 +93,7 @@ func (s *sharing) wait() {
 	s.next = time.Duration(s.round+1)*s.every - window + window*time.Duration(s.turn+1)/time.Duration(len(s.routers))
 }
 
-// report is a client's bookings of now.
+// report is a client's reservations of now.
 func (s *sharing) report(c int) {
 	for i, rep := range s.routers[c].View().Replicas() {
 		now := &s.reports[c][i]
@@ -116,7 +116,7 @@ func (s *sharing) broadcast() {
 			s.others[i].Ongoing = s.total[i].Ongoing - own.Ongoing
 			s.others[i].QueuedTokens = s.total[i].QueuedTokens - own.QueuedTokens
 		}
-		s.hearsay[c].Temper(s.others)
+		s.damping[c].Temper(s.others)
 		router.SetForeignLoad(s.others)
 		if len(changes) > 0 {
 			router.CacheChanged(changes)

@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// pinned books a prompt on a replica.
+// pinned reserves a prompt on a replica.
 func pinned(t *testing.T, r *routing.Router, id string, tokens int) *routing.Booking {
 	t.Helper()
 	b := new(routing.Booking)
@@ -34,8 +34,8 @@ func TestSharing(t *testing.T) {
 	require.Equal(t, 95*time.Millisecond, s.next)
 	s.tick() // a reports
 	require.Equal(t, 100*time.Millisecond, s.next)
-	require.Equal(t, [2]int{0, 0}, foreign(b, first), "not told yet")
-	s.tick() // b reports, and the server tells both
+	require.Equal(t, [2]int{0, 0}, foreign(b, first), "not sent yet")
+	s.tick() // b reports, and the server sends to both
 	require.Equal(t, 195*time.Millisecond, s.next)
 	require.Equal(t, [2]int{1, 1000}, foreign(b, first))
 	require.Equal(t, [2]int{1, 50}, foreign(a, second))
@@ -44,10 +44,10 @@ func TestSharing(t *testing.T) {
 
 	one.PrefillDone()
 	pinned(t, a, first, 7)
-	require.InDelta(t, 2*routing.DefaultRequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own bookings count at once")
+	require.InDelta(t, 2*routing.DefaultRequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own reservations count at once")
 	s.tick()
 	s.tick()
-	require.Equal(t, [2]int{2, 4}, foreign(b, first), "bookings last, and are believed; tokens did not: the mean of 7 and 0")
+	require.Equal(t, [2]int{2, 4}, foreign(b, first), "reservations last, and count; tokens did not: the mean of 7 and 0")
 	require.Equal(t, 295*time.Millisecond, s.next)
 }
 

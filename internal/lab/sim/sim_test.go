@@ -75,7 +75,7 @@ func TestSeedsDiffer(t *testing.T) {
 	require.NotEqual(t, one.TTFT, runOf(t, rs, c).TTFT)
 }
 
-// One Router for all is one client, and who is alone learns nothing from sharing.
+// One Router for all is one client, and a single client learns nothing from sharing.
 func TestOneClient(t *testing.T) {
 	rs := chats(t, 12)
 	for _, name := range []string{"prefix_cache_affinity", "least_requests"} {
@@ -106,9 +106,9 @@ func TestManyClients(t *testing.T) {
 	require.Greater(t, learnt.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
 	require.Less(t, at("smg_cache_aware", 32, ShareNone).CachedTokenRatio, 0.8*learnt.CachedTokenRatio)
 	require.Greater(t, at("prefix_cache_affinity", 32, ShareNone).CachedTokenRatio, 0.85*agreed.CachedTokenRatio)
-	told := at("prefix_cache_affinity", 32, ShareLoad)
-	require.Less(t, told.TTFT.Mean, 1.2*agreed.TTFT.Mean)
-	require.Less(t, told.TTFT.Mean, at("prefix_cache_affinity", 32, ShareNone).TTFT.Mean)
+	shared := at("prefix_cache_affinity", 32, ShareLoad)
+	require.Less(t, shared.TTFT.Mean, 1.2*agreed.TTFT.Mean)
+	require.Less(t, shared.TTFT.Mean, at("prefix_cache_affinity", 32, ShareNone).TTFT.Mean)
 	require.Greater(t, at("least_requests", 32, ShareLoad).TTFT.Mean, at("least_requests", 32, ShareNone).TTFT.Mean)
 }
 

@@ -49,12 +49,16 @@ type shape struct {
 }
 
 var shapes = map[string]shape{
-	"chat":           {turns: 6, think: 30 * time.Second, prefixes: 1, prefixLen: 500, fresh: exactly(1200), output: exactly(80)},
-	"cross-session":  {turns: 3, think: 30 * time.Second, prefixes: 32, prefixLen: 4000, zipf: true, fresh: exactly(400), output: exactly(80)},
-	"prefill-heavy":  {turns: 4, think: 30 * time.Second, prefixes: 2, prefixLen: 3000, fresh: about(2000, 600), output: exactly(32)},
-	"decode-heavy":   {turns: 1, prefixes: 2, prefixLen: 3000, fresh: exactly(300), output: about(250, 150)},
-	"reasoning":      {turns: 1, fresh: exactly(500), output: lognormal(4000, 0.8, maxReasoning)},
-	"agents":         {turns: 20, think: 5 * time.Second, prefixes: 5, prefixLen: 6000, first: exactly(2000), fresh: exactly(800), output: exactly(150)},
+	"chat": {turns: 6, think: 30 * time.Second, prefixes: 1, prefixLen: 500, fresh: exactly(1200),
+		output: exactly(80)},
+	"cross-session": {turns: 3, think: 30 * time.Second, prefixes: 32, prefixLen: 4000, zipf: true,
+		fresh: exactly(400), output: exactly(80)},
+	"prefill-heavy": {turns: 4, think: 30 * time.Second, prefixes: 2, prefixLen: 3000, fresh: about(2000, 600),
+		output: exactly(32)},
+	"decode-heavy": {turns: 1, prefixes: 2, prefixLen: 3000, fresh: exactly(300), output: about(250, 150)},
+	"reasoning":    {turns: 1, fresh: exactly(500), output: lognormal(4000, 0.8, maxReasoning)},
+	"agents": {turns: 20, think: 5 * time.Second, prefixes: 5, prefixLen: 6000, first: exactly(2000),
+		fresh: exactly(800), output: exactly(150)},
 	"hot-prefix":     {turns: 1, prefixes: 1, prefixLen: 2560, fresh: exactly(512), output: exactly(120)},
 	"nothing-shared": {turns: 1, fresh: exactly(2000), output: exactly(200)},
 }

@@ -22,7 +22,8 @@ type engineService struct {
 }
 
 // Generate implements the service.
-func (e *engineService) Generate(r *enginepb.GenerateRequest, stream grpc.ServerStreamingServer[enginepb.GenerateResponse]) error {
+func (e *engineService) Generate(r *enginepb.GenerateRequest,
+	stream grpc.ServerStreamingServer[enginepb.GenerateResponse]) error {
 	if rank := r.GetDataParallelRank(); rank != 0 {
 		return noRank(int64(rank))
 	}
@@ -83,12 +84,14 @@ func (e *engineService) Abort(_ context.Context, r *enginepb.AbortRequest) (*eng
 }
 
 // HealthCheck implements the service.
-func (e *engineService) HealthCheck(context.Context, *enginepb.HealthCheckRequest) (*enginepb.HealthCheckResponse, error) {
+func (e *engineService) HealthCheck(context.Context, *enginepb.HealthCheckRequest) (*enginepb.HealthCheckResponse,
+	error) {
 	return &enginepb.HealthCheckResponse{Healthy: true, Message: "ok"}, nil
 }
 
 // GetModelInfo implements the service.
-func (e *engineService) GetModelInfo(context.Context, *enginepb.GetModelInfoRequest) (*enginepb.GetModelInfoResponse, error) {
+func (e *engineService) GetModelInfo(context.Context,
+	*enginepb.GetModelInfoRequest) (*enginepb.GetModelInfoResponse, error) {
 	model := e.srv.model()
 	return &enginepb.GetModelInfoResponse{
 		ModelPath: model, ServedModelName: model, TokenizerPath: model, IsGeneration: true,
@@ -98,7 +101,8 @@ func (e *engineService) GetModelInfo(context.Context, *enginepb.GetModelInfoRequ
 }
 
 // GetServerInfo implements the service.
-func (e *engineService) GetServerInfo(context.Context, *enginepb.GetServerInfoRequest) (*enginepb.GetServerInfoResponse, error) {
+func (e *engineService) GetServerInfo(context.Context,
+	*enginepb.GetServerInfoRequest) (*enginepb.GetServerInfoResponse, error) {
 	s := e.srv.Stats()
 	return &enginepb.GetServerInfoResponse{
 		ActiveRequests: uint32(s.Ongoing), UptimeSeconds: s.Now.Seconds(), ServerType: version, DataParallelSize: 1,

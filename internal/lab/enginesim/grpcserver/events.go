@@ -11,7 +11,8 @@ import (
 
 // SubscribeKvEvents implements the service as SMG's relay does: numbers begin with 1, a request names the last one that
 // is known, 0 asks for all that is there, and a number that was not sent yet is that of an engine before this one.
-func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest, stream grpc.ServerStreamingServer[commonpb.KvEventBatch]) error {
+func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest,
+	stream grpc.ServerStreamingServer[commonpb.KvEventBatch]) error {
 	log := e.srv.cfg.KVEvents
 	if log == nil {
 		return status.Error(codes.Unimplemented, "the engine publishes no KV events")

@@ -39,7 +39,8 @@ func (s *inferenceService) Generate(ctx context.Context, r *vllmpb.GenerateReque
 }
 
 // GenerateStream implements the service.
-func (s *inferenceService) GenerateStream(r *vllmpb.GenerateRequest, stream grpc.ServerStreamingServer[vllmpb.GenerateResponse]) error {
+func (s *inferenceService) GenerateStream(r *vllmpb.GenerateRequest,
+	stream grpc.ServerStreamingServer[vllmpb.GenerateResponse]) error {
 	first := true
 	return s.generate(stream.Context(), stream, r, func(c *enginesim.Call, from, to int, done bool) error {
 		for i := from; i < to || (done && i == to); i++ {

@@ -140,7 +140,7 @@ func TestStartRefuses(t *testing.T) {
 	}
 }
 
-// Many clients at once, some of whom give up: everything ends and nothing stays.
+// Many clients at once, some of which give up: everything ends and nothing stays.
 func TestManyCalls(t *testing.T) {
 	s, cc := start(t, Config{Speed: 200, KVTokens: 8192, MaxSequences: 16})
 	var all sync.WaitGroup

@@ -53,7 +53,8 @@ func (p *prompt) tokens() []uint32 {
 
 // run takes a request through the engine. It calls on for every batch of new tokens [from, to), and once more
 // with done set when the call has ended by itself or by Abort; on may be called with no new tokens then.
-func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt, on func(c *enginesim.Call, from, to int, done bool) error) error {
+func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
+	on func(c *enginesim.Call, from, to int, done bool) error) error {
 	if s.cfg.ServedModel != "" && p.model != "" && p.model != s.cfg.ServedModel {
 		return status.Errorf(codes.NotFound, "model %q is not served here, %q is", p.model, s.cfg.ServedModel)
 	}

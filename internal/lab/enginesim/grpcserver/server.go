@@ -241,7 +241,7 @@ func (s *Server) abort(id string) {
 	}
 }
 
-// track makes a call known to abort until the function that it returns is called.
+// track lets abort find a call until the function that it returns is called.
 func (s *Server) track(id string, c *enginesim.Call) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

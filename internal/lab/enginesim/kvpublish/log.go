@@ -64,7 +64,7 @@ func (l *Log) KVEvents(at time.Duration, events []enginesim.KVEvent) {
 	defer l.mu.Unlock()
 	b := Batch{Seq: l.next, At: at, BlockSize: l.blockSize}
 	for _, e := range events {
-		if x, ok := told(e, l.blockSize); ok {
+		if x, ok := eventOf(e, l.blockSize); ok {
 			b.Events = append(b.Events, x)
 		}
 	}
@@ -81,7 +81,8 @@ func (l *Log) KVEvents(at time.Duration, events []enginesim.KVEvent) {
 	l.more = make(chan struct{})
 }
 
-func told(e enginesim.KVEvent, size int) (x Event, ok bool) {
+// eventOf is an event as it is published; false where its tokens are not known.
+func eventOf(e enginesim.KVEvent, size int) (x Event, ok bool) {
 	x.Stored = e.Stored
 	for _, h := range e.Hashes {
 		x.Hashes = append(x.Hashes, Hash(h))

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// removed is a batch that tells of one removed block.
+// removed is a batch with one removed block.
 func removed(hash uint64) []enginesim.KVEvent { return []enginesim.KVEvent{{Hashes: []uint64{hash}}} }
 
 func TestLogKeepsTheLast(t *testing.T) {
@@ -72,7 +72,7 @@ func TestLogTellsTokens(t *testing.T) {
 	require.NoError(t, err)
 	at, _ := e.NextStep()
 	e.Step(at)
-	require.Equal(t, uint64(len(batches)), l.Next(), "a prompt known by its hashes only cannot be told of")
+	require.Equal(t, uint64(len(batches)), l.Next(), "a prompt given by its hashes only cannot be published")
 }
 
 func TestEncodings(t *testing.T) {

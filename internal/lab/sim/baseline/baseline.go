@@ -28,9 +28,12 @@ var kinds = map[string]kind{
 	"ray_prefix":           {build: func(*Fleet) (routing.Policy, error) { return newRay() }},
 	"smg_cache_aware_2025": {build: always(func(f *Fleet) routing.Policy { return newSMG(f, false) }), static: true},
 	"smg_cache_aware":      {build: always(func(f *Fleet) routing.Policy { return newSMG(f, true) }), static: true},
-	"llmd_default":         {build: always(func(f *Fleet) routing.Policy { return newLLMD(f) }), scrape: 50 * time.Millisecond, static: true},
-	"dynamo":               {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 1) }), events: true, static: true},
-	"dynamo_s16":           {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 16) }), events: true, static: true},
+	"llmd_default": {build: always(func(f *Fleet) routing.Policy { return newLLMD(f) }),
+		scrape: 50 * time.Millisecond, static: true},
+	"dynamo": {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 1) }), events: true,
+		static: true},
+	"dynamo_s16": {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 16) }), events: true,
+		static: true},
 }
 
 func always(build func(*Fleet) routing.Policy) func(*Fleet) (routing.Policy, error) {
@@ -78,7 +81,8 @@ const unbounded = 64 << 30
 // with their defaults filled in, have blocks of one size.
 func NewFleet(name string, replicas int, engines []enginesim.Config) *Fleet {
 	k := kinds[name]
-	f := &Fleet{ScrapeEvery: k.scrape, replicas: replicas, seen: make([]enginesim.Load, replicas), block: engines[0].BlockSize}
+	f := &Fleet{ScrapeEvery: k.scrape, replicas: replicas, seen: make([]enginesim.Load, replicas),
+		block: engines[0].BlockSize}
 	for _, e := range engines {
 		f.blocks = max(f.blocks, e.KVTokens/e.BlockSize)
 	}

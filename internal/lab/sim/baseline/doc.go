@@ -26,12 +26,13 @@
 //     blocks, S = 1, with the engines' exact KV contents from their events, as soon as each pass has ended. dynamo_s16
 //     is the same with S = 16, a tuned weight that its own sweeps found best
 //
-// Every client is a proxy by itself. That is what several of SMG, without its mesh, and of llm-d are; but the routers of Ray
-// Serve share one tree, in an actor, and those of Dynamo can tell each other what they have under way: with many clients
-// ray_prefix and dynamo know less here than they would there.
+// Every client is a proxy by itself. That is what several of SMG, without its mesh, and of llm-d are; but the
+// routers of Ray Serve share one tree, in an actor, and those of Dynamo can tell each other what they have
+// under way: with many clients ray_prefix and dynamo know less here than they would there.
 //
-// Where clients share load, random and ray_prefix make nothing of it. The others that count requests or tokens see the shared
-// figures (decode blocks are not part of a load report); llm-d's sees no bookings at all, but asks the engines.
+// Where clients share load, random and ray_prefix make nothing of it. The others that count requests or
+// tokens see the shared figures (decode blocks are not part of a load report); llm-d's sees no bookings at
+// all, but asks the engines.
 //
 // # Complexity
 //

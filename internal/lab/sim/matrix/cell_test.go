@@ -24,7 +24,7 @@ func TestBuiltin(t *testing.T) {
 
 func TestRead(t *testing.T) {
 	cells := tiny(t)
-	require.Equal(t, 0.7, cells[0].Load, "what is not said is as in the base")
+	require.Equal(t, 0.7, cells[0].Load, "what is not set is as in the base")
 	require.Equal(t, "trace at 70 % of the capacity, 1 × h100-14b with 1024000 tokens, 2 clients share none, 2 copies, 0.4 minutes, the first 0.05 not measured", cells[2].String())
 	for text, want := range map[string]string{
 		``:                                      "EOF",

@@ -21,9 +21,10 @@
 // one per cent, so that a policy that answers no call in time does not decide a product by itself. Cached tokens have
 // no ratio, for round robin may have none: their mean is over the cells.
 //
-// Another seed is other requests, with which a nearly full fleet may take twice as long. Policies are therefore compared
-// over the seeds that all of them have. In a cell a policy is worse than another, beyond the spread, if the mean over the
-// seeds of the factor by which it is worse, less half of the spread of these factors, is more than 1.05.
+// Another seed is other requests, with which a nearly full fleet may take twice as long. Policies are
+// therefore compared over the seeds that all of them have. In a cell a policy is worse than another, beyond
+// the spread, if the mean over the seeds of the factor by which it is worse, less half of the spread of these
+// factors, is more than 1.05.
 //
 // # Complexity
 //

@@ -111,6 +111,7 @@ func (v *Verdict) rank(means []Mean, peer func(string) bool) {
 			v.Firsts = append(v.Firsts, f.name)
 			continue
 		}
-		v.Seconds = append(v.Seconds, fmt.Sprintf("%s: %s %.3f, %s %.3f", f.name, best.Policy, f.of(best), v.Policy, f.of(&means[mine])))
+		v.Seconds = append(v.Seconds,
+			fmt.Sprintf("%s: %s %.3f, %s %.3f", f.name, best.Policy, f.of(best), v.Policy, f.of(&means[mine])))
 	}
 }

@@ -85,7 +85,7 @@ func TestJudge(t *testing.T) {
 	require.Equal(t, "round_robin", bad["b TTFT mean"].Than, "the better of the two")
 
 	v = r.Judge("dynamo", policies)
-	require.Len(t, v.Firsts, 2, "whoever needs events is compared with all")
+	require.Len(t, v.Firsts, 2, "a policy that needs events is compared with all")
 	require.Equal(t, []string{"goodput: prefix_cache_affinity 2.236, dynamo 1.118"}, v.Seconds)
 	require.Empty(t, v.Offences)
 }
@@ -125,7 +125,7 @@ func TestSeedsInCommon(t *testing.T) {
 		{Cell: "base", Figure: "TTFT p99", Than: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
 	}, v.Offences)
 	require.Zero(t, r.Judge("kv_aware", policies).Judged)
-	require.Empty(t, r.Judge("prefix_cache_affinity", policies[1:]).Offences, "only with whom one asked for")
+	require.Empty(t, r.Judge("prefix_cache_affinity", policies[1:]).Offences, "only with those asked for")
 	text := r.Markdown(policies, []string{"prefix_cache_affinity", "kv_aware"})
 	require.Contains(t, text, "| base | `round_robin` | 100 | 120 | 1 |")
 	require.Contains(t, text, "at least 1 seed")

@@ -24,7 +24,7 @@ func tiny(t testing.TB) []Cell {
 	return cells
 }
 
-// plan runs them; lines are what it tells.
+// plan runs them; lines are what it reports.
 func plan(t testing.TB, dir string, lines *[]string) Plan {
 	t.Helper()
 	trace, err := workload.Generate(workload.Spec{Name: "chat", Rate: 20, Duration: 30 * time.Second, Seed: 9})
@@ -34,7 +34,7 @@ func plan(t testing.TB, dir string, lines *[]string) Plan {
 		Cells: tiny(t), Policies: []string{"round_robin", "power_of_two_choices", "smg_cache_aware"}, Seeds: 2,
 		Duration: 20 * time.Second, WarmUp: 2 * time.Second, Trace: trace, TraceID: "chat", Jitter: time.Second,
 		Dir: dir, Code: "this", Workers: 2,
-		Tell: func(line string) { *lines = append(*lines, line) },
-		Now:  func() time.Time { return now },
+		Log: func(line string) { *lines = append(*lines, line) },
+		Now: func() time.Time { return now },
 	}
 }

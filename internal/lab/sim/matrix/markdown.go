@@ -88,7 +88,8 @@ func table(b *strings.Builder, means []Mean) {
 		if needsEvents(m.Policy) {
 			events = "needs"
 		}
-		fmt.Fprintf(b, "| `%s` | %d | %.3f | %.3f | %.3f | %.3f | %.1f %% | %s |\n", m.Policy, clients, m.TTFTMean, m.TTFTP99, m.TPOT, m.Goodput, 100*m.Cached, events)
+		fmt.Fprintf(b, "| `%s` | %d | %.3f | %.3f | %.3f | %.3f | %.1f %% | %s |\n", m.Policy, clients, m.TTFTMean,
+			m.TTFTP99, m.TPOT, m.Goodput, 100*m.Cached, events)
 	}
 }
 
@@ -110,10 +111,12 @@ func (v *Verdict) write(b *strings.Builder) {
 		b.WriteString("* **Not compared** with simple policies: no cell has them, with a seed in common.\n")
 		return
 	case len(v.Offences) == 0:
-		fmt.Fprintf(b, "* In none of %d cells worse than %.2f × the better of `%s`, beyond the spread.\n", v.Judged, allowed, than)
+		fmt.Fprintf(b, "* In none of %d cells worse than %.2f × the better of `%s`, beyond the spread.\n", v.Judged,
+			allowed, than)
 		return
 	}
-	fmt.Fprintf(b, "* **Worse** than %.2f × the better of `%s`, beyond the spread, of %d cells in:\n\n", allowed, than, v.Judged)
+	fmt.Fprintf(b, "* **Worse** than %.2f × the better of `%s`, beyond the spread, of %d cells in:\n\n", allowed,
+		than, v.Judged)
 	b.WriteString("| cell | figure | than | factor | beyond the spread | seeds |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, o := range v.Offences {
 		fmt.Fprintf(b, "| %s | %s | `%s` | %.3f | %.3f | %d |\n", o.Cell, o.Figure, o.Than, o.Factor, o.Beyond, o.Seeds)
@@ -146,7 +149,8 @@ func (r *Results) notFirst(b *strings.Builder, policy string, policies []string)
 			}
 		}
 		if best != nil {
-			lines = append(lines, fmt.Sprintf("| %s | `%s` | %s | %s | %d |\n", c.Name, best.Policy, ttftMean.plusMinus(best, seeds), ttftMean.plusMinus(mine, seeds), len(seeds)))
+			lines = append(lines, fmt.Sprintf("| %s | `%s` | %s | %s | %d |\n", c.Name, best.Policy,
+				ttftMean.plusMinus(best, seeds), ttftMean.plusMinus(mine, seeds), len(seeds)))
 		}
 	}
 	if len(lines) == 0 {

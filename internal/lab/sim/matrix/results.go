@@ -217,7 +217,8 @@ func (r *Results) Alone(policies, others []string) []Mean {
 	return r.means(all)
 }
 
-// means fills them in over the cells with 64 clients in which all of them are, and the reference; nil if there are none.
+// means fills them in over the cells with 64 clients in which all of them are, and the reference; nil if
+// there are none.
 func (r *Results) means(all []Mean) []Mean {
 	logs := make([][4]float64, len(all))
 	cells, least := 0, 0

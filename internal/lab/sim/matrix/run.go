@@ -32,8 +32,8 @@ type Plan struct {
 	KeepOlder bool
 	// Workers is how many runs there are at once.
 	Workers int
-	// Tell is called with the progress, from several goroutines but never at the same time.
-	Tell func(string)
+	// Log is called with the progress, from several goroutines but never at the same time.
+	Log func(string)
 	// Now is the clock for that; nil means the real one.
 	Now func() time.Time
 }
@@ -59,7 +59,7 @@ type runner struct {
 	Plan
 	start time.Time
 
-	mu    sync.Mutex // guards what follows; Tell is called with it held
+	mu    sync.Mutex // guards what follows; Log is called with it held
 	rates map[string]float64
 	done  int
 	all   int
@@ -143,7 +143,8 @@ func minutes(m float64) time.Duration { return time.Duration(m * float64(time.Mi
 func (p *Plan) requests(c *Cell, rate float64, seed uint64) ([]workload.Request, error) {
 	duration, _ := p.times(c)
 	if c.Workload != Trace {
-		return workload.Generate(workload.Spec{Name: c.Workload, Rate: rate, Unshared: c.Unshared, Duration: duration, Seed: seed})
+		return workload.Generate(workload.Spec{Name: c.Workload, Rate: rate, Unshared: c.Unshared, Duration: duration,
+			Seed: seed})
 	}
 	rs := slices.Clone(p.Trace)
 	workload.ScaleRate(rs, rate)
@@ -200,7 +201,7 @@ func (r *runner) findRate(ctx context.Context, c *Cell) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.rates[key] = rate
-	r.Tell(fmt.Sprintf("%s: capacity %.4g", c.Name, rate))
+	r.Log(fmt.Sprintf("%s: capacity %.4g", c.Name, rate))
 	return nil
 }
 
@@ -233,7 +234,7 @@ func (r *runner) groups() ([]*group, error) {
 			}
 		}
 	}
-	r.Tell(fmt.Sprintf("%d of %d runs are there", r.done, r.all))
+	r.Log(fmt.Sprintf("%d of %d runs are there", r.done, r.all))
 	r.all -= r.done
 	r.done = 0
 	return groups, nil
@@ -276,7 +277,8 @@ func (r *runner) group(ctx context.Context, g *group) error {
 	r.done += len(g.todo)
 	so := r.Now().Sub(r.start)
 	left := time.Duration(float64(so) / float64(r.done) * float64(r.all-r.done))
-	r.Tell(fmt.Sprintf("%s, seed %d: %d runs over %d requests in %.0f s; %d of %d runs, %v so far, about %v to go", g.cell.Name, g.seed,
+	r.Log(fmt.Sprintf("%s, seed %d: %d runs over %d requests in %.0f s; %d of %d runs, %v so far, about %v to go",
+		g.cell.Name, g.seed,
 		len(g.todo), len(rs), r.Now().Sub(before).Seconds(), r.done, r.all, so.Round(time.Second), left.Round(time.Minute)))
 	return nil
 }

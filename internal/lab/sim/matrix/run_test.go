@@ -124,7 +124,7 @@ func TestRunFails(t *testing.T) {
 
 	p = plan(t, t.TempDir(), &lines)
 	ctx, cancel := context.WithCancel(t.Context())
-	p.Tell = func(line string) {
+	p.Log = func(line string) {
 		if strings.Contains(line, "seed") {
 			cancel()
 		}
@@ -134,7 +134,7 @@ func TestRunFails(t *testing.T) {
 	require.Contains(t, contents(t, p.Dir), "one_round_robin_2_1.json")
 	require.NotContains(t, contents(t, p.Dir), "one_round_robin_2_2.json")
 	lines = nil
-	p.Tell = func(line string) { lines = append(lines, line) }
+	p.Log = func(line string) { lines = append(lines, line) }
 	require.NoError(t, Run(t.Context(), p))
 	require.Contains(t, lines, "4 of 20 runs are there", "it goes on where it stood")
 }

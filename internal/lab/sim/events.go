@@ -6,39 +6,39 @@ import (
 	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-// hearing is what a policy receives of the engines' caches.
-type hearing uint8
+// subscription is what a policy receives of the engines' caches.
+type subscription uint8
 
 const (
-	hearsNothing hearing = iota
-	hearsCoarse          // superblocks, from the look-aside server
-	hearsAll             // every block, from the engines themselves
+	noEvents     subscription = iota
+	coarseEvents              // superblocks, from the look-aside server
+	exactEvents               // every block, from the engines themselves
 )
 
 // subscribers are the policies that subscribe to the engines' own events where no server does it for them. Other
-// policies make do with what a server sends: that they need no events is what they are chosen for.
+// policies get what a server sends: they are chosen where there are no events.
 var subscribers = map[string]bool{"kv_aware": true}
 
 // Subscribes reports whether a policy needs the engines' KV events, or a server that sends them.
 func Subscribes(policy string) bool { return subscribers[policy] }
 
-// hearing is that of the config's policy, which observes caches or not.
-func (c *Config) hearing(observes bool) hearing {
+// subscription is that of the config's policy, which observes caches or not.
+func (c *Config) subscription(observes bool) subscription {
 	switch {
 	case !observes:
-		return hearsNothing
+		return noEvents
 	case c.Share == ShareBroadcast:
-		return hearsCoarse
+		return coarseEvents
 	case subscribers[c.name()]:
-		return hearsAll
+		return exactEvents
 	}
-	return hearsNothing
+	return noEvents
 }
 
 // exact is what the engines have reported of their caches, every block as soon as its pass was over.
 //
 // A client looks up nothing but the prompt that it routes, so it gets the blocks of that prompt just before,
-// as they are: it finds what it would find had it followed every event, at a hundredth of the cost for 64 clients.
+// as they are: the result is that of following every event, at a hundredth of the cost for 64 clients.
 type exact struct {
 	machines []*machine
 	size     int // tokens in a block
@@ -56,9 +56,9 @@ func (x *exact) forget(m *machine) {
 	x.machines = slices.DeleteFunc(x.machines, func(o *machine) bool { return o == m })
 }
 
-// tell brings a client's view of the blocks of a prompt up to date: on every engine those up to the first that is
-// not there, which ends what counts.
-func (x *exact) tell(router *routing.Router, prompt []uint64) {
+// update brings a client's view of the blocks of a prompt up to date: on every engine those up to the first that is
+// not there, since those behind it do not count.
+func (x *exact) update(router *routing.Router, prompt []uint64) {
 	x.changes = x.changes[:0]
 	for _, m := range x.machines {
 		n := m.engine.Published(prompt)

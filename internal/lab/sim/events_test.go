@@ -15,11 +15,11 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// cacheBook is what a client was told.
+// cacheBook is what a client received.
 type cacheBook map[string]map[uint64]bool
 
-// told applies changes, each of which must be one: nothing is stored or removed twice.
-func (b cacheBook) told(t testing.TB, changes []routing.CacheChange, grain int) {
+// take applies changes, each of which must be one: nothing is stored or removed twice.
+func (b cacheBook) take(t testing.TB, changes []routing.CacheChange, grain int) {
 	for _, c := range changes {
 		require.Equal(t, grain, c.BlockTokens)
 		require.NotZero(t, len(c.Removed)+len(c.Stored))
@@ -37,10 +37,10 @@ func (b cacheBook) told(t testing.TB, changes []routing.CacheChange, grain int) 
 	}
 }
 
-// recorder is a policy that takes turns and writes down what it hears.
+// recorder is a round robin that writes down the events it receives.
 type recorder struct {
-	turn int
-	hear func([]routing.CacheChange)
+	turn   int
+	record func([]routing.CacheChange)
 }
 
 func (*recorder) Uses() routing.Uses { return 0 }
@@ -52,15 +52,15 @@ func (p *recorder) Choose(_ *routing.Request, v *routing.View) routing.Decision 
 	return routing.To(v.Connected()[p.turn%len(v.Connected())], routing.ReasonRoundRobin)
 }
 
-func (p *recorder) CacheChanged(changes []routing.CacheChange) { p.hear(changes) }
+func (p *recorder) CacheChanged(changes []routing.CacheChange) { p.record(changes) }
 
 // recorded runs a workload with recorders for three clients of a mixed fleet.
-func recorded(t *testing.T, name string, rs []workload.Request, share Share, hear func(client int, changes []routing.CacheChange)) *run {
+func recorded(t *testing.T, name string, rs []workload.Request, share Share, record func(client int, changes []routing.CacheChange)) *run {
 	n := 0
 	policy.Register(name, func(json.RawMessage) (routing.Policy, error) {
 		client := n
 		n++
-		return &recorder{hear: func(cs []routing.CacheChange) { hear(client, cs) }}, nil
+		return &recorder{record: func(cs []routing.CacheChange) { record(client, cs) }}, nil
 	})
 	c := small(name, 3, share)
 	c.Engines = []enginesim.Config{{KVTokens: 40_000}, {Preset: "2xh100-8b", KVTokens: 60_000}}
@@ -70,13 +70,13 @@ func recorded(t *testing.T, name string, rs []workload.Request, share Share, hea
 	return r
 }
 
-// Who listens to the server knows of every superblock that an engine has, everybody alike.
+// Subscribers of the server have every superblock that an engine has, all alike.
 func TestCoarse(t *testing.T) {
 	rs := chats(t, 8)
 	books := []cacheBook{{}, {}, {}}
 	late := workload.Request{ID: "late", At: time.Hour, PromptTokens: 1, OutputTokens: 1, Segments: []workload.Segment{{Len: 1}}}
 	r := recorded(t, "recorder-coarse", append(rs, late), ShareBroadcast, func(client int, changes []routing.CacheChange) {
-		books[client].told(t, changes, routing.SuperblockTokens)
+		books[client].take(t, changes, routing.SuperblockTokens)
 	})
 	require.Equal(t, books[0], books[1])
 	require.Equal(t, books[0], books[2])
@@ -103,7 +103,7 @@ func TestCoarse(t *testing.T) {
 	require.Positive(t, gone)
 }
 
-// Who subscribes knows for the prompt that it routes what each engine has of it. Where requests come one by one, that
+// A subscriber has, of the prompt that it routes, what each engine has of it. Where requests come one by one, that
 // is what the engine finds.
 func TestExact(t *testing.T) {
 	subscribers["recorder-exact"] = true
@@ -147,35 +147,35 @@ func TestExact(t *testing.T) {
 	require.Positive(t, some)
 }
 
-// Nobody hears what is not meant for him.
-func TestDeaf(t *testing.T) {
-	recorded(t, "recorder-deaf", chats(t, 8), ShareLoad, func(int, []routing.CacheChange) { t.Error("it heard something") })
+// A client without subscription receives no events.
+func TestNoSubscription(t *testing.T) {
+	recorded(t, "recorder-none", chats(t, 8), ShareLoad, func(int, []routing.CacheChange) { t.Error("it received events") })
 }
 
-func TestHearing(t *testing.T) {
+func TestSubscription(t *testing.T) {
 	for _, c := range []struct {
 		policy   string
 		share    Share
 		observes bool
-		want     hearing
+		want     subscription
 	}{
-		{"kv_aware", ShareNone, true, hearsAll},
-		{"kv_aware", ShareCentral, true, hearsAll},
-		{"kv_aware", ShareLoad, true, hearsAll},
-		{"kv_aware", ShareBroadcast, true, hearsCoarse},
-		{"kv_aware", ShareNone, false, hearsNothing},
-		{"prefix_cache_affinity", ShareNone, true, hearsNothing},
-		{"prefix_cache_affinity", ShareLoad, true, hearsNothing},
-		{"prefix_cache_affinity", ShareBroadcast, true, hearsCoarse},
-		{"round_robin", ShareBroadcast, false, hearsNothing},
+		{"kv_aware", ShareNone, true, exactEvents},
+		{"kv_aware", ShareCentral, true, exactEvents},
+		{"kv_aware", ShareLoad, true, exactEvents},
+		{"kv_aware", ShareBroadcast, true, coarseEvents},
+		{"kv_aware", ShareNone, false, noEvents},
+		{"prefix_cache_affinity", ShareNone, true, noEvents},
+		{"prefix_cache_affinity", ShareLoad, true, noEvents},
+		{"prefix_cache_affinity", ShareBroadcast, true, coarseEvents},
+		{"round_robin", ShareBroadcast, false, noEvents},
 	} {
 		config := Config{Channel: named(c.policy), Share: c.share}
-		require.Equal(t, c.want, config.hearing(c.observes), "%+v", c)
+		require.Equal(t, c.want, config.subscription(c.observes), "%+v", c)
 	}
 }
 
 // Whatever comes and goes between two broadcasts, clients end up with what is there, chains stay chains, and what
-// came and went is not told.
+// came and went is not sent.
 func TestCoarseProperty(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	e, err := enginesim.New(enginesim.Config{BlockSize: 256})
@@ -207,7 +207,7 @@ func TestCoarseProperty(t *testing.T) {
 			l.KVEvents(0, []enginesim.KVEvent{stored, removed})
 		}
 		changes := s.flush()
-		book.told(t, changes, routing.SuperblockTokens)
+		book.take(t, changes, routing.SuperblockTokens)
 		for _, c := range changes {
 			for i, h := range c.Stored {
 				require.EqualValues(t, depth(c.Stored[0])+2*uint64(i), depth(h), "the chain has no gap")
