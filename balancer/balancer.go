@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/base"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -23,17 +22,12 @@ import (
 // gRPC serialises the balancer's own methods. The endpoints' connections report
 // beside them, and picks run beside everything.
 type lb struct {
-	balancer.ClientConn    // to the channel
-	opts                   balancer.BuildOptions
-	eager                  atomic.Bool
-	perReplica             atomic.Int32 // connections
-	bound, noKey, bareOnce sync.Once
+	balancer.ClientConn // to the channel
+	opts                balancer.BuildOptions
+	notices             notices
 
 	// binding is the Router in use with its configuration; replaced under mu.
 	binding atomic.Pointer[call.Binding]
-
-	// owner is handle, for picks.
-	owner atomic.Pointer[call.Handle]
 
 	// mu guards the fields below. It is not held while an endpoint's connections are
 	// called, whose own locks are taken before it; the handle's and the Router's are
@@ -43,19 +37,13 @@ type lb struct {
 	handle    *call.Handle
 	table     *dialect.Table // of config, with the handle's dialects; nil where neither is in force yet
 	unwatch   func()
-	members   []routing.Member
-	endpoints *resolver.EndpointMap[*endpoint]
-	left      []*endpoint                    // to be closed at the end of the update under way
-	updates   uint64                         // of the list of endpoints
-	updating  bool                           // endpoints are being updated: what they report is put into force after it
-	states    [connectivity.Shutdown + 1]int // endpoints, by their state
-	failed    balancer.Picker                // of the endpoint that failed last
+	endpoints endpoints
+	updating  bool // endpoints are being updated: what they report is put into force after it
 	events    events
 	server    server
 	closed    bool
 
-	connections connections
-	aborts      *aborts
+	aborts *aborts
 }
 
 // UpdateClientConnState takes a new list of endpoints or a new configuration.
@@ -82,22 +70,21 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 		return err
 	}
 	b.server.watch = watch
-	kept := b.setMembers(config, s.ResolverState.Endpoints)
-	b.perReplica.Store(int32(config.ConnectionsPerReplica))
+	kept := b.endpoints.set(b, config, s.ResolverState.Endpoints)
 	b.configure(config, h, r)
 	b.updating = true
 	b.mu.Unlock()
-	b.announce()
-	err = b.updateEndpoints(kept, s.ResolverState)
+	b.notices.announce(config)
+	err = b.endpoints.update(kept, s.ResolverState, b.opts)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.updating = false
 	for _, e := range kept {
-		if e.state == connectivity.Idle && b.eager.Load() { // of a fleet that was larger
+		if e.state == connectivity.Idle && b.endpoints.eager.Load() { // of a fleet that was larger
 			go e.conns.ExitIdle()
 		}
 	}
-	b.connect(b.binding.Load().Router)
+	b.endpoints.connect(b.binding.Load().Router)
 	b.publish()
 	return err
 }
@@ -107,45 +94,32 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 func (b *lb) publish() {
 	binding := b.binding.Load()
 	if binding != nil && len(binding.Router.View().Connected()) > 0 {
-		b.ClientConn.UpdateState(balancer.State{ConnectivityState: b.connectivity(), Picker: &picker{lb: b}})
+		s := balancer.State{ConnectivityState: connectivity.Ready, Picker: &picker{lb: b}}
+		if b.endpoints.eager.Load() { // else connections are opened by picks: as good as ready
+			s.ConnectivityState = b.endpoints.aggregate()
+		}
+		b.ClientConn.UpdateState(s)
 		return
 	}
-	s := balancer.State{ConnectivityState: b.aggregate(), Picker: base.NewErrPicker(balancer.ErrNoSubConnAvailable)}
+	s := balancer.State{ConnectivityState: b.endpoints.aggregate()}
+	s.Picker = base.NewErrPicker(balancer.ErrNoSubConnAvailable)
 	switch {
-	case binding != nil && b.endpoints.Len() == 0:
-		s = balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: base.NewErrPicker(fmt.Errorf("warmpath: the fleet is empty: %s names no replica", b.opts.Target))}
+	case binding != nil && b.endpoints.all.Len() == 0:
+		err := fmt.Errorf("warmpath: the fleet is empty: %s names no replica", b.notices.target)
+		s = balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: base.NewErrPicker(err)}
 	case s.ConnectivityState == connectivity.TransientFailure:
-		s.Picker = b.failed
+		s.Picker = b.endpoints.failed
 	case s.ConnectivityState == connectivity.Ready: // the Router is not in force yet
 		s.ConnectivityState = connectivity.Connecting
 	}
 	b.ClientConn.UpdateState(s)
 }
 
-// aggregate returns the best state of an endpoint.
-func (b *lb) aggregate() connectivity.State {
-	for _, s := range []connectivity.State{connectivity.Ready, connectivity.Connecting, connectivity.Idle} {
-		if b.states[s] > 0 {
-			return s
-		}
-	}
-	return connectivity.TransientFailure
-}
-
-// connectivity is what the channel reports of itself. A fleet whose connections
-// are opened by picks is as good as ready.
-func (b *lb) connectivity() connectivity.State {
-	if b.eager.Load() {
-		return b.aggregate()
-	}
-	return connectivity.Ready
-}
-
 // ResolverError is called when the resolver fails. A status that it failed with is not the call's: gRPC would fail
 // calls that are to wait for a connection, and others with INTERNAL.
 func (b *lb) ResolverError(err error) {
 	b.mu.Lock()
-	all := b.all()
+	all := b.endpoints.all.Values()
 	b.mu.Unlock()
 	if len(all) == 0 {
 		b.ClientConn.UpdateState(balancer.State{
@@ -166,11 +140,11 @@ func (b *lb) UpdateSubConnState(balancer.SubConn, balancer.SubConnState) {
 
 // ExitIdle opens the connections that are not, if all are to be open.
 func (b *lb) ExitIdle() {
-	if !b.eager.Load() {
+	if !b.endpoints.eager.Load() {
 		return
 	}
 	b.mu.Lock()
-	all := b.all()
+	all := b.endpoints.all.Values()
 	b.mu.Unlock()
 	for _, e := range all {
 		e.conns.ExitIdle()
@@ -192,11 +166,11 @@ func (b *lb) Close() {
 func (b *lb) leave() (all []*endpoint, unused []*routing.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	all = b.all()
+	all = b.endpoints.all.Values()
 	b.closed = true
-	b.endEvents()
+	b.events.end()
 	b.server.leave()
-	b.connections.clear()
+	b.endpoints.connections.clear()
 	if b.unwatch != nil {
 		b.unwatch()
 	}
@@ -220,8 +194,18 @@ func (b *lb) leave() (all []*endpoint, unused []*routing.Router) {
 func (b *lb) retire(unused ...*routing.Router) {
 	for _, r := range unused {
 		if err := r.Close(); err != nil {
-			b.logger().Warn("warmpath: a policy was not closed in order", "error", err)
+			b.notices.logger().Warn("warmpath: a policy was not closed in order", "error", err)
 		}
+	}
+}
+
+// announceBare announces a channel without interceptors.
+func (b *lb) announceBare() {
+	b.mu.Lock()
+	c, bare := b.config, b.handle == nil
+	b.mu.Unlock()
+	if bare {
+		b.notices.describe(c)
 	}
 }
 

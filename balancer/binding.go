@@ -3,10 +3,12 @@ package balancer
 import (
 	"errors"
 	"strings"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/telemetry"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -57,7 +59,7 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *routing.Router) {
 	b.handle, b.config = h, c
 	b.use(r)
 	if attach {
-		b.owner.Store(h)
+		b.notices.owner.Store(h)
 		h.Attach(b.binding.Load(), b.opts.ChannelzParent)
 	}
 }
@@ -72,9 +74,9 @@ func (b *lb) use(r *routing.Router) {
 	if err := r.SetRollout(b.config.Rollout()); err != nil {
 		logger.Error(err) // of a Router that is not ours
 	}
-	r.SetFleet(b.members)
-	b.connect(r)
-	b.followEvents(r)
+	r.SetFleet(b.endpoints.members)
+	b.endpoints.connect(r)
+	b.events.follow(b, r)
 	b.server.attach(r)
 	next := &call.Binding{
 		Router:      r,
@@ -86,14 +88,20 @@ func (b *lb) use(r *routing.Router) {
 		SessionKeys: b.config.sessions,
 		PriorityKey: strings.ToLower(b.config.PriorityKey),
 		MaxAttempts: b.config.MaxAttempts,
-		Retries:     retries(b.config.Config),
+		Retries: call.Retries{
+			Ratio:             b.config.RetryRatio,
+			Floor:             float64(b.config.RetryFloor),
+			Backoff:           b.config.Backoff,
+			QuarantineTTL:     time.Duration(b.config.QuarantineTTL),
+			FirstTokenTimeout: time.Duration(b.config.FirstTokenTimeout),
+		},
 		Abort:       b.aborts.abort,
 		NeedsPrompt: b.config.RequirePrompt && r.Uses()&routing.UsesPrompt != 0,
-		NoKey:       b.warnNoKey,
 		Key:         b.config.key,
 	}
-	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry && old.Dialects == next.Dialects &&
-		old.Central == next.Central && old.Policy == next.Policy {
+	next.NoKey = func(method string) { b.notices.warnNoKey(next, method) }
+	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry &&
+		old.Dialects == next.Dialects && old.Central == next.Central && old.Policy == next.Policy {
 		return
 	}
 	b.binding.Store(next)
@@ -122,27 +130,27 @@ func dialects(c *lbConfig, h *call.Handle) *dialect.Table {
 	return t
 }
 
-// uses is what a request key must hold: what the policy looks at, and the model
-// and adapter where replicas declare some. Called with mu held.
+// uses is what a request key must hold: what the policy looks at, and the model and adapter where replicas declare
+// some. Called with mu held.
 func (b *lb) uses(r *routing.Router) routing.Uses {
-	uses := r.Uses()
-	for _, m := range b.members {
-		if len(m.Models)+len(m.Adapters) > 0 {
-			return uses | dialect.WantModel
-		}
+	if b.endpoints.declareModels() {
+		return r.Uses() | dialect.WantModel
 	}
-	return uses
+	return r.Uses()
 }
 
 // serves reports whether a handle is that of the balancer's call.
 func (b *lb) serves(h *call.Handle) bool {
-	if own := b.owner.Load(); own != nil {
+	if own := b.notices.owner.Load(); own != nil {
 		return own == h
 	}
 	if !b.bind(h) {
 		return false
 	}
-	b.announce()
+	b.mu.Lock()
+	c := b.config
+	b.mu.Unlock()
+	b.notices.announce(c)
 	return true
 }
 
@@ -155,13 +163,43 @@ func (b *lb) bind(h *call.Handle) bool {
 	if b.handle != nil || b.closed {
 		return b.handle == h
 	}
-	if !h.Owns(b.opts.ChannelzParent, b.opts.Target.String()) {
+	if !h.Owns(b.opts.ChannelzParent, b.notices.target) {
 		return false
 	}
 	b.table = dialects(b.config, h)
 	b.handle = h
-	b.owner.Store(h)
+	b.notices.owner.Store(h)
 	b.use(h.Take(b.config.key))
 	h.Attach(b.binding.Load(), b.opts.ChannelzParent)
 	return true
+}
+
+func (b *lb) recorder() *telemetry.Recorder {
+	if b.handle != nil {
+		return b.handle.Telemetry
+	}
+	return telemetry.Default()
+}
+
+// observe records the metrics of the Router in use, and of no other. Called with
+// mu held.
+func (b *lb) observe(binding *call.Binding) {
+	if b.unwatch != nil {
+		b.unwatch()
+		b.unwatch = nil
+	}
+	stop, err := binding.Telemetry.Watch(binding.Policy, binding.Router)
+	if err != nil {
+		logger.Warningf("metrics of the router are not observed: %v", err)
+		return
+	}
+	stopHealth, err := binding.Telemetry.WatchHealth(binding.Policy, binding.Router)
+	if err != nil {
+		logger.Warningf("metrics of the replicas' health are not observed: %v", err)
+		stopHealth = func() {}
+	}
+	b.unwatch = func() {
+		stop()
+		stopHealth()
+	}
 }

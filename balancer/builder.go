@@ -30,8 +30,10 @@ type builder struct{}
 func (builder) Name() string { return Name }
 
 func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
-	b := &lb{ClientConn: cc, opts: opts, endpoints: resolver.NewEndpointMap[*endpoint]()}
-	b.aborts = &aborts{connections: &b.connections}
+	b := &lb{ClientConn: cc, opts: opts}
+	b.notices.target = opts.Target.String()
+	b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
+	b.aborts = &aborts{connections: &b.endpoints.connections}
 	return b
 }
 

@@ -16,8 +16,8 @@ type fakeConn struct {
 	address string
 }
 
-// Connections go with their addresses, whichever way ids move in one update: nobody who asks for a replica before gRPC
-// tells of its connections anew is given another's.
+// Connections go with their addresses, whichever way ids move in one update: code that asks for a replica before gRPC
+// reports its connections anew is not given another's.
 func TestConnectionsOfIDsThatMove(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -32,21 +32,22 @@ func TestConnectionsOfIDsThatMove(t *testing.T) {
 		{"to a new id", []string{"a=1", "b=2", "d=3"}, map[string]string{"a": "1", "b": "2", "d": "3"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b := &lb{endpoints: resolver.NewEndpointMap[*endpoint]()}
+			b := new(lb)
+			b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
 			update := func(list ...string) {
 				var all []resolver.Endpoint
 				for _, s := range list {
 					all = append(all, fleet.Endpoint(fleet.Replica{ID: s[:1], Address: s[2:]}))
 				}
-				b.setMembers(&lbConfig{Config: new(policy.Config)}, all)
+				b.endpoints.set(b, &lbConfig{Config: new(policy.Config)}, all)
 			}
 			update("a=1", "b=2", "c=3")
-			for ep, e := range b.endpoints.All() {
-				b.connections.set(e.id, fakeConn{address: ep.Addresses[0].Addr})
+			for ep, e := range b.endpoints.all.All() {
+				b.endpoints.connections.set(e.id, fakeConn{address: ep.Addresses[0].Addr})
 			}
 			update(tt.now...)
 			got := make(map[string]string)
-			for id, c := range b.connections.ready {
+			for id, c := range b.endpoints.connections.ready {
 				got[id] = c.SubConn.(fakeConn).address
 			}
 			require.Equal(t, tt.want, got)

@@ -3,6 +3,7 @@ package balancer
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
@@ -28,7 +29,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if rpc == nil {
 		return p.pickBare(info, route)
 	}
-	if !p.lb.serves(rpc.Handle()) {
+	if h := rpc.Handle(); h != p.lb.notices.owner.Load() && !p.lb.serves(h) {
 		return p.pickBare(info, rpc.Beyond(route))
 	}
 	binding := p.lb.binding.Load()
@@ -56,6 +57,24 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	res.Metadata = a.RankMetadata(info.Ctx)
 	res.Done = chain(res.Done, a.Finished)
 	return res, nil
+}
+
+// host is what a Router has of an endpoint. The Router may outlive the balancer, so nothing here leads to the channel
+// once picker is nil.
+type host struct {
+	// picker is that of the connections, replaced on every change of their state.
+	picker atomic.Pointer[childState]
+	quick  atomic.Pointer[quick]
+}
+
+type childState struct{ balancer.State }
+
+// connectivity is the state of the connection; Shutdown once it is gone for good.
+func (h *host) connectivity() connectivity.State {
+	if s := h.picker.Load(); s != nil {
+		return s.ConnectivityState
+	}
+	return connectivity.Shutdown
 }
 
 func connection(r *routing.Replica) connectivity.State { return r.Host().(*host).connectivity() }
@@ -127,7 +146,9 @@ func newBare() *bare {
 		case !i.BytesSent && i.Err == nil: // the connection was gone before anything happened
 			c.booking.Withdraw(&c.request)
 		case c.router.Observes():
-			c.router.Complete(&c.request, c.booking.Decision, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err), Usage: routing.NoUsage})
+			c.router.Complete(&c.request, c.booking.Decision, routing.Outcome{
+				Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err), Usage: routing.NoUsage,
+			})
 		}
 		c.free()
 	}
@@ -167,7 +188,9 @@ func (h *host) quickFor(router *routing.Router, rep *routing.Replica) *quick {
 	return q
 }
 
-func (p *picker) sendQuick(info balancer.PickInfo, b *call.Binding, key *routing.Request, rep *routing.Replica, why routing.Reason) (balancer.PickResult, error) {
+func (p *picker) sendQuick(
+	info balancer.PickInfo, b *call.Binding, key *routing.Request, rep *routing.Replica, why routing.Reason,
+) (balancer.PickResult, error) {
 	res, err := p.send(info, rep)
 	if err != nil {
 		b.Router.ReleaseQuick(rep)
@@ -180,7 +203,7 @@ func (p *picker) sendQuick(info balancer.PickInfo, b *call.Binding, key *routing
 
 // pickBare routes by metadata alone.
 func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.PickResult, error) {
-	p.lb.bound.Do(p.lb.announceBare)
+	p.lb.notices.bound.Do(p.lb.announceBare)
 	binding := p.lb.binding.Load()
 	if q := route.Bare(binding.Uses); q != nil {
 		if rep, why, ok := binding.Router.PickQuick(q); ok {
@@ -192,7 +215,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 	c.request.SetOrigin(c)
 	binding.ReadMetadata(info.Ctx, route, &c.request)
 	if binding.Uses&routing.UsesPrompt != 0 {
-		p.lb.warnBare()
+		p.lb.notices.warnBare()
 	}
 	if err := binding.Router.Pick(info.Ctx, &c.request, &c.booking); err != nil {
 		err = call.Explain(err, &c.request, binding.Router.View())

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -73,48 +72,4 @@ func invokeLimited(
 		return nil
 	}
 	return err
-}
-
-// timeout is that of the service config for a method, which bounds the whole call, the queue and all attempts; negative
-// = none.
-func timeout(cc *grpc.ClientConn, method string) time.Duration {
-	if t := cc.GetMethodConfig(method).Timeout; t != nil {
-		return *t
-	}
-	return -1
-}
-
-// onFinish are the grpc.OnFinish options of a call: gRPC would run them after every attempt, the application wants them
-// once.
-type onFinish struct {
-	funcs []func(error)
-}
-
-func (f *onFinish) run(err error) {
-	for _, fn := range f.funcs {
-		fn(err)
-	}
-}
-
-// takeOnFinish splits the OnFinish options off; nil where there are none.
-func takeOnFinish(opts []grpc.CallOption) ([]grpc.CallOption, *onFinish) {
-	var found *onFinish
-	for _, o := range opts {
-		if f, ok := o.(grpc.OnFinishCallOption); ok {
-			if found == nil {
-				found = &onFinish{}
-			}
-			found.funcs = append(found.funcs, f.OnFinish)
-		}
-	}
-	if found == nil {
-		return opts, nil
-	}
-	rest := make([]grpc.CallOption, 0, len(opts))
-	for _, o := range opts {
-		if _, ok := o.(grpc.OnFinishCallOption); !ok {
-			rest = append(rest, o)
-		}
-	}
-	return rest, found
 }

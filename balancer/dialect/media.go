@@ -50,9 +50,6 @@ func (v *values) endMedia(m message) {
 // placeholder, and so into the block of that token and those that follow. Media whose place is not known go into the
 // cache salt, and so into every block.
 func (v *values) mix(q *routing.Request) {
-	if len(v.media) == 0 || q.Prompt.Empty() {
-		return
-	}
 	q.Prompt.Tokens = slices.Clone(q.Prompt.Tokens)
 	for _, m := range v.media {
 		if m.at >= 0 && m.at < int64(len(q.Prompt.Tokens)) {

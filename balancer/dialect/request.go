@@ -2,10 +2,13 @@ package dialect
 
 import (
 	"errors"
+	"math"
 	"strings"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // WantModel asks [Method.Request] for model and adapter also where that takes
@@ -58,7 +61,9 @@ func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) err
 	v.fill(&q.Adapter, f, slotAdapter)
 	v.fill(&q.CacheSalt, f, slotCacheSalt)
 	if session {
-		q.Session = Session(v.session(f))
+		if s := v.session(f); s != "" {
+			q.Session = Session(s)
+		}
 	}
 	if m.dialect.SplitModel && q.Adapter == "" {
 		if base, adapter, ok := strings.Cut(q.Model, ":"); ok {
@@ -71,7 +76,9 @@ func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) err
 	if prompt {
 		if p := v.prompt(f); !p.Empty() {
 			q.SetPrompt(p)
-			v.mix(q)
+			if len(v.media) > 0 {
+				v.mix(q)
+			}
 		}
 	}
 	if m.dialect.Tensors != nil && (prompt || uses&WantModel != 0) {
@@ -108,6 +115,110 @@ func (v *values) prompt(f *fields) routing.Prompt {
 		return routing.Prompt{Text: alias(v.chat)}
 	}
 	return routing.Prompt{}
+}
+
+// Usage reads the usage that one response message carries into u, which starts
+// as [routing.NoUsage], and reports whether there was any. It is called for
+// every message of a call: totals raise u, deltas are added to it. A message
+// that counts prompt tokens and leaves cached tokens at zero means that none were
+// cached, since encoded zeros are left out.
+func (m *Method) Usage(u *routing.Usage, msg any) bool {
+	if m == nil || u == nil || msg == nil || m.response.slots == 0 {
+		return false
+	}
+	defer harmless()
+	return m.readUsage(u, msg)
+}
+
+func (m *Method) readUsage(u *routing.Usage, msg any) (found bool) {
+	f := &m.response
+	v := values{need: f.slots}
+	f.read(msg, &v)
+	if v.set|v.sums == 0 {
+		return false
+	}
+	if n, ok := v.count(f, slotUsageDelta); ok {
+		u.OutputTokens = min(max(u.OutputTokens, 0)+n, math.MaxInt32)
+		found = true
+	}
+	n, ok := v.count(f, slotUsageOutput)
+	found = raise(&u.OutputTokens, n, ok) || found
+	prompt, ok := v.count(f, slotUsagePrompt)
+	found = raise(&u.PromptTokens, prompt, ok) || found
+	n, ok = v.count(f, slotUsageCached)
+	if !ok && prompt > 0 && m.zeroIsAbsent(&v) {
+		n, ok = 0, true
+	}
+	found = raise(&u.CachedTokens, n, ok) || found
+	if raw, ok := v.first(f, slotUsageJSON); ok {
+		found = readUsageJSON(u, bytesOf(raw)) || found
+	}
+	return found
+}
+
+// zeroIsAbsent reports whether cached tokens stand in a number, whose zero is
+// not encoded, and not in a map, where absent means not known.
+func (m *Method) zeroIsAbsent(v *values) bool {
+	f := &m.response
+	for ref := f.from[slotUsagePrompt]; ref < f.to[slotUsagePrompt]; ref++ {
+		if v.set&(1<<ref) != 0 && !v.val[ref].number {
+			return false
+		}
+	}
+	return f.slots&slotUsageCached.bit() != 0
+}
+
+// raise sets u to n if n is more.
+func raise(u *int, n int, ok bool) bool {
+	if ok {
+		*u = max(*u, n)
+	}
+	return ok
+}
+
+// Aborts reports whether requests of the method are to be ended by a call of their own when
+// the caller goes: whether [Method.Abort] can return something.
+func (m *Method) Aborts() bool { return m.Abort() != "" }
+
+// Abort returns the method that ends the request which has the id, "" where there is none. Its
+// request is a message whose field 1 is the id.
+func (m *Method) Abort() string {
+	if m == nil {
+		return ""
+	}
+	return m.dialect.Abort
+}
+
+// RequestID reads the request id out of a request message, "" where it has none.
+func (m *Method) RequestID(msg any) (id string) {
+	v, f := m.one(slotRequestID, msg)
+	v.fill(&id, f, slotRequestID)
+	return id
+}
+
+// TakesRank reports whether requests of the method have a field for the data-parallel rank.
+func (m *Method) TakesRank() bool { return m != nil && m.dialect.Rank != "" }
+
+// HasRank reports whether the application has set the rank in a request message.
+func (m *Method) HasRank(msg any) bool {
+	v, _ := m.one(slotRank, msg)
+	return v.set != 0
+}
+
+// EncodedRank returns the field of the rank as it is appended to an encoded request.
+func (m *Method) EncodedRank(rank int) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(nil, m.rank, protowire.VarintType), uint64(rank))
+}
+
+// one reads what one slot needs of a request message.
+func (m *Method) one(s slot, msg any) (v values, f *fields) {
+	if m == nil || msg == nil || m.request.slots&s.bit() == 0 {
+		return values{}, &fields{}
+	}
+	defer harmless()
+	v, f = values{need: s.bit()}, &m.request
+	f.read(msg, &v)
+	return v, f
 }
 
 // encoded returns the bytes of an encoded message. Of several buffers it returns

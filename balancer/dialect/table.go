@@ -141,12 +141,14 @@ func newMethod(d Dialect) (*Method, error) {
 		}
 	}
 	if x := d.Messages; x != nil {
-		if err := q.group("messages", slotTurn, x.Path, inner{"role", slotRole, x.Role}, inner{"content", slotContent, x.Content}); err != nil {
+		err := q.group("messages", slotTurn, x.Path, inner{"role", slotRole, x.Role}, inner{"content", slotContent, x.Content})
+		if err != nil {
 			return nil, err
 		}
 	}
 	if x := d.Media; x != nil {
-		if err := q.group("media", slotMedia, x.Path, inner{"id", slotMediaID, x.ID}, inner{"offset", slotMediaOffset, x.Offset}); err != nil {
+		err := q.group("media", slotMedia, x.Path, inner{"id", slotMediaID, x.ID}, inner{"offset", slotMediaOffset, x.Offset})
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -154,11 +156,11 @@ func newMethod(d Dialect) (*Method, error) {
 		q.root.exclude(group)
 	}
 	if d.Rank != "" {
-		if st := q.root.edges[slices.IndexFunc(q.root.edges, func(e *edge) bool { return e.slots&slotRank.bit() != 0 })]; st.num == 0 || st.next != nil || st.list || st.key != "" {
+		i := slices.IndexFunc(q.root.edges, func(e *edge) bool { return e.slots&slotRank.bit() != 0 })
+		if st := q.root.edges[i]; st.num == 0 || st.next != nil || st.list || st.key != "" {
 			return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
-		} else {
-			m.rank = protowire.Number(st.num)
 		}
+		m.rank = protowire.Number(q.root.edges[i].num)
 	}
 	return m, nil
 }

@@ -197,7 +197,9 @@ func (f *fields) takeIDs(x *planned, l protoreflect.List, v *values) {
 }
 
 // takeTyped reads one value of a field.
-func (f *fields) takeTyped(x *planned, fd protoreflect.FieldDescriptor, val protoreflect.Value, present, element bool, v *values) {
+func (f *fields) takeTyped(
+	x *planned, fd protoreflect.FieldDescriptor, val protoreflect.Value, present, element bool, v *values,
+) {
 	switch {
 	case x.next != nil:
 		m, before := val.Message(), v.mark()
@@ -211,7 +213,13 @@ func (f *fields) takeTyped(x *planned, fd protoreflect.FieldDescriptor, val prot
 	case x.slot == slotContent && fd.Message() != nil:
 		v.content(val.Message())
 	case isText(fd):
-		if s := textOf(fd, val); s != "" || present {
+		var s string
+		if fd.Kind() == protoreflect.BytesKind {
+			s = alias(val.Bytes())
+		} else {
+			s = val.String()
+		}
+		if s != "" || present {
 			v.text(x.edge, s, element)
 		}
 	default:
@@ -246,18 +254,11 @@ func isText(fd protoreflect.FieldDescriptor) bool {
 	return fd.Kind() == protoreflect.StringKind || fd.Kind() == protoreflect.BytesKind
 }
 
-func textOf(fd protoreflect.FieldDescriptor, val protoreflect.Value) string {
-	if fd.Kind() == protoreflect.BytesKind {
-		return alias(val.Bytes())
-	}
-	return val.String()
-}
-
 func isInteger(fd protoreflect.FieldDescriptor) bool {
 	switch fd.Kind() {
-	case protoreflect.Int32Kind, protoreflect.Int64Kind, protoreflect.Sint32Kind, protoreflect.Sint64Kind, protoreflect.Sfixed32Kind,
-		protoreflect.Sfixed64Kind, protoreflect.Uint32Kind, protoreflect.Uint64Kind, protoreflect.Fixed32Kind, protoreflect.Fixed64Kind,
-		protoreflect.EnumKind:
+	case protoreflect.Int32Kind, protoreflect.Sint32Kind, protoreflect.Uint32Kind, protoreflect.Sfixed32Kind,
+		protoreflect.Fixed32Kind, protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Uint64Kind,
+		protoreflect.Sfixed64Kind, protoreflect.Fixed64Kind, protoreflect.EnumKind:
 		return true
 	}
 	return false

@@ -287,7 +287,8 @@ func (a *Attempts) retriedElsewhere() bool {
 
 // Limited reports whether the wait for the first message of the next attempt is bounded by first_token_timeout.
 func (a *Attempts) Limited() bool {
-	return a.call.handle.Retries().FirstTokenTimeout > 0 && a.sent == 0 && !a.retriedElsewhere()
+	b := a.call.handle.bound.Load()
+	return b != nil && b.Retries.FirstTokenTimeout > 0 && a.sent == 0 && !a.retriedElsewhere()
 }
 
 // Await runs receive. Each time that first_token_timeout passes it calls move, which returns whether the attempt is to

@@ -266,7 +266,9 @@ func (c *Call) book(ctx context.Context, b *Binding, state stateOf) (ready bool,
 		}
 		return false, Explain(err, &c.key.request, b.Router.View())
 	}
-	c.reserved.decidedHere(b, &c.key.request)
+	if b.Central != nil {
+		c.reserved.decidedHere(b, &c.key.request)
+	}
 	ready, kept := c.use(ctx, b, state)
 	if !ready && !kept {
 		c.reserved.giveBack(&c.key.request)
@@ -324,7 +326,9 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	}
 	late := c.few.read().late
 	c.outcome.end(info, refused, late)
-	c.abort(info, late)
+	if info.Err != nil && c.key.abortable {
+		c.abort(info, late)
+	}
 	// The usage in a unary answer is read after this, inside Invoke. Of the others the end is known now: what a server has
 	// reserved must not last through a backoff.
 	if c.key.request.Answer != routing.AnswerWhole || info.Err != nil || c.ended {
@@ -345,7 +349,7 @@ func (c *Call) brokeLate(err error) {
 // abort has the engine of an attempt stop, where the call was cancelled and the engine does not stop by itself. Called
 // with mu held.
 func (c *Call) abort(info balancer.DoneInfo, late bool) {
-	if !c.key.abortable || info.Err == nil || !info.BytesSent || c.reserved.binding.Abort == nil {
+	if !info.BytesSent || c.reserved.binding.Abort == nil {
 		return
 	}
 	if code := status.Code(info.Err); code != codes.Canceled && code != codes.DeadlineExceeded {
@@ -378,7 +382,9 @@ func (c *Call) FirstMessage() (usage bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.shared {
-		c.reserved.server.Prefilled()
+		if c.reserved.server != nil {
+			c.reserved.server.Prefilled()
+		}
 		c.outcome.result.FirstMessage = c.reserved.booking.Answered()
 		if r := c.few.made.Load(); r != nil {
 			r.answered(&c.outcome.result, c.reserved.binding)
@@ -433,8 +439,10 @@ func (c *Call) complete() {
 	if c.shared {
 		c.outcome.result.Usage = routing.NoUsage
 	}
-	c.reserved.server.Released(&c.outcome.result)
-	c.reserved.server = nil
+	if c.reserved.server != nil {
+		c.reserved.server.Released(&c.outcome.result)
+		c.reserved.server = nil
+	}
 	b.Router.Complete(&c.key.request, d, c.outcome.result)
 	if s := c.few.read().span; c.outcome.result.Fault != routing.NoFault && s != nil {
 		telemetry.Ejected(s, b.Router, d.Replica)

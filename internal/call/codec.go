@@ -153,10 +153,10 @@ func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 // may have several, the rank is written when gRPC encodes the message, since only then the replica is certain.
 func (a *Attempts) Ranked(opts []grpc.CallOption) []grpc.CallOption {
 	c := a.call
-	if m := c.handle.dialect(a.method); m != nil && !m.TakesRank() {
+	if r := c.reserved.booking.Decision.Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
 		return opts
 	}
-	if r := c.reserved.booking.Decision.Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
+	if m := c.handle.dialect(a.method); m != nil && !m.TakesRank() {
 		return opts
 	}
 	inner, _ := codecOf(opts)

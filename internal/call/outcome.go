@@ -98,9 +98,11 @@ func Note(attempt context.Context, b *Binding, route *Route, q *routing.Request,
 // Ended ends the reservation of a call that has ended, and gives its Router what the replica reported in the trailer:
 // its load, or how full it was when it refused. It reports whether it refused.
 func Ended(b *routing.Booking, done balancer.DoneInfo) (refused bool) {
-	if report, ok := refusal(done); ok {
-		b.Refused(report)
-		return true
+	if done.Err != nil {
+		if report, ok := refusal(done); ok {
+			b.Refused(report)
+			return true
+		}
 	}
 	b.Release()
 	if r := b.Router(); r != nil && len(done.Trailer) > 0 {

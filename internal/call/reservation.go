@@ -56,7 +56,9 @@ func (r *reservation) make(ctx context.Context, b *Binding, q *routing.Request, 
 	}
 	switch err := b.Router.AcquireAfter(ctx, backoff, q, &r.booking); err {
 	case nil:
-		r.decidedHere(b, q)
+		if b.Central != nil {
+			r.decidedHere(b, q)
+		}
 		r.made(b)
 		if timed && r.booking.Decision.Queued == 0 {
 			b.Telemetry.Picked(ctx, b.Policy, time.Since(start))
@@ -110,7 +112,7 @@ func (b *Binding) asks(q *routing.Request) *Central {
 
 // decidedHere notes that the local policy decided where the server was to.
 func (r *reservation) decidedHere(b *Binding, q *routing.Request) {
-	if b.Central == nil || b.asks(q) == nil {
+	if b.asks(q) == nil {
 		return
 	}
 	d := &r.booking.Decision

@@ -31,10 +31,12 @@ type attempts struct {
 
 func newAttempts(counter func(name, unit, what string) metric.Int64Counter) attempts {
 	return attempts{
-		retries:     counter("warmpath.retries", "{attempt}", "Attempts made after another one of the call, by cause."),
-		overBudget:  counter("warmpath.retries.over_budget", "{attempt}", "Attempts that were not made, since the retry budget was spent."),
+		retries: counter("warmpath.retries", "{attempt}", "Attempts made after another one of the call, by cause."),
+		overBudget: counter("warmpath.retries.over_budget", "{attempt}",
+			"Attempts that were not made, since the retry budget was spent."),
 		quarantined: counter("warmpath.quarantined", "{call}", "Calls that failed because their prompt is in quarantine."),
-		aborts:      counter("warmpath.aborts", "{call}", "Calls of an engine's Abort for calls that were cancelled, by how they ended."),
+		aborts: counter("warmpath.aborts", "{call}",
+			"Calls of an engine's Abort for calls that were cancelled, by how they ended."),
 	}
 }
 

@@ -20,22 +20,30 @@ type eventMetric struct {
 }
 
 var eventGauges = []eventMetric{
-	{"warmpath.kv_events.connected", "{stream}", "Streams of KV events that are connected.", func(s *kvevents.Status) int64 {
-		if s.Connected {
-			return 1
-		}
-		return 0
-	}},
-	{"warmpath.kv_events.blocks", "{block}", "Blocks that the replica has by its KV events.", func(s *kvevents.Status) int64 { return int64(s.Blocks) }},
-	{"warmpath.kv_events.queued", "{message}", "KV event messages received and not applied yet.", func(s *kvevents.Status) int64 { return int64(s.Queued) }},
+	{"warmpath.kv_events.connected", "{stream}", "Streams of KV events that are connected.",
+		func(s *kvevents.Status) int64 {
+			if s.Connected {
+				return 1
+			}
+			return 0
+		}},
+	{"warmpath.kv_events.blocks", "{block}", "Blocks that the replica has by its KV events.",
+		func(s *kvevents.Status) int64 { return int64(s.Blocks) }},
+	{"warmpath.kv_events.queued", "{message}", "KV event messages received and not applied yet.",
+		func(s *kvevents.Status) int64 { return int64(s.Queued) }},
 }
 
 var eventCounts = []eventMetric{
-	{"warmpath.kv_events.messages", "{message}", "KV event messages applied.", func(s *kvevents.Status) int64 { return s.Messages }},
-	{"warmpath.kv_events.gaps", "{gap}", "Holes in the sequence of KV events.", func(s *kvevents.Status) int64 { return s.Gaps }},
-	{"warmpath.kv_events.clears", "{clear}", "Times that a replica counted as empty because something was lost or it was restarted.", func(s *kvevents.Status) int64 { return s.Clears }},
-	{"warmpath.kv_events.orphaned", "{event}", "Stored blocks whose parent was never known.", func(s *kvevents.Status) int64 { return s.Orphaned }},
-	{"warmpath.kv_events.forgotten", "{block}", "Blocks on a replica forgotten to stay in the budget.", func(s *kvevents.Status) int64 { return s.Forgotten }},
+	{"warmpath.kv_events.messages", "{message}", "KV event messages applied.",
+		func(s *kvevents.Status) int64 { return s.Messages }},
+	{"warmpath.kv_events.gaps", "{gap}", "Holes in the sequence of KV events.",
+		func(s *kvevents.Status) int64 { return s.Gaps }},
+	{"warmpath.kv_events.clears", "{clear}", "Times that a replica counted as empty because something was lost or it was restarted.",
+		func(s *kvevents.Status) int64 { return s.Clears }},
+	{"warmpath.kv_events.orphaned", "{event}", "Stored blocks whose parent was never known.",
+		func(s *kvevents.Status) int64 { return s.Orphaned }},
+	{"warmpath.kv_events.forgotten", "{block}", "Blocks on a replica forgotten to stay in the budget.",
+		func(s *kvevents.Status) int64 { return s.Forgotten }},
 }
 
 // WatchEvents records how the KV events of a Router's replicas are doing until the

@@ -99,6 +99,25 @@ func Span(attempt context.Context, call trace.Span, policy string, q *routing.Re
 	span.SetAttributes(kvs...)
 }
 
+// NoReport is the Report of a call that no replica was picked for.
+var NoReport = Report{Place: -1, Usage: routing.NoUsage}
+
+// A Report is the decision of one call as the application reads it afterwards.
+type Report struct {
+	Replica       string // id of the replica of the last attempt that was sent; "" when none was picked
+	Address       string
+	Policy        string
+	Reason        routing.Reason
+	Rule          routing.Reason // the policy's own reason where Reason is another's: see [routing.Decision]
+	MatchedTokens int            // prompt tokens predicted to be cached there
+	PromptTokens  int
+	Place         int           // in the rendezvous order or on the ring; -1 = none
+	Load          float64       // of the replica when it was picked, in tokens
+	Queued        time.Duration // how long the attempt waited in the queue
+	Attempts      int           // made, this one included
+	Usage         routing.Usage // as the replica reported it
+}
+
 // A Recorder records metrics. Safe for use by many goroutines.
 type Recorder struct {
 	meter     metric.Meter
@@ -136,12 +155,18 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	}
 	r.decisions = counter("warmpath.decisions", "{decision}", "Decisions by policy and reason.")
 	r.prompt = counter("warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage.")
-	r.predicted = counter("warmpath.cached_tokens.predicted", "{token}", "Prompt tokens that the policy predicted to be cached on the replica it picked.")
-	r.measured = counter("warmpath.cached_tokens.measured", "{token}", "Prompt tokens that the replica reported as cached.")
-	r.shadowed = counter("warmpath.shadow.decisions", "{decision}", "Decisions of the shadow policy, by whether it would have sent the call elsewhere.")
-	r.shadow = counter("warmpath.shadow.matched_tokens", "{token}", "Prompt tokens that the shadow policy predicted to be cached on the replica it would have picked.")
-	r.actual = counter("warmpath.shadow.actual_matched_tokens", "{token}", "Of the same calls, prompt tokens that the shadow policy predicts to be cached on the replica that was picked.")
-	r.unbound = counter("warmpath.handles.unbound", "{channel}", "Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it.")
+	r.predicted = counter("warmpath.cached_tokens.predicted", "{token}",
+		"Prompt tokens that the policy predicted to be cached on the replica it picked.")
+	r.measured = counter("warmpath.cached_tokens.measured", "{token}",
+		"Prompt tokens that the replica reported as cached.")
+	r.shadowed = counter("warmpath.shadow.decisions", "{decision}",
+		"Decisions of the shadow policy, by whether it would have sent the call elsewhere.")
+	r.shadow = counter("warmpath.shadow.matched_tokens", "{token}",
+		"Prompt tokens that the shadow policy predicted to be cached on the replica it would have picked.")
+	r.actual = counter("warmpath.shadow.actual_matched_tokens", "{token}",
+		"Of the same calls, prompt tokens that the shadow policy predicts to be cached on the replica that was picked.")
+	r.unbound = counter("warmpath.handles.unbound", "{channel}",
+		"Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it.")
 	r.failed = counter("warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy.")
 	r.attempts = newAttempts(counter)
 	pick, e := r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
@@ -233,6 +258,42 @@ func (r *Recorder) Ended(ctx context.Context, policy string, q *routing.Request,
 	r.measured.Add(ctx, int64(o.Usage.CachedTokens), set)
 }
 
+// Attribute keys of a shadow policy's decision.
+const (
+	KeyShadowPolicy        = attribute.Key("warmpath.shadow.policy")
+	KeyShadowReason        = attribute.Key("warmpath.shadow.reason")
+	KeyShadowReplica       = attribute.Key("warmpath.shadow.replica") // absent: it found none
+	KeyShadowMatchedTokens = attribute.Key("warmpath.shadow.matched_tokens")
+	KeyShadowDiffers       = attribute.Key("warmpath.shadow.differs")
+)
+
+// appendShadow adds what a shadow policy decided on the same request.
+func appendShadow(kvs []attribute.KeyValue, q *routing.Request, d *routing.Decision) []attribute.KeyValue {
+	policy, shadow, _, ok := q.Shadow()
+	if !ok {
+		return kvs
+	}
+	kvs = append(kvs, KeyShadowPolicy.String(policy), KeyShadowDiffers.Bool(shadow.Replica != d.Replica))
+	if shadow.Replica != nil {
+		kvs = append(kvs, KeyShadowReplica.String(shadow.Replica.ID), KeyShadowReason.String(string(shadow.Reason)),
+			KeyShadowMatchedTokens.Int(shadow.MatchedTokens))
+	}
+	return kvs
+}
+
+// Shadowed counts what a shadow policy decided on a request, if there is one.
+func (r *Recorder) Shadowed(ctx context.Context, policy string, q *routing.Request, d *routing.Decision) {
+	name, shadow, actual, ok := q.Shadow()
+	if !ok || !r.shadowed.Enabled(ctx) {
+		return
+	}
+	both := r.attributes(KeyPolicy.String(policy), KeyShadowPolicy.String(name))
+	r.shadow.Add(ctx, int64(shadow.MatchedTokens), both)
+	r.actual.Add(ctx, int64(actual), both)
+	differs := KeyShadowDiffers.Bool(shadow.Replica != d.Replica)
+	r.shadowed.Add(ctx, 1, r.attributes(KeyPolicy.String(policy), KeyShadowPolicy.String(name), differs))
+}
+
 // Unbound counts a channel that never met the balancer.
 func (r *Recorder) Unbound(ctx context.Context) { r.unbound.Add(ctx, 1) }
 
@@ -258,10 +319,13 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 	bytes := gauge("warmpath.index.bytes", "By", "Memory of the prefix index.")
 	blocks := gauge("warmpath.index.blocks", "{block}", "Blocks in the prefix index, of all replicas.")
 	evictions := count("warmpath.index.evictions", "{block}", "Blocks that the prefix index forgot to stay in its budget.")
-	live := count("warmpath.index.live_evictions", "{block}", "Of these, blocks that the engine, by its events, still has.")
-	refused := count("warmpath.index.refused", "{change}", "Changes of caches reported in blocks of another size than prompts are cut in.")
+	live := count("warmpath.index.live_evictions", "{block}",
+		"Of these, blocks that the engine, by its events, still has.")
+	refused := count("warmpath.index.refused", "{change}",
+		"Changes of caches reported in blocks of another size than prompts are cut in.")
 	errs := count("warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.")
-	corrected := count("warmpath.pick.corrections", "{pick}", "Picks of the policy that the request may not be given, and that were replaced.")
+	corrected := count("warmpath.pick.corrections", "{pick}",
+		"Picks of the policy that the request may not be given, and that were replaced.")
 	texts := count("warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.")
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
