@@ -12,9 +12,9 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/lookaside"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // lb is the balancer of one call.
@@ -58,7 +58,7 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 		h = call.HandleFrom(s.ResolverState.Attributes)
 	}
 	watch := lookaside.From(s.ResolverState)
-	var r *routing.Router
+	var r *router.Router
 	err := policy.ErrNeedsServer
 	if watch != nil || !config.NeedsServer() {
 		r, err = b.router(config, h)
@@ -163,7 +163,7 @@ func (b *lb) Close() {
 }
 
 // leave lets go of everything but the endpoints' connections, which it returns, with the Routers that are to be closed.
-func (b *lb) leave() (all []*endpoint, unused []*routing.Router) {
+func (b *lb) leave() (all []*endpoint, unused []*router.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	all = b.endpoints.all.Values()
@@ -191,7 +191,7 @@ func (b *lb) leave() (all []*endpoint, unused []*routing.Router) {
 }
 
 // retire closes Routers. Called without mu held: a policy may take its time.
-func (b *lb) retire(unused ...*routing.Router) {
+func (b *lb) retire(unused ...*router.Router) {
 	for _, r := range unused {
 		if err := r.Close(); err != nil {
 			b.notices.logger().Warn("warmpath: a policy was not closed in order", "error", err)

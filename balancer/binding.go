@@ -6,8 +6,9 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
@@ -15,7 +16,7 @@ import (
 // router returns a Router for a configuration that is not the one in force, else
 // nil. The first of a new balancer is the one that the channel's handle kept, if
 // there is one. Called with mu held.
-func (b *lb) router(c *lbConfig, h *call.Handle) (*routing.Router, error) {
+func (b *lb) router(c *lbConfig, h *call.Handle) (*router.Router, error) {
 	old := b.binding.Load()
 	if old != nil && old.Key == c.key {
 		return nil, nil
@@ -29,9 +30,9 @@ func (b *lb) router(c *lbConfig, h *call.Handle) (*routing.Router, error) {
 }
 
 // newRouter builds a Router, and its tokenizer where there is one.
-func (c *lbConfig) newRouter(h *call.Handle) (*routing.Router, error) {
+func (c *lbConfig) newRouter(h *call.Handle) (*router.Router, error) {
 	if c.tokenizer == nil {
-		return c.NewRouter(nil)
+		return router.FromConfig(c.Config, nil)
 	}
 	var o tokenize.Options
 	if h != nil {
@@ -41,7 +42,7 @@ func (c *lbConfig) newRouter(h *call.Handle) (*routing.Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := c.NewRouter(func(o *routing.Options) { o.Tokenizer = t })
+	r, err := router.FromConfig(c.Config, func(o *router.Options) { o.Tokenizer = t })
 	if err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -50,7 +51,7 @@ func (c *lbConfig) newRouter(h *call.Handle) (*routing.Router, error) {
 
 // configure puts the configuration and the members into force. r is nil where
 // the Router stays the same. Called with mu held.
-func (b *lb) configure(c *lbConfig, h *call.Handle, r *routing.Router) {
+func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	attach := h != nil && b.handle == nil
 	b.server.warn(&c.Adoption)
 	if attach || b.config == nil || b.config.key != c.key {
@@ -66,7 +67,7 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *routing.Router) {
 
 // use brings a Router, nil for the one in use, up to date and makes it the one
 // in use. Called with mu held.
-func (b *lb) use(r *routing.Router) {
+func (b *lb) use(r *router.Router) {
 	old := b.binding.Load()
 	if r == nil {
 		r = old.Router
@@ -96,7 +97,7 @@ func (b *lb) use(r *routing.Router) {
 			FirstTokenTimeout: time.Duration(b.config.FirstTokenTimeout),
 		},
 		Abort:       b.aborts.abort,
-		NeedsPrompt: b.config.RequirePrompt && r.Uses()&routing.UsesPrompt != 0,
+		NeedsPrompt: b.config.RequirePrompt && r.Uses()&policy.UsesPrompt != 0,
 		Key:         b.config.key,
 	}
 	next.NoKey = func(method string) { b.notices.warnNoKey(next, method) }
@@ -132,7 +133,7 @@ func dialects(c *lbConfig, h *call.Handle) *dialect.Table {
 
 // uses is what a request key must hold: what the policy looks at, and the model and adapter where replicas declare
 // some. Called with mu held.
-func (b *lb) uses(r *routing.Router) routing.Uses {
+func (b *lb) uses(r *router.Router) policy.Uses {
 	if b.endpoints.declareModels() {
 		return r.Uses() | dialect.WantModel
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
@@ -79,7 +79,7 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
 	if c.KVEvents != "" || c.KVEventsReplay != "" {
-		a := routing.Attributes{KVEvents: c.KVEvents, KVEventsReplay: c.KVEventsReplay}
+		a := policy.Attributes{KVEvents: c.KVEvents, KVEventsReplay: c.KVEventsReplay}
 		if _, err := kvevents.ParseSource(a); err != nil {
 			return nil, fmt.Errorf("%s: %w", Name, err)
 		}

@@ -2,7 +2,7 @@
 // client package does) and name it in a service config.
 //
 // The rule. Every endpoint of the resolver gets a pick_first child of its own,
-// so one connection; the picker asks the [routing.Router] which replica the call
+// so one connection; the picker asks the [router.Router] which replica the call
 // goes to and books it there until the call ends. The policy's algorithm, its
 // queue and its books live in the Router; this package only reports what is
 // connected and hands its answers to gRPC.

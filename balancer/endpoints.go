@@ -11,7 +11,8 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // endpoint is one set of addresses, and the connections to it.
@@ -42,7 +43,7 @@ type endpoints struct {
 	connections connections
 
 	all     *resolver.EndpointMap[*endpoint]
-	members []routing.Member
+	members []router.Member
 	left    []*endpoint                    // to be closed at the end of the update under way
 	updates uint64                         // of the list
 	states  [connectivity.Shutdown + 1]int // endpoints, by their state
@@ -55,7 +56,7 @@ type endpoints struct {
 func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []listed {
 	l.updates++
 	l.streams = config.MaxStreamsPerConnection
-	l.members = make([]routing.Member, 0, len(all))
+	l.members = make([]router.Member, 0, len(all))
 	kept := make([]listed, 0, len(all))
 	ids := make(map[string]bool, len(all))
 	renamed := make(map[string]string)
@@ -76,14 +77,14 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []list
 			renamed[e.id] = attrs.ID
 		}
 		e.id, e.seen, ids[attrs.ID] = attrs.ID, l.updates, true
-		l.members = append(l.members, routing.Member{Attributes: attrs, Host: e.host})
+		l.members = append(l.members, router.Member{Attributes: attrs, Host: e.host})
 		kept = append(kept, listed{e, ep})
 	}
 	l.dropUnlisted()
 	if len(renamed) > 0 {
 		l.connections.rename(renamed)
 	}
-	slices.SortFunc(l.members, func(x, y routing.Member) int { return cmp.Compare(x.ID, y.ID) })
+	slices.SortFunc(l.members, func(x, y router.Member) int { return cmp.Compare(x.ID, y.ID) })
 	l.perReplica.Store(int32(config.ConnectionsPerReplica))
 	l.eager.Store(len(kept)*max(config.ConnectionsPerReplica, 1) <= EagerConnections)
 	return kept
@@ -187,15 +188,15 @@ func (l *endpoints) aggregate() connectivity.State {
 }
 
 // connect puts the states of all connections into force in a Router.
-func (l *endpoints) connect(r *routing.Router) {
+func (l *endpoints) connect(r *router.Router) {
 	for _, m := range l.members {
 		l.setStreams(r, m.ID, m.Host.(*host))
 	}
-	r.SetConnections(func(rep *routing.Replica) bool { return l.pickable(rep.Host().(*host)) })
+	r.SetConnections(func(rep *policy.Replica) bool { return l.pickable(rep.Host().(*host)) })
 }
 
 // setStreams sets how many calls the connections to a replica take, where that is known.
-func (l *endpoints) setStreams(r *routing.Router, id string, h *host) {
+func (l *endpoints) setStreams(r *router.Router, id string, h *host) {
 	streams := l.streams
 	if streams > 0 {
 		if s := h.picker.Load(); s != nil {
@@ -219,5 +220,5 @@ func (l *endpoints) pickable(h *host) bool {
 
 // declareModels reports whether replicas declare models or adapters.
 func (l *endpoints) declareModels() bool {
-	return slices.ContainsFunc(l.members, func(m routing.Member) bool { return len(m.Models)+len(m.Adapters) > 0 })
+	return slices.ContainsFunc(l.members, func(m router.Member) bool { return len(m.Models)+len(m.Adapters) > 0 })
 }

@@ -2,20 +2,21 @@ package balancer
 
 import (
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // events are the replicas' KV events, followed for one Router. Used with lb.mu held.
 type events struct {
 	manager *kvevents.Manager // nil while no replica is followed
-	router  *routing.Router
+	router  *router.Router
 	unwatch func()
 }
 
 // follow passes the replicas' cache events to the Router, if its policy can use that and some of them have a source.
-func (e *events) follow(b *lb, r *routing.Router) {
-	var sources []routing.Attributes
+func (e *events) follow(b *lb, r *router.Router) {
+	var sources []policy.Attributes
 	for _, m := range b.endpoints.members {
 		if a := fleet.Declared(m.Attributes, b.config.KVEvents, b.config.KVEventsReplay); a.KVEvents != "" {
 			sources = append(sources, a)

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
 )
 
@@ -44,7 +44,7 @@ func (n *notices) warnNoKey(b *call.Binding, method string) {
 		once = &h.NoKey
 	}
 	once.Do(func() {
-		if method == "" && b.Uses&routing.UsesPrompt != 0 {
+		if method == "" && b.Uses&policy.UsesPrompt != 0 {
 			return // warnBare has warned
 		}
 		n.logger().Warn("warmpath: a call carries no key that the policy routes by, and is routed by load; "+

@@ -12,9 +12,10 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 var logger = grpclog.Component("warmpath")
@@ -34,7 +35,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	}
 	binding := p.lb.binding.Load()
 	a, ready, err := rpc.Book(info.Ctx, route, binding, connection)
-	for err == routing.ErrClosed && p.lb.binding.Load() != binding {
+	for err == router.ErrClosed && p.lb.binding.Load() != binding {
 		binding = p.lb.binding.Load()
 		a, ready, err = rpc.Book(info.Ctx, route, binding, connection)
 	}
@@ -77,10 +78,10 @@ func (h *host) connectivity() connectivity.State {
 	return connectivity.Shutdown
 }
 
-func connection(r *routing.Replica) connectivity.State { return r.Host().(*host).connectivity() }
+func connection(r *policy.Replica) connectivity.State { return r.Host().(*host).connectivity() }
 
 // send asks the replica's own child for its connection.
-func (p *picker) send(info balancer.PickInfo, r *routing.Replica) (balancer.PickResult, error) {
+func (p *picker) send(info balancer.PickInfo, r *policy.Replica) (balancer.PickResult, error) {
 	h := r.Host().(*host)
 	child := h.picker.Load()
 	if child == nil {
@@ -99,14 +100,14 @@ func (p *picker) send(info balancer.PickInfo, r *routing.Replica) (balancer.Pick
 // a status fails the call at once, another error lets wait_for_ready wait.
 func (p *picker) refuse(b *call.Binding, err error) (balancer.PickResult, error) {
 	switch err {
-	case routing.ErrNotConnected:
+	case router.ErrNotConnected:
 		if len(b.Router.View().Connected()) > 0 {
 			return balancer.PickResult{}, errGone
 		}
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
-	case routing.ErrClosed:
+	case router.ErrClosed:
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
-	case routing.ErrFull:
+	case router.ErrFull:
 		return balancer.PickResult{}, status.Error(codes.ResourceExhausted, "warmpath: "+err.Error()+
 			"; calls wait for room when the channel has the interceptors of client.New or client.DialOptions")
 	}
@@ -127,10 +128,10 @@ func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
 // that picking does not allocate.
 type bare struct {
 	ctx     context.Context
-	request routing.Request
-	booking routing.Booking
+	request policy.Request
+	booking router.Reservation
 	done    func(balancer.DoneInfo)
-	router  *routing.Router
+	router  *router.Router
 }
 
 var bares = sync.Pool{}
@@ -146,8 +147,8 @@ func newBare() *bare {
 		case !i.BytesSent && i.Err == nil: // the connection was gone before anything happened
 			c.booking.Withdraw(&c.request)
 		case c.router.Observes():
-			c.router.Complete(&c.request, c.booking.Decision, routing.Outcome{
-				Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err), Usage: routing.NoUsage,
+			c.router.Complete(&c.request, c.booking.Decision, policy.Outcome{
+				Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err), Usage: policy.NoUsage,
 			})
 		}
 		c.free()
@@ -155,33 +156,33 @@ func newBare() *bare {
 	return c
 }
 
-// Message implements routing.Origin: a picker does not see it.
+// Message implements policy.Origin: a picker does not see it.
 func (c *bare) Message() any { return nil }
 
-// Header implements routing.Origin.
+// Header implements policy.Origin.
 func (c *bare) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.ctx, key) }
 
 func (c *bare) free() {
-	c.ctx, c.request, c.booking, c.router = nil, routing.Request{}, routing.Booking{}, nil
+	c.ctx, c.request, c.booking, c.router = nil, policy.Request{}, router.Reservation{}, nil
 	bares.Put(c)
 }
 
 // quick is what ends the quick bookings of one replica; made once, so that
 // picking does not allocate.
 type quick struct {
-	router  *routing.Router
-	replica *routing.Replica
+	router  *router.Router
+	replica *policy.Replica
 	done    func(balancer.DoneInfo)
 }
 
-func (h *host) quickFor(router *routing.Router, rep *routing.Replica) *quick {
-	if q := h.quick.Load(); q != nil && q.replica == rep && q.router == router {
+func (h *host) quickFor(rt *router.Router, rep *policy.Replica) *quick {
+	if q := h.quick.Load(); q != nil && q.replica == rep && q.router == rt {
 		return q
 	}
-	q := &quick{router, rep, func(i balancer.DoneInfo) {
-		call.EndedQuick(router, rep, i)
+	q := &quick{rt, rep, func(i balancer.DoneInfo) {
+		call.EndedQuick(rt, rep, i)
 		if i.Err != nil || i.BytesReceived {
-			router.CompleteQuick(rep, routing.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
+			rt.CompleteQuick(rep, policy.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
 		}
 	}}
 	h.quick.Store(q)
@@ -189,7 +190,7 @@ func (h *host) quickFor(router *routing.Router, rep *routing.Replica) *quick {
 }
 
 func (p *picker) sendQuick(
-	info balancer.PickInfo, b *call.Binding, key *routing.Request, rep *routing.Replica, why routing.Reason,
+	info balancer.PickInfo, b *call.Binding, key *policy.Request, rep *policy.Replica, why policy.Reason,
 ) (balancer.PickResult, error) {
 	res, err := p.send(info, rep)
 	if err != nil {
@@ -214,13 +215,13 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 	c.ctx, c.router = info.Ctx, binding.Router
 	c.request.SetOrigin(c)
 	binding.ReadMetadata(info.Ctx, route, &c.request)
-	if binding.Uses&routing.UsesPrompt != 0 {
+	if binding.Uses&policy.UsesPrompt != 0 {
 		p.lb.notices.warnBare()
 	}
 	if err := binding.Router.Pick(info.Ctx, &c.request, &c.booking); err != nil {
 		err = call.Explain(err, &c.request, binding.Router.View())
 		c.free()
-		if err == routing.ErrClosed && p.lb.binding.Load() != binding {
+		if err == router.ErrClosed && p.lb.binding.Load() != binding {
 			return p.pickBare(info, route) // the Router was replaced just now
 		}
 		return p.refuse(binding, err)

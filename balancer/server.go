@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/lookaside"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // server is the look-aside server's view of the replicas, passed to one Router. Used with lb.mu held.
@@ -21,12 +21,12 @@ type server struct {
 	warned   bool
 
 	attached *lookaside.Watch
-	router   *routing.Router
+	router   *router.Router
 	detach   func()
 }
 
 // attach lets the Router, whose fleet is set, receive load and cache updates, and no other.
-func (s *server) attach(r *routing.Router) {
+func (s *server) attach(r *router.Router) {
 	if s.attached == s.watch && (s.router == r || s.watch == nil) {
 		return
 	}

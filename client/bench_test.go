@@ -17,8 +17,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // instant is a stream that answers one message without a network; opening it
@@ -44,7 +44,7 @@ func (s *instant) RecvMsg(any) error {
 
 // bound returns interceptors whose one channel is bound to a Router of 8 replicas that are always ready, and what claims
 // the booking of a call as a picker does.
-func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, router *routing.Router, claim func(context.Context) *call.Call) {
+func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, rt *router.Router, claim func(context.Context) *call.Call) {
 	set, err := newChannels(nil)
 	require.NoError(tb, err)
 	cc, err = grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -52,28 +52,28 @@ func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, router *routing.R
 	tb.Cleanup(func() { require.NoError(tb, cc.Close()) })
 	config, err := policy.ParseConfig(nil)
 	require.NoError(tb, err)
-	router, err = config.NewRouter(nil)
+	rt, err = router.FromConfig(config, nil)
 	require.NoError(tb, err)
-	var members []routing.Member
+	var members []router.Member
 	for i := range 8 {
-		members = append(members, routing.Member{Attributes: routing.Attributes{ID: fmt.Sprint("r", i)}})
+		members = append(members, router.Member{Attributes: policy.Attributes{ID: fmt.Sprint("r", i)}})
 	}
-	router.SetFleet(members)
+	rt.SetFleet(members)
 	for _, m := range members {
-		router.SetConnected(m.ID, true)
+		rt.SetConnected(m.ID, true)
 	}
 	table, err := dialect.NewTable(dialect.Dialect{Methods: []string{"/p.S/M"}, Prompt: "3.2"})
 	require.NoError(tb, err)
 	keys, err := dialect.NewSessionKeys()
 	require.NoError(tb, err)
 	binding := &call.Binding{
-		Router: router, Policy: "p", Uses: router.Uses(), Dialects: table, SessionKeys: keys,
+		Router: rt, Policy: "p", Uses: rt.Uses(), Dialects: table, SessionKeys: keys,
 		Telemetry: set.telemetry, MaxAttempts: 3,
 	}
 	set.sole.Store(set.handle(cc)) // as New does
 	set.sole.Load().Attach(binding, nil)
-	ready := func(*routing.Replica) connectivity.State { return connectivity.Ready }
-	return set, cc, router, func(ctx context.Context) *call.Call {
+	ready := func(*policy.Replica) connectivity.State { return connectivity.Ready }
+	return set, cc, rt, func(ctx context.Context) *call.Call {
 		call, _ := call.From(ctx)
 		if _, _, err := call.Book(ctx, nil, binding, ready); err != nil {
 			tb.Fatal(err)

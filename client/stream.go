@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
 )
 
@@ -40,9 +40,9 @@ func (c *channels) stream(
 	} else {
 		k.ctx, k.cancel = context.WithCancel(ctx)
 	}
-	var answer routing.Answer
+	var answer policy.Answer
 	if !desc.ClientStreams { // the replica has all it needs for the first message
-		answer = routing.AnswerMessage
+		answer = policy.AnswerMessage
 	}
 	h.Start(&k.call, k.ctx, method, nil, answer)
 	k.call.Attempts.On(cc, method)

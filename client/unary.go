@@ -5,7 +5,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
 )
 
@@ -23,7 +23,7 @@ func (c *channels) unary(
 		ctx, cancel = context.WithTimeout(ctx, t)
 		defer cancel()
 	}
-	rpc := h.NewCall(ctx, method, req, routing.AnswerWhole)
+	rpc := h.NewCall(ctx, method, req, policy.AnswerWhole)
 	defer rpc.End()
 	tries := &rpc.Attempts
 	tries.On(cc, method)

@@ -6,7 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // balance is the load of a deployment: what watching clients report, what is picked here, and what replicas report themselves.
@@ -54,14 +55,14 @@ func (b *balance) unsettled(m *member, now time.Time) bool {
 }
 
 // tick adds the load up at the end of an interval, and gives the Router the part of others.
-func (b *balance) tick(order []*member, router *routing.Router, now time.Time) {
+func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 	limits := b.limits.Load()
 	stale := b.ledger.count(now, time.Duration(limits.StaleAfter), time.Duration(limits.Lease))
-	view := router.View()
-	var foreign []routing.ForeignLoad
-	tell := func(rep *routing.Replica, load book) {
-		if n, tokens := rep.Foreign(); int64(n) != load.ongoing || tokens != load.tokens {
-			foreign = append(foreign, routing.ForeignLoad{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
+	view := rt.View()
+	var foreign []router.PeerLoad
+	tell := func(rep *policy.Replica, load book) {
+		if n, tokens := rep.PeerLoad(); int64(n) != load.ongoing || tokens != load.tokens {
+			foreign = append(foreign, router.PeerLoad{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
 		}
 	}
 	var unknown []*member
@@ -94,7 +95,7 @@ func (b *balance) tick(order []*member, router *routing.Router, now time.Time) {
 	if len(limits.Principals) > 0 {
 		b.show(order, unsure, now)
 	}
-	router.SetForeignLoad(foreign)
+	rt.SetPeerLoad(foreign)
 }
 
 // show puts the load into force as principals see it that are not trusted: of what is picked here each prompt counts whole.

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -60,9 +60,9 @@ func events(b *testing.B, d *deployment) {
 				for i := range blocks {
 					blocks[i] = rand.Uint64()
 				}
-				changes := []routing.CacheChange{{Replica: r.ID, BlockTokens: 16, Stored: blocks}}
+				changes := []policy.CacheChange{{Replica: r.ID, BlockTokens: 16, Stored: blocks}}
 				if n%4 == 0 {
-					changes = append(changes, routing.CacheChange{Replica: r.ID, BlockTokens: routing.SuperblockTokens, Stored: blocks[7:]})
+					changes = append(changes, policy.CacheChange{Replica: r.ID, BlockTokens: policy.SuperblockTokens, Stored: blocks[7:]})
 				}
 				h.changed(changes)
 			}

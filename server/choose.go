@@ -13,9 +13,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -32,7 +33,7 @@ func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaR
 }
 
 func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
-	var q routing.Request
+	var q policy.Request
 	if err := decodeKey(r, &q); err != nil {
 		return nil, err
 	}
@@ -66,14 +67,14 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 // asking is the metadata of a question that came over gRPC, without the message that it is about.
 type asking struct{ context.Context }
 
-// Message implements routing.Origin.
+// Message implements policy.Origin.
 func (asking) Message() any { return nil }
 
-// Header implements routing.Origin.
+// Header implements policy.Origin.
 func (a asking) Header(key string) []string { return metadata.ValueFromIncomingContext(a, key) }
 
 // originOf returns what a question came with.
-func originOf(ctx context.Context) routing.Origin {
+func originOf(ctx context.Context) policy.Origin {
 	if o := httpendpoint.Origin(ctx); o != nil {
 		return o
 	}
@@ -96,7 +97,7 @@ type picks struct {
 }
 
 // choose picks, waiting as long as the question says, and books for as long as the mode says.
-func (k *picks) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseReplicaRequest, q *routing.Request) (*warmpathv1.ChooseReplicaResponse, error) {
+func (k *picks) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseReplicaRequest, q *policy.Request) (*warmpathv1.ChooseReplicaResponse, error) {
 	reserves := r.GetMode() == warmpathv1.PickMode_PICK_MODE_RESERVE
 	name := leaseName{by: p}
 	if reserves && q.ID != "" {
@@ -153,21 +154,21 @@ func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x 
 	for {
 		h := k.hosted.Load()
 		err := pickFrom(k.withStore(ctx, h.router), h.router, r, x)
-		if errors.Is(err, routing.ErrClosed) && k.hosted.Load() != h {
+		if errors.Is(err, router.ErrClosed) && k.hosted.Load() != h {
 			continue
 		}
 		return h, err
 	}
 }
 
-func pickFrom(ctx context.Context, router *routing.Router, r *warmpathv1.ChooseReplicaRequest, x *lease) error {
+func pickFrom(ctx context.Context, rt *router.Router, r *warmpathv1.ChooseReplicaRequest, x *lease) error {
 	switch {
 	case r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY:
-		return router.Query(ctx, &x.q, &x.booking)
+		return rt.Query(ctx, &x.q, &x.booking)
 	case r.GetWaitMs() > 0:
-		return router.Acquire(ctx, &x.q, &x.booking)
+		return rt.Acquire(ctx, &x.q, &x.booking)
 	}
-	return router.Pick(ctx, &x.q, &x.booking)
+	return rt.Pick(ctx, &x.q, &x.booking)
 }
 
 // picking returns when a pick began, the zero time if nobody wants to know how long it takes.
@@ -180,19 +181,19 @@ func (k *picks) picking(ctx context.Context) time.Time {
 
 // picked counts a decision.
 func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time) {
-	decision, policy := &x.booking.Decision, h.policy()
-	k.tally.decided(policy, decision.Reason)
-	if decision.Reason == routing.ReasonNoKey {
-		h.warnNoKey.Do(func() { k.warnNoKey(policy) })
+	decision, pol := &x.booking.Decision, h.policy()
+	k.tally.decided(pol, decision.Reason)
+	if decision.Reason == policy.ReasonNoKey {
+		h.warnNoKey.Do(func() { k.warnNoKey(pol) })
 	}
 	if k.recorder == nil {
 		return
 	}
-	telemetry.Span(ctx, nil, policy, &x.q, *decision)
-	k.recorder.Decided(ctx, policy, *decision)
-	k.recorder.Shadowed(ctx, policy, &x.q, decision)
+	telemetry.Span(ctx, nil, pol, &x.q, *decision)
+	k.recorder.Decided(ctx, pol, *decision)
+	k.recorder.Shadowed(ctx, pol, &x.q, decision)
 	if !began.IsZero() {
-		k.recorder.Picked(ctx, policy, time.Since(began)-decision.Queued)
+		k.recorder.Picked(ctx, pol, time.Since(began)-decision.Queued)
 	}
 }
 
@@ -218,12 +219,12 @@ func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplic
 	case <-x.made:
 	default:
 		if !waits {
-			return nil, routing.ErrFull // the first of its name waits for room
+			return nil, router.ErrFull // the first of its name waits for room
 		}
 		select {
 		case <-x.made:
 		case <-ctx.Done():
-			return nil, routing.ErrFull
+			return nil, router.ErrFull
 		}
 	}
 	if x.err != nil {
@@ -245,7 +246,7 @@ func (k *picks) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) 
 	}
 }
 
-func (h *hosted) decisionMessage(q *routing.Request, d *routing.Decision) *warmpathv1.Decision {
+func (h *hosted) decisionMessage(q *policy.Request, d *policy.Decision) *warmpathv1.Decision {
 	return &warmpathv1.Decision{
 		Policy: h.policy(), Reason: string(d.Reason), Rule: string(d.Rule),
 		MatchedTokens: uint32(d.MatchedTokens), PromptTokens: uint32(q.PromptTokens),
@@ -254,11 +255,11 @@ func (h *hosted) decisionMessage(q *routing.Request, d *routing.Decision) *warmp
 }
 
 // candidates returns the pick and those that the policy would pick next, each with its score. O(n · replicas).
-func (h *hosted) candidates(q *routing.Request, picked *routing.Decision, n int) []*warmpathv1.Candidate {
+func (h *hosted) candidates(q *policy.Request, picked *policy.Decision, n int) []*warmpathv1.Candidate {
 	if n == 0 {
 		return nil
 	}
-	all := append(make([]routing.Decision, 0, n), *picked)
+	all := append(make([]policy.Decision, 0, n), *picked)
 	all = h.router.Next(q, picked.Replica, n-1, all)
 	messages := make([]*warmpathv1.Candidate, len(all))
 	view := h.router.View()
@@ -276,7 +277,7 @@ func (h *hosted) candidates(q *routing.Request, picked *routing.Decision, n int)
 }
 
 // numberOf is the number under which watchers know a replica.
-func numberOf(r *routing.Replica) uint32 {
+func numberOf(r *policy.Replica) uint32 {
 	m, _ := r.Host().(*member)
 	if m == nil {
 		return 0
@@ -284,21 +285,21 @@ func numberOf(r *routing.Replica) uint32 {
 	return m.number
 }
 
-func chosen(r *routing.Replica, rank int) *warmpathv1.ChosenReplica {
+func chosen(r *policy.Replica, rank int) *warmpathv1.ChosenReplica {
 	c := &warmpathv1.ChosenReplica{Id: r.ID, Address: r.Address}
 	if m, ok := r.Host().(*member); ok {
 		c.ServerName = m.ServerName
 	}
-	if rank != routing.AnyRank {
+	if rank != policy.AnyRank {
 		c.Rank = proto.Uint32(uint32(rank))
 	}
 	return c
 }
 
 // fallbacks returns whom the policy would pick next, one after the other.
-func fallbacks(router *routing.Router, q *routing.Request, picked *routing.Replica, n int) []*warmpathv1.ChosenReplica {
-	var few [defaultFallbacks]routing.Decision
-	next := router.Next(q, picked, n, few[:0])
+func fallbacks(rt *router.Router, q *policy.Request, picked *policy.Replica, n int) []*warmpathv1.ChosenReplica {
+	var few [defaultFallbacks]policy.Decision
+	next := rt.Next(q, picked, n, few[:0])
 	all := make([]*warmpathv1.ChosenReplica, len(next))
 	for i := range next {
 		all[i] = chosen(next[i].Replica, next[i].Rank())
@@ -310,13 +311,13 @@ func fallbacks(router *routing.Router, q *routing.Request, picked *routing.Repli
 func (k *picks) status(err error) error {
 	code := codes.Internal
 	switch {
-	case errors.Is(err, errLeases), errors.Is(err, errPrincipalLeases), errors.Is(err, routing.ErrFull), errors.Is(err, routing.ErrQueueFull):
+	case errors.Is(err, errLeases), errors.Is(err, errPrincipalLeases), errors.Is(err, router.ErrFull), errors.Is(err, router.ErrQueueFull):
 		code = codes.ResourceExhausted
 	case errors.Is(err, context.DeadlineExceeded):
 		code = codes.ResourceExhausted // it waited, and nobody had room
 	case errors.Is(err, context.Canceled):
 		code = codes.Canceled
-	case errors.Is(err, routing.ErrNotConnected), errors.Is(err, routing.ErrNoSuchReplica), errors.Is(err, routing.ErrClosed):
+	case errors.Is(err, router.ErrNotConnected), errors.Is(err, router.ErrNoSuchReplica), errors.Is(err, router.ErrClosed):
 		code = codes.Unavailable
 	}
 	return status.Errorf(code, "deployment %s: %v", k.name, err)

@@ -14,7 +14,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
@@ -221,7 +220,7 @@ func (c *Config) Validate() error {
 	if len(c.Deployments) == 0 {
 		return errors.New("deployments: there is none")
 	}
-	var replicas []routing.Attributes
+	var replicas []policy.Attributes
 	for _, name := range slices.Sorted(maps.Keys(c.Deployments)) {
 		d := c.Deployments[name]
 		if err := checkName(name); err != nil {
@@ -272,7 +271,7 @@ func (d *Deployment) validate() error {
 		}
 	}
 	if d.KVEvents != "" || d.KVEventsReplay != "" {
-		if _, err := fleet.ParseEventSource(routing.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}); err != nil {
+		if _, err := fleet.ParseEventSource(policy.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}); err != nil {
 			return err
 		}
 	}

@@ -3,7 +3,7 @@
 //
 // # Rule
 //
-// A deployment is one fleet and one [routing.Router] over it. Callers ask it for a replica (ChooseReplica), or watch
+// A deployment is one fleet and one [router.Router] over it. Callers ask it for a replica (ChooseReplica), or watch
 // it and decide for themselves (WatchReplicas). The load of a replica is one figure for both: what watching clients
 // report, and what the server has booked for those who ask. Once an interval it is added up and told to everybody;
 // of what a client is told, it takes off its own reports up to the one that the server says it has counted.

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -42,7 +42,7 @@ func engine(t testing.TB, h *health.Server, opts ...grpc.ServerOption) (address 
 }
 
 func replicaAt(id, address string) described {
-	return described{Attributes: routing.Attributes{ID: id, Address: address}}
+	return described{Attributes: policy.Attributes{ID: id, Address: address}}
 }
 
 func TestRoundsOfChecks(t *testing.T) {

@@ -15,14 +15,15 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 	_ "github.com/warmpath/warmpath/balancer/kvevents" // KV events over ZeroMQ
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/kvevents"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // hosted is a Router and what runs for it: the subscriptions to its replicas' KV events, where its policy can use them.
 type hosted struct {
-	router *routing.Router
+	router *router.Router
 	config policy.Config // from which the Router was made
 	log    *slog.Logger
 	told   uint64 // version of the index before this one
@@ -35,8 +36,8 @@ type hosted struct {
 	index  *index
 	events *kvevents.Manager
 	calls  *calls
-	routes *routes          // of replicas that publish no events
-	own    routing.RouteLog // where our own picks went, since the last interval
+	routes *routes         // of replicas that publish no events
+	own    router.RouteLog // where our own picks went, since the last interval
 
 	unwatch []func() // end the metrics
 }
@@ -79,26 +80,26 @@ func (h *hosted) name(c policy.Config) {
 
 // needsPrompt reports whether requests without a prompt are refused.
 func (h *hosted) needsPrompt() bool {
-	return h.config.RequirePrompt && h.router.Uses()&routing.UsesPrompt != 0
+	return h.config.RequirePrompt && h.router.Uses()&policy.UsesPrompt != 0
 }
 
 // policy is the name of the policy that decides.
 func (h *hosted) policy() string { return *h.deciding.Load() }
 
 // newRouter builds a Router, and its tokenizer where there is one.
-func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*routing.Router, error) {
+func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*router.Router, error) {
 	tokens, err := tokenize.ParseConfig(c.Tokenizer)
 	if err != nil {
 		return nil, err
 	}
 	if tokens == nil {
-		return c.NewRouter(func(o *routing.Options) { o.Now = now })
+		return router.FromConfig(&c, func(o *router.Options) { o.Now = now })
 	}
 	t, err := tokenize.Open(*tokens, tokenize.Options{Logger: log})
 	if err != nil {
 		return nil, err
 	}
-	r, err := c.NewRouter(func(o *routing.Options) { o.Now, o.Tokenizer = now, t })
+	r, err := router.FromConfig(&c, func(o *router.Options) { o.Now, o.Tokenizer = now, t })
 	if err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -114,11 +115,11 @@ func serviceConfig(c policy.Config) (string, error) {
 }
 
 // changed takes what a replica's events tell: blocks are for our own Router, superblocks for the watchers'.
-func (h *hosted) changed(changes []routing.CacheChange) {
+func (h *hosted) changed(changes []policy.CacheChange) {
 	h.index.take(changes)
-	blocks := make([]routing.CacheChange, 0, len(changes))
+	blocks := make([]policy.CacheChange, 0, len(changes))
 	for _, c := range changes {
-		if c.BlockTokens != routing.SuperblockTokens {
+		if c.BlockTokens != policy.SuperblockTokens {
 			blocks = append(blocks, c)
 		}
 	}
@@ -126,13 +127,13 @@ func (h *hosted) changed(changes []routing.CacheChange) {
 }
 
 // predicted takes what replicas are believed to cache as they were sent it.
-func (h *hosted) predicted(changes []routing.CacheChange) {
+func (h *hosted) predicted(changes []policy.CacheChange) {
 	h.index.take(changes)
 	h.router.CacheChanged(changes)
 }
 
 // shared notes where one of our own picks went, for watchers.
-func (h *hosted) shared(to *routing.Replica, rank int, superblocks []uint64) {
+func (h *hosted) shared(to *policy.Replica, rank int, superblocks []uint64) {
 	if to.KVEvents == "" && h.config.KVEvents == "" {
 		h.own.Add(to, rank, superblocks)
 	}
@@ -162,10 +163,10 @@ func (h *hosted) flush(number func(id string) uint32) {
 }
 
 // take gives the Router its fleet. Whether replicas can be reached is for those to find out who call them.
-func (h *hosted) take(members []routing.Member, order []*member) {
+func (h *hosted) take(members []router.Member, order []*member) {
 	h.router.SetFleet(members)
 	h.router.Connect()
-	sources := make([]routing.Attributes, len(order))
+	sources := make([]policy.Attributes, len(order))
 	for i, m := range order {
 		h.router.ReplicaCapacity(m.ID, m.KVTokens)
 		sources[i] = fleet.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -36,7 +36,7 @@ type index struct {
 type laneKey struct {
 	replica string
 	rank    int
-	tier    routing.Tier
+	tier    policy.Tier
 }
 
 // A lane is the superblocks of one rank on one tier.
@@ -69,11 +69,11 @@ func newIndex(after uint64) *index {
 
 // take enters what a replica's events changed; the changes of blocks that are no superblocks are not looked at. Called by
 // one goroutine at a time for each replica.
-func (x *index) take(changes []routing.CacheChange) {
+func (x *index) take(changes []policy.CacheChange) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for i := range changes {
-		if c := &changes[i]; c.BlockTokens == routing.SuperblockTokens {
+		if c := &changes[i]; c.BlockTokens == policy.SuperblockTokens {
 			l := x.lane(c)
 			l.routed = c.Predicted
 			l.change(c)
@@ -81,7 +81,7 @@ func (x *index) take(changes []routing.CacheChange) {
 	}
 }
 
-func (x *index) lane(c *routing.CacheChange) *lane {
+func (x *index) lane(c *policy.CacheChange) *lane {
 	k := laneKey{c.Replica, c.Rank, c.Tier}
 	l := x.lanes[k]
 	if l == nil {
@@ -91,7 +91,7 @@ func (x *index) lane(c *routing.CacheChange) *lane {
 	return l
 }
 
-func (l *lane) change(c *routing.CacheChange) {
+func (l *lane) change(c *policy.CacheChange) {
 	if c.Cleared {
 		l.cleared = true
 		clear(l.held)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -74,8 +74,8 @@ func TestIndexTellsWhatIsHeld(t *testing.T) {
 	}
 	for range 4000 {
 		id := string(rune('a' + rng.IntN(3)))
-		c := routing.CacheChange{
-			Replica: id, Rank: rng.IntN(2), Tier: routing.Tier(rng.IntN(2)), BlockTokens: routing.SuperblockTokens, Cleared: rng.IntN(50) == 0,
+		c := policy.CacheChange{
+			Replica: id, Rank: rng.IntN(2), Tier: policy.Tier(rng.IntN(2)), BlockTokens: policy.SuperblockTokens, Cleared: rng.IntN(50) == 0,
 		}
 		for range rng.IntN(3) {
 			c.Removed = append(c.Removed, rng.Uint64N(8))
@@ -83,7 +83,7 @@ func TestIndexTellsWhatIsHeld(t *testing.T) {
 		for range rng.IntN(3) {
 			c.Stored = append(c.Stored, rng.Uint64N(8))
 		}
-		x.take([]routing.CacheChange{c, {Replica: id, BlockTokens: 16, Stored: []uint64{99}}})
+		x.take([]policy.CacheChange{c, {Replica: id, BlockTokens: 16, Stored: []uint64{99}}})
 		if truth[id] == nil {
 			truth[id] = make(caches)
 		}
@@ -134,7 +134,7 @@ func TestIndexChains(t *testing.T) {
 	x := newIndex(6)
 	one := func(string) uint32 { return 1 }
 	super := func(removed []uint64, stored ...uint64) {
-		x.take([]routing.CacheChange{{Replica: "a", BlockTokens: routing.SuperblockTokens, Removed: removed, Stored: stored}})
+		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: policy.SuperblockTokens, Removed: removed, Stored: stored}})
 	}
 	first := x.since(3, one)
 	require.Len(t, first, 1)
@@ -162,7 +162,7 @@ func TestIndexSnapshotBetween(t *testing.T) {
 	one := func(string) uint32 { return 1 }
 	a := heldBy{1, 0, warmpathv1.CacheTier_CACHE_TIER_GPU}
 	change := func(x *index, removed, stored []uint64) {
-		x.take([]routing.CacheChange{{Replica: "a", BlockTokens: routing.SuperblockTokens, Removed: removed, Stored: stored}})
+		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: policy.SuperblockTokens, Removed: removed, Stored: stored}})
 	}
 	x := newIndex(0)
 	change(x, nil, []uint64{1})
@@ -187,7 +187,7 @@ func TestIndexIsBounded(t *testing.T) {
 		for j := range hashes {
 			hashes[j] = uint64(i*len(hashes) + j)
 		}
-		x.take([]routing.CacheChange{{Replica: "a", BlockTokens: routing.SuperblockTokens, Stored: hashes}})
+		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: policy.SuperblockTokens, Stored: hashes}})
 		x.flush(one)
 		require.LessOrEqual(t, x.logged, maxLogged)
 	}

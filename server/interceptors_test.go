@@ -14,14 +14,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // faulty is a policy that panics for the session that says so.
 type faulty struct{ none []int }
 
-func (f *faulty) panics(r *routing.Request, where string) {
+func (f *faulty) panics(r *policy.Request, where string) {
 	switch r.Session {
 	case where:
 		panic("what was asked: " + r.Prompt.Text)
@@ -30,22 +29,22 @@ func (f *faulty) panics(r *routing.Request, where string) {
 	}
 }
 
-func (f *faulty) Prepare(_ context.Context, r *routing.Request, _ *routing.View) error {
+func (f *faulty) Prepare(_ context.Context, r *policy.Request, _ policy.View) error {
 	f.panics(r, "prepare")
 	return nil
 }
 
-func (f *faulty) Choose(r *routing.Request, v *routing.View) routing.Decision {
+func (f *faulty) Choose(r *policy.Request, v policy.View) policy.Decision {
 	f.panics(r, "choose")
-	return routing.To(v.Replicas()[0], "faulty")
+	return policy.To(v.Replicas()[0], "faulty")
 }
 
-func (f *faulty) Completed(r *routing.Request, _ routing.Decision, _ routing.Outcome) {
+func (f *faulty) Completed(r *policy.Request, _ policy.Decision, _ policy.Outcome) {
 	f.panics(r, "completed")
 }
 
 func init() {
-	policy.Register("faulty", func(json.RawMessage) (routing.Policy, error) { return new(faulty), nil })
+	policy.Register("faulty", func(json.RawMessage) (policy.Policy, error) { return new(faulty), nil })
 }
 
 // book of lines that several goroutines write.

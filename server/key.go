@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -26,7 +26,7 @@ func invalid(format string, args ...any) error {
 }
 
 // decodeKey fills the request from what a caller sent, which it aliases. Its errors are statuses that name the field.
-func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *routing.Request) error {
+func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	k := r.GetKey()
 	for _, f := range []struct{ name, value string }{
 		{"deployment", r.GetDeployment()}, {"key.request_id", k.GetRequestId()}, {"key.model", k.GetModel()},
@@ -78,35 +78,35 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *routing.Request) error {
 }
 
 // priorities are those of the wire; one that is not known is normal.
-var priorities = map[warmpathv1.Priority]routing.Priority{
-	warmpathv1.Priority_PRIORITY_LOW:  routing.PriorityLow,
-	warmpathv1.Priority_PRIORITY_HIGH: routing.PriorityHigh,
+var priorities = map[warmpathv1.Priority]policy.Priority{
+	warmpathv1.Priority_PRIORITY_LOW:  policy.PriorityLow,
+	warmpathv1.Priority_PRIORITY_HIGH: policy.PriorityHigh,
 }
 
-func decodePrompt(k *warmpathv1.RequestKey) (routing.Prompt, error) {
+func decodePrompt(k *warmpathv1.RequestKey) (policy.Prompt, error) {
 	switch p := k.GetPrompt().(type) {
 	case *warmpathv1.RequestKey_Text:
-		return routing.Prompt{Text: p.Text}, nil
+		return policy.Prompt{Text: p.Text}, nil
 	case *warmpathv1.RequestKey_TokenIds:
-		return routing.Prompt{Tokens: p.TokenIds.GetIds()}, nil
+		return policy.Prompt{Tokens: p.TokenIds.GetIds()}, nil
 	case *warmpathv1.RequestKey_BlockHashes:
 		h, err := decodeHashes(p.BlockHashes)
 		if err != nil {
-			return routing.Prompt{}, invalid("key.block_hashes: %v", err)
+			return policy.Prompt{}, invalid("key.block_hashes: %v", err)
 		}
-		return routing.Prompt{Hashed: h}, nil
+		return policy.Prompt{Hashed: h}, nil
 	}
-	return routing.Prompt{}, nil
+	return policy.Prompt{}, nil
 }
 
 // decodeHashes returns nil for a prompt without blocks.
-func decodeHashes(b *warmpathv1.BlockHashes) (*routing.Hashed, error) {
-	h := &routing.Hashed{Hashes: b.GetHashes()}
+func decodeHashes(b *warmpathv1.BlockHashes) (*policy.Hashed, error) {
+	h := &policy.Hashed{Hashes: b.GetHashes()}
 	switch size := b.GetBlock().(type) {
 	case *warmpathv1.BlockHashes_BlockTokens:
 		h.Size, h.Unit = int(min(size.BlockTokens, maxBlock+1)), 1
 	case *warmpathv1.BlockHashes_BlockBytes:
-		h.Size, h.Unit = int(min(size.BlockBytes, maxBlock+1)), routing.BytesPerToken
+		h.Size, h.Unit = int(min(size.BlockBytes, maxBlock+1)), policy.BytesPerToken
 	}
 	if h.Size < 1 || h.Size > maxBlock {
 		return nil, fmt.Errorf("block_tokens or block_bytes must be between 1 and %d", maxBlock)

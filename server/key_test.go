@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -47,7 +47,7 @@ func TestDecodeKey(t *testing.T) {
 		"long request id": {&warmpathv1.RequestKey{RequestId: string(make([]byte, 257))}, 0, "key.request_id: longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var q routing.Request
+			var q policy.Request
 			err := decodeKey(&warmpathv1.ChooseReplicaRequest{Key: tt.key}, &q)
 			if tt.want != "" {
 				require.Equal(t, codes.InvalidArgument, status.Code(err))

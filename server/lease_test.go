@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -214,7 +214,7 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 					p := unrestricted()
 					choose := func(ctx context.Context, id string, wait uint32) (*warmpathv1.ChooseReplicaResponse, error) {
 						r := &warmpathv1.ChooseReplicaRequest{Mode: reserve, WaitMs: wait, Key: &warmpathv1.RequestKey{RequestId: id}}
-						var q routing.Request
+						var q policy.Request
 						if err := decodeKey(r, &q); err != nil {
 							return nil, err
 						}
@@ -246,7 +246,7 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 					<-gone
 					synctest.Wait()
 					if room {
-						d.picks.leases.end(held.GetReservation().GetId()).release(routing.Outcome{})
+						d.picks.leases.end(held.GetReservation().GetId()).release(policy.Outcome{})
 					}
 					wg.Wait()
 					leave()

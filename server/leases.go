@@ -10,7 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -26,8 +27,8 @@ type lease struct {
 
 	replica uint32 // its number
 	counts  book   // what the lease adds to leases.whole: nothing before it is held and after it is forgotten
-	q       routing.Request
-	booking routing.Booking
+	q       policy.Request
+	booking router.Reservation
 
 	// made is closed once answer or err is set; nil for one that nobody can ask for again.
 	made   chan struct{}
@@ -88,7 +89,7 @@ func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 		return x, true, nil
 	}
 	if l.closed {
-		return nil, false, routing.ErrClosed
+		return nil, false, router.ErrClosed
 	}
 	if len(l.due)+l.pending >= l.max {
 		return nil, false, errLeases
@@ -237,7 +238,7 @@ func (l *leases) expire(now time.Time) {
 			if x.id != "" {
 				l.expired.Add(1)
 			}
-			x.release(routing.Outcome{Sent: true, Fault: routing.GivenUp, Usage: routing.NoUsage})
+			x.release(policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
 		}
 	}
 }
@@ -260,7 +261,7 @@ func (l *leases) pop(now time.Time) (x *lease, over bool) {
 }
 
 // release gives back what is booked, and tells the policy how it ended if it was told of the route.
-func (x *lease) release(o routing.Outcome) {
+func (x *lease) release(o policy.Outcome) {
 	x.booking.Release()
 	if x.learns {
 		x.booking.Router().Complete(&x.q, x.booking.Decision, o)

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fault"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -62,19 +62,19 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 }
 
 // outcome is what a caller says of the end; nothing is learned from one that was not told.
-func outcome(o *warmpathv1.Outcome) routing.Outcome {
+func outcome(o *warmpathv1.Outcome) policy.Outcome {
 	if o == nil {
-		return routing.Outcome{Sent: true, Fault: routing.GivenUp, Usage: routing.NoUsage}
+		return policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage}
 	}
-	out := routing.Outcome{
+	out := policy.Outcome{
 		Sent:         o.GetSent(),
 		FirstMessage: time.Duration(min(o.GetFirstMessageUs(), uint64(24*time.Hour/time.Microsecond))) * time.Microsecond,
-		Usage:        routing.NoUsage,
+		Usage:        policy.NoUsage,
 	}
 	if code := codes.Code(o.GetCode()); code != codes.OK {
 		out.Err, out.Fault = status.Error(code, "as the caller reports"), fault.OfCode(code)
 	} else if !out.Sent {
-		out.Fault = routing.GivenUp
+		out.Fault = policy.GivenUp
 	}
 	for _, f := range []struct {
 		told *uint32

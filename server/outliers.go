@@ -8,8 +8,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -20,7 +20,7 @@ type outliers struct {
 	replicas map[uint32]*ejection
 	stamp    uint64 // grows with every change
 	version  uint64 // of the Router's outliers, and the Router …
-	router   *routing.Router
+	router   *router.Router
 }
 
 // An ejection is one replica that is ejected or half-open.
@@ -51,8 +51,8 @@ func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 	if d.balance.ledger.clients[w.client.id] != w.client {
 		return nil // another watch took its place
 	}
-	router := d.hosted.Load().router
-	view := router.View()
+	rt := d.hosted.Load().router
+	view := rt.View()
 	for _, o := range r.GetReplicas() {
 		m := d.roster.numbered(o.GetReplica())
 		if m == nil || view.ByID(m.ID) == nil {
@@ -60,10 +60,10 @@ func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 		}
 		e := d.outliers.replicas[m.number]
 		c := outlier.Counts{Successes: countOf(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate())}
-		router.Outliers().Add(view.ByID(m.ID).Outlier(), w.source(), c, e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id)
+		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.source(), c, e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id)
 	}
-	router.Sync()
-	if d.eject(router, d.now()) {
+	rt.Sync()
+	if d.eject(rt, d.now()) {
 		d.wakeWatchers()
 	}
 	return nil
@@ -76,30 +76,30 @@ func countOf(n uint32) int { return int(min(n, 1<<20)) }
 func (w *watcher) source() string { return cmp.Or(w.principal.name, w.client.id) }
 
 // eject notes what the Router ejects, and reports whether that has changed. Called with mu held.
-func (d *deployment) eject(router *routing.Router, now time.Time) bool {
+func (d *deployment) eject(rt *router.Router, now time.Time) bool {
 	x := &d.outliers
 	before := x.stamp
-	if v, _ := router.Outliers().Version(); v != x.version || router != x.router {
-		x.version, x.router = v, router
-		x.gather(d.roster.order, router, now)
+	if v, _ := rt.Outliers().Version(); v != x.version || rt != x.router {
+		x.version, x.router = v, rt
+		x.gather(d.roster.order, rt, now)
 	}
 	for number, e := range x.replicas {
 		if e.state == outlier.HalfOpen {
-			x.passProbe(d.roster.numbered(number), e, &d.balance.ledger, router, now)
+			x.passProbe(d.roster.numbered(number), e, &d.balance.ledger, rt, now)
 		}
 	}
 	return x.stamp != before
 }
 
 // gather takes over what the Router ejects.
-func (x *outliers) gather(order []*member, router *routing.Router, now time.Time) {
-	view, found := router.View(), make(map[uint32]*ejection)
+func (x *outliers) gather(order []*member, rt *router.Router, now time.Time) {
+	view, found := rt.View(), make(map[uint32]*ejection)
 	for _, m := range order {
 		rep := view.ByID(m.ID)
 		if rep == nil {
 			continue
 		}
-		state, cause := router.Outliers().State(rep.Outlier())
+		state, cause := rt.Outliers().State(rt.Outlier(rep))
 		if state < outlier.HalfOpen {
 			continue
 		}
@@ -121,7 +121,7 @@ func (x *outliers) gather(order []*member, router *routing.Router, now time.Time
 }
 
 // passProbe gives the probe of a half-open member to the next client when the turn of the last is over.
-func (x *outliers) passProbe(m *member, e *ejection, l *ledger, router *routing.Router, now time.Time) {
+func (x *outliers) passProbe(m *member, e *ejection, l *ledger, rt *router.Router, now time.Time) {
 	if m == nil {
 		return
 	}
@@ -129,8 +129,8 @@ func (x *outliers) passProbe(m *member, e *ejection, l *ledger, router *routing.
 		return
 	}
 	accuser := ""
-	if rep := router.View().ByID(m.ID); rep != nil {
-		accuser = router.Outliers().Accuser(rep.Outlier())
+	if rep := rt.View().ByID(m.ID); rep != nil {
+		accuser = rt.Outliers().Accuser(rt.Outlier(rep))
 	}
 	next := l.nextProber(m.number, e.prober, accuser)
 	e.ends, e.latest = now.Add(probeTurn), now.Add(probeTime)

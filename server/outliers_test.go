@@ -99,8 +99,8 @@ func TestOutcomesAddUp(t *testing.T) {
 		w.shows(o)
 		require.Eventually(t, func() bool {
 			router := f.deployment("chat").hosted.Load().router
-			s, _ := router.Outliers().State(router.View().ByID("r2").Outlier())
-			return s == outlier.Ejected || router.Outliers().Principals(router.View().ByID("r2").Outlier()) == failures
+			s, _ := router.Outliers().State(router.Outlier(router.View().ByID("r2")))
+			return s == outlier.Ejected || router.Outliers().Principals(router.Outlier(router.View().ByID("r2"))) == failures
 		}, 20*time.Second, time.Millisecond)
 	}
 	for i := range 4 {
@@ -262,7 +262,7 @@ func TestCallersProbes(t *testing.T) {
 	}
 	router := f.deployment("chat").hosted.Load().router
 	state := func() outlier.State {
-		s, _ := router.Outliers().State(router.View().ByID("r3").Outlier())
+		s, _ := router.Outliers().State(router.Outlier(router.View().ByID("r3")))
 		return s
 	}
 	require.Equal(t, outlier.Ejected, state())
@@ -280,7 +280,7 @@ func TestLeasesWithoutOutcomesProveNothing(t *testing.T) {
 	f := start(t, fourReplicas)
 	d := f.deployment("chat")
 	router := d.hosted.Load().router
-	router.Outliers().Add(router.View().ByID("r1").Outlier(), "", outlier.Counts{Failures: 5}, false)
+	router.Outliers().Add(router.Outlier(router.View().ByID("r1")), "", outlier.Counts{Failures: 5}, false)
 	for range 400 { // it is probed by picks
 		f.tick("chat")
 		f.choose(t, &warmpathv1.ChooseReplicaRequest{})
@@ -331,7 +331,7 @@ func TestMetricsOfOutliers(t *testing.T) {
 	defer s.Close()
 	d := (*s.deployments.Load())["chat"]
 	router := d.hosted.Load().router
-	router.Outliers().Add(router.View().ByID("r2").Outlier(), "a", outlier.Counts{Failures: 5}, false)
+	router.Outliers().Add(router.Outlier(router.View().ByID("r2")), "a", outlier.Counts{Failures: 5}, false)
 	d.tick(now.now())
 
 	var all metricdata.ResourceMetrics

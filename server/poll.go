@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/loadpoll"
 )
 
@@ -120,7 +119,7 @@ func (x *polls) follow(order []*member) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	answers := make(map[string]polled, len(order))
-	fleet := make([]routing.Attributes, len(order))
+	fleet := make([]policy.Attributes, len(order))
 	for i, m := range order {
 		answers[m.ID] = polled{load: neverPolled}
 		if a, found := x.answers[m.ID]; found {

@@ -30,7 +30,7 @@ deployments:
 	require.EqualValues(t, 7, replica(0).GetOngoing(), "its own is one of them")
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 	a := d.hosted.Load().router.View().ByID("a")
-	others, _ := a.Foreign()
+	others, _ := a.PeerLoad()
 	require.Equal(t, 6, others)
 	require.Equal(t, 5000, a.KVTokens())
 	require.Zero(t, replica(1).GetOngoing())

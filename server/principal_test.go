@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -211,7 +211,7 @@ func TestMatchesAreForTheTrusted(t *testing.T) {
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
 
 	h := f.deployment("chat").hosted.Load()
-	h.changed([]routing.CacheChange{{Replica: "a", Rank: 0, BlockTokens: routing.SuperblockTokens, Stored: []uint64{7}}})
+	h.changed([]policy.CacheChange{{Replica: "a", Rank: 0, BlockTokens: policy.SuperblockTokens, Stored: []uint64{7}}})
 	f.tick("chat")
 	hears := func(token string) bool {
 		stream, err := f.with(t, token).WatchReplicas(soon(t))

@@ -5,19 +5,19 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 func TestPriorityInTheKey(t *testing.T) {
-	for sent, want := range map[warmpathv1.Priority]routing.Priority{
-		warmpathv1.Priority_PRIORITY_UNSPECIFIED: routing.PriorityNormal,
-		warmpathv1.Priority_PRIORITY_LOW:         routing.PriorityLow,
-		warmpathv1.Priority_PRIORITY_NORMAL:      routing.PriorityNormal,
-		warmpathv1.Priority_PRIORITY_HIGH:        routing.PriorityHigh,
-		warmpathv1.Priority(77):                  routing.PriorityNormal, // of a later version
+	for sent, want := range map[warmpathv1.Priority]policy.Priority{
+		warmpathv1.Priority_PRIORITY_UNSPECIFIED: policy.PriorityNormal,
+		warmpathv1.Priority_PRIORITY_LOW:         policy.PriorityLow,
+		warmpathv1.Priority_PRIORITY_NORMAL:      policy.PriorityNormal,
+		warmpathv1.Priority_PRIORITY_HIGH:        policy.PriorityHigh,
+		warmpathv1.Priority(77):                  policy.PriorityNormal, // of a later version
 	} {
-		var q routing.Request
+		var q policy.Request
 		key := &warmpathv1.RequestKey{Priority: sent, Prompt: &warmpathv1.RequestKey_Text{Text: "x"}}
 		require.NoError(t, decodeKey(&warmpathv1.ChooseReplicaRequest{Key: key}, &q))
 		require.Equal(t, want, q.Priority, sent)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
-	"github.com/warmpath/warmpath/balancer/routing"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -69,7 +68,7 @@ func TestReloadKeepsEverything(t *testing.T) {
 var breaks atomic.Bool
 
 func init() {
-	policy.Register("breaks", func(json.RawMessage) (routing.Policy, error) {
+	policy.Register("breaks", func(json.RawMessage) (policy.Policy, error) {
 		if breaks.Load() {
 			return nil, errors.New("it breaks")
 		}

@@ -6,13 +6,14 @@ import (
 	"slices"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // described is a replica as a source of members describes it.
 type described struct {
-	routing.Attributes
+	policy.Attributes
 	ServerName string // for TLS and :authority, if it is not the address
 	KVTokens   int
 	marked     bool // it drains only since it does not serve, as the health checks say
@@ -129,10 +130,10 @@ func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
 }
 
 // members returns the fleet as the Router takes it.
-func (r *roster) members() []routing.Member {
-	all := make([]routing.Member, len(r.order))
+func (r *roster) members() []router.Member {
+	all := make([]router.Member, len(r.order))
 	for i, m := range r.order {
-		all[i] = routing.Member{Attributes: m.Attributes, Host: m}
+		all[i] = router.Member{Attributes: m.Attributes, Host: m}
 	}
 	return all
 }

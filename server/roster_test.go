@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -35,7 +35,7 @@ func TestRosterUpdatesFromAnyVersion(t *testing.T) {
 		var next []described
 		for i := range 12 {
 			if rng.IntN(4) > 0 {
-				next = append(next, described{Attributes: routing.Attributes{ID: fmt.Sprint("r", i), Address: "x:1", Weight: float64(rng.IntN(3))}})
+				next = append(next, described{Attributes: policy.Attributes{ID: fmt.Sprint("r", i), Address: "x:1", Weight: float64(rng.IntN(3))}})
 			}
 		}
 		rng.Shuffle(len(next), func(i, j int) { next[i], next[j] = next[j], next[i] })

@@ -4,7 +4,8 @@ import (
 	"container/list"
 	"sync"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -17,7 +18,7 @@ const (
 // routes is what was sent to replicas that publish no KV events: for each rank as much as its cache holds, what was used least
 // recently going first. It is told like what events tell, marked as predicted.
 type routes struct {
-	tell func([]routing.CacheChange) // called with mu held, so that the changes of a replica come in their order
+	tell func([]policy.CacheChange) // called with mu held, so that the changes of a replica come in their order
 
 	// mu guards what follows. The index's lock and the policy's are taken under it, and it under the deployment's.
 	mu       sync.Mutex
@@ -48,10 +49,10 @@ func (x *routes) setFleet(caches map[string]cacheOf) {
 		x.instance[id] = c.instance
 		x.capacity[id] = unknownCache
 		if c.tokens > 0 {
-			x.capacity[id] = min(max(c.tokens/routing.SuperblockTokens, 1), maxCache)
+			x.capacity[id] = min(max(c.tokens/policy.SuperblockTokens, 1), maxCache)
 		}
 	}
-	var cleared []routing.CacheChange
+	var cleared []policy.CacheChange
 	for k := range x.lanes {
 		_, there := x.capacity[k.replica]
 		if was, is := before[k.replica], x.instance[k.replica]; !there || was != "" && is != "" && was != is {
@@ -74,10 +75,10 @@ func (x *routes) wanted() bool {
 }
 
 // take enters routes, the oldest first. Those to replicas that tell by events, or are not there, are passed over.
-func (x *routes) take(all []routing.Route) {
+func (x *routes) take(all []router.Route) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var changes []routing.CacheChange
+	var changes []policy.CacheChange
 	for _, r := range all {
 		most, ok := x.capacity[r.Replica]
 		if !ok || r.Rank < 0 || r.Rank >= maxRanks || len(r.Superblocks) == 0 {
@@ -98,8 +99,8 @@ func (x *routes) take(all []routing.Route) {
 // maxRanks bounds the data-parallel ranks of a replica.
 const maxRanks = 1024
 
-func changeOf(k laneKey) routing.CacheChange {
-	return routing.CacheChange{Replica: k.replica, Rank: k.rank, Tier: k.tier, BlockTokens: routing.SuperblockTokens, Predicted: true}
+func changeOf(k laneKey) policy.CacheChange {
+	return policy.CacheChange{Replica: k.replica, Rank: k.rank, Tier: k.tier, BlockTokens: policy.SuperblockTokens, Predicted: true}
 }
 
 // lane returns what a rank was sent. Called with mu held.
@@ -138,17 +139,17 @@ func (l *routedLane) take(hashes []uint64, most int) (stored, removed []uint64) 
 
 // decodeRoutes reads a client's report. numbered gives a replica's id, empty if there is none. What is beyond the bounds is
 // refused.
-func decodeRoutes(r *warmpathv1.RouteReport, numbered func(uint32) string) ([]routing.Route, error) {
-	if len(r.GetRoutes()) > routing.MaxRoutes {
-		return nil, invalid("routes: more than %d", routing.MaxRoutes)
+func decodeRoutes(r *warmpathv1.RouteReport, numbered func(uint32) string) ([]router.Route, error) {
+	if len(r.GetRoutes()) > router.MaxRoutes {
+		return nil, invalid("routes: more than %d", router.MaxRoutes)
 	}
-	all, hashes := make([]routing.Route, 0, len(r.GetRoutes())), 0
+	all, hashes := make([]router.Route, 0, len(r.GetRoutes())), 0
 	for _, x := range r.GetRoutes() {
-		if hashes += len(x.GetSuperblocks()); hashes > routing.MaxRouteHashes {
-			return nil, invalid("routes: more than %d hashes", routing.MaxRouteHashes)
+		if hashes += len(x.GetSuperblocks()); hashes > router.MaxRouteHashes {
+			return nil, invalid("routes: more than %d hashes", router.MaxRouteHashes)
 		}
 		if id := numbered(x.GetReplica()); id != "" && x.GetRank() < maxRanks {
-			all = append(all, routing.Route{Replica: id, Rank: int(x.GetRank()), Superblocks: x.GetSuperblocks()})
+			all = append(all, router.Route{Replica: id, Rank: int(x.GetRank()), Superblocks: x.GetSuperblocks()})
 		}
 	}
 	return all, nil

@@ -8,7 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -103,7 +104,7 @@ func TestOwnPicksAreShared(t *testing.T) {
 
 func TestRoutesAreBounded(t *testing.T) {
 	held := make(map[uint64]bool)
-	x := routes{tell: func(changes []routing.CacheChange) {
+	x := routes{tell: func(changes []policy.CacheChange) {
 		for _, c := range changes {
 			if c.Cleared {
 				clear(held)
@@ -117,10 +118,10 @@ func TestRoutesAreBounded(t *testing.T) {
 			}
 		}
 	}}
-	x.setFleet(map[string]cacheOf{"a": {tokens: 10 * routing.SuperblockTokens}})
+	x.setFleet(map[string]cacheOf{"a": {tokens: 10 * policy.SuperblockTokens}})
 	require.True(t, x.wanted())
 	for i := range uint64(1000) {
-		x.take([]routing.Route{{Replica: "a", Superblocks: []uint64{1, 2, 100 + i, 10_000 + i}}, {Replica: "b", Superblocks: []uint64{7}}})
+		x.take([]router.Route{{Replica: "a", Superblocks: []uint64{1, 2, 100 + i, 10_000 + i}}, {Replica: "b", Superblocks: []uint64{7}}})
 		require.LessOrEqual(t, len(held), 10)
 		require.True(t, held[1] && held[2], "the beginning that all share stays")
 	}
@@ -128,19 +129,19 @@ func TestRoutesAreBounded(t *testing.T) {
 	for i := range long {
 		long[i] = uint64(1_000_000 + i)
 	}
-	x.take([]routing.Route{{Replica: "a", Superblocks: long}})
+	x.take([]router.Route{{Replica: "a", Superblocks: long}})
 	require.Len(t, held, 10)
 	for _, h := range long[:10] {
 		require.True(t, held[h])
 	}
 	life := func(instance string) {
-		x.setFleet(map[string]cacheOf{"a": {tokens: 10 * routing.SuperblockTokens, instance: instance}})
+		x.setFleet(map[string]cacheOf{"a": {tokens: 10 * policy.SuperblockTokens, instance: instance}})
 	}
 	life("one")
 	require.Len(t, held, 10, "nobody had said in which life it was")
 	life("two")
 	require.Empty(t, held, "a restarted replica is cold")
-	x.take([]routing.Route{{Replica: "a", Superblocks: long}})
+	x.take([]router.Route{{Replica: "a", Superblocks: long}})
 	require.Len(t, held, 10)
 	x.setFleet(nil)
 	require.Empty(t, held)
@@ -151,8 +152,8 @@ func TestRoutesAreBounded(t *testing.T) {
 func TestRoutesThatAreTooMany(t *testing.T) {
 	f := start(t, silent)
 	for _, r := range []*warmpathv1.RouteReport{
-		{Routes: make([]*warmpathv1.Route, routing.MaxRoutes+1)},
-		{Routes: []*warmpathv1.Route{{Superblocks: make([]uint64, routing.MaxRouteHashes+1)}}},
+		{Routes: make([]*warmpathv1.Route, router.MaxRoutes+1)},
+		{Routes: []*warmpathv1.Route{{Superblocks: make([]uint64, router.MaxRouteHashes+1)}}},
 	} {
 		for i := range r.Routes {
 			if r.Routes[i] == nil {

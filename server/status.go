@@ -7,9 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -74,15 +75,15 @@ func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 
 // replicaStatuses is the state of all replicas, in the fleet's order, without their events, with the load as a caller may see it.
 func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
-	router := d.hosted.Load().router
-	view := router.View()
+	rt := d.hosted.Load().router
+	view := rt.View()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
 	for i, m := range d.roster.order {
 		rep := view.ByID(m.ID)
 		all[i] = replicaStatus(m, rep, d.balance.of(p))
-		all[i].Health = d.healthOf(m, rep, router)
+		all[i].Health = d.healthOf(m, rep, rt)
 		all[i].State = stateOf(m, rep, all[i].Health)
 	}
 	return all
@@ -90,7 +91,7 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 
 // replicaStatus is the load of a member; rep is its replica in the Router, nil while that has not heard of it. Called with
 // the deployment's mutex held.
-func replicaStatus(m *member, rep *routing.Replica, loads *loads) *warmpathv1.ReplicaStatus {
+func replicaStatus(m *member, rep *policy.Replica, loads *loads) *warmpathv1.ReplicaStatus {
 	load := loads.lines[m.number]
 	_, stale := slices.BinarySearch(loads.stale, m.number)
 	r := &warmpathv1.ReplicaStatus{
@@ -110,7 +111,7 @@ const (
 )
 
 // healthOf is what is against a member. Called with mu held.
-func (d *deployment) healthOf(m *member, rep *routing.Replica, router *routing.Router) (all []*warmpathv1.HealthReport) {
+func (d *deployment) healthOf(m *member, rep *policy.Replica, rt *router.Router) (all []*warmpathv1.HealthReport) {
 	now := d.now()
 	since := func(t time.Time) uint64 { return uint64(max(now.Sub(t).Milliseconds(), 1)) }
 	if s, found := d.sources.symptomOf(m.ID); found {
@@ -118,7 +119,7 @@ func (d *deployment) healthOf(m *member, rep *routing.Replica, router *routing.R
 	}
 	if e := d.outliers.replicas[m.number]; e != nil && rep != nil {
 		all = append(all, &warmpathv1.HealthReport{
-			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause], Principals: uint32(router.Outliers().Principals(rep.Outlier())),
+			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause], Principals: uint32(rt.Outliers().Principals(rt.Outlier(rep))),
 		})
 	}
 	return all
@@ -129,7 +130,7 @@ var whyEjected = map[outlier.Cause]string{
 }
 
 // stateOf is the state of a member; rep is nil where the Router does not know it.
-func stateOf(m *member, rep *routing.Replica, health []*warmpathv1.HealthReport) string {
+func stateOf(m *member, rep *policy.Replica, health []*warmpathv1.HealthReport) string {
 	by := func(p string) bool {
 		return slices.ContainsFunc(health, func(r *warmpathv1.HealthReport) bool { return r.GetBy() == p })
 	}
@@ -150,7 +151,7 @@ func stateOf(m *member, rep *routing.Replica, health []*warmpathv1.HealthReport)
 
 // indexStatus is nil where the policy has no index.
 func (h *hosted) indexStatus() *warmpathv1.IndexStatus {
-	x, ok := h.router.Policy().(routing.IndexReporter)
+	x, ok := h.router.Policy().(policy.IndexReporter)
 	if !ok {
 		return nil
 	}

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -59,7 +59,7 @@ deployments:
 	for _, c := range d.GetDecisions() {
 		counts[c.GetReason()] = c.GetCount()
 	}
-	require.Equal(t, map[string]uint64{string(routing.ReasonPinned): 1, string(routing.ReasonRendezvousSpill): 1}, counts)
+	require.Equal(t, map[string]uint64{string(policy.ReasonPinned): 1, string(policy.ReasonRendezvousSpill): 1}, counts)
 	require.Equal(t, int32(codes.ResourceExhausted), d.GetFailures()[0].GetCode())
 	require.Positive(t, d.GetIndex().GetBlocks())
 	require.Positive(t, d.GetIndex().GetBytes())
@@ -91,7 +91,7 @@ func TestStatusCountsTheBroadcast(t *testing.T) {
 func TestDecisionsAreBounded(t *testing.T) {
 	var n tally
 	for i := range 10 * maxKinds {
-		n.decided("p", routing.Reason(time.Duration(i).String()))
+		n.decided("p", policy.Reason(time.Duration(i).String()))
 	}
 	all := n.decisionCounts()
 	require.LessOrEqual(t, len(all), maxKinds+1)
@@ -105,8 +105,8 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 	d := f.deployment("chat")
 	show := func(principal string, c outlier.Counts) {
 		router := d.hosted.Load().router
-		router.Outliers().Add(router.View().ByID("r3").Outlier(), principal, outlier.Counts{Successes: 1}, false)
-		router.Outliers().Add(router.View().ByID("r2").Outlier(), principal, c, false)
+		router.Outliers().Add(router.Outlier(router.View().ByID("r3")), principal, outlier.Counts{Successes: 1}, false)
+		router.Outliers().Add(router.Outlier(router.View().ByID("r2")), principal, c, false)
 		f.tick("chat")
 	}
 	told := func() map[string]string {
@@ -144,7 +144,7 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 	f.tick("chat")
 	require.Equal(t, "ejected; calls: half_open 62000ms first messages are late, or do not come (0)", told()["r2"])
 	router := d.hosted.Load().router
-	router.Outliers().Add(router.View().ByID("r2").Outlier(), "", outlier.Counts{Successes: 1}, true)
+	router.Outliers().Add(router.Outlier(router.View().ByID("r2")), "", outlier.Counts{Successes: 1}, true)
 	f.tick("chat")
 	require.Equal(t, fine, told())
 }

@@ -8,8 +8,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -81,8 +82,8 @@ func storeStatus(err error) error {
 }
 
 // withStore gives a policy that calls out the deployment's store.
-func (k *picks) withStore(ctx context.Context, r *routing.Router) context.Context {
-	if r.Uses()&routing.CallsOut == 0 {
+func (k *picks) withStore(ctx context.Context, r *router.Router) context.Context {
+	if r.Uses()&policy.CallsOut == 0 {
 		return ctx
 	}
 	return sharedstore.NewContext(ctx, k.store)

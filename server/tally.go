@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -26,17 +26,17 @@ type tally struct {
 
 type decided struct {
 	policy string
-	reason routing.Reason
+	reason policy.Reason
 }
 
 // maxKinds bounds the decisions that are told apart: a custom policy makes up its own reasons.
 const (
 	maxKinds    = 256
-	otherReason = routing.Reason("other")
+	otherReason = policy.Reason("other")
 )
 
-func (t *tally) decided(policy string, reason routing.Reason) {
-	k := decided{policy, reason}
+func (t *tally) decided(policyName string, reason policy.Reason) {
+	k := decided{policyName, reason}
 	n, ok := t.decisions.Load(k)
 	if !ok {
 		if t.kinds.Load() >= maxKinds {

@@ -5,7 +5,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -17,12 +17,12 @@ var promptless = map[string]bool{"round_robin": true, "power_of_two_choices": tr
 
 // tellsOfCaches reports whether a policy's reason may depend on what is cached where. Of a policy that looks at prompts all that
 // is not the request's own does: "round_robin" and "least_loaded" are what it says where nothing was cached.
-func tellsOfCaches(policy string, r routing.Reason) bool {
+func tellsOfCaches(policyName string, r policy.Reason) bool {
 	switch r {
-	case "", routing.ReasonPinned, routing.ReasonReserved, routing.ReasonNoKey, routing.ReasonRetry, routing.ReasonQueued:
+	case "", policy.ReasonPinned, policy.ReasonReserved, policy.ReasonNoKey, policy.ReasonRetry, policy.ReasonQueued:
 		return false
-	case routing.ReasonRoundRobin, routing.ReasonLeastOfTwo, routing.ReasonRing, routing.ReasonRingFallback, routing.ReasonLeastLoaded:
-		return !promptless[policy]
+	case policy.ReasonRoundRobin, policy.ReasonLeastOfTwo, policy.ReasonRing, policy.ReasonRingFallback, policy.ReasonLeastLoaded:
+		return !promptless[policyName]
 	}
 	return true
 }
@@ -45,7 +45,7 @@ func withheldCounts(all []*warmpathv1.DecisionCount) (told []*warmpathv1.Decisio
 	for _, c := range all {
 		sum := hidden[c.GetPolicy()]
 		switch {
-		case !tellsOfCaches(c.GetPolicy(), routing.Reason(c.GetReason())):
+		case !tellsOfCaches(c.GetPolicy(), policy.Reason(c.GetReason())):
 			told = append(told, c)
 		case sum != nil:
 			sum.Count += c.GetCount()
@@ -67,7 +67,7 @@ func withheld(a *warmpathv1.ChooseReplicaResponse) *warmpathv1.ChooseReplicaResp
 	d := a.Decision
 	d.MatchedTokens, d.Load = 0, 0
 	for _, r := range []*string{&d.Reason, &d.Rule} {
-		if tellsOfCaches(d.GetPolicy(), routing.Reason(*r)) {
+		if tellsOfCaches(d.GetPolicy(), policy.Reason(*r)) {
 			*r, d.Place = reasonWithheld, -1
 		}
 	}

@@ -28,7 +28,7 @@ deployments:
 	d := f.deployment("chat")
 	own := func() (all [][2]int64) {
 		for _, id := range []string{"a", "b", "c"} {
-			n, tokens := d.hosted.Load().router.View().ByID(id).Foreign()
+			n, tokens := d.hosted.Load().router.View().ByID(id).PeerLoad()
 			all = append(all, [2]int64{int64(n), tokens})
 		}
 		return all
@@ -83,6 +83,6 @@ deployments: {chat: {policy: {kv_aware: {}}, replicas: [{id: a, address: "10.0.0
 	one := f.watch(t, &warmpathv1.WatchStart{ClientId: "one", Load: true})
 	require.Equal(t, []uint32{1, 2}, one.next().GetLoad().GetStale(), "b is silent, c is not yet")
 	f.tick("chat")
-	n, tokens := f.deployment("chat").hosted.Load().router.View().ByID("b").Foreign()
+	n, tokens := f.deployment("chat").hosted.Load().router.View().ByID("b").PeerLoad()
 	require.Equal(t, book{6, 600}, book{int64(n), tokens}, "as loaded as the rest")
 }

@@ -97,7 +97,7 @@ func TestWatch(t *testing.T) {
 		require.Equal(t, map[uint32]book{1: {3, 110}, 2: {1, 50}}, columns(l.GetLoads()))
 	}
 	view := f.deployment("chat").hosted.Load().router.View()
-	n, queued := view.ByID("a").Foreign()
+	n, queued := view.ByID("a").PeerLoad()
 	require.Equal(t, []int64{3, 110}, []int64{int64(n), queued}, "the server's own picks see it, too")
 
 	// What the server books for those who ask counts as well; only what has changed is told.
@@ -112,7 +112,7 @@ func TestWatch(t *testing.T) {
 		require.Equal(t, map[uint32]book{1: {2, 100}, 3: {1, 7}}, columns(l.GetLoads()))
 	}
 
-	n, queued = view.ByID("c").Foreign()
+	n, queued = view.ByID("c").PeerLoad()
 	require.Zero(t, n+int(queued), "its own is not that of others")
 
 	// A client that goes is counted for a while.

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -107,7 +107,7 @@ func TestAttempts(t *testing.T) {
 				if tt.code == codes.OK {
 					require.Equal(t, good.addr, d.Replica)
 					require.EqualValues(t, tt.calls+1, d.Attempts)
-					require.Equal(t, routing.ReasonRetry, d.Reason)
+					require.Equal(t, policy.ReasonRetry, d.Reason)
 				}
 			})
 		}
@@ -302,7 +302,7 @@ func TestQueueKeepsTheBound(t *testing.T) {
 	wg.Wait()
 	require.LessOrEqual(t, most.Load(), int64(4))
 	require.Zero(t, m.ongoing(t))
-	require.Positive(t, m.sum(t, "warmpath.decisions", reasonIs(routing.ReasonQueued)))
+	require.Positive(t, m.sum(t, "warmpath.decisions", reasonIs(policy.ReasonQueued)))
 }
 
 func TestQueueEndsWithTheContextAndIsBounded(t *testing.T) {
@@ -360,7 +360,7 @@ func TestRetriesOfGRPCGoToOthers(t *testing.T) {
 		ctx := client.WithDecision(client.WithSession(deadline(t), session), &d)
 		_, err := testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple("a"))
 		require.NoError(t, err)
-		require.Equal(t, routing.ReasonRetry, d.Reason)
+		require.Equal(t, policy.ReasonRetry, d.Reason)
 		require.Equal(t, 2, d.Attempts)
 		_, err = read(testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a")))
 		require.NoError(t, err)

@@ -16,7 +16,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
@@ -41,7 +41,7 @@ func TestFirstTokenTimeout(t *testing.T) {
 		require.NoError(t, r.err)
 		require.Equal(t, g.messages(kind, g.all[1]), r.from)
 		require.Equal(t, g.all[1].addr, r.decision.Replica)
-		require.Equal(t, routing.ReasonRetry, r.decision.Reason)
+		require.Equal(t, policy.ReasonRetry, r.decision.Reason)
 		require.EqualValues(t, 1, retriedFor(telemetry.RetryTimeout)(t, g.meter))
 		require.Zero(t, g.all[2].calls.Load(), "it was the one more")
 		g.idle(t)
@@ -163,7 +163,7 @@ func TestTimeoutAbortsTheLateAttempt(t *testing.T) {
 		for err == nil {
 			_, err = s.Recv()
 		}
-		return err == io.EOF && d.Reason == routing.ReasonRetry && d.Replica == quick.Addr().String()
+		return err == io.EOF && d.Reason == policy.ReasonRetry && d.Replica == quick.Addr().String()
 	}
 	eventually(t, "a call that moved", moved)
 	eventually(t, "its first attempt is aborted", func() bool {

@@ -17,8 +17,8 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // A hundred thousand requests, all cancelled: some before they came, some while they
@@ -30,9 +30,9 @@ func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, err := policy.ParseConfig([]byte(`{"policy":{"` + name + `":{}},"max_ongoing_requests":3,"max_queued_requests":20}`))
 			require.NoError(t, err)
-			r, err := c.NewRouter(nil)
+			r, err := router.FromConfig(c, nil)
 			require.NoError(t, err)
-			members := make([]routing.Member, 4)
+			members := make([]router.Member, 4)
 			for i := range members {
 				members[i].ID = fmt.Sprintf("r%d", i)
 			}
@@ -56,8 +56,8 @@ func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 								cancel()
 							})
 						}
-						q := &routing.Request{Session: fmt.Sprint(rnd.IntN(50)), PromptTokens: 10, Priority: routing.Priority(rnd.IntN(3) - 1)}
-						b := new(routing.Booking)
+						q := &policy.Request{Session: fmt.Sprint(rnd.IntN(50)), PromptTokens: 10, Priority: policy.Priority(rnd.IntN(3) - 1)}
+						b := new(router.Reservation)
 						err := r.Acquire(ctx, q, b)
 						switch {
 						case err == nil:
@@ -69,12 +69,12 @@ func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 							<-ctx.Done()
 							under.Add(-1)
 							if rnd.IntN(10) == 0 {
-								b.Refused(routing.ReplicaReport{Ongoing: 3, QueuedTokens: -1})
+								b.Refused(router.ReplicaReport{Ongoing: 3, QueuedTokens: -1})
 							}
 							b.Release()
 						case errors.Is(err, context.Canceled):
 							waited.Add(1)
-						case errors.Is(err, routing.ErrQueueFull):
+						case errors.Is(err, router.ErrQueueFull):
 							refused.Add(1)
 						default:
 							assert.NoError(t, err)

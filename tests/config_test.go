@@ -13,7 +13,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -95,8 +95,8 @@ func TestConfigChangeOnLiveChannel(t *testing.T) {
 		}
 		return &testpb.SimpleResponse{}, nil
 	}})
-	sc := func(policy string, max int) string {
-		return fmt.Sprintf(`{"loadBalancingConfig":[{"warmpath":{"policy":{%q:{}},"max_ongoing_requests":%d}}]}`, policy, max)
+	sc := func(policyName string, max int) string {
+		return fmt.Sprintf(`{"loadBalancingConfig":[{"warmpath":{"policy":{%q:{}},"max_ongoing_requests":%d}}]}`, policyName, max)
 	}
 	mr := newDirectory("live", state(sc("round_robin", 1), r))
 	m := newMeter(t)
@@ -148,6 +148,6 @@ func TestPolicySwitchUnderLoad(t *testing.T) {
 	eventually(t, "the queue and the bound are there again", func() bool {
 		var d client.Decision
 		_, err := stub.UnaryCall(client.WithDecision(deadline(t), &d), simple("x"))
-		return err == nil && d.Reason == routing.ReasonRoundRobin
+		return err == nil && d.Reason == policy.ReasonRoundRobin
 	})
 }

@@ -11,17 +11,18 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // stubborn picks one replica, whatever the request says.
 type stubborn string
 
-func (stubborn) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
-func (id stubborn) Choose(_ *routing.Request, v *routing.View) routing.Decision {
-	return routing.To(v.ByID(string(id)), "stubborn")
+func (stubborn) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
+func (id stubborn) Choose(_ *policy.Request, v policy.View) policy.Decision {
+	return policy.To(v.ByID(string(id)), "stubborn")
 }
 
 // Issue 12.17: a pick outside of what the request may be given is counted, and logged once a policy.
@@ -39,16 +40,16 @@ func TestCorrectedPicksAreCounted(t *testing.T) {
 	require.NoError(t, err)
 	defer stop()
 
-	require.Equal(t, "r0", policytest.Route(t, r, &routing.Request{}))
+	require.Equal(t, "r0", policytest.Route(t, r, &policy.Request{}))
 	release := policytest.Fill(t, r, "r0", 2)
-	require.ErrorIs(t, r.Pick(t.Context(), &routing.Request{}, new(routing.Booking)), routing.ErrFull, "a full one is waited for")
+	require.ErrorIs(t, r.Pick(t.Context(), &policy.Request{}, new(router.Reservation)), router.ErrFull, "a full one is waited for")
 	release(2)
 	require.Zero(t, correctionsIn(t, reader))
 	for range 3 {
-		require.NotEqual(t, "r0", policytest.Route(t, r, &routing.Request{Exclude: []string{"r0"}}))
+		require.NotEqual(t, "r0", policytest.Route(t, r, &policy.Request{Exclude: []string{"r0"}}))
 	}
 	r.SetConnected("r0", false)
-	require.NotEqual(t, "r0", policytest.Route(t, r, &routing.Request{}))
+	require.NotEqual(t, "r0", policytest.Route(t, r, &policy.Request{}))
 	require.EqualValues(t, 4, correctionsIn(t, reader))
 	require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
 	require.Contains(t, log.String(), "stubborn")

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
@@ -216,10 +216,10 @@ func TestUnreadableContentIsNoKey(t *testing.T) {
 		var reply []byte
 		require.NoError(t, cc.Invoke(client.WithDecision(deadline(t), &d), "/acme.Chat/Answer", text(1, string(turn)), &reply,
 			grpc.ForceCodecV2(rawBytes{}), grpc.WaitForReady(true)))
-		require.Equal(t, routing.ReasonNoKey, d.Reason)
+		require.Equal(t, policy.ReasonNoKey, d.Reason)
 		require.Zero(t, d.PromptTokens)
 	}
-	require.EqualValues(t, calls, m.sum(t, "warmpath.decisions", telemetry.KeyReason.String(string(routing.ReasonNoKey))))
+	require.EqualValues(t, calls, m.sum(t, "warmpath.decisions", telemetry.KeyReason.String(string(policy.ReasonNoKey))))
 	require.Equal(t, 1, strings.Count(l.String(), "messages.content"), l.String())
 }
 

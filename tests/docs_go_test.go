@@ -34,7 +34,7 @@ var packages = map[string]string{
 	"dialect":     module + "/balancer/dialect",
 	"policy":      module + "/balancer/policy",
 	"policytest":  module + "/balancer/policytest",
-	"routing":     module + "/balancer/routing",
+	"routing":     module + "/internal/router",
 	"pb":          module + "/examples/stubs/vllm/grpc/engine",
 	"net":         "net",
 	"fleet":       module + "/balancer/fleet",

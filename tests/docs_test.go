@@ -25,8 +25,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -157,7 +157,7 @@ func TestOperatePageNamesWhatIsSeen(t *testing.T) {
 		require.Contains(t, source, m[0], "there is no such thing")
 	}
 	reasons := section(t, "docs/operate.md", "## Reasons")
-	found := regexp.MustCompile(`Reason = "([a-z_]+)"`).FindAllStringSubmatch(readDoc(t, "balancer/routing/decision.go"), -1)
+	found := regexp.MustCompile(`Reason = "([a-z_]+)"`).FindAllStringSubmatch(readDoc(t, "balancer/policy/decision.go"), -1)
 	require.Greater(t, len(found), 10)
 	for _, m := range found {
 		require.Contains(t, reasons, "`"+m[1]+"`")
@@ -278,12 +278,12 @@ func tail(hashes []uint64, local uint64) []uint64 {
 // where a fresh client sends a prompt, and a session.
 func TestPolicyFollowsTheHashesPage(t *testing.T) {
 	ids := []string{"r0", "r1", "r2", "r3", "r4"}
-	route := func(q *routing.Request) (order []string) {
+	route := func(q *policy.Request) (order []string) {
 		p, err := policy.New(prefixaffinity.Name, nil)
 		require.NoError(t, err)
 		r := policytest.NewRouter(t, p, policytest.Fleet(5))
 		for range ids {
-			var b routing.Booking
+			var b router.Reservation
 			require.NoError(t, r.Pick(context.Background(), q, &b))
 			order = append(order, b.Decision.Replica.ID)
 			b.Release()
@@ -293,8 +293,8 @@ func TestPolicyFollowsTheHashesPage(t *testing.T) {
 	}
 	for i := range 20 {
 		text := strings.Repeat(fmt.Sprintf("prompt %d ", i), 1+i)
-		q := &routing.Request{Model: "llama"}
-		q.SetPrompt(routing.Prompt{Text: text})
+		q := &policy.Request{Model: "llama"}
+		q.SetPrompt(policy.Prompt{Text: text})
 		seed := kvindex.SeedFor("llama", "", "")
 		first := text[:min(64, len(text))] // in a fresh client the first block distinguishes
 		require.Equal(t, rendezvousOrder(xxh3.HashStringSeed(first, uint64(seed)), ids), route(q))

@@ -11,8 +11,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // allocated returns how many bytes and objects are allocated meanwhile.
@@ -75,15 +75,15 @@ func TestConnectionChangeIsConstant(t *testing.T) {
 
 // observing is a policy that notes what it is notified of.
 type observing struct {
-	routing.Policy
+	policy.Policy
 	mu   sync.Mutex
 	seen []string
 }
 
-func (p *observing) FleetChanged(c routing.FleetChange) {
+func (p *observing) FleetChanged(c policy.FleetChange) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for what, list := range map[string][]*routing.Replica{
+	for what, list := range map[string][]*policy.Replica{
 		"added": c.Added, "removed": c.Removed, "connected": c.Connected, "disconnected": c.Disconnected,
 	} {
 		for _, r := range list {
@@ -111,7 +111,7 @@ func newObserving(t *testing.T) *observing {
 // Issue 12.23: a policy is notified of the one replica whose connection dies and comes back, and of nothing else.
 func TestPolicyObservesConnections(t *testing.T) {
 	p := newObserving(t)
-	policy.Register("observing_connections_of_tests", func(json.RawMessage) (routing.Policy, error) { return p, nil })
+	policy.Register("observing_connections_of_tests", func(json.RawMessage) (policy.Policy, error) { return p, nil })
 	rs := replicas(t, 3)
 	cc := dial(t, target(rs...), client.WithConfig(config(`{"observing_connections_of_tests":{}}`)))
 	connected(t, cc, rs)
@@ -142,7 +142,7 @@ func TestPolicyObservesConnections(t *testing.T) {
 // Issue 12.23: the policy in force and its shadow are notified of each change once, of the replicas that it concerns.
 func TestPolicyObservesFleet(t *testing.T) {
 	force, shadow := newObserving(t), newObserving(t)
-	r := policytest.NewRouter(t, force, nil, func(o *routing.Options) { o.Shadow = shadow })
+	r := policytest.NewRouter(t, force, nil, func(o *router.Options) { o.Shadow = shadow })
 	expect := func(want ...string) {
 		t.Helper()
 		require.ElementsMatch(t, want, force.take())

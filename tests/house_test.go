@@ -32,9 +32,10 @@ var house = []string{
 	"internal/call",
 	"internal/lookaside",
 	"internal/telemetry",
-	"balancer/policytest",
 	"internal/tokenize",
-	"balancer/policy",
+	"internal/builtin",
+	"balancer/policytest",
+	"internal/router",
 	"balancer/policy/*",
 	"internal/cacheview",
 	"internal/rendezvous",
@@ -46,8 +47,9 @@ var house = []string{
 	"internal/kvindex",
 	"internal/fault",
 	"internal/pause",
+	"balancer/policy",
 	"internal/strict",
-	"balancer/routing",
+	"internal/router/state",
 	"internal/outlier",
 	"internal/regression",
 	"proto/warmpath/v1",
@@ -122,7 +124,7 @@ func TestArrowsPointDown(t *testing.T) {
 // The core knows no gRPC, HTTP, protobuf or network, and nothing that an
 // application links registers an engine's proto names.
 func TestCoreKnowsNoNetwork(t *testing.T) {
-	core := []string{"balancer/routing", "internal/cacheview", "internal/kvindex", "internal/rendezvous", "balancer/policy/"}
+	core := []string{"internal/router", "internal/cacheview", "internal/kvindex", "internal/rendezvous", "balancer/policy/"}
 	foreign := []string{"google.golang.org/grpc", "google.golang.org/protobuf", "net", "net/http", "net/url"}
 	for _, p := range list(t) {
 		rel := strings.TrimPrefix(p.ImportPath, module+"/")

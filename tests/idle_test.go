@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -84,7 +84,7 @@ func TestIndexSurvivesIdleness(t *testing.T) {
 					var d client.Decision
 					_, err := stub.UnaryCall(client.WithDecision(deadline(t), &d), simple(text(i)))
 					require.NoError(t, err)
-					require.Equal(t, routing.ReasonPrefixMatch, d.Reason, "round %d", round)
+					require.Equal(t, policy.ReasonPrefixMatch, d.Reason, "round %d", round)
 					require.Equal(t, home[i], d.Replica)
 				}
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
@@ -166,7 +166,7 @@ func (k *known) slot(id string, cleared bool) kvindex.Slot {
 	return k.slots[id]
 }
 
-func (k *known) changed(changes []routing.CacheChange) {
+func (k *known) changed(changes []policy.CacheChange) {
 	for _, c := range changes {
 		slot := k.slot(c.Replica, c.Cleared)
 		k.index.Remove(slot, c.Removed)
@@ -200,7 +200,7 @@ type eventWorld struct {
 	engines []*simulated
 	known   *known
 	manager *kvevents.Manager
-	fleet   []routing.Attributes
+	fleet   []policy.Attributes
 	lossy   atomic.Bool // gRPC streams lose messages
 }
 
@@ -240,14 +240,14 @@ func newEventWorld(t *testing.T, engines []*simulated, o kvevents.Options) *even
 	w.manager = kvevents.NewManager(o)
 	t.Cleanup(w.manager.Close)
 	for i, e := range engines {
-		w.fleet = append(w.fleet, routing.Attributes{ID: fmt.Sprint(i), Address: e.rpc.addr(), KVEvents: e.kvEvents(), KVEventsReplay: e.kvEventsReplay()})
+		w.fleet = append(w.fleet, policy.Attributes{ID: fmt.Sprint(i), Address: e.rpc.addr(), KVEvents: e.kvEvents(), KVEventsReplay: e.kvEventsReplay()})
 	}
 	w.manager.SetFleet(w.fleet)
 	return w
 }
 
 func (w *eventWorld) engine(id string) *simulated {
-	i := slices.IndexFunc(w.fleet, func(a routing.Attributes) bool { return a.ID == id })
+	i := slices.IndexFunc(w.fleet, func(a policy.Attributes) bool { return a.ID == id })
 	return w.engines[i]
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -42,7 +42,7 @@ type stored struct {
 	all map[string]map[uint64]bool
 }
 
-func (s *stored) changed(changes []routing.CacheChange) {
+func (s *stored) changed(changes []policy.CacheChange) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range changes {
@@ -74,7 +74,7 @@ func (s *stored) only(t *testing.T, id string, prompts ...[]uint32) {
 	})
 }
 
-func followEvents(t *testing.T, replicas ...routing.Attributes) (*kvevents.Manager, *stored) {
+func followEvents(t *testing.T, replicas ...policy.Attributes) (*kvevents.Manager, *stored) {
 	t.Helper()
 	s := &stored{all: map[string]map[uint64]bool{}}
 	m := kvevents.NewManager(kvevents.Options{Sink: s.changed, Quiet: time.Hour})
@@ -86,7 +86,7 @@ func followEvents(t *testing.T, replicas ...routing.Attributes) (*kvevents.Manag
 // Issue 12.48: a parent hash of 0 is none, as llm-d writes it.
 func TestKVEventsWithoutAParent(t *testing.T) {
 	e := newZMQEngine(t)
-	_, known := followEvents(t, routing.Attributes{ID: "r", KVEvents: "tcp://" + e.address()})
+	_, known := followEvents(t, policy.Attributes{ID: "r", KVEvents: "tcp://" + e.address()})
 	e.subscribed(1)
 	e.publish("kv", storesOf(t, promptOf(1, 3), 0))
 	e.publish("kv", storesOf(t, promptOf(2, 2), []byte{0, 0, 0, 0, 0, 0, 0, 0}))
@@ -114,8 +114,8 @@ func TestOrphanedKVEventsAreInTheStatus(t *testing.T) {
 // them, and one that dials again takes its own place.
 func TestEnginesThatDialOnePort(t *testing.T) {
 	port := freePort(t)
-	replica := func(n int) routing.Attributes {
-		return routing.Attributes{
+	replica := func(n int) policy.Attributes {
+		return policy.Attributes{
 			ID: fmt.Sprint("r", n), Address: fmt.Sprintf("10.0.0.%d:8000", n), Models: nil,
 			KVEvents: fmt.Sprintf("tcp://*:%s?topic=kv@10.0.0.%d:8000@", port, n),
 		}
@@ -147,7 +147,7 @@ func TestEnginesThatDialOnePort(t *testing.T) {
 	engines[1].publish(topic(1), storesOf(t, promptOf(4, 2), nil))
 	a.only(t, "r1", promptOf(1, 2), promptOf(4, 2))
 
-	ma.SetFleet([]routing.Attributes{replica(1)})
+	ma.SetFleet([]policy.Attributes{replica(1)})
 	engines[1].publish(topic(1), storesOf(t, promptOf(5, 2), nil))
 	a.only(t, "r1", promptOf(1, 2), promptOf(4, 2), promptOf(5, 2))
 	ma.Close()
@@ -163,11 +163,11 @@ func TestEnginesThatDialOnePort(t *testing.T) {
 // Issue 12.49: two replicas whose topics do not tell them apart do not get each other's events.
 func TestEnginesThatCannotBeToldApart(t *testing.T) {
 	port := freePort(t)
-	m, known := followEvents(t, routing.Attributes{ID: "a", Address: "a:1", KVEvents: "tcp://*:" + port})
+	m, known := followEvents(t, policy.Attributes{ID: "a", Address: "a:1", KVEvents: "tcp://*:" + port})
 	e := newZMQEngine(t)
 	e.dial("127.0.0.1:" + port)
 	e.subscribed(1)
-	m.SetFleet([]routing.Attributes{
+	m.SetFleet([]policy.Attributes{
 		{ID: "a", Address: "a:1", KVEvents: "tcp://*:" + port}, {ID: "b", Address: "b:1", KVEvents: "tcp://*:" + port + "?topic=kv"},
 	})
 	eventually(t, "b is refused", func() bool { s := m.Status(); return len(s) == 2 && s[1].Problem != "" })
@@ -181,7 +181,7 @@ func TestEnginesThatCannotBeToldApart(t *testing.T) {
 func TestKVEventsListenOnLoopback(t *testing.T) {
 	for bind, want := range map[string]string{"": "127.0.0.1", "?bind=127.0.0.2": "127.0.0.2"} {
 		port := freePort(t)
-		m, _ := followEvents(t, routing.Attributes{ID: "a", Address: "a:1", KVEvents: "tcp://*:" + port + bind})
+		m, _ := followEvents(t, policy.Attributes{ID: "a", Address: "a:1", KVEvents: "tcp://*:" + port + bind})
 		e := newZMQEngine(t)
 		e.dial(net.JoinHostPort(want, port))
 		e.subscribed(1)

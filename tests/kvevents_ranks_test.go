@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
@@ -54,7 +54,7 @@ func (s *ranksStream) RecvMsg(m any) error {
 func TestNegativeRanksAreNotRemembered(t *testing.T) {
 	conn := &manyRanks{ended: make(chan struct{})}
 	m := kvevents.NewManager(kvevents.Options{
-		Sink:    func([]routing.CacheChange) {},
+		Sink:    func([]policy.CacheChange) {},
 		Connect: func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil },
 	})
 	defer m.Close()
@@ -65,7 +65,7 @@ func TestNegativeRanksAreNotRemembered(t *testing.T) {
 		return s.HeapAlloc
 	}
 	before := heap()
-	m.SetFleet([]routing.Attributes{{ID: "r", KVEvents: "grpc:vllm"}})
+	m.SetFleet([]policy.Attributes{{ID: "r", KVEvents: "grpc:vllm"}})
 	<-conn.ended
 	after := heap()
 	require.Less(t, max(after, before)-before, uint64(4<<20))

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -48,8 +48,8 @@ func lookAsideConn(t *testing.T, config string, o server.Options) *grpc.ClientCo
 // The server follows the engines' KV events: it finds a warm replica for a prompt that it has never seen, and tells
 // watchers of its superblocks.
 func TestKVEventsReachTheLookAsideServer(t *testing.T) {
-	for _, policy := range []string{"prefix_cache_affinity: {}", "kv_aware: {near_tie_tokens: 0}"} {
-		t.Run(policy, func(t *testing.T) {
+	for _, pol := range []string{"prefix_cache_affinity: {}", "kv_aware: {near_tie_tokens: 0}"} {
+		t.Run(pol, func(t *testing.T) {
 			var fleet strings.Builder
 			var engines []*simulated
 			for i, encoding := range []kvpublish.Encoding{"", kvpublish.Maps} {
@@ -57,7 +57,7 @@ func TestKVEventsReachTheLookAsideServer(t *testing.T) {
 				engines = append(engines, s)
 				fmt.Fprintf(&fleet, "    - {id: r%d, address: %q, kv_events: %q, kv_events_replay: %q}\n", i, s.feed.addr(), s.kvEvents(), s.kvEventsReplay())
 			}
-			pb := lookAside(t, "load_interval: 10ms\ndeployments:\n  chat:\n    policy: {"+policy+"}\n    replicas:\n"+fleet.String())
+			pb := lookAside(t, "load_interval: 10ms\ndeployments:\n  chat:\n    policy: {"+pol+"}\n    replicas:\n"+fleet.String())
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			watch, err := pb.WatchReplicas(ctx)
@@ -71,7 +71,7 @@ func TestKVEventsReachTheLookAsideServer(t *testing.T) {
 					prompt[i] = uint32(2000*n + i)
 				}
 				require.NoError(t, engine.ask(fmt.Sprint("warm ", n), prompt, 1))
-				end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[routing.SuperblockTokens/16-1]
+				end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[policy.SuperblockTokens/16-1]
 				for !told[uint32(n+1)][end] {
 					m, err := watch.Recv()
 					require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestKVEventsReachTheLookAsideServer(t *testing.T) {
 				})
 				require.NoError(t, err)
 				require.Equal(t, fmt.Sprint("r", n), a.GetReplica().GetId())
-				require.GreaterOrEqual(t, a.GetDecision().GetMatchedTokens(), uint32(routing.SuperblockTokens))
+				require.GreaterOrEqual(t, a.GetDecision().GetMatchedTokens(), uint32(policy.SuperblockTokens))
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -48,7 +48,7 @@ func TestRouteSetByAChainedInterceptor(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, reply.Username)
 		require.Equal(t, want, d.Replica)
-		require.Equal(t, routing.ReasonRing, d.Reason)
+		require.Equal(t, policy.ReasonRing, d.Reason)
 		s, err := stub.StreamingOutputCall(deadline(t), prompt("x"))
 		require.NoError(t, err)
 		first, err := s.Recv()
@@ -84,7 +84,7 @@ func TestOptionsAddUp(t *testing.T) {
 func TestDecisionsAreOfOneCall(t *testing.T) {
 	rs := replicas(t, 2)
 	stub := testpb.NewTestServiceClient(dial(t, target(rs...)))
-	unsent := client.Decision{Place: -1, Usage: routing.Usage{PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}}
+	unsent := client.Decision{Place: -1, Usage: policy.Usage{PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}}
 	var d client.Decision
 	ctx := client.WithDecision(deadline(t), &d)
 	_, err := stub.UnaryCall(ctx, simple("x"))

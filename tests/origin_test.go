@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
@@ -30,18 +29,18 @@ type reader struct {
 	tiers    [][]string
 }
 
-func (*reader) Uses() routing.Uses { return 0 }
+func (*reader) Uses() policy.Uses { return 0 }
 
-func (*reader) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (*reader) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-func (p *reader) Choose(q *routing.Request, v *routing.View) routing.Decision {
+func (p *reader) Choose(q *policy.Request, v policy.View) policy.Decision {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.messages, p.tiers = append(p.messages, q.Message()), append(p.tiers, q.Header("X-Tier"))
 	if r := v.LeastLoaded(q); r != nil {
-		return routing.To(r, routing.ReasonLeastLoaded)
+		return policy.To(r, policy.ReasonLeastLoaded)
 	}
-	return routing.Wait()
+	return policy.Wait()
 }
 
 // last returns what it read of the last request.
@@ -54,7 +53,7 @@ func (p *reader) last() (message any, tier []string) {
 
 func reading(name string) *reader {
 	p := &reader{}
-	policy.Register(name, func(json.RawMessage) (routing.Policy, error) { return p, nil })
+	policy.Register(name, func(json.RawMessage) (policy.Policy, error) { return p, nil })
 	return p
 }
 

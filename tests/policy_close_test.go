@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -30,11 +29,11 @@ type closings struct {
 	wait chan struct{}
 }
 
-func (*closing) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (*closing) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-func (p *closing) Choose(q *routing.Request, v *routing.View) routing.Decision {
+func (p *closing) Choose(q *policy.Request, v policy.View) policy.Decision {
 	p.begin.Do(func() { p.used = true; p.open.Add(1) })
-	return routing.To(v.LeastLoaded(q), routing.ReasonLeastLoaded)
+	return policy.To(v.LeastLoaded(q), policy.ReasonLeastLoaded)
 }
 
 func (p *closing) Close() error {
@@ -52,7 +51,7 @@ var closingPlain, closingHanging = &closings{}, &closings{wait: make(chan struct
 
 func init() {
 	for name, c := range map[string]*closings{"closing_of_tests": closingPlain, "hanging_of_tests": closingHanging} {
-		policy.Register(name, func(json.RawMessage) (routing.Policy, error) { return &closing{closings: c}, nil })
+		policy.Register(name, func(json.RawMessage) (policy.Policy, error) { return &closing{closings: c}, nil })
 	}
 }
 

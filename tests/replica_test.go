@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
@@ -79,7 +79,7 @@ func waitsFor(t *testing.T, stub testpb.TestServiceClient, full *replica) bool {
 // The queue length that comes with a refusal is the replica's load from then on.
 func TestRefusalsTeachTheLoad(t *testing.T) {
 	rs, _ := full(t)
-	l, config := listening("listening_refused", routing.AnyRank)
+	l, config := listening("listening_refused", policy.AnyRank)
 	cc := dial(t, target(rs...), client.WithConfig(`{"policy":`+config+`}`))
 	stub := testpb.NewTestServiceClient(cc)
 	eventually(t, "the load of the full one is known", func() bool {

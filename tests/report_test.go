@@ -18,7 +18,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -34,21 +33,21 @@ type listener struct {
 	sizes   map[string]int
 }
 
-func (*listener) Uses() routing.Uses { return routing.UsesLoad }
+func (*listener) Uses() policy.Uses { return policy.UsesLoad }
 
-func (*listener) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (*listener) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-func (l *listener) Choose(q *routing.Request, v *routing.View) routing.Decision {
+func (l *listener) Choose(q *policy.Request, v policy.View) policy.Decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range v.Replicas() {
-		l.ongoing[r.ID], l.loads[r.ID] = r.Foreign()
+		l.ongoing[r.ID], l.loads[r.ID] = r.PeerLoad()
 	}
 	r := v.LeastLoaded(q)
 	if r == nil {
-		return routing.Wait()
+		return policy.Wait()
 	}
-	d := routing.To(r, routing.ReasonLeastLoaded)
+	d := policy.To(r, policy.ReasonLeastLoaded)
 	d.SetRank(l.rank)
 	return d
 }
@@ -63,7 +62,7 @@ func (l *listener) ReplicaCapacity(id string, kvTokens int) {
 func listening(name string, rank int) (*listener, string) {
 	name += "_of_tests"
 	l := &listener{rank: rank, ongoing: map[string]int{}, loads: map[string]int64{}, sizes: map[string]int{}}
-	policy.Register(name, func(json.RawMessage) (routing.Policy, error) { return l, nil })
+	policy.Register(name, func(json.RawMessage) (policy.Policy, error) { return l, nil })
 	return l, `{"` + name + `":{}}`
 }
 
@@ -112,7 +111,7 @@ func TestOrcaTrailersAreLoad(t *testing.T) {
 				}
 				rs[i] = start(t, r)
 			}
-			l, config := listening("listening_"+name, routing.AnyRank)
+			l, config := listening("listening_"+name, policy.AnyRank)
 			cc := dial(t, target(rs...), client.WithConfig(`{"policy":`+config+`}`))
 			connected(t, cc, rs)
 			ctx := deadline(t)

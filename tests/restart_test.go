@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // What is believed to be cached on a replica ends with its life, and neither with its connection nor with that of others.
@@ -14,10 +14,10 @@ func TestRestartedReplicaIsCold(t *testing.T) {
 	for _, name := range []string{"prefix_cache_affinity", "kv_aware"} {
 		t.Run(name, func(t *testing.T) {
 			c := policy.Config{Policy: policy.Selection{Name: name}}
-			r, err := c.NewRouter(nil)
+			r, err := router.FromConfig(&c, nil)
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, r.Close()) })
-			members := []routing.Member{{Attributes: routing.Attributes{ID: "a"}}, {Attributes: routing.Attributes{ID: "b"}}}
+			members := []router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}}
 			set := func(a, b string) {
 				members[0].Instance, members[1].Instance = a, b
 				r.SetFleet(members)
@@ -29,13 +29,13 @@ func TestRestartedReplicaIsCold(t *testing.T) {
 				tokens[i] = uint32(i)
 			}
 			matched := func(on string) int {
-				q, b := &routing.Request{Pin: ""}, new(routing.Booking)
+				q, b := &policy.Request{Pin: ""}, new(router.Reservation)
 				for _, rep := range r.View().Replicas() {
 					if rep.ID != on {
 						q.Exclude = append(q.Exclude, rep.ID)
 					}
 				}
-				q.SetPrompt(routing.Prompt{Tokens: tokens})
+				q.SetPrompt(policy.Prompt{Tokens: tokens})
 				require.NoError(t, r.Pick(t.Context(), q, b))
 				b.Release()
 				return b.Decision.MatchedTokens

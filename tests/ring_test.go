@@ -14,8 +14,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -25,21 +25,21 @@ func ringOrder(t *testing.T, rs []*replica, session string) []string {
 	t.Helper()
 	c, err := policy.ParseConfig([]byte(`{"policy":{"consistent_hash":{}}}`))
 	require.NoError(t, err)
-	r, err := c.NewRouter(nil)
+	r, err := router.FromConfig(c, nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, r.Close()) }()
-	members := make([]routing.Member, len(rs))
+	members := make([]router.Member, len(rs))
 	for i, rep := range rs {
-		members[i] = routing.Member{Attributes: routing.Attributes{ID: rep.addr, Address: rep.addr}}
+		members[i] = router.Member{Attributes: policy.Attributes{ID: rep.addr, Address: rep.addr}}
 	}
 	r.SetFleet(members)
 	for _, m := range members {
 		r.SetConnected(m.ID, true)
 	}
-	q := &routing.Request{Session: session}
+	q := &policy.Request{Session: session}
 	var order []string
 	for range rs {
-		var b routing.Booking
+		var b router.Reservation
 		require.NoError(t, r.Pick(context.Background(), q, &b))
 		order = append(order, b.Decision.Replica.ID)
 		b.Release()
@@ -48,7 +48,7 @@ func ringOrder(t *testing.T, rs []*replica, session string) []string {
 	return order
 }
 
-func reasonIs(r routing.Reason) attribute.KeyValue {
+func reasonIs(r policy.Reason) attribute.KeyValue {
 	return telemetry.KeyReason.String(string(r))
 }
 
@@ -57,20 +57,20 @@ func reasonIs(r routing.Reason) attribute.KeyValue {
 func ringFirst(t *testing.T, rs []*replica, session string) string {
 	t.Helper()
 	r := ringOf(t, rs)
-	var b routing.Booking
-	require.NoError(t, r.Pick(context.Background(), &routing.Request{Session: session}, &b))
+	var b router.Reservation
+	require.NoError(t, r.Pick(context.Background(), &policy.Request{Session: session}, &b))
 	defer b.Release()
 	return b.Decision.Replica.ID
 }
 
-var rings = map[string]*routing.Router{} // by fleet; tests here do not run in parallel
+var rings = map[string]*router.Router{} // by fleet; tests here do not run in parallel
 
-func ringOf(t *testing.T, rs []*replica) *routing.Router {
+func ringOf(t *testing.T, rs []*replica) *router.Router {
 	t.Helper()
 	var key strings.Builder
-	members := make([]routing.Member, len(rs))
+	members := make([]router.Member, len(rs))
 	for i, rep := range rs {
-		members[i] = routing.Member{Attributes: routing.Attributes{ID: rep.addr, Address: rep.addr}}
+		members[i] = router.Member{Attributes: policy.Attributes{ID: rep.addr, Address: rep.addr}}
 		key.WriteString(rep.addr)
 	}
 	if r := rings[key.String()]; r != nil {
@@ -78,9 +78,9 @@ func ringOf(t *testing.T, rs []*replica) *routing.Router {
 	}
 	c, err := policy.ParseConfig([]byte(`{"policy":{"consistent_hash":{}}}`))
 	require.NoError(t, err)
-	r, err := c.NewRouter(nil)
+	r, err := router.FromConfig(c, nil)
 	require.NoError(t, err)
-	slices.SortFunc(members, func(a, b routing.Member) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(members, func(a, b router.Member) int { return strings.Compare(a.ID, b.ID) })
 	r.SetFleet(members)
 	for _, m := range members {
 		r.SetConnected(m.ID, true)

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 )
@@ -50,15 +50,15 @@ func TestClientsShareTheirRoutes(t *testing.T) {
 	first := dial()
 	defer first.Close()
 	sent := ask(first, prompt)
-	require.NotEqual(t, routing.ReasonPrefixMatch, sent.Reason)
+	require.NotEqual(t, policy.ReasonPrefixMatch, sent.Reason)
 
 	var found client.Decision
-	for ctx.Err() == nil && found.Reason != routing.ReasonPrefixMatch { // the first client has not reported yet, or a connection is not there yet
+	for ctx.Err() == nil && found.Reason != policy.ReasonPrefixMatch { // the first client has not reported yet, or a connection is not there yet
 		second := dial()
 		ask(second, prompt[:100]) // now it knows what the server says
 		found = ask(second, prompt)
 		require.NoError(t, second.Close())
 	}
-	require.Equal(t, routing.ReasonPrefixMatch, found.Reason)
-	require.Equal(t, 2*routing.SuperblockTokens, found.MatchedTokens, "told in superblocks, not its own")
+	require.Equal(t, policy.ReasonPrefixMatch, found.Reason)
+	require.Equal(t, 2*policy.SuperblockTokens, found.MatchedTokens, "told in superblocks, not its own")
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // builtins are the built-in policies with the configs under which they learn differently.
@@ -26,10 +26,10 @@ var builtins = []struct{ name, config string }{
 }
 
 // eachBuiltin runs a test on a Router of each over four replicas; build makes another one like it.
-func eachBuiltin(t *testing.T, run func(t *testing.T, name string, build func() *routing.Router)) {
+func eachBuiltin(t *testing.T, run func(t *testing.T, name string, build func() *router.Router)) {
 	for _, b := range builtins {
 		t.Run(b.name+b.config, func(t *testing.T) {
-			run(t, b.name, func() *routing.Router {
+			run(t, b.name, func() *router.Router {
 				p, err := policy.New(b.name, json.RawMessage(b.config))
 				require.NoError(t, err)
 				return policytest.NewRouter(t, p, policytest.Fleet(4))
@@ -39,24 +39,24 @@ func eachBuiltin(t *testing.T, run func(t *testing.T, name string, build func() 
 }
 
 // conversation is the i-th of a series of requests of which several share a system prompt.
-func conversation(i int) *routing.Request {
+func conversation(i int) *policy.Request {
 	q := policytest.Prompt(policytest.Tokens(i%3, 640), policytest.Tokens(100+i/2, 900), policytest.Tokens(200+i, 40))
 	q.Session = fmt.Sprint("session ", i%7)
 	return q
 }
 
 // serve routes a request and has it answered.
-func serve(t *testing.T, r *routing.Router, q *routing.Request) string {
+func serve(t *testing.T, r *router.Router, q *policy.Request) string {
 	b := policytest.Pick(t, r, q)
 	b.Release()
-	r.Complete(q, b.Decision, routing.Outcome{Sent: true, FirstMessage: time.Millisecond, Usage: routing.NoUsage})
+	r.Complete(q, b.Decision, policy.Outcome{Sent: true, FirstMessage: time.Millisecond, Usage: policy.NoUsage})
 	d := b.Decision
 	return fmt.Sprint(d.Replica.ID, " ", d.Reason, " ", d.MatchedTokens, " ", d.Place)
 }
 
 // query returns what would be decided.
-func query(t *testing.T, r *routing.Router, q *routing.Request) routing.Decision {
-	b := new(routing.Booking)
+func query(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
+	b := new(router.Reservation)
 	require.NoError(t, r.Query(t.Context(), q, b))
 	b.Release()
 	return b.Decision
@@ -64,33 +64,33 @@ func query(t *testing.T, r *routing.Router, q *routing.Request) routing.Decision
 
 // Issue 12.2: what is not sent leaves no trace in any policy: a Query, and a reservation that is given back.
 func TestUnsentLeavesNoTrace(t *testing.T) {
-	unsent := map[string]func(t *testing.T, r *routing.Router, q *routing.Request){
-		"query": func(t *testing.T, r *routing.Router, q *routing.Request) {
+	unsent := map[string]func(t *testing.T, r *router.Router, q *policy.Request){
+		"query": func(t *testing.T, r *router.Router, q *policy.Request) {
 			query(t, r, q)
 		},
-		"asked for room": func(t *testing.T, r *routing.Router, q *routing.Request) {
+		"asked for room": func(t *testing.T, r *router.Router, q *policy.Request) {
 			require.True(t, r.HasRoom(t.Context(), q))
 		},
-		"given back": func(t *testing.T, r *routing.Router, q *routing.Request) {
+		"given back": func(t *testing.T, r *router.Router, q *policy.Request) {
 			b := policytest.Pick(t, r, q)
 			b.Withdraw(q)
 			b.Withdraw(q)
 		},
-		"given back by its outcome": func(t *testing.T, r *routing.Router, q *routing.Request) {
+		"given back by its outcome": func(t *testing.T, r *router.Router, q *policy.Request) {
 			b := policytest.Pick(t, r, q)
 			b.Release()
-			r.Complete(q, b.Decision, routing.Outcome{Err: errors.New("no connection"), Usage: routing.NoUsage})
+			r.Complete(q, b.Decision, policy.Outcome{Err: errors.New("no connection"), Usage: policy.NoUsage})
 		},
-		"given back by the queue": func(t *testing.T, r *routing.Router, q *routing.Request) {
-			b := new(routing.Booking)
+		"given back by the queue": func(t *testing.T, r *router.Router, q *policy.Request) {
+			b := new(router.Reservation)
 			require.NoError(t, r.Acquire(t.Context(), q, b))
 			b.Withdraw(q)
 		},
 	}
 	for name, leave := range unsent {
 		t.Run(name, func(t *testing.T) {
-			eachBuiltin(t, func(t *testing.T, policy string, build func() *routing.Router) {
-				if policy == "power_of_two_choices" {
+			eachBuiltin(t, func(t *testing.T, policyName string, build func() *router.Router) {
+				if policyName == "power_of_two_choices" {
 					t.Skip("it remembers nothing, and draws at random")
 				}
 				plain, asked := build(), build()
@@ -110,7 +110,7 @@ func TestUnsentLeavesNoTrace(t *testing.T) {
 
 // Issue 12.2: requests that are prepared together do not take a pick that is given back for one that warms its replica.
 func TestUnsentLeavesNoTraceInABurst(t *testing.T) {
-	eachBuiltin(t, func(t *testing.T, _ string, build func() *routing.Router) {
+	eachBuiltin(t, func(t *testing.T, _ string, build func() *router.Router) {
 		r := build()
 		prompt := policytest.Tokens(1, 8000)
 		late := policytest.Prompt(prompt)
@@ -125,14 +125,14 @@ func TestUnsentLeavesNoTraceInABurst(t *testing.T) {
 // Issue 12.42: what an attempt did not prefill is in no policy's view, whatever ended it.
 func TestFailedAttemptsWarmNothing(t *testing.T) {
 	failure := errors.New("refused")
-	for name, o := range map[string]routing.Outcome{
-		"refused":   {Err: failure, Sent: true, Usage: routing.NoUsage},
-		"broken":    {Err: failure, Sent: true, Fault: routing.Failed, Usage: routing.NoUsage},
-		"late":      {Err: context.DeadlineExceeded, Sent: true, Fault: routing.TimedOut, Usage: routing.NoUsage},
-		"cancelled": {Err: context.Canceled, Sent: true, Fault: routing.GivenUp, Usage: routing.NoUsage},
+	for name, o := range map[string]policy.Outcome{
+		"refused":   {Err: failure, Sent: true, Usage: policy.NoUsage},
+		"broken":    {Err: failure, Sent: true, Fault: policy.Failed, Usage: policy.NoUsage},
+		"late":      {Err: context.DeadlineExceeded, Sent: true, Fault: policy.TimedOut, Usage: policy.NoUsage},
+		"cancelled": {Err: context.Canceled, Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachBuiltin(t, func(t *testing.T, policy string, build func() *routing.Router) {
+			eachBuiltin(t, func(t *testing.T, policyName string, build func() *router.Router) {
 				r := build()
 				system, doc := policytest.Tokens(1, 640), policytest.Tokens(2, 4000)
 				serve(t, r, policytest.Prompt(system, policytest.Tokens(3, 320)))
@@ -154,17 +154,17 @@ func TestFailedAttemptsWarmNothing(t *testing.T) {
 // Issue 12.42: of prompts under way on one replica that begin alike, a failure takes back only what no other one
 // brings there, whichever comes and ends first.
 func TestFailedAttemptsTakeNothingFromOthers(t *testing.T) {
-	eachBuiltin(t, func(t *testing.T, policy string, build func() *routing.Router) {
-		if policy != "prefix_cache_affinity" && policy != "kv_aware" {
+	eachBuiltin(t, func(t *testing.T, policyName string, build func() *router.Router) {
+		if policyName != "prefix_cache_affinity" && policyName != "kv_aware" {
 			t.Skip("it does not look at prompts")
 		}
-		failed := routing.Outcome{Err: errors.New("refused"), Sent: true, Usage: routing.NoUsage}
-		well := routing.Outcome{Sent: true, FirstMessage: time.Second, Usage: routing.NoUsage}
+		failed := policy.Outcome{Err: errors.New("refused"), Sent: true, Usage: policy.NoUsage}
+		well := policy.Outcome{Sent: true, FirstMessage: time.Second, Usage: policy.NoUsage}
 		doc := policytest.Tokens(1, 3200)
 		for orders := range 8 {
 			r := build()
-			var qs [2]*routing.Request
-			var bs [2]*routing.Booking
+			var qs [2]*policy.Request
+			var bs [2]*router.Reservation
 			for i := range qs {
 				qs[i] = policytest.Prompt(doc, policytest.Tokens(2+i, 640))
 				qs[i].Exclude = []string{"r1", "r2", "r3"}
@@ -193,28 +193,28 @@ func TestFailedAttemptsTakeNothingFromOthers(t *testing.T) {
 
 // Issue 12.42: what other clients learn of routes is what replicas prefilled, once each.
 func TestOnlyPrefilledRoutesAreShared(t *testing.T) {
-	eachBuiltin(t, func(t *testing.T, _ string, build func() *routing.Router) {
+	eachBuiltin(t, func(t *testing.T, _ string, build func() *router.Router) {
 		r := build()
 		if !r.SharesRoutes() {
 			t.Skip("it knows no prompts")
 		}
-		var log routing.RouteLog
+		var log router.RouteLog
 		r.ShareRoutes(log.Add)
 		for i, tt := range []struct {
 			answers bool
-			outcome routing.Outcome
+			outcome policy.Outcome
 			routes  int
 		}{
-			{false, routing.Outcome{Err: errors.New("refused"), Sent: true, Usage: routing.NoUsage}, 0},
-			{false, routing.Outcome{Usage: routing.NoUsage}, 0},
-			{false, routing.Outcome{Sent: true, Usage: routing.NoUsage}, 1},
-			{true, routing.Outcome{Sent: true, FirstMessage: time.Second, Usage: routing.NoUsage}, 1},
-			{true, routing.Outcome{Err: errors.New("broken"), Sent: true, FirstMessage: time.Second, Usage: routing.NoUsage}, 1},
+			{false, policy.Outcome{Err: errors.New("refused"), Sent: true, Usage: policy.NoUsage}, 0},
+			{false, policy.Outcome{Usage: policy.NoUsage}, 0},
+			{false, policy.Outcome{Sent: true, Usage: policy.NoUsage}, 1},
+			{true, policy.Outcome{Sent: true, FirstMessage: time.Second, Usage: policy.NoUsage}, 1},
+			{true, policy.Outcome{Err: errors.New("broken"), Sent: true, FirstMessage: time.Second, Usage: policy.NoUsage}, 1},
 		} {
 			q := policytest.Prompt(policytest.Tokens(i, 2048))
 			b := policytest.Pick(t, r, q)
 			require.Empty(t, log.Take(), "not yet")
-			var early []routing.Route
+			var early []router.Route
 			if tt.answers {
 				b.Answered()
 				early = log.Take()

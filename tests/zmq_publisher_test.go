@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -135,7 +135,7 @@ func TestKVEventsOfARealPublisher(t *testing.T) {
 				k := &known{index: kvindex.New(kvindex.Options{}), ever: map[uint64]bool{}}
 				m := kvevents.NewManager(kvevents.Options{Sink: k.changed, Quiet: 5 * time.Millisecond})
 				t.Cleanup(m.Close)
-				m.SetFleet([]routing.Attributes{{
+				m.SetFleet([]policy.Attributes{{
 					ID: "r", Address: "127.0.0.1:1", KVEvents: "tcp://" + p.pub.addr() + "?topic=kv", KVEventsReplay: "tcp://" + p.replay.addr(),
 				}})
 				eventually(t, "it listens", func() bool { s := m.Status(); return len(s) == 1 && s[0].Connected })
@@ -181,7 +181,7 @@ func TestRealKVEventsDecide(t *testing.T) {
 	for n, p := range engines {
 		prompt := promptOf(n, 40)
 		p.say(false, stores(prompt, 0))
-		end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[routing.SuperblockTokens/16-1]
+		end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[policy.SuperblockTokens/16-1]
 		for told := false; !told; { // the server has it when it tells watchers
 			m, err := watch.Recv()
 			require.NoError(t, err)

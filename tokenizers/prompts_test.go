@@ -17,7 +17,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
 	"github.com/warmpath/warmpath/tokenizers/tiktoken"
@@ -91,7 +90,7 @@ func local(t testing.TB) tokenize.Config {
 
 func ask(t testing.TB, p *tokenize.Prompts, text string) []uint32 {
 	t.Helper()
-	tokens, err := p.Tokenize(context.Background(), &routing.Request{Prompt: routing.Prompt{Text: text}})
+	tokens, err := p.Tokenize(context.Background(), &policy.Request{Prompt: policy.Prompt{Text: text}})
 	require.NoError(t, err)
 	return tokens
 }
@@ -100,10 +99,10 @@ func chatText(t testing.TB, json string) string {
 	t.Helper()
 	table, err := dialect.NewTable(dialect.Dialect{Methods: []string{"/s/m"}, JSONBody: "1"})
 	require.NoError(t, err)
-	var q routing.Request
+	var q policy.Request
 	raw := append([]byte{0x0A, byte(len(json))}, json...)
 	require.Less(t, len(json), 128)
-	table.Lookup("/s/m").Request(&q, routing.UsesPrompt, &raw)
+	table.Lookup("/s/m").Request(&q, policy.UsesPrompt, &raw)
 	require.NotEmpty(t, q.Prompt.Text)
 	return q.Prompt.Text
 }
@@ -172,7 +171,7 @@ func TestChats(t *testing.T) {
 	var log bytes.Buffer
 	p, _ = open(t, local(t), &log)
 	ask := func(text string) error {
-		_, err := p.Tokenize(context.Background(), &routing.Request{Prompt: routing.Prompt{Text: text}})
+		_, err := p.Tokenize(context.Background(), &policy.Request{Prompt: policy.Prompt{Text: text}})
 		return err
 	}
 	for range 3 {
@@ -206,10 +205,10 @@ func TestAnEnginesEndpoint(t *testing.T) {
 	require.EqualValues(t, 1, asked.Load(), "it is remembered")
 	ask(t, p, chatText(t, `{"messages":[{"role":"user","content":"hi"}]}`))
 	require.EqualValues(t, 2, asked.Load())
-	_, err := p.Tokenize(context.Background(), &routing.Request{Model: "another", Prompt: routing.Prompt{Text: "text"}})
+	_, err := p.Tokenize(context.Background(), &policy.Request{Model: "another", Prompt: policy.Prompt{Text: "text"}})
 	require.NoError(t, err)
 	require.EqualValues(t, 3, asked.Load(), "another model has other tokens")
-	_, err = p.Tokenize(context.Background(), &routing.Request{Prompt: routing.Prompt{Text: "slow"}})
+	_, err = p.Tokenize(context.Background(), &policy.Request{Prompt: policy.Prompt{Text: "slow"}})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Contains(t, log.String(), "context deadline exceeded")
 }

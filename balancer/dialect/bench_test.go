@@ -6,8 +6,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func longIDs(n int) []uint32 {
@@ -33,19 +34,19 @@ func TestAllocs(t *testing.T) {
 	ctx := metadata.AppendToOutgoingContext(context.Background(), "session_id", "s")
 	keys, err := NewSessionKeys()
 	require.NoError(t, err)
-	var q routing.Request
-	u := routing.NoUsage
+	var q policy.Request
+	u := policy.NoUsage
 	for _, tt := range []struct {
 		name string
 		max  float64
 		f    func()
 	}{
 		{"lookup", 0, func() { table.Lookup("/vllm.Inference/Generate"); table.Lookup("/x/y") }},
-		{"8k ids, generated", 0, func() { q = routing.Request{}; inference.Request(&q, everything, typedIDs) }},
+		{"8k ids, generated", 0, func() { q = policy.Request{}; inference.Request(&q, everything, typedIDs) }},
 		{"text, generated", 1, // of protoreflect, for a member of a oneof
-			func() { q = routing.Request{}; inference.Request(&q, everything, typedText) }},
-		{"text, generated, unused", 0, func() { q = routing.Request{}; inference.Request(&q, 0, typedText) }},
-		{"unknown method", 0, func() { q = routing.Request{}; table.Lookup("/x/y").Request(&q, everything, typedText) }},
+			func() { q = policy.Request{}; inference.Request(&q, everything, typedText) }},
+		{"text, generated, unused", 0, func() { q = policy.Request{}; inference.Request(&q, 0, typedText) }},
+		{"unknown method", 0, func() { q = policy.Request{}; table.Lookup("/x/y").Request(&q, everything, typedText) }},
 		{"usage, generated", 1, // of protoreflect, for a list
 			func() { inference.Usage(&u, response) }},
 		{"usage, encoded", 0, func() { inference.Usage(&u, raw) }},
@@ -64,7 +65,7 @@ func BenchmarkRequest(b *testing.B) {
 	long := generatedRequest(&genText{Text: strings.Repeat("x", 32<<10)})
 	for _, bb := range []struct {
 		name, method string
-		uses         routing.Uses
+		uses         policy.Uses
 		msg          any
 	}{
 		{"typed/text=128", "/vllm.Inference/Generate", everything, short},
@@ -87,7 +88,7 @@ func BenchmarkRequest(b *testing.B) {
 			b.ReportAllocs()
 			m := table.Lookup(bb.method)
 			for b.Loop() {
-				var q routing.Request
+				var q policy.Request
 				m.Request(&q, bb.uses, bb.msg)
 			}
 		})
@@ -107,7 +108,7 @@ func BenchmarkUsage(b *testing.B) {
 	} {
 		b.Run(bb.name, func(b *testing.B) {
 			b.ReportAllocs()
-			m, u := table.Lookup(bb.method), routing.NoUsage
+			m, u := table.Lookup(bb.method), policy.NoUsage
 			for b.Loop() {
 				m.Usage(&u, bb.msg)
 			}

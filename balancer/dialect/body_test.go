@@ -6,34 +6,34 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestReadBody(t *testing.T) {
 	for body, want := range map[string]struct {
-		q     routing.Request
+		q     policy.Request
 		whole bool
 		err   error
 	}{
-		`{"model":"base:lora","user":"u"}`:       {routing.Request{Model: "base:lora", Session: "u"}, true, nil},
-		`{"model":null}`:                         {routing.Request{}, true, nil},
-		`{"model":17,"user":"u"}`:                {routing.Request{}, true, ErrModel},
-		`{"model":["a"]}`:                        {routing.Request{}, true, ErrModel},
-		`{"model":17,"model":"last"}`:            {routing.Request{Model: "last"}, true, nil},
-		`{"model":1`:                             {routing.Request{}, false, nil},
-		`{"model":"m","user":"u"`:                {routing.Request{Model: "m", Session: "u"}, false, nil},
-		`[1,2,3]`:                                {routing.Request{}, false, nil},
-		`{"messages":[],"prompt":"","input":{}}`: {routing.Request{}, true, nil},
-		``:                                       {routing.Request{}, false, nil},
-		`hello`:                                  {routing.Request{}, false, nil},
+		`{"model":"base:lora","user":"u"}`:       {policy.Request{Model: "base:lora", Session: "u"}, true, nil},
+		`{"model":null}`:                         {policy.Request{}, true, nil},
+		`{"model":17,"user":"u"}`:                {policy.Request{}, true, ErrModel},
+		`{"model":["a"]}`:                        {policy.Request{}, true, ErrModel},
+		`{"model":17,"model":"last"}`:            {policy.Request{Model: "last"}, true, nil},
+		`{"model":1`:                             {policy.Request{}, false, nil},
+		`{"model":"m","user":"u"`:                {policy.Request{Model: "m", Session: "u"}, false, nil},
+		`[1,2,3]`:                                {policy.Request{}, false, nil},
+		`{"messages":[],"prompt":"","input":{}}`: {policy.Request{}, true, nil},
+		``:                                       {policy.Request{}, false, nil},
+		`hello`:                                  {policy.Request{}, false, nil},
 	} {
-		var q routing.Request
+		var q policy.Request
 		whole, err := ReadBody(&q, []byte(body))
 		require.Equal(t, want.q, q, body)
 		require.Equal(t, want.whole, whole, body)
 		require.Equal(t, want.err, err, body)
 	}
-	q := routing.Request{Session: "header", ID: "id"}
+	q := policy.Request{Session: "header", ID: "id"}
 	_, err := ReadBody(&q, []byte(`{"session_id":"body","request_id":"other","messages":[{"role":"user","content":"hi`))
 	require.NoError(t, err)
 	require.Equal(t, "header", q.Session)

@@ -6,8 +6,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"sigs.k8s.io/yaml"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 const everyField = `
@@ -105,10 +106,10 @@ func TestLike(t *testing.T) {
 
 	table = mustTable(t, Dialect{Like: "/vllm.Inference/Generate", Methods: []string{"/fork.Inference/Generate"}, Session: "99", Usage: Usage{Cached: "1.2"}})
 	q := read(table.Lookup("/fork.Inference/Generate"), everything, build(t, nil, pv{"13", "old"}, pv{"99", "new"}, pv{"2", "m"}))
-	require.Equal(t, routing.Request{Session: "new", Model: "m", ExpectedOutput: 20}, q)
-	u := routing.NoUsage
+	require.Equal(t, policy.Request{Session: "new", Model: "m", ExpectedOutput: 20}, q)
+	u := policy.NoUsage
 	table.Lookup("/fork.Inference/Generate").Usage(&u, build(t, nil, pv{"1.1", uint32(5)}, pv{"1.2", uint32(4)}))
-	require.Equal(t, routing.Usage{PromptTokens: 5, OutputTokens: -1, CachedTokens: 4}, u)
+	require.Equal(t, policy.Usage{PromptTokens: 5, OutputTokens: -1, CachedTokens: 4}, u)
 }
 
 func TestUserDialect(t *testing.T) {
@@ -155,7 +156,7 @@ func FuzzConfig(f *testing.F) {
 				read(m, everything|WantModel, msg)
 				read(m, everything|WantModel, generatedRequest(&genText{Text: "x"}))
 				read(m, everything|WantModel, build(t, nil, pv{"1:a.2:b", "x"}, pv{"3[k]", "y"}, pv{"4#0.1", ids}))
-				u := routing.NoUsage
+				u := policy.NoUsage
 				m.readUsage(&u, msg)
 				m.readUsage(&u, &genResponse{Outputs: []*genOutput{{NumTokens: 1}}})
 			}

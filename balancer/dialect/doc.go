@@ -1,6 +1,6 @@
 // Package dialect finds the request key in the messages of a gRPC method: which
 // fields of the request carry the prompt, the session, the model, and which
-// fields of the response carry usage. It fills a [routing.Request].
+// fields of the response carry usage. It fills a [policy.Request].
 //
 // The rule. A [Dialect] is data: paths of field numbers ("4.1"), and of field
 // names where messages are typed ("token_ids.ids"). A [Table] holds the built-in
@@ -31,7 +31,7 @@
 // Complexity. Lookup is one map access. Reading is O(fields of the table) for
 // typed messages and O(wire fields) for encoded ones, plus the prompt's own
 // length only where it has to be decoded. What the policy does not look at is
-// not read: without [routing.UsesPrompt] the prompt is not touched, and JSON
+// not read: without [policy.UsesPrompt] the prompt is not touched, and JSON
 // bodies are parsed only for a prompt, a session, or with [WantModel].
 //
 // Guarantees. No message, however broken, makes a call fail or panic: what

@@ -3,9 +3,10 @@ package dialect_test
 import (
 	"fmt"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A service of one's own needs a few lines.
@@ -23,8 +24,8 @@ func Example() {
 	request := protowire.AppendBytes(protowire.AppendTag(nil, 4, protowire.BytesType), ids)
 	request = protowire.AppendString(protowire.AppendTag(request, 13, protowire.BytesType), "user_42")
 
-	var q routing.Request
-	table.Lookup("/my.Service/Generate").Request(&q, routing.UsesPrompt|routing.UsesSession, request)
+	var q policy.Request
+	table.Lookup("/my.Service/Generate").Request(&q, policy.UsesPrompt|policy.UsesSession, request)
 	fmt.Println(q.Session, q.Prompt.Tokens, q.PromptTokens)
 	// Output: user_42 [7 8 9] 3
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Every method of every dialect that comes with the product reads any bytes as a request and as a response: without a
@@ -33,7 +33,7 @@ func FuzzEveryMethod(f *testing.F) {
 			require.LessOrEqual(t, len(q.Prompt.Tokens), len(b))
 			require.LessOrEqual(t, len(q.Session), MaxSession)
 			require.GreaterOrEqual(t, q.ExpectedOutput, 0)
-			u := routing.NoUsage
+			u := policy.NoUsage
 			m.readUsage(&u, b)
 			require.GreaterOrEqual(t, u.CachedTokens, -1)
 		}

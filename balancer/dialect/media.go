@@ -6,7 +6,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Media are images, sounds and the like beside a prompt, in which only placeholders stand for them: two images have the
@@ -49,7 +49,7 @@ func (v *values) endMedia(m message) {
 // mix makes the prompt of a request that of its media: the id of each is mixed into the token at its first
 // placeholder, and so into the block of that token and those that follow. Media whose place is not known go into the
 // cache salt, and so into every block.
-func (v *values) mix(q *routing.Request) {
+func (v *values) mix(q *policy.Request) {
 	q.Prompt.Tokens = slices.Clone(q.Prompt.Tokens)
 	for _, m := range v.media {
 		if m.at >= 0 && m.at < int64(len(q.Prompt.Tokens)) {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // messageType compiles the message Request of a file given in text format.
@@ -48,15 +48,15 @@ func messageOf(t testing.TB, d protoreflect.MessageDescriptor, json string) *dyn
 	return m
 }
 
-func keyOf(t testing.TB, d dialect.Dialect, msg any) (routing.Request, error) {
+func keyOf(t testing.TB, d dialect.Dialect, msg any) (policy.Request, error) {
 	t.Helper()
 	if len(d.Methods) == 0 {
 		d.Methods = []string{"/x.Y/Z"}
 	}
 	table, err := dialect.NewTable(d)
 	require.NoError(t, err)
-	var q routing.Request
-	err = table.Lookup(d.Methods[0]).Request(&q, routing.UsesPrompt|routing.UsesSession, msg)
+	var q policy.Request
+	err = table.Lookup(d.Methods[0]).Request(&q, policy.UsesPrompt|policy.UsesSession, msg)
 	return q, err
 }
 
@@ -81,7 +81,7 @@ func TestContentsThatAreMessages(t *testing.T) {
 		{"part", text}, {"value", `"a question"`}, {"value", `[` + text + `,` + image + `]`}, {"list", `[` + text + `]`}, {"texts", `["a", "question"]`},
 	} {
 		body := `{"messages":[{"role":"user","content":` + tt.content + `},{"role":"assistant","content":` + tt.content + `}]}`
-		want := routing.Request{}
+		want := policy.Request{}
 		asJSON := body
 		if tt.kind == "part" {
 			asJSON = `{"messages":[{"role":"user","content":[` + tt.content + `]},{"role":"assistant","content":[` + tt.content + `]}]}`
@@ -225,9 +225,9 @@ func TestMediaBesideTokenIDs(t *testing.T) {
 			msg := messageOf(t, tt.d, "{"+fields+"}")
 			raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
 			require.NoError(t, err)
-			var q, again routing.Request
-			require.NoError(t, builtin.Lookup(tt.method).Request(&q, routing.UsesPrompt, msg))
-			require.NoError(t, builtin.Lookup(tt.method).Request(&again, routing.UsesPrompt, raw))
+			var q, again policy.Request
+			require.NoError(t, builtin.Lookup(tt.method).Request(&q, policy.UsesPrompt, msg))
+			require.NoError(t, builtin.Lookup(tt.method).Request(&again, policy.UsesPrompt, raw))
 			require.Equal(t, q.Prompt, again.Prompt, fields)
 			require.Equal(t, q.CacheSalt, again.CacheSalt, fields)
 			key := fmt.Sprint(q.Prompt.Tokens, q.CacheSalt)
@@ -248,9 +248,9 @@ func TestMediaBesideTokenIDs(t *testing.T) {
 	// A second image later in the conversation leaves what was there before.
 	one := `"mm_hashes":["a"],"mm_placeholders":[{"offset":2,"length":4}]`
 	two := `"mm_hashes":["a","b"],"mm_placeholders":[{"offset":2,"length":4},{"offset":8,"length":2}]`
-	var first, second routing.Request
+	var first, second policy.Request
 	m := builtin.Lookup("/vllm.grpc.engine.VllmEngine/Generate")
-	require.NoError(t, m.Request(&first, routing.UsesPrompt, messageOf(t, engine, "{"+tokenized+`,"mm_inputs":{`+one+"}}")))
-	require.NoError(t, m.Request(&second, routing.UsesPrompt, messageOf(t, engine, "{"+tokenized+`,"mm_inputs":{`+two+"}}")))
+	require.NoError(t, m.Request(&first, policy.UsesPrompt, messageOf(t, engine, "{"+tokenized+`,"mm_inputs":{`+one+"}}")))
+	require.NoError(t, m.Request(&second, policy.UsesPrompt, messageOf(t, engine, "{"+tokenized+`,"mm_inputs":{`+two+"}}")))
 	require.Equal(t, first.Prompt.Tokens[:8], second.Prompt.Tokens[:8])
 }

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Members of OpenAI's requests and responses.
@@ -27,7 +27,7 @@ var ErrModel = errors.New("model: it must be a string")
 // early it takes what there is: the prompt is then a prefix of the whole one, but for tools that stand behind the
 // end, and whole is false, as it is for what is no JSON object. The prompt aliases the body. The only error is
 // [ErrModel]. Safe for concurrent use.
-func ReadBody(q *routing.Request, raw []byte) (whole bool, err error) {
+func ReadBody(q *policy.Request, raw []byte) (whole bool, err error) {
 	b := readBody(raw)
 	if v := b.val("model"); v != nil && v[0] != '"' && b.cut != "model" {
 		return b.whole, ErrModel
@@ -42,7 +42,7 @@ func readBody(raw []byte) object {
 
 // fill sets what is wanted and q does not have. The session is, in this order, session_id, session_params.session_id
 // (or .id), prompt_cache_key, user.
-func (b *object) fill(q *routing.Request, split, session, prompt bool) {
+func (b *object) fill(q *policy.Request, split, session, prompt bool) {
 	model, adapter := b.text("model"), first(b.text("lora_path"), b.text("lora_name"))
 	if base, name, ok := strings.Cut(model, ":"); ok && split {
 		model, adapter = base, name
@@ -72,14 +72,14 @@ func (b *object) fill(q *routing.Request, split, session, prompt bool) {
 }
 
 // prompt returns ids, else the chat, else the completion prompt or the text to embed.
-func (b *object) prompt() routing.Prompt {
+func (b *object) prompt() policy.Prompt {
 	for _, name := range []string{"input_ids", "prompt_token_ids"} {
 		if p := completion(b.val(name)); len(p.Tokens) > 0 {
 			return p
 		}
 	}
 	if chat := renderChat(b.val("tools"), b.val("messages")); len(chat) > 0 {
-		return routing.Prompt{Text: alias(chat)}
+		return policy.Prompt{Text: alias(chat)}
 	}
 	if p := completion(b.val("prompt")); !p.Empty() {
 		return p
@@ -88,9 +88,9 @@ func (b *object) prompt() routing.Prompt {
 }
 
 // completion reads a prompt: a string, token ids, or a list of either.
-func completion(v []byte) (p routing.Prompt) {
+func completion(v []byte) (p policy.Prompt) {
 	if s, ok := unquote(v); ok {
-		return routing.Prompt{Text: s}
+		return policy.Prompt{Text: s}
 	}
 	var texts []string
 	for w := walk(v); w.array && w.next(); {
@@ -114,13 +114,13 @@ func completion(v []byte) (p routing.Prompt) {
 		}
 	}
 	if len(texts) > 0 {
-		p = routing.Prompt{Text: renderBatch(texts[0], texts[1:])}
+		p = policy.Prompt{Text: renderBatch(texts[0], texts[1:])}
 	}
 	return p
 }
 
 // readUsageJSON reads the usage of an OpenAI response or chunk, which may be a server-sent event.
-func readUsageJSON(u *routing.Usage, raw []byte) (found bool) {
+func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
 	if s, ok := strings.CutPrefix(alias(raw), "data:"); ok {
 		raw = bytesOf(s)
 	}

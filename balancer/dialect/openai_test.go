@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/routing"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-func readBodyOf(t testing.TB, body string) routing.Request {
+func readBodyOf(t testing.TB, body string) policy.Request {
 	t.Helper()
-	var q routing.Request
+	var q policy.Request
 	m := mustTable(t).Lookup("/sglang.runtime.v1.SglangService/ChatComplete")
 	b := readBody([]byte(body))
 	b.fill(&q, m.dialect.SplitModel, true, true)
@@ -148,29 +149,29 @@ func TestRenderingIsAppendOnly(t *testing.T) {
 func TestBodyScalars(t *testing.T) {
 	for _, tt := range []struct {
 		body string
-		want routing.Request
+		want policy.Request
 	}{
-		{`{"session_id":"a","session_params":{"session_id":"b"},"prompt_cache_key":"c","user":"d"}`, routing.Request{Session: "a"}},
-		{`{"user":"d","prompt_cache_key":"c","session_params":{"id":"x","session_id":"b"}}`, routing.Request{Session: "b"}},
-		{`{"user":"d","prompt_cache_key":"c","session_params":{"id":"x"}}`, routing.Request{Session: "x"}},
-		{`{"user":"d","prompt_cache_key":"c","session_id":""}`, routing.Request{Session: "c"}},
-		{`{"user":"d","session_id":null}`, routing.Request{Session: "d"}},
-		{`{"user":17}`, routing.Request{Session: "17"}},
-		{`{"user":{"id":1}}`, routing.Request{}},
-		{`{"metadata":{"user":"x"},"x":["user","y"],"y":"\"user\":\"z\""}`, routing.Request{}},
-		{`{"model":"base:lora:2"}`, routing.Request{Model: "base", Adapter: "lora:2"}},
-		{`{"model":"base","lora_path":"l"}`, routing.Request{Model: "base", Adapter: "l"}},
-		{`{"model":"base:lora","lora_path":"l"}`, routing.Request{Model: "base", Adapter: "lora"}},
-		{`{"cache_salt":"a"}`, routing.Request{CacheSalt: "a"}},
-		{`{"extra_key":"b"}`, routing.Request{CacheSalt: "b"}},
-		{`{"extra_key":"b","cache_salt":"a"}`, routing.Request{CacheSalt: "a\x00b"}},
-		{`{"max_tokens":5,"max_completion_tokens":7}`, routing.Request{ExpectedOutput: 7}},
-		{`{"max_tokens":5}`, routing.Request{ExpectedOutput: 5}},
-		{`{"max_tokens":-5}`, routing.Request{}},
-		{`{"max_tokens":1e99}`, routing.Request{}},
-		{`{"max_tokens":99999999999999999999}`, routing.Request{}},
-		{`{"model":"m","max_tokens":12`, routing.Request{Model: "m"}}, // may have been 128
-		{`{"model":"m","user":"ab`, routing.Request{Model: "m"}},
+		{`{"session_id":"a","session_params":{"session_id":"b"},"prompt_cache_key":"c","user":"d"}`, policy.Request{Session: "a"}},
+		{`{"user":"d","prompt_cache_key":"c","session_params":{"id":"x","session_id":"b"}}`, policy.Request{Session: "b"}},
+		{`{"user":"d","prompt_cache_key":"c","session_params":{"id":"x"}}`, policy.Request{Session: "x"}},
+		{`{"user":"d","prompt_cache_key":"c","session_id":""}`, policy.Request{Session: "c"}},
+		{`{"user":"d","session_id":null}`, policy.Request{Session: "d"}},
+		{`{"user":17}`, policy.Request{Session: "17"}},
+		{`{"user":{"id":1}}`, policy.Request{}},
+		{`{"metadata":{"user":"x"},"x":["user","y"],"y":"\"user\":\"z\""}`, policy.Request{}},
+		{`{"model":"base:lora:2"}`, policy.Request{Model: "base", Adapter: "lora:2"}},
+		{`{"model":"base","lora_path":"l"}`, policy.Request{Model: "base", Adapter: "l"}},
+		{`{"model":"base:lora","lora_path":"l"}`, policy.Request{Model: "base", Adapter: "lora"}},
+		{`{"cache_salt":"a"}`, policy.Request{CacheSalt: "a"}},
+		{`{"extra_key":"b"}`, policy.Request{CacheSalt: "b"}},
+		{`{"extra_key":"b","cache_salt":"a"}`, policy.Request{CacheSalt: "a\x00b"}},
+		{`{"max_tokens":5,"max_completion_tokens":7}`, policy.Request{ExpectedOutput: 7}},
+		{`{"max_tokens":5}`, policy.Request{ExpectedOutput: 5}},
+		{`{"max_tokens":-5}`, policy.Request{}},
+		{`{"max_tokens":1e99}`, policy.Request{}},
+		{`{"max_tokens":99999999999999999999}`, policy.Request{}},
+		{`{"model":"m","max_tokens":12`, policy.Request{Model: "m"}}, // may have been 128
+		{`{"model":"m","user":"ab`, policy.Request{Model: "m"}},
 	} {
 		require.Equal(t, tt.want, readBodyOf(t, tt.body), tt.body)
 	}
@@ -188,17 +189,17 @@ func TestUserInsideThePrompt(t *testing.T) {
 }
 
 func TestUsageBodies(t *testing.T) {
-	for body, want := range map[string]routing.Usage{
+	for body, want := range map[string]policy.Usage{
 		`{"usage":{"prompt_tokens":3}}`: {PromptTokens: 3, OutputTokens: -1, CachedTokens: -1},
 		`{"usage":{"prompt_tokens":3,"prompt_tokens_details":null,"completion_tokens":0}}`: {PromptTokens: 3, OutputTokens: 0, CachedTokens: -1},
 		`{"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`:                          {PromptTokens: -1, OutputTokens: -1, CachedTokens: 0},
-		`data: [DONE]`: routing.NoUsage,
-		`{"choices":[{"usage":{"prompt_tokens":3}}]}`:            routing.NoUsage,
-		`{"usage":{"prompt_tokens":3`:                            routing.NoUsage,
-		`{"usage":{"prompt_tokens":-3,"completion_tokens":2.5}}`: routing.NoUsage,
+		`data: [DONE]`: policy.NoUsage,
+		`{"choices":[{"usage":{"prompt_tokens":3}}]}`:            policy.NoUsage,
+		`{"usage":{"prompt_tokens":3`:                            policy.NoUsage,
+		`{"usage":{"prompt_tokens":-3,"completion_tokens":2.5}}`: policy.NoUsage,
 	} {
-		u := routing.NoUsage
-		require.Equal(t, want != routing.NoUsage, readUsageJSON(&u, []byte(body)), body)
+		u := policy.NoUsage
+		require.Equal(t, want != policy.NoUsage, readUsageJSON(&u, []byte(body)), body)
 		require.Equal(t, want, u, body)
 	}
 }
@@ -211,10 +212,10 @@ func FuzzJSON(f *testing.F) {
 	m := mustTable(f).Lookup("/sglang.runtime.v1.SglangService/ChatComplete")
 	f.Fuzz(func(t *testing.T, b []byte) {
 		before := bytes.Clone(b)
-		var q routing.Request
+		var q policy.Request
 		o := readBody(b)
 		o.fill(&q, m.dialect.SplitModel, true, true)
-		u := routing.NoUsage
+		u := policy.NoUsage
 		readUsageJSON(&u, b)
 		require.Equal(t, before, b)
 		var members map[string]json.RawMessage

@@ -5,8 +5,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // reorder rewrites an encoded message with the highest field number first.
@@ -50,20 +51,20 @@ func TestRaw(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		raw  []byte
-		want routing.Request
+		want policy.Request
 	}{
-		{"unpacked", field(4, varints(1, 1, 300, 70000)), routing.Request{Prompt: tokens(1, 300, 70000)}},
-		{"packed and unpacked", field(4, packed(1, 1, 300), varints(1, 5), packed(1), packed(1, 6)), routing.Request{Prompt: tokens(1, 300, 5, 6)}},
-		{"merged", slices.Concat(field(4, packed(1, 1)), field(4, packed(1, 2))), routing.Request{Prompt: tokens(1, 2)}},
-		{"last scalar wins", slices.Concat(str(2, "a"), str(2, "b"), str(3, "x"), str(3, "y")), routing.Request{Model: "b", Prompt: text("y")}},
-		{"last member wins: text", slices.Concat(field(4, packed(1, 1)), str(3, "x")), routing.Request{Prompt: text("x")}},
-		{"last member wins: ids", slices.Concat(str(3, "x"), field(4, packed(1, 1))), routing.Request{Prompt: tokens(1)}},
-		{"last member wins: ids again", slices.Concat(field(4, packed(1, 1)), str(3, "x"), field(4, packed(1, 2))), routing.Request{Prompt: tokens(2)}},
-		{"negative ids", field(4, packed(1, 1<<64-1)), routing.Request{Prompt: tokens(1<<32 - 1)}},
-		{"cut inside an id", field(4, []byte{0x0a, 3, 1, 2, 0x80}), routing.Request{Prompt: tokens(1, 2)}},
-		{"length beyond the end", append(str(2, "m"), 0x1a, 0xff, 0xff, 0xff, 0xff, 0x0f, 'x'), routing.Request{Model: "m"}},
-		{"other wire types", slices.Concat(varints(3, 7), []byte{0x15, 1, 2, 3, 4, 0x7b, 0x7c}, str(2, "m")), routing.Request{Model: "m", Prompt: text("7")}},
-		{"no message", []byte("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), routing.Request{}},
+		{"unpacked", field(4, varints(1, 1, 300, 70000)), policy.Request{Prompt: tokens(1, 300, 70000)}},
+		{"packed and unpacked", field(4, packed(1, 1, 300), varints(1, 5), packed(1), packed(1, 6)), policy.Request{Prompt: tokens(1, 300, 5, 6)}},
+		{"merged", slices.Concat(field(4, packed(1, 1)), field(4, packed(1, 2))), policy.Request{Prompt: tokens(1, 2)}},
+		{"last scalar wins", slices.Concat(str(2, "a"), str(2, "b"), str(3, "x"), str(3, "y")), policy.Request{Model: "b", Prompt: text("y")}},
+		{"last member wins: text", slices.Concat(field(4, packed(1, 1)), str(3, "x")), policy.Request{Prompt: text("x")}},
+		{"last member wins: ids", slices.Concat(str(3, "x"), field(4, packed(1, 1))), policy.Request{Prompt: tokens(1)}},
+		{"last member wins: ids again", slices.Concat(field(4, packed(1, 1)), str(3, "x"), field(4, packed(1, 2))), policy.Request{Prompt: tokens(2)}},
+		{"negative ids", field(4, packed(1, 1<<64-1)), policy.Request{Prompt: tokens(1<<32 - 1)}},
+		{"cut inside an id", field(4, []byte{0x0a, 3, 1, 2, 0x80}), policy.Request{Prompt: tokens(1, 2)}},
+		{"length beyond the end", append(str(2, "m"), 0x1a, 0xff, 0xff, 0xff, 0xff, 0x0f, 'x'), policy.Request{Model: "m"}},
+		{"other wire types", slices.Concat(varints(3, 7), []byte{0x15, 1, 2, 3, 4, 0x7b, 0x7c}, str(2, "m")), policy.Request{Model: "m", Prompt: text("7")}},
+		{"no message", []byte("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), policy.Request{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.want.SetPrompt(tt.want.Prompt)
@@ -88,7 +89,7 @@ func FuzzRaw(f *testing.F) {
 		require.LessOrEqual(t, len(q.Prompt.Tokens), len(b))
 		require.LessOrEqual(t, len(q.Session), MaxSession)
 		require.GreaterOrEqual(t, q.ExpectedOutput, 0)
-		u := routing.NoUsage
+		u := policy.NoUsage
 		m.readUsage(&u, b)
 		require.Equal(t, before, b)
 	})

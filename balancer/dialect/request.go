@@ -8,20 +8,20 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // WantModel asks [Method.Request] for model and adapter also where that takes
 // parsing a JSON body or tensors. Hosts set it for fleets whose replicas declare
 // models or adapters; policies have no use for it.
-const WantModel routing.Uses = 1 << 7
+const WantModel policy.Uses = 1 << 7
 
 // Request fills q from the first message of a call. What the host has set stays,
 // so a session from metadata comes before one in the message. With a policy that
 // uses neither prompt nor session only cheap scalars are read: of an encoded
 // message that comes in several buffers, those in the first. The only error is
 // [ErrContent]; all else that cannot be read is absent.
-func (m *Method) Request(q *routing.Request, uses routing.Uses, msg any) error {
+func (m *Method) Request(q *policy.Request, uses policy.Uses, msg any) error {
 	if m == nil || q == nil || msg == nil {
 		return nil
 	}
@@ -38,9 +38,9 @@ var ErrContent = errors.New("the content of a chat turn cannot be read: messages
 // was freed, a Bytes method that does not expect to be called.
 func harmless() { _ = recover() }
 
-func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) error {
-	prompt := uses&routing.UsesPrompt != 0 && q.Prompt.Empty()
-	session := uses&routing.UsesSession != 0 && q.Session == ""
+func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error {
+	prompt := uses&policy.UsesPrompt != 0 && q.Prompt.Empty()
+	session := uses&policy.UsesSession != 0 && q.Session == ""
 	v := values{need: scalarSlots}
 	if session {
 		v.need |= slotSession.bit()
@@ -98,9 +98,9 @@ func (m *Method) readRequest(q *routing.Request, uses routing.Uses, msg any) err
 }
 
 // prompt returns token ids, else text, else chat turns whose contents could be read.
-func (v *values) prompt(f *fields) routing.Prompt {
+func (v *values) prompt(f *fields) policy.Prompt {
 	if len(v.tokens) > 0 {
-		return routing.Prompt{Tokens: v.tokens}
+		return policy.Prompt{Tokens: v.tokens}
 	}
 	for ref := f.from[slotPrompt]; ref < f.to[slotPrompt]; ref++ {
 		text, _ := v.of(ref)
@@ -108,21 +108,21 @@ func (v *values) prompt(f *fields) routing.Prompt {
 			text = renderBatch(v.batch, v.more)
 		}
 		if text != "" {
-			return routing.Prompt{Text: text}
+			return policy.Prompt{Text: text}
 		}
 	}
 	if v.readable && !v.unread {
-		return routing.Prompt{Text: alias(v.chat)}
+		return policy.Prompt{Text: alias(v.chat)}
 	}
-	return routing.Prompt{}
+	return policy.Prompt{}
 }
 
 // Usage reads the usage that one response message carries into u, which starts
-// as [routing.NoUsage], and reports whether there was any. It is called for
+// as [policy.NoUsage], and reports whether there was any. It is called for
 // every message of a call: totals raise u, deltas are added to it. A message
 // that counts prompt tokens and leaves cached tokens at zero means that none were
 // cached, since encoded zeros are left out.
-func (m *Method) Usage(u *routing.Usage, msg any) bool {
+func (m *Method) Usage(u *policy.Usage, msg any) bool {
 	if m == nil || u == nil || msg == nil || m.response.slots == 0 {
 		return false
 	}
@@ -130,7 +130,7 @@ func (m *Method) Usage(u *routing.Usage, msg any) bool {
 	return m.readUsage(u, msg)
 }
 
-func (m *Method) readUsage(u *routing.Usage, msg any) (found bool) {
+func (m *Method) readUsage(u *policy.Usage, msg any) (found bool) {
 	f := &m.response
 	v := values{need: f.slots}
 	f.read(msg, &v)

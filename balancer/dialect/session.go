@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -25,8 +25,8 @@ func Session(id string) string {
 	return SessionKey(id)
 }
 
-// SessionKey is [routing.SessionKey].
-func SessionKey(id string) string { return routing.SessionKey(id) }
+// SessionKey is [policy.SessionKey].
+func SessionKey(id string) string { return policy.SessionKey(id) }
 
 // SessionKeys finds the session in metadata. Names are compared without regard
 // to case and with - and _ as equals; the first configured name that has a value

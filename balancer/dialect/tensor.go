@@ -5,8 +5,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Numbers of the KServe v2 protocol (ModelInferRequest, InferInputTensor).
@@ -34,7 +35,7 @@ type tensor struct {
 }
 
 // readTensors fills q from the input tensors of a message.
-func (m *Method) readTensors(q *routing.Request, msg any, prompt bool) {
+func (m *Method) readTensors(q *policy.Request, msg any, prompt bool) {
 	var t tensors
 	if b, ok := encoded(msg, true); ok {
 		t.decode(b)
@@ -59,9 +60,9 @@ func (m *Method) readTensors(q *routing.Request, msg any, prompt bool) {
 		return
 	}
 	if ids, ok := t.find(d.Tokens); ok && len(ids.ids) > 0 {
-		q.SetPrompt(routing.Prompt{Tokens: ids.ids})
+		q.SetPrompt(policy.Prompt{Tokens: ids.ids})
 	} else if text, ok := t.find(d.Text); ok && len(text.texts) > 0 {
-		q.SetPrompt(routing.Prompt{Text: renderBatch(text.texts[0], text.texts[1:])})
+		q.SetPrompt(policy.Prompt{Text: renderBatch(text.texts[0], text.texts[1:])})
 	}
 }
 

@@ -5,7 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/routing"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestTensorElements(t *testing.T) {
@@ -59,7 +60,7 @@ func FuzzTensor(f *testing.F) {
 			}
 			require.Equal(t, string(raw), string(again))
 		}
-		var q routing.Request
+		var q policy.Request
 		m.readTensors(&q, raw, true) // as a whole message
 		if len(datatype) < 1<<10 && len(raw) < 1<<12 {
 			in := []pv{{"5#0.1", "text_input"}, {"5#0.2", []byte(datatype)}, {"7", [][]byte{raw}}}
@@ -67,7 +68,7 @@ func FuzzTensor(f *testing.F) {
 			if len(b) > 0 {
 				b[int(flip)%len(b)] ^= flip
 			}
-			m.readTensors(&routing.Request{}, b, true)
+			m.readTensors(&policy.Request{}, b, true)
 		}
 	})
 }

@@ -9,12 +9,13 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func generatedRequest(prompt isGenPrompt) *genRequest {
@@ -26,17 +27,17 @@ func generatedRequest(prompt isGenPrompt) *genRequest {
 
 func TestGeneratedMessages(t *testing.T) {
 	m := mustTable(t).Lookup("/vllm.Inference/Generate")
-	want := routing.Request{ID: "r", Model: "m", Session: "s", Adapter: "lora", CacheSalt: "salt", ExpectedOutput: 7}
+	want := policy.Request{ID: "r", Model: "m", Session: "s", Adapter: "lora", CacheSalt: "salt", ExpectedOutput: 7}
 	for _, tt := range []struct {
 		name   string
 		prompt isGenPrompt
-		want   routing.Prompt
+		want   policy.Prompt
 	}{
 		{"text", &genText{Text: "hello"}, text("hello")},
 		{"tokens", &genTokenIds{TokenIds: &genIds{Ids: ids}}, tokens(ids...)},
-		{"no tokens", &genTokenIds{}, routing.Prompt{}},
-		{"none", nil, routing.Prompt{}},
-		{"nil", (*genText)(nil), routing.Prompt{}},
+		{"no tokens", &genTokenIds{}, policy.Prompt{}},
+		{"none", nil, policy.Prompt{}},
+		{"nil", (*genText)(nil), policy.Prompt{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			msg := generatedRequest(tt.prompt)
@@ -48,8 +49,8 @@ func TestGeneratedMessages(t *testing.T) {
 			}
 		})
 	}
-	require.Equal(t, routing.Request{ExpectedOutput: 20}, read(m, everything, &genRequest{}))
-	require.Equal(t, routing.Request{ExpectedOutput: 20}, read(m, everything, (*genRequest)(nil)))
+	require.Equal(t, policy.Request{ExpectedOutput: 20}, read(m, everything, &genRequest{}))
+	require.Equal(t, policy.Request{ExpectedOutput: 20}, read(m, everything, (*genRequest)(nil)))
 }
 
 func TestNothingIsCopied(t *testing.T) {
@@ -76,8 +77,8 @@ func TestEncodedStringsAreCopies(t *testing.T) {
 	raw := marshal(t, generatedRequest(&genText{Text: "hello"}))
 	q := read(m, everything, mem.SliceBuffer(raw))
 	want := q
-	want.Prompt, q.Prompt = routing.Prompt{}, routing.Prompt{}
-	want = routing.Request{ID: strings.Clone(q.ID), Model: strings.Clone(q.Model), Session: strings.Clone(q.Session),
+	want.Prompt, q.Prompt = policy.Prompt{}, policy.Prompt{}
+	want = policy.Request{ID: strings.Clone(q.ID), Model: strings.Clone(q.Model), Session: strings.Clone(q.Session),
 		Adapter: strings.Clone(q.Adapter), CacheSalt: strings.Clone(q.CacheSalt), PromptTokens: q.PromptTokens, ExpectedOutput: q.ExpectedOutput}
 	clear(raw) // the buffer goes back to its pool
 	require.Equal(t, want, q)
@@ -85,7 +86,7 @@ func TestEncodedStringsAreCopies(t *testing.T) {
 	m = mustTable(t).Lookup("/sglang.runtime.v1.SglangService/ChatComplete")
 	body := []byte(`{"model":"base:lora","session_id":"s","cache_salt":"c","rid":"r"}`)
 	q = read(m, everything, &rawFrame{marshal(t, build(t, nil, pv{"1", body}))})
-	require.Equal(t, routing.Request{ID: "r", Model: "base", Adapter: "lora", Session: "s", CacheSalt: "c"}, q)
+	require.Equal(t, policy.Request{ID: "r", Model: "base", Adapter: "lora", Session: "s", CacheSalt: "c"}, q)
 }
 
 // rawFrame is a message as raw codecs have them.
@@ -103,7 +104,7 @@ func TestShapes(t *testing.T) {
 	for _, msg := range []any{raw, &raw, whole, &whole, parts, &parts, whole[0], &rawFrame{raw}, bytes.NewBuffer(raw)} {
 		require.Equal(t, want, read(m, everything, msg), "%T", msg)
 	}
-	require.Equal(t, routing.Request{ID: "r", ExpectedOutput: 20}, read(m, 0, parts), "the first buffer only")
+	require.Equal(t, policy.Request{ID: "r", ExpectedOutput: 20}, read(m, 0, parts), "the first buffer only")
 }
 
 func TestNothingToRead(t *testing.T) {
@@ -117,8 +118,8 @@ func TestNothingToRead(t *testing.T) {
 		for _, msg := range []any{nil, 3, "text", struct{}{}, &struct{ A int }{}, nilRaw, nilSlice, nilFrame, freed,
 			mem.BufferSlice{}, mem.BufferSlice{nil, nil}, &grpc.PreparedMsg{}, (*genRequest)(nil), (*structpb.Struct)(nil), (*oldRequest)(nil),
 			(*build(t, nil)).Type().Zero().Interface(), panics{}, []string{"a"}, map[string]string{}, func() {}, proto.Message(nil)} {
-			q := routing.Request{Session: "set"}
-			u := routing.NoUsage
+			q := policy.Request{Session: "set"}
+			u := policy.NoUsage
 			require.NotPanics(t, func() { m.Request(&q, everything|WantModel, msg); m.Usage(&u, msg) }, "%T", msg)
 			require.True(t, q.Prompt.Empty())
 			require.Equal(t, "set", q.Session)
@@ -126,7 +127,7 @@ func TestNothingToRead(t *testing.T) {
 	}
 	require.NotPanics(t, func() {
 		var m *Method
-		m.Request(&routing.Request{}, everything, nil)
+		m.Request(&policy.Request{}, everything, nil)
 		table.Lookup("").Request(nil, everything, nil)
 		require.False(t, m.Usage(nil, nil) || m.DeferStream() || m.HasUsage())
 	})
@@ -137,7 +138,7 @@ type panics struct{}
 func (panics) Bytes() []byte { panic("not yet") }
 
 func TestOldMessages(t *testing.T) {
-	want := routing.Request{Session: "s", CacheSalt: "salt"}
+	want := policy.Request{Session: "s", CacheSalt: "salt"}
 	want.SetPrompt(tokens(4, 5))
 	byNumber := mustTable(t, Dialect{Methods: []string{"/a/b"}, Tokens: "5", Prompt: "3", CacheSalt: "10.2", Session: "13"}).Lookup("/a/b")
 	msg := &oldRequest{Prompt: proto.String("hello"), Kv: &oldKv{CacheSalt: proto.String("salt")}, Tokens: []int32{4, 5}, Choice: &oldSession{"s"}}
@@ -150,10 +151,10 @@ func TestOldMessages(t *testing.T) {
 
 func TestOneofOfGeneratedMessage(t *testing.T) {
 	m := mustTable(t, Dialect{Methods: []string{"/a/b"}, Prompt: "string_value", Session: "3"}).Lookup("/a/b")
-	want := routing.Request{Session: "hello"}
+	want := policy.Request{Session: "hello"}
 	want.SetPrompt(text("hello"))
 	require.Equal(t, want, read(m, everything, structpb.NewStringValue("hello")))
-	require.Equal(t, routing.Request{}, read(m, everything, structpb.NewNumberValue(3)))
+	require.Equal(t, policy.Request{}, read(m, everything, structpb.NewNumberValue(3)))
 }
 
 func TestUnknownMethods(t *testing.T) {
@@ -161,22 +162,22 @@ func TestUnknownMethods(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		fields []pv
-		want   routing.Request
+		want   policy.Request
 	}{
 		{"prompt", []pv{{"7:prompt", "hello"}, {"3:session_id", "s"}, {"1:model", "m"}, {"2:request_id", "r"}, {"9:lora_name", "l"}, {"4:cache_salt", "c"}, {"5:max_tokens", uint32(9)}},
-			routing.Request{ID: "r", Model: "m", Session: "s", Adapter: "l", CacheSalt: "c", ExpectedOutput: 9, Prompt: text("hello")}},
-		{"prompt_token_ids", []pv{{"7:prompt", "hello"}, {"3:prompt_token_ids", ids}}, routing.Request{Prompt: tokens(ids...)}},
-		{"input_ids", []pv{{"3:input_ids", []int32{1, 2}}}, routing.Request{Prompt: tokens(1, 2)}},
+			policy.Request{ID: "r", Model: "m", Session: "s", Adapter: "l", CacheSalt: "c", ExpectedOutput: 9, Prompt: text("hello")}},
+		{"prompt_token_ids", []pv{{"7:prompt", "hello"}, {"3:prompt_token_ids", ids}}, policy.Request{Prompt: tokens(ids...)}},
+		{"input_ids", []pv{{"3:input_ids", []int32{1, 2}}}, policy.Request{Prompt: tokens(1, 2)}},
 		{"messages", []pv{{"3:messages#0.7:content", "hi"}, {"3:messages#0.8:role", "user"}, {"3:messages#1.7:content", "yes"}},
-			routing.Request{Prompt: text("\xffuser\xfethi\xff\xfetyes")}},
-		{"other types", []pv{{"3:prompt.1", "x"}, {"4:messages", "x"}, {"5:model.1", "m"}, {"6:session_id", []byte("s")}}, routing.Request{Session: "s"}},
-		{"deeper", []pv{{"3:inner.1:prompt", "x"}}, routing.Request{}},
+			policy.Request{Prompt: text("\xffuser\xfethi\xff\xfetyes")}},
+		{"other types", []pv{{"3:prompt.1", "x"}, {"4:messages", "x"}, {"5:model.1", "m"}, {"6:session_id", []byte("s")}}, policy.Request{Session: "s"}},
+		{"deeper", []pv{{"3:inner.1:prompt", "x"}}, policy.Request{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.want.SetPrompt(tt.want.Prompt)
 			msg := build(t, nil, tt.fields...)
 			require.Equal(t, tt.want, read(m, everything, msg))
-			require.Equal(t, routing.Request{}, read(m, everything, marshal(t, msg)), "names are not encoded")
+			require.Equal(t, policy.Request{}, read(m, everything, marshal(t, msg)), "names are not encoded")
 		})
 	}
 }
@@ -184,21 +185,21 @@ func TestUnknownMethods(t *testing.T) {
 func TestOnlyWhatIsUsed(t *testing.T) {
 	table := mustTable(t)
 	msg := generatedRequest(&genText{Text: "hello"})
-	cheap := routing.Request{ID: "r", Model: "m", Adapter: "lora", CacheSalt: "salt", ExpectedOutput: 7}
+	cheap := policy.Request{ID: "r", Model: "m", Adapter: "lora", CacheSalt: "salt", ExpectedOutput: 7}
 	for _, m := range []any{msg, marshal(t, msg)} {
 		require.Equal(t, cheap, read(table.Lookup("/vllm.Inference/Generate"), 0, m))
 		withSession := cheap
 		withSession.Session = "s"
-		require.Equal(t, withSession, read(table.Lookup("/vllm.Inference/Generate"), routing.UsesSession, m))
+		require.Equal(t, withSession, read(table.Lookup("/vllm.Inference/Generate"), policy.UsesSession, m))
 	}
 	chat := table.Lookup("/sglang.runtime.v1.SglangService/ChatComplete")
 	body := build(t, nil, pv{"1", []byte(`{"model":"m","user":"u","messages":[{"role":"user","content":"x"}]}`)})
-	require.Equal(t, routing.Request{}, read(chat, 0, body))
-	require.Equal(t, routing.Request{Model: "m"}, read(chat, WantModel, body))
-	require.Equal(t, routing.Request{Model: "m", Session: "u"}, read(chat, routing.UsesSession, body))
+	require.Equal(t, policy.Request{}, read(chat, 0, body))
+	require.Equal(t, policy.Request{Model: "m"}, read(chat, WantModel, body))
+	require.Equal(t, policy.Request{Model: "m", Session: "u"}, read(chat, policy.UsesSession, body))
 	tensors := build(t, nil, pv{"5#0.1", "sampling_parameters"}, pv{"5#0.2", "BYTES"}, pv{"7", [][]byte{[]byte("\x11\x00\x00\x00{\"lora_name\":\"l\"}")}})
-	require.Equal(t, routing.Request{}, read(table.Lookup("/inference.GRPCInferenceService/ModelInfer"), 0, tensors))
-	require.Equal(t, routing.Request{Adapter: "l"}, read(table.Lookup("/inference.GRPCInferenceService/ModelInfer"), WantModel, tensors))
+	require.Equal(t, policy.Request{}, read(table.Lookup("/inference.GRPCInferenceService/ModelInfer"), 0, tensors))
+	require.Equal(t, policy.Request{Adapter: "l"}, read(table.Lookup("/inference.GRPCInferenceService/ModelInfer"), WantModel, tensors))
 }
 
 func TestManyMessageTypes(t *testing.T) {
@@ -230,9 +231,9 @@ func TestConcurrentReads(t *testing.T) {
 
 func TestGeneratedUsage(t *testing.T) {
 	m := mustTable(t).Lookup("/vllm.Inference/Generate")
-	u := routing.NoUsage
+	u := policy.NoUsage
 	require.True(t, m.Usage(&u, &genResponse{PromptInfo: &genCount{N: 10}}))
 	require.True(t, m.Usage(&u, &genResponse{Outputs: []*genOutput{{NumTokens: 2}, nil, {NumTokens: 1, FinishInfo: &genCount{N: 1}}}}))
 	require.False(t, m.Usage(&u, &genResponse{Outputs: []*genOutput{{}}}))
-	require.Equal(t, routing.Usage{PromptTokens: 10, OutputTokens: 3, CachedTokens: -1}, u)
+	require.Equal(t, policy.Usage{PromptTokens: 10, OutputTokens: 3, CachedTokens: -1}, u)
 }

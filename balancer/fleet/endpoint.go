@@ -7,18 +7,18 @@ import (
 	"google.golang.org/grpc/experimental/balancer/weight"
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 type replicaKey struct{}
 
 // replicaValue is an endpoint's replica; never written after it was set.
-type replicaValue routing.Attributes
+type replicaValue policy.Attributes
 
 // Equal lets grpc see that an update changed nothing.
 func (v replicaValue) Equal(o any) bool {
 	w, ok := o.(replicaValue)
-	return ok && routing.Attributes(v).Equal(routing.Attributes(w))
+	return ok && policy.Attributes(v).Equal(policy.Attributes(w))
 }
 
 // Endpoint returns the gRPC endpoint of a replica. Its one address carries
@@ -33,7 +33,7 @@ func Endpoint(r Replica) resolver.Endpoint {
 
 // SetReplica returns a copy of an endpoint that carries a replica's attributes.
 // The attributes' slices and map must not be written afterwards.
-func SetReplica(ep resolver.Endpoint, a routing.Attributes) resolver.Endpoint {
+func SetReplica(ep resolver.Endpoint, a policy.Attributes) resolver.Endpoint {
 	ep.Attributes = ep.Attributes.WithValue(replicaKey{}, replicaValue(a))
 	return ep
 }
@@ -42,11 +42,11 @@ func SetReplica(ep resolver.Endpoint, a routing.Attributes) resolver.Endpoint {
 // resolver that sets no replica has the least of its addresses as id, whatever their
 // order, and the weight that grpc's weight attribute gives it. What is returned must
 // not be written.
-func FromEndpoint(ep resolver.Endpoint) routing.Attributes {
+func FromEndpoint(ep resolver.Endpoint) policy.Attributes {
 	if v, ok := ep.Attributes.Value(replicaKey{}).(replicaValue); ok {
-		return routing.Attributes(v)
+		return policy.Attributes(v)
 	}
-	var a routing.Attributes
+	var a policy.Attributes
 	if len(ep.Addresses) > 0 {
 		first := slices.MinFunc(ep.Addresses, func(x, y resolver.Address) int { return strings.Compare(x.Addr, y.Addr) })
 		a.ID, a.Address = first.Addr, first.Addr

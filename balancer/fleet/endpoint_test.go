@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/experimental/balancer/weight"
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestEndpoint(t *testing.T) {
@@ -32,16 +32,16 @@ func TestEndpointAttributesCompare(t *testing.T) {
 		change(&r)
 		assert.False(t, a.Attributes.Equal(Endpoint(r).Attributes), "%+v", r)
 	}
-	assert.False(t, replicaValue{}.Equal(routing.Attributes{}))
+	assert.False(t, replicaValue{}.Equal(policy.Attributes{}))
 }
 
 func TestFromForeignEndpoint(t *testing.T) {
 	ep := resolver.Endpoint{Addresses: []resolver.Address{{Addr: "a:1"}, {Addr: "a:2"}}}
-	assert.Equal(t, routing.Attributes{ID: "a:1", Address: "a:1"}, FromEndpoint(ep))
+	assert.Equal(t, policy.Attributes{ID: "a:1", Address: "a:1"}, FromEndpoint(ep))
 
 	ep = weight.Set(ep, weight.EndpointInfo{Weight: 7})
-	assert.Equal(t, routing.Attributes{ID: "a:1", Address: "a:1", Weight: 7}, FromEndpoint(ep))
-	assert.Equal(t, routing.Attributes{}, FromEndpoint(resolver.Endpoint{}))
+	assert.Equal(t, policy.Attributes{ID: "a:1", Address: "a:1", Weight: 7}, FromEndpoint(ep))
+	assert.Equal(t, policy.Attributes{}, FromEndpoint(resolver.Endpoint{}))
 }
 
 func TestSetReplicaCopies(t *testing.T) {
@@ -49,7 +49,7 @@ func TestSetReplicaCopies(t *testing.T) {
 		Addresses:  []resolver.Address{{Addr: "a:1"}},
 		Attributes: attributes.New("theirs", 1),
 	}
-	set := SetReplica(ep, routing.Attributes{ID: "r"})
+	set := SetReplica(ep, policy.Attributes{ID: "r"})
 	assert.Equal(t, "r", FromEndpoint(set).ID)
 	assert.Equal(t, 1, set.Attributes.Value("theirs"))
 	assert.Equal(t, "a:1", FromEndpoint(ep).ID)

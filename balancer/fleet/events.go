@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // An EventSource is where a replica's KV events come from. It is read from its attributes. kv_events is one of
@@ -55,7 +55,7 @@ var (
 )
 
 // ParseEventSource reads a replica's attributes. The error begins with the field at fault.
-func ParseEventSource(a routing.Attributes) (EventSource, error) {
+func ParseEventSource(a policy.Attributes) (EventSource, error) {
 	src, field, err := parseEventSource(a.KVEvents, a.KVEventsReplay, a.Ranks)
 	if err != nil {
 		return EventSource{}, fmt.Errorf("%s: %w", field, err)

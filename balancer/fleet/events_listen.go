@@ -7,12 +7,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Declared returns a replica's attributes with the fleet's kv_events and kv_events_replay where it declares none, and
 // with its own host and port for HOST and PORT.
-func Declared(a routing.Attributes, events, replay string) routing.Attributes {
+func Declared(a policy.Attributes, events, replay string) policy.Attributes {
 	if a.KVEvents == "" {
 		a.KVEvents, a.KVEventsReplay = events, replay
 	}
@@ -31,7 +31,7 @@ type listening struct{ port, host, topic, id, address string }
 // CheckListeners refuses replicas that listen on one port for KV events and cannot share it: on different addresses of
 // this host, or with topics of which one begins with the other. Replicas with one address are one engine, which several
 // deployments may follow. Sources that cannot be understood are left out.
-func CheckListeners(fleet []routing.Attributes) error {
+func CheckListeners(fleet []policy.Attributes) error {
 	var all []listening
 	for _, a := range fleet {
 		src, err := ParseEventSource(a)

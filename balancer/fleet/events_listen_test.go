@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestDeclared(t *testing.T) {
@@ -14,7 +14,7 @@ func TestDeclared(t *testing.T) {
 		{"tcp://HOST:1", "tcp://HOST:2", "tcp://10.0.0.1:1", "tcp://10.0.0.1:2"},
 		{"grpc:vllm", "", "grpc:vllm", ""},
 	} {
-		a := routing.Attributes{Address: "10.0.0.1:50051", KVEvents: c.own, KVEventsReplay: c.replay}
+		a := policy.Attributes{Address: "10.0.0.1:50051", KVEvents: c.own, KVEventsReplay: c.replay}
 		a = Declared(a, "tcp://HOST:5557", "tcp://HOST:5558")
 		require.Equal(t, c.events, a.KVEvents)
 		require.Equal(t, c.wantReplay, a.KVEventsReplay)
@@ -22,7 +22,7 @@ func TestDeclared(t *testing.T) {
 	for address, want := range map[string]string{
 		"[::1]:50051": "[::1]:5557", "[fe80::1%eth0]:50051": "[fe80::1%eth0]:5557", "replica-0.svc:50051": "replica-0.svc:5557",
 	} {
-		src, err := ParseEventSource(Declared(routing.Attributes{Address: address}, "tcp://HOST:5557", ""))
+		src, err := ParseEventSource(Declared(policy.Attributes{Address: address}, "tcp://HOST:5557", ""))
 		require.NoError(t, err)
 		require.Equal(t, want, src.Address)
 	}
@@ -30,11 +30,11 @@ func TestDeclared(t *testing.T) {
 
 // Issue 12.49: replicas share a port where their topics tell them apart, and only there.
 func TestCheckListeners(t *testing.T) {
-	at := func(id, address, events string, ranks int) routing.Attributes {
-		return Declared(routing.Attributes{ID: id, Address: address, KVEvents: events, Ranks: ranks}, "", "")
+	at := func(id, address, events string, ranks int) policy.Attributes {
+		return Declared(policy.Attributes{ID: id, Address: address, KVEvents: events, Ranks: ranks}, "", "")
 	}
 	for _, c := range []struct {
-		a, b, c routing.Attributes
+		a, b, c policy.Attributes
 		wrong   string
 	}{
 		{at("a", "h1:1", "tcp://*:5557?topic=kv@HOST:PORT@", 0), at("b", "h1:2", "tcp://*:5557?topic=kv@HOST:PORT@", 0), at("c", "h2:1", "tcp://*:5557?topic=kv@HOST:PORT@", 0), ""},
@@ -46,7 +46,7 @@ func TestCheckListeners(t *testing.T) {
 		{at("a", "h1:1", "tcp://*:5557", 3), at("b", "h2:1", "tcp://*:5559", 0), at("c", "", "", 0), "5559"},
 		{at("a", "h1:1", "tcp://*:5557?topic=a", 0), at("b", "h2:1", "tcp://*:5557?topic=b&bind=0.0.0.0", 0), at("c", "", "", 0), "bound on"},
 	} {
-		err := CheckListeners([]routing.Attributes{c.a, c.b, c.c})
+		err := CheckListeners([]policy.Attributes{c.a, c.b, c.c})
 		if c.wrong == "" {
 			require.NoError(t, err)
 		} else {

@@ -5,15 +5,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestParseEventSource(t *testing.T) {
-	at := func(events, replay string, ranks int) routing.Attributes {
-		return routing.Attributes{KVEvents: events, KVEventsReplay: replay, Ranks: ranks}
+	at := func(events, replay string, ranks int) policy.Attributes {
+		return policy.Attributes{KVEvents: events, KVEventsReplay: replay, Ranks: ranks}
 	}
 	for _, c := range []struct {
-		attrs routing.Attributes
+		attrs policy.Attributes
 		want  EventSource
 	}{
 		{at("tcp://10.0.0.1:5557", "", 0), EventSource{Address: "10.0.0.1:5557", Ranks: 1}},
@@ -32,7 +32,7 @@ func TestParseEventSource(t *testing.T) {
 		require.Equal(t, c.want, got)
 	}
 	for _, c := range []struct {
-		attrs routing.Attributes
+		attrs policy.Attributes
 		says  string
 	}{
 		{at("", "", 0), "kv_events: \"\": want tcp://host:port"},
@@ -61,7 +61,7 @@ func TestParseEventSource(t *testing.T) {
 func FuzzParseEventSource(f *testing.F) {
 	f.Add("tcp://a:1?topic=x", "tcp://b:2", 3)
 	f.Fuzz(func(t *testing.T, events, replay string, ranks int) {
-		src, err := ParseEventSource(routing.Attributes{KVEvents: events, KVEventsReplay: replay, Ranks: ranks})
+		src, err := ParseEventSource(policy.Attributes{KVEvents: events, KVEventsReplay: replay, Ranks: ranks})
 		if err == nil && (src.Ranks < 1 || src.Address == "" && src.Subscribe == "" && src.Discover == "") {
 			t.Fatalf("%q: %+v", events, src)
 		}

@@ -13,7 +13,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A Replica is one entry of a fleet.
@@ -61,8 +61,8 @@ const (
 )
 
 // Attributes returns the replica as policies see it.
-func (r Replica) Attributes() routing.Attributes {
-	return routing.Attributes{
+func (r Replica) Attributes() policy.Attributes {
+	return policy.Attributes{
 		ID:         r.ID,
 		Address:    r.Address,
 		Zone:       r.Zone,
@@ -276,7 +276,7 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 		}
 		addresses[key], ids[r.ID] = i, i
 	}
-	all := make([]routing.Attributes, len(fleet))
+	all := make([]policy.Attributes, len(fleet))
 	for i := range fleet {
 		all[i] = fleet[i].Attributes()
 	}

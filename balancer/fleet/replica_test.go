@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 const full = `
@@ -199,7 +199,7 @@ func TestFieldsAreThoseOfReplica(t *testing.T) {
 // without effect.
 func TestAttributesCarryEverything(t *testing.T) {
 	a := fullFleet[0].Attributes()
-	assert.Equal(t, routing.Attributes{
+	assert.Equal(t, policy.Attributes{
 		ID: "a", Address: "10.0.0.1:50051", Zone: "z1", Node: "n1", Weight: 1.5, MaxOngoing: 64,
 		Models: []string{"m"}, Adapters: []string{"x", "z"}, KVEvents: "tcp://10.0.0.1:5557", Draining: true,
 		KVEventsReplay: "tcp://10.0.0.1:6557", Ranks: 4,

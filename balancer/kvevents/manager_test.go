@@ -14,17 +14,17 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // recorded is what a Manager passed on.
 type recorded struct {
 	mu  sync.Mutex
-	all []routing.CacheChange
+	all []policy.CacheChange
 }
 
-func (r *recorded) sink(cs []routing.CacheChange) {
+func (r *recorded) sink(cs []policy.CacheChange) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range cs {
@@ -34,7 +34,7 @@ func (r *recorded) sink(cs []routing.CacheChange) {
 }
 
 // wait waits for a change that was not waited for yet.
-func (r *recorded) wait(t *testing.T) (c routing.CacheChange) {
+func (r *recorded) wait(t *testing.T) (c policy.CacheChange) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		r.mu.Lock()
@@ -55,30 +55,30 @@ func TestManagerFollowsTheFleet(t *testing.T) {
 	var got recorded
 	m := kvevents.NewManager(kvevents.Options{Sink: got.sink})
 	defer m.Close()
-	at := func(id string, p *publisher) routing.Attributes {
-		return routing.Attributes{ID: id, KVEvents: "tcp://" + p.address(0), KVEventsReplay: "tcp://" + p.address(1), Models: []string{"m"}}
+	at := func(id string, p *publisher) policy.Attributes {
+		return policy.Attributes{ID: id, KVEvents: "tcp://" + p.address(0), KVEventsReplay: "tcp://" + p.address(1), Models: []string{"m"}}
 	}
-	m.SetFleet([]routing.Attributes{at("a", a), {ID: "silent"}, {ID: "wrong", KVEvents: "udp://x"}})
+	m.SetFleet([]policy.Attributes{at("a", a), {ID: "silent"}, {ID: "wrong", KVEvents: "udp://x"}})
 	require.Equal(t, chained(ids(0, 1)), got.wait(t).Stored)
-	m.SetFleet([]routing.Attributes{at("a", a), {ID: "wrong", KVEvents: "udp://x"}})
+	m.SetFleet([]policy.Attributes{at("a", a), {ID: "wrong", KVEvents: "udp://x"}})
 	require.Eventually(t, func() bool { return len(m.Status()) == 2 }, 30*time.Second, time.Millisecond)
 	sts := m.Status()
 	require.Equal(t, "a", sts[0].Replica)
 	require.True(t, sts[0].Connected)
 	require.Contains(t, sts[1].Problem, "kv_events")
 
-	m.SetFleet([]routing.Attributes{at("a", b)})
+	m.SetFleet([]policy.Attributes{at("a", b)})
 	c := got.wait(t)
 	require.True(t, c.Cleared, "what the old source told is forgotten before the new one tells")
 	require.Equal(t, "a", c.Replica)
 	require.Equal(t, chained(ids(1, 1)), got.wait(t).Stored)
 	m.SetFleet(nil)
 	require.True(t, got.wait(t).Cleared)
-	m.SetFleet([]routing.Attributes{at("a", a)})
+	m.SetFleet([]policy.Attributes{at("a", a)})
 	require.Equal(t, chained(ids(0, 1)), got.wait(t).Stored)
 	m.Close()
 	require.True(t, got.wait(t).Cleared)
-	m.SetFleet([]routing.Attributes{at("b", b)})
+	m.SetFleet([]policy.Attributes{at("b", b)})
 	require.Len(t, m.Status(), 1, "closed")
 }
 
@@ -93,7 +93,7 @@ func TestManagerTellsAgainOfAnotherInstance(t *testing.T) {
 		instance string
 		again    bool
 	}{{"", true}, {"1", false}, {"1", false}, {"2", true}, {"", false}, {"3", false}, {"4", true}} {
-		m.SetFleet([]routing.Attributes{{
+		m.SetFleet([]policy.Attributes{{
 			ID: "a", KVEvents: "tcp://" + p.address(0), KVEventsReplay: "tcp://" + p.address(1), Models: []string{"m"}, Instance: c.instance,
 		}})
 		if !c.again {
@@ -134,12 +134,12 @@ func TestManagerAsksTheEngineForItsSources(t *testing.T) {
 	var got recorded
 	m := kvevents.NewManager(kvevents.Options{Sink: got.sink, Connect: func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil }})
 	defer m.Close()
-	m.SetFleet([]routing.Attributes{{ID: "a", Address: "10.0.0.1:1", KVEvents: "sources:vllm", Models: []string{"m"}}})
+	m.SetFleet([]policy.Attributes{{ID: "a", Address: "10.0.0.1:1", KVEvents: "sources:vllm", Models: []string{"m"}}})
 	require.Equal(t, chained(ids(0, 1)), got.wait(t).Stored)
 
 	alone := kvevents.NewManager(kvevents.Options{Sink: got.sink})
 	defer alone.Close()
-	alone.SetFleet([]routing.Attributes{{ID: "a", KVEvents: "grpc:vllm"}})
+	alone.SetFleet([]policy.Attributes{{ID: "a", KVEvents: "grpc:vllm"}})
 	require.Eventually(t, func() bool {
 		sts := alone.Status()
 		return len(sts) == 1 && strings.Contains(sts[0].Problem, "no gRPC connection")
@@ -153,7 +153,7 @@ func TestUnreachableSourceIsLoggedOnce(t *testing.T) {
 	var got recorded
 	m := kvevents.NewManager(kvevents.Options{Sink: got.sink, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	defer m.Close()
-	m.SetFleet([]routing.Attributes{{ID: "a", KVEvents: "tcp://" + p.address(0), Models: []string{"m"}}})
+	m.SetFleet([]policy.Attributes{{ID: "a", KVEvents: "tcp://" + p.address(0), Models: []string{"m"}}})
 	status := func() kvevents.Status { return m.Status()[0] }
 	for range 3 { // a connection alone shows little
 		<-p.topics

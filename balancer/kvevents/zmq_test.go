@@ -9,7 +9,7 @@ import (
 	"github.com/go-zeromq/zmq4"
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
@@ -33,22 +33,22 @@ func chained(tokens []uint32) []uint64 {
 // followedBy subscribes to the publisher until the test ends.
 type followedBy struct {
 	*kvevents.Manager
-	changes chan routing.CacheChange
+	changes chan policy.CacheChange
 }
 
 func subscribe(t *testing.T, events, replay string, quiet time.Duration) *followedBy {
-	f := &followedBy{changes: make(chan routing.CacheChange, 1000)}
-	f.Manager = kvevents.NewManager(kvevents.Options{Quiet: quiet, Sink: func(cs []routing.CacheChange) {
+	f := &followedBy{changes: make(chan policy.CacheChange, 1000)}
+	f.Manager = kvevents.NewManager(kvevents.Options{Quiet: quiet, Sink: func(cs []policy.CacheChange) {
 		for _, c := range cs {
 			c.Stored = append([]uint64(nil), c.Stored...)
 			f.changes <- c
 		}
 	}})
-	a := routing.Attributes{ID: "a", Models: []string{"m"}, KVEvents: "tcp://" + events + "?topic=kv"}
+	a := policy.Attributes{ID: "a", Models: []string{"m"}, KVEvents: "tcp://" + events + "?topic=kv"}
 	if replay != "" {
 		a.KVEventsReplay = "tcp://" + replay
 	}
-	f.SetFleet([]routing.Attributes{a})
+	f.SetFleet([]policy.Attributes{a})
 	t.Cleanup(f.Close)
 	return f
 }

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // Modes of [Adoption]: where decisions are made if there is a look-aside server.
@@ -73,9 +70,18 @@ var ErrNeedsServer = errors.New("mode: central with central.on_failure: fail_clo
 
 func (a *Adoption) killed() bool { return a.Enabled != nil && !*a.Enabled }
 
+// A Rollout is how much of the traffic a policy decides. What it does not, the policy [Plain] does.
+type Rollout struct {
+	// Share is the part of the requests that the policy decides, 0 to 1. Requests of one session go the same way; without
+	// a session those with one id; without either it is drawn for each.
+	Share float64
+	// Off is the kill switch: neither the policy nor its shadow is called, but for the ends of what they observed before.
+	Off bool
+}
+
 // Rollout is how much the policy decides.
-func (a *Adoption) Rollout() routing.Rollout {
-	t := routing.Rollout{Share: 1, Off: a.killed()}
+func (a *Adoption) Rollout() Rollout {
+	t := Rollout{Share: 1, Off: a.killed()}
 	if a.Percentage != nil {
 		t.Share = *a.Percentage / 100
 	}
@@ -85,12 +91,12 @@ func (a *Adoption) Rollout() routing.Rollout {
 // Deciding is the name of the policy that decides: round_robin where the kill switch is on.
 func (c *Config) Deciding() string {
 	if c.killed() {
-		return roundrobin.Name
+		return Plain
 	}
 	return cmp.Or(c.Policy.Name, Default)
 }
 
-// Routing returns the config without what is put into force in a Router that exists, by [routing.Router.SetRollout], and
+// Routing returns the config without what is put into force in a Router that exists, its [Rollout], and
 // what no Router reads: two configs that have it in common can share a Router.
 func (c Config) Routing() Config {
 	c.Adoption = Adoption{ShadowPolicy: c.ShadowPolicy}
@@ -108,15 +114,15 @@ func (a *Adoption) validate() error {
 	case a.Percentage != nil && !(*a.Percentage >= 0 && *a.Percentage <= 100):
 		return fmt.Errorf("percentage: %v is not between 0 and 100", *a.Percentage)
 	}
-	p, err := a.shadow()
+	p, err := a.NewShadow()
 	if err != nil || p == nil {
 		return err
 	}
 	return closePolicy(p)
 }
 
-// shadow builds the shadow policy, nil where there is none.
-func (a *Adoption) shadow() (routing.Policy, error) {
+// NewShadow builds the shadow policy, nil where there is none.
+func (a *Adoption) NewShadow() (Policy, error) {
 	if a.ShadowPolicy.Name == "" {
 		return nil, nil
 	}

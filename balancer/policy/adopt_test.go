@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestAdoptionConfig(t *testing.T) {
@@ -47,16 +47,16 @@ func TestAdoptionIsSilent(t *testing.T) {
 	}
 }
 
-func routerOf(t *testing.T, text string, replicas int) *routing.Router {
+func routerOf(t *testing.T, text string, replicas int) *router.Router {
 	t.Helper()
 	c, err := policy.ParseConfig([]byte(text))
 	require.NoError(t, err)
-	r, err := c.NewRouter(nil)
+	r, err := router.FromConfig(c, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
-	var fleet []routing.Member
+	var fleet []router.Member
 	for i := range replicas {
-		fleet = append(fleet, routing.Member{Attributes: routing.Attributes{ID: fmt.Sprint("r", i)}})
+		fleet = append(fleet, router.Member{Attributes: policy.Attributes{ID: fmt.Sprint("r", i)}})
 	}
 	r.SetFleet(fleet)
 	r.Connect()
@@ -64,24 +64,24 @@ func routerOf(t *testing.T, text string, replicas int) *routing.Router {
 }
 
 // ask picks once and releases.
-func ask(t *testing.T, r *routing.Router, q *routing.Request) routing.Decision {
+func ask(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	t.Helper()
-	var b routing.Booking
+	var b router.Reservation
 	require.NoError(t, r.Pick(t.Context(), q, &b))
 	b.Release()
-	r.Complete(q, b.Decision, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+	r.Complete(q, b.Decision, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 	return b.Decision
 }
 
 // So many of a hundred sessions are the policy's, and it is the same ones in every process and at every higher percentage.
 func TestPercentage(t *testing.T) {
-	mine := func(r *routing.Router) (all map[int]bool) {
+	mine := func(r *router.Router) (all map[int]bool) {
 		all = make(map[int]bool)
 		for i := range 1000 {
-			if d := ask(t, r, &routing.Request{Session: fmt.Sprint("s", i)}); d.Reason == routing.ReasonRing {
+			if d := ask(t, r, &policy.Request{Session: fmt.Sprint("s", i)}); d.Reason == policy.ReasonRing {
 				all[i] = true
 			} else {
-				require.Equal(t, routing.ReasonRoundRobin, d.Reason)
+				require.Equal(t, policy.ReasonRoundRobin, d.Reason)
 			}
 		}
 		return all
@@ -90,7 +90,7 @@ func TestPercentage(t *testing.T) {
 	require.InDelta(t, 200, len(few), 50)
 	require.Equal(t, few, mine(routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":20}`, 3)), "other processes, other fleets")
 	r := routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":20}`, 4)
-	require.NoError(t, r.SetRollout(routing.Rollout{Share: 0.6}))
+	require.NoError(t, r.SetRollout(policy.Rollout{Share: 0.6}))
 	more := mine(r)
 	require.InDelta(t, 600, len(more), 60)
 	for i := range few {
@@ -98,7 +98,7 @@ func TestPercentage(t *testing.T) {
 	}
 	none := mine(routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":0}`, 4))
 	require.Empty(t, none)
-	require.NoError(t, r.SetRollout(routing.Rollout{Share: 1}))
+	require.NoError(t, r.SetRollout(policy.Rollout{Share: 1}))
 	require.Len(t, mine(r), 1000)
 }
 
@@ -106,25 +106,25 @@ func TestPercentage(t *testing.T) {
 // when it is off again.
 func TestKillSwitch(t *testing.T) {
 	r := routerOf(t, `{"policy":{"prefix_cache_affinity":{}}}`, 4)
-	prompt := func() *routing.Request {
-		q := &routing.Request{Session: "s"}
-		q.SetPrompt(routing.Prompt{Tokens: make([]uint32, 1600)})
+	prompt := func() *policy.Request {
+		q := &policy.Request{Session: "s"}
+		q.SetPrompt(policy.Prompt{Tokens: make([]uint32, 1600)})
 		return q
 	}
 	home := ask(t, r, prompt())
 	require.Equal(t, home.Replica.ID, ask(t, r, prompt()).Replica.ID)
-	require.NoError(t, r.SetRollout(routing.Rollout{Share: 1, Off: true}))
+	require.NoError(t, r.SetRollout(policy.Rollout{Share: 1, Off: true}))
 	require.Zero(t, r.Uses(), "nothing is looked at")
 	got := make(map[string]int)
 	for range 40 {
 		q := prompt()
 		d := ask(t, r, q)
 		got[d.Replica.ID]++
-		require.Equal(t, routing.ReasonRoundRobin, d.Reason)
+		require.Equal(t, policy.ReasonRoundRobin, d.Reason)
 		require.Nil(t, q.Prepared, "the policy was asked")
 	}
 	require.Equal(t, map[string]int{"r0": 10, "r1": 10, "r2": 10, "r3": 10}, got)
-	require.NoError(t, r.SetRollout(routing.Rollout{Share: 1}))
+	require.NoError(t, r.SetRollout(policy.Rollout{Share: 1}))
 	d := ask(t, r, prompt())
 	require.Equal(t, home.Replica.ID, d.Replica.ID)
 	require.Equal(t, 1600, d.MatchedTokens)
@@ -136,11 +136,11 @@ func TestShadowPolicy(t *testing.T) {
 	r := routerOf(t, `{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`, 4)
 	differs, matched, actual := 0, 0, 0
 	for i := range 40 {
-		q := &routing.Request{}
-		q.SetPrompt(routing.Prompt{Tokens: make([]uint32, 1600)})
+		q := &policy.Request{}
+		q.SetPrompt(policy.Prompt{Tokens: make([]uint32, 1600)})
 		d := ask(t, r, q)
-		require.Equal(t, routing.ReasonRoundRobin, d.Reason, "the shadow was obeyed")
-		name, shadow, there, ok := q.Shadow()
+		require.Equal(t, policy.ReasonRoundRobin, d.Reason, "the shadow was obeyed")
+		name, shadow, there, ok := router.Shadow(q)
 		require.Equal(t, "prefix_cache_affinity", name)
 		require.True(t, ok)
 		require.NotNil(t, shadow.Replica)
@@ -160,7 +160,7 @@ func TestShadowPolicy(t *testing.T) {
 	}
 	s, ok := r.ShadowStats()
 	require.True(t, ok)
-	require.Equal(t, routing.ShadowStats{Policy: "prefix_cache_affinity", Decisions: 40, Differs: int64(differs), PromptTokens: 40 * 1600, Matched: int64(matched), MatchedActual: int64(actual)}, s)
+	require.Equal(t, router.ShadowStats{Policy: "prefix_cache_affinity", Decisions: 40, Differs: int64(differs), PromptTokens: 40 * 1600, Matched: int64(matched), MatchedActual: int64(actual)}, s)
 	require.Positive(t, differs)
 
 	_, ok = routerOf(t, `{}`, 1).ShadowStats()
@@ -171,8 +171,8 @@ func TestShadowPolicy(t *testing.T) {
 func TestShadowOfAnother(t *testing.T) {
 	r := routerOf(t, `{"policy":{"prefix_cache_affinity":{}},"shadow_policy":{"round_robin":{}}}`, 4)
 	for range 8 {
-		q := &routing.Request{}
-		q.SetPrompt(routing.Prompt{Text: "the same for all, and long enough to be more than a block of text, which it is by now"})
+		q := &policy.Request{}
+		q.SetPrompt(policy.Prompt{Text: "the same for all, and long enough to be more than a block of text, which it is by now"})
 		ask(t, r, q)
 	}
 	s, _ := r.ShadowStats()
@@ -180,8 +180,8 @@ func TestShadowOfAnother(t *testing.T) {
 	require.EqualValues(t, 6, s.Differs, "turns meet one replica of four two times of eight")
 	require.Zero(t, s.Matched)
 	require.Positive(t, s.MatchedActual)
-	require.NoError(t, r.SetRollout(routing.Rollout{Off: true}))
-	ask(t, r, &routing.Request{})
+	require.NoError(t, r.SetRollout(policy.Rollout{Off: true}))
+	ask(t, r, &policy.Request{})
 	s, _ = r.ShadowStats()
 	require.EqualValues(t, 8, s.Decisions, "the kill switch is the shadow's too")
 }

@@ -11,17 +11,21 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
-
-	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
-	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // Default is the policy of a config that names none.
-const Default = prefixaffinity.Name
+const Default = "prefix_cache_affinity"
+
+// Plain is the policy that decides for the calls that a config keeps from its own.
+const Plain = "round_robin"
 
 // Defaults and bounds of [Config].
 const (
+	DefaultMaxQueued      = 1000
+	DefaultHeadStart      = 10 * time.Second
+	DefaultRequestCost    = 500 // tokens
+	DefaultPrepareTimeout = 100 * time.Millisecond
+
 	MaxSessionKeys     = 16
 	MaxRequestCost     = 1_000_000
 	MaxPrepareTimeout  = time.Minute
@@ -194,16 +198,16 @@ func ParseYAML(data []byte) (*Config, error) {
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
 	c.Policy.Name = cmp.Or(c.Policy.Name, Default)
-	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, routing.DefaultMaxQueued)
+	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, DefaultMaxQueued)
 	c.PriorityKey = cmp.Or(c.PriorityKey, DefaultPriorityKey)
-	c.PriorityHeadStart = cmp.Or(c.PriorityHeadStart, Duration(routing.DefaultHeadStart))
+	c.PriorityHeadStart = cmp.Or(c.PriorityHeadStart, Duration(DefaultHeadStart))
 	c.ConnectionsPerReplica = cmp.Or(c.ConnectionsPerReplica, 1)
 	c.attemptDefaults()
 	if c.SessionKeys == nil {
 		c.SessionKeys = []string{"session_id", "x-session-id"}
 	}
-	c.RequestCostTokens = cmp.Or(c.RequestCostTokens, routing.DefaultRequestCost)
-	c.PrepareTimeout = cmp.Or(c.PrepareTimeout, Duration(routing.DefaultPrepareTimeout))
+	c.RequestCostTokens = cmp.Or(c.RequestCostTokens, DefaultRequestCost)
+	c.PrepareTimeout = cmp.Or(c.PrepareTimeout, Duration(DefaultPrepareTimeout))
 	c.Ejection = c.Ejection.WithDefaults()
 	c.DrainGrace = cmp.Or(c.DrainGrace, Duration(DefaultDrainGrace))
 	if string(c.Dialects) == "null" {
@@ -261,7 +265,7 @@ func (c *Config) Validate() error {
 	if err := c.Adoption.validate(); err != nil {
 		return err
 	}
-	p, err := c.newPolicy()
+	p, err := c.NewPolicy()
 	if err != nil {
 		return err
 	}
@@ -294,58 +298,13 @@ func checkSessionKeys(keys []string) error {
 	return nil
 }
 
-func (c *Config) newPolicy() (routing.Policy, error) {
+// NewPolicy builds the policy that the config selects.
+func (c *Config) NewPolicy() (Policy, error) {
 	return New(cmp.Or(c.Policy.Name, Default), c.Policy.Config)
 }
 
-// NewRouter builds the policy and a Router around it, over an empty fleet. adjust,
-// which may be nil, sees the options before the Router does: the clock, the
-// randomness, and whatever the host sets itself.
-func (c *Config) NewRouter(adjust func(*routing.Options)) (*routing.Router, error) {
-	full := c.WithDefaults()
-	p, err := full.newPolicy()
-	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
-	}
-	shadow, err := full.shadow()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicy(p))
-	}
-	plain, err := roundrobin.New(roundrobin.DefaultConfig())
-	if err != nil {
-		return nil, errors.Join(err, closePolicy(p), closePolicy(shadow))
-	}
-	o := routing.Options{
-		Policy:         p,
-		Plain:          plain,
-		Shadow:         shadow,
-		ShadowName:     full.ShadowPolicy.Name,
-		MaxOngoing:     full.MaxOngoingRequests,
-		MaxQueued:      full.MaxQueuedRequests,
-		HeadStart:      time.Duration(full.PriorityHeadStart),
-		RequestCost:    float64(full.RequestCostTokens),
-		FixedRates:     full.FixedRates,
-		PrepareTimeout: time.Duration(full.PrepareTimeout),
-		Ejection:       full.Ejection.Routing(),
-		DrainGrace:     max(time.Duration(full.DrainGrace), 0),
-		Node:           full.Node,
-		Zone:           full.Zone,
-	}
-	if adjust != nil {
-		adjust(&o)
-	}
-	r, err := routing.NewRouter(o)
-	if err == nil {
-		err = r.SetRollout(full.Rollout())
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicy(p), closePolicy(shadow))
-	}
-	return r, nil
-}
-
-// closePolicy gives back what a policy holds that no Router was built around.
-func closePolicy(p routing.Policy) error {
+// closePolicy gives back what a policy holds that was built for a check.
+func closePolicy(p Policy) error {
 	if c, ok := p.(io.Closer); ok {
 		return c.Close()
 	}

@@ -16,7 +16,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	_ "github.com/warmpath/warmpath/internal/builtin"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestParseConfig(t *testing.T) {
@@ -127,7 +128,7 @@ func TestNoPolicyNamed(t *testing.T) {
 		require.Equal(t, policy.Config{}.WithDefaults(), *c)
 		require.Equal(t, prefixaffinity.Name, c.Policy.Name)
 	}
-	r, err := new(policy.Config).NewRouter(nil)
+	r, err := router.FromConfig(new(policy.Config), nil)
 	require.NoError(t, err)
 	require.IsType(t, &prefixaffinity.Policy{}, r.Policy())
 	require.NoError(t, r.Close())
@@ -164,30 +165,30 @@ func TestNewRouter(t *testing.T) {
 	clock := policytest.NewClock()
 	c, err := policy.ParseConfig([]byte(`{"policy":{"power_of_two_choices":null},"max_ongoing_requests":1,"max_queued_requests":-1,"zone":"z1"}`))
 	require.NoError(t, err)
-	var o routing.Options
-	r, err := c.NewRouter(func(opts *routing.Options) {
+	var o router.Options
+	r, err := router.FromConfig(c, func(opts *router.Options) {
 		opts.Now = clock.Now
 		o = *opts
 	})
 	require.NoError(t, err)
 	require.IsType(t, &poweroftwo.Policy{}, r.Policy())
-	require.Equal(t, routing.Options{
+	require.Equal(t, router.Options{
 		Policy: r.Policy(), MaxOngoing: 1, MaxQueued: -1, RequestCost: 500, PrepareTimeout: 100 * time.Millisecond, Zone: "z1",
-	}, routing.Options{
+	}, router.Options{
 		Policy: o.Policy, MaxOngoing: o.MaxOngoing, MaxQueued: o.MaxQueued, RequestCost: o.RequestCost, PrepareTimeout: o.PrepareTimeout, Zone: o.Zone,
 	})
 	policytest.SetFleet(r, policytest.Fleet(1))
-	require.Equal(t, "r0", policytest.Route(t, r, &routing.Request{}))
+	require.Equal(t, "r0", policytest.Route(t, r, &policy.Request{}))
 	require.NoError(t, r.Close())
 
-	_, err = (&policy.Config{Policy: policy.Selection{Name: "nobody's"}}).NewRouter(nil)
+	_, err = router.FromConfig(&policy.Config{Policy: policy.Selection{Name: "nobody's"}}, nil)
 	require.ErrorContains(t, err, "choose one of")
 }
 
 var registered atomic.Int64
 
 func TestRegister(t *testing.T) {
-	build := func(json.RawMessage) (routing.Policy, error) { return roundrobin.New(roundrobin.Config{}) }
+	build := func(json.RawMessage) (policy.Policy, error) { return roundrobin.New(roundrobin.Config{}) }
 	require.Panics(t, func() { policy.Register("", build) })
 	require.Panics(t, func() { policy.Register("without a factory", nil) })
 	require.Panics(t, func() { policy.Register(roundrobin.Name, build) })
@@ -203,7 +204,7 @@ func TestRegister(t *testing.T) {
 	require.NotNil(t, p)
 
 	empty := fmt.Sprintf("policy_test_%d", registered.Add(1))
-	policy.Register(empty, func(json.RawMessage) (routing.Policy, error) { return nil, nil })
+	policy.Register(empty, func(json.RawMessage) (policy.Policy, error) { return nil, nil })
 	_, err = policy.ParseConfig([]byte(`{"policy":{"` + empty + `":{}}}`))
 	require.ErrorContains(t, err, "policy."+empty+": its factory returned neither")
 }
@@ -237,7 +238,7 @@ func FuzzParseConfig(f *testing.F) {
 		twice, err := json.Marshal(round)
 		require.NoError(t, err)
 		require.JSONEq(t, string(again), string(twice))
-		r, err := c.NewRouter(nil)
+		r, err := router.FromConfig(c, nil)
 		require.NoError(t, err)
 		require.NoError(t, r.Close())
 	})
@@ -245,11 +246,11 @@ func FuzzParseConfig(f *testing.F) {
 
 // A policy that does not look at the prompt never pays for it.
 func TestUses(t *testing.T) {
-	for name, want := range map[string]routing.Uses{
-		roundrobin.Name: 0, poweroftwo.Name: 0, consistenthash.Name: routing.UsesSession | routing.SharesByKey,
+	for name, want := range map[string]policy.Uses{
+		roundrobin.Name: 0, poweroftwo.Name: 0, consistenthash.Name: policy.UsesSession | policy.SharesByKey,
 	} {
 		p, err := policy.New(name, nil)
 		require.NoError(t, err)
-		require.Equal(t, want, p.(routing.KeyUser).Uses(), name)
+		require.Equal(t, want, p.(policy.KeyUser).Uses(), name)
 	}
 }

@@ -12,14 +12,13 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // Every built-in policy, as its name and no config give it, keeps the rules of all.
 func TestBuiltinsConform(t *testing.T) {
 	for _, name := range []string{roundrobin.Name, poweroftwo.Name, consistenthash.Name, prefixaffinity.Name, kvaware.Name} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() routing.Policy {
+			policytest.Conform(t, func() policy.Policy {
 				p, err := policy.New(name, nil)
 				require.NoError(t, err)
 				return p

@@ -48,20 +48,6 @@ func (e Ejection) WithDefaults() Ejection {
 	return e
 }
 
-// Routing returns the config as the core takes it.
-func (e Ejection) Routing() outlier.Config {
-	e = e.WithDefaults()
-	r := outlier.Config{
-		Failures: e.Failures, LateFactor: e.LateFactor, LateMin: time.Duration(e.LateMin),
-		BaseTime: time.Duration(e.BaseTime), MaxTime: time.Duration(e.MaxTime), MaxShare: e.MaxShare,
-		SlowStart: max(time.Duration(e.SlowStart), 0),
-	}
-	if e.Disabled {
-		r.Failures = 0
-	}
-	return r
-}
-
 // validate checks the bounds of every field. The error names it.
 func (e *Ejection) validate() error {
 	full := e.WithDefaults()

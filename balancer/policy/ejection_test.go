@@ -1,4 +1,4 @@
-package policy
+package policy_test
 
 import (
 	"testing"
@@ -6,25 +6,36 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
+// ejectionOf is what a Router of the config ejects by.
+func ejectionOf(t *testing.T, c *policy.Config) (e outlier.Config) {
+	t.Helper()
+	r, err := router.FromConfig(c, func(o *router.Options) { e = o.Ejection })
+	require.NoError(t, err)
+	require.NoError(t, r.Close())
+	return e
+}
+
 func TestEjectionConfig(t *testing.T) {
-	c, err := ParseConfig([]byte(`{}`))
+	c, err := policy.ParseConfig([]byte(`{}`))
 	require.NoError(t, err)
-	require.Equal(t, outlier.Default(), c.Ejection.Routing())
-	require.Equal(t, outlier.Default(), Ejection{}.Routing())
-	require.Equal(t, Duration(DefaultDrainGrace), c.DrainGrace)
+	require.Equal(t, outlier.Default(), ejectionOf(t, c))
+	require.Equal(t, outlier.Default(), ejectionOf(t, &policy.Config{}))
+	require.Equal(t, policy.Duration(policy.DefaultDrainGrace), c.DrainGrace)
 
-	c, err = ParseYAML([]byte("drain_grace: 1m\nejection: {disabled: true, slow_start: -1s}"))
+	c, err = policy.ParseYAML([]byte("drain_grace: 1m\nejection: {disabled: true, slow_start: -1s}"))
 	require.NoError(t, err)
-	require.Zero(t, c.Ejection.Routing().Failures)
-	require.Zero(t, c.Ejection.Routing().SlowStart)
-	require.Equal(t, Duration(time.Minute), c.DrainGrace)
+	require.Zero(t, ejectionOf(t, c).Failures)
+	require.Zero(t, ejectionOf(t, c).SlowStart)
+	require.Equal(t, policy.Duration(time.Minute), c.DrainGrace)
 
-	c, err = ParseYAML([]byte("ejection: {failures: 3, late_factor: 4, late_min: 1s, base_time: 20m, max_share: 1}"))
+	c, err = policy.ParseYAML([]byte("ejection: {failures: 3, late_factor: 4, late_min: 1s, base_time: 20m, max_share: 1}"))
 	require.NoError(t, err)
-	e := c.Ejection.Routing()
+	e := ejectionOf(t, c)
 	require.Equal(t, 3, e.Failures)
 	require.Equal(t, 20*time.Minute, e.MaxTime)
 
@@ -44,7 +55,7 @@ func TestEjectionConfig(t *testing.T) {
 		"ejection: {failures: many}":               "ejection.failures",
 		"drain_grace: 25h":                         "drain_grace",
 	} {
-		_, err := ParseYAML([]byte(text))
+		_, err := policy.ParseYAML([]byte(text))
 		require.ErrorContains(t, err, field, text)
 	}
 }

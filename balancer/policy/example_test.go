@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // leastTokens picks the replica with the least prompt tokens to prefill.
@@ -14,23 +14,23 @@ type leastTokens struct {
 	ForgiveTokens int `json:"forgive_tokens"`
 }
 
-func (leastTokens) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (leastTokens) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-func (p leastTokens) Choose(q *routing.Request, v *routing.View) routing.Decision {
-	var best *routing.Replica
+func (p leastTokens) Choose(q *policy.Request, v policy.View) policy.Decision {
+	var best *policy.Replica
 	for _, r := range v.Connected() {
 		if v.Available(q, r) && (best == nil || r.QueuedTokens()+p.ForgiveTokens < best.QueuedTokens()) {
 			best = r
 		}
 	}
 	if best == nil {
-		return routing.Wait()
+		return policy.Wait()
 	}
-	return routing.To(best, "least_tokens")
+	return policy.To(best, "least_tokens")
 }
 
 func init() {
-	policy.Register("least_tokens", func(raw json.RawMessage) (routing.Policy, error) {
+	policy.Register("least_tokens", func(raw json.RawMessage) (policy.Policy, error) {
 		p := leastTokens{ForgiveTokens: 256}
 		if err := policy.Decode(raw, &p); err != nil {
 			return nil, err
@@ -45,12 +45,12 @@ func ExampleRegister() {
 		fmt.Println(err)
 		return
 	}
-	router, err := config.NewRouter(nil)
+	rt, err := router.FromConfig(config, nil)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Printf("%+v\n", router.Policy())
+	fmt.Printf("%+v\n", rt.Policy())
 
 	_, err = policy.ParseConfig([]byte(`{"policy": {"least_tokens": {"forgive": 1}}}`))
 	fmt.Println(err)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // A config that is taken as YAML is the same when it is written as JSON, and can be served.
@@ -31,7 +32,7 @@ func FuzzParseYAML(f *testing.F) {
 		again, err := json.Marshal(round)
 		require.NoError(t, err)
 		require.JSONEq(t, string(text), string(again))
-		r, err := c.NewRouter(nil)
+		r, err := router.FromConfig(c, nil)
 		require.NoError(t, err)
 		require.NoError(t, r.Close())
 	})

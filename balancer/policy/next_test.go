@@ -12,8 +12,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Who is next is whom the policy picks when the one before is excluded; and asking changes nothing of what it picks
@@ -22,12 +22,12 @@ func TestNextIsWhomThePolicyWouldPick(t *testing.T) {
 	for _, name := range []string{roundrobin.Name, consistenthash.Name, prefixaffinity.Name, kvaware.Name} {
 		t.Run(name, func(t *testing.T) {
 			fleet := policytest.Fleet(9)
-			router := func() *routing.Router {
+			rt := func() *router.Router {
 				p, err := policy.New(name, nil)
 				require.NoError(t, err)
-				return policytest.NewRouter(t, p, fleet, func(o *routing.Options) { o.Rand = policytest.Seeded(3) })
+				return policytest.NewRouter(t, p, fleet, func(o *router.Options) { o.Rand = policytest.Seeded(3) })
 			}
-			asked, twin := router(), router()
+			asked, twin := rt(), rt()
 			for i := range 200 {
 				q, same := policytest.Request(4*i), policytest.Request(4*i) // with all keys: nothing is drawn at random
 				b, c := policytest.Pick(t, asked, q), policytest.Pick(t, twin, same)
@@ -39,7 +39,7 @@ func TestNextIsWhomThePolicyWouldPick(t *testing.T) {
 				}
 				same.Exclude = []string{b.Decision.Replica.ID}
 				for _, d := range next {
-					var second routing.Booking
+					var second router.Reservation
 					require.NoError(t, twin.Query(context.Background(), same, &second))
 					require.Equal(t, second.Decision.Replica.ID, d.Replica.ID, "request %d", i)
 					require.Equal(t, second.Decision.Rule, d.Rule)
@@ -56,7 +56,7 @@ func TestNextInTurn(t *testing.T) {
 	p, err := policy.New(roundrobin.Name, nil)
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, p, policytest.Fleet(4))
-	q := new(routing.Request)
+	q := new(policy.Request)
 	for next := ""; len(next) < 100; {
 		b := policytest.Pick(t, r, q)
 		if next != "" {
@@ -74,10 +74,10 @@ func TestNextByCost(t *testing.T) {
 	tokens := make([]uint32, 160)
 	hashes := kvindex.AppendTokens(nil, tokens, 16, kvindex.SeedFor("", "", ""))
 	for i, id := range []string{"c", "a", "d"} {
-		r.CacheChanged([]routing.CacheChange{{Replica: id, BlockTokens: 16, Stored: hashes[:10-3*i]}})
+		r.CacheChanged([]policy.CacheChange{{Replica: id, BlockTokens: 16, Stored: hashes[:10-3*i]}})
 	}
-	q := new(routing.Request)
-	q.SetPrompt(routing.Prompt{Tokens: tokens})
+	q := new(policy.Request)
+	q.SetPrompt(policy.Prompt{Tokens: tokens})
 	b := policytest.Pick(t, r, q)
 	ids := []string{b.Decision.Replica.ID}
 	for _, d := range r.Next(q, b.Decision.Replica, 16, nil) {

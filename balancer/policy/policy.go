@@ -1,12 +1,11 @@
-// Package policy gives a routing policy by its name, and holds the one shape of
-// config that service configs, the look-aside server's YAML and `explain
-// --config` share.
+// Package policy is what the author of a routing policy needs: the [Policy] interface, what a policy looks at ([Request],
+// [View], [Replica]) and answers ([Decision]), and [Register]. It also holds the one shape of config that service configs,
+// the look-aside server's YAML and `explain --config` share.
 //
-// The built-in policies are registered here; an application registers its own
-// with [Register] before it dials:
+// An application registers a policy of its own before it dials:
 //
 //	func init() {
-//		policy.Register("my_policy", func(raw json.RawMessage) (routing.Policy, error) {
+//		policy.Register("my_policy", func(raw json.RawMessage) (policy.Policy, error) {
 //			c := myDefaults()
 //			if err := policy.Decode(raw, &c); err != nil {
 //				return nil, err
@@ -17,7 +16,7 @@
 //
 // A config is refused as a whole, with an error that names the field, and never
 // repaired: an unknown field, a wrong type, a value out of bounds, a policy that
-// nobody registered.
+// is not registered.
 package policy
 
 import (
@@ -27,15 +26,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
-
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // A Factory builds a policy from its config, which may be empty. It is called from
 // any goroutine: once for each Router, and each time that a config is checked, where
 // what it returns is not used and is closed at once if it is an [io.Closer]. So it is
 // cheap and begins nothing that Close does not end.
-type Factory func(config json.RawMessage) (routing.Policy, error)
+type Factory func(config json.RawMessage) (Policy, error)
 
 var registry = struct {
 	sync.RWMutex // taken alone; no factory runs under it
@@ -61,7 +58,7 @@ func Register(name string, f Factory) {
 }
 
 // New builds the policy with this name. An error of its config says which field.
-func New(name string, config json.RawMessage) (routing.Policy, error) {
+func New(name string, config json.RawMessage) (Policy, error) {
 	registry.RLock()
 	f := registry.byName[name]
 	registry.RUnlock()

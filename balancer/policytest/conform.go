@@ -9,7 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Conform checks what every policy must keep, whatever its rule:
@@ -30,7 +31,7 @@ import (
 //
 // build returns a new policy for each part. It must be configured so that with
 // three replicas it may use every one of them for any request.
-func Conform(t *testing.T, build func() routing.Policy) {
+func Conform(t *testing.T, build func() policy.Policy) {
 	t.Run("picks", func(t *testing.T) { conformPicks(t, build) })
 	t.Run("all full", func(t *testing.T) { conformFull(t, build) })
 	t.Run("untried first", func(t *testing.T) { conformRetry(t, build) })
@@ -42,8 +43,8 @@ func Conform(t *testing.T, build func() routing.Policy) {
 
 // Request returns the i-th of a series of requests that differ in their keys.
 // Of every four one has all keys, one a session, one a prompt and one none.
-func Request(i int) *routing.Request {
-	q := &routing.Request{}
+func Request(i int) *policy.Request {
+	q := &policy.Request{}
 	switch i % 4 {
 	case 0:
 		q.ID, q.Session = fmt.Sprintf("req-%d", i), fmt.Sprintf("sess_%04d", i)
@@ -57,7 +58,7 @@ func Request(i int) *routing.Request {
 }
 
 // prompt returns a prompt of 1,200 tokens, the first 600 shared by many.
-func prompt(i int) routing.Prompt {
+func prompt(i int) policy.Prompt {
 	tokens := make([]uint32, 1200)
 	for j := range tokens {
 		tokens[j] = uint32(j*7919 + i%3)
@@ -65,19 +66,19 @@ func prompt(i int) routing.Prompt {
 			tokens[j] += uint32(i) * 104729
 		}
 	}
-	return routing.Prompt{Tokens: tokens}
+	return policy.Prompt{Tokens: tokens}
 }
 
 // Choose asks the policy itself, as the Router would but without its
 // corrections, and reserves nothing. The Router must not be in use elsewhere.
-func Choose(t testing.TB, r *routing.Router, q *routing.Request) routing.Decision {
+func Choose(t testing.TB, r *router.Router, q *policy.Request) policy.Decision {
 	t.Helper()
 	r.Prepare(context.Background(), q)
 	return r.Policy().Choose(q, r.View())
 }
 
 // Check fails the test if a policy may not answer a request with this decision.
-func Check(t testing.TB, q *routing.Request, v *routing.View, d routing.Decision) {
+func Check(t testing.TB, q *policy.Request, v policy.View, d policy.Decision) {
 	t.Helper()
 	if d.Replica == nil {
 		checkWait(t, q, v, d)
@@ -107,7 +108,7 @@ func Check(t testing.TB, q *routing.Request, v *routing.View, d routing.Decision
 	}
 }
 
-func checkWait(t testing.TB, q *routing.Request, v *routing.View, d routing.Decision) {
+func checkWait(t testing.TB, q *policy.Request, v policy.View, d policy.Decision) {
 	t.Helper()
 	if len(d.WaitFor) == 0 {
 		for _, r := range v.Connected() {
@@ -126,11 +127,11 @@ func checkWait(t testing.TB, q *routing.Request, v *routing.View, d routing.Deci
 }
 
 // conformPicks draws fleets and requests at random.
-func conformPicks(t *testing.T, build func() routing.Policy) {
+func conformPicks(t *testing.T, build func() policy.Policy) {
 	rnd := Seeded(42)
 	for i := range 300 {
 		fleet := randomFleet(rnd, 1+rnd.IntN(8))
-		r := NewRouter(t, build(), fleet, func(o *routing.Options) {
+		r := NewRouter(t, build(), fleet, func(o *router.Options) {
 			o.Node, o.Zone, o.Rand = "n1", "z1", Seeded(uint64(i))
 		})
 		for j, m := range fleet {
@@ -152,7 +153,7 @@ func conformPicks(t *testing.T, build func() routing.Policy) {
 	}
 }
 
-func randomFleet(rnd *rand.Rand, n int) []routing.Member {
+func randomFleet(rnd *rand.Rand, n int) []router.Member {
 	fleet := Fleet(n)
 	for i := range fleet {
 		m := &fleet[i]
@@ -175,7 +176,7 @@ func randomFleet(rnd *rand.Rand, n int) []routing.Member {
 	return fleet
 }
 
-func randomRequest(rnd *rand.Rand, i int, fleet []routing.Member) *routing.Request {
+func randomRequest(rnd *rand.Rand, i int, fleet []router.Member) *policy.Request {
 	q := Request(i)
 	q.Adapter = []string{"", "", "a", "b", "missing"}[rnd.IntN(5)]
 	q.Model = []string{"", "m0", "m1"}[rnd.IntN(3)]
@@ -184,13 +185,13 @@ func randomRequest(rnd *rand.Rand, i int, fleet []routing.Member) *routing.Reque
 		case 0:
 			q.Exclude = append(q.Exclude, m.ID)
 		case 1:
-			q.NextAttempt(&routing.Replica{Attributes: m.Attributes})
+			q.NextAttempt(&policy.Replica{Attributes: m.Attributes})
 		}
 	}
 	return q
 }
 
-func conformFull(t *testing.T, build func() routing.Policy) {
+func conformFull(t *testing.T, build func() policy.Policy) {
 	r := NewRouter(t, build(), Bounded(Fleet(5), 1))
 	release := make(map[string]func(int))
 	for _, rep := range r.View().Replicas() {
@@ -203,8 +204,8 @@ func conformFull(t *testing.T, build func() routing.Policy) {
 		} else {
 			Check(t, q, r.View(), d)
 		}
-		var b routing.Booking
-		if err := r.Pick(context.Background(), q, &b); !errors.Is(err, routing.ErrFull) {
+		var b router.Reservation
+		if err := r.Pick(context.Background(), q, &b); !errors.Is(err, router.ErrFull) {
 			t.Fatalf("Pick returns %v while all are full", err)
 		}
 	}
@@ -218,7 +219,7 @@ func conformFull(t *testing.T, build func() routing.Policy) {
 	}
 }
 
-func conformRetry(t *testing.T, build func() routing.Policy) {
+func conformRetry(t *testing.T, build func() policy.Policy) {
 	for i := range 40 {
 		r := NewRouter(t, build(), Fleet(3))
 		q := Request(i)
@@ -240,7 +241,7 @@ func conformRetry(t *testing.T, build func() routing.Policy) {
 	}
 }
 
-func conformAllocs(t *testing.T, build func() routing.Policy) {
+func conformAllocs(t *testing.T, build func() policy.Policy) {
 	for _, n := range []int{1, 2, 3, 16, 100} {
 		fleet := Bounded(Fleet(n), 2)
 		for i := range fleet {
@@ -251,7 +252,7 @@ func conformAllocs(t *testing.T, build func() routing.Policy) {
 			Fill(t, r, "r1", 2)
 			r.SetConnected("r2", false)
 		}
-		var qs []*routing.Request
+		var qs []*policy.Request
 		for i := range 16 {
 			q := Request(i)
 			if i >= 8 {
@@ -273,12 +274,12 @@ func conformAllocs(t *testing.T, build func() routing.Policy) {
 }
 
 // conformFleet turns the fleet over while requests are between Prepare and Choose.
-func conformFleet(t *testing.T, build func() routing.Policy) {
+func conformFleet(t *testing.T, build func() policy.Policy) {
 	rnd := Seeded(7)
 	r := NewRouter(t, build(), Fleet(6))
 	pool := Fleet(12)
 	for i := range 200 {
-		var qs []*routing.Request
+		var qs []*policy.Request
 		for j := range 8 {
 			q := Request(4*i + j)
 			r.Prepare(context.Background(), q)
@@ -309,27 +310,27 @@ func conformFleet(t *testing.T, build func() routing.Policy) {
 	Pick(t, r, Request(0)).Release()
 }
 
-func conformConcurrent(t *testing.T, build func() routing.Policy) {
+func conformConcurrent(t *testing.T, build func() policy.Policy) {
 	const workers, picks, limit = 8, 200, 3
 	full := Bounded(Fleet(6), limit)
-	r := NewRouter(t, build(), full, func(o *routing.Options) { o.MaxQueued = -1 })
+	r := NewRouter(t, build(), full, func(o *router.Options) { o.MaxQueued = -1 })
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			held := make([]routing.Booking, 4)
+			held := make([]router.Reservation, 4)
 			for i := range picks {
 				b := &held[i%len(held)]
 				b.Release()
 				q := Request(w*picks + i)
 				err := r.Pick(context.Background(), q, b)
 				switch {
-				case errors.Is(err, routing.ErrFull):
+				case errors.Is(err, router.ErrFull):
 				case err != nil:
 					t.Errorf("Pick: %v", err)
 				case b.Decision.Replica.Ongoing() > limit:
 					t.Errorf("%s has more than %d reservations", b.Decision.Replica.ID, limit)
 				default:
-					r.Complete(q, b.Decision, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+					r.Complete(q, b.Decision, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 				}
 			}
 			for i := range held {

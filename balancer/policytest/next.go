@@ -4,17 +4,18 @@ import (
 	"context"
 	"testing"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // conformNext asks which replicas would be next after each of a series of picks.
-func conformNext(t *testing.T, build func() routing.Policy) {
+func conformNext(t *testing.T, build func() policy.Policy) {
 	rnd := Seeded(7)
 	fleet := randomFleet(rnd, 12)
-	r := NewRouter(t, build(), fleet, func(o *routing.Options) { o.Rand = Seeded(9) })
+	r := NewRouter(t, build(), fleet, func(o *router.Options) { o.Rand = Seeded(9) })
 	for i := range 400 {
 		q := randomRequest(rnd, i, fleet)
-		b := new(routing.Booking)
+		b := new(router.Reservation)
 		if err := r.Pick(context.Background(), q, b); err != nil {
 			continue
 		}

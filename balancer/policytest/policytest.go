@@ -1,11 +1,11 @@
 // Package policytest helps to test a routing policy: fake replicas, connected
-// to a real [routing.Router] with a fake clock and seeded randomness, helpers to
+// to a real [router.Router] with a fake clock and seeded randomness, helpers to
 // pick and to fill, and [Conform], the suite of what every policy must keep.
 //
 // A test of your own policy begins with
 //
 //	func TestConform(t *testing.T) {
-//		policytest.Conform(t, func() routing.Policy { return mypolicy.New() })
+//		policytest.Conform(t, func() policy.Policy { return mypolicy.New() })
 //	}
 //
 // and goes on with the policy's own rule:
@@ -23,7 +23,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // A Clock is a clock that moves only by its methods. Safe for concurrent use.
@@ -53,8 +54,8 @@ func (c *Clock) Advance(d time.Duration) {
 
 // Replicas returns members with these ids and no bound on their requests. The
 // caller may change them before they enter a fleet.
-func Replicas(ids ...string) []routing.Member {
-	fleet := make([]routing.Member, len(ids))
+func Replicas(ids ...string) []router.Member {
+	fleet := make([]router.Member, len(ids))
 	for i, id := range ids {
 		fleet[i].ID = id
 		fleet[i].Address = fmt.Sprintf("192.0.2.%d:%d", i%250+1, 50051+i/250)
@@ -63,7 +64,7 @@ func Replicas(ids ...string) []routing.Member {
 }
 
 // Fleet returns n members, r0, r1 and so on.
-func Fleet(n int) []routing.Member {
+func Fleet(n int) []router.Member {
 	ids := make([]string, n)
 	for i := range ids {
 		ids[i] = fmt.Sprintf("r%d", i)
@@ -72,7 +73,7 @@ func Fleet(n int) []routing.Member {
 }
 
 // Bounded sets how many requests each member may have at once, and returns them.
-func Bounded(fleet []routing.Member, maxOngoing int) []routing.Member {
+func Bounded(fleet []router.Member, maxOngoing int) []router.Member {
 	for i := range fleet {
 		fleet[i].MaxOngoing = maxOngoing
 	}
@@ -85,13 +86,13 @@ func Seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 // NewRouter returns a Router of the policy over the fleet, all of it connected.
 // Its clock stands still and its randomness is seeded unless an option sets
 // otherwise. It is closed when the test ends.
-func NewRouter(t testing.TB, p routing.Policy, fleet []routing.Member, opts ...func(*routing.Options)) *routing.Router {
+func NewRouter(t testing.TB, p policy.Policy, fleet []router.Member, opts ...func(*router.Options)) *router.Router {
 	t.Helper()
-	o := routing.Options{Policy: p, Now: NewClock().Now, Rand: Seeded(1)}
+	o := router.Options{Policy: p, Now: NewClock().Now, Rand: Seeded(1)}
 	for _, opt := range opts {
 		opt(&o)
 	}
-	r, err := routing.NewRouter(o)
+	r, err := router.NewRouter(o)
 	if err != nil {
 		t.Fatalf("policytest: %v", err)
 	}
@@ -105,18 +106,18 @@ func NewRouter(t testing.TB, p routing.Policy, fleet []routing.Member, opts ...f
 }
 
 // SetFleet replaces the Router's fleet and connects all of it.
-func SetFleet(r *routing.Router, fleet []routing.Member) {
+func SetFleet(r *router.Router, fleet []router.Member) {
 	r.SetFleet(fleet)
 	r.Connect()
 }
 
 // Session returns a request of a session.
-func Session(key string) *routing.Request { return &routing.Request{Session: key} }
+func Session(key string) *policy.Request { return &policy.Request{Session: key} }
 
 // Pick picks and reserves. The test fails where the Router has an error.
-func Pick(t testing.TB, r *routing.Router, q *routing.Request) *routing.Booking {
+func Pick(t testing.TB, r *router.Router, q *policy.Request) *router.Reservation {
 	t.Helper()
-	b := new(routing.Booking)
+	b := new(router.Reservation)
 	if err := r.Pick(context.Background(), q, b); err != nil {
 		t.Fatalf("policytest: Pick: %v", err)
 	}
@@ -124,18 +125,18 @@ func Pick(t testing.TB, r *routing.Router, q *routing.Request) *routing.Booking 
 }
 
 // Route picks, releases at once, and returns the id of the replica.
-func Route(t testing.TB, r *routing.Router, q *routing.Request) string {
+func Route(t testing.TB, r *router.Router, q *policy.Request) string {
 	t.Helper()
 	return Decide(t, r, q).Replica.ID
 }
 
 // Fill reserves n requests on a replica. The function that it returns releases the
 // oldest k of those still held.
-func Fill(t testing.TB, r *routing.Router, id string, n int) (release func(k int)) {
+func Fill(t testing.TB, r *router.Router, id string, n int) (release func(k int)) {
 	t.Helper()
-	held := make([]*routing.Booking, n)
+	held := make([]*router.Reservation, n)
 	for i := range held {
-		held[i] = Pick(t, r, &routing.Request{Pin: id})
+		held[i] = Pick(t, r, &policy.Request{Pin: id})
 	}
 	return func(k int) {
 		for _, b := range held[:k] {
@@ -146,7 +147,7 @@ func Fill(t testing.TB, r *routing.Router, id string, n int) (release func(k int
 }
 
 // Ongoing returns how many reservations each replica of the fleet has, by id.
-func Ongoing(r *routing.Router) map[string]int {
+func Ongoing(r *router.Router) map[string]int {
 	n := make(map[string]int)
 	for _, rep := range r.View().Replicas() {
 		n[rep.ID] = rep.Ongoing()
@@ -162,11 +163,11 @@ func Ongoing(r *routing.Router) map[string]int {
 //	synctest.Wait()
 //
 // returns when the request has its reservation or stands in the queue.
-func Acquire(t testing.TB, r *routing.Router, q *routing.Request) <-chan *routing.Booking {
-	got := make(chan *routing.Booking, 1)
+func Acquire(t testing.TB, r *router.Router, q *policy.Request) <-chan *router.Reservation {
+	got := make(chan *router.Reservation, 1)
 	go func() {
 		defer close(got)
-		b := new(routing.Booking)
+		b := new(router.Reservation)
 		if err := r.Acquire(t.Context(), q, b); err != nil {
 			t.Errorf("policytest: Acquire: %v", err)
 			return

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 func TestClock(t *testing.T) {
@@ -33,17 +33,17 @@ func TestFillReleasesTheOldest(t *testing.T) {
 // leastLoaded is the shortest policy there is.
 type leastLoaded struct{}
 
-func (leastLoaded) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (leastLoaded) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-func (leastLoaded) Choose(q *routing.Request, v *routing.View) routing.Decision {
+func (leastLoaded) Choose(q *policy.Request, v policy.View) policy.Decision {
 	if r := v.LeastLoaded(q); r != nil {
-		return routing.To(r, routing.ReasonLeastLoaded)
+		return policy.To(r, policy.ReasonLeastLoaded)
 	}
-	return routing.Wait()
+	return policy.Wait()
 }
 
 func TestConform(t *testing.T) {
-	policytest.Conform(t, func() routing.Policy { return leastLoaded{} })
+	policytest.Conform(t, func() policy.Policy { return leastLoaded{} })
 }
 
 // recorder keeps the errors of a check instead of failing the test.
@@ -66,18 +66,18 @@ func TestCheckSeesWhatIsWrong(t *testing.T) {
 	r := policytest.NewRouter(t, leastLoaded{}, fleet)
 	policytest.Fill(t, r, "r1", 1)
 	v := r.View()
-	q := &routing.Request{Model: "m", Exclude: []string{"r4"}}
-	to := func(id string) routing.Decision { return routing.To(v.ByID(id), routing.ReasonLeastLoaded) }
-	gone := routing.To(&routing.Replica{Attributes: routing.Attributes{ID: "gone"}}, "why")
-	for want, d := range map[string]routing.Decision{
+	q := &policy.Request{Model: "m", Exclude: []string{"r4"}}
+	to := func(id string) policy.Decision { return policy.To(v.ByID(id), policy.ReasonLeastLoaded) }
+	gone := policy.To(&policy.Replica{Attributes: policy.Attributes{ID: "gone"}}, "why")
+	for want, d := range map[string]policy.Decision{
 		"r1, which is full":                       to("r1"),
 		"r2, which is draining":                   to("r2"),
 		"does not serve the model":                to("r3"),
 		"r4, which the request excludes":          to("r4"),
 		"not in the fleet":                        gone,
-		"gives no reason":                         routing.To(v.ByID("r0"), ""),
-		"waits for any replica while r0 is avail": routing.Wait(),
-		"waits for r0, which is not a full one":   routing.Wait(v.ByID("r0")),
+		"gives no reason":                         policy.To(v.ByID("r0"), ""),
+		"waits for any replica while r0 is avail": policy.Wait(),
+		"waits for r0, which is not a full one":   policy.Wait(v.ByID("r0")),
 		"picked r0 with place -2":                 {Replica: v.ByID("r0"), Reason: "why", Place: -2},
 		"picked r0 with place 0 and 7 matched t":  {Replica: v.ByID("r0"), Reason: "why", MatchedTokens: 7},
 	} {
@@ -87,7 +87,7 @@ func TestCheckSeesWhatIsWrong(t *testing.T) {
 			return strings.Contains(s, want)
 		}), "%q: %q", want, rec.errors)
 	}
-	for _, d := range []routing.Decision{to("r0"), routing.Wait(v.ByID("r1"))} {
+	for _, d := range []policy.Decision{to("r0"), policy.Wait(v.ByID("r1"))} {
 		rec := &recorder{TB: t}
 		policytest.Check(rec, q, v, d)
 		require.Empty(t, rec.errors)

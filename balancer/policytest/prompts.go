@@ -5,8 +5,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Tokens returns n token ids; those of different seeds share nothing.
@@ -19,14 +20,14 @@ func Tokens(seed, n int) []uint32 {
 }
 
 // Prompt returns a request whose prompt is these tokens, one part after the other.
-func Prompt(parts ...[]uint32) *routing.Request {
-	q := new(routing.Request)
-	q.SetPrompt(routing.Prompt{Tokens: slices.Concat(parts...)})
+func Prompt(parts ...[]uint32) *policy.Request {
+	q := new(policy.Request)
+	q.SetPrompt(policy.Prompt{Tokens: slices.Concat(parts...)})
 	return q
 }
 
 // Decide picks, releases at once, and returns what was decided.
-func Decide(t testing.TB, r *routing.Router, q *routing.Request) routing.Decision {
+func Decide(t testing.TB, r *router.Router, q *policy.Request) policy.Decision {
 	t.Helper()
 	b := Pick(t, r, q)
 	b.Release()
@@ -34,14 +35,14 @@ func Decide(t testing.TB, r *routing.Router, q *routing.Request) routing.Decisio
 }
 
 // Order returns the ids of the replicas in the rendezvous order of a key, as package rendezvous defines it.
-func Order(key uint64, replicas []*routing.Replica) []string {
+func Order(key uint64, replicas []*policy.Replica) []string {
 	var s rendezvous.Scorer
 	s.SetKey(key)
-	scores := make(map[*routing.Replica]uint64)
+	scores := make(map[*policy.Replica]uint64)
 	for _, r := range replicas {
 		scores[r] = s.Score(r.ID)
 	}
-	sorted := slices.SortedFunc(slices.Values(replicas), func(a, b *routing.Replica) int {
+	sorted := slices.SortedFunc(slices.Values(replicas), func(a, b *policy.Replica) int {
 		return cmp.Or(cmp.Compare(scores[b], scores[a]), cmp.Compare(a.ID, b.ID))
 	})
 	ids := make([]string, len(sorted))

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 type explain struct {
@@ -32,16 +32,16 @@ type explain struct {
 
 // explanation is what explain prints with --json. Its first four fields are part of the command's contract.
 type explanation struct {
-	Policy        string         `json:"policy"`
-	Replica       string         `json:"replica"`
-	Fallbacks     []string       `json:"fallbacks"`
-	Reason        routing.Reason `json:"reason"`
-	Place         int            `json:"place"` // in the order of all clients; -1 where the policy has none
-	MatchedTokens int            `json:"matched_tokens"`
-	PromptTokens  int            `json:"prompt_tokens"`
-	FirstTokens   []uint32       `json:"first_tokens,omitempty"`    // of the prompt, where a tokenizer is configured
-	TokenizeError string         `json:"tokenizer_error,omitempty"` // why the prompt stayed text
-	Key           string         `json:"key"`                       // what the order is made of, in words; "" where nothing is
+	Policy        string        `json:"policy"`
+	Replica       string        `json:"replica"`
+	Fallbacks     []string      `json:"fallbacks"`
+	Reason        policy.Reason `json:"reason"`
+	Place         int           `json:"place"` // in the order of all clients; -1 where the policy has none
+	MatchedTokens int           `json:"matched_tokens"`
+	PromptTokens  int           `json:"prompt_tokens"`
+	FirstTokens   []uint32      `json:"first_tokens,omitempty"`    // of the prompt, where a tokenizer is configured
+	TokenizeError string        `json:"tokenizer_error,omitempty"` // why the prompt stayed text
+	Key           string        `json:"key"`                       // what the order is made of, in words; "" where nothing is
 }
 
 func newExplain() *cobra.Command {
@@ -97,7 +97,7 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 	if err != nil {
 		return nil, "", usagef("--config: %s: %w", e.config, err)
 	}
-	router, err := config.NewRouter(func(o *routing.Options) {
+	rt, err := router.FromConfig(config, func(o *router.Options) {
 		o.Rand = rand.New(rand.NewPCG(e.seed, e.seed))
 		if tokens != nil {
 			o.Tokenizer = tokens
@@ -106,13 +106,13 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 	if err != nil {
 		return nil, "", usageError{err}
 	}
-	router.SetFleet(members)
+	rt.SetFleet(members)
 	for _, m := range members {
-		router.SetConnected(m.ID, true)
+		rt.SetConnected(m.ID, true)
 	}
-	x, err := ask(c.Context(), router, request)
+	x, err := ask(c.Context(), rt, request)
 	if err != nil {
-		return nil, "", errors.Join(err, router.Close())
+		return nil, "", errors.Join(err, rt.Close())
 	}
 	x.Policy = config.Policy.Name
 	if tokens != nil {
@@ -122,16 +122,16 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 		}
 	}
 	text := ""
-	x.Key, text = keyOf(config, router, request)
-	return x, e.words(x, request, len(members), text), router.Close()
+	x.Key, text = keyOf(config, rt, request)
+	return x, e.words(x, request, len(members), text), rt.Close()
 }
 
 // ask picks again and again, each time as if the replica before had failed, until one comes a second time.
-func ask(ctx context.Context, router *routing.Router, q *routing.Request) (*explanation, error) {
+func ask(ctx context.Context, rt *router.Router, q *policy.Request) (*explanation, error) {
 	x := &explanation{Fallbacks: []string{}}
 	for {
-		var b routing.Booking
-		if err := router.Pick(ctx, q, &b); err != nil {
+		var b router.Reservation
+		if err := rt.Pick(ctx, q, &b); err != nil {
 			if x.Replica != "" {
 				return x, nil
 			}

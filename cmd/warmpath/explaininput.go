@@ -13,14 +13,14 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // maxInput bounds the files that explain reads.
 const maxInput = 64 << 20
 
 // members is the fleet that the flags name.
-func (e *explain) members(c *cobra.Command) (members []routing.Member, err error) {
+func (e *explain) members(c *cobra.Command) (members []router.Member, err error) {
 	list, file := c.Flags().Changed("replicas"), c.Flags().Changed("fleet")
 	var replicas []fleet.Replica
 	switch {
@@ -39,7 +39,7 @@ func (e *explain) members(c *cobra.Command) (members []routing.Member, err error
 		return nil, usagef("--fleet: %s has no replicas", e.fleet)
 	}
 	for _, r := range replicas {
-		members = append(members, routing.Member{Attributes: r.Attributes()})
+		members = append(members, router.Member{Attributes: r.Attributes()})
 	}
 	return members, nil
 }
@@ -120,8 +120,8 @@ func checkHosted(c policy.Config) error {
 }
 
 // request is the request key that the flags make.
-func (e *explain) request(c *cobra.Command) (*routing.Request, error) {
-	q := &routing.Request{
+func (e *explain) request(c *cobra.Command) (*policy.Request, error) {
+	q := &policy.Request{
 		ID: e.requestID, Session: dialect.Session(e.session), Model: e.model, Adapter: e.adapter, CacheSalt: e.salt,
 	}
 	text := e.prompt
@@ -135,7 +135,7 @@ func (e *explain) request(c *cobra.Command) (*routing.Request, error) {
 		}
 		text = string(data)
 	}
-	q.SetPrompt(routing.Prompt{Text: text})
+	q.SetPrompt(policy.Prompt{Text: text})
 	return q, nil
 }
 

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // words are the explanation for people.
-func (e *explain) words(x *explanation, q *routing.Request, n int, key string) string {
+func (e *explain) words(x *explanation, q *policy.Request, n int, key string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s sends the request to %s.\n\n", x.Policy, x.Replica)
 	line := func(name, format string, args ...any) {
@@ -43,16 +43,16 @@ func (e *explain) words(x *explanation, q *routing.Request, n int, key string) s
 }
 
 // meaning is what the reasons mean.
-var meaning = map[routing.Reason]string{
-	routing.ReasonRoundRobin:      "its turn; a client begins at random, here by --seed",
-	routing.ReasonLeastOfTwo:      "two drawn at random, here by --seed, and the one with fewer requests under way taken",
-	routing.ReasonRing:            "the key's own replica, the first clockwise from the key on the hash ring",
-	routing.ReasonRingFallback:    "the next on the hash ring, since those before it may not have the request",
-	routing.ReasonPrefixMatch:     "it holds the longest known prefix of the prompt",
-	routing.ReasonRendezvous:      "nobody is known to hold the prompt, so it goes to the first in the rendezvous order of its key",
-	routing.ReasonRendezvousSpill: "later in the rendezvous order of the key, since those before it may not have the request or are loaded",
-	routing.ReasonLeastLoaded:     "it has the least load",
-	routing.ReasonKVCost:          "the request costs least there: prompt tokens left to compute, and the work under way",
-	routing.ReasonKVNearTie:       "it costs about as little as anywhere else, so it goes to the first of these in the rendezvous order of its key",
-	routing.ReasonNoKey:           "the request has nothing that the policy could use as key: fewer requests under way of two drawn at random, here by --seed",
+var meaning = map[policy.Reason]string{
+	policy.ReasonRoundRobin:      "its turn; a client begins at random, here by --seed",
+	policy.ReasonLeastOfTwo:      "two drawn at random, here by --seed, and the one with fewer requests under way taken",
+	policy.ReasonRing:            "the key's own replica, the first clockwise from the key on the hash ring",
+	policy.ReasonRingFallback:    "the next on the hash ring, since those before it may not have the request",
+	policy.ReasonPrefixMatch:     "it holds the longest known prefix of the prompt",
+	policy.ReasonRendezvous:      "nobody is known to hold the prompt, so it goes to the first in the rendezvous order of its key",
+	policy.ReasonRendezvousSpill: "later in the rendezvous order of the key, since those before it may not have the request or are loaded",
+	policy.ReasonLeastLoaded:     "it has the least load",
+	policy.ReasonKVCost:          "the request costs least there: prompt tokens left to compute, and the work under way",
+	policy.ReasonKVNearTie:       "it costs about as little as anywhere else, so it goes to the first of these in the rendezvous order of its key",
+	policy.ReasonNoKey:           "the request has nothing that the policy could use as key: fewer requests under way of two drawn at random, here by --seed",
 }

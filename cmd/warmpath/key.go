@@ -8,13 +8,13 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // keyOf returns what a policy orders the replicas by: the kind, and a sentence.
-func keyOf(c *policy.Config, router *routing.Router, q *routing.Request) (kind, sentence string) {
-	switch router.Policy().(type) {
+func keyOf(c *policy.Config, rt *router.Router, q *policy.Request) (kind, sentence string) {
+	switch rt.Policy().(type) {
 	case *consistenthash.Policy:
 		return ringKey(q)
 	case *prefixaffinity.Policy:
@@ -35,7 +35,7 @@ func keyOf(c *policy.Config, router *routing.Router, q *routing.Request) (kind, 
 	return "", ""
 }
 
-func ringKey(q *routing.Request) (kind, sentence string) {
+func ringKey(q *policy.Request) (kind, sentence string) {
 	switch {
 	case q.Session != "":
 		return "session", fmt.Sprintf("the session %s, %#016x on the ring", quote(q.Session), consistenthash.Hash(q.Session))
@@ -45,7 +45,7 @@ func ringKey(q *routing.Request) (kind, sentence string) {
 	return "", "none: give --session or --request-id"
 }
 
-func prefixKey(c prefixaffinity.Config, q *routing.Request) (kind, sentence string) {
+func prefixKey(c prefixaffinity.Config, q *policy.Request) (kind, sentence string) {
 	switch {
 	case q.Session != "" && q.Prompt.Empty():
 		return "session", fmt.Sprintf("the session %s, since there is no prompt", quote(q.Session))

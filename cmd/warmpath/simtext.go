@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/report"
 	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
@@ -85,7 +85,7 @@ func (s *simulate) room() string {
 	if s.ongoing == 0 {
 		return "engines take all that comes"
 	}
-	words := fmt.Sprintf("a client gives an engine %d requests at once, and %d wait", s.ongoing, cmp.Or(s.queued, routing.DefaultMaxQueued))
+	words := fmt.Sprintf("a client gives an engine %d requests at once, and %d wait", s.ongoing, cmp.Or(s.queued, policy.DefaultMaxQueued))
 	if s.queued < 0 {
 		words = fmt.Sprintf("a client gives an engine %d requests at once, and the others wait", s.ongoing)
 	}

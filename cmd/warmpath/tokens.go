@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/tokenize"
 	_ "github.com/warmpath/warmpath/tokenizers/huggingface" // tokenizer.file
 	_ "github.com/warmpath/warmpath/tokenizers/jinja"       // tokenizer.chat_template
@@ -36,8 +36,8 @@ func openTokens(raw json.RawMessage) (*tokens, error) {
 	return &tokens{Prompts: p}, nil
 }
 
-// Tokenize implements [routing.Tokenizer].
-func (t *tokens) Tokenize(ctx context.Context, q *routing.Request) (all []uint32, err error) {
+// Tokenize implements [router.Tokenizer].
+func (t *tokens) Tokenize(ctx context.Context, q *policy.Request) (all []uint32, err error) {
 	all, t.err = t.Prompts.Tokenize(ctx, q)
 	t.first = all[:min(len(all), shownTokens)]
 	return all, t.err

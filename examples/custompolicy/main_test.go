@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/examples/stubs/fake"
 )
@@ -48,7 +48,7 @@ func TestConform(t *testing.T) {
 		"down":   func(string) ([]string, error) { return nil, errors.New("no route to host") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() routing.Policy { return mine(t, s) })
+			policytest.Conform(t, func() policy.Policy { return mine(t, s) })
 		})
 	}
 }
@@ -66,7 +66,7 @@ func TestFollowsTheService(t *testing.T) {
 	require.Equal(t, 1, second.Decision.Place)
 	third := policytest.Pick(t, r, policytest.Session("anna"))
 	require.Equal(t, "r0", third.Decision.Replica.ID)
-	require.Equal(t, routing.ReasonLeastLoaded, third.Decision.Reason)
+	require.Equal(t, policy.ReasonLeastLoaded, third.Decision.Reason)
 }
 
 func TestConfigIsRefusedAtDial(t *testing.T) {

@@ -10,14 +10,13 @@ import (
 	"net/url"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // Name is the policy's name in a config.
 const Name = "mine"
 
 // reasonPlaced is the policy's own word for why.
-const reasonPlaced routing.Reason = "placed"
+const reasonPlaced policy.Reason = "placed"
 
 // Config is the policy's config: plain JSON, decoded strictly.
 type Config struct {
@@ -27,7 +26,7 @@ type Config struct {
 }
 
 func init() {
-	policy.Register(Name, func(raw json.RawMessage) (routing.Policy, error) {
+	policy.Register(Name, func(raw json.RawMessage) (policy.Policy, error) {
 		var c Config // with the defaults in it, if there were any
 		if err := policy.Decode(raw, &c); err != nil {
 			return nil, err
@@ -57,11 +56,11 @@ func New(c Config, transport http.RoundTripper) (*Mine, error) {
 
 // Uses returns what the policy needs of a call: the session, not the prompt. CallsOut
 // gives Prepare a deadline, prepare_timeout in the config.
-func (*Mine) Uses() routing.Uses { return routing.UsesSession | routing.CallsOut }
+func (*Mine) Uses() policy.Uses { return policy.UsesSession | policy.CallsOut }
 
 // Prepare asks the service. It runs in the goroutine of the call, many at a time
 // and without any lock. An error is counted and fails no call.
-func (m *Mine) Prepare(ctx context.Context, q *routing.Request, _ *routing.View) error {
+func (m *Mine) Prepare(ctx context.Context, q *policy.Request, _ policy.View) error {
 	if q.Session == "" || q.Prepared != nil { // nothing to ask, or the fleet changed since we did
 		return nil
 	}
@@ -88,19 +87,19 @@ func (m *Mine) Prepare(ctx context.Context, q *routing.Request, _ *routing.View)
 }
 
 // Choose runs under the Router's lock: short, no waiting, no allocation.
-func (m *Mine) Choose(q *routing.Request, v *routing.View) routing.Decision {
+func (m *Mine) Choose(q *policy.Request, v policy.View) policy.Decision {
 	order, _ := q.Prepared.([]string)
 	for place, id := range order {
 		if r := v.ByID(id); r != nil && v.Available(q, r) && !q.Tried(r) {
-			d := routing.To(r, reasonPlaced)
+			d := policy.To(r, reasonPlaced)
 			d.Place = place
 			return d
 		}
 	}
 	if r := v.LeastLoaded(q); r != nil {
-		return routing.To(r, routing.ReasonLeastLoaded)
+		return policy.To(r, policy.ReasonLeastLoaded)
 	}
-	return routing.Wait() // all are full: for any of them
+	return policy.Wait() // all are full: for any of them
 }
 
 // Close is called once, after the last call of the other methods.

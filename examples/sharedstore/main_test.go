@@ -13,10 +13,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
 	"github.com/warmpath/warmpath/examples/stubs/fake"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 )
@@ -25,7 +26,7 @@ import (
 func TestConform(t *testing.T) {
 	for name, store := range map[string]sharedstore.Store{"store": sharedstore.NewMemory(time.Now), "none": nil} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() routing.Policy { return &Sessions{store: store, ttl: time.Minute} })
+			policytest.Conform(t, func() policy.Policy { return &Sessions{store: store, ttl: time.Minute} })
 		})
 	}
 }
@@ -33,7 +34,7 @@ func TestConform(t *testing.T) {
 // A session stays where the first of two clients put it, whatever the loads, and moves for both when that replica is gone.
 func TestClientsAgree(t *testing.T) {
 	store := sharedstore.NewMemory(time.Now)
-	var clients [2]*routing.Router
+	var clients [2]*router.Router
 	for i := range clients {
 		clients[i] = policytest.NewRouter(t, &Sessions{store: store, ttl: time.Minute}, policytest.Replicas("a", "b", "c"))
 	}
@@ -93,7 +94,7 @@ func TestProgramsAndServerAgree(t *testing.T) {
 		for ctx.Err() == nil {
 			var out strings.Builder
 			require.NoError(t, run(ctx, &out, lis.Addr().String(), "warmpath:///"+strings.Join(targets, ",")))
-			if output = out.String(); !strings.Contains(output, string(routing.ReasonLeastLoaded)) {
+			if output = out.String(); !strings.Contains(output, string(policy.ReasonLeastLoaded)) {
 				break // else it was faster than its connections
 			}
 		}

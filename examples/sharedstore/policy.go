@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
 )
 
@@ -20,7 +19,7 @@ import (
 const Name = "shared_sessions"
 
 // reasonShared is the policy's own word for why.
-const reasonShared routing.Reason = "shared_session"
+const reasonShared policy.Reason = "shared_session"
 
 // Config is the policy's config.
 type Config struct {
@@ -33,7 +32,7 @@ type Config struct {
 }
 
 func init() {
-	policy.Register(Name, func(raw json.RawMessage) (routing.Policy, error) {
+	policy.Register(Name, func(raw json.RawMessage) (policy.Policy, error) {
 		c := Config{TTL: policy.Duration(10 * time.Minute)}
 		if err := policy.Decode(raw, &c); err != nil {
 			return nil, err
@@ -73,10 +72,10 @@ func New(c Config) (*Sessions, error) {
 }
 
 // Uses returns what the policy needs of a call, and that Prepare calls out: it has a deadline then, and in the server the store.
-func (*Sessions) Uses() routing.Uses { return routing.UsesSession | routing.CallsOut }
+func (*Sessions) Uses() policy.Uses { return policy.UsesSession | policy.CallsOut }
 
 // Prepare asks the store where the session is, and puts it somewhere if it is nowhere.
-func (s *Sessions) Prepare(ctx context.Context, q *routing.Request, v *routing.View) error {
+func (s *Sessions) Prepare(ctx context.Context, q *policy.Request, v policy.View) error {
 	store := sharedstore.FromContext(ctx)
 	if store == nil {
 		store = s.store
@@ -92,7 +91,7 @@ func (s *Sessions) Prepare(ctx context.Context, q *routing.Request, v *routing.V
 }
 
 // place returns the session's replica. Of several concurrent writers one wins, and the others read again.
-func (s *Sessions) place(ctx context.Context, store sharedstore.Store, q *routing.Request, v *routing.View) (string, error) {
+func (s *Sessions) place(ctx context.Context, store sharedstore.Store, q *policy.Request, v policy.View) (string, error) {
 	key := fmt.Sprintf("session/%016x", xxh3.HashString(q.Session))
 	for ctx.Err() == nil {
 		e, err := store.Get(ctx, key)
@@ -114,7 +113,7 @@ func (s *Sessions) place(ctx context.Context, store sharedstore.Store, q *routin
 }
 
 // placed returns the session's replica from the entry, or else the least loaded one, and whether that is to be written.
-func (s *Sessions) placed(e sharedstore.Entry, q *routing.Request, v *routing.View) (id string, write bool) {
+func (s *Sessions) placed(e sharedstore.Entry, q *policy.Request, v policy.View) (id string, write bool) {
 	if r := v.ByID(string(e.Value)); r != nil && v.Allowed(q, r) {
 		return r.ID, r.Connected() && e.TTL < s.ttl/2 // written lately, it need not be written again
 	}
@@ -125,15 +124,15 @@ func (s *Sessions) placed(e sharedstore.Entry, q *routing.Request, v *routing.Vi
 }
 
 // Choose sends the session to its replica, or anywhere for once while that is full.
-func (s *Sessions) Choose(q *routing.Request, v *routing.View) routing.Decision {
+func (s *Sessions) Choose(q *policy.Request, v policy.View) policy.Decision {
 	id, _ := q.Prepared.(string)
 	if r := v.ByID(id); r != nil && v.Available(q, r) && !q.Tried(r) {
-		return routing.To(r, reasonShared)
+		return policy.To(r, reasonShared)
 	}
 	if r := v.LeastLoaded(q); r != nil {
-		return routing.To(r, routing.ReasonLeastLoaded)
+		return policy.To(r, policy.ReasonLeastLoaded)
 	}
-	return routing.Wait()
+	return policy.Wait()
 }
 
 // Close is called once, after the last call of the other methods.

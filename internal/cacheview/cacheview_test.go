@@ -8,11 +8,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 var defaults = Options{MaxBytes: 4 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 16}}
@@ -25,7 +27,7 @@ type world struct {
 	now   time.Time
 }
 
-func newWorld(t *testing.T, o Options, members ...routing.Member) *world {
+func newWorld(t *testing.T, o Options, members ...router.Member) *world {
 	if len(members) == 0 {
 		members = policytest.Fleet(4)
 	}
@@ -33,7 +35,7 @@ func newWorld(t *testing.T, o Options, members ...routing.Member) *world {
 	require.NoError(t, err)
 	v := policytest.NewRouter(t, p, members).View()
 	x := New(o)
-	x.FleetChanged(routing.FleetChange{Added: v.Replicas()})
+	x.FleetChanged(policy.FleetChange{Added: v.Replicas()})
 	return &world{T: t, Index: x, fleet: x.Fleet(v), now: time.Unix(1_000_000, 0)}
 }
 
@@ -48,12 +50,12 @@ func tokens(seed, n int) []uint32 {
 
 func (w *world) cut(prompt []uint32) *rendezvous.Blocks {
 	b := new(rendezvous.Blocks)
-	b.Cut(routing.Prompt{Tokens: prompt}, len(prompt), w.Grain(""), kvindex.SeedFor("", "", ""), true)
+	b.Cut(policy.Prompt{Tokens: prompt}, len(prompt), w.Grain(""), kvindex.SeedFor("", "", ""), true)
 	return b
 }
 
 // depth is how many blocks of a prompt a replica holds on a tier.
-func (w *world) depth(prompt []uint32, id string, tier routing.Tier) int {
+func (w *world) depth(prompt []uint32, id string, tier policy.Tier) int {
 	var f Found
 	w.Match(w.fleet, w.cut(prompt), &f)
 	at, ok := w.fleet.Place(w.members[id])
@@ -65,7 +67,7 @@ func (w *world) depth(prompt []uint32, id string, tier routing.Tier) int {
 	return f.Depth(at, tier)
 }
 
-func (w *world) report(c routing.CacheChange) { w.CacheChanged([]routing.CacheChange{c}) }
+func (w *world) report(c policy.CacheChange) { w.CacheChanged([]policy.CacheChange{c}) }
 
 func (w *world) route(id string, prompt []uint32) *Prediction {
 	predicted := new(Prediction)
@@ -87,53 +89,53 @@ func full(prompt []uint32, per int) []uint64 {
 func TestReportedBlocks(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 100)
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)})
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Tier: routing.TierDisk, Stored: full(p, 1)})
-	w.report(routing.CacheChange{Replica: "absent", BlockTokens: 16, Stored: full(p, 1)})
-	assert.Equal(t, 6, w.depth(p, "r1", routing.TierGPU), "what follows the last full block is not reported")
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Removed: full(p, 1)[2:]})
-	assert.Equal(t, 2, w.depth(p, "r1", routing.TierGPU))
-	assert.Equal(t, 2, w.depth(p, "r1", routing.TierHost), "nothing is there that is not faster")
-	assert.Equal(t, 6, w.depth(p, "r1", routing.TierDisk))
-	assert.Zero(t, w.depth(p, "r2", routing.TierDisk))
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true, Stored: full(p, 1)[:1]})
-	assert.Equal(t, 1, w.depth(p, "r1", routing.TierGPU))
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Tier: routing.TierDisk, Cleared: true})
-	assert.Equal(t, 1, w.depth(p, "r1", routing.TierDisk))
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)})
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Tier: policy.TierDisk, Stored: full(p, 1)})
+	w.report(policy.CacheChange{Replica: "absent", BlockTokens: 16, Stored: full(p, 1)})
+	assert.Equal(t, 6, w.depth(p, "r1", policy.TierGPU), "what follows the last full block is not reported")
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Removed: full(p, 1)[2:]})
+	assert.Equal(t, 2, w.depth(p, "r1", policy.TierGPU))
+	assert.Equal(t, 2, w.depth(p, "r1", policy.TierHost), "nothing is there that is not faster")
+	assert.Equal(t, 6, w.depth(p, "r1", policy.TierDisk))
+	assert.Zero(t, w.depth(p, "r2", policy.TierDisk))
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true, Stored: full(p, 1)[:1]})
+	assert.Equal(t, 1, w.depth(p, "r1", policy.TierGPU))
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Tier: policy.TierDisk, Cleared: true})
+	assert.Equal(t, 1, w.depth(p, "r1", policy.TierDisk))
 	assert.Zero(t, w.Stats().Refused)
 }
 
 func TestSuperblocks(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 1600)
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: full(p, 32)})
-	w.report(routing.CacheChange{Replica: "r2", BlockTokens: routing.SuperblockTokens, Stored: full(p, 32)[:1]})
-	assert.Equal(t, 96, w.depth(p, "r1", routing.TierGPU), "three superblocks")
-	assert.Equal(t, 32, w.depth(p, "r2", routing.TierGPU))
-	assert.Equal(t, 64, w.depth(p[:1100], "r1", routing.TierGPU))
-	assert.Zero(t, w.depth(p[:500], "r1", routing.TierGPU))
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: full(p, 32)})
+	w.report(policy.CacheChange{Replica: "r2", BlockTokens: policy.SuperblockTokens, Stored: full(p, 32)[:1]})
+	assert.Equal(t, 96, w.depth(p, "r1", policy.TierGPU), "three superblocks")
+	assert.Equal(t, 32, w.depth(p, "r2", policy.TierGPU))
+	assert.Equal(t, 64, w.depth(p[:1100], "r1", policy.TierGPU))
+	assert.Zero(t, w.depth(p[:500], "r1", policy.TierGPU))
 	w.route("r2", p)
-	assert.Equal(t, 100, w.depth(p, "r2", routing.TierGPU), "the deepest of all sources")
+	assert.Equal(t, 100, w.depth(p, "r2", policy.TierGPU), "the deepest of all sources")
 	w.route("r1", p[:600])
-	assert.Equal(t, 96, w.depth(p, "r1", routing.TierGPU))
+	assert.Equal(t, 96, w.depth(p, "r1", policy.TierGPU))
 }
 
 // The report of a server lacks what changed meanwhile.
 func TestSuperblocksWithAGap(t *testing.T) {
 	w := newWorld(t, defaults)
-	p := tokens(1, 30*routing.SuperblockTokens)
+	p := tokens(1, 30*policy.SuperblockTokens)
 	super := full(p, 32)
 	stored := append(append([]uint64{}, super[:20]...), super[21:]...)
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: stored})
-	assert.Equal(t, 20*32, w.depth(p, "r1", routing.TierGPU))
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: stored})
+	assert.Equal(t, 20*32, w.depth(p, "r1", policy.TierGPU))
 }
 
 func TestSuperblocksOfText(t *testing.T) {
 	w := newWorld(t, defaults)
 	text := string(make([]byte, 5000))
 	var b rendezvous.Blocks
-	b.Cut(routing.Prompt{Text: text}, 1250, defaults.Grain, 1337, true)
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: []uint64{b.Hashes[31], b.Hashes[63]}})
+	b.Cut(policy.Prompt{Text: text}, 1250, defaults.Grain, 1337, true)
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: []uint64{b.Hashes[31], b.Hashes[63]}})
 	var f Found
 	w.Match(w.fleet, &b, &f)
 	require.Len(t, f.Holders, 1)
@@ -152,7 +154,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}, Learn: true}, 257, 1},
 	} {
 		w := newWorld(t, tt.options)
-		w.report(routing.CacheChange{Replica: "r1", BlockTokens: tt.tokens, Stored: []uint64{1}})
+		w.report(policy.CacheChange{Replica: "r1", BlockTokens: tt.tokens, Stored: []uint64{1}})
 		assert.Equal(t, tt.refused, w.Stats().Refused, "case %d", i)
 		assert.Equal(t, tt.refused == 0, w.members["r1"].reported.Load())
 	}
@@ -165,21 +167,21 @@ func TestAnotherBlockIsLearnt(t *testing.T) {
 	w := newWorld(t, o)
 	p := tokens(1, 320)
 	report := func(id string, size int) {
-		w.report(routing.CacheChange{Replica: id, BlockTokens: size, Stored: kvindex.AppendTokens(nil, p, size, kvindex.SeedFor("", "", ""))})
+		w.report(policy.CacheChange{Replica: id, BlockTokens: size, Stored: kvindex.AppendTokens(nil, p, size, kvindex.SeedFor("", "", ""))})
 	}
 	report("r0", 16)
 	report("r1", 16)
-	w.report(routing.CacheChange{Replica: "r0", BlockTokens: 16, Cleared: true})
+	w.report(policy.CacheChange{Replica: "r0", BlockTokens: 16, Cleared: true})
 	report("r0", 32)
 	require.EqualValues(t, 1, w.Stats().Refused, "r1 holds blocks of the other size")
 	require.Equal(t, 16, w.Grain("").Tokens)
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
 	report("r0", 32)
 	report("r1", 32)
 	require.EqualValues(t, 1, w.Stats().Refused)
 	require.Equal(t, 32, w.Grain("").Tokens)
-	require.Equal(t, 10, w.depth(p, "r0", routing.TierGPU))
-	require.Equal(t, 10, w.depth(p, "r1", routing.TierGPU))
+	require.Equal(t, 10, w.depth(p, "r0", policy.TierGPU))
+	require.Equal(t, 10, w.depth(p, "r1", policy.TierGPU))
 }
 
 func TestTheEnginesBlockIsLearnt(t *testing.T) {
@@ -189,7 +191,7 @@ func TestTheEnginesBlockIsLearnt(t *testing.T) {
 	o.Learn = true
 	w := newWorld(t, o, fleet...)
 	report := func(id string, tokens int) {
-		w.report(routing.CacheChange{Replica: id, BlockTokens: tokens, Stored: []uint64{1}})
+		w.report(policy.CacheChange{Replica: id, BlockTokens: tokens, Stored: []uint64{1}})
 	}
 	assert.Equal(t, 16, w.Grain("a").Tokens)
 	report("r1", 64)
@@ -210,34 +212,34 @@ func TestPredictionsExpireWhereReported(t *testing.T) {
 		w := newWorld(t, defaults)
 		p, other := tokens(1, 320), tokens(2, 320)
 		if reported {
-			w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)[:3]})
+			w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)[:3]})
 		}
 		predicted := w.route("r1", p)
-		assert.Equal(t, 20, w.depth(p, "r1", routing.TierGPU))
+		assert.Equal(t, 20, w.depth(p, "r1", policy.TierGPU))
 		predicted.End()
 		w.route("r1", other)
 		w.now = w.now.Add(Grace - 1)
 		w.route("r1", tokens(3, 16))
-		assert.Equal(t, 20, w.depth(p, "r1", routing.TierGPU), "it ended a moment ago")
+		assert.Equal(t, 20, w.depth(p, "r1", policy.TierGPU), "it ended a moment ago")
 		w.now = w.now.Add(1)
 		w.route("r1", tokens(4, 16))
-		assert.Equal(t, map[bool]int{false: 20, true: 3}[reported], w.depth(p, "r1", routing.TierGPU))
-		assert.Equal(t, 20, w.depth(other, "r1", routing.TierGPU), "under way")
+		assert.Equal(t, map[bool]int{false: 20, true: 3}[reported], w.depth(p, "r1", policy.TierGPU))
+		assert.Equal(t, 20, w.depth(other, "r1", policy.TierGPU), "under way")
 	}
 }
 
 // Where a request is alone on a replica, those before it have ended, reported or not.
 func TestEndsThatWereNotReported(t *testing.T) {
 	w := newWorld(t, defaults)
-	w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
 	for i := range 5 {
 		w.route("r1", tokens(i, 320))
 	}
 	w.Routed(new(Prediction), w.members["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true, Now: w.now})
 	for i := range 5 {
-		assert.Zero(t, w.depth(tokens(i, 320), "r1", routing.TierGPU))
+		assert.Zero(t, w.depth(tokens(i, 320), "r1", policy.TierGPU))
 	}
-	assert.Equal(t, 20, w.depth(tokens(9, 320), "r1", routing.TierGPU))
+	assert.Equal(t, 20, w.depth(tokens(9, 320), "r1", policy.TierGPU))
 }
 
 func TestCapacity(t *testing.T) {
@@ -250,13 +252,13 @@ func TestCapacity(t *testing.T) {
 		w.route(id, tokens(1, 320))
 		w.route(id, tokens(2, 320))
 	}
-	assert.Equal(t, 20, w.depth(tokens(1, 320), "r1", routing.TierGPU))
-	assert.Zero(t, w.depth(tokens(1, 320), "r2", routing.TierGPU))
+	assert.Equal(t, 20, w.depth(tokens(1, 320), "r1", policy.TierGPU))
+	assert.Zero(t, w.depth(tokens(1, 320), "r2", policy.TierGPU))
 	w.SetCapacity("r1", 0)
 	for i := range 50 {
 		w.route("r1", tokens(i, 320))
 	}
-	assert.Equal(t, 20, w.depth(tokens(3, 320), "r1", routing.TierGPU))
+	assert.Equal(t, 20, w.depth(tokens(3, 320), "r1", policy.TierGPU))
 }
 
 // The reports of a replica go with it, and the next replica with its number does not
@@ -265,17 +267,17 @@ func TestLeaving(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 1600)
 	for _, grain := range []int{1, 32} {
-		w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16 * grain, Stored: full(p, grain)})
+		w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16 * grain, Stored: full(p, grain)})
 	}
 	old := w.fleet
 	var before Found
 	w.Match(old, w.cut(p), &before)
 	require.Len(t, before.Holders, 1)
-	w.FleetChanged(routing.FleetChange{Added: []*routing.Replica{{Attributes: routing.Attributes{ID: "new"}}}, Removed: []*routing.Replica{old.Replicas[1]}})
-	w.report(routing.CacheChange{Replica: "new", BlockTokens: 16, Stored: full(p, 1)})
+	w.FleetChanged(policy.FleetChange{Added: []*policy.Replica{{Attributes: policy.Attributes{ID: "new"}}}, Removed: []*policy.Replica{old.Replicas[1]}})
+	w.report(policy.CacheChange{Replica: "new", BlockTokens: 16, Stored: full(p, 1)})
 	w.Match(old, w.cut(p), &before)
 	assert.Empty(t, before.Holders, "new is not of that fleet")
-	assert.Same(t, absent, w.Member(&routing.Replica{Attributes: routing.Attributes{ID: "r1"}}))
+	assert.Same(t, absent, w.Member(&policy.Replica{Attributes: policy.Attributes{ID: "r1"}}))
 	var predicted Prediction
 	w.Routed(&predicted, absent, 0, Route{Blocks: full(p, 1), BlockTokens: 16, Now: w.now})
 	predicted.End()
@@ -292,8 +294,8 @@ func TestConcurrentUse(t *testing.T) {
 			for i := range 200 {
 				p := tokens(i%20, 1200)
 				for _, grain := range []int{1, 32} {
-					w.report(routing.CacheChange{
-						Replica: id, Rank: i % 2, Tier: routing.Tier(i % 3), BlockTokens: 16 * grain,
+					w.report(policy.CacheChange{
+						Replica: id, Rank: i % 2, Tier: policy.Tier(i % 3), BlockTokens: 16 * grain,
 						Cleared: i%50 == 0, Stored: full(p, grain), Removed: full(tokens(i%7, 1200), grain),
 					})
 				}
@@ -315,7 +317,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	p := tokens(1, 1600)
 	for i := range 4 {
 		for _, grain := range []int{1, 32} {
-			w.report(routing.CacheChange{Replica: fmt.Sprint("r", i), BlockTokens: 16 * grain, Stored: full(p, grain)[i:]})
+			w.report(policy.CacheChange{Replica: fmt.Sprint("r", i), BlockTokens: 16 * grain, Stored: full(p, grain)[i:]})
 		}
 		w.route(fmt.Sprint("r", i), p[:400*i])
 	}

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
@@ -67,8 +67,8 @@ func New(o Options) *Index {
 func (x *Index) Grain(model string) rendezvous.Grain { return x.grains.of(model) }
 
 // Stats describe both indexes, and how many reports were refused.
-func (x *Index) Stats() routing.IndexStats {
-	sum := routing.IndexStats{Refused: x.refused.Load()}
+func (x *Index) Stats() policy.IndexStats {
+	sum := policy.IndexStats{Refused: x.refused.Load()}
 	for _, index := range [...]*kvindex.Index{x.blocks, x.coarse.Load()} {
 		if index == nil {
 			continue

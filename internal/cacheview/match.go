@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
@@ -18,18 +18,18 @@ type Found struct {
 	Holders []rendezvous.Place
 
 	fine, coarse kvindex.Matches
-	depth        [routing.Tiers][]int32 // by unit
-	tiers        int                    // how many differ: above, the depth is that of the tier below
+	depth        [policy.Tiers][]int32 // by unit
+	tiers        int                   // how many differ: above, the depth is that of the tier below
 	bounds       []uint64
 }
 
 // Depth returns how many leading blocks a unit holds on a tier or a faster one.
-func (f *Found) Depth(unit int, t routing.Tier) int {
+func (f *Found) Depth(unit int, t policy.Tier) int {
 	return int(f.depth[min(int(t), f.tiers-1)][unit])
 }
 
 // Any returns how many leading blocks a unit holds on any tier.
-func (f *Found) Any(unit int) int { return f.Depth(unit, routing.Tiers-1) }
+func (f *Found) Any(unit int) int { return f.Depth(unit, policy.Tiers-1) }
 
 // Match finds how many leading blocks of a prompt each unit of the fleet holds.
 func (x *Index) Match(fleet *Fleet, b *rendezvous.Blocks, f *Found) {

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
@@ -28,7 +28,7 @@ var absent = &Member{number: -1, routes: []*routes{{slot: kvindex.NoSlot}}}
 type lane struct {
 	member *Member
 	rank   int
-	tier   routing.Tier
+	tier   policy.Tier
 	coarse bool // superblocks
 }
 
@@ -64,9 +64,9 @@ func (t *lanes) set(s kvindex.Slot, l lane) {
 	slots[s].Store(&l)
 }
 
-// FleetChanged is [routing.FleetObserver]'s, for the policy to pass on. A replica whose
+// FleetChanged is [policy.FleetObserver]'s, for the policy to pass on. A replica whose
 // connection is down still holds what it has.
-func (x *Index) FleetChanged(c routing.FleetChange) {
+func (x *Index) FleetChanged(c policy.FleetChange) {
 	if len(c.Added)+len(c.Removed) == 0 {
 		return
 	}
@@ -114,7 +114,7 @@ func (x *Index) forget(m *Member) {
 }
 
 // ranks returns how many ranks of a replica are kept apart.
-func (x *Index) ranks(r *routing.Replica) int {
+func (x *Index) ranks(r *policy.Replica) int {
 	if x.o.Ranks {
 		return max(r.Ranks, 1)
 	}
@@ -124,7 +124,7 @@ func (x *Index) ranks(r *routing.Replica) int {
 // A Fleet is the membership of one epoch, by place. Immutable.
 type Fleet struct {
 	Epoch    uint64
-	Replicas []*routing.Replica
+	Replicas []*policy.Replica
 	Members  []*Member
 
 	places []int32 // by the member's number; -1 = not of this fleet
@@ -132,7 +132,7 @@ type Fleet struct {
 }
 
 // Fleet returns the fleet of a View, or a newer one. It takes a lock once an epoch.
-func (x *Index) Fleet(v *routing.View) *Fleet {
+func (x *Index) Fleet(v policy.View) *Fleet {
 	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
 		return f
 	}
@@ -178,7 +178,7 @@ func (f *Fleet) Place(m *Member) (int, bool) {
 }
 
 // Member returns the member of a replica of any View.
-func (x *Index) Member(r *routing.Replica) *Member {
+func (x *Index) Member(r *policy.Replica) *Member {
 	if f := x.fleet.Load(); f != nil && r.Index() < len(f.Replicas) && f.Replicas[r.Index()] == r {
 		return f.Members[r.Index()]
 	}

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
@@ -78,6 +78,6 @@ func declare(names map[string]string, declared []string) {
 
 // Seed is what the prompt of a request is to be hashed with, so that its blocks are
 // those of the reports.
-func (x *Index) Seed(q *routing.Request) kvindex.Seed {
+func (x *Index) Seed(q *policy.Request) kvindex.Seed {
 	return kvindex.SeedFor(x.models.of(q.Model), q.Adapter, q.CacheSalt)
 }

@@ -5,9 +5,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
@@ -48,11 +49,11 @@ func TestTheModelDoesNotHideReports(t *testing.T) {
 			}
 		}
 		w := newWorld(t, defaults, fleet...)
-		q := &routing.Request{Model: tt.asked}
-		w.report(routing.CacheChange{Replica: "r1", BlockTokens: 16,
+		q := &policy.Request{Model: tt.asked}
+		w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16,
 			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(tt.declared, "", ""))})
 		b := w.cut(p)
-		b.Cut(routing.Prompt{Tokens: p}, len(p), w.Grain(q.Model), w.Seed(q), true)
+		b.Cut(policy.Prompt{Tokens: p}, len(p), w.Grain(q.Model), w.Seed(q), true)
 		var f Found
 		w.Match(w.fleet, b, &f)
 		require.Len(t, f.Holders, 1, "declared %q, asked %q", tt.declared, tt.asked)
@@ -64,14 +65,14 @@ func TestTheModelDoesNotHideReports(t *testing.T) {
 func TestModelsThatAreDeclaredLater(t *testing.T) {
 	p := tokens(1, 320)
 	fleet := policytest.Fleet(2)
-	policy, err := poweroftwo.New(poweroftwo.DefaultConfig())
+	pol, err := poweroftwo.New(poweroftwo.DefaultConfig())
 	require.NoError(t, err)
-	r := policytest.NewRouter(t, policy, fleet)
+	r := policytest.NewRouter(t, pol, fleet)
 	x := New(defaults)
-	x.FleetChanged(routing.FleetChange{Added: r.View().Replicas()})
+	x.FleetChanged(policy.FleetChange{Added: r.View().Replicas()})
 	x.Fleet(r.View())
 	report := func(model string) {
-		x.CacheChanged([]routing.CacheChange{{Replica: "r1", BlockTokens: 16, Cleared: true,
+		x.CacheChanged([]policy.CacheChange{{Replica: "r1", BlockTokens: 16, Cleared: true,
 			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(model, "", ""))}})
 	}
 	report("")
@@ -81,7 +82,7 @@ func TestModelsThatAreDeclaredLater(t *testing.T) {
 	now := x.Fleet(r.View())
 	for _, asked := range []string{"m", ""} {
 		var b rendezvous.Blocks
-		b.Cut(routing.Prompt{Tokens: p}, len(p), x.Grain(asked), x.Seed(&routing.Request{Model: asked}), true)
+		b.Cut(policy.Prompt{Tokens: p}, len(p), x.Grain(asked), x.Seed(&policy.Request{Model: asked}), true)
 		var f Found
 		x.Match(now, &b, &f)
 		require.Len(t, f.Holders, 1, "asked %q", asked)

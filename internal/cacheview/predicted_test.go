@@ -6,8 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // What is under way on a rank is the sum of the predictions that began in its era and have not ended, in
@@ -34,7 +34,7 @@ func TestPredictions(t *testing.T) {
 			switch rnd.IntN(8) {
 			case 0: // a replica begins another life
 				rep := w.fleet.Replicas[at]
-				w.FleetChanged(routing.FleetChange{Added: []*routing.Replica{rep}, Removed: []*routing.Replica{rep}})
+				w.FleetChanged(policy.FleetChange{Added: []*policy.Replica{rep}, Removed: []*policy.Replica{rep}})
 				for _, h := range all {
 					h.gone = h.gone || h.member == id
 				}

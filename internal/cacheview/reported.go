@@ -3,7 +3,7 @@ package cacheview
 import (
 	"slices"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
@@ -13,14 +13,14 @@ const (
 	minCoarse   = 1 << 20
 )
 
-// CacheChanged is [routing.CacheObserver]'s, for the policy to pass on.
-func (x *Index) CacheChanged(changes []routing.CacheChange) {
+// CacheChanged is [policy.CacheObserver]'s, for the policy to pass on.
+func (x *Index) CacheChanged(changes []policy.CacheChange) {
 	for i := range changes {
 		x.change(&changes[i])
 	}
 }
 
-func (x *Index) change(c *routing.CacheChange) {
+func (x *Index) change(c *policy.CacheChange) {
 	index, slot := x.slotFor(c)
 	if slot == kvindex.NoSlot {
 		return
@@ -35,14 +35,14 @@ func (x *Index) change(c *routing.CacheChange) {
 
 // slotFor returns where a change belongs; NoSlot if its replica is not in the fleet, or
 // its blocks do not fit.
-func (x *Index) slotFor(c *routing.CacheChange) (*kvindex.Index, kvindex.Slot) {
+func (x *Index) slotFor(c *policy.CacheChange) (*kvindex.Index, kvindex.Slot) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	m := x.members[c.Replica]
-	if m == nil || c.Tier >= routing.Tiers || c.Rank < 0 {
+	if m == nil || c.Tier >= policy.Tiers || c.Rank < 0 {
 		return nil, kvindex.NoSlot
 	}
-	l := lane{member: m, rank: c.Rank, tier: c.Tier, coarse: c.BlockTokens == routing.SuperblockTokens}
+	l := lane{member: m, rank: c.Rank, tier: c.Tier, coarse: c.BlockTokens == policy.SuperblockTokens}
 	if !x.fits(m, c.BlockTokens, l.coarse) {
 		x.refused.Add(1)
 		return nil, kvindex.NoSlot
@@ -83,7 +83,7 @@ func (x *Index) slotFor(c *routing.CacheChange) (*kvindex.Index, kvindex.Slot) {
 func (x *Index) fits(m *Member, tokens int, coarse bool) bool {
 	switch {
 	case coarse:
-		return rendezvous.PerSuperblock(x.o.Grain.Bytes, routing.BytesPerToken) > 0 ||
+		return rendezvous.PerSuperblock(x.o.Grain.Bytes, policy.BytesPerToken) > 0 ||
 			rendezvous.PerSuperblock(x.Grain(first(m.models)).Tokens, 1) > 0
 	case x.o.Learn:
 		return x.grains.learn(m.models, tokens) || x.outdated(m, tokens) && x.grains.learn(m.models, tokens)

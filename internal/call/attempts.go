@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
@@ -170,7 +169,7 @@ func (a *Attempts) next() {
 	defer c.mu.Unlock()
 	c.reserved.drop(&c.key.request)
 	c.complete()
-	c.outcome.result.Usage = routing.NoUsage
+	c.outcome.result.Usage = policy.NoUsage
 	if r := c.few.made.Load(); r != nil {
 		r.repeats = 0
 		if r.late {

@@ -24,7 +24,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -66,12 +67,12 @@ type rare struct {
 	span trace.Span
 
 	// Guarded by Call.mu.
-	picked  time.Time        // the last pick, where the Router does not measure
-	rank    int              // one more than the data-parallel rank in the attempt's message, 0 = none
-	repeats int              // attempts that were sent and repeated inside one pass of the retry loop
-	inside  bool             // an interceptor inside makes them
-	late    bool             // the attempt under way is given up because its first message is late
-	outrun  *routing.Replica // of an earlier attempt that was given up for that; nil = none
+	picked  time.Time       // the last pick, where the Router does not measure
+	rank    int             // one more than the data-parallel rank in the attempt's message, 0 = none
+	repeats int             // attempts that were sent and repeated inside one pass of the retry loop
+	inside  bool            // an interceptor inside makes them
+	late    bool            // the attempt under way is given up because its first message is late
+	outrun  *policy.Replica // of an earlier attempt that was given up for that; nil = none
 }
 
 // lazy is a rare that is made when it is first written.
@@ -92,18 +93,18 @@ func (l *lazy) write() *rare {
 }
 
 // NewCall returns a Call for a method; msg may be nil where the message is not known yet.
-func (h *Handle) NewCall(ctx context.Context, method string, msg any, a routing.Answer) *Call {
+func (h *Handle) NewCall(ctx context.Context, method string, msg any, a policy.Answer) *Call {
 	c := new(Call)
 	h.Start(c, ctx, method, msg, a)
 	return c
 }
 
 // Start is NewCall in memory that the interceptor has, which must be zero.
-func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, a routing.Answer) {
+func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, a policy.Answer) {
 	c.Context, c.handle, c.Attempts.call = ctx, h, c
 	c.key.msg, c.key.request.Method, c.key.request.Answer = msg, method, a
 	c.key.request.SetOrigin(c)
-	c.outcome.result.Usage = routing.NoUsage
+	c.outcome.result.Usage = policy.NoUsage
 	h.budget.calls.Add(1)
 	if c.given = h.routeOf(ctx); c.given != nil && c.given.Report != nil {
 		*c.given.Report = telemetry.NoReport // over that of an earlier call
@@ -206,7 +207,7 @@ func (c *Call) Book(ctx context.Context, route *Route, b *Binding, state stateOf
 }
 
 // stateOf returns the state of a replica's connection.
-type stateOf = func(*routing.Replica) connectivity.State
+type stateOf = func(*policy.Replica) connectivity.State
 
 // extra returns the Call of an attempt beside another one, or after the end. Its key is taken anew, its decision is not
 // reported, and nothing but its outcome becomes known. Called with mu held.
@@ -216,7 +217,7 @@ func (c *Call) extra(route *Route) *Call {
 		n.route = route.changed(func(r *Route) { r.Report = nil })
 	}
 	n.key.msg, n.key.request.Method, n.key.request.Answer = c.key.msg, c.key.request.Method, c.key.request.Answer
-	n.outcome.result.Usage = routing.NoUsage
+	n.outcome.result.Usage = policy.NoUsage
 	return n
 }
 
@@ -261,7 +262,7 @@ func (c *Call) book(ctx context.Context, b *Binding, state stateOf) (ready bool,
 		return false, errUnasked
 	}
 	if err := b.Router.Pick(ctx, &c.key.request, &c.reserved.booking); err != nil {
-		if err == routing.ErrFull {
+		if err == router.ErrFull {
 			c.outcome.last.Full, c.reserved.full = true, b
 		}
 		return false, Explain(err, &c.key.request, b.Router.View())
@@ -299,7 +300,7 @@ func (c *Call) use(ctx context.Context, b *Binding, state stateOf) (ready, kept 
 }
 
 // Decision is that of the reservation.
-func (c *Call) Decision() *routing.Decision { return &c.reserved.booking.Decision }
+func (c *Call) Decision() *policy.Decision { return &c.reserved.booking.Decision }
 
 // Unclaim gives back the reservation of a pick that cannot be used after all.
 func (c *Call) Unclaim() {
@@ -331,7 +332,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	}
 	// The usage in a unary answer is read after this, inside Invoke. Of the others the end is known now: what a server has
 	// reserved must not last through a backoff.
-	if c.key.request.Answer != routing.AnswerWhole || info.Err != nil || c.ended {
+	if c.key.request.Answer != policy.AnswerWhole || info.Err != nil || c.ended {
 		c.complete()
 	}
 }
@@ -395,7 +396,7 @@ func (c *Call) FirstMessage() (usage bool) {
 
 // answered is FirstMessage for what few calls remember: the time where the Router has none, and the replica of an
 // attempt that was given up as late where another one answers in time.
-func (r *rare) answered(o *routing.Outcome, b *Binding) {
+func (r *rare) answered(o *policy.Outcome, b *Binding) {
 	if o.FirstMessage == 0 && !r.picked.IsZero() {
 		o.FirstMessage = time.Since(r.picked)
 	}
@@ -437,19 +438,19 @@ func (c *Call) complete() {
 	c.outcome.pending = false
 	b, d, usage := c.reserved.binding, c.reserved.booking.Decision, c.outcome.result.Usage
 	if c.shared {
-		c.outcome.result.Usage = routing.NoUsage
+		c.outcome.result.Usage = policy.NoUsage
 	}
 	if c.reserved.server != nil {
 		c.reserved.server.Released(&c.outcome.result)
 		c.reserved.server = nil
 	}
 	b.Router.Complete(&c.key.request, d, c.outcome.result)
-	if s := c.few.read().span; c.outcome.result.Fault != routing.NoFault && s != nil {
+	if s := c.few.read().span; c.outcome.result.Fault != policy.NoFault && s != nil {
 		telemetry.Ejected(s, b.Router, d.Replica)
 	}
 	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, c.outcome.result)
 	if r := c.route.report(); r != nil {
 		r.Usage = usage
 	}
-	c.outcome.result = routing.Outcome{Usage: usage}
+	c.outcome.result = policy.Outcome{Usage: usage}
 }

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -119,7 +119,7 @@ func sameMessage(a, b any) bool {
 
 // RankMetadata returns the metadata with the data-parallel rank that was chosen. They are nil where there is one rank,
 // where the replica is to choose, and where the application chose.
-func RankMetadata(ctx context.Context, d *routing.Decision) metadata.MD {
+func RankMetadata(ctx context.Context, d *policy.Decision) metadata.MD {
 	if d.Replica.Ranks <= 1 || d.Rank() < 0 ||
 		len(metadata.ValueFromOutgoingContext(ctx, warmpathv1.MetadataDataParallelRank)) > 0 {
 		return nil

@@ -15,16 +15,17 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // A Binding is what a balancer offers the interceptors of its channel. It does
 // not change once attached.
 type Binding struct {
-	Router      *routing.Router
+	Router      *router.Router
 	Policy      string // name, for telemetry
-	Uses        routing.Uses
+	Uses        policy.Uses
 	Dialects    *dialect.Table
 	Telemetry   *telemetry.Recorder
 	SessionKeys *dialect.SessionKeys // nil = none
@@ -159,7 +160,7 @@ func (h *Handle) Replace(old, b *Binding) {
 
 // Detach takes a balancer's Binding out. The Router is kept for the next balancer with the same configuration until the
 // channel is closed. It returns the Routers that are of no use any more, for the balancer to close.
-func (h *Handle) Detach(b *Binding) (unused []*routing.Router) {
+func (h *Handle) Detach(b *Binding) (unused []*router.Router) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.live = slices.DeleteFunc(h.live, func(l *Binding) bool { return l == b })
@@ -190,7 +191,7 @@ func (h *Handle) closeWith(cc *grpc.ClientConn) {
 }
 
 // Take gives out the Router kept for a configuration, or nil. It is given out once.
-func (h *Handle) Take(key string) *routing.Router {
+func (h *Handle) Take(key string) *router.Router {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.kept == nil || h.kept.Key != key {

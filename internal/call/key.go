@@ -11,17 +11,17 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // A key is the request key of a call, and the message that it is taken from.
 type key struct {
-	request routing.Request
+	request policy.Request
 	msg     any    // until the first response message; set to nil with Call.mu held
 	engine  string // the id by which the engine has the request, where request.ID is not it
 
-	uses      routing.Uses // what was taken
+	uses      policy.Uses // what was taken
 	filled    bool
 	abortable bool // the engine is to be stopped, by requestID, when the call is cancelled
 	refused   bool // for want of a prompt
@@ -53,17 +53,17 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 
 // ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id
 // is the last.
-func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *routing.Request) {
+func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *policy.Request) {
 	r.apply(q)
-	if b.Uses&routing.UsesSession != 0 && q.Session == "" && b.SessionKeys != nil {
+	if b.Uses&policy.UsesSession != 0 && q.Session == "" && b.SessionKeys != nil {
 		q.Session = b.SessionKeys.Outgoing(ctx)
-		if q.Session == "" && b.Uses&routing.UsesPrompt == 0 { // else the prompt is the key
+		if q.Session == "" && b.Uses&policy.UsesPrompt == 0 { // else the prompt is the key
 			q.ID = dialect.RequestID(ctx)
 		}
 	}
-	q.Priority = routing.PriorityNormal
+	q.Priority = policy.PriorityNormal
 	for _, s := range metadata.ValueFromOutgoingContext(ctx, b.PriorityKey) {
-		if p, err := routing.ParsePriority(s); err == nil {
+		if p, err := policy.ParsePriority(s); err == nil {
 			q.Priority = p
 			return
 		}
@@ -114,8 +114,8 @@ func (k *key) prompt(t *dialect.Table) (uint64, bool) {
 		return k.hash, k.hasPrompt
 	}
 	k.hashed = true
-	var q routing.Request
-	t.Lookup(k.request.Method).Request(&q, routing.UsesPrompt|dialect.WantModel, k.msg)
+	var q policy.Request
+	t.Lookup(k.request.Method).Request(&q, policy.UsesPrompt|dialect.WantModel, k.msg)
 	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
 	var whole [1]uint64
 	hash := kvindex.AppendTokens(whole[:0], q.Prompt.Tokens, len(q.Prompt.Tokens), seed)

@@ -7,9 +7,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Where no replica may serve a call its error names what is in the way.
@@ -26,20 +27,20 @@ func TestNoReplicaMayServe(t *testing.T) {
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, p, fleet)
 	for _, tt := range []struct {
-		request routing.Request
+		request policy.Request
 		want    string
 	}{
-		{routing.Request{Pin: "x"}, `it is pinned to "x", which is not in the fleet`},
-		{routing.Request{Pin: "b"}, `it is pinned to "b", which drains`},
-		{routing.Request{Pin: "a", Exclude: []string{"a"}}, `it is pinned to "a", which it excludes`},
-		{routing.Request{Exclude: []string{"a", "c", "d", "x"}}, "of 4, 3 excluded by the call, 1 draining"},
-		{routing.Request{Model: "m", Exclude: []string{"c"}}, `of 4, 1 excluded by the call, 1 draining, 2 without the model "m"`},
+		{policy.Request{Pin: "x"}, `it is pinned to "x", which is not in the fleet`},
+		{policy.Request{Pin: "b"}, `it is pinned to "b", which drains`},
+		{policy.Request{Pin: "a", Exclude: []string{"a"}}, `it is pinned to "a", which it excludes`},
+		{policy.Request{Exclude: []string{"a", "c", "d", "x"}}, "of 4, 3 excluded by the call, 1 draining"},
+		{policy.Request{Model: "m", Exclude: []string{"c"}}, `of 4, 1 excluded by the call, 1 draining, 2 without the model "m"`},
 	} {
-		err := r.Pick(t.Context(), &tt.request, new(routing.Booking))
-		require.Equal(t, routing.ErrNoSuchReplica, err)
+		err := r.Pick(t.Context(), &tt.request, new(router.Reservation))
+		require.Equal(t, router.ErrNoSuchReplica, err)
 		err = Explain(err, &tt.request, r.View())
-		require.ErrorIs(t, err, routing.ErrNoSuchReplica)
+		require.ErrorIs(t, err, router.ErrNoSuchReplica)
 		require.Equal(t, status.Error(codes.Unavailable, "warmpath: no replica of the fleet may serve the request: "+tt.want), Status(err))
 	}
-	require.Equal(t, routing.ErrFull, Explain(routing.ErrFull, new(routing.Request), r.View()), "as it is")
+	require.Equal(t, router.ErrFull, Explain(router.ErrFull, new(policy.Request), r.View()), "as it is")
 }

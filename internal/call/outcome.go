@@ -12,8 +12,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -21,16 +22,16 @@ import (
 // An outcome is how the last attempt went. Call.mu guards it.
 type outcome struct {
 	last    attempt
-	result  routing.Outcome // of the last reservation, with the usage in the messages
-	pending bool            // it is still to be reported
+	result  policy.Outcome // of the last reservation, with the usage in the messages
+	pending bool           // it is still to be reported
 }
 
 // An attempt is what the retry loop looks at.
 type attempt struct {
-	Replica *routing.Replica // nil when none was picked
-	Sent    bool             // the request left the client
-	Full    bool             // the channel's picker found every replica full
-	Refused bool             // the replica refused the request with warmpath's trailer since it is full
+	Replica *policy.Replica // nil when none was picked
+	Sent    bool            // the request left the client
+	Full    bool            // the channel's picker found every replica full
+	Refused bool            // the replica refused the request with warmpath's trailer since it is full
 	// Answered is set where something of an answer came, headers at least. Trailer is its trailing metadata. An answer
 	// without headers and messages, a status alone, has its content type there.
 	Answered bool
@@ -49,18 +50,18 @@ func (o *outcome) end(info balancer.DoneInfo, refused, late bool) {
 	o.last.Answered, o.last.Trailer = info.BytesReceived, info.Trailer
 	o.result.Err, o.result.Sent = info.Err, info.BytesSent
 	o.result.Fault = fault.Of(info.Err)
-	if o.result.Fault != routing.NoFault && late {
-		o.result.Fault = routing.Late
+	if o.result.Fault != policy.NoFault && late {
+		o.result.Fault = policy.Late
 	}
 	o.pending = true
 }
 
 // note records a decision on the attempt's span, in the metrics, and in the report that the application asked for.
-func note(attempt context.Context, b *Binding, call trace.Span, report *telemetry.Report, q *routing.Request, d routing.Decision) {
+func note(attempt context.Context, b *Binding, call trace.Span, report *telemetry.Report, q *policy.Request, d policy.Decision) {
 	telemetry.Span(attempt, call, b.Policy, q, d)
 	b.Telemetry.Decided(attempt, b.Policy, d)
 	b.Telemetry.Shadowed(attempt, b.Policy, q, &d)
-	if (d.Reason == routing.ReasonNoKey || d.Rule == routing.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
+	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
 		b.NoKey(q.Method)
 	}
 	if report == nil {
@@ -78,26 +79,26 @@ func note(attempt context.Context, b *Binding, call trace.Span, report *telemetr
 		Load:          d.Load,
 		Queued:        d.Queued,
 		Attempts:      q.Attempt(),
-		Usage:         routing.NoUsage,
+		Usage:         policy.NoUsage,
 	}
 }
 
 // NoteQuick records a quick pick. It builds a decision only where that is observed.
-func NoteQuick(attempt context.Context, b *Binding, q *routing.Request, r *routing.Replica, why routing.Reason) {
+func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
 	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
-		note(attempt, b, nil, nil, q, routing.To(r, why))
+		note(attempt, b, nil, nil, q, policy.To(r, why))
 	}
 }
 
 // Note records the decision for a call without an interceptor, whose span cannot be distinguished from the
 // application's.
-func Note(attempt context.Context, b *Binding, route *Route, q *routing.Request, d routing.Decision) {
+func Note(attempt context.Context, b *Binding, route *Route, q *policy.Request, d policy.Decision) {
 	note(attempt, b, nil, route.report(), q, d)
 }
 
 // Ended ends the reservation of a call that has ended, and gives its Router what the replica reported in the trailer:
 // its load, or how full it was when it refused. It reports whether it refused.
-func Ended(b *routing.Booking, done balancer.DoneInfo) (refused bool) {
+func Ended(b *router.Reservation, done balancer.DoneInfo) (refused bool) {
 	if done.Err != nil {
 		if report, ok := refusal(done); ok {
 			b.Refused(report)
@@ -114,7 +115,7 @@ func Ended(b *routing.Booking, done balancer.DoneInfo) (refused bool) {
 }
 
 // EndedQuick is Ended for a quick reservation.
-func EndedQuick(r *routing.Router, replica *routing.Replica, done balancer.DoneInfo) {
+func EndedQuick(r *router.Router, replica *policy.Replica, done balancer.DoneInfo) {
 	if report, ok := refusal(done); ok {
 		r.RefusedQuick(replica, report)
 		return
@@ -124,7 +125,7 @@ func EndedQuick(r *routing.Router, replica *routing.Replica, done balancer.DoneI
 
 // refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,
 // and so may one that names no bound.
-func refusal(done balancer.DoneInfo) (report routing.ReplicaReport, ok bool) {
+func refusal(done balancer.DoneInfo) (report router.ReplicaReport, ok bool) {
 	if done.Err == nil || len(done.Trailer) == 0 || status.Code(done.Err) != codes.ResourceExhausted {
 		return report, false
 	}
@@ -136,12 +137,12 @@ func refusal(done balancer.DoneInfo) (report routing.ReplicaReport, ok bool) {
 }
 
 // parseRejection reads a serialised Rejection. One that does not name the bound that was reached is none.
-func parseRejection(b []byte) (routing.ReplicaReport, bool) {
+func parseRejection(b []byte) (router.ReplicaReport, bool) {
 	var r warmpathv1.Rejection
 	if proto.Unmarshal(b, &r) != nil || r.GetMaxOngoing() == 0 {
-		return routing.ReplicaReport{}, false
+		return router.ReplicaReport{}, false
 	}
-	return routing.ReplicaReport{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
+	return router.ReplicaReport{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
 }
 
 // namedMetrics is the field of OrcaLoadReport with the metrics that applications name: a
@@ -154,7 +155,7 @@ const (
 
 // parseOrca reads a serialised OrcaLoadReport (gRFC A51) as far as it is one, by field
 // number: grpc's orca package would register the names of xDS protos with the application.
-func parseOrca(b []byte) routing.ReplicaReport {
+func parseOrca(b []byte) router.ReplicaReport {
 	running, waiting, uncached, capacity, draining := -1.0, -1.0, -1.0, -1.0, -1.0
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
@@ -187,7 +188,7 @@ func parseOrca(b []byte) routing.ReplicaReport {
 			draining = value
 		}
 	}
-	report := routing.ReplicaReport{Ongoing: -1, QueuedTokens: int64(uncached), KVTokens: max(int(capacity), 0), Draining: draining > 0}
+	report := router.ReplicaReport{Ongoing: -1, QueuedTokens: int64(uncached), KVTokens: max(int(capacity), 0), Draining: draining > 0}
 	if running >= 0 { // else those that wait are not all that are under way
 		report.Ongoing = int(running + max(waiting, 0))
 	}

@@ -7,24 +7,24 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestPriorityOfACall(t *testing.T) {
 	b := &Binding{PriorityKey: "x-warmpath-priority"}
 	for _, c := range []struct {
 		md   []string
-		want routing.Priority
+		want policy.Priority
 	}{
-		{nil, routing.PriorityNormal},
-		{[]string{"x-warmpath-priority", "high"}, routing.PriorityHigh},
-		{[]string{"X-Warmpath-Priority", "low"}, routing.PriorityLow},
-		{[]string{"x-warmpath-priority", "urgent"}, routing.PriorityNormal},
-		{[]string{"x-warmpath-priority", "urgent", "x-warmpath-priority", "low"}, routing.PriorityLow},
-		{[]string{"priority", "high"}, routing.PriorityNormal},
+		{nil, policy.PriorityNormal},
+		{[]string{"x-warmpath-priority", "high"}, policy.PriorityHigh},
+		{[]string{"X-Warmpath-Priority", "low"}, policy.PriorityLow},
+		{[]string{"x-warmpath-priority", "urgent"}, policy.PriorityNormal},
+		{[]string{"x-warmpath-priority", "urgent", "x-warmpath-priority", "low"}, policy.PriorityLow},
+		{[]string{"priority", "high"}, policy.PriorityNormal},
 	} {
 		ctx := metadata.AppendToOutgoingContext(context.Background(), c.md...)
-		var q routing.Request
+		var q policy.Request
 		b.ReadMetadata(ctx, nil, &q)
 		require.Equal(t, c.want, q.Priority, "%v", c.md)
 	}

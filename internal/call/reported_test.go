@@ -10,10 +10,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -50,21 +51,21 @@ func TestReported(t *testing.T) {
 			r := policytest.NewRouter(t, p, policytest.Fleet(1))
 			replica := r.View().Replicas()[0]
 			done := balancer.DoneInfo{Err: c.err, Trailer: c.trailer}
-			b := policytest.Pick(t, r, new(routing.Request))
+			b := policytest.Pick(t, r, new(policy.Request))
 			require.Equal(t, c.refused, Ended(b, done))
 			require.Equal(t, c.refused, replica.Full())
 			require.Zero(t, replica.Ongoing())
-			ongoing, tokens := replica.Foreign()
+			ongoing, tokens := replica.PeerLoad()
 			require.Equal(t, c.ongoing, ongoing)
 			require.Equal(t, c.tokens, tokens)
 
 			two, err := poweroftwo.New(poweroftwo.DefaultConfig())
 			require.NoError(t, err)
-			r, err = routing.NewRouter(routing.Options{Policy: two})
+			r, err = router.NewRouter(router.Options{Policy: two})
 			require.NoError(t, err)
 			r.SetFleet(policytest.Fleet(3))
 			r.Connect()
-			quick, _, ok := r.PickQuick(new(routing.Request))
+			quick, _, ok := r.PickQuick(new(policy.Request))
 			require.True(t, ok)
 			EndedQuick(r, quick, done)
 			require.Equal(t, c.refused, quick.Full())
@@ -79,7 +80,7 @@ func FuzzParseRejection(f *testing.F) {
 		r, ok := parseRejection(b)
 		require.GreaterOrEqual(t, r.Ongoing, 0)
 		if ok {
-			require.Equal(t, routing.ReplicaReport{Ongoing: r.Ongoing, QueuedTokens: -1}, r)
+			require.Equal(t, router.ReplicaReport{Ongoing: r.Ongoing, QueuedTokens: -1}, r)
 		}
 	})
 }

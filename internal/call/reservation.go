@@ -12,15 +12,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lookaside"
 	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // A reservation is the replica that is reserved for an attempt: in the channel's Router, and at a look-aside server
 // where that decided. Call.mu guards it, but for make, while which the goroutine of the call has it.
 type reservation struct {
-	booking routing.Booking
+	booking router.Reservation
 	binding *Binding               // whose Router has it
 	server  *lookaside.Reservation // nil = none
 	full    *Binding               // of the picker that found all replicas full last
@@ -28,7 +29,7 @@ type reservation struct {
 }
 
 // make reserves a replica, waiting in the queue where all are full.
-func (r *reservation) make(ctx context.Context, b *Binding, q *routing.Request, backoff time.Duration) error {
+func (r *reservation) make(ctx context.Context, b *Binding, q *policy.Request, backoff time.Duration) error {
 	timed := b.Telemetry.Timed(ctx)
 	if b.Central != nil {
 		if pause.For(ctx, backoff) != nil {
@@ -64,7 +65,7 @@ func (r *reservation) make(ctx context.Context, b *Binding, q *routing.Request, 
 			b.Telemetry.Picked(ctx, b.Policy, time.Since(start))
 		}
 		return nil
-	case routing.ErrNotConnected, routing.ErrClosed:
+	case router.ErrNotConnected, router.ErrClosed:
 		return nil
 	default:
 		return Status(Explain(err, q, b.Router.View()))
@@ -77,14 +78,14 @@ func (r *reservation) made(b *Binding) {
 }
 
 // drop gives back a reservation that no picker has used.
-func (r *reservation) drop(q *routing.Request) {
+func (r *reservation) drop(q *policy.Request) {
 	if r.brought.Swap(false) {
 		r.giveBack(q)
 	}
 }
 
 // giveBack releases a reservation that was not sent, and the server's.
-func (r *reservation) giveBack(q *routing.Request) {
+func (r *reservation) giveBack(q *policy.Request) {
 	r.booking.Withdraw(q)
 	r.server.Released(nil)
 	r.server = nil
@@ -103,7 +104,7 @@ var errUnasked = errors.New("only the look-aside server may decide (central.on_f
 	"and it was not asked for this attempt")
 
 // asks returns how the server is asked for a request, nil if it is not to be.
-func (b *Binding) asks(q *routing.Request) *Central {
+func (b *Binding) asks(q *policy.Request) *Central {
 	if b.Central == nil || q.Pin != "" || !b.Router.Decides(q) {
 		return nil
 	}
@@ -111,7 +112,7 @@ func (b *Binding) asks(q *routing.Request) *Central {
 }
 
 // decidedHere notes that the local policy decided where the server was to.
-func (r *reservation) decidedHere(b *Binding, q *routing.Request) {
+func (r *reservation) decidedHere(b *Binding, q *policy.Request) {
 	if b.asks(q) == nil {
 		return
 	}
@@ -119,12 +120,12 @@ func (r *reservation) decidedHere(b *Binding, q *routing.Request) {
 	if d.Rule == "" {
 		d.Rule = d.Reason
 	}
-	d.Reason = routing.ReasonFallbackLocal
+	d.Reason = policy.ReasonFallbackLocal
 }
 
 // ask has the look-aside server decide, and reserves the replica that it names. It returns false where the local policy
 // is to decide. The error is a gRPC status.
-func (r *reservation) ask(ctx context.Context, b *Binding, q *routing.Request) (made bool, err error) {
+func (r *reservation) ask(ctx context.Context, b *Binding, q *policy.Request) (made bool, err error) {
 	m := b.asks(q)
 	if m == nil || len(b.Router.View().Connected()) == 0 {
 		return false, nil // only gRPC can help
@@ -137,7 +138,7 @@ func (r *reservation) ask(ctx context.Context, b *Binding, q *routing.Request) (
 	switch {
 	case err == nil:
 		return true, nil
-	case errors.Is(err, routing.ErrClosed):
+	case errors.Is(err, router.ErrClosed):
 		return false, nil // gRPC meets the next Router
 	case ctx.Err() != nil:
 		return false, status.FromContextError(ctx.Err()).Err()
@@ -149,7 +150,7 @@ func (r *reservation) ask(ctx context.Context, b *Binding, q *routing.Request) (
 }
 
 // askOnce reserves what the server answers. The replica is the one that it named, also where that cannot be reserved.
-func (r *reservation) askOnce(ctx context.Context, b *Binding, m *Central, q *routing.Request) (named string, err error) {
+func (r *reservation) askOnce(ctx context.Context, b *Binding, m *Central, q *policy.Request) (named string, err error) {
 	a, err := m.Desk.Ask(ctx, q, b.Router.PromptHashes(q))
 	if err != nil {
 		return "", err
@@ -171,11 +172,11 @@ const (
 // askForOthers asks again where only the server may decide and the replica that it named cannot be used from here, for
 // the reason err: without that one, and without those that are not connected, which the server cannot see.
 func (r *reservation) askForOthers(
-	ctx context.Context, b *Binding, m *Central, q *routing.Request, named string, err error,
+	ctx context.Context, b *Binding, m *Central, q *policy.Request, named string, err error,
 ) error {
 	own := q.Exclude
 	defer func() { q.Exclude = own }()
-	for asked := 1; err != nil && named != "" && asked < maxAsked && !errors.Is(err, routing.ErrClosed); asked++ {
+	for asked := 1; err != nil && named != "" && asked < maxAsked && !errors.Is(err, router.ErrClosed); asked++ {
 		all := append(slices.Clone(q.Exclude), named)
 		if asked == 1 {
 			for _, r := range b.Router.View().Replicas() {
@@ -192,9 +193,9 @@ func (r *reservation) askForOthers(
 
 // Status turns an error of the Router into a gRPC status that names what to change.
 func Status(err error) error {
-	var wait *routing.WaitError
+	var wait *router.WaitError
 	switch {
-	case errors.Is(err, routing.ErrFull), errors.Is(err, routing.ErrQueueFull):
+	case errors.Is(err, router.ErrFull), errors.Is(err, router.ErrQueueFull):
 		return status.Error(codes.ResourceExhausted, "warmpath: "+err.Error())
 	case errors.As(err, &wait):
 		return status.Error(status.FromContextError(wait.Cause).Code(), "warmpath: "+err.Error())
@@ -202,10 +203,10 @@ func Status(err error) error {
 	return status.Error(codes.Unavailable, "warmpath: "+err.Error())
 }
 
-// Explain adds to routing.ErrNoSuchReplica what keeps the request from the replicas of the fleet. Other errors it
+// Explain adds to router.ErrNoSuchReplica what keeps the request from the replicas of the fleet. Other errors it
 // returns as they are.
-func Explain(err error, q *routing.Request, v *routing.View) error {
-	if err != routing.ErrNoSuchReplica {
+func Explain(err error, q *policy.Request, v policy.View) error {
+	if err != router.ErrNoSuchReplica {
 		return err
 	}
 	if q.Pin != "" {

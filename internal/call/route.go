@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -14,7 +14,7 @@ type Route struct {
 	Pin     string
 	Exclude []string
 	// bare is the request key of a call of which only this is known. Read only.
-	bare routing.Request
+	bare policy.Request
 	// Report is filled with the decision of the call, where the application asked for it.
 	Report *telemetry.Report
 	// call is the one under way where an interceptor inside changed the route. set
@@ -44,13 +44,13 @@ func (r *Route) changed(change func(*Route)) *Route {
 		*n = *r
 	}
 	change(n)
-	n.bare = routing.Request{}
+	n.bare = policy.Request{}
 	n.apply(&n.bare)
 	return n
 }
 
 // apply puts the route into a request.
-func (r *Route) apply(q *routing.Request) {
+func (r *Route) apply(q *policy.Request) {
 	if r != nil {
 		q.Session, q.Pin, q.Exclude = dialect.Session(r.Session), r.Pin, r.Exclude
 	}
@@ -89,15 +89,15 @@ func (h *Handle) routeOf(ctx context.Context) *Route {
 }
 
 // blank is the request key of a call of which nothing is known or asked.
-var blank routing.Request
+var blank policy.Request
 
 // Bare returns the request key of a call without an interceptor, where that
 // takes no look at its metadata; else nil. It is shared: read only.
-func (r *Route) Bare(uses routing.Uses) *routing.Request {
+func (r *Route) Bare(uses policy.Uses) *policy.Request {
 	switch {
 	case r == nil && uses == 0:
 		return &blank
-	case r != nil && r.Report == nil && (uses == 0 || uses == routing.UsesSession && r.Session != ""):
+	case r != nil && r.Report == nil && (uses == 0 || uses == policy.UsesSession && r.Session != ""):
 		return &r.bare
 	}
 	return nil

@@ -10,21 +10,21 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Of returns the fault of a call that ended with this error.
-func Of(err error) routing.Fault { return OfCode(status.Code(err)) }
+func Of(err error) policy.Fault { return OfCode(status.Code(err)) }
 
 // OfCode is Of for a status code.
-func OfCode(c codes.Code) routing.Fault {
+func OfCode(c codes.Code) policy.Fault {
 	switch c {
 	case codes.Unavailable, codes.Internal, codes.DataLoss:
-		return routing.Failed
+		return policy.Failed
 	case codes.DeadlineExceeded:
-		return routing.TimedOut
+		return policy.TimedOut
 	case codes.Canceled:
-		return routing.GivenUp
+		return policy.GivenUp
 	}
-	return routing.NoFault
+	return policy.NoFault
 }

@@ -9,16 +9,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestOf(t *testing.T) {
-	require.Equal(t, routing.NoFault, Of(nil))
-	require.Equal(t, routing.NoFault, Of(errors.New("x")), "UNKNOWN")
-	require.Equal(t, routing.TimedOut, Of(status.FromContextError(context.DeadlineExceeded).Err()))
-	want := map[codes.Code]routing.Fault{
-		codes.Unavailable: routing.Failed, codes.Internal: routing.Failed, codes.DataLoss: routing.Failed,
-		codes.DeadlineExceeded: routing.TimedOut, codes.Canceled: routing.GivenUp,
+	require.Equal(t, policy.NoFault, Of(nil))
+	require.Equal(t, policy.NoFault, Of(errors.New("x")), "UNKNOWN")
+	require.Equal(t, policy.TimedOut, Of(status.FromContextError(context.DeadlineExceeded).Err()))
+	want := map[codes.Code]policy.Fault{
+		codes.Unavailable: policy.Failed, codes.Internal: policy.Failed, codes.DataLoss: policy.Failed,
+		codes.DeadlineExceeded: policy.TimedOut, codes.Canceled: policy.GivenUp,
 	}
 	for c := range codes.Unauthenticated + 1 {
 		require.Equal(t, want[c], OfCode(c), c)

@@ -6,7 +6,7 @@ import (
 	"net/http"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // BodyState is what became of the body of a question, as [HeaderBody] tells it.
@@ -42,7 +42,7 @@ func (h *handler) read(r *http.Request) body {
 }
 
 // decode fills q from the body, and finds out what it is worth.
-func (b *body) decode(q *routing.Request) error {
+func (b *body) decode(q *policy.Request) error {
 	if b.state == BodyNone {
 		return nil
 	}

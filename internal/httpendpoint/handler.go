@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -101,7 +101,7 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 
 // question is what the request asks. It sets what became of the body.
 func (h *handler) question(r *http.Request, b *body) (*warmpathv1.ChooseReplicaRequest, error) {
-	q := routing.Request{ID: dialect.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header))}
+	q := policy.Request{ID: dialect.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header))}
 	if err := b.decode(&q); err != nil {
 		return nil, err
 	}
@@ -129,14 +129,14 @@ type origin struct {
 type originKey struct{}
 
 // Origin returns the HTTP request that a question came with, nil where it came otherwise.
-func Origin(ctx context.Context) routing.Origin {
+func Origin(ctx context.Context) policy.Origin {
 	if o, ok := ctx.Value(originKey{}).(*origin); ok {
 		return o
 	}
 	return nil
 }
 
-// Message implements routing.Origin: the body, or what arrived of it.
+// Message implements policy.Origin: the body, or what arrived of it.
 func (o *origin) Message() any {
 	if len(o.body) == 0 {
 		return nil
@@ -144,7 +144,7 @@ func (o *origin) Message() any {
 	return o.body
 }
 
-// Header implements routing.Origin.
+// Header implements policy.Origin.
 func (o *origin) Header(key string) []string { return o.header.Values(key) }
 
 func excluded(h http.Header) (ids []string) {

@@ -1,6 +1,6 @@
 package kvevents
 
-import "github.com/warmpath/warmpath/balancer/routing"
+import "github.com/warmpath/warmpath/balancer/policy"
 
 // blockBytes is about what a block costs: its place in the slice, in the map, and what both grow ahead.
 const blockBytes = 80
@@ -15,14 +15,14 @@ type block struct {
 	seed            uint64
 	depth           uint32 // blocks before it
 	prev, next      uint32 // in the list it is in, towards its ends
-	copies          [routing.Tiers]uint8
+	copies          [policy.Tiers]uint8
 	ghost           bool
 }
 
-func (b *block) held() bool { return b.copies != [routing.Tiers]uint8{} }
+func (b *block) held() bool { return b.copies != [policy.Tiers]uint8{} }
 
 // upTo reports whether the block is held on this tier or a faster one.
-func (b *block) upTo(t routing.Tier) bool {
+func (b *block) upTo(t policy.Tier) bool {
 	for _, n := range b.copies[:t+1] {
 		if n > 0 {
 			return true

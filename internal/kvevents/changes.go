@@ -1,6 +1,6 @@
 package kvevents
 
-import "github.com/warmpath/warmpath/balancer/routing"
+import "github.com/warmpath/warmpath/balancer/policy"
 
 // grain is what a hash of a change covers: the engine's block, or a superblock.
 type grain uint8
@@ -14,9 +14,9 @@ const (
 // changes collects what a batch changed, for each tier and grain apart: an index keeps them apart too, so only the
 // order within one matters. Its slices are used again.
 type changes struct {
-	lanes [routing.Tiers][grains]lane
+	lanes [policy.Tiers][grains]lane
 	n     int // steps since the last reset
-	out   []routing.CacheChange
+	out   []policy.CacheChange
 }
 
 // lane is the changes of one tier and grain, in their order.
@@ -90,17 +90,17 @@ func (l *lane) latest() *span {
 }
 
 // finish returns the changes of a replica's rank, with this many tokens in a block.
-func (c *changes) finish(replica string, rank, blockTokens int) []routing.CacheChange {
+func (c *changes) finish(replica string, rank, blockTokens int) []policy.CacheChange {
 	for t := range c.lanes {
 		for g := range c.lanes[t] {
 			l := &c.lanes[t][g]
 			tokens := blockTokens
 			if grain(g) == coarse {
-				tokens = routing.SuperblockTokens
+				tokens = policy.SuperblockTokens
 			}
 			for _, s := range l.list {
-				c.out = append(c.out, routing.CacheChange{
-					Replica: replica, Rank: rank, Tier: routing.Tier(t), BlockTokens: tokens, Cleared: s.cleared,
+				c.out = append(c.out, policy.CacheChange{
+					Replica: replica, Rank: rank, Tier: policy.Tier(t), BlockTokens: tokens, Cleared: s.cleared,
 					Removed: l.hashes[s.from:s.stored:s.stored], Stored: l.hashes[s.stored:s.end:s.end],
 				})
 			}

@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // replaysAtOnce bounds the replays under way in one Manager.
@@ -32,7 +32,7 @@ type Manager struct {
 // subscription is one replica's.
 type subscription struct {
 	replica  *replica
-	attrs    routing.Attributes
+	attrs    policy.Attributes
 	instance string // the latest; guarded by Manager.mu
 	cancel   context.CancelFunc
 	done     chan struct{}
@@ -47,7 +47,7 @@ func NewManager(o Options) *Manager {
 
 // SetFleet begins to follow replicas that are new or were restarted, and ends with those that are gone or whose source
 // changed: what came from them is cleared. It does not wait.
-func (m *Manager) SetFleet(fleet []routing.Attributes) {
+func (m *Manager) SetFleet(fleet []policy.Attributes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -75,7 +75,7 @@ func (m *Manager) SetFleet(fleet []routing.Attributes) {
 
 // follows reports whether these attributes change nothing for the subscription. The Router forgets the cache of a
 // replica that was restarted: it must get it again.
-func (s *subscription) follows(a routing.Attributes) bool {
+func (s *subscription) follows(a policy.Attributes) bool {
 	b := s.attrs
 	restarted := s.instance != a.Instance && s.instance != "" && a.Instance != ""
 	return !restarted && b.KVEvents == a.KVEvents && b.KVEventsReplay == a.KVEventsReplay && b.Ranks == a.Ranks && b.Address == a.Address &&
@@ -83,7 +83,7 @@ func (s *subscription) follows(a routing.Attributes) bool {
 }
 
 // model is the model whose name the replica's blocks are hashed with: the first that it serves.
-func model(a routing.Attributes) string {
+func model(a policy.Attributes) string {
 	if len(a.Models) == 0 {
 		return ""
 	}
@@ -91,7 +91,7 @@ func model(a routing.Attributes) string {
 }
 
 // start follows a replica, once the subscription before it has ended.
-func (m *Manager) start(a routing.Attributes, before *subscription) *subscription {
+func (m *Manager) start(a policy.Attributes, before *subscription) *subscription {
 	s := &subscription{
 		attrs: a, instance: a.Instance, done: make(chan struct{}),
 		replica: &replica{id: a.ID, model: model(a), shared: m.shared},

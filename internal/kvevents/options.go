@@ -8,14 +8,14 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Options configure a [Manager]. Only Sink is needed.
 type Options struct {
 	// Sink takes what changed, as Router.CacheChanged does. It is called by one goroutine at a time for each replica
 	// and must not keep the slices, nor call the Manager.
-	Sink func([]routing.CacheChange)
+	Sink func([]policy.CacheChange)
 	// Connect returns a connection to the replica with this id, or waits for one. It is called where kv_events is
 	// grpc: or sources:, from a goroutine per replica; nil means that these cannot be used.
 	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)

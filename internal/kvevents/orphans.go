@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Bounds of what waits for its parent.
@@ -25,7 +25,7 @@ type orphans struct {
 
 type orphan struct {
 	Event
-	tier  routing.Tier
+	tier  policy.Tier
 	came  time.Time
 	taken bool
 }
@@ -33,7 +33,7 @@ type orphan struct {
 // waitingCopy is a block on a tier that waits for its parent.
 type waitingCopy struct {
 	hash uint64
-	tier routing.Tier
+	tier policy.Tier
 }
 
 // waitingCount is how many copies wait, and how many of them were removed meanwhile.
@@ -43,7 +43,7 @@ type waitingCount struct{ stored, removed uint32 }
 func (e *Event) weight() int { return max(len(e.Tokens), 16*len(e.Hashes)) }
 
 // keep holds an event for a while; the oldest make room.
-func (o *orphans) keep(e *Event, tier routing.Tier, now time.Time, c *counts) {
+func (o *orphans) keep(e *Event, tier policy.Tier, now time.Time, c *counts) {
 	if e.weight() > maxOrphanTokens {
 		c.orphaned++
 		return
@@ -119,7 +119,7 @@ func (o *orphans) adopt(parent uint64) []*orphan {
 }
 
 // remove remembers that one copy of a block is gone before its parent was known.
-func (o *orphans) remove(hash uint64, tier routing.Tier) {
+func (o *orphans) remove(hash uint64, tier policy.Tier) {
 	k := waitingCopy{hash, tier}
 	if n := o.copies[k]; n.removed < n.stored {
 		n.removed++
@@ -128,7 +128,7 @@ func (o *orphans) remove(hash uint64, tier routing.Tier) {
 }
 
 // settle takes a copy of a block out; gone reports whether it was removed while it waited.
-func (o *orphans) settle(hash uint64, tier routing.Tier) (gone bool) {
+func (o *orphans) settle(hash uint64, tier policy.Tier) (gone bool) {
 	k := waitingCopy{hash, tier}
 	n := o.copies[k]
 	n.stored--

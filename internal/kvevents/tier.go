@@ -3,18 +3,18 @@ package kvevents
 import (
 	"strings"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // TierOf returns the tier of a medium as engines name it. Storage that replicas share is none.
-func TierOf(medium string) (routing.Tier, bool) {
+func TierOf(medium string) (policy.Tier, bool) {
 	switch strings.ToUpper(medium) {
 	case "", "GPU", "DEVICE":
-		return routing.TierGPU, true
+		return policy.TierGPU, true
 	case "CPU", "CPU_PINNED", "CPU_TIER1", "HOST", "HOST_PINNED":
-		return routing.TierHost, true
+		return policy.TierHost, true
 	case "DISK", "SSD", "NVME", "STORAGE", "CPU_TIER2":
-		return routing.TierDisk, true
+		return policy.TierDisk, true
 	}
 	return 0, false
 }

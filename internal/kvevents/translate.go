@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
@@ -24,14 +24,14 @@ type translator struct {
 	blocks  blocks
 	orphans orphans
 	groups  map[int]bool // whether a group has full attention, where events have it
-	lower   routing.Tier // the slowest tier that was ever reported
+	lower   policy.Tier  // the slowest tier that was ever reported
 	changes changes
 	local   []uint64 // one hash, reused
 	count   counts
 
 	// Of the message under way.
 	ctx    context.Context
-	tell   func([]routing.CacheChange)
+	tell   func([]policy.CacheChange)
 	steps  int
 	stores int // blocks stored
 }
@@ -64,7 +64,7 @@ func newTranslator(replica string, rank int, model string, o *Options, s *sizes)
 
 // apply takes a batch in and passes on its changes, in pieces whose slices are valid during the call. It stops when
 // the context ends.
-func (t *translator) apply(ctx context.Context, b *Batch, now time.Time, tell func([]routing.CacheChange)) {
+func (t *translator) apply(ctx context.Context, b *Batch, now time.Time, tell func([]policy.CacheChange)) {
 	t.ctx, t.tell, t.stores = ctx, tell, 0
 	t.count.bad.add(&b.Bad)
 	t.orphans.expire(now, &t.count)
@@ -97,7 +97,7 @@ func (t *translator) flush() {
 }
 
 // clear forgets everything, as if nothing had ever come.
-func (t *translator) clear(tell func([]routing.CacheChange)) {
+func (t *translator) clear(tell func([]policy.CacheChange)) {
 	t.tell = tell
 	t.forgetAll()
 	t.flush()
@@ -160,7 +160,7 @@ func (t *translator) forgetAll() {
 
 // superblocks reports whether coarse changes are wanted, and superblocks end where blocks do.
 func (t *translator) superblocks() bool {
-	return t.coarse && t.size > 0 && routing.SuperblockTokens%t.size == 0
+	return t.coarse && t.size > 0 && policy.SuperblockTokens%t.size == 0
 }
 
 // fits checks an event's block size and tokens.
@@ -181,7 +181,7 @@ func (t *translator) fits(e *Event) bool {
 	return true
 }
 
-func (t *translator) store(e *Event, tier routing.Tier, now time.Time) {
+func (t *translator) store(e *Event, tier policy.Tier, now time.Time) {
 	if !t.fits(e) {
 		return
 	}
@@ -235,7 +235,7 @@ func (t *translator) behind(e *Event) (block, bool) {
 
 // chain hashes the event's blocks from the one at on and holds them, but for those that are gone already. A message
 // stores no more blocks than are remembered.
-func (t *translator) chain(e *Event, tier routing.Tier, at block, gone []bool) {
+func (t *translator) chain(e *Event, tier policy.Tier, at block, gone []bool) {
 	if e.Opaque < len(e.Hashes) {
 		t.count.bad[BadContent]++
 	}
@@ -290,7 +290,7 @@ func (t *translator) forget(i uint32) {
 }
 
 // move records a copy of known blocks on another tier.
-func (t *translator) move(e *Event, tier routing.Tier) {
+func (t *translator) move(e *Event, tier policy.Tier) {
 	t.reaches(tier)
 	t.changes.cut()
 	for _, hash := range e.Hashes {
@@ -307,7 +307,7 @@ func (t *translator) move(e *Event, tier routing.Tier) {
 
 // hold adds a copy of a block to a tier. Copies beyond the counter's range are not counted: the block is given up too
 // early then, never too late.
-func (t *translator) hold(i uint32, tier routing.Tier) {
+func (t *translator) hold(i uint32, tier policy.Tier) {
 	x := &t.blocks.all[i]
 	had := x.copies
 	if x.copies[tier] < ^uint8(0) {
@@ -324,7 +324,7 @@ func (t *translator) hold(i uint32, tier routing.Tier) {
 	t.blocks.touch(i)
 }
 
-func (t *translator) remove(e *Event, tier routing.Tier) {
+func (t *translator) remove(e *Event, tier policy.Tier) {
 	for _, hash := range e.Hashes {
 		if !t.step() {
 			return
@@ -348,7 +348,7 @@ func (t *translator) remove(e *Event, tier routing.Tier) {
 }
 
 // reaches makes the tier known. What is held on faster ones is on it, too, from then on.
-func (t *translator) reaches(tier routing.Tier) {
+func (t *translator) reaches(tier policy.Tier) {
 	for t.lower < tier {
 		t.lower++
 		t.changes.cut()
@@ -363,17 +363,17 @@ func (t *translator) reaches(tier routing.Tier) {
 	}
 }
 
-func (t *translator) there(tier routing.Tier, x *block) {
+func (t *translator) there(tier policy.Tier, x *block) {
 	t.changes.n++
 	lanes := &t.changes.lanes[tier]
 	lanes[fine].store(x.chained, x.depth, x.parent, 1)
 	if t.ends(x) {
-		step := uint32(routing.SuperblockTokens / t.size)
+		step := uint32(policy.SuperblockTokens / t.size)
 		lanes[coarse].store(x.chained, x.depth, lanes[coarse].last, step)
 	}
 }
 
-func (t *translator) gone(tier routing.Tier, x *block) {
+func (t *translator) gone(tier policy.Tier, x *block) {
 	t.changes.n++
 	lanes := &t.changes.lanes[tier]
 	lanes[fine].remove(x.chained)
@@ -384,5 +384,5 @@ func (t *translator) gone(tier routing.Tier, x *block) {
 
 // ends reports whether a superblock ends with this block.
 func (t *translator) ends(x *block) bool {
-	return t.superblocks() && (int(x.depth)+1)*t.size%routing.SuperblockTokens == 0
+	return t.superblocks() && (int(x.depth)+1)*t.size%policy.SuperblockTokens == 0
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
@@ -48,10 +48,10 @@ func remove(hashes ...uint64) Event { return Event{Kind: Removed, Hashes: hashes
 
 func on(medium string, e Event) Event { e.Medium = medium; return e }
 
-func (t *translator) take(events ...Event) []routing.CacheChange { return t.takeAt(day, events...) }
+func (t *translator) take(events ...Event) []policy.CacheChange { return t.takeAt(day, events...) }
 
-func (t *translator) takeAt(at time.Time, events ...Event) (out []routing.CacheChange) {
-	t.apply(context.Background(), &Batch{Events: events}, at, func(cs []routing.CacheChange) {
+func (t *translator) takeAt(at time.Time, events ...Event) (out []policy.CacheChange) {
+	t.apply(context.Background(), &Batch{Events: events}, at, func(cs []policy.CacheChange) {
 		for _, c := range cs {
 			c.Removed, c.Stored = slices.Clone(c.Removed), slices.Clone(c.Stored)
 			out = append(out, c)
@@ -60,11 +60,11 @@ func (t *translator) takeAt(at time.Time, events ...Event) (out []routing.CacheC
 	return out
 }
 
-func gpu(removed, stored []uint64) routing.CacheChange {
-	return routing.CacheChange{Replica: "a", Rank: 3, BlockTokens: testBlock, Removed: removed, Stored: stored}
+func gpu(removed, stored []uint64) policy.CacheChange {
+	return policy.CacheChange{Replica: "a", Rank: 3, BlockTokens: testBlock, Removed: removed, Stored: stored}
 }
 
-func requireChanges(t *testing.T, got []routing.CacheChange, want ...routing.CacheChange) {
+func requireChanges(t *testing.T, got []policy.CacheChange, want ...policy.CacheChange) {
 	t.Helper()
 	require.Len(t, got, len(want))
 	for i := range got {
@@ -101,9 +101,9 @@ func TestTheDroppedParentIsStillKnown(t *testing.T) {
 func TestTiersAreCumulative(t *testing.T) {
 	x := newTest(Options{})
 	h := chained(ids(0, 3))
-	host := func(removed, stored []uint64) routing.CacheChange {
+	host := func(removed, stored []uint64) policy.CacheChange {
 		c := gpu(removed, stored)
-		c.Tier = routing.TierHost
+		c.Tier = policy.TierHost
 		return c
 	}
 	x.take(store(0, ids(0, 2), 1, 2))
@@ -118,7 +118,7 @@ func TestTiersAreCumulative(t *testing.T) {
 	away.Elsewhere = true
 	require.Empty(t, x.take(away))
 	require.Equal(t, int64(2), x.count.bad[BadMedium])
-	all := []routing.CacheChange{gpu(nil, nil), host(nil, nil)}
+	all := []policy.CacheChange{gpu(nil, nil), host(nil, nil)}
 	all[0].Cleared, all[1].Cleared = true, true
 	requireChanges(t, x.take(Event{Kind: Cleared}), all...)
 }
@@ -180,7 +180,7 @@ func TestWhatDoesNotFeedTheIndex(t *testing.T) {
 	require.NotEmpty(t, x.take(e), "group 1 has said what it is")
 }
 
-func stores(cs []routing.CacheChange) (out [][]uint64) {
+func stores(cs []policy.CacheChange) (out [][]uint64) {
 	for _, c := range cs {
 		out = append(out, c.Stored)
 	}
@@ -197,7 +197,7 @@ func TestMixedBlockSizesAreRefused(t *testing.T) {
 	require.Equal(t, int64(1), b.count.bad[BadSize])
 	require.Empty(t, a.take(small), "nor may one engine mix them")
 	require.NotEmpty(t, newTranslator("c", 0, "other", &o, s).take(small))
-	a.clear(func([]routing.CacheChange) {})
+	a.clear(func([]policy.CacheChange) {})
 	require.NotEmpty(t, b.take(small), "its last user let go of the old size")
 }
 
@@ -216,7 +216,7 @@ func TestSuperblocks(t *testing.T) {
 	e := Event{Kind: Stored, Hashes: hashes, Tokens: tokens, BlockSize: size, Opaque: n}
 	out := x.take(e)
 	require.Len(t, out, 2)
-	require.Equal(t, routing.SuperblockTokens, out[1].BlockTokens)
+	require.Equal(t, policy.SuperblockTokens, out[1].BlockTokens)
 	require.Equal(t, []uint64{want[3], want[7], want[11]}, out[1].Stored)
 	out = x.take(remove(12, 11))
 	require.Equal(t, []uint64{want[11]}, out[1].Removed)
@@ -237,8 +237,8 @@ func TestChangesAddUp(t *testing.T) {
 func runModel(t *testing.T, seed uint64, budget int) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	x := newTest(Options{MaxBytes: budget, Coarse: true})
-	held := map[[2]uint64]bool{}             // tier, chained
-	truth := map[uint64][routing.Tiers]int{} // engine hash -> copies
+	held := map[[2]uint64]bool{}            // tier, chained
+	truth := map[uint64][policy.Tiers]int{} // engine hash -> copies
 	tokens := func(h uint64) []uint32 { return ids(int(h%8), 1) }
 	parent := func(h uint64) uint64 { return h / 8 } // a tree of engine hashes; 0 is the root
 	var prefix func(h uint64) []uint32

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // MaxMessage is the largest message that is taken, in bytes. A larger one ends the connection.
@@ -39,7 +39,7 @@ func RegisterZeroMQ(t Transport) { zeroMQ = t }
 var ErrNotLinked = errors.New(`ZeroMQ is not linked: import _ "github.com/warmpath/warmpath/balancer/kvevents"`)
 
 // ParseSource reads where a replica's events come from. The error begins with the field at fault.
-func ParseSource(a routing.Attributes) (fleet.EventSource, error) {
+func ParseSource(a policy.Attributes) (fleet.EventSource, error) {
 	src, err := fleet.ParseEventSource(a)
 	if err == nil && src.Subscribe == "" && zeroMQ.Follow == nil {
 		return src, fmt.Errorf("kv_events: %q: %w", a.KVEvents, ErrNotLinked)

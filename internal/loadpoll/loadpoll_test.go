@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -163,7 +163,7 @@ func TestPagesOfOneHost(t *testing.T) {
 			}
 		},
 	})
-	p.SetFleet([]routing.Attributes{member("a", one), member("b", two), member("c", "127.0.0.1:1")})
+	p.SetFleet([]policy.Attributes{member("a", one), member("b", two), member("c", "127.0.0.1:1")})
 	got := make(map[string]int)
 	for len(got) < 3 {
 		r := <-told
@@ -197,8 +197,8 @@ func (s steps) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-func member(id, address string) routing.Attributes {
-	return routing.Attributes{ID: id, Address: address}
+func member(id, address string) policy.Attributes {
+	return policy.Attributes{ID: id, Address: address}
 }
 
 // A replica is asked once an interval; one that fails is asked less often, and logged once; its problem is gone when it answers.
@@ -221,7 +221,7 @@ func TestPollerBacksOff(t *testing.T) {
 		Source: source, Interval: time.Second, Timeout: time.Minute, Sleep: at.sleep, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		Report: func(id string, l Load) { told <- report{id, l} },
 	})
-	p.SetFleet([]routing.Attributes{member("a", "10.0.0.1:1")})
+	p.SetFleet([]policy.Attributes{member("a", "10.0.0.1:1")})
 	require.Less(t, <-at.waits, time.Second)
 	at.go_ <- struct{}{}
 	require.Equal(t, report{"a", Load{Ongoing: 7}}, <-told)
@@ -240,12 +240,12 @@ func TestPollerBacksOff(t *testing.T) {
 	<-at.waits
 	require.Empty(t, p.Problems())
 
-	p.SetFleet([]routing.Attributes{member("b", "10.0.0.2:1")})
+	p.SetFleet([]policy.Attributes{member("b", "10.0.0.2:1")})
 	<-at.waits // of b
 	p.Close()
 	require.Equal(t, 1, strings.Count(log.String(), "does not tell of its load"), log.String())
 	require.Equal(t, 1, strings.Count(log.String(), "reports its load again"))
-	p.SetFleet([]routing.Attributes{member("c", "10.0.0.3:1")})
+	p.SetFleet([]policy.Attributes{member("c", "10.0.0.3:1")})
 	require.Empty(t, p.Problems())
 }
 
@@ -283,7 +283,7 @@ func TestPollerAsksByGRPC(t *testing.T) {
 		},
 	})
 	defer p.Close()
-	p.SetFleet([]routing.Attributes{member("a", "10.0.0.1:1"), member("b", "10.0.0.2:1")})
+	p.SetFleet([]policy.Attributes{member("a", "10.0.0.1:1"), member("b", "10.0.0.2:1")})
 	require.Equal(t, methods["sglang"], <-conn.method)
 	go func() {
 		for range conn.method {

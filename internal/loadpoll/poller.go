@@ -13,7 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/pause"
 )
 
@@ -72,7 +72,7 @@ func New(o Options) *Poller {
 }
 
 // SetFleet begins to ask replicas that are new, and ends with those that are gone. It does not wait.
-func (p *Poller) SetFleet(fleet []routing.Attributes) {
+func (p *Poller) SetFleet(fleet []policy.Attributes) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {

@@ -4,7 +4,8 @@ import (
 	"maps"
 	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -17,7 +18,7 @@ type caches struct {
 type lane struct {
 	replica string
 	rank    int
-	tier    routing.Tier
+	tier    policy.Tier
 	tokens  int // in a block
 }
 
@@ -25,19 +26,19 @@ type lane struct {
 const maxRank = 1024
 
 // take returns the changes that an update means.
-func (c *caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []routing.CacheChange {
-	var changes []routing.CacheChange
+func (c *caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []policy.CacheChange {
+	var changes []policy.CacheChange
 	if u.GetSnapshot() {
 		changes = c.clear()
 	}
 	for _, p := range u.GetChanges() {
 		r, ok := named[p.GetReplica()]
-		if !ok || p.GetRank() >= maxRank || int(p.GetTier()) > routing.Tiers || p.GetBlockTokens() > 1<<20 {
+		if !ok || p.GetRank() >= maxRank || int(p.GetTier()) > policy.Tiers || p.GetBlockTokens() > 1<<20 {
 			continue
 		}
 		l := lane{replica: r.ID, rank: int(p.GetRank()), tier: tierOf(p.GetTier()), tokens: int(p.GetBlockTokens())}
 		if l.tokens == 0 {
-			l.tokens = routing.SuperblockTokens
+			l.tokens = policy.SuperblockTokens
 		}
 		if c.lanes == nil {
 			c.lanes = make(map[lane]struct{})
@@ -52,15 +53,15 @@ func (c *caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []rou
 }
 
 // clear forgets all, and returns the changes that take it back.
-func (c *caches) clear() []routing.CacheChange {
+func (c *caches) clear() []policy.CacheChange {
 	changes := c.clearing()
 	clear(c.lanes)
 	return changes
 }
 
 // clearing returns the changes that take back all that the Routers have.
-func (c *caches) clearing() []routing.CacheChange {
-	changes := make([]routing.CacheChange, 0, len(c.lanes))
+func (c *caches) clearing() []policy.CacheChange {
+	changes := make([]policy.CacheChange, 0, len(c.lanes))
 	for l := range c.lanes {
 		change := l.change()
 		change.Cleared = true
@@ -74,29 +75,29 @@ func (c *caches) forget(there map[string]bool) {
 	maps.DeleteFunc(c.lanes, func(l lane, _ struct{}) bool { return !there[l.replica] })
 }
 
-func (l lane) change() routing.CacheChange {
-	return routing.CacheChange{Replica: l.replica, Rank: l.rank, Tier: l.tier, BlockTokens: l.tokens}
+func (l lane) change() policy.CacheChange {
+	return policy.CacheChange{Replica: l.replica, Rank: l.rank, Tier: l.tier, BlockTokens: l.tokens}
 }
 
-func tierOf(t warmpathv1.CacheTier) routing.Tier {
+func tierOf(t warmpathv1.CacheTier) policy.Tier {
 	switch t {
 	case warmpathv1.CacheTier_CACHE_TIER_HOST:
-		return routing.TierHost
+		return policy.TierHost
 	case warmpathv1.CacheTier_CACHE_TIER_DISK:
-		return routing.TierDisk
+		return policy.TierDisk
 	}
-	return routing.TierGPU
+	return policy.TierGPU
 }
 
 // routes is where the channel sent prompts, while the server that is followed asks for that: the caches of engines that
 // publish no KV events are predicted from it. Safe for use by many goroutines.
 type routes struct {
 	wanted atomic.Bool
-	log    routing.RouteLog
+	log    router.RouteLog
 }
 
-// note is a [routing.RouteSink]; it is called for every call.
-func (r *routes) note(to *routing.Replica, rank int, superblocks []uint64) {
+// note is a [router.RouteSink]; it is called for every call.
+func (r *routes) note(to *policy.Replica, rank int, superblocks []uint64) {
 	if r.wanted.Load() {
 		r.log.Add(to, rank, superblocks)
 	}

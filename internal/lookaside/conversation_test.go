@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -45,7 +45,7 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 				d := &Desk{desk: w.desk, deadline: time.Second}
 				c := newConversation(w.desk.reserved, nil)
 				b := &booker{name: of, made: make(map[string]string)}
-				q := &routing.Request{ID: "same", PromptTokens: 100}
+				q := &policy.Request{ID: "same", PromptTokens: 100}
 				var asked [2]*question
 				for i := range asked {
 					var err error

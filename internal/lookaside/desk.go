@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/pause"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -52,7 +52,7 @@ func newDesk() *desk {
 type Answer struct {
 	Replica string // id
 	// Decision is the server's but for the replica; its reason is central, its rule the server's own.
-	Decision routing.Decision
+	Decision policy.Decision
 	// Reservation is nil where the server has made none for this question.
 	Reservation *Reservation
 }
@@ -74,7 +74,7 @@ const fullWait = 10 * time.Second
 // Ask asks for a replica for a request, of whose prompt it sends no more than the hashes. While the server answers that
 // all replicas are full it waits there, as long as the context lasts. The replica is reserved until the Reservation is
 // released.
-func (d *Desk) Ask(ctx context.Context, q *routing.Request, prompt *routing.Hashed) (Answer, error) {
+func (d *Desk) Ask(ctx context.Context, q *policy.Request, prompt *policy.Hashed) (Answer, error) {
 	life := d.desk.reserved.lived() // before the server is chosen
 	c := d.desk.talking.Load()
 	if c == nil {
@@ -114,12 +114,12 @@ func traceparent(ctx context.Context) string {
 }
 
 // question is a request as a server is asked. No prompt is in it.
-func (d *Desk) question(q *routing.Request, prompt *routing.Hashed, parent string) *warmpathv1.ChooseReplicaRequest {
+func (d *Desk) question(q *policy.Request, prompt *policy.Hashed, parent string) *warmpathv1.ChooseReplicaRequest {
 	key := &warmpathv1.RequestKey{
 		RequestId: q.ID, Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
 		PromptTokens: uint32(max(q.PromptTokens, 0)), ExpectedOutputTokens: uint32(max(q.ExpectedOutput, 0)),
 	}
-	if q.Priority != routing.PriorityNormal {
+	if q.Priority != policy.PriorityNormal {
 		key.Priority = warmpathv1.Priority_PRIORITY_NORMAL + warmpathv1.Priority(q.Priority)
 	}
 	if prompt != nil {
@@ -139,7 +139,7 @@ func (d *Desk) question(q *routing.Request, prompt *routing.Hashed, parent strin
 }
 
 // answer reads the server's answer, and enters the reservation in it.
-func (d *Desk) answer(a *warmpathv1.ChooseReplicaResponse, q *routing.Request) (Answer, error) {
+func (d *Desk) answer(a *warmpathv1.ChooseReplicaResponse, q *policy.Request) (Answer, error) {
 	id, from := a.GetReplica().GetId(), a.GetDecision()
 	if id == "" || a.GetReservation().GetId() == "" {
 		d.desk.reserved.drop(a.GetReservation())
@@ -149,8 +149,8 @@ func (d *Desk) answer(a *warmpathv1.ChooseReplicaResponse, q *routing.Request) (
 	if from.GetRule() != "" {
 		rule = from.GetRule()
 	}
-	decision := routing.Decision{
-		Reason: routing.ReasonCentral, Rule: routing.Reason(rule),
+	decision := policy.Decision{
+		Reason: policy.ReasonCentral, Rule: policy.Reason(rule),
 		MatchedTokens: int(min(from.GetMatchedTokens(), uint32(max(q.PromptTokens, 0)))),
 		Place:         int(max(from.GetPlace(), -1)),
 		Queued:        time.Duration(min(from.GetQueuedUs(), 1<<40)) * time.Microsecond,

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -22,7 +22,7 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 			d := &Desk{desk: w.desk, deadline: time.Minute}
 			done := make(chan Answer, 1)
 			go func() {
-				a, _ := d.Ask(t.Context(), &routing.Request{PromptTokens: 100}, nil)
+				a, _ := d.Ask(t.Context(), &policy.Request{PromptTokens: 100}, nil)
 				done <- a
 			}()
 			<-c.wake

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -18,9 +18,9 @@ func (l load) less(o load) load { return load{max(l.ongoing-o.ongoing, 0), max(l
 // peerLoad is the load that other clients put on the replicas. It is used with view.mu held.
 type peerLoad struct {
 	ledger  *ledger // of the server that is followed
-	damping routing.Hearsay
-	peers   []routing.ForeignLoad // in force
-	unknown time.Time             // since when the server has no load of any replica; zero = it has some
+	damping router.Damping
+	peers   []router.PeerLoad // in force
+	unknown time.Time         // since when the server has no load of any replica; zero = it has some
 }
 
 // begin is for a new stream.
@@ -36,22 +36,22 @@ func (p *peerLoad) adopt(m *members, reserved *reserved) bool {
 		return false
 	}
 	p.unknown = time.Time{}
-	p.peers = make([]routing.ForeignLoad, len(numbers), len(numbers)+len(m.kept))
+	p.peers = make([]router.PeerLoad, len(numbers), len(numbers)+len(m.kept))
 	for i, l := range p.ledger.peers(numbers) {
 		id := m.named[numbers[i]].ID
 		l = l.less(reserved.on(id)) // what the server reserved for this client counts there as a peer's
-		p.peers[i] = routing.ForeignLoad{ID: id, Ongoing: int(l.ongoing), QueuedTokens: l.tokens}
+		p.peers[i] = router.PeerLoad{ID: id, Ongoing: int(l.ongoing), QueuedTokens: l.tokens}
 	}
-	p.damping.Temper(p.peers)
+	p.damping.Damp(p.peers)
 	for id := range m.kept {
-		p.peers = append(p.peers, routing.ForeignLoad{ID: id})
+		p.peers = append(p.peers, router.PeerLoad{ID: id})
 	}
 	return true
 }
 
 // any reports whether peers have any load.
 func (p *peerLoad) any() bool {
-	return slices.ContainsFunc(p.peers, func(f routing.ForeignLoad) bool { return f.Ongoing > 0 || f.QueuedTokens > 0 })
+	return slices.ContainsFunc(p.peers, func(f router.PeerLoad) bool { return f.Ongoing > 0 || f.QueuedTokens > 0 })
 }
 
 // halve halves the load, and reports whether there was any.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -108,13 +108,13 @@ func TestCaches(t *testing.T) {
 		{Replica: 1, Tier: 77, Stored: []uint64{1}},
 		{Replica: 1, Rank: 1 << 30, Stored: []uint64{1}},
 	}}, fleet)
-	require.Equal(t, []routing.CacheChange{
-		{Replica: "r1", BlockTokens: routing.SuperblockTokens, Stored: []uint64{7, 8}},
-		{Replica: "r2", Rank: 1, Tier: routing.TierHost, BlockTokens: 16, Removed: []uint64{9}},
+	require.Equal(t, []policy.CacheChange{
+		{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: []uint64{7, 8}},
+		{Replica: "r2", Rank: 1, Tier: policy.TierHost, BlockTokens: 16, Removed: []uint64{9}},
 	}, got)
 	c.forget(map[string]bool{"r1": true})
 	got = c.take(&warmpathv1.IndexUpdate{Snapshot: true}, fleet)
-	require.Equal(t, []routing.CacheChange{{Replica: "r1", BlockTokens: routing.SuperblockTokens, Cleared: true}}, got)
+	require.Equal(t, []policy.CacheChange{{Replica: "r1", BlockTokens: policy.SuperblockTokens, Cleared: true}}, got)
 	require.Empty(t, c.take(&warmpathv1.IndexUpdate{Snapshot: true}, fleet))
 }
 

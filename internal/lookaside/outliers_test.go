@@ -9,22 +9,23 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // judging is a Watch with one Router, without a server.
-func judging(t *testing.T) (*Watch, *routing.Router) {
-	r, err := (&policy.Config{}).NewRouter(nil)
+func judging(t *testing.T) (*Watch, *router.Router) {
+	r, err := router.FromConfig(&policy.Config{}, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
 	w := newWatch(Options{Timing: Timing{}.withDefaults()})
 	w.view.members.named = make(map[uint32]Replica)
-	var members []routing.Member
+	var members []router.Member
 	for i, id := range []string{"a", "b", "c", "d"} {
 		w.view.members.named[uint32(i+1)] = Replica{Replica: fleet.Replica{ID: id}}
-		members = append(members, routing.Member{Attributes: routing.Attributes{ID: id}})
+		members = append(members, router.Member{Attributes: policy.Attributes{ID: id}})
 	}
 	r.SetFleet(members)
 	r.Connect()
@@ -32,8 +33,8 @@ func judging(t *testing.T) (*Watch, *routing.Router) {
 	return w, r
 }
 
-func state(r *routing.Router, id string) outlier.State {
-	s, _ := r.Outliers().State(r.View().ByID(id).Outlier())
+func state(r *router.Router, id string) outlier.State {
+	s, _ := r.Outliers().State(r.Outlier(r.View().ByID(id)))
 	return s
 }
 
@@ -46,10 +47,10 @@ func TestOutliersReachRouters(t *testing.T) {
 	w, r := judging(t)
 	w.view.takeOutliers(ejecting(2, false))
 	require.Equal(t, outlier.Ejected, state(r, "b"))
-	other, err := (&policy.Config{}).NewRouter(nil)
+	other, err := router.FromConfig(&policy.Config{}, nil)
 	require.NoError(t, err)
 	defer other.Close()
-	other.SetFleet([]routing.Member{{Attributes: routing.Attributes{ID: "a"}}, {Attributes: routing.Attributes{ID: "b"}}})
+	other.SetFleet([]router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
 	other.Connect()
 	detach := w.Attach(other)
 	require.Equal(t, outlier.Ejected, state(other, "b"))
@@ -95,11 +96,11 @@ func TestOutliersOfAServerThatWasSilent(t *testing.T) {
 func TestOutcomesAreReported(t *testing.T) {
 	w, r := judging(t)
 	for range 5 {
-		q, b := new(routing.Request), new(routing.Booking)
+		q, b := new(policy.Request), new(router.Reservation)
 		q.Pin = "c"
 		require.NoError(t, r.Pick(t.Context(), q, b))
 		b.Release()
-		r.Complete(q, b.Decision, routing.Outcome{Err: errSilent, Sent: true, Fault: routing.Failed})
+		r.Complete(q, b.Decision, policy.Outcome{Err: errSilent, Sent: true, Fault: policy.Failed})
 	}
 	want := &warmpathv1.OutcomeReport{Replicas: []*warmpathv1.ReplicaOutcomes{{Replica: 3, Failures: 5}}}
 	require.True(t, proto.Equal(want, w.view.outcomes(false)))

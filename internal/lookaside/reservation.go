@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -97,7 +97,7 @@ func (x *Reservation) Prefilled() {
 }
 
 // Released ends the reservation, once, with the attempt's outcome, nil if it was never sent.
-func (x *Reservation) Released(o *routing.Outcome) {
+func (x *Reservation) Released(o *policy.Outcome) {
 	if x == nil {
 		return
 	}
@@ -197,7 +197,7 @@ func (l *reserved) forget() {
 }
 
 // outcomeOf is how an attempt ended, as a message.
-func outcomeOf(o *routing.Outcome) *warmpathv1.Outcome {
+func outcomeOf(o *policy.Outcome) *warmpathv1.Outcome {
 	out := &warmpathv1.Outcome{
 		Code: int32(status.Code(o.Err)), Sent: o.Sent, FirstMessageUs: uint64(max(o.FirstMessage.Microseconds(), 0)),
 	}

@@ -8,7 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -37,10 +38,10 @@ func TestReservedIsNotReported(t *testing.T) {
 	w, _, r := unstarted(t)
 	w.view.take(greeting(), true)
 	r.Connect()
-	var own, theirs routing.Booking
-	honour := func(b *routing.Booking) {
-		q := &routing.Request{PromptTokens: 100}
-		require.NoError(t, r.Honour(q, "r2", routing.Decision{Reason: routing.ReasonCentral}, b))
+	var own, theirs router.Reservation
+	honour := func(b *router.Reservation) {
+		q := &policy.Request{PromptTokens: 100}
+		require.NoError(t, r.Honour(q, "r2", policy.Decision{Reason: policy.ReasonCentral}, b))
 	}
 	honour(&own)
 	honour(&theirs)
@@ -54,7 +55,7 @@ func TestReservedIsNotReported(t *testing.T) {
 
 	// The peer load has the server's reservation for this client in it.
 	before := foreign(r)["r2"]
-	w.view.load.damping = routing.Hearsay{}
+	w.view.load.damping = router.Damping{}
 	again := greeting().Load
 	again.Counted = 1
 	w.view.take(&warmpathv1.WatchReplicasResponse{Load: again}, false)
@@ -92,7 +93,7 @@ func TestReservationIsReported(t *testing.T) {
 	a, b := add("a"), add("b")
 	a.Prefilled()
 	a.Prefilled()
-	a.Released(&routing.Outcome{Err: errors.New("broken"), Sent: true, Usage: routing.NoUsage})
+	a.Released(&policy.Outcome{Err: errors.New("broken"), Sent: true, Usage: policy.NoUsage})
 	a.Released(nil)
 	a.Prefilled()
 	require.Equal(t, []string{"a LIFE_STAGE_PREFILL_COMPLETE 0", "a LIFE_STAGE_RELEASED 2"}, stages(l.take()))

@@ -6,22 +6,23 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // cutter is a policy that has the superblocks of its prompts: the tokens.
 type cutter struct{ *listener }
 
-func (cutter) Uses() routing.Uses { return routing.UsesPrompt }
+func (cutter) Uses() policy.Uses { return policy.UsesPrompt }
 
-func (cutter) Choose(q *routing.Request, v *routing.View) routing.Decision {
-	return routing.To(v.LeastLoaded(q), routing.ReasonLeastLoaded)
+func (cutter) Choose(q *policy.Request, v policy.View) policy.Decision {
+	return policy.To(v.LeastLoaded(q), policy.ReasonLeastLoaded)
 }
 
-func (cutter) Routed(*routing.Request, routing.Decision) {}
+func (cutter) Routed(*policy.Request, policy.Decision) {}
 
-func (cutter) Superblocks(q *routing.Request, to []uint64) []uint64 {
+func (cutter) Superblocks(q *policy.Request, to []uint64) []uint64 {
 	for _, x := range q.Prompt.Tokens {
 		to = append(to, uint64(x))
 	}
@@ -31,18 +32,18 @@ func (cutter) Superblocks(q *routing.Request, to []uint64) []uint64 {
 // Routes are reported while the server asks for them, each once, and by the numbers that the server gave.
 func TestRoutesAreReported(t *testing.T) {
 	w, _, _ := unstarted(t)
-	r, err := routing.NewRouter(routing.Options{Policy: cutter{&listener{sizes: map[string]int{}}}})
+	r, err := router.NewRouter(router.Options{Policy: cutter{&listener{sizes: map[string]int{}}}})
 	require.NoError(t, err)
 	require.True(t, r.SharesRoutes())
-	r.SetFleet([]routing.Member{{Attributes: routing.Attributes{ID: "r2"}}})
+	r.SetFleet([]router.Member{{Attributes: policy.Attributes{ID: "r2"}}})
 	r.Connect()
 	detach := w.Attach(r)
 	wanted, not := true, false
 	w.view.take(&warmpathv1.WatchReplicasResponse{Incarnation: "x", Fleet: snapshot(1, 2)}, true)
 	send := func(tokens ...uint32) {
-		var b routing.Booking
-		q := new(routing.Request)
-		q.SetPrompt(routing.Prompt{Tokens: tokens})
+		var b router.Reservation
+		q := new(policy.Request)
+		q.SetPrompt(policy.Prompt{Tokens: tokens})
 		require.NoError(t, r.Pick(context.Background(), q, &b))
 		b.PrefillDone()
 		b.Release()
@@ -63,10 +64,10 @@ func TestRoutesAreReported(t *testing.T) {
 	send(4)
 	require.Nil(t, w.view.routes.report(map[uint32]Replica{}).GetRoutes(), "a replica that the server does not name")
 
-	for i := range uint32(2 * routing.MaxRoutes) {
+	for i := range uint32(2 * router.MaxRoutes) {
 		send(i)
 	}
-	require.Len(t, w.view.routes.report(w.view.members.named).GetRoutes(), routing.MaxRoutes)
+	require.Len(t, w.view.routes.report(w.view.members.named).GetRoutes(), router.MaxRoutes)
 	send(5)
 	w.view.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &not}, false)
 	w.view.take(&warmpathv1.WatchReplicasResponse{RoutesWanted: &wanted}, false)
@@ -82,5 +83,5 @@ func TestRoutedChangesArePredicted(t *testing.T) {
 	r, err := replicaOf(named(1)[0])
 	require.NoError(t, err)
 	got := c.take(&warmpathv1.IndexUpdate{Changes: []*warmpathv1.CacheChange{{Replica: 1, Routed: true, Stored: []uint64{7}}}}, map[uint32]Replica{1: r})
-	require.Equal(t, []routing.CacheChange{{Replica: "r1", BlockTokens: routing.SuperblockTokens, Predicted: true, Stored: []uint64{7}}}, got)
+	require.Equal(t, []policy.CacheChange{{Replica: "r1", BlockTokens: policy.SuperblockTokens, Predicted: true, Stored: []uint64{7}}}, got)
 }

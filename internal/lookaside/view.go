@@ -4,8 +4,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -25,7 +25,7 @@ type view struct {
 
 	// mu guards the fields below. A balancer takes it under its own; only the Routers' are taken under it.
 	mu          sync.Mutex
-	routers     []*routing.Router
+	routers     []*router.Router
 	members     members
 	config      string
 	dirty       bool // there is a State to publish
@@ -87,12 +87,12 @@ func (v *view) publish() {
 }
 
 // attach puts the view into force in a Router.
-func (v *view) attach(r *routing.Router) {
+func (v *view) attach(r *router.Router) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.routers = append(v.routers, r)
 	v.setCapacities(r)
-	r.SetForeignLoad(v.load.peers)
+	r.SetPeerLoad(v.load.peers)
 	if !v.silent {
 		v.eject(r)
 	}
@@ -106,7 +106,7 @@ func (v *view) attach(r *routing.Router) {
 	}
 }
 
-func (v *view) detach(r *routing.Router) {
+func (v *view) detach(r *router.Router) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	r.ShareRoutes(nil)
@@ -116,17 +116,17 @@ func (v *view) detach(r *routing.Router) {
 			break
 		}
 	}
-	nothing := make([]routing.ForeignLoad, len(v.load.peers))
+	nothing := make([]router.PeerLoad, len(v.load.peers))
 	for i := range nothing {
 		nothing[i].ID = v.load.peers[i].ID
 	}
-	r.SetForeignLoad(nothing)
+	r.SetPeerLoad(nothing)
 	r.CacheChanged(v.caches.clearing())
 	forsake(r)
 }
 
 // setCapacities gives a Router the sizes of the replicas' caches. Called with mu held.
-func (v *view) setCapacities(r *routing.Router) {
+func (v *view) setCapacities(r *router.Router) {
 	for _, m := range v.members.named {
 		r.ReplicaCapacity(m.ID, m.kvTokens)
 	}
@@ -171,7 +171,7 @@ func (v *view) fade(now time.Time) {
 // setLoad gives the Routers the peer load. Called with mu held.
 func (v *view) setLoad() {
 	for _, r := range v.routers {
-		r.SetForeignLoad(v.load.peers)
+		r.SetPeerLoad(v.load.peers)
 	}
 }
 
@@ -370,11 +370,11 @@ func (v *view) applyEjections() {
 }
 
 // eject is applyEjections for one Router. Called with mu held.
-func (v *view) eject(r *routing.Router) {
+func (v *view) eject(r *router.Router) {
 	for _, takenBack := range []bool{true, false} { // an ejection taken back makes room for another
 		for _, rep := range r.View().Replicas() {
 			if s := v.ejected[rep.ID]; (s == outlier.Healthy) == takenBack {
-				r.Outliers().SetRemote(rep.Outlier(), s)
+				r.Outliers().SetRemote(r.Outlier(rep), s)
 			}
 		}
 	}
@@ -388,9 +388,9 @@ func (v *view) suspendEjections() {
 	}
 }
 
-func forsake(r *routing.Router) {
+func forsake(r *router.Router) {
 	for _, rep := range r.View().Replicas() {
-		r.Outliers().Forsake(rep.Outlier())
+		r.Outliers().Forsake(r.Outlier(rep))
 	}
 	r.Sync()
 }
@@ -403,7 +403,7 @@ func (v *view) outcomes(anew bool) *warmpathv1.OutcomeReport {
 		o := &warmpathv1.ReplicaOutcomes{Replica: number}
 		for _, r := range v.routers {
 			if rep := r.View().ByID(m.ID); rep != nil {
-				c := r.Outliers().Take(rep.Outlier(), anew)
+				c := r.Outliers().Take(r.Outlier(rep), anew)
 				o.Successes += uint32(c.Successes)
 				o.Failures += uint32(c.Failures)
 				o.Late += uint32(c.Late)

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // A Watch follows the look-aside servers of one channel. Safe for use by many goroutines.
@@ -59,7 +59,7 @@ func (w *Watch) Close() {
 
 // Attach gives a Router load, caches and ejections from now on, and reports its reservations. The Router's fleet must
 // have been set. detach ends it, and takes back what was given.
-func (w *Watch) Attach(r *routing.Router) (detach func()) {
+func (w *Watch) Attach(r *router.Router) (detach func()) {
 	w.view.attach(r)
 	return sync.OnceFunc(func() { w.view.detach(r) })
 }

@@ -10,34 +10,35 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // listener is a policy that takes down what it is given.
 type listener struct {
-	routing.Policy
-	changes []routing.CacheChange
+	policy.Policy
+	changes []policy.CacheChange
 	sizes   map[string]int
 }
 
-func (*listener) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (*listener) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-func (p *listener) CacheChanged(c []routing.CacheChange) { p.changes = append(p.changes, c...) }
+func (p *listener) CacheChanged(c []policy.CacheChange) { p.changes = append(p.changes, c...) }
 
 func (p *listener) ReplicaCapacity(id string, tokens int) { p.sizes[id] = tokens }
 
-func newListener(t testing.TB) (*listener, *routing.Router) {
+func newListener(t testing.TB) (*listener, *router.Router) {
 	t.Helper()
 	p := &listener{sizes: map[string]int{}}
-	r, err := routing.NewRouter(routing.Options{Policy: p})
+	r, err := router.NewRouter(router.Options{Policy: p})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
 	return p, r
 }
 
 // unstarted is a Watch whose messages come from the test; its balancer attaches a Router as soon as there is a fleet.
-func unstarted(t testing.TB) (*Watch, *listener, *routing.Router) {
+func unstarted(t testing.TB) (*Watch, *listener, *router.Router) {
 	t.Helper()
 	p, r := newListener(t)
 	w := newWatch(Options{Timing: Timing{}.withDefaults(), Logger: slog.New(slog.DiscardHandler)})
@@ -52,18 +53,18 @@ func unstarted(t testing.TB) (*Watch, *listener, *routing.Router) {
 	return w, p, r
 }
 
-func setFleet(r *routing.Router, s State) {
-	var fleet []routing.Member
+func setFleet(r *router.Router, s State) {
+	var fleet []router.Member
 	for _, x := range s.Replicas {
-		fleet = append(fleet, routing.Member{Attributes: x.Attributes()})
+		fleet = append(fleet, router.Member{Attributes: x.Attributes()})
 	}
 	r.SetFleet(fleet)
 }
 
-func foreign(r *routing.Router) map[string]int {
+func foreign(r *router.Router) map[string]int {
 	peers := map[string]int{}
 	for _, rep := range r.View().Replicas() {
-		peers[rep.ID], _ = rep.Foreign()
+		peers[rep.ID], _ = rep.PeerLoad()
 	}
 	return peers
 }
@@ -85,7 +86,7 @@ func TestARouterGetsEverything(t *testing.T) {
 	w.view.take(greeting(), true)
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r))
 	require.Equal(t, map[string]int{"r1": 1000}, p.sizes)
-	require.Equal(t, []routing.CacheChange{{Replica: "r2", BlockTokens: 512, Stored: []uint64{7}}}, p.changes)
+	require.Equal(t, []policy.CacheChange{{Replica: "r2", BlockTokens: 512, Stored: []uint64{7}}}, p.changes)
 	start := w.view.start()
 	require.Equal(t, "a", start.GetIncarnation())
 	require.Equal(t, []uint64{3, 0, 4}, []uint64{start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()})
@@ -106,7 +107,7 @@ func TestARouterGetsEverything(t *testing.T) {
 	detach()
 	detach()
 	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, foreign(r2))
-	require.Equal(t, routing.CacheChange{Replica: "r1", BlockTokens: 512, Cleared: true}, p2.changes[len(p2.changes)-1])
+	require.Equal(t, policy.CacheChange{Replica: "r1", BlockTokens: 512, Cleared: true}, p2.changes[len(p2.changes)-1])
 	require.Equal(t, 32, foreign(r)["r2"])
 }
 
@@ -189,12 +190,12 @@ func FuzzTake(f *testing.F) {
 		for range 2 {
 			w.view.take(&m, first)
 			for _, rep := range r.View().Replicas() {
-				ongoing, tokens := rep.Foreign()
+				ongoing, tokens := rep.PeerLoad()
 				require.False(t, ongoing < 0 || tokens < 0)
 			}
 		}
 		for _, c := range p.changes {
-			require.Less(t, int(c.Tier), routing.Tiers)
+			require.Less(t, int(c.Tier), policy.Tiers)
 			require.Positive(t, c.BlockTokens)
 		}
 		f := watchStream{view: w.view, interval: time.Second}

@@ -8,7 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"github.com/warmpath/warmpath/balancer/routing"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
@@ -22,7 +23,7 @@ func cut(rs []workload.Request) [][]uint64 {
 	prompts := make([][]uint64, len(rs))
 	for i := range rs {
 		var b Blocks
-		b.Cut(routing.Prompt{Tokens: rs[i].Tokens()}, rs[i].PromptTokens, Grain{Bytes: 64, Tokens: 16}, 1337, true)
+		b.Cut(policy.Prompt{Tokens: rs[i].Tokens()}, rs[i].PromptTokens, Grain{Bytes: 64, Tokens: 16}, 1337, true)
 		prompts[i] = b.Hashes
 	}
 	return prompts

@@ -1,7 +1,7 @@
 package rendezvous
 
 import (
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
@@ -26,7 +26,7 @@ type Blocks struct {
 
 // Cut cuts and hashes a prompt of so many tokens. What follows its last full block
 // is a block of its own with tail, else it is left out.
-func (b *Blocks) Cut(prompt routing.Prompt, tokens int, g Grain, seed kvindex.Seed, tail bool) {
+func (b *Blocks) Cut(prompt policy.Prompt, tokens int, g Grain, seed kvindex.Seed, tail bool) {
 	b.Tokens = tokens
 	if h := prompt.Hashed; h != nil {
 		b.take(h, tail)
@@ -34,7 +34,7 @@ func (b *Blocks) Cut(prompt routing.Prompt, tokens int, g Grain, seed kvindex.Se
 	}
 	b.Size, b.Length, b.Unit = g.Tokens, len(prompt.Tokens), 1
 	if b.Length == 0 {
-		b.Size, b.Length, b.Unit = g.Bytes, len(prompt.Text), routing.BytesPerToken
+		b.Size, b.Length, b.Unit = g.Bytes, len(prompt.Text), policy.BytesPerToken
 	}
 	full := b.full()
 	b.Hashes = b.few[:0]
@@ -61,7 +61,7 @@ func (b *Blocks) Cut(prompt routing.Prompt, tokens int, g Grain, seed kvindex.Se
 
 // take is Cut for a prompt that came hashed, of any grain: blocks of another size are
 // found where they end a superblock, and give the same order in every client.
-func (b *Blocks) take(h *routing.Hashed, tail bool) {
+func (b *Blocks) take(h *policy.Hashed, tail bool) {
 	b.Size, b.Length, b.Unit = h.Size, h.Length, h.Unit
 	b.Hashes = h.Hashes
 	if !tail {
@@ -96,9 +96,9 @@ func (b *Blocks) CoveredTokens(depth int) int {
 func (b *Blocks) TokensPerBlock() int { return max(b.Size/max(b.Unit, 1), 1) }
 
 // Hashed returns the prompt as these blocks, which share their memory; nil where there are none.
-func (b *Blocks) Hashed() *routing.Hashed {
+func (b *Blocks) Hashed() *policy.Hashed {
 	if len(b.Hashes) == 0 {
 		return nil
 	}
-	return &routing.Hashed{Hashes: b.Hashes, Size: b.Size, Unit: b.Unit, Length: b.Covered(len(b.Hashes))}
+	return &policy.Hashed{Hashes: b.Hashes, Size: b.Size, Unit: b.Unit, Length: b.Covered(len(b.Hashes))}
 }

@@ -5,13 +5,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A prompt that comes hashed is the same prompt, tail or not.
 func TestHashedPromptsAreTheSame(t *testing.T) {
 	grain := Grain{Bytes: 8, Tokens: 4}
-	for _, prompt := range []routing.Prompt{
+	for _, prompt := range []policy.Prompt{
 		{Tokens: []uint32{1, 2, 3, 4, 5, 6}},
 		{Tokens: []uint32{1, 2, 3, 4}},
 		{Tokens: []uint32{1}},
@@ -24,9 +24,9 @@ func TestHashedPromptsAreTheSame(t *testing.T) {
 			tokens := prompt.Len()
 			whole.Cut(prompt, tokens, grain, 1337, true)
 			want.Cut(prompt, tokens, grain, 1337, tail)
-			h := &routing.Hashed{Hashes: whole.Hashes, Size: whole.Size, Unit: whole.Unit, Length: whole.Length}
+			h := &policy.Hashed{Hashes: whole.Hashes, Size: whole.Size, Unit: whole.Unit, Length: whole.Length}
 			require.NoError(t, h.Check())
-			hashed := routing.Prompt{Hashed: h}
+			hashed := policy.Prompt{Hashed: h}
 			require.False(t, hashed.Empty())
 			require.Equal(t, tokens, hashed.Len())
 			got.Cut(hashed, tokens, Grain{}, 0, tail)

@@ -3,8 +3,9 @@ package rendezvous
 import (
 	"encoding/binary"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/zeebo/xxh3"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // orderSeed is part of the contract between clients, as is the whole of Score.
@@ -33,12 +34,12 @@ func (s *Scorer) Score(id string) uint64 {
 
 // SessionKey is the key of a session.
 func SessionKey(session string) uint64 {
-	return xxh3.HashStringSeed(routing.SessionKey(session), orderSeed)
+	return xxh3.HashStringSeed(policy.SessionKey(session), orderSeed)
 }
 
 // Before reports whether score a of replica r stands before score b of o in the
 // rendezvous order. Equal scores go by id.
-func Before(a uint64, r *routing.Replica, b uint64, o *routing.Replica) bool {
+func Before(a uint64, r *policy.Replica, b uint64, o *policy.Replica) bool {
 	return a > b || a == b && r.ID < o.ID
 }
 
@@ -47,7 +48,7 @@ func Before(a uint64, r *routing.Replica, b uint64, o *routing.Replica) bool {
 type Place struct{ At, Depth int32 }
 
 // First returns the first Head replicas by score, in order, and how many they are.
-func First(replicas []*routing.Replica, scores []uint64) (top [Head]Place, n int) {
+func First(replicas []*policy.Replica, scores []uint64) (top [Head]Place, n int) {
 	var best [Head]uint64 // the scores of top
 	for i, score := range scores[:len(replicas)] {
 		if n == Head && !(score > best[n-1] || score == best[n-1] && replicas[i].ID < replicas[top[n-1].At].ID) {

@@ -7,16 +7,17 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // fleet returns n replicas, r0, r1, ….
-func fleet(n int) []*routing.Replica {
-	replicas := make([]*routing.Replica, n)
+func fleet(n int) []*policy.Replica {
+	replicas := make([]*policy.Replica, n)
 	for i := range replicas {
-		replicas[i] = &routing.Replica{Attributes: routing.Attributes{ID: fmt.Sprint("r", i)}}
+		replicas[i] = &policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprint("r", i)}}
 	}
 	return replicas
 }

@@ -1,14 +1,14 @@
 package rendezvous
 
-import "github.com/warmpath/warmpath/balancer/routing"
+import "github.com/warmpath/warmpath/balancer/policy"
 
 // PerSuperblock returns how many blocks of a size, in a unit of so many per token, a
 // superblock has; 0 if they do not divide it.
 func PerSuperblock(size, unit int) int {
-	if size < 1 || routing.SuperblockTokens*unit%size != 0 {
+	if size < 1 || policy.SuperblockTokens*unit%size != 0 {
 		return 0
 	}
-	return routing.SuperblockTokens * unit / size
+	return policy.SuperblockTokens * unit / size
 }
 
 // Superblocks appends the hashes that end a superblock, and returns how many blocks one

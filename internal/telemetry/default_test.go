@@ -7,7 +7,7 @@ import (
 	"go.opentelemetry.io/otel"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -22,6 +22,6 @@ func TestDefaultWhereInstrumentsAreRefused(t *testing.T) {
 	r := telemetry.Default()
 	require.Len(t, told, 1)
 	require.ErrorContains(t, told[0], "creating instruments")
-	r.Decided(t.Context(), "round_robin", routing.Decision{Reason: routing.ReasonRoundRobin})
+	r.Decided(t.Context(), "round_robin", policy.Decision{Reason: policy.ReasonRoundRobin})
 	require.False(t, r.Counts(t.Context()))
 }

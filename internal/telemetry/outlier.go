@@ -8,8 +8,9 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Attribute keys of the replicas' health.
@@ -23,18 +24,18 @@ const (
 const EjectedName = "warmpath.ejected"
 
 // Ejected adds the event where the replica is ejected.
-func Ejected(span trace.Span, router *routing.Router, r *routing.Replica) {
+func Ejected(span trace.Span, rt *router.Router, r *policy.Replica) {
 	if !span.IsRecording() {
 		return
 	}
-	if c, cause := router.Outliers().State(r.Outlier()); c >= outlier.HalfOpen {
+	if c, cause := rt.Outliers().State(rt.Outlier(r)); c >= outlier.HalfOpen {
 		span.AddEvent(EjectedName, trace.WithAttributes(
 			KeyReplica.String(r.ID), KeyCondition.String(c.String()), KeyCause.String(cause.String())))
 	}
 }
 
 // WatchHealth observes the health of a Router's replicas until stop is called.
-func (r *Recorder) WatchHealth(policy string, router *routing.Router) (stop func(), err error) {
+func (r *Recorder) WatchHealth(policyName string, rt *router.Router) (stop func(), err error) {
 	gauge, err := r.meter.Int64ObservableGauge("warmpath.replica.condition", metric.WithUnit("{replica}"),
 		metric.WithDescription("1 for the condition that a replica is in, by replica."))
 	if err != nil {
@@ -51,12 +52,12 @@ func (r *Recorder) WatchHealth(policy string, router *routing.Router) (stop func
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
 	}
 	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		by := KeyPolicy.String(policy)
-		for _, rep := range router.View().Replicas() {
-			c, _ := router.Outliers().State(rep.Outlier())
+		by := KeyPolicy.String(policyName)
+		for _, rep := range rt.View().Replicas() {
+			c, _ := rt.Outliers().State(rt.Outlier(rep))
 			o.ObserveInt64(gauge, 1, r.attributes(by, KeyReplica.String(rep.ID), KeyCondition.String(c.String())))
 		}
-		h := router.Outliers().Stats()
+		h := rt.Outliers().Stats()
 		for cause, n := range h.Ejections {
 			if n > 0 {
 				o.ObserveInt64(ejections, n, r.attributes(by, KeyCause.String(outlier.Cause(cause).String())))

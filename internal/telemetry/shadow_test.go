@@ -7,7 +7,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	_ "github.com/warmpath/warmpath/internal/builtin"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -15,15 +16,15 @@ import (
 func TestShadowAttributes(t *testing.T) {
 	c, err := policy.ParseConfig([]byte(`{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`))
 	require.NoError(t, err)
-	r, err := c.NewRouter(nil)
+	r, err := router.FromConfig(c, nil)
 	require.NoError(t, err)
 	defer r.Close()
-	r.SetFleet([]routing.Member{{Attributes: routing.Attributes{ID: "a"}}, {Attributes: routing.Attributes{ID: "b"}}})
+	r.SetFleet([]router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
 	r.Connect()
 	decide := func() map[attribute.Key]attribute.Value {
-		q := new(routing.Request)
-		q.SetPrompt(routing.Prompt{Tokens: make([]uint32, 160)})
-		var b routing.Booking
+		q := new(policy.Request)
+		q.SetPrompt(policy.Prompt{Tokens: make([]uint32, 160)})
+		var b router.Reservation
 		require.NoError(t, r.Pick(t.Context(), q, &b))
 		b.Release()
 		all := make(map[attribute.Key]attribute.Value)
@@ -42,7 +43,7 @@ func TestShadowAttributes(t *testing.T) {
 	third := decide()
 	require.EqualValues(t, third[telemetry.KeyShadowReplica].AsString() != third[telemetry.KeyReplica].AsString(), third[telemetry.KeyShadowDiffers].AsBool())
 
-	plain := telemetry.Attributes("x", new(routing.Request), routing.To(r.View().Replicas()[0], "y"))
+	plain := telemetry.Attributes("x", new(policy.Request), policy.To(r.View().Replicas()[0], "y"))
 	for _, kv := range plain {
 		require.NotContains(t, string(kv.Key), "shadow")
 	}

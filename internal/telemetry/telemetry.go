@@ -24,7 +24,8 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Scope is the name of the instrumentation scope.
@@ -34,7 +35,7 @@ const Scope = "github.com/warmpath/warmpath"
 const (
 	KeyPolicy        = attribute.Key("warmpath.policy")
 	KeyReason        = attribute.Key("warmpath.reason")
-	KeyRule          = attribute.Key("warmpath.rule") // the policy's own reason: see routing.Decision.Rule
+	KeyRule          = attribute.Key("warmpath.rule") // the policy's own reason: see policy.Decision.Rule
 	KeyReplica       = attribute.Key("warmpath.replica")
 	KeyMatchedTokens = attribute.Key("warmpath.matched_tokens")
 	KeyPromptTokens  = attribute.Key("warmpath.prompt_tokens")
@@ -52,10 +53,10 @@ const (
 const EventName = "warmpath.decision"
 
 // Attributes describe one decision for a span.
-func Attributes(policy string, q *routing.Request, d routing.Decision) []attribute.KeyValue {
+func Attributes(policyName string, q *policy.Request, d policy.Decision) []attribute.KeyValue {
 	kvs := make([]attribute.KeyValue, 0, 13)
 	kvs = append(kvs,
-		KeyPolicy.String(policy),
+		KeyPolicy.String(policyName),
 		KeyReason.String(string(d.Reason)),
 		KeyReplica.String(d.Replica.ID),
 		KeyMatchedTokens.Int(d.MatchedTokens),
@@ -79,19 +80,19 @@ func Attributes(policy string, q *routing.Request, d routing.Decision) []attribu
 		kvs = append(kvs, KeyQueueWait.Float64(float64(d.Queued)/float64(time.Millisecond)))
 	}
 	if q.Session != "" {
-		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(routing.SessionKey(q.Session)))))
+		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(policy.SessionKey(q.Session)))))
 	}
 	return appendShadow(kvs, q, &d)
 }
 
 // Span writes a decision on the span in the context of an attempt. The span is
 // the attempt's own if it differs from the one in the context of the call.
-func Span(attempt context.Context, call trace.Span, policy string, q *routing.Request, d routing.Decision) {
+func Span(attempt context.Context, call trace.Span, policyName string, q *policy.Request, d policy.Decision) {
 	span := trace.SpanFromContext(attempt)
 	if !span.IsRecording() {
 		return
 	}
-	kvs := Attributes(policy, q, d)
+	kvs := Attributes(policyName, q, d)
 	if call != nil && span == call {
 		span.AddEvent(EventName, trace.WithAttributes(kvs...))
 		return
@@ -100,22 +101,22 @@ func Span(attempt context.Context, call trace.Span, policy string, q *routing.Re
 }
 
 // NoReport is the Report of a call that no replica was picked for.
-var NoReport = Report{Place: -1, Usage: routing.NoUsage}
+var NoReport = Report{Place: -1, Usage: policy.NoUsage}
 
 // A Report is the decision of one call as the application reads it afterwards.
 type Report struct {
 	Replica       string // id of the replica of the last attempt that was sent; "" when none was picked
 	Address       string
 	Policy        string
-	Reason        routing.Reason
-	Rule          routing.Reason // the policy's own reason where Reason is another's: see [routing.Decision]
-	MatchedTokens int            // prompt tokens predicted to be cached there
+	Reason        policy.Reason
+	Rule          policy.Reason // the policy's own reason where Reason is another's: see [policy.Decision]
+	MatchedTokens int           // prompt tokens predicted to be cached there
 	PromptTokens  int
 	Place         int           // in the rendezvous order or on the ring; -1 = none
 	Load          float64       // of the replica when it was picked, in tokens
 	Queued        time.Duration // how long the attempt waited in the queue
 	Attempts      int           // made, this one included
-	Usage         routing.Usage // as the replica reported it
+	Usage         policy.Usage  // as the replica reported it
 }
 
 // A Recorder records metrics. Safe for use by many goroutines.
@@ -210,12 +211,12 @@ var Default = sync.OnceValue(func() *Recorder {
 	return r
 })
 
-func (r *Recorder) set(policy, reason string) metric.MeasurementOption {
-	k := setKey{policy, reason}
+func (r *Recorder) set(policyName, reason string) metric.MeasurementOption {
+	k := setKey{policyName, reason}
 	if o, ok := r.sets.Load(k); ok {
 		return o.(metric.MeasurementOption)
 	}
-	kvs := []attribute.KeyValue{KeyPolicy.String(policy)}
+	kvs := []attribute.KeyValue{KeyPolicy.String(policyName)}
 	if reason != "" {
 		kvs = append(kvs, KeyReason.String(reason))
 	}
@@ -225,9 +226,9 @@ func (r *Recorder) set(policy, reason string) metric.MeasurementOption {
 }
 
 // Decided counts a decision.
-func (r *Recorder) Decided(ctx context.Context, policy string, d routing.Decision) {
+func (r *Recorder) Decided(ctx context.Context, policyName string, d policy.Decision) {
 	if r.decisions.Enabled(ctx) {
-		r.decisions.Add(ctx, 1, r.set(policy, string(d.Reason)))
+		r.decisions.Add(ctx, 1, r.set(policyName, string(d.Reason)))
 	}
 }
 
@@ -239,20 +240,20 @@ func (r *Recorder) Counts(ctx context.Context) bool { return r.decisions.Enabled
 func (r *Recorder) Timed(ctx context.Context) bool { return r.pick.Enabled(ctx) }
 
 // Picked records how long a pick took.
-func (r *Recorder) Picked(ctx context.Context, policy string, took time.Duration) {
-	r.pick.Record(ctx, took.Seconds(), r.set(policy, ""))
+func (r *Recorder) Picked(ctx context.Context, policyName string, took time.Duration) {
+	r.pick.Record(ctx, took.Seconds(), r.set(policyName, ""))
 }
 
 // Ended records the outcome of one attempt: what was predicted against what the
 // replica reported.
-func (r *Recorder) Ended(ctx context.Context, policy string, q *routing.Request, d routing.Decision, o routing.Outcome) {
+func (r *Recorder) Ended(ctx context.Context, policyName string, q *policy.Request, d policy.Decision, o policy.Outcome) {
 	if o.Err != nil && r.failed.Enabled(ctx) {
-		r.failed.Add(ctx, 1, r.set(policy, ""))
+		r.failed.Add(ctx, 1, r.set(policyName, ""))
 	}
 	if o.Usage.CachedTokens < 0 || !r.measured.Enabled(ctx) {
 		return
 	}
-	set := r.set(policy, "")
+	set := r.set(policyName, "")
 	r.prompt.Add(ctx, int64(max(o.Usage.PromptTokens, q.PromptTokens)), set)
 	r.predicted.Add(ctx, int64(d.MatchedTokens), set)
 	r.measured.Add(ctx, int64(o.Usage.CachedTokens), set)
@@ -268,12 +269,12 @@ const (
 )
 
 // appendShadow adds what a shadow policy decided on the same request.
-func appendShadow(kvs []attribute.KeyValue, q *routing.Request, d *routing.Decision) []attribute.KeyValue {
-	policy, shadow, _, ok := q.Shadow()
+func appendShadow(kvs []attribute.KeyValue, q *policy.Request, d *policy.Decision) []attribute.KeyValue {
+	name, shadow, _, ok := router.Shadow(q)
 	if !ok {
 		return kvs
 	}
-	kvs = append(kvs, KeyShadowPolicy.String(policy), KeyShadowDiffers.Bool(shadow.Replica != d.Replica))
+	kvs = append(kvs, KeyShadowPolicy.String(name), KeyShadowDiffers.Bool(shadow.Replica != d.Replica))
 	if shadow.Replica != nil {
 		kvs = append(kvs, KeyShadowReplica.String(shadow.Replica.ID), KeyShadowReason.String(string(shadow.Reason)),
 			KeyShadowMatchedTokens.Int(shadow.MatchedTokens))
@@ -282,16 +283,16 @@ func appendShadow(kvs []attribute.KeyValue, q *routing.Request, d *routing.Decis
 }
 
 // Shadowed counts what a shadow policy decided on a request, if there is one.
-func (r *Recorder) Shadowed(ctx context.Context, policy string, q *routing.Request, d *routing.Decision) {
-	name, shadow, actual, ok := q.Shadow()
+func (r *Recorder) Shadowed(ctx context.Context, policyName string, q *policy.Request, d *policy.Decision) {
+	name, shadow, actual, ok := router.Shadow(q)
 	if !ok || !r.shadowed.Enabled(ctx) {
 		return
 	}
-	both := r.attributes(KeyPolicy.String(policy), KeyShadowPolicy.String(name))
+	both := r.attributes(KeyPolicy.String(policyName), KeyShadowPolicy.String(name))
 	r.shadow.Add(ctx, int64(shadow.MatchedTokens), both)
 	r.actual.Add(ctx, int64(actual), both)
 	differs := KeyShadowDiffers.Bool(shadow.Replica != d.Replica)
-	r.shadowed.Add(ctx, 1, r.attributes(KeyPolicy.String(policy), KeyShadowPolicy.String(name), differs))
+	r.shadowed.Add(ctx, 1, r.attributes(KeyPolicy.String(policyName), KeyShadowPolicy.String(name), differs))
 }
 
 // Unbound counts a channel that never met the balancer.
@@ -299,7 +300,7 @@ func (r *Recorder) Unbound(ctx context.Context) { r.unbound.Add(ctx, 1) }
 
 // Watch observes a Router until stop is called: ongoing per replica, queue
 // length, failed prepares, and the index where the policy has one.
-func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), err error) {
+func (r *Recorder) Watch(policyName string, rt *router.Router) (stop func(), err error) {
 	gauge := func(name, unit, what string) metric.Int64ObservableGauge {
 		g, e := r.meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what))
 		if err == nil {
@@ -331,15 +332,15 @@ func (r *Recorder) Watch(policy string, router *routing.Router) (stop func(), er
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
 	}
 	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		set := r.set(policy, "")
-		for _, rep := range router.View().Connected() {
-			o.ObserveInt64(ongoing, int64(rep.Ongoing()), r.attributes(KeyPolicy.String(policy), KeyReplica.String(rep.ID)))
+		set := r.set(policyName, "")
+		for _, rep := range rt.View().Connected() {
+			o.ObserveInt64(ongoing, int64(rep.Ongoing()), r.attributes(KeyPolicy.String(policyName), KeyReplica.String(rep.ID)))
 		}
-		o.ObserveInt64(queued, int64(router.Queued()), set)
-		o.ObserveInt64(errs, router.PrepareErrors(), set)
-		o.ObserveInt64(corrected, router.Corrections(), set)
-		o.ObserveInt64(texts, router.TokenizeErrors(), set)
-		if x, ok := router.Policy().(routing.IndexReporter); ok {
+		o.ObserveInt64(queued, int64(rt.Queued()), set)
+		o.ObserveInt64(errs, rt.PrepareErrors(), set)
+		o.ObserveInt64(corrected, rt.Corrections(), set)
+		o.ObserveInt64(texts, rt.TokenizeErrors(), set)
+		if x, ok := rt.Policy().(policy.IndexReporter); ok {
 			s := x.IndexStats()
 			o.ObserveInt64(bytes, s.Bytes, set)
 			o.ObserveInt64(blocks, s.Blocks, set)

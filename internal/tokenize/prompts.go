@@ -13,7 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // ErrMedia is the error of a prompt that has images or the like, whose tokens depend on the model. It stays text.
@@ -24,7 +24,7 @@ type Options struct {
 	Logger *slog.Logger // nil = slog's default
 }
 
-// Prompts is the [routing.Tokenizer] of a Router: a Tokenizer with a chat template, a
+// Prompts is the [router.Tokenizer] of a Router: a Tokenizer with a chat template, a
 // cache and a deadline. Safe for use by many goroutines.
 type Prompts struct {
 	tokenizer dialect.Tokenizer
@@ -57,8 +57,8 @@ func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
 func (p *Prompts) Close() error { return closeAll(p.tokenizer, p.template) }
 
 // Tokenize returns the token ids of a request's text. It implements
-// [routing.Tokenizer]: an error leaves the prompt as it is.
-func (p *Prompts) Tokenize(ctx context.Context, q *routing.Request) ([]uint32, error) {
+// [router.Tokenizer]: an error leaves the prompt as it is.
+func (p *Prompts) Tokenize(ctx context.Context, q *policy.Request) ([]uint32, error) {
 	tokens, err := p.tokens(ctx, q)
 	if err != nil {
 		p.log(err)
@@ -66,7 +66,7 @@ func (p *Prompts) Tokenize(ctx context.Context, q *routing.Request) ([]uint32, e
 	return tokens, err
 }
 
-func (p *Prompts) tokens(ctx context.Context, q *routing.Request) ([]uint32, error) {
+func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, error) {
 	text := q.Prompt.Text
 	chat := dialect.IsChat(text)
 	if p.resumer != nil && !chat {

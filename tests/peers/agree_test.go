@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // everyone returns all indexes, by name.
@@ -76,7 +76,7 @@ func TestPicks(t *testing.T) {
 				continue // a route always tells of whole prompts
 			}
 			arrange(x, l, asked)
-			var q routing.Request
+			var q policy.Request
 			d := x.pick(&q, asked)
 			assert.Equal(t, longest, d.MatchedTokens, "%s, %s", l.name, name)
 			assert.NotNil(t, d.Replica)
@@ -91,7 +91,7 @@ func TestAllocations(t *testing.T) {
 	for _, l := range layouts() {
 		for name, x := range contestants(t) {
 			arrange(x, l, asked)
-			var q routing.Request
+			var q policy.Request
 			got := testing.AllocsPerRun(100, func() { x.pick(&q, asked) })
 			assert.LessOrEqual(t, got, 2., "%s, %s", l.name, name)
 		}

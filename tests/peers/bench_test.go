@@ -7,7 +7,7 @@ import (
 	"github.com/llm-d/llm-d-kv-cache/pkg/kvcache/kvblock"
 	"sigs.k8s.io/gateway-api-inference-extension/pkg/epp/framework/interface/scheduling"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A contender does one kind of work in one way.
@@ -78,7 +78,7 @@ func picks(l layout) []contender {
 
 func benchmarkPick(b *testing.B, x *ours, l layout, asked prompt) {
 	arrange(x, l, asked)
-	var q routing.Request
+	var q policy.Request
 	for b.Loop() {
 		x.pick(&q, asked)
 	}
@@ -112,8 +112,8 @@ func adds(n novelty) []contender {
 		}},
 		{prefixAffinity, func(b *testing.B) {
 			x := newPrefixAffinity(b, n.shared)
-			benchmarkAdd(b, n, x, x.routed, func(_ int, p prompt) *routing.Request {
-				q := new(routing.Request)
+			benchmarkAdd(b, n, x, x.routed, func(_ int, p prompt) *policy.Request {
+				q := new(policy.Request)
 				x.pick(q, p)
 				return q
 			})

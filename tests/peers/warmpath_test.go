@@ -6,13 +6,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // budget is in bytes, for as many pairs of a block and a replica as the others keep.
@@ -26,16 +27,16 @@ func budget(shared bool) int64 {
 // ours is one of warmpath's policies with its Router.
 type ours struct {
 	policy interface {
-		routing.Policy
-		routing.RouteObserver
-		routing.CompletionObserver
+		policy.Policy
+		policy.RouteObserver
+		policy.CompletionObserver
 	}
-	router *routing.Router
-	view   *routing.View
+	router *router.Router
+	view   policy.View
 	text   bool // asked with text instead of token ids
 	told   bool // told what replicas hold, instead of routing there
 
-	change [1]routing.CacheChange // the memory of tell
+	change [1]policy.CacheChange // the memory of tell
 }
 
 // newKVAware returns kv_aware, which is told what replicas hold by token ids.
@@ -65,12 +66,12 @@ func newPrefixAffinity(t testing.TB, shared bool) *ours {
 
 // pick hashes, looks up, scores and chooses: all that stands between a request and its replica but
 // the booking.
-func (x *ours) pick(q *routing.Request, p prompt) routing.Decision {
-	*q = routing.Request{}
+func (x *ours) pick(q *policy.Request, p prompt) policy.Decision {
+	*q = policy.Request{}
 	if x.text {
-		q.SetPrompt(routing.Prompt{Text: p.text})
+		q.SetPrompt(policy.Prompt{Text: p.text})
 	} else {
-		q.SetPrompt(routing.Prompt{Tokens: p.tokens})
+		q.SetPrompt(policy.Prompt{Tokens: p.tokens})
 	}
 	must(x.policy.Prepare(context.Background(), q, x.view))
 	return x.policy.Choose(q, x.view)
@@ -79,15 +80,15 @@ func (x *ours) pick(q *routing.Request, p prompt) routing.Decision {
 // tell says, as an engine's events do, that a replica holds these blocks.
 func (x *ours) tell(replica int, blocks []uint64) {
 	id := x.view.Replicas()[replica].ID
-	x.change[0] = routing.CacheChange{Replica: id, BlockTokens: blockTokens, Stored: blocks}
+	x.change[0] = policy.CacheChange{Replica: id, BlockTokens: blockTokens, Stored: blocks}
 	x.router.CacheChanged(x.change[:])
 }
 
 // routed says that a request that was picked went to a replica, and ended.
-func (x *ours) routed(replica int, q *routing.Request) {
-	d := routing.To(x.view.Replicas()[replica], routing.ReasonPrefixMatch)
+func (x *ours) routed(replica int, q *policy.Request) {
+	d := policy.To(x.view.Replicas()[replica], policy.ReasonPrefixMatch)
 	x.policy.Routed(q, d)
-	x.policy.Completed(q, d, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+	x.policy.Completed(q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 }
 
 func (x *ours) add(replica int, p prompt, from int) {
@@ -95,7 +96,7 @@ func (x *ours) add(replica int, p prompt, from int) {
 		x.tell(replica, hashes(p)[from:])
 		return
 	}
-	var q routing.Request
+	var q policy.Request
 	x.pick(&q, p)
 	x.routed(replica, &q)
 }
@@ -116,15 +117,15 @@ func newTable(t testing.TB, text bool) *table {
 	grain := rendezvous.Grain{Bytes: blockBytes, Tokens: blockTokens}
 	x.index = cacheview.New(cacheview.Options{MaxBytes: budget(false), Grain: grain, KVTokens: capacity * blockTokens})
 	view := newKVAware(t, false).view
-	x.index.FleetChanged(routing.FleetChange{Added: view.Replicas()})
+	x.index.FleetChanged(policy.FleetChange{Added: view.Replicas()})
 	x.fleet = x.index.Fleet(view)
 	return x
 }
 
 func (x *table) cut(p prompt) *rendezvous.Blocks {
-	asked := routing.Prompt{Tokens: p.tokens}
+	asked := policy.Prompt{Tokens: p.tokens}
 	if x.text {
-		asked = routing.Prompt{Text: p.text}
+		asked = policy.Prompt{Text: p.text}
 	}
 	b := new(rendezvous.Blocks)
 	b.Cut(asked, len(p.tokens), x.index.Grain(""), kvindex.SeedFor("", "", ""), true)
@@ -132,8 +133,8 @@ func (x *table) cut(p prompt) *rendezvous.Blocks {
 }
 
 func (x *table) add(replica int, p prompt, from int) {
-	change := routing.CacheChange{Replica: replicaName(replica), BlockTokens: blockTokens, Stored: x.cut(p).Hashes[from:]}
-	x.index.CacheChanged([]routing.CacheChange{change})
+	change := policy.CacheChange{Replica: replicaName(replica), BlockTokens: blockTokens, Stored: x.cut(p).Hashes[from:]}
+	x.index.CacheChanged([]policy.CacheChange{change})
 }
 
 func (x *table) depths(p prompt) (d [replicas]int) {

@@ -39,8 +39,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 const (
@@ -207,20 +207,20 @@ func homes(t *testing.T, rs []*replica) func(session string) string {
 	t.Helper()
 	c, err := policy.ParseConfig([]byte(`{"policy":{"consistent_hash":{}}}`))
 	require.NoError(t, err)
-	r, err := c.NewRouter(nil)
+	r, err := router.FromConfig(c, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
-	var members []routing.Member
+	var members []router.Member
 	for _, rep := range rs {
-		members = append(members, routing.Member{Attributes: routing.Attributes{ID: rep.addr, Address: rep.addr}})
+		members = append(members, router.Member{Attributes: policy.Attributes{ID: rep.addr, Address: rep.addr}})
 	}
 	r.SetFleet(members)
 	for _, m := range members {
 		r.SetConnected(m.ID, true)
 	}
 	return func(session string) string {
-		var b routing.Booking
-		require.NoError(t, r.Pick(context.Background(), &routing.Request{Session: session}, &b))
+		var b router.Reservation
+		require.NoError(t, r.Pick(context.Background(), &policy.Request{Session: session}, &b))
 		defer b.Release()
 		return b.Decision.Replica.ID
 	}
@@ -265,7 +265,7 @@ func TestConsistentHash(t *testing.T) {
 		m, err := stream.Recv()
 		require.NoError(t, err)
 		require.Equal(t, home(s), string(m.Payload.Body))
-		require.Equal(t, routing.ReasonRing, d.Reason)
+		require.Equal(t, policy.ReasonRing, d.Reason)
 		used[reply.Username] = true
 	}
 	require.Greater(t, len(used), 2)
@@ -308,7 +308,7 @@ func TestPrefixAffinity(t *testing.T) {
 				first = reply.Username
 			} else {
 				require.Equal(t, first, reply.Username)
-				require.Equal(t, routing.ReasonPrefixMatch, d.Reason)
+				require.Equal(t, policy.ReasonPrefixMatch, d.Reason)
 				require.Positive(t, d.MatchedTokens)
 			}
 			text += strings.Repeat("and so on. ", 10)

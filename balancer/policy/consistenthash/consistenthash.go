@@ -42,7 +42,7 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Name is the policy's name in a config.
@@ -54,12 +54,12 @@ type Policy struct {
 	cfg  Config
 	ring atomic.Pointer[ring]
 
-	slotOf map[string]uint32  // by replica id
-	slots  []slot             // by slot number; parallel to ring.ids
-	free   []uint32           // slots without a replica
-	walk   uint32             // number of the walk under way
-	full   []*routing.Replica // the full ones of the walk under way
-	epoch  uint64             // of the View whose weights the ring has
+	slotOf map[string]uint32 // by replica id
+	slots  []slot            // by slot number; parallel to ring.ids
+	free   []uint32          // slots without a replica
+	walk   uint32            // number of the walk under way
+	full   []*policy.Replica // the full ones of the walk under way
+	epoch  uint64            // of the View whose weights the ring has
 }
 
 // slot is the part of a ring member that changes without a new ring.
@@ -70,11 +70,11 @@ type slot struct {
 }
 
 var (
-	_ routing.Policy        = (*Policy)(nil)
-	_ routing.KeyUser       = (*Policy)(nil)
-	_ routing.QuickChooser  = (*Policy)(nil)
-	_ routing.FleetObserver = (*Policy)(nil)
-	_ routing.Previewer     = (*Policy)(nil)
+	_ policy.Policy        = (*Policy)(nil)
+	_ policy.KeyUser       = (*Policy)(nil)
+	_ policy.QuickChooser  = (*Policy)(nil)
+	_ policy.FleetObserver = (*Policy)(nil)
+	_ policy.Previewer     = (*Policy)(nil)
 )
 
 // New returns the policy with an empty ring.
@@ -83,16 +83,16 @@ func New(c Config) (*Policy, error) {
 		return nil, err
 	}
 	p := &Policy{cfg: c, slotOf: make(map[string]uint32)}
-	p.full = make([]*routing.Replica, 0, min(1+c.NumFallbackReplicas, 8))
+	p.full = make([]*policy.Replica, 0, min(1+c.NumFallbackReplicas, 8))
 	p.ring.Store(&ring{})
 	return p, nil
 }
 
-// Uses implements [routing.KeyUser].
-func (p *Policy) Uses() routing.Uses { return routing.UsesSession | routing.SharesByKey }
+// Uses implements [policy.KeyUser].
+func (p *Policy) Uses() policy.Uses { return policy.UsesSession | policy.SharesByKey }
 
-// Prepare implements [routing.Policy]. There is nothing to prepare.
-func (p *Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+// Prepare implements [policy.Policy]. There is nothing to prepare.
+func (p *Policy) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
 // Order returns the ids of the first n replicas for a key, the primary first,
 // whether or not they are connected. Safe from any goroutine.
@@ -100,9 +100,9 @@ func (p *Policy) Order(key string, n int) []string {
 	return p.ring.Load().order(Hash(key), n)
 }
 
-// ChooseQuick implements [routing.QuickChooser]: the session's own replica, if
+// ChooseQuick implements [policy.QuickChooser]: the session's own replica, if
 // it has room and a connection.
-func (p *Policy) ChooseQuick(q *routing.Request, v *routing.View) (*routing.Replica, routing.Reason) {
+func (p *Policy) ChooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
 	ring := p.ring.Load()
 	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring.hashes) == 0 {
 		return nil, ""
@@ -115,11 +115,11 @@ func (p *Policy) ChooseQuick(q *routing.Request, v *routing.View) (*routing.Repl
 	if r == nil || !r.Open() {
 		return nil, ""
 	}
-	return r, routing.ReasonRing
+	return r, policy.ReasonRing
 }
 
-// Choose implements [routing.Policy].
-func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+// Choose implements [policy.Policy].
+func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
 	key := q.Session
 	if key == "" {
 		key = q.ID
@@ -132,25 +132,25 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	}
 	d := p.clockwise(v.Lot(q), q, v)
 	if d.Replica != nil {
-		d.Reason = routing.ReasonNoKey
+		d.Reason = policy.ReasonNoKey
 	}
 	return d
 }
 
-// Preview implements [routing.Previewer]: a walk leaves nothing behind.
-func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision { return p.Choose(q, v) }
+// Preview implements [policy.Previewer]: a walk leaves nothing behind.
+func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
 
 // clockwise walks the ring from a hash to the first replica that may have the
 // request.
-func (p *Policy) clockwise(h uint64, q *routing.Request, v *routing.View) routing.Decision {
+func (p *Policy) clockwise(h uint64, q *policy.Request, v policy.View) policy.Decision {
 	ring := p.ring.Load()
 	n := len(ring.hashes)
 	if n == 0 {
-		return routing.Wait()
+		return policy.Wait()
 	}
 	p.startWalk()
 	bound := p.bound(v)
-	var busy, tried routing.Decision // the first that were passed with room
+	var busy, tried policy.Decision // the first that were passed with room
 	passed, unseen := 0, len(v.Connected())
 	at := ring.after(h)
 	for place := -1; n > 0 && unseen > 0 && passed <= p.cfg.NumFallbackReplicas; n-- {
@@ -189,7 +189,7 @@ func (p *Policy) clockwise(h uint64, q *routing.Request, v *routing.View) routin
 	case tried.Replica != nil:
 		return tried
 	}
-	return routing.Wait(slices.Clone(p.full)...)
+	return policy.Wait(slices.Clone(p.full)...)
 }
 
 func (p *Policy) startWalk() {
@@ -206,7 +206,7 @@ func (p *Policy) startWalk() {
 
 // replica returns the replica in a slot. The View may list the fleet in any
 // order: a replica that is not at its last index is found by its id.
-func (p *Policy) replica(ring *ring, s uint32, v *routing.View) *routing.Replica {
+func (p *Policy) replica(ring *ring, s uint32, v policy.View) *policy.Replica {
 	rs, id := v.Replicas(), ring.ids[s]
 	if i := int(p.slots[s].index); i < len(rs) && rs[i].ID == id {
 		return rs[i]
@@ -218,16 +218,16 @@ func (p *Policy) replica(ring *ring, s uint32, v *routing.View) *routing.Replica
 	return r
 }
 
-func keep(d *routing.Decision, r *routing.Replica, place int) {
+func keep(d *policy.Decision, r *policy.Replica, place int) {
 	if d.Replica == nil {
 		*d = to(r, place)
 	}
 }
 
-func to(r *routing.Replica, place int) routing.Decision {
-	d := routing.Decision{Replica: r, Reason: routing.ReasonRing, Place: place}
+func to(r *policy.Replica, place int) policy.Decision {
+	d := policy.Decision{Replica: r, Reason: policy.ReasonRing, Place: place}
 	if place > 0 {
-		d.Reason = routing.ReasonRingFallback
+		d.Reason = policy.ReasonRingFallback
 	}
 	return d
 }
@@ -240,7 +240,7 @@ type bound struct {
 
 // bound adds up the connected replicas, this request included, if
 // max_load_factor asks for it.
-func (p *Policy) bound(v *routing.View) bound {
+func (p *Policy) bound(v policy.View) bound {
 	if p.cfg.MaxLoadFactor == 0 {
 		return bound{}
 	}
@@ -253,7 +253,7 @@ func (p *Policy) bound(v *routing.View) bound {
 }
 
 // exceeded reports whether one more reservation would be more than the replica may have.
-func (b bound) exceeded(r *routing.Replica) bool {
+func (b bound) exceeded(r *policy.Replica) bool {
 	if b.perWeight == 0 {
 		return false
 	}
@@ -264,14 +264,14 @@ func (b bound) exceeded(r *routing.Replica) bool {
 	return float64(r.Ongoing()+1) > math.Ceil(limit)
 }
 
-func (p *Policy) weight(r *routing.Replica) float64 {
+func (p *Policy) weight(r *policy.Replica) float64 {
 	if !p.cfg.Weighted {
 		return 1
 	}
 	return weightOf(r)
 }
 
-func weightOf(r *routing.Replica) float64 {
+func weightOf(r *policy.Replica) float64 {
 	if r.Weight <= 0 {
 		return 1
 	}

@@ -10,8 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestConfigBounds(t *testing.T) {
@@ -115,18 +116,18 @@ func TestAgreement(t *testing.T) {
 }
 
 func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
-	for name, spoil := range map[string]func(*routing.Router, *routing.Request, []routing.Member, string){
-		"disconnected": func(r *routing.Router, _ *routing.Request, _ []routing.Member, id string) {
+	for name, spoil := range map[string]func(*router.Router, *policy.Request, []router.Member, string){
+		"disconnected": func(r *router.Router, _ *policy.Request, _ []router.Member, id string) {
 			r.SetConnected(id, false)
 		},
-		"excluded": func(_ *routing.Router, q *routing.Request, _ []routing.Member, id string) {
+		"excluded": func(_ *router.Router, q *policy.Request, _ []router.Member, id string) {
 			q.Exclude = append(q.Exclude, id)
 		},
-		"draining": func(r *routing.Router, _ *routing.Request, fleet []routing.Member, id string) {
-			fleet[slices.IndexFunc(fleet, func(m routing.Member) bool { return m.ID == id })].Draining = true
+		"draining": func(r *router.Router, _ *policy.Request, fleet []router.Member, id string) {
+			fleet[slices.IndexFunc(fleet, func(m router.Member) bool { return m.ID == id })].Draining = true
 			policytest.SetFleet(r, fleet)
 		},
-		"other model": func(r *routing.Router, q *routing.Request, fleet []routing.Member, id string) {
+		"other model": func(r *router.Router, q *policy.Request, fleet []router.Member, id string) {
 			q.Model = "m"
 			for i := range fleet {
 				if fleet[i].ID == id {
@@ -151,10 +152,10 @@ func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
 				b := policytest.Pick(t, r, q)
 				require.Equal(t, order[place], b.Decision.Replica.ID)
 				require.Equal(t, place, b.Decision.Place)
-				require.Equal(t, routing.ReasonRingFallback, b.Decision.Reason)
+				require.Equal(t, policy.ReasonRingFallback, b.Decision.Reason)
 			}
-			var b routing.Booking
-			require.ErrorIs(t, r.Pick(context.Background(), q, &b), routing.ErrFull)
+			var b router.Reservation
+			require.ErrorIs(t, r.Pick(context.Background(), q, &b), router.ErrFull)
 			require.Len(t, policytest.Choose(t, r, q).WaitFor, 3)
 		})
 	}
@@ -169,7 +170,7 @@ func TestRetryFollowsTheOrder(t *testing.T) {
 		b := policytest.Pick(t, r, q)
 		require.Equal(t, id, b.Decision.Replica.ID)
 		if place > 0 {
-			require.Equal(t, routing.ReasonRetry, b.Decision.Reason)
+			require.Equal(t, policy.ReasonRetry, b.Decision.Reason)
 		}
 		q.NextAttempt(b.Decision.Replica)
 		b.Release()
@@ -183,9 +184,9 @@ func TestNoKeyHasARandomPlaceOnTheRing(t *testing.T) {
 	policytest.Fill(t, r, "r0", 5) // load does not matter
 	firsts := make(map[string]int)
 	for range 300 {
-		q := &routing.Request{}
+		q := &policy.Request{}
 		d := policytest.Decide(t, r, q)
-		require.Equal(t, routing.ReasonNoKey, d.Reason)
+		require.Equal(t, policy.ReasonNoKey, d.Reason)
 		require.Zero(t, d.Place)
 		firsts[d.Replica.ID]++
 		require.Equal(t, d.Replica.ID, policytest.Route(t, r, q), "the same request")
@@ -290,7 +291,7 @@ func BenchmarkFirstFleet(b *testing.B) {
 			fleet := policytest.Fleet(n)
 			b.ReportAllocs()
 			for b.Loop() {
-				r, err := routing.NewRouter(routing.Options{Policy: build()})
+				r, err := router.NewRouter(router.Options{Policy: build()})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -301,7 +302,7 @@ func BenchmarkFirstFleet(b *testing.B) {
 }
 
 func BenchmarkBoundedLoad(b *testing.B) {
-	policytest.Benchmark(b, func() routing.Policy {
+	policytest.Benchmark(b, func() policy.Policy {
 		c := DefaultConfig()
 		c.MaxLoadFactor = 1.25
 		return with(c)

@@ -9,8 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Ray's unit/test_consistent_hash_router.py, case by case, with its numbers.
@@ -24,7 +25,7 @@ func sessions(n int) []string {
 }
 
 // owners returns the primary of every session.
-func owners(t *testing.T, r *routing.Router, keys []string) map[string]string {
+func owners(t *testing.T, r *router.Router, keys []string) map[string]string {
 	t.Helper()
 	m := make(map[string]string, len(keys))
 	for _, k := range keys {
@@ -87,13 +88,13 @@ func TestRayParameters(t *testing.T) {
 }
 
 // candidates fills one replica after the other and returns the replicas that the key had.
-func candidates(t *testing.T, r *routing.Router, key string) (ids []string) {
+func candidates(t *testing.T, r *router.Router, key string) (ids []string) {
 	t.Helper()
 	for {
-		var b routing.Booking
+		var b router.Reservation
 		err := r.Pick(context.Background(), policytest.Session(key), &b)
 		if err != nil {
-			require.ErrorIs(t, err, routing.ErrFull)
+			require.ErrorIs(t, err, router.ErrFull)
 			return ids
 		}
 		require.Equal(t, len(ids), b.Decision.Place)
@@ -116,7 +117,7 @@ func TestRayTwoReplicasTwoRanks(t *testing.T) {
 func TestRayNoReplicas(t *testing.T) {
 	r := policytest.NewRouter(t, build(), nil)
 	require.Nil(t, policytest.Choose(t, r, policytest.Session("s")).Replica)
-	require.ErrorIs(t, r.Pick(context.Background(), policytest.Session("s"), new(routing.Booking)), routing.ErrNotConnected)
+	require.ErrorIs(t, r.Pick(context.Background(), policytest.Session("s"), new(router.Reservation)), router.ErrNotConnected)
 }
 
 func TestRaySameSessionSamePrimary(t *testing.T) {
@@ -124,7 +125,7 @@ func TestRaySameSessionSamePrimary(t *testing.T) {
 	for range 10 {
 		b := policytest.Pick(t, r, policytest.Session("user_42"))
 		require.Equal(t, "r2", b.Decision.Replica.ID)
-		require.Equal(t, routing.ReasonRing, b.Decision.Reason)
+		require.Equal(t, policy.ReasonRing, b.Decision.Reason)
 		require.Zero(t, b.Decision.Place)
 	}
 }
@@ -143,8 +144,8 @@ func TestRaySessionlessSpread(t *testing.T) {
 	r := policytest.NewRouter(t, build(), policytest.Fleet(3))
 	seen := make(map[string]bool)
 	for i := range 20 {
-		b := policytest.Pick(t, r, &routing.Request{ID: fmt.Sprintf("3f2a9c1e-%04d", i)})
-		require.Equal(t, routing.ReasonRing, b.Decision.Reason)
+		b := policytest.Pick(t, r, &policy.Request{ID: fmt.Sprintf("3f2a9c1e-%04d", i)})
+		require.Equal(t, policy.ReasonRing, b.Decision.Reason)
 		seen[b.Decision.Replica.ID] = true
 	}
 	require.Greater(t, len(seen), 1)
@@ -211,7 +212,7 @@ func TestRayFullPrimaryFallsBack(t *testing.T) {
 	policytest.Fill(t, r, "r2", 10)
 	b := policytest.Pick(t, r, policytest.Session("user_42"))
 	require.Equal(t, "r0", b.Decision.Replica.ID)
-	require.Equal(t, routing.ReasonRingFallback, b.Decision.Reason)
+	require.Equal(t, policy.ReasonRingFallback, b.Decision.Reason)
 	require.Equal(t, 1, b.Decision.Place)
 }
 
@@ -227,8 +228,8 @@ func TestRayAllFullWaitsForThePrimary(t *testing.T) {
 		primary(1)
 		d := (<-got).Decision
 		require.Equal(t, "r2", d.Replica.ID)
-		require.Equal(t, routing.ReasonQueued, d.Reason)
-		require.Equal(t, routing.ReasonRing, d.Rule)
+		require.Equal(t, policy.ReasonQueued, d.Reason)
+		require.Equal(t, policy.ReasonRing, d.Rule)
 	})
 }
 
@@ -262,7 +263,7 @@ func TestRayActorUnavailable(t *testing.T) {
 	r.SetConnected("r2", false)
 	b := policytest.Pick(t, r, policytest.Session("user_42"))
 	require.Equal(t, "r0", b.Decision.Replica.ID)
-	require.Equal(t, routing.ReasonRingFallback, b.Decision.Reason)
+	require.Equal(t, policy.ReasonRingFallback, b.Decision.Reason)
 	require.NotNil(t, r.View().ByID("r2"), "a replica whose connection is down stays on the ring")
 	r.SetConnected("r2", true)
 	require.Equal(t, "r2", policytest.Route(t, r, policytest.Session("user_42")))
@@ -271,7 +272,7 @@ func TestRayActorUnavailable(t *testing.T) {
 func TestRayBurstOfOneSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := policytest.NewRouter(t, build(), policytest.Bounded(policytest.Fleet(3), 10))
-		var waits []<-chan *routing.Booking
+		var waits []<-chan *router.Reservation
 		for range 1 + 2 + 2 {
 			waits = append(waits, policytest.Acquire(t, r, policytest.Session("burst-session")))
 		}

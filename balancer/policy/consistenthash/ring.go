@@ -8,7 +8,7 @@ import (
 
 	"github.com/twmb/murmur3"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Seed is the seed of [Hash].
@@ -92,8 +92,8 @@ func (r *ring) merge(gone []bool, fresh []point, points int, ids []string) *ring
 	return next
 }
 
-// FleetChanged implements [routing.FleetObserver]. The ring is of the fleet, connected or not.
-func (p *Policy) FleetChanged(f routing.FleetChange) {
+// FleetChanged implements [policy.FleetObserver]. The ring is of the fleet, connected or not.
+func (p *Policy) FleetChanged(f policy.FleetChange) {
 	if len(f.Added)+len(f.Removed) == 0 {
 		return
 	}
@@ -109,7 +109,7 @@ func (p *Policy) FleetChanged(f routing.FleetChange) {
 }
 
 // reweigh gives every replica the points that its weight in the View asks for.
-func (p *Policy) reweigh(v *routing.View) {
+func (p *Policy) reweigh(v policy.View) {
 	c := p.change()
 	for _, r := range v.Replicas() {
 		if s, ok := p.slotOf[r.ID]; ok && int(p.slots[s].points) != p.pointsOf(r) {
@@ -122,7 +122,7 @@ func (p *Policy) reweigh(v *routing.View) {
 }
 
 // pointsOf returns how many points a replica has.
-func (p *Policy) pointsOf(r *routing.Replica) int {
+func (p *Policy) pointsOf(r *policy.Replica) int {
 	return max(1, int(math.Round(float64(p.cfg.NumVirtualNodes)*p.weight(r))))
 }
 
@@ -157,7 +157,7 @@ func (c *change) remove(id string) {
 	delete(p.slotOf, id)
 }
 
-func (c *change) add(r *routing.Replica) {
+func (c *change) add(r *policy.Replica) {
 	p := c.p
 	n := p.pointsOf(r)
 	var s uint32

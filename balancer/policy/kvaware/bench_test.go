@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // BenchmarkRequest measures all that a request of 8,192 tokens costs the policy, from
@@ -20,17 +20,17 @@ func BenchmarkRequest(b *testing.B) {
 			for _, rep := range v.Replicas()[:8] {
 				report(r, rep.ID, 0, 0, prompt, 16)
 			}
-			var q routing.Request // the caller's memory
+			var q policy.Request // the caller's memory
 			b.ReportAllocs()
 			for b.Loop() {
-				q = routing.Request{}
-				q.SetPrompt(routing.Prompt{Tokens: prompt})
+				q = policy.Request{}
+				q.SetPrompt(policy.Prompt{Tokens: prompt})
 				if err := p.Prepare(ctx, &q, v); err != nil {
 					b.Fatal(err)
 				}
 				d := p.Choose(&q, v)
 				p.Routed(&q, d)
-				p.Completed(&q, d, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+				p.Completed(&q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 			}
 		})
 	}
@@ -60,5 +60,5 @@ func BenchmarkChoose(b *testing.B) {
 
 // BenchmarkRouter measures whole picks through the Router.
 func BenchmarkRouter(b *testing.B) {
-	policytest.Benchmark(b, func() routing.Policy { return newPolicy(b, DefaultConfig()) })
+	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, DefaultConfig()) })
 }

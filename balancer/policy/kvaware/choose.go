@@ -4,13 +4,13 @@ import (
 	"math"
 	"slices"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// Choose implements [routing.Policy].
-func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+// Choose implements [policy.Policy].
+func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
 	d, o := p.choose(q, v)
 	if o != nil {
 		s := q.Prepared.(*prepared)
@@ -21,26 +21,26 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	return d
 }
 
-// Preview implements [routing.Previewer]: no pick is noted.
-func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
+// Preview implements [policy.Previewer]: no pick is noted.
+func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision {
 	d, _ := p.choose(q, v)
 	return d
 }
 
 // choose returns the option that was chosen by cost, nil if it was another way.
-func (p *Policy) choose(q *routing.Request, v *routing.View) (routing.Decision, *option) {
+func (p *Policy) choose(q *policy.Request, v policy.View) (policy.Decision, *option) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if r := v.LeastOfTwo(q); r != nil {
-			return routing.To(r, routing.ReasonNoKey), nil
+			return policy.To(r, policy.ReasonNoKey), nil
 		}
-		return routing.Wait(), nil
+		return policy.Wait(), nil
 	}
 	c := choice{Policy: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
-			return routing.Wait(), nil
+			return policy.Wait(), nil
 		}
 		c.Enter(pool)
 		if c.list(); len(p.options) == 0 {
@@ -63,7 +63,7 @@ type choice struct {
 // An option is a candidate that is available.
 type option struct {
 	candidate
-	replica *routing.Replica
+	replica *policy.Replica
 	cost    float64
 }
 
@@ -93,7 +93,7 @@ func (c *choice) list() {
 
 // draw adds those that are available and no options yet, with nothing cached, and
 // returns how many were available.
-func (c *choice) draw(replicas []*routing.Replica) (available int) {
+func (c *choice) draw(replicas []*policy.Replica) (available int) {
 	listed := c.options
 	for _, r := range replicas {
 		if !c.Pool.Takes(r) {
@@ -116,7 +116,7 @@ func (c *choice) warmest() {
 	most, shared := 0.0, c.CoveredTokens(c.common)
 	for i := range c.options {
 		o := &c.options[i]
-		if ongoing, _ := o.replica.Foreign(); ongoing > 0 || o.replica.Ongoing() > 0 {
+		if ongoing, _ := o.replica.PeerLoad(); ongoing > 0 || o.replica.Ongoing() > 0 {
 			return
 		}
 		if int(o.tokens) > shared {
@@ -130,11 +130,11 @@ func (c *choice) warmest() {
 }
 
 // unknown returns a replica as one that holds nothing of the prompt. choosing has the key.
-func (c *choice) unknown(r *routing.Replica) candidate {
+func (c *choice) unknown(r *policy.Replica) candidate {
 	return candidate{score: c.choosing.Score(r.ID), at: int32(r.Index())}
 }
 
-func has(options []option, r *routing.Replica) bool {
+func has(options []option, r *policy.Replica) bool {
 	for i := range options {
 		if options[i].replica == r {
 			return true
@@ -143,7 +143,7 @@ func has(options []option, r *routing.Replica) bool {
 	return false
 }
 
-func (c *choice) add(k candidate, r *routing.Replica) {
+func (c *choice) add(k candidate, r *policy.Replica) {
 	if c.burst {
 		if n := c.recent.held(c.prepared, r, k.rank); n > int(k.tokens) {
 			k.tokens = int32(n)
@@ -155,9 +155,9 @@ func (c *choice) add(k candidate, r *routing.Replica) {
 
 // cost is what the request would cost on a replica: tokens to compute before its
 // answer begins, its own weighing more, and the work under way beside it.
-func (c *choice) cost(k candidate, r *routing.Replica) float64 {
+func (c *choice) cost(k candidate, r *policy.Replica) float64 {
 	rate := r.Rate()
-	ongoing, others := r.Foreign()
+	ongoing, others := r.PeerLoad()
 	queued := float64(int64(r.QueuedTokens())+others) / rate
 	decode := c.View.Load(r) - queued
 	if k.ranks > 1 {
@@ -186,14 +186,14 @@ func (c *choice) share(k candidate) float64 {
 }
 
 // best returns the first in the rendezvous order among those that cost about the least.
-func (c *choice) best() (*option, routing.Reason) {
+func (c *choice) best() (*option, policy.Reason) {
 	least := math.Inf(1)
 	for i := range c.options {
 		least = min(least, c.options[i].cost)
 	}
 	var best *option
 	equal := 0
-	slack := max(c.config.NearTieTokens, peerSlack*c.View.MeanForeignLoad())
+	slack := max(c.config.NearTieTokens, peerSlack*c.View.MeanPeerLoad())
 	for i := range c.options {
 		o := &c.options[i]
 		if o.cost > least+slack {
@@ -205,13 +205,13 @@ func (c *choice) best() (*option, routing.Reason) {
 		}
 	}
 	if equal == 1 {
-		return best, routing.ReasonKVCost
+		return best, policy.ReasonKVCost
 	}
-	return best, routing.ReasonKVNearTie
+	return best, policy.ReasonKVNearTie
 }
 
-func (c *choice) to(o *option, why routing.Reason) routing.Decision {
-	d := routing.To(o.replica, why)
+func (c *choice) to(o *option, why policy.Reason) policy.Decision {
+	d := policy.To(o.replica, why)
 	d.MatchedTokens = int(o.tokens)
 	d.Place = c.placeOf(o)
 	if o.ranks > 1 {

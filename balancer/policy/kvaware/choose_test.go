@@ -6,8 +6,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Each case is a fleet of 16 and a prompt of 8,000 tokens; places is its rendezvous order.
@@ -16,58 +18,58 @@ func TestCost(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		config  func(*Config)
-		before  func(r *routing.Router, places []string)
+		before  func(r *router.Router, places []string)
 		place   int
-		why     routing.Reason
+		why     policy.Reason
 		matched int
 	}{
 		{
-			name: "no replica holds it, none is busy", why: routing.ReasonKVNearTie,
+			name: "no replica holds it, none is busy", why: policy.ReasonKVNearTie,
 		}, {
 			name:   "a holder saves more than a near tie",
-			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt, 16) },
-			place:  7, why: routing.ReasonKVCost, matched: 8000,
+			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt, 16) },
+			place:  7, why: policy.ReasonKVCost, matched: 8000,
 		}, {
 			name: "a short match is a near tie",
-			before: func(r *routing.Router, at []string) {
+			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt[:1328], 16)
 				policytest.Fill(t, r, at[15], 1)
 			},
-			why: routing.ReasonKVNearTie,
+			why: policy.ReasonKVNearTie,
 		}, {
 			name:   "but on an idle fleet",
-			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt[:64], 16) },
-			place:  7, why: routing.ReasonKVCost, matched: 64,
+			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt[:64], 16) },
+			place:  7, why: policy.ReasonKVCost, matched: 64,
 		}, {
 			name:   "it is not where ties are exact",
 			config: func(c *Config) { c.NearTieTokens = 0 },
-			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt[:1328], 16) },
-			place:  7, why: routing.ReasonKVCost, matched: 1328,
+			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt[:1328], 16) },
+			place:  7, why: policy.ReasonKVCost, matched: 1328,
 		}, {
 			name: "the first of two holders",
-			before: func(r *routing.Router, at []string) {
+			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				report(r, at[3], 0, 0, prompt[:7200], 16)
 				policytest.Fill(t, r, at[15], 1)
 			},
-			place: 3, why: routing.ReasonKVNearTie, matched: 7200,
+			place: 3, why: policy.ReasonKVNearTie, matched: 7200,
 		}, {
 			name: "a holder bears three times what it saves, and the width",
-			before: func(r *routing.Router, at []string) {
+			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				busy(t, r, at[7], 3*8000-500-4001)
 			},
-			place: 7, why: routing.ReasonKVCost, matched: 8000,
+			place: 7, why: policy.ReasonKVCost, matched: 8000,
 		}, {
 			name: "and no more",
-			before: func(r *routing.Router, at []string) {
+			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				busy(t, r, at[7], 3*8000-500+4001)
 			},
-			why: routing.ReasonKVNearTie,
+			why: policy.ReasonKVNearTie,
 		}, {
 			name: "load counts among holders, however much they hold",
-			before: func(r *routing.Router, at []string) {
+			before: func(r *router.Router, at []string) {
 				for i, id := range at {
 					report(r, id, 0, 0, prompt, 16)
 					busy(t, r, id, 100_000)
@@ -76,44 +78,44 @@ func TestCost(t *testing.T) {
 					}
 				}
 			},
-			place: 9, why: routing.ReasonKVNearTie, matched: 8000,
+			place: 9, why: policy.ReasonKVNearTie, matched: 8000,
 		}, {
 			name:   "active requests count",
-			before: func(r *routing.Router, at []string) { policytest.Fill(t, r, at[0], 9) },
-			place:  1, why: routing.ReasonKVNearTie,
+			before: func(r *router.Router, at []string) { policytest.Fill(t, r, at[0], 9) },
+			place:  1, why: policy.ReasonKVNearTie,
 		}, {
 			name: "peer load counts",
-			before: func(r *routing.Router, at []string) {
-				r.SetForeignLoad([]routing.ForeignLoad{{ID: at[0], QueuedTokens: 2000, Ongoing: 5}})
+			before: func(r *router.Router, at []string) {
+				r.SetPeerLoad([]router.PeerLoad{{ID: at[0], QueuedTokens: 2000, Ongoing: 5}})
 			},
-			place: 1, why: routing.ReasonKVNearTie,
+			place: 1, why: policy.ReasonKVNearTie,
 		}, {
 			name: "small differences in it do not",
-			before: func(r *routing.Router, at []string) {
+			before: func(r *router.Router, at []string) {
 				setLoads(r, at, 40_000)
 			},
-			why: routing.ReasonKVNearTie,
+			why: policy.ReasonKVNearTie,
 		}, {
 			name: "large ones do",
-			before: func(r *routing.Router, at []string) {
+			before: func(r *router.Router, at []string) {
 				setLoads(r, at, 10_000)
 			},
-			place: 1, why: routing.ReasonKVNearTie,
+			place: 1, why: policy.ReasonKVNearTie,
 		}, {
 			name: "faster tiers are worth more",
-			before: func(r *routing.Router, at []string) {
-				report(r, at[2], 0, routing.TierDisk, prompt, 16)
-				report(r, at[4], 0, routing.TierHost, prompt, 16)
+			before: func(r *router.Router, at []string) {
+				report(r, at[2], 0, policy.TierDisk, prompt, 16)
+				report(r, at[4], 0, policy.TierHost, prompt, 16)
 			},
-			place: 4, why: routing.ReasonKVCost, matched: 8000,
+			place: 4, why: policy.ReasonKVCost, matched: 8000,
 		}, {
 			name:   "superblocks",
-			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt, routing.SuperblockTokens) },
-			place:  7, why: routing.ReasonKVCost, matched: 7680,
+			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt, policy.SuperblockTokens) },
+			place:  7, why: policy.ReasonKVCost, matched: 7680,
 		}, {
 			name:   "the engine's own block",
-			before: func(r *routing.Router, at []string) { report(r, at[7], 0, 0, prompt, 128) },
-			place:  -2, why: routing.ReasonKVCost, matched: 7936,
+			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt, 128) },
+			place:  -2, why: policy.ReasonKVCost, matched: 7936,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -143,13 +145,13 @@ func TestCost(t *testing.T) {
 }
 
 // setLoads sets the peer load: so many tokens everywhere, and 16,000 more at the first.
-func setLoads(r *routing.Router, at []string, tokens int64) {
-	loads := make([]routing.ForeignLoad, len(at))
+func setLoads(r *router.Router, at []string, tokens int64) {
+	loads := make([]router.PeerLoad, len(at))
 	for i, id := range at {
-		loads[i] = routing.ForeignLoad{ID: id, QueuedTokens: tokens}
+		loads[i] = router.PeerLoad{ID: id, QueuedTokens: tokens}
 	}
 	loads[0].QueuedTokens += 16_000
-	r.SetForeignLoad(loads)
+	r.SetPeerLoad(loads)
 }
 
 // A replica that is twice as fast bears twice as much.
@@ -168,12 +170,12 @@ func TestWithoutPrompt(t *testing.T) {
 	r := newRouter(t, 16)
 	d := policytest.Choose(t, r, policytest.Session("s"))
 	home := d.Replica.ID
-	assert.Equal(t, routing.ReasonKVNearTie, d.Reason)
+	assert.Equal(t, policy.ReasonKVNearTie, d.Reason)
 	assert.Zero(t, d.Place)
 	assert.Equal(t, home, policytest.Choose(t, newRouter(t, 16), policytest.Session("s")).Replica.ID)
 	busy(t, r, home, 5000)
 	assert.NotEqual(t, home, policytest.Choose(t, r, policytest.Session("s")).Replica.ID)
-	assert.Equal(t, routing.ReasonNoKey, policytest.Choose(t, r, &routing.Request{}).Reason)
+	assert.Equal(t, policy.ReasonNoKey, policytest.Choose(t, r, &policy.Request{}).Reason)
 }
 
 func TestStickySessions(t *testing.T) {

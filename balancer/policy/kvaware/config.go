@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Name is the policy's name in a config.
@@ -25,7 +25,7 @@ const (
 )
 
 // credits are how much of a cached token on each tier need not be computed.
-var credits = [routing.Tiers]float64{gpuCredit, 0.75, 0.25}
+var credits = [policy.Tiers]float64{gpuCredit, 0.75, 0.25}
 
 // Config is the policy's config. Its zero value is not valid: begin with
 // [DefaultConfig].

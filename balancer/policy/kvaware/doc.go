@@ -3,7 +3,7 @@
 //
 // # Rule
 //
-// In each group of replicas to look in ([routing.View.Pool]) every replica, or each of
+// In each group of replicas to look in ([policy.View.Pool]) every replica, or each of
 // its data-parallel ranks, has a cost in tokens:
 //
 //	3 · (prompt - credit) / rate + queued / rate + κ · active / rate

@@ -4,9 +4,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // What the kit calls with its own name.
@@ -31,16 +33,16 @@ func newPolicy(t testing.TB, c Config) *Policy {
 }
 
 // newRouter returns a Router of the default policy over n replicas, r0, r1, ….
-func newRouter(t testing.TB, n int) *routing.Router {
+func newRouter(t testing.TB, n int) *router.Router {
 	t.Helper()
 	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()), policytest.Fleet(n))
 }
 
 // report reports what a rank of a replica caches of a prompt, in the engine's blocks, or
 // in superblocks of blocks of 16.
-func report(r *routing.Router, id string, rank int, tier routing.Tier, prompt []uint32, blockTokens int) {
+func report(r *router.Router, id string, rank int, tier policy.Tier, prompt []uint32, blockTokens int) {
 	cut := min(blockTokens, 16)
-	if blockTokens != routing.SuperblockTokens {
+	if blockTokens != policy.SuperblockTokens {
 		cut = blockTokens
 	}
 	var stored []uint64
@@ -49,17 +51,17 @@ func report(r *routing.Router, id string, rank int, tier routing.Tier, prompt []
 			stored = append(stored, h)
 		}
 	}
-	r.CacheChanged([]routing.CacheChange{{Replica: id, Rank: rank, Tier: tier, BlockTokens: blockTokens, Stored: stored}})
+	r.CacheChanged([]policy.CacheChange{{Replica: id, Rank: rank, Tier: tier, BlockTokens: blockTokens, Stored: stored}})
 }
 
 // busy reserves a prompt of so many tokens on a replica.
-func busy(t testing.TB, r *routing.Router, id string, tokens int) *routing.Booking {
+func busy(t testing.TB, r *router.Router, id string, tokens int) *router.Reservation {
 	t.Helper()
-	return policytest.Pick(t, r, &routing.Request{Pin: id, PromptTokens: tokens})
+	return policytest.Pick(t, r, &policy.Request{Pin: id, PromptTokens: tokens})
 }
 
 // places returns the whole rendezvous order of a request that is prepared.
-func places(t testing.TB, r *routing.Router, q *routing.Request) []string {
+func places(t testing.TB, r *router.Router, q *policy.Request) []string {
 	t.Helper()
 	r.Prepare(t.Context(), q)
 	return policytest.Order(q.Prepared.(*prepared).key, r.View().Replicas())

@@ -7,30 +7,31 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
-func idleFleet(t *testing.T, n int) *routing.Router {
+func idleFleet(t *testing.T, n int) *router.Router {
 	p, err := kvaware.New(kvaware.DefaultConfig())
 	require.NoError(t, err)
 	return policytest.NewRouter(t, p, policytest.Fleet(n))
 }
 
 // stored reports the blocks of a prompt as cached by a replica.
-func stored(r *routing.Router, id string, prompt []uint32) {
-	r.CacheChanged([]routing.CacheChange{{Replica: id, BlockTokens: 16, Stored: kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))}})
+func stored(r *router.Router, id string, prompt []uint32) {
+	r.CacheChanged([]policy.CacheChange{{Replica: id, BlockTokens: 16, Stored: kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))}})
 }
 
 // answer has a request served, with what the replica reports to have had cached.
-func answer(t *testing.T, r *routing.Router, q *routing.Request) routing.Decision {
+func answer(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	b := policytest.Pick(t, r, q)
 	b.PrefillDone()
 	b.Release()
-	r.Complete(q, b.Decision, routing.Outcome{
-		Sent: true, FirstMessage: time.Second, Usage: routing.Usage{PromptTokens: q.PromptTokens, CachedTokens: b.Decision.MatchedTokens},
+	r.Complete(q, b.Decision, policy.Outcome{
+		Sent: true, FirstMessage: time.Second, Usage: policy.Usage{PromptTokens: q.PromptTokens, CachedTokens: b.Decision.MatchedTokens},
 	})
 	return b.Decision
 }

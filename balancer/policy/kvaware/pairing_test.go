@@ -7,9 +7,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // The work on the ranks is nothing when nothing is under way, and never less, whatever became of the kill switch, the
@@ -24,10 +25,10 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 		for i := range fleet {
 			fleet[i].Ranks, fleet[i].Instance = 4, "1"
 		}
-		r := policytest.NewRouter(t, p, fleet, func(o *routing.Options) { o.Plain = plain })
+		r := policytest.NewRouter(t, p, fleet, func(o *router.Options) { o.Plain = plain })
 		type call struct {
-			q *routing.Request
-			b *routing.Booking
+			q *policy.Request
+			b *router.Reservation
 		}
 		var calls []call
 		end := func(c call) {
@@ -37,7 +38,7 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 			}
 			c.b.Release()
 			if rnd.IntN(8) > 0 { // else one whose end is never reported
-				r.Complete(c.q, c.b.Decision, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+				r.Complete(c.q, c.b.Decision, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 			}
 		}
 		check := func() (all int64) {
@@ -53,7 +54,7 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 		for i := range 300 {
 			switch rnd.IntN(6) {
 			case 0:
-				require.NoError(t, r.SetRollout(routing.Rollout{Share: float64(rnd.IntN(3)) / 2, Off: rnd.IntN(4) == 0}))
+				require.NoError(t, r.SetRollout(policy.Rollout{Share: float64(rnd.IntN(3)) / 2, Off: rnd.IntN(4) == 0}))
 			case 1:
 				if rnd.IntN(4) == 0 {
 					fleet[rnd.IntN(4)].Instance = fmt.Sprint(i)
@@ -66,7 +67,7 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 					calls = append(calls[:at], calls[at+1:]...)
 				}
 			default:
-				q := &routing.Request{Session: fmt.Sprint("s", i)}
+				q := &policy.Request{Session: fmt.Sprint("s", i)}
 				if rnd.IntN(2) == 0 {
 					q = ask(tokens(rnd.IntN(5), 200+rnd.IntN(400)))
 				}
@@ -79,9 +80,9 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 			end(c)
 		}
 		// Those whose end was not reported are forgotten at the next request that is alone.
-		require.NoError(t, r.SetRollout(routing.Rollout{Share: 1}))
+		require.NoError(t, r.SetRollout(policy.Rollout{Share: 1}))
 		for _, m := range fleet {
-			q := &routing.Request{Session: "s"}
+			q := &policy.Request{Session: "s"}
 			for _, other := range fleet {
 				if other.ID != m.ID {
 					q.Exclude = append(q.Exclude, other.ID)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
@@ -24,18 +24,18 @@ type Policy struct {
 }
 
 var (
-	_ routing.Policy             = (*Policy)(nil)
-	_ routing.KeyUser            = (*Policy)(nil)
-	_ routing.RouteObserver      = (*Policy)(nil)
-	_ routing.CompletionObserver = (*Policy)(nil)
-	_ routing.WithdrawalObserver = (*Policy)(nil)
-	_ routing.FleetObserver      = (*Policy)(nil)
-	_ routing.CacheObserver      = (*Policy)(nil)
-	_ routing.CapacityObserver   = (*Policy)(nil)
-	_ routing.IndexReporter      = (*Policy)(nil)
-	_ routing.Previewer          = (*Policy)(nil)
-	_ routing.SuperblockReporter = (*Policy)(nil)
-	_ routing.PromptHasher       = (*Policy)(nil)
+	_ policy.Policy             = (*Policy)(nil)
+	_ policy.KeyUser            = (*Policy)(nil)
+	_ policy.RouteObserver      = (*Policy)(nil)
+	_ policy.CompletionObserver = (*Policy)(nil)
+	_ policy.WithdrawalObserver = (*Policy)(nil)
+	_ policy.FleetObserver      = (*Policy)(nil)
+	_ policy.CacheObserver      = (*Policy)(nil)
+	_ policy.CapacityObserver   = (*Policy)(nil)
+	_ policy.IndexReporter      = (*Policy)(nil)
+	_ policy.Previewer          = (*Policy)(nil)
+	_ policy.SuperblockReporter = (*Policy)(nil)
+	_ policy.PromptHasher       = (*Policy)(nil)
 )
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -57,14 +57,14 @@ func New(c Config) (*Policy, error) {
 	}, nil
 }
 
-// Uses implements [routing.KeyUser].
-func (p *Policy) Uses() routing.Uses {
-	return routing.UsesSession | routing.UsesPrompt | routing.UsesLoad
+// Uses implements [policy.KeyUser].
+func (p *Policy) Uses() policy.Uses {
+	return policy.UsesSession | policy.UsesPrompt | policy.UsesLoad
 }
 
-// Prepare implements [routing.Policy]. Only the first time for a request is the
+// Prepare implements [policy.Policy]. Only the first time for a request is the
 // prompt read and counted.
-func (p *Policy) Prepare(_ context.Context, q *routing.Request, v *routing.View) error {
+func (p *Policy) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if s = p.read(q, v); s == nil {
@@ -77,8 +77,8 @@ func (p *Policy) Prepare(_ context.Context, q *routing.Request, v *routing.View)
 	return nil
 }
 
-// Routed implements [routing.RouteObserver]: the replica will hold the prompt.
-func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
+// Routed implements [policy.RouteObserver]: the replica will hold the prompt.
+func (p *Policy) Routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -87,35 +87,35 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 	s.predicted.End() // of an attempt before, whose end did not come
 	p.caches.Routed(&s.predicted, p.caches.Member(d.Replica), max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
-		Work:  routing.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
+		Work:  policy.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
 		Alone: d.Replica.Ongoing() <= 1, Now: s.now,
 	})
 	p.unrouted.routed(s.number)
 }
 
-// Superblocks implements [routing.SuperblockReporter].
-func (p *Policy) Superblocks(q *routing.Request, to []uint64) []uint64 {
+// Superblocks implements [policy.SuperblockReporter].
+func (p *Policy) Superblocks(q *policy.Request, to []uint64) []uint64 {
 	if s, _ := q.Prepared.(*prepared); s != nil {
 		to, _ = s.Blocks.Superblocks(to)
 	}
 	return to
 }
 
-// Withdrawn implements [routing.WithdrawalObserver].
-func (p *Policy) Withdrawn(q *routing.Request, d routing.Decision) {
+// Withdrawn implements [policy.WithdrawalObserver].
+func (p *Policy) Withdrawn(q *policy.Request, d policy.Decision) {
 	if s, _ := q.Prepared.(*prepared); s != nil {
 		p.forget(s, d)
 	}
 }
 
 // forget takes back the last pick of a request.
-func (p *Policy) forget(s *prepared, d routing.Decision) {
+func (p *Policy) forget(s *prepared, d policy.Decision) {
 	p.recent.remove(s, d.Replica, int32(max(d.Rank(), 0)), s.number)
 	p.unrouted.routed(s.number)
 }
 
-// Completed implements [routing.CompletionObserver].
-func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Outcome) {
+// Completed implements [policy.CompletionObserver].
+func (p *Policy) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -129,17 +129,17 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 	s.predicted.End()
 }
 
-// FleetChanged implements [routing.FleetObserver].
-func (p *Policy) FleetChanged(c routing.FleetChange) { p.caches.FleetChanged(c) }
+// FleetChanged implements [policy.FleetObserver].
+func (p *Policy) FleetChanged(c policy.FleetChange) { p.caches.FleetChanged(c) }
 
-// CacheChanged implements [routing.CacheObserver].
-func (p *Policy) CacheChanged(changes []routing.CacheChange) { p.caches.CacheChanged(changes) }
+// CacheChanged implements [policy.CacheObserver].
+func (p *Policy) CacheChanged(changes []policy.CacheChange) { p.caches.CacheChanged(changes) }
 
-// ReplicaCapacity implements [routing.CapacityObserver].
+// ReplicaCapacity implements [policy.CapacityObserver].
 func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
 
-// PromptHashes implements [routing.PromptHasher].
-func (p *Policy) PromptHashes(q *routing.Request) *routing.Hashed {
+// PromptHashes implements [policy.PromptHasher].
+func (p *Policy) PromptHashes(q *policy.Request) *policy.Hashed {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return nil
@@ -147,5 +147,5 @@ func (p *Policy) PromptHashes(q *routing.Request) *routing.Hashed {
 	return s.Hashed()
 }
 
-// IndexStats implements [routing.IndexReporter].
-func (p *Policy) IndexStats() routing.IndexStats { return p.caches.Stats() }
+// IndexStats implements [policy.IndexReporter].
+func (p *Policy) IndexStats() policy.IndexStats { return p.caches.Stats() }

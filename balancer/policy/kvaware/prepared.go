@@ -3,7 +3,7 @@ package kvaware
 import (
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
@@ -59,7 +59,7 @@ type scratch struct {
 }
 
 // read hashes the prompt and finds the key. It returns nil where there is none.
-func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
+func (p *Policy) read(q *policy.Request, v policy.View) *prepared {
 	if q.Prompt.Empty() && q.Session == "" {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (s *prepared) has(at int) bool {
 func credit(s *prepared, found *scratch, unit int) (saved float64, tokens int32) {
 	before := 0
 	for t, each := range credits {
-		n := s.CoveredTokens(found.Depth(unit, routing.Tier(t)))
+		n := s.CoveredTokens(found.Depth(unit, policy.Tier(t)))
 		saved += each * float64(n-before)
 		before = n
 	}

@@ -7,8 +7,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestConform(t *testing.T) {
@@ -18,7 +20,7 @@ func TestConform(t *testing.T) {
 		"sticky":  func(c *Config) { c.StickySessions = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() routing.Policy { return newPolicy(t, with(change)) })
+			policytest.Conform(t, func() policy.Policy { return newPolicy(t, with(change)) })
 		})
 	}
 }
@@ -28,14 +30,14 @@ func TestConform(t *testing.T) {
 func TestABurstSpreadsAsInARow(t *testing.T) {
 	const requests = 1000
 	prompt := tokens(1, 4000)
-	spread := func(pick func(r *routing.Router, q []*routing.Request) []*routing.Booking) []int {
+	spread := func(pick func(r *router.Router, q []*policy.Request) []*router.Reservation) []int {
 		r := newRouter(t, 16)
 		for range 5 { // the key has settled
 			route(t, r, ask(prompt))
 		}
 		policytest.SetFleet(r, nil)
 		policytest.SetFleet(r, policytest.Fleet(16)) // and all is forgotten
-		qs := make([]*routing.Request, requests)
+		qs := make([]*policy.Request, requests)
 		for i := range qs {
 			qs[i] = ask(prompt)
 		}
@@ -45,13 +47,13 @@ func TestABurstSpreadsAsInARow(t *testing.T) {
 		}
 		return count
 	}
-	inARow := spread(func(r *routing.Router, qs []*routing.Request) (bs []*routing.Booking) {
+	inARow := spread(func(r *router.Router, qs []*policy.Request) (bs []*router.Reservation) {
 		for _, q := range qs {
 			bs = append(bs, policytest.Pick(t, r, q))
 		}
 		return bs
 	})
-	together := spread(func(r *routing.Router, qs []*routing.Request) (bs []*routing.Booking) {
+	together := spread(func(r *router.Router, qs []*policy.Request) (bs []*router.Reservation) {
 		for _, q := range qs {
 			r.Prepare(context.Background(), q)
 		}
@@ -60,8 +62,8 @@ func TestABurstSpreadsAsInARow(t *testing.T) {
 		}
 		return bs
 	})
-	atOnce := spread(func(r *routing.Router, qs []*routing.Request) []*routing.Booking {
-		bs := make([]*routing.Booking, len(qs))
+	atOnce := spread(func(r *router.Router, qs []*policy.Request) []*router.Reservation {
+		bs := make([]*router.Reservation, len(qs))
 		var wg sync.WaitGroup
 		for i, q := range qs {
 			wg.Go(func() { bs[i] = policytest.Pick(t, r, q) })
@@ -83,7 +85,7 @@ func TestSiblingsOfABurst(t *testing.T) {
 	for i := range 16 * 10 { // eight in so many are too few to be shared
 		policytest.Pick(t, r, ask(tokens(100+i, 64))).Release()
 	}
-	var qs []*routing.Request
+	var qs []*policy.Request
 	for i := range 8 {
 		q := ask(tokens(1, 8200), tokens(2+i, 60))
 		r.Prepare(context.Background(), q)
@@ -133,7 +135,7 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 			s := q.Prepared.(*prepared)
 			var found scratch
 			p.caches.Match(s.fleet, &s.Blocks, &found.Found)
-			cost := func(rep *routing.Replica) float64 {
+			cost := func(rep *policy.Replica) float64 {
 				credit, _ := credit(s, &found, rep.Index())
 				return 3*(float64(q.PromptTokens)-credit) + r.View().Load(rep)
 			}
@@ -158,7 +160,7 @@ func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 	const clients = 8
 	rnd := policytest.Seeded(3)
 	system := tokens(0, 1000)
-	var fleets [clients]*routing.Router
+	var fleets [clients]*router.Router
 	for c := range fleets {
 		fleets[c] = newRouter(t, 16)
 		for i := range 50 {
@@ -193,22 +195,22 @@ func TestAllocations(t *testing.T) {
 		prompt := tokens(1, 8192)
 		for _, rep := range r.View().Replicas()[:8] {
 			report(r, rep.ID, 0, 0, prompt, 16)
-			report(r, rep.ID, 0, 0, prompt, routing.SuperblockTokens)
+			report(r, rep.ID, 0, 0, prompt, policy.SuperblockTokens)
 		}
 		v := r.View()
 		for i := range 64 { // a new client keeps its first prompts
 			r.Prepare(context.Background(), ask(tokens(i, 512)))
 		}
-		var q routing.Request
+		var q policy.Request
 		got := testing.AllocsPerRun(200, func() {
-			q = routing.Request{}
-			q.SetPrompt(routing.Prompt{Tokens: prompt})
+			q = policy.Request{}
+			q.SetPrompt(policy.Prompt{Tokens: prompt})
 			if err := p.Prepare(context.Background(), &q, v); err != nil {
 				t.Fatal(err)
 			}
 			d := p.Choose(&q, v)
 			p.Routed(&q, d)
-			p.Completed(&q, d, routing.Outcome{Sent: true, Usage: routing.NoUsage})
+			p.Completed(&q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 		})
 		assert.LessOrEqual(t, got, most+raceAllocs, "%d replicas", n)
 	}
@@ -227,13 +229,13 @@ func TestConcurrentUse(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(uint64(w), 1))
 			for i := range 150 {
 				q := ask(tokens(0, 200), tokens(rnd.IntN(50), 400))
-				var b routing.Booking
+				var b router.Reservation
 				for range 2 {
 					if err := r.Pick(t.Context(), q, &b); err != nil {
 						continue
 					}
 					b.Release()
-					r.Complete(q, b.Decision, routing.Outcome{Sent: true, Usage: routing.Usage{CachedTokens: rnd.IntN(600)}})
+					r.Complete(q, b.Decision, policy.Outcome{Sent: true, Usage: policy.Usage{CachedTokens: rnd.IntN(600)}})
 					q.NextAttempt(b.Decision.Replica)
 				}
 				report(r, members[w].ID, i%2, 0, tokens(0, 600), []int{16, 512}[i%2])

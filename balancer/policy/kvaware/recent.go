@@ -4,7 +4,7 @@ import (
 	"math/bits"
 	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // recent keeps the last picks until they are in the index. So requests that were
@@ -23,12 +23,12 @@ const (
 // A pick is a replica that was given a prompt with a prefix.
 type pick struct {
 	hash    uint64
-	replica *routing.Replica
+	replica *policy.Replica
 	rank    int32
 	number  atomic.Uint64 // of the pick, from 1; 0 = none
 }
 
-func (t *recent) at(hash uint64, r *routing.Replica, rank int32) *pick {
+func (t *recent) at(hash uint64, r *policy.Replica, rank int32) *pick {
 	return &t.picks[(hash+uint64(r.Index())<<32+uint64(rank))*0x9e3779b97f4a7c15>>(64-recentBits)]
 }
 
@@ -40,7 +40,7 @@ func mark(n, i int) int {
 	return octave + max(i*octave/marks, i)
 }
 
-func (t *recent) add(s *prepared, r *routing.Replica, rank int32, number uint64) {
+func (t *recent) add(s *prepared, r *policy.Replica, rank int32, number uint64) {
 	for blocks := range s.marks {
 		hash := s.Hashes[blocks-1]
 		p := t.at(hash, r, rank)
@@ -50,7 +50,7 @@ func (t *recent) add(s *prepared, r *routing.Replica, rank int32, number uint64)
 }
 
 // remove takes back an add. It may be called from any goroutine.
-func (t *recent) remove(s *prepared, r *routing.Replica, rank int32, number uint64) {
+func (t *recent) remove(s *prepared, r *policy.Replica, rank int32, number uint64) {
 	if number == 0 {
 		return
 	}
@@ -74,7 +74,7 @@ func (s *prepared) marks(yield func(blocks int) bool) {
 
 // held returns how many leading tokens of the prompt a replica was given since the
 // index was searched, or shortly before.
-func (t *recent) held(s *prepared, r *routing.Replica, rank int32) int {
+func (t *recent) held(s *prepared, r *policy.Replica, rank int32) int {
 	n := len(s.Hashes)
 	if n == 0 {
 		return 0
@@ -90,7 +90,7 @@ func (t *recent) held(s *prepared, r *routing.Replica, rank int32) int {
 	return 0
 }
 
-func (t *recent) has(s *prepared, blocks int, r *routing.Replica, rank int32) bool {
+func (t *recent) has(s *prepared, blocks int, r *policy.Replica, rank int32) bool {
 	hash := s.Hashes[blocks-1]
 	p := t.at(hash, r, rank)
 	return p.hash == hash && p.replica == r && p.rank == rank && p.number.Load() > s.since

@@ -3,11 +3,11 @@ package poweroftwo
 import (
 	"testing"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
-func build() routing.Policy { return with(DefaultConfig()) }
+func build() policy.Policy { return with(DefaultConfig()) }
 
 func with(c Config) *Policy {
 	p, err := New(c)

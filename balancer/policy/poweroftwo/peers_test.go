@@ -7,9 +7,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Issue 12.20: requests of others count, those that a server broadcasts and those that a replica reports,
@@ -20,22 +21,22 @@ func TestEveryKnownLoadCounts(t *testing.T) {
 			clock := policytest.NewClock()
 			p, err := poweroftwo.New(poweroftwo.DefaultConfig())
 			require.NoError(t, err)
-			r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *routing.Options) { o.Now, o.Rand = clock.Now, source })
+			r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *router.Options) { o.Now, o.Rand = clock.Now, source })
 			picked := func() map[string]int {
 				n := make(map[string]int)
 				for range 300 {
-					if rep, _, ok := r.PickQuick(&routing.Request{}); ok {
+					if rep, _, ok := r.PickQuick(&policy.Request{}); ok {
 						n[rep.ID]++
 						r.ReleaseQuick(rep)
 						continue
 					}
-					n[policytest.Route(t, r, &routing.Request{})]++
+					n[policytest.Route(t, r, &policy.Request{})]++
 				}
 				return n
 			}
 			require.Len(t, picked(), 3)
 
-			r.SetForeignLoad([]routing.ForeignLoad{{ID: "r0", Ongoing: 2}})
+			r.SetPeerLoad([]router.PeerLoad{{ID: "r0", Ongoing: 2}})
 			require.NotContains(t, picked(), "r0", "it is the busier of any two")
 			release := policytest.Fill(t, r, "r1", 3)
 			n := picked()
@@ -43,9 +44,9 @@ func TestEveryKnownLoadCounts(t *testing.T) {
 			require.Greater(t, n["r2"], n["r0"])
 			release(3)
 
-			r.Report("r2", routing.ReplicaReport{Ongoing: 7, QueuedTokens: -1})
+			r.Report("r2", router.ReplicaReport{Ongoing: 7, QueuedTokens: -1})
 			require.NotContains(t, picked(), "r2")
-			clock.Advance(routing.DefaultReportTTL + time.Millisecond)
+			clock.Advance(router.DefaultReportTTL + time.Millisecond)
 			n = picked()
 			require.NotContains(t, n, "r0")
 			require.Contains(t, n, "r2", "the report has expired")

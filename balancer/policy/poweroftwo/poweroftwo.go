@@ -17,13 +17,13 @@
 //
 // Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing";
 // Ray Serve's PowerOfTwoChoicesRequestRouter, which probes the two. The draw
-// itself is [routing.View.LeastOfTwo]: other policies fall back to it.
+// itself is [policy.View.LeastOfTwo]: other policies fall back to it.
 package poweroftwo
 
 import (
 	"context"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Name is the policy's name in a config.
@@ -42,35 +42,35 @@ func New(Config) (*Policy, error) { return &Policy{}, nil }
 type Policy struct{}
 
 var (
-	_ routing.Policy       = (*Policy)(nil)
-	_ routing.KeyUser      = (*Policy)(nil)
-	_ routing.QuickChooser = (*Policy)(nil)
-	_ routing.Previewer    = (*Policy)(nil)
+	_ policy.Policy       = (*Policy)(nil)
+	_ policy.KeyUser      = (*Policy)(nil)
+	_ policy.QuickChooser = (*Policy)(nil)
+	_ policy.Previewer    = (*Policy)(nil)
 
-	_ routing.OngoingReader = (*Policy)(nil)
+	_ policy.OngoingReader = (*Policy)(nil)
 )
 
-// Uses implements [routing.KeyUser]: the policy looks at no key.
-func (*Policy) Uses() routing.Uses { return 0 }
+// Uses implements [policy.KeyUser]: the policy looks at no key.
+func (*Policy) Uses() policy.Uses { return 0 }
 
-// ReadsOngoing implements [routing.OngoingReader].
+// ReadsOngoing implements [policy.OngoingReader].
 func (*Policy) ReadsOngoing() {}
 
-// Prepare implements [routing.Policy]. There is nothing to prepare.
-func (*Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+// Prepare implements [policy.Policy]. There is nothing to prepare.
+func (*Policy) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-// ChooseQuick implements [routing.QuickChooser].
-func (*Policy) ChooseQuick(_ *routing.Request, v *routing.View) (*routing.Replica, routing.Reason) {
-	return v.QuickLeastOfTwo(), routing.ReasonLeastOfTwo
+// ChooseQuick implements [policy.QuickChooser].
+func (*Policy) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+	return v.QuickLeastOfTwo(), policy.ReasonLeastOfTwo
 }
 
-// Preview implements [routing.Previewer]: another draw.
-func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision { return p.Choose(q, v) }
+// Preview implements [policy.Previewer]: another draw.
+func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
 
-// Choose implements [routing.Policy].
-func (*Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+// Choose implements [policy.Policy].
+func (*Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
 	if r := v.LeastOfTwo(q); r != nil {
-		return routing.To(r, routing.ReasonLeastOfTwo)
+		return policy.To(r, policy.ReasonLeastOfTwo)
 	}
-	return routing.Wait()
+	return policy.Wait()
 }

@@ -6,8 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Ties: each replica is picked about equally often, also when few of many are
@@ -20,7 +21,7 @@ func TestDrawIsUniform(t *testing.T) {
 				policytest.Fill(t, r, rep.ID, 1)
 			}
 			const each = 1000
-			ids := picked(t, r, routing.Request{}, each*c.available)
+			ids := picked(t, r, policy.Request{}, each*c.available)
 			require.Len(t, ids, c.available)
 			for id, n := range ids {
 				require.InDeltaf(t, each, n, 150, id)
@@ -35,7 +36,7 @@ func TestTheTwoAreDistinct(t *testing.T) {
 	for _, n := range []int{2, 3, 40} {
 		r := policytest.NewRouter(t, build(), policytest.Fleet(n))
 		policytest.Fill(t, r, "r0", 3)
-		require.Zero(t, picked(t, r, routing.Request{}, 2000)["r0"])
+		require.Zero(t, picked(t, r, policy.Request{}, 2000)["r0"])
 	}
 }
 
@@ -44,7 +45,7 @@ func TestTheTwoAreDistinct(t *testing.T) {
 func TestBurstDoesNotHerd(t *testing.T) {
 	r := policytest.NewRouter(t, build(), policytest.Fleet(100))
 	for range 1000 {
-		policytest.Pick(t, r, &routing.Request{})
+		policytest.Pick(t, r, &policy.Request{})
 	}
 	for id, n := range policytest.Ongoing(r) {
 		require.LessOrEqualf(t, n, 14, id)
@@ -54,14 +55,14 @@ func TestBurstDoesNotHerd(t *testing.T) {
 func TestRetryAsksTheUntriedFirst(t *testing.T) {
 	r := policytest.NewRouter(t, build(), policytest.Fleet(10))
 	policytest.Fill(t, r, "r9", 5)
-	q := &routing.Request{}
+	q := &policy.Request{}
 	for i := range 9 {
 		q.NextAttempt(r.View().ByID(fmt.Sprintf("r%d", i)))
 	}
 	d := policytest.Pick(t, r, q).Decision
 	require.Equal(t, "r9", d.Replica.ID)
-	require.Equal(t, routing.ReasonRetry, d.Reason)
-	require.Equal(t, routing.ReasonLeastOfTwo, d.Rule)
+	require.Equal(t, policy.ReasonRetry, d.Reason)
+	require.Equal(t, policy.ReasonLeastOfTwo, d.Rule)
 }
 
 // The worst case: all but two of the fleet are full.
@@ -72,8 +73,8 @@ func BenchmarkNearlyAllFull(b *testing.B) {
 			for _, rep := range r.View().Replicas()[2:] {
 				policytest.Fill(b, r, rep.ID, 1)
 			}
-			q := &routing.Request{}
-			var booking routing.Booking
+			q := &policy.Request{}
+			var booking router.Reservation
 			b.ReportAllocs()
 			for b.Loop() {
 				if err := r.Pick(b.Context(), q, &booking); err != nil {

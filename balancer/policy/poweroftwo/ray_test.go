@@ -8,8 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Ray's unit/test_pow_2_request_router.py, case by case, with its numbers:
@@ -17,16 +18,16 @@ import (
 
 const maxOngoing = 10
 
-func fleet(ids ...string) []routing.Member {
+func fleet(ids ...string) []router.Member {
 	return policytest.Bounded(policytest.Replicas(ids...), maxOngoing)
 }
 
-func eachLocality(t *testing.T, test func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router)) {
+func eachLocality(t *testing.T, test func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router)) {
 	for _, node := range []string{"", "here"} {
 		for _, zone := range []string{"", "here"} {
 			t.Run(fmt.Sprintf("node=%q zone=%q", node, zone), func(t *testing.T) {
-				test(t, func(t *testing.T, ids ...string) *routing.Router {
-					return policytest.NewRouter(t, build(), fleet(ids...), func(o *routing.Options) {
+				test(t, func(t *testing.T, ids ...string) *router.Router {
+					return policytest.NewRouter(t, build(), fleet(ids...), func(o *router.Options) {
 						o.Node, o.Zone = node, zone
 					})
 				})
@@ -36,7 +37,7 @@ func eachLocality(t *testing.T, test func(t *testing.T, newRouter func(*testing.
 }
 
 // picked counts where n picks went, each released at once.
-func picked(t *testing.T, r *routing.Router, q routing.Request, n int) map[string]int {
+func picked(t *testing.T, r *router.Router, q policy.Request, n int) map[string]int {
 	t.Helper()
 	ids := make(map[string]int)
 	for range n {
@@ -47,20 +48,20 @@ func picked(t *testing.T, r *routing.Router, q routing.Request, n int) map[strin
 }
 
 func TestRayNoReplicasThenOne(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		r := newRouter(t)
-		require.ErrorIs(t, r.Pick(context.Background(), &routing.Request{}, new(routing.Booking)), routing.ErrNotConnected)
+		require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrNotConnected)
 		policytest.SetFleet(r, fleet("r1"))
-		require.Equal(t, map[string]int{"r1": 5}, picked(t, r, routing.Request{}, 5))
+		require.Equal(t, map[string]int{"r1": 5}, picked(t, r, policy.Request{}, 5))
 	})
 }
 
 func TestRayFullThenAccepts(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRouter(t, "r1")
 			release := policytest.Fill(t, r, "r1", maxOngoing)
-			got := policytest.Acquire(t, r, &routing.Request{})
+			got := policytest.Acquire(t, r, &policy.Request{})
 			synctest.Wait()
 			require.Equal(t, 1, r.Queued())
 			release(1)
@@ -70,11 +71,11 @@ func TestRayFullThenAccepts(t *testing.T) {
 }
 
 func TestRayFullThenANewOne(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRouter(t, "r1")
 			policytest.Fill(t, r, "r1", maxOngoing)
-			got := policytest.Acquire(t, r, &routing.Request{})
+			got := policytest.Acquire(t, r, &policy.Request{})
 			synctest.Wait()
 			require.Equal(t, 1, r.Queued())
 			policytest.SetFleet(r, fleet("r1", "r2"))
@@ -84,62 +85,62 @@ func TestRayFullThenANewOne(t *testing.T) {
 }
 
 func TestRayAvailableRemovedBack(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		r := newRouter(t, "r1")
-		require.Equal(t, "r1", policytest.Route(t, r, &routing.Request{}))
+		require.Equal(t, "r1", policytest.Route(t, r, &policy.Request{}))
 		policytest.SetFleet(r, nil)
-		require.ErrorIs(t, r.Pick(context.Background(), &routing.Request{}, new(routing.Booking)), routing.ErrNotConnected)
+		require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrNotConnected)
 		policytest.SetFleet(r, fleet("r1"))
-		require.Equal(t, "r1", policytest.Route(t, r, &routing.Request{}))
+		require.Equal(t, "r1", policytest.Route(t, r, &policy.Request{}))
 	})
 }
 
 func TestRayTwoAvailableThenOneRemoved(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		r := newRouter(t, "r1", "r2")
-		require.Len(t, picked(t, r, routing.Request{}, 10), 2)
+		require.Len(t, picked(t, r, policy.Request{}, 10), 2)
 		policytest.SetFleet(r, fleet("r1"))
-		require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+		require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{}, 10))
 	})
 }
 
 // 11 requests on a replica that may have 10: its bound was lowered.
 func TestRayOneBeyondItsBound(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		r := newRouter(t)
 		policytest.SetFleet(r, policytest.Bounded(policytest.Replicas("r1", "r2"), 11))
 		policytest.Fill(t, r, "r2", 11)
 		policytest.SetFleet(r, fleet("r1", "r2"))
-		require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+		require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{}, 10))
 	})
 }
 
 func TestRayThreeWithOneFull(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		r := newRouter(t, "r1", "r2", "r3")
 		policytest.Fill(t, r, "r3", maxOngoing)
-		ids := picked(t, r, routing.Request{}, 100)
+		ids := picked(t, r, policy.Request{}, 100)
 		require.Zero(t, ids["r3"])
 		require.Len(t, ids, 2)
 	})
 }
 
 func TestRayShorterQueue(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		r := newRouter(t, "r1", "r2")
 		policytest.Fill(t, r, "r1", 1)
-		require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{}, 10))
+		require.Equal(t, map[string]int{"r2": 10}, picked(t, r, policy.Request{}, 10))
 	})
 }
 
 func TestRayFIFO(t *testing.T) {
-	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *routing.Router) {
+	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRouter(t, "r1")
 			release := policytest.Fill(t, r, "r1", maxOngoing)
-			var waits []<-chan *routing.Booking
+			var waits []<-chan *router.Reservation
 			for range maxOngoing {
-				waits = append(waits, policytest.Acquire(t, r, &routing.Request{}))
+				waits = append(waits, policytest.Acquire(t, r, &policy.Request{}))
 				synctest.Wait()
 			}
 			for i, first := range waits {
@@ -155,7 +156,7 @@ func TestRayFIFO(t *testing.T) {
 }
 
 // localFleet is one replica on our node, one in our zone, one elsewhere.
-func localFleet() []routing.Member {
+func localFleet() []router.Member {
 	m := fleet("r1", "r2", "r3")
 	m[0].Node, m[0].Zone = "n1", "z1"
 	m[1].Node, m[1].Zone = "n2", "z1"
@@ -163,14 +164,14 @@ func localFleet() []routing.Member {
 	return m
 }
 
-func at(node, zone string) func(*routing.Options) {
-	return func(o *routing.Options) { o.Node, o.Zone = node, zone }
+func at(node, zone string) func(*router.Options) {
+	return func(o *router.Options) { o.Node, o.Zone = node, zone }
 }
 
 func TestRayPrefersNodeThenZoneThenAll(t *testing.T) {
 	r := policytest.NewRouter(t, build(), localFleet(), at("n1", "z1"))
 	for _, id := range []string{"r1", "r2", "r3"} { // the tiers in their order
-		require.Equal(t, map[string]int{id: 10}, picked(t, r, routing.Request{}, 10))
+		require.Equal(t, map[string]int{id: 10}, picked(t, r, policy.Request{}, 10))
 		policytest.Fill(t, r, id, maxOngoing)
 	}
 }
@@ -178,21 +179,21 @@ func TestRayPrefersNodeThenZoneThenAll(t *testing.T) {
 func TestRayNodeRemoved(t *testing.T) {
 	r := policytest.NewRouter(t, build(), localFleet(), at("n1", "z1"))
 	policytest.SetFleet(r, localFleet()[1:])
-	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{}, 10))
+	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, policy.Request{}, 10))
 	policytest.SetFleet(r, localFleet()[2:])
-	require.Equal(t, map[string]int{"r3": 10}, picked(t, r, routing.Request{}, 10))
+	require.Equal(t, map[string]int{"r3": 10}, picked(t, r, policy.Request{}, 10))
 }
 
 func TestRayNoPreferenceSpreads(t *testing.T) {
 	r := policytest.NewRouter(t, build(), localFleet())
-	require.Len(t, picked(t, r, routing.Request{}, 1000), 3)
+	require.Len(t, picked(t, r, policy.Request{}, 1000), 3)
 }
 
 func TestRaySameNodeThenTheOthers(t *testing.T) {
 	r := policytest.NewRouter(t, build(), localFleet(), at("n1", ""))
-	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{}, 10))
 	policytest.Fill(t, r, "r1", maxOngoing)
-	ids := picked(t, r, routing.Request{}, 100)
+	ids := picked(t, r, policy.Request{}, 100)
 	require.Zero(t, ids["r1"])
 	require.Len(t, ids, 2)
 }
@@ -201,7 +202,7 @@ func TestRayRankViaLocality(t *testing.T) {
 	r := policytest.NewRouter(t, build(), localFleet(), at("n1", "z1"))
 	var sizes []int
 	for i := 0; ; i++ {
-		p, ok := r.View().Pool(&routing.Request{}, i)
+		p, ok := r.View().Pool(&policy.Request{}, i)
 		if !ok {
 			break
 		}
@@ -217,10 +218,10 @@ func TestRayModelHoldersWhateverTheirQueue(t *testing.T) {
 	r := policytest.NewRouter(t, build(), m)
 	policytest.Fill(t, r, "r1", 9)
 	policytest.Fill(t, r, "r2", 9)
-	ids := picked(t, r, routing.Request{Adapter: "m1"}, 50)
+	ids := picked(t, r, policy.Request{Adapter: "m1"}, 50)
 	require.Len(t, ids, 2)
 	require.Zero(t, ids["r3"], "idle, but it does not hold the model")
-	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{Adapter: "m2"}, 10))
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{Adapter: "m2"}, 10))
 }
 
 func TestRayFewestModelsWhenNobodyHoldsIt(t *testing.T) {
@@ -229,7 +230,7 @@ func TestRayFewestModelsWhenNobodyHoldsIt(t *testing.T) {
 	m[1].Adapters = []string{"m2"}
 	m[2].Adapters = []string{"m3"}
 	r := policytest.NewRouter(t, build(), m)
-	ids := picked(t, r, routing.Request{Adapter: "new"}, 50)
+	ids := picked(t, r, policy.Request{Adapter: "new"}, 50)
 	require.Zero(t, ids["r1"])
 	require.Len(t, ids, 2)
 }
@@ -241,7 +242,7 @@ func TestRayModelBacksOffToTheRest(t *testing.T) {
 	m[2].Adapters = []string{"m3"}
 	r := policytest.NewRouter(t, build(), m)
 	for _, id := range []string{"r1", "r3", "r2"} { // the holder, the fewest, the rest
-		require.Equal(t, map[string]int{id: 10}, picked(t, r, routing.Request{Adapter: "m1"}, 10))
+		require.Equal(t, map[string]int{id: 10}, picked(t, r, policy.Request{Adapter: "m1"}, 10))
 		policytest.Fill(t, r, id, maxOngoing)
 	}
 }
@@ -250,9 +251,9 @@ func TestRayHundredWaitForTheNewcomerWithTheModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := policytest.NewRouter(t, build(), fleet("r1"))
 		policytest.Fill(t, r, "r1", maxOngoing)
-		var waits []<-chan *routing.Booking
+		var waits []<-chan *router.Reservation
 		for range 100 {
-			waits = append(waits, policytest.Acquire(t, r, &routing.Request{Adapter: "m1"}))
+			waits = append(waits, policytest.Acquire(t, r, &policy.Request{Adapter: "m1"}))
 		}
 		synctest.Wait()
 		require.Equal(t, 100, r.Queued())
@@ -274,9 +275,9 @@ func TestRayFIFOWithinAModel(t *testing.T) {
 		m[0].Adapters = []string{"m1", "m2"}
 		r := policytest.NewRouter(t, build(), m)
 		release := policytest.Fill(t, r, "r1", maxOngoing)
-		var waits []<-chan *routing.Booking
+		var waits []<-chan *router.Reservation
 		for i := range maxOngoing {
-			waits = append(waits, policytest.Acquire(t, r, &routing.Request{Adapter: fmt.Sprintf("m%d", i%2+1)}))
+			waits = append(waits, policytest.Acquire(t, r, &policy.Request{Adapter: fmt.Sprintf("m%d", i%2+1)}))
 			synctest.Wait()
 		}
 		for i, first := range waits {
@@ -294,33 +295,33 @@ func TestRayBusyHolderGivesWay(t *testing.T) {
 	m[0].Adapters = []string{"m1"}
 	r := policytest.NewRouter(t, build(), m)
 	policytest.Fill(t, r, "r1", maxOngoing)
-	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{Adapter: "m1"}, 10))
+	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, policy.Request{Adapter: "m1"}, 10))
 }
 
 func TestRayModelsOfAReplicaAreUpdated(t *testing.T) {
 	m := fleet("r1", "r2")
 	m[0].Adapters = []string{"m1"}
 	r := policytest.NewRouter(t, build(), m)
-	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{Adapter: "m1"}, 10))
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{Adapter: "m1"}, 10))
 	m[0].Adapters, m[1].Adapters = []string{"m2"}, []string{"m1"}
 	r.SetFleet(m)
-	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{Adapter: "m1"}, 10))
+	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, policy.Request{Adapter: "m1"}, 10))
 }
 
 func TestRayDiedReplicaIsNeverPickedAgain(t *testing.T) {
 	r := policytest.NewRouter(t, build(), fleet("r1", "r2"))
 	policytest.SetFleet(r, fleet("r1"))
-	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{}, 10))
 }
 
 func TestRayUnavailableReplicaIsKept(t *testing.T) {
 	r := policytest.NewRouter(t, build(), fleet("r1", "r2"))
 	r.SetConnected("r2", false)
-	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, routing.Request{}, 10))
+	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{}, 10))
 	require.NotNil(t, r.View().ByID("r2"))
 	r.SetConnected("r2", true)
 	policytest.Fill(t, r, "r1", 1)
-	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, routing.Request{}, 10))
+	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, policy.Request{}, 10))
 }
 
 func TestRayAvailableExcludesOnlyTheFull(t *testing.T) {
@@ -329,7 +330,7 @@ func TestRayAvailableExcludesOnlyTheFull(t *testing.T) {
 	policytest.Fill(t, r, "r2", maxOngoing-1)
 	var ids []string
 	for _, rep := range r.View().Connected() {
-		if r.View().Available(&routing.Request{}, rep) {
+		if r.View().Available(&policy.Request{}, rep) {
 			ids = append(ids, rep.ID)
 		}
 	}
@@ -339,7 +340,7 @@ func TestRayAvailableExcludesOnlyTheFull(t *testing.T) {
 // What Ray's queue-length cache counts, the book counts: 3, 2, 1, 0, never below.
 func TestRayCountGoesDownNeverNegative(t *testing.T) {
 	r := policytest.NewRouter(t, build(), fleet("r1"))
-	b := policytest.Pick(t, r, &routing.Request{})
+	b := policytest.Pick(t, r, &policy.Request{})
 	release := policytest.Fill(t, r, "r1", 2)
 	for want := 3; want > 1; want-- {
 		require.Equal(t, want, r.View().ByID("r1").Ongoing())

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 // BenchmarkRequest measures all that a request costs the policy: Prepare, hashing
@@ -15,26 +15,26 @@ import (
 func BenchmarkRequest(b *testing.B) {
 	for _, bb := range []struct {
 		name   string
-		prompt routing.Prompt
+		prompt policy.Prompt
 	}{
-		{"text=128B", routing.Prompt{Text: strings.Repeat("x", 128)}},
-		{"text=32KiB", routing.Prompt{Text: strings.Repeat("x", 32<<10)}},
-		{"tokens=8192", routing.Prompt{Tokens: tokens(1, 8192)}},
+		{"text=128B", policy.Prompt{Text: strings.Repeat("x", 128)}},
+		{"text=32KiB", policy.Prompt{Text: strings.Repeat("x", 32<<10)}},
+		{"tokens=8192", policy.Prompt{Tokens: tokens(1, 8192)}},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
 			p := newPolicy(b, DefaultConfig())
 			r := policytest.NewRouter(b, p, policytest.Fleet(16))
 			v, ctx := r.View(), context.Background()
 			for _, rep := range v.Replicas()[:8] {
-				var q routing.Request
+				var q policy.Request
 				q.SetPrompt(bb.prompt)
 				r.Prepare(ctx, &q)
-				p.Routed(&q, routing.To(rep, ""))
+				p.Routed(&q, policy.To(rep, ""))
 			}
-			var q routing.Request // the caller's memory
+			var q policy.Request // the caller's memory
 			b.ReportAllocs()
 			for b.Loop() {
-				q = routing.Request{}
+				q = policy.Request{}
 				q.SetPrompt(bb.prompt)
 				if err := p.Prepare(ctx, &q, v); err != nil {
 					b.Fatal(err)
@@ -52,10 +52,10 @@ func BenchmarkPrepare(b *testing.B) {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			p := newPolicy(b, DefaultConfig())
 			v := policytest.NewRouter(b, p, policytest.Fleet(n)).View()
-			prompt := routing.Prompt{Tokens: tokens(1, 1024)}
+			prompt := policy.Prompt{Tokens: tokens(1, 1024)}
 			b.ReportAllocs()
 			for b.Loop() {
-				var q routing.Request
+				var q policy.Request
 				q.SetPrompt(prompt)
 				if err := p.Prepare(context.Background(), &q, v); err != nil {
 					b.Fatal(err)
@@ -77,7 +77,7 @@ func BenchmarkChoose(b *testing.B) {
 				r.Prepare(context.Background(), q)
 				if spill {
 					for _, id := range order(q.Prepared.(*prepared).key, r.View().Replicas())[:n/2] {
-						policytest.Pick(b, r, &routing.Request{Pin: id, PromptTokens: 100_000})
+						policytest.Pick(b, r, &policy.Request{Pin: id, PromptTokens: 100_000})
 					}
 				}
 				p, v := r.Policy(), r.View()
@@ -92,5 +92,5 @@ func BenchmarkChoose(b *testing.B) {
 
 // BenchmarkRouter measures whole picks through the Router.
 func BenchmarkRouter(b *testing.B) {
-	policytest.Benchmark(b, func() routing.Policy { return newPolicy(b, DefaultConfig()) })
+	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, DefaultConfig()) })
 }

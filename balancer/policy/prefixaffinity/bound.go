@@ -3,7 +3,7 @@ package prefixaffinity
 import (
 	"math"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // sample is among how many replicas the least loaded is looked for. Of larger pools
@@ -12,7 +12,7 @@ const sample = 64
 
 // within reports whether a replica that is expected to have so many of the prompt's
 // tokens cached is within the load bound.
-func (c *choice) within(r *routing.Replica, expected int) bool {
+func (c *choice) within(r *policy.Replica, expected int) bool {
 	over := c.View.Load(r) - c.slack - reuseWeight*float64(max(expected, 0))
 	return over <= 0 || over <= c.leastLoad()
 }

@@ -1,41 +1,41 @@
 package prefixaffinity
 
 import (
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// Choose implements [routing.Policy].
-func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+// Choose implements [policy.Policy].
+func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
 	return p.choose(q, v)
 }
 
-// Preview implements [routing.Previewer].
-func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
+// Preview implements [policy.Previewer].
+func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision {
 	sampled := p.sampled
 	defer func() { p.sampled = sampled }()
 	return p.choose(q, v)
 }
 
-func (p *Policy) choose(q *routing.Request, v *routing.View) routing.Decision {
+func (p *Policy) choose(q *policy.Request, v policy.View) policy.Decision {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
-		return leastOfTwo(q, v, routing.ReasonNoKey)
+		return leastOfTwo(q, v, policy.ReasonNoKey)
 	}
 	c := choice{
 		p: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v),
-		slack: max(loadSlack, peerSlack*v.MeanForeignLoad()),
+		slack: max(loadSlack, peerSlack*v.MeanPeerLoad()),
 	}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
-			return routing.Wait()
+			return policy.Wait()
 		}
 		c.Enter(pool)
 		c.least = -1
 		if p.config.ImbalancedThreshold > 0 && c.imbalance() > p.config.ImbalancedThreshold {
-			return leastOfTwo(q, v, routing.ReasonLeastOfTwo)
+			return leastOfTwo(q, v, policy.ReasonLeastOfTwo)
 		}
 		if d := c.choose(); d.Replica != nil {
 			return d
@@ -43,11 +43,11 @@ func (p *Policy) choose(q *routing.Request, v *routing.View) routing.Decision {
 	}
 }
 
-func leastOfTwo(q *routing.Request, v *routing.View, why routing.Reason) routing.Decision {
+func leastOfTwo(q *policy.Request, v policy.View, why policy.Reason) policy.Decision {
 	if r := v.LeastOfTwo(q); r != nil {
-		return routing.To(r, why)
+		return policy.To(r, why)
 	}
-	return routing.Wait()
+	return policy.Wait()
 }
 
 // A choice is one run of Choose in one pool.
@@ -60,14 +60,14 @@ type choice struct {
 }
 
 // choose returns a decision without replica where none of the pool is available.
-func (c *choice) choose() routing.Decision {
+func (c *choice) choose() policy.Decision {
 	if c.p.ray {
 		return c.smallest()
 	}
 	shared := c.CoveredTokens(c.shared)
 	for _, h := range c.holders {
 		if r := c.Take(h.At); r != nil && c.within(r, c.CoveredTokens(int(h.Depth))-shared) {
-			return c.to(r, routing.ReasonPrefixMatch, c.placeOf(r))
+			return c.to(r, policy.ReasonPrefixMatch, c.placeOf(r))
 		}
 	}
 	if c.p.config.OnMiss == OnMissRendezvous {
@@ -90,30 +90,30 @@ func (c *choice) choose() routing.Decision {
 		}
 	}
 	if r := c.leastLoaded(); r != nil {
-		return c.to(r, routing.ReasonLeastLoaded, c.placeOf(r))
+		return c.to(r, policy.ReasonLeastLoaded, c.placeOf(r))
 	}
-	return routing.Decision{}
+	return policy.Decision{}
 }
 
-func (c *choice) to(r *routing.Replica, why routing.Reason, place int) routing.Decision {
-	d := routing.To(r, why)
+func (c *choice) to(r *policy.Replica, why policy.Reason, place int) policy.Decision {
+	d := policy.To(r, why)
 	d.Place = place
 	d.MatchedTokens = c.CoveredTokens(c.depth(r))
 	return d
 }
 
-func reasonAt(place int) routing.Reason {
+func reasonAt(place int) policy.Reason {
 	if place == 0 {
-		return routing.ReasonRendezvous
+		return policy.ReasonRendezvous
 	}
-	return routing.ReasonRendezvousSpill
+	return policy.ReasonRendezvousSpill
 }
 
 // search returns the first in the rendezvous order of the pool within the bound, in
 // one pass. It looks at scores first, which stand side by side.
-func (c *choice) search() *routing.Replica {
+func (c *choice) search() *policy.Replica {
 	c.p.choosing.SetKey(c.key)
-	var best *routing.Replica
+	var best *policy.Replica
 	var high uint64
 	for _, r := range c.Pool.Replicas {
 		score := c.score(r)
@@ -127,9 +127,9 @@ func (c *choice) search() *routing.Replica {
 
 // leastLoaded returns the available replica of the pool with the least load, of
 // equals the first in the rendezvous order.
-func (c *choice) leastLoaded() *routing.Replica {
+func (c *choice) leastLoaded() *policy.Replica {
 	c.p.choosing.SetKey(c.key)
-	var best *routing.Replica
+	var best *policy.Replica
 	var least float64
 	for _, r := range c.Pool.Replicas {
 		if !c.Pool.Takes(r) {
@@ -144,7 +144,7 @@ func (c *choice) leastLoaded() *routing.Replica {
 }
 
 // score returns the score of a replica of the current View. choosing has the key.
-func (c *choice) score(r *routing.Replica) uint64 {
+func (c *choice) score(r *policy.Replica) uint64 {
 	if c.found != nil && !c.Stale {
 		return c.found.scores[r.Index()]
 	}
@@ -152,7 +152,7 @@ func (c *choice) score(r *routing.Replica) uint64 {
 }
 
 // placeOf returns the replica's place in the rendezvous order of the whole fleet.
-func (c *choice) placeOf(r *routing.Replica) int {
+func (c *choice) placeOf(r *policy.Replica) int {
 	if !c.Stale {
 		for i := range c.ntop {
 			if int(c.top[i].At) == r.Index() {
@@ -179,7 +179,7 @@ func (c *choice) placeOf(r *routing.Replica) int {
 }
 
 // depth returns how many leading blocks the replica holds, as predicted or reported.
-func (c *choice) depth(r *routing.Replica) int {
+func (c *choice) depth(r *policy.Replica) int {
 	for _, h := range c.holders {
 		if c.fleet.Replicas[h.At].ID == r.ID {
 			return int(h.Depth)

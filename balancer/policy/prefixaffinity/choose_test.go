@@ -6,14 +6,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // busy reserves a prompt of so many tokens on a replica.
-func busy(t testing.TB, r *routing.Router, id string, tokens int) *routing.Booking {
+func busy(t testing.TB, r *router.Router, id string, tokens int) *router.Reservation {
 	t.Helper()
-	return policytest.Pick(t, r, &routing.Request{Pin: id, PromptTokens: tokens})
+	return policytest.Pick(t, r, &policy.Request{Pin: id, PromptTokens: tokens})
 }
 
 // Each case is one fleet of 16 and one conversation whose first turn, 800 tokens,
@@ -23,84 +25,84 @@ func TestSteps(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		config  func(*Config)
-		before  func(r *routing.Router, places []string)
-		request *routing.Request
+		before  func(r *router.Router, places []string)
+		request *policy.Request
 		place   int
-		why     routing.Reason
+		why     policy.Reason
 		matched int
 	}{
 		{
 			name: "the next turn finds the holder", request: ask(first, second),
-			why: routing.ReasonPrefixMatch, matched: 800,
+			why: policy.ReasonPrefixMatch, matched: 800,
 		}, {
 			name: "so does the same prompt", request: ask(first),
-			why: routing.ReasonPrefixMatch, matched: 800,
+			why: policy.ReasonPrefixMatch, matched: 800,
 		}, {
 			name: "too little matches: by the rendezvous order all the same", request: ask(first[:80], tokens(3, 800)),
-			why: routing.ReasonRendezvous, // of what is its own
+			why: policy.ReasonRendezvous, // of what is its own
 		}, {
 			name: "the holder is overloaded", request: ask(first, second),
-			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 50_000) },
-			place:  1, why: routing.ReasonRendezvousSpill,
+			before: func(r *router.Router, places []string) { busy(t, r, places[0], 50_000) },
+			place:  1, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "as loaded as slack and reuse allow", request: ask(first, second),
-			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 4_000+3*800-500) },
-			why:    routing.ReasonPrefixMatch, matched: 800,
+			before: func(r *router.Router, places []string) { busy(t, r, places[0], 4_000+3*800-500) },
+			why:    policy.ReasonPrefixMatch, matched: 800,
 		}, {
 			name: "a token more", request: ask(first, second),
-			before: func(r *routing.Router, places []string) { busy(t, r, places[0], 4_000+3*800-500+1) },
-			place:  1, why: routing.ReasonRendezvousSpill,
+			before: func(r *router.Router, places []string) { busy(t, r, places[0], 4_000+3*800-500+1) },
+			place:  1, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "the least loaded counts", request: ask(first, second),
-			before: func(r *routing.Router, places []string) {
+			before: func(r *router.Router, places []string) {
 				for _, id := range places {
 					busy(t, r, id, 30_000)
 				}
 				busy(t, r, places[0], 4_000+3*800-500)
 			},
-			why: routing.ReasonPrefixMatch, matched: 800,
+			why: policy.ReasonPrefixMatch, matched: 800,
 		}, {
 			name: "peer load makes it wider", request: ask(first, second),
-			before: func(r *routing.Router, places []string) {
-				var others []routing.ForeignLoad
+			before: func(r *router.Router, places []string) {
+				var others []router.PeerLoad
 				for _, id := range places {
-					others = append(others, routing.ForeignLoad{ID: id, QueuedTokens: 40_000})
+					others = append(others, router.PeerLoad{ID: id, QueuedTokens: 40_000})
 				}
-				r.SetForeignLoad(others)
+				r.SetPeerLoad(others)
 				busy(t, r, places[0], 20_000+3*800-500)
 			},
-			why: routing.ReasonPrefixMatch, matched: 800,
+			why: policy.ReasonPrefixMatch, matched: 800,
 		}, {
 			name: "the first in the order may have it from others", request: ask(tokens(9, 8_000)),
-			before: func(r *routing.Router, places []string) {
+			before: func(r *router.Router, places []string) {
 				busy(t, r, order(keyOf(t, ask(tokens(9, 8_000))), r.View().Replicas())[0], 4_000+3*2_400-500)
 			},
-			why: routing.ReasonRendezvous,
+			why: policy.ReasonRendezvous,
 		}, {
 			name: "but no more than it has shown", request: ask(tokens(9, 8_000)),
-			before: func(r *routing.Router, places []string) {
+			before: func(r *router.Router, places []string) {
 				busy(t, r, order(keyOf(t, ask(tokens(9, 8_000))), r.View().Replicas())[0], 4_000+3*2_400-500+1)
 			},
-			place: 1, why: routing.ReasonRendezvousSpill,
+			place: 1, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "the first three are overloaded", request: ask(first, second),
-			before: func(r *routing.Router, places []string) {
+			before: func(r *router.Router, places []string) {
 				for _, id := range places[:3] {
 					busy(t, r, id, 100_000)
 				}
 			},
-			place: 3, why: routing.ReasonRendezvousSpill,
+			place: 3, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "deeper than the head of the order", request: ask(first, second),
-			before: func(r *routing.Router, places []string) {
+			before: func(r *router.Router, places []string) {
 				for _, id := range places[:11] {
 					r.SetConnected(id, false)
 				}
 			},
-			place: 11, why: routing.ReasonRendezvousSpill,
+			place: 11, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "far down the order", request: ask(first, second),
-			before: func(r *routing.Router, places []string) {
+			before: func(r *router.Router, places []string) {
 				r.SetFleet(policytest.Bounded(policytest.Fleet(16), 2))
 				for i, id := range places {
 					if i != 4 && i != 6 {
@@ -111,46 +113,46 @@ func TestSteps(t *testing.T) {
 				busy(t, r, places[4], 50_000)
 				busy(t, r, places[6], 40_000)
 			},
-			place: 6, why: routing.ReasonRendezvousSpill,
+			place: 6, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "miss to the least loaded", request: ask(tokens(9, 800)),
 			config: func(c *Config) { c.OnMiss = OnMissLeastLoaded },
-			before: func(r *routing.Router, places []string) {
+			before: func(r *router.Router, places []string) {
 				for i, id := range order(keyOf(t, ask(tokens(9, 800))), r.View().Replicas()) {
 					if i != 5 && i != 7 {
 						busy(t, r, id, 10)
 					}
 				}
 			},
-			place: 5, why: routing.ReasonLeastLoaded,
+			place: 5, why: policy.ReasonLeastLoaded,
 		}, {
 			name: "affinity off while imbalanced", request: ask(first, second),
 			config: func(c *Config) { c.ImbalancedThreshold = 2 },
-			before: func(r *routing.Router, places []string) {
+			before: func(r *router.Router, places []string) {
 				policytest.Fill(t, r, places[0], 3)
 				for _, id := range places[2:] {
 					r.SetConnected(id, false)
 				}
 			},
-			place: -1, why: routing.ReasonLeastOfTwo,
+			place: -1, why: policy.ReasonLeastOfTwo,
 		}, {
 			name: "as balanced as the threshold", request: ask(first, second),
 			config: func(c *Config) { c.ImbalancedThreshold = 2 },
-			before: func(r *routing.Router, places []string) { policytest.Fill(t, r, places[0], 2) },
-			why:    routing.ReasonPrefixMatch, matched: 800,
+			before: func(r *router.Router, places []string) { policytest.Fill(t, r, places[0], 2) },
+			why:    policy.ReasonPrefixMatch, matched: 800,
 		}, {
-			name: "sticky sessions", request: func() *routing.Request {
+			name: "sticky sessions", request: func() *policy.Request {
 				q := ask(tokens(9, 800))
 				q.Session = "s"
 				return q
 			}(),
-			config: func(c *Config) { c.StickySessions = true }, why: routing.ReasonRendezvous,
+			config: func(c *Config) { c.StickySessions = true }, why: policy.ReasonRendezvous,
 		}, {
-			name: "shorter than a block", request: askText("hi"), why: routing.ReasonRendezvous,
+			name: "shorter than a block", request: askText("hi"), why: policy.ReasonRendezvous,
 		}, {
-			name: "no prompt", request: policytest.Session("s"), why: routing.ReasonRendezvous,
+			name: "no prompt", request: policytest.Session("s"), why: policy.ReasonRendezvous,
 		}, {
-			name: "no key", request: &routing.Request{}, place: -1, why: routing.ReasonNoKey,
+			name: "no key", request: &policy.Request{}, place: -1, why: policy.ReasonNoKey,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -180,7 +182,7 @@ func TestAllFullWaits(t *testing.T) {
 	for _, id := range []string{"r0", "r1", "r2"} {
 		busy(t, r, id, 1)
 	}
-	for _, q := range []*routing.Request{ask(tokens(1, 100)), policytest.Session("s"), {}} {
+	for _, q := range []*policy.Request{ask(tokens(1, 100)), policytest.Session("s"), {}} {
 		d := policytest.Choose(t, r, q)
 		assert.Nil(t, d.Replica)
 		assert.Nil(t, d.WaitFor)
@@ -194,7 +196,7 @@ func TestTiers(t *testing.T) {
 	for i := range fleet {
 		fleet[i].Zone = map[bool]string{true: "here", false: "there"}[i%4 == 0]
 	}
-	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet, func(o *routing.Options) { o.Zone = "here" })
+	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet, func(o *router.Options) { o.Zone = "here" })
 	for i := range 40 {
 		q := ask(tokens(i, 300))
 		d := policytest.Choose(t, r, q)
@@ -253,6 +255,6 @@ func TestAReplicaThatComesBackHoldsNothing(t *testing.T) {
 	policytest.SetFleet(r, policytest.Fleet(8))
 	d := route(t, r, ask(tokens(1, 800)))
 	assert.Equal(t, id, d.Replica.ID)
-	assert.Equal(t, routing.ReasonRendezvous, d.Reason)
+	assert.Equal(t, policy.ReasonRendezvous, d.Reason)
 	assert.Zero(t, d.MatchedTokens)
 }

@@ -5,7 +5,7 @@
 // # Rule
 //
 // The prompt is cut into blocks whose hashes are chained. Within each group of
-// replicas to look in ([routing.View.Pool]):
+// replicas to look in ([policy.View.Pool]):
 //
 //  1. Of the replicas that hold the longest prefix, the first in the rendezvous
 //     order, if what it holds counts as a match and it is within the load bound;

@@ -5,8 +5,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // What the kit calls with its own name.
@@ -32,19 +34,19 @@ func newPolicy(t testing.TB, c Config) *Policy {
 }
 
 // newRouter returns a Router of the default policy over n replicas, r0, r1, ….
-func newRouter(t testing.TB, n int) *routing.Router {
+func newRouter(t testing.TB, n int) *router.Router {
 	t.Helper()
 	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()), policytest.Fleet(n))
 }
 
-func askText(format string, args ...any) *routing.Request {
-	q := new(routing.Request)
-	q.SetPrompt(routing.Prompt{Text: fmt.Sprintf(format, args...)})
+func askText(format string, args ...any) *policy.Request {
+	q := new(policy.Request)
+	q.SetPrompt(policy.Prompt{Text: fmt.Sprintf(format, args...)})
 	return q
 }
 
 // keyOf returns the key that a fresh client uses for a request.
-func keyOf(t testing.TB, q *routing.Request) uint64 {
+func keyOf(t testing.TB, q *policy.Request) uint64 {
 	t.Helper()
 	s := newPolicy(t, DefaultConfig()).read(q, newRouter(t, 4).View())
 	require.NotNil(t, s)

@@ -7,9 +7,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // A kvCache is the cache of one replica: an LRU of blocks.
@@ -48,10 +50,10 @@ type talk struct {
 // hits routes a workload of conversations by k clients that share nothing, each
 // request from one of them at random, and returns the cached-token ratio and
 // the busiest replica's share of computed tokens over the mean.
-func hits(t *testing.T, k int, build func() routing.Policy) (ratio, imbalance float64) {
+func hits(t *testing.T, k int, build func() policy.Policy) (ratio, imbalance float64) {
 	const replicas, open, requests, under = 16, 120, 10_000, 64
 	rnd := rand.New(rand.NewPCG(7, 7))
-	clients := make([]*routing.Router, k)
+	clients := make([]*router.Router, k)
 	for i := range clients {
 		clients[i] = policytest.NewRouter(t, build(), policytest.Fleet(replicas))
 	}
@@ -71,7 +73,7 @@ func hits(t *testing.T, k int, build func() routing.Policy) (ratio, imbalance fl
 		return x
 	}
 	var talks [open]*talk
-	var held []*routing.Booking
+	var held []*router.Reservation
 	var cached, total int
 	for i := range requests {
 		at := rnd.IntN(open)
@@ -105,13 +107,13 @@ func hits(t *testing.T, k int, build func() routing.Policy) (ratio, imbalance fl
 // blind is power of two choices.
 type blind struct{}
 
-func (blind) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
-func (blind) Choose(q *routing.Request, v *routing.View) routing.Decision {
-	return leastOfTwo(q, v, routing.ReasonLeastOfTwo)
+func (blind) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
+func (blind) Choose(q *policy.Request, v policy.View) policy.Decision {
+	return leastOfTwo(q, v, policy.ReasonLeastOfTwo)
 }
 
 func TestManyClients(t *testing.T) {
-	affinity := func() routing.Policy { return newPolicy(t, DefaultConfig()) }
+	affinity := func() policy.Policy { return newPolicy(t, DefaultConfig()) }
 	one, balance := hits(t, 1, affinity)
 	t.Logf("1 client: %.3f, busiest %.2f × mean", one, balance)
 	for _, k := range []int{8, 64} {
@@ -120,7 +122,7 @@ func TestManyClients(t *testing.T) {
 		assert.GreaterOrEqual(t, many, 0.85*one, "%d clients", k)
 		assert.Less(t, balance, 1.5, "%d clients", k)
 	}
-	without, _ := hits(t, 64, func() routing.Policy { return blind{} })
+	without, _ := hits(t, 64, func() policy.Policy { return blind{} })
 	t.Logf("power of two: %.3f", without)
 	assert.Less(t, without, one/2, "else this test shows nothing")
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
@@ -25,17 +25,17 @@ type Policy struct {
 }
 
 var (
-	_ routing.Policy             = (*Policy)(nil)
-	_ routing.KeyUser            = (*Policy)(nil)
-	_ routing.RouteObserver      = (*Policy)(nil)
-	_ routing.CompletionObserver = (*Policy)(nil)
-	_ routing.FleetObserver      = (*Policy)(nil)
-	_ routing.CacheObserver      = (*Policy)(nil)
-	_ routing.CapacityObserver   = (*Policy)(nil)
-	_ routing.IndexReporter      = (*Policy)(nil)
-	_ routing.Previewer          = (*Policy)(nil)
-	_ routing.SuperblockReporter = (*Policy)(nil)
-	_ routing.PromptHasher       = (*Policy)(nil)
+	_ policy.Policy             = (*Policy)(nil)
+	_ policy.KeyUser            = (*Policy)(nil)
+	_ policy.RouteObserver      = (*Policy)(nil)
+	_ policy.CompletionObserver = (*Policy)(nil)
+	_ policy.FleetObserver      = (*Policy)(nil)
+	_ policy.CacheObserver      = (*Policy)(nil)
+	_ policy.CapacityObserver   = (*Policy)(nil)
+	_ policy.IndexReporter      = (*Policy)(nil)
+	_ policy.Previewer          = (*Policy)(nil)
+	_ policy.SuperblockReporter = (*Policy)(nil)
+	_ policy.PromptHasher       = (*Policy)(nil)
 )
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -55,14 +55,14 @@ func New(c Config) (*Policy, error) {
 	}, nil
 }
 
-// Uses implements [routing.KeyUser].
-func (p *Policy) Uses() routing.Uses {
-	return routing.UsesSession | routing.UsesPrompt | routing.UsesLoad
+// Uses implements [policy.KeyUser].
+func (p *Policy) Uses() policy.Uses {
+	return policy.UsesSession | policy.UsesPrompt | policy.UsesLoad
 }
 
-// Prepare implements [routing.Policy]. Only the first time for a request is the
+// Prepare implements [policy.Policy]. Only the first time for a request is the
 // prompt read and counted.
-func (p *Policy) Prepare(_ context.Context, q *routing.Request, v *routing.View) error {
+func (p *Policy) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if s = p.read(q, v); s == nil {
@@ -75,8 +75,8 @@ func (p *Policy) Prepare(_ context.Context, q *routing.Request, v *routing.View)
 	return nil
 }
 
-// Routed implements [routing.RouteObserver]: the replica will hold the prompt.
-func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
+// Routed implements [policy.RouteObserver]: the replica will hold the prompt.
+func (p *Policy) Routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -97,16 +97,16 @@ func (p *Policy) Routed(q *routing.Request, d routing.Decision) {
 	})
 }
 
-// Superblocks implements [routing.SuperblockReporter].
-func (p *Policy) Superblocks(q *routing.Request, to []uint64) []uint64 {
+// Superblocks implements [policy.SuperblockReporter].
+func (p *Policy) Superblocks(q *policy.Request, to []uint64) []uint64 {
 	if s, _ := q.Prepared.(*prepared); s != nil {
 		to, _ = s.Blocks.Superblocks(to)
 	}
 	return to
 }
 
-// Completed implements [routing.CompletionObserver].
-func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Outcome) {
+// Completed implements [policy.CompletionObserver].
+func (p *Policy) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil || len(s.Hashes) == 0 {
 		return
@@ -120,7 +120,7 @@ func (p *Policy) Completed(q *routing.Request, d routing.Decision, o routing.Out
 		return
 	}
 	s.predicted.End()
-	if d.Reason == routing.ReasonRendezvous && o.Usage.CachedTokens >= 0 {
+	if d.Reason == policy.ReasonRendezvous && o.Usage.CachedTokens >= 0 {
 		shared := s.CoveredTokens(s.shared)
 		p.reuse.Learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
 	}
@@ -134,23 +134,23 @@ func (p *Policy) release(s *prepared) {
 	}
 }
 
-// FleetChanged implements [routing.FleetObserver].
-func (p *Policy) FleetChanged(c routing.FleetChange) { p.caches.FleetChanged(c) }
+// FleetChanged implements [policy.FleetObserver].
+func (p *Policy) FleetChanged(c policy.FleetChange) { p.caches.FleetChanged(c) }
 
-// CacheChanged implements [routing.CacheObserver]: what is reported of a replica goes
+// CacheChanged implements [policy.CacheObserver]: what is reported of a replica goes
 // before what was routed there. Ray's rule ignores it.
-func (p *Policy) CacheChanged(changes []routing.CacheChange) {
+func (p *Policy) CacheChanged(changes []policy.CacheChange) {
 	if !p.ray {
 		p.caches.CacheChanged(changes)
 	}
 }
 
-// ReplicaCapacity implements [routing.CapacityObserver]: what was routed to a replica
+// ReplicaCapacity implements [policy.CapacityObserver]: what was routed to a replica
 // counts as long as its KV cache can hold it.
 func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
 
-// PromptHashes implements [routing.PromptHasher].
-func (p *Policy) PromptHashes(q *routing.Request) *routing.Hashed {
+// PromptHashes implements [policy.PromptHasher].
+func (p *Policy) PromptHashes(q *policy.Request) *policy.Hashed {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return nil
@@ -158,5 +158,5 @@ func (p *Policy) PromptHashes(q *routing.Request) *routing.Hashed {
 	return s.Hashed()
 }
 
-// IndexStats implements [routing.IndexReporter].
-func (p *Policy) IndexStats() routing.IndexStats { return p.caches.Stats() }
+// IndexStats implements [policy.IndexReporter].
+func (p *Policy) IndexStats() policy.IndexStats { return p.caches.Stats() }

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
@@ -55,7 +55,7 @@ type scratch struct {
 }
 
 // read hashes the prompt and finds the key. It returns nil where there is none.
-func (p *Policy) read(q *routing.Request, v *routing.View) *prepared {
+func (p *Policy) read(q *policy.Request, v policy.View) *prepared {
 	if q.Prompt.Empty() && (q.Session == "" || p.ray) {
 		return nil
 	}

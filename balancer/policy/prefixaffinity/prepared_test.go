@@ -6,23 +6,24 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 )
 
 func TestTenantsDoNotShare(t *testing.T) {
 	r := newRouter(t, 16)
 	route(t, r, ask(tokens(1, 800)))
-	for _, change := range []func(*routing.Request){
-		func(q *routing.Request) { q.Model = "m" },
-		func(q *routing.Request) { q.Adapter = "a" },
-		func(q *routing.Request) { q.CacheSalt = "s" },
+	for _, change := range []func(*policy.Request){
+		func(q *policy.Request) { q.Model = "m" },
+		func(q *policy.Request) { q.Adapter = "a" },
+		func(q *policy.Request) { q.CacheSalt = "s" },
 	} {
 		q := ask(tokens(1, 800))
 		change(q)
 		d := route(t, r, q)
 		assert.Zero(t, d.MatchedTokens)
-		assert.NotEqual(t, routing.ReasonPrefixMatch, d.Reason)
+		assert.NotEqual(t, policy.ReasonPrefixMatch, d.Reason)
 	}
 	assert.Equal(t, 800, route(t, r, ask(tokens(1, 800))).MatchedTokens)
 }
@@ -37,7 +38,7 @@ func TestReadOnce(t *testing.T) {
 		b.Release()
 		q.DropPrompt()
 		q.NextAttempt(b.Decision.Replica)
-		assert.Equal(t, i+1 > 1, b.Decision.Reason == routing.ReasonRetry)
+		assert.Equal(t, i+1 > 1, b.Decision.Reason == policy.ReasonRetry)
 		policytest.SetFleet(r, policytest.Fleet(16+i))
 	}
 	assert.Equal(t, 1, p.popularity.Requests())
@@ -51,7 +52,7 @@ func TestHoldersAreBounded(t *testing.T) {
 		q := ask(tokens(1, 176+16*i))
 		r.Prepare(context.Background(), q)
 		for _, rep := range r.View().Replicas()[20*i : 40] {
-			p.Routed(q, routing.To(rep, ""))
+			p.Routed(q, policy.To(rep, ""))
 		}
 	}
 	q := ask(tokens(1, 192))
@@ -83,6 +84,6 @@ func TestIndexStats(t *testing.T) {
 	assert.EqualValues(t, 50, x.Blocks)
 	assert.Positive(t, x.Bytes)
 	assert.Zero(t, x.Evictions)
-	_, ok := p.caches.Fleet(r.View()).Place(p.caches.Member(&routing.Replica{Attributes: routing.Attributes{ID: "gone"}}))
+	_, ok := p.caches.Fleet(r.View()).Place(p.caches.Member(&policy.Replica{Attributes: policy.Attributes{ID: "gone"}}))
 	assert.False(t, ok)
 }

@@ -8,9 +8,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestConform(t *testing.T) {
@@ -22,7 +24,7 @@ func TestConform(t *testing.T) {
 		"sticky":       func(c *Config) { c.StickySessions = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() routing.Policy { return newPolicy(t, with(change)) })
+			policytest.Conform(t, func() policy.Policy { return newPolicy(t, with(change)) })
 		})
 	}
 }
@@ -48,7 +50,7 @@ func TestNewClientsAgree(t *testing.T) {
 func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 	const clients, replicas = 8, 16
 	system := tokens(0, 2000)
-	fleets := make([]*routing.Router, clients)
+	fleets := make([]*router.Router, clients)
 	for c := range fleets {
 		fleets[c] = newRouter(t, replicas)
 		for i := range 100 {
@@ -85,10 +87,10 @@ func TestWhatCounts(t *testing.T) {
 	for i := range 200 {
 		d := route(t, r, ask(system, tokens(100+i, 100)))
 		if i > rendezvous.Few {
-			require.NotEqual(t, routing.ReasonPrefixMatch, d.Reason, "request %d", i)
+			require.NotEqual(t, policy.ReasonPrefixMatch, d.Reason, "request %d", i)
 		}
 		next := route(t, r, ask(system, tokens(100+i, 100), tokens(1000+i, 100)))
-		require.Equal(t, routing.ReasonPrefixMatch, next.Reason)
+		require.Equal(t, policy.ReasonPrefixMatch, next.Reason)
 		require.GreaterOrEqual(t, next.MatchedTokens, 20_096-16, "shared blocks are cached too")
 		if i > rendezvous.Few {
 			require.Equal(t, d.Replica.ID, next.Replica.ID)
@@ -104,7 +106,7 @@ func TestOneConversation(t *testing.T) {
 	for i := range 300 {
 		talk = append(talk, tokens(1+i, 40)...)
 		d := route(t, r, ask(talk))
-		require.Equal(t, routing.ReasonPrefixMatch, d.Reason, "turn %d", i)
+		require.Equal(t, policy.ReasonPrefixMatch, d.Reason, "turn %d", i)
 		require.Equal(t, home, d.Replica.ID)
 	}
 }
@@ -141,11 +143,11 @@ func TestShortQuestionsSpread(t *testing.T) {
 // fan out along the rendezvous order.
 func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
 	r := newRouter(t, 16)
-	hot := func() *routing.Request { return ask(tokens(1, 3000)) }
+	hot := func() *policy.Request { return ask(tokens(1, 3000)) }
 	for range 40 { // the key has settled
 		route(t, r, hot())
 	}
-	var held []*routing.Booking
+	var held []*router.Reservation
 	used := func() map[string]int {
 		m := map[string]int{}
 		for _, b := range held {
@@ -192,7 +194,7 @@ func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
 // Requests prepared together, before any is routed, still see each other.
 func TestABurstPreparedTogether(t *testing.T) {
 	r := newRouter(t, 8)
-	var qs []*routing.Request
+	var qs []*policy.Request
 	for range 40 {
 		q := ask(tokens(1, 4000))
 		r.Prepare(context.Background(), q)
@@ -214,7 +216,7 @@ func TestTheBoundIsKept(t *testing.T) {
 		n := 2 + rnd.IntN(30)
 		r := newRouter(t, n)
 		for range rnd.IntN(60) {
-			policytest.Pick(t, r, &routing.Request{Pin: r.View().Replicas()[rnd.IntN(n)].ID, PromptTokens: rnd.IntN(20_000)})
+			policytest.Pick(t, r, &policy.Request{Pin: r.View().Replicas()[rnd.IntN(n)].ID, PromptTokens: rnd.IntN(20_000)})
 		}
 		var mean float64
 		for _, rep := range r.View().Replicas() {
@@ -233,21 +235,21 @@ func TestAllocations(t *testing.T) {
 		for _, rep := range r.View().Replicas()[:8] {
 			q := ask(long)
 			r.Prepare(context.Background(), q)
-			p.Routed(q, routing.To(rep, ""))
+			p.Routed(q, policy.To(rep, ""))
 		}
 		for _, tt := range []struct {
 			name   string
-			prompt routing.Prompt
+			prompt policy.Prompt
 			most   float64
 		}{
-			{"8,192 tokens", routing.Prompt{Tokens: long}, 2},
-			{"128 bytes", routing.Prompt{Text: string(make([]byte, 128))}, 1},
-			{"32 KiB", routing.Prompt{Text: string(make([]byte, 32<<10))}, 2},
+			{"8,192 tokens", policy.Prompt{Tokens: long}, 2},
+			{"128 bytes", policy.Prompt{Text: string(make([]byte, 128))}, 1},
+			{"32 KiB", policy.Prompt{Text: string(make([]byte, 32<<10))}, 2},
 		} {
-			var q routing.Request
+			var q policy.Request
 			v := r.View()
 			got := testing.AllocsPerRun(50, func() {
-				q = routing.Request{}
+				q = policy.Request{}
 				q.SetPrompt(tt.prompt)
 				if err := p.Prepare(context.Background(), &q, v); err != nil {
 					t.Fatal(err)
@@ -269,7 +271,7 @@ func TestConcurrentUse(t *testing.T) {
 				rnd := rand.New(rand.NewPCG(uint64(w), 1))
 				for range 150 {
 					q := ask(tokens(0, 200), tokens(rnd.IntN(50), 400))
-					var b routing.Booking
+					var b router.Reservation
 					for range 2 {
 						if err := r.Pick(t.Context(), q, &b); err != nil {
 							continue

@@ -6,8 +6,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestScaleMovesOneInN(t *testing.T) {
@@ -40,7 +41,7 @@ func TestKeysSpread(t *testing.T) {
 // over the first two of its order, and a conversation stays with one of them, also when
 // another client asks.
 func TestAHeavyPrefixHasTwoHomes(t *testing.T) {
-	var clients []*routing.Router
+	var clients []*router.Router
 	for range 2 {
 		r := newRouter(t, 8)
 		for i := range 2000 {

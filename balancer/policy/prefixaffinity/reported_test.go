@@ -5,32 +5,34 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // report reports that a replica caches a prompt, in blocks or superblocks.
-func report(r *routing.Router, id string, prompt []uint32, blockTokens int) {
+func report(r *router.Router, id string, prompt []uint32, blockTokens int) {
 	var stored []uint64
 	for i, h := range kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", "")) {
 		if (i+1)*16%blockTokens == 0 {
 			stored = append(stored, h)
 		}
 	}
-	r.CacheChanged([]routing.CacheChange{{Replica: id, BlockTokens: blockTokens, Stored: stored}})
+	r.CacheChanged([]policy.CacheChange{{Replica: id, BlockTokens: blockTokens, Stored: stored}})
 }
 
 // A client finds a conversation that it has not seen on the replica that reports it.
 func TestReportedCachesAreFound(t *testing.T) {
-	for grain, matched := range map[int]int{16: 2000, routing.SuperblockTokens: 1536} {
+	for grain, matched := range map[int]int{16: 2000, policy.SuperblockTokens: 1536} {
 		r := newRouter(t, 16)
 		talk := tokens(1, 2000)
 		away := order(keyOf(t, ask(talk)), r.View().Replicas())[11]
 		report(r, away, talk, grain)
 		d := route(t, r, ask(talk, tokens(2, 300)))
 		assert.Equal(t, away, d.Replica.ID)
-		assert.Equal(t, routing.ReasonPrefixMatch, d.Reason)
+		assert.Equal(t, policy.ReasonPrefixMatch, d.Reason)
 		assert.Equal(t, matched, d.MatchedTokens)
 	}
 }

@@ -1,7 +1,7 @@
 package prefixaffinity
 
 import (
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 )
 
@@ -9,8 +9,8 @@ import (
 // are available, those with the longest match are preferred if it is long enough,
 // else those that were sent the fewest different bytes; of those preferred, the
 // first with the fewest ongoing requests is picked.
-func (c *choice) smallest() routing.Decision {
-	var best *routing.Replica
+func (c *choice) smallest() policy.Decision {
+	var best *policy.Replica
 	depth := int32(0)
 	for _, h := range c.holders {
 		if h.Depth < depth {
@@ -23,7 +23,7 @@ func (c *choice) smallest() routing.Decision {
 		}
 	}
 	if best != nil && float64(c.Covered(int(depth))) >= c.p.config.MatchRateThreshold*float64(c.Length) {
-		return c.to(best, routing.ReasonPrefixMatch, -1)
+		return c.to(best, policy.ReasonPrefixMatch, -1)
 	}
 	best = nil
 	var least int64
@@ -41,9 +41,9 @@ func (c *choice) smallest() routing.Decision {
 		}
 	}
 	if best == nil {
-		return routing.Decision{}
+		return policy.Decision{}
 	}
-	return c.to(best, routing.ReasonLeastLoaded, -1)
+	return c.to(best, policy.ReasonLeastLoaded, -1)
 }
 
 // countBytes adds to a replica what it does not hold of a prompt.

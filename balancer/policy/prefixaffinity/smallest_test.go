@@ -4,12 +4,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // rays returns a Router with Ray's rule and lengths.
-func rays(t *testing.T, change func(*Config), ids ...string) *routing.Router {
+func rays(t *testing.T, change func(*Config), ids ...string) *router.Router {
 	c := with(func(c *Config) { c.OnMiss, c.BlockBytes = OnMissSmallest, 1 })
 	if change != nil {
 		change(&c)
@@ -18,14 +20,14 @@ func rays(t *testing.T, change func(*Config), ids ...string) *routing.Router {
 }
 
 // cache makes a replica hold a prompt.
-func cache(t *testing.T, r *routing.Router, id, text string) {
+func cache(t *testing.T, r *router.Router, id, text string) {
 	t.Helper()
 	q := askText("%s", text)
 	policytest.Choose(t, r, q)
-	r.Policy().(*Policy).Routed(q, routing.To(r.View().ByID(id), ""))
+	r.Policy().(*Policy).Routed(q, policy.To(r.View().ByID(id), ""))
 }
 
-func sent(r *routing.Router, id string) int64 {
+func sent(r *router.Router, id string) int64 {
 	return r.Policy().(*Policy).caches.Member(r.View().ByID(id)).SentBytes.Load()
 }
 
@@ -41,7 +43,7 @@ func sent(r *routing.Router, id string) int64 {
 //   - two deployments have trees of their own: each policy has its own index.
 //   - what of a chat is the prompt: the dialect's matter.
 func TestRaysPrefixRouter(t *testing.T) {
-	ten := func(t *testing.T, r *routing.Router, want string, text string) {
+	ten := func(t *testing.T, r *router.Router, want string, text string) {
 		t.Helper()
 		for range 10 {
 			assert.Equal(t, want, policytest.Choose(t, r, askText("%s", text)).Replica.ID)
@@ -51,9 +53,9 @@ func TestRaysPrefixRouter(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
 		policytest.Fill(t, r, "r1", 5)
 		for range 10 {
-			d := route(t, r, &routing.Request{Session: "s"})
+			d := route(t, r, &policy.Request{Session: "s"})
 			assert.Equal(t, "r2", d.Replica.ID)
-			assert.Equal(t, routing.ReasonNoKey, d.Reason)
+			assert.Equal(t, policy.ReasonNoKey, d.Reason)
 		}
 		assert.Zero(t, sent(r, "r1"))
 		assert.Zero(t, sent(r, "r2"))

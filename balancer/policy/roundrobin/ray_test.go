@@ -6,8 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Ray's unit/test_round_robin_router.py, case by case, with its numbers.
@@ -19,11 +20,11 @@ func from(next uint64) *Policy {
 	return p
 }
 
-func route(t *testing.T, r *routing.Router, q *routing.Request, n int) (ids []string) {
+func route(t *testing.T, r *router.Router, q *policy.Request, n int) (ids []string) {
 	t.Helper()
 	for range n {
 		b := policytest.Pick(t, r, q)
-		require.Equal(t, routing.ReasonRoundRobin, b.Decision.Reason)
+		require.Equal(t, policy.ReasonRoundRobin, b.Decision.Reason)
 		ids = append(ids, b.Decision.Replica.ID)
 		b.Release()
 	}
@@ -34,8 +35,8 @@ func TestRayCounterStartsAtRandom(t *testing.T) {
 	seen := make(map[uint64]bool)
 	for seed := range uint64(20) {
 		p := with(DefaultConfig())
-		r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *routing.Options) { o.Rand = policytest.Seeded(seed) })
-		policytest.Route(t, r, &routing.Request{})
+		r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *router.Options) { o.Rand = policytest.Seeded(seed) })
+		policytest.Route(t, r, &policy.Request{})
 		require.Less(t, p.next-1, uint64(1<<31))
 		seen[p.next] = true
 	}
@@ -44,34 +45,34 @@ func TestRayCounterStartsAtRandom(t *testing.T) {
 
 func TestRayOrderFollowsTheFleet(t *testing.T) {
 	r := policytest.NewRouter(t, from(0), policytest.Replicas("r2", "r0", "r1"))
-	require.Equal(t, []string{"r2", "r0", "r1", "r2"}, route(t, r, &routing.Request{}, 4))
+	require.Equal(t, []string{"r2", "r0", "r1", "r2"}, route(t, r, &policy.Request{}, 4))
 }
 
 func TestRayMetadataIsIgnored(t *testing.T) {
 	r := policytest.NewRouter(t, from(0), policytest.Replicas("r2", "r0", "r1"))
-	q := &routing.Request{Session: "s", Model: "m", Adapter: "no replica declares any"}
+	q := &policy.Request{Session: "s", Model: "m", Adapter: "no replica declares any"}
 	require.Equal(t, []string{"r2", "r0", "r1", "r2"}, route(t, r, q, 4))
 }
 
 func TestRayFullReplicaIsSkipped(t *testing.T) {
 	r := policytest.NewRouter(t, from(0), policytest.Bounded(policytest.Fleet(2), 1))
 	policytest.Fill(t, r, "r0", 1)
-	require.Equal(t, "r1", policytest.Route(t, r, &routing.Request{}))
+	require.Equal(t, "r1", policytest.Route(t, r, &policy.Request{}))
 }
 
 func TestRayNoCandidatesLeaveTheCounter(t *testing.T) {
 	p := from(7)
 	r := policytest.NewRouter(t, p, nil)
-	require.Nil(t, policytest.Choose(t, r, &routing.Request{}).Replica)
+	require.Nil(t, policytest.Choose(t, r, &policy.Request{}).Replica)
 	require.EqualValues(t, 7, p.next)
 }
 
 func TestRayTeardownLeavesNobodyPending(t *testing.T) {
 	r := policytest.NewRouter(t, from(0), policytest.Fleet(3))
 	for range 10 {
-		policytest.Route(t, r, &routing.Request{})
+		policytest.Route(t, r, &policy.Request{})
 	}
 	require.Zero(t, r.Queued())
 	require.NoError(t, r.Close())
-	require.ErrorIs(t, r.Pick(context.Background(), &routing.Request{}, new(routing.Booking)), routing.ErrClosed)
+	require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrClosed)
 }

@@ -26,7 +26,7 @@ import (
 	"context"
 	"hash/maphash"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Name is the policy's name in a config.
@@ -71,22 +71,22 @@ type cursor struct {
 }
 
 var (
-	_ routing.Policy             = (*Policy)(nil)
-	_ routing.KeyUser            = (*Policy)(nil)
-	_ routing.Previewer          = (*Policy)(nil)
-	_ routing.WithdrawalObserver = (*Policy)(nil)
+	_ policy.Policy             = (*Policy)(nil)
+	_ policy.KeyUser            = (*Policy)(nil)
+	_ policy.Previewer          = (*Policy)(nil)
+	_ policy.WithdrawalObserver = (*Policy)(nil)
 )
 
-// Uses implements [routing.KeyUser]: the policy looks at no key.
-func (p *Policy) Uses() routing.Uses { return 0 }
+// Uses implements [policy.KeyUser]: the policy looks at no key.
+func (p *Policy) Uses() policy.Uses { return 0 }
 
-// Prepare implements [routing.Policy]. There is nothing to prepare.
-func (p *Policy) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+// Prepare implements [policy.Policy]. There is nothing to prepare.
+func (p *Policy) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-// Choose implements [routing.Policy].
-func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
+// Choose implements [policy.Policy].
+func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
 	if len(v.Connected()) == 0 {
-		return routing.Wait()
+		return policy.Wait()
 	}
 	tiers := q.Adapter != "" && p.adaptersIn(v)
 	c := p.cursorFor(q, v, tiers)
@@ -97,10 +97,10 @@ func (p *Policy) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	return d
 }
 
-// Preview implements [routing.Previewer]: the cursor stays.
-func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
+// Preview implements [policy.Previewer]: the cursor stays.
+func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision {
 	if len(v.Connected()) == 0 {
-		return routing.Wait()
+		return policy.Wait()
 	}
 	tiers := q.Adapter != "" && p.adaptersIn(v)
 	next := start(v)
@@ -110,9 +110,9 @@ func (p *Policy) Preview(q *routing.Request, v *routing.View) routing.Decision {
 	return choose(q, v, tiers, &next)
 }
 
-// Withdrawn implements [routing.WithdrawalObserver]: the replica of a withdrawn pick is the
+// Withdrawn implements [policy.WithdrawalObserver]: the replica of a withdrawn pick is the
 // next one, unless others have been picked since.
-func (p *Policy) Withdrawn(q *routing.Request, d routing.Decision) {
+func (p *Policy) Withdrawn(q *policy.Request, d policy.Decision) {
 	if c := p.cursorOf(q, q.Adapter != "" && p.adapters); c != nil && c.last == d.Replica.ID {
 		c.next, c.last = c.next-1, ""
 	}
@@ -120,24 +120,24 @@ func (p *Policy) Withdrawn(q *routing.Request, d routing.Decision) {
 
 // choose picks the next of the first tier with an available replica, of the whole fleet
 // where there are no tiers of adapters.
-func choose(q *routing.Request, v *routing.View, tiers bool, next *uint64) routing.Decision {
+func choose(q *policy.Request, v policy.View, tiers bool, next *uint64) policy.Decision {
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
-			return routing.Wait()
+			return policy.Wait()
 		}
 		if !tiers && !pool.Whole {
 			continue // a tier of locality
 		}
 		if r := after(pool, next); r != nil {
-			return routing.To(r, routing.ReasonRoundRobin)
+			return policy.To(r, policy.ReasonRoundRobin)
 		}
 	}
 }
 
 // after returns the first that the pool takes from the cursor on, and moves the
 // cursor behind it. The cursor stays when there is none.
-func after(pool routing.Pool, next *uint64) *routing.Replica {
+func after(pool policy.Pool, next *uint64) *policy.Replica {
 	n := uint64(len(pool.Replicas))
 	at := *next % n
 	for skipped := range n {
@@ -153,10 +153,10 @@ func after(pool routing.Pool, next *uint64) *routing.Replica {
 	return nil
 }
 
-func start(v *routing.View) uint64 { return uint64(v.IntN(1 << 31)) }
+func start(v policy.View) uint64 { return uint64(v.IntN(1 << 31)) }
 
 // cursorOf returns the cursor for the request, nil if there is none yet.
-func (p *Policy) cursorOf(q *routing.Request, ownForAdapter bool) *cursor {
+func (p *Policy) cursorOf(q *policy.Request, ownForAdapter bool) *cursor {
 	if !ownForAdapter {
 		if p.started {
 			return &p.cursor
@@ -170,7 +170,7 @@ func (p *Policy) cursorOf(q *routing.Request, ownForAdapter bool) *cursor {
 }
 
 // cursorFor returns the cursor for the request, a new one where there is none.
-func (p *Policy) cursorFor(q *routing.Request, v *routing.View, ownForAdapter bool) *cursor {
+func (p *Policy) cursorFor(q *policy.Request, v policy.View, ownForAdapter bool) *cursor {
 	if c := p.cursorOf(q, ownForAdapter); c != nil {
 		return c
 	}
@@ -198,7 +198,7 @@ func (p *Policy) cursorFor(q *routing.Request, v *routing.View, ownForAdapter bo
 
 // adaptersIn reports whether any replica of the fleet declares adapters: if
 // none does, a request's adapter does not matter.
-func (p *Policy) adaptersIn(v *routing.View) bool {
+func (p *Policy) adaptersIn(v policy.View) bool {
 	if p.epoch == v.Epoch() {
 		return p.adapters
 	}

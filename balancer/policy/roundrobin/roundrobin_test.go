@@ -7,8 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestEveryReplicaOnceInARow(t *testing.T) {
@@ -16,7 +17,7 @@ func TestEveryReplicaOnceInARow(t *testing.T) {
 		r := policytest.NewRouter(t, with(DefaultConfig()), policytest.Fleet(n))
 		for range 3 {
 			seen := make(map[string]bool)
-			for _, id := range route(t, r, &routing.Request{}, n) {
+			for _, id := range route(t, r, &policy.Request{}, n) {
 				seen[id] = true
 			}
 			require.Len(t, seen, n)
@@ -28,9 +29,9 @@ func TestEveryReplicaOnceInARow(t *testing.T) {
 func TestSkippedTurnIsLost(t *testing.T) {
 	r := policytest.NewRouter(t, from(0), policytest.Bounded(policytest.Fleet(4), 1))
 	release := policytest.Fill(t, r, "r1", 1)
-	require.Equal(t, []string{"r0", "r2", "r3", "r0", "r2", "r3"}, route(t, r, &routing.Request{}, 6))
+	require.Equal(t, []string{"r0", "r2", "r3", "r0", "r2", "r3"}, route(t, r, &policy.Request{}, 6))
 	release(1)
-	require.Equal(t, []string{"r0", "r1", "r2", "r3"}, route(t, r, &routing.Request{}, 4))
+	require.Equal(t, []string{"r0", "r1", "r2", "r3"}, route(t, r, &policy.Request{}, 4))
 }
 
 func TestAllFullLeavesTheCursor(t *testing.T) {
@@ -38,29 +39,29 @@ func TestAllFullLeavesTheCursor(t *testing.T) {
 	r := policytest.NewRouter(t, p, policytest.Bounded(policytest.Fleet(2), 1))
 	policytest.Fill(t, r, "r0", 1)
 	policytest.Fill(t, r, "r1", 1)
-	require.ErrorIs(t, r.Pick(context.Background(), &routing.Request{}, new(routing.Booking)), routing.ErrFull)
+	require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrFull)
 	require.EqualValues(t, 5, p.next)
 }
 
 func TestLocalityDoesNotMatter(t *testing.T) {
 	fleet := policytest.Fleet(3)
 	fleet[1].Node, fleet[1].Zone = "here", "here"
-	r := policytest.NewRouter(t, from(0), fleet, func(o *routing.Options) { o.Node, o.Zone = "here", "here" })
-	require.Equal(t, []string{"r0", "r1", "r2"}, route(t, r, &routing.Request{}, 3))
+	r := policytest.NewRouter(t, from(0), fleet, func(o *router.Options) { o.Node, o.Zone = "here", "here" })
+	require.Equal(t, []string{"r0", "r1", "r2"}, route(t, r, &policy.Request{}, 3))
 	fleet[2].Adapters = []string{"a"}
 	policytest.SetFleet(r, fleet)
-	require.Equal(t, []string{"r0", "r1", "r2"}, route(t, r, &routing.Request{}, 3))
+	require.Equal(t, []string{"r0", "r1", "r2"}, route(t, r, &policy.Request{}, 3))
 }
 
 func TestRetryAsksTheUntriedFirst(t *testing.T) {
 	r := policytest.NewRouter(t, from(0), policytest.Fleet(3))
-	q := &routing.Request{}
+	q := &policy.Request{}
 	q.NextAttempt(r.View().ByID("r0"))
 	for _, want := range []string{"r1", "r2", "r1"} {
 		b := policytest.Pick(t, r, q)
 		require.Equal(t, want, b.Decision.Replica.ID)
-		require.Equal(t, routing.ReasonRetry, b.Decision.Reason)
-		require.Equal(t, routing.ReasonRoundRobin, b.Decision.Rule)
+		require.Equal(t, policy.ReasonRetry, b.Decision.Reason)
+		require.Equal(t, policy.ReasonRoundRobin, b.Decision.Rule)
 	}
 }
 
@@ -72,12 +73,12 @@ func TestACursorForEachAdapter(t *testing.T) {
 	r := policytest.NewRouter(t, from(0), fleet)
 	seen := make(map[string]int)
 	for range 10 { // in step: with one cursor each would always meet the same
-		seen["a"+route(t, r, &routing.Request{Adapter: "a"}, 1)[0]]++
-		seen["b"+route(t, r, &routing.Request{Adapter: "b"}, 1)[0]]++
+		seen["a"+route(t, r, &policy.Request{Adapter: "a"}, 1)[0]]++
+		seen["b"+route(t, r, &policy.Request{Adapter: "b"}, 1)[0]]++
 	}
 	require.Equal(t, map[string]int{"ar0": 5, "ar1": 5, "br0": 5, "br1": 5}, seen)
-	require.Equal(t, []string{"r2", "r2"}, route(t, r, &routing.Request{Adapter: "c"}, 2))
-	require.Equal(t, []string{"r3", "r3"}, route(t, r, &routing.Request{Adapter: "loaded nowhere"}, 2), "the fewest adapters")
+	require.Equal(t, []string{"r2", "r2"}, route(t, r, &policy.Request{Adapter: "c"}, 2))
+	require.Equal(t, []string{"r3", "r3"}, route(t, r, &policy.Request{Adapter: "loaded nowhere"}, 2), "the fewest adapters")
 }
 
 func TestAdapterSpillsTierByTier(t *testing.T) {
@@ -85,7 +86,7 @@ func TestAdapterSpillsTierByTier(t *testing.T) {
 	fleet[0].Adapters = []string{"a"}
 	fleet[1].Adapters = []string{"b"}
 	r := policytest.NewRouter(t, from(0), fleet)
-	q := &routing.Request{Adapter: "a"}
+	q := &policy.Request{Adapter: "a"}
 	for _, want := range []string{"r0", "r2", "r1"} {
 		require.Equal(t, want, policytest.Pick(t, r, q).Decision.Replica.ID)
 	}
@@ -98,7 +99,7 @@ func TestTableOfAdaptersIsBounded(t *testing.T) {
 	p := with(DefaultConfig())
 	r := policytest.NewRouter(t, p, fleet)
 	for i := range 3 * MaxAdapters {
-		policytest.Route(t, r, &routing.Request{Adapter: fmt.Sprint(i)})
+		policytest.Route(t, r, &policy.Request{Adapter: fmt.Sprint(i)})
 		require.LessOrEqual(t, len(p.cursors), MaxAdapters)
 		require.Len(t, p.byAdapter, len(p.cursors))
 	}
@@ -113,11 +114,11 @@ func BenchmarkAdapters(b *testing.B) {
 		fleet[i].Adapters = []string{fmt.Sprint(i % 8)}
 	}
 	r := policytest.NewRouter(b, build(), fleet)
-	qs := make([]*routing.Request, 16)
+	qs := make([]*policy.Request, 16)
 	for i := range qs {
-		qs[i] = &routing.Request{Adapter: fmt.Sprint(i)}
+		qs[i] = &policy.Request{Adapter: fmt.Sprint(i)}
 	}
-	var booking routing.Booking
+	var booking router.Reservation
 	i := 0
 	b.ReportAllocs()
 	for b.Loop() {

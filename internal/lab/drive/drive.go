@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
@@ -72,7 +72,7 @@ type Sample struct {
 	// Client is the number of the channel. Replica served it, for this Reason and Rule.
 	Client       int
 	Replica      string
-	Reason, Rule routing.Reason
+	Reason, Rule policy.Reason
 	// Err is nil if the whole answer came.
 	Err error
 }

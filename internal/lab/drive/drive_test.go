@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
@@ -81,7 +81,7 @@ func TestRunIsSeeded(t *testing.T) {
 		require.NoError(t, err)
 		for _, s := range ss {
 			require.NoError(t, s.Err)
-			require.Equal(t, routing.ReasonRing, s.Reason)
+			require.Equal(t, policy.ReasonRing, s.Reason)
 			replicas = append(replicas, s.Replica)
 		}
 		return replicas
@@ -169,15 +169,15 @@ func TestMeasure(t *testing.T) {
 	q := &workload.Request{At: 2 * time.Second, PromptTokens: 100}
 	trailer := metadata.Pairs(trailerTTFT, "150.5", trailerE2E, "350.5", trailerCached, "32", trailerComputed, "70")
 	a := answer{first: start.Add(10 * time.Millisecond), output: 11, trailer: trailer}
-	d := client.Decision{Replica: "a", Reason: routing.ReasonQueued, Queued: 2 * time.Millisecond, Attempts: 1, Usage: routing.NoUsage}
+	d := client.Decision{Replica: "a", Reason: policy.ReasonQueued, Queued: 2 * time.Millisecond, Attempts: 1, Usage: policy.NoUsage}
 	var s Sample
 	r.measure(&s, q, &a, &d, start, 20*time.Millisecond)
 	require.Equal(t, Sample{
 		At: 2 * time.Second, TTFT: 270500 * time.Microsecond, Latency: 470500 * time.Microsecond, TPOT: 20 * time.Millisecond,
-		Prompt: 100, Cached: 32, Computed: 70, Output: 11, Replica: "a", Reason: routing.ReasonQueued,
+		Prompt: 100, Cached: 32, Computed: 70, Output: 11, Replica: "a", Reason: policy.ReasonQueued,
 	}, s)
 
-	d.Attempts, d.Usage = 2, routing.Usage{PromptTokens: 90, CachedTokens: 16, OutputTokens: 11}
+	d.Attempts, d.Usage = 2, policy.Usage{PromptTokens: 90, CachedTokens: 16, OutputTokens: 11}
 	s = Sample{}
 	r.measure(&s, q, &a, &d, start, 20*time.Millisecond)
 	require.Equal(t, 600*time.Millisecond, s.TTFT)

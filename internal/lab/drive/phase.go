@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A Phase is a part of a run: before, during and after a fault. Its JSON is part of the command's contract.
@@ -47,7 +47,7 @@ func Phases(samples []Sample, replicas int, marks []Mark) []Phase {
 
 func byServer(samples []Sample) (n int) {
 	for i := range samples {
-		if samples[i].Reason == routing.ReasonCentral || samples[i].Rule == routing.ReasonCentral {
+		if samples[i].Reason == policy.ReasonCentral || samples[i].Rule == policy.ReasonCentral {
 			n++
 		}
 	}

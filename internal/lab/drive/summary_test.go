@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestDescribe(t *testing.T) {
@@ -28,15 +28,15 @@ func TestDescribe(t *testing.T) {
 func TestSummarize(t *testing.T) {
 	second := time.Second
 	samples := []Sample{
-		{At: 0, WarmUp: true, TTFT: time.Hour, Prompt: 1000, Computed: 1000, Output: 5, Replica: "a", Reason: routing.ReasonRing},
+		{At: 0, WarmUp: true, TTFT: time.Hour, Prompt: 1000, Computed: 1000, Output: 5, Replica: "a", Reason: policy.ReasonRing},
 		{At: 1 * second, Lag: 4 * time.Millisecond, TTFT: second, Latency: 2 * second, TPOT: 10 * time.Millisecond,
-			Prompt: 100, Cached: 60, Computed: 40, Output: 101, Replica: "a", Reason: routing.ReasonRing},
+			Prompt: 100, Cached: 60, Computed: 40, Output: 101, Replica: "a", Reason: policy.ReasonRing},
 		{At: 2 * second, TTFT: 6 * second, Latency: 7 * second, TPOT: 10 * time.Millisecond,
-			Prompt: 100, Computed: 110, Output: 101, Replica: "b", Reason: routing.ReasonRing}, // too late, preempted once
+			Prompt: 100, Computed: 110, Output: 101, Replica: "b", Reason: policy.ReasonRing}, // too late, preempted once
 		{At: 3 * second, TTFT: second, Latency: 3 * second, TPOT: 200 * time.Millisecond,
-			Prompt: 100, Cached: 50, Computed: 50, Output: 11, Replica: "a", Reason: routing.ReasonRingFallback}, // too slow
-		{At: 4 * second, TTFT: second, Latency: second, Prompt: 100, Cached: 50, Computed: 50, Output: 1, Replica: "b", Reason: routing.ReasonRing},
-		{At: 5 * second, Prompt: 100, Computed: 100, Err: errors.New("lost"), Replica: "b", Reason: routing.ReasonRing},
+			Prompt: 100, Cached: 50, Computed: 50, Output: 11, Replica: "a", Reason: policy.ReasonRingFallback}, // too slow
+		{At: 4 * second, TTFT: second, Latency: second, Prompt: 100, Cached: 50, Computed: 50, Output: 1, Replica: "b", Reason: policy.ReasonRing},
+		{At: 5 * second, Prompt: 100, Computed: 100, Err: errors.New("lost"), Replica: "b", Reason: policy.ReasonRing},
 	}
 	r := Summarize("p", 3, samples, Targets{})
 	require.Equal(t, 5, r.Requests)

@@ -4,16 +4,16 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 )
 
 // coarse is the look-aside server's index of the fleet: it subscribes to every engine's events and keeps the
-// superblocks, which are the chained hashes at every multiple of routing.SuperblockTokens. A superblock is there
+// superblocks, which are the chained hashes at every multiple of policy.SuperblockTokens. A superblock is there
 // as long as the block that ends it is.
 type coarse struct {
 	contents []*contents
-	changes  []routing.CacheChange
+	changes  []policy.CacheChange
 }
 
 // listener is the server's subscription to a machine that is new or starts anew.
@@ -30,7 +30,7 @@ func (s *coarse) forget(m *machine) {
 
 // flush returns what has changed since the last time; what came and went in between is no change. Valid until
 // the next call.
-func (s *coarse) flush() []routing.CacheChange {
+func (s *coarse) flush() []policy.CacheChange {
 	s.changes = s.changes[:0]
 	for _, c := range s.contents {
 		s.changes = c.flush(s.changes)
@@ -61,7 +61,7 @@ type link struct {
 
 // KVEvents implements [enginesim.Listener].
 func (c *contents) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
-	every := routing.SuperblockTokens / c.machine.engine.Config().BlockSize
+	every := policy.SuperblockTokens / c.machine.engine.Config().BlockSize
 	for _, e := range events {
 		if !e.Stored {
 			for _, h := range e.Hashes {
@@ -101,14 +101,14 @@ func (c *contents) remove(h uint64) {
 }
 
 // flush appends one change for everything removed and the first chain stored, and one for each further chain.
-func (c *contents) flush(dst []routing.CacheChange) []routing.CacheChange {
+func (c *contents) flush(dst []policy.CacheChange) []policy.CacheChange {
 	c.hashes, c.gone = c.hashes[:0], c.gone[:0]
 	for i, h := range c.removed {
 		if c.news[h] == -(i + 1) {
 			c.gone = append(c.gone, h)
 		}
 	}
-	next := routing.CacheChange{Replica: c.machine.id, BlockTokens: routing.SuperblockTokens, Removed: c.gone}
+	next := policy.CacheChange{Replica: c.machine.id, BlockTokens: policy.SuperblockTokens, Removed: c.gone}
 	last := -1 // place of the last one in the chain
 	from := 0
 	for i, l := range c.stored {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
+	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
@@ -128,8 +128,8 @@ func (c *Config) checkBlocks() error {
 			return fmt.Errorf("sim: engines: blocks of %d and of %d tokens in one fleet", size, e.BlockSize)
 		}
 	}
-	if c.Share == ShareBroadcast && routing.SuperblockTokens%size != 0 {
-		return fmt.Errorf("sim: engines: blocks of %d tokens do not divide superblocks of %d", size, routing.SuperblockTokens)
+	if c.Share == ShareBroadcast && policy.SuperblockTokens%size != 0 {
+		return fmt.Errorf("sim: engines: blocks of %d tokens do not divide superblocks of %d", size, policy.SuperblockTokens)
 	}
 	return nil
 }

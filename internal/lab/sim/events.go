@@ -3,7 +3,8 @@ package sim
 import (
 	"slices"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // subscription is what a policy receives of the engines' caches.
@@ -20,7 +21,7 @@ const (
 var subscribers = map[string]bool{"kv_aware": true}
 
 // Subscribes reports whether a policy needs the engines' KV events, or a server that sends them.
-func Subscribes(policy string) bool { return subscribers[policy] }
+func Subscribes(policyName string) bool { return subscribers[policyName] }
 
 // subscription is that of the config's policy, which observes caches or not.
 func (c *Config) subscription(observes bool) subscription {
@@ -42,7 +43,7 @@ func (c *Config) subscription(observes bool) subscription {
 type exact struct {
 	machines []*machine
 	size     int // tokens in a block
-	changes  []routing.CacheChange
+	changes  []policy.CacheChange
 }
 
 // subscribe adds a machine that is new or starts anew.
@@ -58,17 +59,17 @@ func (x *exact) forget(m *machine) {
 
 // update brings a client's view of the blocks of a prompt up to date: on every engine those up to the first that is
 // not there, since those behind it do not count.
-func (x *exact) update(router *routing.Router, prompt []uint64) {
+func (x *exact) update(rt *router.Router, prompt []uint64) {
 	x.changes = x.changes[:0]
 	for _, m := range x.machines {
 		n := m.engine.Published(prompt)
-		change := routing.CacheChange{Replica: m.id, BlockTokens: x.size, Stored: prompt[:n]}
+		change := policy.CacheChange{Replica: m.id, BlockTokens: x.size, Stored: prompt[:n]}
 		if n < len(prompt) {
 			change.Removed = prompt[n : n+1]
 		}
 		x.changes = append(x.changes, change)
 	}
 	if len(prompt) > 0 {
-		router.CacheChanged(x.changes)
+		rt.CacheChanged(x.changes)
 	}
 }

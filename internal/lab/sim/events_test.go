@@ -10,16 +10,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // cacheBook is what a client received.
 type cacheBook map[string]map[uint64]bool
 
 // take applies changes, each of which must be one: nothing is stored or removed twice.
-func (b cacheBook) take(t testing.TB, changes []routing.CacheChange, grain int) {
+func (b cacheBook) take(t testing.TB, changes []policy.CacheChange, grain int) {
 	for _, c := range changes {
 		require.Equal(t, grain, c.BlockTokens)
 		require.NotZero(t, len(c.Removed)+len(c.Stored))
@@ -40,27 +40,27 @@ func (b cacheBook) take(t testing.TB, changes []routing.CacheChange, grain int) 
 // recorder is a round robin that writes down the events it receives.
 type recorder struct {
 	turn   int
-	record func([]routing.CacheChange)
+	record func([]policy.CacheChange)
 }
 
-func (*recorder) Uses() routing.Uses { return 0 }
+func (*recorder) Uses() policy.Uses { return 0 }
 
-func (*recorder) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+func (*recorder) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-func (p *recorder) Choose(_ *routing.Request, v *routing.View) routing.Decision {
+func (p *recorder) Choose(_ *policy.Request, v policy.View) policy.Decision {
 	p.turn++
-	return routing.To(v.Connected()[p.turn%len(v.Connected())], routing.ReasonRoundRobin)
+	return policy.To(v.Connected()[p.turn%len(v.Connected())], policy.ReasonRoundRobin)
 }
 
-func (p *recorder) CacheChanged(changes []routing.CacheChange) { p.record(changes) }
+func (p *recorder) CacheChanged(changes []policy.CacheChange) { p.record(changes) }
 
 // recorded runs a workload with recorders for three clients of a mixed fleet.
-func recorded(t *testing.T, name string, rs []workload.Request, share Share, record func(client int, changes []routing.CacheChange)) *run {
+func recorded(t *testing.T, name string, rs []workload.Request, share Share, record func(client int, changes []policy.CacheChange)) *run {
 	n := 0
-	policy.Register(name, func(json.RawMessage) (routing.Policy, error) {
+	policy.Register(name, func(json.RawMessage) (policy.Policy, error) {
 		client := n
 		n++
-		return &recorder{record: func(cs []routing.CacheChange) { record(client, cs) }}, nil
+		return &recorder{record: func(cs []policy.CacheChange) { record(client, cs) }}, nil
 	})
 	c := small(name, 3, share)
 	c.Engines = []enginesim.Config{{KVTokens: 40_000}, {Preset: "2xh100-8b", KVTokens: 60_000}}
@@ -75,8 +75,8 @@ func TestCoarse(t *testing.T) {
 	rs := chats(t, 8)
 	books := []cacheBook{{}, {}, {}}
 	late := workload.Request{ID: "late", At: time.Hour, PromptTokens: 1, OutputTokens: 1, Segments: []workload.Segment{{Len: 1}}}
-	r := recorded(t, "recorder-coarse", append(rs, late), ShareBroadcast, func(client int, changes []routing.CacheChange) {
-		books[client].take(t, changes, routing.SuperblockTokens)
+	r := recorded(t, "recorder-coarse", append(rs, late), ShareBroadcast, func(client int, changes []policy.CacheChange) {
+		books[client].take(t, changes, policy.SuperblockTokens)
 	})
 	require.Equal(t, books[0], books[1])
 	require.Equal(t, books[0], books[2])
@@ -114,7 +114,7 @@ func TestExact(t *testing.T) {
 	}
 	known := make([]map[string]map[uint64]bool, 3)
 	var depths []map[string]int // by request and replica
-	r := recorded(t, "recorder-exact", rs, ShareNone, func(client int, changes []routing.CacheChange) {
+	r := recorded(t, "recorder-exact", rs, ShareNone, func(client int, changes []policy.CacheChange) {
 		hashes, _ := rs[len(depths)].Hashes(nil, 16, workload.BaseHashSeed)
 		if known[client] == nil {
 			known[client] = map[string]map[uint64]bool{}
@@ -149,7 +149,7 @@ func TestExact(t *testing.T) {
 
 // A client without subscription receives no events.
 func TestNoSubscription(t *testing.T) {
-	recorded(t, "recorder-none", chats(t, 8), ShareLoad, func(int, []routing.CacheChange) { t.Error("it received events") })
+	recorded(t, "recorder-none", chats(t, 8), ShareLoad, func(int, []policy.CacheChange) { t.Error("it received events") })
 }
 
 func TestSubscription(t *testing.T) {
@@ -207,7 +207,7 @@ func TestCoarseProperty(t *testing.T) {
 			l.KVEvents(0, []enginesim.KVEvent{stored, removed})
 		}
 		changes := s.flush()
-		book.take(t, changes, routing.SuperblockTokens)
+		book.take(t, changes, policy.SuperblockTokens)
 		for _, c := range changes {
 			for i, h := range c.Stored {
 				require.EqualValues(t, depth(c.Stored[0])+2*uint64(i), depth(h), "the chain has no gap")
@@ -228,7 +228,7 @@ func TestCoarseProperty(t *testing.T) {
 
 // A server that only listens still sends what a single client can use.
 func TestBroadcastToOneClient(t *testing.T) {
-	s := newSharing([]*routing.Router{policyRouter(t)}, time.Second, false, new(coarse))
+	s := newSharing([]*router.Router{policyRouter(t)}, time.Second, false, new(coarse))
 	require.Equal(t, time.Second, s.next)
 	s.tick()
 	require.Equal(t, 2*time.Second, s.next)

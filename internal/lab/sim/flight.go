@@ -7,23 +7,24 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // flight is a request under way.
 type flight struct {
-	req     routing.Request
-	booking routing.Booking
-	router  *routing.Router
+	req     policy.Request
+	booking router.Reservation
+	router  *router.Router
 	sample  *drive.Sample
 	asked   []int32 // places in the prompt of blocks that the ledger follows
 }
 
 // client is the Router that a request comes to.
-func (r *run) client(q *workload.Request) *routing.Router {
+func (r *run) client(q *workload.Request) *router.Router {
 	n := uint64(r.draw.IntN(len(r.routers))) // drawn in any case: every request costs one draw
 	if r.Affinity && q.Session != "" {
 		n = xxh3.HashStringSeed(q.Session, r.Seed) % uint64(len(r.routers))
@@ -39,9 +40,9 @@ func (r *run) arrive(ctx context.Context, i int) {
 	}
 	f := &flight{router: r.client(q), sample: s}
 	f.req.ID, f.req.Session, f.req.PromptTokens = q.ID, q.Session, q.PromptTokens
-	if f.router.Uses()&routing.UsesPrompt != 0 {
+	if f.router.Uses()&policy.UsesPrompt != 0 {
 		r.tokens = q.AppendTokens(r.tokens[:0])
-		f.req.SetPrompt(routing.Prompt{Tokens: r.tokens})
+		f.req.SetPrompt(policy.Prompt{Tokens: r.tokens})
 	}
 	s.At, s.WarmUp = q.At, q.At < r.WarmUp
 	s.Prompt = q.PromptTokens
@@ -74,7 +75,7 @@ func (r *run) submit(f *flight, work enginesim.Request) {
 	}
 	if _, err := e.Submit(r.now, work); err != nil {
 		f.booking.Release()
-		f.router.Complete(&f.req, *d, routing.Outcome{Err: err, Sent: true, Usage: routing.NoUsage})
+		f.router.Complete(&f.req, *d, policy.Outcome{Err: err, Sent: true, Usage: policy.NoUsage})
 		r.fail(s, err)
 		r.serve()
 		return
@@ -137,9 +138,9 @@ func (r *run) end(f *flight, seq *enginesim.Sequence) error {
 		}
 	}
 	f.booking.Release()
-	f.router.Complete(&f.req, f.booking.Decision, routing.Outcome{
+	f.router.Complete(&f.req, f.booking.Decision, policy.Outcome{
 		Sent: true, FirstMessage: res.TTFT(),
-		Usage: routing.Usage{PromptTokens: s.Prompt, OutputTokens: s.Output, CachedTokens: s.Cached},
+		Usage: policy.Usage{PromptTokens: s.Prompt, OutputTokens: s.Output, CachedTokens: s.Cached},
 	})
 	r.serve()
 	return nil

@@ -4,8 +4,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // machine is one engine and its place in the fleet.
@@ -44,14 +45,14 @@ func (r *run) held(hash uint64) bool {
 
 // setFleet gives every client, and the server, the fleet.
 func (r *run) setFleet() {
-	var members []routing.Member
+	var members []router.Member
 	for _, m := range r.members() {
-		members = append(members, routing.Member{Attributes: routing.Attributes{ID: m.id}})
+		members = append(members, router.Member{Attributes: policy.Attributes{ID: m.id}})
 	}
-	for _, router := range r.routers {
-		router.SetFleet(members)
+	for _, rt := range r.routers {
+		rt.SetFleet(members)
 		for _, m := range members {
-			router.SetConnected(m.ID, true)
+			rt.SetConnected(m.ID, true)
 		}
 	}
 	r.share.fleet()

@@ -9,9 +9,9 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -48,12 +48,12 @@ func runOf(t testing.TB, rs []workload.Request, c Config) *Result {
 	return res
 }
 
-func newPolicy(t testing.TB) (routing.Policy, error) {
+func newPolicy(t testing.TB) (policy.Policy, error) {
 	t.Helper()
 	return policy.New("power_of_two_choices", nil)
 }
 
-func policyRouter(t testing.TB) *routing.Router {
+func policyRouter(t testing.TB) *router.Router {
 	t.Helper()
 	p, err := newPolicy(t)
 	require.NoError(t, err)

@@ -5,20 +5,20 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // waiting is a request in a client's queue.
 type waiting struct {
 	f       *flight
 	work    enginesim.Request
-	turn    *routing.Turn
+	turn    *router.Ticket
 	givesUp time.Duration
 }
 
 // enqueue lets a request wait that no replica has room for.
-func (r *run) enqueue(f *flight, work enginesim.Request, turn *routing.Turn) {
+func (r *run) enqueue(f *flight, work enginesim.Request, turn *router.Ticket) {
 	w := waiting{f: f, work: work, turn: turn, givesUp: never}
 	if r.Patience > 0 {
 		w.givesUp = f.sample.At + r.Patience

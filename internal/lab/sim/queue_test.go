@@ -9,9 +9,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // bounded is a small fleet that takes few requests at once; the others wait.
@@ -41,7 +42,7 @@ func TestOverload(t *testing.T) {
 			for i := range held.Samples {
 				s := &held.Samples[i]
 				if s.Err != nil {
-					full, late := errors.Is(s.Err, routing.ErrQueueFull), errors.Is(s.Err, context.DeadlineExceeded)
+					full, late := errors.Is(s.Err, router.ErrQueueFull), errors.Is(s.Err, context.DeadlineExceeded)
 					require.True(t, full || late, "%v", s.Err)
 					ended[full]++
 					continue
@@ -71,7 +72,7 @@ func TestOrderOfArrival(t *testing.T) {
 		sent = s.At + s.Waited
 		if s.Waited > 0 {
 			waited++
-			require.Equal(t, routing.ReasonQueued, s.Reason)
+			require.Equal(t, policy.ReasonQueued, s.Reason)
 		}
 	}
 	require.Positive(t, waited)
@@ -84,10 +85,10 @@ func TestQueuesOfManyClients(t *testing.T) {
 	c := bounded("prefix_cache_affinity", 6, 4, 10, 0)
 	c.Changes = []Change{{At: 2 * time.Minute, Delta: 1}, {At: 3 * time.Minute, Delta: -1}}
 	res := runOf(t, rs, c)
-	require.Positive(t, res.Decisions[string(routing.ReasonQueued)])
+	require.Positive(t, res.Decisions[string(policy.ReasonQueued)])
 	for i := range res.Samples {
 		if err := res.Samples[i].Err; err != nil {
-			require.ErrorIs(t, err, routing.ErrQueueFull)
+			require.ErrorIs(t, err, router.ErrQueueFull)
 		}
 	}
 }

@@ -8,10 +8,10 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Streams of randomness, all from one seed.
@@ -73,7 +73,7 @@ type run struct {
 	now      time.Duration
 	machines []*machine
 	byID     map[string]*machine
-	routers  []*routing.Router
+	routers  []*router.Router
 	coarse   *coarse // nil unless the policy follows the server
 	exact    *exact  // nil unless the policy follows the engines
 	draw     *rand.Rand
@@ -116,11 +116,11 @@ func newRun(rs []workload.Request, c Config) (*run, error) {
 		n = 1
 	}
 	for i := range n {
-		router, err := r.router(i)
+		rt, err := r.router(i)
 		if err != nil {
 			return nil, err
 		}
-		r.routers = append(r.routers, router)
+		r.routers = append(r.routers, rt)
 	}
 	switch c.subscription(r.routers[0].ObservesCache()) {
 	case coarseEvents:
@@ -140,9 +140,9 @@ func newRun(rs []workload.Request, c Config) (*run, error) {
 }
 
 // router builds that of client i.
-func (r *run) router(i int) (*routing.Router, error) {
+func (r *run) router(i int) (*router.Router, error) {
 	start := time.Unix(0, 0)
-	adjust := func(o *routing.Options) {
+	adjust := func(o *router.Options) {
 		o.Now = func() time.Time { return start.Add(r.now) }
 		o.AfterFunc = func(time.Duration, func()) func() { return func() {} } // real time is nothing to virtual time; picks look, too
 		o.Rand = rand.New(rand.NewPCG(r.Seed, drawRouters+uint64(i)<<32))
@@ -153,10 +153,10 @@ func (r *run) router(i int) (*routing.Router, error) {
 		return nil, err
 	}
 	if p == nil {
-		return config.NewRouter(adjust)
+		return router.FromConfig(&config, adjust)
 	}
 	config.Policy.Name, config.Policy.Config = "", nil
-	return config.NewRouter(func(o *routing.Options) {
+	return router.FromConfig(&config, func(o *router.Options) {
 		adjust(o)
 		o.Policy = p
 	})
@@ -222,14 +222,14 @@ func (r *run) settled() error {
 	if r.ended != len(r.rs) {
 		return fmt.Errorf("sim: %d of %d requests ended", r.ended, len(r.rs))
 	}
-	for i, router := range r.routers {
-		for _, rep := range router.View().Replicas() {
+	for i, rt := range r.routers {
+		for _, rep := range rt.View().Replicas() {
 			if rep.Ongoing() != 0 || rep.QueuedTokens() != 0 {
 				return fmt.Errorf("sim: client %d still has %d reservations and %d tokens on %s", i, rep.Ongoing(),
 					rep.QueuedTokens(), rep.ID)
 			}
 		}
-		if err := router.Close(); err != nil {
+		if err := rt.Close(); err != nil {
 			return err
 		}
 	}

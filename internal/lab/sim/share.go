@@ -3,37 +3,38 @@ package sim
 import (
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // sharing is the look-aside server that adds up load and sends changes of the caches, and what every client
 // remembers of its own reports.
 //
 // The clients report one after the other in the last tenth of an interval, since the server announces when it is going
-// to answer: at its end, when all have reported. Each damps what it receives, see [routing.Hearsay].
+// to answer: at its end, when all have reported. Each damps what it receives, see [router.Damping].
 type sharing struct {
 	next    time.Duration // when something happens next
-	routers []*routing.Router
+	routers []*router.Router
 	every   time.Duration
 	round   int64
 	turn    int // the client that reports next
 
 	// reports are each client's last one, which is what the server's sum counts: a client that receives the
 	// number of it takes it off again.
-	reports [][]routing.ForeignLoad
-	total   []routing.ForeignLoad
-	others  []routing.ForeignLoad // what one client receives
-	damping []routing.Hearsay     // by client
-	caches  *coarse               // nil where no policy reads it
+	reports [][]router.PeerLoad
+	total   []router.PeerLoad
+	others  []router.PeerLoad // what one client receives
+	damping []router.Damping  // by client
+	caches  *coarse           // nil where no policy reads it
 }
 
 // newSharing shares load, or caches, or both; it is nil if nothing is shared.
-func newSharing(routers []*routing.Router, every time.Duration, load bool, caches *coarse) *sharing {
+func newSharing(routers []*router.Router, every time.Duration, load bool, caches *coarse) *sharing {
 	if !load && caches == nil {
 		return nil
 	}
-	s := &sharing{routers: routers, every: every, reports: make([][]routing.ForeignLoad, len(routers)),
-		damping: make([]routing.Hearsay, len(routers)), caches: caches}
+	s := &sharing{routers: routers, every: every, reports: make([][]router.PeerLoad, len(routers)),
+		damping: make([]router.Damping, len(routers)), caches: caches}
 	s.fleet()
 	s.wait()
 	return s
@@ -59,9 +60,9 @@ func (s *sharing) fleet() {
 }
 
 // book has a line for every replica, as in the old one where that has it.
-func (s *sharing) book(old []routing.ForeignLoad) []routing.ForeignLoad {
+func (s *sharing) book(old []router.PeerLoad) []router.PeerLoad {
 	replicas := s.routers[0].View().Replicas()
-	lines := make([]routing.ForeignLoad, len(replicas))
+	lines := make([]router.PeerLoad, len(replicas))
 	for i, rep := range replicas {
 		lines[i].ID = rep.ID
 		for _, l := range old {
@@ -106,20 +107,20 @@ func (s *sharing) report(c int) {
 
 // broadcast sends every client what the others have reserved, and what has changed in the caches.
 func (s *sharing) broadcast() {
-	var changes []routing.CacheChange
+	var changes []policy.CacheChange
 	if s.caches != nil {
 		changes = s.caches.flush()
 	}
-	for c, router := range s.routers {
+	for c, rt := range s.routers {
 		for i := range s.others {
 			own := &s.reports[c][i]
 			s.others[i].Ongoing = s.total[i].Ongoing - own.Ongoing
 			s.others[i].QueuedTokens = s.total[i].QueuedTokens - own.QueuedTokens
 		}
-		s.damping[c].Temper(s.others)
-		router.SetForeignLoad(s.others)
+		s.damping[c].Damp(s.others)
+		rt.SetPeerLoad(s.others)
 		if len(changes) > 0 {
-			router.CacheChanged(changes)
+			rt.CacheChanged(changes)
 		}
 	}
 }

@@ -6,15 +6,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // pinned reserves a prompt on a replica.
-func pinned(t *testing.T, r *routing.Router, id string, tokens int) *routing.Booking {
+func pinned(t *testing.T, r *router.Router, id string, tokens int) *router.Reservation {
 	t.Helper()
-	b := new(routing.Booking)
-	require.NoError(t, r.Pick(t.Context(), &routing.Request{Pin: id, PromptTokens: tokens}, b))
+	b := new(router.Reservation)
+	require.NoError(t, r.Pick(t.Context(), &policy.Request{Pin: id, PromptTokens: tokens}, b))
 	return b
 }
 
@@ -23,11 +24,11 @@ func TestSharing(t *testing.T) {
 	require.NoError(t, err)
 	a, b := policytest.NewRouter(t, p, policytest.Fleet(2)), policytest.NewRouter(t, p, policytest.Fleet(2))
 	first, second := a.View().Replicas()[0].ID, a.View().Replicas()[1].ID
-	foreign := func(r *routing.Router, id string) [2]int {
-		n, tokens := r.View().ByID(id).Foreign()
+	foreign := func(r *router.Router, id string) [2]int {
+		n, tokens := r.View().ByID(id).PeerLoad()
 		return [2]int{n, int(tokens)}
 	}
-	s := newSharing([]*routing.Router{a, b}, 100*time.Millisecond, true, nil)
+	s := newSharing([]*router.Router{a, b}, 100*time.Millisecond, true, nil)
 	one := pinned(t, a, first, 1000)
 	pinned(t, b, second, 50)
 
@@ -44,7 +45,7 @@ func TestSharing(t *testing.T) {
 
 	one.PrefillDone()
 	pinned(t, a, first, 7)
-	require.InDelta(t, 2*routing.DefaultRequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own reservations count at once")
+	require.InDelta(t, 2*policy.DefaultRequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own reservations count at once")
 	s.tick()
 	s.tick()
 	require.Equal(t, [2]int{2, 4}, foreign(b, first), "reservations last, and count; tokens did not: the mean of 7 and 0")

@@ -7,37 +7,37 @@ import (
 	"slices"
 	"time"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
-	"github.com/warmpath/warmpath/balancer/routing"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 )
 
 // kind is one baseline.
 type kind struct {
-	build  func(*Fleet) (routing.Policy, error)
+	build  func(*Fleet) (policy.Policy, error)
 	events bool          // looks at what engines have cached
 	scrape time.Duration // how often it looks at engines' loads; 0 = never
 	static bool          // keeps books by a replica's place in the fleet
 }
 
 var kinds = map[string]kind{
-	"random":               {build: always(func(*Fleet) routing.Policy { return scan{anyOf, "random"} })},
-	"least_requests":       {build: always(func(*Fleet) routing.Policy { return scan{requests, "least_requests"} })},
-	"least_tokens":         {build: always(func(*Fleet) routing.Policy { return scan{load, routing.ReasonLeastLoaded} })},
-	"ray_prefix":           {build: func(*Fleet) (routing.Policy, error) { return newRay() }},
-	"smg_cache_aware_2025": {build: always(func(f *Fleet) routing.Policy { return newSMG(f, false) }), static: true},
-	"smg_cache_aware":      {build: always(func(f *Fleet) routing.Policy { return newSMG(f, true) }), static: true},
-	"llmd_default": {build: always(func(f *Fleet) routing.Policy { return newLLMD(f) }),
+	"random":               {build: always(func(*Fleet) policy.Policy { return scan{anyOf, "random"} })},
+	"least_requests":       {build: always(func(*Fleet) policy.Policy { return scan{requests, "least_requests"} })},
+	"least_tokens":         {build: always(func(*Fleet) policy.Policy { return scan{load, policy.ReasonLeastLoaded} })},
+	"ray_prefix":           {build: func(*Fleet) (policy.Policy, error) { return newRay() }},
+	"smg_cache_aware_2025": {build: always(func(f *Fleet) policy.Policy { return newSMG(f, false) }), static: true},
+	"smg_cache_aware":      {build: always(func(f *Fleet) policy.Policy { return newSMG(f, true) }), static: true},
+	"llmd_default": {build: always(func(f *Fleet) policy.Policy { return newLLMD(f) }),
 		scrape: 50 * time.Millisecond, static: true},
-	"dynamo": {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 1) }), events: true,
+	"dynamo": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 1) }), events: true,
 		static: true},
-	"dynamo_s16": {build: always(func(f *Fleet) routing.Policy { return newDynamo(f, 16) }), events: true,
+	"dynamo_s16": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 16) }), events: true,
 		static: true},
 }
 
-func always(build func(*Fleet) routing.Policy) func(*Fleet) (routing.Policy, error) {
-	return func(f *Fleet) (routing.Policy, error) { return build(f), nil }
+func always(build func(*Fleet) policy.Policy) func(*Fleet) (policy.Policy, error) {
+	return func(f *Fleet) (policy.Policy, error) { return build(f), nil }
 }
 
 // Names are the baselines, sorted.
@@ -50,7 +50,7 @@ func NeedsKVEvents(name string) bool { return kinds[name].events }
 func StaticFleet(name string) bool { return kinds[name].static }
 
 // New builds a baseline for one Router; nil if the name is not one of them. Those of one run share the Fleet.
-func New(name string, f *Fleet) (routing.Policy, error) {
+func New(name string, f *Fleet) (policy.Policy, error) {
 	k, ok := kinds[name]
 	if !ok {
 		return nil, nil
@@ -116,7 +116,7 @@ func (f *Fleet) cached(blocks []uint64, depth []int) {
 }
 
 // newRay is the product's policy with Ray's rule.
-func newRay() (routing.Policy, error) {
+func newRay() (policy.Policy, error) {
 	c := prefixaffinity.DefaultConfig()
 	c.OnMiss, c.IndexBytes = prefixaffinity.OnMissSmallest, unbounded
 	return prefixaffinity.New(c)
@@ -142,11 +142,11 @@ type found struct {
 	most   int
 }
 
-// Uses implements [routing.KeyUser].
-func (*prompted) Uses() routing.Uses { return routing.UsesPrompt }
+// Uses implements [policy.KeyUser].
+func (*prompted) Uses() policy.Uses { return policy.UsesPrompt }
 
-// Prepare implements [routing.Policy].
-func (p *prompted) Prepare(_ context.Context, q *routing.Request, _ *routing.View) error {
+// Prepare implements [policy.Policy].
+func (p *prompted) Prepare(_ context.Context, q *policy.Request, _ policy.View) error {
 	s := p.read(q, len(p.slots))
 	var m kvindex.Matches
 	p.index.Match(s.blocks, &m)
@@ -158,7 +158,7 @@ func (p *prompted) Prepare(_ context.Context, q *routing.Request, _ *routing.Vie
 }
 
 // read hashes the prompt, the first time.
-func (p *prompted) read(q *routing.Request, replicas int) *found {
+func (p *prompted) read(q *policy.Request, replicas int) *found {
 	s, _ := q.Prepared.(*found)
 	if s == nil {
 		seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
@@ -169,56 +169,56 @@ func (p *prompted) read(q *routing.Request, replicas int) *found {
 }
 
 // remember notes that a replica was sent a prompt, unless it was pinned.
-func (p *prompted) remember(q *routing.Request, d routing.Decision) {
+func (p *prompted) remember(q *policy.Request, d policy.Decision) {
 	if s, ok := q.Prepared.(*found); ok {
 		p.index.Insert(p.slots[d.Replica.Index()], s.blocks)
 	}
 }
 
 // to is the decision for a replica.
-func (p *prompted) to(q *routing.Request, r *routing.Replica, why routing.Reason) routing.Decision {
+func (p *prompted) to(q *policy.Request, r *policy.Replica, why policy.Reason) policy.Decision {
 	if r == nil {
-		return routing.Wait()
+		return policy.Wait()
 	}
-	d := routing.To(r, why)
+	d := policy.To(r, why)
 	d.MatchedTokens = q.Prepared.(*found).depth[r.Index()] * p.block
 	return d
 }
 
 // scan is a rule that looks at loads only.
 type scan struct {
-	cost func(*routing.View, *routing.Replica) float64
-	why  routing.Reason
+	cost func(policy.View, *policy.Replica) float64
+	why  policy.Reason
 }
 
-// Uses implements [routing.KeyUser].
-func (scan) Uses() routing.Uses { return 0 }
+// Uses implements [policy.KeyUser].
+func (scan) Uses() policy.Uses { return 0 }
 
-// Prepare implements [routing.Policy].
-func (scan) Prepare(context.Context, *routing.Request, *routing.View) error { return nil }
+// Prepare implements [policy.Policy].
+func (scan) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
-// Choose implements [routing.Policy].
-func (s scan) Choose(q *routing.Request, v *routing.View) routing.Decision {
-	r := least(q, v, func(r *routing.Replica) float64 { return s.cost(v, r) })
+// Choose implements [policy.Policy].
+func (s scan) Choose(q *policy.Request, v policy.View) policy.Decision {
+	r := least(q, v, func(r *policy.Replica) float64 { return s.cost(v, r) })
 	if r == nil {
-		return routing.Wait()
+		return policy.Wait()
 	}
-	return routing.To(r, s.why)
+	return policy.To(r, s.why)
 }
 
-func anyOf(*routing.View, *routing.Replica) float64        { return 0 }
-func load(v *routing.View, r *routing.Replica) float64     { return v.Load(r) }
-func requests(_ *routing.View, r *routing.Replica) float64 { return float64(underWay(r)) }
+func anyOf(policy.View, *policy.Replica) float64        { return 0 }
+func load(v policy.View, r *policy.Replica) float64     { return v.Load(r) }
+func requests(_ policy.View, r *policy.Replica) float64 { return float64(underWay(r)) }
 
 // underWay counts the requests on a replica, those of others too as far as they are known.
-func underWay(r *routing.Replica) int {
-	others, _ := r.Foreign()
+func underWay(r *policy.Replica) int {
+	others, _ := r.PeerLoad()
 	return r.Ongoing() + others
 }
 
 // least is the available replica with the lowest cost, a random one of equals.
-func least(q *routing.Request, v *routing.View, cost func(*routing.Replica) float64) *routing.Replica {
-	var best *routing.Replica
+func least(q *policy.Request, v policy.View, cost func(*policy.Replica) float64) *policy.Replica {
+	var best *policy.Replica
 	var low float64
 	ties := 0
 	for _, r := range v.Connected() {

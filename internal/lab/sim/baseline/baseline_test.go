@@ -6,9 +6,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestNames(t *testing.T) {
@@ -46,7 +47,7 @@ func TestLeast(t *testing.T) {
 		w.pick("r0", 2, 100)
 		w.pick("r1", 3, 5000)
 		require.Equal(t, want, w.at(4, 10), name)
-		w.router.SetForeignLoad([]routing.ForeignLoad{{ID: want, Ongoing: 20}})
+		w.router.SetPeerLoad([]router.PeerLoad{{ID: want, Ongoing: 20}})
 		require.NotEqual(t, want, w.at(4, 10), "%s: what others do counts too", name)
 	}
 }
@@ -56,14 +57,14 @@ func TestSMG(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, name, 3)
 			first := w.pick("", 1, 320)
-			require.Equal(t, routing.ReasonLeastLoaded, first.Decision.Reason)
+			require.Equal(t, policy.ReasonLeastLoaded, first.Decision.Reason)
 			home := first.Decision.Replica.ID
 			again := w.pick("", 1, 320, 2, 320)
 			require.Equal(t, home, again.Decision.Replica.ID)
-			require.Equal(t, routing.ReasonPrefixMatch, again.Decision.Reason)
+			require.Equal(t, policy.ReasonPrefixMatch, again.Decision.Reason)
 			require.Equal(t, 320, again.Decision.MatchedTokens)
 			short := w.pick("", 1, 320, 3, 800) // 0.29 of it is known
-			require.Equal(t, routing.ReasonLeastLoaded, short.Decision.Reason)
+			require.Equal(t, policy.ReasonLeastLoaded, short.Decision.Reason)
 			require.NotEqual(t, home, short.Decision.Replica.ID, "it has two requests, the others none")
 
 			// A hot prefix stays until the busiest is 65 above the idlest, or above the mean of three by more than 64.
@@ -85,8 +86,8 @@ func TestSMGSpill(t *testing.T) {
 	for range 99 {
 		w.pick("", 1, 320)
 	}
-	require.Equal(t, routing.ReasonPrefixMatch, w.pick("", 1, 320).Decision.Reason, "the second holder is idle")
-	require.Equal(t, routing.ReasonLeastLoaded, w.pick("", 2, 320).Decision.Reason)
+	require.Equal(t, policy.ReasonPrefixMatch, w.pick("", 1, 320).Decision.Reason, "the second holder is idle")
+	require.Equal(t, policy.ReasonLeastLoaded, w.pick("", 2, 320).Decision.Reason)
 }
 
 func TestLLMD(t *testing.T) {

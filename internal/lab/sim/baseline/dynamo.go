@@ -3,7 +3,7 @@ package baseline
 import (
 	"context"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // dynamo is Dynamo's KV router, without temperature, credits of lower tiers and decay, as by default.
@@ -18,30 +18,30 @@ func newDynamo(f *Fleet, scale float64) *dynamo {
 	return &dynamo{prompted: prompted{block: f.block}, fleet: f, scale: scale, active: make([]active, f.replicas)}
 }
 
-// Prepare implements [routing.Policy].
-func (p *dynamo) Prepare(_ context.Context, q *routing.Request, _ *routing.View) error {
+// Prepare implements [policy.Policy].
+func (p *dynamo) Prepare(_ context.Context, q *policy.Request, _ policy.View) error {
 	s := p.read(q, p.fleet.replicas)
 	p.fleet.cached(s.blocks, s.depth)
 	return nil
 }
 
-// Choose implements [routing.Policy].
-func (p *dynamo) Choose(q *routing.Request, v *routing.View) routing.Decision {
+// Choose implements [policy.Policy].
+func (p *dynamo) Choose(q *policy.Request, v policy.View) policy.Decision {
 	s := q.Prepared.(*found)
 	bs := float64(p.block)
 	whole := float64((q.PromptTokens + p.block - 1) / p.block)
-	r := least(q, v, func(r *routing.Replica) float64 {
+	r := least(q, v, func(r *policy.Replica) float64 {
 		a := &p.active[r.Index()]
-		_, others := r.Foreign()
+		_, others := r.PeerLoad()
 		raw := float64(r.QueuedTokens()+int(others)+q.PromptTokens) / bs
 		decode := float64(a.blocks+a.tails) + whole - float64(a.shared(s.blocks))
 		return p.scale*max(0, raw-float64(s.depth[r.Index()])) + decode
 	})
-	return p.to(q, r, routing.ReasonKVCost)
+	return p.to(q, r, policy.ReasonKVCost)
 }
 
-// Routed implements [routing.RouteObserver].
-func (p *dynamo) Routed(q *routing.Request, d routing.Decision) {
+// Routed implements [policy.RouteObserver].
+func (p *dynamo) Routed(q *policy.Request, d policy.Decision) {
 	a := &p.active[d.Replica.Index()]
 	s, ok := q.Prepared.(*found)
 	if !ok {
@@ -53,8 +53,8 @@ func (p *dynamo) Routed(q *routing.Request, d routing.Decision) {
 	}
 }
 
-// Completed implements [routing.CompletionObserver].
-func (p *dynamo) Completed(q *routing.Request, d routing.Decision, _ routing.Outcome) {
+// Completed implements [policy.CompletionObserver].
+func (p *dynamo) Completed(q *policy.Request, d policy.Decision, _ policy.Outcome) {
 	a := &p.active[d.Replica.Index()]
 	s, ok := q.Prepared.(*found)
 	if !ok {

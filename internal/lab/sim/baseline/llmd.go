@@ -1,7 +1,7 @@
 package baseline
 
 import (
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
@@ -24,8 +24,8 @@ func newLLMD(f *Fleet) *llmd {
 	return &llmd{guess(f, llmdBlock, kvindex.Options{MaxBytes: unbounded, MaxBlocksPerReplica: f.blocks}), f}
 }
 
-// Choose implements [routing.Policy].
-func (p *llmd) Choose(q *routing.Request, v *routing.View) routing.Decision {
+// Choose implements [policy.Policy].
+func (p *llmd) Choose(q *policy.Request, v policy.View) policy.Decision {
 	s := q.Prepared.(*found)
 	low, high := -1, 0
 	for _, r := range v.Connected() {
@@ -35,7 +35,7 @@ func (p *llmd) Choose(q *routing.Request, v *routing.View) routing.Decision {
 		}
 		high = max(high, n)
 	}
-	r := least(q, v, func(r *routing.Replica) float64 {
+	r := least(q, v, func(r *policy.Replica) float64 {
 		seen := p.fleet.seen[r.Index()]
 		queue, used, prefix := 1., 0., 0.
 		if high > low {
@@ -52,5 +52,5 @@ func (p *llmd) Choose(q *routing.Request, v *routing.View) routing.Decision {
 	return p.to(q, r, "score")
 }
 
-// Routed implements [routing.RouteObserver].
-func (p *llmd) Routed(q *routing.Request, d routing.Decision) { p.remember(q, d) }
+// Routed implements [policy.RouteObserver].
+func (p *llmd) Routed(q *policy.Request, d policy.Decision) { p.remember(q, d) }

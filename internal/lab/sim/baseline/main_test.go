@@ -9,9 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -19,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // world is one Router with a baseline before a few engines.
 type world struct {
 	t       *testing.T
-	router  *routing.Router
+	router  *router.Router
 	fleet   *Fleet
 	engines []*enginesim.Engine
 	now     time.Duration
@@ -29,7 +30,7 @@ func newWorld(t *testing.T, name string, replicas int) *world {
 	t.Helper()
 	engine := enginesim.Config{KVTokens: 160_000, BlockSize: 16}
 	w := &world{t: t, fleet: NewFleet(name, replicas, []enginesim.Config{engine})}
-	members := make([]routing.Member, replicas)
+	members := make([]router.Member, replicas)
 	for i := range members {
 		members[i].ID = "r" + strconv.Itoa(i)
 		e, err := enginesim.New(engine)
@@ -39,7 +40,7 @@ func newWorld(t *testing.T, name string, replicas int) *world {
 	}
 	p, err := New(name, w.fleet)
 	require.NoError(t, err)
-	w.router, err = routing.NewRouter(routing.Options{Policy: p, Rand: rand.New(rand.NewPCG(1, 1))})
+	w.router, err = router.NewRouter(router.Options{Policy: p, Rand: rand.New(rand.NewPCG(1, 1))})
 	require.NoError(t, err)
 	w.router.SetFleet(members)
 	for _, m := range members {
@@ -50,16 +51,16 @@ func newWorld(t *testing.T, name string, replicas int) *world {
 
 // call is a request under way.
 type call struct {
-	*routing.Booking
-	q *routing.Request
+	*router.Reservation
+	q *policy.Request
 }
 
 // pick routes a prompt of segments: a seed and a length each.
 func (w *world) pick(pin string, segments ...int) *call {
 	w.t.Helper()
-	c := &call{new(routing.Booking), &routing.Request{Pin: pin}}
-	c.q.SetPrompt(routing.Prompt{Tokens: prompt(segments...)})
-	require.NoError(w.t, w.router.Pick(w.t.Context(), c.q, c.Booking))
+	c := &call{new(router.Reservation), &policy.Request{Pin: pin}}
+	c.q.SetPrompt(policy.Prompt{Tokens: prompt(segments...)})
+	require.NoError(w.t, w.router.Pick(w.t.Context(), c.q, c.Reservation))
 	return c
 }
 
@@ -81,7 +82,7 @@ func (w *world) at(segments ...int) string {
 func (w *world) end(c *call) {
 	c.PrefillDone()
 	c.Release()
-	w.router.Complete(c.q, c.Decision, routing.Outcome{Sent: true})
+	w.router.Complete(c.q, c.Decision, policy.Outcome{Sent: true})
 }
 
 // compute lets an engine run a prompt and returns how much of it was cached.

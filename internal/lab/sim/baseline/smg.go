@@ -1,7 +1,7 @@
 package baseline
 
 import (
-	"github.com/warmpath/warmpath/balancer/routing"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
@@ -32,25 +32,25 @@ func newSMG(f *Fleet, gate bool) *smg {
 	}
 }
 
-// Choose implements [routing.Policy].
-func (p *smg) Choose(q *routing.Request, v *routing.View) routing.Decision {
+// Choose implements [policy.Policy].
+func (p *smg) Choose(q *policy.Request, v policy.View) policy.Decision {
 	s := q.Prepared.(*found)
 	matched := float64(s.most*p.block) > smgThreshold*float64(q.PromptTokens)
 	if !p.gate && unbalanced(q, v) {
-		return p.to(q, p.idlest(q, v), routing.ReasonLeastLoaded)
+		return p.to(q, p.idlest(q, v), policy.ReasonLeastLoaded)
 	}
 	if matched {
 		if r := p.holder(q, v, s); r != nil && !(p.gate && overloaded(v, r)) {
-			return p.to(q, r, routing.ReasonPrefixMatch)
+			return p.to(q, r, policy.ReasonPrefixMatch)
 		}
 	}
-	return p.to(q, p.idlest(q, v), routing.ReasonLeastLoaded)
+	return p.to(q, p.idlest(q, v), policy.ReasonLeastLoaded)
 }
 
 // holder is the replica to use of those that were sent the longest prefix.
-func (p *smg) holder(q *routing.Request, v *routing.View, s *found) *routing.Replica {
+func (p *smg) holder(q *policy.Request, v policy.View, s *found) *policy.Replica {
 	const no = 1e18
-	r := least(q, v, func(r *routing.Replica) float64 {
+	r := least(q, v, func(r *policy.Replica) float64 {
 		switch {
 		case s.depth[r.Index()] < s.most:
 			return no
@@ -67,8 +67,8 @@ func (p *smg) holder(q *routing.Request, v *routing.View, s *found) *routing.Rep
 }
 
 // idlest has the fewest requests, of several the fewest so far.
-func (p *smg) idlest(q *routing.Request, v *routing.View) *routing.Replica {
-	var best *routing.Replica
+func (p *smg) idlest(q *policy.Request, v policy.View) *policy.Replica {
+	var best *policy.Replica
 	for _, r := range v.Connected() {
 		if !v.Available(q, r) {
 			continue
@@ -82,7 +82,7 @@ func (p *smg) idlest(q *routing.Request, v *routing.View) *routing.Replica {
 }
 
 // unbalanced is the look at the fleet as a whole.
-func unbalanced(q *routing.Request, v *routing.View) bool {
+func unbalanced(q *policy.Request, v policy.View) bool {
 	low, high := -1, 0
 	for _, r := range v.Connected() {
 		if !v.Available(q, r) {
@@ -98,7 +98,7 @@ func unbalanced(q *routing.Request, v *routing.View) bool {
 }
 
 // overloaded is the gate on one replica.
-func overloaded(v *routing.View, r *routing.Replica) bool {
+func overloaded(v policy.View, r *policy.Replica) bool {
 	sum := 0
 	for _, o := range v.Connected() {
 		sum += underWay(o)
@@ -108,8 +108,8 @@ func overloaded(v *routing.View, r *routing.Replica) bool {
 	return n > smgRel*mean && n > mean+smgAbs
 }
 
-// Routed implements [routing.RouteObserver].
-func (p *smg) Routed(q *routing.Request, d routing.Decision) {
+// Routed implements [policy.RouteObserver].
+func (p *smg) Routed(q *policy.Request, d policy.Decision) {
 	p.routed++
 	p.sent[d.Replica.Index()]++
 	p.last[d.Replica.Index()] = p.routed

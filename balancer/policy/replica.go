@@ -1,0 +1,110 @@
+package policy
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// Attributes describe a replica. They come from the resolver or the fleet file
+// and do not change during the life of a [Replica].
+type Attributes struct {
+	ID       string // stable; unique in the fleet
+	Address  string // host:port
+	Draining bool   // takes no new sessions, and for a time keeps those that it has
+	Ranks    int    // data-parallel ranks; 0 and 1 mean one
+	Zone     string
+	Node     string
+	// Weight is the replica's share relative to others; 0 means 1. Until a rate
+	// is learned it is the rate too, and where none is.
+	Weight float64
+	// MaxOngoing is how many requests may be under way at once; 0 means the
+	// Router's default, negative means no bound.
+	MaxOngoing int
+	Models     []string // served; empty = not declared
+	Adapters   []string // LoRA adapters loaded
+	KVEvents   string   // where the engine publishes KV events
+	// KVEventsReplay is where it repeats those that were missed; "" = nowhere.
+	KVEventsReplay string
+	// Instance changes when the replica is restarted: what it had cached is gone. "" = not said.
+	Instance string
+	// Stats are free-form numbers that the replica reports about itself.
+	Stats map[string]float64
+}
+
+// Equal reports whether two sets of attributes are the same.
+func (a Attributes) Equal(b Attributes) bool {
+	return a.ID == b.ID && a.Address == b.Address && a.Zone == b.Zone && a.Node == b.Node &&
+		a.Weight == b.Weight && a.MaxOngoing == b.MaxOngoing && a.KVEvents == b.KVEvents &&
+		a.KVEventsReplay == b.KVEventsReplay && a.Instance == b.Instance && a.Ranks == b.Ranks &&
+		a.Draining == b.Draining && slices.Equal(a.Models, b.Models) &&
+		slices.Equal(a.Adapters, b.Adapters) && maps.Equal(a.Stats, b.Stats)
+}
+
+// A Replica is one model server in a View. Its attributes do not change; what
+// its methods report is live and may be read from any goroutine.
+type Replica struct {
+	state *state.Replica // first: with it and what follows a pick is done with a replica
+	index int
+	Attributes
+	host any
+}
+
+// NewReplica returns a replica for the Router: its attributes, its place in View.Replicas, and the host's handle.
+func NewReplica(a Attributes, index int, host any, s *state.Replica) *Replica {
+	return &Replica{state: s, index: index, Attributes: a, host: host}
+}
+
+// State is the Router's part of the replica.
+func (r *Replica) State() *state.Replica { return r.state }
+
+// Index returns the replica's place in View.Replicas.
+func (r *Replica) Index() int { return r.index }
+
+// Host returns the handle that the host gave with the attributes.
+func (r *Replica) Host() any { return r.host }
+
+// Connected reports whether the host has a connection to the replica.
+func (r *Replica) Connected() bool { return r.state.Up() }
+
+// Ongoing returns how many reservations the replica has.
+func (r *Replica) Ongoing() int { return int(r.state.Ongoing()) }
+
+// QueuedTokens returns the uncached prompt tokens reserved on the replica and
+// not yet prefilled.
+func (r *Replica) QueuedTokens() int { return int(r.state.Book.Load() & state.TokenMask) }
+
+// Full reports whether the replica has as many reservations as it may have, or has
+// refused a request a moment ago.
+func (r *Replica) Full() bool { return r.state.Full() }
+
+// Capacity returns how many reservations the replica may have at once; 0 = no bound.
+func (r *Replica) Capacity() int {
+	if n := r.state.Capacity.Load(); n != state.NoBound {
+		return int(n)
+	}
+	return 0
+}
+
+// PeerLoad returns what other clients are known to have on this replica: their requests, and their uncached prompt tokens
+// not yet prefilled.
+func (r *Replica) PeerLoad() (ongoing int, queuedTokens int64) {
+	load := r.state.Peer.Load()
+	return int(load >> state.TokenBits), load & state.TokenMask
+}
+
+// Drains reports whether the replica takes no new sessions, by its attributes or its own report.
+func (r *Replica) Drains() bool { return r.Draining || r.state.Flags.Load()&state.Leaving != 0 }
+
+// KVTokens returns how many tokens the replica's KV cache holds, 0 where that is not known.
+func (r *Replica) KVTokens() int { return int(r.state.KVTokens.Load()) }
+
+// Rate returns what the replica's load is divided by: its weight, times how fast it has
+// shown to be relative to the others where the policy has it learned.
+func (r *Replica) Rate() float64 { return r.state.Rate() }
+
+// Open reports whether a plain request may be given to the replica now. It is for ChooseQuick.
+func (r *Replica) Open() bool {
+	return !r.Draining && r.state.Flags.Load() == state.Connected && !r.state.Full()
+}

@@ -1,0 +1,230 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// busy reads all that a policy may read without the lock, and observes.
+type busy struct{ routed, completed, inside, closed atomic.Int64 }
+
+func (p *busy) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
+	p.inside.Add(1)
+	defer p.inside.Add(-1)
+	for _, r := range v.Connected() {
+		_, _ = v.Available(q, r), v.Load(r)
+		_, _ = r.QueuedTokens(), r.Capacity()
+	}
+	q.Prepared = meanLoad(v)
+	return nil
+}
+
+func (p *busy) Choose(q *policy.Request, v policy.View) policy.Decision { return leastOfTwo(q, v) }
+func (p *busy) Routed(*policy.Request, policy.Decision)                 { p.routed.Add(1) }
+func (p *busy) Completed(*policy.Request, policy.Decision, policy.Outcome) {
+	p.completed.Add(1)
+}
+func (p *busy) FleetChanged(policy.FleetChange) {}
+func (p *busy) Close() error {
+	p.closed.Add(p.inside.Load() + 1)
+	return nil
+}
+
+func TestManyCallersAndChurn(t *testing.T) {
+	const callers, calls, most = 64, 150, 3
+	pol := new(busy)
+	r := connected(t, Options{Policy: pol, MaxOngoing: most}, members(6)...)
+	var ongoing, booked atomic.Int64
+	var callersDone, churnDone sync.WaitGroup
+	stop := make(chan struct{})
+	churnDone.Go(func() {
+		rnd := rand.New(rand.NewPCG(3, 4))
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			switch rnd.IntN(4) {
+			case 0:
+				ms := members(6)
+				r.SetFleet(ms[:4+rnd.IntN(3)])
+				connectAll(r)
+			case 1:
+				ms := members(6, room(1+rnd.IntN(most)), func(m *Member) { m.Weight = float64(1 + rnd.IntN(3)) })
+				r.SetFleet(ms)
+				connectAll(r)
+			default:
+				r.SetConnected(members(6)[rnd.IntN(6)].ID, rnd.IntN(3) > 0)
+			}
+		}
+	})
+	for i := range callers {
+		callersDone.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(i), 9))
+			for range calls {
+				ctx, cancel := context.WithCancel(t.Context())
+				if rnd.IntN(3) == 0 {
+					ctx, cancel = context.WithTimeout(t.Context(), time.Duration(rnd.IntN(200))*time.Microsecond)
+				}
+				q, b := &policy.Request{PromptTokens: rnd.IntN(100)}, new(Reservation)
+				err := r.Acquire(ctx, q, b)
+				var we *WaitError
+				switch {
+				case err == nil:
+					booked.Add(1)
+					assert.LessOrEqual(t, ongoing.Add(1), int64(8*most))
+					var twice sync.WaitGroup
+					twice.Go(b.PrefillDone)
+					ongoing.Add(-1)
+					twice.Go(b.Release)
+					b.Release()
+					twice.Wait()
+					r.Complete(q, b.Decision, policy.Outcome{})
+				case errors.Is(err, ErrNotConnected), errors.Is(err, ErrNoSuchReplica), errors.As(err, &we):
+					assert.False(t, b.Held())
+				default:
+					assert.NoError(t, err)
+				}
+				cancel()
+			}
+		})
+	}
+	callersDone.Wait()
+	close(stop)
+	churnDone.Wait()
+	r.SetFleet(members(6))
+	for _, rep := range r.View().Replicas() {
+		assert.Zero(t, rep.Ongoing())
+		assert.Zero(t, rep.QueuedTokens())
+	}
+	assert.Zero(t, r.Queued())
+	assert.Empty(t, r.departed)
+	assert.Positive(t, booked.Load())
+	assert.Equal(t, booked.Load(), pol.routed.Load())
+	assert.Equal(t, booked.Load(), pol.completed.Load())
+	require.NoError(t, r.Close())
+}
+
+// The policy is closed after the last Prepare has returned, and is not called again.
+func TestCloseAmongCallers(t *testing.T) {
+	pol := new(busy)
+	r := connected(t, Options{Policy: pol, MaxOngoing: 1}, members(2)...)
+	var callers sync.WaitGroup
+	for range 16 {
+		callers.Go(func() {
+			for {
+				b := new(Reservation)
+				if err := r.Acquire(t.Context(), new(policy.Request), b); err != nil {
+					assert.ErrorIs(t, err, ErrClosed)
+					return
+				}
+				b.Release()
+			}
+		})
+	}
+	var closers sync.WaitGroup
+	for range 4 {
+		closers.Go(func() { assert.NoError(t, r.Close()) })
+	}
+	closers.Wait()
+	callers.Wait()
+	assert.EqualValues(t, 1, pol.closed.Load(), "closed more than once, or while Prepare ran")
+	routed := pol.routed.Load()
+	r.Complete(new(policy.Request), policy.To(r.View().Replicas()[0], "x"), policy.Outcome{})
+	r.SetFleet(nil)
+	assert.Equal(t, routed, pol.routed.Load())
+	assert.Len(t, r.View().Replicas(), 2)
+	for _, rep := range r.View().Replicas() {
+		assert.Zero(t, rep.Ongoing())
+	}
+}
+
+func TestAcquireWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := connected(t, Options{MaxOngoing: 1}, members(1)...)
+		first := pick(t, r, new(policy.Request))
+		var second Reservation
+		var err error
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			err = r.Acquire(t.Context(), new(policy.Request), &second)
+		}()
+		synctest.Wait()
+		require.Equal(t, 1, r.Queued())
+		timer := time.NewTimer(70 * time.Millisecond)
+		<-timer.C
+		first.Release()
+		<-done
+		require.NoError(t, err)
+		require.Equal(t, policy.ReasonQueued, second.Decision.Reason)
+		require.Equal(t, policy.Reason("first"), second.Decision.Rule)
+		require.Equal(t, 70*time.Millisecond, second.Decision.Queued)
+		second.Release()
+	})
+}
+
+func TestAcquireGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := connected(t, Options{MaxOngoing: 1}, members(1)...)
+		held := pick(t, r, new(policy.Request))
+		enqueue(t, r, new(policy.Request))
+		enqueue(t, r, new(policy.Request))
+
+		mine := errors.New("the user left")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 1200*time.Millisecond, mine)
+		defer cancel()
+		err := r.Acquire(ctx, new(policy.Request), new(Reservation))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, mine)
+		require.EqualError(t, err, "waited 1.2s for a replica with room, behind 2 others: context deadline exceeded: the user left")
+		require.Equal(t, 2, r.Queued())
+		held.Release()
+	})
+}
+
+func TestAcquireIsSentAway(t *testing.T) {
+	for name, end := range map[string]struct {
+		do  func(*Router)
+		err error
+	}{
+		"disconnect":  {(*Router).Disconnect, ErrNotConnected},
+		"one by one":  {func(r *Router) { r.SetConnected("r0", false); r.SetConnected("r1", false) }, ErrNotConnected},
+		"empty fleet": {func(r *Router) { r.SetFleet(nil) }, ErrNotConnected},
+		"draining":    {func(r *Router) { r.SetFleet(members(2, draining)) }, ErrNoSuchReplica},
+		"close":       {func(r *Router) { r.Close() }, ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := connected(t, Options{MaxOngoing: 1}, members(2)...)
+				a, b := pick(t, r, new(policy.Request)), pick(t, r, new(policy.Request))
+				errs := make(chan error, 5)
+				for range cap(errs) {
+					go func() { errs <- r.Acquire(t.Context(), new(policy.Request), new(Reservation)) }()
+				}
+				synctest.Wait()
+				require.Equal(t, 5, r.Queued())
+				end.do(r)
+				for range cap(errs) {
+					require.Equal(t, end.err, <-errs)
+				}
+				require.Zero(t, r.Queued())
+				a.Release()
+				b.Release()
+				require.Empty(t, r.departed)
+			})
+		})
+	}
+}

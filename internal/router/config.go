@@ -1,0 +1,80 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+// FromConfig builds the policy of a config and a Router around it, over an empty fleet. adjust,
+// which may be nil, sees the options before the Router does: the clock, the
+// randomness, and whatever the host sets itself.
+func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
+	full := c.WithDefaults()
+	p, err := full.NewPolicy()
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	shadow, err := full.NewShadow()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicies(p))
+	}
+	plain, err := policy.New(policy.Plain, nil)
+	if err != nil {
+		return nil, errors.Join(err, closePolicies(p, shadow))
+	}
+	o := Options{
+		Policy:         p,
+		Plain:          plain,
+		Shadow:         shadow,
+		ShadowName:     full.ShadowPolicy.Name,
+		MaxOngoing:     full.MaxOngoingRequests,
+		MaxQueued:      full.MaxQueuedRequests,
+		HeadStart:      time.Duration(full.PriorityHeadStart),
+		RequestCost:    float64(full.RequestCostTokens),
+		FixedRates:     full.FixedRates,
+		PrepareTimeout: time.Duration(full.PrepareTimeout),
+		Ejection:       ejection(full.Ejection),
+		DrainGrace:     max(time.Duration(full.DrainGrace), 0),
+		Node:           full.Node,
+		Zone:           full.Zone,
+	}
+	if adjust != nil {
+		adjust(&o)
+	}
+	r, err := NewRouter(o)
+	if err == nil {
+		err = r.SetRollout(full.Rollout())
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicies(p, shadow))
+	}
+	return r, nil
+}
+
+// ejection returns a config of outlier detection as the detector takes it.
+func ejection(e policy.Ejection) outlier.Config {
+	r := outlier.Config{
+		Failures: e.Failures, LateFactor: e.LateFactor, LateMin: time.Duration(e.LateMin),
+		BaseTime: time.Duration(e.BaseTime), MaxTime: time.Duration(e.MaxTime), MaxShare: e.MaxShare,
+		SlowStart: max(time.Duration(e.SlowStart), 0),
+	}
+	if e.Disabled {
+		r.Failures = 0
+	}
+	return r
+}
+
+// closePolicies gives back what policies hold that no Router was built around.
+func closePolicies(all ...policy.Policy) (err error) {
+	for _, p := range all {
+		if c, ok := p.(io.Closer); ok {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	return err
+}

@@ -1,0 +1,95 @@
+package router
+
+// Damping draws what is told of others' load towards the fleet's mean, as far as it
+// has shown not to last: load that was broadcast is old when it is acted on, and
+// everybody who was told acts on it alike. Where queues last for seconds and news
+// comes every 100 ms it changes next to nothing; where they last for milliseconds, or
+// where clients chase each other's shadows, hardly anything but the mean is left.
+//
+// The part that is kept is the square of how much of a deviation from the mean was
+// still there at the next telling: once for the age that the news has when it comes,
+// once for the one it has when the next comes. It is learned from the tellings
+// themselves, for bookings and for tokens, with the older ones counting less and less.
+//
+// The zero value is ready. It belongs to whoever tells one Router of the whole fleet
+// at regular times, and to one goroutine at a time. Damp is O(replicas) and
+// allocates only for replicas it has not seen.
+type Damping struct {
+	before map[string][2]float64
+	// Of deviations from the mean: Σ before·now and Σ before².
+	both, old [2]float64
+}
+
+// hearsayMemory is what is left, at each telling, of what was learned before: what is
+// known rests on the last twenty or so.
+const hearsayMemory = 0.95
+
+// Damp replaces the loads, one for each replica of the fleet, by what is to be
+// believed of them. Sums stay as they are, up to rounding.
+func (h *Damping) Damp(loads []PeerLoad) {
+	if h.before == nil {
+		h.before = make(map[string][2]float64)
+	}
+	var mean, was [2]float64
+	known := 0.
+	for i := range loads {
+		now := loads[i].figures()
+		before, ok := h.before[loads[i].ID]
+		for k := range mean {
+			mean[k] += now[k] / float64(len(loads))
+			if ok {
+				was[k] += before[k]
+			}
+		}
+		if ok {
+			known++
+		}
+	}
+	for k := range h.both {
+		h.both[k] *= hearsayMemory
+		h.old[k] *= hearsayMemory
+	}
+	for i := range loads {
+		now := loads[i].figures()
+		if before, ok := h.before[loads[i].ID]; ok {
+			for k := range now {
+				deviated := before[k] - was[k]/known
+				h.both[k] += deviated * (now[k] - mean[k])
+				h.old[k] += deviated * deviated
+			}
+		}
+		h.before[loads[i].ID] = now
+	}
+	if len(h.before) > 2*len(loads) {
+		h.forget(loads)
+	}
+	keeps := [2]float64{h.keeps(0), h.keeps(1)}
+	for i := range loads {
+		now := loads[i].figures()
+		for k, keep := range keeps {
+			now[k] = mean[k] + keep*(now[k]-mean[k])
+		}
+		loads[i].Ongoing, loads[i].QueuedTokens = int(now[0]+0.5), int64(now[1]+0.5)
+	}
+}
+
+// keeps is the part of a deviation that is believed; 1 while nothing is known.
+func (h *Damping) keeps(k int) float64 {
+	if h.old[k] == 0 {
+		return 1
+	}
+	lasts := min(max(h.both[k]/h.old[k], 0), 1)
+	return lasts * lasts
+}
+
+// forget drops the replicas that have left.
+func (h *Damping) forget(loads []PeerLoad) {
+	clear(h.before)
+	for i := range loads {
+		h.before[loads[i].ID] = loads[i].figures()
+	}
+}
+
+func (f *PeerLoad) figures() [2]float64 {
+	return [2]float64{float64(f.Ongoing), float64(f.QueuedTokens)}
+}

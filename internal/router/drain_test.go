@@ -1,0 +1,242 @@
+package router
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// bySession is a policy with an order for each session; it waits for the first.
+type bySession struct{ choosing }
+
+func (bySession) Uses() policy.Uses { return policy.UsesSession }
+
+func (bySession) Choose(q *policy.Request, v policy.View) policy.Decision {
+	var want []*policy.Replica
+	all := v.Replicas()
+	for i := range all {
+		r := all[(len(q.Session)+i)%len(all)]
+		switch {
+		case !r.Connected() || !v.Allowed(q, r):
+		case r.Full():
+			want = append(want, r)
+		default:
+			return policy.To(r, policy.ReasonRing)
+		}
+	}
+	return policy.Wait(want...)
+}
+
+func drainingFleet(t *testing.T, grace time.Duration) *ward {
+	return newWard(t, 3, func(o *Options) {
+		o.Policy, o.DrainGrace, o.MaxOngoing = bySession{}, grace, 2
+	})
+}
+
+func (w *ward) session(s string) string {
+	b := pick(w.t, w.Router, &policy.Request{Session: s})
+	b.Release()
+	return b.Decision.Replica.ID
+}
+
+func (w *ward) drain(i int) {
+	ms := members(3)
+	ms[i].Draining = true
+	w.SetFleet(ms)
+}
+
+func TestDrainingReplicaKeepsItsSessions(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	require.Equal(t, "r1", w.session("a"))
+	require.Equal(t, "r2", w.session("aa"))
+	w.drain(1)
+	for range 3 {
+		require.Equal(t, "r1", w.session("a"), "its own")
+		require.Equal(t, "r2", w.session("b"), "a new one goes where the order says")
+		require.Equal(t, "r2", w.session("aa"))
+		w.pass(3 * time.Second)
+	}
+	w.pass(time.Second)
+	require.Equal(t, "r2", w.session("a"), "the time is over")
+	w.drain(0)
+	require.Equal(t, "r1", w.session("a"), "it drains no more")
+	require.Equal(t, "r1", w.session("b"))
+	require.ErrorIs(t, w.Pick(t.Context(), &policy.Request{Pin: "r0"}, new(Reservation)), ErrNoSuchReplica)
+}
+
+func TestNoGrace(t *testing.T) {
+	w := drainingFleet(t, 0)
+	require.Equal(t, "r1", w.session("a"))
+	w.drain(1)
+	require.Equal(t, "r2", w.session("a"))
+}
+
+// The replica's own word counts as its attribute does, until it has been away.
+func TestReplicaDrains(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	require.Equal(t, "r1", w.session("a"))
+	w.ReplicaDrains("nobody")
+	w.ReplicaDrains("r1")
+	w.Report("r1", ReplicaReport{Ongoing: -1, QueuedTokens: -1, Draining: true})
+	require.True(t, w.View().ByID("r1").Drains())
+	require.False(t, w.View().ByID("r1").Open())
+	require.Equal(t, "r1", w.session("a"))
+	require.Equal(t, "r2", w.session("b"))
+	w.SetConnected("r0", false)
+	w.SetConnected("r2", false)
+	require.Equal(t, "r1", w.session("b"), "better than nobody")
+	pick(t, w.Router, &policy.Request{Pin: "r1"}).Release()
+	connectAll(w.Router)
+	require.Equal(t, "r2", w.session("bb"))
+	w.SetConnected("r1", false)
+	w.SetConnected("r1", true)
+	require.Equal(t, "r1", w.session("c"))
+}
+
+// Who may use nobody but a replica that says that it drains waits for that one, and stands in nobody's way who would take
+// any other.
+func TestWaitForTheLastResort(t *testing.T) {
+	w := newWard(t, 2, func(o *Options) { o.MaxOngoing = 1 })
+	_, leaving := w.send("r0")
+	_, stays := w.send("r1")
+	w.ReplicaDrains("r0")
+	only := enqueue(t, w.Router, &policy.Request{Exclude: []string{"r1"}})
+	any := enqueue(t, w.Router, new(policy.Request))
+	require.Equal(t, []*policy.Replica{w.View().ByID("r0")}, only.b.Decision.WaitFor)
+	stays.Release()
+	require.False(t, any.waiting)
+	require.Equal(t, "r1", any.b.Decision.Replica.ID)
+	leaving.Release()
+	require.False(t, only.waiting)
+	require.Equal(t, "r0", only.b.Decision.Replica.ID)
+}
+
+// A session waits for the one that keeps it, in the queue, and nobody else does.
+func TestWaitForTheDraining(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	w.session("a")
+	var booked []*Reservation
+	for i := range 6 { // all are full
+		booked = append(booked, pick(t, w.Router, &policy.Request{Session: fmt.Sprintf("%0*d", 1+i%3, 7)}))
+	}
+	w.drain(1)
+	own := enqueue(t, w.Router, &policy.Request{Session: "a"})
+	other := enqueue(t, w.Router, &policy.Request{Session: "b"})
+	require.Len(t, own.b.Decision.WaitFor, 3)
+	require.Len(t, other.b.Decision.WaitFor, 2)
+	for _, b := range booked {
+		if b.Decision.Replica.ID == "r1" {
+			b.Release()
+		}
+	}
+	require.False(t, own.waiting)
+	require.Equal(t, "r1", own.b.Decision.Replica.ID)
+	require.True(t, other.waiting)
+	booked[1].Release()
+	booked[4].Release()
+	require.False(t, other.waiting)
+	require.Equal(t, "r2", other.b.Decision.Replica.ID)
+}
+
+// The table is of fixed size: sessions take each other's places, and none is ever another's.
+func TestSessionTableIsBounded(t *testing.T) {
+	s := newSessions()
+	l := &live{number: 7}
+	for i := range 10 * sessionSlots {
+		s.note(fmt.Sprint("session ", i), l)
+	}
+	known := 0
+	for i := range 10 * sessionSlots {
+		if n, ok := s.at(fmt.Sprint("session ", i)); ok {
+			require.EqualValues(t, 7, n)
+			known++
+		}
+	}
+	require.LessOrEqual(t, known, sessionSlots)
+	require.Greater(t, known, sessionSlots/2)
+	_, ok := s.at("never seen")
+	require.False(t, ok)
+	require.Zero(t, testing.AllocsPerRun(100, func() { s.note("session", l) }))
+}
+
+// memory is a policy that holds something for every replica until it leaves.
+type memory struct {
+	choosing
+	held map[string]int
+}
+
+func (m *memory) FleetChanged(c policy.FleetChange) {
+	for _, r := range c.Removed {
+		delete(m.held, r.ID)
+	}
+	for _, r := range c.Added {
+		m.held[r.ID]++
+	}
+}
+
+// What is known of a replica's cache ends with its life, and not with its connection.
+func TestRestartClearsWhatIsHeld(t *testing.T) {
+	m := &memory{choosing(firstFree), map[string]int{}}
+	r := connected(t, Options{Policy: m}, members(2)...)
+	ms := members(2)
+	set := func(instance string) {
+		m.held["r0"] = 10
+		ms[0].Instance = instance
+		r.SetFleet(ms)
+	}
+	set("a")
+	require.Equal(t, 10, m.held["r0"])
+	b := pick(t, r, new(policy.Request))
+	r.SetConnected("r0", false)
+	r.SetConnected("r0", true)
+	require.Equal(t, 10, m.held["r0"], "a blink")
+	set("b")
+	require.Equal(t, map[string]int{"r0": 1, "r1": 1}, m.held)
+	require.True(t, r.View().ByID("r0").Connected())
+	require.Equal(t, 1, r.View().ByID("r0").Ongoing())
+	b.Release()
+	require.Zero(t, r.View().ByID("r0").Ongoing())
+	set("")
+	require.Equal(t, 10, m.held["r0"])
+}
+
+// A replica that drains again, after its connection was down or its attributes said otherwise, keeps its sessions for as
+// long as the first time.
+func TestGraceBeginsWithEachDrain(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	for _, again := range []func(){
+		func() {
+			w.SetConnected("r1", false)
+			w.SetConnected("r1", true)
+			w.ReplicaDrains("r1")
+		},
+		func() {
+			w.SetConnected("r1", false)
+			w.SetConnected("r1", true)
+			w.drain(1)
+		},
+		func() {
+			w.SetFleet(members(3))
+			w.drain(1)
+		},
+	} {
+		w.SetFleet(members(3))
+		require.Equal(t, "r1", w.session("a"))
+		w.ReplicaDrains("r1")
+		w.pass(time.Minute)
+		require.Equal(t, "r2", w.session("a"), "the grace is over")
+		w.SetConnected("r1", false)
+		w.SetConnected("r1", true)
+		require.Equal(t, "r1", w.session("a"))
+		again()
+		require.Equal(t, "r1", w.session("a"), "it has begun anew")
+		w.pass(time.Minute)
+		require.Equal(t, "r2", w.session("a"))
+		w.SetConnected("r1", false)
+		w.SetConnected("r1", true)
+	}
+}

@@ -1,0 +1,83 @@
+package router_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
+)
+
+// shortestName prefers the available replica with the shortest id, and keeps
+// requests of the session "vip" on the one called "gold".
+type shortestName struct{}
+
+// Uses tells the host that no prompt is needed: Prepare is not called.
+func (shortestName) Uses() policy.Uses { return policy.UsesSession }
+
+func (shortestName) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
+
+func (shortestName) Choose(q *policy.Request, v policy.View) policy.Decision {
+	if gold := v.ByID("gold"); gold != nil && q.Session == "vip" {
+		if !v.Available(q, gold) {
+			return policy.Wait(gold) // for this one, and no other
+		}
+		return policy.To(gold, "vip")
+	}
+	var best *policy.Replica
+	for _, r := range v.Connected() {
+		if v.Available(q, r) && (best == nil || len(r.ID) < len(best.ID)) {
+			best = r
+		}
+	}
+	if best == nil {
+		return policy.Wait() // for whoever has room first
+	}
+	return policy.To(best, "shortest_name")
+}
+
+// A host tells the Router who is there and who is connected, picks, and releases
+// when the call ends.
+func Example() {
+	rt, err := router.NewRouter(router.Options{Policy: shortestName{}, MaxOngoing: 1})
+	if err != nil {
+		panic(err)
+	}
+	defer rt.Close()
+	rt.SetFleet([]router.Member{
+		{Attributes: policy.Attributes{ID: "gold"}},
+		{Attributes: policy.Attributes{ID: "silver"}},
+		{Attributes: policy.Attributes{ID: "tin"}},
+	})
+	rt.SetConnected("gold", true)
+	rt.SetConnected("silver", true)
+
+	ctx := context.Background()
+	var vip, other, third router.Reservation
+	for _, call := range []struct {
+		session string
+		booking *router.Reservation
+	}{{"vip", &vip}, {"", &other}, {"", &third}} {
+		err := rt.Pick(ctx, &policy.Request{Session: call.session}, call.booking)
+		if errors.Is(err, router.ErrFull) {
+			fmt.Println("full; tin is not connected")
+			continue
+		}
+		fmt.Println(call.booking.Decision.Replica.ID, call.booking.Decision.Reason)
+	}
+
+	vip.Release()
+	// Acquire would have waited for this.
+	if err := rt.Acquire(ctx, &policy.Request{}, &third); err == nil {
+		fmt.Println(third.Decision.Replica.ID, third.Decision.Reason)
+	}
+	other.Release()
+	third.Release()
+
+	// Output:
+	// gold vip
+	// silver shortest_name
+	// full; tin is not connected
+	// gold shortest_name
+}

@@ -1,0 +1,231 @@
+package router
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// SetFleet replaces the membership. The order given is the stable order of the
+// View. A replica keeps its bookings and its connection under the same id,
+// whatever else changes; of two members with the same id the first counts. A
+// new replica is not connected until SetConnected says so. A fleet that is the
+// same as before changes nothing. O(replicas).
+func (r *Router) SetFleet(members []Member) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	old := r.view.Load()
+	next := &membership{
+		epoch:  old.fleet.epoch + 1,
+		byID:   make(map[string]*policy.Replica, len(members)),
+		models: make(map[string]bool),
+	}
+	var added, removed []*policy.Replica
+	same := true
+	for i := range members {
+		m := &members[i]
+		if next.byID[m.ID] != nil {
+			continue
+		}
+		was := old.ByID(m.ID)
+		rep := r.replica(was, m, len(next.replicas))
+		switch {
+		case was == nil:
+			added = append(added, rep)
+		case restarted(was, rep):
+			added, removed = append(added, rep), append(removed, was)
+			r.begins(liveOf(rep))
+		}
+		same = same && rep == was
+		next.replicas = append(next.replicas, rep)
+		next.byID[m.ID] = rep
+		for _, adapter := range rep.Adapters {
+			if next.loaded == nil {
+				next.loaded = make(map[string][]*policy.Replica)
+			}
+			next.loaded[adapter] = append(next.loaded[adapter], rep)
+		}
+		for _, model := range m.Models {
+			next.models[model] = true
+		}
+	}
+	if same && len(next.replicas) == len(old.fleet.replicas) {
+		return
+	}
+	for _, rep := range old.fleet.replicas {
+		if next.byID[rep.ID] == nil {
+			removed = append(removed, rep)
+			r.depart(rep)
+		}
+	}
+	r.notify(policy.FleetChange{Added: added, Removed: removed})
+	r.publish(next)
+}
+
+// notify calls the policies that observe the fleet. Called with mu held.
+func (r *Router) notify(c policy.FleetChange) {
+	if len(c.Added)+len(c.Removed)+len(c.Connected)+len(c.Disconnected) == 0 {
+		return
+	}
+	if r.fleetObs != nil {
+		r.fleetObs.FleetChanged(c)
+	}
+	if s := r.shadow; s != nil && s.fleetObs != nil {
+		s.fleetObs.FleetChanged(c)
+	}
+}
+
+// replica returns the Replica of a member at a place in the fleet, with the live
+// part of the one it had before.
+func (r *Router) replica(old *policy.Replica, m *Member, index int) *policy.Replica {
+	if old != nil && old.Index() == index && old.Host() == m.Host && old.Attributes.Equal(m.Attributes) {
+		return old
+	}
+	var l *live
+	switch {
+	case old != nil:
+		l = liveOf(old)
+	case r.departed[m.ID] != nil:
+		l = r.departed[m.ID]
+		delete(r.departed, m.ID)
+		r.hold()
+	default:
+		r.numbers++
+		l = newLive(r.numbers & numberMask)
+	}
+	rep := policy.NewReplica(m.Attributes, index, m.Host, &l.Replica)
+	r.outliers.Join(l.outlier)
+	l.Set(state.Declared, m.Draining)
+	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
+	rep.Stats = maps.Clone(m.Stats)
+	l.setRate(m.Weight)
+	if m.Draining {
+		r.drainBegins(l, old != nil && old.Drains() && !restarted(old, rep))
+	}
+	l.limit(cmp.Or(m.MaxOngoing, r.opts.MaxOngoing))
+	return rep
+}
+
+// restarted reports whether a replica says that it has begun another life.
+func restarted(old, now *policy.Replica) bool {
+	return old.Instance != now.Instance && old.Instance != "" && now.Instance != ""
+}
+
+// begins forgets what was known of a replica's life before. Called with mu held.
+func (r *Router) begins(l *live) {
+	l.Set(state.Leaving, false)
+	r.outliers.Restart(l.outlier)
+}
+
+// depart takes a replica out. Its book is kept while it has bookings, so that
+// the same id coming back does not start from zero.
+func (r *Router) depart(rep *policy.Replica) {
+	l := liveOf(rep)
+	r.outliers.Leave(l.outlier)
+	l.Flags.Store(0)
+	r.setPeer(l, 0)
+	l.peer, l.reported = 0, time.Time{}
+	l.streams = 0
+	l.lift()
+	if rep.Ongoing() > 0 {
+		r.departed[rep.ID] = l
+		r.hold()
+	}
+}
+
+// forget drops the book of a replica that left once its last booking has ended.
+func (r *Router) forget(rep *policy.Replica) {
+	if r.departed[rep.ID] == liveOf(rep) && rep.Ongoing() == 0 {
+		delete(r.departed, rep.ID)
+		r.hold()
+	}
+}
+
+// SetConnected records whether the host has a connection to the replica. Unknown
+// ids are ignored. When that is a change, the replica enters or leaves copies of the lists of those that are connected;
+// nothing else grows with the fleet.
+func (r *Router) SetConnected(id string, up bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.view.Load()
+	rep := v.ByID(id)
+	if rep == nil || rep.Connected() == up {
+		return
+	}
+	r.connects(liveOf(rep), up)
+	changed := []*policy.Replica{rep}
+	if up {
+		r.notify(policy.FleetChange{Connected: changed})
+	} else {
+		r.notify(policy.FleetChange{Disconnected: changed})
+	}
+	r.show(v.changed(rep, up, &r.opts))
+}
+
+// SetStreams says how many requests the host's connections to the replica take at once, a
+// bound beside that of the replica; 0 = not known. Where it is raised, those who wait are
+// served. Unknown ids are ignored. O(1) but for those served.
+func (r *Router) SetStreams(id string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.view.Load()
+	rep := v.ByID(id)
+	if rep == nil || liveOf(rep).streams == int64(n) {
+		return
+	}
+	liveOf(rep).streams = int64(n)
+	liveOf(rep).bound()
+	r.serve(v, id)
+}
+
+// SetConnections is SetConnected for every replica of the fleet at once. up is called under the Router's lock and must not
+// call the Router. O(replicas).
+func (r *Router) SetConnections(up func(*policy.Replica) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.view.Load()
+	var c policy.FleetChange
+	for _, rep := range v.Replicas() {
+		switch is := up(rep); {
+		case is == rep.Connected():
+			continue
+		case is:
+			c.Connected = append(c.Connected, rep)
+		default:
+			c.Disconnected = append(c.Disconnected, rep)
+		}
+		r.connects(liveOf(rep), !rep.Connected())
+	}
+	if len(c.Connected)+len(c.Disconnected) > 0 {
+		r.notify(c)
+		r.publish(v.fleet)
+	}
+}
+
+// Connect connects every replica of the fleet, for a host that has no connections of its own. O(replicas).
+func (r *Router) Connect() { r.SetConnections(func(*policy.Replica) bool { return true }) }
+
+// Disconnect takes down every connection at once: the requests in the queue end with ErrNotConnected. What was
+// learned stays, for when connections come back.
+func (r *Router) Disconnect() { r.SetConnections(func(*policy.Replica) bool { return false }) }
+
+// publish makes a new View of the whole fleet. O(replicas). Called with mu held.
+func (r *Router) publish(m *membership) {
+	v := &view{fleet: m, shared: r.shared}
+	v.build(&r.opts)
+	r.show(v)
+}
+
+// show puts a View into force and lets the queue choose again. Called with mu held.
+func (r *Router) show(v *view) {
+	r.view.Store(v)
+	r.requeue(v)
+	r.hold()
+}

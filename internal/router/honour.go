@@ -1,0 +1,56 @@
+package router
+
+import "github.com/warmpath/warmpath/balancer/policy"
+
+// Honour books the replica that somebody else has decided on in the place of the policy: a look-aside server. d is what
+// was decided but for the replica, which id names. The policy learns the route as it does its own, if the request was
+// prepared. Nothing is booked, and the error says why, where the request may not be given to the replica now: it is not
+// in the fleet (ErrNoSuchReplica), its connection is not ready (ErrNotConnected), or it is full (ErrFull).
+func (r *Router) Honour(q *policy.Request, id string, d policy.Decision, b *Reservation) error {
+	if err := r.honour(q, id, d, b); err != nil {
+		return err
+	}
+	r.routed(q, b)
+	return nil
+}
+
+func (r *Router) honour(q *policy.Request, id string, d policy.Decision, b *Reservation) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.attend(q)
+	v := r.view.Load()
+	r.tick(v)
+	rep := v.ByID(id)
+	q.State().AnyModel, q.State().Plain = v.anyModel(q), !r.Decides(q)
+	if rep != nil {
+		q.State().Keeper = rep.State() // the server decides which sessions a draining replica still serves
+	}
+	switch {
+	case b.held:
+		return ErrHeld
+	case r.closed:
+		return ErrClosed
+	case rep == nil || !v.usable(q, rep) || !r.outliers.AdmitsAssigned(liveOf(rep).outlier):
+		return ErrNoSuchReplica
+	case !rep.Connected():
+		return ErrNotConnected
+	case rep.Full():
+		return ErrFull
+	}
+	d.Replica = rep
+	if q.State().Attempt > 0 {
+		because(&d, policy.ReasonRetry)
+	}
+	b.Decision = d
+	r.book(q, v, b, now)
+	return nil
+}
+
+// PromptHashes returns the hashed blocks of a request that was prepared, nil where the policy has made none.
+func (r *Router) PromptHashes(q *policy.Request) *policy.Hashed {
+	h, ok := r.opts.Policy.(policy.PromptHasher)
+	if !ok || q.State().Prepared != any(r) || q.Prepared == nil || q.Pin != "" {
+		return nil
+	}
+	return h.PromptHashes(q)
+}

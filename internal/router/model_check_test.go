@@ -1,0 +1,213 @@
+package router
+
+import (
+	"slices"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// mayServe says which error a request must get at once, and whether anybody
+// that may serve it has room.
+func (m *model) mayServe(q *policy.Request) (err error, roomLeft bool) {
+	up, may, mayUp := 0, 0, 0
+	for _, mem := range m.fleet {
+		if m.connected[mem.ID] {
+			up++
+		}
+		if !m.allowed(q, mem) {
+			continue
+		}
+		may++
+		if m.connected[mem.ID] {
+			mayUp++
+			most := m.boundNow(mem)
+			if m.queued() == 0 { // then no mark holds back who cannot wait
+				most = m.most(mem)
+			}
+			roomLeft = roomLeft || m.count(mem.ID) < most
+		}
+	}
+	switch {
+	case up == 0:
+		return ErrNotConnected, false
+	case may == 0:
+		return ErrNoSuchReplica, false
+	case mayUp == 0:
+		return ErrNotConnected, false
+	}
+	return nil, roomLeft
+}
+
+func (m *model) allowed(q *policy.Request, mem Member) bool {
+	if mem.Draining || slices.Contains(q.Exclude, mem.ID) {
+		return false
+	}
+	if q.Pin != "" {
+		return q.Pin == mem.ID
+	}
+	declared := slices.ContainsFunc(m.fleet, func(o Member) bool { return slices.Contains(o.Models, q.Model) })
+	return !declared || len(mem.Models) == 0 || slices.Contains(mem.Models, q.Model)
+}
+
+func (m *model) capacity(mem Member) int {
+	switch {
+	case mem.MaxOngoing == 0:
+		return 2
+	case mem.MaxOngoing < 0:
+		return 1 << 30
+	}
+	return mem.MaxOngoing
+}
+
+// book notes a call that has just got a booking, and checks the pick.
+func (m *model) book(c *call) {
+	d := c.b.Decision
+	c.w, c.id = nil, d.Replica.ID
+	c.charged = min(max(c.q.PromptTokens-d.MatchedTokens, 0), state.MaxPrefill)
+	m.booked[c.id]++
+	if !slices.Contains(m.live, c) {
+		m.live = append(m.live, c)
+	}
+	mem := m.find(c.id)
+	require.NotNil(m.t, mem, "picked a replica that has left")
+	require.Same(m.t, m.r.View().ByID(c.id), d.Replica, "picked a stale replica")
+	require.True(m.t, m.connected[c.id], "picked a replica that is not connected")
+	require.True(m.t, m.allowed(c.q, *mem), "picked a replica that the request must not use")
+	if c.q.State().Attempt > 0 && d.Reason != policy.ReasonQueued {
+		require.Equal(m.t, policy.ReasonRetry, d.Reason)
+	}
+	require.NotContains(m.t, []policy.Reason{policy.ReasonRetry, policy.ReasonQueued}, d.Rule)
+	require.True(m.t, d.Rank() <= 0 || d.Rank() < mem.Ranks, "a rank that it does not have")
+}
+
+// notOvertaking checks that nobody who came before a waiter that was served
+// still waits for the same replica.
+func (m *model) notOvertaking(served *call, w *waiter) {
+	if _, fickle := m.r.Policy().(*hostile); fickle {
+		return // whom it would wait for now is not whom it would have taken then
+	}
+	for _, c := range m.live {
+		if c.waiting() && c.w.before(w) {
+			require.NotContains(m.t, m.wants(c), served.id, "overtook")
+			continue
+		}
+		if c.waiting() && c.q.Priority >= served.q.Priority && c.w.seq < w.seq {
+			require.NotContains(m.t, m.wants(c), served.id, "overtook one that came before")
+		}
+	}
+}
+
+// wants lists the replicas that a waiting call would take.
+func (m *model) wants(c *call) (ids []string) {
+	if c.b.Decision.WaitFor != nil {
+		for _, r := range c.b.Decision.WaitFor {
+			require.Same(m.t, m.r.View().ByID(r.ID), r, "waits for a stale replica")
+			ids = append(ids, r.ID)
+		}
+		return ids
+	}
+	for _, mem := range m.fleet {
+		if m.connected[mem.ID] && m.allowed(c.q, mem) {
+			ids = append(ids, mem.ID)
+		}
+	}
+	return ids
+}
+
+func (m *model) check() {
+	t, r, v := m.t, m.r, m.r.View()
+	tokens, bookings := map[string]int{}, map[string]int{}
+	for _, c := range m.live {
+		if c.holds() {
+			bookings[c.id]++
+			tokens[c.id] += c.charged
+		}
+	}
+	require.Len(t, v.Replicas(), len(m.fleet))
+	var load float64
+	up := 0
+	for i, mem := range m.fleet {
+		rep := v.Replicas()[i]
+		require.Equal(t, mem.ID, rep.ID)
+		require.Equal(t, i, rep.Index())
+		require.Equal(t, m.connected[mem.ID], rep.Connected(), mem.ID)
+		require.Equal(t, bookings[mem.ID], rep.Ongoing(), mem.ID)
+		require.Equal(t, tokens[mem.ID], rep.QueuedTokens(), mem.ID)
+		if m.booked[mem.ID] > 0 {
+			require.LessOrEqual(t, rep.Ongoing(), m.most(mem), "booked beyond max_ongoing")
+		}
+		if rep.Connected() {
+			require.Same(t, rep, v.Connected()[up])
+			up++
+			ongoing, queued := m.checkForeign(rep)
+			load += (float64(tokens[mem.ID]) + float64(queued) +
+				policy.DefaultRequestCost*float64(bookings[mem.ID]+ongoing)) / m.checkRate(rep)
+		}
+	}
+	require.Len(t, v.Connected(), up)
+	if up > 0 {
+		require.InDelta(t, load/float64(up), meanLoad(v), 0.01*float64(up))
+	}
+
+	for id, l := range r.departed {
+		require.Nil(t, m.find(id), "departed and in the fleet")
+		require.Positive(t, bookings[id])
+		require.EqualValues(t, bookings[id], l.Book.Load()>>state.TokenBits)
+	}
+	for id := range bookings {
+		if m.find(id) == nil {
+			require.Contains(t, r.departed, id)
+		}
+	}
+
+	require.Equal(t, m.queued(), r.Queued())
+	require.LessOrEqual(t, r.Queued(), m.bound)
+	for _, c := range m.live {
+		if !c.waiting() {
+			continue
+		}
+		wants := m.wants(c)
+		require.NotEmpty(t, wants, "waits for nobody")
+		for _, id := range wants {
+			mem := m.find(id)
+			require.True(t, m.connected[id] && m.allowed(c.q, *mem), "waits for what can never serve it")
+			require.GreaterOrEqual(t, bookings[id], m.boundNow(*mem), "waits although there is room on %s", id)
+		}
+		require.Len(t, c.w.places, max(1, len(c.b.Decision.WaitFor)))
+		for _, p := range c.w.places {
+			if next := p.at.Next(); next != nil {
+				require.LessOrEqual(t, c.w.seq, next.Value.(*waiter).seq, "the queue is out of order")
+			}
+		}
+	}
+	m.checkQueue()
+}
+
+// finish ends everything, the waiters as they are served: nobody is left who nothing
+// would serve, once all others have ended and marks have expired.
+func (m *model) finish() {
+	for len(m.live) > 0 {
+		m.booked = map[string]int{}
+		before := len(m.live)
+		m.end()
+		if len(m.live) == before {
+			m.clock.advance(mostHold)
+		}
+		m.collect()
+		require.True(m.t, len(m.live) < before || m.one((*call).holds) != nil || len(m.r.marked) > 0, "nobody serves them")
+		m.check()
+	}
+	for _, rep := range m.r.View().Replicas() {
+		require.Zero(m.t, rep.Ongoing())
+		require.Zero(m.t, rep.QueuedTokens())
+		require.Zero(m.t, liveOf(rep).waiters.len())
+	}
+	require.Zero(m.t, m.r.Queued())
+	require.Zero(m.t, m.r.anyone.len())
+	require.Empty(m.t, m.r.departed)
+	require.Zero(m.t, m.r.waiting.len())
+	require.NoError(m.t, m.r.Close())
+}

@@ -1,0 +1,198 @@
+package router
+
+import (
+	"errors"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// The model's queue: refusals, priorities, streams and the clock.
+
+// pause is the clock of a model: it ticks whenever it is read, and jumps.
+type pause struct {
+	manual
+	backwards bool // it once went back
+}
+
+func newPause() *pause { return &pause{manual: *newManual()} }
+
+func (c *pause) read() time.Time {
+	c.now = c.now.Add(time.Millisecond)
+	return c.now
+}
+
+// fire runs the timers that are due.
+func (c *pause) fire() { c.set(c.now) }
+
+// jump moves the clock: a little, past every mark, past everything, or back.
+func (m *model) jump() {
+	d := []time.Duration{10 * time.Millisecond, firstHold, mostHold, time.Minute, 24 * time.Hour, -time.Second}[m.rnd.IntN(6)]
+	m.clock.backwards = m.clock.backwards || d < 0
+	m.clock.advance(d)
+}
+
+// refuse lets a replica refuse a call that was sent to it, which comes back or ends.
+func (m *model) refuse() {
+	c := m.one((*call).holds)
+	if c == nil {
+		return
+	}
+	m.forget(c)
+	delete(m.foreign, c.id) // it is told what it knows already
+	own := ReplicaReport{Ongoing: m.count(c.id), QueuedTokens: 0}
+	for _, o := range m.live {
+		if o.holds() && o.id == c.id {
+			own.QueuedTokens += int64(o.charged)
+		}
+	}
+	if m.r.takesLoad && m.find(c.id) != nil {
+		m.foreign[c.id] = foreign{told: m.told(c.id)}
+	} else if f := m.told(c.id); m.find(c.id) != nil {
+		m.foreign[c.id] = foreign{told: f}
+	}
+	c.b.Refused(own)
+	require.False(m.t, c.b.Held())
+	if rep := m.r.View().ByID(c.id); rep != nil {
+		require.Equal(m.t, m.count(c.id), rep.Ongoing(), "the room was given away")
+		require.True(m.t, rep.Full())
+	}
+	c.b.Refused(own)
+	c.b.Release()
+	m.collect()
+	if m.chance(70) {
+		c.q.NextAttempt(c.b.Decision.Replica)
+		m.arrive(c.q)
+	}
+}
+
+func (m *model) told(id string) PeerLoad {
+	rep := m.r.View().ByID(id)
+	if rep == nil {
+		return PeerLoad{}
+	}
+	ongoing, tokens := unbook(liveOf(rep).peer)
+	return PeerLoad{ID: id, Ongoing: ongoing, QueuedTokens: tokens}
+}
+
+// widen says how many calls the connections to a replica take.
+func (m *model) widen() {
+	id, n := m.someID(), m.rnd.IntN(4)
+	m.r.SetStreams(id, n)
+	if m.find(id) != nil {
+		m.streams[id] = n
+	}
+}
+
+// most is how many bookings a member may have, refusals aside.
+func (m *model) most(mem Member) int {
+	n := m.capacity(mem)
+	if s := m.streams[mem.ID]; s > 0 {
+		n = min(n, s)
+	}
+	return n
+}
+
+// bound is how many bookings a member may have now.
+func (m *model) boundNow(mem Member) int {
+	n := m.most(mem)
+	if f := &liveOf(m.r.View().ByID(mem.ID)).refusals; f.marked {
+		n = min(n, int(f.most))
+	}
+	return n
+}
+
+// turned checks that the queue was right to turn a request away.
+func (m *model) turned(q *policy.Request, err error, before int) {
+	require.ErrorIs(m.t, err, ErrQueueFull)
+	require.Equal(m.t, m.bound, before)
+	due := m.clock.now.Add(-time.Duration(q.Priority) * policy.DefaultHeadStart)
+	for _, c := range m.live {
+		if c.waiting() && c.q.Priority < q.Priority {
+			require.False(m.t, c.w.due.After(due), "one of lower priority stands behind it")
+		}
+	}
+	var we *WaitError
+	require.ErrorAs(m.t, err, &we)
+	require.LessOrEqual(m.t, we.Behind, m.bound)
+	require.Zero(m.t, we.Waited)
+}
+
+// displaced checks that a call which lost its place did so to one of higher priority,
+// and was the last of the others.
+func (m *model) displaced(c *call) {
+	require.True(m.t, errors.Is(c.w.err, ErrQueueFull))
+	require.Less(m.t, c.q.Priority, m.arrived.Priority)
+	for _, o := range m.live {
+		if o != c && o.waiting() && o.q != m.arrived && o.q.Priority < m.arrived.Priority {
+			require.True(m.t, o.w.before(c.w), "it was not the last")
+		}
+	}
+}
+
+// len returns how many stand in the line.
+func (l *line) len() int { return len(l.all(nil)) }
+
+// checkQueue checks what holds of everybody who waits, and of marks and alarm.
+func (m *model) checkQueue() {
+	t, r := m.t, m.r
+	require.Equal(t, r.queued, r.waiting.len())
+	for i := range r.waiting.levels {
+		var last *waiter
+		for e := r.waiting.levels[i].Front(); e != nil; e = e.Next() {
+			w := e.Value.(*waiter)
+			require.Equal(t, i, level(w.q.Priority))
+			if last != nil {
+				require.Less(t, last.seq, w.seq, "the queue is out of order")
+				require.False(t, w.due.Before(last.due))
+			}
+			if !m.clock.backwards && w.q.State().Attempt == 0 {
+				require.Equal(t, w.since, w.came)
+			}
+			require.Equal(t, w.came.Add(-time.Duration(w.q.Priority)*policy.DefaultHeadStart), w.due)
+			last = w
+		}
+	}
+	all := r.waiting.all(nil)
+	for _, w := range all {
+		behind := 0
+		for _, o := range all {
+			if o.before(w) {
+				behind++
+			}
+		}
+		require.Equal(t, behind, r.waiting.before(w))
+	}
+	marked := map[*live]bool{}
+	for _, l := range r.marked {
+		require.False(t, marked[l.l], "marked twice")
+		marked[l.l] = true
+	}
+	first := time.Time{}
+	for _, mem := range m.fleet {
+		l := liveOf(r.view.Load().ByID(mem.ID))
+		want := int64(m.boundNow(mem))
+		if want == 1<<30 {
+			want = state.NoBound
+		}
+		require.Equal(t, want, l.Max.Load(), mem.ID)
+		if !l.refusals.marked {
+			continue
+		}
+		require.True(t, marked[l], "nobody will take the mark away")
+		if !m.clock.backwards {
+			require.LessOrEqual(t, l.refusals.until.Sub(m.clock.now), mostHold)
+		}
+		if u := l.refusals.until; first.IsZero() || u.Before(first) {
+			first = u
+		}
+	}
+	require.LessOrEqual(t, m.clock.armed(), 1)
+	if r.queued > 0 && !first.IsZero() {
+		require.Equal(t, 1, m.clock.armed(), "nobody wakes those who wait for a marked replica")
+		require.False(t, r.alarm.at.After(first))
+	}
+}

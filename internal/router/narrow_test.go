@@ -1,0 +1,204 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// naiveNext is Next as it reads: the list of the excluded grows, and every replica is looked for in it.
+func naiveNext(r *Router, q *policy.Request, booked *policy.Replica, n int) (ids []string) {
+	c := *q
+	c.State().Sets = nil
+	c.Exclude = append(slices.Clone(q.Exclude), booked.ID)
+	previewer, _ := r.opts.Policy.(policy.Previewer)
+	for range n {
+		r.mu.Lock()
+		d := r.view.Load().next(&c, previewer)
+		r.mu.Unlock()
+		if d.Replica == nil {
+			break
+		}
+		ids = append(ids, d.Replica.ID)
+		c.Exclude = append(c.Exclude, d.Replica.ID)
+	}
+	return ids
+}
+
+type previewing struct{ choosing }
+
+func (p previewing) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
+
+// Whatever a request excludes and has tried, in however long lists, whoever is next is whom the lists themselves would
+// make it, also when the fleet changes in between.
+func TestLongListsAreAsShortOnes(t *testing.T) {
+	for seed := range uint64(100) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		some := func() []Member {
+			ms := members(1 + rnd.IntN(150))
+			rnd.Shuffle(len(ms), func(i, j int) { ms[i], ms[j] = ms[j], ms[i] })
+			return ms[:1+rnd.IntN(len(ms))]
+		}
+		policies := []policy.Policy{choosing(leastLoaded), previewing{leastLoaded}, previewing{firstFree}}
+		r := connected(t, Options{Policy: policies[rnd.IntN(3)]}, some()...)
+		var kept []*Reservation
+		for range 20 {
+			q, b := new(policy.Request), new(Reservation)
+			for range rnd.IntN(3) * rnd.IntN(60) {
+				q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", rnd.IntN(200)))
+			}
+			for range rnd.IntN(3) * rnd.IntN(60) {
+				q.NextAttempt(&policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprintf("r%d", rnd.IntN(200))}})
+			}
+			fresh := *q
+			err := r.Pick(t.Context(), q, b)
+			old := r.View()
+			if err != nil {
+				require.ErrorIs(t, err, ErrNoSuchReplica)
+				require.False(t, slices.ContainsFunc(old.Replicas(), func(x *policy.Replica) bool { return !slices.Contains(q.Exclude, x.ID) }), "seed %d", seed)
+				continue
+			}
+			kept = append(kept, b)
+			require.NotContains(t, q.Exclude, b.Decision.Replica.ID, "seed %d", seed)
+			if rnd.IntN(3) == 0 {
+				r.SetFleet(some())
+				connectAll(r)
+			}
+			want := naiveNext(r, &fresh, b.Decision.Replica, 16)
+			var got []string
+			for _, d := range r.Next(q, b.Decision.Replica, 16, nil) {
+				got = append(got, d.Replica.ID)
+			}
+			require.Equal(t, want, got, "seed %d", seed)
+			require.Equal(t, fresh.Exclude, q.Exclude)
+			r.view.Load().narrow(q)
+			for _, v := range []policy.View{old, r.View()} {
+				for _, x := range v.Replicas() {
+					require.Equal(t, slices.Contains(q.Exclude, x.ID), excluded(q, x), "seed %d", seed)
+					require.Equal(t, slices.Contains(q.State().Tried, x.ID), q.Tried(x), "seed %d", seed)
+				}
+			}
+		}
+		for _, b := range kept {
+			b.Release()
+		}
+	}
+}
+
+// A choice does not look through long lists: during it there is nothing in them.
+func TestLongListsAreNotLookedThrough(t *testing.T) {
+	hidden := func(q *policy.Request, v policy.View) policy.Decision {
+		excluded, tried := q.Exclude, q.State().Tried
+		q.Exclude, q.State().Tried = make([]string, len(excluded)), make([]string, len(tried))
+		defer func() { q.Exclude, q.State().Tried = excluded, tried }()
+		return leastLoaded(q, v)
+	}
+	q := new(policy.Request)
+	for i := range 40 {
+		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
+		q.NextAttempt(&policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprintf("r%d", 40+i)}})
+	}
+	r := connected(t, Options{Policy: previewing{hidden}}, members(100)...)
+	b := pick(t, r, q)
+	require.Equal(t, "r80", b.Decision.Replica.ID)
+	next := r.Next(q, b.Decision.Replica, 3, nil)
+	require.Len(t, next, 3)
+	for i, d := range next {
+		require.Equal(t, fmt.Sprintf("r%d", 81+i), d.Replica.ID)
+	}
+	b.Release()
+
+	// In the queue too, for a fleet that changes meanwhile.
+	r = connected(t, Options{Policy: choosing(hidden)}, members(41, room(1))...)
+	first := pick(t, r, q)
+	turn, err := r.Queue(t.Context(), q, new(Reservation))
+	require.NoError(t, err)
+	require.NotNil(t, turn)
+	r.SetFleet(members(42, room(1)))
+	connectAll(r)
+	require.NoError(t, turn.Take())
+	require.Equal(t, "r41", turn.w.b.Decision.Replica.ID)
+	turn.w.b.Release()
+	first.Release()
+}
+
+// What a question costs that excludes all but a few of a large fleet, beside one that excludes nobody.
+func BenchmarkNext(b *testing.B) {
+	const replicas, n = 1000, 16
+	for _, excluded := range []int{0, 8, 100, 900} {
+		for name, next := range map[string]func(*Router, *policy.Request, *policy.Replica){
+			"sets":  func(r *Router, q *policy.Request, booked *policy.Replica) { r.Next(q, booked, n, nil) },
+			"lists": func(r *Router, q *policy.Request, booked *policy.Replica) { naiveNext(r, q, booked, n) },
+		} {
+			b.Run(fmt.Sprintf("excluded=%d/%s", excluded, name), func(b *testing.B) {
+				r := connected(b, Options{Policy: previewing{leastLoaded}}, members(replicas)...)
+				q, bk := new(policy.Request), new(Reservation)
+				for i := range excluded {
+					q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
+				}
+				if err := r.Pick(context.Background(), q, bk); err != nil {
+					b.Fatal(err)
+				}
+				for b.Loop() {
+					next(r, q, bk.Decision.Replica)
+				}
+			})
+		}
+	}
+}
+
+// A request that was tried elsewhere is one that was tried here.
+func TestResume(t *testing.T) {
+	for seed := range uint64(100) {
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		v := connected(t, Options{Policy: choosing(leastLoaded)}, members(rnd.IntN(100))...).View()
+		var failed []string
+		want, got := new(policy.Request), new(policy.Request)
+		for range rnd.IntN(2) * rnd.IntN(150) {
+			id := fmt.Sprintf("r%d", rnd.IntN(150))
+			failed = append(failed, id)
+			want.NextAttempt(v.ByID(id))
+		}
+		got.Resume(v, failed)
+		require.Equal(t, want, got, "seed %d", seed)
+	}
+}
+
+// What is settled keeps none of the lists, and its shadow neither.
+func TestSettle(t *testing.T) {
+	var completed []*policy.Request
+	note := func(q *policy.Request) { completed = append(completed, q) }
+	shadow := ending{choosing(leastLoaded), note}
+	r := connected(t, Options{Policy: ending{choosing(leastLoaded), note}, Shadow: shadow}, members(40)...)
+	q := new(policy.Request)
+	for i := range 20 {
+		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
+	}
+	q.Resume(r.View(), []string{"r20", "r21", "r22", "r23", "r24", "r25", "r26", "r27", "r28"})
+	b := pick(t, r, q)
+	require.Equal(t, "r29", b.Decision.Replica.ID)
+	q.Settle()
+	b.Release()
+	r.Complete(q, b.Decision, policy.Outcome{Sent: true, Usage: policy.NoUsage})
+	require.Len(t, completed, 2, "the policy and its shadow")
+	for _, q := range completed {
+		require.Empty(t, q.Exclude)
+		require.Empty(t, q.TriedIDs())
+		require.Nil(t, q.State().Sets)
+		require.Equal(t, 10, q.Attempt())
+	}
+}
+
+// ending is a policy that notes of which requests it is told the end.
+type ending struct {
+	choosing
+	note func(*policy.Request)
+}
+
+func (p ending) Completed(q *policy.Request, _ policy.Decision, _ policy.Outcome) { p.note(q) }

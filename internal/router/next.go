@@ -1,0 +1,76 @@
+package router
+
+import "github.com/warmpath/warmpath/balancer/policy"
+
+// matched returns the prompt tokens that a policy predicts to be cached on a replica that it did not choose itself, 0
+// for a policy that is no Previewer. Called with the Router's mutex held.
+func matched(p policy.Policy, q *policy.Request, v *view, r *policy.Replica) int {
+	previewer, ok := p.(policy.Previewer)
+	if !ok || q.PromptTokens == 0 {
+		return 0
+	}
+	only := *q
+	only.Pin, only.Allow, only.Exclude = "", []string{r.ID}, nil
+	only.State().Sets = nil
+	if d := previewer.Preview(&only, v); d.Replica == r {
+		return d.MatchedTokens
+	}
+	return 0
+}
+
+// Next appends to to whom a request would go that was booked on a replica, if that and
+// those before were not there: n decisions, or as many as there are available replicas
+// that it may use, best first. The order is the policy's, or Options.Plain's where that
+// decided, if it is a [Previewer], and behind that, and for any other policy, that of the
+// loads. Nothing is booked. A pinned request has no other replica. The cost is that of n
+// times Choose, whatever the request excludes; the Router's lock is free between two of
+// them, so that others can pick.
+func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []policy.Decision) []policy.Decision {
+	if q.Pin != "" || n <= 0 {
+		return to
+	}
+	previewer, _ := r.chooser(q).(policy.Previewer)
+	own := q.Exclude
+	q.Exclude, q.State().Sets = append(append(make([]string, 0, len(own)+n+1), own...), booked.ID), nil
+	defer func() { q.Exclude, q.State().Sets = own, nil }()
+	for range n {
+		d := r.next(q, previewer)
+		if d.Replica == nil {
+			break
+		}
+		q.Exclude = append(q.Exclude, d.Replica.ID)
+		to = append(to, d)
+	}
+	return to
+}
+
+// next returns a decision without replica if nobody is available.
+func (r *Router) next(q *policy.Request, previewer policy.Previewer) policy.Decision {
+	r.view.Load().narrow(q)
+	r.mu.Lock()
+	defer r.mu.Unlock() // also when the policy panics
+	if r.closed {
+		return policy.Decision{}
+	}
+	v := r.view.Load()
+	v.narrow(q) // for a fleet that has changed since
+	return v.next(q, previewer)
+}
+
+// next returns a decision without replica if nobody is available. Called with the
+// Router's mutex held.
+func (v *view) next(q *policy.Request, previewer policy.Previewer) policy.Decision {
+	if previewer != nil {
+		d := previewer.Preview(q, v)
+		if d.Replica != nil {
+			d.Replica = v.current(d.Replica)
+		}
+		if d.Replica != nil && v.Available(q, d.Replica) {
+			return d
+		}
+	}
+	if r := v.LeastLoaded(q); r != nil {
+		return policy.To(r, policy.ReasonLeastLoaded)
+	}
+	return policy.Decision{}
+}

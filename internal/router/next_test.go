@@ -1,0 +1,34 @@
+package router
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// Whoever decided for a request says who is next.
+func TestNextOfWhoDecided(t *testing.T) {
+	last := func(q *policy.Request, v policy.View) policy.Decision {
+		all := v.Connected()
+		for i := len(all) - 1; i >= 0; i-- {
+			if v.Available(q, all[i]) {
+				return policy.To(all[i], "last")
+			}
+		}
+		return policy.Wait()
+	}
+	for off, want := range map[bool][]string{false: {"r0", "r1", "r2"}, true: {"r3", "r2", "r1"}} {
+		r := connected(t, Options{Policy: previewing{firstFree}, Plain: previewing{last}}, members(4)...)
+		require.NoError(t, r.SetRollout(policy.Rollout{Share: 1, Off: off}))
+		q := new(policy.Request)
+		b := pick(t, r, q)
+		got := []string{b.Decision.Replica.ID}
+		for _, d := range r.Next(q, b.Decision.Replica, 2, nil) {
+			got = append(got, d.Replica.ID)
+		}
+		require.Equal(t, want, got)
+		b.Release()
+	}
+}

@@ -1,0 +1,74 @@
+package router
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+// Options configure a Router. Only Policy is needed.
+type Options struct {
+	Policy policy.Policy
+	// Plain decides for the requests that a Rollout keeps from Policy; nil = there can be no Rollout. It observes nothing.
+	Plain policy.Policy
+	// Shadow decides on every request too, and is not obeyed: it is counted. It learns where requests really went. nil = none.
+	Shadow     policy.Policy
+	ShadowName string // for who reads
+	// Tokenizer gives prompts of text their token ids before the policy sees them;
+	// nil = they stay text. The Router closes it if it is an io.Closer.
+	Tokenizer Tokenizer
+	// MaxOngoing bounds the bookings of a replica that has no bound of its own; 0 = no bound.
+	MaxOngoing int
+	// MaxQueued bounds the requests that wait; 0 = DefaultMaxQueued, negative = no bound.
+	MaxQueued int
+	// HeadStart is what a level of priority is worth in the queue; 0 =
+	// DefaultHeadStart, negative = nothing.
+	HeadStart time.Duration
+	// RequestCost is what an active request adds to a replica's load, in tokens;
+	// 0 = DefaultRequestCost, negative = nothing.
+	RequestCost float64
+	// PrepareTimeout is the deadline of a Prepare that calls out; 0 = DefaultPrepareTimeout.
+	PrepareTimeout time.Duration
+	// FixedRates keeps the replicas' weights as their rates: none is learned.
+	FixedRates bool
+	// ReportTTL is how long a replica's Report of its load counts; 0 = DefaultReportTTL.
+	ReportTTL time.Duration
+	// Ejection says when a replica is ejected, and how one that is new or back begins.
+	Ejection outlier.Config
+	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 = not at all.
+	DrainGrace time.Duration
+	// Node and Zone are where this process runs: replicas there are preferred.
+	// Empty = no preference.
+	Node, Zone string
+	// Now and Rand are the clock and the randomness; nil = the real ones. Rand is
+	// used under the Router's lock only.
+	Now  func() time.Time
+	Rand *rand.Rand
+	// AfterFunc calls f, in a goroutine of its own, once d has passed, unless it is
+	// stopped before; nil = time.AfterFunc. It belongs to Now.
+	AfterFunc func(d time.Duration, f func()) (stop func())
+}
+
+func (o Options) withDefaults() Options {
+	o.MaxQueued = cmp.Or(o.MaxQueued, policy.DefaultMaxQueued)
+	o.HeadStart = max(cmp.Or(o.HeadStart, policy.DefaultHeadStart), 0)
+	o.RequestCost = max(cmp.Or(o.RequestCost, policy.DefaultRequestCost), 0)
+	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, policy.DefaultPrepareTimeout)
+	o.ReportTTL = cmp.Or(o.ReportTTL, DefaultReportTTL)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Rand == nil {
+		o.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+	if o.AfterFunc == nil {
+		o.AfterFunc = func(d time.Duration, f func()) func() {
+			t := time.AfterFunc(d, f)
+			return func() { t.Stop() }
+		}
+	}
+	return o
+}

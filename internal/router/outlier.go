@@ -1,0 +1,144 @@
+package router
+
+import (
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// Outliers returns the Router's outlier detection. [Router.Sync] follows what changes it.
+func (r *Router) Outliers() *outlier.Detector { return r.outliers }
+
+// Outlier returns the replica's record in outlier detection.
+func (r *Router) Outlier(rep *policy.Replica) *outlier.Replica { return liveOf(rep).outlier }
+
+// Look looks at the fleet as a pick would, for a host that has had none for a while.
+func (r *Router) Look() {
+	if r.outliers.Acts() {
+		r.outliers.Look(r.opts.Now())
+		r.Sync()
+	}
+}
+
+// attend looks at the fleet before a pick, if that is due. It is never called while a request chooses: it lets those that
+// wait choose again. It returns the time if it read the clock, else the zero time. Called with mu held.
+func (r *Router) attend(q *policy.Request) (now time.Time) {
+	if !r.outliers.Acts() || q.Answer == policy.AnswerUnseen && r.outliers.AllHealthy() {
+		return now
+	}
+	now = r.opts.Now()
+	r.outliers.Look(now)
+	r.force()
+	return now
+}
+
+// Sync lets requests that wait choose again where outlier detection has changed.
+func (r *Router) Sync() {
+	if changes, _ := r.outliers.Version(); changes == r.seenChanges.Load() {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.force()
+}
+
+// force is Sync. Called with mu held.
+func (r *Router) force() {
+	changes, freed := r.outliers.Version()
+	if changes == r.seenChanges.Load() {
+		return
+	}
+	r.seenChanges.Store(changes)
+	r.hold()
+	if r.seenFreed != freed {
+		r.seenFreed = freed
+		r.requeue(r.view.Load())
+	}
+	if r.queued > 0 {
+		r.arm()
+	}
+}
+
+// connects notes that the connection of a replica comes or goes, before the View has it. Called with mu held.
+func (r *Router) connects(l *live, up bool) {
+	l.Set(state.Connected, up)
+	if up {
+		l.Set(state.Leaving, false)
+	}
+	r.outliers.SetConnected(l.outlier, up)
+}
+
+// askAll asks again with those that are passed over as long as there are others: those that are starting slowly and, where
+// no other could ever serve the request, those that say that they drain, and then those that are ejected. Called with
+// mu held.
+func (r *Router) askAll(q *policy.Request, v *view, d *policy.Decision) error {
+	err := r.askWith(q, v, d, outlier.SlowStart)
+	if err == nil || err == ErrFull {
+		return err
+	}
+	q.State().LastResort = true
+	defer func() { q.State().LastResort = false }()
+	if err = r.askWith(q, v, d, outlier.SlowStart); err == nil || err == ErrFull {
+		return err
+	}
+	return r.askWith(q, v, d, outlier.Ejected)
+}
+
+func (r *Router) askWith(q *policy.Request, v *view, d *policy.Decision, worst outlier.State) error {
+	for _, rep := range v.connected {
+		if s, _ := r.outliers.State(liveOf(rep).outlier); s != outlier.Healthy && s <= worst {
+			liveOf(rep).Set(state.Barred, false)
+		}
+	}
+	defer func() {
+		for _, rep := range v.connected {
+			r.outliers.Readmit(liveOf(rep).outlier)
+		}
+	}()
+	return r.ask(q, v, d)
+}
+
+// watch notes what is to be known of a booking that is being made, with so much booked before it; now as for choose.
+// Called with mu held.
+func (r *Router) watch(q *policy.Request, b *Reservation, l *live, before int64, now time.Time) {
+	// Requests under way count too: a replica that is given more than others is not late for it.
+	before += l.Peer.Load()
+	work := float64(b.prefill + before&state.TokenMask + paceOverhead*(before>>state.TokenBits+1))
+	r.outliers.Begin(&b.attempt, l.outlier, outlier.Answer(q.Answer), work, q.Principal, now)
+	q.State().Mark, b.Decision.State().Probe = b.attempt.Mark, b.attempt.Probe
+}
+
+// Watched reports whether Answered returns how long the first message took. It is for the goroutine that made the pick.
+func (b *Reservation) Watched() bool { return b.attempt.Watched() }
+
+// Answered notes that the first response message has come: PrefillDone, and what it shows of the replica. It may come
+// after Release. It returns how long the message took since the pick, 0 where the request is not watched. Later calls
+// do nothing.
+func (b *Reservation) Answered() time.Duration {
+	r := b.router
+	if r == nil {
+		return 0
+	}
+	defer b.shareRoute()
+	took := r.outliers.Answered(&b.attempt)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b.dropPrefill()
+	r.force()
+	return took
+}
+
+// judge takes what the end of a call shows of the replica. Where an answer was seen, Answered has done it.
+func (r *Router) judge(rep *policy.Replica, m outlier.Mark, o *policy.Outcome) {
+	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == policy.NoFault
+	r.outliers.Ended(liveOf(rep).outlier, m, outlier.Fault(o.Fault), answered, o.FirstMessage > 0, o.Sent)
+	r.Sync()
+}
+
+// Outrun notes that another replica has answered in time what was given up on this one as [Late]: as much evidence again.
+func (r *Router) Outrun(late *policy.Replica) {
+	r.outliers.Outrun(liveOf(late).outlier)
+	r.Sync()
+}

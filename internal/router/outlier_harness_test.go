@@ -1,0 +1,106 @@
+package router
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+// round is longer than the time between two looks at the fleet.
+const round = 101 * time.Millisecond
+
+var errFault = errors.New("the replica failed")
+
+// ward is a Router whose replicas are judged, on a clock of its own.
+type ward struct {
+	*Router
+	t   *testing.T
+	now time.Time
+}
+
+// never is a timer on a clock that only the test moves.
+func never(time.Duration, func()) func() { return func() {} }
+
+func newWard(t *testing.T, n int, set ...func(*Options)) *ward {
+	w := &ward{t: t, now: time.Unix(1000, 0)}
+	o := Options{Policy: choosing(leastOfTwo), Ejection: outlier.Default(), Now: func() time.Time { return w.now }, AfterFunc: never}
+	for _, f := range set {
+		f(&o)
+	}
+	w.Router = connected(t, o, members(n)...)
+	return w
+}
+
+func (w *ward) pass(d time.Duration) { w.now = w.now.Add(d) }
+
+// send picks, on this replica if one is named.
+func (w *ward) send(on string) (*policy.Request, *Reservation) {
+	q := &policy.Request{Answer: policy.AnswerMessage, Pin: on}
+	return q, pick(w.t, w.Router, q)
+}
+
+// fail lets one call on a replica fail.
+func (w *ward) fail(on string) {
+	w.end(on, policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed})
+}
+
+func (w *ward) end(on string, o policy.Outcome) {
+	q, b := w.send(on)
+	o.Usage = policy.NoUsage
+	b.Release()
+	w.Complete(q, b.Decision, o)
+}
+
+// serve lets one call be answered after a while.
+func (w *ward) serve(on string, took time.Duration) {
+	q, b := w.send(on)
+	w.pass(took)
+	w.finish(q, b)
+}
+
+func (w *ward) finish(q *policy.Request, b *Reservation) {
+	took := b.Answered()
+	b.Release()
+	w.Complete(q, b.Decision, policy.Outcome{Sent: true, FirstMessage: took, Usage: policy.NoUsage})
+}
+
+func (w *ward) condition(id string) outlier.State {
+	c, _ := w.Outliers().State(w.Outlier(w.View().ByID(id)))
+	return c
+}
+
+// picked counts where so many requests go that are answered at once.
+func (w *ward) picked(n int) map[string]int {
+	counts := map[string]int{}
+	for range n {
+		q, b := w.send("")
+		counts[b.Decision.Replica.ID]++
+		w.finish(q, b)
+	}
+	return counts
+}
+
+// trial picks until a replica on trial is given a request.
+func (w *ward) trial(id string) (*policy.Request, *Reservation) {
+	for range 500 {
+		q, b := w.send("")
+		if b.Decision.Replica.ID == id {
+			return q, b
+		}
+		w.finish(q, b)
+	}
+	w.t.Fatalf("%s is not tried", id)
+	return nil, nil
+}
+
+// warm lets the Router learn what first messages take.
+func (w *ward) warm(took time.Duration) {
+	for range 20 {
+		for _, rep := range w.View().Replicas() {
+			w.serve(rep.ID, took)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package router
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+// A replica that is new, or back after a while, does not get everything at once; one whose connection blinks does.
+func TestSlowStart(t *testing.T) {
+	w := newWard(t, 4, func(o *Options) { o.Policy = choosing(leastLoaded) })
+	require.Equal(t, outlier.Healthy, w.condition("r3"), "all were new together")
+	w.pass(time.Minute)
+	for range 40 {
+		w.send("")
+	}
+	w.SetFleet(members(5))
+	w.SetConnected("r4", true)
+	require.Equal(t, outlier.SlowStart, w.condition("r4"))
+	for range 20 {
+		w.send("")
+	}
+	require.Equal(t, 1, w.View().ByID("r4").Ongoing(), "of the least loaded there would be 16")
+	w.pass(15 * time.Second)
+	for range 20 {
+		w.send("")
+	}
+	most := w.View().ByID("r4").Ongoing()
+	require.Greater(t, most, 5)
+	require.Less(t, most, 12)
+	w.pass(16 * time.Second)
+	for range 20 {
+		w.send("")
+	}
+	require.Greater(t, w.View().ByID("r4").Ongoing(), 15)
+
+	w.SetConnected("r0", false)
+	w.SetConnected("r0", true)
+	require.Equal(t, outlier.Healthy, w.condition("r0"), "a blink")
+	w.SetConnected("r0", false)
+	w.pass(time.Minute)
+	w.SetConnected("r0", true)
+	require.Equal(t, outlier.SlowStart, w.condition("r0"))
+	w.Disconnect()
+	w.pass(time.Minute)
+	connectAll(w.Router)
+	require.Equal(t, outlier.Healthy, w.condition("r1"), "all are back together")
+}
+
+// byKey gives replicas the requests of their keys.
+type byKey struct{ choosing }
+
+// Where a replica gets the requests of its keys, holding some back would move them twice.
+func TestNoSlowStartByKey(t *testing.T) {
+	w := newWard(t, 4, func(o *Options) { o.Policy = byKey{leastLoaded} })
+	w.pass(time.Minute)
+	w.SetFleet(members(5))
+	w.SetConnected("r4", true)
+	require.Equal(t, outlier.Healthy, w.condition("r4"))
+}
+
+// A slow start holds nobody up where the others are full.
+func TestSlowStartFallsAway(t *testing.T) {
+	w := newWard(t, 1, func(o *Options) { o.MaxOngoing = 3 })
+	w.pass(time.Minute)
+	w.SetFleet(members(2))
+	w.SetConnected("r1", true)
+	for range 6 {
+		w.send("")
+	}
+	require.ErrorIs(t, w.Pick(t.Context(), new(policy.Request), new(Reservation)), ErrFull)
+}
+
+// Nor does a share that grows have those who wait choose again: they were not kept from it.
+func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
+	asked := 0
+	w := newWard(t, 2, func(o *Options) {
+		o.MaxOngoing = 1
+		o.Policy = choosing(func(q *policy.Request, v policy.View) policy.Decision {
+			asked++
+			return leastLoaded(q, v)
+		})
+	})
+	w.pass(time.Minute)
+	w.SetFleet(members(3))
+	w.SetConnected("r2", true)
+	var last *Reservation
+	for range 3 {
+		_, last = w.send("")
+	}
+	for range 100 {
+		turn, err := w.Queue(t.Context(), &policy.Request{Answer: policy.AnswerMessage}, new(Reservation))
+		require.NoError(t, err)
+		require.NotNil(t, turn)
+	}
+	asked = 0
+	for range 400 {
+		w.pass(round)
+		w.Look()
+	}
+	require.Equal(t, outlier.Healthy, w.condition("r2"))
+	require.Zero(t, asked)
+	last.Release()
+	require.Equal(t, 99, w.Queued())
+}

@@ -1,0 +1,242 @@
+package router
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+func TestEjectAfterFailuresInARow(t *testing.T) {
+	w := newWard(t, 4)
+	for range 4 {
+		w.fail("r0")
+	}
+	w.serve("r0", time.Second)
+	for range 4 {
+		w.fail("r0")
+	}
+	require.Equal(t, outlier.Healthy, w.condition("r0"), "an answer in between ends what stood against it")
+	w.fail("r0")
+	require.Equal(t, outlier.Ejected, w.condition("r0"))
+	_, cause := w.Outliers().State(w.Outlier(w.View().ByID("r0")))
+	require.Equal(t, outlier.CauseFault, cause)
+	require.Zero(t, w.picked(200)["r0"])
+	require.EqualValues(t, 1, w.Outliers().Stats().Ejections[outlier.CauseFault])
+}
+
+// What is not the replica's fault says nothing.
+func TestOutcomesThatEjectNobody(t *testing.T) {
+	for name, o := range map[string]policy.Outcome{
+		"its own status": {Err: errFault, Sent: true},
+		"not sent":       {Err: errFault, Fault: policy.Failed},
+		"cancelled":      {Err: errFault, Sent: true, Fault: policy.GivenUp},
+		"a deadline, while nothing is known of how long it takes": {Err: errFault, Sent: true, Fault: policy.TimedOut},
+		"after the first message":                                 {Err: errFault, Sent: true, Fault: policy.Failed, FirstMessage: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t, 4)
+			for range 50 {
+				w.end("r0", o)
+			}
+			require.Equal(t, outlier.Healthy, w.condition("r0"))
+		})
+	}
+}
+
+// A replica that is ejected comes back by a trial: one request at a time, then slowly. Each ejection is longer.
+func TestTrial(t *testing.T) {
+	w := newWard(t, 4)
+	eject := func() {
+		for range 5 {
+			w.fail("r0")
+		}
+		require.Equal(t, outlier.Ejected, w.condition("r0"))
+	}
+	eject()
+	length := 10 * time.Second
+	for range 3 { // its trial fails
+		w.pass(length - time.Millisecond)
+		require.Zero(t, w.picked(50)["r0"])
+		w.pass(round)
+		q, b := w.trial("r0")
+		require.Zero(t, w.picked(100)["r0"], "one at a time")
+		b.Release()
+		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed, Usage: policy.NoUsage})
+		require.Equal(t, outlier.Ejected, w.condition("r0"))
+		length *= 2
+	}
+	w.pass(length + round)
+	q, b := w.trial("r0") // says nothing
+	b.Release()
+	w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
+	q, b = w.trial("r0")
+	w.finish(q, b)
+	require.Equal(t, outlier.SlowStart, w.condition("r0"))
+	w.pass(30 * time.Second)
+	w.picked(1)
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
+	h := w.Outliers().Stats()
+	require.EqualValues(t, 3, h.Ejections[outlier.CauseProbe])
+	require.EqualValues(t, 5, h.Probes)
+}
+
+// A trial is decided by its first message, however long the stream goes on, and whether or not its wait is watched.
+func TestTrialOfALongStream(t *testing.T) {
+	for name, answer := range map[string]policy.Answer{"watched": policy.AnswerMessage, "both ways": policy.AnswerUnseen} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t, 3)
+			r0 := w.View().ByID("r0")
+			stream := func() *Reservation {
+				for range 5 {
+					w.fail("r0")
+				}
+				w.pass(time.Hour)
+				w.Look()
+				require.Equal(t, outlier.HalfOpen, w.condition("r0"))
+				require.True(t, w.View().Available(new(policy.Request), r0))
+				b := pick(t, w.Router, &policy.Request{Answer: answer, Exclude: []string{"r1", "r2"}})
+				require.False(t, w.View().Available(new(policy.Request), r0), "one at a time")
+				b.Answered()
+				require.Equal(t, outlier.SlowStart, w.condition("r0"))
+				return b
+			}
+			first, second := stream(), stream()
+			first.Release()
+			second.Release()
+		})
+	}
+}
+
+func TestShareOfTheFleet(t *testing.T) {
+	for n, most := range map[int]int{1: 0, 2: 1, 3: 1, 6: 1, 7: 2, 10: 3, 20: 6} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			w := newWard(t, n)
+			for i := range n {
+				for range 10 {
+					w.fail(fmt.Sprintf("r%d", i))
+				}
+			}
+			out := 0
+			for i := range n {
+				if w.condition(fmt.Sprintf("r%d", i)) == outlier.Ejected {
+					out++
+				}
+			}
+			require.Equal(t, most, out)
+		})
+	}
+}
+
+// Who is left alone is so by preference only.
+func TestNobodyElse(t *testing.T) {
+	w := newWard(t, 3)
+	for range 5 {
+		w.fail("r0")
+	}
+	b := pick(t, w.Router, &policy.Request{Exclude: []string{"r1", "r2"}})
+	require.Equal(t, "r0", b.Decision.Replica.ID)
+	b.Release()
+	w.SetConnected("r1", false)
+	w.SetConnected("r2", false)
+	b = pick(t, w.Router, new(policy.Request))
+	require.Equal(t, "r0", b.Decision.Replica.ID)
+}
+
+func (byKey) Uses() policy.Uses { return policy.SharesByKey }
+
+// Quick picks obey, and take no lock again once all are well.
+func TestQuickPicksAndHealth(t *testing.T) {
+	now := time.Unix(0, 0)
+	r, err := NewRouter(Options{Policy: quickFirst{}, Ejection: outlier.Default(), Now: func() time.Time { return now }})
+	require.NoError(t, err)
+	r.SetFleet(members(3))
+	connectAll(r)
+	q := new(policy.Request)
+	rep, _, ok := r.PickQuick(q)
+	require.True(t, ok)
+	r.ReleaseQuick(rep)
+	for range 5 {
+		r.Complete(q, policy.To(rep, ""), policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed})
+	}
+	_, _, ok = r.PickQuick(q)
+	require.False(t, ok)
+	b := pick(t, r, new(policy.Request))
+	require.NotEqual(t, rep.ID, b.Decision.Replica.ID)
+	b.Release()
+	for i := range 3 {
+		now = now.Add(time.Minute)
+		q := new(policy.Request)
+		b := pick(t, r, q)
+		b.Release()
+		r.Complete(q, b.Decision, policy.Outcome{Sent: true})
+		_, _, ok = r.PickQuick(new(policy.Request))
+		require.Equal(t, i > 0, ok)
+	}
+}
+
+type quickFirst struct{ choosing }
+
+func (quickFirst) Choose(q *policy.Request, v policy.View) policy.Decision { return firstFree(q, v) }
+
+func (quickFirst) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+	return v.Connected()[0], "first"
+}
+
+// A replica that leaves, or is another than before, is not what is known of it.
+func TestHealthEndsWithTheReplica(t *testing.T) {
+	w := newWard(t, 3)
+	eject := func() {
+		for range 5 {
+			w.fail("r0")
+		}
+		require.Equal(t, outlier.Ejected, w.condition("r0"))
+	}
+	eject()
+	w.SetFleet(members(3)[1:])
+	w.SetFleet(members(3))
+	w.SetConnected("r0", true)
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
+	eject()
+	ms := members(3)
+	ms[0].Instance = "a"
+	w.SetFleet(ms)
+	require.Equal(t, outlier.Ejected, w.condition("r0"), "that it is named is no news")
+	ms[0].Instance = "b"
+	w.SetFleet(ms)
+	require.Equal(t, outlier.Healthy, w.condition("r0"))
+}
+
+// Who honours another's decision sees the end of a mark, and a replica that starts slowly or drains for all but its own.
+func TestHonourTrustsWhoDecided(t *testing.T) {
+	w := newWard(t, 3)
+	_, b := w.send("r0")
+	b.Refused(ReplicaReport{Ongoing: 4, QueuedTokens: -1})
+	honour := func(id string) error {
+		return w.Honour(&policy.Request{Answer: policy.AnswerMessage}, id, policy.Decision{}, new(Reservation))
+	}
+	require.ErrorIs(t, honour("r0"), ErrFull)
+	w.pass(firstHold)
+	require.NoError(t, honour("r0"))
+
+	w.pass(time.Minute)
+	w.SetFleet(members(4))
+	w.SetConnected("r3", true)
+	require.Equal(t, outlier.SlowStart, w.condition("r3"))
+	for range 3 {
+		require.NoError(t, honour("r3"))
+	}
+	w.ReplicaDrains("r2")
+	require.NoError(t, honour("r2"))
+	for range 5 {
+		w.fail("r1")
+	}
+	require.ErrorIs(t, honour("r1"), ErrNoSuchReplica)
+	w.pass(10 * time.Second)
+	require.NoError(t, honour("r1"), "its trial")
+	require.ErrorIs(t, honour("r1"), ErrNoSuchReplica, "one at a time")
+}

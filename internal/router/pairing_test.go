@@ -1,0 +1,127 @@
+package router
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+// A pairing counts the routes that it was told of, by request, and wants one end for each.
+type pairing struct {
+	t     *testing.T
+	under map[*policy.Request]int
+	ends  int
+}
+
+func (p *pairing) Uses() policy.Uses { return policy.UsesSession }
+
+func (p *pairing) Prepare(_ context.Context, q *policy.Request, v policy.View) error { return nil }
+
+func (p *pairing) Choose(q *policy.Request, v policy.View) policy.Decision { return firstFree(q, v) }
+
+func (p *pairing) Routed(q *policy.Request, d policy.Decision) {
+	p.under[q]++
+	require.Equal(p.t, 1, p.under[q])
+}
+
+func (p *pairing) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
+	p.under[q]--
+	p.ends++
+	require.Zero(p.t, p.under[q], "the end of a route that it was not told of")
+}
+
+// Whatever becomes of the kill switch and the percentage between a pick and its end, the policy and its shadow are told
+// of the end of each route that they were told of, and of no other.
+func TestEndsBelongToRoutes(t *testing.T) {
+	for seed := range uint64(300) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		pol, shadow := &pairing{t: t, under: map[*policy.Request]int{}}, &pairing{t: t, under: map[*policy.Request]int{}}
+		r := connected(t, Options{Policy: pol, Plain: choosing(leastLoaded), Shadow: shadow}, members(3)...)
+		type call struct {
+			q *policy.Request
+			b *Reservation
+		}
+		var calls []*call
+		end := func(c *call) {
+			switch rnd.IntN(4) {
+			case 0:
+				c.b.Withdraw(c.q)
+				c.b.Withdraw(c.q)
+			case 1:
+				r.Complete(c.q, c.b.Decision, policy.Outcome{Sent: true, Usage: policy.NoUsage})
+				c.b.Release()
+			default:
+				c.b.Release()
+				r.Complete(c.q, c.b.Decision, policy.Outcome{Sent: true, Usage: policy.NoUsage})
+			}
+		}
+		for range 200 {
+			switch rnd.IntN(4) {
+			case 0:
+				require.NoError(t, r.SetRollout(policy.Rollout{Share: float64(rnd.IntN(3)) / 2, Off: rnd.IntN(3) == 0}))
+			case 1:
+				if len(calls) == 0 {
+					continue
+				}
+				i := rnd.IntN(len(calls))
+				c := calls[i]
+				end(c)
+				if rnd.IntN(2) == 0 { // another attempt
+					c.q.NextAttempt(c.b.Decision.Replica)
+					require.NoError(t, r.Pick(t.Context(), c.q, c.b))
+					continue
+				}
+				calls = append(calls[:i], calls[i+1:]...)
+			default:
+				c := &call{new(policy.Request), new(Reservation)}
+				var err error
+				switch rnd.IntN(5) {
+				case 0:
+					err = r.Query(t.Context(), c.q, c.b)
+				case 1:
+					err = r.Honour(c.q, "r1", policy.Decision{Reason: policy.ReasonCentral}, c.b)
+				case 2:
+					_, err = r.Queue(t.Context(), c.q, c.b)
+				case 3:
+					err = r.Acquire(t.Context(), c.q, c.b)
+				default:
+					err = r.Pick(t.Context(), c.q, c.b)
+				}
+				require.NoError(t, err)
+				calls = append(calls, c)
+			}
+		}
+		for _, c := range calls {
+			end(c)
+		}
+		for _, p := range []*pairing{pol, shadow} {
+			for _, n := range p.under {
+				require.Zero(t, n, "seed %d: a route without an end", seed)
+			}
+			require.NotZero(t, p.ends)
+		}
+	}
+}
+
+// What was never sent says nothing of the replica's health, and its booking is gone.
+func TestWithdraw(t *testing.T) {
+	now := time.Unix(1000, 0)
+	r := connected(t, Options{Ejection: outlier.Config{Failures: 1}, Now: func() time.Time { return now }}, members(2)...)
+	for range 5 {
+		q := &policy.Request{Answer: policy.AnswerWhole}
+		b := pick(t, r, q)
+		rep := b.Decision.Replica
+		b.Withdraw(q)
+		b.Withdraw(q)
+		require.Zero(t, rep.Ongoing())
+		state, _ := r.Outliers().State(r.Outlier(rep))
+		require.Equal(t, outlier.Healthy, state)
+	}
+	new(Reservation).Withdraw(new(policy.Request))
+}

@@ -1,0 +1,88 @@
+package router
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+func TestForeignLoad(t *testing.T) {
+	r := connected(t, Options{Policy: choosing(leastLoaded), RequestCost: 100},
+		member("a", room(2)), member("b", func(m *Member) { m.Weight = 2 }))
+	a, b := r.View().ByID("a"), r.View().ByID("b")
+	require.Zero(t, meanLoad(r.View()))
+
+	r.SetPeerLoad([]PeerLoad{{ID: "a", Ongoing: 3, QueuedTokens: 700}, {ID: "gone", Ongoing: 1}})
+	ongoing, tokens := a.PeerLoad()
+	require.Equal(t, 3, ongoing)
+	require.Equal(t, int64(700), tokens)
+	require.InDelta(t, 1000, r.View().Load(a), 1e-9)
+	require.InDelta(t, 500, meanLoad(r.View()), 1e-2)
+	require.InDelta(t, 500, r.View().MeanPeerLoad(), 1e-9)
+	require.Zero(t, a.Ongoing())
+	require.Zero(t, a.QueuedTokens())
+	require.False(t, a.Full(), "the bookings of others are not ours to bound")
+
+	q := &policy.Request{PromptTokens: 500}
+	one := pick(t, r, q)
+	require.Equal(t, "b", one.Decision.Replica.ID)
+	require.InDelta(t, 300, r.View().Load(b), 1e-9)
+	r.SetPeerLoad([]PeerLoad{{ID: "b", Ongoing: 10, QueuedTokens: 2000}})
+	require.InDelta(t, (2500+11*100)/2., r.View().Load(b), 1e-9, "on top of our own, divided by the rate")
+	require.InDelta(t, 1000, r.View().Load(a), 1e-9, "not named: as it was")
+	require.Equal(t, "a", pick(t, r, q).Decision.Replica.ID)
+
+	r.SetPeerLoad([]PeerLoad{{ID: "a", Ongoing: -1, QueuedTokens: -5}, {ID: "b"}})
+	one.Release()
+	require.Zero(t, r.View().Load(b))
+	require.InDelta(t, 600, r.View().Load(a), 1e-9)
+}
+
+// A replica that leaves takes what was told of it along, whether or not we had
+// bookings there.
+func TestForeignLoadLeavesWithTheReplica(t *testing.T) {
+	r := connected(t, Options{}, members(2)...)
+	held := pick(t, r, &policy.Request{PromptTokens: 10})
+	r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: 5}, {ID: "r1", Ongoing: 5}})
+	r.SetFleet(nil)
+	r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: 7}})
+	r.SetFleet(members(2))
+	connectAll(r)
+	for _, rep := range r.View().Replicas() {
+		ongoing, _ := rep.PeerLoad()
+		require.Zero(t, ongoing, rep.ID)
+	}
+	require.Equal(t, 1, r.View().ByID("r0").Ongoing())
+	held.Release()
+	require.Zero(t, meanLoad(r.View()))
+	require.Zero(t, r.View().MeanPeerLoad())
+}
+
+func TestForeignLoadConcurrently(t *testing.T) {
+	r := connected(t, Options{Policy: choosing(leastLoaded)}, members(4)...)
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			for i := range 300 {
+				r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: i}, {ID: "r3", QueuedTokens: int64(g)}})
+				b := new(Reservation)
+				if r.Pick(t.Context(), &policy.Request{PromptTokens: i}, b) == nil {
+					b.PrefillDone()
+					b.Release()
+				}
+			}
+		})
+	}
+	all.Wait()
+	r.SetPeerLoad([]PeerLoad{{ID: "r0"}, {ID: "r3"}})
+	require.Zero(t, meanLoad(r.View()))
+}
+
+func TestSetPeerLoadDoesNotAllocate(t *testing.T) {
+	r := connected(t, Options{}, members(3)...)
+	loads := []PeerLoad{{ID: "r0", Ongoing: 1}, {ID: "r2", QueuedTokens: 5}}
+	require.Zero(t, testing.AllocsPerRun(100, func() { r.SetPeerLoad(loads) }))
+}

@@ -1,0 +1,177 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// watching is a policy with every optional part.
+type watching struct {
+	uses      policy.Uses
+	prepare   func(context.Context, *policy.Request, policy.View) error
+	changed   func(policy.FleetChange)
+	routed    func(*policy.Request, policy.Decision)
+	completed func(*policy.Request, policy.Decision, policy.Outcome)
+	closes    int
+}
+
+func (p *watching) Uses() policy.Uses { return p.uses }
+
+func (p *watching) Prepare(ctx context.Context, q *policy.Request, v policy.View) error {
+	return p.prepare(ctx, q, v)
+}
+
+func (p *watching) Choose(q *policy.Request, v policy.View) policy.Decision { return firstFree(q, v) }
+
+func (p *watching) FleetChanged(c policy.FleetChange) {
+	if p.changed != nil {
+		p.changed(c)
+	}
+}
+
+func (p *watching) Routed(q *policy.Request, d policy.Decision) {
+	if p.routed != nil {
+		p.routed(q, d)
+	}
+}
+
+func (p *watching) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
+	p.completed(q, d, o)
+}
+
+func (p *watching) Close() error {
+	p.closes++
+	return errors.New("stuck")
+}
+
+func TestUses(t *testing.T) {
+	require.Equal(t, policy.UsesSession|policy.UsesPrompt|policy.CallsOut|policy.UsesLoad, connected(t, Options{Policy: remembering{}}).Uses())
+	for uses, c := range map[policy.Uses]struct{ prepared, deadline bool }{
+		0: {}, policy.UsesSession: {}, policy.UsesPrompt: {true, false},
+		policy.CallsOut: {true, true}, policy.UsesPrompt | policy.CallsOut: {true, true},
+	} {
+		prepared, deadline := false, false
+		r := connected(t, Options{PrepareTimeout: time.Hour, Policy: &watching{
+			uses: uses,
+			prepare: func(ctx context.Context, q *policy.Request, v policy.View) error {
+				end, ok := ctx.Deadline()
+				prepared, deadline = true, ok && time.Until(end) > time.Minute
+				return nil
+			},
+		}}, members(1)...)
+		require.Equal(t, uses, r.Uses())
+		pick(t, r, new(policy.Request))
+		require.Equal(t, c, struct{ prepared, deadline bool }{prepared, deadline}, "%b", uses)
+	}
+}
+
+func TestPrepareTimeout(t *testing.T) {
+	r := connected(t, Options{PrepareTimeout: time.Millisecond, Policy: &watching{
+		uses: policy.CallsOut,
+		prepare: func(ctx context.Context, q *policy.Request, v policy.View) error {
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	}}, members(1)...)
+	pick(t, r, new(policy.Request))
+	require.EqualValues(t, 1, r.PrepareErrors(), "counted; the request is served all the same")
+}
+
+func TestPreparedOncePerFleetAndRouter(t *testing.T) {
+	var prepared []any
+	var during func()
+	pol := func(name string) *watching {
+		return &watching{uses: policy.UsesPrompt, prepare: func(_ context.Context, q *policy.Request, v policy.View) error {
+			require.True(t, v.Available(q, v.Replicas()[0]), "a model that nobody declares filters nothing here either")
+			prepared = append(prepared, q.Prepared)
+			q.Prepared = name
+			if during != nil {
+				during()
+			}
+			return nil
+		}}
+	}
+	r := connected(t, Options{Policy: pol("one")}, member("a", models("m")))
+	q := &policy.Request{Model: "unknown"}
+	r.Prepare(t.Context(), q)
+	pick(t, r, q)
+	q.NextAttempt(nil)
+	pick(t, r, q)
+	require.Equal(t, []any{nil}, prepared)
+	r.SetConnected("a", false)
+	r.SetConnected("a", true)
+	pick(t, r, q)
+	require.Len(t, prepared, 1)
+	r.SetFleet([]Member{member("a", models("m")), member("b")})
+	pick(t, r, q)
+	require.Equal(t, []any{nil, "one"}, prepared)
+
+	other := connected(t, Options{Policy: pol("other")}, member("a", models("m")))
+	other.SetFleet([]Member{member("a", models("m", "n"))})
+	require.Equal(t, r.View().Epoch(), other.View().Epoch())
+	pick(t, other, q)
+	require.Equal(t, []any{nil, "one", nil}, prepared, "what another Router's policy left is gone")
+
+	prepared = nil
+	n := 0
+	during = func() { // a fleet that changes all the time does not hold a request up
+		n++
+		r.SetFleet(members(1, room(n), models("m")))
+		connectAll(r)
+	}
+	pick(t, r, &policy.Request{})
+	require.Len(t, prepared, 3)
+
+	prepared, during = nil, nil
+	pick(t, r, &policy.Request{Pin: "r0"})
+	require.Len(t, prepared, 1, "the policy observes routes")
+}
+
+func TestObservers(t *testing.T) {
+	var r *Router
+	var routed, completed []policy.Decision
+	pol := &watching{
+		routed: func(_ *policy.Request, d policy.Decision) {
+			require.Equal(t, 1, r.View().ByID("r0").Ongoing())
+			require.Zero(t, r.Queued(), "takes the lock: it is free")
+			routed = append(routed, d)
+		},
+		completed: func(_ *policy.Request, d policy.Decision, o policy.Outcome) {
+			require.Zero(t, r.Queued())
+			completed = append(completed, d)
+		},
+	}
+	r = connected(t, Options{Policy: pol, MaxOngoing: 1}, members(1)...)
+	require.True(t, r.Observes())
+	require.False(t, connected(t, Options{}).Observes())
+
+	q, b := new(policy.Request), new(Reservation)
+	require.NoError(t, r.Pick(t.Context(), q, b))
+	require.Equal(t, []policy.Decision{b.Decision}, routed)
+	require.Error(t, r.Pick(t.Context(), new(policy.Request), new(Reservation)))
+	require.Len(t, routed, 1)
+	b.Release()
+	require.NoError(t, r.Acquire(t.Context(), q, b))
+	require.Len(t, routed, 2)
+	b.Release()
+	asked := new(Reservation)
+	require.NoError(t, r.Query(t.Context(), new(policy.Request), asked))
+	require.Equal(t, 1, r.View().ByID("r0").Ongoing())
+	require.Len(t, routed, 2, "a question is no route")
+	asked.Release()
+	r.Complete(q, b.Decision, policy.Outcome{Usage: policy.NoUsage})
+	r.Complete(q, policy.Decision{}, policy.Outcome{})
+	require.Equal(t, []policy.Decision{b.Decision}, completed)
+
+	require.ErrorContains(t, r.Close(), "stuck")
+	require.NoError(t, r.Close())
+	require.Equal(t, 1, pol.closes)
+	r.Complete(q, b.Decision, policy.Outcome{})
+	require.Len(t, completed, 1, "a policy that is closed is left alone")
+}

@@ -1,0 +1,226 @@
+package router
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// manual is a clock that a test sets; timers fire when it is moved.
+type manual struct {
+	now    time.Time
+	timers []*manualTimer
+}
+
+type manualTimer struct {
+	at      time.Time
+	f       func()
+	stopped bool
+}
+
+func newManual() *manual { return &manual{now: time.Unix(1000, 0)} }
+
+func (c *manual) options(o Options) Options {
+	o.Now = func() time.Time { return c.now }
+	o.AfterFunc = func(d time.Duration, f func()) func() {
+		t := &manualTimer{at: c.now.Add(d), f: f}
+		c.timers = append(c.timers, t)
+		return func() { t.stopped = true }
+	}
+	return o
+}
+
+// set moves the clock and fires what is due, in order.
+func (c *manual) set(now time.Time) {
+	c.now = now
+	for {
+		var due *manualTimer
+		rest := c.timers[:0]
+		for _, t := range c.timers {
+			switch {
+			case t.stopped:
+				continue
+			case !t.at.After(now) && (due == nil || t.at.Before(due.at)):
+				if due != nil {
+					rest = append(rest, due)
+				}
+				due = t
+				continue
+			}
+			rest = append(rest, t)
+		}
+		c.timers = rest
+		if due == nil {
+			return
+		}
+		due.f()
+	}
+}
+
+func (c *manual) advance(d time.Duration) { c.set(c.now.Add(d)) }
+
+func (c *manual) armed() (n int) {
+	for _, t := range c.timers {
+		if !t.stopped {
+			n++
+		}
+	}
+	return n
+}
+
+func full(t *testing.T, c *manual, o Options) (*Router, *Reservation) {
+	t.Helper()
+	o.MaxOngoing = 1
+	r := connected(t, c.options(o), members(1)...)
+	return r, pick(t, r, new(policy.Request))
+}
+
+func TestPriorityIsAHeadStart(t *testing.T) {
+	c := newManual()
+	r, held := full(t, c, Options{HeadStart: time.Minute})
+	at := func(seconds int, p policy.Priority) *waiter {
+		c.now = time.Unix(1000, 0).Add(time.Duration(seconds) * time.Second)
+		return enqueue(t, r, &policy.Request{Priority: p})
+	}
+	low := at(0, policy.PriorityLow)
+	early := at(1, policy.PriorityNormal)
+	normal := at(30, policy.PriorityNormal)
+	high := at(50, policy.PriorityHigh)   // before all normal ones that came after -10 s
+	later := at(100, policy.PriorityHigh) // after early and normal's turn? both came more than a minute before
+	last := at(130, policy.PriorityNormal)
+	require.Equal(t, []int{0, 0, 1, 0, 3, 5}, []int{low.behind, early.behind, normal.behind, high.behind, later.behind, last.behind})
+	for i, want := range []*waiter{high, early, normal, later, low, last} {
+		held.Release()
+		require.False(t, want.waiting, "%d", i)
+		require.NoError(t, want.err)
+		held = want.b
+	}
+	require.Zero(t, r.Queued())
+}
+
+// However many of a higher priority keep coming, who came a head start before them is
+// served first.
+func TestNobodyStarves(t *testing.T) {
+	c := newManual()
+	r, held := full(t, c, Options{HeadStart: 10 * time.Second, MaxQueued: -1})
+	low := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
+	var queue []*waiter
+	served := 0
+	for second := 0; low.waiting; second++ {
+		require.Less(t, second, 100)
+		c.advance(time.Second)
+		for range 3 { // three come, one is served
+			queue = append(queue, enqueue(t, r, &policy.Request{Priority: policy.PriorityHigh}))
+		}
+		held.Release()
+		for _, w := range queue {
+			if !w.waiting && w.b.Held() {
+				held = w.b
+			}
+		}
+		served++
+	}
+	require.Equal(t, 19*3+1, served, "after those that came less than two head starts later, and no others")
+}
+
+func TestFullQueueTakesWhoIsBefore(t *testing.T) {
+	c := newManual()
+	r, held := full(t, c, Options{MaxQueued: 3, HeadStart: 10 * time.Second})
+	old := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
+	c.advance(25 * time.Second)
+	normal := enqueue(t, r, &policy.Request{})
+	low := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
+	c.advance(2 * time.Second)
+
+	_, err := r.pickOrEnqueue(t.Context(), &policy.Request{Priority: policy.PriorityLow}, new(Reservation))
+	require.EqualError(t, err, "the queue is full (max_queued_requests): it would wait behind 3 others, of which the first has waited 27s")
+	high := enqueue(t, r, &policy.Request{Priority: policy.PriorityHigh})
+	require.False(t, low.waiting)
+	require.ErrorIs(t, low.err, ErrQueueFull)
+	require.EqualError(t, low.err, "waited 2s for a replica with room, behind 2 others, and made room for a request of higher priority: "+ErrQueueFull.Error())
+	enqueue(t, r, &policy.Request{Priority: policy.PriorityHigh})
+	require.ErrorIs(t, normal.err, ErrQueueFull, "the last of a lower priority")
+	_, err = r.pickOrEnqueue(t.Context(), &policy.Request{Priority: policy.PriorityHigh}, new(Reservation))
+	require.ErrorIs(t, err, ErrQueueFull, "the low one has waited for so long that it is first")
+	require.Equal(t, 3, r.Queued())
+	held.Release()
+	require.False(t, old.waiting)
+	require.True(t, high.waiting)
+}
+
+// Who comes back after a failed attempt has its old place, and is not before who came
+// before it.
+func TestComingBackKeepsItsPlace(t *testing.T) {
+	c := newManual()
+	r := connected(t, c.options(Options{MaxOngoing: 1}), members(2)...)
+	acquire := func(q *policy.Request) *Reservation {
+		b := new(Reservation)
+		require.NoError(t, r.Acquire(t.Context(), q, b))
+		return b
+	}
+	first, second := new(policy.Request), new(policy.Request)
+	b1, b2 := acquire(first), acquire(second)
+	third := enqueue(t, r, new(policy.Request))
+	c.advance(time.Second)
+	b2.Release()
+	require.False(t, third.waiting)
+	fourth := enqueue(t, r, new(policy.Request))
+	c.advance(time.Second)
+	second.NextAttempt(b2.Decision.Replica)
+	back := enqueue(t, r, second)
+	require.Equal(t, 0, back.behind)
+	require.Equal(t, fourth.since, back.came)
+	b1.Release()
+	require.False(t, back.waiting)
+	require.True(t, fourth.waiting)
+}
+
+// The order of a line is one order, whoever stands where.
+func TestLineIsInOrder(t *testing.T) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		c := newManual()
+		r, held := full(t, c, Options{HeadStart: 3 * time.Second})
+		var back []*policy.Request
+		for range 40 {
+			q := &policy.Request{Priority: policy.Priority(rnd.IntN(5) - 2)}
+			r.came(q)
+			if rnd.IntN(4) == 0 {
+				back = append(back, q)
+				continue
+			}
+			if len(back) > 0 && rnd.IntN(3) == 0 {
+				enqueue(t, r, back[0])
+				back = back[1:]
+			}
+			enqueue(t, r, q)
+			c.now = c.now.Add(time.Duration(rnd.IntN(3000)-500) * time.Millisecond)
+		}
+		var last *waiter
+		for r.Queued() > 0 {
+			head := r.anyone.head()
+			require.Same(t, r.waiting.head(), head)
+			require.Zero(t, r.waiting.before(head), "seed %d", seed)
+			if last != nil {
+				require.True(t, last.before(head), "seed %d", seed)
+			}
+			held.Release()
+			require.False(t, head.waiting)
+			held, last = head.b, head
+		}
+	}
+}
+
+func TestParsePriority(t *testing.T) {
+	for _, p := range []policy.Priority{policy.PriorityLow, policy.PriorityNormal, policy.PriorityHigh} {
+		got, err := policy.ParsePriority(p.String())
+		require.NoError(t, err)
+		require.Equal(t, p, got)
+	}
+	_, err := policy.ParsePriority("HIGH!")
+	require.ErrorContains(t, err, `"HIGH!" is not low, normal or high`)
+}

@@ -1,0 +1,75 @@
+package router
+
+import (
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// PickQuick picks and books a plain request without the lock if the policy is a
+// QuickChooser, and reports whether it did. The bound of a replica is kept
+// exactly, and the booking counts at once for every other pick; only of two
+// picks at the very same moment neither need see the other. The host ends the
+// booking with ReleaseQuick, exactly once; it has no prefill share, and observers
+// are not called for it. A Router whose randomness was given, or whose policy
+// observes, never picks quickly.
+func (r *Router) PickQuick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
+	if r.quick == nil || r.shared.slow.Load() != 0 || !plain(q) {
+		return nil, "", false
+	}
+	rep, why := r.quick.ChooseQuick(q, r.view.Load())
+	if rep == nil || !rep.State().Take() {
+		return nil, "", false
+	}
+	// What takes the replica out of the fleet clears connected before it reads the
+	// book, so one of the two sees the other.
+	if rep.State().Flags.Load() != state.Connected {
+		r.ReleaseQuick(rep)
+		return nil, "", false
+	}
+	if r.sessions != nil {
+		r.sessions.note(q.Session, liveOf(rep))
+	}
+	return rep, why, true
+}
+
+// ReleaseQuick ends a booking of PickQuick.
+func (r *Router) ReleaseQuick(rep *policy.Replica) {
+	rep.State().Book.Add(-1 << state.TokenBits)
+	if r.shared.slow.Load() == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.released(rep)
+}
+
+// CompleteQuick takes how a quick booking ended: what it shows of the replica's health.
+func (r *Router) CompleteQuick(rep *policy.Replica, o policy.Outcome) {
+	if r.outliers.Ejects() && (o.Err != nil || liveOf(rep).outlier.Suspected()) {
+		r.judge(rep, outlier.Mark{}, &o)
+	}
+}
+
+// plain reports whether the request narrows the choice in no way.
+func plain(q *policy.Request) bool {
+	return q.Pin == "" && q.Model == "" && q.Adapter == "" && len(q.Exclude) == 0 && len(q.Allow) == 0 && len(q.TriedIDs()) == 0
+}
+
+// Why a pick takes the lock.
+const (
+	held      = 1 << iota // a request waits, a replica that left has bookings or is not well, or the Router is closed
+	rolling               // a Rollout keeps requests from the policy
+	reporting             // reports of replicas count, and expire at picks
+)
+
+// hold tells quick picks and releases whether they concern any other request. A
+// waiter is counted before it looks at the books for the last time. Called with
+// mu held.
+func (r *Router) hold() {
+	if r.queued > 0 || len(r.departed) > 0 || !r.outliers.AllHealthy() || r.closed {
+		r.shared.slow.Or(held)
+		return
+	}
+	r.shared.slow.And(^uint32(held))
+}

@@ -1,0 +1,232 @@
+package router
+
+import (
+	"slices"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// How long it is believed that a replica is full: the first time, and at most while it
+// goes on saying so.
+const (
+	firstHold = 25 * time.Millisecond
+	mostHold  = 500 * time.Millisecond
+)
+
+// refusals are what a replica taught by refusing: for a time it is given no more
+// bookings than it had left, one for each that ends. Then, while somebody waits for
+// it, one more is tried, twice as many each time that none was refused, so that what
+// has gathered in the queue does not go there at once; when nobody waits, it is as
+// before. Guarded by the Router's mutex.
+type refusals struct {
+	marked bool
+	most   int64         // bookings, while marked
+	until  time.Time     // the end of the mark, or of the last one
+	hold   time.Duration // of the mark, or of the last one
+	more   int64         // how many were tried beyond most when it last ended; 0 = none yet
+}
+
+// A mark is a replica that is marked.
+type mark struct {
+	id string
+	l  *live
+}
+
+// alarm is the timer for who waits for a marked replica. Guarded by the Router's mutex.
+type alarm struct {
+	at   time.Time // zero = not set
+	stop func()
+}
+
+func (a *alarm) off() {
+	if !a.at.IsZero() {
+		a.at = time.Time{}
+		a.stop()
+	}
+}
+
+// Refused ends a booking whose replica refused the request because it is full, as it
+// said itself, which is no failure: for 25 ms, longer if that happens again and at most
+// 500 ms, the replica counts as full once it has as many bookings as it had then. What
+// it reported is taken as by [Router.Report]. Later calls, and calls after Release, do
+// nothing.
+func (b *Reservation) Refused(report ReplicaReport) {
+	r := b.router
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	held := b.end()
+	if held {
+		r.refused(b.replica)
+		r.force()
+	}
+	r.mu.Unlock()
+	if held {
+		r.Report(b.replica.ID, report)
+	}
+}
+
+// RefusedQuick is Reservation.Refused for a booking of PickQuick.
+func (r *Router) RefusedQuick(rep *policy.Replica, report ReplicaReport) {
+	liveOf(rep).Book.Add(-1 << state.TokenBits)
+	r.mu.Lock()
+	r.refused(rep)
+	r.mu.Unlock()
+	r.Report(rep.ID, report)
+}
+
+// refused marks a replica that refused, unless it has left. Called with mu held,
+// after the booking was taken from the book.
+func (r *Router) refused(rep *policy.Replica) {
+	v := r.view.Load()
+	if now := v.ByID(rep.ID); now == nil || liveOf(now) != liveOf(rep) {
+		r.forget(rep)
+		return
+	}
+	l := liveOf(rep)
+	l.refuse(r.opts.Now(), int64(rep.Ongoing()))
+	if !slices.ContainsFunc(r.marked, func(m mark) bool { return m.l == l }) {
+		r.marked = append(r.marked, mark{rep.ID, l})
+	}
+	r.arm()
+}
+
+// refuse sets the mark, or lowers what it allows. Of requests that were sent together
+// and refused one by one only the first sets it.
+func (l *live) refuse(now time.Time, ongoing int64) {
+	f := &l.refusals
+	if !f.marked || f.more > 0 {
+		again := !f.until.IsZero() && now.Sub(f.until) < mostHold
+		f.hold = min(2*f.hold, mostHold)
+		if !again || f.hold == 0 {
+			f.hold = firstHold
+		}
+		f.until, f.more = now.Add(f.hold), 0
+	}
+	f.marked, f.most = true, ongoing
+	l.bound()
+}
+
+// lift takes the mark away, and reports whether there was one.
+func (l *live) lift() bool {
+	was := l.refusals.marked
+	l.refusals.marked, l.refusals.more = false, 0
+	l.bound()
+	return was
+}
+
+// bound puts into force how many bookings the replica may have now.
+func (l *live) bound() {
+	most := l.Capacity.Load()
+	if l.streams > 0 {
+		most = min(most, l.streams)
+	}
+	if l.refusals.marked {
+		most = min(most, l.refusals.most)
+	}
+	l.Max.Store(most)
+}
+
+// tick ends the marks whose time has come. Called with mu held, before a pick.
+func (r *Router) tick(v *view) {
+	if len(r.marked) == 0 {
+		return
+	}
+	now := r.opts.Now()
+	for _, m := range r.marked {
+		if m.l.refusals.marked && !now.Before(m.l.refusals.until) {
+			r.expired(v, m, now)
+		}
+	}
+	r.marked = slices.DeleteFunc(r.marked, func(m mark) bool { return !m.l.refusals.marked })
+}
+
+// expired ends a mark, or tries more while somebody waits for the replica.
+func (r *Router) expired(v *view, m mark, now time.Time) {
+	f := &m.l.refusals
+	ongoing := m.l.Book.Load() >> state.TokenBits
+	if r.queued == 0 || ongoing < f.most {
+		m.l.lift()
+		return
+	}
+	if f.more == 0 {
+		f.more = 1
+	} else {
+		f.more, f.hold = min(2*f.more, 1<<20), firstHold
+	}
+	f.most, f.until = ongoing+f.more, now.Add(f.hold)
+	m.l.bound()
+	r.serve(v, m.id)
+}
+
+// arm sets the alarm for when, while somebody waits, a replica may get room by time
+// alone: at the end of the first mark, or at the next look at those that are not well.
+// Called with mu held.
+func (r *Router) arm() {
+	if r.queued == 0 || r.closed || len(r.marked) == 0 && r.outliers.AllHealthy() {
+		r.alarm.off()
+		return
+	}
+	now := r.opts.Now()
+	var first time.Time
+	sooner := func(at time.Time) {
+		if first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	for _, m := range r.marked {
+		if f := &m.l.refusals; f.marked {
+			sooner(f.until)
+		}
+	}
+	if !r.outliers.AllHealthy() {
+		sooner(later(r.outliers.Due(), now.Add(time.Millisecond)))
+	}
+	if first.IsZero() || first.Equal(r.alarm.at) {
+		return
+	}
+	r.alarm.off()
+	r.alarm = alarm{at: first, stop: r.opts.AfterFunc(max(first.Sub(now), 0), r.ring)}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// ring is the alarm.
+func (r *Router) ring() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.alarm.at = time.Time{}
+	if r.closed {
+		return
+	}
+	if !r.outliers.AllHealthy() {
+		r.outliers.Look(r.opts.Now())
+		r.force()
+	}
+	r.tick(r.view.Load())
+	r.arm()
+}
+
+// insist takes the marks of the replicas away that a request would wait for, and reports
+// whether there were any: a request that cannot wait is better sent than failed for what
+// may be over, unless it would overtake one that does wait. Called with mu held.
+func (r *Router) insist(d *policy.Decision) bool {
+	if r.queued > 0 {
+		return false
+	}
+	lifted := false
+	for _, m := range r.marked {
+		if d.WaitFor == nil || slices.ContainsFunc(d.WaitFor, func(w *policy.Replica) bool { return liveOf(w) == m.l }) {
+			lifted = m.l.lift() || lifted
+		}
+	}
+	return lifted
+}

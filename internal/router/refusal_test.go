@@ -1,0 +1,270 @@
+package router
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+var said = ReplicaReport{Ongoing: 5, QueuedTokens: -1}
+
+// A replica that said it is full is not picked while others are free, whatever the
+// policy, and is again after its time, with nothing left of it.
+func TestRefusedIsPassedOver(t *testing.T) {
+	for name, p := range map[string]policy.Policy{"first": choosing(firstFree), "two": choosing(leastOfTwo), "load": loading{leastLoaded}} {
+		t.Run(name, func(t *testing.T) {
+			c := newManual()
+			r := connected(t, c.options(Options{Policy: p}), members(3)...)
+			b := pick(t, r, &policy.Request{Pin: "r0"})
+			b.Refused(said)
+			b.Refused(said)
+			b.Release()
+			require.False(t, b.Held())
+			rep := r.View().ByID("r0")
+			require.True(t, rep.Full())
+			require.Zero(t, rep.Capacity(), "its bound is what it was: none")
+			for range 50 {
+				require.NotEqual(t, "r0", pick(t, r, new(policy.Request)).Decision.Replica.ID)
+			}
+			c.advance(firstHold)
+			require.Equal(t, "r0", pick(t, r, &policy.Request{Pin: "r0"}).Decision.Replica.ID)
+			require.False(t, rep.Full())
+			require.Empty(t, r.marked)
+			require.Zero(t, c.armed())
+		})
+	}
+}
+
+// One that cannot wait is sent where it may be refused rather than failed, but not past
+// those who wait.
+func TestRefusedByAll(t *testing.T) {
+	c := newManual()
+	r := connected(t, c.options(Options{}), members(2)...)
+	for _, id := range []string{"r0", "r1"} {
+		pick(t, r, &policy.Request{Pin: id}).Refused(said)
+	}
+	require.Equal(t, "r0", pick(t, r, new(policy.Request)).Decision.Replica.ID)
+	pick(t, r, &policy.Request{Pin: "r0"}).Refused(said) // one is left there
+	pick(t, r, &policy.Request{Pin: "r1"}).Refused(said)
+	w := enqueue(t, r, new(policy.Request))
+	require.Equal(t, ErrFull, r.Pick(t.Context(), new(policy.Request), new(Reservation)))
+	require.Equal(t, 1, c.armed())
+	c.advance(2 * firstHold) // it is the second time
+	require.Equal(t, "r0", servedBy(t, w))
+}
+
+// Where a booking ends there is room for one.
+func TestRefusedThenReleased(t *testing.T) {
+	c := newManual()
+	r := connected(t, c.options(Options{}), members(1)...)
+	var bs []*Reservation
+	for range 5 {
+		bs = append(bs, pick(t, r, new(policy.Request)))
+	}
+	bs[4].Refused(said)
+	bs[3].Refused(said) // sent in the same moment
+	w1, w2, w3 := enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request))
+	bs[0].Release()
+	require.Equal(t, "r0", servedBy(t, w1))
+	require.True(t, w2.waiting)
+	require.Equal(t, 3, r.View().ByID("r0").Ongoing())
+	bs[1].Release()
+	require.Equal(t, "r0", servedBy(t, w2))
+	require.True(t, w3.waiting)
+}
+
+// What has gathered does not go there at once when the mark ends: one more, then two,
+// then four, as long as none is refused; and a mark that is set again lasts longer.
+func TestRefusedLetsMoreThrough(t *testing.T) {
+	c := newManual()
+	r := connected(t, c.options(Options{}), members(1)...)
+	pick(t, r, new(policy.Request)).Refused(said)
+	var ws []*waiter
+	for range 20 {
+		ws = append(ws, enqueue(t, r, new(policy.Request)))
+	}
+	served := func() (n int) {
+		for _, w := range ws {
+			if !w.waiting {
+				n++
+			}
+		}
+		return n
+	}
+	for _, want := range []int{0, 1, 3, 7} {
+		require.Equal(t, want, served())
+		c.advance(firstHold)
+	}
+	require.Equal(t, 15, served())
+	for i := 14; i > 8; i-- {
+		ws[i].b.Refused(said)
+	}
+	require.Equal(t, 9, r.View().ByID("r0").Ongoing())
+	c.advance(firstHold)
+	require.Equal(t, 15, served(), "it lasts twice as long")
+	c.advance(firstHold)
+	require.Equal(t, 16, served(), "one")
+	for i := range ws[:15] {
+		ws[i].b.Release()
+	}
+	require.Equal(t, 20, served(), "who ends makes room")
+	c.advance(time.Hour)
+	require.Zero(t, c.armed())
+	pick(t, r, new(policy.Request))
+	require.Empty(t, r.marked)
+}
+
+func TestRefusedAgainAndAgain(t *testing.T) {
+	c := newManual()
+	r := connected(t, c.options(Options{}), members(1)...)
+	rep := r.View().ByID("r0")
+	for _, want := range []int{25, 50, 100, 200, 400, 500, 500} {
+		pick(t, r, new(policy.Request)).Refused(said)
+		require.Equal(t, time.Duration(want)*time.Millisecond, liveOf(rep).refusals.until.Sub(c.now))
+		c.advance(liveOf(rep).refusals.hold)
+	}
+	c.advance(mostHold)
+	pick(t, r, new(policy.Request)).Refused(said)
+	require.Equal(t, firstHold, liveOf(rep).refusals.hold, "half a second without a refusal")
+}
+
+// A refusal harms nobody for longer than its time: not the one that comes back, not
+// who has left.
+func TestRefusedAndTheFleet(t *testing.T) {
+	c := newManual()
+	r := connected(t, c.options(Options{}), members(1)...)
+	b, late := pick(t, r, new(policy.Request)), pick(t, r, new(policy.Request))
+	b.Refused(said)
+	r.SetFleet([]Member{member("r0", room(7))})
+	require.True(t, r.View().ByID("r0").Full(), "other attributes, the same replica")
+	require.Equal(t, 7, r.View().ByID("r0").Capacity())
+	r.SetFleet(nil)
+	late.Refused(said)
+	require.Empty(t, r.departed)
+	r.SetFleet(members(1))
+	connectAll(r)
+	require.False(t, r.View().ByID("r0").Full())
+	pick(t, r, new(policy.Request)).Refused(said)
+	enqueue(t, r, new(policy.Request))
+	require.Equal(t, 1, c.armed())
+	require.NoError(t, r.Close())
+	require.Zero(t, c.armed())
+}
+
+func TestRefusedQuick(t *testing.T) {
+	r, err := NewRouter(Options{Policy: quickTwo{choosing(leastOfTwo)}})
+	require.NoError(t, err)
+	r.SetFleet(members(4))
+	connectAll(r)
+	refused := map[string]bool{}
+	for len(refused) < 3 {
+		rep, _, ok := r.PickQuick(new(policy.Request))
+		if !ok {
+			b := pick(t, r, new(policy.Request))
+			require.False(t, refused[b.Decision.Replica.ID])
+			b.Release()
+			continue
+		}
+		require.False(t, refused[rep.ID], "quick picks pass it over too")
+		refused[rep.ID] = true
+		r.RefusedQuick(rep, said)
+		require.Zero(t, rep.Ongoing())
+	}
+}
+
+type quickTwo struct{ policy.Policy }
+
+func (quickTwo) Uses() policy.Uses { return 0 }
+func (quickTwo) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+	return v.QuickLeastOfTwo(), policy.ReasonLeastOfTwo
+}
+
+// Routers of many clients at one replica that takes ten: whoever gets in, all are
+// served in the end, and the refusals stay few.
+func TestManyClientsAtAFullReplica(t *testing.T) {
+	const clients, calls, most = 8, 25, 10
+	c := newManual()
+	var routers []*Router
+	var queue [][]*waiter
+	for range clients {
+		r := connected(t, c.options(Options{}), members(1)...)
+		routers = append(routers, r)
+		queue = append(queue, nil)
+	}
+	var under []*Reservation
+	served, refusals := 0, 0
+	var send func(i int, q *policy.Request, b *Reservation)
+	arrive := func(i int, q *policy.Request) {
+		b := new(Reservation)
+		w, err := routers[i].pickOrEnqueue(t.Context(), q, b)
+		require.NoError(t, err)
+		if w != nil {
+			queue[i] = append(queue[i], w)
+			return
+		}
+		send(i, q, b)
+	}
+	send = func(i int, q *policy.Request, b *Reservation) {
+		if len(under) < most {
+			under = append(under, b)
+			return
+		}
+		refusals++
+		b.Refused(said)
+		q.NextAttempt(b.Decision.Replica)
+		arrive(i, q)
+	}
+	for i := range clients {
+		for range calls {
+			arrive(i, new(policy.Request))
+		}
+	}
+	for round := 0; served < clients*calls; round++ {
+		require.Less(t, round, 1000, fmt.Sprint(served, " served"))
+		c.advance(10 * time.Millisecond)
+		for range min(2, len(under)) {
+			under[0].Release()
+			under, served = under[1:], served+1
+		}
+		for i := range queue {
+			for j := 0; j < len(queue[i]); {
+				if w := queue[i][j]; w.waiting {
+					j++
+				} else {
+					queue[i] = append(queue[i][:j], queue[i][j+1:]...)
+					require.NoError(t, w.err)
+					send(i, w.q, w.b)
+				}
+			}
+		}
+	}
+	require.Less(t, refusals, 2*clients*calls)
+	t.Logf("%d refusals of %d calls", refusals, clients*calls)
+}
+
+func TestStreams(t *testing.T) {
+	r := connected(t, Options{Policy: choosing(firstFree), MaxOngoing: 5}, members(1)...)
+	r.SetStreams("nobody", 1)
+	r.SetStreams("r0", 2)
+	b := pick(t, r, new(policy.Request))
+	pick(t, r, new(policy.Request))
+	w1, w2 := enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request))
+	require.Equal(t, 5, r.View().ByID("r0").Capacity())
+	r.SetStreams("r0", 3)
+	servedBy(t, w1)
+	require.True(t, w2.waiting)
+	r.SetStreams("r0", 1) // a connection less
+	b.Release()
+	require.True(t, w2.waiting)
+	r.SetStreams("r0", 0)
+	servedBy(t, w2)
+	r.SetStreams("r0", 9)
+	for range 2 {
+		pick(t, r, new(policy.Request))
+	}
+	require.True(t, r.View().ByID("r0").Full())
+}

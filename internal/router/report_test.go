@@ -1,0 +1,194 @@
+package router
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// clock is a clock that a test sets.
+type clock struct{ now time.Time }
+
+func (c *clock) Now() time.Time          { return c.now }
+func (c *clock) advance(d time.Duration) { c.now = c.now.Add(d) }
+
+func foreignOf(r *Router, id string) [2]int64 {
+	ongoing, tokens := r.View().ByID(id).PeerLoad()
+	return [2]int64{int64(ongoing), tokens}
+}
+
+func TestReport(t *testing.T) {
+	c := &clock{now: time.Unix(100, 0)}
+	r := connected(t, Options{Policy: loading{leastLoaded}, RequestCost: 100, Now: c.Now}, members(2)...)
+	v := r.View()
+	own := pick(t, r, &policy.Request{PromptTokens: 400, Pin: "r0"})
+
+	r.Report("r0", ReplicaReport{Ongoing: 4, QueuedTokens: 1000})
+	require.Equal(t, [2]int64{3, 600}, foreignOf(r, "r0"), "without our own")
+	require.InDelta(t, 400+600+4*100, v.Load(v.ByID("r0")), 1e-9)
+	require.Equal(t, 1, v.ByID("r0").Ongoing(), "others' requests are not ours to bound")
+	r.Report("nobody", ReplicaReport{Ongoing: 4})
+	r.Report("r0", ReplicaReport{Ongoing: 0, QueuedTokens: 100})
+	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r0"), "what it has not heard of yet is no less than nothing")
+
+	r.Report("r0", ReplicaReport{Ongoing: 2, QueuedTokens: -1})
+	require.Equal(t, [2]int64{1, 0}, foreignOf(r, "r0"))
+	r.Report("r0", ReplicaReport{Ongoing: -1, QueuedTokens: -1})
+	require.Equal(t, [2]int64{1, 0}, foreignOf(r, "r0"), "nothing was said")
+	own.Release()
+}
+
+// Of a report and a broadcast the later counts; a report for a time only.
+func TestReportsExpire(t *testing.T) {
+	c := &clock{now: time.Unix(100, 0)}
+	r := connected(t, Options{Policy: loading{leastLoaded}, ReportTTL: time.Second, Now: c.Now}, members(3)...)
+	look := func() {
+		t.Helper()
+		pick(t, r, &policy.Request{}).Release()
+	}
+	r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: 1, QueuedTokens: 10}})
+	r.Report("r0", ReplicaReport{Ongoing: 5, QueuedTokens: -1})
+	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"), "what is not said is as it was told")
+	c.advance(500 * time.Millisecond)
+	r.Report("r1", ReplicaReport{Ongoing: 6})
+	c.advance(499 * time.Millisecond)
+	look()
+	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"))
+	c.advance(time.Millisecond)
+	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"), "only a pick looks at the clock")
+	look()
+	require.Equal(t, [2]int64{1, 10}, foreignOf(r, "r0"), "as was told before")
+	require.Equal(t, [2]int64{6, 0}, foreignOf(r, "r1"))
+
+	r.Report("r0", ReplicaReport{Ongoing: 7})
+	r.Report("r2", ReplicaReport{Ongoing: 8})
+	r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: 2}, {ID: "r1", Ongoing: 2}})
+	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r0"), "the broadcast is later")
+	r.Report("r1", ReplicaReport{Ongoing: 9})
+	require.Equal(t, [2]int64{9, 0}, foreignOf(r, "r1"))
+	c.advance(999 * time.Millisecond)
+	r.Report("r1", ReplicaReport{Ongoing: 10})
+	c.advance(time.Millisecond)
+	look()
+	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r0"))
+	require.Equal(t, [2]int64{10, 0}, foreignOf(r, "r1"), "said anew")
+	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r2"))
+	c.advance(time.Hour)
+	look()
+	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r1"))
+	require.Empty(t, r.reports)
+
+	r.Report("r1", ReplicaReport{Ongoing: 3})
+	r.SetFleet(members(1))
+	r.SetFleet(members(3))
+	connectAll(r)
+	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r1"), "it left")
+	c.advance(time.Hour)
+	look()
+	require.Empty(t, r.reports)
+}
+
+// sized is a policy that looks at no load and wants to know how large caches are.
+type sized struct {
+	choosing
+	sizes map[string]int
+}
+
+func (s sized) ReplicaCapacity(id string, kvTokens int) { s.sizes[id] = kvTokens }
+
+func TestReplicaCapacity(t *testing.T) {
+	s := sized{firstFree, map[string]int{}}
+	r := connected(t, Options{Policy: s}, members(2)...)
+	require.True(t, r.TakesReports())
+	require.Zero(t, r.View().ByID("r0").KVTokens())
+	r.Report("r0", ReplicaReport{Ongoing: 3, KVTokens: 1000})
+	require.Equal(t, map[string]int{"r0": 1000}, s.sizes)
+	require.Equal(t, 1000, r.View().ByID("r0").KVTokens())
+	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r0"), "the policy does not look at load")
+	clear(s.sizes)
+	r.ReplicaCapacity("r0", 1000)
+	r.ReplicaCapacity("r1", 0)
+	r.ReplicaCapacity("nobody", 5)
+	require.Empty(t, s.sizes, "no news")
+	r.ReplicaCapacity("r0", 2000)
+	require.Equal(t, map[string]int{"r0": 2000}, s.sizes)
+	require.False(t, connected(t, Options{}, members(1)...).TakesReports())
+}
+
+func TestReportConcurrently(t *testing.T) {
+	r := connected(t, Options{Policy: loading{leastLoaded}, Now: time.Now}, members(4)...)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for i := range 300 {
+				q := &policy.Request{PromptTokens: 1 + i}
+				b := new(Reservation)
+				if r.Pick(context.Background(), q, b) != nil {
+					continue
+				}
+				r.Report("r1", ReplicaReport{Ongoing: i, QueuedTokens: int64(i), KVTokens: i})
+				r.SetPeerLoad([]PeerLoad{{ID: "r2", Ongoing: i}})
+				b.Release()
+				r.Complete(q, b.Decision, policy.Outcome{FirstMessage: time.Duration(i + 1), Usage: policy.NoUsage})
+			}
+		})
+	}
+	all.Wait()
+	r.SetPeerLoad([]PeerLoad{{ID: "r1"}, {ID: "r2"}})
+	require.Zero(t, meanLoad(r.View()))
+}
+
+func TestReportDoesNotAllocate(t *testing.T) {
+	r := connected(t, Options{Policy: loading{leastLoaded}, Now: time.Now}, members(3)...)
+	r.Report("r0", ReplicaReport{Ongoing: 1})
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		r.Report("r0", ReplicaReport{Ongoing: 2, QueuedTokens: 7, KVTokens: 9})
+	}))
+}
+
+func TestRanks(t *testing.T) {
+	rank := 0
+	r := connected(t, Options{Policy: choosing(func(q *policy.Request, v policy.View) policy.Decision {
+		d := firstFree(q, v)
+		d.SetRank(rank)
+		return d
+	})}, member("a", room(7), func(m *Member) { m.Ranks = 3 }), member("b", func(m *Member) { m.Ranks = 1 }))
+	for want, chosen := range map[int][]int{0: {0}, 2: {2}, policy.AnyRank: {3, 99, -1}} {
+		for _, rank = range chosen {
+			require.Equal(t, want, pick(t, r, &policy.Request{}).Decision.Rank())
+		}
+	}
+	require.Equal(t, policy.AnyRank, pick(t, r, &policy.Request{Pin: "a"}).Decision.Rank())
+	rank = 2
+	r.SetConnected("a", false)
+	require.Equal(t, policy.AnyRank, pick(t, r, &policy.Request{}).Decision.Rank(), "it has one only")
+}
+
+// What is remembered of reports is bounded by the fleet, however often they and what others tell overtake each other.
+func TestReportsAreBounded(t *testing.T) {
+	c := &clock{now: time.Unix(100, 0)}
+	r := connected(t, Options{Policy: loading{leastLoaded}, Now: c.Now}, members(2)...)
+	for i := range 1000 {
+		r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: i}, {ID: "r1", Ongoing: i}})
+		r.Report("r0", ReplicaReport{Ongoing: i, QueuedTokens: -1})
+		r.Report("r1", ReplicaReport{Ongoing: i, QueuedTokens: -1})
+		if i%10 == 0 {
+			r.SetFleet(members(1 + i/10%2))
+			connectAll(r)
+		}
+		c.advance(100 * time.Millisecond)
+		pick(t, r, new(policy.Request)).Release()
+		require.LessOrEqual(t, len(r.reports), 3) // one may have left a moment ago
+	}
+	c.advance(time.Hour)
+	pick(t, r, new(policy.Request)).Release()
+	require.Empty(t, r.reports)
+	require.Equal(t, [2]int64{999, 0}, foreignOf(r, "r0"), "what others told last")
+	r.Report("r0", ReplicaReport{Ongoing: 5, QueuedTokens: -1})
+	require.Len(t, r.reports, 1)
+}

@@ -1,0 +1,345 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+// A Router hosts one policy over one fleet: it picks and books. Safe for use by
+// many goroutines.
+type Router struct {
+	opts       Options
+	prepares   bool
+	callsOut   bool
+	takesLoad  bool // reports of it
+	learns     bool // rates
+	routeObs   policy.RouteObserver
+	endObs     policy.CompletionObserver
+	backObs    policy.WithdrawalObserver
+	fleetObs   policy.FleetObserver
+	cacheObs   policy.CacheObserver
+	sizeObs    policy.CapacityObserver
+	closer     io.Closer
+	prepErrors atomic.Int64
+	textErrors atomic.Int64
+	// corrections are the picks of a policy that the Router replaced.
+	corrections atomic.Int64
+	tokenizes   bool
+	shadow      *shadow // nil = none
+	sink        atomic.Pointer[RouteSink]
+
+	// The Rollout in force; sharing is false where the policy decides for all.
+	sharing atomic.Bool
+	off     atomic.Bool
+	share   atomic.Uint64 // math.Float64bits
+
+	// view is replaced under mu and read without it.
+	view atomic.Pointer[view]
+
+	// mu makes choosing and booking one step. It guards every book, the queue,
+	// the randomness, and all below. It is held while the policy's Choose and
+	// FleetChanged run, and no other lock of warmpath is taken before it but
+	// a host's own.
+	mu       sync.Mutex
+	shared   *shared
+	waiting  line // everybody in the queue
+	anyone   line // of these, who takes any replica
+	queued   int
+	seq      uint64
+	marked   []mark // replicas that said they are full
+	alarm    alarm
+	departed map[string]*live // left the fleet with bookings under way
+	closed   bool
+	reports  []*live   // whose Report counts, or did until it was overtaken
+	expiry   time.Time // no report expires before
+
+	numbers uint32
+
+	outliers    *outlier.Detector // its lock may be taken under mu
+	seenChanges atomic.Uint64     // of its Version, what is in force; written with mu held
+	seenFreed   uint64
+
+	quick    policy.QuickChooser // what picks without mu, or nil
+	rates    rates
+	sessions *sessions // nil where no replica keeps its sessions while it drains
+
+	// inside is held for reading while a policy that is a Closer is called
+	// outside mu, and for writing while it is closed. Never taken with mu held.
+	inside     sync.RWMutex
+	closerDone bool
+}
+
+// NewRouter returns a Router over an empty fleet.
+func NewRouter(o Options) (*Router, error) {
+	if o.Policy == nil {
+		return nil, errors.New("router: Options.Policy is nil")
+	}
+	quick, _ := o.Policy.(policy.QuickChooser)
+	if o.Rand != nil { // quick picks do not draw from it
+		quick = nil
+	}
+	o = o.withDefaults()
+	r := &Router{
+		opts:     o,
+		shared:   &shared{requestCost: o.RequestCost, rand: o.Rand, now: o.Now},
+		departed: make(map[string]*live),
+		shadow:   newShadow(o.Shadow, o.ShadowName),
+	}
+	uses := r.Uses()
+	r.prepares = uses&(policy.UsesPrompt|policy.CallsOut) != 0
+	r.callsOut = uses&policy.CallsOut != 0
+	_, reads := o.Policy.(policy.OngoingReader)
+	r.takesLoad = reads || uses&policy.UsesLoad != 0
+	r.learns = uses&policy.UsesLoad != 0 && !o.FixedRates
+	if usesOf(o.Policy)&policy.SharesByKey != 0 {
+		r.opts.Ejection.SlowStart = 0
+	}
+	r.outliers = outlier.New(r.opts.Ejection, o.Now)
+	r.shared.outliers = r.outliers
+	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {
+		r.sessions = newSessions()
+	}
+	r.tokenizes = o.Tokenizer != nil && uses&policy.UsesPrompt != 0
+	r.routeObs, _ = o.Policy.(policy.RouteObserver)
+	r.endObs, _ = o.Policy.(policy.CompletionObserver)
+	r.backObs, _ = o.Policy.(policy.WithdrawalObserver)
+	r.fleetObs, _ = o.Policy.(policy.FleetObserver)
+	r.cacheObs, _ = o.Policy.(policy.CacheObserver)
+	r.sizeObs, _ = o.Policy.(policy.CapacityObserver)
+	r.closer = closerOf(o)
+	if _, closes := o.Policy.(io.Closer); r.routeObs == nil && r.endObs == nil && !closes && o.Shadow == nil {
+		r.quick = quick
+	}
+	r.view.Store(&view{fleet: &membership{byID: map[string]*policy.Replica{}}, shared: r.shared})
+	return r, nil
+}
+
+// Policy returns the Router's policy.
+func (r *Router) Policy() policy.Policy { return r.opts.Policy }
+
+// Uses returns what the policy looks at, its shadow, and a Rollout.
+func (r *Router) Uses() policy.Uses {
+	if r.off.Load() {
+		return 0
+	}
+	uses := usesOf(r.opts.Policy)
+	if r.shadow != nil {
+		uses |= usesOf(r.shadow.policy)
+	}
+	if r.sharing.Load() {
+		uses |= policy.UsesSession
+	}
+	return uses
+}
+
+func usesOf(p policy.Policy) policy.Uses {
+	if k, ok := p.(policy.KeyUser); ok {
+		return k.Uses()
+	}
+	return policy.UsesSession | policy.UsesPrompt | policy.CallsOut | policy.UsesLoad
+}
+
+// Observes reports whether somebody wants to know how calls ended: whether Complete
+// does anything.
+func (r *Router) Observes() bool {
+	return r.endObs != nil || r.backObs != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
+}
+
+// Corrections returns how often the policy picked a replica that the request may not be given, whether or not it waits.
+func (r *Router) Corrections() int64 { return r.corrections.Load() }
+
+// View returns the current snapshot of the fleet.
+func (r *Router) View() policy.View { return r.view.Load() }
+
+// PrepareErrors returns how often the policy's Prepare failed.
+func (r *Router) PrepareErrors() int64 { return r.prepErrors.Load() }
+
+// Prepare does the part of a pick that needs no lock. A host calls it before
+// Pick or Acquire so that the work is done off the picker; they do it
+// themselves for a request that is not prepared, or was for an older fleet.
+func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
+	if !r.needsPrepare(q) {
+		return
+	}
+	v := r.view.Load()
+	if r.prepared(q, v) || !r.enter() {
+		return
+	}
+	defer r.leave()
+	if q.State().Prepared != any(r) {
+		q.State().Prepared, q.Prepared, q.State().Tokenized = r, nil, false // another policy's is of no use
+	}
+	q.State().AnyModel = v.anyModel(q)
+	decides := r.Decides(q)
+	if !decides && !r.shades() {
+		q.State().Epoch = v.fleet.epoch
+		return
+	}
+	r.tokenize(ctx, q)
+	if r.callsOut {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
+		defer cancel()
+	}
+	if decides && (q.Pin == "" || r.routeObs != nil) {
+		if err := r.opts.Policy.Prepare(ctx, q, v); err != nil {
+			r.prepErrors.Add(1)
+		}
+	}
+	if r.shades() {
+		r.shadow.prepare(ctx, r, q, v)
+	}
+	q.State().Epoch = v.fleet.epoch
+}
+
+// needsPrepare reports whether a request is prepared. One that is pinned is where its route is observed.
+func (r *Router) needsPrepare(q *policy.Request) bool {
+	return r.prepares && (q.Pin == "" || r.routeObs != nil || r.shades() && r.shadow.routeObs != nil)
+}
+
+func (r *Router) prepared(q *policy.Request, v *view) bool {
+	return len(v.fleet.replicas) == 0 || q.State().Prepared == any(r) && q.State().Epoch == v.fleet.epoch
+}
+
+// lockPrepared takes the lock with the request prepared for the current View, or,
+// where the fleet changes faster than that, nearly so.
+func (r *Router) lockPrepared(ctx context.Context, q *policy.Request) {
+	const tries = 3
+	for range tries {
+		r.Prepare(ctx, q)
+		r.mu.Lock()
+		v := r.view.Load()
+		if !r.needsPrepare(q) || r.closed || r.prepared(q, v) {
+			return
+		}
+		r.mu.Unlock()
+	}
+	r.mu.Lock()
+}
+
+// Complete tells the policy how a call that was booked ended, if it was told of the
+// route, and learns the replica's rate from it. d is the Decision of the booking. The
+// host calls it once per booking, after Release or before, or Reservation.Withdraw in its
+// place. After Close it does nothing.
+func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome) {
+	if r.learns && d.Replica != nil {
+		r.learn(q, &d, &o)
+	}
+	if d.Replica != nil {
+		r.judge(d.Replica, q.State().Mark, &o)
+	}
+	if !o.Sent {
+		r.takeBack(q, &d)
+	}
+	if o.Prefilled() {
+		r.shareRoute(&d, d.State().Route)
+	}
+	if r.endObs == nil && r.shadow == nil || d.Replica == nil || !r.enter() {
+		return
+	}
+	defer r.leave()
+	if r.endObs != nil && d.State().Observed {
+		r.endObs.Completed(q, d, o)
+	}
+	if r.shadow != nil {
+		r.shadow.completed(q, o)
+	}
+}
+
+func (r *Router) routed(q *policy.Request, b *Reservation) {
+	if r.sessions != nil {
+		r.sessions.note(q.Session, liveOf(b.Decision.Replica))
+	}
+	sink := r.sink.Load()
+	if r.routeObs == nil && r.endObs == nil && r.shadow == nil && sink == nil || !r.enter() {
+		return
+	}
+	defer r.leave()
+	if sink != nil {
+		r.noteRoute(q, &b.Decision)
+	}
+	b.Decision.State().Observed = !b.Decision.State().Plain
+	if r.routeObs != nil && b.Decision.State().Observed {
+		r.routeObs.Routed(q, b.Decision)
+	}
+	if r.shadow != nil {
+		r.shadow.routed(q)
+	}
+}
+
+// enter reports whether the policy may still be called outside mu. A policy that
+// is a Closer is held open until leave.
+func (r *Router) enter() bool {
+	if r.closer == nil {
+		return true
+	}
+	if !r.inside.TryRLock() { // it is about to be closed
+		return false
+	}
+	if r.closerDone {
+		r.inside.RUnlock()
+		return false
+	}
+	return true
+}
+
+func (r *Router) leave() {
+	if r.closer != nil {
+		r.inside.RUnlock()
+	}
+}
+
+// CloseTimeout is how long Router.Close waits for the policy at most.
+const CloseTimeout = time.Second
+
+// Closes reports whether the Router holds what Close gives back.
+func (r *Router) Closes() bool { return r.closer != nil }
+
+// Close wakes everybody in the queue with ErrClosed, fails later picks, and
+// closes the policy if it is an io.Closer, once the calls of the policy that are
+// under way have ended. What has not ended after CloseTimeout is an error, and goes
+// on. Bookings may still be released.
+func (r *Router) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	r.hold()
+	r.requeue(r.view.Load())
+	r.alarm.off()
+	r.mu.Unlock()
+	if r.closer == nil {
+		return nil
+	}
+	done := make(chan error, 1)
+	go func() { done <- r.closePolicy() }()
+	late := time.NewTimer(CloseTimeout)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C:
+		return fmt.Errorf("router: closing the policy takes longer than %v", CloseTimeout)
+	}
+}
+
+// closePolicy waits for the calls of the policy that are under way; later ones are not made.
+func (r *Router) closePolicy() error {
+	r.inside.Lock()
+	r.closerDone = true
+	r.inside.Unlock()
+	if err := r.closer.Close(); err != nil {
+		return fmt.Errorf("router: closing the policy: %w", err)
+	}
+	return nil
+}

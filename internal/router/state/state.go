@@ -1,0 +1,140 @@
+// Package state holds what the Router keeps in the types of package policy: a replica's counters, and what belongs to the
+// Router in a request and in a decision. It is a leaf, so that policy can be public and the Router internal.
+package state
+
+import (
+	"math"
+	"sync/atomic"
+
+	"github.com/warmpath/warmpath/internal/outlier"
+)
+
+// A Replica is the live part of a replica; it outlives changes of the attributes. The Router writes it under its lock, but
+// for Book; everything may be read without it.
+type Replica struct {
+	Owner any // what the Router keeps beside it; set once
+
+	Flags    atomic.Uint32 // Connected, Barred, Leaving, Declared
+	Max      atomic.Int64  // reservations allowed at once: Capacity, or less while the replica refuses
+	Capacity atomic.Int64  // the bound on reservations; NoBound = none
+	InvRate  atomic.Uint64 // 1 / rate, as math.Float64bits
+	Peer     atomic.Int64  // load of other clients, as in Book
+	KVTokens atomic.Int64  // size of the KV cache; 0 = not known
+
+	// Book is written by every pick: a cache line of its own keeps that from slowing reads of the rest.
+	_    [cacheLine]byte
+	Book atomic.Int64 // ongoing<<TokenBits | reserved prefill tokens
+	_    [cacheLine]byte
+}
+
+const cacheLine = 64
+
+// The bits of Replica.Flags. A replica is picked where only the first is set.
+const (
+	Connected = 1 << iota
+	Barred    // by its health
+	Leaving   // it reports that it drains
+	Declared  // it drains by its attributes
+)
+
+// NoBound is more reservations than there are.
+const NoBound = math.MaxInt64
+
+// Book keeps both counters of a replica in one word, so that a pick stores once. A reservation is charged at most
+// MaxPrefill tokens, so that the tokens of 2^16 of the longest prompts fit beside the ongoing.
+const (
+	TokenBits  = 40
+	TokenMask  = 1<<TokenBits - 1
+	MaxPrefill = 1 << 24
+)
+
+// Up reports whether the replica is connected.
+func (r *Replica) Up() bool { return r.Flags.Load()&Connected != 0 }
+
+// Set sets or clears a flag.
+func (r *Replica) Set(bit uint32, on bool) {
+	if on {
+		r.Flags.Or(bit)
+	} else {
+		r.Flags.And(^bit)
+	}
+}
+
+// Full reports whether the replica has as many reservations as it may have.
+func (r *Replica) Full() bool { return r.Book.Load()>>TokenBits >= r.Max.Load() }
+
+// Ongoing returns the number of reservations.
+func (r *Replica) Ongoing() int64 { return r.Book.Load() >> TokenBits }
+
+// UnderWay returns how many requests are known to be under way, those of other clients too.
+func (r *Replica) UnderWay() int64 { return r.Book.Load()>>TokenBits + r.Peer.Load()>>TokenBits }
+
+// Take adds a reservation without prefill tokens unless the replica is full.
+func (r *Replica) Take() bool {
+	most := r.Max.Load()
+	if most == NoBound {
+		r.Book.Add(1 << TokenBits)
+		return true
+	}
+	for {
+		book := r.Book.Load()
+		if book>>TokenBits >= most {
+			return false
+		}
+		if r.Book.CompareAndSwap(book, book+1<<TokenBits) {
+			return true
+		}
+	}
+}
+
+// Rate returns what the load of the replica is divided by.
+func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.InvRate.Load()) }
+
+// A Side is what decides for a request while a rollout is in force.
+type Side uint8
+
+// The sides.
+const (
+	Undecided Side = iota
+	ByPolicy
+	ByPlain
+)
+
+// A Request is the Router's part of a request. The zero value is that of a new one.
+type Request struct {
+	AnyModel   bool // no replica of the fleet declares the model: it filters nothing
+	Tokenized  bool // the Tokenizer was called for the prompt
+	LastResort bool // during a choice: replicas that report that they drain are better than none
+	Plain      bool // the policy is not called in the choice under way: Options.Plain decides
+	Query      bool // the pick under way is a Query
+	Side       Side // what decides, where a rollout is in force
+
+	Prepared any    // the Router whose policy prepared it
+	Epoch    uint64 // of the View that Prepare saw
+	Attempt  int
+	Lot      uint64 // see policy.View.Lot; 0 = not drawn
+	Tried    []string
+	QueuedAt any // the Router that gave it Seq
+	Seq      uint64
+	Ahead    int64    // prompt tokens queued at the replica, those of other clients too, at the last pick
+	Keeper   *Replica // drains, and keeps this session
+	Shadow   Shadow   // as the shadow policy sees it; nil = there is none
+	Sets     *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
+
+	Mark outlier.Mark // of the last pick
+}
+
+// A Shadow is a request as the shadow policy sees it.
+type Shadow interface {
+	DropPrompt()
+	Settle()
+}
+
+// A Decision is the Router's part of a decision.
+type Decision struct {
+	Probe    bool
+	Plain    bool     // Options.Plain decided, not the policy
+	Chosen   bool     // by Choose of the policy, which may have noted it
+	Observed bool     // the policy observed the route, so it observes the end
+	Route    []uint64 // superblocks to share when the replica answers
+}

@@ -1,0 +1,129 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// words counts what a Router asks of its Tokenizer: one token a byte.
+type words struct {
+	asked, closed int
+	err           error
+}
+
+func (w *words) Tokenize(_ context.Context, q *policy.Request) ([]uint32, error) {
+	w.asked++
+	var tokens []uint32
+	for _, b := range []byte(q.Prompt.Text) {
+		tokens = append(tokens, uint32(b))
+	}
+	return tokens, w.err
+}
+
+func (w *words) Close() error {
+	w.closed++
+	return nil
+}
+
+// reader is a policy that keeps the prompts it saw.
+type reader struct {
+	uses policy.Uses
+	saw  []policy.Prompt
+}
+
+func (p *reader) Uses() policy.Uses { return p.uses }
+func (p *reader) Prepare(_ context.Context, q *policy.Request, _ policy.View) error {
+	p.saw = append(p.saw, q.Prompt)
+	return nil
+}
+func (p *reader) Choose(_ *policy.Request, v policy.View) policy.Decision {
+	return policy.To(v.Connected()[0], policy.ReasonLeastLoaded)
+}
+
+func withWords(t *testing.T, w *words, uses policy.Uses) (*Router, *reader) {
+	t.Helper()
+	p := &reader{uses: uses}
+	r, err := NewRouter(Options{Policy: p, Tokenizer: w})
+	require.NoError(t, err)
+	r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
+	r.SetConnected("a", true)
+	return r, p
+}
+
+func TestPromptsBecomeTokens(t *testing.T) {
+	w := &words{}
+	r, p := withWords(t, w, policy.UsesPrompt)
+	q := &policy.Request{}
+	q.SetPrompt(policy.Prompt{Text: "hello"})
+	require.Equal(t, 2, q.PromptTokens)
+	var b Reservation
+	require.NoError(t, r.Pick(context.Background(), q, &b))
+	require.Equal(t, []policy.Prompt{{Tokens: []uint32{'h', 'e', 'l', 'l', 'o'}}}, p.saw)
+	require.Equal(t, 5, q.PromptTokens, "the load booked is the prompt's own")
+	b.Release()
+
+	// A later attempt, of which the fleet has changed and the prompt is gone.
+	q.DropPrompt()
+	q.NextAttempt(b.Decision.Replica)
+	r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}})
+	require.NoError(t, r.Pick(context.Background(), q, &b))
+	b.Release()
+	require.Equal(t, 1, w.asked)
+	require.Equal(t, 5, q.PromptTokens)
+
+	// Tokens that are there are used as they are.
+	q = &policy.Request{}
+	q.SetPrompt(policy.Prompt{Tokens: []uint32{7}})
+	require.NoError(t, r.Pick(context.Background(), q, &b))
+	b.Release()
+	require.Equal(t, 1, w.asked)
+	require.NoError(t, r.Close())
+	require.NoError(t, r.Close())
+	require.Equal(t, 1, w.closed)
+}
+
+func TestATokenizerThatFails(t *testing.T) {
+	w := &words{err: errors.New("no")}
+	r, p := withWords(t, w, policy.UsesPrompt)
+	q := &policy.Request{}
+	q.SetPrompt(policy.Prompt{Text: "hello"})
+	var b Reservation
+	for range 2 { // attempts
+		require.NoError(t, r.Pick(context.Background(), q, &b))
+		b.Release()
+		q.NextAttempt(nil)
+		r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}})
+	}
+	require.Equal(t, []policy.Prompt{{Text: "hello"}, {Text: "hello"}}, p.saw)
+	require.Equal(t, 1, w.asked, "once for a request")
+	require.EqualValues(t, 1, r.TokenizeErrors())
+	require.Zero(t, r.PrepareErrors())
+
+	// Another Router may have another tokenizer.
+	better := &words{}
+	other, _ := withWords(t, better, policy.UsesPrompt)
+	require.NoError(t, other.Pick(context.Background(), q, &b))
+	b.Release()
+	require.Equal(t, 5, q.PromptTokens)
+}
+
+func TestATokenizerIsNotAskedInVain(t *testing.T) {
+	w := &words{}
+	r, _ := withWords(t, w, policy.UsesSession|policy.CallsOut)
+	q := &policy.Request{}
+	q.SetPrompt(policy.Prompt{Text: "hello"})
+	var b Reservation
+	require.NoError(t, r.Pick(context.Background(), q, &b))
+	b.Release()
+	r, _ = withWords(t, w, policy.UsesPrompt)
+	pinned := &policy.Request{Pin: "a"}
+	pinned.SetPrompt(policy.Prompt{Text: "hello"})
+	require.NoError(t, r.Pick(context.Background(), pinned, &b))
+	b.Release()
+	require.Zero(t, w.asked)
+}
