@@ -48,7 +48,8 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	if set.options.listed {
-		return nil, errors.New("warmpath: the options of client.New have the list of client.DialOptions among them, which New adds itself; give New what DialOptions was given")
+		return nil, errors.New("warmpath: the options of client.New have the list of client.DialOptions among them, " +
+			"which New adds itself; give New what DialOptions was given")
 	}
 	if set.needsServer && !asksServer(target) {
 		return nil, fmt.Errorf("warmpath: config: %w", policy.ErrNeedsServer)
@@ -90,7 +91,8 @@ func checkScheme(target string, cc *grpc.ClientConn) error {
 	case target == "":
 		return errors.New("warmpath: the target is empty; want warmpath:///host:port,host:port, dns:///host:port or the like")
 	case ok:
-		return fmt.Errorf("warmpath: %q: no resolver has the scheme %q; want warmpath:///host:port,host:port, dns:///host:port or the like", target, scheme)
+		return fmt.Errorf("warmpath: %q: no resolver has the scheme %q; "+
+			"want warmpath:///host:port,host:port, dns:///host:port or the like", target, scheme)
 	case strings.Contains(target, ","):
 		return fmt.Errorf("warmpath: %q: a list of replicas is written warmpath:///host:port,host:port", target)
 	}
@@ -168,7 +170,9 @@ func newChannels(opts []grpc.DialOption) (*channels, error) {
 func (c *channels) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithDefaultServiceConfig(c.serviceConfig),
-		grpc.WithDefaultCallOptions(retryBufferOption{grpc.MaxRetryRPCBufferSizeCallOption{MaxRetryRPCBufferSize: retryBuffer}}),
+		grpc.WithDefaultCallOptions(retryBufferOption{
+			grpc.MaxRetryRPCBufferSizeCallOption{MaxRetryRPCBufferSize: retryBuffer},
+		}),
 		grpc.WithChainUnaryInterceptor(c.unary),
 		grpc.WithChainStreamInterceptor(c.stream),
 	}

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"slices"
 
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -26,7 +27,7 @@ func WithPin(ctx context.Context, replica string) context.Context {
 // besides those that the context excludes already. They fail with UNAVAILABLE where no
 // other is left.
 func WithExclude(ctx context.Context, replicas ...string) context.Context {
-	return call.WithRoute(ctx, func(r *call.Route) { r.Exclude = append(r.Exclude[:len(r.Exclude):len(r.Exclude)], replicas...) })
+	return call.WithRoute(ctx, func(r *call.Route) { r.Exclude = append(slices.Clip(r.Exclude), replicas...) })
 }
 
 // A Decision is where a call went and why: see [telemetry.Report] for its fields.

@@ -58,8 +58,12 @@ func (k *core) attempt(m any, has bool) (attempt, error) {
 		if k.call.Attempts.Limited() && !k.desc.ClientStreams {
 			ctx, next.cancel = context.WithCancel(ctx)
 		}
-		err := k.openStream(ctx, &next, m, has)
-		if err == nil {
+		var err error
+		next.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.call.Attempts.Ranked(k.opts)...)
+		if err == nil && has {
+			err = next.cs.SendMsg(m)
+		}
+		if err == nil || err == io.EOF { // the status of a stream that broke meanwhile is RecvMsg's to return
 			return next, nil
 		}
 		if next.cancel != nil {
@@ -69,19 +73,6 @@ func (k *core) attempt(m any, has bool) (attempt, error) {
 			return attempt{}, err
 		}
 	}
-}
-
-// openStream asks gRPC for a stream and sends the first message on it.
-func (k *core) openStream(ctx context.Context, next *attempt, m any, has bool) (err error) {
-	next.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.call.Attempts.Ranked(k.opts)...)
-	if err != nil || !has {
-		return err
-	}
-	// The status of a stream that broke meanwhile is RecvMsg's to return: SendMsg returns io.EOF.
-	if err := next.cs.SendMsg(m); err != nil && err != io.EOF {
-		return err
-	}
-	return nil
 }
 
 // settle ends phase opening with the stream of an attempt, or the error of the call.

@@ -54,7 +54,9 @@ type overridingBuilder struct {
 	resolver.AuthorityOverrider
 }
 
-func (b handleBuilder) Build(t resolver.Target, cc resolver.ClientConn, o resolver.BuildOptions) (resolver.Resolver, error) {
+func (b handleBuilder) Build(
+	t resolver.Target, cc resolver.ClientConn, o resolver.BuildOptions,
+) (resolver.Resolver, error) {
 	return b.Builder.Build(t, handleConn{cc, b.handle}, o)
 }
 

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -21,7 +20,8 @@ import (
 // first message; other streams open at once, unless their dialect asks to be
 // deferred, and then their first message, or CloseSend, opens them.
 func (c *channels) stream(
-	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
+	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
+	opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	h := c.handle(cc)
 	if h.Within(ctx) {
@@ -35,8 +35,9 @@ func (c *channels) stream(
 		})
 	}
 	k := &core{desc: desc, open: open, conn: cc, method: method, opts: opts, finish: finish}
-	if t := timeout(cc, method); t >= 0 {
-		k.ctx, k.cancel = context.WithTimeout(ctx, t)
+	// That of the service config bounds the whole call, the queue and all attempts.
+	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
+		k.ctx, k.cancel = context.WithTimeout(ctx, *t)
 	} else {
 		k.ctx, k.cancel = context.WithCancel(ctx)
 	}
@@ -268,15 +269,6 @@ func (k *core) disarm() {
 // the end or cancelling.
 func (k *core) abandon() {
 	k.end(status.Error(codes.Canceled, "warmpath: the stream was dropped before its end"))
-}
-
-// timeout is that of the service config for a method, which bounds the whole call, the queue and all attempts; negative
-// = none.
-func timeout(cc *grpc.ClientConn, method string) time.Duration {
-	if t := cc.GetMethodConfig(method).Timeout; t != nil {
-		return *t
-	}
-	return -1
 }
 
 // onFinish are the grpc.OnFinish options of a call: gRPC would run them after every attempt, the application wants them

@@ -12,15 +12,17 @@ import (
 // unary is the unary interceptor: the message is at hand, so the key is taken and a replica reserved before gRPC is
 // asked to invoke.
 func (c *channels) unary(
-	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
 ) (err error) {
 	h := c.handle(cc)
 	if h.Within(ctx) {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
-	if t := timeout(cc, method); t >= 0 {
+	// That of the service config bounds the whole call, the queue and all attempts.
+	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, t)
+		ctx, cancel = context.WithTimeout(ctx, *t)
 		defer cancel()
 	}
 	rpc := h.NewCall(ctx, method, req, policy.AnswerWhole)

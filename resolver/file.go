@@ -89,7 +89,9 @@ func (b *FileBuilder) proposed(path string) (string, bool) {
 
 // Build reads the file and follows it. A file that is missing or broken now is
 // an error.
-func (b *FileBuilder) Build(target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions) (resolver.Resolver, error) {
+func (b *FileBuilder) Build(
+	target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
+) (resolver.Resolver, error) {
 	path, err := parsePath(target.URL)
 	if err != nil {
 		return nil, err

@@ -96,7 +96,9 @@ func parseServers(u url.URL) (lookup, error) {
 }
 
 // watch builds the resolver of a deployment.
-func (b *builder) watch(target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions) (resolver.Resolver, error) {
+func (b *builder) watch(
+	target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
+) (resolver.Resolver, error) {
 	l, err := parseServers(target.URL)
 	if err != nil {
 		return nil, err

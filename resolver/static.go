@@ -44,7 +44,9 @@ func (*builder) OverrideAuthority(target resolver.Target) string {
 	return defaultAuthority(replicas)
 }
 
-func (b *builder) Build(target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions) (resolver.Resolver, error) {
+func (b *builder) Build(
+	target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
+) (resolver.Resolver, error) {
 	if asksServer(target.URL) {
 		return b.watch(target, cc, opts)
 	}

@@ -31,8 +31,8 @@ func (m *Method) Request(q *policy.Request, uses policy.Uses, msg any) error {
 
 // ErrContent is the error of a request with chat turns whose content cannot be read. It has no prompt then: what the
 // turns have in common is not what they are.
-var ErrContent = errors.New("the content of a chat turn cannot be read: messages.content leads to no text, list of parts or " +
-	"google.protobuf.Value")
+var ErrContent = errors.New("the content of a chat turn cannot be read: messages.content leads to no text, " +
+	"list of parts or google.protobuf.Value")
 
 // harmless ends a panic. Messages are foreign code: a typed nil, a buffer that
 // was freed, a Bytes method that does not expect to be called.
@@ -178,7 +178,7 @@ func raise(u *int, n int, ok bool) bool {
 
 // Aborts reports whether requests of the method are to be ended by a call of their own when
 // the caller goes: whether [Method.Abort] can return something.
-func (m *Method) Aborts() bool { return m.Abort() != "" }
+func (m *Method) Aborts() bool { return m != nil && m.dialect.Abort != "" }
 
 // Abort returns the method that ends the request which has the id, "" where there is none. Its
 // request is a message whose field 1 is the id.

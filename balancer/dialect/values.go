@@ -277,7 +277,10 @@ func (v *values) fill(dst *string, f *fields, s slot) {
 		return
 	}
 	if text, ok := v.first(f, s); ok {
-		*dst = v.keep(text)
+		*dst = text
+		if v.borrowed {
+			*dst = strings.Clone(text)
+		}
 	}
 }
 
@@ -285,21 +288,16 @@ func (v *values) fill(dst *string, f *fields, s slot) {
 func (v *values) session(f *fields) string {
 	for ref := f.from[slotSession]; ref < f.to[slotSession]; ref++ {
 		if text, ok := v.of(ref); ok && text != "" && utf8.ValidString(text) && !strings.ContainsFunc(text, isControl) {
-			return v.keep(text)
+			if v.borrowed {
+				text = strings.Clone(text)
+			}
+			return text
 		}
 	}
 	return ""
 }
 
 func isControl(r rune) bool { return r < ' ' }
-
-// keep returns a text that may outlive the message.
-func (v *values) keep(s string) string {
-	if v.borrowed {
-		return strings.Clone(s)
-	}
-	return s
-}
 
 // count returns the count of the best alternative of a slot that has one.
 func (v *values) count(f *fields, s slot) (int, bool) {

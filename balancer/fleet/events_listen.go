@@ -53,13 +53,15 @@ func CheckListeners(fleet []policy.Attributes) error {
 			outer = outer[:0]
 		}
 		if len(outer) > 0 && outer[0].host != b.host {
-			return fmt.Errorf("kv_events of %q and %q: port %s is bound on %s and on %s", outer[0].id, b.id, b.port, outer[0].host, b.host)
+			return fmt.Errorf("kv_events of %q and %q: port %s is bound on %s and on %s",
+				outer[0].id, b.id, b.port, outer[0].host, b.host)
 		}
 		for len(outer) > 1 && !strings.HasPrefix(b.topic, outer[len(outer)-1].topic) {
 			outer = outer[:len(outer)-1]
 		}
 		if n := len(outer); n > 0 && outer[n-1].address != b.address && strings.HasPrefix(b.topic, outer[n-1].topic) {
-			return fmt.Errorf("kv_events of %q and %q: both listen on port %s, and their topics %q and %q do not tell them apart: give each a ?topic= of its own",
+			return fmt.Errorf("kv_events of %q and %q: both listen on port %s, and their topics %q and %q do not "+
+				"distinguish them: give each a ?topic= of its own",
 				outer[n-1].id, b.id, b.port, outer[n-1].topic, b.topic)
 		}
 		outer = append(outer, b)

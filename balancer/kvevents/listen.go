@@ -48,7 +48,7 @@ type reader struct {
 	newest *peer      // the connection that is read
 }
 
-var errShared = errors.New("kvevents: another replica listens on this port, and the topics do not tell them apart")
+var errShared = errors.New("kvevents: another replica listens on this port, and the topics do not distinguish them")
 
 // serve waits on the subscriber's port for its engine until the context ends.
 func (ps *ports) serve(ctx context.Context, s *subscriber) {

@@ -49,7 +49,9 @@ func (c *Client) Set(ctx context.Context, key string, value []byte, ttl time.Dur
 }
 
 // CompareAndSet implements [Store].
-func (c *Client) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, ttl time.Duration) (uint64, error) {
+func (c *Client) CompareAndSet(
+	ctx context.Context, key string, version uint64, value []byte, ttl time.Duration,
+) (uint64, error) {
 	if err := Check(key, value); err != nil {
 		return 0, err
 	}

@@ -49,7 +49,9 @@ func (m *Memory) Set(_ context.Context, key string, value []byte, ttl time.Durat
 }
 
 // CompareAndSet implements [Store].
-func (m *Memory) CompareAndSet(_ context.Context, key string, version uint64, value []byte, ttl time.Duration) (uint64, error) {
+func (m *Memory) CompareAndSet(
+	_ context.Context, key string, version uint64, value []byte, ttl time.Duration,
+) (uint64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e, _ := m.find(key); e.Version != version {

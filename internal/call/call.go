@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fault"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
@@ -183,7 +184,9 @@ func (c *Call) admit(b *Binding) error {
 // returns the Call that has the reservation: another one for an attempt that is made while one is under way, or after
 // the call. ready reports whether the attempt may be sent. Where the connection is only being opened the call keeps its
 // reservation for the next picker.
-func (c *Call) Book(ctx context.Context, route *Route, b *Binding, state stateOf) (booked *Call, ready bool, err error) {
+func (c *Call) Book(
+	ctx context.Context, route *Route, b *Binding, state stateOf,
+) (booked *Call, ready bool, err error) {
 	c.met.Store(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -295,7 +298,7 @@ func (c *Call) use(ctx context.Context, b *Binding, state stateOf) (ready, kept 
 	if b.Router.Observes() && !c.reserved.booking.Watched() {
 		c.few.write().picked = time.Now()
 	}
-	note(ctx, b, c.few.read().span, c.route.report(), &c.key.request, c.reserved.booking.Decision)
+	note(ctx, b, c.few.read().span, c.route, &c.key.request, c.reserved.booking.Decision)
 	return true, false
 }
 
@@ -325,8 +328,17 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 		c.outcome.last = attempt{} // the connection was gone before anything happened
 		return
 	}
-	late := c.few.read().late
-	c.outcome.end(info, refused, late)
+	o, late := &c.outcome, false
+	if r := c.few.made.Load(); r != nil {
+		late = r.late
+	}
+	o.last.Sent, o.last.Refused, o.last.Err = info.BytesSent, refused, info.Err
+	o.last.Answered, o.last.Trailer = info.BytesReceived, info.Trailer
+	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, fault.Of(info.Err)
+	if o.result.Fault != policy.NoFault && late {
+		o.result.Fault = policy.Late
+	}
+	o.pending = true
 	if info.Err != nil && c.key.abortable {
 		c.abort(info, late)
 	}
@@ -445,12 +457,14 @@ func (c *Call) complete() {
 		c.reserved.server = nil
 	}
 	b.Router.Complete(&c.key.request, d, c.outcome.result)
-	if s := c.few.read().span; c.outcome.result.Fault != policy.NoFault && s != nil {
-		telemetry.Ejected(s, b.Router, d.Replica)
+	if c.outcome.result.Fault != policy.NoFault {
+		if s := c.few.read().span; s != nil {
+			telemetry.Ejected(s, b.Router, d.Replica)
+		}
 	}
 	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, c.outcome.result)
-	if r := c.route.report(); r != nil {
-		r.Usage = usage
+	if c.route != nil && c.route.Report != nil {
+		c.route.Report.Usage = usage
 	}
 	c.outcome.result = policy.Outcome{Usage: usage}
 }

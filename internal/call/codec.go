@@ -71,8 +71,14 @@ func (c *codecOnce) free() {
 // often as it likes.
 func newCodecOnce(msg any, opts []grpc.CallOption) *codecOnce {
 	codec, chosen := codecOf(opts)
-	if codec == nil || !chosen && isProto(msg) && codec.Name() == encodingproto.Name {
+	if codec == nil {
 		return nil
+	}
+	if !chosen && codec.Name() == encodingproto.Name {
+		switch msg.(type) {
+		case proto.Message, protoadapt.MessageV1:
+			return nil
+		}
 	}
 	return &codecOnce{CodecV2: codec, msg: msg}
 }
@@ -95,14 +101,6 @@ func codecOf(opts []grpc.CallOption) (codec encoding.CodecV2, chosen bool) {
 		codec = encoding.GetCodecV2(name)
 	}
 	return codec, chosen
-}
-
-func isProto(msg any) bool {
-	switch msg.(type) {
-	case proto.Message, protoadapt.MessageV1:
-		return true
-	}
-	return false
 }
 
 // sameMessage reports whether two messages are one: slices that share their memory, else values that are equal.

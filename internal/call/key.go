@@ -103,7 +103,8 @@ func (k *key) lacksPrompt(b *Binding) bool {
 // refusal is the status of a call without a prompt.
 func (k *key) refusal() error {
 	return status.Errorf(codes.InvalidArgument, "warmpath: require_prompt is set, and the request of %s has no prompt: "+
-		"send one, or name in dialects the field of the method's prompt; a method that never has one needs a dialect without prompt",
+		"send one, or name in dialects the field of the method's prompt; "+
+		"a method that never has one needs a dialect without prompt",
 		k.request.Method)
 }
 

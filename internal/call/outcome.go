@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/fault"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -44,30 +43,20 @@ type attempt struct {
 // statusAlone reports whether the replica answered with a status in place of headers and messages.
 func (a *attempt) statusAlone() bool { return len(a.Trailer["content-type"]) > 0 }
 
-// end enters how the attempt ended. late is set where it was given up because its first message was late.
-func (o *outcome) end(info balancer.DoneInfo, refused, late bool) {
-	o.last.Sent, o.last.Refused, o.last.Err = info.BytesSent, refused, info.Err
-	o.last.Answered, o.last.Trailer = info.BytesReceived, info.Trailer
-	o.result.Err, o.result.Sent = info.Err, info.BytesSent
-	o.result.Fault = fault.Of(info.Err)
-	if o.result.Fault != policy.NoFault && late {
-		o.result.Fault = policy.Late
-	}
-	o.pending = true
-}
-
 // note records a decision on the attempt's span, in the metrics, and in the report that the application asked for.
-func note(attempt context.Context, b *Binding, call trace.Span, report *telemetry.Report, q *policy.Request, d policy.Decision) {
+func note(
+	attempt context.Context, b *Binding, call trace.Span, route *Route, q *policy.Request, d policy.Decision,
+) {
 	telemetry.Span(attempt, call, b.Policy, q, d)
 	b.Telemetry.Decided(attempt, b.Policy, d)
 	b.Telemetry.Shadowed(attempt, b.Policy, q, &d)
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
 		b.NoKey(q.Method)
 	}
-	if report == nil {
+	if route == nil || route.Report == nil {
 		return
 	}
-	*report = telemetry.Report{
+	*route.Report = telemetry.Report{
 		Replica:       d.Replica.ID,
 		Address:       d.Replica.Address,
 		Policy:        b.Policy,
@@ -93,7 +82,7 @@ func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy
 // Note records the decision for a call without an interceptor, whose span cannot be distinguished from the
 // application's.
 func Note(attempt context.Context, b *Binding, route *Route, q *policy.Request, d policy.Decision) {
-	note(attempt, b, nil, route.report(), q, d)
+	note(attempt, b, nil, route, q, d)
 }
 
 // Ended ends the reservation of a call that has ended, and gives its Router what the replica reported in the trailer:
@@ -188,7 +177,9 @@ func parseOrca(b []byte) router.ReplicaReport {
 			draining = value
 		}
 	}
-	report := router.ReplicaReport{Ongoing: -1, QueuedTokens: int64(uncached), KVTokens: max(int(capacity), 0), Draining: draining > 0}
+	report := router.ReplicaReport{
+		Ongoing: -1, QueuedTokens: int64(uncached), KVTokens: max(int(capacity), 0), Draining: draining > 0,
+	}
 	if running >= 0 { // else those that wait are not all that are under way
 		report.Ongoing = int(running + max(waiting, 0))
 	}

@@ -119,7 +119,9 @@ func (q *quarantine) strike(b breakage, ttl time.Duration) []strike {
 	}
 	q.order.MoveToBack(e)
 	s := e.Value.(*suspect)
-	s.strikes = slices.DeleteFunc(s.strikes, func(x strike) bool { return x.replica == b.replica || b.at.Sub(x.at) >= ttl })
+	s.strikes = slices.DeleteFunc(s.strikes, func(x strike) bool {
+		return x.replica == b.replica || b.at.Sub(x.at) >= ttl
+	})
 	if len(s.strikes) == 2 {
 		s.strikes = slices.Delete(s.strikes, 0, 1)
 	}
@@ -180,8 +182,8 @@ func (b *Binding) quarantined(ctx context.Context, by []strike) error {
 	end := by[0].at.Add(b.Retries.QuarantineTTL).UTC().Format(time.RFC3339)
 	return &callError{
 		status: status.New(codes.Internal, fmt.Sprintf("warmpath: the prompt is not sent to another replica: "+
-			"the connections to %s and %s broke while they had it and before they answered, and no replica has answered it since; "+
-			"it is sent again from %s on (quarantine_ttl)", by[0].replica, by[1].replica, end)),
+			"the connections to %s and %s broke while they had it and before they answered, and no replica has "+
+			"answered it since; it is sent again from %s on (quarantine_ttl)", by[0].replica, by[1].replica, end)),
 		causes: []error{ErrQuarantined},
 	}
 }

@@ -150,7 +150,9 @@ func (r *reservation) ask(ctx context.Context, b *Binding, q *policy.Request) (m
 }
 
 // askOnce reserves what the server answers. The replica is the one that it named, also where that cannot be reserved.
-func (r *reservation) askOnce(ctx context.Context, b *Binding, m *Central, q *policy.Request) (named string, err error) {
+func (r *reservation) askOnce(
+	ctx context.Context, b *Binding, m *Central, q *policy.Request,
+) (named string, err error) {
 	a, err := m.Desk.Ask(ctx, q, b.Router.PromptHashes(q))
 	if err != nil {
 		return "", err

@@ -56,14 +56,6 @@ func (r *Route) apply(q *policy.Request) {
 	}
 }
 
-// report is where the application reads the decision; nil = it does not.
-func (r *Route) report() *telemetry.Report {
-	if r == nil {
-		return nil
-	}
-	return r.Report
-}
-
 // Beyond returns what another channel takes from a route found in the context of an attempt of the call: what was set
 // in that context, or nil.
 func (c *Call) Beyond(r *Route) *Route {

@@ -36,7 +36,7 @@ type Value interface {
 	Null() bool
 	// Number returns an integer of either sign, or a boolean.
 	Number() (v uint64, ok bool)
-	// Text and Bytes return a string; formats that do not tell them apart return it from both.
+	// Text and Bytes return a string; formats that do not distinguish them return it from both.
 	Text() (b []byte, ok bool)
 	Bytes() (b []byte, ok bool)
 	// List calls each for the elements until it returns an error; ErrType if the value is no list.

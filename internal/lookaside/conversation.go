@@ -67,7 +67,9 @@ func newConversation(l *reserved, ended <-chan struct{}) *conversation {
 }
 
 // ask asks one question and waits for the answer. A server's failure is a status.
-func (c *conversation) ask(ctx context.Context, r *chooseRequest, longest time.Duration) (*warmpathv1.ChooseReplicaResponse, error) {
+func (c *conversation) ask(
+	ctx context.Context, r *chooseRequest, longest time.Duration,
+) (*warmpathv1.ChooseReplicaResponse, error) {
 	done, err := c.breaker.Allow()
 	if err != nil {
 		return nil, ErrLate

@@ -115,7 +115,8 @@ func byReplica(all []kvevents.Status, values []func(*kvevents.Status) int64) (su
 	for i := range all {
 		st := &all[i]
 		if n := len(sums); n == 0 || sums[n-1].replica != st.Replica {
-			sums = append(sums, eventSum{replica: st.Replica, values: make([]int64, len(values)), unreadable: map[string]int64{}})
+			sum := eventSum{replica: st.Replica, values: make([]int64, len(values)), unreadable: map[string]int64{}}
+			sums = append(sums, sum)
 		}
 		sum := &sums[len(sums)-1]
 		for j, value := range values {

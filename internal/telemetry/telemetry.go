@@ -172,7 +172,8 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	r.attempts = newAttempts(counter)
 	pick, e := r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time to prepare, choose and book, without waiting in the queue."),
-		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1))
+		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4,
+			1e-3, 2e-3, 5e-3, 1e-2, 1e-1))
 	if err == nil {
 		err = e
 	}
@@ -246,7 +247,9 @@ func (r *Recorder) Picked(ctx context.Context, policyName string, took time.Dura
 
 // Ended records the outcome of one attempt: what was predicted against what the
 // replica reported.
-func (r *Recorder) Ended(ctx context.Context, policyName string, q *policy.Request, d policy.Decision, o policy.Outcome) {
+func (r *Recorder) Ended(
+	ctx context.Context, policyName string, q *policy.Request, d policy.Decision, o policy.Outcome,
+) {
 	if o.Err != nil && r.failed.Enabled(ctx) {
 		r.failed.Add(ctx, 1, r.set(policyName, ""))
 	}
