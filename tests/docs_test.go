@@ -261,7 +261,7 @@ func TestHashesPage(t *testing.T) {
 	require.NoError(t, err)
 	policytest.NewRouter(t, ring, policytest.Fleet(3))
 	for _, v := range vectors(t, "ring") {
-		require.Equal(t, strings.Fields(v[1]), ring.Order(v[0], 3))
+		require.Equal(t, strings.Fields(v[1]), ring.(interface{ Order(string, int) []string }).Order(v[0], 3))
 	}
 }
 

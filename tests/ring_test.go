@@ -104,7 +104,7 @@ func TestLongSessionsTakeRaysPlace(t *testing.T) {
 	policytest.NewRouter(t, ring, policytest.Replicas(ids...))
 	for i := range 20 {
 		session := fmt.Sprint(strings.Repeat("tenant/", 60), i)
-		want := ring.Order(session, 1)[0]
+		want := ring.(interface{ Order(string, int) []string }).Order(session, 1)[0]
 		require.Equal(t, want, where(t, client.WithSession(deadline(t), session), cc, ""))
 		require.Equal(t, want, where(t, metadata.AppendToOutgoingContext(deadline(t), "x-session-id", session), cc, ""))
 	}

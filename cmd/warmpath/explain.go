@@ -122,7 +122,7 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 		}
 	}
 	text := ""
-	x.Key, text = keyOf(config, rt, request)
+	x.Key, text = keyOf(config, request)
 	return x, e.words(x, request, len(members), text), rt.Close()
 }
 

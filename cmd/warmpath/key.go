@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 
@@ -9,21 +10,20 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/internal/kvindex"
-	"github.com/warmpath/warmpath/internal/router"
 )
 
 // keyOf returns what a policy orders the replicas by: the kind, and a sentence.
-func keyOf(c *policy.Config, rt *router.Router, q *policy.Request) (kind, sentence string) {
-	switch rt.Policy().(type) {
-	case *consistenthash.Policy:
+func keyOf(c *policy.Config, q *policy.Request) (kind, sentence string) {
+	switch cmp.Or(c.Policy.Name, policy.Default) {
+	case consistenthash.Name:
 		return ringKey(q)
-	case *prefixaffinity.Policy:
+	case prefixaffinity.Name:
 		config := prefixaffinity.DefaultConfig()
 		if err := policy.Decode(c.Policy.Config, &config); err != nil {
 			return "", ""
 		}
 		return prefixKey(config, q)
-	case *kvaware.Policy:
+	case kvaware.Name:
 		config := kvaware.DefaultConfig()
 		if err := policy.Decode(c.Policy.Config, &config); err != nil {
 			return "", ""

@@ -21,16 +21,12 @@ func init() {
 }
 
 // register registers a policy whose config is a plain struct.
-func register[C any, P policy.Policy](name string, defaults func() C, build func(C) (P, error)) {
+func register[C any](name string, defaults func() C, build func(C) (policy.Policy, error)) {
 	policy.Register(name, func(raw json.RawMessage) (policy.Policy, error) {
 		c := defaults()
 		if err := policy.Decode(raw, &c); err != nil {
 			return nil, err
 		}
-		p, err := build(c)
-		if err != nil {
-			return nil, err
-		}
-		return p, nil
+		return build(c)
 	})
 }

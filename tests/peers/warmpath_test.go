@@ -24,13 +24,16 @@ func budget(shared bool) int64 {
 	return replicas * capacity * 20
 }
 
+// observing is what the policies are beside policy.Policy.
+type observing interface {
+	policy.Policy
+	policy.RouteObserver
+	policy.CompletionObserver
+}
+
 // ours is one of warmpath's policies with its Router.
 type ours struct {
-	policy interface {
-		policy.Policy
-		policy.RouteObserver
-		policy.CompletionObserver
-	}
+	policy observing
 	router *router.Router
 	view   policy.View
 	text   bool // asked with text instead of token ids
@@ -46,7 +49,7 @@ func newKVAware(t testing.TB, shared bool) *ours {
 	config.KVTokens = capacity * blockTokens
 	p, err := kvaware.New(config)
 	require.NoError(t, err)
-	x := &ours{policy: p, told: true}
+	x := &ours{policy: p.(observing), told: true}
 	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
 	x.view = x.router.View()
 	return x
@@ -58,7 +61,7 @@ func newPrefixAffinity(t testing.TB, shared bool) *ours {
 	config.IndexBytes = budget(shared)
 	p, err := prefixaffinity.New(config)
 	require.NoError(t, err)
-	x := &ours{policy: p, text: true}
+	x := &ours{policy: p.(observing), text: true}
 	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
 	x.view = x.router.View()
 	return x

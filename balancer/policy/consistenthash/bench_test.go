@@ -9,12 +9,12 @@ import (
 
 func build() policy.Policy { return with(DefaultConfig()) }
 
-func with(c Config) *Policy {
+func with(c Config) *hashing {
 	p, err := New(c)
 	if err != nil {
 		panic(err)
 	}
-	return p
+	return p.(*hashing)
 }
 
 func TestConform(t *testing.T) { policytest.Conform(t, build) }

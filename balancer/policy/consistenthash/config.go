@@ -7,15 +7,15 @@ import (
 
 // Bounds of [Config].
 const (
-	MaxVirtualNodes = 10_000
-	// MaxWeight is the largest weight that counts where weighted is set.
-	MaxWeight = 100
+	maxVirtualNodes = 10_000
+	// maxWeight is the largest weight that counts where weighted is set.
+	maxWeight = 100
 )
 
 // Config are the parameters of consistent_hash.
 type Config struct {
 	// NumVirtualNodes is the number of points of a replica on the ring, 1 to
-	// MaxVirtualNodes. More spread the sessions more evenly (100: within about
+	// 10,000. More spread the sessions more evenly (100: within about
 	// 10 % of the mean) and cost 12 bytes each.
 	NumVirtualNodes int `json:"num_virtual_nodes"`
 	// NumFallbackReplicas is how many replicas after the primary may take a
@@ -36,8 +36,8 @@ func DefaultConfig() Config {
 
 func (c Config) validate() error {
 	switch {
-	case c.NumVirtualNodes < 1 || c.NumVirtualNodes > MaxVirtualNodes:
-		return fmt.Errorf("num_virtual_nodes: %d is not between 1 and %d", c.NumVirtualNodes, MaxVirtualNodes)
+	case c.NumVirtualNodes < 1 || c.NumVirtualNodes > maxVirtualNodes:
+		return fmt.Errorf("num_virtual_nodes: %d is not between 1 and %d", c.NumVirtualNodes, maxVirtualNodes)
 	case c.NumFallbackReplicas < 0:
 		return fmt.Errorf("num_fallback_replicas: %d is negative", c.NumFallbackReplicas)
 	case c.MaxLoadFactor != 0 && !(c.MaxLoadFactor >= 1) || math.IsInf(c.MaxLoadFactor, 1):

@@ -48,9 +48,9 @@ import (
 // Name is the policy's name in a config.
 const Name = "consistent_hash"
 
-// Policy is the policy consistent_hash. Choose and FleetChanged run under the
+// hashing is the policy consistent_hash. Choose and FleetChanged run under the
 // Router's lock, which guards everything but the ring.
-type Policy struct {
+type hashing struct {
 	cfg  Config
 	ring atomic.Pointer[ring]
 
@@ -70,39 +70,39 @@ type slot struct {
 }
 
 var (
-	_ policy.Policy        = (*Policy)(nil)
-	_ policy.KeyUser       = (*Policy)(nil)
-	_ policy.QuickChooser  = (*Policy)(nil)
-	_ policy.FleetObserver = (*Policy)(nil)
-	_ policy.Previewer     = (*Policy)(nil)
+	_ policy.Policy        = (*hashing)(nil)
+	_ policy.KeyUser       = (*hashing)(nil)
+	_ policy.QuickChooser  = (*hashing)(nil)
+	_ policy.FleetObserver = (*hashing)(nil)
+	_ policy.Previewer     = (*hashing)(nil)
 )
 
 // New returns the policy with an empty ring.
-func New(c Config) (*Policy, error) {
+func New(c Config) (policy.Policy, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	p := &Policy{cfg: c, slotOf: make(map[string]uint32)}
+	p := &hashing{cfg: c, slotOf: make(map[string]uint32)}
 	p.full = make([]*policy.Replica, 0, min(1+c.NumFallbackReplicas, 8))
 	p.ring.Store(&ring{})
 	return p, nil
 }
 
 // Uses implements [policy.KeyUser].
-func (p *Policy) Uses() policy.Uses { return policy.UsesSession | policy.SharesByKey }
+func (p *hashing) Uses() policy.Uses { return policy.UsesSession | policy.SharesByKey }
 
 // Prepare implements [policy.Policy]. There is nothing to prepare.
-func (p *Policy) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
+func (p *hashing) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
 // Order returns the ids of the first n replicas for a key, the primary first,
 // whether or not they are connected. Safe from any goroutine.
-func (p *Policy) Order(key string, n int) []string {
+func (p *hashing) Order(key string, n int) []string {
 	return p.ring.Load().order(Hash(key), n)
 }
 
 // ChooseQuick implements [policy.QuickChooser]: the session's own replica, if
 // it has room and a connection.
-func (p *Policy) ChooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+func (p *hashing) ChooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
 	ring := p.ring.Load()
 	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring.hashes) == 0 {
 		return nil, ""
@@ -119,7 +119,7 @@ func (p *Policy) ChooseQuick(q *policy.Request, v policy.View) (*policy.Replica,
 }
 
 // Choose implements [policy.Policy].
-func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *hashing) Choose(q *policy.Request, v policy.View) policy.Decision {
 	key := q.Session
 	if key == "" {
 		key = q.ID
@@ -138,11 +138,11 @@ func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
 }
 
 // Preview implements [policy.Previewer]: a walk leaves nothing behind.
-func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
+func (p *hashing) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
 
 // clockwise walks the ring from a hash to the first replica that may have the
 // request.
-func (p *Policy) clockwise(h uint64, q *policy.Request, v policy.View) policy.Decision {
+func (p *hashing) clockwise(h uint64, q *policy.Request, v policy.View) policy.Decision {
 	ring := p.ring.Load()
 	n := len(ring.hashes)
 	if n == 0 {
@@ -192,7 +192,7 @@ func (p *Policy) clockwise(h uint64, q *policy.Request, v policy.View) policy.De
 	return policy.Wait(slices.Clone(p.full)...)
 }
 
-func (p *Policy) startWalk() {
+func (p *hashing) startWalk() {
 	p.full = p.full[:0]
 	p.walk++
 	if p.walk != 0 {
@@ -206,7 +206,7 @@ func (p *Policy) startWalk() {
 
 // replica returns the replica in a slot. The View may list the fleet in any
 // order: a replica that is not at its last index is found by its id.
-func (p *Policy) replica(ring *ring, s uint32, v policy.View) *policy.Replica {
+func (p *hashing) replica(ring *ring, s uint32, v policy.View) *policy.Replica {
 	rs, id := v.Replicas(), ring.ids[s]
 	if i := int(p.slots[s].index); i < len(rs) && rs[i].ID == id {
 		return rs[i]
@@ -240,7 +240,7 @@ type bound struct {
 
 // bound adds up the connected replicas, this request included, if
 // max_load_factor asks for it.
-func (p *Policy) bound(v policy.View) bound {
+func (p *hashing) bound(v policy.View) bound {
 	if p.cfg.MaxLoadFactor == 0 {
 		return bound{}
 	}
@@ -264,7 +264,7 @@ func (b bound) exceeded(r *policy.Replica) bool {
 	return float64(r.Ongoing()+1) > math.Ceil(limit)
 }
 
-func (p *Policy) weight(r *policy.Replica) float64 {
+func (p *hashing) weight(r *policy.Replica) float64 {
 	if !p.cfg.Weighted {
 		return 1
 	}
@@ -275,5 +275,5 @@ func weightOf(r *policy.Replica) float64 {
 	if r.Weight <= 0 {
 		return 1
 	}
-	return min(r.Weight, MaxWeight)
+	return min(r.Weight, maxWeight)
 }

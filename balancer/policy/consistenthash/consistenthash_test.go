@@ -17,7 +17,7 @@ import (
 
 func TestConfigBounds(t *testing.T) {
 	for name, edit := range map[string]func(*Config){
-		"num_virtual_nodes":     func(c *Config) { c.NumVirtualNodes = MaxVirtualNodes + 1 },
+		"num_virtual_nodes":     func(c *Config) { c.NumVirtualNodes = maxVirtualNodes + 1 },
 		"num_fallback_replicas": func(c *Config) { c.NumFallbackReplicas = math.MinInt },
 		"max_load_factor":       func(c *Config) { c.MaxLoadFactor = 0.99 },
 	} {

@@ -93,7 +93,7 @@ func (r *ring) merge(gone []bool, fresh []point, points int, ids []string) *ring
 }
 
 // FleetChanged implements [policy.FleetObserver]. The ring is of the fleet, connected or not.
-func (p *Policy) FleetChanged(f policy.FleetChange) {
+func (p *hashing) FleetChanged(f policy.FleetChange) {
 	if len(f.Added)+len(f.Removed) == 0 {
 		return
 	}
@@ -109,7 +109,7 @@ func (p *Policy) FleetChanged(f policy.FleetChange) {
 }
 
 // reweigh gives every replica the points that its weight in the View asks for.
-func (p *Policy) reweigh(v policy.View) {
+func (p *hashing) reweigh(v policy.View) {
 	c := p.change()
 	for _, r := range v.Replicas() {
 		if s, ok := p.slotOf[r.ID]; ok && int(p.slots[s].points) != p.pointsOf(r) {
@@ -122,13 +122,13 @@ func (p *Policy) reweigh(v policy.View) {
 }
 
 // pointsOf returns how many points a replica has.
-func (p *Policy) pointsOf(r *policy.Replica) int {
+func (p *hashing) pointsOf(r *policy.Replica) int {
 	return max(1, int(math.Round(float64(p.cfg.NumVirtualNodes)*p.weight(r))))
 }
 
 // A change collects the replicas that join and leave, for one merge of the ring.
 type change struct {
-	p      *Policy
+	p      *hashing
 	gone   []bool // by slot of the present ring
 	fresh  []point
 	points int
@@ -137,7 +137,7 @@ type change struct {
 	dirty  bool
 }
 
-func (p *Policy) change() *change {
+func (p *hashing) change() *change {
 	r := p.ring.Load()
 	return &change{p: p, gone: make([]bool, len(r.ids)), points: len(r.hashes), ids: slices.Clone(r.ids)}
 }

@@ -45,7 +45,7 @@ func BenchmarkChoose(b *testing.B) {
 				r := policytest.NewRouter(b, newPolicy(b, DefaultConfig()), policytest.Fleet(n))
 				q := ask(tokens(1, 8192))
 				r.Prepare(context.Background(), q)
-				p, v := r.Policy().(*Policy), r.View()
+				p, v := r.Policy().(*kvAware), r.View()
 				b.ReportAllocs()
 				for b.Loop() {
 					if !burst {

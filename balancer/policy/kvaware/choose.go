@@ -10,7 +10,7 @@ import (
 )
 
 // Choose implements [policy.Policy].
-func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *kvAware) Choose(q *policy.Request, v policy.View) policy.Decision {
 	d, o := p.choose(q, v)
 	if o != nil {
 		s := q.Prepared.(*prepared)
@@ -22,13 +22,13 @@ func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
 }
 
 // Preview implements [policy.Previewer]: no pick is noted.
-func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision {
+func (p *kvAware) Preview(q *policy.Request, v policy.View) policy.Decision {
 	d, _ := p.choose(q, v)
 	return d
 }
 
 // choose returns the option that was chosen by cost, nil if it was another way.
-func (p *Policy) choose(q *policy.Request, v policy.View) (policy.Decision, *option) {
+func (p *kvAware) choose(q *policy.Request, v policy.View) (policy.Decision, *option) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if r := v.LeastOfTwo(q); r != nil {
@@ -36,7 +36,7 @@ func (p *Policy) choose(q *policy.Request, v policy.View) (policy.Decision, *opt
 		}
 		return policy.Wait(), nil
 	}
-	c := choice{Policy: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
+	c := choice{kvAware: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
@@ -54,7 +54,7 @@ func (p *Policy) choose(q *policy.Request, v policy.View) (policy.Decision, *opt
 
 // A choice is one run of Choose.
 type choice struct {
-	*Policy
+	*kvAware
 	*prepared
 	cacheview.Scope
 	burst bool // picks were made that the index may not have had

@@ -25,11 +25,11 @@ func with(change func(*Config)) Config {
 	return c
 }
 
-func newPolicy(t testing.TB, c Config) *Policy {
+func newPolicy(t testing.TB, c Config) *kvAware {
 	t.Helper()
 	p, err := New(c)
 	require.NoError(t, err)
-	return p
+	return p.(*kvAware)
 }
 
 // newRouter returns a Router of the default policy over n replicas, r0, r1, ….

@@ -9,8 +9,8 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// Policy is the policy. Make it with [New]; it belongs to one Router.
-type Policy struct {
+// kvAware is the policy; it belongs to one Router.
+type kvAware struct {
 	config     Config
 	caches     *cacheview.Index
 	popularity *rendezvous.Popularity
@@ -24,26 +24,26 @@ type Policy struct {
 }
 
 var (
-	_ policy.Policy             = (*Policy)(nil)
-	_ policy.KeyUser            = (*Policy)(nil)
-	_ policy.RouteObserver      = (*Policy)(nil)
-	_ policy.CompletionObserver = (*Policy)(nil)
-	_ policy.WithdrawalObserver = (*Policy)(nil)
-	_ policy.FleetObserver      = (*Policy)(nil)
-	_ policy.CacheObserver      = (*Policy)(nil)
-	_ policy.CapacityObserver   = (*Policy)(nil)
-	_ policy.IndexReporter      = (*Policy)(nil)
-	_ policy.Previewer          = (*Policy)(nil)
-	_ policy.SuperblockReporter = (*Policy)(nil)
-	_ policy.PromptHasher       = (*Policy)(nil)
+	_ policy.Policy             = (*kvAware)(nil)
+	_ policy.KeyUser            = (*kvAware)(nil)
+	_ policy.RouteObserver      = (*kvAware)(nil)
+	_ policy.CompletionObserver = (*kvAware)(nil)
+	_ policy.WithdrawalObserver = (*kvAware)(nil)
+	_ policy.FleetObserver      = (*kvAware)(nil)
+	_ policy.CacheObserver      = (*kvAware)(nil)
+	_ policy.CapacityObserver   = (*kvAware)(nil)
+	_ policy.IndexReporter      = (*kvAware)(nil)
+	_ policy.Previewer          = (*kvAware)(nil)
+	_ policy.SuperblockReporter = (*kvAware)(nil)
+	_ policy.PromptHasher       = (*kvAware)(nil)
 )
 
 // New returns a policy, or an error that names the field that is out of bounds.
-func New(c Config) (*Policy, error) {
+func New(c Config) (policy.Policy, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	return &Policy{
+	return &kvAware{
 		config: c,
 		caches: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
@@ -58,13 +58,13 @@ func New(c Config) (*Policy, error) {
 }
 
 // Uses implements [policy.KeyUser].
-func (p *Policy) Uses() policy.Uses {
+func (p *kvAware) Uses() policy.Uses {
 	return policy.UsesSession | policy.UsesPrompt | policy.UsesLoad
 }
 
 // Prepare implements [policy.Policy]. Only the first time for a request is the
 // prompt read and counted.
-func (p *Policy) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
+func (p *kvAware) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if s = p.read(q, v); s == nil {
@@ -78,7 +78,7 @@ func (p *Policy) Prepare(_ context.Context, q *policy.Request, v policy.View) er
 }
 
 // Routed implements [policy.RouteObserver]: the replica will hold the prompt.
-func (p *Policy) Routed(q *policy.Request, d policy.Decision) {
+func (p *kvAware) Routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -94,7 +94,7 @@ func (p *Policy) Routed(q *policy.Request, d policy.Decision) {
 }
 
 // Superblocks implements [policy.SuperblockReporter].
-func (p *Policy) Superblocks(q *policy.Request, to []uint64) []uint64 {
+func (p *kvAware) Superblocks(q *policy.Request, to []uint64) []uint64 {
 	if s, _ := q.Prepared.(*prepared); s != nil {
 		to, _ = s.Blocks.Superblocks(to)
 	}
@@ -102,20 +102,20 @@ func (p *Policy) Superblocks(q *policy.Request, to []uint64) []uint64 {
 }
 
 // Withdrawn implements [policy.WithdrawalObserver].
-func (p *Policy) Withdrawn(q *policy.Request, d policy.Decision) {
+func (p *kvAware) Withdrawn(q *policy.Request, d policy.Decision) {
 	if s, _ := q.Prepared.(*prepared); s != nil {
 		p.forget(s, d)
 	}
 }
 
 // forget takes back the last pick of a request.
-func (p *Policy) forget(s *prepared, d policy.Decision) {
+func (p *kvAware) forget(s *prepared, d policy.Decision) {
 	p.recent.remove(s, d.Replica, int32(max(d.Rank(), 0)), s.number)
 	p.unrouted.routed(s.number)
 }
 
 // Completed implements [policy.CompletionObserver].
-func (p *Policy) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
+func (p *kvAware) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -130,16 +130,16 @@ func (p *Policy) Completed(q *policy.Request, d policy.Decision, o policy.Outcom
 }
 
 // FleetChanged implements [policy.FleetObserver].
-func (p *Policy) FleetChanged(c policy.FleetChange) { p.caches.FleetChanged(c) }
+func (p *kvAware) FleetChanged(c policy.FleetChange) { p.caches.FleetChanged(c) }
 
 // CacheChanged implements [policy.CacheObserver].
-func (p *Policy) CacheChanged(changes []policy.CacheChange) { p.caches.CacheChanged(changes) }
+func (p *kvAware) CacheChanged(changes []policy.CacheChange) { p.caches.CacheChanged(changes) }
 
 // ReplicaCapacity implements [policy.CapacityObserver].
-func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
+func (p *kvAware) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
 
 // PromptHashes implements [policy.PromptHasher].
-func (p *Policy) PromptHashes(q *policy.Request) *policy.Hashed {
+func (p *kvAware) PromptHashes(q *policy.Request) *policy.Hashed {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return nil
@@ -148,4 +148,4 @@ func (p *Policy) PromptHashes(q *policy.Request) *policy.Hashed {
 }
 
 // IndexStats implements [policy.IndexReporter].
-func (p *Policy) IndexStats() policy.IndexStats { return p.caches.Stats() }
+func (p *kvAware) IndexStats() policy.IndexStats { return p.caches.Stats() }

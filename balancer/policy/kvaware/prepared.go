@@ -59,7 +59,7 @@ type scratch struct {
 }
 
 // read hashes the prompt and finds the key. It returns nil where there is none.
-func (p *Policy) read(q *policy.Request, v policy.View) *prepared {
+func (p *kvAware) read(q *policy.Request, v policy.View) *prepared {
 	if q.Prompt.Empty() && q.Session == "" {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (p *Policy) read(q *policy.Request, v policy.View) *prepared {
 }
 
 // find searches the index and lists the candidates.
-func (p *Policy) find(s *prepared, f *cacheview.Fleet) {
+func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
 	found := p.scratch.Get().(*scratch)
 	defer p.scratch.Put(found)
 	s.fleet, s.candidates = f, s.few[:0]

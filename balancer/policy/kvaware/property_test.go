@@ -131,7 +131,7 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 		for _, talk := range talks {
 			q := ask(talk)
 			d := policytest.Choose(t, r, q)
-			p := r.Policy().(*Policy)
+			p := r.Policy().(*kvAware)
 			s := q.Prepared.(*prepared)
 			var found scratch
 			p.caches.Match(s.fleet, &s.Blocks, &found.Found)

@@ -36,39 +36,39 @@ type Config struct{}
 func DefaultConfig() Config { return Config{} }
 
 // New returns the policy.
-func New(Config) (*Policy, error) { return &Policy{}, nil }
+func New(Config) (policy.Policy, error) { return &choices{}, nil }
 
-// Policy is the policy power_of_two_choices. It has no state.
-type Policy struct{}
+// choices is the policy power_of_two_choices. It has no state.
+type choices struct{}
 
 var (
-	_ policy.Policy       = (*Policy)(nil)
-	_ policy.KeyUser      = (*Policy)(nil)
-	_ policy.QuickChooser = (*Policy)(nil)
-	_ policy.Previewer    = (*Policy)(nil)
+	_ policy.Policy       = (*choices)(nil)
+	_ policy.KeyUser      = (*choices)(nil)
+	_ policy.QuickChooser = (*choices)(nil)
+	_ policy.Previewer    = (*choices)(nil)
 
-	_ policy.OngoingReader = (*Policy)(nil)
+	_ policy.OngoingReader = (*choices)(nil)
 )
 
 // Uses implements [policy.KeyUser]: the policy looks at no key.
-func (*Policy) Uses() policy.Uses { return 0 }
+func (*choices) Uses() policy.Uses { return 0 }
 
 // ReadsOngoing implements [policy.OngoingReader].
-func (*Policy) ReadsOngoing() {}
+func (*choices) ReadsOngoing() {}
 
 // Prepare implements [policy.Policy]. There is nothing to prepare.
-func (*Policy) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
+func (*choices) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
 // ChooseQuick implements [policy.QuickChooser].
-func (*Policy) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+func (*choices) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
 	return v.QuickLeastOfTwo(), policy.ReasonLeastOfTwo
 }
 
 // Preview implements [policy.Previewer]: another draw.
-func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
+func (p *choices) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
 
 // Choose implements [policy.Policy].
-func (*Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (*choices) Choose(q *policy.Request, v policy.View) policy.Decision {
 	if r := v.LeastOfTwo(q); r != nil {
 		return policy.To(r, policy.ReasonLeastOfTwo)
 	}

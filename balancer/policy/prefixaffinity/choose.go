@@ -7,18 +7,18 @@ import (
 )
 
 // Choose implements [policy.Policy].
-func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *affinity) Choose(q *policy.Request, v policy.View) policy.Decision {
 	return p.choose(q, v)
 }
 
 // Preview implements [policy.Previewer].
-func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision {
+func (p *affinity) Preview(q *policy.Request, v policy.View) policy.Decision {
 	sampled := p.sampled
 	defer func() { p.sampled = sampled }()
 	return p.choose(q, v)
 }
 
-func (p *Policy) choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *affinity) choose(q *policy.Request, v policy.View) policy.Decision {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return leastOfTwo(q, v, policy.ReasonNoKey)
@@ -52,7 +52,7 @@ func leastOfTwo(q *policy.Request, v policy.View, why policy.Reason) policy.Deci
 
 // A choice is one run of Choose in one pool.
 type choice struct {
-	p *Policy
+	p *affinity
 	*prepared
 	cacheview.Scope
 	slack float64 // by how much a replica's load may be above the least

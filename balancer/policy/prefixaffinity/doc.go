@@ -38,7 +38,7 @@
 // comes back when the load is gone.
 //
 // A replica holds what was routed there (predicted). Where an engine or a look-aside
-// server reports the cache of a replica ([Policy.CacheChanged]), in blocks or in
+// server reports the cache of a replica ([policy.CacheObserver]), in blocks or in
 // superblocks of 512 tokens, it holds what is reported, and of the predicted only the
 // recent: see package cacheview.
 //

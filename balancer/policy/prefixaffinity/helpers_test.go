@@ -26,11 +26,11 @@ func with(change func(*Config)) Config {
 	return c
 }
 
-func newPolicy(t testing.TB, c Config) *Policy {
+func newPolicy(t testing.TB, c Config) *affinity {
 	t.Helper()
 	p, err := New(c)
 	require.NoError(t, err)
-	return p
+	return p.(*affinity)
 }
 
 // newRouter returns a Router of the default policy over n replicas, r0, r1, ….

@@ -9,8 +9,8 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// Policy is the policy. Make it with [New]; it belongs to one Router.
-type Policy struct {
+// affinity is the policy; it belongs to one Router.
+type affinity struct {
 	config     Config
 	ray        bool // on_miss: smallest
 	caches     *cacheview.Index
@@ -25,25 +25,25 @@ type Policy struct {
 }
 
 var (
-	_ policy.Policy             = (*Policy)(nil)
-	_ policy.KeyUser            = (*Policy)(nil)
-	_ policy.RouteObserver      = (*Policy)(nil)
-	_ policy.CompletionObserver = (*Policy)(nil)
-	_ policy.FleetObserver      = (*Policy)(nil)
-	_ policy.CacheObserver      = (*Policy)(nil)
-	_ policy.CapacityObserver   = (*Policy)(nil)
-	_ policy.IndexReporter      = (*Policy)(nil)
-	_ policy.Previewer          = (*Policy)(nil)
-	_ policy.SuperblockReporter = (*Policy)(nil)
-	_ policy.PromptHasher       = (*Policy)(nil)
+	_ policy.Policy             = (*affinity)(nil)
+	_ policy.KeyUser            = (*affinity)(nil)
+	_ policy.RouteObserver      = (*affinity)(nil)
+	_ policy.CompletionObserver = (*affinity)(nil)
+	_ policy.FleetObserver      = (*affinity)(nil)
+	_ policy.CacheObserver      = (*affinity)(nil)
+	_ policy.CapacityObserver   = (*affinity)(nil)
+	_ policy.IndexReporter      = (*affinity)(nil)
+	_ policy.Previewer          = (*affinity)(nil)
+	_ policy.SuperblockReporter = (*affinity)(nil)
+	_ policy.PromptHasher       = (*affinity)(nil)
 )
 
 // New returns a policy, or an error that names the field that is out of bounds.
-func New(c Config) (*Policy, error) {
+func New(c Config) (policy.Policy, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	return &Policy{
+	return &affinity{
 		config: c,
 		ray:    c.OnMiss == OnMissSmallest,
 		caches: cacheview.New(cacheview.Options{
@@ -56,13 +56,13 @@ func New(c Config) (*Policy, error) {
 }
 
 // Uses implements [policy.KeyUser].
-func (p *Policy) Uses() policy.Uses {
+func (p *affinity) Uses() policy.Uses {
 	return policy.UsesSession | policy.UsesPrompt | policy.UsesLoad
 }
 
 // Prepare implements [policy.Policy]. Only the first time for a request is the
 // prompt read and counted.
-func (p *Policy) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
+func (p *affinity) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if s = p.read(q, v); s == nil {
@@ -76,7 +76,7 @@ func (p *Policy) Prepare(_ context.Context, q *policy.Request, v policy.View) er
 }
 
 // Routed implements [policy.RouteObserver]: the replica will hold the prompt.
-func (p *Policy) Routed(q *policy.Request, d policy.Decision) {
+func (p *affinity) Routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -98,7 +98,7 @@ func (p *Policy) Routed(q *policy.Request, d policy.Decision) {
 }
 
 // Superblocks implements [policy.SuperblockReporter].
-func (p *Policy) Superblocks(q *policy.Request, to []uint64) []uint64 {
+func (p *affinity) Superblocks(q *policy.Request, to []uint64) []uint64 {
 	if s, _ := q.Prepared.(*prepared); s != nil {
 		to, _ = s.Blocks.Superblocks(to)
 	}
@@ -106,7 +106,7 @@ func (p *Policy) Superblocks(q *policy.Request, to []uint64) []uint64 {
 }
 
 // Completed implements [policy.CompletionObserver].
-func (p *Policy) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
+func (p *affinity) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil || len(s.Hashes) == 0 {
 		return
@@ -127,7 +127,7 @@ func (p *Policy) Completed(q *policy.Request, d policy.Decision, o policy.Outcom
 }
 
 // release gives back the memory of the search.
-func (p *Policy) release(s *prepared) {
+func (p *affinity) release(s *prepared) {
 	if s.found != nil {
 		p.scratch.Put(s.found)
 		s.found = nil
@@ -135,11 +135,11 @@ func (p *Policy) release(s *prepared) {
 }
 
 // FleetChanged implements [policy.FleetObserver].
-func (p *Policy) FleetChanged(c policy.FleetChange) { p.caches.FleetChanged(c) }
+func (p *affinity) FleetChanged(c policy.FleetChange) { p.caches.FleetChanged(c) }
 
 // CacheChanged implements [policy.CacheObserver]: what is reported of a replica goes
 // before what was routed there. Ray's rule ignores it.
-func (p *Policy) CacheChanged(changes []policy.CacheChange) {
+func (p *affinity) CacheChanged(changes []policy.CacheChange) {
 	if !p.ray {
 		p.caches.CacheChanged(changes)
 	}
@@ -147,10 +147,10 @@ func (p *Policy) CacheChanged(changes []policy.CacheChange) {
 
 // ReplicaCapacity implements [policy.CapacityObserver]: what was routed to a replica
 // counts as long as its KV cache can hold it.
-func (p *Policy) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
+func (p *affinity) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
 
 // PromptHashes implements [policy.PromptHasher].
-func (p *Policy) PromptHashes(q *policy.Request) *policy.Hashed {
+func (p *affinity) PromptHashes(q *policy.Request) *policy.Hashed {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return nil
@@ -159,4 +159,4 @@ func (p *Policy) PromptHashes(q *policy.Request) *policy.Hashed {
 }
 
 // IndexStats implements [policy.IndexReporter].
-func (p *Policy) IndexStats() policy.IndexStats { return p.caches.Stats() }
+func (p *affinity) IndexStats() policy.IndexStats { return p.caches.Stats() }

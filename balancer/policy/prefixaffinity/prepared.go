@@ -55,7 +55,7 @@ type scratch struct {
 }
 
 // read hashes the prompt and finds the key. It returns nil where there is none.
-func (p *Policy) read(q *policy.Request, v policy.View) *prepared {
+func (p *affinity) read(q *policy.Request, v policy.View) *prepared {
 	if q.Prompt.Empty() && (q.Session == "" || p.ray) {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (p *Policy) read(q *policy.Request, v policy.View) *prepared {
 }
 
 // find searches the index and puts the fleet in order.
-func (p *Policy) find(s *prepared, f *cacheview.Fleet) {
+func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
 	found := s.found
 	if found == nil {
 		found = p.scratch.Get().(*scratch)

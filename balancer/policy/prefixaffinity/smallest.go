@@ -47,7 +47,7 @@ func (c *choice) smallest() policy.Decision {
 }
 
 // countBytes adds to a replica what it does not hold of a prompt.
-func (p *Policy) countBytes(s *prepared, m *cacheview.Member) {
+func (p *affinity) countBytes(s *prepared, m *cacheview.Member) {
 	found := p.scratch.Get().(*scratch)
 	p.caches.Match(s.fleet, &s.Blocks, &found.Found)
 	depth := 0

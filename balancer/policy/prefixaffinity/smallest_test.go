@@ -24,11 +24,11 @@ func cache(t *testing.T, r *router.Router, id, text string) {
 	t.Helper()
 	q := askText("%s", text)
 	policytest.Choose(t, r, q)
-	r.Policy().(*Policy).Routed(q, policy.To(r.View().ByID(id), ""))
+	r.Policy().(*affinity).Routed(q, policy.To(r.View().ByID(id), ""))
 }
 
 func sent(r *router.Router, id string) int64 {
-	return r.Policy().(*Policy).caches.Member(r.View().ByID(id)).SentBytes.Load()
+	return r.Policy().(*affinity).caches.Member(r.View().ByID(id)).SentBytes.Load()
 }
 
 // The cases of Ray's test_prefix_aware_request_router that state where a request

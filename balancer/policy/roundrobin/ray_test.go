@@ -14,7 +14,7 @@ import (
 // Ray's unit/test_round_robin_router.py, case by case, with its numbers.
 
 // from returns the policy with its cursor at a place.
-func from(next uint64) *Policy {
+func from(next uint64) *rotation {
 	p := with(DefaultConfig())
 	p.started, p.next = true, next
 	return p

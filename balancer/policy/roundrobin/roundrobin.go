@@ -8,7 +8,7 @@
 //
 // A request for a LoRA adapter goes round the replicas that have it loaded,
 // else those with the fewest adapters, else all, with a cursor of its own for
-// each adapter. The cursors of the last [MaxAdapters]
+// each adapter. The cursors of the last 1,024
 // adapters are kept; one that was forgotten starts at random again.
 //
 // Complexity. O(1) plus the replicas skipped; after a change of membership the
@@ -32,8 +32,8 @@ import (
 // Name is the policy's name in a config.
 const Name = "round_robin"
 
-// MaxAdapters is how many adapters have a cursor of their own.
-const MaxAdapters = 1024
+// maxAdapters is how many adapters have a cursor of their own.
+const maxAdapters = 1024
 
 // Config has no parameters.
 type Config struct{}
@@ -42,12 +42,12 @@ type Config struct{}
 func DefaultConfig() Config { return Config{} }
 
 // New returns the policy.
-func New(Config) (*Policy, error) {
-	return &Policy{seed: maphash.MakeSeed()}, nil
+func New(Config) (policy.Policy, error) {
+	return &rotation{seed: maphash.MakeSeed()}, nil
 }
 
-// Policy is the policy round_robin. All of it is guarded by the Router's lock.
-type Policy struct {
+// rotation is the policy round_robin. All of it is guarded by the Router's lock.
+type rotation struct {
 	started bool
 	cursor  // of requests without an adapter
 
@@ -71,20 +71,20 @@ type cursor struct {
 }
 
 var (
-	_ policy.Policy             = (*Policy)(nil)
-	_ policy.KeyUser            = (*Policy)(nil)
-	_ policy.Previewer          = (*Policy)(nil)
-	_ policy.WithdrawalObserver = (*Policy)(nil)
+	_ policy.Policy             = (*rotation)(nil)
+	_ policy.KeyUser            = (*rotation)(nil)
+	_ policy.Previewer          = (*rotation)(nil)
+	_ policy.WithdrawalObserver = (*rotation)(nil)
 )
 
 // Uses implements [policy.KeyUser]: the policy looks at no key.
-func (p *Policy) Uses() policy.Uses { return 0 }
+func (p *rotation) Uses() policy.Uses { return 0 }
 
 // Prepare implements [policy.Policy]. There is nothing to prepare.
-func (p *Policy) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
+func (p *rotation) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
 
 // Choose implements [policy.Policy].
-func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *rotation) Choose(q *policy.Request, v policy.View) policy.Decision {
 	if len(v.Connected()) == 0 {
 		return policy.Wait()
 	}
@@ -98,7 +98,7 @@ func (p *Policy) Choose(q *policy.Request, v policy.View) policy.Decision {
 }
 
 // Preview implements [policy.Previewer]: the cursor stays.
-func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision {
+func (p *rotation) Preview(q *policy.Request, v policy.View) policy.Decision {
 	if len(v.Connected()) == 0 {
 		return policy.Wait()
 	}
@@ -112,7 +112,7 @@ func (p *Policy) Preview(q *policy.Request, v policy.View) policy.Decision {
 
 // Withdrawn implements [policy.WithdrawalObserver]: the replica of a withdrawn pick is the
 // next one, unless others have been picked since.
-func (p *Policy) Withdrawn(q *policy.Request, d policy.Decision) {
+func (p *rotation) Withdrawn(q *policy.Request, d policy.Decision) {
 	if c := p.cursorOf(q, q.Adapter != "" && p.adapters); c != nil && c.last == d.Replica.ID {
 		c.next, c.last = c.next-1, ""
 	}
@@ -156,7 +156,7 @@ func after(pool policy.Pool, next *uint64) *policy.Replica {
 func start(v policy.View) uint64 { return uint64(v.IntN(1 << 31)) }
 
 // cursorOf returns the cursor for the request, nil if there is none yet.
-func (p *Policy) cursorOf(q *policy.Request, ownForAdapter bool) *cursor {
+func (p *rotation) cursorOf(q *policy.Request, ownForAdapter bool) *cursor {
 	if !ownForAdapter {
 		if p.started {
 			return &p.cursor
@@ -170,7 +170,7 @@ func (p *Policy) cursorOf(q *policy.Request, ownForAdapter bool) *cursor {
 }
 
 // cursorFor returns the cursor for the request, a new one where there is none.
-func (p *Policy) cursorFor(q *policy.Request, v policy.View, ownForAdapter bool) *cursor {
+func (p *rotation) cursorFor(q *policy.Request, v policy.View, ownForAdapter bool) *cursor {
 	if c := p.cursorOf(q, ownForAdapter); c != nil {
 		return c
 	}
@@ -184,11 +184,11 @@ func (p *Policy) cursorFor(q *policy.Request, v policy.View, ownForAdapter bool)
 		p.byAdapter = make(map[uint64]int)
 	}
 	at := len(p.cursors)
-	if at < MaxAdapters {
+	if at < maxAdapters {
 		p.cursors = append(p.cursors, c)
 	} else {
 		at = p.oldest
-		p.oldest = (p.oldest + 1) % MaxAdapters
+		p.oldest = (p.oldest + 1) % maxAdapters
 		delete(p.byAdapter, p.cursors[at].adapter)
 		p.cursors[at] = c
 	}
@@ -198,7 +198,7 @@ func (p *Policy) cursorFor(q *policy.Request, v policy.View, ownForAdapter bool)
 
 // adaptersIn reports whether any replica of the fleet declares adapters: if
 // none does, a request's adapter does not matter.
-func (p *Policy) adaptersIn(v policy.View) bool {
+func (p *rotation) adaptersIn(v policy.View) bool {
 	if p.epoch == v.Epoch() {
 		return p.adapters
 	}

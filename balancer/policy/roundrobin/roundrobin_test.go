@@ -98,9 +98,9 @@ func TestTableOfAdaptersIsBounded(t *testing.T) {
 	fleet[0].Adapters = []string{"a"}
 	p := with(DefaultConfig())
 	r := policytest.NewRouter(t, p, fleet)
-	for i := range 3 * MaxAdapters {
+	for i := range 3 * maxAdapters {
 		policytest.Route(t, r, &policy.Request{Adapter: fmt.Sprint(i)})
-		require.LessOrEqual(t, len(p.cursors), MaxAdapters)
+		require.LessOrEqual(t, len(p.cursors), maxAdapters)
 		require.Len(t, p.byAdapter, len(p.cursors))
 	}
 	for adapter, at := range p.byAdapter {
