@@ -2,15 +2,16 @@ package server
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"reflect"
 )
 
-// checkAccess checks where the server listens, and for whom. The error names the field.
+// checkAccess checks the addresses, the certificates and the principals. The error names the field.
 func (c *Config) checkAccess() error {
-	if err := c.checkListen(); err != nil {
+	if err := c.checkListen(c.Listen); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	if err := c.TLS.validate(); err != nil {
@@ -26,22 +27,34 @@ func (c *Config) checkAccess() error {
 			}
 		}
 	}
-	if c.Admin == "" {
-		return nil
-	}
-	// What pprof shows of the memory is not for others, however they prove who they are.
-	if local, err := onLoopback(c.Admin); err != nil {
+	if err := checkLoopback(c.Admin); err != nil {
 		return fmt.Errorf("admin: %w", err)
-	} else if !local {
-		return fmt.Errorf("admin: %s is not on the loopback", c.Admin)
+	}
+	if err := checkLoopback(c.Metrics); err != nil && !(errors.Is(err, errNotLoopback) && c.AllowPlaintext) {
+		return fmt.Errorf("metrics: %w; allow_plaintext permits it if the network is trusted", err)
 	}
 	return nil
 }
 
-func (c *Config) checkListen() error {
-	local, err := onLoopback(c.Listen)
+var errNotLoopback = errors.New("not on the loopback, and the page has neither TLS nor principals")
+
+// checkLoopback checks the address of a page for operators; empty = there is none.
+func checkLoopback(address string) error {
+	if address == "" {
+		return nil
+	}
+	local, err := onLoopback(address)
+	if err == nil && !local {
+		err = fmt.Errorf("%s: %w", address, errNotLoopback)
+	}
+	return err
+}
+
+func (c *Config) checkListen(address string) error {
+	local, err := onLoopback(address)
 	if err == nil && !local && c.TLS == nil && !c.AllowPlaintext {
-		err = fmt.Errorf("%s is not on the loopback, and there is no TLS: set tls, or allow_plaintext if the network is trusted", c.Listen)
+		err = fmt.Errorf("%s is not on the loopback, and there is no TLS: "+
+			"set tls, or allow_plaintext if the network is trusted", address)
 	}
 	return err
 }
@@ -59,7 +72,7 @@ func onLoopback(address string) (bool, error) {
 	return host == "localhost" || err == nil && ip.Unmap().IsLoopback(), nil
 }
 
-// CheckFiles reads the files that the config names, certificates and tokens. The error names the field.
+// CheckFiles reads the files that the config names: certificates and tokens. The error names the field.
 func (c *Config) CheckFiles() error {
 	if c.TLS != nil {
 		if _, err := c.TLS.load(); err != nil {
@@ -75,8 +88,8 @@ func (c *Config) CheckFiles() error {
 	return err
 }
 
-// saidOnce logs which fields of another config are not taken, since they are read once.
-func (s *Server) saidOnce(c *Config) {
+// warnReadOnce logs which changed fields of another config are not in force, since they are read once.
+func (s *Server) warnReadOnce(c *Config) {
 	for _, f := range []struct {
 		name     string
 		was, now any
@@ -93,7 +106,7 @@ func (s *Server) saidOnce(c *Config) {
 		{"max_streams", s.first.MaxStreams, c.MaxStreams},
 	} {
 		if !reflect.DeepEqual(f.was, f.now) {
-			s.log.Warn("warmpath: the config has another value of what is read once: it counts after a restart", "field", f.name)
+			s.log.Warn("warmpath: a field that is read once has changed: the new value counts after a restart", "field", f.name)
 		}
 	}
 }

@@ -10,8 +10,8 @@ import (
 
 type adoptedKey struct{}
 
-// withAdopted notes whether the caller has applied the deployment's percentage already, so that it is not applied twice.
-// Metadata is looked at once for a stream.
+// withAdopted notes whether the client has applied the deployment's percentage already, so that it is not applied
+// twice. Metadata is read once for a stream.
 func withAdopted(ctx context.Context) context.Context {
 	if len(metadata.ValueFromIncomingContext(ctx, warmpathv1.MetadataAdopted)) == 0 {
 		return ctx

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 )
 
-// announce writes one line on what the deployment does: its policy, its settings that differ from defaults, session keys and
+// announce logs one line on the deployment: its policy, the settings that differ from their defaults, session keys and
 // modes.
 func announce(log *slog.Logger, dc *Deployment, notServing string) {
 	attrs := dc.Config.Attrs()
@@ -13,8 +13,8 @@ func announce(log *slog.Logger, dc *Deployment, notServing string) {
 		name string
 		has  bool
 	}{
-		{"target", dc.Target != ""}, {"register", dc.Register}, {"health_check", dc.HealthCheck != nil}, {"load_poll", dc.LoadPoll != nil},
-		{"replica_tls", dc.ReplicaTLS != nil},
+		{"target", dc.Target != ""}, {"register", dc.Register}, {"health_check", dc.HealthCheck != nil},
+		{"load_poll", dc.LoadPoll != nil}, {"replica_tls", dc.ReplicaTLS != nil},
 	} {
 		if source.has {
 			attrs = append(attrs, slog.Bool(source.name, true))
@@ -27,8 +27,9 @@ func announce(log *slog.Logger, dc *Deployment, notServing string) {
 	}
 }
 
-// warnNoKey says once how requests get the key that the policy needs.
+// warnNoKey logs how requests get the key that the policy needs. Called once.
 func (k *picks) warnNoKey(policy string) {
-	k.log.Warn("warmpath: requests carry no key that the policy routes by, and are routed by load; this is said once",
-		"policy", policy, "grpc", "set key.session or key.prompt", "http", "send the header named in http.session_header, or a body with a prompt")
+	k.log.Warn("warmpath: requests carry no key that the policy routes by, and are routed by load; logged once",
+		"policy", policy, "grpc", "set key.session or key.prompt",
+		"http", "send the header named in http.session_header, or a body with a prompt")
 }

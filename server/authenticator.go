@@ -29,7 +29,7 @@ const maxTokenFile = 1 << 20
 type authenticator struct {
 	log          *slog.Logger
 	unrestricted *principal // of every call where the config has no principals
-	anonymous    *principal // of a call that shows nothing that is known: it may use nothing
+	anonymous    *principal // of a call without a valid token or certificate: it may use nothing
 	table        atomic.Pointer[accessTable]
 	moved        signal // given after each change of permissions, and of the deployments there are
 
@@ -43,7 +43,7 @@ type authenticator struct {
 	principals map[string]*principal // by name
 }
 
-// accessTable maps what calls show to principals. It is never written again.
+// accessTable maps tokens and subjects of certificates to principals. It is never written again.
 type accessTable struct {
 	open    bool // every call is unrestricted
 	tokens  map[digest]*principal
@@ -51,12 +51,14 @@ type accessTable struct {
 }
 
 func newAuthenticator(log *slog.Logger) *authenticator {
-	a := &authenticator{log: log, unrestricted: unrestricted(), anonymous: newPrincipal(""), watchers: make(map[string]*fleet.Watcher)}
+	a := &authenticator{
+		log: log, unrestricted: unrestricted(), anonymous: newPrincipal(""), watchers: make(map[string]*fleet.Watcher),
+	}
 	a.table.Store(new(accessTable)) // no call passes before there is a config
 	return a
 }
 
-// set puts the principals of a config into force, or returns an error that names the field and leaves all as it was.
+// set puts the principals of a config into force. On an error, which names the field, nothing changes.
 func (a *authenticator) set(c *Config) error {
 	a.setting.Lock()
 	defer a.setting.Unlock()
@@ -95,7 +97,7 @@ func (a *authenticator) take(c *Config) error {
 	}
 	for name, old := range a.principals {
 		if known[name] == nil {
-			old.rules.Store(a.anonymous.rules.Load()) // what it still has open ends
+			old.rules.Store(a.anonymous.rules.Load()) // its streams end
 		}
 	}
 	a.config, a.principals = c, known
@@ -104,7 +106,7 @@ func (a *authenticator) take(c *Config) error {
 	return nil
 }
 
-// changed reads the tokens again. Where that fails those known stay.
+// changed reads the tokens again. On a failure the last good ones stay.
 func (a *authenticator) changed(path string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -113,17 +115,19 @@ func (a *authenticator) changed(path string) {
 	}
 	table, _, err := a.build(a.config)
 	if err != nil {
-		a.log.Warn("warmpath: a file of tokens was not taken, the last good ones stay", "path", path, "error", err)
+		a.log.Warn("warmpath: a file of tokens was not accepted, the last good ones stay", "path", path, "error", err)
 		return
 	}
 	a.table.Store(table)
 	a.moved.give()
 }
 
-// build returns the table of a config, and its principals by name: those that are known already, and new ones. Called with
+// build returns the table of a config, and its principals by name: those that exist already, and new ones. Called with
 // mu held.
 func (a *authenticator) build(c *Config) (*accessTable, map[string]*principal, error) {
-	t := &accessTable{open: len(c.Principals) == 0, tokens: make(map[digest]*principal), subject: make(map[string]*principal)}
+	t := &accessTable{
+		open: len(c.Principals) == 0, tokens: make(map[digest]*principal), subject: make(map[string]*principal),
+	}
 	known := make(map[string]*principal, len(c.Principals))
 	for i := range c.Principals {
 		from := &c.Principals[i]
@@ -190,7 +194,7 @@ func (c *Principal) digests() ([]digest, error) {
 	return all, nil
 }
 
-// unidentified is the principal of a call that was not asked for its identity.
+// unidentified is the principal of a call that did not pass the authenticator.
 func (a *authenticator) unidentified() *principal {
 	if a.table.Load().open {
 		return a.unrestricted
@@ -198,8 +202,8 @@ func (a *authenticator) unidentified() *principal {
 	return a.anonymous
 }
 
-// identify returns the principal with one of these values of authorization or this certificate, which was verified, or nil.
-// Its errors are statuses.
+// identify returns the principal of these values of authorization and this verified certificate, nil = none. Its
+// errors are statuses.
 func (a *authenticator) identify(authorization []string, cert *x509.Certificate) (*principal, error) {
 	t := a.table.Load()
 	switch {

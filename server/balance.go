@@ -10,8 +10,8 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// balance is the load of a deployment: what watching clients report, what is picked here, and what replicas report themselves.
-// It is used with the deployment's mutex held.
+// balance is the load of a deployment, from the reports of watching clients, the picks made here, and the replicas'
+// own reports. It is used with the deployment's mutex held.
 type balance struct {
 	limits  *atomic.Pointer[Config]
 	picks   *picks
@@ -21,18 +21,18 @@ type balance struct {
 	ledger  ledger
 	loads   loads
 	shown   loads     // the same for principals that are not trusted; kept while the config has principals
-	settles time.Time // when clients that come over to a server that knew of none have reported; see unsettled
+	settles time.Time // when the first clients of this server have reported; see unsettled
 }
 
-// forget strikes out replicas that have left.
+// forget removes replicas that have left.
 func (b *balance) forget(member func(uint32) bool) {
 	b.ledger.forget(member)
 	b.loads.forget(member)
 	b.shown.forget(member)
 }
 
-// unsettle begins the interval in which clients come over that another server has known until now, or this one before it was
-// restarted: what they have booked is not known yet.
+// unsettle begins the interval in which the clients of another server, or of this one before a restart, connect: their
+// load is not reported yet.
 func (b *balance) unsettle(order []*member, now time.Time) {
 	b.settles = now.Add(time.Duration(b.limits.Load().LoadInterval))
 	var stale []uint32
@@ -41,32 +41,33 @@ func (b *balance) unsettle(order []*member, now time.Time) {
 			stale = append(stale, m.number)
 		}
 	}
-	b.loads.mark(stale, b.loads.tick+1) // those who know of this tick are told at the next
+	b.loads.mark(stale, b.loads.tick+1) // watchers that have this tick receive it with the next
 	b.shown.mark(stale, b.shown.tick+1)
 }
 
-// unsettled reports whether the load of a replica cannot be known yet: the replica does not report it, or has stopped to.
+// unsettled reports whether the load of a replica is not known yet, and the replica does not report it, or has
+// stopped.
 func (b *balance) unsettled(m *member, now time.Time) bool {
 	if !now.Before(b.settles) {
 		return false
 	}
-	_, heard, reports := b.reportedBy(m.ID)
-	return !reports || now.Sub(heard) >= time.Duration(b.limits.Load().StaleAfter)
+	_, at, reports := b.reportedBy(m.ID)
+	return !reports || now.Sub(at) >= time.Duration(b.limits.Load().StaleAfter)
 }
 
-// tick adds the load up at the end of an interval, and gives the Router the part of others.
+// tick adds up the load at the end of an interval, and gives the Router its peer load.
 func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 	limits := b.limits.Load()
 	stale := b.ledger.count(now, time.Duration(limits.StaleAfter), time.Duration(limits.Lease))
 	view := rt.View()
 	var foreign []router.PeerLoad
-	tell := func(rep *policy.Replica, load book) {
+	set := func(rep *policy.Replica, load book) {
 		if n, tokens := rep.PeerLoad(); int64(n) != load.ongoing || tokens != load.tokens {
 			foreign = append(foreign, router.PeerLoad{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
 		}
 	}
 	var unknown []*member
-	var known book // of others, on the rest
+	var known book // peer load of the rest
 	b.loads.update(order, func(m *member) book {
 		rep := view.ByID(m.ID)
 		own := book{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
@@ -82,13 +83,13 @@ func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 		others := total
 		others.add(own, -1)
 		known.add(others, 1)
-		tell(rep, others)
+		set(rep, others)
 		return total
 	}, now)
 	n := int64(max(len(order)-len(unknown), 1))
-	for _, m := range unknown { // as loaded as the rest is: not idle
+	for _, m := range unknown { // counts as loaded as the mean of the rest, not as idle
 		reported := b.ledger.total[m.number]
-		tell(view.ByID(m.ID), book{max(known.ongoing/n, reported.ongoing), max(known.tokens/n, reported.tokens)})
+		set(view.ByID(m.ID), book{max(known.ongoing/n, reported.ongoing), max(known.tokens/n, reported.tokens)})
 	}
 	unsure := slices.Sorted(maps.Keys(stale))
 	b.loads.mark(unsure, b.loads.tick)
@@ -98,8 +99,8 @@ func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 	rt.SetPeerLoad(foreign)
 }
 
-// show puts the load into force as principals see it that are not trusted: of what is picked here each prompt counts whole.
-// What is not cached of a prompt, as the Router counts it, would show what is.
+// show updates the load that principals without trust see: each prompt picked here counts whole, since its uncached
+// part, as the Router counts it, would reveal what is cached.
 func (b *balance) show(order []*member, stale []uint32, now time.Time) {
 	own := b.picks.leases.uncached()
 	b.shown.update(order, func(m *member) book {
@@ -117,25 +118,25 @@ func (b *balance) of(p *principal) *loads {
 	return &b.shown
 }
 
-// totalOf is the load of a replica of which this much is our own. It is not fresh where the replica used to report its load and
-// has stopped.
+// totalOf is the load of a replica; own is the part picked here. It is not fresh where the replica has stopped to
+// report.
 func (b *balance) totalOf(m *member, own book, now time.Time) (total book, fresh bool) {
 	total = own
 	total.add(b.ledger.total[m.number], 1)
-	load, heard, reports := b.reportedBy(m.ID)
+	load, at, reports := b.reportedBy(m.ID)
 	if !reports {
 		return total, true
 	}
-	if now.Sub(heard) >= time.Duration(b.limits.Load().StaleAfter) {
+	if now.Sub(at) >= time.Duration(b.limits.Load().StaleAfter) {
 		return total, false
 	}
 	return book{max(total.ongoing, load.ongoing), max(total.tokens, load.tokens)}, true
 }
 
-// reportedBy is the load that a replica reports itself, as it registered or as it was asked; false if it never did.
-func (b *balance) reportedBy(id string) (load book, heard time.Time, ok bool) {
-	if load, heard, ok = b.sources.loadOf(id); ok {
-		return load, heard, ok
+// reportedBy is the load in a replica's registration, or else its polled load; false if there is neither.
+func (b *balance) reportedBy(id string) (load book, at time.Time, ok bool) {
+	if load, at, ok = b.sources.loadOf(id); ok {
+		return load, at, ok
 	}
 	return b.polls.loadOf(id)
 }

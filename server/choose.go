@@ -21,18 +21,23 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// defaultFallbacks is how many fallbacks who does not say is given.
+// defaultFallbacks is the number of fallbacks in an answer where the request sets none.
 const defaultFallbacks = 2
 
+// queryHold is how long a pick of mode query adds to the load.
+const queryHold = 500 * time.Millisecond
+
 // ChooseReplica implements the service. It makes a span, with the decision on it.
-func (s *Server) ChooseReplica(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+func (s routingService) ChooseReplica(ctx context.Context,
+	r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
 	ctx, end := s.span(ctx, r.GetTraceparent())
 	a, err := s.choose(ctx, r)
 	end(err)
 	return a, err
 }
 
-func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse,
+	error) {
 	var q policy.Request
 	if err := decodeKey(r, &q); err != nil {
 		return nil, err
@@ -48,7 +53,7 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	q.Resume(d.hosted.Load().router.View(), r.GetTried())
 	if adopted(ctx) {
 		q.Adopt()
-	} else if q.PromptTokens == 0 && d.hosted.Load().needsPrompt() { // a client that has the config has looked already
+	} else if q.PromptTokens == 0 && d.hosted.Load().needsPrompt() { // a client that has the config has checked it
 		d.tally.failed(codes.InvalidArgument)
 		return nil, invalid("deployment %s has require_prompt, and the request has no prompt", d.name)
 	}
@@ -64,25 +69,25 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	return a, nil
 }
 
-// asking is the metadata of a question that came over gRPC, without the message that it is about.
-type asking struct{ context.Context }
+// grpcOrigin is the metadata of a ChooseReplica call; it has no message of the model's service.
+type grpcOrigin struct{ context.Context }
 
 // Message implements policy.Origin.
-func (asking) Message() any { return nil }
+func (grpcOrigin) Message() any { return nil }
 
 // Header implements policy.Origin.
-func (a asking) Header(key string) []string { return metadata.ValueFromIncomingContext(a, key) }
+func (o grpcOrigin) Header(key string) []string { return metadata.ValueFromIncomingContext(o, key) }
 
-// originOf returns what a question came with.
+// originOf returns the request that a pick was asked with.
 func originOf(ctx context.Context) policy.Origin {
 	if o := httpendpoint.Origin(ctx); o != nil {
 		return o
 	}
-	return asking{ctx}
+	return grpcOrigin{ctx}
 }
 
-// picks answers the questions of one deployment, and holds what it books for them. Safe for use by many goroutines; its
-// leases have their own lock.
+// picks makes the picks of one deployment, and holds their leases. Safe for use by many goroutines; the leases have
+// their own lock.
 type picks struct {
 	name   string
 	log    *slog.Logger
@@ -91,13 +96,15 @@ type picks struct {
 	limits *atomic.Pointer[Config]
 	tally  *tally
 	leases leases
-	store  *sharedstore.Memory // what custom policies share
+	store  *sharedstore.Memory // shared by custom policies
 
 	recorder *telemetry.Recorder // set before the deployment is used, or never
 }
 
-// choose picks, waiting as long as the question says, and books for as long as the mode says.
-func (k *picks) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseReplicaRequest, q *policy.Request) (*warmpathv1.ChooseReplicaResponse, error) {
+// choose picks, waiting up to wait_ms, and holds the load for as long as the mode requires.
+func (k *picks) choose(
+	ctx context.Context, p *principal, r *warmpathv1.ChooseReplicaRequest, q *policy.Request,
+) (*warmpathv1.ChooseReplicaResponse, error) {
 	reserves := r.GetMode() == warmpathv1.PickMode_PICK_MODE_RESERVE
 	name := leaseName{by: p}
 	if reserves && q.ID != "" {
@@ -112,16 +119,17 @@ func (k *picks) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseRe
 	x, repeated, err := k.leases.begin(name)
 	for repeated && err == nil {
 		a, failed := x.again(ctx, waits)
-		if left := errors.Is(failed, context.Canceled) || errors.Is(failed, context.DeadlineExceeded); !left || ctx.Err() != nil {
+		gone := errors.Is(failed, context.Canceled) || errors.Is(failed, context.DeadlineExceeded)
+		if !gone || ctx.Err() != nil {
 			return a, failed
 		}
-		x, repeated, err = k.leases.begin(name) // whoever was first went away, or would not wait as long
+		x, repeated, err = k.leases.begin(name) // the first call was canceled, or had a shorter deadline
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
-		if p := recover(); p != nil { // who waits for the lease waits no longer
+		if p := recover(); p != nil { // ends the calls that wait for the lease
 			x.booking.Release()
 			k.leases.fail(x, errFault)
 			panic(p)
@@ -139,8 +147,8 @@ func (k *picks) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseRe
 	x.q.DropPrompt()
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
 	length := k.holdFor(r)
-	a := k.answer(h, r, x) // before anything else can happen to it
-	x.q.Settle()           // else a lease would keep what the caller sent, or as long a list
+	a := k.answer(h, r, x) // before the lease is in force
+	x.q.Settle()           // else the lease would keep the lists of the request
 	k.leases.hold(x, reserves, length, k.now())
 	if reserves {
 		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}
@@ -149,7 +157,7 @@ func (k *picks) choose(ctx context.Context, p *principal, r *warmpathv1.ChooseRe
 	return a, nil
 }
 
-// pick asks the Router, and the next one where the config changed while it waited.
+// pick picks by the Router, and by the next one where the config changed while it waited.
 func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x *lease) (*hosted, error) {
 	for {
 		h := k.hosted.Load()
@@ -171,7 +179,7 @@ func pickFrom(ctx context.Context, rt *router.Router, r *warmpathv1.ChooseReplic
 	return rt.Pick(ctx, &x.q, &x.booking)
 }
 
-// picking returns when a pick began, the zero time if nobody wants to know how long it takes.
+// picking returns when a pick began, the zero time where its duration is not recorded.
 func (k *picks) picking(ctx context.Context) time.Time {
 	if k.recorder == nil || !k.recorder.Timed(ctx) {
 		return time.Time{}
@@ -181,28 +189,28 @@ func (k *picks) picking(ctx context.Context) time.Time {
 
 // picked counts a decision.
 func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time) {
-	decision, pol := &x.booking.Decision, h.policy()
-	k.tally.decided(pol, decision.Reason)
+	decision, name := &x.booking.Decision, h.policy()
+	k.tally.decided(name, decision.Reason)
 	if decision.Reason == policy.ReasonNoKey {
-		h.warnNoKey.Do(func() { k.warnNoKey(pol) })
+		h.warnNoKey.Do(func() { k.warnNoKey(name) })
 	}
 	if k.recorder == nil {
 		return
 	}
-	telemetry.Span(ctx, nil, pol, &x.q, *decision)
-	k.recorder.Decided(ctx, pol, *decision)
-	k.recorder.Shadowed(ctx, pol, &x.q, decision)
+	telemetry.Span(ctx, nil, name, &x.q, *decision)
+	k.recorder.Decided(ctx, name, *decision)
+	k.recorder.Shadowed(ctx, name, &x.q, decision)
 	if !began.IsZero() {
-		k.recorder.Picked(ctx, pol, time.Since(began)-decision.Queued)
+		k.recorder.Picked(ctx, name, time.Since(began)-decision.Queued)
 	}
 }
 
-// holdFor is how long the pick counts.
+// holdFor is how long the pick adds to the load.
 func (k *picks) holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
 	limits := k.limits.Load()
 	switch r.GetMode() {
 	case warmpathv1.PickMode_PICK_MODE_QUERY:
-		return time.Duration(limits.QueryHold)
+		return queryHold
 	case warmpathv1.PickMode_PICK_MODE_RESERVE:
 		longest := time.Duration(limits.Lease)
 		if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
@@ -213,13 +221,14 @@ func (k *picks) holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
 	return time.Duration(limits.CountedHold)
 }
 
-// again is the answer that was given before, or is being made: who waits does so until the context ends.
+// again is the answer to the first call of the lease's name, once it is made; waits = wait for it until the context
+// ends.
 func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplicaResponse, error) {
 	select {
 	case <-x.made:
 	default:
 		if !waits {
-			return nil, router.ErrFull // the first of its name waits for room
+			return nil, router.ErrFull // the first call waits for room
 		}
 		select {
 		case <-x.made:
@@ -265,7 +274,7 @@ func (h *hosted) candidates(q *policy.Request, picked *policy.Decision, n int) [
 	view := h.router.View()
 	for i := range all {
 		c := &all[i]
-		if i > 0 { // the first has it as of before this pick
+		if i > 0 { // the first has its load before this pick
 			c.Load = view.Load(c.Replica)
 		}
 		messages[i] = &warmpathv1.Candidate{
@@ -276,7 +285,7 @@ func (h *hosted) candidates(q *policy.Request, picked *policy.Decision, n int) [
 	return messages
 }
 
-// numberOf is the number under which watchers know a replica.
+// numberOf is the number of a replica in the protocol of watchers.
 func numberOf(r *policy.Replica) uint32 {
 	m, _ := r.Host().(*member)
 	if m == nil {
@@ -296,7 +305,7 @@ func chosen(r *policy.Replica, rank int) *warmpathv1.ChosenReplica {
 	return c
 }
 
-// fallbacks returns whom the policy would pick next, one after the other.
+// fallbacks returns the replicas that the policy would pick next, in order.
 func fallbacks(rt *router.Router, q *policy.Request, picked *policy.Replica, n int) []*warmpathv1.ChosenReplica {
 	var few [defaultFallbacks]policy.Decision
 	next := rt.Next(q, picked, n, few[:0])
@@ -311,13 +320,14 @@ func fallbacks(rt *router.Router, q *policy.Request, picked *policy.Replica, n i
 func (k *picks) status(err error) error {
 	code := codes.Internal
 	switch {
-	case errors.Is(err, errLeases), errors.Is(err, errPrincipalLeases), errors.Is(err, router.ErrFull), errors.Is(err, router.ErrQueueFull):
+	case errors.Is(err, errLeases), errors.Is(err, errPrincipalLeases),
+		errors.Is(err, router.ErrFull), errors.Is(err, router.ErrQueueFull),
+		errors.Is(err, context.DeadlineExceeded): // it waited, and no replica had room
 		code = codes.ResourceExhausted
-	case errors.Is(err, context.DeadlineExceeded):
-		code = codes.ResourceExhausted // it waited, and nobody had room
 	case errors.Is(err, context.Canceled):
 		code = codes.Canceled
-	case errors.Is(err, router.ErrNotConnected), errors.Is(err, router.ErrNoSuchReplica), errors.Is(err, router.ErrClosed):
+	case errors.Is(err, router.ErrNotConnected), errors.Is(err, router.ErrNoSuchReplica),
+		errors.Is(err, router.ErrClosed):
 		code = codes.Unavailable
 	}
 	return status.Errorf(code, "deployment %s: %v", k.name, err)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,48 +19,49 @@ import (
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
-// Config is what `warmpath serve` reads. Only Deployments are needed.
+// Config is what `warmpath serve` reads. Only Deployments are needed; a field that is zero has its default.
 type Config struct {
-	// Listen is the address to listen on, host:port. Read once.
+	// Listen is the address to listen on, host:port; default 127.0.0.1:4770. Read once.
 	Listen string `json:"listen,omitempty"`
 	// AllowPlaintext allows listening elsewhere than on the loopback without TLS. Read once.
 	AllowPlaintext bool `json:"allow_plaintext,omitempty"`
-	// TLS is the server's certificate, and what callers have to show; none = plaintext. The files' names are read once.
+	// TLS is the server's certificate, and which certificates clients present; none = plaintext. The files' names are
+	// read once.
 	TLS *TLS `json:"tls,omitempty"`
-	// Principals may use the server, each with what it may do; none = every call is unrestricted. Health checks of the server
-	// as a whole are answered to all.
+	// Principals may use the server, each with its permissions and bounds; none = every call is unrestricted. A health
+	// check of the whole server needs no principal.
 	Principals []Principal `json:"principals,omitempty"`
 	// Admin is an address on the loopback for pprof, /debug/pprof/ over HTTP; empty = none. Read once.
 	Admin string `json:"admin,omitempty"`
-	// LogCalls logs every call: method, caller's address, status and duration, and nothing of what was said. Read once.
+	// LogCalls logs every call: method, address, status and duration, and nothing of its messages. Read once.
 	LogCalls bool `json:"log_calls,omitempty"`
-	// LoadInterval is how often load is told to watching clients; 10ms to 10s.
+	// LoadInterval is how often watching clients are sent the load; 10ms to 10s, default 100ms.
 	LoadInterval policy.Duration `json:"load_interval,omitempty"`
-	// StaleAfter is how old a report may be before the load that rests on it is marked as stale; 1s to 1h.
+	// StaleAfter is the age at which a report no longer counts as fresh: load that rests on it is marked as stale; 1s to
+	// 1h, default 3s.
 	StaleAfter policy.Duration `json:"stale_after,omitempty"`
-	// Lease is how long a reservation lasts of which nothing is heard; 1s to 24h.
+	// Lease is how long a reservation lasts without a report on it; 1s to 24h, default 1m.
 	Lease policy.Duration `json:"lease,omitempty"`
-	// CountedHold is how long a pick counts that nobody reports on; at most 1h.
+	// CountedHold is how long a pick of mode count adds to the load; 1ms to 1h, default 10s.
 	CountedHold policy.Duration `json:"counted_hold,omitempty"`
-	// QueryHold is how long a mere question counts; at most 1m.
-	QueryHold policy.Duration `json:"query_hold,omitempty"`
-	// RegisterLease is how long a replica stays that registered itself and is silent; 1s to 1h.
-	RegisterLease policy.Duration `json:"register_lease,omitempty"`
-	// MaxMessageBytes bounds a message that is received; 1024 to 1 GiB. Read once.
+	// MaxMessageBytes bounds a message that is received; 1 KiB to 1 GiB, default 4 MiB. Read once.
 	MaxMessageBytes int `json:"max_message_bytes,omitempty"`
-	// MaxConnections bounds the connections; half of them may come from one host, and more are closed at once. Read once.
+	// MaxConnections bounds the connections, of which one host may have half; more are closed at once; default 20,000.
+	// Read once.
 	MaxConnections int `json:"max_connections,omitempty"`
-	// MaxStreams bounds the calls under way on one connection. Read once.
+	// MaxStreams bounds the calls under way on one connection; default 1,000. Read once.
 	MaxStreams int `json:"max_streams,omitempty"`
-	// MaxWatchers bounds the clients that watch one deployment.
+	// MaxWatchers bounds the clients that watch one deployment; default 10,000.
 	MaxWatchers int `json:"max_watchers,omitempty"`
-	// MaxReservations bounds the picks that count in one deployment, of all modes; each takes about 5 KB with long prompts.
+	// MaxReservations bounds the picks that add to the load of one deployment, of all modes; each takes about 5 KB with
+	// long prompts; default 50,000.
 	MaxReservations int `json:"max_reservations,omitempty"`
-	// MaxRegistered bounds the replicas that register themselves in one deployment.
+	// MaxRegistered bounds the replicas that register themselves in one deployment; default 10,000.
 	MaxRegistered int `json:"max_registered,omitempty"`
-	// Metrics says where metrics can be read. Read once.
-	Metrics Metrics `json:"metrics,omitzero"`
-	// HTTP is the door for callers that speak HTTP. Read once.
+	// Metrics is the address of a page for Prometheus, /metrics; empty = none. OpenTelemetry's environment variables set
+	// OTLP. Read once.
+	Metrics string `json:"metrics,omitempty"`
+	// HTTP is the HTTP endpoint. Read once.
 	HTTP httpendpoint.Config `json:"http,omitzero"`
 	// Deployments are the fleets; one or more. A name has no blank and no colon.
 	Deployments map[string]Deployment `json:"deployments"`
@@ -69,22 +71,23 @@ type Config struct {
 type Deployment struct {
 	// Models are further names by which requests mean this deployment.
 	Models []string `json:"models,omitempty"`
-	// Replicas are those known from the start, as in a fleet file.
+	// Replicas are the fixed members, as in a fleet file.
 	Replicas Replicas `json:"replicas,omitempty"`
 	// Target is a gRPC target like dns:///host:port, all of whose addresses are replicas.
 	Target string `json:"target,omitempty"`
-	// ResolveInterval is how often Target is resolved anew; 1s to 1h.
+	// ResolveInterval is how often Target is resolved anew; 1s to 1h, default 30s.
 	ResolveInterval policy.Duration `json:"resolve_interval,omitempty"`
-	// HealthCheck asks the replicas that do not register whether they serve; none = nobody is asked.
+	// HealthCheck probes the replicas that do not register; none = they are not probed.
 	HealthCheck *HealthCheck `json:"health_check,omitempty"`
-	// ReplicaTLS is how the server itself reaches replicas over gRPC: to check their health, to ask for their load
-	// (GetLoads), and to follow their KV events; none = in plaintext.
+	// ReplicaTLS is for the server's own connections to replicas: health checks, load (GetLoads), KV events; none =
+	// plaintext.
 	ReplicaTLS *ReplicaTLS `json:"replica_tls,omitempty"`
-	// Register lets replicas register themselves: whoever may use the server, or the callers with register.
+	// Register lets replicas register themselves, by principals with register where there are principals.
 	Register bool `json:"register,omitempty"`
-	// RegisterEventHosts are hosts beside its own on which a replica that registers may say that its KV events are; "*" = any.
+	// RegisterEventHosts are the hosts beside its own that a registering replica may name as the source of its KV events;
+	// "*" = any.
 	RegisterEventHosts []string `json:"register_event_hosts,omitempty"`
-	// LoadPoll says how replicas are asked for their load that do not tell it; none = they are not asked.
+	// LoadPoll reads the load of replicas that do not register; none = their load is not read.
 	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
 
 	policy.Config
@@ -107,33 +110,42 @@ func (r *Replicas) UnmarshalJSON(raw []byte) error {
 	return err
 }
 
-// DefaultConfig returns the config of a file that says nothing but deployments.
-func DefaultConfig() Config {
-	return Config{
-		Listen:          "127.0.0.1:4770",
-		LoadInterval:    policy.Duration(100 * time.Millisecond),
-		StaleAfter:      policy.Duration(3 * time.Second),
-		Lease:           policy.Duration(time.Minute),
-		CountedHold:     policy.Duration(10 * time.Second),
-		QueryHold:       policy.Duration(500 * time.Millisecond),
-		RegisterLease:   policy.Duration(10 * time.Second),
-		MaxMessageBytes: 4 << 20,
-		MaxConnections:  20_000,
-		MaxStreams:      1000,
-		MaxWatchers:     10_000,
-		MaxReservations: 50_000,
-		MaxRegistered:   10_000,
-		HTTP:            httpendpoint.DefaultConfig(),
+// withDefaults returns a copy with every default filled in.
+func (c Config) withDefaults() Config {
+	c.Listen = cmp.Or(c.Listen, "127.0.0.1:4770")
+	c.LoadInterval = cmp.Or(c.LoadInterval, policy.Duration(100*time.Millisecond))
+	c.StaleAfter = cmp.Or(c.StaleAfter, policy.Duration(3*time.Second))
+	c.Lease = cmp.Or(c.Lease, policy.Duration(time.Minute))
+	c.CountedHold = cmp.Or(c.CountedHold, policy.Duration(10*time.Second))
+	c.MaxMessageBytes = cmp.Or(c.MaxMessageBytes, 4<<20)
+	c.MaxConnections = cmp.Or(c.MaxConnections, 20_000)
+	c.MaxStreams = cmp.Or(c.MaxStreams, 1000)
+	c.MaxWatchers = cmp.Or(c.MaxWatchers, 10_000)
+	c.MaxReservations = cmp.Or(c.MaxReservations, 50_000)
+	c.MaxRegistered = cmp.Or(c.MaxRegistered, 10_000)
+	c.HTTP = c.HTTP.WithDefaults()
+	c.Deployments = maps.Clone(c.Deployments)
+	for name, d := range c.Deployments {
+		c.Deployments[name] = d.withDefaults()
 	}
+	return c
 }
 
-// DefaultResolveInterval is that of a deployment that has none of its own.
-const DefaultResolveInterval = policy.Duration(30 * time.Second)
+func (d Deployment) withDefaults() Deployment {
+	d.ResolveInterval = cmp.Or(d.ResolveInterval, policy.Duration(30*time.Second))
+	if d.HealthCheck != nil {
+		d.HealthCheck = new(d.HealthCheck.withDefaults())
+	}
+	if d.LoadPoll != nil {
+		d.LoadPoll = new(d.LoadPoll.withDefaults())
+	}
+	d.Config = d.Config.WithDefaults()
+	return d
+}
 
 const maxConfigBytes = 64 << 20
 
-// ParseConfig reads a config from YAML or JSON and checks all of it. What is returned has every default filled in. An
-// error names the field.
+// ParseConfig reads a config from YAML or JSON, checks all of it and fills in every default. An error names the field.
 func ParseConfig(data []byte) (*Config, error) {
 	if len(data) > maxConfigBytes {
 		return nil, fmt.Errorf("config: larger than %d MiB", maxConfigBytes>>20)
@@ -142,10 +154,11 @@ func ParseConfig(data []byte) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("config: %s", strings.Join(strings.Fields(err.Error()), " "))
 	}
-	c := DefaultConfig()
-	if err := c.decode(raw); err != nil {
+	var read Config
+	if err := read.decode(raw); err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
+	c := read.withDefaults()
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
@@ -164,12 +177,12 @@ func (c *Config) decode(raw []byte) error {
 	}
 	c.Deployments = make(map[string]Deployment, len(file.Deployments))
 	for _, name := range slices.Sorted(maps.Keys(file.Deployments)) {
-		d := Deployment{ResolveInterval: DefaultResolveInterval}
+		var d Deployment
 		if err := policy.Decode(file.Deployments[name], &d); err != nil {
 			// The policy's fields stand beside the others, not in a field Config.
-			return fmt.Errorf("deployments.%s: %s", name, strings.TrimPrefix(strings.TrimPrefix(err.Error(), "Config."), "Adoption."))
+			text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "Config."), "Adoption.")
+			return fmt.Errorf("deployments.%s: %s", name, text)
 		}
-		d.Config = d.Config.WithDefaults()
 		c.Deployments[name] = d
 	}
 	return nil
@@ -177,46 +190,38 @@ func (c *Config) decode(raw []byte) error {
 
 // Validate checks every field. The error names it.
 func (c *Config) Validate() error {
-	if err := c.checkAccess(); err != nil {
-		return err
+	full := c.withDefaults()
+	return cmp.Or(full.checkAccess(), full.checkHTTP(), full.checkBounds(), full.checkDeployments())
+}
+
+// within returns an error that names the field unless min <= value <= max.
+func within[T cmp.Ordered](field string, value, min, max T) error {
+	if value < min || value > max {
+		return fmt.Errorf("%s: %v is not between %v and %v", field, value, min, max)
 	}
-	if err := c.Metrics.validate(); err != nil {
-		return fmt.Errorf("metrics.%w", err)
-	}
-	if err := c.checkHTTP(); err != nil {
-		return fmt.Errorf("http.%w", err)
-	}
-	for _, f := range []struct {
-		name     string
-		value    policy.Duration
-		min, max time.Duration
-	}{
-		{"load_interval", c.LoadInterval, 10 * time.Millisecond, 10 * time.Second},
-		{"stale_after", c.StaleAfter, time.Second, time.Hour},
-		{"lease", c.Lease, time.Second, 24 * time.Hour},
-		{"counted_hold", c.CountedHold, 0, time.Hour},
-		{"query_hold", c.QueryHold, 0, time.Minute},
-		{"register_lease", c.RegisterLease, time.Second, time.Hour},
-	} {
-		if f.value < policy.Duration(f.min) || f.value > policy.Duration(f.max) {
-			return fmt.Errorf("%s: %v is not between %v and %v", f.name, f.value, f.min, f.max)
-		}
-	}
-	for _, f := range []struct {
-		name            string
-		value, min, max int
-	}{
-		{"max_message_bytes", c.MaxMessageBytes, 1 << 10, 1 << 30},
-		{"max_connections", c.MaxConnections, 1, 1 << 20},
-		{"max_streams", c.MaxStreams, 1, 1 << 20},
-		{"max_watchers", c.MaxWatchers, 1, 1 << 20},
-		{"max_reservations", c.MaxReservations, 1, 1 << 24},
-		{"max_registered", c.MaxRegistered, 1, 1 << 20},
-	} {
-		if f.value < f.min || f.value > f.max {
-			return fmt.Errorf("%s: %d is not between %d and %d", f.name, f.value, f.min, f.max)
-		}
-	}
+	return nil
+}
+
+func durationWithin(field string, value policy.Duration, min, max time.Duration) error {
+	return within(field, time.Duration(value), min, max)
+}
+
+func (c *Config) checkBounds() error {
+	return cmp.Or(
+		durationWithin("load_interval", c.LoadInterval, 10*time.Millisecond, 10*time.Second),
+		durationWithin("stale_after", c.StaleAfter, time.Second, time.Hour),
+		durationWithin("lease", c.Lease, time.Second, 24*time.Hour),
+		durationWithin("counted_hold", c.CountedHold, time.Millisecond, time.Hour),
+		within("max_message_bytes", c.MaxMessageBytes, 1<<10, 1<<30),
+		within("max_connections", c.MaxConnections, 1, 1<<20),
+		within("max_streams", c.MaxStreams, 1, 1<<20),
+		within("max_watchers", c.MaxWatchers, 1, 1<<20),
+		within("max_reservations", c.MaxReservations, 1, 1<<24),
+		within("max_registered", c.MaxRegistered, 1, 1<<20),
+	)
+}
+
+func (c *Config) checkDeployments() error {
 	if len(c.Deployments) == 0 {
 		return errors.New("deployments: there is none")
 	}
@@ -256,35 +261,23 @@ func (d *Deployment) validate() error {
 	if slices.Contains(d.RegisterEventHosts, "") {
 		return errors.New("register_event_hosts: one is empty")
 	}
-	if r := time.Duration(d.ResolveInterval); r < time.Second || r > time.Hour {
-		return fmt.Errorf("resolve_interval: %v is not between 1s and 1h", r)
-	}
-	if err := d.ReplicaTLS.validate(); err != nil {
-		return fmt.Errorf("replica_tls.%w", err)
-	}
-	if err := d.HealthCheck.validate(); err != nil {
-		return fmt.Errorf("health_check.%w", err)
-	}
-	if d.LoadPoll != nil {
-		if err := d.LoadPoll.validate(); err != nil {
-			return fmt.Errorf("load_poll.%w", err)
-		}
-	}
 	if d.KVEvents != "" || d.KVEventsReplay != "" {
-		if _, err := fleet.ParseEventSource(policy.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}); err != nil {
+		source := policy.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}
+		if _, err := fleet.ParseEventSource(source); err != nil {
 			return err
 		}
 	}
 	if err := checkDialects(d.Dialects); err != nil {
 		return fmt.Errorf("dialects: %w", err)
 	}
-	if err := tokenize.Check(d.Tokenizer); err != nil {
-		return err
-	}
-	return d.Config.Validate()
+	return cmp.Or(
+		durationWithin("resolve_interval", d.ResolveInterval, time.Second, time.Hour),
+		d.ReplicaTLS.validate(), d.HealthCheck.validate(), d.LoadPoll.validate(),
+		tokenize.Check(d.Tokenizer), d.Config.Validate(),
+	)
 }
 
-// checkDialects refuses what clients would refuse that are sent it.
+// checkDialects refuses what a watching client would refuse.
 func checkDialects(raw json.RawMessage) error {
 	own, err := dialect.ParseDialects(raw)
 	if err == nil {
@@ -296,7 +289,7 @@ func checkDialects(raw json.RawMessage) error {
 // maxName bounds a name of a deployment, model, adapter or request, in bytes.
 const maxName = 256
 
-// checkName accepts what can stand in a target and in front of an adapter.
+// checkName accepts a name that can stand in a target and in front of an adapter.
 func checkName(name string) error {
 	switch {
 	case name == "" || len(name) > maxName:

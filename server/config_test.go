@@ -8,12 +8,11 @@ import (
 
 func TestConfigInThreeLines(t *testing.T) {
 	c := parse(t, "deployments:\n  chat:\n    target: dns:///engines:50051\n")
-	want := DefaultConfig()
-	want.Deployments = c.Deployments
+	want := Config{Deployments: c.Deployments}.withDefaults()
 	require.Equal(t, &want, c)
 	d := c.Deployments["chat"]
 	require.Equal(t, "prefix_cache_affinity", d.Policy.Name)
-	require.Equal(t, DefaultResolveInterval, d.ResolveInterval)
+	require.Equal(t, "30s", d.ResolveInterval.String())
 	require.Equal(t, 3, d.MaxAttempts)
 }
 
@@ -42,7 +41,7 @@ func TestRefusedConfigs(t *testing.T) {
 		{with("resolve_interval: 1ms"), "deployments.chat: resolve_interval: 1ms is not between 1s and 1h"},
 		{with("health_check: {interval: 1ms}"), "deployments.chat: health_check.interval: 1ms is not between 100ms and 1h"},
 		{with("health_check: {timeout: 1ms}"), "deployments.chat: health_check.timeout: 1ms is not between 10ms and 1m"},
-		{with("health_check: {failures: 0}"), "deployments.chat: health_check.failures: 0 is not between 1 and 100"},
+		{with("health_check: {failures: 101}"), "deployments.chat: health_check.failures: 101 is not between 1 and 100"},
 		{with("replica_tls: {cert: c}"), "deployments.chat: replica_tls.cert: it needs a key"},
 		{with("health_check: {every: 1s}"), `deployments.chat: health_check: unknown field "every"`},
 		{with("dialects: [{colour: red}]"), "deployments.chat: dialects: "},
@@ -52,7 +51,7 @@ func TestRefusedConfigs(t *testing.T) {
 		{with("models: ['']"), "deployments.chat: models[0]: the name"},
 		{"load_interval: 1ms\n" + with(""), "load_interval: 1ms is not between 10ms and 10s"},
 		{"lease: 10\n" + with(""), `lease: it is a number, not a duration`},
-		{"max_streams: 0\n" + with(""), "max_streams: 0 is not between 1"},
+		{"max_streams: -1\n" + with(""), "max_streams: -1 is not between 1"},
 		{"listen: nowhere\n" + with(""), `listen: "nowhere" is not host:port`},
 		{"listen: '0.0.0.0:1'\n" + with(""), "listen: 0.0.0.0:1 is not on the loopback, and there is no TLS"},
 		{"listen: ':1'\n" + with(""), "is not on the loopback"},
@@ -70,7 +69,8 @@ func TestRefusedConfigs(t *testing.T) {
 		{"principals: [{name: a, token_file: x, rate: -1}]\n" + with(""), "principals[0].rate: -1 is not between"},
 		{"principals: [{name: a, token_file: x, deployments: [chta]}]\n" + with(""), `principals[0].deployments: there is no deployment "chta"`},
 		{"principals: [{name: true, token_file: x}]\n" + with(""), "config: principals.name: it is true or false, not a string"},
-		{"admin: '0.0.0.0:1'\n" + with(""), "admin: 0.0.0.0:1 is not on the loopback"},
+		{"admin: '0.0.0.0:1'\n" + with(""), "admin: 0.0.0.0:1: not on the loopback"},
+		{"metrics: '0.0.0.0:1'\n" + with(""), "metrics: 0.0.0.0:1: not on the loopback"},
 	} {
 		_, err := ParseConfig([]byte(tt.text))
 		require.ErrorContains(t, err, tt.want, tt.text)

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// boundedListener closes connections at once that are too many, of all or of one host: half of all may be one host's. Waiting, as
-// for a free place, would let whoever holds connections shut everybody else out.
+// boundedListener bounds the connections; one host may have half of them. More are closed at once: if they waited, a
+// host with idle connections would shut out the others.
 type boundedListener struct {
 	net.Listener
 	most    int
@@ -24,7 +24,8 @@ type boundedListener struct {
 
 func newBoundedListener(l net.Listener, most int, log *slog.Logger) *boundedListener {
 	return &boundedListener{
-		Listener: l, most: most, log: log, refused: rate.Sometimes{First: 1, Interval: 10 * time.Second}, hosts: make(map[string]int),
+		Listener: l, most: most, log: log, hosts: make(map[string]int),
+		refused: rate.Sometimes{First: 1, Interval: 10 * time.Second},
 	}
 }
 
@@ -39,7 +40,9 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		if l.take(host) {
 			return &boundedConn{Conn: c, end: sync.OnceFunc(func() { l.give(host) })}, nil
 		}
-		l.refused.Do(func() { l.log.Warn("warmpath: connections are refused: max_connections", "most", l.most, "last", host) })
+		l.refused.Do(func() {
+			l.log.Warn("warmpath: connections are refused: max_connections", "most", l.most, "last", host)
+		})
 		_ = c.Close()
 	}
 }

@@ -32,7 +32,8 @@ type deployment struct {
 	limits    atomic.Pointer[Config] // its deployments are not read
 	catalogue atomic.Pointer[catalogue]
 
-	// mu guards what is below. The locks of leases, sources, polls, the Router and moved are taken under it, and no other.
+	// mu guards what is below. The locks of leases, sources, polls, the Router and moved are taken under it, and no
+	// other.
 	mu       sync.Mutex
 	config   Deployment
 	pushed   *warmpathv1.ConfigUpdate
@@ -40,11 +41,13 @@ type deployment struct {
 	balance  balance
 	outliers outliers
 	watchers int
-	wake     chan struct{} // closed and replaced when watchers have something to look at
+	wake     chan struct{} // closed and replaced when there may be news for watchers
 	closed   bool
 }
 
-func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time, moved func()) (*deployment, error) {
+func newDeployment(
+	name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time, moved func(),
+) (*deployment, error) {
 	d := &deployment{
 		name: name, log: log.With("deployment", name), now: now, moved: moved,
 		wake: make(chan struct{}),
@@ -64,28 +67,28 @@ func newDeployment(name string, c Deployment, limits *Config, log *slog.Logger, 
 	return d, nil
 }
 
-// configure takes another config. The Router, and with it all that is booked and learned, stays unless its own config
-// has changed.
+// configure puts another config into force. The Router, with its load and caches, stays unless its own config has
+// changed.
 func (d *deployment) configure(c Deployment, limits *Config) error {
 	if err := d.dialer.use(c.ReplicaTLS); err != nil {
 		return err
 	}
 	before, err := d.reconfigure(c, limits)
 	if before != nil {
-		before.close() // it may wait for what takes the lock
+		before.close() // it may wait for goroutines that take the lock
 	}
 	if err == nil {
 		d.polls.configure(c.LoadPoll)
 		d.repoll()
 	}
 	if before != nil && d.picks.recorder != nil {
-		// Not under the lock either: who reads metrics takes it.
+		// Not under the lock either: the callbacks of metrics take it.
 		err = errors.Join(err, d.hosted.Load().observe(d.picks.recorder))
 	}
 	return err
 }
 
-// rehearse builds what a config asks for, its tokenizer included, and puts nothing into force.
+// rehearse builds the Router and the tokenizer of a config, and puts nothing into force.
 func (d *deployment) rehearse(c Deployment) error {
 	if d.hosted.Load().suits(c.Config) {
 		return nil
@@ -133,14 +136,14 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 	return before, nil
 }
 
-// resolve takes the addresses of a target.
+// resolve sets the addresses of a target.
 func (d *deployment) resolve(target string, all []described) {
 	if d.sources.resolve(target, all) {
 		d.refresh()
 	}
 }
 
-// repoll has the members asked by a new poller.
+// repoll gives the members to a new poller.
 func (d *deployment) repoll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -163,7 +166,7 @@ func (d *deployment) refresh() {
 	}
 }
 
-// refleet puts the members of all sources together, and reports whether that changed something. Called with mu held.
+// refleet merges the members of all sources, and reports whether the fleet changed. Called with mu held.
 func (d *deployment) refleet() bool {
 	all := d.sources.members(d.polls.kvTokens)
 	before, last := len(d.roster.order), d.roster.last
@@ -178,14 +181,15 @@ func (d *deployment) refleet() bool {
 		d.log.Warn("warmpath: the deployment does not serve", "reason", why)
 	}
 	level := slog.LevelInfo
-	if len(d.roster.order) == before && d.roster.last == last { // the same replicas, and their stats change all the time
+	if len(d.roster.order) == before && d.roster.last == last { // the same replicas: their stats change all the time
 		level = slog.LevelDebug
 	}
-	d.log.Log(context.Background(), level, "warmpath: the fleet changed", "replicas", len(d.roster.order), "before", before, "version", d.roster.version)
+	d.log.Log(context.Background(), level, "warmpath: the fleet changed",
+		"replicas", len(d.roster.order), "before", before, "version", d.roster.version)
 	return true
 }
 
-// tick is the end of an interval: what has expired is let go, load is added up, and the Router and the watchers are given it.
+// tick is the end of an interval: leases expire, and the load is added up for the Router and the watchers.
 func (d *deployment) tick(now time.Time) {
 	d.picks.leases.expire(now)
 	d.mu.Lock()
@@ -203,13 +207,13 @@ func (d *deployment) tick(now time.Time) {
 	d.wakeWatchers()
 }
 
-// wakeWatchers lets watchers look what is new. Called with mu held.
+// wakeWatchers makes watchers look for news. Called with mu held.
 func (d *deployment) wakeWatchers() {
 	close(d.wake)
 	d.wake = make(chan struct{})
 }
 
-// close ends the deployment: watchers and those who wait are sent away.
+// close ends the deployment, with its watchers and the picks that wait.
 func (d *deployment) close() {
 	d.mu.Lock()
 	d.closed = true

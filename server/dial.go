@@ -18,12 +18,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// ReplicaTLS says how the server itself reaches a deployment's replicas. The files are PEM, and are read again when they
-// change. The name in a replica's certificate is its server_name, or else its address.
+// ReplicaTLS is for the server's own connections to a deployment's replicas. The files are PEM, and are read again
+// when they change. The name in a replica's certificate is its server_name, or else its address.
 type ReplicaTLS struct {
 	// CA is the file of the authorities that sign the replicas' certificates; empty = the system's.
 	CA string `json:"ca,omitempty"`
-	// Cert is the file of the certificate that the server shows; empty = none.
+	// Cert is the file of the certificate that the server presents; empty = none.
 	Cert string `json:"cert,omitempty"`
 	// Key is the file of its private key.
 	Key string `json:"key,omitempty"`
@@ -31,7 +31,7 @@ type ReplicaTLS struct {
 
 func (c *ReplicaTLS) validate() error {
 	if c != nil && (c.Cert == "") != (c.Key == "") {
-		return errors.New("cert: it needs a key, and a key needs it")
+		return errors.New("replica_tls.cert: it needs a key, and a key needs it")
 	}
 	return nil
 }
@@ -72,7 +72,7 @@ func (d *Deployment) checkFiles() error {
 	return nil
 }
 
-// reach is how replicas are reached.
+// reach is the security of connections to replicas.
 type reach struct {
 	tls   ReplicaTLS
 	certs *certificates // nil = in plaintext
@@ -84,7 +84,7 @@ type dialer struct {
 	by  atomic.Pointer[reach]
 }
 
-// use puts another way into force, for connections that are made from now on. It is called by one goroutine at a time.
+// use puts other files into force, for later connections. It is called by one goroutine at a time.
 func (x *dialer) use(c *ReplicaTLS) error {
 	was := x.by.Load()
 	next := new(reach)
@@ -111,12 +111,14 @@ func (r *reach) close() {
 
 func (x *dialer) close() { x.by.Load().close() }
 
-// dial returns the server's own connection to a replica. One that is lost is tried again every few seconds.
+// dial returns the server's own connection to a replica. gRPC reconnects it every few seconds.
 func (x *dialer) dial(m described) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(&reaching{&x.by}),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 500 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			Backoff: backoff.Config{
+				BaseDelay: 500 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second,
+			},
 			MinConnectTimeout: 5 * time.Second,
 		}),
 	}
@@ -126,7 +128,7 @@ func (x *dialer) dial(m described) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+m.Address, opts...)
 }
 
-// reaching are credentials that go by what is in force at each handshake.
+// reaching are credentials that use the files in force at each handshake.
 type reaching struct{ by *atomic.Pointer[reach] }
 
 func (r *reaching) now() credentials.TransportCredentials {
@@ -137,7 +139,9 @@ func (r *reaching) now() credentials.TransportCredentials {
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
-func (r *reaching) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (r *reaching) ClientHandshake(
+	ctx context.Context, authority string, raw net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
 	return r.now().ClientHandshake(ctx, authority, raw)
 }
 

@@ -1,4 +1,4 @@
-package server_test
+package server
 
 import (
 	"cmp"
@@ -14,7 +14,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
-	"github.com/warmpath/warmpath/server"
 )
 
 // docs/server-config.md has every field of every struct that the config leads to, with its default. What a client's config and
@@ -28,10 +27,9 @@ func TestServerConfigPage(t *testing.T) {
 		sections[heading] = text
 	}
 	chapters := map[string]any{
-		"The file": server.DefaultConfig(), "http": httpendpoint.DefaultConfig(), "tls": server.TLS{}, "A principal": server.Principal{},
-		"A deployment": server.Deployment{ResolveInterval: server.DefaultResolveInterval},
-		"replica_tls":  server.ReplicaTLS{}, "health_check": server.DefaultHealthCheck(),
-		"metrics": server.Metrics{}, "load_poll": server.LoadPoll{},
+		"The file": Config{}.withDefaults(), "http": httpendpoint.Config{}.WithDefaults(),
+		"tls": TLS{}, "A principal": Principal{}, "A deployment": Deployment{}.withDefaults(),
+		"replica_tls": ReplicaTLS{}, "health_check": HealthCheck{}.withDefaults(), "load_poll": LoadPoll{}.withDefaults(),
 	}
 	described := map[reflect.Type]bool{reflect.TypeFor[policy.Config](): true, reflect.TypeFor[fleet.Replica](): true}
 	for heading, value := range chapters {
@@ -64,7 +62,7 @@ func TestServerConfigPage(t *testing.T) {
 	}
 }
 
-// fieldsOf returns the names of a struct's fields in a config, and their defaults; "" = the page says it in words.
+// fieldsOf returns the names of a struct's fields in a config, and their defaults; "" = the page has it in words.
 func fieldsOf(t *testing.T, value any) (names, defaults []string) {
 	t.Helper()
 	raw, err := json.Marshal(value)

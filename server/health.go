@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -17,51 +18,39 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// A HealthCheck asks the replicas that do not register by grpc.health.v1's Check whether they serve. One that does not is
-// told to clients as draining, until it does again. Where all were out nobody is, since then the fault is rather here.
+// A HealthCheck probes the replicas that do not register by grpc.health.v1's Check. Clients are sent a replica that
+// does not serve as draining, until it serves again. Where no replica serves, all stay in use: then the fault is
+// rather in the check.
 type HealthCheck struct {
-	// Interval is the time from one round to the next; 100ms to 1h.
-	Interval policy.Duration `json:"interval"`
-	// Timeout is how long an answer may take; 10ms to 1m.
-	Timeout policy.Duration `json:"timeout"`
-	// Failures are how many checks in a row have to fail. NOT_SERVING counts at once.
-	Failures int `json:"failures"`
-	// Service is the name that is asked for; empty = the server as a whole.
+	// Interval is the time from one round to the next; 100ms to 1h, default 5s.
+	Interval policy.Duration `json:"interval,omitempty"`
+	// Timeout is how long an answer may take; 10ms to 1m, default 1s.
+	Timeout policy.Duration `json:"timeout,omitempty"`
+	// Failures are how many checks in a row have to fail; 1 to 100, default 2. NOT_SERVING counts at once.
+	Failures int `json:"failures,omitempty"`
+	// Service is the name that is checked; empty = the whole server.
 	Service string `json:"service,omitempty"`
 }
 
-// DefaultHealthCheck returns the check of a deployment that asks for one and says no more.
-func DefaultHealthCheck() HealthCheck {
-	return HealthCheck{Interval: policy.Duration(5 * time.Second), Timeout: policy.Duration(time.Second), Failures: 2}
-}
-
-// UnmarshalJSON implements [json.Unmarshaler]: it is strict, and begins with the defaults.
-func (c *HealthCheck) UnmarshalJSON(raw []byte) error {
-	type plain HealthCheck
-	*c = DefaultHealthCheck()
-	return policy.Decode(raw, (*plain)(c))
+func (c HealthCheck) withDefaults() HealthCheck {
+	c.Interval = cmp.Or(c.Interval, policy.Duration(5*time.Second))
+	c.Timeout = cmp.Or(c.Timeout, policy.Duration(time.Second))
+	c.Failures = cmp.Or(c.Failures, 2)
+	return c
 }
 
 func (c *HealthCheck) validate() error {
 	if c == nil {
 		return nil
 	}
-	for _, f := range []struct {
-		name     string
-		value    policy.Duration
-		min, max time.Duration
-	}{{"interval", c.Interval, 100 * time.Millisecond, time.Hour}, {"timeout", c.Timeout, 10 * time.Millisecond, time.Minute}} {
-		if f.value < policy.Duration(f.min) || f.value > policy.Duration(f.max) {
-			return fmt.Errorf("%s: %v is not between %v and %v", f.name, f.value, f.min, f.max)
-		}
-	}
-	if c.Failures < 1 || c.Failures > 100 {
-		return fmt.Errorf("failures: %d is not between 1 and 100", c.Failures)
-	}
 	if len(c.Service) > maxName {
-		return fmt.Errorf("service: longer than %d bytes", maxName)
+		return fmt.Errorf("health_check.service: longer than %d bytes", maxName)
 	}
-	return nil
+	return cmp.Or(
+		durationWithin("health_check.interval", c.Interval, 100*time.Millisecond, time.Hour),
+		durationWithin("health_check.timeout", c.Timeout, 10*time.Millisecond, time.Minute),
+		within("health_check.failures", c.Failures, 1, 100),
+	)
 }
 
 // maxChecking bounds the checks under way at once.
@@ -80,12 +69,12 @@ type checker struct {
 type checked struct {
 	described
 	conn     *grpc.ClientConn
-	failures int
+	failures int // in a row
 	unwell   bool
 	symptom  symptom // while unwell
 }
 
-// A symptom is since when a replica does not serve, and why it is thought so.
+// A symptom is the time since when a replica does not serve, and the evidence.
 type symptom struct {
 	since time.Time
 	why   string
@@ -94,7 +83,7 @@ type symptom struct {
 // maxWhy bounds what is kept of an error, in bytes.
 const maxWhy = 300
 
-// round checks all and returns those that do not serve.
+// round checks all replicas and returns those that do not serve.
 func (k *checker) round(ctx context.Context, members []described) map[string]symptom {
 	k.follow(members)
 	var g errgroup.Group
@@ -115,7 +104,7 @@ func (k *checker) round(ctx context.Context, members []described) map[string]sym
 	return unwell
 }
 
-// follow takes up who is new, and lets go who has left or moved.
+// follow connects to new replicas, and closes the connections of those that have left or moved.
 func (k *checker) follow(members []described) {
 	if k.replicas == nil {
 		k.replicas = make(map[string]*checked)
@@ -161,7 +150,7 @@ func (k *checker) check(ctx context.Context, c *checked) {
 	was := c.unwell
 	switch code := status.Code(err); {
 	case err == nil && a.GetStatus() == healthpb.HealthCheckResponse_SERVING, code == codes.Unimplemented:
-		c.failures, c.unwell = 0, false // who has no such service answers, which is all that can be asked
+		c.failures, c.unwell = 0, false // a replica without the service answers, which is enough
 	case err == nil:
 		c.failures, c.unwell = k.config.Failures, true
 	case code == codes.Canceled:
@@ -186,8 +175,8 @@ func (k *checker) check(ctx context.Context, c *checked) {
 	}
 }
 
-// run checks until the context ends. members are those to be checked, told hears who does not serve.
-func (k *checker) run(ctx context.Context, members func() []described, told func(map[string]symptom)) {
+// run checks members until the context ends, and reports after each round those that do not serve.
+func (k *checker) run(ctx context.Context, members func() []described, report func(map[string]symptom)) {
 	defer k.close()
 	tick := time.NewTicker(time.Duration(k.config.Interval))
 	defer tick.Stop()
@@ -196,7 +185,7 @@ func (k *checker) run(ctx context.Context, members func() []described, told func
 		if ctx.Err() != nil {
 			return
 		}
-		told(unwell)
+		report(unwell)
 		select {
 		case <-ctx.Done():
 			return
@@ -205,14 +194,14 @@ func (k *checker) run(ctx context.Context, members func() []described, told func
 	}
 }
 
-// checkedUp puts the symptoms that were found into force.
+// checkedUp puts the symptoms of a round into force.
 func (d *deployment) checkedUp(unwell map[string]symptom) {
 	if d.sources.check(unwell) {
 		d.refresh()
 	}
 }
 
-// mark takes those that do not serve out of use, unless that would be all. Called with the deployment's mutex held.
+// mark takes the replicas that do not serve out of use, unless no other would be left.
 func mark(all []described, unwell map[string]symptom) {
 	is := func(m *described) bool {
 		_, found := unwell[m.ID]
@@ -232,14 +221,14 @@ func mark(all []described, unwell map[string]symptom) {
 	}
 }
 
-// checks runs the health checks of a deployment; its errors are in the log.
+// checks runs the health checks of a deployment; errors are logged.
 type checks struct {
 	config *HealthCheck
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
 
-// adjust runs what this config asks for, anew if that has changed.
+// adjust runs the checks of a config, anew if it has changed.
 func (c *checks) adjust(config *HealthCheck, d *deployment) {
 	if c.config == config || c.config != nil && config != nil && *c.config == *config {
 		return
@@ -253,7 +242,8 @@ func (c *checks) adjust(config *HealthCheck, d *deployment) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
 	k := &checker{config: *config, log: d.log, now: d.now, dial: d.dialer.dial}
-	c.done.Go(func() { k.run(ctx, func() []described { return d.sources.unregistered(d.members()) }, d.checkedUp) })
+	members := func() []described { return d.sources.unregistered(d.members()) }
+	c.done.Go(func() { k.run(ctx, members, d.checkedUp) })
 }
 
 func (c *checks) stop() {

@@ -58,7 +58,7 @@ func TestRoundsOfChecks(t *testing.T) {
 	plain := new(dialer)
 	plain.by.Store(new(reach))
 	clock := newClock()
-	k := &checker{config: DefaultHealthCheck(), log: discard, now: clock.now, dial: plain.dial}
+	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: clock.now, dial: plain.dial}
 	k.config.Timeout *= 20
 	defer k.close()
 	round := func(members []described) []string { return slices.Sorted(maps.Keys(k.round(t.Context(), members))) }
@@ -193,7 +193,7 @@ deployments:
     replica_tls: {ca: `+dir.path("ca.pem")+", cert: "+dir.path("cert.pem")+", key: "+dir.path("key.pem")+`}
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
-	k := &checker{config: DefaultHealthCheck(), log: discard, now: d.now, dial: d.dialer.dial}
+	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: d.now, dial: d.dialer.dial}
 	k.config.Timeout *= 20
 	k.config.Failures = 1
 	defer k.close()

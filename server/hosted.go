@@ -21,53 +21,57 @@ import (
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
-// hosted is a Router and what runs for it: the subscriptions to its replicas' KV events, where its policy can use them.
+// hosted is a Router, with the subscriptions to its replicas' KV events where its policy uses them.
 type hosted struct {
 	router *router.Router
-	config policy.Config // from which the Router was made
+	config policy.Config // of the Router
 	log    *slog.Logger
-	told   uint64 // version of the index before this one
+	first  uint64 // version of the index before this one
 
-	deciding atomic.Pointer[string] // name of the policy
+	deciding atomic.Pointer[string] // name of the policy in force
 
 	warnNoKey sync.Once
 
-	// These are nil where the policy does not look at caches.
+	// These are nil where the policy does not use caches.
 	index  *index
 	events *kvevents.Manager
 	calls  *calls
 	routes *routes         // of replicas that publish no events
-	own    router.RouteLog // where our own picks went, since the last interval
+	own    router.RouteLog // of the picks made here since the last interval
 
 	unwatch []func() // end the metrics
 }
 
-// host builds what a config asks for. old is what was hosted before, or nil.
-func host(c policy.Config, old *hosted, dial func(described) (*grpc.ClientConn, error), log *slog.Logger, now func() time.Time) (*hosted, error) {
+// host builds the Router of a config. old is the one before, or nil.
+func host(
+	c policy.Config, old *hosted, dial func(described) (*grpc.ClientConn, error), log *slog.Logger, now func() time.Time,
+) (*hosted, error) {
 	r, err := newRouter(c, log, now)
 	if err != nil {
 		return nil, err
 	}
-	h := &hosted{router: r, config: c, log: log, told: old.lastVersion()}
+	h := &hosted{router: r, config: c, log: log, first: old.lastVersion()}
 	h.name(c)
 	if !r.ObservesCache() {
 		return h, nil
 	}
-	h.index, h.calls = newIndex(h.told), &calls{dial: dial}
+	h.index, h.calls = newIndex(h.first), &calls{dial: dial}
 	if r.SharesRoutes() {
-		h.routes = &routes{tell: h.predicted}
+		h.routes = &routes{publish: h.predicted}
 		r.ShareRoutes(h.shared)
 	}
-	h.events = kvevents.NewManager(kvevents.Options{Sink: h.changed, Connect: h.calls.connect, Coarse: true, Logger: log})
+	h.events = kvevents.NewManager(kvevents.Options{
+		Sink: h.changed, Connect: h.calls.connect, Coarse: true, Logger: log,
+	})
 	return h, nil
 }
 
-// suits reports whether a config can do with this Router.
+// suits reports whether this Router can serve a config.
 func (h *hosted) suits(c policy.Config) bool {
 	return h != nil && reflect.DeepEqual(h.config.Routing(), c.Routing())
 }
 
-// adopt puts into force what two configs may differ in that share a Router.
+// adopt puts the fields into force that can change without another Router.
 func (h *hosted) adopt(c policy.Config) error {
 	h.name(c)
 	return h.router.SetRollout(c.Rollout())
@@ -106,7 +110,7 @@ func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*router
 	return r, nil
 }
 
-// serviceConfig is the config as a channel takes it. Where KV events come from is left out: only the server subscribes.
+// serviceConfig is the config for a channel, without the sources of KV events: only the server subscribes.
 func serviceConfig(c policy.Config) (string, error) {
 	c.KVEvents, c.KVEventsReplay = "", ""
 	type choice map[string]any
@@ -114,7 +118,7 @@ func serviceConfig(c policy.Config) (string, error) {
 	return string(raw), err
 }
 
-// changed takes what a replica's events tell: blocks are for our own Router, superblocks for the watchers'.
+// changed applies a replica's events: blocks are for the Router here, superblocks for those of the watchers.
 func (h *hosted) changed(changes []policy.CacheChange) {
 	h.index.take(changes)
 	blocks := make([]policy.CacheChange, 0, len(changes))
@@ -126,31 +130,31 @@ func (h *hosted) changed(changes []policy.CacheChange) {
 	h.router.CacheChanged(blocks)
 }
 
-// predicted takes what replicas are believed to cache as they were sent it.
+// predicted applies the contents that replicas cache according to their routes.
 func (h *hosted) predicted(changes []policy.CacheChange) {
 	h.index.take(changes)
 	h.router.CacheChanged(changes)
 }
 
-// shared notes where one of our own picks went, for watchers.
+// shared records the route of a pick made here, for watchers.
 func (h *hosted) shared(to *policy.Replica, rank int, superblocks []uint64) {
 	if to.KVEvents == "" && h.config.KVEvents == "" {
 		h.own.Add(to, rank, superblocks)
 	}
 }
 
-// lastVersion is the version of the index that was told last.
+// lastVersion is the version of the index that was broadcast last.
 func (h *hosted) lastVersion() uint64 {
 	switch {
 	case h == nil:
 		return 0
 	case h.index == nil:
-		return h.told
+		return h.first
 	}
 	return h.index.lastVersion()
 }
 
-// flush makes what the events told since the last time known to watchers.
+// flush makes a version of the index, for watchers.
 func (h *hosted) flush(number func(id string) uint32) {
 	if h.routes != nil {
 		if all := h.own.Take(); all != nil {
@@ -162,7 +166,7 @@ func (h *hosted) flush(number func(id string) uint32) {
 	}
 }
 
-// take gives the Router its fleet. Whether replicas can be reached is for those to find out who call them.
+// take gives the Router its fleet. All replicas count as connected: the server makes no calls of its own to them.
 func (h *hosted) take(members []router.Member, order []*member) {
 	h.router.SetFleet(members)
 	h.router.Connect()
@@ -186,7 +190,7 @@ func (h *hosted) take(members []router.Member, order []*member) {
 	}
 }
 
-// close ends the subscriptions, then the Router: whoever waits in its queue is sent away.
+// close ends the subscriptions, then the Router, with the picks that wait in its queue.
 func (h *hosted) close() {
 	for _, stop := range h.unwatch {
 		stop()
@@ -205,7 +209,7 @@ type calls struct {
 	dial func(described) (*grpc.ClientConn, error)
 
 	mu       sync.Mutex           // guards the maps; nothing is locked under it
-	replicas map[string]described // by id; of these, where they are
+	replicas map[string]described // by id
 	conns    map[string]*grpc.ClientConn
 }
 
@@ -233,7 +237,7 @@ func (c *calls) connect(ctx context.Context, id string) (grpc.ClientConnInterfac
 		return conn, nil
 	}
 	if c.replicas[id].Address == "" {
-		return nil, context.Canceled // it has left, and the subscription ends
+		return nil, context.Canceled // it has left: ends the subscription
 	}
 	conn, err := c.dial(c.replicas[id])
 	if err != nil {

@@ -15,38 +15,43 @@ import (
 // maxHeaderBytes bounds the head of a request, as for gRPC.
 const maxHeaderBytes = 16 << 10
 
-// writeGrace is how long an answer may take to be written, beside the time to read.
-const writeGrace = 10 * time.Second
+const (
+	// httpWriteGrace is how long an answer may take to be written, beside the time to read.
+	httpWriteGrace = 10 * time.Second
+	// httpIdleTimeout is how long a connection without requests is kept.
+	httpIdleTimeout = time.Minute
+)
 
-// checkHTTP checks the door's fields. What holds for Listen holds for its address.
+// checkHTTP checks the fields of the HTTP endpoint.
 func (c *Config) checkHTTP() error {
 	if c.HTTP.Listen != "" {
-		door := *c
-		door.Listen = c.HTTP.Listen
-		if err := door.checkListen(); err != nil {
-			return fmt.Errorf("listen: %w", err)
+		if err := c.checkListen(c.HTTP.Listen); err != nil {
+			return fmt.Errorf("http.listen: %w", err)
 		}
 	}
-	return c.HTTP.Validate()
+	if err := c.HTTP.Validate(); err != nil {
+		return fmt.Errorf("http.%w", err)
+	}
+	return nil
 }
 
-// openHTTP makes the door, if the config asks for it.
+// openHTTP makes the HTTP endpoint, if the config has one.
 func (s *Server) openHTTP(c *Config) error {
 	if c.HTTP.Listen == "" {
 		return nil
 	}
-	h, err := httpendpoint.NewHandler(c.HTTP, s, s.serving)
+	h, err := httpendpoint.NewHandler(c.HTTP, routingService{Server: s}, s.serving)
 	if err != nil {
 		return fmt.Errorf("http.%w", err)
 	}
-	guarded := s.interceptors.http(h, httpendpoint.Refuse)
+	guarded := s.interceptors.http(h)
 	traced := s.traced(guarded)
-	read := time.Duration(c.HTTP.HeaderTimeout + c.HTTP.BodyTimeout)
+	read := time.Duration(c.HTTP.ReadTimeout)
 	s.maxHTTP = c.HTTP.MaxConnections
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
-			case httpendpoint.HealthPath: // for balancers, which have no token
+			case httpendpoint.HealthPath: // for load balancers, which have no token
 				h.ServeHTTP(w, r)
 			case httpendpoint.RoutePath:
 				traced.ServeHTTP(w, r)
@@ -55,9 +60,8 @@ func (s *Server) openHTTP(c *Config) error {
 			}
 		}),
 		MaxHeaderBytes:    maxHeaderBytes,
-		ReadHeaderTimeout: time.Duration(c.HTTP.HeaderTimeout), ReadTimeout: read, WriteTimeout: read + writeGrace,
-		IdleTimeout: time.Duration(c.HTTP.IdleTimeout),
-		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ReadHeaderTimeout: read, ReadTimeout: 2 * read, WriteTimeout: 2*read + httpWriteGrace, IdleTimeout: httpIdleTimeout,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	return nil
 }
@@ -72,8 +76,8 @@ func (s *Server) serving() bool {
 	}
 }
 
-// ServeRoutes serves the door for HTTP until Shutdown or Close, and returns nil after them. It is an error if the config
-// has no address for it. TLS and callers are those of gRPC; only /healthz is for everybody.
+// ServeRoutes serves the HTTP endpoint until Shutdown or Close, and returns nil after them. It is an error if the
+// config has no address for it. TLS and principals are those of gRPC; only /healthz needs no principal.
 func (s *Server) ServeRoutes(lis net.Listener) error {
 	if s.http == nil {
 		return errors.New("http.listen: the config has none")
@@ -89,8 +93,8 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 	return err
 }
 
-// http1 is the config for a door that speaks HTTP/1.1 only: one request at a time for each connection, so that the bound on
-// connections is one on requests.
+// http1 is the config for HTTP/1.1 only: one request at a time for each connection, so that the bound on connections
+// bounds the requests.
 func (k *certificates) http1() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,

@@ -156,7 +156,7 @@ func (d *door) raw(t *testing.T, text string) net.Conn {
 // A body that does not come decides as far as it came; a head that does not come ends the connection.
 func TestHTTPSlowCallers(t *testing.T) {
 	var log logBook
-	d := openDoor(t, "http: {listen: '127.0.0.1:0', header_timeout: 50ms, body_timeout: 50ms}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	d := openDoor(t, "http: {listen: '127.0.0.1:0', read_timeout: 50ms}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	for _, framing := range []string{"Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1000\r\n"} {
 		conn := d.raw(t, "POST /internal/route HTTP/1.1\r\nHost: x\r\n"+framing+`{"prompt":"secret and slo`)
 		a, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -233,7 +233,7 @@ func TestHTTPConfig(t *testing.T) {
 		"http.listen: ":         "http: {listen: '0.0.0.0:80'}\n",
 		"http.session_header: ": "http: {session_header: 'a b'}\n",
 		"http.max_body_bytes: ": "http: {max_body_bytes: 1}\n",
-		"http.body_timeout: ":   "http: {body_timeout: 2h}\n",
+		"http.read_timeout: ":   "http: {read_timeout: 2h}\n",
 		`"colour"`:              "http: {colour: red}\n",
 	} {
 		_, err := ParseConfig([]byte(text + quiet))

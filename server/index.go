@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 
@@ -9,14 +10,15 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Bounds of the index that is told, in hashes.
+// Bounds of the broadcast index, in hashes.
 const (
-	maxLogged = 1 << 17 // changes remembered for who comes back
+	maxLogged = 1 << 17 // changes kept for clients that reconnect
 	maxChunk  = 1 << 15 // in one message
 )
 
-// index is the coarse KV index: the superblocks that replicas hold, as their events tell. It is told to watchers as a
-// snapshot and then as what changed, once an interval; what came and went in between is no change.
+// index is the coarse KV index: the superblocks that replicas hold, reported by events or predicted from routes.
+// Watchers are sent a snapshot and then the changes, once an interval; a superblock that comes and goes within one is
+// no change.
 type index struct {
 	// mu guards everything. Nothing is locked under it.
 	mu    sync.Mutex
@@ -27,12 +29,12 @@ type index struct {
 	floor   uint64
 	logged  int // hashes in log
 
-	// The snapshot that was made last, as of its version, if log reaches back to it.
+	// The last snapshot, as of its version; in use while log reaches back to it.
 	snapshot        []*warmpathv1.IndexUpdate
 	snapshotVersion uint64
 }
 
-// laneKey is what changes of a replica are told apart by.
+// laneKey is one rank of a replica, and one tier of its cache.
 type laneKey struct {
 	replica string
 	rank    int
@@ -41,16 +43,16 @@ type laneKey struct {
 
 // A lane is the superblocks of one rank on one tier.
 type lane struct {
-	number uint32 // of the replica, under which watchers know it; 0 = they do not
+	number uint32 // of the replica in the broadcast; 0 = not broadcast
 	held   map[uint64]link
-	routed bool   // as it was sent prompts, not as its events tell
+	routed bool   // predicted from routes, not reported by events
 	order  uint64 // given to a link last
 	chain  uint64 // given to a link last
 
 	// What happened since the last flush.
 	cleared bool
-	stored  map[uint64]bool // held now, and unknown to watchers
-	removed map[uint64]bool // held no more, and known to watchers
+	stored  map[uint64]bool // held now, and not broadcast yet
+	removed map[uint64]bool // held no more, and broadcast
 }
 
 // A link is a superblock held: when it was stored, and with which others, each the prefix of the next.
@@ -62,13 +64,12 @@ type indexChange struct {
 	hashes  int
 }
 
-// newIndex returns an empty index whose versions follow another's, so that nobody takes the one for the other.
+// newIndex returns an empty index whose versions follow another's, so that clients do not confuse the two.
 func newIndex(after uint64) *index {
 	return &index{lanes: make(map[laneKey]*lane), version: after + 1, floor: after + 1}
 }
 
-// take enters what a replica's events changed; the changes of blocks that are no superblocks are not looked at. Called by
-// one goroutine at a time for each replica.
+// take applies the changes of superblocks; others are ignored. Called by one goroutine at a time for each replica.
 func (x *index) take(changes []policy.CacheChange) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -123,7 +124,7 @@ func (l *lane) change(c *policy.CacheChange) {
 	}
 }
 
-// flush makes a version of what has changed, if anything has. number gives a replica's number, 0 if it is none.
+// flush makes a version of the changes, if there are any. number gives a replica's number, 0 if it is no member.
 func (x *index) flush(number func(id string) uint32) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -135,7 +136,7 @@ func (x *index) makeVersion(number func(id string) uint32) {
 	for _, k := range x.keys() {
 		l, n := x.lanes[k], number(k.replica)
 		if n == 0 {
-			l.number = 0 // watchers have dropped it with the replica
+			l.number = 0 // watchers drop it with the replica
 			if len(l.held) == 0 {
 				delete(x.lanes, k)
 			}
@@ -160,16 +161,11 @@ func (x *index) makeVersion(number func(id string) uint32) {
 	}
 }
 
-// keys returns the lanes in an order that does not change.
+// keys returns the lanes in a fixed order.
 func (x *index) keys() []laneKey {
-	all := make([]laneKey, 0, len(x.lanes))
-	for k := range x.lanes {
-		all = append(all, k)
-	}
-	slices.SortFunc(all, func(a, b laneKey) int {
+	return slices.SortedFunc(maps.Keys(x.lanes), func(a, b laneKey) int {
 		return cmp.Or(cmp.Compare(a.replica, b.replica), cmp.Compare(a.rank, b.rank), cmp.Compare(a.tier, b.tier))
 	})
-	return all
 }
 
 func (c *indexChange) add(changes []*warmpathv1.CacheChange) {
@@ -179,14 +175,11 @@ func (c *indexChange) add(changes []*warmpathv1.CacheChange) {
 	}
 }
 
-// flush returns what watchers have to be told of the lane, and forgets it.
+// flush returns the changes of the lane since the last flush.
 func (l *lane) flush(k laneKey) []*warmpathv1.CacheChange {
 	first := l.message(k)
 	first.Cleared = l.cleared
-	for h := range l.removed {
-		first.Removed = append(first.Removed, h)
-	}
-	slices.Sort(first.Removed)
+	first.Removed = slices.Sorted(maps.Keys(l.removed))
 	stored := l.stored
 	if l.cleared {
 		stored = nil // all that is held
@@ -199,20 +192,15 @@ func (l *lane) flush(k laneKey) []*warmpathv1.CacheChange {
 }
 
 func (l *lane) message(k laneKey) *warmpathv1.CacheChange {
-	return &warmpathv1.CacheChange{Replica: l.number, Rank: uint32(k.rank), Routed: l.routed, Tier: warmpathv1.CacheTier(k.tier) + warmpathv1.CacheTier_CACHE_TIER_GPU}
+	tier := warmpathv1.CacheTier(k.tier) + warmpathv1.CacheTier_CACHE_TIER_GPU
+	return &warmpathv1.CacheChange{Replica: l.number, Rank: uint32(k.rank), Routed: l.routed, Tier: tier}
 }
 
-// chains puts what is held and among these (nil = all) behind first: a change for each chain, the oldest first.
+// chains appends to first the superblocks held, of these (nil = all): a change for each chain, the oldest first.
 func (l *lane) chains(k laneKey, first *warmpathv1.CacheChange, among map[uint64]bool) []*warmpathv1.CacheChange {
-	var hashes []uint64
+	hashes := slices.Collect(maps.Keys(among))
 	if among == nil {
-		for h := range l.held {
-			hashes = append(hashes, h)
-		}
-	} else {
-		for h := range among {
-			hashes = append(hashes, h)
-		}
+		hashes = slices.Collect(maps.Keys(l.held))
 	}
 	slices.SortFunc(hashes, func(a, b uint64) int { return cmp.Compare(l.held[a].order, l.held[b].order) })
 	var changes []*warmpathv1.CacheChange
@@ -230,8 +218,7 @@ func (l *lane) chains(k laneKey, first *warmpathv1.CacheChange, among map[uint64
 	return changes
 }
 
-// since returns what has changed for who knows a version, in messages that are to be taken one after the other. number is
-// that of flush.
+// since returns the changes after a version, in messages to be applied in order. number is that of flush.
 func (x *index) since(version uint64, number func(id string) uint32) []*warmpathv1.IndexUpdate {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -241,7 +228,7 @@ func (x *index) since(version uint64, number func(id string) uint32) []*warmpath
 	var all []*warmpathv1.IndexUpdate
 	if version < x.floor || version > x.version {
 		if x.snapshot == nil || x.snapshotVersion < x.floor {
-			x.makeVersion(number) // what is held must be what was told
+			x.makeVersion(number) // a snapshot is of a version: nothing may be pending
 			x.snapshot, x.snapshotVersion = x.whole(), x.version
 		}
 		all = append(all, x.snapshot...)
@@ -264,7 +251,7 @@ func (x *index) since(version uint64, number func(id string) uint32) []*warmpath
 	return all
 }
 
-// whole is everything that watchers have been told of, in messages of bounded size.
+// whole is a snapshot, in messages of bounded size.
 func (x *index) whole() []*warmpathv1.IndexUpdate {
 	u := &warmpathv1.IndexUpdate{Snapshot: true}
 	var all []*warmpathv1.IndexUpdate

@@ -21,13 +21,13 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// Methods that are treated in their own way.
+// Services with their own rule.
 const (
-	healthMethods   = "/grpc.health.v1.Health/"     // of all callers
-	channelzMethods = "/grpc.channelz.v1.Channelz/" // of trusted principals
+	healthMethods   = "/grpc.health.v1.Health/"     // need no principal
+	channelzMethods = "/grpc.channelz.v1.Channelz/" // for trusted principals
 )
 
-// interceptors stand before every call: they turn panics into errors, put the call's principal into its context, and keep each
+// interceptors of every call: they turn panics into errors, put the call's principal into its context, and keep each
 // principal within its bounds.
 type interceptors struct {
 	authenticator *authenticator
@@ -39,7 +39,7 @@ func newInterceptors(a *authenticator, log *slog.Logger) *interceptors {
 	return &interceptors{authenticator: a, log: log, refused: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 }
 
-// options are the interceptors. calls says whether every call is logged: method, address, code and duration.
+// options are the interceptors. With calls every call is logged: method, address, code and duration.
 func (x *interceptors) options(calls bool) []grpc.ServerOption {
 	recovers := recovery.WithRecoveryHandlerContext(func(ctx context.Context, p any) error {
 		method, _ := grpc.Method(ctx)
@@ -48,22 +48,25 @@ func (x *interceptors) options(calls bool) []grpc.ServerOption {
 	var all []grpc.ServerOption
 	if calls {
 		o := logging.WithLogOnEvents(logging.FinishCall)
-		all = append(all, grpc.ChainUnaryInterceptor(logging.UnaryServerInterceptor(callLog{x.log}, o)),
+		all = append(all,
+			grpc.ChainUnaryInterceptor(logging.UnaryServerInterceptor(callLog{x.log}, o)),
 			grpc.ChainStreamInterceptor(logging.StreamServerInterceptor(callLog{x.log}, o)))
 	}
 	return append(all, grpc.InTapHandle(x.tap),
-		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovers), ratelimit.UnaryServerInterceptor(x), x.unary),
-		grpc.ChainStreamInterceptor(recovery.StreamServerInterceptor(recovers), ratelimit.StreamServerInterceptor(x), x.stream),
+		grpc.ChainUnaryInterceptor(
+			recovery.UnaryServerInterceptor(recovers), ratelimit.UnaryServerInterceptor(x), x.unary),
+		grpc.ChainStreamInterceptor(
+			recovery.StreamServerInterceptor(recovers), ratelimit.StreamServerInterceptor(x), x.stream),
 	)
 }
 
-// tap authenticates a call before its message is read: gRPC would keep as much as max_message_bytes of each refused call's
-// first. The context that it returns has the principal.
+// tap authenticates a call before its first message is read: gRPC would keep up to max_message_bytes of each refused
+// call. The context that it returns has the principal.
 func (x *interceptors) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if x.authenticator.table.Load().open || strings.HasPrefix(info.FullMethodName, healthMethods) {
 		return ctx, nil
 	}
-	p, err := x.authenticator.known(ctx)
+	p, err := x.authenticator.authenticate(ctx)
 	if err == nil && strings.HasPrefix(info.FullMethodName, channelzMethods) && !p.trusted() {
 		err = status.Error(codes.PermissionDenied, "channelz is for trusted principals")
 	}
@@ -81,7 +84,7 @@ func (x *interceptors) refusal(from, method string, err error) {
 	})
 }
 
-// certificateOf is the certificate of the connection that TLS verified, or nil.
+// certificateOf is the client's certificate on the connection, which TLS verified, or nil.
 func certificateOf(ctx context.Context) *x509.Certificate {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {
@@ -130,7 +133,8 @@ func (x *interceptors) unary(ctx context.Context, r any, _ *grpc.UnaryServerInfo
 	return next(ctx, r)
 }
 
-func (x *interceptors) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+func (x *interceptors) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
+	next grpc.StreamHandler) error {
 	end, err := x.begin(stream.Context())
 	if err != nil {
 		return err
@@ -139,8 +143,8 @@ func (x *interceptors) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamS
 	return next(srv, stream)
 }
 
-// panicked logs a panic and returns the status of the call. The value of the panic is logged only if it is the runtime's: any
-// other may have a prompt in it.
+// panicked logs a panic and returns the status of the call. The panic's value is logged only if it is the runtime's:
+// any other may contain a prompt.
 func panicked(log *slog.Logger, where string, p any) error {
 	cause, ok := p.(runtime.Error)
 	attrs := []any{"where", where, "stack", string(debug.Stack())}
@@ -151,7 +155,7 @@ func panicked(log *slog.Logger, where string, p any) error {
 	return status.Error(codes.Internal, "the server has a fault; its log has the place")
 }
 
-// shielded returns what f returns, or an error if it panics. It is for goroutines that have no interceptor above them.
+// shielded returns the error of f, or one for its panic. It is for goroutines without an interceptor.
 func shielded(log *slog.Logger, where string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

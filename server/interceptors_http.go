@@ -5,14 +5,12 @@ import (
 	"crypto/x509"
 	"net/http"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
-// http does for an HTTP endpoint what the interceptors do for gRPC: the header Authorization and the certificate identify the
-// principal, which is kept within its bounds and is in the context of what is passed on, and a panic is an error. refuse writes
-// an answer; its reason is one word.
-func (x *interceptors) http(next http.Handler, refuse func(w http.ResponseWriter, code int, reason, message string)) http.Handler {
+// http is the HTTP endpoint's counterpart of the interceptors: the header Authorization or the certificate identifies the
+// principal, which is kept within its bounds and put into the context, and a panic becomes an error.
+func (x *interceptors) http(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := shielded(x.log, r.URL.Path, func() error {
 			ctx, end, err := x.admitHTTP(r)
@@ -24,11 +22,7 @@ func (x *interceptors) http(next http.Handler, refuse func(w http.ResponseWriter
 			return nil
 		})
 		if err != nil {
-			code, reason := httpStatus(status.Code(err))
-			if code == http.StatusUnauthorized {
-				w.Header().Set("WWW-Authenticate", "Bearer")
-			}
-			refuse(w, code, reason, status.Convert(err).Message())
+			httpendpoint.Deny(w, err)
 		}
 	})
 }
@@ -52,17 +46,4 @@ func (x *interceptors) admitHTTP(r *http.Request) (ctx context.Context, end func
 	ctx = context.WithValue(r.Context(), principalKey{}, p)
 	end, err = x.begin(ctx)
 	return ctx, end, err
-}
-
-// httpStatus is the status of a refusal, and its reason.
-func httpStatus(c codes.Code) (code int, reason string) {
-	switch c {
-	case codes.Unauthenticated:
-		return http.StatusUnauthorized, "unauthenticated"
-	case codes.PermissionDenied:
-		return http.StatusForbidden, "forbidden"
-	case codes.ResourceExhausted:
-		return http.StatusTooManyRequests, "too_many_requests"
-	}
-	return http.StatusInternalServerError, "internal"
 }

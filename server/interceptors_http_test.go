@@ -6,12 +6,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
-// A door for HTTP lets in whom gRPC lets in, and says who it is.
+// The HTTP endpoint has the principals of gRPC, in the context of a call.
 func TestGuardOfHTTP(t *testing.T) {
 	g := newInterceptors(newAuthenticator(discard), discard)
 	c := parse(t, "tls: {cert: c, key: k, client_ca: a}\nprincipals: [{name: one, token: one-0123456789abcd, rate: 3}, {name: two, subjects: ['spiffe://example.org/two']}]\n"+quiet)
@@ -23,9 +26,7 @@ func TestGuardOfHTTP(t *testing.T) {
 			panic("on purpose")
 		}
 		_, _ = w.Write([]byte(r.Context().Value(principalKey{}).(*principal).name))
-	}), func(w http.ResponseWriter, code int, reason, message string) {
-		http.Error(w, reason+": "+message, code)
-	})
+	}))
 	spiffe, err := url.Parse("spiffe://example.org/two")
 	require.NoError(t, err)
 	verified := &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{URIs: []*url.URL{spiffe}}}}}
@@ -53,7 +54,10 @@ func TestGuardOfHTTP(t *testing.T) {
 		w := httptest.NewRecorder()
 		door.ServeHTTP(w, r)
 		require.Equal(t, tt.code, w.Code, "%+v", tt)
-		require.Contains(t, w.Body.String(), tt.want)
+		reason, message, refused := strings.Cut(tt.want, ": ")
+		require.Contains(t, w.Body.String(), reason)
+		require.Contains(t, w.Body.String(), message)
+		require.Equal(t, refused, w.Header().Get(httpendpoint.HeaderReason) == reason)
 		require.Equal(t, tt.code == 401, w.Header().Get("WWW-Authenticate") != "")
 	}
 	for _, c := range g.authenticator.principals {

@@ -11,7 +11,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Bounds of what a caller may say in one request.
+// Bounds of one request.
 const (
 	maxExcluded   = 1000
 	maxFallbacks  = 16
@@ -25,7 +25,7 @@ func invalid(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
 }
 
-// decodeKey fills the request from what a caller sent, which it aliases. Its errors are statuses that name the field.
+// decodeKey fills the request from a message, which it aliases. Its errors are statuses that name the field.
 func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	k := r.GetKey()
 	for _, f := range []struct{ name, value string }{
@@ -39,16 +39,12 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	if len(k.GetSession()) > dialect.MaxSession {
 		return invalid("key.session: longer than %d bytes", dialect.MaxSession)
 	}
-	if len(r.GetExcluded()) > maxExcluded {
-		return invalid("excluded: more than %d", maxExcluded)
-	}
-	if len(r.GetTried()) > maxExcluded {
-		return invalid("tried: more than %d", maxExcluded)
-	}
-	if len(r.GetAllowed()) > maxExcluded {
-		return invalid("allowed: more than %d", maxExcluded)
-	}
-	for name, ids := range map[string][]string{"excluded": r.GetExcluded(), "tried": r.GetTried(), "allowed": r.GetAllowed()} {
+	for name, ids := range map[string][]string{
+		"excluded": r.GetExcluded(), "tried": r.GetTried(), "allowed": r.GetAllowed(),
+	} {
+		if len(ids) > maxExcluded {
+			return invalid("%s: more than %d", name, maxExcluded)
+		}
 		for _, id := range ids {
 			if len(id) > maxName {
 				return invalid("%s: one is longer than %d bytes", name, maxName)
@@ -77,7 +73,7 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	return nil
 }
 
-// priorities are those of the wire; one that is not known is normal.
+// priorities maps those of the protocol; an unknown one is normal.
 var priorities = map[warmpathv1.Priority]policy.Priority{
 	warmpathv1.Priority_PRIORITY_LOW:  policy.PriorityLow,
 	warmpathv1.Priority_PRIORITY_HIGH: policy.PriorityHigh,

@@ -15,35 +15,35 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A lease is a booking that ends by itself. Its Router is that of the booking.
+// A lease is the load of a pick, until it is released or expires.
 type lease struct {
-	id     string    // of the reservation; "" for one that nobody can report on
-	name   leaseName // for one that may be asked for again
+	id     string    // of the reservation; "" = no report can name it
+	name   leaseName // of a pick that may be repeated
 	length time.Duration
-	next   time.Time // when something happens by itself
-	ends   time.Time // then it is over
-	place  int       // in the heap; -1 = in none
-	learns bool      // the policy was told of the route
+	next   time.Time // of the prompt's share, or of the whole
+	ends   time.Time
+	place  int  // in the heap; -1 = in none
+	learns bool // the policy learns the outcome
 
 	replica uint32 // its number
-	counts  book   // what the lease adds to leases.whole: nothing before it is held and after it is forgotten
+	counts  book   // the lease's share of leases.whole: zero before it is held and after it is removed
 	q       policy.Request
 	booking router.Reservation
 
-	// made is closed once answer or err is set; nil for one that nobody can ask for again.
+	// made is closed once answer or err is set; nil for a pick that cannot be repeated.
 	made   chan struct{}
 	answer *warmpathv1.ChooseReplicaResponse
 	err    error
 }
 
-// A leaseName is by what a question is known again. Without a request id it is not.
+// A leaseName identifies a repeated request. Without a request id there is none.
 type leaseName struct {
 	by      *principal
 	request string // its id
 	attempt uint64
 }
 
-// leases are the bookings of one deployment.
+// leases are those of one deployment.
 type leases struct {
 	prefix string // of the ids
 
@@ -52,7 +52,7 @@ type leases struct {
 	due     queue
 	byID    map[string]*lease
 	byName  map[leaseName]*lease
-	whole   map[uint32]book // by number of the replica: what is held, each prompt counted whole, whatever of it is cached
+	whole   map[uint32]book // by number of the replica: the load held, as if no prompt were cached
 	max     int
 	pending int // begun and not in the heap
 	closed  bool
@@ -62,11 +62,11 @@ type leases struct {
 
 var (
 	errLeases          = errors.New("max_reservations are held in this deployment: release them, or raise it")
-	errPrincipalLeases = errors.New("the principal holds as many reservations as it may: it should release them, or raise its max_reservations")
-	errFault           = errors.New("the server failed while it was made")
+	errPrincipalLeases = errors.New("the principal has its max_reservations: release them, or raise it")
+	errFault           = errors.New("the server failed in this pick")
 )
 
-// held returns how many picks count now.
+// held returns how many there are.
 func (l *leases) held() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,8 +80,7 @@ func (l *leases) limit(n int) {
 	l.max = n
 }
 
-// begin makes room for a lease of the caller who asks. Where one for the same question exists or is being made, that one is
-// returned.
+// begin makes room for a lease. If one of this name exists or is being made, that one is returned.
 func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -109,7 +108,7 @@ func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 	return x, false, nil
 }
 
-// fail gives back the room of a lease that came to nothing. Who waits for it is given the error.
+// fail gives back the room of a lease whose pick failed. The error goes to the calls that wait for it.
 func (l *leases) fail(x *lease, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,13 +117,13 @@ func (l *leases) fail(x *lease, err error) {
 	l.forget(x)
 }
 
-// hold puts a booked lease into force, with an id if it can be reported on. For any other the prompt's share of the load
-// goes after a fifth of its length, since nobody will say when it is prefilled.
+// hold puts a lease into force, with an id if it is reserved. The prompt's share of any other ends after a fifth of
+// its length, since the end of its prefill is not reported.
 func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pending--
-	if l.closed { // meanwhile: nobody would end it
+	if l.closed {
 		x.name.by.held.Add(-1)
 		x.booking.Release()
 		return
@@ -146,7 +145,7 @@ func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Ti
 	l.count(x, book{1, int64(min(x.q.PromptTokens, maxTokens))})
 }
 
-// count sets what a lease adds to the whole. Called with mu held.
+// count sets a lease's share of whole. Called with mu held.
 func (l *leases) count(x *lease, now book) {
 	sum := l.whole[x.replica]
 	sum.add(x.counts, -1)
@@ -162,14 +161,14 @@ func (l *leases) count(x *lease, now book) {
 	l.whole[x.replica] = sum
 }
 
-// uncached returns what is held on each replica, by its number, as if nothing of any prompt were cached.
+// uncached returns the load held on each replica, by its number, as if no prompt were cached.
 func (l *leases) uncached() map[uint32]book {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.whole)
 }
 
-// settled tells those who wait for the lease how it was made.
+// settled gives the answer to the calls that wait for the lease.
 func (l *leases) settled(x *lease, answer *warmpathv1.ChooseReplicaResponse) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,7 +182,7 @@ func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err 
 	}
 }
 
-// forget strikes a lease out. Called with mu held.
+// forget removes a lease. Called with mu held.
 func (l *leases) forget(x *lease) {
 	x.name.by.held.Add(-1)
 	l.count(x, book{})
@@ -196,8 +195,7 @@ func (l *leases) forget(x *lease) {
 	}
 }
 
-// renew puts off the end of a reservation, whose prompt does not count any more if it is prefilled. It returns nil if there
-// is none.
+// renew extends a reservation; once prefilled, its prompt no longer counts. It returns nil if there is none.
 func (l *leases) renew(id string, prefilled bool, now time.Time) *lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,7 +212,7 @@ func (l *leases) renew(id string, prefilled bool, now time.Time) *lease {
 	return x
 }
 
-// end takes a reservation out. It returns nil if there is none: it ends once.
+// end removes a reservation. It returns nil if there is none: a reservation ends once.
 func (l *leases) end(id string) *lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -225,7 +223,7 @@ func (l *leases) end(id string) *lease {
 	return x
 }
 
-// expire does what is due.
+// expire ends the shares and the leases that are due.
 func (l *leases) expire(now time.Time) {
 	for {
 		x, over := l.pop(now)
@@ -260,7 +258,7 @@ func (l *leases) pop(now time.Time) (x *lease, over bool) {
 	return x, true
 }
 
-// release gives back what is booked, and tells the policy how it ended if it was told of the route.
+// release gives back the load, and reports the outcome to a policy that learns.
 func (x *lease) release(o policy.Outcome) {
 	x.booking.Release()
 	if x.learns {
@@ -280,7 +278,7 @@ func (l *leases) close() {
 	}
 }
 
-// queue is a heap of leases by what is due next.
+// queue is a heap of leases by next.
 type queue []*lease
 
 func (q queue) Len() int           { return len(q) }

@@ -6,7 +6,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A book is what is booked on one replica.
+// A book is the load of one replica.
 type book struct{ ongoing, tokens int64 }
 
 func (b *book) add(o book, sign int64) {
@@ -14,13 +14,13 @@ func (b *book) add(o book, sign int64) {
 	b.tokens += sign * o.tokens
 }
 
-// Bounds of one line of a report, which leave room for many clients' in a sum.
+// Bounds of one line of a report: the sum of many clients does not overflow.
 const (
 	maxOngoing = 1 << 20
 	maxTokens  = 1 << 38
 )
 
-// ledger adds up what watching clients report. It is used with the deployment's mutex held.
+// ledger adds up the reports of watching clients. It is used with the deployment's mutex held.
 type ledger struct {
 	clients map[string]*client
 	total   map[uint32]book // by number of the replica
@@ -29,16 +29,16 @@ type ledger struct {
 // A client is one that watches, or did until a moment ago.
 type client struct {
 	id      string
-	source  string          // by which its evidence is told apart
-	lines   map[uint32]book // what it reported
+	source  string          // of its evidence in outlier detection
+	lines   map[uint32]book // its reported load, by number of the replica
 	last    uint64          // number of its last report
-	counted uint64          // of that which the load now in force counts
-	heard   time.Time
-	ended   bool   // nobody watches under this name
-	dropped func() // called once when the account is closed; nil = nothing
+	counted uint64          // number of the last report in the load in force
+	at      time.Time       // of its last report
+	ended   bool            // its watch has ended
+	dropped func()          // called once when the account is closed; nil = nothing
 }
 
-// open begins a client's account. What was reported under its name before is dropped.
+// open begins a client's account. An earlier one of the same name is dropped.
 func (l *ledger) open(id string, now time.Time) *client {
 	if l.clients == nil {
 		l.clients, l.total = make(map[string]*client), make(map[uint32]book)
@@ -46,12 +46,12 @@ func (l *ledger) open(id string, now time.Time) *client {
 	if old := l.clients[id]; old != nil {
 		l.drop(old)
 	}
-	c := &client{id: id, lines: make(map[uint32]book), heard: now}
+	c := &client{id: id, lines: make(map[uint32]book), at: now}
 	l.clients[id] = c
 	return c
 }
 
-// empty reports whether no client that watches has ever reported.
+// empty reports whether no watching client has reported yet.
 func (l *ledger) empty() bool {
 	for _, c := range l.clients {
 		if c.last > 0 && !c.ended {
@@ -61,12 +61,12 @@ func (l *ledger) empty() bool {
 	return true
 }
 
-// take enters a report. known says which replicas there are; others have left, and are not entered.
+// take enters a report. Replicas that are not known have left, and are passed over.
 func (l *ledger) take(c *client, r *warmpathv1.BookingReport, known func(uint32) bool, now time.Time) {
 	if l.clients[c.id] != c {
 		return // another watch took its place
 	}
-	c.heard = now
+	c.at = now
 	c.last = r.GetNumber()
 	if r.GetComplete() {
 		l.clear(c)
@@ -120,7 +120,7 @@ func (l *ledger) close() {
 	}
 }
 
-// forget strikes replicas out that have left.
+// forget removes replicas that have left.
 func (l *ledger) forget(known func(uint32) bool) {
 	for number := range l.total {
 		if !known(number) {
@@ -132,14 +132,14 @@ func (l *ledger) forget(known func(uint32) bool) {
 	}
 }
 
-// count says that everything reported so far is in the load that is now in force. It returns the replicas whose load
-// rests on clients that should have been heard of, drops those that have ended and are silent for that long, and those
-// that were silent for a lease.
+// count marks all reports as counted in the load in force. A client that is silent for staleAfter makes the load of
+// its replicas stale, or is dropped if its watch has ended; the load of one that is silent for a lease is dropped. It
+// returns the numbers of the replicas with stale load.
 func (l *ledger) count(now time.Time, staleAfter, lease time.Duration) (stale map[uint32]bool) {
 	stale = make(map[uint32]bool)
 	for _, c := range l.clients {
 		c.counted = c.last
-		silent := now.Sub(c.heard)
+		silent := now.Sub(c.at)
 		switch {
 		case c.ended && silent >= staleAfter:
 			l.drop(c)

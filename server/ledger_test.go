@@ -26,7 +26,7 @@ func TestLedgerAddsUp(t *testing.T) {
 		case c == nil || rng.IntN(50) == 0:
 			open[id], model[id] = l.open(id, now), make(map[uint32]book)
 		case rng.IntN(50) == 0:
-			c.ended, c.heard = true, now.Add(-time.Hour)
+			c.ended, c.at = true, now.Add(-time.Hour)
 			l.count(now, time.Second, time.Hour)
 			delete(open, id)
 			delete(model, id)

@@ -17,7 +17,8 @@ import (
 const maxLives = 10_000
 
 // ReportLife implements the service.
-func (s *Server) ReportLife(ctx context.Context, r *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
+func (s routingService) ReportLife(ctx context.Context,
+	r *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
 	if len(r.GetLives()) > maxLives {
 		return nil, invalid("lives: more than %d", maxLives)
 	}
@@ -31,7 +32,7 @@ func (s *Server) ReportLife(ctx context.Context, r *warmpathv1.ReportLifeRequest
 	return a, nil
 }
 
-// lived takes one report. It returns false if there is no such reservation.
+// lived applies one report. It returns false if there is no such reservation.
 func (s *Server) lived(p *principal, r *warmpathv1.LifeReport) bool {
 	end := strings.LastIndexByte(r.GetReservation(), '#')
 	if end < 0 || !p.may(r.GetReservation()[:end]) {
@@ -61,7 +62,7 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 	return x != nil
 }
 
-// outcome is what a caller says of the end; nothing is learned from one that was not told.
+// outcome is the reported end of a reservation; nothing is learned from one that is missing.
 func outcome(o *warmpathv1.Outcome) policy.Outcome {
 	if o == nil {
 		return policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage}
@@ -72,16 +73,19 @@ func outcome(o *warmpathv1.Outcome) policy.Outcome {
 		Usage:        policy.NoUsage,
 	}
 	if code := codes.Code(o.GetCode()); code != codes.OK {
-		out.Err, out.Fault = status.Error(code, "as the caller reports"), fault.OfCode(code)
+		out.Err, out.Fault = status.Error(code, "as reported"), fault.OfCode(code)
 	} else if !out.Sent {
 		out.Fault = policy.GivenUp
 	}
 	for _, f := range []struct {
-		told *uint32
-		into *int
-	}{{o.PromptTokens, &out.Usage.PromptTokens}, {o.CachedTokens, &out.Usage.CachedTokens}, {o.OutputTokens, &out.Usage.OutputTokens}} {
-		if f.told != nil {
-			*f.into = int(min(*f.told, maxLength))
+		value *uint32
+		into  *int
+	}{
+		{o.PromptTokens, &out.Usage.PromptTokens}, {o.CachedTokens, &out.Usage.CachedTokens},
+		{o.OutputTokens, &out.Usage.OutputTokens},
+	} {
+		if f.value != nil {
+			*f.into = int(min(*f.value, maxLength))
 		}
 	}
 	return out

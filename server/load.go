@@ -8,7 +8,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// loads is the load that is told, as of the last interval. It is used with the deployment's mutex held.
+// loads is the load that watchers are sent, as of the last interval. It is used with the deployment's mutex held.
 type loads struct {
 	tick  uint64
 	at    time.Time // of the tick
@@ -17,7 +17,7 @@ type loads struct {
 	stale     []uint32
 	staleTick uint64 // when stale changed last
 
-	latest *warmpathv1.Loads // what this tick changed; never written again
+	latest *warmpathv1.Loads // changes of this tick; never written again
 }
 
 // A line is the load of one replica, and the tick that changed it last.
@@ -44,19 +44,19 @@ func (l *loads) update(order []*member, total func(*member) book, now time.Time)
 	}
 }
 
-// mark says whose load is stale as of a tick.
+// mark sets the replicas whose load is stale as of a tick.
 func (l *loads) mark(stale []uint32, tick uint64) {
 	if !slices.Equal(stale, l.stale) {
 		l.stale, l.staleTick = stale, tick
 	}
 }
 
-// forget strikes out who has left: numbers are not used again.
+// forget removes replicas that have left: numbers are not used again.
 func (l *loads) forget(known func(uint32) bool) {
 	maps.DeleteFunc(l.lines, func(number uint32, _ line) bool { return !known(number) })
 }
 
-// since returns what has changed after a tick; after 0, everything.
+// since returns the changes after a tick; after 0, everything.
 func (l *loads) since(tick uint64) *warmpathv1.LoadUpdate {
 	u := &warmpathv1.LoadUpdate{Snapshot: tick == 0}
 	switch {

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// open returns the deployments that a caller may use.
+// open returns the deployments that a principal may use.
 func (s *Server) open(c *principal) map[string]*deployment {
 	all := *s.deployments.Load()
 	allowed := c.rules.Load().deployments
@@ -25,13 +25,14 @@ func (s *Server) open(c *principal) map[string]*deployment {
 	return some
 }
 
-// named returns the deployment with this name; with no name, the only one that the caller may use.
+// named returns the deployment with this name; with no name, the only one that the principal may use.
 func (s *Server) named(c *principal, name string) (*deployment, error) {
 	if len(name) > maxName {
 		return nil, invalid("deployment: longer than %d bytes", maxName)
 	}
 	if name != "" && !c.may(name) {
-		return nil, status.Errorf(codes.PermissionDenied, "the principal %q may not use the deployment %q", c.name, name) // if there is one
+		// Also where it does not exist: its name is not revealed.
+		return nil, status.Errorf(codes.PermissionDenied, "the principal %q may not use the deployment %q", c.name, name)
 	}
 	all := s.open(c)
 	if d := all[name]; d != nil {
@@ -54,7 +55,8 @@ func (s *Server) meant(c *principal, name, model string) (d *deployment, base, a
 		if err != nil || model == "" {
 			return d, model, "", err
 		}
-		if base, adapter = d.catalogue.Load().split(model); d.catalogue.Load().declares() && !d.catalogue.Load().serves(base) && base != d.name {
+		models := d.catalogue.Load()
+		if base, adapter = models.split(model); models.declares() && !models.serves(base) && base != d.name {
 			return nil, "", "", status.Errorf(codes.NotFound, "deployment %s does not serve the model %q", d.name, base)
 		}
 		return d, base, adapter, nil
@@ -78,7 +80,7 @@ func (s *Server) meant(c *principal, name, model string) (d *deployment, base, a
 	return nil, "", "", status.Errorf(codes.NotFound, "no deployment serves the model %q", model)
 }
 
-// serving returns the deployments of which this is the name or a model.
+// serving returns the deployments with this name or model.
 func serving(all map[string]*deployment, model string) map[string]*deployment {
 	if d := all[model]; d != nil {
 		return map[string]*deployment{model: d}
@@ -106,7 +108,8 @@ func names(all map[string]*deployment) string {
 	return strings.Join(slices.Sorted(maps.Keys(all)), ", ")
 }
 
-// catalogue is what a deployment's config and replicas declare of models. It is replaced with the fleet, and never written.
+// catalogue is the models that a deployment's config and replicas declare. It is replaced with the fleet, and never
+// written.
 type catalogue struct {
 	names    map[string]bool // that requests may use
 	declared []string        // by replicas
@@ -142,8 +145,8 @@ func (c *catalogue) split(model string) (base, adapter string) {
 	return base, adapter
 }
 
-// canonical returns the name under which the replicas know a model: hashes depend on it. A name that no replica declares means
-// the one model that they all serve, if it is one.
+// canonical returns the replicas' own name of a model: hashes depend on it. Where they all declare one model, every
+// name means that one.
 func (c *catalogue) canonical(model string) string {
 	if len(c.declared) == 1 {
 		return c.declared[0]

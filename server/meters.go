@@ -17,7 +17,7 @@ const (
 	keyCode  = attribute.Key("warmpath.code")
 )
 
-// A figure is what one metric of a deployment shows: one number, with the deployment as its only attribute.
+// A figure is a metric with the deployment as its only attribute.
 type figure struct {
 	name, unit, what string
 	value            func(*deployment) int64
@@ -25,16 +25,24 @@ type figure struct {
 
 var gauges = []figure{
 	{"warmpath.server.watchers", "{client}", "Clients that watch.", (*deployment).watching},
-	{"warmpath.server.reservations", "{pick}", "Picks that count: reservations, and those that nobody reports on.", func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
-	{"warmpath.server.index.superblocks", "{superblock}", "Superblocks of 512 tokens that watching clients are told of, of all replicas.", func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
+	{"warmpath.server.reservations", "{pick}", "Picks that add to the load, reserved or not.",
+		func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
+	{"warmpath.server.index.superblocks", "{superblock}", "Superblocks of 512 tokens in the broadcast index.",
+		func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
 }
 
 var counts = []figure{
-	{"warmpath.server.reservations.expired", "{reservation}", "Reservations that ended with their lease.", func(d *deployment) int64 { return d.picks.leases.expired.Load() }},
-	{"warmpath.server.registrations.expired", "{replica}", "Replicas that registered themselves and were taken out when their lease ended.", func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
-	{"warmpath.server.polls.failed", "{poll}", "Replicas that were asked for their load and did not answer.", func(d *deployment) int64 { return d.polls.failed() }},
-	{"warmpath.server.broadcast.bytes", "By", "What watching clients were sent.", func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
-	{"warmpath.server.broadcast.messages", "{message}", "Messages that watching clients were sent.", func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
+	{"warmpath.server.reservations.expired", "{reservation}", "Reservations that ended with their lease.",
+		func(d *deployment) int64 { return d.picks.leases.expired.Load() }},
+	{"warmpath.server.registrations.expired", "{replica}",
+		"Registered replicas that were removed at the end of their lease.",
+		func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
+	{"warmpath.server.polls.failed", "{poll}", "Load polls without an answer.",
+		func(d *deployment) int64 { return d.polls.failed() }},
+	{"warmpath.server.broadcast.bytes", "By", "Bytes sent to watching clients.",
+		func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
+	{"warmpath.server.broadcast.messages", "{message}", "Messages sent to watching clients.",
+		func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
 }
 
 // observe records the deployment's metrics until it is closed. It is called once, before the deployment is used.
@@ -48,10 +56,10 @@ func (d *deployment) observe(r *telemetry.Recorder) error {
 	return d.hosted.Load().observe(d.picks.recorder)
 }
 
-// whoMeasures reads metrics: they are for those who run the server.
+// unrestrictedReader reads the load for metrics, which are for operators.
 var unrestrictedReader = unrestricted()
 
-// watchMeters registers what the deployment counts by itself.
+// watchMeters registers the metrics that the deployment counts by itself.
 func (d *deployment) watchMeters() (stop func(), err error) {
 	b := builder{meter: d.picks.recorder.Meter()}
 	var values []metric.Int64Observable
@@ -61,11 +69,12 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 	for _, f := range counts {
 		values = append(values, b.count(f.name, f.unit, f.what))
 	}
-	failed := b.count("warmpath.server.picks.failed", "{pick}", "Picks that came to nothing, by the gRPC status code.")
+	failed := b.count("warmpath.server.picks.failed", "{pick}", "Failed picks, by the gRPC status code.")
 	replicas := b.gauge("warmpath.server.replicas", "{replica}", "Replicas by state.")
-	ongoing := b.gauge("warmpath.server.replica.ongoing", "{request}", "Requests under way on a replica, of all that the server knows of.")
-	queued := b.gauge("warmpath.server.replica.queued_tokens", "{token}", "Uncached prompt tokens of them not yet prefilled.")
-	stale := b.gauge("warmpath.server.replica.stale", "{replica}", "1 where a replica's load rests on something that ought to have been renewed.")
+	ongoing := b.gauge("warmpath.server.replica.ongoing", "{request}", "Requests under way on a replica.")
+	queued := b.gauge("warmpath.server.replica.queued_tokens", "{token}",
+		"Uncached prompt tokens of them not yet prefilled.")
+	stale := b.gauge("warmpath.server.replica.stale", "{replica}", "1 where a replica's load rests on stale reports.")
 	if b.err != nil {
 		return nil, b.err
 	}
@@ -80,7 +89,9 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 				o.ObserveInt64(failed, n, metric.WithAttributes(which, keyCode.String(codes.Code(code).String())))
 			}
 		}
-		states := map[string]int64{stateReady: 0, stateFull: 0, stateEjected: 0, stateNotServing: 0, stateDraining: 0, stateDisconnected: 0}
+		states := map[string]int64{
+			stateReady: 0, stateFull: 0, stateEjected: 0, stateNotServing: 0, stateDraining: 0, stateDisconnected: 0,
+		}
 		for _, r := range d.replicaStatuses(unrestrictedReader) {
 			states[r.State]++
 			set := metric.WithAttributes(which, telemetry.KeyReplica.String(r.GetId()))
@@ -131,8 +142,7 @@ func (b *builder) made(i metric.Int64Observable, err error) metric.Int64Observab
 	return i
 }
 
-// observe records the metrics of a Router, of its replicas' health, which is what all clients find, and of their events
-// until it is closed.
+// observe records the metrics of a Router, of its replicas' health and of their events until it is closed.
 func (h *hosted) observe(r *telemetry.Recorder) error {
 	stop, err := r.Watch(h.config.Policy.Name, h.router)
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// outliers are the replicas that the Router's outlier detection ejects, by number. It runs on what all clients report and
-// on the outcomes of picks here, and the clients go by it. A replica that is half-open is probed by one client at a time: the
-// clients take turns, but for those of the principal on which the ejection rests alone. It is used with the deployment's mutex held.
+// outliers are the replicas that the Router's outlier detection ejects. It runs on the reports of all clients and on
+// the outcomes of picks here, and the clients follow it. A half-open replica is probed by one client at a time, in
+// rotation, without those of a principal whose evidence alone ejected it. It is used with the deployment's mutex held.
 type outliers struct {
-	replicas map[uint32]*ejection
-	stamp    uint64 // grows with every change
-	version  uint64 // of the Router's outliers, and the Router …
+	replicas map[uint32]*ejection // by number
+	stamp    uint64               // grows with every change
+	version  uint64               // of the outliers of router, last seen
 	router   *router.Router
 }
 
@@ -29,16 +29,16 @@ type ejection struct {
 	cause  outlier.Cause
 	since  time.Time
 	prober string    // name of the client that may probe; "" = none
-	ends   time.Time // its turn, unless it has a request there
-	latest time.Time // its turn, whatever it has there
+	ends   time.Time // end of its probe, unless it has a request there
+	latest time.Time // end of its probe in any case
 }
 
 const (
-	probeTurn = time.Second
-	probeTime = time.Minute
+	probeTime = time.Second
+	probeMost = time.Minute
 )
 
-// showed takes what the calls of a watching client showed.
+// showed applies a watching client's report on outcomes.
 func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 	if r == nil {
 		return nil
@@ -59,8 +59,11 @@ func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 			continue
 		}
 		e := d.outliers.replicas[m.number]
-		c := outlier.Counts{Successes: countOf(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate())}
-		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.source(), c, e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id)
+		c := outlier.Counts{
+			Successes: countOf(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate()),
+		}
+		probe := e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id
+		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.source(), c, probe)
 	}
 	rt.Sync()
 	if d.eject(rt, d.now()) {
@@ -72,10 +75,10 @@ func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 // countOf bounds a count of a report.
 func countOf(n uint32) int { return int(min(n, 1<<20)) }
 
-// source names the principal of a client's evidence: the client itself where principals have no names.
+// source is the principal of a client's evidence, or the client where there are no principals.
 func (w *watcher) source() string { return cmp.Or(w.principal.name, w.client.id) }
 
-// eject notes what the Router ejects, and reports whether that has changed. Called with mu held.
+// eject follows the Router's ejections, and reports whether they have changed. Called with mu held.
 func (d *deployment) eject(rt *router.Router, now time.Time) bool {
 	x := &d.outliers
 	before := x.stamp
@@ -91,7 +94,7 @@ func (d *deployment) eject(rt *router.Router, now time.Time) bool {
 	return x.stamp != before
 }
 
-// gather takes over what the Router ejects.
+// gather copies the Router's ejections.
 func (x *outliers) gather(order []*member, rt *router.Router, now time.Time) {
 	view, found := rt.View(), make(map[uint32]*ejection)
 	for _, m := range order {
@@ -120,12 +123,13 @@ func (x *outliers) gather(order []*member, rt *router.Router, now time.Time) {
 	x.replicas = found
 }
 
-// passProbe gives the probe of a half-open member to the next client when the turn of the last is over.
+// passProbe gives the probe of a half-open member to the next client when the last one's time is over.
 func (x *outliers) passProbe(m *member, e *ejection, l *ledger, rt *router.Router, now time.Time) {
 	if m == nil {
 		return
 	}
-	if c := l.clients[e.prober]; c != nil && !c.ended && now.Before(e.latest) && (now.Before(e.ends) || c.lines[m.number].ongoing > 0) {
+	c := l.clients[e.prober]
+	if c != nil && !c.ended && now.Before(e.latest) && (now.Before(e.ends) || c.lines[m.number].ongoing > 0) {
 		return
 	}
 	accuser := ""
@@ -133,15 +137,15 @@ func (x *outliers) passProbe(m *member, e *ejection, l *ledger, rt *router.Route
 		accuser = rt.Outliers().Accuser(rt.Outlier(rep))
 	}
 	next := l.nextProber(m.number, e.prober, accuser)
-	e.ends, e.latest = now.Add(probeTurn), now.Add(probeTime)
+	e.ends, e.latest = now.Add(probeTime), now.Add(probeMost)
 	if next != e.prober {
 		e.prober = next
 		x.stamp++
 	}
 }
 
-// nextProber returns the client that follows last in the order of names, and is not the accuser's. Clients without requests
-// on the replica come first: whether they use their turn can be seen.
+// nextProber returns the client after last in the order of names, without those of accuser. Clients without requests
+// on the replica come first: their reports show whether they probe.
 func (l *ledger) nextProber(number uint32, last, accuser string) string {
 	var names []string
 	for _, idle := range []bool{true, false} {
@@ -162,7 +166,7 @@ func (l *ledger) nextProber(number uint32, last, accuser string) string {
 	return ""
 }
 
-// since is what has changed of the outliers for a watcher, nil if nothing has.
+// since returns the outliers if they have changed for a watcher, else nil.
 func (x *outliers) since(w *watcher) *warmpathv1.OutlierUpdate {
 	if w.outliers != nil && w.outlierStamp == x.stamp {
 		return nil

@@ -14,56 +14,47 @@ import (
 	"github.com/warmpath/warmpath/internal/loadpoll"
 )
 
-// LoadPoll says how the server asks replicas for their load that do not register themselves.
+// LoadPoll reads the load of replicas that do not register themselves.
 type LoadPoll struct {
-	// From is grpc:vllm or grpc:sglang (GetLoads), or the URL of a page for Prometheus, in which HOST and PORT are those of the
-	// replica's address.
+	// From is grpc:vllm or grpc:sglang (GetLoads), or the URL of a page for Prometheus, in which HOST and PORT are those
+	// of the replica's address.
 	From string `json:"from"`
 	// Pages are the URLs of replicas whose page is elsewhere, by id of the replica; HOST and PORT as in from.
 	Pages map[string]string `json:"pages,omitempty"`
-	// Interval is how often each replica is asked; 0 = 500ms.
+	// Interval is how often each replica is polled; 50ms to 1m, default 500ms.
 	Interval policy.Duration `json:"interval,omitempty"`
-	// Timeout is how long an answer may take; 0 = 1s.
-	Timeout policy.Duration `json:"timeout,omitempty"`
 }
 
-// Defaults of [LoadPoll].
-const (
-	defaultPollInterval = policy.Duration(500 * time.Millisecond)
-	defaultPollTimeout  = policy.Duration(time.Second)
-)
+// pollTimeout is how long an answer may take.
+const pollTimeout = time.Second
+
+func (p LoadPoll) withDefaults() LoadPoll {
+	p.Interval = cmp.Or(p.Interval, policy.Duration(500*time.Millisecond))
+	return p
+}
 
 func (p *LoadPoll) validate() error {
+	if p == nil {
+		return nil
+	}
 	if _, err := loadpoll.Parse(p.From, nil); err != nil {
-		return fmt.Errorf("from: %w", err)
+		return fmt.Errorf("load_poll.from: %w", err)
 	}
 	if _, err := loadpoll.Parse(p.From, p.Pages); err != nil {
-		return fmt.Errorf("pages: %w", err)
+		return fmt.Errorf("load_poll.pages: %w", err)
 	}
-	for _, f := range []struct {
-		name     string
-		value    policy.Duration
-		min, max time.Duration
-	}{
-		{"interval", p.Interval, 50 * time.Millisecond, time.Minute},
-		{"timeout", p.Timeout, 10 * time.Millisecond, time.Minute},
-	} {
-		if f.value != 0 && (f.value < policy.Duration(f.min) || f.value > policy.Duration(f.max)) {
-			return fmt.Errorf("%s: %v is not between %v and %v", f.name, f.value, f.min, f.max)
-		}
-	}
-	return nil
+	return durationWithin("load_poll.interval", p.Interval, 50*time.Millisecond, time.Minute)
 }
 
-// polls asks the replicas of one deployment for their load, and keeps the answers. Safe for use by many goroutines, but for
+// polls reads the load of a deployment's replicas, and keeps the answers. Safe for use by many goroutines, but for
 // configure.
 type polls struct {
 	log  *slog.Logger
 	now  func() time.Time
 	dial func(described) (*grpc.ClientConn, error)
-	stir func() // called when a replica's capacity has changed
+	stir func() // called when the size of a replica's cache has changed
 
-	config *LoadPoll // of configure alone
+	config *LoadPoll // used by configure alone
 
 	mu      sync.Mutex // guards what follows; the poller's and the calls' locks are taken under it
 	poller  *loadpoll.Poller
@@ -71,17 +62,17 @@ type polls struct {
 	answers map[string]polled // by id; of members only
 }
 
-// polled is the last answer of a replica. Only its load is ever too old.
+// polled is the last answer of a replica. Its load expires; the size of its cache does not.
 type polled struct {
 	load     book // negative = none yet
-	heard    time.Time
+	at       time.Time
 	kvTokens int
 }
 
 var neverPolled = book{-1, -1}
 
-// configure asks as a config says, nil = not at all, those that follow names. It waits for the questions under way, and is
-// called by one goroutine at a time.
+// configure polls by a config, nil = not at all. It waits for the polls under way, and is called by one goroutine at a
+// time.
 func (x *polls) configure(c *LoadPoll) {
 	if reflect.DeepEqual(c, x.config) {
 		return
@@ -92,13 +83,13 @@ func (x *polls) configure(c *LoadPoll) {
 	if c != nil {
 		source, err := loadpoll.Parse(c.From, c.Pages)
 		if err != nil {
-			x.log.Error("warmpath: load is not asked for", "error", err) // the config was checked
+			x.log.Error("warmpath: load is not polled", "error", err) // cannot happen: the config was checked
 			return
 		}
 		conns = &calls{dial: x.dial}
 		poller = loadpoll.New(loadpoll.Options{
 			Source: source, Connect: conns.connect, Report: x.take, Logger: x.log,
-			Interval: time.Duration(cmp.Or(c.Interval, defaultPollInterval)), Timeout: time.Duration(cmp.Or(c.Timeout, defaultPollTimeout)),
+			Interval: time.Duration(c.Interval), Timeout: pollTimeout,
 		})
 	}
 	x.mu.Lock()
@@ -114,7 +105,7 @@ func (x *polls) configure(c *LoadPoll) {
 	}
 }
 
-// follow has these members asked.
+// follow sets the members to poll.
 func (x *polls) follow(order []*member) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -148,7 +139,8 @@ func (x *polls) changes(id string, l loadpoll.Load) (capacity bool) {
 	if !found || x.poller == nil {
 		return false
 	}
-	next := polled{load: book{int64(min(l.Ongoing, maxOngoing)), -1}, heard: x.now(), kvTokens: cmp.Or(l.KVTokens, was.kvTokens)}
+	load := book{int64(min(l.Ongoing, maxOngoing)), -1}
+	next := polled{load: load, at: x.now(), kvTokens: cmp.Or(l.KVTokens, was.kvTokens)}
 	x.answers[id] = next
 	return next.kvTokens != was.kvTokens
 }
@@ -161,11 +153,11 @@ func (x *polls) kvTokens(id string) int {
 }
 
 // loadOf is the load of a replica that has answered.
-func (x *polls) loadOf(id string) (load book, heard time.Time, ok bool) {
+func (x *polls) loadOf(id string) (load book, at time.Time, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	a, found := x.answers[id]
-	return a.load, a.heard, found && a.load != neverPolled
+	return a.load, a.at, found && a.load != neverPolled
 }
 
 func (x *polls) current() *loadpoll.Poller {
@@ -174,7 +166,7 @@ func (x *polls) current() *loadpoll.Poller {
 	return x.poller
 }
 
-// problems are why replicas cannot be asked, by id.
+// problems are the errors of replicas that do not answer, by id.
 func (x *polls) problems() map[string]string {
 	if p := x.current(); p != nil {
 		return p.Problems()
@@ -182,7 +174,7 @@ func (x *polls) problems() map[string]string {
 	return nil
 }
 
-// failed counts the questions without an answer since the config was last changed.
+// failed counts the polls without an answer since the config was last changed.
 func (x *polls) failed() int64 {
 	if p := x.current(); p != nil {
 		return p.Failed()

@@ -67,7 +67,6 @@ func TestLoadPollConfig(t *testing.T) {
 		"{from: ftp://HOST/}":                "deployments.chat: load_poll.from: want grpc:vllm",
 		"{}":                                 "load_poll.from",
 		"{from: 'grpc:vllm', interval: 1ms}": "load_poll.interval: 1ms is not between 50ms and 1m0s",
-		"{from: 'grpc:vllm', timeout: 1h}":   "load_poll.timeout",
 		"{from: 'grpc:vllm', every: 1s}":     "every",
 		"{from: 'grpc:other'}":               "none of sglang, vllm",
 		"{from: 'http://HOST:PORT/metrics', pages: {a: nowhere}}": "load_poll.pages: a: want",

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -21,17 +22,17 @@ type Principal struct {
 	Name string `json:"name"`
 	// Token is its token, 16 to 4096 characters without blanks, or "sha256:" and the token's SHA-256 in hex.
 	Token string `json:"token,omitempty"`
-	// TokenFile is a file of tokens, one a line, each as in token. It is read again when it changes. Each of several counts, so
-	// a new one can be given out before the old one goes.
+	// TokenFile is a file of tokens, one a line, each as in token, all valid: a new token can be distributed before the
+	// old one is removed. It is read again when it changes.
 	TokenFile string `json:"token_file,omitempty"`
 	// Subjects are names in its certificate: a URI (SPIFFE id), a DNS name, or the common name. They need tls.client_ca.
 	Subjects []string `json:"subjects,omitempty"`
-	// Deployments are those that it may use; empty = all.
+	// Deployments that it may use; empty = all.
 	Deployments []string `json:"deployments,omitempty"`
-	// Trusted lets it learn what is cached where, and so what others asked: how much of a prompt matched, the exact load, the
+	// Trusted lets it read the contents of caches, and so the prompts of others: matched tokens, the exact load, the
 	// index broadcast, and channelz.
 	Trusted bool `json:"trusted,omitempty"`
-	// Register lets it register replicas, to which others' prompts will go, where the deployment takes any.
+	// Register lets it register replicas, which receive others' prompts, where the deployment has register.
 	Register bool `json:"register,omitempty"`
 	// Rate bounds its calls a second, each message of a stream counted, with a burst of one second; 0 = no bound.
 	Rate int `json:"rate,omitempty"`
@@ -39,12 +40,12 @@ type Principal struct {
 	MaxCalls int `json:"max_calls,omitempty"`
 	// MaxWatchers bounds its watches of all deployments; 0 = half of the server's max_watchers.
 	MaxWatchers int `json:"max_watchers,omitempty"`
-	// MaxReservations bounds its picks that count, of all modes in all deployments; 0 = half of the server's
+	// MaxReservations bounds its picks that add to the load, of all modes in all deployments; 0 = half of the server's
 	// max_reservations.
 	MaxReservations int `json:"max_reservations,omitempty"`
 }
 
-// defaultMaxCalls is that of a principal that has none of its own.
+// defaultMaxCalls is the max_calls of a principal without its own.
 const defaultMaxCalls = 10_000
 
 // Bounds of a token, in bytes.
@@ -89,41 +90,40 @@ func (c *Principal) validate(t *TLS) error {
 	if slices.Contains(c.Subjects, "") {
 		return errors.New("subjects: one is empty")
 	}
-	for _, f := range []struct {
-		name  string
-		value int
-	}{{"rate", c.Rate}, {"max_calls", c.MaxCalls}, {"max_watchers", c.MaxWatchers}, {"max_reservations", c.MaxReservations}} {
-		if f.value < 0 || f.value > 1<<24 {
-			return fmt.Errorf("%s: %d is not between 0 and %d", f.name, f.value, 1<<24)
-		}
-	}
-	return nil
+	return cmp.Or(
+		within("rate", c.Rate, 0, 1<<24),
+		within("max_calls", c.MaxCalls, 0, 1<<24),
+		within("max_watchers", c.MaxWatchers, 0, 1<<24),
+		within("max_reservations", c.MaxReservations, 0, 1<<24),
+	)
 }
 
-// parseToken returns the digest of a token, or that which stands in its place.
+// parseToken returns the digest of a token, which is given itself or as sha256:HEX.
 func parseToken(s string) (d digest, err error) {
 	if text, ok := strings.CutPrefix(s, "sha256:"); ok {
-		if n, err := hex.Decode(d[:], []byte(text)[:min(len(text), 2*len(d))]); err != nil || n != len(d) || len(text) != 2*len(d) {
+		raw, err := hex.DecodeString(text)
+		if err != nil || copy(d[:], raw) != len(d) || len(raw) != len(d) {
 			return d, errors.New("what follows sha256: is not 64 hexadecimal digits")
 		}
 		return d, nil
 	}
-	if len(s) < minToken || len(s) > maxToken || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+	blank := func(r rune) bool { return r <= ' ' || r >= 0x7f }
+	if len(s) < minToken || len(s) > maxToken || strings.ContainsFunc(s, blank) {
 		return d, fmt.Errorf("it is not %d to %d characters of printable ASCII without blanks", minToken, maxToken)
 	}
 	return digestOf(s), nil
 }
 
-// principal is a [Principal] at work. It stays the same while the config changes, and so does what it holds.
+// principal is the state of a [Principal]. It stays while the config changes.
 type principal struct {
 	name  string
 	rules atomic.Pointer[rules]
 
-	calls, watches, held atomic.Int64 // under way; picks that count
+	calls, watches, held atomic.Int64 // under way; leases
 	accounts             atomic.Int64 // in ledgers: of watches under way, and of those that ended a moment ago
 }
 
-// rules are what a config says of a principal.
+// rules are the config of a principal.
 type rules struct {
 	trusted, registers            bool
 	deployments                   map[string]bool // nil = all
@@ -131,7 +131,7 @@ type rules struct {
 	maxCalls, maxWatches, maxHeld int64           // 0 = no bound
 }
 
-// newPrincipal returns one that may use nothing yet.
+// newPrincipal returns one without permissions.
 func newPrincipal(name string) *principal {
 	p := &principal{name: name}
 	p.rules.Store(&rules{deployments: map[string]bool{}})
@@ -145,19 +145,13 @@ func unrestricted() *principal {
 	return p
 }
 
-// follow puts what a config says into force. The limiter goes on, lest a change of the config refill it.
+// follow puts a config into force. The limiter stays: a change of the config must not refill it.
 func (p *principal) follow(from *Principal, limits *Config) {
 	r := &rules{
-		trusted: from.Trusted, registers: from.Register, maxCalls: defaultMaxCalls,
-		maxWatches: int64(limits.MaxWatchers+1) / 2, maxHeld: int64(limits.MaxReservations+1) / 2,
-	}
-	for _, f := range []struct {
-		own  int
-		into *int64
-	}{{from.MaxCalls, &r.maxCalls}, {from.MaxWatchers, &r.maxWatches}, {from.MaxReservations, &r.maxHeld}} {
-		if f.own > 0 {
-			*f.into = int64(f.own)
-		}
+		trusted: from.Trusted, registers: from.Register,
+		maxCalls:   int64(cmp.Or(from.MaxCalls, defaultMaxCalls)),
+		maxWatches: int64(cmp.Or(from.MaxWatchers, (limits.MaxWatchers+1)/2)),
+		maxHeld:    int64(cmp.Or(from.MaxReservations, (limits.MaxReservations+1)/2)),
 	}
 	for _, d := range from.Deployments {
 		if r.deployments == nil {
@@ -184,7 +178,7 @@ func (p *principal) may(deployment string) bool {
 
 func (p *principal) trusted() bool { return p.rules.Load().trusted }
 
-// own is a name that principals choose, made different for each of them.
+// own makes a name that clients choose unique to the principal.
 func (p *principal) own(name string) string {
 	if p.name == "" {
 		return name
@@ -195,25 +189,28 @@ func (p *principal) own(name string) string {
 // allow takes one call off the rate. Its error is a status.
 func (p *principal) allow() error {
 	if r := p.rules.Load(); r.limiter != nil && !r.limiter.Allow() {
-		return status.Errorf(codes.ResourceExhausted, "the principal %s has reached its rate (%d calls a second)", p.name, r.limiter.Burst())
+		return status.Errorf(codes.ResourceExhausted, "the principal %s has reached its rate (%d calls a second)",
+			p.name, r.limiter.Burst())
 	}
 	return nil
 }
 
-// pace waits until the rate allows one more, for reports that must not be lost: a sender of too many is read from more slowly.
+// pace waits until the rate allows one more message, for reports that must not be lost: flow control slows the sender
+// down.
 func (p *principal) pace(ctx context.Context) error {
 	if r := p.rules.Load(); r.limiter != nil {
 		switch err := r.limiter.Wait(ctx); {
 		case ctx.Err() != nil:
 			return status.FromContextError(ctx.Err()).Err()
 		case err != nil:
-			return status.Errorf(codes.ResourceExhausted, "the principal %s has reached its rate (%d calls a second) until after the deadline", p.name, r.limiter.Burst())
+			return status.Errorf(codes.ResourceExhausted,
+				"the principal %s has reached its rate (%d calls a second) until after the deadline", p.name, r.limiter.Burst())
 		}
 	}
 	return nil
 }
 
-// take counts one more, unless most are there already; 0 = no bound.
+// take adds one to a count, unless it is at most already; 0 = no bound.
 func take(n *atomic.Int64, most int64) bool {
 	if n.Add(1) > most && most > 0 {
 		n.Add(-1)
@@ -224,8 +221,8 @@ func take(n *atomic.Int64, most int64) bool {
 
 type principalKey struct{}
 
-// principalOf is the principal of a call. One that did not pass the authenticator is unrestricted where the config has no
-// principals, else anonymous.
+// principalOf is the principal of a call. One that did not pass the authenticator is unrestricted where the config has
+// no principals, else anonymous.
 func (s *Server) principalOf(ctx context.Context) *principal {
 	if p, ok := ctx.Value(principalKey{}).(*principal); ok {
 		return p

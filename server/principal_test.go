@@ -85,7 +85,7 @@ func TestWhoMayUseWhat(t *testing.T) {
 		_, err := f.pb.ChooseReplica(metadata.NewOutgoingContext(soon(t), md), &warmpathv1.ChooseReplicaRequest{})
 		require.Equal(t, codes.Unauthenticated, status.Code(err), "%q", values)
 	}
-	_, err := f.Server.ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
+	_, err := routingService{Server: f.Server}.ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
 	require.Equal(t, codes.PermissionDenied, status.Code(err), "a door that does not ask lets nobody in")
 }
 

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,24 +15,28 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Bounds of what a replica may say of itself.
+// Bounds of a registration.
 const (
 	maxStats = 64
 	maxNames = 1000 // models, or adapters
-	maxText  = 1024 // bytes of an address, or of where it is
-	// maxRegisteredRanks bounds the data-parallel ranks, of which each may be a connection.
+	maxText  = 1024 // bytes of an address, a zone or a node
+	// maxRegisteredRanks bounds the data-parallel ranks, each of which may be a connection.
 	maxRegisteredRanks = 256
+	// registerLease is the lease of a registration that requests none, maxRegisterLease the longest.
+	registerLease, maxRegisterLease = 10 * time.Second, time.Hour
 )
 
 // Register implements the service.
-func (s *Server) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse, error) {
+func (s routingService) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse,
+	error) {
 	p := s.principalOf(ctx)
 	d, err := s.named(p, r.GetDeployment())
 	if err != nil {
 		return nil, err
 	}
 	if !p.rules.Load().registers {
-		return nil, status.Errorf(codes.PermissionDenied, "the principal %q may not register replicas: set its register", p.name)
+		return nil, status.Errorf(codes.PermissionDenied, "the principal %q may not register replicas: set its register",
+			p.name)
 	}
 	m, err := decodeReplica(r.GetReplica())
 	if err == nil {
@@ -77,9 +82,10 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 		return described{}, invalid("replica.weight: it is not finite")
 	}
 	file, err := json.Marshal(map[string][]fleet.Replica{"replicas": {{
-		ID: r.GetId(), Address: r.GetAddress(), ServerName: r.GetServerName(), Zone: r.GetZone(), Node: r.GetNode(), Weight: r.GetWeight(),
-		MaxOngoingRequests: int(r.GetMaxOngoingRequests()), Models: r.GetModels(), Adapters: r.GetAdapters(), Ranks: int(r.GetRanks()),
-		Draining: r.GetDraining(), Instance: r.GetInstance(), KVEvents: r.GetKvEvents(), KVEventsReplay: r.GetKvEventsReplay(),
+		ID: r.GetId(), Address: r.GetAddress(), ServerName: r.GetServerName(), Zone: r.GetZone(), Node: r.GetNode(),
+		Weight: r.GetWeight(), MaxOngoingRequests: int(r.GetMaxOngoingRequests()), Models: r.GetModels(),
+		Adapters: r.GetAdapters(), Ranks: int(r.GetRanks()), Draining: r.GetDraining(), Instance: r.GetInstance(),
+		KVEvents: r.GetKvEvents(), KVEventsReplay: r.GetKvEventsReplay(),
 	}}})
 	if err != nil {
 		return described{}, invalid("replica: %v", err)
@@ -93,8 +99,8 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 	return m, nil
 }
 
-// checkEvents refuses sources of KV events at which the server would listen, and those that are neither on the replica's
-// host, nor on that of the connection, nor on one of hosts.
+// checkEvents refuses a source of KV events that makes the server listen, or that is neither on the replica's host,
+// nor on that of the connection, nor on one of hosts.
 func checkEvents(m *described, peer string, hosts []string) error {
 	if m.KVEvents == "" {
 		return nil
@@ -111,7 +117,8 @@ func checkEvents(m *described, peer string, hosts []string) error {
 	for field, at := range map[string]string{"kv_events": src.Address, "kv_events_replay": src.Replay} {
 		host, _, _ := net.SplitHostPort(at)
 		if at != "" && !slices.Contains(allowed, host) && !slices.Contains(hosts, anyHost) {
-			return invalid("replica.%s: %q is not the replica's host: use HOST, or add it to the deployment's register_event_hosts", field, host)
+			return invalid("replica.%s: %q is not the replica's host: "+
+				"use HOST, or add it to the deployment's register_event_hosts", field, host)
 		}
 	}
 	return nil
@@ -120,7 +127,7 @@ func checkEvents(m *described, peer string, hosts []string) error {
 // anyHost stands for all hosts in register_event_hosts.
 const anyHost = "*"
 
-// peerHost is the host that calls; empty = not known.
+// peerHost is the host of the connection; empty = not known.
 func peerHost(ctx context.Context) string {
 	host, _, _ := net.SplitHostPort(addressOf(ctx))
 	return host

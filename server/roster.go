@@ -15,8 +15,8 @@ import (
 type described struct {
 	policy.Attributes
 	ServerName string // for TLS and :authority, if it is not the address
-	KVTokens   int
-	marked     bool // it drains only since it does not serve, as the health checks say
+	KVTokens   int    // size of the cache in tokens; 0 = not known
+	marked     bool   // draining because its health check fails
 }
 
 func describedIn(r fleet.Replica) described {
@@ -24,7 +24,8 @@ func describedIn(r fleet.Replica) described {
 }
 
 func (d *described) equal(o *described) bool {
-	return d.ServerName == o.ServerName && d.KVTokens == o.KVTokens && d.marked == o.marked && d.Attributes.Equal(o.Attributes)
+	return d.ServerName == o.ServerName && d.KVTokens == o.KVTokens && d.marked == o.marked &&
+		d.Attributes.Equal(o.Attributes)
 }
 
 // A member is a replica of the fleet under its number.
@@ -32,19 +33,19 @@ type member struct {
 	described
 	number  uint32
 	version uint64              // of the roster, when it joined or changed
-	told    *warmpathv1.Replica // never written again
+	message *warmpathv1.Replica // never written again
 }
 
-// roster is the membership, with versions, so that who knows one can be told what has changed since. It is used with
-// the deployment's mutex held.
+// roster is the membership, with versions: a client that has one is sent the changes since. It is used with the
+// deployment's mutex held.
 type roster struct {
 	version uint64
-	last    uint32    // number given last
+	last    uint32    // the highest number so far
 	order   []*member // by number
 	byID    map[string]*member
 
 	left   []departure // the latest, oldest first
-	forgot uint64      // departures up to this version are no longer known
+	forgot uint64      // departures up to this version are dropped
 }
 
 type departure struct {
@@ -52,10 +53,10 @@ type departure struct {
 	version uint64
 }
 
-// maxDepartures is how many departures are remembered; who missed more is told everything.
+// maxDepartures bounds the departures that are kept; a client that missed more is sent a snapshot.
 const maxDepartures = 1024
 
-// set replaces the membership and reports whether that is a change. Of two with one id the first counts.
+// set replaces the membership and reports whether it changed. Of two replicas with one id the first counts.
 func (r *roster) set(all []described) bool {
 	next := make(map[string]*member, len(all))
 	version, changed := r.version+1, false
@@ -77,7 +78,7 @@ func (r *roster) set(all []described) bool {
 			r.last++
 			m.number = r.last
 		}
-		m.told = m.message()
+		m.message = m.encode()
 		next[d.ID] = m
 	}
 	for _, m := range r.order {
@@ -106,7 +107,7 @@ func (r *roster) numbered(number uint32) *member {
 	return r.order[at]
 }
 
-// since returns what has changed for who knows a version; nil if nothing has.
+// since returns the changes after a version; nil if there are none.
 func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
 	if version == r.version && version != 0 {
 		return nil
@@ -118,7 +119,7 @@ func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
 	}
 	for _, m := range r.order {
 		if m.version > version {
-			u.Replicas = append(u.Replicas, m.told)
+			u.Replicas = append(u.Replicas, m.message)
 		}
 	}
 	for _, d := range r.left {
@@ -138,11 +139,12 @@ func (r *roster) members() []router.Member {
 	return all
 }
 
-func (m *member) message() *warmpathv1.Replica {
+func (m *member) encode() *warmpathv1.Replica {
 	return &warmpathv1.Replica{
-		Number: m.number, Id: m.ID, Address: m.Address, ServerName: m.ServerName, Zone: m.Zone, Node: m.Node, Weight: m.Weight,
-		MaxOngoingRequests: uint32(max(m.MaxOngoing, 0)), Models: m.Models, Adapters: m.Adapters, Ranks: uint32(max(m.Ranks, 0)),
-		Draining: m.Draining, Instance: m.Instance, Stats: m.Stats, KvTokens: uint64(max(m.KVTokens, 0)),
+		Number: m.number, Id: m.ID, Address: m.Address, ServerName: m.ServerName, Zone: m.Zone, Node: m.Node,
+		Weight: m.Weight, MaxOngoingRequests: uint32(max(m.MaxOngoing, 0)), Models: m.Models, Adapters: m.Adapters,
+		Ranks: uint32(max(m.Ranks, 0)), Draining: m.Draining, Instance: m.Instance, Stats: m.Stats,
+		KvTokens: uint64(max(m.KVTokens, 0)),
 	}
 }
 

@@ -46,7 +46,7 @@ func TestRosterUpdatesFromAnyVersion(t *testing.T) {
 		require.True(t, slices.IsSortedFunc(r.order, func(a, b *member) int { return int(a.number) - int(b.number) }))
 		now := make(map[uint32]*warmpathv1.Replica)
 		for _, m := range r.order {
-			now[m.number] = m.told
+			now[m.number] = m.message
 		}
 		history = append(history, now)
 		require.EqualValues(t, len(history)-1, r.version)

@@ -9,37 +9,37 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Bounds of what one rank of a replica is believed to cache because it was sent there, in superblocks.
+// Bounds of the predicted cache of one rank of a replica, in superblocks.
 const (
-	unknownCache = 2048 // 1 Mi tokens, where nobody said how large its cache is
+	unknownCache = 2048 // 1 Mi tokens, where the size of the cache is not known
 	maxCache     = 1 << 16
 )
 
-// routes is what was sent to replicas that publish no KV events: for each rank as much as its cache holds, what was used least
-// recently going first. It is told like what events tell, marked as predicted.
+// routes predicts the caches of replicas that publish no KV events: of the prompts sent to a rank as many as its cache
+// holds, least recently used out first. The changes are published like those of events, marked as predicted.
 type routes struct {
-	tell func([]policy.CacheChange) // called with mu held, so that the changes of a replica come in their order
+	publish func([]policy.CacheChange) // called with mu held, so that the changes of a replica are in order
 
 	// mu guards what follows. The index's lock and the policy's are taken under it, and it under the deployment's.
 	mu       sync.Mutex
-	capacity map[string]int    // superblocks of a rank, by id of those that publish none
-	instance map[string]string // of the same, where it is known
+	capacity map[string]int    // superblocks of a rank, by id of the replicas that publish no events
+	instance map[string]string // of the same replicas; "" = not known
 	lanes    map[laneKey]*routedLane
 }
 
-// A routedLane is what one rank was sent.
+// A routedLane is the predicted cache of one rank.
 type routedLane struct {
 	held   map[uint64]*list.Element
-	recent list.List // of hashes, the one used last in front, each behind those that it continues
+	recent list.List // of hashes, the last used in front, each behind its prefix
 }
 
-// A cacheOf is a replica's cache: how many tokens it holds, 0 = not known, and in which life of the replica.
+// A cacheOf is a replica's cache: its size in tokens, 0 = not known, and the replica's instance.
 type cacheOf struct {
 	tokens   int
 	instance string
 }
 
-// setFleet says which replicas publish no events. What was sent to others, or to an earlier life of one, is forgotten.
+// setFleet sets the replicas that publish no events. The lanes of others, and of earlier instances, are cleared.
 func (x *routes) setFleet(caches map[string]cacheOf) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -63,18 +63,18 @@ func (x *routes) setFleet(caches map[string]cacheOf) {
 		}
 	}
 	if cleared != nil {
-		x.tell(cleared)
+		x.publish(cleared)
 	}
 }
 
-// wanted reports whether there is anybody of whom routes say more than events.
+// wanted reports whether the routes of clients are used: a replica publishes no events.
 func (x *routes) wanted() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return len(x.capacity) > 0
 }
 
-// take enters routes, the oldest first. Those to replicas that tell by events, or are not there, are passed over.
+// take applies routes, the oldest first. Those to replicas with events, or to no member, are passed over.
 func (x *routes) take(all []router.Route) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -92,7 +92,7 @@ func (x *routes) take(all []router.Route) {
 		}
 	}
 	if changes != nil {
-		x.tell(changes)
+		x.publish(changes)
 	}
 }
 
@@ -100,10 +100,12 @@ func (x *routes) take(all []router.Route) {
 const maxRanks = 1024
 
 func changeOf(k laneKey) policy.CacheChange {
-	return policy.CacheChange{Replica: k.replica, Rank: k.rank, Tier: k.tier, BlockTokens: policy.SuperblockTokens, Predicted: true}
+	return policy.CacheChange{
+		Replica: k.replica, Rank: k.rank, Tier: k.tier, BlockTokens: policy.SuperblockTokens, Predicted: true,
+	}
 }
 
-// lane returns what a rank was sent. Called with mu held.
+// lane returns the lane of a rank. Called with mu held.
 func (x *routes) lane(k laneKey) *routedLane {
 	l := x.lanes[k]
 	if l == nil {
@@ -116,13 +118,13 @@ func (x *routes) lane(k laneKey) *routedLane {
 	return l
 }
 
-// take notes that a prompt was sent. It returns what is new of it, and what had to go for that.
+// take adds the hashes of a prompt, up to most in all. It returns those that are new, and those that are evicted.
 func (l *routedLane) take(hashes []uint64, most int) (stored, removed []uint64) {
 	known := 0
 	for known < len(hashes) && l.held[hashes[known]] != nil {
 		known++
 	}
-	for i := len(hashes) - 1; i >= 0; i-- { // the beginning is the last to go
+	for i := len(hashes) - 1; i >= 0; i-- { // a prefix is evicted after its continuations
 		if at := l.held[hashes[i]]; at != nil {
 			l.recent.MoveToFront(at)
 		} else {
@@ -137,8 +139,8 @@ func (l *routedLane) take(hashes []uint64, most int) (stored, removed []uint64) 
 	return hashes[known:], removed
 }
 
-// decodeRoutes reads a client's report. numbered gives a replica's id, empty if there is none. What is beyond the bounds is
-// refused.
+// decodeRoutes reads a client's report. numbered gives a replica's id, empty if there is none. A report beyond the
+// bounds is refused.
 func decodeRoutes(r *warmpathv1.RouteReport, numbered func(uint32) string) ([]router.Route, error) {
 	if len(r.GetRoutes()) > router.MaxRoutes {
 		return nil, invalid("routes: more than %d", router.MaxRoutes)
@@ -158,7 +160,8 @@ func decodeRoutes(r *warmpathv1.RouteReport, numbered func(uint32) string) ([]ro
 // wantsRoutes reports whether watchers are to report their routes.
 func (h *hosted) wantsRoutes() bool { return h.routes != nil && h.routes.wanted() }
 
-// routed takes what a client says of where it sent prompts. Who is not trusted could say anything, and is not heard.
+// routed applies a client's report on its routes. Those of principals without trust are ignored: they cannot be
+// verified.
 func (d *deployment) routed(w *watcher, r *warmpathv1.RouteReport) error {
 	if r == nil || !w.principal.trusted() {
 		return nil

@@ -104,7 +104,7 @@ func TestOwnPicksAreShared(t *testing.T) {
 
 func TestRoutesAreBounded(t *testing.T) {
 	held := make(map[uint64]bool)
-	x := routes{tell: func(changes []policy.CacheChange) {
+	x := routes{publish: func(changes []policy.CacheChange) {
 		for _, c := range changes {
 			if c.Cleared {
 				clear(held)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// running is what runs for a deployment.
+// running is a deployment with its goroutines.
 type running struct {
 	*deployment
 	interval time.Duration
@@ -17,7 +17,7 @@ type running struct {
 	checks   checks
 }
 
-// adjust starts what has to run for this config, anew if that has changed.
+// adjust starts the goroutines for a config, anew if it has changed.
 func (r *running) adjust(c *Config, d Deployment) {
 	r.checks.adjust(d.HealthCheck, r.deployment)
 	interval, every := time.Duration(c.LoadInterval), time.Duration(d.ResolveInterval)
@@ -48,13 +48,13 @@ func (r *running) beat(ctx context.Context, every time.Duration) {
 	}
 }
 
-// stop ends all that runs.
+// stop ends all goroutines.
 func (r *running) stop() {
 	r.checks.stop()
 	r.halt()
 }
 
-// halt ends what adjust starts, but for the checks.
+// halt ends those of adjust but for the checks.
 func (r *running) halt() {
 	if r.cancel != nil {
 		r.cancel()

@@ -29,24 +29,22 @@ import (
 
 // Options configure a [Server]. None is needed.
 type Options struct {
-	// Logger hears of changes and of what goes wrong; nil = slog.Default().
+	// Logger logs changes and failures; nil = slog.Default().
 	Logger *slog.Logger
 	// Now is the clock of leases and reports; nil = the real one.
 	Now func() time.Time
-	// Meter is what metrics are recorded through; nil = OpenTelemetry's global provider, also one that is set later.
+	// Meter records the metrics; nil = OpenTelemetry's global provider, also one that is set later.
 	Meter metric.MeterProvider
-	// Tracer makes the spans of questions; nil = OpenTelemetry's global provider, also one that is set later.
+	// Tracer makes the spans of picks; nil = OpenTelemetry's global provider, also one that is set later.
 	Tracer trace.TracerProvider
 }
 
 // A Server is a look-aside server. Safe for use by many goroutines.
 type Server struct {
-	warmpathv1.UnimplementedRoutingServiceServer
-
 	log           *slog.Logger
 	now           func() time.Time
 	incarnation   string
-	first         Config // as the server was made; what is read once counts
+	first         Config // of New; its fields that are read once are in force
 	authenticator *authenticator
 	interceptors  *interceptors
 	certs         *certificates // nil = plaintext
@@ -68,8 +66,16 @@ type Server struct {
 	closed  bool
 }
 
-// New returns a server that keeps what the config says up to date, until Shutdown. It listens nowhere yet.
+// routingService is the service for clients and replicas.
+type routingService struct {
+	warmpathv1.UnimplementedRoutingServiceServer
+	*Server
+}
+
+// New returns a server that follows the deployments of the config, until Shutdown. It listens nowhere yet.
 func New(c *Config, o Options) (*Server, error) {
+	full := c.withDefaults()
+	c = &full
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -87,8 +93,9 @@ func New(c *Config, o Options) (*Server, error) {
 	_, _ = rand.Read(life[:])
 	s := &Server{
 		log: o.Logger, now: o.Now, incarnation: hex.EncodeToString(life[:]),
-		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}), running: make(map[string]*running),
-		began: o.Now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
+		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}),
+		running: make(map[string]*running),
+		began:   o.Now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}
 	s.interceptors = newInterceptors(s.authenticator, s.log)
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
@@ -100,7 +107,7 @@ func New(c *Config, o Options) (*Server, error) {
 		}
 	}
 	s.grpc = grpc.NewServer(s.options(c)...)
-	warmpathv1.RegisterRoutingServiceServer(s.grpc, s)
+	warmpathv1.RegisterRoutingServiceServer(s.grpc, routingService{Server: s})
 	warmpathv1.RegisterStatusServiceServer(s.grpc, statusService{Server: s})
 	warmpathv1.RegisterStoreServiceServer(s.grpc, storeService{Server: s})
 	healthpb.RegisterHealthServer(s.grpc, &healthService{Server: s})
@@ -129,9 +136,11 @@ func (s *Server) options(c *Config) []grpc.ServerOption {
 	return append(o, s.interceptors.options(c.LogCalls)...)
 }
 
-// Update puts another config into force, all of it or, on an error, none of it. Deployments keep their state; what the
-// config says of listening stays as it was.
+// Update puts another config into force, all of it or, on an error, none of it. Deployments keep their state; fields
+// that are read once keep their values.
 func (s *Server) Update(c *Config) error {
+	full := c.withDefaults()
+	c = &full
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -147,7 +156,7 @@ func (s *Server) Update(c *Config) error {
 		}
 		return err
 	}
-	s.saidOnce(c)
+	s.warnReadOnce(c)
 	for name, r := range s.running {
 		dc, stays := c.Deployments[name]
 		if !stays {
@@ -156,9 +165,9 @@ func (s *Server) Update(c *Config) error {
 			delete(s.running, name)
 			continue
 		}
-		// A config that was rehearsed is taken: what could still fail is a policy that fails now and did not a moment ago.
+		// This config was rehearsed: it fails only if a policy fails now that did not a moment ago.
 		if err := r.configure(dc, c); err != nil {
-			s.log.Error("warmpath: a deployment's config was not taken", "deployment", name, "error", err)
+			s.log.Error("warmpath: a deployment's config was not accepted", "deployment", name, "error", err)
 		}
 		r.adjust(c, dc)
 	}
@@ -178,8 +187,8 @@ func (s *Server) Update(c *Config) error {
 	return nil
 }
 
-// prepare sees whether the deployments of a config can be had, and returns those that are new, with an error those
-// made so far. Called with mu held.
+// prepare checks that the deployments of a config can be built, and returns the new ones, with an error those built so
+// far. Called with mu held.
 func (s *Server) prepare(c *Config) (map[string]*deployment, error) {
 	for name, dc := range c.Deployments {
 		err := dc.checkFiles()
@@ -216,14 +225,14 @@ func (s *Server) Serve(lis net.Listener) error {
 	return err
 }
 
-// Shutdown tells watchers to go, lets the calls under way end, and then closes. When the context ends first, it closes
-// at once and returns its error.
+// Shutdown ends the streams of watchers, waits for the calls under way, and closes. When the context ends first, it
+// closes at once and returns its error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.drain()
 	done := make(chan struct{})
 	go func() {
 		if s.http != nil {
-			_ = s.http.Shutdown(ctx) // what it leaves, Close ends
+			_ = s.http.Shutdown(ctx) // Close ends the rest
 		}
 		s.grpc.GracefulStop()
 		close(done)

@@ -12,25 +12,25 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// maxHealthWatches bounds the health watches, of which half are for those who do not say who they are.
+// maxHealthWatches bounds the health watches; anonymous ones may have half.
 const maxHealthWatches = 10_000
 
-// healthService is grpc.health.v1, which asks nobody who he is. "" and the name of our service mean the server as a whole; a
-// deployment's name means that one, and is known only to who may use it. Nothing is kept of a name that was asked for.
+// healthService is grpc.health.v1, which needs no principal. "" and the name of our service mean the whole server; a
+// deployment's name is visible only to principals that may use it. Requested names are not stored.
 type healthService struct {
 	healthpb.UnimplementedHealthServer
 	*Server
 
-	watches, anonymous atomic.Int64 // under way; the strangers' are among both
+	watches, anonymous atomic.Int64 // under way; watches includes anonymous
 }
 
-// asking returns who asks: nobody, where that cannot be told.
-func (s *healthService) asking(ctx context.Context) *principal {
-	c, err := s.authenticator.known(ctx)
+// identity is the principal of a call, anonymous where it cannot be authenticated.
+func (s *healthService) identity(ctx context.Context) *principal {
+	p, err := s.authenticator.authenticate(ctx)
 	if err != nil {
 		return s.authenticator.anonymous
 	}
-	return c
+	return p
 }
 
 func (s *healthService) of(p *principal, service string) healthpb.HealthCheckResponse_ServingStatus {
@@ -46,8 +46,9 @@ func (s *healthService) of(p *principal, service string) healthpb.HealthCheckRes
 }
 
 // Check implements the service.
-func (s *healthService) Check(ctx context.Context, r *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
-	is := s.of(s.asking(ctx), r.GetService())
+func (s *healthService) Check(ctx context.Context, r *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse,
+	error) {
+	is := s.of(s.identity(ctx), r.GetService())
 	if is == healthpb.HealthCheckResponse_SERVICE_UNKNOWN {
 		return nil, status.Error(codes.NotFound, "there is no such service, or it is not for this principal")
 	}
@@ -56,7 +57,7 @@ func (s *healthService) Check(ctx context.Context, r *healthpb.HealthCheckReques
 
 // List implements the service.
 func (s *healthService) List(ctx context.Context, _ *healthpb.HealthListRequest) (*healthpb.HealthListResponse, error) {
-	p := s.asking(ctx)
+	p := s.identity(ctx)
 	all := make(map[string]*healthpb.HealthCheckResponse)
 	add := func(service string) { all[service] = &healthpb.HealthCheckResponse{Status: s.of(p, service)} }
 	add("")
@@ -68,7 +69,9 @@ func (s *healthService) List(ctx context.Context, _ *healthpb.HealthListRequest)
 }
 
 // Watch implements the service. It ends with the server.
-func (s *healthService) Watch(r *healthpb.HealthCheckRequest, stream grpc.ServerStreamingServer[healthpb.HealthCheckResponse]) error {
+func (s *healthService) Watch(
+	r *healthpb.HealthCheckRequest, stream grpc.ServerStreamingServer[healthpb.HealthCheckResponse],
+) error {
 	if len(r.GetService()) > maxName {
 		return invalid("service: longer than %d bytes", maxName)
 	}
@@ -77,11 +80,11 @@ func (s *healthService) Watch(r *healthpb.HealthCheckRequest, stream grpc.Server
 		return err
 	}
 	defer leave()
-	told := healthpb.HealthCheckResponse_ServingStatus(-1)
+	sent := healthpb.HealthCheckResponse_ServingStatus(-1)
 	for {
 		moved := s.authenticator.moved.wait()
-		if is := s.of(s.asking(stream.Context()), r.GetService()); is != told {
-			told = is
+		if is := s.of(s.identity(stream.Context()), r.GetService()); is != sent {
+			sent = is
 			if err := stream.Send(&healthpb.HealthCheckResponse{Status: is}); err != nil {
 				return err
 			}
@@ -91,7 +94,7 @@ func (s *healthService) Watch(r *healthpb.HealthCheckRequest, stream grpc.Server
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-s.draining:
-			if told != healthpb.HealthCheckResponse_SERVING { // else that is to be told first
+			if sent != healthpb.HealthCheckResponse_SERVING { // else NOT_SERVING is sent first
 				return errDraining
 			}
 		}
@@ -100,11 +103,12 @@ func (s *healthService) Watch(r *healthpb.HealthCheckRequest, stream grpc.Server
 
 // enter counts a watch. Its error is a status.
 func (s *healthService) enter(ctx context.Context) (leave func(), err error) {
-	full := status.Errorf(codes.ResourceExhausted, "there are as many health watches as there may be (%d, half of them of strangers)", maxHealthWatches)
+	full := status.Errorf(codes.ResourceExhausted,
+		"there are as many health watches as there may be (%d, half of them anonymous)", maxHealthWatches)
 	if !take(&s.watches, maxHealthWatches) {
 		return nil, full
 	}
-	if s.asking(ctx) != s.authenticator.anonymous {
+	if s.identity(ctx) != s.authenticator.anonymous {
 		return func() { s.watches.Add(-1) }, nil
 	}
 	if !take(&s.anonymous, maxHealthWatches/2) {

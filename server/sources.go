@@ -14,8 +14,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// sources are where a deployment's members come from: its config, its target, and replicas that registered; and the symptoms
-// that health checks found on them. Safe for use by many goroutines.
+// sources are those of a deployment's members: its config, its target, and registrations; with the symptoms that
+// health checks found. Safe for use by many goroutines.
 type sources struct {
 	deployment string
 	log        *slog.Logger
@@ -26,18 +26,18 @@ type sources struct {
 	resolved   []described
 	registered map[string]*registration
 	unwell     map[string]symptom // by id, of those that do not serve
-	stirred    bool               // a replica's own figures changed, which is put into force at the next interval
+	stirred    bool               // a replica's own figures changed: they are in force from the next interval
 }
 
 // A registration is a replica that registered itself, until its lease ends.
 type registration struct {
 	described
-	load  book // as it reports itself; negative = it did not
-	heard time.Time
+	load  book // its own report; negative = none
+	at    time.Time
 	until time.Time
 }
 
-// configure takes another config.
+// configure puts another config into force.
 func (x *sources) configure(c Deployment) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -50,7 +50,7 @@ func (x *sources) configure(c Deployment) {
 	x.config = c
 }
 
-// resolve takes the addresses of a target, and reports whether it is the config's.
+// resolve sets the addresses of a target, and reports whether it is the config's.
 func (x *sources) resolve(target string, all []described) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -61,7 +61,7 @@ func (x *sources) resolve(target string, all []described) bool {
 	return true
 }
 
-// check takes the symptoms of replicas that do not serve, and reports whether they are others than before. A replica that has
+// check sets the symptoms of replicas that do not serve, and reports whether they have changed. A replica that has
 // registered in the meantime reports its own state.
 func (x *sources) check(unwell map[string]symptom) (changed bool) {
 	x.mu.Lock()
@@ -74,26 +74,30 @@ func (x *sources) check(unwell map[string]symptom) (changed bool) {
 	return true
 }
 
-// register takes a heartbeat, and reports whether that changes the fleet at once.
-func (x *sources) register(r *warmpathv1.RegisterRequest, m described, limits *Config) (a *warmpathv1.RegisterResponse, changed bool, err error) {
+// register applies a heartbeat, and reports whether it changes the fleet at once.
+func (x *sources) register(
+	r *warmpathv1.RegisterRequest, m described, limits *Config,
+) (a *warmpathv1.RegisterResponse, changed bool, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	was := x.registered[m.ID]
 	switch {
 	case !x.config.Register:
-		return nil, false, status.Errorf(codes.PermissionDenied, "deployment %s does not take replicas that register themselves: set register", x.deployment)
+		return nil, false, status.Errorf(codes.PermissionDenied,
+			"deployment %s does not take replicas that register themselves: set register", x.deployment)
 	case r.GetLeaving():
 		delete(x.registered, m.ID)
 		return new(warmpathv1.RegisterResponse), was != nil, nil
 	case was == nil && len(x.registered) >= limits.MaxRegistered:
-		return nil, false, status.Errorf(codes.ResourceExhausted, "deployment %s has max_registered (%d) replicas", x.deployment, limits.MaxRegistered)
+		return nil, false, status.Errorf(codes.ResourceExhausted,
+			"deployment %s has max_registered (%d) replicas", x.deployment, limits.MaxRegistered)
 	}
-	lease := time.Duration(limits.RegisterLease)
+	lease := registerLease
 	if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
-		lease = min(asked, lease)
+		lease = min(asked, maxRegisterLease)
 	}
 	now := x.now()
-	next := &registration{described: m, load: book{-1, -1}, heard: now, until: now.Add(lease)}
+	next := &registration{described: m, load: book{-1, -1}, at: now, until: now.Add(lease)}
 	if r.Ongoing != nil {
 		next.load.ongoing = int64(min(r.GetOngoing(), maxOngoing))
 	}
@@ -108,10 +112,11 @@ func (x *sources) register(r *warmpathv1.RegisterRequest, m described, limits *C
 	changed = was == nil || was.Draining != m.Draining || was.Instance != m.Instance
 	x.stirred = x.stirred || !changed && !was.equal(&next.described)
 	heartbeat := min(lease, time.Duration(limits.StaleAfter)) / 3
-	return &warmpathv1.RegisterResponse{LeaseMs: uint32(lease.Milliseconds()), HeartbeatMs: uint32(heartbeat.Milliseconds())}, changed, nil
+	a = &warmpathv1.RegisterResponse{LeaseMs: uint32(lease.Milliseconds()), HeartbeatMs: uint32(heartbeat.Milliseconds())}
+	return a, changed, nil
 }
 
-// recovered forgets a symptom. Called with mu held.
+// recovered removes a symptom. Called with mu held.
 func (x *sources) recovered(id string) {
 	if _, found := x.unwell[id]; found {
 		x.unwell = maps.Clone(x.unwell)
@@ -119,8 +124,8 @@ func (x *sources) recovered(id string) {
 	}
 }
 
-// expire takes out the replicas whose lease has ended, and returns how many. stirred reports whether the fleet is to be put
-// together anew, for that or for figures that changed since the last interval.
+// expire removes the registrations whose lease has ended, and returns how many. stirred: the members are to be merged
+// anew, for that or for figures that changed since the last interval.
 func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -128,7 +133,7 @@ func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 		if !now.Before(r.until) {
 			delete(x.registered, id)
 			expired++
-			x.log.Warn("warmpath: a replica that registered itself is silent and taken out", "replica", id)
+			x.log.Warn("warmpath: a registered replica is silent and removed", "replica", id)
 		}
 	}
 	stirred = x.stirred || expired > 0
@@ -136,15 +141,15 @@ func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 	return expired, stirred
 }
 
-// stir has the fleet put together anew at the next interval.
+// stir has the members merged anew at the next interval.
 func (x *sources) stir() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.stirred = true
 }
 
-// members puts the members of all sources together, the config's first. kvTokens is the size of a replica's cache where the
-// replica itself does not report it, 0 = not known.
+// members merges the members of all sources, the config's first. kvTokens gives the size of a cache that the replica
+// itself does not report, 0 = not known.
 func (x *sources) members(kvTokens func(id string) int) []described {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -175,7 +180,7 @@ func (x *sources) members(kvTokens func(id string) int) []described {
 	return all
 }
 
-// unregistered returns those of the members that do not report their own health.
+// unregistered returns the members that do not report their own health.
 func (x *sources) unregistered(order []*member) []described {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -189,14 +194,14 @@ func (x *sources) unregistered(order []*member) []described {
 }
 
 // loadOf returns the load that a registered replica reports; false if it reports none.
-func (x *sources) loadOf(id string) (load book, heard time.Time, ok bool) {
+func (x *sources) loadOf(id string) (load book, at time.Time, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	r := x.registered[id]
 	if r == nil || r.load == (book{-1, -1}) {
 		return book{}, time.Time{}, false
 	}
-	return r.load, r.heard, true
+	return r.load, r.at, true
 }
 
 func (x *sources) symptomOf(id string) (symptom, bool) {
@@ -213,7 +218,7 @@ func (x *sources) eventHosts() []string {
 	return x.config.RegisterEventHosts
 }
 
-// reports lets a replica of the config report what only it can know.
+// reports adds a registration to a replica of the config: the fields that only the replica has.
 func (m *described) reports(own described) {
 	m.Draining = m.Draining || own.Draining
 	m.Stats, m.KVTokens = own.Stats, own.KVTokens

@@ -24,15 +24,17 @@ const (
 	stateDisconnected = "disconnected"
 )
 
-// statusService says how the deployments are doing.
+// statusService reports the state of the deployments.
 type statusService struct {
 	warmpathv1.UnimplementedStatusServiceServer
 	*Server
 }
 
-// GetStatus implements the service. It tells of what the caller may use.
-func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error) {
-	a := &warmpathv1.GetStatusResponse{Incarnation: s.incarnation, UptimeMs: uint64(max(s.now().Sub(s.began), 0).Milliseconds())}
+// GetStatus implements the service. It reports the deployments that the principal may use.
+func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse,
+	error) {
+	up := max(s.now().Sub(s.began), 0)
+	a := &warmpathv1.GetStatusResponse{Incarnation: s.incarnation, UptimeMs: uint64(up.Milliseconds())}
 	p := s.principalOf(ctx)
 	if r.GetDeployment() != "" {
 		d, err := s.named(p, r.GetDeployment())
@@ -52,8 +54,8 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 	return a, nil
 }
 
-// describe is the state of a deployment, with the load as a caller may see it. O(replicas), and as long as their event streams'
-// locks take.
+// describe is the state of a deployment, with the load that a principal may see. O(replicas), and the locks of their
+// event streams.
 func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 	h := d.hosted.Load()
 	a := &warmpathv1.DeploymentStatus{
@@ -73,7 +75,8 @@ func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 	return a
 }
 
-// replicaStatuses is the state of all replicas, in the fleet's order, without their events, with the load as a caller may see it.
+// replicaStatuses is the state of all replicas, in the fleet's order, without events, with the load that a principal
+// may see.
 func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 	rt := d.hosted.Load().router
 	view := rt.View()
@@ -89,14 +92,15 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 	return all
 }
 
-// replicaStatus is the load of a member; rep is its replica in the Router, nil while that has not heard of it. Called with
-// the deployment's mutex held.
+// replicaStatus is the load of a member; rep is its replica in the Router, or nil. Called with the deployment's mutex
+// held.
 func replicaStatus(m *member, rep *policy.Replica, loads *loads) *warmpathv1.ReplicaStatus {
 	load := loads.lines[m.number]
 	_, stale := slices.BinarySearch(loads.stale, m.number)
 	r := &warmpathv1.ReplicaStatus{
 		Id: m.ID, Address: m.Address, Stale: stale,
-		Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)), KvTokens: uint64(max(m.KVTokens, 0)),
+		Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)),
+		KvTokens: uint64(max(m.KVTokens, 0)),
 	}
 	if rep != nil {
 		r.MaxOngoingRequests = uint32(rep.Capacity())
@@ -104,32 +108,37 @@ func replicaStatus(m *member, rep *policy.Replica, loads *loads) *warmpathv1.Rep
 	return r
 }
 
-// What is against a replica: the server's health check, or the outcomes of calls.
+// Sources of a health report: the server's health check, or the outcomes of calls.
 const (
 	byCheck = "check"
 	byCalls = "calls"
 )
 
-// healthOf is what is against a member. Called with mu held.
-func (d *deployment) healthOf(m *member, rep *policy.Replica, rt *router.Router) (all []*warmpathv1.HealthReport) {
+// healthOf is the evidence against a member. Called with mu held.
+func (d *deployment) healthOf(m *member, rep *policy.Replica,
+	rt *router.Router) (all []*warmpathv1.HealthReport) {
 	now := d.now()
 	since := func(t time.Time) uint64 { return uint64(max(now.Sub(t).Milliseconds(), 1)) }
 	if s, found := d.sources.symptomOf(m.ID); found {
-		all = append(all, &warmpathv1.HealthReport{By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why})
+		report := &warmpathv1.HealthReport{By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why}
+		all = append(all, report)
 	}
 	if e := d.outliers.replicas[m.number]; e != nil && rep != nil {
 		all = append(all, &warmpathv1.HealthReport{
-			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause], Principals: uint32(rt.Outliers().Principals(rt.Outlier(rep))),
+			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause],
+			Principals: uint32(rt.Outliers().Principals(rt.Outlier(rep))),
 		})
 	}
 	return all
 }
 
 var whyEjected = map[outlier.Cause]string{
-	outlier.CauseFault: "calls fail", outlier.CauseLate: "first messages are late, or do not come", outlier.CauseProbe: "its probe failed",
+	outlier.CauseFault: "calls fail",
+	outlier.CauseLate:  "first messages are late, or do not come",
+	outlier.CauseProbe: "its probe failed",
 }
 
-// stateOf is the state of a member; rep is nil where the Router does not know it.
+// stateOf is the state of a member; rep is its replica in the Router, or nil.
 func stateOf(m *member, rep *policy.Replica, health []*warmpathv1.HealthReport) string {
 	by := func(p string) bool {
 		return slices.ContainsFunc(health, func(r *warmpathv1.HealthReport) bool { return r.GetBy() == p })

@@ -44,12 +44,15 @@ func (s storeService) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmp
 }
 
 // CompareAndSet implements the service.
-func (s storeService) CompareAndSet(ctx context.Context, r *warmpathv1.CompareAndSetRequest) (*warmpathv1.CompareAndSetResponse, error) {
+func (s storeService) CompareAndSet(
+	ctx context.Context, r *warmpathv1.CompareAndSetRequest,
+) (*warmpathv1.CompareAndSetResponse, error) {
 	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
 	if err != nil {
 		return nil, err
 	}
-	version, err := d.picks.store.CompareAndSet(ctx, r.GetKey(), r.GetVersion(), r.GetValue(), ttlOf(r.GetTtlMs()))
+	ttl := ttlOf(r.GetTtlMs())
+	version, err := d.picks.store.CompareAndSet(ctx, r.GetKey(), r.GetVersion(), r.GetValue(), ttl)
 	if err != nil {
 		return nil, storeStatus(err)
 	}
@@ -65,7 +68,7 @@ func (s storeService) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (
 	return new(warmpathv1.DeleteResponse), d.picks.store.Delete(ctx, r.GetKey())
 }
 
-// ttlOf is 0, which means the longest, for none.
+// ttlOf is the TTL of a message; 0 = the longest.
 func ttlOf(ms uint64) time.Duration {
 	return time.Duration(min(ms, uint64(sharedstore.MaxTTL/time.Millisecond))) * time.Millisecond
 }
@@ -81,7 +84,7 @@ func storeStatus(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// withStore gives a policy that calls out the deployment's store.
+// withStore puts the deployment's store into the context, for a policy that calls out.
 func (k *picks) withStore(ctx context.Context, r *router.Router) context.Context {
 	if r.Uses()&policy.CallsOut == 0 {
 		return ctx

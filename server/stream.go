@@ -14,14 +14,14 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// maxWaiting bounds the questions of one stream that wait for room.
+// maxWaiting bounds the requests of one stream that wait for room.
 const maxWaiting = 1000
 
 type chooseStream = grpc.BidiStreamingServer[warmpathv1.ChooseReplicasRequest, warmpathv1.ChooseReplicasResponse]
 
-// ChooseReplicas implements the service. What need not wait is answered before the next question is read, so that who
-// does not read answers is not read from either.
-func (s *Server) ChooseReplicas(stream chooseStream) error {
+// ChooseReplicas implements the service. A request that need not wait is answered before the next one is read: a
+// client that does not read answers is stopped by flow control.
+func (s routingService) ChooseReplicas(stream chooseStream) error {
 	ctx, cancel := context.WithCancel(withAdopted(stream.Context()))
 	a := answers{stream: stream, room: make(chan struct{}, maxWaiting)}
 	read := make(chan error, 1)
@@ -30,7 +30,7 @@ func (s *Server) ChooseReplicas(stream chooseStream) error {
 	}()
 	err := s.until(ctx, s.principalOf(ctx), read, a.deployments)
 	if err == nil {
-		a.waiting.Wait() // the caller has asked all and hears all
+		a.waiting.Wait() // the client has sent its last request
 	}
 	cancel()
 	if sending := a.end(); err == nil {
@@ -39,8 +39,8 @@ func (s *Server) ChooseReplicas(stream chooseStream) error {
 	return err
 }
 
-// answerAll answers until the caller has no more questions.
-func (s *Server) answerAll(ctx context.Context, a *answers) error {
+// answerAll answers until the client ends its half of the stream.
+func (s routingService) answerAll(ctx context.Context, a *answers) error {
 	p := s.principalOf(ctx)
 	for {
 		r, err := a.stream.Recv()
@@ -74,8 +74,8 @@ func (s *Server) answerAll(ctx context.Context, a *answers) error {
 	}
 }
 
-// answerLater answers a question that may wait for room.
-func (s *Server) answerLater(ctx context.Context, a *answers, r *warmpathv1.ChooseReplicasRequest) {
+// answerLater answers a request that may wait for room.
+func (s routingService) answerLater(ctx context.Context, a *answers, r *warmpathv1.ChooseReplicasRequest) {
 	select {
 	case a.room <- struct{}{}:
 		a.waiting.Go(func() {
@@ -83,13 +83,15 @@ func (s *Server) answerLater(ctx context.Context, a *answers, r *warmpathv1.Choo
 			<-a.room
 		})
 	default:
-		full := status.Newf(codes.ResourceExhausted, "%d questions of this stream wait already", maxWaiting)
+		full := status.Newf(codes.ResourceExhausted, "%d requests of this stream wait already", maxWaiting)
 		a.send(r.GetNumber(), failure(full))
 	}
 }
 
-// answered is the answer to one question, or its failure.
-func (s *Server) answered(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) *warmpathv1.ChooseReplicasResponse {
+// answered is the answer to one request, or its failure.
+func (s routingService) answered(
+	ctx context.Context, r *warmpathv1.ChooseReplicaRequest,
+) *warmpathv1.ChooseReplicasResponse {
 	var a *warmpathv1.ChooseReplicaResponse
 	err := shielded(s.log, "ChooseReplicas", func() (err error) {
 		a, err = s.ChooseReplica(ctx, r)
@@ -107,17 +109,18 @@ func failure(st *status.Status) *warmpathv1.ChooseReplicasResponse {
 	}}
 }
 
-// answers sends on one stream for several goroutines.
+// answers sends on one stream, for several goroutines.
 type answers struct {
 	waiting sync.WaitGroup
-	room    chan struct{} // of those who wait
+	room    chan struct{} // a slot for each request that waits
 
-	// mu is held while one answer is sent, since a stream takes one at a time, and none after its handler returned.
+	// mu guards what follows. It is held in Send: a stream takes one message at a time, and none after its handler
+	// returned.
 	mu     sync.Mutex
 	stream chooseStream
 	err    error // the first of sending
 	ended  bool
-	used   []string // the deployments of what was answered: as many as there are at most
+	used   []string // the deployments of the answers, each once
 }
 
 func (a *answers) send(number uint64, m *warmpathv1.ChooseReplicasResponse) {
@@ -132,7 +135,7 @@ func (a *answers) send(number uint64, m *warmpathv1.ChooseReplicasResponse) {
 	}
 }
 
-// deployments returns those that the stream has used.
+// deployments returns those of the answers so far.
 func (a *answers) deployments() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// tally counts what a deployment did since it was added. Safe for use by many goroutines.
+// tally has the counts of a deployment since it was added. Safe for use by many goroutines.
 type tally struct {
 	decisions sync.Map // decided -> *atomic.Int64
 	kinds     atomic.Int64
@@ -29,7 +29,7 @@ type decided struct {
 	reason policy.Reason
 }
 
-// maxKinds bounds the decisions that are told apart: a custom policy makes up its own reasons.
+// maxKinds bounds the kinds of decisions: a custom policy has its own reasons.
 const (
 	maxKinds    = 256
 	otherReason = policy.Reason("other")
@@ -50,14 +50,14 @@ func (t *tally) decided(policyName string, reason policy.Reason) {
 	n.(*atomic.Int64).Add(1)
 }
 
-// failed counts a pick that came to nothing.
+// failed counts a failed pick.
 func (t *tally) failed(code codes.Code) {
 	if int(code) < len(t.failures) {
 		t.failures[code].Add(1)
 	}
 }
 
-// sent counts what a watcher is sent.
+// sent counts a message to a watcher.
 func (t *tally) sent(m *warmpathv1.WatchReplicasResponse) {
 	t.sentBytes.Add(int64(proto.Size(m)))
 	t.sentMessages.Add(1)
@@ -68,7 +68,8 @@ func (t *tally) decisionCounts() []*warmpathv1.DecisionCount {
 	var all []*warmpathv1.DecisionCount
 	t.decisions.Range(func(k, n any) bool {
 		d := k.(decided)
-		all = append(all, &warmpathv1.DecisionCount{Policy: d.policy, Reason: string(d.reason), Count: uint64(n.(*atomic.Int64).Load())})
+		count := uint64(n.(*atomic.Int64).Load())
+		all = append(all, &warmpathv1.DecisionCount{Policy: d.policy, Reason: string(d.reason), Count: count})
 		return true
 	})
 	slices.SortFunc(all, moreFrequent)
@@ -77,7 +78,10 @@ func (t *tally) decisionCounts() []*warmpathv1.DecisionCount {
 
 // moreFrequent orders decisions, the most frequent first.
 func moreFrequent(a, b *warmpathv1.DecisionCount) int {
-	return cmp.Or(cmp.Compare(b.GetCount(), a.GetCount()), cmp.Compare(a.GetPolicy(), b.GetPolicy()), cmp.Compare(a.GetReason(), b.GetReason()))
+	return cmp.Or(
+		cmp.Compare(b.GetCount(), a.GetCount()), cmp.Compare(a.GetPolicy(), b.GetPolicy()),
+		cmp.Compare(a.GetReason(), b.GetReason()),
+	)
 }
 
 func (t *tally) failureCounts() []*warmpathv1.FailureCount {

@@ -32,7 +32,7 @@ func parseTarget(target string) (resolver.Builder, resolver.Target, error) {
 	return b, t, nil
 }
 
-// A follower keeps resolving a target, by building its resolver anew: of its own, gRPC's DNS resolver looks again only
+// A follower resolves a target again and again, by building its resolver anew: gRPC's DNS resolver resolves again only
 // when a connection fails, so it would not notice a fleet that grows.
 type follower struct {
 	target string
@@ -47,7 +47,7 @@ type follower struct {
 func (f *follower) run(ctx context.Context) {
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
-	var now listener // what the resolver in force says
+	var now listener // of the resolver in force
 	for {
 		next, err := f.build()
 		if err != nil {
@@ -92,7 +92,7 @@ func (f *follower) take(r resolution) {
 	f.on(r.replicas)
 }
 
-// failed logs the first failure of several: resolvers try again all the time.
+// failed logs the first failure of several: resolvers retry all the time.
 func (f *follower) failed(err error) {
 	if f.failing {
 		return
@@ -101,13 +101,13 @@ func (f *follower) failed(err error) {
 	f.log.Warn("warmpath: a target cannot be resolved, its last replicas stay", "target", f.target, "error", err)
 }
 
-// A resolution is what a resolver said.
+// A resolution is one result of a resolver.
 type resolution struct {
 	replicas []described
 	err      error
 }
 
-// listener is the channel that a resolver believes it resolves for. It keeps the last that was said.
+// listener is the channel of a resolver. It keeps the last result.
 type listener struct {
 	resolver resolver.Resolver
 	box      chan resolution
@@ -119,7 +119,7 @@ func (l listener) close() {
 	}
 }
 
-// put replaces what nobody has taken yet. A resolver says one thing at a time.
+// put replaces the last result if it was not read yet. Called by one goroutine at a time.
 func (l listener) put(r resolution) {
 	select {
 	case <-l.box:
@@ -128,14 +128,14 @@ func (l listener) put(r resolution) {
 	l.box <- r
 }
 
-var errNobody = errors.New("it has no addresses")
+var errNoAddresses = errors.New("it has no addresses")
 
 // UpdateState implements [resolver.ClientConn].
 func (l listener) UpdateState(s resolver.State) error {
 	replicas := describe(s)
 	if len(replicas) == 0 {
-		l.put(resolution{err: errNobody})
-		return errNobody // the resolver tries again
+		l.put(resolution{err: errNoAddresses})
+		return errNoAddresses // the resolver tries again
 	}
 	l.put(resolution{replicas: replicas})
 	return nil
@@ -149,7 +149,7 @@ func (l listener) NewAddress(a []resolver.Address) { _ = l.UpdateState(resolver.
 
 // ParseServiceConfig refuses: the policy is the deployment's.
 func (l listener) ParseServiceConfig(string) *serviceconfig.ParseResult {
-	return &serviceconfig.ParseResult{Err: errors.New("the deployment's config says how to route")}
+	return &serviceconfig.ParseResult{Err: errors.New("the policy is set in the deployment's config")}
 }
 
 // describe returns the replicas of a resolver's state, each id once.

@@ -13,21 +13,21 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 )
 
-// TLS says how the server proves who it is, and what callers have to show. The files are PEM, and are read again when
-// they change; a connection keeps what it was made with.
+// TLS has the server's certificate, and the authority of clients' certificates. The files are PEM, and are read again
+// when they change; open connections stay.
 type TLS struct {
-	// Cert is the file of the server's certificate, with the certificates between it and its authority.
+	// Cert is the file of the server's certificate, with its intermediate certificates.
 	Cert string `json:"cert"`
 	// Key is the file of its private key.
 	Key string `json:"key"`
-	// ClientCA is the file of the authorities that sign callers' certificates; empty = callers show none.
+	// ClientCA is the file of the authorities that sign clients' certificates; empty = clients present none.
 	ClientCA string `json:"client_ca,omitempty"`
-	// ClientCerts says whether a caller must show a certificate where there is a client_ca: required, or optional for
-	// callers that have a token. Empty = required.
+	// ClientCerts is whether a client must present a certificate where there is a client_ca: required, or optional for
+	// clients with a token. Empty = required.
 	ClientCerts string `json:"client_certs,omitempty"`
 }
 
-// What ClientCerts may be.
+// Values of ClientCerts.
 const (
 	certsRequired = "required"
 	certsOptional = "optional"
@@ -55,10 +55,10 @@ func (c *TLS) load() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cert, key: %w", err)
 	}
-	// Without tickets nobody goes on with what an authority vouched for that is not trusted any more.
+	// No tickets: a resumed session would keep a certificate whose authority is no longer trusted.
 	t := &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"},
-		SessionTicketsDisabled: true,
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair},
+		NextProtos: []string{"h2", "http/1.1"}, SessionTicketsDisabled: true,
 	}
 	if c.ClientCA == "" {
 		return t, nil
@@ -78,7 +78,7 @@ func (c *TLS) load() (*tls.Config, error) {
 	return t, nil
 }
 
-// A source of certificates is what a config says of them.
+// A certSource is the config of certificates.
 type certSource interface {
 	paths() []string // "" = none
 	load() (*tls.Config, error)
@@ -86,15 +86,15 @@ type certSource interface {
 
 func (c *TLS) paths() []string { return []string{c.Cert, c.Key, c.ClientCA} }
 
-// certificates are what the files of a source say, kept up to date.
+// certificates are those of a source's files, kept up to date.
 type certificates struct {
 	from certSource
 	log  *slog.Logger
 	now  atomic.Pointer[tls.Config]
 
-	mu       sync.Mutex // held while the files are read, lest what was read first is put into force last; guards opened
+	mu       sync.Mutex // guards opened; held while the files are read, so that the last read counts
 	opened   bool
-	watchers []*fleet.Watcher // written before anybody else has the certificates
+	watchers []*fleet.Watcher // written by openCertificates alone
 }
 
 // openCertificates reads the files and follows them until close.
@@ -125,7 +125,8 @@ func (k *certificates) open() error {
 	return nil
 }
 
-// changed takes the files as they are now, or stays with what was: a certificate is replaced before its key, or after.
+// changed reads the files again, and keeps the last good ones where they do not fit: a key changes before or after its
+// certificate.
 func (k *certificates) changed() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -134,14 +135,14 @@ func (k *certificates) changed() {
 	}
 	t, err := k.from.load()
 	if err != nil {
-		k.log.Warn("warmpath: the certificates were not taken, the last good ones stay", "error", err)
+		k.log.Warn("warmpath: the certificates were not accepted, the last good ones stay", "error", err)
 		return
 	}
 	k.now.Store(t)
 	k.log.Info("warmpath: the certificates are in force", "files", k.from.paths())
 }
 
-// config is for a listener: each handshake uses what is in force.
+// config is for a listener: each handshake uses the certificates in force.
 func (k *certificates) config() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},

@@ -17,8 +17,8 @@ import (
 // traceContext is W3C's, as HAProxy, Python and Go send it.
 var traceContext propagation.TraceContext
 
-// span begins the span of one question, which continues the trace of traceparent, else that of the call's metadata. Over HTTP
-// it is the span of the request, which ends there.
+// span begins the span of one pick, which continues the trace of traceparent, else that of the call's metadata. Over
+// HTTP it is the span of the request, which ends there.
 func (s *Server) span(ctx context.Context, traceparent string) (context.Context, func(error)) {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		return ctx, func(err error) { failed(span, err) }
@@ -31,8 +31,8 @@ func (s *Server) span(ctx context.Context, traceparent string) (context.Context,
 			}
 		}
 	}
-	ctx, span := s.tracer.Start(traceContext.Extract(ctx, carrier), warmpathv1.RoutingService_ChooseReplica_FullMethodName[1:],
-		trace.WithSpanKind(trace.SpanKindServer))
+	ctx, span := s.tracer.Start(traceContext.Extract(ctx, carrier),
+		warmpathv1.RoutingService_ChooseReplica_FullMethodName[1:], trace.WithSpanKind(trace.SpanKindServer))
 	return ctx, func(err error) {
 		failed(span, err)
 		span.End()
@@ -45,7 +45,7 @@ func failed(span trace.Span, err error) {
 	}
 }
 
-// traced makes the spans of questions over HTTP.
+// traced makes the spans of picks over HTTP.
 func (s *Server) traced(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := traceContext.Extract(r.Context(), propagation.HeaderCarrier(r.Header))

@@ -11,7 +11,6 @@ import (
 )
 
 const learning = `
-query_hold: 1ms
 deployments:
   chat:
     policy: {%s: {}}

@@ -46,7 +46,7 @@ func seen(t *testing.T, f *fixture, token string) (all []string) {
 	t.Helper()
 	conn := f.as(t, insecure.NewCredentials(), token)
 	pb := warmpathv1.NewRoutingServiceClient(conn)
-	p, err := f.authenticator.known(asToken(token))
+	p, err := f.authenticator.authenticate(asToken(token))
 	require.NoError(t, err)
 	note := func(m proto.Message) { all = append(all, strings.ReplaceAll(prototext.Format(m), "  ", " ")) }
 	hear := func() {

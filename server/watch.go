@@ -13,8 +13,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// hearing is how often a watcher hears something, if nothing has changed.
-const hearing = time.Second
+// aliveInterval is how often a watcher is sent a message if nothing has changed.
+const aliveInterval = time.Second
 
 var errDraining = status.Error(codes.Unavailable, "the server is shutting down")
 
@@ -24,7 +24,7 @@ const maxClientID = 64
 type watchStream = grpc.BidiStreamingServer[warmpathv1.WatchReplicasRequest, warmpathv1.WatchReplicasResponse]
 
 // WatchReplicas implements the service.
-func (s *Server) WatchReplicas(stream watchStream) error {
+func (s routingService) WatchReplicas(stream watchStream) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -47,20 +47,14 @@ func (s *Server) WatchReplicas(stream watchStream) error {
 		return err
 	}
 	defer d.unwatch(w)
-	if err := d.reported(w, first.GetBookings()); err != nil {
+	if err := d.received(w, first); err != nil {
 		return err
 	}
-	if err := d.showed(w, first.GetOutcomes()); err != nil {
-		return err
-	}
-	if err := d.routed(w, first.GetRoutes()); err != nil {
-		return err
-	}
-	heard := make(chan error, 1)
+	read := make(chan error, 1)
 	go func() { // ends with the stream, so after this method at the latest
-		heard <- shielded(s.log, "WatchReplicas", func() error { return d.listen(w, stream) })
+		read <- shielded(s.log, "WatchReplicas", func() error { return d.listen(w, stream) })
 	}()
-	return s.tell(d, w, stream, heard)
+	return s.broadcast(d, w, stream, read)
 }
 
 // A watcher is one stream of updates, and what was sent on it.
@@ -70,14 +64,14 @@ type watcher struct {
 	index     bool
 	load      bool
 
-	// What the receiver knows: of tell alone.
-	incarnation          string // to be sent; "" = was
-	fleet, config, cache uint64
-	greeted              bool   // it was told of the fleet, which may be empty and then has version 0
-	loads                *loads // that it is told of …
-	tick                 uint64 // … as of this tick
+	// The state that was sent; used by broadcast alone.
+	incarnation          string // still to be sent; "" = sent
+	fleet, config, cache uint64 // versions
+	greeted              bool   // a fleet was sent; an empty one may have version 0
+	loads                *loads // the load that it may see …
+	tick                 uint64 // … sent as of this tick
 	counted              uint64
-	routes               bool // are wanted
+	routes               bool // reports of routes were requested
 	sent                 time.Time
 	outlierStamp         uint64
 	outliers             *warmpathv1.OutlierUpdate // nil = none was sent
@@ -87,13 +81,13 @@ type watcher struct {
 func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnation string) (*watcher, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Those that have just gone count for a while in the ledger: who comes and goes must not fill it.
+	// Accounts outlive their watches for a while: a client with ever new names must not fill the ledger.
 	if most := d.limits.Load().MaxWatchers; d.watchers >= most || len(d.balance.ledger.clients) >= 2*most {
 		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has max_watchers (%d)", d.name, most)
 	}
-	// … nor may one caller fill half of it and more.
 	if most := p.rules.Load().maxWatches; !take(&p.accounts, 2*most) {
-		return nil, status.Errorf(codes.ResourceExhausted, "the principal %s has twice its max_watchers (%d), with those that left a moment ago", p.name, most)
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"the principal %s has twice its max_watchers (%d), with those that left a moment ago", p.name, most)
 	}
 	d.watchers++
 	if start.GetLoad() && d.balance.ledger.empty() {
@@ -117,12 +111,12 @@ func (d *deployment) unwatch(w *watcher) {
 	defer d.mu.Unlock()
 	d.watchers--
 	w.client.ended = true
-	if d.closed { // nobody counts any more
+	if d.closed { // no tick drops it
 		d.balance.ledger.drop(w.client)
 	}
 }
 
-// listen takes the client's reports until it ends the stream.
+// listen applies the client's reports until it ends the stream.
 func (d *deployment) listen(w *watcher, stream watchStream) error {
 	for {
 		m, err := stream.Recv()
@@ -133,33 +127,39 @@ func (d *deployment) listen(w *watcher, stream watchStream) error {
 			return err
 		}
 		if m.GetStart() != nil {
-			return invalid("start: it was sent before")
+			return invalid("start: sent twice")
 		}
 		if err := w.principal.pace(stream.Context()); err != nil {
 			return err
 		}
-		if err := d.reported(w, m.GetBookings()); err != nil {
-			return err
-		}
-		if err := d.showed(w, m.GetOutcomes()); err != nil {
-			return err
-		}
-		if err := d.routed(w, m.GetRoutes()); err != nil {
+		if err := d.received(w, m); err != nil {
 			return err
 		}
 	}
+}
+
+// received applies the reports of one message.
+func (d *deployment) received(w *watcher, m *warmpathv1.WatchReplicasRequest) error {
+	if err := d.reported(w, m.GetBookings()); err != nil {
+		return err
+	}
+	if err := d.showed(w, m.GetOutcomes()); err != nil {
+		return err
+	}
+	return d.routed(w, m.GetRoutes())
 }
 
 func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
 	if r == nil {
 		return nil
 	}
-	if l := r.GetLoads(); len(l.GetOngoing()) != len(l.GetReplicas()) || len(l.GetQueuedTokens()) != len(l.GetReplicas()) {
+	n := len(r.GetLoads().GetReplicas())
+	if len(r.GetLoads().GetOngoing()) != n || len(r.GetLoads().GetQueuedTokens()) != n {
 		return invalid("bookings.loads: its columns differ in length")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n := len(r.GetLoads().GetReplicas()); n > len(d.roster.order)+maxDepartures {
+	if n > len(d.roster.order)+maxDepartures {
 		return invalid("bookings.loads: %d replicas, where there are %d", n, len(d.roster.order))
 	}
 	if r.GetNumber() <= w.client.last {
@@ -169,9 +169,9 @@ func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
 	return nil
 }
 
-// tell sends what has changed, whenever something has.
-func (s *Server) tell(d *deployment, w *watcher, stream watchStream, heard <-chan error) error {
-	alive := time.NewTicker(hearing)
+// broadcast sends the news of the deployment until the stream ends.
+func (s *Server) broadcast(d *deployment, w *watcher, stream watchStream, read <-chan error) error {
+	alive := time.NewTicker(aliveInterval)
 	defer alive.Stop()
 	moved := s.authenticator.moved.wait()
 	if err := s.revoked(stream.Context(), w.principal, d.name); err != nil {
@@ -182,7 +182,7 @@ func (s *Server) tell(d *deployment, w *watcher, stream watchStream, heard <-cha
 		select {
 		case <-s.draining:
 			return errDraining
-		case <-moved: // who may not watch any more is sent no news
+		case <-moved: // a watcher whose permission has ended is sent no news
 			moved = s.authenticator.moved.wait()
 			if err := s.revoked(stream.Context(), w.principal, d.name); err != nil {
 				return err
@@ -190,7 +190,7 @@ func (s *Server) tell(d *deployment, w *watcher, stream watchStream, heard <-cha
 		default:
 		}
 		if ended {
-			return status.Errorf(codes.NotFound, "the deployment %s was taken out of the config", d.name)
+			return status.Errorf(codes.NotFound, "the deployment %s was removed from the config", d.name)
 		}
 		for _, m := range news {
 			if err := stream.Send(m); err != nil {
@@ -202,15 +202,15 @@ func (s *Server) tell(d *deployment, w *watcher, stream watchStream, heard <-cha
 		case <-wake:
 		case <-moved:
 		case <-alive.C:
-		case err := <-heard:
+		case err := <-read:
 			return err
 		case <-s.draining:
 		}
 	}
 }
 
-// news is what a watcher does not know yet, nothing if it knows all and has heard from us lately; and what is closed when
-// there is more.
+// news is the changes since the last messages to a watcher, none if nothing has changed and one was sent lately; wake
+// is closed when there may be more.
 func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, wake <-chan struct{}, ended bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -239,16 +239,18 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 	m.Load = w.loadUpdate(d.balance.of(w.principal), time.Duration(d.limits.Load().LoadInterval), d.now())
 	m.Outliers = d.outliers.since(w)
 	now := d.now()
-	if quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil && m.Load == nil && m.Outliers == nil && m.RoutesWanted == nil; quiet && now.Sub(w.sent) < hearing {
+	quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil &&
+		m.Load == nil && m.Outliers == nil && m.RoutesWanted == nil
+	if quiet && now.Sub(w.sent) < aliveInterval {
 		return nil, d.wake, d.closed
 	}
 	w.incarnation, w.fleet, w.config, w.sent, w.greeted = "", d.roster.version, d.pushed.Version, now, true
 	return all, d.wake, d.closed
 }
 
-// loadUpdate is what a watcher does not know of the load, nil if it knows all.
+// loadUpdate is the load that has changed for a watcher, nil if none has.
 func (w *watcher) loadUpdate(l *loads, interval time.Duration, now time.Time) *warmpathv1.LoadUpdate {
-	if w.loads != l { // it is trusted since, or no longer
+	if w.loads != l { // the principal's trust has changed
 		w.loads, w.tick = l, 0
 	}
 	if !w.load || w.tick == l.tick {

@@ -47,17 +47,20 @@ func untilCentral(t *testing.T, cc *grpc.ClientConn) {
 	eventually(t, "the server decides", func() bool { return asked(t, cc, "x").Reason == "central" })
 }
 
-// serverLoad is the load that the server itself sees on a replica.
+// serverLoad is the load that the server itself sees on a replica, with request_cost_tokens of 100.
 func serverLoad(t *testing.T, at string, r *replica) float64 {
 	t.Helper()
 	cc, err := grpc.NewClient(at, insecureOption())
 	require.NoError(t, err)
 	defer cc.Close()
-	a, err := warmpathv1.NewRoutingServiceClient(cc).ChooseReplica(deadline(t), &warmpathv1.ChooseReplicaRequest{
-		Pinned: r.addr, Mode: warmpathv1.PickMode_PICK_MODE_QUERY,
-	})
+	a, err := warmpathv1.NewStatusServiceClient(cc).GetStatus(deadline(t), new(warmpathv1.GetStatusRequest))
 	require.NoError(t, err)
-	return a.GetDecision().GetLoad()
+	for _, s := range a.GetDeployments()[0].GetReplicas() {
+		if s.GetAddress() == r.addr {
+			return float64(s.GetQueuedTokens()) + 100*float64(s.GetOngoing())
+		}
+	}
+	return -1
 }
 
 // The server decides for two channels that share nothing: what one sends, the other's prompt finds, by hashes alone.
@@ -109,7 +112,7 @@ func TestReservationFollowsTheCall(t *testing.T) {
 		}
 	}
 	deployment := centralised(`{prefix_cache_affinity: {}}`, rs, "request_cost_tokens: 100")
-	at, _ := lookasideWith(t, "", deployment+"\nquery_hold: 0s")
+	at, _ := lookasideWith(t, "", deployment)
 	cc := dial(t, "warmpath://"+at+"/")
 	connected(t, cc, rs)
 	untilCentral(t, cc)
@@ -158,7 +161,7 @@ func TestCentralSameRequestID(t *testing.T) {
 			return nil
 		}
 	}
-	at, _ := lookasideWith(t, "", centralised(`{consistent_hash: {}}`, rs)+"\nquery_hold: 0s")
+	at, _ := lookasideWith(t, "", centralised(`{consistent_hash: {}}`, rs))
 	cc := dial(t, "warmpath://"+at+"/")
 	connected(t, cc, rs)
 	untilCentral(t, cc)
@@ -199,7 +202,7 @@ func TestCentralSameRequestID(t *testing.T) {
 func TestCentralRetries(t *testing.T) {
 	rs := replicas(t, 3)
 	deployment := centralised(`{consistent_hash: {}}`, rs, "request_cost_tokens: 100")
-	at, _ := lookasideWith(t, "", deployment+"\nquery_hold: 0s")
+	at, _ := lookasideWith(t, "", deployment)
 	cc := dial(t, "warmpath://"+at+"/")
 	connected(t, cc, rs)
 	untilCentral(t, cc)

@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -100,12 +101,15 @@ func TestPolicyReadsTheRequestInTheServer(t *testing.T) {
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	served := make(chan error, 1)
+	routing, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 2)
 	go func() { served <- s.ServeRoutes(l) }()
+	go func() { served <- s.Serve(routing) }()
 	defer func() {
 		http.DefaultClient.CloseIdleConnections()
 		s.Close()
-		require.NoError(t, <-served)
+		require.NoError(t, errors.Join(<-served, <-served))
 	}()
 	const body = `{"model":"m","prompt":"a question","tier":"own field"}`
 	question, err := http.NewRequestWithContext(deadline(t), http.MethodPost, "http://"+l.Addr().String()+"/internal/route", strings.NewReader(body))
@@ -121,8 +125,11 @@ func TestPolicyReadsTheRequestInTheServer(t *testing.T) {
 	require.Equal(t, []byte(body), message)
 	require.Equal(t, []string{"gold"}, tier)
 
-	ctx := metadata.NewIncomingContext(deadline(t), metadata.Pairs("x-tier", "silver"))
-	_, err = s.ChooseReplica(ctx, &warmpathv1.ChooseReplicaRequest{
+	conn, err := grpc.NewClient(routing.Addr().String(), insecureOption())
+	require.NoError(t, err)
+	defer conn.Close()
+	ctx := metadata.AppendToOutgoingContext(deadline(t), "x-tier", "silver")
+	_, err = warmpathv1.NewRoutingServiceClient(conn).ChooseReplica(ctx, &warmpathv1.ChooseReplicaRequest{
 		Key: &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_BlockHashes{BlockHashes: &warmpathv1.BlockHashes{
 			Hashes: []uint64{1}, Block: &warmpathv1.BlockHashes_BlockTokens{BlockTokens: 16},
 		}}},

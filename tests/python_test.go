@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -40,10 +41,11 @@ func python(t testing.TB, packages ...string) string {
 	return program
 }
 
-// notingServer is a look-aside server that remembers what it was asked and told.
+// notingServer passes calls on to a look-aside server, and records them.
 type notingServer struct {
-	*server.Server
-	silent atomic.Bool // nobody is answered
+	warmpathv1.UnimplementedRoutingServiceServer
+	server warmpathv1.RoutingServiceClient
+	silent atomic.Bool // no call is answered
 
 	mu    sync.Mutex // guards what follows
 	asked []*warmpathv1.ChooseReplicaRequest
@@ -59,7 +61,7 @@ func (r *notingServer) ChooseReplica(ctx context.Context, q *warmpathv1.ChooseRe
 	if r.silent.Load() {
 		<-ctx.Done()
 	}
-	a, err := r.Server.ChooseReplica(ctx, q)
+	a, err := r.server.ChooseReplica(ctx, q)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked = append(r.asked, q)
@@ -72,7 +74,7 @@ func (r *notingServer) ChooseReplica(ctx context.Context, q *warmpathv1.ChooseRe
 
 // ReportLife implements the service.
 func (r *notingServer) ReportLife(ctx context.Context, q *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
-	a, err := r.Server.ReportLife(ctx, q)
+	a, err := r.server.ReportLife(ctx, q)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, life := range q.GetLives() {
@@ -95,16 +97,23 @@ func record(t *testing.T, policy string, replicas ...string) (r *notingServer, a
 	require.NoError(t, err)
 	s, err := server.New(c, server.Options{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	r = &notingServer{Server: s, lives: make(map[string][]*warmpathv1.LifeReport)}
+	behind := listenLoopback(t)
+	conn, err := grpc.NewClient(behind.Addr().String(), insecureOption())
+	require.NoError(t, err)
+	r = &notingServer{
+		server: warmpathv1.NewRoutingServiceClient(conn), lives: make(map[string][]*warmpathv1.LifeReport),
+	}
 	g := grpc.NewServer()
 	warmpathv1.RegisterRoutingServiceServer(g, r)
 	lis := listenLoopback(t)
-	served := make(chan error, 1)
+	served := make(chan error, 2)
 	go func() { served <- g.Serve(lis) }()
+	go func() { served <- s.Serve(behind) }()
 	t.Cleanup(func() {
 		g.Stop()
-		require.NoError(t, <-served)
+		require.NoError(t, conn.Close())
 		s.Close()
+		require.NoError(t, errors.Join(<-served, <-served))
 	})
 	return r, lis.Addr().String()
 }

@@ -44,9 +44,10 @@ func newChaos() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "chaos --scenario NAME",
 		Short: "Kill, hang, cut off and restart replicas under load, and count the calls",
-		Long: "chaos starts simulated engines on loopback, each behind a proxy that can break connections, sends them calls at a\n" +
-			"steady rate, does its harm, and counts what became of the calls. It exits with 1 if a promise was broken: if calls\n" +
-			"were lost that could have been served, failed after all was well again, or left bookings behind.\n\n" + chaosScenarios(),
+		Long: "chaos starts simulated engines on loopback, each behind a proxy that can break connections, sends them\n" +
+			"calls at a steady rate, injects faults, and counts the results of the calls. It exits with 1 if a promise\n" +
+			"was broken: calls were lost that could have been served, failed after recovery, or left reservations.\n\n" +
+			chaosScenarios(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := r.check(c); err != nil {
 				return err
@@ -73,14 +74,17 @@ func newChaos() *cobra.Command {
 	f.IntVar(&r.Replicas, "replicas", 8, "`number` of engines")
 	f.IntVar(&r.Most, "most", 80, "`number` of engines at the top of the scenario scale")
 	f.Float64Var(&r.Rate, "rate", 200, "calls per second")
-	f.IntVar(&r.Sessions, "sessions", 128, "`number` of sessions; policies that look at prompts spread one that has more than a replica's share of the calls")
+	f.IntVar(&r.Sessions, "sessions", 128,
+		"`number` of sessions; policies that look at prompts spread one that has more than a replica's share of the calls")
 	f.IntVar(&r.PromptTokens, "prompt", 2048, "`tokens` of a session's prompt")
 	f.IntVar(&r.OutputTokens, "output", 16, "`tokens` of an answer")
-	f.DurationVar(&r.Timeout, "timeout", 5*time.Second, "end calls that take longer than this `time`; hang and partition last as long")
+	f.DurationVar(&r.Timeout, "timeout", 5*time.Second,
+		"end calls that take longer than this `time`; hang and partition last as long")
 	f.DurationVar(&r.Late, "late", time.Second, "count calls whose first message takes longer than this `time`")
 	f.IntVar(&r.Turns, "turns", 64, "how often soak changes something")
 	f.Float64Var(&r.Speed, "speed", 4, "seconds of engine time in a second")
-	f.BoolVar(&r.inProcess, "in-process", false, "run all engines in this process: kill closes their connections, hang silences them")
+	f.BoolVar(&r.inProcess, "in-process", false,
+		"run all engines in this process: kill closes their connections, hang silences them")
 	f.Uint64Var(&r.Seed, "seed", 1, "seed of the prompts and of the client of each call")
 	f.BoolVar(&r.json, "json", false, "print one JSON object on standard output and nothing else there")
 	r.engine.add(f)
@@ -107,8 +111,10 @@ func (r *chaosRun) check(c *cobra.Command) error {
 	}
 	err := first(
 		required(c, "scenario"), oneOf("scenario", r.scenario, names), checkPolicies(r.policies, policy.Names()),
-		atLeast("replicas", r.Replicas, 2), atLeast("most", r.Most, r.Replicas), positive("rate", r.Rate), positive("speed", r.Speed),
-		atLeast("sessions", r.Sessions, r.Replicas), atLeast("prompt", r.PromptTokens, 1), atLeast("output", r.OutputTokens, 1),
+		atLeast("replicas", r.Replicas, 2), atLeast("most", r.Most, r.Replicas), positive("rate", r.Rate),
+		positive("speed", r.Speed),
+		atLeast("sessions", r.Sessions, r.Replicas), atLeast("prompt", r.PromptTokens, 1),
+		atLeast("output", r.OutputTokens, 1),
 		atLeast("turns", r.Turns, 1), positive("timeout", r.Timeout.Seconds()), positive("late", r.Late.Seconds()),
 	)
 	if err != nil {
@@ -202,7 +208,8 @@ func engineArgs(s chaos.Spec) []string {
 // print writes a table with one line for each run.
 func (r *chaosReport) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "scenario\tpolicy\tclients\tcalls\tcut\tsent twice\ttimed out\trefused\tlost\tlate\tretried\tmisrouted\tmoved per step\tload back\tcache back (bound)\tkept")
+	fmt.Fprintln(w, "scenario\tpolicy\tclients\tcalls\tcut\tsent twice\ttimed "+
+		"out\trefused\tlost\tlate\tretried\tmisrouted\tmoved per step\tload back\tcache back (bound)\tkept")
 	for _, x := range r.Results {
 		kept := "yes"
 		if len(x.Broken) > 0 {
@@ -210,7 +217,8 @@ func (r *chaosReport) print(out io.Writer) error {
 		}
 		n := x.Outcomes
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s (%.1f s)\t%s\n",
-			x.Scenario, x.Policy, x.Clients, x.Calls, n[chaos.Cut], n[chaos.SentTwice], n[chaos.TimedOut], n[chaos.Refused], x.Lost,
+			x.Scenario, x.Policy, x.Clients, x.Calls, n[chaos.Cut], n[chaos.SentTwice], n[chaos.TimedOut], n[chaos.Refused],
+			x.Lost,
 			x.Late, x.Retried, orDash(float64(x.Misrouted), "%.0f"), orDash(100*x.MeanMoved, "%.1f %%"),
 			orDash(x.LoadBack, "%.1f s"), orDash(x.CacheBack, "%.1f s"), x.CacheBound, kept)
 	}
@@ -228,7 +236,8 @@ func (r *chaosReport) printFootprints(out io.Writer) error {
 			if i == 0 {
 				fmt.Fprintf(w, "\n%s, %d clients\tgoroutines\theap\tbookings under way\n", x.Policy, x.Clients)
 			}
-			fmt.Fprintf(w, "tour %d of the fleet\t%d\t%.1f MiB\t%d\n", i+1, f.Goroutines, float64(f.Heap)/(1<<20), f.Reservations)
+			fmt.Fprintf(w, "tour %d of the fleet\t%d\t%.1f MiB\t%d\n", i+1, f.Goroutines, float64(f.Heap)/(1<<20),
+				f.Reservations)
 		}
 	}
 	return w.Flush()

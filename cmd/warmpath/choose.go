@@ -66,17 +66,20 @@ func newChoose() *cobra.Command {
 	f.StringVar(&key.Adapter, "adapter", "", "`name` of the LoRA adapter")
 	f.StringVar(&key.CacheSalt, "cache-salt", "", "`salt` of the prefix cache")
 	f.StringSliceVar(&ask.Excluded, "exclude", nil, "`ids` of replicas that must not be picked")
-	f.StringVar(&curl, "curl", "", "do not ask, but print the curl command that asks the same at the `address` of an HTTP door")
+	f.StringVar(&curl, "curl", "",
+		"do not ask, but print the curl command that asks the same at the `address` of an HTTP door")
 	f.BoolVar(&json, "json", false, "print the answer as one JSON object")
 	return c
 }
 
-// reasonWithheld stands in an answer to a caller that is not trusted: what is cached, and the load, are 0 there and not known.
+// reasonWithheld stands in an answer to a caller that is not trusted: what is cached, and the load, are 0 there and
+// not known.
 const reasonWithheld = "withheld"
 
 func printChoice(w io.Writer, a *warmpathv1.ChooseReplicaResponse, json bool) error {
 	if json {
-		raw, err := protojson.MarshalOptions{Multiline: true, Indent: "  ", UseProtoNames: true, EmitUnpopulated: true}.Marshal(a)
+		raw, err := protojson.MarshalOptions{Multiline: true, Indent: "  ", UseProtoNames: true,
+			EmitUnpopulated: true}.Marshal(a)
 		if err != nil {
 			return err
 		}
@@ -88,11 +91,14 @@ func printChoice(w io.Writer, a *warmpathv1.ChooseReplicaResponse, json bool) er
 	for i, f := range a.GetFallbacks() {
 		others[i] = f.GetId()
 	}
-	cached, load := fmt.Sprintf("%d of %s", d.GetMatchedTokens(), counted(d.GetPromptTokens(), "prompt token")), fmt.Sprintf("%.0f tokens", d.GetLoad())
+	cached, load := fmt.Sprintf("%d of %s", d.GetMatchedTokens(), counted(d.GetPromptTokens(), "prompt token")),
+		fmt.Sprintf("%.0f tokens", d.GetLoad())
 	if d.GetReason() == reasonWithheld {
 		cached, load = reasonWithheld, reasonWithheld
 	}
-	_, err := fmt.Fprintf(w, "deployment  %s\nreplica     %s at %s\nfallbacks   %s\npolicy      %s\nreason      %s\ncached      %s\nload        %s\n",
-		a.GetDeployment(), r.GetId(), r.GetAddress(), cmp.Or(strings.Join(others, ", "), "none"), d.GetPolicy(), d.GetReason(), cached, load)
+	_, err := fmt.Fprintf(w, "deployment  %s\nreplica     %s at %s\nfallbacks   %s\npolicy      %s\nreason      "+
+		"%s\ncached      %s\nload        %s\n",
+		a.GetDeployment(), r.GetId(), r.GetAddress(), cmp.Or(strings.Join(others, ", "), "none"), d.GetPolicy(),
+		d.GetReason(), cached, load)
 	return err
 }

@@ -10,7 +10,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// printCurl prints a curl command that asks the same at a server's HTTP door. A token stays in its file.
+// printCurl prints a curl command for the same request to a server's HTTP endpoint. A token stays in its file.
 func printCurl(w io.Writer, address string, dial *dialFlags, ask *warmpathv1.ChooseReplicaRequest) error {
 	if dial.name != "" {
 		return usagef("--tls-name: curl takes the name from the address: give that with --curl")
@@ -27,8 +27,9 @@ func printCurl(w io.Writer, address string, dial *dialFlags, ask *warmpathv1.Cho
 		}
 	}
 	for _, h := range []struct{ name, value string }{
-		{httpendpoint.HeaderDeployment, ask.GetDeployment()}, {httpendpoint.HeaderExclude, strings.Join(ask.GetExcluded(), ",")},
-		{httpendpoint.DefaultConfig().SessionHeader, k.GetSession()}, {"X-Request-Id", k.GetRequestId()},
+		{httpendpoint.HeaderDeployment, ask.GetDeployment()},
+		{httpendpoint.HeaderExclude, strings.Join(ask.GetExcluded(), ",")},
+		{httpendpoint.Config{}.WithDefaults().SessionHeader, k.GetSession()}, {"X-Request-Id", k.GetRequestId()},
 	} {
 		if h.value != "" {
 			words = append(words, "-H", h.name+": "+h.value)

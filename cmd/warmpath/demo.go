@@ -36,9 +36,9 @@ func newDemo() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Compare the policies on simulated engines, over real sockets",
-		Long: "demo starts simulated engines on loopback, sends them a generated workload at a part of their capacity, once\n" +
-			"for each policy with fresh engines and channels, and compares. Engines run faster than real ones; all times\n" +
-			"are told in the engines' time.",
+		Long: "demo starts simulated engines on loopback, sends them a generated workload at a part of their capacity,\n" +
+			"once for each policy with fresh engines and channels, and compares. Engines run faster than real ones; all\n" +
+			"times are in the engines' time.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := d.check(); err != nil {
 				return err
@@ -55,9 +55,12 @@ func newDemo() *cobra.Command {
 	f.IntVar(&d.clients, "clients", 4, "`number` of channels, which share nothing")
 	f.DurationVar(&d.duration, "duration", 20*time.Second, "time for all policies together")
 	f.StringVar(&d.Workload, "workload", "chat", "the `workload`: "+fmt.Sprint(workload.Names()))
-	f.StringSliceVar(&d.policies, "policies", []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"}, "the `policies` to compare")
+	f.StringSliceVar(&d.policies, "policies",
+		[]string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"},
+		"the `policies` to compare")
 	f.Float64Var(&d.Load, "load", 0.7, "part of the engines' capacity to use")
-	f.Float64Var(&d.Unshared, "unshared", 0.4, "least share of the prompt tokens that no other request has; prompts that share nothing are added up to it")
+	f.Float64Var(&d.Unshared, "unshared", 0.4,
+		"least share of the prompt tokens that no other request has; prompts that share nothing are added up to it")
 	f.Float64Var(&d.Speed, "speed", 0, "seconds of engine time in a second; 0 chooses, up to "+fmt.Sprint(drive.MaxSpeed))
 	f.Uint64Var(&d.Seed, "seed", 1, "seed of the workload")
 	d.engine.add(f)
@@ -146,9 +149,11 @@ func (d *demo) policy(ctx context.Context, c *cobra.Command, plan *drive.Plan, n
 func (d *demo) facts(p *drive.Plan) []report.Fact {
 	return []report.Fact{
 		{Name: "Load", Value: fmt.Sprintf(
-			"%d requests in %v of engine time for each policy, %.0f %% of the capacity (round robin, one client, goodput ≥ 0.95); %.0f %% of their prompt tokens are nobody else's",
+			"%d requests in %v of engine time for each policy, %.0f %% of the capacity (round robin, one client, goodput "+
+				"≥ 0.95); %.0f %% of their prompt tokens are of one request only",
 			p.Measured, (p.Length - p.WarmUp).Round(time.Second), 100*d.Load, 100*p.Unshared)},
-		{Name: "Warm-up", Value: fmt.Sprintf("%v of engine time before that, %d requests, not measured", p.WarmUp.Round(time.Second), len(p.Requests)-p.Measured)},
+		{Name: "Warm-up", Value: fmt.Sprintf("%v of engine time before that, %d requests, not measured",
+			p.WarmUp.Round(time.Second), len(p.Requests)-p.Measured)},
 		{Name: "Speed", Value: fmt.Sprintf("%.3g seconds of engine time in a second; all times are engine time", p.Speed)},
 		{Name: "Times", Value: "as the engines report them, and the time in the channel's queue"},
 		{Name: "Seed", Value: fmt.Sprint(d.Seed)},

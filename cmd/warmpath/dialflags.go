@@ -61,7 +61,8 @@ func (d *dialFlags) dial(server string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// refusal is the error of a call to a server: what it answered or, where it did not, that it did not. to is the peer of the call.
+// refusal is the error of a call to a server: what it answered or, where it did not, that it did not. to is the peer
+// of the call.
 func refusal(server string, to *peer.Peer, err error) error {
 	s := status.Convert(err)
 	switch {

@@ -86,7 +86,8 @@ func newEngine() *cobra.Command {
 
 // run serves until the command is interrupted.
 func (r *engineRun) run(c *cobra.Command) error {
-	if err := first(required(c, "listen"), checkListen(r.listen), atLeast("max-ongoing", r.maxOngoing, 0), positive("speed", r.speed), r.kv.check()); err != nil {
+	if err := first(required(c, "listen"), checkListen(r.listen), atLeast("max-ongoing", r.maxOngoing, 0),
+		positive("speed", r.speed), r.kv.check()); err != nil {
 		return err
 	}
 	full, err := r.check()
@@ -132,7 +133,8 @@ func (r *engineRun) run(c *cobra.Command) error {
 	return nil
 }
 
-// serveMetrics serves the engine's page for Prometheus, if that is wanted, until the function that it returns is called.
+// serveMetrics serves the engine's page for Prometheus, if that is wanted, until the function that it returns is
+// called.
 func serveMetrics(c *cobra.Command, address string, s *grpcserver.Server) (end func(), err error) {
 	if address == "" {
 		return func() {}, nil

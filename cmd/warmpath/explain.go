@@ -41,7 +41,7 @@ type explanation struct {
 	PromptTokens  int           `json:"prompt_tokens"`
 	FirstTokens   []uint32      `json:"first_tokens,omitempty"`    // of the prompt, where a tokenizer is configured
 	TokenizeError string        `json:"tokenizer_error,omitempty"` // why the prompt stayed text
-	Key           string        `json:"key"`                       // what the order is made of, in words; "" where nothing is
+	Key           string        `json:"key"`                       // of the order, in words; "" = none
 }
 
 func newExplain() *cobra.Command {
@@ -64,7 +64,8 @@ func newExplain() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&e.policy, "policy", "", "the `policy`: "+strings.Join(policy.Names(), ", ")+"; default: the config's, else "+policy.Default)
+	f.StringVar(&e.policy, "policy", "",
+		"the `policy`: "+strings.Join(policy.Names(), ", ")+"; default: the config's, else "+policy.Default)
 	f.StringVar(&e.replicas, "replicas", "", "the fleet: `ids`, or host:port, or id=host:port, separated by commas")
 	f.StringVar(&e.fleet, "fleet", "", "the fleet as a fleet `file`")
 	f.StringVar(&e.config, "config", "", "the channel's configuration, a YAML or JSON `file`")

@@ -24,7 +24,7 @@ func (e *explain) words(x *explanation, q *policy.Request, n int, key string) st
 	}
 	switch {
 	case len(x.Fallbacks) == 0:
-		line("next", "nobody: the policy uses no other replica for this request")
+		line("next", "none: the policy uses no other replica for this request")
 	default:
 		line("next", "%s, each when those before it are full, gone or have failed", strings.Join(x.Fallbacks, ", then "))
 	}
@@ -33,7 +33,7 @@ func (e *explain) words(x *explanation, q *policy.Request, n int, key string) st
 		if len(x.FirstTokens) > 0 {
 			how = fmt.Sprintf("of the tokenizer, from %v on", x.FirstTokens)
 		}
-		line("prompt", "%s (%s), %d of them believed cached there", counted(q.PromptTokens, "token"), how, x.MatchedTokens)
+		line("prompt", "%s (%s), %d of them cached there", counted(q.PromptTokens, "token"), how, x.MatchedTokens)
 	}
 	if x.TokenizeError != "" {
 		line("tokenizer", "failed: %s", x.TokenizeError)
@@ -44,15 +44,17 @@ func (e *explain) words(x *explanation, q *policy.Request, n int, key string) st
 
 // meaning is what the reasons mean.
 var meaning = map[policy.Reason]string{
-	policy.ReasonRoundRobin:      "its turn; a client begins at random, here by --seed",
-	policy.ReasonLeastOfTwo:      "two drawn at random, here by --seed, and the one with fewer requests under way taken",
-	policy.ReasonRing:            "the key's own replica, the first clockwise from the key on the hash ring",
-	policy.ReasonRingFallback:    "the next on the hash ring, since those before it may not have the request",
-	policy.ReasonPrefixMatch:     "it holds the longest known prefix of the prompt",
-	policy.ReasonRendezvous:      "nobody is known to hold the prompt, so it goes to the first in the rendezvous order of its key",
-	policy.ReasonRendezvousSpill: "later in the rendezvous order of the key, since those before it may not have the request or are loaded",
-	policy.ReasonLeastLoaded:     "it has the least load",
-	policy.ReasonKVCost:          "the request costs least there: prompt tokens left to compute, and the work under way",
-	policy.ReasonKVNearTie:       "it costs about as little as anywhere else, so it goes to the first of these in the rendezvous order of its key",
-	policy.ReasonNoKey:           "the request has nothing that the policy could use as key: fewer requests under way of two drawn at random, here by --seed",
+	policy.ReasonRoundRobin:   "its turn; a client begins at random, here by --seed",
+	policy.ReasonLeastOfTwo:   "two drawn at random, here by --seed, and the one with fewer requests under way taken",
+	policy.ReasonRing:         "the key's own replica, the first clockwise from the key on the hash ring",
+	policy.ReasonRingFallback: "the next on the hash ring, since those before it may not have the request",
+	policy.ReasonPrefixMatch:  "it holds the longest known prefix of the prompt",
+	policy.ReasonRendezvous:   "no replica is known to hold the prompt: the first in the rendezvous order of its key",
+	policy.ReasonRendezvousSpill: "later in the rendezvous order of the key, since those before it may not serve " +
+		"it or are loaded",
+	policy.ReasonLeastLoaded: "it has the least load",
+	policy.ReasonKVCost:      "the request costs least there: prompt tokens left to compute, and the work under way",
+	policy.ReasonKVNearTie:   "it costs about as little as others: the first of these in the rendezvous order of its key",
+	policy.ReasonNoKey: "the request has no key for the policy: fewer requests under way of two drawn at random, " +
+		"by --seed",
 }

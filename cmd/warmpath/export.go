@@ -37,9 +37,9 @@ const (
 	scrapeTimeout = 10 * time.Second
 )
 
-// exporting exports a server's metrics and spans while it serves. Nothing is exported unless it is asked for: the page for
-// Prometheus by an address to listen on, OTLP by OpenTelemetry's environment variables, see otlpProtocol. The OTLP exporters
-// read headers, certificates and intervals from the environment by themselves.
+// exporting exports a server's metrics and spans while it serves. Nothing is exported unless it is asked for: the page
+// for Prometheus by an address to listen on, OTLP by OpenTelemetry's environment variables, see otlpProtocol. The OTLP
+// exporters read headers, certificates and intervals from the environment by themselves.
 type exporting struct {
 	log     *slog.Logger
 	meters  *sdkmetric.MeterProvider // nil where nothing was asked for
@@ -52,7 +52,8 @@ type exporting struct {
 // startExport begins to export, and prints the address of the page.
 func startExport(ctx context.Context, listen string, out serveOutput) (*exporting, error) {
 	x := &exporting{log: out.log}
-	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "warmpath")), resource.WithTelemetrySDK(), resource.WithFromEnv())
+	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "warmpath")),
+		resource.WithTelemetrySDK(), resource.WithFromEnv())
 	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
 		return nil, err
 	}
@@ -149,7 +150,7 @@ func (x *exporting) readers(ctx context.Context, listen string) (all []sdkmetric
 	}
 	page, err := x.serve(ctx, listen)
 	if err != nil {
-		return nil, fmt.Errorf("metrics.listen: %w", err)
+		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	return append(all, sdkmetric.WithReader(page)), nil
 }
@@ -167,9 +168,12 @@ func (x *exporting) serve(ctx context.Context, listen string) (sdkmetric.Reader,
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET "+metricsPath, promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout, EnableOpenMetrics: true}))
+	mux.Handle("GET "+metricsPath,
+		promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
+			EnableOpenMetrics: true}))
 	x.addr, x.served = lis.Addr(), make(chan struct{})
-	x.page = &http.Server{Handler: mux, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	x.page = &http.Server{Handler: mux, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	go func() {
 		defer close(x.served)
 		_ = x.page.Serve(lis) // until end
@@ -178,9 +182,9 @@ func (x *exporting) serve(ctx context.Context, listen string) (sdkmetric.Reader,
 }
 
 // otlpProtocol is grpc, http/protobuf, or empty for no OTLP, of METRICS or TRACES. OTLP is on where
-// OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_<signal>_ENDPOINT is set, or OTEL_<signal>_EXPORTER is otlp, and off where
-// that is none or OTEL_SDK_DISABLED is true. The protocol is http/protobuf, unless OTEL_EXPORTER_OTLP_PROTOCOL or
-// OTEL_EXPORTER_OTLP_<signal>_PROTOCOL is grpc.
+// OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_<signal>_ENDPOINT is set, or OTEL_<signal>_EXPORTER is otlp, and
+// off where that is none or OTEL_SDK_DISABLED is true. The protocol is http/protobuf, unless
+// OTEL_EXPORTER_OTLP_PROTOCOL or OTEL_EXPORTER_OTLP_<signal>_PROTOCOL is grpc.
 func otlpProtocol(signal string) (string, error) {
 	setting := func(name string) string {
 		if v := os.Getenv("OTEL_EXPORTER_OTLP_" + signal + "_" + name); v != "" {
@@ -193,7 +197,7 @@ func otlpProtocol(signal string) (string, error) {
 	case os.Getenv("OTEL_SDK_DISABLED") == "true" || wants == "none":
 		return "", nil
 	case wants != "" && wants != "otlp":
-		return "", fmt.Errorf("%s: %q is neither otlp nor none (for Prometheus set metrics.listen in the config)", exporter, wants)
+		return "", fmt.Errorf("%s: %q is neither otlp nor none (for Prometheus set metrics in the config)", exporter, wants)
 	case wants == "" && setting("ENDPOINT") == "":
 		return "", nil
 	}

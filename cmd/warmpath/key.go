@@ -40,7 +40,8 @@ func ringKey(q *policy.Request) (kind, sentence string) {
 	case q.Session != "":
 		return "session", fmt.Sprintf("the session %s, %#016x on the ring", quote(q.Session), consistenthash.Hash(q.Session))
 	case q.ID != "":
-		return "request_id", fmt.Sprintf("the request id %s, since there is no session, %#016x on the ring", quote(q.ID), consistenthash.Hash(q.ID))
+		return "request_id", fmt.Sprintf("the request id %s, since there is no session, %#016x on the ring", quote(q.ID),
+			consistenthash.Hash(q.ID))
 	}
 	return "", "none: give --session or --request-id"
 }
@@ -64,7 +65,8 @@ func prefixKey(c prefixaffinity.Config, q *policy.Request) (kind, sentence strin
 		n, unit = min(c.BlockBytes, len(q.Prompt.Text)), "byte"
 		hash = kvindex.AppendText(nil, q.Prompt.Text[:n], n, seed)[0]
 	}
-	return "prompt_block", fmt.Sprintf("block 0 of the prompt (%s), %#016x; a client that has seen many prompts takes the first block that few of them share",
+	return "prompt_block", fmt.Sprintf("block 0 of the prompt (%s), %#016x; a client that has seen many prompts "+
+		"takes the first block that few of them share",
 		counted(n, unit), hash)
 }
 

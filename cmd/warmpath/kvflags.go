@@ -20,8 +20,10 @@ type kvFlags struct {
 }
 
 func (k *kvFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&k.events, "kv-events", "", "publish KV events through `gRPC`, the value grpc, and over ZeroMQ: tcp://*:PORT binds, tcp://HOST:PORT connects")
-	f.StringVar(&k.replay, "kv-events-replay", "", "answer for KV events that were missed at this `endpoint`, tcp://*:PORT")
+	f.StringVar(&k.events, "kv-events", "",
+		"publish KV events through `gRPC`, the value grpc, and over ZeroMQ: tcp://*:PORT binds, tcp://HOST:PORT connects")
+	f.StringVar(&k.replay, "kv-events-replay", "",
+		"answer for KV events that were missed at this `endpoint`, tcp://*:PORT")
 	f.StringVar(&k.topic, "kv-events-topic", "", "the ZeroMQ `topic`")
 	f.StringVar(&k.encoding, "kv-events-encoding", string(kvpublish.Arrays), "array, mixed (an array of maps) or map")
 	f.IntVar(&k.keep, "kv-events-buffer", 10_000, "how many `batches` are kept for subscribers that missed them")
@@ -29,7 +31,8 @@ func (k *kvFlags) add(f *pflag.FlagSet) {
 
 // check reads the flags.
 func (k *kvFlags) check() error {
-	if err := first(atLeast("kv-events-buffer", k.keep, 1), oneOf("kv-events-encoding", k.encoding, encodings())); err != nil {
+	if err := first(atLeast("kv-events-buffer", k.keep, 1),
+		oneOf("kv-events-encoding", k.encoding, encodings())); err != nil {
 		return err
 	}
 	if _, _, err := endpoint(k.zmq()); err != nil {

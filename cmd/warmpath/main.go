@@ -1,8 +1,8 @@
 // Command warmpath shows what package client does: it runs simulated engines, puts load on them or on real
 // ones through warmpath's channels, and explains decisions.
 //
-// It exits with 0 when all went well, 1 when something failed while it ran, 2 when it was called wrongly, 3 when what it
-// measured is not valid, and 130 when it was interrupted. One line on standard error names what is wrong.
+// It exits with 0 when all went well, 1 when something failed while it ran, 2 when it was called wrongly, 3 when what
+// it measured is not valid, and 130 when it was interrupted. One line on standard error names what is wrong.
 package main
 
 import (
@@ -102,7 +102,8 @@ func newRoot() *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	commands := []*cobra.Command{newDemo(), newReplay(), newExplain(), newEngine(), newVersion(), newSim(), newServe(), newChoose(), newTop(), newChaos()}
+	commands := []*cobra.Command{newDemo(), newReplay(), newExplain(), newEngine(), newVersion(), newSim(), newServe(),
+		newChoose(), newTop(), newChaos()}
 	names := make([]string, len(commands))
 	for i, c := range commands {
 		names[i] = c.Name()

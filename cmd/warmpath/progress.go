@@ -47,7 +47,8 @@ func (p *progress) tell(now drive.Progress) {
 }
 
 func (p *progress) line(now drive.Progress) {
-	fmt.Fprintf(p.w, "%s: %d of %d requests sent, %d answered, %d errors\n", p.name, now.Sent, p.total, now.Done-now.Errors, now.Errors)
+	fmt.Fprintf(p.w, "%s: %d of %d requests sent, %d answered, %d errors\n", p.name, now.Sent, p.total,
+		now.Done-now.Errors, now.Errors)
 }
 
 // finish takes the bar away.
@@ -60,6 +61,7 @@ func (p *progress) finish() {
 // end takes the bar away and prints in one line how it went.
 func (p *progress) end(r *drive.Result, took time.Duration) {
 	p.finish()
-	fmt.Fprintf(p.w, "%s: done in %.1f s, %d errors, %.0f %% cached, first token after %.0f ms; requests were sent %.1f ms late in the mean, %.1f ms p99\n",
+	fmt.Fprintf(p.w, "%s: done in %.1f s, %d errors, %.0f %% cached, first token after %.0f ms; requests were sent "+
+		"%.1f ms late in the mean, %.1f ms p99\n",
 		p.name, took.Seconds(), r.Errors, 100*r.CachedTokenRatio, r.TTFT.Mean, r.Lag.Mean, r.Lag.P99)
 }

@@ -46,11 +46,11 @@ func newReplay() *cobra.Command {
 	var r replay
 	c := &cobra.Command{
 		Use:   "replay --trace FILE --format FORMAT --target TARGET | --mode MODES",
-		Short: "Replay a trace against running servers, or compare who decides, open loop",
-		Long: "replay sends the requests of a trace at their times, whatever became of those before, once for each policy.\n" +
-			"The servers keep their caches in between, so every policy gets a copy of the trace with other tokens.\n\n" +
-			"With --mode it compares who decides: it starts look-aside servers and, without --target, simulated engines on\n" +
-			"loopback, anew for each run; without --trace it generates the requests. --fault says what happens to the servers.",
+		Short: "Replay a trace against running servers, or compare the modes, open loop",
+		Long: "replay sends the requests of a trace at their times, whatever the results of those before, once for each\n" +
+			"policy. The servers keep their caches in between, so every policy gets a copy of the trace with other tokens.\n\n" +
+			"With --mode it compares where picks are made: it starts look-aside servers and, without --target, simulated\n" +
+			"engines on loopback, anew for each run; without --trace it generates the requests. --fault breaks the servers.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			rs, err := r.load(c)
 			if err != nil {
@@ -69,15 +69,17 @@ func newReplay() *cobra.Command {
 	f.StringVar(&r.target, "target", "", "the `servers`: host:port,host:port or a gRPC target")
 	f.IntVar(&r.clients, "clients", 1, "`number` of channels, which share nothing")
 	f.StringSliceVar(&r.policies, "policies", []string{policy.Default}, "the `policies` to use, one after the other")
-	f.StringVar(&r.dialect, "dialect", drive.DefaultDialect, "what the servers speak: "+strings.Join(drive.Dialects(), ", "))
+	f.StringVar(&r.dialect, "dialect", drive.DefaultDialect,
+		"what the servers speak: "+strings.Join(drive.Dialects(), ", "))
 	f.StringVar(&r.model, "model", "", "`name` of the model, where the dialect has a field for it")
-	f.Float64Var(&r.speed, "speed", 1, "how much faster than real engines the servers run; times are told in theirs")
+	f.Float64Var(&r.speed, "speed", 1, "how much faster than real engines the servers run; times are in theirs")
 	f.IntVar(&r.limit, "limit", 0, "send only the first `number` of requests; 0 means all")
 	f.DurationVar(&r.jitter, "jitter", 0, "delay every request by up to this `time` at random")
 	f.Float64Var(&r.rateScale, "rate-scale", 1, "divide the times of the trace by this")
 	f.DurationVar(&r.warmUp, "warm-up", 0, "do not measure the requests of this first `time`")
 	f.DurationVar(&r.timeout, "timeout", 10*time.Minute, "end calls that take longer than this `time`; 0 means never")
-	f.DurationVar(&r.connect, "connect-timeout", 10*time.Second, "give up when no server takes a connection within this `time`")
+	f.DurationVar(&r.connect, "connect-timeout", 10*time.Second,
+		"give up when no server takes a connection within this `time`")
 	f.Uint64Var(&r.seed, "seed", 1, "seed of the jitter and of the client of each request")
 	r.modes.add(f)
 	r.output.add(f)
@@ -96,7 +98,8 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	err := first(
 		required(c, needed...), oneOf("format", r.format, formats),
 		oneOf("dialect", r.dialect, drive.Dialects()), checkPolicies(r.policies, policy.Names()),
-		atLeast("clients", r.clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.speed), positive("rate-scale", r.rateScale), r.output.check(), r.checkTarget(), r.modes.check(r),
+		atLeast("clients", r.clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.speed),
+		positive("rate-scale", r.rateScale), r.output.check(), r.checkTarget(), r.modes.check(r),
 	)
 	switch {
 	case err != nil:
@@ -186,7 +189,9 @@ func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Reques
 }
 
 // one measures one policy in one mode, "" for channels to the target itself.
-func (r *replay) one(ctx context.Context, c *cobra.Command, rs []workload.Request, mode, name string) (*drive.Result, int, error) {
+func (r *replay) one(
+	ctx context.Context, c *cobra.Command, rs []workload.Request, mode, name string,
+) (*drive.Result, int, error) {
 	config, err := policyConfig(name)
 	if err != nil {
 		return nil, 0, err
@@ -256,10 +261,13 @@ func (r *replay) name() string {
 func (r *replay) facts(rs []workload.Request) []report.Fact {
 	measured := rs[slices.IndexFunc(rs, func(q workload.Request) bool { return q.At >= r.warmUp }):]
 	return []report.Fact{
-		{Name: "Trace", Value: fmt.Sprintf("%s: %d requests in %v, %.0f %% of their prompt tokens are nobody else's",
-			r.name(), len(measured), measured[len(measured)-1].At.Round(time.Second), 100*workload.Unshared(rs, len(rs)-len(measured)))},
+		{Name: "Trace", Value: fmt.Sprintf("%s: %d requests in %v, %.0f %% of their prompt tokens are of one request only",
+			r.name(), len(measured), measured[len(measured)-1].At.Round(time.Second),
+			100*workload.Unshared(rs, len(rs)-len(measured)))},
 		{Name: "Servers", Value: r.where() + ", " + r.dialect},
-		{Name: "Speed", Value: fmt.Sprintf("%g seconds of the trace in a second, arrivals ÷ %g, jitter %v", r.speed, r.rateScale, r.jitter)},
-		{Name: "Times", Value: "as the engines report them, and the time in the channel's queue; where they report none, by the clients' clock × speed"},
+		{Name: "Speed", Value: fmt.Sprintf("%g seconds of the trace in a second, arrivals ÷ %g, jitter %v", r.speed,
+			r.rateScale, r.jitter)},
+		{Name: "Times", Value: "as the engines report them, and the time in the channel's queue; where they report " +
+			"none, by the clients' clock × speed"},
 	}
 }

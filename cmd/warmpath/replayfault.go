@@ -32,10 +32,14 @@ type fault struct {
 }
 
 func (f *fault) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.name, "fault", "", "what happens to the look-aside server in use: kill (and start again), stop (SIGSTOP, SIGCONT), or cut: the first client cannot reach any")
-	flags.DurationVar(&f.after, "fault-after", 0, "when, after the first request; 0 means in the middle of what is measured")
+	flags.StringVar(&f.name, "fault", "",
+		"what happens to the look-aside server in use: kill (and start again), stop (SIGSTOP, SIGCONT), or cut: the "+
+			"first client cannot reach any")
+	flags.DurationVar(&f.after, "fault-after", 0,
+		"when, after the first request; 0 means in the middle of what is measured")
 	flags.DurationVar(&f.length, "fault-for", 5*time.Second, "how long")
-	flags.BoolVar(&f.log, "server-log", false, "write what the look-aside servers log, and the clients of them, to standard error")
+	flags.BoolVar(&f.log, "server-log", false,
+		"write what the look-aside servers log, and the clients of them, to standard error")
 }
 
 func (f *fault) check(modes []string) error {
@@ -128,7 +132,8 @@ func (h *happening) measure(r *drive.Result, speed float64, warmUp time.Duration
 	if h.name == faultCut { // the others go on as before
 		samples = slices.DeleteFunc(slices.Clone(samples), func(s drive.Sample) bool { return s.Client != 0 })
 	}
-	marks := []drive.Mark{{Name: "before", At: warmUp}, {Name: h.name, At: scale(h.began)}, {Name: "after", At: scale(h.over)}}
+	marks := []drive.Mark{{Name: "before", At: warmUp}, {Name: h.name, At: scale(h.began)},
+		{Name: "after", At: scale(h.over)}}
 	r.Phases = drive.Phases(samples, replicas, marks)
 	ms := -1.
 	if took, ok := drive.Recovered(samples, scale(h.over), r.Phases[0]); ok {
@@ -141,7 +146,8 @@ func (h *happening) measure(r *drive.Result, speed float64, warmUp time.Duration
 // tellPhases writes the phases of a run.
 func tellPhases(c *cobra.Command, r *drive.Result) {
 	for _, p := range r.Phases {
-		fmt.Fprintf(c.ErrOrStderr(), "%s, %s: %d requests, %d errors, %.1f %% cached, first token after %.0f ms, busiest ÷ mean %.2f, %.1f %% decided by the server\n",
+		fmt.Fprintf(c.ErrOrStderr(), "%s, %s: %d requests, %d errors, %.1f %% cached, first token after %.0f ms, "+
+			"busiest ÷ mean %.2f, %.1f %% decided by the server\n",
 			r.Policy, p.Name, p.Requests, p.Errors, 100*p.CachedTokenRatio, p.TTFT.Mean, p.MaxOverMeanLoad, 100*p.ByServer)
 	}
 	switch {
@@ -149,6 +155,7 @@ func tellPhases(c *cobra.Command, r *drive.Result) {
 	case *r.RecoveredMS < 0:
 		fmt.Fprintf(c.ErrOrStderr(), "%s: quality was not full again before the end\n", r.Policy)
 	default:
-		fmt.Fprintf(c.ErrOrStderr(), "%s: quality was full again %.0f ms after the server was back\n", r.Policy, *r.RecoveredMS)
+		fmt.Fprintf(c.ErrOrStderr(), "%s: quality was full again %.0f ms after the server was back\n", r.Policy,
+			*r.RecoveredMS)
 	}
 }

@@ -48,13 +48,18 @@ type modes struct {
 }
 
 func (m *modes) add(f *pflag.FlagSet) {
-	f.StringSliceVar(&m.names, "mode", nil, "who decides, one after the other: `local` (clients that share nothing), broadcast (clients that a look-aside server tells of all), central (the server)")
+	f.StringSliceVar(&m.names, "mode", nil,
+		"`where` picks are made, one after the other: local (clients that share nothing), broadcast (clients with the view "+
+			"of a look-aside server), central (the server)")
 	f.IntVar(&m.engines, "engines", 8, "without --target: `number` of simulated engines to start, anew for each run")
-	f.StringVar(&m.workload, "workload", "chat", "without --trace: the `workload` to generate: "+fmt.Sprint(workload.Names()))
+	f.StringVar(&m.workload, "workload", "chat",
+		"without --trace: the `workload` to generate: "+fmt.Sprint(workload.Names()))
 	f.Float64Var(&m.load, "load", 0.7, "without --trace: part of the engines' capacity to use")
-	f.DurationVar(&m.duration, "duration", 30*time.Second, "without --trace: `time` for each run, a third of it to warm up")
+	f.DurationVar(&m.duration, "duration", 30*time.Second,
+		"without --trace: `time` for each run, a third of it to warm up")
 	f.IntVar(&m.servers, "servers", 1, "`number` of look-aside servers to start, each a process, where a mode needs one")
-	f.DurationVar(&m.deadline, "central-deadline", policy.DefaultDeadline, "how long clients wait for a server's answer at most, in mode central")
+	f.DurationVar(&m.deadline, "central-deadline", policy.DefaultDeadline,
+		"how long clients wait for a server's answer at most, in mode central")
 	m.engine.add(f)
 	m.fault.add(f)
 }
@@ -89,7 +94,8 @@ func (m *modes) check(r *replay) error {
 // plan generates what to send.
 func (m *modes) plan(ctx context.Context, r *replay) ([]workload.Request, error) {
 	p, err := drive.Demo{
-		Replicas: m.engines, Workload: m.workload, Unshared: 0.4, Seed: r.seed, Load: m.load, Share: m.duration, Speed: r.speed,
+		Replicas: m.engines, Workload: m.workload, Unshared: 0.4, Seed: r.seed, Load: m.load, Share: m.duration,
+		Speed:  r.speed,
 		Preset: m.engine.preset, KVTokens: m.engine.kvTokens,
 	}.Plan(ctx)
 	if err != nil {
@@ -114,7 +120,9 @@ func (s *stage) close() {
 }
 
 // set builds the stage of a run: engines where there is no target, and servers where the mode needs them.
-func (m *modes) set(ctx context.Context, c *cobra.Command, r *replay, mode, name string, o drive.Options) (s *stage, err error) {
+func (m *modes) set(
+	ctx context.Context, c *cobra.Command, r *replay, mode, name string, o drive.Options,
+) (s *stage, err error) {
 	s = &stage{options: o}
 	defer func() {
 		if err != nil {
@@ -191,11 +199,13 @@ func (m *modes) serve(ctx context.Context, c *cobra.Command, s *stage, config []
 	return nil
 }
 
-// serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that can be.
+// serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that
+// can be.
 func (m *modes) serverConfig(r *replay, mode, name string, replicas []fleet.Replica) ([]byte, error) {
 	interval := max(time.Duration(float64(100*time.Millisecond)/r.speed), 10*time.Millisecond)
 	deployment := map[string]any{
-		"mode": mode, "central": policy.Central{Deadline: policy.Duration(m.deadline)}, "policy": map[string]any{name: struct{}{}}, "replicas": entries(replicas),
+		"mode": mode, "central": policy.Central{Deadline: policy.Duration(m.deadline)},
+		"policy": map[string]any{name: struct{}{}}, "replicas": entries(replicas),
 	}
 	if r.target == "" {
 		deployment["kv_events"] = "grpc:vllm"

@@ -26,8 +26,8 @@ func newServe() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve --config FILE",
 		Short: "Serve the look-aside server: one view of the replicas for many clients",
-		Long: "serve reads deployments from a YAML file, follows its changes, and answers clients that ask for a replica or watch\n" +
-			"them. At the end it lets the calls under way end.",
+		Long: "serve reads deployments from a YAML file, follows its changes, and serves clients that ask for a replica\n" +
+			"or watch the replicas. At the end it waits for the calls under way.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := first(required(c, "config"), atLeast("grace", grace.Seconds(), 0)); err != nil {
 				return err
@@ -51,7 +51,7 @@ func newServe() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&config, "config", "", "the server's configuration, a YAML `file`")
 	f.StringVar(&listen, "listen", "", "the `address` to listen on in place of the configuration's, host:port")
-	f.BoolVar(&check, "check", false, "only say whether the configuration is good")
+	f.BoolVar(&check, "check", false, "only check the configuration")
 	f.BoolVar(&json, logJSON, false, "write every line in JSON")
 	f.DurationVar(&grace, "grace", 10*time.Second, "how long calls under way may take at the end")
 	return c
@@ -115,7 +115,7 @@ func (s source) parse(data []byte) (*server.Config, error) {
 // serve serves until the command is interrupted.
 func serve(c *cobra.Command, from source, first *server.Config, out serveOutput, grace time.Duration) error {
 	log := out.log
-	exports, err := startExport(c.Context(), first.Metrics.Listen, out)
+	exports, err := startExport(c.Context(), first.Metrics, out)
 	if err != nil {
 		return err
 	}

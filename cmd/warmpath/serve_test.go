@@ -134,7 +134,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 
 // Issue 12.52: with --log-json every line is JSON, whoever writes it.
 func TestServeLogsJSONOnly(t *testing.T) {
-	const config = "listen: 127.0.0.1:0\nhttp: {listen: '127.0.0.1:0'}\nmetrics: {listen: '127.0.0.1:0'}\ndeployments: {chat: {replicas: [{id: a, address: 'h:1'}]}}"
+	const config = "listen: 127.0.0.1:0\nhttp: {listen: '127.0.0.1:0'}\nmetrics: '127.0.0.1:0'\ndeployments: {chat: {replicas: [{id: a, address: 'h:1'}]}}"
 	path := file(t, "server.yaml", config)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

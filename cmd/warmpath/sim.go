@@ -66,9 +66,9 @@ func newSim() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "sim --trace FILE --format FORMAT | --workload NAME | --matrix FILE --results DIR",
 		Short: "Compare policies on a trace or a workload in virtual time, many clients at once",
-		Long: "sim runs the product's own policies, and baselines written from other projects' published rules, over simulated\n" +
-			"engines in virtual time. It answers what each policy would do with a trace, for one client or for many that\n" +
-			"do not see each other. The same seed gives the same bytes.\n\n" +
+		Long: "sim runs the product's own policies, and baselines written from other projects' published rules, over\n" +
+			"simulated engines in virtual time: the effect of each policy on a trace, for one client or for many that do\n" +
+			"not see each other. The same seed gives the same bytes.\n\n" +
 			"With --matrix it runs many such cells, goes on where it was interrupted, and judges over all of them.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := s.many.check(c); err != nil {
@@ -91,28 +91,43 @@ func newSim() *cobra.Command {
 	f.StringVar(&s.trace, "trace", "", "the `file` with the requests, one JSON object a line")
 	f.StringVar(&s.format, "format", "", "the `format` of the trace: "+strings.Join(workload.Formats, ", "))
 	f.StringVar(&s.workload, "workload", "", "generate this `workload` instead: "+strings.Join(workload.Names(), ", "))
-	f.DurationVar(&s.duration, "duration", 35*time.Minute, "`time` in which a generated workload arrives, warm-up included")
-	f.Float64Var(&s.unshared, "unshared", 0, "add prompts that share nothing to a generated workload until they are this `part` of its prompt tokens")
-	f.IntVar(&s.copies, "copies", 1, "overlay this `number` of copies of the trace that share nothing but its block 0: more load with the same think times")
+	f.DurationVar(&s.duration, "duration", 35*time.Minute,
+		"`time` in which a generated workload arrives, warm-up included")
+	f.Float64Var(&s.unshared, "unshared", 0,
+		"add prompts that share nothing to a generated workload until they are this `part` of its prompt tokens")
+	f.IntVar(&s.copies, "copies", 1,
+		"overlay this `number` of copies of the trace that share nothing but its block 0: more load with the same "+
+			"think times")
 	f.IntVar(&s.replicas, "replicas", 16, "`number` of engines")
 	f.IntVar(&s.clients, "clients", 1, "`number` of clients, each with a Router of its own")
-	f.StringSliceVar(&s.policies, "policies", []string{"round_robin", "power_of_two_choices", "least_tokens", policy.Default},
+	f.StringSliceVar(&s.policies, "policies",
+		[]string{"round_robin", "power_of_two_choices", "least_tokens", policy.Default},
 		"the `policies` to compare: "+strings.Join(sim.Policies(), ", "))
-	f.IntVar(&s.ongoing, "max-ongoing", 0, "a client gives an engine this `number` of requests at once, and the others wait in its queue; 0 = no bound")
-	f.IntVar(&s.queued, "max-queued", 0, "`number` of requests that wait in a client's queue; one more is refused. 0 = 1,000, -1 = no bound")
+	f.IntVar(&s.ongoing, "max-ongoing", 0,
+		"a client gives an engine this `number` of requests at once, and the others wait in its queue; 0 = no bound")
+	f.IntVar(&s.queued, "max-queued", 0,
+		"`number` of requests that wait in a client's queue; one more is refused. 0 = 1,000, -1 = no bound")
 	f.DurationVar(&s.patience, "patience", 0, "how long after its arrival a request that waits gives up; 0 = never")
-	f.StringVar(&s.share, "share", string(sim.ShareNone), "`what` clients know of each other: "+strings.Join(sim.Shares, ", "))
-	f.DurationVar(&s.interval, "broadcast-interval", sim.DefaultInterval, "`time` between two reports of a client, and two broadcasts of the server")
-	f.StringSliceVar(&s.changes, "fleet-change", nil, "what happens to the fleet and `when`: 10m:+1, 10m:-1, 10m:restart (one after the other); each policy runs twice, to tell what it cost")
-	f.BoolVar(&s.affinity, "client-affinity", false, "send all requests of a session to one client, instead of each to a random one")
+	f.StringVar(&s.share, "share", string(sim.ShareNone),
+		"`what` clients know of each other: "+strings.Join(sim.Shares, ", "))
+	f.DurationVar(&s.interval, "broadcast-interval", sim.DefaultInterval,
+		"`time` between two reports of a client, and two broadcasts of the server")
+	f.StringSliceVar(&s.changes, "fleet-change", nil,
+		"what happens to the fleet and `when`: 10m:+1, 10m:-1, 10m:restart (one after the other); each policy runs "+
+			"twice, to tell what it cost")
+	f.BoolVar(&s.affinity, "client-affinity", false,
+		"send all requests of a session to one client, instead of each to a random one")
 	f.Float64Var(&s.rateScale, "rate-scale", 1, "divide the times of the trace by this")
 	f.Float64Var(&s.load, "load", 0.7, "part of the fleet's capacity to use; found by a search, and remembered")
 	f.DurationVar(&s.jitter, "jitter", 3*time.Second, "delay every request of the trace by up to this `time` at random")
 	f.DurationVar(&s.warmUp, "warmup", 300*time.Second, "do not measure the requests of this first `time`")
-	f.DurationVar(&s.good.TTFT, "good-ttft", drive.GoodTTFT, "a request is good if its first token comes within this `time`, and…")
-	f.DurationVar(&s.good.TPOT, "good-tpot", drive.GoodTPOT, "… every further one within this `time` in the mean; goodput and capacity go by it")
-	f.Uint64Var(&s.seed, "seed", 1, "seed of the workload or the jitter, of who gets which request, and of the policies")
-	f.IntVar(&s.seeds, "seeds", 1, "`number` of seeds, counted up from --seed; results are means, and a spread is told")
+	f.DurationVar(&s.good.TTFT, "good-ttft", drive.GoodTTFT,
+		"a request is good if its first token comes within this `time`, and…")
+	f.DurationVar(&s.good.TPOT, "good-tpot", drive.GoodTPOT,
+		"… every further one within this `time` in the mean; goodput and capacity go by it")
+	f.Uint64Var(&s.seed, "seed", 1,
+		"seed of the workload or the jitter, of the client of each request, and of the policies")
+	f.IntVar(&s.seeds, "seeds", 1, "`number` of seeds, counted up from --seed; results are means, with their spread")
 	s.engines.add(f)
 	s.output.add(f)
 	s.many.add(f)
@@ -123,8 +138,10 @@ func newSim() *cobra.Command {
 func (s *simulate) check(c *cobra.Command) error {
 	set := c.Flags().Changed
 	err := first(
-		s.checkSource(c), atLeast("replicas", s.replicas, 1), atLeast("clients", s.clients, 1), checkPolicies(s.policies, sim.Policies()),
-		atLeast("seeds", s.seeds, 1), atLeast("copies", s.copies, 1), positive("load", s.load), positive("rate-scale", s.rateScale),
+		s.checkSource(c), atLeast("replicas", s.replicas, 1), atLeast("clients", s.clients, 1),
+		checkPolicies(s.policies, sim.Policies()),
+		atLeast("seeds", s.seeds, 1), atLeast("copies", s.copies, 1), positive("load", s.load),
+		positive("rate-scale", s.rateScale),
 		oneOf("share", s.share, sim.Shares), s.checkChanges(), s.output.check(),
 	)
 	switch {
@@ -240,7 +257,8 @@ func (s *simulate) rate(ctx context.Context, c *cobra.Command) (rate float64, wo
 		return 0, "", err
 	}
 	rate = capacity * s.load
-	return rate, fmt.Sprintf(unit+", %.0f %% of the capacity (round robin, one client, goodput ≥ 0.95)", rate, 100*s.load), nil
+	return rate, fmt.Sprintf(unit+", %.0f %% of the capacity (round robin, one client, goodput ≥ 0.95)", rate,
+		100*s.load), nil
 }
 
 func (s *simulate) run(ctx context.Context, c *cobra.Command) (*sim.Comparison, *report.Report, error) {
@@ -281,11 +299,13 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*sim.Comparison, 
 		all.Results = append(all.Results, sim.Merge(seeds[i]))
 	}
 	all.Requests = all.Results[0].Requests
-	return all, &report.Report{Comparison: all.Drive(), Title: s.title(), Facts: facts, Subject: s.who(), More: more(all)}, nil
+	return all, &report.Report{Comparison: all.Drive(), Title: s.title(), Facts: facts, Subject: s.subject(),
+		More: more(all)}, nil
 }
 
 // policy measures one policy with one seed.
-func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.Request, prompts *sim.Prompts, name string, seed uint64) (*sim.Result, error) {
+func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.Request, prompts *sim.Prompts,
+	name string, seed uint64) (*sim.Result, error) {
 	p := newProgress(c.ErrOrStderr(), name, len(rs))
 	start := time.Now()
 	res, err := sim.Run(ctx, rs, sim.Config{

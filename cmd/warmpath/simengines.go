@@ -13,8 +13,10 @@ type fleetFlags struct {
 }
 
 func (e *fleetFlags) add(f *pflag.FlagSet) {
-	f.StringSliceVar(&e.presets, "preset", []string{enginesim.Presets[0].Name}, "the `engines` to simulate, which take turns if several are named: "+presets())
-	f.IntSliceVar(&e.kvTokens, "kv-tokens", nil, "size of the KV cache in `tokens`, one for all or one for each preset; 0 means the preset's")
+	f.StringSliceVar(&e.presets, "preset", []string{enginesim.Presets[0].Name},
+		"the `engines` to simulate, which take turns if several are named: "+presets())
+	f.IntSliceVar(&e.kvTokens, "kv-tokens", nil,
+		"size of the KV cache in `tokens`, one for all or one for each preset; 0 means the preset's")
 }
 
 // check returns the engines with their defaults filled in.

@@ -43,7 +43,8 @@ type matrixFlags struct {
 
 func (m *matrixFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&m.matrix, "matrix", "", "run many cells instead of one: `FILE` with cells, or "+builtinMatrix)
-	f.StringVar(&m.results, "results", "", "the `directory` where results of --matrix are kept; what is there is not run again")
+	f.StringVar(&m.results, "results", "",
+		"the `directory` where results of --matrix are kept; what is there is not run again")
 	f.StringSliceVar(&m.only, "cells", nil, "only these `cells` of the matrix, by name")
 	f.BoolVar(&m.summary, "summary", false, "print what is there of the matrix as markdown, and judge; run nothing")
 	f.BoolVar(&m.older, "keep-older", false, "do not run again what another build of this program has run")
@@ -53,7 +54,8 @@ func (m *matrixFlags) add(f *pflag.FlagSet) {
 // matrixOnly are the flags that need --matrix, matrixToo those of a single cell that go with it.
 var (
 	matrixOnly = []string{"results", "cells", "summary", "keep-older", "workers"}
-	matrixToo  = append([]string{"matrix", "trace", "format", "jitter", "policies", "seeds", "duration", "warmup"}, matrixOnly...)
+	matrixToo  = append([]string{"matrix", "trace", "format", "jitter", "policies", "seeds", "duration", "warmup"},
+		matrixOnly...)
 )
 
 // check refuses flags that do not go together.
@@ -110,7 +112,8 @@ func (s *simulate) runMatrix(ctx context.Context, c *cobra.Command) error {
 	if !set("warmup") {
 		s.warmUp = matrixWarmUp
 	}
-	err := first(required(c, "results"), checkPolicies(s.policies, sim.Policies()), atLeast("seeds", s.seeds, 1), atLeast("workers", s.many.workers, 1))
+	err := first(required(c, "results"), checkPolicies(s.policies, sim.Policies()), atLeast("seeds", s.seeds, 1),
+		atLeast("workers", s.many.workers, 1))
 	switch {
 	case err != nil:
 		return err

@@ -21,21 +21,24 @@ func more(all *sim.Comparison) []report.Table {
 		figures.Columns = append(figures.Columns, "cache lost", "unavoidable", "ratio")
 	}
 	spread := report.Table{Columns: []string{
-		"policy", "spread: cached tokens", "TTFT ms mean", "p50", "p99", "ms per token mean", "p99", "goodput", "busiest ÷ mean",
+		"policy", "spread: cached tokens", "TTFT ms mean", "p50", "p99", "ms per token mean", "p99", "goodput",
+		"busiest ÷ mean",
 	}}
 	if changed {
 		spread.Columns = append(spread.Columns, "cache lost")
 	}
 	for i := range all.Results {
 		r := &all.Results[i]
-		row := []string{r.Policy, fmt.Sprintf("%.0f", r.OutputTokensPerS), fmt.Sprint(r.Preemptions), fmt.Sprintf("%.2f", r.KVImbalance)}
+		row := []string{r.Policy, fmt.Sprintf("%.0f", r.OutputTokensPerS), fmt.Sprint(r.Preemptions),
+			fmt.Sprintf("%.2f", r.KVImbalance)}
 		if c := r.FleetChange; c != nil {
 			row = append(row, percent(c.Lost), percent(c.Unavoidable), fmt.Sprintf("%.2f", c.Ratio))
 		}
 		figures.Rows = append(figures.Rows, row)
 		if p := r.Spread; p != nil {
 			row := []string{
-				r.Policy, percent(p.CachedTokenRatio), millis(p.TTFT.Mean), millis(p.TTFT.P50), millis(p.TTFT.P99), fmt.Sprintf("%.2f", p.TPOT.Mean),
+				r.Policy, percent(p.CachedTokenRatio), millis(p.TTFT.Mean), millis(p.TTFT.P50), millis(p.TTFT.P99),
+				fmt.Sprintf("%.2f", p.TPOT.Mean),
 				fmt.Sprintf("%.2f", p.TPOT.P99), percent(p.Goodput), fmt.Sprintf("%.2f", p.MaxOverMeanLoad),
 			}
 			if changed {
@@ -62,11 +65,12 @@ func (s *simulate) source() string {
 }
 
 func (s *simulate) title() string {
-	return fmt.Sprintf("warmpath sim: %s on %d × %s with %d clients", s.source(), s.replicas, strings.Join(s.engines.presets, " and "), s.clients)
+	return fmt.Sprintf("warmpath sim: %s on %d × %s with %d clients", s.source(), s.replicas,
+		strings.Join(s.engines.presets, " and "), s.clients)
 }
 
-// who begins the sentence about the results.
-func (s *simulate) who() string {
+// subject begins the sentence about the results.
+func (s *simulate) subject() string {
 	switch {
 	case sim.Share(s.share) == sim.ShareNone, s.clients == 1 && sim.Share(s.share) != sim.ShareBroadcast:
 		return ""
@@ -85,7 +89,8 @@ func (s *simulate) room() string {
 	if s.ongoing == 0 {
 		return "engines take all that comes"
 	}
-	words := fmt.Sprintf("a client gives an engine %d requests at once, and %d wait", s.ongoing, cmp.Or(s.queued, policy.DefaultMaxQueued))
+	words := fmt.Sprintf("a client gives an engine %d requests at once, and %d wait", s.ongoing,
+		cmp.Or(s.queued, policy.DefaultMaxQueued))
 	if s.queued < 0 {
 		words = fmt.Sprintf("a client gives an engine %d requests at once, and the others wait", s.ongoing)
 	}
@@ -109,7 +114,8 @@ func (s *simulate) drawn() string {
 	if s.seeds == 1 {
 		return fmt.Sprint(s.seed)
 	}
-	return fmt.Sprintf("%d to %d: figures are means, counts sums, spreads the largest less the smallest; the curves are of the first",
+	return fmt.Sprintf("%d to %d: figures are means, counts sums, spreads the largest less the smallest; the "+
+		"curves are of the first",
 		s.seed, s.seed+uint64(s.seeds)-1)
 }
 
@@ -118,17 +124,20 @@ func (s *simulate) facts(rs []workload.Request, before int, rate string) []repor
 	span := measured[len(measured)-1].At - measured[0].At
 	shared := map[sim.Share]string{
 		sim.ShareNone: "nothing", sim.ShareLoad: fmt.Sprintf("each other's load, every %v", s.interval),
-		sim.ShareBroadcast: fmt.Sprintf("each other's load and what the engines have cached in superblocks of 512 tokens, every %v", s.interval),
-		sim.ShareCentral:   "everything: one Router decides",
+		sim.ShareBroadcast: fmt.Sprintf("each other's load and what the engines have cached in superblocks of 512 "+
+			"tokens, every %v", s.interval),
+		sim.ShareCentral: "everything: one Router decides",
 	}
 	return []report.Fact{
-		{Name: "Workload", Value: fmt.Sprintf("%s: %d requests in %v after the warm-up, %s; %.0f %% of their prompt tokens are nobody else's",
+		{Name: "Workload", Value: fmt.Sprintf("%s: %d requests in %v after the warm-up, %s; %.0f %% of their prompt "+
+			"tokens are of one request only",
 			s.source(), len(measured), span.Round(time.Second), rate, 100*workload.Unshared(rs, before))},
 		{Name: "Engines", Value: s.fleet()},
 		{Name: "Fleet", Value: cmp.Or(strings.Join(s.changes, ", "), "stays as it is")},
 		{Name: "Clients", Value: fmt.Sprintf("%d, which know of each other %s", s.clients, shared[sim.Share(s.share)])},
 		{Name: "Room", Value: s.room()},
-		{Name: "Goodput", Value: fmt.Sprintf("first token within %v, every further one within %v in the mean", s.good.TTFT, s.good.TPOT)},
+		{Name: "Goodput", Value: fmt.Sprintf("first token within %v, every further one within %v in the mean", s.good.TTFT,
+			s.good.TPOT)},
 		{Name: "Seeds", Value: s.drawn()},
 		{Name: "Baselines", Value: "policies of other projects are written from their published rules"},
 	}

@@ -30,10 +30,11 @@ func newTop() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "top --server ADDR",
 		Short: "Show the replicas of a look-aside server, their load and caches, and its decisions, live",
-		Long: "top asks a look-aside server again and again how its deployments are doing, and shows replicas, load, cached tokens and\n" +
-			"decisions by reason, with rates since the time before. It ends on interrupt; with --once after the first table.",
+		Long: "top reads the status of a look-aside server again and again, and shows replicas, load, cached tokens and\n" +
+			"decisions by reason, with rates since the last reading. It ends on interrupt; with --once after the first table.",
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := first(required(c, "server"), positive("interval", t.interval.Seconds()), positive("timeout", t.timeout.Seconds())); err != nil {
+			if err := first(required(c, "server"), positive("interval", t.interval.Seconds()),
+				positive("timeout", t.timeout.Seconds())); err != nil {
 				return err
 			}
 			conn, err := t.dial.dial(t.server)

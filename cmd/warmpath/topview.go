@@ -20,7 +20,8 @@ import (
 // printStatus prints the tables of all deployments, with rates where before is another look at the same server.
 func printStatus(w io.Writer, now, before *warmpathv1.GetStatusResponse) error {
 	uptime := time.Duration(now.GetUptimeMs()) * time.Millisecond
-	if _, err := fmt.Fprintf(w, "server %s, up %v\n", printable(now.GetIncarnation()), uptime.Round(time.Second)); err != nil {
+	if _, err := fmt.Fprintf(w, "server %s, up %v\n", printable(now.GetIncarnation()),
+		uptime.Round(time.Second)); err != nil {
 		return err
 	}
 	for _, d := range now.GetDeployments() {
@@ -59,15 +60,18 @@ func (p past) rate(now, then uint64) string {
 
 func printDeployment(w io.Writer, d *warmpathv1.DeploymentStatus, p past) error {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "\ndeployment %s  policy %s  watchers %d  reservations %d  queued %d\n", printable(d.GetName()), printable(d.GetPolicy()), d.GetWatchers(), d.GetReservations(), d.GetQueued())
+	fmt.Fprintf(&b, "\ndeployment %s  policy %s  watchers %d  reservations %d  queued %d\n", printable(d.GetName()),
+		printable(d.GetPolicy()), d.GetWatchers(), d.GetReservations(), d.GetQueued())
 	fmt.Fprintf(&b, "decisions  %s\n", decisionsOf(d, p))
 	if lost := lostOf(d); lost != "" {
 		fmt.Fprintf(&b, "lost       %s\n", lost)
 	}
 	if x := d.GetIndex(); x != nil {
-		fmt.Fprintf(&b, "index      %s, %s, %d evicted, %s told\n", humanize.IBytes(x.GetBytes()), counted(x.GetBlocks(), "block"), x.GetEvictions(), counted(x.GetSuperblocks(), "superblock"))
+		fmt.Fprintf(&b, "index      %s, %s, %d evicted, %s broadcast\n", humanize.IBytes(x.GetBytes()),
+			counted(x.GetBlocks(), "block"), x.GetEvictions(), counted(x.GetSuperblocks(), "superblock"))
 	}
-	fmt.Fprintf(&b, "broadcast  %s%s in %s%s\n", humanize.IBytes(d.GetBroadcastBytes()), p.rate(d.GetBroadcastBytes(), p.GetBroadcastBytes()),
+	fmt.Fprintf(&b, "broadcast  %s%s in %s%s\n", humanize.IBytes(d.GetBroadcastBytes()),
+		p.rate(d.GetBroadcastBytes(), p.GetBroadcastBytes()),
 		counted(d.GetBroadcastMessages(), "message"), p.rate(d.GetBroadcastMessages(), p.GetBroadcastMessages()))
 	for _, r := range d.GetReplicas() { // before the table, where a terminal is wide enough for them
 		if problems := problemsOf(r); problems != "" {
@@ -97,7 +101,8 @@ func decisionsOf(d *warmpathv1.DeploymentStatus, p past) string {
 		if c.GetPolicy() != d.GetPolicy() {
 			name = c.GetPolicy() + "/" + name
 		}
-		all[i] = fmt.Sprintf("%s %d%s", printable(name), c.GetCount(), p.rate(c.GetCount(), before[c.GetPolicy()+" "+c.GetReason()]))
+		all[i] = fmt.Sprintf("%s %d%s", printable(name), c.GetCount(),
+			p.rate(c.GetCount(), before[c.GetPolicy()+" "+c.GetReason()]))
 	}
 	return cmp.Or(strings.Join(all, "  "), "none: clients that watch decide for themselves")
 }
@@ -134,7 +139,8 @@ func replicaCells(r *warmpathv1.ReplicaStatus) []string {
 	if kv := r.GetKvTokens(); kv > 0 {
 		cached += fmt.Sprintf(" of %d", kv)
 	}
-	all := []string{r.GetId(), state, ongoing, fmt.Sprint(r.GetQueuedTokens()), cached, events, gaps, orphans, lag, r.GetAddress()}
+	all := []string{r.GetId(), state, ongoing, fmt.Sprint(r.GetQueuedTokens()), cached, events, gaps, orphans, lag,
+		r.GetAddress()}
 	for i := range all {
 		all[i] = printable(all[i])
 	}

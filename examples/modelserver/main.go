@@ -1,5 +1,5 @@
-// Command modelserver is a model server written in Go that is a good replica: it refuses what is too much for it, reports
-// how busy it is, registers with look-aside servers, and drains before it ends.
+// Command modelserver is a model server written in Go that is a good replica: it refuses what is too much for it,
+// reports how busy it is, registers with look-aside servers, and drains before it ends.
 //
 //	go run ./examples/modelserver 127.0.0.1:50051 [LOOK-ASIDE SERVER ...]
 //

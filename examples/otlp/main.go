@@ -55,7 +55,8 @@ func run(ctx context.Context, target, session, prompt string, options ...otlptra
 	defer conn.Close()
 
 	ctx = client.WithSession(ctx, session)
-	stream, err := pb.NewVllmEngineClient(conn).Generate(ctx, &pb.GenerateRequest{Input: &pb.GenerateRequest_Text{Text: prompt}})
+	stream, err := pb.NewVllmEngineClient(conn).Generate(ctx,
+		&pb.GenerateRequest{Input: &pb.GenerateRequest_Text{Text: prompt}})
 	for err == nil {
 		_, err = stream.Recv()
 	}

@@ -60,7 +60,8 @@ func run(ctx context.Context, out io.Writer, target string) error {
 // ask makes one call and prints where it went and why.
 func ask(ctx context.Context, out io.Writer, stub pb.VllmEngineClient, prompt string) error {
 	var d client.Decision
-	stream, err := stub.Generate(client.WithDecision(ctx, &d), &pb.GenerateRequest{Input: &pb.GenerateRequest_Text{Text: prompt}})
+	stream, err := stub.Generate(client.WithDecision(ctx, &d),
+		&pb.GenerateRequest{Input: &pb.GenerateRequest_Text{Text: prompt}})
 	for err == nil {
 		_, err = stream.Recv()
 	}

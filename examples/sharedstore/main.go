@@ -1,5 +1,5 @@
-// Command sharedstore routes by a policy of the application's own, "shared_sessions", that keeps in a look-aside server's store
-// which replica each session has, so that all clients agree. The policy is policy.go.
+// Command sharedstore routes by a policy of the application's own, "shared_sessions", that keeps in a look-aside
+// server's store which replica each session has, so that all clients agree. The policy is policy.go.
 //
 //	go run ./cmd/warmpath serve --config examples/look-aside/warmpath.yaml
 //	go run ./examples/sharedstore 127.0.0.1:4770 warmpath:///127.0.0.1:50051,127.0.0.1:50052

@@ -43,11 +43,12 @@ func init() {
 
 // Sessions is a policy that keeps in a shared store where each session is.
 //
-// The rule. A session's first call goes to the replica that is least loaded by the view of its caller, and from then on
-// every client and the look-aside server send the session there. Two that meet a new session at once agree on the one that
-// wrote first. When the replica has left the fleet the next caller moves the session, for all. Who has no connection to it goes
-// by load for once and does not renew the entry, so that a replica that is down loses its sessions after the TTL, and a client
-// that has just started takes none away. Without a store, and without a session, the least loaded replica takes the call.
+// The rule. A session's first call goes to the replica that is least loaded in the view of its client, and from then
+// on every client and the look-aside server send the session there. Two clients that meet a new session at once agree
+// on the entry that was written first. When the replica has left the fleet the next client moves the session, for all.
+// A client without a connection to it routes by load for once and does not renew the entry: a replica that is down
+// loses its sessions after the TTL, and a client that has just started moves none. Without a store, and without a
+// session, the least loaded replica takes the call.
 type Sessions struct {
 	store sharedstore.Store // nil in the server: it comes with the context
 	conn  *grpc.ClientConn
@@ -71,7 +72,8 @@ func New(c Config) (*Sessions, error) {
 	return s, nil
 }
 
-// Uses returns what the policy needs of a call, and that Prepare calls out: it has a deadline then, and in the server the store.
+// Uses returns what the policy needs of a call, and that Prepare calls out: it has a deadline then, and in the server
+// the store.
 func (*Sessions) Uses() policy.Uses { return policy.UsesSession | policy.CallsOut }
 
 // Prepare asks the store where the session is, and puts it somewhere if it is nowhere.
@@ -91,7 +93,9 @@ func (s *Sessions) Prepare(ctx context.Context, q *policy.Request, v policy.View
 }
 
 // place returns the session's replica. Of several concurrent writers one wins, and the others read again.
-func (s *Sessions) place(ctx context.Context, store sharedstore.Store, q *policy.Request, v policy.View) (string, error) {
+func (s *Sessions) place(
+	ctx context.Context, store sharedstore.Store, q *policy.Request, v policy.View,
+) (string, error) {
 	key := fmt.Sprintf("session/%016x", xxh3.HashString(q.Session))
 	for ctx.Err() == nil {
 		e, err := store.Get(ctx, key)
@@ -112,7 +116,8 @@ func (s *Sessions) place(ctx context.Context, store sharedstore.Store, q *policy
 	return "", ctx.Err()
 }
 
-// placed returns the session's replica from the entry, or else the least loaded one, and whether that is to be written.
+// placed returns the session's replica from the entry, or else the least loaded one, and whether that is to be
+// written.
 func (s *Sessions) placed(e sharedstore.Entry, q *policy.Request, v policy.View) (id string, write bool) {
 	if r := v.ByID(string(e.Value)); r != nil && v.Allowed(q, r) {
 		return r.ID, r.Connected() && e.TTL < s.ttl/2 // written lately, it need not be written again

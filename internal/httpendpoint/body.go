@@ -9,15 +9,15 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// BodyState is what became of the body of a question, as [HeaderBody] tells it.
+// BodyState is the value of [HeaderBody]: how much of the body of a request was used.
 type BodyState string
 
 // The states.
 const (
-	BodyNone       BodyState = "none"       // there was none
-	BodyWhole      BodyState = "whole"      // all of it was read
-	BodyTruncated  BodyState = "truncated"  // only its beginning arrived, or was read
-	BodyUnreadable BodyState = "unreadable" // it is no JSON object, and was not looked at
+	bodyNone       BodyState = "none"       // there is none
+	bodyWhole      BodyState = "whole"      // all of it
+	BodyTruncated  BodyState = "truncated"  // its beginning: the rest did not arrive, or is beyond the bound
+	bodyUnreadable BodyState = "unreadable" // nothing: it is no JSON object
 )
 
 type body struct {
@@ -25,10 +25,10 @@ type body struct {
 	raw   []byte
 }
 
-// read takes as much of the body as comes in time and is allowed.
+// read reads the body up to max_body_bytes, as far as it arrives in time.
 func (h *handler) read(r *http.Request) body {
 	raw, err := io.ReadAll(io.LimitReader(r.Body, int64(h.maxBody)+1))
-	b := body{BodyWhole, raw}
+	b := body{bodyWhole, raw}
 	if len(raw) > h.maxBody {
 		b = body{BodyTruncated, raw[:h.maxBody]}
 	}
@@ -36,18 +36,18 @@ func (h *handler) read(r *http.Request) body {
 	case err != nil, len(raw) > 0 && r.Header.Get(HeaderTruncated) != "":
 		b.state = BodyTruncated
 	case len(raw) == 0:
-		b.state = BodyNone
+		b.state = bodyNone
 	}
 	return b
 }
 
-// decode fills q from the body, and finds out what it is worth.
+// decode fills q from the body, and sets its state.
 func (b *body) decode(q *policy.Request) error {
-	if b.state == BodyNone {
+	if b.state == bodyNone {
 		return nil
 	}
 	if start := bytes.TrimLeft(b.raw, " \t\r\n"); len(start) > 0 && start[0] != '{' {
-		b.state = BodyUnreadable
+		b.state = bodyUnreadable
 		return nil
 	}
 	whole, err := dialect.ReadBody(q, b.raw)

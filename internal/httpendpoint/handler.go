@@ -18,19 +18,19 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// The paths of the door.
+// The paths of the endpoint.
 const (
 	RoutePath  = "/internal/route"
 	HealthPath = "/healthz"
 )
 
-// Headers of a question, beside the one with the session and X-Request-Id.
+// Headers of a request, beside the one with the session and X-Request-Id.
 const (
 	// HeaderDeployment names the deployment; absent = by the model, or the only one.
 	HeaderDeployment = "X-Warmpath-Deployment"
 	// HeaderExclude lists the ids of replicas that must not be picked, with commas between them.
 	HeaderExclude = "X-Warmpath-Exclude"
-	// HeaderTruncated says that the caller has cut the body: "have/full", in bytes.
+	// HeaderTruncated marks a body that the client has cut: "have/full", in bytes.
 	HeaderTruncated = "X-Body-Truncated"
 )
 
@@ -39,19 +39,19 @@ type Chooser interface {
 	ChooseReplica(context.Context, *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error)
 }
 
-// handler answers questions.
+// handler answers requests for a replica.
 type handler struct {
 	chooser  Chooser
 	sessions *dialect.SessionKeys
 	maxBody  int
 }
 
-// NewHandler returns the door's handler, to be wrapped at will. serving says whether the server takes requests. The config
-// must be valid.
+// NewHandler returns the endpoint's handler. serving reports whether the server takes requests.
 func NewHandler(c Config, chooser Chooser, serving func() bool) (http.Handler, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
+	c = c.WithDefaults()
 	sessions, err := dialect.NewSessionKeys(c.SessionHeader)
 	if err != nil {
 		return nil, err
@@ -61,17 +61,17 @@ func NewHandler(c Config, chooser Chooser, serving func() bool) (http.Handler, e
 	mux.HandleFunc("POST "+RoutePath, h.route)
 	mux.HandleFunc(RoutePath, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Allow", http.MethodPost)
-		Refuse(w, http.StatusMethodNotAllowed, ReasonMethod, "ask with POST")
+		refuse(w, http.StatusMethodNotAllowed, reasonMethod, "ask with POST")
 	})
 	mux.HandleFunc("GET "+HealthPath, func(w http.ResponseWriter, _ *http.Request) {
 		if !serving() {
-			Refuse(w, http.StatusServiceUnavailable, ReasonShuttingDown, "the server shuts down")
+			refuse(w, http.StatusServiceUnavailable, reasonShuttingDown, "the server shuts down")
 			return
 		}
 		write(w, http.StatusOK, map[string]string{"status": "ok"})
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		Refuse(w, http.StatusNotFound, ReasonPath, "there are POST "+RoutePath+" and GET "+HealthPath)
+		refuse(w, http.StatusNotFound, reasonPath, "there are POST "+RoutePath+" and GET "+HealthPath)
 	})
 	return mux, nil
 }
@@ -81,17 +81,18 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	q, err := h.question(r, &b)
 	w.Header().Set(HeaderBody, string(b.state))
 	if err != nil {
-		Refuse(w, http.StatusBadRequest, ReasonRequest, err.Error())
+		refuse(w, http.StatusBadRequest, reasonRequest, err.Error())
 		return
 	}
-	a, err := h.chooser.ChooseReplica(context.WithValue(r.Context(), originKey{}, &origin{r.Header, b.raw}), q)
+	ctx := context.WithValue(r.Context(), originKey{}, &origin{r.Header, b.raw})
+	a, err := h.chooser.ChooseReplica(ctx, q)
 	if err != nil {
 		refuseStatus(w, err)
 		return
 	}
 	to, err := destinationOf(a)
 	if err != nil {
-		Refuse(w, http.StatusServiceUnavailable, ReasonAddress, err.Error())
+		refuse(w, http.StatusServiceUnavailable, reasonAddress, err.Error())
 		return
 	}
 	to.Truncated = b.state == BodyTruncated
@@ -99,9 +100,11 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	write(w, http.StatusOK, to)
 }
 
-// question is what the request asks. It sets what became of the body.
+// question is the ChooseReplica request of an HTTP request. It sets the state of the body.
 func (h *handler) question(r *http.Request, b *body) (*warmpathv1.ChooseReplicaRequest, error) {
-	q := policy.Request{ID: dialect.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header))}
+	q := policy.Request{
+		ID: dialect.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
+	}
 	if err := b.decode(&q); err != nil {
 		return nil, err
 	}
@@ -116,11 +119,12 @@ func (h *handler) question(r *http.Request, b *body) (*warmpathv1.ChooseReplicaR
 		k.Prompt = &warmpathv1.RequestKey_Text{Text: p.Text}
 	}
 	return &warmpathv1.ChooseReplicaRequest{
-		Deployment: r.Header.Get(HeaderDeployment), Key: k, Mode: warmpathv1.PickMode_PICK_MODE_COUNT, Excluded: excluded(r.Header),
+		Deployment: r.Header.Get(HeaderDeployment), Key: k, Excluded: excluded(r.Header),
+		Mode: warmpathv1.PickMode_PICK_MODE_COUNT,
 	}, nil
 }
 
-// origin is the HTTP request of a question.
+// origin is the HTTP request that a ChooseReplica request was made of.
 type origin struct {
 	header http.Header
 	body   []byte
@@ -128,7 +132,7 @@ type origin struct {
 
 type originKey struct{}
 
-// Origin returns the HTTP request that a question came with, nil where it came otherwise.
+// Origin returns the HTTP request that a pick was asked with, nil where it was asked otherwise.
 func Origin(ctx context.Context) policy.Origin {
 	if o, ok := ctx.Value(originKey{}).(*origin); ok {
 		return o
@@ -136,7 +140,7 @@ func Origin(ctx context.Context) policy.Origin {
 	return nil
 }
 
-// Message implements policy.Origin: the body, or what arrived of it.
+// Message implements policy.Origin: the body as far as it arrived.
 func (o *origin) Message() any {
 	if len(o.body) == 0 {
 		return nil
@@ -168,31 +172,42 @@ func destinationOf(a *warmpathv1.ChooseReplicaResponse) (*Destination, error) {
 	}
 	to := &Destination{ReplicaID: r.GetId(), Host: host, Port: int(port), Deployment: a.GetDeployment()}
 	if r.Rank != nil {
-		to.RequestHeaders = map[string]string{warmpathv1.MetadataDataParallelRank: strconv.FormatUint(uint64(r.GetRank()), 10)}
+		to.RequestHeaders = map[string]string{warmpathv1.MetadataDataParallelRank: strconv.FormatUint(uint64(r.GetRank()),
+			10)}
 	}
 	return to, nil
 }
 
-// refuseStatus answers with what a gRPC status means in HTTP.
+// Deny answers a request that did not pass the interceptors: its error is a status.
+func Deny(w http.ResponseWriter, err error) {
+	if s := status.Convert(err); s.Code() == codes.ResourceExhausted {
+		refuse(w, http.StatusTooManyRequests, reasonTooMany, s.Message())
+		return
+	}
+	refuseStatus(w, err)
+}
+
+// refuseStatus answers with the HTTP equivalent of a gRPC status.
 func refuseStatus(w http.ResponseWriter, err error) {
 	s := status.Convert(err)
 	switch s.Code() {
 	case codes.InvalidArgument:
-		Refuse(w, http.StatusBadRequest, ReasonRequest, s.Message())
+		refuse(w, http.StatusBadRequest, reasonRequest, s.Message())
 	case codes.NotFound:
-		Refuse(w, http.StatusNotFound, ReasonUnknown, s.Message())
+		refuse(w, http.StatusNotFound, reasonUnknown, s.Message())
 	case codes.Unavailable:
-		Refuse(w, http.StatusServiceUnavailable, ReasonNoReplica, s.Message())
+		refuse(w, http.StatusServiceUnavailable, reasonNoReplica, s.Message())
 	case codes.ResourceExhausted:
 		w.Header().Set("Retry-After", "1")
-		Refuse(w, http.StatusServiceUnavailable, ReasonFull, s.Message())
+		refuse(w, http.StatusServiceUnavailable, reasonFull, s.Message())
 	case codes.Unauthenticated:
-		Refuse(w, http.StatusUnauthorized, ReasonUnauthenticated, s.Message())
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		refuse(w, http.StatusUnauthorized, reasonUnauthenticated, s.Message())
 	case codes.PermissionDenied:
-		Refuse(w, http.StatusForbidden, ReasonForbidden, s.Message())
+		refuse(w, http.StatusForbidden, reasonForbidden, s.Message())
 	case codes.Canceled, codes.DeadlineExceeded:
-		Refuse(w, http.StatusServiceUnavailable, ReasonCanceled, s.Message())
+		refuse(w, http.StatusServiceUnavailable, reasonCanceled, s.Message())
 	default:
-		Refuse(w, http.StatusInternalServerError, ReasonInternal, s.Message())
+		refuse(w, http.StatusInternalServerError, reasonInternal, s.Message())
 	}
 }

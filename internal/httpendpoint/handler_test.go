@@ -24,7 +24,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// oracle answers what it is told to, and remembers the question.
+// oracle gives the answer that it was made with, and remembers the question.
 type oracle struct {
 	answer *warmpathv1.ChooseReplicaResponse
 	err    error
@@ -55,7 +55,7 @@ func chosen(address string) *warmpathv1.ChooseReplicaResponse {
 
 func newHandler(t testing.TB, o *oracle, change func(*Config)) http.Handler {
 	t.Helper()
-	c := DefaultConfig()
+	var c Config
 	if change != nil {
 		change(&c)
 	}
@@ -108,7 +108,7 @@ func TestRefusals(t *testing.T) {
 		{status.Error(codes.Unauthenticated, "no token"), 401, "unauthenticated"},
 		{status.Error(codes.PermissionDenied, "not yours"), 403, "forbidden"},
 		{status.Error(codes.NotFound, "no such model"), 404, "unknown_model"},
-		{status.Error(codes.Unavailable, "nobody is there"), 503, "no_replica"},
+		{status.Error(codes.Unavailable, "no replica is there"), 503, "no_replica"},
 		{status.Error(codes.ResourceExhausted, "all are full"), 503, "full"},
 		{status.FromContextError(context.Canceled).Err(), 503, "canceled"},
 		{status.FromContextError(context.DeadlineExceeded).Err(), 503, "canceled"},
@@ -135,13 +135,13 @@ func TestRefusals(t *testing.T) {
 		w := ask(newHandler(t, o, nil), body)
 		require.Equal(t, 400, w.Code, body)
 		require.Equal(t, "invalid_request", w.Header().Get(HeaderReason))
-		require.Nil(t, o.question(), "nobody is asked")
+		require.Nil(t, o.question(), "the chooser is not asked")
 	}
 }
 
 func TestPathsAndMethods(t *testing.T) {
 	serving := true
-	h, err := NewHandler(DefaultConfig(), &oracle{answer: chosen("h:1")}, func() bool { return serving })
+	h, err := NewHandler(Config{}, &oracle{answer: chosen("h:1")}, func() bool { return serving })
 	require.NoError(t, err)
 	for _, tt := range []struct {
 		method, path string
@@ -200,7 +200,7 @@ func TestQuestion(t *testing.T) {
 	require.Equal(t, "yes", o.question().GetKey().GetSession())
 }
 
-// What arrived of a body decides, and the answer says that it was not all.
+// The part of a body that arrived decides, and the answer shows that it was not whole.
 func TestBodies(t *testing.T) {
 	const whole = `{"model":"m","messages":[{"role":"user","content":"hello world"}]}`
 	cut := errors.New("connection reset")
@@ -211,17 +211,17 @@ func TestBodies(t *testing.T) {
 		state   BodyState
 		text    string
 	}{
-		{"none", strings.NewReader(""), nil, BodyNone, ""},
-		{"none, said to be cut", strings.NewReader(""), []string{"X-Body-Truncated", "0/9"}, BodyNone, ""},
-		{"whole", strings.NewReader(whole), nil, BodyWhole, "\xffuser\xfethello world"},
+		{"none", strings.NewReader(""), nil, bodyNone, ""},
+		{"none, marked as cut", strings.NewReader(""), []string{"X-Body-Truncated", "0/9"}, bodyNone, ""},
+		{"whole", strings.NewReader(whole), nil, bodyWhole, "\xffuser\xfethello world"},
 		{"cut by the caller", strings.NewReader(whole[:58]), nil, BodyTruncated, "\xffuser\xfethello w"},
-		{"cut where nobody sees it", strings.NewReader(whole), []string{"X-Body-Truncated", "66/70"}, BodyTruncated, "\xffuser\xfethello world"},
+		{"cut out of sight", strings.NewReader(whole), []string{"X-Body-Truncated", "66/70"}, BodyTruncated, "\xffuser\xfethello world"},
 		{"reading failed", io.MultiReader(strings.NewReader(whole[:58]), iotest.ErrReader(cut)), nil, BodyTruncated, "\xffuser\xfethello w"},
 		{"nothing came", iotest.ErrReader(cut), nil, BodyTruncated, ""},
 		{"too long", strings.NewReader(`{"prompt":"` + strings.Repeat("x", 5000)), nil, BodyTruncated, strings.Repeat("x", 2000-11)},
-		{"a list", strings.NewReader(`[1,2]`), nil, BodyUnreadable, ""},
-		{"gzip", strings.NewReader("\x1f\x8b\x08"), nil, BodyUnreadable, ""},
-		{"text", strings.NewReader("hello"), nil, BodyUnreadable, ""},
+		{"a list", strings.NewReader(`[1,2]`), nil, bodyUnreadable, ""},
+		{"gzip", strings.NewReader("\x1f\x8b\x08"), nil, bodyUnreadable, ""},
+		{"text", strings.NewReader("hello"), nil, bodyUnreadable, ""},
 		{"blanks", strings.NewReader(" \n"), nil, BodyTruncated, ""},
 		{"broken", strings.NewReader(`{"prompt":"hello" "x":1}`), nil, BodyTruncated, "hello"},
 	} {
@@ -241,11 +241,9 @@ func TestConfig(t *testing.T) {
 		"session_header":  func(c *Config) { c.SessionHeader = "x y" },
 		"max_body_bytes":  func(c *Config) { c.MaxBodyBytes = 10 },
 		"max_connections": func(c *Config) { c.MaxConnections = -1 },
-		"header_timeout":  func(c *Config) { c.HeaderTimeout = 0 },
-		"body_timeout":    func(c *Config) { c.BodyTimeout = policy.Duration(2 * time.Hour) },
-		"idle_timeout":    func(c *Config) { c.IdleTimeout = -1 },
+		"read_timeout":    func(c *Config) { c.ReadTimeout = policy.Duration(2 * time.Hour) },
 	} {
-		c := DefaultConfig()
+		var c Config
 		require.NoError(t, c.Validate())
 		change(&c)
 		require.ErrorContains(t, c.Validate(), field+": ")
@@ -263,7 +261,7 @@ func FuzzQuestion(f *testing.F) {
 		f.Add([]byte(body), "s", "1/2")
 	}
 	o := &oracle{answer: chosen("h:1")}
-	c := DefaultConfig()
+	var c Config
 	h, err := NewHandler(c, o, func() bool { return true })
 	require.NoError(f, err)
 	f.Fuzz(func(t *testing.T, body []byte, session, truncated string) {

@@ -243,7 +243,7 @@ func TestPollerBacksOff(t *testing.T) {
 	p.SetFleet([]policy.Attributes{member("b", "10.0.0.2:1")})
 	<-at.waits // of b
 	p.Close()
-	require.Equal(t, 1, strings.Count(log.String(), "does not tell of its load"), log.String())
+	require.Equal(t, 1, strings.Count(log.String(), "the load of a replica cannot be polled"), log.String())
 	require.Equal(t, 1, strings.Count(log.String(), "reports its load again"))
 	p.SetFleet([]policy.Attributes{member("c", "10.0.0.3:1")})
 	require.Empty(t, p.Problems())

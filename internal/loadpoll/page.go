@@ -26,9 +26,12 @@ type engine struct {
 }
 
 var engines = []engine{
-	{running: "vllm:num_requests_running", waiting: "vllm:num_requests_waiting", cache: "vllm:cache_config_info", blockSize: "block_size", blocks: "num_gpu_blocks"},
-	{running: "sglang:num_running_reqs", waiting: "sglang:num_queue_reqs", cache: "sglang:cache_config_info", blockSize: "page_size", blocks: "num_pages"},
-	{running: "trtllm_num_requests_running", waiting: "trtllm_num_requests_waiting", tokensPerBlock: "trtllm_kv_cache_tokens_per_block", maxBlocks: "trtllm_kv_cache_max_blocks"},
+	{running: "vllm:num_requests_running", waiting: "vllm:num_requests_waiting", cache: "vllm:cache_config_info",
+		blockSize: "block_size", blocks: "num_gpu_blocks"},
+	{running: "sglang:num_running_reqs", waiting: "sglang:num_queue_reqs", cache: "sglang:cache_config_info",
+		blockSize: "page_size", blocks: "num_pages"},
+	{running: "trtllm_num_requests_running", waiting: "trtllm_num_requests_waiting",
+		tokensPerBlock: "trtllm_kv_cache_tokens_per_block", maxBlocks: "trtllm_kv_cache_max_blocks"},
 }
 
 // wanted are the names of all engines.
@@ -72,7 +75,8 @@ func read(ctx context.Context, client *http.Client, url string) (Load, error) {
 	return parsePage(a.Body)
 }
 
-var errTooLong = fmt.Errorf("the page is longer than %d MiB, or one of its lines than %d KiB", maxAnswer>>20, maxLine>>10)
+var errTooLong = fmt.Errorf("the page is longer than %d MiB, or one of its lines than %d KiB", maxAnswer>>20,
+	maxLine>>10)
 
 // maxLine bounds a line of a page.
 const maxLine = 64 << 10
@@ -136,7 +140,8 @@ func (e *engine) load(families map[string]*dto.MetricFamily) (Load, bool) {
 	return l, true
 }
 
-// sum adds up the ranks' values. Of several tensor- or pipeline-parallel ranks, which share their requests, the first counts.
+// sum adds up the ranks' values. Of several tensor- or pipeline-parallel ranks, which share their requests, the first
+// counts.
 func sum(f *dto.MetricFamily) (total int, ok bool) {
 	for _, m := range f.GetMetric() {
 		if shard(m) {

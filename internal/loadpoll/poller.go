@@ -22,7 +22,8 @@ const (
 	maxBackoff = 10 * time.Second
 )
 
-// Options are the engines to ask and the receiver of the answers. All but Logger and Sleep are needed; Connect where the source is gRPC.
+// Options are the engines to ask and the receiver of the answers. All but Logger and Sleep are needed; Connect where
+// the source is gRPC.
 type Options struct {
 	Source            Source
 	Interval, Timeout time.Duration
@@ -35,7 +36,7 @@ type Options struct {
 	Sleep func(ctx context.Context, d time.Duration)
 }
 
-// A Poller asks the replicas of one fleet. Safe for use by many goroutines.
+// A Poller polls the replicas of one fleet. Safe for use by many goroutines.
 type Poller struct {
 	o       Options
 	http    *http.Client
@@ -71,7 +72,7 @@ func New(o Options) *Poller {
 	return p
 }
 
-// SetFleet begins to ask replicas that are new, and ends with those that are gone. It does not wait.
+// SetFleet sets the replicas to poll. It does not wait for polls of those that left.
 func (p *Poller) SetFleet(fleet []policy.Attributes) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +102,7 @@ func (p *Poller) SetFleet(fleet []policy.Attributes) {
 	p.fleet = next
 }
 
-// Problems returns why replicas cannot be asked, by id; those that answer are not in it.
+// Problems returns the errors of replicas that do not answer, by id.
 func (p *Poller) Problems() map[string]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,10 +115,10 @@ func (p *Poller) Problems() map[string]string {
 	return all
 }
 
-// Failed returns how many questions came to nothing.
+// Failed returns the number of failed polls.
 func (p *Poller) Failed() int64 { return p.failed.Load() }
 
-// Close ends all asking and waits for it.
+// Close ends all polls and waits for them.
 func (p *Poller) Close() {
 	p.mu.Lock()
 	p.closed = true
@@ -127,7 +128,7 @@ func (p *Poller) Close() {
 	p.http.CloseIdleConnections()
 }
 
-// follow asks one replica until the context ends, at first after a part of the interval.
+// follow polls one replica until the context ends, first after a part of the interval.
 func (p *Poller) follow(ctx context.Context, x *polled) {
 	wait := rand.N(p.o.Interval)
 	for failures := 0; ; {
@@ -154,7 +155,7 @@ func (p *Poller) follow(ctx context.Context, x *polled) {
 // jittered is a time up to a tenth shorter or longer.
 func jittered(d time.Duration) time.Duration { return d - d/10 + rand.N(d/5+1) }
 
-// ask asks once.
+// ask polls once.
 func (p *Poller) ask(ctx context.Context, x *polled) (Load, error) {
 	select {
 	case p.room <- struct{}{}:
@@ -178,10 +179,10 @@ func (p *Poller) ask(ctx context.Context, x *polled) (Load, error) {
 	return read(ctx, p.http, page)
 }
 
-// maxProblem bounds what is kept of an error, in bytes.
+// maxProblem bounds an error that is kept, in bytes.
 const maxProblem = 300
 
-// note keeps what is wrong, and logs it once.
+// note keeps the error of a replica, and logs it once.
 func (p *Poller) note(x *polled, err error) {
 	was := x.problem.Load()
 	if err == nil {
@@ -190,8 +191,8 @@ func (p *Poller) note(x *polled, err error) {
 		}
 		return
 	}
-	text := strings.ToValidUTF8(fmt.Sprintf("its load cannot be had: %.*s", maxProblem, err), "?")
+	text := strings.ToValidUTF8(fmt.Sprintf("its load cannot be polled: %.*s", maxProblem, err), "?")
 	if x.problem.Store(&text); was == nil {
-		p.o.Logger.Warn("warmpath: a replica does not tell of its load", "replica", x.id, "error", err)
+		p.o.Logger.Warn("warmpath: the load of a replica cannot be polled", "replica", x.id, "error", err)
 	}
 }

@@ -31,7 +31,8 @@ var methods = map[string]string{
 // hostName and portName stand for those of the replica's address.
 const hostName, portName = "HOST", "PORT"
 
-// Parse reads a source, with the pages of replicas that have one of their own, by id; the error names what is wrong with it.
+// Parse reads a source, with the pages of replicas that have one of their own, by id; the error names what is wrong
+// with it.
 func Parse(text string, pages map[string]string) (Source, error) {
 	if strings.HasPrefix(text, "grpc:") && len(pages) > 0 {
 		return Source{}, fmt.Errorf("%q: replicas have no pages of their own with it", text)
@@ -49,7 +50,8 @@ func Parse(text string, pages map[string]string) (Source, error) {
 func parse(text string) (Source, error) {
 	if name, ok := strings.CutPrefix(text, "grpc:"); ok {
 		if methods[name] == "" {
-			return Source{}, fmt.Errorf("%q: %q is none of %s", text, name, strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
+			return Source{}, fmt.Errorf("%q: %q is none of %s", text, name,
+				strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		}
 		return Source{method: methods[name]}, nil
 	}

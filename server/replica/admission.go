@@ -14,12 +14,13 @@ import (
 )
 
 // unary is the interceptor of unary calls.
-func (r *Replica) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (r *Replica) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
+	error) {
 	if !r.counts(info.FullMethod) {
 		return handler(ctx, req)
 	}
 	if n, ok := r.enter(); !ok {
-		_ = grpc.SetTrailer(ctx, r.rejection(n)) // fails only where no call is left to tell
+		_ = grpc.SetTrailer(ctx, r.rejection(n)) // fails only on a call that is gone
 		return nil, r.refusal(n)
 	}
 	defer func() {
@@ -62,8 +63,8 @@ func (r *Replica) counts(method string) bool {
 	return r.cfg.Counts == nil || r.cfg.Counts(method)
 }
 
-// enter counts a call in, unless as many as may be are under way: those are n. The comparison and the count are one step,
-// so that calls that are being refused never take the room of one that could be served.
+// enter counts a call in, unless as many as may be are under way: those are n. The comparison and the count are one
+// step, so that calls that are being refused never take the room of one that could be served.
 func (r *Replica) enter() (n int64, ok bool) {
 	for {
 		n = r.ongoing.Load()
@@ -96,5 +97,6 @@ func (r *Replica) rejection(n int64) metadata.MD {
 }
 
 func (r *Replica) refusal(n int64) error {
-	return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d (max_ongoing_requests)", n, r.bound)
+	return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d (max_ongoing_requests)", n,
+		r.bound)
 }

@@ -16,10 +16,9 @@ import (
 
 // Config describes the replica. Its zero value counts calls, refuses none, and registers nowhere.
 type Config struct {
-	// Replica is what is registered of this one, as in a fleet file. Address is where clients reach it, host:port;
-	// default: the listener's, if that is an address others can use. The id defaults to the address: where that changes
-	// from one start to the next, give one that does not. MaxOngoingRequests is the bound on calls in the handlers; 0 =
-	// none.
+	// Replica is the entry to register, as in a fleet file. Address is host:port as clients reach it; default: the
+	// listener's, if clients can use it. The id defaults to the address: set one if that changes from one start to the
+	// next. MaxOngoingRequests bounds the calls in the handlers; 0 = no bound.
 	Replica fleet.Replica
 	// KVTokens is the size of the KV cache in tokens; 0 = not known.
 	KVTokens int
@@ -30,36 +29,34 @@ type Config struct {
 	DialOptions []grpc.DialOption
 	// Deployment to register in; empty = the servers' only one.
 	Deployment string
-	// Lease is how long a server keeps the replica without hearing of it: at least a second; 0 = the server's
-	// register_lease, which is also the most.
+	// Lease is how long a server keeps the replica without a heartbeat: 1 s to 1 h; 0 = 10 s.
 	Lease time.Duration
 
-	// DrainNotice is how long new calls are still served after the word that the replica drains, so that the word gets
-	// round; default 1 s, negative = no time.
+	// DrainNotice is how long new calls are still served after the replica has reported that it drains, until the clients
+	// have the report; default 1 s, negative = no time.
 	DrainNotice time.Duration
-	// DrainTimeout is how long calls under way may take after that; default 30 s. What is left then is cut off.
+	// DrainTimeout is how long calls under way may take after that; default 30 s. The rest is cut off.
 	DrainTimeout time.Duration
 
-	// Load is asked for the engine's load at the end of every call and for every heartbeat; nil = what the interceptors
-	// count. It is called from many goroutines, and must neither block nor take long.
+	// Load returns the engine's load, at the end of every call and for every heartbeat; nil = the interceptors' count. It
+	// is called from many goroutines, and must neither block nor take long.
 	Load func() Load
-	// Stats is asked for free-form numbers for custom policies at every heartbeat; nil = none. The map must not be
-	// written afterwards. Called from one goroutine per server.
+	// Stats returns free-form numbers for custom policies, for every heartbeat; nil = none. The map must not be written
+	// afterwards. Called from one goroutine per server.
 	Stats func() map[string]float64
-	// Counts lists the methods that are calls for the model, by their full names; others are neither counted nor refused,
-	// and carry no load. Abort and other small things belong there. Default: all but gRPC's own services, which never
-	// count. Called from many goroutines.
+	// Counts reports whether a method is a call for the model; others, like Abort, are neither counted nor refused, and
+	// carry no load. nil = all. gRPC's own services never count. Called from many goroutines.
 	Counts func(fullMethod string) bool
 	// OmitLoad leaves the load out of the trailers, for servers that send an ORCA report of their own.
 	OmitLoad bool
-	// Logger logs when the replica is registered and when it no longer is; default [slog.Default].
+	// Logger logs registrations and their failures; default [slog.Default].
 	Logger *slog.Logger
 }
 
 const (
 	defaultDrainNotice  = time.Second
 	defaultDrainTimeout = 30 * time.Second
-	minLease, maxLease  = time.Second, 24 * time.Hour
+	minLease, maxLease  = time.Second, time.Hour
 )
 
 // withDefaults fills in what is empty and checks the rest; errors name the field.
@@ -80,7 +77,8 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Lease != 0 && (c.Lease < minLease || c.Lease > maxLease):
 		return c, fmt.Errorf("replica: Lease: %v is not between %v and %v", c.Lease, minLease, maxLease)
 	case c.Replica.MaxOngoingRequests > math.MaxInt32:
-		return c, fmt.Errorf("replica: Replica: max_ongoing_requests: %d is more than %d", c.Replica.MaxOngoingRequests, math.MaxInt32)
+		return c, fmt.Errorf("replica: Replica: max_ongoing_requests: %d is more than %d", c.Replica.MaxOngoingRequests,
+			math.MaxInt32)
 	case c.KVTokens < 0 || c.KVTokens > math.MaxInt32:
 		return c, fmt.Errorf("replica: KVTokens: %d is not between 0 and %d", c.KVTokens, math.MaxInt32)
 	}

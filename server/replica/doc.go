@@ -1,5 +1,5 @@
-// Package replica is what a model server written in Go imports to be a good replica: it refuses what is too much for it,
-// reports its load, registers itself to the look-aside server, and leaves without losing a call.
+// Package replica is what a model server written in Go imports to be a good replica: it refuses what is too much for
+// it, reports its load, registers itself to the look-aside server, and leaves without losing a call.
 //
 //	r, err := replica.New(replica.Config{
 //		Replica:     fleet.Replica{Address: "10.0.0.1:50051", MaxOngoingRequests: 64},
@@ -8,31 +8,32 @@
 //	})
 //	s := grpc.NewServer(r.ServerOptions()...)
 //	pb.RegisterEngineServer(s, engine)
-//	err = r.Serve(ctx, s, listener) // until ctx ends, and what is under way has ended
+//	err = r.Serve(ctx, s, listener) // until ctx and the calls under way have ended
 //
 // # Rule
 //
 // Interceptors count the calls under way. One that finds max_ongoing_requests of them is refused at once with
-// RESOURCE_EXHAUSTED and the trailer warmpath-rejection-bin, which carries the count: warmpath's clients go to another
-// replica and remember. A call that was let in ends with the replica's load as an ORCA report, in the trailer
+// RESOURCE_EXHAUSTED and the trailer warmpath-rejection-bin, which carries the count: warmpath's clients retry on
+// another replica and use the count. An admitted call ends with the replica's load as an ORCA report, in the trailer
 // endpoint-load-metrics-bin. gRPC's own services (health, reflection, channelz, ORCA) are neither counted nor refused.
 //
 // Each look-aside server is sent everything about the replica in every heartbeat, so it has the replica again after
-// one, should it have been restarted. A change of the adapters, and draining, are sent at once. A server that cannot be
-// reached costs nothing but attempts, a few seconds apart.
+// one, should it have been restarted. A change of the adapters, and draining, are sent at once. A server that cannot
+// be reached costs nothing but attempts, a few seconds apart.
 //
 // To drain is: say so (health NOT_SERVING, the servers), go on for a moment so that the word gets round, take no new
 // calls (GOAWAY), wait for those under way, leave.
 //
 // # Complexity
 //
-// A call costs a few atomic operations and one short trailer; no lock is taken. A heartbeat is one unary call per server.
+// A call costs a few atomic operations and one short trailer; no lock is taken. A heartbeat is one unary call per
+// server.
 //
 // # Guarantees
 //
 // No more than max_ongoing_requests calls are ever in the handlers, and no call is refused while there are fewer. A
-// handler that panics, or whose caller is gone, is counted out. Refused calls never reach a handler. Nothing of a
-// request is looked at, kept or logged. Nothing runs before [Replica.Serve], and nothing after it.
+// handler that panics, or whose call is gone, is counted out. Refused calls never reach a handler. Requests are not
+// read, kept or logged. No goroutine runs before [Replica.Serve] or after it.
 //
 // A unary call's message was read by gRPC before it can be refused; a stream's was not.
 //

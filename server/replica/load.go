@@ -12,9 +12,9 @@ import (
 
 // Load is an engine's own queue. Negative counts are unknown.
 type Load struct {
-	// Ongoing counts the requests in the engine, by whatever way they came. What the interceptors count is the least.
+	// Ongoing counts the requests in the engine, from all sources. The interceptors' count is the minimum.
 	Ongoing int
-	// Waiting counts those of them that the engine has not begun.
+	// Waiting counts those of them that the engine has not started.
 	Waiting int
 	// UncachedTokens counts their prompt tokens that are neither cached nor prefilled yet.
 	UncachedTokens int
@@ -39,7 +39,7 @@ const (
 	mapValue               = 2
 )
 
-// A metric is an entry of named_metrics as far as it is always the same: all but the eight bytes of its value.
+// A metric is the encoding of an entry of named_metrics, without the eight bytes of its value.
 type metric []byte
 
 func metricOf(name string) metric {
@@ -58,7 +58,7 @@ var (
 	metricDraining = metricOf(warmpathv1.MetricDraining)
 )
 
-// append writes the metric with a value, unless that is not known.
+// append writes the metric with a value, unless that is negative: not known.
 func (m metric) append(b []byte, value int) []byte {
 	if value < 0 {
 		return b
@@ -66,13 +66,13 @@ func (m metric) append(b []byte, value int) []byte {
 	return binary.LittleEndian.AppendUint64(append(b, m...), math.Float64bits(float64(value)))
 }
 
-// report is the trailer of a call that has ended, which no longer counts; nil where none is wanted.
+// report is the trailer of a call that has ended, and is no longer counted; nil with OmitLoad.
 func (r *Replica) report() metadata.MD {
 	if r.cfg.OmitLoad {
 		return nil
 	}
 	l := r.load()
-	b := make([]byte, 0, 192) // as long as it gets, and stays on the stack
+	b := make([]byte, 0, 192) // the longest report, on the stack
 	b = metricRunning.append(b, max(l.Ongoing-max(l.Waiting, 0), 0))
 	b = metricWaiting.append(b, l.Waiting)
 	b = metricUncached.append(b, l.UncachedTokens)

@@ -21,7 +21,7 @@ const (
 	minHeartbeat, maxHeartbeat = 100 * time.Millisecond, 10 * time.Second
 	// After a failure it comes after a time that doubles between these.
 	minRetry, maxRetry = 250 * time.Millisecond, 5 * time.Second
-	// callTimeout is how long a server may take to answer, leaveTimeout how long a farewell may hold up the end.
+	// callTimeout is how long a server may take to answer, leaveTimeout how long deregistering may delay the end.
 	callTimeout, leaveTimeout = 5 * time.Second, time.Second
 )
 
@@ -31,11 +31,11 @@ type link struct {
 	server  string
 	conn    *grpc.ClientConn
 	stub    warmpathv1.RoutingServiceClient
-	changed chan struct{} // holds one: speak at once
+	changed chan struct{} // holds one: send a heartbeat at once
 
 	failures int    // since the last success
 	fault    string // of the last failure that was logged; "" = registered, or nothing tried yet
-	known    bool   // the last heartbeat was taken
+	known    bool   // the last heartbeat was accepted
 }
 
 func (r *Replica) dial(server string) (*link, error) {
@@ -55,8 +55,7 @@ func (r *Replica) dial(server string) (*link, error) {
 	}, nil
 }
 
-// register begins to keep the replica registered. end deregisters from every server and returns when nothing runs any
-// more.
+// register keeps the replica registered until end, which deregisters it from every server and waits for the goroutines.
 func (r *Replica) register() (end func(), err error) {
 	var links []*link
 	for _, server := range r.cfg.Servers {
@@ -90,7 +89,7 @@ func (l *link) wake() {
 	}
 }
 
-// run sends heartbeats until ctx ends, and then a farewell.
+// run sends heartbeats until ctx ends, and then deregisters.
 func (l *link) run(ctx context.Context) {
 	defer l.conn.Close()
 	for {
@@ -105,7 +104,7 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// beat sends the server everything and returns when the next heartbeat is due.
+// beat sends a heartbeat and returns when the next one is due.
 func (l *link) beat(ctx context.Context) time.Duration {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -127,12 +126,13 @@ func (l *link) beat(ctx context.Context) time.Duration {
 	return l.replica.jitter(min(max(wait, minHeartbeat), maxHeartbeat))
 }
 
-// failed notes that a heartbeat was not taken, and returns when to try again. Each fault is logged once.
+// failed counts a failed heartbeat, and returns when to try again. Each fault is logged once.
 func (l *link) failed(err error) time.Duration {
 	l.known = false
 	if fault := status.Code(err).String(); fault != l.fault {
 		l.fault = fault
-		l.replica.cfg.Logger.Warn("warmpath: not registered with the look-aside server; trying again", "server", l.server, "error", err)
+		l.replica.cfg.Logger.Warn("warmpath: not registered with the look-aside server; trying again", "server", l.server,
+			"error", err)
 	}
 	wait := maxRetry
 	if l.failures < 5 {
@@ -149,19 +149,20 @@ func (l *link) leave() {
 	farewell := l.replica.heartbeat()
 	farewell.Leaving = true
 	if _, err := l.stub.Register(ctx, farewell); err != nil && l.known {
-		l.replica.cfg.Logger.Warn("warmpath: the look-aside server could not be notified that the replica leaves; its lease will end", "server", l.server, "error", err)
+		l.replica.cfg.Logger.Warn("warmpath: the look-aside server could not be notified that the replica leaves; its "+
+			"lease will end", "server", l.server, "error", err)
 	}
 }
 
-// heartbeat is everything there is to tell.
+// heartbeat is everything about the replica.
 func (r *Replica) heartbeat() *warmpathv1.RegisterRequest {
 	r.mu.Lock()
-	told := r.told
+	own := r.own
 	r.mu.Unlock()
 	load := r.load()
 	q := &warmpathv1.RegisterRequest{
 		Deployment: r.cfg.Deployment,
-		Replica:    message(told),
+		Replica:    message(own),
 		LeaseMs:    uint32(r.cfg.Lease.Milliseconds()),
 		Ongoing:    new(uint32(min(load.Ongoing, math.MaxInt32))),
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/fleet"
 )
 
-// A Replica is this process as clients and look-aside servers know it. Its methods may be called from any goroutine.
+// A Replica is this process as clients and look-aside servers see it. Its methods may be called from any goroutine.
 type Replica struct {
 	cfg    Config
 	bound  int64 // 0 = none
@@ -33,7 +33,7 @@ type Replica struct {
 
 	// mu guards what follows. Nothing is locked under it.
 	mu    sync.Mutex
-	told  fleet.Replica // what is registered; its slices are never written
+	own   fleet.Replica // as registered; its slices are never written
 	links []*link
 }
 
@@ -51,63 +51,64 @@ func New(c Config) (*Replica, error) {
 		jitter: func(d time.Duration) time.Duration { return d - rand.N(d/8+1) },
 		health: health.NewServer(),
 		idle:   make(chan struct{}, 1),
-		told:   c.Replica,
+		own:    c.Replica,
 	}, nil
 }
 
-// ServerOptions returns the interceptors, for [grpc.NewServer]. Put them first, so that what is too much is refused
-// before anything else is done for it.
+// ServerOptions returns the interceptors, for [grpc.NewServer]. Put them first: a call that is refused costs nothing
+// else.
 func (r *Replica) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(r.unary), grpc.ChainStreamInterceptor(r.stream)}
 }
 
-// Health returns the health service, which reports when the replica drains. [Replica.Serve] registers it unless the server
-// has one already.
+// Health returns the health service, which reports when the replica drains. [Replica.Serve] registers it unless the
+// server has one already.
 func (r *Replica) Health() *health.Server { return r.health }
 
 // Ongoing returns how many calls are in the handlers.
 func (r *Replica) Ongoing() int { return int(r.ongoing.Load()) }
 
-// SetAdapters sets which LoRA adapters are loaded. The look-aside servers are sent it at once. Empty names are dropped.
+// SetAdapters sets which LoRA adapters are loaded. The look-aside servers are sent it at once. Empty names are
+// dropped.
 func (r *Replica) SetAdapters(names []string) {
 	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == "" })
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if slices.Equal(names, r.told.Adapters) {
+	if slices.Equal(names, r.own.Adapters) {
 		return
 	}
-	r.told.Adapters = names
+	r.own.Adapters = names
 	r.announce()
 }
 
-// drain: the replica takes no new sessions.
+// drain reports that the replica takes no new sessions.
 func (r *Replica) drain() {
 	r.draining.Store(true)
 	r.health.Shutdown()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.told.Draining = true
+	r.own.Draining = true
 	r.announce()
 }
 
-// announce makes every link speak at once. Called with mu held.
+// announce makes every link send a heartbeat at once. Called with mu held.
 func (r *Replica) announce() {
 	for _, l := range r.links {
 		l.wake()
 	}
 }
 
-// reachedAt settles where others reach the replica, once there is a listener.
+// reachedAt sets the address of the replica from its listener, where the config has none.
 func (r *Replica) reachedAt(l net.Addr) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.told.Address != "" || len(r.cfg.Servers) == 0 {
+	if r.own.Address != "" || len(r.cfg.Servers) == 0 {
 		return nil
 	}
 	a, err := netip.ParseAddrPort(l.String())
 	if err != nil || a.Addr().IsUnspecified() {
-		return fmt.Errorf("replica: Replica: address: missing, and the listener's, %s, is none that others can use", l)
+		return fmt.Errorf("replica: Replica: address: missing, and the listener's, %s, is none that clients can use", l)
 	}
-	r.told, err = settle(r.told, l.String())
+	r.own, err = settle(r.own, l.String())
 	return err
 }

@@ -17,14 +17,14 @@ var ErrServed = errors.New("replica: Serve was called before")
 // ErrDrainTimeout is wrapped by the error of a Serve that had to cut calls off.
 var ErrDrainTimeout = errors.New("replica: calls were cut off after DrainTimeout")
 
-// lastWords is how long nothing must have been under way before the connections are cut: the ends of the last calls are
-// on their way out, and open watches (health, events) would hold them open for ever.
-const lastWords = time.Second
+// linger is how long no call must be under way before the connections are cut: the ends of the last calls are still
+// being sent, and watches (health, events) never end.
+const linger = time.Second
 
 // Serve serves s, made with [Replica.ServerOptions], on l, and keeps the replica registered until ctx ends. Then it
 // drains, for DrainNotice and DrainTimeout at most, and stops s. It returns nil when every call could end,
-// [ErrDrainTimeout] when not, and the error of s where that could not serve. It is called once; s and l are stopped and
-// closed when it returns.
+// [ErrDrainTimeout] when not, and the error of s where that could not serve. It is called once; s and l are stopped
+// and closed when it returns.
 func (r *Replica) Serve(ctx context.Context, s *grpc.Server, l net.Listener) error {
 	defer l.Close()
 	defer s.Stop()
@@ -82,7 +82,7 @@ func (r *Replica) finish(s *grpc.Server) error {
 		if r.Ongoing() > 0 {
 			quiet = nil
 		} else if quiet == nil {
-			quiet = r.after(lastWords)
+			quiet = r.after(linger)
 		}
 		select {
 		case <-stopped:

@@ -47,7 +47,7 @@ func TestDrain(t *testing.T) {
 	close(m.release)
 	require.NoError(t, <-results)
 	require.NoError(t, <-results)
-	clock.fire(t, lastWords)
+	clock.fire(t, linger)
 	require.NoError(t, <-ended)
 	require.True(t, s.next(t).GetLeaving())
 	_, err = watch.Recv()
@@ -88,10 +88,10 @@ func TestServeRefuses(t *testing.T) {
 		l      net.Listener
 		want   string
 	}{
-		"no address that others can use": {Config{Servers: []string{"127.0.0.1:1"}, DialOptions: []grpc.DialOption{plain}}, everywhere, "Replica: address: missing"},
-		"no credentials":                 {Config{Servers: []string{"127.0.0.1:1"}}, listen(t), `Servers: "127.0.0.1:1"`},
-		"a second server is nonsense":    {Config{Servers: []string{"127.0.0.1:1", "\x7f://"}, DialOptions: []grpc.DialOption{plain}}, listen(t), "Servers: "},
-		"a listener that is closed":      {Config{}, closed, "closed"},
+		"no address that clients can use": {Config{Servers: []string{"127.0.0.1:1"}, DialOptions: []grpc.DialOption{plain}}, everywhere, "Replica: address: missing"},
+		"no credentials":                  {Config{Servers: []string{"127.0.0.1:1"}}, listen(t), `Servers: "127.0.0.1:1"`},
+		"a second server is nonsense":     {Config{Servers: []string{"127.0.0.1:1", "\x7f://"}, DialOptions: []grpc.DialOption{plain}}, listen(t), "Servers: "},
+		"a listener that is closed":       {Config{}, closed, "closed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := New(c.config)
@@ -135,7 +135,7 @@ func TestConfigNamesTheField(t *testing.T) {
 		"Replica: weight is not a finite number":        {Replica: fleet.Replica{Weight: math.NaN()}},
 		"Replica: id":                                   {Replica: fleet.Replica{ID: "a b", Address: "a:1"}},
 		"KVTokens: -1":                                  {KVTokens: -1},
-		"Lease: 1ms is not between 1s and 24h0m0s":      {Lease: time.Millisecond},
+		"Lease: 1ms is not between 1s and 1h0m0s":       {Lease: time.Millisecond},
 		"DrainTimeout: -1s":                             {DrainTimeout: -time.Second},
 	} {
 		_, err := New(c)

@@ -139,24 +139,31 @@ func (s *Server) Generate(q *vllmpb.GenerateRequest, stream grpc.ServerStreaming
 	var ids []uint32
 	for i := range max(1, q.GetSamplingParams().GetMaxTokens()) {
 		ids = append(ids, i+1)
-		err := stream.Send(&vllmpb.GenerateResponse{Response: &vllmpb.GenerateResponse_Chunk{Chunk: &vllmpb.GenerateStreamChunk{
+		chunk := &vllmpb.GenerateStreamChunk{
 			TokenIds: ids[i:], PromptTokens: tokens, CompletionTokens: 1, CachedTokens: cached,
-		}}})
-		if err != nil {
+		}
+		answer := &vllmpb.GenerateResponse{Response: &vllmpb.GenerateResponse_Chunk{Chunk: chunk}}
+		if err := stream.Send(answer); err != nil {
 			return err
 		}
 	}
-	return stream.Send(&vllmpb.GenerateResponse{Response: &vllmpb.GenerateResponse_Complete{Complete: &vllmpb.GenerateComplete{
+	complete := &vllmpb.GenerateComplete{
 		OutputIds: ids[len(ids)-1:], FinishReason: "length", PromptTokens: tokens, CompletionTokens: 1, CachedTokens: cached,
-	}}})
+	}
+	return stream.Send(&vllmpb.GenerateResponse{Response: &vllmpb.GenerateResponse_Complete{Complete: complete}})
 }
 
 // Generate is the same in SGLang's protocol, with one token.
-func (s sglang) Generate(q *sglangpb.GenerateRequest, stream grpc.ServerStreamingServer[sglangpb.GenerateResponse]) error {
+func (s sglang) Generate(
+	q *sglangpb.GenerateRequest, stream grpc.ServerStreamingServer[sglangpb.GenerateResponse],
+) error {
 	tokens, cached := s.remember(encode(q.GetTokenized().GetInputIds()))
-	return stream.Send(&sglangpb.GenerateResponse{RequestId: q.GetRequestId(), Response: &sglangpb.GenerateResponse_Complete{
-		Complete: &sglangpb.GenerateComplete{OutputIds: []uint32{1}, FinishReason: "length", PromptTokens: tokens, CompletionTokens: 1, CachedTokens: cached},
-	}})
+	complete := &sglangpb.GenerateComplete{
+		OutputIds: []uint32{1}, FinishReason: "length", PromptTokens: tokens, CompletionTokens: 1, CachedTokens: cached,
+	}
+	return stream.Send(&sglangpb.GenerateResponse{
+		RequestId: q.GetRequestId(), Response: &sglangpb.GenerateResponse_Complete{Complete: complete},
+	})
 }
 
 // Answer reports what it remembers.
