@@ -11,8 +11,8 @@ import (
 const Name = "kv_aware"
 
 // The weights of the cost. They were found with the simulator on the conversation trace;
-// docs/routing-quality.md has what peerSlack gives ("foreign_slack": +25 % mean TTFT
-// without it where load comes every second).
+// docs/routing-quality.md has what peerSlack gives: without it, +25 % mean TTFT where
+// load comes every second.
 const (
 	// uncachedWeight is what a prompt token counts that the replica would have to compute
 	// for this request. Tokens of others that wait there, and active requests, count 1.

@@ -17,7 +17,7 @@ const (
 // reuseWeight times the tokens that it is expected to have cached. Higher keeps
 // prompts with their caches, lower spreads load. The values were found with the
 // simulator on the conversation trace; docs/routing-quality.md has what peerSlack
-// gives ("foreign_slack": +25 % mean TTFT without it where load comes every second).
+// gives: without it, +25 % mean TTFT where load comes every second.
 const (
 	loadSlack   = 4000
 	peerSlack   = 0.75

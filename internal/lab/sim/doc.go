@@ -5,18 +5,18 @@
 //
 // K Routers, each what one process of an application would have, stand before N engines of package enginesim.
 // A request arrives at its time at a client drawn at random (seeded, so every policy gets the same draws), or
-// at that of its session. The client's Router picks and books as it does in production; the engine gets the
-// prompt at that moment. The first token drops the prompt's share of the booking, the last one releases it and
-// reports to the policy how the call ended, with the engine's own figures of cached tokens. There is no network:
+// at that of its session. The client's Router picks and reserves as it does in production; the engine gets the
+// prompt at that moment. The first token drops the prompt's share of the reservation, the last one releases it
+// and reports to the policy how the call ended, with the engine's own figures of cached tokens. There is no network:
 // what lies between client and engine takes no time.
 //
-// What clients know of each other is the [Share]:
+// What clients learn of each other is set by [Share]:
 //
 //   - none: nothing
-//   - load: every client reports what it has booked on each replica once per interval, in the last tenth of it,
+//   - load: every client reports its reservations on each replica once per interval, in the last tenth of it,
 //     one after the other; at its end the server adds up the reports and every client gets the sum with the
-//     number of its report that is in it. A client's load of a replica is that sum less its own report, tempered
-//     ([router.Damping]), plus its own bookings of now. Its view of others is up to 1.1 intervals old.
+//     number of its report that is in it. A client's load of a replica is that sum less its own report, damped
+//     ([router.Damping]), plus its own reservations of now. Its view of others is up to 1.1 intervals old.
 //   - broadcast: load, and with it what the caches gained and lost. The server gets every engine's events as they
 //     happen and keeps superblocks of 512 tokens; what came and went within one interval is not sent
 //   - central: one Router decides for all
@@ -24,9 +24,9 @@
 // A policy that needs the engines' own events (kv_aware) has them, exactly and at once, at every client; with
 // broadcast it has what the server sends instead. (A client gets the changes of a prompt's blocks just before
 // it looks them up, not of the others, which it would not look up: that is as exact, and cheap with many
-// clients.) A policy that can do without has nothing but that.
+// clients.) Other policies have only what the server sends.
 //
-// Engines need not be alike: several kinds take turns. Where the clients' config has max_ongoing_requests,
+// Engines need not be alike: several kinds alternate. Where the clients' config has max_ongoing_requests,
 // requests without room wait in their client's queue, as in production, until the caller's patience ends.
 //
 // The fleet may change during a run ([Change]); the [FleetChange] of the result has what that cost, beside the same
@@ -44,7 +44,7 @@
 // # Guarantees
 //
 // The same arguments give the same figures, to the last bit. Every request ends exactly once, and at the end
-// no Router holds a booking; Run fails if that is not so.
+// no Router holds a reservation, else Run fails.
 //
 // # Source
 //

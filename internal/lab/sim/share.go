@@ -7,8 +7,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// sharing is the look-aside server that adds up load and sends changes of the caches, and what every client
-// remembers of its own reports.
+// sharing is the look-aside server that adds up load and sends changes of the caches, and every client's last report.
 //
 // The clients report one after the other in the last tenth of an interval, since the server announces when it is going
 // to answer: at its end, when all have reported. Each damps what it receives, see [router.Damping].
@@ -48,19 +47,19 @@ func (s *sharing) due() time.Duration {
 	return s.next
 }
 
-// fleet opens the books for the clients' fleet. Reports of replicas that stay are kept.
+// fleet makes the tables for the clients' fleet. Reports of replicas that stay are kept.
 func (s *sharing) fleet() {
 	if s == nil {
 		return
 	}
-	s.total, s.others = s.book(s.total), s.book(nil)
+	s.total, s.others = s.lines(s.total), s.lines(nil)
 	for c := range s.reports {
-		s.reports[c] = s.book(s.reports[c])
+		s.reports[c] = s.lines(s.reports[c])
 	}
 }
 
-// book has a line for every replica, as in the old one where that has it.
-func (s *sharing) book(old []router.PeerLoad) []router.PeerLoad {
+// lines has one for every replica, as in the old ones where these have it.
+func (s *sharing) lines(old []router.PeerLoad) []router.PeerLoad {
 	replicas := s.routers[0].View().Replicas()
 	lines := make([]router.PeerLoad, len(replicas))
 	for i, rep := range replicas {

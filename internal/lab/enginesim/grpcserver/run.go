@@ -94,7 +94,7 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 	wait := ctx
 	if s.cfg.IgnoreCancel {
 		var stop func()
-		wait, stop = s.deaf(ctx)
+		wait, stop = s.uncancelled(ctx)
 		defer stop()
 	}
 	for have := 0; ; {
@@ -113,8 +113,8 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 	}
 }
 
-// deaf returns a context that does not end with the call, but when the server is killed.
-func (s *Server) deaf(call context.Context) (ctx context.Context, stop func()) {
+// uncancelled returns a context that does not end with the call, but when the server is killed.
+func (s *Server) uncancelled(call context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(call))
 	go func() {
 		select {

@@ -62,7 +62,7 @@ func New(name string, f *Fleet) (policy.Policy, error) {
 	return p, nil
 }
 
-// Fleet is what baselines see of the engines beside their own bookings. One goroutine uses it.
+// Fleet is what baselines see of the engines beside their own reservations. One goroutine uses it.
 type Fleet struct {
 	// ScrapeEvery is how often to call Scrape; 0 means never.
 	ScrapeEvery time.Duration

@@ -6,7 +6,7 @@
 //
 //   - random: any replica, evenly
 //   - least_requests: fewest requests under way. A random one of equals, here and below
-//   - least_tokens: least load as warmpath counts it (prompt tokens booked and not yet prefilled, plus the request
+//   - least_tokens: least load as warmpath counts it (prompt tokens reserved and not yet prefilled, plus the request
 //     cost per request), blind to caches: every token of a prompt counts
 //   - ray_prefix: Ray Serve LLM's PrefixCacheAffinityRouter. It is the product's prefix_cache_affinity with
 //     on_miss: smallest, in blocks of 16 tokens where Ray compares characters, and with an index so large that it
@@ -27,11 +27,11 @@
 //     is the same with S = 16, a tuned weight that its own sweeps found best
 //
 // Every client is a proxy by itself. That is what several of SMG, without its mesh, and of llm-d are; but the
-// routers of Ray Serve share one tree, in an actor, and those of Dynamo can tell each other what they have
-// under way: with many clients ray_prefix and dynamo know less here than they would there.
+// routers of Ray Serve share one tree, in an actor, and those of Dynamo can send each other what they have
+// under way: with many clients ray_prefix and dynamo have less to go by here than there.
 //
 // Where clients share load, random and ray_prefix make nothing of it. The others that count requests or
-// tokens see the shared figures (decode blocks are not part of a load report); llm-d's sees no bookings at
+// tokens see the shared figures (decode blocks are not part of a load report); llm-d's sees no reservations at
 // all, but asks the engines.
 //
 // # Complexity

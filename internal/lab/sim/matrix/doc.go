@@ -2,8 +2,7 @@
 //
 // # Rule
 //
-// A [Cell] is one situation: a workload at a share of the capacity, a fleet, clients and what they know of each
-// other. [Builtin] varies one factor of [Base] at a time, and adds corners where a policy might lose; [Read] takes
+// A [Cell] is one situation: a workload at a share of the capacity, a fleet, clients and what they share. [Builtin] varies one factor of [Base] at a time, and adds corners where a policy might lose; [Read] takes
 // cells of your own from a file. Every cell is run with every policy and every seed. Policies that are proxies in
 // real life are run with one client too where the cell has proxies.
 //
