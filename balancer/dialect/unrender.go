@@ -29,7 +29,7 @@ func IsChat(text string) bool {
 }
 
 // ReadChat reads the chat that the text of a prompt was made from, as far as such a
-// text tells. ok is false if it is none. What is returned aliases the text and must
+// text shows. ok is false if it is none. What is returned aliases the text and must
 // not be kept longer.
 func ReadChat(text string) (c Chat, ok bool) {
 	for text != "" {
