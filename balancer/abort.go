@@ -68,7 +68,7 @@ func (a *aborts) close() {
 	a.all.Wait()
 }
 
-// abort notifies a replica's engine that the caller of a request has gone: see call.Binding.
+// abort has a replica's engine stop a request that was cancelled: see call.Binding.
 func (a *aborts) abort(call context.Context, replica, method, id string, ended func(how string)) {
 	conns, ends := a.begin()
 	if conns == nil {

@@ -3,13 +3,13 @@
 //
 // The rule. Every endpoint of the resolver gets a pick_first child of its own,
 // so one connection; the picker asks the [router.Router] which replica the call
-// goes to and books it there until the call ends. The policy's algorithm, its
-// queue and its books live in the Router; this package only reports what is
+// goes to and reserves it there until the call ends. The policy's algorithm, its
+// queue and its load live in the Router; this package only reports what is
 // connected and hands its answers to gRPC.
 //
 // With the interceptors of package client the request key comes from the
 // message. Without them a call is routed by its metadata: session affinity works,
-// policies that need the prompt degrade and say so once.
+// policies that need the prompt degrade, which is logged once.
 //
 // Up to [EagerConnections] connections are opened at once, one to each replica or as many as connections_per_replica.
 // In a larger fleet they are opened when first picked, so that every client can reach the replica that all agree on

@@ -24,7 +24,7 @@ var logger = grpclog.Component("warmpath")
 // gRPC pick again for the calls that are blocked.
 type picker struct{ lb *lb }
 
-// Pick picks a replica, or honours the booking that the call brought along.
+// Pick picks a replica, or uses the reservation that the call brought along.
 func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	rpc, route := call.From(info.Ctx)
 	if rpc == nil {
@@ -34,10 +34,10 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		return p.pickBare(info, rpc.Beyond(route))
 	}
 	binding := p.lb.binding.Load()
-	a, ready, err := rpc.Book(info.Ctx, route, binding, connection)
+	a, ready, err := rpc.Claim(info.Ctx, route, binding, connection)
 	for err == router.ErrClosed && p.lb.binding.Load() != binding {
 		binding = p.lb.binding.Load()
-		a, ready, err = rpc.Book(info.Ctx, route, binding, connection)
+		a, ready, err = rpc.Claim(info.Ctx, route, binding, connection)
 	}
 	if err != nil {
 		return p.refuse(binding, err)
@@ -129,7 +129,7 @@ func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
 type bare struct {
 	ctx     context.Context
 	request policy.Request
-	booking router.Reservation
+	held    router.Reservation
 	done    func(balancer.DoneInfo)
 	router  *router.Router
 }
@@ -142,12 +142,12 @@ func newBare() *bare {
 	}
 	c := &bare{}
 	c.done = func(i balancer.DoneInfo) {
-		call.Ended(&c.booking, i)
+		call.Ended(&c.held, i)
 		switch {
 		case !i.BytesSent && i.Err == nil: // the connection was gone before anything happened
-			c.booking.Withdraw(&c.request)
+			c.held.Withdraw(&c.request)
 		case c.router.Observes():
-			c.router.Complete(&c.request, c.booking.Decision, policy.Outcome{
+			c.router.Complete(&c.request, c.held.Decision, policy.Outcome{
 				Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err), Usage: policy.NoUsage,
 			})
 		}
@@ -163,11 +163,11 @@ func (c *bare) Message() any { return nil }
 func (c *bare) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.ctx, key) }
 
 func (c *bare) free() {
-	c.ctx, c.request, c.booking, c.router = nil, policy.Request{}, router.Reservation{}, nil
+	c.ctx, c.request, c.held, c.router = nil, policy.Request{}, router.Reservation{}, nil
 	bares.Put(c)
 }
 
-// quick is what ends the quick bookings of one replica; made once, so that
+// quick is what ends the quick reservations of one replica; made once, so that
 // picking does not allocate.
 type quick struct {
 	router  *router.Router
@@ -218,7 +218,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 	if binding.Uses&policy.UsesPrompt != 0 {
 		p.lb.notices.warnBare()
 	}
-	if err := binding.Router.Pick(info.Ctx, &c.request, &c.booking); err != nil {
+	if err := binding.Router.Pick(info.Ctx, &c.request, &c.held); err != nil {
 		err = call.Explain(err, &c.request, binding.Router.View())
 		c.free()
 		if err == router.ErrClosed && p.lb.binding.Load() != binding {
@@ -226,14 +226,14 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 		}
 		return p.refuse(binding, err)
 	}
-	res, err := p.send(info, c.booking.Decision.Replica)
+	res, err := p.send(info, c.held.Decision.Replica)
 	if err != nil {
-		c.booking.Withdraw(&c.request)
+		c.held.Withdraw(&c.request)
 		c.free()
 		return res, err
 	}
-	call.Note(info.Ctx, binding, route, &c.request, c.booking.Decision)
-	res.Metadata = call.RankMetadata(info.Ctx, &c.booking.Decision)
+	call.Note(info.Ctx, binding, route, &c.request, c.held.Decision)
+	res.Metadata = call.RankMetadata(info.Ctx, &c.held.Decision)
 	res.Done = chain(res.Done, c.done)
 	return res, nil
 }

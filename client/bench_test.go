@@ -22,7 +22,7 @@ import (
 )
 
 // instant is a stream that answers one message without a network; opening it
-// claims the booking as a picker would.
+// claims the held as a picker would.
 type instant struct {
 	ctx  context.Context
 	call *call.Call
@@ -43,7 +43,7 @@ func (s *instant) RecvMsg(any) error {
 }
 
 // bound returns interceptors whose one channel is bound to a Router of 8 replicas that are always ready, and what claims
-// the booking of a call as a picker does.
+// the held of a call as a picker does.
 func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, rt *router.Router, claim func(context.Context) *call.Call) {
 	set, err := newChannels(nil)
 	require.NoError(tb, err)
@@ -75,7 +75,7 @@ func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, rt *router.Router
 	ready := func(*policy.Replica) connectivity.State { return connectivity.Ready }
 	return set, cc, rt, func(ctx context.Context) *call.Call {
 		call, _ := call.From(ctx)
-		if _, _, err := call.Book(ctx, nil, binding, ready); err != nil {
+		if _, _, err := call.Claim(ctx, nil, binding, ready); err != nil {
 			tb.Fatal(err)
 		}
 		return call
@@ -83,7 +83,7 @@ func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, rt *router.Router
 }
 
 // BenchmarkInterceptors is what warmpath itself costs a call: the interceptor,
-// the request key, the policy, the booking, and their release.
+// the request key, the policy, the held, and their release.
 func BenchmarkInterceptors(b *testing.B) {
 	set, cc, _, claim := bound(b)
 	for _, size := range []int{128, 32 << 10} {

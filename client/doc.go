@@ -7,7 +7,7 @@
 //
 // The rule. A unary call, and a server-streaming call, is routed by its request
 // message: opening the stream waits for the first message, the request key is
-// taken from it by the method's dialect, a replica is booked, and only then is
+// taken from it by the method's dialect, a replica is reserved, and only then is
 // gRPC asked for a stream. Client-streaming and bidirectional calls open at once
 // and are routed by metadata and context alone, unless their dialect asks to be
 // deferred.
@@ -18,7 +18,7 @@
 // broke is not sent to a third. Where the first message is late, and the config asks for it, the attempt is made
 // again elsewhere. Where the service config has a retryPolicy for the method, gRPC's own retries are used instead.
 //
-// Guarantees. A booking never outlives its call: it ends with the last message,
+// Guarantees. A reservation never outlives its call: it ends with the last message,
 // with the call's context, or when an abandoned stream is found unreachable. A
 // prompt is not kept alive past the first response message. Options of gRPC and
 // of other interceptors work as without warmpath.

@@ -138,7 +138,7 @@ func (k *core) commit(at attempt) bool {
 	return true
 }
 
-// claim makes the caller the goroutine that replaces the attempt.
+// claim makes this goroutine the one that replaces the attempt.
 func (k *core) claim(at attempt) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -72,7 +72,8 @@ var builtin = []Dialect{
 	}, {
 		// One or many of each, where one is field 1 and a list of many field 2.
 		Methods: []string{"/sglang.api.v1.SglangService/Generate"},
-		Prompt:  "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1", DefaultMaxTokens: 128, Rank: "17",
+		Prompt:  "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1",
+		DefaultMaxTokens: 128, Rank: "17",
 		Media: &Media{Path: "19|20|21|22"}, Usage: Usage{Prompt: "1.2.2", Output: "1.2.3"},
 	}, {
 		Methods:   []string{"/trtllm.TrtllmService/Generate"},
@@ -84,10 +85,12 @@ var builtin = []Dialect{
 	}, {
 		// The two numbers inside tokenized are swapped in these two.
 		Methods:   []string{"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate"},
-		RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond, Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort",
+		RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond,
+		Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort",
 	}, {
 		Methods:   []string{"/smg.worker.v1.WorkerInference/Generate"},
-		RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond, Abort: "/smg.worker.v1.WorkerInference/Abort",
+		RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond,
+		Abort: "/smg.worker.v1.WorkerInference/Abort",
 	}, {
 		Methods:   []string{"/mlx.grpc.engine.MlxEngine/Generate"},
 		RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.9", OneOf: [][]int32{{2, 3}}, Usage: chunkFirst,
@@ -95,13 +98,18 @@ var builtin = []Dialect{
 		// The session inside kv is a handle for KV transfer, not a conversation.
 		Methods:   []string{"/openengine.v1.Inference/Generate"},
 		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", MaxTokens: "6.1", CacheSalt: "8.3", Adapter: "11",
-		OneOf: [][]int32{{3, 4}}, Usage: Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"}, Abort: "/openengine.v1.Control/Abort",
+		OneOf: [][]int32{{3, 4}}, Usage: Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
+		Abort: "/openengine.v1.Control/Abort",
 	}, {
 		Methods: []string{"/inference.GRPCInferenceService/ModelInfer"},
 		Model:   "1", RequestID: "3", Session: "4[sequence_id].3|4[sequence_id].2|4[sequence_id].5",
-		Tensors: &Tensors{Text: "text_input", Tokens: "input_ids", MaxTokens: "max_tokens", Adapter: "lora_task_id", Parameters: "sampling_parameters"},
+		Tensors: &Tensors{
+			Text: "text_input", Tokens: "input_ids", MaxTokens: "max_tokens", Adapter: "lora_task_id",
+			Parameters: "sampling_parameters",
+		},
 	}, {
-		Methods: []string{"/inference.GRPCInferenceService/ModelStreamInfer"}, Like: "/inference.GRPCInferenceService/ModelInfer",
+		Methods: []string{"/inference.GRPCInferenceService/ModelStreamInfer"},
+		Like:    "/inference.GRPCInferenceService/ModelInfer",
 	}, {
 		Methods: []string{"/fmaas.GenerationService/Generate"},
 		Model:   "1", Adapter: "4|2", Prompt: "3[].2", MaxTokens: "10.3.1", Usage: Usage{Prompt: "1[].6", Output: "1[].2"},

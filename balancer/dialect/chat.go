@@ -2,7 +2,8 @@ package dialect
 
 // Members of what a chat consists of.
 var (
-	turnNames = []string{"role", "name", "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call",
+	turnNames = []string{"role", "name", "content", "reasoning_content", "reasoning", "refusal", "tool_calls",
+		"function_call",
 		"tool_call_id"}
 	partNames     = []string{"type", "text"}
 	mediaNames    = []string{"url", "data", "file_id", "file_data"}

@@ -10,13 +10,15 @@ import (
 
 // Members of OpenAI's requests and responses.
 var (
-	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id", "session_params",
+	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id",
+		"session_params",
 		"prompt_cache_key", "user", "max_completion_tokens", "max_tokens", "messages", "prompt", "input", "input_ids",
 		"prompt_token_ids", "tools"}
 	sessionNames  = []string{"session_id", "id"} // vLLM's and SGLang's
 	responseNames = []string{"usage"}
-	usageNames    = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "prompt_tokens_details", "input_tokens_details"}
-	detailNames   = []string{"cached_tokens"}
+	usageNames    = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens",
+		"prompt_tokens_details", "input_tokens_details"}
+	detailNames = []string{"cached_tokens"}
 )
 
 // ErrModel is the error of a body whose model is not a string.
@@ -57,7 +59,8 @@ func (b *object) fill(q *policy.Request, split, session, prompt bool) {
 	setIfEmpty(&q.CacheSalt, first(salt, extra))
 	if session {
 		p := objectOf(b.val("session_params"), sessionNames)
-		setIfEmpty(&q.Session, Session(first(b.text("session_id"), p.text("session_id"), p.text("id"), b.text("prompt_cache_key"), b.text("user"))))
+		setIfEmpty(&q.Session, Session(first(b.text("session_id"), p.text("session_id"), p.text("id"),
+			b.text("prompt_cache_key"), b.text("user"))))
 	}
 	for _, name := range []string{"max_completion_tokens", "max_tokens"} {
 		if n, _ := b.count(name); q.ExpectedOutput == 0 {

@@ -177,7 +177,7 @@ func raise(u *int, n int, ok bool) bool {
 }
 
 // Aborts reports whether requests of the method are to be ended by a call of their own when
-// the caller goes: whether [Method.Abort] can return something.
+// they are cancelled: whether [Method.Abort] can return something.
 func (m *Method) Aborts() bool { return m != nil && m.dialect.Abort != "" }
 
 // Abort returns the method that ends the request which has the id, "" where there is none. Its

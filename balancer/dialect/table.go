@@ -141,13 +141,15 @@ func newMethod(d Dialect) (*Method, error) {
 		}
 	}
 	if x := d.Messages; x != nil {
-		err := q.group("messages", slotTurn, x.Path, inner{"role", slotRole, x.Role}, inner{"content", slotContent, x.Content})
+		err := q.group("messages", slotTurn, x.Path,
+			inner{"role", slotRole, x.Role}, inner{"content", slotContent, x.Content})
 		if err != nil {
 			return nil, err
 		}
 	}
 	if x := d.Media; x != nil {
-		err := q.group("media", slotMedia, x.Path, inner{"id", slotMediaID, x.ID}, inner{"offset", slotMediaOffset, x.Offset})
+		err := q.group("media", slotMedia, x.Path,
+			inner{"id", slotMediaID, x.ID}, inner{"offset", slotMediaOffset, x.Offset})
 		if err != nil {
 			return nil, err
 		}

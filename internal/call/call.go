@@ -36,10 +36,10 @@ import (
 //	key       what the policy may look at, from the message and the metadata
 //	admit     is it sent at all: a prompt where one is required, and none in quarantine
 //	reserve   the Router reserves a replica, or the call waits in its queue
-//	Book      the picker uses the reservation, and gRPC opens the stream
+//	Claim     the picker uses the reservation, and gRPC opens the stream
 //	Finished  the outcome: first message, usage, release; observers run once
 //
-// The goroutine of the call uses it, and so do gRPC's own goroutines through Book and Finished; mu arbitrates.
+// The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates.
 type Call struct {
 	context.Context
 	// Attempts is the retry loop; the goroutine of the call uses it.
@@ -180,32 +180,32 @@ func (c *Call) admit(b *Binding) error {
 	return nil
 }
 
-// Book gives an attempt its replica for a picker: the one that was reserved in the picker's Router, else a new one. It
+// Claim gives an attempt its replica for a picker: the one that was reserved in the picker's Router, else a new one. It
 // returns the Call that has the reservation: another one for an attempt that is made while one is under way, or after
 // the call. ready reports whether the attempt may be sent. Where the connection is only being opened the call keeps its
 // reservation for the next picker.
-func (c *Call) Book(
+func (c *Call) Claim(
 	ctx context.Context, route *Route, b *Binding, state stateOf,
-) (booked *Call, ready bool, err error) {
+) (claimed *Call, ready bool, err error) {
 	c.met.Store(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.busy || c.ended {
 		c.shared = true
-		booked = c.extra(route)
-		booked.mu.Lock()
-		defer booked.mu.Unlock()
-		ready, err = booked.book(ctx, b, state)
+		claimed = c.extra(route)
+		claimed.mu.Lock()
+		defer claimed.mu.Unlock()
+		ready, err = claimed.claim(ctx, b, state)
 		if !ready && err == nil { // the next picker makes another one
-			booked.reserved.brought.Store(false)
-			booked.reserved.giveBack(&booked.key.request)
+			claimed.reserved.brought.Store(false)
+			claimed.reserved.giveBack(&claimed.key.request)
 		}
-		return booked, ready, err
+		return claimed, ready, err
 	}
 	if route != c.route {
 		c.reroute(route)
 	}
-	ready, err = c.book(ctx, b, state)
+	ready, err = c.claim(ctx, b, state)
 	return c, ready, err
 }
 
@@ -237,10 +237,10 @@ func (c *Call) reroute(r *Route) {
 	c.key.request.Rekey()
 }
 
-// book is Book for the call itself. Called with mu held.
-func (c *Call) book(ctx context.Context, b *Binding, state stateOf) (ready bool, err error) {
+// claim is Claim for the call itself. Called with mu held.
+func (c *Call) claim(ctx context.Context, b *Binding, state stateOf) (ready bool, err error) {
 	if c.reserved.brought.Swap(false) {
-		if c.reserved.booking.Router() == b.Router {
+		if c.reserved.held.Router() == b.Router {
 			if ready, kept := c.use(ctx, b, state); ready || kept {
 				return ready, nil
 			}
@@ -264,7 +264,7 @@ func (c *Call) book(ctx context.Context, b *Binding, state stateOf) (ready bool,
 	if m := b.asks(&c.key.request); m != nil && m.Closed {
 		return false, errUnasked
 	}
-	if err := b.Router.Pick(ctx, &c.key.request, &c.reserved.booking); err != nil {
+	if err := b.Router.Pick(ctx, &c.key.request, &c.reserved.held); err != nil {
 		if err == router.ErrFull {
 			c.outcome.last.Full, c.reserved.full = true, b
 		}
@@ -283,7 +283,7 @@ func (c *Call) book(ctx context.Context, b *Binding, state stateOf) (ready bool,
 // use makes the reservation that of the attempt if its connection is ready, or keeps it for the next picker if a pick
 // opens the connection. Called with mu held.
 func (c *Call) use(ctx context.Context, b *Binding, state stateOf) (ready, kept bool) {
-	r := c.reserved.booking.Decision.Replica
+	r := c.reserved.held.Decision.Replica
 	switch state(r) {
 	case connectivity.Ready:
 	case connectivity.Idle, connectivity.Connecting:
@@ -295,15 +295,15 @@ func (c *Call) use(ctx context.Context, b *Binding, state stateOf) (ready, kept 
 	}
 	c.busy, c.reserved.binding = true, b
 	c.outcome.last = attempt{Replica: r, breaks: c.handle.quarantine.breaks.Load()}
-	if b.Router.Observes() && !c.reserved.booking.Watched() {
+	if b.Router.Observes() && !c.reserved.held.Watched() {
 		c.few.write().picked = time.Now()
 	}
-	note(ctx, b, c.few.read().span, c.route, &c.key.request, c.reserved.booking.Decision)
+	note(ctx, b, c.few.read().span, c.route, &c.key.request, c.reserved.held.Decision)
 	return true, false
 }
 
 // Decision is that of the reservation.
-func (c *Call) Decision() *policy.Decision { return &c.reserved.booking.Decision }
+func (c *Call) Decision() *policy.Decision { return &c.reserved.held.Decision }
 
 // Unclaim gives back the reservation of a pick that cannot be used after all.
 func (c *Call) Unclaim() {
@@ -322,7 +322,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	if c.outcome.result.FirstMessage > 0 {
 		c.brokeLate(info.Err) // before the release, so that a break is seen either way
 	}
-	refused := Ended(&c.reserved.booking, info)
+	refused := Ended(&c.reserved.held, info)
 	if !info.BytesSent && info.Err == nil {
 		c.reserved.giveBack(&c.key.request)
 		c.outcome.last = attempt{} // the connection was gone before anything happened
@@ -374,7 +374,7 @@ func (c *Call) abort(info balancer.DoneInfo, late bool) {
 	}
 	b, ctx := c.reserved.binding, c.Context
 	method := b.Dialects.Lookup(c.key.request.Method).Abort()
-	b.Abort(ctx, c.reserved.booking.Decision.Replica.ID, method, id, func(how string) {
+	b.Abort(ctx, c.reserved.held.Decision.Replica.ID, method, id, func(how string) {
 		b.Telemetry.Aborted(context.WithoutCancel(ctx), b.Policy, how)
 	})
 }
@@ -398,7 +398,7 @@ func (c *Call) FirstMessage() (usage bool) {
 		if c.reserved.server != nil {
 			c.reserved.server.Prefilled()
 		}
-		c.outcome.result.FirstMessage = c.reserved.booking.Answered()
+		c.outcome.result.FirstMessage = c.reserved.held.Answered()
 		if r := c.few.made.Load(); r != nil {
 			r.answered(&c.outcome.result, c.reserved.binding)
 		}
@@ -448,7 +448,7 @@ func (c *Call) complete() {
 		return
 	}
 	c.outcome.pending = false
-	b, d, usage := c.reserved.binding, c.reserved.booking.Decision, c.outcome.result.Usage
+	b, d, usage := c.reserved.binding, c.reserved.held.Decision, c.outcome.result.Usage
 	if c.shared {
 		c.outcome.result.Usage = policy.NoUsage
 	}

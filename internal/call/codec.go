@@ -128,7 +128,7 @@ func RankMetadata(ctx context.Context, d *policy.Decision) metadata.MD {
 // RankMetadata is [RankMetadata] for an attempt that is about to be sent; a message that has a rank is the
 // application's choice, too. The rank is written into the message where its dialect has a field for it.
 func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
-	d := &c.reserved.booking.Decision
+	d := &c.reserved.held.Decision
 	if d.Replica.Ranks <= 1 && c.few.read().rank == 0 {
 		return nil
 	}
@@ -151,7 +151,7 @@ func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 // may have several, the rank is written when gRPC encodes the message, since only then the replica is certain.
 func (a *Attempts) Ranked(opts []grpc.CallOption) []grpc.CallOption {
 	c := a.call
-	if r := c.reserved.booking.Decision.Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
+	if r := c.reserved.held.Decision.Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
 		return opts
 	}
 	if m := c.handle.dialect(a.method); m != nil && !m.TakesRank() {

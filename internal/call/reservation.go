@@ -21,7 +21,7 @@ import (
 // A reservation is the replica that is reserved for an attempt: in the channel's Router, and at a look-aside server
 // where that decided. Call.mu guards it, but for make, while which the goroutine of the call has it.
 type reservation struct {
-	booking router.Reservation
+	held    router.Reservation
 	binding *Binding               // whose Router has it
 	server  *lookaside.Reservation // nil = none
 	full    *Binding               // of the picker that found all replicas full last
@@ -46,7 +46,7 @@ func (r *reservation) make(ctx context.Context, b *Binding, q *policy.Request, b
 		case made:
 			r.made(b)
 			if timed {
-				b.Telemetry.Picked(ctx, b.Policy, time.Since(start)-r.booking.Decision.Queued)
+				b.Telemetry.Picked(ctx, b.Policy, time.Since(start)-r.held.Decision.Queued)
 			}
 			return nil
 		}
@@ -55,13 +55,13 @@ func (r *reservation) make(ctx context.Context, b *Binding, q *policy.Request, b
 	if timed {
 		start = time.Now()
 	}
-	switch err := b.Router.AcquireAfter(ctx, backoff, q, &r.booking); err {
+	switch err := b.Router.AcquireAfter(ctx, backoff, q, &r.held); err {
 	case nil:
 		if b.Central != nil {
 			r.decidedHere(b, q)
 		}
 		r.made(b)
-		if timed && r.booking.Decision.Queued == 0 {
+		if timed && r.held.Decision.Queued == 0 {
 			b.Telemetry.Picked(ctx, b.Policy, time.Since(start))
 		}
 		return nil
@@ -86,7 +86,7 @@ func (r *reservation) drop(q *policy.Request) {
 
 // giveBack releases a reservation that was not sent, and the server's.
 func (r *reservation) giveBack(q *policy.Request) {
-	r.booking.Withdraw(q)
+	r.held.Withdraw(q)
 	r.server.Released(nil)
 	r.server = nil
 }
@@ -116,7 +116,7 @@ func (r *reservation) decidedHere(b *Binding, q *policy.Request) {
 	if b.asks(q) == nil {
 		return
 	}
-	d := &r.booking.Decision
+	d := &r.held.Decision
 	if d.Rule == "" {
 		d.Rule = d.Reason
 	}
@@ -157,7 +157,7 @@ func (r *reservation) askOnce(
 	if err != nil {
 		return "", err
 	}
-	if err := b.Router.Honour(q, a.Replica, a.Decision, &r.booking); err != nil {
+	if err := b.Router.Honour(q, a.Replica, a.Decision, &r.held); err != nil {
 		a.Reservation.Released(nil)
 		return a.Replica, err
 	}

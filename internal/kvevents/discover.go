@@ -61,7 +61,8 @@ func readSource(msg []byte, host string) (s Socket, ok bool) {
 		}
 		return nil
 	})
-	ok = transport == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") && s.Rank >= 0 && s.Rank < maxRanks
+	ok = transport == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") &&
+		s.Rank >= 0 && s.Rank < maxRanks
 	return s, ok
 }
 

@@ -60,7 +60,10 @@ type Batch struct {
 func (b *Batch) Reset() {
 	clear(b.Events)
 	clear(b.reader.keys)
-	*b = Batch{ctx: b.ctx, Events: b.Events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0], reader: reader{keys: b.reader.keys[:0]}}
+	*b = Batch{
+		ctx: b.ctx, Events: b.Events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0],
+		reader: reader{keys: b.reader.keys[:0]},
+	}
 }
 
 // Step is called for every event and hash that is read: an error once the context has ended.

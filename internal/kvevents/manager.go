@@ -22,7 +22,7 @@ type Manager struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	// mu guards what follows. The locks of the replicas' statuses are taken under it.
+	// mu guards the fields below. The locks of the replicas' statuses are taken under it.
 	mu     sync.Mutex
 	fleet  map[string]*subscription
 	ending map[string]*subscription // the last one of each replica that is to end and has not ended
@@ -40,7 +40,8 @@ type subscription struct {
 
 // NewManager returns a Manager that follows no replica yet.
 func NewManager(o Options) *Manager {
-	m := &Manager{shared: &shared{Options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce)}, ending: map[string]*subscription{}}
+	m := &Manager{ending: map[string]*subscription{}}
+	m.shared = &shared{Options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce)}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }
@@ -78,8 +79,8 @@ func (m *Manager) SetFleet(fleet []policy.Attributes) {
 func (s *subscription) follows(a policy.Attributes) bool {
 	b := s.attrs
 	restarted := s.instance != a.Instance && s.instance != "" && a.Instance != ""
-	return !restarted && b.KVEvents == a.KVEvents && b.KVEventsReplay == a.KVEventsReplay && b.Ranks == a.Ranks && b.Address == a.Address &&
-		model(b) == model(a)
+	return !restarted && b.KVEvents == a.KVEvents && b.KVEventsReplay == a.KVEventsReplay && b.Ranks == a.Ranks &&
+		b.Address == a.Address && model(b) == model(a)
 }
 
 // model is the model whose name the replica's blocks are hashed with: the first that it serves.
@@ -137,7 +138,9 @@ func (m *Manager) follow(ctx context.Context, s *subscription) {
 		all := make([]Socket, src.Ranks)
 		for rank := range all {
 			address, replay := src.Rank(rank)
-			all[rank] = Socket{Address: address, Listen: src.Listen, Replay: replay, Topic: src.Topic, Rank: rank, Engine: s.attrs.Address}
+			all[rank] = Socket{
+				Address: address, Listen: src.Listen, Replay: replay, Topic: src.Topic, Rank: rank, Engine: s.attrs.Address,
+			}
 		}
 		s.replica.sockets(ctx, all)
 	}

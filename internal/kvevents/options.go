@@ -25,8 +25,8 @@ type Options struct {
 	// Coarse passes on superblocks as well, in changes of their own: their hash is that of the block that ends there.
 	// Engines drop the ends of prompts first; where one drops a block before, a coarse change may come late.
 	Coarse bool
-	// Quiet is how long a ZeroMQ source may say nothing before it is asked whether it has, and less and less often
-	// then; 0 means a second.
+	// Quiet is how long a ZeroMQ source may be silent before it is asked whether it has published, and less and less
+	// often then; 0 means a second.
 	Quiet time.Duration
 	// Logger gets every loss that cleared a replica, and sources that cannot be followed; nil means none.
 	Logger *slog.Logger

@@ -56,7 +56,9 @@ var smg = pbFormat{
 				}},
 				2: {field: FieldParent},
 			}},
-			3: {does: pbInto, kind: Removed, message: pbMessage{1: {field: FieldHashes, list: pbNumbers}, 2: {field: FieldMedium}}},
+			3: {does: pbInto, kind: Removed, message: pbMessage{
+				1: {field: FieldHashes, list: pbNumbers}, 2: {field: FieldMedium},
+			}},
 			4: {does: pbInto, kind: Cleared},
 		}},
 		4: {does: pbRank},
@@ -146,7 +148,8 @@ func (b *Batch) block(m pbMessage, msg []byte, seq *uint64) {
 		return
 	}
 	now := r.event
-	if hashes == r.hashes || now.BlockSize == before.BlockSize && now.Medium == before.Medium && now.Numbered == before.Numbered {
+	if hashes == r.hashes ||
+		now.BlockSize == before.BlockSize && now.Medium == before.Medium && now.Numbered == before.Numbered {
 		return
 	}
 	r.event = before

@@ -69,7 +69,9 @@ type extraKey struct {
 // Begin begins an event.
 func (b *Batch) Begin(k Kind) {
 	r := &b.reader
-	*r = reader{event: Event{Kind: k}, hashes: len(b.hashes), tokens: len(b.tokens), keys: r.keys[:0], images: -1, media: r.media}
+	*r = reader{
+		event: Event{Kind: k}, hashes: len(b.hashes), tokens: len(b.tokens), keys: r.keys[:0], images: -1, media: r.media,
+	}
 }
 
 // End keeps the event, or counts it where it could not be read or is of no known kind.

@@ -102,7 +102,8 @@ func (s *Stream) clear() {
 
 // Lose forgets all that the stream has passed on, because something was lost, and logs it.
 func (s *Stream) Lose() {
-	s.Logger.Warn("warmpath: KV events were lost, or the engine was restarted: its cache counts as empty", "replica", s.id, "source", s.source)
+	s.Logger.Warn("warmpath: KV events were lost, or the engine was restarted: its cache counts as empty",
+		"replica", s.id, "source", s.source)
 	s.clear()
 }
 
@@ -125,7 +126,8 @@ func (s *Stream) publish(do func(*Status)) {
 	}
 	refused := ""
 	if n := sum.bad[BadSize]; n > 0 {
-		refused = fmt.Sprintf("%d events refused: their block size is not the %d tokens of the model's other replicas", n, s.sizes.size(s.model))
+		refused = fmt.Sprintf("%d events refused: their block size is not the %d tokens of the model's other replicas",
+			n, s.sizes.size(s.model))
 	}
 	s.Update(func(st *Status) {
 		st.Events, st.Orphaned, st.Forgotten, st.Unreadable = sum.events, sum.orphaned, sum.forgotten, sum.bad.named()

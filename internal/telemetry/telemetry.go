@@ -171,7 +171,7 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	r.failed = counter("warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy.")
 	r.attempts = newAttempts(counter)
 	pick, e := r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time to prepare, choose and book, without waiting in the queue."),
+		metric.WithDescription("Time to prepare, choose and reserve, without waiting in the queue."),
 		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4,
 			1e-3, 2e-3, 5e-3, 1e-2, 1e-1))
 	if err == nil {
@@ -318,7 +318,7 @@ func (r *Recorder) Watch(policyName string, rt *router.Router) (stop func(), err
 		}
 		return c
 	}
-	ongoing := gauge("warmpath.replica.ongoing", "{request}", "Bookings under way, by replica.")
+	ongoing := gauge("warmpath.replica.ongoing", "{request}", "Reservations under way, by replica.")
 	queued := gauge("warmpath.queue.length", "{request}", "Requests that wait for a replica with room.")
 	bytes := gauge("warmpath.index.bytes", "By", "Memory of the prefix index.")
 	blocks := gauge("warmpath.index.blocks", "{block}", "Blocks in the prefix index, of all replicas.")
