@@ -25,8 +25,8 @@ const (
 	MaxDeadline     = 10 * time.Second
 )
 
-// Adoption is the part of a [Config] that selects what decides for how many of the calls. A host puts a change of it into
-// force without giving up the state of its Router, but for ShadowPolicy.
+// Adoption is the part of a [Config] that selects what decides for how many of the calls. A host puts a change of it
+// into force without giving up the state of its Router, but for ShadowPolicy.
 type Adoption struct {
 	// Mode is broadcast, the default, or central: clients of a look-aside server ask it for every call. Other hosts do
 	// not read it.
@@ -35,8 +35,8 @@ type Adoption struct {
 	Central Central `json:"central,omitzero"`
 	// ShadowPolicy decides on every call too and is not obeyed: how often it would differ is counted.
 	ShadowPolicy Selection `json:"shadow_policy,omitzero"`
-	// Percentage is how much of the calls the policy decides, 0 to 100; not set = 100. The rest take turns (round_robin). The calls
-	// of one session go the same way.
+	// Percentage is how much of the calls the policy decides, 0 to 100; not set = 100. The rest take turns
+	// (round_robin). The calls of one session go the same way.
 	Percentage *float64 `json:"percentage,omitempty"`
 	// Enabled is the kill switch: false = all calls take turns, and nothing else is done for them. Not set = true.
 	Enabled *bool `json:"enabled,omitempty"`

@@ -86,8 +86,8 @@ type WithdrawalObserver interface {
 	Withdrawn(q *Request, d Decision)
 }
 
-// A FleetObserver is notified of every change of the fleet and of its connections, under the Router's lock and before any
-// pick sees the new View. It must not call the Router.
+// A FleetObserver is notified of every change of the fleet and of its connections, under the Router's lock and before
+// any pick sees the new View. It must not call the Router.
 type FleetObserver interface {
 	FleetChanged(FleetChange)
 }

@@ -1,6 +1,6 @@
-// Package policy is what the author of a routing policy needs: the [Policy] interface, what a policy looks at ([Request],
-// [View], [Replica]) and answers ([Decision]), and [Register]. It also holds the one shape of config that service configs,
-// the look-aside server's YAML and `explain --config` share.
+// Package policy is what the author of a routing policy needs: the [Policy] interface, what a policy looks at
+// ([Request], [View], [Replica]) and answers ([Decision]), and [Register]. It also holds the one shape of config that
+// service configs, the look-aside server's YAML and `explain --config` share.
 //
 // An application registers a policy of its own before it dials:
 //
@@ -57,7 +57,7 @@ func Register(name string, f Factory) {
 	registry.byName[name] = f
 }
 
-// New builds the policy with this name. An error of its config says which field.
+// New builds the policy with this name. An error of its config names the field.
 func New(name string, config json.RawMessage) (Policy, error) {
 	registry.RLock()
 	f := registry.byName[name]

@@ -27,7 +27,7 @@ type Attributes struct {
 	KVEvents   string   // where the engine publishes KV events
 	// KVEventsReplay is where it repeats those that were missed; "" = nowhere.
 	KVEventsReplay string
-	// Instance changes when the replica is restarted: what it had cached is gone. "" = not said.
+	// Instance changes when the replica is restarted: what it had cached is gone. "" = not reported.
 	Instance string
 	// Stats are free-form numbers that the replica reports about itself.
 	Stats map[string]float64
@@ -87,8 +87,8 @@ func (r *Replica) Capacity() int {
 	return 0
 }
 
-// PeerLoad returns what other clients are known to have on this replica: their requests, and their uncached prompt tokens
-// not yet prefilled.
+// PeerLoad returns what other clients are known to have on this replica: their requests, and their uncached prompt
+// tokens not yet prefilled.
 func (r *Replica) PeerLoad() (ongoing int, queuedTokens int64) {
 	load := r.state.Peer.Load()
 	return int(load >> state.TokenBits), load & state.TokenMask

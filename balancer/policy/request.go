@@ -61,8 +61,8 @@ type Origin interface {
 func (q *Request) SetOrigin(o Origin) { q.origin = o }
 
 // Message returns what the key was taken from, for policies that look at more than the key, in Prepare and Choose only:
-// in a client the request message as the application gave it, or the first one of a stream; in a server the body of an HTTP
-// request as []byte. It is nil where only a key or hashes arrived and must not be changed or kept.
+// in a client the request message as the application gave it, or the first one of a stream; in a server the body of
+// an HTTP request as []byte. It is nil where only a key or hashes arrived and must not be changed or kept.
 func (q *Request) Message() any {
 	if q.origin == nil {
 		return nil
@@ -70,8 +70,8 @@ func (q *Request) Message() any {
 	return q.origin.Message()
 }
 
-// Header returns the values of a key in the outgoing metadata of a client's call, or in the headers or metadata with which a
-// server was asked. As Message it is for Prepare and Choose only.
+// Header returns the values of a key in the outgoing metadata of a client's call, or in the headers or metadata with
+// which a server was asked. As Message it is for Prepare and Choose only.
 func (q *Request) Header(key string) []string {
 	if q.origin == nil {
 		return nil
@@ -166,8 +166,8 @@ func (q *Request) NextAttempt(failed *Replica) {
 }
 
 // Resume starts the attempt after those that failed at these replicas, as NextAttempt does one by one. Of ids that the
-// fleet of the View does not have only the attempt counts, and of the slice and its strings nothing is kept. It is for a
-// request that had no attempts here. O(ids).
+// fleet of the View does not have only the attempt counts, and of the slice and its strings nothing is kept. It is
+// for a request that had no attempts here. O(ids).
 func (q *Request) Resume(v View, failed []string) {
 	if len(failed) == 0 {
 		return
@@ -190,8 +190,8 @@ func (q *Request) Tried(r *Replica) bool {
 // TriedIDs returns the ids of the replicas at which earlier attempts of the call failed. Read only.
 func (q *Request) TriedIDs() []string { return q.state.Tried }
 
-// Adopt gives the decision for the request to the policy, for a host that serves another one with the same rollout, where
-// that was decided.
+// Adopt gives the decision for the request to the policy, for a host that serves another one with the same rollout,
+// where that was decided.
 func (q *Request) Adopt() { q.state.Side = state.ByPolicy }
 
 // Settle drops which replicas the request excludes or allows, and where its attempts failed, for a host that

@@ -9,8 +9,8 @@ import (
 // maxSessionKey is the longest session key in bytes that is the session itself.
 const maxSessionKey = 256
 
-// SessionKey returns what is hashed in the place of a session, except by Ray's ring, which hashes the session: the session
-// itself, or for one longer than 256 bytes the 32 hexadecimal digits of its XXH3-128.
+// SessionKey returns what is hashed in the place of a session, except by Ray's ring, which hashes the session: the
+// session itself, or for one longer than 256 bytes the 32 hexadecimal digits of its XXH3-128.
 func SessionKey(session string) string {
 	if len(session) <= maxSessionKey {
 		return session

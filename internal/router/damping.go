@@ -1,17 +1,17 @@
 package router
 
-// Damping draws what is told of others' load towards the fleet's mean, as far as it
-// has shown not to last: load that was broadcast is old when it is acted on, and
-// everybody who was told acts on it alike. Where queues last for seconds and news
+// Damping shrinks the reported load of other clients towards the fleet's mean, as far as it
+// does not last: load that was broadcast is old when it is acted on, and
+// every client that received it acts alike. Where queues last for seconds and news
 // comes every 100 ms it changes next to nothing; where they last for milliseconds, or
-// where clients chase each other's shadows, hardly anything but the mean is left.
+// where clients all react to the same news, hardly anything but the mean is left.
 //
 // The part that is kept is the square of how much of a deviation from the mean was
-// still there at the next telling: once for the age that the news has when it comes,
-// once for the one it has when the next comes. It is learned from the tellings
-// themselves, for bookings and for tokens, with the older ones counting less and less.
+// still there at the next report: once for the age that the news has when it comes,
+// once for the one it has when the next comes. It is learned from the reports
+// themselves, for reservations and for tokens, with the older ones counting less and less.
 //
-// The zero value is ready. It belongs to whoever tells one Router of the whole fleet
+// The zero value is ready. It belongs to what reports the whole fleet to one Router
 // at regular times, and to one goroutine at a time. Damp is O(replicas) and
 // allocates only for replicas it has not seen.
 type Damping struct {
@@ -20,12 +20,12 @@ type Damping struct {
 	both, old [2]float64
 }
 
-// hearsayMemory is what is left, at each telling, of what was learned before: what is
+// dampingMemory is what is left, at each report, of what was learned before: what is
 // known rests on the last twenty or so.
 const hearsayMemory = 0.95
 
 // Damp replaces the loads, one for each replica of the fleet, by what is to be
-// believed of them. Sums stay as they are, up to rounding.
+// used for them. Sums stay as they are, up to rounding.
 func (h *Damping) Damp(loads []PeerLoad) {
 	if h.before == nil {
 		h.before = make(map[string][2]float64)
@@ -73,7 +73,7 @@ func (h *Damping) Damp(loads []PeerLoad) {
 	}
 }
 
-// keeps is the part of a deviation that is believed; 1 while nothing is known.
+// keeps is the part of a deviation that is kept; 1 while nothing is known.
 func (h *Damping) keeps(k int) float64 {
 	if h.old[k] == 0 {
 		return 1

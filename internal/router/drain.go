@@ -27,7 +27,7 @@ func newSessions() *sessions {
 	return &sessions{seed: maphash.MakeSeed(), slots: make([]atomic.Uint64, sessionSlots)}
 }
 
-// note says that a session went to a replica. Safe for many goroutines.
+// note records that a session went to a replica. Safe for many goroutines.
 func (s *sessions) note(session string, l *live) {
 	if session == "" {
 		return
@@ -73,9 +73,9 @@ func (r *Router) drainBegins(l *live, before bool) {
 	}
 }
 
-// ReplicaDrains says, on a replica's own word, that it is better sent no new sessions: it gets those that nobody else may
-// serve, as long as it is there. That holds until its connection has been down: what comes back is another life. Unknown
-// ids are ignored. O(replicas) the first time.
+// ReplicaDrains records a replica's own report that it takes no new sessions: it gets only those that no other may
+// serve, as long as it is there. That holds until its connection has been down: what comes back is another life.
+// Unknown ids are ignored. O(replicas) the first time.
 func (r *Router) ReplicaDrains(id string) {
 	if rep := r.View().ByID(id); rep == nil || rep.Drains() {
 		return

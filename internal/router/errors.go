@@ -29,7 +29,7 @@ var (
 )
 
 // A WaitError is returned by Acquire to a caller whose context ended in the queue,
-// or for whom the queue had no place. It unwraps to the context's error or to
+// or finds no room in the queue. It unwraps to the context's error or to
 // ErrQueueFull.
 type WaitError struct {
 	Waited time.Duration

@@ -11,9 +11,9 @@ import (
 )
 
 // SetFleet replaces the membership. The order given is the stable order of the
-// View. A replica keeps its bookings and its connection under the same id,
+// View. A replica keeps its reservations and its connection under the same id,
 // whatever else changes; of two members with the same id the first counts. A
-// new replica is not connected until SetConnected says so. A fleet that is the
+// new replica is not connected until SetConnected is called. A fleet that is the
 // same as before changes nothing. O(replicas).
 func (r *Router) SetFleet(members []Member) {
 	r.mu.Lock()
@@ -113,7 +113,7 @@ func (r *Router) replica(old *policy.Replica, m *Member, index int) *policy.Repl
 	return rep
 }
 
-// restarted reports whether a replica says that it has begun another life.
+// restarted reports whether a replica reports that it was started anew.
 func restarted(old, now *policy.Replica) bool {
 	return old.Instance != now.Instance && old.Instance != "" && now.Instance != ""
 }
@@ -124,7 +124,7 @@ func (r *Router) begins(l *live) {
 	r.outliers.Restart(l.outlier)
 }
 
-// depart takes a replica out. Its book is kept while it has bookings, so that
+// depart takes a replica out. Its book is kept while it has reservations, so that
 // the same id coming back does not start from zero.
 func (r *Router) depart(rep *policy.Replica) {
 	l := liveOf(rep)
@@ -140,7 +140,7 @@ func (r *Router) depart(rep *policy.Replica) {
 	}
 }
 
-// forget drops the book of a replica that left once its last booking has ended.
+// forget drops the book of a replica that left once its last reservation has ended.
 func (r *Router) forget(rep *policy.Replica) {
 	if r.departed[rep.ID] == liveOf(rep) && rep.Ongoing() == 0 {
 		delete(r.departed, rep.ID)
@@ -169,8 +169,8 @@ func (r *Router) SetConnected(id string, up bool) {
 	r.show(v.changed(rep, up, &r.opts))
 }
 
-// SetStreams says how many requests the host's connections to the replica take at once, a
-// bound beside that of the replica; 0 = not known. Where it is raised, those who wait are
+// SetStreams sets how many requests the host's connections to the replica take at once, a
+// bound beside that of the replica; 0 = not known. Where it is raised, the requests that wait are
 // served. Unknown ids are ignored. O(1) but for those served.
 func (r *Router) SetStreams(id string, n int) {
 	r.mu.Lock()
@@ -185,8 +185,8 @@ func (r *Router) SetStreams(id string, n int) {
 	r.serve(v, id)
 }
 
-// SetConnections is SetConnected for every replica of the fleet at once. up is called under the Router's lock and must not
-// call the Router. O(replicas).
+// SetConnections is SetConnected for every replica of the fleet at once. up is called under the Router's lock and
+// must not call the Router. O(replicas).
 func (r *Router) SetConnections(up func(*policy.Replica) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

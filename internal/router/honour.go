@@ -2,10 +2,10 @@ package router
 
 import "github.com/warmpath/warmpath/balancer/policy"
 
-// Honour books the replica that somebody else has decided on in the place of the policy: a look-aside server. d is what
+// Honour reserves the replica that a look-aside server decided on, in the place of the policy. d is what
 // was decided but for the replica, which id names. The policy learns the route as it does its own, if the request was
-// prepared. Nothing is booked, and the error says why, where the request may not be given to the replica now: it is not
-// in the fleet (ErrNoSuchReplica), its connection is not ready (ErrNotConnected), or it is full (ErrFull).
+// prepared. Nothing is reserved, and the error is the reason, where the request may not be given to the replica now:
+// it is not in the fleet (ErrNoSuchReplica), its connection is not ready (ErrNotConnected), or it is full (ErrFull).
 func (r *Router) Honour(q *policy.Request, id string, d policy.Decision, b *Reservation) error {
 	if err := r.honour(q, id, d, b); err != nil {
 		return err

@@ -18,7 +18,7 @@ func level(p policy.Priority) int {
 // the order in which they came. All is guarded by the Router's mutex.
 type line struct{ levels [levels]list.List }
 
-// head returns who is served next, or nil.
+// head returns what is served next, or nil.
 func (l *line) head() *waiter {
 	var first *waiter
 	for i := range l.levels {
@@ -29,7 +29,7 @@ func (l *line) head() *waiter {
 	return first
 }
 
-// insert puts a waiter behind those of its priority who came before it. As a rule
+// insert puts a waiter behind those of its priority that came before it. As a rule
 // that is the end.
 func (l *line) insert(w *waiter) place {
 	in := &l.levels[level(w.q.Priority)]
@@ -41,7 +41,7 @@ func (l *line) insert(w *waiter) place {
 	return place{in, in.PushFront(w)}
 }
 
-// came is when a request came that starts to wait now: between those of who came before
+// came is when a request came that starts to wait now: between those that came before
 // it and after it, also where it was under way meanwhile, or the clock went back.
 func (l *line) came(now time.Time, seq uint64) time.Time {
 	for i := range l.levels {
@@ -58,8 +58,8 @@ func (l *line) came(now time.Time, seq uint64) time.Time {
 	return now
 }
 
-// before counts those who are served before w: in each list those at its beginning. As a
-// rule that are nearly all of w's level and below, and hardly anybody where w has a head
+// before counts the waiters that are served before w: in each list those at its beginning. As a
+// rule that are nearly all of w's level and below, and hardly any where w has a head
 // start, so it is looked for from both ends.
 func (l *line) before(w *waiter) (n int) {
 	for i := range l.levels {
@@ -68,7 +68,7 @@ func (l *line) before(w *waiter) (n int) {
 	return n
 }
 
-// leading counts those in a list who are served before w.
+// leading counts the waiters of a list that are served before w.
 func leading(in *list.List, w *waiter) int {
 	first, last := in.Front(), in.Back()
 	for i := range in.Len() {
@@ -83,7 +83,7 @@ func leading(in *list.List, w *waiter) int {
 	return in.Len()
 }
 
-// last returns who of a lower priority than w is served last, if after w; else nil.
+// last returns the waiter of a lower priority than w that is served last, if after w; else nil.
 func (l *line) last(w *waiter) *waiter {
 	last := w
 	for i := range level(w.q.Priority) {
@@ -101,7 +101,7 @@ func (l *line) last(w *waiter) *waiter {
 	return last
 }
 
-// since is when the one who waits longest came; the zero time when nobody waits.
+// since is when the one that waits longest came; the zero time when none waits.
 func (l *line) since() (t time.Time) {
 	for i := range l.levels {
 		if e := l.levels[i].Front(); e != nil {
@@ -113,7 +113,7 @@ func (l *line) since() (t time.Time) {
 	return t
 }
 
-// all appends everybody in the line.
+// all appends every waiter of the line.
 func (l *line) all(ws []*waiter) []*waiter {
 	for i := range l.levels {
 		for e := l.levels[i].Front(); e != nil; e = e.Next() {
@@ -139,7 +139,7 @@ func (w *waiter) before(o *waiter) bool {
 	return w.seq < o.seq
 }
 
-// earlier returns who is served first; a may be nil.
+// earlier returns what is served first; a may be nil.
 func earlier(a, b *waiter) *waiter {
 	if a == nil || b.before(a) {
 		return b

@@ -206,7 +206,7 @@ func (m *model) finish() {
 		require.Zero(m.t, liveOf(rep).waiters.len())
 	}
 	require.Zero(m.t, m.r.Queued())
-	require.Zero(m.t, m.r.anyone.len())
+	require.Zero(m.t, m.r.free.len())
 	require.Empty(m.t, m.r.departed)
 	require.Zero(m.t, m.r.waiting.len())
 	require.NoError(m.t, m.r.Close())

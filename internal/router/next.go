@@ -18,11 +18,11 @@ func matched(p policy.Policy, q *policy.Request, v *view, r *policy.Replica) int
 	return 0
 }
 
-// Next appends to to whom a request would go that was booked on a replica, if that and
+// Next appends the decisions for a request that has a reservation, if that replica and
 // those before were not there: n decisions, or as many as there are available replicas
 // that it may use, best first. The order is the policy's, or Options.Plain's where that
 // decided, if it is a [Previewer], and behind that, and for any other policy, that of the
-// loads. Nothing is booked. A pinned request has no other replica. The cost is that of n
+// loads. Nothing is reserved. A pinned request has no other replica. The cost is that of n
 // times Choose, whatever the request excludes; the Router's lock is free between two of
 // them, so that others can pick.
 func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []policy.Decision) []policy.Decision {
@@ -44,7 +44,7 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 	return to
 }
 
-// next returns a decision without replica if nobody is available.
+// next returns a decision without replica if none is available.
 func (r *Router) next(q *policy.Request, previewer policy.Previewer) policy.Decision {
 	r.view.Load().narrow(q)
 	r.mu.Lock()
@@ -57,7 +57,7 @@ func (r *Router) next(q *policy.Request, previewer policy.Previewer) policy.Deci
 	return v.next(q, previewer)
 }
 
-// next returns a decision without replica if nobody is available. Called with the
+// next returns a decision without replica if none is available. Called with the
 // Router's mutex held.
 func (v *view) next(q *policy.Request, previewer policy.Previewer) policy.Decision {
 	if previewer != nil {

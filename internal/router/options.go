@@ -14,13 +14,14 @@ type Options struct {
 	Policy policy.Policy
 	// Plain decides for the requests that a Rollout keeps from Policy; nil = there can be no Rollout. It observes nothing.
 	Plain policy.Policy
-	// Shadow decides on every request too, and is not obeyed: it is counted. It learns where requests really went. nil = none.
+	// Shadow decides on every request too, and is not obeyed: it is counted. It learns where requests really went. nil =
+	// none.
 	Shadow     policy.Policy
-	ShadowName string // for who reads
+	ShadowName string // for logs and metrics
 	// Tokenizer gives prompts of text their token ids before the policy sees them;
 	// nil = they stay text. The Router closes it if it is an io.Closer.
 	Tokenizer Tokenizer
-	// MaxOngoing bounds the bookings of a replica that has no bound of its own; 0 = no bound.
+	// MaxOngoing bounds the reservations of a replica that has no bound of its own; 0 = no bound.
 	MaxOngoing int
 	// MaxQueued bounds the requests that wait; 0 = DefaultMaxQueued, negative = no bound.
 	MaxQueued int
@@ -36,7 +37,7 @@ type Options struct {
 	FixedRates bool
 	// ReportTTL is how long a replica's Report of its load counts; 0 = DefaultReportTTL.
 	ReportTTL time.Duration
-	// Ejection says when a replica is ejected, and how one that is new or back begins.
+	// Ejection is when a replica is ejected, and how one that is new or back begins.
 	Ejection outlier.Config
 	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 = not at all.
 	DrainGrace time.Duration

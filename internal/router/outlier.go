@@ -22,8 +22,8 @@ func (r *Router) Look() {
 	}
 }
 
-// attend looks at the fleet before a pick, if that is due. It is never called while a request chooses: it lets those that
-// wait choose again. It returns the time if it read the clock, else the zero time. Called with mu held.
+// attend looks at the fleet before a pick, if that is due. It is never called while a request chooses: it lets those
+// that wait choose again. It returns the time if it read the clock, else the zero time. Called with mu held.
 func (r *Router) attend(q *policy.Request) (now time.Time) {
 	if !r.outliers.Acts() || q.Answer == policy.AnswerUnseen && r.outliers.AllHealthy() {
 		return now
@@ -70,9 +70,9 @@ func (r *Router) connects(l *live, up bool) {
 	r.outliers.SetConnected(l.outlier, up)
 }
 
-// askAll asks again with those that are passed over as long as there are others: those that are starting slowly and, where
-// no other could ever serve the request, those that say that they drain, and then those that are ejected. Called with
-// mu held.
+// askAll asks again with those that are passed over as long as there are others: those that are starting slowly and,
+// where no other could ever serve the request, those that say that they drain, and then those that are ejected.
+// Called with mu held.
 func (r *Router) askAll(q *policy.Request, v *view, d *policy.Decision) error {
 	err := r.askWith(q, v, d, outlier.SlowStart)
 	if err == nil || err == ErrFull {
@@ -100,8 +100,8 @@ func (r *Router) askWith(q *policy.Request, v *view, d *policy.Decision, worst o
 	return r.ask(q, v, d)
 }
 
-// watch notes what is to be known of a booking that is being made, with so much booked before it; now as for choose.
-// Called with mu held.
+// watch notes what is to be known of a reservation that is being made, with so much reserved before it; now as for
+// choose. Called with mu held.
 func (r *Router) watch(q *policy.Request, b *Reservation, l *live, before int64, now time.Time) {
 	// Requests under way count too: a replica that is given more than others is not late for it.
 	before += l.Peer.Load()
@@ -137,7 +137,8 @@ func (r *Router) judge(rep *policy.Replica, m outlier.Mark, o *policy.Outcome) {
 	r.Sync()
 }
 
-// Outrun notes that another replica has answered in time what was given up on this one as [Late]: as much evidence again.
+// Outrun notes that another replica has answered in time what was given up on this one as [Late]: as much evidence
+// again.
 func (r *Router) Outrun(late *policy.Replica) {
 	r.outliers.Outrun(liveOf(late).outlier)
 	r.Sync()

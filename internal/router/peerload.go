@@ -6,20 +6,19 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A PeerLoad is what others, who book by Routers of their own, have under way
-// on a replica, as far as somebody told us: a look-aside server that adds up what
-// its clients report, less our own part.
+// A PeerLoad is what other clients have under way on a replica, as a look-aside server
+// reports it: the sum of what its clients report, less our own part.
 type PeerLoad struct {
 	ID           string // of the replica
-	Ongoing      int    // bookings of others
-	QueuedTokens int64  // uncached prompt tokens that they booked and that are not yet prefilled
+	Ongoing      int    // reservations of others
+	QueuedTokens int64  // uncached prompt tokens that they reserved and that are not yet prefilled
 }
 
-// SetPeerLoad replaces what is known of the bookings of others on these
+// SetPeerLoad replaces what is known of the reservations of others on these
 // replicas; those not named keep what they had, and unknown ids are ignored. It
-// counts in the load of a replica beside our own bookings; it
+// counts in the load of a replica beside our own reservations; it
 // does not count as ongoing here, nor towards any bound of ours. Negative numbers
-// count as 0. What is not told anew stays: who loses the server sets it to 0. A
+// count as 0. What is not set anew stays: a client that loses the server sets it to 0. A
 // later [Router.Report] of the replica itself goes before it, for a time.
 // O(1) per replica named.
 func (r *Router) SetPeerLoad(loads []PeerLoad) {
@@ -45,7 +44,7 @@ func (r *Router) setPeer(l *live, book int64) {
 	l.Peer.Store(book)
 }
 
-// Bounds of a foreign book, which leave room for our own in the same word.
+// Bounds of a peer book, which leave room for our own in the same word.
 const (
 	maxPeerOngoing = 1 << 20
 	maxPeerTokens  = 1 << 38
@@ -62,7 +61,7 @@ func unbook(book int64) (ongoing int, tokens int64) {
 
 // MeanPeerLoad returns the mean of the load that others are known to have on the
 // replicas, in tokens, whatever the replicas' rates: the part of the mean load that is
-// hearsay. O(1).
+// damping. O(1).
 func (v *view) MeanPeerLoad() float64 {
 	if len(v.fleet.replicas) == 0 {
 		return 0

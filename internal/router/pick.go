@@ -10,9 +10,9 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// Pick chooses a replica and books the request on it in one step. It never
-// waits: ErrFull says that every replica that may serve the request is full, and
-// b.Decision.WaitFor which. On an error b holds nothing.
+// Pick chooses a replica and reserves the request on it in one step. It never
+// waits: with ErrFull every replica that may serve the request is full, and
+// b.Decision.WaitFor has those to wait for. On an error b holds nothing.
 func (r *Router) Pick(ctx context.Context, q *policy.Request, b *Reservation) error {
 	if err := r.pick(ctx, q, b, true); err != nil {
 		return err
@@ -21,7 +21,8 @@ func (r *Router) Pick(ctx context.Context, q *policy.Request, b *Reservation) er
 	return nil
 }
 
-// Query is Pick for a request that is not sent: it books, and leaves no trace in the policy if that is a [Previewer].
+// Query is Pick for a request that is not sent: it reserves, and leaves no trace in the policy if that is a
+// [Previewer].
 func (r *Router) Query(ctx context.Context, q *policy.Request, b *Reservation) error {
 	return r.query(ctx, q, b, true)
 }
@@ -33,7 +34,7 @@ func (r *Router) query(ctx context.Context, q *policy.Request, b *Reservation, i
 }
 
 // HasRoom reports whether a replica has room for the request now. A replica that refused a request a moment
-// ago counts as full. Nothing stays booked.
+// ago counts as full. Nothing stays reserved.
 func (r *Router) HasRoom(ctx context.Context, q *policy.Request) bool {
 	var b Reservation
 	err := r.query(ctx, q, &b, false)
@@ -63,8 +64,8 @@ func (r *Router) pick(ctx context.Context, q *policy.Request, b *Reservation, in
 	return err
 }
 
-// choose asks the policy, checks its answer, and books. Its errors are the
-// sentinels themselves; with ErrFull b.Decision says whom the request waits for.
+// choose calls the policy, checks its answer, and reserves. Its errors are the
+// sentinels themselves; with ErrFull b.Decision has what the request waits for.
 // now is the time, or zero where the clock was not read yet. Called with mu held.
 func (r *Router) choose(q *policy.Request, v *view, b *Reservation, now time.Time) error {
 	if b.held {
@@ -78,7 +79,7 @@ func (r *Router) choose(q *policy.Request, v *view, b *Reservation, now time.Tim
 	return nil
 }
 
-// book charges a booking with what was decided; now as for choose. Called with mu held.
+// book charges a reservation with what was decided; now as for choose. Called with mu held.
 func (r *Router) book(q *policy.Request, v *view, b *Reservation, now time.Time) {
 	d := &b.Decision
 	d.State().Plain = q.State().Plain
@@ -141,7 +142,7 @@ func (r *Router) decide(q *policy.Request, v *view, d *policy.Decision) error {
 	return nil
 }
 
-// ask asks the policy and corrects it.
+// ask calls the policy and corrects it.
 func (r *Router) ask(q *policy.Request, v *view, d *policy.Decision) error {
 	p := r.chooser(q)
 	if previewer, ok := p.(policy.Previewer); ok && q.State().Query {
@@ -175,7 +176,7 @@ func (r *Router) corrected(q *policy.Request, v *view, picked *policy.Decision) 
 	}
 }
 
-// takeBack is withdrawn for a booking that was not sent: the shadow has chosen for it too.
+// takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.
 func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	s, x := r.shadow, shadowOf(q)
 	shades := s != nil && s.backObs != nil && x != nil && x.decided && x.decision.Replica != nil
@@ -217,7 +218,7 @@ func (v *view) pinned(q *policy.Request, d *policy.Decision) error {
 
 // correct deals with an answer that is not an available replica of this View:
 // one that waits, rests on an older View, or breaks the rules. It sees to it
-// that nobody waits for what has room, or can never have any.
+// that no request waits for what has room, or can never have any.
 func (v *view) correct(q *policy.Request, d *policy.Decision) error {
 	want := d.WaitFor
 	if d.Replica != nil {
@@ -228,8 +229,8 @@ func (v *view) correct(q *policy.Request, d *policy.Decision) error {
 		}
 		want = []*policy.Replica{rep} // full, or not to be picked at all
 	}
-	room, full := v.whom(q, want)
-	if room == nil && full == nil { // anyone
+	room, full := v.split(q, want)
+	if room == nil && full == nil { // any will do
 		room = v.LeastLoaded(q)
 	}
 	if room != nil {
@@ -241,11 +242,11 @@ func (v *view) correct(q *policy.Request, d *policy.Decision) error {
 	if full != nil || v.open() > 0 && plain {
 		return ErrFull
 	}
-	_, full = v.whom(q, v.connected)
+	_, full = v.split(q, v.connected)
 	switch len(full) {
 	case 0:
-		return v.nobody(q)
-	case v.open(): // anyone, after all, unless some of them drain
+		return v.unserved(q)
+	case v.open(): // any, after all, unless some of them drain
 		if q.State().Keeper != nil || q.State().LastResort {
 			d.WaitFor = full
 		}
@@ -255,9 +256,9 @@ func (v *view) correct(q *policy.Request, d *policy.Decision) error {
 	return ErrFull
 }
 
-// whom looks at those a request would wait for: the least loaded that has room
+// split looks at the replicas that a request would wait for: the least loaded that has room
 // now, and the full ones whose room it may have later.
-func (v *view) whom(q *policy.Request, want []*policy.Replica) (room *policy.Replica, full []*policy.Replica) {
+func (v *view) split(q *policy.Request, want []*policy.Replica) (room *policy.Replica, full []*policy.Replica) {
 	for _, rep := range want {
 		if rep != nil {
 			rep = v.current(rep)
@@ -273,8 +274,8 @@ func (v *view) whom(q *policy.Request, want []*policy.Replica) (room *policy.Rep
 	return room, full
 }
 
-// nobody says why no connected replica may serve the request.
-func (v *view) nobody(q *policy.Request) error {
+// unserved is the reason why no connected replica may serve the request.
+func (v *view) unserved(q *policy.Request) error {
 	for _, rep := range v.fleet.replicas {
 		if v.Allowed(q, rep) {
 			return ErrNotConnected

@@ -202,7 +202,7 @@ func TestLineIsInOrder(t *testing.T) {
 		}
 		var last *waiter
 		for r.Queued() > 0 {
-			head := r.anyone.head()
+			head := r.free.head()
 			require.Same(t, r.waiting.head(), head)
 			require.Zero(t, r.waiting.before(head), "seed %d", seed)
 			if last != nil {

@@ -9,12 +9,12 @@ import (
 )
 
 // A waiter is a request in the queue. It stands in the Router's line of all, and in
-// the line of each replica that it would take, or in that of those whom any will do.
+// the line of each replica that it would take, or in that of those that take any.
 // Its fields are guarded by the Router's mutex; done is closed once the outcome is set.
 type waiter struct {
 	q       *policy.Request
 	b       *Reservation
-	seq     uint64    // of the first pick of its request: who came first
+	seq     uint64    // of the first pick of its request: the order in which they came
 	since   time.Time // it waits
 	came    time.Time // its request, as far as is known
 	due     time.Time // came, less the head start of its priority
@@ -26,7 +26,7 @@ type waiter struct {
 	done    chan struct{}
 }
 
-// Acquire picks and books as Pick does, and waits in the queue while every replica that
+// Acquire picks and reserves as Pick does, and waits in the queue while every replica that
 // the request may use is full. It returns ErrNotConnected, without waiting or from the
 // queue, when nothing is connected that could ever serve it, ErrClosed likewise, and a
 // *WaitError when the context ends first, or for ErrQueueFull: too many wait, or it made
@@ -95,7 +95,7 @@ func (r *Router) backedOff(w *waiter) {
 	r.arm()
 }
 
-// pickOrEnqueue books at once, or returns the waiter it put into the queue.
+// pickOrEnqueue reserves at once, or returns the waiter it put into the queue.
 func (r *Router) pickOrEnqueue(ctx context.Context, q *policy.Request, b *Reservation) (*waiter, error) {
 	r.view.Load().narrow(q)
 	r.lockPrepared(ctx, q)
@@ -192,7 +192,7 @@ func (r *Router) Queued() int {
 // stand puts a waiter where its last choice would wait.
 func (r *Router) stand(w *waiter) {
 	if w.b.Decision.WaitFor == nil {
-		w.places = append(w.places, r.anyone.insert(w))
+		w.places = append(w.places, r.free.insert(w))
 		return
 	}
 	for _, rep := range w.b.Decision.WaitFor {
@@ -235,7 +235,7 @@ func (r *Router) again(w *waiter, v *view) {
 	r.settle(w, err)
 }
 
-// released does what the end of a booking means to others. Called with mu held.
+// released does what the end of a reservation means to others. Called with mu held.
 func (r *Router) released(at *policy.Replica) {
 	if r.queued > 0 {
 		r.serve(r.view.Load(), at.ID)
@@ -243,8 +243,8 @@ func (r *Router) released(at *policy.Replica) {
 	r.forget(at)
 }
 
-// serve gives the room of one replica to those who wait for it. It looks at two
-// heads: of those who want this replica, and of those who take any. One of them
+// serve gives the room of one replica to the requests that wait for it. It looks at two
+// heads: of those that want this replica, and of those that take any. One of them
 // that is not served no longer wants it and has gone to stand elsewhere.
 func (r *Router) serve(v *view, id string) {
 	rep := v.ByID(id)
@@ -256,7 +256,7 @@ func (r *Router) serve(v *view, id string) {
 			return
 		}
 		w := liveOf(rep).waiters.head()
-		if any := r.anyone.head(); any != nil && !rep.Drains() {
+		if any := r.free.head(); any != nil && !rep.Drains() {
 			w = earlier(w, any)
 		}
 		if w == nil {
@@ -266,7 +266,7 @@ func (r *Router) serve(v *view, id string) {
 	}
 }
 
-// requeue lets everybody in the queue choose again, in the order they came, when
+// requeue lets every request in the queue choose again, in the order they came, when
 // the fleet or its connections have changed.
 func (r *Router) requeue(v *view) {
 	if r.queued == 0 {

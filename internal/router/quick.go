@@ -6,11 +6,11 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// PickQuick picks and books a plain request without the lock if the policy is a
+// PickQuick picks and reserves a plain request without the lock if the policy is a
 // QuickChooser, and reports whether it did. The bound of a replica is kept
-// exactly, and the booking counts at once for every other pick; only of two
+// exactly, and the reservation counts at once for every other pick; only of two
 // picks at the very same moment neither need see the other. The host ends the
-// booking with ReleaseQuick, exactly once; it has no prefill share, and observers
+// reservation with ReleaseQuick, exactly once; it has no prefill share, and observers
 // are not called for it. A Router whose randomness was given, or whose policy
 // observes, never picks quickly.
 func (r *Router) PickQuick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
@@ -33,7 +33,7 @@ func (r *Router) PickQuick(q *policy.Request) (*policy.Replica, policy.Reason, b
 	return rep, why, true
 }
 
-// ReleaseQuick ends a booking of PickQuick.
+// ReleaseQuick ends a reservation of PickQuick.
 func (r *Router) ReleaseQuick(rep *policy.Replica) {
 	rep.State().Book.Add(-1 << state.TokenBits)
 	if r.shared.slow.Load() == 0 {
@@ -44,7 +44,7 @@ func (r *Router) ReleaseQuick(rep *policy.Replica) {
 	r.released(rep)
 }
 
-// CompleteQuick takes how a quick booking ended: what it shows of the replica's health.
+// CompleteQuick takes how a quick reservation ended: what it shows of the replica's health.
 func (r *Router) CompleteQuick(rep *policy.Replica, o policy.Outcome) {
 	if r.outliers.Ejects() && (o.Err != nil || liveOf(rep).outlier.Suspected()) {
 		r.judge(rep, outlier.Mark{}, &o)
@@ -58,12 +58,12 @@ func plain(q *policy.Request) bool {
 
 // Why a pick takes the lock.
 const (
-	held      = 1 << iota // a request waits, a replica that left has bookings or is not well, or the Router is closed
+	held      = 1 << iota // a request waits, a replica that left has reservations or is not well, or the Router is closed
 	rolling               // a Rollout keeps requests from the policy
 	reporting             // reports of replicas count, and expire at picks
 )
 
-// hold tells quick picks and releases whether they concern any other request. A
+// hold sets whether quick picks and releases concern any other request. A
 // waiter is counted before it looks at the books for the last time. Called with
 // mu held.
 func (r *Router) hold() {

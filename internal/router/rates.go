@@ -18,7 +18,7 @@ const (
 	paceOverhead  = 500  // tokens added to every request's work: passes have a fixed cost
 	rateTolerance = 0.15 // replicas whose speeds differ by less are alike
 	rateCaution   = 6    // … and by less than so many standard errors of one replica
-	rateKeep      = 0.7  // of both once they are told apart
+	rateKeep      = 0.7  // of both once they are distinct
 	rateStep      = 0.05 // a learned rate moves by no less
 	maxRate       = 8    // a learned rate is within 1/maxRate and maxRate of the weight
 )
@@ -97,7 +97,7 @@ func uncached(q *policy.Request, d *policy.Decision, u *policy.Usage) float64 {
 // group is a run of replicas, sorted by lag, that count as equally fast.
 type group []*policy.Replica
 
-// groups tells the replicas apart that are known well enough. It returns nil where nobody
+// groups divides the replicas that are known well enough. It returns nil where none
 // stands out. Called with mu held.
 func (s *rates) groups(all []*policy.Replica) []group {
 	var known group

@@ -8,7 +8,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// How long it is believed that a replica is full: the first time, and at most while it
+// How long a replica that refused counts as full: the first time, and at most while it
 // goes on saying so.
 const (
 	firstHold = 25 * time.Millisecond
@@ -16,13 +16,13 @@ const (
 )
 
 // refusals are what a replica taught by refusing: for a time it is given no more
-// bookings than it had left, one for each that ends. Then, while somebody waits for
+// reservations than it had left, one for each that ends. Then, while a request waits for
 // it, one more is tried, twice as many each time that none was refused, so that what
-// has gathered in the queue does not go there at once; when nobody waits, it is as
+// has gathered in the queue does not go there at once; when none waits, it is as
 // before. Guarded by the Router's mutex.
 type refusals struct {
 	marked bool
-	most   int64         // bookings, while marked
+	most   int64         // reservations, while marked
 	until  time.Time     // the end of the mark, or of the last one
 	hold   time.Duration // of the mark, or of the last one
 	more   int64         // how many were tried beyond most when it last ended; 0 = none yet
@@ -34,7 +34,7 @@ type mark struct {
 	l  *live
 }
 
-// alarm is the timer for who waits for a marked replica. Guarded by the Router's mutex.
+// alarm is the timer for requests that wait for a marked replica. Guarded by the Router's mutex.
 type alarm struct {
 	at   time.Time // zero = not set
 	stop func()
@@ -47,9 +47,9 @@ func (a *alarm) off() {
 	}
 }
 
-// Refused ends a booking whose replica refused the request because it is full, as it
-// said itself, which is no failure: for 25 ms, longer if that happens again and at most
-// 500 ms, the replica counts as full once it has as many bookings as it had then. What
+// Refused ends a reservation whose replica refused the request because it is full, by its own
+// report, which is no failure: for 25 ms, longer if that happens again and at most
+// 500 ms, the replica counts as full once it has as many reservations as it had then. What
 // it reported is taken as by [Router.Report]. Later calls, and calls after Release, do
 // nothing.
 func (b *Reservation) Refused(report ReplicaReport) {
@@ -69,7 +69,7 @@ func (b *Reservation) Refused(report ReplicaReport) {
 	}
 }
 
-// RefusedQuick is Reservation.Refused for a booking of PickQuick.
+// RefusedQuick is Reservation.Refused for a reservation of PickQuick.
 func (r *Router) RefusedQuick(rep *policy.Replica, report ReplicaReport) {
 	liveOf(rep).Book.Add(-1 << state.TokenBits)
 	r.mu.Lock()
@@ -79,7 +79,7 @@ func (r *Router) RefusedQuick(rep *policy.Replica, report ReplicaReport) {
 }
 
 // refused marks a replica that refused, unless it has left. Called with mu held,
-// after the booking was taken from the book.
+// after the reservation was taken from the book.
 func (r *Router) refused(rep *policy.Replica) {
 	v := r.view.Load()
 	if now := v.ByID(rep.ID); now == nil || liveOf(now) != liveOf(rep) {
@@ -118,7 +118,7 @@ func (l *live) lift() bool {
 	return was
 }
 
-// bound puts into force how many bookings the replica may have now.
+// bound puts into force how many reservations the replica may have now.
 func (l *live) bound() {
 	most := l.Capacity.Load()
 	if l.streams > 0 {
@@ -144,7 +144,7 @@ func (r *Router) tick(v *view) {
 	r.marked = slices.DeleteFunc(r.marked, func(m mark) bool { return !m.l.refusals.marked })
 }
 
-// expired ends a mark, or tries more while somebody waits for the replica.
+// expired ends a mark, or tries more while a request waits for the replica.
 func (r *Router) expired(v *view, m mark, now time.Time) {
 	f := &m.l.refusals
 	ongoing := m.l.Book.Load() >> state.TokenBits
@@ -162,7 +162,7 @@ func (r *Router) expired(v *view, m mark, now time.Time) {
 	r.serve(v, m.id)
 }
 
-// arm sets the alarm for when, while somebody waits, a replica may get room by time
+// arm sets the alarm for when, while a request waits, a replica may get room by time
 // alone: at the end of the first mark, or at the next look at those that are not well.
 // Called with mu held.
 func (r *Router) arm() {

@@ -49,7 +49,7 @@ func newLive(number uint32) *live {
 // liveOf returns the live part of a replica of a Router.
 func liveOf(r *policy.Replica) *live { return r.State().Owner.(*live) }
 
-// limit sets how many bookings the replica may have at once; not positive = no bound.
+// limit sets how many reservations the replica may have at once; not positive = no bound.
 func (l *live) limit(n int) {
 	if n <= 0 {
 		n = state.NoBound

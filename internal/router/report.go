@@ -5,22 +5,22 @@ import "time"
 // DefaultReportTTL is how long a replica's report of its load counts.
 const DefaultReportTTL = 2 * time.Second
 
-// A ReplicaReport is what a replica says of itself, all its callers counted: in a
+// A ReplicaReport is what a replica reports of itself, all its callers counted: in a
 // trailer, by an RPC, through a look-aside server.
 type ReplicaReport struct {
-	Ongoing      int   // requests under way, those that wait included; negative = not said
-	QueuedTokens int64 // uncached prompt tokens not yet prefilled; negative = not said
-	// KVTokens is the size of its KV cache in tokens; 0 = not said.
+	Ongoing      int   // requests under way, those that wait included; negative = not reported
+	QueuedTokens int64 // uncached prompt tokens not yet prefilled; negative = not reported
+	// KVTokens is the size of its KV cache in tokens; 0 = not reported.
 	KVTokens int
-	// Draining says that it takes no new sessions; see [Router.ReplicaDrains].
+	// Draining: it takes no new sessions; see [Router.ReplicaDrains].
 	Draining bool
 }
 
-// Report takes a replica's own report. What it reports beyond our own bookings is the
-// load of others, in the place of what [Router.SetPeerLoad] told before: of the two
+// Report takes a replica's own report. What it reports beyond our own reservations is the
+// load of others, in the place of what [Router.SetPeerLoad] set before: of the two
 // the later counts. A report counts for Options.ReportTTL from now; after that, at the
-// next pick, what SetPeerLoad told last counts again. What is not said stays as
-// SetPeerLoad told it. Only load expires; the size of the cache goes to
+// next pick, what SetPeerLoad set last counts again. What is not reported stays as
+// SetPeerLoad set it. Only load expires; the size of the cache goes to
 // [Router.ReplicaCapacity] and stays. Unknown ids are ignored, and so is load where the
 // policy does not look at it. O(1).
 func (r *Router) Report(id string, report ReplicaReport) {
@@ -91,7 +91,7 @@ func (r *Router) expire() {
 	}
 }
 
-// ReplicaCapacity tells the policy how many tokens the KV cache of a replica holds, if
+// ReplicaCapacity passes to the policy how many tokens the KV cache of a replica holds, if
 // that is news. Unknown ids and sizes that are not positive are ignored.
 func (r *Router) ReplicaCapacity(id string, kvTokens int) {
 	rep := r.View().ByID(id)

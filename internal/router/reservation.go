@@ -6,12 +6,12 @@ import "github.com/warmpath/warmpath/internal/outlier"
 
 // A Reservation is the load charged to a replica from the pick to the end of the
 // attempt. The host provides its memory, so that picking does not allocate; the
-// zero value is ready for [Router.Pick]. It must not be copied once booked.
+// zero value is ready for [Router.Pick]. It must not be copied once reserved.
 //
 // Its methods may be called from any goroutine, and more often than once. They
 // cannot tell the pick they are meant for from a later one, so the memory may go
-// to another pick only when it is released and nobody else keeps the pointer: a
-// host that pools bookings gives them to one holder, one that shares a booking
+// to another pick only when it is released and nothing else keeps the pointer: a
+// host that pools reservations gives them to one holder, one that shares a reservation
 // (the end of the call here, the first message there) gives each call its own.
 type Reservation struct {
 	// Decision is what was decided. It stays readable after Release.
@@ -25,7 +25,7 @@ type Reservation struct {
 	attempt outlier.Attempt
 }
 
-// Router returns the Router that made the booking, or nil.
+// Router returns the Router that made the reservation, or nil.
 func (b *Reservation) Router() *Router { return b.router }
 
 // PrefillDone drops the prompt's share of the load: the first response message
@@ -49,7 +49,7 @@ func (b *Reservation) dropPrefill() {
 	}
 }
 
-// Release gives back what the booking holds and serves who waits for it. Later
+// Release gives back what the reservation holds and serves the requests that wait for it. Later
 // calls do nothing.
 func (b *Reservation) Release() {
 	r := b.router
@@ -57,14 +57,14 @@ func (b *Reservation) Release() {
 		return
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock() // also when the policy panics, who is asked for those who wait
+	defer r.mu.Unlock() // also when the policy panics, which is called for the requests that wait
 	if b.end() && (r.queued > 0 || len(r.departed) > 0) {
 		r.released(b.replica)
 	}
 	r.force()
 }
 
-// Withdraw ends the booking of an attempt that was never sent: Release, and the policy takes
+// Withdraw ends the reservation of an attempt that was never sent: Release, and the policy takes
 // back what it has noted and learned. q is the request of the pick; the goroutine that has
 // it calls this. Later calls do nothing.
 func (b *Reservation) Withdraw(q *policy.Request) {
@@ -76,7 +76,7 @@ func (b *Reservation) Withdraw(q *policy.Request) {
 	b.Decision.State().Observed, b.Decision.State().Chosen = false, false
 }
 
-// end takes the booking out of the books, and reports whether it was in them. Called
+// end takes the reservation out of the books, and reports whether it was in them. Called
 // with the Router's mutex held.
 func (b *Reservation) end() bool {
 	if !b.held {

@@ -11,7 +11,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// errNoPlain is what a rollout without anybody to decide the rest is refused with.
+// errNoPlain refuses a rollout without a policy for the rest.
 var errNoPlain = errors.New("router: a Rollout needs Options.Plain")
 
 // SetRollout puts a rollout into force, on picks that begin. The state of the policy stays.
@@ -64,7 +64,7 @@ func draw(q *policy.Request) float64 {
 	return float64(xxh3.HashStringSeed(key, rolloutSeed)>>11) / (1 << 53)
 }
 
-// chooser returns who decides for a request in the choice under way.
+// chooser returns what decides for a request in the choice under way.
 func (r *Router) chooser(q *policy.Request) policy.Policy {
 	if q.State().Plain {
 		return r.opts.Plain

@@ -28,7 +28,7 @@ type RouteLog struct {
 	seen   map[routed]struct{}
 }
 
-// routed tells routes apart: the last superblock stands for those before it.
+// routed identifies a route: the last superblock stands for those before it.
 type routed struct {
 	replica string
 	rank    int

@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/internal/outlier"
 )
 
-// A Router hosts one policy over one fleet: it picks and books. Safe for use by
+// A Router hosts one policy over one fleet: it picks and reserves. Safe for use by
 // many goroutines.
 type Router struct {
 	opts       Options
@@ -44,19 +44,19 @@ type Router struct {
 	// view is replaced under mu and read without it.
 	view atomic.Pointer[view]
 
-	// mu makes choosing and booking one step. It guards every book, the queue,
+	// mu makes choosing and reserving one step. It guards every book, the queue,
 	// the randomness, and all below. It is held while the policy's Choose and
 	// FleetChanged run, and no other lock of warmpath is taken before it but
 	// a host's own.
 	mu       sync.Mutex
 	shared   *shared
-	waiting  line // everybody in the queue
-	anyone   line // of these, who takes any replica
+	waiting  line // every request in the queue
+	free     line // of these, the ones that take any replica
 	queued   int
 	seq      uint64
-	marked   []mark // replicas that said they are full
+	marked   []mark // replicas that refused
 	alarm    alarm
-	departed map[string]*live // left the fleet with bookings under way
+	departed map[string]*live // left the fleet with reservations under way
 	closed   bool
 	reports  []*live   // whose Report counts, or did until it was overtaken
 	expiry   time.Time // no report expires before
@@ -147,7 +147,7 @@ func usesOf(p policy.Policy) policy.Uses {
 	return policy.UsesSession | policy.UsesPrompt | policy.CallsOut | policy.UsesLoad
 }
 
-// Observes reports whether somebody wants to know how calls ended: whether Complete
+// Observes reports whether how calls end is of use: whether Complete
 // does anything.
 func (r *Router) Observes() bool {
 	return r.endObs != nil || r.backObs != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
@@ -225,9 +225,9 @@ func (r *Router) lockPrepared(ctx context.Context, q *policy.Request) {
 	r.mu.Lock()
 }
 
-// Complete tells the policy how a call that was booked ended, if it was told of the
-// route, and learns the replica's rate from it. d is the Decision of the booking. The
-// host calls it once per booking, after Release or before, or Reservation.Withdraw in its
+// Complete passes to the policy how a call with a reservation ended, if it observed the
+// route, and learns the replica's rate from it. d is the Decision of the reservation. The
+// host calls it once per reservation, after Release or before, or Reservation.Withdraw in its
 // place. After Close it does nothing.
 func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	if r.learns && d.Replica != nil {
@@ -303,7 +303,7 @@ const CloseTimeout = time.Second
 // Closes reports whether the Router holds what Close gives back.
 func (r *Router) Closes() bool { return r.closer != nil }
 
-// Close wakes everybody in the queue with ErrClosed, fails later picks, and
+// Close wakes every request in the queue with ErrClosed, fails later picks, and
 // closes the policy if it is an io.Closer, once the calls of the policy that are
 // under way have ended. What has not ended after CloseTimeout is an error, and goes
 // on. Bookings may still be released.

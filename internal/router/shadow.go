@@ -7,7 +7,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// A shadow is a policy that decides on every request that is booked, and is not obeyed. It learns from where requests
+// A shadow is a policy that decides on every request that is reserved, and is not obeyed. It learns from where requests
 // really went, as a policy in force would.
 type shadow struct {
 	policy   policy.Policy
@@ -45,7 +45,7 @@ func newShadow(p policy.Policy, name string) *shadow {
 type ShadowStats struct {
 	Policy string // Options.ShadowName
 	// Decisions are the requests that it decided on, Differs those that it would have sent elsewhere, None those
-	// for which it found nobody and would have waited. None are not among Differs.
+	// for which it found none and would have waited. None are not among Differs.
 	Decisions, Differs, None int64
 	// Of these requests: their prompt tokens, those that it predicts to be cached where it would have sent them, and where
 	// they went. Where it predicts nothing for replicas that it does not choose, the latter is the policy's in force.
@@ -73,7 +73,7 @@ type shadowed struct {
 	led      policy.Decision // what it observes: where the request went, with what it predicts of that
 	actual   int             // prompt tokens predicted to be cached where the request went
 	decided  bool
-	told     bool // the shadow observed the route, so it observes the end
+	observed bool // the shadow observed the route, so it observes the end
 }
 
 func (x *shadowed) DropPrompt() { x.request.Prompt = policy.Prompt{} }
@@ -86,9 +86,10 @@ func shadowOf(q *policy.Request) *shadowed {
 	return x
 }
 
-// Shadow returns what the shadow policy decided at the last pick of a request that was booked, and the prompt tokens
-// predicted to be cached where the request went, by it or, where it predicts none for any replica, by the policy in force;
-// false where there is no shadow. The Replica is nil where it found none. To be read by the goroutine of the call.
+// Shadow returns what the shadow policy decided at the last pick of a request that was reserved, and the prompt tokens
+// predicted to be cached where the request went, by it or, where it predicts none for any replica, by the policy in
+// force; false where there is no shadow. The Replica is nil where it found none. To be read by the goroutine of the
+// call.
 func Shadow(q *policy.Request) (name string, d policy.Decision, actual int, ok bool) {
 	x := shadowOf(q)
 	if x == nil || !x.decided {
@@ -159,14 +160,14 @@ func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision, off bool
 	s.matched.Add(int64(mine.MatchedTokens))
 }
 
-// routed and completed tell the shadow where a request went and how it ended. What it predicted for another replica says
-// nothing of this one's usage.
+// routed and completed pass to the shadow where a request went and how it ended. What it predicted for another replica
+// does not apply to this one's usage.
 func (s *shadow) routed(q *policy.Request) {
 	x := shadowOf(q)
 	if x == nil || !x.decided {
 		return
 	}
-	x.told = true
+	x.observed = true
 	if s.routeObs != nil {
 		s.routeObs.Routed(&x.request, x.led)
 	}
@@ -174,10 +175,10 @@ func (s *shadow) routed(q *policy.Request) {
 
 func (s *shadow) completed(q *policy.Request, o policy.Outcome) {
 	x := shadowOf(q)
-	if x == nil || !x.told {
+	if x == nil || !x.observed {
 		return
 	}
-	x.told = false
+	x.observed = false
 	if s.endObs == nil {
 		return
 	}

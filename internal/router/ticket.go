@@ -10,7 +10,7 @@ type Ticket struct {
 	w *waiter
 }
 
-// Queue is Acquire for a host that does not block: it books at once, and returns no Ticket,
+// Queue is Acquire for a host that does not block: it reserves at once, and returns no Ticket,
 // or puts the request into the queue. Then either Take or GiveUp is called, once.
 func (r *Router) Queue(ctx context.Context, q *policy.Request, b *Reservation) (*Ticket, error) {
 	w, err := r.pickOrEnqueue(ctx, q, b)
@@ -36,6 +36,6 @@ func (t *Ticket) Take() error {
 	return t.w.err
 }
 
-// GiveUp leaves the queue and returns the error that Acquire would for this cause. Who was
-// served already gives the booking back.
+// GiveUp leaves the queue and returns the error that Acquire would for this cause. A request
+// that was served already gives the reservation back.
 func (t *Ticket) GiveUp(cause error) error { return t.r.abandon(cause, t.w) }

@@ -10,7 +10,7 @@ import (
 
 // A Tokenizer turns the text of a prompt into token ids.
 type Tokenizer interface {
-	// Tokenize returns the token ids of q.Prompt.Text, which nobody changes
+	// Tokenize returns the token ids of q.Prompt.Text, which are not changed
 	// afterwards. It is called from the goroutine of the call, concurrently for
 	// different requests, once for each and only if the policy uses prompts; it bounds
 	// its own time. An error is counted, and the prompt stays text.

@@ -12,9 +12,9 @@ type Fleet interface {
 	Has(r *Replica, place int) bool
 }
 
-// Sets are the replicas that a request excludes, allows and has tried, where the lists are long: a set for each list, by
-// place in one fleet, so that a choice costs as much as one that excludes no replica. They cover the beginnings of lists
-// that have grown since; a list that is longer than its set is searched.
+// Sets are the replicas that a request excludes, allows and has tried, where the lists are long: a set for each list,
+// by place in one fleet, so that a choice costs as much as one that excludes no replica. They cover the beginnings of
+// lists that have grown since; a list that is longer than its set is searched.
 type Sets struct {
 	fleet                    Fleet
 	excluded, allowed, tried places

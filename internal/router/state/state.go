@@ -1,5 +1,5 @@
-// Package state holds what the Router keeps in the types of package policy: a replica's counters, and what belongs to the
-// Router in a request and in a decision. It is a leaf, so that policy can be public and the Router internal.
+// Package state holds what the Router keeps in the types of package policy: a replica's counters, and what belongs to
+// the Router in a request and in a decision. It is a leaf, so that policy can be public and the Router internal.
 package state
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/warmpath/warmpath/internal/outlier"
 )
 
-// A Replica is the live part of a replica; it outlives changes of the attributes. The Router writes it under its lock, but
-// for Book; everything may be read without it.
+// A Replica is the live part of a replica; it outlives changes of the attributes. The Router writes it under its
+// lock, but for Book; everything may be read without it.
 type Replica struct {
 	Owner any // what the Router keeps beside it; set once
 
