@@ -6,20 +6,12 @@ import "github.com/warmpath/warmpath/balancer/policy"
 // is no [policy.CacheObserver] or the Router is closed. Ids that are not in the fleet are
 // ignored by the policy. One goroutine at a time per replica calls it.
 func (r *Router) CacheChanged(changes []policy.CacheChange) {
-	if !r.ObservesCache() || !r.enter() {
-		return
-	}
-	defer r.leave()
-	if r.cacheObs != nil {
-		r.cacheObs.CacheChanged(changes)
-	}
-	if s := r.shadow; s != nil && s.cacheObs != nil {
-		s.cacheObs.CacheChanged(changes)
+	if r.ObservesCache() && r.gate.enter() {
+		defer r.gate.leave()
+		r.hosted.cacheChanged(changes)
 	}
 }
 
 // ObservesCache reports whether the policy or its shadow is a [policy.CacheObserver]: whether
 // CacheChanged does anything.
-func (r *Router) ObservesCache() bool {
-	return r.cacheObs != nil || r.shadow != nil && r.shadow.cacheObs != nil
-}
+func (r *Router) ObservesCache() bool { return r.hosted.observeCache() }

@@ -65,21 +65,8 @@ func (r *Router) SetFleet(members []Member) {
 			r.depart(rep)
 		}
 	}
-	r.notify(policy.FleetChange{Added: added, Removed: removed})
+	r.hosted.fleetChanged(policy.FleetChange{Added: added, Removed: removed})
 	r.publish(next)
-}
-
-// notify calls the policies that observe the fleet. Called with mu held.
-func (r *Router) notify(c policy.FleetChange) {
-	if len(c.Added)+len(c.Removed)+len(c.Connected)+len(c.Disconnected) == 0 {
-		return
-	}
-	if r.fleetObs != nil {
-		r.fleetObs.FleetChanged(c)
-	}
-	if s := r.shadow; s != nil && s.fleetObs != nil {
-		s.fleetObs.FleetChanged(c)
-	}
 }
 
 // replica returns the Replica of a member at a place in the fleet, with the live
@@ -162,9 +149,9 @@ func (r *Router) SetConnected(id string, up bool) {
 	r.connects(liveOf(rep), up)
 	changed := []*policy.Replica{rep}
 	if up {
-		r.notify(policy.FleetChange{Connected: changed})
+		r.hosted.fleetChanged(policy.FleetChange{Connected: changed})
 	} else {
-		r.notify(policy.FleetChange{Disconnected: changed})
+		r.hosted.fleetChanged(policy.FleetChange{Disconnected: changed})
 	}
 	r.show(v.changed(rep, up, &r.opts))
 }
@@ -204,7 +191,7 @@ func (r *Router) SetConnections(up func(*policy.Replica) bool) {
 		r.connects(liveOf(rep), !rep.Connected())
 	}
 	if len(c.Connected)+len(c.Disconnected) > 0 {
-		r.notify(c)
+		r.hosted.fleetChanged(c)
 		r.publish(v.fleet)
 	}
 }

@@ -84,7 +84,7 @@ func (r *Router) book(q *policy.Request, v *view, b *Reservation, now time.Time)
 	d := &b.Decision
 	d.State().Plain = q.State().Plain
 	if r.shadow != nil {
-		r.shadow.choose(q, v, d, r.off.Load() || q.State().Query)
+		r.shadow.choose(q, v, d, r.rollout.off.Load() || q.State().Query)
 	}
 	l := liveOf(d.Replica)
 	book := l.Book.Load()
@@ -115,7 +115,7 @@ func (r *Router) decide(q *policy.Request, v *view, d *policy.Decision) error {
 		if err := v.pinned(q, d); err != nil {
 			return err
 		}
-		if r.routeObs != nil && !q.State().Plain {
+		if r.own.route != nil && !q.State().Plain {
 			d.MatchedTokens = matched(r.opts.Policy, q, v, d.Replica)
 		}
 	default:
@@ -149,7 +149,7 @@ func (r *Router) ask(q *policy.Request, v *view, d *policy.Decision) error {
 		*d = previewer.Preview(q, v)
 	} else {
 		*d = p.Choose(q, v)
-		d.State().Chosen = r.backObs != nil && d.Replica != nil && !q.State().Plain
+		d.State().Chosen = r.own.back != nil && d.Replica != nil && !q.State().Plain
 	}
 	if d.Replica == nil || v.current(d.Replica) != d.Replica || !v.Available(q, d.Replica) {
 		picked := *d
@@ -179,7 +179,7 @@ func (r *Router) corrected(q *policy.Request, v *view, picked *policy.Decision) 
 // takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.
 func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	s, x := r.shadow, shadowOf(q)
-	shades := s != nil && s.backObs != nil && x != nil && x.decided && x.decision.Replica != nil
+	shades := s != nil && s.back != nil && x != nil && x.decided && x.decision.Replica != nil
 	if !d.State().Chosen && !shades {
 		return
 	}
@@ -188,7 +188,7 @@ func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	r.withdrawn(q, d)
 	if shades {
 		x.decided = false
-		s.backObs.Withdrawn(&x.request, x.decision)
+		s.back.Withdrawn(&x.request, x.decision)
 	}
 }
 
@@ -196,7 +196,7 @@ func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 func (r *Router) withdrawn(q *policy.Request, d *policy.Decision) {
 	if d.State().Chosen {
 		d.State().Chosen = false
-		r.backObs.Withdrawn(q, *d)
+		r.own.back.Withdrawn(q, *d)
 	}
 }
 

@@ -60,7 +60,7 @@ func (r *Router) Report(id string, report ReplicaReport) {
 }
 
 // TakesReports reports whether Report does anything.
-func (r *Router) TakesReports() bool { return r.takesLoad || r.sizeObs != nil }
+func (r *Router) TakesReports() bool { return r.takesLoad || r.own.size != nil }
 
 // expire drops the reports that are too old. Called with mu held, at a pick, if there
 // are any.
@@ -98,14 +98,8 @@ func (r *Router) ReplicaCapacity(id string, kvTokens int) {
 	if rep == nil || kvTokens <= 0 || liveOf(rep).KVTokens.Swap(int64(kvTokens)) == int64(kvTokens) {
 		return
 	}
-	if !r.enter() {
-		return
-	}
-	defer r.leave()
-	if r.sizeObs != nil {
-		r.sizeObs.ReplicaCapacity(id, kvTokens)
-	}
-	if s := r.shadow; s != nil && s.sizeObs != nil {
-		s.sizeObs.ReplicaCapacity(id, kvTokens)
+	if r.gate.enter() {
+		defer r.gate.leave()
+		r.hosted.replicaCapacity(id, kvTokens)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
 
@@ -14,40 +15,56 @@ import (
 // errNoPlain refuses a rollout without a policy for the rest.
 var errNoPlain = errors.New("router: a Rollout needs Options.Plain")
 
+// A rollout is the [policy.Rollout] in force.
+type rollout struct {
+	sharing atomic.Bool // false where the policy decides for all
+	off     atomic.Bool
+	share   atomic.Uint64 // math.Float64bits
+}
+
+func (o *rollout) set(t policy.Rollout) {
+	o.share.Store(math.Float64bits(t.Share))
+	o.off.Store(t.Off)
+	o.sharing.Store(partial(t))
+}
+
+// partial reports whether the policy does not decide for all.
+func partial(t policy.Rollout) bool { return t.Share < 1 || t.Off }
+
+func (o *rollout) decides(q *policy.Request) bool {
+	if !o.sharing.Load() {
+		return true
+	}
+	if o.off.Load() {
+		return false
+	}
+	s := q.State()
+	if s.Side == state.Undecided {
+		s.Side = state.ByPlain
+		if draw(q) < math.Float64frombits(o.share.Load()) {
+			s.Side = state.ByPolicy
+		}
+	}
+	return s.Side == state.ByPolicy
+}
+
 // SetRollout puts a rollout into force, on picks that begin. The state of the policy stays.
 func (r *Router) SetRollout(t policy.Rollout) error {
-	all := t.Share >= 1 && !t.Off
-	if r.opts.Plain == nil && !all {
+	if r.opts.Plain == nil && partial(t) {
 		return errNoPlain
 	}
-	r.share.Store(math.Float64bits(t.Share))
-	r.off.Store(t.Off)
-	r.sharing.Store(!all)
-	if all {
+	r.rollout.set(t)
+	if partial(t) {
+		r.shared.slow.Or(rolling)
+	} else {
 		r.shared.slow.And(^uint32(rolling))
-		return nil
 	}
-	r.shared.slow.Or(rolling)
 	return nil
 }
 
 // Decides reports whether the policy decides for a request, and not Options.Plain. It stays so for the life of the
 // request, but for the kill switch.
-func (r *Router) Decides(q *policy.Request) bool {
-	if !r.sharing.Load() {
-		return true
-	}
-	if r.off.Load() {
-		return false
-	}
-	if q.State().Side == state.Undecided {
-		q.State().Side = state.ByPlain
-		if draw(q) < math.Float64frombits(r.share.Load()) {
-			q.State().Side = state.ByPolicy
-		}
-	}
-	return q.State().Side == state.ByPolicy
-}
+func (r *Router) Decides(q *policy.Request) bool { return r.rollout.decides(q) }
 
 // rolloutSeed keeps the draw apart from every other use of a session's hash.
 const rolloutSeed = 0x726f_6c6c_6f75_7401

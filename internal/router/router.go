@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -19,27 +18,18 @@ type Router struct {
 	opts       Options
 	prepares   bool
 	callsOut   bool
-	takesLoad  bool // reports of it
-	learns     bool // rates
-	routeObs   policy.RouteObserver
-	endObs     policy.CompletionObserver
-	backObs    policy.WithdrawalObserver
-	fleetObs   policy.FleetObserver
-	cacheObs   policy.CacheObserver
-	sizeObs    policy.CapacityObserver
-	closer     io.Closer
+	takesLoad  bool      // reports of it
+	learns     bool      // rates
+	own        observers // of the policy
+	hosted     hosted
+	gate       gate
 	prepErrors atomic.Int64
-	textErrors atomic.Int64
 	// corrections are the picks of a policy that the Router replaced.
 	corrections atomic.Int64
-	tokenizes   bool
+	tokens      tokenizing
 	shadow      *shadow // nil = none
-	sink        atomic.Pointer[RouteSink]
-
-	// The Rollout in force; sharing is false where the policy decides for all.
-	sharing atomic.Bool
-	off     atomic.Bool
-	share   atomic.Uint64 // math.Float64bits
+	routes      routes
+	rollout     rollout
 
 	// view is replaced under mu and read without it.
 	view atomic.Pointer[view]
@@ -70,11 +60,6 @@ type Router struct {
 	quick    policy.QuickChooser // what picks without mu, or nil
 	rates    rates
 	sessions *sessions // nil where no replica keeps its sessions while it drains
-
-	// inside is held for reading while a policy that is a Closer is called
-	// outside mu, and for writing while it is closed. Never taken with mu held.
-	inside     sync.RWMutex
-	closerDone bool
 }
 
 // NewRouter returns a Router over an empty fleet.
@@ -107,15 +92,17 @@ func NewRouter(o Options) (*Router, error) {
 	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {
 		r.sessions = newSessions()
 	}
-	r.tokenizes = o.Tokenizer != nil && uses&policy.UsesPrompt != 0
-	r.routeObs, _ = o.Policy.(policy.RouteObserver)
-	r.endObs, _ = o.Policy.(policy.CompletionObserver)
-	r.backObs, _ = o.Policy.(policy.WithdrawalObserver)
-	r.fleetObs, _ = o.Policy.(policy.FleetObserver)
-	r.cacheObs, _ = o.Policy.(policy.CacheObserver)
-	r.sizeObs, _ = o.Policy.(policy.CapacityObserver)
-	r.closer = closerOf(o)
-	if _, closes := o.Policy.(io.Closer); r.routeObs == nil && r.endObs == nil && !closes && o.Shadow == nil {
+	if uses&policy.UsesPrompt != 0 {
+		r.tokens.tokenizer = o.Tokenizer
+	}
+	r.own = observersOf(o.Policy)
+	r.hosted = hosted{&r.own}
+	if r.shadow != nil {
+		r.hosted = append(r.hosted, &r.shadow.observers)
+	}
+	r.routes.reporter, _ = o.Policy.(policy.SuperblockReporter)
+	r.gate.closer = closerOf(o)
+	if _, closes := o.Policy.(io.Closer); r.own.route == nil && r.own.end == nil && !closes && o.Shadow == nil {
 		r.quick = quick
 	}
 	r.view.Store(&view{fleet: &membership{byID: map[string]*policy.Replica{}}, shared: r.shared})
@@ -127,14 +114,14 @@ func (r *Router) Policy() policy.Policy { return r.opts.Policy }
 
 // Uses returns what the policy looks at, its shadow, and a Rollout.
 func (r *Router) Uses() policy.Uses {
-	if r.off.Load() {
+	if r.rollout.off.Load() {
 		return 0
 	}
 	uses := usesOf(r.opts.Policy)
 	if r.shadow != nil {
 		uses |= usesOf(r.shadow.policy)
 	}
-	if r.sharing.Load() {
+	if r.rollout.sharing.Load() {
 		uses |= policy.UsesSession
 	}
 	return uses
@@ -150,7 +137,7 @@ func usesOf(p policy.Policy) policy.Uses {
 // Observes reports whether how calls end is of use: whether Complete
 // does anything.
 func (r *Router) Observes() bool {
-	return r.endObs != nil || r.backObs != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
+	return r.own.end != nil || r.own.back != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
 }
 
 // Corrections returns how often the policy picked a replica that the request may not be given, whether or not it waits.
@@ -170,10 +157,10 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 		return
 	}
 	v := r.view.Load()
-	if r.prepared(q, v) || !r.enter() {
+	if r.prepared(q, v) || !r.gate.enter() {
 		return
 	}
-	defer r.leave()
+	defer r.gate.leave()
 	if q.State().Prepared != any(r) {
 		q.State().Prepared, q.Prepared, q.State().Tokenized = r, nil, false // another policy's is of no use
 	}
@@ -183,13 +170,13 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 		q.State().Epoch = v.fleet.epoch
 		return
 	}
-	r.tokenize(ctx, q)
+	r.tokens.run(ctx, q)
 	if r.callsOut {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
 		defer cancel()
 	}
-	if decides && (q.Pin == "" || r.routeObs != nil) {
+	if decides && (q.Pin == "" || r.own.route != nil) {
 		if err := r.opts.Policy.Prepare(ctx, q, v); err != nil {
 			r.prepErrors.Add(1)
 		}
@@ -202,7 +189,7 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 
 // needsPrepare reports whether a request is prepared. One that is pinned is where its route is observed.
 func (r *Router) needsPrepare(q *policy.Request) bool {
-	return r.prepares && (q.Pin == "" || r.routeObs != nil || r.shades() && r.shadow.routeObs != nil)
+	return r.prepares && (q.Pin == "" || r.own.route != nil || r.shades() && r.shadow.route != nil)
 }
 
 func (r *Router) prepared(q *policy.Request, v *view) bool {
@@ -240,14 +227,14 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 		r.takeBack(q, &d)
 	}
 	if o.Prefilled() {
-		r.shareRoute(&d, d.State().Route)
+		r.routes.share(&d, d.State().Route)
 	}
-	if r.endObs == nil && r.shadow == nil || d.Replica == nil || !r.enter() {
+	if r.own.end == nil && r.shadow == nil || d.Replica == nil || !r.gate.enter() {
 		return
 	}
-	defer r.leave()
-	if r.endObs != nil && d.State().Observed {
-		r.endObs.Completed(q, d, o)
+	defer r.gate.leave()
+	if r.own.end != nil && d.State().Observed {
+		r.own.end.Completed(q, d, o)
 	}
 	if r.shadow != nil {
 		r.shadow.completed(q, o)
@@ -258,50 +245,25 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 	if r.sessions != nil {
 		r.sessions.note(q.Session, liveOf(b.Decision.Replica))
 	}
-	sink := r.sink.Load()
-	if r.routeObs == nil && r.endObs == nil && r.shadow == nil && sink == nil || !r.enter() {
+	sink := r.routes.sink.Load()
+	if r.own.route == nil && r.own.end == nil && r.shadow == nil && sink == nil || !r.gate.enter() {
 		return
 	}
-	defer r.leave()
+	defer r.gate.leave()
 	if sink != nil {
-		r.noteRoute(q, &b.Decision)
+		r.routes.note(q, &b.Decision)
 	}
 	b.Decision.State().Observed = !b.Decision.State().Plain
-	if r.routeObs != nil && b.Decision.State().Observed {
-		r.routeObs.Routed(q, b.Decision)
+	if r.own.route != nil && b.Decision.State().Observed {
+		r.own.route.Routed(q, b.Decision)
 	}
 	if r.shadow != nil {
 		r.shadow.routed(q)
 	}
 }
 
-// enter reports whether the policy may still be called outside mu. A policy that
-// is a Closer is held open until leave.
-func (r *Router) enter() bool {
-	if r.closer == nil {
-		return true
-	}
-	if !r.inside.TryRLock() { // it is about to be closed
-		return false
-	}
-	if r.closerDone {
-		r.inside.RUnlock()
-		return false
-	}
-	return true
-}
-
-func (r *Router) leave() {
-	if r.closer != nil {
-		r.inside.RUnlock()
-	}
-}
-
-// CloseTimeout is how long Router.Close waits for the policy at most.
-const CloseTimeout = time.Second
-
 // Closes reports whether the Router holds what Close gives back.
-func (r *Router) Closes() bool { return r.closer != nil }
+func (r *Router) Closes() bool { return r.gate.closer != nil }
 
 // Close wakes every request in the queue with ErrClosed, fails later picks, and
 // closes the policy if it is an io.Closer, once the calls of the policy that are
@@ -318,28 +280,5 @@ func (r *Router) Close() error {
 	r.requeue(r.view.Load())
 	r.alarm.off()
 	r.mu.Unlock()
-	if r.closer == nil {
-		return nil
-	}
-	done := make(chan error, 1)
-	go func() { done <- r.closePolicy() }()
-	late := time.NewTimer(CloseTimeout)
-	defer late.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-late.C:
-		return fmt.Errorf("router: closing the policy takes longer than %v", CloseTimeout)
-	}
-}
-
-// closePolicy waits for the calls of the policy that are under way; later ones are not made.
-func (r *Router) closePolicy() error {
-	r.inside.Lock()
-	r.closerDone = true
-	r.inside.Unlock()
-	if err := r.closer.Close(); err != nil {
-		return fmt.Errorf("router: closing the policy: %w", err)
-	}
-	return nil
+	return r.gate.close()
 }

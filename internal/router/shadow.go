@@ -13,12 +13,7 @@ type shadow struct {
 	policy   policy.Policy
 	name     string
 	predicts bool // how much of a prompt any replica has cached
-	routeObs policy.RouteObserver
-	endObs   policy.CompletionObserver
-	backObs  policy.WithdrawalObserver
-	fleetObs policy.FleetObserver
-	cacheObs policy.CacheObserver
-	sizeObs  policy.CapacityObserver
+	observers
 
 	decisions, differs, none       atomic.Int64
 	prompt, matched, matchedActual atomic.Int64
@@ -32,12 +27,7 @@ func newShadow(p policy.Policy, name string) *shadow {
 	if _, ok := p.(policy.Previewer); ok {
 		s.predicts = usesOf(p)&policy.UsesPrompt != 0
 	}
-	s.routeObs, _ = p.(policy.RouteObserver)
-	s.endObs, _ = p.(policy.CompletionObserver)
-	s.backObs, _ = p.(policy.WithdrawalObserver)
-	s.fleetObs, _ = p.(policy.FleetObserver)
-	s.cacheObs, _ = p.(policy.CacheObserver)
-	s.sizeObs, _ = p.(policy.CapacityObserver)
+	s.observers = observersOf(p)
 	return s
 }
 
@@ -98,8 +88,8 @@ func Shadow(q *policy.Request) (name string, d policy.Decision, actual int, ok b
 	return x.policy, x.decision, x.actual, true
 }
 
-// shades reports whether the shadow is to be asked.
-func (r *Router) shades() bool { return r.shadow != nil && !r.off.Load() }
+// shades reports whether the shadow is to be called.
+func (r *Router) shades() bool { return r.shadow != nil && !r.rollout.off.Load() }
 
 // prepare lets the shadow prepare a request, of which it has a copy.
 func (s *shadow) prepare(ctx context.Context, r *Router, q *policy.Request, v *view) {
@@ -168,8 +158,8 @@ func (s *shadow) routed(q *policy.Request) {
 		return
 	}
 	x.observed = true
-	if s.routeObs != nil {
-		s.routeObs.Routed(&x.request, x.led)
+	if s.route != nil {
+		s.route.Routed(&x.request, x.led)
 	}
 }
 
@@ -179,11 +169,11 @@ func (s *shadow) completed(q *policy.Request, o policy.Outcome) {
 		return
 	}
 	x.observed = false
-	if s.endObs == nil {
+	if s.end == nil {
 		return
 	}
 	if x.decision.Replica != x.led.Replica {
 		o.Usage = policy.NoUsage
 	}
-	s.endObs.Completed(&x.request, x.led, o)
+	s.end.Completed(&x.request, x.led, o)
 }
