@@ -118,7 +118,7 @@ func BenchmarkReleaseWithWaiters(b *testing.B) {
 			bk, ctx := pick(b, r, &policy.Request{Pin: "a"}), context.Background()
 			next := make([]*waiter, 0, 1001)
 			enqueue := func() {
-				w, _ := r.pickOrEnqueue(ctx, &policy.Request{Session: session}, new(Reservation))
+				w, _ := pickOrEnqueue(r, ctx, &policy.Request{Session: session}, new(Reservation))
 				next = append(next, w)
 			}
 			for range 1000 {
@@ -143,7 +143,7 @@ func BenchmarkSetConnectedWithWaiters(b *testing.B) {
 		pick(b, r, new(policy.Request))
 	}
 	for range 1000 {
-		_, _ = r.pickOrEnqueue(context.Background(), new(policy.Request), new(Reservation))
+		_, _ = pickOrEnqueue(r, context.Background(), new(policy.Request), new(Reservation))
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {

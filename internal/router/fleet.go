@@ -18,7 +18,7 @@ import (
 func (r *Router) SetFleet(members []Member) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
+	if r.queue.closed {
 		return
 	}
 	old := r.view.Load()
@@ -169,7 +169,7 @@ func (r *Router) SetStreams(id string, n int) {
 	}
 	liveOf(rep).streams = int64(n)
 	liveOf(rep).bound()
-	r.serve(v, id)
+	r.queue.serve(id)
 }
 
 // SetConnections is SetConnected for every replica of the fleet at once. up is called under the Router's lock and
@@ -213,6 +213,6 @@ func (r *Router) publish(m *membership) {
 // show puts a View into force and lets the queue choose again. Called with mu held.
 func (r *Router) show(v *view) {
 	r.view.Store(v)
-	r.requeue(v)
+	r.queue.requeue()
 	r.hold()
 }

@@ -19,7 +19,7 @@ func (r *Router) honour(q *policy.Request, id string, d policy.Decision, b *Rese
 	defer r.mu.Unlock()
 	now := r.attend(q)
 	v := r.view.Load()
-	r.tick(v)
+	r.queue.tick()
 	rep := v.ByID(id)
 	q.State().AnyModel, q.State().Plain = v.anyModel(q), !r.Decides(q)
 	if rep != nil {
@@ -28,7 +28,7 @@ func (r *Router) honour(q *policy.Request, id string, d policy.Decision, b *Rese
 	switch {
 	case b.held:
 		return ErrHeld
-	case r.closed:
+	case r.queue.closed:
 		return ErrClosed
 	case rep == nil || !v.usable(q, rep) || !r.outliers.AdmitsAssigned(liveOf(rep).outlier):
 		return ErrNoSuchReplica

@@ -95,7 +95,7 @@ func pick(t testing.TB, r *Router, q *policy.Request) *Reservation {
 // enqueue lets a request wait without a goroutine.
 func enqueue(t testing.TB, r *Router, q *policy.Request) *waiter {
 	t.Helper()
-	w, err := r.pickOrEnqueue(t.Context(), q, new(Reservation))
+	w, err := pickOrEnqueue(r, t.Context(), q, new(Reservation))
 	require.NoError(t, err)
 	require.NotNil(t, w, "booked at once")
 	return w
@@ -127,4 +127,13 @@ func meanLoad(v policy.View) float64 {
 		sum += v.Load(r)
 	}
 	return sum / max(float64(len(v.Connected())), 1)
+}
+
+// pickOrEnqueue reserves at once, or returns the waiter it put into the queue.
+func pickOrEnqueue(r *Router, ctx context.Context, q *policy.Request, b *Reservation) (*waiter, error) {
+	t, err := r.enqueue(ctx, q, b, false)
+	if t == nil {
+		return nil, err
+	}
+	return t.w, err
 }

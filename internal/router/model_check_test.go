@@ -197,7 +197,7 @@ func (m *model) finish() {
 			m.clock.advance(mostHold)
 		}
 		m.collect()
-		require.True(m.t, len(m.live) < before || m.one((*call).holds) != nil || len(m.r.marked) > 0, "nobody serves them")
+		require.True(m.t, len(m.live) < before || m.one((*call).holds) != nil || len(m.r.queue.marked) > 0, "nobody serves them")
 		m.check()
 	}
 	for _, rep := range m.r.View().Replicas() {
@@ -206,8 +206,8 @@ func (m *model) finish() {
 		require.Zero(m.t, liveOf(rep).waiters.len())
 	}
 	require.Zero(m.t, m.r.Queued())
-	require.Zero(m.t, m.r.free.len())
+	require.Zero(m.t, m.r.queue.free.len())
 	require.Empty(m.t, m.r.departed)
-	require.Zero(m.t, m.r.waiting.len())
+	require.Zero(m.t, m.r.queue.waiting.len())
 	require.NoError(m.t, m.r.Close())
 }

@@ -175,7 +175,7 @@ func (m *hospital) arrive() {
 		p.q.Pin = m.some()
 	}
 	var err error
-	p.w, err = m.r.pickOrEnqueue(m.Context(), p.q, p.b)
+	p.w, err = pickOrEnqueue(m.r, m.Context(), p.q, p.b)
 	if err != nil {
 		for _, rep := range m.r.View().Connected() {
 			require.False(m, m.may(p.q, rep), "refused although %s may serve it: %v", rep.ID, err)

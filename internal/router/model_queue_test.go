@@ -139,10 +139,10 @@ func (l *line) len() int { return len(l.all(nil)) }
 // checkQueue checks what holds of everybody who waits, and of marks and alarm.
 func (m *model) checkQueue() {
 	t, r := m.t, m.r
-	require.Equal(t, r.queued, r.waiting.len())
-	for i := range r.waiting.levels {
+	require.Equal(t, r.queue.queued, r.queue.waiting.len())
+	for i := range r.queue.waiting.levels {
 		var last *waiter
-		for e := r.waiting.levels[i].Front(); e != nil; e = e.Next() {
+		for e := r.queue.waiting.levels[i].Front(); e != nil; e = e.Next() {
 			w := e.Value.(*waiter)
 			require.Equal(t, i, level(w.q.Priority))
 			if last != nil {
@@ -156,7 +156,7 @@ func (m *model) checkQueue() {
 			last = w
 		}
 	}
-	all := r.waiting.all(nil)
+	all := r.queue.waiting.all(nil)
 	for _, w := range all {
 		behind := 0
 		for _, o := range all {
@@ -164,10 +164,10 @@ func (m *model) checkQueue() {
 				behind++
 			}
 		}
-		require.Equal(t, behind, r.waiting.before(w))
+		require.Equal(t, behind, r.queue.waiting.before(w))
 	}
 	marked := map[*live]bool{}
-	for _, l := range r.marked {
+	for _, l := range r.queue.marked {
 		require.False(t, marked[l.l], "marked twice")
 		marked[l.l] = true
 	}
@@ -191,8 +191,8 @@ func (m *model) checkQueue() {
 		}
 	}
 	require.LessOrEqual(t, m.clock.armed(), 1)
-	if r.queued > 0 && !first.IsZero() {
+	if r.queue.queued > 0 && !first.IsZero() {
 		require.Equal(t, 1, m.clock.armed(), "nobody wakes those who wait for a marked replica")
-		require.False(t, r.alarm.at.After(first))
+		require.False(t, r.queue.alarm.at.After(first))
 	}
 }

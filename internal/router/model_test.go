@@ -206,7 +206,7 @@ func (m *model) arrive(q *policy.Request) {
 	m.arrived = q
 	var err error
 	if waits {
-		c.w, err = m.r.pickOrEnqueue(m.t.Context(), q, c.b)
+		c.w, err = pickOrEnqueue(m.r, m.t.Context(), q, c.b)
 	} else {
 		err = m.r.Pick(m.t.Context(), q, c.b)
 	}
@@ -311,7 +311,7 @@ func (m *model) cancel(c *call) {
 	ctx, cancel := context.WithCancel(m.t.Context())
 	cancel()
 	served := !c.w.waiting
-	err := m.r.abandon(endOf(ctx), c.w)
+	err := (&Ticket{m.r, c.w}).GiveUp(endOf(ctx))
 	var we *WaitError
 	require.ErrorAs(m.t, err, &we)
 	require.ErrorIs(m.t, err, context.Canceled)

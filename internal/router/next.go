@@ -49,7 +49,7 @@ func (r *Router) next(q *policy.Request, previewer policy.Previewer) policy.Deci
 	r.view.Load().narrow(q)
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
-	if r.closed {
+	if r.queue.closed {
 		return policy.Decision{}
 	}
 	v := r.view.Load()

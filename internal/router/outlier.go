@@ -54,10 +54,10 @@ func (r *Router) force() {
 	r.hold()
 	if r.seenFreed != freed {
 		r.seenFreed = freed
-		r.requeue(r.view.Load())
+		r.queue.requeue()
 	}
-	if r.queued > 0 {
-		r.arm()
+	if r.queue.queued > 0 {
+		r.queue.arm()
 	}
 }
 

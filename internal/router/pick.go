@@ -53,12 +53,12 @@ func (r *Router) pick(ctx context.Context, q *policy.Request, b *Reservation, in
 	defer r.mu.Unlock() // also when the policy panics
 	now := r.attend(q)
 	v := r.view.Load()
-	if len(r.marked) == 0 {
+	if len(r.queue.marked) == 0 {
 		return r.choose(q, v, b, now)
 	}
-	r.tick(v)
+	r.queue.tick()
 	err := r.choose(q, v, b, now)
-	for insists && err == ErrFull && r.insist(&b.Decision) { // each time there is a mark less
+	for insists && err == ErrFull && r.queue.insist(&b.Decision) { // each time there is a mark less
 		err = r.choose(q, v, b, now)
 	}
 	return err
@@ -105,7 +105,7 @@ func (r *Router) decide(q *policy.Request, v *view, d *policy.Decision) error {
 	v.narrow(q) // for a fleet that has changed since
 	q.State().Plain = !r.Decides(q)
 	switch {
-	case r.closed:
+	case r.queue.closed:
 		*d = policy.Decision{}
 		return ErrClosed
 	case len(v.connected) == 0:

@@ -136,7 +136,7 @@ func TestFullQueueTakesWhoIsBefore(t *testing.T) {
 	low := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
 	c.advance(2 * time.Second)
 
-	_, err := r.pickOrEnqueue(t.Context(), &policy.Request{Priority: policy.PriorityLow}, new(Reservation))
+	_, err := pickOrEnqueue(r, t.Context(), &policy.Request{Priority: policy.PriorityLow}, new(Reservation))
 	require.EqualError(t, err, "the queue is full (max_queued_requests): it would wait behind 3 others, of which the first has waited 27s")
 	high := enqueue(t, r, &policy.Request{Priority: policy.PriorityHigh})
 	require.False(t, low.waiting)
@@ -144,7 +144,7 @@ func TestFullQueueTakesWhoIsBefore(t *testing.T) {
 	require.EqualError(t, low.err, "waited 2s for a replica with room, behind 2 others, and made room for a request of higher priority: "+ErrQueueFull.Error())
 	enqueue(t, r, &policy.Request{Priority: policy.PriorityHigh})
 	require.ErrorIs(t, normal.err, ErrQueueFull, "the last of a lower priority")
-	_, err = r.pickOrEnqueue(t.Context(), &policy.Request{Priority: policy.PriorityHigh}, new(Reservation))
+	_, err = pickOrEnqueue(r, t.Context(), &policy.Request{Priority: policy.PriorityHigh}, new(Reservation))
 	require.ErrorIs(t, err, ErrQueueFull, "the low one has waited for so long that it is first")
 	require.Equal(t, 3, r.Queued())
 	held.Release()
@@ -188,7 +188,7 @@ func TestLineIsInOrder(t *testing.T) {
 		var back []*policy.Request
 		for range 40 {
 			q := &policy.Request{Priority: policy.Priority(rnd.IntN(5) - 2)}
-			r.came(q)
+			r.queue.number(q)
 			if rnd.IntN(4) == 0 {
 				back = append(back, q)
 				continue
@@ -202,9 +202,9 @@ func TestLineIsInOrder(t *testing.T) {
 		}
 		var last *waiter
 		for r.Queued() > 0 {
-			head := r.free.head()
-			require.Same(t, r.waiting.head(), head)
-			require.Zero(t, r.waiting.before(head), "seed %d", seed)
+			head := r.queue.free.head()
+			require.Same(t, r.queue.waiting.head(), head)
+			require.Zero(t, r.queue.waiting.before(head), "seed %d", seed)
 			if last != nil {
 				require.True(t, last.before(head), "seed %d", seed)
 			}

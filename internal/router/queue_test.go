@@ -143,7 +143,7 @@ func TestServedTooLate(t *testing.T) {
 	servedBy(t, late)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := r.abandon(endOf(ctx), late)
+	err := (&Ticket{r, late}).GiveUp(endOf(ctx))
 	require.ErrorIs(t, err, context.Canceled)
 	require.IsType(t, new(WaitError), err)
 	require.False(t, late.b.Held())

@@ -67,7 +67,7 @@ const (
 // waiter is counted before it looks at the books for the last time. Called with
 // mu held.
 func (r *Router) hold() {
-	if r.queued > 0 || len(r.departed) > 0 || !r.outliers.AllHealthy() || r.closed {
+	if r.queue.queued > 0 || len(r.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed {
 		r.shared.slow.Or(held)
 		return
 	}

@@ -81,17 +81,21 @@ func (r *Router) RefusedQuick(rep *policy.Replica, report ReplicaReport) {
 // refused marks a replica that refused, unless it has left. Called with mu held,
 // after the reservation was taken from the book.
 func (r *Router) refused(rep *policy.Replica) {
-	v := r.view.Load()
-	if now := v.ByID(rep.ID); now == nil || liveOf(now) != liveOf(rep) {
+	if now := r.view.Load().ByID(rep.ID); now == nil || liveOf(now) != liveOf(rep) {
 		r.forget(rep)
 		return
 	}
+	r.queue.mark(rep)
+}
+
+// mark marks a replica that refused.
+func (u *queue) mark(rep *policy.Replica) {
 	l := liveOf(rep)
-	l.refuse(r.opts.Now(), int64(rep.Ongoing()))
-	if !slices.ContainsFunc(r.marked, func(m mark) bool { return m.l == l }) {
-		r.marked = append(r.marked, mark{rep.ID, l})
+	l.refuse(u.opts.Now(), int64(rep.Ongoing()))
+	if !slices.ContainsFunc(u.marked, func(m mark) bool { return m.l == l }) {
+		u.marked = append(u.marked, mark{rep.ID, l})
 	}
-	r.arm()
+	u.arm()
 }
 
 // refuse sets the mark, or lowers what it allows. Of requests that were sent together
@@ -131,24 +135,24 @@ func (l *live) bound() {
 }
 
 // tick ends the marks whose time has come. Called with mu held, before a pick.
-func (r *Router) tick(v *view) {
-	if len(r.marked) == 0 {
+func (u *queue) tick() {
+	if len(u.marked) == 0 {
 		return
 	}
-	now := r.opts.Now()
-	for _, m := range r.marked {
+	now := u.opts.Now()
+	for _, m := range u.marked {
 		if m.l.refusals.marked && !now.Before(m.l.refusals.until) {
-			r.expired(v, m, now)
+			u.expired(m, now)
 		}
 	}
-	r.marked = slices.DeleteFunc(r.marked, func(m mark) bool { return !m.l.refusals.marked })
+	u.marked = slices.DeleteFunc(u.marked, func(m mark) bool { return !m.l.refusals.marked })
 }
 
 // expired ends a mark, or tries more while a request waits for the replica.
-func (r *Router) expired(v *view, m mark, now time.Time) {
+func (u *queue) expired(m mark, now time.Time) {
 	f := &m.l.refusals
 	ongoing := m.l.Book.Load() >> state.TokenBits
-	if r.queued == 0 || ongoing < f.most {
+	if u.queued == 0 || ongoing < f.most {
 		m.l.lift()
 		return
 	}
@@ -159,37 +163,37 @@ func (r *Router) expired(v *view, m mark, now time.Time) {
 	}
 	f.most, f.until = ongoing+f.more, now.Add(f.hold)
 	m.l.bound()
-	r.serve(v, m.id)
+	u.serve(m.id)
 }
 
 // arm sets the alarm for when, while a request waits, a replica may get room by time
 // alone: at the end of the first mark, or at the next look at those that are not well.
 // Called with mu held.
-func (r *Router) arm() {
-	if r.queued == 0 || r.closed || len(r.marked) == 0 && r.outliers.AllHealthy() {
-		r.alarm.off()
+func (u *queue) arm() {
+	if u.queued == 0 || u.closed || len(u.marked) == 0 && u.outliers.AllHealthy() {
+		u.alarm.off()
 		return
 	}
-	now := r.opts.Now()
+	now := u.opts.Now()
 	var first time.Time
 	sooner := func(at time.Time) {
 		if first.IsZero() || at.Before(first) {
 			first = at
 		}
 	}
-	for _, m := range r.marked {
+	for _, m := range u.marked {
 		if f := &m.l.refusals; f.marked {
 			sooner(f.until)
 		}
 	}
-	if !r.outliers.AllHealthy() {
-		sooner(later(r.outliers.Due(), now.Add(time.Millisecond)))
+	if !u.outliers.AllHealthy() {
+		sooner(later(u.outliers.Due(), now.Add(time.Millisecond)))
 	}
-	if first.IsZero() || first.Equal(r.alarm.at) {
+	if first.IsZero() || first.Equal(u.alarm.at) {
 		return
 	}
-	r.alarm.off()
-	r.alarm = alarm{at: first, stop: r.opts.AfterFunc(max(first.Sub(now), 0), r.ring)}
+	u.alarm.off()
+	u.alarm = alarm{at: first, stop: u.opts.AfterFunc(max(first.Sub(now), 0), u.host.ring)}
 }
 
 func later(a, b time.Time) time.Time {
@@ -203,27 +207,27 @@ func later(a, b time.Time) time.Time {
 func (r *Router) ring() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.alarm.at = time.Time{}
-	if r.closed {
+	r.queue.alarm.at = time.Time{}
+	if r.queue.closed {
 		return
 	}
 	if !r.outliers.AllHealthy() {
 		r.outliers.Look(r.opts.Now())
 		r.force()
 	}
-	r.tick(r.view.Load())
-	r.arm()
+	r.queue.tick()
+	r.queue.arm()
 }
 
 // insist takes the marks of the replicas away that a request would wait for, and reports
 // whether there were any: a request that cannot wait is better sent than failed for what
 // may be over, unless it would overtake one that does wait. Called with mu held.
-func (r *Router) insist(d *policy.Decision) bool {
-	if r.queued > 0 {
+func (u *queue) insist(d *policy.Decision) bool {
+	if u.queued > 0 {
 		return false
 	}
 	lifted := false
-	for _, m := range r.marked {
+	for _, m := range u.marked {
 		if d.WaitFor == nil || slices.ContainsFunc(d.WaitFor, func(w *policy.Replica) bool { return liveOf(w) == m.l }) {
 			lifted = m.l.lift() || lifted
 		}

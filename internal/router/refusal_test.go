@@ -33,7 +33,7 @@ func TestRefusedIsPassedOver(t *testing.T) {
 			c.advance(firstHold)
 			require.Equal(t, "r0", pick(t, r, &policy.Request{Pin: "r0"}).Decision.Replica.ID)
 			require.False(t, rep.Full())
-			require.Empty(t, r.marked)
+			require.Empty(t, r.queue.marked)
 			require.Zero(t, c.armed())
 		})
 	}
@@ -115,7 +115,7 @@ func TestRefusedLetsMoreThrough(t *testing.T) {
 	c.advance(time.Hour)
 	require.Zero(t, c.armed())
 	pick(t, r, new(policy.Request))
-	require.Empty(t, r.marked)
+	require.Empty(t, r.queue.marked)
 }
 
 func TestRefusedAgainAndAgain(t *testing.T) {
@@ -200,7 +200,7 @@ func TestManyClientsAtAFullReplica(t *testing.T) {
 	var send func(i int, q *policy.Request, b *Reservation)
 	arrive := func(i int, q *policy.Request) {
 		b := new(Reservation)
-		w, err := routers[i].pickOrEnqueue(t.Context(), q, b)
+		w, err := pickOrEnqueue(routers[i], t.Context(), q, b)
 		require.NoError(t, err)
 		if w != nil {
 			queue[i] = append(queue[i], w)

@@ -40,16 +40,10 @@ type Router struct {
 	// a host's own.
 	mu       sync.Mutex
 	shared   *shared
-	waiting  line // every request in the queue
-	free     line // of these, the ones that take any replica
-	queued   int
-	seq      uint64
-	marked   []mark // replicas that refused
-	alarm    alarm
+	queue    queue
 	departed map[string]*live // left the fleet with reservations under way
-	closed   bool
-	reports  []*live   // whose Report counts, or did until it was overtaken
-	expiry   time.Time // no report expires before
+	reports  []*live          // whose Report counts, or did until it was overtaken
+	expiry   time.Time        // no report expires before
 
 	numbers uint32
 
@@ -89,6 +83,7 @@ func NewRouter(o Options) (*Router, error) {
 	}
 	r.outliers = outlier.New(r.opts.Ejection, o.Now)
 	r.shared.outliers = r.outliers
+	r.queue.opts, r.queue.outliers, r.queue.host = &r.opts, r.outliers, r
 	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {
 		r.sessions = newSessions()
 	}
@@ -142,6 +137,9 @@ func (r *Router) Observes() bool {
 
 // Corrections returns how often the policy picked a replica that the request may not be given, whether or not it waits.
 func (r *Router) Corrections() int64 { return r.corrections.Load() }
+
+// current is View.
+func (r *Router) current() *view { return r.view.Load() }
 
 // View returns the current snapshot of the fleet.
 func (r *Router) View() policy.View { return r.view.Load() }
@@ -204,7 +202,7 @@ func (r *Router) lockPrepared(ctx context.Context, q *policy.Request) {
 		r.Prepare(ctx, q)
 		r.mu.Lock()
 		v := r.view.Load()
-		if !r.needsPrepare(q) || r.closed || r.prepared(q, v) {
+		if !r.needsPrepare(q) || r.queue.closed || r.prepared(q, v) {
 			return
 		}
 		r.mu.Unlock()
@@ -271,14 +269,22 @@ func (r *Router) Closes() bool { return r.gate.closer != nil }
 // on. Bookings may still be released.
 func (r *Router) Close() error {
 	r.mu.Lock()
-	if r.closed {
+	if r.queue.closed {
 		r.mu.Unlock()
 		return nil
 	}
-	r.closed = true
+	r.queue.closed = true
 	r.hold()
-	r.requeue(r.view.Load())
-	r.alarm.off()
+	r.queue.requeue()
+	r.queue.alarm.off()
 	r.mu.Unlock()
 	return r.gate.close()
+}
+
+// released does what the end of a reservation means to others. Called with mu held.
+func (r *Router) released(at *policy.Replica) {
+	if r.queue.queued > 0 {
+		r.queue.serve(at.ID)
+	}
+	r.forget(at)
 }
