@@ -21,6 +21,7 @@ type deployment struct {
 	picks  picks
 	moved  func() // called when the deployment begins or ceases to serve
 	dialer dialer
+	conns  conns
 
 	sources sources
 	polls   polls
@@ -55,7 +56,8 @@ func newDeployment(
 	d.dialer.log = d.log
 	d.sources = sources{deployment: name, log: d.log, now: now}
 	d.balance = balance{limits: &d.limits, picks: &d.picks, sources: &d.sources, polls: &d.polls}
-	d.polls = polls{log: d.log, now: now, dial: d.dialer.dial, stir: d.sources.stir}
+	d.conns.dial = d.dialer.dial
+	d.polls = polls{log: d.log, now: now, conns: &d.conns, stir: d.sources.stir}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, limits: &d.limits, tally: &d.tally,
 		leases: leases{prefix: name + "#"}, store: sharedstore.NewMemory(now),
@@ -110,7 +112,7 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 	}
 	old := d.hosted.Load()
 	if !old.suits(c.Config) {
-		next, err := host(c.Config, old, d.dialer.dial, d.log, d.now)
+		next, err := host(c.Config, old, &d.conns, d.log, d.now)
 		if err != nil {
 			return nil, err
 		}
@@ -174,6 +176,7 @@ func (d *deployment) refleet() bool {
 		return false
 	}
 	d.balance.forget(d.roster.has)
+	d.conns.setFleet(d.roster.order)
 	d.hosted.Load().take(d.roster.members(), d.roster.order)
 	d.polls.follow(d.roster.order)
 	d.catalogued()
@@ -226,5 +229,6 @@ func (d *deployment) close() {
 	}
 	d.picks.leases.close()
 	d.hosted.Load().close()
+	d.conns.close()
 	d.dialer.close()
 }

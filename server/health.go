@@ -3,14 +3,13 @@ package server
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -56,19 +55,18 @@ func (c *HealthCheck) validate() error {
 // maxChecking bounds the checks under way at once.
 const maxChecking = 256
 
-// A checker checks replicas, in rounds, each over a connection of its own that stays open.
+// A checker checks replicas in rounds. One goroutine uses it.
 type checker struct {
 	config   HealthCheck
 	log      *slog.Logger
 	now      func() time.Time
-	dial     func(described) (*grpc.ClientConn, error)
-	replicas map[string]*checked // by id; used by one goroutine
+	conns    *conns
+	replicas map[string]*checked // by id
 }
 
 // checked is one replica.
 type checked struct {
-	described
-	conn     *grpc.ClientConn
+	address  string
 	failures int // in a row
 	unwell   bool
 	symptom  symptom // while unwell
@@ -80,21 +78,27 @@ type symptom struct {
 	why   string
 }
 
-// maxWhy bounds what is kept of an error, in bytes.
+// maxWhy bounds an error that is kept, in bytes.
 const maxWhy = 300
 
-// round checks all replicas and returns those that do not serve.
+// round checks all members and returns those that do not serve.
 func (k *checker) round(ctx context.Context, members []described) map[string]symptom {
-	k.follow(members)
+	replicas := make(map[string]*checked, len(members))
 	var g errgroup.Group
 	g.SetLimit(maxChecking)
-	for _, c := range k.replicas {
+	for _, m := range members {
+		c := k.replicas[m.ID]
+		if c == nil || c.address != m.Address {
+			c = &checked{address: m.Address}
+		}
+		replicas[m.ID] = c
 		g.Go(func() error {
-			k.check(ctx, c)
+			k.check(ctx, m.ID, c)
 			return nil
 		})
 	}
 	_ = g.Wait()
+	k.replicas = replicas
 	unwell := make(map[string]symptom)
 	for id, c := range k.replicas {
 		if c.unwell {
@@ -104,57 +108,18 @@ func (k *checker) round(ctx context.Context, members []described) map[string]sym
 	return unwell
 }
 
-// follow connects to new replicas, and closes the connections of those that have left or moved.
-func (k *checker) follow(members []described) {
-	if k.replicas == nil {
-		k.replicas = make(map[string]*checked)
-	}
-	now := make(map[string]bool, len(members))
-	for _, m := range members {
-		now[m.ID] = true
-		if c := k.replicas[m.ID]; c != nil && c.Address == m.Address && c.ServerName == m.ServerName {
-			continue
-		}
-		k.drop(m.ID)
-		conn, err := k.dial(m)
-		if err != nil {
-			k.log.Warn("warmpath: a replica cannot be checked", "replica", m.ID, "error", err)
-			continue
-		}
-		k.replicas[m.ID] = &checked{described: m, conn: conn}
-	}
-	for id := range k.replicas {
-		if !now[id] {
-			k.drop(id)
-		}
-	}
-}
-
-func (k *checker) drop(id string) {
-	if c := k.replicas[id]; c != nil {
-		_ = c.conn.Close()
-		delete(k.replicas, id)
-	}
-}
-
-func (k *checker) close() {
-	for id := range k.replicas {
-		k.drop(id)
-	}
-}
-
-func (k *checker) check(ctx context.Context, c *checked) {
+func (k *checker) check(ctx context.Context, id string, c *checked) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(k.config.Timeout))
 	defer cancel()
-	a, err := healthpb.NewHealthClient(c.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: k.config.Service})
+	a, err := k.ask(ctx, id)
 	was := c.unwell
 	switch code := status.Code(err); {
 	case err == nil && a.GetStatus() == healthpb.HealthCheckResponse_SERVING, code == codes.Unimplemented:
 		c.failures, c.unwell = 0, false // a replica without the service answers, which is enough
 	case err == nil:
 		c.failures, c.unwell = k.config.Failures, true
-	case code == codes.Canceled:
-		return // the round is over
+	case code == codes.Canceled, errors.Is(err, context.Canceled):
+		return // the round is over, or the replica has left
 	default:
 		c.failures++
 		c.unwell = c.unwell || c.failures >= k.config.Failures
@@ -169,15 +134,22 @@ func (k *checker) check(ctx context.Context, c *checked) {
 	switch {
 	case c.unwell && !was:
 		c.symptom.since = k.now()
-		k.log.Warn("warmpath: a replica does not serve", "replica", c.ID, "address", c.Address, "why", c.symptom.why)
+		k.log.Warn("warmpath: a replica does not serve", "replica", id, "address", c.address, "why", c.symptom.why)
 	case was && !c.unwell:
-		k.log.Info("warmpath: a replica serves again", "replica", c.ID, "address", c.Address)
+		k.log.Info("warmpath: a replica serves again", "replica", id, "address", c.address)
 	}
+}
+
+func (k *checker) ask(ctx context.Context, id string) (*healthpb.HealthCheckResponse, error) {
+	conn, err := k.conns.connect(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: k.config.Service})
 }
 
 // run checks members until the context ends, and reports after each round those that do not serve.
 func (k *checker) run(ctx context.Context, members func() []described, report func(map[string]symptom)) {
-	defer k.close()
 	tick := time.NewTicker(time.Duration(k.config.Interval))
 	defer tick.Stop()
 	for {
@@ -218,38 +190,5 @@ func mark(all []described, unwell map[string]symptom) {
 		if is(&all[i]) {
 			all[i].Draining, all[i].marked = true, true
 		}
-	}
-}
-
-// checks runs the health checks of a deployment; errors are logged.
-type checks struct {
-	config *HealthCheck
-	cancel context.CancelFunc
-	done   sync.WaitGroup
-}
-
-// adjust runs the checks of a config, anew if it has changed.
-func (c *checks) adjust(config *HealthCheck, d *deployment) {
-	if c.config == config || c.config != nil && config != nil && *c.config == *config {
-		return
-	}
-	c.stop()
-	c.config = config
-	if config == nil {
-		d.checkedUp(nil)
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	c.cancel = cancel
-	k := &checker{config: *config, log: d.log, now: d.now, dial: d.dialer.dial}
-	members := func() []described { return d.sources.unregistered(d.members()) }
-	c.done.Go(func() { k.run(ctx, members, d.checkedUp) })
-}
-
-func (c *checks) stop() {
-	if c.cancel != nil {
-		c.cancel()
-		c.done.Wait()
-		c.cancel, c.config = nil, nil
 	}
 }

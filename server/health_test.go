@@ -58,16 +58,18 @@ func TestRoundsOfChecks(t *testing.T) {
 	plain := new(dialer)
 	plain.by.Store(new(reach))
 	clock := newClock()
-	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: clock.now, dial: plain.dial}
+	k := &checker{
+		config: HealthCheck{}.withDefaults(), log: discard, now: clock.now, conns: &conns{dial: plain.dial},
+	}
 	k.config.Timeout *= 20
-	defer k.close()
-	round := func(members []described) []string { return slices.Sorted(maps.Keys(k.round(t.Context(), members))) }
+	defer k.conns.close()
+	round := func(members []described) []string { return slices.Sorted(maps.Keys(k.over(t, members))) }
 	require.Empty(t, round(members), "one failure is not enough")
 	found := clock.now()
 	require.Equal(t, []string{"gone"}, round(members))
 	well.SetServingStatus("", notServing)
 	clock.advance(time.Minute)
-	unwell := k.round(t.Context(), members)
+	unwell := k.over(t, members)
 	require.Len(t, unwell, 2, "what a replica says of itself is enough")
 	require.Equal(t, symptom{clock.now(), "NOT_SERVING"}, unwell["well"])
 	require.Equal(t, found, unwell["gone"].since)
@@ -81,7 +83,7 @@ func TestRoundsOfChecks(t *testing.T) {
 	k.config.Service = "model"
 	round(moved)
 	require.Equal(t, []string{"gone", "well"}, round(moved), "the service is not theirs")
-	require.Empty(t, k.round(t.Context(), nil))
+	require.Empty(t, k.over(t, nil))
 	require.Empty(t, k.replicas)
 }
 
@@ -176,7 +178,17 @@ func TestMark(t *testing.T) {
 	require.Equal(t, []string{"b", "c"}, drains("b", "gone"))
 }
 
-// With replica_tls the server checks who it asks, shows its own certificate, and takes both from the files as they are.
+// over is a round over a fleet of these members.
+func (k *checker) over(t *testing.T, members []described) map[string]symptom {
+	order := make([]*member, len(members))
+	for i := range members {
+		order[i] = &member{described: members[i]}
+	}
+	k.conns.setFleet(order)
+	return k.round(t.Context(), members)
+}
+
+// With replica_tls the server verifies the replica, presents its own certificate, and takes both from the files as they are.
 func TestReplicasAreReachedByTLS(t *testing.T) {
 	a := newAuthority(t)
 	dir := tlsFiles(t, a)
@@ -193,22 +205,22 @@ deployments:
     replica_tls: {ca: `+dir.path("ca.pem")+", cert: "+dir.path("cert.pem")+", key: "+dir.path("key.pem")+`}
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
-	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: d.now, dial: d.dialer.dial}
+	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: d.now, conns: &conns{dial: d.dialer.dial}}
 	k.config.Timeout *= 20
 	k.config.Failures = 1
-	defer k.close()
-	require.Empty(t, k.round(t.Context(), d.sources.unregistered(d.members())))
+	defer k.conns.close()
+	require.Empty(t, k.over(t, d.sources.unregistered(d.members())))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
-	require.Contains(t, k.round(t.Context(), []described{misnamed}), "a", "the name is not its own")
-	require.Empty(t, k.round(t.Context(), d.sources.unregistered(d.members())))
+	require.Contains(t, k.over(t, []described{misnamed}), "a", "the name is not its own")
+	require.Empty(t, k.over(t, d.sources.unregistered(d.members())))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
-		k.round(t.Context(), nil) // so that it is connected anew
-		return len(k.round(t.Context(), d.sources.unregistered(d.members()))) > 0
+		k.over(t, nil) // so that it is connected anew
+		return len(k.over(t, d.sources.unregistered(d.members()))) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
-	k.round(t.Context(), nil)
+	k.over(t, nil)
 	require.NoError(t, d.dialer.use(nil))
-	require.Contains(t, k.round(t.Context(), d.sources.unregistered(d.members())), "a", "plaintext")
+	require.Contains(t, k.over(t, d.sources.unregistered(d.members())), "a", "plaintext")
 }

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -9,8 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	_ "github.com/warmpath/warmpath/balancer/kvevents" // KV events over ZeroMQ
@@ -35,7 +32,6 @@ type hosted struct {
 	// These are nil where the policy does not use caches.
 	index  *index
 	events *kvevents.Manager
-	calls  *calls
 	routes *routes         // of replicas that publish no events
 	own    router.RouteLog // of the picks made here since the last interval
 
@@ -44,7 +40,7 @@ type hosted struct {
 
 // host builds the Router of a config. old is the one before, or nil.
 func host(
-	c policy.Config, old *hosted, dial func(described) (*grpc.ClientConn, error), log *slog.Logger, now func() time.Time,
+	c policy.Config, old *hosted, conns *conns, log *slog.Logger, now func() time.Time,
 ) (*hosted, error) {
 	r, err := newRouter(c, log, now)
 	if err != nil {
@@ -55,13 +51,13 @@ func host(
 	if !r.ObservesCache() {
 		return h, nil
 	}
-	h.index, h.calls = newIndex(h.first), &calls{dial: dial}
+	h.index = newIndex(h.first)
 	if r.SharesRoutes() {
 		h.routes = &routes{publish: h.predicted}
 		r.ShareRoutes(h.shared)
 	}
 	h.events = kvevents.NewManager(kvevents.Options{
-		Sink: h.changed, Connect: h.calls.connect, Coarse: true, Logger: log,
+		Sink: h.changed, Connect: conns.connect, Coarse: true, Logger: log,
 	})
 	return h, nil
 }
@@ -176,7 +172,6 @@ func (h *hosted) take(members []router.Member, order []*member) {
 		sources[i] = fleet.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
 	}
 	if h.events != nil {
-		h.calls.setFleet(order)
 		h.events.SetFleet(sources)
 	}
 	if h.routes != nil {
@@ -197,64 +192,8 @@ func (h *hosted) close() {
 	}
 	if h.events != nil {
 		h.events.Close()
-		h.calls.close()
 	}
 	if err := h.router.Close(); err != nil {
 		h.log.Warn("warmpath: a policy did not close", "policy", h.config.Policy.Name, "error", err)
 	}
-}
-
-// calls are the server's own connections to replicas whose KV events come through gRPC.
-type calls struct {
-	dial func(described) (*grpc.ClientConn, error)
-
-	mu       sync.Mutex           // guards the maps; nothing is locked under it
-	replicas map[string]described // by id
-	conns    map[string]*grpc.ClientConn
-}
-
-func (c *calls) setFleet(order []*member) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	replicas := make(map[string]described, len(order))
-	for _, m := range order {
-		replicas[m.ID] = m.described
-	}
-	for id, conn := range c.conns {
-		if now, was := replicas[id], c.replicas[id]; now.Address != was.Address || now.ServerName != was.ServerName {
-			_ = conn.Close()
-			delete(c.conns, id)
-		}
-	}
-	c.replicas = replicas
-}
-
-// connect implements kvevents.Options.Connect.
-func (c *calls) connect(ctx context.Context, id string) (grpc.ClientConnInterface, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if conn := c.conns[id]; conn != nil {
-		return conn, nil
-	}
-	if c.replicas[id].Address == "" {
-		return nil, context.Canceled // it has left: ends the subscription
-	}
-	conn, err := c.dial(c.replicas[id])
-	if err != nil {
-		return nil, err
-	}
-	if c.conns == nil {
-		c.conns = make(map[string]*grpc.ClientConn)
-	}
-	c.conns[id] = conn
-	return conn, ctx.Err()
-}
-
-func (c *calls) close() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, conn := range c.conns {
-		_ = conn.Close()
-	}
-	c.conns, c.replicas = nil, nil
 }

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/loadpoll"
 )
@@ -49,16 +47,15 @@ func (p *LoadPoll) validate() error {
 // polls reads the load of a deployment's replicas, and keeps the answers. Safe for use by many goroutines, but for
 // configure.
 type polls struct {
-	log  *slog.Logger
-	now  func() time.Time
-	dial func(described) (*grpc.ClientConn, error)
-	stir func() // called when the size of a replica's cache has changed
+	log   *slog.Logger
+	now   func() time.Time
+	conns *conns
+	stir  func() // called when the size of a replica's cache has changed
 
 	config *LoadPoll // used by configure alone
 
-	mu      sync.Mutex // guards what follows; the poller's and the calls' locks are taken under it
+	mu      sync.Mutex // guards what follows; the poller's lock is taken under it
 	poller  *loadpoll.Poller
-	calls   *calls
 	answers map[string]polled // by id; of members only
 }
 
@@ -79,29 +76,26 @@ func (x *polls) configure(c *LoadPoll) {
 	}
 	x.config = c
 	var poller *loadpoll.Poller
-	var conns *calls
 	if c != nil {
 		source, err := loadpoll.Parse(c.From, c.Pages)
 		if err != nil {
 			x.log.Error("warmpath: load is not polled", "error", err) // cannot happen: the config was checked
 			return
 		}
-		conns = &calls{dial: x.dial}
 		poller = loadpoll.New(loadpoll.Options{
-			Source: source, Connect: conns.connect, Report: x.take, Logger: x.log,
+			Source: source, Connect: x.conns.connect, Report: x.take, Logger: x.log,
 			Interval: time.Duration(c.Interval), Timeout: pollTimeout,
 		})
 	}
 	x.mu.Lock()
-	before, beforeConns := x.poller, x.calls
-	x.poller, x.calls = poller, conns
+	before := x.poller
+	x.poller = poller
 	for id, a := range x.answers { // sizes do not expire
 		x.answers[id] = polled{load: neverPolled, kvTokens: a.kvTokens}
 	}
 	x.mu.Unlock()
 	if before != nil {
 		before.Close()
-		beforeConns.close()
 	}
 }
 
@@ -120,7 +114,6 @@ func (x *polls) follow(order []*member) {
 	}
 	x.answers = answers
 	if x.poller != nil {
-		x.calls.setFleet(order)
 		x.poller.SetFleet(fleet)
 	}
 }

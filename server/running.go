@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"reflect"
 	"sync"
 	"time"
 )
@@ -9,30 +10,43 @@ import (
 // running is a deployment with its goroutines.
 type running struct {
 	*deployment
+	tasks  tasks
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+// tasks are what the goroutines do.
+type tasks struct {
 	interval time.Duration
 	target   string
-	every    time.Duration
-	cancel   context.CancelFunc
-	done     sync.WaitGroup
-	checks   checks
+	resolve  time.Duration
+	check    *HealthCheck
 }
 
 // adjust starts the goroutines for a config, anew if it has changed.
 func (r *running) adjust(c *Config, d Deployment) {
-	r.checks.adjust(d.HealthCheck, r.deployment)
-	interval, every := time.Duration(c.LoadInterval), time.Duration(d.ResolveInterval)
-	if r.cancel != nil && r.interval == interval && r.target == d.Target && r.every == every {
+	t := tasks{time.Duration(c.LoadInterval), d.Target, time.Duration(d.ResolveInterval), d.HealthCheck}
+	if r.cancel != nil && reflect.DeepEqual(r.tasks, t) {
 		return
 	}
-	r.halt()
-	r.interval, r.target, r.every = interval, d.Target, every
+	r.stop()
+	r.tasks = t
 	ctx, cancel := context.WithCancel(context.Background())
 	r.cancel = cancel
-	r.done.Go(func() { r.beat(ctx, interval) })
-	if d.Target != "" {
-		f := follower{target: d.Target, every: every, log: r.log, on: func(all []described) { r.resolve(d.Target, all) }}
+	r.done.Go(func() { r.beat(ctx, t.interval) })
+	if t.target != "" {
+		on := func(all []described) { r.resolve(t.target, all) }
+		f := follower{target: t.target, every: t.resolve, log: r.log, on: on}
 		r.done.Go(func() { f.run(ctx) })
 	}
+	if t.check == nil {
+		r.checkedUp(nil)
+		return
+	}
+	k := &checker{config: *t.check, log: r.log, now: r.now, conns: &r.conns}
+	r.done.Go(func() {
+		k.run(ctx, func() []described { return r.sources.unregistered(r.members()) }, r.checkedUp)
+	})
 }
 
 func (r *running) beat(ctx context.Context, every time.Duration) {
@@ -48,14 +62,8 @@ func (r *running) beat(ctx context.Context, every time.Duration) {
 	}
 }
 
-// stop ends all goroutines.
+// stop ends the goroutines.
 func (r *running) stop() {
-	r.checks.stop()
-	r.halt()
-}
-
-// halt ends those of adjust but for the checks.
-func (r *running) halt() {
 	if r.cancel != nil {
 		r.cancel()
 		r.done.Wait()
