@@ -3,6 +3,7 @@ package kvevents
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -191,4 +193,34 @@ func openBatch(m []byte) (payload []byte, ended bool) {
 		return nil
 	})
 	return payload, ended
+}
+
+// rawCodec passes encoded messages through: engines' fields are read by number, so that no proto name of theirs is
+// registered in the application.
+type rawCodec struct{}
+
+// Marshal implements encoding.CodecV2.
+func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	b, ok := v.(*[]byte)
+	if !ok {
+		return nil, fmt.Errorf("kvevents: cannot send a %T", v)
+	}
+	return mem.BufferSlice{mem.SliceBuffer(*b)}, nil
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	b, ok := v.(*[]byte)
+	if !ok {
+		return fmt.Errorf("kvevents: cannot receive a %T", v)
+	}
+	*b = data.Materialize()
+	return nil
+}
+
+// Name implements encoding.CodecV2.
+func (rawCodec) Name() string { return "proto" }
+
+func callOptions() []grpc.CallOption {
+	return []grpc.CallOption{grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(MaxMessage), grpc.WaitForReady(true)}
 }

@@ -4,12 +4,16 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // replaysAtOnce bounds the replays under way in one Manager.
@@ -207,3 +211,53 @@ func (m *Manager) Close() {
 	m.stop()
 	m.running.Wait()
 }
+
+// Options configure a [Manager]. Only Sink is needed.
+type Options struct {
+	// Sink takes what changed, as Router.CacheChanged does. It is called by one goroutine at a time for each replica
+	// and must not keep the slices, nor call the Manager.
+	Sink func([]policy.CacheChange)
+	// Connect returns a connection to the replica with this id, or waits for one. It is called where kv_events is
+	// grpc: or sources:, from a goroutine per replica; nil means that these cannot be used.
+	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)
+	// MaxBytes bounds what is kept of one data-parallel rank of one replica to understand its next events; 0 means
+	// 16 MiB, about 200,000 blocks. Beyond it the blocks touched longest ago are forgotten, in the index too.
+	MaxBytes int
+	// Coarse passes on superblocks as well, in changes of their own: their hash is that of the block that ends there.
+	// Engines drop the ends of prompts first; where one drops a block before, a coarse change may come late.
+	Coarse bool
+	// Quiet is how long a ZeroMQ source may be silent before it is asked whether it has published, and less and less
+	// often then; 0 means a second.
+	Quiet time.Duration
+	// Logger gets every loss that cleared a replica, and sources that cannot be followed; nil means none.
+	Logger *slog.Logger
+}
+
+const (
+	defaultBytes = 16 << 20
+	defaultQuiet = time.Second
+)
+
+func (o Options) withDefaults() Options {
+	o.MaxBytes = cmp.Or(o.MaxBytes, defaultBytes)
+	o.Quiet = cmp.Or(o.Quiet, defaultQuiet)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	return o
+}
+
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 10 * time.Second
+)
+
+// Backoff waits longer after each failure, and never as long as others that began with it.
+type Backoff struct{ next time.Duration }
+
+// Wait waits; false if the context ended.
+func (b *Backoff) Wait(ctx context.Context) bool {
+	b.next = min(max(2*b.next, firstRetry), lastRetry)
+	return pause.For(ctx, b.next/2+rand.N(b.next/2)) == nil
+}
+
+// Reset makes the next wait the first one.
+func (b *Backoff) Reset() { b.next = 0 }
