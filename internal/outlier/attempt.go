@@ -2,7 +2,7 @@ package outlier
 
 import "time"
 
-// An Answer is how the host learns that a replica has answered. Only where it does are calls watched that wait.
+// An Answer is how the host learns that a replica has answered. Calls that wait are watched only where it does.
 type Answer uint8
 
 // The ways.
@@ -54,7 +54,7 @@ type queue struct{ first, last *Attempt }
 // caller of Begin.
 func (a *Attempt) Watched() bool { return a.answer != AnswerUnseen }
 
-// Begin notes an attempt that is made now. work are the tokens that stand before its first message. A zero
+// Begin notes an attempt that is made now. work is the number of tokens that stand before its first message. A zero
 // now is the time of the clock.
 func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, principal string, now time.Time) {
 	*a = Attempt{replica: r}
@@ -167,7 +167,8 @@ func (d *Detector) Ended(r *Replica, m Mark, fault Fault, answered, first, sent 
 	d.states.judge(r, now)
 }
 
-// Outrun notes that another replica answered in time what was given up on this one as [Late]: as much evidence again.
+// Outrun notes that another replica answered in time a call that was given up on this one as [Late]: one more piece of
+// evidence.
 func (d *Detector) Outrun(r *Replica) {
 	now := d.now()
 	d.mu.Lock()

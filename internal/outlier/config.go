@@ -10,15 +10,15 @@ type Config struct {
 	// Failures is how much evidence in a row ejects: one for each call that failed, and one for each time that a call has
 	// waited the longest that counts as timely. 0 = no replica is ejected.
 	Failures int
-	// LateFactor is how many times what the fleet takes is late, and LateMin what never is. Where the fleet's own times
-	// are spread wide, late is beyond nearly all of them.
+	// LateFactor: a first message is late after so many times what the fleet takes; LateMin: never earlier than that.
+	// Where the fleet's own times are spread wide, late is beyond nearly all of them.
 	LateFactor float64
 	LateMin    time.Duration
 	// BaseTime is how long the first ejection lasts, MaxTime the longest.
 	BaseTime, MaxTime time.Duration
 	// MaxShare is the part of the connected replicas that may be ejected; one may always, one always stays.
 	MaxShare float64
-	// SlowStart is how long the share of a replica grows that is new or back; 0 = it has its full share at once.
+	// SlowStart is how long the share of a new or returned replica grows; 0 = it has its full share at once.
 	SlowStart time.Duration
 }
 
@@ -43,7 +43,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ejection is how long one lasts that comes after so many others.
+// ejection is how long an ejection lasts after so many others.
 func (c *Config) ejection(times int) time.Duration {
 	return min(c.BaseTime<<min(max(times, 0), 20), c.MaxTime)
 }

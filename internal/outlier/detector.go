@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// round is how often the fleet is looked at, while anything is to be watched.
+// round is how often Look does something.
 const round = 100 * time.Millisecond
 
 // A Detector watches the replicas of one fleet. Its methods are safe for use by many goroutines and call only the
@@ -64,7 +64,7 @@ type record struct {
 	accused
 }
 
-// New returns a Detector of an empty fleet. The config is used with its defaults; now is the time.
+// New returns a Detector of an empty fleet. Fields of the config that are 0 have their defaults; now is the clock.
 func New(c Config, now func() time.Time) *Detector {
 	c = c.withDefaults()
 	return &Detector{cfg: c, now: now, states: states{cfg: c, principals: make(principals)}}
@@ -113,7 +113,7 @@ func (d *Detector) Leave(r *Replica) {
 	d.states.fleet.leave(r)
 }
 
-// Restart forgets a member that has begun another life.
+// Restart forgets the record of a member whose process was restarted.
 func (d *Detector) Restart(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,8 +11,7 @@ import (
 	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
 )
 
-// builder gathers what the parts of a file say. They are read in the order of the
-// fields.
+// builder gathers the parts of a file. They are read in the order of the fields.
 type builder struct {
 	nfc        bool
 	normalize  []rewrite

@@ -4,9 +4,9 @@
 //	import _ "github.com/warmpath/warmpath/tokenizers/huggingface"
 //
 // The rule. Byte-pair encodings are read, over bytes (GPT-2, Llama 3, Qwen, DeepSeek,
-// Mistral's tekken, gpt-oss) and over characters (Llama 2, Mistral 7B, Gemma), with what stands
-// in such files around them: added tokens, NFC, Prepend and Replace; Split, ByteLevel,
-// Digits and Metaspace; TemplateProcessing. What is not known is refused by name: a file is
+// Mistral's tekken, gpt-oss) and over characters (Llama 2, Mistral 7B, Gemma), with the parts
+// of such files around them: added tokens, NFC, Prepend and Replace; Split, ByteLevel,
+// Digits and Metaspace; TemplateProcessing. Any other part is refused by name: a file is
 // tokenised as its model does, or not at all.
 //
 // Complexity. A file of 10 MB takes a fraction of a second and some 50 MB of memory,

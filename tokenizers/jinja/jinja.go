@@ -151,7 +151,7 @@ func (t *Template) Render(c dialect.Chat) (string, error) {
 	}))
 }
 
-// message is a turn as templates know it. What it does not have is not defined.
+// message is a turn as templates read it. A field that it does not have is not defined.
 func message(t dialect.Turn) map[string]any {
 	m := map[string]any{"role": t.Role, "content": nil}
 	if t.Text != nil {

@@ -100,8 +100,7 @@ func partition(s *stage) error {
 	return s.restored(far...)
 }
 
-// resets breaks the connections of every replica: at once with TCP's reset, in good order, and by reporting
-// it to go away.
+// resets breaks the connections of every replica: with TCP's reset, in good order, and with GOAWAY.
 func resets(s *stage) error {
 	harms := []struct {
 		what string

@@ -36,7 +36,7 @@ func newRegexSplitter(pattern string) (*Splitter, error) {
 // matchTimeout bounds the search for one match: a regular expression may try all ways there are.
 const matchTimeout = time.Second
 
-// CoversAll reports whether a pattern is known to match all of any text, so that
+// CoversAll reports whether a pattern matches all of any text, so that
 // nothing is between its matches.
 func CoversAll(pattern string) bool { return scanners[pattern] != nil }
 
@@ -44,7 +44,7 @@ func CoversAll(pattern string) bool { return scanners[pattern] != nil }
 func GPT2() *Splitter { return &Splitter{name: "gpt2", scan: gpt2{}} }
 
 // split calls piece for each piece of the text in turn. seen is how far a scanner
-// looked; it is past the end for a regular expression, which does not say.
+// looked; it is past the end for a regular expression, which does not report it.
 func (s *Splitter) split(text string, piece func(text string, end, seen int) error) error {
 	if s.scan != nil {
 		far := 0

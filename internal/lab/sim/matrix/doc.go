@@ -2,9 +2,10 @@
 //
 // # Rule
 //
-// A [Cell] is one situation: a workload at a share of the capacity, a fleet, clients and what they share. [Builtin] varies one factor of [Base] at a time, and adds corners where a policy might lose; [Read] takes
-// cells of your own from a file. Every cell is run with every policy and every seed. Policies that are proxies in
-// real life are run with one client too where the cell has proxies.
+// A [Cell] is one situation: a workload at a share of the capacity, a fleet, clients and what they share. [Builtin]
+// varies one factor of [Base] at a time, and adds corners where a policy might lose; [Read] takes cells of your own
+// from a file. Every cell is run with every policy and every seed. Policies that are proxies in real life are run
+// with one client too where the cell has proxies.
 //
 // Each run is a file in a directory, written when the run has ended. A run whose file is there, made by the same
 // program from the same arguments, is not run again: what was interrupted goes on where it stood. The same seed of a
