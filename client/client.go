@@ -56,7 +56,7 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	}
 	h := set.newHandle()
 	dial := set.dialOptions()
-	if s := scheme(target); s == resolver.Scheme || s == resolver.FileScheme {
+	if s := scheme(target); s == resolver.Scheme || s == fileScheme {
 		// Behind an HTTP proxy gRPC would drop the fleet's attributes of replicas.
 		dial = append(dial, grpc.WithNoProxy())
 	}

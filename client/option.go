@@ -12,6 +12,7 @@ import (
 	"github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/target"
 	"github.com/warmpath/warmpath/resolver"
 )
 
@@ -82,6 +83,9 @@ func WithLogger(l *slog.Logger) Option {
 	return option{set: func(o *options) { o.logger = l }}
 }
 
+// fileScheme is the scheme of targets that name a fleet file.
+const fileScheme = target.FileScheme
+
 // WithServerDialOptions sets how look-aside servers are reached, the targets
 // warmpath://server:port/deployment: credentials, tokens, interceptors. By default they are reached
 // with the channel's transport credentials and dialer, and without its per-call credentials.
@@ -97,7 +101,9 @@ func (o *options) resolvers() (own []grpcresolver.Builder) {
 	}
 	if o.logger != nil {
 		server = append(server, resolver.WithServerLogger(o.logger))
-		own = append(own, resolver.NewFileBuilder(resolver.WithLogger(o.logger)))
+		if target.Files.NewBuilder != nil {
+			own = append(own, target.Files.NewBuilder(o.logger))
+		}
 	}
 	if server != nil {
 		own = append(own, resolver.NewBuilder(server...))

@@ -33,7 +33,6 @@ require (
 	github.com/philhofer/fwd v1.2.0 // indirect
 	github.com/prometheus/client_model v0.6.3 // indirect
 	github.com/prometheus/common v0.72.1 // indirect
-	github.com/sony/gobreaker/v2 v2.4.0 // indirect
 	github.com/tinylib/msgp v1.6.5 // indirect
 	github.com/twmb/murmur3 v1.2.2 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect

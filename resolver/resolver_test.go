@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +18,8 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/target"
+	_ "github.com/warmpath/warmpath/resolver/file"
 )
 
 // clientConn takes down what a resolver says.
@@ -55,6 +58,32 @@ func ids(s resolver.State) []string {
 	return ids
 }
 
+// files returns a builder of warmpath-file targets.
+func files(l *slog.Logger) fileBuilder { return target.Files.NewBuilder(l).(fileBuilder) }
+
+type fileBuilder interface {
+	resolver.Builder
+	resolver.AuthorityOverrider
+}
+
+// logged is a log that may be read while it is written.
+type logged struct {
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 func parse(t *testing.T, target string) resolver.Target {
 	t.Helper()
 	u, err := url.Parse(target)
@@ -64,7 +93,7 @@ func parse(t *testing.T, target string) resolver.Target {
 
 func TestRegistered(t *testing.T) {
 	assert.Equal(t, NewBuilder(), resolver.Get("warmpath"))
-	assert.IsType(t, &FileBuilder{}, resolver.Get("warmpath-file"))
+	assert.NotNil(t, resolver.Get("warmpath-file"))
 }
 
 func TestStaticTargets(t *testing.T) {
@@ -145,7 +174,7 @@ func TestRefusedTargets(t *testing.T) {
 		t.Run(tt.target, func(t *testing.T) {
 			assert.ErrorContains(t, Check(tt.target), tt.want)
 			target := parse(t, tt.target)
-			for _, b := range []resolver.Builder{NewBuilder(), NewFileBuilder()} {
+			for _, b := range []resolver.Builder{NewBuilder(), files(nil)} {
 				if b.Scheme() != target.URL.Scheme {
 					continue
 				}
@@ -169,9 +198,9 @@ func TestRefusedTargets(t *testing.T) {
 func TestChosenAuthority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	write(t, path, "replicas: [{address: 'a:1'}, {address: 'b:1', server_name: b}]")
-	for _, b := range []resolver.Builder{NewBuilder(), NewFileBuilder()} {
+	for _, b := range []resolver.Builder{NewBuilder(), files(nil)} {
 		target := parse(t, "warmpath:///a:1,b:1")
-		if b.Scheme() == FileScheme {
+		if b.Scheme() == "warmpath-file" {
 			target = parse(t, "warmpath-file://"+path)
 		}
 		cc := newClientConn()
@@ -211,7 +240,7 @@ func TestFileTargets(t *testing.T) {
 	} {
 		t.Run(target, func(t *testing.T) {
 			require.NoError(t, Check(target))
-			b, cc := NewFileBuilder(), newClientConn()
+			b, cc := files(nil), newClientConn()
 			authority := b.OverrideAuthority(parse(t, target))
 			assert.Equal(t, want+":1", authority)
 			r, err := b.Build(parse(t, target), cc, resolver.BuildOptions{Authority: authority})
@@ -228,8 +257,8 @@ func TestFileTargets(t *testing.T) {
 func TestFileChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	write(t, path, one("a"))
-	var log bytes.Buffer // written by the resolver's goroutine alone, read after Close
-	b := NewFileBuilder(WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	var log logged
+	b := files(slog.New(slog.NewTextHandler(&log, nil)))
 	cc := newClientConn()
 	target := parse(t, "warmpath-file://"+path)
 	r, err := b.Build(target, cc, resolver.BuildOptions{Authority: b.OverrideAuthority(target)})
@@ -246,9 +275,9 @@ func TestFileChanges(t *testing.T) {
 	assert.Equal(t, []string{"x"}, attrs.Adapters)
 	assert.Equal(t, "b:1", state.Endpoints[0].Addresses[0].ServerName)
 
-	broken := func(n int64) {
+	broken := func(n int) {
 		t.Helper()
-		require.Eventually(t, func() bool { return b.Broken() == n }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return strings.Count(log.String(), "level=WARN") == n }, 10*time.Second, time.Millisecond)
 	}
 	write(t, path, "replicas: [{id: c}]")
 	broken(1)
@@ -260,7 +289,6 @@ func TestFileChanges(t *testing.T) {
 	write(t, path, "replicas: []")
 	assert.Empty(t, cc.next(t).Endpoints)
 	r.Close()
-	assert.EqualValues(t, 2, b.Broken())
 
 	text := log.String()
 	assert.Equal(t, 2, strings.Count(text, "level=WARN msg=\"warmpath: the fleet file is broken, the last good fleet stays\""), text)
@@ -274,7 +302,7 @@ func TestFileChanges(t *testing.T) {
 func TestFileAuthorityOutlivesTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	target := parse(t, "warmpath-file://"+path)
-	b := NewFileBuilder()
+	b := files(nil)
 	early := b.OverrideAuthority(target)
 	assert.Equal(t, "warmpath.invalid", early)
 	write(t, path, one("a"))
@@ -290,25 +318,6 @@ func TestFileAuthorityOutlivesTheFile(t *testing.T) {
 		r.Close()
 		assert.Equal(t, "b:1", state.Endpoints[0].Addresses[0].ServerName)
 	}
-}
-
-func TestProposalsAreBounded(t *testing.T) {
-	dir := t.TempDir()
-	b := NewFileBuilder()
-	for i := range maxProposals + 1 {
-		b.proposals[fmt.Sprint(i)] = "x:1"
-	}
-	path := filepath.Join(dir, "fleet.yaml")
-	write(t, path, one("a"))
-	target := parse(t, "warmpath-file://"+path)
-	authority := b.OverrideAuthority(target)
-	assert.Equal(t, "warmpath.invalid", authority)
-	assert.Len(t, b.proposals, maxProposals+1)
-	cc := newClientConn()
-	r, err := b.Build(target, cc, resolver.BuildOptions{Authority: authority})
-	require.NoError(t, err)
-	r.Close()
-	assert.Equal(t, "a:1", cc.next(t).Endpoints[0].Addresses[0].ServerName, "and own authorities still hold")
 }
 
 func FuzzTarget(f *testing.F) {
@@ -332,7 +341,7 @@ func FuzzTarget(f *testing.F) {
 		if asksServer(*u) {
 			_, err := parseServers(*u)
 			require.Equal(t, err == nil, Check(u.String()) == nil, "%q", u.String())
-			require.Equal(t, noAuthority, authority)
+			require.Equal(t, "warmpath.invalid", authority)
 			return
 		}
 		cc := newClientConn()
@@ -340,7 +349,7 @@ func FuzzTarget(f *testing.F) {
 		// Check is given the text, in which the parser may have mended something.
 		require.Equal(t, err == nil, Check(u.String()) == nil, "%q", u.String())
 		if err != nil {
-			require.Equal(t, noAuthority, authority)
+			require.Equal(t, "warmpath.invalid", authority)
 			require.Empty(t, cc.states)
 			return
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/internal/lookaside"
+	"github.com/warmpath/warmpath/internal/target"
 )
 
 // A ServerOption changes how look-aside servers are reached.
@@ -78,7 +79,7 @@ func parseServers(u url.URL) (lookup, error) {
 	if u.Path == "" {
 		return fail("no deployment is named, not even by a / that leaves it to the server")
 	}
-	path, err := opaqueOrPath(u)
+	path, err := target.OpaqueOrPath(u)
 	if err != nil {
 		return lookup{}, err
 	}
@@ -97,9 +98,9 @@ func parseServers(u url.URL) (lookup, error) {
 
 // watch builds the resolver of a deployment.
 func (b *builder) watch(
-	target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
+	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
 ) (resolver.Resolver, error) {
-	l, err := parseServers(target.URL)
+	l, err := parseServers(t.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -108,8 +109,8 @@ func (b *builder) watch(
 		logger = slog.Default()
 	}
 	r := &watchResolver{
-		b: b, cc: cc, target: target.URL.String(), logger: logger,
-		own: opts.Authority == "" || opts.Authority == noAuthority,
+		b: b, cc: cc, target: t.URL.String(), logger: logger,
+		own: opts.Authority == "" || opts.Authority == target.NoAuthority,
 	}
 	w := lookaside.Start(lookaside.Options{
 		Servers:    l.servers,
@@ -166,7 +167,7 @@ func (r *watchResolver) changed(w *lookaside.Watch, s lookaside.State) {
 	for _, rep := range s.Replicas {
 		a := rep.Attributes()
 		a.Stats = rep.Stats
-		addEndpoint(&state, fleet.SetReplica(fleet.Endpoint(rep.Replica), a), r.own)
+		target.Add(&state, fleet.SetReplica(fleet.Endpoint(rep.Replica), a), r.own)
 	}
 	if config := r.config(s.ServiceConfig); config != "" {
 		state.ServiceConfig = r.cc.ParseServiceConfig(config)

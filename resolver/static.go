@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/internal/lookaside"
+	"github.com/warmpath/warmpath/internal/target"
 )
 
 // builder builds the resolvers of fixed lists and of look-aside servers.
@@ -33,30 +34,30 @@ func NewBuilder(opts ...ServerOption) resolver.Builder {
 func (*builder) Scheme() string { return Scheme }
 
 // OverrideAuthority proposes the first replica's authority for the channel.
-func (*builder) OverrideAuthority(target resolver.Target) string {
-	if asksServer(target.URL) {
-		return noAuthority
+func (*builder) OverrideAuthority(t resolver.Target) string {
+	if asksServer(t.URL) {
+		return target.NoAuthority
 	}
-	replicas, err := parseList(target.URL)
+	replicas, err := parseList(t.URL)
 	if err != nil {
-		return noAuthority // Build returns the reason
+		return target.NoAuthority // Build returns the reason
 	}
 	return defaultAuthority(replicas)
 }
 
 func (b *builder) Build(
-	target resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
+	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
 ) (resolver.Resolver, error) {
-	if asksServer(target.URL) {
-		return b.watch(target, cc, opts)
+	if asksServer(t.URL) {
+		return b.watch(t, cc, opts)
 	}
-	replicas, err := parseList(target.URL)
+	replicas, err := parseList(t.URL)
 	if err != nil {
 		return nil, err
 	}
 	own := opts.Authority == "" || opts.Authority == defaultAuthority(replicas)
 	// An error would ask for another resolution, which has the same result.
-	_ = cc.UpdateState(newState(replicas, own))
+	_ = cc.UpdateState(target.State(replicas, own))
 	return static{}, nil
 }
 

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
 // digest is a token's SHA-256: tokens themselves are not kept.
@@ -35,7 +35,7 @@ type authenticator struct {
 
 	// setting is held by set and close. mu is taken under it.
 	setting  sync.Mutex
-	watchers map[string]*fleet.Watcher // by path
+	watchers map[string]*fleetfile.Watcher // by path
 
 	// mu guards what follows. Only that of moved is taken under it.
 	mu         sync.Mutex
@@ -52,7 +52,7 @@ type accessTable struct {
 
 func newAuthenticator(log *slog.Logger) *authenticator {
 	a := &authenticator{
-		log: log, unrestricted: unrestricted(), anonymous: newPrincipal(""), watchers: make(map[string]*fleet.Watcher),
+		log: log, unrestricted: unrestricted(), anonymous: newPrincipal(""), watchers: make(map[string]*fleetfile.Watcher),
 	}
 	a.table.Store(new(accessTable)) // no call passes before there is a config
 	return a
@@ -73,7 +73,7 @@ func (a *authenticator) set(c *Config) error {
 	}
 	for path := range wanted {
 		if a.watchers[path] == nil {
-			a.watchers[path] = fleet.WatchFile(path, func([]byte, error) { a.changed(path) })
+			a.watchers[path] = fleetfile.WatchFile(path, func([]byte, error) { a.changed(path) })
 		}
 	}
 	for path, w := range a.watchers {

@@ -15,6 +15,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
@@ -105,7 +106,7 @@ func (r *Replicas) UnmarshalJSON(raw []byte) error {
 	if err != nil {
 		return err
 	}
-	replicas, err := fleet.Parse(file)
+	replicas, err := fleetfile.Parse(file)
 	*r = replicas
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -90,7 +91,7 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 	if err != nil {
 		return described{}, invalid("replica: %v", err)
 	}
-	all, err := fleet.Parse(file)
+	all, err := fleetfile.Parse(file)
 	if err != nil {
 		return described{}, invalid("%v", err)
 	}

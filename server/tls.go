@@ -10,7 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
 // TLS has the server's certificate, and the authority of clients' certificates. The files are PEM, and are read again
@@ -94,7 +94,7 @@ type certificates struct {
 
 	mu       sync.Mutex // guards opened; held while the files are read, so that the last read counts
 	opened   bool
-	watchers []*fleet.Watcher // written by openCertificates alone
+	watchers []*fleetfile.Watcher // written by openCertificates alone
 }
 
 // openCertificates reads the files and follows them until close.
@@ -102,7 +102,7 @@ func openCertificates(c certSource, log *slog.Logger) (*certificates, error) {
 	k := &certificates{from: c, log: log}
 	for _, path := range c.paths() {
 		if path != "" {
-			k.watchers = append(k.watchers, fleet.WatchFile(path, func([]byte, error) { k.changed() }))
+			k.watchers = append(k.watchers, fleetfile.WatchFile(path, func([]byte, error) { k.changed() }))
 		}
 	}
 	if err := k.open(); err != nil {

@@ -8,11 +8,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/lab/sim/matrix"
 	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/server"
@@ -26,12 +27,15 @@ func TestConfigsInDocs(t *testing.T) {
 			var err error
 			switch text := []byte(f.text); {
 			case strings.HasPrefix(f.text, "replicas:"):
-				_, err = fleet.Parse(text)
+				_, err = fleetfile.Parse(text)
 			case strings.Contains(f.text, "deployments:"):
 				_, err = server.ParseConfig(text)
 			case f.lang == "yaml":
 				var c *policy.Config
-				if c, err = policy.ParseYAML(text); err == nil {
+				if text, err = yaml.YAMLToJSONStrict(text); err == nil {
+					c, err = policy.ParseConfig(text)
+				}
+				if err == nil {
 					_, err = dialect.ParseDialects(c.Dialects)
 				}
 			case strings.HasPrefix(f.text, "["):

@@ -19,6 +19,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/warmpath/warmpath/client"
+	_ "github.com/warmpath/warmpath/resolver/file"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -43,6 +43,8 @@ var house = []string{
 	"balancer/dialect",
 	"balancer/kvevents",
 	"internal/kvevents",
+	"internal/target",
+	"internal/fleetfile",
 	"balancer/fleet",
 	"internal/kvindex",
 	"internal/fault",

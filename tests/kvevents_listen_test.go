@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tinylib/msgp/msgp"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -199,7 +199,7 @@ func TestKVEventsListenOnLoopback(t *testing.T) {
 // Issue 12.49: a config and a fleet file that bind one port twice are refused.
 func TestPortsBoundTwiceAreRefused(t *testing.T) {
 	replicas := "replicas:\n- {id: a, address: 'a:1', kv_events: 'tcp://*:5557'}\n- {id: b, address: 'b:1', kv_events: 'tcp://*:5557'}\n"
-	_, err := fleet.Parse([]byte(replicas))
+	_, err := fleetfile.Parse([]byte(replicas))
 	require.ErrorContains(t, err, "5557")
 
 	for config, refused := range map[string]bool{

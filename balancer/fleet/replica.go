@@ -4,14 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net"
-	"os"
 	"slices"
 	"strings"
-
-	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 )
@@ -56,7 +52,6 @@ var fields = []string{
 
 const (
 	maxID    = 256
-	maxFile  = 64 << 20
 	maxRanks = 1024
 )
 
@@ -94,61 +89,9 @@ func (r Replica) Authority() string {
 	return net.JoinHostPort(host, port)
 }
 
-// Load reads a fleet file.
-func Load(path string) ([]Replica, error) {
-	data, err := read(path)
-	if err != nil {
-		return nil, err
-	}
-	return parseFile(path, data)
-}
-
-func parseFile(path string, data []byte) ([]Replica, error) {
-	fleet, err := Parse(data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return fleet, nil
-}
-
-// read reads a regular file: a pipe in its place must not hang the reader.
-func read(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: not a regular file", path)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("%s: larger than %d MiB", path, maxFile>>20)
-	}
-	return data, nil
-}
-
-// Parse reads the text of a fleet file, YAML or JSON. "replicas: []" is a fleet
-// of no replica; a text without replicas is an error, since that is what a file
-// looks like while it is being written.
-func Parse(data []byte) ([]Replica, error) {
-	if err := oneDocument(data); err != nil {
-		return nil, err
-	}
-	text, err := yaml.YAMLToJSONStrict(data)
-	if err != nil {
-		if bad := (*json.UnsupportedValueError)(nil); errors.As(err, &bad) {
-			return nil, fmt.Errorf("a number is %s; weight must be finite", bad.Str)
-		}
-		return nil, oneLine(err)
-	}
+// Parse reads a fleet from JSON, the object of a fleet file. "replicas": [] is a fleet of no replica; an object without
+// replicas is an error, since that is what a file looks like while it is being written.
+func Parse(text []byte) ([]Replica, error) {
 	var file map[string]json.RawMessage
 	if err := json.Unmarshal(text, &file); err != nil {
 		return nil, errors.New("want a mapping with the field replicas")
@@ -171,7 +114,7 @@ func Parse(data []byte) ([]Replica, error) {
 			return nil, fmt.Errorf("replicas[%d]%w", i, err)
 		}
 	}
-	err = admit(fleet, func(i int, field string) string {
+	err := admit(fleet, func(i int, field string) string {
 		return fmt.Sprintf("replicas[%d].%s", i, field)
 	}, func(i int) string {
 		return fmt.Sprintf("replicas[%d]", i)
@@ -334,28 +277,4 @@ func (r *Replica) settle() (field string, err error) {
 		return "adapters", fmt.Errorf("name %d is empty", i+1)
 	}
 	return "", nil
-}
-
-// oneDocument refuses a second YAML document: the decoder would drop it unread.
-func oneDocument(data []byte) error {
-	content := false
-	n := 0
-	for line := range strings.Lines(string(data)) {
-		n++
-		line = strings.TrimRight(line, " \t\r\n")
-		switch {
-		case line == "---" || strings.HasPrefix(line, "--- "):
-			if content {
-				return fmt.Errorf("line %d: a second document; want one", n)
-			}
-			content = line != "---"
-		case line != "" && line[0] != '#' && line[0] != '%':
-			content = true
-		}
-	}
-	return nil
-}
-
-func oneLine(err error) error {
-	return errors.New(strings.Join(strings.Fields(err.Error()), " "))
 }

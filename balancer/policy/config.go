@@ -9,8 +9,6 @@ import (
 	"io"
 	"strings"
 	"time"
-
-	"sigs.k8s.io/yaml"
 )
 
 // Default is the policy of a config that names none.
@@ -184,15 +182,6 @@ func ParseConfig(data []byte) (*Config, error) {
 	}
 	full := c.WithDefaults()
 	return &full, nil
-}
-
-// ParseYAML reads a config from YAML as [ParseConfig] does from JSON.
-func ParseYAML(data []byte) (*Config, error) {
-	raw, err := yaml.YAMLToJSONStrict(data)
-	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
-	}
-	return ParseConfig(raw)
 }
 
 // WithDefaults returns the config with every default written out.

@@ -8,11 +8,13 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -27,7 +29,7 @@ func (e *explain) members(c *cobra.Command) (members []router.Member, err error)
 	case list == file:
 		return nil, usagef("one of --replicas and --fleet is required, and not both")
 	case file:
-		if replicas, err = fleet.Load(e.fleet); err != nil {
+		if replicas, err = fleetfile.Load(e.fleet); err != nil {
 			return nil, usagef("--fleet: %w", err)
 		}
 	default:
@@ -92,7 +94,11 @@ func (e *explain) load() (*policy.Config, error) {
 			return nil, err
 		}
 	}
-	config, err := policy.ParseYAML(data)
+	var config *policy.Config
+	raw, err := yaml.YAMLToJSONStrict(data)
+	if err == nil {
+		config, err = policy.ParseConfig(raw)
+	}
 	if err == nil {
 		err = checkHosted(*config)
 	}

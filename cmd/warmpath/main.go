@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/grpclog"
+
+	_ "github.com/warmpath/warmpath/resolver/file"
 )
 
 // Exit codes.

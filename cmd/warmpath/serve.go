@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/server"
 )
@@ -130,7 +130,7 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 		return fmt.Errorf("listen: %w", err)
 	}
 	// Its first look is at what was just loaded, and changes nothing.
-	watcher := fleet.WatchFile(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
+	watcher := fleetfile.WatchFile(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
 	defer watcher.Close()
 	admin, err := startAdmin(c.Context(), first.Admin, log)
 	if err != nil {

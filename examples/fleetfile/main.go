@@ -22,6 +22,7 @@ import (
 
 	"github.com/warmpath/warmpath/client"
 	pb "github.com/warmpath/warmpath/examples/stubs/sglang/grpc/scheduler"
+	_ "github.com/warmpath/warmpath/resolver/file"
 )
 
 func main() {

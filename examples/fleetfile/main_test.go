@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/examples/stubs/fake"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
 // write puts a new fleet file in the place of the old one in one step.
@@ -72,7 +72,7 @@ func TestFleetFile(t *testing.T) {
 }
 
 func TestTheFileBesideTheProgramIsGood(t *testing.T) {
-	replicas, err := fleet.Load("fleet.yaml")
+	replicas, err := fleetfile.Load("fleet.yaml")
 	require.NoError(t, err)
 	require.Len(t, replicas, 3)
 }

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -34,7 +33,6 @@ type (
 // A conversation is one stream of questions to one server.
 type conversation struct {
 	reserved *reserved
-	breaker  *gobreaker.TwoStepCircuitBreaker[any]
 	wake     chan struct{}   // holds one: there is something in outbox
 	ended    <-chan struct{} // the stream is over
 
@@ -43,6 +41,8 @@ type conversation struct {
 	waiting map[uint64]*question // by number: asked, and not answered yet
 	last    uint64
 	pace    pace
+	late    int       // questions in a row without an answer in time
+	probe   time.Time // when the next question is asked, once there are tripAfter of them
 }
 
 // A question waits for its answer.
@@ -58,11 +58,6 @@ type question struct {
 func newConversation(l *reserved, ended <-chan struct{}) *conversation {
 	return &conversation{
 		reserved: l, wake: make(chan struct{}, 1), ended: ended, waiting: make(map[uint64]*question),
-		breaker: gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
-			Timeout:     probeAfter,
-			ReadyToTrip: func(n gobreaker.Counts) bool { return n.ConsecutiveFailures >= tripAfter },
-			IsExcluded:  func(err error) bool { return err != nil && !errors.Is(err, ErrLate) },
-		}),
 	}
 }
 
@@ -70,12 +65,11 @@ func newConversation(l *reserved, ended <-chan struct{}) *conversation {
 func (c *conversation) ask(
 	ctx context.Context, r *chooseRequest, longest time.Duration,
 ) (*warmpathv1.ChooseReplicaResponse, error) {
-	done, err := c.breaker.Allow()
-	if err != nil {
+	if !c.asks() {
 		return nil, ErrLate
 	}
 	m, err := c.wait(ctx, r, longest)
-	done(err)
+	c.asked(err)
 	if err != nil {
 		return nil, err
 	}
@@ -83,6 +77,34 @@ func (c *conversation) ask(
 		return nil, status.Error(codes.Code(f.GetCode()), f.GetMessage())
 	}
 	return m.GetChosen(), nil
+}
+
+// asks reports whether the server is asked: always, or one question each probeAfter where the last ones went unanswered.
+func (c *conversation) asks() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.late < tripAfter {
+		return true
+	}
+	now := time.Now()
+	if now.Before(c.probe) {
+		return false
+	}
+	c.probe = now.Add(probeAfter)
+	return true
+}
+
+// asked notes how a question ended. The end of its call or of the stream counts neither way.
+func (c *conversation) asked(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil:
+		c.late = 0
+	case errors.Is(err, ErrLate):
+		c.late++
+		c.probe = time.Now().Add(probeAfter)
+	}
 }
 
 func (c *conversation) wait(ctx context.Context, r *chooseRequest, longest time.Duration) (*chooseAnswer, error) {

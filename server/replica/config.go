@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
 // Config describes the replica. Its zero value counts calls, refuses none, and registers nowhere.
@@ -98,7 +99,7 @@ func settle(r fleet.Replica, address string) (fleet.Replica, error) {
 	if err != nil {
 		return r, errors.New("replica: Replica: weight is not a finite number")
 	}
-	all, err := fleet.Parse(file)
+	all, err := fleetfile.Parse(file)
 	if err != nil {
 		return r, fmt.Errorf("replica: Replica: %s", strings.TrimPrefix(err.Error(), "replicas[0]."))
 	}

@@ -17,7 +17,9 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/target"
 	"github.com/warmpath/warmpath/resolver"
 )
 
@@ -30,6 +32,8 @@ const (
 	knockEvery = 5 * time.Millisecond
 )
 
+const fileScheme = target.FileScheme
+
 // Replicas are the replicas that a target names; none where only its resolver has them.
 func Replicas(target string) []fleet.Replica {
 	if list, ok := strings.CutPrefix(target, resolver.Scheme+":///"); ok {
@@ -37,8 +41,8 @@ func Replicas(target string) []fleet.Replica {
 			return replicas
 		}
 	}
-	if path, ok := strings.CutPrefix(target, resolver.FileScheme+":"); ok {
-		if replicas, err := fleet.Load(filepath.Clean(strings.TrimPrefix(path, "//"))); err == nil {
+	if path, ok := strings.CutPrefix(target, fileScheme+":"); ok {
+		if replicas, err := fleetfile.Load(filepath.Clean(strings.TrimPrefix(path, "//"))); err == nil {
 			return replicas
 		}
 	}

@@ -1,10 +1,12 @@
-package resolver
+package file
 
 import (
 	"net/url"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/target"
 )
 
 // A file target that is taken names one path, and nothing but a path.
@@ -17,7 +19,7 @@ func FuzzFileTarget(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		u, err := url.Parse(s)
-		if err != nil || u.Scheme != FileScheme {
+		if err != nil || u.Scheme != target.FileScheme {
 			return
 		}
 		path, err := parsePath(*u)

@@ -1,4 +1,4 @@
-package fleet
+package fleetfile
 
 import (
 	"fmt"
@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
 )
 
 // quick leaves the events alone to tell of changes; polled has none.
@@ -19,15 +21,15 @@ var (
 )
 
 type told struct {
-	fleet []Replica
-	err   error
+	replicas []fleet.Replica
+	err      error
 }
 
 // follow watches a file until the end of the test.
 func follow(t *testing.T, path string, tm timing) <-chan told {
 	t.Helper()
 	ch := make(chan told, 1000)
-	w := watch(path, func(fleet []Replica, err error) { ch <- told{fleet, err} }, tm)
+	w := watch(path, func(replicas []fleet.Replica, err error) { ch <- told{replicas, err} }, tm)
 	if tm.events {
 		require.NoError(t, w.Degraded())
 	}
@@ -51,7 +53,7 @@ func next(t *testing.T, ch <-chan told) told {
 func until(t *testing.T, ch <-chan told, id string) {
 	t.Helper()
 	for {
-		if got := next(t, ch); got.err == nil && len(got.fleet) == 1 && got.fleet[0].ID == id {
+		if got := next(t, ch); got.err == nil && len(got.replicas) == 1 && got.replicas[0].ID == id {
 			return
 		}
 	}
@@ -95,7 +97,7 @@ func TestWatch(t *testing.T) {
 			replace(t, path, []byte("replicas: [{}]"))
 			got := next(t, ch)
 			assert.EqualError(t, got.err, path+": replicas[0].address: missing; want host:port")
-			assert.Nil(t, got.fleet)
+			assert.Nil(t, got.replicas)
 			replace(t, path, text("v4"))
 			until(t, ch, "v4")
 
@@ -211,8 +213,8 @@ func TestWatchManyChanges(t *testing.T) {
 	for last != "r0300" {
 		got := next(t, ch)
 		require.NoError(t, got.err)
-		require.Greater(t, got.fleet[0].ID, last)
-		last = got.fleet[0].ID
+		require.Greater(t, got.replicas[0].ID, last)
+		last = got.replicas[0].ID
 	}
 	wg.Wait()
 }
@@ -223,7 +225,7 @@ func TestWatchClose(t *testing.T) {
 	calls := make(chan struct{}, 10)
 	enter, leave := make(chan struct{}), make(chan struct{})
 	var after bool
-	w := watch(path, func([]Replica, error) {
+	w := watch(path, func([]fleet.Replica, error) {
 		calls <- struct{}{}
 		if len(calls) == 2 {
 			close(enter)
@@ -256,7 +258,7 @@ func TestWatchCloseRace(t *testing.T) {
 	for i := range 50 {
 		var mu sync.Mutex
 		over := false
-		w := watch(path, func([]Replica, error) {
+		w := watch(path, func([]fleet.Replica, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			assert.False(t, over)

@@ -1,0 +1,65 @@
+// Package target is what the resolvers of warmpath's dial targets share.
+package target
+
+import (
+	"fmt"
+	"log/slog"
+	"net/url"
+
+	"google.golang.org/grpc/resolver"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+)
+
+// FileScheme is the scheme of targets that name a fleet file; resolver/file resolves them where it is linked.
+const FileScheme = "warmpath-file"
+
+// NoAuthority stands in for the authority of a channel whose target has none to offer. The name is reserved (RFC 2606),
+// so no program asks for it on purpose.
+const NoAuthority = "warmpath.invalid"
+
+// Files are the functions of resolver/file. Its init function sets them; both are nil where it is not linked.
+var Files struct {
+	// NewBuilder returns a builder that logs to l.
+	NewBuilder func(l *slog.Logger) resolver.Builder
+	// Check reports what is wrong with a target, or with the file that it names.
+	Check func(u url.URL) error
+}
+
+// OpaqueOrPath returns what stands behind the scheme and the host of a target that has no query.
+func OpaqueOrPath(u url.URL) (string, error) {
+	if u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
+		return "", fmt.Errorf("%q: neither ? nor # has a meaning here; write %%3F and %%23 where they belong to a name",
+			u.String())
+	}
+	if u.Path != "" {
+		return u.Path, nil
+	}
+	text, err := url.PathUnescape(u.Opaque)
+	if err != nil {
+		return "", fmt.Errorf("%q: %w", u.String(), err)
+	}
+	return text, nil
+}
+
+// State is the resolver state of a fleet. own: each replica keeps its own authority.
+func State(replicas []fleet.Replica, own bool) resolver.State {
+	state := resolver.State{
+		Endpoints: make([]resolver.Endpoint, 0, len(replicas)),
+		// For policies built on balancer/base, which read nothing else.
+		Addresses: make([]resolver.Address, 0, len(replicas)),
+	}
+	for _, r := range replicas {
+		Add(&state, fleet.Endpoint(r), own)
+	}
+	return state
+}
+
+// Add adds an endpoint to a resolver state, as State does.
+func Add(to *resolver.State, ep resolver.Endpoint, own bool) {
+	if !own {
+		ep = fleet.UseChannelAuthority(ep)
+	}
+	to.Endpoints = append(to.Endpoints, ep)
+	to.Addresses = append(to.Addresses, ep.Addresses...)
+}

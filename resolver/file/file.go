@@ -1,0 +1,192 @@
+// Package file resolves dial targets that name a fleet file:
+//
+//	warmpath-file:///etc/warmpath/fleet.yaml
+//	warmpath-file:fleet.yaml                      relative to the working directory
+//
+// Importing it registers the scheme. The fleet is sent in each Build and after every change of the file. A file that
+// breaks leaves the last good fleet in force, is logged once per change. Authorities are those of package
+// resolver. Close returns when the goroutine that follows the file has ended.
+package file
+
+import (
+	"fmt"
+	"log/slog"
+	"net/url"
+	"sync"
+
+	"google.golang.org/grpc/resolver"
+
+	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/fleetfile"
+	"github.com/warmpath/warmpath/internal/target"
+)
+
+func init() {
+	resolver.Register(newBuilder(nil))
+	target.Files.NewBuilder = func(l *slog.Logger) resolver.Builder { return newBuilder(l) }
+	target.Files.Check = check
+}
+
+// maxProposals bounds the authorities that a builder remembers.
+const maxProposals = 1024
+
+// A builder builds the resolvers of warmpath-file targets.
+type builder struct {
+	logger *slog.Logger // nil: slog.Default() at the time
+
+	// mu guards proposals; nothing is called under it.
+	mu sync.Mutex
+	// proposals are the authorities proposed, by path. The channel keeps the
+	// first for its life, while the file changes and the resolver is rebuilt
+	// after idleness: without this a stale proposal would look like the user's
+	// own choice.
+	proposals map[string]string
+}
+
+var _ resolver.AuthorityOverrider = (*builder)(nil)
+
+func newBuilder(l *slog.Logger) *builder {
+	return &builder{logger: l, proposals: make(map[string]string)}
+}
+
+// Scheme returns warmpath-file.
+func (b *builder) Scheme() string { return target.FileScheme }
+
+// OverrideAuthority proposes the first replica's authority for the channel, as
+// the file has it at the first call for this target.
+func (b *builder) OverrideAuthority(t resolver.Target) string {
+	path, err := parsePath(t.URL)
+	if err != nil {
+		return target.NoAuthority
+	}
+	if authority, ok := b.proposed(path); ok {
+		return authority
+	}
+	replicas, err := fleetfile.Load(path)
+	if err != nil || len(replicas) == 0 {
+		return target.NoAuthority
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if authority, ok := b.proposals[path]; ok {
+		return authority
+	}
+	if len(b.proposals) >= maxProposals {
+		return target.NoAuthority
+	}
+	b.proposals[path] = replicas[0].Authority()
+	return b.proposals[path]
+}
+
+func (b *builder) proposed(path string) (string, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	authority, ok := b.proposals[path]
+	return authority, ok
+}
+
+// Build reads the file and follows it. A file that is missing or broken now is
+// an error.
+func (b *builder) Build(
+	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
+) (resolver.Resolver, error) {
+	path, err := parsePath(t.URL)
+	if err != nil {
+		return nil, err
+	}
+	proposed, _ := b.proposed(path)
+	r := &follower{b: b, cc: cc, path: path}
+	switch opts.Authority {
+	case "", target.NoAuthority, proposed:
+		r.own = true
+	}
+	r.watcher = fleetfile.Watch(path, r.update)
+	if r.refused != nil {
+		_ = r.watcher.Close()
+		return nil, fmt.Errorf("%s: %w", target.FileScheme, r.refused)
+	}
+	if err := r.watcher.Degraded(); err != nil {
+		b.log().Warn("warmpath: no events from the file system, changes of the fleet file are seen late",
+			"path", path, "interval", fleetfile.PollInterval, "error", err)
+	}
+	return r, nil
+}
+
+// check reports what is wrong with a target, or with its file.
+func check(u url.URL) error {
+	path, err := parsePath(u)
+	if err != nil {
+		return err
+	}
+	if _, err := fleetfile.Load(path); err != nil {
+		return fmt.Errorf("%s: %w", target.FileScheme, err)
+	}
+	return nil
+}
+
+// parsePath reads the target of a fleet file.
+func parsePath(u url.URL) (string, error) {
+	if u.Host != "" || u.User != nil {
+		return "", fmt.Errorf("%q: a file has no host; want %s:///path with three slashes, or %s:path for a relative path",
+			u.String(), target.FileScheme, target.FileScheme)
+	}
+	path, err := target.OpaqueOrPath(u)
+	if err != nil {
+		return "", err
+	}
+	if path == "" || path == "/" {
+		return "", fmt.Errorf("%q names no file; want %s:///path", u.String(), target.FileScheme)
+	}
+	return path, nil
+}
+
+func (b *builder) log() *slog.Logger {
+	if b.logger != nil {
+		return b.logger
+	}
+	return slog.Default()
+}
+
+type follower struct {
+	b       *builder
+	cc      resolver.ClientConn
+	path    string
+	own     bool // each replica keeps its authority
+	watcher *fleetfile.Watcher
+
+	// Written in the first update, within Build, and not again.
+	started bool
+	refused error // the file was broken then: the resolver never lived
+
+	// Of update alone, which is never called twice at a time.
+	err      error // the file is broken
+	replicas int   // in the last good fleet
+}
+
+// update receives the file's content, the first time from within Build.
+func (r *follower) update(replicas []fleet.Replica, err error) {
+	if !r.started {
+		r.started, r.refused = true, err
+	}
+	if r.refused != nil {
+		return
+	}
+	was := r.err
+	r.err = err
+	if err != nil {
+		r.b.log().Warn("warmpath: the fleet file is broken, the last good fleet stays",
+			"path", r.path, "replicas", r.replicas, "error", err)
+		return
+	}
+	if was != nil {
+		r.b.log().Info("warmpath: the fleet file is good again", "path", r.path, "replicas", len(replicas))
+	}
+	r.replicas = len(replicas)
+	// An error would ask for another resolution, which has the same result.
+	_ = r.cc.UpdateState(target.State(replicas, r.own))
+}
+
+func (r *follower) ResolveNow(resolver.ResolveNowOptions) {}
+
+// Close returns when no update is under way any more.
+func (r *follower) Close() { _ = r.watcher.Close() }
