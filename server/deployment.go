@@ -26,6 +26,7 @@ type deployment struct {
 	sources sources
 	polls   polls
 
+	wake      signal // given when there may be news for watchers
 	unobserve func() // set before the deployment is used, or never
 
 	// These are replaced under mu and read without it.
@@ -33,8 +34,7 @@ type deployment struct {
 	limits    atomic.Pointer[Config] // its deployments are not read
 	catalogue atomic.Pointer[catalogue]
 
-	// mu guards what is below. The locks of leases, sources, polls, the Router and moved are taken under it, and no
-	// other.
+	// mu guards what is below. The locks of leases, sources, polls, conns, wake, moved and the Router are taken under it.
 	mu       sync.Mutex
 	config   Deployment
 	pushed   *warmpathv1.ConfigUpdate
@@ -42,7 +42,6 @@ type deployment struct {
 	balance  balance
 	outliers outliers
 	watchers int
-	wake     chan struct{} // closed and replaced when there may be news for watchers
 	closed   bool
 }
 
@@ -51,7 +50,6 @@ func newDeployment(
 ) (*deployment, error) {
 	d := &deployment{
 		name: name, log: log.With("deployment", name), now: now, moved: moved,
-		wake: make(chan struct{}),
 	}
 	d.dialer.log = d.log
 	d.sources = sources{deployment: name, log: d.log, now: now}
@@ -134,7 +132,7 @@ func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, 
 	if !d.refleet() {
 		d.catalogued()
 	}
-	d.wakeWatchers()
+	d.wake.give()
 	return before, nil
 }
 
@@ -164,7 +162,7 @@ func (d *deployment) refresh() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.closed && d.refleet() {
-		d.wakeWatchers()
+		d.wake.give()
 	}
 }
 
@@ -207,13 +205,7 @@ func (d *deployment) tick(now time.Time) {
 	h.router.Look()
 	d.eject(h.router, now)
 	h.flush(d.roster.numberOf)
-	d.wakeWatchers()
-}
-
-// wakeWatchers makes watchers look for news. Called with mu held.
-func (d *deployment) wakeWatchers() {
-	close(d.wake)
-	d.wake = make(chan struct{})
+	d.wake.give()
 }
 
 // close ends the deployment, with its watchers and the picks that wait.
@@ -221,7 +213,7 @@ func (d *deployment) close() {
 	d.mu.Lock()
 	d.closed = true
 	d.balance.ledger.close()
-	d.wakeWatchers()
+	d.wake.give()
 	d.mu.Unlock()
 	d.polls.configure(nil)
 	if d.unobserve != nil {

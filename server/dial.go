@@ -3,12 +3,10 @@ package server
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -40,23 +38,16 @@ func (c *ReplicaTLS) paths() []string { return []string{c.CA, c.Cert, c.Key} }
 
 func (c *ReplicaTLS) load() (*tls.Config, error) {
 	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	var err error
 	if c.Cert != "" {
-		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
-		if err != nil {
-			return nil, fmt.Errorf("cert, key: %w", err)
+		if t.Certificates, err = loadPair(c.Cert, c.Key); err != nil {
+			return nil, err
 		}
-		t.Certificates = []tls.Certificate{pair}
 	}
-	if c.CA == "" {
-		return t, nil
-	}
-	raw, err := os.ReadFile(c.CA)
-	if err != nil {
-		return nil, fmt.Errorf("ca: %w", err)
-	}
-	t.RootCAs = x509.NewCertPool()
-	if !t.RootCAs.AppendCertsFromPEM(raw) {
-		return nil, fmt.Errorf("ca: %s has no certificate", c.CA)
+	if c.CA != "" {
+		if t.RootCAs, err = loadAuthorities(c.CA); err != nil {
+			return nil, fmt.Errorf("ca: %w", err)
+		}
 	}
 	return t, nil
 }

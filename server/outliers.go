@@ -67,7 +67,7 @@ func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
 	}
 	rt.Sync()
 	if d.eject(rt, d.now()) {
-		d.wakeWatchers()
+		d.wake.give()
 	}
 	return nil
 }

@@ -51,31 +51,46 @@ func (c *TLS) validate() error {
 
 // load reads the files. An error names the field.
 func (c *TLS) load() (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+	pair, err := loadPair(c.Cert, c.Key)
 	if err != nil {
-		return nil, fmt.Errorf("cert, key: %w", err)
+		return nil, err
 	}
 	// No tickets: a resumed session would keep a certificate whose authority is no longer trusted.
 	t := &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair},
+		MinVersion: tls.VersionTLS12, Certificates: pair,
 		NextProtos: []string{"h2", "http/1.1"}, SessionTicketsDisabled: true,
 	}
 	if c.ClientCA == "" {
 		return t, nil
 	}
-	raw, err := os.ReadFile(c.ClientCA)
-	if err != nil {
+	if t.ClientCAs, err = loadAuthorities(c.ClientCA); err != nil {
 		return nil, fmt.Errorf("client_ca: %w", err)
-	}
-	t.ClientCAs = x509.NewCertPool()
-	if !t.ClientCAs.AppendCertsFromPEM(raw) {
-		return nil, fmt.Errorf("client_ca: %s has no certificate", c.ClientCA)
 	}
 	t.ClientAuth = tls.RequireAndVerifyClientCert
 	if c.ClientCerts == certsOptional {
 		t.ClientAuth = tls.VerifyClientCertIfGiven
 	}
 	return t, nil
+}
+
+func loadPair(cert, key string) ([]tls.Certificate, error) {
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("cert, key: %w", err)
+	}
+	return []tls.Certificate{pair}, nil
+}
+
+func loadAuthorities(path string) (*x509.CertPool, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	all := x509.NewCertPool()
+	if !all.AppendCertsFromPEM(raw) {
+		return nil, fmt.Errorf("%s has no certificate", path)
+	}
+	return all, nil
 }
 
 // A certSource is the config of certificates.

@@ -214,6 +214,7 @@ func (s *Server) broadcast(d *deployment, w *watcher, stream watchStream, read <
 func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, wake <-chan struct{}, ended bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	wake = d.wake.wait()
 	m := &warmpathv1.WatchReplicasResponse{Incarnation: w.incarnation}
 	if !w.greeted || w.fleet != d.roster.version {
 		m.Fleet = d.roster.since(w.fleet)
@@ -242,10 +243,10 @@ func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, 
 	quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil &&
 		m.Load == nil && m.Outliers == nil && m.RoutesWanted == nil
 	if quiet && now.Sub(w.sent) < aliveInterval {
-		return nil, d.wake, d.closed
+		return nil, wake, d.closed
 	}
 	w.incarnation, w.fleet, w.config, w.sent, w.greeted = "", d.roster.version, d.pushed.Version, now, true
-	return all, d.wake, d.closed
+	return all, wake, d.closed
 }
 
 // loadUpdate is the load that has changed for a watcher, nil if none has.

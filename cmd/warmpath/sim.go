@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/drive"
@@ -87,7 +88,11 @@ func newSim() *cobra.Command {
 			return s.output.write(c, rep, all)
 		},
 	}
-	f := c.Flags()
+	s.flags(c.Flags())
+	return c
+}
+
+func (s *simulate) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.trace, "trace", "", "the `file` with the requests, one JSON object a line")
 	f.StringVar(&s.format, "format", "", "the `format` of the trace: "+strings.Join(workload.Formats, ", "))
 	f.StringVar(&s.workload, "workload", "", "generate this `workload` instead: "+strings.Join(workload.Names(), ", "))
@@ -131,7 +136,6 @@ func newSim() *cobra.Command {
 	s.engines.add(f)
 	s.output.add(f)
 	s.many.add(f)
-	return c
 }
 
 // check checks the flags and reads the trace.
