@@ -45,10 +45,12 @@ func (e *WaitError) Error() string {
 	case e.Cause != ErrQueueFull:
 		return fmt.Sprintf("waited %v for a replica with room, behind %d others: %v", e.Waited.Round(unit), e.Behind, e.Cause)
 	case e.Waited > 0:
-		return fmt.Sprintf("waited %v for a replica with room, behind %d others, and made room for a request of higher priority: %v",
+		return fmt.Sprintf("waited %v for a replica with room, behind %d others, "+
+			"and made room for a request of higher priority: %v",
 			e.Waited.Round(unit), e.Behind, e.Cause)
 	}
-	return fmt.Sprintf("%v: it would wait behind %d others, of which the first has waited %v", e.Cause, e.Behind, e.Longest.Round(unit))
+	return fmt.Sprintf("%v: it would wait behind %d others, of which the first has waited %v",
+		e.Cause, e.Behind, e.Longest.Round(unit))
 }
 
 // Unwrap returns the cause.

@@ -11,7 +11,8 @@ import (
 // CloseTimeout is how long Router.Close waits for the policy at most.
 const CloseTimeout = time.Second
 
-// A gate closes what a Router was given once, after the calls of it that are under way. The zero value has nothing to close.
+// A gate closes what a Router was given once, after the calls of it that are under way. The zero value has nothing to
+// close.
 type gate struct {
 	closer io.Closer // nil = none
 

@@ -42,7 +42,7 @@ func (r *Router) honour(q *policy.Request, id string, d policy.Decision, b *Rese
 		because(&d, policy.ReasonRetry)
 	}
 	b.Decision = d
-	r.book(q, v, b, now)
+	r.reserve(q, v, b, now)
 	return nil
 }
 

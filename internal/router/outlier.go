@@ -70,36 +70,6 @@ func (r *Router) connects(l *live, up bool) {
 	r.outliers.SetConnected(l.outlier, up)
 }
 
-// askAll asks again with those that are passed over as long as there are others: those that are starting slowly and,
-// where no other could ever serve the request, those that say that they drain, and then those that are ejected.
-// Called with mu held.
-func (r *Router) askAll(q *policy.Request, v *view, d *policy.Decision) error {
-	err := r.askWith(q, v, d, outlier.SlowStart)
-	if err == nil || err == ErrFull {
-		return err
-	}
-	q.State().LastResort = true
-	defer func() { q.State().LastResort = false }()
-	if err = r.askWith(q, v, d, outlier.SlowStart); err == nil || err == ErrFull {
-		return err
-	}
-	return r.askWith(q, v, d, outlier.Ejected)
-}
-
-func (r *Router) askWith(q *policy.Request, v *view, d *policy.Decision, worst outlier.State) error {
-	for _, rep := range v.connected {
-		if s, _ := r.outliers.State(liveOf(rep).outlier); s != outlier.Healthy && s <= worst {
-			liveOf(rep).Set(state.Barred, false)
-		}
-	}
-	defer func() {
-		for _, rep := range v.connected {
-			r.outliers.Readmit(liveOf(rep).outlier)
-		}
-	}()
-	return r.ask(q, v, d)
-}
-
 // watch notes what is to be known of a reservation that is being made, with so much reserved before it; now as for
 // choose. Called with mu held.
 func (r *Router) watch(q *policy.Request, b *Reservation, l *live, before int64, now time.Time) {

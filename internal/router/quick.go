@@ -53,7 +53,8 @@ func (r *Router) CompleteQuick(rep *policy.Replica, o policy.Outcome) {
 
 // plain reports whether the request narrows the choice in no way.
 func plain(q *policy.Request) bool {
-	return q.Pin == "" && q.Model == "" && q.Adapter == "" && len(q.Exclude) == 0 && len(q.Allow) == 0 && len(q.TriedIDs()) == 0
+	return q.Pin == "" && q.Model == "" && q.Adapter == "" &&
+		len(q.Exclude) == 0 && len(q.Allow) == 0 && len(q.TriedIDs()) == 0
 }
 
 // Why a pick takes the lock.

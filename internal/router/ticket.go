@@ -51,8 +51,8 @@ func (r *Router) Queue(ctx context.Context, q *policy.Request, b *Reservation) (
 	return t, err
 }
 
-// enqueue reserves at once, or puts the request into the queue; one that was refused is only put there, where it waits for
-// no replica until its backoff has passed.
+// enqueue reserves at once, or puts the request into the queue; one that was refused is only put there, where it
+// waits for no replica until its backoff has passed.
 func (r *Router) enqueue(ctx context.Context, q *policy.Request, b *Reservation, refused bool) (*Ticket, error) {
 	r.view.Load().narrow(q)
 	r.lockPrepared(ctx, q)

@@ -99,7 +99,8 @@ func (v *view) Load(r *policy.Replica) float64 {
 
 func (s *shared) load(r *state.Replica, book int64) float64 {
 	book += r.Peer.Load()
-	return (float64(book&state.TokenMask) + s.requestCost*float64(book>>state.TokenBits)) * math.Float64frombits(r.InvRate.Load())
+	tokens := float64(book&state.TokenMask) + s.requestCost*float64(book>>state.TokenBits)
+	return tokens * math.Float64frombits(r.InvRate.Load())
 }
 
 func (v *view) Available(q *policy.Request, r *policy.Replica) bool {
@@ -264,7 +265,9 @@ func (v *view) countAdapters() {
 
 // edited returns a copy of a list in the fleet's order with a replica or without it.
 func edited(list []*policy.Replica, r *policy.Replica, with bool) []*policy.Replica {
-	at, found := slices.BinarySearchFunc(list, r.Index(), func(o *policy.Replica, index int) int { return o.Index() - index })
+	at, found := slices.BinarySearchFunc(list, r.Index(), func(o *policy.Replica, index int) int {
+		return o.Index() - index
+	})
 	switch {
 	case found == with:
 		return list
