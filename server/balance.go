@@ -60,17 +60,17 @@ func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 	limits := b.limits.Load()
 	stale := b.ledger.count(now, time.Duration(limits.StaleAfter), time.Duration(limits.Lease))
 	view := rt.View()
-	var foreign []router.PeerLoad
-	set := func(rep *policy.Replica, load book) {
+	var peers []router.PeerLoad
+	set := func(rep *policy.Replica, load replicaLoad) {
 		if n, tokens := rep.PeerLoad(); int64(n) != load.ongoing || tokens != load.tokens {
-			foreign = append(foreign, router.PeerLoad{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
+			peers = append(peers, router.PeerLoad{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
 		}
 	}
 	var unknown []*member
-	var known book // peer load of the rest
-	b.loads.update(order, func(m *member) book {
+	var known replicaLoad // peer load of the rest
+	b.loads.update(order, func(m *member) replicaLoad {
 		rep := view.ByID(m.ID)
-		own := book{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
+		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
 		total, fresh := b.totalOf(m, own, now)
 		if !fresh {
 			stale[m.number] = true
@@ -89,21 +89,21 @@ func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 	n := int64(max(len(order)-len(unknown), 1))
 	for _, m := range unknown { // counts as loaded as the mean of the rest, not as idle
 		reported := b.ledger.total[m.number]
-		set(view.ByID(m.ID), book{max(known.ongoing/n, reported.ongoing), max(known.tokens/n, reported.tokens)})
+		set(view.ByID(m.ID), replicaLoad{max(known.ongoing/n, reported.ongoing), max(known.tokens/n, reported.tokens)})
 	}
 	unsure := slices.Sorted(maps.Keys(stale))
 	b.loads.mark(unsure, b.loads.tick)
 	if len(limits.Principals) > 0 {
 		b.show(order, unsure, now)
 	}
-	rt.SetPeerLoad(foreign)
+	rt.SetPeerLoad(peers)
 }
 
 // show updates the load that principals without trust see: each prompt picked here counts whole, since its uncached
 // part, as the Router counts it, would reveal what is cached.
 func (b *balance) show(order []*member, stale []uint32, now time.Time) {
 	own := b.picks.leases.uncached()
-	b.shown.update(order, func(m *member) book {
+	b.shown.update(order, func(m *member) replicaLoad {
 		total, _ := b.totalOf(m, own[m.number], now)
 		return total
 	}, now)
@@ -120,7 +120,7 @@ func (b *balance) of(p *principal) *loads {
 
 // totalOf is the load of a replica; own is the part picked here. It is not fresh where the replica has stopped to
 // report.
-func (b *balance) totalOf(m *member, own book, now time.Time) (total book, fresh bool) {
+func (b *balance) totalOf(m *member, own replicaLoad, now time.Time) (total replicaLoad, fresh bool) {
 	total = own
 	total.add(b.ledger.total[m.number], 1)
 	load, at, reports := b.reportedBy(m.ID)
@@ -130,11 +130,11 @@ func (b *balance) totalOf(m *member, own book, now time.Time) (total book, fresh
 	if now.Sub(at) >= time.Duration(b.limits.Load().StaleAfter) {
 		return total, false
 	}
-	return book{max(total.ongoing, load.ongoing), max(total.tokens, load.tokens)}, true
+	return replicaLoad{max(total.ongoing, load.ongoing), max(total.tokens, load.tokens)}, true
 }
 
 // reportedBy is the load in a replica's registration, or else its polled load; false if there is neither.
-func (b *balance) reportedBy(id string) (load book, at time.Time, ok bool) {
+func (b *balance) reportedBy(id string) (load replicaLoad, at time.Time, ok bool) {
 	if load, at, ok = b.sources.loadOf(id); ok {
 		return load, at, ok
 	}

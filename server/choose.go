@@ -130,7 +130,7 @@ func (k *picks) choose(
 	}
 	defer func() {
 		if p := recover(); p != nil { // ends the calls that wait for the lease
-			x.booking.Release()
+			x.reservation.Release()
 			k.leases.fail(x, errFault)
 			panic(p)
 		}
@@ -143,7 +143,7 @@ func (k *picks) choose(
 		return nil, err
 	}
 	k.picked(ctx, h, x, began)
-	x.replica = numberOf(x.booking.Decision.Replica)
+	x.replica = numberOf(x.reservation.Decision.Replica)
 	x.q.DropPrompt()
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
 	length := k.holdFor(r)
@@ -172,11 +172,11 @@ func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x 
 func pickFrom(ctx context.Context, rt *router.Router, r *warmpathv1.ChooseReplicaRequest, x *lease) error {
 	switch {
 	case r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY:
-		return rt.Query(ctx, &x.q, &x.booking)
+		return rt.Query(ctx, &x.q, &x.reservation)
 	case r.GetWaitMs() > 0:
-		return rt.Acquire(ctx, &x.q, &x.booking)
+		return rt.Acquire(ctx, &x.q, &x.reservation)
 	}
-	return rt.Pick(ctx, &x.q, &x.booking)
+	return rt.Pick(ctx, &x.q, &x.reservation)
 }
 
 // picking returns when a pick began, the zero time where its duration is not recorded.
@@ -189,7 +189,7 @@ func (k *picks) picking(ctx context.Context) time.Time {
 
 // picked counts a decision.
 func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time) {
-	decision, name := &x.booking.Decision, h.policy()
+	decision, name := &x.reservation.Decision, h.policy()
 	k.tally.decided(name, decision.Reason)
 	if decision.Reason == policy.ReasonNoKey {
 		h.warnNoKey.Do(func() { k.warnNoKey(name) })
@@ -245,7 +245,7 @@ func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplic
 }
 
 func (k *picks) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) *warmpathv1.ChooseReplicaResponse {
-	decision := &x.booking.Decision
+	decision := &x.reservation.Decision
 	return &warmpathv1.ChooseReplicaResponse{
 		Deployment: k.name,
 		Replica:    chosen(decision.Replica, decision.Rank()),

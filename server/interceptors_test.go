@@ -47,7 +47,7 @@ func init() {
 	policy.Register("faulty", func(json.RawMessage) (policy.Policy, error) { return new(faulty), nil })
 }
 
-// book of lines that several goroutines write.
+// replicaLoad of lines that several goroutines write.
 type logBook struct {
 	mu   sync.Mutex // guards text
 	text bytes.Buffer

@@ -32,15 +32,15 @@ const (
 )
 
 // load is what is booked in the deployment chat.
-func (f *fixture) load() (b book) {
+func (f *fixture) load() (b replicaLoad) {
 	for _, r := range f.deployment("chat").hosted.Load().router.View().Replicas() {
-		b.add(book{int64(r.Ongoing()), int64(r.QueuedTokens())}, 1)
+		b.add(replicaLoad{int64(r.Ongoing()), int64(r.QueuedTokens())}, 1)
 	}
 	return b
 }
 
 // whole is what is booked there as those who are not trusted are shown it.
-func (f *fixture) whole() (b book) {
+func (f *fixture) whole() (b replicaLoad) {
 	for _, held := range f.deployment("chat").picks.leases.uncached() {
 		b.add(held, 1)
 	}
@@ -68,22 +68,22 @@ func TestReservations(t *testing.T) {
 	again := ask("r1")
 	require.True(t, again.GetRepeated())
 	require.Equal(t, first.GetId(), again.GetId())
-	require.Equal(t, book{1, 100}, f.load(), "booked once")
+	require.Equal(t, replicaLoad{1, 100}, f.load(), "booked once")
 	require.NotEqual(t, first.GetId(), ask("").GetId())
 	require.NotEqual(t, ask("").GetId(), ask("").GetId(), "without an id nothing is the same")
-	require.Equal(t, book{4, 400}, f.load())
+	require.Equal(t, replicaLoad{4, 400}, f.load())
 
 	pass(40 * time.Second)
 	require.True(t, f.report(t, first.GetId(), prefill))
 	require.True(t, f.report(t, first.GetId(), prefill))
-	require.Equal(t, book{4, 300}, f.load())
-	require.Equal(t, book{4, 300}, f.whole())
+	require.Equal(t, replicaLoad{4, 300}, f.load())
+	require.Equal(t, replicaLoad{4, 300}, f.whole())
 	pass(40 * time.Second)
-	require.Equal(t, book{1, 0}, f.load(), "the others' leases are over, the report renewed the first")
-	require.Equal(t, book{1, 0}, f.whole())
+	require.Equal(t, replicaLoad{1, 0}, f.load(), "the others' leases are over, the report renewed the first")
+	require.Equal(t, replicaLoad{1, 0}, f.whole())
 	require.True(t, f.report(t, first.GetId(), progress))
 	pass(59 * time.Second)
-	require.Equal(t, book{1, 0}, f.load())
+	require.Equal(t, replicaLoad{1, 0}, f.load())
 	require.True(t, f.report(t, first.GetId(), released))
 	require.False(t, f.report(t, first.GetId(), released), "released once")
 	require.False(t, f.report(t, first.GetId(), progress))
@@ -113,11 +113,11 @@ func TestCountedPicksFade(t *testing.T) {
 	f := start(t, quiet)
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: count, Key: &warmpathv1.RequestKey{Prompt: tokens(100)}})
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: query, Key: &warmpathv1.RequestKey{Prompt: tokens(100)}})
-	require.Equal(t, book{2, 200}, f.load())
+	require.Equal(t, replicaLoad{2, 200}, f.load())
 	for _, step := range []struct {
 		after time.Duration
-		want  book
-	}{{100, book{2, 100}}, {500, book{1, 100}}, {2000, book{1, 0}}, {9999, book{1, 0}}, {10_000, book{}}} {
+		want  replicaLoad
+	}{{100, replicaLoad{2, 100}}, {500, replicaLoad{1, 100}}, {2000, replicaLoad{1, 0}}, {9999, replicaLoad{1, 0}}, {10_000, replicaLoad{}}} {
 		f.clock.mu.Lock()
 		f.clock.at = time.Unix(1_000_000, 0).Add(step.after * time.Millisecond)
 		f.clock.mu.Unlock()
@@ -177,18 +177,18 @@ func TestAttemptsAreApart(t *testing.T) {
 	first, second := ask(7), ask(8)
 	require.False(t, second.GetRepeated())
 	require.NotEqual(t, first.GetId(), second.GetId())
-	require.Equal(t, book{2, 200}, f.load())
+	require.Equal(t, replicaLoad{2, 200}, f.load())
 	again := ask(8)
 	require.True(t, again.GetRepeated())
 	require.Equal(t, second.GetId(), again.GetId())
 	require.True(t, f.report(t, first.GetId(), released))
-	require.Equal(t, book{1, 100}, f.load())
+	require.Equal(t, replicaLoad{1, 100}, f.load())
 	require.True(t, f.report(t, second.GetId(), progress), "it is still held")
 
 	older := ask(0)
 	require.False(t, older.GetRepeated())
 	require.Equal(t, older.GetId(), ask(0).GetId())
-	require.Equal(t, book{2, 200}, f.load())
+	require.Equal(t, replicaLoad{2, 200}, f.load())
 }
 
 // Who asks for what another one is waiting for goes on waiting when that one goes away or would not wait as long, and in all

@@ -25,10 +25,10 @@ type lease struct {
 	place  int  // in the heap; -1 = in none
 	learns bool // the policy learns the outcome
 
-	replica uint32 // its number
-	counts  book   // the lease's share of leases.whole: zero before it is held and after it is removed
-	q       policy.Request
-	booking router.Reservation
+	replica     uint32      // its number
+	counts      replicaLoad // the lease's share of leases.whole: zero before it is held and after it is removed
+	q           policy.Request
+	reservation router.Reservation
 
 	// made is closed once answer or err is set; nil for a pick that cannot be repeated.
 	made   chan struct{}
@@ -52,7 +52,7 @@ type leases struct {
 	due     queue
 	byID    map[string]*lease
 	byName  map[leaseName]*lease
-	whole   map[uint32]book // by number of the replica: the load held, as if no prompt were cached
+	whole   map[uint32]replicaLoad // by number of the replica: the load held, as if no prompt were cached
 	max     int
 	pending int // begun and not in the heap
 	closed  bool
@@ -125,7 +125,7 @@ func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Ti
 	l.pending--
 	if l.closed {
 		x.name.by.held.Add(-1)
-		x.booking.Release()
+		x.reservation.Release()
 		return
 	}
 	x.length, x.ends = length, now.Add(length)
@@ -142,27 +142,27 @@ func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Ti
 		l.byID[x.id] = x
 	}
 	heap.Push(&l.due, x)
-	l.count(x, book{1, int64(min(x.q.PromptTokens, maxTokens))})
+	l.count(x, replicaLoad{1, int64(min(x.q.PromptTokens, maxTokens))})
 }
 
 // count sets a lease's share of whole. Called with mu held.
-func (l *leases) count(x *lease, now book) {
+func (l *leases) count(x *lease, now replicaLoad) {
 	sum := l.whole[x.replica]
 	sum.add(x.counts, -1)
 	sum.add(now, 1)
 	x.counts = now
-	if sum == (book{}) {
+	if sum == (replicaLoad{}) {
 		delete(l.whole, x.replica)
 		return
 	}
 	if l.whole == nil {
-		l.whole = make(map[uint32]book)
+		l.whole = make(map[uint32]replicaLoad)
 	}
 	l.whole[x.replica] = sum
 }
 
 // uncached returns the load held on each replica, by its number, as if no prompt were cached.
-func (l *leases) uncached() map[uint32]book {
+func (l *leases) uncached() map[uint32]replicaLoad {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.whole)
@@ -185,7 +185,7 @@ func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err 
 // forget removes a lease. Called with mu held.
 func (l *leases) forget(x *lease) {
 	x.name.by.held.Add(-1)
-	l.count(x, book{})
+	l.count(x, replicaLoad{})
 	delete(l.byID, x.id)
 	if x.name.request != "" && l.byName[x.name] == x {
 		delete(l.byName, x.name)
@@ -207,7 +207,7 @@ func (l *leases) renew(id string, prefilled bool, now time.Time) *lease {
 	x.next = x.ends
 	heap.Fix(&l.due, x.place)
 	if prefilled {
-		l.count(x, book{1, 0})
+		l.count(x, replicaLoad{1, 0})
 	}
 	return x
 }
@@ -231,7 +231,7 @@ func (l *leases) expire(now time.Time) {
 		case x == nil:
 			return
 		case !over:
-			x.booking.PrefillDone()
+			x.reservation.PrefillDone()
 		default:
 			if x.id != "" {
 				l.expired.Add(1)
@@ -251,7 +251,7 @@ func (l *leases) pop(now time.Time) (x *lease, over bool) {
 	if x.next.Before(x.ends) {
 		x.next = x.ends
 		heap.Fix(&l.due, 0)
-		l.count(x, book{1, 0})
+		l.count(x, replicaLoad{1, 0})
 		return x, false
 	}
 	l.forget(x)
@@ -260,9 +260,9 @@ func (l *leases) pop(now time.Time) (x *lease, over bool) {
 
 // release gives back the load, and reports the outcome to a policy that learns.
 func (x *lease) release(o policy.Outcome) {
-	x.booking.Release()
+	x.reservation.Release()
 	if x.learns {
-		x.booking.Router().Complete(&x.q, x.booking.Decision, o)
+		x.reservation.Router().Complete(&x.q, x.reservation.Decision, o)
 	}
 }
 
@@ -274,7 +274,7 @@ func (l *leases) close() {
 	l.mu.Unlock()
 	for _, x := range all {
 		x.name.by.held.Add(-1)
-		x.booking.Release()
+		x.reservation.Release()
 	}
 }
 

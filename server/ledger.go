@@ -6,10 +6,10 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A book is the load of one replica.
-type book struct{ ongoing, tokens int64 }
+// A replicaLoad is the load of one replica: calls under way, and prompt tokens not yet prefilled.
+type replicaLoad struct{ ongoing, tokens int64 }
 
-func (b *book) add(o book, sign int64) {
+func (b *replicaLoad) add(o replicaLoad, sign int64) {
 	b.ongoing += sign * o.ongoing
 	b.tokens += sign * o.tokens
 }
@@ -23,30 +23,30 @@ const (
 // ledger adds up the reports of watching clients. It is used with the deployment's mutex held.
 type ledger struct {
 	clients map[string]*client
-	total   map[uint32]book // by number of the replica
+	total   map[uint32]replicaLoad // by number of the replica
 }
 
 // A client is one that watches, or did until a moment ago.
 type client struct {
 	id      string
-	source  string          // of its evidence in outlier detection
-	lines   map[uint32]book // its reported load, by number of the replica
-	last    uint64          // number of its last report
-	counted uint64          // number of the last report in the load in force
-	at      time.Time       // of its last report
-	ended   bool            // its watch has ended
-	dropped func()          // called once when the account is closed; nil = nothing
+	source  string                 // of its evidence in outlier detection
+	lines   map[uint32]replicaLoad // its reported load, by number of the replica
+	last    uint64                 // number of its last report
+	counted uint64                 // number of the last report in the load in force
+	at      time.Time              // of its last report
+	ended   bool                   // its watch has ended
+	dropped func()                 // called once when the account is closed; nil = nothing
 }
 
 // open begins a client's account. An earlier one of the same name is dropped.
 func (l *ledger) open(id string, now time.Time) *client {
 	if l.clients == nil {
-		l.clients, l.total = make(map[string]*client), make(map[uint32]book)
+		l.clients, l.total = make(map[string]*client), make(map[uint32]replicaLoad)
 	}
 	if old := l.clients[id]; old != nil {
 		l.drop(old)
 	}
-	c := &client{id: id, lines: make(map[uint32]book), at: now}
+	c := &client{id: id, lines: make(map[uint32]replicaLoad), at: now}
 	l.clients[id] = c
 	return c
 }
@@ -74,21 +74,21 @@ func (l *ledger) take(c *client, r *warmpathv1.BookingReport, known func(uint32)
 	replicas, ongoing, tokens := r.GetLoads().GetReplicas(), r.GetLoads().GetOngoing(), r.GetLoads().GetQueuedTokens()
 	for i, number := range replicas {
 		if known(number) {
-			l.enter(c, number, book{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))})
+			l.enter(c, number, replicaLoad{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))})
 		}
 	}
 }
 
-func (l *ledger) enter(c *client, number uint32, now book) {
+func (l *ledger) enter(c *client, number uint32, now replicaLoad) {
 	sum := l.total[number]
 	sum.add(c.lines[number], -1)
 	sum.add(now, 1)
-	if sum == (book{}) {
+	if sum == (replicaLoad{}) {
 		delete(l.total, number)
 	} else {
 		l.total[number] = sum
 	}
-	if now == (book{}) {
+	if now == (replicaLoad{}) {
 		delete(c.lines, number)
 	} else {
 		c.lines[number] = now
@@ -97,7 +97,7 @@ func (l *ledger) enter(c *client, number uint32, now book) {
 
 func (l *ledger) clear(c *client) {
 	for number := range c.lines {
-		l.enter(c, number, book{})
+		l.enter(c, number, replicaLoad{})
 	}
 }
 

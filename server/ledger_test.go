@@ -16,7 +16,7 @@ func TestLedgerAddsUp(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	now := time.Unix(0, 0)
 	var l ledger
-	model := make(map[string]map[uint32]book)
+	model := make(map[string]map[uint32]replicaLoad)
 	open := make(map[string]*client)
 	limit := uint32(8)
 	known := func(n uint32) bool { return n < limit }
@@ -24,7 +24,7 @@ func TestLedgerAddsUp(t *testing.T) {
 		id := fmt.Sprint(rng.IntN(5))
 		switch c := open[id]; {
 		case c == nil || rng.IntN(50) == 0:
-			open[id], model[id] = l.open(id, now), make(map[uint32]book)
+			open[id], model[id] = l.open(id, now), make(map[uint32]replicaLoad)
 		case rng.IntN(50) == 0:
 			c.ended, c.at = true, now.Add(-time.Hour)
 			l.count(now, time.Second, time.Hour)
@@ -46,7 +46,7 @@ func TestLedgerAddsUp(t *testing.T) {
 				clear(model[id])
 			}
 			for range rng.IntN(4) {
-				n, b := uint32(rng.IntN(10)), book{rng.Int64N(3), rng.Int64N(3)}
+				n, b := uint32(rng.IntN(10)), replicaLoad{rng.Int64N(3), rng.Int64N(3)}
 				appendLoad(r.Loads, n, b)
 				if known(n) {
 					model[id][n] = b
@@ -54,7 +54,7 @@ func TestLedgerAddsUp(t *testing.T) {
 			}
 			l.take(c, r, known, now)
 		}
-		want := make(map[uint32]book)
+		want := make(map[uint32]replicaLoad)
 		for _, lines := range model {
 			for n, b := range lines {
 				sum := want[n]
@@ -91,5 +91,5 @@ func TestLedgerIsBounded(t *testing.T) {
 			Replicas: []uint32{1}, Ongoing: []uint32{1<<32 - 1}, QueuedTokens: []uint64{1<<64 - 1},
 		}}, func(uint32) bool { return true }, time.Time{})
 	}
-	require.Equal(t, book{1000 * maxOngoing, 1000 * maxTokens}, l.total[1])
+	require.Equal(t, replicaLoad{1000 * maxOngoing, 1000 * maxTokens}, l.total[1])
 }

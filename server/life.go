@@ -49,7 +49,7 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 			o := outcome(r.GetOutcome())
 			x.release(o)
 			if k.recorder != nil {
-				k.recorder.Ended(context.Background(), k.hosted.Load().policy(), &x.q, x.booking.Decision, o)
+				k.recorder.Ended(context.Background(), k.hosted.Load().policy(), &x.q, x.reservation.Decision, o)
 			}
 		}
 		return x != nil
@@ -57,7 +57,7 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 	prefilled := r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE
 	x := k.leases.renew(r.GetReservation(), prefilled, k.now())
 	if x != nil && prefilled {
-		x.booking.Answered()
+		x.reservation.Answered()
 	}
 	return x != nil
 }

@@ -22,12 +22,12 @@ type loads struct {
 
 // A line is the load of one replica, and the tick that changed it last.
 type line struct {
-	book
+	replicaLoad
 	tick uint64
 }
 
 // update puts the load of the fleet into force.
-func (l *loads) update(order []*member, total func(*member) book, now time.Time) {
+func (l *loads) update(order []*member, total func(*member) replicaLoad, now time.Time) {
 	if l.lines == nil {
 		l.lines = make(map[uint32]line)
 	}
@@ -36,7 +36,7 @@ func (l *loads) update(order []*member, total func(*member) book, now time.Time)
 	l.latest = new(warmpathv1.Loads)
 	for _, m := range order {
 		b := total(m)
-		if was := l.lines[m.number]; was.book == b {
+		if was := l.lines[m.number]; was.replicaLoad == b {
 			continue
 		}
 		l.lines[m.number] = line{b, l.tick}
@@ -65,8 +65,8 @@ func (l *loads) since(tick uint64) *warmpathv1.LoadUpdate {
 	default:
 		u.Loads = new(warmpathv1.Loads)
 		for _, number := range slices.Sorted(maps.Keys(l.lines)) {
-			if x := l.lines[number]; x.tick > tick && (tick != 0 || x.book != book{}) {
-				appendLoad(u.Loads, number, x.book)
+			if x := l.lines[number]; x.tick > tick && (tick != 0 || x.replicaLoad != replicaLoad{}) {
+				appendLoad(u.Loads, number, x.replicaLoad)
 			}
 		}
 	}
@@ -76,7 +76,7 @@ func (l *loads) since(tick uint64) *warmpathv1.LoadUpdate {
 	return u
 }
 
-func appendLoad(to *warmpathv1.Loads, number uint32, b book) {
+func appendLoad(to *warmpathv1.Loads, number uint32, b replicaLoad) {
 	to.Replicas = append(to.Replicas, number)
 	to.Ongoing = append(to.Ongoing, uint32(max(b.ongoing, 0)))
 	to.QueuedTokens = append(to.QueuedTokens, uint64(max(b.tokens, 0)))

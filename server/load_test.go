@@ -14,16 +14,16 @@ func TestLoadsFromAnyTick(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	var l loads
 	order := []*member{{number: 1}, {number: 2}, {number: 5}}
-	now := make(map[uint32]book)
-	history := []map[uint32]book{nil} // by tick
+	now := make(map[uint32]replicaLoad)
+	history := []map[uint32]replicaLoad{nil} // by tick
 	stale := [][]uint32{nil}
 	for range 500 {
 		for _, m := range order {
 			if rng.IntN(2) == 0 {
-				now[m.number] = book{rng.Int64N(3), rng.Int64N(3)}
+				now[m.number] = replicaLoad{rng.Int64N(3), rng.Int64N(3)}
 			}
 		}
-		l.update(order, func(m *member) book { return now[m.number] }, time.Time{})
+		l.update(order, func(m *member) replicaLoad { return now[m.number] }, time.Time{})
 		marked := stale[len(stale)-1]
 		if rng.IntN(4) == 0 {
 			marked = []uint32{uint32(rng.IntN(3))}
@@ -41,7 +41,7 @@ func TestLoadsFromAnyTick(t *testing.T) {
 		}
 		known := maps.Clone(history[from])
 		if known == nil {
-			known = map[uint32]book{1: {}, 2: {}, 5: {}}
+			known = map[uint32]replicaLoad{1: {}, 2: {}, 5: {}}
 		}
 		for n, b := range columns(u.GetLoads()) {
 			require.True(t, from == 0 || changed[n])

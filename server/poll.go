@@ -61,12 +61,12 @@ type polls struct {
 
 // polled is the last answer of a replica. Its load expires; the size of its cache does not.
 type polled struct {
-	load     book // negative = none yet
+	load     replicaLoad // negative = none yet
 	at       time.Time
 	kvTokens int
 }
 
-var neverPolled = book{-1, -1}
+var neverPolled = replicaLoad{-1, -1}
 
 // configure polls by a config, nil = not at all. It waits for the polls under way, and is called by one goroutine at a
 // time.
@@ -132,7 +132,7 @@ func (x *polls) changes(id string, l loadpoll.Load) (capacity bool) {
 	if !found || x.poller == nil {
 		return false
 	}
-	load := book{int64(min(l.Ongoing, maxOngoing)), -1}
+	load := replicaLoad{int64(min(l.Ongoing, maxOngoing)), -1}
 	next := polled{load: load, at: x.now(), kvTokens: cmp.Or(l.KVTokens, was.kvTokens)}
 	x.answers[id] = next
 	return next.kvTokens != was.kvTokens
@@ -146,7 +146,7 @@ func (x *polls) kvTokens(id string) int {
 }
 
 // loadOf is the load of a replica that has answered.
-func (x *polls) loadOf(id string) (load book, at time.Time, ok bool) {
+func (x *polls) loadOf(id string) (load replicaLoad, at time.Time, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	a, found := x.answers[id]

@@ -59,21 +59,21 @@ func TestRegister(t *testing.T) {
 	})
 	require.True(t, w.next().GetFleet().GetReplicas()[0].GetStats() != nil)
 	f.tick("chat")
-	require.Equal(t, map[uint32]book{2: {4, 900}}, columns(w.next().GetLoad().GetLoads()))
+	require.Equal(t, map[uint32]replicaLoad{2: {4, 900}}, columns(w.next().GetLoad().GetLoads()))
 
 	// It counts what it knows itself, or what others do if that is more.
 	w.report(1, true, loadOf([3]int{2, 1, 1000}))
 	f.heard(t, "x", 1)
 	f.tick("chat")
-	require.Equal(t, map[uint32]book{2: {4, 1000}}, columns(w.next().GetLoad().GetLoads()))
+	require.Equal(t, map[uint32]replicaLoad{2: {4, 1000}}, columns(w.next().GetLoad().GetLoads()))
 	w.report(2, false, loadOf([3]int{2, 6, 10}))
 	f.heard(t, "x", 2)
 	f.tick("chat")
-	require.Equal(t, map[uint32]book{2: {6, 900}}, columns(w.next().GetLoad().GetLoads()))
+	require.Equal(t, map[uint32]replicaLoad{2: {6, 900}}, columns(w.next().GetLoad().GetLoads()))
 	f.clock.advance(3 * time.Second)
 	f.tick("chat")
 	l := w.next().GetLoad()
-	require.Equal(t, map[uint32]book{2: {6, 10}}, columns(l.GetLoads()), "it has been silent for stale_after")
+	require.Equal(t, map[uint32]replicaLoad{2: {6, 10}}, columns(l.GetLoads()), "it has been silent for stale_after")
 	require.Equal(t, []uint32{2}, l.GetStale())
 
 	// It leaves by itself, or when its lease ends.

@@ -32,7 +32,7 @@ type sources struct {
 // A registration is a replica that registered itself, until its lease ends.
 type registration struct {
 	described
-	load  book // its own report; negative = none
+	load  replicaLoad // its own report; negative = none
 	at    time.Time
 	until time.Time
 }
@@ -97,7 +97,7 @@ func (x *sources) register(
 		lease = min(asked, maxRegisterLease)
 	}
 	now := x.now()
-	next := &registration{described: m, load: book{-1, -1}, at: now, until: now.Add(lease)}
+	next := &registration{described: m, load: replicaLoad{-1, -1}, at: now, until: now.Add(lease)}
 	if r.Ongoing != nil {
 		next.load.ongoing = int64(min(r.GetOngoing(), maxOngoing))
 	}
@@ -194,12 +194,12 @@ func (x *sources) unregistered(order []*member) []described {
 }
 
 // loadOf returns the load that a registered replica reports; false if it reports none.
-func (x *sources) loadOf(id string) (load book, at time.Time, ok bool) {
+func (x *sources) loadOf(id string) (load replicaLoad, at time.Time, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	r := x.registered[id]
-	if r == nil || r.load == (book{-1, -1}) {
-		return book{}, time.Time{}, false
+	if r == nil || r.load == (replicaLoad{-1, -1}) {
+		return replicaLoad{}, time.Time{}, false
 	}
 	return r.load, r.at, true
 }

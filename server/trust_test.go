@@ -130,12 +130,12 @@ func TestLoadOfWhoIsTrustedSince(t *testing.T) {
 		defer d.mu.Unlock()
 		return w.loadUpdate(d.balance.of(w.principal), time.Duration(d.limits.Load().LoadInterval), d.now())
 	}
-	require.Equal(t, map[uint32]book{1: {1, 0}}, columns(load().GetLoads()))
+	require.Equal(t, map[uint32]replicaLoad{1: {1, 0}}, columns(load().GetLoads()))
 	require.Nil(t, load())
 	w.principal = f.authenticator.principals["spy"]
 	u := load()
 	require.True(t, u.GetSnapshot())
-	require.Equal(t, map[uint32]book{1: {1, 1024}}, columns(u.GetLoads()))
+	require.Equal(t, map[uint32]replicaLoad{1: {1, 1024}}, columns(u.GetLoads()))
 	w.principal = f.authenticator.principals["ops"]
 	require.True(t, load().GetSnapshot())
 }

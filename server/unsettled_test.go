@@ -57,7 +57,7 @@ deployments:
 	l = two.next().GetLoad()
 	require.True(t, l.GetStaleSet())
 	require.Empty(t, l.GetStale())
-	require.Equal(t, map[uint32]book{1: {10, 11}, 2: {1, 1}}, columns(l.GetLoads()))
+	require.Equal(t, map[uint32]replicaLoad{1: {10, 11}, 2: {1, 1}}, columns(l.GetLoads()))
 	require.Equal(t, [][2]int64{{10, 11}, {1, 1}, {6, 600}}, own())
 
 	three := f.watch(t, &warmpathv1.WatchStart{ClientId: "three", Load: true})
@@ -84,5 +84,5 @@ deployments: {chat: {policy: {kv_aware: {}}, replicas: [{id: a, address: "10.0.0
 	require.Equal(t, []uint32{1, 2}, one.next().GetLoad().GetStale(), "b is silent, c is not yet")
 	f.tick("chat")
 	n, tokens := f.deployment("chat").hosted.Load().router.View().ByID("b").PeerLoad()
-	require.Equal(t, book{6, 600}, book{int64(n), tokens}, "as loaded as the rest")
+	require.Equal(t, replicaLoad{6, 600}, replicaLoad{int64(n), tokens}, "as loaded as the rest")
 }

@@ -58,15 +58,15 @@ func (f *fixture) heard(t testing.TB, id string, number uint64) {
 func loadOf(columns ...[3]int) *warmpathv1.Loads {
 	l := new(warmpathv1.Loads)
 	for _, c := range columns {
-		appendLoad(l, uint32(c[0]), book{int64(c[1]), int64(c[2])})
+		appendLoad(l, uint32(c[0]), replicaLoad{int64(c[1]), int64(c[2])})
 	}
 	return l
 }
 
-func columns(l *warmpathv1.Loads) map[uint32]book {
-	all := make(map[uint32]book)
+func columns(l *warmpathv1.Loads) map[uint32]replicaLoad {
+	all := make(map[uint32]replicaLoad)
 	for i, n := range l.GetReplicas() {
-		all[n] = book{int64(l.GetOngoing()[i]), int64(l.GetQueuedTokens()[i])}
+		all[n] = replicaLoad{int64(l.GetOngoing()[i]), int64(l.GetQueuedTokens()[i])}
 	}
 	return all
 }
@@ -94,7 +94,7 @@ func TestWatch(t *testing.T) {
 		require.True(t, l.GetSnapshot())
 		require.EqualValues(t, 1, l.GetCounted())
 		require.EqualValues(t, 10_000, l.GetNextMs())
-		require.Equal(t, map[uint32]book{1: {3, 110}, 2: {1, 50}}, columns(l.GetLoads()))
+		require.Equal(t, map[uint32]replicaLoad{1: {3, 110}, 2: {1, 50}}, columns(l.GetLoads()))
 	}
 	view := f.deployment("chat").hosted.Load().router.View()
 	n, queued := view.ByID("a").PeerLoad()
@@ -109,7 +109,7 @@ func TestWatch(t *testing.T) {
 		l := w.next().GetLoad()
 		require.False(t, l.GetSnapshot())
 		require.Equal(t, counted, l.GetCounted())
-		require.Equal(t, map[uint32]book{1: {2, 100}, 3: {1, 7}}, columns(l.GetLoads()))
+		require.Equal(t, map[uint32]replicaLoad{1: {2, 100}, 3: {1, 7}}, columns(l.GetLoads()))
 	}
 
 	n, queued = view.ByID("c").PeerLoad()
@@ -120,7 +120,7 @@ func TestWatch(t *testing.T) {
 	two.report(3, false, loadOf([3]int{2, 5, 5}))
 	f.heard(t, "two", 3)
 	f.tick("chat")
-	require.Equal(t, map[uint32]book{2: {6, 55}}, columns(one.next().GetLoad().GetLoads()))
+	require.Equal(t, map[uint32]replicaLoad{2: {6, 55}}, columns(one.next().GetLoad().GetLoads()))
 	two.cancel()
 	d := f.deployment("chat")
 	require.Eventually(t, func() bool {
@@ -132,7 +132,7 @@ func TestWatch(t *testing.T) {
 	one.report(2, false, nil)
 	f.heard(t, "one", 2)
 	f.tick("chat")
-	require.Equal(t, map[uint32]book{2: {1, 50}}, columns(one.next().GetLoad().GetLoads()))
+	require.Equal(t, map[uint32]replicaLoad{2: {1, 50}}, columns(one.next().GetLoad().GetLoads()))
 
 	// One that is silent is stale, then forgotten.
 	f.clock.advance(3 * time.Second)

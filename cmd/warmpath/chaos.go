@@ -234,7 +234,7 @@ func (r *chaosReport) printFootprints(out io.Writer) error {
 	for _, x := range r.Results {
 		for i, f := range x.Footprints {
 			if i == 0 {
-				fmt.Fprintf(w, "\n%s, %d clients\tgoroutines\theap\tbookings under way\n", x.Policy, x.Clients)
+				fmt.Fprintf(w, "\n%s, %d clients\tgoroutines\theap\treservations under way\n", x.Policy, x.Clients)
 			}
 			fmt.Fprintf(w, "tour %d of the fleet\t%d\t%.1f MiB\t%d\n", i+1, f.Goroutines, float64(f.Heap)/(1<<20),
 				f.Reservations)

@@ -67,12 +67,12 @@ func newChoose() *cobra.Command {
 	f.StringVar(&key.CacheSalt, "cache-salt", "", "`salt` of the prefix cache")
 	f.StringSliceVar(&ask.Excluded, "exclude", nil, "`ids` of replicas that must not be picked")
 	f.StringVar(&curl, "curl", "",
-		"do not ask, but print the curl command that asks the same at the `address` of an HTTP door")
+		"do not ask, but print the curl command that asks the same at the `address` of an HTTP endpoint")
 	f.BoolVar(&json, "json", false, "print the answer as one JSON object")
 	return c
 }
 
-// reasonWithheld stands in an answer to a caller that is not trusted: what is cached, and the load, are 0 there and
+// reasonWithheld stands in an answer to a principal that is not trusted: what is cached, and the load, are 0 there and
 // not known.
 const reasonWithheld = "withheld"
 

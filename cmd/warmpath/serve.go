@@ -139,12 +139,12 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 	defer admin.Close()
 	failed := make(chan error, 2)
 	if first.HTTP.Listen != "" {
-		door, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.HTTP.Listen)
+		endpoint, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.HTTP.Listen)
 		if err != nil {
 			return fmt.Errorf("http.listen: %w", err)
 		}
-		go func() { failed <- s.ServeRoutes(door) }()
-		out.say(fmt.Sprintf("warmpath answers POST %s on %s", httpendpoint.RoutePath, door.Addr()))
+		go func() { failed <- s.ServeRoutes(endpoint) }()
+		out.say(fmt.Sprintf("warmpath answers POST %s on %s", httpendpoint.RoutePath, endpoint.Addr()))
 	}
 	go func() { failed <- s.Serve(lis) }()
 	out.say(fmt.Sprintf("warmpath serves %s on %s", deployments(first), lis.Addr()))
