@@ -18,8 +18,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/tokenize"
+	_ "github.com/warmpath/warmpath/tokenizers" // registers before this package does
 	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
-	"github.com/warmpath/warmpath/tokenizers/tiktoken"
+	"github.com/warmpath/warmpath/tokenizers/internal/tiktoken"
 )
 
 // counting is an encoder between tokens that stand around every prompt; it counts the

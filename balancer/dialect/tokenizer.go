@@ -60,12 +60,8 @@ var (
 	ErrNotText = errors.New("tokenize: the prompt is a batch, or not UTF-8")
 )
 
-// tokenizerPackages are what a program imports for what it configures.
-var tokenizerPackages = map[string]string{
-	"file":          "github.com/warmpath/warmpath/tokenizers/huggingface",
-	"tiktoken":      "github.com/warmpath/warmpath/tokenizers/tiktoken",
-	"chat_template": "github.com/warmpath/warmpath/tokenizers/jinja",
-}
+// tokenizerPackage is what a program imports for files, encodings and chat templates.
+const tokenizerPackage = "github.com/warmpath/warmpath/tokenizers"
 
 // tokenizers holds how the values of config fields are opened; nothing is opened under its lock.
 var tokenizers = struct {
@@ -109,7 +105,7 @@ func OpenChatTemplate(path string) (ChatTemplate, error) {
 func opened[T any](field, value string, open func(string) (T, error)) (T, error) {
 	if open == nil {
 		var none T
-		return none, fmt.Errorf("%s: this program cannot read it; it must import _ %q", field, tokenizerPackages[field])
+		return none, fmt.Errorf("%s: this program cannot read it; it must import _ %q", field, tokenizerPackage)
 	}
 	t, err := open(value)
 	if err != nil {

@@ -7,9 +7,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/tokenize"
-	_ "github.com/warmpath/warmpath/tokenizers/huggingface" // tokenizer.file
-	_ "github.com/warmpath/warmpath/tokenizers/jinja"       // tokenizer.chat_template
-	_ "github.com/warmpath/warmpath/tokenizers/tiktoken"    // tokenizer.tiktoken
+	_ "github.com/warmpath/warmpath/tokenizers"
 )
 
 // shownTokens is how many tokens explain prints.

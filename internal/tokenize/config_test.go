@@ -47,7 +47,7 @@ func TestBadConfigs(t *testing.T) {
 
 func TestWhatIsNotLinkedSaysHow(t *testing.T) {
 	_, err := dialect.OpenTokenizer("file", "x")
-	require.EqualError(t, err, `file: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers/huggingface"`)
+	require.EqualError(t, err, `file: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers"`)
 	_, err = dialect.OpenTokenizer("nothing", "x")
 	require.ErrorContains(t, err, "nothing: this program cannot read it")
 }

@@ -1,7 +1,7 @@
 // Package tokenize gives prompts of text their token ids, so that a policy sees the
 // blocks that an engine caches and reports, and a prompt's true length.
 //
-//	import _ "github.com/warmpath/warmpath/tokenizers/huggingface"
+//	import _ "github.com/warmpath/warmpath/tokenizers"
 //
 //	client.WithConfig(`{"tokenizer": {"file": "/models/llama-3/tokenizer.json"}}`)
 //
@@ -10,10 +10,9 @@
 // are used as they are. Chat turns become text by the model's chat template, or are
 // sent to an engine that has it.
 //
-// Sources, one of which the config names: a file tokenizer.json (package
-// huggingface), one of tiktoken's encodings (package tiktoken), an engine's HTTP
-// endpoint. The first two and chat templates (package jinja) are there only if the
-// program imports their package, so that others do not link what they need.
+// Sources, one of which the config names: a file tokenizer.json, one of tiktoken's
+// encodings, an engine's HTTP endpoint. The first two and chat templates are there only
+// if the program imports package tokenizers, so that others do not link what they need.
 //
 // Guarantees. A prompt costs no more than timeout. Where its tokens cannot be had,
 // it is routed as text by blocks of bytes, logged once and counted. Equal prompts at

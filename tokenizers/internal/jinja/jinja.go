@@ -1,8 +1,5 @@
 // Package jinja writes chats by the Jinja templates that come with models, for the
-// field chat_template of a channel's tokenizer. A program that imports it can
-// configure that:
-//
-//	import _ "github.com/warmpath/warmpath/tokenizers/jinja"
+// field chat_template of a channel's tokenizer.
 //
 // The rule. A template gets messages, tools, add_generation_prompt, bos_token,
 // eos_token, raise_exception and strftime_now, as Hugging Face's transformers give

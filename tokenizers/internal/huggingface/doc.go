@@ -1,7 +1,5 @@
 // Package huggingface reads tokenizer.json files, for the field file of a channel's
-// tokenizer. A program that imports it can configure that:
-//
-//	import _ "github.com/warmpath/warmpath/tokenizers/huggingface"
+// tokenizer.
 //
 // The rule. Byte-pair encodings are read, over bytes (GPT-2, Llama 3, Qwen, DeepSeek,
 // Mistral's tekken, gpt-oss) and over characters (Llama 2, Mistral 7B, Gemma), with the parts

@@ -15,7 +15,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
-	"github.com/warmpath/warmpath/tokenizers/tiktoken"
+	"github.com/warmpath/warmpath/tokenizers/internal/tiktoken"
 )
 
 func tokens(t testing.TB, e *bpe.Encoder, text string) []uint32 {

@@ -1,9 +1,6 @@
 // Package tiktoken has OpenAI's encodings, for the field tiktoken of a channel's
 // tokenizer: o200k_base (gpt-oss but for its special tokens, GPT-4o and later),
-// cl100k_base, p50k_base, p50k_edit, r50k_base. A program that imports it can configure
-// them:
-//
-//	import _ "github.com/warmpath/warmpath/tokenizers/tiktoken"
+// cl100k_base, p50k_base, p50k_edit, r50k_base.
 //
 // The rule. The vocabularies are those of github.com/tiktoken-go/tokenizer; the
 // encoding is package bpe's, which can be taken up in the middle, and which cuts "\n \n"
