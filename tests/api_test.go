@@ -62,11 +62,17 @@ func writeAPI(t *testing.T, b *bytes.Buffer, dir string) {
 	p, err := doc.NewFromFiles(fset, parsed, module+"/"+dir)
 	require.NoError(t, err)
 	show := func(decl ast.Node) {
-		if f, ok := decl.(*ast.FuncDecl); ok {
-			f.Doc, f.Body = nil, nil
+		f, ok := decl.(*ast.FuncDecl)
+		if !ok {
+			require.NoError(t, printer.Fprint(b, fset, decl))
+			b.WriteString("\n")
+			return
 		}
-		require.NoError(t, printer.Fprint(b, fset, decl))
-		b.WriteString("\n")
+		f.Doc, f.Body = nil, nil
+		var text strings.Builder
+		require.NoError(t, printer.Fprint(&text, fset, f))
+		line := strings.Join(strings.Fields(text.String()), " ") // however it is wrapped
+		b.WriteString(strings.NewReplacer("( ", "(", ", )", ")").Replace(line) + "\n")
 	}
 	values := func(all []*doc.Value) {
 		for _, v := range all {
