@@ -10,10 +10,10 @@ import (
 	"google.golang.org/grpc/balancer/base"
 	"google.golang.org/grpc/connectivity"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/lookaside"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -35,7 +35,7 @@ type lb struct {
 	mu        sync.Mutex
 	config    *lbConfig
 	handle    *call.Handle
-	table     *dialect.Table // of config, with the handle's dialects; nil where neither is in force yet
+	table     *requestkey.Table // of config, with the handle's dialects; nil where neither is in force yet
 	unwatch   func()
 	endpoints endpoints
 	updating  bool // endpoints are being updated: what they report is put into force after it

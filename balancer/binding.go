@@ -5,9 +5,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	"github.com/warmpath/warmpath/internal/tokenize"
@@ -120,7 +120,7 @@ func (b *lb) use(r *router.Router) {
 }
 
 // dialects are those of the config, and the application's where the config names none.
-func dialects(c *lbConfig, h *call.Handle) *dialect.Table {
+func dialects(c *lbConfig, h *call.Handle) *requestkey.Table {
 	if h == nil || len(h.Dialects) == 0 {
 		return c.dialects
 	}
@@ -135,7 +135,7 @@ func dialects(c *lbConfig, h *call.Handle) *dialect.Table {
 // some. Called with mu held.
 func (b *lb) uses(r *router.Router) policy.Uses {
 	if b.endpoints.declareModels() {
-		return r.Uses() | dialect.WantModel
+		return r.Uses() | requestkey.WantModel
 	}
 	return r.Uses()
 }

@@ -8,10 +8,10 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/serviceconfig"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/kvevents"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -41,11 +41,11 @@ func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balance
 type lbConfig struct {
 	serviceconfig.LoadBalancingConfig
 	*policy.Config
-	dialects  *dialect.Table
-	sessions  *dialect.SessionKeys // nil = none
-	tokenizer *tokenize.Config     // nil = none
-	key       string               // equal for configs that can share a Router
-	text      string               // as it was parsed
+	dialects  *requestkey.Table
+	sessions  *requestkey.SessionKeys // nil = none
+	tokenizer *tokenize.Config        // nil = none
+	key       string                  // equal for configs that can share a Router
+	text      string                  // as it was parsed
 }
 
 // MarshalJSON writes the config as it was parsed: the xDS policies above this one
@@ -70,11 +70,11 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
-	own, err := dialect.ParseDialects(c.Dialects)
+	own, err := requestkey.ParseDialects(c.Dialects)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
-	table, err := dialect.NewTable(own...)
+	table, err := requestkey.NewTable(own...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
@@ -100,7 +100,7 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
 	if len(c.SessionKeys) > 0 {
-		if parsed.sessions, err = dialect.NewSessionKeys(c.SessionKeys...); err != nil {
+		if parsed.sessions, err = requestkey.NewSessionKeys(c.SessionKeys...); err != nil {
 			return nil, fmt.Errorf("%s: %w", Name, err)
 		}
 	}

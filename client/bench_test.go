@@ -18,6 +18,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -62,9 +63,9 @@ func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, rt *router.Router
 	for _, m := range members {
 		rt.SetConnected(m.ID, true)
 	}
-	table, err := dialect.NewTable(dialect.Dialect{Methods: []string{"/p.S/M"}, Prompt: "3.2"})
+	table, err := requestkey.NewTable(dialect.Dialect{Methods: []string{"/p.S/M"}, Prompt: "3.2"})
 	require.NoError(tb, err)
-	keys, err := dialect.NewSessionKeys()
+	keys, err := requestkey.NewSessionKeys()
 	require.NoError(tb, err)
 	binding := &call.Binding{
 		Router: rt, Policy: "p", Uses: rt.Uses(), Dialects: table, SessionKeys: keys,

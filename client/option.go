@@ -12,6 +12,7 @@ import (
 	"github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/target"
 	"github.com/warmpath/warmpath/resolver"
 )
@@ -141,7 +142,7 @@ func (o *options) merge(object json.RawMessage) (json.RawMessage, error) {
 		c.Policy = *o.policy
 	}
 	if len(o.dialects) > 0 {
-		all, err := dialect.ParseDialects(c.Dialects)
+		all, err := requestkey.ParseDialects(c.Dialects)
 		if err != nil {
 			return nil, err
 		}

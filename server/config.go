@@ -12,11 +12,11 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -280,9 +280,9 @@ func (d *Deployment) validate() error {
 
 // checkDialects refuses what a watching client would refuse.
 func checkDialects(raw json.RawMessage) error {
-	own, err := dialect.ParseDialects(raw)
+	own, err := requestkey.ParseDialects(raw)
 	if err == nil {
-		_, err = dialect.NewTable(own...)
+		_, err = requestkey.NewTable(own...)
 	}
 	return err
 }

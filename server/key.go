@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -36,8 +36,8 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 			return invalid("%s: longer than %d bytes", f.name, maxName)
 		}
 	}
-	if len(k.GetSession()) > dialect.MaxSession {
-		return invalid("key.session: longer than %d bytes", dialect.MaxSession)
+	if len(k.GetSession()) > requestkey.MaxSession {
+		return invalid("key.session: longer than %d bytes", requestkey.MaxSession)
 	}
 	for name, ids := range map[string][]string{
 		"excluded": r.GetExcluded(), "tried": r.GetTried(), "allowed": r.GetAllowed(),

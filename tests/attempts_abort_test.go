@@ -20,6 +20,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -153,7 +154,7 @@ func (h *heard) serve(t *testing.T) (addr string, entered chan struct{}) {
 
 // Every built-in dialect with an Abort calls it as the engine expects it: field 1 is the id.
 func TestAbortOfEveryDialect(t *testing.T) {
-	for _, d := range dialect.Builtin() {
+	for _, d := range requestkey.Builtin() {
 		if d.Abort == "" {
 			continue
 		}

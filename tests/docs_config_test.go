@@ -11,10 +11,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer"
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/lab/sim/matrix"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/tokenize"
 	"github.com/warmpath/warmpath/server"
 )
@@ -36,10 +36,10 @@ func TestConfigsInDocs(t *testing.T) {
 					c, err = policy.ParseConfig(text)
 				}
 				if err == nil {
-					_, err = dialect.ParseDialects(c.Dialects)
+					_, err = requestkey.ParseDialects(c.Dialects)
 				}
 			case strings.HasPrefix(f.text, "["):
-				_, err = dialect.ParseDialects(text)
+				_, err = requestkey.ParseDialects(text)
 			case top["cells"] != nil:
 				_, err = matrix.Read(strings.NewReader(f.text))
 			case top["loadBalancingConfig"] != nil:
@@ -47,7 +47,7 @@ func TestConfigsInDocs(t *testing.T) {
 			default:
 				var c *policy.Config
 				if c, err = policy.ParseConfig(text); err == nil {
-					_, err = dialect.ParseDialects(c.Dialects)
+					_, err = requestkey.ParseDialects(c.Dialects)
 					err = errors.Join(err, tokenize.Check(c.Tokenizer))
 				}
 			}

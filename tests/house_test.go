@@ -40,6 +40,7 @@ var house = []string{
 	"internal/cacheview",
 	"internal/rendezvous",
 	"balancer/sharedstore",
+	"internal/requestkey",
 	"balancer/dialect",
 	"balancer/kvevents",
 	"internal/kvevents",

@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/server"
 )
 
@@ -162,7 +162,7 @@ func TestLookasidePolicy(t *testing.T) {
 func TestLookasideDialects(t *testing.T) {
 	rs := replicas(t, 1)
 	at, _ := lookasideWith(t, "", fmt.Sprintf("    policy: {prefix_cache_affinity: {}}\n    replicas: [{address: %q}]", rs[0].addr))
-	own, err := dialect.ParseDialects(json.RawMessage(dialects))
+	own, err := requestkey.ParseDialects(json.RawMessage(dialects))
 	require.NoError(t, err)
 	for _, c := range []struct {
 		options []grpc.DialOption

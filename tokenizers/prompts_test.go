@@ -17,6 +17,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/tokenize"
 	_ "github.com/warmpath/warmpath/tokenizers" // registers before this package does
 	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
@@ -34,7 +35,7 @@ const begin, end = 1_000_000, 1_000_001
 
 func (c *counting) Around() (before, after []uint32) { return []uint32{begin}, []uint32{end} }
 
-func (c *counting) Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]dialect.Cut) ([]uint32, error) {
+func (c *counting) Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]tokenize.Cut) ([]uint32, error) {
 	c.bytes.Add(int64(len(text) - from))
 	return c.Encoder.Encode(ctx, dst, text, from, cuts)
 }
@@ -51,13 +52,13 @@ func init() {
 		counted.Store(path, c)
 		return c, nil
 	})
-	dialect.RegisterChatTemplate(func(string) (dialect.ChatTemplate, error) { return upper{}, nil })
+	tokenize.RegisterChatTemplate(func(string) (tokenize.ChatTemplate, error) { return upper{}, nil })
 }
 
 // upper is a chat template.
 type upper struct{}
 
-func (upper) Render(c dialect.Chat) (string, error) {
+func (upper) Render(c requestkey.Chat) (string, error) {
 	var b strings.Builder
 	for _, t := range c.Turns {
 		if t.Role == "" {
@@ -98,7 +99,7 @@ func ask(t testing.TB, p *tokenize.Prompts, text string) []uint32 {
 
 func chatText(t testing.TB, json string) string {
 	t.Helper()
-	table, err := dialect.NewTable(dialect.Dialect{Methods: []string{"/s/m"}, JSONBody: "1"})
+	table, err := requestkey.NewTable(dialect.Dialect{Methods: []string{"/s/m"}, JSONBody: "1"})
 	require.NoError(t, err)
 	var q policy.Request
 	raw := append([]byte{0x0A, byte(len(json))}, json...)
@@ -176,10 +177,10 @@ func TestChats(t *testing.T) {
 		return err
 	}
 	for range 3 {
-		require.ErrorIs(t, ask(chat), dialect.ErrChat)
+		require.ErrorIs(t, ask(chat), tokenize.ErrChat)
 		require.ErrorIs(t, ask(chatText(t, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}]}`)), tokenize.ErrMedia)
-		require.ErrorIs(t, ask("one\xFDtwo"), dialect.ErrNotText)
-		require.ErrorIs(t, ask("\xFE broken"), dialect.ErrNotText)
+		require.ErrorIs(t, ask("one\xFDtwo"), tokenize.ErrNotText)
+		require.ErrorIs(t, ask("\xFE broken"), tokenize.ErrNotText)
 	}
 	require.Equal(t, 3, strings.Count(log.String(), "this is logged once"), "%s", log.String())
 	require.NotContains(t, log.String(), "broken")

@@ -73,6 +73,18 @@ type Messages struct {
 	Content Path `json:"content"`
 }
 
+// Media are images, sounds and the like beside a prompt, in which only placeholders stand for them: two images have the
+// same placeholders. ID and Offset start at Path.
+type Media struct {
+	// Path leads to a message, or a list of them, that holds media; all its alternatives count.
+	Path Path `json:"path"`
+	// ID is the engine's name of a medium: a hash or a uuid. Without one the message is hashed.
+	ID Path `json:"id,omitempty"`
+	// Offset is the place of the medium's first placeholder in the token ids. Where it is not known, no block of the
+	// prompt is that of another medium.
+	Offset Path `json:"offset,omitempty"`
+}
+
 // Tensors names the input tensors of a KServe v2 request (inputs = 5,
 // raw_input_contents = 7). Each may list alternatives: "text_input|prompt".
 type Tensors struct {

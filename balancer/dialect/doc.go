@@ -1,43 +1,11 @@
-// Package dialect finds the request key in the messages of a gRPC method: which
-// fields of the request carry the prompt, the session, the model, and which
-// fields of the response carry usage. It fills a [policy.Request].
+// Package dialect describes gRPC services: in which fields of a method's messages the
+// prompt, the session, the model and the usage stand. A [Dialect] is data: paths of field
+// numbers ("4.1"), and of field names where messages are typed ("token_ids.ids").
+// client.WithDialects and the config field dialects take it. Published engines are built
+// in; of other methods the fields called prompt, messages, prompt_token_ids, input_ids,
+// session_id and the like are read.
 //
-// The rule. A [Dialect] is data: paths of field numbers ("4.1"), and of field
-// names where messages are typed ("token_ids.ids"). A [Table] holds the built-in
-// dialects and the user's own and is looked up by full method name. For methods
-// it does not know it looks for fields called prompt, messages,
-// prompt_token_ids, input_ids, session_id and the like. The paths of a dialect
-// are one tree, which is read in two ways:
-//
-//   - typed messages (protobuf-go of either API, golang/protobuf v1, dynamic) through
-//     protoreflect, with the descriptors resolved once per message type. Texts and the
-//     token ids of generated messages are aliased, not copied;
-//   - encoded messages ([]byte, mem.BufferSlice, anything with Bytes() []byte) and
-//     gogo's in one pass over the wire format. Packed and unpacked varints are
-//     accepted, the last of a scalar wins, the last member of a oneof wins, and
-//     no length is trusted. Names find nothing there, only numbers do.
-//
-// Of a grpc.PreparedMsg and everything else nothing is read: the call is routed by
-// metadata.
-//
-// A prompt is token ids where there are any, else text, else the content of
-// tensors, else chat messages, else what an OpenAI JSON body holds. Chats and
-// batches are rendered to one text with separators that no UTF-8 text contains
-// (render.go), so that two different conversations never give the same text,
-// and append only: turn n is a prefix of turn n+1. A batch's key is its first
-// prompt followed by the others, each behind a separator: the first decides the
-// prefix, all of them count as load. Media beside token ids are mixed into them.
-//
-// Complexity. Lookup is one map access. Reading is O(fields of the table) for
-// typed messages and O(wire fields) for encoded ones, plus the prompt's own
-// length only where it has to be decoded. What the policy does not look at is
-// not read: without [policy.UsesPrompt] the prompt is not touched, and JSON
-// bodies are parsed only for a prompt, a session, or with [WantModel].
-//
-// Guarantees. No message, however broken, makes a call fail or panic: what
-// cannot be read is absent. Only Request.Prompt aliases the message; other
-// strings taken from encoded messages are copies. No engine's proto is
-// registered or imported.
-//
-// Source. Field numbers: the engines' published protos, as listed in the tests.
+// A [Tokenizer] makes token ids of a prompt that is text. The one of a channel is named by
+// the config field tokenizer; package tokenizers registers those for files, and a program
+// registers its own by [RegisterTokenizer].
 package dialect

@@ -11,10 +11,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer"
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleetfile"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -128,7 +128,7 @@ func checkHosted(c policy.Config) error {
 // request is the request key that the flags make.
 func (e *explain) request(c *cobra.Command) (*policy.Request, error) {
 	q := &policy.Request{
-		ID: e.requestID, Session: dialect.Session(e.session), Model: e.model, Adapter: e.adapter, CacheSalt: e.salt,
+		ID: e.requestID, Session: requestkey.Session(e.session), Model: e.model, Adapter: e.adapter, CacheSalt: e.salt,
 	}
 	text := e.prompt
 	if e.promptFile != "" {

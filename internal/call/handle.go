@@ -16,6 +16,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
@@ -26,10 +27,10 @@ type Binding struct {
 	Router      *router.Router
 	Policy      string // name, for telemetry
 	Uses        policy.Uses
-	Dialects    *dialect.Table
+	Dialects    *requestkey.Table
 	Telemetry   *telemetry.Recorder
-	SessionKeys *dialect.SessionKeys // nil = none
-	PriorityKey string               // metadata key of the priority, in lower case
+	SessionKeys *requestkey.SessionKeys // nil = none
+	PriorityKey string                  // metadata key of the priority, in lower case
 	MaxAttempts int
 	Retries     Retries
 	NeedsPrompt bool     // calls without a prompt are refused
@@ -259,7 +260,7 @@ func (h *Handle) policy() string {
 }
 
 // dialect returns how the messages of a method are read, nil where no balancer is bound.
-func (h *Handle) dialect(method string) *dialect.Method {
+func (h *Handle) dialect(method string) *requestkey.Method {
 	if b := h.bound.Load(); b != nil {
 		return b.Dialects.Lookup(method)
 	}

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -59,7 +59,7 @@ func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *policy.Request)
 	if b.Uses&policy.UsesSession != 0 && q.Session == "" && b.SessionKeys != nil {
 		q.Session = b.SessionKeys.Outgoing(ctx)
 		if q.Session == "" && b.Uses&policy.UsesPrompt == 0 { // else the prompt is the key
-			q.ID = dialect.RequestID(ctx)
+			q.ID = requestkey.RequestID(ctx)
 		}
 	}
 	q.Priority = policy.PriorityNormal
@@ -111,13 +111,13 @@ func (k *key) refusal() error {
 
 // prompt returns the hash of the whole prompt with its model, adapter and salt; false where the message has none. It is
 // read from the message, once, whatever the policy looks at. The goroutine of the call uses it.
-func (k *key) prompt(t *dialect.Table) (uint64, bool) {
+func (k *key) prompt(t *requestkey.Table) (uint64, bool) {
 	if k.hashed || k.msg == nil {
 		return k.hash, k.hasPrompt
 	}
 	k.hashed = true
 	var q policy.Request
-	t.Lookup(k.request.Method).Request(&q, policy.UsesPrompt|dialect.WantModel, k.msg)
+	t.Lookup(k.request.Method).Request(&q, policy.UsesPrompt|requestkey.WantModel, k.msg)
 	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
 	var whole [1]uint64
 	hash := kvindex.AppendTokens(whole[:0], q.Prompt.Tokens, len(q.Prompt.Tokens), seed)
@@ -174,7 +174,7 @@ func (r *Route) changed(change func(*Route)) *Route {
 // apply puts the route into a request.
 func (r *Route) apply(q *policy.Request) {
 	if r != nil {
-		q.Session, q.Pin, q.Exclude = dialect.Session(r.Session), r.Pin, r.Exclude
+		q.Session, q.Pin, q.Exclude = requestkey.Session(r.Session), r.Pin, r.Exclude
 	}
 }
 

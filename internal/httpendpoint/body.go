@@ -5,8 +5,8 @@ import (
 	"io"
 	"net/http"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
 // BodyState is the value of [HeaderBody]: how much of the body of a request was used.
@@ -50,7 +50,7 @@ func (b *body) decode(q *policy.Request) error {
 		b.state = bodyUnreadable
 		return nil
 	}
-	whole, err := dialect.ReadBody(q, b.raw)
+	whole, err := requestkey.ReadBody(q, b.raw)
 	if !whole {
 		b.state = BodyTruncated
 	}

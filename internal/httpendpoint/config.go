@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
 // Config is the endpoint's part of the server's config; a field that is zero has its default. Read once.
@@ -36,7 +36,7 @@ func (c Config) WithDefaults() Config {
 // Validate checks every field but Listen. The error names it.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	if _, err := dialect.NewSessionKeys(c.SessionHeader); err != nil {
+	if _, err := requestkey.NewSessionKeys(c.SessionHeader); err != nil {
 		return fmt.Errorf("session_header: %q cannot be the name of a header", c.SessionHeader)
 	}
 	if n := c.MaxBodyBytes; n < 1<<10 || n > 1<<28 {

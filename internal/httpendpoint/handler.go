@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -42,7 +42,7 @@ type Chooser interface {
 // handler answers requests for a replica.
 type handler struct {
 	chooser  Chooser
-	sessions *dialect.SessionKeys
+	sessions *requestkey.SessionKeys
 	maxBody  int
 }
 
@@ -52,7 +52,7 @@ func NewHandler(c Config, chooser Chooser, serving func() bool) (http.Handler, e
 		return nil, err
 	}
 	c = c.WithDefaults()
-	sessions, err := dialect.NewSessionKeys(c.SessionHeader)
+	sessions, err := requestkey.NewSessionKeys(c.SessionHeader)
 	if err != nil {
 		return nil, err
 	}
@@ -103,13 +103,13 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 // question is the ChooseReplica request of an HTTP request. It sets the state of the body.
 func (h *handler) question(r *http.Request, b *body) (*warmpathv1.ChooseReplicaRequest, error) {
 	q := policy.Request{
-		ID: dialect.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
+		ID: requestkey.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
 	}
 	if err := b.decode(&q); err != nil {
 		return nil, err
 	}
 	k := &warmpathv1.RequestKey{
-		RequestId: dialect.SessionKey(q.ID), Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
+		RequestId: requestkey.SessionKey(q.ID), Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
 		ExpectedOutputTokens: uint32(q.ExpectedOutput),
 	}
 	switch p := &q.Prompt; {

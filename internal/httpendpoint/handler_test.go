@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -272,8 +272,8 @@ func FuzzQuestion(f *testing.F) {
 		require.True(t, json.Valid(w.Body.Bytes()))
 		if w.Code == http.StatusOK {
 			k := o.question().GetKey()
-			require.LessOrEqual(t, len(k.GetSession()), dialect.MaxSession)
-			require.LessOrEqual(t, len(k.GetRequestId()), dialect.MaxSession)
+			require.LessOrEqual(t, len(k.GetSession()), requestkey.MaxSession)
+			require.LessOrEqual(t, len(k.GetRequestId()), requestkey.MaxSession)
 			require.LessOrEqual(t, len(k.GetText()), 16*len(body)+16, "a part of two bytes becomes a hash")
 		}
 	})

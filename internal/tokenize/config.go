@@ -124,7 +124,7 @@ func Open(c Config, o Options) (*Prompts, error) {
 	}
 	p := newPrompts(t, c, o)
 	if c.ChatTemplate != "" {
-		if p.template, err = dialect.OpenChatTemplate(c.ChatTemplate); err != nil {
+		if p.template, err = openChatTemplate(c.ChatTemplate); err != nil {
 			return nil, errors.Join(fmt.Errorf("tokenizer.%w", err), p.Close())
 		}
 	}
@@ -136,9 +136,9 @@ func (c *Config) source() (dialect.Tokenizer, error) {
 	case c.URL != "":
 		return newRemote(c.URL), nil
 	case c.Tiktoken != "":
-		return dialect.OpenTokenizer("tiktoken", c.Tiktoken)
+		return openTokenizer("tiktoken", c.Tiktoken)
 	}
-	return dialect.OpenTokenizer("file", c.File)
+	return openTokenizer("file", c.File)
 }
 
 func closeAll(things ...any) (err error) {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
@@ -46,10 +45,12 @@ func TestBadConfigs(t *testing.T) {
 }
 
 func TestWhatIsNotLinkedSaysHow(t *testing.T) {
-	_, err := dialect.OpenTokenizer("file", "x")
-	require.EqualError(t, err, `file: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers"`)
-	_, err = dialect.OpenTokenizer("nothing", "x")
-	require.ErrorContains(t, err, "nothing: this program cannot read it")
+	for _, field := range []string{"file", "tiktoken"} {
+		require.EqualError(t, Check(json.RawMessage(`{"`+field+`":"x"}`)),
+			`tokenizer.`+field+`: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers"`)
+	}
+	require.EqualError(t, Check(json.RawMessage(`{"url":"http://h/x","chat_template":"x"}`)),
+		`tokenizer.chat_template: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers"`)
 }
 
 func FuzzConfig(f *testing.F) {

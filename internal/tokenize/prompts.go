@@ -14,10 +14,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 )
-
-// ErrMedia is the error of a prompt that has images or the like, whose tokens depend on the model. It stays text.
-var ErrMedia = errors.New("tokenize: the prompt has more than text")
 
 // Options are what a host sets beside the config.
 type Options struct {
@@ -28,8 +26,8 @@ type Options struct {
 // cache and a deadline. Safe for use by many goroutines.
 type Prompts struct {
 	tokenizer dialect.Tokenizer
-	resumer   dialect.Resumer // tokenizer, if it is one
-	template  dialect.ChatTemplate
+	resumer   Resumer // tokenizer, if it is one
+	template  ChatTemplate
 	special   bool
 	timeout   time.Duration
 	cache     *cache
@@ -46,7 +44,7 @@ func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
 		cache:     newCache(c.CacheBytes),
 		logger:    o.Logger,
 	}
-	p.resumer, _ = t.(dialect.Resumer)
+	p.resumer, _ = t.(Resumer)
 	if p.logger == nil {
 		p.logger = slog.Default()
 	}
@@ -68,12 +66,12 @@ func (p *Prompts) Tokenize(ctx context.Context, q *policy.Request) ([]uint32, er
 
 func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, error) {
 	text := q.Prompt.Text
-	chat := dialect.IsChat(text)
+	chat := requestkey.IsChat(text)
 	if p.resumer != nil && !chat {
 		return p.resumed(ctx, text, p.special)
 	}
 	if !chat && !utf8.ValidString(text) {
-		return nil, dialect.ErrNotText
+		return nil, ErrNotText
 	}
 	k := keyOf(q.Model, text)
 	if p.resumer == nil {
@@ -88,47 +86,44 @@ func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, erro
 
 // work tokenizes a chat, or a text that no Resumer takes.
 func (p *Prompts) work(ctx context.Context, k key, model, text string, chat bool) ([]uint32, error) {
-	in := dialect.TokenizerInput{Model: model, Text: text, Special: p.special}
+	var tokens []uint32
+	var err error
 	if chat {
-		if err := p.chat(&in); err != nil {
-			return nil, err
-		}
+		tokens, err = p.chat(ctx, model, text)
+	} else {
+		tokens, err = p.tokenizer.Tokens(ctx, dialect.TokenizerInput{Model: model, Text: text, Special: p.special})
 	}
-	if p.resumer != nil {
-		if in.Chat != nil {
-			return nil, dialect.ErrChat
-		}
-		return p.resumed(ctx, in.Text, in.Special)
-	}
-	tokens, err := p.tokenizer.Tokens(ctx, in)
-	if err == nil {
+	if err == nil && p.resumer == nil {
 		p.cache.put(&entry{key: k, at: len(text), tokens: tokens})
 	}
 	return tokens, err
 }
 
-// chat replaces the text by the chat, or by what the template makes of it.
-func (p *Prompts) chat(in *dialect.TokenizerInput) error {
-	c, ok := dialect.ReadChat(in.Text)
+// chat tokenizes what the template makes of a chat, or the chat itself.
+func (p *Prompts) chat(ctx context.Context, model, text string) ([]uint32, error) {
+	c, ok := requestkey.ReadChat(text)
 	if !ok {
-		return dialect.ErrNotText
+		return nil, ErrNotText
 	}
 	for _, t := range c.Turns {
 		if t.Media {
-			return ErrMedia
+			return nil, ErrMedia
 		}
 	}
-	in.Text, in.Special = "", false
 	if p.template == nil {
-		in.Chat = &c
-		return nil
+		if t, ok := p.tokenizer.(chatTokenizer); ok {
+			return t.chatTokens(ctx, model, c)
+		}
+		return nil, ErrChat
 	}
 	text, err := p.template.Render(c)
-	if err != nil {
-		return fmt.Errorf("tokenize: the chat template: %w", err)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("tokenize: the chat template: %w", err)
+	case p.resumer != nil:
+		return p.resumed(ctx, text, false)
 	}
-	in.Text = text
-	return nil
+	return p.tokenizer.Tokens(ctx, dialect.TokenizerInput{Model: model, Text: text})
 }
 
 // keyOf is the key of a whole prompt, where nothing is taken up again.
@@ -143,7 +138,7 @@ func keyOf(model, text string) key {
 // log logs each kind of failure once.
 func (p *Prompts) log(err error) {
 	kind := "other"
-	for _, e := range []error{dialect.ErrChat, ErrMedia, dialect.ErrNotText, context.DeadlineExceeded, context.Canceled} {
+	for _, e := range []error{ErrChat, ErrMedia, ErrNotText, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, e) {
 			kind = e.Error()
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
 // maxAnswer bounds an engine's answer: a million tokens of ten digits.
@@ -43,31 +44,14 @@ func (r *remote) Close() error {
 	return nil
 }
 
-// question is the body of a request: a prompt, or messages as OpenAI's API has them.
-func question(in dialect.TokenizerInput) map[string]any {
-	q := map[string]any{"add_special_tokens": in.Special}
-	set(q, "model", in.Model)
-	if in.Chat == nil {
-		q["prompt"] = in.Text
-		return q
-	}
-	q["add_generation_prompt"] = true
-	if len(in.Chat.Tools) > 0 {
-		tools := make([]json.RawMessage, len(in.Chat.Tools))
-		for i, t := range in.Chat.Tools {
-			tools[i] = json.RawMessage(t)
-		}
-		q["tools"] = tools
-	}
-	messages := make([]map[string]any, len(in.Chat.Turns))
-	for i, t := range in.Chat.Turns {
-		messages[i] = message(t)
-	}
-	q["messages"] = messages
+// question returns the body of a request, to which a prompt or messages are added.
+func question(model string, special bool) map[string]any {
+	q := map[string]any{"add_special_tokens": special}
+	set(q, "model", model)
 	return q
 }
 
-func message(t dialect.Turn) map[string]any {
+func message(t requestkey.Turn) map[string]any {
 	m := map[string]any{"role": t.Role, "content": nil}
 	if t.Text != nil {
 		m["content"] = strings.Join(t.Text, "\n")
@@ -97,10 +81,36 @@ func set(m map[string]any, name, value string) {
 
 // Tokens implements [dialect.Tokenizer].
 func (r *remote) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
+	q := question(in.Model, in.Special)
+	q["prompt"] = in.Text
+	return r.answer(ctx, q)
+}
+
+// chatTokens implements [chatTokenizer], by messages as OpenAI's API has them.
+func (r *remote) chatTokens(ctx context.Context, model string, c requestkey.Chat) ([]uint32, error) {
+	q := question(model, false)
+	q["add_generation_prompt"] = true
+	if len(c.Tools) > 0 {
+		tools := make([]json.RawMessage, len(c.Tools))
+		for i, t := range c.Tools {
+			tools[i] = json.RawMessage(t)
+		}
+		q["tools"] = tools
+	}
+	messages := make([]map[string]any, len(c.Turns))
+	for i, t := range c.Turns {
+		messages[i] = message(t)
+	}
+	q["messages"] = messages
+	return r.answer(ctx, q)
+}
+
+// answer asks unless the engine has failed lately.
+func (r *remote) answer(ctx context.Context, question map[string]any) ([]uint32, error) {
 	if err := r.rest.may(); err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(question(in))
+	body, err := json.Marshal(question)
 	if err != nil {
 		return nil, fmt.Errorf("tokenize: the prompt as JSON: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
 // engine serves a handler and returns a tokenizer that asks it.
@@ -41,14 +42,14 @@ func TestRemoteAsksAsEnginesWant(t *testing.T) {
 	require.Equal(t, []uint32{1, 2, 4294967295}, tokens)
 	require.Equal(t, map[string]any{"model": "m", "prompt": "hi", "add_special_tokens": true}, got)
 
-	_, err = r.Tokens(context.Background(), dialect.TokenizerInput{Chat: &dialect.Chat{
+	_, err = r.chatTokens(context.Background(), "", requestkey.Chat{
 		Tools: []string{`{"type":"function"}`},
-		Turns: []dialect.Turn{
+		Turns: []requestkey.Turn{
 			{Role: "user", Name: "ann", Text: []string{"a", "b"}},
-			{Role: "assistant", Calls: []dialect.ToolCall{{ID: "c", Name: "f", Arguments: "{}"}}},
+			{Role: "assistant", Calls: []requestkey.ToolCall{{ID: "c", Name: "f", Arguments: "{}"}}},
 			{Role: "tool", Answers: "c", Text: []string{"42"}},
 		},
-	}})
+	})
 	require.NoError(t, err)
 	require.Equal(t, map[string]any{
 		"add_special_tokens": false, "add_generation_prompt": true,

@@ -5,8 +5,6 @@ import (
 	"slices"
 
 	"github.com/zeebo/xxh3"
-
-	"github.com/warmpath/warmpath/balancer/dialect"
 )
 
 // blockBytes is how much text is between two places from which encoding may be taken
@@ -83,7 +81,7 @@ func (p *Prompts) encode(ctx context.Context, text string, special bool, ks []ke
 	}
 	rest := make([]uint32, 0, len(before)+(len(text)-from)/3+len(after))
 	rest = append(rest, before...)
-	var cuts []dialect.Cut
+	var cuts []Cut
 	rest, err := p.resumer.Encode(ctx, rest, text, from, &cuts)
 	if err != nil {
 		return nil, err
@@ -97,7 +95,7 @@ func (p *Prompts) encode(ctx context.Context, text string, special bool, ks []ke
 // the one before to its own last, and for the whole text to the end. first is the
 // number of the steps before, which reach up to from in the text; lead of the tokens
 // stand before it.
-func (p *Prompts) remember(text string, ks []key, first, from, lead int, tokens []uint32, cuts []dialect.Cut) {
+func (p *Prompts) remember(text string, ks []key, first, from, lead int, tokens []uint32, cuts []Cut) {
 	news := make([]*entry, 0, len(ks))
 	done, at := 0, from
 	for i, k := range ks[:len(ks)-1] {

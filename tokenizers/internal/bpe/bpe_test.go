@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/text/unicode/norm"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // words is a vocabulary of all bytes, and of merges made at random over a few letters.
@@ -157,7 +157,7 @@ func TestSpecials(t *testing.T) {
 func TestWhatIsNotDone(t *testing.T) {
 	e := encoder(t, Config{})
 	_, err := e.Encode(context.Background(), nil, "\xff", 0, nil)
-	require.ErrorIs(t, err, dialect.ErrNotText)
+	require.ErrorIs(t, err, tokenize.ErrNotText)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_, err = encoder(t, Config{Splitters: []*Splitter{GPT2()}}).Encode(ctx, nil, strings.Repeat("word ", 1<<14), 0, nil)
@@ -199,7 +199,7 @@ func TestCuts(t *testing.T) {
 				if c.NFC { // else there are no cuts
 					first = norm.NFC.String(first)
 				}
-				var cuts []Cut
+				var cuts []tokenize.Cut
 				want, err := e.Encode(context.Background(), nil, first, 0, &cuts)
 				require.NoError(t, err)
 				for _, c := range cuts {

@@ -13,7 +13,7 @@
 //
 // Guarantees. An Encoder does not change: any number of goroutines may use it.
 // What it cannot do as the original does is refused when it is built, not done
-// nearly so. A [Cut] is a place where encoding may be taken up again: equal text
+// nearly so. A [tokenize.Cut] is a place where encoding may be taken up again: equal text
 // before it gives equal tokens, whatever follows.
 //
 // Sources. Sennrich, Haddow, Birch: Neural Machine Translation of Rare Words with

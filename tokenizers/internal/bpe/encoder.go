@@ -9,6 +9,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // Config is what an Encoder is made of. Only Model is needed.
@@ -27,13 +28,10 @@ type Config struct {
 	Before, After []uint32
 }
 
-// A Cut is a place at which encoding may be taken up again.
-type Cut = dialect.Cut
-
 // cutEvery is how far apart cuts are at least, in bytes.
 const cutEvery = 256
 
-var _ dialect.Resumer = (*Encoder)(nil)
+var _ tokenize.Resumer = (*Encoder)(nil)
 
 // An Encoder turns text into token ids. Safe for use by many goroutines.
 type Encoder struct {
@@ -71,9 +69,6 @@ func (e *Encoder) Around() (before, after []uint32) { return e.c.Before, e.c.Aft
 
 // Tokens implements [dialect.Tokenizer] for text.
 func (e *Encoder) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
-	if in.Chat != nil {
-		return nil, dialect.ErrChat
-	}
 	tokens, err := e.Encode(ctx, nil, in.Text, 0, nil)
 	if err != nil || !in.Special {
 		return tokens, err
@@ -85,9 +80,9 @@ func (e *Encoder) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint
 // 0 or that of a Cut of a text which began alike. If cuts is not nil, those of the
 // text are appended to it; their Tokens count from from. It fails if the context
 // ends or the text is not UTF-8.
-func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]Cut) ([]uint32, error) {
+func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]tokenize.Cut) ([]uint32, error) {
 	if !utf8.ValidString(text) {
-		return dst, dialect.ErrNotText
+		return dst, tokenize.ErrNotText
 	}
 	if e.noCuts {
 		cuts = nil
@@ -128,7 +123,7 @@ type work struct {
 	dst     []uint32
 	base    int
 	from    int
-	cuts    *[]Cut // nil = none are wanted
+	cuts    *[]tokenize.Cut // nil = none are wanted
 	lastCut int
 }
 
@@ -151,7 +146,7 @@ func (w *work) cut(at, seen int) {
 		return
 	}
 	w.lastCut = at
-	*w.cuts = append(*w.cuts, Cut{At: at, Tokens: len(w.dst) - w.base, Seen: seen})
+	*w.cuts = append(*w.cuts, tokenize.Cut{At: at, Tokens: len(w.dst) - w.base, Seen: seen})
 }
 
 // between encodes what is between two special tokens.

@@ -28,11 +28,12 @@ import (
 	"github.com/nikolalohinski/gonja/v2/exec"
 	"github.com/nikolalohinski/gonja/v2/loaders"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 func init() {
-	dialect.RegisterChatTemplate(func(path string) (dialect.ChatTemplate, error) { return Open(path) })
+	tokenize.RegisterChatTemplate(func(path string) (tokenize.ChatTemplate, error) { return Open(path) })
 }
 
 // ErrTools means that a chat has tools or calls of them. Templates write these as JSON,
@@ -129,8 +130,8 @@ func Parse(text, bos, eos string) (*Template, error) {
 	return &Template{template: t, bos: bos, eos: eos, now: time.Now}, nil
 }
 
-// Render implements [dialect.ChatTemplate].
-func (t *Template) Render(c dialect.Chat) (string, error) {
+// Render implements [tokenize.ChatTemplate].
+func (t *Template) Render(c requestkey.Chat) (string, error) {
 	if len(c.Tools) > 0 {
 		return "", ErrTools
 	}
@@ -149,7 +150,7 @@ func (t *Template) Render(c dialect.Chat) (string, error) {
 }
 
 // message is a turn as templates read it. A field that it does not have is not defined.
-func message(t dialect.Turn) map[string]any {
+func message(t requestkey.Turn) map[string]any {
 	m := map[string]any{"role": t.Role, "content": nil}
 	if t.Text != nil {
 		m["content"] = strings.Join(t.Text, "\n")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -27,8 +27,8 @@ const template = `{{- bos_token }}
     {{- '<|assistant|>' }}
 {%- endif %}`
 
-var chat = dialect.Chat{
-	Turns: []dialect.Turn{
+var chat = requestkey.Chat{
+	Turns: []requestkey.Turn{
 		{Role: "user", Text: []string{" one", "two "}},
 		{Role: "assistant", Text: []string{"three"}, Reasoning: "hm"},
 	},
@@ -48,11 +48,11 @@ func TestRender(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	_, err = tpl.Render(dialect.Chat{Turns: []dialect.Turn{{Role: "user"}, {Role: "user"}}})
+	_, err = tpl.Render(requestkey.Chat{Turns: []requestkey.Turn{{Role: "user"}, {Role: "user"}}})
 	require.ErrorContains(t, err, "two users in a row")
-	_, err = tpl.Render(dialect.Chat{Tools: []string{"{}"}, Turns: chat.Turns})
+	_, err = tpl.Render(requestkey.Chat{Tools: []string{"{}"}, Turns: chat.Turns})
 	require.ErrorIs(t, err, ErrTools)
-	_, err = tpl.Render(dialect.Chat{Turns: []dialect.Turn{{Role: "assistant", Calls: []dialect.ToolCall{{Name: "f"}}}}})
+	_, err = tpl.Render(requestkey.Chat{Turns: []requestkey.Turn{{Role: "assistant", Calls: []requestkey.ToolCall{{Name: "f"}}}}})
 	require.ErrorIs(t, err, ErrTools)
 }
 
@@ -108,7 +108,7 @@ func TestATemplateReadsNoFiles(t *testing.T) {
 func BenchmarkRender(b *testing.B) {
 	tpl, err := Parse(template, "<s>", "</s>")
 	require.NoError(b, err)
-	long := dialect.Chat{}
+	long := requestkey.Chat{}
 	for range 20 {
 		long.Turns = append(long.Turns, chat.Turns...)
 	}

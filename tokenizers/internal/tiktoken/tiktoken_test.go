@@ -109,7 +109,7 @@ func TestCuts(t *testing.T) {
 		require.NoError(t, err)
 		for range 100 {
 			text := randomText(r, 400)
-			var cuts []bpe.Cut
+			var cuts []tokenize.Cut
 			all, err := e.Encode(ctx, nil, text, 0, &cuts)
 			require.NoError(t, err)
 			for _, c := range cuts {

@@ -1,0 +1,140 @@
+package requestkey
+
+import "github.com/warmpath/warmpath/balancer/dialect"
+
+// Builtin returns the dialects of the servers known here, by their published
+// field numbers.
+func Builtin() (all []dialect.Dialect) {
+	for _, d := range builtin {
+		like := d.Methods
+		d, err := extend(d)
+		if err != nil {
+			panic(err) // the data is tested
+		}
+		d.Methods = like
+		all = append(all, d)
+	}
+	return all
+}
+
+// Where the responses of several servers count tokens. Chunk and complete of the
+// dialects that come from SMG differ in where the oneof stands.
+var (
+	chunkFirst  = dialect.Usage{Prompt: "1.2|2.3", Output: "1.3|2.4", Cached: "1.4|2.5"}
+	chunkSecond = dialect.Usage{Prompt: "2.2|3.3", Output: "2.3|3.4", Cached: "2.4|3.5"}
+	// VllmEngine's chunks carry deltas. Its complete carries the total, or in a stream the last
+	// delta again, which is no more than the sum.
+	chunkDelta = dialect.Usage{Prompt: "1.2|2.3", OutputDelta: "1.3", Output: "2.4", Cached: "1.4|2.5"}
+	metaInfo   = dialect.Usage{Prompt: "2[prompt_tokens]", Output: "2[completion_tokens]", Cached: "2[cached_tokens]"}
+)
+
+// builtin is the data. An Abort is named for servers whose engines may go on when a call is
+// cancelled; SGLang's own server aborts by itself. original_text is for debugging and may be
+// empty: not read.
+var builtin = []dialect.Dialect{
+	{
+		Methods:   []string{"/vllm.Generate/Generate", "/vllm.Generate/GenerateStream"}, // before it had sessions and adapters
+		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "10.2", MaxTokens: "8.1", DefaultMaxTokens: 20,
+		OneOf: [][]int32{{3, 4}}, Usage: dialect.Usage{Prompt: "1.1", Output: "2[].8.1", OutputDelta: "2[].3"},
+	}, {
+		Methods: []string{"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream"}, Like: "/vllm.Generate/Generate",
+		Session: "13", Adapter: "15", Media: &dialect.Media{Path: "14", ID: "6|7.5", Offset: "7.3"}, Abort: "/vllm.Control/Abort",
+	}, {
+		Methods:   []string{"/vllm.grpc.engine.VllmEngine/Generate"},
+		RequestID: "1", Prompt: "3", Tokens: "2.2", OneOf: [][]int32{{2, 3}}, MaxTokens: "4.8", Rank: "9", Usage: chunkDelta,
+		Media: &dialect.Media{Path: "7", ID: "6[]", Offset: "5[].1"}, Abort: "/vllm.grpc.engine.VllmEngine/Abort",
+	}, {
+		Methods:   []string{"/vllm.grpc.engine.VllmEngine/Embed"},
+		RequestID: "1", Tokens: "2.2", Abort: "/vllm.grpc.engine.VllmEngine/Abort",
+	}, {
+		Methods:   []string{"/sglang.grpc.scheduler.SglangScheduler/Generate"},
+		RequestID: "1", Tokens: "2.2", Adapter: "15", MaxTokens: "4.8", Rank: "16", Usage: chunkSecond,
+		Media: &dialect.Media{Path: "3", Offset: "11[].1"}, Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
+	}, {
+		Methods:   []string{"/sglang.grpc.scheduler.SglangScheduler/Embed"},
+		RequestID: "1", Tokens: "2.2", Prompt: "10[]", Rank: "8", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
+	}, {
+		Methods: []string{"/sglang.runtime.v1.SglangService/TextGenerate"},
+		Prompt:  "1", MaxTokens: "2.8", RequestID: "8", Adapter: "9", Session: "13|10", Rank: "11", Usage: metaInfo,
+	}, {
+		Methods: []string{"/sglang.runtime.v1.SglangService/Generate"},
+		Tokens:  "1", MaxTokens: "2.8", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo,
+	}, {
+		Methods:  []string{"/sglang.runtime.v1.SglangService/ChatComplete", "/sglang.runtime.v1.SglangService/Complete"},
+		JSONBody: "1", SplitModel: true, Usage: dialect.Usage{JSON: "1"},
+	}, {
+		Methods: []string{"/sglang.runtime.v1.SglangService/TextEmbed"},
+		Prompt:  "1", RequestID: "2", Session: "3",
+	}, {
+		Methods: []string{"/sglang.runtime.v1.SglangService/Embed"},
+		Tokens:  "1", RequestID: "2", Session: "3",
+	}, {
+		Methods: []string{"/sglang.runtime.v1.SglangService/Classify"},
+		Prompt:  "1", Tokens: "2", RequestID: "3", Session: "4",
+	}, {
+		// One or many of each, where one is field 1 and a list of many field 2.
+		Methods: []string{"/sglang.api.v1.SglangService/Generate"},
+		Prompt:  "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1",
+		DefaultMaxTokens: 128, Rank: "17",
+		Media: &dialect.Media{Path: "19|20|21|22"}, Usage: dialect.Usage{Prompt: "1.2.2", Output: "1.2.3"},
+	}, {
+		Methods:   []string{"/trtllm.TrtllmService/Generate"},
+		RequestID: "1", Tokens: "2.2", MaxTokens: "5", Adapter: "13.1", CacheSalt: "19",
+		Usage: dialect.Usage{Prompt: "2.3|3.5", Output: "2.4|3.6", Cached: "2.5|3.7"}, Abort: "/trtllm.TrtllmService/Abort",
+	}, {
+		Methods:   []string{"/trtllm.TrtllmService/Embed"},
+		RequestID: "1", Tokens: "2.2", Abort: "/trtllm.TrtllmService/Abort",
+	}, {
+		// The two numbers inside tokenized are swapped in these two.
+		Methods:   []string{"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate"},
+		RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond,
+		Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort",
+	}, {
+		Methods:   []string{"/smg.worker.v1.WorkerInference/Generate"},
+		RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond,
+		Abort: "/smg.worker.v1.WorkerInference/Abort",
+	}, {
+		Methods:   []string{"/mlx.grpc.engine.MlxEngine/Generate"},
+		RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.9", OneOf: [][]int32{{2, 3}}, Usage: chunkFirst,
+	}, {
+		// The session inside kv is a handle for KV transfer, not a conversation.
+		Methods:   []string{"/openengine.v1.Inference/Generate"},
+		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", MaxTokens: "6.1", CacheSalt: "8.3", Adapter: "11",
+		OneOf: [][]int32{{3, 4}}, Usage: dialect.Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
+		Abort: "/openengine.v1.Control/Abort",
+	}, {
+		Methods: []string{"/inference.GRPCInferenceService/ModelInfer"},
+		Model:   "1", RequestID: "3", Session: "4[sequence_id].3|4[sequence_id].2|4[sequence_id].5",
+		Tensors: &dialect.Tensors{
+			Text: "text_input", Tokens: "input_ids", MaxTokens: "max_tokens", Adapter: "lora_task_id",
+			Parameters: "sampling_parameters",
+		},
+	}, {
+		Methods: []string{"/inference.GRPCInferenceService/ModelStreamInfer"},
+		Like:    "/inference.GRPCInferenceService/ModelInfer",
+	}, {
+		Methods: []string{"/fmaas.GenerationService/Generate"},
+		Model:   "1", Adapter: "4|2", Prompt: "3[].2", MaxTokens: "10.3.1", Usage: dialect.Usage{Prompt: "1[].6", Output: "1[].2"},
+	}, {
+		Methods: []string{"/fmaas.GenerationService/GenerateStream"},
+		Model:   "1", Adapter: "4|2", Prompt: "3.2", MaxTokens: "10.3.1", Usage: dialect.Usage{Prompt: "6", Output: "2"},
+	}, {
+		Methods: []string{"/backend.Backend/Predict", "/backend.Backend/PredictStream"},
+		Prompt:  "1", Messages: &dialect.Messages{Path: "44", Role: "1", Content: "2"}, RequestID: "47", MaxTokens: "4",
+		Usage: dialect.Usage{Prompt: "3", Output: "2"},
+	},
+}
+
+// unknown is the dialect of methods that nothing describes.
+var unknown = dialect.Dialect{
+	Name:      "unknown",
+	Prompt:    "prompt",
+	Tokens:    "prompt_token_ids|input_ids",
+	Messages:  &dialect.Messages{Path: "messages", Role: "role", Content: "content"},
+	Session:   "session_id",
+	Model:     "model|model_name",
+	Adapter:   "lora_name|adapter|lora_id",
+	CacheSalt: "cache_salt",
+	RequestID: "request_id",
+	MaxTokens: "max_tokens|max_new_tokens",
+}

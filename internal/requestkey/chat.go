@@ -1,0 +1,139 @@
+package requestkey
+
+// Members of what a chat consists of.
+var (
+	turnNames = []string{"role", "name", "content", "reasoning_content", "reasoning", "refusal", "tool_calls",
+		"function_call",
+		"tool_call_id"}
+	partNames     = []string{"type", "text"}
+	mediaNames    = []string{"url", "data", "file_id", "file_data"}
+	callNames     = []string{"id", "function"}
+	functionNames = []string{"name", "arguments"}
+)
+
+// renderChat renders the turns of an OpenAI chat, see render.go for the frames.
+// The order of members inside a turn does not matter. Tools stand ahead of the
+// turns, as chat templates put them into the system prompt.
+func renderChat(tools, messages []byte) []byte {
+	dst := make([]byte, 0, len(messages)+len(tools))
+	for w := walk(tools); w.array && w.next(); {
+		dst = appendField(dst, 'T', alias(w.val))
+	}
+	turns := 0
+	for w := walk(messages); w.array && w.next(); {
+		if s, ok := unquote(w.val); ok { // a bare string is a turn without a role
+			dst = appendTurn(dst, "", s)
+		} else {
+			dst = appendChatTurn(dst, w.val, w.cut)
+		}
+		turns++
+	}
+	if turns == 0 {
+		return nil
+	}
+	return dst
+}
+
+// appendChatTurn appends a turn. Of one that was cut off it appends what is sure:
+// a role must have been seen, a medium or the name of a call must be whole.
+func appendChatTurn(dst, turn []byte, cut bool) []byte {
+	m := objectOf(turn, turnNames)
+	if cut && m.val("role") == nil {
+		return dst
+	}
+	role, _ := unquote(m.val("role"))
+	if dst = appendText(append(dst, frameTurn), role); m.cut == "role" {
+		return dst
+	}
+	dst = appendString(dst, 'n', m.val("name"))
+	dst = appendString(dst, 'r', m.val("tool_call_id"))
+	reasoning := m.val("reasoning_content")
+	if reasoning == nil {
+		reasoning = m.val("reasoning")
+	}
+	dst = appendString(dst, 'k', reasoning)
+	dst = appendContent(dst, m.val("content"))
+	dst = appendString(dst, 'f', m.val("refusal"))
+	if call := m.val("function_call"); len(call) > 0 && call[0] == '{' {
+		dst = appendFunction(dst, call)
+	}
+	for w := walk(m.val("tool_calls")); w.array && w.next(); {
+		call := objectOf(w.val, callNames)
+		if dst = appendFunction(dst, call.val("function")); !w.cut {
+			dst = appendString(dst, 'i', call.val("id"))
+		}
+	}
+	return dst
+}
+
+// appendString appends a field if v is a string.
+func appendString(dst []byte, letter byte, v []byte) []byte {
+	if len(v) == 0 || v[0] != '"' {
+		return dst
+	}
+	n, whole := stringEnd(v)
+	if v = v[1:n]; whole {
+		v = v[:len(v)-1]
+	}
+	return unescape(append(dst, frameField, letter), v, whole)
+}
+
+// appendContent appends a content: a string, or parts.
+func appendContent(dst, v []byte) []byte {
+	if len(v) == 0 || v[0] != '[' {
+		return appendString(dst, 't', v)
+	}
+	for w := walk(v); w.next(); {
+		if w.val[0] == '{' {
+			dst = appendPart(dst, w.val, w.cut)
+		} else {
+			dst = appendString(dst, 't', w.val)
+		}
+	}
+	return dst
+}
+
+// appendPart appends one part of a content. Text goes in as it is; of an image,
+// a sound or another thing its kind and the hash of its address or data.
+func appendPart(dst, part []byte, cut bool) []byte {
+	p := objectOf(part, partNames)
+	if text := p.val("text"); len(text) > 0 && text[0] == '"' {
+		return appendString(dst, 't', text)
+	}
+	if cut {
+		return dst
+	}
+	kind, _ := unquote(p.val("type"))
+	return appendMedium(dst, kind, address(part, kind))
+}
+
+// address returns what identifies a medium: its uuid or hash, its url, data or file
+// id, or else its JSON.
+func address(part []byte, kind string) string {
+	p := objectOf(part, []string{"uuid", "hash", "mm_hash", "content_hash", kind})
+	media := p.val(kind)
+	inside := objectOf(media, mediaNames)
+	for _, v := range append(p.vals[:5:5], inside.vals[:4]...) {
+		if s, ok := unquote(v); ok && s != "" {
+			return s
+		}
+	}
+	if len(media) > 0 {
+		return alias(media)
+	}
+	return alias(part)
+}
+
+func appendFunction(dst, function []byte) []byte {
+	f := objectOf(function, functionNames)
+	name, ok := unquote(f.val("name"))
+	if !ok {
+		return dst
+	}
+	dst = appendField(dst, 'c', name)
+	if arguments := f.val("arguments"); len(arguments) > 0 && arguments[0] == '{' { // as some clients send them
+		return appendField(dst, 'a', alias(arguments))
+	} else {
+		return appendString(dst, 'a', arguments)
+	}
+}

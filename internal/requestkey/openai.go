@@ -1,0 +1,154 @@
+package requestkey
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// Members of OpenAI's requests and responses.
+var (
+	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id",
+		"session_params",
+		"prompt_cache_key", "user", "max_completion_tokens", "max_tokens", "messages", "prompt", "input", "input_ids",
+		"prompt_token_ids", "tools"}
+	sessionNames  = []string{"session_id", "id"} // vLLM's and SGLang's
+	responseNames = []string{"usage"}
+	usageNames    = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens",
+		"prompt_tokens_details", "input_tokens_details"}
+	detailNames = []string{"cached_tokens"}
+)
+
+// ErrModel is the error of a body whose model is not a string.
+var ErrModel = errors.New("model: it must be a string")
+
+// ReadBody fills q from the body of an OpenAI request (chat, completion, embedding). What the host has set stays, so
+// a session from a header comes before one in the body; a model "base:adapter" is left as it is. Of a body that ends
+// early it takes what there is: the prompt is then a prefix of the whole one, but for tools that stand behind the
+// end, and whole is false, as it is for what is no JSON object. The prompt aliases the body. The only error is
+// [ErrModel]. Safe for concurrent use.
+func ReadBody(q *policy.Request, raw []byte) (whole bool, err error) {
+	b := readBody(raw)
+	if v := b.val("model"); v != nil && v[0] != '"' && b.cut != "model" {
+		return b.whole, ErrModel
+	}
+	b.fill(q, false, true, true)
+	return b.whole, nil
+}
+
+func readBody(raw []byte) object {
+	return objectOf(raw, bodyNames)
+}
+
+// fill sets what is wanted and q does not have. The session is, in this order, session_id, session_params.session_id
+// (or .id), prompt_cache_key, user.
+func (b *object) fill(q *policy.Request, split, session, prompt bool) {
+	model, adapter := b.text("model"), first(b.text("lora_path"), b.text("lora_name"))
+	if base, name, ok := strings.Cut(model, ":"); ok && split {
+		model, adapter = base, name
+	}
+	salt, extra := b.text("cache_salt"), b.text("extra_key")
+	if salt != "" && extra != "" {
+		salt += "\x00" + extra
+	}
+	setIfEmpty(&q.ID, first(b.text("request_id"), b.text("rid")))
+	setIfEmpty(&q.Model, model)
+	setIfEmpty(&q.Adapter, adapter)
+	setIfEmpty(&q.CacheSalt, first(salt, extra))
+	if session {
+		p := objectOf(b.val("session_params"), sessionNames)
+		setIfEmpty(&q.Session, Session(first(b.text("session_id"), p.text("session_id"), p.text("id"),
+			b.text("prompt_cache_key"), b.text("user"))))
+	}
+	for _, name := range []string{"max_completion_tokens", "max_tokens"} {
+		if n, _ := b.count(name); q.ExpectedOutput == 0 {
+			q.ExpectedOutput = n
+		}
+	}
+	if prompt && q.Prompt.Empty() {
+		if p := b.prompt(); !p.Empty() {
+			q.SetPrompt(p)
+		}
+	}
+}
+
+// prompt returns ids, else the chat, else the completion prompt or the text to embed.
+func (b *object) prompt() policy.Prompt {
+	for _, name := range []string{"input_ids", "prompt_token_ids"} {
+		if p := completion(b.val(name)); len(p.Tokens) > 0 {
+			return p
+		}
+	}
+	if chat := renderChat(b.val("tools"), b.val("messages")); len(chat) > 0 {
+		return policy.Prompt{Text: alias(chat)}
+	}
+	if p := completion(b.val("prompt")); !p.Empty() {
+		return p
+	}
+	return completion(b.val("input"))
+}
+
+// completion reads a prompt: a string, token ids, or a list of either.
+func completion(v []byte) (p policy.Prompt) {
+	if s, ok := unquote(v); ok {
+		return policy.Prompt{Text: s}
+	}
+	var texts []string
+	for w := walk(v); w.array && w.next(); {
+		if s, ok := unquote(w.val); ok {
+			texts = append(texts, s)
+			continue
+		}
+		if w.val[0] != '[' {
+			if n, err := strconv.ParseInt(alias(w.val), 10, 64); err == nil && !w.cut {
+				p.Tokens = append(p.Tokens, uint32(n))
+			}
+			continue
+		}
+		if len(p.Tokens) > 0 {
+			p.Tokens = append(p.Tokens, batchToken)
+		}
+		for x := walk(w.val); x.next(); {
+			if n, err := strconv.ParseInt(alias(x.val), 10, 64); err == nil && !x.cut {
+				p.Tokens = append(p.Tokens, uint32(n))
+			}
+		}
+	}
+	if len(texts) > 0 {
+		p = policy.Prompt{Text: renderBatch(texts[0], texts[1:])}
+	}
+	return p
+}
+
+// readUsageJSON reads the usage of an OpenAI response or chunk, which may be a server-sent event.
+func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
+	if s, ok := strings.CutPrefix(alias(raw), "data:"); ok {
+		raw = bytesOf(s)
+	}
+	response := objectOf(raw, responseNames)
+	usage := objectOf(response.val("usage"), usageNames)
+	for _, x := range []struct {
+		name string
+		to   *int
+	}{
+		{"prompt_tokens", &u.PromptTokens}, {"input_tokens", &u.PromptTokens},
+		{"completion_tokens", &u.OutputTokens}, {"output_tokens", &u.OutputTokens},
+	} {
+		n, ok := usage.count(x.name)
+		found = raise(x.to, n, ok) || found
+	}
+	for _, name := range []string{"prompt_tokens_details", "input_tokens_details"} {
+		details := objectOf(usage.val(name), detailNames)
+		n, ok := details.count("cached_tokens")
+		found = raise(&u.CachedTokens, n, ok) || found
+	}
+	return found
+}
+
+func setIfEmpty(dst *string, s string) {
+	if *dst == "" {
+		*dst = s
+	}
+}

@@ -1,0 +1,87 @@
+package requestkey
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/zeebo/xxh3"
+	"google.golang.org/grpc/metadata"
+)
+
+func xxh128(s string) []byte {
+	sum := xxh3.HashString128(s).Bytes()
+	return sum[:]
+}
+
+func TestSessionKeys(t *testing.T) {
+	long := strings.Repeat("x", MaxSession)
+	for _, tt := range []struct {
+		name string
+		keys []string
+		md   []string
+		want string
+	}{
+		{"default", nil, []string{"session_id", "s"}, "s"},
+		{"other separator", nil, []string{"session-id", "s"}, "s"},
+		{"second", nil, []string{"x-session-id", "s"}, "s"},
+		{"mixed separators", nil, []string{"x_session-id", "s"}, "s"},
+		{"first name wins", nil, []string{"x-session-id", "b", "session_id", "a"}, "a"},
+		{"empty is absent", nil, []string{"session_id", "", "x-session-id", "b"}, "b"},
+		{"first value", nil, []string{"session_id", "a", "session_id", "b"}, "a"},
+		{"no request id", nil, []string{"x-request-id", "r", "request-id", "r", "x-correlation-id", "r"}, ""},
+		{"request id if configured", []string{"X-Request-ID"}, []string{"x-request-id", "r"}, "r"},
+		{"configured", []string{"X_Claude_Code_Session_Id"}, []string{"x-claude-code-session-id", "s", "session_id", "no"}, "s"},
+		{"many separators, absent", []string{"x-claude-code-session-id", "b"}, []string{"b", "s"}, "s"},
+		{"not a prefix", nil, []string{"session_id2", "s", "my-session_id", "s"}, ""},
+		{"as long as may be", nil, []string{"session_id", long}, long},
+		{"longer", nil, []string{"session_id", long + "x"}, SessionKey(long + "x")},
+		{"longer than a key", nil, []string{"session_id", long[:300]}, long[:300]},
+		{"none", nil, nil, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			keys, err := NewSessionKeys(tt.keys...)
+			require.NoError(t, err)
+			md := metadata.Pairs(tt.md...)
+			require.Equal(t, tt.want, keys.In(md))
+			require.Equal(t, tt.want, keys.Outgoing(metadata.NewOutgoingContext(context.Background(), md)))
+			require.Equal(t, tt.want, keys.Outgoing(metadata.AppendToOutgoingContext(context.Background(), tt.md...)))
+			upper := metadata.MD{}
+			for k, v := range md {
+				upper[strings.ToUpper(k)] = v
+			}
+			require.Equal(t, tt.want, keys.In(upper), "case")
+			require.Equal(t, tt.want, keys.Outgoing(metadata.NewOutgoingContext(context.Background(), upper)), "case")
+		})
+	}
+	keys, err := NewSessionKeys()
+	require.NoError(t, err)
+	require.Empty(t, keys.Outgoing(context.Background()))
+}
+
+func TestSessionKeyHash(t *testing.T) {
+	a, b := strings.Repeat("x", 300)+"a", strings.Repeat("x", 300)+"b"
+	require.Len(t, SessionKey(a), 32)
+	require.NotEqual(t, SessionKey(a), SessionKey(b))
+	require.Equal(t, hash128(a), SessionKey(a))
+}
+
+func TestBadSessionKeys(t *testing.T) {
+	for name, want := range map[string]string{
+		"": "session_keys[0]: empty name", "a b": `session_keys[0]: "a b": ' ' cannot stand`, "x-bin": "binary metadata", "é": "cannot stand",
+	} {
+		_, err := NewSessionKeys(name)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := NewSessionKeys("a", ":b")
+	require.ErrorContains(t, err, "session_keys[1]")
+}
+
+func TestRequestID(t *testing.T) {
+	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-correlation-id", "c")
+	require.Equal(t, "c", RequestID(ctx))
+	require.Equal(t, "b", RequestID(metadata.AppendToOutgoingContext(ctx, "request-id", "b")))
+	require.Equal(t, "a", RequestID(metadata.AppendToOutgoingContext(ctx, "request-id", "b", "X-Request-Id", "a")))
+	require.Empty(t, RequestID(context.Background()))
+}
