@@ -181,7 +181,7 @@ func (h *host) quickFor(rt *router.Router, rep *policy.Replica) *quick {
 	}
 	q := &quick{rt, rep, func(i balancer.DoneInfo) {
 		call.EndedQuick(rt, rep, i)
-		if i.Err != nil || i.BytesReceived {
+		if i.Err != nil || i.BytesReceived && rt.Suspects(rep) {
 			rt.CompleteQuick(rep, policy.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
 		}
 	}}

@@ -105,9 +105,11 @@ func Ended(b *router.Reservation, done balancer.DoneInfo) (refused bool) {
 
 // EndedQuick is Ended for a quick reservation.
 func EndedQuick(r *router.Router, replica *policy.Replica, done balancer.DoneInfo) {
-	if report, ok := refusal(done); ok {
-		r.RefusedQuick(replica, report)
-		return
+	if done.Err != nil {
+		if report, ok := refusal(done); ok {
+			r.RefusedQuick(replica, report)
+			return
+		}
 	}
 	r.ReleaseQuick(replica)
 }

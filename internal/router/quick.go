@@ -46,10 +46,13 @@ func (r *Router) ReleaseQuick(rep *policy.Replica) {
 
 // CompleteQuick takes how a quick reservation ended: what it shows of the replica's health.
 func (r *Router) CompleteQuick(rep *policy.Replica, o policy.Outcome) {
-	if r.outliers.Ejects() && (o.Err != nil || liveOf(rep).outlier.Suspected()) {
+	if r.outliers.Ejects() && (o.Err != nil || r.Suspects(rep)) {
 		r.judge(rep, outlier.Mark{}, &o)
 	}
 }
+
+// Suspects reports whether a success of the replica would clear it of failures.
+func (r *Router) Suspects(rep *policy.Replica) bool { return liveOf(rep).outlier.Suspected() }
 
 // plain reports whether the request narrows the choice in no way.
 func plain(q *policy.Request) bool {

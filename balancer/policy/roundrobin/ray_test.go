@@ -16,7 +16,8 @@ import (
 // from returns the policy with its cursor at a place.
 func from(next uint64) *rotation {
 	p := with(DefaultConfig())
-	p.started, p.next = true, next
+	p.next.Store(next)
+	p.started.Store(true)
 	return p
 }
 
@@ -37,8 +38,8 @@ func TestRayCounterStartsAtRandom(t *testing.T) {
 		p := with(DefaultConfig())
 		r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *router.Options) { o.Rand = policytest.Seeded(seed) })
 		policytest.Route(t, r, &policy.Request{})
-		require.Less(t, p.next-1, uint64(1<<31))
-		seen[p.next] = true
+		require.Less(t, p.next.Load()-1, uint64(1<<31))
+		seen[p.next.Load()] = true
 	}
 	require.Len(t, seen, 20)
 }
@@ -64,7 +65,7 @@ func TestRayNoCandidatesLeaveTheCounter(t *testing.T) {
 	p := from(7)
 	r := policytest.NewRouter(t, p, nil)
 	require.Nil(t, policytest.Choose(t, r, &policy.Request{}).Replica)
-	require.EqualValues(t, 7, p.next)
+	require.EqualValues(t, 7, p.next.Load())
 }
 
 func TestRayTeardownLeavesNobodyPending(t *testing.T) {

@@ -25,6 +25,7 @@ package roundrobin
 import (
 	"context"
 	"hash/maphash"
+	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 )
@@ -46,10 +47,12 @@ func New(Config) (policy.Policy, error) {
 	return &rotation{seed: maphash.MakeSeed()}, nil
 }
 
-// rotation is the policy round_robin. All of it is guarded by the Router's lock.
+// rotation is the policy round_robin. All but the atomics is guarded by the Router's lock.
 type rotation struct {
-	started bool
-	cursor  // of requests without an adapter
+	// next is the cursor of requests without an adapter, once started.
+	started atomic.Bool
+	next    atomic.Uint64
+	last    string // id of the replica that Choose picked last for such a request
 
 	// epoch is the View's for which adapters was found: whether any replica
 	// declares adapters.
@@ -73,6 +76,7 @@ type cursor struct {
 var (
 	_ policy.Policy             = (*rotation)(nil)
 	_ policy.KeyUser            = (*rotation)(nil)
+	_ policy.QuickChooser       = (*rotation)(nil)
 	_ policy.Previewer          = (*rotation)(nil)
 	_ policy.WithdrawalObserver = (*rotation)(nil)
 )
@@ -88,13 +92,43 @@ func (p *rotation) Choose(q *policy.Request, v policy.View) policy.Decision {
 	if len(v.Connected()) == 0 {
 		return policy.Wait()
 	}
-	tiers := q.Adapter != "" && p.adaptersIn(v)
-	c := p.cursorFor(q, v, tiers)
-	d := choose(q, v, tiers, &c.next)
+	if q.Adapter == "" || !p.adaptersIn(v) {
+		return p.choosePlain(q, v)
+	}
+	c := p.cursorFor(q, v)
+	d := choose(q, v, true, &c.next)
 	if d.Replica != nil {
 		c.last = d.Replica.ID
 	}
 	return d
+}
+
+func (p *rotation) choosePlain(q *policy.Request, v policy.View) policy.Decision {
+	if !p.started.Load() {
+		p.next.Store(start(v))
+		p.started.Store(true)
+	}
+	from := p.next.Load()
+	to := from
+	d := choose(q, v, false, &to)
+	if d.Replica != nil {
+		p.next.Add(to - from) // quick picks move it too
+		p.last = d.Replica.ID
+	}
+	return d
+}
+
+// ChooseQuick implements [policy.QuickChooser]: the next replica, if it has room and a connection.
+func (p *rotation) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+	all := v.Connected()
+	if len(all) == 0 || !p.started.Load() {
+		return nil, ""
+	}
+	r := all[(p.next.Add(1)-1)%uint64(len(all))]
+	if !r.Open() {
+		return nil, "" // Choose goes on behind it
+	}
+	return r, policy.ReasonRoundRobin
 }
 
 // Preview implements [policy.Previewer]: the cursor stays.
@@ -103,9 +137,15 @@ func (p *rotation) Preview(q *policy.Request, v policy.View) policy.Decision {
 		return policy.Wait()
 	}
 	tiers := q.Adapter != "" && p.adaptersIn(v)
-	next := start(v)
-	if c := p.cursorOf(q, tiers); c != nil {
-		next = c.next
+	next, known := p.next.Load(), p.started.Load()
+	if tiers {
+		c := p.cursorOf(q)
+		if known = c != nil; known {
+			next = c.next
+		}
+	}
+	if !known {
+		next = start(v)
 	}
 	return choose(q, v, tiers, &next)
 }
@@ -113,7 +153,14 @@ func (p *rotation) Preview(q *policy.Request, v policy.View) policy.Decision {
 // Withdrawn implements [policy.WithdrawalObserver]: the replica of a withdrawn pick is the
 // next one, unless others have been picked since.
 func (p *rotation) Withdrawn(q *policy.Request, d policy.Decision) {
-	if c := p.cursorOf(q, q.Adapter != "" && p.adapters); c != nil && c.last == d.Replica.ID {
+	if q.Adapter == "" || !p.adapters {
+		if p.last == d.Replica.ID {
+			p.next.Add(^uint64(0))
+			p.last = ""
+		}
+		return
+	}
+	if c := p.cursorOf(q); c != nil && c.last == d.Replica.ID {
 		c.next, c.last = c.next-1, ""
 	}
 }
@@ -155,28 +202,18 @@ func after(pool policy.Pool, next *uint64) *policy.Replica {
 
 func start(v policy.View) uint64 { return uint64(v.IntN(1 << 31)) }
 
-// cursorOf returns the cursor for the request, nil if there is none yet.
-func (p *rotation) cursorOf(q *policy.Request, ownForAdapter bool) *cursor {
-	if !ownForAdapter {
-		if p.started {
-			return &p.cursor
-		}
-		return nil
-	}
+// cursorOf returns the cursor of the request's adapter, nil if there is none yet.
+func (p *rotation) cursorOf(q *policy.Request) *cursor {
 	if at, ok := p.byAdapter[maphash.String(p.seed, q.Adapter)]; ok {
 		return &p.cursors[at]
 	}
 	return nil
 }
 
-// cursorFor returns the cursor for the request, a new one where there is none.
-func (p *rotation) cursorFor(q *policy.Request, v policy.View, ownForAdapter bool) *cursor {
-	if c := p.cursorOf(q, ownForAdapter); c != nil {
+// cursorFor returns the cursor of the request's adapter, a new one where there is none.
+func (p *rotation) cursorFor(q *policy.Request, v policy.View) *cursor {
+	if c := p.cursorOf(q); c != nil {
 		return c
-	}
-	if !ownForAdapter {
-		p.started, p.next = true, start(v)
-		return &p.cursor
 	}
 	adapter := maphash.String(p.seed, q.Adapter)
 	c := cursor{adapter: adapter, next: start(v)}

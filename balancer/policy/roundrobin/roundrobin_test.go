@@ -40,7 +40,7 @@ func TestAllFullLeavesTheCursor(t *testing.T) {
 	policytest.Fill(t, r, "r0", 1)
 	policytest.Fill(t, r, "r1", 1)
 	require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrFull)
-	require.EqualValues(t, 5, p.next)
+	require.EqualValues(t, 5, p.next.Load())
 }
 
 func TestLocalityDoesNotMatter(t *testing.T) {
