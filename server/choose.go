@@ -96,7 +96,7 @@ type picks struct {
 	limits *atomic.Pointer[Config]
 	tally  *tally
 	leases leases
-	store  *sharedstore.Memory // shared by custom policies
+	store  sharedstore.Store // shared by custom policies
 
 	recorder *telemetry.Recorder // set before the deployment is used, or never
 }

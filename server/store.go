@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -68,9 +69,9 @@ func (s storeService) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (
 	return new(warmpathv1.DeleteResponse), d.picks.store.Delete(ctx, r.GetKey())
 }
 
-// ttlOf is the TTL of a message; 0 = the longest.
+// ttlOf is the TTL of a message; 0 = the longest. One that is too long stays so.
 func ttlOf(ms uint64) time.Duration {
-	return time.Duration(min(ms, uint64(sharedstore.MaxTTL/time.Millisecond))) * time.Millisecond
+	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 }
 
 func storeStatus(err error) error {

@@ -43,7 +43,7 @@ deployments:
 	require.ErrorIs(t, err, sharedstore.ErrNotFound, "its time is over, however short")
 	require.NoError(t, s.Delete(ctx, "k"))
 
-	_, err = s.Set(ctx, "k", make([]byte, sharedstore.MaxValue+1), 0)
+	_, err = s.Set(ctx, "k", make([]byte, 64<<10+1), 0)
 	require.ErrorIs(t, err, sharedstore.ErrInvalid)
 
 	_, err = sharedstore.NewClient(f.conn, "none").Get(ctx, "k")

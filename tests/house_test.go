@@ -35,6 +35,7 @@ var house = []string{
 	"internal/tokenize",
 	"internal/builtin",
 	"balancer/policytest",
+	"internal/routertest",
 	"internal/router",
 	"balancer/policy/*",
 	"internal/cacheview",

@@ -13,6 +13,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // builtins are the built-in policies with the configs under which they learn differently.
@@ -40,7 +41,7 @@ func eachBuiltin(t *testing.T, run func(t *testing.T, name string, build func() 
 
 // conversation is the i-th of a series of requests of which several share a system prompt.
 func conversation(i int) *policy.Request {
-	q := policytest.Prompt(policytest.Tokens(i%3, 640), policytest.Tokens(100+i/2, 900), policytest.Tokens(200+i, 40))
+	q := routertest.Prompt(routertest.Tokens(i%3, 640), routertest.Tokens(100+i/2, 900), routertest.Tokens(200+i, 40))
 	q.Session = fmt.Sprint("session ", i%7)
 	return q
 }
@@ -112,10 +113,10 @@ func TestUnsentLeavesNoTrace(t *testing.T) {
 func TestUnsentLeavesNoTraceInABurst(t *testing.T) {
 	eachBuiltin(t, func(t *testing.T, _ string, build func() *router.Router) {
 		r := build()
-		prompt := policytest.Tokens(1, 8000)
-		late := policytest.Prompt(prompt)
+		prompt := routertest.Tokens(1, 8000)
+		late := routertest.Prompt(prompt)
 		r.Prepare(t.Context(), late)
-		q := policytest.Prompt(prompt)
+		q := routertest.Prompt(prompt)
 		b := policytest.Pick(t, r, q)
 		b.Withdraw(q)
 		require.Zero(t, query(t, r, late).MatchedTokens)
@@ -134,17 +135,17 @@ func TestFailedAttemptsWarmNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachBuiltin(t, func(t *testing.T, policyName string, build func() *router.Router) {
 				r := build()
-				system, doc := policytest.Tokens(1, 640), policytest.Tokens(2, 4000)
-				serve(t, r, policytest.Prompt(system, policytest.Tokens(3, 320)))
+				system, doc := routertest.Tokens(1, 640), routertest.Tokens(2, 4000)
+				serve(t, r, routertest.Prompt(system, routertest.Tokens(3, 320)))
 				for range 3 {
-					q := policytest.Prompt(system, doc)
-					late := policytest.Prompt(system, doc) // prepared before, and served after
+					q := routertest.Prompt(system, doc)
+					late := routertest.Prompt(system, doc) // prepared before, and served after
 					r.Prepare(t.Context(), late)
 					b := policytest.Pick(t, r, q)
 					b.Release()
 					r.Complete(q, b.Decision, o)
 					require.LessOrEqual(t, query(t, r, late).MatchedTokens, 640)
-					require.LessOrEqual(t, query(t, r, policytest.Prompt(system, doc)).MatchedTokens, 640)
+					require.LessOrEqual(t, query(t, r, routertest.Prompt(system, doc)).MatchedTokens, 640)
 				}
 			})
 		})
@@ -160,13 +161,13 @@ func TestFailedAttemptsTakeNothingFromOthers(t *testing.T) {
 		}
 		failed := policy.Outcome{Err: errors.New("refused"), Sent: true, Usage: policy.NoUsage}
 		well := policy.Outcome{Sent: true, FirstMessage: time.Second, Usage: policy.NoUsage}
-		doc := policytest.Tokens(1, 3200)
+		doc := routertest.Tokens(1, 3200)
 		for orders := range 8 {
 			r := build()
 			var qs [2]*policy.Request
 			var bs [2]*router.Reservation
 			for i := range qs {
-				qs[i] = policytest.Prompt(doc, policytest.Tokens(2+i, 640))
+				qs[i] = routertest.Prompt(doc, routertest.Tokens(2+i, 640))
 				qs[i].Exclude = []string{"r1", "r2", "r3"}
 				bs[i] = policytest.Pick(t, r, qs[i])
 			}
@@ -183,7 +184,7 @@ func TestFailedAttemptsTakeNothingFromOthers(t *testing.T) {
 				if i == failing {
 					want = 3200
 				}
-				q := policytest.Prompt(doc, policytest.Tokens(2+i, 640))
+				q := routertest.Prompt(doc, routertest.Tokens(2+i, 640))
 				q.Exclude = qs[0].Exclude
 				require.Equal(t, want, query(t, r, q).MatchedTokens, "order %b, prompt %d", orders, i)
 			}
@@ -211,7 +212,7 @@ func TestOnlyPrefilledRoutesAreShared(t *testing.T) {
 			{true, policy.Outcome{Sent: true, FirstMessage: time.Second, Usage: policy.NoUsage}, 1},
 			{true, policy.Outcome{Err: errors.New("broken"), Sent: true, FirstMessage: time.Second, Usage: policy.NoUsage}, 1},
 		} {
-			q := policytest.Prompt(policytest.Tokens(i, 2048))
+			q := routertest.Prompt(routertest.Tokens(i, 2048))
 			b := policytest.Pick(t, r, q)
 			require.Empty(t, log.Take(), "not yet")
 			var early []router.Route

@@ -18,6 +18,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func TestParseConfig(t *testing.T) {
@@ -162,7 +163,7 @@ dialects:
 }
 
 func TestNewRouter(t *testing.T) {
-	clock := policytest.NewClock()
+	clock := routertest.NewClock()
 	c, err := policy.ParseConfig([]byte(`{"policy":{"power_of_two_choices":null},"max_ongoing_requests":1,"max_queued_requests":-1,"zone":"z1"}`))
 	require.NoError(t, err)
 	var o router.Options

@@ -14,6 +14,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // Who is next is whom the policy picks when the one before is excluded; and asking changes nothing of what it picks
@@ -25,11 +26,11 @@ func TestNextIsWhomThePolicyWouldPick(t *testing.T) {
 			rt := func() *router.Router {
 				p, err := policy.New(name, nil)
 				require.NoError(t, err)
-				return policytest.NewRouter(t, p, fleet, func(o *router.Options) { o.Rand = policytest.Seeded(3) })
+				return policytest.NewRouter(t, p, fleet, func(o *router.Options) { o.Rand = routertest.Seeded(3) })
 			}
 			asked, twin := rt(), rt()
 			for i := range 200 {
-				q, same := policytest.Request(4*i), policytest.Request(4*i) // with all keys: nothing is drawn at random
+				q, same := routertest.Request(4*i), routertest.Request(4*i) // with all keys: nothing is drawn at random
 				b, c := policytest.Pick(t, asked, q), policytest.Pick(t, twin, same)
 				require.Equal(t, c.Decision.Replica.ID, b.Decision.Replica.ID, "request %d", i)
 				next := asked.Next(q, b.Decision.Replica, 3, nil)

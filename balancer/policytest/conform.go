@@ -11,6 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // Conform checks what every policy must keep, whatever its rule:
@@ -41,98 +42,13 @@ func Conform(t *testing.T, build func() policy.Policy) {
 	t.Run("concurrent", func(t *testing.T) { conformConcurrent(t, build) })
 }
 
-// Request returns the i-th of a series of requests that differ in their keys.
-// Of every four one has all keys, one a session, one a prompt and one none.
-func Request(i int) *policy.Request {
-	q := &policy.Request{}
-	switch i % 4 {
-	case 0:
-		q.ID, q.Session = fmt.Sprintf("req-%d", i), fmt.Sprintf("sess_%04d", i)
-		q.SetPrompt(prompt(i))
-	case 1:
-		q.Session = fmt.Sprintf("sess_%04d", i)
-	case 2:
-		q.SetPrompt(prompt(i))
-	}
-	return q
-}
-
-// prompt returns a prompt of 1,200 tokens, the first 600 shared by many.
-func prompt(i int) policy.Prompt {
-	tokens := make([]uint32, 1200)
-	for j := range tokens {
-		tokens[j] = uint32(j*7919 + i%3)
-		if j >= len(tokens)/2 {
-			tokens[j] += uint32(i) * 104729
-		}
-	}
-	return policy.Prompt{Tokens: tokens}
-}
-
-// Choose asks the policy itself, as the Router would but without its
-// corrections, and reserves nothing. The Router must not be in use elsewhere.
-func Choose(t testing.TB, r *router.Router, q *policy.Request) policy.Decision {
-	t.Helper()
-	r.Prepare(context.Background(), q)
-	return r.Policy().Choose(q, r.View())
-}
-
-// Check fails the test if a policy may not answer a request with this decision.
-func Check(t testing.TB, q *policy.Request, v policy.View, d policy.Decision) {
-	t.Helper()
-	if d.Replica == nil {
-		checkWait(t, q, v, d)
-		return
-	}
-	r := v.ByID(d.Replica.ID)
-	switch {
-	case r == nil:
-		t.Errorf("picked %s, which is not in the fleet", d.Replica.ID)
-	case !r.Connected():
-		t.Errorf("picked %s, which is not connected", r.ID)
-	case r.Full():
-		t.Errorf("picked %s, which is full", r.ID)
-	case r.Draining:
-		t.Errorf("picked %s, which is draining", r.ID)
-	case slices.Contains(q.Exclude, r.ID):
-		t.Errorf("picked %s, which the request excludes", r.ID)
-	case !v.Available(q, r):
-		t.Errorf("picked %s, which does not serve the model %q", r.ID, q.Model)
-	}
-	if d.Reason == "" {
-		t.Errorf("picked %s and gives no reason", d.Replica.ID)
-	}
-	if d.Place < -1 || d.MatchedTokens < 0 || d.MatchedTokens > q.PromptTokens {
-		t.Errorf("picked %s with place %d and %d matched tokens of %d",
-			d.Replica.ID, d.Place, d.MatchedTokens, q.PromptTokens)
-	}
-}
-
-func checkWait(t testing.TB, q *policy.Request, v policy.View, d policy.Decision) {
-	t.Helper()
-	if len(d.WaitFor) == 0 {
-		for _, r := range v.Connected() {
-			if v.Available(q, r) {
-				t.Errorf("waits for any replica while %s is available", r.ID)
-			}
-		}
-		return
-	}
-	for _, w := range d.WaitFor {
-		r := v.ByID(w.ID)
-		if r == nil || !r.Connected() || !r.Full() || !v.Allowed(q, r) {
-			t.Errorf("waits for %s, which is not a full one that the request may use", w.ID)
-		}
-	}
-}
-
 // conformPicks draws fleets and requests at random.
 func conformPicks(t *testing.T, build func() policy.Policy) {
-	rnd := Seeded(42)
+	rnd := routertest.Seeded(42)
 	for i := range 300 {
 		fleet := randomFleet(rnd, 1+rnd.IntN(8))
 		r := NewRouter(t, build(), fleet, func(o *router.Options) {
-			o.Node, o.Zone, o.Rand = "n1", "z1", Seeded(uint64(i))
+			o.Node, o.Zone, o.Rand = "n1", "z1", routertest.Seeded(uint64(i))
 		})
 		for j, m := range fleet {
 			if rnd.IntN(3) == 0 && j > 0 && !m.Draining {
@@ -144,7 +60,7 @@ func conformPicks(t *testing.T, build func() policy.Policy) {
 		}
 		for j := range 8 {
 			q := randomRequest(rnd, i+j, fleet)
-			Check(t, q, r.View(), Choose(t, r, q))
+			routertest.Check(t, q, r.View(), routertest.Choose(t, r, q))
 		}
 		if t.Failed() {
 			t.Logf("fleet %d: %+v", i, fleet)
@@ -177,7 +93,7 @@ func randomFleet(rnd *rand.Rand, n int) []router.Member {
 }
 
 func randomRequest(rnd *rand.Rand, i int, fleet []router.Member) *policy.Request {
-	q := Request(i)
+	q := routertest.Request(i)
 	q.Adapter = []string{"", "", "a", "b", "missing"}[rnd.IntN(5)]
 	q.Model = []string{"", "m0", "m1"}[rnd.IntN(3)]
 	for _, m := range fleet {
@@ -198,11 +114,11 @@ func conformFull(t *testing.T, build func() policy.Policy) {
 		release[rep.ID] = Fill(t, r, rep.ID, 1)
 	}
 	for i := range 8 {
-		q := Request(i)
-		if d := Choose(t, r, q); d.Replica != nil {
+		q := routertest.Request(i)
+		if d := routertest.Choose(t, r, q); d.Replica != nil {
 			t.Fatalf("picked %s while all are full", d.Replica.ID)
 		} else {
-			Check(t, q, r.View(), d)
+			routertest.Check(t, q, r.View(), d)
 		}
 		var b router.Reservation
 		if err := r.Pick(context.Background(), q, &b); !errors.Is(err, router.ErrFull) {
@@ -213,7 +129,7 @@ func conformFull(t *testing.T, build func() policy.Policy) {
 		free(1)
 	}
 	for i := range 8 {
-		if d := Choose(t, r, Request(i)); d.Replica == nil {
+		if d := routertest.Choose(t, r, routertest.Request(i)); d.Replica == nil {
 			t.Fatalf("no pick while all are available again")
 		}
 	}
@@ -222,10 +138,10 @@ func conformFull(t *testing.T, build func() policy.Policy) {
 func conformRetry(t *testing.T, build func() policy.Policy) {
 	for i := range 40 {
 		r := NewRouter(t, build(), Fleet(3))
-		q := Request(i)
+		q := routertest.Request(i)
 		seen := make(map[string]bool)
 		for range 3 {
-			d := Choose(t, r, q)
+			d := routertest.Choose(t, r, q)
 			if d.Replica == nil {
 				t.Fatalf("request %d, attempt %d: no pick", i, q.Attempt())
 			}
@@ -235,7 +151,7 @@ func conformRetry(t *testing.T, build func() policy.Policy) {
 			seen[d.Replica.ID] = true
 			q.NextAttempt(d.Replica)
 		}
-		if d := Choose(t, r, q); d.Replica == nil {
+		if d := routertest.Choose(t, r, q); d.Replica == nil {
 			t.Fatalf("request %d: no pick once all were tried", i)
 		}
 	}
@@ -254,7 +170,7 @@ func conformAllocs(t *testing.T, build func() policy.Policy) {
 		}
 		var qs []*policy.Request
 		for i := range 16 {
-			q := Request(i)
+			q := routertest.Request(i)
 			if i >= 8 {
 				q.Adapter = fmt.Sprint(i % 4)
 			}
@@ -275,13 +191,13 @@ func conformAllocs(t *testing.T, build func() policy.Policy) {
 
 // conformFleet turns the fleet over while requests are between Prepare and Choose.
 func conformFleet(t *testing.T, build func() policy.Policy) {
-	rnd := Seeded(7)
+	rnd := routertest.Seeded(7)
 	r := NewRouter(t, build(), Fleet(6))
 	pool := Fleet(12)
 	for i := range 200 {
 		var qs []*policy.Request
 		for j := range 8 {
-			q := Request(4*i + j)
+			q := routertest.Request(4*i + j)
 			r.Prepare(context.Background(), q)
 			qs = append(qs, q)
 		}
@@ -297,17 +213,17 @@ func conformFleet(t *testing.T, build func() policy.Policy) {
 				t.Fatalf("no pick after a change of the fleet, with %d available", len(next))
 			}
 			if r.View().ByID(d.Replica.ID) != nil { // else the Router corrects it
-				Check(t, q, r.View(), d)
+				routertest.Check(t, q, r.View(), d)
 			}
 			Pick(t, r, q).Release()
 		}
 	}
 	SetFleet(r, nil)
-	if d := r.Policy().Choose(Request(0), r.View()); d.Replica != nil {
+	if d := r.Policy().Choose(routertest.Request(0), r.View()); d.Replica != nil {
 		t.Errorf("picked %s from an empty fleet", d.Replica.ID)
 	}
 	SetFleet(r, Fleet(3))
-	Pick(t, r, Request(0)).Release()
+	Pick(t, r, routertest.Request(0)).Release()
 }
 
 func conformConcurrent(t *testing.T, build func() policy.Policy) {
@@ -321,7 +237,7 @@ func conformConcurrent(t *testing.T, build func() policy.Policy) {
 			for i := range picks {
 				b := &held[i%len(held)]
 				b.Release()
-				q := Request(w*picks + i)
+				q := routertest.Request(w*picks + i)
 				err := r.Pick(context.Background(), q, b)
 				switch {
 				case errors.Is(err, router.ErrFull):
@@ -353,7 +269,7 @@ func conformConcurrent(t *testing.T, build func() policy.Policy) {
 		SetFleet(r, full)
 	})
 	wg.Wait()
-	for id, n := range Ongoing(r) {
+	for id, n := range routertest.Ongoing(r) {
 		if n != 0 {
 			t.Errorf("%s still has %d reservations", id, n)
 		}

@@ -6,20 +6,21 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // conformNext asks which replicas would be next after each of a series of picks.
 func conformNext(t *testing.T, build func() policy.Policy) {
-	rnd := Seeded(7)
+	rnd := routertest.Seeded(7)
 	fleet := randomFleet(rnd, 12)
-	r := NewRouter(t, build(), fleet, func(o *router.Options) { o.Rand = Seeded(9) })
+	r := NewRouter(t, build(), fleet, func(o *router.Options) { o.Rand = routertest.Seeded(9) })
 	for i := range 400 {
 		q := randomRequest(rnd, i, fleet)
 		b := new(router.Reservation)
 		if err := r.Pick(context.Background(), q, b); err != nil {
 			continue
 		}
-		before, v := Ongoing(r), r.View()
+		before, v := routertest.Ongoing(r), r.View()
 		seen := map[string]bool{b.Decision.Replica.ID: true}
 		next := r.Next(q, b.Decision.Replica, len(fleet), nil)
 		for _, d := range next {
@@ -33,7 +34,7 @@ func conformNext(t *testing.T, build func() policy.Policy) {
 				t.Fatalf("request %d: %s is available and never next", i, other.ID)
 			}
 		}
-		for id, n := range Ongoing(r) {
+		for id, n := range routertest.Ongoing(r) {
 			if before[id] != n {
 				t.Fatalf("request %d: asking for the next replica changed the reservations of %s", i, id)
 			}

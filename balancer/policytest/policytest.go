@@ -18,39 +18,12 @@ package policytest
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
-
-// A Clock is a clock that moves only by its methods. Safe for concurrent use.
-type Clock struct {
-	mu  sync.Mutex
-	now time.Time
-}
-
-// NewClock returns a clock that stands at the first moment of 2030, UTC.
-func NewClock() *Clock {
-	return &Clock{now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
-}
-
-// Now returns the clock's time.
-func (c *Clock) Now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.now
-}
-
-// Advance moves the clock forward.
-func (c *Clock) Advance(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.now = c.now.Add(d)
-}
 
 // Replicas returns members with these ids and no bound on their requests. The
 // caller may change them before they enter a fleet.
@@ -80,15 +53,12 @@ func Bounded(fleet []router.Member, maxOngoing int) []router.Member {
 	return fleet
 }
 
-// Seeded returns a source of randomness that is the same in every run.
-func Seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
-
 // NewRouter returns a Router of the policy over the fleet, all of it connected.
 // Its clock stands still and its randomness is seeded unless an option sets
 // otherwise. It is closed when the test ends.
 func NewRouter(t testing.TB, p policy.Policy, fleet []router.Member, opts ...func(*router.Options)) *router.Router {
 	t.Helper()
-	o := router.Options{Policy: p, Now: NewClock().Now, Rand: Seeded(1)}
+	o := router.Options{Policy: p, Now: routertest.NewClock().Now, Rand: routertest.Seeded(1)}
 	for _, opt := range opts {
 		opt(&o)
 	}
@@ -127,7 +97,7 @@ func Pick(t testing.TB, r *router.Router, q *policy.Request) *router.Reservation
 // Route picks, releases at once, and returns the id of the replica.
 func Route(t testing.TB, r *router.Router, q *policy.Request) string {
 	t.Helper()
-	return Decide(t, r, q).Replica.ID
+	return routertest.Decide(t, r, q).Replica.ID
 }
 
 // Fill reserves n requests on a replica. The function that it returns releases the
@@ -144,35 +114,4 @@ func Fill(t testing.TB, r *router.Router, id string, n int) (release func(k int)
 		}
 		held = held[k:]
 	}
-}
-
-// Ongoing returns how many reservations each replica of the fleet has, by id.
-func Ongoing(r *router.Router) map[string]int {
-	n := make(map[string]int)
-	for _, rep := range r.View().Replicas() {
-		n[rep.ID] = rep.Ongoing()
-	}
-	return n
-}
-
-// Acquire acquires in a goroutine of its own. The channel gives the reservation once
-// there is one, and is closed; it gives nothing where the Router has an error,
-// which fails the test. In a [testing/synctest] bubble,
-//
-//	got := policytest.Acquire(t, r, q)
-//	synctest.Wait()
-//
-// returns when the request has its reservation or stands in the queue.
-func Acquire(t testing.TB, r *router.Router, q *policy.Request) <-chan *router.Reservation {
-	got := make(chan *router.Reservation, 1)
-	go func() {
-		defer close(got)
-		b := new(router.Reservation)
-		if err := r.Acquire(t.Context(), q, b); err != nil {
-			t.Errorf("policytest: Acquire: %v", err)
-			return
-		}
-		got <- b
-	}()
-	return got
 }

@@ -12,10 +12,11 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func TestClock(t *testing.T) {
-	c := policytest.NewClock()
+	c := routertest.NewClock()
 	start := c.Now()
 	c.Advance(90 * time.Second)
 	require.Equal(t, 90*time.Second, c.Now().Sub(start))
@@ -24,10 +25,10 @@ func TestClock(t *testing.T) {
 func TestFillReleasesTheOldest(t *testing.T) {
 	r := policytest.NewRouter(t, leastLoaded{}, policytest.Fleet(2))
 	release := policytest.Fill(t, r, "r1", 3)
-	require.Equal(t, map[string]int{"r0": 0, "r1": 3}, policytest.Ongoing(r))
+	require.Equal(t, map[string]int{"r0": 0, "r1": 3}, routertest.Ongoing(r))
 	release(2)
 	release(1)
-	require.Equal(t, map[string]int{"r0": 0, "r1": 0}, policytest.Ongoing(r))
+	require.Equal(t, map[string]int{"r0": 0, "r1": 0}, routertest.Ongoing(r))
 }
 
 // leastLoaded is the shortest policy there is.
@@ -82,19 +83,19 @@ func TestCheckSeesWhatIsWrong(t *testing.T) {
 		"picked r0 with place 0 and 7 matched t":  {Replica: v.ByID("r0"), Reason: "why", MatchedTokens: 7},
 	} {
 		rec := &recorder{TB: t}
-		policytest.Check(rec, q, v, d)
+		routertest.Check(rec, q, v, d)
 		require.Truef(t, slices.ContainsFunc(rec.errors, func(s string) bool {
 			return strings.Contains(s, want)
 		}), "%q: %q", want, rec.errors)
 	}
 	for _, d := range []policy.Decision{to("r0"), policy.Wait(v.ByID("r1"))} {
 		rec := &recorder{TB: t}
-		policytest.Check(rec, q, v, d)
+		routertest.Check(rec, q, v, d)
 		require.Empty(t, rec.errors)
 	}
 	r.SetConnected("r0", false)
 	rec := &recorder{TB: t}
-	policytest.Check(rec, q, r.View(), to("r0"))
+	routertest.Check(rec, q, r.View(), to("r0"))
 	require.Len(t, rec.errors, 1)
 	require.Contains(t, rec.errors[0], "not connected")
 }

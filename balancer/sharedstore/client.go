@@ -12,23 +12,21 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Client is the store of one deployment of a look-aside server, for policies that run elsewhere. Besides the errors of
-// [Store] its calls return gRPC statuses, as when the server cannot be reached.
-type Client struct {
+// client is the store of one deployment of a look-aside server.
+type client struct {
 	rpc        warmpathv1.StoreServiceClient
 	deployment string
 }
 
-var _ Store = (*Client)(nil)
-
 // NewClient returns the store of a deployment, empty = the server's only one, over a connection to a look-aside
-// server, which the caller closes.
-func NewClient(conn grpc.ClientConnInterface, deployment string) *Client {
-	return &Client{rpc: warmpathv1.NewStoreServiceClient(conn), deployment: deployment}
+// server, which the caller closes: for policies that run elsewhere. Besides the errors of [Store] its calls return gRPC
+// statuses, as when the server cannot be reached.
+func NewClient(conn grpc.ClientConnInterface, deployment string) Store {
+	return &client{rpc: warmpathv1.NewStoreServiceClient(conn), deployment: deployment}
 }
 
 // Get implements [Store].
-func (c *Client) Get(ctx context.Context, key string) (Entry, error) {
+func (c *client) Get(ctx context.Context, key string) (Entry, error) {
 	a, err := c.rpc.Get(ctx, &warmpathv1.GetRequest{Deployment: c.deployment, Key: key})
 	switch {
 	case err != nil:
@@ -40,8 +38,8 @@ func (c *Client) Get(ctx context.Context, key string) (Entry, error) {
 }
 
 // Set implements [Store].
-func (c *Client) Set(ctx context.Context, key string, value []byte, ttl time.Duration) (uint64, error) {
-	if err := Check(key, value); err != nil {
+func (c *client) Set(ctx context.Context, key string, value []byte, ttl time.Duration) (uint64, error) {
+	if err := check(key, value); err != nil {
 		return 0, err
 	}
 	a, err := c.rpc.Set(ctx, &warmpathv1.SetRequest{Deployment: c.deployment, Key: key, Value: value, TtlMs: millis(ttl)})
@@ -49,10 +47,10 @@ func (c *Client) Set(ctx context.Context, key string, value []byte, ttl time.Dur
 }
 
 // CompareAndSet implements [Store].
-func (c *Client) CompareAndSet(
+func (c *client) CompareAndSet(
 	ctx context.Context, key string, version uint64, value []byte, ttl time.Duration,
 ) (uint64, error) {
-	if err := Check(key, value); err != nil {
+	if err := check(key, value); err != nil {
 		return 0, err
 	}
 	a, err := c.rpc.CompareAndSet(ctx, &warmpathv1.CompareAndSetRequest{
@@ -62,7 +60,7 @@ func (c *Client) CompareAndSet(
 }
 
 // Delete implements [Store].
-func (c *Client) Delete(ctx context.Context, key string) error {
+func (c *client) Delete(ctx context.Context, key string) error {
 	_, err := c.rpc.Delete(ctx, &warmpathv1.DeleteRequest{Deployment: c.deployment, Key: key})
 	return known(err)
 }
@@ -72,7 +70,7 @@ func millis(ttl time.Duration) uint64 {
 	if ttl <= 0 {
 		return 0
 	}
-	return uint64((min(ttl, MaxTTL) + time.Millisecond - 1) / time.Millisecond)
+	return uint64((min(ttl, maxTTL) + time.Millisecond - 1) / time.Millisecond)
 }
 
 func known(err error) error {

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// maxMemory bounds a [Memory] in bytes: keys, values, and overhead for each entry.
+// maxMemory bounds a memory in bytes: keys, values, and overhead for each entry.
 const maxMemory, overhead = 16 << 20, 200
 
-// Memory is a [Store] in this process. It drops what was used least recently beyond 16 MiB.
-type Memory struct {
+// memory is a [Store] in this process.
+type memory struct {
 	now func() time.Time
 
 	mu      sync.Mutex // guards what follows
@@ -29,27 +29,28 @@ type entry struct {
 	until   time.Time
 }
 
-// NewMemory returns an empty store with a clock, [time.Now] as a rule.
-func NewMemory(now func() time.Time) *Memory {
-	return &Memory{now: now, entries: make(map[string]*list.Element), version: uint64(max(now().UnixNano(), 1))}
+// NewMemory returns an empty store in this process, with a clock, [time.Now] as a rule. It drops what was used least
+// recently beyond 16 MiB.
+func NewMemory(now func() time.Time) Store {
+	return &memory{now: now, entries: make(map[string]*list.Element), version: uint64(max(now().UnixNano(), 1))}
 }
 
 // Get implements [Store].
-func (m *Memory) Get(_ context.Context, key string) (Entry, error) {
+func (m *memory) Get(_ context.Context, key string) (Entry, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.find(key)
 }
 
 // Set implements [Store].
-func (m *Memory) Set(_ context.Context, key string, value []byte, ttl time.Duration) (uint64, error) {
+func (m *memory) Set(_ context.Context, key string, value []byte, ttl time.Duration) (uint64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.write(key, value, ttl)
 }
 
 // CompareAndSet implements [Store].
-func (m *Memory) CompareAndSet(
+func (m *memory) CompareAndSet(
 	_ context.Context, key string, version uint64, value []byte, ttl time.Duration,
 ) (uint64, error) {
 	m.mu.Lock()
@@ -61,7 +62,7 @@ func (m *Memory) CompareAndSet(
 }
 
 // Delete implements [Store].
-func (m *Memory) Delete(_ context.Context, key string) error {
+func (m *memory) Delete(_ context.Context, key string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.drop(m.entries[key])
@@ -69,7 +70,7 @@ func (m *Memory) Delete(_ context.Context, key string) error {
 }
 
 // find returns a live entry, which is now the one used last. Called with mu held.
-func (m *Memory) find(key string) (Entry, error) {
+func (m *memory) find(key string) (Entry, error) {
 	at, now := m.entries[key], m.now()
 	if at == nil || !now.Before(at.Value.(*entry).until) {
 		m.drop(at)
@@ -81,12 +82,12 @@ func (m *Memory) find(key string) (Entry, error) {
 }
 
 // write enters a value and makes room for it. Called with mu held.
-func (m *Memory) write(key string, value []byte, ttl time.Duration) (uint64, error) {
-	if err := Check(key, value); err != nil {
+func (m *memory) write(key string, value []byte, ttl time.Duration) (uint64, error) {
+	if err := check(key, value); err != nil {
 		return 0, err
 	}
 	m.drop(m.entries[key])
-	ttl = min(cmp.Or(max(ttl, 0), MaxTTL), MaxTTL)
+	ttl = min(cmp.Or(max(ttl, 0), maxTTL), maxTTL)
 	m.version++
 	m.entries[key] = m.recent.PushFront(&entry{key, append([]byte(nil), value...), m.version, m.now().Add(ttl)})
 	m.bytes += len(key) + len(value) + overhead
@@ -97,7 +98,7 @@ func (m *Memory) write(key string, value []byte, ttl time.Duration) (uint64, err
 }
 
 // drop takes an entry out, if there is one. Called with mu held.
-func (m *Memory) drop(at *list.Element) {
+func (m *memory) drop(at *list.Element) {
 	if at != nil {
 		e := m.recent.Remove(at).(*entry)
 		delete(m.entries, e.key)

@@ -12,14 +12,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 var ctx = context.Background()
 
 func TestMemory(t *testing.T) {
-	clock := policytest.NewClock()
+	clock := routertest.NewClock()
 	m := sharedstore.NewMemory(clock.Now)
 	_, err := m.Get(ctx, "k")
 	require.ErrorIs(t, err, sharedstore.ErrNotFound)
@@ -48,7 +48,7 @@ func TestMemory(t *testing.T) {
 	require.Greater(t, third, second, "no version comes twice")
 	e, err = m.Get(ctx, "k")
 	require.NoError(t, err)
-	require.Equal(t, sharedstore.MaxTTL, e.TTL)
+	require.Equal(t, 24*time.Hour, e.TTL)
 
 	require.NoError(t, m.Delete(ctx, "k"))
 	require.NoError(t, m.Delete(ctx, "k"))
@@ -66,9 +66,10 @@ func TestMemoryIsBounded(t *testing.T) {
 		_, err := m.Get(ctx, fmt.Sprint("large ", i))
 		return err == nil
 	}
-	const fit = 16 << 20 / sharedstore.MaxValue
+	const maxValue = 64 << 10
+	const fit = 16 << 20 / maxValue
 	for i := range 3 * fit {
-		_, err := m.Set(ctx, fmt.Sprint("large ", i), make([]byte, sharedstore.MaxValue), 0)
+		_, err := m.Set(ctx, fmt.Sprint("large ", i), make([]byte, maxValue), 0)
 		require.NoError(t, err)
 		require.True(t, there(0), "it is used")
 	}
@@ -82,13 +83,13 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.True(t, there(3*fit-1))
 	require.False(t, there(1))
 
-	for _, key := range []string{"", strings.Repeat("k", sharedstore.MaxKey+1)} {
+	for _, key := range []string{"", strings.Repeat("k", 257)} {
 		_, err := m.Set(ctx, key, nil, 0)
 		require.ErrorIs(t, err, sharedstore.ErrInvalid)
 		_, err = m.Get(ctx, key)
 		require.ErrorIs(t, err, sharedstore.ErrNotFound)
 	}
-	_, err := m.Set(ctx, "k", make([]byte, sharedstore.MaxValue+1), 0)
+	_, err := m.Set(ctx, "k", make([]byte, maxValue+1), 0)
 	require.ErrorIs(t, err, sharedstore.ErrInvalid)
 }
 

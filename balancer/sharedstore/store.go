@@ -32,9 +32,9 @@ import (
 
 // Bounds of one entry.
 const (
-	MaxKey   = 256      // bytes
-	MaxValue = 64 << 10 // bytes
-	MaxTTL   = 24 * time.Hour
+	maxKey   = 256      // bytes
+	maxValue = 64 << 10 // bytes
+	maxTTL   = 24 * time.Hour
 )
 
 // Errors of a [Store], to be asked for with [errors.Is].
@@ -47,9 +47,9 @@ var (
 	ErrInvalid = errors.New("sharedstore: want a key of 1 to 256 bytes and a value of at most 64 KiB")
 )
 
-// Check returns ErrInvalid for what no store takes.
-func Check(key string, value []byte) error {
-	if key == "" || len(key) > MaxKey || len(value) > MaxValue {
+// check returns ErrInvalid for what no store takes.
+func check(key string, value []byte) error {
+	if key == "" || len(key) > maxKey || len(value) > maxValue {
 		return ErrInvalid
 	}
 	return nil
@@ -66,8 +66,8 @@ type Entry struct {
 type Store interface {
 	// Get returns a value, or ErrNotFound.
 	Get(ctx context.Context, key string) (Entry, error)
-	// Set writes a value, whatever was there, and returns its version. A ttl that is not positive, or above MaxTTL,
-	// is MaxTTL.
+	// Set writes a value, whatever was there, and returns its version. A ttl that is not positive, or longer than a
+	// day, is a day.
 	Set(ctx context.Context, key string, value []byte, ttl time.Duration) (version uint64, err error)
 	// CompareAndSet writes a value if the one there has this version, 0 = there is none; else it returns ErrConflict.
 	CompareAndSet(ctx context.Context, key string, version uint64, value []byte, ttl time.Duration) (uint64, error)

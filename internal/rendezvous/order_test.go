@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // fleet returns n replicas, r0, r1, ….
@@ -45,9 +45,9 @@ func TestScoreVectors(t *testing.T) {
 
 func TestOrderVectors(t *testing.T) {
 	replicas := fleet(5)
-	assert.Equal(t, []string{"r3", "r2", "r0", "r4", "r1"}, policytest.Order(1, replicas))
-	assert.Equal(t, []string{"r3", "r1", "r0", "r4", "r2"}, policytest.Order(1337, replicas))
-	assert.Equal(t, []string{"r0", "r4", "r3", "r2", "r1"}, policytest.Order(14643705804678351452, replicas))
+	assert.Equal(t, []string{"r3", "r2", "r0", "r4", "r1"}, routertest.Order(1, replicas))
+	assert.Equal(t, []string{"r3", "r1", "r0", "r4", "r2"}, routertest.Order(1337, replicas))
+	assert.Equal(t, []string{"r0", "r4", "r3", "r2", "r1"}, routertest.Order(14643705804678351452, replicas))
 }
 
 func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
@@ -63,7 +63,7 @@ func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
 		}
 		top, got := rendezvous.First(replicas, scores)
 		require.Equal(t, min(n, rendezvous.Head), got)
-		for i, id := range policytest.Order(key, replicas)[:got] {
+		for i, id := range routertest.Order(key, replicas)[:got] {
 			assert.Equal(t, id, replicas[top[i].At].ID)
 		}
 	}

@@ -1,10 +1,12 @@
 package consistenthash
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func build() policy.Policy { return with(DefaultConfig()) }
@@ -21,4 +23,18 @@ func TestConform(t *testing.T) { policytest.Conform(t, build) }
 
 func BenchmarkPick(b *testing.B) { policytest.Benchmark(b, build) }
 
-func BenchmarkMembership(b *testing.B) { policytest.BenchmarkMembership(b, build) }
+// BenchmarkMembership measures one replica leaving and coming back: two changes
+// of the fleet, with all that the Router does for them.
+func BenchmarkMembership(b *testing.B) {
+	for _, n := range routertest.BenchmarkSizes {
+		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
+			fleet := policytest.Fleet(n)
+			r := policytest.NewRouter(b, build(), fleet)
+			b.ReportAllocs()
+			for b.Loop() {
+				r.SetFleet(fleet[1:])
+				r.SetFleet(fleet)
+			}
+		})
+	}
+}

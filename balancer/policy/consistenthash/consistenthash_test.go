@@ -13,6 +13,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func TestConfigBounds(t *testing.T) {
@@ -39,7 +40,7 @@ func TestRingDoesNotDependOnHistory(t *testing.T) {
 		c.NumVirtualNodes, c.Weighted = 7, weighted
 		p := with(c)
 		r := policytest.NewRouter(t, p, nil)
-		rnd := policytest.Seeded(3)
+		rnd := routertest.Seeded(3)
 		pool := policytest.Fleet(20)
 		for range 200 {
 			rnd.Shuffle(len(pool), func(a, b int) { pool[a], pool[b] = pool[b], pool[a] })
@@ -156,7 +157,7 @@ func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
 			}
 			var b router.Reservation
 			require.ErrorIs(t, r.Pick(context.Background(), q, &b), router.ErrFull)
-			require.Len(t, policytest.Choose(t, r, q).WaitFor, 3)
+			require.Len(t, routertest.Choose(t, r, q).WaitFor, 3)
 		})
 	}
 }
@@ -185,7 +186,7 @@ func TestNoKeyHasARandomPlaceOnTheRing(t *testing.T) {
 	firsts := make(map[string]int)
 	for range 300 {
 		q := &policy.Request{}
-		d := policytest.Decide(t, r, q)
+		d := routertest.Decide(t, r, q)
 		require.Equal(t, policy.ReasonNoKey, d.Reason)
 		require.Zero(t, d.Place)
 		firsts[d.Replica.ID]++
@@ -210,7 +211,7 @@ func TestBoundedLoad(t *testing.T) {
 				key = fmt.Sprintf("sess_%04d", i)
 			}
 			policytest.Pick(t, r, policytest.Session(key))
-			for id, n := range policytest.Ongoing(r) {
+			for id, n := range routertest.Ongoing(r) {
 				require.LessOrEqualf(t, float64(n), math.Ceil(factor*float64(i+1)/10), "%s after %d", id, i+1)
 			}
 		}
@@ -226,7 +227,7 @@ func TestBoundedLoadWeighted(t *testing.T) {
 	for range 600 {
 		policytest.Pick(t, r, policytest.Session("hot"))
 	}
-	for id, n := range policytest.Ongoing(r) {
+	for id, n := range routertest.Ongoing(r) {
 		share := 100.0
 		if id == "r0" {
 			share = 300
@@ -286,7 +287,7 @@ func TestWalkNumberWraps(t *testing.T) {
 }
 
 func BenchmarkFirstFleet(b *testing.B) {
-	for _, n := range policytest.BenchmarkSizes {
+	for _, n := range routertest.BenchmarkSizes {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			fleet := policytest.Fleet(n)
 			b.ReportAllocs()
@@ -310,7 +311,7 @@ func BenchmarkBoundedLoad(b *testing.B) {
 }
 
 func TestSorted(t *testing.T) {
-	rnd := policytest.Seeded(5)
+	rnd := routertest.Seeded(5)
 	ids := []string{"b", "a", "c"}
 	for n := range 200 {
 		points := make([]point, n)

@@ -12,6 +12,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // Ray's unit/test_consistent_hash_router.py, case by case, with its numbers.
@@ -116,7 +117,7 @@ func TestRayTwoReplicasTwoRanks(t *testing.T) {
 
 func TestRayNoReplicas(t *testing.T) {
 	r := policytest.NewRouter(t, build(), nil)
-	require.Nil(t, policytest.Choose(t, r, policytest.Session("s")).Replica)
+	require.Nil(t, routertest.Choose(t, r, policytest.Session("s")).Replica)
 	require.ErrorIs(t, r.Pick(context.Background(), policytest.Session("s"), new(router.Reservation)), router.ErrNotConnected)
 }
 
@@ -135,7 +136,7 @@ func TestRayNoFallbackIsStrict(t *testing.T) {
 	c.NumFallbackReplicas = 0
 	r := policytest.NewRouter(t, with(c), policytest.Bounded(policytest.Fleet(3), 1))
 	require.Equal(t, []string{"r2"}, candidates(t, r, "user_42"))
-	d := policytest.Choose(t, r, policytest.Session("user_42"))
+	d := routertest.Choose(t, r, policytest.Session("user_42"))
 	require.Len(t, d.WaitFor, 1)
 	require.Equal(t, "r2", d.WaitFor[0].ID)
 }
@@ -222,7 +223,7 @@ func TestRayAllFullWaitsForThePrimary(t *testing.T) {
 		primary := policytest.Fill(t, r, "r2", 10)
 		policytest.Fill(t, r, "r0", 10)
 		policytest.Fill(t, r, "r1", 10)
-		got := policytest.Acquire(t, r, policytest.Session("user_42"))
+		got := routertest.Acquire(t, r, policytest.Session("user_42"))
 		synctest.Wait()
 		require.Equal(t, 1, r.Queued())
 		primary(1)
@@ -242,7 +243,7 @@ func TestRayNeverSpillsBeyondTheFallbacks(t *testing.T) {
 		for _, id := range order[:3] {
 			release = append(release, policytest.Fill(t, r, id, 1))
 		}
-		got := policytest.Acquire(t, r, policytest.Session("user_42"))
+		got := routertest.Acquire(t, r, policytest.Session("user_42"))
 		synctest.Wait()
 		require.Equal(t, 1, r.Queued(), "three others are idle")
 		release[1](1)
@@ -274,7 +275,7 @@ func TestRayBurstOfOneSession(t *testing.T) {
 		r := policytest.NewRouter(t, build(), policytest.Bounded(policytest.Fleet(3), 10))
 		var waits []<-chan *router.Reservation
 		for range 1 + 2 + 2 {
-			waits = append(waits, policytest.Acquire(t, r, policytest.Session("burst-session")))
+			waits = append(waits, routertest.Acquire(t, r, policytest.Session("burst-session")))
 		}
 		for _, got := range waits {
 			require.Equal(t, "r2", (<-got).Decision.Replica.ID)

@@ -7,12 +7,13 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // BenchmarkRequest measures all that a request of 8,192 tokens costs the policy, from
 // Prepare, hashing included, to Completed, where 8 replicas report the prompt.
 func BenchmarkRequest(b *testing.B) {
-	for _, n := range policytest.BenchmarkSizes[:4] {
+	for _, n := range routertest.BenchmarkSizes[:4] {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			p := newPolicy(b, DefaultConfig())
 			r := policytest.NewRouter(b, p, policytest.Fleet(n))
@@ -40,7 +41,7 @@ func BenchmarkRequest(b *testing.B) {
 // same prompt.
 func BenchmarkChoose(b *testing.B) {
 	for _, burst := range []bool{false, true} {
-		for _, n := range policytest.BenchmarkSizes {
+		for _, n := range routertest.BenchmarkSizes {
 			b.Run(fmt.Sprintf("burst=%t/n=%d", burst, n), func(b *testing.B) {
 				r := policytest.NewRouter(b, newPolicy(b, DefaultConfig()), policytest.Fleet(n))
 				q := ask(tokens(1, 8192))

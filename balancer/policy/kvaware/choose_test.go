@@ -10,6 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // Each case is a fleet of 16 and a prompt of 8,000 tokens; places is its rendezvous order.
@@ -129,7 +130,7 @@ func TestCost(t *testing.T) {
 			if tt.before != nil {
 				tt.before(r, at)
 			}
-			d := policytest.Choose(t, r, ask(prompt))
+			d := routertest.Choose(t, r, ask(prompt))
 			require.NotNil(t, d.Replica)
 			if tt.place == -2 { // another block is another key
 				assert.Equal(t, at[7], d.Replica.ID)
@@ -168,23 +169,23 @@ func TestRates(t *testing.T) {
 
 func TestWithoutPrompt(t *testing.T) {
 	r := newRouter(t, 16)
-	d := policytest.Choose(t, r, policytest.Session("s"))
+	d := routertest.Choose(t, r, policytest.Session("s"))
 	home := d.Replica.ID
 	assert.Equal(t, policy.ReasonKVNearTie, d.Reason)
 	assert.Zero(t, d.Place)
-	assert.Equal(t, home, policytest.Choose(t, newRouter(t, 16), policytest.Session("s")).Replica.ID)
+	assert.Equal(t, home, routertest.Choose(t, newRouter(t, 16), policytest.Session("s")).Replica.ID)
 	busy(t, r, home, 5000)
-	assert.NotEqual(t, home, policytest.Choose(t, r, policytest.Session("s")).Replica.ID)
-	assert.Equal(t, policy.ReasonNoKey, policytest.Choose(t, r, &policy.Request{}).Reason)
+	assert.NotEqual(t, home, routertest.Choose(t, r, policytest.Session("s")).Replica.ID)
+	assert.Equal(t, policy.ReasonNoKey, routertest.Choose(t, r, &policy.Request{}).Reason)
 }
 
 func TestStickySessions(t *testing.T) {
 	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.StickySessions = true })), policytest.Fleet(16))
-	home := policytest.Choose(t, r, policytest.Session("s")).Replica.ID
+	home := routertest.Choose(t, r, policytest.Session("s")).Replica.ID
 	for i := range 8 {
 		q := ask(tokens(i, 500))
 		q.Session = "s"
-		assert.Equal(t, home, policytest.Choose(t, r, q).Replica.ID)
+		assert.Equal(t, home, routertest.Choose(t, r, q).Replica.ID)
 	}
 }
 
@@ -196,7 +197,7 @@ func TestRanks(t *testing.T) {
 	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet)
 	prompt := tokens(1, 8000)
 	report(r, "r2", 3, 0, prompt, 16)
-	d := policytest.Choose(t, r, ask(prompt))
+	d := routertest.Choose(t, r, ask(prompt))
 	assert.Equal(t, "r2/3", fmt.Sprintf("%s/%d", d.Replica.ID, d.Rank()))
 	assert.Equal(t, 8000, d.MatchedTokens)
 
@@ -207,7 +208,7 @@ func TestRanks(t *testing.T) {
 		b := policytest.Pick(t, r, q)
 		unit := fmt.Sprintf("%s/%d", b.Decision.Replica.ID, b.Decision.Rank())
 		count[unit]++
-		again := policytest.Choose(t, r, ask(tokens(10+i, 8000)))
+		again := routertest.Choose(t, r, ask(tokens(10+i, 8000)))
 		require.Equal(t, unit, fmt.Sprintf("%s/%d", again.Replica.ID, again.Rank()))
 	}
 	assert.Len(t, count, 12)

@@ -9,13 +9,14 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // What the kit calls with its own name.
 var (
-	tokens = policytest.Tokens
-	ask    = policytest.Prompt
-	route  = policytest.Decide
+	tokens = routertest.Tokens
+	ask    = routertest.Prompt
+	route  = routertest.Decide
 )
 
 // with returns the default config, changed.
@@ -64,5 +65,5 @@ func busy(t testing.TB, r *router.Router, id string, tokens int) *router.Reserva
 func places(t testing.TB, r *router.Router, q *policy.Request) []string {
 	t.Helper()
 	r.Prepare(t.Context(), q)
-	return policytest.Order(q.Prepared.(*prepared).key, r.View().Replicas())
+	return routertest.Order(q.Prepared.(*prepared).key, r.View().Replicas())
 }

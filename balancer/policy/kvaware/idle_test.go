@@ -12,6 +12,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func idleFleet(t *testing.T, n int) *router.Router {
@@ -42,10 +43,10 @@ func TestOnAnIdleFleetTheCacheWins(t *testing.T) {
 	r := idleFleet(t, 8)
 	for i := range 300 {
 		cached := []int{64, 128, 1024, 1328, 4000}[i%5]
-		prefix := policytest.Tokens(1000+i, cached)
+		prefix := routertest.Tokens(1000+i, cached)
 		holder := fmt.Sprint("r", i%8)
 		stored(r, holder, prefix)
-		d := answer(t, r, policytest.Prompt(prefix, policytest.Tokens(5000+i, []int{0, 40, 900, 8000}[i%4])))
+		d := answer(t, r, routertest.Prompt(prefix, routertest.Tokens(5000+i, []int{0, 40, 900, 8000}[i%4])))
 		require.Equal(t, holder, d.Replica.ID, "%d tokens", cached)
 		require.Equal(t, cached, d.MatchedTokens)
 	}
@@ -56,10 +57,10 @@ func TestOnAnIdleFleetARepeatedPromptStays(t *testing.T) {
 	for _, n := range []int{2, 3, 16, 100} {
 		r := idleFleet(t, n)
 		for i := range 200 { // of all kinds before
-			answer(t, r, policytest.Prompt(policytest.Tokens(i%5, 640), policytest.Tokens(100+i, 500)))
+			answer(t, r, routertest.Prompt(routertest.Tokens(i%5, 640), routertest.Tokens(100+i, 500)))
 		}
 		for i := range 20 {
-			d := answer(t, r, policytest.Prompt(policytest.Tokens(9999, 8000)))
+			d := answer(t, r, routertest.Prompt(routertest.Tokens(9999, 8000)))
 			if i > 0 {
 				require.Equal(t, 8000, d.MatchedTokens, "%d replicas, call %d", n, i+1)
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func TestConform(t *testing.T) {
@@ -112,7 +113,7 @@ func TestMarks(t *testing.T) {
 // In a large fleet only some are looked at. What is picked costs about as little as the
 // least of all.
 func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
-	rnd := policytest.Seeded(5)
+	rnd := routertest.Seeded(5)
 	const replicas, tries = 400, 300
 	near, excess := 0, 0.0
 	for range tries / 10 {
@@ -130,7 +131,7 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 		}
 		for _, talk := range talks {
 			q := ask(talk)
-			d := policytest.Choose(t, r, q)
+			d := routertest.Choose(t, r, q)
 			p := r.Policy().(*kvAware)
 			s := q.Prepared.(*prepared)
 			var found scratch
@@ -158,7 +159,7 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 // Clients that share nothing, without reports, send the turns of a conversation to one replica.
 func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 	const clients = 8
-	rnd := policytest.Seeded(3)
+	rnd := routertest.Seeded(3)
 	system := tokens(0, 1000)
 	var fleets [clients]*router.Router
 	for c := range fleets {

@@ -11,14 +11,15 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // Issue 12.20: requests of others count, those that a server broadcasts and those that a replica reports,
 // beside our own, whether or not picks take the lock; a report counts until it expires.
 func TestEveryKnownLoadCounts(t *testing.T) {
-	for name, source := range map[string]*rand.Rand{"locked": policytest.Seeded(1), "quick": nil} {
+	for name, source := range map[string]*rand.Rand{"locked": routertest.Seeded(1), "quick": nil} {
 		t.Run(name, func(t *testing.T) {
-			clock := policytest.NewClock()
+			clock := routertest.NewClock()
 			p, err := poweroftwo.New(poweroftwo.DefaultConfig())
 			require.NoError(t, err)
 			r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *router.Options) { o.Now, o.Rand = clock.Now, source })

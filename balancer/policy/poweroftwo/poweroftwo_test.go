@@ -9,6 +9,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // Ties: each replica is picked about equally often, also when few of many are
@@ -47,7 +48,7 @@ func TestBurstDoesNotHerd(t *testing.T) {
 	for range 1000 {
 		policytest.Pick(t, r, &policy.Request{})
 	}
-	for id, n := range policytest.Ongoing(r) {
+	for id, n := range routertest.Ongoing(r) {
 		require.LessOrEqualf(t, n, 14, id)
 	}
 }
@@ -67,7 +68,7 @@ func TestRetryAsksTheUntriedFirst(t *testing.T) {
 
 // The worst case: all but two of the fleet are full.
 func BenchmarkNearlyAllFull(b *testing.B) {
-	for _, n := range policytest.BenchmarkSizes {
+	for _, n := range routertest.BenchmarkSizes {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			r := policytest.NewRouter(b, build(), policytest.Bounded(policytest.Fleet(n), 1))
 			for _, rep := range r.View().Replicas()[2:] {

@@ -11,6 +11,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // Ray's unit/test_pow_2_request_router.py, case by case, with its numbers:
@@ -61,7 +62,7 @@ func TestRayFullThenAccepts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRouter(t, "r1")
 			release := policytest.Fill(t, r, "r1", maxOngoing)
-			got := policytest.Acquire(t, r, &policy.Request{})
+			got := routertest.Acquire(t, r, &policy.Request{})
 			synctest.Wait()
 			require.Equal(t, 1, r.Queued())
 			release(1)
@@ -75,7 +76,7 @@ func TestRayFullThenANewOne(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRouter(t, "r1")
 			policytest.Fill(t, r, "r1", maxOngoing)
-			got := policytest.Acquire(t, r, &policy.Request{})
+			got := routertest.Acquire(t, r, &policy.Request{})
 			synctest.Wait()
 			require.Equal(t, 1, r.Queued())
 			policytest.SetFleet(r, fleet("r1", "r2"))
@@ -140,7 +141,7 @@ func TestRayFIFO(t *testing.T) {
 			release := policytest.Fill(t, r, "r1", maxOngoing)
 			var waits []<-chan *router.Reservation
 			for range maxOngoing {
-				waits = append(waits, policytest.Acquire(t, r, &policy.Request{}))
+				waits = append(waits, routertest.Acquire(t, r, &policy.Request{}))
 				synctest.Wait()
 			}
 			for i, first := range waits {
@@ -253,7 +254,7 @@ func TestRayHundredWaitForTheNewcomerWithTheModel(t *testing.T) {
 		policytest.Fill(t, r, "r1", maxOngoing)
 		var waits []<-chan *router.Reservation
 		for range 100 {
-			waits = append(waits, policytest.Acquire(t, r, &policy.Request{Adapter: "m1"}))
+			waits = append(waits, routertest.Acquire(t, r, &policy.Request{Adapter: "m1"}))
 		}
 		synctest.Wait()
 		require.Equal(t, 100, r.Queued())
@@ -277,7 +278,7 @@ func TestRayFIFOWithinAModel(t *testing.T) {
 		release := policytest.Fill(t, r, "r1", maxOngoing)
 		var waits []<-chan *router.Reservation
 		for i := range maxOngoing {
-			waits = append(waits, policytest.Acquire(t, r, &policy.Request{Adapter: fmt.Sprintf("m%d", i%2+1)}))
+			waits = append(waits, routertest.Acquire(t, r, &policy.Request{Adapter: fmt.Sprintf("m%d", i%2+1)}))
 			synctest.Wait()
 		}
 		for i, first := range waits {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // BenchmarkRequest measures all that a request costs the policy: Prepare, hashing
@@ -48,7 +49,7 @@ func BenchmarkRequest(b *testing.B) {
 // BenchmarkPrepare measures it by fleet size, for a prompt of 1,024 tokens that
 // no replica holds.
 func BenchmarkPrepare(b *testing.B) {
-	for _, n := range policytest.BenchmarkSizes {
+	for _, n := range routertest.BenchmarkSizes {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			p := newPolicy(b, DefaultConfig())
 			v := policytest.NewRouter(b, p, policytest.Fleet(n)).View()
@@ -70,7 +71,7 @@ func BenchmarkPrepare(b *testing.B) {
 // fleet, the first of the order, is above the bound.
 func BenchmarkChoose(b *testing.B) {
 	for _, spill := range []bool{false, true} {
-		for _, n := range policytest.BenchmarkSizes {
+		for _, n := range routertest.BenchmarkSizes {
 			b.Run(fmt.Sprintf("spill=%t/n=%d", spill, n), func(b *testing.B) {
 				r := policytest.NewRouter(b, newPolicy(b, DefaultConfig()), policytest.Fleet(n))
 				q := ask(tokens(1, 1024))

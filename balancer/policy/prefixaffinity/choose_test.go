@@ -10,6 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // busy reserves a prompt of so many tokens on a replica.
@@ -165,7 +166,7 @@ func TestSteps(t *testing.T) {
 			if tt.before != nil {
 				tt.before(r, order(keyOf(t, ask(first)), r.View().Replicas()))
 			}
-			d := policytest.Choose(t, r, tt.request)
+			d := routertest.Choose(t, r, tt.request)
 			require.NotNil(t, d.Replica)
 			assert.Equal(t, tt.why, d.Reason)
 			assert.Equal(t, tt.place, d.Place)
@@ -183,7 +184,7 @@ func TestAllFullWaits(t *testing.T) {
 		busy(t, r, id, 1)
 	}
 	for _, q := range []*policy.Request{ask(tokens(1, 100)), policytest.Session("s"), {}} {
-		d := policytest.Choose(t, r, q)
+		d := routertest.Choose(t, r, q)
 		assert.Nil(t, d.Replica)
 		assert.Nil(t, d.WaitFor)
 	}
@@ -199,7 +200,7 @@ func TestTiers(t *testing.T) {
 	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet, func(o *router.Options) { o.Zone = "here" })
 	for i := range 40 {
 		q := ask(tokens(i, 300))
-		d := policytest.Choose(t, r, q)
+		d := routertest.Choose(t, r, q)
 		require.Equal(t, "here", d.Replica.Zone)
 		for at, id := range order(q.Prepared.(*prepared).key, r.View().Replicas()) {
 			if rep := r.View().ByID(id); rep.Zone == "here" {

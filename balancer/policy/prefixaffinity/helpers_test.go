@@ -9,14 +9,15 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // What the kit calls with its own name.
 var (
-	tokens = policytest.Tokens
-	ask    = policytest.Prompt
-	route  = policytest.Decide
-	order  = policytest.Order
+	tokens = routertest.Tokens
+	ask    = routertest.Prompt
+	route  = routertest.Decide
+	order  = routertest.Order
 )
 
 // with returns the default config, changed.

@@ -13,6 +13,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func TestConform(t *testing.T) {
@@ -57,7 +58,7 @@ func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 			route(t, fleets[c], ask(system, tokens(1000+100*c+i, 150)))
 		}
 	}
-	rnd := policytest.Seeded(3)
+	rnd := routertest.Seeded(3)
 	used := map[string]bool{}
 	turns, found := 0, 0
 	for i := range 100 {
@@ -211,7 +212,7 @@ func TestABurstPreparedTogether(t *testing.T) {
 }
 
 func TestTheBoundIsKept(t *testing.T) {
-	rnd := policytest.Seeded(9)
+	rnd := routertest.Seeded(9)
 	for range 300 {
 		n := 2 + rnd.IntN(30)
 		r := newRouter(t, n)
@@ -222,7 +223,7 @@ func TestTheBoundIsKept(t *testing.T) {
 		for _, rep := range r.View().Replicas() {
 			mean += r.View().Load(rep) / float64(n)
 		}
-		d := policytest.Choose(t, r, ask(tokens(rnd.IntN(5), 600)))
+		d := routertest.Choose(t, r, ask(tokens(rnd.IntN(5), 600)))
 		require.LessOrEqual(t, r.View().Load(d.Replica), max(1.5*mean, mean+8000))
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func TestScaleMovesOneInN(t *testing.T) {
@@ -56,8 +57,8 @@ func TestAHeavyPrefixHasTwoHomes(t *testing.T) {
 	at := make(map[string]int)
 	for i := range 40 {
 		first := ask(tokens(1_000_000, 640), tokens(10_000+i, 60))
-		home := policytest.Choose(t, clients[0], first)
-		next := policytest.Choose(t, clients[1], ask(tokens(1_000_000, 640), tokens(10_000+i, 160)))
+		home := routertest.Choose(t, clients[0], first)
+		next := routertest.Choose(t, clients[1], ask(tokens(1_000_000, 640), tokens(10_000+i, 160)))
 		assert.Equal(t, home.Replica.ID, next.Replica.ID)
 		assert.Zero(t, home.Place)
 		at[home.Replica.ID]++

@@ -8,6 +8,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 // rays returns a Router with Ray's rule and lengths.
@@ -23,7 +24,7 @@ func rays(t *testing.T, change func(*Config), ids ...string) *router.Router {
 func cache(t *testing.T, r *router.Router, id, text string) {
 	t.Helper()
 	q := askText("%s", text)
-	policytest.Choose(t, r, q)
+	routertest.Choose(t, r, q)
 	r.Policy().(*affinity).Routed(q, policy.To(r.View().ByID(id), ""))
 }
 
@@ -46,7 +47,7 @@ func TestRaysPrefixRouter(t *testing.T) {
 	ten := func(t *testing.T, r *router.Router, want string, text string) {
 		t.Helper()
 		for range 10 {
-			assert.Equal(t, want, policytest.Choose(t, r, askText("%s", text)).Replica.ID)
+			assert.Equal(t, want, routertest.Choose(t, r, askText("%s", text)).Replica.ID)
 		}
 	}
 	t.Run("no prompt: least busy", func(t *testing.T) {
@@ -106,18 +107,18 @@ func TestSmallest(t *testing.T) {
 	t.Run("the threshold itself is a match", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
 		cache(t, r, "r2", "a---------")
-		assert.Equal(t, "r2", policytest.Choose(t, r, askText("abcdefghij")).Replica.ID)
-		assert.Equal(t, "r1", policytest.Choose(t, r, askText("abcdefghijk")).Replica.ID)
+		assert.Equal(t, "r2", routertest.Choose(t, r, askText("abcdefghij")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r, askText("abcdefghijk")).Replica.ID)
 	})
 	t.Run("of the longest matches the fewest ongoing", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2", "r3")
 		cache(t, r, "r1", "hello world")
 		cache(t, r, "r2", "hello world")
 		cache(t, r, "r3", "hello")
-		assert.Equal(t, "r1", policytest.Choose(t, r, askText("hello world")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r, askText("hello world")).Replica.ID)
 		policytest.Fill(t, r, "r1", 2)
 		policytest.Fill(t, r, "r2", 1)
-		assert.Equal(t, "r2", policytest.Choose(t, r, askText("hello world")).Replica.ID, "r3 holds less")
+		assert.Equal(t, "r2", routertest.Choose(t, r, askText("hello world")).Replica.ID, "r3 holds less")
 	})
 	t.Run("a full holder is passed over", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
@@ -125,13 +126,13 @@ func TestSmallest(t *testing.T) {
 		fleet := policytest.Bounded(policytest.Replicas("r1", "r2"), 1)
 		policytest.SetFleet(r, fleet)
 		policytest.Fill(t, r, "r2", 1)
-		assert.Equal(t, "r1", policytest.Choose(t, r, askText("hello world")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r, askText("hello world")).Replica.ID)
 		policytest.Fill(t, r, "r1", 1)
-		assert.Nil(t, policytest.Choose(t, r, askText("hello world")).Replica)
+		assert.Nil(t, routertest.Choose(t, r, askText("hello world")).Replica)
 	})
 	t.Run("threshold 0 without a match: all", func(t *testing.T) {
 		r := rays(t, func(c *Config) { c.MatchRateThreshold = 0 }, "r1", "r2")
 		cache(t, r, "r1", "hello")
-		assert.Equal(t, "r1", policytest.Choose(t, r, askText("z")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r, askText("z")).Replica.ID)
 	})
 }

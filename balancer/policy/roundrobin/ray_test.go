@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/internal/routertest"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
@@ -36,7 +37,7 @@ func TestRayCounterStartsAtRandom(t *testing.T) {
 	seen := make(map[uint64]bool)
 	for seed := range uint64(20) {
 		p := with(DefaultConfig())
-		r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *router.Options) { o.Rand = policytest.Seeded(seed) })
+		r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *router.Options) { o.Rand = routertest.Seeded(seed) })
 		policytest.Route(t, r, &policy.Request{})
 		require.Less(t, p.next.Load()-1, uint64(1<<31))
 		seen[p.next.Load()] = true
@@ -64,7 +65,7 @@ func TestRayFullReplicaIsSkipped(t *testing.T) {
 func TestRayNoCandidatesLeaveTheCounter(t *testing.T) {
 	p := from(7)
 	r := policytest.NewRouter(t, p, nil)
-	require.Nil(t, policytest.Choose(t, r, &policy.Request{}).Replica)
+	require.Nil(t, routertest.Choose(t, r, &policy.Request{}).Replica)
 	require.EqualValues(t, 7, p.next.Load())
 }
 
