@@ -37,7 +37,7 @@ var house = []string{
 	"balancer/policytest",
 	"internal/routertest",
 	"internal/router",
-	"balancer/policy/*",
+	"internal/policy/*",
 	"internal/cacheview",
 	"internal/rendezvous",
 	"balancer/sharedstore",
@@ -128,7 +128,7 @@ func TestArrowsPointDown(t *testing.T) {
 // The core knows no gRPC, HTTP, protobuf or network, and nothing that an
 // application links registers an engine's proto names.
 func TestCoreKnowsNoNetwork(t *testing.T) {
-	core := []string{"internal/router", "internal/cacheview", "internal/kvindex", "internal/rendezvous", "balancer/policy/"}
+	core := []string{"internal/router", "internal/cacheview", "internal/kvindex", "internal/rendezvous", "balancer/policy/", "internal/policy/"}
 	foreign := []string{"google.golang.org/grpc", "google.golang.org/protobuf", "net", "net/http", "net/url"}
 	for _, p := range list(t) {
 		rel := strings.TrimPrefix(p.ImportPath, module+"/")
