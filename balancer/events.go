@@ -1,8 +1,8 @@
 package balancer
 
 import (
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/router"
 )
@@ -18,7 +18,7 @@ type events struct {
 func (e *events) follow(b *lb, r *router.Router) {
 	var sources []policy.Attributes
 	for _, m := range b.endpoints.members {
-		if a := fleet.Declared(m.Attributes, b.config.KVEvents, b.config.KVEventsReplay); a.KVEvents != "" {
+		if a := eventsource.Declared(m.Attributes, b.config.KVEvents, b.config.KVEventsReplay); a.KVEvents != "" {
 			sources = append(sources, a)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
@@ -236,10 +237,10 @@ func (c *Config) checkDeployments() error {
 			return fmt.Errorf("deployments.%s: %w", name, err)
 		}
 		for _, r := range d.Replicas {
-			replicas = append(replicas, fleet.Declared(r.Attributes(), d.KVEvents, d.KVEventsReplay))
+			replicas = append(replicas, eventsource.Declared(r.Attributes(), d.KVEvents, d.KVEventsReplay))
 		}
 	}
-	if err := fleet.CheckListeners(replicas); err != nil {
+	if err := eventsource.CheckListeners(replicas); err != nil {
 		return fmt.Errorf("deployments: %w", err)
 	}
 	return nil
@@ -264,7 +265,7 @@ func (d *Deployment) validate() error {
 	}
 	if d.KVEvents != "" || d.KVEventsReplay != "" {
 		source := policy.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}
-		if _, err := fleet.ParseEventSource(source); err != nil {
+		if _, err := eventsource.Parse(source); err != nil {
 			return err
 		}
 	}

@@ -9,10 +9,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	_ "github.com/warmpath/warmpath/balancer/kvevents" // KV events over ZeroMQ
 	"github.com/warmpath/warmpath/balancer/policy"
 	_ "github.com/warmpath/warmpath/internal/builtin"
+	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/tokenize"
@@ -169,7 +169,7 @@ func (h *hosted) take(members []router.Member, order []*member) {
 	sources := make([]policy.Attributes, len(order))
 	for i, m := range order {
 		h.router.ReplicaCapacity(m.ID, m.KVTokens)
-		sources[i] = fleet.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
+		sources[i] = eventsource.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
 	}
 	if h.events != nil {
 		h.events.SetFleet(sources)

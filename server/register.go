@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -106,7 +107,7 @@ func checkEvents(m *described, peer string, hosts []string) error {
 	if m.KVEvents == "" {
 		return nil
 	}
-	src, err := fleet.ParseEventSource(fleet.Declared(m.Attributes, "", ""))
+	src, err := eventsource.Parse(eventsource.Declared(m.Attributes, "", ""))
 	if err != nil {
 		return invalid("replica.%v", err)
 	}

@@ -48,6 +48,7 @@ var house = []string{
 	"internal/target",
 	"internal/fleetfile",
 	"balancer/fleet",
+	"internal/eventsource",
 	"internal/kvindex",
 	"internal/fault",
 	"internal/pause",

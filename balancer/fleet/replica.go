@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/eventsource"
 )
 
 // A Replica is one entry of a fleet.
@@ -205,7 +206,7 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 			return fmt.Errorf("%s: %w", field(i, name), err)
 		}
 		if r.KVEvents != "" {
-			if _, name, err := parseEventSource(r.KVEvents, r.KVEventsReplay, r.Ranks); err != nil {
+			if _, name, err := eventsource.ParseFields(r.KVEvents, r.KVEventsReplay, r.Ranks); err != nil {
 				return fmt.Errorf("%s: %w", field(i, name), err)
 			}
 		}
@@ -223,7 +224,7 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 	for i := range fleet {
 		all[i] = fleet[i].Attributes()
 	}
-	return CheckListeners(all)
+	return eventsource.CheckListeners(all)
 }
 
 // Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/eventsource"
 )
 
 // Status is how one stream of events is doing. Counts are since it began.
@@ -99,8 +99,8 @@ func RegisterZeroMQ(t Transport) { zeroMQ = t }
 var ErrNotLinked = errors.New(`ZeroMQ is not linked: import _ "github.com/warmpath/warmpath/balancer/kvevents"`)
 
 // ParseSource reads where a replica's events come from. The error begins with the field at fault.
-func ParseSource(a policy.Attributes) (fleet.EventSource, error) {
-	src, err := fleet.ParseEventSource(a)
+func ParseSource(a policy.Attributes) (eventsource.Source, error) {
+	src, err := eventsource.Parse(a)
 	if err == nil && src.Subscribe == "" && zeroMQ.Follow == nil {
 		return src, fmt.Errorf("kv_events: %q: %w", a.KVEvents, ErrNotLinked)
 	}

@@ -1,4 +1,4 @@
-package fleet
+package eventsource
 
 import (
 	"cmp"
@@ -34,7 +34,7 @@ type listening struct{ port, host, topic, id, address string }
 func CheckListeners(fleet []policy.Attributes) error {
 	var all []listening
 	for _, a := range fleet {
-		src, err := ParseEventSource(a)
+		src, err := Parse(a)
 		if err != nil || !src.Listen {
 			continue
 		}

@@ -1,4 +1,5 @@
-package fleet
+// Package eventsource reads where the KV events of replicas come from, out of their attributes.
+package eventsource
 
 import (
 	"cmp"
@@ -14,7 +15,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// An EventSource is where a replica's KV events come from. It is read from its attributes. kv_events is one of
+// A Source is where a replica's KV events come from. It is read from its attributes. kv_events is one of
 //
 //	tcp://10.0.0.1:5557    the engine's ZeroMQ socket; ?topic=kv takes only topics that begin so
 //	tcp://*:5557           the same, where the engine connects; ?bind=10.0.0.7 listens on another address than loopback
@@ -23,7 +24,7 @@ import (
 //
 // and kv_events_replay is the tcp:// endpoint of the engine's replay socket. Both are those of rank 0: the other ranks'
 // ports follow.
-type EventSource struct {
+type Source struct {
 	// Address is host:port of the engine's PUB socket, or with Listen the one where it connects. Empty where events
 	// come through gRPC.
 	Address string
@@ -54,17 +55,17 @@ var (
 	}
 )
 
-// ParseEventSource reads a replica's attributes. The error begins with the field at fault.
-func ParseEventSource(a policy.Attributes) (EventSource, error) {
-	src, field, err := parseEventSource(a.KVEvents, a.KVEventsReplay, a.Ranks)
+// Parse reads a replica's attributes. The error begins with the field at fault.
+func Parse(a policy.Attributes) (Source, error) {
+	src, field, err := ParseFields(a.KVEvents, a.KVEventsReplay, a.Ranks)
 	if err != nil {
-		return EventSource{}, fmt.Errorf("%s: %w", field, err)
+		return Source{}, fmt.Errorf("%s: %w", field, err)
 	}
 	return src, nil
 }
 
-// parseEventSource names the field at fault beside the error.
-func parseEventSource(events, replay string, ranks int) (src EventSource, field string, err error) {
+// ParseFields reads the fields of an entry, and names the field at fault beside the error.
+func ParseFields(events, replay string, ranks int) (src Source, field string, err error) {
 	src.Ranks = max(ranks, 1)
 	if name, ok := strings.CutPrefix(events, "grpc:"); ok {
 		src.Subscribe, err = method(subscribeMethods, name)
@@ -77,12 +78,12 @@ func parseEventSource(events, replay string, ranks int) (src EventSource, field 
 		err = src.room(src.Address)
 	}
 	if err != nil {
-		return EventSource{}, "kv_events", fmt.Errorf("%q: %w", events, err)
+		return Source{}, "kv_events", fmt.Errorf("%q: %w", events, err)
 	}
 	if replay == "" {
 		return src, "", nil
 	}
-	var back EventSource
+	var back Source
 	if err = back.parseZMQ(replay); err == nil && (src.Address == "" || back.Listen) {
 		err = errors.New("want tcp://host:port, beside a kv_events that begins with tcp://")
 	}
@@ -91,18 +92,18 @@ func parseEventSource(events, replay string, ranks int) (src EventSource, field 
 		err = src.room(src.Replay)
 	}
 	if err != nil {
-		return EventSource{}, "kv_events_replay", fmt.Errorf("%q: %w", replay, err)
+		return Source{}, "kv_events_replay", fmt.Errorf("%q: %w", replay, err)
 	}
 	return src, "", nil
 }
 
 // Rank returns the addresses of a rank's sockets; an address is empty where that of rank 0 is.
-func (s EventSource) Rank(rank int) (address, replay string) {
+func (s Source) Rank(rank int) (address, replay string) {
 	return rankAddress(s.Address, rank), rankAddress(s.Replay, rank)
 }
 
 // room checks that every rank has a port.
-func (s EventSource) room(address string) error {
+func (s Source) room(address string) error {
 	if address != "" && rankAddress(address, s.Ranks-1) == "" {
 		return fmt.Errorf("%s leaves no room for %d ranks", address, s.Ranks)
 	}
@@ -117,7 +118,7 @@ func method(of map[string]string, name string) (string, error) {
 	return m, nil
 }
 
-func (s *EventSource) parseZMQ(text string) error {
+func (s *Source) parseZMQ(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "tcp" || u.Path != "" || u.User != nil || u.Fragment != "" {
 		return errors.New("want tcp://host:port, grpc:NAME or sources:NAME")

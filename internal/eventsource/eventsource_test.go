@@ -1,4 +1,4 @@
-package fleet
+package eventsource
 
 import (
 	"testing"
@@ -8,26 +8,26 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-func TestParseEventSource(t *testing.T) {
+func TestParse(t *testing.T) {
 	at := func(events, replay string, ranks int) policy.Attributes {
 		return policy.Attributes{KVEvents: events, KVEventsReplay: replay, Ranks: ranks}
 	}
 	for _, c := range []struct {
 		attrs policy.Attributes
-		want  EventSource
+		want  Source
 	}{
-		{at("tcp://10.0.0.1:5557", "", 0), EventSource{Address: "10.0.0.1:5557", Ranks: 1}},
-		{at("tcp://*:5557?bind=::&topic=x", "", 1), EventSource{Address: "[::]:5557", Listen: true, Topic: "x", Ranks: 1}},
-		{at("tcp://*:5557", "tcp://a:5558", 1), EventSource{Address: "127.0.0.1:5557", Listen: true, Replay: "a:5558", Ranks: 1}},
-		{at("tcp://[::1]:5557", "tcp://[::1]:5558", 0), EventSource{Address: "[::1]:5557", Replay: "[::1]:5558", Ranks: 1}},
-		{at("tcp://a:1?topic=kv%40", "", 3), EventSource{Address: "a:1", Topic: "kv@", Ranks: 3}},
-		{at("tcp://a:65530", "tcp://a:90", 6), EventSource{Address: "a:65530", Replay: "a:90", Ranks: 6}},
-		{at("grpc:vllm", "", 0), EventSource{Subscribe: "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", Ranks: 1}},
-		{at("grpc:tokenspeed", "", 0), EventSource{Subscribe: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents", Ranks: 1}},
-		{at("grpc:openengine", "", 2), EventSource{Subscribe: "/openengine.v1.Control/SubscribeKvEvents", Ranks: 2}},
-		{at("sources:vllm", "", 0), EventSource{Discover: "/vllm.Control/GetKvEventSources", Ranks: 1}},
+		{at("tcp://10.0.0.1:5557", "", 0), Source{Address: "10.0.0.1:5557", Ranks: 1}},
+		{at("tcp://*:5557?bind=::&topic=x", "", 1), Source{Address: "[::]:5557", Listen: true, Topic: "x", Ranks: 1}},
+		{at("tcp://*:5557", "tcp://a:5558", 1), Source{Address: "127.0.0.1:5557", Listen: true, Replay: "a:5558", Ranks: 1}},
+		{at("tcp://[::1]:5557", "tcp://[::1]:5558", 0), Source{Address: "[::1]:5557", Replay: "[::1]:5558", Ranks: 1}},
+		{at("tcp://a:1?topic=kv%40", "", 3), Source{Address: "a:1", Topic: "kv@", Ranks: 3}},
+		{at("tcp://a:65530", "tcp://a:90", 6), Source{Address: "a:65530", Replay: "a:90", Ranks: 6}},
+		{at("grpc:vllm", "", 0), Source{Subscribe: "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", Ranks: 1}},
+		{at("grpc:tokenspeed", "", 0), Source{Subscribe: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents", Ranks: 1}},
+		{at("grpc:openengine", "", 2), Source{Subscribe: "/openengine.v1.Control/SubscribeKvEvents", Ranks: 2}},
+		{at("sources:vllm", "", 0), Source{Discover: "/vllm.Control/GetKvEventSources", Ranks: 1}},
 	} {
-		got, err := ParseEventSource(c.attrs)
+		got, err := Parse(c.attrs)
 		require.NoError(t, err, c.attrs)
 		require.Equal(t, c.want, got)
 	}
@@ -53,15 +53,15 @@ func TestParseEventSource(t *testing.T) {
 		{at("sources:", "", 0), `"" is none`},
 		{at("tcp://a:1?%zz", "", 0), "topic=…"},
 	} {
-		_, err := ParseEventSource(c.attrs)
+		_, err := Parse(c.attrs)
 		require.ErrorContains(t, err, c.says, c.attrs)
 	}
 }
 
-func FuzzParseEventSource(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	f.Add("tcp://a:1?topic=x", "tcp://b:2", 3)
 	f.Fuzz(func(t *testing.T, events, replay string, ranks int) {
-		src, err := ParseEventSource(policy.Attributes{KVEvents: events, KVEventsReplay: replay, Ranks: ranks})
+		src, err := Parse(policy.Attributes{KVEvents: events, KVEventsReplay: replay, Ranks: ranks})
 		if err == nil && (src.Ranks < 1 || src.Address == "" && src.Subscribe == "" && src.Discover == "") {
 			t.Fatalf("%q: %+v", events, src)
 		}

@@ -1,4 +1,4 @@
-package fleet
+package eventsource
 
 import (
 	"testing"
@@ -22,7 +22,7 @@ func TestDeclared(t *testing.T) {
 	for address, want := range map[string]string{
 		"[::1]:50051": "[::1]:5557", "[fe80::1%eth0]:50051": "[fe80::1%eth0]:5557", "replica-0.svc:50051": "replica-0.svc:5557",
 	} {
-		src, err := ParseEventSource(Declared(policy.Attributes{Address: address}, "tcp://HOST:5557", ""))
+		src, err := Parse(Declared(policy.Attributes{Address: address}, "tcp://HOST:5557", ""))
 		require.NoError(t, err)
 		require.Equal(t, want, src.Address)
 	}
