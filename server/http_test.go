@@ -31,7 +31,7 @@ func openDoor(t testing.TB, text string, log *slog.Logger) *door {
 	t.Helper()
 	d := &door{fixture: fixture{clock: newClock()}}
 	var err error
-	d.Server, err = New(parse(t, text), Options{Logger: log, Now: d.clock.now})
+	d.Server, err = New(parse(t, text), Options{Logger: log, now: d.clock.now})
 	require.NoError(t, err)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -68,7 +68,7 @@ func (l *logBook) String() string {
 func startLogged(t testing.TB, text string) (*fixture, *logBook) {
 	t.Helper()
 	log, now := new(logBook), newClock()
-	s, err := New(parse(t, text), Options{Logger: slog.New(slog.NewTextHandler(log, nil)), Now: now.now})
+	s, err := New(parse(t, text), Options{Logger: slog.New(slog.NewTextHandler(log, nil)), now: now.now})
 	require.NoError(t, err)
 	f := serveFixture(t, s)
 	f.clock = now

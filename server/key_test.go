@@ -78,7 +78,7 @@ deployments:
   code: {models: [m], policy: {kv_aware: {}}, replicas: [{id: a, address: "a:1", ranks: 2}]}`))
 	require.NoError(f, err)
 	now := newClock()
-	s, err := New(c, Options{Logger: discard, Now: now.now})
+	s, err := New(c, Options{Logger: discard, now: now.now})
 	require.NoError(f, err)
 	f.Cleanup(s.Close)
 	f.Fuzz(func(t *testing.T, raw []byte) {

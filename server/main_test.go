@@ -71,7 +71,7 @@ type fixture struct {
 func start(t testing.TB, text string) *fixture {
 	t.Helper()
 	now := newClock()
-	s, err := New(parse(t, text), Options{Logger: discard, Now: now.now})
+	s, err := New(parse(t, text), Options{Logger: discard, now: now.now})
 	require.NoError(t, err)
 	f := serveFixture(t, s)
 	f.clock = now

@@ -326,7 +326,7 @@ func TestMetricsOfOutliers(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
 	now := newClock()
 	s, err := New(parse(t, fourReplicas+"  code: {policy: {round_robin: {}}, replicas: [{id: r2, address: 'h:1'}]}\n"),
-		Options{Logger: discard, Now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+		Options{Logger: discard, now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
 	require.NoError(t, err)
 	defer s.Close()
 	d := (*s.deployments.Load())["chat"]

@@ -124,7 +124,7 @@ func TestRefusedRegistrations(t *testing.T) {
 func TestTheLogTellsWhoComesAndGoes(t *testing.T) {
 	var text strings.Builder
 	now := newClock()
-	s, err := New(parse(t, "load_interval: 10s\ndeployments: {chat: {register: true}}"), Options{Logger: slog.New(slog.NewTextHandler(&text, nil)), Now: now.now})
+	s, err := New(parse(t, "load_interval: 10s\ndeployments: {chat: {register: true}}"), Options{Logger: slog.New(slog.NewTextHandler(&text, nil)), now: now.now})
 	require.NoError(t, err)
 	defer s.Close()
 	d := (*s.deployments.Load())["chat"]

@@ -31,8 +31,8 @@ import (
 type Options struct {
 	// Logger logs changes and failures; nil = slog.Default().
 	Logger *slog.Logger
-	// Now is the clock of leases and reports; nil = the real one.
-	Now func() time.Time
+	// now is the clock of leases and reports; nil = the real one.
+	now func() time.Time
 	// Meter records the metrics; nil = OpenTelemetry's global provider, also one that is set later.
 	Meter metric.MeterProvider
 	// Tracer makes the spans of picks; nil = OpenTelemetry's global provider, also one that is set later.
@@ -79,8 +79,8 @@ func New(c *Config, o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	if o.Now == nil {
-		o.Now = time.Now
+	if o.now == nil {
+		o.now = time.Now
 	}
 	if o.Tracer == nil {
 		o.Tracer = otel.GetTracerProvider()
@@ -92,10 +92,10 @@ func New(c *Config, o Options) (*Server, error) {
 	var life [8]byte
 	_, _ = rand.Read(life[:])
 	s := &Server{
-		log: o.Logger, now: o.Now, incarnation: hex.EncodeToString(life[:]),
+		log: o.Logger, now: o.now, incarnation: hex.EncodeToString(life[:]),
 		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}),
 		running: make(map[string]*running),
-		began:   o.Now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
+		began:   o.now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}
 	s.interceptors = newInterceptors(s.authenticator, s.log)
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
