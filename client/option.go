@@ -43,10 +43,11 @@ type option struct {
 
 func (o option) apply(to *options) { o.set(to) }
 
-// WithPolicy names the policy, over the one of WithConfig. Its config is a
-// json.RawMessage or a map with the fields that differ, a struct whose zeros count,
-// or nil for the defaults. The default policy is prefix_cache_affinity. It sets the
-// channel's default service config: one from the resolver comes before it.
+// WithPolicy names the policy, over the one of WithConfig. Its config is the
+// policy's own struct, begun with its DefaultConfig, since a zero there is a zero;
+// or a json.RawMessage with the fields that differ; or nil for the defaults. The
+// default policy is prefix_cache_affinity. It sets the channel's default service
+// config: one from the resolver comes before it.
 func WithPolicy(name string, config any) Option {
 	return option{set: func(o *options) {
 		if config == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/policy/roundrobin"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 

@@ -37,7 +37,7 @@ var house = []string{
 	"balancer/policytest",
 	"internal/routertest",
 	"internal/router",
-	"internal/policy/*",
+	"balancer/policy/*",
 	"internal/cacheview",
 	"internal/rendezvous",
 	"balancer/sharedstore",
@@ -129,7 +129,7 @@ func TestArrowsPointDown(t *testing.T) {
 // The core knows no gRPC, HTTP, protobuf or network, and nothing that an
 // application links registers an engine's proto names.
 func TestCoreKnowsNoNetwork(t *testing.T) {
-	core := []string{"internal/router", "internal/cacheview", "internal/kvindex", "internal/rendezvous", "balancer/policy/", "internal/policy/"}
+	core := []string{"internal/router", "internal/cacheview", "internal/kvindex", "internal/rendezvous", "balancer/policy/"}
 	foreign := []string{"google.golang.org/grpc", "google.golang.org/protobuf", "net", "net/http", "net/url"}
 	for _, p := range list(t) {
 		rel := strings.TrimPrefix(p.ImportPath, module+"/")

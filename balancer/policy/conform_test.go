@@ -6,12 +6,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/internal/policy/consistenthash"
-	"github.com/warmpath/warmpath/internal/policy/kvaware"
-	"github.com/warmpath/warmpath/internal/policy/poweroftwo"
-	"github.com/warmpath/warmpath/internal/policy/prefixaffinity"
-	"github.com/warmpath/warmpath/internal/policy/roundrobin"
 )
 
 // Every built-in policy, as its name and no config give it, keeps the rules of all.

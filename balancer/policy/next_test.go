@@ -7,12 +7,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/kvindex"
-	"github.com/warmpath/warmpath/internal/policy/consistenthash"
-	"github.com/warmpath/warmpath/internal/policy/kvaware"
-	"github.com/warmpath/warmpath/internal/policy/prefixaffinity"
-	"github.com/warmpath/warmpath/internal/policy/roundrobin"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/routertest"
 )

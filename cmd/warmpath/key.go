@@ -6,10 +6,10 @@ import (
 	"strconv"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/internal/kvindex"
-	"github.com/warmpath/warmpath/internal/policy/consistenthash"
-	"github.com/warmpath/warmpath/internal/policy/kvaware"
-	"github.com/warmpath/warmpath/internal/policy/prefixaffinity"
 )
 
 // keyOf returns what a policy orders the replicas by: the kind, and a sentence.

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/policy/consistenthash"
-	"github.com/warmpath/warmpath/internal/policy/kvaware"
-	"github.com/warmpath/warmpath/internal/policy/poweroftwo"
-	"github.com/warmpath/warmpath/internal/policy/prefixaffinity"
-	"github.com/warmpath/warmpath/internal/policy/roundrobin"
+	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 )
 
 func init() {

@@ -7,9 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/kvindex"
-	"github.com/warmpath/warmpath/internal/policy/poweroftwo"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/internal/policy/roundrobin"
 	"github.com/warmpath/warmpath/internal/router"
 )
 

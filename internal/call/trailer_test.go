@@ -11,9 +11,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/internal/policy/poweroftwo"
-	"github.com/warmpath/warmpath/internal/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )

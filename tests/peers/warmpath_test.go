@@ -7,11 +7,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/kvindex"
-	"github.com/warmpath/warmpath/internal/policy/kvaware"
-	"github.com/warmpath/warmpath/internal/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 	"github.com/warmpath/warmpath/internal/router"
 )

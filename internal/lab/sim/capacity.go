@@ -15,10 +15,10 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
-	"github.com/warmpath/warmpath/internal/policy/roundrobin"
 )
 
 // capacityVersion is raised when engines or arrivals change so that remembered capacities no longer hold.

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/policy/prefixaffinity"
 )
 
 // kind is one baseline.
