@@ -192,7 +192,7 @@ func (l *endpoints) connect(r *router.Router) {
 	for _, m := range l.members {
 		l.setStreams(r, m.ID, m.Host.(*host))
 	}
-	r.SetConnections(func(rep *policy.Replica) bool { return l.pickable(rep.Host().(*host)) })
+	r.SetConnections(func(rep *policy.Replica) bool { return l.pickable(hostOf(rep)) })
 }
 
 // setStreams sets how many calls the connections to a replica take, where that is known.

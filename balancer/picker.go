@@ -42,7 +42,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if err != nil {
 		return p.refuse(binding, err)
 	}
-	res, err := p.send(info, a.Decision().Replica)
+	res, err := hostOf(a.Decision().Replica).send(info)
 	if !ready {
 		// The pick opens the connection. Should it have become ready meanwhile, the
 		// picker with that state is on its way.
@@ -68,6 +68,8 @@ type host struct {
 	quick  atomic.Pointer[quick]
 }
 
+func hostOf(r *policy.Replica) *host { return r.Host().(*host) }
+
 type childState struct{ balancer.State }
 
 // connectivity is the state of the connection; Shutdown once it is gone for good.
@@ -78,11 +80,10 @@ func (h *host) connectivity() connectivity.State {
 	return connectivity.Shutdown
 }
 
-func connection(r *policy.Replica) connectivity.State { return r.Host().(*host).connectivity() }
+func connection(r *policy.Replica) connectivity.State { return hostOf(r).connectivity() }
 
 // send asks the replica's own child for its connection.
-func (p *picker) send(info balancer.PickInfo, r *policy.Replica) (balancer.PickResult, error) {
-	h := r.Host().(*host)
+func (h *host) send(info balancer.PickInfo) (balancer.PickResult, error) {
 	child := h.picker.Load()
 	if child == nil {
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
@@ -179,9 +180,10 @@ func (h *host) quickFor(rt *router.Router, rep *policy.Replica) *quick {
 	if q := h.quick.Load(); q != nil && q.replica == rep && q.router == rt {
 		return q
 	}
+	health := rt.Health(rep)
 	q := &quick{rt, rep, func(i balancer.DoneInfo) {
 		call.EndedQuick(rt, rep, i)
-		if i.Err != nil || i.BytesReceived && rt.Suspects(rep) {
+		if i.Err != nil || i.BytesReceived && health.Suspected() {
 			rt.CompleteQuick(rep, policy.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
 		}
 	}}
@@ -192,13 +194,14 @@ func (h *host) quickFor(rt *router.Router, rep *policy.Replica) *quick {
 func (p *picker) sendQuick(
 	info balancer.PickInfo, b *call.Binding, key *policy.Request, rep *policy.Replica, why policy.Reason,
 ) (balancer.PickResult, error) {
-	res, err := p.send(info, rep)
+	h := hostOf(rep)
+	res, err := h.send(info)
 	if err != nil {
 		b.Router.ReleaseQuick(rep)
 		return res, err
 	}
 	call.NoteQuick(info.Ctx, b, key, rep, why)
-	res.Done = chain(res.Done, rep.Host().(*host).quickFor(b.Router, rep).done)
+	res.Done = chain(res.Done, h.quickFor(b.Router, rep).done)
 	return res, nil
 }
 
@@ -226,7 +229,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 		}
 		return p.refuse(binding, err)
 	}
-	res, err := p.send(info, c.held.Decision.Replica)
+	res, err := hostOf(c.held.Decision.Replica).send(info)
 	if err != nil {
 		c.held.Withdraw(&c.request)
 		c.free()

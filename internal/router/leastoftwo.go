@@ -84,9 +84,12 @@ func (v *view) QuickLeastOfTwo() *policy.Replica {
 	if j >= i {
 		j++
 	}
-	first, second := v.connected[i], v.connected[j]
-	if !first.Open() || !second.Open() {
+	r, other := v.connected[i], v.connected[j]
+	if other.State().UnderWay() < r.State().UnderWay() {
+		r, other = other, r
+	}
+	if r.Draining || !other.Open() { // PickQuick checks the rest of r
 		return nil
 	}
-	return fewerOngoing(first, second)
+	return r
 }

@@ -46,13 +46,13 @@ func (r *Router) ReleaseQuick(rep *policy.Replica) {
 
 // CompleteQuick takes how a quick reservation ended: what it shows of the replica's health.
 func (r *Router) CompleteQuick(rep *policy.Replica, o policy.Outcome) {
-	if r.outliers.Ejects() && (o.Err != nil || r.Suspects(rep)) {
+	if r.outliers.Ejects() && (o.Err != nil || r.Health(rep).Suspected()) {
 		r.judge(rep, outlier.Mark{}, &o)
 	}
 }
 
-// Suspects reports whether a success of the replica would clear it of failures.
-func (r *Router) Suspects(rep *policy.Replica) bool { return liveOf(rep).outlier.Suspected() }
+// Health returns the evidence about a replica. It stays the same while the replica is in the fleet.
+func (r *Router) Health(rep *policy.Replica) *outlier.Replica { return liveOf(rep).outlier }
 
 // plain reports whether the request narrows the choice in no way.
 func plain(q *policy.Request) bool {
