@@ -112,7 +112,7 @@ func (b *builder) watch(
 		b: b, cc: cc, target: t.URL.String(), logger: logger,
 		own: opts.Authority == "" || opts.Authority == target.NoAuthority,
 	}
-	w := lookaside.Start(lookaside.Options{
+	w, err := lookaside.Start(lookaside.Options{
 		Servers:    l.servers,
 		Deployment: l.deployment,
 		Dial:       append(inherited(opts), b.dial...),
@@ -126,6 +126,9 @@ func (b *builder) watch(
 		},
 		Timing: b.timing,
 	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", r.target, err)
+	}
 	return closer{w}, nil
 }
 

@@ -1,6 +1,7 @@
 package lookaside
 
 import (
+	"cmp"
 	"maps"
 	"sync/atomic"
 
@@ -10,9 +11,7 @@ import (
 )
 
 // caches are the caches of which the Routers have something, without the blocks. It is used with view.mu held.
-type caches struct {
-	lanes map[lane]struct{}
-}
+type caches map[lane]struct{}
 
 // A lane is one cache of one replica.
 type lane struct {
@@ -25,25 +24,28 @@ type lane struct {
 // maxRank bounds the data-parallel ranks of a replica.
 const maxRank = 1024
 
+// tiers by the server's names for them.
+var tiers = map[warmpathv1.CacheTier]policy.Tier{
+	warmpathv1.CacheTier_CACHE_TIER_HOST: policy.TierHost, warmpathv1.CacheTier_CACHE_TIER_DISK: policy.TierDisk,
+}
+
 // take returns the changes that an update means.
-func (c *caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []policy.CacheChange {
+func (c caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []policy.CacheChange {
 	var changes []policy.CacheChange
 	if u.GetSnapshot() {
-		changes = c.clear()
+		changes = c.clearing()
+		clear(c)
 	}
 	for _, p := range u.GetChanges() {
 		r, ok := named[p.GetReplica()]
 		if !ok || p.GetRank() >= maxRank || int(p.GetTier()) > policy.Tiers || p.GetBlockTokens() > 1<<20 {
 			continue
 		}
-		l := lane{replica: r.ID, rank: int(p.GetRank()), tier: tierOf(p.GetTier()), tokens: int(p.GetBlockTokens())}
-		if l.tokens == 0 {
-			l.tokens = policy.SuperblockTokens
+		l := lane{
+			replica: r.ID, rank: int(p.GetRank()), tier: tiers[p.GetTier()],
+			tokens: cmp.Or(int(p.GetBlockTokens()), policy.SuperblockTokens),
 		}
-		if c.lanes == nil {
-			c.lanes = make(map[lane]struct{})
-		}
-		c.lanes[l] = struct{}{}
+		c[l] = struct{}{}
 		change := l.change()
 		change.Cleared, change.Removed, change.Stored = p.GetCleared(), p.GetRemoved(), p.GetStored()
 		change.Predicted = p.GetRouted()
@@ -52,17 +54,10 @@ func (c *caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []pol
 	return changes
 }
 
-// clear forgets all, and returns the changes that take it back.
-func (c *caches) clear() []policy.CacheChange {
-	changes := c.clearing()
-	clear(c.lanes)
-	return changes
-}
-
 // clearing returns the changes that take back all that the Routers have.
-func (c *caches) clearing() []policy.CacheChange {
-	changes := make([]policy.CacheChange, 0, len(c.lanes))
-	for l := range c.lanes {
+func (c caches) clearing() []policy.CacheChange {
+	changes := make([]policy.CacheChange, 0, len(c))
+	for l := range c {
 		change := l.change()
 		change.Cleared = true
 		changes = append(changes, change)
@@ -71,22 +66,12 @@ func (c *caches) clearing() []policy.CacheChange {
 }
 
 // forget drops the lanes of replicas that are not in the fleet any more: their members in the policy are gone too.
-func (c *caches) forget(there map[string]bool) {
-	maps.DeleteFunc(c.lanes, func(l lane, _ struct{}) bool { return !there[l.replica] })
+func (c caches) forget(there map[string]bool) {
+	maps.DeleteFunc(c, func(l lane, _ struct{}) bool { return !there[l.replica] })
 }
 
 func (l lane) change() policy.CacheChange {
 	return policy.CacheChange{Replica: l.replica, Rank: l.rank, Tier: l.tier, BlockTokens: l.tokens}
-}
-
-func tierOf(t warmpathv1.CacheTier) policy.Tier {
-	switch t {
-	case warmpathv1.CacheTier_CACHE_TIER_HOST:
-		return policy.TierHost
-	case warmpathv1.CacheTier_CACHE_TIER_DISK:
-		return policy.TierDisk
-	}
-	return policy.TierGPU
 }
 
 // routes is where the channel sent prompts, while the server that is followed asks for that: the caches of engines that

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/propagation"
@@ -21,39 +20,43 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
+const (
+	// maxAsked bounds the questions under way.
+	maxAsked = 10_000
+	// tripAfter is how many questions in a row go without an answer before the others are not asked, but for one every
+	// probeAfter.
+	tripAfter  = 5
+	probeAfter = time.Second
+	// lease is how long a server keeps a reservation without a report; renewEvery is how often leases are checked.
+	lease      = 15 * time.Second
+	renewEvery = time.Second
+	// fullWait is how long a server keeps a question while all replicas are full, before it is asked anew.
+	fullWait = 10 * time.Second
+)
+
+type (
+	chooseRequest = warmpathv1.ChooseReplicaRequest
+	chooseAnswer  = warmpathv1.ChooseReplicasResponse
+)
+
 // A Desk asks the server that a Watch follows where a call is to go. Safe for use by many goroutines.
 //
 // The rule. All questions of a channel go over one stream to the server that is followed, so that they fail over with
-// the watch; reports of how the attempts end ride with them. The wait for an answer ends at the deadline, and much
-// earlier where the server answers much faster as a rule. After [tripAfter] questions in a row without an answer the
-// others are not asked, but for one every [probeAfter]. An answer that comes too late is given back. So each question
-// is an attempt of its own: what is given back is never the reservation of a later one with the same request id.
+// the watch; reports of how the attempts end ride with them. The wait for an answer ends at the deadline. After
+// [tripAfter] questions in a row without an answer the others are not asked, but for one every [probeAfter]. An answer
+// that comes too late is given back. So each question is an attempt of its own: what is given back is never the
+// reservation of a later one with the same request id.
 type Desk struct {
 	desk       *desk
 	deployment string
 	deadline   time.Duration
 }
 
-// desk is what the Desks of a Watch share. It outlives the streams.
-type desk struct {
-	reserved *reserved
-	opened   chan struct{} // closed by open: there are questions to ask
-	open     func()
-	talking  atomic.Pointer[conversation] // nil = no server can be asked
-}
-
-func newDesk() *desk {
-	d := &desk{reserved: newReserved(), opened: make(chan struct{})}
-	d.open = sync.OnceFunc(func() { close(d.opened) })
-	return d
-}
-
 // An Answer is where a server sends a call.
 type Answer struct {
 	Replica string // id
 	// Decision is the server's but for the replica; its reason is central, its rule the server's own.
-	Decision policy.Decision
-	// Reservation is nil where the server has made none for this question.
+	Decision    policy.Decision
 	Reservation *Reservation
 }
 
@@ -65,42 +68,19 @@ var (
 	ErrLate = errors.New("the look-aside server does not answer in time")
 )
 
-// lease is how long a server keeps a reservation without news of it.
-const lease = 15 * time.Second
-
-// fullWait is how long a server keeps a question while all replicas are full, before it is asked anew.
-const fullWait = 10 * time.Second
-
 // Ask asks for a replica for a request, of whose prompt it sends no more than the hashes. While the server answers that
 // all replicas are full it waits there, as long as the context lasts. The replica is reserved until the Reservation is
 // released.
 func (d *Desk) Ask(ctx context.Context, q *policy.Request, prompt *policy.Hashed) (Answer, error) {
-	life := d.desk.reserved.lived() // before the server is chosen
-	c := d.desk.talking.Load()
-	if c == nil {
-		return Answer{}, ErrNoServer
-	}
 	parent := traceparent(ctx)
-	r := d.question(q, prompt, parent)
-	a, err := c.ask(ctx, r, d.deadline)
-	began := time.Now()
-	for status.Code(err) == codes.ResourceExhausted {
-		r = d.question(q, prompt, parent)
-		r.WaitMs = uint32(fullWait.Milliseconds())
-		a, err = c.ask(ctx, r, d.deadline)
-		if err != nil && time.Since(began) < fullWait/2 {
-			break // it is not the replicas that are full
+	for wait := time.Duration(0); ; wait = fullWait {
+		began := time.Now()
+		a, err := d.desk.ask(ctx, d.question(q, prompt, parent, wait), d.deadline+wait)
+		full := status.Code(err) == codes.ResourceExhausted
+		if !full || wait > 0 && time.Since(began) < wait/2 { // else it is not the replicas that are full
+			return a, err
 		}
-		began = time.Now()
 	}
-	if err != nil {
-		return Answer{}, err
-	}
-	answer, err := d.answer(a, q)
-	if d.desk.reserved.lived() != life { // the server is gone: the next one is sent this load in the reports
-		answer.Reservation.Released(nil)
-	}
-	return answer, err
 }
 
 // traceparent is the trace that a call is part of, as W3C writes it; empty = none.
@@ -113,8 +93,10 @@ func traceparent(ctx context.Context) string {
 	return carrier["traceparent"]
 }
 
-// question is a request as a server is asked. No prompt is in it.
-func (d *Desk) question(q *policy.Request, prompt *policy.Hashed, parent string) *warmpathv1.ChooseReplicaRequest {
+// question is a request as a server is asked, which keeps it so long while all replicas are full. No prompt is in it.
+func (d *Desk) question(
+	q *policy.Request, prompt *policy.Hashed, parent string, wait time.Duration,
+) *chooseRequest {
 	key := &warmpathv1.RequestKey{
 		RequestId: q.ID, Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
 		PromptTokens: uint32(max(q.PromptTokens, 0)), ExpectedOutputTokens: uint32(max(q.ExpectedOutput, 0)),
@@ -131,18 +113,143 @@ func (d *Desk) question(q *policy.Request, prompt *policy.Hashed, parent string)
 		}
 		key.Prompt = &warmpathv1.RequestKey_BlockHashes{BlockHashes: hashes}
 	}
-	return &warmpathv1.ChooseReplicaRequest{
+	return &chooseRequest{
 		Deployment: d.deployment, Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Attempt: rand.Uint64(),
 		Excluded: q.Exclude, Tried: q.TriedIDs(), LeaseMs: uint32(lease.Milliseconds()), MaxFallbacks: 1,
-		Traceparent: parent,
+		WaitMs: uint32(wait.Milliseconds()), Traceparent: parent,
 	}
 }
 
-// answer reads the server's answer, and enters the reservation in it.
-func (d *Desk) answer(a *warmpathv1.ChooseReplicaResponse, q *policy.Request) (Answer, error) {
+// desk is what the Desks of a Watch share: the questions, and what the server has reserved for this client. It outlives
+// the streams.
+type desk struct {
+	opened chan struct{} // closed by open: there are questions to ask
+	open   func()
+	wake   chan struct{} // holds one: there is something to send
+
+	mu      sync.Mutex // guards the fields below and the Reservations; nothing is locked under it
+	stream  asking     // nil = no server can be asked
+	last    uint64     // number of a question
+	waiting map[uint64]*question
+	outbox  []*question // not sent yet; those that do not wait any more are not sent
+	missed  int         // questions in a row without an answer in time
+	probe   time.Time   // when the next question is asked, once tripAfter are missed
+
+	live    map[*Reservation]struct{}
+	loads   map[string]load          // by id of the replica: what the server has reserved for this client
+	reports []*warmpathv1.LifeReport // to be sent
+}
+
+type asking = warmpathv1.RoutingService_ChooseReplicasClient
+
+// A question waits for its answer.
+type question struct {
+	number uint64
+	choose *chooseRequest
+	answer chan answered // holds one
+}
+
+type answered struct {
+	Answer
+	err error
+}
+
+func newDesk() *desk {
+	d := &desk{
+		opened: make(chan struct{}), wake: make(chan struct{}, 1), waiting: make(map[uint64]*question),
+		live: make(map[*Reservation]struct{}), loads: make(map[string]load),
+	}
+	d.open = sync.OnceFunc(func() { close(d.opened) })
+	return d
+}
+
+// ask asks one question and waits for the answer. A server's failure is a status.
+func (d *desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration) (Answer, error) {
+	q, err := d.put(r)
+	if err != nil {
+		return Answer{}, err
+	}
+	timer := time.NewTimer(longest)
+	defer timer.Stop()
+	select {
+	case a := <-q.answer:
+		return a.Answer, a.err
+	case <-timer.C:
+		err = ErrLate
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if d.leave(q, err) {
+		return Answer{}, err
+	}
+	a := <-q.answer // it came in the same moment
+	if ctx.Err() != nil {
+		a.Reservation.Released(nil)
+		return Answer{}, ctx.Err()
+	}
+	return a.Answer, a.err
+}
+
+// put has a question sent.
+func (d *desk) put(r *chooseRequest) (*question, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := time.Now()
+	switch {
+	case d.stream == nil:
+		return nil, ErrNoServer
+	case d.missed >= tripAfter && now.Before(d.probe), len(d.waiting) >= maxAsked, len(d.outbox) >= maxAsked:
+		return nil, ErrLate
+	}
+	d.probe = now.Add(probeAfter)
+	d.last++
+	q := &question{number: d.last, choose: r, answer: make(chan answered, 1)}
+	d.waiting[q.number] = q
+	d.outbox = append(d.outbox, q)
+	d.rouse()
+	return q, nil
+}
+
+// leave ends the wait for an answer. It returns false if the answer has come.
+func (d *desk) leave(q *question, cause error) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.waiting[q.number] != q {
+		return false
+	}
+	delete(d.waiting, q.number)
+	if cause == ErrLate {
+		d.missed++
+		d.probe = time.Now().Add(probeAfter)
+	}
+	return true
+}
+
+// take passes an answer on. One that no call waits for is given back.
+func (d *desk) take(m *chooseAnswer) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := d.waiting[m.GetNumber()]
+	if q == nil {
+		d.giveBack(m.GetChosen().GetReservation())
+		return
+	}
+	delete(d.waiting, q.number)
+	d.missed = 0
+	a, err := d.read(m, int(q.choose.GetKey().GetPromptTokens()))
+	q.answer <- answered{a, err}
+}
+
+// read reads the server's answer to a question with a prompt of so many tokens, and enters the reservation in it. Called
+// with mu held.
+func (d *desk) read(m *chooseAnswer, prompt int) (Answer, error) {
+	if f := m.GetFailure(); f != nil {
+		return Answer{}, status.Error(codes.Code(f.GetCode()), f.GetMessage())
+	}
+	a := m.GetChosen()
 	id, from := a.GetReplica().GetId(), a.GetDecision()
 	if id == "" || a.GetReservation().GetId() == "" {
-		d.desk.reserved.drop(a.GetReservation())
+		d.giveBack(a.GetReservation())
 		return Answer{}, fmt.Errorf("%w: its answer names no replica or no reservation", ErrNoServer)
 	}
 	rule := from.GetReason()
@@ -151,58 +258,138 @@ func (d *Desk) answer(a *warmpathv1.ChooseReplicaResponse, q *policy.Request) (A
 	}
 	decision := policy.Decision{
 		Reason: policy.ReasonCentral, Rule: policy.Reason(rule),
-		MatchedTokens: int(min(from.GetMatchedTokens(), uint32(max(q.PromptTokens, 0)))),
+		MatchedTokens: min(int(from.GetMatchedTokens()), prompt),
 		Place:         int(max(from.GetPlace(), -1)),
 		Queued:        time.Duration(min(from.GetQueuedUs(), 1<<40)) * time.Microsecond,
 	}
 	if rank := a.GetReplica().Rank; rank != nil {
 		decision.SetRank(int(min(*rank, maxRank)))
 	}
-	tokens := int64(max(q.PromptTokens-decision.MatchedTokens, 0))
-	var x *Reservation
-	if ours(a.GetReservation()) {
-		x = d.desk.reserved.add(a.GetReservation(), id, tokens, time.Now())
-	}
-	return Answer{id, decision, x}, nil
+	return Answer{id, decision, d.reserve(a.GetReservation(), id, int64(prompt-decision.MatchedTokens), time.Now())}, nil
 }
 
 // serve keeps a stream of questions to the server that is followed, until ctx ends.
 func (d *desk) serve(ctx context.Context, cc *grpc.ClientConn, retry time.Duration) {
 	for ctx.Err() == nil {
-		err := d.converse(ctx, cc)
-		rest := retry/2 + rand.N(retry)
-		if status.Code(err) == codes.Unimplemented {
-			rest = time.Minute // an older server
-		}
-		_ = pause.For(ctx, rest) // the loop sees the end
+		_ = d.converse(ctx, cc)                           // calls are decided here meanwhile
+		_ = pause.For(ctx, retry/2+rand.N(max(retry, 1))) // the loop sees the end
 	}
 }
 
 // converse asks over one stream until it breaks.
 func (d *desk) converse(ctx context.Context, cc *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancel(ctx)
-	asking := metadata.AppendToOutgoingContext(ctx, warmpathv1.MetadataAdopted, "1")
-	stream, err := warmpathv1.NewRoutingServiceClient(cc).ChooseReplicas(asking)
+	defer cancel()
+	adopted := metadata.AppendToOutgoingContext(ctx, warmpathv1.MetadataAdopted, "1")
+	stream, err := warmpathv1.NewRoutingServiceClient(cc).ChooseReplicas(adopted)
 	if err != nil {
-		cancel()
 		return err
 	}
-	d.reserved.renew(time.Now())
-	c := newConversation(d.reserved, ctx.Done())
-	d.talking.Store(c)
-	defer d.talking.CompareAndSwap(c, nil)
+	d.begin(stream)
+	defer d.end(stream)
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer cancel()
 	sending.Go(func() {
 		defer cancel()
-		_ = c.send(ctx, stream) // why it broke shows in what is received
+		_ = d.send(ctx, stream) // why it broke shows in what is received
 	})
 	for {
 		m, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		c.answered(m)
+		d.take(m)
 	}
+}
+
+// begin asks over a stream from now on.
+func (d *desk) begin(stream asking) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hangUp()
+	d.stream, d.missed = stream, 0
+	d.renew(time.Now())
+}
+
+// end asks no more over a stream.
+func (d *desk) end(stream asking) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stream == stream {
+		d.hangUp()
+	}
+}
+
+// hangUp ends the wait of all questions. Called with mu held.
+func (d *desk) hangUp() {
+	for _, q := range d.waiting {
+		q.answer <- answered{err: ErrNoServer}
+	}
+	clear(d.waiting)
+	d.stream, d.outbox = nil, nil
+}
+
+// forget is for another server, or another life of it: nothing was asked or is reserved there.
+func (d *desk) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hangUp()
+	for x := range d.live {
+		d.close(x)
+	}
+	d.reports = nil
+}
+
+// rouse has send look at what there is to send.
+func (d *desk) rouse() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// send sends questions and reports until the stream breaks.
+func (d *desk) send(ctx context.Context, stream asking) error {
+	renew := time.NewTicker(renewEvery)
+	defer renew.Stop()
+	for {
+		for _, m := range d.outgoing(stream) {
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.wake:
+		case now := <-renew.C:
+			d.mu.Lock()
+			d.renew(now)
+			d.mu.Unlock()
+		}
+	}
+}
+
+// outgoing returns what is to be sent over the stream now: the questions, and the reports with the first of them.
+func (d *desk) outgoing(stream asking) []*warmpathv1.ChooseReplicasRequest {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stream != stream {
+		return nil
+	}
+	var all []*warmpathv1.ChooseReplicasRequest
+	for _, q := range d.outbox {
+		if d.waiting[q.number] == q {
+			all = append(all, &warmpathv1.ChooseReplicasRequest{Number: q.number, Choose: q.choose})
+		}
+	}
+	d.outbox = nil
+	if len(all) == 0 && len(d.reports) > 0 {
+		all = append(all, new(warmpathv1.ChooseReplicasRequest))
+	}
+	if len(all) > 0 {
+		all[0].Lives, d.reports = d.reports, nil
+	}
+	return all
 }

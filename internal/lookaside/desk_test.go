@@ -1,6 +1,7 @@
 package lookaside
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -10,40 +11,96 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Where another server has taken the place of the one that answered before the answer is read, the reservation is own load
-// and the next server gets it in a report.
-func TestAnswerOfAServerThatIsGone(t *testing.T) {
-	for name, gone := range map[string]bool{"it is there": false, "it is gone": true} {
-		t.Run(name, func(t *testing.T) {
+// stub is a stream over which the test sends and receives.
+type stub struct{ asking }
+
+// chosen is a server's answer to a question, with a reservation.
+func chosen(q *question) *chooseAnswer {
+	return &chooseAnswer{Number: q.number, Result: &warmpathv1.ChooseReplicasResponse_Chosen{
+		Chosen: &warmpathv1.ChooseReplicaResponse{
+			Replica:     &warmpathv1.ChosenReplica{Id: "r1"},
+			Reservation: &warmpathv1.Reservation{Id: fmt.Sprint("#", q.choose.GetAttempt()), LeaseMs: 15_000},
+		},
+	}}
+}
+
+// An answer that came too late is given back, and not what a later question with the same request id was answered,
+// whichever of the two answers is late.
+func TestLateAnswersTakeNothingAway(t *testing.T) {
+	for late := range 2 {
+		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
 			w, _, _ := unstarted(t)
-			w.view.take(greeting(), true)
-			c := newConversation(w.desk.reserved, nil)
-			w.desk.talking.Store(c)
-			d := &Desk{desk: w.desk, deadline: time.Minute}
-			done := make(chan Answer, 1)
-			go func() {
-				a, _ := d.Ask(t.Context(), &policy.Request{PromptTokens: 100}, nil)
-				done <- a
-			}()
-			<-c.wake
-			number := c.unsent()[0].number
-			if gone {
-				w.view.begin("another", time.Now())
+			d := w.Desk(time.Second)
+			w.desk.begin(stub{})
+			q := &policy.Request{ID: "same", PromptTokens: 100}
+			var asked [2]*question
+			for i := range asked {
+				var err error
+				asked[i], err = w.desk.put(d.question(q, nil, "", 0))
+				require.NoError(t, err)
 			}
-			c.answered(&warmpathv1.ChooseReplicasResponse{Number: number, Result: &warmpathv1.ChooseReplicasResponse_Chosen{
-				Chosen: &warmpathv1.ChooseReplicaResponse{
-					Replica: &warmpathv1.ChosenReplica{Id: "r1"}, Reservation: &warmpathv1.Reservation{Id: "#1", LeaseMs: 15_000},
-				},
-			}})
-			a := <-done
-			require.Equal(t, "r1", a.Replica)
-			if gone {
-				require.Zero(t, w.desk.reserved.on("r1"))
-			} else {
-				require.Equal(t, load{1, 100}, w.desk.reserved.on("r1"))
+			require.NotEqual(t, asked[0].choose.GetAttempt(), asked[1].choose.GetAttempt())
+			require.True(t, w.desk.leave(asked[late], ErrLate))
+			require.Len(t, w.desk.outgoing(stub{}), 1, "what no call waits for is not sent")
+			for _, x := range asked {
+				w.desk.take(chosen(x))
 			}
+			a := <-asked[1-late].answer
+			require.NoError(t, a.err)
+			require.Equal(t, load{1, 100}, w.desk.on("r1"))
+			given := stages(w.desk.outgoing(stub{})[0].GetLives())
+			require.Equal(t, []string{fmt.Sprintf("#%d LIFE_STAGE_RELEASED 0", asked[late].choose.GetAttempt())}, given)
 			a.Reservation.Released(nil)
-			require.Zero(t, w.desk.reserved.on("r1"))
+			require.Zero(t, w.desk.on("r1"))
+			require.Len(t, w.desk.outgoing(stub{})[0].GetLives(), 1)
 		})
 	}
+}
+
+// Where another server has taken the place of the one that answers, the question has no answer, and what was answered
+// before is own load, which the next server gets in a report.
+func TestAnswerOfAServerThatIsGone(t *testing.T) {
+	w, _, _ := unstarted(t)
+	w.view.take(greeting(), true)
+	d := w.Desk(time.Minute)
+	w.desk.begin(stub{})
+	before, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0))
+	require.NoError(t, err)
+	w.desk.take(chosen(before))
+	require.Equal(t, load{1, 100}, w.desk.on("r1"))
+	after, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0))
+	require.NoError(t, err)
+
+	w.view.begin("another", time.Now())
+	w.desk.take(chosen(after))
+	a := <-after.answer
+	require.ErrorIs(t, a.err, ErrNoServer)
+	a = <-before.answer
+	require.Equal(t, "r1", a.Replica)
+	require.Zero(t, w.desk.on("r1"))
+	a.Reservation.Released(nil)
+	require.Zero(t, w.desk.on("r1"))
+	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	require.ErrorIs(t, err, ErrNoServer)
+}
+
+// After several questions without an answer one is asked now and then, until an answer comes.
+func TestServerThatDoesNotAnswer(t *testing.T) {
+	w, _, _ := unstarted(t)
+	d := w.Desk(time.Nanosecond)
+	w.desk.begin(stub{})
+	for range tripAfter {
+		_, err := d.Ask(t.Context(), new(policy.Request), nil)
+		require.ErrorIs(t, err, ErrLate)
+	}
+	_, err := w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	require.ErrorIs(t, err, ErrLate)
+	w.desk.probe = time.Now()
+	q, err := w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	require.NoError(t, err, "the time of the next one has come")
+	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	require.ErrorIs(t, err, ErrLate)
+	w.desk.take(chosen(q))
+	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	require.NoError(t, err)
 }

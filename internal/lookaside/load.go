@@ -27,7 +27,7 @@ type peerLoad struct {
 func (p *peerLoad) begin() { p.ledger, p.unknown = newLedger(), time.Time{} }
 
 // adopt takes the peer load from the ledger, damped. It returns false where the server has none.
-func (p *peerLoad) adopt(m *members, reserved *reserved) bool {
+func (p *peerLoad) adopt(m *members, reserved *desk) bool {
 	numbers := m.numbers()
 	if !p.ledger.known(numbers) {
 		if p.unknown.IsZero() {
@@ -72,10 +72,10 @@ func (p *peerLoad) unknownFor(now time.Time) time.Duration {
 	return now.Sub(p.unknown)
 }
 
-// A report is what a server was sent and may not have counted yet.
+// A report is what a server was sent: the own load by number of the replica, where there is any.
 type report struct {
 	number uint64
-	lines  map[uint32]load // by number of the replica: the load itself, not the difference
+	lines  map[uint32]load
 }
 
 // maxUncounted bounds the reports that are remembered. A server that does not count that many is not sent another.
@@ -84,17 +84,12 @@ const maxUncounted = 256
 // A ledger is the load that a server adds up, and this client's part in it. Replicas are named by the server's numbers.
 // It belongs to one stream; it is used with view.mu held.
 type ledger struct {
-	total   map[uint32]load // as of the last update, with this client's part
-	stale   map[uint32]bool
-	counted map[uint32]load // this client's part of total
-	sent    []report        // not counted yet, the oldest first
-	last    map[uint32]load // as of the last report
-	number  uint64          // of the last report
+	total map[uint32]load // as of the last update, with this client's part
+	stale map[uint32]bool
+	sent  []report // the last one that the server has counted in total, and those after it
 }
 
-func newLedger() *ledger {
-	return &ledger{total: map[uint32]load{}, counted: map[uint32]load{}, last: map[uint32]load{}}
-}
+func newLedger() *ledger { return &ledger{total: map[uint32]load{}, sent: make([]report, 1)} }
 
 var errColumns = errors.New("columns of load differ in length")
 
@@ -105,10 +100,7 @@ func (l *ledger) take(u *warmpathv1.LoadUpdate) error {
 	if len(ids) != len(ongoing) || len(ids) != len(tokens) {
 		return errColumns
 	}
-	for len(l.sent) > 0 && l.sent[0].number <= u.GetCounted() {
-		for n, b := range l.sent[0].lines {
-			set(l.counted, n, b)
-		}
+	for len(l.sent) > 1 && l.sent[1].number <= u.GetCounted() {
 		l.sent = l.sent[1:]
 	}
 	if u.GetSnapshot() {
@@ -141,7 +133,7 @@ func (l *ledger) peers(numbers []uint32) []load {
 		if l.stale[n] {
 			continue
 		}
-		all[i] = l.total[n].less(l.counted[n])
+		all[i] = l.total[n].less(l.sent[0].lines[n])
 		sum.ongoing += all[i].ongoing
 		sum.tokens += all[i].tokens
 		fresh++
@@ -156,47 +148,39 @@ func (l *ledger) peers(numbers []uint32) []load {
 
 // report returns what is to be sent where this is the own load now; nil if it has not changed and need not be renewed.
 func (l *ledger) report(numbers []uint32, own []load, renew bool) *warmpathv1.BookingReport {
-	if len(l.sent) >= maxUncounted {
+	if len(l.sent) > maxUncounted {
 		return nil
 	}
-	loads, lines := &warmpathv1.Loads{}, make(map[uint32]load)
-	busy := false
+	last := l.sent[len(l.sent)-1]
+	next := report{last.number + 1, make(map[uint32]load)}
+	loads := new(warmpathv1.Loads)
 	for i, n := range numbers {
-		b := own[i]
-		busy = busy || b != load{}
-		if l.last[n] == b {
-			continue
+		set(next.lines, n, own[i])
+		if last.lines[n] != own[i] {
+			loads.Replicas = append(loads.Replicas, n)
+			loads.Ongoing = append(loads.Ongoing, uint32(own[i].ongoing))
+			loads.QueuedTokens = append(loads.QueuedTokens, uint64(own[i].tokens))
 		}
-		lines[n] = b
-		set(l.last, n, b)
-		loads.Replicas = append(loads.Replicas, n)
-		loads.Ongoing = append(loads.Ongoing, uint32(b.ongoing))
-		loads.QueuedTokens = append(loads.QueuedTokens, uint64(b.tokens))
 	}
-	first := l.number == 0
-	if len(lines) == 0 && !first && !(busy && renew) {
+	first := last.number == 0
+	if len(loads.Replicas) == 0 && !first && !(renew && len(next.lines) > 0) {
 		return nil
 	}
-	l.number++
-	l.sent = append(l.sent, report{l.number, lines})
-	return &warmpathv1.BookingReport{Number: l.number, Loads: loads, Complete: first}
+	l.sent = append(l.sent, next)
+	return &warmpathv1.BookingReport{Number: next.number, Loads: loads, Complete: first}
 }
 
 // forget strikes out a replica that has left; its number is not used again.
 func (l *ledger) forget(n uint32) {
 	delete(l.total, n)
-	delete(l.counted, n)
-	delete(l.last, n)
 	delete(l.stale, n)
-	for _, r := range l.sent {
-		delete(r.lines, n)
-	}
 }
 
-func set(m map[uint32]load, n uint32, l load) {
+// set enters a load, of which nothing is no entry.
+func set[K comparable](m map[K]load, k K, l load) {
 	if l == (load{}) {
-		delete(m, n)
+		delete(m, k)
 		return
 	}
-	m[n] = l
+	m[k] = l
 }

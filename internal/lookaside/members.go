@@ -29,28 +29,25 @@ type keeping struct {
 // forever is how long replicas stay until a server has named any.
 var forever = time.Unix(1<<40, 0)
 
+func newMembers() members {
+	return members{named: make(map[uint32]Replica), kept: make(map[string]keeping)}
+}
+
 // recall begins with what was known before.
 func (m *members) recall(replicas []Replica) {
 	for _, r := range replicas {
-		m.keep(r, forever)
+		m.kept[r.ID] = keeping{r, forever}
 	}
 	m.known = true
-}
-
-func (m *members) keep(r Replica, until time.Time) {
-	if m.kept == nil {
-		m.kept = make(map[string]keeping)
-	}
-	m.kept[r.ID] = keeping{r, until}
 }
 
 // restart forgets the numbers of a server that is gone. The replicas that it named stay until another server names
 // any, however long that takes.
 func (m *members) restart() {
 	for _, r := range m.named {
-		m.keep(r, forever)
+		m.kept[r.ID] = keeping{r, forever}
 	}
-	m.named = nil
+	clear(m.named)
 }
 
 // begin is for a server's first message: from here on the grace of the replicas that it does not name runs.
@@ -66,9 +63,6 @@ func (m *members) begin(end time.Time) {
 // take enters an update. It returns the numbers that have left, and an error where replicas were passed over.
 func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 	m.known = true
-	if m.named == nil {
-		m.named = make(map[uint32]Replica)
-	}
 	left = slices.Clone(u.GetRemoved())
 	if u.GetSnapshot() {
 		there := make(map[uint32]bool, len(u.GetReplicas()))
@@ -84,7 +78,7 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 	for _, n := range left {
 		if r, ok := m.named[n]; ok {
 			delete(m.named, n)
-			m.keep(r, time.Time{})
+			m.kept[r.ID] = keeping{Replica: r}
 		}
 	}
 	for _, p := range u.GetReplicas() {
@@ -97,7 +91,7 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 			continue
 		}
 		if old, ok := m.named[p.GetNumber()]; ok && old.ID != r.ID {
-			m.keep(old, time.Time{})
+			m.kept[old.ID] = keeping{Replica: old}
 		}
 		m.named[p.GetNumber()] = r
 	}
@@ -109,12 +103,11 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 
 // settle drops the replicas that need not stay. connected reports whether one is.
 func (m *members) settle(now time.Time, connected func(id string) bool) (changed bool) {
-	if len(m.kept) == 0 {
-		return false
-	}
 	reached := false
-	for _, r := range m.named {
-		reached = reached || connected(r.ID)
+	if len(m.kept) > 0 {
+		for _, r := range m.named {
+			reached = reached || connected(r.ID)
+		}
 	}
 	before := len(m.kept)
 	maps.DeleteFunc(m.kept, func(id string, k keeping) bool {

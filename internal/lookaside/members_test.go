@@ -68,12 +68,12 @@ func TestMembers(t *testing.T) {
 		}, "r1 r2", 0, "r2"},
 		"remembered": {func(m *members) {
 			all := m.all()
-			*m = members{}
+			*m = newMembers()
 			m.recall(all)
 		}, "", 24 * time.Hour, "r1 r2"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var m members
+			m := newMembers()
 			_, err := m.take(snapshot(1, 2))
 			require.NoError(t, err)
 			c.do(&m)
@@ -88,7 +88,7 @@ func TestMembers(t *testing.T) {
 }
 
 func TestReplicasThatCannotBe(t *testing.T) {
-	var m members
+	m := newMembers()
 	bad := []*warmpathv1.Replica{{Number: 1}, {Number: 2, Address: "nowhere"}, {Number: 3, Id: "a b", Address: "h:1"}, {Number: 4, Address: "h:1", Weight: -1}, {Number: 5, Address: "h:1", Ranks: 1 << 31}}
 	_, err := m.take(&warmpathv1.FleetUpdate{Snapshot: true, Replicas: append(bad, named(6)...)})
 	require.Error(t, err)
@@ -96,7 +96,7 @@ func TestReplicasThatCannotBe(t *testing.T) {
 }
 
 func TestCaches(t *testing.T) {
-	var c caches
+	c := make(caches)
 	fleet := map[uint32]Replica{}
 	for _, p := range named(1, 2) {
 		fleet[p.GetNumber()], _ = replicaOf(p)

@@ -13,27 +13,6 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-func TestPace(t *testing.T) {
-	const longest = 20 * time.Millisecond
-	var p pace
-	require.Equal(t, longest, p.limit(longest), "nothing is known")
-	for range 100 {
-		p.took(time.Millisecond)
-	}
-	require.Equal(t, longest/2, p.limit(longest), "a fast server is waited for less long")
-	p.late = 1
-	require.Equal(t, longest, p.limit(longest))
-	p.late = 100
-	require.Equal(t, longest, p.limit(longest))
-	p.late = 0
-	for range 100 {
-		p.took(14 * time.Millisecond)
-	}
-	require.InDelta(t, float64(14*time.Millisecond), float64(p.limit(longest)), float64(time.Millisecond), "a slow one longer")
-	p.took(time.Second)
-	require.Equal(t, longest, p.limit(longest), "never longer than was asked for")
-}
-
 func TestReservedIsNotReported(t *testing.T) {
 	w, _, r := unstarted(t)
 	w.view.take(greeting(), true)
@@ -46,7 +25,7 @@ func TestReservedIsNotReported(t *testing.T) {
 	honour(&own)
 	honour(&theirs)
 	now := time.Now()
-	x := w.desk.reserved.add(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", 100, now)
+	x := w.desk.reserve(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", 100, now)
 	require.Equal(t, []load{{}, {1, 100}}, w.view.ownLoad([]uint32{1, 2}))
 
 	theirs.PrefillDone()
@@ -67,7 +46,7 @@ func TestReservedIsNotReported(t *testing.T) {
 	theirs.Release()
 	x.Released(nil)
 	require.Equal(t, []load{{}, {1, 100}}, renumbered(w))
-	require.Empty(t, w.desk.reserved.take(), "and it is sent no news of it")
+	require.Empty(t, w.desk.reports, "and it is sent no report of it")
 	own.Release()
 }
 
@@ -85,10 +64,17 @@ func stages(all []*warmpathv1.LifeReport) (got []string) {
 }
 
 func TestReservationIsReported(t *testing.T) {
-	l := newReserved()
+	d := newDesk()
+	d.begin(stub{})
+	sent := func() (all []string) {
+		for _, m := range d.outgoing(stub{}) {
+			all = append(all, stages(m.GetLives())...)
+		}
+		return all
+	}
 	now := time.Now()
 	add := func(id string) *Reservation {
-		return l.add(&warmpathv1.Reservation{Id: id, LeaseMs: 15_000}, "r", 10, now)
+		return d.reserve(&warmpathv1.Reservation{Id: id, LeaseMs: 15_000}, "r", 10, now)
 	}
 	a, b := add("a"), add("b")
 	a.Prefilled()
@@ -96,38 +82,35 @@ func TestReservationIsReported(t *testing.T) {
 	a.Released(&policy.Outcome{Err: errors.New("broken"), Sent: true, Usage: policy.NoUsage})
 	a.Released(nil)
 	a.Prefilled()
-	require.Equal(t, []string{"a LIFE_STAGE_PREFILL_COMPLETE 0", "a LIFE_STAGE_RELEASED 2"}, stages(l.take()))
-	require.Equal(t, load{1, 10}, l.on("r"))
+	require.Equal(t, []string{"a LIFE_STAGE_PREFILL_COMPLETE 0", "a LIFE_STAGE_RELEASED 2"}, sent())
+	require.Equal(t, load{1, 10}, d.on("r"))
 
-	l.renew(now.Add(4 * time.Second))
-	require.Empty(t, l.take())
-	l.renew(now.Add(6 * time.Second))
-	require.Equal(t, []string{"b LIFE_STAGE_PROGRESS 0"}, stages(l.take()), "a long stream keeps its lease")
-	l.renew(now.Add(time.Minute))
-	require.Empty(t, l.take(), "its lease is over there")
-	require.Zero(t, l.on("r"))
+	d.renew(now.Add(4 * time.Second))
+	require.Empty(t, sent())
+	d.renew(now.Add(6 * time.Second))
+	require.Equal(t, []string{"b LIFE_STAGE_PROGRESS 0"}, sent(), "a long stream keeps its lease")
+	d.renew(now.Add(time.Minute))
+	require.Empty(t, sent(), "its lease is over there")
+	require.Zero(t, d.on("r"))
 	b.Released(nil)
-	require.Empty(t, l.take())
+	require.Empty(t, sent())
 
-	c := add("c") // the server cannot be reached: what waits to be sent keeps no lease
-	for at := 4 * time.Second; at < 15*time.Second; at += time.Second {
-		l.renew(now.Add(at))
-	}
-	require.Equal(t, load{1, 10}, l.on("r"))
-	l.renew(now.Add(15 * time.Second))
-	require.Zero(t, l.on("r"))
-	require.Empty(t, l.take())
+	c := add("c") // the server cannot be reached: leases are looked at when the next stream begins
+	require.Equal(t, load{1, 10}, d.on("r"))
+	d.renew(now.Add(15 * time.Second))
+	require.Zero(t, d.on("r"))
+	require.Empty(t, sent())
 	c.Released(nil)
 
-	l.drop(&warmpathv1.Reservation{Id: "late", LeaseMs: 1})
-	l.drop(nil)
-	require.Equal(t, []string{"late LIFE_STAGE_RELEASED 0"}, stages(l.take()))
-	require.Empty(t, l.loads)
-	for i := range 2 * maxPending {
-		l.drop(&warmpathv1.Reservation{Id: fmt.Sprint(i)})
+	d.giveBack(&warmpathv1.Reservation{Id: "late", LeaseMs: 1})
+	d.giveBack(nil)
+	require.Equal(t, []string{"late LIFE_STAGE_RELEASED 0"}, sent())
+	require.Empty(t, d.loads)
+	for i := range 2 * maxReports {
+		d.giveBack(&warmpathv1.Reservation{Id: fmt.Sprint(i)})
 	}
-	require.Len(t, l.take(), maxPending)
-	require.Empty(t, l.live)
+	require.Len(t, sent(), maxReports)
+	require.Empty(t, d.live)
 	var none *Reservation
 	none.Prefilled()
 	none.Released(nil)

@@ -79,7 +79,7 @@ func TestRoutesAreReported(t *testing.T) {
 
 // What others routed is passed on as what it is.
 func TestRoutedChangesArePredicted(t *testing.T) {
-	var c caches
+	c := make(caches)
 	r, err := replicaOf(named(1)[0])
 	require.NoError(t, err)
 	got := c.take(&warmpathv1.IndexUpdate{Changes: []*warmpathv1.CacheChange{{Replica: 1, Routed: true, Stored: []uint64{7}}}}, map[uint32]Replica{1: r})

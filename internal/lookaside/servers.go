@@ -3,6 +3,9 @@ package lookaside
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -23,23 +26,21 @@ func Rank(servers []string, deployment string) []string {
 	return slices.Compact(ranked)
 }
 
-// A server is one of the servers and the connection to it. It belongs to the goroutine that follows servers.
+// A server is one of the servers and the connection to it.
 type server struct {
 	address string
-	conn    *grpc.ClientConn // nil before it is needed
+	opts    []grpc.DialOption
+	conn    *grpc.ClientConn // connects when it is used
 	rest    time.Time        // it is not returned to before
-	lost    int              // how often it was lost one time after the other
+	losses  int              // how often it was lost one time after the other
 }
 
 // maxMessage bounds what a server may send at once.
 const maxMessage = 16 << 20
 
-// dial returns the connection, which opens itself when it is used.
-func (s *server) dial(opts []grpc.DialOption) (*grpc.ClientConn, error) {
-	if s.conn != nil {
-		return s.conn, nil
-	}
-	all := append([]grpc.DialOption{
+// open makes the connection anew. One to a server that hangs would not show when the server is back.
+func (s *server) open() error {
+	conn, err := grpc.NewClient("dns:///"+s.address, append([]grpc.DialOption{
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
@@ -49,34 +50,104 @@ func (s *server) dial(opts []grpc.DialOption) (*grpc.ClientConn, error) {
 			},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-	}, opts...)
-	var err error
-	s.conn, err = grpc.NewClient("dns:///"+s.address, all...)
-	return s.conn, err
-}
-
-// close closes the connection. One to a server that hangs has to be made anew to show when the server is back.
-func (s *server) close() {
+	}, s.opts...)...)
+	if err != nil {
+		return err
+	}
 	if s.conn != nil {
 		_ = s.conn.Close()
-		s.conn = nil
+	}
+	s.conn = conn
+	return nil
+}
+
+// connect connects where that is not under way, and returns the state of the connection.
+func (s *server) connect() connectivity.State {
+	s.conn.Connect()
+	return s.conn.GetState()
+}
+
+func (w *Watch) closeServers() {
+	for _, s := range w.servers {
+		_ = s.conn.Close() // its streams have ended
 	}
 }
 
-// reachable waits until there is a connection, as long as the context lasts.
-func reachable(ctx context.Context, cc *grpc.ClientConn) bool {
-	for {
-		state := cc.GetState()
-		switch state {
-		case connectivity.Ready:
-			return true
-		case connectivity.Idle:
-			cc.Connect()
-		case connectivity.Shutdown:
-			return false
+// moveTo is the end of a stream after which the server with this index is followed.
+type moveTo int
+
+func (moveTo) Error() string { return "another watch takes its place" }
+
+// errSilent is the end of a stream on which nothing comes any more.
+var errSilent = errors.New("it sends nothing any more")
+
+// run follows one server after the other.
+func (w *Watch) run() {
+	defer w.closeServers()
+	at, tries := 0, 0 // tries since the last message of a server
+	for w.ctx.Err() == nil {
+		began := time.Now()
+		answered, err := w.follow(at)
+		if answered {
+			tries = 0
 		}
-		if !cc.WaitForStateChange(ctx, state) {
-			return false
+		var next moveTo
+		switch {
+		case w.ctx.Err() != nil:
+			return
+		case errors.As(err, &next):
+			at = int(next)
+			continue
+		}
+		w.lost(w.servers[at], began, err, tries == 0)
+		tries++
+		if at = (at + 1) % len(w.servers); tries%len(w.servers) > 0 {
+			continue
+		}
+		if !w.view.known() {
+			w.o.Failed(fmt.Errorf("warmpath: no look-aside server has named the replicas of %q: %w", w.o.Deployment, err))
+		}
+		w.pause(tries / len(w.servers))
+	}
+}
+
+// lost notes that a server cannot be followed.
+func (w *Watch) lost(s *server, began time.Time, err error, first bool) {
+	if time.Since(began) > w.o.Timing.Return {
+		s.losses = 0
+	}
+	s.rest = time.Now().Add(w.o.Timing.Return << min(s.losses, 4))
+	s.losses++
+	if errors.Is(err, errSilent) {
+		_ = s.open() // where that fails the connection stays
+	}
+	if first {
+		w.o.Logger.Warn("warmpath: the look-aside server cannot be followed; what is known of the replicas stays",
+			"server", s.address, "deployment", w.o.Deployment, "error", err)
+	}
+}
+
+// pause waits before the next round, or until the first server can be reached and could not before.
+func (w *Watch) pause(round int) {
+	d := min(w.o.Timing.Retry<<min(round-1, 10), w.o.Timing.MaxRetry)
+	ctx, cancel := context.WithTimeout(w.ctx, d/2+rand.N(d))
+	defer cancel()
+	first := w.servers[0]
+	state := first.connect()
+	if state == connectivity.Ready { // it refuses
+		<-ctx.Done()
+	}
+	for state != connectivity.Ready && first.conn.WaitForStateChange(ctx, state) {
+		state = first.connect()
+	}
+}
+
+// better returns the first of the servers before one that has rested and can be reached; ok is false if there is none.
+func (w *Watch) better(at int) (i int, ok bool) {
+	for i, s := range w.servers[:at] {
+		if time.Now().After(s.rest) && s.connect() == connectivity.Ready {
+			return i, true
 		}
 	}
+	return 0, false
 }

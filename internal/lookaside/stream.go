@@ -21,17 +21,14 @@ type watchStream struct {
 	met      bool          // the server was sent a report
 }
 
-// follow watches a server until that ends, and returns why. better is the server to go to after errBetter.
-func (w *Watch) follow(servers []*server, at int) (answered bool, better int, err error) {
-	cc, err := servers[at].dial(w.o.Dial)
-	if err != nil {
-		return false, 0, err
-	}
+// follow watches a server until that ends, and returns why: [moveTo] where another watch is to follow.
+func (w *Watch) follow(at int) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(w.ctx)
 	defer cancel(nil)
 	// A server that hangs does not read either: whatever blocks ends with ctx.
 	silence := time.AfterFunc(w.o.Timing.Silence, func() { cancel(errSilent) })
 	defer silence.Stop()
+	cc := w.servers[at].conn
 	s := &watchStream{view: w.view, interval: w.o.Timing.Interval}
 	if s.stream, err = warmpathv1.NewRoutingServiceClient(cc).WatchReplicas(ctx); err == nil {
 		err = s.stream.Send(&warmpathv1.WatchReplicasRequest{Start: w.view.start()})
@@ -40,21 +37,22 @@ func (w *Watch) follow(servers []*server, at int) (answered bool, better int, er
 		}
 	}
 	if err != nil {
-		return false, 0, causeOf(ctx, err)
+		cancel(err) // the cause, unless there is one
+		return false, context.Cause(ctx)
 	}
 	messages := make(chan *update)
-	w.ended.Go(func() { s.receive(ctx, messages, cancel, func() { silence.Reset(w.o.Timing.Silence) }) })
-	found := w.awaitBetter(ctx, servers[:at])
+	w.ended.Go(func() { cancel(s.receive(ctx, messages)) })
 	var asked <-chan struct{} // nil until the first message shows that it is a look-aside server
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
 		select {
 		case m := <-messages:
+			silence.Reset(w.o.Timing.Silence)
 			w.view.take(m, !answered)
 			if !answered {
 				w.o.Logger.Info("warmpath: following a look-aside server",
-					"server", servers[at].address, "deployment", w.o.Deployment)
+					"server", w.servers[at].address, "deployment", w.o.Deployment)
 				s.report()
 				asked = w.desk.opened
 			}
@@ -62,43 +60,34 @@ func (w *Watch) follow(servers []*server, at int) (answered bool, better int, er
 			s.schedule(m.GetLoad())
 		case <-timer.C:
 			s.report()
+			if i, ok := w.better(at); ok {
+				return answered, moveTo(i)
+			}
 		case <-asked:
 			asked = nil
 			w.ended.Go(func() { w.desk.serve(ctx, cc, w.o.Timing.Retry) })
-		case i := <-found:
-			return answered, i, errBetter
 		case <-w.view.resync:
-			return answered, 0, errResync
+			return answered, moveTo(at)
 		case <-ctx.Done():
-			return answered, 0, causeOf(ctx, ctx.Err())
+			return answered, context.Cause(ctx)
 		}
 		timer.Reset(s.wait())
 	}
 }
 
-// receive passes the server's messages on, until ctx ends. It ends ctx where the stream does.
-func (s *watchStream) receive(ctx context.Context, to chan<- *update, end context.CancelCauseFunc, alive func()) {
+// receive passes the server's messages on, until ctx or the stream ends. It returns why.
+func (s *watchStream) receive(ctx context.Context, to chan<- *update) error {
 	for {
 		m, err := s.stream.Recv()
 		if err != nil {
-			end(err)
-			return
+			return err
 		}
-		alive()
 		select {
 		case to <- m:
 		case <-ctx.Done():
-			return
+			return ctx.Err()
 		}
 	}
-}
-
-// causeOf is the cause of the context's end where there is one, else err.
-func causeOf(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
-	}
-	return err
 }
 
 // Reports are sent in the last tenth of the interval, so that an update contains the newest reservations; the end of it

@@ -27,7 +27,7 @@ func TestRefusedBeforeTheFirstMessage(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	failed := make(chan error, 1)
-	w := Start(Options{
+	w, err := Start(Options{
 		Servers: []string{l.Addr().String()}, Deployment: "chat", Logger: slog.New(slog.DiscardHandler),
 		Dial: []grpc.DialOption{
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -43,6 +43,7 @@ func TestRefusedBeforeTheFirstMessage(t *testing.T) {
 			}
 		},
 	})
+	require.NoError(t, err)
 	require.ErrorContains(t, <-failed, "unknown service")
 	w.Close()
 	s.Stop()

@@ -1,8 +1,11 @@
 package lookaside
 
 import (
+	"slices"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
@@ -12,29 +15,27 @@ import (
 // A view is what a channel has adopted from its servers, and the Routers in which that is in force. It outlives the
 // streams. Safe for use by many goroutines.
 type view struct {
-	o        *Options
-	client   string // the client's name towards servers
-	reserved *reserved
-	changed  func(State)
-	resync   chan struct{} // holds one: the whole index is wanted
-	routes   routes
+	o       *Options
+	desk    *desk
+	changed func(State)
+	resync  chan struct{} // holds one: the whole index is wanted
+	routes  routes
 
 	// publishing serialises the calls of changed. It is taken before mu; the channel's locks and the balancer's are
 	// taken under it.
 	publishing sync.Mutex
 
-	// mu guards the fields below. A balancer takes it under its own; only the Routers' are taken under it.
-	mu          sync.Mutex
-	routers     []*router.Router
-	members     members
-	config      string
-	dirty       bool // there is a State to publish
-	incarnation string
-	versions    versions
-	load        peerLoad
-	caches      caches
-	ejected     map[string]outlier.State // by the server
-	wantIndex   bool                     // all of it, at the next opportunity
+	// mu guards the fields below. A balancer takes it under its own; only the Routers' and the desk's are taken under it.
+	mu        sync.Mutex
+	routers   []*router.Router
+	adopted   *warmpathv1.WatchStart // the server's incarnation, and its versions
+	members   members
+	config    string
+	dirty     bool // there is a State to publish
+	load      peerLoad
+	caches    caches
+	ejected   map[string]outlier.State // by the server
+	wantIndex bool                     // all of it, at the next opportunity
 
 	received time.Time // when a server last sent anything
 	silent   bool      // that is so long ago that the server's ejections are not in force
@@ -42,12 +43,11 @@ type view struct {
 	resumed  bool      // it is the incarnation that was followed before
 }
 
-// versions are those of the incarnation.
-type versions struct{ config, fleet, index uint64 }
-
-func newView(o *Options, client string, reserved *reserved) *view {
+func newView(o *Options, client string, d *desk) *view {
 	return &view{
-		o: o, client: client, reserved: reserved, resync: make(chan struct{}, 1), load: peerLoad{ledger: newLedger()},
+		o: o, desk: d, resync: make(chan struct{}, 1),
+		adopted: &warmpathv1.WatchStart{Deployment: o.Deployment, ClientId: client, Index: true, Load: true},
+		members: newMembers(), caches: make(caches), load: peerLoad{ledger: newLedger()},
 	}
 }
 
@@ -97,7 +97,7 @@ func (v *view) attach(r *router.Router) {
 		v.eject(r)
 	}
 	r.ShareRoutes(v.routes.note)
-	if r.ObservesCache() && (len(v.caches.lanes) > 0 || v.versions.index > 0) {
+	if r.ObservesCache() && (len(v.caches) > 0 || v.adopted.IndexVersion > 0) {
 		v.wantIndex = true
 		select {
 		case v.resync <- struct{}{}:
@@ -110,12 +110,7 @@ func (v *view) detach(r *router.Router) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	r.ShareRoutes(nil)
-	for i := range v.routers {
-		if v.routers[i] == r {
-			v.routers = append(v.routers[:i:i], v.routers[i+1:]...)
-			break
-		}
-	}
+	v.routers = slices.DeleteFunc(v.routers, func(x *router.Router) bool { return x == r })
 	nothing := make([]router.PeerLoad, len(v.load.peers))
 	for i := range nothing {
 		nothing[i].ID = v.load.peers[i].ID
@@ -142,17 +137,13 @@ func (v *view) tick(now time.Time) {
 
 // settle drops replicas that need not stay. Called with mu held.
 func (v *view) settle(now time.Time) {
-	connected := func(id string) bool {
-		for _, r := range v.routers {
-			if rep := r.View().ByID(id); rep != nil && rep.Connected() {
-				return true
-			}
-		}
-		return false
-	}
-	if v.members.settle(now, connected) {
-		v.dirty = true
-	}
+	changed := v.members.settle(now, func(id string) bool {
+		return slices.ContainsFunc(v.routers, func(r *router.Router) bool {
+			rep := r.View().ByID(id)
+			return rep != nil && rep.Connected()
+		})
+	})
+	v.dirty = v.dirty || changed
 }
 
 // fade suspends the ejections of a silent server, and halves the peer load once for each Step of silence, or while the
@@ -183,16 +174,7 @@ func (v *view) start() *warmpathv1.WatchStart {
 	case <-v.resync: // this message asks for it
 	default:
 	}
-	s := &warmpathv1.WatchStart{
-		Deployment:    v.o.Deployment,
-		ClientId:      v.client,
-		Incarnation:   v.incarnation,
-		FleetVersion:  v.versions.fleet,
-		ConfigVersion: v.versions.config,
-		IndexVersion:  v.versions.index,
-		Index:         true,
-		Load:          true,
-	}
+	s := proto.CloneOf(v.adopted)
 	if v.wantIndex {
 		s.IndexVersion = 0
 	}
@@ -226,7 +208,7 @@ func (v *view) ownLoad(numbers []uint32) []load {
 		}
 	}
 	for i, n := range numbers {
-		own[i] = own[i].less(v.reserved.on(v.members.named[n].ID))
+		own[i] = own[i].less(v.desk.on(v.members.named[n].ID))
 	}
 	return own
 }
@@ -267,7 +249,7 @@ func (v *view) takeMembers(m *warmpathv1.WatchReplicasResponse, first bool) (aga
 	}
 	if c := m.GetConfig(); c != nil {
 		v.dirty = v.dirty || c.GetServiceConfig() != v.config
-		v.config, v.versions.config = c.GetServiceConfig(), c.GetVersion()
+		v.config, v.adopted.ConfigVersion = c.GetServiceConfig(), c.GetVersion()
 	}
 	if u := m.GetFleet(); u != nil {
 		v.takeFleet(u)
@@ -278,13 +260,14 @@ func (v *view) takeMembers(m *warmpathv1.WatchReplicasResponse, first bool) (aga
 
 // begin prepares for the first message of a server. Called with mu held.
 func (v *view) begin(incarnation string, now time.Time) {
-	v.begun, v.resumed = now, incarnation == v.incarnation
+	v.begun, v.resumed = now, incarnation == v.adopted.Incarnation
 	if !v.resumed {
-		v.incarnation, v.versions = incarnation, versions{}
+		v.adopted.Incarnation = incarnation
+		v.adopted.ConfigVersion, v.adopted.FleetVersion, v.adopted.IndexVersion = 0, 0, 0
 		v.members.restart()
 		v.suspendEjections()
 		v.ejected = nil
-		v.reserved.forget()
+		v.desk.forget()
 	}
 	v.routes.want(false) // unless the server asks for them
 	v.members.begin(now.Add(v.o.Timing.Grace))
@@ -301,7 +284,7 @@ func (v *view) takeFleet(u *warmpathv1.FleetUpdate) {
 	for _, n := range left {
 		v.load.ledger.forget(n)
 	}
-	v.versions.fleet, v.dirty = u.GetVersion(), true
+	v.adopted.FleetVersion, v.dirty = u.GetVersion(), true
 	there := make(map[string]bool)
 	for _, r := range v.members.all() {
 		there[r.ID] = true
@@ -315,7 +298,7 @@ func (v *view) takeIndex(u *warmpathv1.IndexUpdate) {
 		v.wantIndex = false
 	}
 	if version := u.GetVersion(); version > 0 {
-		v.versions.index = version
+		v.adopted.IndexVersion = version
 	}
 	changes := v.caches.take(u, v.members.named)
 	for _, r := range v.routers {
@@ -343,7 +326,7 @@ func (v *view) takeLoad(u *warmpathv1.LoadUpdate) {
 
 // adoptLoad puts the peer load in the ledger into force. Called with mu held.
 func (v *view) adoptLoad() {
-	if v.load.adopt(&v.members, v.reserved) {
+	if v.load.adopt(&v.members, v.desk) {
 		v.setLoad()
 	}
 }

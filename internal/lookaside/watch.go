@@ -1,21 +1,76 @@
 package lookaside
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
-	"fmt"
 	"log/slog"
-	mathrand "math/rand/v2"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/internal/router"
 )
+
+// Options are what to watch, and how. Servers, Dial and the functions are needed.
+type Options struct {
+	Servers    []string // host:port
+	Deployment string   // empty = the server's only one
+	// Dial is how to reach a server: credentials at least.
+	Dial   []grpc.DialOption
+	Logger *slog.Logger // nil = slog.Default()
+	// Known is what was known before, by another Watch of the same target; nil = nothing.
+	Known *State
+	// Changed is called with a new State, by one goroutine at a time, and with Known first, from within Start.
+	Changed func(*Watch, State)
+	// Failed is called with the reason why nothing is known yet, each time that all servers were tried.
+	Failed func(error)
+	Timing Timing
+}
+
+// A State is what a channel has to know to make calls. It is not written again.
+type State struct {
+	Replicas []Replica
+	// ServiceConfig is a gRPC service config in JSON; empty = the server has sent none.
+	ServiceConfig string
+}
+
+// A Replica is one replica as a server describes it.
+type Replica struct {
+	fleet.Replica
+	Stats map[string]float64 // that it reports of itself
+
+	kvTokens int
+}
+
+// Timing holds the times that a Watch goes by; 0 = the default.
+type Timing struct {
+	// Silence is how long a server may send nothing before it counts as lost: 5 s. It sends something every second.
+	Silence time.Duration
+	// Fade is the silence after which peer load is halved at each Step: 2 s and 250 ms.
+	Fade, Step time.Duration
+	// Grace is how long replicas stay that a new server does not name: 30 s.
+	Grace time.Duration
+	// Retry and MaxRetry bound the wait between two rounds of all servers: 200 ms and 2 s.
+	Retry, MaxRetry time.Duration
+	// Return is how long a better server is left alone after it was lost: 10 s, and twice as long each time that it is
+	// lost again, up to 16 times.
+	Return time.Duration
+	// Interval is the time between reports until the server sets it: 100 ms.
+	Interval time.Duration
+}
+
+func (t Timing) withDefaults() Timing {
+	return Timing{
+		Silence: cmp.Or(t.Silence, 5*time.Second), Fade: cmp.Or(t.Fade, 2*time.Second), Step: cmp.Or(t.Step, 250*time.Millisecond),
+		Grace: cmp.Or(t.Grace, 30*time.Second), Retry: cmp.Or(t.Retry, 200*time.Millisecond),
+		MaxRetry: cmp.Or(t.MaxRetry, 2*time.Second), Return: cmp.Or(t.Return, 10*time.Second),
+		Interval: cmp.Or(t.Interval, 100*time.Millisecond),
+	}
+}
 
 // A Watch follows the look-aside servers of one channel. Safe for use by many goroutines.
 type Watch struct {
@@ -25,28 +80,39 @@ type Watch struct {
 	ended  sync.WaitGroup
 	view   *view
 	desk   *desk
+
+	servers []*server // of run alone
 }
 
-// Start begins to watch. Options.Known is passed to Options.Changed from within.
-func Start(o Options) *Watch {
+// Start begins to watch. Options.Known is passed to Options.Changed from within. It fails where a connection to one of
+// the servers cannot be made with Options.Dial.
+func Start(o Options) (*Watch, error) {
 	o.Timing = o.Timing.withDefaults()
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
 	w := newWatch(o)
+	for _, address := range Rank(o.Servers, o.Deployment) {
+		s := &server{address: address, opts: o.Dial}
+		if err := s.open(); err != nil {
+			w.closeServers()
+			return nil, err
+		}
+		w.servers = append(w.servers, s)
+	}
 	if o.Known != nil {
 		w.view.recall(*o.Known)
 		w.view.publish()
 	}
 	w.ended.Go(w.run)
 	w.ended.Go(w.tick)
-	return w
+	return w, nil
 }
 
 func newWatch(o Options) *Watch {
 	w := &Watch{o: o, desk: newDesk()}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
-	w.view = newView(&w.o, rand.Text(), w.desk.reserved)
+	w.view = newView(&w.o, rand.Text(), w.desk)
 	w.view.changed = func(s State) { w.o.Changed(w, s) }
 	return w
 }
@@ -86,90 +152,6 @@ func (w *Watch) tick() {
 	}
 }
 
-// run follows one server after the other.
-func (w *Watch) run() {
-	servers := make([]*server, 0, len(w.o.Servers))
-	for _, address := range Rank(w.o.Servers, w.o.Deployment) {
-		servers = append(servers, &server{address: address})
-	}
-	defer func() {
-		for _, s := range servers {
-			s.close()
-		}
-	}()
-	tries, at := 0, 0 // tries since the last message of a server
-	for w.ctx.Err() == nil {
-		began := time.Now()
-		answered, better, err := w.follow(servers, at)
-		if answered {
-			tries = 0
-		}
-		switch {
-		case w.ctx.Err() != nil:
-			return
-		case errors.Is(err, errResync):
-			continue
-		case errors.Is(err, errBetter):
-			at = better
-			continue
-		}
-		w.lost(servers[at], began, err, tries == 0)
-		tries++
-		at = (at + 1) % len(servers)
-		if tries%len(servers) == 0 {
-			if !w.view.known() {
-				w.o.Failed(fmt.Errorf("warmpath: no look-aside server has named the replicas of %q: %w", w.o.Deployment, err))
-			}
-			w.pause(servers[0], tries/len(servers))
-		}
-	}
-}
-
-// lost notes that a server cannot be followed.
-func (w *Watch) lost(s *server, began time.Time, err error, first bool) {
-	if time.Since(began) > w.o.Timing.Return {
-		s.lost = 0
-	}
-	s.rest = time.Now().Add(w.o.Timing.Return << min(s.lost, 4))
-	s.lost++
-	if errors.Is(err, errSilent) {
-		s.close()
-	}
-	if first {
-		w.o.Logger.Warn("warmpath: the look-aside server cannot be followed; what is known of the replicas stays",
-			"server", s.address, "deployment", w.o.Deployment, "error", err)
-	}
-}
-
-// pause waits before the next round, or until a server that cannot be reached now can.
-func (w *Watch) pause(s *server, round int) {
-	d := min(w.o.Timing.Retry<<min(round-1, 10), w.o.Timing.MaxRetry)
-	ctx, cancel := context.WithTimeout(w.ctx, d/2+mathrand.N(d))
-	defer cancel()
-	if cc, err := s.dial(w.o.Dial); err == nil && cc.GetState() != connectivity.Ready && reachable(ctx, cc) {
-		return
-	}
-	<-ctx.Done()
-}
-
-// awaitBetter waits until one of the servers that come first has rested and can be reached.
-func (w *Watch) awaitBetter(ctx context.Context, first []*server) <-chan int {
-	found := make(chan int, len(first))
-	for i, s := range first {
-		cc, err := s.dial(w.o.Dial)
-		if err != nil {
-			continue
-		}
-		rest := time.Until(s.rest)
-		w.ended.Go(func() {
-			if pause.For(ctx, rest) == nil && reachable(ctx, cc) {
-				found <- i
-			}
-		})
-	}
-	return found
-}
-
 type stateKey struct{}
 
 // SetWatch returns the resolver state with the channel's Watch in it.
@@ -183,9 +165,3 @@ func From(s resolver.State) *Watch {
 	w, _ := s.Attributes.Value(stateKey{}).(*Watch)
 	return w
 }
-
-var (
-	errSilent = errors.New("it sends nothing any more")
-	errBetter = errors.New("a server that comes before it can be reached again")
-	errResync = errors.New("the whole index is wanted")
-)
