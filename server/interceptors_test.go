@@ -29,22 +29,28 @@ func (f *faulty) panics(r *policy.Request, where string) {
 	}
 }
 
-func (f *faulty) Prepare(_ context.Context, r *policy.Request, _ policy.View) error {
+func (f *faulty) prepare(_ context.Context, r *policy.Request, _ policy.View) error {
 	f.panics(r, "prepare")
 	return nil
 }
 
-func (f *faulty) Choose(r *policy.Request, v policy.View) policy.Decision {
+func (f *faulty) choose(r *policy.Request, v policy.View) policy.Decision {
 	f.panics(r, "choose")
 	return policy.To(v.Replicas()[0], "faulty")
 }
 
-func (f *faulty) Completed(r *policy.Request, _ policy.Decision, _ policy.Outcome) {
+func (f *faulty) completed(r *policy.Request, _ policy.Decision, _ policy.Outcome) {
 	f.panics(r, "completed")
 }
 
 func init() {
-	policy.Register("faulty", func(json.RawMessage) (policy.Policy, error) { return new(faulty), nil })
+	policy.Register("faulty", func(json.RawMessage) (policy.Policy, error) {
+		f := new(faulty)
+		return policy.Policy{
+			Uses:    policy.UsesSession | policy.UsesPrompt | policy.CallsOut,
+			Prepare: f.prepare, Choose: f.choose, Observer: policy.Observer{Completed: f.completed},
+		}, nil
+	})
 }
 
 // replicaLoad of lines that several goroutines write.

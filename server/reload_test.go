@@ -70,7 +70,7 @@ var breaks atomic.Bool
 func init() {
 	policy.Register("breaks", func(json.RawMessage) (policy.Policy, error) {
 		if breaks.Load() {
-			return nil, errors.New("it breaks")
+			return policy.Policy{}, errors.New("it breaks")
 		}
 		return roundrobin.New(roundrobin.DefaultConfig())
 	})

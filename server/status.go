@@ -160,11 +160,11 @@ func stateOf(m *member, rep *policy.Replica, health []*warmpathv1.HealthReport) 
 
 // indexStatus is nil where the policy has no index.
 func (h *hosted) indexStatus() *warmpathv1.IndexStatus {
-	x, ok := h.router.Policy().(policy.IndexReporter)
-	if !ok {
+	stats := h.router.Policy().IndexStats
+	if stats == nil {
 		return nil
 	}
-	st := x.IndexStats()
+	st := stats()
 	a := &warmpathv1.IndexStatus{Bytes: uint64(st.Bytes), Blocks: uint64(st.Blocks), Evictions: uint64(st.Evictions)}
 	if h.index != nil {
 		a.Superblocks = uint64(h.index.size())

@@ -2,7 +2,6 @@ package tests
 
 import (
 	"bytes"
-	"context"
 	"log/slog"
 	"strings"
 	"testing"
@@ -17,12 +16,11 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// stubborn picks one replica, whatever the request says.
-type stubborn string
-
-func (stubborn) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-func (id stubborn) Choose(_ *policy.Request, v policy.View) policy.Decision {
-	return policy.To(v.ByID(string(id)), "stubborn")
+// stubborn picks one replica, whatever the request excludes.
+func stubborn(id string) policy.Policy {
+	return policy.Policy{Name: "stubborn", Choose: func(_ *policy.Request, v policy.View) policy.Decision {
+		return policy.To(v.ByID(id), "stubborn")
+	}}
 }
 
 // Issue 12.17: a pick outside of what the request may be given is counted, and logged once a policy.

@@ -80,7 +80,7 @@ type observing struct {
 	seen []string
 }
 
-func (p *observing) FleetChanged(c policy.FleetChange) {
+func (p *observing) fleetChanged(c policy.FleetChange) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for what, list := range map[string][]*policy.Replica{
@@ -105,13 +105,15 @@ func newObserving(t *testing.T) *observing {
 	t.Helper()
 	p, err := policy.New("round_robin", nil)
 	require.NoError(t, err)
-	return &observing{Policy: p}
+	o := &observing{Policy: p}
+	o.Observer.FleetChanged = o.fleetChanged
+	return o
 }
 
 // Issue 12.23: a policy is notified of the one replica whose connection dies and comes back, and of nothing else.
 func TestPolicyObservesConnections(t *testing.T) {
 	p := newObserving(t)
-	policy.Register("observing_connections_of_tests", func(json.RawMessage) (policy.Policy, error) { return p, nil })
+	policy.Register("observing_connections_of_tests", func(json.RawMessage) (policy.Policy, error) { return p.Policy, nil })
 	rs := replicas(t, 3)
 	cc := dial(t, target(rs...), client.WithConfig(config(`{"observing_connections_of_tests":{}}`)))
 	connected(t, cc, rs)
@@ -142,7 +144,7 @@ func TestPolicyObservesConnections(t *testing.T) {
 // Issue 12.23: the policy in force and its shadow are notified of each change once, of the replicas that it concerns.
 func TestPolicyObservesFleet(t *testing.T) {
 	force, shadow := newObserving(t), newObserving(t)
-	r := policytest.NewRouter(t, force, nil, func(o *router.Options) { o.Shadow = shadow })
+	r := policytest.NewRouter(t, force.Policy, nil, func(o *router.Options) { o.Shadow = shadow.Policy })
 	expect := func(want ...string) {
 		t.Helper()
 		require.ElementsMatch(t, want, force.take())

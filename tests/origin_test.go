@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -30,11 +29,7 @@ type reader struct {
 	tiers    [][]string
 }
 
-func (*reader) Uses() policy.Uses { return 0 }
-
-func (*reader) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (p *reader) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *reader) choose(q *policy.Request, v policy.View) policy.Decision {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.messages, p.tiers = append(p.messages, q.Message()), append(p.tiers, q.Header("X-Tier"))
@@ -54,7 +49,7 @@ func (p *reader) last() (message any, tier []string) {
 
 func reading(name string) *reader {
 	p := &reader{}
-	policy.Register(name, func(json.RawMessage) (policy.Policy, error) { return p, nil })
+	policy.Register(name, func(json.RawMessage) (policy.Policy, error) { return policy.Policy{Choose: p.choose}, nil })
 	return p
 }
 

@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"context"
 	"encoding/json"
 	"strings"
 	"sync"
@@ -29,14 +28,12 @@ type closings struct {
 	wait chan struct{}
 }
 
-func (*closing) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (p *closing) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *closing) choose(q *policy.Request, v policy.View) policy.Decision {
 	p.begin.Do(func() { p.used = true; p.open.Add(1) })
 	return policy.To(v.LeastLoaded(q), policy.ReasonLeastLoaded)
 }
 
-func (p *closing) Close() error {
+func (p *closing) close() error {
 	if !p.used { // of a config that was checked
 		return nil
 	}
@@ -51,7 +48,10 @@ var closingPlain, closingHanging = &closings{}, &closings{wait: make(chan struct
 
 func init() {
 	for name, c := range map[string]*closings{"closing_of_tests": closingPlain, "hanging_of_tests": closingHanging} {
-		policy.Register(name, func(json.RawMessage) (policy.Policy, error) { return &closing{closings: c}, nil })
+		policy.Register(name, func(json.RawMessage) (policy.Policy, error) {
+			p := &closing{closings: c}
+			return policy.Policy{Choose: p.choose, Close: p.close}, nil
+		})
 	}
 }
 

@@ -33,11 +33,7 @@ type listener struct {
 	sizes   map[string]int
 }
 
-func (*listener) Uses() policy.Uses { return policy.UsesLoad }
-
-func (*listener) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (l *listener) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (l *listener) choose(q *policy.Request, v policy.View) policy.Decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range v.Replicas() {
@@ -52,7 +48,7 @@ func (l *listener) Choose(q *policy.Request, v policy.View) policy.Decision {
 	return d
 }
 
-func (l *listener) ReplicaCapacity(id string, kvTokens int) {
+func (l *listener) capacityChanged(id string, kvTokens int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sizes[id] = kvTokens
@@ -62,7 +58,11 @@ func (l *listener) ReplicaCapacity(id string, kvTokens int) {
 func listening(name string, rank int) (*listener, string) {
 	name += "_of_tests"
 	l := &listener{rank: rank, ongoing: map[string]int{}, loads: map[string]int64{}, sizes: map[string]int{}}
-	policy.Register(name, func(json.RawMessage) (policy.Policy, error) { return l, nil })
+	policy.Register(name, func(json.RawMessage) (policy.Policy, error) {
+		return policy.Policy{
+			Uses: policy.UsesLoad, Choose: l.choose, Observer: policy.Observer{CapacityChanged: l.capacityChanged},
+		}, nil
+	})
 	return l, `{"` + name + `":{}}`
 }
 

@@ -101,10 +101,10 @@ func TestLongSessionsTakeRaysPlace(t *testing.T) {
 	for i, rep := range rs {
 		ids[i] = rep.addr
 	}
-	policytest.NewRouter(t, ring, policytest.Replicas(ids...))
+	r := policytest.NewRouter(t, ring, policytest.Replicas(ids...))
 	for i := range 20 {
 		session := fmt.Sprint(strings.Repeat("tenant/", 60), i)
-		want := ring.(interface{ Order(string, int) []string }).Order(session, 1)[0]
+		want := policytest.Route(t, r, policytest.Session(session))
 		require.Equal(t, want, where(t, client.WithSession(deadline(t), session), cc, ""))
 		require.Equal(t, want, where(t, metadata.AppendToOutgoingContext(deadline(t), "x-session-id", session), cc, ""))
 	}

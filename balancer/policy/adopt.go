@@ -115,20 +115,20 @@ func (a *Adoption) validate() error {
 		return fmt.Errorf("percentage: %v is not between 0 and 100", *a.Percentage)
 	}
 	p, err := a.NewShadow()
-	if err != nil || p == nil {
+	if err != nil {
 		return err
 	}
 	return closePolicy(p)
 }
 
-// NewShadow builds the shadow policy, nil where there is none.
+// NewShadow builds the shadow policy, the zero Policy where there is none.
 func (a *Adoption) NewShadow() (Policy, error) {
 	if a.ShadowPolicy.Name == "" {
-		return nil, nil
+		return Policy{}, nil
 	}
 	p, err := New(a.ShadowPolicy.Name, a.ShadowPolicy.Config)
 	if err != nil {
-		return nil, fmt.Errorf("shadow_%w", err)
+		return Policy{}, fmt.Errorf("shadow_%w", err)
 	}
 	return p, nil
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 )
@@ -294,8 +293,8 @@ func (c *Config) NewPolicy() (Policy, error) {
 
 // closePolicy gives back what a policy holds that was built for a check.
 func closePolicy(p Policy) error {
-	if c, ok := p.(io.Closer); ok {
-		return c.Close()
+	if p.Close == nil {
+		return nil
 	}
-	return nil
+	return p.Close()
 }

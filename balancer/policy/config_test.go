@@ -131,7 +131,7 @@ func TestNoPolicyNamed(t *testing.T) {
 	}
 	r, err := router.FromConfig(new(policy.Config), nil)
 	require.NoError(t, err)
-	require.Contains(t, fmt.Sprintf("%T", r.Policy()), "prefixaffinity.")
+	require.Equal(t, prefixaffinity.Name, r.Policy().Name)
 	require.NoError(t, r.Close())
 }
 
@@ -172,11 +172,11 @@ func TestNewRouter(t *testing.T) {
 		o = *opts
 	})
 	require.NoError(t, err)
-	require.Contains(t, fmt.Sprintf("%T", r.Policy()), "poweroftwo.")
+	require.Equal(t, poweroftwo.Name, r.Policy().Name)
 	require.Equal(t, router.Options{
-		Policy: r.Policy(), MaxOngoing: 1, MaxQueued: -1, RequestCost: 500, PrepareTimeout: 100 * time.Millisecond, Zone: "z1",
+		MaxOngoing: 1, MaxQueued: -1, RequestCost: 500, PrepareTimeout: 100 * time.Millisecond, Zone: "z1",
 	}, router.Options{
-		Policy: o.Policy, MaxOngoing: o.MaxOngoing, MaxQueued: o.MaxQueued, RequestCost: o.RequestCost, PrepareTimeout: o.PrepareTimeout, Zone: o.Zone,
+		MaxOngoing: o.MaxOngoing, MaxQueued: o.MaxQueued, RequestCost: o.RequestCost, PrepareTimeout: o.PrepareTimeout, Zone: o.Zone,
 	})
 	policytest.SetFleet(r, policytest.Fleet(1))
 	require.Equal(t, "r0", policytest.Route(t, r, &policy.Request{}))
@@ -202,12 +202,12 @@ func TestRegister(t *testing.T) {
 	require.IsIncreasing(t, policy.Names())
 	p, err := policy.New(name, nil)
 	require.NoError(t, err)
-	require.NotNil(t, p)
+	require.Equal(t, name, p.Name)
 
 	empty := fmt.Sprintf("policy_test_%d", registered.Add(1))
-	policy.Register(empty, func(json.RawMessage) (policy.Policy, error) { return nil, nil })
+	policy.Register(empty, func(json.RawMessage) (policy.Policy, error) { return policy.Policy{}, nil })
 	_, err = policy.ParseConfig([]byte(`{"policy":{"` + empty + `":{}}}`))
-	require.ErrorContains(t, err, "policy."+empty+": its factory returned neither")
+	require.ErrorContains(t, err, "policy."+empty+": it has no Choose")
 }
 
 func TestDecodeKeepsDefaults(t *testing.T) {
@@ -248,10 +248,10 @@ func FuzzParseConfig(f *testing.F) {
 // A policy that does not look at the prompt never pays for it.
 func TestUses(t *testing.T) {
 	for name, want := range map[string]policy.Uses{
-		roundrobin.Name: 0, poweroftwo.Name: 0, consistenthash.Name: policy.UsesSession | policy.SharesByKey,
+		roundrobin.Name: 0, poweroftwo.Name: policy.UsesOngoing, consistenthash.Name: policy.UsesSession | policy.SharesByKey,
 	} {
 		p, err := policy.New(name, nil)
 		require.NoError(t, err)
-		require.Equal(t, want, p.(policy.KeyUser).Uses(), name)
+		require.Equal(t, want, p.Uses, name)
 	}
 }

@@ -1,7 +1,6 @@
 package policy_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 
@@ -14,9 +13,7 @@ type leastTokens struct {
 	ForgiveTokens int `json:"forgive_tokens"`
 }
 
-func (leastTokens) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (p leastTokens) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p leastTokens) choose(q *policy.Request, v policy.View) policy.Decision {
 	var best *policy.Replica
 	for _, r := range v.Connected() {
 		if v.Available(q, r) && (best == nil || r.QueuedTokens()+p.ForgiveTokens < best.QueuedTokens()) {
@@ -33,9 +30,9 @@ func init() {
 	policy.Register("least_tokens", func(raw json.RawMessage) (policy.Policy, error) {
 		p := leastTokens{ForgiveTokens: 256}
 		if err := policy.Decode(raw, &p); err != nil {
-			return nil, err
+			return policy.Policy{}, err
 		}
-		return p, nil
+		return policy.Policy{Choose: p.choose}, nil
 	})
 }
 
@@ -50,11 +47,11 @@ func ExampleRegister() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Printf("%+v\n", rt.Policy())
+	fmt.Println(rt.Policy().Name)
 
 	_, err = policy.ParseConfig([]byte(`{"policy": {"least_tokens": {"forgive": 1}}}`))
 	fmt.Println(err)
 	// Output:
-	// {ForgiveTokens:256}
+	// least_tokens
 	// config: policy.least_tokens: unknown field "forgive"
 }

@@ -30,8 +30,7 @@ import (
 
 // A Factory builds a policy from its config, which may be empty. It is called from
 // any goroutine: once for each Router, and each time that a config is checked, where
-// what it returns is not used and is closed at once if it is an [io.Closer]. So it is
-// cheap and begins nothing that Close does not end.
+// what it returns is closed at once. So it is cheap and begins nothing that Close does not end.
 type Factory func(config json.RawMessage) (Policy, error)
 
 var registry = struct {
@@ -63,15 +62,16 @@ func New(name string, config json.RawMessage) (Policy, error) {
 	f := registry.byName[name]
 	registry.RUnlock()
 	if f == nil {
-		return nil, fmt.Errorf("policy: %q is unknown; choose one of %s", name, strings.Join(Names(), ", "))
+		return Policy{}, fmt.Errorf("policy: %q is unknown; choose one of %s", name, strings.Join(Names(), ", "))
 	}
 	p, err := f(config)
 	if err != nil {
-		return nil, fmt.Errorf("policy.%s: %w", name, err)
+		return Policy{}, fmt.Errorf("policy.%s: %w", name, err)
 	}
-	if p == nil {
-		return nil, fmt.Errorf("policy.%s: its factory returned neither a policy nor an error", name)
+	if p.Choose == nil {
+		return Policy{}, fmt.Errorf("policy.%s: it has no Choose", name)
 	}
+	p.Name = name
 	return p, nil
 }
 

@@ -1,7 +1,6 @@
 package policytest_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,7 +22,7 @@ func TestClock(t *testing.T) {
 }
 
 func TestFillReleasesTheOldest(t *testing.T) {
-	r := policytest.NewRouter(t, leastLoaded{}, policytest.Fleet(2))
+	r := policytest.NewRouter(t, leastLoaded(), policytest.Fleet(2))
 	release := policytest.Fill(t, r, "r1", 3)
 	require.Equal(t, map[string]int{"r0": 0, "r1": 3}, routertest.Ongoing(r))
 	release(2)
@@ -32,19 +31,17 @@ func TestFillReleasesTheOldest(t *testing.T) {
 }
 
 // leastLoaded is the shortest policy there is.
-type leastLoaded struct{}
-
-func (leastLoaded) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (leastLoaded) Choose(q *policy.Request, v policy.View) policy.Decision {
-	if r := v.LeastLoaded(q); r != nil {
-		return policy.To(r, policy.ReasonLeastLoaded)
-	}
-	return policy.Wait()
+func leastLoaded() policy.Policy {
+	return policy.Policy{Choose: func(q *policy.Request, v policy.View) policy.Decision {
+		if r := v.LeastLoaded(q); r != nil {
+			return policy.To(r, policy.ReasonLeastLoaded)
+		}
+		return policy.Wait()
+	}}
 }
 
 func TestConform(t *testing.T) {
-	policytest.Conform(t, func() policy.Policy { return leastLoaded{} })
+	policytest.Conform(t, leastLoaded)
 }
 
 // recorder keeps the errors of a check instead of failing the test.
@@ -64,7 +61,7 @@ func TestCheckSeesWhatIsWrong(t *testing.T) {
 	fleet[2].Draining = true
 	fleet[3].Models = []string{"other"}
 	fleet[4].Models = []string{"m"}
-	r := policytest.NewRouter(t, leastLoaded{}, fleet)
+	r := policytest.NewRouter(t, leastLoaded(), fleet)
 	policytest.Fill(t, r, "r1", 1)
 	v := r.View()
 	q := &policy.Request{Model: "m", Exclude: []string{"r4"}}

@@ -48,7 +48,7 @@ func TestConform(t *testing.T) {
 		"down":   func(string) ([]string, error) { return nil, errors.New("no route to host") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() policy.Policy { return mine(t, s) })
+			policytest.Conform(t, func() policy.Policy { return mine(t, s).Policy() })
 		})
 	}
 }
@@ -57,7 +57,7 @@ func TestConform(t *testing.T) {
 func TestFollowsTheService(t *testing.T) {
 	r := policytest.NewRouter(t, mine(t, func(session string) ([]string, error) {
 		return map[string][]string{"anna": {"r1", "r2"}}[session], nil
-	}), policytest.Bounded(policytest.Fleet(3), 1))
+	}).Policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	first := policytest.Pick(t, r, policytest.Session("anna"))
 	require.Equal(t, "r1", first.Decision.Replica.ID)
 	require.Equal(t, reasonPlaced, first.Decision.Reason)

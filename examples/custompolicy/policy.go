@@ -29,9 +29,13 @@ func init() {
 	policy.Register(Name, func(raw json.RawMessage) (policy.Policy, error) {
 		var c Config // with the defaults in it, if there were any
 		if err := policy.Decode(raw, &c); err != nil {
-			return nil, err
+			return policy.Policy{}, err
 		}
-		return New(c, http.DefaultTransport)
+		m, err := New(c, http.DefaultTransport)
+		if err != nil {
+			return policy.Policy{}, err
+		}
+		return m.Policy(), nil
 	})
 }
 
@@ -54,13 +58,20 @@ func New(c Config, transport http.RoundTripper) (*Mine, error) {
 	return &Mine{url: *u, client: http.Client{Transport: transport}}, nil
 }
 
-// Uses returns what the policy needs of a call: the session, not the prompt. CallsOut
-// gives Prepare a deadline, prepare_timeout in the config.
-func (*Mine) Uses() policy.Uses { return policy.UsesSession | policy.CallsOut }
+// Policy returns what a Router hosts. It needs the session of a call, not the prompt. CallsOut
+// gives prepare a deadline, prepare_timeout in the config.
+func (m *Mine) Policy() policy.Policy {
+	return policy.Policy{
+		Uses:    policy.UsesSession | policy.CallsOut,
+		Prepare: m.prepare,
+		Choose:  m.choose,
+		Close:   m.close,
+	}
+}
 
-// Prepare asks the service. It runs in the goroutine of the call, many at a time
+// prepare asks the service. It runs in the goroutine of the call, many at a time
 // and without any lock. An error is counted and fails no call.
-func (m *Mine) Prepare(ctx context.Context, q *policy.Request, _ policy.View) error {
+func (m *Mine) prepare(ctx context.Context, q *policy.Request, _ policy.View) error {
 	if q.Session == "" || q.Prepared != nil { // nothing to ask, or the fleet changed since we did
 		return nil
 	}
@@ -86,8 +97,8 @@ func (m *Mine) Prepare(ctx context.Context, q *policy.Request, _ policy.View) er
 	return nil
 }
 
-// Choose runs under the Router's lock: short, no waiting, no allocation.
-func (m *Mine) Choose(q *policy.Request, v policy.View) policy.Decision {
+// choose runs under the Router's lock: short, no waiting, no allocation.
+func (m *Mine) choose(q *policy.Request, v policy.View) policy.Decision {
 	order, _ := q.Prepared.([]string)
 	for place, id := range order {
 		if r := v.ByID(id); r != nil && v.Available(q, r) && !q.Tried(r) {
@@ -102,8 +113,8 @@ func (m *Mine) Choose(q *policy.Request, v policy.View) policy.Decision {
 	return policy.Wait() // all are full: for any of them
 }
 
-// Close is called once, after the last call of the other methods.
-func (m *Mine) Close() error {
+// close is called once, after the last call of the other methods.
+func (m *Mine) close() error {
 	m.client.CloseIdleConnections()
 	return nil
 }

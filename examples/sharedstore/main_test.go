@@ -26,7 +26,7 @@ import (
 func TestConform(t *testing.T) {
 	for name, store := range map[string]sharedstore.Store{"store": sharedstore.NewMemory(time.Now), "none": nil} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() policy.Policy { return &Sessions{store: store, ttl: time.Minute} })
+			policytest.Conform(t, func() policy.Policy { return (&Sessions{store: store, ttl: time.Minute}).Policy() })
 		})
 	}
 }
@@ -36,7 +36,7 @@ func TestClientsAgree(t *testing.T) {
 	store := sharedstore.NewMemory(time.Now)
 	var clients [2]*router.Router
 	for i := range clients {
-		clients[i] = policytest.NewRouter(t, &Sessions{store: store, ttl: time.Minute}, policytest.Replicas("a", "b", "c"))
+		clients[i] = policytest.NewRouter(t, (&Sessions{store: store, ttl: time.Minute}).Policy(), policytest.Replicas("a", "b", "c"))
 	}
 	first := policytest.Pick(t, clients[0], policytest.Session("anna")).Decision
 	require.Equal(t, reasonShared, first.Reason)

@@ -35,9 +35,13 @@ func init() {
 	policy.Register(Name, func(raw json.RawMessage) (policy.Policy, error) {
 		c := Config{TTL: policy.Duration(10 * time.Minute)}
 		if err := policy.Decode(raw, &c); err != nil {
-			return nil, err
+			return policy.Policy{}, err
 		}
-		return New(c)
+		s, err := New(c)
+		if err != nil {
+			return policy.Policy{}, err
+		}
+		return s.Policy(), nil
 	})
 }
 
@@ -72,12 +76,18 @@ func New(c Config) (*Sessions, error) {
 	return s, nil
 }
 
-// Uses returns what the policy needs of a call, and that Prepare calls out: it has a deadline then, and in the server
-// the store.
-func (*Sessions) Uses() policy.Uses { return policy.UsesSession | policy.CallsOut }
+// Policy returns what a Router hosts. Its prepare calls out: it has a deadline then, and in the server the store.
+func (s *Sessions) Policy() policy.Policy {
+	return policy.Policy{
+		Uses:    policy.UsesSession | policy.CallsOut,
+		Prepare: s.prepare,
+		Choose:  s.choose,
+		Close:   s.close,
+	}
+}
 
-// Prepare asks the store where the session is, and puts it somewhere if it is nowhere.
-func (s *Sessions) Prepare(ctx context.Context, q *policy.Request, v policy.View) error {
+// prepare asks the store where the session is, and puts it somewhere if it is nowhere.
+func (s *Sessions) prepare(ctx context.Context, q *policy.Request, v policy.View) error {
 	store := sharedstore.FromContext(ctx)
 	if store == nil {
 		store = s.store
@@ -128,8 +138,8 @@ func (s *Sessions) placed(e sharedstore.Entry, q *policy.Request, v policy.View)
 	return "", false // all are full: Choose will say so
 }
 
-// Choose sends the session to its replica, or anywhere for once while that is full.
-func (s *Sessions) Choose(q *policy.Request, v policy.View) policy.Decision {
+// choose sends the session to its replica, or anywhere for once while that is full.
+func (s *Sessions) choose(q *policy.Request, v policy.View) policy.Decision {
 	id, _ := q.Prepared.(string)
 	if r := v.ByID(id); r != nil && v.Available(q, r) && !q.Tried(r) {
 		return policy.To(r, reasonShared)
@@ -140,8 +150,8 @@ func (s *Sessions) Choose(q *policy.Request, v policy.View) policy.Decision {
 	return policy.Wait()
 }
 
-// Close is called once, after the last call of the other methods.
-func (s *Sessions) Close() error {
+// close is called once, after the last call of the other methods.
+func (s *Sessions) close() error {
 	if s.conn == nil {
 		return nil
 	}

@@ -25,7 +25,7 @@ func register[C any](name string, defaults func() C, build func(C) (policy.Polic
 	policy.Register(name, func(raw json.RawMessage) (policy.Policy, error) {
 		c := defaults()
 		if err := policy.Decode(raw, &c); err != nil {
-			return nil, err
+			return policy.Policy{}, err
 		}
 		return build(c)
 	})

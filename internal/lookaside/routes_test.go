@@ -11,28 +11,35 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// cutter is a policy that has the superblocks of its prompts: the tokens.
-type cutter struct{ *listener }
+// superblocks are those of a prompt: its tokens.
+type superblocks []uint32
 
-func (cutter) Uses() policy.Uses { return policy.UsesPrompt }
+func (superblocks) Hashed() *policy.Hashed { return nil }
 
-func (cutter) Choose(q *policy.Request, v policy.View) policy.Decision {
-	return policy.To(v.LeastLoaded(q), policy.ReasonLeastLoaded)
-}
-
-func (cutter) Routed(*policy.Request, policy.Decision) {}
-
-func (cutter) Superblocks(q *policy.Request, to []uint64) []uint64 {
-	for _, x := range q.Prompt.Tokens {
+func (s superblocks) Superblocks(to []uint64) ([]uint64, int) {
+	for _, x := range s {
 		to = append(to, uint64(x))
 	}
-	return to
+	return to, 1
+}
+
+// cutter is a policy that has the superblocks of its prompts.
+func cutter() policy.Policy {
+	p := (&listener{sizes: map[string]int{}}).policy()
+	p.Uses = policy.UsesPrompt
+	p.Prepare = func(_ context.Context, q *policy.Request, _ policy.View) error {
+		q.Prepared = superblocks(q.Prompt.Tokens)
+		return nil
+	}
+	p.Observer.Routed = func(*policy.Request, policy.Decision) {}
+	p.IndexStats = func() (s policy.IndexStats) { return s }
+	return p
 }
 
 // Routes are reported while the server asks for them, each once, and by the numbers that the server gave.
 func TestRoutesAreReported(t *testing.T) {
 	w, _, _ := unstarted(t)
-	r, err := router.NewRouter(router.Options{Policy: cutter{&listener{sizes: map[string]int{}}}})
+	r, err := router.NewRouter(router.Options{Policy: cutter()})
 	require.NoError(t, err)
 	require.True(t, r.SharesRoutes())
 	r.SetFleet([]router.Member{{Attributes: policy.Attributes{ID: "r2"}}})

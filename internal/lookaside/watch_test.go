@@ -1,7 +1,6 @@
 package lookaside
 
 import (
-	"context"
 	"log/slog"
 	"slices"
 	"testing"
@@ -17,21 +16,27 @@ import (
 
 // listener is a policy that takes down what it is given.
 type listener struct {
-	policy.Policy
 	changes []policy.CacheChange
 	sizes   map[string]int
 }
 
-func (*listener) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (p *listener) CacheChanged(c []policy.CacheChange) { p.changes = append(p.changes, c...) }
-
-func (p *listener) ReplicaCapacity(id string, tokens int) { p.sizes[id] = tokens }
+func (p *listener) policy() policy.Policy {
+	return policy.Policy{
+		Uses: policy.UsesLoad,
+		Choose: func(q *policy.Request, v policy.View) policy.Decision {
+			return policy.To(v.LeastLoaded(q), policy.ReasonLeastLoaded)
+		},
+		Observer: policy.Observer{
+			CacheChanged:    func(c []policy.CacheChange) { p.changes = append(p.changes, c...) },
+			CapacityChanged: func(id string, tokens int) { p.sizes[id] = tokens },
+		},
+	}
+}
 
 func newListener(t testing.TB) (*listener, *router.Router) {
 	t.Helper()
 	p := &listener{sizes: map[string]int{}}
-	r, err := router.NewRouter(router.Options{Policy: p})
+	r, err := router.NewRouter(router.Options{Policy: p.policy()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
 	return p, r

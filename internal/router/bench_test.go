@@ -15,7 +15,7 @@ func TestPickDoesNotAllocate(t *testing.T) {
 		"pick":         {},
 		"bounded":      {MaxOngoing: 4},
 		"least loaded": {Policy: choosing(leastLoaded)},
-		"observed":     {Policy: new(busy)},
+		"observed":     {Policy: new(busy).policy()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := connected(t, o, members(8)...)
@@ -35,9 +35,7 @@ func TestPickDoesNotAllocate(t *testing.T) {
 }
 
 // trivial costs next to nothing, so that the core is measured.
-type trivial struct{ choosing }
-
-func (trivial) Choose(q *policy.Request, v policy.View) policy.Decision {
+func trivial(q *policy.Request, v policy.View) policy.Decision {
 	for _, r := range v.Connected() {
 		if v.Available(q, r) {
 			return policy.To(r, "first")
@@ -47,7 +45,7 @@ func (trivial) Choose(q *policy.Request, v policy.View) policy.Decision {
 }
 
 func BenchmarkPickRelease(b *testing.B) {
-	for name, pol := range map[string]policy.Policy{"trivial": trivial{}, "least_loaded": choosing(leastLoaded)} {
+	for name, pol := range map[string]policy.Policy{"trivial": choosing(trivial), "least_loaded": choosing(leastLoaded)} {
 		b.Run(name, func(b *testing.B) {
 			r := connected(b, Options{Policy: pol}, members(8)...)
 			q, bk, ctx := new(policy.Request), new(Reservation), context.Background()
@@ -61,7 +59,7 @@ func BenchmarkPickRelease(b *testing.B) {
 }
 
 func BenchmarkPickReleaseParallel(b *testing.B) {
-	r := connected(b, Options{Policy: trivial{}}, members(8)...)
+	r := connected(b, Options{Policy: choosing(trivial)}, members(8)...)
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		q, bk, ctx := new(policy.Request), new(Reservation), context.Background()
@@ -73,7 +71,7 @@ func BenchmarkPickReleaseParallel(b *testing.B) {
 }
 
 func BenchmarkAcquireRelease(b *testing.B) {
-	r := connected(b, Options{Policy: trivial{}, MaxOngoing: 4}, members(8)...)
+	r := connected(b, Options{Policy: choosing(trivial), MaxOngoing: 4}, members(8)...)
 	q, bk, ctx := new(policy.Request), new(Reservation), context.Background()
 	b.ReportAllocs()
 	for b.Loop() {

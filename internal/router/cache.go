@@ -3,7 +3,7 @@ package router
 import "github.com/warmpath/warmpath/balancer/policy"
 
 // CacheChanged passes changes of the replicas' caches to the policy; it does nothing where the policy
-// is no [policy.CacheObserver] or the Router is closed. Ids that are not in the fleet are
+// does not observe caches or the Router is closed. Ids that are not in the fleet are
 // ignored by the policy. One goroutine at a time per replica calls it.
 func (r *Router) CacheChanged(changes []policy.CacheChange) {
 	if r.ObservesCache() && r.gate.enter() {
@@ -12,6 +12,5 @@ func (r *Router) CacheChanged(changes []policy.CacheChange) {
 	}
 }
 
-// ObservesCache reports whether the policy or its shadow is a [policy.CacheObserver]: whether
-// CacheChanged does anything.
+// ObservesCache reports whether the policy or its shadow observes caches: whether CacheChanged does anything.
 func (r *Router) ObservesCache() bool { return r.hosted.observeCache() }

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"fmt"
 	"log/slog"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -19,7 +18,7 @@ type choice struct {
 }
 
 // policy returns what decides: the policy, or Options.Plain.
-func (c choice) policy() policy.Policy { return c.r.chooser(c.q) }
+func (c choice) policy() *policy.Policy { return c.r.chooser(c.q) }
 
 // decide fills in the decision.
 func (c choice) decide() error {
@@ -37,8 +36,8 @@ func (c choice) decide() error {
 		if err := c.pinned(); err != nil {
 			return err
 		}
-		if r.own.route != nil && !q.State().Plain {
-			d.MatchedTokens = matched(r.opts.Policy, q, v, d.Replica)
+		if r.own.Routed != nil && !q.State().Plain {
+			d.MatchedTokens = matched(&r.opts.Policy, q, v, d.Replica)
 		}
 	default:
 		q.State().AnyModel = v.anyModel(q)
@@ -68,11 +67,11 @@ func (c choice) decide() error {
 func (c choice) ask() error {
 	r, q, v, d := c.r, c.q, c.v, c.d
 	p := c.policy()
-	if previewer, ok := p.(policy.Previewer); ok && q.State().Query {
-		*d = previewer.Preview(q, v)
+	if p.Preview != nil && q.State().Query {
+		*d = p.Preview(q, v)
 	} else {
 		*d = p.Choose(q, v)
-		d.State().Chosen = r.own.back != nil && d.Replica != nil && !q.State().Plain
+		d.State().Chosen = r.own.Withdrawn != nil && d.Replica != nil && !q.State().Plain
 	}
 	if d.Replica == nil || v.current(d.Replica) != d.Replica || !v.Available(q, d.Replica) {
 		picked := *d
@@ -95,7 +94,7 @@ func (c choice) corrected(picked *policy.Decision) {
 	if c.r.corrections.Add(1) == 1 {
 		slog.Warn("warmpath: the policy picks a replica that the request may not be given: "+
 			"the least loaded is taken instead; a policy picks among those that View.Available reports (logged once)",
-			"policy", fmt.Sprintf("%T", c.policy()), "replica", picked.Replica.ID)
+			"policy", c.policy().Name, "replica", picked.Replica.ID)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 // busy reads all that a policy may read without the lock, and observes.
 type busy struct{ routed, completed, inside, closed atomic.Int64 }
 
-func (p *busy) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
+func (p *busy) prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	p.inside.Add(1)
 	defer p.inside.Add(-1)
 	for _, r := range v.Connected() {
@@ -30,13 +30,21 @@ func (p *busy) Prepare(_ context.Context, q *policy.Request, v policy.View) erro
 	return nil
 }
 
-func (p *busy) Choose(q *policy.Request, v policy.View) policy.Decision { return leastOfTwo(q, v) }
-func (p *busy) Routed(*policy.Request, policy.Decision)                 { p.routed.Add(1) }
-func (p *busy) Completed(*policy.Request, policy.Decision, policy.Outcome) {
-	p.completed.Add(1)
+func (p *busy) policy() policy.Policy {
+	return policy.Policy{
+		Uses:    policy.UsesSession | policy.UsesPrompt | policy.CallsOut | policy.UsesLoad,
+		Prepare: p.prepare,
+		Choose:  leastOfTwo,
+		Observer: policy.Observer{
+			Routed:       func(*policy.Request, policy.Decision) { p.routed.Add(1) },
+			Completed:    func(*policy.Request, policy.Decision, policy.Outcome) { p.completed.Add(1) },
+			FleetChanged: func(policy.FleetChange) {},
+		},
+		Close: p.close,
+	}
 }
-func (p *busy) FleetChanged(policy.FleetChange) {}
-func (p *busy) Close() error {
+
+func (p *busy) close() error {
 	p.closed.Add(p.inside.Load() + 1)
 	return nil
 }
@@ -44,7 +52,7 @@ func (p *busy) Close() error {
 func TestManyCallersAndChurn(t *testing.T) {
 	const callers, calls, most = 64, 150, 3
 	pol := new(busy)
-	r := connected(t, Options{Policy: pol, MaxOngoing: most}, members(6)...)
+	r := connected(t, Options{Policy: pol.policy(), MaxOngoing: most}, members(6)...)
 	var ongoing, booked atomic.Int64
 	var callersDone, churnDone sync.WaitGroup
 	stop := make(chan struct{})
@@ -120,7 +128,7 @@ func TestManyCallersAndChurn(t *testing.T) {
 // The policy is closed after the last Prepare has returned, and is not called again.
 func TestCloseAmongCallers(t *testing.T) {
 	pol := new(busy)
-	r := connected(t, Options{Policy: pol, MaxOngoing: 1}, members(2)...)
+	r := connected(t, Options{Policy: pol.policy(), MaxOngoing: 1}, members(2)...)
 	var callers sync.WaitGroup
 	for range 16 {
 		callers.Go(func() {

@@ -3,7 +3,6 @@ package router
 import (
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -31,7 +30,6 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 		Policy:         p,
 		Plain:          plain,
 		Shadow:         shadow,
-		ShadowName:     full.ShadowPolicy.Name,
 		MaxOngoing:     full.MaxOngoingRequests,
 		MaxQueued:      full.MaxQueuedRequests,
 		HeadStart:      time.Duration(full.PriorityHeadStart),
@@ -72,8 +70,8 @@ func ejection(e policy.Ejection) outlier.Config {
 // closePolicies gives back what policies hold that no Router was built around.
 func closePolicies(all ...policy.Policy) (err error) {
 	for _, p := range all {
-		if c, ok := p.(io.Closer); ok {
-			err = errors.Join(err, c.Close())
+		if p.Close != nil {
+			err = errors.Join(err, p.Close())
 		}
 	}
 	return err

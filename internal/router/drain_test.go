@@ -11,11 +11,9 @@ import (
 )
 
 // bySession is a policy with an order for each session; it waits for the first.
-type bySession struct{ choosing }
+func bySession() policy.Policy { return policy.Policy{Uses: policy.UsesSession, Choose: chooseBySession} }
 
-func (bySession) Uses() policy.Uses { return policy.UsesSession }
-
-func (bySession) Choose(q *policy.Request, v policy.View) policy.Decision {
+func chooseBySession(q *policy.Request, v policy.View) policy.Decision {
 	var want []*policy.Replica
 	all := v.Replicas()
 	for i := range all {
@@ -33,7 +31,7 @@ func (bySession) Choose(q *policy.Request, v policy.View) policy.Decision {
 
 func drainingFleet(t *testing.T, grace time.Duration) *ward {
 	return newWard(t, 3, func(o *Options) {
-		o.Policy, o.DrainGrace, o.MaxOngoing = bySession{}, grace, 2
+		o.Policy, o.DrainGrace, o.MaxOngoing = bySession(), grace, 2
 	})
 }
 
@@ -164,44 +162,45 @@ func TestSessionTableIsBounded(t *testing.T) {
 }
 
 // memory is a policy that holds something for every replica until it leaves.
-type memory struct {
-	choosing
-	held map[string]int
-}
+type memory map[string]int
 
-func (m *memory) FleetChanged(c policy.FleetChange) {
-	for _, r := range c.Removed {
-		delete(m.held, r.ID)
+func (m memory) policy() policy.Policy {
+	p := choosing(firstFree)
+	p.Observer.FleetChanged = func(c policy.FleetChange) {
+		for _, r := range c.Removed {
+			delete(m, r.ID)
+		}
+		for _, r := range c.Added {
+			m[r.ID]++
+		}
 	}
-	for _, r := range c.Added {
-		m.held[r.ID]++
-	}
+	return p
 }
 
 // What is known of a replica's cache ends with its life, and not with its connection.
 func TestRestartClearsWhatIsHeld(t *testing.T) {
-	m := &memory{choosing(firstFree), map[string]int{}}
-	r := connected(t, Options{Policy: m}, members(2)...)
+	m := memory{}
+	r := connected(t, Options{Policy: m.policy()}, members(2)...)
 	ms := members(2)
 	set := func(instance string) {
-		m.held["r0"] = 10
+		m["r0"] = 10
 		ms[0].Instance = instance
 		r.SetFleet(ms)
 	}
 	set("a")
-	require.Equal(t, 10, m.held["r0"])
+	require.Equal(t, 10, m["r0"])
 	b := pick(t, r, new(policy.Request))
 	r.SetConnected("r0", false)
 	r.SetConnected("r0", true)
-	require.Equal(t, 10, m.held["r0"], "a blink")
+	require.Equal(t, 10, m["r0"], "a blink")
 	set("b")
-	require.Equal(t, map[string]int{"r0": 1, "r1": 1}, m.held)
+	require.Equal(t, memory{"r0": 1, "r1": 1}, m)
 	require.True(t, r.View().ByID("r0").Connected())
 	require.Equal(t, 1, r.View().ByID("r0").Ongoing())
 	b.Release()
 	require.Zero(t, r.View().ByID("r0").Ongoing())
 	set("")
-	require.Equal(t, 10, m.held["r0"])
+	require.Equal(t, 10, m["r0"])
 }
 
 // A replica that drains again, after its connection was down or its attributes said otherwise, keeps its sessions for as

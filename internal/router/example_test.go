@@ -11,14 +11,7 @@ import (
 
 // shortestName prefers the available replica with the shortest id, and keeps
 // requests of the session "vip" on the one called "gold".
-type shortestName struct{}
-
-// Uses tells the host that no prompt is needed: Prepare is not called.
-func (shortestName) Uses() policy.Uses { return policy.UsesSession }
-
-func (shortestName) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (shortestName) Choose(q *policy.Request, v policy.View) policy.Decision {
+func shortestName(q *policy.Request, v policy.View) policy.Decision {
 	if gold := v.ByID("gold"); gold != nil && q.Session == "vip" {
 		if !v.Available(q, gold) {
 			return policy.Wait(gold) // for this one, and no other
@@ -40,7 +33,9 @@ func (shortestName) Choose(q *policy.Request, v policy.View) policy.Decision {
 // A host tells the Router who is there and who is connected, picks, and releases
 // when the call ends.
 func Example() {
-	rt, err := router.NewRouter(router.Options{Policy: shortestName{}, MaxOngoing: 1})
+	rt, err := router.NewRouter(router.Options{
+		Policy: policy.Policy{Uses: policy.UsesSession, Choose: shortestName}, MaxOngoing: 1,
+	})
 	if err != nil {
 		panic(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // CloseTimeout is how long Router.Close waits for the policy at most.
@@ -72,11 +74,11 @@ func (g *gate) closeNow() error {
 }
 
 // closers closes what a Router was given.
-type closers []io.Closer
+type closers []func() error
 
 func (c closers) Close() (err error) {
 	for _, x := range c {
-		err = errors.Join(err, x.Close())
+		err = errors.Join(err, x())
 	}
 	return err
 }
@@ -84,10 +86,13 @@ func (c closers) Close() (err error) {
 // closerOf returns what closes the policies and the tokenizer, nil where none needs it.
 func closerOf(o Options) io.Closer {
 	var all closers
-	for _, x := range []any{o.Policy, o.Plain, o.Shadow, o.Tokenizer} {
-		if c, ok := x.(io.Closer); ok {
-			all = append(all, c)
+	for _, p := range []policy.Policy{o.Policy, o.Plain, o.Shadow} {
+		if p.Close != nil {
+			all = append(all, p.Close)
 		}
+	}
+	if c, ok := o.Tokenizer.(io.Closer); ok {
+		all = append(all, c.Close)
 	}
 	if len(all) == 0 {
 		return nil

@@ -48,9 +48,9 @@ func (r *Router) honour(q *policy.Request, id string, d policy.Decision, b *Rese
 
 // PromptHashes returns the hashed blocks of a request that was prepared, nil where the policy has made none.
 func (r *Router) PromptHashes(q *policy.Request) *policy.Hashed {
-	h, ok := r.opts.Policy.(policy.PromptHasher)
-	if !ok || q.State().Prepared != any(r) || q.Prepared == nil || q.Pin != "" {
+	b, ok := q.Prepared.(blocks)
+	if !ok || q.State().Prepared != any(r) || q.Pin != "" {
 		return nil
 	}
-	return h.PromptHashes(q)
+	return b.Hashed()
 }

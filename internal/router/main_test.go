@@ -16,11 +16,9 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // choosing is a policy made of a function; it looks at nothing else.
-type choosing func(*policy.Request, policy.View) policy.Decision
-
-func (choosing) Uses() policy.Uses                                              { return 0 }
-func (choosing) Prepare(context.Context, *policy.Request, policy.View) error    { return nil }
-func (choose choosing) Choose(q *policy.Request, v policy.View) policy.Decision { return choose(q, v) }
+func choosing(choose func(*policy.Request, policy.View) policy.Decision) policy.Policy {
+	return policy.Policy{Choose: choose}
+}
 
 // firstFree takes the first available in the fleet's order.
 func firstFree(q *policy.Request, v policy.View) policy.Decision {
@@ -66,7 +64,7 @@ func members(n int, set ...func(*Member)) []Member {
 // connected returns a Router over the members, all connected.
 func connected(t testing.TB, o Options, ms ...Member) *Router {
 	t.Helper()
-	if o.Policy == nil {
+	if o.Policy.Choose == nil {
 		o.Policy = choosing(firstFree)
 	}
 	if o.Rand == nil {

@@ -86,7 +86,7 @@ func (m *model) book(c *call) {
 // notOvertaking checks that nobody who came before a waiter that was served
 // still waits for the same replica.
 func (m *model) notOvertaking(served *call, w *waiter) {
-	if _, fickle := m.r.Policy().(*hostile); fickle {
+	if m.r.Policy().Name == "hostile" {
 		return // whom it would wait for now is not whom it would have taken then
 	}
 	for _, c := range m.live {

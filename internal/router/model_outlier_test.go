@@ -23,11 +23,11 @@ var outlierSeeds = flag.Uint64("routing.outlier-seeds", 4, "how many seeds TestM
 //	go test ./internal/router -run 'TestModelOutlier/POLICY' -routing.seed SEED
 func TestModelOutlier(t *testing.T) {
 	for name, p := range map[string]func() policy.Policy{
-		"least_loaded": func() policy.Policy { return loading{leastLoaded} },
+		"least_loaded": func() policy.Policy { return loading(leastLoaded) },
 		"least_of_two": func() policy.Policy { return choosing(leastOfTwo) },
-		"by_session":   func() policy.Policy { return bySession{} },
+		"by_session":   bySession,
 		"capricious":   func() policy.Policy { return choosing(capricious) },
-		"hostile":      func() policy.Policy { return &hostile{} },
+		"hostile":      newHostile,
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, last := *modelSeed, *modelSeed

@@ -55,9 +55,17 @@ func capricious(q *policy.Request, v policy.View) policy.Decision {
 }
 
 // remembering chooses among the replicas of the View that Prepare saw.
-type remembering struct{}
+func remembering() policy.Policy {
+	return policy.Policy{
+		Uses:    policy.UsesSession | policy.UsesPrompt | policy.CallsOut | policy.UsesLoad,
+		Prepare: remember,
+		Choose: func(q *policy.Request, v policy.View) policy.Decision {
+			return inOrder(q, v, q.Prepared.([]*policy.Replica), len(q.Session))
+		},
+	}
+}
 
-func (remembering) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
+func remember(_ context.Context, q *policy.Request, v policy.View) error {
 	q.Prepared = v.Replicas()
 	if q.ID == "bad" {
 		return errors.New("bad")
@@ -65,18 +73,12 @@ func (remembering) Prepare(_ context.Context, q *policy.Request, v policy.View) 
 	return nil
 }
 
-func (remembering) Choose(q *policy.Request, v policy.View) policy.Decision {
-	return inOrder(q, v, q.Prepared.([]*policy.Replica), len(q.Session))
-}
-
 // hostile breaks every rule that a policy may break.
 type hostile struct{ seen []*policy.Replica }
 
-func (*hostile) Uses() policy.Uses { return 0 }
+func newHostile() policy.Policy { return policy.Policy{Name: "hostile", Choose: new(hostile).choose} }
 
-func (*hostile) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (h *hostile) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (h *hostile) choose(q *policy.Request, v policy.View) policy.Decision {
 	for _, r := range v.Replicas() {
 		if !slices.Contains(h.seen, r) && len(h.seen) < 300 {
 			h.seen = append(h.seen, r) // most of them will have left

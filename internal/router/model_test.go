@@ -29,13 +29,13 @@ var (
 //	go test ./internal/router -run 'TestModel/NAME$' -routing.seed SEED -routing.steps STEPS
 func TestModel(t *testing.T) {
 	policies := map[string]func() policy.Policy{
-		"least_loaded": func() policy.Policy { return loading{leastLoaded} },
+		"least_loaded": func() policy.Policy { return loading(leastLoaded) },
 		"random":       func() policy.Policy { return choosing(anyAtRandom) },
 		"least_of_two": func() policy.Policy { return choosing(leastOfTwo) },
 		"fixed_order":  func() policy.Policy { return choosing(fixedOrder) },
-		"remembering":  func() policy.Policy { return remembering{} },
+		"remembering":  remembering,
 		"capricious":   func() policy.Policy { return choosing(capricious) },
-		"hostile":      func() policy.Policy { return &hostile{} },
+		"hostile":      newHostile,
 	}
 	for _, name := range slices.Sorted(maps.Keys(policies)) {
 		t.Run(name, func(t *testing.T) {

@@ -17,10 +17,9 @@ func naiveNext(r *Router, q *policy.Request, booked *policy.Replica, n int) (ids
 	c := *q
 	c.State().Sets = nil
 	c.Exclude = append(slices.Clone(q.Exclude), booked.ID)
-	previewer, _ := r.opts.Policy.(policy.Previewer)
 	for range n {
 		r.mu.Lock()
-		d := r.view.Load().next(&c, previewer)
+		d := r.view.Load().next(&c, &r.opts.Policy)
 		r.mu.Unlock()
 		if d.Replica == nil {
 			break
@@ -31,9 +30,9 @@ func naiveNext(r *Router, q *policy.Request, booked *policy.Replica, n int) (ids
 	return ids
 }
 
-type previewing struct{ choosing }
-
-func (p previewing) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
+func previewing(choose func(*policy.Request, policy.View) policy.Decision) policy.Policy {
+	return policy.Policy{Choose: choose, Preview: choose}
+}
 
 // Whatever a request excludes and has tried, in however long lists, whoever is next is whom the lists themselves would
 // make it, also when the fleet changes in between.
@@ -45,7 +44,7 @@ func TestLongListsAreAsShortOnes(t *testing.T) {
 			rnd.Shuffle(len(ms), func(i, j int) { ms[i], ms[j] = ms[j], ms[i] })
 			return ms[:1+rnd.IntN(len(ms))]
 		}
-		policies := []policy.Policy{choosing(leastLoaded), previewing{leastLoaded}, previewing{firstFree}}
+		policies := []policy.Policy{choosing(leastLoaded), previewing(leastLoaded), previewing(firstFree)}
 		r := connected(t, Options{Policy: policies[rnd.IntN(3)]}, some()...)
 		var kept []*Reservation
 		for range 20 {
@@ -104,7 +103,7 @@ func TestLongListsAreNotLookedThrough(t *testing.T) {
 		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
 		q.NextAttempt(&policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprintf("r%d", 40+i)}})
 	}
-	r := connected(t, Options{Policy: previewing{hidden}}, members(100)...)
+	r := connected(t, Options{Policy: previewing(hidden)}, members(100)...)
 	b := pick(t, r, q)
 	require.Equal(t, "r80", b.Decision.Replica.ID)
 	next := r.Next(q, b.Decision.Replica, 3, nil)
@@ -137,7 +136,7 @@ func BenchmarkNext(b *testing.B) {
 			"lists": func(r *Router, q *policy.Request, booked *policy.Replica) { naiveNext(r, q, booked, n) },
 		} {
 			b.Run(fmt.Sprintf("excluded=%d/%s", excluded, name), func(b *testing.B) {
-				r := connected(b, Options{Policy: previewing{leastLoaded}}, members(replicas)...)
+				r := connected(b, Options{Policy: previewing(leastLoaded)}, members(replicas)...)
 				q, bk := new(policy.Request), new(Reservation)
 				for i := range excluded {
 					q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
@@ -174,8 +173,8 @@ func TestResume(t *testing.T) {
 func TestSettle(t *testing.T) {
 	var completed []*policy.Request
 	note := func(q *policy.Request) { completed = append(completed, q) }
-	shadow := ending{choosing(leastLoaded), note}
-	r := connected(t, Options{Policy: ending{choosing(leastLoaded), note}, Shadow: shadow}, members(40)...)
+	shadow := ending(note)
+	r := connected(t, Options{Policy: ending(note), Shadow: shadow}, members(40)...)
 	q := new(policy.Request)
 	for i := range 20 {
 		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
@@ -195,10 +194,9 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// ending is a policy that notes of which requests it is told the end.
-type ending struct {
-	choosing
-	note func(*policy.Request)
+// ending is a policy that notes which requests end.
+func ending(note func(*policy.Request)) policy.Policy {
+	p := choosing(leastLoaded)
+	p.Observer.Completed = func(q *policy.Request, _ policy.Decision, _ policy.Outcome) { note(q) }
+	return p
 }
-
-func (p ending) Completed(q *policy.Request, _ policy.Decision, _ policy.Outcome) { p.note(q) }

@@ -3,16 +3,15 @@ package router
 import "github.com/warmpath/warmpath/balancer/policy"
 
 // matched returns the prompt tokens that a policy predicts to be cached on a replica that it did not choose itself, 0
-// for a policy that is no Previewer. Called with the Router's mutex held.
-func matched(p policy.Policy, q *policy.Request, v *view, r *policy.Replica) int {
-	previewer, ok := p.(policy.Previewer)
-	if !ok || q.PromptTokens == 0 {
+// for a policy that has no Preview. Called with the Router's mutex held.
+func matched(p *policy.Policy, q *policy.Request, v *view, r *policy.Replica) int {
+	if p.Preview == nil || q.PromptTokens == 0 {
 		return 0
 	}
 	only := *q
 	only.Pin, only.Allow, only.Exclude = "", []string{r.ID}, nil
 	only.State().Sets = nil
-	if d := previewer.Preview(&only, v); d.Replica == r {
+	if d := p.Preview(&only, v); d.Replica == r {
 		return d.MatchedTokens
 	}
 	return 0
@@ -21,7 +20,7 @@ func matched(p policy.Policy, q *policy.Request, v *view, r *policy.Replica) int
 // Next appends the decisions for a request that has a reservation, if that replica and
 // those before were not there: n decisions, or as many as there are available replicas
 // that it may use, best first. The order is the policy's, or Options.Plain's where that
-// decided, if it is a [Previewer], and behind that, and for any other policy, that of the
+// decided, if it has a Preview, and behind that, and for any other policy, that of the
 // loads. Nothing is reserved. A pinned request has no other replica. The cost is that of n
 // times Choose, whatever the request excludes; the Router's lock is free between two of
 // them, so that others can pick.
@@ -29,12 +28,12 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 	if q.Pin != "" || n <= 0 {
 		return to
 	}
-	previewer, _ := r.chooser(q).(policy.Previewer)
+	p := r.chooser(q)
 	own := q.Exclude
 	q.Exclude, q.State().Sets = append(append(make([]string, 0, len(own)+n+1), own...), booked.ID), nil
 	defer func() { q.Exclude, q.State().Sets = own, nil }()
 	for range n {
-		d := r.next(q, previewer)
+		d := r.next(q, p)
 		if d.Replica == nil {
 			break
 		}
@@ -45,7 +44,7 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 }
 
 // next returns a decision without replica if none is available.
-func (r *Router) next(q *policy.Request, previewer policy.Previewer) policy.Decision {
+func (r *Router) next(q *policy.Request, p *policy.Policy) policy.Decision {
 	r.view.Load().narrow(q)
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
@@ -54,14 +53,14 @@ func (r *Router) next(q *policy.Request, previewer policy.Previewer) policy.Deci
 	}
 	v := r.view.Load()
 	v.narrow(q) // for a fleet that has changed since
-	return v.next(q, previewer)
+	return v.next(q, p)
 }
 
 // next returns a decision without replica if none is available. Called with the
 // Router's mutex held.
-func (v *view) next(q *policy.Request, previewer policy.Previewer) policy.Decision {
-	if previewer != nil {
-		d := previewer.Preview(q, v)
+func (v *view) next(q *policy.Request, p *policy.Policy) policy.Decision {
+	if p.Preview != nil {
+		d := p.Preview(q, v)
 		if d.Replica != nil {
 			d.Replica = v.current(d.Replica)
 		}

@@ -9,15 +9,13 @@ import (
 	"github.com/warmpath/warmpath/internal/outlier"
 )
 
-// Options configure a Router. Only Policy is needed.
+// Options configure a Router. Only Policy is needed. A policy without Choose is none.
 type Options struct {
 	Policy policy.Policy
-	// Plain decides for the requests that a Rollout keeps from Policy; nil = there can be no Rollout. It observes nothing.
+	// Plain decides for the requests that a Rollout keeps from Policy; none = there can be no Rollout. It observes nothing.
 	Plain policy.Policy
-	// Shadow decides on every request too, and is not obeyed: it is counted. It learns where requests really went. nil =
-	// none.
-	Shadow     policy.Policy
-	ShadowName string // for logs and metrics
+	// Shadow decides on every request too, and is not obeyed: it is counted. It learns where requests really went.
+	Shadow policy.Policy
 	// Tokenizer gives prompts of text their token ids before the policy sees them;
 	// nil = they stay text. The Router closes it if it is an io.Closer.
 	Tokenizer Tokenizer

@@ -51,12 +51,9 @@ func TestSlowStart(t *testing.T) {
 	require.Equal(t, outlier.Healthy, w.condition("r1"), "all are back together")
 }
 
-// byKey gives replicas the requests of their keys.
-type byKey struct{ choosing }
-
 // Where a replica gets the requests of its keys, holding some back would move them twice.
 func TestNoSlowStartByKey(t *testing.T) {
-	w := newWard(t, 4, func(o *Options) { o.Policy = byKey{leastLoaded} })
+	w := newWard(t, 4, func(o *Options) { o.Policy = policy.Policy{Uses: policy.SharesByKey, Choose: leastLoaded} })
 	w.pass(time.Minute)
 	w.SetFleet(members(5))
 	w.SetConnected("r4", true)

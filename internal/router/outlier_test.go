@@ -147,12 +147,10 @@ func TestNobodyElse(t *testing.T) {
 	require.Equal(t, "r0", b.Decision.Replica.ID)
 }
 
-func (byKey) Uses() policy.Uses { return policy.SharesByKey }
-
 // Quick picks obey, and take no lock again once all are well.
 func TestQuickPicksAndHealth(t *testing.T) {
 	now := time.Unix(0, 0)
-	r, err := NewRouter(Options{Policy: quickFirst{}, Ejection: outlier.Default(), Now: func() time.Time { return now }})
+	r, err := NewRouter(Options{Policy: quickFirst(), Ejection: outlier.Default(), Now: func() time.Time { return now }})
 	require.NoError(t, err)
 	r.SetFleet(members(3))
 	connectAll(r)
@@ -179,12 +177,11 @@ func TestQuickPicksAndHealth(t *testing.T) {
 	}
 }
 
-type quickFirst struct{ choosing }
-
-func (quickFirst) Choose(q *policy.Request, v policy.View) policy.Decision { return firstFree(q, v) }
-
-func (quickFirst) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	return v.Connected()[0], "first"
+// quickFirst is a policy that picks the first, with and without the lock.
+func quickFirst() policy.Policy {
+	return policy.Policy{Choose: firstFree, ChooseQuick: func(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+		return v.Connected()[0], "first"
+	}}
 }
 
 // A replica that leaves, or is another than before, is not what is known of it.

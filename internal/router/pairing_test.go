@@ -1,7 +1,6 @@
 package router
 
 import (
-	"context"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -19,18 +18,18 @@ type pairing struct {
 	ends  int
 }
 
-func (p *pairing) Uses() policy.Uses { return policy.UsesSession }
+func (p *pairing) policy() policy.Policy {
+	return policy.Policy{
+		Uses: policy.UsesSession, Choose: firstFree, Observer: policy.Observer{Routed: p.routed, Completed: p.completed},
+	}
+}
 
-func (p *pairing) Prepare(_ context.Context, q *policy.Request, v policy.View) error { return nil }
-
-func (p *pairing) Choose(q *policy.Request, v policy.View) policy.Decision { return firstFree(q, v) }
-
-func (p *pairing) Routed(q *policy.Request, d policy.Decision) {
+func (p *pairing) routed(q *policy.Request, d policy.Decision) {
 	p.under[q]++
 	require.Equal(p.t, 1, p.under[q])
 }
 
-func (p *pairing) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
+func (p *pairing) completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	p.under[q]--
 	p.ends++
 	require.Zero(p.t, p.under[q], "the end of a route that it was not told of")
@@ -42,7 +41,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		pol, shadow := &pairing{t: t, under: map[*policy.Request]int{}}, &pairing{t: t, under: map[*policy.Request]int{}}
-		r := connected(t, Options{Policy: pol, Plain: choosing(leastLoaded), Shadow: shadow}, members(3)...)
+		r := connected(t, Options{Policy: pol.policy(), Plain: choosing(leastLoaded), Shadow: shadow.policy()}, members(3)...)
 		type call struct {
 			q *policy.Request
 			b *Reservation

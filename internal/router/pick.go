@@ -19,8 +19,8 @@ func (r *Router) Pick(ctx context.Context, q *policy.Request, b *Reservation) er
 	return nil
 }
 
-// Query is Pick for a request that is not sent: it reserves, and leaves no trace in the policy if that is a
-// [Previewer].
+// Query is Pick for a request that is not sent: it reserves, and leaves no trace in the policy if that has a
+// Preview.
 func (r *Router) Query(ctx context.Context, q *policy.Request, b *Reservation) error {
 	return r.query(ctx, q, b, true)
 }
@@ -102,7 +102,7 @@ func (r *Router) reserve(q *policy.Request, v *view, b *Reservation, now time.Ti
 // takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.
 func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	s, x := r.shadow, shadowOf(q)
-	shades := s != nil && s.back != nil && x != nil && x.decided && x.decision.Replica != nil
+	shades := s != nil && s.Withdrawn != nil && x != nil && x.decided && x.decision.Replica != nil
 	if !d.State().Chosen && !shades {
 		return
 	}
@@ -111,7 +111,7 @@ func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	r.withdrawn(q, d)
 	if shades {
 		x.decided = false
-		s.back.Withdrawn(&x.request, x.decision)
+		s.Withdrawn(&x.request, x.decision)
 	}
 }
 
@@ -119,7 +119,7 @@ func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 func (r *Router) withdrawn(q *policy.Request, d *policy.Decision) {
 	if d.State().Chosen {
 		d.State().Chosen = false
-		r.own.back.Withdrawn(q, *d)
+		r.own.Withdrawn(q, *d)
 	}
 }
 

@@ -21,45 +21,27 @@ type watching struct {
 	closes    int
 }
 
-func (p *watching) Uses() policy.Uses { return p.uses }
-
-func (p *watching) Prepare(ctx context.Context, q *policy.Request, v policy.View) error {
-	return p.prepare(ctx, q, v)
-}
-
-func (p *watching) Choose(q *policy.Request, v policy.View) policy.Decision { return firstFree(q, v) }
-
-func (p *watching) FleetChanged(c policy.FleetChange) {
-	if p.changed != nil {
-		p.changed(c)
+func (p *watching) policy() policy.Policy {
+	return policy.Policy{
+		Uses: p.uses, Prepare: p.prepare, Choose: firstFree,
+		Observer: policy.Observer{FleetChanged: p.changed, Routed: p.routed, Completed: p.completed},
+		Close: func() error {
+			p.closes++
+			return errors.New("stuck")
+		},
 	}
-}
-
-func (p *watching) Routed(q *policy.Request, d policy.Decision) {
-	if p.routed != nil {
-		p.routed(q, d)
-	}
-}
-
-func (p *watching) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
-	p.completed(q, d, o)
-}
-
-func (p *watching) Close() error {
-	p.closes++
-	return errors.New("stuck")
 }
 
 func TestUses(t *testing.T) {
-	require.Equal(t, policy.UsesSession|policy.UsesPrompt|policy.CallsOut|policy.UsesLoad, connected(t, Options{Policy: remembering{}}).Uses())
-	for uses, c := range map[policy.Uses]struct{ prepared, deadline bool }{
-		0: {}, policy.UsesSession: {}, policy.UsesPrompt: {true, false},
-		policy.CallsOut: {true, true}, policy.UsesPrompt | policy.CallsOut: {true, true},
+	require.Zero(t, connected(t, Options{}).Uses())
+	for uses, want := range map[policy.Uses]bool{
+		0: false, policy.UsesSession: false, policy.UsesPrompt: false,
+		policy.CallsOut: true, policy.UsesPrompt | policy.CallsOut: true,
 	} {
 		prepared, deadline := false, false
-		r := connected(t, Options{PrepareTimeout: time.Hour, Policy: &watching{
-			uses: uses,
-			prepare: func(ctx context.Context, q *policy.Request, v policy.View) error {
+		r := connected(t, Options{PrepareTimeout: time.Hour, Policy: policy.Policy{
+			Uses: uses, Choose: firstFree,
+			Prepare: func(ctx context.Context, q *policy.Request, v policy.View) error {
 				end, ok := ctx.Deadline()
 				prepared, deadline = true, ok && time.Until(end) > time.Minute
 				return nil
@@ -67,14 +49,15 @@ func TestUses(t *testing.T) {
 		}}, members(1)...)
 		require.Equal(t, uses, r.Uses())
 		pick(t, r, new(policy.Request))
-		require.Equal(t, c, struct{ prepared, deadline bool }{prepared, deadline}, "%b", uses)
+		require.True(t, prepared)
+		require.Equal(t, want, deadline, "%b", uses)
 	}
 }
 
 func TestPrepareTimeout(t *testing.T) {
-	r := connected(t, Options{PrepareTimeout: time.Millisecond, Policy: &watching{
-		uses: policy.CallsOut,
-		prepare: func(ctx context.Context, q *policy.Request, v policy.View) error {
+	r := connected(t, Options{PrepareTimeout: time.Millisecond, Policy: policy.Policy{
+		Uses: policy.CallsOut, Choose: firstFree,
+		Prepare: func(ctx context.Context, q *policy.Request, v policy.View) error {
 			<-ctx.Done()
 			return ctx.Err()
 		},
@@ -86,8 +69,8 @@ func TestPrepareTimeout(t *testing.T) {
 func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 	var prepared []any
 	var during func()
-	pol := func(name string) *watching {
-		return &watching{uses: policy.UsesPrompt, prepare: func(_ context.Context, q *policy.Request, v policy.View) error {
+	pol := func(name string) policy.Policy {
+		return policy.Policy{Uses: policy.UsesPrompt, Choose: firstFree, Prepare: func(_ context.Context, q *policy.Request, v policy.View) error {
 			require.True(t, v.Available(q, v.Replicas()[0]), "a model that nobody declares filters nothing here either")
 			prepared = append(prepared, q.Prepared)
 			q.Prepared = name
@@ -95,7 +78,7 @@ func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 				during()
 			}
 			return nil
-		}}
+		}, Observer: policy.Observer{Routed: func(*policy.Request, policy.Decision) {}}}
 	}
 	r := connected(t, Options{Policy: pol("one")}, member("a", models("m")))
 	q := &policy.Request{Model: "unknown"}
@@ -147,7 +130,7 @@ func TestObservers(t *testing.T) {
 			completed = append(completed, d)
 		},
 	}
-	r = connected(t, Options{Policy: pol, MaxOngoing: 1}, members(1)...)
+	r = connected(t, Options{Policy: pol.policy(), MaxOngoing: 1}, members(1)...)
 	require.True(t, r.Observes())
 	require.False(t, connected(t, Options{}).Observes())
 

@@ -6,8 +6,8 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// PickQuick picks and reserves a plain request without the lock if the policy is a
-// QuickChooser, and reports whether it did. The bound of a replica is kept
+// PickQuick picks and reserves a plain request without the lock if the policy has a
+// ChooseQuick, and reports whether it did. The bound of a replica is kept
 // exactly, and the reservation counts at once for every other pick; only of two
 // picks at the very same moment neither need see the other. The host ends the
 // reservation with ReleaseQuick, exactly once; it has no prefill share, and observers
@@ -17,7 +17,7 @@ func (r *Router) PickQuick(q *policy.Request) (*policy.Replica, policy.Reason, b
 	if r.quick == nil || r.shared.slow.Load() != 0 || !plain(q) {
 		return nil, "", false
 	}
-	rep, why := r.quick.ChooseQuick(q, r.view.Load())
+	rep, why := r.quick(q, r.view.Load())
 	if rep == nil || !rep.State().Take() {
 		return nil, "", false
 	}

@@ -15,23 +15,23 @@ import (
 )
 
 // twoQuick is power of two choices with and without the lock.
-type twoQuick struct{}
-
-func (twoQuick) Uses() policy.Uses                                           { return 0 }
-func (twoQuick) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-func (twoQuick) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	return v.QuickLeastOfTwo(), policy.ReasonLeastOfTwo
-}
-func (twoQuick) Choose(q *policy.Request, v policy.View) policy.Decision {
-	if r := v.LeastOfTwo(q); r != nil {
-		return policy.To(r, policy.ReasonLeastOfTwo)
+func twoQuick() policy.Policy {
+	return policy.Policy{
+		ChooseQuick: func(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+			return v.QuickLeastOfTwo(), policy.ReasonLeastOfTwo
+		},
+		Choose: func(q *policy.Request, v policy.View) policy.Decision {
+			if r := v.LeastOfTwo(q); r != nil {
+				return policy.To(r, policy.ReasonLeastOfTwo)
+			}
+			return policy.Wait()
+		},
 	}
-	return policy.Wait()
 }
 
 func quickRouter(t testing.TB, n, most int) *Router {
 	t.Helper()
-	r, err := NewRouter(Options{Policy: twoQuick{}, MaxOngoing: most})
+	r, err := NewRouter(Options{Policy: twoQuick(), MaxOngoing: most})
 	require.NoError(t, err)
 	var members []Member
 	for i := range n {

@@ -78,9 +78,9 @@ func leastWork(q *policy.Request, v policy.View) policy.Decision {
 }
 
 // loading is a policy made of a function that looks at load.
-type loading struct{ choosing }
-
-func (loading) Uses() policy.Uses { return policy.UsesLoad }
+func loading(choose func(*policy.Request, policy.View) policy.Decision) policy.Policy {
+	return policy.Policy{Uses: policy.UsesLoad, Choose: choose}
+}
 
 func newFleetRun(t *testing.T, seed uint64, clients int, speeds []float64, change func(*Options), ms ...Member) *fleetRun {
 	f := &fleetRun{rnd: rand.New(rand.NewPCG(seed, 5))}
@@ -91,7 +91,7 @@ func newFleetRun(t *testing.T, seed uint64, clients int, speeds []float64, chang
 		ms = members(len(speeds))
 	}
 	for i := range clients {
-		o := Options{Policy: loading{leastWork}, Rand: rand.New(rand.NewPCG(seed, uint64(i)))}
+		o := Options{Policy: loading(leastWork), Rand: rand.New(rand.NewPCG(seed, uint64(i)))}
 		if change != nil {
 			change(&o)
 		}
@@ -248,7 +248,7 @@ func slowFirst(by float64) func(*policy.Replica, int) time.Duration {
 
 func TestRatesAreLearnedAndForgotten(t *testing.T) {
 	equal := repeat(4, 1)
-	r := connected(t, Options{Policy: loading{leastLoaded}}, members(4)...)
+	r := connected(t, Options{Policy: loading(leastLoaded)}, members(4)...)
 	require.True(t, r.Observes())
 	feed(t, r, paceSamples-1, slowFirst(2))
 	require.Equal(t, equal, ratesOf(r), "too early to judge")
@@ -277,7 +277,7 @@ func TestRatesAreLearnedAndForgotten(t *testing.T) {
 func TestWorkIsNoFault(t *testing.T) {
 	for name, perToken := range map[string]time.Duration{"as work": time.Millisecond, "whatever the work": 0} {
 		t.Run(name, func(t *testing.T) {
-			r := connected(t, Options{Policy: loading{leastLoaded}}, members(4)...)
+			r := connected(t, Options{Policy: loading(leastLoaded)}, members(4)...)
 			for i := range 400 {
 				for _, rep := range r.View().Replicas() {
 					q := &policy.Request{PromptTokens: (rep.Index() + 1) * 500 * (1 + i%4), Pin: rep.ID}
@@ -309,8 +309,8 @@ func TestUncached(t *testing.T) {
 
 // Calls that say nothing of speed teach nothing.
 func TestNothingToLearn(t *testing.T) {
-	r := connected(t, Options{Policy: loading{leastLoaded}}, members(2)...)
-	fixed := connected(t, Options{Policy: loading{leastLoaded}, FixedRates: true}, members(2)...)
+	r := connected(t, Options{Policy: loading(leastLoaded)}, members(2)...)
+	fixed := connected(t, Options{Policy: loading(leastLoaded), FixedRates: true}, members(2)...)
 	blind := connected(t, Options{}, members(2)...)
 	require.False(t, fixed.Observes())
 	require.False(t, blind.Observes())
@@ -342,7 +342,7 @@ func TestNothingToLearn(t *testing.T) {
 
 // Rates may change under bookings.
 func TestRatesUnderBookings(t *testing.T) {
-	r := connected(t, Options{Policy: loading{leastLoaded}}, members(3)...)
+	r := connected(t, Options{Policy: loading(leastLoaded)}, members(3)...)
 	held := pick(t, r, &policy.Request{PromptTokens: 5000})
 	feed(t, r, 200, slowFirst(4))
 	require.NotEqual(t, 1.0, r.View().ByID("r0").Rate())
@@ -352,7 +352,7 @@ func TestRatesUnderBookings(t *testing.T) {
 }
 
 func BenchmarkLearn(b *testing.B) {
-	r := connected(b, Options{Policy: loading{leastLoaded}}, members(64)...)
+	r := connected(b, Options{Policy: loading(leastLoaded)}, members(64)...)
 	q := &policy.Request{PromptTokens: 1000}
 	o := policy.Outcome{FirstMessage: time.Second, Usage: policy.NoUsage}
 	d := policy.To(r.View().ByID("r0"), "")

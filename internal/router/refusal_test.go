@@ -15,7 +15,7 @@ var said = ReplicaReport{Ongoing: 5, QueuedTokens: -1}
 // A replica that said it is full is not picked while others are free, whatever the
 // policy, and is again after its time, with nothing left of it.
 func TestRefusedIsPassedOver(t *testing.T) {
-	for name, p := range map[string]policy.Policy{"first": choosing(firstFree), "two": choosing(leastOfTwo), "load": loading{leastLoaded}} {
+	for name, p := range map[string]policy.Policy{"first": choosing(firstFree), "two": choosing(leastOfTwo), "load": loading(leastLoaded)} {
 		t.Run(name, func(t *testing.T) {
 			c := newManual()
 			r := connected(t, c.options(Options{Policy: p}), members(3)...)
@@ -156,7 +156,7 @@ func TestRefusedAndTheFleet(t *testing.T) {
 }
 
 func TestRefusedQuick(t *testing.T) {
-	r, err := NewRouter(Options{Policy: quickTwo{choosing(leastOfTwo)}})
+	r, err := NewRouter(Options{Policy: twoQuick()})
 	require.NoError(t, err)
 	r.SetFleet(members(4))
 	connectAll(r)
@@ -174,13 +174,6 @@ func TestRefusedQuick(t *testing.T) {
 		r.RefusedQuick(rep, said)
 		require.Zero(t, rep.Ongoing())
 	}
-}
-
-type quickTwo struct{ policy.Policy }
-
-func (quickTwo) Uses() policy.Uses { return 0 }
-func (quickTwo) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	return v.QuickLeastOfTwo(), policy.ReasonLeastOfTwo
 }
 
 // Routers of many clients at one replica that takes ten: whoever gets in, all are

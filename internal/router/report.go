@@ -60,7 +60,7 @@ func (r *Router) Report(id string, report ReplicaReport) {
 }
 
 // TakesReports reports whether Report does anything.
-func (r *Router) TakesReports() bool { return r.takesLoad || r.own.size != nil }
+func (r *Router) TakesReports() bool { return r.takesLoad || r.own.CapacityChanged != nil }
 
 // expire drops the reports that are too old. Called with mu held, at a pick, if there
 // are any.
@@ -100,6 +100,6 @@ func (r *Router) ReplicaCapacity(id string, kvTokens int) {
 	}
 	if r.gate.enter() {
 		defer r.gate.leave()
-		r.hosted.replicaCapacity(id, kvTokens)
+		r.hosted.capacityChanged(id, kvTokens)
 	}
 }

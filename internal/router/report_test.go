@@ -24,7 +24,7 @@ func foreignOf(r *Router, id string) [2]int64 {
 
 func TestReport(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
-	r := connected(t, Options{Policy: loading{leastLoaded}, RequestCost: 100, Now: c.Now}, members(2)...)
+	r := connected(t, Options{Policy: loading(leastLoaded), RequestCost: 100, Now: c.Now}, members(2)...)
 	v := r.View()
 	own := pick(t, r, &policy.Request{PromptTokens: 400, Pin: "r0"})
 
@@ -46,7 +46,7 @@ func TestReport(t *testing.T) {
 // Of a report and a broadcast the later counts; a report for a time only.
 func TestReportsExpire(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
-	r := connected(t, Options{Policy: loading{leastLoaded}, ReportTTL: time.Second, Now: c.Now}, members(3)...)
+	r := connected(t, Options{Policy: loading(leastLoaded), ReportTTL: time.Second, Now: c.Now}, members(3)...)
 	look := func() {
 		t.Helper()
 		pick(t, r, &policy.Request{}).Release()
@@ -93,35 +93,29 @@ func TestReportsExpire(t *testing.T) {
 	require.Empty(t, r.reports)
 }
 
-// sized is a policy that looks at no load and wants to know how large caches are.
-type sized struct {
-	choosing
-	sizes map[string]int
-}
-
-func (s sized) ReplicaCapacity(id string, kvTokens int) { s.sizes[id] = kvTokens }
-
 func TestReplicaCapacity(t *testing.T) {
-	s := sized{firstFree, map[string]int{}}
-	r := connected(t, Options{Policy: s}, members(2)...)
+	sizes := map[string]int{}
+	p := choosing(firstFree) // looks at no load
+	p.Observer.CapacityChanged = func(id string, kvTokens int) { sizes[id] = kvTokens }
+	r := connected(t, Options{Policy: p}, members(2)...)
 	require.True(t, r.TakesReports())
 	require.Zero(t, r.View().ByID("r0").KVTokens())
 	r.Report("r0", ReplicaReport{Ongoing: 3, KVTokens: 1000})
-	require.Equal(t, map[string]int{"r0": 1000}, s.sizes)
+	require.Equal(t, map[string]int{"r0": 1000}, sizes)
 	require.Equal(t, 1000, r.View().ByID("r0").KVTokens())
 	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r0"), "the policy does not look at load")
-	clear(s.sizes)
+	clear(sizes)
 	r.ReplicaCapacity("r0", 1000)
 	r.ReplicaCapacity("r1", 0)
 	r.ReplicaCapacity("nobody", 5)
-	require.Empty(t, s.sizes, "no news")
+	require.Empty(t, sizes, "no news")
 	r.ReplicaCapacity("r0", 2000)
-	require.Equal(t, map[string]int{"r0": 2000}, s.sizes)
+	require.Equal(t, map[string]int{"r0": 2000}, sizes)
 	require.False(t, connected(t, Options{}, members(1)...).TakesReports())
 }
 
 func TestReportConcurrently(t *testing.T) {
-	r := connected(t, Options{Policy: loading{leastLoaded}, Now: time.Now}, members(4)...)
+	r := connected(t, Options{Policy: loading(leastLoaded), Now: time.Now}, members(4)...)
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
@@ -144,7 +138,7 @@ func TestReportConcurrently(t *testing.T) {
 }
 
 func TestReportDoesNotAllocate(t *testing.T) {
-	r := connected(t, Options{Policy: loading{leastLoaded}, Now: time.Now}, members(3)...)
+	r := connected(t, Options{Policy: loading(leastLoaded), Now: time.Now}, members(3)...)
 	r.Report("r0", ReplicaReport{Ongoing: 1})
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		r.Report("r0", ReplicaReport{Ongoing: 2, QueuedTokens: 7, KVTokens: 9})
@@ -172,7 +166,7 @@ func TestRanks(t *testing.T) {
 // What is remembered of reports is bounded by the fleet, however often they and what others tell overtake each other.
 func TestReportsAreBounded(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
-	r := connected(t, Options{Policy: loading{leastLoaded}, Now: c.Now}, members(2)...)
+	r := connected(t, Options{Policy: loading(leastLoaded), Now: c.Now}, members(2)...)
 	for i := range 1000 {
 		r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: i}, {ID: "r1", Ongoing: i}})
 		r.Report("r0", ReplicaReport{Ongoing: i, QueuedTokens: -1})

@@ -50,7 +50,7 @@ func (o *rollout) decides(q *policy.Request) bool {
 
 // SetRollout puts a rollout into force, on picks that begin. The state of the policy stays.
 func (r *Router) SetRollout(t policy.Rollout) error {
-	if r.opts.Plain == nil && partial(t) {
+	if r.opts.Plain.Choose == nil && partial(t) {
 		return errNoPlain
 	}
 	r.rollout.set(t)
@@ -82,9 +82,9 @@ func draw(q *policy.Request) float64 {
 }
 
 // chooser returns what decides for a request in the choice under way.
-func (r *Router) chooser(q *policy.Request) policy.Policy {
+func (r *Router) chooser(q *policy.Request) *policy.Policy {
 	if q.State().Plain {
-		return r.opts.Plain
+		return &r.opts.Plain
 	}
-	return r.opts.Policy
+	return &r.opts.Policy
 }

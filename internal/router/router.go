@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"errors"
-	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +19,7 @@ type Router struct {
 	callsOut   bool
 	takesLoad  bool      // reports of it
 	learns     bool      // rates
-	own        observers // of the policy
+	own        policy.Observer // of the policy
 	hosted     hosted
 	gate       gate
 	prepErrors atomic.Int64
@@ -51,17 +50,17 @@ type Router struct {
 	seenChanges atomic.Uint64     // of its Version, what is in force; written with mu held
 	seenFreed   uint64
 
-	quick    policy.QuickChooser // what picks without mu, or nil
+	quick    func(*policy.Request, policy.View) (*policy.Replica, policy.Reason) // what picks without mu, or nil
 	rates    rates
 	sessions *sessions // nil where no replica keeps its sessions while it drains
 }
 
 // NewRouter returns a Router over an empty fleet.
 func NewRouter(o Options) (*Router, error) {
-	if o.Policy == nil {
-		return nil, errors.New("router: Options.Policy is nil")
+	if o.Policy.Choose == nil {
+		return nil, errors.New("router: Options.Policy has no Choose")
 	}
-	quick, _ := o.Policy.(policy.QuickChooser)
+	quick := o.Policy.ChooseQuick
 	if o.Rand != nil { // quick picks do not draw from it
 		quick = nil
 	}
@@ -70,15 +69,14 @@ func NewRouter(o Options) (*Router, error) {
 		opts:     o,
 		shared:   &shared{requestCost: o.RequestCost, rand: o.Rand, now: o.Now},
 		departed: make(map[string]*live),
-		shadow:   newShadow(o.Shadow, o.ShadowName),
+		shadow:   newShadow(o.Shadow),
 	}
 	uses := r.Uses()
-	r.prepares = uses&(policy.UsesPrompt|policy.CallsOut) != 0
+	r.prepares = o.Policy.Prepare != nil || o.Shadow.Prepare != nil
 	r.callsOut = uses&policy.CallsOut != 0
-	_, reads := o.Policy.(policy.OngoingReader)
-	r.takesLoad = reads || uses&policy.UsesLoad != 0
+	r.takesLoad = uses&(policy.UsesLoad|policy.UsesOngoing) != 0
 	r.learns = uses&policy.UsesLoad != 0 && !o.FixedRates
-	if usesOf(o.Policy)&policy.SharesByKey != 0 {
+	if o.Policy.Uses&policy.SharesByKey != 0 {
 		r.opts.Ejection.SlowStart = 0
 	}
 	r.outliers = outlier.New(r.opts.Ejection, o.Now)
@@ -90,14 +88,14 @@ func NewRouter(o Options) (*Router, error) {
 	if uses&policy.UsesPrompt != 0 {
 		r.tokens.tokenizer = o.Tokenizer
 	}
-	r.own = observersOf(o.Policy)
+	r.own = o.Policy.Observer
 	r.hosted = hosted{&r.own}
 	if r.shadow != nil {
-		r.hosted = append(r.hosted, &r.shadow.observers)
+		r.hosted = append(r.hosted, &r.shadow.Observer)
 	}
-	r.routes.reporter, _ = o.Policy.(policy.SuperblockReporter)
+	r.routes.index = o.Policy.IndexStats != nil
 	r.gate.closer = closerOf(o)
-	if _, closes := o.Policy.(io.Closer); r.own.route == nil && r.own.end == nil && !closes && o.Shadow == nil {
+	if r.own.Routed == nil && r.own.Completed == nil && o.Policy.Close == nil && r.shadow == nil {
 		r.quick = quick
 	}
 	r.view.Store(&view{fleet: &membership{byID: map[string]*policy.Replica{}}, shared: r.shared})
@@ -112,9 +110,9 @@ func (r *Router) Uses() policy.Uses {
 	if r.rollout.off.Load() {
 		return 0
 	}
-	uses := usesOf(r.opts.Policy)
+	uses := r.opts.Policy.Uses
 	if r.shadow != nil {
-		uses |= usesOf(r.shadow.policy)
+		uses |= r.shadow.policy.Uses
 	}
 	if r.rollout.sharing.Load() {
 		uses |= policy.UsesSession
@@ -122,17 +120,10 @@ func (r *Router) Uses() policy.Uses {
 	return uses
 }
 
-func usesOf(p policy.Policy) policy.Uses {
-	if k, ok := p.(policy.KeyUser); ok {
-		return k.Uses()
-	}
-	return policy.UsesSession | policy.UsesPrompt | policy.CallsOut | policy.UsesLoad
-}
-
 // Observes reports whether how calls end is of use: whether Complete
 // does anything.
 func (r *Router) Observes() bool {
-	return r.own.end != nil || r.own.back != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
+	return r.own.Completed != nil || r.own.Withdrawn != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
 }
 
 // Corrections returns how often the policy picked a replica that the request may not be given, whether or not it waits.
@@ -174,7 +165,7 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
 		defer cancel()
 	}
-	if decides && (q.Pin == "" || r.own.route != nil) {
+	if decides && r.opts.Policy.Prepare != nil && (q.Pin == "" || r.own.Routed != nil) {
 		if err := r.opts.Policy.Prepare(ctx, q, v); err != nil {
 			r.prepErrors.Add(1)
 		}
@@ -187,7 +178,7 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 
 // needsPrepare reports whether a request is prepared. One that is pinned is where its route is observed.
 func (r *Router) needsPrepare(q *policy.Request) bool {
-	return r.prepares && (q.Pin == "" || r.own.route != nil || r.shades() && r.shadow.route != nil)
+	return r.prepares && (q.Pin == "" || r.own.Routed != nil || r.shades() && r.shadow.Routed != nil)
 }
 
 func (r *Router) prepared(q *policy.Request, v *view) bool {
@@ -227,12 +218,12 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	if o.Prefilled() {
 		r.routes.share(&d, d.State().Route)
 	}
-	if r.own.end == nil && r.shadow == nil || d.Replica == nil || !r.gate.enter() {
+	if r.own.Completed == nil && r.shadow == nil || d.Replica == nil || !r.gate.enter() {
 		return
 	}
 	defer r.gate.leave()
-	if r.own.end != nil && d.State().Observed {
-		r.own.end.Completed(q, d, o)
+	if r.own.Completed != nil && d.State().Observed {
+		r.own.Completed(q, d, o)
 	}
 	if r.shadow != nil {
 		r.shadow.completed(q, o)
@@ -244,7 +235,7 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 		r.sessions.note(q.Session, liveOf(b.Decision.Replica))
 	}
 	sink := r.routes.sink.Load()
-	if r.own.route == nil && r.own.end == nil && r.shadow == nil && sink == nil || !r.gate.enter() {
+	if r.own.Routed == nil && r.own.Completed == nil && r.shadow == nil && sink == nil || !r.gate.enter() {
 		return
 	}
 	defer r.gate.leave()
@@ -252,8 +243,8 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 		r.routes.note(q, &b.Decision)
 	}
 	b.Decision.State().Observed = !b.Decision.State().Plain
-	if r.own.route != nil && b.Decision.State().Observed {
-		r.own.route.Routed(q, b.Decision)
+	if r.own.Routed != nil && b.Decision.State().Observed {
+		r.own.Routed(q, b.Decision)
 	}
 	if r.shadow != nil {
 		r.shadow.routed(q)
@@ -264,7 +255,7 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 func (r *Router) Closes() bool { return r.gate.closer != nil }
 
 // Close wakes every request in the queue with ErrClosed, fails later picks, and
-// closes the policy if it is an io.Closer, once the calls of the policy that are
+// closes the policy, once the calls of the policy that are
 // under way have ended. What has not ended after CloseTimeout is an error, and goes
 // on. Bookings may still be released.
 func (r *Router) Close() error {

@@ -161,11 +161,12 @@ func TestReasons(t *testing.T) {
 
 func TestSetFleet(t *testing.T) {
 	var seen [][2]int
-	pol := &watching{changed: func(c policy.FleetChange) {
+	pol := choosing(firstFree)
+	pol.Observer.FleetChanged = func(c policy.FleetChange) {
 		if n := [2]int{len(c.Added), len(c.Removed)}; n != [2]int{} {
 			seen = append(seen, n)
 		}
-	}}
+	}
 	r := connected(t, Options{Policy: pol}, members(3)...)
 	v := r.View()
 

@@ -11,29 +11,23 @@ import (
 // really went, as a policy in force would.
 type shadow struct {
 	policy   policy.Policy
-	name     string
 	predicts bool // how much of a prompt any replica has cached
-	observers
+	policy.Observer
 
 	decisions, differs, none       atomic.Int64
 	prompt, matched, matchedActual atomic.Int64
 }
 
-func newShadow(p policy.Policy, name string) *shadow {
-	if p == nil {
+func newShadow(p policy.Policy) *shadow {
+	if p.Choose == nil {
 		return nil
 	}
-	s := &shadow{policy: p, name: name}
-	if _, ok := p.(policy.Previewer); ok {
-		s.predicts = usesOf(p)&policy.UsesPrompt != 0
-	}
-	s.observers = observersOf(p)
-	return s
+	return &shadow{policy: p, predicts: p.Preview != nil && p.Uses&policy.UsesPrompt != 0, Observer: p.Observer}
 }
 
 // ShadowStats say how a shadow policy compares with what was done.
 type ShadowStats struct {
-	Policy string // Options.ShadowName
+	Policy string // its name
 	// Decisions are the requests that it decided on, Differs those that it would have sent elsewhere, None those
 	// for which it found none and would have waited. None are not among Differs.
 	Decisions, Differs, None int64
@@ -49,7 +43,7 @@ func (r *Router) ShadowStats() (ShadowStats, bool) {
 		return ShadowStats{}, false
 	}
 	return ShadowStats{
-		Policy:    s.name,
+		Policy:    s.policy.Name,
 		Decisions: s.decisions.Load(), Differs: s.differs.Load(), None: s.none.Load(),
 		PromptTokens: s.prompt.Load(), Matched: s.matched.Load(), MatchedActual: s.matchedActual.Load(),
 	}, true
@@ -95,13 +89,16 @@ func (r *Router) shades() bool { return r.shadow != nil && !r.rollout.off.Load()
 func (s *shadow) prepare(ctx context.Context, r *Router, q *policy.Request, v *view) {
 	x := shadowOf(q)
 	if x == nil || x.request.State().Prepared != any(r) {
-		x = &shadowed{policy: s.name, request: *q}
+		x = &shadowed{policy: s.policy.Name, request: *q}
 		own := x.request.State()
 		own.Prepared, own.Shadow, x.request.Prepared = r, nil, nil
 		q.State().Shadow = x
 	}
 	c := &x.request
 	c.State().AnyModel, c.State().Epoch = v.anyModel(c), v.fleet.epoch
+	if s.policy.Prepare == nil {
+		return
+	}
 	if err := s.policy.Prepare(ctx, c, v); err != nil {
 		r.prepErrors.Add(1)
 	}
@@ -118,7 +115,7 @@ func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision, off bool
 		return
 	}
 	if x == nil { // a policy that prepares nothing
-		x = &shadowed{policy: s.name, request: *q}
+		x = &shadowed{policy: s.policy.Name, request: *q}
 		q.State().Shadow = x
 	}
 	own, is := x.request.State(), q.State()
@@ -133,7 +130,7 @@ func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision, off bool
 	s.decisions.Add(1)
 	s.prompt.Add(int64(q.PromptTokens))
 	if x.led.MatchedTokens = mine.MatchedTokens; mine.Replica != d.Replica {
-		x.led.MatchedTokens = matched(s.policy, &x.request, v, d.Replica)
+		x.led.MatchedTokens = matched(&s.policy, &x.request, v, d.Replica)
 	}
 	if x.actual = d.MatchedTokens; s.predicts {
 		x.actual = x.led.MatchedTokens
@@ -158,8 +155,8 @@ func (s *shadow) routed(q *policy.Request) {
 		return
 	}
 	x.observed = true
-	if s.route != nil {
-		s.route.Routed(&x.request, x.led)
+	if s.Routed != nil {
+		s.Routed(&x.request, x.led)
 	}
 }
 
@@ -169,11 +166,11 @@ func (s *shadow) completed(q *policy.Request, o policy.Outcome) {
 		return
 	}
 	x.observed = false
-	if s.end == nil {
+	if s.Completed == nil {
 		return
 	}
 	if x.decision.Replica != x.led.Replica {
 		o.Usage = policy.NoUsage
 	}
-	s.end.Completed(&x.request, x.led, o)
+	s.Completed(&x.request, x.led, o)
 }

@@ -13,14 +13,22 @@ type RouteSink func(to *policy.Replica, rank int, superblocks []uint64)
 
 // routes shares where prompts were prefilled.
 type routes struct {
-	sink     atomic.Pointer[RouteSink]
-	reporter policy.SuperblockReporter // nil = nothing is shared
+	sink  atomic.Pointer[RouteSink]
+	index bool // the policy has a prefix index; else nothing is shared
+}
+
+// blocks are what a policy that cuts prompts into hashed blocks leaves in Request.Prepared.
+type blocks interface {
+	// Hashed returns the prompt as hashes, which are not written again; nil where there are none.
+	Hashed() *policy.Hashed
+	// Superblocks appends the hashes that end a superblock, if there are any.
+	Superblocks(to []uint64) (hashes []uint64, per int)
 }
 
 // note keeps what is to be shared of a reservation until its replica answers.
 func (s *routes) note(q *policy.Request, d *policy.Decision) {
-	if s.reporter != nil {
-		d.State().Route = s.reporter.Superblocks(q, nil)
+	if b, ok := q.Prepared.(blocks); ok && s.index {
+		d.State().Route, _ = b.Superblocks(nil)
 	}
 }
 
@@ -32,8 +40,7 @@ func (s *routes) share(d *policy.Decision, route []uint64) {
 }
 
 // ShareRoutes gives a sink every reservation from now on whose prompt has superblocks, when its
-// replica answers; nil = none. It does nothing where the policy is no [policy.SuperblockReporter] and
-// [policy.RouteObserver].
+// replica answers; nil = none. It does nothing where the policy has no prefix index of its routes.
 func (r *Router) ShareRoutes(sink RouteSink) {
 	if sink == nil {
 		r.routes.sink.Store(nil)
@@ -43,7 +50,7 @@ func (r *Router) ShareRoutes(sink RouteSink) {
 }
 
 // SharesRoutes reports whether ShareRoutes does anything.
-func (r *Router) SharesRoutes() bool { return r.routes.reporter != nil && r.own.route != nil }
+func (r *Router) SharesRoutes() bool { return r.routes.index && r.own.Routed != nil }
 
 // shareRoute shares the route of a reservation whose replica answers, once.
 func (b *Reservation) shareRoute() {

@@ -36,19 +36,21 @@ type reader struct {
 	saw  []policy.Prompt
 }
 
-func (p *reader) Uses() policy.Uses { return p.uses }
-func (p *reader) Prepare(_ context.Context, q *policy.Request, _ policy.View) error {
+func (p *reader) policy() policy.Policy {
+	return policy.Policy{Uses: p.uses, Prepare: p.prepare, Choose: p.choose}
+}
+func (p *reader) prepare(_ context.Context, q *policy.Request, _ policy.View) error {
 	p.saw = append(p.saw, q.Prompt)
 	return nil
 }
-func (p *reader) Choose(_ *policy.Request, v policy.View) policy.Decision {
+func (p *reader) choose(_ *policy.Request, v policy.View) policy.Decision {
 	return policy.To(v.Connected()[0], policy.ReasonLeastLoaded)
 }
 
 func withWords(t *testing.T, w *words, uses policy.Uses) (*Router, *reader) {
 	t.Helper()
 	p := &reader{uses: uses}
-	r, err := NewRouter(Options{Policy: p, Tokenizer: w})
+	r, err := NewRouter(Options{Policy: p.policy(), Tokenizer: w})
 	require.NoError(t, err)
 	r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
 	r.SetConnected("a", true)

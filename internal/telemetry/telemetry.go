@@ -343,8 +343,8 @@ func (r *Recorder) Watch(policyName string, rt *router.Router) (stop func(), err
 		o.ObserveInt64(errs, rt.PrepareErrors(), set)
 		o.ObserveInt64(corrected, rt.Corrections(), set)
 		o.ObserveInt64(texts, rt.TokenizeErrors(), set)
-		if x, ok := rt.Policy().(policy.IndexReporter); ok {
-			s := x.IndexStats()
+		if stats := rt.Policy().IndexStats; stats != nil {
+			s := stats()
 			o.ObserveInt64(bytes, s.Bytes, set)
 			o.ObserveInt64(blocks, s.Blocks, set)
 			o.ObserveInt64(evictions, s.Evictions, set)

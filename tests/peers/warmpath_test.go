@@ -24,16 +24,9 @@ func budget(shared bool) int64 {
 	return replicas * capacity * 20
 }
 
-// observing is what the policies are beside policy.Policy.
-type observing interface {
-	policy.Policy
-	policy.RouteObserver
-	policy.CompletionObserver
-}
-
 // ours is one of warmpath's policies with its Router.
 type ours struct {
-	policy observing
+	policy policy.Policy
 	router *router.Router
 	view   policy.View
 	text   bool // asked with text instead of token ids
@@ -49,7 +42,7 @@ func newKVAware(t testing.TB, shared bool) *ours {
 	config.KVTokens = capacity * blockTokens
 	p, err := kvaware.New(config)
 	require.NoError(t, err)
-	x := &ours{policy: p.(observing), told: true}
+	x := &ours{policy: p, told: true}
 	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
 	x.view = x.router.View()
 	return x
@@ -61,7 +54,7 @@ func newPrefixAffinity(t testing.TB, shared bool) *ours {
 	config.IndexBytes = budget(shared)
 	p, err := prefixaffinity.New(config)
 	require.NoError(t, err)
-	x := &ours{policy: p.(observing), text: true}
+	x := &ours{policy: p, text: true}
 	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
 	x.view = x.router.View()
 	return x
@@ -90,8 +83,8 @@ func (x *ours) tell(replica int, blocks []uint64) {
 // routed says that a request that was picked went to a replica, and ended.
 func (x *ours) routed(replica int, q *policy.Request) {
 	d := policy.To(x.view.Replicas()[replica], policy.ReasonPrefixMatch)
-	x.policy.Routed(q, d)
-	x.policy.Completed(q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
+	x.policy.Observer.Routed(q, d)
+	x.policy.Observer.Completed(q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 }
 
 func (x *ours) add(replica int, p prompt, from int) {

@@ -9,14 +9,14 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-func build() policy.Policy { return with(DefaultConfig()) }
+func build() policy.Policy { return with(DefaultConfig()).policy() }
 
 func with(c Config) *hashing {
-	p, err := New(c)
+	p, err := newHashing(c)
 	if err != nil {
 		panic(err)
 	}
-	return p.(*hashing)
+	return p
 }
 
 func TestConform(t *testing.T) { policytest.Conform(t, build) }

@@ -37,7 +37,6 @@
 package consistenthash
 
 import (
-	"context"
 	"math"
 	"slices"
 	"sync/atomic"
@@ -48,7 +47,7 @@ import (
 // Name is the policy's name in a config.
 const Name = "consistent_hash"
 
-// hashing is the policy consistent_hash. Choose and FleetChanged run under the
+// hashing is the policy consistent_hash. choose and fleetChanged run under the
 // Router's lock, which guards everything but the ring.
 type hashing struct {
 	cfg  Config
@@ -69,16 +68,26 @@ type slot struct {
 	points int32
 }
 
-var (
-	_ policy.Policy        = (*hashing)(nil)
-	_ policy.KeyUser       = (*hashing)(nil)
-	_ policy.QuickChooser  = (*hashing)(nil)
-	_ policy.FleetObserver = (*hashing)(nil)
-	_ policy.Previewer     = (*hashing)(nil)
-)
-
 // New returns the policy with an empty ring.
 func New(c Config) (policy.Policy, error) {
+	p, err := newHashing(c)
+	if err != nil {
+		return policy.Policy{}, err
+	}
+	return p.policy(), nil
+}
+
+func (p *hashing) policy() policy.Policy {
+	return policy.Policy{
+		Uses:        policy.UsesSession | policy.SharesByKey,
+		Choose:      p.choose,
+		Preview:     p.choose, // a walk leaves nothing behind
+		ChooseQuick: p.chooseQuick,
+		Observer:    policy.Observer{FleetChanged: p.fleetChanged},
+	}
+}
+
+func newHashing(c Config) (*hashing, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
@@ -88,21 +97,14 @@ func New(c Config) (policy.Policy, error) {
 	return p, nil
 }
 
-// Uses implements [policy.KeyUser].
-func (p *hashing) Uses() policy.Uses { return policy.UsesSession | policy.SharesByKey }
-
-// Prepare implements [policy.Policy]. There is nothing to prepare.
-func (p *hashing) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
 // Order returns the ids of the first n replicas for a key, the primary first,
 // whether or not they are connected. Safe from any goroutine.
 func (p *hashing) Order(key string, n int) []string {
 	return p.ring.Load().order(Hash(key), n)
 }
 
-// ChooseQuick implements [policy.QuickChooser]: the session's own replica, if
-// it has room and a connection.
-func (p *hashing) ChooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+// chooseQuick returns the session's own replica, if it has room and a connection.
+func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
 	ring := p.ring.Load()
 	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring.hashes) == 0 {
 		return nil, ""
@@ -118,8 +120,7 @@ func (p *hashing) ChooseQuick(q *policy.Request, v policy.View) (*policy.Replica
 	return r, policy.ReasonRing
 }
 
-// Choose implements [policy.Policy].
-func (p *hashing) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
 	key := q.Session
 	if key == "" {
 		key = q.ID
@@ -136,9 +137,6 @@ func (p *hashing) Choose(q *policy.Request, v policy.View) policy.Decision {
 	}
 	return d
 }
-
-// Preview implements [policy.Previewer]: a walk leaves nothing behind.
-func (p *hashing) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
 
 // clockwise walks the ring from a hash to the first replica that may have the
 // request.

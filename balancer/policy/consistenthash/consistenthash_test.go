@@ -39,7 +39,7 @@ func TestRingDoesNotDependOnHistory(t *testing.T) {
 		c := DefaultConfig()
 		c.NumVirtualNodes, c.Weighted = 7, weighted
 		p := with(c)
-		r := policytest.NewRouter(t, p, nil)
+		r := policytest.NewRouter(t, p.policy(), nil)
 		rnd := routertest.Seeded(3)
 		pool := policytest.Fleet(20)
 		for range 200 {
@@ -52,7 +52,7 @@ func TestRingDoesNotDependOnHistory(t *testing.T) {
 			policytest.Route(t, r, policytest.Session("any")) // reads new weights
 
 			fresh := with(c)
-			policytest.NewRouter(t, fresh, fleet)
+			policytest.NewRouter(t, fresh.policy(), fleet)
 			got, want := p.ring.Load(), fresh.ring.Load()
 			require.Equal(t, want.hashes, got.hashes)
 			for i := range got.owners {
@@ -100,10 +100,10 @@ func TestStickiness(t *testing.T) {
 func TestAgreement(t *testing.T) {
 	fleet := policytest.Fleet(12)
 	a, b := with(DefaultConfig()), with(DefaultConfig())
-	policytest.NewRouter(t, a, fleet)
+	policytest.NewRouter(t, a.policy(), fleet)
 	mixed := slices.Clone(fleet)
 	slices.Reverse(mixed)
-	r := policytest.NewRouter(t, b, mixed)
+	r := policytest.NewRouter(t, b.policy(), mixed)
 	down := map[string]bool{"r3": true, "r7": true}
 	for id := range down {
 		r.SetConnected(id, false)
@@ -143,7 +143,7 @@ func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := with(DefaultConfig())
 			fleet := policytest.Bounded(policytest.Fleet(8), 1)
-			r := policytest.NewRouter(t, p, fleet)
+			r := policytest.NewRouter(t, p.policy(), fleet)
 			order := p.Order("user_42", 8)
 			q := policytest.Session("user_42")
 			for _, id := range order[:4] {
@@ -164,7 +164,7 @@ func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
 
 func TestRetryFollowsTheOrder(t *testing.T) {
 	p := with(DefaultConfig())
-	r := policytest.NewRouter(t, p, policytest.Fleet(8))
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(8))
 	order := p.Order("user_42", 3)
 	q := policytest.Session("user_42")
 	for place, id := range append(order, order[0]) { // then the first again
@@ -204,7 +204,7 @@ func TestBoundedLoad(t *testing.T) {
 	for _, factor := range []float64{1, 1.25, 2} {
 		c := DefaultConfig()
 		c.MaxLoadFactor = factor
-		r := policytest.NewRouter(t, with(c), policytest.Fleet(10))
+		r := policytest.NewRouter(t, with(c).policy(), policytest.Fleet(10))
 		for i := range 1000 {
 			key := "hot"
 			if i%2 == 0 {
@@ -223,7 +223,7 @@ func TestBoundedLoadWeighted(t *testing.T) {
 	c.MaxLoadFactor, c.Weighted = 1.25, true
 	fleet := policytest.Fleet(4)
 	fleet[0].Weight = 3
-	r := policytest.NewRouter(t, with(c), fleet)
+	r := policytest.NewRouter(t, with(c).policy(), fleet)
 	for range 600 {
 		policytest.Pick(t, r, policytest.Session("hot"))
 	}
@@ -241,7 +241,7 @@ func TestBoundedLoadIsNoReasonToWait(t *testing.T) {
 	c := DefaultConfig()
 	c.MaxLoadFactor = 1
 	p := with(c)
-	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(4))
 	order := p.Order("user_42", 4)
 	policytest.Fill(t, r, order[0], 5)
 	q := policytest.Session("user_42")
@@ -255,7 +255,7 @@ func TestWeightedShares(t *testing.T) {
 	c.Weighted = true
 	fleet := policytest.Fleet(4)
 	fleet[0].Weight = 3
-	r := policytest.NewRouter(t, with(c), fleet)
+	r := policytest.NewRouter(t, with(c).policy(), fleet)
 	owned := make(map[string]int)
 	before := owners(t, r, sessions(6000))
 	for _, id := range before {
@@ -278,7 +278,7 @@ func TestWeightedShares(t *testing.T) {
 // The number of the walk wraps around after 2^32 requests.
 func TestWalkNumberWraps(t *testing.T) {
 	p := with(DefaultConfig())
-	r := policytest.NewRouter(t, p, policytest.Fleet(3))
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(3))
 	p.walk = math.MaxUint32 - 2
 	for range 6 {
 		require.Equal(t, "r2", policytest.Route(t, r, policytest.Session("user_42")))
@@ -306,7 +306,7 @@ func BenchmarkBoundedLoad(b *testing.B) {
 	policytest.Benchmark(b, func() policy.Policy {
 		c := DefaultConfig()
 		c.MaxLoadFactor = 1.25
-		return with(c)
+		return with(c).policy()
 	})
 }
 

@@ -53,7 +53,7 @@ func TestRayHashVectors(t *testing.T) {
 
 func TestRayRingVectors(t *testing.T) {
 	p := with(DefaultConfig())
-	policytest.NewRouter(t, p, policytest.Fleet(3))
+	policytest.NewRouter(t, p.policy(), policytest.Fleet(3))
 	require.Equal(t, []string{"r2", "r0", "r1"}, p.Order("user_42", 3))
 	require.Equal(t, []string{"r0", "r2", "r1"}, p.Order("user_123", 3))
 	require.Equal(t, []string{"r2", "r1", "r0"}, p.Order("burst-session", 3))
@@ -106,7 +106,7 @@ func candidates(t *testing.T, r *router.Router, key string) (ids []string) {
 func TestRayMoreFallbacksThanReplicas(t *testing.T) {
 	c := DefaultConfig()
 	c.NumFallbackReplicas = 5
-	r := policytest.NewRouter(t, with(c), policytest.Bounded(policytest.Fleet(3), 1))
+	r := policytest.NewRouter(t, with(c).policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	require.ElementsMatch(t, []string{"r0", "r1", "r2"}, candidates(t, r, "user_42"))
 }
 
@@ -134,7 +134,7 @@ func TestRaySameSessionSamePrimary(t *testing.T) {
 func TestRayNoFallbackIsStrict(t *testing.T) {
 	c := DefaultConfig()
 	c.NumFallbackReplicas = 0
-	r := policytest.NewRouter(t, with(c), policytest.Bounded(policytest.Fleet(3), 1))
+	r := policytest.NewRouter(t, with(c).policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	require.Equal(t, []string{"r2"}, candidates(t, r, "user_42"))
 	d := routertest.Choose(t, r, policytest.Session("user_42"))
 	require.Len(t, d.WaitFor, 1)
@@ -154,7 +154,7 @@ func TestRaySessionlessSpread(t *testing.T) {
 
 func TestRayWrapsAround(t *testing.T) {
 	p := with(DefaultConfig())
-	r := policytest.NewRouter(t, p, policytest.Bounded(policytest.Fleet(3), 1))
+	r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	ring := p.ring.Load()
 	first := ring.ids[ring.owners[0]]
 	q := policytest.Session("any")
@@ -237,7 +237,7 @@ func TestRayAllFullWaitsForThePrimary(t *testing.T) {
 func TestRayNeverSpillsBeyondTheFallbacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := with(DefaultConfig())
-		r := policytest.NewRouter(t, p, policytest.Bounded(policytest.Fleet(6), 1))
+		r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(6), 1))
 		order := p.Order("user_42", 6)
 		var release []func(int)
 		for _, id := range order[:3] {

@@ -92,8 +92,8 @@ func (r *ring) merge(gone []bool, fresh []point, points int, ids []string) *ring
 	return next
 }
 
-// FleetChanged implements [policy.FleetObserver]. The ring is of the fleet, connected or not.
-func (p *hashing) FleetChanged(f policy.FleetChange) {
+// fleetChanged makes the ring that of the fleet, connected or not.
+func (p *hashing) fleetChanged(f policy.FleetChange) {
 	if len(f.Added)+len(f.Removed) == 0 {
 		return
 	}

@@ -16,7 +16,7 @@ func BenchmarkRequest(b *testing.B) {
 	for _, n := range routertest.BenchmarkSizes[:4] {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			p := newPolicy(b, DefaultConfig())
-			r := policytest.NewRouter(b, p, policytest.Fleet(n))
+			r := policytest.NewRouter(b, p.policy(), policytest.Fleet(n))
 			v, ctx, prompt := r.View(), context.Background(), tokens(1, 8192)
 			for _, rep := range v.Replicas()[:8] {
 				report(r, rep.ID, 0, 0, prompt, 16)
@@ -26,12 +26,12 @@ func BenchmarkRequest(b *testing.B) {
 			for b.Loop() {
 				q = policy.Request{}
 				q.SetPrompt(policy.Prompt{Tokens: prompt})
-				if err := p.Prepare(ctx, &q, v); err != nil {
+				if err := p.prepare(ctx, &q, v); err != nil {
 					b.Fatal(err)
 				}
-				d := p.Choose(&q, v)
-				p.Routed(&q, d)
-				p.Completed(&q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
+				d := p.choose(&q, v)
+				p.routed(&q, d)
+				p.completed(&q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 			}
 		})
 	}
@@ -43,16 +43,17 @@ func BenchmarkChoose(b *testing.B) {
 	for _, burst := range []bool{false, true} {
 		for _, n := range routertest.BenchmarkSizes {
 			b.Run(fmt.Sprintf("burst=%t/n=%d", burst, n), func(b *testing.B) {
-				r := policytest.NewRouter(b, newPolicy(b, DefaultConfig()), policytest.Fleet(n))
+				p := newPolicy(b, DefaultConfig())
+				r := policytest.NewRouter(b, p.policy(), policytest.Fleet(n))
 				q := ask(tokens(1, 8192))
 				r.Prepare(context.Background(), q)
-				p, v := r.Policy().(*kvAware), r.View()
+				v := r.View()
 				b.ReportAllocs()
 				for b.Loop() {
 					if !burst {
 						q.Prepared.(*prepared).since = p.unrouted.picks
 					}
-					p.Choose(q, v)
+					p.choose(q, v)
 				}
 			})
 		}
@@ -61,5 +62,5 @@ func BenchmarkChoose(b *testing.B) {
 
 // BenchmarkRouter measures whole picks through the Router.
 func BenchmarkRouter(b *testing.B) {
-	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, DefaultConfig()) })
+	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, DefaultConfig()).policy() })
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// Choose implements [policy.Policy].
-func (p *kvAware) Choose(q *policy.Request, v policy.View) policy.Decision {
-	d, o := p.choose(q, v)
+// choose notes the pick until it is in the index.
+func (p *kvAware) choose(q *policy.Request, v policy.View) policy.Decision {
+	d, o := p.pick(q, v)
 	if o != nil {
 		s := q.Prepared.(*prepared)
 		p.unrouted.routed(s.number) // the pick before, if it was not routed
@@ -21,14 +21,14 @@ func (p *kvAware) Choose(q *policy.Request, v policy.View) policy.Decision {
 	return d
 }
 
-// Preview implements [policy.Previewer]: no pick is noted.
-func (p *kvAware) Preview(q *policy.Request, v policy.View) policy.Decision {
-	d, _ := p.choose(q, v)
+// preview is choose, and no pick is noted.
+func (p *kvAware) preview(q *policy.Request, v policy.View) policy.Decision {
+	d, _ := p.pick(q, v)
 	return d
 }
 
-// choose returns the option that was chosen by cost, nil if it was another way.
-func (p *kvAware) choose(q *policy.Request, v policy.View) (policy.Decision, *option) {
+// pick returns the option that was chosen by cost, nil if it was another way.
+func (p *kvAware) pick(q *policy.Request, v policy.View) (policy.Decision, *option) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if r := v.LeastOfTwo(q); r != nil {

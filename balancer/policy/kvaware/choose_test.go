@@ -125,7 +125,7 @@ func TestCost(t *testing.T) {
 				tt.config(&c)
 			}
 			p := newPolicy(t, c)
-			r := policytest.NewRouter(t, p, policytest.Fleet(16))
+			r := policytest.NewRouter(t, p.policy(), policytest.Fleet(16))
 			at := places(t, r, ask(prompt))
 			if tt.before != nil {
 				tt.before(r, at)
@@ -140,7 +140,7 @@ func TestCost(t *testing.T) {
 			}
 			assert.Equal(t, tt.why, d.Reason)
 			assert.Equal(t, tt.matched, d.MatchedTokens)
-			assert.Zero(t, p.IndexStats().Refused)
+			assert.Zero(t, p.caches.Stats().Refused)
 		})
 	}
 }
@@ -159,7 +159,7 @@ func setLoads(r *router.Router, at []string, tokens int64) {
 func TestRates(t *testing.T) {
 	fleet := policytest.Fleet(2)
 	fleet[1].Weight = 2
-	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.NearTieTokens = 0 })), fleet)
+	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.NearTieTokens = 0 })).policy(), fleet)
 	count := map[string]int{}
 	for i := range 300 {
 		count[policytest.Pick(t, r, ask(tokens(i, 1000))).Decision.Replica.ID]++
@@ -180,7 +180,7 @@ func TestWithoutPrompt(t *testing.T) {
 }
 
 func TestStickySessions(t *testing.T) {
-	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.StickySessions = true })), policytest.Fleet(16))
+	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.StickySessions = true })).policy(), policytest.Fleet(16))
 	home := routertest.Choose(t, r, policytest.Session("s")).Replica.ID
 	for i := range 8 {
 		q := ask(tokens(i, 500))
@@ -194,7 +194,7 @@ func TestRanks(t *testing.T) {
 	for i := range fleet {
 		fleet[i].Ranks = 4
 	}
-	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet)
+	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), fleet)
 	prompt := tokens(1, 8000)
 	report(r, "r2", 3, 0, prompt, 16)
 	d := routertest.Choose(t, r, ask(prompt))

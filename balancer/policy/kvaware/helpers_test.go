@@ -28,15 +28,15 @@ func with(change func(*Config)) Config {
 
 func newPolicy(t testing.TB, c Config) *kvAware {
 	t.Helper()
-	p, err := New(c)
+	p, err := build(c)
 	require.NoError(t, err)
-	return p.(*kvAware)
+	return p
 }
 
 // newRouter returns a Router of the default policy over n replicas, r0, r1, ….
 func newRouter(t testing.TB, n int) *router.Router {
 	t.Helper()
-	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()), policytest.Fleet(n))
+	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), policytest.Fleet(n))
 }
 
 // report reports what a rank of a replica caches of a prompt, in the engine's blocks, or

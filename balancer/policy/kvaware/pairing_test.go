@@ -25,7 +25,7 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 		for i := range fleet {
 			fleet[i].Ranks, fleet[i].Instance = 4, "1"
 		}
-		r := policytest.NewRouter(t, p, fleet, func(o *router.Options) { o.Plain = plain })
+		r := policytest.NewRouter(t, p.policy(), fleet, func(o *router.Options) { o.Plain = plain })
 		type call struct {
 			q *policy.Request
 			b *router.Reservation

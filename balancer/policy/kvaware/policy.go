@@ -23,23 +23,34 @@ type kvAware struct {
 	options  []option
 }
 
-var (
-	_ policy.Policy             = (*kvAware)(nil)
-	_ policy.KeyUser            = (*kvAware)(nil)
-	_ policy.RouteObserver      = (*kvAware)(nil)
-	_ policy.CompletionObserver = (*kvAware)(nil)
-	_ policy.WithdrawalObserver = (*kvAware)(nil)
-	_ policy.FleetObserver      = (*kvAware)(nil)
-	_ policy.CacheObserver      = (*kvAware)(nil)
-	_ policy.CapacityObserver   = (*kvAware)(nil)
-	_ policy.IndexReporter      = (*kvAware)(nil)
-	_ policy.Previewer          = (*kvAware)(nil)
-	_ policy.SuperblockReporter = (*kvAware)(nil)
-	_ policy.PromptHasher       = (*kvAware)(nil)
-)
-
 // New returns a policy, or an error that names the field that is out of bounds.
 func New(c Config) (policy.Policy, error) {
+	p, err := build(c)
+	if err != nil {
+		return policy.Policy{}, err
+	}
+	return p.policy(), nil
+}
+
+func (p *kvAware) policy() policy.Policy {
+	return policy.Policy{
+		Uses:    policy.UsesSession | policy.UsesPrompt | policy.UsesLoad,
+		Prepare: p.prepare,
+		Choose:  p.choose,
+		Preview: p.preview,
+		Observer: policy.Observer{
+			Routed:          p.routed,
+			Completed:       p.completed,
+			Withdrawn:       p.withdrawn,
+			FleetChanged:    p.caches.FleetChanged,
+			CacheChanged:    p.caches.CacheChanged,
+			CapacityChanged: p.caches.SetCapacity,
+		},
+		IndexStats: p.caches.Stats,
+	}
+}
+
+func build(c Config) (*kvAware, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
@@ -57,14 +68,8 @@ func New(c Config) (policy.Policy, error) {
 	}, nil
 }
 
-// Uses implements [policy.KeyUser].
-func (p *kvAware) Uses() policy.Uses {
-	return policy.UsesSession | policy.UsesPrompt | policy.UsesLoad
-}
-
-// Prepare implements [policy.Policy]. Only the first time for a request is the
-// prompt read and counted.
-func (p *kvAware) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
+// prepare reads and counts the prompt the first time for a request, and searches the index.
+func (p *kvAware) prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if s = p.read(q, v); s == nil {
@@ -77,8 +82,8 @@ func (p *kvAware) Prepare(_ context.Context, q *policy.Request, v policy.View) e
 	return nil
 }
 
-// Routed implements [policy.RouteObserver]: the replica will hold the prompt.
-func (p *kvAware) Routed(q *policy.Request, d policy.Decision) {
+// routed notes that the replica will hold the prompt.
+func (p *kvAware) routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -93,16 +98,7 @@ func (p *kvAware) Routed(q *policy.Request, d policy.Decision) {
 	p.unrouted.routed(s.number)
 }
 
-// Superblocks implements [policy.SuperblockReporter].
-func (p *kvAware) Superblocks(q *policy.Request, to []uint64) []uint64 {
-	if s, _ := q.Prepared.(*prepared); s != nil {
-		to, _ = s.Blocks.Superblocks(to)
-	}
-	return to
-}
-
-// Withdrawn implements [policy.WithdrawalObserver].
-func (p *kvAware) Withdrawn(q *policy.Request, d policy.Decision) {
+func (p *kvAware) withdrawn(q *policy.Request, d policy.Decision) {
 	if s, _ := q.Prepared.(*prepared); s != nil {
 		p.forget(s, d)
 	}
@@ -114,8 +110,7 @@ func (p *kvAware) forget(s *prepared, d policy.Decision) {
 	p.unrouted.routed(s.number)
 }
 
-// Completed implements [policy.CompletionObserver].
-func (p *kvAware) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
+func (p *kvAware) completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -128,24 +123,3 @@ func (p *kvAware) Completed(q *policy.Request, d policy.Decision, o policy.Outco
 	}
 	s.predicted.End()
 }
-
-// FleetChanged implements [policy.FleetObserver].
-func (p *kvAware) FleetChanged(c policy.FleetChange) { p.caches.FleetChanged(c) }
-
-// CacheChanged implements [policy.CacheObserver].
-func (p *kvAware) CacheChanged(changes []policy.CacheChange) { p.caches.CacheChanged(changes) }
-
-// ReplicaCapacity implements [policy.CapacityObserver].
-func (p *kvAware) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
-
-// PromptHashes implements [policy.PromptHasher].
-func (p *kvAware) PromptHashes(q *policy.Request) *policy.Hashed {
-	s, _ := q.Prepared.(*prepared)
-	if s == nil {
-		return nil
-	}
-	return s.Hashed()
-}
-
-// IndexStats implements [policy.IndexReporter].
-func (p *kvAware) IndexStats() policy.IndexStats { return p.caches.Stats() }

@@ -21,7 +21,7 @@ func TestConform(t *testing.T) {
 		"sticky":  func(c *Config) { c.StickySessions = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() policy.Policy { return newPolicy(t, with(change)) })
+			policytest.Conform(t, func() policy.Policy { return newPolicy(t, with(change)).policy() })
 		})
 	}
 }
@@ -117,7 +117,8 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 	const replicas, tries = 400, 300
 	near, excess := 0, 0.0
 	for range tries / 10 {
-		r := newRouter(t, replicas)
+		p := newPolicy(t, DefaultConfig())
+		r := policytest.NewRouter(t, p.policy(), policytest.Fleet(replicas))
 		all := r.View().Replicas()
 		for _, rep := range all {
 			busy(t, r, rep.ID, rnd.IntN(20_000))
@@ -132,7 +133,6 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 		for _, talk := range talks {
 			q := ask(talk)
 			d := routertest.Choose(t, r, q)
-			p := r.Policy().(*kvAware)
 			s := q.Prepared.(*prepared)
 			var found scratch
 			p.caches.Match(s.fleet, &s.Blocks, &found.Found)
@@ -192,7 +192,7 @@ func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 func TestAllocations(t *testing.T) {
 	for n, most := range map[int]float64{8: 2, 16: 2, 64: 3, 200: 3} {
 		p := newPolicy(t, DefaultConfig())
-		r := policytest.NewRouter(t, p, policytest.Fleet(n))
+		r := policytest.NewRouter(t, p.policy(), policytest.Fleet(n))
 		prompt := tokens(1, 8192)
 		for _, rep := range r.View().Replicas()[:8] {
 			report(r, rep.ID, 0, 0, prompt, 16)
@@ -206,12 +206,12 @@ func TestAllocations(t *testing.T) {
 		got := testing.AllocsPerRun(200, func() {
 			q = policy.Request{}
 			q.SetPrompt(policy.Prompt{Tokens: prompt})
-			if err := p.Prepare(context.Background(), &q, v); err != nil {
+			if err := p.prepare(context.Background(), &q, v); err != nil {
 				t.Fatal(err)
 			}
-			d := p.Choose(&q, v)
-			p.Routed(&q, d)
-			p.Completed(&q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
+			d := p.choose(&q, v)
+			p.routed(&q, d)
+			p.completed(&q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 		})
 		assert.LessOrEqual(t, got, most+raceAllocs, "%d replicas", n)
 	}
@@ -223,7 +223,7 @@ func TestConcurrentUse(t *testing.T) {
 	for i := range members {
 		members[i].Ranks = i % 3
 	}
-	r := policytest.NewRouter(t, p, members)
+	r := policytest.NewRouter(t, p.policy(), members)
 	var wg sync.WaitGroup
 	for w := range 6 {
 		wg.Go(func() {
@@ -241,7 +241,7 @@ func TestConcurrentUse(t *testing.T) {
 				}
 				report(r, members[w].ID, i%2, 0, tokens(0, 600), []int{16, 512}[i%2])
 				r.ReplicaCapacity(members[w].ID, 1000+i)
-				p.IndexStats()
+				p.caches.Stats()
 			}
 		})
 	}

@@ -9,12 +9,12 @@ import (
 
 func build() policy.Policy { return with(DefaultConfig()) }
 
-func with(c Config) *choices {
+func with(c Config) policy.Policy {
 	p, err := New(c)
 	if err != nil {
 		panic(err)
 	}
-	return p.(*choices)
+	return p
 }
 
 func TestConform(t *testing.T) { policytest.Conform(t, build) }

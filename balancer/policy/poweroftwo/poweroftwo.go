@@ -20,11 +20,7 @@
 // itself is [policy.View.LeastOfTwo]: other policies fall back to it.
 package poweroftwo
 
-import (
-	"context"
-
-	"github.com/warmpath/warmpath/balancer/policy"
-)
+import "github.com/warmpath/warmpath/balancer/policy"
 
 // Name is the policy's name in a config.
 const Name = "power_of_two_choices"
@@ -36,39 +32,20 @@ type Config struct{}
 func DefaultConfig() Config { return Config{} }
 
 // New returns the policy.
-func New(Config) (policy.Policy, error) { return &choices{}, nil }
+func New(Config) (policy.Policy, error) {
+	return policy.Policy{
+		Uses:        policy.UsesOngoing,
+		Choose:      choose,
+		Preview:     choose, // another draw
+		ChooseQuick: chooseQuick,
+	}, nil
+}
 
-// choices is the policy power_of_two_choices. It has no state.
-type choices struct{}
-
-var (
-	_ policy.Policy       = (*choices)(nil)
-	_ policy.KeyUser      = (*choices)(nil)
-	_ policy.QuickChooser = (*choices)(nil)
-	_ policy.Previewer    = (*choices)(nil)
-
-	_ policy.OngoingReader = (*choices)(nil)
-)
-
-// Uses implements [policy.KeyUser]: the policy looks at no key.
-func (*choices) Uses() policy.Uses { return 0 }
-
-// ReadsOngoing implements [policy.OngoingReader].
-func (*choices) ReadsOngoing() {}
-
-// Prepare implements [policy.Policy]. There is nothing to prepare.
-func (*choices) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-// ChooseQuick implements [policy.QuickChooser].
-func (*choices) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+func chooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
 	return v.QuickLeastOfTwo(), policy.ReasonLeastOfTwo
 }
 
-// Preview implements [policy.Previewer]: another draw.
-func (p *choices) Preview(q *policy.Request, v policy.View) policy.Decision { return p.Choose(q, v) }
-
-// Choose implements [policy.Policy].
-func (*choices) Choose(q *policy.Request, v policy.View) policy.Decision {
+func choose(q *policy.Request, v policy.View) policy.Decision {
 	if r := v.LeastOfTwo(q); r != nil {
 		return policy.To(r, policy.ReasonLeastOfTwo)
 	}

@@ -24,23 +24,23 @@ func BenchmarkRequest(b *testing.B) {
 	} {
 		b.Run(bb.name, func(b *testing.B) {
 			p := newPolicy(b, DefaultConfig())
-			r := policytest.NewRouter(b, p, policytest.Fleet(16))
+			r := policytest.NewRouter(b, p.policy(), policytest.Fleet(16))
 			v, ctx := r.View(), context.Background()
 			for _, rep := range v.Replicas()[:8] {
 				var q policy.Request
 				q.SetPrompt(bb.prompt)
 				r.Prepare(ctx, &q)
-				p.Routed(&q, policy.To(rep, ""))
+				p.routed(&q, policy.To(rep, ""))
 			}
 			var q policy.Request // the caller's memory
 			b.ReportAllocs()
 			for b.Loop() {
 				q = policy.Request{}
 				q.SetPrompt(bb.prompt)
-				if err := p.Prepare(ctx, &q, v); err != nil {
+				if err := p.prepare(ctx, &q, v); err != nil {
 					b.Fatal(err)
 				}
-				p.Routed(&q, p.Choose(&q, v))
+				p.routed(&q, p.choose(&q, v))
 			}
 		})
 	}
@@ -52,13 +52,13 @@ func BenchmarkPrepare(b *testing.B) {
 	for _, n := range routertest.BenchmarkSizes {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			p := newPolicy(b, DefaultConfig())
-			v := policytest.NewRouter(b, p, policytest.Fleet(n)).View()
+			v := policytest.NewRouter(b, p.policy(), policytest.Fleet(n)).View()
 			prompt := policy.Prompt{Tokens: tokens(1, 1024)}
 			b.ReportAllocs()
 			for b.Loop() {
 				var q policy.Request
 				q.SetPrompt(prompt)
-				if err := p.Prepare(context.Background(), &q, v); err != nil {
+				if err := p.prepare(context.Background(), &q, v); err != nil {
 					b.Fatal(err)
 				}
 				p.release(q.Prepared.(*prepared))
@@ -73,7 +73,8 @@ func BenchmarkChoose(b *testing.B) {
 	for _, spill := range []bool{false, true} {
 		for _, n := range routertest.BenchmarkSizes {
 			b.Run(fmt.Sprintf("spill=%t/n=%d", spill, n), func(b *testing.B) {
-				r := policytest.NewRouter(b, newPolicy(b, DefaultConfig()), policytest.Fleet(n))
+				p := newPolicy(b, DefaultConfig())
+				r := policytest.NewRouter(b, p.policy(), policytest.Fleet(n))
 				q := ask(tokens(1, 1024))
 				r.Prepare(context.Background(), q)
 				if spill {
@@ -81,10 +82,10 @@ func BenchmarkChoose(b *testing.B) {
 						policytest.Pick(b, r, &policy.Request{Pin: id, PromptTokens: 100_000})
 					}
 				}
-				p, v := r.Policy(), r.View()
+				v := r.View()
 				b.ReportAllocs()
 				for b.Loop() {
-					p.Choose(q, v)
+					p.choose(q, v)
 				}
 			})
 		}
@@ -93,5 +94,5 @@ func BenchmarkChoose(b *testing.B) {
 
 // BenchmarkRouter measures whole picks through the Router.
 func BenchmarkRouter(b *testing.B) {
-	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, DefaultConfig()) })
+	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, DefaultConfig()).policy() })
 }

@@ -6,13 +6,8 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// Choose implements [policy.Policy].
-func (p *affinity) Choose(q *policy.Request, v policy.View) policy.Decision {
-	return p.choose(q, v)
-}
-
-// Preview implements [policy.Previewer].
-func (p *affinity) Preview(q *policy.Request, v policy.View) policy.Decision {
+// preview is choose, and the next search for the least load begins where it would have.
+func (p *affinity) preview(q *policy.Request, v policy.View) policy.Decision {
 	sampled := p.sampled
 	defer func() { p.sampled = sampled }()
 	return p.choose(q, v)

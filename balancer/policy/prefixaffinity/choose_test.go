@@ -161,7 +161,7 @@ func TestSteps(t *testing.T) {
 			if tt.config != nil {
 				tt.config(&c)
 			}
-			r := policytest.NewRouter(t, newPolicy(t, c), policytest.Fleet(16))
+			r := policytest.NewRouter(t, newPolicy(t, c).policy(), policytest.Fleet(16))
 			route(t, r, ask(first))
 			if tt.before != nil {
 				tt.before(r, order(keyOf(t, ask(first)), r.View().Replicas()))
@@ -179,7 +179,7 @@ func TestSteps(t *testing.T) {
 }
 
 func TestAllFullWaits(t *testing.T) {
-	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), policytest.Bounded(policytest.Fleet(3), 1))
+	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	for _, id := range []string{"r0", "r1", "r2"} {
 		busy(t, r, id, 1)
 	}
@@ -197,7 +197,7 @@ func TestTiers(t *testing.T) {
 	for i := range fleet {
 		fleet[i].Zone = map[bool]string{true: "here", false: "there"}[i%4 == 0]
 	}
-	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()), fleet, func(o *router.Options) { o.Zone = "here" })
+	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), fleet, func(o *router.Options) { o.Zone = "here" })
 	for i := range 40 {
 		q := ask(tokens(i, 300))
 		d := routertest.Choose(t, r, q)

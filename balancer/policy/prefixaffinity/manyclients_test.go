@@ -2,7 +2,6 @@ package prefixaffinity
 
 import (
 	"container/list"
-	"context"
 	"math/rand/v2"
 	"testing"
 
@@ -105,15 +104,14 @@ func hits(t *testing.T, k int, build func() policy.Policy) (ratio, imbalance flo
 }
 
 // blind is power of two choices.
-type blind struct{}
-
-func (blind) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-func (blind) Choose(q *policy.Request, v policy.View) policy.Decision {
-	return leastOfTwo(q, v, policy.ReasonLeastOfTwo)
+func blind() policy.Policy {
+	return policy.Policy{Choose: func(q *policy.Request, v policy.View) policy.Decision {
+		return leastOfTwo(q, v, policy.ReasonLeastOfTwo)
+	}}
 }
 
 func TestManyClients(t *testing.T) {
-	affinity := func() policy.Policy { return newPolicy(t, DefaultConfig()) }
+	affinity := func() policy.Policy { return newPolicy(t, DefaultConfig()).policy() }
 	one, balance := hits(t, 1, affinity)
 	t.Logf("1 client: %.3f, busiest %.2f × mean", one, balance)
 	for _, k := range []int{8, 64} {
@@ -122,7 +120,7 @@ func TestManyClients(t *testing.T) {
 		assert.GreaterOrEqual(t, many, 0.85*one, "%d clients", k)
 		assert.Less(t, balance, 1.5, "%d clients", k)
 	}
-	without, _ := hits(t, 64, func() policy.Policy { return blind{} })
+	without, _ := hits(t, 64, blind)
 	t.Logf("power of two: %.3f", without)
 	assert.Less(t, without, one/2, "else this test shows nothing")
 }

@@ -24,22 +24,33 @@ type affinity struct {
 	reuse rendezvous.Reuse
 }
 
-var (
-	_ policy.Policy             = (*affinity)(nil)
-	_ policy.KeyUser            = (*affinity)(nil)
-	_ policy.RouteObserver      = (*affinity)(nil)
-	_ policy.CompletionObserver = (*affinity)(nil)
-	_ policy.FleetObserver      = (*affinity)(nil)
-	_ policy.CacheObserver      = (*affinity)(nil)
-	_ policy.CapacityObserver   = (*affinity)(nil)
-	_ policy.IndexReporter      = (*affinity)(nil)
-	_ policy.Previewer          = (*affinity)(nil)
-	_ policy.SuperblockReporter = (*affinity)(nil)
-	_ policy.PromptHasher       = (*affinity)(nil)
-)
-
 // New returns a policy, or an error that names the field that is out of bounds.
 func New(c Config) (policy.Policy, error) {
+	p, err := build(c)
+	if err != nil {
+		return policy.Policy{}, err
+	}
+	return p.policy(), nil
+}
+
+func (p *affinity) policy() policy.Policy {
+	return policy.Policy{
+		Uses:    policy.UsesSession | policy.UsesPrompt | policy.UsesLoad,
+		Prepare: p.prepare,
+		Choose:  p.choose,
+		Preview: p.preview,
+		Observer: policy.Observer{
+			Routed:          p.routed,
+			Completed:       p.completed,
+			FleetChanged:    p.caches.FleetChanged,
+			CacheChanged:    p.cacheChanged,
+			CapacityChanged: p.caches.SetCapacity,
+		},
+		IndexStats: p.caches.Stats,
+	}
+}
+
+func build(c Config) (*affinity, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
@@ -55,14 +66,8 @@ func New(c Config) (policy.Policy, error) {
 	}, nil
 }
 
-// Uses implements [policy.KeyUser].
-func (p *affinity) Uses() policy.Uses {
-	return policy.UsesSession | policy.UsesPrompt | policy.UsesLoad
-}
-
-// Prepare implements [policy.Policy]. Only the first time for a request is the
-// prompt read and counted.
-func (p *affinity) Prepare(_ context.Context, q *policy.Request, v policy.View) error {
+// prepare reads and counts the prompt the first time for a request, and searches the index.
+func (p *affinity) prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		if s = p.read(q, v); s == nil {
@@ -75,8 +80,8 @@ func (p *affinity) Prepare(_ context.Context, q *policy.Request, v policy.View) 
 	return nil
 }
 
-// Routed implements [policy.RouteObserver]: the replica will hold the prompt.
-func (p *affinity) Routed(q *policy.Request, d policy.Decision) {
+// routed notes that the replica will hold the prompt.
+func (p *affinity) routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
@@ -97,16 +102,7 @@ func (p *affinity) Routed(q *policy.Request, d policy.Decision) {
 	})
 }
 
-// Superblocks implements [policy.SuperblockReporter].
-func (p *affinity) Superblocks(q *policy.Request, to []uint64) []uint64 {
-	if s, _ := q.Prepared.(*prepared); s != nil {
-		to, _ = s.Blocks.Superblocks(to)
-	}
-	return to
-}
-
-// Completed implements [policy.CompletionObserver].
-func (p *affinity) Completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
+func (p *affinity) completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil || len(s.Hashes) == 0 {
 		return
@@ -134,29 +130,9 @@ func (p *affinity) release(s *prepared) {
 	}
 }
 
-// FleetChanged implements [policy.FleetObserver].
-func (p *affinity) FleetChanged(c policy.FleetChange) { p.caches.FleetChanged(c) }
-
-// CacheChanged implements [policy.CacheObserver]: what is reported of a replica goes
-// before what was routed there. Ray's rule ignores it.
-func (p *affinity) CacheChanged(changes []policy.CacheChange) {
+// cacheChanged takes what is reported of a replica, which goes before what was routed there. Ray's rule ignores it.
+func (p *affinity) cacheChanged(changes []policy.CacheChange) {
 	if !p.ray {
 		p.caches.CacheChanged(changes)
 	}
 }
-
-// ReplicaCapacity implements [policy.CapacityObserver]: what was routed to a replica
-// counts as long as its KV cache can hold it.
-func (p *affinity) ReplicaCapacity(id string, kvTokens int) { p.caches.SetCapacity(id, kvTokens) }
-
-// PromptHashes implements [policy.PromptHasher].
-func (p *affinity) PromptHashes(q *policy.Request) *policy.Hashed {
-	s, _ := q.Prepared.(*prepared)
-	if s == nil {
-		return nil
-	}
-	return s.Hashed()
-}
-
-// IndexStats implements [policy.IndexReporter].
-func (p *affinity) IndexStats() policy.IndexStats { return p.caches.Stats() }

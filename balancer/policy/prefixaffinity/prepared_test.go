@@ -31,7 +31,7 @@ func TestTenantsDoNotShare(t *testing.T) {
 // The prompt is read and counted once, though the fleet changes and attempts fail.
 func TestReadOnce(t *testing.T) {
 	p := newPolicy(t, DefaultConfig())
-	r := policytest.NewRouter(t, p, policytest.Fleet(16))
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(16))
 	q := ask(tokens(1, 800))
 	for i := range 10 {
 		b := policytest.Pick(t, r, q)
@@ -47,12 +47,12 @@ func TestReadOnce(t *testing.T) {
 
 func TestHoldersAreBounded(t *testing.T) {
 	p := newPolicy(t, DefaultConfig())
-	r := policytest.NewRouter(t, p, policytest.Fleet(100))
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(100))
 	for i := range 2 {
 		q := ask(tokens(1, 176+16*i))
 		r.Prepare(context.Background(), q)
 		for _, rep := range r.View().Replicas()[20*i : 40] {
-			p.Routed(q, policy.To(rep, ""))
+			p.routed(q, policy.To(rep, ""))
 		}
 	}
 	q := ask(tokens(1, 192))
@@ -78,9 +78,9 @@ func TestHoldersAreBounded(t *testing.T) {
 
 func TestIndexStats(t *testing.T) {
 	p := newPolicy(t, DefaultConfig())
-	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(4))
 	route(t, r, ask(tokens(1, 800)))
-	x := p.IndexStats()
+	x := p.caches.Stats()
 	assert.EqualValues(t, 50, x.Blocks)
 	assert.Positive(t, x.Bytes)
 	assert.Zero(t, x.Evictions)

@@ -25,7 +25,7 @@ func TestConform(t *testing.T) {
 		"sticky":       func(c *Config) { c.StickySessions = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() policy.Policy { return newPolicy(t, with(change)) })
+			policytest.Conform(t, func() policy.Policy { return newPolicy(t, with(change)).policy() })
 		})
 	}
 }
@@ -231,12 +231,12 @@ func TestTheBoundIsKept(t *testing.T) {
 func TestAllocations(t *testing.T) {
 	p := newPolicy(t, DefaultConfig())
 	for _, n := range []int{8, 16, 100} {
-		r := policytest.NewRouter(t, p, policytest.Fleet(n))
+		r := policytest.NewRouter(t, p.policy(), policytest.Fleet(n))
 		long := tokens(1, 8192)
 		for _, rep := range r.View().Replicas()[:8] {
 			q := ask(long)
 			r.Prepare(context.Background(), q)
-			p.Routed(q, policy.To(rep, ""))
+			p.routed(q, policy.To(rep, ""))
 		}
 		for _, tt := range []struct {
 			name   string
@@ -252,10 +252,10 @@ func TestAllocations(t *testing.T) {
 			got := testing.AllocsPerRun(50, func() {
 				q = policy.Request{}
 				q.SetPrompt(tt.prompt)
-				if err := p.Prepare(context.Background(), &q, v); err != nil {
+				if err := p.prepare(context.Background(), &q, v); err != nil {
 					t.Fatal(err)
 				}
-				p.Routed(&q, p.Choose(&q, v))
+				p.routed(&q, p.choose(&q, v))
 			})
 			assert.LessOrEqual(t, got, tt.most+raceAllocs, "%s, %d replicas", tt.name, n)
 		}
@@ -265,7 +265,7 @@ func TestAllocations(t *testing.T) {
 func TestConcurrentUse(t *testing.T) {
 	for _, on := range []string{OnMissRendezvous, OnMissSmallest} {
 		p := newPolicy(t, with(func(c *Config) { c.OnMiss, c.IndexBytes = on, 1<<20 }))
-		r := policytest.NewRouter(t, p, policytest.Bounded(policytest.Fleet(20), 4))
+		r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(20), 4))
 		var wg sync.WaitGroup
 		for w := range 8 {
 			wg.Go(func() {
@@ -281,7 +281,7 @@ func TestConcurrentUse(t *testing.T) {
 						q.DropPrompt()
 						q.NextAttempt(b.Decision.Replica)
 					}
-					p.IndexStats()
+					p.caches.Stats()
 				}
 			})
 		}

@@ -39,7 +39,7 @@ func TestReportedCachesAreFound(t *testing.T) {
 
 func TestRaysRuleIgnoresReports(t *testing.T) {
 	p := newPolicy(t, with(func(c *Config) { c.OnMiss = OnMissSmallest }))
-	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(4))
 	require.True(t, r.ObservesCache())
 	report(r, "r3", tokens(1, 800), 16)
 	assert.Zero(t, route(t, r, ask(tokens(1, 800))).MatchedTokens)

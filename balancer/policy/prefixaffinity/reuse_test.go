@@ -14,7 +14,7 @@ import (
 // long the next waits for the first replica of its rendezvous order.
 func TestReuseIsLearnedFromRendezvousOnly(t *testing.T) {
 	p := newPolicy(t, DefaultConfig())
-	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(4))
 	end := func(q *policy.Request, usage policy.Usage) {
 		b := policytest.Pick(t, r, q)
 		b.Release()

@@ -12,24 +12,31 @@ import (
 )
 
 // rays returns a Router with Ray's rule and lengths.
-func rays(t *testing.T, change func(*Config), ids ...string) *router.Router {
+// rayRouter is a Router with its policy.
+type rayRouter struct {
+	*router.Router
+	p *affinity
+}
+
+func rays(t *testing.T, change func(*Config), ids ...string) rayRouter {
 	c := with(func(c *Config) { c.OnMiss, c.BlockBytes = OnMissSmallest, 1 })
 	if change != nil {
 		change(&c)
 	}
-	return policytest.NewRouter(t, newPolicy(t, c), policytest.Replicas(ids...))
+	p := newPolicy(t, c)
+	return rayRouter{policytest.NewRouter(t, p.policy(), policytest.Replicas(ids...)), p}
 }
 
 // cache makes a replica hold a prompt.
-func cache(t *testing.T, r *router.Router, id, text string) {
+func cache(t *testing.T, r rayRouter, id, text string) {
 	t.Helper()
 	q := askText("%s", text)
-	routertest.Choose(t, r, q)
-	r.Policy().(*affinity).Routed(q, policy.To(r.View().ByID(id), ""))
+	routertest.Choose(t, r.Router, q)
+	r.p.routed(q, policy.To(r.View().ByID(id), ""))
 }
 
-func sent(r *router.Router, id string) int64 {
-	return r.Policy().(*affinity).caches.Member(r.View().ByID(id)).SentBytes.Load()
+func sent(r rayRouter, id string) int64 {
+	return r.p.caches.Member(r.View().ByID(id)).SentBytes.Load()
 }
 
 // The cases of Ray's test_prefix_aware_request_router that state where a request
@@ -44,17 +51,17 @@ func sent(r *router.Router, id string) int64 {
 //   - two deployments have trees of their own: each policy has its own index.
 //   - what of a chat is the prompt: the dialect's matter.
 func TestRaysPrefixRouter(t *testing.T) {
-	ten := func(t *testing.T, r *router.Router, want string, text string) {
+	ten := func(t *testing.T, r rayRouter, want string, text string) {
 		t.Helper()
 		for range 10 {
-			assert.Equal(t, want, routertest.Choose(t, r, askText("%s", text)).Replica.ID)
+			assert.Equal(t, want, routertest.Choose(t, r.Router, askText("%s", text)).Replica.ID)
 		}
 	}
 	t.Run("no prompt: least busy", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
-		policytest.Fill(t, r, "r1", 5)
+		policytest.Fill(t, r.Router, "r1", 5)
 		for range 10 {
-			d := route(t, r, &policy.Request{Session: "s"})
+			d := route(t, r.Router, &policy.Request{Session: "s"})
 			assert.Equal(t, "r2", d.Replica.ID)
 			assert.Equal(t, policy.ReasonNoKey, d.Reason)
 		}
@@ -64,7 +71,7 @@ func TestRaysPrefixRouter(t *testing.T) {
 	t.Run("imbalanced: the match is ignored", func(t *testing.T) {
 		r := rays(t, func(c *Config) { c.ImbalancedThreshold = 2 }, "r1", "r2")
 		cache(t, r, "r2", "hello world")
-		policytest.Fill(t, r, "r2", 10)
+		policytest.Fill(t, r.Router, "r2", 10)
 		ten(t, r, "r1", "hello world")
 	})
 	t.Run("high match", func(t *testing.T) {
@@ -83,13 +90,13 @@ func TestRaysPrefixRouter(t *testing.T) {
 	t.Run("both empty: both are the smallest", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
 		ten(t, r, "r1", "hello")
-		policytest.Fill(t, r, "r1", 1)
+		policytest.Fill(t, r.Router, "r1", 1)
 		ten(t, r, "r2", "hello")
 	})
 	t.Run("what is routed is inserted", func(t *testing.T) {
 		r := rays(t, nil, "r1")
 		for range 3 {
-			route(t, r, askText("hello"))
+			route(t, r.Router, askText("hello"))
 		}
 		assert.EqualValues(t, 5, sent(r, "r1"))
 	})
@@ -98,7 +105,7 @@ func TestRaysPrefixRouter(t *testing.T) {
 		cache(t, r, "r2", "hello world")
 		q := askText("hello world")
 		r.Prepare(t.Context(), q)
-		policytest.SetFleet(r, policytest.Replicas("r1"))
+		policytest.SetFleet(r.Router, policytest.Replicas("r1"))
 		assert.Equal(t, "r1", r.Policy().Choose(q, r.View()).Replica.ID)
 	})
 }
@@ -107,32 +114,32 @@ func TestSmallest(t *testing.T) {
 	t.Run("the threshold itself is a match", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
 		cache(t, r, "r2", "a---------")
-		assert.Equal(t, "r2", routertest.Choose(t, r, askText("abcdefghij")).Replica.ID)
-		assert.Equal(t, "r1", routertest.Choose(t, r, askText("abcdefghijk")).Replica.ID)
+		assert.Equal(t, "r2", routertest.Choose(t, r.Router, askText("abcdefghij")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("abcdefghijk")).Replica.ID)
 	})
 	t.Run("of the longest matches the fewest ongoing", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2", "r3")
 		cache(t, r, "r1", "hello world")
 		cache(t, r, "r2", "hello world")
 		cache(t, r, "r3", "hello")
-		assert.Equal(t, "r1", routertest.Choose(t, r, askText("hello world")).Replica.ID)
-		policytest.Fill(t, r, "r1", 2)
-		policytest.Fill(t, r, "r2", 1)
-		assert.Equal(t, "r2", routertest.Choose(t, r, askText("hello world")).Replica.ID, "r3 holds less")
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("hello world")).Replica.ID)
+		policytest.Fill(t, r.Router, "r1", 2)
+		policytest.Fill(t, r.Router, "r2", 1)
+		assert.Equal(t, "r2", routertest.Choose(t, r.Router, askText("hello world")).Replica.ID, "r3 holds less")
 	})
 	t.Run("a full holder is passed over", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
 		cache(t, r, "r2", "hello world")
 		fleet := policytest.Bounded(policytest.Replicas("r1", "r2"), 1)
-		policytest.SetFleet(r, fleet)
-		policytest.Fill(t, r, "r2", 1)
-		assert.Equal(t, "r1", routertest.Choose(t, r, askText("hello world")).Replica.ID)
-		policytest.Fill(t, r, "r1", 1)
-		assert.Nil(t, routertest.Choose(t, r, askText("hello world")).Replica)
+		policytest.SetFleet(r.Router, fleet)
+		policytest.Fill(t, r.Router, "r2", 1)
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("hello world")).Replica.ID)
+		policytest.Fill(t, r.Router, "r1", 1)
+		assert.Nil(t, routertest.Choose(t, r.Router, askText("hello world")).Replica)
 	})
 	t.Run("threshold 0 without a match: all", func(t *testing.T) {
 		r := rays(t, func(c *Config) { c.MatchRateThreshold = 0 }, "r1", "r2")
 		cache(t, r, "r1", "hello")
-		assert.Equal(t, "r1", routertest.Choose(t, r, askText("z")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("z")).Replica.ID)
 	})
 }

@@ -7,15 +7,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 )
 
-func build() policy.Policy { return with(DefaultConfig()) }
-
-func with(c Config) *rotation {
-	p, err := New(c)
-	if err != nil {
-		panic(err)
-	}
-	return p.(*rotation)
-}
+func build() policy.Policy { return newRotation().policy() }
 
 func TestConform(t *testing.T) { policytest.Conform(t, build) }
 

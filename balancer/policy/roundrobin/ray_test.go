@@ -16,7 +16,7 @@ import (
 
 // from returns the policy with its cursor at a place.
 func from(next uint64) *rotation {
-	p := with(DefaultConfig())
+	p := newRotation()
 	p.next.Store(next)
 	p.started.Store(true)
 	return p
@@ -36,8 +36,8 @@ func route(t *testing.T, r *router.Router, q *policy.Request, n int) (ids []stri
 func TestRayCounterStartsAtRandom(t *testing.T) {
 	seen := make(map[uint64]bool)
 	for seed := range uint64(20) {
-		p := with(DefaultConfig())
-		r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *router.Options) { o.Rand = routertest.Seeded(seed) })
+		p := newRotation()
+		r := policytest.NewRouter(t, p.policy(), policytest.Fleet(3), func(o *router.Options) { o.Rand = routertest.Seeded(seed) })
 		policytest.Route(t, r, &policy.Request{})
 		require.Less(t, p.next.Load()-1, uint64(1<<31))
 		seen[p.next.Load()] = true
@@ -46,31 +46,31 @@ func TestRayCounterStartsAtRandom(t *testing.T) {
 }
 
 func TestRayOrderFollowsTheFleet(t *testing.T) {
-	r := policytest.NewRouter(t, from(0), policytest.Replicas("r2", "r0", "r1"))
+	r := policytest.NewRouter(t, from(0).policy(), policytest.Replicas("r2", "r0", "r1"))
 	require.Equal(t, []string{"r2", "r0", "r1", "r2"}, route(t, r, &policy.Request{}, 4))
 }
 
 func TestRayMetadataIsIgnored(t *testing.T) {
-	r := policytest.NewRouter(t, from(0), policytest.Replicas("r2", "r0", "r1"))
+	r := policytest.NewRouter(t, from(0).policy(), policytest.Replicas("r2", "r0", "r1"))
 	q := &policy.Request{Session: "s", Model: "m", Adapter: "no replica declares any"}
 	require.Equal(t, []string{"r2", "r0", "r1", "r2"}, route(t, r, q, 4))
 }
 
 func TestRayFullReplicaIsSkipped(t *testing.T) {
-	r := policytest.NewRouter(t, from(0), policytest.Bounded(policytest.Fleet(2), 1))
+	r := policytest.NewRouter(t, from(0).policy(), policytest.Bounded(policytest.Fleet(2), 1))
 	policytest.Fill(t, r, "r0", 1)
 	require.Equal(t, "r1", policytest.Route(t, r, &policy.Request{}))
 }
 
 func TestRayNoCandidatesLeaveTheCounter(t *testing.T) {
 	p := from(7)
-	r := policytest.NewRouter(t, p, nil)
+	r := policytest.NewRouter(t, p.policy(), nil)
 	require.Nil(t, routertest.Choose(t, r, &policy.Request{}).Replica)
 	require.EqualValues(t, 7, p.next.Load())
 }
 
 func TestRayTeardownLeavesNobodyPending(t *testing.T) {
-	r := policytest.NewRouter(t, from(0), policytest.Fleet(3))
+	r := policytest.NewRouter(t, from(0).policy(), policytest.Fleet(3))
 	for range 10 {
 		policytest.Route(t, r, &policy.Request{})
 	}

@@ -23,7 +23,6 @@
 package roundrobin
 
 import (
-	"context"
 	"hash/maphash"
 	"sync/atomic"
 
@@ -43,8 +42,17 @@ type Config struct{}
 func DefaultConfig() Config { return Config{} }
 
 // New returns the policy.
-func New(Config) (policy.Policy, error) {
-	return &rotation{seed: maphash.MakeSeed()}, nil
+func New(Config) (policy.Policy, error) { return newRotation().policy(), nil }
+
+func newRotation() *rotation { return &rotation{seed: maphash.MakeSeed()} }
+
+func (p *rotation) policy() policy.Policy {
+	return policy.Policy{
+		Choose:      p.choose,
+		Preview:     p.preview,
+		ChooseQuick: p.chooseQuick,
+		Observer:    policy.Observer{Withdrawn: p.withdrawn},
+	}
 }
 
 // rotation is the policy round_robin. All but the atomics is guarded by the Router's lock.
@@ -52,7 +60,7 @@ type rotation struct {
 	// next is the cursor of requests without an adapter, once started.
 	started atomic.Bool
 	next    atomic.Uint64
-	last    string // id of the replica that Choose picked last for such a request
+	last    string // id of the replica that choose picked last for such a request
 
 	// epoch is the View's for which adapters was found: whether any replica
 	// declares adapters.
@@ -73,22 +81,7 @@ type cursor struct {
 	last    string // id of the replica picked last
 }
 
-var (
-	_ policy.Policy             = (*rotation)(nil)
-	_ policy.KeyUser            = (*rotation)(nil)
-	_ policy.QuickChooser       = (*rotation)(nil)
-	_ policy.Previewer          = (*rotation)(nil)
-	_ policy.WithdrawalObserver = (*rotation)(nil)
-)
-
-// Uses implements [policy.KeyUser]: the policy looks at no key.
-func (p *rotation) Uses() policy.Uses { return 0 }
-
-// Prepare implements [policy.Policy]. There is nothing to prepare.
-func (p *rotation) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-// Choose implements [policy.Policy].
-func (p *rotation) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *rotation) choose(q *policy.Request, v policy.View) policy.Decision {
 	if len(v.Connected()) == 0 {
 		return policy.Wait()
 	}
@@ -96,7 +89,7 @@ func (p *rotation) Choose(q *policy.Request, v policy.View) policy.Decision {
 		return p.choosePlain(q, v)
 	}
 	c := p.cursorFor(q, v)
-	d := choose(q, v, true, &c.next)
+	d := next(q, v, true, &c.next)
 	if d.Replica != nil {
 		c.last = d.Replica.ID
 	}
@@ -110,7 +103,7 @@ func (p *rotation) choosePlain(q *policy.Request, v policy.View) policy.Decision
 	}
 	from := p.next.Load()
 	to := from
-	d := choose(q, v, false, &to)
+	d := next(q, v, false, &to)
 	if d.Replica != nil {
 		p.next.Add(to - from) // quick picks move it too
 		p.last = d.Replica.ID
@@ -118,41 +111,40 @@ func (p *rotation) choosePlain(q *policy.Request, v policy.View) policy.Decision
 	return d
 }
 
-// ChooseQuick implements [policy.QuickChooser]: the next replica, if it has room and a connection.
-func (p *rotation) ChooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
+// chooseQuick returns the next replica, if it has room and a connection.
+func (p *rotation) chooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
 	all := v.Connected()
 	if len(all) == 0 || !p.started.Load() {
 		return nil, ""
 	}
 	r := all[(p.next.Add(1)-1)%uint64(len(all))]
 	if !r.Open() {
-		return nil, "" // Choose goes on behind it
+		return nil, "" // choose goes on behind it
 	}
 	return r, policy.ReasonRoundRobin
 }
 
-// Preview implements [policy.Previewer]: the cursor stays.
-func (p *rotation) Preview(q *policy.Request, v policy.View) policy.Decision {
+// preview is choose, and the cursor stays.
+func (p *rotation) preview(q *policy.Request, v policy.View) policy.Decision {
 	if len(v.Connected()) == 0 {
 		return policy.Wait()
 	}
 	tiers := q.Adapter != "" && p.adaptersIn(v)
-	next, known := p.next.Load(), p.started.Load()
+	at, known := p.next.Load(), p.started.Load()
 	if tiers {
 		c := p.cursorOf(q)
 		if known = c != nil; known {
-			next = c.next
+			at = c.next
 		}
 	}
 	if !known {
-		next = start(v)
+		at = start(v)
 	}
-	return choose(q, v, tiers, &next)
+	return next(q, v, tiers, &at)
 }
 
-// Withdrawn implements [policy.WithdrawalObserver]: the replica of a withdrawn pick is the
-// next one, unless others have been picked since.
-func (p *rotation) Withdrawn(q *policy.Request, d policy.Decision) {
+// withdrawn makes the replica of a withdrawn pick the next one, unless others have been picked since.
+func (p *rotation) withdrawn(q *policy.Request, d policy.Decision) {
 	if q.Adapter == "" || !p.adapters {
 		if p.last == d.Replica.ID {
 			p.next.Add(^uint64(0))
@@ -165,9 +157,9 @@ func (p *rotation) Withdrawn(q *policy.Request, d policy.Decision) {
 	}
 }
 
-// choose picks the next of the first tier with an available replica, of the whole fleet
+// next picks the next of the first tier with an available replica, of the whole fleet
 // where there are no tiers of adapters.
-func choose(q *policy.Request, v policy.View, tiers bool, next *uint64) policy.Decision {
+func next(q *policy.Request, v policy.View, tiers bool, cursor *uint64) policy.Decision {
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
@@ -176,7 +168,7 @@ func choose(q *policy.Request, v policy.View, tiers bool, next *uint64) policy.D
 		if !tiers && !pool.Whole {
 			continue // a tier of locality
 		}
-		if r := after(pool, next); r != nil {
+		if r := after(pool, cursor); r != nil {
 			return policy.To(r, policy.ReasonRoundRobin)
 		}
 	}

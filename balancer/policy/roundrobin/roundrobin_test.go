@@ -14,7 +14,7 @@ import (
 
 func TestEveryReplicaOnceInARow(t *testing.T) {
 	for n := 1; n < 20; n++ {
-		r := policytest.NewRouter(t, with(DefaultConfig()), policytest.Fleet(n))
+		r := policytest.NewRouter(t, newRotation().policy(), policytest.Fleet(n))
 		for range 3 {
 			seen := make(map[string]bool)
 			for _, id := range route(t, r, &policy.Request{}, n) {
@@ -27,7 +27,7 @@ func TestEveryReplicaOnceInARow(t *testing.T) {
 
 // In Ray the neighbour of a full replica gets its own turn and that one's.
 func TestSkippedTurnIsLost(t *testing.T) {
-	r := policytest.NewRouter(t, from(0), policytest.Bounded(policytest.Fleet(4), 1))
+	r := policytest.NewRouter(t, from(0).policy(), policytest.Bounded(policytest.Fleet(4), 1))
 	release := policytest.Fill(t, r, "r1", 1)
 	require.Equal(t, []string{"r0", "r2", "r3", "r0", "r2", "r3"}, route(t, r, &policy.Request{}, 6))
 	release(1)
@@ -36,7 +36,7 @@ func TestSkippedTurnIsLost(t *testing.T) {
 
 func TestAllFullLeavesTheCursor(t *testing.T) {
 	p := from(5)
-	r := policytest.NewRouter(t, p, policytest.Bounded(policytest.Fleet(2), 1))
+	r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(2), 1))
 	policytest.Fill(t, r, "r0", 1)
 	policytest.Fill(t, r, "r1", 1)
 	require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrFull)
@@ -46,7 +46,7 @@ func TestAllFullLeavesTheCursor(t *testing.T) {
 func TestLocalityDoesNotMatter(t *testing.T) {
 	fleet := policytest.Fleet(3)
 	fleet[1].Node, fleet[1].Zone = "here", "here"
-	r := policytest.NewRouter(t, from(0), fleet, func(o *router.Options) { o.Node, o.Zone = "here", "here" })
+	r := policytest.NewRouter(t, from(0).policy(), fleet, func(o *router.Options) { o.Node, o.Zone = "here", "here" })
 	require.Equal(t, []string{"r0", "r1", "r2"}, route(t, r, &policy.Request{}, 3))
 	fleet[2].Adapters = []string{"a"}
 	policytest.SetFleet(r, fleet)
@@ -54,7 +54,7 @@ func TestLocalityDoesNotMatter(t *testing.T) {
 }
 
 func TestRetryAsksTheUntriedFirst(t *testing.T) {
-	r := policytest.NewRouter(t, from(0), policytest.Fleet(3))
+	r := policytest.NewRouter(t, from(0).policy(), policytest.Fleet(3))
 	q := &policy.Request{}
 	q.NextAttempt(r.View().ByID("r0"))
 	for _, want := range []string{"r1", "r2", "r1"} {
@@ -70,7 +70,7 @@ func TestACursorForEachAdapter(t *testing.T) {
 	fleet[0].Adapters = []string{"a", "b"}
 	fleet[1].Adapters = []string{"a", "b"}
 	fleet[2].Adapters = []string{"c"}
-	r := policytest.NewRouter(t, from(0), fleet)
+	r := policytest.NewRouter(t, from(0).policy(), fleet)
 	seen := make(map[string]int)
 	for range 10 { // in step: with one cursor each would always meet the same
 		seen["a"+route(t, r, &policy.Request{Adapter: "a"}, 1)[0]]++
@@ -85,7 +85,7 @@ func TestAdapterSpillsTierByTier(t *testing.T) {
 	fleet := policytest.Bounded(policytest.Fleet(3), 1)
 	fleet[0].Adapters = []string{"a"}
 	fleet[1].Adapters = []string{"b"}
-	r := policytest.NewRouter(t, from(0), fleet)
+	r := policytest.NewRouter(t, from(0).policy(), fleet)
 	q := &policy.Request{Adapter: "a"}
 	for _, want := range []string{"r0", "r2", "r1"} {
 		require.Equal(t, want, policytest.Pick(t, r, q).Decision.Replica.ID)
@@ -96,8 +96,8 @@ func TestAdapterSpillsTierByTier(t *testing.T) {
 func TestTableOfAdaptersIsBounded(t *testing.T) {
 	fleet := policytest.Fleet(3)
 	fleet[0].Adapters = []string{"a"}
-	p := with(DefaultConfig())
-	r := policytest.NewRouter(t, p, fleet)
+	p := newRotation()
+	r := policytest.NewRouter(t, p.policy(), fleet)
 	for i := range 3 * maxAdapters {
 		policytest.Route(t, r, &policy.Request{Adapter: fmt.Sprint(i)})
 		require.LessOrEqual(t, len(p.cursors), maxAdapters)

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"context"
 	"encoding/json"
 	"math/rand/v2"
 	"testing"
@@ -43,16 +42,10 @@ type recorder struct {
 	record func([]policy.CacheChange)
 }
 
-func (*recorder) Uses() policy.Uses { return 0 }
-
-func (*recorder) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-func (p *recorder) Choose(_ *policy.Request, v policy.View) policy.Decision {
+func (p *recorder) choose(_ *policy.Request, v policy.View) policy.Decision {
 	p.turn++
 	return policy.To(v.Connected()[p.turn%len(v.Connected())], policy.ReasonRoundRobin)
 }
-
-func (p *recorder) CacheChanged(changes []policy.CacheChange) { p.record(changes) }
 
 // recorded runs a workload with recorders for three clients of a mixed fleet.
 func recorded(t *testing.T, name string, rs []workload.Request, share Share, record func(client int, changes []policy.CacheChange)) *run {
@@ -60,7 +53,8 @@ func recorded(t *testing.T, name string, rs []workload.Request, share Share, rec
 	policy.Register(name, func(json.RawMessage) (policy.Policy, error) {
 		client := n
 		n++
-		return &recorder{record: func(cs []policy.CacheChange) { record(client, cs) }}, nil
+		p := &recorder{record: func(cs []policy.CacheChange) { record(client, cs) }}
+		return policy.Policy{Choose: p.choose, Observer: policy.Observer{CacheChanged: p.record}}, nil
 	})
 	c := small(name, 3, share)
 	c.Engines = []enginesim.Config{{KVTokens: 40_000}, {Preset: "2xh100-8b", KVTokens: 60_000}}

@@ -152,7 +152,7 @@ func (r *run) router(i int) (*router.Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p == nil {
+	if p.Choose == nil {
 		return router.FromConfig(&config, adjust)
 	}
 	config.Policy.Name, config.Policy.Config = "", nil

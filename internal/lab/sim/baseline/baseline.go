@@ -22,17 +22,17 @@ type kind struct {
 }
 
 var kinds = map[string]kind{
-	"random":               {build: always(func(*Fleet) policy.Policy { return scan{anyOf, "random"} })},
-	"least_requests":       {build: always(func(*Fleet) policy.Policy { return scan{requests, "least_requests"} })},
-	"least_tokens":         {build: always(func(*Fleet) policy.Policy { return scan{load, policy.ReasonLeastLoaded} })},
+	"random":               {build: always(func(*Fleet) policy.Policy { return scan(anyOf, "random") })},
+	"least_requests":       {build: always(func(*Fleet) policy.Policy { return scan(requests, "least_requests") })},
+	"least_tokens":         {build: always(func(*Fleet) policy.Policy { return scan(load, policy.ReasonLeastLoaded) })},
 	"ray_prefix":           {build: func(*Fleet) (policy.Policy, error) { return newRay() }},
-	"smg_cache_aware_2025": {build: always(func(f *Fleet) policy.Policy { return newSMG(f, false) }), static: true},
-	"smg_cache_aware":      {build: always(func(f *Fleet) policy.Policy { return newSMG(f, true) }), static: true},
-	"llmd_default": {build: always(func(f *Fleet) policy.Policy { return newLLMD(f) }),
+	"smg_cache_aware_2025": {build: always(func(f *Fleet) policy.Policy { return newSMG(f, false).policy() }), static: true},
+	"smg_cache_aware":      {build: always(func(f *Fleet) policy.Policy { return newSMG(f, true).policy() }), static: true},
+	"llmd_default": {build: always(func(f *Fleet) policy.Policy { return newLLMD(f).policy() }),
 		scrape: 50 * time.Millisecond, static: true},
-	"dynamo": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 1) }), events: true,
+	"dynamo": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 1).policy() }), events: true,
 		static: true},
-	"dynamo_s16": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 16) }), events: true,
+	"dynamo_s16": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 16).policy() }), events: true,
 		static: true},
 }
 
@@ -49,16 +49,17 @@ func NeedsKVEvents(name string) bool { return kinds[name].events }
 // StaticFleet reports whether a baseline is written for a fleet that does not change.
 func StaticFleet(name string) bool { return kinds[name].static }
 
-// New builds a baseline for one Router; nil if the name is not one of them. Those of one run share the Fleet.
+// New builds a baseline for one Router; none if the name is not one of them. Those of one run share the Fleet.
 func New(name string, f *Fleet) (policy.Policy, error) {
 	k, ok := kinds[name]
 	if !ok {
-		return nil, nil
+		return policy.Policy{}, nil
 	}
 	p, err := k.build(f)
 	if err != nil {
-		return nil, fmt.Errorf("baseline %s: %w", name, err)
+		return policy.Policy{}, fmt.Errorf("baseline %s: %w", name, err)
 	}
+	p.Name = name
 	return p, nil
 }
 
@@ -142,11 +143,7 @@ type found struct {
 	most   int
 }
 
-// Uses implements [policy.KeyUser].
-func (*prompted) Uses() policy.Uses { return policy.UsesPrompt }
-
-// Prepare implements [policy.Policy].
-func (p *prompted) Prepare(_ context.Context, q *policy.Request, _ policy.View) error {
+func (p *prompted) prepare(_ context.Context, q *policy.Request, _ policy.View) error {
 	s := p.read(q, len(p.slots))
 	var m kvindex.Matches
 	p.index.Match(s.blocks, &m)
@@ -185,25 +182,15 @@ func (p *prompted) to(q *policy.Request, r *policy.Replica, why policy.Reason) p
 	return d
 }
 
-// scan is a rule that looks at loads only.
-type scan struct {
-	cost func(policy.View, *policy.Replica) float64
-	why  policy.Reason
-}
-
-// Uses implements [policy.KeyUser].
-func (scan) Uses() policy.Uses { return 0 }
-
-// Prepare implements [policy.Policy].
-func (scan) Prepare(context.Context, *policy.Request, policy.View) error { return nil }
-
-// Choose implements [policy.Policy].
-func (s scan) Choose(q *policy.Request, v policy.View) policy.Decision {
-	r := least(q, v, func(r *policy.Replica) float64 { return s.cost(v, r) })
-	if r == nil {
-		return policy.Wait()
-	}
-	return policy.To(r, s.why)
+// scan returns a policy that looks at loads only.
+func scan(cost func(policy.View, *policy.Replica) float64, why policy.Reason) policy.Policy {
+	return policy.Policy{Choose: func(q *policy.Request, v policy.View) policy.Decision {
+		r := least(q, v, func(r *policy.Replica) float64 { return cost(v, r) })
+		if r == nil {
+			return policy.Wait()
+		}
+		return policy.To(r, why)
+	}}
 }
 
 func anyOf(policy.View, *policy.Replica) float64        { return 0 }

@@ -18,11 +18,11 @@ func TestNames(t *testing.T) {
 		f := NewFleet(name, 2, engines)
 		p, err := New(name, f)
 		require.NoError(t, err)
-		require.NotNil(t, p)
+		require.Equal(t, name, p.Name)
 	}
 	p, err := New("round_robin", NewFleet("round_robin", 2, engines))
 	require.NoError(t, err)
-	require.Nil(t, p)
+	require.Nil(t, p.Choose)
 }
 
 func TestRandomIsEven(t *testing.T) {
@@ -143,8 +143,11 @@ func TestDynamoCost(t *testing.T) {
 
 // Decode blocks are counted once for all that share them, and freed with the last.
 func TestDynamoActive(t *testing.T) {
-	w := newWorld(t, "dynamo", 1)
-	p := w.router.Policy().(*dynamo)
+	var p *dynamo
+	w := worldOf(t, "dynamo", 1, func(f *Fleet) policy.Policy {
+		p = newDynamo(f, 1)
+		return p.policy()
+	})
 	a, b := w.pick("", 1, 160, 2, 40), w.pick("", 1, 160, 3, 32)
 	require.Equal(t, 10+2+2, p.active[0].blocks)
 	require.Equal(t, 1, p.active[0].tails)

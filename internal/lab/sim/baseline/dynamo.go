@@ -18,15 +18,22 @@ func newDynamo(f *Fleet, scale float64) *dynamo {
 	return &dynamo{prompted: prompted{block: f.block}, fleet: f, scale: scale, active: make([]active, f.replicas)}
 }
 
-// Prepare implements [policy.Policy].
-func (p *dynamo) Prepare(_ context.Context, q *policy.Request, _ policy.View) error {
+func (p *dynamo) prepare(_ context.Context, q *policy.Request, _ policy.View) error {
 	s := p.read(q, p.fleet.replicas)
 	p.fleet.cached(s.blocks, s.depth)
 	return nil
 }
 
-// Choose implements [policy.Policy].
-func (p *dynamo) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *dynamo) policy() policy.Policy {
+	return policy.Policy{
+		Uses:     policy.UsesPrompt,
+		Prepare:  p.prepare,
+		Choose:   p.choose,
+		Observer: policy.Observer{Routed: p.add, Completed: p.remove},
+	}
+}
+
+func (p *dynamo) choose(q *policy.Request, v policy.View) policy.Decision {
 	s := q.Prepared.(*found)
 	bs := float64(p.block)
 	whole := float64((q.PromptTokens + p.block - 1) / p.block)
@@ -40,8 +47,8 @@ func (p *dynamo) Choose(q *policy.Request, v policy.View) policy.Decision {
 	return p.to(q, r, policy.ReasonKVCost)
 }
 
-// Routed implements [policy.RouteObserver].
-func (p *dynamo) Routed(q *policy.Request, d policy.Decision) {
+// add counts the blocks of a request that was sent.
+func (p *dynamo) add(q *policy.Request, d policy.Decision) {
 	a := &p.active[d.Replica.Index()]
 	s, ok := q.Prepared.(*found)
 	if !ok {
@@ -53,8 +60,8 @@ func (p *dynamo) Routed(q *policy.Request, d policy.Decision) {
 	}
 }
 
-// Completed implements [policy.CompletionObserver].
-func (p *dynamo) Completed(q *policy.Request, d policy.Decision, _ policy.Outcome) {
+// remove is the end of what add counted.
+func (p *dynamo) remove(q *policy.Request, d policy.Decision, _ policy.Outcome) {
 	a := &p.active[d.Replica.Index()]
 	s, ok := q.Prepared.(*found)
 	if !ok {

@@ -24,8 +24,16 @@ func newLLMD(f *Fleet) *llmd {
 	return &llmd{guess(f, llmdBlock, kvindex.Options{MaxBytes: unbounded, MaxBlocksPerReplica: f.blocks}), f}
 }
 
-// Choose implements [policy.Policy].
-func (p *llmd) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *llmd) policy() policy.Policy {
+	return policy.Policy{
+		Uses:     policy.UsesPrompt,
+		Prepare:  p.prepare,
+		Choose:   p.choose,
+		Observer: policy.Observer{Routed: p.remember},
+	}
+}
+
+func (p *llmd) choose(q *policy.Request, v policy.View) policy.Decision {
 	s := q.Prepared.(*found)
 	low, high := -1, 0
 	for _, r := range v.Connected() {
@@ -51,6 +59,3 @@ func (p *llmd) Choose(q *policy.Request, v policy.View) policy.Decision {
 	})
 	return p.to(q, r, "score")
 }
-
-// Routed implements [policy.RouteObserver].
-func (p *llmd) Routed(q *policy.Request, d policy.Decision) { p.remember(q, d) }

@@ -28,6 +28,15 @@ type world struct {
 
 func newWorld(t *testing.T, name string, replicas int) *world {
 	t.Helper()
+	return worldOf(t, name, replicas, func(f *Fleet) policy.Policy {
+		p, err := New(name, f)
+		require.NoError(t, err)
+		return p
+	})
+}
+
+func worldOf(t *testing.T, name string, replicas int, build func(*Fleet) policy.Policy) *world {
+	t.Helper()
 	engine := enginesim.Config{KVTokens: 160_000, BlockSize: 16}
 	w := &world{t: t, fleet: NewFleet(name, replicas, []enginesim.Config{engine})}
 	members := make([]router.Member, replicas)
@@ -38,9 +47,8 @@ func newWorld(t *testing.T, name string, replicas int) *world {
 		w.engines = append(w.engines, e)
 		w.fleet.Watch(e)
 	}
-	p, err := New(name, w.fleet)
-	require.NoError(t, err)
-	w.router, err = router.NewRouter(router.Options{Policy: p, Rand: rand.New(rand.NewPCG(1, 1))})
+	var err error
+	w.router, err = router.NewRouter(router.Options{Policy: build(w.fleet), Rand: rand.New(rand.NewPCG(1, 1))})
 	require.NoError(t, err)
 	w.router.SetFleet(members)
 	for _, m := range members {

@@ -32,8 +32,16 @@ func newSMG(f *Fleet, gate bool) *smg {
 	}
 }
 
-// Choose implements [policy.Policy].
-func (p *smg) Choose(q *policy.Request, v policy.View) policy.Decision {
+func (p *smg) policy() policy.Policy {
+	return policy.Policy{
+		Uses:     policy.UsesPrompt,
+		Prepare:  p.prepare,
+		Choose:   p.choose,
+		Observer: policy.Observer{Routed: p.note},
+	}
+}
+
+func (p *smg) choose(q *policy.Request, v policy.View) policy.Decision {
 	s := q.Prepared.(*found)
 	matched := float64(s.most*p.block) > smgThreshold*float64(q.PromptTokens)
 	if !p.gate && unbalanced(q, v) {
@@ -108,8 +116,8 @@ func overloaded(v policy.View, r *policy.Replica) bool {
 	return n > smgRel*mean && n > mean+smgAbs
 }
 
-// Routed implements [policy.RouteObserver].
-func (p *smg) Routed(q *policy.Request, d policy.Decision) {
+// note counts a route.
+func (p *smg) note(q *policy.Request, d policy.Decision) {
 	p.routed++
 	p.sent[d.Replica.Index()]++
 	p.last[d.Replica.Index()] = p.routed
