@@ -11,7 +11,9 @@ import (
 )
 
 // bySession is a policy with an order for each session; it waits for the first.
-func bySession() policy.Policy { return policy.Policy{Uses: policy.UsesSession, Choose: chooseBySession} }
+func bySession() policy.Policy {
+	return policy.Policy{Uses: policy.UsesSession, Choose: chooseBySession}
+}
 
 func chooseBySession(q *policy.Request, v policy.View) policy.Decision {
 	var want []*policy.Replica

@@ -17,8 +17,8 @@ type Router struct {
 	opts       Options
 	prepares   bool
 	callsOut   bool
-	takesLoad  bool      // reports of it
-	learns     bool      // rates
+	takesLoad  bool            // reports of it
+	learns     bool            // rates
 	own        policy.Observer // of the policy
 	hosted     hosted
 	gate       gate
