@@ -101,9 +101,7 @@ func (s *Server) warnReadOnce(c *Config) {
 		{"metrics", s.first.Metrics, c.Metrics},
 		{"log_calls", s.first.LogCalls, c.LogCalls},
 		{"http", s.first.HTTP, c.HTTP},
-		{"max_message_bytes", s.first.MaxMessageBytes, c.MaxMessageBytes},
 		{"max_connections", s.first.MaxConnections, c.MaxConnections},
-		{"max_streams", s.first.MaxStreams, c.MaxStreams},
 	} {
 		if !reflect.DeepEqual(f.was, f.now) {
 			s.log.Warn("warmpath: a field that is read once has changed: the new value counts after a restart", "field", f.name)

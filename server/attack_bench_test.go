@@ -19,7 +19,7 @@ import (
 // What a caller waits for an answer: alone, and while another one floods the server from four connections, with its own
 // token and a rate of 1,000, or with a wrong one. Client, attacker and server share the machine.
 func BenchmarkUnderAttack(b *testing.B) {
-	f := start(b, strings.Replace(siege, "max_calls: 700", "rate: 1000", 1))
+	f := start(b, strings.Replace(siege, "evils]", "evils], rate: 1000", 1))
 	good := f.with(b, goodToken)
 	for _, attack := range []struct{ name, token string }{{"alone", ""}, {"flood", evilToken}, {"wrong-token", "wrong-0123456789abc"}} {
 		b.Run(attack.name, func(b *testing.B) {

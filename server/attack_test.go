@@ -28,11 +28,10 @@ const (
 const siege = `
 load_interval: 10s
 max_reservations: 2000
-max_watchers: 200
-max_streams: 500
+max_connections: 1400
 principals:
 - {name: good, token: good-0123456789abc, deployments: [shared, goods]}
-- {name: evil, token: evil-0123456789abc, deployments: [shared, evils], max_calls: 700}
+- {name: evil, token: evil-0123456789abc, deployments: [shared, evils]}
 deployments:
   shared: {policy: {round_robin: {}}, replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]}
   goods: {policy: {round_robin: {}}, replicas: [{id: c, address: "10.0.0.3:1"}]}
@@ -175,7 +174,7 @@ func neverReleasing(t *testing.T, f *fixture) {
 func manyWatches(t *testing.T, f *fixture) {
 	evil := f.with(t, evilToken)
 	watching := 0
-	for i := range 300 {
+	for i := range 500 {
 		stream, err := evil.WatchReplicas(soon(t))
 		require.NoError(t, err)
 		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{Deployment: "shared", ClientId: fmt.Sprint(i)}}))
@@ -185,7 +184,7 @@ func manyWatches(t *testing.T, f *fixture) {
 			require.Equal(t, codes.ResourceExhausted, status.Code(err))
 		}
 	}
-	require.Equal(t, 100, watching, "half of max_watchers")
+	require.Equal(t, 350, watching, "a quarter of max_connections")
 	stream, err := f.with(t, goodToken).WatchReplicas(soon(t))
 	require.NoError(t, err)
 	require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{Deployment: "shared", ClientId: "1"}}))

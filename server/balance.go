@@ -16,7 +16,6 @@ type balance struct {
 	limits  *atomic.Pointer[Config]
 	picks   *picks
 	sources *sources
-	polls   *polls
 
 	ledger  ledger
 	loads   loads
@@ -51,14 +50,13 @@ func (b *balance) unsettled(m *member, now time.Time) bool {
 	if !now.Before(b.settles) {
 		return false
 	}
-	_, at, reports := b.reportedBy(m.ID)
-	return !reports || now.Sub(at) >= time.Duration(b.limits.Load().StaleAfter)
+	return now.Sub(b.sources.loadOf(m.ID).at) >= staleAfter
 }
 
 // tick adds up the load at the end of an interval, and gives the Router its peer load.
 func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 	limits := b.limits.Load()
-	stale := b.ledger.count(now, time.Duration(limits.StaleAfter), time.Duration(limits.Lease))
+	stale := b.ledger.count(now)
 	view := rt.View()
 	var peers []router.PeerLoad
 	set := func(rep *policy.Replica, load replicaLoad) {
@@ -123,20 +121,12 @@ func (b *balance) of(p *principal) *loads {
 func (b *balance) totalOf(m *member, own replicaLoad, now time.Time) (total replicaLoad, fresh bool) {
 	total = own
 	total.add(b.ledger.total[m.number], 1)
-	load, at, reports := b.reportedBy(m.ID)
-	if !reports {
+	load := b.sources.loadOf(m.ID)
+	if load.at.IsZero() {
 		return total, true
 	}
-	if now.Sub(at) >= time.Duration(b.limits.Load().StaleAfter) {
+	if now.Sub(load.at) >= staleAfter {
 		return total, false
 	}
 	return replicaLoad{max(total.ongoing, load.ongoing), max(total.tokens, load.tokens)}, true
-}
-
-// reportedBy is the load in a replica's registration, or else its polled load; false if there is neither.
-func (b *balance) reportedBy(id string) (load replicaLoad, at time.Time, ok bool) {
-	if load, at, ok = b.sources.loadOf(id); ok {
-		return load, at, ok
-	}
-	return b.polls.loadOf(id)
 }

@@ -20,7 +20,7 @@ import (
 
 func manyReplicas(n int) string {
 	var b strings.Builder
-	b.WriteString("load_interval: 100ms\ncounted_hold: 1s\nmax_reservations: 1000000\ndeployments:\n  chat:\n    replicas:\n")
+	b.WriteString("load_interval: 100ms\nmax_reservations: 1000000\ndeployments:\n  chat:\n    replicas:\n")
 	for i := range n {
 		fmt.Fprintf(&b, "    - {address: \"10.0.%d.%d:1\"}\n", i/256, i%256)
 	}

@@ -24,8 +24,14 @@ import (
 // defaultFallbacks is the number of fallbacks in an answer where the request sets none.
 const defaultFallbacks = 2
 
-// queryHold is how long a pick of mode query adds to the load.
-const queryHold = 500 * time.Millisecond
+const (
+	// maxLease is how long a reservation lasts without a report on it, unless the request asks for less.
+	maxLease = time.Minute
+	// countedHold is how long a pick of mode count adds to the load, queryHold one of mode query.
+	countedHold, queryHold = 10 * time.Second, 500 * time.Millisecond
+	// staleAfter is the age at which a report no longer counts as fresh: load that rests on it is marked as stale.
+	staleAfter = 3 * time.Second
+)
 
 // ChooseReplica implements the service. It makes a span, with the decision on it.
 func (s routingService) ChooseReplica(ctx context.Context,
@@ -146,7 +152,7 @@ func (k *picks) choose(
 	x.replica = numberOf(x.reservation.Decision.Replica)
 	x.q.DropPrompt()
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
-	length := k.holdFor(r)
+	length := holdFor(r)
 	a := k.answer(h, r, x) // before the lease is in force
 	x.q.Settle()           // else the lease would keep the lists of the request
 	k.leases.hold(x, reserves, length, k.now())
@@ -206,19 +212,17 @@ func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time
 }
 
 // holdFor is how long the pick adds to the load.
-func (k *picks) holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
-	limits := k.limits.Load()
+func holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
 	switch r.GetMode() {
 	case warmpathv1.PickMode_PICK_MODE_QUERY:
 		return queryHold
 	case warmpathv1.PickMode_PICK_MODE_RESERVE:
-		longest := time.Duration(limits.Lease)
 		if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
-			return min(asked, longest)
+			return min(asked, maxLease)
 		}
-		return longest
+		return maxLease
 	}
-	return time.Duration(limits.CountedHold)
+	return countedHold
 }
 
 // again is the answer to the first call of the lease's name, once it is made; waits = wait for it until the context

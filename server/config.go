@@ -39,27 +39,12 @@ type Config struct {
 	LogCalls bool `json:"log_calls,omitempty"`
 	// LoadInterval is how often watching clients are sent the load; 10ms to 10s, default 100ms.
 	LoadInterval policy.Duration `json:"load_interval,omitempty"`
-	// StaleAfter is the age at which a report no longer counts as fresh: load that rests on it is marked as stale; 1s to
-	// 1h, default 3s.
-	StaleAfter policy.Duration `json:"stale_after,omitempty"`
-	// Lease is how long a reservation lasts without a report on it; 1s to 24h, default 1m.
-	Lease policy.Duration `json:"lease,omitempty"`
-	// CountedHold is how long a pick of mode count adds to the load; 1ms to 1h, default 10s.
-	CountedHold policy.Duration `json:"counted_hold,omitempty"`
-	// MaxMessageBytes bounds a message that is received; 1 KiB to 1 GiB, default 4 MiB. Read once.
-	MaxMessageBytes int `json:"max_message_bytes,omitempty"`
 	// MaxConnections bounds the connections, of which one host may have half; more are closed at once; default 20,000.
-	// Read once.
+	// Half of it bounds the calls under way of one principal, and the clients that watch one deployment. Read once.
 	MaxConnections int `json:"max_connections,omitempty"`
-	// MaxStreams bounds the calls under way on one connection; default 1,000. Read once.
-	MaxStreams int `json:"max_streams,omitempty"`
-	// MaxWatchers bounds the clients that watch one deployment; default 10,000.
-	MaxWatchers int `json:"max_watchers,omitempty"`
 	// MaxReservations bounds the picks that add to the load of one deployment, of all modes; each takes about 5 KB with
-	// long prompts; default 50,000.
+	// long prompts; default 50,000. One principal may have half of it in all deployments.
 	MaxReservations int `json:"max_reservations,omitempty"`
-	// MaxRegistered bounds the replicas that register themselves in one deployment; default 10,000.
-	MaxRegistered int `json:"max_registered,omitempty"`
 	// Metrics is the address of a page for Prometheus, /metrics; empty = none. OpenTelemetry's environment variables set
 	// OTLP. Read once.
 	Metrics string `json:"metrics,omitempty"`
@@ -77,8 +62,6 @@ type Deployment struct {
 	Replicas Replicas `json:"replicas,omitempty"`
 	// Target is a gRPC target like dns:///host:port, all of whose addresses are replicas.
 	Target string `json:"target,omitempty"`
-	// ResolveInterval is how often Target is resolved anew; 1s to 1h, default 30s.
-	ResolveInterval policy.Duration `json:"resolve_interval,omitempty"`
 	// HealthCheck probes the replicas that do not register; none = they are not probed.
 	HealthCheck *HealthCheck `json:"health_check,omitempty"`
 	// ReplicaTLS is for the server's own connections to replicas: health checks, load (GetLoads), KV events; none =
@@ -116,15 +99,8 @@ func (r *Replicas) UnmarshalJSON(raw []byte) error {
 func (c Config) withDefaults() Config {
 	c.Listen = cmp.Or(c.Listen, "127.0.0.1:4770")
 	c.LoadInterval = cmp.Or(c.LoadInterval, policy.Duration(100*time.Millisecond))
-	c.StaleAfter = cmp.Or(c.StaleAfter, policy.Duration(3*time.Second))
-	c.Lease = cmp.Or(c.Lease, policy.Duration(time.Minute))
-	c.CountedHold = cmp.Or(c.CountedHold, policy.Duration(10*time.Second))
-	c.MaxMessageBytes = cmp.Or(c.MaxMessageBytes, 4<<20)
 	c.MaxConnections = cmp.Or(c.MaxConnections, 20_000)
-	c.MaxStreams = cmp.Or(c.MaxStreams, 1000)
-	c.MaxWatchers = cmp.Or(c.MaxWatchers, 10_000)
 	c.MaxReservations = cmp.Or(c.MaxReservations, 50_000)
-	c.MaxRegistered = cmp.Or(c.MaxRegistered, 10_000)
 	c.HTTP = c.HTTP.WithDefaults()
 	c.Deployments = maps.Clone(c.Deployments)
 	for name, d := range c.Deployments {
@@ -134,12 +110,8 @@ func (c Config) withDefaults() Config {
 }
 
 func (d Deployment) withDefaults() Deployment {
-	d.ResolveInterval = cmp.Or(d.ResolveInterval, policy.Duration(30*time.Second))
 	if d.HealthCheck != nil {
 		d.HealthCheck = new(d.HealthCheck.withDefaults())
-	}
-	if d.LoadPoll != nil {
-		d.LoadPoll = new(d.LoadPoll.withDefaults())
 	}
 	d.Config = d.Config.WithDefaults()
 	return d
@@ -211,17 +183,13 @@ func durationWithin(field string, value policy.Duration, min, max time.Duration)
 func (c *Config) checkBounds() error {
 	return cmp.Or(
 		durationWithin("load_interval", c.LoadInterval, 10*time.Millisecond, 10*time.Second),
-		durationWithin("stale_after", c.StaleAfter, time.Second, time.Hour),
-		durationWithin("lease", c.Lease, time.Second, 24*time.Hour),
-		durationWithin("counted_hold", c.CountedHold, time.Millisecond, time.Hour),
-		within("max_message_bytes", c.MaxMessageBytes, 1<<10, 1<<30),
 		within("max_connections", c.MaxConnections, 1, 1<<20),
-		within("max_streams", c.MaxStreams, 1, 1<<20),
-		within("max_watchers", c.MaxWatchers, 1, 1<<20),
 		within("max_reservations", c.MaxReservations, 1, 1<<24),
-		within("max_registered", c.MaxRegistered, 1, 1<<20),
 	)
 }
+
+// maxWatchers bounds the clients that watch one deployment, and the calls under way of one principal.
+func (c *Config) maxWatchers() int { return (c.MaxConnections + 1) / 2 }
 
 func (c *Config) checkDeployments() error {
 	if len(c.Deployments) == 0 {
@@ -273,7 +241,6 @@ func (d *Deployment) validate() error {
 		return fmt.Errorf("dialects: %w", err)
 	}
 	return cmp.Or(
-		durationWithin("resolve_interval", d.ResolveInterval, time.Second, time.Hour),
 		d.ReplicaTLS.validate(), d.HealthCheck.validate(), d.LoadPoll.validate(),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)

@@ -12,7 +12,6 @@ func TestConfigInThreeLines(t *testing.T) {
 	require.Equal(t, &want, c)
 	d := c.Deployments["chat"]
 	require.Equal(t, "prefix_cache_affinity", d.Policy.Name)
-	require.Equal(t, "30s", d.ResolveInterval.String())
 	require.Equal(t, 3, d.MaxAttempts)
 }
 
@@ -38,10 +37,7 @@ func TestRefusedConfigs(t *testing.T) {
 		{with("target: engines"), `deployments.chat: target: "engines" is not a target like dns:///host:port`},
 		{with("target: 'nosuch:///x'"), "there is no resolver for nosuch"},
 		{with("target: 'dns:///'"), `target: "dns:///" names nothing to resolve`},
-		{with("resolve_interval: 1ms"), "deployments.chat: resolve_interval: 1ms is not between 1s and 1h"},
 		{with("health_check: {interval: 1ms}"), "deployments.chat: health_check.interval: 1ms is not between 100ms and 1h"},
-		{with("health_check: {timeout: 1ms}"), "deployments.chat: health_check.timeout: 1ms is not between 10ms and 1m"},
-		{with("health_check: {failures: 101}"), "deployments.chat: health_check.failures: 101 is not between 1 and 100"},
 		{with("replica_tls: {cert: c}"), "deployments.chat: replica_tls.cert: it needs a key"},
 		{with("health_check: {every: 1s}"), `deployments.chat: health_check: unknown field "every"`},
 		{with("dialects: [{colour: red}]"), "deployments.chat: dialects: "},
@@ -50,8 +46,8 @@ func TestRefusedConfigs(t *testing.T) {
 		{with("replicas: [{address: 'a:1', kv_events: 'udp://x:1'}]"), `deployments.chat: replicas[0].kv_events: "udp://x:1"`},
 		{with("models: ['']"), "deployments.chat: models[0]: the name"},
 		{"load_interval: 1ms\n" + with(""), "load_interval: 1ms is not between 10ms and 10s"},
-		{"lease: 10\n" + with(""), `lease: it is a number, not a duration`},
-		{"max_streams: -1\n" + with(""), "max_streams: -1 is not between 1"},
+		{"load_interval: 10\n" + with(""), `load_interval: it is a number, not a duration`},
+		{"max_reservations: -1\n" + with(""), "max_reservations: -1 is not between 1"},
 		{"listen: nowhere\n" + with(""), `listen: "nowhere" is not host:port`},
 		{"listen: '0.0.0.0:1'\n" + with(""), "listen: 0.0.0.0:1 is not on the loopback, and there is no TLS"},
 		{"listen: ':1'\n" + with(""), "is not on the loopback"},
@@ -87,7 +83,7 @@ func TestRefusedConfigs(t *testing.T) {
 func FuzzConfig(f *testing.F) {
 	for _, s := range []string{
 		quiet, several, "deployments:\n  chat:\n    target: dns:///engines:50051\n", "deployments: {a: {replicas: [{address: 'a:1'}], policy: null}}",
-		"lease: 1s\ndeployments: {a: {register: true, dialects: []}}", `{"deployments":{"a":{"register":true}}}`,
+		"load_interval: 1s\ndeployments: {a: {register: true, dialects: []}}", `{"deployments":{"a":{"register":true}}}`,
 	} {
 		f.Add([]byte(s))
 	}

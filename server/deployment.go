@@ -2,29 +2,30 @@ package server
 
 import (
 	"context"
-	"errors"
 	"log/slog"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/internal/loadpoll"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // A deployment is one fleet with one policy.
 type deployment struct {
-	name   string
-	log    *slog.Logger
-	now    func() time.Time
-	tally  tally
-	picks  picks
-	moved  func() // called when the deployment begins or ceases to serve
-	dialer dialer
-	conns  conns
-
+	name    string
+	log     *slog.Logger
+	now     func() time.Time
+	tally   tally
+	picks   picks
+	moved   func() // called when the deployment begins or ceases to serve
+	conns   replicaConns
 	sources sources
-	polls   polls
+	tasks   tasks
+	poller  atomic.Pointer[loadpoll.Poller] // nil = load is not polled
 
 	wake      signal // given when there may be news for watchers
 	unobserve func() // set before the deployment is used, or never
@@ -34,7 +35,8 @@ type deployment struct {
 	limits    atomic.Pointer[Config] // its deployments are not read
 	catalogue atomic.Pointer[catalogue]
 
-	// mu guards what is below. The locks of leases, sources, polls, conns, wake, moved and the Router are taken under it.
+	// mu guards what is below. The locks of leases, sources, conns, wake, moved, the poller and the Router are taken
+	// under it.
 	mu       sync.Mutex
 	config   Deployment
 	pushed   *warmpathv1.ConfigUpdate
@@ -48,106 +50,100 @@ type deployment struct {
 func newDeployment(
 	name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time, moved func(),
 ) (*deployment, error) {
-	d := &deployment{
-		name: name, log: log.With("deployment", name), now: now, moved: moved,
-	}
-	d.dialer.log = d.log
+	d := &deployment{name: name, log: log.With("deployment", name), now: now, moved: moved}
 	d.sources = sources{deployment: name, log: d.log, now: now}
-	d.balance = balance{limits: &d.limits, picks: &d.picks, sources: &d.sources, polls: &d.polls}
-	d.conns.dial = d.dialer.dial
-	d.polls = polls{log: d.log, now: now, conns: &d.conns, stir: d.sources.stir}
+	d.balance = balance{limits: &d.limits, picks: &d.picks, sources: &d.sources}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, limits: &d.limits, tally: &d.tally,
 		leases: leases{prefix: name + "#"}, store: sharedstore.NewMemory(now),
 	}
-	if err := d.configure(c, limits); err != nil {
-		d.dialer.close()
+	x, err := d.prepare(c)
+	if err != nil {
 		return nil, err
 	}
+	d.apply(x, limits)
 	return d, nil
 }
 
-// configure puts another config into force. The Router, with its load and caches, stays unless its own config has
-// changed.
-func (d *deployment) configure(c Deployment, limits *Config) error {
-	if err := d.dialer.use(c.ReplicaTLS); err != nil {
-		return err
-	}
-	before, err := d.reconfigure(c, limits)
-	if before != nil {
-		before.close() // it may wait for goroutines that take the lock
-	}
-	if err == nil {
-		d.polls.configure(c.LoadPoll)
-		d.repoll()
-	}
-	if before != nil && d.picks.recorder != nil {
-		// Not under the lock either: the callbacks of metrics take it.
-		err = errors.Join(err, d.hosted.Load().observe(d.picks.recorder))
-	}
-	return err
+// A change is a config that can be put into force without an error.
+type change struct {
+	config  Deployment
+	service string         // the service config for watchers
+	router  *router.Router // nil = the Router stays
+	secures bool           // certs replaces the certificates in force
+	certs   *certificates  // nil = plaintext
 }
 
-// rehearse builds the Router and the tokenizer of a config, and puts nothing into force.
-func (d *deployment) rehearse(c Deployment) error {
-	if d.hosted.Load().suits(c.Config) {
-		return nil
-	}
-	r, err := newRouter(c.Config, d.log, d.now)
-	if err != nil {
-		return err
-	}
-	return r.Close()
-}
-
-// reconfigure returns what is to be closed, or nil.
-func (d *deployment) reconfigure(c Deployment, limits *Config) (before *hosted, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	text, err := serviceConfig(c.Config)
-	if err != nil {
+// prepare builds what a config needs, and puts nothing into force. One goroutine at a time calls it and apply.
+func (d *deployment) prepare(c Deployment) (x *change, err error) {
+	x = &change{config: c, secures: !reflect.DeepEqual(c.ReplicaTLS, d.config.ReplicaTLS)}
+	if x.service, err = serviceConfig(c.Config); err != nil {
 		return nil, err
 	}
-	old := d.hosted.Load()
-	if !old.suits(c.Config) {
-		next, err := host(c.Config, old, &d.conns, d.log, d.now)
-		if err != nil {
+	if x.secures {
+		if x.certs, err = openReplicaTLS(c.ReplicaTLS, d.log); err != nil {
 			return nil, err
 		}
+	}
+	if !d.hosted.Load().suits(c.Config) {
+		if x.router, err = newRouter(c.Config, d.log, d.now); err != nil {
+			x.certs.close()
+			return nil, err
+		}
+	}
+	return x, nil
+}
+
+// discard closes what a change that is not applied has opened.
+func (x *change) discard() {
+	x.certs.close()
+	if x.router != nil {
+		_ = x.router.Close()
+	}
+}
+
+// apply puts a change into force. The Router, with its load and caches, stays unless its own config has changed.
+func (d *deployment) apply(x *change, limits *Config) {
+	if x.secures {
+		d.conns.secure(x.certs)
+	}
+	before := d.replace(x, limits)
+	if before == nil {
+		return
+	}
+	before.close() // not under the lock: it may wait for goroutines that take it, as the callbacks of metrics do
+	if d.picks.recorder != nil {
+		if err := d.hosted.Load().observe(d.picks.recorder); err != nil {
+			d.log.Error("warmpath: metrics of the new policy are not recorded", "error", err)
+		}
+	}
+}
+
+// replace returns the Router to be closed with its caches, or nil.
+func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	old := d.hosted.Load()
+	if x.router == nil {
+		old.adopt(x.config.Config)
+	} else {
+		next := host(x.router, x.config.Config, old, &d.conns, d.log)
 		d.hosted.Store(next)
 		before = old
-		if old != nil {
-			next.take(d.roster.members(), d.roster.order)
-		}
-	} else if err := old.adopt(c.Config); err != nil {
-		return nil, err
+		next.take(d.roster.order)
 	}
-	if text != d.pushed.GetServiceConfig() {
-		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: text}
+	if x.service != d.pushed.GetServiceConfig() {
+		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: x.service}
 	}
-	d.config = c
-	d.sources.configure(c)
+	d.config = x.config
+	d.sources.configure(x.config)
 	d.limits.Store(limits)
 	d.picks.leases.limit(limits.MaxReservations)
 	if !d.refleet() {
 		d.catalogued()
 	}
 	d.wake.give()
-	return before, nil
-}
-
-// resolve sets the addresses of a target.
-func (d *deployment) resolve(target string, all []described) {
-	if d.sources.resolve(target, all) {
-		d.refresh()
-	}
-}
-
-// repoll gives the members to a new poller.
-func (d *deployment) repoll() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.polls.follow(d.roster.order)
+	return before
 }
 
 // members are the fleet as it is now.
@@ -168,15 +164,14 @@ func (d *deployment) refresh() {
 
 // refleet merges the members of all sources, and reports whether the fleet changed. Called with mu held.
 func (d *deployment) refleet() bool {
-	all := d.sources.members(d.polls.kvTokens)
 	before, last := len(d.roster.order), d.roster.last
-	if !d.roster.set(all) {
+	if !d.roster.set(d.sources.members()) {
 		return false
 	}
 	d.balance.forget(d.roster.has)
 	d.conns.setFleet(d.roster.order)
-	d.hosted.Load().take(d.roster.members(), d.roster.order)
-	d.polls.follow(d.roster.order)
+	d.hosted.Load().take(d.roster.order)
+	d.repoll()
 	d.catalogued()
 	if why := d.catalogue.Load().notServing(); why != "" {
 		d.log.Warn("warmpath: the deployment does not serve", "reason", why)
@@ -208,19 +203,78 @@ func (d *deployment) tick(now time.Time) {
 	d.wake.give()
 }
 
-// close ends the deployment, with its watchers and the picks that wait.
+// close ends the deployment, with its goroutines, its watchers and the picks that wait.
 func (d *deployment) close() {
+	d.tasks.stop()
 	d.mu.Lock()
 	d.closed = true
 	d.balance.ledger.close()
 	d.wake.give()
 	d.mu.Unlock()
-	d.polls.configure(nil)
 	if d.unobserve != nil {
 		d.unobserve()
 	}
 	d.picks.leases.close()
 	d.hosted.Load().close()
 	d.conns.close()
-	d.dialer.close()
+}
+
+// tasks are the goroutines of a deployment. One goroutine at a time uses them.
+type tasks struct {
+	config taskConfig
+	cancel context.CancelFunc // nil = none were started
+	done   sync.WaitGroup
+}
+
+// taskConfig is what the goroutines depend on.
+type taskConfig struct {
+	interval time.Duration
+	target   string
+	check    *HealthCheck
+	poll     *LoadPoll
+}
+
+// start starts the goroutines of a config, anew if it has changed.
+func (d *deployment) start(c *Config, dc Deployment) {
+	t := &d.tasks
+	next := taskConfig{time.Duration(c.LoadInterval), dc.Target, dc.HealthCheck, dc.LoadPoll}
+	if t.cancel != nil && reflect.DeepEqual(t.config, next) {
+		return
+	}
+	t.stop()
+	t.config = next
+	ctx, cancel := context.WithCancel(context.Background())
+	t.cancel = cancel
+	t.done.Go(func() { d.beat(ctx, next.interval) })
+	if next.target != "" {
+		f := follower{target: next.target, every: resolveInterval, log: d.log, on: func(all []described) {
+			if d.sources.resolve(next.target, all) {
+				d.refresh()
+			}
+		}}
+		t.done.Go(func() { f.run(ctx) })
+	}
+	d.startCheck(ctx, next.check)
+	d.startPoll(ctx, next.poll)
+}
+
+func (d *deployment) beat(ctx context.Context, every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			_ = shielded(d.log, "the end of an interval", func() error { d.tick(d.now()); return nil })
+		}
+	}
+}
+
+// stop ends the goroutines.
+func (t *tasks) stop() {
+	if t.cancel != nil {
+		t.cancel()
+		t.done.Wait()
+	}
 }

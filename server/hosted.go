@@ -38,18 +38,12 @@ type hosted struct {
 	unwatch []func() // end the metrics
 }
 
-// host builds the Router of a config. old is the one before, or nil.
-func host(
-	c policy.Config, old *hosted, conns *conns, log *slog.Logger, now func() time.Time,
-) (*hosted, error) {
-	r, err := newRouter(c, log, now)
-	if err != nil {
-		return nil, err
-	}
+// host gives a Router the caches that its policy uses. old is the one before, or nil.
+func host(r *router.Router, c policy.Config, old *hosted, conns *replicaConns, log *slog.Logger) *hosted {
 	h := &hosted{router: r, config: c, log: log, first: old.lastVersion()}
 	h.name(c)
 	if !r.ObservesCache() {
-		return h, nil
+		return h
 	}
 	h.index = newIndex(h.first)
 	if r.SharesRoutes() {
@@ -59,7 +53,7 @@ func host(
 	h.events = kvevents.NewManager(kvevents.Options{
 		Sink: h.changed, Connect: conns.connect, Coarse: true, Logger: log,
 	})
-	return h, nil
+	return h
 }
 
 // suits reports whether this Router can serve a config.
@@ -68,9 +62,11 @@ func (h *hosted) suits(c policy.Config) bool {
 }
 
 // adopt puts the fields into force that can change without another Router.
-func (h *hosted) adopt(c policy.Config) error {
+func (h *hosted) adopt(c policy.Config) {
 	h.name(c)
-	return h.router.SetRollout(c.Rollout())
+	if err := h.router.SetRollout(c.Rollout()); err != nil { // cannot happen: the Router has a policy for the rest
+		h.log.Error("warmpath: the percentage is not in force", "error", err)
+	}
 }
 
 func (h *hosted) name(c policy.Config) {
@@ -163,7 +159,11 @@ func (h *hosted) flush(number func(id string) uint32) {
 }
 
 // take gives the Router its fleet. All replicas count as connected: the server makes no calls of its own to them.
-func (h *hosted) take(members []router.Member, order []*member) {
+func (h *hosted) take(order []*member) {
+	members := make([]router.Member, len(order))
+	for i, m := range order {
+		members[i] = router.Member{Attributes: m.Attributes, Host: m}
+	}
 	h.router.SetFleet(members)
 	h.router.Connect()
 	sources := make([]policy.Attributes, len(order))

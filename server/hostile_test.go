@@ -17,32 +17,32 @@ import (
 
 // Who opens more streams than it may waits for its own; others are served.
 func TestStreamsAreBounded(t *testing.T) {
-	f := start(t, "max_streams: 8\n"+quiet)
+	f := start(t, quiet)
 	greedy, err := grpc.NewClient(f.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
 	defer greedy.Close()
 	ctx, cancel := context.WithCancel(soon(t))
 	defer cancel()
-	for range 8 {
+	for range maxStreams {
 		stream, err := warmpathv1.NewRoutingServiceClient(greedy).ChooseReplicas(ctx)
 		require.NoError(t, err)
 		require.NoError(t, stream.Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Mode: query}}))
 		_, err = stream.Recv()
 		require.NoError(t, err)
 	}
-	ninth := make(chan error, 1)
+	last := make(chan error, 1)
 	waiting, leave := context.WithCancel(ctx)
 	defer leave()
 	go func() {
 		_, err := warmpathv1.NewRoutingServiceClient(greedy).ChooseReplica(waiting, &warmpathv1.ChooseReplicaRequest{})
-		ninth <- err
+		last <- err
 	}()
 	for range 100 {
 		f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: query})
 	}
-	require.Empty(t, ninth)
-	leave() // while the eight go on: they would make room
-	require.Error(t, <-ninth)
+	require.Empty(t, last)
+	leave() // while the others go on: they would make room
+	require.Error(t, <-last)
 }
 
 // Names as long as a message are refused, neither kept nor repeated.

@@ -83,25 +83,12 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 		return errors.New("http.listen: the config has none")
 	}
 	lis = newBoundedListener(lis, s.maxHTTP, s.log)
-	if s.certs != nil {
-		lis = tls.NewListener(lis, s.certs.http1())
+	if s.certs != nil { // one request at a time for each connection: the bound on connections bounds the requests
+		lis = tls.NewListener(lis, s.certs.config("http/1.1"))
 	}
 	err := s.http.Serve(lis)
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
 	return err
-}
-
-// http1 is the config for HTTP/1.1 only: one request at a time for each connection, so that the bound on connections
-// bounds the requests.
-func (k *certificates) http1() *tls.Config {
-	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			c := k.now.Load().Clone()
-			c.NextProtos = []string{"http/1.1"}
-			return c, nil
-		},
-	}
 }

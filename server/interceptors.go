@@ -60,7 +60,7 @@ func (x *interceptors) options(calls bool) []grpc.ServerOption {
 	)
 }
 
-// tap authenticates a call before its first message is read: gRPC would keep up to max_message_bytes of each refused
+// tap authenticates a call before its first message is read: gRPC would keep up to maxMessageBytes of each refused
 // call. The context that it returns has the principal.
 func (x *interceptors) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if x.authenticator.table.Load().open || strings.HasPrefix(info.FullMethodName, healthMethods) {
@@ -119,7 +119,7 @@ func (x *interceptors) begin(ctx context.Context) (end func(), err error) {
 		return func() {}, nil
 	}
 	if most := p.rules.Load().maxCalls; !take(&p.calls, most) {
-		return nil, status.Errorf(codes.ResourceExhausted, "the principal %s has max_calls (%d) under way", p.name, most)
+		return nil, status.Errorf(codes.ResourceExhausted, "the principal %s has %d calls under way, which are half of max_connections", p.name, most)
 	}
 	return func() { p.calls.Add(-1) }, nil
 }

@@ -133,8 +133,8 @@ func TestWhatIsReadOnce(t *testing.T) {
 	f, log := startLogged(t, quiet)
 	require.NoError(t, f.Update(parse(t, quiet)))
 	require.NotContains(t, log.String(), "read once")
-	require.NoError(t, f.Update(parse(t, "listen: 127.0.0.1:1\nmax_streams: 7\nadmin: 127.0.0.1:2\nmax_message_bytes: 2048\nlog_calls: true\nmetrics: 127.0.0.1:3\nallow_plaintext: true\ntls: {cert: c, key: k}\n"+quiet)))
-	for _, field := range []string{"listen", "max_streams", "admin", "max_message_bytes", "log_calls", "metrics", "allow_plaintext", "tls"} {
+	require.NoError(t, f.Update(parse(t, "listen: 127.0.0.1:1\nmax_connections: 7\nadmin: 127.0.0.1:2\nlog_calls: true\nmetrics: 127.0.0.1:3\nallow_plaintext: true\ntls: {cert: c, key: k}\n"+quiet)))
+	for _, field := range []string{"listen", "max_connections", "admin", "log_calls", "metrics", "allow_plaintext", "tls"} {
 		require.Contains(t, log.String(), "field="+field+"\n")
 	}
 }

@@ -108,7 +108,7 @@ func TestShorterLeases(t *testing.T) {
 	require.EqualValues(t, 2, f.load().ongoing)
 }
 
-// A pick that nobody reports on counts for counted_hold, its prompt for a fifth of that.
+// A pick that nobody reports on counts for ten seconds, its prompt for a fifth of that.
 func TestCountedPicksFade(t *testing.T) {
 	f := start(t, quiet)
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: count, Key: &warmpathv1.RequestKey{Prompt: tokens(100)}})

@@ -62,7 +62,7 @@ type leases struct {
 
 var (
 	errLeases          = errors.New("max_reservations are held in this deployment: release them, or raise it")
-	errPrincipalLeases = errors.New("the principal has its max_reservations: release them, or raise it")
+	errPrincipalLeases = errors.New("the principal has half of max_reservations: release them, or raise it")
 	errFault           = errors.New("the server failed in this pick")
 )
 

@@ -135,7 +135,7 @@ func (l *ledger) forget(known func(uint32) bool) {
 // count marks all reports as counted in the load in force. A client that is silent for staleAfter makes the load of
 // its replicas stale, or is dropped if its watch has ended; the load of one that is silent for a lease is dropped. It
 // returns the numbers of the replicas with stale load.
-func (l *ledger) count(now time.Time, staleAfter, lease time.Duration) (stale map[uint32]bool) {
+func (l *ledger) count(now time.Time) (stale map[uint32]bool) {
 	stale = make(map[uint32]bool)
 	for _, c := range l.clients {
 		c.counted = c.last
@@ -143,7 +143,7 @@ func (l *ledger) count(now time.Time, staleAfter, lease time.Duration) (stale ma
 		switch {
 		case c.ended && silent >= staleAfter:
 			l.drop(c)
-		case silent >= lease:
+		case silent >= maxLease:
 			l.clear(c)
 		case silent >= staleAfter:
 			for number := range c.lines {

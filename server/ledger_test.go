@@ -27,7 +27,7 @@ func TestLedgerAddsUp(t *testing.T) {
 			open[id], model[id] = l.open(id, now), make(map[uint32]replicaLoad)
 		case rng.IntN(50) == 0:
 			c.ended, c.at = true, now.Add(-time.Hour)
-			l.count(now, time.Second, time.Hour)
+			l.count(now)
 			delete(open, id)
 			delete(model, id)
 		case rng.IntN(100) == 0:

@@ -133,7 +133,7 @@ func (f *fixture) ongoing(name string) map[string]int {
 
 // register takes a heartbeat as the service does.
 func (d *deployment) register(r *warmpathv1.RegisterRequest, m described) (*warmpathv1.RegisterResponse, error) {
-	a, changed, err := d.sources.register(r, m, d.limits.Load())
+	a, changed, err := d.sources.register(r, m)
 	if changed {
 		d.refresh()
 	}

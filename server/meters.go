@@ -38,7 +38,7 @@ var counts = []figure{
 		"Registered replicas that were removed at the end of their lease.",
 		func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
 	{"warmpath.server.polls.failed", "{poll}", "Load polls without an answer.",
-		func(d *deployment) int64 { return d.polls.failed() }},
+		func(d *deployment) int64 { _, failed := d.pollProblems(); return failed }},
 	{"warmpath.server.broadcast.bytes", "By", "Bytes sent to watching clients.",
 		func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
 	{"warmpath.server.broadcast.messages", "{message}", "Messages sent to watching clients.",

@@ -44,7 +44,7 @@ deployments:
   chat:
     policy: {prefix_cache_affinity: {}}
     register: true
-    load_poll: {from: "grpc:vllm", interval: 50ms}`), Options{Logger: discard, now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+    load_poll: {from: "grpc:vllm"}`), Options{Logger: discard, now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
 	require.NoError(t, err)
 	f := serveFixture(t, s)
 	f.clock = now

@@ -17,14 +17,14 @@ load_interval: 10s
 deployments:
   chat:
     policy: {prefix_cache_affinity: {}}
-    load_poll: {from: "http://HOST:1/metrics", interval: 1m}
+    load_poll: {from: "http://HOST:1/metrics"}
     replicas: [{id: a, address: "127.0.0.1:1"}, {id: b, address: "127.0.0.1:2"}]
 `
 	f := start(t, config)
 	d := f.deployment("chat")
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "a"})
-	d.polls.take("a", loadpoll.Load{Ongoing: 7, KVTokens: 5000})
-	d.polls.take("gone", loadpoll.Load{Ongoing: 7})
+	d.sources.poll("a", loadpoll.Load{Ongoing: 7, KVTokens: 5000})
+	d.sources.poll("gone", loadpoll.Load{Ongoing: 7})
 	f.tick("chat")
 	replica := func(i int) *warmpathv1.ReplicaStatus { return f.status(t, "chat").GetReplicas()[i] }
 	require.EqualValues(t, 7, replica(0).GetOngoing(), "its own is one of them")
@@ -42,7 +42,7 @@ deployments:
 	require.False(t, replica(1).GetStale(), "it never told")
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 
-	d.polls.take("a", loadpoll.Load{Ongoing: 2}) // it says nothing of its cache any more
+	d.sources.poll("a", loadpoll.Load{Ongoing: 2}) // it says nothing of its cache any more
 	f.tick("chat")
 	require.False(t, replica(0).GetStale())
 	require.EqualValues(t, 2, replica(0).GetOngoing())
@@ -55,7 +55,7 @@ deployments:
     policy: {prefix_cache_affinity: {}}
     replicas: [{id: a, address: "127.0.0.1:1"}]
 `)))
-	d.polls.take("a", loadpoll.Load{Ongoing: 9}) // an answer that was under way
+	d.sources.poll("a", loadpoll.Load{Ongoing: 9}) // an answer that was under way
 	f.tick("chat")
 	require.EqualValues(t, 1, replica(0).GetOngoing())
 	require.False(t, replica(0).GetStale(), "nobody expects it to tell")
@@ -66,7 +66,6 @@ func TestLoadPollConfig(t *testing.T) {
 	for field, want := range map[string]string{
 		"{from: ftp://HOST/}":                "deployments.chat: load_poll.from: want grpc:vllm",
 		"{}":                                 "load_poll.from",
-		"{from: 'grpc:vllm', interval: 1ms}": "load_poll.interval: 1ms is not between 50ms and 1m0s",
 		"{from: 'grpc:vllm', every: 1s}":     "every",
 		"{from: 'grpc:other'}":               "none of sglang, vllm",
 		"{from: 'http://HOST:PORT/metrics', pages: {a: nowhere}}": "load_poll.pages: a: want",

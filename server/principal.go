@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -34,19 +33,10 @@ type Principal struct {
 	Trusted bool `json:"trusted,omitempty"`
 	// Register lets it register replicas, which receive others' prompts, where the deployment has register.
 	Register bool `json:"register,omitempty"`
-	// Rate bounds its calls a second, each message of a stream counted, with a burst of one second; 0 = no bound.
+	// Rate bounds its calls a second, each message of a stream counted, with a burst of one second; 0 = no bound. Its
+	// calls under way, watches and reservations are bounded by its part of max_connections and max_reservations.
 	Rate int `json:"rate,omitempty"`
-	// MaxCalls bounds its calls under way, watches included; 0 = 10,000.
-	MaxCalls int `json:"max_calls,omitempty"`
-	// MaxWatchers bounds its watches of all deployments; 0 = half of the server's max_watchers.
-	MaxWatchers int `json:"max_watchers,omitempty"`
-	// MaxReservations bounds its picks that add to the load, of all modes in all deployments; 0 = half of the server's
-	// max_reservations.
-	MaxReservations int `json:"max_reservations,omitempty"`
 }
-
-// defaultMaxCalls is the max_calls of a principal without its own.
-const defaultMaxCalls = 10_000
 
 // Bounds of a token, in bytes.
 const minToken, maxToken = 16, 4096
@@ -90,12 +80,7 @@ func (c *Principal) validate(t *TLS) error {
 	if slices.Contains(c.Subjects, "") {
 		return errors.New("subjects: one is empty")
 	}
-	return cmp.Or(
-		within("rate", c.Rate, 0, 1<<24),
-		within("max_calls", c.MaxCalls, 0, 1<<24),
-		within("max_watchers", c.MaxWatchers, 0, 1<<24),
-		within("max_reservations", c.MaxReservations, 0, 1<<24),
-	)
+	return within("rate", c.Rate, 0, 1<<24)
 }
 
 // parseToken returns the digest of a token, which is given itself or as sha256:HEX.
@@ -149,9 +134,9 @@ func unrestricted() *principal {
 func (p *principal) follow(from *Principal, limits *Config) {
 	r := &rules{
 		trusted: from.Trusted, registers: from.Register,
-		maxCalls:   int64(cmp.Or(from.MaxCalls, defaultMaxCalls)),
-		maxWatches: int64(cmp.Or(from.MaxWatchers, (limits.MaxWatchers+1)/2)),
-		maxHeld:    int64(cmp.Or(from.MaxReservations, (limits.MaxReservations+1)/2)),
+		maxCalls:   int64(limits.maxWatchers()),
+		maxWatches: int64((limits.maxWatchers() + 1) / 2),
+		maxHeld:    int64((limits.MaxReservations + 1) / 2),
 	}
 	for _, d := range from.Deployments {
 		if r.deployments == nil {

@@ -19,7 +19,7 @@ import (
 func TestTokensAreReadAgain(t *testing.T) {
 	dir := files{t, t.TempDir()}
 	dir.write("tokens", []byte("first-0123456789\n\nsecond-0123456789\n"))
-	text := "principals: [{name: x, max_reservations: 1, token_file: " + dir.path("tokens") + "}, {name: z, token: zzzzzzzzzzzzzzzz}]\n" + quiet
+	text := "max_reservations: 2\nprincipals: [{name: x, token_file: " + dir.path("tokens") + "}, {name: z, token: zzzzzzzzzzzzzzzz}]\n" + quiet
 	f := start(t, text)
 	code := func(token string) codes.Code {
 		_, err := f.with(t, token).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: query})
@@ -132,9 +132,11 @@ deployments: {chat: {register: true}, code: {register: true}}
 
 func TestCallersAreBounded(t *testing.T) {
 	f := start(t, `
+max_connections: 6
+max_reservations: 8
 principals:
 - {name: slow, token: slow-0123456789abc, rate: 2}
-- {name: few, token: few-0123456789abcd, max_calls: 3, max_watchers: 2, max_reservations: 4}
+- {name: few, token: few-0123456789abcd}
 - {name: other, token: other-0123456789a}
 `+quiet)
 	slow := f.with(t, "slow-0123456789abc")
@@ -181,14 +183,14 @@ principals:
 	_, err = watch("2")
 	require.NoError(t, err)
 	_, err = watch("3")
-	require.ErrorContains(t, err, "max_watchers (2)")
+	require.ErrorContains(t, err, "has 2 watches")
 	stream, err := few.ChooseReplicas(soon(t))
 	require.NoError(t, err)
 	require.NoError(t, stream.Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Pinned: "no such"}}))
 	_, err = stream.Recv()
 	require.NoError(t, err)
 	_, err = few.ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
-	require.ErrorContains(t, err, "max_calls (3)")
+	require.ErrorContains(t, err, "has 3 calls under way")
 	require.NoError(t, one.CloseSend())
 	_, err = one.Recv()
 	for err == nil {
@@ -217,17 +219,18 @@ func TestADeadlineIsNoWayRoundTheRate(t *testing.T) {
 func TestWatchesThatComeAndGo(t *testing.T) {
 	f := start(t, `
 load_interval: 10s
-max_watchers: 4
+max_connections: 8
 principals:
 - {name: evil, token: evil-0123456789abc}
 - {name: good, token: good-0123456789abc}
 deployments: {chat: {register: true}, code: {register: true}}
 `)
+	callers := map[string]warmpathv1.RoutingServiceClient{evilToken: f.with(t, evilToken), goodToken: f.with(t, goodToken)}
 	names := 0
 	watch := func(token, deployment string) codes.Code {
 		ctx, cancel := context.WithCancel(soon(t))
 		defer cancel()
-		stream, err := f.with(t, token).WatchReplicas(ctx)
+		stream, err := callers[token].WatchReplicas(ctx)
 		require.NoError(t, err)
 		names++
 		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{Deployment: deployment, ClientId: fmt.Sprint(names)}}))

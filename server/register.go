@@ -19,6 +19,7 @@ import (
 
 // Bounds of a registration.
 const (
+	maxRegistered = 10_000 // replicas that register themselves in one deployment
 	maxStats = 64
 	maxNames = 1000 // models, or adapters
 	maxText  = 1024 // bytes of an address, a zone or a node
@@ -47,7 +48,7 @@ func (s routingService) Register(ctx context.Context, r *warmpathv1.RegisterRequ
 	if err != nil {
 		return nil, err
 	}
-	a, changed, err := d.sources.register(r, m, d.limits.Load())
+	a, changed, err := d.sources.register(r, m)
 	if changed {
 		d.refresh()
 	}

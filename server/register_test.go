@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -16,7 +17,6 @@ import (
 
 const registering = `
 load_interval: 10s
-max_registered: 2
 deployments:
   chat: {register: true, policy: {power_of_two_choices: {}}, replicas: [{id: fixed, address: "f:1"}]}`
 
@@ -73,14 +73,12 @@ func TestRegister(t *testing.T) {
 	f.clock.advance(3 * time.Second)
 	f.tick("chat")
 	l := w.next().GetLoad()
-	require.Equal(t, map[uint32]replicaLoad{2: {6, 10}}, columns(l.GetLoads()), "it has been silent for stale_after")
+	require.Equal(t, map[uint32]replicaLoad{2: {6, 10}}, columns(l.GetLoads()), "it has been silent for three seconds")
 	require.Equal(t, []uint32{2}, l.GetStale())
 
 	// It leaves by itself, or when its lease ends.
 	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "s:1"}, LeaseMs: 500})
 	require.Equal(t, []string{"fixed", "r", "s:1"}, ids())
-	_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "t:1"}})
-	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	f.clock.advance(500 * time.Millisecond)
 	f.tick("chat")
 	require.Equal(t, []string{"fixed", "r"}, ids())
@@ -95,6 +93,14 @@ func TestRegister(t *testing.T) {
 	f.tick("chat")
 	require.Equal(t, []string{"fixed"}, ids())
 	require.False(t, f.deploymentMembers("chat")[0].Draining)
+}
+
+func TestRegistrationsAreBounded(t *testing.T) {
+	x := sources{config: Deployment{Register: true}, now: time.Now}
+	for i := range maxRegistered + 1 {
+		_, _, err := x.register(new(warmpathv1.RegisterRequest), replicaAt(fmt.Sprint(i), "r:1"))
+		require.Equal(t, i == maxRegistered, status.Code(err) == codes.ResourceExhausted, "%v", err)
+	}
 }
 
 func TestRefusedRegistrations(t *testing.T) {

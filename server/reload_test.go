@@ -38,7 +38,7 @@ func TestReloadKeepsEverything(t *testing.T) {
 	before, ledger := f.deployment("chat"), f.deployment("chat").balance.ledger.total
 
 	changed := strings.NewReplacer("10s", "9s", "{id: b, ", "{id: c, address: \"10.0.0.3:1\"}, {id: b, ").Replace(reloaded)
-	require.NoError(t, f.Update(parse(t, "lease: 30s\n"+changed)))
+	require.NoError(t, f.Update(parse(t, "max_reservations: 70\n"+changed)))
 	after := f.deployment("chat")
 	require.Same(t, before, after)
 	require.Equal(t, ledger, after.balance.ledger.total)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -128,15 +127,6 @@ func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
 		}
 	}
 	return u
-}
-
-// members returns the fleet as the Router takes it.
-func (r *roster) members() []router.Member {
-	all := make([]router.Member, len(r.order))
-	for i, m := range r.order {
-		all[i] = router.Member{Attributes: m.Attributes, Host: m}
-	}
-	return all
 }
 
 func (m *member) encode() *warmpathv1.Replica {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -62,7 +63,7 @@ type Server struct {
 
 	// mu guards what follows. Deployments' locks are taken under it.
 	mu      sync.Mutex
-	running map[string]*running
+	running map[string]*deployment
 	closed  bool
 }
 
@@ -94,7 +95,7 @@ func New(c *Config, o Options) (*Server, error) {
 	s := &Server{
 		log: o.Logger, now: o.now, incarnation: hex.EncodeToString(life[:]),
 		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}),
-		running: make(map[string]*running),
+		running: make(map[string]*deployment),
 		began:   o.now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}
 	s.interceptors = newInterceptors(s.authenticator, s.log)
@@ -120,10 +121,17 @@ func New(c *Config, o Options) (*Server, error) {
 	return s, nil
 }
 
+const (
+	// maxMessageBytes bounds a message that is received.
+	maxMessageBytes = 4 << 20
+	// maxStreams bounds the calls under way on one connection.
+	maxStreams = 1000
+)
+
 func (s *Server) options(c *Config) []grpc.ServerOption {
 	o := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(c.MaxMessageBytes),
-		grpc.MaxConcurrentStreams(uint32(c.MaxStreams)),
+		grpc.MaxRecvMsgSize(maxMessageBytes),
+		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.ConnectionTimeout(10 * time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
@@ -131,7 +139,7 @@ func (s *Server) options(c *Config) []grpc.ServerOption {
 		grpc.WaitForHandlers(true),
 	}
 	if s.certs != nil {
-		o = append(o, grpc.Creds(credentials.NewTLS(s.certs.config())))
+		o = append(o, grpc.Creds(credentials.NewTLS(s.certs.config("h2"))))
 	}
 	return append(o, s.interceptors.options(c.LogCalls)...)
 }
@@ -146,74 +154,70 @@ func (s *Server) Update(c *Config) error {
 	if s.closed {
 		return grpc.ErrServerStopped
 	}
-	fresh, err := s.prepare(c)
+	next, err := s.prepare(c)
 	if err == nil {
 		err = s.authenticator.set(c)
 	}
 	if err != nil {
-		for _, d := range fresh {
-			d.close()
-		}
+		next.discard()
 		return err
 	}
 	s.warnReadOnce(c)
-	for name, r := range s.running {
-		dc, stays := c.Deployments[name]
-		if !stays {
-			r.stop()
-			r.close()
+	for name, d := range s.running {
+		if x := next.changes[name]; x != nil {
+			d.apply(x, c)
+		} else {
+			d.close()
 			delete(s.running, name)
-			continue
 		}
-		// This config was rehearsed: it fails only if a policy fails now that did not a moment ago.
-		if err := r.configure(dc, c); err != nil {
-			s.log.Error("warmpath: a deployment's config was not accepted", "deployment", name, "error", err)
-		}
-		r.adjust(c, dc)
 	}
-	for name, d := range fresh {
-		r := &running{deployment: d}
-		s.running[name] = r
+	for name, d := range next.fresh {
+		s.running[name] = d
 		dc := c.Deployments[name]
 		announce(d.log, &dc, d.catalogue.Load().notServing())
-		r.adjust(c, dc)
 	}
-	next := make(map[string]*deployment, len(s.running))
-	for name, r := range s.running {
-		next[name] = r.deployment
+	for name, d := range s.running {
+		d.start(c, c.Deployments[name])
 	}
-	s.deployments.Store(&next)
+	s.deployments.Store(new(maps.Clone(s.running)))
 	s.authenticator.moved.give()
 	return nil
 }
 
-// prepare checks that the deployments of a config can be built, and returns the new ones, with an error those built so
-// far. Called with mu held.
-func (s *Server) prepare(c *Config) (map[string]*deployment, error) {
+// An update is a config whose deployments are ready.
+type update struct {
+	fresh   map[string]*deployment
+	changes map[string]*change // of deployments that run
+}
+
+// prepare builds what a config's deployments need. With an error it returns what was built so far. Called with mu
+// held.
+func (s *Server) prepare(c *Config) (*update, error) {
+	u := &update{fresh: make(map[string]*deployment), changes: make(map[string]*change)}
 	for name, dc := range c.Deployments {
-		err := dc.checkFiles()
-		if r := s.running[name]; err == nil && r != nil {
-			err = r.rehearse(dc)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("deployments.%s: %w", name, err)
-		}
-	}
-	fresh := make(map[string]*deployment)
-	for name, dc := range c.Deployments {
-		if s.running[name] != nil {
-			continue
-		}
-		d, err := newDeployment(name, dc, c, s.log, s.now, s.authenticator.moved.give)
-		if err == nil {
-			fresh[name] = d
+		var err error
+		if d := s.running[name]; d != nil {
+			u.changes[name], err = d.prepare(dc)
+		} else if d, err = newDeployment(name, dc, c, s.log, s.now, s.authenticator.moved.give); err == nil {
+			u.fresh[name] = d
 			err = d.observe(s.recorder)
 		}
 		if err != nil {
-			return fresh, fmt.Errorf("deployments.%s: %w", name, err)
+			delete(u.changes, name)
+			return u, fmt.Errorf("deployments.%s: %w", name, err)
 		}
 	}
-	return fresh, nil
+	return u, nil
+}
+
+// discard closes what was built.
+func (u *update) discard() {
+	for _, d := range u.fresh {
+		d.close()
+	}
+	for _, x := range u.changes {
+		x.discard()
+	}
 }
 
 // Serve serves until Shutdown or Close, on as many listeners as it is called with. It returns nil after them.
@@ -257,15 +261,12 @@ func (s *Server) Close() {
 		return
 	}
 	s.closed = true
-	for _, r := range s.running {
-		r.stop()
-		r.close()
+	for _, d := range s.running {
+		d.close()
 	}
 	s.grpc.Stop()
 	s.authenticator.close()
-	if s.certs != nil {
-		s.certs.close()
-	}
+	s.certs.close()
 	if s.http != nil {
 		_ = s.http.Close()
 	}

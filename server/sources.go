@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -11,30 +12,43 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/internal/loadpoll"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// sources are those of a deployment's members: its config, its target, and registrations; with the symptoms that
-// health checks found. Safe for use by many goroutines.
+// sources are what is known of a deployment's members: by its config, its target, and registrations, with the load that
+// was polled and the symptoms that health checks found. Safe for use by many goroutines.
 type sources struct {
 	deployment string
 	log        *slog.Logger
 	now        func() time.Time
 
-	mu         sync.Mutex // guards what follows; the polls' lock is taken under it
+	mu         sync.Mutex // guards what follows; nothing is locked under it
 	config     Deployment
 	resolved   []described
 	registered map[string]*registration
+	polled     map[string]polled  // by id, of members only
 	unwell     map[string]symptom // by id, of those that do not serve
 	stirred    bool               // a replica's own figures changed: they are in force from the next interval
+}
+
+// An ownLoad is the load that a replica reports of itself.
+type ownLoad struct {
+	replicaLoad           // negative = not reported
+	at          time.Time // zero = it reports none
 }
 
 // A registration is a replica that registered itself, until its lease ends.
 type registration struct {
 	described
-	load  replicaLoad // its own report; negative = none
-	at    time.Time
+	load  ownLoad
 	until time.Time
+}
+
+// polled is the last answer of a replica to a load poll. Its load expires; the size of its cache does not.
+type polled struct {
+	load     ownLoad
+	kvTokens int
 }
 
 // configure puts another config into force.
@@ -46,6 +60,11 @@ func (x *sources) configure(c Deployment) {
 	}
 	if !c.Register {
 		clear(x.registered)
+	}
+	if !reflect.DeepEqual(c.LoadPoll, x.config.LoadPoll) {
+		for id, p := range x.polled {
+			x.polled[id] = polled{kvTokens: p.kvTokens}
+		}
 	}
 	x.config = c
 }
@@ -76,7 +95,7 @@ func (x *sources) check(unwell map[string]symptom) (changed bool) {
 
 // register applies a heartbeat, and reports whether it changes the fleet at once.
 func (x *sources) register(
-	r *warmpathv1.RegisterRequest, m described, limits *Config,
+	r *warmpathv1.RegisterRequest, m described,
 ) (a *warmpathv1.RegisterResponse, changed bool, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -88,21 +107,21 @@ func (x *sources) register(
 	case r.GetLeaving():
 		delete(x.registered, m.ID)
 		return new(warmpathv1.RegisterResponse), was != nil, nil
-	case was == nil && len(x.registered) >= limits.MaxRegistered:
+	case was == nil && len(x.registered) >= maxRegistered:
 		return nil, false, status.Errorf(codes.ResourceExhausted,
-			"deployment %s has max_registered (%d) replicas", x.deployment, limits.MaxRegistered)
+			"deployment %s has %d registered replicas, which are all that it takes", x.deployment, maxRegistered)
 	}
 	lease := registerLease
 	if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
 		lease = min(asked, maxRegisterLease)
 	}
 	now := x.now()
-	next := &registration{described: m, load: replicaLoad{-1, -1}, at: now, until: now.Add(lease)}
+	next := &registration{described: m, load: ownLoad{replicaLoad: replicaLoad{-1, -1}}, until: now.Add(lease)}
 	if r.Ongoing != nil {
-		next.load.ongoing = int64(min(r.GetOngoing(), maxOngoing))
+		next.load.ongoing, next.load.at = int64(min(r.GetOngoing(), maxOngoing)), now
 	}
 	if r.QueuedTokens != nil {
-		next.load.tokens = int64(min(r.GetQueuedTokens(), maxTokens))
+		next.load.tokens, next.load.at = int64(min(r.GetQueuedTokens(), maxTokens)), now
 	}
 	if x.registered == nil {
 		x.registered = make(map[string]*registration)
@@ -111,7 +130,7 @@ func (x *sources) register(
 	x.recovered(m.ID)
 	changed = was == nil || was.Draining != m.Draining || was.Instance != m.Instance
 	x.stirred = x.stirred || !changed && !was.equal(&next.described)
-	heartbeat := min(lease, time.Duration(limits.StaleAfter)) / 3
+	heartbeat := min(lease, staleAfter) / 3
 	a = &warmpathv1.RegisterResponse{LeaseMs: uint32(lease.Milliseconds()), HeartbeatMs: uint32(heartbeat.Milliseconds())}
 	return a, changed, nil
 }
@@ -141,16 +160,22 @@ func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 	return expired, stirred
 }
 
-// stir has the members merged anew at the next interval.
-func (x *sources) stir() {
+// poll enters the polled load of a replica.
+func (x *sources) poll(id string, l loadpoll.Load) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.stirred = true
+	was, found := x.polled[id]
+	if !found || x.config.LoadPoll == nil {
+		return
+	}
+	load := ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), -1}, x.now()}
+	next := polled{load, cmp.Or(l.KVTokens, was.kvTokens)}
+	x.polled[id] = next
+	x.stirred = x.stirred || next.kvTokens != was.kvTokens
 }
 
-// members merges the members of all sources, the config's first. kvTokens gives the size of a cache that the replica
-// itself does not report, 0 = not known.
-func (x *sources) members(kvTokens func(id string) int) []described {
+// members merges the members of all sources, the config's first.
+func (x *sources) members() []described {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	all := make([]described, 0, len(x.config.Replicas)+len(x.registered)+len(x.resolved))
@@ -172,9 +197,13 @@ func (x *sources) members(kvTokens func(id string) int) []described {
 			all = append(all, m)
 		}
 	}
+	answers := make(map[string]polled, len(all))
 	for i := range all {
-		all[i].KVTokens = cmp.Or(all[i].KVTokens, kvTokens(all[i].ID))
+		m := &all[i]
+		answers[m.ID] = x.polled[m.ID]
+		m.KVTokens = cmp.Or(m.KVTokens, answers[m.ID].kvTokens)
 	}
+	x.polled = answers
 	slices.SortStableFunc(all[len(x.config.Replicas):], func(a, b described) int { return cmp.Compare(a.ID, b.ID) })
 	mark(all, x.unwell)
 	return all
@@ -193,15 +222,14 @@ func (x *sources) unregistered(order []*member) []described {
 	return all
 }
 
-// loadOf returns the load that a registered replica reports; false if it reports none.
-func (x *sources) loadOf(id string) (load replicaLoad, at time.Time, ok bool) {
+// loadOf returns the load in a replica's registration, or else its polled load; at is zero if there is neither.
+func (x *sources) loadOf(id string) ownLoad {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	r := x.registered[id]
-	if r == nil || r.load == (replicaLoad{-1, -1}) {
-		return replicaLoad{}, time.Time{}, false
+	if r := x.registered[id]; r != nil && !r.load.at.IsZero() {
+		return r.load
 	}
-	return r.load, r.at, true
+	return x.polled[id].load
 }
 
 func (x *sources) symptomOf(id string) (symptom, bool) {

@@ -68,7 +68,8 @@ func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 		BroadcastBytes:       uint64(d.tally.sentBytes.Load()), BroadcastMessages: uint64(d.tally.sentMessages.Load()),
 	}
 	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(p)
-	events, problems := h.eventStatus(), d.polls.problems()
+	events := h.eventStatus()
+	problems, _ := d.pollProblems()
 	for _, r := range a.Replicas {
 		r.Events, r.PollProblem = events[r.GetId()], problems[r.GetId()]
 	}

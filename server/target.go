@@ -32,6 +32,9 @@ func parseTarget(target string) (resolver.Builder, resolver.Target, error) {
 	return b, t, nil
 }
 
+// resolveInterval is how often a target is resolved anew.
+const resolveInterval = 30 * time.Second
+
 // A follower resolves a target again and again, by building its resolver anew: gRPC's DNS resolver resolves again only
 // when a connection fails, so it would not notice a fleet that grows.
 type follower struct {

@@ -57,8 +57,7 @@ func (c *TLS) load() (*tls.Config, error) {
 	}
 	// No tickets: a resumed session would keep a certificate whose authority is no longer trusted.
 	t := &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: pair,
-		NextProtos: []string{"h2", "http/1.1"}, SessionTicketsDisabled: true,
+		MinVersion: tls.VersionTLS12, Certificates: pair, SessionTicketsDisabled: true,
 	}
 	if c.ClientCA == "" {
 		return t, nil
@@ -103,69 +102,57 @@ func (c *TLS) paths() []string { return []string{c.Cert, c.Key, c.ClientCA} }
 
 // certificates are those of a source's files, kept up to date.
 type certificates struct {
-	from certSource
-	log  *slog.Logger
-	now  atomic.Pointer[tls.Config]
-
-	mu       sync.Mutex // guards opened; held while the files are read, so that the last read counts
-	opened   bool
-	watchers []*fleetfile.Watcher // written by openCertificates alone
+	from     certSource
+	now      atomic.Pointer[tls.Config]
+	watchers []*fleetfile.Watcher
 }
 
-// openCertificates reads the files and follows them until close.
-func openCertificates(c certSource, log *slog.Logger) (*certificates, error) {
-	k := &certificates{from: c, log: log}
-	for _, path := range c.paths() {
-		if path != "" {
-			k.watchers = append(k.watchers, fleetfile.WatchFile(path, func([]byte, error) { k.changed() }))
-		}
-	}
-	if err := k.open(); err != nil {
-		k.close()
+// openCertificates reads the files and follows them until close. The last good ones stay where the files do not fit: a
+// key changes before or after its certificate.
+func openCertificates(from certSource, log *slog.Logger) (*certificates, error) {
+	first, err := from.load()
+	if err != nil {
 		return nil, err
+	}
+	k := &certificates{from: from}
+	k.now.Store(first)
+	var mu sync.Mutex // held while the files are read, so that the last read counts
+	changed := func([]byte, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		t, err := from.load()
+		if err != nil {
+			log.Warn("warmpath: the certificates were not accepted, the last good ones stay", "error", err)
+			return
+		}
+		k.now.Store(t)
+		log.Info("warmpath: the certificates are in force", "files", from.paths())
+	}
+	for _, path := range from.paths() {
+		if path != "" { // a change since the first read is noticed when the watch begins
+			k.watchers = append(k.watchers, fleetfile.WatchFile(path, changed))
+		}
 	}
 	return k, nil
 }
 
-// open reads the files for the first time: after the watch began, so that no change is missed.
-func (k *certificates) open() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	t, err := k.from.load()
-	if err != nil {
-		return err
-	}
-	k.now.Store(t)
-	k.opened = true
-	return nil
-}
-
-// changed reads the files again, and keeps the last good ones where they do not fit: a key changes before or after its
-// certificate.
-func (k *certificates) changed() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.opened {
-		return
-	}
-	t, err := k.from.load()
-	if err != nil {
-		k.log.Warn("warmpath: the certificates were not accepted, the last good ones stay", "error", err)
-		return
-	}
-	k.now.Store(t)
-	k.log.Info("warmpath: the certificates are in force", "files", k.from.paths())
-}
-
-// config is for a listener: each handshake uses the certificates in force.
-func (k *certificates) config() *tls.Config {
+// config is for a listener with these protocols: each handshake uses the certificates in force.
+func (k *certificates) config(protocols ...string) *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return k.now.Load(), nil },
+		MinVersion: tls.VersionTLS12, NextProtos: protocols,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			c := k.now.Load().Clone()
+			c.NextProtos = protocols
+			return c, nil
+		},
 	}
 }
 
+// close ends the watches; nil = there is none.
 func (k *certificates) close() {
+	if k == nil {
+		return
+	}
 	for _, w := range k.watchers {
 		_ = w.Close()
 	}

@@ -68,7 +68,6 @@ deployments:
 func TestClientsComeOverToTheSilent(t *testing.T) {
 	f := start(t, `
 load_interval: 1s
-stale_after: 2s
 deployments: {chat: {policy: {kv_aware: {}}, replicas: [{id: a, address: "10.0.0.1:1"}], register: true}}
 `)
 	for _, id := range []string{"b", "c"} {
@@ -76,9 +75,8 @@ deployments: {chat: {policy: {kv_aware: {}}, replicas: [{id: a, address: "10.0.0
 			Replica: &warmpathv1.Replica{Id: id, Address: id + ":1"}, Ongoing: proto.Uint32(6), QueuedTokens: proto.Uint64(600), LeaseMs: 60_000,
 		})
 		require.NoError(t, err)
-		f.clock.advance(time.Second)
+		f.clock.advance(2 * time.Second)
 	}
-	f.clock.advance(time.Second / 2)
 	f.tick("chat")
 	one := f.watch(t, &warmpathv1.WatchStart{ClientId: "one", Load: true})
 	require.Equal(t, []uint32{1, 2}, one.next().GetLoad().GetStale(), "b is silent, c is not yet")

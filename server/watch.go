@@ -39,7 +39,7 @@ func (s routingService) WatchReplicas(stream watchStream) error {
 		return err
 	}
 	if most := p.rules.Load().maxWatches; !take(&p.watches, most) {
-		return status.Errorf(codes.ResourceExhausted, "the principal %s has max_watchers (%d)", p.name, most)
+		return status.Errorf(codes.ResourceExhausted, "the principal %s has %d watches, which are a quarter of max_connections", p.name, most)
 	}
 	defer p.watches.Add(-1)
 	w, err := d.watch(p, start, s.incarnation)
@@ -82,12 +82,12 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// Accounts outlive their watches for a while: a client with ever new names must not fill the ledger.
-	if most := d.limits.Load().MaxWatchers; d.watchers >= most || len(d.balance.ledger.clients) >= 2*most {
-		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has max_watchers (%d)", d.name, most)
+	if most := d.limits.Load().maxWatchers(); d.watchers >= most || len(d.balance.ledger.clients) >= 2*most {
+		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has %d watchers, which are half of max_connections", d.name, most)
 	}
 	if most := p.rules.Load().maxWatches; !take(&p.accounts, 2*most) {
 		return nil, status.Errorf(codes.ResourceExhausted,
-			"the principal %s has twice its max_watchers (%d), with those that left a moment ago", p.name, most)
+			"the principal %s has twice its bound of %d watches, with those that ended a moment ago", p.name, most)
 	}
 	d.watchers++
 	if start.GetLoad() && d.balance.ledger.empty() {

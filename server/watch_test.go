@@ -195,7 +195,7 @@ func TestWatchResumes(t *testing.T) {
 }
 
 func TestRefusedWatches(t *testing.T) {
-	f := start(t, "max_watchers: 2\n"+quiet)
+	f := start(t, "max_connections: 4\n"+quiet)
 	for name, send := range map[string][]*warmpathv1.WatchReplicasRequest{
 		"no start":          {{Bookings: &warmpathv1.BookingReport{Number: 1}}},
 		"no name":           {{Start: &warmpathv1.WatchStart{}}},
@@ -231,7 +231,7 @@ func TestRefusedWatches(t *testing.T) {
 
 // Who comes and goes under ever new names does not fill the ledger.
 func TestComingAndGoingIsBounded(t *testing.T) {
-	c := parse(t, "max_watchers: 2\n"+quiet)
+	c := parse(t, "max_connections: 4\n"+quiet)
 	now := newClock()
 	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {})
 	require.NoError(t, err)

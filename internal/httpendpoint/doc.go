@@ -4,7 +4,7 @@
 //
 // POST /internal/route picks a replica for the OpenAI request that is in the body, if there is one, and in the
 // headers. The answer is Ray Serve's: {"replica_id": …, "host": …, "port": …}. The pick adds to the load for the
-// server's counted_hold, since the end of the request is not reported. GET /healthz shows whether the server takes
+// next ten seconds, since the end of the request is not reported. GET /healthz shows whether the server takes
 // requests.
 //
 // # Guarantees

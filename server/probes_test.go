@@ -55,13 +55,10 @@ func TestRoundsOfChecks(t *testing.T) {
 		replicaAt("well", engine(t, well)), replicaAt("other", engine(t, other)),
 		replicaAt("silent", engine(t, nil)), replicaAt("gone", gone.Addr().String()),
 	}
-	plain := new(dialer)
-	plain.by.Store(new(reach))
 	clock := newClock()
 	k := &checker{
-		config: HealthCheck{}.withDefaults(), log: discard, now: clock.now, conns: &conns{dial: plain.dial},
+		config: HealthCheck{}.withDefaults(), log: discard, now: clock.now, conns: new(replicaConns),
 	}
-	k.config.Timeout *= 20
 	defer k.conns.close()
 	round := func(members []described) []string { return slices.Sorted(maps.Keys(k.over(t, members))) }
 	require.Empty(t, round(members), "one failure is not enough")
@@ -95,7 +92,7 @@ load_interval: 10s
 deployments:
   chat:
     policy: {round_robin: {}}
-    health_check: {interval: 100ms, timeout: 20s}
+    health_check: {interval: 100ms}
     replicas: [{id: a, address: "`+engine(t, a)+`"}, {id: b, address: "`+engine(t, b)+`"}]`)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})
 	known := make(map[uint32]*warmpathv1.Replica)
@@ -144,11 +141,11 @@ func TestRegisteredReplicasAreNotChecked(t *testing.T) {
 		}
 		return all
 	}
-	d.checkedUp(map[string]symptom{"a": {}})
+	d.checked(map[string]symptom{"a": {}})
 	require.Equal(t, []string{"a not_serving", "c ready", "b ready"}, states())
 	register("a")
 	require.Equal(t, []string{"a ready", "c ready", "b ready"}, states())
-	d.checkedUp(map[string]symptom{"a": {}})
+	d.checked(map[string]symptom{"a": {}})
 	require.Equal(t, []string{"a ready", "c ready", "b ready"}, states())
 }
 
@@ -205,22 +202,22 @@ deployments:
     replica_tls: {ca: `+dir.path("ca.pem")+", cert: "+dir.path("cert.pem")+", key: "+dir.path("key.pem")+`}
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
-	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: d.now, conns: &conns{dial: d.dialer.dial}}
-	k.config.Timeout *= 20
-	k.config.Failures = 1
-	defer k.conns.close()
+	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: d.now, conns: &d.conns}
 	require.Empty(t, k.over(t, d.sources.unregistered(d.members())))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
+	require.Empty(t, k.over(t, []described{misnamed}), "one failure is not enough")
 	require.Contains(t, k.over(t, []described{misnamed}), "a", "the name is not its own")
 	require.Empty(t, k.over(t, d.sources.unregistered(d.members())))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
 		k.over(t, nil) // so that it is connected anew
+		k.over(t, d.sources.unregistered(d.members()))
 		return len(k.over(t, d.sources.unregistered(d.members()))) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
 	k.over(t, nil)
-	require.NoError(t, d.dialer.use(nil))
+	d.conns.secure(nil)
+	require.Empty(t, k.over(t, d.sources.unregistered(d.members())))
 	require.Contains(t, k.over(t, d.sources.unregistered(d.members())), "a", "plaintext")
 }

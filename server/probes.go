@@ -15,26 +15,22 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/loadpoll"
 )
 
 // A HealthCheck probes the replicas that do not register by grpc.health.v1's Check. Clients are sent a replica that
 // does not serve as draining, until it serves again. Where no replica serves, all stay in use: then the fault is
-// rather in the check.
+// rather in the check. A replica does not serve after NOT_SERVING, or after two checks in a row without an answer
+// within a second.
 type HealthCheck struct {
 	// Interval is the time from one round to the next; 100ms to 1h, default 5s.
 	Interval policy.Duration `json:"interval,omitempty"`
-	// Timeout is how long an answer may take; 10ms to 1m, default 1s.
-	Timeout policy.Duration `json:"timeout,omitempty"`
-	// Failures are how many checks in a row have to fail; 1 to 100, default 2. NOT_SERVING counts at once.
-	Failures int `json:"failures,omitempty"`
 	// Service is the name that is checked; empty = the whole server.
 	Service string `json:"service,omitempty"`
 }
 
 func (c HealthCheck) withDefaults() HealthCheck {
 	c.Interval = cmp.Or(c.Interval, policy.Duration(5*time.Second))
-	c.Timeout = cmp.Or(c.Timeout, policy.Duration(time.Second))
-	c.Failures = cmp.Or(c.Failures, 2)
 	return c
 }
 
@@ -45,11 +41,97 @@ func (c *HealthCheck) validate() error {
 	if len(c.Service) > maxName {
 		return fmt.Errorf("health_check.service: longer than %d bytes", maxName)
 	}
-	return cmp.Or(
-		durationWithin("health_check.interval", c.Interval, 100*time.Millisecond, time.Hour),
-		durationWithin("health_check.timeout", c.Timeout, 10*time.Millisecond, time.Minute),
-		within("health_check.failures", c.Failures, 1, 100),
-	)
+	return durationWithin("health_check.interval", c.Interval, 100*time.Millisecond, time.Hour)
+}
+
+// LoadPoll reads the load of replicas that do not register themselves, twice a second.
+type LoadPoll struct {
+	// From is grpc:vllm or grpc:sglang (GetLoads), or the URL of a page for Prometheus, in which HOST and PORT are those
+	// of the replica's address.
+	From string `json:"from"`
+	// Pages are the URLs of replicas whose page is elsewhere, by id of the replica; HOST and PORT as in from.
+	Pages map[string]string `json:"pages,omitempty"`
+}
+
+func (p *LoadPoll) validate() error {
+	if p == nil {
+		return nil
+	}
+	if _, err := loadpoll.Parse(p.From, nil); err != nil {
+		return fmt.Errorf("load_poll.from: %w", err)
+	}
+	if _, err := loadpoll.Parse(p.From, p.Pages); err != nil {
+		return fmt.Errorf("load_poll.pages: %w", err)
+	}
+	return nil
+}
+
+const (
+	// probeTimeout is how long the answer to a check or a poll may take.
+	probeTimeout = time.Second
+	// maxFailures is how many checks in a row may fail before the replica does not serve.
+	maxFailures = 2
+	// pollInterval is how often each replica is polled.
+	pollInterval = 500 * time.Millisecond
+)
+
+// startPoll polls the load of the members until the context ends; c = nil: not at all.
+func (d *deployment) startPoll(ctx context.Context, c *LoadPoll) {
+	d.poller.Store(nil)
+	if c == nil {
+		return
+	}
+	source, err := loadpoll.Parse(c.From, c.Pages)
+	if err != nil {
+		d.log.Error("warmpath: load is not polled", "error", err) // cannot happen: the config was checked
+		return
+	}
+	p := loadpoll.New(loadpoll.Options{
+		Source: source, Connect: d.conns.connect, Report: d.sources.poll, Logger: d.log,
+		Interval: pollInterval, Timeout: probeTimeout,
+	})
+	d.tasks.done.Go(func() {
+		<-ctx.Done()
+		p.Close()
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.poller.Store(p)
+	d.repoll()
+}
+
+// repoll gives the members to the poller. Called with mu held.
+func (d *deployment) repoll() {
+	p := d.poller.Load()
+	if p == nil {
+		return
+	}
+	all := make([]policy.Attributes, len(d.roster.order))
+	for i, m := range d.roster.order {
+		all[i] = m.Attributes
+	}
+	p.SetFleet(all)
+}
+
+// pollProblems are the errors of replicas that do not answer polls, by id; failed counts the polls without an answer
+// since the deployment's goroutines were started.
+func (d *deployment) pollProblems() (problems map[string]string, failed int64) {
+	if p := d.poller.Load(); p != nil {
+		return p.Problems(), p.Failed()
+	}
+	return nil, 0
+}
+
+// startCheck checks the health of the members until the context ends; c = nil: not at all.
+func (d *deployment) startCheck(ctx context.Context, c *HealthCheck) {
+	if c == nil {
+		d.checked(nil)
+		return
+	}
+	k := &checker{config: *c, log: d.log, now: d.now, conns: &d.conns}
+	d.tasks.done.Go(func() {
+		k.run(ctx, func() []described { return d.sources.unregistered(d.members()) }, d.checked)
+	})
 }
 
 // maxChecking bounds the checks under way at once.
@@ -60,7 +142,7 @@ type checker struct {
 	config   HealthCheck
 	log      *slog.Logger
 	now      func() time.Time
-	conns    *conns
+	conns    *replicaConns
 	replicas map[string]*checked // by id
 }
 
@@ -109,7 +191,7 @@ func (k *checker) round(ctx context.Context, members []described) map[string]sym
 }
 
 func (k *checker) check(ctx context.Context, id string, c *checked) {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(k.config.Timeout))
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	a, err := k.ask(ctx, id)
 	was := c.unwell
@@ -117,12 +199,12 @@ func (k *checker) check(ctx context.Context, id string, c *checked) {
 	case err == nil && a.GetStatus() == healthpb.HealthCheckResponse_SERVING, code == codes.Unimplemented:
 		c.failures, c.unwell = 0, false // a replica without the service answers, which is enough
 	case err == nil:
-		c.failures, c.unwell = k.config.Failures, true
+		c.failures, c.unwell = maxFailures, true
 	case code == codes.Canceled, errors.Is(err, context.Canceled):
 		return // the round is over, or the replica has left
 	default:
 		c.failures++
-		c.unwell = c.unwell || c.failures >= k.config.Failures
+		c.unwell = c.unwell || c.failures >= maxFailures
 	}
 	if c.unwell {
 		c.symptom.why = a.GetStatus().String()
@@ -166,8 +248,8 @@ func (k *checker) run(ctx context.Context, members func() []described, report fu
 	}
 }
 
-// checkedUp puts the symptoms of a round into force.
-func (d *deployment) checkedUp(unwell map[string]symptom) {
+// checked puts the symptoms of a round into force.
+func (d *deployment) checked(unwell map[string]symptom) {
 	if d.sources.check(unwell) {
 		d.refresh()
 	}
