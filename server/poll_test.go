@@ -64,10 +64,10 @@ deployments:
 
 func TestLoadPollConfig(t *testing.T) {
 	for field, want := range map[string]string{
-		"{from: ftp://HOST/}":                "deployments.chat: load_poll.from: want grpc:vllm",
-		"{}":                                 "load_poll.from",
-		"{from: 'grpc:vllm', every: 1s}":     "every",
-		"{from: 'grpc:other'}":               "none of sglang, vllm",
+		"{from: ftp://HOST/}":            "deployments.chat: load_poll.from: want grpc:vllm",
+		"{}":                             "load_poll.from",
+		"{from: 'grpc:vllm', every: 1s}": "every",
+		"{from: 'grpc:other'}":           "none of sglang, vllm",
 		"{from: 'http://HOST:PORT/metrics', pages: {a: nowhere}}": "load_poll.pages: a: want",
 	} {
 		_, err := ParseConfig([]byte("deployments: {chat: {register: true, load_poll: " + field + "}}"))

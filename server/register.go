@@ -20,9 +20,9 @@ import (
 // Bounds of a registration.
 const (
 	maxRegistered = 10_000 // replicas that register themselves in one deployment
-	maxStats = 64
-	maxNames = 1000 // models, or adapters
-	maxText  = 1024 // bytes of an address, a zone or a node
+	maxStats      = 64
+	maxNames      = 1000 // models, or adapters
+	maxText       = 1024 // bytes of an address, a zone or a node
 	// maxRegisteredRanks bounds the data-parallel ranks, each of which may be a connection.
 	maxRegisteredRanks = 256
 	// registerLease is the lease of a registration that requests none, maxRegisterLease the longest.
