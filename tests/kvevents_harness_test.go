@@ -88,7 +88,7 @@ func (s *simulated) boot() {
 	s.log, s.contents = kvpublish.NewLog(s.keep), &contents{held: map[uint64]bool{}}
 	var err error
 	s.server, err = grpcserver.Start(lis, grpcserver.Config{
-		KVTokens: 16 * simulatedBlocks, Virtual: true, Listener: s.contents, KVEvents: s.log,
+		Engine: enginesim.Config{KVTokens: 16 * simulatedBlocks, Listener: s.contents}, Virtual: true, KVEvents: s.log,
 	})
 	require.NoError(s.t, err)
 	s.rpc.to(lis.Addr())

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
@@ -23,7 +24,7 @@ import (
 func TestLoadIsPolled(t *testing.T) {
 	for _, by := range []string{"grpc", "http"} {
 		t.Run(by, func(t *testing.T) {
-			engine, err := grpcserver.Start(listenLoopback(t), grpcserver.Config{KVTokens: 32_000, Speed: 1e-6}) // as good as stopped
+			engine, err := grpcserver.Start(listenLoopback(t), grpcserver.Config{Engine: enginesim.Config{KVTokens: 32_000}, Speed: 1e-6}) // as good as stopped
 			require.NoError(t, err)
 			t.Cleanup(engine.Kill)
 			from := "grpc:vllm"

@@ -17,6 +17,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/chaos"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 )
 
 // every stands for all scenarios, or all policies.
@@ -128,11 +129,11 @@ func (r *chaosRun) check(c *cobra.Command) error {
 			return err
 		}
 	}
-	if r.engine.kvTokens == 0 { // as many as the run needs; the engines' own would hold everything
+	if r.engine.KVTokens == 0 { // as many as the run needs; the engines' own would hold everything
 		r.KVTokens = 0
-		return oneOf("preset", r.engine.preset, strings.Split(presets(), ", "))
+		return oneOf("preset", r.engine.Preset, enginesim.PresetNames())
 	}
-	r.KVTokens = r.engine.kvTokens
+	r.KVTokens = r.engine.KVTokens
 	_, err = r.engine.check()
 	return err
 }
@@ -160,7 +161,7 @@ func (r *chaosRun) run(ctx context.Context, log io.Writer) (*chaosReport, error)
 
 func (r *chaosRun) one(ctx context.Context, log io.Writer, scenario, name string, clients int) (*chaos.Result, error) {
 	o := r.Options
-	o.Scenario, o.Policy, o.Clients, o.Preset = scenario, name, clients, r.engine.preset
+	o.Scenario, o.Policy, o.Clients, o.Preset = scenario, name, clients, r.engine.Preset
 	if !r.inProcess && chaos.NeedsProcesses(scenario) {
 		path, err := os.Executable()
 		if err != nil {
@@ -169,14 +170,9 @@ func (r *chaosRun) one(ctx context.Context, log io.Writer, scenario, name string
 		o.Launch = chaos.Processes(func(s chaos.Spec) *exec.Cmd { return exec.Command(path, engineArgs(s)...) })
 	}
 	title := fmt.Sprintf("%s, %s, %d clients", scenario, name, clients)
-	last := time.Now()
+	p := newProgress(log, title, 0)
 	o.Log = func(what string) { fmt.Fprintf(log, "%s: %s\n", title, what) }
-	o.Progress = func(p chaos.Progress) {
-		if time.Since(last) >= lineEvery {
-			last = time.Now()
-			fmt.Fprintf(log, "%s: %d calls sent, %d answered, %d failed\n", title, p.Sent, p.Done-p.Failed, p.Failed)
-		}
-	}
+	o.Progress = p.show
 	res, err := chaos.Run(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", title, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/report"
+	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
@@ -23,7 +24,7 @@ const callTimeout = 30 * time.Second
 const maxDemoSpeed = 10_000
 
 type demo struct {
-	drive.Demo
+	sim.Demo
 	engine   engineFlags
 	output   outputFlags
 	clients  int
@@ -61,7 +62,7 @@ func newDemo() *cobra.Command {
 	f.Float64Var(&d.Load, "load", 0.7, "part of the engines' capacity to use")
 	f.Float64Var(&d.Unshared, "unshared", 0.4,
 		"least share of the prompt tokens that no other request has; prompts that share nothing are added up to it")
-	f.Float64Var(&d.Speed, "speed", 0, "seconds of engine time in a second; 0 chooses, up to "+fmt.Sprint(drive.MaxSpeed))
+	f.Float64Var(&d.Speed, "speed", 0, "seconds of engine time in a second; 0 chooses, up to "+fmt.Sprint(sim.MaxSpeed))
 	f.Uint64Var(&d.Seed, "seed", 1, "seed of the workload")
 	d.engine.add(f)
 	d.output.add(f)
@@ -69,7 +70,6 @@ func newDemo() *cobra.Command {
 }
 
 func (d *demo) check() error {
-	d.Preset, d.KVTokens = d.engine.preset, d.engine.kvTokens
 	d.Share = d.duration / time.Duration(max(len(d.policies), 1))
 	err := first(
 		atLeast("replicas", d.Replicas, 1), atLeast("clients", d.clients, 1), positive("load", d.Load),
@@ -85,7 +85,7 @@ func (d *demo) check() error {
 	case !(d.Unshared >= 0 && d.Unshared < 1):
 		return usagef("--unshared: %v is not at least 0 and less than 1", d.Unshared)
 	}
-	_, err = d.engine.check()
+	d.Engine, err = d.engine.check()
 	return err
 }
 
@@ -97,7 +97,7 @@ func (d *demo) run(ctx context.Context, c *cobra.Command) (*report.Report, error
 		return nil, err
 	}
 	r := &report.Report{
-		Title: fmt.Sprintf("warmpath demo: %s on %d × %s with %d clients", d.Workload, d.Replicas, d.Preset, d.clients),
+		Title: fmt.Sprintf("warmpath demo: %s on %d × %s with %d clients", d.Workload, d.Replicas, d.Engine.Preset, d.clients),
 		Facts: d.facts(plan),
 		Comparison: drive.Comparison{
 			Replicas: d.Replicas, Clients: d.clients, Requests: plan.Measured,
@@ -122,7 +122,7 @@ func (d *demo) run(ctx context.Context, c *cobra.Command) (*report.Report, error
 }
 
 // policy measures one policy with engines and channels of its own.
-func (d *demo) policy(ctx context.Context, c *cobra.Command, plan *drive.Plan, name string) (*drive.Result, error) {
+func (d *demo) policy(ctx context.Context, c *cobra.Command, plan *sim.Plan, name string) (*drive.Result, error) {
 	config, err := policyConfig(name)
 	if err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func (d *demo) policy(ctx context.Context, c *cobra.Command, plan *drive.Plan, n
 	start := time.Now()
 	samples, err := drive.Run(ctx, plan.Requests, drive.Options{
 		Target: fleet.Target(), Clients: d.clients, Config: config, Speed: plan.Speed, WarmUp: plan.WarmUp,
-		Seed: d.Seed, Timeout: callTimeout, Progress: p.tell,
+		Seed: d.Seed, Timeout: callTimeout, Progress: p.show,
 	})
 	if err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func (d *demo) policy(ctx context.Context, c *cobra.Command, plan *drive.Plan, n
 	return &res, nil
 }
 
-func (d *demo) facts(p *drive.Plan) []report.Fact {
+func (d *demo) facts(p *sim.Plan) []report.Fact {
 	return []report.Fact{
 		{Name: "Load", Value: fmt.Sprintf(
 			"%d requests in %v of engine time for each policy, %.0f %% of the capacity (round robin, one client, goodput "+

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,37 +16,21 @@ import (
 )
 
 // engineFlags are what demo's engines and a single one have in common.
-type engineFlags struct {
-	preset   string
-	kvTokens int
-}
+type engineFlags struct{ enginesim.Config }
 
 func (e *engineFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&e.preset, "preset", enginesim.Presets[0].Name, "the `engine` to simulate: "+presets())
-	f.IntVar(&e.kvTokens, "kv-tokens", 0, "size of the KV cache in `tokens`; 0 means the preset's")
+	f.StringVar(&e.Preset, "preset", enginesim.Presets[0].Name, "the `engine` to simulate: "+presets())
+	f.IntVar(&e.KVTokens, "kv-tokens", 0, "size of the KV cache in `tokens`; 0 means the preset's")
 }
 
-func presets() string {
-	s := ""
-	for i, p := range enginesim.Presets {
-		if i > 0 {
-			s += ", "
-		}
-		s += p.Name
-	}
-	return s
-}
+func presets() string { return strings.Join(enginesim.PresetNames(), ", ") }
 
-// check builds such an engine and throws it away.
+// check builds such an engine, throws it away, and returns its config with the defaults filled in.
 func (e *engineFlags) check() (enginesim.Config, error) {
-	names := make([]string, len(enginesim.Presets))
-	for i, p := range enginesim.Presets {
-		names[i] = p.Name
-	}
-	if err := first(oneOf("preset", e.preset, names), atLeast("kv-tokens", e.kvTokens, 0)); err != nil {
+	if err := first(oneOf("preset", e.Preset, enginesim.PresetNames()), atLeast("kv-tokens", e.KVTokens, 0)); err != nil {
 		return enginesim.Config{}, err
 	}
-	engine, err := enginesim.New(enginesim.Config{Preset: e.preset, KVTokens: e.kvTokens})
+	engine, err := enginesim.New(e.Config)
 	if err != nil {
 		return enginesim.Config{}, usagef("--preset, --kv-tokens: %w", err)
 	}
@@ -100,7 +85,7 @@ func (r *engineRun) run(c *cobra.Command) error {
 	}
 	log := r.kv.log()
 	s, err := grpcserver.Start(lis, grpcserver.Config{
-		Preset: r.preset, KVTokens: r.kvTokens, Speed: r.speed, EarlyHeaders: r.earlyHeaders,
+		Engine: full, Speed: r.speed, EarlyHeaders: r.earlyHeaders,
 		ServedModel: r.model, MaxOngoing: r.maxOngoing, KVEvents: log,
 	})
 	if err != nil {

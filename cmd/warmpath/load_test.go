@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
@@ -180,7 +181,7 @@ func TestReplayFails(t *testing.T) {
 	require.Empty(t, stdout)
 	require.Contains(t, stderr, "no replica answers")
 
-	fleet, err := drive.StartFleet(t.Context(), 1, grpcserver.Config{Virtual: true, MaxModelLen: 100})
+	fleet, err := drive.StartFleet(t.Context(), 1, grpcserver.Config{Virtual: true, Engine: enginesim.Config{MaxModelLen: 100}})
 	require.NoError(t, err)
 	defer fleet.Kill()
 	code, stdout, stderr = command(t, "replay", "--trace", trace, "--format", "mooncake", "--target", fleet.Target(), "--json")

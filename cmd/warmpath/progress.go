@@ -24,9 +24,10 @@ type progress struct {
 	last  time.Time
 }
 
+// newProgress shows the progress of so many requests; 0 stands for any number.
 func newProgress(w io.Writer, name string, total int) *progress {
 	p := &progress{w: w, name: name, total: total, last: time.Now()}
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+	if f, ok := w.(*os.File); ok && total > 0 && term.IsTerminal(int(f.Fd())) {
 		p.bar = progressbar.NewOptions(total,
 			progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(fmt.Sprintf("%-22s", name)),
 			progressbar.OptionSetWidth(30), progressbar.OptionShowCount(), progressbar.OptionClearOnFinish(),
@@ -35,20 +36,20 @@ func newProgress(w io.Writer, name string, total int) *progress {
 	return p
 }
 
-// tell is a drive.Options.Progress.
-func (p *progress) tell(now drive.Progress) {
+// show is a drive.Options.Progress.
+func (p *progress) show(now drive.Progress) {
 	switch {
 	case p.bar != nil:
 		p.bar.Set(now.Done) //nolint:errcheck // A bar that cannot be drawn is no reason to stop.
 	case time.Since(p.last) >= lineEvery:
 		p.last = time.Now()
-		p.line(now)
+		of := ""
+		if p.total > 0 {
+			of = fmt.Sprintf(" of %d", p.total)
+		}
+		fmt.Fprintf(p.w, "%s: %d%s requests sent, %d answered, %d errors\n", p.name, now.Sent, of, now.Done-now.Errors,
+			now.Errors)
 	}
-}
-
-func (p *progress) line(now drive.Progress) {
-	fmt.Fprintf(p.w, "%s: %d of %d requests sent, %d answered, %d errors\n", p.name, now.Sent, p.total,
-		now.Done-now.Errors, now.Errors)
 }
 
 // finish takes the bar away.

@@ -200,7 +200,7 @@ func (r *replay) one(
 	p := newProgress(c.ErrOrStderr(), label, len(rs))
 	o := drive.Options{
 		Target: r.target, Clients: r.clients, Config: config, Dialect: r.dialect, Model: r.model, Speed: r.speed,
-		WarmUp: r.warmUp, Timeout: r.timeout, Connect: r.connect, Seed: r.seed, Progress: p.tell,
+		WarmUp: r.warmUp, Timeout: r.timeout, Connect: r.connect, Seed: r.seed, Progress: p.show,
 	}
 	s := &stage{options: o}
 	if mode != "" {
@@ -245,7 +245,7 @@ func (r *replay) label(mode, name string) string {
 // where describes where requests go.
 func (r *replay) where() string {
 	if r.target == "" {
-		return fmt.Sprintf("%d × %s on loopback", r.modes.engines, r.modes.engine.preset)
+		return fmt.Sprintf("%d × %s on loopback", r.modes.engines, r.modes.engine.Preset)
 	}
 	return r.target
 }

@@ -116,7 +116,7 @@ func (h *happening) does(ctx context.Context, s *stage) (begin, end func() error
 	case faultKill:
 		return func() error { used.Kill(); return nil }, func() error { return used.Restart(ctx) }
 	case faultStop:
-		return used.Stop, used.Continue
+		return func() error { used.Pause(); return nil }, func() error { used.Resume(); return nil }
 	}
 	return func() error { s.cables[0].Cut(); return nil }, func() error { s.cables[0].Mend(); return nil }
 }

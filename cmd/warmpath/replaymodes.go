@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/internal/lookaside"
 )
@@ -93,10 +95,9 @@ func (m *modes) check(r *replay) error {
 
 // plan generates what to send.
 func (m *modes) plan(ctx context.Context, r *replay) ([]workload.Request, error) {
-	p, err := drive.Demo{
+	p, err := sim.Demo{
 		Replicas: m.engines, Workload: m.workload, Unshared: 0.4, Seed: r.seed, Load: m.load, Share: m.duration,
-		Speed:  r.speed,
-		Preset: m.engine.preset, KVTokens: m.engine.kvTokens,
+		Speed: r.speed, Engine: m.engine.Config,
 	}.Plan(ctx)
 	if err != nil {
 		return nil, err
@@ -108,7 +109,7 @@ func (m *modes) plan(ctx context.Context, r *replay) ([]workload.Request, error)
 // A stage is what one run happens on.
 type stage struct {
 	options drive.Options
-	servers []*drive.ServerProcess
+	servers []*drive.Process
 	cables  []*drive.Cable // of the clients
 	down    []func()
 }
@@ -131,7 +132,7 @@ func (m *modes) set(
 	}()
 	if r.target == "" {
 		f, err := drive.StartFleet(ctx, m.engines, grpcserver.Config{
-			Preset: m.engine.preset, KVTokens: m.engine.kvTokens, Speed: r.speed, KVEvents: kvpublish.NewLog(0),
+			Engine: m.engine.Config, Speed: r.speed, KVEvents: kvpublish.NewLog(0),
 		})
 		if err != nil {
 			return s, err
@@ -171,18 +172,22 @@ func (m *modes) serve(ctx context.Context, c *cobra.Command, s *stage, config []
 	}
 	addresses := make([]string, m.servers)
 	for i := range addresses {
-		p, err := drive.StartServer(ctx, []string{self, "serve"}, path, log)
+		p, err := drive.StartProcess(ctx, func(listen string) *exec.Cmd {
+			serve := exec.Command(self, "serve", "--config", path, "--listen", listen)
+			serve.Stderr = log
+			return serve
+		})
 		if err != nil {
 			return err
 		}
 		s.down = append(s.down, p.Kill)
 		s.servers = append(s.servers, p)
-		addresses[i] = p.Address()
+		addresses[i] = p.Addr()
 	}
 	// The first is the one that clients use.
 	order := lookaside.Rank(addresses, deploymentName)
-	slices.SortFunc(s.servers, func(a, b *drive.ServerProcess) int {
-		return slices.Index(order, a.Address()) - slices.Index(order, b.Address())
+	slices.SortFunc(s.servers, func(a, b *drive.Process) int {
+		return slices.Index(order, a.Addr()) - slices.Index(order, b.Addr())
 	})
 	s.cables = make([]*drive.Cable, s.options.Clients)
 	for i := range s.cables {

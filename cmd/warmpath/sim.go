@@ -318,7 +318,7 @@ func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.R
 			Policy: policy.Selection{Name: name}, MaxOngoingRequests: s.ongoing, MaxQueuedRequests: s.queued,
 		},
 		Patience: s.patience, Affinity: s.affinity, Changes: s.turnover, WarmUp: s.warmUp, Targets: s.good, Seed: seed,
-		Prompts: prompts, Progress: p.tell,
+		Prompts: prompts, Progress: p.show,
 	})
 	if err != nil {
 		return nil, err

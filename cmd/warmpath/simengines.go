@@ -29,9 +29,9 @@ func (e *fleetFlags) check() ([]enginesim.Config, error) {
 	}
 	var all []enginesim.Config
 	for i, name := range e.presets {
-		one := engineFlags{preset: name}
+		one := engineFlags{enginesim.Config{Preset: name}}
 		if k := len(e.kvTokens); k > 0 {
-			one.kvTokens = e.kvTokens[i%k]
+			one.KVTokens = e.kvTokens[i%k]
 		}
 		c, err := one.check()
 		if err != nil {

@@ -2,26 +2,83 @@ package chaos
 
 import (
 	"context"
+	"errors"
+	"io"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/workload"
 )
+
+// An Outcome is what became of a call.
+type Outcome string
+
+// The outcomes.
+const (
+	// Served: the whole answer came.
+	Served Outcome = "served"
+	// Cut: it failed after a part of the answer had come, which no retry may repeat.
+	Cut Outcome = "cut"
+	// SentTwice: it failed before anything had come, in an attempt that was not its first.
+	SentTwice Outcome = "sent_twice"
+	// TimedOut: its deadline came first.
+	TimedOut Outcome = "timed_out"
+	// Refused: there was no room, and the refusal gave the reason.
+	Refused Outcome = "refused"
+	// Lost: it failed although it could have been served.
+	Lost Outcome = "lost"
+)
+
+// Call is one call as it was seen. Times are since the load began.
+type Call struct {
+	Index, Session, Client int
+	Unary, Long            bool
+	Start, First, End      time.Duration // First is 0 where nothing came
+	Replica                string        // of the last attempt; "" if there was none
+	Attempts               int
+	Received               int // messages
+	Prompt, Cached         int // tokens, of those that were served
+	Outcome                Outcome
+	Err                    error
+}
+
+// outcomeOf judges a call that has ended.
+func outcomeOf(c *Call) Outcome {
+	switch code := status.Code(c.Err); {
+	case c.Err == nil:
+		return Served
+	case code == codes.DeadlineExceeded:
+		return TimedOut
+	case c.Received > 0:
+		return Cut
+	case code == codes.ResourceExhausted:
+		return Refused
+	case c.Attempts > 1:
+		return SentTwice
+	}
+	return Lost
+}
 
 // load sends calls at even distances until it is stopped.
 type load struct {
-	channels     []*grpc.ClientConn
-	sessions     int
-	promptTokens int
-	outputTokens int
-	longEvery    int // one stream in so many is long; 0 = none
-	longTokens   int
-	timeout      time.Duration
-	seed         uint64
+	*Options
+	channels   []*grpc.ClientConn
+	longEvery  int // one stream in so many is long; 0 = none
+	longTokens int
 
 	rate  atomic.Uint64 // calls per second, as math.Float64bits
 	start time.Time
@@ -48,8 +105,8 @@ func (l *load) distance() time.Duration {
 // run sends until stop is closed or the context ends, and waits for the answers.
 func (l *load) run(ctx context.Context, stop <-chan struct{}) {
 	defer l.calls.Wait()
-	rng := rand.New(rand.NewPCG(l.seed, uint64(len(l.channels))))
-	order := rng.Perm(l.sessions)
+	rng := rand.New(rand.NewPCG(l.Seed, uint64(len(l.channels))))
+	order := rng.Perm(l.Sessions)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	due := l.start
@@ -69,10 +126,10 @@ func (l *load) run(ctx context.Context, stop <-chan struct{}) {
 			l.held.Add(int64(late / l.distance()))
 			due = due.Add(late)
 		}
-		if i%l.sessions == 0 && i > 0 {
+		if i%l.Sessions == 0 && i > 0 {
 			rng.Shuffle(len(order), func(a, b int) { order[a], order[b] = order[b], order[a] })
 		}
-		c := Call{Index: i, Session: order[i%l.sessions], Client: rng.IntN(len(l.channels)), Unary: i%2 == 0}
+		c := Call{Index: i, Session: order[i%l.Sessions], Client: rng.IntN(len(l.channels)), Unary: i%2 == 0}
 		c.Long = l.longEvery > 0 && !c.Unary && i/2%l.longEvery == 0
 		l.begin()
 		l.calls.Go(func() {
@@ -93,11 +150,6 @@ func (l *load) slot(ctx context.Context, stop <-chan struct{}) bool {
 	select {
 	case l.slots <- struct{}{}:
 		return true
-	default:
-	}
-	select {
-	case l.slots <- struct{}{}:
-		return true
 	case <-stop:
 	case <-ctx.Done():
 	}
@@ -107,8 +159,8 @@ func (l *load) slot(ctx context.Context, stop <-chan struct{}) bool {
 func (l *load) begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.begun%l.sessions == 0 {
-		l.left = append(l.left, l.sessions)
+	if l.begun%l.Sessions == 0 {
+		l.left = append(l.left, l.Sessions)
 	}
 	l.begun++
 }
@@ -120,7 +172,7 @@ func (l *load) end(c *Call) {
 	if c.Err != nil {
 		l.failed++
 	}
-	round := c.Index / l.sessions
+	round := c.Index / l.Sessions
 	if l.left[round]--; l.left[round] == 0 {
 		close(l.changed)
 		l.changed = make(chan struct{})
@@ -128,16 +180,16 @@ func (l *load) end(c *Call) {
 }
 
 // progress is how many calls have begun, ended and failed.
-func (l *load) progress() Progress {
+func (l *load) progress() drive.Progress {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Progress{Sent: l.begun, Done: len(l.ended), Failed: l.failed}
+	return drive.Progress{Sent: l.begun, Done: len(l.ended), Errors: l.failed}
 }
 
 // rounds waits until n whole rounds that begin from now on have been answered.
 func (l *load) rounds(ctx context.Context, n int) error {
 	l.mu.Lock()
-	first := (l.begun + l.sessions - 1) / l.sessions
+	first := (l.begun + l.Sessions - 1) / l.Sessions
 	l.mu.Unlock()
 	for {
 		l.mu.Lock()
@@ -171,4 +223,60 @@ func (l *load) size() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return uint64(cap(l.ended)) * uint64(unsafe.Sizeof(Call{}))
+}
+
+// send sends the call and reads its answer to the end.
+func (l *load) send(ctx context.Context, cc *grpc.ClientConn, c *Call) {
+	var d client.Decision
+	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
+	defer cancel()
+	ctx = client.WithDecision(client.WithSession(ctx, "session-"+strconv.Itoa(c.Session)), &d)
+	stub, q := vllmpb.NewInferenceClient(cc), l.request(c)
+	var trailer metadata.MD
+	if c.Unary {
+		_, c.Err = stub.Generate(ctx, q, grpc.Trailer(&trailer))
+		if c.First = l.now(); c.Err != nil {
+			c.First = 0
+		}
+	} else {
+		stream, err := stub.GenerateStream(ctx, q)
+		for err == nil {
+			if _, err = stream.Recv(); err == nil {
+				if c.Received++; c.Received == 1 {
+					c.First = l.now()
+				}
+			}
+		}
+		if !errors.Is(err, io.EOF) {
+			c.Err = err
+		}
+		if stream != nil {
+			trailer = stream.Trailer()
+		}
+	}
+	c.End = l.now()
+	c.Replica, c.Attempts = d.Replica, d.Attempts
+	if c.Outcome = outcomeOf(c); c.Outcome == Served {
+		c.Prompt = l.PromptTokens + freshTokens
+		for _, v := range trailer.Get(grpcserver.TrailerCached) {
+			c.Cached, _ = strconv.Atoi(v) // 0 is what a replica without the trailer has
+		}
+	}
+}
+
+// freshTokens is what a prompt has of its own.
+const freshTokens = 32
+
+// request is the call's message: the session's prompt and some tokens of its own.
+func (l *load) request(c *Call) *vllmpb.GenerateRequest {
+	id, output := "chaos-"+strconv.Itoa(c.Index), l.OutputTokens
+	if c.Long {
+		output = l.longTokens
+	}
+	return drive.InferenceRequest("", &workload.Request{
+		ID: id, PromptTokens: l.PromptTokens + freshTokens, OutputTokens: output, Segments: []workload.Segment{
+			{Seed: l.Seed<<32 + uint64(c.Session), Len: int32(l.PromptTokens)},
+			{Seed: workload.OutputSeed(id), Len: freshTokens},
+		},
+	})
 }

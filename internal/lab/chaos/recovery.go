@@ -17,17 +17,6 @@ type window struct {
 	n              int
 }
 
-func (w *window) add(c *Call) {
-	if c.Outcome != Served {
-		return
-	}
-	w.n++
-	w.cached += c.Cached
-	w.prompt += c.Prompt
-	w.served[c.Replica]++
-	w.computed[c.Replica] += c.Prompt - c.Cached
-}
-
 func (w *window) ratio() float64 {
 	if w.prompt == 0 {
 		return 0
@@ -46,7 +35,15 @@ func (w *window) uneven(replicas int) float64 {
 func windowOf(calls []Call) window {
 	w := window{served: map[string]int{}, computed: map[string]int{}}
 	for i := range calls {
-		w.add(&calls[i])
+		c := &calls[i]
+		if c.Outcome != Served {
+			continue
+		}
+		w.n++
+		w.cached += c.Cached
+		w.prompt += c.Prompt
+		w.served[c.Replica]++
+		w.computed[c.Replica] += c.Prompt - c.Cached
 	}
 	return w
 }
@@ -60,11 +57,11 @@ func most(of map[string]int) (n int) {
 }
 
 // windows cuts calls in pieces of n; what is left over is dropped.
-func windows(calls []Call, n int) (ws []window, begins []int) {
-	for i := 0; i+n <= len(calls); i += n {
-		ws, begins = append(ws, windowOf(calls[i:i+n])), append(begins, i)
+func windows(calls []Call, n int) (ws []window) {
+	for ; len(calls) >= n; calls = calls[n:] {
+		ws = append(ws, windowOf(calls[:n]))
 	}
-	return ws, begins
+	return ws
 }
 
 // recovery finds out when load and hit ratio were back. A window is half a round.
@@ -79,18 +76,16 @@ func (s *stage) recovery(r *Result, calls []Call) {
 			after = append(after, c)
 		}
 	}
-	whole, _ := windows(before, max(len(before), 1))
-	quiet, _ := windows(before, size)
-	later, begins := windows(after, size)
-	if len(whole) == 0 || len(later) == 0 {
+	calm, later := windowOf(before), windows(after, size)
+	if len(before) == 0 || len(later) == 0 {
 		return
 	}
-	r.CachedBefore, r.CachedAfter = whole[0].ratio(), later[len(later)-1].ratio()
+	r.CachedBefore, r.CachedAfter = calm.ratio(), later[len(later)-1].ratio()
 	worst := 0.0
-	for i := range quiet {
-		worst = max(worst, quiet[i].uneven(r.Replicas))
+	for _, w := range windows(before, size) {
+		worst = max(worst, w.uneven(r.Replicas))
 	}
-	at := func(i int) float64 { return (after[begins[i]].Start - s.back).Seconds() }
+	at := func(i int) float64 { return (after[i*size].Start - s.back).Seconds() }
 	r.LoadBack, r.CacheBack, r.Refilled = -1, -1, -1
 	for i := range later {
 		if later[i].uneven(r.Replicas) <= worst {
@@ -101,28 +96,21 @@ func (s *stage) recovery(r *Result, calls []Call) {
 	// The ratio may fall once the sessions return: it is back when it stays so.
 	for i := len(later) - 1; i >= 0 && later[i].ratio() >= backAt*r.CachedBefore; i-- {
 		r.CacheBack = at(i)
-		r.Refilled = most(windowOf(after[:begins[i]]).computed)
+		r.Refilled = most(windowOf(after[:i*size]).computed)
 	}
 }
 
-// prefillRate is how many tokens a second an engine computes when it does nothing else, in its own time.
-func prefillRate(preset string) float64 {
+// refill is how long an engine needs to compute as many tokens as its cache holds, when it does nothing else.
+func (s *stage) refill() time.Duration {
 	const pass = 8192 // tokens, the budget of large GPUs
-	p := presetOf(preset)
-	return pass / p.Pass(enginesim.Work{Prompt: pass}).Seconds()
+	took := s.passTime(enginesim.Work{Prompt: pass})
+	return time.Duration(float64(s.KVTokens) / pass * float64(took) / s.Speed)
 }
 
 // tokenTime is how long a token takes on an engine that does nothing else, in its own time.
-func tokenTime(preset string) time.Duration {
-	p := presetOf(preset)
-	return p.Pass(enginesim.Work{Decodes: 1})
-}
+func (s *stage) tokenTime() time.Duration { return s.passTime(enginesim.Work{Decodes: 1}) }
 
-func presetOf(name string) *enginesim.Preset {
-	for i := range enginesim.Presets {
-		if p := &enginesim.Presets[i]; p.Name == name {
-			return p
-		}
-	}
-	return &enginesim.Presets[0]
+func (s *stage) passTime(w enginesim.Work) time.Duration {
+	p, _ := enginesim.FindPreset(s.Preset) // no engine starts with a wrong one
+	return p.Pass(w)
 }

@@ -3,7 +3,6 @@ package chaos
 import (
 	"fmt"
 	"slices"
-	"time"
 )
 
 // Result is what one run counted. Its JSON is part of the command's contract. Times are in seconds of the clock.
@@ -124,9 +123,4 @@ func (s *stage) judge(sc *scenario) *Result {
 	s.recovery(r, calls)
 	r.CacheBound = s.refill().Seconds()
 	return r
-}
-
-// refill is how long an engine needs to compute as many tokens as its cache holds.
-func (s *stage) refill() time.Duration {
-	return time.Duration(float64(s.KVTokens) / prefillRate(s.Preset) / s.Speed * float64(time.Second))
 }

@@ -1,23 +1,22 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
 // Options say what to break and under what load. Scenario and Policy are required.
@@ -52,40 +51,18 @@ type Options struct {
 	Seed   uint64
 	// Log is called for every step, Progress ten times a second; nil means no call.
 	Log      func(string)
-	Progress func(Progress)
+	Progress func(drive.Progress)
 }
 
-// Progress is how far a run is, in calls.
-type Progress struct{ Sent, Done, Failed int }
-
 func (o *Options) fill() {
-	number := func(v *int, unset int) {
-		if *v == 0 {
-			*v = unset
-		}
-	}
-	number(&o.Clients, 1)
-	number(&o.Replicas, 8)
-	number(&o.Most, 80)
-	number(&o.Sessions, 128)
-	number(&o.PromptTokens, 2048)
-	number(&o.OutputTokens, 16)
-	number(&o.Calm, 2)
-	number(&o.Turns, 60)
-	number(&o.InFlight, 2000)
-	number(&o.KVTokens, 3*o.Sessions*(o.PromptTokens+freshTokens)/o.Replicas)
-	if o.Rate == 0 {
-		o.Rate = 200
-	}
-	if o.Timeout == 0 {
-		o.Timeout = 5 * time.Second
-	}
-	if o.Late == 0 {
-		o.Late = time.Second
-	}
-	if o.Speed == 0 {
-		o.Speed = 4
-	}
+	o.Clients, o.Replicas = cmp.Or(o.Clients, 1), cmp.Or(o.Replicas, 8)
+	o.Most, o.Turns = cmp.Or(o.Most, 80), cmp.Or(o.Turns, 60)
+	o.Rate, o.Sessions = cmp.Or(o.Rate, 200), cmp.Or(o.Sessions, 128)
+	o.PromptTokens, o.OutputTokens = cmp.Or(o.PromptTokens, 2048), cmp.Or(o.OutputTokens, 16)
+	o.Calm, o.InFlight = cmp.Or(o.Calm, 2), cmp.Or(o.InFlight, 2000)
+	o.Timeout, o.Late = cmp.Or(o.Timeout, 5*time.Second), cmp.Or(o.Late, time.Second)
+	o.Speed = cmp.Or(o.Speed, 4)
+	o.KVTokens = cmp.Or(o.KVTokens, 3*o.Sessions*(o.PromptTokens+freshTokens)/o.Replicas)
 	if o.Launch == nil {
 		o.Launch = InProcess
 	}
@@ -102,16 +79,13 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	if o.Clients < 1 || o.Replicas < 2 || o.Sessions < 1 || !(o.Rate > 0) || o.PromptTokens < 1 || o.OutputTokens < 1 {
 		return nil, errors.New("chaos: it takes a client, two replicas, a session, a positive rate and tokens")
 	}
-	s := &stage{Options: &o, ctx: ctx, fleet: &directory{}, touched: map[string]time.Duration{}}
+	s := &stage{Options: &o, ctx: ctx, touched: map[string]time.Duration{}}
 	s.spec = Spec{
 		Preset: o.Preset, KVTokens: o.KVTokens, Speed: o.Speed, Grace: time.Minute, KVEvents: o.Policy == "kv_aware",
 	}
 	config := map[string]any{"policy": map[string]any{o.Policy: struct{}{}}}
 	maps.Copy(config, o.Config)
-	s.load = &load{
-		sessions: o.Sessions, promptTokens: o.PromptTokens, outputTokens: o.OutputTokens, timeout: o.Timeout, seed: o.Seed,
-		slots: make(chan struct{}, o.InFlight), changed: make(chan struct{}),
-	}
+	s.load = &load{Options: &o, slots: make(chan struct{}, o.InFlight), changed: make(chan struct{})}
 	s.load.setRate(o.Rate)
 	if sc.set != nil {
 		sc.set(s, config)
@@ -120,10 +94,8 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		return nil, err
 	}
 	defer func() { closeReplicas(s.replicas) }()
-	s.fleet.set(entries(s.replicas))
 	defer s.hangUp()
-	err = s.dial(config)
-	if err != nil {
+	if err := s.dial(config); err != nil {
 		return nil, err
 	}
 	if err := s.play(sc); err != nil {
@@ -142,20 +114,21 @@ func (s *stage) dial(config any) error {
 		return err
 	}
 	options := append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithResolvers(s.fleet), client.WithConfig(string(raw)),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), client.WithConfig(string(raw)),
 		client.WithLogger(slog.New(slog.DiscardHandler)), // what goes wrong is in the result
 	}, s.Dial...)
 	for range s.Clients {
-		reader := sdkmetric.NewManualReader()
-		s.meters = append(s.meters, reader)
+		fleet, reader := manual.NewBuilderWithScheme("chaos"), sdkmetric.NewManualReader()
+		s.resolvers, s.meters = append(s.resolvers, fleet), append(s.meters, reader)
 		meter := client.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
-		cc, err := client.New(scheme+":///", append(options, meter)...)
+		cc, err := client.New(fleet.Scheme()+":///", append(options, grpc.WithResolvers(fleet), meter)...)
 		if err != nil {
 			return err
 		}
 		s.load.channels = append(s.load.channels, cc)
 		cc.Connect()
 	}
+	s.setFleet(s.replicas)
 	return s.connected(s.replicas...)
 }
 
@@ -171,7 +144,9 @@ func (s *stage) play(sc *scenario) error {
 	s.load.start = time.Now()
 	var loading sync.WaitGroup
 	loading.Go(func() { s.load.run(s.ctx, stop) })
-	defer s.report()()
+	if s.Progress != nil {
+		defer drive.Reporting(func() { s.Progress(s.load.progress()) })()
+	}
 	err := s.acts(sc)
 	close(stop)
 	loading.Wait()
@@ -195,83 +170,4 @@ func (s *stage) acts(sc *scenario) error {
 	s.steps = append(s.steps, s.load.now())
 	s.log("calm again")
 	return s.rounds(s.Calm + 1)
-}
-
-// report prints the progress until the function that it returns is called.
-func (s *stage) report() (stop func()) {
-	if s.Progress == nil {
-		return func() {}
-	}
-	quit := make(chan struct{})
-	var reporting sync.WaitGroup
-	reporting.Go(func() {
-		tick := time.NewTicker(time.Second / 10)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				s.Progress(s.load.progress())
-			case <-quit:
-				return
-			}
-		}
-	})
-	return func() {
-		close(quit)
-		reporting.Wait()
-	}
-}
-
-// leaked counts the reservations that stay after all calls have ended. gRPC reports the end of an attempt on
-// a goroutine of its own, so the last may be on their way.
-func (s *stage) leaked() (n int) {
-	for range 500 {
-		if n = s.reservations(); n == 0 || pause.For(s.ctx, 10*time.Millisecond) != nil {
-			break
-		}
-	}
-	return n
-}
-
-// reservations are those of all channels, and the calls in their queues.
-func (s *stage) reservations() int {
-	return s.gauge("warmpath.replica.ongoing", "warmpath.queue.length")
-}
-
-// gauge adds up what the channels measure under these names.
-func (s *stage) gauge(names ...string) (n int) {
-	for _, reader := range s.meters {
-		var rm metricdata.ResourceMetrics
-		if err := reader.Collect(s.ctx, &rm); err != nil {
-			return -1
-		}
-		for _, scope := range rm.ScopeMetrics {
-			for _, m := range scope.Metrics {
-				if slices.Contains(names, m.Name) {
-					n += sum(m.Data)
-				}
-			}
-		}
-	}
-	return n
-}
-
-func sum(d metricdata.Aggregation) (n int) {
-	if g, ok := d.(metricdata.Gauge[int64]); ok {
-		for _, p := range g.DataPoints {
-			n += int(p.Value)
-		}
-	}
-	return n
-}
-
-var errUnknown = errors.New("chaos: there is no such scenario")
-
-func find(name string) (*scenario, error) {
-	for i := range scenarios {
-		if scenarios[i].Name == name {
-			return &scenarios[i], nil
-		}
-	}
-	return nil, fmt.Errorf("%w as %q", errUnknown, name)
 }

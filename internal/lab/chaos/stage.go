@@ -4,29 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"runtime"
+	"slices"
 	"time"
 
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 
-	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // stage is what a scenario works on. Its goroutine uses it.
 type stage struct {
 	*Options
-	ctx      context.Context
-	load     *load
-	fleet    *directory
-	replicas []*replica
-	spec     Spec
-	meters   []*sdkmetric.ManualReader // one per channel
-	memory   []Footprint               // of soak
+	ctx       context.Context
+	load      *load
+	replicas  []*replica
+	spec      Spec
+	resolvers []*manual.Resolver        // one per channel
+	meters    []*sdkmetric.ManualReader // likewise
+	memory    []Footprint               // of soak
 
 	calm    time.Duration            // when the calm began
 	harm    time.Duration            // when the first harm was done
@@ -79,35 +79,46 @@ func (s *stage) rounds(n int) error {
 func (s *stage) connected(rs ...*replica) error {
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
-	var all sync.WaitGroup
-	for _, cc := range s.load.channels {
-		for _, r := range rs {
-			all.Go(func() { knock(ctx, cc, r.id) })
-		}
+	ids := make([]string, len(rs))
+	for i, r := range rs {
+		ids[i] = r.id
 	}
-	all.Wait()
-	if err := ctx.Err(); err != nil {
+	if err := drive.Reach(ctx, s.load.channels, ids); err != nil {
 		return fmt.Errorf("not every channel is connected to every replica: %w", err)
 	}
 	return nil
 }
 
-// knock asks until the replica answers, whatever the status.
-func knock(ctx context.Context, cc *grpc.ClientConn, id string) {
-	const every = 20 * time.Millisecond
-	for {
-		_, err := healthpb.NewHealthClient(cc).Check(client.WithPin(ctx, id), &healthpb.HealthCheckRequest{})
-		if status.Code(err) != codes.Unavailable {
-			return
-		}
-		if pause.For(ctx, every) != nil {
-			return
-		}
-	}
+// disconnected waits until no channel is connected to replicas that are no longer in the fleet: calls that were under way
+// there end by themselves before their connections do.
+func (s *stage) disconnected(rs ...*replica) error {
+	return s.until("no client is connected to a replica that is gone", func() bool {
+		return !slices.ContainsFunc(rs, func(r *replica) bool { return r.proxy.Conns() > 0 })
+	})
 }
 
-// last for a while, which is how long a fault lasts.
-func (s *stage) last(d time.Duration) error { return pause.For(s.ctx, d) }
+// comeback lets every session be called while the replica is away, and again when it is back as another instance.
+func (s *stage) comeback(r *replica) error {
+	if err := s.rounds(1); err != nil {
+		return err
+	}
+	if err := r.start(s.ctx); err != nil {
+		return err
+	}
+	s.setFleet(s.replicas)
+	return s.restored(r)
+}
+
+// setFleet gives all channels these replicas.
+func (s *stage) setFleet(rs []*replica) {
+	var state resolver.State
+	for _, r := range rs {
+		state.Endpoints = append(state.Endpoints, r.endpoint())
+	}
+	for _, channel := range s.resolvers {
+		channel.UpdateState(state)
+	}
+}
 
 // busy waits until a call is under way on the replica, or every session has been called: it may have none.
 func (s *stage) busy(r *replica) error {
@@ -115,13 +126,13 @@ func (s *stage) busy(r *replica) error {
 	defer cancel()
 	round := make(chan error, 1)
 	go func() { round <- s.load.rounds(ctx, 1) }()
-	for r.proxy.Streams() == 0 {
+	for s.gauge(r.id, "warmpath.replica.ongoing") == 0 {
 		select {
 		case err := <-round:
 			return err
 		default:
 		}
-		if err := pause.For(s.ctx, time.Millisecond); err != nil {
+		if err := pause.For(s.ctx, 2*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -146,4 +157,79 @@ func (s *stage) log(format string, args ...any) {
 	if s.Log != nil {
 		s.Log(fmt.Sprintf(format, args...))
 	}
+}
+
+// everywhere is the name for all replicas.
+const everywhere = ""
+
+// gauge adds up what the channels measure under these names, of one replica or everywhere.
+func (s *stage) gauge(replica string, names ...string) (n int) {
+	for _, reader := range s.meters {
+		var rm metricdata.ResourceMetrics
+		if err := reader.Collect(s.ctx, &rm); err != nil {
+			return -1
+		}
+		for _, scope := range rm.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				if g, ok := m.Data.(metricdata.Gauge[int64]); ok && slices.Contains(names, m.Name) {
+					n += sum(g, replica)
+				}
+			}
+		}
+	}
+	return n
+}
+
+func sum(g metricdata.Gauge[int64], replica string) (n int) {
+	for _, p := range g.DataPoints {
+		if id, _ := p.Attributes.Value("warmpath.replica"); replica == everywhere || id.AsString() == replica {
+			n += int(p.Value)
+		}
+	}
+	return n
+}
+
+// reservations are those of all channels, and the calls in their queues.
+func (s *stage) reservations() int {
+	return s.gauge(everywhere, "warmpath.replica.ongoing", "warmpath.queue.length")
+}
+
+// leaked counts the reservations that stay after all calls have ended. gRPC reports the end of an attempt on
+// a goroutine of its own, so the last may be on their way.
+func (s *stage) leaked() (n int) {
+	for range 500 {
+		if n = s.reservations(); n == 0 || pause.For(s.ctx, 10*time.Millisecond) != nil {
+			break
+		}
+	}
+	return n
+}
+
+// Footprint is what a run holds in memory at one moment: load, channels, proxies and engines of this process together.
+type Footprint struct {
+	// Goroutines is how many there are, Heap the bytes that a garbage collection leaves.
+	Goroutines int    `json:"goroutines"`
+	Heap       uint64 `json:"heap_bytes"`
+	// Reservations are those of all channels; calls are under way then.
+	Reservations int `json:"bookings"`
+}
+
+// footprint is the least of some measurements: calls come and go meanwhile.
+func (s *stage) footprint() (least Footprint, err error) {
+	const times, apart = 20, 25 * time.Millisecond
+	for i := range times {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		f := Footprint{Goroutines: runtime.NumGoroutine(), Heap: m.HeapAlloc - s.load.size(), Reservations: s.reservations()}
+		if i == 0 {
+			least = f
+		}
+		least = Footprint{min(least.Goroutines, f.Goroutines), min(least.Heap, f.Heap),
+			min(least.Reservations, f.Reservations)}
+		if err := pause.For(s.ctx, apart); err != nil {
+			return least, err
+		}
+	}
+	return least, nil
 }

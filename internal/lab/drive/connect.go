@@ -29,7 +29,7 @@ const (
 	// stragglers is how long a channel that has one connection waits for the others: with few of them a
 	// policy would begin with other choices than it makes later.
 	stragglers = time.Second
-	knockEvery = 5 * time.Millisecond
+	askEvery   = 10 * time.Millisecond
 )
 
 const fileScheme = target.FileScheme
@@ -86,30 +86,33 @@ func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err err
 	if replicas == nil {
 		replicas = Replicas(o.Target)
 	}
-	knock(within, channels, replicas)
+	ids := make([]string, len(replicas))
+	for i, r := range replicas {
+		ids[i] = r.ID
+	}
+	soon, stop := context.WithTimeout(within, stragglers)
+	defer stop()
+	_ = Reach(soon, channels, ids)
 	return channels, ctx.Err()
 }
 
-// knock waits until every channel is connected to every replica. Any answer to a health check that was
+// Reach waits until every channel is connected to every one of these replicas. Any answer to a health check that is
 // pinned to the replica will do.
-func knock(ctx context.Context, channels []*grpc.ClientConn, replicas []fleet.Replica) {
-	ctx, cancel := context.WithTimeout(ctx, stragglers)
-	defer cancel()
+func Reach(ctx context.Context, channels []*grpc.ClientConn, replicas []string) error {
 	var all sync.WaitGroup
 	for _, cc := range channels {
 		health := healthpb.NewHealthClient(cc)
-		for _, r := range replicas {
-			all.Go(func() { knockAt(ctx, health, r.ID) })
+		for _, id := range replicas {
+			all.Go(func() {
+				for pinned := client.WithPin(ctx, id); ; {
+					_, err := health.Check(pinned, &healthpb.HealthCheckRequest{})
+					if status.Code(err) != codes.Unavailable || pause.For(ctx, askEvery) != nil {
+						return
+					}
+				}
+			})
 		}
 	}
 	all.Wait()
-}
-
-func knockAt(ctx context.Context, health healthpb.HealthClient, replica string) {
-	for {
-		_, err := health.Check(client.WithPin(ctx, replica), &healthpb.HealthCheckRequest{})
-		if status.Code(err) != codes.Unavailable || pause.For(ctx, knockEvery) != nil {
-			return
-		}
-	}
+	return ctx.Err()
 }

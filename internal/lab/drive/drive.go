@@ -130,7 +130,9 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	var sent atomic.Int64
-	defer r.report(&sent)()
+	if r.Progress != nil {
+		defer Reporting(func() { r.Progress(Progress{int(sent.Load()), int(r.done.Load()), int(r.errors.Load())}) })()
+	}
 	start := time.Now()
 	if r.Started != nil {
 		r.Started()
@@ -151,16 +153,11 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 	calls.Wait()
 }
 
-// report reports the progress ten times a second until the function that it returns is called, which reports it
-// once more.
-func (r *run) report(sent *atomic.Int64) (stop func()) {
-	if r.Progress == nil {
-		return func() {}
-	}
-	report := func() { r.Progress(Progress{int(sent.Load()), int(r.done.Load()), int(r.errors.Load())}) }
-	quit, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
+// Reporting calls report ten times a second until the function that it returns is called, which calls it once more.
+func Reporting(report func()) (stop func()) {
+	quit := make(chan struct{})
+	var reporting sync.WaitGroup
+	reporting.Go(func() {
 		tick := time.NewTicker(time.Second / 10)
 		defer tick.Stop()
 		for {
@@ -172,10 +169,10 @@ func (r *run) report(sent *atomic.Int64) (stop func()) {
 				return
 			}
 		}
-	}()
+	})
 	return func() {
 		close(quit)
-		<-ended
+		reporting.Wait()
 	}
 }
 

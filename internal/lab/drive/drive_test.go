@@ -3,7 +3,6 @@ package drive
 import (
 	"context"
 	"net"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/workload"
@@ -222,66 +222,6 @@ func TestRunRefuses(t *testing.T) {
 }
 
 func TestStartFleetRefuses(t *testing.T) {
-	_, err := StartFleet(t.Context(), 2, grpcserver.Config{Preset: "none"})
+	_, err := StartFleet(t.Context(), 2, grpcserver.Config{Engine: enginesim.Config{Preset: "none"}})
 	require.ErrorContains(t, err, "none")
-}
-
-func TestCapacity(t *testing.T) {
-	s := Search{
-		Workload: workload.Spec{Name: "chat", Duration: 30 * time.Second, Seed: 1, Unshared: 0.4},
-		WarmUp:   10 * time.Second, Replicas: 2,
-	}
-	rate, err := Capacity(t.Context(), s)
-	require.NoError(t, err)
-	ok, err := s.copes(t.Context(), rate)
-	require.NoError(t, err)
-	require.True(t, ok)
-	ok, err = s.copes(t.Context(), rate*precision)
-	require.NoError(t, err)
-	require.False(t, ok)
-
-	again, err := Capacity(t.Context(), s)
-	require.NoError(t, err)
-	require.Equal(t, rate, again)
-	twice := s
-	twice.Replicas *= 2
-	more, err := Capacity(t.Context(), twice)
-	require.NoError(t, err)
-	require.Greater(t, more, 1.5*rate)
-
-	s.KVTokens = 1000
-	_, err = Capacity(t.Context(), s)
-	require.ErrorContains(t, err, "too long")
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	s.KVTokens = 0
-	s.Workload.Seed = 2
-	_, err = Capacity(ctx, s)
-	require.ErrorIs(t, err, context.Canceled)
-}
-
-func TestPlan(t *testing.T) {
-	d := Demo{Replicas: 2, Workload: "chat", Unshared: 0.4, Seed: 1, Load: 0.7, Share: time.Second / 2}
-	p, err := d.Plan(t.Context())
-	require.NoError(t, err)
-	require.InDelta(t, 0.7*p.Capacity, p.Rate, 1e-9)
-	require.GreaterOrEqual(t, p.Unshared, 0.4)
-	require.LessOrEqual(t, p.Speed, float64(MaxSpeed))
-	require.InDelta(t, p.Speed/2, p.Length.Seconds(), 1)
-	require.Equal(t, p.Speed, p.Engine.Speed)
-	require.True(t, slices.IsSortedFunc(p.Requests, func(a, b workload.Request) int { return int(a.At - b.At) }))
-	require.Positive(t, p.Measured)
-	require.Less(t, p.Measured, len(p.Requests))
-
-	d.Speed = 7
-	p, err = d.Plan(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 7., p.Speed)
-	d.Workload = "none"
-	_, err = d.Plan(t.Context())
-	require.ErrorContains(t, err, "none")
-
-	for share, speed := range map[time.Duration]float64{time.Second: MaxSpeed, 10 * time.Second: 30, 10 * time.Minute: 1} {
-		require.Equal(t, speed, Demo{Share: share}.speed(), "5 minutes of engine time, and no slower than real engines")
-	}
 }

@@ -93,6 +93,14 @@ func sendEngine(ctx context.Context, cc *grpc.ClientConn, _ string, q *workload.
 
 // sendInference speaks vllm.Inference.
 func sendInference(ctx context.Context, cc *grpc.ClientConn, model string, q *workload.Request) answer {
+	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, InferenceRequest(model, q))
+	return receive(stream, err, func(m *vllmpb.GenerateResponse, output int) int {
+		return output + int(m.GetOutputs().GetNumTokens())
+	})
+}
+
+// InferenceRequest is a request of a workload in the words of vllm.Inference.
+func InferenceRequest(model string, q *workload.Request) *vllmpb.GenerateRequest {
 	r := &vllmpb.GenerateRequest{
 		RequestId: q.ID, Model: model, Stopping: &vllmpb.StoppingCriteria{MaxNewTokens: uint32(q.OutputTokens)},
 	}
@@ -104,10 +112,7 @@ func sendInference(ctx context.Context, cc *grpc.ClientConn, model string, q *wo
 	} else {
 		r.Prompt = &vllmpb.GenerateRequest_TokenIds{TokenIds: &vllmpb.TokenIds{Ids: q.Tokens()}}
 	}
-	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, r)
-	return receive(stream, err, func(m *vllmpb.GenerateResponse, output int) int {
-		return output + int(m.GetOutputs().GetNumTokens())
-	})
+	return r
 }
 
 // receive reads a stream to its end; count adds the tokens of a message to those before.

@@ -23,13 +23,11 @@ type Config struct {
 
 // resolve checks the config and fills in defaults.
 func (c Config) resolve() (Config, Preset, error) {
-	if c.Preset == "" {
-		c.Preset = Presets[0].Name
-	}
-	p, err := presetByName(c.Preset)
+	p, err := FindPreset(c.Preset)
 	if err != nil {
 		return c, p, err
 	}
+	c.Preset = p.Name
 	for _, f := range []struct {
 		name  string
 		value *int

@@ -177,31 +177,21 @@ type Call struct {
 	seq    *Sequence
 	news   chan struct{}
 
-	mu    sync.Mutex // inside Driver.mu
+	// Driver.mu guards what follows.
 	count int
 	done  bool
 	err   error
-	final Result
 }
 
 // given counts tokens, the last of them ending the call; the caller holds Driver.mu.
 func (c *Call) given(n int, last bool) {
-	c.mu.Lock()
-	c.count = n
-	if last {
-		c.done, c.final = true, c.seq.result
-	}
-	c.mu.Unlock()
+	c.count, c.done = n, last
 	c.notify()
 }
 
 // finish ends the call before its last token; the caller holds Driver.mu.
 func (c *Call) finish(err error) {
-	c.mu.Lock()
-	if !c.done {
-		c.done, c.err, c.final = true, err, c.seq.result
-	}
-	c.mu.Unlock()
+	c.done, c.err = true, err
 	c.notify()
 }
 
@@ -216,9 +206,9 @@ func (c *Call) notify() {
 // whether it has ended. The error is the context's, ErrClosed, or nil; an aborted call ends without one.
 func (c *Call) Wait(ctx context.Context, have int) (count int, done bool, err error) {
 	for {
-		c.mu.Lock()
+		c.driver.mu.Lock()
 		count, done, err = c.count, c.done, c.err
-		c.mu.Unlock()
+		c.driver.mu.Unlock()
 		if done || count > have {
 			return count, done, err
 		}
@@ -251,9 +241,6 @@ func (c *Call) Abort() {
 func (c *Call) Result() Result {
 	c.driver.mu.Lock()
 	defer c.driver.mu.Unlock()
-	if c.done {
-		return c.final
-	}
 	return c.seq.result
 }
 

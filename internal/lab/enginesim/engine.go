@@ -84,7 +84,7 @@ type Engine struct {
 	preset  Preset
 	pool    *pool
 	running []*Sequence
-	queue   queue
+	queue   []*Sequence // that wait, the oldest first
 	busy    bool
 	now     time.Duration
 	passEnd time.Duration
@@ -116,7 +116,7 @@ func (e *Engine) Stats() Stats { return e.stats }
 // Load is the present load.
 func (e *Engine) Load() Load {
 	return Load{
-		Running: len(e.running), Waiting: e.queue.len(), UsedTokens: e.used() * e.cfg.BlockSize,
+		Running: len(e.running), Waiting: len(e.queue), UsedTokens: e.used() * e.cfg.BlockSize,
 		TotalTokens: e.cfg.KVTokens, MaxSequences: e.cfg.MaxSequences,
 	}
 }
@@ -129,7 +129,7 @@ func (e *Engine) Submit(now time.Duration, r Request) (*Sequence, error) {
 	e.now = max(e.now, now)
 	s := &Sequence{req: r, result: Result{Arrival: e.now, PromptTokens: r.PromptTokens}}
 	e.stats.Submitted++
-	e.queue.pushBack(s)
+	e.queue = append(e.queue, s)
 	if !e.busy {
 		e.begin()
 	}
@@ -142,7 +142,9 @@ func (e *Engine) Abort(now time.Duration, s *Sequence) {
 	e.now = max(e.now, now)
 	switch s.state {
 	case waiting:
-		e.queue.remove(s)
+		if i := slices.Index(e.queue, s); i >= 0 {
+			e.queue = slices.Delete(e.queue, i, i+1)
+		}
 	case running:
 		if i := slices.Index(e.running, s); i >= 0 {
 			e.running = slices.Delete(e.running, i, i+1)
@@ -249,39 +251,3 @@ func (e *Engine) Published(hashes []uint64) int {
 
 // used is the number of pinned blocks.
 func (e *Engine) used() int { return e.pool.size() - e.pool.free }
-
-// queue is the waiting sequences, oldest first.
-type queue struct {
-	items []*Sequence
-	head  int
-}
-
-func (q *queue) len() int             { return len(q.items) - q.head }
-func (q *queue) front() *Sequence     { return q.items[q.head] }
-func (q *queue) pushBack(s *Sequence) { q.items = append(q.items, s) }
-func (q *queue) pushFront(s *Sequence) {
-	if q.head == 0 {
-		room := len(q.items) + 1
-		q.items = append(make([]*Sequence, room, 2*room+len(q.items)), q.items...)
-		q.head = room
-	}
-	q.head--
-	q.items[q.head] = s
-}
-
-func (q *queue) popFront() {
-	q.items[q.head] = nil
-	if q.head++; q.head == len(q.items) {
-		q.items, q.head = q.items[:0], 0
-	} else if q.head > 64 && q.head > len(q.items)/2 {
-		n := copy(q.items, q.items[q.head:])
-		clear(q.items[n:])
-		q.items, q.head = q.items[:n], 0
-	}
-}
-
-func (q *queue) remove(s *Sequence) {
-	if i := slices.Index(q.items[q.head:], s); i >= 0 {
-		q.items = slices.Delete(q.items, q.head+i, q.head+i+1)
-	}
-}

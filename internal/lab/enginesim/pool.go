@@ -15,19 +15,17 @@ type block struct {
 
 // pool holds all blocks of an engine. Blocks of one hash: the table finds at most one.
 type pool struct {
-	blocks []block // the last is the sentinel of the LRU ring: next is the oldest, prev the newest
-	free   int     // length of the LRU list
-	table  table
+	blocks []block          // the last is the sentinel of the LRU ring: next is the oldest, prev the newest
+	free   int              // length of the LRU list
+	table  map[uint64]int32 // cached blocks by their hash
 
 	// pass numbers the passes, and evicted are the blocks from before it that the one under way has evicted.
 	pass    uint32
 	evicted []uint64
-
-	warmth uint32 // see warm
 }
 
 func newPool(n int) *pool {
-	p := &pool{blocks: make([]block, n+1), free: n, table: newTable(n), pass: 1}
+	p := &pool{blocks: make([]block, n+1), free: n, table: make(map[uint64]int32, n), pass: 1}
 	for i := range p.blocks {
 		p.blocks[i].prev, p.blocks[i].next = int32(i-1), int32(i+1)
 	}
@@ -51,7 +49,7 @@ func (p *pool) take() (id int32, hash uint64, evicted bool) {
 	p.unlink(b)
 	b.refs = 1
 	if b.cached {
-		p.table.remove(b.hash, id)
+		delete(p.table, b.hash)
 		b.cached = false
 		if b.pass != p.pass {
 			p.evicted = append(p.evicted, b.hash)
@@ -84,16 +82,20 @@ func (p *pool) release(id int32) {
 
 // store makes a pinned block findable, unless another has its hash already.
 func (p *pool) store(id int32, hash uint64) bool {
-	if !p.table.add(p.blocks, hash, id) {
+	if _, there := p.table[hash]; there {
 		return false
 	}
+	p.table[hash] = id
 	b := &p.blocks[id]
 	b.hash, b.cached, b.pass = hash, true, p.pass
 	return true
 }
 
 // find is the block with this hash.
-func (p *pool) find(hash uint64) (int32, bool) { return p.table.find(p.blocks, hash) }
+func (p *pool) find(hash uint64) (id int32, ok bool) {
+	id, ok = p.table[hash]
+	return id, ok
+}
 
 // nextPass begins a pass.
 func (p *pool) nextPass() {
@@ -107,20 +109,4 @@ func (p *pool) sent(hash uint64) bool {
 		return true
 	}
 	return slices.Contains(p.evicted, hash)
-}
-
-// warm reads ahead, in the table, the places of the next n blocks to be taken and of blocks to be stored. The
-// processor waits for all of them at once, rather than for one after the other. The sum is kept, or the compiler
-// sees that nothing is read.
-func (p *pool) warm(n int, store []uint64) {
-	sum := uint32(0)
-	for id := p.blocks[p.size()].next; n > 0; n-- {
-		b := &p.blocks[id]
-		sum += p.table.slots[b.hash&p.table.mask].low
-		id = b.next
-	}
-	for _, h := range store {
-		sum += p.table.slots[h&p.table.mask].low
-	}
-	p.warmth += sum
 }

@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -37,15 +38,21 @@ var Presets = []Preset{
 	{Name: "mocker", Poly: true},
 }
 
-func presetByName(name string) (Preset, error) {
-	var names []string
+// FindPreset is the preset of this name; empty stands for the first.
+func FindPreset(name string) (Preset, error) {
+	i := slices.IndexFunc(Presets, func(p Preset) bool { return name == "" || p.Name == name })
+	if i < 0 {
+		return Preset{}, fmt.Errorf("enginesim: preset %q is not one of %s", name, strings.Join(PresetNames(), ", "))
+	}
+	return Presets[i], nil
+}
+
+// PresetNames are the names of Presets.
+func PresetNames() (names []string) {
 	for _, p := range Presets {
-		if p.Name == name {
-			return p, nil
-		}
 		names = append(names, p.Name)
 	}
-	return Preset{}, fmt.Errorf("enginesim: preset %q is not one of %s", name, strings.Join(names, ", "))
+	return names
 }
 
 // Work is what one pass computes.

@@ -41,7 +41,7 @@ func TestPass(t *testing.T) {
 		{"mocker, mixed adds", "mocker", mixed, 16.5 + 15.18 + 0.421 + 5.74 + 27.005 - 6.435},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := presetByName(c.preset)
+			p, err := FindPreset(c.preset)
 			require.NoError(t, err)
 			require.InDelta(t, c.ms, float64(p.Pass(c.work))/float64(time.Millisecond), 1e-5)
 		})

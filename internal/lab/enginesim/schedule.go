@@ -23,13 +23,13 @@ func (e *Engine) begin() {
 		e.plan(s, n, &w)
 		budget -= n
 	}
-	for !preempted && budget > 0 && e.queue.len() > 0 && len(e.running) < e.cfg.MaxSequences {
-		n := e.admit(e.queue.front(), budget)
+	for !preempted && budget > 0 && len(e.queue) > 0 && len(e.running) < e.cfg.MaxSequences {
+		s := e.queue[0]
+		n := e.admit(s, budget)
 		if n == 0 {
 			break
 		}
-		s := e.queue.front()
-		e.queue.popFront()
+		e.queue = e.queue[1:]
 		e.running = append(e.running, s)
 		e.plan(s, n, &w)
 		budget -= n
@@ -56,10 +56,7 @@ func (e *Engine) missing(s *Sequence, n int) int {
 func (e *Engine) plan(s *Sequence, n int, w *Work) {
 	size := e.cfg.BlockSize
 	missing := e.missing(s, n)
-	if missing > 1 {
-		e.pool.warm(missing, s.promptHashes(s.computed/size, (s.computed+n)/size))
-		s.blocks = slices.Grow(s.blocks, missing)
-	}
+	s.blocks = slices.Grow(s.blocks, max(missing, 0))
 	for range missing {
 		id, hash, evicted := e.pool.take()
 		if evicted && e.kv.on {
@@ -92,7 +89,7 @@ func (e *Engine) preempt() {
 	s.state, s.computed, s.decoding = waiting, 0, false
 	s.result.Preemptions++
 	e.stats.Preemptions++
-	e.queue.pushFront(s)
+	e.queue = slices.Insert(e.queue, 0, s)
 }
 
 // stuck remembers why the head of the queue did not fit, so that the next passes need not look up all its
@@ -167,57 +164,37 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 // kvLog collects the changes of a pass for the listener.
 type kvLog struct {
 	on     bool
-	hashes []uint64
-	events []kvEntry
-	out    []KVEvent
+	events []KVEvent
 }
 
-// kvEntry is a KVEvent whose hashes are still in kvLog.hashes, which may move.
-type kvEntry struct {
-	KVEvent
-	from, to int
-}
-
-func (l *kvLog) last() *kvEntry {
-	if len(l.events) == 0 {
-		return nil
+// grow returns the last event if the next change continues it, else a new one.
+func (l *kvLog) grow(same func(*KVEvent) bool) *KVEvent {
+	if n := len(l.events); n == 0 || !same(&l.events[n-1]) {
+		l.events = append(l.events, KVEvent{})
 	}
 	return &l.events[len(l.events)-1]
 }
 
 func (l *kvLog) removed(hash uint64) {
-	l.hashes = append(l.hashes, hash)
-	if e := l.last(); e != nil && !e.Stored {
-		e.to++
-		return
-	}
-	l.events = append(l.events, kvEntry{from: len(l.hashes) - 1, to: len(l.hashes)})
+	e := l.grow(func(e *KVEvent) bool { return !e.Stored })
+	e.Hashes = append(e.Hashes, hash)
 }
 
 func (l *kvLog) stored(s *Sequence, i int, hash uint64, size int) {
-	l.hashes = append(l.hashes, hash)
-	if e := l.last(); e != nil && e.Stored && e.Seq == s && e.First+e.to-e.from == i {
-		e.to++
-		return
+	e := l.grow(func(e *KVEvent) bool { return e.Stored && e.Seq == s && e.First+len(e.Hashes) == i })
+	if !e.Stored {
+		*e = KVEvent{Stored: true, Seq: s, First: i}
+		if i > 0 {
+			e.Parent, e.HasParent = s.hash(i-1, size), true
+		}
 	}
-	e := kvEntry{KVEvent: KVEvent{Stored: true, Seq: s, First: i}, from: len(l.hashes) - 1, to: len(l.hashes)}
-	if i > 0 {
-		e.Parent, e.HasParent = s.hash(i-1, size), true
-	}
-	l.events = append(l.events, e)
+	e.Hashes = append(e.Hashes, hash)
 }
 
 func (l *kvLog) publish(at time.Duration, to Listener) {
-	if len(l.events) == 0 {
-		return
+	if len(l.events) > 0 {
+		to.KVEvents(at, l.events)
+		clear(l.events) // let go of sequences
+		l.events = l.events[:0]
 	}
-	l.out = l.out[:0]
-	for _, e := range l.events {
-		e.Hashes = l.hashes[e.from:e.to]
-		l.out = append(l.out, e.KVEvent)
-	}
-	to.KVEvents(at, l.out)
-	clear(l.events) // let go of sequences
-	clear(l.out)
-	l.events, l.hashes = l.events[:0], l.hashes[:0]
 }

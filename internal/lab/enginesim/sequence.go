@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"time"
@@ -39,39 +40,29 @@ type Request struct {
 // FromWorkload makes the request that an engine with this block size runs for a request of a workload.
 func FromWorkload(r *workload.Request, blockSize int) Request {
 	hashes, tail := r.Hashes(nil, blockSize, workload.BaseHashSeed)
-	return Request{
-		ID: r.ID, PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens,
-		Hashes: hashes, Tail: tail, OutputSeed: workload.OutputSeed(r.ID),
-	}
+	return newRequest(r.ID, hashes, tail, r.OutputTokens, blockSize, workload.BaseHashSeed)
 }
 
 // FromTokens makes a request of token ids; hashSeed is kvindex.SeedFor's, 0 that
 // of neither adapter nor salt.
 func FromTokens(id string, tokens []uint32, output, blockSize int, hashSeed kvindex.Seed) Request {
-	hashSeed = orBase(hashSeed)
+	hashSeed = cmp.Or(hashSeed, workload.BaseHashSeed)
 	hashes, tail := workload.HashTokens(nil, tokens, blockSize, hashSeed)
-	return Request{
-		ID: id, PromptTokens: len(tokens), OutputTokens: output,
-		Hashes: hashes, Tail: tail, OutputSeed: workload.OutputSeed(id), HashSeed: hashSeed,
-	}
+	return newRequest(id, hashes, tail, output, blockSize, hashSeed)
 }
 
-// FromText makes a request of text, four bytes to a token; hashSeed is kvindex.SeedFor's, 0 that
-// of neither adapter nor salt.
+// FromText is FromTokens for text, four bytes to a token.
 func FromText(id, text string, output, blockSize int, hashSeed kvindex.Seed) Request {
-	hashSeed = orBase(hashSeed)
+	hashSeed = cmp.Or(hashSeed, workload.BaseHashSeed)
 	hashes, tail := workload.HashText(nil, text, blockSize, hashSeed)
+	return newRequest(id, hashes, tail, output, blockSize, hashSeed)
+}
+
+func newRequest(id string, hashes []uint64, tail []uint32, output, blockSize int, hashSeed kvindex.Seed) Request {
 	return Request{
 		ID: id, PromptTokens: len(hashes)*blockSize + len(tail), OutputTokens: output,
 		Hashes: hashes, Tail: tail, OutputSeed: workload.OutputSeed(id), HashSeed: hashSeed,
 	}
-}
-
-func orBase(hashSeed kvindex.Seed) kvindex.Seed {
-	if hashSeed == 0 {
-		return workload.BaseHashSeed
-	}
-	return hashSeed
 }
 
 func (r *Request) check(c *Config) error {
@@ -169,11 +160,6 @@ func (s *Sequence) AppendTokens(dst []uint32, from, to int) ([]uint32, bool) {
 // tokens is the length of prompt and output so far.
 func (s *Sequence) tokens() int { return s.req.PromptTokens + s.generated }
 
-// promptHashes are the chained hashes of blocks [from, to), as far as those are of the prompt.
-func (s *Sequence) promptHashes(from, to int) []uint64 {
-	return s.req.Hashes[min(from, len(s.req.Hashes)):min(to, len(s.req.Hashes))]
-}
-
 // hash is the chained hash of block i, which is full. Blocks are asked for in order.
 func (s *Sequence) hash(i, blockSize int) uint64 {
 	if i < len(s.req.Hashes) {
@@ -182,7 +168,7 @@ func (s *Sequence) hash(i, blockSize int) uint64 {
 	if j := i - len(s.req.Hashes); j < len(s.outHashes) {
 		return s.outHashes[j]
 	}
-	seed := orBase(s.req.HashSeed)
+	seed := cmp.Or(s.req.HashSeed, workload.BaseHashSeed)
 	full := len(s.req.Hashes) * blockSize
 	buf := make([]byte, 0, 4*64)
 	for pos := i * blockSize; pos < (i+1)*blockSize; pos++ {

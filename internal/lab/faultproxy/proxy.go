@@ -8,7 +8,26 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
+
+// A Fault is what is wrong with a server's connections. The zero value is nothing.
+type Fault struct {
+	// Blackhole lets nothing pass in either direction, without notice: connections are taken, bytes are held.
+	// What was held passes once the fault has gone, as TCP's retransmissions would.
+	Blackhole bool
+	// Delay is how much later the client gets what the server sends.
+	Delay time.Duration
+	// BytesPerSecond is how fast either side reads what the other sends; 0 means at once. HTTP/2's and TCP's windows
+	// fill up behind it.
+	BytesPerSecond int
+}
+
+// rule is a fault, and the notice of the next one.
+type rule struct {
+	Fault
+	changed chan struct{} // closed by the next Set
+}
 
 // A Proxy is one address in front of one server. Its methods are safe for concurrent use.
 type Proxy struct {
@@ -22,7 +41,6 @@ type Proxy struct {
 	mu     sync.Mutex // guards what follows; nothing is called under it
 	server string
 	links  map[*link]struct{}
-	closed bool
 }
 
 // Listen starts a proxy at a free port of loopback in front of the server, host:port, which need not be there yet. The
@@ -59,35 +77,15 @@ func (p *Proxy) Set(f Fault) {
 func (p *Proxy) Close() {
 	p.cancel()
 	p.lis.Close()
-	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
-	for _, l := range p.all() {
-		l.cut(false)
-	}
+	p.Drop()
 	p.running.Wait()
 }
 
 // Accepted counts the connections ever taken.
 func (p *Proxy) Accepted() int { return int(p.accepted.Load()) }
 
-// Conns counts the connections over which the server has greeted the client, less those that have ended.
-func (p *Proxy) Conns() (n int) {
-	for _, l := range p.all() {
-		if l.greeted.Load() {
-			n++
-		}
-	}
-	return n
-}
-
-// Streams counts the streams that are open.
-func (p *Proxy) Streams() (n int) {
-	for _, l := range p.all() {
-		n += l.streams.count()
-	}
-	return n
-}
+// Conns counts the connections that have not ended.
+func (p *Proxy) Conns() int { return len(p.all()) }
 
 // Drop closes every connection in good order, as a server that exits does.
 func (p *Proxy) Drop() {
@@ -107,11 +105,11 @@ func (p *Proxy) Reset() {
 // its power: what the client sends goes nowhere, until it gives the connection up or the proxy drops it.
 func (p *Proxy) HalfOpen() {
 	for _, l := range p.all() {
-		l.forget()
+		l.loseServer()
 	}
 }
 
-// GoAway sends every client GOAWAY: no more streams on its connection; those that the server has seen go on. It returns
+// GoAway sends every client GOAWAY: no more streams on its connection; those that are there go on. It returns
 // once it is written, but for connections that the client does not read.
 func (p *Proxy) GoAway() {
 	for _, l := range p.all() {
@@ -142,10 +140,6 @@ func (p *Proxy) serve(client net.Conn) {
 	p.mu.Lock()
 	addr := p.server
 	p.mu.Unlock()
-	if p.rule.Load().Refuse {
-		reset(client)
-		return
-	}
 	server, err := new(net.Dialer).DialContext(p.ctx, "tcp", addr)
 	if err != nil {
 		reset(client)
@@ -165,16 +159,9 @@ func (p *Proxy) serve(client net.Conn) {
 func (p *Proxy) enter(l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.closed {
-		p.links[l] = struct{}{}
+	if p.ctx.Err() != nil { // Close has closed the others already
+		return false
 	}
-	return !p.closed
-}
-
-// reset closes a connection so that the peer sees a reset.
-func reset(c net.Conn) {
-	if tcp, ok := c.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // without it the connection is closed all the same
-	}
-	c.Close()
+	p.links[l] = struct{}{}
+	return true
 }

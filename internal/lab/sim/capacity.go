@@ -1,9 +1,10 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
+	"encoding/gob"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -58,12 +58,12 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	rate, err := drive.Highest(s.First, func(rate float64) (bool, error) { return s.copes(ctx, rate, most) })
+	rate, err := highest(s.First, func(rate float64) (bool, error) { return s.copes(ctx, rate, most) })
 	if err != nil {
 		return 0, fmt.Errorf("capacity of %d engines: %w", s.Replicas, err)
 	}
 	if file != "" {
-		remember(file, rate)
+		_ = SaveJSON(file, capacityFile{rate}) // a cache that cannot be written is none
 	}
 	return rate, nil
 }
@@ -94,18 +94,18 @@ func (s *Search) copes(ctx context.Context, rate float64, most int) (bool, error
 	if err != nil {
 		return false, err
 	}
-	judged, slow := drive.Judged(short(rs, most), s.WarmUp)
-	if judged == 0 { // none could be in time, or there is none
+	n := judged(rs, s.WarmUp, most)
+	if n == 0 { // none could be in time, or there is none
 		most = math.MaxInt
-		judged, slow = drive.Judged(rs, s.WarmUp)
+		n = judged(rs, s.WarmUp, most)
 	}
-	if judged == 0 {
+	if n == 0 {
 		return false, fmt.Errorf("no request arrives after the warm-up of %v at a rate of %.3g", s.WarmUp, rate)
 	}
 	res, err := Run(ctx, rs, Config{
 		Replicas: s.Replicas, Clients: 1, Engines: s.Engines, WarmUp: s.WarmUp, Targets: s.Targets, Seed: 1,
 		Channel: policy.Config{Policy: policy.Selection{Name: roundrobin.Name}},
-		slow:    slow + 1, longest: most,
+		slow:    int(float64(n)*(1-goodEnough)) + 1, longest: most,
 	})
 	switch {
 	case errors.Is(err, errSlow):
@@ -118,9 +118,61 @@ func (s *Search) copes(ctx context.Context, rate float64, most int) (bool, error
 	return true, nil
 }
 
-// short are the requests whose prompts have at most so many tokens.
-func short(rs []workload.Request, most int) []workload.Request {
-	return slices.DeleteFunc(slices.Clone(rs), func(q workload.Request) bool { return q.PromptTokens > most })
+// judged counts the requests after the warm-up whose prompts have at most so many tokens.
+func judged(rs []workload.Request, warmUp time.Duration, most int) (n int) {
+	for i := range rs {
+		if rs[i].At >= warmUp && rs[i].PromptTokens <= most {
+			n++
+		}
+	}
+	return n
+}
+
+const (
+	// goodEnough is the goodput with which a fleet copes.
+	goodEnough = 0.95
+	// precision ends the search for a capacity: the ratio of the bounds.
+	precision = 1.03
+	// doublings bounds how far, up or down, it looks for its first bounds.
+	doublings = 20
+)
+
+// highest is the highest rate with which a fleet copes, by bisection to 3 %. The search begins at first, and goes
+// no further than a million times above or below it.
+func highest(first float64, copes func(rate float64) (bool, error)) (float64, error) {
+	good, bad, err := bracket(first, copes)
+	for err == nil && bad > good*precision {
+		var ok bool
+		rate := (good + bad) / 2
+		if ok, err = copes(rate); ok {
+			good = rate
+		} else {
+			bad = rate
+		}
+	}
+	return good, err
+}
+
+// bracket returns a rate that a fleet copes with and one, twice as high, that it does not.
+func bracket(first float64, copes func(rate float64) (bool, error)) (good, bad float64, err error) {
+	up, err := copes(first)
+	factor := 2.
+	if !up {
+		factor = 0.5
+	}
+	rate := first
+	for range doublings {
+		if err != nil {
+			return 0, 0, err
+		}
+		last := rate
+		rate *= factor
+		var ok bool
+		if ok, err = copes(rate); err == nil && ok != up {
+			return min(last, rate), max(last, rate), nil
+		}
+	}
+	return 0, 0, cmp.Or(err, fmt.Errorf("it is not between %.3g and %.3g", min(rate, first), max(rate, first)))
 }
 
 // key names all that a capacity depends on: the workload as it is at the first rate, the engines, the fleet and
@@ -134,21 +186,10 @@ func (s *Search) key() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	h, good := sha256.New(), s.Targets.Full()
-	fmt.Fprint(h, capacityVersion, s.Replicas, s.WarmUp, c.Engines, s.First, good.TTFT, good.TPOT, len(rs))
-	var b []byte
-	for i := range rs {
-		r := &rs[i]
-		b = binary.LittleEndian.AppendUint64(b[:0], uint64(r.At))
-		b = binary.LittleEndian.AppendUint64(b, uint64(r.OutputTokens))
-		b = binary.LittleEndian.AppendUint64(b, uint64(len(r.Segments)))
-		for _, g := range r.Segments {
-			b = binary.LittleEndian.AppendUint64(b, g.Seed)
-			b = binary.LittleEndian.AppendUint64(b, uint64(g.From)<<32|uint64(g.Len))
-		}
-		b = binary.LittleEndian.AppendUint64(b, uint64(len(r.Text)))
-		b = append(append(b, r.Text...), r.ID...)
-		h.Write(b)
+	h := sha256.New()
+	fmt.Fprint(h, capacityVersion, s.Replicas, s.WarmUp, c.Engines, s.First, s.Targets.Full())
+	if err := gob.NewEncoder(h).Encode(rs); err != nil {
+		return "", err
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16]), nil
 }
@@ -159,29 +200,33 @@ type capacityFile struct {
 }
 
 func remembered(file string) (float64, bool) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, false
-	}
 	var c capacityFile
-	if json.Unmarshal(b, &c) != nil || !(c.Rate > 0) {
+	b, err := os.ReadFile(file)
+	if err != nil || json.Unmarshal(b, &c) != nil || !(c.Rate > 0) {
 		return 0, false
 	}
 	return c.Rate, true
 }
 
-// remember writes the file as a whole or not at all. A cache that cannot be written is none.
-func remember(file string, rate float64) {
-	b, err := json.Marshal(capacityFile{rate})
-	if err != nil || os.MkdirAll(filepath.Dir(file), 0o755) != nil {
-		return
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(file), ".capacity-*")
+// SaveJSON writes a file as a whole or not at all.
+func SaveJSON(path string, v any) error {
+	b, err := json.Marshal(v)
 	if err != nil {
-		return
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	if err != nil {
+		return err
 	}
 	_, err = tmp.Write(b)
-	if errors.Join(err, tmp.Close()) != nil || os.Rename(tmp.Name(), file) != nil {
-		os.Remove(tmp.Name()) //nolint:errcheck // Nothing more can be done about it.
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
 	}
+	if err != nil {
+		os.Remove(tmp.Name()) //nolint:errcheck // The first error is the one to report.
+	}
+	return err
 }

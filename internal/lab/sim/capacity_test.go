@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -30,7 +31,6 @@ func search(tried *int) Search {
 	return s
 }
 
-// The search over the event loop and the one of the demo, engine by engine, find the same.
 func TestCapacity(t *testing.T) {
 	t.Parallel()
 	tried := 0
@@ -39,11 +39,11 @@ func TestCapacity(t *testing.T) {
 	rate, err := Capacity(t.Context(), s)
 	require.NoError(t, err)
 	require.Positive(t, tried)
-	other, err := drive.Capacity(t.Context(), drive.Search{
-		Workload: workload.Spec{Name: "nothing-shared", Duration: 30 * time.Second, Seed: 1}, WarmUp: s.WarmUp, Replicas: 2,
-	})
-	require.NoError(t, err)
-	require.InEpsilon(t, other, rate, 0.1)
+	for factor, want := range map[float64]bool{1: true, precision: false} {
+		ok, err := s.copes(t.Context(), rate*factor, math.MaxInt)
+		require.NoError(t, err)
+		require.Equal(t, want, ok, factor)
+	}
 
 	tried = 0
 	again, err := Capacity(t.Context(), s)

@@ -41,11 +41,7 @@ func (r *Request) Hashes(dst []uint64, blockSize int, seed kvindex.Seed) (hashes
 	if r.Text != "" {
 		return HashText(dst, r.Text, blockSize, seed)
 	}
-	c := newChain(slices.Grow(dst, r.PromptTokens/blockSize), blockSize, seed)
-	for _, s := range r.Segments {
-		c.segment(s)
-	}
-	return c.out, c.tail()
+	return HashTokens(slices.Grow(dst, r.PromptTokens/blockSize), r.Tokens(), blockSize, seed)
 }
 
 // Tokens is the prompt as token ids.

@@ -56,23 +56,6 @@ func appendTokens(dst []uint32, seed uint64, from, n int) []uint32 {
 	return dst
 }
 
-// putTokens writes tokens from..from+n of a seed into dst as little-endian uint32.
-func putTokens(dst []byte, seed uint64, from, n int) {
-	i, end := from, from+n
-	if i&1 == 1 && i < end {
-		binary.LittleEndian.PutUint32(dst, Token(seed, i))
-		dst = dst[4:]
-		i++
-	}
-	for ; i+1 < end; i += 2 {
-		binary.LittleEndian.PutUint64(dst, pair(seed, uint64(i)/2))
-		dst = dst[8:]
-	}
-	if i < end {
-		binary.LittleEndian.PutUint32(dst, Token(seed, i))
-	}
-}
-
 // TokenText is the text of one token: its four bytes.
 func TokenText(t uint32) string {
 	var b [4]byte

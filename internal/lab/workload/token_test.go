@@ -30,10 +30,8 @@ func TestVectors(t *testing.T) {
 func TestTokens(t *testing.T) {
 	for _, from := range []int{0, 1, 2, 7} {
 		for n := range 9 {
-			b := make([]byte, 4*n)
-			putTokens(b, 42, from, n)
-			for i := range n {
-				require.Equal(t, Token(42, from+i), binary.LittleEndian.Uint32(b[4*i:]), "from %d, token %d", from, i)
+			for i, token := range appendTokens(nil, 42, from, n) {
+				require.Equal(t, Token(42, from+i), token, "from %d, token %d", from, i)
 			}
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -130,7 +131,7 @@ func TestKill(t *testing.T) {
 }
 
 func TestStartRefuses(t *testing.T) {
-	for _, c := range []Config{{Preset: "x"}, {MaxOngoing: -1}, {Speed: -1}} {
+	for _, c := range []Config{{Engine: enginesim.Config{Preset: "x"}}, {MaxOngoing: -1}, {Speed: -1}} {
 		lis, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		_, err = Start(lis, c)
@@ -142,7 +143,7 @@ func TestStartRefuses(t *testing.T) {
 
 // Many clients at once, some of which give up: everything ends and nothing stays.
 func TestManyCalls(t *testing.T) {
-	s, cc := start(t, Config{Speed: 200, KVTokens: 8192, MaxSequences: 16})
+	s, cc := start(t, Config{Speed: 200, Engine: enginesim.Config{KVTokens: 8192, MaxSequences: 16}})
 	var all sync.WaitGroup
 	for i := range 60 {
 		all.Go(func() {

@@ -46,22 +46,13 @@ const version = "warmpath-enginesim"
 
 // Config describes a server. The zero value is an h100-14b in real time.
 type Config struct {
-	// Preset, KVTokens, BlockSize and MaxModelLen are the engine's: see enginesim.Config.
-	Preset      string
-	KVTokens    int
-	BlockSize   int
-	MaxModelLen int
-	// MaxBatchedTokens and MaxSequences are the scheduler's: see enginesim.Config.
-	MaxBatchedTokens int
-	MaxSequences     int
-	// Listener receives stored and removed blocks; it is called under the engine's lock.
-	Listener enginesim.Listener
-	// KVEvents receives them as well, and served by SubscribeKvEvents; nil means that the engine publishes none.
-	KVEvents *kvpublish.Log
-	// Speed is how many seconds of engine time pass in a second; 0 means 1.
-	Speed float64
-	// Virtual lets passes take no time: see enginesim.Pace.
+	// Engine is the engine. Its Listener is called under the engine's lock.
+	Engine enginesim.Config
+	// Speed and Virtual are its pace: see enginesim.Pace.
+	Speed   float64
 	Virtual bool
+	// KVEvents receives stored and removed blocks as well, and is served by SubscribeKvEvents; nil means that the engine publishes none.
+	KVEvents *kvpublish.Log
 	// EarlyHeaders sends the response headers before the first token, as Rust servers do.
 	EarlyHeaders bool
 	// ServedModel is the model's name; empty means the preset's. Requests for other models are refused
@@ -110,10 +101,10 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		lis.Close()
 		return nil, fmt.Errorf("grpcserver: MaxOngoing %d is negative", c.MaxOngoing)
 	}
-	d, err := enginesim.NewDriver(enginesim.Config{
-		Preset: c.Preset, KVTokens: c.KVTokens, BlockSize: c.BlockSize, MaxModelLen: c.MaxModelLen,
-		MaxBatchedTokens: c.MaxBatchedTokens, MaxSequences: c.MaxSequences, Listener: c.listener(),
-	}, enginesim.Pace{Speed: c.Speed, Virtual: c.Virtual})
+	if c.KVEvents != nil {
+		c.Engine.Listener = listeners{c.KVEvents, c.Engine.Listener}
+	}
+	d, err := enginesim.NewDriver(c.Engine, enginesim.Pace{Speed: c.Speed, Virtual: c.Virtual})
 	if err != nil {
 		lis.Close()
 		return nil, err
@@ -139,14 +130,6 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		_ = s.grpc.Serve(lis)
 	}()
 	return s, nil
-}
-
-// listener receives stored and removed blocks.
-func (c *Config) listener() enginesim.Listener {
-	if c.KVEvents == nil {
-		return c.Listener
-	}
-	return listeners{c.KVEvents, c.Listener}
 }
 
 // listeners are a log and the configured listener.

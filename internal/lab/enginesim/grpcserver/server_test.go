@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/workload"
@@ -188,7 +189,7 @@ func TestInference(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	_, cc := start(t, Config{Virtual: true, ServedModel: "m", MaxModelLen: 100})
+	_, cc := start(t, Config{Virtual: true, ServedModel: "m", Engine: enginesim.Config{MaxModelLen: 100}})
 	inference := vllmpb.NewInferenceClient(cc)
 	text := func(model string) *vllmpb.GenerateRequest {
 		return &vllmpb.GenerateRequest{Model: model, Prompt: &vllmpb.GenerateRequest_Text{Text: "hello"}}
@@ -223,7 +224,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestInfo(t *testing.T) {
-	_, cc := start(t, Config{Speed: 10, ServedModel: "m", MaxModelLen: 50_000})
+	_, cc := start(t, Config{Speed: 10, ServedModel: "m", Engine: enginesim.Config{MaxModelLen: 50_000}})
 	client := enginepb.NewVllmEngineClient(cc)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -267,7 +268,7 @@ func TestInfo(t *testing.T) {
 }
 
 func TestLargePrompt(t *testing.T) {
-	_, cc := start(t, Config{Virtual: true, Preset: "2xh100-8b"})
+	_, cc := start(t, Config{Virtual: true, Engine: enginesim.Config{Preset: "2xh100-8b"}})
 	g := generate(t.Context(), cc, engineRequest("r", workload.TextTokens(string(make([]byte, 6<<20))), 1, false))
 	require.NoError(t, g.err, "a message of more than 4 MiB")
 	require.EqualValues(t, 6<<18, g.complete.PromptTokens)

@@ -163,7 +163,7 @@ func TestMarkdown(t *testing.T) {
 	path := file(dir, "one", "smg_cache_aware", 64, 2)
 	e := load(path)
 	e.Rate *= 2
-	require.NoError(t, save(path, e))
+	require.NoError(t, sim.SaveJSON(path, e))
 	strange := Load(dir, p.Cells, p.Policies, p.Seeds)
 	require.Equal(t, map[string]int{"one": 1}, strange.Strange)
 	require.Equal(t, []uint64{1}, strange.Cells[0].row("smg_cache_aware", 64).seeds())

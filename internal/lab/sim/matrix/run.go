@@ -300,5 +300,5 @@ func (r *runner) run(ctx context.Context, rs []workload.Request, prompts *sim.Pr
 	}
 	done := *e // and not e, which stays: a result has a sample of every request
 	done.Result, done.Seconds = res, r.Now().Sub(before).Seconds()
-	return save(file(r.Dir, e.Cell.Name, e.Policy, e.Clients, e.Seed), &done)
+	return sim.SaveJSON(file(r.Dir, e.Cell.Name, e.Policy, e.Clients, e.Seed), &done)
 }

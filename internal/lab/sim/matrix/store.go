@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -76,24 +75,4 @@ func load(path string) *Entry {
 		return nil
 	}
 	return e
-}
-
-// save writes a run as a whole or not at all.
-func save(path string, e *Entry) error {
-	b, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".run-*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(b)
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		os.Remove(tmp.Name()) //nolint:errcheck // The first error is the one to tell.
-	}
-	return err
 }

@@ -1,4 +1,4 @@
-package drive
+package sim
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
@@ -39,9 +40,8 @@ type Demo struct {
 	// Speed of the engines; 0 means as fast as gives each policy 5 minutes of engine time, at most MaxSpeed
 	// and what half of this machine can carry.
 	Speed float64
-	// Preset and KVTokens are the engines'.
-	Preset   string
-	KVTokens int
+	// Engine is what each engine is.
+	Engine enginesim.Config
 }
 
 // Plan is what to send.
@@ -64,7 +64,7 @@ type Plan struct {
 // Plan finds the capacity of the fleet and generates the workload.
 func (d Demo) Plan(ctx context.Context) (*Plan, error) {
 	if d.Share <= 0 {
-		return nil, fmt.Errorf("drive: %v is no time", d.Share)
+		return nil, fmt.Errorf("sim: %v is no time", d.Share)
 	}
 	for speed := d.speed(); ; {
 		p, err := d.at(ctx, speed)
@@ -91,21 +91,25 @@ func (d Demo) speed() float64 {
 func (d Demo) at(ctx context.Context, speed float64) (*Plan, error) {
 	p := &Plan{
 		Speed: speed, Length: time.Duration(float64(d.Share) * speed).Round(time.Second),
-		Engine: grpcserver.Config{Preset: d.Preset, KVTokens: d.KVTokens, Speed: speed},
+		Engine: grpcserver.Config{Engine: d.Engine, Speed: speed},
 	}
 	p.Length = max(p.Length, time.Second)
 	p.WarmUp = time.Duration(float64(p.Length) * warmUpShare)
 	spec := workload.Spec{Name: d.Workload, Duration: p.Length, Seed: d.Seed, Unshared: d.Unshared}
 	var err error
+	requests := func(rate float64) ([]workload.Request, error) {
+		spec.Rate = rate
+		return workload.Generate(spec)
+	}
 	p.Capacity, err = Capacity(ctx, Search{
-		Workload: spec, WarmUp: p.WarmUp, Replicas: d.Replicas, Preset: d.Preset, KVTokens: d.KVTokens,
+		Requests: requests, First: float64(d.Replicas), Replicas: d.Replicas, Engines: []enginesim.Config{d.Engine},
+		WarmUp: p.WarmUp,
 	})
 	if err != nil {
 		return nil, err
 	}
 	p.Rate = p.Capacity * d.Load
-	spec.Rate = p.Rate
-	if p.Requests, err = workload.Generate(spec); err != nil {
+	if p.Requests, err = requests(p.Rate); err != nil {
 		return nil, err
 	}
 	before := 0
