@@ -180,11 +180,11 @@ func (h *host) quickFor(rt *router.Router, rep *policy.Replica) *quick {
 	if q := h.quick.Load(); q != nil && q.replica == rep && q.router == rt {
 		return q
 	}
-	health := rt.Health(rep)
+	health, reserved := rt.Outlier(rep), rt.Quick()
 	q := &quick{rt, rep, func(i balancer.DoneInfo) {
-		call.EndedQuick(rt, rep, i)
+		call.EndedQuick(reserved, rep, i)
 		if i.Err != nil || i.BytesReceived && health.Suspected() {
-			rt.CompleteQuick(rep, policy.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
+			reserved.Ended(rep, policy.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
 		}
 	}}
 	h.quick.Store(q)
@@ -197,7 +197,7 @@ func (p *picker) sendQuick(
 	h := hostOf(rep)
 	res, err := h.send(info)
 	if err != nil {
-		b.Router.ReleaseQuick(rep)
+		b.Router.Quick().Release(rep)
 		return res, err
 	}
 	call.NoteQuick(info.Ctx, b, key, rep, why)
@@ -210,7 +210,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 	p.lb.notices.bound.Do(p.lb.announceBare)
 	binding := p.lb.binding.Load()
 	if q := route.Bare(binding.Uses); q != nil {
-		if rep, why, ok := binding.Router.PickQuick(q); ok {
+		if rep, why, ok := binding.Router.Quick().Pick(q); ok {
 			return p.sendQuick(info, binding, q, rep, why)
 		}
 	}
@@ -221,7 +221,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 	if binding.Uses&policy.UsesPrompt != 0 {
 		p.lb.notices.warnBare()
 	}
-	if err := binding.Router.Pick(info.Ctx, &c.request, &c.held); err != nil {
+	if err := binding.Router.Reserve(info.Ctx, &c.request, &c.held, router.How{NoWait: true}); err != nil {
 		err = call.Explain(err, &c.request, binding.Router.View())
 		c.free()
 		if err == router.ErrClosed && p.lb.binding.Load() != binding {

@@ -167,22 +167,14 @@ func (k *picks) choose(
 func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x *lease) (*hosted, error) {
 	for {
 		h := k.hosted.Load()
-		err := pickFrom(k.withStore(ctx, h.router), h.router, r, x)
+		err := h.router.Reserve(k.withStore(ctx, h.router), &x.q, &x.reservation, router.How{
+			NoWait: r.GetWaitMs() == 0, Query: r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY,
+		})
 		if errors.Is(err, router.ErrClosed) && k.hosted.Load() != h {
 			continue
 		}
 		return h, err
 	}
-}
-
-func pickFrom(ctx context.Context, rt *router.Router, r *warmpathv1.ChooseReplicaRequest, x *lease) error {
-	switch {
-	case r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY:
-		return rt.Query(ctx, &x.q, &x.reservation)
-	case r.GetWaitMs() > 0:
-		return rt.Acquire(ctx, &x.q, &x.reservation)
-	}
-	return rt.Pick(ctx, &x.q, &x.reservation)
 }
 
 // picking returns when a pick began, the zero time where its duration is not recorded.

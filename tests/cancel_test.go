@@ -58,7 +58,7 @@ func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 						}
 						q := &policy.Request{Session: fmt.Sprint(rnd.IntN(50)), PromptTokens: 10, Priority: policy.Priority(rnd.IntN(3) - 1)}
 						b := new(router.Reservation)
-						err := r.Acquire(ctx, q, b)
+						err := r.Reserve(ctx, q, b, router.How{})
 						switch {
 						case err == nil:
 							served.Add(1)

@@ -40,7 +40,7 @@ func TestCorrectedPicksAreCounted(t *testing.T) {
 
 	require.Equal(t, "r0", policytest.Route(t, r, &policy.Request{}))
 	release := policytest.Fill(t, r, "r0", 2)
-	require.ErrorIs(t, r.Pick(t.Context(), &policy.Request{}, new(router.Reservation)), router.ErrFull, "a full one is waited for")
+	require.ErrorIs(t, r.Reserve(t.Context(), &policy.Request{}, new(router.Reservation), router.How{NoWait: true}), router.ErrFull, "a full one is waited for")
 	release(2)
 	require.Zero(t, correctionsIn(t, reader))
 	for range 3 {

@@ -291,7 +291,7 @@ func TestPolicyFollowsTheHashesPage(t *testing.T) {
 		r := policytest.NewRouter(t, p, policytest.Fleet(5))
 		for range ids {
 			var b router.Reservation
-			require.NoError(t, r.Pick(context.Background(), q, &b))
+			require.NoError(t, r.Reserve(context.Background(), q, &b, router.How{NoWait: true}))
 			order = append(order, b.Decision.Replica.ID)
 			b.Release()
 			q.NextAttempt(b.Decision.Replica)

@@ -36,7 +36,7 @@ func TestRestartedReplicaIsCold(t *testing.T) {
 					}
 				}
 				q.SetPrompt(policy.Prompt{Tokens: tokens})
-				require.NoError(t, r.Pick(t.Context(), q, b))
+				require.NoError(t, r.Reserve(t.Context(), q, b, router.How{NoWait: true}))
 				b.Release()
 				return b.Decision.MatchedTokens
 			}

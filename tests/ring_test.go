@@ -40,7 +40,7 @@ func ringOrder(t *testing.T, rs []*replica, session string) []string {
 	var order []string
 	for range rs {
 		var b router.Reservation
-		require.NoError(t, r.Pick(context.Background(), q, &b))
+		require.NoError(t, r.Reserve(context.Background(), q, &b, router.How{NoWait: true}))
 		order = append(order, b.Decision.Replica.ID)
 		b.Release()
 		q.NextAttempt(b.Decision.Replica)
@@ -58,7 +58,7 @@ func ringFirst(t *testing.T, rs []*replica, session string) string {
 	t.Helper()
 	r := ringOf(t, rs)
 	var b router.Reservation
-	require.NoError(t, r.Pick(context.Background(), &policy.Request{Session: session}, &b))
+	require.NoError(t, r.Reserve(context.Background(), &policy.Request{Session: session}, &b, router.How{NoWait: true}))
 	defer b.Release()
 	return b.Decision.Replica.ID
 }

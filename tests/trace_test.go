@@ -58,7 +58,7 @@ func serve(t *testing.T, r *router.Router, q *policy.Request) string {
 // query returns what would be decided.
 func query(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	b := new(router.Reservation)
-	require.NoError(t, r.Query(t.Context(), q, b))
+	require.NoError(t, r.Reserve(t.Context(), q, b, router.How{Query: true}))
 	b.Release()
 	return b.Decision
 }
@@ -68,9 +68,6 @@ func TestUnsentLeavesNoTrace(t *testing.T) {
 	unsent := map[string]func(t *testing.T, r *router.Router, q *policy.Request){
 		"query": func(t *testing.T, r *router.Router, q *policy.Request) {
 			query(t, r, q)
-		},
-		"asked for room": func(t *testing.T, r *router.Router, q *policy.Request) {
-			require.True(t, r.HasRoom(t.Context(), q))
 		},
 		"given back": func(t *testing.T, r *router.Router, q *policy.Request) {
 			b := policytest.Pick(t, r, q)
@@ -84,7 +81,7 @@ func TestUnsentLeavesNoTrace(t *testing.T) {
 		},
 		"given back by the queue": func(t *testing.T, r *router.Router, q *policy.Request) {
 			b := new(router.Reservation)
-			require.NoError(t, r.Acquire(t.Context(), q, b))
+			require.NoError(t, r.Reserve(t.Context(), q, b, router.How{}))
 			b.Withdraw(q)
 		},
 	}

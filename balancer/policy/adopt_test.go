@@ -67,7 +67,7 @@ func routerOf(t *testing.T, text string, replicas int) *router.Router {
 func ask(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	t.Helper()
 	var b router.Reservation
-	require.NoError(t, r.Pick(t.Context(), q, &b))
+	require.NoError(t, r.Reserve(t.Context(), q, &b, router.How{NoWait: true}))
 	b.Release()
 	r.Complete(q, b.Decision, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 	return b.Decision

@@ -41,7 +41,7 @@ func TestNextIsWhomThePolicyWouldPick(t *testing.T) {
 				same.Exclude = []string{b.Decision.Replica.ID}
 				for _, d := range next {
 					var second router.Reservation
-					require.NoError(t, twin.Query(context.Background(), same, &second))
+					require.NoError(t, twin.Reserve(context.Background(), same, &second, router.How{Query: true}))
 					require.Equal(t, second.Decision.Replica.ID, d.Replica.ID, "request %d", i)
 					require.Equal(t, second.Decision.Rule, d.Rule)
 					second.Release()

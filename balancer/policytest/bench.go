@@ -25,7 +25,7 @@ func Benchmark(b *testing.B, build func() policy.Policy) {
 			i := 0
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := r.Pick(context.Background(), qs[i%len(qs)], &booking); err != nil {
+				if err := r.Reserve(context.Background(), qs[i%len(qs)], &booking, router.How{NoWait: true}); err != nil {
 					b.Fatal(err)
 				}
 				booking.Release()

@@ -121,7 +121,7 @@ func conformFull(t *testing.T, build func() policy.Policy) {
 			routertest.Check(t, q, r.View(), d)
 		}
 		var b router.Reservation
-		if err := r.Pick(context.Background(), q, &b); !errors.Is(err, router.ErrFull) {
+		if err := r.Reserve(context.Background(), q, &b, router.How{NoWait: true}); !errors.Is(err, router.ErrFull) {
 			t.Fatalf("Pick returns %v while all are full", err)
 		}
 	}
@@ -238,7 +238,7 @@ func conformConcurrent(t *testing.T, build func() policy.Policy) {
 				b := &held[i%len(held)]
 				b.Release()
 				q := routertest.Request(w*picks + i)
-				err := r.Pick(context.Background(), q, b)
+				err := r.Reserve(context.Background(), q, b, router.How{NoWait: true})
 				switch {
 				case errors.Is(err, router.ErrFull):
 				case err != nil:

@@ -17,7 +17,7 @@ func conformNext(t *testing.T, build func() policy.Policy) {
 	for i := range 400 {
 		q := randomRequest(rnd, i, fleet)
 		b := new(router.Reservation)
-		if err := r.Pick(context.Background(), q, b); err != nil {
+		if err := r.Reserve(context.Background(), q, b, router.How{NoWait: true}); err != nil {
 			continue
 		}
 		before, v := routertest.Ongoing(r), r.View()

@@ -88,8 +88,8 @@ func Session(key string) *policy.Request { return &policy.Request{Session: key} 
 func Pick(t testing.TB, r *router.Router, q *policy.Request) *router.Reservation {
 	t.Helper()
 	b := new(router.Reservation)
-	if err := r.Pick(context.Background(), q, b); err != nil {
-		t.Fatalf("policytest: Pick: %v", err)
+	if err := r.Reserve(context.Background(), q, b, router.How{NoWait: true}); err != nil {
+		t.Fatalf("policytest: Reserve: %v", err)
 	}
 	return b
 }

@@ -132,7 +132,7 @@ func ask(ctx context.Context, rt *router.Router, q *policy.Request) (*explanatio
 	x := &explanation{Fallbacks: []string{}}
 	for {
 		var b router.Reservation
-		if err := rt.Pick(ctx, q, &b); err != nil {
+		if err := rt.Reserve(ctx, q, &b, router.How{NoWait: true}); err != nil {
 			if x.Replica != "" {
 				return x, nil
 			}

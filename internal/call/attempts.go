@@ -12,6 +12,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -266,7 +267,10 @@ func (a *Attempts) canMove() bool {
 	if c.key.msg != nil {
 		b.Dialects.Lookup(q.Method).Request(&q, c.key.uses, c.key.msg)
 	}
-	return b.Router.HasRoom(c, &q)
+	var room router.Reservation
+	err := b.Router.Reserve(c, &q, &room, router.How{Query: true})
+	room.Release()
+	return err == nil
 }
 
 // retriedElsewhere reports whether retries are made by another mechanism, to which this loop adds none: a retryPolicy

@@ -264,7 +264,7 @@ func (c *Call) claim(ctx context.Context, b *Binding, state stateOf) (ready bool
 	if m := b.asks(&c.key.request); m != nil && m.Closed {
 		return false, errUnasked
 	}
-	if err := b.Router.Pick(ctx, &c.key.request, &c.reserved.held); err != nil {
+	if err := b.Router.Reserve(ctx, &c.key.request, &c.reserved.held, router.How{NoWait: true}); err != nil {
 		if err == router.ErrFull {
 			c.outcome.last.Full, c.reserved.full = true, b
 		}

@@ -36,7 +36,7 @@ func TestNoReplicaMayServe(t *testing.T) {
 		{policy.Request{Exclude: []string{"a", "c", "d", "x"}}, "of 4, 3 excluded by the call, 1 draining"},
 		{policy.Request{Model: "m", Exclude: []string{"c"}}, `of 4, 1 excluded by the call, 1 draining, 2 without the model "m"`},
 	} {
-		err := r.Pick(t.Context(), &tt.request, new(router.Reservation))
+		err := r.Reserve(t.Context(), &tt.request, new(router.Reservation), router.How{NoWait: true})
 		require.Equal(t, router.ErrNoSuchReplica, err)
 		err = Explain(err, &tt.request, r.View())
 		require.ErrorIs(t, err, router.ErrNoSuchReplica)

@@ -104,14 +104,14 @@ func Ended(b *router.Reservation, done balancer.DoneInfo) (refused bool) {
 }
 
 // EndedQuick is Ended for a quick reservation.
-func EndedQuick(r *router.Router, replica *policy.Replica, done balancer.DoneInfo) {
+func EndedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo) {
 	if done.Err != nil {
 		if report, ok := refusal(done); ok {
-			r.RefusedQuick(replica, report)
+			r.Refused(replica, report)
 			return
 		}
 	}
-	r.ReleaseQuick(replica)
+	r.Release(replica)
 }
 
 // refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,

@@ -55,7 +55,7 @@ func (r *reservation) make(ctx context.Context, b *Binding, q *policy.Request, b
 	if timed {
 		start = time.Now()
 	}
-	switch err := b.Router.AcquireAfter(ctx, backoff, q, &r.held); err {
+	switch err := b.Router.Reserve(ctx, q, &r.held, router.How{Backoff: backoff}); err {
 	case nil:
 		if b.Central != nil {
 			r.decidedHere(b, q)
@@ -157,7 +157,8 @@ func (r *reservation) askOnce(
 	if err != nil {
 		return "", err
 	}
-	if err := b.Router.Honour(q, a.Replica, a.Decision, &r.held); err != nil {
+	how := router.How{Assigned: &router.Assigned{Replica: a.Replica, Decision: a.Decision}}
+	if err := b.Router.Reserve(ctx, q, &r.held, how); err != nil {
 		a.Reservation.Released(nil)
 		return a.Replica, err
 	}

@@ -98,7 +98,7 @@ func TestOutcomesAreReported(t *testing.T) {
 	for range 5 {
 		q, b := new(policy.Request), new(router.Reservation)
 		q.Pin = "c"
-		require.NoError(t, r.Pick(t.Context(), q, b))
+		require.NoError(t, r.Reserve(t.Context(), q, b, router.How{NoWait: true}))
 		b.Release()
 		r.Complete(q, b.Decision, policy.Outcome{Err: errSilent, Sent: true, Fault: policy.Failed})
 	}

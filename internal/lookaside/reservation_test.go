@@ -18,12 +18,12 @@ func TestReservedIsNotReported(t *testing.T) {
 	w.view.take(greeting(), true)
 	r.Connect()
 	var own, theirs router.Reservation
-	honour := func(b *router.Reservation) {
-		q := &policy.Request{PromptTokens: 100}
-		require.NoError(t, r.Honour(q, "r2", policy.Decision{Reason: policy.ReasonCentral}, b))
+	reserve := func(b *router.Reservation) {
+		a := &router.Assigned{Replica: "r2", Decision: policy.Decision{Reason: policy.ReasonCentral}}
+		require.NoError(t, r.Reserve(t.Context(), &policy.Request{PromptTokens: 100}, b, router.How{Assigned: a}))
 	}
-	honour(&own)
-	honour(&theirs)
+	reserve(&own)
+	reserve(&theirs)
 	now := time.Now()
 	x := w.desk.reserve(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", 100, now)
 	require.Equal(t, []load{{}, {1, 100}}, w.view.ownLoad([]uint32{1, 2}))

@@ -51,7 +51,7 @@ func TestRoutesAreReported(t *testing.T) {
 		var b router.Reservation
 		q := new(policy.Request)
 		q.SetPrompt(policy.Prompt{Tokens: tokens})
-		require.NoError(t, r.Pick(context.Background(), q, &b))
+		require.NoError(t, r.Reserve(context.Background(), q, &b, router.How{NoWait: true}))
 		b.PrefillDone()
 		b.Release()
 	}

@@ -24,10 +24,10 @@ func TestPickDoesNotAllocate(t *testing.T) {
 				r.prepares = false // what Prepare allocates is the policy's affair
 			}
 			require.Zero(t, testing.AllocsPerRun(100, func() {
-				_ = r.Pick(ctx, q, b)
+				_ = r.Reserve(ctx, q, b, How{NoWait: true})
 				b.PrefillDone()
 				b.Release()
-				_ = r.Acquire(ctx, q, b)
+				_ = r.Reserve(ctx, q, b, How{})
 				b.Release()
 			}))
 		})
@@ -51,7 +51,7 @@ func BenchmarkPickRelease(b *testing.B) {
 			q, bk, ctx := new(policy.Request), new(Reservation), context.Background()
 			b.ReportAllocs()
 			for b.Loop() {
-				_ = r.Pick(ctx, q, bk)
+				_ = r.Reserve(ctx, q, bk, How{NoWait: true})
 				bk.Release()
 			}
 		})
@@ -64,7 +64,7 @@ func BenchmarkPickReleaseParallel(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		q, bk, ctx := new(policy.Request), new(Reservation), context.Background()
 		for pb.Next() {
-			_ = r.Pick(ctx, q, bk)
+			_ = r.Reserve(ctx, q, bk, How{NoWait: true})
 			bk.Release()
 		}
 	})
@@ -75,7 +75,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	q, bk, ctx := new(policy.Request), new(Reservation), context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		_ = r.Acquire(ctx, q, bk)
+		_ = r.Reserve(ctx, q, bk, How{})
 		bk.Release()
 	}
 }

@@ -87,7 +87,7 @@ func TestManyCallersAndChurn(t *testing.T) {
 					ctx, cancel = context.WithTimeout(t.Context(), time.Duration(rnd.IntN(200))*time.Microsecond)
 				}
 				q, b := &policy.Request{PromptTokens: rnd.IntN(100)}, new(Reservation)
-				err := r.Acquire(ctx, q, b)
+				err := r.Reserve(ctx, q, b, How{})
 				var we *WaitError
 				switch {
 				case err == nil:
@@ -134,7 +134,7 @@ func TestCloseAmongCallers(t *testing.T) {
 		callers.Go(func() {
 			for {
 				b := new(Reservation)
-				if err := r.Acquire(t.Context(), new(policy.Request), b); err != nil {
+				if err := r.Reserve(t.Context(), new(policy.Request), b, How{}); err != nil {
 					assert.ErrorIs(t, err, ErrClosed)
 					return
 				}
@@ -168,7 +168,7 @@ func TestAcquireWaits(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			err = r.Acquire(t.Context(), new(policy.Request), &second)
+			err = r.Reserve(t.Context(), new(policy.Request), &second, How{})
 		}()
 		synctest.Wait()
 		require.Equal(t, 1, r.Queued())
@@ -194,7 +194,7 @@ func TestAcquireGivesUp(t *testing.T) {
 		mine := errors.New("the user left")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 1200*time.Millisecond, mine)
 		defer cancel()
-		err := r.Acquire(ctx, new(policy.Request), new(Reservation))
+		err := r.Reserve(ctx, new(policy.Request), new(Reservation), How{})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, mine)
 		require.EqualError(t, err, "waited 1.2s for a replica with room, behind 2 others: context deadline exceeded: the user left")
@@ -220,7 +220,7 @@ func TestAcquireIsSentAway(t *testing.T) {
 				a, b := pick(t, r, new(policy.Request)), pick(t, r, new(policy.Request))
 				errs := make(chan error, 5)
 				for range cap(errs) {
-					go func() { errs <- r.Acquire(t.Context(), new(policy.Request), new(Reservation)) }()
+					go func() { errs <- r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{}) }()
 				}
 				synctest.Wait()
 				require.Equal(t, 5, r.Queued())

@@ -65,7 +65,7 @@ func TestDrainingReplicaKeepsItsSessions(t *testing.T) {
 	w.drain(0)
 	require.Equal(t, "r1", w.session("a"), "it drains no more")
 	require.Equal(t, "r1", w.session("b"))
-	require.ErrorIs(t, w.Pick(t.Context(), &policy.Request{Pin: "r0"}, new(Reservation)), ErrNoSuchReplica)
+	require.ErrorIs(t, w.Reserve(t.Context(), &policy.Request{Pin: "r0"}, new(Reservation), How{NoWait: true}), ErrNoSuchReplica)
 }
 
 func TestNoGrace(t *testing.T) {

@@ -21,15 +21,16 @@ var (
 	// ErrNoSuchReplica: the request names a replica that is not in the fleet or
 	// is draining, or excludes every one that is left.
 	ErrNoSuchReplica = errors.New("no replica of the fleet may serve the request")
+	// ErrQueued: the request waits in the queue, with the Ticket that was asked for.
+	ErrQueued = errors.New("the request waits in the queue")
 	// ErrClosed: the Router was closed.
 	ErrClosed = errors.New("the router is closed")
 	// ErrHeld: the Reservation given to a pick still holds the load of another. It is
 	// a mistake of the host; the load it holds stays until its Release.
-	ErrHeld = errors.New("the booking is still held")
+	ErrHeld = errors.New("the reservation is still held")
 )
 
-// A WaitError is returned by Acquire to a caller whose context ended in the queue,
-// or finds no room in the queue. It unwraps to the context's error or to
+// A WaitError is the error of Reserve where the context ended in the queue, or there was no room in the queue. It unwraps to the context's error or to
 // ErrQueueFull.
 type WaitError struct {
 	Waited time.Duration

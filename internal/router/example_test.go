@@ -54,7 +54,7 @@ func Example() {
 		session string
 		booking *router.Reservation
 	}{{"vip", &vip}, {"", &other}, {"", &third}} {
-		err := rt.Pick(ctx, &policy.Request{Session: call.session}, call.booking)
+		err := rt.Reserve(ctx, &policy.Request{Session: call.session}, call.booking, router.How{NoWait: true})
 		if errors.Is(err, router.ErrFull) {
 			fmt.Println("full; tin is not connected")
 			continue
@@ -63,8 +63,8 @@ func Example() {
 	}
 
 	vip.Release()
-	// Acquire would have waited for this.
-	if err := rt.Acquire(ctx, &policy.Request{}, &third); err == nil {
+	// Reserve would have waited, without NoWait, for this.
+	if err := rt.Reserve(ctx, &policy.Request{}, &third, router.How{}); err == nil {
 		fmt.Println(third.Decision.Replica.ID, third.Decision.Reason)
 	}
 	other.Release()

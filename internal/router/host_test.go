@@ -13,7 +13,7 @@ func TestConnect(t *testing.T) {
 	r, err := NewRouter(Options{Policy: choosing(leastLoaded)})
 	require.NoError(t, err)
 	r.SetFleet(members(3))
-	require.ErrorIs(t, r.Pick(t.Context(), new(policy.Request), new(Reservation)), ErrNotConnected)
+	require.ErrorIs(t, r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}), ErrNotConnected)
 	r.Connect()
 	require.Len(t, r.View().Connected(), 3)
 	v := r.View()

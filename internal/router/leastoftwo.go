@@ -88,7 +88,7 @@ func (v *view) QuickLeastOfTwo() *policy.Replica {
 	if other.State().UnderWay() < r.State().UnderWay() {
 		r, other = other, r
 	}
-	if r.Draining || !other.Open() { // PickQuick checks the rest of r
+	if r.Draining || !other.Open() { // Quick.Pick checks the rest of r
 		return nil
 	}
 	return r

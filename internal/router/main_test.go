@@ -86,7 +86,7 @@ func connectAll(r *Router) {
 func pick(t testing.TB, r *Router, q *policy.Request) *Reservation {
 	t.Helper()
 	b := new(Reservation)
-	require.NoError(t, r.Pick(t.Context(), q, b))
+	require.NoError(t, r.Reserve(t.Context(), q, b, How{NoWait: true}))
 	return b
 }
 
@@ -129,9 +129,9 @@ func meanLoad(v policy.View) float64 {
 
 // pickOrEnqueue reserves at once, or returns the waiter it put into the queue.
 func pickOrEnqueue(r *Router, ctx context.Context, q *policy.Request, b *Reservation) (*waiter, error) {
-	t, err := r.enqueue(ctx, q, b, false)
-	if t == nil {
+	var ticket Ticket
+	if err := r.Reserve(ctx, q, b, How{Ticket: &ticket}); err != ErrQueued {
 		return nil, err
 	}
-	return t.w, err
+	return ticket.w, nil
 }

@@ -241,6 +241,7 @@ func (m *hospital) collect() {
 		if p.w.err != nil {
 			return true
 		}
+		require.NoError(m, Ticket{m.r, p.w}.Take())
 		p.w = nil
 		m.settle(p)
 		return false

@@ -208,7 +208,7 @@ func (m *model) arrive(q *policy.Request) {
 	if waits {
 		c.w, err = pickOrEnqueue(m.r, m.t.Context(), q, c.b)
 	} else {
-		err = m.r.Pick(m.t.Context(), q, c.b)
+		err = m.r.Reserve(m.t.Context(), q, c.b, How{NoWait: true})
 	}
 	m.settled(false) // whom the clock served before it, or its priority displaced
 	switch {

@@ -56,7 +56,7 @@ func TestLongListsAreAsShortOnes(t *testing.T) {
 				q.NextAttempt(&policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprintf("r%d", rnd.IntN(200))}})
 			}
 			fresh := *q
-			err := r.Pick(t.Context(), q, b)
+			err := r.Reserve(t.Context(), q, b, How{NoWait: true})
 			old := r.View()
 			if err != nil {
 				require.ErrorIs(t, err, ErrNoSuchReplica)
@@ -116,14 +116,13 @@ func TestLongListsAreNotLookedThrough(t *testing.T) {
 	// In the queue too, for a fleet that changes meanwhile.
 	r = connected(t, Options{Policy: choosing(hidden)}, members(41, room(1))...)
 	first := pick(t, r, q)
-	turn, err := r.Queue(t.Context(), q, new(Reservation))
-	require.NoError(t, err)
-	require.NotNil(t, turn)
+	var ticket Ticket
+	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{Ticket: &ticket}), ErrQueued)
 	r.SetFleet(members(42, room(1)))
 	connectAll(r)
-	require.NoError(t, turn.Take())
-	require.Equal(t, "r41", turn.w.b.Decision.Replica.ID)
-	turn.w.b.Release()
+	require.NoError(t, ticket.Take())
+	require.Equal(t, "r41", ticket.w.b.Decision.Replica.ID)
+	ticket.w.b.Release()
 	first.Release()
 }
 
@@ -141,7 +140,7 @@ func BenchmarkNext(b *testing.B) {
 				for i := range excluded {
 					q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
 				}
-				if err := r.Pick(context.Background(), q, bk); err != nil {
+				if err := r.Reserve(context.Background(), q, bk, How{NoWait: true}); err != nil {
 					b.Fatal(err)
 				}
 				for b.Loop() {

@@ -32,7 +32,7 @@ func TestWatchedPickDoesNotAllocate(t *testing.T) {
 	w.warm(time.Millisecond)
 	q, b := &policy.Request{Answer: policy.AnswerMessage}, new(Reservation)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		_ = w.Pick(t.Context(), q, b)
+		_ = w.Reserve(t.Context(), q, b, How{NoWait: true})
 		took := b.Answered()
 		b.Release()
 		w.Complete(q, b.Decision, policy.Outcome{Sent: true, FirstMessage: took})
@@ -47,7 +47,7 @@ func BenchmarkWatched(b *testing.B) {
 			q, bk := &policy.Request{Answer: answer, Session: "session"}, new(Reservation)
 			b.ReportAllocs()
 			for b.Loop() {
-				_ = r.Pick(b.Context(), q, bk)
+				_ = r.Reserve(b.Context(), q, bk, How{NoWait: true})
 				took := bk.Answered()
 				bk.Release()
 				r.Complete(q, bk.Decision, policy.Outcome{Sent: true, FirstMessage: took, Usage: policy.NoUsage})
@@ -78,7 +78,7 @@ func TestWhoWaitsIsServedByTime(t *testing.T) {
 		queued := w.Queued()
 		go func() {
 			b := new(Reservation)
-			if w.Acquire(t.Context(), &policy.Request{Answer: policy.AnswerMessage}, b) == nil {
+			if w.Reserve(t.Context(), &policy.Request{Answer: policy.AnswerMessage}, b, How{}) == nil {
 				served <- b
 			}
 		}()

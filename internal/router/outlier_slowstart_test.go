@@ -69,7 +69,7 @@ func TestSlowStartFallsAway(t *testing.T) {
 	for range 6 {
 		w.send("")
 	}
-	require.ErrorIs(t, w.Pick(t.Context(), new(policy.Request), new(Reservation)), ErrFull)
+	require.ErrorIs(t, w.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}), ErrFull)
 }
 
 // Nor does a share that grows have those who wait choose again: they were not kept from it.
@@ -90,9 +90,8 @@ func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
 		_, last = w.send("")
 	}
 	for range 100 {
-		turn, err := w.Queue(t.Context(), &policy.Request{Answer: policy.AnswerMessage}, new(Reservation))
-		require.NoError(t, err)
-		require.NotNil(t, turn)
+		q := &policy.Request{Answer: policy.AnswerMessage}
+		require.ErrorIs(t, w.Reserve(t.Context(), q, new(Reservation), How{Ticket: new(Ticket)}), ErrQueued)
 	}
 	asked = 0
 	for range 400 {

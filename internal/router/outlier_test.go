@@ -155,13 +155,13 @@ func TestQuickPicksAndHealth(t *testing.T) {
 	r.SetFleet(members(3))
 	connectAll(r)
 	q := new(policy.Request)
-	rep, _, ok := r.PickQuick(q)
+	rep, _, ok := r.Quick().Pick(q)
 	require.True(t, ok)
-	r.ReleaseQuick(rep)
+	r.Quick().Release(rep)
 	for range 5 {
 		r.Complete(q, policy.To(rep, ""), policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed})
 	}
-	_, _, ok = r.PickQuick(q)
+	_, _, ok = r.Quick().Pick(q)
 	require.False(t, ok)
 	b := pick(t, r, new(policy.Request))
 	require.NotEqual(t, rep.ID, b.Decision.Replica.ID)
@@ -172,7 +172,7 @@ func TestQuickPicksAndHealth(t *testing.T) {
 		b := pick(t, r, q)
 		b.Release()
 		r.Complete(q, b.Decision, policy.Outcome{Sent: true})
-		_, _, ok = r.PickQuick(new(policy.Request))
+		_, _, ok = r.Quick().Pick(new(policy.Request))
 		require.Equal(t, i > 0, ok)
 	}
 }
@@ -208,32 +208,32 @@ func TestHealthEndsWithTheReplica(t *testing.T) {
 	require.Equal(t, outlier.Healthy, w.condition("r0"))
 }
 
-// Who honours another's decision sees the end of a mark, and a replica that starts slowly or drains for all but its own.
-func TestHonourTrustsWhoDecided(t *testing.T) {
+// An assigned request sees the end of a mark; a replica that starts slowly or drains for all but its own sessions takes it.
+func TestAssignedIsTrusted(t *testing.T) {
 	w := newWard(t, 3)
 	_, b := w.send("r0")
 	b.Refused(ReplicaReport{Ongoing: 4, QueuedTokens: -1})
-	honour := func(id string) error {
-		return w.Honour(&policy.Request{Answer: policy.AnswerMessage}, id, policy.Decision{}, new(Reservation))
+	assigned := func(id string) error {
+		return w.Reserve(t.Context(), &policy.Request{Answer: policy.AnswerMessage}, new(Reservation), How{Assigned: &Assigned{Replica: id}})
 	}
-	require.ErrorIs(t, honour("r0"), ErrFull)
+	require.ErrorIs(t, assigned("r0"), ErrFull)
 	w.pass(firstHold)
-	require.NoError(t, honour("r0"))
+	require.NoError(t, assigned("r0"))
 
 	w.pass(time.Minute)
 	w.SetFleet(members(4))
 	w.SetConnected("r3", true)
 	require.Equal(t, outlier.SlowStart, w.condition("r3"))
 	for range 3 {
-		require.NoError(t, honour("r3"))
+		require.NoError(t, assigned("r3"))
 	}
 	w.ReplicaDrains("r2")
-	require.NoError(t, honour("r2"))
+	require.NoError(t, assigned("r2"))
 	for range 5 {
 		w.fail("r1")
 	}
-	require.ErrorIs(t, honour("r1"), ErrNoSuchReplica)
+	require.ErrorIs(t, assigned("r1"), ErrNoSuchReplica)
 	w.pass(10 * time.Second)
-	require.NoError(t, honour("r1"), "its trial")
-	require.ErrorIs(t, honour("r1"), ErrNoSuchReplica, "one at a time")
+	require.NoError(t, assigned("r1"), "its trial")
+	require.ErrorIs(t, assigned("r1"), ErrNoSuchReplica, "one at a time")
 }

@@ -73,7 +73,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 				end(c)
 				if rnd.IntN(2) == 0 { // another attempt
 					c.q.NextAttempt(c.b.Decision.Replica)
-					require.NoError(t, r.Pick(t.Context(), c.q, c.b))
+					require.NoError(t, r.Reserve(t.Context(), c.q, c.b, How{NoWait: true}))
 					continue
 				}
 				calls = append(calls[:i], calls[i+1:]...)
@@ -82,15 +82,15 @@ func TestEndsBelongToRoutes(t *testing.T) {
 				var err error
 				switch rnd.IntN(5) {
 				case 0:
-					err = r.Query(t.Context(), c.q, c.b)
+					err = r.Reserve(t.Context(), c.q, c.b, How{Query: true})
 				case 1:
-					err = r.Honour(c.q, "r1", policy.Decision{Reason: policy.ReasonCentral}, c.b)
+					err = r.Reserve(t.Context(), c.q, c.b, How{Assigned: &Assigned{"r1", policy.Decision{Reason: policy.ReasonCentral}}})
 				case 2:
-					_, err = r.Queue(t.Context(), c.q, c.b)
+					err = r.Reserve(t.Context(), c.q, c.b, How{Ticket: new(Ticket)})
 				case 3:
-					err = r.Acquire(t.Context(), c.q, c.b)
+					err = r.Reserve(t.Context(), c.q, c.b, How{})
 				default:
-					err = r.Pick(t.Context(), c.q, c.b)
+					err = r.Reserve(t.Context(), c.q, c.b, How{NoWait: true})
 				}
 				require.NoError(t, err)
 				calls = append(calls, c)

@@ -69,7 +69,7 @@ func TestForeignLoadConcurrently(t *testing.T) {
 			for i := range 300 {
 				r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: i}, {ID: "r3", QueuedTokens: int64(g)}})
 				b := new(Reservation)
-				if r.Pick(t.Context(), &policy.Request{PromptTokens: i}, b) == nil {
+				if r.Reserve(t.Context(), &policy.Request{PromptTokens: i}, b, How{NoWait: true}) == nil {
 					b.PrefillDone()
 					b.Release()
 				}

@@ -159,7 +159,7 @@ func TestComingBackKeepsItsPlace(t *testing.T) {
 	r := connected(t, c.options(Options{MaxOngoing: 1}), members(2)...)
 	acquire := func(q *policy.Request) *Reservation {
 		b := new(Reservation)
-		require.NoError(t, r.Acquire(t.Context(), q, b))
+		require.NoError(t, r.Reserve(t.Context(), q, b, How{}))
 		return b
 	}
 	first, second := new(policy.Request), new(policy.Request)

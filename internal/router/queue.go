@@ -50,7 +50,7 @@ type waiter struct {
 	done    chan struct{}
 }
 
-// number numbers the requests of a Router by their first Acquire.
+// number numbers the requests of a Router by the first Reserve that may wait.
 func (u *queue) number(q *policy.Request) {
 	if s := q.State(); s.QueuedAt != any(u) {
 		u.seq++

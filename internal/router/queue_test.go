@@ -127,7 +127,7 @@ func TestQueueBound(t *testing.T) {
 			enqueue(t, r, new(policy.Request))
 		}
 		if bound >= 0 {
-			err := r.Acquire(t.Context(), new(policy.Request), new(Reservation))
+			err := r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{})
 			require.ErrorIs(t, err, ErrQueueFull)
 			require.Equal(t, holds, err.(*WaitError).Behind)
 		}
@@ -182,7 +182,7 @@ func TestWaitsThatNobodyWouldEnd(t *testing.T) {
 	t.Run("picks one that is full", func(t *testing.T) {
 		answer = func(v policy.View) policy.Decision { return policy.To(v.ByID("r1"), "x") }
 		b, second := pick(t, r, new(policy.Request)), new(Reservation)
-		require.Equal(t, ErrFull, r.Pick(t.Context(), new(policy.Request), second))
+		require.Equal(t, ErrFull, r.Reserve(t.Context(), new(policy.Request), second, How{NoWait: true}))
 		require.Equal(t, []*policy.Replica{r.View().ByID("r1")}, second.Decision.WaitFor)
 		require.False(t, second.Held())
 		b.Release()

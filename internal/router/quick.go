@@ -6,25 +6,29 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// PickQuick picks and reserves a plain request without the lock if the policy has a
-// ChooseQuick, and reports whether it did. The bound of a replica is kept
-// exactly, and the reservation counts at once for every other pick; only of two
-// picks at the very same moment neither need see the other. The host ends the
-// reservation with ReleaseQuick, exactly once; it has no prefill share, and observers
-// are not called for it. A Router whose randomness was given, or whose policy
-// observes, never picks quickly.
-func (r *Router) PickQuick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
-	if r.quick == nil || r.shared.slow.Load() != 0 || !plain(q) {
+// A Quick is how plain requests are reserved without the Router's lock, for a policy that has a ChooseQuick and observes
+// nothing, in a Router whose randomness was not given. The bound of a replica is kept exactly, and a reservation counts at
+// once for every other pick; only of two picks at the very same moment neither need see the other.
+type Quick struct {
+	router *Router
+	choose func(*policy.Request, policy.View) (*policy.Replica, policy.Reason) // nil = no pick is quick
+}
+
+// Pick picks and reserves a plain request, and reports whether it did. The host ends the reservation with Release or
+// Refused, exactly once. It has no prefill share, and observers are not called for it.
+func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
+	r := k.router
+	if k.choose == nil || r.shared.slow.Load() != 0 || !plain(q) {
 		return nil, "", false
 	}
-	rep, why := r.quick(q, r.view.Load())
+	rep, why := k.choose(q, r.view.Load())
 	if rep == nil || !rep.State().Take() {
 		return nil, "", false
 	}
 	// What takes the replica out of the fleet clears connected before it reads the
 	// book, so one of the two sees the other.
 	if rep.State().Flags.Load() != state.Connected {
-		r.ReleaseQuick(rep)
+		k.Release(rep)
 		return nil, "", false
 	}
 	if r.sessions != nil {
@@ -33,9 +37,10 @@ func (r *Router) PickQuick(q *policy.Request) (*policy.Replica, policy.Reason, b
 	return rep, why, true
 }
 
-// ReleaseQuick ends a reservation of PickQuick.
-func (r *Router) ReleaseQuick(rep *policy.Replica) {
+// Release ends a reservation of Pick.
+func (k *Quick) Release(rep *policy.Replica) {
 	rep.State().Book.Add(-1 << state.TokenBits)
+	r := k.router
 	if r.shared.slow.Load() == 0 {
 		return
 	}
@@ -44,15 +49,19 @@ func (r *Router) ReleaseQuick(rep *policy.Replica) {
 	r.released(rep)
 }
 
-// CompleteQuick takes how a quick reservation ended: what it shows of the replica's health.
-func (r *Router) CompleteQuick(rep *policy.Replica, o policy.Outcome) {
-	if r.outliers.Ejects() && (o.Err != nil || r.Health(rep).Suspected()) {
-		r.judge(rep, outlier.Mark{}, &o)
-	}
+// Refused is [Reservation.Refused] for a reservation of Pick.
+func (k *Quick) Refused(rep *policy.Replica, report ReplicaReport) {
+	r := k.router
+	rep.State().Book.Add(-1 << state.TokenBits)
+	r.mu.Lock()
+	r.refused(rep)
+	r.mu.Unlock()
+	r.Report(rep.ID, report)
 }
 
-// Health returns the evidence about a replica. It stays the same while the replica is in the fleet.
-func (r *Router) Health(rep *policy.Replica) *outlier.Replica { return liveOf(rep).outlier }
+// Ended takes what the end of a call shows of the replica's health: nothing where it succeeded and the replica is not
+// suspected.
+func (k *Quick) Ended(rep *policy.Replica, o policy.Outcome) { k.router.judge(rep, outlier.Mark{}, &o) }
 
 // plain reports whether the request narrows the choice in no way.
 func plain(q *policy.Request) bool {

@@ -49,7 +49,7 @@ func TestQuickPicks(t *testing.T) {
 	var q policy.Request
 	var taken []*policy.Replica
 	for {
-		rep, why, ok := r.PickQuick(&q)
+		rep, why, ok := r.Quick().Pick(&q)
 		if !ok {
 			break
 		}
@@ -61,19 +61,19 @@ func TestQuickPicks(t *testing.T) {
 	var b Reservation
 	for range 8 - len(taken) { // the lock finds the rest
 		var more Reservation
-		require.NoError(t, r.Pick(context.Background(), &policy.Request{}, &more))
+		require.NoError(t, r.Reserve(context.Background(), &policy.Request{}, &more, How{NoWait: true}))
 	}
-	require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, &b), ErrFull)
+	require.ErrorIs(t, r.Reserve(context.Background(), &policy.Request{}, &b, How{NoWait: true}), ErrFull)
 
 	// Somebody who waits is served by a quick release, and overtaken by nobody.
 	done := make(chan error, 1)
-	go func() { done <- r.Acquire(context.Background(), &policy.Request{}, &b) }()
+	go func() { done <- r.Reserve(context.Background(), &policy.Request{}, &b, How{}) }()
 	for r.Queued() == 0 {
 		runtime.Gosched()
 	}
-	_, _, ok := r.PickQuick(&q)
+	_, _, ok := r.Quick().Pick(&q)
 	require.False(t, ok)
-	r.ReleaseQuick(taken[0])
+	r.Quick().Release(taken[0])
 	require.NoError(t, <-done)
 	require.Equal(t, taken[0].ID, b.Decision.Replica.ID)
 }
@@ -89,13 +89,13 @@ func TestQuickPicksLeaveTheRestToTheLock(t *testing.T) {
 		"adapter":  {Adapter: "a"},
 		"attempts": tried,
 	} {
-		_, _, ok := r.PickQuick(q)
+		_, _, ok := r.Quick().Pick(q)
 		require.False(t, ok, name)
 	}
 	require.NoError(t, r.Close())
-	_, _, ok := r.PickQuick(&policy.Request{})
+	_, _, ok := r.Quick().Pick(&policy.Request{})
 	require.False(t, ok, "closed")
-	_, _, ok = quickRouter(t, 2, 0).PickQuick(&policy.Request{})
+	_, _, ok = quickRouter(t, 2, 0).Quick().Pick(&policy.Request{})
 	require.False(t, ok, "two are no choice of two")
 }
 
@@ -114,13 +114,13 @@ func TestQuickPicksUnderChurn(t *testing.T) {
 	for range 8 {
 		callers.Go(func() {
 			for range 4000 {
-				if rep, _, ok := r.PickQuick(&policy.Request{}); ok {
+				if rep, _, ok := r.Quick().Pick(&policy.Request{}); ok {
 					over(rep)
-					r.ReleaseQuick(rep)
+					r.Quick().Release(rep)
 					continue
 				}
 				var b Reservation
-				switch err := r.Acquire(context.Background(), &policy.Request{}, &b); err {
+				switch err := r.Reserve(context.Background(), &policy.Request{}, &b, How{}); err {
 				case nil:
 					over(b.Decision.Replica)
 					b.Release()

@@ -69,15 +69,6 @@ func (b *Reservation) Refused(report ReplicaReport) {
 	}
 }
 
-// RefusedQuick is Reservation.Refused for a reservation of PickQuick.
-func (r *Router) RefusedQuick(rep *policy.Replica, report ReplicaReport) {
-	liveOf(rep).Book.Add(-1 << state.TokenBits)
-	r.mu.Lock()
-	r.refused(rep)
-	r.mu.Unlock()
-	r.Report(rep.ID, report)
-}
-
 // refused marks a replica that refused, unless it has left. Called with mu held,
 // after the reservation was taken from the book.
 func (r *Router) refused(rep *policy.Replica) {

@@ -51,7 +51,7 @@ func TestRefusedByAll(t *testing.T) {
 	pick(t, r, &policy.Request{Pin: "r0"}).Refused(said) // one is left there
 	pick(t, r, &policy.Request{Pin: "r1"}).Refused(said)
 	w := enqueue(t, r, new(policy.Request))
-	require.Equal(t, ErrFull, r.Pick(t.Context(), new(policy.Request), new(Reservation)))
+	require.Equal(t, ErrFull, r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}))
 	require.Equal(t, 1, c.armed())
 	c.advance(2 * firstHold) // it is the second time
 	require.Equal(t, "r0", servedBy(t, w))
@@ -162,7 +162,7 @@ func TestRefusedQuick(t *testing.T) {
 	connectAll(r)
 	refused := map[string]bool{}
 	for len(refused) < 3 {
-		rep, _, ok := r.PickQuick(new(policy.Request))
+		rep, _, ok := r.Quick().Pick(new(policy.Request))
 		if !ok {
 			b := pick(t, r, new(policy.Request))
 			require.False(t, refused[b.Decision.Replica.ID])
@@ -171,7 +171,7 @@ func TestRefusedQuick(t *testing.T) {
 		}
 		require.False(t, refused[rep.ID], "quick picks pass it over too")
 		refused[rep.ID] = true
-		r.RefusedQuick(rep, said)
+		r.Quick().Refused(rep, said)
 		require.Zero(t, rep.Ongoing())
 	}
 }

@@ -122,7 +122,7 @@ func TestReportConcurrently(t *testing.T) {
 			for i := range 300 {
 				q := &policy.Request{PromptTokens: 1 + i}
 				b := new(Reservation)
-				if r.Pick(context.Background(), q, b) != nil {
+				if r.Reserve(context.Background(), q, b, How{NoWait: true}) != nil {
 					continue
 				}
 				r.Report("r1", ReplicaReport{Ongoing: i, QueuedTokens: int64(i), KVTokens: i})

@@ -6,7 +6,7 @@ import "github.com/warmpath/warmpath/internal/outlier"
 
 // A Reservation is the load charged to a replica from the pick to the end of the
 // attempt. The host provides its memory, so that picking does not allocate; the
-// zero value is ready for [Router.Pick]. It must not be copied once reserved.
+// zero value is ready for [Router.Reserve]. It must not be copied once reserved.
 //
 // Its methods may be called from any goroutine, and more often than once. They
 // cannot tell the pick they are meant for from a later one, so the memory may go

@@ -50,7 +50,7 @@ type Router struct {
 	seenChanges atomic.Uint64     // of its Version, what is in force; written with mu held
 	seenFreed   uint64
 
-	quick    func(*policy.Request, policy.View) (*policy.Replica, policy.Reason) // what picks without mu, or nil
+	quick    Quick
 	rates    rates
 	sessions *sessions // nil where no replica keeps its sessions while it drains
 }
@@ -96,8 +96,9 @@ func NewRouter(o Options) (*Router, error) {
 	r.routes.index = o.Policy.IndexStats != nil
 	r.gate.closer = closerOf(o)
 	if r.own.Routed == nil && r.own.Completed == nil && o.Policy.Close == nil && r.shadow == nil {
-		r.quick = quick
+		r.quick.choose = quick
 	}
+	r.quick.router = r
 	r.view.Store(&view{fleet: &membership{byID: map[string]*policy.Replica{}}, shared: r.shared})
 	return r, nil
 }
@@ -129,6 +130,16 @@ func (r *Router) Observes() bool {
 // Corrections returns how often the policy picked a replica that the request may not be given, whether or not it waits.
 func (r *Router) Corrections() int64 { return r.corrections.Load() }
 
+// Queued returns how many requests wait.
+func (r *Router) Queued() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.queue.queued
+}
+
+// Quick returns how plain requests are reserved without the lock.
+func (r *Router) Quick() *Quick { return &r.quick }
+
 // current is View.
 func (r *Router) current() *view { return r.view.Load() }
 
@@ -139,8 +150,8 @@ func (r *Router) View() policy.View { return r.view.Load() }
 func (r *Router) PrepareErrors() int64 { return r.prepErrors.Load() }
 
 // Prepare does the part of a pick that needs no lock. A host calls it before
-// Pick or Acquire so that the work is done off the picker; they do it
-// themselves for a request that is not prepared, or was for an older fleet.
+// Reserve so that the work is done off the picker; it does so
+// itself for a request that is not prepared, or was for an older fleet.
 func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	if !r.needsPrepare(q) {
 		return
@@ -257,7 +268,7 @@ func (r *Router) Closes() bool { return r.gate.closer != nil }
 // Close wakes every request in the queue with ErrClosed, fails later picks, and
 // closes the policy, once the calls of the policy that are
 // under way have ended. What has not ended after CloseTimeout is an error, and goes
-// on. Bookings may still be released.
+// on. Reservations may still be released.
 func (r *Router) Close() error {
 	r.mu.Lock()
 	if r.queue.closed {

@@ -41,15 +41,15 @@ func TestPickErrors(t *testing.T) {
 				pick(t, r, &policy.Request{Pin: "b"})
 			}
 			var b Reservation
-			require.Equal(t, c.err, r.Pick(t.Context(), &c.q, &b))
+			require.Equal(t, c.err, r.Reserve(t.Context(), &c.q, &b, How{NoWait: true}))
 			require.Equal(t, c.err == nil, b.Held())
 		})
 	}
 	r, err := NewRouter(Options{Policy: choosing(firstFree)})
 	require.NoError(t, err)
-	require.Equal(t, ErrNotConnected, r.Pick(t.Context(), new(policy.Request), new(Reservation)))
+	require.Equal(t, ErrNotConnected, r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}))
 	require.NoError(t, r.Close())
-	require.Equal(t, ErrClosed, r.Pick(t.Context(), new(policy.Request), new(Reservation)))
+	require.Equal(t, ErrClosed, r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}))
 	_, err = NewRouter(Options{})
 	require.ErrorContains(t, err, "Policy")
 }
@@ -69,8 +69,8 @@ func TestBookingLife(t *testing.T) {
 	require.Equal(t, 900, rep.QueuedTokens())
 	require.Equal(t, (900+policy.DefaultRequestCost)/2.0, r.View().Load(rep))
 	require.Equal(t, r.View().Load(rep), meanLoad(r.View()))
-	require.Equal(t, ErrHeld, r.Pick(t.Context(), new(policy.Request), b), "its load would be lost")
-	require.Equal(t, ErrHeld, r.Acquire(t.Context(), new(policy.Request), b))
+	require.Equal(t, ErrHeld, r.Reserve(t.Context(), new(policy.Request), b, How{NoWait: true}), "its load would be lost")
+	require.Equal(t, ErrHeld, r.Reserve(t.Context(), new(policy.Request), b, How{}))
 	require.Equal(t, "a", b.Decision.Replica.ID)
 
 	b.PrefillDone()
@@ -82,7 +82,7 @@ func TestBookingLife(t *testing.T) {
 	b.PrefillDone()
 	require.Zero(t, rep.Ongoing())
 	require.Equal(t, "a", b.Decision.Replica.ID, "readable after Release")
-	require.NoError(t, r.Pick(t.Context(), new(policy.Request), b), "may be used again")
+	require.NoError(t, r.Reserve(t.Context(), new(policy.Request), b, How{NoWait: true}), "may be used again")
 }
 
 // Absurd lengths do not spill from one counter of the book into the other.
@@ -120,7 +120,7 @@ func TestLeavesAndComesBack(t *testing.T) {
 	require.False(t, back.Connected(), "not before the host says so")
 	r.SetConnected("r1", true)
 	require.Equal(t, 1, back.Ongoing())
-	require.Equal(t, ErrFull, r.Pick(t.Context(), &policy.Request{Pin: "r1"}, new(Reservation)))
+	require.Equal(t, ErrFull, r.Reserve(t.Context(), &policy.Request{Pin: "r1"}, new(Reservation), How{NoWait: true}))
 	w := enqueue(t, r, &policy.Request{Pin: "r1"})
 	b.Release()
 	require.Equal(t, "r1", servedBy(t, w))
@@ -214,8 +214,8 @@ func TestPolicyPanics(t *testing.T) {
 		}
 		return firstFree(q, v)
 	})}, members(1)...)
-	require.Panics(t, func() { r.Pick(t.Context(), new(policy.Request), new(Reservation)) })
-	require.Panics(t, func() { r.Acquire(t.Context(), new(policy.Request), new(Reservation)) })
+	require.Panics(t, func() { r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}) })
+	require.Panics(t, func() { r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{}) })
 	bad = false
 	pick(t, r, new(policy.Request))
 }

@@ -64,7 +64,7 @@ func TestPromptsBecomeTokens(t *testing.T) {
 	q.SetPrompt(policy.Prompt{Text: "hello"})
 	require.Equal(t, 2, q.PromptTokens)
 	var b Reservation
-	require.NoError(t, r.Pick(context.Background(), q, &b))
+	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	require.Equal(t, []policy.Prompt{{Tokens: []uint32{'h', 'e', 'l', 'l', 'o'}}}, p.saw)
 	require.Equal(t, 5, q.PromptTokens, "the load booked is the prompt's own")
 	b.Release()
@@ -73,7 +73,7 @@ func TestPromptsBecomeTokens(t *testing.T) {
 	q.DropPrompt()
 	q.NextAttempt(b.Decision.Replica)
 	r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}})
-	require.NoError(t, r.Pick(context.Background(), q, &b))
+	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	b.Release()
 	require.Equal(t, 1, w.asked)
 	require.Equal(t, 5, q.PromptTokens)
@@ -81,7 +81,7 @@ func TestPromptsBecomeTokens(t *testing.T) {
 	// Tokens that are there are used as they are.
 	q = &policy.Request{}
 	q.SetPrompt(policy.Prompt{Tokens: []uint32{7}})
-	require.NoError(t, r.Pick(context.Background(), q, &b))
+	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	b.Release()
 	require.Equal(t, 1, w.asked)
 	require.NoError(t, r.Close())
@@ -96,7 +96,7 @@ func TestATokenizerThatFails(t *testing.T) {
 	q.SetPrompt(policy.Prompt{Text: "hello"})
 	var b Reservation
 	for range 2 { // attempts
-		require.NoError(t, r.Pick(context.Background(), q, &b))
+		require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 		b.Release()
 		q.NextAttempt(nil)
 		r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}})
@@ -109,7 +109,7 @@ func TestATokenizerThatFails(t *testing.T) {
 	// Another Router may have another tokenizer.
 	better := &words{}
 	other, _ := withWords(t, better, policy.UsesPrompt)
-	require.NoError(t, other.Pick(context.Background(), q, &b))
+	require.NoError(t, other.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	b.Release()
 	require.Equal(t, 5, q.PromptTokens)
 }
@@ -120,12 +120,12 @@ func TestATokenizerIsNotAskedInVain(t *testing.T) {
 	q := &policy.Request{}
 	q.SetPrompt(policy.Prompt{Text: "hello"})
 	var b Reservation
-	require.NoError(t, r.Pick(context.Background(), q, &b))
+	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	b.Release()
 	r, _ = withWords(t, w, policy.UsesPrompt)
 	pinned := &policy.Request{Pin: "a"}
 	pinned.SetPrompt(policy.Prompt{Text: "hello"})
-	require.NoError(t, r.Pick(context.Background(), pinned, &b))
+	require.NoError(t, r.Reserve(context.Background(), pinned, &b, How{NoWait: true}))
 	b.Release()
 	require.Zero(t, w.asked)
 }

@@ -71,7 +71,7 @@ func TestLeastLoaded(t *testing.T) {
 	}
 	require.Equal(t, "abba", got, "ties to the first; a heavier replica carries more; the full are passed over")
 	require.Nil(t, r.View().LeastLoaded(new(policy.Request)))
-	require.Equal(t, ErrFull, r.Pick(t.Context(), new(policy.Request), new(Reservation)))
+	require.Equal(t, ErrFull, r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}))
 }
 
 // A load is what is booked over the rate, through all that changes either.

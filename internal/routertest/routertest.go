@@ -25,8 +25,8 @@ func Choose(t testing.TB, r *router.Router, q *policy.Request) policy.Decision {
 func Decide(t testing.TB, r *router.Router, q *policy.Request) policy.Decision {
 	t.Helper()
 	b := new(router.Reservation)
-	if err := r.Pick(context.Background(), q, b); err != nil {
-		t.Fatalf("routertest: Pick: %v", err)
+	if err := r.Reserve(context.Background(), q, b, router.How{NoWait: true}); err != nil {
+		t.Fatalf("routertest: Reserve: %v", err)
 	}
 	b.Release()
 	return b.Decision
@@ -59,7 +59,7 @@ func Order(key uint64, replicas []*policy.Replica) []string {
 	return ids
 }
 
-// Acquire acquires in a goroutine of its own. The channel gives the reservation once
+// Acquire reserves, waiting in the queue, in a goroutine of its own. The channel gives the reservation once
 // there is one, and is closed; it gives nothing where the Router has an error,
 // which fails the test. In a [testing/synctest] bubble,
 //
@@ -72,8 +72,8 @@ func Acquire(t testing.TB, r *router.Router, q *policy.Request) <-chan *router.R
 	go func() {
 		defer close(got)
 		b := new(router.Reservation)
-		if err := r.Acquire(t.Context(), q, b); err != nil {
-			t.Errorf("routertest: Acquire: %v", err)
+		if err := r.Reserve(t.Context(), q, b, router.How{}); err != nil {
+			t.Errorf("routertest: Reserve: %v", err)
 			return
 		}
 		got <- b

@@ -25,7 +25,7 @@ func TestShadowAttributes(t *testing.T) {
 		q := new(policy.Request)
 		q.SetPrompt(policy.Prompt{Tokens: make([]uint32, 160)})
 		var b router.Reservation
-		require.NoError(t, r.Pick(t.Context(), q, &b))
+		require.NoError(t, r.Reserve(t.Context(), q, &b, router.How{NoWait: true}))
 		b.Release()
 		all := make(map[attribute.Key]attribute.Value)
 		for _, kv := range telemetry.Attributes("round_robin", q, b.Decision) {

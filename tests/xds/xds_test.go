@@ -220,7 +220,7 @@ func homes(t *testing.T, rs []*replica) func(session string) string {
 	}
 	return func(session string) string {
 		var b router.Reservation
-		require.NoError(t, r.Pick(context.Background(), &policy.Request{Session: session}, &b))
+		require.NoError(t, r.Reserve(context.Background(), &policy.Request{Session: session}, &b, router.How{NoWait: true}))
 		defer b.Release()
 		return b.Decision.Replica.ID
 	}

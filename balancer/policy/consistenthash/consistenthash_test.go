@@ -156,7 +156,7 @@ func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
 				require.Equal(t, policy.ReasonRingFallback, b.Decision.Reason)
 			}
 			var b router.Reservation
-			require.ErrorIs(t, r.Pick(context.Background(), q, &b), router.ErrFull)
+			require.ErrorIs(t, r.Reserve(context.Background(), q, &b, router.How{NoWait: true}), router.ErrFull)
 			require.Len(t, routertest.Choose(t, r, q).WaitFor, 3)
 		})
 	}

@@ -93,7 +93,7 @@ func candidates(t *testing.T, r *router.Router, key string) (ids []string) {
 	t.Helper()
 	for {
 		var b router.Reservation
-		err := r.Pick(context.Background(), policytest.Session(key), &b)
+		err := r.Reserve(context.Background(), policytest.Session(key), &b, router.How{NoWait: true})
 		if err != nil {
 			require.ErrorIs(t, err, router.ErrFull)
 			return ids
@@ -118,7 +118,7 @@ func TestRayTwoReplicasTwoRanks(t *testing.T) {
 func TestRayNoReplicas(t *testing.T) {
 	r := policytest.NewRouter(t, build(), nil)
 	require.Nil(t, routertest.Choose(t, r, policytest.Session("s")).Replica)
-	require.ErrorIs(t, r.Pick(context.Background(), policytest.Session("s"), new(router.Reservation)), router.ErrNotConnected)
+	require.ErrorIs(t, r.Reserve(context.Background(), policytest.Session("s"), new(router.Reservation), router.How{NoWait: true}), router.ErrNotConnected)
 }
 
 func TestRaySameSessionSamePrimary(t *testing.T) {

@@ -232,7 +232,7 @@ func TestConcurrentUse(t *testing.T) {
 				q := ask(tokens(0, 200), tokens(rnd.IntN(50), 400))
 				var b router.Reservation
 				for range 2 {
-					if err := r.Pick(t.Context(), q, &b); err != nil {
+					if err := r.Reserve(t.Context(), q, &b, router.How{NoWait: true}); err != nil {
 						continue
 					}
 					b.Release()

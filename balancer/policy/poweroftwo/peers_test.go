@@ -26,9 +26,9 @@ func TestEveryKnownLoadCounts(t *testing.T) {
 			picked := func() map[string]int {
 				n := make(map[string]int)
 				for range 300 {
-					if rep, _, ok := r.PickQuick(&policy.Request{}); ok {
+					if rep, _, ok := r.Quick().Pick(&policy.Request{}); ok {
 						n[rep.ID]++
-						r.ReleaseQuick(rep)
+						r.Quick().Release(rep)
 						continue
 					}
 					n[policytest.Route(t, r, &policy.Request{})]++

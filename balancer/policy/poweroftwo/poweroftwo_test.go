@@ -78,7 +78,7 @@ func BenchmarkNearlyAllFull(b *testing.B) {
 			var booking router.Reservation
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := r.Pick(b.Context(), q, &booking); err != nil {
+				if err := r.Reserve(b.Context(), q, &booking, router.How{NoWait: true}); err != nil {
 					b.Fatal(err)
 				}
 				booking.Release()

@@ -51,7 +51,7 @@ func picked(t *testing.T, r *router.Router, q policy.Request, n int) map[string]
 func TestRayNoReplicasThenOne(t *testing.T) {
 	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		r := newRouter(t)
-		require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrNotConnected)
+		require.ErrorIs(t, r.Reserve(context.Background(), &policy.Request{}, new(router.Reservation), router.How{NoWait: true}), router.ErrNotConnected)
 		policytest.SetFleet(r, fleet("r1"))
 		require.Equal(t, map[string]int{"r1": 5}, picked(t, r, policy.Request{}, 5))
 	})
@@ -90,7 +90,7 @@ func TestRayAvailableRemovedBack(t *testing.T) {
 		r := newRouter(t, "r1")
 		require.Equal(t, "r1", policytest.Route(t, r, &policy.Request{}))
 		policytest.SetFleet(r, nil)
-		require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrNotConnected)
+		require.ErrorIs(t, r.Reserve(context.Background(), &policy.Request{}, new(router.Reservation), router.How{NoWait: true}), router.ErrNotConnected)
 		policytest.SetFleet(r, fleet("r1"))
 		require.Equal(t, "r1", policytest.Route(t, r, &policy.Request{}))
 	})

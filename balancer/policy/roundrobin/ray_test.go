@@ -76,5 +76,5 @@ func TestRayTeardownLeavesNobodyPending(t *testing.T) {
 	}
 	require.Zero(t, r.Queued())
 	require.NoError(t, r.Close())
-	require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrClosed)
+	require.ErrorIs(t, r.Reserve(context.Background(), &policy.Request{}, new(router.Reservation), router.How{NoWait: true}), router.ErrClosed)
 }

@@ -39,7 +39,7 @@ func TestAllFullLeavesTheCursor(t *testing.T) {
 	r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(2), 1))
 	policytest.Fill(t, r, "r0", 1)
 	policytest.Fill(t, r, "r1", 1)
-	require.ErrorIs(t, r.Pick(context.Background(), &policy.Request{}, new(router.Reservation)), router.ErrFull)
+	require.ErrorIs(t, r.Reserve(context.Background(), &policy.Request{}, new(router.Reservation), router.How{NoWait: true}), router.ErrFull)
 	require.EqualValues(t, 5, p.next.Load())
 }
 
@@ -122,7 +122,7 @@ func BenchmarkAdapters(b *testing.B) {
 	i := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := r.Pick(context.Background(), qs[i%len(qs)], &booking); err != nil {
+		if err := r.Reserve(context.Background(), qs[i%len(qs)], &booking, router.How{NoWait: true}); err != nil {
 			b.Fatal(err)
 		}
 		booking.Release()

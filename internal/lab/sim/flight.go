@@ -50,15 +50,16 @@ func (r *run) arrive(ctx context.Context, i int) {
 	if r.exact != nil {
 		r.exact.update(f.router, work.Hashes)
 	}
-	turn, err := f.router.Queue(ctx, &f.req, &f.booking)
+	var ticket router.Ticket
+	err := f.router.Reserve(ctx, &f.req, &f.booking, router.How{Ticket: &ticket})
 	f.req.DropPrompt()
-	switch {
-	case err != nil:
-		r.fail(s, err)
-	case turn != nil:
-		r.enqueue(f, work, turn)
-	default:
+	switch err {
+	case nil:
 		r.submit(f, work)
+	case router.ErrQueued:
+		r.enqueue(f, work, ticket)
+	default:
+		r.fail(s, err)
 	}
 }
 

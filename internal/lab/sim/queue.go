@@ -13,13 +13,13 @@ import (
 type waiting struct {
 	f       *flight
 	work    enginesim.Request
-	turn    *router.Ticket
+	ticket  router.Ticket
 	givesUp time.Duration
 }
 
 // enqueue lets a request wait that no replica has room for.
-func (r *run) enqueue(f *flight, work enginesim.Request, turn *router.Ticket) {
-	w := waiting{f: f, work: work, turn: turn, givesUp: never}
+func (r *run) enqueue(f *flight, work enginesim.Request, ticket router.Ticket) {
+	w := waiting{f: f, work: work, ticket: ticket, givesUp: never}
 	if r.Patience > 0 {
 		w.givesUp = f.sample.At + r.Patience
 	}
@@ -38,7 +38,7 @@ func (r *run) impatient() time.Duration {
 func (r *run) giveUp() {
 	w := r.queue[0]
 	r.queue = r.queue[1:]
-	r.fail(w.f.sample, w.turn.GiveUp(context.DeadlineExceeded))
+	r.fail(w.f.sample, w.ticket.GiveUp(context.DeadlineExceeded))
 	r.serve()
 }
 
@@ -50,7 +50,7 @@ func (r *run) serve() {
 		ended := []waiting(nil)
 		for _, w := range r.queue {
 			select {
-			case <-w.turn.Done():
+			case <-w.ticket.Done():
 				ended = append(ended, w)
 			default:
 				left = append(left, w)
@@ -59,7 +59,7 @@ func (r *run) serve() {
 		r.queue = left
 		for _, w := range ended {
 			again = true // one that is refused after all makes room for another
-			if err := w.turn.Take(); err != nil {
+			if err := w.ticket.Take(); err != nil {
 				r.fail(w.f.sample, err)
 				continue
 			}

@@ -15,7 +15,7 @@ import (
 func pinned(t *testing.T, r *router.Router, id string, tokens int) *router.Reservation {
 	t.Helper()
 	b := new(router.Reservation)
-	require.NoError(t, r.Pick(t.Context(), &policy.Request{Pin: id, PromptTokens: tokens}, b))
+	require.NoError(t, r.Reserve(t.Context(), &policy.Request{Pin: id, PromptTokens: tokens}, b, router.How{NoWait: true}))
 	return b
 }
 

@@ -68,7 +68,7 @@ func (w *world) pick(pin string, segments ...int) *call {
 	w.t.Helper()
 	c := &call{new(router.Reservation), &policy.Request{Pin: pin}}
 	c.q.SetPrompt(policy.Prompt{Tokens: prompt(segments...)})
-	require.NoError(w.t, w.router.Pick(w.t.Context(), c.q, c.Reservation))
+	require.NoError(w.t, w.router.Reserve(w.t.Context(), c.q, c.Reservation, router.How{NoWait: true}))
 	return c
 }
 

@@ -1,0 +1,213 @@
+package router
+
+import (
+	"context"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// A How is how a request is reserved. The zero value waits in the queue while every replica that the request may use
+// is full.
+type How struct {
+	// NoWait returns ErrFull instead; the Decision's WaitFor has the replicas that the request would wait for. Where
+	// they are full by their own refusal only, it is sent to one of them.
+	NoWait bool
+	// Query is NoWait for a request that is not sent: it leaves no trace in a policy that has a Preview, and a
+	// replica that refused a request a moment ago counts as full.
+	Query bool
+	// Backoff is for a request that a full replica refused: it waits in the queue, and may be served there once the
+	// backoff has passed. 0 = it was not refused.
+	Backoff time.Duration
+	// Assigned is what a look-aside server decided, in the place of the policy; nil = nothing. It does not wait.
+	Assigned *Assigned
+	// Ticket is for a host that blocks no goroutine: where the request has to wait, it is the request's place in the
+	// queue, and Reserve returns ErrQueued. Then either Take or GiveUp is called, once. nil = Reserve waits.
+	Ticket *Ticket
+}
+
+// An Assigned is the decision of a look-aside server. The policy learns the route as it does its own, if the request
+// was prepared.
+type Assigned struct {
+	Replica  string          // its id
+	Decision policy.Decision // but for the replica
+}
+
+// Reserve chooses a replica and reserves the request on it in one step. It is the only way to a reservation but for a
+// [Quick] one. On an error b holds nothing:
+//
+//   - ErrFull, where the request does not wait;
+//   - ErrNotConnected, without waiting or from the queue, when no replica is connected that could ever serve it;
+//   - ErrNoSuchReplica, when none of the fleet may serve it;
+//   - ErrClosed;
+//   - a *WaitError, when the context ends first, or for ErrQueueFull: too many wait, or it made room for a request of
+//     higher priority.
+func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation, how How) error {
+	r.view.Load().narrow(q)
+	w, err := r.reserve(ctx, q, b, &how)
+	switch {
+	case w == nil && err == nil && !how.Query:
+		r.routed(q, b)
+		return nil
+	case w == nil:
+		return err
+	case how.Ticket != nil:
+		*how.Ticket = Ticket{r, w}
+		return ErrQueued
+	}
+	t := Ticket{r, w}
+	if how.Backoff > 0 {
+		defer r.opts.AfterFunc(how.Backoff, t.backedOff)()
+	}
+	return t.wait(ctx)
+}
+
+// reserve reserves at once, or puts the request into the queue. One that was refused is only put there, where it waits
+// for no replica until its backoff has passed.
+func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation, how *How) (*waiter, error) {
+	if r.prepares && how.Assigned == nil {
+		r.lockPrepared(ctx, q)
+	} else {
+		r.mu.Lock()
+	}
+	defer r.mu.Unlock() // also when the policy panics
+	u, waits := &r.queue, !how.NoWait && !how.Query && how.Assigned == nil
+	if q.State().Query = how.Query; waits {
+		u.number(q)
+	}
+	now := r.attend(q)
+	u.tick()
+	v := r.view.Load()
+	switch {
+	case how.Assigned != nil:
+		return nil, r.assign(q, v, b, how.Assigned, now)
+	case how.Backoff > 0 && !u.closed:
+		return u.add(q, b)
+	}
+	err := r.choose(q, v, b, now)
+	for how.NoWait && err == ErrFull && u.insist(&b.Decision) { // each time there is a mark less
+		err = r.choose(q, v, b, now)
+	}
+	if err != ErrFull || !waits {
+		return nil, err
+	}
+	w, err := u.add(q, b)
+	if err != nil {
+		return nil, err
+	}
+	u.stand(w)
+	if r.quick.choose != nil {
+		u.again(w) // a quick release may have made room before it saw the waiter
+	}
+	u.arm()
+	return w, nil
+}
+
+// choose calls the policy, checks its answer, and reserves. Its errors are the
+// sentinels themselves; with ErrFull b.Decision has what the request waits for.
+// now is the time, or zero where the clock was not read yet. Called with mu held.
+func (r *Router) choose(q *policy.Request, v *view, b *Reservation, now time.Time) error {
+	if b.held {
+		return ErrHeld
+	}
+	d := &b.Decision
+	if err := (choice{r, q, v, d}).decide(); err != nil {
+		return err
+	}
+	r.charged(q, v, b, now)
+	return nil
+}
+
+// assign reserves the replica that a look-aside server decided on, where it may be given the request now. Called with
+// mu held.
+func (r *Router) assign(q *policy.Request, v *view, b *Reservation, a *Assigned, now time.Time) error {
+	rep := v.ByID(a.Replica)
+	q.State().AnyModel, q.State().Plain = v.anyModel(q), !r.Decides(q)
+	if rep != nil {
+		q.State().Keeper = rep.State() // the server decides which sessions a draining replica still serves
+	}
+	switch {
+	case b.held:
+		return ErrHeld
+	case r.queue.closed:
+		return ErrClosed
+	case rep == nil || !v.usable(q, rep) || !r.outliers.AdmitsAssigned(liveOf(rep).outlier):
+		return ErrNoSuchReplica
+	case !rep.Connected():
+		return ErrNotConnected
+	case rep.Full():
+		return ErrFull
+	}
+	b.Decision = a.Decision
+	b.Decision.Replica = rep
+	if q.State().Attempt > 0 {
+		because(&b.Decision, policy.ReasonRetry)
+	}
+	r.charged(q, v, b, now)
+	return nil
+}
+
+// charged charges a reservation with what was decided; now as for choose. Called with mu held.
+func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Time) {
+	d := &b.Decision
+	d.State().Plain = q.State().Plain
+	if r.shadow != nil {
+		r.shadow.choose(q, v, d, r.rollout.off.Load() || q.State().Query)
+	}
+	l := liveOf(d.Replica)
+	book := l.Book.Load()
+	d.Load = r.shared.load(&l.Replica, book)
+	if r.learns {
+		q.State().Ahead = book&state.TokenMask + l.Peer.Load()&state.TokenMask
+	}
+	if d.Rank() >= max(d.Replica.Ranks, 1) {
+		d.SetRank(policy.AnyRank)
+	}
+	prefill := min(max(int64(q.PromptTokens)-int64(d.MatchedTokens), 0), state.MaxPrefill)
+	b.router, b.replica, b.prefill, b.held = r, d.Replica, prefill, true
+	r.watch(q, b, l, book, now)
+	r.charge(l, 1, prefill)
+}
+
+// takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.
+func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
+	s, x := r.shadow, shadowOf(q)
+	shades := s != nil && s.Withdrawn != nil && x != nil && x.decided && x.decision.Replica != nil
+	if !d.State().Chosen && !shades {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.withdrawn(q, d)
+	if shades {
+		x.decided = false
+		s.Withdrawn(&x.request, x.decision)
+	}
+}
+
+// withdrawn has the policy forget a pick of its Choose that is not used. Called with mu held.
+func (r *Router) withdrawn(q *policy.Request, d *policy.Decision) {
+	if d.State().Chosen {
+		d.State().Chosen = false
+		r.own.Withdrawn(q, *d)
+	}
+}
+
+// charge adds to a replica's book. Called with mu held.
+func (r *Router) charge(l *live, ongoing, tokens int64) {
+	delta := ongoing<<state.TokenBits + tokens
+	l.Book.Add(delta) // quick picks write it too
+	if !r.outliers.AllHealthy() {
+		r.outliers.Readmit(l.outlier)
+	}
+}
+
+// PromptHashes returns the hashed blocks of a request that was prepared, nil where the policy has made none.
+func (r *Router) PromptHashes(q *policy.Request) *policy.Hashed {
+	b, ok := q.Prepared.(blocks)
+	if !ok || q.State().Prepared != any(r) || q.Pin != "" {
+		return nil
+	}
+	return b.Hashed()
+}
