@@ -122,7 +122,7 @@ func TestConfigPageNamesEveryField(t *testing.T) {
 		})
 	}
 	page := section(t, "docs/config.md", "## Dialects")
-	for _, inner := range []any{dialect.Messages{}, dialect.Media{}, dialect.Tensors{}, dialect.Usage{}} {
+	for _, inner := range []any{dialect.Messages{}, dialect.Media{}, dialect.Usage{}} {
 		for _, name := range fieldsOf(inner) {
 			require.Contains(t, page, "`"+name+"`", "of %T", inner)
 		}

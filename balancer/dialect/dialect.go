@@ -10,8 +10,6 @@ package dialect
 //		Model:   "2",
 //	}
 type Dialect struct {
-	// Name appears in errors; "" = the first method.
-	Name string `json:"name,omitempty"`
 	// Like is a built-in method whose dialect this one starts from: fields that
 	// are set here replace the ones there. Methods defaults to that method.
 	Like string `json:"like,omitempty"`
@@ -23,10 +21,8 @@ type Dialect struct {
 	Model     Path `json:"model,omitempty"`
 	Adapter   Path `json:"adapter,omitempty"`
 	CacheSalt Path `json:"cache_salt,omitempty"`
-	// MaxTokens is the number of output tokens asked for, and DefaultMaxTokens
-	// what the server takes when that is absent or 0; 0 = unknown.
-	MaxTokens        Path `json:"max_tokens,omitempty"`
-	DefaultMaxTokens int  `json:"default_max_tokens,omitempty"`
+	// MaxTokens is the number of output tokens asked for.
+	MaxTokens Path `json:"max_tokens,omitempty"`
 
 	// Rank is where the engine reads the data-parallel rank: the number of an integer of the
 	// request. The chosen rank is written there, unless the application set one.
@@ -41,16 +37,9 @@ type Dialect struct {
 	Messages *Messages `json:"messages,omitempty"`
 	// Media stand beside Prompt, Tokens or Messages.
 	Media *Media `json:"media,omitempty"`
-	// Tensors makes the request one of the KServe v2 protocol.
-	Tensors *Tensors `json:"tensors,omitempty"`
-	// JSONBody is a string or bytes that hold an OpenAI request.
+	// JSONBody is a string or bytes that hold an OpenAI request, as SGLang's do: its model "base:adapter" is a model and
+	// an adapter.
 	JSONBody Path `json:"json_body,omitempty"`
-	// SplitModel reads a model "base:adapter" as a model and an adapter.
-	SplitModel bool `json:"split_model,omitempty"`
-
-	// OneOf lists groups of top-level field numbers that exclude each other. It
-	// matters for encoded messages only: of those present the last one counts.
-	OneOf [][]int32 `json:"one_of,omitempty"`
 
 	// Usage is where responses say what the call cost.
 	Usage Usage `json:"usage,omitzero"`
@@ -83,17 +72,6 @@ type Media struct {
 	// Offset is the place of the medium's first placeholder in the token ids. Where it is not known, no block of the
 	// prompt is that of another medium.
 	Offset Path `json:"offset,omitempty"`
-}
-
-// Tensors names the input tensors of a KServe v2 request (inputs = 5,
-// raw_input_contents = 7). Each may list alternatives: "text_input|prompt".
-type Tensors struct {
-	Text      string `json:"text,omitempty"`       // BYTES; several elements are a batch
-	Tokens    string `json:"tokens,omitempty"`     // INT32, INT64, UINT32 or UINT64
-	MaxTokens string `json:"max_tokens,omitempty"` // an integer
-	Adapter   string `json:"adapter,omitempty"`    // BYTES or an integer
-	// Parameters holds a JSON object with lora_name and max_tokens.
-	Parameters string `json:"parameters,omitempty"`
 }
 
 // Usage describes where a response carries token counts. Servers differ in what they

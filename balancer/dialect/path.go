@@ -13,6 +13,7 @@ import (
 //	3[].2           field 2 of every message in the repeated field 3
 //	2[cached]       the value under the key "cached" of the map in field 2
 //	3|2.1           field 3, or 2.1 where that is absent
+//	tensor[text]    the input tensor "text" of a KServe v2 request
 type Path string
 
 // UnmarshalJSON reads a string, or a whole number for a path of one step. It

@@ -34,14 +34,14 @@ var (
 var builtin = []dialect.Dialect{
 	{
 		Methods:   []string{"/vllm.Generate/Generate", "/vllm.Generate/GenerateStream"}, // before it had sessions and adapters
-		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "10.2", MaxTokens: "8.1", DefaultMaxTokens: 20,
-		OneOf: [][]int32{{3, 4}}, Usage: dialect.Usage{Prompt: "1.1", Output: "2[].8.1", OutputDelta: "2[].3"},
+		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "10.2", MaxTokens: "8.1",
+		Usage: dialect.Usage{Prompt: "1.1", Output: "2[].8.1", OutputDelta: "2[].3"},
 	}, {
 		Methods: []string{"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream"}, Like: "/vllm.Generate/Generate",
 		Session: "13", Adapter: "15", Media: &dialect.Media{Path: "14", ID: "6|7.5", Offset: "7.3"}, Abort: "/vllm.Control/Abort",
 	}, {
 		Methods:   []string{"/vllm.grpc.engine.VllmEngine/Generate"},
-		RequestID: "1", Prompt: "3", Tokens: "2.2", OneOf: [][]int32{{2, 3}}, MaxTokens: "4.8", Rank: "9", Usage: chunkDelta,
+		RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.8", Rank: "9", Usage: chunkDelta,
 		Media: &dialect.Media{Path: "7", ID: "6[]", Offset: "5[].1"}, Abort: "/vllm.grpc.engine.VllmEngine/Abort",
 	}, {
 		Methods:   []string{"/vllm.grpc.engine.VllmEngine/Embed"},
@@ -61,7 +61,7 @@ var builtin = []dialect.Dialect{
 		Tokens:  "1", MaxTokens: "2.8", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo,
 	}, {
 		Methods:  []string{"/sglang.runtime.v1.SglangService/ChatComplete", "/sglang.runtime.v1.SglangService/Complete"},
-		JSONBody: "1", SplitModel: true, Usage: dialect.Usage{JSON: "1"},
+		JSONBody: "1", Usage: dialect.Usage{JSON: "1"},
 	}, {
 		Methods: []string{"/sglang.runtime.v1.SglangService/TextEmbed"},
 		Prompt:  "1", RequestID: "2", Session: "3",
@@ -75,7 +75,7 @@ var builtin = []dialect.Dialect{
 		// One or many of each, where one is field 1 and a list of many field 2.
 		Methods: []string{"/sglang.api.v1.SglangService/Generate"},
 		Prompt:  "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1",
-		DefaultMaxTokens: 128, Rank: "17",
+		Rank:  "17",
 		Media: &dialect.Media{Path: "19|20|21|22"}, Usage: dialect.Usage{Prompt: "1.2.2", Output: "1.2.3"},
 	}, {
 		Methods:   []string{"/trtllm.TrtllmService/Generate"},
@@ -95,20 +95,19 @@ var builtin = []dialect.Dialect{
 		Abort: "/smg.worker.v1.WorkerInference/Abort",
 	}, {
 		Methods:   []string{"/mlx.grpc.engine.MlxEngine/Generate"},
-		RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.9", OneOf: [][]int32{{2, 3}}, Usage: chunkFirst,
+		RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.9",
+		Usage: chunkFirst,
 	}, {
 		// The session inside kv is a handle for KV transfer, not a conversation.
 		Methods:   []string{"/openengine.v1.Inference/Generate"},
 		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", MaxTokens: "6.1", CacheSalt: "8.3", Adapter: "11",
-		OneOf: [][]int32{{3, 4}}, Usage: dialect.Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
+		Usage: dialect.Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
 		Abort: "/openengine.v1.Control/Abort",
 	}, {
 		Methods: []string{"/inference.GRPCInferenceService/ModelInfer"},
 		Model:   "1", RequestID: "3", Session: "4[sequence_id].3|4[sequence_id].2|4[sequence_id].5",
-		Tensors: &dialect.Tensors{
-			Text: "text_input", Tokens: "input_ids", MaxTokens: "max_tokens", Adapter: "lora_task_id",
-			Parameters: "sampling_parameters",
-		},
+		Prompt: "tensor[text_input]", Tokens: "tensor[input_ids]", MaxTokens: "tensor[max_tokens]",
+		Adapter: "tensor[lora_task_id]", JSONBody: "tensor[sampling_parameters]",
 	}, {
 		Methods: []string{"/inference.GRPCInferenceService/ModelStreamInfer"},
 		Like:    "/inference.GRPCInferenceService/ModelInfer",
@@ -127,7 +126,6 @@ var builtin = []dialect.Dialect{
 
 // unknown is the dialect of methods that nothing describes.
 var unknown = dialect.Dialect{
-	Name:      "unknown",
 	Prompt:    "prompt",
 	Tokens:    "prompt_token_ids|input_ids",
 	Messages:  &dialect.Messages{Path: "messages", Role: "role", Content: "content"},

@@ -1,5 +1,97 @@
 package requestkey
 
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"strconv"
+
+	"github.com/zeebo/xxh3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// chat renders chat turns that are messages. Where a content cannot be read there is no chat, and unread is true where
+// there are turns.
+func (m *Method) chat(s *source) (chat string, unread bool) {
+	var dst []byte
+	readable := false
+	for alt := 0; alt < len(s.f.paths[slotTurn]) && len(dst) == 0; alt++ {
+		s.each(slotTurn, alt, func(v value) {
+			t := m.turn.in(v.msg)
+			role := t.first(slotRole)
+			dst = appendText(append(dst, frameTurn), role)
+			n := len(dst)
+			var ok bool
+			dst, ok = t.appendContent(dst)
+			unread = unread || !ok
+			switch set := v.msg.populated(); {
+			case len(dst) > n:
+				readable = true
+			case set > 1 || role == "" && set > 0: // without a content: a call of a tool, say
+				dst, readable = appendMedium(dst, "turn", alias(v.msg.encoded())), true
+			default:
+				dst = appendField(dst, 't', "")
+			}
+		})
+	}
+	if readable && !unread {
+		return alias(dst), false
+	}
+	return "", len(dst) > 0
+}
+
+// appendContent appends the content of a turn that is a message; ok is false if it cannot be read.
+func (s *source) appendContent(dst []byte) (_ []byte, ok bool) {
+	begin, ok := len(dst), s.typed == nil
+	for alt := 0; alt < len(s.f.paths[slotContent]) && len(dst) == begin; alt++ {
+		ok = ok || s.plan[slotContent][alt].fds != nil
+		before := begin
+		s.each(slotContent, alt, func(v value) {
+			switch {
+			case v.kind == kindElement: // a part
+				ok = ok && (len(dst) > before || v.msg.populated() == 0)
+				before = len(dst)
+			case v.kind == kindMessage:
+				var read bool
+				dst, read = appendMessage(dst, v.msg.typed)
+				ok = ok && read
+			case v.kind == kindNumber:
+				dst = appendField(dst, 't', strconv.FormatInt(v.num, 10))
+			case v.text != "":
+				dst = appendField(dst, 't', v.text)
+			}
+		})
+	}
+	return dst, ok
+}
+
+// appendMessage appends a content that is a message, as the HTTP endpoint reads what its JSON would be: a
+// google.protobuf.Value, or one of several parts. Of a part that has no text the hash is taken.
+func appendMessage(dst []byte, m protoreflect.Message) (_ []byte, ok bool) {
+	b, err := protojson.MarshalOptions{UseProtoNames: true, AllowPartial: true}.Marshal(m.Interface())
+	var compact bytes.Buffer // protojson's spaces differ from program to program
+	if err == nil {
+		err = json.Compact(&compact, b)
+	}
+	if b = compact.Bytes(); err != nil || len(b) == 0 {
+		return dst, false
+	}
+	before := len(dst)
+	if b[0] == '{' {
+		dst = appendPart(dst, b, false)
+	} else {
+		dst = appendContent(dst, b)
+	}
+	return dst, len(dst) > before || b[0] == 'n' // null
+}
+
+// appendMedium appends the hash of something whose content is not text.
+func appendMedium(dst []byte, kind, content string) []byte {
+	sum := xxh3.HashString128(content).Bytes()
+	return hex.AppendEncode(append(appendField(dst, 'm', kind), ' '), sum[:])
+}
+
 // Members of what a chat consists of.
 var (
 	turnNames = []string{"role", "name", "content", "reasoning_content", "reasoning", "refusal", "tool_calls",

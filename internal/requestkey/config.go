@@ -77,19 +77,6 @@ func check(d dialect.Dialect) error {
 			return fmt.Errorf("methods: %q is not of the form /package.Service/Method", m)
 		}
 	}
-	if d.DefaultMaxTokens < 0 {
-		return fmt.Errorf("default_max_tokens: %d is negative", d.DefaultMaxTokens)
-	}
-	for _, group := range d.OneOf {
-		for _, n := range group {
-			if n <= 0 {
-				return fmt.Errorf("one_of: %d is no field number", n)
-			}
-		}
-	}
-	if t := d.Tensors; t != nil && t.Text == "" && t.Tokens == "" {
-		return fmt.Errorf("tensors: neither text nor tokens is given")
-	}
 	if d.Messages != nil && d.Messages.Content == "" {
 		return fmt.Errorf("messages.content: it is not set")
 	}

@@ -13,22 +13,17 @@ import (
 )
 
 const everyField = `
-- name: mine
-  methods: [/my.Service/Generate, /my.Service/Chat]
+- methods: [/my.Service/Generate, /my.Service/Chat]
   request_id: 1
   session: "13"
   model: "2"
-  adapter: "15"
+  adapter: "15|tensor[a]"
   cache_salt: "10.2"
   max_tokens: "8.1"
-  default_max_tokens: 16
   prompt: "3|5[].text"
   tokens: "4.1"
   messages: {path: "44", role: "1", content: "2"}
-  tensors: {text: text_input, tokens: input_ids, max_tokens: max_tokens, adapter: a, parameters: p}
   json_body: "7"
-  split_model: true
-  one_of: [[3, 4]]
   usage: {prompt: "2[prompt_tokens]", output: "3", cached: "4", output_delta: "5", json: "6"}
   defer_stream: true
 `
@@ -39,11 +34,10 @@ func TestParseDialects(t *testing.T) {
 	ds, err := ParseDialects(raw)
 	require.NoError(t, err)
 	require.Equal(t, []dialect.Dialect{{
-		Name: "mine", Methods: []string{"/my.Service/Generate", "/my.Service/Chat"},
-		RequestID: "1", Session: "13", Model: "2", Adapter: "15", CacheSalt: "10.2", MaxTokens: "8.1", DefaultMaxTokens: 16,
+		Methods: []string{"/my.Service/Generate", "/my.Service/Chat"},
+		RequestID: "1", Session: "13", Model: "2", Adapter: "15|tensor[a]", CacheSalt: "10.2", MaxTokens: "8.1",
 		Prompt: "3|5[].text", Tokens: "4.1", Messages: &dialect.Messages{Path: "44", Role: "1", Content: "2"},
-		Tensors:  &dialect.Tensors{Text: "text_input", Tokens: "input_ids", MaxTokens: "max_tokens", Adapter: "a", Parameters: "p"},
-		JSONBody: "7", SplitModel: true, OneOf: [][]int32{{3, 4}},
+		JSONBody: "7",
 		Usage:       dialect.Usage{Prompt: "2[prompt_tokens]", Output: "3", Cached: "4", OutputDelta: "5", JSON: "6"},
 		DeferStream: true,
 	}}, ds)
@@ -79,16 +73,12 @@ func TestBadDialectsNameTheField(t *testing.T) {
 		{`[{"methods":["/a/b"],"tokens":"4[x]y"}]`, "unexpected 'y' after step 1"},
 		{`[{"methods":["/a/b"],"tokens":"1.1.1.1.1.1.1.1.1"}]`, "more than 8 steps"},
 		{`[{"methods":["/a/b"],"tokens":4.10}]`, `dialects[0]: tokens: want a path in quotes, such as "4.1", not 4.10`},
-		{`[{"methods":["/a/b"],"tokens":"1|2|3|4|5|6|7|8|9|1|2|3|4|5|6|7|8|9|1|2|3|4|5|6|7"}]`, "tokens: more than 24 paths"},
 		{`[{"methods":["/a/b"],"messages":{"path":"1","role":"2"}}]`, `messages.content: it is not set`},
 		{`[{"methods":["/a/b"],"usage":{"cached":"x y"}}]`, "usage.cached:"},
-		{`[{"methods":["/a/b"],"one_of":[[0]]}]`, "one_of: 0 is no field number"},
-		{`[{"methods":["/a/b"],"tensors":{}}]`, "tensors: neither"},
 		{`[{"methods":["/a/b"],"request_id":"1","abort":"Abort"}]`, `abort: "Abort" is not of the form`},
 		{`[{"methods":["/a/b"],"abort":"/a/Abort"}]`, "abort: request_id is not set"},
-		{`[{"methods":["/a/b"],"default_max_tokens":-1}]`, "default_max_tokens: -1 is negative"},
-		{`[{"name":"x","like":"/a/b"}]`, `dialects[0] (x): like: no built-in dialect for method "/a/b"`},
-		{`[{"methods":["/a/b"]},{"name":"x","methods":["/a/b"]}]`, "dialects[1] (x): methods: /a/b is described twice"},
+		{`[{"like":"/a/b"}]`, `dialects[0] (/a/b): like: no built-in dialect for method "/a/b"`},
+		{`[{"methods":["/a/b"]},{"methods":["/a/b"]}]`, "dialects[1] (/a/b): methods: /a/b is described twice"},
 		{`[null]`, "methods: none given"},
 		{`[{"methods":["/a/b"]}`, "want a list"},
 	} {
@@ -107,7 +97,7 @@ func TestLike(t *testing.T) {
 
 	table = mustTable(t, dialect.Dialect{Like: "/vllm.Inference/Generate", Methods: []string{"/fork.Inference/Generate"}, Session: "99", Usage: dialect.Usage{Cached: "1.2"}})
 	q := read(table.Lookup("/fork.Inference/Generate"), everything, build(t, nil, pv{"13", "old"}, pv{"99", "new"}, pv{"2", "m"}))
-	require.Equal(t, policy.Request{Session: "new", Model: "m", ExpectedOutput: 20}, q)
+	require.Equal(t, policy.Request{Session: "new", Model: "m"}, q)
 	u := policy.NoUsage
 	table.Lookup("/fork.Inference/Generate").Usage(&u, build(t, nil, pv{"1.1", uint32(5)}, pv{"1.2", uint32(4)}))
 	require.Equal(t, policy.Usage{PromptTokens: 5, OutputTokens: -1, CachedTokens: 4}, u)

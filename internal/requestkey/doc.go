@@ -6,30 +6,28 @@
 // names where messages are typed ("token_ids.ids"). A [Table] holds the built-in
 // dialects and the user's own and is looked up by full method name. For methods
 // it does not know it looks for fields called prompt, messages,
-// prompt_token_ids, input_ids, session_id and the like. The paths of a dialect
-// are one tree, which is read in two ways:
+// prompt_token_ids, input_ids, session_id and the like. Each path is followed by itself, in one of two ways:
 //
 //   - typed messages (protobuf-go of either API, golang/protobuf v1, dynamic) through
 //     protoreflect, with the descriptors resolved once per message type. Texts and the
 //     token ids of generated messages are aliased, not copied;
 //   - encoded messages ([]byte, mem.BufferSlice, anything with Bytes() []byte) and
-//     gogo's in one pass over the wire format. Packed and unpacked varints are
-//     accepted, the last of a scalar wins, the last member of a oneof wins, and
+//     gogo's over the wire format. Packed and unpacked varints are
+//     accepted, the last of a scalar wins, and
 //     no length is trusted. Names find nothing there, only numbers do.
 //
 // Of a grpc.PreparedMsg and everything else nothing is read: the call is routed by
 // metadata.
 //
-// A prompt is token ids where there are any, else text, else the content of
-// tensors, else chat messages, else what an OpenAI JSON body holds. Chats and
+// A prompt is token ids where there are any, else text, else chat messages, else what an OpenAI JSON body holds. Chats and
 // batches are rendered to one text with separators that no UTF-8 text contains
 // (render.go), so that two different conversations never give the same text,
 // and append only: turn n is a prefix of turn n+1. A batch's key is its first
 // prompt followed by the others, each behind a separator: the first decides the
 // prefix, all of them count as load. Media beside token ids are mixed into them.
 //
-// Complexity. Lookup is one map access. Reading is O(fields of the table) for
-// typed messages and O(wire fields) for encoded ones, plus the prompt's own
+// Complexity. Lookup is one map access. Reading is O(paths) for
+// typed messages and O(paths × wire fields) for encoded ones, plus the prompt's own
 // length only where it has to be decoded. What the policy does not look at is
 // not read: without [policy.UsesPrompt] the prompt is not touched, and JSON
 // bodies are parsed only for a prompt, a session, or with [WantModel].

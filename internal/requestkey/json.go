@@ -114,31 +114,39 @@ func objectOf(v []byte, names []string) object {
 // val returns the value of a member, still JSON; nil where it is absent.
 func (o *object) val(name string) []byte { return o.vals[slices.Index(o.names, name)] }
 
-// text returns a copy of a string, or a number as written; "" for others, and for what is cut.
-func (o *object) text(name string) string {
-	v := o.val(name)
-	if len(v) == 0 || o.cut == name {
-		return ""
-	}
-	if s, ok := unquote(v); ok {
-		return strings.Clone(s)
-	}
-	if c := v[0]; c == '-' || c >= '0' && c <= '9' {
-		return string(v)
+// text returns a copy of the first member that is a string, or a number as written, and not empty; not what is cut.
+func (o *object) text(names ...string) string {
+	for _, name := range names {
+		v := o.val(name)
+		if len(v) == 0 || o.cut == name {
+			continue
+		}
+		if s, ok := unquote(v); s != "" {
+			return strings.Clone(s)
+		} else if c := v[0]; !ok && (c == '-' || c >= '0' && c <= '9') {
+			return string(v)
+		}
 	}
 	return ""
 }
 
-// count returns a member that is a whole number, or a string of one.
-func (o *object) count(name string) (int, bool) {
-	v := o.val(name)
-	if len(v) == 0 || o.cut == name {
-		return 0, false
+// count returns the first member that is a whole number other than 0, or a string of one; ok is false if there is no number.
+func (o *object) count(names ...string) (n int, ok bool) {
+	for _, name := range names {
+		v := o.val(name)
+		if len(v) == 0 || o.cut == name {
+			continue
+		}
+		s, quoted := unquote(v)
+		if !quoted {
+			s = alias(v)
+		}
+		x, valid := parseCount(s)
+		if ok = ok || valid; x > 0 {
+			return x, true
+		}
 	}
-	if s, ok := unquote(v); ok {
-		return parseCount(s)
-	}
-	return parseCount(alias(v))
+	return 0, ok
 }
 
 // stringEnd returns where the string that b starts with ends.
@@ -219,6 +227,9 @@ func unquote(v []byte) (s string, ok bool) {
 	return alias(unescape(make([]byte, 0, len(v)), v, whole)), true
 }
 
+// The characters behind a backslash, and what they stand for.
+const escapes, escaped = `"\/bfnrt`, "\"\\/\b\f\n\r\t"
+
 // unescape appends the text of the inside of a JSON string, as encoding/json
 // would give it. It stops at a broken escape, and at a rune that was cut.
 func unescape(dst, v []byte, whole bool) []byte {
@@ -233,18 +244,6 @@ func unescape(dst, v []byte, whole bool) []byte {
 		}
 		c := v[1]
 		switch n = 2; c {
-		case '"', '\\', '/':
-			dst = append(dst, c)
-		case 'b':
-			dst = append(dst, '\b')
-		case 'f':
-			dst = append(dst, '\f')
-		case 'n':
-			dst = append(dst, '\n')
-		case 'r':
-			dst = append(dst, '\r')
-		case 't':
-			dst = append(dst, '\t')
 		case 'u':
 			var r rune
 			if r, n = unicodeEscape(v, whole); n == 0 {
@@ -252,7 +251,11 @@ func unescape(dst, v []byte, whole bool) []byte {
 			}
 			dst = utf8.AppendRune(dst, r)
 		default:
-			return dst
+			i := strings.IndexByte(escapes, c)
+			if i < 0 {
+				return dst
+			}
+			dst = append(dst, escaped[i])
 		}
 		v = v[n:]
 	}

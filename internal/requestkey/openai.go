@@ -1,6 +1,8 @@
 package requestkey
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"strconv"
 	"strings"
@@ -38,34 +40,31 @@ func ReadBody(q *policy.Request, raw []byte) (whole bool, err error) {
 	return b.whole, nil
 }
 
-func readBody(raw []byte) object {
-	return objectOf(raw, bodyNames)
+func readBody(raw []byte) *object {
+	o := objectOf(raw, bodyNames)
+	return &o
 }
 
-// fill sets what is wanted and q does not have. The session is, in this order, session_id, session_params.session_id
-// (or .id), prompt_cache_key, user.
+// fill sets what is wanted and q does not have.
 func (b *object) fill(q *policy.Request, split, session, prompt bool) {
-	model, adapter := b.text("model"), first(b.text("lora_path"), b.text("lora_name"))
+	model, adapter := b.text("model"), b.text("lora_path", "lora_name")
 	if base, name, ok := strings.Cut(model, ":"); ok && split {
 		model, adapter = base, name
 	}
-	salt, extra := b.text("cache_salt"), b.text("extra_key")
-	if salt != "" && extra != "" {
+	salt := b.text("cache_salt", "extra_key")
+	if extra := b.text("extra_key"); extra != "" && b.text("cache_salt") != "" {
 		salt += "\x00" + extra
 	}
-	setIfEmpty(&q.ID, first(b.text("request_id"), b.text("rid")))
-	setIfEmpty(&q.Model, model)
-	setIfEmpty(&q.Adapter, adapter)
-	setIfEmpty(&q.CacheSalt, first(salt, extra))
-	if session {
+	q.ID = cmp.Or(q.ID, b.text("request_id", "rid"))
+	q.Model = cmp.Or(q.Model, model)
+	q.Adapter = cmp.Or(q.Adapter, adapter)
+	q.CacheSalt = cmp.Or(q.CacheSalt, salt)
+	if session && q.Session == "" {
 		p := objectOf(b.val("session_params"), sessionNames)
-		setIfEmpty(&q.Session, Session(first(b.text("session_id"), p.text("session_id"), p.text("id"),
-			b.text("prompt_cache_key"), b.text("user"))))
+		q.Session = Session(cmp.Or(b.text("session_id"), p.text("session_id", "id"), b.text("prompt_cache_key", "user")))
 	}
-	for _, name := range []string{"max_completion_tokens", "max_tokens"} {
-		if n, _ := b.count(name); q.ExpectedOutput == 0 {
-			q.ExpectedOutput = n
-		}
+	if q.ExpectedOutput == 0 {
+		q.ExpectedOutput, _ = b.count("max_completion_tokens", "max_tokens")
 	}
 	if prompt && q.Prompt.Empty() {
 		if p := b.prompt(); !p.Empty() {
@@ -97,22 +96,18 @@ func completion(v []byte) (p policy.Prompt) {
 	}
 	var texts []string
 	for w := walk(v); w.array && w.next(); {
-		if s, ok := unquote(w.val); ok {
+		s, ok := unquote(w.val)
+		switch {
+		case ok:
 			texts = append(texts, s)
-			continue
-		}
-		if w.val[0] != '[' {
-			if n, err := strconv.ParseInt(alias(w.val), 10, 64); err == nil && !w.cut {
-				p.Tokens = append(p.Tokens, uint32(n))
+		case w.val[0] != '[':
+			p.Tokens = w.appendID(p.Tokens)
+		default:
+			if len(p.Tokens) > 0 {
+				p.Tokens = append(p.Tokens, batchToken)
 			}
-			continue
-		}
-		if len(p.Tokens) > 0 {
-			p.Tokens = append(p.Tokens, batchToken)
-		}
-		for x := walk(w.val); x.next(); {
-			if n, err := strconv.ParseInt(alias(x.val), 10, 64); err == nil && !x.cut {
-				p.Tokens = append(p.Tokens, uint32(n))
+			for x := walk(w.val); x.next(); {
+				p.Tokens = x.appendID(p.Tokens)
 			}
 		}
 	}
@@ -122,33 +117,28 @@ func completion(v []byte) (p policy.Prompt) {
 	return p
 }
 
+// appendID appends the element, if it is a whole number that ends before the input.
+func (w *walker) appendID(ids []uint32) []uint32 {
+	n, err := strconv.ParseInt(alias(w.val), 10, 64)
+	if err != nil || w.cut {
+		return ids
+	}
+	return append(ids, uint32(n))
+}
+
 // readUsageJSON reads the usage of an OpenAI response or chunk, which may be a server-sent event.
 func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
-	if s, ok := strings.CutPrefix(alias(raw), "data:"); ok {
-		raw = bytesOf(s)
-	}
+	raw = bytes.TrimPrefix(raw, []byte("data:"))
 	response := objectOf(raw, responseNames)
 	usage := objectOf(response.val("usage"), usageNames)
-	for _, x := range []struct {
-		name string
-		to   *int
-	}{
-		{"prompt_tokens", &u.PromptTokens}, {"input_tokens", &u.PromptTokens},
-		{"completion_tokens", &u.OutputTokens}, {"output_tokens", &u.OutputTokens},
-	} {
-		n, ok := usage.count(x.name)
-		found = raise(x.to, n, ok) || found
-	}
+	n, ok := usage.count("prompt_tokens", "input_tokens")
+	found = raise(&u.PromptTokens, n, ok)
+	n, ok = usage.count("completion_tokens", "output_tokens")
+	found = raise(&u.OutputTokens, n, ok) || found
 	for _, name := range []string{"prompt_tokens_details", "input_tokens_details"} {
 		details := objectOf(usage.val(name), detailNames)
 		n, ok := details.count("cached_tokens")
 		found = raise(&u.CachedTokens, n, ok) || found
 	}
 	return found
-}
-
-func setIfEmpty(dst *string, s string) {
-	if *dst == "" {
-		*dst = s
-	}
 }

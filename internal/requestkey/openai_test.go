@@ -15,9 +15,7 @@ import (
 func readBodyOf(t testing.TB, body string) policy.Request {
 	t.Helper()
 	var q policy.Request
-	m := mustTable(t).Lookup("/sglang.runtime.v1.SglangService/ChatComplete")
-	b := readBody([]byte(body))
-	b.fill(&q, m.dialect.SplitModel, true, true)
+	readBody([]byte(body)).fill(&q, true, true, true)
 	return q
 }
 
@@ -209,12 +207,11 @@ func FuzzJSON(f *testing.F) {
 		`["\\\"",{"a":[1.5e3,null,true]}]`, `{"usage":{"prompt_tokens":1}}`, `{"prompt":"a`, `"\u12`, `{"a" :`} {
 		f.Add([]byte(s))
 	}
-	m := mustTable(f).Lookup("/sglang.runtime.v1.SglangService/ChatComplete")
 	f.Fuzz(func(t *testing.T, b []byte) {
 		before := bytes.Clone(b)
 		var q policy.Request
 		o := readBody(b)
-		o.fill(&q, m.dialect.SplitModel, true, true)
+		o.fill(&q, true, true, true)
 		u := policy.NoUsage
 		readUsageJSON(&u, b)
 		require.Equal(t, before, b)

@@ -2,6 +2,7 @@ package requestkey
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,61 +14,64 @@ import (
 // maxDepth bounds the steps of a path.
 const maxDepth = 8
 
+// A step leads from a message to one of its fields.
 type step struct {
-	num  int32  // 0 where the step is a name
-	name string // "" where the step is a number
+	num  protowire.Number // 0 where the step is a name
+	name string           // "" where the step is a number
 	list bool
-	key  string // of a map; "" = the field is no map
+	key  string // of a map or a tensor; "" = the field is neither
 }
 
-// parsePath returns the alternatives of a path.
-func parsePath(p dialect.Path) ([][]step, error) {
+// A path is one alternative: the steps from a message to a value.
+type path []step
+
+func (p path) hasList() bool { return slices.ContainsFunc(p, func(st step) bool { return st.list }) }
+
+// tensor reports whether the path leads to an input tensor, whose name is the key.
+func (p path) tensor() bool { return len(p) == 1 && p[0].name == "tensor" && p[0].key != "" }
+
+// parsePath returns the alternatives of a path, the best first.
+func parsePath(p dialect.Path) (alts []path, err error) {
 	if p == "" {
 		return nil, nil
 	}
-	var alts [][]step
-	for rest := string(p); ; {
-		steps, n, err := parseSteps(rest)
-		if err != nil {
+	for rest, more := string(p), true; more; {
+		var steps path
+		if steps, rest, err = parseSteps(rest); err != nil {
 			return nil, fmt.Errorf("%q: %w", string(p), err)
 		}
 		alts = append(alts, steps)
-		if n == len(rest) {
-			return alts, nil
-		}
-		rest = rest[n+1:]
+		rest, more = strings.CutPrefix(rest, "|")
 	}
+	return alts, nil
 }
 
-// parseSteps reads one alternative and returns where it ends: at a | or the end.
-func parseSteps(s string) (steps []step, end int, err error) {
-	for i := 0; ; i++ {
-		n := strings.IndexAny(s[i:], ".[|")
-		if n < 0 {
-			n = len(s) - i
+// parseSteps reads one alternative and returns what follows it: nothing, or a | and more.
+func parseSteps(s string) (steps path, rest string, err error) {
+	for rest = s; ; rest = rest[1:] {
+		end := len(rest)
+		if n := strings.IndexAny(rest, ".[|"); n >= 0 {
+			end = n
 		}
-		st, err := parseStep(s[i : i+n])
+		st, err := parseStep(rest[:end])
 		if err != nil {
-			return nil, 0, err
+			return nil, "", err
 		}
-		i += n
-		if i < len(s) && s[i] == '[' {
-			n := strings.IndexByte(s[i:], ']')
-			if n < 0 {
-				return nil, 0, fmt.Errorf("missing ] after step %d", len(steps)+1)
+		if rest = rest[end:]; strings.HasPrefix(rest, "[") {
+			var ok bool
+			if st.key, rest, ok = strings.Cut(rest[1:], "]"); !ok {
+				return nil, "", fmt.Errorf("missing ] after step %d", len(steps)+1)
 			}
-			st.key = s[i+1 : i+n]
 			st.list = st.key == ""
-			i += n + 1
 		}
 		if steps = append(steps, st); len(steps) > maxDepth {
-			return nil, 0, fmt.Errorf("more than %d steps", maxDepth)
+			return nil, "", fmt.Errorf("more than %d steps", maxDepth)
 		}
 		switch {
-		case i == len(s) || s[i] == '|':
-			return steps, i, nil
-		case s[i] != '.':
-			return nil, 0, fmt.Errorf("unexpected %q after step %d", s[i], len(steps))
+		case rest == "" || rest[0] == '|':
+			return steps, rest, nil
+		case rest[0] != '.':
+			return nil, "", fmt.Errorf("unexpected %q after step %d", rest[0], len(steps))
 		}
 	}
 }
@@ -81,7 +85,7 @@ func parseStep(s string) (step, error) {
 		if err != nil || !protowire.Number(n).IsValid() {
 			return step{}, fmt.Errorf("%q is no field number", s)
 		}
-		return step{num: int32(n)}, nil
+		return step{num: protowire.Number(n)}, nil
 	}
 	for _, c := range []byte(s) {
 		if c != '_' && (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'z') {

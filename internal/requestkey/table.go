@@ -1,10 +1,14 @@
 package requestkey
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 )
@@ -27,8 +31,8 @@ func NewTable(user ...dialect.Dialect) (*Table, error) {
 	}
 	t.own = make(map[string]bool)
 	for i, d := range user {
-		name := d.Name
-		if name == "" && len(d.Methods) > 0 {
+		name := d.Like
+		if len(d.Methods) > 0 {
 			name = d.Methods[0]
 		}
 		added, err := t.add(d)
@@ -96,8 +100,12 @@ func (t *Table) Lookup(method string) *Method {
 type Method struct {
 	dialect  dialect.Dialect
 	request  fields
+	turn     fields // in a chat turn of the request
+	medium   fields // in a message of it that holds media
 	response fields
-	rank     protowire.Number
+	rank     protowire.Number // 0 = the request has no field for it
+
+	zeroIsAbsent bool // cached tokens stand in a number, whose zero is not encoded, not in a map
 }
 
 // DeferStream reports whether a client or bidirectional stream is to be opened
@@ -107,64 +115,100 @@ func (m *Method) DeferStream() bool { return m != nil && m.dialect.DeferStream }
 // HasPrompt reports whether a request may carry a prompt. Of a method without a
 // dialect is unknown, so it may.
 func (m *Method) HasPrompt() bool {
-	return m != nil && (m.request.slots&(promptSlots|slotJSON.bit()) != 0 || m.dialect.Tensors != nil)
+	return m != nil && slices.ContainsFunc([]slot{slotPrompt, slotTokens, slotTurn, slotJSON}, m.request.has)
 }
 
 // HasUsage reports whether responses may carry usage.
-func (m *Method) HasUsage() bool { return m != nil && m.response.slots != 0 }
+func (m *Method) HasUsage() bool {
+	return m != nil && slices.ContainsFunc(
+		[]slot{slotUsagePrompt, slotUsageOutput, slotUsageCached, slotUsageDelta, slotUsageJSON}, m.response.has)
+}
 
 func newMethod(d dialect.Dialect) (*Method, error) {
 	m := &Method{dialect: d}
-	q, a := &m.request, &m.response
+	messages, media := d.Messages, d.Media
+	if messages == nil {
+		messages = &dialect.Messages{}
+	}
+	if media == nil {
+		media = &dialect.Media{}
+	}
 	for _, p := range []struct {
 		in   *fields
 		name string
 		slot slot
 		path dialect.Path
 	}{
-		{q, "request_id", slotRequestID, d.RequestID},
-		{q, "session", slotSession, d.Session},
-		{q, "model", slotModel, d.Model},
-		{q, "adapter", slotAdapter, d.Adapter},
-		{q, "cache_salt", slotCacheSalt, d.CacheSalt},
-		{q, "max_tokens", slotMaxTokens, d.MaxTokens},
-		{q, "rank", slotRank, d.Rank},
-		{q, "prompt", slotPrompt, d.Prompt},
-		{q, "tokens", slotTokens, d.Tokens},
-		{q, "json_body", slotJSON, d.JSONBody},
-		{a, "usage.prompt", slotUsagePrompt, d.Usage.Prompt},
-		{a, "usage.output", slotUsageOutput, d.Usage.Output},
-		{a, "usage.cached", slotUsageCached, d.Usage.Cached},
-		{a, "usage.output_delta", slotUsageDelta, d.Usage.OutputDelta},
-		{a, "usage.json", slotUsageJSON, d.Usage.JSON},
+		{&m.request, "request_id", slotRequestID, d.RequestID},
+		{&m.request, "session", slotSession, d.Session},
+		{&m.request, "model", slotModel, d.Model},
+		{&m.request, "adapter", slotAdapter, d.Adapter},
+		{&m.request, "cache_salt", slotCacheSalt, d.CacheSalt},
+		{&m.request, "max_tokens", slotMaxTokens, d.MaxTokens},
+		{&m.request, "rank", slotRank, d.Rank},
+		{&m.request, "prompt", slotPrompt, d.Prompt},
+		{&m.request, "tokens", slotTokens, d.Tokens},
+		{&m.request, "json_body", slotJSON, d.JSONBody},
+		{&m.request, "messages.path", slotTurn, messages.Path},
+		{&m.turn, "messages.role", slotRole, messages.Role},
+		{&m.turn, "messages.content", slotContent, messages.Content},
+		{&m.request, "media.path", slotMedia, media.Path},
+		{&m.medium, "media.id", slotMediaID, media.ID},
+		{&m.medium, "media.offset", slotMediaOffset, media.Offset},
+		{&m.response, "usage.prompt", slotUsagePrompt, d.Usage.Prompt},
+		{&m.response, "usage.output", slotUsageOutput, d.Usage.Output},
+		{&m.response, "usage.cached", slotUsageCached, d.Usage.Cached},
+		{&m.response, "usage.output_delta", slotUsageDelta, d.Usage.OutputDelta},
+		{&m.response, "usage.json", slotUsageJSON, d.Usage.JSON},
 	} {
-		if _, err := p.in.add(&p.in.root, p.name, p.slot, p.path); err != nil {
+		if err := p.in.add(p.name, p.slot, p.path); err != nil {
 			return nil, err
 		}
 	}
-	if x := d.Messages; x != nil {
-		err := q.group("messages", slotTurn, x.Path,
-			inner{"role", slotRole, x.Role}, inner{"content", slotContent, x.Content})
-		if err != nil {
-			return nil, err
-		}
+	switch {
+	case d.Messages != nil && d.Messages.Path == "":
+		return nil, errors.New("messages.path: it is not set")
+	case d.Media != nil && d.Media.Path == "":
+		return nil, errors.New("media.path: it is not set")
 	}
-	if x := d.Media; x != nil {
-		err := q.group("media", slotMedia, x.Path,
-			inner{"id", slotMediaID, x.ID}, inner{"offset", slotMediaOffset, x.Offset})
-		if err != nil {
-			return nil, err
-		}
-	}
-	for _, group := range d.OneOf {
-		q.root.exclude(group)
-	}
-	if d.Rank != "" {
-		i := slices.IndexFunc(q.root.edges, func(e *edge) bool { return e.slots&slotRank.bit() != 0 })
-		if st := q.root.edges[i]; st.num == 0 || st.next != nil || st.list || st.key != "" {
+	if alts := m.request.paths[slotRank]; len(alts) > 0 {
+		st := alts[0][0]
+		if len(alts) > 1 || len(alts[0]) > 1 || st != (step{num: st.num}) {
 			return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
 		}
-		m.rank = protowire.Number(q.root.edges[i].num)
+		m.rank = st.num
 	}
+	cached := m.response.paths[slotUsageCached]
+	m.zeroIsAbsent = len(cached) > 0 && cached[0][0].key == ""
 	return m, nil
+}
+
+// checkLinked checks the paths of a dialect against the messages of those of its methods whose generated code the
+// program links: each path must lead to something that can be read.
+func checkLinked(d dialect.Dialect, methods []string) error {
+	own, err := newMethod(d) // without what it takes over from the one that it is like
+	if err != nil {
+		return err
+	}
+	for _, name := range methods {
+		service, method, _ := strings.Cut(strings.TrimPrefix(name, "/"), "/")
+		found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service))
+		sd, ok := found.(protoreflect.ServiceDescriptor)
+		if err != nil || !ok {
+			continue
+		}
+		md := sd.Methods().ByName(protoreflect.Name(method))
+		if md == nil {
+			return fmt.Errorf("methods: the service %s has no method %s", service, method)
+		}
+		for _, check := range []error{
+			own.request.check(md.Input()), own.turn.check(md.Input(), own.request.paths[slotTurn]...),
+			own.medium.check(md.Input(), own.request.paths[slotMedia]...), own.response.check(md.Output()),
+		} {
+			if check != nil {
+				return check
+			}
+		}
+	}
+	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestTensorElements(t *testing.T) {
@@ -25,15 +24,23 @@ func TestTensorElements(t *testing.T) {
 		{"UINT64", []byte{1, 0, 0, 0, 0, 0, 0, 0, 2, 0}, nil, []uint32{1}},
 		{"FP32", []byte{1, 0, 0, 0}, nil, nil},
 	} {
-		x := tensor{datatype: tt.datatype, texts: []string{"old"}}
-		x.elements(tt.raw)
-		require.Equal(t, tt.texts, x.texts)
-		require.Equal(t, tt.ids, x.ids)
+		texts, ids := decoded(tt.datatype, tt.raw)
+		require.Equal(t, tt.texts, texts)
+		require.Equal(t, tt.ids, ids)
 	}
 }
 
+func decoded(datatype string, raw []byte) (texts []string, ids []uint32) {
+	elements(datatype, raw, func(v value) {
+		if ids = v.ids; v.kind == kindText {
+			texts = append(texts, v.text)
+		}
+	})
+	return texts, ids
+}
+
 func TestTensorNames(t *testing.T) {
-	table := mustTable(t, dialect.Dialect{Methods: []string{"/my.Triton/Infer"}, Tensors: &dialect.Tensors{Text: "QUERY|text_input"}})
+	table := mustTable(t, dialect.Dialect{Methods: []string{"/my.Triton/Infer"}, Prompt: "tensor[QUERY]|tensor[text_input]"})
 	msg := build(t, nil, pv{"5#0.1", "text_input"}, pv{"5#0.2", "BYTES"}, pv{"5#1.1", "QUERY"}, pv{"5#1.2", "BYTES"},
 		pv{"7", [][]byte{[]byte("\x01\x00\x00\x00a"), []byte("\x01\x00\x00\x00b")}})
 	require.Equal(t, "b", read(table.Lookup("/my.Triton/Infer"), everything, msg).Prompt.Text)
@@ -46,30 +53,28 @@ func FuzzTensor(f *testing.F) {
 	f.Add("INT64", []byte{1, 0, 0, 0, 0, 0, 0, 0}, uint8(1))
 	m := mustTable(f).Lookup("/inference.GRPCInferenceService/ModelInfer")
 	f.Fuzz(func(t *testing.T, datatype string, raw []byte, flip uint8) {
-		x := tensor{datatype: datatype}
-		x.elements(raw)
+		texts, ids := decoded(datatype, raw)
 		n := 0
-		for _, s := range x.texts {
+		for _, s := range texts {
 			n += 4 + len(s)
 		}
 		require.LessOrEqual(t, n, len(raw))
-		require.LessOrEqual(t, 4*len(x.ids), len(raw))
+		require.LessOrEqual(t, 4*len(ids), len(raw))
 		if datatype == "BYTES" && n == len(raw) {
 			var again []byte
-			for _, s := range x.texts {
+			for _, s := range texts {
 				again = append(binary.LittleEndian.AppendUint32(again, uint32(len(s))), s...)
 			}
 			require.Equal(t, string(raw), string(again))
 		}
-		var q policy.Request
-		m.readTensors(&q, raw, true) // as a whole message
+		read(m, everything, raw) // as a whole message
 		if len(datatype) < 1<<10 && len(raw) < 1<<12 {
 			in := []pv{{"5#0.1", "text_input"}, {"5#0.2", []byte(datatype)}, {"7", [][]byte{raw}}}
 			b := marshal(t, build(t, nil, in...))
 			if len(b) > 0 {
 				b[int(flip)%len(b)] ^= flip
 			}
-			m.readTensors(&policy.Request{}, b, true)
+			read(m, everything, b)
 		}
 	})
 }

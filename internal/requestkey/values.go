@@ -1,319 +1,78 @@
 package requestkey
 
 import (
-	"encoding/hex"
 	"math"
-	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// values is what was read of one message.
-type values struct {
-	need uint32 // slots wanted
-	set  uint32 // refs that have a value in val
-	sums uint32 // refs that have a value in val.sum
-	val  [maxRefs]value
-
-	tokens    []uint32
-	tokensRef uint8
-	nextBatch bool // the next token id belongs to another prompt
-
-	batch    string // first of a list of texts
-	more     []string
-	nbatch   int
-	batchRef uint8
-
-	chat     []byte // the turns, rendered
-	turn     []byte // the content of the turn that is being read
-	readable bool   // some turn had a content
-	unread   bool   // some turn has a content that cannot be read
-
-	media   []medium
-	ids     []string // of the media in the message that is being read
-	offsets []int64
-
-	// borrowed: strings share memory which is reused after the call.
-	borrowed bool
-}
-
-type value struct {
-	text   string
-	num    int64
-	sum    int64
-	number bool
-}
-
-// text takes a text: a field of its own, or an element of a list.
-func (v *values) text(e *edge, s string, element bool) {
-	switch ref := uint8(e.leaf); {
-	case e.slot == slotTokens || e.slot == slotMediaOffset:
-	case e.slot == slotContent:
-		if s != "" {
-			v.turn = appendField(v.turn, 't', s)
-		}
-	case e.slot == slotMediaID:
-		v.ids = append(v.ids, s)
-	case element:
-		v.pushText(ref, s)
-	default:
-		v.val[ref].text, v.val[ref].number = s, false
-		v.set |= 1 << ref
-	}
-}
-
-// num takes a number likewise.
-func (v *values) num(e *edge, n int64, element bool) {
-	switch ref := uint8(e.leaf); {
-	case e.slot == slotTokens:
-		if dst := v.tokensFor(ref); dst != nil {
-			*dst = append(*dst, uint32(n))
-		}
-	case e.slot == slotContent || e.slot == slotMediaID:
-		v.text(e, strconv.FormatInt(n, 10), element)
-	case e.slot == slotMediaOffset:
-		v.offsets = append(v.offsets, n)
-	case element:
-		v.pushNum(ref, n)
-	default:
-		v.val[ref].num, v.val[ref].number = n, true
-		v.set |= 1 << ref
-	}
-}
-
-func (v *values) pushText(ref uint8, s string) {
-	switch {
-	case v.nbatch == 0 || ref < v.batchRef:
-		v.batch, v.more, v.batchRef, v.nbatch = s, v.more[:0], ref, 1
-	case ref == v.batchRef:
-		v.more = append(v.more, s)
-		v.nbatch++
-	}
-}
-
-func (v *values) pushNum(ref uint8, n int64) {
-	if _, ok := count(n); ok {
-		v.val[ref].sum += n
-		v.sums |= 1 << ref
-	}
-}
-
-// tokensFor returns where token ids of ref go, nil when better ones are there.
-func (v *values) tokensFor(ref uint8) *[]uint32 {
-	if len(v.tokens) > 0 && ref > v.tokensRef {
-		return nil
-	}
-	if ref != v.tokensRef {
-		v.tokens, v.tokensRef, v.nextBatch = nil, ref, false
-	}
-	if v.nextBatch {
-		v.tokens, v.nextBatch = append(v.tokens, batchToken), false
-	}
-	return &v.tokens
-}
-
-// alias takes token ids without copying them, but in a batch.
-func (v *values) alias(ref uint8, ids []uint32) {
-	switch dst := v.tokensFor(ref); {
-	case dst == nil || len(ids) == 0:
-	case len(*dst) == 0:
-		*dst = slices.Clip(ids)
-	default:
-		*dst = append(*dst, ids...)
-	}
-}
-
-// batchToken stands between the prompts of a batch of token ids.
-const batchToken = 1<<32 - 1
-
-// element ends a message in a list: the scalars read of it become elements.
-func (v *values) element(refs uint32) {
-	for m := refs & v.set; m != 0; m &= m - 1 {
-		ref := uint8(bits.TrailingZeros32(m))
-		if x := &v.val[ref]; x.number {
-			v.pushNum(ref, x.num)
-		} else {
-			v.pushText(ref, x.text)
-		}
-	}
-	v.set &^= refs
-	if refs&(1<<v.tokensRef) != 0 {
-		v.nextBatch = len(v.tokens) > 0
-	}
-}
-
-// clear forgets what was read for refs: another member of the oneof came later.
-func (v *values) clear(refs uint32) {
-	v.set &^= refs
-	v.sums &^= refs
-	for m := refs; m != 0; m &= m - 1 {
-		v.val[bits.TrailingZeros32(m)].sum = 0
-	}
-	if refs&(1<<v.tokensRef) != 0 {
-		v.tokens = nil
-	}
-	if refs&(1<<v.batchRef) != 0 {
-		v.nbatch, v.batch, v.more = 0, "", nil
-	}
-}
-
-// endMessage ends a message that is a leaf: a chat turn, or one that holds media.
-func (v *values) endMessage(f *fields, e *edge, m message) {
-	switch e.slot {
-	case slotTurn:
-		v.endTurn(f, m)
-	case slotMedia:
-		v.endMedia(m)
-	}
-}
-
-// endTurn ends a chat turn. Of one without a content the whole message stands in its place, where there is more in it
-// than the role: a call of a tool, say.
-func (v *values) endTurn(f *fields, m message) {
-	role, _ := v.first(f, slotRole)
-	refs := uint32(1)<<f.to[slotRole] - uint32(1)<<f.from[slotRole]
-	v.set &^= refs
-	v.chat = appendText(append(v.chat, frameTurn), role)
-	switch {
-	case len(v.turn) > 0:
-		v.chat, v.readable = append(v.chat, v.turn...), true
-	case m.populated() > 1 || role == "" && m.populated() > 0:
-		v.chat, v.readable = appendMedium(v.chat, "turn", alias(m.encoded())), true
-	default:
-		v.chat = appendField(v.chat, 't', "")
-	}
-	v.turn = v.turn[:0]
-}
-
-// mark is how far lists of which every element counts had come before an element.
-type mark struct{ turn, offsets int }
-
-func (v *values) mark() mark { return mark{len(v.turn), len(v.offsets)} }
-
-// endElement ends a message in a list that leads further.
-func (v *values) endElement(e *edge, before mark, m message) {
-	v.element(e.refs)
-	if v.wants(e, slotContent) && len(v.turn) == before.turn && m.populated() > 0 {
-		v.unread = true
-	}
-	if v.wants(e, slotMediaOffset) && len(v.offsets) == before.offsets {
-		v.offsets = append(v.offsets, 0) // which is not encoded
-	}
-}
-
-func (v *values) wants(e *edge, s slot) bool { return e.slots&v.need&s.bit() != 0 }
-
-// A message is one in either shape.
-type message struct {
-	typed protoreflect.Message // nil = raw
-	raw   []byte
-}
-
-// populated returns the number of fields that are set.
-func (m message) populated() (n int) {
-	if m.typed != nil {
-		m.typed.Range(func(protoreflect.FieldDescriptor, protoreflect.Value) bool { n++; return true })
-		return n + min(len(m.typed.GetUnknown()), 1)
-	}
-	for b := m.raw; len(b) > 0; n++ {
-		_, _, size := protowire.ConsumeField(b)
-		if size < 0 {
-			break
-		}
-		b = b[size:]
-	}
-	return n
-}
-
-// encoded returns the message in wire format, the same for equal messages.
-func (m message) encoded() []byte {
-	if m.typed == nil {
-		return m.raw
-	}
-	b, _ := proto.MarshalOptions{Deterministic: true, AllowPartial: true}.Marshal(m.typed.Interface())
-	return b
-}
-
-// appendMedium appends the hash of something whose content is not text.
-func appendMedium(dst []byte, kind, content string) []byte {
-	sum := xxh3.HashString128(content).Bytes()
-	return hex.AppendEncode(append(appendField(dst, 'm', kind), ' '), sum[:])
-}
-
-// of returns the text read for a ref; numbers other than 0 are written out.
-func (v *values) of(ref uint8) (string, bool) {
-	x := &v.val[ref]
-	switch {
-	case v.set&(1<<ref) == 0:
-		return "", false
-	case !x.number:
-		return x.text, true
-	case x.num != 0:
-		return strconv.FormatInt(x.num, 10), true
-	}
-	return "", false
-}
-
-// first returns the text of the best alternative of a slot that has one.
-func (v *values) first(f *fields, s slot) (string, bool) {
-	for ref := f.from[s]; ref < f.to[s]; ref++ {
-		if text, ok := v.of(ref); ok && text != "" {
-			return text, true
-		}
-	}
-	return "", false
-}
-
-// fill sets dst, if it is empty, to the text of a slot.
-func (v *values) fill(dst *string, f *fields, s slot) {
-	if *dst != "" || v.set == 0 {
-		return
-	}
-	if text, ok := v.first(f, s); ok {
-		*dst = text
-		if v.borrowed {
-			*dst = strings.Clone(text)
-		}
-	}
-}
-
-// session returns the best session that is text: what a field that once was a message holds is passed over.
-func (v *values) session(f *fields) string {
-	for ref := f.from[slotSession]; ref < f.to[slotSession]; ref++ {
-		if text, ok := v.of(ref); ok && text != "" && utf8.ValidString(text) && !strings.ContainsFunc(text, isControl) {
-			if v.borrowed {
-				text = strings.Clone(text)
+// first returns the text of the best alternative of a slot that has one. It aliases the message.
+func (s *source) first(sl slot) (text string) {
+	for alt := range s.f.paths[sl] {
+		s.each(sl, alt, func(v value) {
+			if text == "" {
+				text = v.string()
 			}
+		})
+		if sl == slotSession && !printable(text) {
+			text = ""
+		}
+		if text != "" {
 			return text
 		}
 	}
 	return ""
 }
 
-func isControl(r rune) bool { return r < ' ' }
+// printable reports whether a session is text: what a field holds that once was a message is not.
+func printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' })
+}
 
-// count returns the count of the best alternative of a slot that has one.
-func (v *values) count(f *fields, s slot) (int, bool) {
-	for ref := f.from[s]; ref < f.to[s]; ref++ {
-		x := &v.val[ref]
-		switch {
-		case v.sums&(1<<ref) != 0:
-			return count(x.sum)
-		case v.set&(1<<ref) == 0:
-		case x.number:
-			return count(x.num)
-		default:
-			return parseCount(x.text)
+// fill sets dst, if it is empty, to a copy of the text of a slot.
+func (s *source) fill(dst *string, sl slot) {
+	if *dst != "" {
+		return
+	}
+	if *dst = s.first(sl); s.typed == nil { // whose memory may be reused
+		*dst = strings.Clone(*dst)
+	}
+}
+
+// count returns the count of the best alternative of a slot that has one. What lists hold is added up.
+func (s *source) count(sl slot) (n int, ok bool) {
+	for alt := range s.f.paths[sl] {
+		sum := int64(0)
+		s.each(sl, alt, func(v value) {
+			if x, valid := v.count(); valid {
+				sum += int64(x)
+				ok = true
+			}
+		})
+		if ok {
+			return count(sum)
 		}
 	}
 	return 0, false
+}
+
+// count returns a value that is a number of tokens, or a text of one.
+func (v *value) count() (int, bool) {
+	switch {
+	case v.kind == kindNumber:
+		return count(v.num)
+	case v.kind == kindIDs && len(v.ids) > 0:
+		return count(int64(v.ids[0]))
+	case v.text == "":
+		return 0, false
+	}
+	return parseCount(v.text)
 }
 
 // count returns n if it can be a number of tokens.
@@ -330,4 +89,155 @@ func parseCount(s string) (int, bool) {
 		return 0, false
 	}
 	return count(n)
+}
+
+// batchToken stands between the prompts of a batch of token ids.
+const batchToken = 1<<32 - 1
+
+// tokens returns the token ids of the best alternative that has some, without copying them where the message has them
+// as one slice.
+func (s *source) tokens() []uint32 {
+	for alt := range s.f.paths[slotTokens] {
+		var ids []uint32
+		batch := false // the next id belongs to another prompt
+		s.each(slotTokens, alt, func(v value) {
+			if v.kind == kindElement {
+				batch = len(ids) > 0
+				return
+			}
+			if batch {
+				ids, batch = append(ids, batchToken), false
+			}
+			ids = v.appendIDs(ids)
+		})
+		if len(ids) > 0 {
+			return ids
+		}
+	}
+	return nil
+}
+
+// appendIDs appends token ids. The first slice of them is not copied.
+func (v *value) appendIDs(dst []uint32) []uint32 {
+	switch {
+	case v.kind == kindNumber:
+		return append(dst, uint32(v.num))
+	case v.kind == kindIDs && len(dst) == 0:
+		return slices.Clip(v.ids)
+	case v.kind == kindIDs:
+		return append(dst, v.ids...)
+	}
+	return appendPacked(dst, bytesOf(v.text))
+}
+
+// texts returns the text of the best alternative of the prompt that has one; several are a batch.
+func (s *source) texts() string {
+	for alt := range s.f.paths[slotPrompt] {
+		var first string
+		var more []string
+		n := 0
+		s.each(slotPrompt, alt, func(v value) {
+			switch {
+			case v.kind == kindElement:
+				return
+			case n == 0:
+				first = v.string()
+			default:
+				more = append(more, v.string())
+			}
+			n++
+		})
+		if text := renderBatch(first, more); text != "" {
+			return text
+		}
+	}
+	return ""
+}
+
+// prompt fills the prompt of a request: token ids, else text, else chat turns. It reports whether there are turns
+// whose contents cannot be read.
+func (m *Method) prompt(q *policy.Request, s *source) (unread bool) {
+	p := policy.Prompt{Tokens: s.tokens()}
+	if len(p.Tokens) == 0 {
+		p.Text = s.texts()
+	}
+	if p.Empty() {
+		p.Text, unread = m.chat(s)
+	}
+	if !p.Empty() {
+		q.SetPrompt(p)
+		m.mixMedia(q, s)
+	}
+	return unread
+}
+
+// A medium is one, or several that cannot be distinguished.
+type medium struct {
+	hash uint64
+	at   int64 // of the first placeholder, -1 = not known
+}
+
+// media returns the media of a message that holds some. Several pair with their offsets one by one.
+func (s *source) media(m message) (all []medium) {
+	var ids []string
+	for alt := 0; alt < len(s.f.paths[slotMediaID]) && len(ids) == 0; alt++ {
+		s.each(slotMediaID, alt, func(v value) {
+			if id := v.string(); id != "" {
+				ids = append(ids, id)
+			}
+		})
+	}
+	var offsets []int64
+	for alt := 0; alt < len(s.f.paths[slotMediaOffset]) && len(offsets) == 0; alt++ {
+		read := 0
+		s.each(slotMediaOffset, alt, func(v value) {
+			if v.kind != kindElement {
+				offsets = append(offsets, v.num)
+			} else if len(offsets) == read {
+				offsets = append(offsets, 0) // which is not encoded
+			}
+			if v.kind == kindElement {
+				read = len(offsets)
+			}
+		})
+	}
+	switch {
+	case len(ids) > 0 && len(ids) == len(offsets):
+		for i, id := range ids {
+			all = append(all, medium{xxh3.HashString(id), offsets[i]})
+		}
+	case len(ids) == 1:
+		all = append(all, medium{xxh3.HashString(ids[0]), -1})
+	case m.populated() > 0:
+		at := int64(-1)
+		if len(offsets) > 0 {
+			at = slices.Min(offsets)
+		}
+		all = append(all, medium{xxh3.Hash(m.encoded()), at})
+	}
+	return all
+}
+
+// mixMedia makes the prompt of a request that of its media: the id of each is mixed into the token at its first
+// placeholder, and so into the block of that token and those that follow. Media whose place is not known go into the
+// cache salt, and so into every block.
+func (m *Method) mixMedia(q *policy.Request, s *source) {
+	var all []medium
+	for alt := range s.f.paths[slotMedia] {
+		s.each(slotMedia, alt, func(v value) {
+			in := m.medium.in(v.msg)
+			all = append(all, in.media(v.msg)...)
+		})
+	}
+	if len(all) == 0 {
+		return
+	}
+	q.Prompt.Tokens = slices.Clone(q.Prompt.Tokens)
+	for _, x := range all {
+		if x.at >= 0 && x.at < int64(len(q.Prompt.Tokens)) {
+			q.Prompt.Tokens[x.at] ^= uint32(x.hash ^ x.hash>>32)
+		} else {
+			q.CacheSalt += "\x00" + strconv.FormatUint(x.hash, 16)
+		}
+	}
 }

@@ -1,0 +1,342 @@
+package requestkey
+
+import (
+	"slices"
+	"strconv"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// A message is one in either shape: decoded, or encoded.
+type message struct {
+	typed protoreflect.Message // nil = encoded
+	raw   []byte
+}
+
+// messageOf returns a message of any shape: an empty one for what is none. One of gogo's generator is read in its
+// encoded form, since protoreflect does not know all that it makes, unless fields are wanted by name. Of several buffers
+// it has the first alone unless the whole is wanted.
+func messageOf(msg any, named, whole bool) message {
+	if b, ok := encoded(msg, whole); ok {
+		return message{raw: b}
+	}
+	_, generated := msg.(proto.Message)
+	if !generated && !named {
+		if b, ok := selfEncoded(msg); ok {
+			return message{raw: b}
+		}
+	}
+	if m := reflected(msg); m != nil {
+		return message{typed: m}
+	}
+	b, _ := selfEncoded(msg)
+	return message{raw: b}
+}
+
+// encoded returns the bytes of an encoded message.
+func encoded(msg any, whole bool) ([]byte, bool) {
+	switch b := msg.(type) {
+	case []byte:
+		return b, true
+	case *[]byte:
+		if b == nil {
+			return nil, true
+		}
+		return *b, true
+	case *mem.BufferSlice:
+		if b == nil {
+			return nil, true
+		}
+		return encoded(*b, whole)
+	case mem.BufferSlice:
+		switch {
+		case len(b) == 0:
+			return nil, true
+		case len(b) == 1 || !whole:
+			return b[0].ReadOnlyData(), true
+		}
+		return b.Materialize(), true
+	case mem.Buffer:
+		return b.ReadOnlyData(), true
+	}
+	return nil, false
+}
+
+// selfEncoded returns the bytes of a message that holds its encoded form, or encodes itself as gogo's do.
+func selfEncoded(msg any) ([]byte, bool) {
+	switch m := msg.(type) {
+	case interface{ Bytes() []byte }:
+		return m.Bytes(), true
+	case interface{ Marshal() ([]byte, error) }:
+		b, err := m.Marshal()
+		return b, err == nil
+	}
+	return nil, false
+}
+
+// reflected returns a protobuf message of either API for reflection; nil where msg is none, or one that protoreflect
+// panics at: some that are not of its own generator.
+func reflected(msg any) (m protoreflect.Message) {
+	defer harmless()
+	switch x := msg.(type) {
+	case proto.Message:
+		r := x.ProtoReflect()
+		r.Descriptor()
+		return r
+	case protoadapt.MessageV1:
+		r := protoadapt.MessageV2Of(x).ProtoReflect()
+		r.Descriptor()
+		return r
+	}
+	return nil
+}
+
+// harmless ends a panic. Messages are foreign code: a typed nil, a buffer that
+// was freed, a Bytes method that does not expect to be called.
+func harmless() { _ = recover() }
+
+// populated returns the number of fields that are set.
+func (m message) populated() (n int) {
+	if m.typed != nil {
+		m.typed.Range(func(protoreflect.FieldDescriptor, protoreflect.Value) bool { n++; return true })
+		return n + min(len(m.typed.GetUnknown()), 1)
+	}
+	for b := m.raw; len(b) > 0; n++ {
+		_, _, size := protowire.ConsumeField(b)
+		if size < 0 {
+			break
+		}
+		b = b[size:]
+	}
+	return n
+}
+
+// encoded returns the message in wire format, the same for equal messages.
+func (m message) encoded() []byte {
+	if m.typed == nil {
+		return m.raw
+	}
+	b, _ := proto.MarshalOptions{Deterministic: true, AllowPartial: true}.Marshal(m.typed.Interface())
+	return b
+}
+
+// A value is what a path leads to. It aliases the message.
+type value struct {
+	kind kind
+	text string // of packed integers their encoding
+	num  int64
+	ids  []uint32
+	msg  message
+}
+
+type kind uint8
+
+const (
+	kindText kind = iota
+	kindNumber
+	kindIDs
+	kindMessage
+	kindElement // the end of a message in a list on the way, which the values before it belong to
+)
+
+// string returns a value as text; "" for a number that is 0, and for a message.
+func (v *value) string() string {
+	switch {
+	case v.kind == kindNumber && v.num != 0:
+		return strconv.FormatInt(v.num, 10)
+	case v.kind == kindIDs && len(v.ids) > 0:
+		return strconv.FormatUint(uint64(v.ids[0]), 10)
+	}
+	return v.text
+}
+
+// A source is a message that fields are read from.
+type source struct {
+	message
+	f     *fields
+	plan  *plan // of a decoded message
+	whole bool  // tensors are wanted
+
+	// The last list that was read: protoreflect allocates one each time it is asked.
+	list   protoreflect.List
+	listOf protoreflect.Message
+	listFD protoreflect.FieldDescriptor
+}
+
+func (f *fields) in(m message) source {
+	s := source{message: m, f: f}
+	if m.typed != nil {
+		s.plan = f.plan(m.typed)
+	}
+	return s
+}
+
+// each calls take for what an alternative of a slot's path leads to.
+func (s *source) each(sl slot, alt int, take func(value)) {
+	p := s.f.paths[sl][alt]
+	switch {
+	case !p.tensor():
+		s.field(sl, alt, take)
+	case s.whole:
+		s.tensor(p[0].key, take)
+	}
+}
+
+// field does so for a path of fields. In an encoded message the last value of a field that is no list counts.
+func (s *source) field(sl slot, alt int, take func(value)) {
+	p := s.f.paths[sl][alt]
+	switch {
+	case s.typed != nil:
+		if r := &s.plan[sl][alt]; r.fds != nil {
+			s.walk(r, p, 0, s.typed, take)
+		}
+	case sl.repeated() || p.hasList():
+		walkRaw(s.raw, p[0].num, p, false, take)
+	default:
+		var last value
+		found := false
+		walkRaw(s.raw, p[0].num, p, false, func(v value) { last, found = v, true })
+		if found {
+			take(last)
+		}
+	}
+}
+
+// walk reads a decoded message from a step of a path on.
+func (s *source) walk(r *route, p path, at int, m protoreflect.Message, take func(value)) {
+	fd, last := r.fds[at], at == len(p)-1
+	if !m.Has(fd) {
+		return
+	}
+	one := func(fd protoreflect.FieldDescriptor, val protoreflect.Value, listed bool) {
+		switch {
+		case last:
+			take(leaf(fd, val))
+		default:
+			s.walk(r, p, at+1, val.Message(), take)
+			if listed {
+				take(value{kind: kindElement, msg: message{typed: val.Message()}})
+			}
+		}
+	}
+	switch {
+	case fd.IsMap():
+		if val := m.Get(fd).Map().Get(protoreflect.ValueOfString(p[at].key).MapKey()); val.IsValid() {
+			one(fd.MapValue(), val, false)
+		}
+	case fd.IsList() && last && r.idList:
+		take(value{kind: kindIDs, ids: r.ids(m)})
+	case fd.IsList():
+		if s.listOf != m || s.listFD != fd {
+			s.list, s.listOf, s.listFD = m.Get(fd).List(), m, fd
+		}
+		for l, i := s.list, 0; i < l.Len(); i++ {
+			one(fd, l.Get(i), true)
+		}
+	default:
+		one(fd, m.Get(fd), p[at].list)
+	}
+}
+
+// leaf returns the value of a field that a path ends in.
+func leaf(fd protoreflect.FieldDescriptor, val protoreflect.Value) value {
+	switch {
+	case fd.Message() != nil:
+		return value{kind: kindMessage, msg: message{typed: val.Message()}}
+	case fd.Kind() == protoreflect.BytesKind:
+		return value{text: alias(val.Bytes())}
+	case fd.Kind() == protoreflect.StringKind:
+		return value{text: val.String()}
+	}
+	return value{kind: kindNumber, num: integer(fd, val)}
+}
+
+// entryKey returns the key of an encoded entry of a map.
+func entryKey(b []byte) (key string) {
+	for len(b) > 0 {
+		num, typ, size := protowire.ConsumeField(b)
+		if size < 0 {
+			return ""
+		}
+		if num == 1 && typ == protowire.BytesType {
+			_, _, tag := protowire.ConsumeTag(b)
+			data, _ := protowire.ConsumeBytes(b[tag:])
+			key = alias(data)
+		}
+		b = b[size:]
+	}
+	return key
+}
+
+// walkRaw reads an encoded message as far as it can be read. The path's first step is the field num; inEntry is true
+// for the value of a map whose key was found.
+func walkRaw(b []byte, num protowire.Number, p path, inEntry bool, take func(value)) {
+	keyed := p[0].key != "" && !inEntry
+	for len(b) > 0 {
+		n, typ, size := protowire.ConsumeTag(b)
+		if size < 0 {
+			return
+		}
+		b = b[size:]
+		if size = protowire.ConsumeFieldValue(n, typ, b); size < 0 {
+			return
+		}
+		val := b[:size]
+		if b = b[size:]; n != num {
+			continue
+		}
+		if typ == protowire.VarintType && len(p) == 1 && !keyed {
+			x, _ := protowire.ConsumeVarint(val)
+			take(value{kind: kindNumber, num: int64(x)})
+		}
+		if typ != protowire.BytesType {
+			continue
+		}
+		data, _ := protowire.ConsumeBytes(val)
+		switch {
+		case keyed && entryKey(data) == p[0].key:
+			walkRaw(data, 2, p, true, take)
+		case keyed:
+		case len(p) == 1:
+			take(value{text: alias(data), msg: message{raw: data}})
+		default:
+			walkRaw(data, p[1].num, p[1:], false, take)
+			if p[0].list {
+				take(value{kind: kindElement, msg: message{raw: data}})
+			}
+		}
+	}
+}
+
+// appendPacked decodes packed varints, as many as are whole. Negative int32 ids
+// come as 64 bits and are cut to 32.
+func appendPacked(dst []uint32, b []byte) []uint32 {
+	n := 0
+	for _, c := range b {
+		n += int(c>>7) ^ 1
+	}
+	dst = slices.Grow(dst, n)
+	for i := 0; i < len(b); {
+		if c := b[i]; c < 0x80 {
+			dst = append(dst, uint32(c))
+			i++
+			continue
+		}
+		if i+1 < len(b) && b[i+1] < 0x80 {
+			dst = append(dst, uint32(b[i]&0x7f)|uint32(b[i+1])<<7)
+			i += 2
+			continue
+		}
+		x, k := protowire.ConsumeVarint(b[i:])
+		if k < 0 {
+			break
+		}
+		dst = append(dst, uint32(x))
+		i += k
+	}
+	return dst
+}
