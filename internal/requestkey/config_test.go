@@ -34,10 +34,10 @@ func TestParseDialects(t *testing.T) {
 	ds, err := ParseDialects(raw)
 	require.NoError(t, err)
 	require.Equal(t, []dialect.Dialect{{
-		Methods: []string{"/my.Service/Generate", "/my.Service/Chat"},
+		Methods:   []string{"/my.Service/Generate", "/my.Service/Chat"},
 		RequestID: "1", Session: "13", Model: "2", Adapter: "15|tensor[a]", CacheSalt: "10.2", MaxTokens: "8.1",
 		Prompt: "3|5[].text", Tokens: "4.1", Messages: &dialect.Messages{Path: "44", Role: "1", Content: "2"},
-		JSONBody: "7",
+		JSONBody:    "7",
 		Usage:       dialect.Usage{Prompt: "2[prompt_tokens]", Output: "3", Cached: "4", OutputDelta: "5", JSON: "6"},
 		DeferStream: true,
 	}}, ds)
