@@ -194,13 +194,5 @@ func (b *lb) observe(binding *call.Binding) {
 		logger.Warningf("metrics of the router are not observed: %v", err)
 		return
 	}
-	stopHealth, err := binding.Telemetry.WatchHealth(binding.Policy, binding.Router)
-	if err != nil {
-		logger.Warningf("metrics of the replicas' health are not observed: %v", err)
-		stopHealth = func() {}
-	}
-	b.unwatch = func() {
-		stop()
-		stopHealth()
-	}
+	b.unwatch = stop
 }

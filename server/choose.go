@@ -195,9 +195,8 @@ func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time
 	if k.recorder == nil {
 		return
 	}
-	telemetry.Span(ctx, nil, name, &x.q, *decision)
-	k.recorder.Decided(ctx, name, *decision)
-	k.recorder.Shadowed(ctx, name, &x.q, decision)
+	telemetry.Span(ctx, nil, name, &x.q, decision)
+	k.recorder.Decided(ctx, name, &x.q, decision)
 	if !began.IsZero() {
 		k.recorder.Picked(ctx, name, time.Since(began)-decision.Queued)
 	}

@@ -17,13 +17,8 @@ const (
 	keyCode  = attribute.Key("warmpath.code")
 )
 
-// A figure is a metric with the deployment as its only attribute.
-type figure struct {
-	name, unit, what string
-	value            func(*deployment) int64
-}
-
-var gauges = []figure{
+// What a deployment counts as a whole.
+var gauges = []telemetry.Figure[*deployment]{
 	{"warmpath.server.watchers", "{client}", "Clients that watch.", (*deployment).watching},
 	{"warmpath.server.reservations", "{pick}", "Picks that add to the load, reserved or not.",
 		func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
@@ -31,7 +26,7 @@ var gauges = []figure{
 		func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
 }
 
-var counts = []figure{
+var counters = []telemetry.Figure[*deployment]{
 	{"warmpath.server.reservations.expired", "{reservation}", "Reservations that ended with their lease.",
 		func(d *deployment) int64 { return d.picks.leases.expired.Load() }},
 	{"warmpath.server.registrations.expired", "{replica}",
@@ -61,29 +56,17 @@ var unrestrictedReader = unrestricted()
 
 // watchMeters registers the metrics that the deployment counts by itself.
 func (d *deployment) watchMeters() (stop func(), err error) {
-	b := builder{meter: d.picks.recorder.Meter()}
-	var values []metric.Int64Observable
-	for _, f := range gauges {
-		values = append(values, b.gauge(f.name, f.unit, f.what))
-	}
-	for _, f := range counts {
-		values = append(values, b.count(f.name, f.unit, f.what))
-	}
-	failed := b.count("warmpath.server.picks.failed", "{pick}", "Failed picks, by the gRPC status code.")
-	replicas := b.gauge("warmpath.server.replicas", "{replica}", "Replicas by state.")
-	ongoing := b.gauge("warmpath.server.replica.ongoing", "{request}", "Requests under way on a replica.")
-	queued := b.gauge("warmpath.server.replica.queued_tokens", "{token}",
+	b := d.picks.recorder.Instruments()
+	observe := telemetry.Table(b, gauges, counters)
+	failed := b.Counter("warmpath.server.picks.failed", "{pick}", "Failed picks, by the gRPC status code.")
+	replicas := b.Gauge("warmpath.server.replicas", "{replica}", "Replicas by state.")
+	ongoing := b.Gauge("warmpath.server.replica.ongoing", "{request}", "Requests under way on a replica.")
+	queued := b.Gauge("warmpath.server.replica.queued_tokens", "{token}",
 		"Uncached prompt tokens of them not yet prefilled.")
-	stale := b.gauge("warmpath.server.replica.stale", "{replica}", "1 where a replica's load rests on stale reports.")
-	if b.err != nil {
-		return nil, b.err
-	}
+	stale := b.Gauge("warmpath.server.replica.stale", "{replica}", "1 where a replica's load rests on stale reports.")
 	which := telemetry.KeyDeployment.String(d.name)
-	reg, err := d.picks.recorder.Meter().RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		own := metric.WithAttributes(which)
-		for i, f := range append(gauges[:len(gauges):len(gauges)], counts...) {
-			o.ObserveInt64(values[i], f.value(d), own)
-		}
+	return b.Observe(func(o metric.Observer) {
+		observe(o, d)
 		for code := range d.tally.failures {
 			if n := d.tally.failures[code].Load(); n > 0 {
 				o.ObserveInt64(failed, n, metric.WithAttributes(which, keyCode.String(codes.Code(code).String())))
@@ -102,12 +85,7 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 		for state, n := range states {
 			o.ObserveInt64(replicas, n, metric.WithAttributes(which, keyState.String(state)))
 		}
-		return nil
-	}, append(b.all, failed, replicas, ongoing, queued, stale)...)
-	if err != nil {
-		return nil, err
-	}
-	return func() { _ = reg.Unregister() }, nil
+	})
 }
 
 func oneIf(b bool) int64 {
@@ -117,39 +95,10 @@ func oneIf(b bool) int64 {
 	return 0
 }
 
-// builder makes instruments and keeps the first error.
-type builder struct {
-	meter metric.Meter
-	all   []metric.Observable
-	err   error
-}
-
-func (b *builder) gauge(name, unit, what string) metric.Int64Observable {
-	g, err := b.meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what))
-	return b.made(g, err)
-}
-
-func (b *builder) count(name, unit, what string) metric.Int64Observable {
-	c, err := b.meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(what))
-	return b.made(c, err)
-}
-
-func (b *builder) made(i metric.Int64Observable, err error) metric.Int64Observable {
-	if b.err == nil {
-		b.err = err
-	}
-	b.all = append(b.all, i)
-	return i
-}
-
 // observe records the metrics of a Router, of its replicas' health and of their events until it is closed.
 func (h *hosted) observe(r *telemetry.Recorder) error {
 	stop, err := r.Watch(h.config.Policy.Name, h.router)
 	if err != nil {
-		return err
-	}
-	h.unwatch = append(h.unwatch, stop)
-	if stop, err = r.WatchHealth(h.config.Policy.Name, h.router); err != nil {
 		return err
 	}
 	h.unwatch = append(h.unwatch, stop)

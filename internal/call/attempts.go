@@ -150,7 +150,7 @@ func (a *Attempts) Again(ctx context.Context, err error) error {
 			return status.FromContextError(ctx.Err()).Err()
 		}
 	}
-	c.handle.Telemetry.Retried(c, c.handle.policy(), why.retry())
+	c.handle.Telemetry.Count(c, telemetry.Retries, c.handle.policy(), why.retry())
 	a.next()
 	return nil
 }
@@ -227,7 +227,7 @@ func (a *Attempts) retry() bool {
 	if r := h.Retries(); h.budget.take(time.Now(), r.Ratio, r.Floor) {
 		return true
 	}
-	h.Telemetry.OverBudget(a.call, h.policy())
+	h.Telemetry.Count(a.call, telemetry.OverBudget, h.policy(), "")
 	return false
 }
 

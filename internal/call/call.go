@@ -298,7 +298,7 @@ func (c *Call) use(ctx context.Context, b *Binding, state stateOf) (ready, kept 
 	if b.Router.Observes() && !c.reserved.held.Watched() {
 		c.few.write().picked = time.Now()
 	}
-	note(ctx, b, c.few.read().span, c.route, &c.key.request, c.reserved.held.Decision)
+	note(ctx, b, c.few.read().span, c.route, &c.key.request, c.Decision())
 	return true, false
 }
 
@@ -375,7 +375,7 @@ func (c *Call) abort(info balancer.DoneInfo, late bool) {
 	b, ctx := c.reserved.binding, c.Context
 	method := b.Dialects.Lookup(c.key.request.Method).Abort()
 	b.Abort(ctx, c.reserved.held.Decision.Replica.ID, method, id, func(how string) {
-		b.Telemetry.Aborted(context.WithoutCancel(ctx), b.Policy, how)
+		b.Telemetry.Count(context.WithoutCancel(ctx), telemetry.Aborts, b.Policy, how)
 	})
 }
 
@@ -448,7 +448,7 @@ func (c *Call) complete() {
 		return
 	}
 	c.outcome.pending = false
-	b, d, usage := c.reserved.binding, c.reserved.held.Decision, c.outcome.result.Usage
+	b, d, usage := c.reserved.binding, c.Decision(), c.outcome.result.Usage
 	if c.shared {
 		c.outcome.result.Usage = policy.NoUsage
 	}
@@ -456,13 +456,13 @@ func (c *Call) complete() {
 		c.reserved.server.Released(&c.outcome.result)
 		c.reserved.server = nil
 	}
-	b.Router.Complete(&c.key.request, d, c.outcome.result)
+	b.Router.Complete(&c.key.request, *d, c.outcome.result)
 	if c.outcome.result.Fault != policy.NoFault {
 		if s := c.few.read().span; s != nil {
 			telemetry.Ejected(s, b.Router, d.Replica)
 		}
 	}
-	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, c.outcome.result)
+	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, &c.outcome.result)
 	if c.route != nil && c.route.Report != nil {
 		c.route.Report.Usage = usage
 	}

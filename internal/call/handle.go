@@ -237,7 +237,7 @@ func (h *Handle) warnUnbound(ctx context.Context) {
 	if h.ever.Load() || !h.calls.CompareAndSwap(false, true) {
 		return
 	}
-	h.Telemetry.Unbound(ctx)
+	h.Telemetry.Count(ctx, telemetry.Unbound, "", "")
 	h.Logger.Warn("warmpath: calls of this channel do not reach the warmpath balancer: " +
 		"a service config from the resolver or grpc.WithDefaultServiceConfig names another policy; " +
 		`put {"loadBalancingConfig":[{"warmpath":{}}]} there, or dial with grpc.WithDisableServiceConfig`)

@@ -45,11 +45,10 @@ func (a *attempt) statusAlone() bool { return len(a.Trailer["content-type"]) > 0
 
 // note records a decision on the attempt's span, in the metrics, and in the report that the application asked for.
 func note(
-	attempt context.Context, b *Binding, call trace.Span, route *Route, q *policy.Request, d policy.Decision,
+	attempt context.Context, b *Binding, call trace.Span, route *Route, q *policy.Request, d *policy.Decision,
 ) {
 	telemetry.Span(attempt, call, b.Policy, q, d)
-	b.Telemetry.Decided(attempt, b.Policy, d)
-	b.Telemetry.Shadowed(attempt, b.Policy, q, &d)
+	b.Telemetry.Decided(attempt, b.Policy, q, d)
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
 		b.NoKey(q.Method)
 	}
@@ -75,13 +74,14 @@ func note(
 // NoteQuick records a quick pick. It builds a decision only where that is observed.
 func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
 	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
-		note(attempt, b, nil, nil, q, policy.To(r, why))
+		d := policy.To(r, why)
+		note(attempt, b, nil, nil, q, &d)
 	}
 }
 
 // Note records the decision for a call without an interceptor, whose span cannot be distinguished from the
 // application's.
-func Note(attempt context.Context, b *Binding, route *Route, q *policy.Request, d policy.Decision) {
+func Note(attempt context.Context, b *Binding, route *Route, q *policy.Request, d *policy.Decision) {
 	note(attempt, b, nil, route, q, d)
 }
 

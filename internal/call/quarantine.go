@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // maxSuspects bounds the prompts that are remembered, about 200 bytes each.
@@ -178,7 +180,7 @@ func (b *Binding) quarantined(ctx context.Context, by []strike) error {
 	if by == nil {
 		return nil
 	}
-	b.Telemetry.Quarantined(ctx, b.Policy)
+	b.Telemetry.Count(ctx, telemetry.Quarantined, b.Policy, "")
 	end := by[0].at.Add(b.Retries.QuarantineTTL).UTC().Format(time.RFC3339)
 	return &callError{
 		status: status.New(codes.Internal, fmt.Sprintf("warmpath: the prompt is not sent to another replica: "+

@@ -28,7 +28,7 @@ func TestShadowAttributes(t *testing.T) {
 		require.NoError(t, r.Reserve(t.Context(), q, &b, router.How{NoWait: true}))
 		b.Release()
 		all := make(map[attribute.Key]attribute.Value)
-		for _, kv := range telemetry.Attributes("round_robin", q, b.Decision) {
+		for _, kv := range telemetry.Attributes("round_robin", q, &b.Decision) {
 			all[kv.Key] = kv.Value
 		}
 		return all
@@ -43,7 +43,8 @@ func TestShadowAttributes(t *testing.T) {
 	third := decide()
 	require.EqualValues(t, third[telemetry.KeyShadowReplica].AsString() != third[telemetry.KeyReplica].AsString(), third[telemetry.KeyShadowDiffers].AsBool())
 
-	plain := telemetry.Attributes("x", new(policy.Request), policy.To(r.View().Replicas()[0], "y"))
+	to := policy.To(r.View().Replicas()[0], "y")
+	plain := telemetry.Attributes("x", new(policy.Request), &to)
 	for _, kv := range plain {
 		require.NotContains(t, string(kv.Key), "shadow")
 	}

@@ -13,6 +13,7 @@ package telemetry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -46,14 +48,29 @@ const (
 	KeyQueueWait     = attribute.Key("warmpath.queue_wait_ms")
 	KeySessionHash   = attribute.Key("warmpath.session_hash")
 	KeyDeployment    = attribute.Key("warmpath.deployment") // of a look-aside server
+	KeyCause         = attribute.Key("warmpath.cause")      // of an ejection
+	KeyCondition     = attribute.Key("warmpath.condition")  // of a replica
+	KeyProbe         = attribute.Key("warmpath.probe")      // the request was sent to see whether the replica is back
+	KeyKind          = attribute.Key("warmpath.kind")       // of a KV event that could not be read
 )
 
-// EventName is the name of the event that carries a decision where there is no
-// span of the attempt's own.
-const EventName = "warmpath.decision"
+// Attribute keys of a shadow policy's decision.
+const (
+	KeyShadowPolicy        = attribute.Key("warmpath.shadow.policy")
+	KeyShadowReason        = attribute.Key("warmpath.shadow.reason")
+	KeyShadowReplica       = attribute.Key("warmpath.shadow.replica") // absent: it found none
+	KeyShadowMatchedTokens = attribute.Key("warmpath.shadow.matched_tokens")
+	KeyShadowDiffers       = attribute.Key("warmpath.shadow.differs")
+)
+
+// Names of events on spans.
+const (
+	EventName   = "warmpath.decision" // a decision, where there is no span of the attempt's own
+	EjectedName = "warmpath.ejected"  // the call failed, and its replica is ejected since, or still
+)
 
 // Attributes describe one decision for a span.
-func Attributes(policyName string, q *policy.Request, d policy.Decision) []attribute.KeyValue {
+func Attributes(policyName string, q *policy.Request, d *policy.Decision) []attribute.KeyValue {
 	kvs := make([]attribute.KeyValue, 0, 13)
 	kvs = append(kvs,
 		KeyPolicy.String(policyName),
@@ -82,12 +99,19 @@ func Attributes(policyName string, q *policy.Request, d policy.Decision) []attri
 	if q.Session != "" {
 		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(policy.SessionKey(q.Session)))))
 	}
-	return appendShadow(kvs, q, &d)
+	if name, shadow, _, ok := router.Shadow(q); ok {
+		kvs = append(kvs, KeyShadowPolicy.String(name), KeyShadowDiffers.Bool(shadow.Replica != d.Replica))
+		if shadow.Replica != nil {
+			kvs = append(kvs, KeyShadowReplica.String(shadow.Replica.ID), KeyShadowReason.String(string(shadow.Reason)),
+				KeyShadowMatchedTokens.Int(shadow.MatchedTokens))
+		}
+	}
+	return kvs
 }
 
 // Span writes a decision on the span in the context of an attempt. The span is
 // the attempt's own if it differs from the one in the context of the call.
-func Span(attempt context.Context, call trace.Span, policyName string, q *policy.Request, d policy.Decision) {
+func Span(attempt context.Context, call trace.Span, policyName string, q *policy.Request, d *policy.Decision) {
 	span := trace.SpanFromContext(attempt)
 	if !span.IsRecording() {
 		return
@@ -98,6 +122,17 @@ func Span(attempt context.Context, call trace.Span, policyName string, q *policy
 		return
 	}
 	span.SetAttributes(kvs...)
+}
+
+// Ejected adds the event where the replica of a call that failed is ejected.
+func Ejected(span trace.Span, rt *router.Router, r *policy.Replica) {
+	if !span.IsRecording() {
+		return
+	}
+	if c, cause := rt.Outliers().State(rt.Outlier(r)); c >= outlier.HalfOpen {
+		span.AddEvent(EjectedName, trace.WithAttributes(
+			KeyReplica.String(r.ID), KeyCondition.String(c.String()), KeyCause.String(cause.String())))
+	}
 }
 
 // NoReport is the Report of a call that no replica was picked for.
@@ -119,22 +154,69 @@ type Report struct {
 	Usage         policy.Usage  // as the replica reported it
 }
 
+// A Counter is a metric that counts by policy, and some of them by reason.
+type Counter int
+
+const (
+	decisions   Counter = iota
+	failed              // attempts
+	Retries             // attempts after another one, by why they are made
+	OverBudget          // attempts that were not made, since the budget is spent
+	Quarantined         // calls that failed because of their prompt
+	Aborts              // calls of an engine's Abort, by how they ended
+	Unbound             // channels that never met the balancer
+	prompt
+	predicted
+	measured
+	shadowed
+	shadow
+	actual
+	counters // how many there are
+)
+
+// Why an attempt was made after another: the reasons of Retries.
+const (
+	RetryUnsent   = "unsent"              // no replica had begun to serve the request
+	RetryRejected = "rejected"            // a full replica refused it
+	RetryBroken   = "broken"              // it was sent, and got UNAVAILABLE or a reset before its first message
+	RetryTimeout  = "first_token_timeout" // nothing came in time: cancelled, and made elsewhere
+)
+
+// How a call of an engine's Abort ended: the reasons of Aborts.
+const (
+	AbortDone    = "done"
+	AbortFailed  = "failed"
+	AbortDropped = "dropped" // too many were under way, or the replica had gone
+)
+
+var counterNames = [counters]struct{ name, unit, text string }{
+	decisions:   {"warmpath.decisions", "{decision}", "Decisions by policy and reason."},
+	failed:      {"warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy."},
+	Retries:     {"warmpath.retries", "{attempt}", "Attempts made after another one of the call, by cause."},
+	OverBudget:  {"warmpath.retries.over_budget", "{attempt}", "Attempts that were not made, since the retry budget was spent."},
+	Quarantined: {"warmpath.quarantined", "{call}", "Calls that failed because their prompt is in quarantine."},
+	Aborts:      {"warmpath.aborts", "{call}", "Calls of an engine's Abort for calls that were cancelled, by how they ended."},
+	Unbound: {"warmpath.handles.unbound", "{channel}",
+		"Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it."},
+	prompt: {"warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage."},
+	predicted: {"warmpath.cached_tokens.predicted", "{token}",
+		"Prompt tokens that the policy predicted to be cached on the replica it picked."},
+	measured: {"warmpath.cached_tokens.measured", "{token}", "Prompt tokens that the replica reported as cached."},
+	shadowed: {"warmpath.shadow.decisions", "{decision}",
+		"Decisions of the shadow policy, by whether it would have sent the call elsewhere."},
+	shadow: {"warmpath.shadow.matched_tokens", "{token}",
+		"Prompt tokens that the shadow policy predicted to be cached on the replica it would have picked."},
+	actual: {"warmpath.shadow.actual_matched_tokens", "{token}",
+		"Of the same calls, prompt tokens that the shadow policy predicts to be cached on the replica that was picked."},
+}
+
 // A Recorder records metrics. Safe for use by many goroutines.
 type Recorder struct {
-	meter     metric.Meter
-	decisions metric.Int64Counter
-	pick      metric.Float64Histogram
-	prompt    metric.Int64Counter
-	predicted metric.Int64Counter
-	measured  metric.Int64Counter
-	unbound   metric.Int64Counter
-	shadowed  metric.Int64Counter
-	shadow    metric.Int64Counter
-	actual    metric.Int64Counter
-	failed    metric.Int64Counter
-	attempts
-	always []attribute.KeyValue // on everything
-	sets   *sync.Map            // setKey -> metric.MeasurementOption
+	meter    metric.Meter
+	counters [counters]metric.Int64Counter
+	pick     metric.Float64Histogram
+	always   []attribute.KeyValue // on everything
+	sets     *sync.Map            // setKey -> metric.MeasurementOption
 }
 
 type setKey struct{ policy, reason string }
@@ -147,38 +229,17 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	}
 	r := &Recorder{meter: mp.Meter(Scope), sets: new(sync.Map)}
 	var err error
-	counter := func(name, unit, what string) metric.Int64Counter {
-		c, e := r.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
-		if err == nil {
-			err = e
-		}
-		return c
+	for i, c := range counterNames {
+		var e error
+		r.counters[i], e = r.meter.Int64Counter(c.name, metric.WithUnit(c.unit), metric.WithDescription(c.text))
+		err = errors.Join(err, e)
 	}
-	r.decisions = counter("warmpath.decisions", "{decision}", "Decisions by policy and reason.")
-	r.prompt = counter("warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage.")
-	r.predicted = counter("warmpath.cached_tokens.predicted", "{token}",
-		"Prompt tokens that the policy predicted to be cached on the replica it picked.")
-	r.measured = counter("warmpath.cached_tokens.measured", "{token}",
-		"Prompt tokens that the replica reported as cached.")
-	r.shadowed = counter("warmpath.shadow.decisions", "{decision}",
-		"Decisions of the shadow policy, by whether it would have sent the call elsewhere.")
-	r.shadow = counter("warmpath.shadow.matched_tokens", "{token}",
-		"Prompt tokens that the shadow policy predicted to be cached on the replica it would have picked.")
-	r.actual = counter("warmpath.shadow.actual_matched_tokens", "{token}",
-		"Of the same calls, prompt tokens that the shadow policy predicts to be cached on the replica that was picked.")
-	r.unbound = counter("warmpath.handles.unbound", "{channel}",
-		"Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it.")
-	r.failed = counter("warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy.")
-	r.attempts = newAttempts(counter)
-	pick, e := r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
+	var e error
+	r.pick, e = r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time to prepare, choose and reserve, without waiting in the queue."),
 		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4,
 			1e-3, 2e-3, 5e-3, 1e-2, 1e-1))
-	if err == nil {
-		err = e
-	}
-	r.pick = pick
-	if err != nil {
+	if err = errors.Join(err, e); err != nil {
 		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
 	}
 	return r, nil
@@ -191,9 +252,6 @@ func (r *Recorder) With(always ...attribute.KeyValue) *Recorder {
 	with.always, with.sets = append(r.always[:len(r.always):len(r.always)], always...), new(sync.Map)
 	return &with
 }
-
-// Meter returns the meter through which it records, for what is not here.
-func (r *Recorder) Meter() metric.Meter { return r.meter }
 
 // attributes returns the set of these and those that are always there.
 func (r *Recorder) attributes(kvs ...attribute.KeyValue) metric.MeasurementOption {
@@ -217,7 +275,10 @@ func (r *Recorder) set(policyName, reason string) metric.MeasurementOption {
 	if o, ok := r.sets.Load(k); ok {
 		return o.(metric.MeasurementOption)
 	}
-	kvs := []attribute.KeyValue{KeyPolicy.String(policyName)}
+	var kvs []attribute.KeyValue
+	if policyName != "" {
+		kvs = append(kvs, KeyPolicy.String(policyName))
+	}
 	if reason != "" {
 		kvs = append(kvs, KeyReason.String(reason))
 	}
@@ -226,15 +287,32 @@ func (r *Recorder) set(policyName, reason string) metric.MeasurementOption {
 	return o
 }
 
-// Decided counts a decision.
-func (r *Recorder) Decided(ctx context.Context, policyName string, d policy.Decision) {
-	if r.decisions.Enabled(ctx) {
-		r.decisions.Add(ctx, 1, r.set(policyName, string(d.Reason)))
+// Count counts an event; an empty reason is left out.
+func (r *Recorder) Count(ctx context.Context, c Counter, policyName, reason string) {
+	if r.counters[c].Enabled(ctx) {
+		r.counters[c].Add(ctx, 1, r.set(policyName, reason))
 	}
 }
 
 // Counts reports whether decisions are counted at all.
-func (r *Recorder) Counts(ctx context.Context) bool { return r.decisions.Enabled(ctx) }
+func (r *Recorder) Counts(ctx context.Context) bool { return r.counters[decisions].Enabled(ctx) }
+
+// Decided counts a decision, and what a shadow policy decided on the same request.
+func (r *Recorder) Decided(ctx context.Context, policyName string, q *policy.Request, d *policy.Decision) {
+	if !r.Counts(ctx) {
+		return
+	}
+	r.counters[decisions].Add(ctx, 1, r.set(policyName, string(d.Reason)))
+	name, other, matched, ok := router.Shadow(q)
+	if !ok {
+		return
+	}
+	by, of := KeyPolicy.String(policyName), KeyShadowPolicy.String(name)
+	both := r.attributes(by, of)
+	r.counters[shadow].Add(ctx, int64(other.MatchedTokens), both)
+	r.counters[actual].Add(ctx, int64(matched), both)
+	r.counters[shadowed].Add(ctx, 1, r.attributes(by, of, KeyShadowDiffers.Bool(other.Replica != d.Replica)))
+}
 
 // Timed reports whether pick durations are recorded at all, so that the clock
 // is not read in vain.
@@ -248,113 +326,16 @@ func (r *Recorder) Picked(ctx context.Context, policyName string, took time.Dura
 // Ended records the outcome of one attempt: what was predicted against what the
 // replica reported.
 func (r *Recorder) Ended(
-	ctx context.Context, policyName string, q *policy.Request, d policy.Decision, o policy.Outcome,
+	ctx context.Context, policyName string, q *policy.Request, d *policy.Decision, o *policy.Outcome,
 ) {
-	if o.Err != nil && r.failed.Enabled(ctx) {
-		r.failed.Add(ctx, 1, r.set(policyName, ""))
+	if o.Err != nil {
+		r.Count(ctx, failed, policyName, "")
 	}
-	if o.Usage.CachedTokens < 0 || !r.measured.Enabled(ctx) {
+	if o.Usage.CachedTokens < 0 || !r.counters[measured].Enabled(ctx) {
 		return
 	}
 	set := r.set(policyName, "")
-	r.prompt.Add(ctx, int64(max(o.Usage.PromptTokens, q.PromptTokens)), set)
-	r.predicted.Add(ctx, int64(d.MatchedTokens), set)
-	r.measured.Add(ctx, int64(o.Usage.CachedTokens), set)
-}
-
-// Attribute keys of a shadow policy's decision.
-const (
-	KeyShadowPolicy        = attribute.Key("warmpath.shadow.policy")
-	KeyShadowReason        = attribute.Key("warmpath.shadow.reason")
-	KeyShadowReplica       = attribute.Key("warmpath.shadow.replica") // absent: it found none
-	KeyShadowMatchedTokens = attribute.Key("warmpath.shadow.matched_tokens")
-	KeyShadowDiffers       = attribute.Key("warmpath.shadow.differs")
-)
-
-// appendShadow adds what a shadow policy decided on the same request.
-func appendShadow(kvs []attribute.KeyValue, q *policy.Request, d *policy.Decision) []attribute.KeyValue {
-	name, shadow, _, ok := router.Shadow(q)
-	if !ok {
-		return kvs
-	}
-	kvs = append(kvs, KeyShadowPolicy.String(name), KeyShadowDiffers.Bool(shadow.Replica != d.Replica))
-	if shadow.Replica != nil {
-		kvs = append(kvs, KeyShadowReplica.String(shadow.Replica.ID), KeyShadowReason.String(string(shadow.Reason)),
-			KeyShadowMatchedTokens.Int(shadow.MatchedTokens))
-	}
-	return kvs
-}
-
-// Shadowed counts what a shadow policy decided on a request, if there is one.
-func (r *Recorder) Shadowed(ctx context.Context, policyName string, q *policy.Request, d *policy.Decision) {
-	name, shadow, actual, ok := router.Shadow(q)
-	if !ok || !r.shadowed.Enabled(ctx) {
-		return
-	}
-	both := r.attributes(KeyPolicy.String(policyName), KeyShadowPolicy.String(name))
-	r.shadow.Add(ctx, int64(shadow.MatchedTokens), both)
-	r.actual.Add(ctx, int64(actual), both)
-	differs := KeyShadowDiffers.Bool(shadow.Replica != d.Replica)
-	r.shadowed.Add(ctx, 1, r.attributes(KeyPolicy.String(policyName), KeyShadowPolicy.String(name), differs))
-}
-
-// Unbound counts a channel that never met the balancer.
-func (r *Recorder) Unbound(ctx context.Context) { r.unbound.Add(ctx, 1) }
-
-// Watch observes a Router until stop is called: ongoing per replica, queue
-// length, failed prepares, and the index where the policy has one.
-func (r *Recorder) Watch(policyName string, rt *router.Router) (stop func(), err error) {
-	gauge := func(name, unit, what string) metric.Int64ObservableGauge {
-		g, e := r.meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what))
-		if err == nil {
-			err = e
-		}
-		return g
-	}
-	count := func(name, unit, what string) metric.Int64ObservableCounter {
-		c, e := r.meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(what))
-		if err == nil {
-			err = e
-		}
-		return c
-	}
-	ongoing := gauge("warmpath.replica.ongoing", "{request}", "Reservations under way, by replica.")
-	queued := gauge("warmpath.queue.length", "{request}", "Requests that wait for a replica with room.")
-	bytes := gauge("warmpath.index.bytes", "By", "Memory of the prefix index.")
-	blocks := gauge("warmpath.index.blocks", "{block}", "Blocks in the prefix index, of all replicas.")
-	evictions := count("warmpath.index.evictions", "{block}", "Blocks that the prefix index forgot to stay in its budget.")
-	live := count("warmpath.index.live_evictions", "{block}",
-		"Of these, blocks that the engine, by its events, still has.")
-	refused := count("warmpath.index.refused", "{change}",
-		"Changes of caches reported in blocks of another size than prompts are cut in.")
-	errs := count("warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.")
-	corrected := count("warmpath.pick.corrections", "{pick}",
-		"Picks of the policy that the request may not be given, and that were replaced.")
-	texts := count("warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.")
-	if err != nil {
-		return nil, fmt.Errorf("telemetry: creating instruments: %w", err)
-	}
-	reg, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		set := r.set(policyName, "")
-		for _, rep := range rt.View().Connected() {
-			o.ObserveInt64(ongoing, int64(rep.Ongoing()), r.attributes(KeyPolicy.String(policyName), KeyReplica.String(rep.ID)))
-		}
-		o.ObserveInt64(queued, int64(rt.Queued()), set)
-		o.ObserveInt64(errs, rt.PrepareErrors(), set)
-		o.ObserveInt64(corrected, rt.Corrections(), set)
-		o.ObserveInt64(texts, rt.TokenizeErrors(), set)
-		if stats := rt.Policy().IndexStats; stats != nil {
-			s := stats()
-			o.ObserveInt64(bytes, s.Bytes, set)
-			o.ObserveInt64(blocks, s.Blocks, set)
-			o.ObserveInt64(evictions, s.Evictions, set)
-			o.ObserveInt64(live, s.LiveEvictions, set)
-			o.ObserveInt64(refused, s.Refused, set)
-		}
-		return nil
-	}, ongoing, queued, bytes, blocks, evictions, live, refused, errs, corrected, texts)
-	if err != nil {
-		return nil, fmt.Errorf("telemetry: registering the callback: %w", err)
-	}
-	return func() { _ = reg.Unregister() }, nil
+	r.counters[prompt].Add(ctx, int64(max(o.Usage.PromptTokens, q.PromptTokens)), set)
+	r.counters[predicted].Add(ctx, int64(d.MatchedTokens), set)
+	r.counters[measured].Add(ctx, int64(o.Usage.CachedTokens), set)
 }
