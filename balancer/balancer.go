@@ -1,14 +1,18 @@
 package balancer
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/base"
+	"google.golang.org/grpc/balancer/pickfirst"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
@@ -17,33 +21,34 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// lb is the balancer of one call.
+// lb is the balancer of one channel.
 //
 // gRPC serialises the balancer's own methods. The endpoints' connections report
 // beside them, and picks run beside everything.
 type lb struct {
 	balancer.ClientConn // to the channel
 	opts                balancer.BuildOptions
-	notices             notices
+	target              string
 
+	// owner is the channel's handle; nil for a channel without interceptors, and until it is found. Set with mu held.
+	owner atomic.Pointer[call.Handle]
 	// binding is the Router in use with its configuration; replaced under mu.
 	binding atomic.Pointer[call.Binding]
+
+	described, noKey, bare sync.Once // what a channel without interceptors logs
 
 	// mu guards the fields below. It is not held while an endpoint's connections are
 	// called, whose own locks are taken before it; the handle's and the Router's are
 	// taken after it.
 	mu        sync.Mutex
 	config    *lbConfig
-	handle    *call.Handle
 	table     *requestkey.Table // of config, with the handle's dialects; nil where neither is in force yet
-	unwatch   func()
 	endpoints endpoints
 	updating  bool // endpoints are being updated: what they report is put into force after it
-	events    events
-	server    server
+	attached  attached
 	closed    bool
 
-	aborts *aborts
+	aborts aborts
 }
 
 // UpdateClientConnState takes a new list of endpoints or a new configuration.
@@ -53,7 +58,7 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 		return fmt.Errorf("warmpath: unexpected balancer config of type %T", s.BalancerConfig)
 	}
 	b.mu.Lock()
-	h := b.handle
+	h := b.owner.Load()
 	if h == nil {
 		h = call.HandleFrom(s.ResolverState.Attributes)
 	}
@@ -69,24 +74,44 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 		b.ResolverError(err)
 		return err
 	}
-	b.server.watch = watch
+	b.attached.watch = watch
 	kept := b.endpoints.set(b, config, s.ResolverState.Endpoints)
 	b.configure(config, h, r)
 	b.updating = true
 	b.mu.Unlock()
-	b.notices.announce(config)
-	err = b.endpoints.update(kept, s.ResolverState, b.opts)
+	b.announce(config)
+	err = b.update(kept, s.ResolverState)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.updating = false
 	for _, e := range kept {
-		if e.state == connectivity.Idle && b.endpoints.eager.Load() { // of a fleet that was larger
-			go e.conns.ExitIdle()
-		}
+		e.open() // of a fleet that was larger
 	}
 	b.endpoints.connect(b.binding.Load().Router)
 	b.publish()
 	return err
+}
+
+// update passes the endpoints on to their connections, and closes those that are not wanted any more. It returns the
+// first error. Called without mu.
+func (b *lb) update(kept []listed, s resolver.State) (first error) {
+	s = pickfirst.EnableHealthListener(s)
+	for _, e := range kept {
+		if err := e.update(s, b.opts); err != nil && first == nil {
+			first = err
+		}
+	}
+	b.mu.Lock()
+	left := b.endpoints.left
+	b.endpoints.left = nil
+	b.mu.Unlock()
+	for _, c := range left {
+		c.child.Close()
+	}
+	if len(kept) == 0 {
+		return balancer.ErrBadResolverState
+	}
+	return first
 }
 
 // publish gives gRPC a picker. While nothing is connected that is one which queues calls, or fails them with the
@@ -105,7 +130,7 @@ func (b *lb) publish() {
 	s.Picker = base.NewErrPicker(balancer.ErrNoSubConnAvailable)
 	switch {
 	case binding != nil && b.endpoints.all.Len() == 0:
-		err := fmt.Errorf("warmpath: the fleet is empty: %s names no replica", b.notices.target)
+		err := fmt.Errorf("warmpath: the fleet is empty: %s names no replica", b.target)
 		s = balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: base.NewErrPicker(err)}
 	case s.ConnectivityState == connectivity.TransientFailure:
 		s.Picker = b.endpoints.failed
@@ -119,7 +144,7 @@ func (b *lb) publish() {
 // calls that are to wait for a connection, and others with INTERNAL.
 func (b *lb) ResolverError(err error) {
 	b.mu.Lock()
-	all := b.endpoints.all.Values()
+	all := b.endpoints.children()
 	b.mu.Unlock()
 	if len(all) == 0 {
 		b.ClientConn.UpdateState(balancer.State{
@@ -128,8 +153,8 @@ func (b *lb) ResolverError(err error) {
 		})
 		return
 	}
-	for _, e := range all {
-		e.conns.ResolverError(err)
+	for _, c := range all {
+		c.ResolverError(err)
 	}
 }
 
@@ -140,14 +165,13 @@ func (b *lb) UpdateSubConnState(balancer.SubConn, balancer.SubConnState) {
 
 // ExitIdle opens the connections that are not, if all are to be open.
 func (b *lb) ExitIdle() {
-	if !b.endpoints.eager.Load() {
-		return
-	}
 	b.mu.Lock()
-	all := b.endpoints.all.Values()
+	all := b.endpoints.children()
 	b.mu.Unlock()
-	for _, e := range all {
-		e.conns.ExitIdle()
+	for _, c := range all {
+		if b.endpoints.eager.Load() {
+			c.ExitIdle()
+		}
 	}
 }
 
@@ -156,57 +180,95 @@ func (b *lb) ExitIdle() {
 func (b *lb) Close() {
 	all, unused := b.leave()
 	b.aborts.close()
-	for _, e := range all {
-		e.conns.Close()
+	for _, c := range all {
+		c.Close()
 	}
 	b.retire(unused...)
 }
 
-// leave lets go of everything but the endpoints' connections, which it returns, with the Routers that are to be closed.
-func (b *lb) leave() (all []*endpoint, unused []*router.Router) {
+// leave lets go of everything but the connections, which it returns, with the Routers that are to be closed.
+func (b *lb) leave() (all []balancer.Balancer, unused []*router.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	all = b.endpoints.all.Values()
 	b.closed = true
-	b.events.end()
-	b.server.leave()
-	b.endpoints.connections.clear()
-	if b.unwatch != nil {
-		b.unwatch()
-	}
+	b.attached.leave()
 	// The Router may outlive the balancer: it is not to hold on to the connections,
 	// and through them to the call.
-	for _, e := range all {
+	for _, e := range b.endpoints.all.Values() {
 		e.picker.Store(nil)
 	}
-	switch binding := b.binding.Load(); {
+	h, binding := b.owner.Load(), b.binding.Load()
+	switch {
 	case binding == nil:
-	case b.handle == nil:
+	case h == nil:
 		unused = append(unused, binding.Router)
 	default:
 		binding.Router.Disconnect()
-		unused = b.handle.Detach(binding)
+		unused = h.Detach(binding)
 	}
-	return all, unused
+	return b.endpoints.children(), unused
 }
 
 // retire closes Routers. Called without mu held: a policy may take its time.
 func (b *lb) retire(unused ...*router.Router) {
 	for _, r := range unused {
 		if err := r.Close(); err != nil {
-			b.notices.logger().Warn("warmpath: a policy was not closed in order", "error", err)
+			b.logger().Warn("warmpath: a policy was not closed in order", "error", err)
 		}
 	}
 }
 
-// announceBare announces a channel without interceptors.
-func (b *lb) announceBare() {
-	b.mu.Lock()
-	c, bare := b.config, b.handle == nil
-	b.mu.Unlock()
-	if bare {
-		b.notices.describe(c)
+var errGone = errors.New("warmpath: no replica that the call may use is connected")
+
+func (b *lb) logger() *slog.Logger {
+	if h := b.owner.Load(); h != nil {
+		return h.Logger
+	}
+	return slog.Default()
+}
+
+// announce writes the one line of a channel with interceptors that is bound to the balancer with a config.
+func (b *lb) announce(c *lbConfig) {
+	if h := b.owner.Load(); h != nil && h.Announces(c.text) {
+		b.describe(c)
 	}
 }
 
-var errGone = errors.New("warmpath: no replica that the call may use is connected")
+// announceBare is announce for a channel without interceptors.
+func (b *lb) announceBare() {
+	b.mu.Lock()
+	c := b.config
+	b.mu.Unlock()
+	if b.owner.Load() == nil {
+		b.describe(c)
+	}
+}
+
+func (b *lb) describe(c *lbConfig) {
+	attrs := append([]slog.Attr{slog.String("target", b.target)}, c.Attrs()...)
+	b.logger().LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the channel is bound", attrs...)
+}
+
+// warnNoKey warns once that calls have no key; method is empty for a call without interceptors.
+func (b *lb) warnNoKey(binding *call.Binding, method string) {
+	once := &b.noKey
+	if h := b.owner.Load(); h != nil {
+		once = &h.NoKey
+	}
+	once.Do(func() {
+		if method == "" && binding.Uses&policy.UsesPrompt != 0 {
+			return // warnBare has warned
+		}
+		b.logger().Warn("warmpath: a call carries no key that the policy routes by, and is routed by load; "+
+			"this is logged once", "target", b.target, "policy", binding.Policy, "method", method,
+			"hint", "use client.WithSession or a metadata key of session_keys, or set in dialects which field is the prompt")
+	})
+}
+
+// warnBare warns once that prompts do not reach the policy.
+func (b *lb) warnBare() {
+	b.bare.Do(func() {
+		b.logger().Warn("warmpath: the policy looks at prompts, and calls come without the interceptors of client.New or " +
+			"client.DialOptions: they are routed by session, or else by load")
+	})
+}

@@ -3,7 +3,6 @@ package balancer
 import (
 	"errors"
 	"strings"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
@@ -52,15 +51,14 @@ func (c *lbConfig) newRouter(h *call.Handle) (*router.Router, error) {
 // configure puts the configuration and the members into force. r is nil where
 // the Router stays the same. Called with mu held.
 func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
-	attach := h != nil && b.handle == nil
-	b.server.warn(&c.Adoption)
+	attach := h != nil && b.owner.Load() == nil
 	if attach || b.config == nil || b.config.key != c.key {
 		b.table = dialects(c, h)
 	}
-	b.handle, b.config = h, c
+	b.config = c
+	b.owner.Store(h)
 	b.use(r)
 	if attach {
-		b.notices.owner.Store(h)
 		h.Attach(b.binding.Load(), b.opts.ChannelzParent)
 	}
 }
@@ -77,41 +75,33 @@ func (b *lb) use(r *router.Router) {
 	}
 	r.SetFleet(b.endpoints.members)
 	b.endpoints.connect(r)
-	b.events.follow(b, r)
-	b.server.attach(r)
 	next := &call.Binding{
 		Router:      r,
+		Config:      b.config.Config,
 		Telemetry:   b.recorder(),
 		Policy:      b.config.Deciding(),
-		Central:     b.server.central(&b.config.Adoption),
+		Central:     b.attached.central(&b.config.Adoption),
 		Uses:        b.uses(r),
 		Dialects:    b.table,
 		SessionKeys: b.config.sessions,
 		PriorityKey: strings.ToLower(b.config.PriorityKey),
-		MaxAttempts: b.config.MaxAttempts,
-		Retries: call.Retries{
-			Ratio:             b.config.RetryRatio,
-			Floor:             float64(b.config.RetryFloor),
-			Backoff:           b.config.Backoff,
-			QuarantineTTL:     time.Duration(b.config.QuarantineTTL),
-			FirstTokenTimeout: time.Duration(b.config.FirstTokenTimeout),
-		},
-		Abort:       b.aborts.abort,
+		Abort:       b.abort,
 		NeedsPrompt: b.config.RequirePrompt && r.Uses()&policy.UsesPrompt != 0,
+		NoKey:       b.warnNoKey,
 		Key:         b.config.key,
 	}
-	next.NoKey = func(method string) { b.notices.warnNoKey(next, method) }
+	b.attached.attach(b, r)
 	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry &&
 		old.Dialects == next.Dialects && old.Central == next.Central && old.Policy == next.Policy {
 		return
 	}
 	b.binding.Store(next)
-	b.observe(next)
+	b.attached.observe(next)
 	if old == nil {
 		return
 	}
-	if b.handle != nil {
-		b.handle.Replace(old, next)
+	if h := b.owner.Load(); h != nil {
+		h.Replace(old, next)
 	}
 	if old.Router != r {
 		// Its queued calls go to gRPC and meet the new Router in the picker.
@@ -140,9 +130,9 @@ func (b *lb) uses(r *router.Router) policy.Uses {
 	return r.Uses()
 }
 
-// serves reports whether a handle is that of the balancer's call.
+// serves reports whether a handle is that of the balancer's channel.
 func (b *lb) serves(h *call.Handle) bool {
-	if own := b.notices.owner.Load(); own != nil {
+	if own := b.owner.Load(); own != nil {
 		return own == h
 	}
 	if !b.bind(h) {
@@ -151,7 +141,7 @@ func (b *lb) serves(h *call.Handle) bool {
 	b.mu.Lock()
 	c := b.config
 	b.mu.Unlock()
-	b.notices.announce(c)
+	b.announce(c)
 	return true
 }
 
@@ -161,38 +151,22 @@ func (b *lb) serves(h *call.Handle) bool {
 func (b *lb) bind(h *call.Handle) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.handle != nil || b.closed {
-		return b.handle == h
+	if own := b.owner.Load(); own != nil || b.closed {
+		return own == h
 	}
-	if !h.Owns(b.opts.ChannelzParent, b.notices.target) {
+	if !h.Owns(b.opts.ChannelzParent, b.target) {
 		return false
 	}
 	b.table = dialects(b.config, h)
-	b.handle = h
-	b.notices.owner.Store(h)
+	b.owner.Store(h)
 	b.use(h.Take(b.config.key))
 	h.Attach(b.binding.Load(), b.opts.ChannelzParent)
 	return true
 }
 
 func (b *lb) recorder() *telemetry.Recorder {
-	if b.handle != nil {
-		return b.handle.Telemetry
+	if h := b.owner.Load(); h != nil {
+		return h.Telemetry
 	}
 	return telemetry.Default()
-}
-
-// observe records the metrics of the Router in use, and of no other. Called with
-// mu held.
-func (b *lb) observe(binding *call.Binding) {
-	if b.unwatch != nil {
-		b.unwatch()
-		b.unwatch = nil
-	}
-	stop, err := binding.Telemetry.Watch(binding.Policy, binding.Router)
-	if err != nil {
-		logger.Warningf("metrics of the router are not observed: %v", err)
-		return
-	}
-	b.unwatch = stop
 }

@@ -1,6 +1,34 @@
+// Package balancer is the gRPC load-balancing policy "warmpath": import it (the
+// client package does) and name it in a service config.
+//
+// The rule. Every endpoint of the resolver gets a pick_first child of its own,
+// so one connection; the picker asks the [router.Router] which replica the call
+// goes to and reserves it there until the call ends. The policy's algorithm, its
+// queue and its load live in the Router; this package only reports what is
+// connected and hands its answers to gRPC.
+//
+// With the interceptors of package client the request key comes from the
+// message. Without them a call is routed by its metadata: session affinity works,
+// policies that need the prompt degrade, which is logged once.
+//
+// Up to [EagerConnections] connections are opened at once, one to each replica or as many as connections_per_replica.
+// In a larger fleet they are opened when first picked, so that every client can reach the replica that all agree on
+// without holding a connection to each.
+//
+// Complexity. A pick costs what the policy costs plus two look-ups in the
+// context. A change of connectivity costs O(replicas).
+//
+// Guarantees. Every change of connectivity publishes a picker at once. What was
+// learned survives new pickers, re-resolution and, with package client, the
+// channel's idleness. Works under any resolver; endpoints that carry no
+// attributes of ours are known by their address.
+//
+// Source: gRFC A61 (endpointsharding, pick_first under health listeners), A62
+// (pick_first).
 package balancer
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 
@@ -30,10 +58,9 @@ type builder struct{}
 func (builder) Name() string { return Name }
 
 func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
-	b := &lb{ClientConn: cc, opts: opts}
-	b.notices.target = opts.Target.String()
+	b := &lb{ClientConn: cc, opts: opts, target: opts.Target.String()}
 	b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
-	b.aborts = &aborts{connections: &b.endpoints.connections}
+	b.aborts.ctx, b.aborts.cancel = context.WithCancel(context.Background())
 	return b
 }
 
@@ -55,54 +82,57 @@ func (c *lbConfig) MarshalJSON() ([]byte, error) { return []byte(c.text), nil }
 // ParseConfig refuses, at dial or when a service config arrives, what would not
 // work later; the error names the field.
 func (builder) ParseConfig(raw json.RawMessage) (serviceconfig.LoadBalancingConfig, error) {
-	return parseConfig(raw)
+	c, err := parseConfig(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", Name, err)
+	}
+	return c, nil
 }
 
 // Check reports what is wrong with the object under "warmpath" in a service config,
 // naming the field.
 func Check(object string) error {
-	_, err := parseConfig(json.RawMessage(object))
+	_, err := builder{}.ParseConfig(json.RawMessage(object))
 	return err
 }
 
 func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 	c, err := policy.ParseConfig(raw)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", Name, err)
+		return nil, err
 	}
+	parsed := &lbConfig{Config: c}
 	own, err := requestkey.ParseDialects(c.Dialects)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", Name, err)
+		return nil, err
 	}
-	table, err := requestkey.NewTable(own...)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", Name, err)
+	if parsed.dialects, err = requestkey.NewTable(own...); err != nil {
+		return nil, err
 	}
 	if c.KVEvents != "" || c.KVEventsReplay != "" {
 		a := policy.Attributes{KVEvents: c.KVEvents, KVEventsReplay: c.KVEventsReplay}
 		if _, err := kvevents.ParseSource(a); err != nil {
-			return nil, fmt.Errorf("%s: %w", Name, err)
+			return nil, err
 		}
 	}
 	if err := tokenize.Check(c.Tokenizer); err != nil {
-		return nil, fmt.Errorf("%s: %w", Name, err)
+		return nil, err
 	}
-	text, err := json.Marshal(c)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", Name, err)
-	}
-	key, err := json.Marshal(c.Routing())
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", Name, err)
-	}
-	parsed := &lbConfig{Config: c, dialects: table, key: string(key), text: string(text)}
 	if parsed.tokenizer, err = tokenize.ParseConfig(c.Tokenizer); err != nil {
-		return nil, fmt.Errorf("%s: %w", Name, err)
+		return nil, err
 	}
 	if len(c.SessionKeys) > 0 {
 		if parsed.sessions, err = requestkey.NewSessionKeys(c.SessionKeys...); err != nil {
-			return nil, fmt.Errorf("%s: %w", Name, err)
+			return nil, err
 		}
 	}
-	return parsed, nil
+	if parsed.text, err = marshal(c); err == nil {
+		parsed.key, err = marshal(c.Routing())
+	}
+	return parsed, err
+}
+
+func marshal(v any) (string, error) {
+	text, err := json.Marshal(v)
+	return string(text), err
 }

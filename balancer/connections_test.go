@@ -1,19 +1,32 @@
 package balancer
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
+// fakeConn is a connection that is ready, and its own picker and producer.
 type fakeConn struct {
 	balancer.SubConn
+	grpc.ClientConnInterface
 	address string
+}
+
+func (c *fakeConn) Pick(balancer.PickInfo) (balancer.PickResult, error) {
+	return balancer.PickResult{SubConn: c}, nil
+}
+
+func (c *fakeConn) GetOrBuildProducer(balancer.ProducerBuilder) (balancer.Producer, func()) {
+	return c, nil
 }
 
 // Connections go with their addresses, whichever way ids move in one update: code that asks for a replica before gRPC
@@ -43,12 +56,18 @@ func TestConnectionsOfIDsThatMove(t *testing.T) {
 			}
 			update("a=1", "b=2", "c=3")
 			for ep, e := range b.endpoints.all.All() {
-				b.endpoints.connections.set(e.id, fakeConn{address: ep.Addresses[0].Addr})
+				ready := balancer.State{ConnectivityState: connectivity.Ready, Picker: &fakeConn{address: ep.Addresses[0].Addr}}
+				e.conns = []*conn{{endpoint: e, state: ready}}
+				b.endpoints.report(e)
 			}
 			update(tt.now...)
 			got := make(map[string]string)
-			for id, c := range b.endpoints.connections.ready {
-				got[id] = c.SubConn.(fakeConn).address
+			for _, id := range []string{"a", "b", "c", "d"} {
+				ended, end := context.WithCancel(t.Context())
+				end()
+				if c, err := b.direct(ended, id); err == nil {
+					got[id] = c.(*fakeConn).address
+				}
 			}
 			require.Equal(t, tt.want, got)
 		})

@@ -2,10 +2,13 @@ package balancer
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"sync/atomic"
 
 	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/balancer/base"
+	"google.golang.org/grpc/balancer/lazy"
 	"google.golang.org/grpc/balancer/pickfirst"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
@@ -15,19 +18,47 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// endpoint is one set of addresses, and the connections to it.
+// endpoints are those of the resolver's list. Used with lb.mu held, but for eager.
+type endpoints struct {
+	eager atomic.Bool // all connections are to be open
+
+	all        *resolver.EndpointMap[*endpoint]
+	byID       map[string]*endpoint
+	members    []router.Member
+	left       []*conn                        // to be closed at the end of the update under way
+	updates    uint64                         // of the list
+	states     [connectivity.Shutdown + 1]int // endpoints, by their state
+	failed     balancer.Picker                // of the endpoint that failed last
+	perReplica int                            // connections
+	streams    int                            // that a connection takes; 0 = not known
+	changed    chan struct{}                  // closed when a connection becomes ready; nil while nothing waits
+}
+
+// endpoint is one set of addresses, and the connections to it. It is connected if one of them is.
 type endpoint struct {
-	balancer.ClientConn // to the channel; endpoint intercepts UpdateState of its connections
-	lb                  *lb
-	conns               *several
+	*host
+	lb *lb
 
 	// Guarded by lb.mu.
 	id    string // of the replica that is there
 	state connectivity.State
 	seen  uint64 // the last update of the list that has it
-	gone  bool   // no update has it any more
+	conns []*conn
+}
 
-	*host
+// conn is one connection: a pick_first balancer, under one that waits for the first pick in a fleet too large for one
+// connection each. Both may be called from any goroutine, but not under lb.mu, which is taken under their locks.
+type conn struct {
+	balancer.ClientConn // to the channel; conn intercepts what the balancer calls
+	endpoint            *endpoint
+
+	// Guarded by lb.mu.
+	child  balancer.Balancer
+	state  balancer.State
+	closed bool
+
+	calls atomic.Int64
+	done  func(balancer.DoneInfo) // ends a call; made once, so that picking does not allocate
 }
 
 // listed is an endpoint as the resolver lists it.
@@ -36,114 +67,129 @@ type listed struct {
 	as resolver.Endpoint
 }
 
-// endpoints are those of the resolver's list. Used with lb.mu held, but for the atomics and the connections.
-type endpoints struct {
-	eager       atomic.Bool  // all connections are to be open
-	perReplica  atomic.Int32 // connections
-	connections connections
-
-	all     *resolver.EndpointMap[*endpoint]
-	members []router.Member
-	left    []*endpoint                    // to be closed at the end of the update under way
-	updates uint64                         // of the list
-	states  [connectivity.Shutdown + 1]int // endpoints, by their state
-	failed  balancer.Picker                // of the endpoint that failed last
-	streams int                            // that a connection takes; 0 = not known
-}
-
 // set rebuilds the list of replicas, sorted by id: the resolver's order is random. It returns the endpoints that count:
 // of several with the same id or the same addresses that is the first.
 func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []listed {
 	l.updates++
-	l.streams = config.MaxStreamsPerConnection
+	l.streams, l.perReplica = config.MaxStreamsPerConnection, max(config.ConnectionsPerReplica, 1)
 	l.members = make([]router.Member, 0, len(all))
+	l.byID = make(map[string]*endpoint, len(all))
 	kept := make([]listed, 0, len(all))
-	ids := make(map[string]bool, len(all))
-	renamed := make(map[string]string)
 	for _, ep := range all {
 		if len(ep.Addresses) == 0 {
 			continue
 		}
 		attrs := fleet.FromEndpoint(ep)
 		e, ok := l.all.Get(ep)
-		if ok && e.seen == l.updates || ids[attrs.ID] {
+		if ok && e.seen == l.updates || l.byID[attrs.ID] != nil {
 			continue
 		}
 		if !ok {
-			e = &endpoint{ClientConn: b.ClientConn, lb: b, state: connectivity.Shutdown, host: new(host)}
+			e = &endpoint{lb: b, state: connectivity.Shutdown, host: new(host)}
 			l.all.Set(ep, e)
 		}
-		if e.id != "" && e.id != attrs.ID {
-			renamed[e.id] = attrs.ID
-		}
-		e.id, e.seen, ids[attrs.ID] = attrs.ID, l.updates, true
+		e.id, e.seen, l.byID[attrs.ID] = attrs.ID, l.updates, e
 		l.members = append(l.members, router.Member{Attributes: attrs, Host: e.host})
 		kept = append(kept, listed{e, ep})
 	}
-	l.dropUnlisted()
-	if len(renamed) > 0 {
-		l.connections.rename(renamed)
+	for ep, e := range l.all.All() {
+		if e.seen != l.updates {
+			l.all.Delete(ep)
+			l.moves(e, connectivity.Shutdown)
+			e.picker.Store(nil) // a reservation there that was not sent yet goes elsewhere
+			l.drop(e, 0)
+		}
 	}
+	l.wake()
 	slices.SortFunc(l.members, func(x, y router.Member) int { return cmp.Compare(x.ID, y.ID) })
-	l.perReplica.Store(int32(config.ConnectionsPerReplica))
-	l.eager.Store(len(kept)*max(config.ConnectionsPerReplica, 1) <= EagerConnections)
+	l.eager.Store(len(kept)*l.perReplica <= EagerConnections)
 	return kept
 }
 
-// dropUnlisted takes out the endpoints that the last update does not have.
-func (l *endpoints) dropUnlisted() {
-	for ep, e := range l.all.All() {
-		if e.seen == l.updates {
-			continue
-		}
-		l.all.Delete(ep)
-		l.left = append(l.left, e)
-		l.moves(e, connectivity.Shutdown)
-		e.gone = true
-		e.picker.Store(nil) // a reservation there that was not sent yet goes elsewhere
-		l.connections.set(e.id, nil)
+// drop leaves an endpoint so many connections. The others are closed at the end of the update.
+func (l *endpoints) drop(e *endpoint, keep int) {
+	for _, c := range e.conns[keep:] {
+		c.closed = true
+		l.left = append(l.left, c)
+	}
+	e.conns = e.conns[:keep:keep]
+}
+
+// wake has those look again that wait for a connection.
+func (l *endpoints) wake() {
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
 	}
 }
 
-// update passes the endpoints on to their connections, and closes those of endpoints that left. It returns the first
-// error. Called without lb.mu.
-func (l *endpoints) update(kept []listed, s resolver.State, opts balancer.BuildOptions) (first error) {
-	s = pickfirst.EnableHealthListener(s)
-	for _, e := range kept {
-		if e.conns == nil {
-			e.conns = newSeveral(e, opts, &l.perReplica, !l.eager.Load())
+// update passes an endpoint on to its connections, as many as are wanted now. Called without lb.mu.
+func (e listed) update(s resolver.State, opts balancer.BuildOptions) error {
+	l := &e.lb.endpoints
+	e.lb.mu.Lock()
+	for len(e.conns) < l.perReplica {
+		c := &conn{ClientConn: e.lb.ClientConn, endpoint: e.endpoint}
+		c.state.Picker = base.NewErrPicker(balancer.ErrNoSubConnAvailable)
+		c.done = func(balancer.DoneInfo) { c.calls.Add(-1) }
+		e.conns = append(e.conns, c)
+	}
+	if len(e.conns) > l.perReplica {
+		l.drop(e.endpoint, l.perReplica)
+		l.report(e.endpoint)
+	}
+	conns := e.conns
+	e.lb.mu.Unlock()
+	var errs error
+	s.Endpoints = []resolver.Endpoint{e.as}
+	for _, c := range conns {
+		if c.child == nil {
+			build := balancer.Get(pickfirst.Name).Build
+			child := balancer.Balancer(nil)
+			if l.eager.Load() {
+				child = build(c, opts)
+			} else {
+				child = lazy.NewBalancer(c, opts, build)
+			}
+			e.lb.mu.Lock()
+			c.child = child
+			e.lb.mu.Unlock()
 		}
-		s.Endpoints = []resolver.Endpoint{e.as}
-		if err := e.conns.UpdateClientConnState(balancer.ClientConnState{ResolverState: s}); err != nil && first == nil {
-			first = err
-		}
+		errs = errors.Join(errs, c.child.UpdateClientConnState(balancer.ClientConnState{ResolverState: s}))
 	}
-	for _, e := range l.left {
-		e.conns.Close()
-	}
-	l.left = nil
-	if len(kept) == 0 {
-		return balancer.ErrBadResolverState
-	}
-	return first
+	return errs
 }
 
-// UpdateState is called by the connections when one of them changes. The work does not grow with the fleet.
-func (e *endpoint) UpdateState(s balancer.State) {
-	b, l := e.lb, &e.lb.endpoints
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed || e.gone {
+// open opens the connections of an endpoint that are not, if all are to be open or another one of them is. Called with
+// lb.mu held.
+func (e *endpoint) open() {
+	idle := func(c *conn) bool { return c.state.ConnectivityState == connectivity.Idle }
+	if !e.lb.endpoints.eager.Load() && !slices.ContainsFunc(e.conns, func(c *conn) bool { return !idle(c) }) {
 		return
 	}
-	l.moves(e, s.ConnectivityState)
-	e.picker.Store(&childState{s})
-	if s.ConnectivityState == connectivity.TransientFailure {
-		l.failed = s.Picker
+	for _, c := range e.conns {
+		if c.child != nil && idle(c) {
+			go c.child.ExitIdle() // not from here: connections take lb.mu under their locks
+		}
 	}
-	l.connections.set(e.id, readyConnection(s))
-	if s.ConnectivityState == connectivity.Idle && l.eager.Load() {
-		go e.conns.ExitIdle() // not from here: the connections hold their locks
+}
+
+// UpdateState is called by the connection when it changes.
+func (c *conn) UpdateState(s balancer.State) {
+	e, b, l := c.endpoint, c.endpoint.lb, &c.endpoint.lb.endpoints
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || c.closed {
+		return
+	}
+	c.state = s
+	l.report(e)
+	switch s.ConnectivityState {
+	case connectivity.Idle:
+		e.open()
+	case connectivity.TransientFailure:
+		l.failed = s.Picker
+	case connectivity.Ready:
+		l.wake()
 	}
 	if b.updating {
 		return
@@ -155,19 +201,92 @@ func (e *endpoint) UpdateState(s balancer.State) {
 	b.publish()
 }
 
-// readyConnection is the connection of an endpoint for calls to that replica, nil while it is not ready.
-func readyConnection(s balancer.State) balancer.SubConn {
-	if s.ConnectivityState != connectivity.Ready {
-		return nil
+// NewSubConn refuses one for a connection that was closed while a pick opened it.
+func (c *conn) NewSubConn(addrs []resolver.Address, o balancer.NewSubConnOptions) (balancer.SubConn, error) {
+	c.endpoint.lb.mu.Lock()
+	closed := c.closed || c.endpoint.lb.closed
+	c.endpoint.lb.mu.Unlock()
+	if closed {
+		return nil, errGone
 	}
-	res, err := s.Picker.Pick(balancer.PickInfo{})
-	if err != nil {
-		return nil
+	return c.ClientConn.NewSubConn(addrs, o)
+}
+
+// report puts the state of an endpoint's connections into force. Called with lb.mu held.
+func (l *endpoints) report(e *endpoint) {
+	s := &childState{State: e.conns[0].state, ready: 1}
+	if len(e.conns) > 1 {
+		*s = together(e.conns)
 	}
-	if res.Done != nil {
-		res.Done(balancer.DoneInfo{})
+	l.moves(e, s.ConnectivityState)
+	e.picker.Store(s)
+}
+
+// together is the state of several connections: the best one.
+func together(conns []*conn) childState {
+	for _, state := range []connectivity.State{
+		connectivity.Ready, connectivity.Connecting, connectivity.Idle, connectivity.TransientFailure,
+	} {
+		var in leastUsed
+		for _, c := range conns {
+			if c.state.ConnectivityState == state {
+				in = append(in, used{c, c.state.Picker})
+			}
+		}
+		if len(in) == 0 {
+			continue
+		}
+		s := childState{State: in[len(in)-1].state, ready: len(in)}
+		switch state {
+		case connectivity.Ready:
+			s.Picker = in
+		case connectivity.Idle:
+			s.Picker = opening(in)
+		}
+		return s
 	}
-	return res.SubConn
+	return childState{State: conns[0].state}
+}
+
+// leastUsed picks among the connections that are ready the one with the fewest calls.
+type leastUsed []used
+
+type used struct {
+	*conn
+	picker balancer.Picker
+}
+
+// Pick counts the call in the same step, so that of calls that come together each sees
+// those before it.
+func (p leastUsed) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
+	for {
+		least, calls := p[0], p[0].calls.Load()
+		for i := 1; i < len(p) && calls > 0; i++ {
+			if n := p[i].calls.Load(); n < calls {
+				least, calls = p[i], n
+			}
+		}
+		if !least.calls.CompareAndSwap(calls, calls+1) {
+			continue
+		}
+		res, err := least.picker.Pick(info)
+		if err != nil {
+			least.calls.Add(-1)
+			return res, err
+		}
+		res.Done = chain(res.Done, least.done)
+		return res, nil
+	}
+}
+
+// opening opens connections that are idle.
+type opening []used
+
+func (p opening) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
+	for _, c := range p {
+		_, _ = c.picker.Pick(info) // its error is that the call has to wait
+	}
+	return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 }
 
 // moves counts an endpoint in another state; Shutdown is none.
@@ -187,6 +306,18 @@ func (l *endpoints) aggregate() connectivity.State {
 	return connectivity.TransientFailure
 }
 
+// children are the balancers of all connections.
+func (l *endpoints) children() (all []balancer.Balancer) {
+	for _, e := range l.all.Values() {
+		for _, c := range e.conns {
+			if c.child != nil {
+				all = append(all, c.child)
+			}
+		}
+	}
+	return all
+}
+
 // connect puts the states of all connections into force in a Router.
 func (l *endpoints) connect(r *router.Router) {
 	for _, m := range l.members {
@@ -198,10 +329,8 @@ func (l *endpoints) connect(r *router.Router) {
 // setStreams sets how many calls the connections to a replica take, where that is known.
 func (l *endpoints) setStreams(r *router.Router, id string, h *host) {
 	streams := l.streams
-	if streams > 0 {
-		if s := h.picker.Load(); s != nil {
-			streams *= max(ready(s.State), 1) // one that is opened by a pick
-		}
+	if s := h.picker.Load(); s != nil && s.ConnectivityState == connectivity.Ready {
+		streams *= s.ready // else one, that a pick opens
 	}
 	r.SetStreams(id, streams)
 }

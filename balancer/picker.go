@@ -30,7 +30,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if rpc == nil {
 		return p.pickBare(info, route)
 	}
-	if h := rpc.Handle(); h != p.lb.notices.owner.Load() && !p.lb.serves(h) {
+	if h := rpc.Handle(); h != p.lb.owner.Load() && !p.lb.serves(h) {
 		return p.pickBare(info, rpc.Beyond(route))
 	}
 	binding := p.lb.binding.Load()
@@ -70,7 +70,11 @@ type host struct {
 
 func hostOf(r *policy.Replica) *host { return r.Host().(*host) }
 
-type childState struct{ balancer.State }
+// childState is the state of an endpoint's connections together.
+type childState struct {
+	balancer.State
+	ready int // connections, where State is Ready
+}
 
 // connectivity is the state of the connection; Shutdown once it is gone for good.
 func (h *host) connectivity() connectivity.State {
@@ -207,7 +211,7 @@ func (p *picker) sendQuick(
 
 // pickBare routes by metadata alone.
 func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.PickResult, error) {
-	p.lb.notices.bound.Do(p.lb.announceBare)
+	p.lb.described.Do(p.lb.announceBare)
 	binding := p.lb.binding.Load()
 	if q := route.Bare(binding.Uses); q != nil {
 		if rep, why, ok := binding.Router.Quick().Pick(q); ok {
@@ -219,7 +223,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 	c.request.SetOrigin(c)
 	binding.ReadMetadata(info.Ctx, route, &c.request)
 	if binding.Uses&policy.UsesPrompt != 0 {
-		p.lb.notices.warnBare()
+		p.lb.warnBare()
 	}
 	if err := binding.Router.Reserve(info.Ctx, &c.request, &c.held, router.How{NoWait: true}); err != nil {
 		err = call.Explain(err, &c.request, binding.Router.View())

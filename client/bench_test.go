@@ -69,7 +69,7 @@ func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, rt *router.Router
 	require.NoError(tb, err)
 	binding := &call.Binding{
 		Router: rt, Policy: "p", Uses: rt.Uses(), Dialects: table, SessionKeys: keys,
-		Telemetry: set.telemetry, MaxAttempts: 3,
+		Telemetry: set.telemetry, Config: config,
 	}
 	set.sole.Store(set.handle(cc)) // as New does
 	set.sole.Load().Attach(binding, nil)

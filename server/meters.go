@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"fmt"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -19,25 +18,25 @@ const (
 
 // What a deployment counts as a whole.
 var gauges = []telemetry.Figure[*deployment]{
-	{"warmpath.server.watchers", "{client}", "Clients that watch.", (*deployment).watching},
-	{"warmpath.server.reservations", "{pick}", "Picks that add to the load, reserved or not.",
-		func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
-	{"warmpath.server.index.superblocks", "{superblock}", "Superblocks of 512 tokens in the broadcast index.",
-		func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
+	{Name: "warmpath.server.watchers", Unit: "{client}", Text: "Clients that watch.", Value: (*deployment).watching},
+	{Name: "warmpath.server.reservations", Unit: "{pick}", Text: "Picks that add to the load, reserved or not.",
+		Value: func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
+	{Name: "warmpath.server.index.superblocks", Unit: "{superblock}", Text: "Superblocks of 512 tokens in the broadcast index.",
+		Value: func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
 }
 
 var counters = []telemetry.Figure[*deployment]{
-	{"warmpath.server.reservations.expired", "{reservation}", "Reservations that ended with their lease.",
-		func(d *deployment) int64 { return d.picks.leases.expired.Load() }},
-	{"warmpath.server.registrations.expired", "{replica}",
-		"Registered replicas that were removed at the end of their lease.",
-		func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
-	{"warmpath.server.polls.failed", "{poll}", "Load polls without an answer.",
-		func(d *deployment) int64 { _, failed := d.pollProblems(); return failed }},
-	{"warmpath.server.broadcast.bytes", "By", "Bytes sent to watching clients.",
-		func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
-	{"warmpath.server.broadcast.messages", "{message}", "Messages sent to watching clients.",
-		func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
+	{Name: "warmpath.server.reservations.expired", Unit: "{reservation}", Text: "Reservations that ended with their lease.",
+		Value: func(d *deployment) int64 { return d.picks.leases.expired.Load() }},
+	{Name: "warmpath.server.registrations.expired", Unit: "{replica}",
+		Text:  "Registered replicas that were removed at the end of their lease.",
+		Value: func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
+	{Name: "warmpath.server.polls.failed", Unit: "{poll}", Text: "Load polls without an answer.",
+		Value: func(d *deployment) int64 { _, failed := d.pollProblems(); return failed }},
+	{Name: "warmpath.server.broadcast.bytes", Unit: "By", Text: "Bytes sent to watching clients.",
+		Value: func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
+	{Name: "warmpath.server.broadcast.messages", Unit: "{message}", Text: "Messages sent to watching clients.",
+		Value: func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
 }
 
 // observe records the deployment's metrics until it is closed. It is called once, before the deployment is used.

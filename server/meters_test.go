@@ -48,9 +48,9 @@ deployments:
 	require.NoError(t, err)
 	f := serveFixture(t, s)
 	f.clock = now
-	for _, x := range append(gauges[:len(gauges):len(gauges)], counts...) {
-		require.Contains(t, measured(t, reader), x.name)
-		require.Zero(t, measured(t, reader)[x.name], x.name)
+	for _, x := range append(gauges[:len(gauges):len(gauges)], counters...) {
+		require.Contains(t, measured(t, reader), x.Name)
+		require.Zero(t, measured(t, reader)[x.Name], x.Name)
 	}
 
 	_, err = f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{})
@@ -72,8 +72,8 @@ deployments:
 			moved[name] = moved[name] || n > 0
 		}
 		all = true
-		for _, x := range append(gauges[:len(gauges):len(gauges)], counts...) {
-			all = all && moved[x.name]
+		for _, x := range append(gauges[:len(gauges):len(gauges)], counters...) {
+			all = all && moved[x.Name]
 		}
 		return all
 	}

@@ -35,20 +35,6 @@ type Attempts struct {
 	single bool       // the message can be sent only once
 }
 
-// Retries are the bounds of attempts after the first, as [policy.Config] has them.
-type Retries struct {
-	Ratio, Floor      float64
-	Backoff           policy.Backoff
-	QuarantineTTL     time.Duration // negative = no quarantine
-	FirstTokenTimeout time.Duration // 0 = none
-}
-
-// unboundRetries hold while no balancer, or more than one, is bound.
-var unboundRetries = Retries{Ratio: policy.DefaultRetryRatio, Floor: policy.DefaultRetryFloor, QuarantineTTL: -1}
-
-// defaultMaxAttempts holds until a balancer is bound.
-const defaultMaxAttempts = 3
-
 // Errors of calls, which are gRPC statuses as well.
 var (
 	// ErrRetryBudget: the attempt failed, and may have been made again but for the budget. The status is that of the
@@ -132,7 +118,7 @@ func (a *Attempts) Again(ctx context.Context, err error) error {
 	if end := ended(ctx, err); end != nil {
 		return end
 	}
-	backoff := c.handle.Retries().Backoff
+	backoff := c.handle.binding().Config.Backoff
 	switch {
 	case why == full:
 		a.next()
@@ -150,7 +136,7 @@ func (a *Attempts) Again(ctx context.Context, err error) error {
 			return status.FromContextError(ctx.Err()).Err()
 		}
 	}
-	c.handle.Telemetry.Count(c, telemetry.Retries, c.handle.policy(), why.retry())
+	c.handle.Telemetry.Count(c, telemetry.Retries, c.handle.binding().Policy, why.retry())
 	a.next()
 	return nil
 }
@@ -214,20 +200,16 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 	return nil
 }
 
-func (a *Attempts) max() int {
-	if b := a.call.handle.Bound(); b != nil && b.MaxAttempts > 0 {
-		return b.MaxAttempts
-	}
-	return defaultMaxAttempts
-}
+func (a *Attempts) max() int { return a.call.handle.binding().Config.MaxAttempts }
 
 // retry takes one more attempt out of the channel's budget, and reports whether it was there.
 func (a *Attempts) retry() bool {
 	h := a.call.handle
-	if r := h.Retries(); h.budget.take(time.Now(), r.Ratio, r.Floor) {
+	b := h.binding()
+	if h.budget.take(time.Now(), b.Config.RetryRatio, float64(b.Config.RetryFloor)) {
 		return true
 	}
-	h.Telemetry.Count(a.call, telemetry.OverBudget, h.policy(), "")
+	h.Telemetry.Count(a.call, telemetry.OverBudget, b.Policy, "")
 	return false
 }
 
@@ -235,8 +217,8 @@ func (a *Attempts) retry() bool {
 // answered nothing, its connection broke. The error is not nil if the prompt is in quarantine now.
 func (a *Attempts) broke(last attempt) error {
 	c := a.call
-	b, replica := c.handle.Bound(), last.Replica
-	if b == nil || b.Retries.QuarantineTTL <= 0 || replica == nil || last.Answered ||
+	b, replica := c.handle.binding(), last.Replica
+	if b.quarantineTTL() <= 0 || replica == nil || last.Answered ||
 		status.Code(last.Err) != codes.Unavailable {
 		return nil
 	}
@@ -244,15 +226,15 @@ func (a *Attempts) broke(last attempt) error {
 	return b.quarantined(c, c.handle.quarantine.broke(breakage{
 		prompt: prompt, known: known, replica: replica.ID, at: time.Now(), began: last.breaks,
 		beside: replica.Ongoing() > 0,
-	}, b.Retries.QuarantineTTL))
+	}, b.quarantineTTL()))
 }
 
 // canMove reports whether another replica than the one that has the attempt has room for the call now. gRPC may be at
 // the attempt meanwhile.
 func (a *Attempts) canMove() bool {
 	c := a.call
-	b := c.handle.Bound()
-	if b == nil {
+	b := c.handle.binding()
+	if b.Router == nil {
 		return false
 	}
 	c.mu.Lock()
@@ -291,7 +273,7 @@ func (a *Attempts) retriedElsewhere() bool {
 // Limited reports whether the wait for the first message of the next attempt is bounded by first_token_timeout.
 func (a *Attempts) Limited() bool {
 	b := a.call.handle.bound.Load()
-	return b != nil && b.Retries.FirstTokenTimeout > 0 && a.sent == 0 && !a.retriedElsewhere()
+	return b != nil && b.Config.FirstTokenTimeout > 0 && a.sent == 0 && !a.retriedElsewhere()
 }
 
 // Await runs receive. Each time that first_token_timeout passes it calls move, which returns whether the attempt is to
@@ -300,7 +282,7 @@ func (a *Attempts) Limited() bool {
 func (a *Attempts) Await(cancel context.CancelFunc, receive func() error, move func() (move, ever bool)) error {
 	done := make(chan error, 1)
 	go func() { done <- receive() }()
-	timeout := time.NewTicker(a.call.handle.Retries().FirstTokenTimeout)
+	timeout := time.NewTicker(time.Duration(a.call.handle.binding().Config.FirstTokenTimeout))
 	defer timeout.Stop()
 	for {
 		select {

@@ -172,9 +172,9 @@ func (c *Call) admit(b *Binding) error {
 	if c.key.lacksPrompt(b) {
 		return c.key.refusal()
 	}
-	if q := &c.handle.quarantine; q.held.Load() > 0 && b.Retries.QuarantineTTL > 0 {
+	if q := &c.handle.quarantine; q.held.Load() > 0 && b.quarantineTTL() > 0 {
 		if prompt, ok := c.key.prompt(b.Dialects); ok {
-			return b.quarantined(c, q.refuses(prompt, time.Now(), b.Retries.QuarantineTTL))
+			return b.quarantined(c, q.refuses(prompt, time.Now(), b.quarantineTTL()))
 		}
 	}
 	return nil
@@ -353,9 +353,9 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 // against their prompts. Called with mu held.
 func (c *Call) brokeLate(err error) {
 	b := c.reserved.binding
-	if b != nil && b.Retries.QuarantineTTL > 0 && status.Code(err) == codes.Unavailable && c.outcome.last.Replica != nil {
+	if b != nil && b.quarantineTTL() > 0 && status.Code(err) == codes.Unavailable && c.outcome.last.Replica != nil {
 		at := breakage{replica: c.outcome.last.Replica.ID, at: time.Now(), began: c.outcome.last.breaks}
-		c.handle.quarantine.broke(at, b.Retries.QuarantineTTL)
+		c.handle.quarantine.broke(at, b.quarantineTTL())
 	}
 }
 
@@ -413,7 +413,7 @@ func (r *rare) answered(o *policy.Outcome, b *Binding) {
 		o.FirstMessage = time.Since(r.picked)
 	}
 	if r.outrun != nil && b != nil {
-		if o.FirstMessage <= b.Retries.FirstTokenTimeout {
+		if o.FirstMessage <= time.Duration(b.Config.FirstTokenTimeout) {
 			b.Router.Outrun(r.outrun)
 		}
 		r.outrun = nil

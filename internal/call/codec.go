@@ -133,7 +133,7 @@ func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 		return nil
 	}
 	md := RankMetadata(ctx, d)
-	m := c.handle.dialect(c.key.request.Method)
+	m := c.handle.binding().Dialects.Lookup(c.key.request.Method)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m.HasRank(c.key.msg) {
@@ -154,7 +154,7 @@ func (a *Attempts) Ranked(opts []grpc.CallOption) []grpc.CallOption {
 	if r := c.reserved.held.Decision.Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
 		return opts
 	}
-	if m := c.handle.dialect(a.method); m != nil && !m.TakesRank() {
+	if m := c.handle.binding().Dialects.Lookup(a.method); m != nil && !m.TakesRank() {
 		return opts
 	}
 	inner, _ := codecOf(opts)
@@ -179,7 +179,7 @@ func (c rankCodec) Marshal(v any) (mem.BufferSlice, error) {
 	c.call.mu.Lock()
 	rank := c.call.few.read().rank
 	c.call.mu.Unlock()
-	if m := c.call.handle.dialect(c.call.key.request.Method); rank > 0 && m != nil && !m.HasRank(v) {
+	if m := c.call.handle.binding().Dialects.Lookup(c.call.key.request.Method); rank > 0 && m != nil && !m.HasRank(v) {
 		if field := m.EncodedRank(rank - 1); field != nil {
 			out = append(slices.Clip(out), mem.SliceBuffer(field))
 		}

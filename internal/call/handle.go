@@ -25,22 +25,21 @@ import (
 // not change once attached.
 type Binding struct {
 	Router      *router.Router
+	Config      *policy.Config
 	Policy      string // name, for telemetry
 	Uses        policy.Uses
 	Dialects    *requestkey.Table
 	Telemetry   *telemetry.Recorder
 	SessionKeys *requestkey.SessionKeys // nil = none
 	PriorityKey string                  // metadata key of the priority, in lower case
-	MaxAttempts int
-	Retries     Retries
-	NeedsPrompt bool     // calls without a prompt are refused
-	Central     *Central // nil = the server is not asked
+	NeedsPrompt bool                    // calls without a prompt are refused
+	Central     *Central                // nil = the server is not asked
 	// Abort has a replica's engine stop a request that was cancelled, and calls ended with the
 	// result, from any goroutine. It returns at once; nil = engines are not reached. Of the
 	// context only the values are used.
 	Abort func(ctx context.Context, replica, method, id string, ended func(how string))
 	// NoKey warns that a call of a method has no key that the policy can use; nil = it is not called.
-	NoKey func(method string)
+	NoKey func(b *Binding, method string)
 	// Key is equal for equal configurations: a kept Router is given
 	// to a balancer with the same one only.
 	Key string
@@ -132,7 +131,7 @@ func (h *Handle) Bound() *Binding { return h.bound.Load() }
 // Defers reports whether streams of a method that sends several messages are to
 // be opened by their first action: their dialect has that set.
 func (h *Handle) Defers(method string) bool {
-	return h.dialect(method).DeferStream()
+	return h.binding().Dialects.Lookup(method).DeferStream()
 }
 
 // Attach makes the Binding known of a balancer that was built for this channel. A balancer
@@ -243,28 +242,15 @@ func (h *Handle) warnUnbound(ctx context.Context) {
 		`put {"loadBalancingConfig":[{"warmpath":{}}]} there, or dial with grpc.WithDisableServiceConfig`)
 }
 
-// Retries returns the bounds in force.
-func (h *Handle) Retries() *Retries {
-	if b := h.bound.Load(); b != nil {
-		return &b.Retries
-	}
-	return &unboundRetries
-}
+// unbound holds while no balancer, or more than one, is bound: it has no Router.
+var unbound = &Binding{Config: new(policy.Config{QuarantineTTL: -1}.WithDefaults()), Dialects: new(requestkey.Table)}
 
-// policy is the name of the policy in force, for telemetry.
-func (h *Handle) policy() string {
+// binding returns the Binding of the channel's balancer, or unbound.
+func (h *Handle) binding() *Binding {
 	if b := h.bound.Load(); b != nil {
-		return b.Policy
+		return b
 	}
-	return ""
-}
-
-// dialect returns how the messages of a method are read, nil where no balancer is bound.
-func (h *Handle) dialect(method string) *requestkey.Method {
-	if b := h.bound.Load(); b != nil {
-		return b.Dialects.Lookup(method)
-	}
-	return nil
+	return unbound
 }
 
 type stateKey struct{}

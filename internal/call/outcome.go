@@ -50,7 +50,7 @@ func note(
 	telemetry.Span(attempt, call, b.Policy, q, d)
 	b.Telemetry.Decided(attempt, b.Policy, q, d)
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
-		b.NoKey(q.Method)
+		b.NoKey(b, q.Method)
 	}
 	if route == nil || route.Report == nil {
 		return

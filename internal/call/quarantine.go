@@ -175,13 +175,16 @@ func (q *quarantine) forget(e *list.Element) {
 	q.held.Store(int64(len(q.suspects)))
 }
 
+// quarantineTTL is how long a prompt stays in quarantine; not positive = there is none.
+func (b *Binding) quarantineTTL() time.Duration { return time.Duration(b.Config.QuarantineTTL) }
+
 // quarantined returns the error of a call whose prompt is in quarantine by these two strikes, nil for none.
 func (b *Binding) quarantined(ctx context.Context, by []strike) error {
 	if by == nil {
 		return nil
 	}
 	b.Telemetry.Count(ctx, telemetry.Quarantined, b.Policy, "")
-	end := by[0].at.Add(b.Retries.QuarantineTTL).UTC().Format(time.RFC3339)
+	end := by[0].at.Add(b.quarantineTTL()).UTC().Format(time.RFC3339)
 	return &callError{
 		status: status.New(codes.Internal, fmt.Sprintf("warmpath: the prompt is not sent to another replica: "+
 			"the connections to %s and %s broke while they had it and before they answered, and no replica has "+
