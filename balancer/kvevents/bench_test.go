@@ -1,12 +1,11 @@
 package kvevents
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
-
-	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
 // BenchmarkDecode decodes a batch that stores a prompt's blocks and one that removes them.
@@ -23,12 +22,11 @@ func BenchmarkDecode(b *testing.B) {
 			}
 			storing, _ := msgp.AppendIntf(nil, array{1.5, array{array{"BlockStored", hashes, nil, tokens, size, nil, "GPU"}}})
 			removing, _ := msgp.AppendIntf(nil, array{1.5, array{array{"BlockRemoved", hashes, "GPU"}}})
-			var x kvevents.Batch
 			b.ReportAllocs()
 			b.SetBytes(int64(len(storing) + len(removing)))
 			for b.Loop() {
-				decode(&x, storing)
-				decode(&x, removing)
+				decode(context.Background(), storing)
+				decode(context.Background(), removing)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(2*blocks*b.N), "ns/block")
 		})

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/go-zeromq/zmq4"
+	"golang.org/x/net/netutil"
 
 	"github.com/warmpath/warmpath/internal/kvevents"
 )
@@ -17,146 +17,98 @@ import (
 // maxDialed bounds the engines that are connected to one port.
 const maxDialed = 4096
 
-// listeners are the process's ports on which engines connect. Every subscription of an address shares its port,
+// ports are the process's ports on which engines connect, by address. Every subscriber of an address shares its port,
 // whatever channel or deployment it is for.
-var listeners = ports{open: make(map[string]*port)}
-
-type ports struct {
-	mu   sync.Mutex // guards the map and the ports' users; nothing is called under it
+var ports = struct {
+	mu   sync.Mutex // guards the map and the ports' subscribers; nothing is called under it
 	open map[string]*port
-}
+}{open: make(map[string]*port)}
 
-// port is one listener. It lives as long as it is used.
+// port is one listener. It is open as long as it has subscribers.
 type port struct {
-	address string
-	users   int
-	stop    context.CancelFunc
-	done    chan struct{}
-
-	mu      sync.Mutex // guards what follows
-	readers []*reader
-	dialed  int
-	problem error // why it does not listen
-}
-
-// reader is a subscriber's part of a port.
-type reader struct {
-	*subscriber
-	ctx context.Context
-
-	mu     sync.Mutex // guards newest
-	newest *peer      // the connection that is read
+	address     string
+	subscribers []*subscriber // never written in place
+	stop        context.CancelFunc
+	done        chan struct{}
 }
 
 var errShared = errors.New("kvevents: another replica listens on this port, and the topics do not distinguish them")
 
-// serve waits on the subscriber's port for its engine until the context ends.
-func (ps *ports) serve(ctx context.Context, s *subscriber) {
-	p := ps.join(s.Address)
-	defer ps.leave(p)
-	r := &reader{subscriber: s, ctx: ctx}
+// listen waits on the subscriber's port for its engine until the context ends.
+func (s *subscriber) listen() {
 	var b kvevents.Backoff
-	for !p.add(r) {
+	for !s.join() {
 		s.Failed(errShared)
-		if !b.Wait(ctx) {
+		if !b.Wait(s.ctx) {
 			return
 		}
 	}
-	<-ctx.Done()
-	p.remove(r)
+	<-s.ctx.Done()
+	s.leave()
 }
 
-// join returns the port of an address, which it opens for the first one.
-func (ps *ports) join(address string) *port {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	p := ps.open[address]
+// join makes the subscriber one of its port, which it opens for the first one; false if another replica's topic
+// overlaps.
+func (s *subscriber) join() bool {
+	ports.mu.Lock()
+	defer ports.mu.Unlock()
+	p := ports.open[s.Address]
 	if p == nil {
 		ctx, stop := context.WithCancel(context.Background())
-		p = &port{address: address, stop: stop, done: make(chan struct{})}
-		ps.open[address] = p
+		p = &port{address: s.Address, stop: stop, done: make(chan struct{})}
+		ports.open[s.Address] = p
 		go p.run(ctx)
 	}
-	p.users++
-	return p
+	if slices.ContainsFunc(p.subscribers, func(o *subscriber) bool {
+		return o.Engine != s.Engine && (strings.HasPrefix(o.Topic, s.Topic) || strings.HasPrefix(s.Topic, o.Topic))
+	}) {
+		return false
+	}
+	p.subscribers = append(slices.Clip(p.subscribers), s)
+	return true
 }
 
-// leave closes the port after the last one, and waits until it is closed.
-func (ps *ports) leave(p *port) {
-	ps.mu.Lock()
-	p.users--
-	last := p.users == 0
+// leave takes the subscriber out of its port. The last one closes it, and waits until it is closed.
+func (s *subscriber) leave() {
+	ports.mu.Lock()
+	p := ports.open[s.Address]
+	p.subscribers = slices.DeleteFunc(slices.Clone(p.subscribers), func(o *subscriber) bool { return o == s })
+	last := len(p.subscribers) == 0
 	if last {
-		delete(ps.open, p.address)
+		delete(ports.open, s.Address)
 	}
-	ps.mu.Unlock()
+	ports.mu.Unlock()
 	if last {
 		p.stop()
 		<-p.done
 	}
 }
 
-// add gives a reader the messages of its topic; false if another replica's topic overlaps with it.
-func (p *port) add(r *reader) bool {
-	p.mu.Lock()
-	shared := slices.ContainsFunc(p.readers, func(o *reader) bool {
-		return o.Engine != r.Engine && (strings.HasPrefix(o.Topic, r.Topic) || strings.HasPrefix(r.Topic, o.Topic))
-	})
-	problem := p.problem
-	if !shared {
-		p.readers = append(p.readers, r)
-	}
-	p.mu.Unlock()
-	if !shared && problem != nil {
-		r.Failed(problem)
-	}
-	return !shared
-}
-
-func (p *port) remove(r *reader) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.readers = slices.DeleteFunc(slices.Clone(p.readers), func(o *reader) bool { return o == r })
-}
-
-// all returns the readers now. The slice is never written.
-func (p *port) all() []*reader {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clip(p.readers)
+// all returns the subscribers now.
+func (p *port) all() []*subscriber {
+	ports.mu.Lock()
+	defer ports.mu.Unlock()
+	return p.subscribers
 }
 
 // run listens until the context ends.
 func (p *port) run(ctx context.Context) {
 	defer close(p.done)
-	var b kvevents.Backoff
-	for ctx.Err() == nil {
-		if err := p.listen(ctx); ctx.Err() == nil {
-			p.failed(err)
-			b.Wait(ctx)
+	for b := new(kvevents.Backoff); ctx.Err() == nil; b.Wait(ctx) {
+		err := p.accept(ctx)
+		for _, s := range p.all() {
+			s.Failed(err)
 		}
 	}
 }
 
-// failed notes why the port does not listen; nil that it does.
-func (p *port) failed(err error) {
-	p.mu.Lock()
-	p.problem = err
-	p.mu.Unlock()
-	if err != nil {
-		for _, r := range p.all() {
-			r.Failed(err)
-		}
-	}
-}
-
-// listen takes the connections of engines, each in a goroutine of its own.
-func (p *port) listen(ctx context.Context) error {
+// accept takes the connections of engines, each in a goroutine of its own, until the listener fails.
+func (p *port) accept(ctx context.Context) error {
 	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", p.address)
 	if err != nil {
 		return err
 	}
-	p.failed(nil)
+	lis = netutil.LimitListener(lis, maxDialed)
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(ctx, func() { lis.Close() })
 	var wg sync.WaitGroup
@@ -166,45 +118,25 @@ func (p *port) listen(ctx context.Context) error {
 		lis.Close()
 		wg.Wait()
 	}()
-	for {
+	for n := uint64(1); ; n++ {
 		raw, err := lis.Accept()
 		if err != nil {
 			return err
 		}
-		if !p.more() {
-			raw.Close()
-			continue
-		}
 		wg.Go(func() {
-			defer p.less()
-			if x, err := openPeer(ctx, raw, zmq4.Sub, true); err == nil {
+			if x, err := openPeer(ctx, raw, "SUB"); err == nil {
+				x.number = n
 				p.read(x)
 			}
 		})
 	}
 }
 
-func (p *port) more() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.dialed >= maxDialed {
-		return false
-	}
-	p.dialed++
-	return true
-}
-
-func (p *port) less() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.dialed--
-}
-
-// read hands what an engine publishes to the readers of its topic until the connection breaks. Where there is one
-// reader the connection is its engine's from the beginning.
+// read hands what an engine publishes to the subscribers of its topic until the connection breaks. Where there is one
+// subscriber the connection is its engine's from the beginning.
 func (p *port) read(x *peer) {
 	defer x.close()
-	err := x.send([]byte{1}) // every topic: those of readers may change
+	err := x.send([]byte{1}) // every topic: those of subscribers may change
 	if all := p.all(); err == nil && len(all) == 1 {
 		all[0].adopt(x)
 	}
@@ -214,54 +146,42 @@ func (p *port) read(x *peer) {
 			break
 		}
 		all := p.all()
-		for _, r := range all {
-			if len(all) == 1 || r.wants(frames) {
-				r.take(x, frames)
+		for _, s := range all {
+			if (len(all) == 1 || s.wants(frames)) && s.adopt(x) {
+				_ = s.put(frames)
 			}
 		}
 	}
-	for _, r := range p.all() {
-		r.lostPeer(x, fmt.Errorf("kvevents: the engine's connection: %w", err))
-	}
-}
-
-// wants reports whether a message is of the reader's topic.
-func (r *reader) wants(frames [][]byte) bool {
-	return len(frames) == 3 && strings.HasPrefix(string(frames[0]), r.Topic)
-}
-
-// take queues a message. The connection that was made last is the one that counts.
-func (r *reader) take(x *peer, frames [][]byte) {
-	if r.adopt(x) {
-		r.queue.put(r.ctx, newMessage(frames))
+	for _, s := range p.all() {
+		s.drop(x, fmt.Errorf("kvevents: the engine's connection: %w", err))
 	}
 }
 
 // adopt makes the connection the one that is read, unless a newer one is; false in that case.
-func (r *reader) adopt(x *peer) bool {
-	r.mu.Lock()
-	is := r.newest == x
-	newer := !is && (r.newest == nil || x.opened.After(r.newest.opened))
+func (s *subscriber) adopt(x *peer) bool {
+	s.mu.Lock()
+	is := s.newest == x
+	newer := !is && (s.newest == nil || x.number > s.newest.number)
 	if newer {
-		r.newest = x
+		s.newest = x
 	}
-	r.mu.Unlock()
+	s.mu.Unlock()
 	if newer {
-		r.Failed(nil)
-		r.queue.put(r.ctx, message{opened: true})
+		s.Failed(nil)
+		_ = s.put(nil)
 	}
 	return is || newer
 }
 
-// lostPeer notes that the connection that is read has ended.
-func (r *reader) lostPeer(x *peer, err error) {
-	r.mu.Lock()
-	is := r.newest == x
+// drop notes that the connection has ended, if it is the one that is read.
+func (s *subscriber) drop(x *peer, err error) {
+	s.mu.Lock()
+	is := s.newest == x
 	if is {
-		r.newest = nil
+		s.newest = nil
 	}
-	r.mu.Unlock()
-	if is && r.ctx.Err() == nil {
-		r.Failed(err)
+	s.mu.Unlock()
+	if is && s.ctx.Err() == nil {
+		s.Failed(err)
 	}
 }

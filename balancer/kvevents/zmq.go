@@ -1,19 +1,39 @@
 package kvevents
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
+const (
+	queueMessages = 1024
+	queueBytes    = 32 << 20
+
+	// maxQuiet bounds the time between two questions whether a quiet engine has sent more.
+	maxQuiet = time.Minute
+
+	replayIdle  = 2 * time.Second
+	replayTotal = 2 * time.Minute
+)
+
 func init() {
 	kvevents.RegisterZeroMQ(kvevents.Transport{Follow: follow, Decode: decode})
+}
+
+// message is what comes of a connection: that it is there, without frames, or a message of the engine.
+type message struct {
+	frames [][]byte
+	size   int64
+	came   time.Time
 }
 
 // subscriber follows the PUB socket of one rank with two goroutines: one reads the connection into the queue, one
@@ -21,122 +41,156 @@ func init() {
 type subscriber struct {
 	*kvevents.Stream
 	kvevents.Socket
-	queue *queue
+	ctx context.Context // until it ends
+
+	// queue is what was received and not applied yet, bounded in messages and by room in bytes. When it is full the
+	// connection is not read: the engine's socket then drops, which is seen as a gap, and filled.
+	queue chan message
+	room  *semaphore.Weighted
+
+	// Where the engine connects.
+	mu     sync.Mutex // guards newest
+	newest *peer      // the connection that is read
 }
 
 // follow subscribes until the context ends.
 func follow(ctx context.Context, stream *kvevents.Stream, at kvevents.Socket) {
-	s := &subscriber{stream, at, newQueue()}
+	s := &subscriber{
+		Stream: stream, Socket: at, ctx: ctx,
+		queue: make(chan message, queueMessages), room: semaphore.NewWeighted(queueBytes),
+	}
 	var wg sync.WaitGroup
-	wg.Go(func() { s.work(ctx) })
+	wg.Go(func() { s.work() })
 	if s.Listen {
-		listeners.serve(ctx, s)
+		s.listen()
 	} else {
-		s.dial(ctx)
+		s.dial()
 	}
 	wg.Wait()
 }
 
-func (s *subscriber) dial(ctx context.Context) {
-	var b kvevents.Backoff
-	for {
-		p, err := dialPeer(ctx, s.Address, zmq4.Sub)
+func (s *subscriber) dial() {
+	for b := new(kvevents.Backoff); ; {
+		p, err := dialPeer(s.ctx, s.Address, "SUB")
 		if err == nil {
 			b.Reset()
-			err = s.read(ctx, p)
+			err = s.read(p)
 		}
-		if ctx.Err() != nil {
+		if s.ctx.Err() != nil {
 			return
 		}
 		s.Failed(err)
-		if !b.Wait(ctx) {
-			return
-		}
+		b.Wait(s.ctx)
 	}
 }
 
 // read puts what comes into the queue until the connection breaks.
-func (s *subscriber) read(ctx context.Context, p *peer) error {
+func (s *subscriber) read(p *peer) error {
 	defer p.close()
-	if err := p.send(append([]byte{1}, s.Topic...)); err != nil {
+	err := p.send(append([]byte{1}, s.Topic...))
+	if err == nil {
+		s.Failed(nil)
+	}
+	for frames := [][]byte(nil); err == nil; {
+		if err = s.put(frames); err == nil {
+			frames, err = p.receive()
+		}
+	}
+	return err
+}
+
+// put queues a message, or without frames that there is a connection. It waits for room.
+func (s *subscriber) put(frames [][]byte) error {
+	m := message{frames: frames, came: time.Now()}
+	for _, f := range frames {
+		m.size += int64(len(f))
+	}
+	if err := s.room.Acquire(s.ctx, m.size); err != nil {
 		return err
 	}
-	if !s.queue.put(ctx, message{opened: true}) {
-		return ctx.Err()
-	}
-	s.Failed(nil)
-	for {
-		frames, err := p.receive()
-		if err != nil {
-			return err
-		}
-		if !s.queue.put(ctx, newMessage(frames)) {
-			return ctx.Err()
-		}
+	select {
+	case s.queue <- m:
+		return nil
+	case <-s.ctx.Done():
+		return s.ctx.Err()
 	}
 }
 
-// maxQuiet bounds the time between two questions whether a quiet engine has sent more.
-const maxQuiet = time.Minute
-
 // work applies what is in the queue. When a connection was made, and when nothing came for a while, it asks the engine
 // whether anything was missed: the loss of the last message shows in no gap.
-func (s *subscriber) work(ctx context.Context) {
-	f := follower{apply: s.Applier(ctx), clear: s.Lose, count: &kvevents.Followed{}}
+func (s *subscriber) work() {
+	var replay kvevents.Replay
 	if s.Replay != "" {
-		f.replay = (&replayer{s.Replay, s.Replays()}).from
+		replay = s.replay
 	}
-	quiet := s.Quiet()
+	seq := s.Sequence(s.ctx, replay)
+	quiet := s.Quiet
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
 	for {
 		select {
-		case <-ctx.Done():
+		case <-s.ctx.Done():
 			return
-		case m := <-s.queue.items:
-			s.queue.took(m)
-			s.handle(ctx, &f, m)
-			quiet = s.Quiet()
+		case m := <-s.queue:
+			s.room.Release(m.size)
+			s.handle(seq, m)
+			quiet = s.Quiet
 		case <-timer.C:
-			f.check(ctx)
+			seq.Check(s.ctx)
 			quiet = min(2*quiet, maxQuiet)
 		}
 		timer.Reset(quiet)
-		s.Update(func(st *kvevents.Status) {
-			st.Count(f.count)
-			st.Queued = len(s.queue.items)
-			if st.Connected {
-				st.Problem = ""
-				if f.err != nil {
-					st.Problem = f.err.Error()
-				}
-			}
-		})
 	}
 }
 
-func (s *subscriber) handle(ctx context.Context, f *follower, m message) {
-	if m.opened {
-		f.check(ctx)
+// handle takes a message: topic, sequence number, payload. Some publishers leave the topic out.
+func (s *subscriber) handle(seq *kvevents.Sequence, m message) {
+	n := len(m.frames)
+	switch {
+	case n == 0:
+		seq.Check(s.ctx)
 		return
-	}
-	seq, payload, ok := published(m.frames, s.Topic)
-	if !ok {
+	case n != 2 && n != 3, len(m.frames[n-2]) != 8, n == 3 && !s.wants(m.frames):
 		s.Unreadable()
 		return
 	}
-	f.accept(ctx, seq, payload)
-	s.Update(func(st *kvevents.Status) { st.Lag = time.Since(m.came) })
+	seq.Live(s.ctx, binary.BigEndian.Uint64(m.frames[n-2]), m.frames[n-1])
+	s.Update(func(st *kvevents.Status) { st.Lag, st.Queued = time.Since(m.came), len(s.queue) })
 }
 
-// published reads a message: topic, sequence number, payload. Some publishers leave the topic out.
-func published(frames [][]byte, topic string) (seq uint64, payload []byte, ok bool) {
-	n := len(frames)
-	if n != 2 && n != 3 || len(frames[n-2]) != 8 {
-		return 0, nil, false
+// wants reports whether a message with a topic is the subscriber's.
+func (s *subscriber) wants(frames [][]byte) bool {
+	return len(frames) == 3 && strings.HasPrefix(string(frames[0]), s.Topic)
+}
+
+var endMarker = bytes.Repeat([]byte{0xff}, 8)
+
+// replay calls each for every message that the engine still has, from the number on. Engines send a delimiter or
+// none, and the topic or none, before the number and the payload; the last reply has the number -1 and no payload.
+func (s *subscriber) replay(ctx context.Context, from uint64, each func(seq uint64, payload []byte) bool) error {
+	p, err := dialPeer(ctx, s.Replay, "DEALER")
+	if err != nil {
+		return fmt.Errorf("kvevents: replay: %w", err)
 	}
-	if n == 3 && !strings.HasPrefix(string(frames[0]), topic) {
-		return 0, nil, false
+	defer p.close()
+	end := time.Now().Add(replayTotal)
+	_ = p.SetDeadline(time.Now().Add(replayIdle))
+	err = p.send(nil, binary.BigEndian.AppendUint64(nil, from))
+	for err == nil {
+		idle := time.Now().Add(replayIdle)
+		if idle.After(end) {
+			idle = end
+		}
+		_ = p.SetDeadline(idle)
+		var frames [][]byte
+		if frames, err = p.receive(); len(frames) < 2 {
+			continue
+		}
+		number, payload := frames[len(frames)-2], frames[len(frames)-1]
+		if len(payload) == 0 || bytes.Equal(number, endMarker) ||
+			len(number) == 8 && !each(binary.BigEndian.Uint64(number), payload) {
+			return nil
+		}
 	}
-	return binary.BigEndian.Uint64(frames[n-2]), frames[n-1], true
+	return fmt.Errorf("kvevents: replay: %w", err)
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -151,7 +150,7 @@ func TestWaitsForTheEngineToConnect(t *testing.T) {
 		var c *peer
 		require.Eventually(t, func() bool {
 			var err error
-			c, err = dialPeer(p.ctx, "127.0.0.1:"+port, zmq4.Pub)
+			c, err = dialPeer(p.ctx, "127.0.0.1:"+port, "PUB")
 			return err == nil
 		}, 10*time.Second, time.Millisecond)
 		p.mu.Lock()

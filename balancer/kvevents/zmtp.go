@@ -1,162 +1,156 @@
 package kvevents
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
-
-	"github.com/go-zeromq/zmq4"
-	"github.com/go-zeromq/zmq4/security/null"
 
 	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
-const openTimeout = 5 * time.Second
+const (
+	openTimeout = 5 * time.Second
+	maxFrames   = 64 // of a message
 
-var errTooLong = errors.New("kvevents: a ZeroMQ message is too long")
+	// Flags of a frame.
+	moreFlag    = 1
+	longFlag    = 2
+	commandFlag = 4
+)
 
-// peer is a ZeroMQ connection. The library's sockets are not used, only its protocol: they reconnect silently,
-// lose what was under way, and leave goroutines behind.
+// greeting is that of ZMTP 3.0 without security: signature, version, mechanism, and whether it is a server, which
+// means nothing here.
+var greeting = append([]byte("\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL"), make([]byte, 48)...)
+
+var (
+	errGreeting = errors.New("kvevents: the other end does not speak ZMTP 3 without security")
+	errReady    = errors.New("kvevents: a broken ZeroMQ handshake")
+	errTooLong  = errors.New("kvevents: a ZeroMQ message is too long")
+)
+
+// peer is a connection of ZMTP 3.0, the protocol of ZeroMQ. The sockets of libraries are of no use here: they reconnect
+// silently, lose what was under way, and make room for whatever length a frame claims to have.
 type peer struct {
-	conn *zmq4.Conn
-	raw  net.Conn
-	stop func() bool
-
-	opened time.Time
+	net.Conn
+	in     *bufio.Reader
+	stop   func() bool
+	number uint64 // of those accepted on a port, the later the higher
 }
 
-func dialPeer(ctx context.Context, address string, kind zmq4.SocketType) (*peer, error) {
+func dialPeer(ctx context.Context, address, socketType string) (*peer, error) {
 	d := net.Dialer{Timeout: openTimeout}
 	raw, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	return openPeer(ctx, raw, kind, false)
+	return openPeer(ctx, raw, socketType)
 }
 
 // openPeer shakes hands. The connection closes with the context.
-func openPeer(ctx context.Context, raw net.Conn, kind zmq4.SocketType, server bool) (*peer, error) {
-	p := &peer{raw: raw, opened: time.Now(), stop: context.AfterFunc(ctx, func() { raw.Close() })}
-	_ = raw.SetDeadline(time.Now().Add(openTimeout))
-	err := guarded(func() (err error) {
-		p.conn, err = zmq4.Open(&limited{Conn: raw, left: greetingBytes}, null.Security(), kind, nil, server, nil)
-		return err
-	})
-	if err != nil {
+func openPeer(ctx context.Context, raw net.Conn, socketType string) (*peer, error) {
+	p := &peer{Conn: raw, in: bufio.NewReader(raw), stop: context.AfterFunc(ctx, func() { raw.Close() })}
+	_ = p.SetDeadline(time.Now().Add(openTimeout))
+	if err := p.handshake(socketType); err != nil {
 		p.close()
 		return nil, fmt.Errorf("kvevents: ZeroMQ handshake with %s: %w", raw.RemoteAddr(), err)
 	}
-	_ = raw.SetDeadline(time.Time{})
+	_ = p.SetDeadline(time.Time{})
 	return p, nil
 }
 
 func (p *peer) close() {
 	p.stop()
-	p.raw.Close()
+	p.Close()
 }
 
+func (p *peer) handshake(socketType string) error {
+	if _, err := p.Write(greeting); err != nil {
+		return err
+	}
+	theirs := make([]byte, len(greeting))
+	if _, err := io.ReadFull(p.in, theirs); err != nil {
+		return err
+	}
+	if theirs[0] != greeting[0] || theirs[9]&1 == 0 || theirs[10] < 3 || !bytes.Equal(theirs[12:32], greeting[12:32]) {
+		return errGreeting
+	}
+	ready := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00"), byte(len(socketType)))
+	if err := p.write(commandFlag, append(ready, socketType...)); err != nil {
+		return err
+	}
+	flags, body, err := p.frame(kvevents.MaxMessage)
+	if err == nil && (flags&commandFlag == 0 || !bytes.HasPrefix(body, []byte("\x05READY"))) {
+		err = errReady
+	}
+	return err
+}
+
+// write writes a frame.
+func (p *peer) write(flags byte, body []byte) error {
+	frame := []byte{flags, byte(len(body))}
+	if len(body) > 255 {
+		frame = binary.BigEndian.AppendUint64([]byte{flags | longFlag}, uint64(len(body)))
+	}
+	_, err := p.Write(append(frame, body...))
+	return err
+}
+
+// send sends a message.
 func (p *peer) send(frames ...[]byte) error {
-	return p.conn.SendMsg(zmq4.NewMsgFrom(frames...))
-}
-
-// receive returns the frames of the next message.
-func (p *peer) receive() (frames [][]byte, err error) {
-	for {
-		var msg zmq4.Msg
-		err := guarded(func() (err error) {
-			msg, err = p.conn.RecvMsg()
+	for i, f := range frames {
+		flags := byte(moreFlag)
+		if i == len(frames)-1 {
+			flags = 0
+		}
+		if err := p.write(flags, f); err != nil {
 			return err
-		})
-		if err != nil {
+		}
+	}
+	return nil
+}
+
+// frame reads a frame of at most so many bytes.
+func (p *peer) frame(most int) (flags byte, body []byte, err error) {
+	var header [9]byte
+	if _, err = io.ReadFull(p.in, header[:2]); err != nil {
+		return 0, nil, err
+	}
+	size := uint64(header[1])
+	if header[0]&longFlag != 0 {
+		if _, err = io.ReadFull(p.in, header[2:]); err != nil {
+			return 0, nil, err
+		}
+		size = binary.BigEndian.Uint64(header[1:])
+	}
+	if size > uint64(most) {
+		return 0, nil, errTooLong
+	}
+	body = make([]byte, size)
+	_, err = io.ReadFull(p.in, body)
+	return header[0], body, err
+}
+
+// receive returns the frames of the next message. Commands are left out.
+func (p *peer) receive() (frames [][]byte, err error) {
+	for left := kvevents.MaxMessage; ; {
+		flags, body, err := p.frame(left)
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if msg.Type == zmq4.UsrMsg {
-			return msg.Frames, nil
-		}
-	}
-}
-
-// guarded turns a panic into an error: the library's parser of commands trusts their lengths.
-func guarded(do func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("kvevents: broken ZeroMQ command: %v", r)
-		}
-	}()
-	return do()
-}
-
-// limited ends a connection before a message that is too long is read: the library makes room for whatever length a
-// header has. It follows the frames of what passes.
-type limited struct {
-	net.Conn
-	left   uint64 // bytes of the greeting, or of a frame's body, that are still to come
-	header []byte // of a frame, as far as it came
-	total  uint64 // bytes of the message so far
-	frames int
-	failed bool
-}
-
-const (
-	greetingBytes = 64
-	maxFrames     = 64
-	moreFlag      = 1
-	longFlag      = 2
-)
-
-// Read implements net.Conn.
-func (l *limited) Read(p []byte) (int, error) {
-	if l.failed {
-		return 0, errTooLong
-	}
-	n, err := l.Conn.Read(p)
-	if !l.follow(p[:n]) {
-		l.failed = true
-		return 0, errTooLong
-	}
-	return n, err
-}
-
-func (l *limited) follow(b []byte) bool {
-	for len(b) > 0 {
-		if skip := min(l.left, uint64(len(b))); skip > 0 {
-			l.left -= skip
-			b = b[skip:]
+		case flags&commandFlag != 0:
 			continue
 		}
-		l.header = append(l.header, b[0])
-		b = b[1:]
-		if size, ok := frameSize(l.header); ok && !l.frame(l.header[0], size) {
-			return false
+		if frames = append(frames, body); flags&moreFlag == 0 {
+			return frames, nil
+		}
+		if left -= len(body); len(frames) == maxFrames {
+			return nil, errTooLong
 		}
 	}
-	return true
-}
-
-// frame takes note of a frame's header; false if the message becomes too long with it.
-func (l *limited) frame(flags byte, size uint64) bool {
-	l.total += size
-	l.frames++
-	if size > kvevents.MaxMessage || l.total > kvevents.MaxMessage || l.frames > maxFrames {
-		return false
-	}
-	l.left, l.header = size, l.header[:0]
-	if flags&moreFlag == 0 {
-		l.total, l.frames = 0, 0
-	}
-	return true
-}
-
-// frameSize is the length of a frame's body, once its header is complete.
-func frameSize(header []byte) (uint64, bool) {
-	switch {
-	case header[0]&longFlag == 0 && len(header) == 2:
-		return uint64(header[1]), true
-	case header[0]&longFlag != 0 && len(header) == 9:
-		return binary.BigEndian.Uint64(header[1:]), true
-	}
-	return 0, false
 }

@@ -5,8 +5,6 @@ import "github.com/warmpath/warmpath/balancer/policy"
 // blockBytes is about what a block costs: its place in the slice, in the map, and what both grow ahead.
 const blockBytes = 80
 
-const none = ^uint32(0)
-
 // block is one of an engine's blocks. It is held on the tiers whose count is not zero, and a ghost where all are:
 // engines go on storing children of blocks that they have just dropped.
 type block struct {
@@ -14,36 +12,33 @@ type block struct {
 	parent          uint64 // chained; only its use in joining chains needs it
 	seed            uint64
 	depth           uint32 // blocks before it
-	prev, next      uint32 // in the list it is in, towards its ends
+	prev, next      uint32 // in the list it is in, towards its newest and its oldest
 	copies          [policy.Tiers]uint8
-	ghost           bool
 }
 
-func (b *block) held() bool { return b.copies != [policy.Tiers]uint8{} }
-
-// upTo reports whether the block is held on this tier or a faster one.
-func (b *block) upTo(t policy.Tier) bool {
-	for _, n := range b.copies[:t+1] {
-		if n > 0 {
-			return true
-		}
+// fastest returns the fastest tier that holds the block, policy.Tiers where none does.
+func (b *block) fastest() (t policy.Tier) {
+	for t < policy.Tiers && b.copies[t] == 0 {
+		t++
 	}
-	return false
+	return t
 }
+
+// The places of the ends of the two lists: of the blocks held, and of the ghosts.
+const (
+	heldList = iota
+	ghostList
+	lists
+)
 
 // blocks is the blocks of one rank by the engine's hash, those held and the ghosts each in the order they were
 // touched. It holds max of them.
 type blocks struct {
 	places map[uint64]uint32
-	all    []block
+	all    []block // the first ones are the lists' ends: rings
 	free   []uint32
-	lists  [2]list // the held, the ghosts
+	held   int
 	max    int
-}
-
-type list struct {
-	newest, oldest uint32
-	n              int
 }
 
 func newBlocks(maxBytes int) blocks {
@@ -53,36 +48,38 @@ func newBlocks(maxBytes int) blocks {
 }
 
 func (b *blocks) reset() {
-	b.places = make(map[uint64]uint32)
-	b.all, b.free = nil, nil
-	b.lists = [2]list{{none, none, 0}, {none, none, 0}}
+	b.places, b.free, b.held = make(map[uint64]uint32), nil, 0
+	b.all = []block{heldList: {prev: heldList, next: heldList}, ghostList: {prev: ghostList, next: ghostList}}
 }
 
-func (b *blocks) find(engine uint64) (uint32, bool) {
+// find returns the block with an engine's hash, and its place; nil if it is not known.
+func (b *blocks) find(engine uint64) (*block, uint32) {
 	i, ok := b.places[engine]
-	return i, ok
+	if !ok {
+		return nil, 0
+	}
+	return &b.all[i], i
 }
 
 // full reports whether one more block needs room first.
 func (b *blocks) full() bool { return len(b.places) >= b.max }
 
 // oldest is the block to forget: the oldest ghost, else the oldest held.
-func (b *blocks) oldest() uint32 {
-	if g := b.lists[1].oldest; g != none {
-		return g
+func (b *blocks) oldest() *block {
+	i := b.all[ghostList].prev
+	if i == ghostList {
+		i = b.all[heldList].prev
 	}
-	return b.lists[0].oldest
+	return &b.all[i]
 }
 
-// add puts a ghost in a free place.
+// add puts a ghost in a free place, which it returns.
 func (b *blocks) add(x block) uint32 {
-	x.ghost = true
-	var i uint32
+	i := uint32(len(b.all))
 	if n := len(b.free); n > 0 {
 		i, b.free = b.free[n-1], b.free[:n-1]
 		b.all[i] = x
 	} else {
-		i = uint32(len(b.all))
 		b.all = append(b.all, x)
 	}
 	b.places[x.engine] = i
@@ -90,49 +87,29 @@ func (b *blocks) add(x block) uint32 {
 	return i
 }
 
-func (b *blocks) drop(i uint32) {
+func (b *blocks) drop(x *block) {
+	i := b.places[x.engine]
 	b.unlink(i)
-	delete(b.places, b.all[i].engine)
+	delete(b.places, x.engine)
 	b.free = append(b.free, i)
 }
 
 // touch makes the block the newest of the list that it belongs in.
 func (b *blocks) touch(i uint32) {
 	b.unlink(i)
-	b.all[i].ghost = !b.all[i].held()
 	b.link(i)
 }
 
-func (b *blocks) listOf(i uint32) *list {
-	if b.all[i].ghost {
-		return &b.lists[1]
-	}
-	return &b.lists[0]
-}
-
 func (b *blocks) link(i uint32) {
-	l := b.listOf(i)
-	b.all[i].prev, b.all[i].next = none, l.newest
-	if l.newest != none {
-		b.all[l.newest].prev = i
-	} else {
-		l.oldest = i
+	x, end := &b.all[i], uint32(heldList)
+	if x.fastest() == policy.Tiers {
+		end = ghostList
 	}
-	l.newest = i
-	l.n++
+	x.prev, x.next = end, b.all[end].next
+	b.all[x.next].prev, b.all[end].next = i, i
 }
 
 func (b *blocks) unlink(i uint32) {
-	l, x := b.listOf(i), &b.all[i]
-	if x.prev != none {
-		b.all[x.prev].next = x.next
-	} else {
-		l.newest = x.next
-	}
-	if x.next != none {
-		b.all[x.next].prev = x.prev
-	} else {
-		l.oldest = x.prev
-	}
-	l.n--
+	x := &b.all[i]
+	b.all[x.prev].next, b.all[x.next].prev = x.next, x.prev
 }

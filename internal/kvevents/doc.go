@@ -11,19 +11,17 @@
 // that had this number, is an engine that was restarted: cleared. A connection that comes back is checked the same way,
 // and clears nothing by itself.
 //
-// What cannot be read is counted by kind and ends nothing. Blocks whose parent is unknown wait some seconds, then are
-// dropped and counted.
+// What cannot be read is counted by kind and ends nothing. Blocks whose parent is unknown are left out and counted.
 //
 // # Complexity
 //
 // A message costs one hash of its tokens and a look-up in a map per block, and its work ends with the context. Memory
-// per data-parallel rank is bounded by [Options].MaxBytes, about 80 bytes a block, and some hundred KiB of what
-// waits.
+// per data-parallel rank is bounded by [Options].MaxBytes, about 80 bytes a block.
 //
 // # Guarantees
 //
 // The changes never add up to more than what the engine has reported, and equal it while nothing was refused, forgotten
-// or lost. Nothing of a prompt but hashes is kept, except while a block waits for its parent.
+// or lost. Nothing of a prompt but hashes is kept.
 //
 // # Limits
 //

@@ -1,7 +1,7 @@
 package kvevents
 
 import (
-	"context"
+	"encoding/binary"
 	"slices"
 	"strings"
 
@@ -23,8 +23,7 @@ const (
 type Event struct {
 	Kind      Kind
 	Hashes    []uint64 // the engine's own, opaque
-	Parent    uint64   // of the first hash
-	HasParent bool
+	Parent    uint64   // of the first hash; 0 = none
 	Tokens    []uint32 // of all hashes; none in a move to another tier
 	BlockSize int
 	Medium    string
@@ -32,49 +31,43 @@ type Event struct {
 	Adapter   string
 	Salt      string
 	Numbered  bool // its adapter has a number only, which no request can name
-	// Opaque is the first block whose content is more than its tokens, as an image is; len(Hashes) if there is none.
-	Opaque int
-	Group  int
-	Spec   string // kind of the group's attention
+	Opaque    int  // so many blocks at the end are more than their tokens, as an image is
+	Group     int
+	Spec      string // kind of the group's attention
 }
 
-// clone returns an event that owns its slices.
-func (e Event) clone() Event {
-	e.Hashes, e.Tokens = slices.Clone(e.Hashes), slices.Clone(e.Tokens)
-	return e
+// SetOpaque marks the blocks from this one on as more than their tokens.
+func (e *Event) SetOpaque(block int) { e.Opaque = max(e.Opaque, len(e.Hashes)-block) }
+
+// SetKeys takes the extra keys of a block, "" for one that is no text. The first block of a prompt has the cache salt
+// as its only key beside the adapter; any other key stands for content that is not in the tokens. All but the
+// keys is set before.
+func (e *Event) SetKeys(block int, keys []string) {
+	keys = slices.DeleteFunc(keys, func(k string) bool { return k != "" && (k == e.Adapter || k == e.Salt) })
+	switch {
+	case len(keys) == 0:
+	case len(keys) == 1 && block == 0 && e.Parent == 0 && e.Salt == "" && keys[0] != "":
+		e.Salt = keys[0]
+	default:
+		e.SetOpaque(block)
+	}
 }
 
-// Batch is what an engine publishes at once. Its slices are used again by the next.
+// HashOf is an engine's hash of bytes: the last eight count.
+func HashOf(b []byte) uint64 {
+	var h [8]byte
+	b = b[max(len(b)-8, 0):]
+	copy(h[8-len(b):], b)
+	return binary.BigEndian.Uint64(h[:])
+}
+
+// Batch is what an engine publishes at once.
 type Batch struct {
-	Rank    int
+	Rank   int // data-parallel rank, where HasRank
+	Events []Event
+	Bad    Unreadable
+
 	HasRank bool
-	Events  []Event
-	Bad     Unreadable
-
-	ctx    context.Context // reading stops when it ends
-	ended  error           // why it did
-	steps  int
-	hashes []uint64
-	tokens []uint32
-	reader reader
-}
-
-// Reset empties the batch.
-func (b *Batch) Reset() {
-	clear(b.Events)
-	clear(b.reader.keys)
-	*b = Batch{
-		ctx: b.ctx, Events: b.Events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0],
-		reader: reader{keys: b.reader.keys[:0]},
-	}
-}
-
-// Step is called for every event and hash that is read: an error once the context has ended.
-func (b *Batch) Step() error {
-	if b.steps++; b.steps%workPiece == 0 && b.ctx != nil {
-		b.ended = b.ctx.Err()
-	}
-	return b.ended
 }
 
 // SetRank takes the rank that a batch names.
@@ -84,57 +77,51 @@ func (b *Batch) SetRank(rank int64) {
 	}
 }
 
-// Finish is called behind the last event; ok is false if the batch cannot be read to its end.
-func (b *Batch) Finish(ok bool) {
-	if !ok {
-		b.Bad[BadBatch]++
-	} else if len(b.Events) == 0 && b.Bad == (Unreadable{}) {
-		b.Bad[BadEmpty]++
+// Add takes an event, or counts it where it could not be read or is of no known kind.
+func (b *Batch) Add(e Event, err error) {
+	switch {
+	case err != nil:
+		b.Bad.Count(BadEvent, 1)
+	case e.Kind == UnknownKind:
+		b.Bad.Count(BadKind, 1)
+	default:
+		b.Events = append(b.Events, e)
 	}
 }
 
-// The kinds of what cannot be read. Each is counted and ends nothing.
+// Finish is called behind the last event, with the error of a batch that cannot be read to its end.
+func (b *Batch) Finish(err error) {
+	if err != nil {
+		b.Bad.Count(BadBatch, 1)
+	} else if len(b.Events) == 0 && len(b.Bad) == 0 {
+		b.Bad.Count(BadEmpty, 1)
+	}
+}
+
+// Unreadable counts what cannot be read, by kind. It ends nothing.
+type Unreadable map[string]int64
+
+// The kinds of what cannot be read.
 const (
-	BadFrames  = iota // a ZeroMQ message that is not topic, sequence number and payload
-	BadBatch          // a payload that is no batch
-	BadEmpty          // a batch without events
-	BadEvent          // an event that breaks off or has a field of another type
-	BadKind           // an event of a kind that is not known
-	BadTokens         // tokens that do not fill the blocks
-	BadMedium         // a medium that is no tier of the replica
-	BadAdapter        // an adapter named by a number
-	BadContent        // blocks that hold more than their tokens
-	BadGroup          // blocks of a group without full attention
-	BadSize           // a block size that is not the model's
-	badKinds
+	BadFrames  = "frames"     // a ZeroMQ message that is not topic, sequence number and payload
+	BadBatch   = "batch"      // a payload that is no batch
+	BadEmpty   = "empty"      // a batch without events
+	BadEvent   = "event"      // an event that breaks off or has a field of another type
+	BadKind    = "kind"       // an event of a kind that is not known
+	BadTokens  = "tokens"     // tokens that do not fill the blocks
+	BadMedium  = "medium"     // a medium that is no tier of the replica
+	BadAdapter = "adapter"    // an adapter named by a number
+	BadContent = "content"    // blocks that are more than their tokens
+	BadGroup   = "group"      // blocks of a group without full attention
+	BadSize    = "block_size" // a block size that is not the model's
 )
 
-var badNames = [badKinds]string{
-	"frames", "batch", "empty", "event", "kind", "tokens", "medium", "adapter", "content", "group", "block_size",
-}
-
-// Unreadable counts what cannot be read, by kind.
-type Unreadable [badKinds]int64
-
-func (u *Unreadable) add(o *Unreadable) {
-	for i, n := range o {
-		u[i] += n
+// Count counts some of a kind.
+func (u *Unreadable) Count(kind string, n int64) {
+	if *u == nil {
+		*u = make(Unreadable)
 	}
-}
-
-// named returns the counts that are not zero.
-func (u *Unreadable) named() map[string]int64 {
-	var m map[string]int64
-	for i, n := range u {
-		if n == 0 {
-			continue
-		}
-		if m == nil {
-			m = make(map[string]int64)
-		}
-		m[badNames[i]] = n
-	}
-	return m
+	(*u)[kind] += n
 }
 
 // TierOf returns the tier of a medium as engines name it. Storage that replicas share is none.

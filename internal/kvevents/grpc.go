@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,9 +21,12 @@ import (
 // was known is given up.
 const confirmTime = 5 * time.Second
 
+var errUnconfirmed = errors.New("kvevents: the engine does not repeat its last message")
+
 // watcher follows SubscribeKvEvents of one replica. What is not applied yet is bounded by gRPC's flow control.
 type watcher struct {
 	*Stream
+	seq     *Sequence
 	connect connector
 	method  string
 	open    bool // its messages are OpenEngine's; those of all others are SMG's
@@ -31,13 +35,15 @@ type watcher struct {
 // connector returns a connection to one replica, or waits for one.
 type connector func(context.Context) (grpc.ClientConnInterface, error)
 
-func newWatcher(r *replica, connect connector, method string) *watcher {
+func newWatcher(ctx context.Context, r *replica, connect connector, method string) *watcher {
 	w := &watcher{connect: connect, method: method, open: strings.HasPrefix(method, "/openengine.")}
-	format := &smg
+	decode := decodeSMG
 	if w.open {
-		format = &openEngine
+		decode = decodeOpen
 	}
-	w.Stream = r.stream(method, 0, func(b *Batch, payload []byte) { format.decode(b, payload) })
+	w.Stream = r.stream(method, 0, decode)
+	w.seq = w.Sequence(ctx, nil)
+	w.seq.snapshots = w.open
 	return w
 }
 
@@ -45,40 +51,31 @@ var errEnded = errors.New("kvevents: the engine ended the stream")
 
 // run follows until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	r := resumer{apply: w.Applier(ctx), clear: w.Lose, count: &Followed{}, snapshots: w.open}
 	var b Backoff
 	for ctx.Err() == nil {
-		again, err := w.session(ctx, &r, &b)
+		again, err := w.session(ctx, &b)
 		if again || ctx.Err() != nil {
 			continue
 		}
 		w.Failed(err)
-		if r.resuming && refused(err) {
-			r.unconfirmed() // it does not reach back so far
-			w.counted(&r)
+		switch status.Code(err) {
+		case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded: // the connection's end
+		default:
+			w.seq.unconfirmed() // the engine's: it does not reach back so far
 		}
 		b.Wait(ctx)
 	}
 }
 
-// refused reports whether the engine itself ended the stream, rather than the connection.
-func refused(err error) bool {
-	switch status.Code(err) {
-	case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded:
-		return false
-	}
-	return true
-}
-
 // session opens the stream and takes what comes; again is true if it is to be opened once more, at once.
-func (w *watcher) session(ctx context.Context, r *resumer, b *Backoff) (again bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+func (w *watcher) session(ctx context.Context, b *Backoff) (again bool, err error) {
 	conn, err := w.connect(ctx)
 	if err != nil {
 		return false, err
 	}
-	start, fresh := r.open()
+	start, fresh := w.seq.open()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, w.method, callOptions()...)
 	if err != nil {
 		return false, err
@@ -88,46 +85,26 @@ func (w *watcher) session(ctx context.Context, r *resumer, b *Backoff) (again bo
 		return false, err
 	}
 	w.Failed(nil)
-	messages, failed := make(chan []byte), make(chan error, 1)
-	go func() { failed <- receive(ctx, s, messages) }()
-	confirm := time.NewTimer(confirmTime)
+	confirm := time.AfterFunc(confirmTime, func() { cancel(errUnconfirmed) })
 	defer confirm.Stop()
 	for {
-		select {
-		case m := <-messages:
-			b.Reset()
-			if again, err = w.take(r, m); again || err != nil {
-				w.counted(r)
-				cancel()
-				<-failed
-				return again, err
-			}
-		case err := <-failed:
-			return false, err
-		case <-confirm.C:
-			r.unconfirmed()
+		if !w.seq.confirm {
+			confirm.Stop()
 		}
-		w.counted(r)
-	}
-}
-
-// counted shows the counts in the status.
-func (w *watcher) counted(r *resumer) { w.Update(func(st *Status) { st.Count(r.count) }) }
-
-// receive hands on the stream's messages until it ends.
-func receive(ctx context.Context, s grpc.ClientStream, to chan<- []byte) error {
-	for {
 		var m []byte
-		if err := s.RecvMsg(&m); err != nil {
-			if err == io.EOF {
-				return errEnded
-			}
-			return err
+		err := s.RecvMsg(&m)
+		switch {
+		case err != nil && context.Cause(ctx) == errUnconfirmed:
+			w.seq.unconfirmed()
+			return true, nil
+		case err == io.EOF:
+			return false, errEnded
+		case err != nil:
+			return false, err
 		}
-		select {
-		case to <- m:
-		case <-ctx.Done():
-			return ctx.Err()
+		b.Reset()
+		if again, err = w.take(m); again || err != nil {
+			return again, err
 		}
 	}
 }
@@ -150,35 +127,34 @@ func (w *watcher) request(start uint64, fresh bool) (b []byte) {
 	return b
 }
 
-func (w *watcher) take(r *resumer, m []byte) (again bool, err error) {
-	rankField := protowire.Number(4)
+func (w *watcher) take(payload []byte) (again bool, err error) {
+	rank, events := protowire.Number(4), []protowire.Number{3, 6}
 	if w.open {
-		rankField = 3
+		rank, events = 3, []protowire.Number{4}
 		var ended bool
-		if m, ended = openBatch(m); ended {
-			r.unconfirmed()
+		if payload, ended = openBatch(payload); ended {
+			w.seq.unconfirmed()
 			return false, errEnded
 		}
 	}
-	var seq, print uint64
-	var rank int
-	var events xxh3.Hasher
-	_ = eachField(m, func(f field) error { // what cannot be read is counted when it is applied
+	m := message{payload: payload}
+	var content xxh3.Hasher                      // of the events: what else is in a batch differs each time
+	_ = eachField(payload, func(f field) error { // what cannot be read is counted when it is applied
 		switch {
 		case f.num == 1:
-			seq = f.value
-		case f.num == rankField:
-			rank = int(int32(f.value))
-		case w.open, f.num == 3, f.num == 6: // SMG's events; what else is in its batch differs each time
-			_, _ = events.Write(f.bytes)
-			print = 1
+			m.seq = f.value
+		case f.num == rank:
+			m.rank = int(int32(f.value))
+		case slices.Contains(events, f.num):
+			_, _ = content.Write(f.bytes)
+			m.print = 1
 		}
 		return nil
 	})
-	if print != 0 {
-		print = events.Sum64() | 1
+	if m.print != 0 {
+		m.print = content.Sum64() | 1
 	}
-	return r.accept(seq, rank, m, print), nil
+	return w.seq.accept(m), nil
 }
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.

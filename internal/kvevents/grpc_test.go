@@ -11,11 +11,12 @@ func TestLoadIsNoEvent(t *testing.T) {
 	withLoad := func(m pb, running uint64) []byte { return m.bytes(8, pb{}.varint(1, running)) }
 	batch := func(seq uint64) pb { return pb{}.varint(1, seq).bytes(3, pb{}.bytes(3, pb{}.bytes(1, packed(seq)))) }
 
-	r, held := resumeOn(nil)
-	w := newWatcher(&replica{shared: &shared{}}, nil, "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents")
+	r, held, st := sequenceTo()
+	w := newWatcher(t.Context(), &replica{shared: &shared{}}, nil, "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents")
+	w.seq = r
 	take := func(m []byte) {
 		t.Helper()
-		again, err := w.take(r, m)
+		again, err := w.take(m)
 		require.NoError(t, err)
 		require.False(t, again)
 	}
@@ -29,5 +30,5 @@ func TestLoadIsNoEvent(t *testing.T) {
 	take(withLoad(batch(2), 8))
 	take(withLoad(batch(3), 8))
 	require.Len(t, *held, 3)
-	require.Zero(t, *r.count)
+	require.Zero(t, *st)
 }

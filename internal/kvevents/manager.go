@@ -135,7 +135,7 @@ func (m *Manager) follow(ctx context.Context, s *subscription) {
 		s.replica.stream(s.attrs.KVEvents, 0, nil).Update(func(st *Status) { st.Problem = err.Error() })
 		<-ctx.Done()
 	case src.Subscribe != "":
-		newWatcher(s.replica, m.connector(s), src.Subscribe).run(ctx)
+		newWatcher(ctx, s.replica, m.connector(s), src.Subscribe).run(ctx)
 	case src.Discover != "":
 		m.discover(ctx, s, src.Discover)
 	default:

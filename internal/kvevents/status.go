@@ -59,16 +59,6 @@ func (r *replica) Status() []Status {
 	return all
 }
 
-// Followed is what happened to the sequence of a stream's messages.
-type Followed struct {
-	Gaps, Replays, ReplayErrors, Restarts, Clears int64
-}
-
-// Count shows in the status what happened to the sequence.
-func (st *Status) Count(f *Followed) {
-	st.Gaps, st.Replays, st.ReplayErrors, st.Restarts, st.Clears = f.Gaps, f.Replays, f.ReplayErrors, f.Restarts, f.Clears
-}
-
 // MaxMessage is the largest message that is taken, in bytes. A larger one ends the connection.
 const MaxMessage = 4 << 20
 
@@ -86,8 +76,8 @@ type Socket struct {
 type Transport struct {
 	// Follow follows a socket until the context ends.
 	Follow func(ctx context.Context, s *Stream, at Socket)
-	// Decode reads a message into a batch.
-	Decode func(b *Batch, payload []byte)
+	// Decode reads a message until the context ends.
+	Decode func(ctx context.Context, payload []byte) Batch
 }
 
 var zeroMQ Transport

@@ -3,8 +3,8 @@ package kvevents
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
-	"time"
 )
 
 // replica is what the streams of one replica share.
@@ -29,22 +29,24 @@ type shared struct {
 	replays chan struct{}
 }
 
+// decoder reads a message, until the context ends.
+type decoder = func(ctx context.Context, payload []byte) Batch
+
 // Stream is one connection's worth of a replica's events: of one rank, or of those that share a connection.
 type Stream struct {
 	*replica
 	source string
 	rank   int // of batches that do not name one
-	decode func(b *Batch, payload []byte)
+	decode decoder
 
-	batch       Batch
 	translators map[int]*translator
-	unread      Unreadable // of messages that reached no translator
+	counts      counts // of all translators, and of messages that reached none
 
 	status Status
 	warned bool // why there is no connection, since a message came last
 }
 
-func (r *replica) stream(source string, rank int, decode func(*Batch, []byte)) *Stream {
+func (r *replica) stream(source string, rank int, decode decoder) *Stream {
 	s := &Stream{replica: r, source: source, rank: rank, decode: decode, translators: map[int]*translator{}}
 	s.status.Replica, s.status.Source, s.status.Rank = r.id, source, rank
 	r.mu.Lock()
@@ -53,25 +55,22 @@ func (r *replica) stream(source string, rank int, decode func(*Batch, []byte)) *
 	return s
 }
 
-// Applier returns what takes messages in, until the context ends.
-func (s *Stream) Applier(ctx context.Context) func(seq uint64, payload []byte) {
-	return func(seq uint64, payload []byte) { s.apply(ctx, seq, payload) }
-}
-
 // apply takes one message in and passes on what it changed. It stops when the context ends: the stream is then cleared.
 func (s *Stream) apply(ctx context.Context, seq uint64, payload []byte) {
 	s.applying.Lock()
 	defer s.applying.Unlock()
-	s.batch.ctx = ctx
-	s.decode(&s.batch, payload)
+	b := s.decode(ctx, payload)
+	for kind, n := range b.Bad {
+		s.counts.bad.Count(kind, n)
+	}
 	rank := s.rank
-	if s.batch.HasRank {
-		rank = s.batch.Rank
+	if b.HasRank {
+		rank = b.Rank
 	}
 	if rank < maxRanks {
-		s.translator(rank).apply(ctx, &s.batch, time.Now(), s.Sink)
+		s.translator(rank).apply(ctx, b.Events)
 	} else {
-		s.unread[BadBatch]++
+		s.counts.bad.Count(BadBatch, 1)
 	}
 	s.publish(func(st *Status) {
 		s.warned = false
@@ -84,7 +83,7 @@ func (s *Stream) apply(ctx context.Context, seq uint64, payload []byte) {
 func (s *Stream) translator(rank int) *translator {
 	t := s.translators[rank]
 	if t == nil {
-		t = newTranslator(s.id, rank, s.model, &s.Options, &s.sizes)
+		t = newTranslator(s.id, rank, s.model, &s.Options, &s.sizes, &s.counts)
 		s.translators[rank] = t
 	}
 	return t
@@ -95,13 +94,13 @@ func (s *Stream) clear() {
 	s.applying.Lock()
 	defer s.applying.Unlock()
 	for _, t := range s.translators {
-		t.clear(s.Sink)
+		t.clear()
 	}
 	s.publish(func(st *Status) { st.Next = 0 })
 }
 
-// Lose forgets all that the stream has passed on, because something was lost, and logs it.
-func (s *Stream) Lose() {
+// lose forgets all that the stream has passed on, because something was lost, and logs it.
+func (s *Stream) lose() {
 	s.Logger.Warn("warmpath: KV events were lost, or the engine was restarted: its cache counts as empty",
 		"replica", s.id, "source", s.source)
 	s.clear()
@@ -111,26 +110,24 @@ func (s *Stream) Lose() {
 func (s *Stream) Unreadable() {
 	s.applying.Lock()
 	defer s.applying.Unlock()
-	s.unread[BadFrames]++
+	s.counts.bad.Count(BadFrames, 1)
 	s.publish(func(*Status) {})
 }
 
 // publish makes the counts visible in the status, and changes it. The caller holds applying.
 func (s *Stream) publish(do func(*Status)) {
-	sum := counts{bad: s.unread}
+	c := &s.counts
 	blocks, size := 0, 0
 	for _, t := range s.translators {
-		sum.add(&t.count)
-		blocks += t.blocks.lists[0].n
-		size = max(size, t.size)
+		blocks, size = blocks+t.blocks.held, max(size, t.size)
 	}
 	refused := ""
-	if n := sum.bad[BadSize]; n > 0 {
+	if n := c.bad[BadSize]; n > 0 {
 		refused = fmt.Sprintf("%d events refused: their block size is not the %d tokens of the model's other replicas",
 			n, s.sizes.size(s.model))
 	}
 	s.Update(func(st *Status) {
-		st.Events, st.Orphaned, st.Forgotten, st.Unreadable = sum.events, sum.orphaned, sum.forgotten, sum.bad.named()
+		st.Events, st.Orphaned, st.Forgotten, st.Unreadable = c.events, c.orphaned, c.forgotten, maps.Clone(c.bad)
 		st.Blocks, st.BlockTokens, st.refused = blocks, size, refused
 		do(st)
 	})
@@ -162,13 +159,6 @@ func (s *Stream) Failed(err error) {
 			"replica", s.id, "source", s.source, "error", err)
 	}
 }
-
-// Quiet is how long the stream may be silent before the engine is asked whether it published more.
-func (s *Stream) Quiet() time.Duration { return s.Options.Quiet }
-
-// Replays bounds the replays under way in the Manager: a goroutine that sends to it may begin one, and receives from
-// it at the end.
-func (s *Stream) Replays() chan struct{} { return s.replays }
 
 // sizes is the block size of every model, learned from the first block stored. Replicas of one model must agree: with
 // another size, equal prompts have other hashes. Safe for concurrent use.

@@ -2,15 +2,20 @@ package kvevents
 
 import (
 	"context"
-	"slices"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
-// MaxBlockTokens is the largest block that is understood.
-const MaxBlockTokens = 256
+const (
+	// MaxBlockTokens is the largest block that is understood.
+	MaxBlockTokens = 256
+	// workPiece is how many blocks are worked through between two looks at the context, and about how many changes
+	// are passed on at once.
+	workPiece = 1024
+	// maxGroups bounds the groups remembered; models have a few.
+	maxGroups = 64
+)
 
 // translator turns the events of one rank of one replica into changes of chained hashes. It belongs to one goroutine.
 type translator struct {
@@ -19,60 +24,45 @@ type translator struct {
 	model   string
 	coarse  bool
 	sizes   *sizes
+	count   *counts // of the stream
 
 	size    int // tokens in a block; 0 until the first is stored
 	blocks  blocks
-	orphans orphans
 	groups  map[int]bool // whether a group has full attention, where events have it
 	lower   policy.Tier  // the slowest tier that was ever reported
 	changes changes
 	local   []uint64 // one hash, reused
-	count   counts
 
 	// Of the message under way.
-	ctx    context.Context
-	tell   func([]policy.CacheChange)
-	steps  int
-	stores int // blocks stored
+	ctx     context.Context
+	sink    func([]policy.CacheChange)
+	steps   int
+	changed int // changes not passed on yet
 }
 
-// workPiece is how many blocks are worked through between two looks at the context, and about how many changes are
-// passed on at once.
-const workPiece = 1024
-
-// counts is what a translator has seen.
+// counts is what the translators of a stream have seen.
 type counts struct {
 	events    int64
-	orphaned  int64 // stores whose parent never came
+	orphaned  int64 // blocks, or stores of blocks, whose parent was not known
 	forgotten int64 // held blocks given up to stay in the budget
 	bad       Unreadable
 }
 
-func (c *counts) add(o *counts) {
-	c.events += o.events
-	c.orphaned += o.orphaned
-	c.forgotten += o.forgotten
-	c.bad.add(&o.bad)
-}
-
-func newTranslator(replica string, rank int, model string, o *Options, s *sizes) *translator {
+func newTranslator(replica string, rank int, model string, o *Options, s *sizes, c *counts) *translator {
 	return &translator{
-		replica: replica, rank: rank, model: model, coarse: o.Coarse, sizes: s,
+		replica: replica, rank: rank, model: model, coarse: o.Coarse, sink: o.Sink, sizes: s, count: c,
 		blocks: newBlocks(o.MaxBytes), groups: map[int]bool{},
 	}
 }
 
-// apply takes a batch in and passes on its changes, in pieces whose slices are valid during the call. It stops when
-// the context ends.
-func (t *translator) apply(ctx context.Context, b *Batch, now time.Time, tell func([]policy.CacheChange)) {
-	t.ctx, t.tell, t.stores = ctx, tell, 0
-	t.count.bad.add(&b.Bad)
-	t.orphans.expire(now, &t.count)
-	for i := range b.Events {
+// apply takes events in and passes on what they change, in pieces. It stops when the context ends.
+func (t *translator) apply(ctx context.Context, events []Event) {
+	t.ctx = ctx
+	for i := range events {
 		if !t.step() {
 			return
 		}
-		t.event(&b.Events[i], now)
+		t.event(&events[i])
 	}
 	t.flush()
 }
@@ -82,7 +72,7 @@ func (t *translator) step() bool {
 	if t.steps++; t.steps%workPiece != 0 {
 		return true
 	}
-	if t.changes.n >= workPiece {
+	if t.changed >= workPiece {
 		t.flush()
 	}
 	return t.ctx.Err() == nil
@@ -90,15 +80,14 @@ func (t *translator) step() bool {
 
 // flush passes on the changes.
 func (t *translator) flush() {
-	if out := t.changes.finish(t.replica, t.rank, t.size); len(out) > 0 {
-		t.tell(out)
+	if out := t.changes.take(t.replica, t.rank, t.size); len(out) > 0 {
+		t.sink(out)
 	}
-	t.changes.reset()
+	t.changed = 0
 }
 
 // clear forgets everything, as if nothing had ever come.
-func (t *translator) clear(tell func([]policy.CacheChange)) {
-	t.tell = tell
+func (t *translator) clear() {
 	t.forgetAll()
 	t.flush()
 	t.sizes.release(t.model, t.size)
@@ -106,7 +95,7 @@ func (t *translator) clear(tell func([]policy.CacheChange)) {
 	clear(t.groups)
 }
 
-func (t *translator) event(e *Event, now time.Time) {
+func (t *translator) event(e *Event) {
 	t.count.events++
 	if e.Kind == Cleared {
 		t.forgetAll()
@@ -115,47 +104,40 @@ func (t *translator) event(e *Event, now time.Time) {
 	tier, ok := TierOf(e.Medium)
 	switch {
 	case !ok || e.Elsewhere:
-		t.count.bad[BadMedium]++
+		t.count.bad.Count(BadMedium, 1)
 	case !t.fullAttention(e):
-		t.count.bad[BadGroup]++
+		t.count.bad.Count(BadGroup, 1)
 	case e.Kind == Removed:
 		t.remove(e, tier)
 	case len(e.Tokens) == 0:
 		t.move(e, tier)
 	default:
-		t.store(e, tier, now)
+		t.store(e, tier)
 	}
 }
 
 // fullAttention reports whether the event's group is one that feeds the index.
 func (t *translator) fullAttention(e *Event) bool {
-	if e.Spec == "" {
-		if full, known := t.groups[e.Group]; known {
-			return full
-		}
-		return fullAttention("", e.Group)
-	}
 	full := fullAttention(e.Spec, e.Group)
-	if len(t.groups) < maxGroups {
+	if known, ok := t.groups[e.Group]; e.Spec == "" && ok {
+		return known
+	}
+	if e.Spec != "" && len(t.groups) < maxGroups {
 		t.groups[e.Group] = full
 	}
 	return full
 }
 
-// maxGroups bounds the groups remembered; models have a few.
-const maxGroups = 64
-
 func (t *translator) forgetAll() {
 	if t.size > 0 {
 		for tier := range t.lower + 1 {
-			t.changes.lanes[tier][fine].clear()
+			t.changes[tier][fine].clear()
 			if t.superblocks() {
-				t.changes.lanes[tier][coarse].clear()
+				t.changes[tier][coarse].clear()
 			}
 		}
 	}
 	t.blocks.reset()
-	t.orphans = orphans{}
 }
 
 // superblocks reports whether coarse changes are wanted, and superblocks end where blocks do.
@@ -165,112 +147,68 @@ func (t *translator) superblocks() bool {
 
 // fits checks an event's block size and tokens.
 func (t *translator) fits(e *Event) bool {
+	bad := ""
 	switch {
 	case e.BlockSize < 1 || e.BlockSize > MaxBlockTokens || len(e.Tokens) != e.BlockSize*len(e.Hashes):
-		t.count.bad[BadTokens]++
-		return false
+		bad = BadTokens
 	case e.Numbered && e.Adapter == "":
-		t.count.bad[BadAdapter]++
-		return false
+		bad = BadAdapter
 	case t.size == 0 && t.sizes.claim(t.model, e.BlockSize):
 		t.size = e.BlockSize
 	case t.size != e.BlockSize:
-		t.count.bad[BadSize]++
-		return false
+		bad = BadSize
 	}
-	return true
+	if bad != "" {
+		t.count.bad.Count(bad, 1)
+	}
+	return bad == ""
 }
 
-func (t *translator) store(e *Event, tier policy.Tier, now time.Time) {
+// store hashes the event's blocks behind their parent and holds them.
+func (t *translator) store(e *Event, tier policy.Tier) {
 	if !t.fits(e) {
 		return
 	}
-	at, ok := t.behind(e)
-	if !ok {
-		t.orphans.keep(e, tier, now, &t.count)
-		return
-	}
-	t.chain(e, tier, at, nil)
-	if t.orphans.waiting == 0 {
-		return
-	}
-	parents := slices.Clone(e.Hashes)
-	for i := 0; i < len(parents) && t.step(); i++ {
-		for _, x := range t.orphans.adopt(parents[i]) {
-			if t.adopt(x) {
-				parents = append(parents, x.Hashes...)
-			}
+	x := block{seed: uint64(kvindex.SeedFor(t.model, e.Adapter, e.Salt))}
+	if e.Parent != 0 {
+		p, i := t.blocks.find(e.Parent)
+		if p == nil {
+			t.count.orphaned++
+			return
 		}
+		t.blocks.touch(i)
+		x = block{seed: p.seed, parent: p.chained, depth: p.depth + 1}
 	}
-}
-
-// adopt takes in an event that waited; false if its parent is not there any more.
-func (t *translator) adopt(x *orphan) bool {
-	gone := make([]bool, len(x.Hashes))
-	for i, h := range x.Hashes {
-		gone[i] = t.orphans.settle(h, x.tier)
+	if e.Opaque > 0 {
+		t.count.bad.Count(BadContent, 1)
 	}
-	at, ok := t.behind(&x.Event)
-	if ok {
-		t.chain(&x.Event, x.tier, at, gone)
-	} else {
-		t.count.orphaned++
-	}
-	return ok
-}
-
-// behind returns what an event's first block inherits; false if its parent is not known.
-func (t *translator) behind(e *Event) (block, bool) {
-	if !e.HasParent {
-		return block{seed: uint64(kvindex.SeedFor(t.model, e.Adapter, e.Salt))}, true
-	}
-	i, ok := t.blocks.find(e.Parent)
-	if !ok {
-		return block{}, false
-	}
-	t.blocks.touch(i)
-	p := &t.blocks.all[i]
-	return block{seed: p.seed, parent: p.chained, depth: p.depth + 1}, true
-}
-
-// chain hashes the event's blocks from the one at on and holds them, but for those that are gone already. A message
-// stores no more blocks than are remembered.
-func (t *translator) chain(e *Event, tier policy.Tier, at block, gone []bool) {
-	if e.Opaque < len(e.Hashes) {
-		t.count.bad[BadContent]++
-	}
-	n := min(e.Opaque, t.blocks.max-t.stores)
-	t.stores += n
-	t.count.forgotten += int64(e.Opaque - n)
 	t.reaches(tier)
 	t.changes.cut()
-	for i, hash := range e.Hashes[:n] {
+	for i, hash := range e.Hashes[:len(e.Hashes)-e.Opaque] {
 		if !t.step() {
 			return
 		}
-		t.local = kvindex.AppendTokens(t.local[:0], e.Tokens[i*t.size:(i+1)*t.size], t.size, kvindex.Seed(at.seed))
-		at.engine, at.chained = hash, t.local[0]
-		if at.depth > 0 {
-			at.chained = kvindex.Chain(at.parent, at.chained)
+		t.local = kvindex.AppendTokens(t.local[:0], e.Tokens[i*t.size:(i+1)*t.size], t.size, kvindex.Seed(x.seed))
+		x.engine, x.chained = hash, t.local[0]
+		if x.depth > 0 {
+			x.chained = kvindex.Chain(x.parent, x.chained)
 		}
-		if x := t.place(at); gone == nil || !gone[i] {
-			t.hold(x, tier)
-		}
-		at.parent, at.depth = at.chained, at.depth+1
+		t.hold(t.place(x), tier)
+		x.parent, x.depth = x.chained, x.depth+1
 	}
 }
 
 // place returns the place of a block, which is new, known, or not what was known under the engine's hash.
 func (t *translator) place(x block) uint32 {
-	i, ok := t.blocks.find(x.engine)
-	if ok && t.blocks.all[i].chained == x.chained {
+	known, i := t.blocks.find(x.engine)
+	switch {
+	case known != nil && known.chained == x.chained:
 		return i
-	}
-	if ok {
-		t.forget(i)
-	} else if t.blocks.full() {
+	case known != nil:
+		t.forget(known)
+	case t.blocks.full():
 		oldest := t.blocks.oldest()
-		if t.blocks.all[oldest].held() {
+		if oldest.fastest() < policy.Tiers {
 			t.count.forgotten++
 		}
 		t.forget(oldest)
@@ -278,15 +216,12 @@ func (t *translator) place(x block) uint32 {
 	return t.blocks.add(x)
 }
 
-// forget gives a block up, whichever group holds it.
-func (t *translator) forget(i uint32) {
-	x := &t.blocks.all[i]
-	for tier := range t.lower + 1 {
-		if x.upTo(tier) {
-			t.gone(tier, x)
-		}
-	}
-	t.blocks.drop(i)
+// forget gives a block up.
+func (t *translator) forget(x *block) {
+	t.blocks.drop(x)
+	was := x.fastest()
+	x.copies = [policy.Tiers]uint8{}
+	t.changedTier(x, was)
 }
 
 // move records a copy of known blocks on another tier.
@@ -297,7 +232,7 @@ func (t *translator) move(e *Event, tier policy.Tier) {
 		if !t.step() {
 			return
 		}
-		if i, ok := t.blocks.find(hash); ok {
+		if x, i := t.blocks.find(hash); x != nil {
 			t.hold(i, tier)
 		} else {
 			t.count.orphaned++
@@ -309,18 +244,11 @@ func (t *translator) move(e *Event, tier policy.Tier) {
 // early then, never too late.
 func (t *translator) hold(i uint32, tier policy.Tier) {
 	x := &t.blocks.all[i]
-	had := x.copies
+	was := x.fastest()
 	if x.copies[tier] < ^uint8(0) {
 		x.copies[tier]++
 	}
-	if had[tier] == 0 {
-		before := block{copies: had}
-		for to := tier; to <= t.lower; to++ {
-			if !before.upTo(to) {
-				t.there(to, x)
-			}
-		}
-	}
+	t.changedTier(x, was)
 	t.blocks.touch(i)
 }
 
@@ -329,19 +257,13 @@ func (t *translator) remove(e *Event, tier policy.Tier) {
 		if !t.step() {
 			return
 		}
-		i, ok := t.blocks.find(hash)
-		if !ok || t.blocks.all[i].copies[tier] == 0 {
-			t.orphans.remove(hash, tier)
+		x, i := t.blocks.find(hash)
+		if x == nil || x.copies[tier] == 0 {
 			continue
 		}
-		x := &t.blocks.all[i]
-		if x.copies[tier]--; x.copies[tier] > 0 {
-			continue
-		}
-		for from := tier; from <= t.lower && !x.upTo(from); from++ {
-			t.gone(from, x)
-		}
-		if !x.held() {
+		was := x.fastest()
+		x.copies[tier]--
+		if t.changedTier(x, was); x.fastest() == policy.Tiers {
 			t.blocks.touch(i)
 		}
 	}
@@ -352,37 +274,45 @@ func (t *translator) reaches(tier policy.Tier) {
 	for t.lower < tier {
 		t.lower++
 		t.changes.cut()
-		for i := t.blocks.lists[0].oldest; i != none; i = t.blocks.all[i].prev {
+		for i := t.blocks.all[heldList].prev; i != heldList; i = t.blocks.all[i].prev {
 			if !t.step() {
 				return
 			}
-			if x := &t.blocks.all[i]; x.upTo(t.lower) {
-				t.there(t.lower, x)
+			if x := &t.blocks.all[i]; x.fastest() <= t.lower {
+				t.change(t.lower, x, true)
 			}
 		}
 	}
 }
 
-func (t *translator) there(tier policy.Tier, x *block) {
-	t.changes.n++
-	lanes := &t.changes.lanes[tier]
+// changedTier passes on that the fastest tier of a block was another one. The block counts on that tier and all below.
+func (t *translator) changedTier(x *block, was policy.Tier) {
+	now := x.fastest()
+	for tier := min(was, now); tier < max(was, now) && tier <= t.lower; tier++ {
+		t.change(tier, x, now < was)
+	}
+	switch {
+	case was == policy.Tiers && now < was:
+		t.blocks.held++
+	case now == policy.Tiers && was < now:
+		t.blocks.held--
+	}
+}
+
+// change notes that a block is there on a tier, or gone, and the superblock that ends with it.
+func (t *translator) change(tier policy.Tier, x *block, there bool) {
+	t.changed++
+	lanes := &t.changes[tier]
+	ends := t.superblocks() && (int(x.depth)+1)*t.size%policy.SuperblockTokens == 0
+	if !there {
+		lanes[fine].remove(x.chained)
+		if ends {
+			lanes[coarse].remove(x.chained)
+		}
+		return
+	}
 	lanes[fine].store(x.chained, x.depth, x.parent, 1)
-	if t.ends(x) {
-		step := uint32(policy.SuperblockTokens / t.size)
-		lanes[coarse].store(x.chained, x.depth, lanes[coarse].last, step)
+	if ends {
+		lanes[coarse].store(x.chained, x.depth, lanes[coarse].last, uint32(policy.SuperblockTokens/t.size))
 	}
-}
-
-func (t *translator) gone(tier policy.Tier, x *block) {
-	t.changes.n++
-	lanes := &t.changes.lanes[tier]
-	lanes[fine].remove(x.chained)
-	if t.ends(x) {
-		lanes[coarse].remove(x.chained)
-	}
-}
-
-// ends reports whether a superblock ends with this block.
-func (t *translator) ends(x *block) bool {
-	return t.superblocks() && (int(x.depth)+1)*t.size%policy.SuperblockTokens == 0
 }

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,15 +12,13 @@ import (
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
-var day = time.Unix(1_700_000_000, 0)
-
 const testBlock = 4
 
 func newTest(o Options) *translator {
 	if o.MaxBytes == 0 {
 		o.MaxBytes = 1 << 20
 	}
-	return newTranslator("a", 3, "m", &o, &sizes{})
+	return newTranslator("a", 3, "m", &o, &sizes{}, &counts{})
 }
 
 // ids are n blocks of tokens that begin at from.
@@ -40,7 +37,7 @@ func chained(tokens []uint32) []uint64 {
 
 func store(parent uint64, tokens []uint32, hashes ...uint64) Event {
 	return Event{
-		Kind: Stored, Hashes: hashes, Parent: parent, HasParent: parent != 0, Tokens: tokens, BlockSize: testBlock, Opaque: len(hashes),
+		Kind: Stored, Hashes: hashes, Parent: parent, Tokens: tokens, BlockSize: testBlock,
 	}
 }
 
@@ -48,15 +45,9 @@ func remove(hashes ...uint64) Event { return Event{Kind: Removed, Hashes: hashes
 
 func on(medium string, e Event) Event { e.Medium = medium; return e }
 
-func (t *translator) take(events ...Event) []policy.CacheChange { return t.takeAt(day, events...) }
-
-func (t *translator) takeAt(at time.Time, events ...Event) (out []policy.CacheChange) {
-	t.apply(context.Background(), &Batch{Events: events}, at, func(cs []policy.CacheChange) {
-		for _, c := range cs {
-			c.Removed, c.Stored = slices.Clone(c.Removed), slices.Clone(c.Stored)
-			out = append(out, c)
-		}
-	})
+func (t *translator) take(events ...Event) (out []policy.CacheChange) {
+	t.sink = func(cs []policy.CacheChange) { out = append(out, cs...) }
+	t.apply(context.Background(), events)
 	return out
 }
 
@@ -123,21 +114,14 @@ func TestTiersAreCumulative(t *testing.T) {
 	requireChanges(t, x.take(Event{Kind: Cleared}), all...)
 }
 
-func TestOrphansWaitForTheirParent(t *testing.T) {
+// Blocks whose parent is not known are left out, and counted.
+func TestUnknownParents(t *testing.T) {
 	x := newTest(Options{})
-	h := chained(ids(0, 5))
-	require.Empty(t, x.take(store(3, ids(3, 2), 4, 5), store(2, ids(2, 1), 3), remove(5)))
-	requireChanges(t, x.take(store(0, ids(0, 2), 1, 2)), gpu(nil, h[:4]))
-
-	require.Empty(t, x.take(store(50, ids(9, 1), 51)))
-	x.takeAt(day.Add(orphanAge + 1))
-	require.Zero(t, x.orphans.waiting)
+	h := chained(ids(0, 3))
+	require.Empty(t, x.take(store(2, ids(2, 1), 3), remove(3)))
 	require.Equal(t, int64(1), x.count.orphaned)
-	for i := range uint64(2 * maxOrphans) {
-		x.take(store(1000+i, ids(9, 1), 2000+i))
-	}
-	require.Equal(t, maxOrphans, x.orphans.waiting)
-	require.Equal(t, int64(1+maxOrphans), x.count.orphaned)
+	requireChanges(t, x.take(store(0, ids(0, 2), 1, 2), store(2, ids(2, 1), 3)), gpu(nil, h))
+	require.Equal(t, int64(1), x.count.orphaned)
 }
 
 func TestSeedsFollowTheChain(t *testing.T) {
@@ -154,7 +138,7 @@ func TestWhatDoesNotFeedTheIndex(t *testing.T) {
 	e := store(0, ids(0, 2), 1, 2)
 	for name, c := range map[string]struct {
 		change func(*Event)
-		bad    int
+		bad    string
 		blocks int
 	}{
 		"adapter by number": {func(e *Event) { e.Numbered = true }, BadAdapter, 0},
@@ -168,7 +152,7 @@ func TestWhatDoesNotFeedTheIndex(t *testing.T) {
 			x, e := newTest(Options{}), e
 			c.change(&e)
 			out := x.take(e)
-			require.Equal(t, int64(1), x.count.bad[c.bad])
+			require.Equal(t, Unreadable{c.bad: 1}, x.count.bad)
 			require.Len(t, slices.Concat(stores(out)...), c.blocks)
 		})
 	}
@@ -189,20 +173,20 @@ func stores(cs []policy.CacheChange) (out [][]uint64) {
 
 func TestMixedBlockSizesAreRefused(t *testing.T) {
 	o, s := Options{MaxBytes: 1 << 20}, &sizes{}
-	a, b := newTranslator("a", 0, "m", &o, s), newTranslator("b", 0, "m", &o, s)
+	a, b := newTranslator("a", 0, "m", &o, s, &counts{}), newTranslator("b", 0, "m", &o, s, &counts{})
 	small := store(0, ids(0, 2)[:4], 1, 2)
 	small.BlockSize = 2
 	require.NotEmpty(t, a.take(store(0, ids(0, 1), 1)))
 	require.Empty(t, b.take(small))
 	require.Equal(t, int64(1), b.count.bad[BadSize])
 	require.Empty(t, a.take(small), "nor may one engine mix them")
-	require.NotEmpty(t, newTranslator("c", 0, "other", &o, s).take(small))
-	a.clear(func([]policy.CacheChange) {})
+	require.NotEmpty(t, newTranslator("c", 0, "other", &o, s, &counts{}).take(small))
+	a.clear()
 	require.NotEmpty(t, b.take(small), "its last user let go of the old size")
 }
 
 func TestSuperblocks(t *testing.T) {
-	x := newTranslator("a", 0, "m", &Options{MaxBytes: 1 << 20, Coarse: true}, &sizes{})
+	x := newTranslator("a", 0, "m", &Options{MaxBytes: 1 << 20, Coarse: true}, &sizes{}, &counts{})
 	const size, n = 128, 12
 	tokens := make([]uint32, size*n)
 	hashes := make([]uint64, n)
@@ -213,7 +197,7 @@ func TestSuperblocks(t *testing.T) {
 		hashes[i] = uint64(i + 1)
 	}
 	want := kvindex.AppendTokens(nil, tokens, size, kvindex.SeedFor("m", "", ""))
-	e := Event{Kind: Stored, Hashes: hashes, Tokens: tokens, BlockSize: size, Opaque: n}
+	e := Event{Kind: Stored, Hashes: hashes, Tokens: tokens, BlockSize: size}
 	out := x.take(e)
 	require.Len(t, out, 2)
 	require.Equal(t, policy.SuperblockTokens, out[1].BlockTokens)

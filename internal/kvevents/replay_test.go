@@ -8,122 +8,95 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
-// engine is a publisher with a replay buffer, as far as a follower sees it.
-type engine struct {
-	life   int
-	seq    uint64
-	buffer []uint64 // numbers that are still there
-	keep   int
+// replayer is an engine with a replay socket.
+type replayer struct {
+	engine
 	broken bool
 	cuts   int                   // replays that will break off at once
 	drops  func(seq uint64) bool // what a replay leaves out
 }
 
-func (e *engine) payload(seq uint64) []byte { return fmt.Appendf(nil, "%d/%d", e.life, seq) }
-
-func (e *engine) publish() (uint64, []byte) {
-	seq := e.seq
-	e.seq++
-	e.buffer = append(e.buffer, seq)
-	if len(e.buffer) > e.keep {
-		e.buffer = e.buffer[1:]
-	}
-	return seq, e.payload(seq)
+// say publishes a message that reaches the socket.
+func (e *replayer) say(q *Sequence) {
+	e.publish()
+	q.Live(context.Background(), e.seq-1, e.payload(e.seq-1))
 }
 
-func (e *engine) restart() { e.life, e.seq, e.buffer = e.life+1, 0, nil }
-
-func (e *engine) replay(_ context.Context, from uint64, each func(uint64, []byte) error) error {
+func (e *replayer) replay(_ context.Context, from uint64, each func(uint64, []byte) bool) error {
 	if e.cuts--; e.broken || e.cuts >= 0 {
 		return errors.New("broken")
 	}
 	for _, seq := range e.buffer {
-		if seq >= from && (e.drops == nil || !e.drops(seq)) {
-			if err := each(seq, e.payload(seq)); err != nil {
-				return err
-			}
+		if seq >= from && (e.drops == nil || !e.drops(seq)) && !each(seq, e.payload(seq)) {
+			return nil
 		}
 	}
 	return nil
 }
 
-// followerOf returns a follower of the engine, and what it holds.
-func followerOf(e *engine) (*follower, *[]string) {
-	held := new([]string)
-	return &follower{
-		replay: e.replay,
-		apply:  func(_ uint64, p []byte) { *held = append(*held, string(p)) },
-		clear:  func() { *held = nil },
-		count:  &kvevents.Followed{},
-	}, held
+// followed is a Sequence of the engine's messages.
+func followed(e *replayer) (*Sequence, *[]string, *Status) {
+	q, held, st := sequenceTo()
+	q.replay, st.Connected = e.replay, true
+	return q, held, st
 }
 
-func (e *engine) said() (all []string) {
-	for seq := range e.seq {
-		all = append(all, string(e.payload(seq)))
-	}
-	return all
-}
-
-func send(f *follower, e *engine, n int) {
+func send(q *Sequence, e *replayer, n int) {
 	for range n {
-		seq, payload := e.publish()
-		f.accept(context.Background(), seq, payload)
+		e.say(q)
 	}
 }
 
 func TestGapsAreFilled(t *testing.T) {
-	e := &engine{keep: 100}
-	f, held := followerOf(e)
+	e := &replayer{engine: engine{keep: 100}}
+	f, held, st := followed(e)
 	send(f, e, 5)
 	e.publish()
 	e.publish()
 	send(f, e, 2)
 	require.Equal(t, e.said(), *held)
-	require.Equal(t, kvevents.Followed{Gaps: 1, Replays: 1}, *f.count)
+	require.Equal(t, Status{Connected: true, Gaps: 1, Replays: 1}, *st)
 
 	e.publish() // the last one is lost: no gap shows it
-	f.check(context.Background())
+	f.Check(context.Background())
 	require.Equal(t, e.said(), *held)
-	require.Zero(t, f.count.Clears)
+	require.Zero(t, st.Clears)
 }
 
 func TestWhoComesLateGetsTheBuffer(t *testing.T) {
-	e := &engine{keep: 3}
+	e := &replayer{engine: engine{keep: 3}}
 	for range 10 {
 		e.publish()
 	}
-	f, held := followerOf(e)
-	f.check(context.Background())
+	f, held, st := followed(e)
+	f.Check(context.Background())
 	require.Equal(t, e.said()[7:], *held)
 	send(f, e, 2)
 	require.Equal(t, e.said()[7:], *held)
-	require.Zero(t, f.count.Clears)
+	require.Zero(t, st.Clears)
 }
 
 // A replay that is cut, or that lacks what the engine could not send at once, is asked for again.
 func TestReplaysThatBreakOff(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil   func(*engine)
+		spoil   func(*replayer)
 		replays int64
 	}{
-		"cut": {func(e *engine) { e.cuts = 2 }, 3},
-		"holes": {func(e *engine) {
+		"cut": {func(e *replayer) { e.cuts = 2 }, 3},
+		"holes": {func(e *replayer) {
 			n := 0
 			e.drops = func(seq uint64) bool { n++; return n%5 == 0 }
 		}, 3},
-		"short": {func(e *engine) {
+		"short": {func(e *replayer) {
 			n := 0
 			e.drops = func(seq uint64) bool { n++; return n > 4 && n < 10 }
 		}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &engine{keep: 100}
-			f, held := followerOf(e)
+			e := &replayer{engine: engine{keep: 100}}
+			f, held, st := followed(e)
 			send(f, e, 5)
 			for range 7 {
 				e.publish()
@@ -131,25 +104,25 @@ func TestReplaysThatBreakOff(t *testing.T) {
 			c.spoil(e)
 			send(f, e, 1)
 			require.Equal(t, e.said(), *held)
-			require.Zero(t, f.count.Clears)
-			require.Equal(t, c.replays, f.count.Replays)
-			require.NoError(t, f.err)
+			require.Zero(t, st.Clears)
+			require.Equal(t, c.replays, st.Replays)
+			require.Empty(t, st.Problem)
 		})
 	}
 }
 
 func TestWhatCannotBeHadClears(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil func(*engine, *follower)
+		spoil func(*replayer, *Sequence)
 		left  int
 	}{
-		"short buffer": {func(e *engine, _ *follower) { e.keep, e.buffer = 2, nil }, 2},
-		"no replay":    {func(_ *engine, f *follower) { f.replay = nil }, 1},
-		"broken":       {func(e *engine, _ *follower) { e.broken = true }, 1},
+		"short buffer": {func(e *replayer, _ *Sequence) { e.keep, e.buffer = 2, nil }, 2},
+		"no replay":    {func(_ *replayer, f *Sequence) { f.replay = nil }, 1},
+		"broken":       {func(e *replayer, _ *Sequence) { e.broken = true }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &engine{keep: 100}
-			f, held := followerOf(e)
+			e := &replayer{engine: engine{keep: 100}}
+			f, held, st := followed(e)
 			send(f, e, 5)
 			c.spoil(e, f)
 			for range 4 {
@@ -158,8 +131,8 @@ func TestWhatCannotBeHadClears(t *testing.T) {
 			send(f, e, 1)
 			all := e.said()
 			require.Equal(t, all[len(all)-c.left:], *held)
-			require.Equal(t, int64(1), f.count.Clears)
-			require.Zero(t, f.count.Restarts)
+			require.Equal(t, int64(1), st.Clears)
+			require.Zero(t, st.Restarts)
 		})
 	}
 }
@@ -167,23 +140,23 @@ func TestWhatCannotBeHadClears(t *testing.T) {
 func TestARestartClears(t *testing.T) {
 	for _, after := range []int{0, 1, 3, 5, 6, 9} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
-			e := &engine{keep: 100}
-			f, held := followerOf(e)
+			e := &replayer{engine: engine{keep: 100}}
+			f, held, st := followed(e)
 			send(f, e, 5)
 			e.restart()
 			for range after {
 				e.publish()
 			}
-			f.check(context.Background()) // as after every new connection
+			f.Check(context.Background()) // as after every new connection
 			require.Equal(t, e.said(), *held)
-			require.Equal(t, int64(1), f.count.Restarts)
+			require.Equal(t, int64(1), st.Restarts)
 			send(f, e, 3)
 			require.Equal(t, e.said(), *held)
-			require.Equal(t, int64(1), f.count.Clears)
+			require.Equal(t, int64(1), st.Clears)
 		})
 	}
-	e := &engine{keep: 100}
-	f, held := followerOf(e)
+	e := &replayer{engine: engine{keep: 100}}
+	f, held, _ := followed(e)
 	f.replay = nil
 	send(f, e, 5)
 	e.restart()
@@ -192,30 +165,30 @@ func TestARestartClears(t *testing.T) {
 }
 
 func TestABlinkClearsNothing(t *testing.T) {
-	e := &engine{keep: 100}
-	f, held := followerOf(e)
+	e := &replayer{engine: engine{keep: 100}}
+	f, held, st := followed(e)
 	send(f, e, 5)
-	f.check(context.Background())
+	f.Check(context.Background())
 	send(f, e, 5)
 	require.Equal(t, e.said(), *held)
-	require.Equal(t, kvevents.Followed{Replays: 1}, *f.count)
+	require.Equal(t, Status{Connected: true, Replays: 1}, *st)
 }
 
 // Whatever is dropped, doubled or restarted: what is held is a part of what the engine said in this life, without
 // holes, and after a question the end of it.
-func TestFollowerProperty(t *testing.T) {
+func TestReplaysProperty(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		e := &engine{keep: 1 + rng.IntN(20)}
-		f, held := followerOf(e)
+		e := &replayer{engine: engine{keep: 1 + rng.IntN(20)}}
+		f, held, _ := followed(e)
 		for range 200 {
 			switch k := rng.IntN(40); {
 			case k == 0:
 				e.restart()
 				e.cuts, e.drops = 0, nil
-				f.check(context.Background())
+				f.Check(context.Background())
 			case k == 1:
-				f.check(context.Background())
+				f.Check(context.Background())
 			case k == 2:
 				e.cuts = rng.IntN(5)
 			case k == 3:
@@ -232,7 +205,7 @@ func TestFollowerProperty(t *testing.T) {
 			}
 		}
 		e.cuts, e.drops = 0, nil
-		f.check(context.Background())
+		f.Check(context.Background())
 		require.Equal(t, e.seq, f.next, "seed %d", seed)
 	}
 }

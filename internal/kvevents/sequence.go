@@ -1,0 +1,239 @@
+package kvevents
+
+import (
+	"context"
+
+	"github.com/zeebo/xxh3"
+)
+
+// gapTries is how often what is missing is asked for without getting any further, before it is given up: what brings it
+// may be cut with the connection that lost it.
+const gapTries = 3
+
+// Replay calls each for every message that the engine still has, from a number on, in order, until each returns false.
+type Replay func(ctx context.Context, from uint64, each func(seq uint64, payload []byte) bool) error
+
+// Sequence keeps the messages of one publisher in order, over its connections. It belongs to one goroutine.
+//
+// A message is identified by its number and a hash of its content. After a connection, and at a gap, the engine is
+// asked for what it has from the message applied last on: where that one comes first, unchanged, it is the engine that
+// was followed. Over gRPC the stream is opened again for it; over ZeroMQ there is a replay socket.
+type Sequence struct {
+	apply func(seq uint64, payload []byte)
+	clear func() // forgets all that was applied
+	note  func(do func(*Status))
+
+	any     bool   // something was applied since the last clear
+	next    uint64 // the number that comes next
+	print   uint64 // of the message before it
+	before  uint64 // print of the message before that one; 0 where it is not known
+	confirm bool   // the message applied last is to come first
+	asked   int    // how often what comes next was asked for
+
+	// Of gRPC streams.
+	snapshots bool           // a stream opened afresh begins with all that is held, in batches of one number
+	initial   bool           // nothing but a snapshot came yet
+	ranks     map[int]uint64 // number applied last
+	perRank   bool           // every rank counts by itself
+
+	// Of ZeroMQ.
+	replay Replay // nil where the engine has no replay socket
+	live   uint64 // the number behind the last one that came live; 0 before one
+}
+
+// Sequence returns what the messages of a stream go through until the context ends. replay may be nil.
+func (s *Stream) Sequence(ctx context.Context, replay Replay) *Sequence {
+	q := &Sequence{
+		apply: func(seq uint64, payload []byte) { s.apply(ctx, seq, payload) }, clear: s.lose, note: s.Update,
+	}
+	if replay != nil {
+		q.replay = func(ctx context.Context, from uint64, each func(uint64, []byte) bool) error {
+			select {
+			case s.replays <- struct{}{}:
+				defer func() { <-s.replays }()
+				return replay(ctx, from, each)
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	return q
+}
+
+// message is a message of an engine.
+type message struct {
+	seq     uint64
+	rank    int
+	print   uint64 // hash of its content, 0 if that is empty
+	payload []byte
+}
+
+// open is called before messages are asked for: the number that they are to begin with, and whether that is afresh.
+func (q *Sequence) open() (start uint64, fresh bool) {
+	if q.any && q.perRank {
+		q.lost() // one number cannot say where every rank was
+	}
+	if q.confirm = q.any; q.any {
+		return q.next - 1, false
+	}
+	q.initial = q.snapshots
+	return 0, true
+}
+
+// accept takes a message. It returns true if what comes next must be asked for.
+func (q *Sequence) accept(m message) (again bool) {
+	if q.confirm {
+		return q.confirmed(m)
+	}
+	switch {
+	case m.print == 0 && q.repeats(m): // only to show that it is alive
+		return false
+	case !q.any, m.seq == q.next, q.initial && m.seq == q.next-1:
+	case q.ownNumber(m):
+		q.perRank = true
+	case m.seq < q.next:
+		q.restarted()
+		return true
+	case q.asked < gapTries:
+		if q.asked++; q.asked == 1 {
+			q.note(func(st *Status) { st.Gaps++ })
+		}
+		return true
+	default:
+		q.lost()
+	}
+	q.take(m)
+	return false
+}
+
+// confirmed takes the first messages of what was asked for, up to the one applied last.
+func (q *Sequence) confirmed(m message) (again bool) {
+	last := q.next - 1
+	switch {
+	case m.seq == last && m.print == 0 && q.print != 0:
+		return false // that does not identify the engine
+	case m.seq+1 == last && (q.before == 0 || q.before == m.print):
+		return false // some send one more
+	}
+	q.confirm = false
+	switch {
+	case m.seq == last && m.print == q.print:
+		return false
+	case m.seq > last:
+		q.lost() // it does not reach back so far
+	default:
+		q.restarted()
+	}
+	return true
+}
+
+// unconfirmed is called when the engine does not repeat its last message.
+func (q *Sequence) unconfirmed() {
+	if q.confirm {
+		q.confirm = false
+		q.lost()
+	}
+}
+
+// repeats reports whether the number is the last one, of all or of its rank.
+func (q *Sequence) repeats(m message) bool {
+	last, known := q.ranks[m.rank]
+	return q.any && (m.seq == q.next-1 || known && m.seq == last)
+}
+
+// ownNumber reports whether the number is the next of its rank, which counts by itself.
+func (q *Sequence) ownNumber(m message) bool {
+	last, known := q.ranks[m.rank]
+	return known && m.seq == last+1 && (q.perRank || len(q.ranks) > 1) || !known && m.seq <= 1
+}
+
+func (q *Sequence) take(m message) {
+	if q.any && m.seq != q.next-1 {
+		q.initial = false
+	}
+	if q.before = 0; q.any && m.seq == q.next {
+		q.before = q.print
+	}
+	q.apply(m.seq, m.payload)
+	q.any, q.next, q.print, q.asked = true, m.seq+1, m.print, 0
+	if q.ranks == nil {
+		q.ranks = make(map[int]uint64)
+	}
+	if m.rank >= 0 && m.rank < maxRanks {
+		q.ranks[m.rank] = m.seq
+	}
+}
+
+// lost clears because what was missed cannot be had.
+func (q *Sequence) lost() {
+	q.note(func(st *Status) { st.Clears++ })
+	q.clear()
+	q.any, q.next, q.asked, q.perRank = false, 0, 0, false
+	clear(q.ranks)
+}
+
+func (q *Sequence) restarted() {
+	q.note(func(st *Status) { st.Restarts++ })
+	q.lost()
+	q.live = 0
+}
+
+// Live takes a message of a socket on which every message comes once, and has those before it replayed that are
+// missing.
+func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte) {
+	if seq < q.live {
+		q.restarted()
+		q.Check(ctx)
+	}
+	q.live = seq + 1
+	m := message{seq: seq, print: printOf(payload), payload: payload}
+	for q.next <= seq && q.accept(m) { // else a replay had it already
+		q.Check(ctx)
+	}
+}
+
+// Check has the engine replay all that was not applied yet, and notices whether it is still the same. It asks again as
+// long as that gets further: engines drop what they cannot send at once.
+func (q *Sequence) Check(ctx context.Context) {
+	for again := q.replay != nil; again && ctx.Err() == nil; {
+		from, _ := q.open()
+		begin := q.next
+		again = false
+		err := q.replay(ctx, from, func(seq uint64, payload []byte) bool {
+			if q.confirm || !q.any || seq >= q.next {
+				again = q.accept(message{seq: seq, print: printOf(payload), payload: payload})
+			}
+			return !again
+		})
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			again = q.next > begin
+		case q.confirm: // it has published less than was received
+			q.restarted()
+			again = true
+		}
+		q.confirm = false
+		q.note(func(st *Status) {
+			st.Replays++
+			if err != nil {
+				st.ReplayErrors++
+			}
+			if st.Connected {
+				st.Problem = problem(err)
+			}
+		})
+	}
+}
+
+// problem is the text of an error, "" for none.
+func problem(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// printOf is a hash of a message that is never 0.
+func printOf(payload []byte) uint64 { return xxh3.Hash(payload) | 1 }
