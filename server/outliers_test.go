@@ -114,7 +114,7 @@ func TestOutcomesAddUp(t *testing.T) {
 }
 
 // Issue 12.38: one principal under several client ids does not keep a healthy replica from others: what it reports weighs
-// one client's threshold, the answer to another principal's probe overrules it, and then it weighs nothing for longer and longer.
+// one client's threshold, the answer to another principal's probe overrules it, and then it weighs nothing for a time.
 func TestOnePrincipalKeepsNoReplicaFromOthers(t *testing.T) {
 	f := start(t, `
 load_interval: 10s

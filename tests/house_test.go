@@ -56,7 +56,6 @@ var house = []string{
 	"internal/strict",
 	"internal/router/state",
 	"internal/outlier",
-	"internal/regression",
 	"proto/warmpath/v1",
 }
 

@@ -74,7 +74,7 @@ func TestOutliersOfALostServer(t *testing.T) {
 			require.Equal(t, outlier.Ejected, state(r, "a"))
 			lose(w)
 			require.Equal(t, outlier.HalfOpen, state(r, "a"))
-			require.Nil(t, w.view.outcomes(true), "it is no evidence of own calls")
+			require.Nil(t, w.view.outcomes(), "it is no evidence of own calls")
 		})
 	}
 }
@@ -92,7 +92,7 @@ func TestOutliersOfAServerThatWasSilent(t *testing.T) {
 	require.Equal(t, outlier.SlowStart, state(r, "a"))
 }
 
-// Outcomes are counted once for a server, under its numbers; to another one, what stands against a replica is reported again.
+// Outcomes are counted once, under the server's numbers.
 func TestOutcomesAreReported(t *testing.T) {
 	w, r := judging(t)
 	for range 5 {
@@ -103,9 +103,6 @@ func TestOutcomesAreReported(t *testing.T) {
 		r.Complete(q, b.Decision, policy.Outcome{Err: errSilent, Sent: true, Fault: policy.Failed})
 	}
 	want := &warmpathv1.OutcomeReport{Replicas: []*warmpathv1.ReplicaOutcomes{{Replica: 3, Failures: 5}}}
-	require.True(t, proto.Equal(want, w.view.outcomes(false)))
-	require.Nil(t, w.view.outcomes(false))
-	require.True(t, proto.Equal(want, w.view.outcomes(true)))
-	delete(w.view.members.named, 3)
-	require.Empty(t, w.view.outcomes(true).GetReplicas())
+	require.True(t, proto.Equal(want, w.view.outcomes()))
+	require.Nil(t, w.view.outcomes())
 }

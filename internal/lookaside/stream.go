@@ -18,7 +18,6 @@ type watchStream struct {
 	interval time.Duration // between two updates of the load
 	due      time.Time     // of the report that is to be in the next update
 	sent     time.Time     // the last report
-	met      bool          // the server was sent a report
 }
 
 // follow watches a server until that ends, and returns why: [moveTo] where another watch is to follow.
@@ -121,8 +120,7 @@ func (s *watchStream) wait() time.Duration {
 func (s *watchStream) report() {
 	now := time.Now()
 	renew := now.Sub(s.sent) >= renewAfter
-	m := s.view.report(renew, !s.met)
-	s.met = true
+	m := s.view.report(renew)
 	if m.Bookings != nil || renew {
 		s.sent = now
 	}

@@ -117,7 +117,7 @@ func (v *view) detach(r *router.Router) {
 	}
 	r.SetPeerLoad(nothing)
 	r.CacheChanged(v.caches.clearing())
-	forsake(r)
+	v.suspend(r)
 }
 
 // setCapacities gives a Router the sizes of the replicas' caches. Called with mu held.
@@ -182,15 +182,15 @@ func (v *view) start() *warmpathv1.WatchStart {
 }
 
 // report returns what a server is to be sent now; a part is nil where there is nothing to report. renew asks for the
-// load although it has not changed, anew for the outcomes that another server was sent.
-func (v *view) report(renew, anew bool) *warmpathv1.WatchReplicasRequest {
+// load although it has not changed.
+func (v *view) report(renew bool) *warmpathv1.WatchReplicasRequest {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	numbers := v.members.numbers()
 	return &warmpathv1.WatchReplicasRequest{
 		Bookings: v.load.ledger.report(numbers, v.ownLoad(numbers), renew),
 		Routes:   v.routes.report(v.members.named),
-		Outcomes: v.outcomes(anew),
+		Outcomes: v.outcomes(),
 	}
 }
 
@@ -367,26 +367,27 @@ func (v *view) eject(r *router.Router) {
 // suspendEjections has the server's ejections probed: it is silent or gone. Called with mu held.
 func (v *view) suspendEjections() {
 	for _, r := range v.routers {
-		forsake(r)
+		v.suspend(r)
 	}
 }
 
-func forsake(r *router.Router) {
-	for _, rep := range r.View().Replicas() {
-		r.Outliers().Forsake(r.Outlier(rep))
+func (v *view) suspend(r *router.Router) {
+	for id := range v.ejected {
+		if rep := r.View().ByID(id); rep != nil {
+			r.Outliers().SetRemote(r.Outlier(rep), outlier.HalfOpen)
+		}
 	}
 	r.Sync()
 }
 
-// outcomes are the results of the Routers' calls since the last report, nil for none; anew is for the first report to a
-// server. Called with mu held.
-func (v *view) outcomes(anew bool) *warmpathv1.OutcomeReport {
+// outcomes are the results of the Routers' calls since the last report, nil for none. Called with mu held.
+func (v *view) outcomes() *warmpathv1.OutcomeReport {
 	report := new(warmpathv1.OutcomeReport)
 	for number, m := range v.members.named {
 		o := &warmpathv1.ReplicaOutcomes{Replica: number}
 		for _, r := range v.routers {
 			if rep := r.View().ByID(m.ID); rep != nil {
-				c := r.Outliers().Take(r.Outlier(rep), anew)
+				c := r.Outliers().Take(r.Outlier(rep))
 				o.Successes += uint32(c.Successes)
 				o.Failures += uint32(c.Failures)
 				o.Late += uint32(c.Late)

@@ -1,6 +1,9 @@
 package outlier
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // An Answer is how the host learns that a replica has answered. Calls that wait are watched only where it does.
 type Answer uint8
@@ -35,24 +38,26 @@ type Mark struct {
 	answer    Answer
 }
 
+// watched reports whether the host learns that the replica has answered.
+func (m *Mark) watched() bool { return m.answer != AnswerUnseen }
+
+// kind is the index of the paces and limits of attempts like this.
+func (m *Mark) kind() int { return max(int(m.answer), 1) - 1 }
+
 // An Attempt is a request under way on a replica. The caller owns its memory, which must not move between
 // Begin and End. The Detector's lock guards it.
 type Attempt struct {
 	Mark
 	replica    *Replica
-	prev, next *Attempt
-	waits      bool // is in its replica's queue of those that wait for a first message
+	prev, next *Attempt // among those of the replica that wait for a first message; nil = it does not
 	answered   bool
 	from       time.Time // since when it waits for any answer of the replica
 	counted    int       // as evidence since then
 }
 
-// queue are attempts that wait for their first message, the oldest pick first.
-type queue struct{ first, last *Attempt }
-
 // Watched reports whether Answered returns how long the first message took. It takes no lock: it is for the
 // caller of Begin.
-func (a *Attempt) Watched() bool { return a.answer != AnswerUnseen }
+func (a *Attempt) Watched() bool { return a.watched() }
 
 // Begin notes an attempt that is made now. work is the number of tokens that stand before its first message. A zero
 // now is the time of the clock.
@@ -66,77 +71,72 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.states.principals.note(principal, now)
+	d.note(principal, now)
 	a.Principal, a.answer = principal, answer
 	if a.Probe = r.out(); a.Probe {
 		r.probe, r.probed = a, now
-		d.states.probes++
-		d.states.fleet.readmit(r)
+		d.stats.Probes++
+		r.readmit()
 	}
-	if answer == AnswerUnseen {
-		return
+	if a.watched() {
+		a.picked, a.from, a.work = now, now, work
+		a.prev, a.next = r.waiting.prev, &r.waiting
+		a.prev.next, a.next.prev = a, a
 	}
-	a.picked, a.from, a.work, a.waits = now, now, work, true
-	if a.prev = r.waiting.last; a.prev != nil {
-		a.prev.next = a
-	} else {
-		r.waiting.first = a
-	}
-	r.waiting.last = a
 }
 
 // Answered notes that the first response message has come, which may be after End. It returns how long it
 // took, 0 where the attempt is not watched. Later calls do nothing.
 func (d *Detector) Answered(a *Attempt) time.Duration {
-	if !a.Watched() {
-		if a.Probe {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			if d.states.decided(a) {
-				d.states.answer(a.replica, &a.Mark, d.now(), true)
-			}
-		}
+	if !a.watched() && !a.Probe {
 		return 0
 	}
 	now := d.now()
 	took := max(now.Sub(a.picked), 1)
-	work, time := logs(a.work, took)
+	work, lag := math.Log(a.work), math.Log(max(took, quickMessage).Seconds())
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if a.answered {
+	r := a.replica
+	switch {
+	case !a.watched():
+		if r.decided(a) {
+			r.answer(&a.Mark, now, true)
+		}
+		return 0
+	case a.answered:
 		return took
 	}
 	a.answered = true
-	r := a.replica
-	d.states.overdue(a, now)
+	r.overdue(a, now)
 	a.endWait()
-	d.states.decided(a)
+	r.decided(a)
 	late := r.limits[a.kind()].passed(a.work, took)
-	r.paces[a.kind()].Add(work, time)
-	d.states.answer(r, &a.Mark, now, !late)
-	d.states.judge(r, now)
+	r.paces[a.kind()].add(work, lag)
+	r.answer(&a.Mark, now, !late)
+	r.judge(now)
 	return took
 }
 
 // End notes that an attempt has ended. Later calls do nothing.
 func (d *Detector) End(a *Attempt) {
-	if !a.Watched() && !a.Probe {
+	if !a.watched() && !a.Probe {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if a.waits {
-		d.states.overdue(a, d.now())
-		d.states.judge(a.replica, d.now())
+	if a.next != nil {
+		now := d.now()
+		a.replica.overdue(a, now)
+		a.replica.judge(now)
 		a.endWait()
 	}
-	d.states.decided(a)
+	a.replica.decided(a)
 }
 
 // Ended judges a replica by the end of a call there. answered: with a message, or well without one; first: with a
 // message; sent: the request left the client.
 func (d *Detector) Ended(r *Replica, m Mark, fault Fault, answered, first, sent bool) {
-	watched := m.answer != AnswerUnseen
+	watched := m.watched()
 	switch {
 	case !d.Ejects(), answered && watched && first: // Answered has judged it
 		return
@@ -150,21 +150,18 @@ func (d *Detector) Ended(r *Replica, m Mark, fault Fault, answered, first, sent 
 		return
 	}
 	age := now.Sub(m.picked)
-	limit := &r.limits[0]
-	if m.answer == AnswerWhole {
-		limit = &r.limits[1]
-	}
+	limit := &r.limits[m.kind()]
 	m.Probe = m.Probe && !(watched && m.picked.Before(r.since)) // else it was decided before its call ended
 	switch {
 	case answered, fault == NoFault:
-		d.states.answer(r, &m, now, answered || m.Probe)
+		r.answer(&m, now, answered || m.Probe)
 	case fault == Failed:
-		d.states.accuse(r, &m, now, 1, false)
+		r.accuse(&m, now, 1, false)
 	case limit.passed(m.work, age): // End has entered it
 	case fault == Late, watched && fault == TimedOut && (limit.slow(m.work, age) || m.Probe && !limit.known):
-		d.states.accuse(r, &m, now, 1, true)
+		r.accuse(&m, now, 1, true)
 	}
-	d.states.judge(r, now)
+	r.judge(now)
 }
 
 // Outrun notes that another replica answered in time a call that was given up on this one as [Late]: one more piece of
@@ -174,28 +171,54 @@ func (d *Detector) Outrun(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.member && r.Suspected() {
-		d.states.accuse(r, &Mark{picked: now}, now, 1, true)
-		d.states.judge(r, now)
+		r.accuse(&Mark{picked: now}, now, 1, true)
+		r.judge(now)
 	}
 }
 
-func (m *Mark) kind() int { return int(m.answer - AnswerMessage) }
-
 func (a *Attempt) endWait() {
-	if !a.waits {
+	if a.next != nil {
+		a.prev.next, a.next.prev = a.next, a.prev
+		a.prev, a.next = nil, nil
+	}
+}
+
+// decided ends an attempt's probe, so that another may follow, and reports whether it was under way.
+func (r *Replica) decided(a *Attempt) bool {
+	if r.probe != a {
+		return false
+	}
+	r.probe = nil
+	r.readmit()
+	r.d.free()
+	return true
+}
+
+// overdue enters as evidence how many times the limit an attempt has waited, since it was picked or the replica last
+// answered any call, less what was entered before.
+func (r *Replica) overdue(a *Attempt, now time.Time) {
+	if a.picked.Before(r.since) { // the state rests on it already
 		return
 	}
-	a.waits = false
-	w := &a.replica.waiting
-	if a.prev != nil {
-		a.prev.next = a.next
-	} else {
-		w.first = a.next
+	if r.answered.After(a.from) {
+		a.from, a.counted = r.answered, 0
 	}
-	if a.next != nil {
-		a.next.prev = a.prev
-	} else {
-		w.last = a.prev
+	times := r.limits[a.kind()].times(a.work, now.Sub(a.from))
+	if n := times - a.counted; n > 0 {
+		a.counted = times
+		m := a.Mark
+		m.picked = a.from
+		r.accuse(&m, now, n, true)
 	}
-	a.prev, a.next = nil, nil
+}
+
+// wait calls overdue for the oldest calls that wait on a replica.
+func (r *Replica) wait(now time.Time) {
+	const glance = 256
+	least := max(r.limits[0].least, r.limits[1].least)
+	a := r.waiting.next
+	for i := 0; a != &r.waiting && i < glance && now.Sub(a.picked) >= least; i++ {
+		r.overdue(a, now)
+		a = a.next
+	}
 }

@@ -32,15 +32,11 @@ func Default() Config {
 
 func (c Config) withDefaults() Config {
 	d := Default()
-	if c.Failures <= 0 {
-		return Config{SlowStart: c.SlowStart, BaseTime: cmp.Or(c.BaseTime, d.BaseTime)}
+	return Config{
+		Failures: c.Failures, LateFactor: cmp.Or(c.LateFactor, d.LateFactor), LateMin: cmp.Or(c.LateMin, d.LateMin),
+		BaseTime: cmp.Or(c.BaseTime, d.BaseTime), MaxTime: cmp.Or(c.MaxTime, d.MaxTime),
+		MaxShare: cmp.Or(c.MaxShare, d.MaxShare), SlowStart: c.SlowStart,
 	}
-	c.LateFactor = cmp.Or(c.LateFactor, d.LateFactor)
-	c.LateMin = cmp.Or(c.LateMin, d.LateMin)
-	c.BaseTime = cmp.Or(c.BaseTime, d.BaseTime)
-	c.MaxTime = cmp.Or(c.MaxTime, d.MaxTime)
-	c.MaxShare = cmp.Or(c.MaxShare, d.MaxShare)
-	return c
 }
 
 // ejection is how long an ejection lasts after so many others.

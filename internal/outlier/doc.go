@@ -19,7 +19,7 @@
 // evidence has a principal, and one principal weighs at most one client's threshold. A replica ejected on the
 // evidence of one principal, while others are active, is half-open at once for the others: an answer to one
 // of them overrules the ejection, and so does their silence; then the reports of that principal on the
-// replica weigh nothing for a time that doubles.
+// replica weigh nothing for MaxTime.
 //
 // Source: Envoy's outlier detection; gRFC A50; the circuit breaker of Nygard, "Release It!".
 package outlier

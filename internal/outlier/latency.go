@@ -3,12 +3,30 @@ package outlier
 import (
 	"math"
 	"time"
-
-	"github.com/warmpath/warmpath/internal/regression"
 )
 
-// A pace is what a replica's first messages took: log(time) over log(work).
-type pace = regression.Pair
+// A pace is what a replica's first messages took: log(time) over log(work), as means and (co)variances that forget
+// exponentially.
+type pace struct {
+	n          float64 // samples that count
+	x, y       float64 // means of log(work) and log(time)
+	xx, xy, yy float64 // (co)variances
+}
+
+// memory is the number of samples after which an old one counts 1/e.
+const memory = 256
+
+// add takes one sample into account.
+func (p *pace) add(x, y float64) {
+	p.n = min(p.n+1, memory)
+	a := 1 / p.n
+	dx, dy := x-p.x, y-p.y
+	p.x += a * dx
+	p.y += a * dy
+	p.xx = (1 - a) * (p.xx + a*dx*dx)
+	p.xy = (1 - a) * (p.xy + a*dx*dy)
+	p.yy = (1 - a) * (p.yy + a*dy*dy)
+}
 
 // A limit is how long the first message of a replica may take. It rests on what the others take: a replica is
 // never its own measure. The zero limit is never passed.
@@ -24,43 +42,26 @@ const (
 	limitSamples = 16 // of the others, below which nothing is known
 	limitSpread  = 4  // standard deviations beyond which hardly any first message of the fleet's is
 	slowFactor   = 3  // a deadline that has passed counts from so many times what is usual
+
+	quickMessage = 10 * time.Millisecond // what a first message takes at least: below, differences are noise
 )
 
-func (l *limit) at(log, work float64) time.Duration {
-	seconds := math.Exp(log + l.beta*math.Log(work))
-	if !(seconds < math.MaxInt64/1e10) {
-		return math.MaxInt64
-	}
-	return max(time.Duration(seconds*float64(time.Second)), l.least)
-}
+// at is the time in seconds for so much work, from the log of that for work 1.
+func (l *limit) at(log, work float64) float64 { return math.Exp(log + l.beta*math.Log(work)) }
 
 // times is how many times the limit for the work fits into the wait.
 func (l *limit) times(work float64, wait time.Duration) int {
 	if !l.known || wait < l.least {
 		return 0
 	}
-	return int(wait / max(l.at(l.late, work), 1))
+	return int(wait.Seconds() / max(l.at(l.late, work), l.least.Seconds(), 1e-9))
 }
 
 func (l *limit) passed(work float64, wait time.Duration) bool { return l.times(work, wait) > 0 }
 
 // slow reports whether the wait is well beyond what is usual.
 func (l *limit) slow(work float64, wait time.Duration) bool {
-	usual := *l
-	usual.least = 0
-	return l.known && wait >= slowFactor*usual.at(l.usual, work)
-}
-
-// quickMessage is what the first message takes at least, as far as limits go: below, differences are noise.
-const quickMessage = 10 * time.Millisecond
-
-var quickLog = math.Log(quickMessage.Seconds())
-
-func logs(work float64, took time.Duration) (w, t float64) {
-	if took <= quickMessage {
-		return math.Log(work), quickLog
-	}
-	return math.Log(work), math.Log(took.Seconds())
+	return l.known && wait.Seconds() >= slowFactor*l.at(l.usual, work)
 }
 
 // measure sets every member's limits anew. How time grows with work is taken from within the replicas. O(replicas).
@@ -69,7 +70,7 @@ func measure(members []*Replica, c *Config) {
 		var n, ww, wt, tt, lag float64
 		for _, r := range members {
 			p := &r.paces[kind]
-			n, ww, wt, tt = n+p.N, ww+p.N*p.XX, wt+p.N*p.XY, tt+p.N*p.YY
+			n, ww, wt, tt = n+p.n, ww+p.n*p.xx, wt+p.n*p.xy, tt+p.n*p.yy
 		}
 		if n < limitSamples {
 			continue
@@ -78,12 +79,9 @@ func measure(members []*Replica, c *Config) {
 		if ww > 0 {
 			beta = min(max(wt/ww, 0), 1)
 		}
-		lagOf := func(r *Replica) float64 {
+		lagOf := func(r *Replica) float64 { // what its messages took beyond work^beta, in sum
 			p := &r.paces[kind]
-			if p.N == 0 {
-				return 0
-			}
-			return p.N * (p.Y - beta*p.X + math.Log(r.host.Rate()))
+			return p.n * (p.y - beta*p.x + math.Log(r.host.Rate()))
 		}
 		for _, r := range members {
 			lag += lagOf(r)
@@ -91,7 +89,7 @@ func measure(members []*Replica, c *Config) {
 		spread := math.Sqrt(max(tt-2*beta*wt+beta*beta*ww, 0) / n)
 		far := max(math.Log(c.LateFactor), limitSpread*spread)
 		for _, r := range members {
-			others := n - r.paces[kind].N
+			others := n - r.paces[kind].n
 			if others < limitSamples {
 				continue // what was known stays
 			}

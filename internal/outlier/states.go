@@ -1,149 +1,220 @@
 package outlier
 
 import (
+	"maps"
 	"math"
 	"time"
 )
 
-// A State is how a replica is treated, from the best to the worst.
-type State uint8
+// round is how often Look does something.
+const round = 100 * time.Millisecond
 
-// The states.
-const (
-	Healthy   State = iota
-	SlowStart       // its share grows
-	HalfOpen        // gets one request at a time, its probe
-	Ejected         // gets nothing
-)
+// Suspected reports whether any evidence stands against a replica. It takes no lock.
+func (r *Replica) Suspected() bool { return r.strikes.Load() > 0 }
 
-// String returns the name for metrics.
-func (s State) String() string {
-	return [...]string{"healthy", "slow_start", "half_open", "ejected"}[s]
-}
-
-// A Cause is why a replica was ejected.
-type Cause uint8
-
-// The causes.
-const (
-	NoCause     Cause = iota
-	CauseFault        // calls failed
-	CauseLate         // first messages were late, or never came
-	CauseProbe        // its probe failed
-	CauseRemote       // the look-aside server ejects it
-	causes
-)
-
-// String returns the name for metrics.
-func (c Cause) String() string { return [...]string{"", "failures", "late", "probe", "remote"}[c] }
-
-// states moves the replicas of a fleet from state to state, by the evidence. The Detector's lock guards it.
-type states struct {
-	cfg        Config
-	fleet      fleet
-	principals principals
-	due        time.Time // of the next look at the fleet
-	ejections  [causes]int64
-	probes     int64
-}
-
-// effective is the worse of the state by own calls and the state by the look-aside server.
-func (r *Replica) effective() State { return max(r.state, r.remote) }
-
-// out reports whether the replica counts as ejected in the share of the fleet that may be.
-func (r *Replica) out() bool { return r.effective() >= HalfOpen }
-
-// admits reports whether the replica is to get a request now.
-func (r *Replica) admits() bool {
-	switch r.effective() {
-	case Ejected:
-		return false
-	case HalfOpen:
-		return r.probe == nil
-	case SlowStart:
-		return r.host.Bookings() < r.share
+// answer notes that a replica answered a call. A timely answer takes back the evidence; any answer ends an ejection for
+// being late.
+func (r *Replica) answer(m *Mark, now time.Time, timely bool) {
+	r.answered, r.timely = now, timely
+	if m.picked.After(r.reached) {
+		r.reached = m.picked
 	}
-	return true
+	if timely {
+		r.acquit()
+	}
+	proves := timely && (m.Probe || !m.picked.IsZero() && m.picked.After(r.since))
+	if proves || !r.out() {
+		r.counts.Successes++
+	}
+	switch {
+	case !r.out():
+	case proves:
+		r.recover(now)
+	case r.state == Ejected && r.cause == CauseLate:
+		r.until = now // it answers again: its probe may begin
+	}
+}
+
+// acquit takes back the evidence.
+func (r *Replica) acquit() {
+	r.strikes.Store(0)
+	r.late = false
+	r.counts.Failures, r.counts.Late = 0, 0
+	clear(r.given)
+}
+
+// accuse enters n pieces of evidence against a replica; judge follows.
+func (r *Replica) accuse(m *Mark, now time.Time, n int, late bool) {
+	if n = r.weigh(m.Principal, min(n, 1<<10), now); n == 0 {
+		return
+	}
+	failed := m.Probe && r.state == HalfOpen
+	if !failed && r.out() {
+		if r.accuser != "" && m.Principal != r.accuser {
+			r.eject(r.cause, now) // a second principal agrees
+		}
+		return
+	}
+	if late {
+		r.counts.Late += n
+	} else {
+		r.counts.Failures += n
+	}
+	if failed {
+		r.eject(CauseProbe, now)
+		return
+	}
+	if !r.Suspected() || m.picked.Before(r.struck) {
+		r.struck = m.picked
+	}
+	r.late = r.late || late
+	r.strikes.Add(int32(n))
+}
+
+// judge ejects a replica with enough evidence, if enough others stay and, where it is late, if the others are timely.
+func (r *Replica) judge(now time.Time) {
+	d := r.d
+	most := max(int(d.cfg.MaxShare*float64(d.connected)), 1)
+	if int(r.strikes.Load()) < d.cfg.Failures || r.out() || d.outs >= most { // others may have been ejected for it already
+		return
+	}
+	open, fine, bad := 0, 0, 0
+	for _, o := range d.members {
+		if o == r || !o.connected || o.out() || o.host.Draining() {
+			continue
+		}
+		open++
+		switch {
+		case o.Suspected():
+			bad++
+		case o.timely && o.reached.After(r.struck):
+			fine++
+		}
+	}
+	switch {
+	case open == 0:
+	case !r.late:
+		r.eject(CauseFault, now)
+	case fine > 0 && fine >= 2*bad:
+		r.eject(CauseLate, now)
+	}
 }
 
 // eject ejects a replica, for longer each time. Where the evidence is of one principal while others are active, the
 // replica is half-open at once, for the others.
-func (s *states) eject(r *Replica, cause Cause, now time.Time) {
+func (r *Replica) eject(cause Cause, now time.Time) {
+	cfg := &r.d.cfg
 	r.strikes.Store(0)
-	s.fleet.change(r, func() {
+	r.change(func() {
 		r.probe = nil
-		if r.state < HalfOpen && now.Sub(r.until) > s.cfg.MaxTime {
+		if !r.out() && now.Sub(r.until) > cfg.MaxTime {
 			r.times = 0 // it was healthy for long
 		}
-		if r.state < HalfOpen || r.cause == NoCause || r.cause == CauseRemote {
+		if !r.out() || r.cause == CauseRemote {
 			r.cause = cause
 		}
-		probed := r.state == HalfOpen && r.accuser == "" // its probe failed: the ejection before it is confirmed
-		r.state, r.since, r.taken, r.late, r.accuser = Ejected, now, now, false, ""
-		r.until = now.Add(s.cfg.ejection(r.times))
-		if !probed {
-			r.accuser = s.principals.sole(r.given, now)
-		}
-		if r.accuser != "" {
+		confirmed := r.state == HalfOpen && r.accuser == "" // its probe failed
+		r.state, r.since, r.late, r.accuser = Ejected, now, false, ""
+		r.until = now.Add(cfg.ejection(r.times))
+		if !confirmed && len(r.given) == 1 && len(r.d.active) > 1 {
 			r.state = HalfOpen
+			for r.accuser = range r.given {
+			}
 		}
 		r.times++
 	})
-	s.ejections[cause]++
-	s.fleet.free()
+	r.d.stats.Ejections[cause]++
+	r.d.free()
 }
 
 // halfOpen lets one request at a time through.
-func (s *states) halfOpen(r *Replica, cause Cause, now time.Time) {
-	s.fleet.change(r, func() {
+func (r *Replica) halfOpen(cause Cause, now time.Time) {
+	r.change(func() {
 		r.state, r.cause, r.since, r.accuser = HalfOpen, cause, now, ""
 		clear(r.given)
 	})
-	s.fleet.free()
+	r.d.free()
 }
 
-// recover brings a replica back.
-func (s *states) recover(r *Replica, now time.Time) {
+// recover brings a replica back. Where one principal alone had ejected it, its evidence weighs nothing for a time.
+func (r *Replica) recover(now time.Time) {
 	r.acquit()
-	s.fleet.change(r, func() {
+	r.change(func() {
 		if r.accuser != "" { // it was never ejected
 			r.times--
-			r.accuser = ""
+			r.muted, r.mutedUntil, r.accuser = r.accuser, now.Add(r.d.cfg.MaxTime), ""
 		}
-		r.slowStart(now, s.cfg.SlowStart)
+		r.slowStart(now)
 	})
-	s.due = time.Time{}
-	s.fleet.free()
+	r.d.due = time.Time{}
+	r.d.free()
 }
 
-func (r *Replica) slowStart(now time.Time, length time.Duration) {
+func (r *Replica) slowStart(now time.Time) {
+	length := r.d.cfg.SlowStart
 	r.state, r.cause, r.since, r.until, r.share = SlowStart, NoCause, now, now.Add(length), 1
 	if length <= 0 {
 		r.state = Healthy
 	}
 }
 
+// Look does a round if one is due: it counts the calls that wait as evidence, ejects replicas with enough of
+// it, and ends ejections and slow starts that are over. O(replicas).
+func (d *Detector) Look(now time.Time) {
+	if !d.Ejects() && d.cfg.SlowStart <= 0 {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.look(now)
+}
+
+func (d *Detector) look(now time.Time) {
+	if now.Before(d.due) && d.due.Sub(now) <= round { // else the clock was set back
+		return
+	}
+	d.due = now.Add(round)
+	if d.Ejects() {
+		measure(d.members, &d.cfg)
+		for _, r := range d.members {
+			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.cfg.ejection(r.times-1) {
+				r.decided(r.probe) // only its end is seen, and that may never come: another may follow
+			}
+			r.wait(now)
+		}
+		for _, r := range d.members {
+			if r.connected {
+				r.judge(now)
+			}
+		}
+	}
+	maps.DeleteFunc(d.active, func(_ string, at time.Time) bool { return now.Sub(at) >= activeFor })
+	if !d.AllHealthy() {
+		d.advance(now)
+	}
+}
+
 // advance ends ejections, unconfirmed ejections and slow starts whose time is over, and lets shares grow.
-func (s *states) advance(now time.Time) {
+func (d *Detector) advance(now time.Time) {
 	var bookings, others int64
-	for _, r := range s.fleet.members {
-		if r.connected && r.effective() == Healthy {
+	for _, r := range d.members {
+		if r.connected && r.state == Healthy {
 			bookings += r.host.Bookings()
 			others++
 		}
 	}
-	for _, r := range s.fleet.members {
+	for _, r := range d.members {
 		over := !now.Before(r.until)
 		switch {
-		case r.state == Ejected && over:
-			s.halfOpen(r, r.cause, now)
+		case r.state == Ejected && r.cause != CauseRemote && over:
+			r.halfOpen(r.cause, now)
 		case r.state == HalfOpen && r.accuser != "" && over:
-			s.overrule(r, now) // no other principal agreed
+			r.recover(now) // no other principal agreed
 		case r.state == SlowStart && over:
-			s.fleet.change(r, func() { r.state = Healthy })
+			r.change(func() { r.state = Healthy })
 		case r.state == SlowStart:
-			part := 1 - float64(r.until.Sub(now))/float64(s.cfg.SlowStart)
-			s.fleet.change(r, func() { r.share = share(part, bookings, others) })
+			part := 1 - float64(r.until.Sub(now))/float64(d.cfg.SlowStart)
+			r.change(func() { r.share = share(part, bookings, others) })
 		}
 	}
 }
@@ -154,47 +225,4 @@ func share(part float64, bookings, others int64) int64 {
 		return math.MaxInt64
 	}
 	return max(int64(math.Ceil(part*float64(bookings)/float64(others))), 1)
-}
-
-// forget clears the record of a replica that leaves or was restarted. Calls under way are no evidence of what comes
-// after it.
-func (s *states) forget(r *Replica, now time.Time) {
-	r.strikes.Store(0)
-	s.fleet.change(r, func() { r.record = record{waiting: r.waiting, since: now, lost: r.lost} })
-}
-
-// arrive begins the slow start of a replica that has connected, if it is new or was away, and the fleet is
-// not new itself.
-func (s *states) arrive(r *Replica, now time.Time) {
-	missing := !r.met || !r.lost.IsZero() && now.Sub(r.lost) >= max(s.cfg.BaseTime, time.Second)
-	r.met, r.lost = true, time.Time{}
-	founding := now.Sub(s.fleet.upSince) < s.cfg.SlowStart
-	if missing && !founding && s.cfg.SlowStart > 0 && r.state == Healthy {
-		s.fleet.change(r, func() { r.slowStart(now, s.cfg.SlowStart) })
-	}
-}
-
-// look is [Detector.Look].
-func (s *states) look(now time.Time) {
-	if now.Before(s.due) && s.due.Sub(now) <= round { // else the clock was set back
-		return
-	}
-	s.due = now.Add(round)
-	if s.cfg.Failures > 0 {
-		measure(s.fleet.members, &s.cfg)
-		for _, r := range s.fleet.members {
-			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= s.cfg.ejection(r.times-1) {
-				s.decided(r.probe) // only its end is seen, and that may never come: another may follow
-			}
-			s.wait(r, now)
-		}
-		for _, r := range s.fleet.members {
-			if r.connected {
-				s.judge(r, now)
-			}
-		}
-	}
-	if s.fleet.unhealthy.Load() > 0 {
-		s.advance(now)
-	}
 }

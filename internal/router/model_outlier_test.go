@@ -120,11 +120,11 @@ func (m *hospital) step() {
 	case n < 192:
 		m.change()
 	case n < 194:
-		m.each(func(d *outlier.Detector, rep *outlier.Replica) { d.Forsake(rep) })
+		m.each(func(d *outlier.Detector, rep *outlier.Replica) { d.SetRemote(rep, outlier.HalfOpen) })
 	case n < 197:
 		m.each(func(d *outlier.Detector, rep *outlier.Replica) {
 			d.SetRemote(rep, []outlier.State{outlier.Healthy, outlier.HalfOpen, outlier.Ejected}[m.rnd.IntN(3)])
-			d.Take(rep, m.chance(10))
+			d.Take(rep)
 		})
 	default:
 		m.each(func(d *outlier.Detector, rep *outlier.Replica) {

@@ -16,16 +16,14 @@ func (r *Router) Outlier(rep *policy.Replica) *outlier.Replica { return liveOf(r
 
 // Look looks at the fleet as a pick would, for a host that has had none for a while.
 func (r *Router) Look() {
-	if r.outliers.Acts() {
-		r.outliers.Look(r.opts.Now())
-		r.Sync()
-	}
+	r.outliers.Look(r.opts.Now())
+	r.Sync()
 }
 
 // attend looks at the fleet before a pick, if that is due. It is never called while a request chooses: it lets those
 // that wait choose again. It returns the time if it read the clock, else the zero time. Called with mu held.
 func (r *Router) attend(q *policy.Request) (now time.Time) {
-	if !r.outliers.Acts() || q.Answer == policy.AnswerUnseen && r.outliers.AllHealthy() {
+	if q.Answer == policy.AnswerUnseen && r.outliers.AllHealthy() {
 		return now
 	}
 	now = r.opts.Now()

@@ -1,0 +1,292 @@
+package outlier
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A State is how a replica is treated, from the best to the worst.
+type State uint8
+
+// The states.
+const (
+	Healthy   State = iota
+	SlowStart       // its share grows
+	HalfOpen        // gets one request at a time, its probe
+	Ejected         // gets nothing
+)
+
+// String returns the name for metrics.
+func (s State) String() string {
+	return [...]string{"healthy", "slow_start", "half_open", "ejected"}[s]
+}
+
+// A Cause is why a replica was ejected.
+type Cause uint8
+
+// The causes.
+const (
+	NoCause     Cause = iota
+	CauseFault        // calls failed
+	CauseLate         // first messages were late, or never came
+	CauseProbe        // its probe failed
+	CauseRemote       // the look-aside server ejects it
+	causes
+)
+
+// String returns the name for metrics.
+func (c Cause) String() string { return [...]string{"", "failures", "late", "probe", "remote"}[c] }
+
+// A Host is what holds a Replica. Its methods are called with the Detector's lock held, and neither block nor lock.
+type Host interface {
+	Bookings() int64 // requests under way
+	Rate() float64   // relative speed, 1 as a rule
+	Draining() bool
+	Admit(ok bool) // the replica may get a request now, or not
+}
+
+// A Detector watches the replicas of one fleet. Its methods are safe for use by many goroutines and call only the
+// replicas' hosts.
+type Detector struct {
+	cfg       Config
+	now       func() time.Time
+	unhealthy atomic.Int64  // members that are not Healthy
+	changes   atomic.Uint64 // what replicas admit may have changed
+	freed     atomic.Uint64 // … and requests that wait are to choose again
+
+	mu        sync.Mutex // guards the fields below and every Replica; no other lock is taken under it
+	members   []*Replica
+	connected int                  // members that are
+	outs      int                  // members that are out
+	upSince   time.Time            // since when any replica is connected
+	active    map[string]time.Time // when each principal last was
+	due       time.Time            // of the next round of Look
+	stats     Stats
+}
+
+// A Replica is a Detector's record of one replica.
+type Replica struct {
+	host    Host
+	strikes atomic.Int32 // evidence in a row; written with the lock held
+
+	// The Detector's lock guards what follows.
+	d                 *Detector // of which it is or was a member
+	member, connected bool
+	place             int     // in members
+	waiting           Attempt // before and behind the calls that wait for a first message, oldest pick first
+	record
+}
+
+// record is what is forgotten with the replica.
+type record struct {
+	state    State
+	cause    Cause     // why it is out
+	until    time.Time // of an ejection by own calls, or of the slow start
+	since    time.Time // the state; calls picked before are neither evidence nor proof
+	times    int       // ejections, as far as they make the next one longer
+	share    int64     // most requests under way in SlowStart
+	probe    *Attempt  // the latest probe, while it is not decided
+	probed   time.Time // when it began
+	struck   time.Time // when the first call of the evidence was picked
+	late     bool      // some of the evidence is for being late
+	answered time.Time // last
+	timely   bool      // … was in time
+	reached  time.Time // when the latest call was picked that it has answered
+	lost     time.Time // its connection, last
+	paces    [kinds]pace
+	limits   [kinds]limit
+	counts   Counts // to be reported
+
+	given      map[string]int // evidence in a row by principal, at most the threshold
+	accuser    string         // the ejection rests on it alone, and others are active; "" = it does not
+	muted      string         // the principal that was overruled last: its evidence weighs nothing
+	mutedUntil time.Time
+}
+
+// New returns a Detector of an empty fleet. Fields of the config that are 0 have their defaults; now is the clock.
+func New(c Config, now func() time.Time) *Detector {
+	return &Detector{cfg: c.withDefaults(), now: now, active: make(map[string]time.Time)}
+}
+
+// NewReplica returns a replica that is no member yet.
+func NewReplica(h Host) *Replica {
+	r := &Replica{host: h}
+	r.waiting.prev, r.waiting.next = &r.waiting, &r.waiting
+	return r
+}
+
+// Ejects reports whether replicas are ejected at all.
+func (d *Detector) Ejects() bool { return d.cfg.Failures > 0 }
+
+// AllHealthy reports whether every replica of the fleet is Healthy. It takes no lock.
+func (d *Detector) AllHealthy() bool { return d.unhealthy.Load() == 0 }
+
+// Version returns two numbers that grow: changes with every replica that may admit more or less, and freed
+// where requests that wait are to choose again; freed never grows alone. It takes no lock.
+func (d *Detector) Version() (changes, freed uint64) { return d.changes.Load(), d.freed.Load() }
+
+// Due returns when Look does something next.
+func (d *Detector) Due() time.Time {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.due
+}
+
+// Stats are what a Detector has done in its life.
+type Stats struct {
+	Ejections [causes]int64 // by Cause
+	Probes    int64
+}
+
+// Stats returns how often replicas were ejected and probed.
+func (d *Detector) Stats() Stats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stats
+}
+
+// Join makes a replica a member of the fleet.
+func (d *Detector) Join(r *Replica) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !r.member {
+		r.d, r.member, r.place = d, true, len(d.members)
+		d.members = append(d.members, r)
+		r.count(1)
+	}
+}
+
+// Leave takes a member out of the fleet, and forgets it.
+func (d *Detector) Leave(r *Replica) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.now()
+	r.connect(false, now)
+	r.forget(now)
+	last := len(d.members) - 1
+	moved := d.members[last]
+	d.members[r.place], moved.place = moved, r.place
+	d.members[last] = nil
+	d.members, r.member = d.members[:last], false
+}
+
+// Restart forgets the record of a member whose process was restarted.
+func (d *Detector) Restart(r *Replica) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.now()
+	r.forget(now)
+	if r.connected {
+		r.arrive(now)
+	}
+}
+
+// SetConnected notes that the connection of a member comes or goes. A replica that is new beside older ones,
+// or was away for the time of an ejection, begins in SlowStart: every client would find it idle. A shorter
+// loss changes nothing.
+func (d *Detector) SetConnected(r *Replica, up bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r.connect(up, d.now())
+}
+
+func (r *Replica) connect(up bool, now time.Time) {
+	switch d := r.d; {
+	case r.connected == up:
+	case up:
+		if d.connected++; d.connected == 1 {
+			d.upSince = now
+		}
+		r.connected = true
+		r.arrive(now)
+	default:
+		d.connected--
+		r.connected, r.lost = false, now
+	}
+}
+
+// arrive begins the slow start of a replica that has connected, if it is new or was away, and the fleet is
+// not new itself.
+func (r *Replica) arrive(now time.Time) {
+	slow := r.d.cfg.SlowStart
+	away := now.Sub(r.lost) >= max(r.d.cfg.BaseTime, time.Second)
+	if away && slow > 0 && now.Sub(r.d.upSince) >= slow && r.state == Healthy {
+		r.change(func() { r.slowStart(now) })
+	}
+}
+
+// forget clears the record of a replica that leaves or was restarted. Calls under way are no evidence of what comes
+// after it.
+func (r *Replica) forget(now time.Time) {
+	r.strikes.Store(0)
+	r.change(func() { r.record = record{since: now} })
+}
+
+// Readmit gives the host of a replica what it admits now, for when the host's Bookings have changed.
+func (d *Detector) Readmit(r *Replica) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r.host.Admit(r.admits())
+}
+
+// AdmitsAssigned reports whether a replica is to get a request that the look-aside server assigned: only own
+// calls count.
+func (d *Detector) AdmitsAssigned(r *Replica) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return !r.out() || r.cause == CauseRemote || r.state == HalfOpen && r.probe == nil
+}
+
+// State returns the state of a replica, and why it is ejected or half-open.
+func (d *Detector) State(r *Replica) (State, Cause) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return r.state, r.cause
+}
+
+// out reports whether the replica counts as ejected in the share of the fleet that may be.
+func (r *Replica) out() bool { return r.state >= HalfOpen }
+
+// admits reports whether the replica is to get a request now.
+func (r *Replica) admits() bool {
+	switch r.state {
+	case Ejected:
+		return false
+	case HalfOpen:
+		return r.probe == nil
+	case SlowStart:
+		return r.host.Bookings() < r.share
+	}
+	return true
+}
+
+// change puts a change of a replica's state into force. All changes of state go through it.
+func (r *Replica) change(do func()) {
+	r.count(-1)
+	do()
+	r.count(1)
+	r.readmit()
+}
+
+// readmit gives the host what the replica admits now.
+func (r *Replica) readmit() {
+	r.host.Admit(r.admits())
+	r.d.changes.Add(1)
+}
+
+// count keeps the numbers of members that are not healthy, and that are out.
+func (r *Replica) count(n int) {
+	if r.member && r.state != Healthy {
+		r.d.unhealthy.Add(int64(n))
+	}
+	if r.member && r.out() {
+		r.d.outs += n
+	}
+}
+
+// free lets requests that wait choose again.
+func (d *Detector) free() {
+	d.freed.Add(1)
+	d.changes.Add(1)
+}
