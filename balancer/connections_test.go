@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 // fakeConn is a connection that is ready, and its own picker and producer.
@@ -50,7 +50,7 @@ func TestConnectionsOfIDsThatMove(t *testing.T) {
 			update := func(list ...string) {
 				var all []resolver.Endpoint
 				for _, s := range list {
-					all = append(all, fleet.Endpoint(fleet.Replica{ID: s[:1], Address: s[2:]}))
+					all = append(all, fleet.Endpoint(policy.Attributes{ID: s[:1], Address: s[2:]}))
 				}
 				b.endpoints.set(b, &lbConfig{Config: new(policy.Config)}, all)
 			}

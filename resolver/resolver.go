@@ -49,7 +49,8 @@ import (
 
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/target"
 )
 
@@ -88,7 +89,7 @@ func Check(text string) error {
 }
 
 // parseList reads the target of a fixed list.
-func parseList(u url.URL) ([]fleet.Replica, error) {
+func parseList(u url.URL) ([]policy.Attributes, error) {
 	list, err := target.OpaqueOrPath(u)
 	if err != nil {
 		return nil, err
@@ -105,9 +106,9 @@ func parseList(u url.URL) ([]fleet.Replica, error) {
 }
 
 // defaultAuthority is the authority proposed for a channel to a fleet.
-func defaultAuthority(replicas []fleet.Replica) string {
+func defaultAuthority(replicas []policy.Attributes) string {
 	if len(replicas) == 0 {
 		return target.NoAuthority
 	}
-	return replicas[0].Authority()
+	return fleet.Authority(replicas[0])
 }

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/lookaside"
 	"github.com/warmpath/warmpath/internal/target"
 )
@@ -85,8 +86,8 @@ func parseServers(u url.URL) (lookup, error) {
 	}
 	l := lookup{servers: strings.Split(u.Host, ","), deployment: strings.TrimPrefix(path, "/")}
 	for i, s := range l.servers {
-		r := fleet.Replica{Address: s}
-		if err := r.Settle(); err != nil {
+		r := policy.Attributes{Address: s}
+		if err := fleet.Settle(&r); err != nil {
 			return fail(fmt.Sprintf("server %d: %v", i+1, err))
 		}
 		if slices.Contains(l.servers[:i], s) {
@@ -168,9 +169,7 @@ func (r *watchResolver) changed(w *lookaside.Watch, s lookaside.State) {
 		Addresses: make([]resolver.Address, 0, len(s.Replicas)),
 	}
 	for _, rep := range s.Replicas {
-		a := rep.Attributes()
-		a.Stats = rep.Stats
-		target.Add(&state, fleet.SetReplica(fleet.Endpoint(rep.Replica), a), r.own)
+		target.Add(&state, fleet.Endpoint(rep.Attributes), r.own)
 	}
 	if config := r.config(s.ServiceConfig); config != "" {
 		state.ServiceConfig = r.cc.ParseServiceConfig(config)

@@ -12,7 +12,6 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleetfile"
@@ -79,7 +78,7 @@ type Deployment struct {
 }
 
 // Replicas are the entries of a fleet file.
-type Replicas []fleet.Replica
+type Replicas []policy.Attributes
 
 // UnmarshalJSON implements [json.Unmarshaler], as strictly as a fleet file is read.
 func (r *Replicas) UnmarshalJSON(raw []byte) error {
@@ -205,7 +204,7 @@ func (c *Config) checkDeployments() error {
 			return fmt.Errorf("deployments.%s: %w", name, err)
 		}
 		for _, r := range d.Replicas {
-			replicas = append(replicas, eventsource.Declared(r.Attributes(), d.KVEvents, d.KVEventsReplay))
+			replicas = append(replicas, eventsource.Declared(r, d.KVEvents, d.KVEventsReplay))
 		}
 	}
 	if err := eventsource.CheckListeners(replicas); err != nil {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
@@ -31,7 +30,7 @@ func TestServerConfigPage(t *testing.T) {
 		"tls": TLS{}, "A principal": Principal{}, "A deployment": Deployment{}.withDefaults(),
 		"replica_tls": ReplicaTLS{}, "health_check": HealthCheck{}.withDefaults(), "load_poll": LoadPoll{},
 	}
-	described := map[reflect.Type]bool{reflect.TypeFor[policy.Config](): true, reflect.TypeFor[fleet.Replica](): true}
+	described := map[reflect.Type]bool{reflect.TypeFor[policy.Config](): true, reflect.TypeFor[policy.Attributes](): true}
 	for heading, value := range chapters {
 		described[reflect.TypeOf(value)] = true
 		rows := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| [^|]*\\| ([^|]*) \\|").FindAllStringSubmatch(sections[heading], -1)

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/eventsource"
-	"github.com/warmpath/warmpath/internal/fleetfile"
+	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -84,20 +84,20 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 	if math.IsNaN(r.GetWeight()) || math.IsInf(r.GetWeight(), 0) {
 		return described{}, invalid("replica.weight: it is not finite")
 	}
-	file, err := json.Marshal(map[string][]fleet.Replica{"replicas": {{
+	file, err := json.Marshal(map[string][]policy.Attributes{"replicas": {{
 		ID: r.GetId(), Address: r.GetAddress(), ServerName: r.GetServerName(), Zone: r.GetZone(), Node: r.GetNode(),
-		Weight: r.GetWeight(), MaxOngoingRequests: int(r.GetMaxOngoingRequests()), Models: r.GetModels(),
+		Weight: r.GetWeight(), MaxOngoing: int(r.GetMaxOngoingRequests()), Models: r.GetModels(),
 		Adapters: r.GetAdapters(), Ranks: int(r.GetRanks()), Draining: r.GetDraining(), Instance: r.GetInstance(),
 		KVEvents: r.GetKvEvents(), KVEventsReplay: r.GetKvEventsReplay(),
 	}}})
 	if err != nil {
 		return described{}, invalid("replica: %v", err)
 	}
-	all, err := fleetfile.Parse(file)
+	all, err := fleet.Parse(file)
 	if err != nil {
 		return described{}, invalid("%v", err)
 	}
-	m := describedIn(all[0])
+	m := described{Attributes: all[0]}
 	m.Stats, m.KVTokens = r.GetStats(), int(min(r.GetKvTokens(), maxLength))
 	return m, nil
 }

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -13,18 +12,12 @@ import (
 // described is a replica as a source of members describes it.
 type described struct {
 	policy.Attributes
-	ServerName string // for TLS and :authority, if it is not the address
-	KVTokens   int    // size of the cache in tokens; 0 = not known
-	marked     bool   // draining because its health check fails
-}
-
-func describedIn(r fleet.Replica) described {
-	return described{Attributes: r.Attributes(), ServerName: r.ServerName}
+	KVTokens int  // size of the cache in tokens; 0 = not known
+	marked   bool // draining because its health check fails
 }
 
 func (d *described) equal(o *described) bool {
-	return d.ServerName == o.ServerName && d.KVTokens == o.KVTokens && d.marked == o.marked &&
-		d.Attributes.Equal(o.Attributes)
+	return d.KVTokens == o.KVTokens && d.marked == o.marked && d.Attributes.Equal(o.Attributes)
 }
 
 // A member is a replica of the fleet under its number.

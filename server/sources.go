@@ -181,7 +181,7 @@ func (x *sources) members() []described {
 	all := make([]described, 0, len(x.config.Replicas)+len(x.registered)+len(x.resolved))
 	addresses := make(map[string]bool)
 	for _, r := range x.config.Replicas {
-		m := describedIn(r)
+		m := described{Attributes: r}
 		if own := x.registered[m.ID]; own != nil {
 			m.reports(own.described)
 		}

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/serviceconfig"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 // parseTarget returns the resolver of a gRPC target.
@@ -169,7 +169,8 @@ func describe(s resolver.State) []described {
 		if len(ep.Addresses) == 0 {
 			continue
 		}
-		d := described{Attributes: fleet.FromEndpoint(ep), ServerName: ep.Addresses[0].ServerName}
+		d := described{Attributes: fleet.FromEndpoint(ep)}
+		d.ServerName = ep.Addresses[0].ServerName
 		if d.ID == "" || seen[d.ID] || strings.ContainsAny(d.ID, "\n\x00") {
 			continue
 		}

@@ -16,8 +16,9 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	warmpath "github.com/warmpath/warmpath/balancer"
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 // wideConn is a channel whose connections are opened and broken by the test, one at a time, as gRPC's serialiser would
@@ -98,13 +99,13 @@ type wideFleet struct {
 	waiting   []*wideSubConn // by place: asked for and not open
 }
 
-func newWideFleet(t testing.TB, policy string, n int) *wideFleet {
+func newWideFleet(t testing.TB, name string, n int) *wideFleet {
 	t.Helper()
-	parsed, err := balancer.Get(warmpath.Name).(balancer.ConfigParser).ParseConfig(json.RawMessage(`{"policy":{"` + policy + `":{}}}`))
+	parsed, err := balancer.Get(warmpath.Name).(balancer.ConfigParser).ParseConfig(json.RawMessage(`{"policy":{"` + name + `":{}}}`))
 	require.NoError(t, err)
 	f := &wideFleet{wideConn: &wideConn{asked: make(chan *wideSubConn, n)}, open: make([]*wideSubConn, n), waiting: make([]*wideSubConn, n)}
 	for i := range n {
-		f.endpoints = append(f.endpoints, fleet.Endpoint(fleet.Replica{
+		f.endpoints = append(f.endpoints, fleet.Endpoint(policy.Attributes{
 			ID: replicaID(i), Address: fmt.Sprintf("10.%d.%d.%d:50051", i>>16, i>>8&255, i&255),
 		}))
 	}

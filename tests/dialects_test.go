@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/fleet"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -118,7 +118,7 @@ func ranked(t *testing.T, name string, rank int, addrs ...string) *grpc.ClientCo
 	res := manual.NewBuilderWithScheme("ranked")
 	var all []resolver.Endpoint
 	for _, a := range addrs {
-		all = append(all, fleet.Endpoint(fleet.Replica{ID: a, Address: a, Ranks: 4}))
+		all = append(all, fleet.Endpoint(policy.Attributes{ID: a, Address: a, Ranks: 4}))
 	}
 	res.InitialState(resolver.State{Endpoints: all})
 	return dial(t, "ranked:///", grpc.WithResolvers(res), client.WithConfig(`{"policy":`+config+`}`))

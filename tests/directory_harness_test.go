@@ -8,7 +8,8 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/stats"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 // update is what a directory tells its channel.
@@ -26,7 +27,7 @@ func state(serviceConfig string, rs ...*replica) update {
 	return u
 }
 
-func members(rs ...fleet.Replica) update {
+func members(rs ...policy.Attributes) update {
 	var u update
 	for _, r := range rs {
 		u.Endpoints = append(u.Endpoints, fleet.Endpoint(r))

@@ -37,7 +37,6 @@ var packages = map[string]string{
 	"routing":     module + "/internal/router",
 	"pb":          module + "/examples/stubs/vllm/grpc/engine",
 	"net":         "net",
-	"fleet":       module + "/balancer/fleet",
 	"replica":     module + "/server/replica",
 }
 

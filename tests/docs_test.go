@@ -19,7 +19,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
@@ -95,7 +94,7 @@ func TestConfigPageNamesEveryField(t *testing.T) {
 		"## consistent_hash":       consistenthash.DefaultConfig(),
 		"## Dialects":              dialect.Dialect{},
 		"## Tokenizer":             tokenize.DefaultConfig(),
-		"## The fleet file":        fleet.Replica{},
+		"## The fleet file":        policy.Attributes{},
 	} {
 		t.Run(heading, func(t *testing.T) {
 			raw, err := json.Marshal(config)

@@ -47,7 +47,7 @@ var house = []string{
 	"internal/kvevents",
 	"internal/target",
 	"internal/fleetfile",
-	"balancer/fleet",
+	"internal/fleet",
 	"internal/eventsource",
 	"internal/kvindex",
 	"internal/fault",

@@ -13,8 +13,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer"
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 // In a fleet too large for a connection each, only those picked are connected,
@@ -84,7 +85,7 @@ func TestLargeFleetRoundRobin(t *testing.T) {
 
 	s := state("", rs...)
 	for i := range balancer.EagerConnections { // as many again that are draining
-		s.Endpoints = append(s.Endpoints, fleet.Endpoint(fleet.Replica{ID: fmt.Sprint("d", i), Address: fmt.Sprintf("127.2.%d.%d:9", i/250, i%250+1), Draining: true}))
+		s.Endpoints = append(s.Endpoints, fleet.Endpoint(policy.Attributes{ID: fmt.Sprint("d", i), Address: fmt.Sprintf("127.2.%d.%d:9", i/250, i%250+1), Draining: true}))
 	}
 
 	mr := newDirectory("wander", s)

@@ -14,7 +14,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/keepalive"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -89,7 +89,7 @@ func TestFleetFileIsFollowed(t *testing.T) {
 // change.
 func TestModelsDeclaredLater(t *testing.T) {
 	rs := replicas(t, 2)
-	a, b := fleet.Replica{ID: "a", Address: rs[0].addr}, fleet.Replica{ID: "b", Address: rs[1].addr}
+	a, b := policy.Attributes{ID: "a", Address: rs[0].addr}, policy.Attributes{ID: "b", Address: rs[1].addr}
 	mr := newDirectory("models", members(a, b))
 	cc := dial(t, "models:///x", grpc.WithResolvers(mr),
 		client.WithConfig(`{"policy":{"round_robin":{}},"dialects":[{"methods":["`+unaryMethod+`"],"model":"3.2"}]}`))
@@ -110,9 +110,9 @@ func TestModelsDeclaredLater(t *testing.T) {
 func TestIDsMove(t *testing.T) {
 	rs := replicas(t, 3)
 	at := func(addrs ...string) update {
-		var list []fleet.Replica
+		var list []policy.Attributes
 		for i, a := range addrs {
-			list = append(list, fleet.Replica{ID: fmt.Sprint("r", i), Address: a})
+			list = append(list, policy.Attributes{ID: fmt.Sprint("r", i), Address: a})
 		}
 		return members(list...)
 	}
@@ -143,19 +143,19 @@ func TestIDsMove(t *testing.T) {
 func TestDuplicates(t *testing.T) {
 	rs := replicas(t, 2)
 	mr := newDirectory("twice", members(
-		fleet.Replica{ID: "a", Address: rs[0].addr},
-		fleet.Replica{ID: "a", Address: rs[1].addr},
-		fleet.Replica{ID: "b", Address: rs[0].addr},
-		fleet.Replica{ID: "a", Address: rs[0].addr},
+		policy.Attributes{ID: "a", Address: rs[0].addr},
+		policy.Attributes{ID: "a", Address: rs[1].addr},
+		policy.Attributes{ID: "b", Address: rs[0].addr},
+		policy.Attributes{ID: "a", Address: rs[0].addr},
 	))
 	cc := dial(t, "twice:///x", grpc.WithResolvers(mr), roundRobin())
 	for range 10 {
 		require.Equal(t, rs[0].addr, where(t, deadline(t), cc, ""))
 		require.Equal(t, rs[0].addr, where(t, client.WithPin(deadline(t), "a"), cc, ""))
 		mr.set(members(
-			fleet.Replica{ID: "a", Address: rs[0].addr},
-			fleet.Replica{ID: "a", Address: rs[1].addr},
-			fleet.Replica{ID: "b", Address: rs[0].addr},
+			policy.Attributes{ID: "a", Address: rs[0].addr},
+			policy.Attributes{ID: "a", Address: rs[1].addr},
+			policy.Attributes{ID: "b", Address: rs[0].addr},
 		))
 	}
 	require.Zero(t, rs[1].calls.Load())

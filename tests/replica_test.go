@@ -18,7 +18,6 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -30,7 +29,7 @@ import (
 // counts the calls that the full one let in.
 func full(t *testing.T) (rs []*replica, reached *atomic.Int64) {
 	t.Helper()
-	m, err := modelserver.New(modelserver.Config{Replica: fleet.Replica{MaxOngoingRequests: 1}})
+	m, err := modelserver.New(modelserver.Config{Replica: policy.Attributes{MaxOngoing: 1}})
 	require.NoError(t, err)
 	entered, reached := make(chan struct{}), new(atomic.Int64)
 	busy := start(t, &replica{

@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -137,7 +137,7 @@ func TestRankReachesTheReplica(t *testing.T) {
 	dialRanks := func(ranks int, bare bool) *grpc.ClientConn {
 		res := manual.NewBuilderWithScheme("ranks")
 		res.InitialState(resolver.State{Endpoints: []resolver.Endpoint{
-			fleet.Endpoint(fleet.Replica{ID: "a", Address: r.addr, Ranks: ranks}),
+			fleet.Endpoint(policy.Attributes{ID: "a", Address: r.addr, Ranks: ranks}),
 		}})
 		opts := []grpc.DialOption{grpc.WithResolvers(res)}
 		if bare {

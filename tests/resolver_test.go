@@ -17,7 +17,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -70,7 +70,7 @@ func TestResolverErrorsAndEmptyFleets(t *testing.T) {
 	_, err := stub.UnaryCall(deadline(t), simple(""))
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	require.ErrorContains(t, err, "the registry is down")
-	mr.set(members(fleet.Replica{ID: "a", Address: rs[0].addr}))
+	mr.set(members(policy.Attributes{ID: "a", Address: rs[0].addr}))
 	eventually(t, "the fleet is there", func() bool { _, err := stub.UnaryCall(deadline(t), simple("")); return err == nil })
 	mr.fail(errors.New("the registry is down"))
 	require.Equal(t, rs[0].addr, where(t, deadline(t), cc, ""), "the last good fleet stays")
@@ -82,7 +82,7 @@ func TestResolverErrorsAndEmptyFleets(t *testing.T) {
 	_, err = stub.UnaryCall(deadline(t), simple(""))
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	require.ErrorContains(t, err, "the registry is gone")
-	mr.set(members(fleet.Replica{ID: "b", Address: rs[1].addr}))
+	mr.set(members(policy.Attributes{ID: "b", Address: rs[1].addr}))
 	eventually(t, "another fleet", func() bool {
 		reply, err := stub.UnaryCall(deadline(t), simple(""))
 		return err == nil && reply.Username == rs[1].addr
@@ -106,7 +106,7 @@ func TestStatusOfAResolver(t *testing.T) {
 		_, err = stub.UnaryCall(ctx, simple(""), grpc.WaitForReady(true))
 		cancel()
 		require.Equal(t, codes.DeadlineExceeded, status.Code(err), "it waits")
-		mr.set(members(fleet.Replica{ID: "a", Address: rs[0].addr}))
+		mr.set(members(policy.Attributes{ID: "a", Address: rs[0].addr}))
 		_, err = stub.UnaryCall(deadline(t), simple(""), grpc.WaitForReady(true))
 		require.NoError(t, err)
 	}

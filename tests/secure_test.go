@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/server"
 	modelserver "github.com/warmpath/warmpath/server/replica"
@@ -78,7 +78,7 @@ deployments:
 		own, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		m, err := modelserver.New(modelserver.Config{
-			Replica: fleet.Replica{ID: fmt.Sprint("r", i), Address: own.Addr().String()},
+			Replica: policy.Attributes{ID: fmt.Sprint("r", i), Address: own.Addr().String()},
 			Servers: []string{lis.Addr().String()}, Deployment: "chat", DialOptions: reached(token("engines-0123456789")), DrainNotice: -1,
 		})
 		require.NoError(t, err)

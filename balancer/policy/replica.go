@@ -7,35 +7,43 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// Attributes describe a replica. They come from the resolver or the fleet file
-// and do not change during the life of a [Replica].
+// Attributes describe a replica: an entry of the fleet file, of a resolver, or of a model server that registers. They do
+// not change during the life of a [Replica].
 type Attributes struct {
-	ID       string // stable; unique in the fleet
-	Address  string // host:port
-	Draining bool   // takes no new sessions, and for a time keeps those that it has
-	Ranks    int    // data-parallel ranks; 0 and 1 mean one
-	Zone     string
-	Node     string
+	// ID is the stable name of the replica, the one that hashes and spans use; unique in the fleet.
+	// Printable ASCII without blanks, at most 256 bytes. Default: the address.
+	ID string `json:"id,omitempty"`
+	// Address is host:port; required.
+	Address string `json:"address"`
+	// ServerName is the name in the replica's certificate and in the :authority
+	// of its calls, with or without a port. Default: the address.
+	ServerName string `json:"server_name,omitempty"`
+	// Zone and Node are where the replica runs.
+	Zone string `json:"zone,omitempty"`
+	Node string `json:"node,omitempty"`
 	// Weight is the replica's share relative to others; 0 means 1. Until a rate
 	// is learned it is the rate too, and where none is.
-	Weight float64
-	// MaxOngoing is how many requests may be under way at once; 0 means the
-	// Router's default, negative means no bound.
-	MaxOngoing int
-	Models     []string // served; empty = not declared
-	Adapters   []string // LoRA adapters loaded
-	KVEvents   string   // where the engine publishes KV events
-	// KVEventsReplay is where it repeats those that were missed; "" = nowhere.
-	KVEventsReplay string
-	// Instance changes when the replica is restarted: what it had cached is gone. "" = not reported.
-	Instance string
+	Weight float64 `json:"weight,omitempty"`
+	// MaxOngoing is how many requests may be under way at once; 0 means max_ongoing_requests of the [Config].
+	MaxOngoing int      `json:"max_ongoing_requests,omitempty"`
+	Models     []string `json:"models,omitempty"`   // served; empty = not declared
+	Adapters   []string `json:"adapters,omitempty"` // LoRA adapters loaded
+	// KVEvents is where the engine publishes its KV events, KVEventsReplay where it
+	// repeats those that were missed; "" = nowhere.
+	KVEvents       string `json:"kv_events,omitempty"`
+	KVEventsReplay string `json:"kv_events_replay,omitempty"`
+	// Ranks is how many data-parallel ranks the replica has; 0 and 1 mean one.
+	Ranks    int  `json:"ranks,omitempty"`
+	Draining bool `json:"draining,omitempty"` // takes no new sessions, and for a time keeps those that it has
+	// Instance changes when the replica is restarted: what it had cached is gone. "" = not reported. At most 256 bytes.
+	Instance string `json:"instance,omitempty"`
 	// Stats are free-form numbers that the replica reports about itself.
-	Stats map[string]float64
+	Stats map[string]float64 `json:"-"`
 }
 
 // Equal reports whether two sets of attributes are the same.
 func (a Attributes) Equal(b Attributes) bool {
-	return a.ID == b.ID && a.Address == b.Address && a.Zone == b.Zone && a.Node == b.Node &&
+	return a.ID == b.ID && a.Address == b.Address && a.ServerName == b.ServerName && a.Zone == b.Zone && a.Node == b.Node &&
 		a.Weight == b.Weight && a.MaxOngoing == b.MaxOngoing && a.KVEvents == b.KVEvents &&
 		a.KVEventsReplay == b.KVEventsReplay && a.Instance == b.Instance && a.Ranks == b.Ranks &&
 		a.Draining == b.Draining && slices.Equal(a.Models, b.Models) &&

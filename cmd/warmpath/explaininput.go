@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer"
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
@@ -24,7 +24,7 @@ const maxInput = 64 << 20
 // members is the fleet that the flags name.
 func (e *explain) members(c *cobra.Command) (members []router.Member, err error) {
 	list, file := c.Flags().Changed("replicas"), c.Flags().Changed("fleet")
-	var replicas []fleet.Replica
+	var replicas []policy.Attributes
 	switch {
 	case list == file:
 		return nil, usagef("one of --replicas and --fleet is required, and not both")
@@ -41,19 +41,19 @@ func (e *explain) members(c *cobra.Command) (members []router.Member, err error)
 		return nil, usagef("--fleet: %s has no replicas", e.fleet)
 	}
 	for _, r := range replicas {
-		members = append(members, router.Member{Attributes: r.Attributes()})
+		members = append(members, router.Member{Attributes: r})
 	}
 	return members, nil
 }
 
 // parseReplicas reads a list whose entries are ids or what fleet.ParseList takes.
-func parseReplicas(list string) ([]fleet.Replica, error) {
-	var replicas []fleet.Replica
+func parseReplicas(list string) ([]policy.Attributes, error) {
+	var replicas []policy.Attributes
 	seen := map[string]bool{}
 	var withAddress []string
 	for i, entry := range strings.Split(list, ",") {
 		entry = strings.TrimSpace(entry)
-		r := fleet.Replica{ID: entry, Address: entry}
+		r := policy.Attributes{ID: entry, Address: entry}
 		switch {
 		case entry == "":
 			return nil, fmt.Errorf("entry %d of %q is empty; want an id, host:port or id=host:port", i+1, list)

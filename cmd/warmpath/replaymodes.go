@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/lab/drive"
@@ -206,7 +205,7 @@ func (m *modes) serve(ctx context.Context, c *cobra.Command, s *stage, config []
 
 // serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that
 // can be.
-func (m *modes) serverConfig(r *replay, mode, name string, replicas []fleet.Replica) ([]byte, error) {
+func (m *modes) serverConfig(r *replay, mode, name string, replicas []policy.Attributes) ([]byte, error) {
 	interval := max(time.Duration(float64(100*time.Millisecond)/r.speed), 10*time.Millisecond)
 	deployment := map[string]any{
 		"mode": mode, "central": policy.Central{Deadline: policy.Duration(m.deadline)},
@@ -221,7 +220,7 @@ func (m *modes) serverConfig(r *replay, mode, name string, replicas []fleet.Repl
 }
 
 // entries are replicas as a fleet file has them.
-func entries(replicas []fleet.Replica) []map[string]any {
+func entries(replicas []policy.Attributes) []map[string]any {
 	all := make([]map[string]any, len(replicas))
 	for i, r := range replicas {
 		all[i] = map[string]any{"id": r.ID, "address": r.Address}

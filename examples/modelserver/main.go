@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	pb "github.com/warmpath/warmpath/examples/stubs/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/server/replica"
 )
@@ -39,7 +39,7 @@ func run(ctx context.Context, address string, servers ...string) error {
 		return err
 	}
 	r, err := replica.New(replica.Config{
-		Replica:     fleet.Replica{Models: []string{"numbers"}, MaxOngoingRequests: 8},
+		Replica:     policy.Attributes{Models: []string{"numbers"}, MaxOngoing: 8},
 		Servers:     servers,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
 	})

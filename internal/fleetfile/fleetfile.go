@@ -15,14 +15,15 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 // maxFile bounds a file, in bytes.
 const maxFile = 64 << 20
 
 // Load reads a fleet file.
-func Load(path string) ([]fleet.Replica, error) {
+func Load(path string) ([]policy.Attributes, error) {
 	data, err := read(path)
 	if err != nil {
 		return nil, err
@@ -30,7 +31,7 @@ func Load(path string) ([]fleet.Replica, error) {
 	return parseFile(path, data)
 }
 
-func parseFile(path string, data []byte) ([]fleet.Replica, error) {
+func parseFile(path string, data []byte) ([]policy.Attributes, error) {
 	replicas, err := Parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -65,7 +66,7 @@ func read(path string) ([]byte, error) {
 // Parse reads the text of a fleet file, YAML or JSON. "replicas: []" is a fleet
 // of no replica; a text without replicas is an error, since that is what a file
 // looks like while it is being written.
-func Parse(data []byte) ([]fleet.Replica, error) {
+func Parse(data []byte) ([]policy.Attributes, error) {
 	if err := oneDocument(data); err != nil {
 		return nil, err
 	}

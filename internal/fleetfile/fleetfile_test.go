@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 const full = `
@@ -32,10 +33,10 @@ replicas:
 - address: "[2001:db8::1]:50051"
 `
 
-var fullFleet = []fleet.Replica{
+var fullFleet = []policy.Attributes{
 	{
 		ID: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z1", Node: "n1", Weight: 1.5,
-		MaxOngoingRequests: 64, Models: []string{"m"}, Adapters: []string{"x", "z"},
+		MaxOngoing: 64, Models: []string{"m"}, Adapters: []string{"x", "z"},
 		KVEvents: "tcp://10.0.0.1:5557", KVEventsReplay: "tcp://10.0.0.1:6557", Ranks: 4, Draining: true,
 	},
 	{ID: "[2001:db8::1]:50051", Address: "[2001:db8::1]:50051"},
@@ -44,20 +45,20 @@ var fullFleet = []fleet.Replica{
 func TestParse(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
-		want       []fleet.Replica
+		want       []policy.Attributes
 	}{
 		{"every field", full, fullFleet},
-		{"flow style", `replicas: [{id: a, address: "a:1"}]`, []fleet.Replica{{ID: "a", Address: "a:1"}}},
-		{"json", `{"replicas":[{"address":"a:1","weight":0}]}`, []fleet.Replica{{ID: "a:1", Address: "a:1"}}},
-		{"empty", "replicas: []\n", []fleet.Replica{}},
-		{"null is absent", `replicas: [{address: "a:1", weight: null, id: ~}]`, []fleet.Replica{{ID: "a:1", Address: "a:1"}}},
-		{"one marked document", "# c\n%YAML 1.1\n---\nreplicas: [{address: 'a:1'}]\n...\n", []fleet.Replica{{ID: "a:1", Address: "a:1"}}},
+		{"flow style", `replicas: [{id: a, address: "a:1"}]`, []policy.Attributes{{ID: "a", Address: "a:1"}}},
+		{"json", `{"replicas":[{"address":"a:1","weight":0}]}`, []policy.Attributes{{ID: "a:1", Address: "a:1"}}},
+		{"empty", "replicas: []\n", []policy.Attributes{}},
+		{"null is absent", `replicas: [{address: "a:1", weight: null, id: ~}]`, []policy.Attributes{{ID: "a:1", Address: "a:1"}}},
+		{"one marked document", "# c\n%YAML 1.1\n---\nreplicas: [{address: 'a:1'}]\n...\n", []policy.Attributes{{ID: "a:1", Address: "a:1"}}},
 		{"anchors", "replicas:\n- {<<: &d {zone: z}, address: 'a:1'}\n- {<<: *d, address: 'b:1'}\n",
-			[]fleet.Replica{{ID: "a:1", Address: "a:1", Zone: "z"}, {ID: "b:1", Address: "b:1", Zone: "z"}}},
+			[]policy.Attributes{{ID: "a:1", Address: "a:1", Zone: "z"}, {ID: "b:1", Address: "b:1", Zone: "z"}}},
 		{"same host, other port", `replicas: [{address: "a:1"}, {address: "a:2"}]`,
-			[]fleet.Replica{{ID: "a:1", Address: "a:1"}, {ID: "a:2", Address: "a:2"}}},
+			[]policy.Attributes{{ID: "a:1", Address: "a:1"}, {ID: "a:2", Address: "a:2"}}},
 		{"server names", `replicas: [{address: "a:1", server_name: "x:443"}, {address: "b:1", server_name: "[::1]:1"}, {address: "c:1", server_name: "[::1]"}]`,
-			[]fleet.Replica{{ID: "a:1", Address: "a:1", ServerName: "x:443"}, {ID: "b:1", Address: "b:1", ServerName: "[::1]:1"}, {ID: "c:1", Address: "c:1", ServerName: "[::1]"}}},
+			[]policy.Attributes{{ID: "a:1", Address: "a:1", ServerName: "x:443"}, {ID: "b:1", Address: "b:1", ServerName: "[::1]:1"}, {ID: "c:1", Address: "c:1", ServerName: "[::1]"}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := Parse([]byte(tt.text))
@@ -171,9 +172,9 @@ func FuzzParse(f *testing.F) {
 		}
 		ids := map[string]bool{}
 		for _, r := range replicas {
-			require.NoError(t, r.Settle())
+			require.NoError(t, fleet.Settle(&r))
 			require.False(t, ids[r.ID] || r.ID == "")
-			require.False(t, math.IsInf(r.Weight, 0) || math.IsNaN(r.Weight) || r.Weight < 0 || r.MaxOngoingRequests < 0)
+			require.False(t, math.IsInf(r.Weight, 0) || math.IsNaN(r.Weight) || r.Weight < 0 || r.MaxOngoing < 0)
 			ids[r.ID] = true
 		}
 		// What was read, written and read again is the same.
@@ -183,7 +184,7 @@ func FuzzParse(f *testing.F) {
 		require.NoError(t, err)
 		require.Len(t, again, len(replicas))
 		for i := range replicas {
-			require.True(t, replicas[i].Attributes().Equal(again[i].Attributes()))
+			require.True(t, replicas[i].Equal(again[i]))
 			require.Equal(t, replicas[i].ServerName, again[i].ServerName)
 		}
 	})

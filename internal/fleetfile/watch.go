@@ -9,7 +9,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // timing of a Watcher. After an event the file gets a moment to settle, since a
@@ -56,7 +56,7 @@ type Watcher struct {
 // count as changes. They are seen by inotify and its like within about 50 ms; by
 // a look every 30 seconds where there are no such events. A relative path holds
 // for the working directory at the time of the call.
-func Watch(path string, on func([]fleet.Replica, error)) *Watcher {
+func Watch(path string, on func([]policy.Attributes, error)) *Watcher {
 	return watch(path, on, usual)
 }
 
@@ -65,7 +65,7 @@ func WatchFile(path string, on func([]byte, error)) *Watcher {
 	return watchFile(path, on, usual)
 }
 
-func watch(path string, on func([]fleet.Replica, error), t timing) *Watcher {
+func watch(path string, on func([]policy.Attributes, error), t timing) *Watcher {
 	return watchFile(path, func(data []byte, err error) {
 		if err != nil {
 			on(nil, err)

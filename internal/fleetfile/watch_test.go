@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // quick leaves the events alone to tell of changes; polled has none.
@@ -21,7 +21,7 @@ var (
 )
 
 type told struct {
-	replicas []fleet.Replica
+	replicas []policy.Attributes
 	err      error
 }
 
@@ -29,7 +29,7 @@ type told struct {
 func follow(t *testing.T, path string, tm timing) <-chan told {
 	t.Helper()
 	ch := make(chan told, 1000)
-	w := watch(path, func(replicas []fleet.Replica, err error) { ch <- told{replicas, err} }, tm)
+	w := watch(path, func(replicas []policy.Attributes, err error) { ch <- told{replicas, err} }, tm)
 	if tm.events {
 		require.NoError(t, w.Degraded())
 	}
@@ -225,7 +225,7 @@ func TestWatchClose(t *testing.T) {
 	calls := make(chan struct{}, 10)
 	enter, leave := make(chan struct{}), make(chan struct{})
 	var after bool
-	w := watch(path, func([]fleet.Replica, error) {
+	w := watch(path, func([]policy.Attributes, error) {
 		calls <- struct{}{}
 		if len(calls) == 2 {
 			close(enter)
@@ -258,7 +258,7 @@ func TestWatchCloseRace(t *testing.T) {
 	for i := range 50 {
 		var mu sync.Mutex
 		over := false
-		w := watch(path, func([]fleet.Replica, error) {
+		w := watch(path, func([]policy.Attributes, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			assert.False(t, over)

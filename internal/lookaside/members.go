@@ -6,7 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -132,23 +133,24 @@ func (m *members) numbers() []uint32 { return slices.Sorted(maps.Keys(m.named)) 
 
 // replicaOf reads a replica as a server describes it.
 func replicaOf(p *warmpathv1.Replica) (Replica, error) {
-	r := fleet.Replica{
-		ID:                 p.GetId(),
-		Address:            p.GetAddress(),
-		ServerName:         p.GetServerName(),
-		Zone:               p.GetZone(),
-		Node:               p.GetNode(),
-		Weight:             p.GetWeight(),
-		MaxOngoingRequests: int(p.GetMaxOngoingRequests()),
-		Models:             p.GetModels(),
-		Adapters:           p.GetAdapters(),
-		Ranks:              int(p.GetRanks()),
-		Draining:           p.GetDraining(),
-		Instance:           p.GetInstance(),
+	r := policy.Attributes{
+		ID:         p.GetId(),
+		Address:    p.GetAddress(),
+		ServerName: p.GetServerName(),
+		Zone:       p.GetZone(),
+		Node:       p.GetNode(),
+		Weight:     p.GetWeight(),
+		MaxOngoing: int(p.GetMaxOngoingRequests()),
+		Models:     p.GetModels(),
+		Adapters:   p.GetAdapters(),
+		Ranks:      int(p.GetRanks()),
+		Draining:   p.GetDraining(),
+		Instance:   p.GetInstance(),
+		Stats:      p.GetStats(),
 	}
-	if err := r.Settle(); err != nil {
+	if err := fleet.Settle(&r); err != nil {
 		return Replica{}, fmt.Errorf("replica %q: %w", p.GetId(), err)
 	}
 	const most = 1 << 40 // no cache is larger, and it fits everywhere
-	return Replica{Replica: r, Stats: p.GetStats(), kvTokens: int(min(p.GetKvTokens(), most))}, nil
+	return Replica{Attributes: r, kvTokens: int(min(p.GetKvTokens(), most))}, nil
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/outlier"
@@ -24,7 +23,7 @@ func judging(t *testing.T) (*Watch, *router.Router) {
 	w.view.members.named = make(map[uint32]Replica)
 	var members []router.Member
 	for i, id := range []string{"a", "b", "c", "d"} {
-		w.view.members.named[uint32(i+1)] = Replica{Replica: fleet.Replica{ID: id}}
+		w.view.members.named[uint32(i+1)] = Replica{Attributes: policy.Attributes{ID: id}}
 		members = append(members, router.Member{Attributes: policy.Attributes{ID: id}})
 	}
 	r.SetFleet(members)

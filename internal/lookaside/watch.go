@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -40,9 +40,7 @@ type State struct {
 
 // A Replica is one replica as a server describes it.
 type Replica struct {
-	fleet.Replica
-	Stats map[string]float64 // that it reports of itself
-
+	policy.Attributes
 	kvTokens int
 }
 

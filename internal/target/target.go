@@ -8,7 +8,8 @@ import (
 
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 // FileScheme is the scheme of targets that name a fleet file; resolver/file resolves them where it is linked.
@@ -43,7 +44,7 @@ func OpaqueOrPath(u url.URL) (string, error) {
 }
 
 // State is the resolver state of a fleet. own: each replica keeps its own authority.
-func State(replicas []fleet.Replica, own bool) resolver.State {
+func State(replicas []policy.Attributes, own bool) resolver.State {
 	state := resolver.State{
 		Endpoints: make([]resolver.Endpoint, 0, len(replicas)),
 		// For policies built on balancer/base, which read nothing else.

@@ -16,7 +16,8 @@ import (
 
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/target"
 )
@@ -74,7 +75,7 @@ func (b *builder) OverrideAuthority(t resolver.Target) string {
 	if len(b.proposals) >= maxProposals {
 		return target.NoAuthority
 	}
-	b.proposals[path] = replicas[0].Authority()
+	b.proposals[path] = fleet.Authority(replicas[0])
 	return b.proposals[path]
 }
 
@@ -164,7 +165,7 @@ type follower struct {
 }
 
 // update receives the file's content, the first time from within Build.
-func (r *follower) update(replicas []fleet.Replica, err error) {
+func (r *follower) update(replicas []policy.Attributes, err error) {
 	if !r.started {
 		r.started, r.refused = true, err
 	}

@@ -15,11 +15,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-func bounded(n int) Config { return Config{Replica: fleet.Replica{MaxOngoingRequests: n}} }
+func bounded(n int) Config { return Config{Replica: policy.Attributes{MaxOngoing: n}} }
 
 // calls makes one call of each kind and returns its trailer and its error.
 var calls = map[string]func(context.Context, *grpc.ClientConn) (metadata.MD, error){

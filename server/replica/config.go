@@ -11,7 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
@@ -19,8 +19,8 @@ import (
 type Config struct {
 	// Replica is the entry to register, as in a fleet file. Address is host:port as clients reach it; default: the
 	// listener's, if clients can use it. The id defaults to the address: set one if that changes from one start to the
-	// next. MaxOngoingRequests bounds the calls in the handlers; 0 = no bound.
-	Replica fleet.Replica
+	// next. MaxOngoing bounds the calls in the handlers; 0 = no bound.
+	Replica policy.Attributes
 	// KVTokens is the size of the KV cache in tokens; 0 = not known.
 	KVTokens int
 
@@ -77,8 +77,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("replica: DrainTimeout: %v is less than 0", c.DrainTimeout)
 	case c.Lease != 0 && (c.Lease < minLease || c.Lease > maxLease):
 		return c, fmt.Errorf("replica: Lease: %v is not between %v and %v", c.Lease, minLease, maxLease)
-	case c.Replica.MaxOngoingRequests > math.MaxInt32:
-		return c, fmt.Errorf("replica: Replica: max_ongoing_requests: %d is more than %d", c.Replica.MaxOngoingRequests,
+	case c.Replica.MaxOngoing > math.MaxInt32:
+		return c, fmt.Errorf("replica: Replica: max_ongoing_requests: %d is more than %d", c.Replica.MaxOngoing,
 			math.MaxInt32)
 	case c.KVTokens < 0 || c.KVTokens > math.MaxInt32:
 		return c, fmt.Errorf("replica: KVTokens: %d is not between 0 and %d", c.KVTokens, math.MaxInt32)
@@ -93,9 +93,9 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // settle returns a replica at an address with its defaults, as a fleet file would have it.
-func settle(r fleet.Replica, address string) (fleet.Replica, error) {
+func settle(r policy.Attributes, address string) (policy.Attributes, error) {
 	r.Address = address
-	file, err := json.Marshal(map[string][]fleet.Replica{"replicas": {r}})
+	file, err := json.Marshal(map[string][]policy.Attributes{"replicas": {r}})
 	if err != nil {
 		return r, errors.New("replica: Replica: weight is not a finite number")
 	}

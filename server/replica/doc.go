@@ -2,7 +2,7 @@
 // it, reports its load, registers itself to the look-aside server, and leaves without losing a call.
 //
 //	r, err := replica.New(replica.Config{
-//		Replica:     fleet.Replica{Address: "10.0.0.1:50051", MaxOngoingRequests: 64},
+//		Replica:     policy.Attributes{Address: "10.0.0.1:50051", MaxOngoing: 64},
 //		Servers:     []string{"router:4770"},
 //		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(creds)},
 //	})

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -49,7 +49,7 @@ func TestLoadInTrailers(t *testing.T) {
 		"what the interceptors count": {Config{}, map[string]float64{warmpathv1.MetricRunning: 2}},
 		"a bound":                     {bounded(4), map[string]float64{warmpathv1.MetricRunning: 2, "application_utilization": 0.5}},
 		"the engine's word": {
-			Config{Load: engine(Load{Ongoing: 7, Waiting: 3, UncachedTokens: 1234}), KVTokens: 281600, Replica: fleet.Replica{MaxOngoingRequests: 14}},
+			Config{Load: engine(Load{Ongoing: 7, Waiting: 3, UncachedTokens: 1234}), KVTokens: 281600, Replica: policy.Attributes{MaxOngoing: 14}},
 			map[string]float64{
 				warmpathv1.MetricRunning: 4, warmpathv1.MetricWaiting: 3, warmpathv1.MetricUncachedTokens: 1234,
 				warmpathv1.MetricTokenCapacity: 281600, "application_utilization": 0.5,

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -176,7 +176,7 @@ func (r *Replica) heartbeat() *warmpathv1.RegisterRequest {
 	return q
 }
 
-func message(r fleet.Replica) *warmpathv1.Replica {
+func message(r policy.Attributes) *warmpathv1.Replica {
 	return &warmpathv1.Replica{
 		Id:                 r.ID,
 		Address:            r.Address,
@@ -184,7 +184,7 @@ func message(r fleet.Replica) *warmpathv1.Replica {
 		Zone:               r.Zone,
 		Node:               r.Node,
 		Weight:             r.Weight,
-		MaxOngoingRequests: uint32(r.MaxOngoingRequests),
+		MaxOngoingRequests: uint32(r.MaxOngoing),
 		Models:             r.Models,
 		Adapters:           r.Adapters,
 		Ranks:              uint32(r.Ranks),

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -64,7 +64,7 @@ func (l *lookaside) next(t *testing.T) *warmpathv1.RegisterRequest {
 
 // registering returns a config that names look-aside servers.
 func registering(servers ...*lookaside) Config {
-	c := Config{Logger: slog.New(slog.DiscardHandler), DialOptions: []grpc.DialOption{plain}, Replica: fleet.Replica{ID: "a", Address: "10.0.0.1:50051"}}
+	c := Config{Logger: slog.New(slog.DiscardHandler), DialOptions: []grpc.DialOption{plain}, Replica: policy.Attributes{ID: "a", Address: "10.0.0.1:50051"}}
 	for _, s := range servers {
 		c.Servers = append(c.Servers, s.address)
 	}
@@ -74,8 +74,8 @@ func registering(servers ...*lookaside) Config {
 func TestHeartbeatsCarryEverything(t *testing.T) {
 	one, two := startLookaside(t), startLookaside(t)
 	c := registering(one, two)
-	c.Replica = fleet.Replica{
-		ID: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z", Node: "n", Weight: 2, MaxOngoingRequests: 8,
+	c.Replica = policy.Attributes{
+		ID: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z", Node: "n", Weight: 2, MaxOngoing: 8,
 		Models: []string{"m"}, Adapters: []string{"x"}, Ranks: 4, KVEvents: "tcp://e:1", KVEventsReplay: "tcp://e:2", Instance: "life",
 	}
 	c.Deployment, c.Lease, c.KVTokens = "d", 5*time.Second, 1000

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A Replica is this process as clients and look-aside servers see it. Its methods may be called from any goroutine.
@@ -33,7 +33,7 @@ type Replica struct {
 
 	// mu guards what follows. Nothing is locked under it.
 	mu    sync.Mutex
-	own   fleet.Replica // as registered; its slices are never written
+	own   policy.Attributes // as registered; its slices are never written
 	links []*link
 }
 
@@ -46,7 +46,7 @@ func New(c Config) (*Replica, error) {
 	c.Replica.Instance = cmp.Or(c.Replica.Instance, crand.Text())
 	return &Replica{
 		cfg:    c,
-		bound:  int64(c.Replica.MaxOngoingRequests),
+		bound:  int64(c.Replica.MaxOngoing),
 		after:  time.After,
 		jitter: func(d time.Duration) time.Duration { return d - rand.N(d/8+1) },
 		health: health.NewServer(),

@@ -13,7 +13,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A call that is under way ends well, calls still come in during the notice, and a health watch, which never ends,
@@ -105,7 +105,7 @@ func TestServeRefuses(t *testing.T) {
 func TestAddressIsTheListeners(t *testing.T) {
 	s := startLookaside(t)
 	c := registering(s)
-	c.Replica = fleet.Replica{}
+	c.Replica = policy.Attributes{}
 	r, clock := standing(t, c)
 	conn, end, ended := serve(t, r, newModel())
 	q := s.next(t)
@@ -129,11 +129,11 @@ func TestOwnHealthServiceStays(t *testing.T) {
 
 func TestConfigNamesTheField(t *testing.T) {
 	for want, c := range map[string]Config{
-		"Replica: address":                              {Replica: fleet.Replica{Address: "nowhere"}},
-		"Replica: max_ongoing_requests: -1":             {Replica: fleet.Replica{MaxOngoingRequests: -1}},
-		"Replica: max_ongoing_requests: 1099511627776 ": {Replica: fleet.Replica{MaxOngoingRequests: 1 << 40}},
-		"Replica: weight is not a finite number":        {Replica: fleet.Replica{Weight: math.NaN()}},
-		"Replica: id":                                   {Replica: fleet.Replica{ID: "a b", Address: "a:1"}},
+		"Replica: address":                              {Replica: policy.Attributes{Address: "nowhere"}},
+		"Replica: max_ongoing_requests: -1":             {Replica: policy.Attributes{MaxOngoing: -1}},
+		"Replica: max_ongoing_requests: 1099511627776 ": {Replica: policy.Attributes{MaxOngoing: 1 << 40}},
+		"Replica: weight is not a finite number":        {Replica: policy.Attributes{Weight: math.NaN()}},
+		"Replica: id":                                   {Replica: policy.Attributes{ID: "a b", Address: "a:1"}},
 		"KVTokens: -1":                                  {KVTokens: -1},
 		"Lease: 1ms is not between 1s and 1h0m0s":       {Lease: time.Millisecond},
 		"DrainTimeout: -1s":                             {DrainTimeout: -time.Second},

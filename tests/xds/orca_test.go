@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	modelserver "github.com/warmpath/warmpath/server/replica"
 )
@@ -21,7 +21,7 @@ import (
 // The load that server/replica writes by hand is what ORCA's own generated code reads.
 func TestLoadIsAnOrcaReport(t *testing.T) {
 	m, err := modelserver.New(modelserver.Config{
-		Replica:  fleet.Replica{MaxOngoingRequests: 14},
+		Replica:  policy.Attributes{MaxOngoing: 14},
 		KVTokens: 281600,
 		Load:     func() modelserver.Load { return modelserver.Load{Ongoing: 7, Waiting: 3, UncachedTokens: 1234} },
 	})

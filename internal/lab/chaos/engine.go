@@ -11,7 +11,8 @@ import (
 
 	"google.golang.org/grpc/resolver"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
@@ -153,7 +154,7 @@ func (r *replica) close() {
 }
 
 func (r *replica) endpoint() resolver.Endpoint {
-	e := fleet.Replica{ID: r.id, Address: r.proxy.Addr(), Instance: strconv.Itoa(r.lives)}
+	e := policy.Attributes{ID: r.id, Address: r.proxy.Addr(), Instance: strconv.Itoa(r.lives)}
 	if r.spec.KVEvents {
 		e.KVEvents = "grpc:vllm"
 	}

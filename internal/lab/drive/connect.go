@@ -15,8 +15,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/target"
@@ -35,7 +36,7 @@ const (
 const fileScheme = target.FileScheme
 
 // Replicas are the replicas that a target names; none where only its resolver has them.
-func Replicas(target string) []fleet.Replica {
+func Replicas(target string) []policy.Attributes {
 	if list, ok := strings.CutPrefix(target, resolver.Scheme+":///"); ok {
 		if replicas, err := fleet.ParseList(list); err == nil {
 			return replicas

@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/fleet"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/lab/workload"
@@ -46,7 +45,7 @@ type Options struct {
 	// DialClient are those of one channel, by its number from 0; nil means there are none.
 	DialClient func(client int) []grpc.DialOption
 	// Replicas are those to wait for, for a target that does not name them itself.
-	Replicas []fleet.Replica
+	Replicas []policy.Attributes
 	// Started is called when the first request is about to be sent; nil = none.
 	Started func()
 }

@@ -24,11 +24,11 @@ func (v replicaValue) Equal(o any) bool {
 // Endpoint returns the gRPC endpoint of a replica. Its one address carries
 // nothing but the address and the TLS name: both change the connection, and
 // nothing else about the replica should.
-func Endpoint(r Replica) resolver.Endpoint {
+func Endpoint(r policy.Attributes) resolver.Endpoint {
 	ep := resolver.Endpoint{
-		Addresses: []resolver.Address{{Addr: r.Address, ServerName: r.Authority()}},
+		Addresses: []resolver.Address{{Addr: r.Address, ServerName: Authority(r)}},
 	}
-	return SetReplica(ep, r.Attributes())
+	return SetReplica(ep, r)
 }
 
 // SetReplica returns a copy of an endpoint that carries a replica's attributes.

@@ -12,10 +12,10 @@ import (
 )
 
 // fullFleet has a replica with every field, and one with its address alone.
-var fullFleet = []Replica{
+var fullFleet = []policy.Attributes{
 	{
 		ID: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z1", Node: "n1", Weight: 1.5,
-		MaxOngoingRequests: 64, Models: []string{"m"}, Adapters: []string{"x", "z"},
+		MaxOngoing: 64, Models: []string{"m"}, Adapters: []string{"x", "z"},
 		KVEvents: "tcp://10.0.0.1:5557", KVEventsReplay: "tcp://10.0.0.1:6557", Ranks: 4, Draining: true,
 	},
 	{ID: "[2001:db8::1]:50051", Address: "[2001:db8::1]:50051"},
@@ -24,7 +24,7 @@ var fullFleet = []Replica{
 func TestParseList(t *testing.T) {
 	got, err := ParseList("a:1, r=b:1,x=y=[::1]:1,[fe80::1%eth0]:2")
 	require.NoError(t, err)
-	assert.Equal(t, []Replica{
+	assert.Equal(t, []policy.Attributes{
 		{ID: "a:1", Address: "a:1"}, {ID: "r", Address: "b:1"}, {ID: "x=y", Address: "[::1]:1"},
 		{ID: "[fe80::1%eth0]:2", Address: "[fe80::1%eth0]:2"},
 	}, got)
@@ -52,43 +52,31 @@ func TestParseList(t *testing.T) {
 
 func TestFieldsAreThoseOfReplica(t *testing.T) {
 	var tags []string
-	for f := range reflect.TypeFor[Replica]().Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		tags = append(tags, name)
+	for f := range reflect.TypeFor[policy.Attributes]().Fields() {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "-" {
+			tags = append(tags, name)
+		}
 	}
 	assert.Equal(t, tags, fields)
 }
 
-// A field that the file can set and the core does not get would be a setting
-// without effect.
-func TestAttributesCarryEverything(t *testing.T) {
-	a := fullFleet[0].Attributes()
-	assert.Equal(t, policy.Attributes{
-		ID: "a", Address: "10.0.0.1:50051", Zone: "z1", Node: "n1", Weight: 1.5, MaxOngoing: 64,
-		Models: []string{"m"}, Adapters: []string{"x", "z"}, KVEvents: "tcp://10.0.0.1:5557", Draining: true,
-		KVEventsReplay: "tcp://10.0.0.1:6557", Ranks: 4,
-	}, a)
-	a.Models[0] = "other"
-	assert.Equal(t, "m", fullFleet[0].Models[0])
-}
-
 func TestReplicaAuthority(t *testing.T) {
 	for _, tt := range []struct {
-		r    Replica
+		r    policy.Attributes
 		want string
 	}{
-		{Replica{Address: "a:1"}, "a:1"},
-		{Replica{Address: "a:1", ServerName: "b"}, "b"},
-		{Replica{Address: "[::1]:1"}, "[::1]:1"},
-		{Replica{Address: "[fe80::1%eth0]:1"}, "[fe80::1]:1"},
+		{policy.Attributes{Address: "a:1"}, "a:1"},
+		{policy.Attributes{Address: "a:1", ServerName: "b"}, "b"},
+		{policy.Attributes{Address: "[::1]:1"}, "[::1]:1"},
+		{policy.Attributes{Address: "[fe80::1%eth0]:1"}, "[fe80::1]:1"},
 	} {
-		assert.Equal(t, tt.want, tt.r.Authority())
+		assert.Equal(t, tt.want, Authority(tt.r))
 	}
 }
 
 // A replica can be used whose kv_events only its sender understands.
 func TestSettleLeavesEvents(t *testing.T) {
-	r := Replica{Address: "a:1", KVEvents: "grpc:newer"}
-	require.NoError(t, r.Settle())
+	r := policy.Attributes{Address: "a:1", KVEvents: "grpc:newer"}
+	require.NoError(t, Settle(&r))
 	require.Equal(t, "grpc:newer", r.KVEvents)
 }

@@ -14,19 +14,19 @@ import (
 func TestEndpoint(t *testing.T) {
 	ep := Endpoint(fullFleet[0])
 	assert.Equal(t, []resolver.Address{{Addr: "10.0.0.1:50051", ServerName: "a.example"}}, ep.Addresses)
-	assert.Equal(t, fullFleet[0].Attributes(), FromEndpoint(ep))
+	assert.Equal(t, fullFleet[0], FromEndpoint(ep))
 
-	ep = Endpoint(Replica{ID: "b", Address: "[fe80::1%eth0]:1"})
+	ep = Endpoint(policy.Attributes{ID: "b", Address: "[fe80::1%eth0]:1"})
 	assert.Equal(t, []resolver.Address{{Addr: "[fe80::1%eth0]:1", ServerName: "[fe80::1]:1"}}, ep.Addresses)
 }
 
 func TestEndpointAttributesCompare(t *testing.T) {
 	a, b := Endpoint(fullFleet[0]), Endpoint(fullFleet[0])
 	assert.True(t, a.Attributes.Equal(b.Attributes))
-	for _, change := range []func(*Replica){
-		func(r *Replica) { r.Weight = 3 },
-		func(r *Replica) { r.Adapters = []string{"z"} },
-		func(r *Replica) { r.Draining = false },
+	for _, change := range []func(*policy.Attributes){
+		func(r *policy.Attributes) { r.Weight = 3 },
+		func(r *policy.Attributes) { r.Adapters = []string{"z"} },
+		func(r *policy.Attributes) { r.Draining = false },
 	} {
 		r := fullFleet[0]
 		change(&r)
@@ -59,6 +59,6 @@ func TestUseChannelAuthority(t *testing.T) {
 	own := Endpoint(fullFleet[0])
 	ep := UseChannelAuthority(own)
 	assert.Equal(t, []resolver.Address{{Addr: "10.0.0.1:50051"}}, ep.Addresses)
-	assert.Equal(t, fullFleet[0].Attributes(), FromEndpoint(ep))
+	assert.Equal(t, fullFleet[0], FromEndpoint(ep))
 	assert.Equal(t, "a.example", own.Addresses[0].ServerName)
 }

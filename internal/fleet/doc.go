@@ -2,7 +2,7 @@
 // resolvers, the gRPC balancer and the look-aside server read the same fleet
 // file and carry the same attributes.
 //
-// The rule. A fleet is a list of [Replica]. It comes from a YAML file,
+// The rule. A fleet is a list of [policy.Attributes]. It comes from a YAML file,
 //
 //	replicas:
 //	- {id: a, address: "10.0.0.1:50051", zone: z1, node: n1, weight: 2, max_ongoing_requests: 64}

@@ -13,37 +13,6 @@ import (
 	"github.com/warmpath/warmpath/internal/eventsource"
 )
 
-// A Replica is one entry of a fleet.
-type Replica struct {
-	// ID is the stable name of the replica, the one that hashes and spans use.
-	// Printable ASCII without blanks, at most 256 bytes. Default: the address.
-	ID string `json:"id,omitempty"`
-	// Address is host:port; required.
-	Address string `json:"address"`
-	// ServerName is the name in the replica's certificate and in the :authority
-	// of its calls, with or without a port. Default: the address.
-	ServerName string `json:"server_name,omitempty"`
-	// Zone and Node are where the replica runs.
-	Zone string `json:"zone,omitempty"`
-	Node string `json:"node,omitempty"`
-	// Weight is the replica's share relative to others; 0 means 1.
-	Weight float64 `json:"weight,omitempty"`
-	// MaxOngoingRequests is how many requests may be under way at once; 0 means
-	// the balancer's max_ongoing_requests.
-	MaxOngoingRequests int      `json:"max_ongoing_requests,omitempty"`
-	Models             []string `json:"models,omitempty"`   // served; empty = not declared
-	Adapters           []string `json:"adapters,omitempty"` // LoRA adapters loaded
-	// KVEvents is where the engine publishes its KV events, KVEventsReplay where it
-	// repeats those that were missed.
-	KVEvents       string `json:"kv_events,omitempty"`
-	KVEventsReplay string `json:"kv_events_replay,omitempty"`
-	// Ranks is how many data-parallel ranks the replica has; 0 means 1.
-	Ranks    int  `json:"ranks,omitempty"`
-	Draining bool `json:"draining,omitempty"` // takes no new sessions
-	// Instance is another one after the replica was restarted; "" = not given. At most 256 bytes.
-	Instance string `json:"instance,omitempty"`
-}
-
 // fields are the names in a replica's entry of the fleet file.
 var fields = []string{
 	"id", "address", "server_name", "zone", "node", "weight",
@@ -56,29 +25,9 @@ const (
 	maxRanks = 1024
 )
 
-// Attributes returns the replica as policies see it.
-func (r Replica) Attributes() policy.Attributes {
-	return policy.Attributes{
-		ID:         r.ID,
-		Address:    r.Address,
-		Zone:       r.Zone,
-		Node:       r.Node,
-		Weight:     r.Weight,
-		MaxOngoing: r.MaxOngoingRequests,
-		Models:     slices.Clone(r.Models),
-		Adapters:   slices.Clone(r.Adapters),
-		KVEvents:   r.KVEvents,
-		Draining:   r.Draining,
-		Instance:   r.Instance,
-		Ranks:      r.Ranks,
-
-		KVEventsReplay: r.KVEventsReplay,
-	}
-}
-
-// Authority returns the replica's own authority: its server name, else its
+// Authority returns a replica's own authority: its server name, else its
 // address (without an IPv6 zone, which means something on this host only).
-func (r Replica) Authority() string {
+func Authority(r policy.Attributes) string {
 	if r.ServerName != "" {
 		return r.ServerName
 	}
@@ -92,7 +41,7 @@ func (r Replica) Authority() string {
 
 // Parse reads a fleet from JSON, the object of a fleet file. "replicas": [] is a fleet of no replica; an object without
 // replicas is an error, since that is what a file looks like while it is being written.
-func Parse(text []byte) ([]Replica, error) {
+func Parse(text []byte) ([]policy.Attributes, error) {
 	var file map[string]json.RawMessage
 	if err := json.Unmarshal(text, &file); err != nil {
 		return nil, errors.New("want a mapping with the field replicas")
@@ -109,7 +58,7 @@ func Parse(text []byte) ([]Replica, error) {
 	if entries == nil {
 		return nil, errors.New("replicas: missing")
 	}
-	fleet := make([]Replica, len(entries))
+	fleet := make([]policy.Attributes, len(entries))
 	for i, entry := range entries {
 		if err := decode(entry, &fleet[i]); err != nil {
 			return nil, fmt.Errorf("replicas[%d]%w", i, err)
@@ -128,9 +77,9 @@ func Parse(text []byte) ([]Replica, error) {
 
 // ParseList reads a fleet written in one line: entries separated by commas, each
 // host:port or id=host:port.
-func ParseList(list string) ([]Replica, error) {
+func ParseList(list string) ([]policy.Attributes, error) {
 	entries := strings.Split(list, ",")
-	fleet := make([]Replica, len(entries))
+	fleet := make([]policy.Attributes, len(entries))
 	for i, entry := range entries {
 		entry = strings.TrimSpace(entry)
 		entries[i] = entry
@@ -160,7 +109,7 @@ func ParseList(list string) ([]Replica, error) {
 
 // decode reads one entry of the file. Its errors begin where the name of the
 // entry ends.
-func decode(entry json.RawMessage, r *Replica) error {
+func decode(entry json.RawMessage, r *policy.Attributes) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(entry, &keys); err != nil || keys == nil {
 		return fmt.Errorf(": want a mapping, at least {address: host:port}")
@@ -197,12 +146,12 @@ func kind(goName string) string {
 
 // admit fills in defaults and refuses what is out of bounds or there twice.
 // field and entry name things in errors.
-func admit(fleet []Replica, field func(i int, name string) string, entry func(i int) string) error {
+func admit(fleet []policy.Attributes, field func(i int, name string) string, entry func(i int) string) error {
 	ids := make(map[string]int, len(fleet))
 	addresses := make(map[string]int, len(fleet))
 	for i := range fleet {
 		r := &fleet[i]
-		if name, err := r.settle(); err != nil {
+		if name, err := settle(r); err != nil {
 			return fmt.Errorf("%s: %w", field(i, name), err)
 		}
 		if r.KVEvents != "" {
@@ -220,25 +169,21 @@ func admit(fleet []Replica, field func(i int, name string) string, entry func(i 
 		}
 		addresses[key], ids[r.ID] = i, i
 	}
-	all := make([]policy.Attributes, len(fleet))
-	for i := range fleet {
-		all[i] = fleet[i].Attributes()
-	}
-	return eventsource.CheckListeners(all)
+	return eventsource.CheckListeners(fleet)
 }
 
 // Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names
 // the field at fault. A kv_events that cannot be understood is none: its sender may be newer, and the replica can
 // be used.
-func (r *Replica) Settle() error {
-	if field, err := r.settle(); err != nil {
+func Settle(r *policy.Attributes) error {
+	if field, err := settle(r); err != nil {
 		return fmt.Errorf("%s: %w", field, err)
 	}
 	return nil
 }
 
 // settle checks one replica, fills in its defaults and names the field at fault.
-func (r *Replica) settle() (field string, err error) {
+func settle(r *policy.Attributes) (field string, err error) {
 	if r.Address == "" {
 		return "address", errors.New("missing; want host:port")
 	}
@@ -259,8 +204,8 @@ func (r *Replica) settle() (field string, err error) {
 	if !(r.Weight >= 0) || math.IsInf(r.Weight, 0) {
 		return "weight", fmt.Errorf("%v is not a finite number of at least 0", r.Weight)
 	}
-	if r.MaxOngoingRequests < 0 {
-		return "max_ongoing_requests", fmt.Errorf("%d is less than 0", r.MaxOngoingRequests)
+	if r.MaxOngoing < 0 {
+		return "max_ongoing_requests", fmt.Errorf("%d is less than 0", r.MaxOngoing)
 	}
 	if r.Ranks < 0 || r.Ranks > maxRanks {
 		return "ranks", fmt.Errorf("%d is not between 0 and %d", r.Ranks, maxRanks)
