@@ -15,9 +15,9 @@ type block struct {
 
 // pool holds all blocks of an engine. Blocks of one hash: the table finds at most one.
 type pool struct {
-	blocks []block          // the last is the sentinel of the LRU ring: next is the oldest, prev the newest
-	free   int              // length of the LRU list
-	table  map[uint64]int32 // cached blocks by their hash
+	blocks []block // the last is the sentinel of the LRU ring: next is the oldest, prev the newest
+	free   int     // length of the LRU list
+	table  table
 
 	// pass numbers the passes, and evicted are the blocks from before it that the one under way has evicted.
 	pass    uint32
@@ -25,7 +25,7 @@ type pool struct {
 }
 
 func newPool(n int) *pool {
-	p := &pool{blocks: make([]block, n+1), free: n, table: make(map[uint64]int32, n), pass: 1}
+	p := &pool{blocks: make([]block, n+1), free: n, table: newTable(n), pass: 1}
 	for i := range p.blocks {
 		p.blocks[i].prev, p.blocks[i].next = int32(i-1), int32(i+1)
 	}
@@ -49,7 +49,7 @@ func (p *pool) take() (id int32, hash uint64, evicted bool) {
 	p.unlink(b)
 	b.refs = 1
 	if b.cached {
-		delete(p.table, b.hash)
+		p.table.remove(b.hash, id)
 		b.cached = false
 		if b.pass != p.pass {
 			p.evicted = append(p.evicted, b.hash)
@@ -82,10 +82,9 @@ func (p *pool) release(id int32) {
 
 // store makes a pinned block findable, unless another has its hash already.
 func (p *pool) store(id int32, hash uint64) bool {
-	if _, there := p.table[hash]; there {
+	if !p.table.add(p.blocks, hash, id) {
 		return false
 	}
-	p.table[hash] = id
 	b := &p.blocks[id]
 	b.hash, b.cached, b.pass = hash, true, p.pass
 	return true
@@ -93,8 +92,7 @@ func (p *pool) store(id int32, hash uint64) bool {
 
 // find is the block with this hash.
 func (p *pool) find(hash uint64) (id int32, ok bool) {
-	id, ok = p.table[hash]
-	return id, ok
+	return p.table.find(p.blocks, hash)
 }
 
 // nextPass begins a pass.
