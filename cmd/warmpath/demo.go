@@ -48,7 +48,7 @@ func newDemo() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return d.output.write(c, r, r.Comparison)
+			return d.output.write(c, r)
 		},
 	}
 	f := c.Flags()

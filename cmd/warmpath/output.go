@@ -44,12 +44,11 @@ func (o *outputFlags) check() error {
 	return nil
 }
 
-// write prints the results, as an object or as tables and a sentence, and writes the files asked for. The object
-// is what --json prints. It fails if with some policy no request succeeded, and if the run is not valid.
-func (o *outputFlags) write(c *cobra.Command, r *report.Report, object any) error {
+// write prints the results, as an object or as tables and a sentence, and writes the files asked for. It fails if with some policy no request succeeded, and if the run is not valid.
+func (o *outputFlags) write(c *cobra.Command, r *report.Report) error {
 	var err error
 	if o.json {
-		err = printJSON(c.OutOrStdout(), object)
+		err = printJSON(c.OutOrStdout(), &r.Comparison)
 	} else {
 		_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n%s\n", r.Text(), r.Sentence())
 	}

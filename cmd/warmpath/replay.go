@@ -60,7 +60,7 @@ func newReplay() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return r.output.write(c, rep, rep.Comparison)
+			return r.output.write(c, rep)
 		},
 	}
 	f := c.Flags()

@@ -81,11 +81,11 @@ func newSim() *cobra.Command {
 			if err := s.check(c); err != nil {
 				return err
 			}
-			all, rep, err := s.run(c.Context(), c)
+			rep, err := s.run(c.Context(), c)
 			if err != nil {
 				return err
 			}
-			return s.output.write(c, rep, all)
+			return s.output.write(c, rep)
 		},
 	}
 	s.flags(c.Flags())
@@ -265,33 +265,33 @@ func (s *simulate) rate(ctx context.Context, c *cobra.Command) (rate float64, wo
 		100*s.load), nil
 }
 
-func (s *simulate) run(ctx context.Context, c *cobra.Command) (*sim.Comparison, *report.Report, error) {
+func (s *simulate) run(ctx context.Context, c *cobra.Command) (*report.Report, error) {
 	rate, words, err := s.rate(ctx, c)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	all := &sim.Comparison{Replicas: s.replicas, Clients: s.clients}
-	seeds := make([][]*sim.Result, len(s.policies))
-	var facts []report.Fact
+	rep := &report.Report{Title: s.title(), Subject: s.subject()}
+	rep.Replicas, rep.Clients = s.replicas, s.clients
+	seeds := make([][]*drive.Result, len(s.policies))
 	for k := range s.seeds {
 		seed := s.seed + uint64(k)
 		rs, err := s.requests(seed, rate)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		before := slices.IndexFunc(rs, func(q workload.Request) bool { return q.At >= s.warmUp })
 		if before < 0 {
-			return nil, nil, usagef("--warmup: no request arrives after %v", s.warmUp)
+			return nil, usagef("--warmup: no request arrives after %v", s.warmUp)
 		}
 		if k == 0 {
-			facts = s.facts(rs, before, words)
-			fmt.Fprintf(c.ErrOrStderr(), "%s\n", facts[0].Value)
+			rep.Facts = s.facts(rs, before, words)
+			fmt.Fprintf(c.ErrOrStderr(), "%s\n", rep.Facts[0].Value)
 		}
 		prompts := sim.NewPrompts(rs)
 		for i, name := range s.policies {
 			res, err := s.policy(ctx, c, rs, prompts, name, seed)
 			if err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 			if k > 0 {
 				res.Samples = nil // the charts show the first seed
@@ -299,17 +299,16 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*sim.Comparison, 
 			seeds[i] = append(seeds[i], res)
 		}
 	}
-	for i := range s.policies {
-		all.Results = append(all.Results, sim.Merge(seeds[i]))
+	for _, results := range seeds {
+		rep.Results = append(rep.Results, sim.Merge(results))
 	}
-	all.Requests = all.Results[0].Requests
-	return all, &report.Report{Comparison: all.Drive(), Title: s.title(), Facts: facts, Subject: s.subject(),
-		More: more(all)}, nil
+	rep.Requests = rep.Results[0].Requests
+	return rep, nil
 }
 
 // policy measures one policy with one seed.
 func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.Request, prompts *sim.Prompts,
-	name string, seed uint64) (*sim.Result, error) {
+	name string, seed uint64) (*drive.Result, error) {
 	p := newProgress(c.ErrOrStderr(), name, len(rs))
 	start := time.Now()
 	res, err := sim.Run(ctx, rs, sim.Config{

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Comparison is the outcome of demo and replay. Its JSON is part of the command's contract.
+// Comparison is the outcome of demo, replay and sim. Its JSON is part of the command's contract.
 type Comparison struct {
 	// Replicas and Clients are how many there were.
 	Replicas int `json:"replicas"`
 	Clients  int `json:"clients"`
-	// Requests is how many were measured with each policy.
+	// Requests is how many were measured with each policy, of all seeds together.
 	Requests int `json:"requests"`
 	// Results has one entry per policy, in the order asked for.
 	Results []Result `json:"results"`
@@ -42,6 +42,28 @@ type Result struct {
 	Requests int    `json:"requests"`
 	// Errors counts calls that failed, those of the warm-up too.
 	Errors int `json:"errors"`
+	Figures
+	// Decisions counts requests by the reason of their last attempt.
+	Decisions map[string]int `json:"decisions"`
+	// Phases are the parts of a run with a fault, RecoveredMS how long after its end quality was full again, in our time:
+	// negative if it never was.
+	Phases      []Phase  `json:"phases,omitempty"`
+	RecoveredMS *float64 `json:"recovered_ms,omitempty"`
+	// Simulated is what only the simulator measures; nil elsewhere.
+	*Simulated
+
+	// Loads are the computed prompt tokens by replica.
+	Loads map[string]int `json:"-"`
+	// Lag is how late requests were sent, in milliseconds of our time.
+	Lag Distribution `json:"-"`
+	// Samples are what the figures are made of.
+	Samples []Sample `json:"-"`
+	// FirstError is the first error, nil if there was none.
+	FirstError error `json:"-"`
+}
+
+// Figures are those that policies are compared by.
+type Figures struct {
 	// CachedTokenRatio is the share of the prompt tokens that engines found in their caches.
 	CachedTokenRatio float64 `json:"cached_token_ratio"`
 	// TTFT, TPOT and Latency are of the calls that did not fail, TPOT of those with more than one token.
@@ -54,21 +76,45 @@ type Result struct {
 	OutputTokensPerS float64 `json:"output_tokens_per_s"`
 	// MaxOverMeanLoad is the computed prompt tokens of the busiest replica over the mean of all.
 	MaxOverMeanLoad float64 `json:"max_over_mean_load"`
-	// Decisions counts requests by the reason of their last attempt.
-	Decisions map[string]int `json:"decisions"`
-	// Phases are the parts of a run with a fault, RecoveredMS how long after its end quality was full again, in our time:
-	// negative if it never was.
-	Phases      []Phase  `json:"phases,omitempty"`
-	RecoveredMS *float64 `json:"recovered_ms,omitempty"`
+}
 
-	// Loads are the computed prompt tokens by replica.
-	Loads map[string]int `json:"-"`
-	// Lag is how late requests were sent, in milliseconds of our time.
-	Lag Distribution `json:"-"`
-	// Samples are what the figures are made of.
-	Samples []Sample `json:"-"`
-	// FirstError is the first error, nil if there was none.
-	FirstError error `json:"-"`
+// Simulated is what only the simulator measures.
+type Simulated struct {
+	// Preemptions counts how often measured requests lost their place in an engine for lack of memory.
+	Preemptions int `json:"preemptions"`
+	// KVImbalance is the KV cache that requests held on the busiest replica over the mean of all, in the mean of
+	// the time after the warm-up.
+	KVImbalance float64 `json:"kv_imbalance"`
+	// FleetChange is there if the fleet changed.
+	FleetChange *FleetChange `json:"fleet_change,omitempty"`
+	// Spread is there with several seeds.
+	Spread *Spread `json:"spread,omitempty"`
+}
+
+// Spread is the largest figure of any seed less the smallest.
+type Spread struct {
+	Figures
+	KVImbalance     float64 `json:"kv_imbalance"`
+	LostCache       float64 `json:"lost_cache,omitempty"`
+	UnavoidableLoss float64 `json:"unavoidable_loss,omitempty"`
+}
+
+// FleetChange is what a change of the fleet cost in cached tokens, beside the same run without it.
+//
+// Of the blocks that the fleet had cached when it changed first, those count that some request asks for afterwards,
+// each at the first request that does: up to the change both runs are the same, and the requests are the same
+// throughout. Kept are those that the request found at its engine.
+type FleetChange struct {
+	// Tokens are those kept without the change.
+	Tokens int `json:"tokens"`
+	// Lost is the share of them that is no longer kept: 1 − kept with the change ÷ kept without.
+	Lost float64 `json:"lost"`
+	// Unavoidable is the share that no routing could find: when they were asked for, no engine of the fleet had
+	// them, because theirs had left, or because fewer engines keep fewer blocks. Of the rest, engines that join are
+	// due their share, one (N+1)th for one that comes to N: less would leave them idle.
+	Unavoidable float64 `json:"unavoidable"`
+	// Ratio is Lost over Unavoidable.
+	Ratio float64 `json:"ratio"`
 }
 
 // Distribution describes a sample of numbers; all are 0 for an empty one.

@@ -55,9 +55,11 @@ func (r *Report) charts() []chart {
 			func(res *drive.Result, _ string) float64 { return 100 * res.CachedTokenRatio }),
 		r.cumulative("Time to first token", func(s *drive.Sample) time.Duration { return s.TTFT }),
 		r.cumulative("Time per output token", func(s *drive.Sample) time.Duration { return s.TPOT }),
-		r.bars("Prompt tokens computed, by replica", "thousand tokens", r.replicas(),
+		r.bars("Prompt tokens computed, by replica", "thousand tokens",
+			r.names(func(res *drive.Result) map[string]int { return res.Loads }),
 			func(res *drive.Result, id string) float64 { return float64(res.Loads[id]) / 1e3 }),
-		r.bars("Decisions by reason", "requests", r.reasons(),
+		r.bars("Decisions by reason", "requests",
+			r.names(func(res *drive.Result) map[string]int { return res.Decisions }),
 			func(res *drive.Result, why string) float64 { return float64(res.Decisions[why]) }),
 		r.overTime(),
 	}
@@ -108,15 +110,6 @@ func steps(xs []float64) (line []point) {
 		line = append(line, point{xs[k-1], 100 * float64(k) / float64(len(xs))})
 	}
 	return line
-}
-
-// replicas are the ids of all, r2 before r10.
-func (r *Report) replicas() []string {
-	return r.names(func(res *drive.Result) map[string]int { return res.Loads })
-}
-
-func (r *Report) reasons() []string {
-	return r.names(func(res *drive.Result) map[string]int { return res.Decisions })
 }
 
 // names are the keys of the results' maps, the short ones first.

@@ -3,8 +3,10 @@ package report
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
+	"unicode/utf8"
 
 	"github.com/warmpath/warmpath/internal/lab/drive"
 )
@@ -17,9 +19,10 @@ type Report struct {
 	Facts []Fact
 	// Subject begins the sentence; empty stands for the number of clients, sharing nothing.
 	Subject string
-	// More are further tables, below the first.
-	More []Table
 }
+
+// Fact is one circumstance of a run.
+type Fact struct{ Name, Value string }
 
 // Table has one row per policy, whose name is the first cell.
 type Table struct {
@@ -27,45 +30,85 @@ type Table struct {
 	Rows    [][]string
 }
 
-// Text is the table for a terminal.
+// Text is the table for a terminal: the policies on the left, the other columns aligned on the right.
 func (t *Table) Text() string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, strings.Join(t.Columns, "\t"))
+	width := 0
 	for _, row := range t.Rows {
-		fmt.Fprintln(w, strings.Join(row, "\t"))
+		width = max(width, utf8.RuneCountInString(row[0]))
 	}
-	w.Flush() //nolint:errcheck // A strings.Builder takes everything.
-	return b.String()
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, row := range append([][]string{t.Columns}, t.Rows...) {
+		fmt.Fprintf(w, "%-*s\t%s\t\n", width, row[0], strings.Join(row[1:], "\t"))
+	}
+	w.Flush()                                                    //nolint:errcheck // A strings.Builder takes everything.
+	return strings.ReplaceAll("\n"+b.String(), "\n  ", "\n")[1:] // without the padding of the first column
 }
 
-// Fact is one circumstance of a run.
-type Fact struct{ Name, Value string }
-
-// column is one column of the table.
-type column struct {
-	group, name string
-	cell        func(*drive.Result) string
+// figures are the columns that all results have, and their spreads.
+var figures = []struct {
+	name string
+	cell func(*drive.Figures) string
+}{
+	{"cached tokens", func(f *drive.Figures) string { return percent(f.CachedTokenRatio) }},
+	{"TTFT ms mean", func(f *drive.Figures) string { return millis(f.TTFT.Mean) }},
+	{"TTFT p50", func(f *drive.Figures) string { return millis(f.TTFT.P50) }},
+	{"TTFT p99", func(f *drive.Figures) string { return millis(f.TTFT.P99) }},
+	{"ms per token mean", func(f *drive.Figures) string { return millis(f.TPOT.Mean) }},
+	{"token p50", func(f *drive.Figures) string { return millis(f.TPOT.P50) }},
+	{"token p99", func(f *drive.Figures) string { return millis(f.TPOT.P99) }},
+	{"goodput", func(f *drive.Figures) string { return percent(f.Goodput) }},
+	{"output tokens/s", func(f *drive.Figures) string { return fmt.Sprintf("%.0f", f.OutputTokensPerS) }},
+	{"busiest ÷ mean", func(f *drive.Figures) string { return fmt.Sprintf("%.2f", f.MaxOverMeanLoad) }},
 }
 
-// columns are those of the table, in a terminal and on the page.
-var columns = []column{
-	{"", "requests", func(r *drive.Result) string { return fmt.Sprint(r.Requests) }},
-	{"", "errors", func(r *drive.Result) string { return fmt.Sprint(r.Errors) }},
-	{"", "cached tokens", func(r *drive.Result) string { return fmt.Sprintf("%.1f %%", 100*r.CachedTokenRatio) }},
-	{"TTFT ms", "mean", func(r *drive.Result) string { return millis(r.TTFT.Mean) }},
-	{"", "p50", func(r *drive.Result) string { return millis(r.TTFT.P50) }},
-	{"", "p99", func(r *drive.Result) string { return millis(r.TTFT.P99) }},
-	{"ms per token", "mean", func(r *drive.Result) string { return millis(r.TPOT.Mean) }},
-	{"", "p50", func(r *drive.Result) string { return millis(r.TPOT.P50) }},
-	{"", "p99", func(r *drive.Result) string { return millis(r.TPOT.P99) }},
-	{"", "goodput", func(r *drive.Result) string { return fmt.Sprintf("%.1f %%", 100*r.Goodput) }},
-	{"", "busiest ÷ mean", func(r *drive.Result) string { return fmt.Sprintf("%.2f", r.MaxOverMeanLoad) }},
+// tables are the comparison, and what the simulator has beside it.
+func (r *Report) tables() []Table {
+	first := Table{Columns: []string{"policy", "requests", "errors"}}
+	spread := Table{Columns: []string{"policy", "spread"}}
+	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean"}}
+	changed := Table{Columns: []string{"policy", "cache lost", "spread", "unavoidable", "ratio"}}
+	for _, f := range figures {
+		first.Columns, spread.Columns = append(first.Columns, f.name), append(spread.Columns, f.name)
+	}
+	for i := range r.Results {
+		res := &r.Results[i]
+		first.add(&res.Figures, res.Policy, fmt.Sprint(res.Requests), fmt.Sprint(res.Errors))
+		if res.Simulated == nil {
+			continue
+		}
+		simulated.add(nil, res.Policy, fmt.Sprint(res.Preemptions), fmt.Sprintf("%.2f", res.KVImbalance))
+		lost := "-"
+		if s := res.Spread; s != nil {
+			spread.add(&s.Figures, res.Policy, "")
+			lost = percent(s.LostCache)
+		}
+		if c := res.FleetChange; c != nil {
+			changed.add(nil, res.Policy, percent(c.Lost), lost, percent(c.Unavoidable), fmt.Sprintf("%.2f", c.Ratio))
+		}
+	}
+	return append([]Table{first}, slices.DeleteFunc([]Table{simulated, changed, spread},
+		func(t Table) bool { return t.Rows == nil })...)
 }
+
+// add adds a row: these cells, and the figures if there are any.
+func (t *Table) add(f *drive.Figures, cells ...string) {
+	for _, c := range figures {
+		if f != nil {
+			cells = append(cells, c.cell(f))
+		}
+	}
+	t.Rows = append(t.Rows, cells)
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
 
 // millis writes milliseconds with three digits.
 func millis(x float64) string {
-	if x < 99.95 {
+	switch {
+	case x < 9.995:
+		return fmt.Sprintf("%.2f", x)
+	case x < 99.95:
 		return fmt.Sprintf("%.1f", x)
 	}
 	return fmt.Sprintf("%.0f", x)
@@ -73,42 +116,11 @@ func millis(x float64) string {
 
 // Text is the tables for a terminal.
 func (r *Report) Text() string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "policy\t")
-	for _, c := range columns {
-		fmt.Fprint(w, strings.TrimSpace(c.group+" "+c.name), "\t")
+	var all []string
+	for _, t := range r.tables() {
+		all = append(all, t.Text())
 	}
-	fmt.Fprintln(w)
-	for i := range r.Results {
-		fmt.Fprint(w, r.Results[i].Policy, "\t")
-		for _, c := range columns {
-			fmt.Fprint(w, c.cell(&r.Results[i]), "\t")
-		}
-		fmt.Fprintln(w)
-	}
-	w.Flush() //nolint:errcheck // A strings.Builder takes everything.
-	text := leftAligned(b.String())
-	for i := range r.More {
-		text += "\n" + r.More[i].Text()
-	}
-	return text
-}
-
-// leftAligned moves the blanks before the first word of each line behind it.
-func leftAligned(table string) string {
-	var b strings.Builder
-	for line := range strings.Lines(table) {
-		word := strings.TrimLeft(line, " ")
-		end := strings.IndexByte(word, ' ')
-		if end < 0 {
-			end = len(word)
-		}
-		b.WriteString(word[:end])
-		b.WriteString(line[:len(line)-len(word)])
-		b.WriteString(word[end:])
-	}
-	return b.String()
+	return strings.Join(all, "\n")
 }
 
 // same is how far a ratio may be from 1 for two figures to count as about equal.
@@ -135,9 +147,10 @@ func (r *Report) Sentence() string {
 		s = fmt.Sprintf("%s, %s finds %.0f %% of the prompt tokens in the engines' caches; the first token takes %s ms and every further one %s ms in the mean",
 			subject, a.Policy, 100*a.CachedTokenRatio, millis(a.TTFT.Mean), millis(a.TPOT.Mean))
 	} else {
-		first, token := compare(a.TTFT.Mean, b.TTFT.Mean), compare(a.TPOT.Mean, b.TPOT.Mean)
+		sign, first := change(a.TTFT.Mean, b.TTFT.Mean)
+		tokenSign, token := change(a.TPOT.Mean, b.TPOT.Mean)
 		link := "and"
-		if first.sign() != token.sign() {
+		if sign != tokenSign {
 			link = "but"
 		}
 		s = fmt.Sprintf("%s, %s finds %.0f %% of the prompt tokens in the engines' caches where %s finds %.0f %%: the first token comes %s (%s ms instead of %s), %s every further one %s (%s ms instead of %s)",
@@ -160,21 +173,19 @@ const (
 	baseline = "round_robin"
 )
 
-// pair is the policy to speak of and the one to compare it with, nil if there is only one.
+// pair is the policy to speak of, else the one that finds most cached, and the one to compare it with, nil if there is
+// only one.
 func (r *Report) pair() (a, b *drive.Result) {
-	for i := range r.Results {
-		switch res := &r.Results[i]; {
-		case res.Policy == subject:
-			a = res
-		case res.Policy == baseline:
-			b = res
+	of := func(policy string) *drive.Result {
+		if i := slices.IndexFunc(r.Results, func(res drive.Result) bool { return res.Policy == policy }); i >= 0 {
+			return &r.Results[i]
 		}
+		return nil
 	}
-	if a == nil {
-		for i := range r.Results {
-			if res := &r.Results[i]; res != b && (a == nil || res.CachedTokenRatio > a.CachedTokenRatio) {
-				a = res
-			}
+	a, b = of(subject), of(baseline)
+	for i := range r.Results {
+		if res := &r.Results[i]; res != b && (a == nil || a.Policy != subject && res.CachedTokenRatio > a.CachedTokenRatio) {
+			a = res
 		}
 	}
 	if a == nil {
@@ -188,34 +199,17 @@ func (r *Report) pair() (a, b *drive.Result) {
 	return a, b
 }
 
-// change is by how much one duration is another.
-type change struct{ ratio float64 }
-
-func compare(a, b float64) change {
-	if !(a > 0) || !(b > 0) {
-		return change{1}
+// change is how much sooner or later one duration is than another: -1, 0 or 1, and the words for it.
+func change(a, b float64) (sign int, words string) {
+	ratio := 1.
+	if a > 0 && b > 0 {
+		ratio = a / b
 	}
-	return change{a / b}
-}
-
-// sign is -1 for sooner, 1 for later, 0 for about as soon.
-func (c change) sign() int {
 	switch {
-	case math.Abs(c.ratio-1) < same:
-		return 0
-	case c.ratio < 1:
-		return -1
+	case math.Abs(ratio-1) < same:
+		return 0, "about as soon"
+	case ratio < 1:
+		return -1, fmt.Sprintf("%.0f %% sooner", 100*(1-ratio))
 	}
-	return 1
-}
-
-func (c change) String() string {
-	switch c.sign() {
-	case 0:
-		return "about as soon"
-	case -1:
-		return fmt.Sprintf("%.0f %% sooner", 100*(1-c.ratio))
-	default:
-		return fmt.Sprintf("%.0f %% later", 100*(c.ratio-1))
-	}
+	return 1, fmt.Sprintf("%.0f %% later", 100*(ratio-1))
 }

@@ -47,13 +47,24 @@ func TestText(t *testing.T) {
 	lines := strings.Split(strings.TrimRight(example("round_robin", subject).Text(), "\n"), "\n")
 	require.Len(t, lines, 3)
 	require.Equal(t, utf8.RuneCountInString(lines[0]), utf8.RuneCountInString(lines[1]))
-	require.Equal(t, []string{"round_robin", "300", "0", "20.0", "%", "250", "249", "396", "34.5", "34.0", "49.0", "100.0", "%", "1.00"}, strings.Fields(lines[1]))
+	require.Equal(t, []string{"round_robin", "300", "0", "20.0", "%", "250", "249", "396", "34.5", "34.0", "49.0", "100.0", "%", "11", "1.00"}, strings.Fields(lines[1]))
 	require.True(t, strings.HasPrefix(lines[2], subject+" "))
 	require.True(t, strings.HasSuffix(lines[2], "1.33"))
 
+	r := simulated()
+	tables := strings.Split(r.Text(), "\n\n")
+	require.Len(t, tables, 4)
+	require.Equal(t, "policy       preemptions  KV busiest ÷ mean\nround_robin            7               1.50", tables[1])
+	require.Equal(t, []string{"round_robin", "25.0", "%", "10.0", "%", "20.0", "%", "1.25"}, strings.Fields(strings.Split(tables[2], "\n")[1]))
+	require.Contains(t, tables[3], "spread")
+}
+
+// simulated is a report of the simulator's, of several seeds with a fleet that changes.
+func simulated() *Report {
 	r := example("round_robin")
-	r.More = []Table{{Columns: []string{"policy", "spread"}, Rows: [][]string{{"round_robin", "7"}}}}
-	require.True(t, strings.HasSuffix(r.Text(), "\n\npolicy       spread\nround_robin  7\n"))
+	r.Results[0].Simulated = &drive.Simulated{Preemptions: 7, KVImbalance: 1.5, Spread: &drive.Spread{LostCache: 0.1},
+		FleetChange: &drive.FleetChange{Lost: 0.25, Unavoidable: 0.2, Ratio: 1.25}}
+	return r
 }
 
 func TestSentence(t *testing.T) {
@@ -127,7 +138,7 @@ func TestHTML(t *testing.T) {
 	policies := []string{"round_robin", "power_of_two_choices", "consistent_hash", subject}
 	r := example(policies...)
 	r.Results[0].FirstError = errors.New("lost <it>")
-	r.More = []Table{{Columns: []string{"policy", "spread of <it>"}, Rows: [][]string{{"round_robin", "seven"}}}}
+	r.Results[0].Simulated = &drive.Simulated{Preemptions: 77_777}
 	var b bytes.Buffer
 	require.NoError(t, r.HTML(&b))
 	page := b.String()
@@ -138,7 +149,7 @@ func TestHTML(t *testing.T) {
 	require.NotContains(t, page, "<title>a <title>")
 	require.NotContains(t, page, "r<0>", "replica ids come from outside")
 	for _, s := range append(policies, "a &lt;title&gt;", "70 % &amp; more", "lost &lt;it&gt;", `r\u003c0\u003e`, "prefix_match",
-		"spread of &lt;it&gt;", "seven",
+		"<td>77777</td>",
 		"Time to first token", "Time per output token", "Decisions by reason", "busiest replica", "sooner") {
 		require.Contains(t, page, s)
 	}
@@ -166,7 +177,7 @@ func TestLoadOrder(t *testing.T) {
 // The tables as CSV have every column and every policy.
 func TestCSV(t *testing.T) {
 	r := example("round_robin", subject)
-	r.More = []Table{{Columns: []string{"policy", "spread, in %"}, Rows: [][]string{{"round_robin", "seven"}}}}
+	r.Results[0].Simulated = &drive.Simulated{Preemptions: 7}
 	var b bytes.Buffer
 	require.NoError(t, r.CSV(&b))
 	first, more, ok := strings.Cut(b.String(), "\n\n")
@@ -176,7 +187,7 @@ func TestCSV(t *testing.T) {
 	require.Len(t, rows, 3)
 	require.Equal(t, []string{"policy", "requests", "errors"}, rows[0][:3])
 	require.Equal(t, subject, rows[2][0])
-	require.Equal(t, "policy,\"spread, in %\"\nround_robin,seven\n", more)
+	require.Equal(t, "policy,preemptions,KV busiest ÷ mean\nround_robin,7,0.00\n", more)
 }
 
 func TestBusiest(t *testing.T) {

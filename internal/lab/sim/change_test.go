@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
 func TestParseChange(t *testing.T) {
@@ -37,7 +39,7 @@ func FuzzParseChange(f *testing.F) {
 }
 
 // changing runs chats over a fleet of four that changes.
-func changing(t *testing.T, name string, share Share, changes ...string) *Result {
+func changing(t *testing.T, name string, share Share, changes ...string) *drive.Result {
 	t.Helper()
 	c := small(name, 6, share)
 	for _, text := range changes {
@@ -52,7 +54,7 @@ func changing(t *testing.T, name string, share Share, changes ...string) *Result
 }
 
 // after are the replicas that requests went to after a time.
-func after(res *Result, at time.Duration) map[string]int {
+func after(res *drive.Result, at time.Duration) map[string]int {
 	n := map[string]int{}
 	for _, s := range res.Samples {
 		if s.At >= at {
@@ -160,11 +162,14 @@ func TestLedger(t *testing.T) {
 	require.InDelta(t, 1./3, c.Unavoidable, 1e-9)
 	require.InDelta(t, 2, c.Ratio, 1e-9)
 	require.InDelta(t, 1./3+2./3/4, l.against(kept(1, 2, 3), 1, 4).Unavoidable, 1e-9)
-	require.Equal(t, &FleetChange{}, l.against(kept(), 1, 4))
+	require.Equal(t, &drive.FleetChange{}, l.against(kept(), 1, 4))
 }
 
 func TestMergeFleetChange(t *testing.T) {
-	m := Merge([]*Result{{FleetChange: &FleetChange{Tokens: 10, Lost: 0.1, Unavoidable: 0.1, Ratio: 1}}, {FleetChange: &FleetChange{Tokens: 20, Lost: 0.2, Unavoidable: 0.1, Ratio: 2}}})
+	m := Merge([]*drive.Result{
+		{Simulated: &drive.Simulated{FleetChange: &drive.FleetChange{Tokens: 10, Lost: 0.1, Unavoidable: 0.1, Ratio: 1}}},
+		{Simulated: &drive.Simulated{FleetChange: &drive.FleetChange{Tokens: 20, Lost: 0.2, Unavoidable: 0.1, Ratio: 2}}},
+	})
 	require.Equal(t, 30, m.FleetChange.Tokens)
 	require.InDelta(t, 1.5, m.FleetChange.Ratio, 1e-9)
 	require.InDelta(t, 0.1, m.Spread.LostCache, 1e-9)

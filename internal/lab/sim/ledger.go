@@ -1,24 +1,9 @@
 package sim
 
-import "github.com/warmpath/warmpath/internal/lab/enginesim"
-
-// FleetChange is what a change of the fleet cost in cached tokens, beside the same run without it.
-//
-// Of the blocks that the fleet had cached when it changed first, those count that some request asks for afterwards,
-// each at the first request that does: up to the change both runs are the same, and the requests are the same
-// throughout. Kept are those that the request found at its engine.
-type FleetChange struct {
-	// Tokens are those kept without the change.
-	Tokens int `json:"tokens"`
-	// Lost is the share of them that is no longer kept: 1 − kept with the change ÷ kept without.
-	Lost float64 `json:"lost"`
-	// Unavoidable is the share that no routing could find: when they were asked for, no engine of the fleet had
-	// them, because theirs had left, or because fewer engines keep fewer blocks. Of the rest, engines that join are
-	// due their share, one (N+1)th for one that comes to N: less would leave them idle.
-	Unavoidable float64 `json:"unavoidable"`
-	// Ratio is Lost over Unavoidable.
-	Ratio float64 `json:"ratio"`
-}
+import (
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+)
 
 // ledger follows the blocks that the fleet had cached at one moment.
 type ledger struct {
@@ -70,7 +55,7 @@ func (l *ledger) answer(places []int32, seq *enginesim.Sequence) {
 
 // against compares with the ledger of the run without the change. Joined are engines that were not there before,
 // of so many at the end.
-func (l *ledger) against(twin *ledger, joined, members int) *FleetChange {
+func (l *ledger) against(twin *ledger, joined, members int) *drive.FleetChange {
 	kept, before, gone := 0, 0, 0
 	for h, k := range l.marks {
 		if k.found {
@@ -83,19 +68,20 @@ func (l *ledger) against(twin *ledger, joined, members int) *FleetChange {
 			}
 		}
 	}
-	c := &FleetChange{Tokens: before * l.block}
+	c := &drive.FleetChange{Tokens: before * l.block}
 	if before == 0 {
 		return c
 	}
 	c.Lost = 1 - float64(kept)/float64(before)
 	left := float64(gone) / float64(before)
 	c.Unavoidable = left + (1-left)*float64(joined)/float64(members)
-	c.ratio()
+	c.Ratio = ratio(c)
 	return c
 }
 
-func (c *FleetChange) ratio() {
+func ratio(c *drive.FleetChange) float64 {
 	if c.Unavoidable > 0 {
-		c.Ratio = c.Lost / c.Unavoidable
+		return c.Lost / c.Unavoidable
 	}
+	return 0
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/internal/router"
@@ -41,7 +42,7 @@ func small(policyName string, clients int, share Share) Config {
 	}
 }
 
-func runOf(t testing.TB, rs []workload.Request, c Config) *Result {
+func runOf(t testing.TB, rs []workload.Request, c Config) *drive.Result {
 	t.Helper()
 	res, err := Run(t.Context(), rs, c)
 	require.NoError(t, err)

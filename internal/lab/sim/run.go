@@ -31,7 +31,7 @@ var errSlow = errors.New("sim: too many requests were too slow")
 
 // Run sends a workload, sorted by arrival, to a fleet of its own and returns what came of it. The requests are
 // only read.
-func Run(ctx context.Context, rs []workload.Request, c Config) (*Result, error) {
+func Run(ctx context.Context, rs []workload.Request, c Config) (*drive.Result, error) {
 	if c.Prompts == nil && len(c.Changes) > 0 {
 		c.Prompts = NewPrompts(rs) // for its twin
 	}

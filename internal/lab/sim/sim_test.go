@@ -99,7 +99,9 @@ func TestMixedFleet(t *testing.T) {
 func TestManyClients(t *testing.T) {
 	t.Parallel()
 	rs := chatsFor(t, 12, 2*time.Minute)
-	at := func(name string, clients int, share Share) *Result { return runOf(t, rs, small(name, clients, share)) }
+	at := func(name string, clients int, share Share) *drive.Result {
+		return runOf(t, rs, small(name, clients, share))
+	}
 	learnt, agreed := at("smg_cache_aware", 1, ShareNone), at("prefix_cache_affinity", 1, ShareNone)
 	blind := at("round_robin", 1, ShareNone)
 	require.Greater(t, agreed.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
@@ -209,17 +211,19 @@ func TestCanceledAndProgress(t *testing.T) {
 }
 
 func TestMerge(t *testing.T) {
-	a := &Result{Result: drive.Result{Policy: "p", Requests: 3, Goodput: 0.5, TTFT: drive.Distribution{Mean: 10, P99: 20}, Decisions: map[string]int{"x": 3}}, KVImbalance: 1}
-	b := &Result{Result: drive.Result{Policy: "p", Requests: 5, Errors: 1, Goodput: 1, TTFT: drive.Distribution{Mean: 30, P99: 20}, Decisions: map[string]int{"x": 1, "y": 4}}, Preemptions: 2, KVImbalance: 2}
-	require.Equal(t, *a, Merge([]*Result{a}))
-	m := Merge([]*Result{a, b})
+	a := &drive.Result{Policy: "p", Requests: 3, Figures: drive.Figures{Goodput: 0.5, TTFT: drive.Distribution{Mean: 10, P99: 20}}, Decisions: map[string]int{"x": 3},
+		Simulated: &drive.Simulated{KVImbalance: 1}}
+	b := &drive.Result{Policy: "p", Requests: 5, Errors: 1, Figures: drive.Figures{Goodput: 1, TTFT: drive.Distribution{Mean: 30, P99: 20}}, Decisions: map[string]int{"x": 1, "y": 4},
+		Simulated: &drive.Simulated{Preemptions: 2, KVImbalance: 2}}
+	require.Equal(t, *a, Merge([]*drive.Result{a}))
+	m := Merge([]*drive.Result{a, b})
 	require.Equal(t, 8, m.Requests)
 	require.Equal(t, 1, m.Errors)
 	require.Equal(t, 2, m.Preemptions)
 	require.Equal(t, map[string]int{"x": 4, "y": 4}, m.Decisions)
 	require.Equal(t, drive.Distribution{Mean: 20, P99: 20}, m.TTFT)
 	require.Equal(t, 0.75, m.Goodput)
-	require.Equal(t, &Spread{Goodput: 0.5, TTFT: drive.Distribution{Mean: 20}, KVImbalance: 1}, m.Spread)
+	require.Equal(t, &drive.Spread{Figures: drive.Figures{Goodput: 0.5, TTFT: drive.Distribution{Mean: 20}}, KVImbalance: 1}, m.Spread)
 	require.Equal(t, 0.5, a.Goodput, "the seeds are left as they are")
 }
 

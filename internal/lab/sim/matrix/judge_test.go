@@ -20,11 +20,11 @@ func outcome(policy string, clients int, ttft, p99, tpot, good float64) Row {
 
 // of is a policy's row: the mean TTFT in ms of each seed, 0 for one that is not there.
 func of(policy string, clients int, ttft ...float64) Row {
-	r := Row{Clients: clients, Runs: map[uint64]*sim.Result{}}
+	r := Row{Clients: clients, Runs: map[uint64]*drive.Result{}}
 	r.Policy = policy
 	for i, x := range ttft {
 		if x > 0 {
-			run := new(sim.Result)
+			run := new(drive.Result)
 			run.TTFT, run.Goodput = drive.Distribution{Mean: x, P99: x}, 1
 			r.Runs[uint64(i+1)] = run
 		}

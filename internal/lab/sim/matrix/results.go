@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
 )
@@ -53,8 +54,8 @@ type offered struct {
 type Row struct {
 	Clients int
 	// Runs are the seeds' results.
-	Runs map[uint64]*sim.Result
-	sim.Result
+	Runs map[uint64]*drive.Result
+	drive.Result
 }
 
 // seeds are those that are there.
@@ -91,8 +92,8 @@ func Load(dir string, cells []Cell, policies []string, seeds int) *Results {
 
 // row reads the seeds of a policy.
 func (r *Results) row(cr *CellResults, dir, policy string, clients, seeds int) {
-	runs := map[uint64]*sim.Result{}
-	var all []*sim.Result
+	runs := map[uint64]*drive.Result{}
+	var all []*drive.Result
 	for seed := uint64(1); seed <= uint64(seeds); seed++ {
 		e := load(file(dir, cr.Name, policy, clients, seed))
 		if e == nil || !reflect.DeepEqual(e.Cell, cr.Cell) {
@@ -128,17 +129,17 @@ func (c *CellResults) row(policy string, clients int) *Row {
 // figure is one by which policies are judged.
 type figure struct {
 	name   string
-	of     func(*sim.Result) float64
+	of     func(*drive.Result) float64
 	better float64 // 1: more is better; -1: less is
 	floor  float64 // what is below counts as this
 }
 
 var (
-	ttftMean = figure{"TTFT mean", func(r *sim.Result) float64 { return r.TTFT.Mean }, -1, 0.001}
-	ttftP99  = figure{"TTFT p99", func(r *sim.Result) float64 { return r.TTFT.P99 }, -1, 0.001}
-	tpotMean = figure{"time per token", func(r *sim.Result) float64 { return r.TPOT.Mean }, -1, 0.001}
-	goodput  = figure{"goodput", func(r *sim.Result) float64 { return r.Goodput }, 1, leastGoodput}
-	cached   = figure{"cached tokens", func(r *sim.Result) float64 { return r.CachedTokenRatio }, 1, 0}
+	ttftMean = figure{"TTFT mean", func(r *drive.Result) float64 { return r.TTFT.Mean }, -1, 0.001}
+	ttftP99  = figure{"TTFT p99", func(r *drive.Result) float64 { return r.TTFT.P99 }, -1, 0.001}
+	tpotMean = figure{"time per token", func(r *drive.Result) float64 { return r.TPOT.Mean }, -1, 0.001}
+	goodput  = figure{"goodput", func(r *drive.Result) float64 { return r.Goodput }, 1, leastGoodput}
+	cached   = figure{"cached tokens", func(r *drive.Result) float64 { return r.CachedTokenRatio }, 1, 0}
 )
 
 // over is a policy's mean over some seeds, and their spread.

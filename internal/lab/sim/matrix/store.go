@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/warmpath/warmpath/internal/lab/sim"
+	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
 // version is raised when arguments come to mean something else.
@@ -27,8 +27,8 @@ type Entry struct {
 	// Rate is requests per second, or how much faster than recorded the trace arrives.
 	Rate float64 `json:"rate"`
 	// Seconds is how long the run took.
-	Seconds float64     `json:"seconds"`
-	Result  *sim.Result `json:"result"`
+	Seconds float64       `json:"seconds"`
+	Result  *drive.Result `json:"result"`
 }
 
 // Program names this program by its contents.
