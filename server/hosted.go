@@ -32,8 +32,9 @@ type hosted struct {
 	// These are nil where the policy does not use caches.
 	index  *index
 	events *kvevents.Manager
-	routes *routes         // of replicas that publish no events
-	own    router.RouteLog // of the picks made here since the last interval
+
+	own        router.RouteLog // of the picks made here since the last interval
+	predicting sync.Mutex      // held while changes predicted from routes are applied, so that they are in order
 
 	unwatch []func() // end the metrics
 }
@@ -46,10 +47,7 @@ func host(r *router.Router, c policy.Config, old *hosted, conns *replicaConns, l
 		return h
 	}
 	h.index = newIndex(h.first)
-	if r.SharesRoutes() {
-		h.routes = &routes{publish: h.predicted}
-		r.ShareRoutes(h.shared)
-	}
+	r.ShareRoutes(h.shared)
 	h.events = kvevents.NewManager(kvevents.Options{
 		Sink: h.changed, Connect: conns.connect, Coarse: true, Logger: log,
 	})
@@ -122,10 +120,19 @@ func (h *hosted) changed(changes []policy.CacheChange) {
 	h.router.CacheChanged(blocks)
 }
 
-// predicted applies the contents that replicas cache according to their routes.
-func (h *hosted) predicted(changes []policy.CacheChange) {
-	h.index.take(changes)
-	h.router.CacheChanged(changes)
+// routed applies routes to the caches of replicas that publish no events.
+func (h *hosted) routed(all []router.Route) {
+	if h.index == nil || len(all) == 0 {
+		return
+	}
+	h.predicting.Lock()
+	defer h.predicting.Unlock()
+	h.router.CacheChanged(h.index.predict(all))
+}
+
+// wantsRoutes reports whether watchers are to report their routes: a replica publishes no events.
+func (h *hosted) wantsRoutes() bool {
+	return h.index != nil && h.index.predicts()
 }
 
 // shared records the route of a pick made here, for watchers.
@@ -148,11 +155,7 @@ func (h *hosted) lastVersion() uint64 {
 
 // flush makes a version of the index, for watchers.
 func (h *hosted) flush(number func(id string) uint32) {
-	if h.routes != nil {
-		if all := h.own.Take(); all != nil {
-			h.routes.take(all)
-		}
-	}
+	h.routed(h.own.Take())
 	if h.index != nil {
 		h.index.flush(number)
 	}
@@ -166,23 +169,21 @@ func (h *hosted) take(order []*member) {
 	}
 	h.router.SetFleet(members)
 	h.router.Connect()
-	sources := make([]policy.Attributes, len(order))
+	sources, silent := make([]policy.Attributes, len(order)), make(map[string]cacheOf)
 	for i, m := range order {
 		h.router.ReplicaCapacity(m.ID, m.KVTokens)
 		sources[i] = eventsource.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
-	}
-	if h.events != nil {
-		h.events.SetFleet(sources)
-	}
-	if h.routes != nil {
-		silent := make(map[string]cacheOf)
-		for i, m := range order {
-			if sources[i].KVEvents == "" {
-				silent[m.ID] = cacheOf{tokens: m.KVTokens, instance: m.Instance}
-			}
+		if sources[i].KVEvents == "" && h.router.SharesRoutes() {
+			silent[m.ID] = cacheOf{tokens: m.KVTokens, instance: m.Instance}
 		}
-		h.routes.setFleet(silent)
 	}
+	if h.index == nil {
+		return
+	}
+	h.events.SetFleet(sources)
+	h.predicting.Lock()
+	defer h.predicting.Unlock()
+	h.router.CacheChanged(h.index.setSilent(silent))
 }
 
 // close ends the subscriptions, then the Router, with the picks that wait in its queue.

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -16,13 +17,23 @@ const (
 	maxChunk  = 1 << 15 // in one message
 )
 
-// index is the coarse KV index: the superblocks that replicas hold, reported by events or predicted from routes.
-// Watchers are sent a snapshot and then the changes, once an interval; a superblock that comes and goes within one is
-// no change.
+// Bounds of the predicted cache of one rank of a replica, in superblocks.
+const (
+	unknownCache = 2048 // 1 Mi tokens, where the size of the cache is not known
+	maxCache     = 1 << 16
+)
+
+// maxRanks bounds the data-parallel ranks of a replica.
+const maxRanks = 1024
+
+// index is the coarse KV index: the superblocks that replicas hold. Those of a replica that publishes no KV events are
+// predicted from the routes of prompts: as many as its cache holds, least recently used out first. Watchers are sent a
+// snapshot and then the changes, once an interval; a superblock that comes and goes within one is no change.
 type index struct {
 	// mu guards everything. Nothing is locked under it.
-	mu    sync.Mutex
-	lanes map[laneKey]*lane
+	mu     sync.Mutex
+	lanes  map[laneKey]*lane
+	silent map[string]cacheOf // replicas that publish no events, by id
 
 	version uint64
 	log     []indexChange // of the versions after floor, without gaps
@@ -39,6 +50,20 @@ type laneKey struct {
 	replica string
 	rank    int
 	tier    policy.Tier
+}
+
+// A cacheOf is the cache of a replica that publishes no events.
+type cacheOf struct {
+	tokens   int    // its size; 0 = not known
+	instance string // of the replica; "" = not known
+}
+
+// superblocks is how many of them a rank holds.
+func (c cacheOf) superblocks() int {
+	if c.tokens <= 0 {
+		return unknownCache
+	}
+	return min(max(c.tokens/policy.SuperblockTokens, 1), maxCache)
 }
 
 // A lane is the superblocks of one rank on one tier.
@@ -124,6 +149,79 @@ func (l *lane) change(c *policy.CacheChange) {
 	}
 }
 
+// setSilent sets the replicas that publish no events. It returns the changes that clear the predicted caches of others
+// and of earlier instances.
+func (x *index) setSilent(caches map[string]cacheOf) (changes []policy.CacheChange) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for k, l := range x.lanes {
+		was := x.silent[k.replica].instance
+		now, there := caches[k.replica]
+		if !l.routed || there && (was == "" || now.instance == "" || was == now.instance) {
+			continue
+		}
+		c := predictedChange(k.replica, k.rank)
+		c.Cleared = true
+		l.change(&c)
+		l.routed = false
+		changes = append(changes, c)
+	}
+	x.silent = caches
+	return changes
+}
+
+// predicts reports whether routes are of use: a replica publishes no events.
+func (x *index) predicts() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.silent) > 0
+}
+
+// predict applies the routes of prompts, the oldest first, and returns the changes. Those to replicas with events, or
+// to no member, are passed over.
+func (x *index) predict(all []router.Route) (changes []policy.CacheChange) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range all {
+		cache, ok := x.silent[r.Replica]
+		if !ok || r.Rank < 0 || r.Rank >= maxRanks || len(r.Superblocks) == 0 {
+			continue
+		}
+		most := cache.superblocks()
+		c := predictedChange(r.Replica, r.Rank)
+		l := x.lane(&c)
+		l.routed = true
+		c.Stored = r.Superblocks[:min(len(r.Superblocks), most)]
+		fresh := slices.IndexFunc(c.Stored, func(h uint64) bool { _, held := l.held[h]; return !held })
+		l.change(&c)
+		if fresh < 0 {
+			continue
+		}
+		c.Stored = c.Stored[fresh:]
+		c.Removed = l.oldest(most)
+		l.change(&policy.CacheChange{Removed: c.Removed})
+		changes = append(changes, c)
+	}
+	return changes
+}
+
+func predictedChange(replica string, rank int) policy.CacheChange {
+	return policy.CacheChange{Replica: replica, Rank: rank, BlockTokens: policy.SuperblockTokens, Predicted: true}
+}
+
+// oldest returns the superblocks above most, the least recently used first, each before its prefix. They are sorted
+// once for many: up to a sixteenth more than most stays.
+func (l *lane) oldest(most int) []uint64 {
+	if len(l.held) <= most+most/16 {
+		return nil
+	}
+	all := slices.SortedFunc(maps.Keys(l.held), func(a, b uint64) int {
+		x, y := l.held[a], l.held[b]
+		return cmp.Or(cmp.Compare(x.chain, y.chain), cmp.Compare(y.order, x.order))
+	})
+	return all[:len(all)-most]
+}
+
 // flush makes a version of the changes, if there are any. number gives a replica's number, 0 if it is no member.
 func (x *index) flush(number func(id string) uint32) {
 	x.mu.Lock()
@@ -131,6 +229,7 @@ func (x *index) flush(number func(id string) uint32) {
 	x.makeVersion(number)
 }
 
+// makeVersion is flush with mu held.
 func (x *index) makeVersion(number func(id string) uint32) {
 	var next indexChange
 	for _, k := range x.keys() {
@@ -273,8 +372,11 @@ func (x *index) whole() []*warmpathv1.IndexUpdate {
 	return append(all, u)
 }
 
-// size returns how many superblocks are held, of all replicas.
+// size returns how many superblocks are held, of all replicas; 0 where there is no index.
 func (x *index) size() (n int) {
+	if x == nil {
+		return 0
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, l := range x.lanes {

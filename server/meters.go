@@ -22,7 +22,7 @@ var gauges = []telemetry.Figure[*deployment]{
 	{Name: "warmpath.server.reservations", Unit: "{pick}", Text: "Picks that add to the load, reserved or not.",
 		Value: func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
 	{Name: "warmpath.server.index.superblocks", Unit: "{superblock}", Text: "Superblocks of 512 tokens in the broadcast index.",
-		Value: func(d *deployment) int64 { return d.hosted.Load().superblocks() }},
+		Value: func(d *deployment) int64 { return int64(d.hosted.Load().index.size()) }},
 }
 
 var counters = []telemetry.Figure[*deployment]{
@@ -108,13 +108,6 @@ func (h *hosted) observe(r *telemetry.Recorder) error {
 		h.unwatch = append(h.unwatch, stop)
 	}
 	return err
-}
-
-func (h *hosted) superblocks() int64 {
-	if h.index == nil {
-		return 0
-	}
-	return int64(h.index.size())
 }
 
 func (d *deployment) watching() int64 {

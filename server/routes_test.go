@@ -104,7 +104,8 @@ func TestOwnPicksAreShared(t *testing.T) {
 
 func TestRoutesAreBounded(t *testing.T) {
 	held := make(map[uint64]bool)
-	x := routes{publish: func(changes []policy.CacheChange) {
+	x := newIndex(0)
+	publish := func(changes []policy.CacheChange) {
 		for _, c := range changes {
 			if c.Cleared {
 				clear(held)
@@ -117,11 +118,13 @@ func TestRoutesAreBounded(t *testing.T) {
 				held[h] = true
 			}
 		}
-	}}
-	x.setFleet(map[string]cacheOf{"a": {tokens: 10 * policy.SuperblockTokens}})
-	require.True(t, x.wanted())
+	}
+	silent := func(caches map[string]cacheOf) { publish(x.setSilent(caches)) }
+	take := func(all []router.Route) { publish(x.predict(all)) }
+	silent(map[string]cacheOf{"a": {tokens: 10 * policy.SuperblockTokens}})
+	require.True(t, x.predicts())
 	for i := range uint64(1000) {
-		x.take([]router.Route{{Replica: "a", Superblocks: []uint64{1, 2, 100 + i, 10_000 + i}}, {Replica: "b", Superblocks: []uint64{7}}})
+		take([]router.Route{{Replica: "a", Superblocks: []uint64{1, 2, 100 + i, 10_000 + i}}, {Replica: "b", Superblocks: []uint64{7}}})
 		require.LessOrEqual(t, len(held), 10)
 		require.True(t, held[1] && held[2], "the beginning that all share stays")
 	}
@@ -129,23 +132,25 @@ func TestRoutesAreBounded(t *testing.T) {
 	for i := range long {
 		long[i] = uint64(1_000_000 + i)
 	}
-	x.take([]router.Route{{Replica: "a", Superblocks: long}})
+	take([]router.Route{{Replica: "a", Superblocks: long}})
 	require.Len(t, held, 10)
 	for _, h := range long[:10] {
 		require.True(t, held[h])
 	}
 	life := func(instance string) {
-		x.setFleet(map[string]cacheOf{"a": {tokens: 10 * policy.SuperblockTokens, instance: instance}})
+		silent(map[string]cacheOf{"a": {tokens: 10 * policy.SuperblockTokens, instance: instance}})
 	}
 	life("one")
 	require.Len(t, held, 10, "nobody had said in which life it was")
 	life("two")
 	require.Empty(t, held, "a restarted replica is cold")
-	x.take([]router.Route{{Replica: "a", Superblocks: long}})
+	take([]router.Route{{Replica: "a", Superblocks: long}})
 	require.Len(t, held, 10)
-	x.setFleet(nil)
+	silent(nil)
 	require.Empty(t, held)
-	require.False(t, x.wanted())
+	require.False(t, x.predicts())
+	require.Zero(t, x.size())
+	x.flush(func(string) uint32 { return 0 })
 	require.Empty(t, x.lanes)
 }
 

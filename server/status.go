@@ -166,11 +166,10 @@ func (h *hosted) indexStatus() *warmpathv1.IndexStatus {
 		return nil
 	}
 	st := stats()
-	a := &warmpathv1.IndexStatus{Bytes: uint64(st.Bytes), Blocks: uint64(st.Blocks), Evictions: uint64(st.Evictions)}
-	if h.index != nil {
-		a.Superblocks = uint64(h.index.size())
+	return &warmpathv1.IndexStatus{
+		Bytes: uint64(st.Bytes), Blocks: uint64(st.Blocks), Evictions: uint64(st.Evictions),
+		Superblocks: uint64(h.index.size()),
 	}
-	return a
 }
 
 // eventStatus adds up the streams of each replica that is followed.

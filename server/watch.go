@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -147,6 +148,31 @@ func (d *deployment) received(w *watcher, m *warmpathv1.WatchReplicasRequest) er
 		return err
 	}
 	return d.routed(w, m.GetRoutes())
+}
+
+// routed applies a client's report on its routes. Those of principals without trust are ignored: they cannot be
+// verified.
+func (d *deployment) routed(w *watcher, r *warmpathv1.RouteReport) error {
+	if r == nil || !w.principal.trusted() {
+		return nil
+	}
+	if len(r.GetRoutes()) > router.MaxRoutes {
+		return invalid("routes: more than %d", router.MaxRoutes)
+	}
+	all, hashes := make([]router.Route, 0, len(r.GetRoutes())), 0
+	d.mu.Lock()
+	for _, x := range r.GetRoutes() {
+		hashes += len(x.GetSuperblocks())
+		if m := d.roster.numbered(x.GetReplica()); m != nil && x.GetRank() < maxRanks {
+			all = append(all, router.Route{Replica: m.ID, Rank: int(x.GetRank()), Superblocks: x.GetSuperblocks()})
+		}
+	}
+	d.mu.Unlock()
+	if hashes > router.MaxRouteHashes {
+		return invalid("routes: more than %d hashes", router.MaxRouteHashes)
+	}
+	d.hosted.Load().routed(all)
+	return nil
 }
 
 func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
