@@ -2,7 +2,9 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"log/slog"
@@ -12,9 +14,10 @@ import (
 	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-
-	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
 // digest is a token's SHA-256: tokens themselves are not kept.
@@ -33,9 +36,7 @@ type authenticator struct {
 	table        atomic.Pointer[accessTable]
 	moved        signal // given after each change of permissions, and of the deployments there are
 
-	// setting is held by set and close. mu is taken under it.
-	setting  sync.Mutex
-	watchers map[string]*fleetfile.Watcher // by path
+	tokens watches // of the files of tokens; one goroutine at a time calls set and close, which use it
 
 	// mu guards what follows. Only that of moved is taken under it.
 	mu         sync.Mutex
@@ -43,51 +44,59 @@ type authenticator struct {
 	principals map[string]*principal // by name
 }
 
-// accessTable maps tokens and subjects of certificates to principals. It is never written again.
+// accessTable maps credentials to principals. It is never written again.
 type accessTable struct {
-	open    bool // every call is unrestricted
-	tokens  map[digest]*principal
-	subject map[string]*principal
+	open bool // every call is unrestricted
+	by   map[credential]*principal
+}
+
+// A credential is a token or the subject of a certificate.
+type credential struct {
+	token   digest
+	subject string // "" = it is a token
+}
+
+// String names the credential in an error, without its secret.
+func (c credential) String() string {
+	if c.subject == "" {
+		return "a token"
+	}
+	return fmt.Sprintf("the subject %q", c.subject)
 }
 
 func newAuthenticator(log *slog.Logger) *authenticator {
-	a := &authenticator{
-		log: log, unrestricted: unrestricted(), anonymous: newPrincipal(""), watchers: make(map[string]*fleetfile.Watcher),
-	}
+	a := &authenticator{log: log, unrestricted: unrestricted(), anonymous: newPrincipal("")}
 	a.table.Store(new(accessTable)) // no call passes before there is a config
 	return a
 }
 
 // set puts the principals of a config into force. On an error, which names the field, nothing changes.
 func (a *authenticator) set(c *Config) error {
-	a.setting.Lock()
-	defer a.setting.Unlock()
 	if err := a.take(c); err != nil {
 		return err
 	}
-	wanted := make(map[string]bool)
+	var paths []string
 	for i := range c.Principals {
-		if path := c.Principals[i].TokenFile; path != "" {
-			wanted[path] = true
-		}
+		paths = append(paths, c.Principals[i].TokenFile)
 	}
-	for path := range wanted {
-		if a.watchers[path] == nil {
-			a.watchers[path] = fleetfile.WatchFile(path, func([]byte, error) { a.changed(path) })
+	a.tokens.close()
+	a.tokens = watchFiles(paths, func() {
+		if err := a.take(nil); err != nil {
+			a.log.Warn("warmpath: a file of tokens was not accepted, the last good ones stay", "error", err)
 		}
-	}
-	for path, w := range a.watchers {
-		if !wanted[path] {
-			_ = w.Close()
-			delete(a.watchers, path)
-		}
-	}
+	})
 	return nil
 }
 
+func (a *authenticator) close() { a.tokens.close() }
+
+// take reads the tokens of a config, nil = of the one in force, and puts it into force. On an error nothing changes.
 func (a *authenticator) take(c *Config) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if c == nil {
+		c = a.config
+	}
 	table, known, err := a.build(c)
 	if err != nil {
 		return err
@@ -106,28 +115,10 @@ func (a *authenticator) take(c *Config) error {
 	return nil
 }
 
-// changed reads the tokens again. On a failure the last good ones stay.
-func (a *authenticator) changed(path string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.config == nil {
-		return
-	}
-	table, _, err := a.build(a.config)
-	if err != nil {
-		a.log.Warn("warmpath: a file of tokens was not accepted, the last good ones stay", "path", path, "error", err)
-		return
-	}
-	a.table.Store(table)
-	a.moved.give()
-}
-
 // build returns the table of a config, and its principals by name: those that exist already, and new ones. Called with
 // mu held.
 func (a *authenticator) build(c *Config) (*accessTable, map[string]*principal, error) {
-	t := &accessTable{
-		open: len(c.Principals) == 0, tokens: make(map[digest]*principal), subject: make(map[string]*principal),
-	}
+	t := &accessTable{open: len(c.Principals) == 0, by: make(map[credential]*principal)}
 	known := make(map[string]*principal, len(c.Principals))
 	for i := range c.Principals {
 		from := &c.Principals[i]
@@ -136,70 +127,55 @@ func (a *authenticator) build(c *Config) (*accessTable, map[string]*principal, e
 			p = newPrincipal(from.Name)
 		}
 		known[from.Name] = p
-		digests, err := from.digests()
+		all, err := from.credentials()
 		if err != nil {
 			return nil, nil, fmt.Errorf("principals[%d].%w", i, err)
 		}
-		for _, d := range digests {
-			if other := t.tokens[d]; other != nil && other != p {
-				return nil, nil, fmt.Errorf("principals[%d]: a token is that of %s too", i, other.name)
+		for _, k := range all {
+			if other := t.by[k]; other != nil && other != p {
+				return nil, nil, fmt.Errorf("principals[%d]: %v is that of %s too", i, k, other.name)
 			}
-			t.tokens[d] = p
-		}
-		for _, s := range from.Subjects {
-			if other := t.subject[s]; other != nil && other != p {
-				return nil, nil, fmt.Errorf("principals[%d].subjects: %q is %s's too", i, s, other.name)
-			}
-			t.subject[s] = p
+			t.by[k] = p
 		}
 	}
 	return t, known, nil
 }
 
-// digests are those of a principal's tokens.
-func (c *Principal) digests() ([]digest, error) {
-	var all []digest
+// credentials are those of a principal. The error names the field.
+func (c *Principal) credentials() (all []credential, err error) {
+	add := func(token string) error {
+		d, err := parseToken(token)
+		all = append(all, credential{token: d})
+		return err
+	}
+	for _, s := range c.Subjects {
+		all = append(all, credential{subject: s})
+	}
 	if c.Token != "" {
-		d, err := parseToken(c.Token)
-		if err != nil {
+		if err := add(c.Token); err != nil {
 			return nil, fmt.Errorf("token: %w", err)
 		}
-		all = append(all, d)
 	}
 	if c.TokenFile == "" {
 		return all, nil
 	}
 	raw, err := os.ReadFile(c.TokenFile)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("token_file: %w", err)
-	}
-	if len(raw) > maxTokenFile {
+	case len(raw) > maxTokenFile:
 		return nil, fmt.Errorf("token_file: %s is larger than %d bytes", c.TokenFile, maxTokenFile)
-	}
-	n := len(all)
-	for line := range bytes.Lines(raw) {
-		text := strings.TrimSpace(string(line))
-		if text == "" {
-			continue
-		}
-		d, err := parseToken(text)
-		if err != nil {
-			return nil, fmt.Errorf("token_file: %s: a token: %w", c.TokenFile, err)
-		}
-		all = append(all, d)
-	}
-	if len(all) == n {
+	case len(bytes.TrimSpace(raw)) == 0:
 		return nil, fmt.Errorf("token_file: %s has no token", c.TokenFile)
 	}
-	return all, nil
-}
-
-// unidentified is the principal of a call that did not pass the authenticator.
-func (a *authenticator) unidentified() *principal {
-	if a.table.Load().open {
-		return a.unrestricted
+	for line := range strings.Lines(string(raw)) {
+		if line = strings.TrimSpace(line); line != "" {
+			if err := add(line); err != nil {
+				return nil, fmt.Errorf("token_file: %s: a token: %w", c.TokenFile, err)
+			}
+		}
 	}
-	return a.anonymous
+	return all, nil
 }
 
 // identify returns the principal of these values of authorization and this verified certificate, nil = none. Its
@@ -216,13 +192,13 @@ func (a *authenticator) identify(authorization []string, cert *x509.Certificate)
 		if !strings.EqualFold(scheme, "bearer") {
 			return nil, status.Error(codes.Unauthenticated, `authorization is not "Bearer TOKEN"`)
 		}
-		if p := t.tokens[digestOf(strings.TrimSpace(token))]; p != nil && len(token) <= maxToken+1 {
+		if p := t.by[credential{token: digestOf(strings.TrimSpace(token))}]; p != nil && len(token) <= maxToken+1 {
 			return p, nil
 		}
 		return nil, status.Error(codes.Unauthenticated, "the token is not known")
 	case cert != nil:
 		for _, name := range subjects(cert) {
-			if p := t.subject[name]; p != nil {
+			if p := t.by[credential{subject: name}]; p != nil {
 				return p, nil
 			}
 		}
@@ -244,11 +220,71 @@ func subjects(cert *x509.Certificate) []string {
 	return all
 }
 
-func (a *authenticator) close() {
-	a.setting.Lock()
-	defer a.setting.Unlock()
-	for path, w := range a.watchers {
-		_ = w.Close()
-		delete(a.watchers, path)
+// verified is the certificate that TLS verified on a connection, nil = none.
+func verified(state *tls.ConnectionState) *x509.Certificate {
+	if state == nil || len(state.VerifiedChains) == 0 || len(state.VerifiedChains[0]) == 0 {
+		return nil
+	}
+	return state.VerifiedChains[0][0]
+}
+
+// authenticate returns the principal of a call, by its metadata and certificate. Its errors are statuses.
+func (a *authenticator) authenticate(ctx context.Context) (*principal, error) {
+	var cert *x509.Certificate
+	if p, _ := peer.FromContext(ctx); p != nil {
+		info, _ := p.AuthInfo.(credentials.TLSInfo)
+		cert = verified(&info.State)
+	}
+	return a.identify(metadata.ValueFromIncomingContext(ctx, "authorization"), cert)
+}
+
+type principalKey struct{}
+
+// principalOf is the principal of a call. One that did not pass the authenticator is unrestricted where the config has
+// no principals, else anonymous.
+func (s *Server) principalOf(ctx context.Context) *principal {
+	if p, ok := ctx.Value(principalKey{}).(*principal); ok {
+		return p
+	}
+	if s.authenticator.table.Load().open {
+		return s.authenticator.unrestricted
+	}
+	return s.authenticator.anonymous
+}
+
+// revoked returns the status that ends a stream whose token or certificate no longer identifies its principal, or
+// whose principal may no longer use one of these deployments; nil = the stream goes on.
+func (s *Server) revoked(ctx context.Context, p *principal, deployments ...string) error {
+	now, err := s.authenticator.authenticate(ctx)
+	switch {
+	case err != nil:
+		return status.Errorf(codes.Unauthenticated, "the principal is not known any more: %s", status.Convert(err).Message())
+	case now != p:
+		return status.Error(codes.Unauthenticated,
+			"the config has another principal for this token or certificate now: call again")
+	}
+	for _, name := range deployments {
+		if !p.may(name) {
+			return status.Errorf(codes.PermissionDenied,
+				"the principal %q may not use the deployment %q any more", p.name, name)
+		}
+	}
+	return nil
+}
+
+// until waits for the end of a stream: of its reader, of the server, or of its principal's permission for uses.
+func (s *Server) until(ctx context.Context, p *principal, read <-chan error, uses func() []string) error {
+	for {
+		moved := s.authenticator.moved.wait()
+		if err := s.revoked(ctx, p, uses()...); err != nil {
+			return err
+		}
+		select {
+		case err := <-read:
+			return err
+		case <-s.draining:
+			return errDraining
+		case <-moved:
+		}
 	}
 }

@@ -24,15 +24,6 @@ import (
 // defaultFallbacks is the number of fallbacks in an answer where the request sets none.
 const defaultFallbacks = 2
 
-const (
-	// maxLease is how long a reservation lasts without a report on it, unless the request asks for less.
-	maxLease = time.Minute
-	// countedHold is how long a pick of mode count adds to the load, queryHold one of mode query.
-	countedHold, queryHold = 10 * time.Second, 500 * time.Millisecond
-	// staleAfter is the age at which a report no longer counts as fresh: load that rests on it is marked as stale.
-	staleAfter = 3 * time.Second
-)
-
 // ChooseReplica implements the service. It makes a span, with the decision on it.
 func (s routingService) ChooseReplica(ctx context.Context,
 	r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
@@ -152,14 +143,9 @@ func (k *picks) choose(
 	x.replica = numberOf(x.reservation.Decision.Replica)
 	x.q.DropPrompt()
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
-	length := holdFor(r)
 	a := k.answer(h, r, x) // before the lease is in force
 	x.q.Settle()           // else the lease would keep the lists of the request
-	k.leases.hold(x, reserves, length, k.now())
-	if reserves {
-		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}
-	}
-	k.leases.settled(x, a)
+	k.leases.hold(x, a, reserves, holdFor(r), k.now())
 	return a, nil
 }
 
@@ -216,37 +202,36 @@ func holdFor(r *warmpathv1.ChooseReplicaRequest) time.Duration {
 	return countedHold
 }
 
-// again is the answer to the first call of the lease's name, once it is made; waits = wait for it until the context
-// ends.
-func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplicaResponse, error) {
-	select {
-	case <-x.made:
-	default:
-		if !waits {
-			return nil, router.ErrFull // the first call waits for room
-		}
-		select {
-		case <-x.made:
-		case <-ctx.Done():
-			return nil, router.ErrFull
-		}
-	}
-	if x.err != nil {
-		return nil, x.err
-	}
-	a := proto.CloneOf(x.answer)
-	a.Reservation.Repeated = true
-	return a, nil
-}
-
+// answer describes a pick, with the replicas that the policy would pick next.
 func (k *picks) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) *warmpathv1.ChooseReplicaResponse {
 	decision := &x.reservation.Decision
-	return &warmpathv1.ChooseReplicaResponse{
+	a := &warmpathv1.ChooseReplicaResponse{
 		Deployment: k.name,
 		Replica:    chosen(decision.Replica, decision.Rank()),
-		Fallbacks:  fallbacks(h.router, &x.q, decision.Replica, int(cmp.Or(r.GetMaxFallbacks(), defaultFallbacks))),
 		Decision:   h.decisionMessage(&x.q, decision),
-		Candidates: h.candidates(&x.q, decision, int(r.GetMaxCandidates())),
+	}
+	fallbacks, candidates := int(cmp.Or(r.GetMaxFallbacks(), defaultFallbacks)), int(r.GetMaxCandidates())
+	var few [defaultFallbacks]policy.Decision
+	next := h.router.Next(&x.q, decision.Replica, max(fallbacks, candidates-1), few[:0])
+	for i := range next[:min(fallbacks, len(next))] {
+		a.Fallbacks = append(a.Fallbacks, chosen(next[i].Replica, next[i].Rank()))
+	}
+	if candidates == 0 {
+		return a
+	}
+	a.Candidates = append(a.Candidates, h.candidate(&x.q, decision)) // with its load before this pick
+	view := h.router.View()
+	for i := range next[:min(candidates-1, len(next))] {
+		next[i].Load = view.Load(next[i].Replica)
+		a.Candidates = append(a.Candidates, h.candidate(&x.q, &next[i]))
+	}
+	return a
+}
+
+func (h *hosted) candidate(q *policy.Request, d *policy.Decision) *warmpathv1.Candidate {
+	return &warmpathv1.Candidate{
+		Replica: chosen(d.Replica, d.Rank()), Decision: h.decisionMessage(q, d),
+		Score: d.Load + float64(q.PromptTokens-d.MatchedTokens),
 	}
 }
 
@@ -256,28 +241,6 @@ func (h *hosted) decisionMessage(q *policy.Request, d *policy.Decision) *warmpat
 		MatchedTokens: uint32(d.MatchedTokens), PromptTokens: uint32(q.PromptTokens),
 		Place: int32(d.Place), Load: d.Load, QueuedUs: uint64(d.Queued.Microseconds()),
 	}
-}
-
-// candidates returns the pick and those that the policy would pick next, each with its score. O(n · replicas).
-func (h *hosted) candidates(q *policy.Request, picked *policy.Decision, n int) []*warmpathv1.Candidate {
-	if n == 0 {
-		return nil
-	}
-	all := append(make([]policy.Decision, 0, n), *picked)
-	all = h.router.Next(q, picked.Replica, n-1, all)
-	messages := make([]*warmpathv1.Candidate, len(all))
-	view := h.router.View()
-	for i := range all {
-		c := &all[i]
-		if i > 0 { // the first has its load before this pick
-			c.Load = view.Load(c.Replica)
-		}
-		messages[i] = &warmpathv1.Candidate{
-			Replica: chosen(c.Replica, c.Rank()), Decision: h.decisionMessage(q, c),
-			Score: c.Load + float64(q.PromptTokens-c.MatchedTokens),
-		}
-	}
-	return messages
 }
 
 // numberOf is the number of a replica in the protocol of watchers.
@@ -298,17 +261,6 @@ func chosen(r *policy.Replica, rank int) *warmpathv1.ChosenReplica {
 		c.Rank = proto.Uint32(uint32(rank))
 	}
 	return c
-}
-
-// fallbacks returns the replicas that the policy would pick next, in order.
-func fallbacks(rt *router.Router, q *policy.Request, picked *policy.Replica, n int) []*warmpathv1.ChosenReplica {
-	var few [defaultFallbacks]policy.Decision
-	next := rt.Next(q, picked, n, few[:0])
-	all := make([]*warmpathv1.ChosenReplica, len(next))
-	for i := range next {
-		all[i] = chosen(next[i].Replica, next[i].Rank())
-	}
-	return all
 }
 
 // status is the gRPC status of an error of a pick.

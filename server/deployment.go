@@ -55,7 +55,7 @@ func newDeployment(
 	d.balance = balance{limits: &d.limits, picks: &d.picks, sources: &d.sources}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, limits: &d.limits, tally: &d.tally,
-		leases: leases{prefix: name + "#"}, store: sharedstore.NewMemory(now),
+		leases: newLeases(name), store: sharedstore.NewMemory(now),
 	}
 	x, err := d.prepare(c)
 	if err != nil {

@@ -2,8 +2,8 @@ package server
 
 import (
 	"context"
-	"crypto/x509"
 	"log/slog"
+	"net/http"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -15,10 +15,11 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
+
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
 // Services with their own rule.
@@ -84,19 +85,6 @@ func (x *interceptors) refusal(from, method string, err error) {
 	})
 }
 
-// certificateOf is the client's certificate on the connection, which TLS verified, or nil.
-func certificateOf(ctx context.Context) *x509.Certificate {
-	p, _ := peer.FromContext(ctx)
-	if p == nil {
-		return nil
-	}
-	info, _ := p.AuthInfo.(credentials.TLSInfo)
-	if len(info.State.VerifiedChains) == 0 || len(info.State.VerifiedChains[0]) == 0 {
-		return nil
-	}
-	return info.State.VerifiedChains[0][0]
-}
-
 func addressOf(ctx context.Context) string {
 	if p, _ := peer.FromContext(ctx); p != nil && p.Addr != nil {
 		return p.Addr.String()
@@ -141,6 +129,42 @@ func (x *interceptors) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamS
 	}
 	defer end()
 	return next(srv, stream)
+}
+
+// http is the HTTP endpoint's counterpart of the interceptors: the header Authorization or the certificate identifies the
+// principal, which is kept within its bounds and put into the context, and a panic becomes an error.
+func (x *interceptors) http(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := shielded(x.log, r.URL.Path, func() error {
+			ctx, end, err := x.admitHTTP(r)
+			if err != nil {
+				return err
+			}
+			defer end()
+			next.ServeHTTP(w, r.WithContext(ctx))
+			return nil
+		})
+		if err != nil {
+			httpendpoint.Deny(w, err)
+		}
+	})
+}
+
+func (x *interceptors) admitHTTP(r *http.Request) (ctx context.Context, end func(), err error) {
+	if x.authenticator.table.Load().open {
+		return r.Context(), func() {}, nil
+	}
+	p, err := x.authenticator.identify(r.Header.Values("Authorization"), verified(r.TLS))
+	if err != nil {
+		x.refusal(r.RemoteAddr, r.URL.Path, err)
+		return nil, nil, err
+	}
+	if err := p.allow(); err != nil {
+		return nil, nil, err
+	}
+	ctx = context.WithValue(r.Context(), principalKey{}, p)
+	end, err = x.begin(ctx)
+	return ctx, end, err
 }
 
 // panicked logs a panic and returns the status of the call. The panic's value is logged only if it is the runtime's:

@@ -2,31 +2,46 @@ package server
 
 import (
 	"container/heap"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fault"
 	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
+const (
+	// maxLease is how long a reservation lasts without a report on it, unless the request asks for less.
+	maxLease = time.Minute
+	// countedHold is how long a pick of mode count adds to the load, queryHold one of mode query.
+	countedHold, queryHold = 10 * time.Second, 500 * time.Millisecond
+	// staleAfter is the age at which a report no longer counts as fresh: load that rests on it is marked as stale.
+	staleAfter = 3 * time.Second
+)
+
 // A lease is the load of a pick, until it is released or expires.
 type lease struct {
-	id     string    // of the reservation; "" = no report can name it
-	name   leaseName // of a pick that may be repeated
-	length time.Duration
-	next   time.Time // of the prompt's share, or of the whole
-	ends   time.Time
-	place  int  // in the heap; -1 = in none
-	learns bool // the policy learns the outcome
+	id        string    // of the reservation; "" = no report can name it
+	name      leaseName // of a pick that may be repeated
+	length    time.Duration
+	next      time.Time // of the prompt's share, or of the whole
+	ends      time.Time
+	place     int  // in the heap; -1 = in none
+	prefilled bool // the prompt no longer counts
+	learns    bool // the policy learns the outcome
 
-	replica     uint32      // its number
-	counts      replicaLoad // the lease's share of leases.whole: zero before it is held and after it is removed
+	replica     uint32 // its number
 	q           policy.Request
 	reservation router.Reservation
 
@@ -48,14 +63,13 @@ type leases struct {
 	prefix string // of the ids
 
 	// mu guards what is below. Routers' locks are taken under it.
-	mu      sync.Mutex
-	due     queue
-	byID    map[string]*lease
-	byName  map[leaseName]*lease
-	whole   map[uint32]replicaLoad // by number of the replica: the load held, as if no prompt were cached
-	max     int
-	pending int // begun and not in the heap
-	closed  bool
+	mu     sync.Mutex
+	due    queue
+	byID   map[string]*lease
+	byName map[leaseName]*lease
+	max    int
+	count  int // begun and neither failed nor over
+	closed bool
 
 	expired atomic.Int64 // reservations that ended with their lease
 }
@@ -66,11 +80,15 @@ var (
 	errFault           = errors.New("the server failed in this pick")
 )
 
+func newLeases(deployment string) leases {
+	return leases{prefix: deployment + "#", byID: make(map[string]*lease), byName: make(map[leaseName]*lease)}
+}
+
 // held returns how many there are.
 func (l *leases) held() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.due) + l.pending
+	return l.count
 }
 
 // limit sets how many there may be.
@@ -84,24 +102,19 @@ func (l *leases) limit(n int) {
 func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if x := l.byName[name]; name.request != "" && x != nil {
+	switch x := l.byName[name]; {
+	case x != nil:
 		return x, true, nil
-	}
-	if l.closed {
+	case l.closed:
 		return nil, false, router.ErrClosed
-	}
-	if len(l.due)+l.pending >= l.max {
+	case l.count >= l.max:
 		return nil, false, errLeases
-	}
-	if !take(&name.by.held, name.by.rules.Load().maxHeld) {
+	case !take(&name.by.held, name.by.rules.Load().maxHeld):
 		return nil, false, errPrincipalLeases
 	}
-	l.pending++
+	l.count++
 	x = &lease{name: name, place: -1}
 	if name.request != "" {
-		if l.byName == nil {
-			l.byName = make(map[leaseName]*lease)
-		}
 		l.byName[name] = x
 		x.made = make(chan struct{})
 	}
@@ -112,22 +125,18 @@ func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 func (l *leases) fail(x *lease, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pending--
 	l.settle(x, nil, err)
 	l.forget(x)
 }
 
-// hold puts a lease into force, with an id if it is reserved. The prompt's share of any other ends after a fifth of
-// its length, since the end of its prefill is not reported.
-func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Time) {
+// hold puts a lease into force, and gives the answer to the calls that wait for it, with the reservation if it is
+// reserved. The prompt's share of any other ends after a fifth of its length, since the end of its prefill is not
+// reported.
+func (l *leases) hold(
+	x *lease, a *warmpathv1.ChooseReplicaResponse, reserved bool, length time.Duration, now time.Time,
+) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pending--
-	if l.closed {
-		x.name.by.held.Add(-1)
-		x.reservation.Release()
-		return
-	}
 	x.length, x.ends = length, now.Add(length)
 	x.next = x.ends
 	if !reserved {
@@ -136,45 +145,21 @@ func (l *leases) hold(x *lease, reserved bool, length time.Duration, now time.Ti
 		var secret [12]byte
 		_, _ = rand.Read(secret[:])
 		x.id = l.prefix + hex.EncodeToString(secret[:])
-		if l.byID == nil {
-			l.byID = make(map[string]*lease)
-		}
+		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}
+	}
+	l.settle(x, a, nil)
+	if l.closed {
+		x.name.by.held.Add(-1)
+		x.reservation.Release()
+		return
+	}
+	if reserved {
 		l.byID[x.id] = x
 	}
 	heap.Push(&l.due, x)
-	l.count(x, replicaLoad{1, int64(min(x.q.PromptTokens, maxTokens))})
 }
 
-// count sets a lease's share of whole. Called with mu held.
-func (l *leases) count(x *lease, now replicaLoad) {
-	sum := l.whole[x.replica]
-	sum.add(x.counts, -1)
-	sum.add(now, 1)
-	x.counts = now
-	if sum == (replicaLoad{}) {
-		delete(l.whole, x.replica)
-		return
-	}
-	if l.whole == nil {
-		l.whole = make(map[uint32]replicaLoad)
-	}
-	l.whole[x.replica] = sum
-}
-
-// uncached returns the load held on each replica, by its number, as if no prompt were cached.
-func (l *leases) uncached() map[uint32]replicaLoad {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return maps.Clone(l.whole)
-}
-
-// settled gives the answer to the calls that wait for the lease.
-func (l *leases) settled(x *lease, answer *warmpathv1.ChooseReplicaResponse) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.settle(x, answer, nil)
-}
-
+// settle gives the answer or the error to the calls that wait for the lease. Called with mu held.
 func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err error) {
 	if x.made != nil {
 		x.answer, x.err = answer, err
@@ -182,12 +167,51 @@ func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err 
 	}
 }
 
+// again is the answer to the first call of the lease's name, once it is made; waits = wait for it until the context
+// ends.
+func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplicaResponse, error) {
+	select {
+	case <-x.made:
+	default:
+		if !waits {
+			return nil, router.ErrFull // the first call waits for room
+		}
+		select {
+		case <-x.made:
+		case <-ctx.Done():
+			return nil, router.ErrFull
+		}
+	}
+	if x.err != nil {
+		return nil, x.err
+	}
+	a := proto.CloneOf(x.answer)
+	a.Reservation.Repeated = true
+	return a, nil
+}
+
+// uncached returns the load held on each replica, by its number, as if no prompt were cached.
+func (l *leases) uncached() map[uint32]replicaLoad {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make(map[uint32]replicaLoad)
+	for _, x := range l.due {
+		load := replicaLoad{ongoing: 1}
+		if !x.prefilled {
+			load.tokens = int64(min(x.q.PromptTokens, maxTokens))
+		}
+		load.add(all[x.replica], 1)
+		all[x.replica] = load
+	}
+	return all
+}
+
 // forget removes a lease. Called with mu held.
 func (l *leases) forget(x *lease) {
+	l.count--
 	x.name.by.held.Add(-1)
-	l.count(x, replicaLoad{})
 	delete(l.byID, x.id)
-	if x.name.request != "" && l.byName[x.name] == x {
+	if l.byName[x.name] == x {
 		delete(l.byName, x.name)
 	}
 	if x.place >= 0 {
@@ -204,11 +228,8 @@ func (l *leases) renew(id string, prefilled bool, now time.Time) *lease {
 		return nil
 	}
 	x.ends = now.Add(x.length)
-	x.next = x.ends
+	x.next, x.prefilled = x.ends, x.prefilled || prefilled
 	heap.Fix(&l.due, x.place)
-	if prefilled {
-		l.count(x, replicaLoad{1, 0})
-	}
 	return x
 }
 
@@ -249,9 +270,8 @@ func (l *leases) pop(now time.Time) (x *lease, over bool) {
 	}
 	x = l.due[0]
 	if x.next.Before(x.ends) {
-		x.next = x.ends
+		x.next, x.prefilled = x.ends, true
 		heap.Fix(&l.due, 0)
-		l.count(x, replicaLoad{1, 0})
 		return x, false
 	}
 	l.forget(x)
@@ -270,7 +290,7 @@ func (x *lease) release(o policy.Outcome) {
 func (l *leases) close() {
 	l.mu.Lock()
 	all := l.due
-	l.due, l.byID, l.byName, l.whole, l.closed = nil, nil, nil, nil, true
+	l.due, l.byID, l.byName, l.closed = nil, nil, nil, true
 	l.mu.Unlock()
 	for _, x := range all {
 		x.name.by.held.Add(-1)
@@ -302,4 +322,82 @@ func (q *queue) Pop() any {
 	*q = (*q)[:last]
 	x.place = -1
 	return x
+}
+
+// maxLives bounds the reports of one message.
+const maxLives = 10_000
+
+// ReportLife implements the service.
+func (s routingService) ReportLife(ctx context.Context,
+	r *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
+	if len(r.GetLives()) > maxLives {
+		return nil, invalid("lives: more than %d", maxLives)
+	}
+	a := new(warmpathv1.ReportLifeResponse)
+	p := s.principalOf(ctx)
+	for _, life := range r.GetLives() {
+		if !s.lived(p, life) {
+			a.Unknown = append(a.Unknown, life.GetReservation())
+		}
+	}
+	return a, nil
+}
+
+// lived applies one report. It returns false if there is no such reservation.
+func (s *Server) lived(p *principal, r *warmpathv1.LifeReport) bool {
+	end := strings.LastIndexByte(r.GetReservation(), '#')
+	if end < 0 || !p.may(r.GetReservation()[:end]) {
+		return false
+	}
+	d := (*s.deployments.Load())[r.GetReservation()[:end]]
+	return d != nil && d.picks.lived(r)
+}
+
+func (k *picks) lived(r *warmpathv1.LifeReport) bool {
+	if r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_RELEASED {
+		x := k.leases.end(r.GetReservation())
+		if x != nil {
+			o := outcome(r.GetOutcome())
+			x.release(o)
+			if k.recorder != nil {
+				k.recorder.Ended(context.Background(), k.hosted.Load().policy(), &x.q, &x.reservation.Decision, &o)
+			}
+		}
+		return x != nil
+	}
+	prefilled := r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE
+	x := k.leases.renew(r.GetReservation(), prefilled, k.now())
+	if x != nil && prefilled {
+		x.reservation.Answered()
+	}
+	return x != nil
+}
+
+// outcome is the reported end of a reservation; nothing is learned from one that is missing.
+func outcome(o *warmpathv1.Outcome) policy.Outcome {
+	if o == nil {
+		return policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage}
+	}
+	out := policy.Outcome{
+		Sent:         o.GetSent(),
+		FirstMessage: time.Duration(min(o.GetFirstMessageUs(), uint64(24*time.Hour/time.Microsecond))) * time.Microsecond,
+		Usage:        policy.NoUsage,
+	}
+	if code := codes.Code(o.GetCode()); code != codes.OK {
+		out.Err, out.Fault = status.Error(code, "as reported"), fault.OfCode(code)
+	} else if !out.Sent {
+		out.Fault = policy.GivenUp
+	}
+	for _, f := range []struct {
+		value *uint32
+		into  *int
+	}{
+		{o.PromptTokens, &out.Usage.PromptTokens}, {o.CachedTokens, &out.Usage.CachedTokens},
+		{o.OutputTokens, &out.Usage.OutputTokens},
+	} {
+		if f.value != nil {
+			*f.into = int(min(*f.value, maxLength))
+		}
+	}
+	return out
 }

@@ -203,14 +203,3 @@ func take(n *atomic.Int64, most int64) bool {
 	}
 	return true
 }
-
-type principalKey struct{}
-
-// principalOf is the principal of a call. One that did not pass the authenticator is unrestricted where the config has
-// no principals, else anonymous.
-func (s *Server) principalOf(ctx context.Context) *principal {
-	if p, ok := ctx.Value(principalKey{}).(*principal); ok {
-		return p
-	}
-	return s.authenticator.unidentified()
-}

@@ -100,11 +100,36 @@ type certSource interface {
 
 func (c *TLS) paths() []string { return []string{c.Cert, c.Key, c.ClientCA} }
 
+// watches are those of some files.
+type watches []*fleetfile.Watcher
+
+// watchFiles calls changed when it begins, and after each change of one of these files, "" = none. Only one call is under
+// way.
+func watchFiles(paths []string, changed func()) (all watches) {
+	var mu sync.Mutex // held in changed: the last one counts
+	for _, path := range paths {
+		if path != "" {
+			all = append(all, fleetfile.WatchFile(path, func([]byte, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				changed()
+			}))
+		}
+	}
+	return all
+}
+
+func (w watches) close() {
+	for _, f := range w {
+		_ = f.Close()
+	}
+}
+
 // certificates are those of a source's files, kept up to date.
 type certificates struct {
-	from     certSource
-	now      atomic.Pointer[tls.Config]
-	watchers []*fleetfile.Watcher
+	from  certSource
+	now   atomic.Pointer[tls.Config]
+	files watches
 }
 
 // openCertificates reads the files and follows them until close. The last good ones stay where the files do not fit: a
@@ -116,23 +141,15 @@ func openCertificates(from certSource, log *slog.Logger) (*certificates, error) 
 	}
 	k := &certificates{from: from}
 	k.now.Store(first)
-	var mu sync.Mutex // held while the files are read, so that the last read counts
-	changed := func([]byte, error) {
-		mu.Lock()
-		defer mu.Unlock()
+	k.files = watchFiles(from.paths(), func() {
 		t, err := from.load()
 		if err != nil {
 			log.Warn("warmpath: the certificates were not accepted, the last good ones stay", "error", err)
 			return
 		}
 		k.now.Store(t)
-		log.Info("warmpath: the certificates are in force", "files", from.paths())
-	}
-	for _, path := range from.paths() {
-		if path != "" { // a change since the first read is noticed when the watch begins
-			k.watchers = append(k.watchers, fleetfile.WatchFile(path, changed))
-		}
-	}
+		log.Debug("warmpath: the certificates are in force", "files", from.paths())
+	})
 	return k, nil
 }
 
@@ -150,10 +167,7 @@ func (k *certificates) config(protocols ...string) *tls.Config {
 
 // close ends the watches; nil = there is none.
 func (k *certificates) close() {
-	if k == nil {
-		return
-	}
-	for _, w := range k.watchers {
-		_ = w.Close()
+	if k != nil {
+		k.files.close()
 	}
 }
