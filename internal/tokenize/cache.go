@@ -1,25 +1,23 @@
 package tokenize
 
 import (
-	"slices"
+	"container/list"
+	"context"
 	"sync"
 
 	"github.com/zeebo/xxh3"
 )
 
-// key is the hash of a text, or of how it begins, with what else its tokens depend on.
+// key is the hash of a segment of a text, with what else its tokens depend on.
 type key = xxh3.Uint128
 
 // entryOverhead is what an entry costs beside its tokens, in bytes.
-const entryOverhead = 160
+const entryOverhead = 200
 
-// entry is what is remembered under a key. It does not change but for its place in
-// the list.
+// entry is what is remembered under a key. It does not change.
 type entry struct {
-	key        key
-	at         int // in the text: up to where the tokens reach
-	tokens     []uint32
-	prev, next *entry
+	key    key
+	tokens []uint32
 }
 
 func (e *entry) size() int64 { return int64(4*cap(e.tokens)) + entryOverhead }
@@ -29,66 +27,99 @@ func (e *entry) size() int64 { return int64(4*cap(e.tokens)) + entryOverhead }
 type cache struct {
 	budget int64
 
-	// mu guards the fields below, and the links of entries. Taken alone.
-	mu      sync.Mutex
+	mu      sync.Mutex // guards the fields below; taken alone
 	bytes   int64
-	entries map[key]*entry
-	ring    entry // sentinel: next is the most recently used
+	entries map[key]*list.Element
+	order   list.List // of *entry, the most recently used first
 }
 
 func newCache(budget int64) *cache {
-	c := &cache{budget: budget, entries: make(map[key]*entry)}
-	c.ring.next, c.ring.prev = &c.ring, &c.ring
-	return c
+	return &cache{budget: budget, entries: make(map[key]*list.Element)}
 }
 
-// get returns what is remembered under the keys, up to the first that is not. The
-// first is the most recently used afterwards: without it the others are of no use.
-func (c *cache) get(keys ...key) []*entry {
+// get returns what is remembered under a key.
+func (c *cache) get(k key) (tokens []uint32, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var found []*entry
-	for _, k := range keys {
-		e := c.entries[k]
-		if e == nil {
-			break
-		}
-		found = append(found, e)
+	e := c.entries[k]
+	if e == nil {
+		return nil, false
 	}
-	for _, e := range slices.Backward(found) {
-		e.unlink()
-		c.front(e)
-	}
-	return found
+	c.order.MoveToFront(e)
+	return e.Value.(*entry).tokens, true
 }
 
-// put remembers an entry, which may not change any more.
-func (c *cache) put(e *entry) {
+// put remembers tokens, which may not change any more.
+func (c *cache) put(k key, tokens []uint32) {
+	e := &entry{k, tokens}
 	if e.size() > c.budget {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if old := c.entries[e.key]; old != nil {
+	if old := c.entries[k]; old != nil {
 		c.drop(old)
 	}
-	c.entries[e.key] = e
+	c.entries[k] = c.order.PushFront(e)
 	c.bytes += e.size()
-	c.front(e)
 	for c.bytes > c.budget {
-		c.drop(c.ring.prev)
+		c.drop(c.order.Back())
 	}
 }
 
-func (c *cache) drop(e *entry) {
-	e.unlink()
-	delete(c.entries, e.key)
-	c.bytes -= e.size()
+func (c *cache) drop(e *list.Element) {
+	old := c.order.Remove(e).(*entry)
+	delete(c.entries, old.key)
+	c.bytes -= old.size()
 }
 
-func (c *cache) front(e *entry) {
-	e.prev, e.next = &c.ring, c.ring.next
-	e.prev.next, e.next.prev = e, e
+// flights does equal work that is wanted at the same time once. The first goroutine
+// does it, since it alone may use the prompt.
+type flights struct {
+	mu    sync.Mutex // guards the map; taken alone
+	under map[key]*flight
 }
 
-func (e *entry) unlink() { e.prev.next, e.next.prev = e.next, e.prev }
+// flight is work under way. Its results are read after done is closed.
+type flight struct {
+	done   chan struct{}
+	tokens []uint32
+	err    error
+	gaveUp bool // the time of the caller that did the work was over; others may have some left
+}
+
+// do returns what work returns, of this call or of one under way for the same key.
+func (f *flights) do(ctx context.Context, k key, work func() ([]uint32, error)) ([]uint32, error) {
+	for {
+		f.mu.Lock()
+		other := f.under[k]
+		if other == nil {
+			break
+		}
+		f.mu.Unlock()
+		select {
+		case <-other.done:
+			if !other.gaveUp {
+				return other.tokens, other.err
+			}
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	mine := &flight{done: make(chan struct{})}
+	if f.under == nil {
+		f.under = make(map[key]*flight)
+	}
+	f.under[k] = mine
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		delete(f.under, k)
+		f.mu.Unlock()
+		close(mine.done)
+	}()
+	mine.gaveUp = true // unless work returns
+	mine.tokens, mine.err = work()
+	mine.gaveUp = mine.err != nil && ctx.Err() != nil
+	return mine.tokens, mine.err
+}

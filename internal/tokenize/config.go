@@ -124,7 +124,11 @@ func Open(c Config, o Options) (*Prompts, error) {
 	}
 	p := newPrompts(t, c, o)
 	if c.ChatTemplate != "" {
-		if p.template, err = openChatTemplate(c.ChatTemplate); err != nil {
+		var open func(string) (ChatTemplate, error)
+		if linked := chatTemplates.Load(); linked != nil {
+			open = *linked
+		}
+		if p.template, err = opened("chat_template", c.ChatTemplate, open); err != nil {
 			return nil, errors.Join(fmt.Errorf("tokenizer.%w", err), p.Close())
 		}
 	}
@@ -136,9 +140,9 @@ func (c *Config) source() (dialect.Tokenizer, error) {
 	case c.URL != "":
 		return newRemote(c.URL), nil
 	case c.Tiktoken != "":
-		return openTokenizer("tiktoken", c.Tiktoken)
+		return opened("tiktoken", c.Tiktoken, dialect.LookupTokenizer("tiktoken"))
 	}
-	return openTokenizer("file", c.File)
+	return opened("file", c.File, dialect.LookupTokenizer("file"))
 }
 
 func closeAll(things ...any) (err error) {

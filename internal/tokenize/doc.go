@@ -17,7 +17,6 @@
 // Guarantees. A prompt costs no more than timeout. Where its tokens cannot be had,
 // it is routed as text by blocks of bytes, logged once and counted. Equal prompts at
 // the same time are encoded once; what was encoded is remembered in cache_bytes of
-// memory, by hashes, never as text. A tokenizer that can take up its work in the
-// middle of a text encodes only what a prompt has more than one seen before, and
-// gives the same tokens as if it had encoded all.
+// memory, by hashes, never as text. Of a text that a tokenizer can cut in segments
+// ([Segmenter]) only the segments that were not seen before are encoded.
 package tokenize

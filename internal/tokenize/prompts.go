@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,7 +27,7 @@ type Options struct {
 // cache and a deadline. Safe for use by many goroutines.
 type Prompts struct {
 	tokenizer dialect.Tokenizer
-	resumer   Resumer // tokenizer, if it is one
+	segmenter Segmenter // tokenizer, if it is one
 	template  ChatTemplate
 	special   bool
 	timeout   time.Duration
@@ -44,7 +45,7 @@ func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
 		cache:     newCache(c.CacheBytes),
 		logger:    o.Logger,
 	}
-	p.resumer, _ = t.(Resumer)
+	p.segmenter, _ = t.(Segmenter)
 	if p.logger == nil {
 		p.logger = slog.Default()
 	}
@@ -65,74 +66,123 @@ func (p *Prompts) Tokenize(ctx context.Context, q *policy.Request) ([]uint32, er
 }
 
 func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, error) {
-	text := q.Prompt.Text
-	chat := requestkey.IsChat(text)
-	if p.resumer != nil && !chat {
-		return p.resumed(ctx, text, p.special)
-	}
-	if !chat && !utf8.ValidString(text) {
-		return nil, ErrNotText
-	}
-	k := keyOf(q.Model, text)
-	if p.resumer == nil {
-		if e := p.cache.get(k); len(e) > 0 {
-			return e[0].tokens, nil
+	in := dialect.TokenizerInput{Model: q.Model, Text: q.Prompt.Text, Special: p.special}
+	if !requestkey.IsChat(in.Text) {
+		if !utf8.ValidString(in.Text) {
+			return nil, ErrNotText
 		}
+		return p.text(ctx, in)
+	}
+	c, ok := requestkey.ReadChat(in.Text)
+	chats, takesChats := p.tokenizer.(chatTokenizer)
+	switch {
+	case !ok:
+		return nil, ErrNotText
+	case slices.ContainsFunc(c.Turns, func(t requestkey.Turn) bool { return t.Media }):
+		return nil, ErrMedia
+	case p.template != nil:
+		text, err := p.template.Render(c)
+		if err != nil {
+			return nil, fmt.Errorf("tokenize: the chat template: %w", err)
+		}
+		in.Text, in.Special = text, false
+		return p.text(ctx, in)
+	case !takesChats:
+		return nil, ErrChat
+	}
+	in.Special = false
+	return p.encoded(ctx, in, nil, func(ctx context.Context, _, _ int) ([]uint32, error) {
+		return chats.chatTokens(ctx, in.Model, c)
+	})
+}
+
+// text returns the tokens of a text.
+func (p *Prompts) text(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
+	s := p.segmenter
+	if s == nil {
+		return p.encoded(ctx, in, nil, func(ctx context.Context, _, _ int) ([]uint32, error) { return p.tokenizer.Tokens(ctx, in) })
+	}
+	tokens, err := p.encoded(ctx, in, s.Cut, func(ctx context.Context, from, to int) ([]uint32, error) {
+		return s.Encode(ctx, make([]uint32, 0, (to-from)/3), in.Text, from, to)
+	})
+	before, after := s.Around()
+	if err != nil || !in.Special || len(before)+len(after) == 0 {
+		return tokens, err
+	}
+	return slices.Concat(before, tokens, after), nil
+}
+
+// segment is a part of a text.
+type segment struct {
+	from, to int
+	key      key
+	tokens   []uint32
+	known    bool
+}
+
+// encoded returns the tokens of a text: of each segment those that are remembered, or what encode returns. Without cut
+// it is one segment.
+func (p *Prompts) encoded(
+	ctx context.Context, in dialect.TokenizerInput, cut func(text string, from int) int,
+	encode func(ctx context.Context, from, to int) ([]uint32, error),
+) ([]uint32, error) {
+	var all []segment
+	known := true
+	for from, end := 0, len(in.Text); len(all) == 0 || from < end; from = all[len(all)-1].to {
+		s := segment{from: from, to: end}
+		if cut != nil {
+			s.to = cut(in.Text, from)
+		}
+		s.key = keyOf(in, s.from, s.to)
+		s.tokens, s.known = p.cache.get(s.key)
+		known = known && s.known
+		all = append(all, s)
+	}
+	if known {
+		return join(all), nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	return p.flights.do(ctx, k, func() ([]uint32, error) { return p.work(ctx, k, q.Model, text, chat) })
+	return p.flights.do(ctx, keyOf(in, 0, len(in.Text)), func() (_ []uint32, err error) {
+		for i := range all {
+			s := &all[i]
+			if s.known {
+				continue
+			}
+			if s.tokens, err = encode(ctx, s.from, s.to); err != nil {
+				return nil, err
+			}
+			p.cache.put(s.key, slices.Clip(s.tokens))
+		}
+		return join(all), nil
+	})
 }
 
-// work tokenizes a chat, or a text that no Resumer takes.
-func (p *Prompts) work(ctx context.Context, k key, model, text string, chat bool) ([]uint32, error) {
-	var tokens []uint32
-	var err error
-	if chat {
-		tokens, err = p.chat(ctx, model, text)
-	} else {
-		tokens, err = p.tokenizer.Tokens(ctx, dialect.TokenizerInput{Model: model, Text: text, Special: p.special})
-	}
-	if err == nil && p.resumer == nil {
-		p.cache.put(&entry{key: k, at: len(text), tokens: tokens})
-	}
-	return tokens, err
-}
-
-// chat tokenizes what the template makes of a chat, or the chat itself.
-func (p *Prompts) chat(ctx context.Context, model, text string) ([]uint32, error) {
-	c, ok := requestkey.ReadChat(text)
-	if !ok {
-		return nil, ErrNotText
-	}
-	for _, t := range c.Turns {
-		if t.Media {
-			return nil, ErrMedia
+// keyOf returns the key of a segment of a text.
+func keyOf(in dialect.TokenizerInput, from, to int) key {
+	var place byte
+	for i, is := range []bool{in.Special, from == 0, to == len(in.Text)} {
+		if is {
+			place |= 1 << i
 		}
 	}
-	if p.template == nil {
-		if t, ok := p.tokenizer.(chatTokenizer); ok {
-			return t.chatTokens(ctx, model, c)
-		}
-		return nil, ErrChat
-	}
-	text, err := p.template.Render(c)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("tokenize: the chat template: %w", err)
-	case p.resumer != nil:
-		return p.resumed(ctx, text, false)
-	}
-	return p.tokenizer.Tokens(ctx, dialect.TokenizerInput{Model: model, Text: text})
-}
-
-// keyOf is the key of a whole prompt, where nothing is taken up again.
-func keyOf(model, text string) key {
 	var h xxh3.Hasher
-	_, _ = h.WriteString(model)
-	_, _ = h.Write([]byte{0})
-	_, _ = h.WriteString(text)
+	_, _ = h.WriteString(in.Model)
+	_, _ = h.Write([]byte{0, place})
+	_, _ = h.WriteString(in.Text[from:to])
 	return h.Sum128()
+}
+
+// join returns the tokens of segments, one after the other.
+func join(all []segment) []uint32 {
+	if len(all) == 1 {
+		return all[0].tokens
+	}
+	parts := make([][]uint32, len(all))
+	for i, s := range all {
+		parts[i] = s.tokens
+	}
+	return slices.Concat(parts...)
 }
 
 // log logs each kind of failure once.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
@@ -18,6 +19,13 @@ import (
 // maxAnswer bounds an engine's answer: a million tokens of ten digits.
 const maxAnswer = 16 << 20
 
+// ErrResting means that the engine failed just now and is not asked for a while, so that not every prompt waits for it
+// in vain.
+var ErrResting = errors.New("tokenize: it failed just now and is left alone for a while")
+
+// pause is how long. When it ends one call tries, and the others after it if it succeeds.
+const pause = time.Second
+
 // maxIdle is how long a connection that is not used stays open.
 const maxIdle = 30 * time.Second
 
@@ -26,7 +34,8 @@ const maxIdle = 30 * time.Second
 type remote struct {
 	url    string
 	client *http.Client
-	rest   rest
+	now    func() time.Time
+	until  atomic.Int64 // when the pause after a failure ends, in nanoseconds; 0 = there is none
 }
 
 func newRemote(url string) *remote {
@@ -35,7 +44,7 @@ func newRemote(url string) *remote {
 		MaxIdleConnsPerHost: 16,
 		IdleConnTimeout:     maxIdle,
 	}
-	return &remote{url: url, client: &http.Client{Transport: t}, rest: rest{now: time.Now}}
+	return &remote{url: url, client: &http.Client{Transport: t}, now: time.Now}
 }
 
 // Close closes the connections that are idle.
@@ -107,8 +116,9 @@ func (r *remote) chatTokens(ctx context.Context, model string, c requestkey.Chat
 
 // answer asks unless the engine has failed lately.
 func (r *remote) answer(ctx context.Context, question map[string]any) ([]uint32, error) {
-	if err := r.rest.may(); err != nil {
-		return nil, err
+	now := r.now().UnixNano()
+	if until := r.until.Load(); now < until || until != 0 && !r.until.CompareAndSwap(until, now+int64(pause)) {
+		return nil, ErrResting
 	}
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -119,8 +129,10 @@ func (r *remote) answer(ctx context.Context, question map[string]any) ([]uint32,
 	switch {
 	case errors.As(err, &refused) && refused.status < 500, errors.Is(err, context.Canceled):
 		// The prompt's fault, or the caller's: it is no evidence about the engine.
+	case err != nil:
+		r.until.Store(r.now().Add(pause).UnixNano())
 	default:
-		r.rest.after(err)
+		r.until.Store(0)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("tokenize: %s: %w", r.url, err)

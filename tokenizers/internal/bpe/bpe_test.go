@@ -6,10 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/text/unicode/norm"
 
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
@@ -138,7 +136,7 @@ func encoder(t testing.TB, c Config) *Encoder {
 
 func encode(t testing.TB, e *Encoder, text string) []uint32 {
 	t.Helper()
-	ids, err := e.Encode(context.Background(), nil, text, 0, nil)
+	ids, err := e.Encode(context.Background(), nil, text, 0, len(text))
 	require.NoError(t, err)
 	return ids
 }
@@ -156,29 +154,28 @@ func TestSpecials(t *testing.T) {
 
 func TestWhatIsNotDone(t *testing.T) {
 	e := encoder(t, Config{})
-	_, err := e.Encode(context.Background(), nil, "\xff", 0, nil)
+	_, err := e.Encode(context.Background(), nil, "\xff", 0, 1)
 	require.ErrorIs(t, err, tokenize.ErrNotText)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err = encoder(t, Config{Splitters: []*Splitter{GPT2()}}).Encode(ctx, nil, strings.Repeat("word ", 1<<14), 0, nil)
+	_, err = encoder(t, Config{Splitters: []*Splitter{GPT2()}}).Encode(ctx, nil, strings.Repeat("word ", 1<<14), 0, 5<<14)
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// Wherever a cut is, encoding can be taken up there, and whatever else follows what
-// was seen, the tokens before it are the same: with special tokens that are cut in
-// two, letters that combine, and every scanner.
-func TestCuts(t *testing.T) {
+// The tokens of a text are those of its segments, and a segment ends at the same place in every text that goes on: with
+// special tokens that are cut in two, letters that combine, and every scanner.
+func TestSegments(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 6))
 	tokens := []Special{{Text: "<|sep|>", ID: 900}, {Text: "<|sep|>longer", ID: 901}, {Text: "  ", ID: 902}}
-	odd := append([]string{"<|sep|>", "<|sep|>long", "longer", "<|se", "p|>", "e\u0301", "\u0338", "\u1100\u1161", "\u0338", "\u0301"}, alphabet...)
-	text := func(most int) string {
+	odd := append([]string{"<|sep|>", "<|sep|>long", "longer", "<|se", "p|>", "e\u0301", "\u0338", "\u1100\u1161", "\u0338", "\u0301", "\n"}, alphabet...)
+	text := func(parts int) string {
 		var b strings.Builder
-		for range r.IntN(most + 1) {
+		for range parts {
 			b.WriteString(odd[r.IntN(len(odd))])
 		}
 		return b.String()
 	}
-	all := 0
+	ends := 0
 	for pattern := range scanners {
 		s, err := NewSplitter(pattern)
 		require.NoError(t, err)
@@ -186,38 +183,63 @@ func TestCuts(t *testing.T) {
 			{Splitters: []*Splitter{s}},
 			{Splitters: []*Splitter{s}, Specials: tokens[:2]},
 			{Splitters: []*Splitter{s}, Specials: tokens, NFC: true},
+			{Splitters: []*Splitter{s}, Specials: append([]Special{{Text: "\nb", ID: 903}}, tokens...)},
+			{Splitters: []*Splitter{s, s}, Specials: tokens[:2]},
 			{Specials: tokens[:2], Rewrite: func(s string, first bool) string {
 				if first {
 					return "t" + s
 				}
 				return s
 			}},
+			{Splitters: []*Splitter{s}, Specials: []Special{{Text: "<|sep|>", ID: 900, EatRight: true}}},
 		} {
 			e := encoder(t, c)
-			for range 40 {
-				first := text(500)
-				if c.NFC { // else there are no cuts
-					first = norm.NFC.String(first)
-				}
-				var cuts []tokenize.Cut
-				want, err := e.Encode(context.Background(), nil, first, 0, &cuts)
-				require.NoError(t, err)
-				for _, c := range cuts {
-					all++
-					other := first[:c.Seen] + text(4)
-					if !utf8.ValidString(other) {
-						continue // it was cut inside a character
+			for range 10 {
+				all := text(8000)
+				for n := 0; n < len(all); n += 1 + r.IntN(len(all)) {
+					one := strings.ToValidUTF8(all[:n], "")
+					want := encode(t, e, one)
+					var got []uint32
+					for from, to := 0, 0; from < len(one); from = to {
+						to = e.Cut(one, from)
+						got, err = e.Encode(context.Background(), got, one, from, to)
+						require.NoError(t, err)
+						if to < len(one) {
+							ends++
+							require.Equal(t, to, e.Cut(all, from))
+						}
 					}
-					whole := encode(t, e, other)
-					require.Equal(t, want[:c.Tokens], whole[:c.Tokens], "%q", other)
-					tail, err := e.Encode(context.Background(), nil, other, c.At, nil)
-					require.NoError(t, err)
-					require.Equal(t, whole[c.Tokens:], append([]uint32{}, tail...), "%q from %d", other, c.At)
+					require.Equal(t, want, got)
 				}
 			}
 		}
 	}
-	require.Greater(t, all, 1000)
+	require.Greater(t, ends, 1000)
+}
+
+// However short segments are, the tokens are those of the text: at every place where one could end.
+func TestEveryPlaceToCutAt(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 7))
+	for pattern := range scanners {
+		s, err := NewSplitter(pattern)
+		require.NoError(t, err)
+		for _, nfc := range []bool{false, true} {
+			e := encoder(t, Config{Splitters: []*Splitter{s}, Specials: []Special{{Text: "<|s|>", ID: 900}}, NFC: nfc})
+			for range 2000 {
+				text := randomText(r, 10) + "\n" + randomText(r, 4)
+				for i := range len(text) {
+					if i == 0 || text[i-1] != '\n' || !e.beginsPiece(text, i) {
+						continue
+					}
+					got, err := e.Encode(context.Background(), nil, text, 0, i)
+					require.NoError(t, err)
+					got, err = e.Encode(context.Background(), got, text, i, len(text))
+					require.NoError(t, err)
+					require.Equal(t, encode(t, e, text), got, "%q at %d with %s", text, i, pattern)
+				}
+			}
+		}
+	}
 }
 
 // lookedAt is a context that ends when it is looked at for the last time.
@@ -244,12 +266,12 @@ func TestADeadlineInsideOnePiece(t *testing.T) {
 			text := strings.Repeat(letter, size/len(letter))
 			e := encoder(t, Config{Splitters: splitters, NFC: true})
 			ctx := &lookedAt{Context: context.Background(), last: size}
-			_, err := e.Encode(ctx, nil, text, 0, nil)
+			_, err := e.Encode(ctx, nil, text, 0, len(text))
 			require.NoError(t, err)
 			require.GreaterOrEqual(t, ctx.looks, size/(64<<10), "%s: %s", name, letter)
 			for _, last := range []int{1, ctx.looks / 2, ctx.looks} {
 				ended := &lookedAt{Context: context.Background(), last: last}
-				_, err = e.Encode(ended, nil, text, 0, nil)
+				_, err = e.Encode(ended, nil, text, 0, len(text))
 				require.ErrorIs(t, err, context.DeadlineExceeded, "%s: %s", name, letter)
 				require.Equal(t, last, ended.looks)
 			}
@@ -262,7 +284,7 @@ func TestAPatternThatTriesAllWays(t *testing.T) {
 	s, err := NewSplitter(`(a+)+b`)
 	require.NoError(t, err)
 	e := encoder(t, Config{Splitters: []*Splitter{s}})
-	_, err = e.Encode(context.Background(), nil, strings.Repeat("a", 1000), 0, nil)
+	_, err = e.Encode(context.Background(), nil, strings.Repeat("a", 1000), 0, 1000)
 	require.ErrorContains(t, err, "finds no next piece")
 	require.NotContains(t, err.Error(), "aaaa")
 }

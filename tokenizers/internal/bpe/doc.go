@@ -13,8 +13,7 @@
 //
 // Guarantees. An Encoder does not change: any number of goroutines may use it.
 // What it cannot do as the original does is refused when it is built, not done
-// nearly so. A [tokenize.Cut] is a place where encoding may be taken up again: equal text
-// before it gives equal tokens, whatever follows.
+// nearly so.
 //
 // Sources. Sennrich, Haddow, Birch: Neural Machine Translation of Rare Words with
 // Subword Units (2016); the file format of Hugging Face's tokenizers; OpenAI's

@@ -3,6 +3,7 @@ package bpe
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"unicode/utf8"
 
@@ -28,19 +29,19 @@ type Config struct {
 	Before, After []uint32
 }
 
-// cutEvery is how far apart cuts are at least, in bytes.
-const cutEvery = 256
+// segmentBytes is the least length of a segment.
+const segmentBytes = 4 << 10
 
-var _ tokenize.Resumer = (*Encoder)(nil)
+var _ tokenize.Segmenter = (*Encoder)(nil)
 
 // An Encoder turns text into token ids. Safe for use by many goroutines.
 type Encoder struct {
-	c        Config
-	raw      *specials // found in the text itself
-	late     *specials // found in what the normaliser made of it; nil = none
-	noCuts   bool      // something looks further than a cut allows for
-	innerCut bool      // cuts between pieces too, not only at special tokens
-	scratch  sync.Pool
+	c       Config
+	raw     *specials // found in the text itself
+	late    *specials // found in what the normaliser made of it; nil = none
+	whole   bool      // a special token takes blanks along, so a text is one segment
+	atLines bool      // segments end at line ends, else behind special tokens
+	scratch sync.Pool
 }
 
 // NewEncoder returns an Encoder.
@@ -49,7 +50,7 @@ func NewEncoder(c Config) *Encoder {
 	e.scratch.New = func() any { return new(scratch) }
 	var raw, late []Special
 	for _, s := range c.Specials {
-		e.noCuts = e.noCuts || s.EatLeft || s.EatRight
+		e.whole = e.whole || s.EatLeft || s.EatRight
 		if s.Normalized && (c.NFC || c.Rewrite != nil) {
 			late = append(late, s)
 		} else {
@@ -60,8 +61,45 @@ func NewEncoder(c Config) *Encoder {
 	if len(late) > 0 {
 		e.late = newSpecials(late)
 	}
-	e.innerCut = !e.noCuts && c.Rewrite == nil && e.late == nil && len(c.Splitters) == 1 && c.Splitters[0].scan != nil
+	e.atLines = c.Rewrite == nil && e.late == nil && len(c.Splitters) == 1 && c.Splitters[0].scan != nil &&
+		!slices.ContainsFunc(raw, func(s Special) bool { return strings.Contains(s.Text, "\n") })
 	return e
+}
+
+// Cut implements [tokenize.Segmenter].
+func (e *Encoder) Cut(text string, from int) int {
+	i := from + segmentBytes
+	switch {
+	case e.whole:
+		return len(text)
+	case e.atLines:
+		for i < len(text) {
+			n := strings.IndexByte(text[i:], '\n')
+			if n < 0 {
+				break
+			}
+			if i += n + 1; e.beginsPiece(text, i) {
+				return i
+			}
+		}
+		return len(text)
+	}
+	end := from
+	for end < i && end < len(text) {
+		_, _, end = e.raw.find(text, end)
+	}
+	if end+e.raw.longest > len(text) { // a longer one could still come
+		return len(text)
+	}
+	return end
+}
+
+// beginsPiece reports whether a line that begins at i begins a piece. In each pattern that is scanned by hand a line end
+// and a letter, number or sign behind it are parts of two pieces, whatever stands before and behind them.
+func (e *Encoder) beginsPiece(text string, i int) bool {
+	c, n := at(text, i)
+	sign := c == 0 && n == 1 && text[i] > ' ' && text[i] != '/'
+	return (sign || c&(letter|number) != 0) && len(e.raw.byFirst[text[i]]) == 0
 }
 
 // Around returns what is put before and behind every text.
@@ -69,41 +107,38 @@ func (e *Encoder) Around() (before, after []uint32) { return e.c.Before, e.c.Aft
 
 // Tokens implements [dialect.Tokenizer] for text.
 func (e *Encoder) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
-	tokens, err := e.Encode(ctx, nil, in.Text, 0, nil)
+	tokens, err := e.Encode(ctx, nil, in.Text, 0, len(in.Text))
 	if err != nil || !in.Special {
 		return tokens, err
 	}
 	return slices.Concat(e.c.Before, tokens, e.c.After), nil
 }
 
-// Encode appends the tokens of text[from:] to dst, without those around it; from is
-// 0 or that of a Cut of a text which began alike. If cuts is not nil, those of the
-// text are appended to it; their Tokens count from from. It fails if the context
-// ends or the text is not UTF-8.
-func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]tokenize.Cut) ([]uint32, error) {
-	if !utf8.ValidString(text) {
+// Encode implements [tokenize.Segmenter]. It fails if the context ends or the text is not UTF-8.
+func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from, to int) ([]uint32, error) {
+	if !utf8.ValidString(text[from:to]) {
 		return dst, tokenize.ErrNotText
-	}
-	if e.noCuts {
-		cuts = nil
 	}
 	s := e.scratch.Get().(*scratch)
 	s.ctx, s.done = ctx, 0
 	defer e.keep(s)
-	w := &work{e: e, s: s, text: text, dst: dst, base: len(dst), from: from, cuts: cuts}
-	for at := from; at < len(text); {
-		t, start, end := e.raw.find(text, at)
-		if start > at {
-			if err := w.between(at, start); err != nil {
+	w := &work{e: e, s: s, dst: dst}
+	for i := from; i < to; {
+		t, start, end := e.raw.find(text[:min(len(text), to+e.raw.longest)], i)
+		if start = min(start, to); start > i {
+			behind := 0 // of the character that the last piece is cut by
+			if start == to && e.atLines {
+				_, behind = at(text, to)
+			}
+			if err := w.between(text[i:start+behind], start-i, i == 0); err != nil {
 				return dst, err
 			}
 		}
-		if t == nil {
+		if t == nil || start == to {
 			break
 		}
 		w.dst = append(w.dst, t.ID)
-		at = end
-		w.cut(at, at)
+		i = end
 	}
 	return w.dst, nil
 }
@@ -117,67 +152,40 @@ func (e *Encoder) keep(s *scratch) {
 
 // work is one call of Encode.
 type work struct {
-	e       *Encoder
-	s       *scratch
-	text    string
-	dst     []uint32
-	base    int
-	from    int
-	cuts    *[]tokenize.Cut // nil = none are wanted
-	lastCut int
+	e   *Encoder
+	s   *scratch
+	dst []uint32
 }
 
-// cut notes a place that may be a cut, where seen bytes were looked at so far.
-func (w *work) cut(at, seen int) {
-	if w.cuts == nil || at-w.lastCut < cutEvery || at <= w.from {
-		return
-	}
-	// A special token that begins before that must be seen whole: it ends what the
-	// scanner looks at.
-	seen = max(seen, at) + w.e.raw.longest
-	if w.e.c.NFC {
-		// What follows could still combine with the last that was seen, or at the cut:
-		// not across ASCII.
-		if seen++; seen > len(w.text) || w.text[at] >= utf8.RuneSelf || w.text[seen-1] >= utf8.RuneSelf {
-			return
-		}
-	}
-	if seen > len(w.text) {
-		return
-	}
-	w.lastCut = at
-	*w.cuts = append(*w.cuts, tokenize.Cut{At: at, Tokens: len(w.dst) - w.base, Seen: seen})
-}
-
-// between encodes what is between two special tokens.
-func (w *work) between(start, end int) error {
+// between encodes what is between two special tokens, up to stop: a segment may end there. first is true for what the
+// text begins with.
+func (w *work) between(text string, stop int, first bool) (err error) {
 	c := &w.e.c
-	text := w.text[start:end]
-	same := true
-	if c.NFC && !norm.NFC.IsNormalString(text) {
-		var err error
-		if text, err = w.normal(text); err != nil {
+	if c.NFC && !norm.NFC.IsNormalString(text[:stop]) {
+		normal, err := w.normal(text[:stop])
+		if err != nil {
 			return err
 		}
-		same = false
+		text, stop = normal+text[stop:], len(normal)
 	}
 	if c.Rewrite != nil {
-		text, same = c.Rewrite(text, start == 0), false
+		text = c.Rewrite(text, first)
+		stop = len(text)
 	}
 	if w.e.late == nil {
-		return w.pieces(text, c.Splitters, start, same && w.e.innerCut)
+		return w.pieces(text, stop, c.Splitters)
 	}
-	for at := 0; at < len(text); {
-		t, from, to := w.e.late.find(text, at)
-		if from > at {
-			if err := w.pieces(text[at:from], c.Splitters, 0, false); err != nil {
+	for i := 0; i < len(text); {
+		t, from, to := w.e.late.find(text, i)
+		if from > i {
+			if err := w.pieces(text[i:from], from-i, c.Splitters); err != nil {
 				return err
 			}
 		}
 		if t != nil {
 			w.dst = append(w.dst, t.ID)
 		}
-		at = to
+		i = to
 	}
 	return nil
 }
@@ -199,21 +207,11 @@ func (w *work) normal(text string) (string, error) {
 	return string(out), nil
 }
 
-// pieces cuts a text with the splitters that are left and encodes the pieces. It
-// begins at start of the whole text if cuts are wanted.
-func (w *work) pieces(text string, splitters []*Splitter, start int, cuts bool) error {
+// pieces cuts a text with the splitters that are left and encodes the pieces up to stop.
+func (w *work) pieces(text string, stop int, splitters []*Splitter) (err error) {
 	if len(splitters) == 0 {
-		var err error
-		w.dst, err = w.e.c.Model.append(w.dst, text, w.s)
+		w.dst, err = w.e.c.Model.append(w.dst, text[:stop], w.s)
 		return err
 	}
-	return splitters[0].split(text, func(piece string, end, seen int) error {
-		if err := w.pieces(piece, splitters[1:], 0, false); err != nil {
-			return err
-		}
-		if cuts && end < len(text) {
-			w.cut(start+end, start+seen)
-		}
-		return nil
-	})
+	return splitters[0].split(text, stop, func(piece string) error { return w.pieces(piece, len(piece), splitters[1:]) })
 }

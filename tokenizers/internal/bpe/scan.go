@@ -2,16 +2,10 @@ package bpe
 
 import "strings"
 
-// A scanner finds the end of the piece that begins at i, as its pattern does, and
-// how far it looked to be sure: with equal text before seen, the answer is the
-// same. i is inside the text.
+// A scanner finds the end of the piece that begins at i, as its pattern does. i is inside the text.
 type scanner interface {
-	scan(text string, i int) (end, seen int)
+	scan(text string, i int) (end int)
 }
-
-// ahead is more than any pattern looks behind the end of what it has run over: the
-// character there, or a contraction.
-const ahead = 8
 
 // scanners are the patterns that are scanned by hand.
 var scanners = map[string]scanner{
@@ -31,9 +25,9 @@ var scanners = map[string]scanner{
 
 type gpt2 struct{}
 
-func (gpt2) scan(text string, i int) (end, seen int) {
+func (gpt2) scan(text string, i int) (end int) {
 	if end := contraction(text, i, false); end > i {
-		return end, end + ahead
+		return end
 	}
 	start := i
 	if text[i] == ' ' {
@@ -44,13 +38,11 @@ func (gpt2) scan(text string, i int) (end, seen int) {
 	case n == 0, c&space != 0:
 		return blank(text, start)
 	case c&letter != 0:
-		end = run(text, i, letter)
+		return run(text, i, letter)
 	case c&number != 0:
-		end = run(text, i, number)
-	default:
-		end = others(text, i)
+		return run(text, i, number)
 	}
-	return end, end + ahead
+	return others(text, i)
 }
 
 type cl100k struct {
@@ -58,9 +50,9 @@ type cl100k struct {
 	tail   bool // blanks at the end of the text are one piece
 }
 
-func (s cl100k) scan(text string, i int) (end, seen int) {
+func (s cl100k) scan(text string, i int) (end int) {
 	if end := contraction(text, i, true); end > i {
-		return end, end + ahead
+		return end
 	}
 	c, n := at(text, i)
 	if c&(letter|number|newline) == 0 {
@@ -69,11 +61,10 @@ func (s cl100k) scan(text string, i int) (end, seen int) {
 		}
 	}
 	if c&letter != 0 {
-		end = run(text, i, letter)
-		return end, end + ahead
+		return run(text, i, letter)
 	}
 	if s.tail && c&space != 0 && run(text, i, space) == len(text) {
-		return len(text), len(text) + ahead
+		return len(text)
 	}
 	return rest(text, i, c, s.digits, "\r\n")
 }
@@ -83,44 +74,40 @@ type o200k struct {
 	contractions bool
 }
 
-func (s o200k) scan(text string, i int) (end, seen int) {
+func (s o200k) scan(text string, i int) (end int) {
 	c, n := at(text, i)
-	end, seen = word(text, i, c, n)
-	if end > i {
+	if end = word(text, i, c, n); end > i {
 		if s.contractions {
 			end = max(end, contraction(text, end, true))
 		}
-		return end, max(end, seen) + ahead
+		return end
 	}
-	end, far := rest(text, i, c, s.digits, "\r\n/")
-	return end, max(far, seen+ahead)
+	return rest(text, i, c, s.digits, "\r\n/")
 }
 
 // word finds a word in lower case, capitals before it or not, else one in capitals;
 // of each the form that takes a character before it along comes first.
-func word(text string, i int, c class, n int) (end, seen int) {
+func word(text string, i int, c class, n int) (end int) {
 	before := c&(letter|number|newline) == 0
 	if before {
-		if end, seen = lowered(text, i+n); end > 0 {
-			return end, seen
+		if end = lowered(text, i+n); end > 0 {
+			return end
 		}
 	}
-	end, far := lowered(text, i)
-	seen = max(seen, far)
-	if end > 0 {
-		return end, seen
+	if end = lowered(text, i); end > 0 {
+		return end
 	}
 	if before {
 		if end = run(text, i+n, upper); end > i+n {
-			return end, max(seen, end)
+			return end
 		}
 	}
-	return run(text, i, upper), seen
+	return run(text, i, upper)
 }
 
 // lowered is [upper]*[lower]+: some characters are both, and where nothing in lower
 // case follows the capitals, the last of these that is both has to do.
-func lowered(text string, i int) (end, seen int) {
+func lowered(text string, i int) (end int) {
 	both := 0
 	for {
 		c, n := at(text, i)
@@ -133,21 +120,21 @@ func lowered(text string, i int) (end, seen int) {
 		}
 	}
 	if end = run(text, i, lower); end > i {
-		return end, end
+		return end
 	}
-	return both, i
+	return both
 }
 
 // rest is what the patterns of OpenAI's newer encodings have in common: digits, signs
 // and blanks. c is the class at i.
-func rest(text string, i int, c class, digits int, after string) (end, seen int) {
+func rest(text string, i int, c class, digits int, after string) (end int) {
 	if c&number != 0 {
 		for end = i; digits > 0 && c&number != 0; digits-- {
 			_, n := at(text, end)
 			end += n
 			c, _ = at(text, end)
 		}
-		return end, end + ahead
+		return end
 	}
 	signs := i
 	if text[i] == ' ' {
@@ -157,21 +144,20 @@ func rest(text string, i int, c class, digits int, after string) (end, seen int)
 		for end < len(text) && strings.IndexByte(after, text[end]) >= 0 {
 			end++
 		}
-		return end, end + ahead
+		return end
 	}
 	far := run(text, i, space)
 	if k := strings.LastIndexAny(text[i:far], "\r\n"); k >= 0 {
-		return i + k + 1, far + ahead
+		return i + k + 1
 	}
 	return blank(text, i)
 }
 
 // blank is \s+(?!\S)|\s+: all blanks, but for the last before something else.
-func blank(text string, i int) (end, seen int) {
+func blank(text string, i int) (end int) {
 	end = run(text, i, space)
-	seen = end + ahead
 	if end == len(text) {
-		return end, seen
+		return end
 	}
 	last := end - 1
 	for text[last]&0xC0 == 0x80 {
@@ -180,7 +166,7 @@ func blank(text string, i int) (end, seen int) {
 	if last > i {
 		end = last
 	}
-	return end, seen
+	return end
 }
 
 // contraction returns the end of one of 's 't 're 've 'm 'll 'd at i, or i.

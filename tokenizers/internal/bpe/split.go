@@ -43,26 +43,23 @@ func CoversAll(pattern string) bool { return scanners[pattern] != nil }
 // GPT2 is the split that ByteLevel does by itself.
 func GPT2() *Splitter { return &Splitter{name: "gpt2", scan: gpt2{}} }
 
-// split calls piece for each piece of the text in turn. seen is how far a scanner
-// looked; it is past the end for a regular expression, which does not report it.
-func (s *Splitter) split(text string, piece func(text string, end, seen int) error) error {
-	if s.scan != nil {
-		far := 0
-		for i := 0; i < len(text); {
-			end, seen := s.scan.scan(text, i)
-			far = max(far, seen)
-			if err := piece(text[i:end], end, far); err != nil {
-				return err
-			}
-			i = end
-		}
-		return nil
+// split calls piece for each piece of the text in turn, up to stop, where one ends.
+func (s *Splitter) split(text string, stop int, piece func(text string) error) error {
+	if s.scan == nil {
+		return s.splitRegex(text[:stop], piece)
 	}
-	return s.splitRegex(text, piece)
+	for i := 0; i < stop; {
+		end := s.scan.scan(text, i)
+		if err := piece(text[i:end]); err != nil {
+			return err
+		}
+		i = end
+	}
+	return nil
 }
 
 // splitRegex takes one match after the other, so that piece can end it.
-func (s *Splitter) splitRegex(text string, piece func(text string, end, seen int) error) (failed error) {
+func (s *Splitter) splitRegex(text string, piece func(text string) error) (failed error) {
 	runes := []rune(text)
 	done, counted := 0, 0 // in bytes; in runes
 	emit := func(upTo int) bool {
@@ -73,9 +70,8 @@ func (s *Splitter) splitRegex(text string, piece func(text string, end, seen int
 		if end == done {
 			return true
 		}
-		part := text[done:end]
+		failed = piece(text[done:end])
 		done = end
-		failed = piece(part, end, len(text)+1)
 		return failed == nil
 	}
 	err := s.regex.FindRunesMatches(runes, 0, func(m regexp2.MatchView) bool {

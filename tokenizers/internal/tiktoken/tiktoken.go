@@ -3,7 +3,7 @@
 // cl100k_base, p50k_base, p50k_edit, r50k_base.
 //
 // The rule. The vocabularies are those of github.com/tiktoken-go/tokenizer; the
-// encoding is package bpe's, which can be taken up in the middle, and which cuts "\n \n"
+// encoding is package bpe's, which cuts texts in segments, and which cuts "\n \n"
 // as tiktoken does: that library's v0.10.0 does not. As
 // tiktoken's own encode_ordinary, it has no special tokens: there are none in text.
 //

@@ -15,7 +15,7 @@ import (
 
 func encode(t testing.TB, e *bpe.Encoder, text string) []uint32 {
 	t.Helper()
-	tokens, err := e.Encode(context.Background(), nil, text, 0, nil)
+	tokens, err := e.Encode(context.Background(), nil, text, 0, len(text))
 	require.NoError(t, err)
 	return tokens
 }
@@ -98,35 +98,26 @@ func TestAsTheLibraryDoes(t *testing.T) {
 	}
 }
 
-// Wherever a cut is, encoding can be taken up there, and another text that begins alike
-// has the same tokens before it.
-func TestCuts(t *testing.T) {
+// The tokens of a text are those of its segments.
+func TestSegments(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 4))
-	ctx := context.Background()
-	seen := 0
+	segments := 0
 	for _, enc := range encodings[:3] {
 		e, err := Open(enc.name)
 		require.NoError(t, err)
-		for range 100 {
-			text := randomText(r, 400)
-			var cuts []tokenize.Cut
-			all, err := e.Encode(ctx, nil, text, 0, &cuts)
-			require.NoError(t, err)
-			for _, c := range cuts {
-				seen++
-				require.LessOrEqual(t, c.Seen, len(text))
-				tail, err := e.Encode(ctx, nil, text, c.At, nil)
+		for range 20 {
+			text := randomText(r, 16_000)
+			var got []uint32
+			for from, to := 0, 0; from < len(text); from = to {
+				to = e.Cut(text, from)
+				got, err = e.Encode(context.Background(), got, text, from, to)
 				require.NoError(t, err)
-				require.Equal(t, all[c.Tokens:], tail)
-				other := strings.ToValidUTF8(text[:c.Seen], "") + randomText(r, 5)
-				if !strings.HasPrefix(other, text[:c.Seen]) {
-					continue // it was cut inside a character
-				}
-				require.Equal(t, all[:c.Tokens], encode(t, e, other)[:c.Tokens])
+				segments++
 			}
+			require.Equal(t, encode(t, e, text), got)
 		}
 	}
-	require.Greater(t, seen, 500)
+	require.Greater(t, segments, 500)
 }
 
 func prompt(tokens int) string {

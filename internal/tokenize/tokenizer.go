@@ -10,22 +10,17 @@ import (
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
-// A Resumer is a Tokenizer of text that can take up its work in the middle.
-type Resumer interface {
+// A Segmenter is a Tokenizer of text that can cut it in segments: the tokens of a text are those of its segments, one
+// after the other. The tokens of a segment depend on its own text, and on whether it is the first or the last.
+type Segmenter interface {
 	dialect.Tokenizer
-	// Encode appends the tokens of text[from:] to dst, without those of Around; from
-	// is 0 or the At of a Cut of a text that begins with the same Seen bytes. If cuts
-	// is not nil, those of the text are appended to it.
-	Encode(ctx context.Context, dst []uint32, text string, from int, cuts *[]Cut) ([]uint32, error)
+	// Cut returns where the segment ends that begins at from: 0, or the end of another. It is the same in all texts that
+	// are equal up to some bytes behind it.
+	Cut(text string, from int) int
+	// Encode appends the tokens of the segment text[from:to] to dst.
+	Encode(ctx context.Context, dst []uint32, text string, from, to int) ([]uint32, error)
 	// Around returns the tokens that stand before and behind every prompt.
 	Around() (before, after []uint32)
-}
-
-// A Cut is a place in a text at which encoding may be taken up again.
-type Cut struct {
-	At     int // in the text, a character's first byte; above from
-	Tokens int // from from to here
-	Seen   int // the tokens before At are the same for every text that begins with these bytes
 }
 
 // A chatTokenizer is a Tokenizer that takes chats too, where no template writes them as text.
@@ -55,29 +50,13 @@ var chatTemplates atomic.Pointer[func(path string) (ChatTemplate, error)]
 // RegisterChatTemplate registers how a chat_template is opened.
 func RegisterChatTemplate(open func(path string) (ChatTemplate, error)) { chatTemplates.Store(&open) }
 
-// openTokenizer opens the value of a field. The error names the field, and the import
-// that is missing.
-func openTokenizer(field, value string) (dialect.Tokenizer, error) {
-	return opened(field, value, dialect.LookupTokenizer(field))
-}
-
-// openChatTemplate opens a chat_template likewise.
-func openChatTemplate(path string) (ChatTemplate, error) {
-	var open func(string) (ChatTemplate, error)
-	if p := chatTemplates.Load(); p != nil {
-		open = *p
-	}
-	return opened("chat_template", path, open)
-}
-
-func opened[T any](field, value string, open func(string) (T, error)) (T, error) {
+// opened opens the value of a field. The error names the field, and the import that is missing.
+func opened[T any](field, value string, open func(string) (T, error)) (t T, err error) {
 	if open == nil {
-		var none T
-		return none, fmt.Errorf("%s: this program cannot read it; it must import _ %q", field,
+		return t, fmt.Errorf("%s: this program cannot read it; it must import _ %q", field,
 			"github.com/warmpath/warmpath/tokenizers")
 	}
-	t, err := open(value)
-	if err != nil {
+	if t, err = open(value); err != nil {
 		return t, fmt.Errorf("%s: %w", field, err)
 	}
 	return t, nil
