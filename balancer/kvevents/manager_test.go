@@ -109,6 +109,27 @@ func TestManagerTellsAgainOfAnotherInstance(t *testing.T) {
 	require.Empty(t, got.all)
 }
 
+// Replicas of one model whose blocks differ in size are a problem that has the sizes.
+func TestBlockSizesThatDiffer(t *testing.T) {
+	a, b := newPublisher(t), newPublisher(t)
+	a.publish(one(t, 0), false)
+	b.publish(pack(t, array{1.5, array{array{"BlockStored", array{1, 2}, nil, array{1, 2, 3, 4}, 2}}}), false)
+	m := kvevents.NewManager(kvevents.Options{Sink: new(recorded).sink})
+	defer m.Close()
+	at := func(id string, p *publisher, model string) policy.Attributes {
+		return policy.Attributes{ID: id, KVEvents: "tcp://" + p.address(0), KVEventsReplay: "tcp://" + p.address(1), Models: []string{model}}
+	}
+	m.SetFleet([]policy.Attributes{at("a", a, "m"), at("b", b, "m"), at("c", b, "other")})
+	problems := func() (all []string) {
+		for _, st := range m.Status() {
+			all = append(all, st.Problem)
+		}
+		return all
+	}
+	require.Eventually(t, func() bool { all := problems(); return len(all) == 3 && all[1] != "" }, 30*time.Second, time.Millisecond)
+	require.Equal(t, []string{"", "its blocks have 2 tokens, those of another replica of the model 4", ""}, problems())
+}
+
 // control is a connection to an engine that names its sources.
 type control struct {
 	grpc.ClientConnInterface

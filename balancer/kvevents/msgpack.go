@@ -11,36 +11,27 @@ import (
 	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
-var errType = errors.New("kvevents: unexpected type")
-
 // decode reads a batch as vLLM and SGLang publish it: array or map, of events that are each array or map. What cannot
 // be read is counted; what can be read before and behind it is kept. It stops when the context ends.
 func decode(ctx context.Context, payload []byte) (b kvevents.Batch) {
-	fields := 0
-	err := eachField(payload, []string{"ts", "events", "data_parallel_rank"}, func(name string, p []byte) ([]byte, error) {
-		fields++
-		if name == "events" && !msgp.IsNil(p) {
-			return each(p, func(p []byte) ([]byte, error) {
-				v, rest, err := next(p)
-				if err == nil {
-					b.Add(readEvent(v))
-					err = ctx.Err()
-				}
-				return rest, err
-			})
-		}
-		v, rest, err := next(p)
-		if err == nil && name == "data_parallel_rank" && !msgp.IsNil(v) {
-			var rank uint64
-			rank, err = v.number()
+	batch := scan(payload, "ts", "events", "data_parallel_rank")
+	ok := batch.named || batch.left >= 2
+	for batch.next() {
+		switch {
+		case msgp.IsNil(batch.value):
+		case batch.name == "events":
+			events := scan(batch.value)
+			for events.next() && !events.broken && ctx.Err() == nil {
+				b.Add(readEvent(events.value))
+			}
+			ok = ok && !events.broken
+		case batch.name == "data_parallel_rank":
+			rank, _, err := number(batch.value)
 			b.SetRank(int64(rank))
+			ok = ok && err == nil
 		}
-		return rest, err
-	})
-	if err == nil && fields < 2 && msgp.NextType(payload) == msgp.ArrayType {
-		err = errType
 	}
-	b.Finish(err)
+	b.Finish(ok && !batch.broken)
 	return b
 }
 
@@ -51,96 +42,89 @@ var kinds = map[string]kvevents.Kind{
 // event is an event that is being read, and what is looked at when it is complete.
 type event struct {
 	kvevents.Event
-	keys   value // by block, a list of what distinguishes it beside its tokens
-	images value // by block, not null where it has any
+	keys   []byte // by block, a list of what distinguishes it beside its tokens
+	images []byte // by block, not null where it has any
 }
 
-func readEvent(v value) (kvevents.Event, error) {
+func readEvent(v []byte) kvevents.Event {
 	var e event
-	var err error
 	if msgp.NextType(v) == msgp.MapType {
-		err = e.setNamed(v)
+		e.setNamed(v)
 	} else {
-		err = e.setPositional(v)
+		e.setPositional(v)
 	}
-	_ = e.images.each(func(block int, v value) error { // what is no list is none
-		if !msgp.IsNil(v) {
+	images := scan(e.images)
+	for block := 0; images.next(); block++ {
+		if !msgp.IsNil(images.value) {
 			e.SetOpaque(block)
 		}
-		return nil
-	})
-	_ = e.keys.each(func(block int, v value) error {
-		var keys []string
-		if v.each(func(_ int, v value) error {
-			text, _ := v.text()
-			keys = append(keys, text)
-			return nil
-		}) != nil && !msgp.IsNil(v) {
-			keys = append(keys, "")
+	}
+	blocks := scan(e.keys)
+	for block := 0; blocks.next(); block++ {
+		var texts []string
+		keys := scan(blocks.value)
+		for keys.next() {
+			text, _, _ := msgp.ReadStringBytes(keys.value)
+			texts = append(texts, text)
 		}
-		e.SetKeys(block, keys)
-		return nil
-	})
-	return e.Event, err
+		if keys.broken && !msgp.IsNil(blocks.value) {
+			texts = append(texts, "")
+		}
+		e.SetKeys(block, texts)
+	}
+	return e.Event
 }
 
 // setNamed takes the fields of a map in.
-func (e *event) setNamed(v value) error {
-	return eachField(v, nil, func(name string, p []byte) ([]byte, error) {
-		v, rest, err := next(p)
-		if err == nil {
-			err = e.set(name, v)
-		}
-		return rest, err
-	})
+func (e *event) setNamed(v []byte) {
+	s := scan(v)
+	for s.next() {
+		e.set(s.name, s.value)
+	}
+	e.Broken = e.Broken || s.broken
 }
 
 // set takes a field in. Null is none.
-func (e *event) set(name string, v value) (err error) {
+func (e *event) set(name string, v []byte) {
 	if msgp.IsNil(v) {
-		return nil
+		return
 	}
+	var err error
+	var text string
 	switch name {
 	case "type":
-		var kind string
-		kind, err = v.text()
-		e.Kind = kinds[kind]
+		text, _, err = msgp.ReadStringBytes(v)
+		e.Kind = kinds[text]
 	case "block_hashes":
-		e.Hashes = make([]uint64, 0, v.length())
-		_, err = each(v, func(p []byte) ([]byte, error) {
-			h, rest, err := hash(p)
-			e.Hashes = append(e.Hashes, h)
-			return rest, err
-		})
+		e.Hashes, err = list(v, hash)
 	case "parent_block_hash":
 		e.Parent, _, err = hash(v)
 	case "token_ids":
-		e.Tokens, err = v.tokens()
+		e.Tokens, err = list(v, token)
 	case "block_size":
-		e.BlockSize, err = v.int()
+		e.BlockSize, _, err = msgp.ReadIntBytes(v)
 	case "lora_id":
-		n, err := v.number()
-		e.Numbered = err != nil || n != 0
+		n, _, bad := number(v)
+		e.Numbered = bad != nil || n != 0
 	case "medium":
-		e.Medium, err = v.text()
+		e.Medium, _, err = msgp.ReadStringBytes(v)
 	case "lora_name":
-		e.Adapter, err = v.text()
+		e.Adapter, _, err = msgp.ReadStringBytes(v)
 	case "group_idx":
-		e.Group, err = v.int()
+		e.Group, _, err = msgp.ReadIntBytes(v)
 	case "kv_cache_spec_kind":
-		e.Spec, err = v.text()
+		e.Spec, _, err = msgp.ReadStringBytes(v)
 	case "cache_salt":
-		e.Salt, err = v.text()
+		e.Salt, _, err = msgp.ReadStringBytes(v)
 	case "locality": // a medium that is not the replica's own is none of its tiers
-		var at string
-		at, err = v.text()
-		e.Elsewhere = at != "" && !strings.EqualFold(at, "LOCAL")
+		text, _, err = msgp.ReadStringBytes(v)
+		e.Elsewhere = text != "" && !strings.EqualFold(text, "LOCAL")
 	case "extra_keys":
 		e.keys = v
 	case "block_mm_infos":
 		e.images = v
 	}
-	return err
+	e.Broken = e.Broken || err != nil
 }
 
 // The orders of fields in arrays, behind the kind.
@@ -159,37 +143,30 @@ const maxFields = 16
 // setPositional reads an event whose fields have no names. Which field stands where differs between versions: lora_id
 // may be missing, block_mm_infos may stand before the group, and defaults at the end are left out. The types show
 // which.
-func (e *event) setPositional(v value) error {
-	var fields []value
-	err := v.each(func(_ int, v value) error {
-		if msgp.NextType(v) == msgp.MapType { // SGLang had the salt in one, behind all others
-			return e.setNamed(v)
+func (e *event) setPositional(v []byte) {
+	var fields [][]byte
+	s := scan(v)
+	for s.next() {
+		if msgp.NextType(s.value) == msgp.MapType { // SGLang had the salt in one, behind all others
+			e.setNamed(s.value)
+		} else if len(fields) < maxFields {
+			fields = append(fields, s.value)
 		}
-		if len(fields) < maxFields {
-			fields = append(fields, v)
-		}
-		return nil
-	})
-	if err != nil || len(fields) == 0 {
-		return errors.Join(err, errType)
 	}
-	if err := e.set("type", fields[0]); err != nil {
-		return err
+	if e.Broken = e.Broken || s.broken || len(fields) == 0; e.Broken {
+		return
 	}
+	e.set("type", fields[0])
 	fields = fields[1:]
 	for i, name := range fieldOrder(e.Kind, fields) {
-		if i == len(fields) {
-			break
-		}
-		if err := e.set(name, fields[i]); err != nil {
-			return err
+		if i < len(fields) {
+			e.set(name, fields[i])
 		}
 	}
-	return nil
 }
 
 // fieldOrder returns what the fields behind the kind are.
-func fieldOrder(k kvevents.Kind, fields []value) []string {
+func fieldOrder(k kvevents.Kind, fields [][]byte) []string {
 	order := removedFields
 	switch {
 	case k == kvevents.Stored && withoutAdapterID(fields):
@@ -206,9 +183,9 @@ func fieldOrder(k kvevents.Kind, fields []value) []string {
 }
 
 // withoutAdapterID reports whether the medium stands in the place of lora_id.
-func withoutAdapterID(fields []value) bool {
+func withoutAdapterID(fields [][]byte) bool {
 	if len(fields) > 4 {
-		if name, err := fields[4].text(); err == nil {
+		if name, _, err := msgp.ReadStringBytes(fields[4]); err == nil {
 			_, known := kvevents.TierOf(name)
 			return known
 		}
@@ -217,7 +194,7 @@ func withoutAdapterID(fields []value) bool {
 }
 
 // imagesFirst reports whether block_mm_infos stands before group_idx, kv_cache_spec_kind, the window and the locality.
-func imagesFirst(tail []value) bool {
+func imagesFirst(tail [][]byte) bool {
 	var types [4]msgp.Type
 	for i := range min(len(tail), len(types)) {
 		types[i] = msgp.NextType(tail[i])
@@ -226,116 +203,99 @@ func imagesFirst(tail []value) bool {
 	return types[0] == msgp.ArrayType || number(types[1]) || types[2] == msgp.StrType || number(types[3])
 }
 
-// value is one encoded value; empty where there is none.
-type value []byte
-
-func (v value) number() (n uint64, err error) {
-	if msgp.NextType(v) == msgp.BinType {
-		return 0, errType
-	}
-	n, _, err = hash(v)
-	return n, err
-}
-
-func (v value) int() (int, error) {
-	n, err := v.number()
-	return int(int32(min(int64(n), 1<<31-1))), err
-}
-
-func (v value) text() (string, error) {
-	b, _, err := msgp.ReadStringZC(v)
-	return string(b), err
-}
-
-// hash reads an engine's hash: an integer of either sign, or bytes.
-func hash(p []byte) (h uint64, rest []byte, err error) {
-	switch msgp.NextType(p) {
-	case msgp.BinType:
-		var b []byte
-		b, rest, err = msgp.ReadBytesZC(p)
-		return kvevents.HashOf(b), rest, err
-	case msgp.IntType:
-		var n int64
-		n, rest, err = msgp.ReadInt64Bytes(p)
+// number reads an integer of either sign.
+func number(p []byte) (n uint64, rest []byte, err error) {
+	if msgp.NextType(p) == msgp.IntType {
+		n, rest, err := msgp.ReadInt64Bytes(p)
 		return uint64(n), rest, err
 	}
 	return msgp.ReadUint64Bytes(p)
 }
 
-// tokens reads a list of tokens. Each is alone or in a pair with the next one, as SGLang writes them for some ways of
-// speculation.
-func (v value) tokens() (to []uint32, err error) {
-	to = make([]uint32, 0, v.length())
-	_, err = each(v, func(p []byte) (rest []byte, err error) {
-		pair := msgp.NextType(p) == msgp.ArrayType
-		if pair {
-			var two uint32
-			if two, p, err = msgp.ReadArrayHeaderBytes(p); err != nil || two != 2 {
-				return p, errType
-			}
-		}
-		token, rest, err := msgp.ReadUint32Bytes(p)
-		to = append(to, token)
-		if pair && err == nil {
-			_, rest, err = msgp.ReadUint32Bytes(rest)
-		}
-		return rest, err
-	})
+// hash reads an engine's hash: an integer of either sign, or bytes.
+func hash(p []byte) (h uint64, rest []byte, err error) {
+	if msgp.NextType(p) == msgp.BinType {
+		b, rest, err := msgp.ReadBytesZC(p)
+		return kvevents.HashOf(b), rest, err
+	}
+	return number(p)
+}
+
+var errPair = errors.New("kvevents: not a pair of tokens")
+
+// token reads a token, alone or in a pair with the next one, as SGLang writes them for some ways of speculation.
+func token(p []byte) (t uint32, rest []byte, err error) {
+	if msgp.NextType(p) != msgp.ArrayType {
+		return msgp.ReadUint32Bytes(p)
+	}
+	n, rest, err := msgp.ReadArrayHeaderBytes(p)
+	if err == nil && n != 2 {
+		err = errPair
+	}
+	if err == nil {
+		t, rest, err = msgp.ReadUint32Bytes(rest)
+	}
+	if err == nil {
+		_, rest, err = msgp.ReadUint32Bytes(rest)
+	}
+	return t, rest, err
+}
+
+// list reads an array of numbers.
+func list[T any](p []byte, read func(p []byte) (T, []byte, error)) ([]T, error) {
+	n, p, err := msgp.ReadArrayHeaderBytes(p)
+	to := make([]T, 0, min(int(n), len(p)))
+	for ; n > 0 && err == nil; n-- {
+		var x T
+		x, p, err = read(p)
+		to = append(to, x)
+	}
 	return to, err
 }
 
-// length is how many elements an array has, as far as there is room for them.
-func (v value) length() int {
-	n, _, _ := msgp.ReadArrayHeaderBytes(v)
-	return min(int(n), len(v))
+// scanner goes through an array, or a map whose keys are strings or bytes.
+type scanner struct {
+	name   string // of a field
+	value  []byte
+	broken bool // it is none, or breaks off within the value
+
+	order []string // of fields in an array
+	named bool
+	left  uint32
+	rest  []byte
 }
 
-// each calls do for every element of an array, up to where it breaks off.
-func (v value) each(do func(i int, v value) error) error {
-	i := -1
-	_, err := each(v, func(p []byte) ([]byte, error) {
-		v, rest, err := next(p)
-		if i++; err == nil {
-			err = do(i, v)
-		}
-		return rest, err
-	})
-	return err
-}
-
-// each calls read for every element of an array, with all that is left; it returns what follows.
-func each(p []byte, read func(p []byte) (rest []byte, err error)) (rest []byte, err error) {
-	n, rest, err := msgp.ReadArrayHeaderBytes(p)
-	for ; n > 0 && err == nil; n-- {
-		rest, err = read(rest)
+func scan(p []byte, order ...string) *scanner {
+	s := &scanner{order: order, named: msgp.NextType(p) == msgp.MapType}
+	header := msgp.ReadArrayHeaderBytes
+	if s.named {
+		header = msgp.ReadMapHeaderBytes
 	}
-	return rest, err
+	var err error
+	s.left, s.rest, err = header(p)
+	s.broken = err != nil
+	return s
 }
 
-// eachField calls read for the fields of a map, or of an array in which they have this order, as each does.
-func eachField(p []byte, order []string, read func(name string, p []byte) (rest []byte, err error)) error {
-	if msgp.NextType(p) != msgp.MapType {
-		i := -1
-		_, err := each(p, func(p []byte) ([]byte, error) {
-			if i++; i < len(order) {
-				return read(order[i], p)
-			}
-			return read("", p)
-		})
-		return err
+// next goes to the next value, false behind the last one. Of one that breaks off, what there is is the last.
+func (s *scanner) next() bool {
+	if s.left == 0 || s.broken {
+		return false
 	}
-	n, p, err := msgp.ReadMapHeaderBytes(p)
-	for ; n > 0 && err == nil; n-- {
+	s.left--
+	var err error
+	switch s.name = ""; {
+	case s.named:
 		var name []byte
-		if name, p, err = msgp.ReadMapKeyZC(p); err == nil {
-			p, err = read(string(name), p)
-		}
+		name, s.rest, err = msgp.ReadMapKeyZC(s.rest)
+		s.name = string(name)
+	case len(s.order) > 0:
+		s.name, s.order = s.order[0], s.order[1:]
 	}
-	return err
-}
-
-// next splits the next value off.
-func next(p []byte) (v value, rest []byte, err error) {
-	rest, err = msgp.Skip(p)
-	return value(p[:len(p)-len(rest)]), rest, err
+	if s.broken = err != nil; s.broken {
+		return false
+	}
+	rest, err := msgp.Skip(s.rest)
+	s.value, s.rest, s.broken = s.rest[:len(s.rest)-len(rest)], rest, err != nil
+	return true
 }

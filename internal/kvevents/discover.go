@@ -29,14 +29,13 @@ func discover(ctx context.Context, connect connector, method, replicaAddress str
 		host = replicaAddress
 	}
 	var sources []Socket
-	err = eachField(reply, func(f field) error {
+	ok := eachField(reply, func(f field) {
 		if s, ok := readSource(f.bytes, host); ok && f.num == 1 && len(sources) < maxRanks {
 			s.Engine = replicaAddress
 			sources = append(sources, s)
 		}
-		return nil
 	})
-	if err != nil || len(sources) == 0 {
+	if !ok || len(sources) == 0 {
 		return nil, errNoSource
 	}
 	return sources, nil
@@ -44,7 +43,7 @@ func discover(ctx context.Context, connect connector, method, replicaAddress str
 
 func readSource(msg []byte, host string) (s Socket, ok bool) {
 	transport, encoding := "", ""
-	_ = eachField(msg, func(f field) error { // the fields that it has show whether it is one
+	_ = eachField(msg, func(f field) { // the fields that it has show whether it is one
 		switch f.num {
 		case 1:
 			transport = string(f.bytes)
@@ -59,7 +58,6 @@ func readSource(msg []byte, host string) (s Socket, ok bool) {
 		case 6:
 			encoding = string(f.bytes)
 		}
-		return nil
 	})
 	ok = transport == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") &&
 		s.Rank >= 0 && s.Rank < maxRanks
@@ -73,7 +71,7 @@ func endpoint(b []byte, host string) string {
 	}
 	var at, protocol string
 	var port uint64
-	err := eachField(b, func(f field) error {
+	ok := eachField(b, func(f field) {
 		switch f.num {
 		case 1:
 			at = string(f.bytes)
@@ -82,9 +80,8 @@ func endpoint(b []byte, host string) string {
 		case 3:
 			protocol = string(f.bytes)
 		}
-		return nil
 	})
-	if err != nil || port == 0 || port > 65535 || protocol != "" && protocol != "tcp" {
+	if !ok || port == 0 || port > 65535 || protocol != "" && protocol != "tcp" {
 		return ""
 	}
 	return reachable("tcp://"+net.JoinHostPort(at, strconv.FormatUint(port, 10)), host)

@@ -34,6 +34,7 @@ type Event struct {
 	Opaque    int  // so many blocks at the end are more than their tokens, as an image is
 	Group     int
 	Spec      string // kind of the group's attention
+	Broken    bool   // it breaks off, or a field is of another type: it is counted only
 }
 
 // SetOpaque marks the blocks from this one on as more than their tokens.
@@ -77,21 +78,24 @@ func (b *Batch) SetRank(rank int64) {
 	}
 }
 
-// Add takes an event, or counts it where it could not be read or is of no known kind.
-func (b *Batch) Add(e Event, err error) {
-	switch {
-	case err != nil:
-		b.Bad.Count(BadEvent, 1)
-	case e.Kind == UnknownKind:
-		b.Bad.Count(BadKind, 1)
-	default:
-		b.Events = append(b.Events, e)
+// Add takes events, or counts those that are broken or of no known kind.
+func (b *Batch) Add(events ...Event) {
+	for _, e := range events {
+		e.Opaque = min(e.Opaque, len(e.Hashes))
+		switch {
+		case e.Broken:
+			b.Bad.Count(BadEvent, 1)
+		case e.Kind == UnknownKind:
+			b.Bad.Count(BadKind, 1)
+		default:
+			b.Events = append(b.Events, e)
+		}
 	}
 }
 
-// Finish is called behind the last event, with the error of a batch that cannot be read to its end.
-func (b *Batch) Finish(err error) {
-	if err != nil {
+// Finish is called behind the last event; ok is false if the batch breaks off.
+func (b *Batch) Finish(ok bool) {
+	if !ok {
 		b.Bad.Count(BadBatch, 1)
 	} else if len(b.Events) == 0 && len(b.Bad) == 0 {
 		b.Bad.Count(BadEmpty, 1)
@@ -113,7 +117,7 @@ const (
 	BadAdapter = "adapter"    // an adapter named by a number
 	BadContent = "content"    // blocks that are more than their tokens
 	BadGroup   = "group"      // blocks of a group without full attention
-	BadSize    = "block_size" // a block size that is not the model's
+	BadSize    = "block_size" // a block size that is not the replica's
 )
 
 // Count counts some of a kind.

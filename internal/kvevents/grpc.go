@@ -138,8 +138,8 @@ func (w *watcher) take(payload []byte) (again bool, err error) {
 		}
 	}
 	m := message{payload: payload}
-	var content xxh3.Hasher                      // of the events: what else is in a batch differs each time
-	_ = eachField(payload, func(f field) error { // what cannot be read is counted when it is applied
+	var content xxh3.Hasher                // of the events: what else is in a batch differs each time
+	_ = eachField(payload, func(f field) { // what cannot be read is counted when it is applied
 		switch {
 		case f.num == 1:
 			m.seq = f.value
@@ -149,7 +149,6 @@ func (w *watcher) take(payload []byte) (again bool, err error) {
 			_, _ = content.Write(f.bytes)
 			m.print = 1
 		}
-		return nil
 	})
 	if m.print != 0 {
 		m.print = content.Sum64() | 1
@@ -159,14 +158,13 @@ func (w *watcher) take(payload []byte) (again bool, err error) {
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.
 func openBatch(m []byte) (payload []byte, ended bool) {
-	_ = eachField(m, func(f field) error {
+	_ = eachField(m, func(f field) {
 		switch f.num {
 		case 1:
 			payload = f.bytes
 		case 2:
 			ended = true
 		}
-		return nil
 	})
 	return payload, ended
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -189,7 +190,8 @@ func (m *Manager) discover(ctx context.Context, s *subscription, method string) 
 	}
 }
 
-// Status returns the status of every stream, in the order of the replicas' ids.
+// Status returns the status of every stream, in the order of the replicas' ids. That replicas of one model have blocks
+// of different sizes is a problem of the later ones: equal prompts have different hashes there.
 func (m *Manager) Status() []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -200,6 +202,16 @@ func (m *Manager) Status() []Status {
 	slices.SortStableFunc(all, func(a, b Status) int {
 		return cmp.Or(cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.Rank, b.Rank))
 	})
+	sizes := make(map[string]int) // of a model's blocks, where known
+	for i := range all {
+		st := &all[i]
+		if size := cmp.Or(sizes[st.model], st.BlockTokens); st.BlockTokens != 0 && st.BlockTokens != size {
+			st.Problem = cmp.Or(st.Problem, fmt.Sprintf(
+				"its blocks have %d tokens, those of another replica of the model %d", st.BlockTokens, size))
+		} else {
+			sizes[st.model] = size
+		}
+	}
 	return all
 }
 

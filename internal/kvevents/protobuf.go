@@ -2,233 +2,190 @@ package kvevents
 
 import (
 	"context"
-	"errors"
+	"math"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The tiers of the dialects by number; the last stands for all that follow.
+// setter takes a field of a protobuf message into an event.
+type setter func(e *Event, f field)
+
+// fields are what the fields of a message mean, by number. Others are left out.
+type fields map[protowire.Number]setter
+
+// read reads a message into an event.
+func (m fields) read(e *Event, msg []byte) {
+	ok := eachField(msg, func(f field) {
+		if set := m[f.num]; set != nil {
+			set(e, f)
+		}
+	})
+	e.Broken = e.Broken || !ok
+}
+
+// The messages of SMG's common.proto.
 var (
-	smgMedia  = []string{"GPU", "CPU", "DISK", "level"}
-	openMedia = []string{"GPU", "GPU", "CPU", "DISK", "EXTERNAL"}
+	smgMedium  = medium("GPU", "CPU", "DISK", "level")
+	smgRemoved = fields{1: hashNumbers, 2: smgMedium}
+	smgBlock   = fields{1: blockHash, 2: tokens, 3: blockSize, 4: adapterID, 5: smgMedium}
+	smgGroup   = fields{1: kindNumber, 2: group, 3: hash, 4: parent, 5: tokens, 6: blockSize, 7: spec, 9: matchable}
 )
+
+// The messages of OpenEngine.
+var (
+	openMedium = medium("GPU", "GPU", "CPU", "DISK", "EXTERNAL")
+	openStored = fields{
+		1: inside(hash), 2: inside(parent), 3: tokens, 4: blockSize, 5: adapterID, 6: adapter, 7: openMedium,
+		21: group, 22: spec,
+	}
+	openEvent = fields{
+		10: openBlocks,
+		11: kind(Removed, fields{1: inside(hash), 2: openMedium, 3: group}),
+		12: kind(Cleared, nil),
+	}
+)
+
+// kind is a message that makes the event one of this kind.
+func kind(k Kind, of fields) setter {
+	return func(e *Event, f field) {
+		e.Kind = k
+		of.read(e, f.bytes)
+	}
+}
+
+// inside is a message with the value in its field 1.
+func inside(set setter) setter {
+	return func(e *Event, f field) { fields{1: set}.read(e, f.bytes) }
+}
+
+// medium is a medium by its number; the last name stands for all that follow.
+func medium(names ...string) setter {
+	return func(e *Event, f field) { e.Medium = names[min(f.value, uint64(len(names)-1))] }
+}
+
+func kindNumber(e *Event, f field) {
+	if f.value <= uint64(Cleared) {
+		e.Kind = Kind(f.value)
+	}
+}
+
+func hash(e *Event, f field)         { e.Hashes = append(e.Hashes, HashOf(f.bytes)) }
+func blockHash(e *Event, f field)    { e.Hashes[0] = f.value }
+func hashNumbers(e *Event, f field)  { e.Hashes = numbers(e, e.Hashes, f) }
+func parent(e *Event, f field)       { e.Parent = HashOf(f.bytes) }
+func parentNumber(e *Event, f field) { e.Parent = f.value }
+func tokens(e *Event, f field)       { e.Tokens = numbers(e, e.Tokens, f) }
+func blockSize(e *Event, f field)    { e.BlockSize = f.int() }
+func adapter(e *Event, f field)      { e.Adapter = string(f.bytes) }
+func adapterID(e *Event, f field)    { e.Numbered = f.value != 0 || len(f.bytes) > 0 }
+func group(e *Event, f field)        { e.Group = f.int() }
+func spec(e *Event, f field)         { e.Spec = string(f.bytes) }
+
+// matchable is whether the tokens are all there is to a group's blocks, which they are not where it is missing.
+func matchable(e *Event, f field) {
+	if f.value != 0 {
+		e.Opaque = 0
+	}
+}
+
+// numbers appends the numbers of a repeated field, packed or not.
+func numbers[T uint32 | uint64](e *Event, to []T, f field) []T {
+	if f.typ != protowire.BytesType {
+		return append(to, T(f.value))
+	}
+	for b := f.bytes; len(b) > 0; {
+		n, size := protowire.ConsumeVarint(b)
+		if size < 0 {
+			e.Broken = true
+			break
+		}
+		to, b = append(to, T(n)), b[size:]
+	}
+	return to
+}
 
 // decodeSMG reads KvEventBatch of SMG's common.proto.
 func decodeSMG(ctx context.Context, msg []byte) (b Batch) {
-	b.Finish(eachField(msg, func(f field) error {
-		switch f.num {
-		case 3:
-			all, err := smgEvent(f.bytes)
-			for _, e := range all {
-				b.Add(e, err)
-			}
-		case 4:
+	b.Finish(eachField(msg, func(f field) {
+		switch {
+		case ctx.Err() != nil:
+		case f.num == 3:
+			b.Add(smgEvents(f.bytes)...)
+		case f.num == 4:
 			b.SetRank(int64(f.value))
-		case 6:
-			b.Add(smgGroup(f.bytes))
+		case f.num == 6:
+			e := Event{Opaque: math.MaxInt}
+			smgGroup.read(&e, f.bytes)
+			b.Add(e)
 		}
-		return ctx.Err()
 	}))
 	return b
 }
 
-// smgEvent reads one of a batch's events, which are several where blocks on different media are stored.
-func smgEvent(msg []byte) (all []Event, err error) {
-	all = make([]Event, 1)
-	err = eachField(msg, func(f field) (err error) {
-		switch f.num {
-		case 2:
-			all, err = smgStored(f.bytes)
-		case 3:
-			all[0].Kind = Removed
-			err = eachField(f.bytes, func(f field) (err error) {
-				switch f.num {
-				case 1:
-					all[0].Hashes, err = numbers(all[0].Hashes, f)
-				case 2:
-					all[0].Medium = f.of(smgMedia)
-				}
-				return err
-			})
-		case 4:
-			all[0].Kind = Cleared
-		}
-		return err
-	})
-	return all, err
-}
-
-// smgStored reads stored blocks. Each names its own medium, size and adapter: where they differ from those of the block
-// before, it begins an event of its own, the child of the last one.
-func smgStored(msg []byte) (all []Event, err error) {
-	all = []Event{{Kind: Stored}}
-	parent := uint64(0)
-	err = eachField(msg, func(f field) error {
-		switch f.num {
-		case 1:
-			x, err := smgBlock(f.bytes)
-			last := &all[len(all)-1]
-			if n := len(last.Hashes); n == 0 {
-				*last = x
-			} else if x.BlockSize == last.BlockSize && x.Medium == last.Medium && x.Numbered == last.Numbered {
-				last.Hashes, last.Tokens = append(last.Hashes, x.Hashes...), append(last.Tokens, x.Tokens...)
-			} else {
-				x.Parent = last.Hashes[n-1]
-				all = append(all, x)
+// smgEvents reads an event of a batch. Each stored block names its own medium, size and adapter: where they differ from
+// those of the block before, it begins an event of its own, the child of the last one.
+func smgEvents(msg []byte) []Event {
+	e := Event{}
+	var stored []Event
+	block := func(_ *Event, f field) {
+		x := Event{Kind: Stored, Hashes: make([]uint64, 1)}
+		smgBlock.read(&x, f.bytes)
+		if len(stored) > 0 {
+			last := &stored[len(stored)-1]
+			if x.Medium == last.Medium && x.BlockSize == last.BlockSize && x.Numbered == last.Numbered {
+				last.Hashes, last.Tokens = append(last.Hashes, x.Hashes[0]), append(last.Tokens, x.Tokens...)
+				e.Broken = e.Broken || x.Broken
+				return
 			}
-			return err
-		case 2:
-			parent = f.value
+			x.Parent = last.Hashes[len(last.Hashes)-1]
 		}
-		return nil
-	})
-	all[0].Parent = parent
-	return all, err
-}
-
-func smgBlock(msg []byte) (e Event, err error) {
-	e = Event{Kind: Stored, Hashes: make([]uint64, 1)}
-	err = eachField(msg, func(f field) (err error) {
-		switch f.num {
-		case 1:
-			e.Hashes[0] = f.value
-		case 2:
-			e.Tokens, err = numbers(e.Tokens, f)
-		case 3:
-			e.BlockSize = f.int()
-		case 4:
-			e.Numbered = f.value != 0
-		case 5:
-			e.Medium = f.of(smgMedia)
-		}
-		return err
-	})
-	return e, err
-}
-
-// smgGroup reads an event of a group, whose blocks are more than their tokens unless it is marked as matchable.
-func smgGroup(msg []byte) (e Event, err error) {
-	matchable := false
-	err = eachField(msg, func(f field) (err error) {
-		switch f.num {
-		case 1:
-			e.Kind = Kind(f.value)
-			if f.value > uint64(Cleared) {
-				e.Kind = UnknownKind
-			}
-		case 2:
-			e.Group = f.int()
-		case 3:
-			e.Hashes = append(e.Hashes, HashOf(f.bytes))
-		case 4:
-			e.Parent = HashOf(f.bytes)
-		case 5:
-			e.Tokens, err = numbers(e.Tokens, f)
-		case 6:
-			e.BlockSize = f.int()
-		case 7:
-			e.Spec = string(f.bytes)
-		case 9:
-			matchable = f.value != 0
-		}
-		return err
-	})
-	if !matchable {
-		e.SetOpaque(0)
+		stored = append(stored, x)
 	}
-	return e, err
+	fields{
+		2: kind(Stored, fields{1: block, 2: parentNumber}), 3: kind(Removed, smgRemoved), 4: kind(Cleared, nil),
+	}.read(&e, msg)
+	if len(stored) == 0 {
+		return []Event{e}
+	}
+	stored[0].Parent, stored[0].Broken = e.Parent, e.Broken || stored[0].Broken
+	return stored
 }
 
 // decodeOpen reads KvEventBatch of OpenEngine, without the envelope.
 func decodeOpen(ctx context.Context, msg []byte) (b Batch) {
-	b.Finish(eachField(msg, func(f field) error {
-		switch f.num {
-		case 3:
+	b.Finish(eachField(msg, func(f field) {
+		switch {
+		case ctx.Err() != nil:
+		case f.num == 3:
 			b.SetRank(int64(f.value))
-		case 4:
-			b.Add(openEvent(f.bytes))
+		case f.num == 4:
+			var e Event
+			openEvent.read(&e, f.bytes)
+			b.Add(e)
 		}
-		return ctx.Err()
 	}))
 	return b
 }
 
-func openEvent(msg []byte) (e Event, err error) {
-	err = eachField(msg, func(f field) error {
-		switch f.num {
-		case 10:
-			e.Kind = Stored
-			return e.setOpenStored(f.bytes)
-		case 11:
-			e.Kind = Removed
-			return eachField(f.bytes, func(f field) error {
-				switch f.num {
-				case 1:
-					e.Hashes = append(e.Hashes, f.openHash())
-				case 2:
-					e.Medium = f.of(openMedia)
-				case 3:
-					e.Group = f.int()
-				}
-				return nil
-			})
-		case 12:
-			e.Kind = Cleared
+// openBlocks is a message of stored blocks, with the extra keys of each in a message of texts.
+func openBlocks(e *Event, f field) {
+	e.Kind = Stored
+	openStored.read(e, f.bytes)
+	block := 0
+	_ = eachField(f.bytes, func(f field) {
+		if f.num != 20 {
+			return
 		}
-		return nil
-	})
-	return e, err
-}
-
-func (e *Event) setOpenStored(msg []byte) error {
-	var keys [][]byte // by block
-	err := eachField(msg, func(f field) (err error) {
-		switch f.num {
-		case 1:
-			e.Hashes = append(e.Hashes, f.openHash())
-		case 2:
-			e.Parent = f.openHash()
-		case 3:
-			e.Tokens, err = numbers(e.Tokens, f)
-		case 4:
-			e.BlockSize = f.int()
-		case 5:
-			e.Numbered = f.value != 0 || len(f.bytes) > 0
-		case 6:
-			e.Adapter = string(f.bytes)
-		case 7:
-			e.Medium = f.of(openMedia)
-		case 20:
-			keys = append(keys, f.bytes)
-		case 21:
-			e.Group = f.int()
-		case 22:
-			e.Spec = string(f.bytes)
-		}
-		return err
-	})
-	for block, msg := range keys {
-		var texts []string
-		err = errors.Join(err, eachField(msg, func(f field) error {
+		var keys []string
+		ok := eachField(f.bytes, func(f field) {
 			if f.num == 1 {
-				texts = append(texts, string(f.bytes))
+				keys = append(keys, string(f.bytes))
 			}
-			return nil
-		}))
-		e.SetKeys(block, texts)
-	}
-	return err
-}
-
-// openHash is the hash in a KvBlockHash.
-func (f field) openHash() (h uint64) {
-	_ = eachField(f.bytes, func(f field) error { // one that breaks off is no hash of a block that is used
-		if f.num == 1 {
-			h = HashOf(f.bytes)
-		}
-		return nil
+		})
+		e.SetKeys(block, keys)
+		e.Broken = e.Broken || !ok
+		block++
 	})
-	return h
 }
 
 // field is one field of an encoded message.
@@ -239,33 +196,14 @@ type field struct {
 	value uint64 // of another
 }
 
-func (f field) int() int { return int(int32(min(int64(f.value), 1<<31-1))) }
+func (f field) int() int { return int(int32(min(int64(f.value), math.MaxInt32))) }
 
-// of returns the name of a number.
-func (f field) of(names []string) string { return names[min(f.value, uint64(len(names)-1))] }
-
-// numbers appends the numbers of a repeated field, packed or not.
-func numbers[T uint32 | uint64](to []T, f field) ([]T, error) {
-	if f.typ != protowire.BytesType {
-		return append(to, T(f.value)), nil
-	}
-	for b := f.bytes; len(b) > 0; {
-		n, size := protowire.ConsumeVarint(b)
-		if size < 0 {
-			return to, protowire.ParseError(size)
-		}
-		to, b = append(to, T(n)), b[size:]
-	}
-	return to, nil
-}
-
-// eachField calls do for every field of an encoded message until it returns an error; an error if the message breaks
-// off.
-func eachField(b []byte, do func(f field) error) error {
+// eachField calls do for every field of an encoded message; false if the message breaks off.
+func eachField(b []byte, do func(f field)) (ok bool) {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
 		if n < 0 {
-			return protowire.ParseError(n)
+			return false
 		}
 		b = b[n:]
 		f := field{num: num, typ: typ}
@@ -278,12 +216,10 @@ func eachField(b []byte, do func(f field) error) error {
 			n = protowire.ConsumeFieldValue(num, typ, b)
 		}
 		if n < 0 {
-			return protowire.ParseError(n)
+			return false
 		}
 		b = b[n:]
-		if err := do(f); err != nil {
-			return err
-		}
+		do(f)
 	}
-	return nil
+	return true
 }

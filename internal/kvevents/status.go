@@ -18,7 +18,7 @@ type Status struct {
 
 	Connected   bool
 	Connections int64  // how often the connection was made
-	Problem     string // why it is not connected, or what is refused; "" if all is well
+	Problem     string // why it is not connected, or cannot be asked; "" if all is well
 
 	Messages int64  // applied
 	Next     uint64 // sequence number expected next; 0 before the first
@@ -42,7 +42,7 @@ type Status struct {
 	// tokens, medium, adapter, content, group, block_size.
 	Unreadable map[string]int64
 
-	refused string // the problem where there is no other
+	model string
 }
 
 // Status returns the status of every stream of the replica.
@@ -52,9 +52,6 @@ func (r *replica) Status() []Status {
 	all := make([]Status, len(r.streams))
 	for i, s := range r.streams {
 		all[i] = s.status
-		if all[i].Problem == "" {
-			all[i].Problem = s.status.refused
-		}
 	}
 	return all
 }

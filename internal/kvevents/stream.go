@@ -2,7 +2,6 @@ package kvevents
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"sync"
 )
@@ -25,7 +24,6 @@ type replica struct {
 // shared is what the replicas of a Manager share.
 type shared struct {
 	Options
-	sizes   sizes
 	replays chan struct{}
 }
 
@@ -48,7 +46,7 @@ type Stream struct {
 
 func (r *replica) stream(source string, rank int, decode decoder) *Stream {
 	s := &Stream{replica: r, source: source, rank: rank, decode: decode, translators: map[int]*translator{}}
-	s.status.Replica, s.status.Source, s.status.Rank = r.id, source, rank
+	s.status = Status{Replica: r.id, Source: source, Rank: rank, model: r.model}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.streams = append(r.streams, s)
@@ -83,7 +81,7 @@ func (s *Stream) apply(ctx context.Context, seq uint64, payload []byte) {
 func (s *Stream) translator(rank int) *translator {
 	t := s.translators[rank]
 	if t == nil {
-		t = newTranslator(s.id, rank, s.model, &s.Options, &s.sizes, &s.counts)
+		t = newTranslator(s.id, rank, s.model, &s.Options, &s.counts)
 		s.translators[rank] = t
 	}
 	return t
@@ -121,14 +119,9 @@ func (s *Stream) publish(do func(*Status)) {
 	for _, t := range s.translators {
 		blocks, size = blocks+t.blocks.held, max(size, t.size)
 	}
-	refused := ""
-	if n := c.bad[BadSize]; n > 0 {
-		refused = fmt.Sprintf("%d events refused: their block size is not the %d tokens of the model's other replicas",
-			n, s.sizes.size(s.model))
-	}
 	s.Update(func(st *Status) {
 		st.Events, st.Orphaned, st.Forgotten, st.Unreadable = c.events, c.orphaned, c.forgotten, maps.Clone(c.bad)
-		st.Blocks, st.BlockTokens, st.refused = blocks, size, refused
+		st.Blocks, st.BlockTokens = blocks, size
 		do(st)
 	})
 }
@@ -158,49 +151,4 @@ func (s *Stream) Failed(err error) {
 		s.Logger.Warn("warmpath: a replica's KV events cannot be had, trying again; logged once until some come",
 			"replica", s.id, "source", s.source, "error", err)
 	}
-}
-
-// sizes is the block size of every model, learned from the first block stored. Replicas of one model must agree: with
-// another size, equal prompts have other hashes. Safe for concurrent use.
-type sizes struct {
-	mu sync.Mutex // guards the map; nothing is called under it
-	of map[string]sizeClaim
-}
-
-type sizeClaim struct{ tokens, ranks int }
-
-// claim reports whether a rank may use this block size, and counts it as a user if so.
-func (s *sizes) claim(model string, tokens int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.of == nil {
-		s.of = make(map[string]sizeClaim)
-	}
-	c := s.of[model]
-	if c.ranks > 0 && c.tokens != tokens {
-		return false
-	}
-	s.of[model] = sizeClaim{tokens, c.ranks + 1}
-	return true
-}
-
-// release takes a claim back; 0 tokens were none. With its last user the size is free.
-func (s *sizes) release(model string, tokens int) {
-	if tokens == 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c := s.of[model]; c.ranks > 1 {
-		s.of[model] = sizeClaim{c.tokens, c.ranks - 1}
-	} else {
-		delete(s.of, model)
-	}
-}
-
-// size is the block size of a model, 0 if it is not known.
-func (s *sizes) size(model string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.of[model].tokens
 }

@@ -23,7 +23,6 @@ type translator struct {
 	rank    int
 	model   string
 	coarse  bool
-	sizes   *sizes
 	count   *counts // of the stream
 
 	size    int // tokens in a block; 0 until the first is stored
@@ -48,9 +47,9 @@ type counts struct {
 	bad       Unreadable
 }
 
-func newTranslator(replica string, rank int, model string, o *Options, s *sizes, c *counts) *translator {
+func newTranslator(replica string, rank int, model string, o *Options, c *counts) *translator {
 	return &translator{
-		replica: replica, rank: rank, model: model, coarse: o.Coarse, sink: o.Sink, sizes: s, count: c,
+		replica: replica, rank: rank, model: model, coarse: o.Coarse, sink: o.Sink, count: c,
 		blocks: newBlocks(o.MaxBytes), groups: map[int]bool{},
 	}
 }
@@ -90,7 +89,6 @@ func (t *translator) flush() {
 func (t *translator) clear() {
 	t.forgetAll()
 	t.flush()
-	t.sizes.release(t.model, t.size)
 	t.size, t.lower = 0, 0
 	clear(t.groups)
 }
@@ -153,15 +151,14 @@ func (t *translator) fits(e *Event) bool {
 		bad = BadTokens
 	case e.Numbered && e.Adapter == "":
 		bad = BadAdapter
-	case t.size == 0 && t.sizes.claim(t.model, e.BlockSize):
-		t.size = e.BlockSize
-	case t.size != e.BlockSize:
+	case t.size != 0 && t.size != e.BlockSize:
 		bad = BadSize
+	default:
+		t.size = e.BlockSize
+		return true
 	}
-	if bad != "" {
-		t.count.bad.Count(bad, 1)
-	}
-	return bad == ""
+	t.count.bad.Count(bad, 1)
+	return false
 }
 
 // store hashes the event's blocks behind their parent and holds them.

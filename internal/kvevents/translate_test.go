@@ -18,7 +18,7 @@ func newTest(o Options) *translator {
 	if o.MaxBytes == 0 {
 		o.MaxBytes = 1 << 20
 	}
-	return newTranslator("a", 3, "m", &o, &sizes{}, &counts{})
+	return newTranslator("a", 3, "m", &o, &counts{})
 }
 
 // ids are n blocks of tokens that begin at from.
@@ -171,22 +171,20 @@ func stores(cs []policy.CacheChange) (out [][]uint64) {
 	return out
 }
 
+// Blocks of another size are refused until everything is cleared. Whether replicas agree is up to the policy's index.
 func TestMixedBlockSizesAreRefused(t *testing.T) {
-	o, s := Options{MaxBytes: 1 << 20}, &sizes{}
-	a, b := newTranslator("a", 0, "m", &o, s, &counts{}), newTranslator("b", 0, "m", &o, s, &counts{})
+	x := newTest(Options{})
 	small := store(0, ids(0, 2)[:4], 1, 2)
 	small.BlockSize = 2
-	require.NotEmpty(t, a.take(store(0, ids(0, 1), 1)))
-	require.Empty(t, b.take(small))
-	require.Equal(t, int64(1), b.count.bad[BadSize])
-	require.Empty(t, a.take(small), "nor may one engine mix them")
-	require.NotEmpty(t, newTranslator("c", 0, "other", &o, s, &counts{}).take(small))
-	a.clear()
-	require.NotEmpty(t, b.take(small), "its last user let go of the old size")
+	require.NotEmpty(t, x.take(store(0, ids(0, 1), 1)))
+	require.Empty(t, x.take(small))
+	require.Equal(t, int64(1), x.count.bad[BadSize])
+	x.clear()
+	require.NotEmpty(t, x.take(small))
 }
 
 func TestSuperblocks(t *testing.T) {
-	x := newTranslator("a", 0, "m", &Options{MaxBytes: 1 << 20, Coarse: true}, &sizes{}, &counts{})
+	x := newTranslator("a", 0, "m", &Options{MaxBytes: 1 << 20, Coarse: true}, &counts{})
 	const size, n = 128, 12
 	tokens := make([]uint32, size*n)
 	hashes := make([]uint64, n)
