@@ -52,6 +52,7 @@ var house = []string{
 	"internal/kvindex",
 	"internal/fault",
 	"internal/pause",
+	"internal/protofield",
 	"balancer/policy",
 	"internal/strict",
 	"internal/router/state",

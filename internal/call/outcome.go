@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/protofield"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -148,25 +149,11 @@ const (
 // number: grpc's orca package would register the names of xDS protos with the application.
 func parseOrca(b []byte) router.ReplicaReport {
 	running, waiting, uncached, capacity, draining := -1.0, -1.0, -1.0, -1.0, -1.0
-	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			break
+	protofield.Each(b, func(f protofield.Field) {
+		if f.Number != namedMetrics {
+			return
 		}
-		b = b[n:]
-		if num != namedMetrics || typ != protowire.BytesType {
-			if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
-				break
-			}
-			b = b[n:]
-			continue
-		}
-		entry, n := protowire.ConsumeBytes(b)
-		if n < 0 {
-			break
-		}
-		b = b[n:]
-		switch name, value := parseMetric(entry); name {
+		switch name, value := parseMetric(f.Bytes); name {
 		case warmpathv1.MetricRunning:
 			running = value
 		case warmpathv1.MetricWaiting:
@@ -178,7 +165,7 @@ func parseOrca(b []byte) router.ReplicaReport {
 		case warmpathv1.MetricDraining:
 			draining = value
 		}
-	}
+	})
 	report := router.ReplicaReport{
 		Ongoing: -1, QueuedTokens: int64(uncached), KVTokens: max(int(capacity), 0), Draining: draining > 0,
 	}
@@ -190,29 +177,16 @@ func parseOrca(b []byte) router.ReplicaReport {
 
 // parseMetric reads one entry of the map; a value that is no count is -1.
 func parseMetric(b []byte) (name string, value float64) {
-	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return "", -1
-		}
-		b = b[n:]
+	ok := protofield.Each(b, func(f protofield.Field) {
 		switch {
-		case num == mapKey && typ == protowire.BytesType:
-			name, n = protowire.ConsumeString(b)
-		case num == mapValue && typ == protowire.Fixed64Type:
-			var bits uint64
-			bits, n = protowire.ConsumeFixed64(b)
-			value = math.Float64frombits(bits)
-		default:
-			n = protowire.ConsumeFieldValue(num, typ, b)
+		case f.Number == mapKey:
+			name = string(f.Bytes)
+		case f.Number == mapValue && f.Type == protowire.Fixed64Type:
+			value = math.Float64frombits(f.Value)
 		}
-		if n < 0 {
-			return "", -1
-		}
-		b = b[n:]
-	}
+	})
 	const most = 1 << 40 // no count is larger
-	if !(value >= 0 && value <= most) {
+	if !ok || !(value >= 0 && value <= most) {
 		return name, -1
 	}
 	return name, value

@@ -7,6 +7,8 @@ import (
 	"net"
 	"strconv"
 	"strings"
+
+	"github.com/warmpath/warmpath/internal/protofield"
 )
 
 // maxRanks bounds the data-parallel ranks of a replica.
@@ -29,8 +31,8 @@ func discover(ctx context.Context, connect connector, method, replicaAddress str
 		host = replicaAddress
 	}
 	var sources []Socket
-	ok := eachField(reply, func(f field) {
-		if s, ok := readSource(f.bytes, host); ok && f.num == 1 && len(sources) < maxRanks {
+	ok := protofield.Each(reply, func(f protofield.Field) {
+		if s, ok := readSource(f.Bytes, host); ok && f.Number == 1 && len(sources) < maxRanks {
 			s.Engine = replicaAddress
 			sources = append(sources, s)
 		}
@@ -43,20 +45,20 @@ func discover(ctx context.Context, connect connector, method, replicaAddress str
 
 func readSource(msg []byte, host string) (s Socket, ok bool) {
 	transport, encoding := "", ""
-	_ = eachField(msg, func(f field) { // the fields that it has show whether it is one
-		switch f.num {
+	_ = protofield.Each(msg, func(f protofield.Field) { // the fields that it has show whether it is one
+		switch f.Number {
 		case 1:
-			transport = string(f.bytes)
+			transport = string(f.Bytes)
 		case 2:
-			s.Address = endpoint(f.bytes, host)
+			s.Address = endpoint(f.Bytes, host)
 		case 3:
-			s.Topic = string(f.bytes)
+			s.Topic = string(f.Bytes)
 		case 4:
-			s.Replay = reachable(string(f.bytes), host)
+			s.Replay = reachable(string(f.Bytes), host)
 		case 5:
-			s.Rank = int(int32(f.value))
+			s.Rank = int(int32(f.Value))
 		case 6:
-			encoding = string(f.bytes)
+			encoding = string(f.Bytes)
 		}
 	})
 	ok = transport == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") &&
@@ -71,14 +73,14 @@ func endpoint(b []byte, host string) string {
 	}
 	var at, protocol string
 	var port uint64
-	ok := eachField(b, func(f field) {
-		switch f.num {
+	ok := protofield.Each(b, func(f protofield.Field) {
+		switch f.Number {
 		case 1:
-			at = string(f.bytes)
+			at = string(f.Bytes)
 		case 2:
-			port = f.value
+			port = f.Value
 		case 3:
-			protocol = string(f.bytes)
+			protocol = string(f.Bytes)
 		}
 	})
 	if !ok || port == 0 || port > 65535 || protocol != "" && protocol != "tcp" {

@@ -3,7 +3,6 @@ package kvevents
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -12,9 +11,10 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/internal/protofield"
 )
 
 // confirmTime is how long an engine may take to repeat its last message. Then its stream cannot be resumed, and what
@@ -138,15 +138,15 @@ func (w *watcher) take(payload []byte) (again bool, err error) {
 		}
 	}
 	m := message{payload: payload}
-	var content xxh3.Hasher                // of the events: what else is in a batch differs each time
-	_ = eachField(payload, func(f field) { // what cannot be read is counted when it is applied
+	var content xxh3.Hasher                                 // of the events: what else is in a batch differs each time
+	_ = protofield.Each(payload, func(f protofield.Field) { // what cannot be read is counted when it is applied
 		switch {
-		case f.num == 1:
-			m.seq = f.value
-		case f.num == rank:
-			m.rank = int(int32(f.value))
-		case slices.Contains(events, f.num):
-			_, _ = content.Write(f.bytes)
+		case f.Number == 1:
+			m.seq = f.Value
+		case f.Number == rank:
+			m.rank = int(int32(f.Value))
+		case slices.Contains(events, f.Number):
+			_, _ = content.Write(f.Bytes)
 			m.print = 1
 		}
 	})
@@ -158,10 +158,10 @@ func (w *watcher) take(payload []byte) (again bool, err error) {
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.
 func openBatch(m []byte) (payload []byte, ended bool) {
-	_ = eachField(m, func(f field) {
-		switch f.num {
+	_ = protofield.Each(m, func(f protofield.Field) {
+		switch f.Number {
 		case 1:
-			payload = f.bytes
+			payload = f.Bytes
 		case 2:
 			ended = true
 		}
@@ -169,32 +169,6 @@ func openBatch(m []byte) (payload []byte, ended bool) {
 	return payload, ended
 }
 
-// rawCodec passes encoded messages through: engines' fields are read by number, so that no proto name of theirs is
-// registered in the application.
-type rawCodec struct{}
-
-// Marshal implements encoding.CodecV2.
-func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
-	b, ok := v.(*[]byte)
-	if !ok {
-		return nil, fmt.Errorf("kvevents: cannot send a %T", v)
-	}
-	return mem.BufferSlice{mem.SliceBuffer(*b)}, nil
-}
-
-// Unmarshal implements encoding.CodecV2.
-func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	b, ok := v.(*[]byte)
-	if !ok {
-		return fmt.Errorf("kvevents: cannot receive a %T", v)
-	}
-	*b = data.Materialize()
-	return nil
-}
-
-// Name implements encoding.CodecV2.
-func (rawCodec) Name() string { return "proto" }
-
 func callOptions() []grpc.CallOption {
-	return []grpc.CallOption{grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(MaxMessage), grpc.WaitForReady(true)}
+	return []grpc.CallOption{protofield.Raw(), grpc.MaxCallRecvMsgSize(MaxMessage), grpc.WaitForReady(true)}
 }

@@ -5,18 +5,20 @@ import (
 	"math"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/internal/protofield"
 )
 
 // setter takes a field of a protobuf message into an event.
-type setter func(e *Event, f field)
+type setter func(e *Event, f protofield.Field)
 
 // fields are what the fields of a message mean, by number. Others are left out.
 type fields map[protowire.Number]setter
 
 // read reads a message into an event.
 func (m fields) read(e *Event, msg []byte) {
-	ok := eachField(msg, func(f field) {
-		if set := m[f.num]; set != nil {
+	ok := protofield.Each(msg, func(f protofield.Field) {
+		if set := m[f.Number]; set != nil {
 			set(e, f)
 		}
 	})
@@ -47,53 +49,53 @@ var (
 
 // kind is a message that makes the event one of this kind.
 func kind(k Kind, of fields) setter {
-	return func(e *Event, f field) {
+	return func(e *Event, f protofield.Field) {
 		e.Kind = k
-		of.read(e, f.bytes)
+		of.read(e, f.Bytes)
 	}
 }
 
 // inside is a message with the value in its field 1.
 func inside(set setter) setter {
-	return func(e *Event, f field) { fields{1: set}.read(e, f.bytes) }
+	return func(e *Event, f protofield.Field) { fields{1: set}.read(e, f.Bytes) }
 }
 
 // medium is a medium by its number; the last name stands for all that follow.
 func medium(names ...string) setter {
-	return func(e *Event, f field) { e.Medium = names[min(f.value, uint64(len(names)-1))] }
+	return func(e *Event, f protofield.Field) { e.Medium = names[min(f.Value, uint64(len(names)-1))] }
 }
 
-func kindNumber(e *Event, f field) {
-	if f.value <= uint64(Cleared) {
-		e.Kind = Kind(f.value)
+func kindNumber(e *Event, f protofield.Field) {
+	if f.Value <= uint64(Cleared) {
+		e.Kind = Kind(f.Value)
 	}
 }
 
-func hash(e *Event, f field)         { e.Hashes = append(e.Hashes, HashOf(f.bytes)) }
-func blockHash(e *Event, f field)    { e.Hashes[0] = f.value }
-func hashNumbers(e *Event, f field)  { e.Hashes = numbers(e, e.Hashes, f) }
-func parent(e *Event, f field)       { e.Parent = HashOf(f.bytes) }
-func parentNumber(e *Event, f field) { e.Parent = f.value }
-func tokens(e *Event, f field)       { e.Tokens = numbers(e, e.Tokens, f) }
-func blockSize(e *Event, f field)    { e.BlockSize = f.int() }
-func adapter(e *Event, f field)      { e.Adapter = string(f.bytes) }
-func adapterID(e *Event, f field)    { e.Numbered = f.value != 0 || len(f.bytes) > 0 }
-func group(e *Event, f field)        { e.Group = f.int() }
-func spec(e *Event, f field)         { e.Spec = string(f.bytes) }
+func hash(e *Event, f protofield.Field)         { e.Hashes = append(e.Hashes, HashOf(f.Bytes)) }
+func blockHash(e *Event, f protofield.Field)    { e.Hashes[0] = f.Value }
+func hashNumbers(e *Event, f protofield.Field)  { e.Hashes = numbers(e, e.Hashes, f) }
+func parent(e *Event, f protofield.Field)       { e.Parent = HashOf(f.Bytes) }
+func parentNumber(e *Event, f protofield.Field) { e.Parent = f.Value }
+func tokens(e *Event, f protofield.Field)       { e.Tokens = numbers(e, e.Tokens, f) }
+func blockSize(e *Event, f protofield.Field)    { e.BlockSize = small(f) }
+func adapter(e *Event, f protofield.Field)      { e.Adapter = string(f.Bytes) }
+func adapterID(e *Event, f protofield.Field)    { e.Numbered = f.Value != 0 || len(f.Bytes) > 0 }
+func group(e *Event, f protofield.Field)        { e.Group = small(f) }
+func spec(e *Event, f protofield.Field)         { e.Spec = string(f.Bytes) }
 
 // matchable is whether the tokens are all there is to a group's blocks, which they are not where it is missing.
-func matchable(e *Event, f field) {
-	if f.value != 0 {
+func matchable(e *Event, f protofield.Field) {
+	if f.Value != 0 {
 		e.Opaque = 0
 	}
 }
 
 // numbers appends the numbers of a repeated field, packed or not.
-func numbers[T uint32 | uint64](e *Event, to []T, f field) []T {
-	if f.typ != protowire.BytesType {
-		return append(to, T(f.value))
+func numbers[T uint32 | uint64](e *Event, to []T, f protofield.Field) []T {
+	if f.Type != protowire.BytesType {
+		return append(to, T(f.Value))
 	}
-	for b := f.bytes; len(b) > 0; {
+	for b := f.Bytes; len(b) > 0; {
 		n, size := protowire.ConsumeVarint(b)
 		if size < 0 {
 			e.Broken = true
@@ -106,16 +108,16 @@ func numbers[T uint32 | uint64](e *Event, to []T, f field) []T {
 
 // decodeSMG reads KvEventBatch of SMG's common.proto.
 func decodeSMG(ctx context.Context, msg []byte) (b Batch) {
-	b.Finish(eachField(msg, func(f field) {
+	b.Finish(protofield.Each(msg, func(f protofield.Field) {
 		switch {
 		case ctx.Err() != nil:
-		case f.num == 3:
-			b.Add(smgEvents(f.bytes)...)
-		case f.num == 4:
-			b.SetRank(int64(f.value))
-		case f.num == 6:
+		case f.Number == 3:
+			b.Add(smgEvents(f.Bytes)...)
+		case f.Number == 4:
+			b.SetRank(int64(f.Value))
+		case f.Number == 6:
 			e := Event{Opaque: math.MaxInt}
-			smgGroup.read(&e, f.bytes)
+			smgGroup.read(&e, f.Bytes)
 			b.Add(e)
 		}
 	}))
@@ -127,9 +129,9 @@ func decodeSMG(ctx context.Context, msg []byte) (b Batch) {
 func smgEvents(msg []byte) []Event {
 	e := Event{}
 	var stored []Event
-	block := func(_ *Event, f field) {
+	block := func(_ *Event, f protofield.Field) {
 		x := Event{Kind: Stored, Hashes: make([]uint64, 1)}
-		smgBlock.read(&x, f.bytes)
+		smgBlock.read(&x, f.Bytes)
 		if len(stored) > 0 {
 			last := &stored[len(stored)-1]
 			if x.Medium == last.Medium && x.BlockSize == last.BlockSize && x.Numbered == last.Numbered {
@@ -153,14 +155,14 @@ func smgEvents(msg []byte) []Event {
 
 // decodeOpen reads KvEventBatch of OpenEngine, without the envelope.
 func decodeOpen(ctx context.Context, msg []byte) (b Batch) {
-	b.Finish(eachField(msg, func(f field) {
+	b.Finish(protofield.Each(msg, func(f protofield.Field) {
 		switch {
 		case ctx.Err() != nil:
-		case f.num == 3:
-			b.SetRank(int64(f.value))
-		case f.num == 4:
+		case f.Number == 3:
+			b.SetRank(int64(f.Value))
+		case f.Number == 4:
 			var e Event
-			openEvent.read(&e, f.bytes)
+			openEvent.read(&e, f.Bytes)
 			b.Add(e)
 		}
 	}))
@@ -168,18 +170,18 @@ func decodeOpen(ctx context.Context, msg []byte) (b Batch) {
 }
 
 // openBlocks is a message of stored blocks, with the extra keys of each in a message of texts.
-func openBlocks(e *Event, f field) {
+func openBlocks(e *Event, f protofield.Field) {
 	e.Kind = Stored
-	openStored.read(e, f.bytes)
+	openStored.read(e, f.Bytes)
 	block := 0
-	_ = eachField(f.bytes, func(f field) {
-		if f.num != 20 {
+	_ = protofield.Each(f.Bytes, func(f protofield.Field) {
+		if f.Number != 20 {
 			return
 		}
 		var keys []string
-		ok := eachField(f.bytes, func(f field) {
-			if f.num == 1 {
-				keys = append(keys, string(f.bytes))
+		ok := protofield.Each(f.Bytes, func(f protofield.Field) {
+			if f.Number == 1 {
+				keys = append(keys, string(f.Bytes))
 			}
 		})
 		e.SetKeys(block, keys)
@@ -188,38 +190,5 @@ func openBlocks(e *Event, f field) {
 	})
 }
 
-// field is one field of an encoded message.
-type field struct {
-	num   protowire.Number
-	typ   protowire.Type
-	bytes []byte // of a length-delimited one
-	value uint64 // of another
-}
-
-func (f field) int() int { return int(int32(min(int64(f.value), math.MaxInt32))) }
-
-// eachField calls do for every field of an encoded message; false if the message breaks off.
-func eachField(b []byte, do func(f field)) (ok bool) {
-	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return false
-		}
-		b = b[n:]
-		f := field{num: num, typ: typ}
-		switch typ {
-		case protowire.VarintType:
-			f.value, n = protowire.ConsumeVarint(b)
-		case protowire.BytesType:
-			f.bytes, n = protowire.ConsumeBytes(b)
-		default:
-			n = protowire.ConsumeFieldValue(num, typ, b)
-		}
-		if n < 0 {
-			return false
-		}
-		b = b[n:]
-		do(f)
-	}
-	return true
-}
+// small is a field's value as an int, of at most 31 bits.
+func small(f protofield.Field) int { return int(int32(min(int64(f.Value), math.MaxInt32))) }

@@ -3,11 +3,11 @@ package loadpoll
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/warmpath/warmpath/internal/protofield"
 )
 
 // A Load is what an engine reports of itself.
@@ -30,7 +30,7 @@ var (
 // ask calls GetLoads.
 func ask(ctx context.Context, conn grpc.ClientConnInterface, method string) (Load, error) {
 	var request, answer []byte
-	err := conn.Invoke(ctx, method, &request, &answer, grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(maxAnswer))
+	err := conn.Invoke(ctx, method, &request, &answer, protofield.Raw(), grpc.MaxCallRecvMsgSize(maxAnswer))
 	if err != nil {
 		return Load{}, err
 	}
@@ -49,34 +49,31 @@ const (
 // decodeLoads adds up the loads of an engine's ranks.
 func decodeLoads(b []byte) (Load, error) {
 	var sum Load
-	ranks := 0
-	err := eachField(b, func(number protowire.Number, _ uint64, sub []byte) error {
-		if number != fieldLoads || sub == nil {
-			return nil
+	ranks, whole := 0, true
+	ok := protofield.Each(b, func(f protofield.Field) {
+		if f.Number == fieldLoads && f.Type == protowire.BytesType {
+			rank, ok := decodeRank(f.Bytes)
+			sum.add(rank)
+			ranks, whole = ranks+1, whole && ok
 		}
-		ranks++
-		rank, err := decodeRank(sub)
-		sum.add(rank)
-		return err
 	})
 	switch {
-	case err != nil:
-		return Load{}, err
+	case !ok || !whole:
+		return Load{}, errMalformed
 	case ranks == 0:
 		return Load{}, errNothing
 	}
 	return sum, nil
 }
 
-func decodeRank(b []byte) (Load, error) {
-	var l Load
+func decodeRank(b []byte) (l Load, ok bool) {
 	var running, waiting, total int
-	err := eachField(b, func(number protowire.Number, value uint64, sub []byte) error {
-		if sub != nil {
-			return nil
+	ok = protofield.Each(b, func(f protofield.Field) {
+		if f.Type != protowire.VarintType {
+			return
 		}
-		n := int(min(max(int64(int32(value)), 0), 1<<31-1))
-		switch number {
+		n := int(min(max(int64(int32(f.Value)), 0), 1<<31-1))
+		switch f.Number {
 		case fieldRunning:
 			running = n
 		case fieldWaiting:
@@ -86,10 +83,9 @@ func decodeRank(b []byte) (Load, error) {
 		case fieldTotalTokens:
 			l.KVTokens = n
 		}
-		return nil
 	})
 	l.Ongoing = min(max(running+waiting, total), maxRequests)
-	return l, err
+	return l, ok
 }
 
 // add takes another rank of the same engine.
@@ -99,62 +95,3 @@ func (l *Load) add(rank Load) {
 		l.KVTokens = rank.KVTokens
 	}
 }
-
-// eachField calls f for every varint and every length-delimited field; sub is nil for a varint.
-func eachField(b []byte, f func(number protowire.Number, value uint64, sub []byte) error) error {
-	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return errMalformed
-		}
-		b = b[n:]
-		var value uint64
-		var sub []byte
-		switch kind {
-		case protowire.VarintType:
-			value, n = protowire.ConsumeVarint(b)
-		case protowire.BytesType:
-			if sub, n = protowire.ConsumeBytes(b); sub == nil {
-				sub = []byte{}
-			}
-		default:
-			n = protowire.ConsumeFieldValue(number, kind, b)
-		}
-		if n < 0 {
-			return errMalformed
-		}
-		b = b[n:]
-		if kind != protowire.VarintType && kind != protowire.BytesType {
-			continue
-		}
-		if err := f(number, value, sub); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// rawCodec passes encoded messages through.
-type rawCodec struct{}
-
-// Marshal implements encoding.CodecV2.
-func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
-	b, ok := v.(*[]byte)
-	if !ok {
-		return nil, fmt.Errorf("loadpoll: cannot send a %T", v)
-	}
-	return mem.BufferSlice{mem.SliceBuffer(*b)}, nil
-}
-
-// Unmarshal implements encoding.CodecV2.
-func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	b, ok := v.(*[]byte)
-	if !ok {
-		return fmt.Errorf("loadpoll: cannot receive a %T", v)
-	}
-	*b = data.Materialize()
-	return nil
-}
-
-// Name implements encoding.CodecV2.
-func (rawCodec) Name() string { return "proto" }
