@@ -21,9 +21,6 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// capacitySeed makes the workload of which the capacity is found, so that all seeds run at the same rate.
-const capacitySeed = 1
-
 // maxSeeds bounds --seeds.
 const maxSeeds = 1000
 
@@ -220,18 +217,12 @@ func (s *simulate) checkChanges() error {
 	return nil
 }
 
-// requests is the workload of a seed. Rate is requests per second, or what to divide the trace's times by.
-func (s *simulate) requests(seed uint64, rate float64) ([]workload.Request, error) {
-	if s.workload != "" {
-		return workload.Generate(workload.Spec{
-			Name: s.workload, Rate: rate, Unshared: s.unshared, Duration: s.duration, Seed: seed,
-		})
+// traffic is what arrives.
+func (s *simulate) traffic() sim.Traffic {
+	if s.workload == "" {
+		return sim.Traffic{Trace: s.recorded, Copies: s.copies, Jitter: s.jitter}
 	}
-	rs := slices.Clone(s.recorded)
-	workload.ScaleRate(rs, rate)
-	rs = workload.Copies(rs, s.copies)
-	workload.Jitter(rs, s.jitter, seed)
-	return rs, nil
+	return sim.Traffic{Workload: workload.Spec{Name: s.workload, Unshared: s.unshared, Duration: s.duration}}
 }
 
 // rate is how fast requests are to arrive, and the words for it.
@@ -244,8 +235,7 @@ func (s *simulate) rate(ctx context.Context, c *cobra.Command) (rate float64, wo
 		return s.rateScale, fmt.Sprintf(unit, s.rateScale), nil
 	}
 	search := sim.Search{
-		Requests: func(rate float64) ([]workload.Request, error) { return s.requests(capacitySeed, rate) },
-		First:    1, Replicas: s.replicas, Engines: s.configs, WarmUp: s.warmUp, Targets: s.good,
+		Traffic: s.traffic(), First: 1, Replicas: s.replicas, Engines: s.configs, WarmUp: s.warmUp, Targets: s.good,
 		Progress: func(rate float64) { fmt.Fprintf(c.ErrOrStderr(), "capacity: trying "+unit+"\n", rate) },
 	}
 	if s.workload != "" {
@@ -272,10 +262,10 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*report.Report, e
 	}
 	rep := &report.Report{Title: s.title(), Subject: s.subject()}
 	rep.Replicas, rep.Clients = s.replicas, s.clients
-	seeds := make([][]*drive.Result, len(s.policies))
+	traffic, seeds := s.traffic(), make([][]*drive.Result, len(s.policies))
 	for k := range s.seeds {
 		seed := s.seed + uint64(k)
-		rs, err := s.requests(seed, rate)
+		rs, err := traffic.Requests(rate, seed)
 		if err != nil {
 			return nil, err
 		}

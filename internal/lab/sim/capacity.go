@@ -24,12 +24,15 @@ import (
 // capacityVersion is raised when engines or arrivals change so that remembered capacities no longer hold.
 const capacityVersion = 2
 
+// capacitySeed makes the workload of which the capacity is found, so that all seeds run at the same rate.
+const capacitySeed = 1
+
 // Search asks for the capacity of a fleet: the highest rate at which round robin with one client keeps a goodput
 // of at least 0.95 among those that an idle engine serves in good time.
 type Search struct {
-	// Requests makes the workload at a rate. First is a rate to begin with.
-	Requests func(rate float64) ([]workload.Request, error)
-	First    float64
+	// Traffic is what arrives. First is a rate to begin with.
+	Traffic Traffic
+	First   float64
 	// Replicas, Engines, WarmUp and Targets are as in a Config.
 	Replicas int
 	Engines  []enginesim.Config
@@ -90,7 +93,7 @@ func (s *Search) copes(ctx context.Context, rate float64, most int) (bool, error
 	if s.Progress != nil {
 		s.Progress(rate)
 	}
-	rs, err := s.Requests(rate)
+	rs, err := s.Traffic.Requests(rate, capacitySeed)
 	if err != nil {
 		return false, err
 	}
@@ -178,7 +181,7 @@ func bracket(first float64, copes func(rate float64) (bool, error)) (good, bad f
 // key names all that a capacity depends on: the workload as it is at the first rate, the engines, the fleet and
 // what counts as good.
 func (s *Search) key() (string, error) {
-	rs, err := s.Requests(s.First)
+	rs, err := s.Traffic.Requests(s.First, capacitySeed)
 	if err != nil {
 		return "", err
 	}

@@ -17,13 +17,9 @@ import (
 
 // search is of a fleet of two.
 func search(tried *int) Search {
-	spec := workload.Spec{Name: "nothing-shared", Duration: 30 * time.Second, Seed: 1}
 	s := Search{
 		First: 6, Replicas: 2, WarmUp: 5 * time.Second,
-		Requests: func(rate float64) ([]workload.Request, error) {
-			spec.Rate = rate
-			return workload.Generate(spec)
-		},
+		Traffic: Traffic{Workload: workload.Spec{Name: "nothing-shared", Duration: 30 * time.Second}},
 	}
 	if tried != nil {
 		s.Progress = func(float64) { *tried++ }

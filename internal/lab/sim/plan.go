@@ -95,21 +95,17 @@ func (d Demo) at(ctx context.Context, speed float64) (*Plan, error) {
 	}
 	p.Length = max(p.Length, time.Second)
 	p.WarmUp = time.Duration(float64(p.Length) * warmUpShare)
-	spec := workload.Spec{Name: d.Workload, Duration: p.Length, Seed: d.Seed, Unshared: d.Unshared}
+	traffic := Traffic{Workload: workload.Spec{Name: d.Workload, Duration: p.Length, Unshared: d.Unshared}}
 	var err error
-	requests := func(rate float64) ([]workload.Request, error) {
-		spec.Rate = rate
-		return workload.Generate(spec)
-	}
 	p.Capacity, err = Capacity(ctx, Search{
-		Requests: requests, First: float64(d.Replicas), Replicas: d.Replicas, Engines: []enginesim.Config{d.Engine},
+		Traffic: traffic, First: float64(d.Replicas), Replicas: d.Replicas, Engines: []enginesim.Config{d.Engine},
 		WarmUp: p.WarmUp,
 	})
 	if err != nil {
 		return nil, err
 	}
 	p.Rate = p.Capacity * d.Load
-	if p.Requests, err = requests(p.Rate); err != nil {
+	if p.Requests, err = traffic.Requests(p.Rate, d.Seed); err != nil {
 		return nil, err
 	}
 	before := 0

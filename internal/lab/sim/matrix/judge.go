@@ -48,7 +48,7 @@ func (r *Results) Judge(policy string, policies []string) Verdict {
 	}
 	for i := range r.Cells {
 		c := &r.Cells[i]
-		mine, others, seeds := c.compared(policy, v.Than)
+		mine, others, seeds := c.beside(policy, v.Than)
 		if len(seeds) == 0 {
 			continue
 		}
@@ -74,8 +74,8 @@ func (r *Results) Judge(policy string, policies []string) Verdict {
 	return v
 }
 
-// compared are a policy, others beside it, and the seeds that all of them have; no seeds unless all are there.
-func (c *CellResults) compared(policy string, than []string) (mine *Row, others []*Row, seeds []uint64) {
+// beside are a policy, others beside it, and the seeds that all of them have; no seeds unless all are there.
+func (c *CellResults) beside(policy string, than []string) (mine *Row, others []*Row, seeds []uint64) {
 	mine = c.row(policy, c.Clients)
 	for _, name := range than {
 		others = append(others, c.row(name, c.Clients))
@@ -92,18 +92,13 @@ func (v *Verdict) rank(means []Mean, peer func(string) bool) {
 	if mine < 0 {
 		return
 	}
-	for _, f := range []struct {
-		name   string
-		of     func(*Mean) float64
-		better float64
-	}{
-		{"TTFT mean", func(m *Mean) float64 { return m.TTFTMean }, -1},
-		{"TTFT p99", func(m *Mean) float64 { return m.TTFTP99 }, -1},
-		{"goodput", func(m *Mean) float64 { return m.Goodput }, 1},
-	} {
+	for k, f := range compared {
+		if f == &tpotMean {
+			continue
+		}
 		best := &means[mine]
 		for i := range means {
-			if m := &means[i]; peer(m.Policy) && f.better*f.of(m) > f.better*f.of(best) {
+			if m := &means[i]; peer(m.Policy) && f.better*m.Ratios[k] > f.better*best.Ratios[k] {
 				best = m
 			}
 		}
@@ -112,6 +107,6 @@ func (v *Verdict) rank(means []Mean, peer func(string) bool) {
 			continue
 		}
 		v.Seconds = append(v.Seconds,
-			fmt.Sprintf("%s: %s %.3f, %s %.3f", f.name, best.Policy, f.of(best), v.Policy, f.of(&means[mine])))
+			fmt.Sprintf("%s: %s %.3f, %s %.3f", f.name, best.Policy, best.Ratios[k], v.Policy, means[mine].Ratios[k]))
 	}
 }

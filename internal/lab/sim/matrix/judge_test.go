@@ -60,11 +60,11 @@ func TestMeans(t *testing.T) {
 		byName[m.Policy] = m
 	}
 	pca := byName["prefix_cache_affinity"]
-	require.InDelta(t, 0.5244, pca.TTFTMean, 1e-4) // √(0.25 · 1.1)
-	require.InDelta(t, 1.4142, pca.TTFTP99, 1e-4)
-	require.InDelta(t, 2, pca.TPOT, 1e-9)
-	require.InDelta(t, 2.2361, pca.Goodput, 1e-4) // √(0.5 · 10)
-	require.InDelta(t, 1, byName["round_robin"].Goodput, 1e-9)
+	require.InDelta(t, 0.5244, pca.Ratios[0], 1e-4) // √(0.25 · 1.1)
+	require.InDelta(t, 1.4142, pca.Ratios[1], 1e-4)
+	require.InDelta(t, 2, pca.Ratios[2], 1e-9)
+	require.InDelta(t, 2.2361, pca.Ratios[3], 1e-4) // √(0.5 · 10)
+	require.InDelta(t, 1, byName["round_robin"].Ratios[3], 1e-9)
 }
 
 func TestJudge(t *testing.T) {
@@ -113,10 +113,10 @@ func TestSeedsInCommon(t *testing.T) {
 	policies := []string{"round_robin", "power_of_two_choices", "prefix_cache_affinity", "llmd_default"}
 	means := r.Means(policies)
 	require.Equal(t, "llmd_default", means[1].Policy)
-	require.InDelta(t, 1.1, means[1].TTFTMean, 1e-9)
-	require.InDelta(t, 1.2, means[2].TTFTMean, 1e-9)
+	require.InDelta(t, 1.1, means[1].Ratios[0], 1e-9)
+	require.InDelta(t, 1.2, means[2].Ratios[0], 1e-9)
 	require.Equal(t, 1, means[2].Seeds)
-	require.InDelta(t, 0.9, r.Means(policies[:2])[0].TTFTMean, 0.1)
+	require.InDelta(t, 0.9, r.Means(policies[:2])[0].Ratios[0], 0.1)
 	require.Empty(t, r.Means(append(policies, "random")), "no seed in common")
 
 	v := r.Judge("prefix_cache_affinity", policies)
@@ -135,8 +135,8 @@ func TestSeedsInCommon(t *testing.T) {
 	alone := r.Alone(policies, []string{"prefix_cache_affinity", "kv_aware"})
 	require.Len(t, alone, 2)
 	require.True(t, alone[0].Alone)
-	require.InDelta(t, 0.5, alone[0].TTFTMean, 1e-9, "to round robin with 64 clients")
-	require.InDelta(t, 1.2, alone[1].TTFTMean, 1e-9)
+	require.InDelta(t, 0.5, alone[0].Ratios[0], 1e-9, "to round robin with 64 clients")
+	require.InDelta(t, 1.2, alone[1].Ratios[0], 1e-9)
 	require.Contains(t, text, "| `llmd_default` | 1 | 0.500 |")
 	require.Empty(t, r.Alone(policies[:3], nil))
 }

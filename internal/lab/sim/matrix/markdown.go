@@ -88,8 +88,8 @@ func table(b *strings.Builder, means []Mean) {
 		if needsEvents(m.Policy) {
 			events = "needs"
 		}
-		fmt.Fprintf(b, "| `%s` | %d | %.3f | %.3f | %.3f | %.3f | %.1f %% | %s |\n", m.Policy, clients, m.TTFTMean,
-			m.TTFTP99, m.TPOT, m.Goodput, 100*m.Cached, events)
+		fmt.Fprintf(b, "| `%s` | %d | %.3f | %.3f | %.3f | %.3f | %.1f %% | %s |\n", m.Policy, clients, m.Ratios[0],
+			m.Ratios[1], m.Ratios[2], m.Ratios[3], 100*m.Cached, events)
 	}
 }
 

@@ -74,15 +74,8 @@ func Load(dir string, cells []Cell, policies []string, seeds int) *Results {
 	r := &Results{Codes: map[string]int{}, Missing: map[string]int{}, Strange: map[string]int{}}
 	for _, c := range cells {
 		cr := CellResults{Cell: c, offered: map[uint64]offered{}}
-		for _, policy := range policies {
-			r.row(&cr, dir, policy, c.Clients, seeds)
-		}
-		if c.Proxies && c.Clients > 1 {
-			for _, policy := range policies {
-				if slices.Contains(proxies, policy) {
-					r.row(&cr, dir, policy, 1, seeds)
-				}
-			}
+		for _, one := range c.runs(policies) {
+			r.row(&cr, dir, one.policy, one.clients, seeds)
 		}
 		r.Seconds += cr.Seconds
 		r.Cells = append(r.Cells, cr)
@@ -142,6 +135,9 @@ var (
 	cached   = figure{"cached tokens", func(r *drive.Result) float64 { return r.CachedTokenRatio }, 1, 0}
 )
 
+// compared are the figures of a Mean.
+var compared = [...]*figure{&ttftMean, &ttftP99, &tpotMean, &goodput}
+
 // over is a policy's mean over some seeds, and their spread.
 func (f *figure) over(r *Row, seeds []uint64) (mean, spread float64) {
 	return average(seeds, func(seed uint64) float64 { return f.of(r.Runs[seed]) })
@@ -184,9 +180,10 @@ type Mean struct {
 	Alone bool
 	// Cells is over how many, Seeds over how many in each, at the least.
 	Cells, Seeds int
-	// TTFTMean, TTFTP99, TPOT and Goodput are geometric means of ratios to round robin, Cached the mean of the
+	// Ratios are geometric means of ratios to round robin, in the order of the figures compared; Cached is the mean of the
 	// cached-token ratios.
-	TTFTMean, TTFTP99, TPOT, Goodput, Cached float64
+	Ratios [4]float64
+	Cached float64
 }
 
 // Means are those of every policy over the cells with 64 clients in which all policies are there, best TTFT first. In
@@ -221,7 +218,6 @@ func (r *Results) Alone(policies, others []string) []Mean {
 // means fills them in over the cells with 64 clients in which all of them are, and the reference; nil if
 // there are none.
 func (r *Results) means(all []Mean) []Mean {
-	logs := make([][4]float64, len(all))
 	cells, least := 0, 0
 	for i := range r.Cells {
 		c := &r.Cells[i]
@@ -240,8 +236,8 @@ func (r *Results) means(all []Mean) []Mean {
 		for i := range all {
 			share, _ := cached.over(rows[i], seeds)
 			all[i].Cached += share
-			for k, f := range []figure{ttftMean, ttftP99, tpotMean, goodput} {
-				logs[i][k] += math.Log(f.ratio(rows[i], to, seeds))
+			for k, f := range compared {
+				all[i].Ratios[k] += math.Log(f.ratio(rows[i], to, seeds))
 			}
 		}
 	}
@@ -252,11 +248,11 @@ func (r *Results) means(all []Mean) []Mean {
 	for i := range all {
 		m := &all[i]
 		m.Cells, m.Seeds, m.Cached = cells, least, m.Cached/n
-		for k, to := range []*float64{&m.TTFTMean, &m.TTFTP99, &m.TPOT, &m.Goodput} {
-			*to = math.Exp(logs[i][k] / n)
+		for k := range m.Ratios {
+			m.Ratios[k] = math.Exp(m.Ratios[k] / n)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b Mean) int { return cmp.Compare(a.TTFTMean, b.TTFTMean) })
+	slices.SortStableFunc(all, func(a, b Mean) int { return cmp.Compare(a.Ratios[0], b.Ratios[0]) })
 	return all
 }
 

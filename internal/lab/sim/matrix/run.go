@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
@@ -40,6 +42,25 @@ type Plan struct {
 
 // proxies are the policies that are proxies in real life, or parts of one: they see all requests.
 var proxies = []string{"ray_prefix", "smg_cache_aware", "smg_cache_aware_2025", "llmd_default", "dynamo", "dynamo_s16"}
+
+// combination is a policy in a cell, with so many clients.
+type combination struct {
+	policy  string
+	clients int
+}
+
+// runs are what is run in a cell with each seed: every policy, and proxies with one client too, if the cell has proxies.
+func (c *Cell) runs(policies []string) (all []combination) {
+	for _, policy := range policies {
+		all = append(all, combination{policy, c.Clients})
+	}
+	for _, policy := range policies {
+		if c.Proxies && c.Clients > 1 && slices.Contains(proxies, policy) {
+			all = append(all, combination{policy, 1})
+		}
+	}
+	return all
+}
 
 // traceWarmUp is not measured of a trace.
 const traceWarmUp = 5 * time.Minute
@@ -97,28 +118,17 @@ func Run(ctx context.Context, p Plan) error {
 
 // parallel does all the work with so many workers, and stops at the first error.
 func parallel[T any](ctx context.Context, workers int, work []T, do func(context.Context, T) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	queue := make(chan T)
-	var wg sync.WaitGroup
-	for range max(workers, 1) {
-		wg.Go(func() {
-			for w := range queue {
-				if ctx.Err() != nil {
-					continue
-				}
-				if err := do(ctx, w); err != nil {
-					cancel(err)
-				}
+	all, ctx := errgroup.WithContext(ctx)
+	all.SetLimit(max(workers, 1))
+	for _, w := range work {
+		all.Go(func() error {
+			if ctx.Err() != nil {
+				return ctx.Err()
 			}
+			return do(ctx, w)
 		})
 	}
-	for _, w := range work {
-		queue <- w
-	}
-	close(queue)
-	wg.Wait()
-	return context.Cause(ctx)
+	return all.Wait()
 }
 
 // times are how long requests of a cell arrive and how many of that are not measured.
@@ -139,26 +149,15 @@ func (p *Plan) times(c *Cell) (duration, warmUp time.Duration) {
 
 func minutes(m float64) time.Duration { return time.Duration(m * float64(time.Minute)) }
 
-// requests are those of a cell at a rate.
-func (p *Plan) requests(c *Cell, rate float64, seed uint64) ([]workload.Request, error) {
+// traffic is what arrives in a cell.
+func (p *Plan) traffic(c *Cell) sim.Traffic {
 	duration, _ := p.times(c)
-	if c.Workload != Trace {
-		return workload.Generate(workload.Spec{Name: c.Workload, Rate: rate, Unshared: c.Unshared, Duration: duration,
-			Seed: seed})
+	t := sim.Traffic{Workload: workload.Spec{Name: c.Workload, Unshared: c.Unshared, Duration: duration}}
+	if c.Workload == Trace {
+		t.Workload.Name, t.Trace, t.Copies, t.Jitter = "", p.Trace, c.Copies, p.Jitter
 	}
-	rs := slices.Clone(p.Trace)
-	workload.ScaleRate(rs, rate)
-	rs = workload.Copies(rs, c.Copies)
-	workload.Jitter(rs, p.Jitter, seed)
-	if duration > 0 {
-		n, _ := slices.BinarySearchFunc(rs, duration, func(q workload.Request, d time.Duration) int { return int(q.At - d) })
-		rs = rs[:n]
-	}
-	return rs, nil
+	return t
 }
-
-// capacitySeed makes the workload of which the capacity is found.
-const capacitySeed = 1
 
 // rateKey names what the capacity of a cell depends on.
 func (p *Plan) rateKey(c *Cell) (string, error) {
@@ -192,8 +191,7 @@ func (r *runner) findRate(ctx context.Context, c *Cell) error {
 		first = max(1, first/float64(8*max(c.Copies, 1)))
 	}
 	rate, err := sim.Capacity(ctx, sim.Search{
-		Requests: func(rate float64) ([]workload.Request, error) { return r.requests(c, rate, capacitySeed) },
-		First:    first, Replicas: c.Replicas, Engines: c.engines(), WarmUp: warmUp, Dir: r.Dir,
+		Traffic: r.traffic(c), First: first, Replicas: c.Replicas, Engines: c.engines(), WarmUp: warmUp, Dir: r.Dir,
 	})
 	if err != nil {
 		return fmt.Errorf("cell %s: %w", c.Name, err)
@@ -211,22 +209,16 @@ func (r *runner) groups() ([]*group, error) {
 	for seed := uint64(1); seed <= uint64(r.Seeds); seed++ {
 		for i := range r.Cells {
 			g := &group{cell: &r.Cells[i], seed: seed}
-			for _, policy := range r.Policies {
-				counts := []int{g.cell.Clients}
-				if g.cell.Proxies && g.cell.Clients > 1 && slices.Contains(proxies, policy) {
-					counts = append(counts, 1)
+			for _, one := range g.cell.runs(r.Policies) {
+				e, err := r.entry(g, one)
+				if err != nil {
+					return nil, err
 				}
-				for _, clients := range counts {
-					e, err := r.entry(g, policy, clients)
-					if err != nil {
-						return nil, err
-					}
-					r.all++
-					if r.kept(e) {
-						r.done++
-					} else {
-						g.todo = append(g.todo, e)
-					}
+				r.all++
+				if r.kept(e) {
+					r.done++
+				} else {
+					g.todo = append(g.todo, e)
 				}
 			}
 			if len(g.todo) > 0 {
@@ -241,16 +233,16 @@ func (r *runner) groups() ([]*group, error) {
 }
 
 // entry is a run yet without a result.
-func (r *runner) entry(g *group, policy string, clients int) (*Entry, error) {
+func (r *runner) entry(g *group, one combination) (*Entry, error) {
 	key, err := r.rateKey(g.cell)
 	if err != nil {
 		return nil, err
 	}
-	e := &Entry{Code: r.Code, Cell: *g.cell, Policy: policy, Clients: clients, Seed: g.seed, Rate: g.cell.Rate}
+	e := &Entry{Code: r.Code, Cell: *g.cell, Policy: one.policy, Clients: one.clients, Seed: g.seed, Rate: g.cell.Rate}
 	if e.Rate == 0 {
 		e.Rate = r.rates[key] * g.cell.Load
 	}
-	e.Arguments, err = hashed(version, key, e.Cell, policy, clients, g.seed, e.Rate)
+	e.Arguments, err = hashed(version, key, e.Cell, one.policy, one.clients, g.seed, e.Rate)
 	return e, err
 }
 
@@ -262,7 +254,8 @@ func (r *runner) kept(e *Entry) bool {
 
 // group runs what is left of a cell and a seed.
 func (r *runner) group(ctx context.Context, g *group) error {
-	rs, err := r.requests(g.cell, g.todo[0].Rate, g.seed)
+	traffic := r.traffic(g.cell)
+	rs, err := traffic.Requests(g.todo[0].Rate, g.seed)
 	if err != nil {
 		return fmt.Errorf("cell %s: %w", g.cell.Name, err)
 	}

@@ -1,0 +1,35 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// Traffic is what arrives: a generated workload, or a trace where that has no name.
+type Traffic struct {
+	// Workload is what to generate; its Rate and Seed are not used. Its Duration cuts off a trace too.
+	Workload workload.Spec
+	// Trace is the trace as it was recorded, Copies and Jitter as in workload.Copies and workload.Jitter.
+	Trace  []workload.Request
+	Copies int
+	Jitter time.Duration
+}
+
+// Requests are those of a seed. Rate is requests per second, or what to divide the trace's times by.
+func (t *Traffic) Requests(rate float64, seed uint64) ([]workload.Request, error) {
+	if t.Workload.Name != "" {
+		spec := t.Workload
+		spec.Rate, spec.Seed = rate, seed
+		return workload.Generate(spec)
+	}
+	rs := slices.Clone(t.Trace)
+	workload.ScaleRate(rs, rate)
+	rs = workload.Copies(rs, t.Copies)
+	workload.Jitter(rs, t.Jitter, seed)
+	if end := t.Workload.Duration; end > 0 {
+		rs = slices.DeleteFunc(rs, func(q workload.Request) bool { return q.At >= end })
+	}
+	return rs, nil
+}
