@@ -107,10 +107,10 @@ func (s *simulate) runMatrix(ctx context.Context, c *cobra.Command) error {
 		s.seeds = matrixSeeds
 	}
 	if !set("duration") {
-		s.duration = matrixDuration
+		s.traffic.Workload.Duration = matrixDuration
 	}
 	if !set("warmup") {
-		s.warmUp = matrixWarmUp
+		s.WarmUp = matrixWarmUp
 	}
 	err := first(required(c, "results"), checkPolicies(s.policies, sim.Policies()), atLeast("seeds", s.seeds, 1),
 		atLeast("workers", s.many.workers, 1))
@@ -119,8 +119,8 @@ func (s *simulate) runMatrix(ctx context.Context, c *cobra.Command) error {
 		return err
 	case s.seeds > maxSeeds:
 		return usagef("--seeds: %d are more than %d", s.seeds, maxSeeds)
-	case s.jitter < 0 || s.warmUp < 0 || s.duration <= s.warmUp:
-		return usagef("--duration: %v is not more than the warm-up of %v, or a time is negative", s.duration, s.warmUp)
+	case s.traffic.Jitter < 0 || s.WarmUp < 0 || s.traffic.Workload.Duration <= s.WarmUp:
+		return usagef("--duration: %v is not more than the warm-up of %v, or a time is negative", s.traffic.Workload.Duration, s.WarmUp)
 	}
 	cells, err := s.many.cells()
 	if err != nil {
@@ -145,7 +145,7 @@ func (s *simulate) plan(c *cobra.Command, cells []matrix.Cell) (matrix.Plan, err
 		return matrix.Plan{}, err
 	}
 	p := matrix.Plan{
-		Cells: cells, Policies: s.policies, Seeds: s.seeds, Duration: s.duration, WarmUp: s.warmUp, Jitter: s.jitter,
+		Cells: cells, Policies: s.policies, Seeds: s.seeds, Duration: s.traffic.Workload.Duration, WarmUp: s.WarmUp, Jitter: s.traffic.Jitter,
 		Dir: s.many.results, Code: code, KeepOlder: s.many.older, Workers: s.many.workers,
 		Log: func(line string) { fmt.Fprintln(c.ErrOrStderr(), line) },
 	}
