@@ -2,10 +2,12 @@ package bpe
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"unicode/utf8"
+	"weak"
 
 	"golang.org/x/text/unicode/norm"
 
@@ -214,4 +216,29 @@ func (w *work) pieces(text string, stop int, splitters []*Splitter) (err error) 
 		return err
 	}
 	return splitters[0].split(text, stop, func(piece string) error { return w.pieces(piece, len(piece), splitters[1:]) })
+}
+
+// InUse holds the Encoders that are in use, by what they are made of. The zero value is ready.
+type InUse[K comparable] struct {
+	mu    sync.Mutex // guards byKey; held while one is made, so that it is made once
+	byKey map[K]weak.Pointer[Encoder]
+}
+
+// Open returns the Encoder of a key, if it is in use, or the one that build makes.
+func (u *InUse[K]) Open(k K, build func() (*Encoder, error)) (*Encoder, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if e := u.byKey[k].Value(); e != nil {
+		return e, nil
+	}
+	e, err := build()
+	if err != nil {
+		return nil, err
+	}
+	maps.DeleteFunc(u.byKey, func(_ K, p weak.Pointer[Encoder]) bool { return p.Value() == nil })
+	if u.byKey == nil {
+		u.byKey = make(map[K]weak.Pointer[Encoder])
+	}
+	u.byKey[k] = weak.Make(e)
+	return e, nil
 }

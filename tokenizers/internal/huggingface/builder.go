@@ -1,7 +1,6 @@
 package huggingface
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,14 +10,13 @@ import (
 	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
 )
 
-// builder gathers the parts of a file. They are read in the order of the fields.
+// builder gathers the parts of a file.
 type builder struct {
 	nfc        bool
 	normalize  []rewrite
 	byteLevel  bool
 	pretend    rewrite // of a pre-tokenizer
 	splitters  []*bpe.Splitter
-	before     bool // the prompt is still to come in the template
 	leading    []uint32
 	trailing   []uint32
 	vocabulary bpe.Vocabulary
@@ -29,126 +27,59 @@ type builder struct {
 // begins with.
 type rewrite func(text string, first bool) string
 
-// list is a Sequence of any kind.
-type list struct {
-	Normalizers   []json.RawMessage `json:"normalizers"`
-	PreTokenizers []json.RawMessage `json:"pretokenizers"`
-	Processors    []json.RawMessage `json:"processors"`
-}
-
-// pattern is a text or a regular expression.
-type pattern struct {
-	String *string
-	Regex  *string
-}
-
-func (b *builder) normalizer(raw json.RawMessage) error {
-	kind, err := typeOf(raw)
-	if err != nil {
-		return err
-	}
-	switch kind {
-	case "":
-	case "NFC":
-		if len(b.normalize) == 0 {
-			b.nfc = true
-			return nil
-		}
-		b.normalize = append(b.normalize, func(text string, _ bool) string { return norm.NFC.String(text) })
-	case "ByteLevel":
-		b.byteLevel = true
-	case "Prepend":
-		var p struct{ Prepend string }
-		if err := json.Unmarshal(raw, &p); err != nil {
-			return err
-		}
-		b.normalize = append(b.normalize, func(text string, _ bool) string { return p.Prepend + text })
-	case "Replace":
-		return b.replace(raw)
-	case "Sequence":
-		var l list
-		if err := json.Unmarshal(raw, &l); err != nil {
-			return err
-		}
-		for _, part := range l.Normalizers {
-			if err := b.normalizer(part); err != nil {
-				return err
+func (b *builder) normalizer(parts []part) error {
+	for _, p := range parts {
+		switch p.Type {
+		case "NFC":
+			if len(b.normalize) == 0 {
+				b.nfc = true
+				continue
 			}
+			b.normalize = append(b.normalize, func(text string, _ bool) string { return norm.NFC.String(text) })
+		case "ByteLevel":
+			b.byteLevel = true
+		case "Prepend":
+			b.normalize = append(b.normalize, func(text string, _ bool) string { return p.Prepend + text })
+		case "Replace":
+			if p.Pattern.String == nil {
+				return unsupported("Replace with a regular expression")
+			}
+			b.normalize = append(b.normalize, func(text string, _ bool) string {
+				return strings.ReplaceAll(text, *p.Pattern.String, p.Content)
+			})
+		default:
+			return unsupported(p.Type)
 		}
-	default:
-		return unsupported(kind)
 	}
 	return nil
 }
 
-func (b *builder) replace(raw json.RawMessage) error {
-	var r struct {
-		Pattern pattern
-		Content string
-	}
-	if err := json.Unmarshal(raw, &r); err != nil {
-		return err
-	}
-	if r.Pattern.String == nil {
-		return unsupported("Replace with a regular expression")
-	}
-	old := *r.Pattern.String
-	b.normalize = append(b.normalize, func(text string, _ bool) string { return strings.ReplaceAll(text, old, r.Content) })
-	return nil
-}
-
-func (b *builder) preTokenizer(raw json.RawMessage) error {
-	kind, err := typeOf(raw)
-	if err != nil || kind == "" {
-		return err
-	}
-	if kind != "Sequence" {
-		return b.pre(kind, raw, true)
-	}
-	var l list
-	if err := json.Unmarshal(raw, &l); err != nil {
-		return err
-	}
-	for i, part := range l.PreTokenizers {
-		kind, err := typeOf(part)
+func (b *builder) preTokenizer(parts []part) (err error) {
+	alone := len(parts) == 1
+	for _, p := range parts {
+		switch {
+		case b.byteLevel && !alone:
+			err = unsupported(p.Type + " behind ByteLevel")
+		case p.Type == "Split":
+			err = b.split(p)
+		case p.Type == "Digits" && p.Individual:
+			err = b.cutBy(`\p{N}`)
+		case p.Type == "Digits":
+			err = b.cutBy(`\p{N}+`)
+		case p.Type == "ByteLevel":
+			err = b.bytes(p, alone)
+		case p.Type == "Metaspace" && alone:
+			err = b.metaspace(p)
+		case p.Type == "Metaspace":
+			err = unsupported("Metaspace beside others")
+		default:
+			err = unsupported(p.Type)
+		}
 		if err != nil {
 			return err
 		}
-		if b.byteLevel {
-			return unsupported(kind + " behind ByteLevel")
-		}
-		if err := b.pre(kind, part, i == 0 && len(l.PreTokenizers) == 1); err != nil {
-			return err
-		}
 	}
 	return nil
-}
-
-// pre reads one pre-tokenizer; alone is true if there is no other.
-func (b *builder) pre(kind string, raw json.RawMessage, alone bool) error {
-	switch kind {
-	case "Split":
-		return b.split(raw)
-	case "Digits":
-		var d struct {
-			Individual bool `json:"individual_digits"`
-		}
-		if err := json.Unmarshal(raw, &d); err != nil {
-			return err
-		}
-		if d.Individual {
-			return b.cutBy(`\p{N}`)
-		}
-		return b.cutBy(`\p{N}+`)
-	case "ByteLevel":
-		return b.bytes(raw, alone)
-	case "Metaspace":
-		if !alone {
-			return unsupported("Metaspace beside others")
-		}
-		return b.metaspace(raw)
-	}
-	return unsupported(kind)
 }
 
 func (b *builder) cutBy(pattern string) error {
@@ -160,29 +91,21 @@ func (b *builder) cutBy(pattern string) error {
 	return nil
 }
 
-func (b *builder) split(raw json.RawMessage) error {
-	var s struct {
-		Pattern  pattern
-		Behavior string
-		Invert   bool
-	}
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return err
-	}
+func (b *builder) split(p part) error {
 	switch {
-	case s.Pattern.Regex == nil && s.Pattern.String == nil:
+	case p.Pattern.Regex == nil && p.Pattern.String == nil:
 		return errors.New("the Split has no pattern")
-	case s.Pattern.String != nil && b.takenAway(*s.Pattern.String):
+	case p.Pattern.String != nil && b.takenAway(*p.Pattern.String):
 		return nil
-	case s.Pattern.String != nil:
+	case p.Pattern.String != nil:
 		return unsupported("Split at a text")
-	case s.Behavior == "Isolated":
-	case s.Behavior == "Removed" && s.Invert && bpe.CoversAll(*s.Pattern.Regex):
+	case p.Behavior == "Isolated":
+	case p.Behavior == "Removed" && p.Invert && bpe.CoversAll(*p.Pattern.Regex):
 		// What does not match is left out, and there is no such thing.
 	default:
-		return unsupported(fmt.Sprintf("Split with behavior %s, invert %t", s.Behavior, s.Invert))
+		return unsupported(fmt.Sprintf("Split with behavior %s, invert %t", p.Behavior, p.Invert))
 	}
-	return b.cutBy(*s.Pattern.Regex)
+	return b.cutBy(*p.Pattern.Regex)
 }
 
 // takenAway reports whether no text has s any more once it is normalised, as Gemma's
@@ -195,16 +118,9 @@ func (b *builder) takenAway(s string) bool {
 	return len(s) == 1 && !strings.Contains(probe, s)
 }
 
-func (b *builder) bytes(raw json.RawMessage, alone bool) error {
-	l := struct {
-		AddPrefixSpace bool  `json:"add_prefix_space"`
-		UseRegex       *bool `json:"use_regex"`
-	}{}
-	if err := json.Unmarshal(raw, &l); err != nil {
-		return err
-	}
+func (b *builder) bytes(p part, alone bool) error {
 	b.byteLevel = true
-	if l.AddPrefixSpace {
+	if p.PrefixSpace != nil && *p.PrefixSpace {
 		if !alone {
 			return unsupported("ByteLevel with add_prefix_space beside others")
 		}
@@ -215,100 +131,64 @@ func (b *builder) bytes(raw json.RawMessage, alone bool) error {
 			return " " + text
 		}
 	}
-	if l.UseRegex == nil || *l.UseRegex {
+	if p.UseRegex == nil || *p.UseRegex {
 		b.splitters = append(b.splitters, bpe.GPT2())
 	}
 	return nil
 }
 
-func (b *builder) metaspace(raw json.RawMessage) error {
-	m := struct {
-		Replacement string
-		Scheme      string `json:"prepend_scheme"`
-		Prefix      *bool  `json:"add_prefix_space"` // of older files
-		Split       *bool
-	}{Replacement: "▁"}
-	if err := json.Unmarshal(raw, &m); err != nil {
-		return err
-	}
-	if m.Scheme == "" {
-		m.Scheme = "always"
-		if m.Prefix != nil && !*m.Prefix {
-			m.Scheme = "never"
+func (b *builder) metaspace(p part) error {
+	scheme := p.Scheme
+	if scheme == "" {
+		scheme = "always"
+		if p.PrefixSpace != nil && !*p.PrefixSpace { // of older files
+			scheme = "never"
 		}
 	}
-	if m.Scheme != "always" && m.Scheme != "first" && m.Scheme != "never" {
-		return unsupported("prepend_scheme " + m.Scheme)
+	if scheme != "always" && scheme != "first" && scheme != "never" {
+		return unsupported("prepend_scheme " + scheme)
 	}
-	if m.Replacement != "▁" {
-		return unsupported("Metaspace with replacement " + m.Replacement)
+	if p.Replacement != "" && p.Replacement != "▁" {
+		return unsupported("Metaspace with replacement " + p.Replacement)
 	}
 	b.pretend = func(text string, first bool) string {
 		text = strings.ReplaceAll(text, " ", "▁")
-		if (m.Scheme == "always" || m.Scheme == "first" && first) && !strings.HasPrefix(text, "▁") {
+		if (scheme == "always" || scheme == "first" && first) && !strings.HasPrefix(text, "▁") {
 			text = "▁" + text
 		}
 		return text
 	}
-	if m.Split == nil || *m.Split {
+	if p.Split == nil || *p.Split {
 		return b.cutBy(`▁[^▁]*`)
 	}
 	return nil
 }
 
-// template is one element of a TemplateProcessing.
-type template struct {
-	SpecialToken *struct{ ID string }
-	Sequence     *struct{ ID string }
-}
-
-func (b *builder) postProcessor(raw json.RawMessage) error {
-	kind, err := typeOf(raw)
-	if err != nil {
-		return err
-	}
-	switch kind {
-	case "", "ByteLevel": // the latter moves offsets only
-		return nil
-	case "Sequence":
-		var l list
-		if err := json.Unmarshal(raw, &l); err != nil {
-			return err
-		}
-		for _, part := range l.Processors {
-			if err := b.postProcessor(part); err != nil {
-				return err
-			}
-		}
-		return nil
-	case "TemplateProcessing":
-		return b.around(raw)
-	}
-	return unsupported(kind)
-}
-
-// around reads what stands before and behind a single prompt.
-func (b *builder) around(raw json.RawMessage) error {
-	var t struct {
-		Single  []template
-		Special map[string]struct{ IDs []uint32 } `json:"special_tokens"`
-	}
-	if err := json.Unmarshal(raw, &t); err != nil {
-		return err
-	}
-	for _, part := range t.Single {
-		if part.SpecialToken == nil {
-			b.before = false
+// postProcessor reads what stands before and behind a single prompt.
+func (b *builder) postProcessor(parts []part) error {
+	before := true
+	for _, p := range parts {
+		switch p.Type {
+		case "ByteLevel": // moves offsets only
 			continue
-		}
-		ids, ok := t.Special[part.SpecialToken.ID]
-		switch {
-		case !ok:
-			return fmt.Errorf("%q is not in its special_tokens", part.SpecialToken.ID)
-		case b.before:
-			b.leading = append(b.leading, ids.IDs...)
+		case "TemplateProcessing":
 		default:
-			b.trailing = append(b.trailing, ids.IDs...)
+			return unsupported(p.Type)
+		}
+		for _, x := range p.Single {
+			if x.SpecialToken == nil {
+				before = false
+				continue
+			}
+			ids, ok := p.Special[x.SpecialToken.ID]
+			switch {
+			case !ok:
+				return fmt.Errorf("%q is not in its special_tokens", x.SpecialToken.ID)
+			case before:
+				b.leading = append(b.leading, ids.IDs...)
+			default:
+				b.trailing = append(b.trailing, ids.IDs...)
+			}
 		}
 	}
 	return nil

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
+	"slices"
 	"time"
-	"weak"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
@@ -29,10 +28,7 @@ type file struct {
 }
 
 // opened are the files in use.
-var opened = struct {
-	sync.Mutex // held while a file is read, so that it is read once
-	byFile     map[file]weak.Pointer[bpe.Encoder]
-}{byFile: make(map[file]weak.Pointer[bpe.Encoder])}
+var opened bpe.InUse[file]
 
 // Open reads the file, or returns what it read before if that is still in use and
 // the file has not changed.
@@ -41,27 +37,17 @@ func Open(path string) (*bpe.Encoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	key := file{path, info.Size(), info.ModTime()}
-	opened.Lock()
-	defer opened.Unlock()
-	if e := opened.byFile[key].Value(); e != nil {
-		return e, nil
-	}
-	raw, err := readFile(path)
-	if err != nil {
-		return nil, err
-	}
-	e, err := Parse(raw)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	for k, p := range opened.byFile {
-		if p.Value() == nil {
-			delete(opened.byFile, k)
+	return opened.Open(file{path, info.Size(), info.ModTime()}, func() (*bpe.Encoder, error) {
+		raw, err := readFile(path)
+		if err != nil {
+			return nil, err
 		}
-	}
-	opened.byFile[key] = weak.Make(e)
-	return e, nil
+		e, err := Parse(raw)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		return e, nil
+	})
 }
 
 func readFile(path string) ([]byte, error) {
@@ -80,9 +66,9 @@ func readFile(path string) ([]byte, error) {
 // document is a tokenizer.json, as far as it matters.
 type document struct {
 	AddedTokens   []addedToken    `json:"added_tokens"`
-	Normalizer    json.RawMessage `json:"normalizer"`
-	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
-	PostProcessor json.RawMessage `json:"post_processor"`
+	Normalizer    *part           `json:"normalizer"`
+	PreTokenizer  *part           `json:"pre_tokenizer"`
+	PostProcessor *part           `json:"post_processor"`
 	Model         json.RawMessage `json:"model"`
 }
 
@@ -95,26 +81,74 @@ type addedToken struct {
 	Normalized bool   `json:"normalized"`
 }
 
+// part is a step of any kind: its type, and the fields of those that are read.
+type part struct {
+	Type string
+	// of a Sequence
+	Normalizers, PreTokenizers, Processors []part
+	// of Prepend, Replace and Split
+	Prepend, Content, Behavior string
+	Pattern                    struct{ String, Regex *string }
+	Invert                     bool
+	// of Digits
+	Individual bool `json:"individual_digits"`
+	// of ByteLevel and Metaspace
+	PrefixSpace *bool `json:"add_prefix_space"`
+	UseRegex    *bool `json:"use_regex"`
+	Replacement string
+	Scheme      string `json:"prepend_scheme"`
+	Split       *bool
+	// of TemplateProcessing
+	Single  []struct{ SpecialToken *struct{ ID string } }
+	Special map[string]struct{ IDs []uint32 } `json:"special_tokens"`
+}
+
+// steps returns what a part consists of; nothing where there is none.
+func (p *part) steps() (all []part, err error) {
+	switch {
+	case p == nil:
+		return nil, nil
+	case p.Type == "":
+		return nil, errors.New("it has no type")
+	case p.Type != "Sequence":
+		return []part{*p}, nil
+	}
+	for _, inner := range slices.Concat(p.Normalizers, p.PreTokenizers, p.Processors) {
+		steps, err := inner.steps()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, steps...)
+	}
+	return all, nil
+}
+
 // Parse reads the text of a tokenizer.json.
 func Parse(raw []byte) (*bpe.Encoder, error) {
 	var d document
 	if err := json.Unmarshal(raw, &d); err != nil {
 		return nil, err
 	}
-	b := builder{before: true}
-	for _, step := range []struct {
+	var b builder
+	for _, x := range []struct {
 		name string
-		read func(json.RawMessage) error
-		raw  json.RawMessage
+		read func([]part) error
+		part *part
 	}{
 		{"normalizer", b.normalizer, d.Normalizer},
 		{"pre_tokenizer", b.preTokenizer, d.PreTokenizer},
 		{"post_processor", b.postProcessor, d.PostProcessor},
-		{"model", b.model, d.Model},
 	} {
-		if err := step.read(step.raw); err != nil {
-			return nil, fmt.Errorf("%s: %w", step.name, err)
+		steps, err := x.part.steps()
+		if err == nil {
+			err = x.read(steps)
 		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", x.name, err)
+		}
+	}
+	if err := b.model(d.Model); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
 	}
 	if err := b.addedTokens(d.AddedTokens); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
@@ -126,23 +160,3 @@ func Parse(raw []byte) (*bpe.Encoder, error) {
 var ErrUnsupported = errors.New("not supported")
 
 func unsupported(what string) error { return fmt.Errorf("%s is %w", what, ErrUnsupported) }
-
-// typed is a part of the file: its type, and the whole of it.
-type typed struct {
-	Type string `json:"type"`
-}
-
-// typeOf returns the type of a part; "" where there is none.
-func typeOf(raw json.RawMessage) (string, error) {
-	if len(raw) == 0 || string(raw) == "null" {
-		return "", nil
-	}
-	var t typed
-	if err := json.Unmarshal(raw, &t); err != nil {
-		return "", err
-	}
-	if t.Type == "" {
-		return "", errors.New("it has no type")
-	}
-	return t.Type, nil
-}

@@ -1,6 +1,7 @@
 package huggingface
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 
 // model is a BPE model as a file has it.
 type model struct {
-	Type         string            `json:"type"`
 	Vocab        map[string]uint32 `json:"vocab"`
 	Merges       []merge           `json:"merges"`
 	Dropout      *float64          `json:"dropout"`
@@ -57,9 +57,9 @@ func (b *builder) model(raw json.RawMessage) error {
 	}
 	var m model
 	// A model of another type has a vocabulary of another shape: ask for the type first.
-	kind, err := typeOf(raw)
-	if err == nil && kind != "BPE" {
-		return unsupported(kind)
+	var kind struct{ Type string }
+	if json.Unmarshal(raw, &kind) == nil && kind.Type != "BPE" {
+		return unsupported(cmp.Or(kind.Type, "a model without a type"))
 	}
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return err

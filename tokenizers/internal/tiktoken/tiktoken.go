@@ -16,8 +16,6 @@ package tiktoken
 import (
 	"fmt"
 	"strings"
-	"sync"
-	"weak"
 
 	"github.com/tiktoken-go/tokenizer/codec"
 
@@ -50,29 +48,16 @@ var encodings = []encoding{
 	{"r50k_base", codec.NewR50kBase, patternR50k, 50_257},
 }
 
-var opened = struct {
-	sync.Mutex // held while an encoding is built, so that it is built once
-	byName     map[string]weak.Pointer[bpe.Encoder]
-}{byName: make(map[string]weak.Pointer[bpe.Encoder])}
+var opened bpe.InUse[string]
 
 // Open returns an encoding. The error lists those there are.
 func Open(name string) (*bpe.Encoder, error) {
-	opened.Lock()
-	defer opened.Unlock()
-	if e := opened.byName[name].Value(); e != nil {
-		return e, nil
-	}
 	var names []string
 	for _, enc := range encodings {
-		if enc.name != name {
-			names = append(names, enc.name)
-			continue
+		if enc.name == name {
+			return opened.Open(name, enc.build)
 		}
-		e, err := enc.build()
-		if err == nil {
-			opened.byName[name] = weak.Make(e)
-		}
-		return e, err
+		names = append(names, enc.name)
 	}
 	return nil, fmt.Errorf("%q is unknown; choose one of %s", name, strings.Join(names, ", "))
 }
