@@ -60,7 +60,7 @@ func (m *Model) merged(dst []uint32, piece string, s *scratch) ([]uint32, error)
 	}
 	s.vals = s.vals[:0]
 	for i := range len(s.ids) - 1 {
-		s.vals = append(s.vals, m.pairs.get(s.ids[i], s.ids[i+1]))
+		s.vals = append(s.vals, m.pair(s.ids[i], s.ids[i+1]))
 		if err := s.step(1); err != nil {
 			return dst, err
 		}
@@ -122,10 +122,10 @@ func (m *Model) mergeFew(ids []uint32, vals []uint64) []uint32 {
 		ids = append(ids[:at+1], ids[at+2:]...)
 		vals = append(vals[:at], vals[at+1:]...)
 		if at > 0 {
-			vals[at-1] = m.pairs.get(ids[at-1], ids[at])
+			vals[at-1] = m.pair(ids[at-1], ids[at])
 		}
 		if at < len(vals) {
-			vals[at] = m.pairs.get(ids[at], ids[at+1])
+			vals[at] = m.pair(ids[at], ids[at+1])
 		}
 	}
 }
@@ -155,7 +155,7 @@ func (m *Model) mergeMany(dst []uint32, s *scratch) ([]uint32, error) {
 	renew := func(i int32) {
 		s.vals[i] = noMerge
 		if j := s.next[i]; int(j) < n {
-			if v := m.pairs.get(s.ids[i], s.ids[j]); v != noMerge {
+			if v := m.pair(s.ids[i], s.ids[j]); v != noMerge {
 				s.vals[i] = v
 				s.push(candidate{v, i})
 			}

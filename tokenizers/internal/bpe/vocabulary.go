@@ -30,7 +30,7 @@ type Vocabulary struct {
 type Model struct {
 	bytes   [256]uint32 // the token of each byte, or of <0xXX>
 	runes   map[rune]uint32
-	pairs   pairs
+	pairs   map[uint64]uint64 // left<<32 | right → rank<<32 | id of what they become
 	whole   map[string]uint32 // pieces that are one token
 	longest int               // of whole, in bytes
 	byByte  bool              // bytes is complete
@@ -100,7 +100,7 @@ func (m *Model) setPairs(v Vocabulary) error {
 	if v.Merges == nil {
 		return m.impliedPairs(v)
 	}
-	m.pairs = newPairs(len(v.Merges))
+	m.pairs = make(map[uint64]uint64, len(v.Merges))
 	for rank, merge := range v.Merges {
 		left, okLeft := v.Tokens[merge[0]]
 		right, okRight := v.Tokens[merge[1]]
@@ -108,7 +108,9 @@ func (m *Model) setPairs(v Vocabulary) error {
 		if !okLeft || !okRight || !ok {
 			return fmt.Errorf("merge %d: %q, %q and both together must be in the vocabulary", rank, merge[0], merge[1])
 		}
-		m.pairs.put(left, right, uint64(rank)<<32|uint64(id))
+		if _, ok := m.pairs[uint64(left)<<32|uint64(right)]; !ok { // the first of equals counts
+			m.pairs[uint64(left)<<32|uint64(right)] = uint64(rank)<<32 | uint64(id)
+		}
 	}
 	return nil
 }
@@ -118,23 +120,18 @@ func (m *Model) impliedPairs(v Vocabulary) error {
 	if v.Characters {
 		return errors.New("a vocabulary of characters needs merges")
 	}
-	n := 0
-	each := func(do func(left, right, id uint32)) {
-		for text, id := range v.Tokens {
-			for cut := 1; cut < len(text); cut++ {
-				left, ok := v.Tokens[text[:cut]]
-				if !ok {
-					continue
-				}
-				if right, ok := v.Tokens[text[cut:]]; ok {
-					do(left, right, id)
-				}
+	m.pairs = make(map[uint64]uint64, 2*len(v.Tokens))
+	for text, id := range v.Tokens {
+		for cut := 1; cut < len(text); cut++ {
+			left, ok := v.Tokens[text[:cut]]
+			if !ok {
+				continue
+			}
+			if right, ok := v.Tokens[text[cut:]]; ok {
+				m.pairs[uint64(left)<<32|uint64(right)] = uint64(id)<<32 | uint64(id)
 			}
 		}
 	}
-	each(func(_, _, _ uint32) { n++ })
-	m.pairs = newPairs(n)
-	each(func(left, right, id uint32) { m.pairs.put(left, right, uint64(id)<<32|uint64(id)) })
 	return nil
 }
 
@@ -155,51 +152,13 @@ func (m *Model) setWhole(v Vocabulary) {
 	m.whole = whole
 }
 
-// pairs maps two neighbours to rank<<32 | id of what they become: open addressing
-// at no more than half full, since the look-ups are most of the work.
-type pairs struct {
-	keys  []uint64 // left<<32 | right, plus one; 0 = free
-	vals  []uint64
-	shift uint8
-}
-
 // noMerge stands for two that do not merge; it is larger than any rank.
 const noMerge = ^uint64(0)
 
-func newPairs(n int) pairs {
-	bits := uint8(4)
-	for 1<<bits < 2*n {
-		bits++
+// pair returns rank<<32 | id of what two neighbours become.
+func (m *Model) pair(left, right uint32) uint64 {
+	if val, ok := m.pairs[uint64(left)<<32|uint64(right)]; ok {
+		return val
 	}
-	return pairs{keys: make([]uint64, 1<<bits), vals: make([]uint64, 1<<bits), shift: 64 - bits}
-}
-
-func slotOf(key uint64, shift uint8) uint64 { return key * 0x9E3779B97F4A7C15 >> shift }
-
-// put keeps the first of two equal pairs.
-func (p *pairs) put(left, right uint32, val uint64) {
-	key := (uint64(left)<<32 | uint64(right)) + 1
-	mask := uint64(len(p.keys) - 1)
-	for i := slotOf(key, p.shift); ; i = (i + 1) & mask {
-		switch p.keys[i] {
-		case 0:
-			p.keys[i], p.vals[i] = key, val
-			return
-		case key:
-			return
-		}
-	}
-}
-
-func (p *pairs) get(left, right uint32) uint64 {
-	key := (uint64(left)<<32 | uint64(right)) + 1
-	mask := uint64(len(p.keys) - 1)
-	for i := slotOf(key, p.shift); ; i = (i + 1) & mask {
-		switch p.keys[i] {
-		case key:
-			return p.vals[i]
-		case 0:
-			return noMerge
-		}
-	}
+	return noMerge
 }
