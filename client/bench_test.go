@@ -45,13 +45,13 @@ func (s *instant) RecvMsg(any) error {
 
 // bound returns interceptors whose one channel is bound to a Router of 8 replicas that are always ready, and what claims
 // the held of a call as a picker does.
-func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, rt *router.Router, claim func(context.Context) *call.Call) {
+func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt *router.Router, claim func(context.Context) *call.Call) {
 	set, err := newChannels(nil)
 	require.NoError(tb, err)
 	cc, err = grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, cc.Close()) })
-	config, err := policy.ParseConfig(nil)
+	config, err := policy.ParseConfig([]byte(object))
 	require.NoError(tb, err)
 	rt, err = router.FromConfig(config, nil)
 	require.NoError(tb, err)
@@ -86,39 +86,46 @@ func bound(tb testing.TB) (set *channels, cc *grpc.ClientConn, rt *router.Router
 // BenchmarkInterceptors is what warmpath itself costs a call: the interceptor,
 // the request key, the policy, the held, and their release.
 func BenchmarkInterceptors(b *testing.B) {
-	set, cc, _, claim := bound(b)
-	for _, size := range []int{128, 32 << 10} {
-		body := &testpb.Payload{Body: []byte(strings.Repeat("x", size))}
-		b.Run(fmt.Sprintf("unary/%dB", size), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				err := set.unary(context.Background(), "/p.S/M", &testpb.SimpleRequest{Payload: body}, &testpb.SimpleResponse{}, cc,
-					func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
-						claim(ctx).Finished(balancer.DoneInfo{BytesSent: true, BytesReceived: true})
-						return nil
-					})
-				if err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		b.Run(fmt.Sprintf("stream/%dB", size), func(b *testing.B) {
-			b.ReportAllocs()
-			desc := &grpc.StreamDesc{ServerStreams: true}
-			for b.Loop() {
-				s, err := set.stream(context.Background(), desc, cc, "/p.S/M",
-					func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
-						return &instant{ctx: ctx, call: claim(ctx)}, nil
-					})
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := s.SendMsg(&testpb.StreamingOutputCallRequest{Payload: body}); err != nil {
-					b.Fatal(err)
-				}
-				for err = s.RecvMsg(nil); err == nil; err = s.RecvMsg(nil) {
-				}
-			}
-		})
+	for _, name := range []string{"prefix_cache_affinity", "power_of_two_choices"} {
+		set, cc, _, claim := bound(b, fmt.Sprintf(`{"policy":{%q:{}}}`, name))
+		for _, size := range []int{128, 32 << 10} {
+			benchmarkInterceptors(b, name, &testpb.Payload{Body: []byte(strings.Repeat("x", size))}, set, cc, claim)
+		}
 	}
+}
+
+func benchmarkInterceptors(
+	b *testing.B, name string, body *testpb.Payload, set *channels, cc *grpc.ClientConn, claim func(context.Context) *call.Call,
+) {
+	b.Run(fmt.Sprintf("unary/%dB/%s", len(body.Body), name), func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			err := set.unary(context.Background(), "/p.S/M", &testpb.SimpleRequest{Payload: body}, &testpb.SimpleResponse{}, cc,
+				func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+					claim(ctx).Finished(balancer.DoneInfo{BytesSent: true, BytesReceived: true})
+					return nil
+				})
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run(fmt.Sprintf("stream/%dB/%s", len(body.Body), name), func(b *testing.B) {
+		b.ReportAllocs()
+		desc := &grpc.StreamDesc{ServerStreams: true}
+		for b.Loop() {
+			s, err := set.stream(context.Background(), desc, cc, "/p.S/M",
+				func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+					return &instant{ctx: ctx, call: claim(ctx)}, nil
+				})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := s.SendMsg(&testpb.StreamingOutputCallRequest{Payload: body}); err != nil {
+				b.Fatal(err)
+			}
+			for err = s.RecvMsg(nil); err == nil; err = s.RecvMsg(nil) {
+			}
+		}
+	})
 }

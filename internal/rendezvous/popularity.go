@@ -238,8 +238,10 @@ type steps struct {
 	generation uint64
 	cells      []uint32 // row · cells + place
 	all        bool     // every block was counted
-	few        [96]uint32
 }
+
+// allSteps keeps the memory of steps, which is needed from Sent to Ended only.
+var allSteps = sync.Pool{New: func() any { return new(steps) }}
 
 // unsee takes back what a prompt added.
 func (p *Popularity) unsee(blocks []uint64, s *steps) {
@@ -265,7 +267,7 @@ func (p *Popularity) unsee(blocks []uint64, s *steps) {
 type Counted struct {
 	blocks   []uint64
 	replicas int
-	steps    steps
+	steps    *steps // of the attempt that counted; nil once it has ended
 	counted  bool
 }
 
@@ -280,20 +282,24 @@ func (c *Counted) Sent(p *Popularity) {
 	if c.counted || len(c.blocks) == 0 {
 		return
 	}
-	c.counted = true
+	c.counted, c.steps = true, allSteps.Get().(*steps)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.steps.cells = c.steps.few[:0]
-	p.see(c.blocks, c.replicas, &c.steps)
+	p.see(c.blocks, c.replicas, c.steps)
 }
 
 // Ended ends the attempt.
 func (c *Counted) Ended(p *Popularity, sent bool) {
-	if !sent && c.steps.cells != nil {
+	if c.steps == nil {
+		return
+	}
+	if !sent {
 		p.mu.Lock()
-		p.unsee(c.blocks, &c.steps)
+		p.unsee(c.blocks, c.steps)
 		p.mu.Unlock()
 		c.counted = false
 	}
-	c.steps.cells = nil
+	c.steps.cells, c.steps.all = c.steps.cells[:0], false
+	allSteps.Put(c.steps)
+	c.steps = nil
 }

@@ -117,13 +117,6 @@ func TestPopularityIsBoundedAndRaceFree(t *testing.T) {
 	}
 	wg.Wait()
 	assert.LessOrEqual(t, p.now.requests+p.before.requests, 2*window)
-	blocks := chained(1, 10, 1, 512)
-	var c Counted
-	assert.Zero(t, testing.AllocsPerRun(10, func() {
-		c = Counted{}
-		c.Find(p, blocks, 16)
-		c.Sent(p)
-	}))
 }
 
 func BenchmarkPopularity(b *testing.B) {

@@ -255,7 +255,9 @@ func TestAllocations(t *testing.T) {
 				if err := p.prepare(context.Background(), &q, v); err != nil {
 					t.Fatal(err)
 				}
-				p.routed(&q, p.choose(&q, v))
+				d := p.choose(&q, v)
+				p.routed(&q, d)
+				p.completed(&q, d, policy.Outcome{Sent: true})
 			})
 			assert.LessOrEqual(t, got, tt.most+raceAllocs, "%s, %d replicas", tt.name, n)
 		}
