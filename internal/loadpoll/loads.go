@@ -51,11 +51,17 @@ func decodeLoads(b []byte) (Load, error) {
 	var sum Load
 	ranks, whole := 0, true
 	ok := protofield.Each(b, func(f protofield.Field) {
-		if f.Number == fieldLoads && f.Type == protowire.BytesType {
-			rank, ok := decodeRank(f.Bytes)
-			sum.add(rank)
-			ranks, whole = ranks+1, whole && ok
+		if f.Number != fieldLoads || f.Type != protowire.BytesType {
+			return
 		}
+		var n [fieldTotalTokens + 1]int
+		rank := protofield.Each(f.Bytes, func(f protofield.Field) {
+			if f.Type == protowire.VarintType && int(f.Number) < len(n) {
+				n[f.Number] = int(max(int32(f.Value), 0))
+			}
+		})
+		sum.add(max(n[fieldRunning]+n[fieldWaiting], n[fieldTotal]), n[fieldTotalTokens])
+		ranks, whole = ranks+1, whole && rank
 	})
 	switch {
 	case !ok || !whole:
@@ -66,32 +72,10 @@ func decodeLoads(b []byte) (Load, error) {
 	return sum, nil
 }
 
-func decodeRank(b []byte) (l Load, ok bool) {
-	var running, waiting, total int
-	ok = protofield.Each(b, func(f protofield.Field) {
-		if f.Type != protowire.VarintType {
-			return
-		}
-		n := int(min(max(int64(int32(f.Value)), 0), 1<<31-1))
-		switch f.Number {
-		case fieldRunning:
-			running = n
-		case fieldWaiting:
-			waiting = n
-		case fieldTotal:
-			total = n
-		case fieldTotalTokens:
-			l.KVTokens = n
-		}
-	})
-	l.Ongoing = min(max(running+waiting, total), maxRequests)
-	return l, ok
-}
-
 // add takes another rank of the same engine.
-func (l *Load) add(rank Load) {
-	l.Ongoing = min(l.Ongoing+rank.Ongoing, maxRequests)
-	if l.KVTokens == 0 || rank.KVTokens > 0 && rank.KVTokens < l.KVTokens {
-		l.KVTokens = rank.KVTokens
+func (l *Load) add(ongoing, kvTokens int) {
+	l.Ongoing = min(l.Ongoing+ongoing, maxRequests)
+	if l.KVTokens == 0 || kvTokens > 0 && kvTokens < l.KVTokens {
+		l.KVTokens = kvTokens
 	}
 }

@@ -19,30 +19,22 @@ import (
 // An engine is how one kind of engine names on its page what is wanted.
 type engine struct {
 	running, waiting string
-	// A metric whose labels tell the size of a block and how many there are.
-	cache, blockSize, blocks string
-	// Or two metrics whose values do.
-	tokensPerBlock, maxBlocks string
+	// cache is a metric with labels for the tokens of a block and the number of blocks; "" = they are metrics.
+	cache, blockTokens, blocks string
 }
 
 var engines = []engine{
-	{running: "vllm:num_requests_running", waiting: "vllm:num_requests_waiting", cache: "vllm:cache_config_info",
-		blockSize: "block_size", blocks: "num_gpu_blocks"},
-	{running: "sglang:num_running_reqs", waiting: "sglang:num_queue_reqs", cache: "sglang:cache_config_info",
-		blockSize: "page_size", blocks: "num_pages"},
-	{running: "trtllm_num_requests_running", waiting: "trtllm_num_requests_waiting",
-		tokensPerBlock: "trtllm_kv_cache_tokens_per_block", maxBlocks: "trtllm_kv_cache_max_blocks"},
+	{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:cache_config_info", "block_size", "num_gpu_blocks"},
+	{"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:cache_config_info", "page_size", "num_pages"},
+	{"trtllm_num_requests_running", "trtllm_num_requests_waiting", "", "trtllm_kv_cache_tokens_per_block",
+		"trtllm_kv_cache_max_blocks"},
 }
 
-// wanted are the names of all engines.
+// wanted are the names of all engines; those of labels are the names of no metrics.
 var wanted = func() map[string]bool {
 	all := make(map[string]bool)
 	for _, e := range engines {
-		for _, name := range []string{e.running, e.waiting, e.cache, e.tokensPerBlock, e.maxBlocks} {
-			if name != "" {
-				all[name] = true
-			}
-		}
+		all[e.running], all[e.waiting], all[e.cache], all[e.blockTokens], all[e.blocks] = true, true, true, true, true
 	}
 	return all
 }()
@@ -79,7 +71,7 @@ var errTooLong = fmt.Errorf("the page is longer than %d MiB, or one of its lines
 	maxLine>>10)
 
 // maxLine bounds a line of a page.
-const maxLine = 64 << 10
+const maxLine = bufio.MaxScanTokenSize
 
 // parsePage finds what is wanted on a page.
 func parsePage(r io.Reader) (Load, error) {
@@ -104,7 +96,6 @@ func parsePage(r io.Reader) (Load, error) {
 func pick(r io.Reader) ([]byte, error) {
 	limited := &io.LimitedReader{R: r, N: maxAnswer + 1}
 	s := bufio.NewScanner(limited)
-	s.Buffer(make([]byte, 0, 4096), maxLine)
 	var kept []byte
 	for s.Scan() {
 		line := s.Bytes()
@@ -122,21 +113,25 @@ func pick(r io.Reader) ([]byte, error) {
 	return kept, nil
 }
 
-// load returns what one kind of engine reports; false if the page is not one's of that kind.
-func (e *engine) load(families map[string]*dto.MetricFamily) (Load, bool) {
+// load returns what one kind of engine reports; false if the page is not one's of that kind. Of several data-parallel
+// ranks the smallest cache counts.
+func (e *engine) load(families map[string]*dto.MetricFamily) (l Load, ok bool) {
 	running, ok := sum(families[e.running])
 	waiting, waits := sum(families[e.waiting])
 	if !ok && !waits {
 		return Load{}, false
 	}
-	l := Load{Ongoing: min(running+waiting, maxRequests)}
-	if e.cache != "" {
-		l.KVTokens = e.smallestCache(families[e.cache])
-		return l, true
+	l.add(running+waiting, 0)
+	for _, m := range families[e.cache].GetMetric() {
+		tokens, _ := strconv.Atoi(label(m, e.blockTokens))
+		blocks, _ := strconv.Atoi(label(m, e.blocks))
+		l.add(0, product(tokens, blocks))
 	}
-	perBlock, _ := sum(families[e.tokensPerBlock])
-	blocks, _ := sum(families[e.maxBlocks])
-	l.KVTokens = product(perBlock, blocks)
+	if e.cache == "" {
+		tokens, _ := sum(families[e.blockTokens])
+		blocks, _ := sum(families[e.blocks])
+		l.add(0, product(tokens, blocks))
+	}
 	return l, true
 }
 
@@ -144,26 +139,13 @@ func (e *engine) load(families map[string]*dto.MetricFamily) (Load, bool) {
 // counts.
 func sum(f *dto.MetricFamily) (total int, ok bool) {
 	for _, m := range f.GetMetric() {
-		if shard(m) {
-			continue
-		}
 		v := m.GetUntyped().GetValue()
-		if math.IsNaN(v) || v < 0 {
+		if tp, pp := label(m, "tp_rank"), label(m, "pp_rank"); tp > "0" || pp > "0" || math.IsNaN(v) || v < 0 {
 			continue
 		}
 		total, ok = min(total+int(min(v, 1<<40)), 1<<40), true
 	}
 	return total, ok
-}
-
-// shard reports whether this is a further part of an engine whose first part has the same.
-func shard(m *dto.Metric) bool {
-	for _, name := range []string{"tp_rank", "pp_rank"} {
-		if v := label(m, name); v != "" && v != "0" {
-			return true
-		}
-	}
-	return false
 }
 
 func label(m *dto.Metric, name string) string {
@@ -173,19 +155,6 @@ func label(m *dto.Metric, name string) string {
 		}
 	}
 	return ""
-}
-
-// smallestCache reads the sizes of the caches from labels.
-func (e *engine) smallestCache(f *dto.MetricFamily) int {
-	least := 0
-	for _, m := range f.GetMetric() {
-		size, _ := strconv.Atoi(label(m, e.blockSize))
-		blocks, _ := strconv.Atoi(label(m, e.blocks))
-		if n := product(size, blocks); n > 0 && (least == 0 || n < least) {
-			least = n
-		}
-	}
-	return least
 }
 
 // product is 0 where one of the two is not known, or no cache is so large.

@@ -81,23 +81,19 @@ func (p *Poller) SetFleet(fleet []policy.Attributes) {
 	}
 	next := make(map[string]*polled, len(fleet))
 	for _, a := range fleet {
-		if x := p.fleet[a.ID]; x != nil && x.address == a.Address {
-			next[a.ID] = x
-			delete(p.fleet, a.ID)
+		x := p.fleet[a.ID]
+		if x == nil || x.address != a.Address {
+			x = &polled{id: a.ID, address: a.Address}
+			var ctx context.Context
+			ctx, x.cancel = context.WithCancel(p.ctx)
+			p.running.Go(func() { p.follow(ctx, x) })
 		}
-	}
-	for _, x := range p.fleet {
-		x.cancel()
-	}
-	for _, a := range fleet {
-		if next[a.ID] != nil {
-			continue
-		}
-		x := &polled{id: a.ID, address: a.Address}
-		var ctx context.Context
-		ctx, x.cancel = context.WithCancel(p.ctx)
 		next[a.ID] = x
-		p.running.Go(func() { p.follow(ctx, x) })
+	}
+	for id, x := range p.fleet {
+		if next[id] != x {
+			x.cancel()
+		}
 	}
 	p.fleet = next
 }
@@ -133,9 +129,6 @@ func (p *Poller) follow(ctx context.Context, x *polled) {
 	wait := rand.N(p.o.Interval)
 	for failures := 0; ; {
 		p.o.Sleep(ctx, wait)
-		if ctx.Err() != nil {
-			return
-		}
 		l, err := p.ask(ctx, x)
 		if ctx.Err() != nil {
 			return
@@ -148,12 +141,10 @@ func (p *Poller) follow(ctx context.Context, x *polled) {
 			p.failed.Add(1)
 		}
 		p.note(x, err)
-		wait = jittered(max(min(p.o.Interval<<min(failures, 10), maxBackoff), p.o.Interval))
+		wait = max(min(p.o.Interval<<min(failures, 10), maxBackoff), p.o.Interval)
+		wait += rand.N(wait/5+1) - wait/10
 	}
 }
-
-// jittered is a time up to a tenth shorter or longer.
-func jittered(d time.Duration) time.Duration { return d - d/10 + rand.N(d/5+1) }
 
 // ask polls once.
 func (p *Poller) ask(ctx context.Context, x *polled) (Load, error) {

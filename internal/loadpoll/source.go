@@ -34,28 +34,22 @@ const hostName, portName = "HOST", "PORT"
 // Parse reads a source, with the pages of replicas that have one of their own, by id; the error names what is wrong
 // with it.
 func Parse(text string, pages map[string]string) (Source, error) {
-	if strings.HasPrefix(text, "grpc:") && len(pages) > 0 {
-		return Source{}, fmt.Errorf("%q: replicas have no pages of their own with it", text)
+	if name, ok := strings.CutPrefix(text, "grpc:"); ok {
+		switch {
+		case len(pages) > 0:
+			return Source{}, fmt.Errorf("%q: replicas have no pages of their own with it", text)
+		case methods[name] == "":
+			return Source{}, fmt.Errorf("%q: %q is none of %s", text, name,
+				strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
+		}
+		return Source{method: methods[name]}, nil
 	}
 	for id, page := range pages {
 		if err := checkPage(page); err != nil {
 			return Source{}, fmt.Errorf("%s: %w", id, err)
 		}
 	}
-	s, err := parse(text)
-	s.pages = pages
-	return s, err
-}
-
-func parse(text string) (Source, error) {
-	if name, ok := strings.CutPrefix(text, "grpc:"); ok {
-		if methods[name] == "" {
-			return Source{}, fmt.Errorf("%q: %q is none of %s", text, name,
-				strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
-		}
-		return Source{method: methods[name]}, nil
-	}
-	return Source{page: text}, checkPage(text)
+	return Source{page: text, pages: pages}, checkPage(text)
 }
 
 func checkPage(text string) error {
