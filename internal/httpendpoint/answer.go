@@ -4,32 +4,83 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Headers of an answer.
 const (
-	// HeaderReason is the decision's reason, or of a refusal one of the reasons below.
+	// HeaderReason is the decision's reason, or of a refusal its reason.
 	HeaderReason = "X-Warmpath-Reason"
 	// HeaderBody is the [BodyState].
 	HeaderBody = "X-Warmpath-Body"
 )
 
-// Reasons of refusals.
-const (
-	reasonRequest         = "invalid_request" // 400
-	reasonUnknown         = "unknown_model"   // 404: the deployment or the model
-	reasonPath            = "unknown_path"    // 404
-	reasonMethod          = "method_not_allowed"
-	reasonNoReplica       = "no_replica"        // 503
-	reasonFull            = "full"              // 503
-	reasonAddress         = "no_address"        // 503: the replica has no host and port
-	reasonShuttingDown    = "shutting_down"     // 503
-	reasonCanceled        = "canceled"          // 503
-	reasonUnauthenticated = "unauthenticated"   // 401
-	reasonForbidden       = "forbidden"         // 403
-	reasonTooMany         = "too_many_requests" // 429: more than the principal may
-	reasonInternal        = "internal"          // 500
+// A refusal is the HTTP status of an error, and its reason: one word.
+type refusal struct {
+	code   int
+	reason string
+}
+
+var (
+	badRequest   = refusal{http.StatusBadRequest, "invalid_request"}
+	unknownPath  = refusal{http.StatusNotFound, "unknown_path"}
+	wrongMethod  = refusal{http.StatusMethodNotAllowed, "method_not_allowed"}
+	noAddress    = refusal{http.StatusServiceUnavailable, "no_address"} // the replica has no host and port
+	shuttingDown = refusal{http.StatusServiceUnavailable, "shutting_down"}
+	tooMany      = refusal{http.StatusTooManyRequests, "too_many_requests"} // more than the principal may
+	internal     = refusal{http.StatusInternalServerError, "internal"}
 )
+
+// refusals by gRPC status; every other one is internal.
+var refusals = map[codes.Code]refusal{
+	codes.InvalidArgument:   badRequest,
+	codes.NotFound:          {http.StatusNotFound, "unknown_model"}, // or the deployment
+	codes.Unavailable:       {http.StatusServiceUnavailable, "no_replica"},
+	codes.ResourceExhausted: {http.StatusServiceUnavailable, "full"},
+	codes.Unauthenticated:   {http.StatusUnauthorized, "unauthenticated"},
+	codes.PermissionDenied:  {http.StatusForbidden, "forbidden"},
+	codes.Canceled:          {http.StatusServiceUnavailable, "canceled"},
+	codes.DeadlineExceeded:  {http.StatusServiceUnavailable, "canceled"},
+}
+
+// Deny answers a request that did not pass the interceptors: its error is a status.
+func Deny(w http.ResponseWriter, err error) {
+	if s := status.Convert(err); s.Code() == codes.ResourceExhausted {
+		tooMany.write(w, s.Message())
+		return
+	}
+	refuse(w, err)
+}
+
+// refuse answers with the HTTP equivalent of a gRPC status.
+func refuse(w http.ResponseWriter, err error) {
+	s := status.Convert(err)
+	switch s.Code() {
+	case codes.ResourceExhausted:
+		w.Header().Set("Retry-After", "1")
+	case codes.Unauthenticated:
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	r, found := refusals[s.Code()]
+	if !found {
+		r = internal
+	}
+	r.write(w, s.Message())
+}
+
+// write answers with the refusal, in OpenAI's form.
+func (r refusal) write(w http.ResponseWriter, message string) {
+	w.Header().Set(HeaderReason, r.reason)
+	kind := "invalid_request_error"
+	if r.code >= http.StatusInternalServerError {
+		kind = "server_error"
+	}
+	write(w, r.code, map[string]any{
+		"error": map[string]any{"message": strings.ToValidUTF8(message, "?"), "type": kind, "code": r.reason},
+	})
+}
 
 // Destination is where to send the request. Its JSON is flat but for the headers.
 type Destination struct {
@@ -41,18 +92,6 @@ type Destination struct {
 	Truncated bool `json:"truncated,omitempty"`
 	// RequestHeaders are to be sent along with the request.
 	RequestHeaders map[string]string `json:"request_headers,omitempty"`
-}
-
-// refuse answers with an error, in OpenAI's form. The reason is one word.
-func refuse(w http.ResponseWriter, code int, reason, message string) {
-	w.Header().Set(HeaderReason, reason)
-	kind := "invalid_request_error"
-	if code >= http.StatusInternalServerError {
-		kind = "server_error"
-	}
-	write(w, code, map[string]any{
-		"error": map[string]any{"message": strings.ToValidUTF8(message, "?"), "type": kind, "code": reason},
-	})
 }
 
 func write(w http.ResponseWriter, code int, v any) {

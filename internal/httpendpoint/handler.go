@@ -9,9 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
@@ -61,17 +59,17 @@ func NewHandler(c Config, chooser Chooser, serving func() bool) (http.Handler, e
 	mux.HandleFunc("POST "+RoutePath, h.route)
 	mux.HandleFunc(RoutePath, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Allow", http.MethodPost)
-		refuse(w, http.StatusMethodNotAllowed, reasonMethod, "ask with POST")
+		wrongMethod.write(w, "ask with POST")
 	})
 	mux.HandleFunc("GET "+HealthPath, func(w http.ResponseWriter, _ *http.Request) {
 		if !serving() {
-			refuse(w, http.StatusServiceUnavailable, reasonShuttingDown, "the server shuts down")
+			shuttingDown.write(w, "the server shuts down")
 			return
 		}
 		write(w, http.StatusOK, map[string]string{"status": "ok"})
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		refuse(w, http.StatusNotFound, reasonPath, "there are POST "+RoutePath+" and GET "+HealthPath)
+		unknownPath.write(w, "there are POST "+RoutePath+" and GET "+HealthPath)
 	})
 	return mux, nil
 }
@@ -81,18 +79,18 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	q, err := h.question(r, &b)
 	w.Header().Set(HeaderBody, string(b.state))
 	if err != nil {
-		refuse(w, http.StatusBadRequest, reasonRequest, err.Error())
+		badRequest.write(w, err.Error())
 		return
 	}
 	ctx := context.WithValue(r.Context(), originKey{}, &origin{r.Header, b.raw})
 	a, err := h.chooser.ChooseReplica(ctx, q)
 	if err != nil {
-		refuseStatus(w, err)
+		refuse(w, err)
 		return
 	}
 	to, err := destinationOf(a)
 	if err != nil {
-		refuse(w, http.StatusServiceUnavailable, reasonAddress, err.Error())
+		noAddress.write(w, err.Error())
 		return
 	}
 	to.Truncated = b.state == BodyTruncated
@@ -151,15 +149,8 @@ func (o *origin) Message() any {
 // Header implements policy.Origin.
 func (o *origin) Header(key string) []string { return o.header.Values(key) }
 
-func excluded(h http.Header) (ids []string) {
-	for _, line := range h.Values(HeaderExclude) {
-		for id := range strings.SplitSeq(line, ",") {
-			if id = strings.TrimSpace(id); id != "" {
-				ids = append(ids, id)
-			}
-		}
-	}
-	return ids
+func excluded(h http.Header) []string {
+	return strings.FieldsFunc(strings.Join(h.Values(HeaderExclude), ","), func(c rune) bool { return c == ',' || c == ' ' })
 }
 
 // destinationOf splits the replica's address.
@@ -172,42 +163,7 @@ func destinationOf(a *warmpathv1.ChooseReplicaResponse) (*Destination, error) {
 	}
 	to := &Destination{ReplicaID: r.GetId(), Host: host, Port: int(port), Deployment: a.GetDeployment()}
 	if r.Rank != nil {
-		to.RequestHeaders = map[string]string{warmpathv1.MetadataDataParallelRank: strconv.FormatUint(uint64(r.GetRank()),
-			10)}
+		to.RequestHeaders = map[string]string{warmpathv1.MetadataDataParallelRank: fmt.Sprint(r.GetRank())}
 	}
 	return to, nil
-}
-
-// Deny answers a request that did not pass the interceptors: its error is a status.
-func Deny(w http.ResponseWriter, err error) {
-	if s := status.Convert(err); s.Code() == codes.ResourceExhausted {
-		refuse(w, http.StatusTooManyRequests, reasonTooMany, s.Message())
-		return
-	}
-	refuseStatus(w, err)
-}
-
-// refuseStatus answers with the HTTP equivalent of a gRPC status.
-func refuseStatus(w http.ResponseWriter, err error) {
-	s := status.Convert(err)
-	switch s.Code() {
-	case codes.InvalidArgument:
-		refuse(w, http.StatusBadRequest, reasonRequest, s.Message())
-	case codes.NotFound:
-		refuse(w, http.StatusNotFound, reasonUnknown, s.Message())
-	case codes.Unavailable:
-		refuse(w, http.StatusServiceUnavailable, reasonNoReplica, s.Message())
-	case codes.ResourceExhausted:
-		w.Header().Set("Retry-After", "1")
-		refuse(w, http.StatusServiceUnavailable, reasonFull, s.Message())
-	case codes.Unauthenticated:
-		w.Header().Set("WWW-Authenticate", "Bearer")
-		refuse(w, http.StatusUnauthorized, reasonUnauthenticated, s.Message())
-	case codes.PermissionDenied:
-		refuse(w, http.StatusForbidden, reasonForbidden, s.Message())
-	case codes.Canceled, codes.DeadlineExceeded:
-		refuse(w, http.StatusServiceUnavailable, reasonCanceled, s.Message())
-	default:
-		refuse(w, http.StatusInternalServerError, reasonInternal, s.Message())
-	}
 }
