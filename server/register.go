@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"math"
 	"net"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -81,24 +79,11 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 	if r.GetRanks() > maxRegisteredRanks {
 		return described{}, invalid("replica.ranks: %d are more than %d", r.GetRanks(), maxRegisteredRanks)
 	}
-	if math.IsNaN(r.GetWeight()) || math.IsInf(r.GetWeight(), 0) {
-		return described{}, invalid("replica.weight: it is not finite")
+	m := described{Attributes: fleet.FromMessage(r)}
+	if err := fleet.Admit(&m.Attributes); err != nil {
+		return described{}, invalid("replica.%v", err)
 	}
-	file, err := json.Marshal(map[string][]policy.Attributes{"replicas": {{
-		ID: r.GetId(), Address: r.GetAddress(), ServerName: r.GetServerName(), Zone: r.GetZone(), Node: r.GetNode(),
-		Weight: r.GetWeight(), MaxOngoing: int(r.GetMaxOngoingRequests()), Models: r.GetModels(),
-		Adapters: r.GetAdapters(), Ranks: int(r.GetRanks()), Draining: r.GetDraining(), Instance: r.GetInstance(),
-		KVEvents: r.GetKvEvents(), KVEventsReplay: r.GetKvEventsReplay(),
-	}}})
-	if err != nil {
-		return described{}, invalid("replica: %v", err)
-	}
-	all, err := fleet.Parse(file)
-	if err != nil {
-		return described{}, invalid("%v", err)
-	}
-	m := described{Attributes: all[0]}
-	m.Stats, m.KVTokens = r.GetStats(), int(min(r.GetKvTokens(), maxLength))
+	m.KVTokens = int(min(r.GetKvTokens(), maxLength))
 	return m, nil
 }
 

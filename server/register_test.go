@@ -108,14 +108,14 @@ func TestRefusedRegistrations(t *testing.T) {
 	nan := proto.CloneOf(&warmpathv1.Replica{Address: "a:1", Stats: map[string]float64{"x": 0}})
 	nan.Stats["x"] /= nan.Stats["x"]
 	for want, r := range map[string]*warmpathv1.Replica{
-		"replicas[0].address: missing":         {},
-		"replicas[0].address: \"a\"":           {Address: "a"},
-		"replicas[0].id":                       {Id: "a b", Address: "a:1"},
-		"replica.ranks":                        {Address: "a:1", Ranks: 1 << 31},
-		"replica.weight":                       {Address: "a:1", Weight: nan.Stats["x"]},
-		"replica.stats":                        nan,
-		"replica: more than 64 stats":          {Address: "a:1", Models: make([]string, maxNames+1)},
-		"replicas[0].kv_events: \"udp://x:1\"": {Address: "a:1", KvEvents: "udp://x:1"},
+		"replica.address: missing":         {},
+		"replica.address: \"a\"":           {Address: "a"},
+		"replica.id":                       {Id: "a b", Address: "a:1"},
+		"replica.ranks":                    {Address: "a:1", Ranks: 1 << 31},
+		"replica.weight":                   {Address: "a:1", Weight: nan.Stats["x"]},
+		"replica.stats":                    nan,
+		"replica: more than 64 stats":      {Address: "a:1", Models: make([]string, maxNames+1)},
+		"replica.kv_events: \"udp://x:1\"": {Address: "a:1", KvEvents: "udp://x:1"},
 	} {
 		_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: r})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -123,12 +124,9 @@ func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
 }
 
 func (m *member) encode() *warmpathv1.Replica {
-	return &warmpathv1.Replica{
-		Number: m.number, Id: m.ID, Address: m.Address, ServerName: m.ServerName, Zone: m.Zone, Node: m.Node,
-		Weight: m.Weight, MaxOngoingRequests: uint32(max(m.MaxOngoing, 0)), Models: m.Models, Adapters: m.Adapters,
-		Ranks: uint32(max(m.Ranks, 0)), Draining: m.Draining, Instance: m.Instance, Stats: m.Stats,
-		KvTokens: uint64(max(m.KVTokens, 0)),
-	}
+	p := fleet.Message(m.Attributes)
+	p.Number, p.KvTokens, p.KvEvents, p.KvEventsReplay = m.number, uint64(max(m.KVTokens, 0)), "", ""
+	return p
 }
 
 // has reports whether a number is that of a member.

@@ -172,6 +172,15 @@ func admit(fleet []policy.Attributes, field func(i int, name string) string, ent
 	return eventsource.CheckListeners(fleet)
 }
 
+// Admit is as strict about one replica as a fleet file, and fills in its defaults. The error begins with the field at
+// fault.
+func Admit(r *policy.Attributes) error {
+	fleet := []policy.Attributes{*r}
+	err := admit(fleet, func(_ int, name string) string { return name }, func(int) string { return "" })
+	*r = fleet[0]
+	return err
+}
+
 // Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names
 // the field at fault. A kv_events that cannot be understood is none: its sender may be newer, and the replica can
 // be used.

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -131,26 +130,13 @@ func (m *members) all() []Replica {
 
 func (m *members) numbers() []uint32 { return slices.Sorted(maps.Keys(m.named)) }
 
-// replicaOf reads a replica as a server describes it.
+// replicaOf reads a replica as a server describes it. The KV events are the server's own affair.
 func replicaOf(p *warmpathv1.Replica) (Replica, error) {
-	r := policy.Attributes{
-		ID:         p.GetId(),
-		Address:    p.GetAddress(),
-		ServerName: p.GetServerName(),
-		Zone:       p.GetZone(),
-		Node:       p.GetNode(),
-		Weight:     p.GetWeight(),
-		MaxOngoing: int(p.GetMaxOngoingRequests()),
-		Models:     p.GetModels(),
-		Adapters:   p.GetAdapters(),
-		Ranks:      int(p.GetRanks()),
-		Draining:   p.GetDraining(),
-		Instance:   p.GetInstance(),
-		Stats:      p.GetStats(),
-	}
-	if err := fleet.Settle(&r); err != nil {
+	const most = 1 << 40 // no cache is larger, and it fits everywhere
+	r := Replica{Attributes: fleet.FromMessage(p), kvTokens: int(min(p.GetKvTokens(), most))}
+	r.KVEvents, r.KVEventsReplay = "", ""
+	if err := fleet.Settle(&r.Attributes); err != nil {
 		return Replica{}, fmt.Errorf("replica %q: %w", p.GetId(), err)
 	}
-	const most = 1 << 40 // no cache is larger, and it fits everywhere
-	return Replica{Attributes: r, kvTokens: int(min(p.GetKvTokens(), most))}, nil
+	return r, nil
 }

@@ -1,18 +1,16 @@
 package replica
 
 import (
-	"encoding/json"
-	"errors"
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/fleetfile"
+	"github.com/warmpath/warmpath/internal/fleet"
 )
 
 // Config describes the replica. Its zero value counts calls, refuses none, and registers nowhere.
@@ -54,21 +52,12 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-const (
-	defaultDrainNotice  = time.Second
-	defaultDrainTimeout = 30 * time.Second
-	minLease, maxLease  = time.Second, time.Hour
-)
+const minLease, maxLease = time.Second, time.Hour
 
 // withDefaults fills in what is empty and checks the rest; errors name the field.
 func (c Config) withDefaults() (Config, error) {
-	if c.DrainNotice == 0 {
-		c.DrainNotice = defaultDrainNotice
-	}
-	c.DrainNotice = max(c.DrainNotice, 0)
-	if c.DrainTimeout == 0 {
-		c.DrainTimeout = defaultDrainTimeout
-	}
+	c.DrainNotice = max(cmp.Or(c.DrainNotice, time.Second), 0)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
@@ -83,25 +72,18 @@ func (c Config) withDefaults() (Config, error) {
 	case c.KVTokens < 0 || c.KVTokens > math.MaxInt32:
 		return c, fmt.Errorf("replica: KVTokens: %d is not between 0 and %d", c.KVTokens, math.MaxInt32)
 	}
-	if c.Replica.Address == "" { // the listener's is not known yet
-		_, err := settle(c.Replica, "127.0.0.1:1")
-		return c, err
+	settled, err := settle(c.Replica, cmp.Or(c.Replica.Address, "127.0.0.1:1"))
+	if c.Replica.Address != "" { // else the listener's is not known yet
+		c.Replica = settled
 	}
-	var err error
-	c.Replica, err = settle(c.Replica, c.Replica.Address)
 	return c, err
 }
 
 // settle returns a replica at an address with its defaults, as a fleet file would have it.
 func settle(r policy.Attributes, address string) (policy.Attributes, error) {
 	r.Address = address
-	file, err := json.Marshal(map[string][]policy.Attributes{"replicas": {r}})
-	if err != nil {
-		return r, errors.New("replica: Replica: weight is not a finite number")
+	if err := fleet.Admit(&r); err != nil {
+		return r, fmt.Errorf("replica: Replica: %w", err)
 	}
-	all, err := fleetfile.Parse(file)
-	if err != nil {
-		return r, fmt.Errorf("replica: Replica: %s", strings.TrimPrefix(err.Error(), "replicas[0]."))
-	}
-	return all[0], nil
+	return r, nil
 }

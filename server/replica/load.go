@@ -1,7 +1,6 @@
 package replica
 
 import (
-	"encoding/binary"
 	"math"
 
 	"google.golang.org/grpc/metadata"
@@ -39,31 +38,16 @@ const (
 	mapValue               = 2
 )
 
-// A metric is the encoding of an entry of named_metrics, without the eight bytes of its value.
-type metric []byte
-
-func metricOf(name string) metric {
-	key := protowire.AppendString(protowire.AppendTag(nil, mapKey, protowire.BytesType), name)
-	key = protowire.AppendTag(key, mapValue, protowire.Fixed64Type)
-	m := protowire.AppendTag(nil, namedMetrics, protowire.BytesType)
-	m = protowire.AppendVarint(m, uint64(len(key)+8))
-	return append(m, key...)
-}
-
-var (
-	metricRunning  = metricOf(warmpathv1.MetricRunning)
-	metricWaiting  = metricOf(warmpathv1.MetricWaiting)
-	metricUncached = metricOf(warmpathv1.MetricUncachedTokens)
-	metricCapacity = metricOf(warmpathv1.MetricTokenCapacity)
-	metricDraining = metricOf(warmpathv1.MetricDraining)
-)
-
-// append writes the metric with a value, unless that is negative: not known.
-func (m metric) append(b []byte, value int) []byte {
+// appendMetric writes an entry of named_metrics, unless the value is negative: not known.
+func appendMetric(b []byte, name string, value int) []byte {
 	if value < 0 {
 		return b
 	}
-	return binary.LittleEndian.AppendUint64(append(b, m...), math.Float64bits(float64(value)))
+	const tag, double = 1, 8 // bytes
+	b = protowire.AppendTag(b, namedMetrics, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(tag+protowire.SizeBytes(len(name))+tag+double))
+	b = protowire.AppendString(protowire.AppendTag(b, mapKey, protowire.BytesType), name)
+	return protowire.AppendFixed64(protowire.AppendTag(b, mapValue, protowire.Fixed64Type), math.Float64bits(float64(value)))
 }
 
 // report is the trailer of a call that has ended, and is no longer counted; nil with OmitLoad.
@@ -73,14 +57,14 @@ func (r *Replica) report() metadata.MD {
 	}
 	l := r.load()
 	b := make([]byte, 0, 192) // the longest report, on the stack
-	b = metricRunning.append(b, max(l.Ongoing-max(l.Waiting, 0), 0))
-	b = metricWaiting.append(b, l.Waiting)
-	b = metricUncached.append(b, l.UncachedTokens)
+	b = appendMetric(b, warmpathv1.MetricRunning, max(l.Ongoing-max(l.Waiting, 0), 0))
+	b = appendMetric(b, warmpathv1.MetricWaiting, l.Waiting)
+	b = appendMetric(b, warmpathv1.MetricUncachedTokens, l.UncachedTokens)
 	if r.cfg.KVTokens > 0 {
-		b = metricCapacity.append(b, r.cfg.KVTokens)
+		b = appendMetric(b, warmpathv1.MetricTokenCapacity, r.cfg.KVTokens)
 	}
 	if r.draining.Load() {
-		b = metricDraining.append(b, 1)
+		b = appendMetric(b, warmpathv1.MetricDraining, 1)
 	}
 	if r.bound > 0 {
 		b = protowire.AppendTag(b, applicationUtilization, protowire.Fixed64Type)

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -162,7 +162,7 @@ func (r *Replica) heartbeat() *warmpathv1.RegisterRequest {
 	load := r.load()
 	q := &warmpathv1.RegisterRequest{
 		Deployment: r.cfg.Deployment,
-		Replica:    message(own),
+		Replica:    fleet.Message(own),
 		LeaseMs:    uint32(r.cfg.Lease.Milliseconds()),
 		Ongoing:    new(uint32(min(load.Ongoing, math.MaxInt32))),
 	}
@@ -174,23 +174,4 @@ func (r *Replica) heartbeat() *warmpathv1.RegisterRequest {
 		q.QueuedTokens = new(uint64(load.UncachedTokens))
 	}
 	return q
-}
-
-func message(r policy.Attributes) *warmpathv1.Replica {
-	return &warmpathv1.Replica{
-		Id:                 r.ID,
-		Address:            r.Address,
-		ServerName:         r.ServerName,
-		Zone:               r.Zone,
-		Node:               r.Node,
-		Weight:             r.Weight,
-		MaxOngoingRequests: uint32(r.MaxOngoing),
-		Models:             r.Models,
-		Adapters:           r.Adapters,
-		Ranks:              uint32(r.Ranks),
-		Draining:           r.Draining,
-		Instance:           r.Instance,
-		KvEvents:           r.KVEvents,
-		KvEventsReplay:     r.KVEventsReplay,
-	}
 }

@@ -132,11 +132,11 @@ func TestConfigNamesTheField(t *testing.T) {
 		"Replica: address":                              {Replica: policy.Attributes{Address: "nowhere"}},
 		"Replica: max_ongoing_requests: -1":             {Replica: policy.Attributes{MaxOngoing: -1}},
 		"Replica: max_ongoing_requests: 1099511627776 ": {Replica: policy.Attributes{MaxOngoing: 1 << 40}},
-		"Replica: weight is not a finite number":        {Replica: policy.Attributes{Weight: math.NaN()}},
-		"Replica: id":                                   {Replica: policy.Attributes{ID: "a b", Address: "a:1"}},
-		"KVTokens: -1":                                  {KVTokens: -1},
-		"Lease: 1ms is not between 1s and 1h0m0s":       {Lease: time.Millisecond},
-		"DrainTimeout: -1s":                             {DrainTimeout: -time.Second},
+		"Replica: weight: NaN is not a finite number":   {Replica: policy.Attributes{Weight: math.NaN()}},
+		"Replica: id":  {Replica: policy.Attributes{ID: "a b", Address: "a:1"}},
+		"KVTokens: -1": {KVTokens: -1},
+		"Lease: 1ms is not between 1s and 1h0m0s": {Lease: time.Millisecond},
+		"DrainTimeout: -1s":                       {DrainTimeout: -time.Second},
 	} {
 		_, err := New(c)
 		require.ErrorContains(t, err, want)
