@@ -13,11 +13,11 @@ import (
 func TestHTTPEndpointPage(t *testing.T) {
 	page := section(t, "docs/http-endpoint.md", "## HTTP: POST /internal/route")
 	source := readDoc(t, "internal/httpendpoint/answer.go")
-	for _, m := range regexp.MustCompile(`(?m)^\treason\w+\s+= "(\w+)"`).FindAllStringSubmatch(source, -1) {
+	for _, m := range regexp.MustCompile(`http\.Status\w+, "(\w+)"`).FindAllStringSubmatch(source, -1) {
 		require.Contains(t, page, "| `"+m[1]+"` |")
 	}
 	for _, m := range regexp.MustCompile("(?m)^\\| \\d{3} \\| `(\\w+)`").FindAllStringSubmatch(page, -1) {
-		require.Contains(t, source, `= "`+m[1]+`"`)
+		require.Contains(t, source, `, "`+m[1]+`"}`)
 	}
 	for _, m := range regexp.MustCompile(`"(X-[\w-]+)"`).FindAllStringSubmatch(source+readDoc(t, "internal/httpendpoint/handler.go"), -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
