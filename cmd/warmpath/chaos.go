@@ -25,7 +25,6 @@ const every = "all"
 
 type chaosRun struct {
 	chaos.Options
-	engine    engineFlags
 	scenario  string
 	policies  []string
 	clients   []int
@@ -88,7 +87,7 @@ func newChaos() *cobra.Command {
 		"run all engines in this process: kill closes their connections, hang silences them")
 	f.Uint64Var(&r.Seed, "seed", 1, "seed of the prompts and of the client of each call")
 	f.BoolVar(&r.json, "json", false, "print one JSON object on standard output and nothing else there")
-	r.engine.add(f)
+	addEngine(f, &r.Preset, &r.KVTokens)
 	return c
 }
 
@@ -129,13 +128,11 @@ func (r *chaosRun) check(c *cobra.Command) error {
 			return err
 		}
 	}
-	if r.engine.KVTokens == 0 { // as many as the run needs; the engines' own would hold everything
-		r.KVTokens = 0
-		return oneOf("preset", r.engine.Preset, enginesim.PresetNames())
+	engine := enginesim.Config{Preset: r.Preset, KVTokens: r.KVTokens}
+	if r.KVTokens == 0 { // as many as the run needs; the engines' own would hold everything
+		engine.KVTokens = 1 << 20
 	}
-	r.KVTokens = r.engine.KVTokens
-	_, err = r.engine.check()
-	return err
+	return checkEngine(&engine)
 }
 
 func (r *chaosRun) run(ctx context.Context, log io.Writer) (*chaosReport, error) {
@@ -161,7 +158,7 @@ func (r *chaosRun) run(ctx context.Context, log io.Writer) (*chaosReport, error)
 
 func (r *chaosRun) one(ctx context.Context, log io.Writer, scenario, name string, clients int) (*chaos.Result, error) {
 	o := r.Options
-	o.Scenario, o.Policy, o.Clients, o.Preset = scenario, name, clients, r.engine.Preset
+	o.Scenario, o.Policy, o.Clients = scenario, name, clients
 	if !r.inProcess && chaos.NeedsProcesses(scenario) {
 		path, err := os.Executable()
 		if err != nil {

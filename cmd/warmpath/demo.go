@@ -25,7 +25,6 @@ const maxDemoSpeed = 10_000
 
 type demo struct {
 	sim.Demo
-	engine   engineFlags
 	output   outputFlags
 	clients  int
 	duration time.Duration
@@ -64,7 +63,7 @@ func newDemo() *cobra.Command {
 		"least share of the prompt tokens that no other request has; prompts that share nothing are added up to it")
 	f.Float64Var(&d.Speed, "speed", 0, "seconds of engine time in a second; 0 chooses, up to "+fmt.Sprint(sim.MaxSpeed))
 	f.Uint64Var(&d.Seed, "seed", 1, "seed of the workload")
-	d.engine.add(f)
+	addEngine(f, &d.Engine.Preset, &d.Engine.KVTokens)
 	d.output.add(f)
 	return c
 }
@@ -85,8 +84,7 @@ func (d *demo) check() error {
 	case !(d.Unshared >= 0 && d.Unshared < 1):
 		return usagef("--unshared: %v is not at least 0 and less than 1", d.Unshared)
 	}
-	d.Engine, err = d.engine.check()
-	return err
+	return checkEngine(&d.Engine)
 }
 
 func (d *demo) run(ctx context.Context, c *cobra.Command) (*report.Report, error) {

@@ -15,38 +15,33 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
-// engineFlags are what demo's engines and a single one have in common.
-type engineFlags struct{ enginesim.Config }
-
-func (e *engineFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&e.Preset, "preset", enginesim.Presets[0].Name, "the `engine` to simulate: "+presets())
-	f.IntVar(&e.KVTokens, "kv-tokens", 0, "size of the KV cache in `tokens`; 0 means the preset's")
+// addEngine adds the flags of an engine.
+func addEngine(f *pflag.FlagSet, preset *string, kvTokens *int) {
+	f.StringVar(preset, "preset", enginesim.Presets[0].Name, "the `engine` to simulate: "+presets())
+	f.IntVar(kvTokens, "kv-tokens", 0, "size of the KV cache in `tokens`; 0 means the preset's")
 }
 
 func presets() string { return strings.Join(enginesim.PresetNames(), ", ") }
 
-// check builds such an engine, throws it away, and returns its config with the defaults filled in.
-func (e *engineFlags) check() (enginesim.Config, error) {
-	if err := first(oneOf("preset", e.Preset, enginesim.PresetNames()), atLeast("kv-tokens", e.KVTokens, 0)); err != nil {
-		return enginesim.Config{}, err
+// checkEngine builds an engine, throws it away, and fills in the defaults of its config.
+func checkEngine(c *enginesim.Config) error {
+	if err := first(oneOf("preset", c.Preset, enginesim.PresetNames()), atLeast("kv-tokens", c.KVTokens, 0)); err != nil {
+		return err
 	}
-	engine, err := enginesim.New(e.Config)
+	engine, err := enginesim.New(*c)
 	if err != nil {
-		return enginesim.Config{}, usagef("--preset, --kv-tokens: %w", err)
+		return usagef("--preset, --kv-tokens: %w", err)
 	}
-	return engine.Config(), nil
+	*c = engine.Config()
+	return nil
 }
 
 type engineRun struct {
-	engineFlags
-	kv           kvFlags
-	listen       string
-	speed        float64
-	earlyHeaders bool
-	model        string
-	maxOngoing   int
-	grace        time.Duration
-	metrics      string
+	grpcserver.Config
+	kv      kvFlags
+	listen  string
+	grace   time.Duration
+	metrics string
 }
 
 func newEngine() *cobra.Command {
@@ -57,13 +52,13 @@ func newEngine() *cobra.Command {
 		RunE:  func(c *cobra.Command, _ []string) error { return r.run(c) },
 	}
 	f := c.Flags()
-	r.add(f)
+	addEngine(f, &r.Engine.Preset, &r.Engine.KVTokens)
 	r.kv.add(f)
 	f.StringVar(&r.listen, "listen", "", "the `address` to listen on, host:port; port 0 takes a free one")
-	f.Float64Var(&r.speed, "speed", 1, "seconds of engine time in a second")
-	f.BoolVar(&r.earlyHeaders, "early-headers", false, "send response headers before the first token, as Rust servers do")
-	f.StringVar(&r.model, "model", "", "`name` of the model; requests for others are refused")
-	f.IntVar(&r.maxOngoing, "max-ongoing", 0, "refuse requests beyond this `number`; 0 means none")
+	f.Float64Var(&r.Speed, "speed", 1, "seconds of engine time in a second")
+	f.BoolVar(&r.EarlyHeaders, "early-headers", false, "send response headers before the first token, as Rust servers do")
+	f.StringVar(&r.ServedModel, "model", "", "`name` of the model; requests for others are refused")
+	f.IntVar(&r.MaxOngoing, "max-ongoing", 0, "refuse requests beyond this `number`; 0 means none")
 	f.StringVar(&r.metrics, "metrics", "", "serve vLLM's Prometheus page at this `address`, host:port")
 	f.DurationVar(&r.grace, "grace", 10*time.Second, "how long requests under way may take at the end")
 	return c
@@ -71,34 +66,27 @@ func newEngine() *cobra.Command {
 
 // run serves until the command is interrupted.
 func (r *engineRun) run(c *cobra.Command) error {
-	if err := first(required(c, "listen"), checkListen(r.listen), atLeast("max-ongoing", r.maxOngoing, 0),
-		positive("speed", r.speed), r.kv.check()); err != nil {
-		return err
-	}
-	full, err := r.check()
-	if err != nil {
+	if err := first(required(c, "listen"), checkListen(r.listen), atLeast("max-ongoing", r.MaxOngoing, 0),
+		positive("speed", r.Speed), r.kv.check(), checkEngine(&r.Engine)); err != nil {
 		return err
 	}
 	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", r.listen)
 	if err != nil {
 		return err
 	}
-	log := r.kv.log()
-	s, err := grpcserver.Start(lis, grpcserver.Config{
-		Engine: full, Speed: r.speed, EarlyHeaders: r.earlyHeaders,
-		ServedModel: r.model, MaxOngoing: r.maxOngoing, KVEvents: log,
-	})
+	r.KVEvents = r.kv.log()
+	s, err := grpcserver.Start(lis, r.Config)
 	if err != nil {
 		return err
 	}
-	stop, where, err := r.kv.publish(c.Context(), log)
+	stop, where, err := r.kv.publish(c.Context(), r.KVEvents)
 	if err != nil {
 		s.Kill()
 		return err
 	}
 	defer stop()
 	fmt.Fprintf(c.OutOrStdout(), "%s engine with %d tokens of KV cache, %g times real time, listens on %s\n",
-		full.Preset, full.KVTokens, r.speed, s.Addr())
+		r.Engine.Preset, r.Engine.KVTokens, r.Speed, s.Addr())
 	if where != "" {
 		fmt.Fprintf(c.OutOrStdout(), "KV events on %s\n", where)
 	}

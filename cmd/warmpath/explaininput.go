@@ -18,9 +18,6 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// maxInput bounds the files that explain reads.
-const maxInput = 64 << 20
-
 // members is the fleet that the flags name.
 func (e *explain) members(c *cobra.Command) (members []router.Member, err error) {
 	list, file := c.Flags().Changed("replicas"), c.Flags().Changed("fleet")
@@ -48,36 +45,17 @@ func (e *explain) members(c *cobra.Command) (members []router.Member, err error)
 
 // parseReplicas reads a list whose entries are ids or what fleet.ParseList takes.
 func parseReplicas(list string) ([]policy.Attributes, error) {
-	var replicas []policy.Attributes
-	seen := map[string]bool{}
-	var withAddress []string
-	for i, entry := range strings.Split(list, ",") {
-		entry = strings.TrimSpace(entry)
-		r := policy.Attributes{ID: entry, Address: entry}
-		switch {
-		case entry == "":
-			return nil, fmt.Errorf("entry %d of %q is empty; want an id, host:port or id=host:port", i+1, list)
-		case strings.ContainsAny(entry, ":="):
-			withAddress = append(withAddress, entry)
-			many, err := fleet.ParseList(strings.Join(withAddress, ","))
-			if err != nil {
-				return nil, fmt.Errorf("%w; want an id, host:port or id=host:port", err)
-			}
-			r = many[len(many)-1]
-		case !isID(entry):
-			return nil, fmt.Errorf("entry %d of %q: an id is printable ASCII without blanks", i+1, list)
+	entries := strings.Split(list, ",")
+	for i, id := range entries {
+		if id = strings.TrimSpace(id); id != "" && !strings.ContainsAny(id, ":=") {
+			entries[i] = fmt.Sprintf("%s=replica-%d:1", id, i) // nothing is sent there
 		}
-		if seen[r.ID] {
-			return nil, fmt.Errorf("%q is there twice; ids are unique", r.ID)
-		}
-		seen[r.ID] = true
-		replicas = append(replicas, r)
+	}
+	replicas, err := fleet.ParseList(strings.Join(entries, ","))
+	if err != nil {
+		return nil, fmt.Errorf("%w; an entry is an id, host:port or id=host:port", err)
 	}
 	return replicas, nil
-}
-
-func isID(s string) bool {
-	return !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c >= 0x7f })
 }
 
 // load is the configuration with the policy that the flags name.
@@ -85,7 +63,7 @@ func (e *explain) load() (*policy.Config, error) {
 	var data []byte
 	if e.config != "" {
 		var err error
-		if data, err = readFile(e.config); err != nil {
+		if data, err = os.ReadFile(e.config); err != nil {
 			return nil, usagef("--config: %w", err)
 		}
 	}
@@ -146,25 +124,8 @@ func (e *explain) request(c *cobra.Command) (*policy.Request, error) {
 }
 
 func readPrompt(stdin io.Reader, path string) ([]byte, error) {
-	if path != "-" {
-		return readFile(path)
+	if path == "-" {
+		return io.ReadAll(stdin)
 	}
-	return readAll(stdin, "standard input")
-}
-
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return readAll(f, path)
-}
-
-func readAll(r io.Reader, name string) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(r, maxInput+1))
-	if err == nil && len(data) > maxInput {
-		err = fmt.Errorf("%s is larger than %d MiB", name, maxInput>>20)
-	}
-	return data, err
+	return os.ReadFile(path)
 }

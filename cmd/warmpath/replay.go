@@ -23,22 +23,14 @@ import (
 )
 
 type replay struct {
+	drive.Options
 	output    outputFlags
 	trace     string
 	format    string
-	target    string
-	clients   int
 	policies  []string
-	dialect   string
-	model     string
-	speed     float64
 	limit     int
 	jitter    time.Duration
 	rateScale float64
-	warmUp    time.Duration
-	timeout   time.Duration
-	connect   time.Duration
-	seed      uint64
 	modes     modes
 }
 
@@ -66,21 +58,21 @@ func newReplay() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&r.trace, "trace", "", "the `file` with the requests, one JSON object a line")
 	f.StringVar(&r.format, "format", "", "the `format` of the trace: "+strings.Join(workload.Formats, ", "))
-	f.StringVar(&r.target, "target", "", "the `servers`: host:port,host:port or a gRPC target")
-	f.IntVar(&r.clients, "clients", 1, "`number` of channels, which share nothing")
+	f.StringVar(&r.Target, "target", "", "the `servers`: host:port,host:port or a gRPC target")
+	f.IntVar(&r.Clients, "clients", 1, "`number` of channels, which share nothing")
 	f.StringSliceVar(&r.policies, "policies", []string{policy.Default}, "the `policies` to use, one after the other")
-	f.StringVar(&r.dialect, "dialect", drive.DefaultDialect,
+	f.StringVar(&r.Dialect, "dialect", drive.DefaultDialect,
 		"what the servers speak: "+strings.Join(drive.Dialects(), ", "))
-	f.StringVar(&r.model, "model", "", "`name` of the model, where the dialect has a field for it")
-	f.Float64Var(&r.speed, "speed", 1, "how much faster than real engines the servers run; times are in theirs")
+	f.StringVar(&r.Model, "model", "", "`name` of the model, where the dialect has a field for it")
+	f.Float64Var(&r.Speed, "speed", 1, "how much faster than real engines the servers run; times are in theirs")
 	f.IntVar(&r.limit, "limit", 0, "send only the first `number` of requests; 0 means all")
 	f.DurationVar(&r.jitter, "jitter", 0, "delay every request by up to this `time` at random")
 	f.Float64Var(&r.rateScale, "rate-scale", 1, "divide the times of the trace by this")
-	f.DurationVar(&r.warmUp, "warm-up", 0, "do not measure the requests of this first `time`")
-	f.DurationVar(&r.timeout, "timeout", 10*time.Minute, "end calls that take longer than this `time`; 0 means never")
-	f.DurationVar(&r.connect, "connect-timeout", 10*time.Second,
+	f.DurationVar(&r.WarmUp, "warm-up", 0, "do not measure the requests of this first `time`")
+	f.DurationVar(&r.Timeout, "timeout", 10*time.Minute, "end calls that take longer than this `time`; 0 means never")
+	f.DurationVar(&r.Connect, "connect-timeout", 10*time.Second,
 		"give up when no server takes a connection within this `time`")
-	f.Uint64Var(&r.seed, "seed", 1, "seed of the jitter and of the client of each request")
+	f.Uint64Var(&r.Seed, "seed", 1, "seed of the jitter and of the client of each request")
 	r.modes.add(f)
 	r.output.add(f)
 	return c
@@ -97,17 +89,17 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	}
 	err := first(
 		required(c, needed...), oneOf("format", r.format, formats),
-		oneOf("dialect", r.dialect, drive.Dialects()), checkPolicies(r.policies, policy.Names()),
-		atLeast("clients", r.clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.speed),
+		oneOf("dialect", r.Dialect, drive.Dialects()), checkPolicies(r.policies, policy.Names()),
+		atLeast("clients", r.Clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.Speed),
 		positive("rate-scale", r.rateScale), r.output.check(), r.checkTarget(), r.modes.check(r),
 	)
 	switch {
 	case err != nil:
 		return nil, err
-	case r.jitter < 0 || r.warmUp < 0 || r.timeout < 0:
+	case r.jitter < 0 || r.WarmUp < 0 || r.Timeout < 0:
 		return nil, usagef("--jitter, --warm-up, --timeout: a time is negative")
-	case r.connect <= 0:
-		return nil, usagef("--connect-timeout: %v is not positive", r.connect)
+	case r.Connect <= 0:
+		return nil, usagef("--connect-timeout: %v is not positive", r.Connect)
 	}
 	rs, err := r.requests(c.Context())
 	if err != nil {
@@ -117,8 +109,8 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 		rs = rs[:r.limit]
 	}
 	workload.ScaleRate(rs, r.rateScale)
-	workload.Jitter(rs, r.jitter, r.seed)
-	if last := rs[len(rs)-1].At; r.warmUp > last {
+	workload.Jitter(rs, r.jitter, r.Seed)
+	if last := rs[len(rs)-1].At; r.WarmUp > last {
 		return nil, usagef("--warm-up: the last request arrives after %v", last)
 	}
 	return rs, nil
@@ -138,17 +130,17 @@ func (r *replay) requests(ctx context.Context) ([]workload.Request, error) {
 
 // checkTarget makes a list of servers a target and refuses what gRPC would refuse.
 func (r *replay) checkTarget() error {
-	if r.target == "" && len(r.modes.names) > 0 {
+	if r.Target == "" && len(r.modes.names) > 0 {
 		return nil
 	}
-	_, err := fleet.ParseList(r.target)
+	_, err := fleet.ParseList(r.Target)
 	switch {
 	case err == nil:
-		r.target = resolver.Scheme + ":///" + r.target
-	case r.target == "" || strings.Contains(r.target, ",") && !strings.Contains(r.target, ":///"):
+		r.Target = resolver.Scheme + ":///" + r.Target
+	case r.Target == "" || strings.Contains(r.Target, ",") && !strings.Contains(r.Target, ":///"):
 		return usagef("--target: %w", err) // no scheme of gRPC's has commas
 	}
-	cc, err := client.New(r.target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	cc, err := client.New(r.Target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return usagef("--target: %w", err)
 	}
@@ -157,7 +149,7 @@ func (r *replay) checkTarget() error {
 
 func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Request) (*report.Report, error) {
 	rep := &report.Report{
-		Title: fmt.Sprintf("warmpath replay: %s with %d clients", r.name(), r.clients),
+		Title: fmt.Sprintf("warmpath replay: %s with %d clients", r.name(), r.Clients),
 		Facts: r.facts(rs),
 	}
 	n, copies := 0, 0
@@ -168,7 +160,7 @@ func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Reques
 			if err != nil {
 				return nil, err
 			}
-			if copies++; r.target == "" {
+			if copies++; r.Target == "" {
 				copies = 0 // the engines are new
 			}
 			n = replicas
@@ -182,9 +174,9 @@ func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Reques
 		return nil, errors.New("no policy was measured")
 	}
 	rep.Comparison = drive.Comparison{
-		Replicas: max(n, len(seen)), Clients: r.clients, Requests: rep.Results[0].Requests, Results: rep.Results,
+		Replicas: max(n, len(seen)), Clients: r.Clients, Requests: rep.Results[0].Requests, Results: rep.Results,
 	}
-	rep.CheckTimes(r.speed)
+	rep.CheckTimes(r.Speed)
 	return rep, nil
 }
 
@@ -198,10 +190,8 @@ func (r *replay) one(
 	}
 	label := r.label(mode, name)
 	p := newProgress(c.ErrOrStderr(), label, len(rs))
-	o := drive.Options{
-		Target: r.target, Clients: r.clients, Config: config, Dialect: r.dialect, Model: r.model, Speed: r.speed,
-		WarmUp: r.warmUp, Timeout: r.timeout, Connect: r.connect, Seed: r.seed, Progress: p.show,
-	}
+	o := r.Options
+	o.Config, o.Progress = config, p.show
 	s := &stage{options: o}
 	if mode != "" {
 		if s, err = r.modes.set(ctx, c, r, mode, name, o); err != nil {
@@ -209,18 +199,18 @@ func (r *replay) one(
 		}
 		defer s.close()
 	}
-	happening := r.modes.fault.plan(ctx, s, r.ours(r.warmUp), r.ours(rs[len(rs)-1].At))
+	happening := r.modes.fault.plan(ctx, s, r.ours(r.WarmUp), r.ours(rs[len(rs)-1].At))
 	defer happening.end() // before the stage is taken down
 	start := time.Now()
 	samples, err := drive.Run(ctx, rs, s.options)
 	if err != nil {
 		return nil, 0, err
 	}
-	n := max(len(s.options.Replicas), len(drive.Replicas(r.target)))
+	n := max(len(s.options.Replicas), len(drive.Replicas(r.Target)))
 	res := drive.Summarize(label, n, samples, drive.Targets{})
 	p.end(&res, time.Since(start))
 	if happening != nil {
-		if err := happening.measure(&res, r.speed, r.warmUp, n); err != nil {
+		if err := happening.measure(&res, r.Speed, r.WarmUp, n); err != nil {
 			return nil, 0, err
 		}
 		tellPhases(c, &res)
@@ -229,7 +219,7 @@ func (r *replay) one(
 }
 
 // ours is a duration of the trace's in our time.
-func (r *replay) ours(d time.Duration) time.Duration { return time.Duration(float64(d) / r.speed) }
+func (r *replay) ours(d time.Duration) time.Duration { return time.Duration(float64(d) / r.Speed) }
 
 // label names a run.
 func (r *replay) label(mode, name string) string {
@@ -244,28 +234,28 @@ func (r *replay) label(mode, name string) string {
 
 // where describes where requests go.
 func (r *replay) where() string {
-	if r.target == "" {
-		return fmt.Sprintf("%d × %s on loopback", r.modes.engines, r.modes.engine.Preset)
+	if r.Target == "" {
+		return fmt.Sprintf("%d × %s on loopback", r.modes.Replicas, r.modes.Engine.Preset)
 	}
-	return r.target
+	return r.Target
 }
 
 // name is what is sent.
 func (r *replay) name() string {
 	if r.trace == "" {
-		return r.modes.workload
+		return r.modes.Workload
 	}
 	return filepath.Base(r.trace)
 }
 
 func (r *replay) facts(rs []workload.Request) []report.Fact {
-	measured := rs[slices.IndexFunc(rs, func(q workload.Request) bool { return q.At >= r.warmUp }):]
+	measured := rs[slices.IndexFunc(rs, func(q workload.Request) bool { return q.At >= r.WarmUp }):]
 	return []report.Fact{
 		{Name: "Trace", Value: fmt.Sprintf("%s: %d requests in %v, %.0f %% of their prompt tokens are of one request only",
 			r.name(), len(measured), measured[len(measured)-1].At.Round(time.Second),
 			100*workload.Unshared(rs, len(rs)-len(measured)))},
-		{Name: "Servers", Value: r.where() + ", " + r.dialect},
-		{Name: "Speed", Value: fmt.Sprintf("%g seconds of the trace in a second, arrivals ÷ %g, jitter %v", r.speed,
+		{Name: "Servers", Value: r.where() + ", " + r.Dialect},
+		{Name: "Speed", Value: fmt.Sprintf("%g seconds of the trace in a second, arrivals ÷ %g, jitter %v", r.Speed,
 			r.rateScale, r.jitter)},
 		{Name: "Times", Value: "as the engines report them, and the time in the channel's queue; where they report " +
 			"none, by the clients' clock × speed"},

@@ -37,12 +37,8 @@ const deploymentName = "replay"
 
 // modes are the flags with which replay brings its own engines and look-aside servers.
 type modes struct {
+	sim.Demo // where there is no target, or no trace
 	names    []string
-	engines  int
-	engine   engineFlags
-	workload string
-	load     float64
-	duration time.Duration
 	servers  int
 	deadline time.Duration
 	fault    fault
@@ -52,16 +48,16 @@ func (m *modes) add(f *pflag.FlagSet) {
 	f.StringSliceVar(&m.names, "mode", nil,
 		"`where` picks are made, one after the other: local (clients that share nothing), broadcast (clients with the view "+
 			"of a look-aside server), central (the server)")
-	f.IntVar(&m.engines, "engines", 8, "without --target: `number` of simulated engines to start, anew for each run")
-	f.StringVar(&m.workload, "workload", "chat",
+	f.IntVar(&m.Replicas, "engines", 8, "without --target: `number` of simulated engines to start, anew for each run")
+	f.StringVar(&m.Workload, "workload", "chat",
 		"without --trace: the `workload` to generate: "+fmt.Sprint(workload.Names()))
-	f.Float64Var(&m.load, "load", 0.7, "without --trace: part of the engines' capacity to use")
-	f.DurationVar(&m.duration, "duration", 30*time.Second,
+	f.Float64Var(&m.Load, "load", 0.7, "without --trace: part of the engines' capacity to use")
+	f.DurationVar(&m.Share, "duration", 30*time.Second,
 		"without --trace: `time` for each run, a third of it to warm up")
 	f.IntVar(&m.servers, "servers", 1, "`number` of look-aside servers to start, each a process, where a mode needs one")
 	f.DurationVar(&m.deadline, "central-deadline", policy.DefaultDeadline,
 		"how long clients wait for a server's answer at most, in mode central")
-	m.engine.add(f)
+	addEngine(f, &m.Engine.Preset, &m.Engine.KVTokens)
 	m.fault.add(f)
 }
 
@@ -75,33 +71,30 @@ func (m *modes) check(r *replay) error {
 		}
 	}
 	err := first(
-		atLeast("engines", m.engines, 1), atLeast("servers", m.servers, 1), positive("load", m.load),
-		oneOf("workload", m.workload, workload.Names()), m.fault.check(m.names),
+		atLeast("engines", m.Replicas, 1), atLeast("servers", m.servers, 1), positive("load", m.Load),
+		oneOf("workload", m.Workload, workload.Names()), m.fault.check(m.names),
 	)
 	switch {
 	case err != nil:
 		return err
 	case m.deadline <= 0 || m.deadline > policy.MaxDeadline:
 		return usagef("--central-deadline: %v is not between 0s and %v", m.deadline, policy.MaxDeadline)
-	case m.duration <= 0:
-		return usagef("--duration: %v is not positive", m.duration)
-	case len(m.names) > 0 && r.target != "" && len(drive.Replicas(r.target)) == 0:
+	case m.Share <= 0:
+		return usagef("--duration: %v is not positive", m.Share)
+	case len(m.names) > 0 && r.Target != "" && len(drive.Replicas(r.Target)) == 0:
 		return usagef("--target: --mode needs a list of servers or a fleet file")
 	}
-	_, err = m.engine.check()
-	return err
+	return checkEngine(&m.Engine)
 }
 
 // plan generates what to send.
 func (m *modes) plan(ctx context.Context, r *replay) ([]workload.Request, error) {
-	p, err := sim.Demo{
-		Replicas: m.engines, Workload: m.workload, Unshared: 0.4, Seed: r.seed, Load: m.load, Share: m.duration,
-		Speed: r.speed, Engine: m.engine.Config,
-	}.Plan(ctx)
+	m.Unshared, m.Seed, m.Speed = 0.4, r.Seed, r.Speed
+	p, err := m.Plan(ctx)
 	if err != nil {
 		return nil, err
 	}
-	r.warmUp = p.WarmUp
+	r.WarmUp = p.WarmUp
 	return p.Requests, nil
 }
 
@@ -129,9 +122,9 @@ func (m *modes) set(
 			s.close()
 		}
 	}()
-	if r.target == "" {
-		f, err := drive.StartFleet(ctx, m.engines, grpcserver.Config{
-			Engine: m.engine.Config, Speed: r.speed, KVEvents: kvpublish.NewLog(0),
+	if r.Target == "" {
+		f, err := drive.StartFleet(ctx, m.Replicas, grpcserver.Config{
+			Engine: m.Engine, Speed: r.Speed, KVEvents: kvpublish.NewLog(0),
 		})
 		if err != nil {
 			return s, err
@@ -206,12 +199,12 @@ func (m *modes) serve(ctx context.Context, c *cobra.Command, s *stage, config []
 // serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that
 // can be.
 func (m *modes) serverConfig(r *replay, mode, name string, replicas []policy.Attributes) ([]byte, error) {
-	interval := max(time.Duration(float64(100*time.Millisecond)/r.speed), 10*time.Millisecond)
+	interval := max(time.Duration(float64(100*time.Millisecond)/r.Speed), 10*time.Millisecond)
 	deployment := map[string]any{
 		"mode": mode, "central": policy.Central{Deadline: policy.Duration(m.deadline)},
 		"policy": map[string]any{name: struct{}{}}, "replicas": entries(replicas),
 	}
-	if r.target == "" {
+	if r.Target == "" {
 		deployment["kv_events"] = "grpc:vllm"
 	}
 	return json.Marshal(map[string]any{

@@ -217,15 +217,14 @@ func (e *fleetFlags) check() ([]enginesim.Config, error) {
 	}
 	var all []enginesim.Config
 	for i, name := range e.presets {
-		one := engineFlags{enginesim.Config{Preset: name}}
+		one := enginesim.Config{Preset: name}
 		if k := len(e.kvTokens); k > 0 {
 			one.KVTokens = e.kvTokens[i%k]
 		}
-		c, err := one.check()
-		if err != nil {
+		if err := checkEngine(&one); err != nil {
 			return nil, err
 		}
-		all = append(all, c)
+		all = append(all, one)
 	}
 	return all, nil
 }
