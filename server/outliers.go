@@ -29,13 +29,12 @@ type ejection struct {
 	cause  outlier.Cause
 	since  time.Time
 	prober string    // name of the client that may probe; "" = none
-	ends   time.Time // end of its probe, unless it has a request there
-	latest time.Time // end of its probe in any case
+	probed time.Time // when it began
 }
 
 const (
-	probeTime = time.Second
-	probeMost = time.Minute
+	// probeTime is how long a client may probe, probeMost where it has a request on the replica.
+	probeTime, probeMost = time.Second, time.Minute
 )
 
 // showed applies a watching client's report on outcomes.
@@ -129,15 +128,18 @@ func (x *outliers) passProbe(m *member, e *ejection, l *ledger, rt *router.Route
 		return
 	}
 	c := l.clients[e.prober]
-	if c != nil && !c.ended && now.Before(e.latest) && (now.Before(e.ends) || c.lines[m.number].ongoing > 0) {
-		return
+	if c != nil && !c.ended {
+		took := now.Sub(e.probed)
+		if took < probeTime || took < probeMost && c.lines[m.number].ongoing > 0 {
+			return
+		}
 	}
 	accuser := ""
 	if rep := rt.View().ByID(m.ID); rep != nil {
 		accuser = rt.Outliers().Accuser(rt.Outlier(rep))
 	}
 	next := l.nextProber(m.number, e.prober, accuser)
-	e.ends, e.latest = now.Add(probeTime), now.Add(probeMost)
+	e.probed = now
 	if next != e.prober {
 		e.prober = next
 		x.stamp++

@@ -41,7 +41,8 @@ func (s routingService) Register(ctx context.Context, r *warmpathv1.RegisterRequ
 	}
 	m, err := decodeReplica(r.GetReplica())
 	if err == nil {
-		err = checkEvents(&m, peerHost(ctx), d.sources.eventHosts())
+		host, _, _ := net.SplitHostPort(addressOf(ctx)) // empty = not known
+		err = checkEvents(&m, host, d.sources.eventHosts())
 	}
 	if err != nil {
 		return nil, err
@@ -114,9 +115,3 @@ func checkEvents(m *described, peer string, hosts []string) error {
 
 // anyHost stands for all hosts in register_event_hosts.
 const anyHost = "*"
-
-// peerHost is the host of the connection; empty = not known.
-func peerHost(ctx context.Context) string {
-	host, _, _ := net.SplitHostPort(addressOf(ctx))
-	return host
-}

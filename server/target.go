@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/resolver"
@@ -36,122 +37,80 @@ func parseTarget(target string) (resolver.Builder, resolver.Target, error) {
 const resolveInterval = 30 * time.Second
 
 // A follower resolves a target again and again, by building its resolver anew: gRPC's DNS resolver resolves again only
-// when a connection fails, so it would not notice a fleet that grows.
+// when a connection fails, so it would not notice a fleet that grows. It is the channel of these resolvers.
 type follower struct {
 	target string
 	every  time.Duration
-	on     func([]described)
+	on     func([]described) // takes each result
 	log    *slog.Logger
 
-	failing bool // as logged last
+	mu      sync.Mutex // guards failing; held while on is called, so that the last result counts
+	failing bool       // as logged last
 }
 
-// run follows until the context ends. on is called by one goroutine at a time.
+// run follows until the context ends.
 func (f *follower) run(ctx context.Context) {
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
-	var now listener // of the resolver in force
-	for {
-		next, err := f.build()
+	var now resolver.Resolver // in force; nil = none yet
+	for ctx.Err() == nil {
+		b, target, err := parseTarget(f.target)
+		var next resolver.Resolver
+		if err == nil {
+			next, err = b.Build(target, f, resolver.BuildOptions{})
+		}
 		if err != nil {
-			f.failed(err)
+			f.ReportError(err)
 		} else {
-			now.close()
+			if now != nil {
+				now.Close()
+			}
 			now = next
 		}
-		for due := false; !due; {
-			select {
-			case <-ctx.Done():
-				now.close()
-				return
-			case <-tick.C:
-				due = true
-			case r := <-now.box:
-				f.take(r)
-			}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
 		}
 	}
-}
-
-func (f *follower) build() (listener, error) {
-	b, target, err := parseTarget(f.target)
-	if err != nil {
-		return listener{}, err
+	if now != nil {
+		now.Close()
 	}
-	l := listener{box: make(chan resolution, 1)}
-	l.resolver, err = b.Build(target, l, resolver.BuildOptions{})
-	return l, err
-}
-
-func (f *follower) take(r resolution) {
-	if r.err != nil {
-		f.failed(r.err)
-		return
-	}
-	if f.failing {
-		f.failing = false
-		f.log.Info("warmpath: a target is resolved again", "target", f.target)
-	}
-	f.on(r.replicas)
-}
-
-// failed logs the first failure of several: resolvers retry all the time.
-func (f *follower) failed(err error) {
-	if f.failing {
-		return
-	}
-	f.failing = true
-	f.log.Warn("warmpath: a target cannot be resolved, its last replicas stay", "target", f.target, "error", err)
-}
-
-// A resolution is one result of a resolver.
-type resolution struct {
-	replicas []described
-	err      error
-}
-
-// listener is the channel of a resolver. It keeps the last result.
-type listener struct {
-	resolver resolver.Resolver
-	box      chan resolution
-}
-
-func (l listener) close() {
-	if l.resolver != nil {
-		l.resolver.Close()
-	}
-}
-
-// put replaces the last result if it was not read yet. Called by one goroutine at a time.
-func (l listener) put(r resolution) {
-	select {
-	case <-l.box:
-	default:
-	}
-	l.box <- r
 }
 
 var errNoAddresses = errors.New("it has no addresses")
 
 // UpdateState implements [resolver.ClientConn].
-func (l listener) UpdateState(s resolver.State) error {
+func (f *follower) UpdateState(s resolver.State) error {
 	replicas := describe(s)
 	if len(replicas) == 0 {
-		l.put(resolution{err: errNoAddresses})
+		f.ReportError(errNoAddresses)
 		return errNoAddresses // the resolver tries again
 	}
-	l.put(resolution{replicas: replicas})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.failing {
+		f.failing = false
+		f.log.Info("warmpath: a target is resolved again", "target", f.target)
+	}
+	f.on(replicas)
 	return nil
 }
 
-// ReportError implements [resolver.ClientConn].
-func (l listener) ReportError(err error) { l.put(resolution{err: err}) }
+// ReportError implements [resolver.ClientConn]. It logs the first failure of several: resolvers retry all the time.
+func (f *follower) ReportError(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.failing {
+		f.failing = true
+		f.log.Warn("warmpath: a target cannot be resolved, its last replicas stay", "target", f.target, "error", err)
+	}
+}
 
 // NewAddress implements the deprecated half of [resolver.ClientConn].
-func (l listener) NewAddress(a []resolver.Address) { _ = l.UpdateState(resolver.State{Addresses: a}) }
+func (f *follower) NewAddress(a []resolver.Address) { _ = f.UpdateState(resolver.State{Addresses: a}) }
 
 // ParseServiceConfig refuses: the policy is the deployment's.
-func (l listener) ParseServiceConfig(string) *serviceconfig.ParseResult {
+func (f *follower) ParseServiceConfig(string) *serviceconfig.ParseResult {
 	return &serviceconfig.ParseResult{Err: errors.New("the policy is set in the deployment's config")}
 }
 
