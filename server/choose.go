@@ -48,7 +48,7 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	q.Model, q.Adapter = d.catalogue.Load().canonical(base), cmp.Or(q.Adapter, adapter)
 	q.SetOrigin(originOf(ctx))
 	q.Resume(d.hosted.Load().router.View(), r.GetTried())
-	if adopted(ctx) {
+	if adopted := metadata.ValueFromIncomingContext(ctx, warmpathv1.MetadataAdopted); len(adopted) > 0 {
 		q.Adopt()
 	} else if q.PromptTokens == 0 && d.hosted.Load().needsPrompt() { // a client that has the config has checked it
 		d.tally.failed(codes.InvalidArgument)

@@ -16,16 +16,15 @@ import (
 
 // A deployment is one fleet with one policy.
 type deployment struct {
-	name    string
-	log     *slog.Logger
-	now     func() time.Time
-	tally   tally
-	picks   picks
-	moved   func() // called when the deployment begins or ceases to serve
-	conns   replicaConns
-	sources sources
-	tasks   tasks
-	poller  atomic.Pointer[loadpoll.Poller] // nil = load is not polled
+	name   string
+	log    *slog.Logger
+	now    func() time.Time
+	tally  tally
+	picks  picks
+	moved  func() // called when the deployment begins or ceases to serve
+	conns  replicaConns
+	tasks  tasks
+	poller atomic.Pointer[loadpoll.Poller] // nil = load is not polled
 
 	wake      signal // given when there may be news for watchers
 	unobserve func() // set before the deployment is used, or never
@@ -35,10 +34,10 @@ type deployment struct {
 	limits    atomic.Pointer[Config] // its deployments are not read
 	catalogue atomic.Pointer[catalogue]
 
-	// mu guards what is below. The locks of leases, sources, conns, wake, moved, the poller and the Router are taken
+	// mu guards what is below. The locks of leases, conns, wake, moved, the poller and the Router are taken
 	// under it.
 	mu       sync.Mutex
-	config   Deployment
+	sources  sources
 	pushed   *warmpathv1.ConfigUpdate
 	roster   roster
 	balance  balance
@@ -76,7 +75,7 @@ type change struct {
 
 // prepare builds what a config needs, and puts nothing into force. One goroutine at a time calls it and apply.
 func (d *deployment) prepare(c Deployment) (x *change, err error) {
-	x = &change{config: c, secures: !reflect.DeepEqual(c.ReplicaTLS, d.config.ReplicaTLS)}
+	x = &change{config: c, secures: !reflect.DeepEqual(c.ReplicaTLS, d.sources.config.ReplicaTLS)}
 	if x.service, err = serviceConfig(c.Config); err != nil {
 		return nil, err
 	}
@@ -135,7 +134,6 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 	if x.service != d.pushed.GetServiceConfig() {
 		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: x.service}
 	}
-	d.config = x.config
 	d.sources.configure(x.config)
 	d.limits.Store(limits)
 	d.picks.leases.limit(limits.MaxReservations)
@@ -146,18 +144,18 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 	return before
 }
 
-// members are the fleet as it is now.
-func (d *deployment) members() []*member {
+// unregistered are the members that do not report their own health.
+func (d *deployment) unregistered() []described {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.roster.order
+	return d.sources.unregistered(d.roster.order)
 }
 
-// refresh puts a change of the sources into force.
-func (d *deployment) refresh() {
+// update applies a change of the sources, and merges the members anew if it reports that they have changed.
+func (d *deployment) update(change func(*sources) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.closed && d.refleet() {
+	if change(&d.sources) && !d.closed && d.refleet() {
 		d.wake.give()
 	}
 }
@@ -248,9 +246,7 @@ func (d *deployment) start(c *Config, dc Deployment) {
 	t.done.Go(func() { d.beat(ctx, next.interval) })
 	if next.target != "" {
 		f := follower{target: next.target, every: resolveInterval, log: d.log, on: func(all []described) {
-			if d.sources.resolve(next.target, all) {
-				d.refresh()
-			}
+			d.update(func(x *sources) bool { return x.resolve(next.target, all) })
 		}}
 		t.done.Go(func() { f.run(ctx) })
 	}

@@ -232,8 +232,8 @@ func (x *index) flush(number func(id string) uint32) {
 // makeVersion is flush with mu held.
 func (x *index) makeVersion(number func(id string) uint32) {
 	var next indexChange
-	for _, k := range x.keys() {
-		l, n := x.lanes[k], number(k.replica)
+	for k, l := range x.lanes {
+		n := number(k.replica)
 		if n == 0 {
 			l.number = 0 // watchers drop it with the replica
 			if len(l.held) == 0 {
@@ -258,13 +258,6 @@ func (x *index) makeVersion(number func(id string) uint32) {
 		x.log[0] = indexChange{}
 		x.log = x.log[1:]
 	}
-}
-
-// keys returns the lanes in a fixed order.
-func (x *index) keys() []laneKey {
-	return slices.SortedFunc(maps.Keys(x.lanes), func(a, b laneKey) int {
-		return cmp.Or(cmp.Compare(a.replica, b.replica), cmp.Compare(a.rank, b.rank), cmp.Compare(a.tier, b.tier))
-	})
 }
 
 func (c *indexChange) add(changes []*warmpathv1.CacheChange) {
@@ -355,8 +348,7 @@ func (x *index) whole() []*warmpathv1.IndexUpdate {
 	u := &warmpathv1.IndexUpdate{Snapshot: true}
 	var all []*warmpathv1.IndexUpdate
 	hashes := 0
-	for _, k := range x.keys() {
-		l := x.lanes[k]
+	for k, l := range x.lanes {
 		if l.number == 0 {
 			continue
 		}

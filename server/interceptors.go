@@ -48,10 +48,13 @@ func (x *interceptors) options(calls bool) []grpc.ServerOption {
 	})
 	var all []grpc.ServerOption
 	if calls {
+		line := logging.LoggerFunc(func(ctx context.Context, level logging.Level, message string, fields ...any) {
+			x.log.Log(ctx, slog.Level(level), "warmpath: "+message, fields...)
+		})
 		o := logging.WithLogOnEvents(logging.FinishCall)
 		all = append(all,
-			grpc.ChainUnaryInterceptor(logging.UnaryServerInterceptor(callLog{x.log}, o)),
-			grpc.ChainStreamInterceptor(logging.StreamServerInterceptor(callLog{x.log}, o)))
+			grpc.ChainUnaryInterceptor(logging.UnaryServerInterceptor(line, o)),
+			grpc.ChainStreamInterceptor(logging.StreamServerInterceptor(line, o)))
 	}
 	return append(all, grpc.InTapHandle(x.tap),
 		grpc.ChainUnaryInterceptor(
@@ -187,12 +190,4 @@ func shielded(log *slog.Logger, where string, f func() error) (err error) {
 		}
 	}()
 	return f()
-}
-
-// callLog writes the middleware's lines.
-type callLog struct{ log *slog.Logger }
-
-// Log implements [logging.Logger].
-func (l callLog) Log(ctx context.Context, level logging.Level, message string, fields ...any) {
-	l.log.Log(ctx, slog.Level(level), "warmpath: "+message, fields...)
 }

@@ -164,7 +164,7 @@ func (c *catalogue) notServing() string {
 
 // catalogued is called with mu held when the fleet or the config has changed.
 func (d *deployment) catalogued() {
-	c := newCatalogue(d.roster.order, d.config.Models)
+	c := newCatalogue(d.roster.order, d.sources.config.Models)
 	if before := d.catalogue.Swap(c); before == nil || (before.replicas == 0) != (c.replicas == 0) {
 		d.moved()
 	}

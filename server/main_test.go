@@ -133,9 +133,11 @@ func (f *fixture) ongoing(name string) map[string]int {
 
 // register takes a heartbeat as the service does.
 func (d *deployment) register(r *warmpathv1.RegisterRequest, m described) (*warmpathv1.RegisterResponse, error) {
-	a, changed, err := d.sources.register(r, m)
-	if changed {
-		d.refresh()
-	}
+	var a *warmpathv1.RegisterResponse
+	var err error
+	d.update(func(x *sources) (changed bool) {
+		a, changed, err = x.register(r, m)
+		return changed
+	})
 	return a, err
 }

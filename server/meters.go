@@ -66,10 +66,10 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 	which := telemetry.KeyDeployment.String(d.name)
 	return b.Observe(func(o metric.Observer) {
 		observe(o, d)
-		for code := range d.tally.failures {
-			if n := d.tally.failures[code].Load(); n > 0 {
-				o.ObserveInt64(failed, n, metric.WithAttributes(which, keyCode.String(codes.Code(code).String())))
-			}
+		_, failures := d.tally.counts()
+		for _, f := range failures {
+			code := keyCode.String(codes.Code(f.GetCode()).String())
+			o.ObserveInt64(failed, int64(f.GetCount()), metric.WithAttributes(which, code))
 		}
 		states := map[string]int64{
 			stateReady: 0, stateFull: 0, stateEjected: 0, stateNotServing: 0, stateDraining: 0, stateDisconnected: 0,

@@ -22,9 +22,10 @@ deployments:
 `
 	f := start(t, config)
 	d := f.deployment("chat")
+	poll := func(id string, l loadpoll.Load) { d.update(func(x *sources) bool { x.poll(id, l); return false }) }
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "a"})
-	d.sources.poll("a", loadpoll.Load{Ongoing: 7, KVTokens: 5000})
-	d.sources.poll("gone", loadpoll.Load{Ongoing: 7})
+	poll("a", loadpoll.Load{Ongoing: 7, KVTokens: 5000})
+	poll("gone", loadpoll.Load{Ongoing: 7})
 	f.tick("chat")
 	replica := func(i int) *warmpathv1.ReplicaStatus { return f.status(t, "chat").GetReplicas()[i] }
 	require.EqualValues(t, 7, replica(0).GetOngoing(), "its own is one of them")
@@ -42,7 +43,7 @@ deployments:
 	require.False(t, replica(1).GetStale(), "it never told")
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 
-	d.sources.poll("a", loadpoll.Load{Ongoing: 2}) // it says nothing of its cache any more
+	poll("a", loadpoll.Load{Ongoing: 2}) // it says nothing of its cache any more
 	f.tick("chat")
 	require.False(t, replica(0).GetStale())
 	require.EqualValues(t, 2, replica(0).GetOngoing())
@@ -55,7 +56,7 @@ deployments:
     policy: {prefix_cache_affinity: {}}
     replicas: [{id: a, address: "127.0.0.1:1"}]
 `)))
-	d.sources.poll("a", loadpoll.Load{Ongoing: 9}) // an answer that was under way
+	poll("a", loadpoll.Load{Ongoing: 9}) // an answer that was under way
 	f.tick("chat")
 	require.EqualValues(t, 1, replica(0).GetOngoing())
 	require.False(t, replica(0).GetStale(), "nobody expects it to tell")

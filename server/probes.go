@@ -87,7 +87,10 @@ func (d *deployment) startPoll(ctx context.Context, c *LoadPoll) {
 		return
 	}
 	p := loadpoll.New(loadpoll.Options{
-		Source: source, Connect: d.conns.connect, Report: d.sources.poll, Logger: d.log,
+		Source: source, Connect: d.conns.connect, Logger: d.log,
+		Report: func(id string, l loadpoll.Load) {
+			d.update(func(x *sources) bool { x.poll(id, l); return false })
+		},
 		Interval: pollInterval, Timeout: probeTimeout,
 	})
 	d.tasks.done.Go(func() {
@@ -130,7 +133,7 @@ func (d *deployment) startCheck(ctx context.Context, c *HealthCheck) {
 	}
 	k := &checker{config: *c, log: d.log, now: d.now, conns: &d.conns}
 	d.tasks.done.Go(func() {
-		k.run(ctx, func() []described { return d.sources.unregistered(d.members()) }, d.checked)
+		k.run(ctx, d.unregistered, d.checked)
 	})
 }
 
@@ -250,9 +253,7 @@ func (k *checker) run(ctx context.Context, members func() []described, report fu
 
 // checked puts the symptoms of a round into force.
 func (d *deployment) checked(unwell map[string]symptom) {
-	if d.sources.check(unwell) {
-		d.refresh()
-	}
+	d.update(func(x *sources) bool { return x.check(unwell) })
 }
 
 // mark takes the replicas that do not serve out of use, unless no other would be left.

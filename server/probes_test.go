@@ -132,7 +132,7 @@ func TestRegisteredReplicasAreNotChecked(t *testing.T) {
 		require.NoError(t, err)
 	}
 	register("b")
-	all := d.sources.unregistered(d.members())
+	all := d.unregistered()
 	require.Len(t, all, 2)
 	require.Equal(t, "a", all[0].ID)
 	states := func() (all []string) {
@@ -203,21 +203,21 @@ deployments:
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
 	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: d.now, conns: &d.conns}
-	require.Empty(t, k.over(t, d.sources.unregistered(d.members())))
+	require.Empty(t, k.over(t, d.unregistered()))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
 	require.Empty(t, k.over(t, []described{misnamed}), "one failure is not enough")
 	require.Contains(t, k.over(t, []described{misnamed}), "a", "the name is not its own")
-	require.Empty(t, k.over(t, d.sources.unregistered(d.members())))
+	require.Empty(t, k.over(t, d.unregistered()))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
 		k.over(t, nil) // so that it is connected anew
-		k.over(t, d.sources.unregistered(d.members()))
-		return len(k.over(t, d.sources.unregistered(d.members()))) > 0
+		k.over(t, d.unregistered())
+		return len(k.over(t, d.unregistered())) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
 	k.over(t, nil)
 	d.conns.secure(nil)
-	require.Empty(t, k.over(t, d.sources.unregistered(d.members())))
-	require.Contains(t, k.over(t, d.sources.unregistered(d.members())), "a", "plaintext")
+	require.Empty(t, k.over(t, d.unregistered()))
+	require.Contains(t, k.over(t, d.unregistered()), "a", "plaintext")
 }

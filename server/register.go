@@ -40,17 +40,17 @@ func (s routingService) Register(ctx context.Context, r *warmpathv1.RegisterRequ
 			p.name)
 	}
 	m, err := decodeReplica(r.GetReplica())
-	if err == nil {
-		host, _, _ := net.SplitHostPort(addressOf(ctx)) // empty = not known
-		err = checkEvents(&m, host, d.sources.eventHosts())
-	}
 	if err != nil {
 		return nil, err
 	}
-	a, changed, err := d.sources.register(r, m)
-	if changed {
-		d.refresh()
-	}
+	host, _, _ := net.SplitHostPort(addressOf(ctx)) // empty = not known
+	var a *warmpathv1.RegisterResponse
+	d.update(func(x *sources) (changed bool) {
+		if err = checkEvents(&m, host, x.config.RegisterEventHosts); err == nil {
+			a, changed, err = x.register(r, m)
+		}
+		return changed
+	})
 	return a, err
 }
 

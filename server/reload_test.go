@@ -87,10 +87,10 @@ func TestReloadThatFails(t *testing.T) {
 	for _, name := range []string{"chat", "other"} {
 		require.Equal(t, 10*time.Second, time.Duration(f.deployment(name).limits.Load().LoadInterval))
 	}
-	require.Equal(t, "dns:///127.0.0.1:1", f.deployment("other").config.Target)
+	require.Equal(t, "dns:///127.0.0.1:1", f.deployment("other").sources.config.Target)
 	require.Len(t, f.deploymentMembers("chat"), 2)
 	breaks.Store(false)
 	require.NoError(t, f.Update(changed))
 	require.Equal(t, "breaks", f.deployment("chat").hosted.Load().policy())
-	require.Equal(t, "dns:///127.0.0.1:2", f.deployment("other").config.Target)
+	require.Equal(t, "dns:///127.0.0.1:2", f.deployment("other").sources.config.Target)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -62,9 +61,8 @@ type Server struct {
 	deployments atomic.Pointer[map[string]*deployment]
 
 	// mu guards what follows. Deployments' locks are taken under it.
-	mu      sync.Mutex
-	running map[string]*deployment
-	closed  bool
+	mu     sync.Mutex
+	closed bool
 }
 
 // routingService is the service for clients and replicas.
@@ -95,8 +93,7 @@ func New(c *Config, o Options) (*Server, error) {
 	s := &Server{
 		log: o.Logger, now: o.now, incarnation: hex.EncodeToString(life[:]),
 		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}),
-		running: make(map[string]*deployment),
-		began:   o.now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
+		began: o.now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}
 	s.interceptors = newInterceptors(s.authenticator, s.log)
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
@@ -163,43 +160,42 @@ func (s *Server) Update(c *Config) error {
 		return err
 	}
 	s.warnReadOnce(c)
-	for name, d := range s.running {
+	for name, d := range *s.deployments.Load() {
 		if x := next.changes[name]; x != nil {
 			d.apply(x, c)
+			next.all[name] = d
 		} else {
 			d.close()
-			delete(s.running, name)
 		}
 	}
-	for name, d := range next.fresh {
-		s.running[name] = d
+	for name, d := range next.all {
 		dc := c.Deployments[name]
-		announce(d.log, &dc, d.catalogue.Load().notServing())
+		if next.changes[name] == nil {
+			announce(d.log, &dc, d.catalogue.Load().notServing())
+		}
+		d.start(c, dc)
 	}
-	for name, d := range s.running {
-		d.start(c, c.Deployments[name])
-	}
-	s.deployments.Store(new(maps.Clone(s.running)))
+	s.deployments.Store(&next.all)
 	s.authenticator.moved.give()
 	return nil
 }
 
 // An update is a config whose deployments are ready.
 type update struct {
-	fresh   map[string]*deployment
-	changes map[string]*change // of deployments that run
+	all     map[string]*deployment // the new ones, and later all
+	changes map[string]*change     // of deployments that run
 }
 
 // prepare builds what a config's deployments need. With an error it returns what was built so far. Called with mu
 // held.
 func (s *Server) prepare(c *Config) (*update, error) {
-	u := &update{fresh: make(map[string]*deployment), changes: make(map[string]*change)}
+	u := &update{all: make(map[string]*deployment), changes: make(map[string]*change)}
 	for name, dc := range c.Deployments {
 		var err error
-		if d := s.running[name]; d != nil {
+		if d := (*s.deployments.Load())[name]; d != nil {
 			u.changes[name], err = d.prepare(dc)
 		} else if d, err = newDeployment(name, dc, c, s.log, s.now, s.authenticator.moved.give); err == nil {
-			u.fresh[name] = d
+			u.all[name] = d
 			err = d.observe(s.recorder)
 		}
 		if err != nil {
@@ -212,7 +208,7 @@ func (s *Server) prepare(c *Config) (*update, error) {
 
 // discard closes what was built.
 func (u *update) discard() {
-	for _, d := range u.fresh {
+	for _, d := range u.all {
 		d.close()
 	}
 	for _, x := range u.changes {
@@ -261,7 +257,7 @@ func (s *Server) Close() {
 		return
 	}
 	s.closed = true
-	for _, d := range s.running {
+	for _, d := range *s.deployments.Load() {
 		d.close()
 	}
 	s.grpc.Stop()

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -17,13 +16,12 @@ import (
 )
 
 // sources are what is known of a deployment's members: by its config, its target, and registrations, with the load that
-// was polled and the symptoms that health checks found. Safe for use by many goroutines.
+// was polled and the symptoms that health checks found. It is used with the deployment's mutex held.
 type sources struct {
 	deployment string
 	log        *slog.Logger
 	now        func() time.Time
 
-	mu         sync.Mutex // guards what follows; nothing is locked under it
 	config     Deployment
 	resolved   []described
 	registered map[string]*registration
@@ -53,8 +51,6 @@ type polled struct {
 
 // configure puts another config into force.
 func (x *sources) configure(c Deployment) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	if c.Target != x.config.Target {
 		x.resolved = nil
 	}
@@ -71,20 +67,15 @@ func (x *sources) configure(c Deployment) {
 
 // resolve sets the addresses of a target, and reports whether it is the config's.
 func (x *sources) resolve(target string, all []described) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if target != x.config.Target {
-		return false
+	if target == x.config.Target {
+		x.resolved = all
 	}
-	x.resolved = all
-	return true
+	return target == x.config.Target
 }
 
 // check sets the symptoms of replicas that do not serve, and reports whether they have changed. A replica that has
 // registered in the meantime reports its own state.
 func (x *sources) check(unwell map[string]symptom) (changed bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	maps.DeleteFunc(unwell, func(id string, _ symptom) bool { return x.registered[id] != nil })
 	if maps.Equal(unwell, x.unwell) {
 		return false
@@ -97,8 +88,6 @@ func (x *sources) check(unwell map[string]symptom) (changed bool) {
 func (x *sources) register(
 	r *warmpathv1.RegisterRequest, m described,
 ) (a *warmpathv1.RegisterResponse, changed bool, err error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	was := x.registered[m.ID]
 	switch {
 	case !x.config.Register:
@@ -127,7 +116,7 @@ func (x *sources) register(
 		x.registered = make(map[string]*registration)
 	}
 	x.registered[m.ID] = next
-	x.recovered(m.ID)
+	delete(x.unwell, m.ID)
 	changed = was == nil || was.Draining != m.Draining || was.Instance != m.Instance
 	x.stirred = x.stirred || !changed && !was.equal(&next.described)
 	heartbeat := min(lease, staleAfter) / 3
@@ -135,19 +124,9 @@ func (x *sources) register(
 	return a, changed, nil
 }
 
-// recovered removes a symptom. Called with mu held.
-func (x *sources) recovered(id string) {
-	if _, found := x.unwell[id]; found {
-		x.unwell = maps.Clone(x.unwell)
-		delete(x.unwell, id)
-	}
-}
-
 // expire removes the registrations whose lease has ended, and returns how many. stirred: the members are to be merged
 // anew, for that or for figures that changed since the last interval.
 func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	for id, r := range x.registered {
 		if !now.Before(r.until) {
 			delete(x.registered, id)
@@ -162,8 +141,6 @@ func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 
 // poll enters the polled load of a replica.
 func (x *sources) poll(id string, l loadpoll.Load) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	was, found := x.polled[id]
 	if !found || x.config.LoadPoll == nil {
 		return
@@ -176,8 +153,6 @@ func (x *sources) poll(id string, l loadpoll.Load) {
 
 // members merges the members of all sources, the config's first.
 func (x *sources) members() []described {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	all := make([]described, 0, len(x.config.Replicas)+len(x.registered)+len(x.resolved))
 	addresses := make(map[string]bool)
 	for _, r := range x.config.Replicas {
@@ -211,8 +186,6 @@ func (x *sources) members() []described {
 
 // unregistered returns the members that do not report their own health.
 func (x *sources) unregistered(order []*member) []described {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	all := make([]described, 0, len(order))
 	for _, m := range order {
 		if x.registered[m.ID] == nil {
@@ -224,26 +197,10 @@ func (x *sources) unregistered(order []*member) []described {
 
 // loadOf returns the load in a replica's registration, or else its polled load; at is zero if there is neither.
 func (x *sources) loadOf(id string) ownLoad {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	if r := x.registered[id]; r != nil && !r.load.at.IsZero() {
 		return r.load
 	}
 	return x.polled[id].load
-}
-
-func (x *sources) symptomOf(id string) (symptom, bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	s, found := x.unwell[id]
-	return s, found
-}
-
-// eventHosts are the hosts beside its own that a registering replica may name.
-func (x *sources) eventHosts() []string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.config.RegisterEventHosts
 }
 
 // reports adds a registration to a replica of the config: the fields that only the replica has.

@@ -58,9 +58,10 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 // event streams.
 func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 	h := d.hosted.Load()
+	decisions, failures := d.tally.counts()
 	a := &warmpathv1.DeploymentStatus{
 		Name: d.name, Policy: h.policy(), NotServing: d.catalogue.Load().notServing(),
-		Decisions: d.tally.decisionCounts(), Failures: d.tally.failureCounts(),
+		Decisions: decisions, Failures: failures,
 		Reservations: uint32(d.picks.leases.held()), ReservationsExpired: uint64(d.picks.leases.expired.Load()),
 		RegistrationsExpired: uint64(d.tally.registrationsExpired.Load()),
 		Queued:               uint32(h.router.Queued()),
@@ -120,7 +121,7 @@ func (d *deployment) healthOf(m *member, rep *policy.Replica,
 	rt *router.Router) (all []*warmpathv1.HealthReport) {
 	now := d.now()
 	since := func(t time.Time) uint64 { return uint64(max(now.Sub(t).Milliseconds(), 1)) }
-	if s, found := d.sources.symptomOf(m.ID); found {
+	if s, found := d.sources.unwell[m.ID]; found {
 		report := &warmpathv1.HealthReport{By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why}
 		all = append(all, report)
 	}

@@ -22,7 +22,7 @@ type chooseStream = grpc.BidiStreamingServer[warmpathv1.ChooseReplicasRequest, w
 // ChooseReplicas implements the service. A request that need not wait is answered before the next one is read: a
 // client that does not read answers is stopped by flow control.
 func (s routingService) ChooseReplicas(stream chooseStream) error {
-	ctx, cancel := context.WithCancel(withAdopted(stream.Context()))
+	ctx, cancel := context.WithCancel(stream.Context())
 	a := answers{stream: stream, room: make(chan struct{}, maxWaiting)}
 	read := make(chan error, 1)
 	go func() { // ends with the stream, so after this method at the latest

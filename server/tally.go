@@ -15,9 +15,9 @@ import (
 
 // tally has the counts of a deployment since it was added. Safe for use by many goroutines.
 type tally struct {
-	decisions sync.Map // decided -> *atomic.Int64
-	kinds     atomic.Int64
-	failures  [codes.Unauthenticated + 1]atomic.Int64
+	mu        sync.Mutex // guards decisions and failures
+	decisions map[decided]uint64
+	failures  map[codes.Code]uint64 // failed picks
 
 	registrationsExpired atomic.Int64
 	sentBytes            atomic.Int64 // to watchers
@@ -37,24 +37,25 @@ const (
 
 func (t *tally) decided(policyName string, reason policy.Reason) {
 	k := decided{policyName, reason}
-	n, ok := t.decisions.Load(k)
-	if !ok {
-		if t.kinds.Load() >= maxKinds {
-			k.reason = otherReason
-		}
-		var there bool
-		if n, there = t.decisions.LoadOrStore(k, new(atomic.Int64)); !there {
-			t.kinds.Add(1)
-		}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.decisions == nil {
+		t.decisions = make(map[decided]uint64)
 	}
-	n.(*atomic.Int64).Add(1)
+	if t.decisions[k] == 0 && len(t.decisions) >= maxKinds {
+		k.reason = otherReason
+	}
+	t.decisions[k]++
 }
 
 // failed counts a failed pick.
 func (t *tally) failed(code codes.Code) {
-	if int(code) < len(t.failures) {
-		t.failures[code].Add(1)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.failures == nil {
+		t.failures = make(map[codes.Code]uint64)
 	}
+	t.failures[code]++
 }
 
 // sent counts a message to a watcher.
@@ -63,17 +64,19 @@ func (t *tally) sent(m *warmpathv1.WatchReplicasResponse) {
 	t.sentMessages.Add(1)
 }
 
-// decisionCounts returns the decisions, the most frequent first.
-func (t *tally) decisionCounts() []*warmpathv1.DecisionCount {
-	var all []*warmpathv1.DecisionCount
-	t.decisions.Range(func(k, n any) bool {
-		d := k.(decided)
-		count := uint64(n.(*atomic.Int64).Load())
-		all = append(all, &warmpathv1.DecisionCount{Policy: d.policy, Reason: string(d.reason), Count: count})
-		return true
-	})
-	slices.SortFunc(all, moreFrequent)
-	return all
+// counts returns the decisions, the most frequent first, and the failures by code.
+func (t *tally) counts() (decisions []*warmpathv1.DecisionCount, failures []*warmpathv1.FailureCount) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for d, n := range t.decisions {
+		decisions = append(decisions, &warmpathv1.DecisionCount{Policy: d.policy, Reason: string(d.reason), Count: n})
+	}
+	slices.SortFunc(decisions, moreFrequent)
+	for code, n := range t.failures {
+		failures = append(failures, &warmpathv1.FailureCount{Code: int32(code), Count: n})
+	}
+	slices.SortFunc(failures, func(a, b *warmpathv1.FailureCount) int { return cmp.Compare(a.GetCode(), b.GetCode()) })
+	return decisions, failures
 }
 
 // moreFrequent orders decisions, the most frequent first.
@@ -82,14 +85,4 @@ func moreFrequent(a, b *warmpathv1.DecisionCount) int {
 		cmp.Compare(b.GetCount(), a.GetCount()), cmp.Compare(a.GetPolicy(), b.GetPolicy()),
 		cmp.Compare(a.GetReason(), b.GetReason()),
 	)
-}
-
-func (t *tally) failureCounts() []*warmpathv1.FailureCount {
-	var all []*warmpathv1.FailureCount
-	for code := range t.failures {
-		if n := t.failures[code].Load(); n > 0 {
-			all = append(all, &warmpathv1.FailureCount{Code: int32(code), Count: uint64(n)})
-		}
-	}
-	return all
 }
