@@ -13,7 +13,7 @@ import (
 func TestConfigSurvivesText(t *testing.T) {
 	for _, object := range []string{
 		`{}`,
-		`{"policy":{"consistent_hash":{"num_fallback_replicas":1}},"session_keys":[],"max_queued_requests":-1,"request_cost_tokens":-1}`,
+		`{"policy":{"consistent_hash":{"num_fallback_replicas":1}},"session_keys":[],"max_queued_requests":"off"}`,
 		`{"dialects":[{"methods":["/a.B/C"],"prompt":"3.2"}],"prepare_timeout":"1s","node":"n","zone":"z"}`,
 	} {
 		first, err := parseConfig(json.RawMessage(object))
@@ -34,7 +34,7 @@ func TestCheck(t *testing.T) {
 		`{"dialects":{}}`:                  "warmpath: dialects: want a list",
 		`{"dialects":[{"methods":["a"]}]}`: "warmpath: dialects[0] (a): methods: ",
 		`{"kv_events":"foo"}`:              `warmpath: kv_events: "foo": `,
-		`{"policy":{"kv_aware":{"near_tie_tokens":-1}}}`: "warmpath: config: policy.kv_aware: near_tie_tokens: it is -1",
+		`{"policy":{"kv_aware":{"near_tie_tokens":-1}}}`: "warmpath: config: policy.kv_aware: near_tie_tokens: it is a number -1",
 	} {
 		err := Check(object)
 		if want == "" {

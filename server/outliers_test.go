@@ -312,7 +312,7 @@ func TestOutcomesWhereEjectionIsDisabled(t *testing.T) {
 	w.next()
 	w.shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 5})
 	w.ejected(2)
-	require.NoError(t, f.Update(parse(t, strings.Replace(fourReplicas, "max_share: 0.5", "disabled: true", 1))))
+	require.NoError(t, f.Update(parse(t, strings.Replace(fourReplicas, "max_share: 0.5", "failures: off", 1))))
 	w.ejected()
 	w.shows(&warmpathv1.ReplicaOutcomes{Replica: 3, Failures: 500})
 	w.report(1, false, nil)

@@ -72,7 +72,7 @@ func init() {
 		if breaks.Load() {
 			return policy.Policy{}, errors.New("it breaks")
 		}
-		return roundrobin.New(roundrobin.DefaultConfig())
+		return roundrobin.New(roundrobin.Config{})
 	})
 }
 

@@ -347,7 +347,7 @@ func TestRetriesOfGRPCGoToOthers(t *testing.T) {
 		return nil
 	}))
 	rs := []*replica{start(t, &replica{}), bad}
-	sc := `{"loadBalancingConfig":[{"warmpath":{"policy":{"consistent_hash":{}},"ejection":{"disabled":true}}}],
+	sc := `{"loadBalancingConfig":[{"warmpath":{"policy":{"consistent_hash":{}},"ejection":{"failures":"off"}}}],
 		"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":3,"initialBackoff":"0.001s","maxBackoff":"0.001s","backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}]}`
 	m := newMeter(t)
 	cc := dial(t, target(rs...), grpc.WithDefaultServiceConfig(sc), m.option)

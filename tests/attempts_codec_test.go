@@ -77,7 +77,7 @@ func TestPassedThroughMessagesAreRetried(t *testing.T) {
 	bad, badCalls, badForeign := startFrames(t, codes.Unavailable)
 	one, _, oneForeign := startFrames(t, codes.OK)
 	two, _, twoForeign := startFrames(t, codes.OK)
-	unbounded := client.WithConfig(config(`{"round_robin":{}}`, `"retry_ratio":-1`))
+	unbounded := client.WithConfig(config(`{"round_robin":{}}`, `"retry_ratio":"off"`))
 	cc := dial(t, "warmpath:///"+bad+","+one+","+two, unbounded, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frames{})))
 	for name, message := range map[string]func(mem.BufferSlice) any{
 		"slice": func(b mem.BufferSlice) any { return b },

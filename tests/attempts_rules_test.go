@@ -35,7 +35,7 @@ func newFaulty(t *testing.T, how fault, n int, more ...string) *faulty {
 		f.breakers = append(f.breakers, b)
 		rs = append(rs, &b.replica)
 	}
-	more = append(more, `"ejection":{"disabled":true}`) // the rules alone
+	more = append(more, `"ejection":{"failures":"off"}`) // the rules alone
 	f.cc = dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{}}`, more...)), f.option)
 	f.session = sessionEndingAt(t, rs, f.good.addr)
 	connected(t, f.cc, rs[:1])
@@ -237,7 +237,7 @@ func TestAnsweredPromptsAreAcquitted(t *testing.T) {
 }
 
 func TestQuarantineCanBeOff(t *testing.T) {
-	f := newFaulty(t, crash, 2, `"quarantine_ttl":"-1s"`)
+	f := newFaulty(t, crash, 2, `"quarantine_ttl":"off"`)
 	_, err := f.call(t, "unary", "a")
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	require.NotErrorIs(t, err, client.ErrQuarantined)
@@ -247,7 +247,7 @@ func TestQuarantineCanBeOff(t *testing.T) {
 // A sick fleet gets no more than its share of retries, and the calls say so.
 func TestRetryBudget(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		f := newFaulty(t, says("14"), 2, `"retry_ratio":0.2`, `"retry_floor":-1`)
+		f := newFaulty(t, says("14"), 2, `"retry_ratio":0.2`, `"retry_floor":"off"`)
 		before := f.got()
 		const calls = 200
 		over := int64(0)
@@ -282,7 +282,7 @@ func TestNobodyMayServe(t *testing.T) {
 
 // Issue 12.3: a plain RESOURCE_EXHAUSTED needs a budget for another attempt.
 func TestPlainRejectionsAreInTheBudget(t *testing.T) {
-	f := newFaulty(t, says("8"), 1, `"retry_floor":-1`, `"retry_ratio":0.001`)
+	f := newFaulty(t, says("8"), 1, `"retry_floor":"off"`, `"retry_ratio":0.001`)
 	calls := f.good.calls.Load()
 	_, err := f.call(t, "unary", "a")
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))

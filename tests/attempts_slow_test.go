@@ -51,7 +51,7 @@ func TestFirstTokenTimeout(t *testing.T) {
 // A call whose first message was late has been sent twice: whatever the second attempt returns is final.
 func TestSlowCallsAreSentTwiceAtMost(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		g := startGates(t, 3, 1, `"first_token_timeout":"1ms"`, `"quarantine_ttl":"-1s"`)
+		g := startGates(t, 3, 1, `"first_token_timeout":"1ms"`, `"quarantine_ttl":"off"`)
 		done := g.call(t, kind)
 		<-g.all[1].entered
 		for _, x := range g.all[:2] {
@@ -108,7 +108,7 @@ func TestSlowCallsMoveWhenThereIsRoom(t *testing.T) {
 // Without a budget a slow call stays where it is.
 func TestTimeoutsAreInTheBudget(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		g := startGates(t, 2, 1, `"first_token_timeout":"1ms"`, `"retry_floor":-1`, `"retry_ratio":0.001`)
+		g := startGates(t, 2, 1, `"first_token_timeout":"1ms"`, `"retry_floor":"off"`, `"retry_ratio":0.001`)
 		done := g.call(t, kind)
 		eventually(t, "the budget refuses", func() bool { return g.sum(t, "warmpath.retries.over_budget") == 1 })
 		close(g.all[0].open)
@@ -147,7 +147,7 @@ func TestTimeoutAbortsTheLateAttempt(t *testing.T) {
 	slow := startEngine(t, grpcserver.Config{Speed: 1e-6, IgnoreCancel: true}) // nothing comes
 	quick := startEngine(t, grpcserver.Config{Virtual: true, IgnoreCancel: true})
 	cc := dial(t, "warmpath:///"+slow.Addr().String()+","+quick.Addr().String(),
-		client.WithConfig(`{"policy":{"round_robin":{}},"first_token_timeout":"20ms","retry_ratio":-1,"ejection":{"disabled":true}}`))
+		client.WithConfig(`{"policy":{"round_robin":{}},"first_token_timeout":"20ms","retry_ratio":"off","ejection":{"failures":"off"}}`))
 	stub := enginepb.NewVllmEngineClient(cc)
 	for _, s := range []*grpcserver.Server{slow, quick} {
 		eventually(t, "connection", func() bool {
@@ -179,7 +179,7 @@ func TestRandomSlowLives(t *testing.T) {
 	for i := range rs {
 		rs[i] = randomReplica(t)
 	}
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":8`, `"retry_ratio":-1`, `"first_token_timeout":"1ms"`)), m.option)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":8`, `"retry_ratio":"off"`, `"first_token_timeout":"1ms"`)), m.option)
 	stub := testpb.NewTestServiceClient(cc)
 	ctx, stop := context.WithCancel(deadline(t))
 	var collector, wg sync.WaitGroup

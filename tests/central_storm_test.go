@@ -106,7 +106,7 @@ func (c *crowd) ongoing() map[string]int {
 // nothing in the end.
 func TestCentralBooksAfterAStorm(t *testing.T) {
 	c := startCrowd(t, 3)
-	at, _ := lookasideWith(t, "", centralised(`{power_of_two_choices: {}}`, c.rs, "retry_ratio: -1", "ejection: {failures: 0}"))
+	at, _ := lookasideWith(t, "", centralised(`{power_of_two_choices: {}}`, c.rs, "retry_ratio: off", "ejection: {failures: 0}"))
 	seen := observe(t, at)
 	cancels := map[string]context.CancelFunc{}
 	var calls sync.WaitGroup

@@ -47,7 +47,7 @@ func untilCentral(t *testing.T, cc *grpc.ClientConn) {
 	eventually(t, "the server decides", func() bool { return asked(t, cc, "x").Reason == "central" })
 }
 
-// serverLoad is the load that the server itself sees on a replica, with request_cost_tokens of 100.
+// serverLoad is the load that the server itself sees on a replica, with 100 tokens for a request.
 func serverLoad(t *testing.T, at string, r *replica) float64 {
 	t.Helper()
 	cc, err := grpc.NewClient(at, insecureOption())
@@ -111,7 +111,7 @@ func TestReservationFollowsTheCall(t *testing.T) {
 			}
 		}
 	}
-	deployment := centralised(`{prefix_cache_affinity: {}}`, rs, "request_cost_tokens: 100")
+	deployment := centralised(`{prefix_cache_affinity: {}}`, rs)
 	at, _ := lookasideWith(t, "", deployment)
 	cc := dial(t, "warmpath://"+at+"/")
 	connected(t, cc, rs)
@@ -201,7 +201,7 @@ func TestCentralSameRequestID(t *testing.T) {
 // A failed attempt's reservation is given back, and the next one asks for another replica.
 func TestCentralRetries(t *testing.T) {
 	rs := replicas(t, 3)
-	deployment := centralised(`{consistent_hash: {}}`, rs, "request_cost_tokens: 100")
+	deployment := centralised(`{consistent_hash: {}}`, rs)
 	at, _ := lookasideWith(t, "", deployment)
 	cc := dial(t, "warmpath://"+at+"/")
 	connected(t, cc, rs)

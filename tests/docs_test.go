@@ -77,8 +77,9 @@ func fieldsOf(v any) (names []string) {
 		if t.Field(i).Anonymous { // has a table of its own
 			continue
 		}
-		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
-		names = append(names, name)
+		if name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ","); name != "-" {
+			names = append(names, name)
+		}
 	}
 	return names
 }
@@ -89,9 +90,9 @@ func TestConfigPageNamesEveryField(t *testing.T) {
 		"## The channel":           policy.Config{}.WithDefaults(),
 		"## Outlier detection":     policy.Ejection{}.WithDefaults(),
 		"## Decisions":             policy.Adoption{Central: policy.Central{}.WithDefaults()},
-		"## prefix_cache_affinity": prefixaffinity.DefaultConfig(),
-		"## kv_aware":              kvaware.DefaultConfig(),
-		"## consistent_hash":       consistenthash.DefaultConfig(),
+		"## prefix_cache_affinity": prefixaffinity.Config{}.WithDefaults(),
+		"## kv_aware":              kvaware.Config{}.WithDefaults(),
+		"## consistent_hash":       consistenthash.Config{}.WithDefaults(),
 		"## Dialects":              dialect.Dialect{},
 		"## Tokenizer":             tokenize.DefaultConfig(),
 		"## The fleet file":        policy.Attributes{},
@@ -257,7 +258,7 @@ func TestHashesPage(t *testing.T) {
 	for _, v := range vectors(t, "ring hash") {
 		require.Equal(t, v[1], fmt.Sprintf("%016x", consistenthash.Hash(v[0])))
 	}
-	ring, err := consistenthash.New(consistenthash.DefaultConfig())
+	ring, err := consistenthash.New(consistenthash.Config{}.WithDefaults())
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, ring, policytest.Fleet(3))
 	for _, v := range vectors(t, "ring") {

@@ -24,7 +24,7 @@ import (
 // patient is an ejection that takes three calls, of which none is late that takes less than a second, and that lasts.
 const (
 	threshold = 3
-	patient   = `"ejection":{"failures":3,"late_min":"1s","base_time":"1h","max_time":"1h"}`
+	patient   = `"ejection":{"failures":3,"late_min":"1s","base_time":"1h"}`
 )
 
 // watcher is a channel with a look at what it thinks of its replicas.
@@ -134,7 +134,7 @@ func TestHungReplicaAlone(t *testing.T) {
 func TestHungReplicaShared(t *testing.T) {
 	hung, others, all := hanging(t)
 	text := "    policy: {round_robin: {}}\n    dialects: " + dialects +
-		"\n    ejection: {failures: 3, late_min: 1s, base_time: 1h, max_time: 1h}\n    replicas:"
+		"\n    ejection: {failures: 3, late_min: 1s, base_time: 1h}\n    replicas:"
 	for _, r := range all {
 		text += fmt.Sprintf("\n    - address: %q", r.addr)
 	}
@@ -175,7 +175,7 @@ func TestHungReplicaShared(t *testing.T) {
 func TestHungReplicaUnderFirstTokenTimeout(t *testing.T) {
 	hung, _, all := hanging(t)
 	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
-		`"first_token_timeout":"50ms"`, `"retry_floor":1000`, `"ejection":{"failures":3,"base_time":"1h","max_time":"1h"}`)))
+		`"first_token_timeout":"50ms"`, `"retry_floor":1000`, `"ejection":{"failures":3,"base_time":"1h"}`)))
 	hung.calls.Store(0)
 	eventually(t, "it is found", func() bool {
 		require.NoError(t, w.ask(w.ctx, 20*time.Second), "another replica serves it")
@@ -199,7 +199,7 @@ func TestFirstTokenTimeoutBelowTheUsual(t *testing.T) {
 		}
 	}
 	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
-		`"first_token_timeout":"10ms"`, `"retry_floor":1000`, `"ejection":{"failures":3,"base_time":"1h","max_time":"1h"}`)))
+		`"first_token_timeout":"10ms"`, `"retry_floor":1000`, `"ejection":{"failures":3,"base_time":"1h"}`)))
 	for range 12 {
 		require.Error(t, w.ask(w.ctx, 40*time.Millisecond))
 	}
@@ -221,7 +221,7 @@ func TestFailingReplica(t *testing.T) {
 				}
 				return &testpb.SimpleResponse{Username: rs[0].addr}, nil
 			}
-			w := watching(t, target(rs...), rs, client.WithConfig(config(policy, `"ejection":{"failures":3,"base_time":"100ms","max_time":"200ms","slow_start":"1ms"}`)))
+			w := watching(t, target(rs...), rs, client.WithConfig(config(policy, `"ejection":{"failures":3,"base_time":"100ms","slow_start":"1ms"}`)))
 			ill.Store(true)
 			rs[0].calls.Store(0)
 			eventually(t, "it is ejected", func() bool {

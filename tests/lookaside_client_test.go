@@ -42,7 +42,7 @@ func lookasideWith(t *testing.T, address, deployment string) (at string, kill fu
 // deployed is the config of a server with this deployment.
 func deployed(t testing.TB, deployment string) *server.Config {
 	t.Helper()
-	text := "load_interval: 20ms\ndeployments:\n  chat:\n    fixed_rates: true\n" + deployment
+	text := "load_interval: 20ms\ndeployments:\n  chat:\n" + deployment
 	config, err := server.ParseConfig([]byte(text))
 	require.NoError(t, err, text)
 	return config

@@ -48,7 +48,7 @@ func lookAsideConn(t *testing.T, config string, o server.Options) *grpc.ClientCo
 // The server follows the engines' KV events: it finds a warm replica for a prompt that it has never seen, and tells
 // watchers of its superblocks.
 func TestKVEventsReachTheLookAsideServer(t *testing.T) {
-	for _, pol := range []string{"prefix_cache_affinity: {}", "kv_aware: {near_tie_tokens: 0}"} {
+	for _, pol := range []string{"prefix_cache_affinity: {}", "kv_aware: {near_tie_tokens: off}"} {
 		t.Run(pol, func(t *testing.T) {
 			var fleet strings.Builder
 			var engines []*simulated

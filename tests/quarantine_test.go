@@ -47,7 +47,7 @@ func startFragile(t *testing.T, n int) *fragile {
 		at += p.Addr()
 	}
 	f.stub = testpb.NewTestServiceClient(dial(t, at, client.WithConfig(
-		config(`{"round_robin":{}}`, `"max_attempts":1`, `"ejection":{"disabled":true}`))))
+		config(`{"round_robin":{}}`, `"max_attempts":1`, `"ejection":{"failures":"off"}`))))
 	for _, p := range f.proxies {
 		f.meet(p)
 	}

@@ -95,7 +95,7 @@ func TestLongSessionsTakeRaysPlace(t *testing.T) {
 	rs := replicas(t, 5)
 	cc := dial(t, target(rs...), client.WithConfig(`{"policy":{"consistent_hash":{}}}`))
 	connected(t, cc, rs)
-	ring, err := consistenthash.New(consistenthash.DefaultConfig())
+	ring, err := consistenthash.New(consistenthash.Config{}.WithDefaults())
 	require.NoError(t, err)
 	ids := make([]string, len(rs))
 	for i, rep := range rs {

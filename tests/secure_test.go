@@ -55,7 +55,7 @@ principals:
 - {name: engines, token: engines-0123456789, register: true}
 - {name: app, token: app-0123456789abc, deployments: [chat]}
 deployments:
-  chat: {register: true, policy: {prefix_cache_affinity: {}}, fixed_rates: true, dialects: %s}
+  chat: {register: true, policy: {prefix_cache_affinity: {}}, dialects: %s}
 `, certPath, keyPath, dialects))
 	require.NoError(t, err)
 	s, err := server.New(c, server.Options{})

@@ -172,7 +172,7 @@ func TestRealKVEventsDecide(t *testing.T) {
 		engines = append(engines, p)
 		fmt.Fprintf(&fleet, "    - {id: r%d, address: '127.0.0.1:%d', kv_events: 'tcp://%s', kv_events_replay: 'tcp://%s'}\n", i, i+1, p.pub.addr(), p.replay.addr())
 	}
-	pb := lookAside(t, "deployments:\n  chat:\n    policy: {kv_aware: {near_tie_tokens: 0}}\n    replicas:\n"+fleet.String())
+	pb := lookAside(t, "deployments:\n  chat:\n    policy: {kv_aware: {near_tie_tokens: off}}\n    replicas:\n"+fleet.String())
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	watch, err := pb.WatchReplicas(ctx)

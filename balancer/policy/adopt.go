@@ -19,12 +19,6 @@ const (
 	FailClosed = "fail_closed" // the call fails with UNAVAILABLE
 )
 
-// Defaults and bounds of [Central].
-const (
-	DefaultDeadline = 20 * time.Millisecond
-	MaxDeadline     = 10 * time.Second
-)
-
 // Adoption is the part of a [Config] that selects what decides for how many of the calls. A host puts a change of it
 // into force without giving up the state of its Router, but for ShadowPolicy.
 type Adoption struct {
@@ -53,7 +47,7 @@ type Central struct {
 
 // WithDefaults returns it with every default written out.
 func (c Central) WithDefaults() Central {
-	c.Deadline = cmp.Or(c.Deadline, Duration(DefaultDeadline))
+	c.Deadline = cmp.Or(c.Deadline, Duration(20*time.Millisecond))
 	c.OnFailure = cmp.Or(c.OnFailure, FailOpen)
 	return c
 }
@@ -107,12 +101,13 @@ func (a *Adoption) validate() error {
 	switch {
 	case a.Mode != "" && a.Mode != Broadcast && a.Mode != InCentral:
 		return fmt.Errorf("mode: %q is neither %s nor %s", a.Mode, Broadcast, InCentral)
-	case a.Central.Deadline < 0 || a.Central.Deadline > Duration(MaxDeadline):
-		return fmt.Errorf("central.deadline: %v is not between 0s and %v", a.Central.Deadline, MaxDeadline)
 	case a.Central.OnFailure != "" && a.Central.OnFailure != FailOpen && a.Central.OnFailure != FailClosed:
 		return fmt.Errorf("central.on_failure: %q is neither %s nor %s", a.Central.OnFailure, FailOpen, FailClosed)
 	case a.Percentage != nil && !(*a.Percentage >= 0 && *a.Percentage <= 100):
 		return fmt.Errorf("percentage: %v is not between 0 and 100", *a.Percentage)
+	}
+	if err := within("central.deadline", a.Central.Deadline, 0, Duration(10*time.Second)); err != nil {
+		return err
 	}
 	p, err := a.NewShadow()
 	if err != nil {

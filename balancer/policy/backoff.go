@@ -7,12 +7,6 @@ import (
 	"time"
 )
 
-// Bounds of [Backoff].
-const (
-	MaxBackoff           = time.Minute
-	MaxBackoffMultiplier = 100
-)
-
 // Backoff is the wait before an attempt of a call. The first retry is made at once, the one after it waits for Initial,
 // and each further one Multiplier times as long as the one before, up to Maximum. Its zero value is the default config.
 type Backoff struct {
@@ -45,15 +39,12 @@ func (b Backoff) Wait(retry int) time.Duration {
 // validate checks the bounds of every field. The error names it.
 func (b Backoff) validate() error {
 	full := b.WithDefaults()
-	switch {
-	case b.Initial < 0 || b.Initial > Duration(MaxBackoff):
-		return fmt.Errorf("initial: %v is not between 0s and %v", b.Initial, MaxBackoff)
-	case !(full.Multiplier >= 1 && full.Multiplier <= MaxBackoffMultiplier):
-		return fmt.Errorf("multiplier: %v is not between 1 and %d", b.Multiplier, MaxBackoffMultiplier)
-	case b.Maximum < 0 || b.Maximum > Duration(MaxBackoff):
-		return fmt.Errorf("maximum: %v is not between 0s and %v", b.Maximum, MaxBackoff)
-	case full.Maximum < full.Initial:
-		return fmt.Errorf("maximum: %v is less than initial, %v", b.Maximum, full.Initial)
+	if full.Maximum < full.Initial && b.Maximum >= 0 {
+		return fmt.Errorf("backoff.maximum: %v is less than initial, %v", b.Maximum, full.Initial)
 	}
-	return nil
+	return cmp.Or(
+		within("backoff.initial", b.Initial, 0, Duration(time.Minute)),
+		within("backoff.multiplier", full.Multiplier, 1, 100),
+		within("backoff.maximum", b.Maximum, 0, Duration(time.Minute)),
+	)
 }

@@ -16,22 +16,9 @@ const Default = "prefix_cache_affinity"
 // Plain is the policy that decides for the calls that a config keeps from its own.
 const Plain = "round_robin"
 
-// Defaults and bounds of [Config].
-const (
-	DefaultMaxQueued      = 1000
-	DefaultHeadStart      = 10 * time.Second
-	DefaultRequestCost    = 500 // tokens
-	DefaultPrepareTimeout = 100 * time.Millisecond
-
-	MaxSessionKeys     = 16
-	MaxRequestCost     = 1_000_000
-	MaxPrepareTimeout  = time.Minute
-	DefaultPriorityKey = "x-warmpath-priority"
-	MaxHeadStart       = time.Hour
-	MaxConnections     = 64 // to one replica
-	DefaultDrainGrace  = 30 * time.Second
-	MaxDrainGrace      = 24 * time.Hour
-)
+// RequestCost is what an active request adds to the load of a replica, in prompt tokens: a decode step costs about as
+// much as the prefill of so many.
+const RequestCost = 500
 
 // Config is the config of a channel, or of a deployment in the look-aside server.
 // Its zero value is the default config.
@@ -42,10 +29,10 @@ type Config struct {
 	// no bound of its own; 0 = no bound.
 	MaxOngoingRequests int `json:"max_ongoing_requests,omitempty"`
 	// MaxQueuedRequests bounds the requests that wait while all are full; 0 =
-	// 1,000, -1 = no bound.
-	MaxQueuedRequests int `json:"max_queued_requests,omitempty"`
+	// 1,000, Off = no bound.
+	MaxQueuedRequests Limit `json:"max_queued_requests,omitempty"`
 	// PriorityKey is the metadata key that carries a call's priority in the queue: low,
-	// normal or high. Empty = DefaultPriorityKey.
+	// normal or high. Empty = x-warmpath-priority.
 	PriorityKey string `json:"priority_key,omitempty"`
 	// PriorityHeadStart is what a level of priority is worth in the queue: a call is served
 	// before those of the level below that came up to that long before it. 0 = 10s, at most 1h.
@@ -61,15 +48,15 @@ type Config struct {
 	// most 10.
 	MaxAttempts int `json:"max_attempts,omitempty"`
 	// RetryRatio bounds the retries of a channel by this share of its calls, of the last
-	// 10 s, on top of RetryFloor; 0 = 0.2, -1 = no bound at all. All retries count but those
+	// 10 s, on top of RetryFloor; 0 = 0.2, Off = no bound at all. All retries count but those
 	// that follow a refusal with warmpath's trailer.
-	RetryRatio float64 `json:"retry_ratio,omitempty"`
-	// RetryFloor is how many retries a second there may be in any case; 0 = 10, -1 = none.
-	RetryFloor int `json:"retry_floor,omitempty"`
+	RetryRatio Limit `json:"retry_ratio,omitempty"`
+	// RetryFloor is how many retries a second there may be in any case; 0 = 10, Off = none.
+	RetryFloor Limit `json:"retry_floor,omitempty"`
 	// Backoff is the wait before an attempt that follows a failed or a refused one.
 	Backoff Backoff `json:"backoff,omitzero"`
 	// QuarantineTTL is how long a prompt that broke the connections of two replicas, and was
-	// answered by none since, is not sent any more; 0 = 5m, negative = never.
+	// answered by none since, is not sent any more; 0 = 5m, Off = it is always sent.
 	QuarantineTTL Duration `json:"quarantine_ttl,omitempty"`
 	// FirstTokenTimeout is how long an attempt may go on without a first message before it is
 	// cancelled and made elsewhere, once in a call; 0 = for ever.
@@ -78,12 +65,6 @@ type Config struct {
 	// there counts. They match in any case, and "-" like "_". Not set = session_id,
 	// x-session-id; an empty list = none.
 	SessionKeys []string `json:"session_keys,omitzero"`
-	// RequestCostTokens is what an active request adds to a replica's load; 0 =
-	// 500, -1 = nothing.
-	RequestCostTokens int `json:"request_cost_tokens,omitempty"`
-	// FixedRates keeps the replicas' weights as their rates; else how fast each is is
-	// learned, for the policies that look at load.
-	FixedRates bool `json:"fixed_rates,omitempty"`
 	// PrepareTimeout bounds a policy's Prepare that calls out; 0 = 100ms, at most 1m.
 	PrepareTimeout Duration `json:"prepare_timeout,omitempty"`
 	// RequirePrompt fails calls without a prompt with INVALID_ARGUMENT, where the
@@ -93,7 +74,7 @@ type Config struct {
 	// Ejection configures which replicas are left alone for a while, and how one that is new or back begins.
 	Ejection Ejection `json:"ejection,omitzero"`
 	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 =
-	// 30s, negative = not at all.
+	// 30s, Off = not at all.
 	DrainGrace Duration `json:"drain_grace,omitempty"`
 	// Node and Zone are where this process runs; replicas there are preferred by
 	// the policies that look at locality.
@@ -186,18 +167,21 @@ func ParseConfig(data []byte) (*Config, error) {
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
 	c.Policy.Name = cmp.Or(c.Policy.Name, Default)
-	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, DefaultMaxQueued)
-	c.PriorityKey = cmp.Or(c.PriorityKey, DefaultPriorityKey)
-	c.PriorityHeadStart = cmp.Or(c.PriorityHeadStart, Duration(DefaultHeadStart))
+	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, 1000)
+	c.PriorityKey = cmp.Or(c.PriorityKey, "x-warmpath-priority")
+	c.PriorityHeadStart = cmp.Or(c.PriorityHeadStart, Duration(10*time.Second))
 	c.ConnectionsPerReplica = cmp.Or(c.ConnectionsPerReplica, 1)
-	c.attemptDefaults()
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
+	c.RetryRatio = cmp.Or(c.RetryRatio, 0.2)
+	c.RetryFloor = cmp.Or(c.RetryFloor, 10)
+	c.Backoff = c.Backoff.WithDefaults()
+	c.QuarantineTTL = cmp.Or(c.QuarantineTTL, Duration(5*time.Minute))
 	if c.SessionKeys == nil {
 		c.SessionKeys = []string{"session_id", "x-session-id"}
 	}
-	c.RequestCostTokens = cmp.Or(c.RequestCostTokens, DefaultRequestCost)
-	c.PrepareTimeout = cmp.Or(c.PrepareTimeout, Duration(DefaultPrepareTimeout))
+	c.PrepareTimeout = cmp.Or(c.PrepareTimeout, Duration(100*time.Millisecond))
 	c.Ejection = c.Ejection.WithDefaults()
-	c.DrainGrace = cmp.Or(c.DrainGrace, Duration(DefaultDrainGrace))
+	c.DrainGrace = cmp.Or(c.DrainGrace, Duration(30*time.Second))
 	if string(c.Dialects) == "null" {
 		c.Dialects = nil
 	}
@@ -210,47 +194,31 @@ func (c Config) WithDefaults() Config {
 // Validate checks the bounds of every field, and that the policy exists and takes
 // its config. The error names the field.
 func (c *Config) Validate() error {
-	for _, f := range []struct {
-		name     string
-		value    int
-		min, max int
-	}{
-		{"max_ongoing_requests", c.MaxOngoingRequests, 0, 1 << 30},
-		{"max_queued_requests", c.MaxQueuedRequests, -1, 1 << 30},
-		{"connections_per_replica", c.ConnectionsPerReplica, 0, MaxConnections},
-		{"max_streams_per_connection", c.MaxStreamsPerConnection, 0, 1 << 20},
-		{"max_attempts", c.MaxAttempts, 0, MaxAttempts},
-		{"retry_floor", c.RetryFloor, -1, MaxRetryFloor},
-		{"request_cost_tokens", c.RequestCostTokens, -1, MaxRequestCost},
-	} {
-		if f.value < f.min || f.value > f.max {
-			return fmt.Errorf("%s: %d is not between %d and %d", f.name, f.value, f.min, f.max)
-		}
+	const day = 24 * Duration(time.Hour)
+	err := cmp.Or(
+		within("max_ongoing_requests", c.MaxOngoingRequests, 0, 1<<30),
+		whole("max_queued_requests", c.MaxQueuedRequests, 1<<30),
+		within("connections_per_replica", c.ConnectionsPerReplica, 0, 64),
+		within("max_streams_per_connection", c.MaxStreamsPerConnection, 0, 1<<20),
+		within("max_attempts", c.MaxAttempts, 0, 10),
+		mayBeOff("retry_ratio", c.RetryRatio, 1),
+		whole("retry_floor", c.RetryFloor, 10_000),
+		within("prepare_timeout", c.PrepareTimeout, 0, Duration(time.Minute)),
+		within("priority_head_start", c.PriorityHeadStart, 0, Duration(time.Hour)),
+		within("first_token_timeout", c.FirstTokenTimeout, 0, Duration(time.Hour)),
+		mayBeOff("quarantine_ttl", c.QuarantineTTL, day),
+		mayBeOff("drain_grace", c.DrainGrace, day),
+		c.Backoff.validate(),
+		c.Ejection.validate(),
+		inField("session_keys", checkSessionKeys(c.SessionKeys)),
+	)
+	if err == nil && c.PriorityKey != "" {
+		err = inField("priority_key", checkSessionKeys([]string{c.PriorityKey}))
 	}
-	if c.PrepareTimeout < 0 || c.PrepareTimeout > Duration(MaxPrepareTimeout) {
-		return fmt.Errorf("prepare_timeout: %v is not between 0s and %v", c.PrepareTimeout, MaxPrepareTimeout)
+	if err == nil {
+		err = c.Adoption.validate()
 	}
-	if c.PriorityHeadStart < 0 || c.PriorityHeadStart > Duration(MaxHeadStart) {
-		return fmt.Errorf("priority_head_start: %v is not between 0s and %v", c.PriorityHeadStart, MaxHeadStart)
-	}
-	if c.PriorityKey != "" {
-		if err := checkSessionKeys([]string{c.PriorityKey}); err != nil {
-			return fmt.Errorf("priority_key: %w", err)
-		}
-	}
-	if err := c.checkAttempts(); err != nil {
-		return err
-	}
-	if c.DrainGrace > Duration(MaxDrainGrace) {
-		return fmt.Errorf("drain_grace: %v is more than %v", c.DrainGrace, MaxDrainGrace)
-	}
-	if err := c.Ejection.validate(); err != nil {
-		return fmt.Errorf("ejection.%w", err)
-	}
-	if err := checkSessionKeys(c.SessionKeys); err != nil {
-		return fmt.Errorf("session_keys: %w", err)
-	}
-	if err := c.Adoption.validate(); err != nil {
+	if err != nil {
 		return err
 	}
 	p, err := c.NewPolicy()
@@ -260,9 +228,20 @@ func (c *Config) Validate() error {
 	return closePolicy(p)
 }
 
+// inField adds the name of a field to an error about it.
+func inField(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// maxSessionKeys bounds Config.SessionKeys.
+const maxSessionKeys = 16
+
 func checkSessionKeys(keys []string) error {
-	if len(keys) > MaxSessionKeys {
-		return fmt.Errorf("%d are more than %d", len(keys), MaxSessionKeys)
+	if len(keys) > maxSessionKeys {
+		return fmt.Errorf("%d are more than %d", len(keys), maxSessionKeys)
 	}
 	seen := make(map[string]string)
 	for _, k := range keys {

@@ -34,12 +34,12 @@ func TestParseConfig(t *testing.T) {
 	}{
 		"the defaults": {`{"policy":{"round_robin":{}}}`, rr},
 		"the defaults, written out": {`{"policy":{"round_robin":{}},"max_ongoing_requests":0,"max_queued_requests":0,"max_attempts":3,
-			"session_keys":["session_id","x-session-id"],"request_cost_tokens":500,"prepare_timeout":"100ms","node":"","zone":""}`, rr},
+			"session_keys":["session_id","x-session-id"],"prepare_timeout":"100ms","node":"","zone":""}`, rr},
 		"null keeps the default": {`{"policy":{"round_robin":{}},"max_attempts":null,"session_keys":null,"prepare_timeout":null,"dialects":null}`, rr},
-		"zero is the default":    {`{"policy":{"round_robin":{}},"max_attempts":0,"request_cost_tokens":0,"prepare_timeout":"0s"}`, rr},
-		"everything": {`{"policy":{"round_robin":{}},"max_ongoing_requests":64,"max_queued_requests":-1,"max_attempts":1,"session_keys":["User-Id"],
-			"request_cost_tokens":-1,"prepare_timeout":"1.5s","node":"n1","zone":"z1","dialects":[{"a":1}]}`, with(func(c *policy.Config) {
-			c.MaxOngoingRequests, c.MaxQueuedRequests, c.MaxAttempts, c.RequestCostTokens = 64, -1, 1, -1
+		"zero is the default":    {`{"policy":{"round_robin":{}},"max_attempts":0,"max_queued_requests":0,"prepare_timeout":"0s"}`, rr},
+		"everything": {`{"policy":{"round_robin":{}},"max_ongoing_requests":64,"max_queued_requests":"off","max_attempts":1,"session_keys":["User-Id"],
+			"drain_grace":"off","prepare_timeout":"1.5s","node":"n1","zone":"z1","dialects":[{"a":1}]}`, with(func(c *policy.Config) {
+			c.MaxOngoingRequests, c.MaxQueuedRequests, c.MaxAttempts, c.DrainGrace = 64, policy.Off, 1, policy.Off
 			c.SessionKeys = []string{"User-Id"}
 			c.PrepareTimeout = policy.Duration(1500 * time.Millisecond)
 			c.Node, c.Zone, c.Dialects = "n1", "z1", json.RawMessage(`[{"a":1}]`)
@@ -57,7 +57,7 @@ func TestParseConfig(t *testing.T) {
 			require.Equal(t, c.want, *round)
 		})
 	}
-	require.Equal(t, 1000, rr.MaxQueuedRequests)
+	require.EqualValues(t, 1000, rr.MaxQueuedRequests)
 }
 
 func TestParseConfigRefuses(t *testing.T) {
@@ -81,12 +81,12 @@ func TestParseConfigRefuses(t *testing.T) {
 		"policy without a name":     {`{"policy":{"":{}}}`, "its name is empty"},
 		"policy as a word":          {`{"policy":"round_robin"}`, "policy: it is not an object"},
 		"max_ongoing negative":      {in(`"max_ongoing_requests":-1`), "max_ongoing_requests: -1"},
-		"max_queued below -1":       {in(`"max_queued_requests":-2`), "max_queued_requests: -2"},
+		"max_queued negative":       {in(`"max_queued_requests":-1`), `max_queued_requests: it is a number -1, not a number of at least 0 or "off"`},
+		"max_queued in pieces":      {in(`"max_queued_requests":1.5`), "max_queued_requests: 1.5 is neither a whole number"},
 		"max_attempts":              {in(`"max_attempts":11`), "max_attempts: 11 is not between 0 and 10"},
 		"max_attempts of a word":    {in(`"max_attempts":"three"`), "max_attempts: it is a string"},
 		"max_attempts in pieces":    {in(`"max_attempts":2.5`), "max_attempts: it is a number 2.5, not a whole number"},
 		"max_attempts too large":    {in(`"max_attempts":1e99`), "max_attempts"},
-		"request_cost_tokens":       {in(`"request_cost_tokens":-2`), "request_cost_tokens: -2"},
 		"session_keys of a word":    {in(`"session_keys":"x"`), "session_keys: it is a string, not a list"},
 		"session_keys empty":        {in(`"session_keys":[""]`), "session_keys: one is empty"},
 		"session_keys with space":   {in(`"session_keys":["session id"]`), "session_keys"},
@@ -97,7 +97,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		"prepare_timeout bare":      {in(`"prepare_timeout":"100"`), `prepare_timeout: it is a string "100"`},
 		"prepare_timeout negative":  {in(`"prepare_timeout":"-1s"`), "prepare_timeout: -1s"},
 		"retry_ratio too large":     {in(`"retry_ratio":1.5`), "retry_ratio: 1.5"},
-		"retry_ratio negative":      {in(`"retry_ratio":-0.5`), "retry_ratio: -0.5"},
+		"retry_ratio negative":      {in(`"retry_ratio":-0.5`), "retry_ratio: it is a number -0.5"},
 		"retry_floor too large":     {in(`"retry_floor":10001`), "retry_floor: 10001"},
 		"backoff too long":          {in(`"backoff":{"initial":"2m"}`), "backoff.initial: 2m0s"},
 		"backoff shrinks":           {in(`"backoff":{"multiplier":0.5}`), "backoff.multiplier: 0.5"},
@@ -107,10 +107,10 @@ func TestParseConfigRefuses(t *testing.T) {
 		"prepare_timeout too long":  {in(`"prepare_timeout":"61s"`), "prepare_timeout: 1m1s"},
 		"node of a number":          {in(`"node":5`), "node: it is a number"},
 		"round_robin has none":      {`{"policy":{"round_robin":{"seed":1}}}`, `policy.round_robin: unknown field "seed"`},
-		"num_virtual_nodes":         {`{"policy":{"consistent_hash":{"num_virtual_nodes":0}}}`, "policy.consistent_hash: num_virtual_nodes: 0"},
+		"num_virtual_nodes":         {`{"policy":{"consistent_hash":{"num_virtual_nodes":10001}}}`, "policy.consistent_hash: num_virtual_nodes: 10001"},
 		"num_virtual_nodes -5":      {`{"policy":{"consistent_hash":{"num_virtual_nodes":-5}}}`, "policy.consistent_hash: num_virtual_nodes: -5"},
 		"num_virtual_nodes many":    {`{"policy":{"consistent_hash":{"num_virtual_nodes":"many"}}}`, "policy.consistent_hash: num_virtual_nodes: it is a string"},
-		"num_fallback_replicas":     {`{"policy":{"consistent_hash":{"num_fallback_replicas":-1}}}`, "policy.consistent_hash: num_fallback_replicas: -1"},
+		"num_fallback_replicas":     {`{"policy":{"consistent_hash":{"num_fallback_replicas":-1}}}`, "policy.consistent_hash: num_fallback_replicas: it is a number -1"},
 		"max_load_factor":           {`{"policy":{"consistent_hash":{"max_load_factor":0.5}}}`, "policy.consistent_hash: max_load_factor: 0.5"},
 		"weighted":                  {`{"policy":{"consistent_hash":{"weighted":1}}}`, "weighted: it is a number, not true or false"},
 		"policy config of a word":   {`{"policy":{"consistent_hash":"x"}}`, "policy.consistent_hash: the config is a string, not an object"},
@@ -164,7 +164,7 @@ dialects:
 
 func TestNewRouter(t *testing.T) {
 	clock := routertest.NewClock()
-	c, err := policy.ParseConfig([]byte(`{"policy":{"power_of_two_choices":null},"max_ongoing_requests":1,"max_queued_requests":-1,"zone":"z1"}`))
+	c, err := policy.ParseConfig([]byte(`{"policy":{"power_of_two_choices":null},"max_ongoing_requests":1,"max_queued_requests":"off","zone":"z1"}`))
 	require.NoError(t, err)
 	var o router.Options
 	r, err := router.FromConfig(c, func(opts *router.Options) {
@@ -174,9 +174,9 @@ func TestNewRouter(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, poweroftwo.Name, r.Policy().Name)
 	require.Equal(t, router.Options{
-		MaxOngoing: 1, MaxQueued: -1, RequestCost: 500, PrepareTimeout: 100 * time.Millisecond, Zone: "z1",
+		MaxOngoing: 1, MaxQueued: -1, PrepareTimeout: 100 * time.Millisecond, Zone: "z1",
 	}, router.Options{
-		MaxOngoing: o.MaxOngoing, MaxQueued: o.MaxQueued, RequestCost: o.RequestCost, PrepareTimeout: o.PrepareTimeout, Zone: o.Zone,
+		MaxOngoing: o.MaxOngoing, MaxQueued: o.MaxQueued, PrepareTimeout: o.PrepareTimeout, Zone: o.Zone,
 	})
 	policytest.SetFleet(r, policytest.Fleet(1))
 	require.Equal(t, "r0", policytest.Route(t, r, &policy.Request{}))
@@ -212,9 +212,9 @@ func TestRegister(t *testing.T) {
 
 func TestDecodeKeepsDefaults(t *testing.T) {
 	for _, raw := range []string{"", "null", "{}", " \n", `{"num_fallback_replicas":null}`} {
-		c := consistenthash.DefaultConfig()
+		c := consistenthash.Config{}.WithDefaults()
 		require.NoError(t, policy.Decode(json.RawMessage(raw), &c))
-		require.Equal(t, consistenthash.DefaultConfig(), c)
+		require.Equal(t, consistenthash.Config{}.WithDefaults(), c)
 	}
 }
 

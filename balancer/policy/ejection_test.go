@@ -25,35 +25,33 @@ func TestEjectionConfig(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, outlier.Default(), ejectionOf(t, c))
 	require.Equal(t, outlier.Default(), ejectionOf(t, &policy.Config{}))
-	require.Equal(t, policy.Duration(policy.DefaultDrainGrace), c.DrainGrace)
+	require.Equal(t, policy.Duration(30*time.Second), c.DrainGrace)
 
-	c, err = policy.ParseYAML([]byte("drain_grace: 1m\nejection: {disabled: true, slow_start: -1s}"))
+	c, err = policy.ParseYAML([]byte("drain_grace: 1m\nejection: {failures: off, slow_start: \"off\"}"))
 	require.NoError(t, err)
 	require.Zero(t, ejectionOf(t, c).Failures)
 	require.Zero(t, ejectionOf(t, c).SlowStart)
 	require.Equal(t, policy.Duration(time.Minute), c.DrainGrace)
 
-	c, err = policy.ParseYAML([]byte("ejection: {failures: 3, late_factor: 4, late_min: 1s, base_time: 20m, max_share: 1}"))
+	c, err = policy.ParseYAML([]byte("ejection: {failures: 3, late_min: 1s, base_time: 20m, max_share: 1}"))
 	require.NoError(t, err)
 	e := ejectionOf(t, c)
 	require.Equal(t, 3, e.Failures)
 	require.Equal(t, 20*time.Minute, e.MaxTime)
 
 	for text, field := range map[string]string{
-		"ejection: {failures: -1}":                 "ejection.failures",
-		"ejection: {failures: 1001}":               "ejection.failures",
-		"ejection: {late_factor: 1.5}":             "ejection.late_factor",
-		"ejection: {late_factor: 1e9}":             "ejection.late_factor",
-		"ejection: {late_min: -1s}":                "ejection.late_min",
-		"ejection: {base_time: 2h}":                "ejection.base_time",
-		"ejection: {max_time: 1us}":                "ejection.max_time",
-		"ejection: {base_time: 10s, max_time: 5s}": "ejection.max_time",
-		"ejection: {max_share: 1.1}":               "ejection.max_share",
-		"ejection: {max_share: -0.1}":              "ejection.max_share",
-		"ejection: {slow_start: 2h}":               "ejection.slow_start",
-		"ejection: {nonsense: 1}":                  "nonsense",
-		"ejection: {failures: many}":               "ejection.failures",
-		"drain_grace: 25h":                         "drain_grace",
+		"ejection: {failures: -1}":    "ejection.failures",
+		"ejection: {failures: 1001}":  "ejection.failures",
+		"ejection: {failures: 2.5}":   "ejection.failures",
+		"ejection: {late_min: -1s}":   "ejection.late_min",
+		"ejection: {base_time: 2h}":   "ejection.base_time",
+		"ejection: {slow_start: -1s}": "ejection.slow_start",
+		"ejection: {max_share: 1.1}":  "ejection.max_share",
+		"ejection: {max_share: -0.1}": "ejection.max_share",
+		"ejection: {slow_start: 2h}":  "ejection.slow_start",
+		"ejection: {nonsense: 1}":     "nonsense",
+		"ejection: {failures: many}":  "ejection.failures",
+		"drain_grace: 25h":            "drain_grace",
 	} {
 		_, err := policy.ParseYAML([]byte(text))
 		require.ErrorContains(t, err, field, text)

@@ -69,7 +69,7 @@ func TestNextInTurn(t *testing.T) {
 
 // The cheapest of the others is next by cost: those who hold more of the prompt first.
 func TestNextByCost(t *testing.T) {
-	p, err := policy.New(kvaware.Name, []byte(`{"near_tie_tokens":0}`))
+	p, err := policy.New(kvaware.Name, []byte(`{"near_tie_tokens":"off"}`))
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, p, policytest.Replicas("a", "b", "c", "d"))
 	tokens := make([]uint32, 160)

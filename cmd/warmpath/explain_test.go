@@ -47,7 +47,7 @@ func TestExplainListsWhatThePolicyUses(t *testing.T) {
 	one := file(t, "one.json", `{"policy":{"consistent_hash":{"num_fallback_replicas":1}},"max_ongoing_requests":3}`)
 	require.Len(t, ask("--config", one, "--replicas", many).Fallbacks, 1)
 	require.Equal(t, "consistent_hash", ask("--config", one, "--replicas", many).Policy)
-	none := file(t, "none.yaml", "policy:\n  consistent_hash:\n    num_fallback_replicas: 0\n")
+	none := file(t, "none.yaml", "policy:\n  consistent_hash:\n    num_fallback_replicas: off\n")
 	require.Equal(t, []string{}, ask("--config", none, "--policy", "consistent_hash", "--replicas", many).Fallbacks)
 	require.Len(t, ask("--policy", "round_robin", "--replicas", many).Fallbacks, 7)
 	require.Len(t, ask("--policy", "power_of_two_choices", "--replicas", many).Fallbacks, 7)

@@ -18,16 +18,17 @@ func keyOf(c *policy.Config, q *policy.Request) (kind, sentence string) {
 	case consistenthash.Name:
 		return ringKey(q)
 	case prefixaffinity.Name:
-		config := prefixaffinity.DefaultConfig()
+		var config prefixaffinity.Config
 		if err := policy.Decode(c.Policy.Config, &config); err != nil {
 			return "", ""
 		}
-		return prefixKey(config, q)
+		return prefixKey(config.WithDefaults(), q)
 	case kvaware.Name:
-		config := kvaware.DefaultConfig()
+		var config kvaware.Config
 		if err := policy.Decode(c.Policy.Config, &config); err != nil {
 			return "", ""
 		}
+		config = config.WithDefaults()
 		return prefixKey(prefixaffinity.Config{
 			BlockBytes: config.BlockBytes, BlockTokens: config.BlockTokens, StickySessions: config.StickySessions,
 		}, q)

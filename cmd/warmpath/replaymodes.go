@@ -30,6 +30,9 @@ import (
 // Modes of replay: where decisions are made.
 const modeLocal = "local"
 
+// maxDeadline is the longest central.deadline of a config.
+const maxDeadline = 10 * time.Second
+
 var replayModes = []string{modeLocal, policy.Broadcast, policy.InCentral}
 
 // deploymentName is that of the one deployment of the servers that replay starts.
@@ -55,7 +58,7 @@ func (m *modes) add(f *pflag.FlagSet) {
 	f.DurationVar(&m.Share, "duration", 30*time.Second,
 		"without --trace: `time` for each run, a third of it to warm up")
 	f.IntVar(&m.servers, "servers", 1, "`number` of look-aside servers to start, each a process, where a mode needs one")
-	f.DurationVar(&m.deadline, "central-deadline", policy.DefaultDeadline,
+	f.DurationVar(&m.deadline, "central-deadline", time.Duration(policy.Central{}.WithDefaults().Deadline),
 		"how long clients wait for a server's answer at most, in mode central")
 	addEngine(f, &m.Engine.Preset, &m.Engine.KVTokens)
 	m.fault.add(f)
@@ -77,8 +80,8 @@ func (m *modes) check(r *replay) error {
 	switch {
 	case err != nil:
 		return err
-	case m.deadline <= 0 || m.deadline > policy.MaxDeadline:
-		return usagef("--central-deadline: %v is not between 0s and %v", m.deadline, policy.MaxDeadline)
+	case m.deadline <= 0 || m.deadline > maxDeadline:
+		return usagef("--central-deadline: %v is not between 0s and %v", m.deadline, maxDeadline)
 	case m.Share <= 0:
 		return usagef("--duration: %v is not positive", m.Share)
 	case len(m.names) > 0 && r.Target != "" && len(drive.Replicas(r.Target)) == 0:

@@ -83,7 +83,7 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 		"the `policies` to compare: "+strings.Join(sim.Policies(), ", "))
 	f.IntVar(&s.Channel.MaxOngoingRequests, "max-ongoing", 0,
 		"a client gives an engine this `number` of requests at once, and the others wait in its queue; 0 = no bound")
-	f.IntVar(&s.Channel.MaxQueuedRequests, "max-queued", 0,
+	f.Float64Var((*float64)(&s.Channel.MaxQueuedRequests), "max-queued", 0,
 		"`number` of requests that wait in a client's queue; one more is refused. 0 = 1,000, -1 = no bound")
 	f.DurationVar(&s.Patience, "patience", 0, "how long after its arrival a request that waits gives up; 0 = never")
 	f.StringVar((*string)(&s.Share), "share", string(sim.ShareNone),

@@ -13,17 +13,17 @@ import (
 )
 
 func init() {
-	register(roundrobin.Name, roundrobin.DefaultConfig, roundrobin.New)
-	register(poweroftwo.Name, poweroftwo.DefaultConfig, poweroftwo.New)
-	register(prefixaffinity.Name, prefixaffinity.DefaultConfig, prefixaffinity.New)
-	register(consistenthash.Name, consistenthash.DefaultConfig, consistenthash.New)
-	register(kvaware.Name, kvaware.DefaultConfig, kvaware.New)
+	register(roundrobin.Name, roundrobin.New)
+	register(poweroftwo.Name, poweroftwo.New)
+	register(prefixaffinity.Name, prefixaffinity.New)
+	register(consistenthash.Name, consistenthash.New)
+	register(kvaware.Name, kvaware.New)
 }
 
 // register registers a policy whose config is a plain struct.
-func register[C any](name string, defaults func() C, build func(C) (policy.Policy, error)) {
+func register[C any](name string, build func(C) (policy.Policy, error)) {
 	policy.Register(name, func(raw json.RawMessage) (policy.Policy, error) {
-		c := defaults()
+		var c C
 		if err := policy.Decode(raw, &c); err != nil {
 			return policy.Policy{}, err
 		}

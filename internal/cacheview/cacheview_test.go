@@ -31,7 +31,7 @@ func newWorld(t *testing.T, o Options, members ...router.Member) *world {
 	if len(members) == 0 {
 		members = policytest.Fleet(4)
 	}
-	p, err := poweroftwo.New(poweroftwo.DefaultConfig())
+	p, err := poweroftwo.New(poweroftwo.Config{})
 	require.NoError(t, err)
 	v := policytest.NewRouter(t, p, members).View()
 	x := New(o)

@@ -65,7 +65,7 @@ func TestTheModelDoesNotHideReports(t *testing.T) {
 func TestModelsThatAreDeclaredLater(t *testing.T) {
 	p := tokens(1, 320)
 	fleet := policytest.Fleet(2)
-	pol, err := poweroftwo.New(poweroftwo.DefaultConfig())
+	pol, err := poweroftwo.New(poweroftwo.Config{})
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, pol, fleet)
 	x := New(defaults)

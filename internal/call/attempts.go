@@ -206,7 +206,7 @@ func (a *Attempts) max() int { return a.call.handle.binding().Config.MaxAttempts
 func (a *Attempts) retry() bool {
 	h := a.call.handle
 	b := h.binding()
-	if h.budget.take(time.Now(), b.Config.RetryRatio, float64(b.Config.RetryFloor)) {
+	if h.budget.take(time.Now(), float64(b.Config.RetryRatio), float64(b.Config.RetryFloor)) {
 		return true
 	}
 	h.Telemetry.Count(a.call, telemetry.OverBudget, b.Policy, "")

@@ -23,7 +23,7 @@ func TestNoReplicaMayServe(t *testing.T) {
 			fleet[i].Models = []string{"other"}
 		}
 	}
-	p, err := roundrobin.New(roundrobin.DefaultConfig())
+	p, err := roundrobin.New(roundrobin.Config{})
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, p, fleet)
 	for _, tt := range []struct {

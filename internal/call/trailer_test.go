@@ -46,7 +46,7 @@ func TestReported(t *testing.T) {
 		"the trailer of a late fail": {status.Error(codes.Internal, "x"), metadata.Pairs(warmpathv1.TrailerRejection, rejection(t, 9, 8)), 0, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := prefixaffinity.New(prefixaffinity.DefaultConfig())
+			p, err := prefixaffinity.New(prefixaffinity.Config{}.WithDefaults())
 			require.NoError(t, err)
 			r := policytest.NewRouter(t, p, policytest.Fleet(1))
 			replica := r.View().Replicas()[0]
@@ -59,7 +59,7 @@ func TestReported(t *testing.T) {
 			require.Equal(t, c.ongoing, ongoing)
 			require.Equal(t, c.tokens, tokens)
 
-			two, err := poweroftwo.New(poweroftwo.DefaultConfig())
+			two, err := poweroftwo.New(poweroftwo.Config{})
 			require.NoError(t, err)
 			r, err = router.NewRouter(router.Options{Policy: two})
 			require.NoError(t, err)

@@ -31,10 +31,8 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 		Plain:          plain,
 		Shadow:         shadow,
 		MaxOngoing:     full.MaxOngoingRequests,
-		MaxQueued:      full.MaxQueuedRequests,
+		MaxQueued:      int(full.MaxQueuedRequests),
 		HeadStart:      time.Duration(full.PriorityHeadStart),
-		RequestCost:    float64(full.RequestCostTokens),
-		FixedRates:     full.FixedRates,
 		PrepareTimeout: time.Duration(full.PrepareTimeout),
 		Ejection:       ejection(full.Ejection),
 		DrainGrace:     max(time.Duration(full.DrainGrace), 0),
@@ -56,15 +54,11 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 
 // ejection returns a config of outlier detection as the detector takes it.
 func ejection(e policy.Ejection) outlier.Config {
-	r := outlier.Config{
-		Failures: e.Failures, LateFactor: e.LateFactor, LateMin: time.Duration(e.LateMin),
-		BaseTime: time.Duration(e.BaseTime), MaxTime: time.Duration(e.MaxTime), MaxShare: e.MaxShare,
-		SlowStart: max(time.Duration(e.SlowStart), 0),
-	}
-	if e.Disabled {
-		r.Failures = 0
-	}
-	return r
+	c := outlier.Default()
+	c.Failures, c.MaxShare = max(int(e.Failures), 0), e.MaxShare
+	c.LateMin, c.BaseTime = time.Duration(e.LateMin), time.Duration(e.BaseTime)
+	c.MaxTime, c.SlowStart = max(c.MaxTime, c.BaseTime), max(time.Duration(e.SlowStart), 0)
+	return c
 }
 
 // closePolicies gives back what policies hold that no Router was built around.

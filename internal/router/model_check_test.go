@@ -144,7 +144,7 @@ func (m *model) check() {
 			up++
 			ongoing, queued := m.checkForeign(rep)
 			load += (float64(tokens[mem.ID]) + float64(queued) +
-				policy.DefaultRequestCost*float64(bookings[mem.ID]+ongoing)) / m.checkRate(rep)
+				policy.RequestCost*float64(bookings[mem.ID]+ongoing)) / m.checkRate(rep)
 		}
 	}
 	require.Len(t, v.Connected(), up)

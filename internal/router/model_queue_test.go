@@ -109,7 +109,7 @@ func (m *model) boundNow(mem Member) int {
 func (m *model) turned(q *policy.Request, err error, before int) {
 	require.ErrorIs(m.t, err, ErrQueueFull)
 	require.Equal(m.t, m.bound, before)
-	due := m.clock.now.Add(-time.Duration(q.Priority) * policy.DefaultHeadStart)
+	due := m.clock.now.Add(-time.Duration(q.Priority) * 10 * time.Second)
 	for _, c := range m.live {
 		if c.waiting() && c.q.Priority < q.Priority {
 			require.False(m.t, c.w.due.After(due), "one of lower priority stands behind it")
@@ -152,7 +152,7 @@ func (m *model) checkQueue() {
 			if !m.clock.backwards && w.q.State().Attempt == 0 {
 				require.Equal(t, w.since, w.came)
 			}
-			require.Equal(t, w.came.Add(-time.Duration(w.q.Priority)*policy.DefaultHeadStart), w.due)
+			require.Equal(t, w.came.Add(-time.Duration(w.q.Priority)*10*time.Second), w.due)
 			last = w
 		}
 	}

@@ -21,15 +21,15 @@ type Options struct {
 	Tokenizer Tokenizer
 	// MaxOngoing bounds the reservations of a replica that has no bound of its own; 0 = no bound.
 	MaxOngoing int
-	// MaxQueued bounds the requests that wait; 0 = DefaultMaxQueued, negative = no bound.
+	// MaxQueued bounds the requests that wait; 0 = that of the default config, negative = no bound.
 	MaxQueued int
 	// HeadStart is what a level of priority is worth in the queue; 0 =
-	// DefaultHeadStart, negative = nothing.
+	// that of the default config, negative = nothing.
 	HeadStart time.Duration
 	// RequestCost is what an active request adds to a replica's load, in tokens;
-	// 0 = DefaultRequestCost, negative = nothing.
+	// 0 = policy.RequestCost, negative = nothing.
 	RequestCost float64
-	// PrepareTimeout is the deadline of a Prepare that calls out; 0 = DefaultPrepareTimeout.
+	// PrepareTimeout is the deadline of a Prepare that calls out; 0 = that of the default config.
 	PrepareTimeout time.Duration
 	// FixedRates keeps the replicas' weights as their rates: none is learned.
 	FixedRates bool
@@ -52,10 +52,11 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.MaxQueued = cmp.Or(o.MaxQueued, policy.DefaultMaxQueued)
-	o.HeadStart = max(cmp.Or(o.HeadStart, policy.DefaultHeadStart), 0)
-	o.RequestCost = max(cmp.Or(o.RequestCost, policy.DefaultRequestCost), 0)
-	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, policy.DefaultPrepareTimeout)
+	usual := policy.Config{}.WithDefaults()
+	o.MaxQueued = cmp.Or(o.MaxQueued, int(usual.MaxQueuedRequests))
+	o.HeadStart = max(cmp.Or(o.HeadStart, time.Duration(usual.PriorityHeadStart)), 0)
+	o.RequestCost = max(cmp.Or(o.RequestCost, policy.RequestCost), 0)
+	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, time.Duration(usual.PrepareTimeout))
 	o.ReportTTL = cmp.Or(o.ReportTTL, DefaultReportTTL)
 	if o.Now == nil {
 		o.Now = time.Now

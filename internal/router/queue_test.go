@@ -120,7 +120,7 @@ func TestLoweredCapacity(t *testing.T) {
 }
 
 func TestQueueBound(t *testing.T) {
-	for bound, holds := range map[int]int{0: policy.DefaultMaxQueued, 3: 3, -1: policy.DefaultMaxQueued + 10} {
+	for bound, holds := range map[int]int{0: 1000, 3: 3, -1: 1010} {
 		r := connected(t, Options{MaxOngoing: 1, MaxQueued: bound}, members(1)...)
 		pick(t, r, new(policy.Request))
 		for range holds {

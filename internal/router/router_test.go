@@ -67,7 +67,7 @@ func TestBookingLife(t *testing.T) {
 	require.Same(t, r, b.Router())
 	require.Zero(t, b.Decision.Load, "the load it found, without its own")
 	require.Equal(t, 900, rep.QueuedTokens())
-	require.Equal(t, (900+policy.DefaultRequestCost)/2.0, r.View().Load(rep))
+	require.Equal(t, (900+policy.RequestCost)/2.0, r.View().Load(rep))
 	require.Equal(t, r.View().Load(rep), meanLoad(r.View()))
 	require.Equal(t, ErrHeld, r.Reserve(t.Context(), new(policy.Request), b, How{NoWait: true}), "its load would be lost")
 	require.Equal(t, ErrHeld, r.Reserve(t.Context(), new(policy.Request), b, How{}))

@@ -87,6 +87,8 @@ func kind(t reflect.Type) string {
 	switch {
 	case t.Name() == "Duration":
 		return `a duration like "1.5s"`
+	case t.Name() == "Limit":
+		return `a number of at least 0 or "off"`
 	case t.Kind() == reflect.Slice:
 		return "a list"
 	case t.Kind() == reflect.Struct, t.Kind() == reflect.Map:

@@ -66,7 +66,7 @@ func (o *outage) happen(t *testing.T) {
 	}
 	config := map[string]any{
 		"first_token_timeout": "500ms", // for the first calls that nobody answers
-		"ejection":            map[string]any{"late_min": "1h", "slow_start": "-1s", "base_time": "100ms"},
+		"ejection":            map[string]any{"late_min": "1h", "slow_start": "off", "base_time": "100ms"},
 	}
 	var parties []*party
 	for _, policy := range both {

@@ -58,7 +58,7 @@ func TestRollingRestart(t *testing.T) {
 }
 
 // patient is a config that takes no replica for ill, or for new, because this machine is slow. Both move sessions.
-var patient = map[string]any{"ejection": map[string]any{"late_min": "1h", "slow_start": "-1s"}}
+var patient = map[string]any{"ejection": map[string]any{"late_min": "1h", "slow_start": "off"}}
 
 // Replicas that cut their calls at SIGTERM: only those fail that had received something, or were sent twice.
 func TestAbort(t *testing.T) {

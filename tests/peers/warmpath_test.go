@@ -37,7 +37,7 @@ type ours struct {
 
 // newKVAware returns kv_aware, which is told what replicas hold by token ids.
 func newKVAware(t testing.TB, shared bool) *ours {
-	config := kvaware.DefaultConfig()
+	config := kvaware.Config{}.WithDefaults()
 	config.IndexBytes = budget(shared)
 	config.KVTokens = capacity * blockTokens
 	p, err := kvaware.New(config)
@@ -50,7 +50,7 @@ func newKVAware(t testing.TB, shared bool) *ours {
 
 // newPrefixAffinity returns prefix_cache_affinity, which believes what it routed, by text.
 func newPrefixAffinity(t testing.TB, shared bool) *ours {
-	config := prefixaffinity.DefaultConfig()
+	config := prefixaffinity.Config{}.WithDefaults()
 	config.IndexBytes = budget(shared)
 	p, err := prefixaffinity.New(config)
 	require.NoError(t, err)

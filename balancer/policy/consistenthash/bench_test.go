@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-func build() policy.Policy { return with(DefaultConfig()).policy() }
+func build() policy.Policy { return with(Config{}.WithDefaults()).policy() }
 
 func with(c Config) *hashing {
 	p, err := newHashing(c)

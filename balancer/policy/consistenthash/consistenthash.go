@@ -50,8 +50,9 @@ const Name = "consistent_hash"
 // hashing is the policy consistent_hash. choose and fleetChanged run under the
 // Router's lock, which guards everything but the ring.
 type hashing struct {
-	cfg  Config
-	ring atomic.Pointer[ring]
+	cfg       Config
+	fallbacks int
+	ring      atomic.Pointer[ring]
 
 	slotOf map[string]uint32 // by replica id
 	slots  []slot            // by slot number; parallel to ring.ids
@@ -88,11 +89,12 @@ func (p *hashing) policy() policy.Policy {
 }
 
 func newHashing(c Config) (*hashing, error) {
+	c = c.WithDefaults()
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	p := &hashing{cfg: c, slotOf: make(map[string]uint32)}
-	p.full = make([]*policy.Replica, 0, min(1+c.NumFallbackReplicas, 8))
+	p := &hashing{cfg: c, fallbacks: max(int(c.NumFallbackReplicas), 0), slotOf: make(map[string]uint32)}
+	p.full = make([]*policy.Replica, 0, min(1+p.fallbacks, 8))
 	p.ring.Store(&ring{})
 	return p, nil
 }
@@ -151,7 +153,7 @@ func (p *hashing) clockwise(h uint64, q *policy.Request, v policy.View) policy.D
 	var busy, tried policy.Decision // the first that were passed with room
 	passed, unseen := 0, len(v.Connected())
 	at := ring.after(h)
-	for place := -1; n > 0 && unseen > 0 && passed <= p.cfg.NumFallbackReplicas; n-- {
+	for place := -1; n > 0 && unseen > 0 && passed <= p.fallbacks; n-- {
 		if at == len(ring.hashes) {
 			at = 0
 		}

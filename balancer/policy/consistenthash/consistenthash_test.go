@@ -22,7 +22,7 @@ func TestConfigBounds(t *testing.T) {
 		"num_fallback_replicas": func(c *Config) { c.NumFallbackReplicas = math.MinInt },
 		"max_load_factor":       func(c *Config) { c.MaxLoadFactor = 0.99 },
 	} {
-		c := DefaultConfig()
+		c := Config{}.WithDefaults()
 		edit(&c)
 		_, err := New(c)
 		require.ErrorContains(t, err, name)
@@ -36,7 +36,7 @@ func TestConfigBounds(t *testing.T) {
 // However a fleet came to be, its ring is that of a fresh one.
 func TestRingDoesNotDependOnHistory(t *testing.T) {
 	for _, weighted := range []bool{false, true} {
-		c := DefaultConfig()
+		c := Config{}.WithDefaults()
 		c.NumVirtualNodes, c.Weighted = 7, weighted
 		p := with(c)
 		r := policytest.NewRouter(t, p.policy(), nil)
@@ -99,7 +99,7 @@ func TestStickiness(t *testing.T) {
 // connection to, change nothing in the order of those that are left.
 func TestAgreement(t *testing.T) {
 	fleet := policytest.Fleet(12)
-	a, b := with(DefaultConfig()), with(DefaultConfig())
+	a, b := with(Config{}.WithDefaults()), with(Config{}.WithDefaults())
 	policytest.NewRouter(t, a.policy(), fleet)
 	mixed := slices.Clone(fleet)
 	slices.Reverse(mixed)
@@ -141,7 +141,7 @@ func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := with(DefaultConfig())
+			p := with(Config{}.WithDefaults())
 			fleet := policytest.Bounded(policytest.Fleet(8), 1)
 			r := policytest.NewRouter(t, p.policy(), fleet)
 			order := p.Order("user_42", 8)
@@ -163,7 +163,7 @@ func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
 }
 
 func TestRetryFollowsTheOrder(t *testing.T) {
-	p := with(DefaultConfig())
+	p := with(Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(8))
 	order := p.Order("user_42", 3)
 	q := policytest.Session("user_42")
@@ -202,7 +202,7 @@ func TestNoKeyHasARandomPlaceOnTheRing(t *testing.T) {
 // others hardly move.
 func TestBoundedLoad(t *testing.T) {
 	for _, factor := range []float64{1, 1.25, 2} {
-		c := DefaultConfig()
+		c := Config{}.WithDefaults()
 		c.MaxLoadFactor = factor
 		r := policytest.NewRouter(t, with(c).policy(), policytest.Fleet(10))
 		for i := range 1000 {
@@ -219,7 +219,7 @@ func TestBoundedLoad(t *testing.T) {
 }
 
 func TestBoundedLoadWeighted(t *testing.T) {
-	c := DefaultConfig()
+	c := Config{}.WithDefaults()
 	c.MaxLoadFactor, c.Weighted = 1.25, true
 	fleet := policytest.Fleet(4)
 	fleet[0].Weight = 3
@@ -238,7 +238,7 @@ func TestBoundedLoadWeighted(t *testing.T) {
 
 // When all that may serve are above the bound, the first of them serves.
 func TestBoundedLoadIsNoReasonToWait(t *testing.T) {
-	c := DefaultConfig()
+	c := Config{}.WithDefaults()
 	c.MaxLoadFactor = 1
 	p := with(c)
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(4))
@@ -251,7 +251,7 @@ func TestBoundedLoadIsNoReasonToWait(t *testing.T) {
 }
 
 func TestWeightedShares(t *testing.T) {
-	c := DefaultConfig()
+	c := Config{}.WithDefaults()
 	c.Weighted = true
 	fleet := policytest.Fleet(4)
 	fleet[0].Weight = 3
@@ -277,7 +277,7 @@ func TestWeightedShares(t *testing.T) {
 
 // The number of the walk wraps around after 2^32 requests.
 func TestWalkNumberWraps(t *testing.T) {
-	p := with(DefaultConfig())
+	p := with(Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(3))
 	p.walk = math.MaxUint32 - 2
 	for range 6 {
@@ -304,7 +304,7 @@ func BenchmarkFirstFleet(b *testing.B) {
 
 func BenchmarkBoundedLoad(b *testing.B) {
 	policytest.Benchmark(b, func() policy.Policy {
-		c := DefaultConfig()
+		c := Config{}.WithDefaults()
 		c.MaxLoadFactor = 1.25
 		return with(c).policy()
 	})

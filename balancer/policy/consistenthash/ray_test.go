@@ -52,7 +52,7 @@ func TestRayHashVectors(t *testing.T) {
 }
 
 func TestRayRingVectors(t *testing.T) {
-	p := with(DefaultConfig())
+	p := with(Config{}.WithDefaults())
 	policytest.NewRouter(t, p.policy(), policytest.Fleet(3))
 	require.Equal(t, []string{"r2", "r0", "r1"}, p.Order("user_42", 3))
 	require.Equal(t, []string{"r0", "r2", "r1"}, p.Order("user_123", 3))
@@ -76,13 +76,13 @@ func TestRayHashIsDeterministicAndDistinct(t *testing.T) {
 }
 
 func TestRayParameters(t *testing.T) {
-	require.Equal(t, 100, DefaultConfig().NumVirtualNodes)
-	require.Equal(t, 2, DefaultConfig().NumFallbackReplicas)
-	for _, n := range []int{0, -5} {
+	require.Equal(t, 100, Config{}.WithDefaults().NumVirtualNodes)
+	require.EqualValues(t, 2, Config{}.WithDefaults().NumFallbackReplicas)
+	for _, n := range []int{-1, -5} {
 		_, err := New(Config{NumVirtualNodes: n})
 		require.ErrorContains(t, err, "num_virtual_nodes")
 	}
-	_, err := New(Config{NumVirtualNodes: 100, NumFallbackReplicas: -1})
+	_, err := New(Config{NumVirtualNodes: 100, NumFallbackReplicas: -2})
 	require.ErrorContains(t, err, "num_fallback_replicas")
 	_, err = New(Config{NumVirtualNodes: 42, NumFallbackReplicas: 7})
 	require.NoError(t, err)
@@ -104,7 +104,7 @@ func candidates(t *testing.T, r *router.Router, key string) (ids []string) {
 }
 
 func TestRayMoreFallbacksThanReplicas(t *testing.T) {
-	c := DefaultConfig()
+	c := Config{}.WithDefaults()
 	c.NumFallbackReplicas = 5
 	r := policytest.NewRouter(t, with(c).policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	require.ElementsMatch(t, []string{"r0", "r1", "r2"}, candidates(t, r, "user_42"))
@@ -132,8 +132,8 @@ func TestRaySameSessionSamePrimary(t *testing.T) {
 }
 
 func TestRayNoFallbackIsStrict(t *testing.T) {
-	c := DefaultConfig()
-	c.NumFallbackReplicas = 0
+	c := Config{}.WithDefaults()
+	c.NumFallbackReplicas = policy.Off
 	r := policytest.NewRouter(t, with(c).policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	require.Equal(t, []string{"r2"}, candidates(t, r, "user_42"))
 	d := routertest.Choose(t, r, policytest.Session("user_42"))
@@ -153,7 +153,7 @@ func TestRaySessionlessSpread(t *testing.T) {
 }
 
 func TestRayWrapsAround(t *testing.T) {
-	p := with(DefaultConfig())
+	p := with(Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	ring := p.ring.Load()
 	first := ring.ids[ring.owners[0]]
@@ -236,7 +236,7 @@ func TestRayAllFullWaitsForThePrimary(t *testing.T) {
 
 func TestRayNeverSpillsBeyondTheFallbacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := with(DefaultConfig())
+		p := with(Config{}.WithDefaults())
 		r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(6), 1))
 		order := p.Order("user_42", 6)
 		var release []func(int)

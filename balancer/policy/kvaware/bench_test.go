@@ -15,7 +15,7 @@ import (
 func BenchmarkRequest(b *testing.B) {
 	for _, n := range routertest.BenchmarkSizes[:4] {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
-			p := newPolicy(b, DefaultConfig())
+			p := newPolicy(b, Config{}.WithDefaults())
 			r := policytest.NewRouter(b, p.policy(), policytest.Fleet(n))
 			v, ctx, prompt := r.View(), context.Background(), tokens(1, 8192)
 			for _, rep := range v.Replicas()[:8] {
@@ -43,7 +43,7 @@ func BenchmarkChoose(b *testing.B) {
 	for _, burst := range []bool{false, true} {
 		for _, n := range routertest.BenchmarkSizes {
 			b.Run(fmt.Sprintf("burst=%t/n=%d", burst, n), func(b *testing.B) {
-				p := newPolicy(b, DefaultConfig())
+				p := newPolicy(b, Config{}.WithDefaults())
 				r := policytest.NewRouter(b, p.policy(), policytest.Fleet(n))
 				q := ask(tokens(1, 8192))
 				r.Prepare(context.Background(), q)
@@ -62,5 +62,5 @@ func BenchmarkChoose(b *testing.B) {
 
 // BenchmarkRouter measures whole picks through the Router.
 func BenchmarkRouter(b *testing.B) {
-	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, DefaultConfig()).policy() })
+	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, Config{}.WithDefaults()).policy() })
 }

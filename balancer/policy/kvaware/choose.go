@@ -193,7 +193,7 @@ func (c *choice) best() (*option, policy.Reason) {
 	}
 	var best *option
 	equal := 0
-	slack := max(c.config.NearTieTokens, peerSlack*c.View.MeanPeerLoad())
+	slack := max(float64(c.config.NearTieTokens), peerSlack*c.View.MeanPeerLoad())
 	for i := range c.options {
 		o := &c.options[i]
 		if o.cost > least+slack {

@@ -43,7 +43,7 @@ func TestCost(t *testing.T) {
 			place:  7, why: policy.ReasonKVCost, matched: 64,
 		}, {
 			name:   "it is not where ties are exact",
-			config: func(c *Config) { c.NearTieTokens = 0 },
+			config: func(c *Config) { c.NearTieTokens = policy.Off },
 			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt[:1328], 16) },
 			place:  7, why: policy.ReasonKVCost, matched: 1328,
 		}, {
@@ -120,7 +120,7 @@ func TestCost(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := DefaultConfig()
+			c := Config{}.WithDefaults()
 			if tt.config != nil {
 				tt.config(&c)
 			}
@@ -159,7 +159,7 @@ func setLoads(r *router.Router, at []string, tokens int64) {
 func TestRates(t *testing.T) {
 	fleet := policytest.Fleet(2)
 	fleet[1].Weight = 2
-	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.NearTieTokens = 0 })).policy(), fleet)
+	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.NearTieTokens = policy.Off })).policy(), fleet)
 	count := map[string]int{}
 	for i := range 300 {
 		count[policytest.Pick(t, r, ask(tokens(i, 1000))).Decision.Replica.ID]++
@@ -194,7 +194,7 @@ func TestRanks(t *testing.T) {
 	for i := range fleet {
 		fleet[i].Ranks = 4
 	}
-	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), fleet)
+	r := policytest.NewRouter(t, newPolicy(t, Config{}.WithDefaults()).policy(), fleet)
 	prompt := tokens(1, 8000)
 	report(r, "r2", 3, 0, prompt, 16)
 	d := routertest.Choose(t, r, ask(prompt))

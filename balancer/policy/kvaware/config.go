@@ -1,10 +1,11 @@
 package kvaware
 
 import (
+	"cmp"
 	"fmt"
-	"math"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cacheview"
 )
 
 // Name is the policy's name in a config.
@@ -27,67 +28,54 @@ const (
 // credits are how much of a cached token on each tier need not be computed.
 var credits = [policy.Tiers]float64{gpuCredit, 0.75, 0.25}
 
-// Config is the policy's config. Its zero value is not valid: begin with
-// [DefaultConfig].
+// Config is the policy's config. Its zero value is the default config.
 type Config struct {
 	// NearTieTokens is by how much a cost may be above the least and still counts as
-	// equal to it; at least 0, 0 = costs are exact. The width is more where peer load is
+	// equal to it; 0 = 4,000, Off = costs are exact. The width is more where peer load is
 	// high. Among equals the rendezvous order decides, which keeps many clients with the
-	// same news from all going one way. 0 is best where every engine reports its KV
+	// same news from all going one way. Off is best where every engine reports its KV
 	// events, the default where none does.
-	NearTieTokens float64 `json:"near_tie_tokens"`
+	NearTieTokens policy.Limit `json:"near_tie_tokens,omitempty"`
 
 	// BlockBytes is the block of a text prompt, BlockTokens that of token ids until
-	// an engine reports its own; in [1, 65536]. All clients must use the same.
-	BlockBytes  int `json:"block_bytes"`
-	BlockTokens int `json:"block_tokens"`
+	// an engine reports its own; 0 = 64 and 16, at most 65536. All clients must use the same.
+	BlockBytes  int `json:"block_bytes,omitempty"`
+	BlockTokens int `json:"block_tokens,omitempty"`
 
-	// IndexBytes bounds the memory of the index; at least 1 MiB. It is taken as it is
+	// IndexBytes bounds the memory of the index; 0 = 1 GiB, at least 1 MiB. It is taken as it is
 	// needed: about 20 bytes for every block that one replica holds, less where several
 	// hold the same. Where superblocks are reported, a sixteenth of it, at least 1 MiB,
 	// comes on top.
-	IndexBytes int64 `json:"index_bytes"`
+	IndexBytes int64 `json:"index_bytes,omitempty"`
 
 	// KVTokens is the size of a replica's KV cache in tokens, for replicas that report
-	// neither their contents nor their size; 0 = no bound but IndexBytes.
-	KVTokens int `json:"kv_tokens"`
+	// neither their contents nor their size; 0 = 1,000,000, Off = no bound but IndexBytes.
+	KVTokens policy.Limit `json:"kv_tokens,omitempty"`
 
 	// StickySessions makes the session the key of the rendezvous order instead of the
 	// distinguishing block, for requests that have one.
-	StickySessions bool `json:"sticky_sessions"`
+	StickySessions bool `json:"sticky_sessions,omitempty"`
 }
 
-// DefaultConfig returns the defaults.
-func DefaultConfig() Config {
-	return Config{
-		NearTieTokens: 4000,
-		BlockBytes:    64,
-		BlockTokens:   16,
-		IndexBytes:    1 << 30,
-		KVTokens:      1_000_000,
-	}
+// WithDefaults returns the config with every default written out.
+func (c Config) WithDefaults() Config {
+	c.NearTieTokens = cmp.Or(c.NearTieTokens, 4000)
+	c.BlockBytes = cmp.Or(c.BlockBytes, 64)
+	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
+	c.IndexBytes = cmp.Or(c.IndexBytes, 1<<30)
+	c.KVTokens = cmp.Or(c.KVTokens, 1_000_000)
+	return c
 }
 
-const (
-	maxBlock      = 1 << 16
-	minIndexBytes = 1 << 20
-)
-
+// validate checks a config with its defaults.
 func (c Config) validate() error {
-	refuse := func(field string, value any, want string) error {
-		return fmt.Errorf("%s: it is %v, want %s", field, value, want)
+	for _, f := range []struct {
+		name  string
+		value policy.Limit
+	}{{"near_tie_tokens", c.NearTieTokens}, {"kv_tokens", c.KVTokens}} {
+		if f.value != policy.Off && !(f.value >= 0 && f.value <= 1<<50) {
+			return fmt.Errorf("%s: it is %v, want at least 0, or off", f.name, f.value)
+		}
 	}
-	switch {
-	case !(c.NearTieTokens >= 0) || math.IsInf(c.NearTieTokens, 1):
-		return refuse("near_tie_tokens", c.NearTieTokens, "at least 0")
-	case c.BlockBytes < 1 || c.BlockBytes > maxBlock:
-		return refuse("block_bytes", c.BlockBytes, "1 to 65536")
-	case c.BlockTokens < 1 || c.BlockTokens > maxBlock:
-		return refuse("block_tokens", c.BlockTokens, "1 to 65536")
-	case c.IndexBytes < minIndexBytes:
-		return refuse("index_bytes", c.IndexBytes, "at least 1048576")
-	case c.KVTokens < 0:
-		return refuse("kv_tokens", c.KVTokens, "at least 0 (0 = no bound)")
-	}
-	return nil
+	return cacheview.CheckSizes(c.BlockBytes, c.BlockTokens, c.IndexBytes)
 }

@@ -21,7 +21,7 @@ var (
 
 // with returns the default config, changed.
 func with(change func(*Config)) Config {
-	c := DefaultConfig()
+	c := Config{}.WithDefaults()
 	change(&c)
 	return c
 }
@@ -36,7 +36,7 @@ func newPolicy(t testing.TB, c Config) *kvAware {
 // newRouter returns a Router of the default policy over n replicas, r0, r1, ….
 func newRouter(t testing.TB, n int) *router.Router {
 	t.Helper()
-	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), policytest.Fleet(n))
+	return policytest.NewRouter(t, newPolicy(t, Config{}.WithDefaults()).policy(), policytest.Fleet(n))
 }
 
 // report reports what a rank of a replica caches of a prompt, in the engine's blocks, or

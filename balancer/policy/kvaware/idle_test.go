@@ -16,7 +16,7 @@ import (
 )
 
 func idleFleet(t *testing.T, n int) *router.Router {
-	p, err := kvaware.New(kvaware.DefaultConfig())
+	p, err := kvaware.New(kvaware.Config{}.WithDefaults())
 	require.NoError(t, err)
 	return policytest.NewRouter(t, p, policytest.Fleet(n))
 }

@@ -16,11 +16,11 @@ import (
 // The work on the ranks is nothing when nothing is under way, and never less, whatever became of the kill switch, the
 // percentage, the replicas' lives and the requests meanwhile.
 func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
-	plain, err := poweroftwo.New(poweroftwo.DefaultConfig())
+	plain, err := poweroftwo.New(poweroftwo.Config{})
 	require.NoError(t, err)
 	for seed := range uint64(60) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		p := newPolicy(t, DefaultConfig())
+		p := newPolicy(t, Config{}.WithDefaults())
 		fleet := policytest.Fleet(4)
 		for i := range fleet {
 			fleet[i].Ranks, fleet[i].Instance = 4, "1"

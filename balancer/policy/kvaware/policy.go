@@ -51,6 +51,7 @@ func (p *kvAware) policy() policy.Policy {
 }
 
 func build(c Config) (*kvAware, error) {
+	c = c.WithDefaults()
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
@@ -61,7 +62,7 @@ func build(c Config) (*kvAware, error) {
 			Grain:    rendezvous.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
 			Learn:    true,
 			Ranks:    true,
-			KVTokens: c.KVTokens,
+			KVTokens: max(int(c.KVTokens), 0),
 		}),
 		popularity: rendezvous.NewPopularity(),
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},
@@ -92,7 +93,7 @@ func (p *kvAware) routed(q *policy.Request, d policy.Decision) {
 	s.predicted.End() // of an attempt before, whose end did not come
 	p.caches.Routed(&s.predicted, p.caches.Member(d.Replica), max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
-		Work:  policy.DefaultRequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
+		Work:  policy.RequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
 		Alone: d.Replica.Ongoing() <= 1, Now: s.now,
 	})
 	p.unrouted.routed(s.number)

@@ -17,7 +17,7 @@ import (
 func TestConform(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"default": func(*Config) {},
-		"exact":   func(c *Config) { c.NearTieTokens = 0 },
+		"exact":   func(c *Config) { c.NearTieTokens = policy.Off },
 		"sticky":  func(c *Config) { c.StickySessions = true },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 	const replicas, tries = 400, 300
 	near, excess := 0, 0.0
 	for range tries / 10 {
-		p := newPolicy(t, DefaultConfig())
+		p := newPolicy(t, Config{}.WithDefaults())
 		r := policytest.NewRouter(t, p.policy(), policytest.Fleet(replicas))
 		all := r.View().Replicas()
 		for _, rep := range all {
@@ -144,7 +144,7 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 			for _, rep := range all {
 				least = min(least, cost(rep))
 			}
-			over := max(cost(d.Replica)-least-DefaultConfig().NearTieTokens, 0)
+			over := max(cost(d.Replica)-least-float64(Config{}.WithDefaults().NearTieTokens), 0)
 			if over == 0 {
 				near++
 			}
@@ -191,7 +191,7 @@ func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 
 func TestAllocations(t *testing.T) {
 	for n, most := range map[int]float64{8: 2, 16: 2, 64: 3, 200: 3} {
-		p := newPolicy(t, DefaultConfig())
+		p := newPolicy(t, Config{}.WithDefaults())
 		r := policytest.NewRouter(t, p.policy(), policytest.Fleet(n))
 		prompt := tokens(1, 8192)
 		for _, rep := range r.View().Replicas()[:8] {

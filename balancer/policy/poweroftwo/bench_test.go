@@ -7,7 +7,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 )
 
-func build() policy.Policy { return with(DefaultConfig()) }
+func build() policy.Policy { return with(Config{}) }
 
 func with(c Config) policy.Policy {
 	p, err := New(c)

@@ -20,7 +20,7 @@ func TestEveryKnownLoadCounts(t *testing.T) {
 	for name, source := range map[string]*rand.Rand{"locked": routertest.Seeded(1), "quick": nil} {
 		t.Run(name, func(t *testing.T) {
 			clock := routertest.NewClock()
-			p, err := poweroftwo.New(poweroftwo.DefaultConfig())
+			p, err := poweroftwo.New(poweroftwo.Config{})
 			require.NoError(t, err)
 			r := policytest.NewRouter(t, p, policytest.Fleet(3), func(o *router.Options) { o.Now, o.Rand = clock.Now, source })
 			picked := func() map[string]int {

@@ -28,9 +28,6 @@ const Name = "power_of_two_choices"
 // Config has no parameters.
 type Config struct{}
 
-// DefaultConfig returns the config that an empty one stands for.
-func DefaultConfig() Config { return Config{} }
-
 // New returns the policy.
 func New(Config) (policy.Policy, error) {
 	return policy.Policy{

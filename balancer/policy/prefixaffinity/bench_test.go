@@ -23,7 +23,7 @@ func BenchmarkRequest(b *testing.B) {
 		{"tokens=8192", policy.Prompt{Tokens: tokens(1, 8192)}},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			p := newPolicy(b, DefaultConfig())
+			p := newPolicy(b, Config{}.WithDefaults())
 			r := policytest.NewRouter(b, p.policy(), policytest.Fleet(16))
 			v, ctx := r.View(), context.Background()
 			for _, rep := range v.Replicas()[:8] {
@@ -51,7 +51,7 @@ func BenchmarkRequest(b *testing.B) {
 func BenchmarkPrepare(b *testing.B) {
 	for _, n := range routertest.BenchmarkSizes {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
-			p := newPolicy(b, DefaultConfig())
+			p := newPolicy(b, Config{}.WithDefaults())
 			v := policytest.NewRouter(b, p.policy(), policytest.Fleet(n)).View()
 			prompt := policy.Prompt{Tokens: tokens(1, 1024)}
 			b.ReportAllocs()
@@ -73,7 +73,7 @@ func BenchmarkChoose(b *testing.B) {
 	for _, spill := range []bool{false, true} {
 		for _, n := range routertest.BenchmarkSizes {
 			b.Run(fmt.Sprintf("spill=%t/n=%d", spill, n), func(b *testing.B) {
-				p := newPolicy(b, DefaultConfig())
+				p := newPolicy(b, Config{}.WithDefaults())
 				r := policytest.NewRouter(b, p.policy(), policytest.Fleet(n))
 				q := ask(tokens(1, 1024))
 				r.Prepare(context.Background(), q)
@@ -94,5 +94,5 @@ func BenchmarkChoose(b *testing.B) {
 
 // BenchmarkRouter measures whole picks through the Router.
 func BenchmarkRouter(b *testing.B) {
-	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, DefaultConfig()).policy() })
+	policytest.Benchmark(b, func() policy.Policy { return newPolicy(b, Config{}.WithDefaults()).policy() })
 }

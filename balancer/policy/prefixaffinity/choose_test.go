@@ -157,7 +157,7 @@ func TestSteps(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := DefaultConfig()
+			c := Config{}.WithDefaults()
 			if tt.config != nil {
 				tt.config(&c)
 			}
@@ -179,7 +179,7 @@ func TestSteps(t *testing.T) {
 }
 
 func TestAllFullWaits(t *testing.T) {
-	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), policytest.Bounded(policytest.Fleet(3), 1))
+	r := policytest.NewRouter(t, newPolicy(t, Config{}.WithDefaults()).policy(), policytest.Bounded(policytest.Fleet(3), 1))
 	for _, id := range []string{"r0", "r1", "r2"} {
 		busy(t, r, id, 1)
 	}
@@ -197,7 +197,7 @@ func TestTiers(t *testing.T) {
 	for i := range fleet {
 		fleet[i].Zone = map[bool]string{true: "here", false: "there"}[i%4 == 0]
 	}
-	r := policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), fleet, func(o *router.Options) { o.Zone = "here" })
+	r := policytest.NewRouter(t, newPolicy(t, Config{}.WithDefaults()).policy(), fleet, func(o *router.Options) { o.Zone = "here" })
 	for i := range 40 {
 		q := ask(tokens(i, 300))
 		d := routertest.Choose(t, r, q)

@@ -1,6 +1,12 @@
 package prefixaffinity
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cacheview"
+)
 
 // Name is the policy's name in a config.
 const Name = "prefix_cache_affinity"
@@ -24,75 +30,63 @@ const (
 	reuseWeight = 3
 )
 
-// Config is the policy's config. Its zero value is not valid: begin with
-// [DefaultConfig].
+// Config is the policy's config. Its zero value is the default config.
 type Config struct {
 	// MatchRateThreshold is the least part of a prompt, less what is shared, that a
-	// replica must hold to be preferred for it; in [0, 1]. Higher spreads load better
+	// replica must hold to be preferred for it; 0 = 0.1, at most 1, Off = none. Higher spreads load better
 	// and loses short matches.
-	MatchRateThreshold float64 `json:"match_rate_threshold"`
+	MatchRateThreshold policy.Limit `json:"match_rate_threshold,omitempty"`
 
-	// BlockBytes is the block of a text prompt, BlockTokens that of token ids; in
-	// [1, 65536]. Best is the engine's own. All clients must use the same, or their
+	// BlockBytes is the block of a text prompt, BlockTokens that of token ids; 0 = 64 and 16,
+	// at most 65536. Best is the engine's own. All clients must use the same, or their
 	// orders differ. Smaller blocks match more exactly and cost time and index.
 	// Reported caches are used if they come in blocks of BlockTokens, or in
 	// superblocks and BlockTokens divides 512, or for text BlockBytes 2,048.
-	BlockBytes  int `json:"block_bytes"`
-	BlockTokens int `json:"block_tokens"`
+	BlockBytes  int `json:"block_bytes,omitempty"`
+	BlockTokens int `json:"block_tokens,omitempty"`
 
-	// IndexBytes bounds the memory of the prefix index; at least 1 MiB. Where
+	// IndexBytes bounds the memory of the prefix index; 0 = 64 MiB, at least 1 MiB. Where
 	// superblocks are reported, a sixteenth of it, at least 1 MiB, comes on top.
-	IndexBytes int64 `json:"index_bytes"`
+	IndexBytes int64 `json:"index_bytes,omitempty"`
 
-	// OnMiss is where a request goes whose prefix no replica holds. OnMissSmallest is
+	// OnMiss is where a request goes whose prefix no replica holds; "" = OnMissRendezvous. OnMissSmallest is
 	// Ray's rule as a whole: matches count whether or not they are shared, loads do
 	// not matter, and on a miss the replicas that were sent the fewest different bytes
 	// are preferred; among equals the fewest ongoing requests decide.
-	OnMiss string `json:"on_miss"`
+	OnMiss string `json:"on_miss,omitempty"`
 
 	// ImbalancedThreshold turns affinity off, for the fewer ongoing of two at
 	// random, while the ongoing requests of the replicas in question differ by
 	// more. 0 = never: the load bound, which is per replica, does it better.
-	ImbalancedThreshold int `json:"imbalanced_threshold"`
+	ImbalancedThreshold int `json:"imbalanced_threshold,omitempty"`
 
 	// StickySessions makes the session the key of the rendezvous order instead of the
 	// distinguishing block, for requests that have one.
-	StickySessions bool `json:"sticky_sessions"`
+	StickySessions bool `json:"sticky_sessions,omitempty"`
 }
 
-// DefaultConfig returns the defaults.
-func DefaultConfig() Config {
-	return Config{
-		MatchRateThreshold: 0.1,
-		BlockBytes:         64,
-		BlockTokens:        16,
-		IndexBytes:         64 << 20,
-		OnMiss:             OnMissRendezvous,
-	}
+// WithDefaults returns the config with every default written out.
+func (c Config) WithDefaults() Config {
+	c.MatchRateThreshold = cmp.Or(c.MatchRateThreshold, 0.1)
+	c.BlockBytes = cmp.Or(c.BlockBytes, 64)
+	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
+	c.IndexBytes = cmp.Or(c.IndexBytes, 64<<20)
+	c.OnMiss = cmp.Or(c.OnMiss, OnMissRendezvous)
+	return c
 }
 
-const (
-	maxBlock      = 1 << 16
-	minIndexBytes = 1 << 20
-)
-
+// validate checks a config with its defaults.
 func (c Config) validate() error {
 	refuse := func(field string, value any, want string) error {
 		return fmt.Errorf("%s: it is %v, want %s", field, value, want)
 	}
 	switch {
-	case !(c.MatchRateThreshold >= 0 && c.MatchRateThreshold <= 1):
-		return refuse("match_rate_threshold", c.MatchRateThreshold, "0 to 1")
-	case c.BlockBytes < 1 || c.BlockBytes > maxBlock:
-		return refuse("block_bytes", c.BlockBytes, "1 to 65536")
-	case c.BlockTokens < 1 || c.BlockTokens > maxBlock:
-		return refuse("block_tokens", c.BlockTokens, "1 to 65536")
-	case c.IndexBytes < minIndexBytes:
-		return refuse("index_bytes", c.IndexBytes, "at least 1048576")
+	case c.MatchRateThreshold != policy.Off && !(c.MatchRateThreshold >= 0 && c.MatchRateThreshold <= 1):
+		return refuse("match_rate_threshold", c.MatchRateThreshold, "0 to 1, or off")
 	case c.OnMiss != OnMissRendezvous && c.OnMiss != OnMissLeastLoaded && c.OnMiss != OnMissSmallest:
 		return refuse("on_miss", fmt.Sprintf("%q", c.OnMiss), "rendezvous, least_loaded or smallest")
 	case c.ImbalancedThreshold < 0:
 		return refuse("imbalanced_threshold", c.ImbalancedThreshold, "at least 0 (0 = off)")
 	}
-	return nil
+	return cacheview.CheckSizes(c.BlockBytes, c.BlockTokens, c.IndexBytes)
 }

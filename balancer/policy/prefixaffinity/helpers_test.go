@@ -22,7 +22,7 @@ var (
 
 // with returns the default config, changed.
 func with(change func(*Config)) Config {
-	c := DefaultConfig()
+	c := Config{}.WithDefaults()
 	change(&c)
 	return c
 }
@@ -37,7 +37,7 @@ func newPolicy(t testing.TB, c Config) *affinity {
 // newRouter returns a Router of the default policy over n replicas, r0, r1, ….
 func newRouter(t testing.TB, n int) *router.Router {
 	t.Helper()
-	return policytest.NewRouter(t, newPolicy(t, DefaultConfig()).policy(), policytest.Fleet(n))
+	return policytest.NewRouter(t, newPolicy(t, Config{}.WithDefaults()).policy(), policytest.Fleet(n))
 }
 
 func askText(format string, args ...any) *policy.Request {
@@ -49,7 +49,7 @@ func askText(format string, args ...any) *policy.Request {
 // keyOf returns the key that a fresh client uses for a request.
 func keyOf(t testing.TB, q *policy.Request) uint64 {
 	t.Helper()
-	s := newPolicy(t, DefaultConfig()).read(q, newRouter(t, 4).View())
+	s := newPolicy(t, Config{}.WithDefaults()).read(q, newRouter(t, 4).View())
 	require.NotNil(t, s)
 	return s.key
 }

@@ -111,7 +111,7 @@ func blind() policy.Policy {
 }
 
 func TestManyClients(t *testing.T) {
-	affinity := func() policy.Policy { return newPolicy(t, DefaultConfig()).policy() }
+	affinity := func() policy.Policy { return newPolicy(t, Config{}.WithDefaults()).policy() }
 	one, balance := hits(t, 1, affinity)
 	t.Logf("1 client: %.3f, busiest %.2f × mean", one, balance)
 	for _, k := range []int{8, 64} {

@@ -12,7 +12,8 @@ import (
 // affinity is the policy; it belongs to one Router.
 type affinity struct {
 	config     Config
-	ray        bool // on_miss: smallest
+	rate       float64 // Config.MatchRateThreshold
+	ray        bool    // on_miss: smallest
 	caches     *cacheview.Index
 	popularity *rendezvous.Popularity
 	scratch    sync.Pool // of *scratch
@@ -51,11 +52,13 @@ func (p *affinity) policy() policy.Policy {
 }
 
 func build(c Config) (*affinity, error) {
+	c = c.WithDefaults()
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
 	return &affinity{
 		config: c,
+		rate:   max(float64(c.MatchRateThreshold), 0),
 		ray:    c.OnMiss == OnMissSmallest,
 		caches: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,

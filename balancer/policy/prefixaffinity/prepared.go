@@ -104,7 +104,7 @@ func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
 		s.top[i].Depth = int32(found.Any(int(s.top[i].At)))
 	}
 	s.shared = s.sharedBlocks()
-	s.match(found, p.config.MatchRateThreshold)
+	s.match(found, p.rate)
 	if len(f.Replicas) > rendezvous.Head {
 		s.found = found
 		return

@@ -30,7 +30,7 @@ func TestTenantsDoNotShare(t *testing.T) {
 
 // The prompt is read and counted once, though the fleet changes and attempts fail.
 func TestReadOnce(t *testing.T) {
-	p := newPolicy(t, DefaultConfig())
+	p := newPolicy(t, Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(16))
 	q := ask(tokens(1, 800))
 	for i := range 10 {
@@ -46,7 +46,7 @@ func TestReadOnce(t *testing.T) {
 }
 
 func TestHoldersAreBounded(t *testing.T) {
-	p := newPolicy(t, DefaultConfig())
+	p := newPolicy(t, Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(100))
 	for i := range 2 {
 		q := ask(tokens(1, 176+16*i))
@@ -77,7 +77,7 @@ func TestHoldersAreBounded(t *testing.T) {
 }
 
 func TestIndexStats(t *testing.T) {
-	p := newPolicy(t, DefaultConfig())
+	p := newPolicy(t, Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(4))
 	route(t, r, ask(tokens(1, 800)))
 	x := p.caches.Stats()

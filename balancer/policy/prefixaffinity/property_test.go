@@ -229,7 +229,7 @@ func TestTheBoundIsKept(t *testing.T) {
 }
 
 func TestAllocations(t *testing.T) {
-	p := newPolicy(t, DefaultConfig())
+	p := newPolicy(t, Config{}.WithDefaults())
 	for _, n := range []int{8, 16, 100} {
 		r := policytest.NewRouter(t, p.policy(), policytest.Fleet(n))
 		long := tokens(1, 8192)

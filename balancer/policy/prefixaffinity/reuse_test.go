@@ -13,7 +13,7 @@ import (
 // What engines report of prompts that this client has not sent there before decides how
 // long the next waits for the first replica of its rendezvous order.
 func TestReuseIsLearnedFromRendezvousOnly(t *testing.T) {
-	p := newPolicy(t, DefaultConfig())
+	p := newPolicy(t, Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(4))
 	end := func(q *policy.Request, usage policy.Usage) {
 		b := policytest.Pick(t, r, q)

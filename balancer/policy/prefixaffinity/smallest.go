@@ -22,12 +22,12 @@ func (c *choice) smallest() policy.Decision {
 			}
 		}
 	}
-	if best != nil && float64(c.Covered(int(depth))) >= c.p.config.MatchRateThreshold*float64(c.Length) {
+	if best != nil && float64(c.Covered(int(depth))) >= c.p.rate*float64(c.Length) {
 		return c.to(best, policy.ReasonPrefixMatch, -1)
 	}
 	best = nil
 	var least int64
-	all := c.p.config.MatchRateThreshold == 0 // every replica reaches it, without a match too
+	all := c.p.rate == 0 // every replica reaches it, without a match too
 	for _, r := range c.Pool.Replicas {
 		if !c.Pool.Takes(r) {
 			continue

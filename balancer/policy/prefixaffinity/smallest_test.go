@@ -138,7 +138,7 @@ func TestSmallest(t *testing.T) {
 		assert.Nil(t, routertest.Choose(t, r.Router, askText("hello world")).Replica)
 	})
 	t.Run("threshold 0 without a match: all", func(t *testing.T) {
-		r := rays(t, func(c *Config) { c.MatchRateThreshold = 0 }, "r1", "r2")
+		r := rays(t, func(c *Config) { c.MatchRateThreshold = policy.Off }, "r1", "r2")
 		cache(t, r, "r1", "hello")
 		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("z")).Replica.ID)
 	})

@@ -38,9 +38,6 @@ const maxAdapters = 1024
 // Config has no parameters.
 type Config struct{}
 
-// DefaultConfig returns the config that an empty one stands for.
-func DefaultConfig() Config { return Config{} }
-
 // New returns the policy.
 func New(Config) (policy.Policy, error) { return newRotation().policy(), nil }
 

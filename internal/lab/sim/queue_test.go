@@ -18,7 +18,7 @@ import (
 // bounded is a small fleet that takes few requests at once; the others wait.
 func bounded(policyName string, clients, ongoing, queued int, patience time.Duration) Config {
 	c := small(policyName, clients, ShareNone)
-	c.Channel.MaxOngoingRequests, c.Channel.MaxQueuedRequests, c.Patience = ongoing, queued, patience
+	c.Channel.MaxOngoingRequests, c.Channel.MaxQueuedRequests, c.Patience = ongoing, policy.Limit(queued), patience
 	return c
 }
 

@@ -45,7 +45,7 @@ func TestSharing(t *testing.T) {
 
 	one.PrefillDone()
 	pinned(t, a, first, 7)
-	require.InDelta(t, 2*policy.DefaultRequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own reservations count at once")
+	require.InDelta(t, 2*policy.RequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own reservations count at once")
 	s.tick()
 	s.tick()
 	require.Equal(t, [2]int{2, 4}, foreign(b, first), "reservations last, and count; tokens did not: the mean of 7 and 0")

@@ -118,9 +118,7 @@ func (f *Fleet) cached(blocks []uint64, depth []int) {
 
 // newRay is the product's policy with Ray's rule.
 func newRay() (policy.Policy, error) {
-	c := prefixaffinity.DefaultConfig()
-	c.OnMiss, c.IndexBytes = prefixaffinity.OnMissSmallest, unbounded
-	return prefixaffinity.New(c)
+	return prefixaffinity.New(prefixaffinity.Config{OnMiss: prefixaffinity.OnMissSmallest, IndexBytes: unbounded})
 }
 
 // prompted is a policy that reads prompts.
