@@ -60,11 +60,11 @@ type upper struct{}
 
 func (upper) Render(c requestkey.Chat) (string, error) {
 	var b strings.Builder
-	for _, t := range c.Turns {
-		if t.Role == "" {
+	for _, m := range c.Messages {
+		if m["role"] == "" {
 			return "", errors.New("a turn has no role")
 		}
-		b.WriteString(strings.ToUpper(t.Role) + ": " + strings.Join(t.Text, "\n") + "\n")
+		b.WriteString(strings.ToUpper(m["role"].(string)) + ": " + m["content"].(string) + "\n")
 	}
 	return b.String(), nil
 }

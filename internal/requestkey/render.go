@@ -1,6 +1,7 @@
 package requestkey
 
 import (
+	"strings"
 	"unicode/utf8"
 	"unsafe"
 )
@@ -69,3 +70,102 @@ func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) 
 
 // bytesOf returns s as bytes that share its memory and must not be changed.
 func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
+
+// A Chat is what [ReadChat] finds in a prompt.
+type Chat struct {
+	Tools    []string         // JSON of each tool offered
+	Messages []map[string]any // as OpenAI's API has them; several parts of text are joined by a line end
+	Media    bool             // there are images, sounds or the like, of which only hashes are known
+}
+
+// IsChat reports whether the text of a prompt is a chat.
+func IsChat(text string) bool {
+	return text != "" && (text[0] == frameTurn || text[0] == frameField)
+}
+
+// ReadChat reads the chat that the text of a prompt was made from, as far as such a
+// text shows. ok is false if it is none. What is returned aliases the text and must
+// not be kept longer.
+func ReadChat(text string) (c Chat, ok bool) {
+	for text != "" {
+		frame := text[0]
+		text = text[1:]
+		end := nextFrame(text)
+		value := text[:end]
+		text = text[end:]
+		switch {
+		case frame == frameTurn:
+			c.Messages = append(c.Messages, map[string]any{"role": unescapeText(value), "content": nil})
+		case frame != frameField || value == "" || !c.add(value[0], unescapeText(value[1:])):
+			return Chat{}, false
+		}
+	}
+	return c, len(c.Messages) > 0
+}
+
+// members are the fields that are members of a message.
+var members = map[byte]string{'n': "name", 'r': "tool_call_id", 'k': "reasoning_content", 'f': "refusal"}
+
+// add adds a field to the tools or the last message.
+func (c *Chat) add(field byte, value string) bool {
+	if len(c.Messages) == 0 {
+		c.Tools = append(c.Tools, value)
+		return field == 'T'
+	}
+	m := c.Messages[len(c.Messages)-1]
+	calls, _ := m["tool_calls"].([]map[string]any)
+	switch field {
+	case 't':
+		if before, more := m["content"].(string); more {
+			value = before + "\n" + value
+		}
+		m["content"] = value
+	case 'm':
+		c.Media = true
+	case 'c':
+		m["tool_calls"] = append(calls, map[string]any{"type": "function", "function": map[string]string{"name": value, "arguments": ""}})
+	case 'a', 'i':
+		if len(calls) == 0 {
+			return false
+		}
+		if last := calls[len(calls)-1]; field == 'i' {
+			last["id"] = value
+		} else {
+			last["function"].(map[string]string)["arguments"] = value
+		}
+	default:
+		name, ok := members[field]
+		if ok && value != "" {
+			m[name] = value
+		}
+		return ok
+	}
+	return true
+}
+
+// nextFrame returns where the next frame begins, or the end.
+func nextFrame(s string) int {
+	for i := range len(s) {
+		if s[i] >= frameBatch {
+			return i
+		}
+	}
+	return len(s)
+}
+
+// unescapeText takes back what appendText did to text that is not UTF-8.
+func unescapeText(s string) string {
+	if strings.IndexByte(s, frameEscape) < 0 {
+		return s
+	}
+	b := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if c == frameEscape && i+1 < len(s) {
+			i++
+			c = frameEscape + s[i]
+		}
+		b = append(b, c)
+	}
+	return string(b)
+}

@@ -78,7 +78,7 @@ func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, erro
 	switch {
 	case !ok:
 		return nil, ErrNotText
-	case slices.ContainsFunc(c.Turns, func(t requestkey.Turn) bool { return t.Media }):
+	case c.Media:
 		return nil, ErrMedia
 	case p.template != nil:
 		text, err := p.template.Render(c)

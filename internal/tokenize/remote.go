@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -56,36 +55,10 @@ func (r *remote) Close() error {
 // question returns the body of a request, to which a prompt or messages are added.
 func question(model string, special bool) map[string]any {
 	q := map[string]any{"add_special_tokens": special}
-	set(q, "model", model)
+	if model != "" {
+		q["model"] = model
+	}
 	return q
-}
-
-func message(t requestkey.Turn) map[string]any {
-	m := map[string]any{"role": t.Role, "content": nil}
-	if t.Text != nil {
-		m["content"] = strings.Join(t.Text, "\n")
-	}
-	set(m, "name", t.Name)
-	set(m, "tool_call_id", t.Answers)
-	set(m, "reasoning_content", t.Reasoning)
-	set(m, "refusal", t.Refusal)
-	var calls []map[string]any
-	for _, c := range t.Calls {
-		call := map[string]any{"type": "function", "function": map[string]string{"name": c.Name, "arguments": c.Arguments}}
-		set(call, "id", c.ID)
-		calls = append(calls, call)
-	}
-	if len(calls) > 0 {
-		m["tool_calls"] = calls
-	}
-	return m
-}
-
-// set sets a field that is left out where it is empty.
-func set(m map[string]any, name, value string) {
-	if value != "" {
-		m[name] = value
-	}
 }
 
 // Tokens implements [dialect.Tokenizer].
@@ -106,11 +79,7 @@ func (r *remote) chatTokens(ctx context.Context, model string, c requestkey.Chat
 		}
 		q["tools"] = tools
 	}
-	messages := make([]map[string]any, len(c.Turns))
-	for i, t := range c.Turns {
-		messages[i] = message(t)
-	}
-	q["messages"] = messages
+	q["messages"] = c.Messages
 	return r.answer(ctx, q)
 }
 
@@ -182,9 +151,7 @@ func (r *refusal) Error() string {
 var errAnswer = errors.New(`the answer is not like {"tokens": [1, 2, 3]}`)
 
 func readAnswer(answer []byte) ([]uint32, error) {
-	var a struct {
-		Tokens []uint32 `json:"tokens"`
-	}
+	var a struct{ Tokens []uint32 }
 	if err := json.Unmarshal(answer, &a); err != nil || len(a.Tokens) == 0 {
 		return nil, errAnswer
 	}

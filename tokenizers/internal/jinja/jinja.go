@@ -76,32 +76,32 @@ func Open(path string) (*Template, error) {
 	if err != nil {
 		return nil, err
 	}
-	if filepath.Ext(path) == ".json" {
-		return parseSettings(raw)
-	}
-	beside, err := os.ReadFile(filepath.Join(filepath.Dir(path), "tokenizer_config.json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return Parse(string(raw), "", "")
+	config, alone := raw, filepath.Ext(path) != ".json"
+	if alone {
+		config, err = os.ReadFile(filepath.Join(filepath.Dir(path), "tokenizer_config.json"))
+		if errors.Is(err, os.ErrNotExist) {
+			config, err = []byte("{}"), nil
+		}
 	}
 	var s settings
 	if err == nil {
-		err = json.Unmarshal(beside, &s)
+		err = json.Unmarshal(config, &s)
+	}
+	text := string(raw)
+	if err == nil && !alone {
+		text, err = s.template()
 	}
 	if err != nil {
 		return nil, err
 	}
-	return Parse(string(raw), string(s.Bos), string(s.Eos))
+	return Parse(text, string(s.Bos), string(s.Eos))
 }
 
-func parseSettings(raw []byte) (*Template, error) {
-	var s settings
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return nil, err
-	}
-	var text string
+// template returns the template, or of several the default.
+func (s *settings) template() (text string, err error) {
 	var named []struct{ Name, Template string }
 	if json.Unmarshal(s.ChatTemplate, &text) != nil && json.Unmarshal(s.ChatTemplate, &named) != nil {
-		return nil, errors.New("its chat_template is neither a text nor a list of them")
+		return "", errors.New("its chat_template is neither a text nor a list of them")
 	}
 	for _, n := range named {
 		if n.Name == "default" {
@@ -109,9 +109,9 @@ func parseSettings(raw []byte) (*Template, error) {
 		}
 	}
 	if text == "" {
-		return nil, errors.New("it has no chat_template")
+		return "", errors.New("it has no chat_template")
 	}
-	return Parse(text, string(s.Bos), string(s.Eos))
+	return text, nil
 }
 
 // Parse reads the text of a template; bos and eos are the tokens that it may write.
@@ -135,33 +135,18 @@ func (t *Template) Render(c requestkey.Chat) (string, error) {
 	if len(c.Tools) > 0 {
 		return "", ErrTools
 	}
-	messages := make([]any, len(c.Turns))
-	for i, turn := range c.Turns {
-		if len(turn.Calls) > 0 {
+	messages := make([]any, len(c.Messages))
+	for i, m := range c.Messages {
+		if m["tool_calls"] != nil {
 			return "", ErrTools
 		}
-		messages[i] = message(turn)
+		messages[i] = m
 	}
 	return t.template.ExecuteToString(exec.NewContext(map[string]any{
 		"messages": messages, "tools": nil, "add_generation_prompt": true, "bos_token": t.bos, "eos_token": t.eos,
 		"raise_exception": func(why string) (string, error) { return "", errors.New(why) },
 		"strftime_now":    func(format string) string { return strftime(t.now(), format) },
 	}))
-}
-
-// message is a turn as templates read it. A field that it does not have is not defined.
-func message(t requestkey.Turn) map[string]any {
-	m := map[string]any{"role": t.Role, "content": nil}
-	if t.Text != nil {
-		m["content"] = strings.Join(t.Text, "\n")
-	}
-	for key, value := range map[string]string{"name": t.Name, "tool_call_id": t.Answers,
-		"reasoning_content": t.Reasoning, "refusal": t.Refusal} {
-		if value != "" {
-			m[key] = value
-		}
-	}
-	return m
 }
 
 // strftime has the formats that templates use.

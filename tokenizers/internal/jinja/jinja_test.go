@@ -28,9 +28,9 @@ const template = `{{- bos_token }}
 {%- endif %}`
 
 var chat = requestkey.Chat{
-	Turns: []requestkey.Turn{
-		{Role: "user", Text: []string{" one", "two "}},
-		{Role: "assistant", Text: []string{"three"}, Reasoning: "hm"},
+	Messages: []map[string]any{
+		{"role": "user", "content": " one\ntwo "},
+		{"role": "assistant", "content": "three", "reasoning_content": "hm"},
 	},
 }
 
@@ -48,11 +48,11 @@ func TestRender(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	_, err = tpl.Render(requestkey.Chat{Turns: []requestkey.Turn{{Role: "user"}, {Role: "user"}}})
+	_, err = tpl.Render(requestkey.Chat{Messages: []map[string]any{{"role": "user"}, {"role": "user"}}})
 	require.ErrorContains(t, err, "two users in a row")
-	_, err = tpl.Render(requestkey.Chat{Tools: []string{"{}"}, Turns: chat.Turns})
+	_, err = tpl.Render(requestkey.Chat{Tools: []string{"{}"}, Messages: chat.Messages})
 	require.ErrorIs(t, err, ErrTools)
-	_, err = tpl.Render(requestkey.Chat{Turns: []requestkey.Turn{{Role: "assistant", Calls: []requestkey.ToolCall{{Name: "f"}}}}})
+	_, err = tpl.Render(requestkey.Chat{Messages: []map[string]any{{"role": "assistant", "tool_calls": []map[string]any{{}}}}})
 	require.ErrorIs(t, err, ErrTools)
 }
 
@@ -110,7 +110,7 @@ func BenchmarkRender(b *testing.B) {
 	require.NoError(b, err)
 	long := requestkey.Chat{}
 	for range 20 {
-		long.Turns = append(long.Turns, chat.Turns...)
+		long.Messages = append(long.Messages, chat.Messages...)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
