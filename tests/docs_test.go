@@ -25,7 +25,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/kvindex"
-	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
@@ -250,7 +249,7 @@ func TestHashesPage(t *testing.T) {
 			require.NoError(t, err)
 			id = strings.Repeat(of, times)
 		}
-		key := requestkey.SessionKey(id)
+		key := policy.SessionKey(id)
 		require.Equal(t, v[1], key)
 		require.Equal(t, v[2], fmt.Sprintf("%016x", xxh3.HashStringSeed(key, 1337)))
 		require.Equal(t, v[3], fmt.Sprintf("%016x", xxh3.HashString(key)))

@@ -101,13 +101,13 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 // question is the ChooseReplica request of an HTTP request. It sets the state of the body.
 func (h *handler) question(r *http.Request, b *body) (*warmpathv1.ChooseReplicaRequest, error) {
 	q := policy.Request{
-		ID: requestkey.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
+		ID: policy.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
 	}
 	if err := b.decode(&q); err != nil {
 		return nil, err
 	}
 	k := &warmpathv1.RequestKey{
-		RequestId: requestkey.SessionKey(q.ID), Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
+		RequestId: policy.SessionKey(q.ID), Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
 		ExpectedOutputTokens: uint32(q.ExpectedOutput),
 	}
 	switch p := &q.Prompt; {

@@ -45,7 +45,7 @@ func (m *Method) chat(s *source) (chat string, unread bool) {
 func (s *source) appendContent(dst []byte) (_ []byte, ok bool) {
 	begin, ok := len(dst), s.typed == nil
 	for alt := 0; alt < len(s.f.paths[slotContent]) && len(dst) == begin; alt++ {
-		ok = ok || s.plan[slotContent][alt].fds != nil
+		ok = ok || s.f.paths[slotContent][alt].leads(s.typed.Descriptor(), slotContent)
 		before := begin
 		s.each(slotContent, alt, func(v value) {
 			switch {

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -52,14 +51,11 @@ func (s slot) repeated() bool {
 	return s == slotTokens || s == slotTurn || s == slotContent || s == slotMedia || s == slotTensor
 }
 
-// fields are the paths that start in one kind of message. Immutable but for the plans.
+// fields are the paths that start in one kind of message. Immutable.
 type fields struct {
 	paths [numSlots][]path // the alternatives of each slot, best first
 	names [numSlots]string // the dialect's field and its path, for errors
 	named bool             // some path has a name
-
-	plans   sync.Map // protoreflect.MessageDescriptor → *plan
-	planned atomic.Int32
 }
 
 // add compiles the path of a slot.
@@ -92,9 +88,9 @@ func (f *fields) check(d protoreflect.MessageDescriptor, front ...path) error {
 		}
 		found := false
 		for _, alt := range alts {
-			found = found || alt.tensor() || len(front) == 0 && alt.resolve(slot(s), d, nil).fds != nil
+			found = found || alt.tensor() || len(front) == 0 && alt.leads(d, slot(s))
 			for _, before := range front {
-				found = found || slices.Concat(before, alt).resolve(slot(s), d, nil).fds != nil
+				found = found || slices.Concat(before, alt).leads(d, slot(s))
 			}
 		}
 		if !found {
@@ -104,87 +100,31 @@ func (f *fields) check(d protoreflect.MessageDescriptor, front ...path) error {
 	return nil
 }
 
-// A plan holds the paths of fields as they run through one message type. Immutable.
-type plan [numSlots][]route
-
-// A route is a path in a message type: the field of each step, nil where the type lacks one that can be read.
-type route struct {
-	fds  []protoreflect.FieldDescriptor
-	leaf protoreflect.FieldDescriptor // the last of fds, or the value of the map that it is
-
-	idList bool         // it is a list of token ids
-	in     reflect.Type // the Go struct that has it as a slice of 32-bit integers, nil = none
-	at     int          // the slice's place there
-}
-
-// maxPlans bounds the message types remembered. A program has few; one that makes descriptors without end starts over
-// each time it is reached.
-const maxPlans = 256
-
-// plan returns the paths in the type of a message. Where protoreflect panics at its messages it is empty.
-func (f *fields) plan(m protoreflect.Message) *plan {
-	d := m.Descriptor()
-	if p, ok := f.plans.Load(d); ok {
-		return p.(*plan)
-	}
-	p := new(plan)
-	func() {
-		defer harmless()
-		if d.Fields().Len() > 0 {
-			m.Has(d.Fields().Get(0))
-		}
-		f.resolve(p, d, m)
-	}()
-	if f.planned.Add(1) > maxPlans {
-		f.plans.Clear()
-		f.planned.Store(1)
-	}
-	f.plans.Store(d, p)
-	return p
-}
-
-// resolve finds the paths in a message type. The sample, which may be nil, gives the Go type.
-func (f *fields) resolve(p *plan, d protoreflect.MessageDescriptor, sample protoreflect.Message) {
-	for s, alts := range f.paths {
-		for _, alt := range alts {
-			p[s] = append(p[s], alt.resolve(slot(s), d, sample))
-		}
-	}
-}
-
-func (p path) resolve(s slot, d protoreflect.MessageDescriptor, m protoreflect.Message) (r route) {
-	fds := make([]protoreflect.FieldDescriptor, len(p))
-	for i, st := range p {
+// leads reports whether the path leads to a field of a message type that can be read as the slot.
+func (p path) leads(d protoreflect.MessageDescriptor, s slot) bool {
+	var fd protoreflect.FieldDescriptor
+	for _, st := range p {
 		if d == nil {
-			return route{}
+			return false
 		}
-		fd := st.in(d)
-		if fd == nil {
-			return route{}
+		if fd = st.in(d); fd == nil {
+			return false
 		}
-		if fds[i], r.leaf = fd, fd; fd.IsMap() {
-			r.leaf = fd.MapValue()
+		if fd.IsMap() {
+			fd = fd.MapValue()
 		}
-		if d = r.leaf.Message(); i == len(p)-1 {
-			break
-		}
-		m = below(m, fd)
+		d = fd.Message()
 	}
-	if !s.fits(r.leaf) {
-		return route{}
-	}
-	if r.fds = fds; s == slotTokens && r.leaf.IsList() {
-		r.idList = true
-		r.in, r.at = sliceOf(m, r.leaf)
-	}
-	return r
+	return s.fits(fd)
 }
 
 // in returns the field of a step, nil where the type has none that fits.
 func (st step) in(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
-	fd := d.Fields().ByName(protoreflect.Name(st.name))
+	var fd protoreflect.FieldDescriptor
 	if st.num != 0 {
 		fd = d.Fields().ByNumber(st.num)
+	} else {
+		fd = d.Fields().ByName(protoreflect.Name(st.name))
 	}
 	if fd == nil || fd.IsMap() != (st.key != "") || fd.IsMap() && fd.MapKey().Kind() != protoreflect.StringKind {
 		return nil
@@ -206,55 +146,44 @@ func (s slot) fits(fd protoreflect.FieldDescriptor) bool {
 	return isText(fd) || isInteger(fd)
 }
 
-// below returns a sample of what a message field holds.
-func below(m protoreflect.Message, fd protoreflect.FieldDescriptor) protoreflect.Message {
-	switch {
-	case m == nil || fd.Message() == nil:
-		return nil
-	case fd.IsMap():
-		return nil
-	case fd.IsList():
-		return m.NewField(fd).List().NewElement().Message()
-	}
-	return m.NewField(fd).Message()
-}
+// idFields has of each Go type of messages the places in its struct of the slices of 32-bit integers, by field number:
+// reflect.Type → map[protoreflect.FieldNumber]int.
+var idFields sync.Map
 
-// sliceOf returns the type of a generated message and the place in its struct of a field of 32-bit integers, so that
-// they need not be taken one by one; nil where there is none.
-func sliceOf(m protoreflect.Message, fd protoreflect.FieldDescriptor) (reflect.Type, int) {
-	if m == nil {
-		return nil, 0
+func idFieldsOf(t reflect.Type) map[protoreflect.FieldNumber]int {
+	if known, ok := idFields.Load(t); ok {
+		return known.(map[protoreflect.FieldNumber]int)
 	}
-	t := reflect.TypeOf(m.Interface())
-	if t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
-		return nil, 0
-	}
-	for i := range t.Elem().NumField() {
-		f := t.Elem().Field(i)
-		_, tag, _ := strings.Cut(f.Tag.Get("protobuf"), ",")
-		num, _, _ := strings.Cut(tag, ",")
-		if f.IsExported() && num == strconv.Itoa(int(fd.Number())) &&
-			(f.Type == reflect.TypeFor[[]uint32]() || f.Type == reflect.TypeFor[[]int32]()) {
-			return t, i
+	found := map[protoreflect.FieldNumber]int{}
+	if t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct {
+		for i := range t.Elem().NumField() {
+			f := t.Elem().Field(i)
+			tag := strings.Split(f.Tag.Get("protobuf"), ",") // "varint,1,rep,packed,name=ids,proto3"
+			if f.IsExported() && len(tag) > 1 && (f.Type == reflect.TypeFor[[]uint32]() || f.Type == reflect.TypeFor[[]int32]()) {
+				n, _ := strconv.Atoi(tag[1])
+				found[protoreflect.FieldNumber(n)] = i
+			}
 		}
 	}
-	return nil, 0
+	idFields.Store(t, found)
+	return found
 }
 
-// ids returns the integers of the list that the route ends in: a slice of the message itself where sliceOf found one.
-func (r *route) ids(m protoreflect.Message) []uint32 {
-	if v := m.Interface(); r.in != nil && reflect.TypeOf(v) == r.in {
-		switch s := reflect.ValueOf(v).Elem().Field(r.at).Addr().Interface().(type) {
+// idsOf returns a list of integers: the slice of a generated message itself where its Go type has one of 32 bits.
+func idsOf(m protoreflect.Message, fd protoreflect.FieldDescriptor) []uint32 {
+	v := m.Interface()
+	if i, ok := idFieldsOf(reflect.TypeOf(v))[fd.Number()]; ok {
+		switch s := reflect.ValueOf(v).Elem().Field(i).Addr().Interface().(type) {
 		case *[]uint32:
 			return *s
 		case *[]int32:
 			return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(*s))), len(*s))
 		}
 	}
-	l := m.Get(r.leaf).List()
+	l := m.Get(fd).List()
 	ids := make([]uint32, l.Len())
 	for i := range ids {
-		ids[i] = uint32(integer(r.leaf, l.Get(i)))
+		ids[i] = uint32(integer(fd, l.Get(i)))
 	}
 	return ids
 }

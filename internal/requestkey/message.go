@@ -158,8 +158,7 @@ func (v *value) string() string {
 type source struct {
 	message
 	f     *fields
-	plan  *plan // of a decoded message
-	whole bool  // tensors are wanted
+	whole bool // tensors are wanted
 
 	// The last list that was read: protoreflect allocates one each time it is asked.
 	list   protoreflect.List
@@ -167,13 +166,7 @@ type source struct {
 	listFD protoreflect.FieldDescriptor
 }
 
-func (f *fields) in(m message) source {
-	s := source{message: m, f: f}
-	if m.typed != nil {
-		s.plan = f.plan(m.typed)
-	}
-	return s
-}
+func (f *fields) in(m message) source { return source{message: m, f: f} }
 
 // each calls take for what an alternative of a slot's path leads to.
 func (s *source) each(sl slot, alt int, take func(value)) {
@@ -191,9 +184,7 @@ func (s *source) field(sl slot, alt int, take func(value)) {
 	p := s.f.paths[sl][alt]
 	switch {
 	case s.typed != nil:
-		if r := &s.plan[sl][alt]; r.fds != nil {
-			s.walk(r, p, 0, s.typed, take)
-		}
+		s.walk(sl, p, s.typed, take)
 	case sl.repeated() || p.hasList():
 		walkRaw(s.raw, p[0].num, p, false, take)
 	default:
@@ -206,39 +197,45 @@ func (s *source) field(sl slot, alt int, take func(value)) {
 	}
 }
 
-// walk reads a decoded message from a step of a path on.
-func (s *source) walk(r *route, p path, at int, m protoreflect.Message, take func(value)) {
-	fd, last := r.fds[at], at == len(p)-1
-	if !m.Has(fd) {
+// walk follows a path in a decoded message.
+func (s *source) walk(sl slot, p path, m protoreflect.Message, take func(value)) {
+	fd, last := p[0].in(m.Descriptor()), len(p) == 1
+	if fd == nil || !m.Has(fd) {
 		return
 	}
-	one := func(fd protoreflect.FieldDescriptor, val protoreflect.Value, listed bool) {
-		switch {
-		case last:
-			take(leaf(fd, val))
-		default:
-			s.walk(r, p, at+1, val.Message(), take)
-			if listed {
-				take(value{kind: kindElement, msg: message{typed: val.Message()}})
-			}
+	holds := fd
+	if fd.IsMap() {
+		holds = fd.MapValue()
+	}
+	if last && !sl.fits(holds) || !last && holds.Message() == nil {
+		return
+	}
+	one := func(val protoreflect.Value, listed bool) {
+		if last {
+			take(leaf(holds, val))
+			return
+		}
+		s.walk(sl, p[1:], val.Message(), take)
+		if listed {
+			take(value{kind: kindElement, msg: message{typed: val.Message()}})
 		}
 	}
 	switch {
 	case fd.IsMap():
-		if val := m.Get(fd).Map().Get(protoreflect.ValueOfString(p[at].key).MapKey()); val.IsValid() {
-			one(fd.MapValue(), val, false)
+		if val := m.Get(fd).Map().Get(protoreflect.ValueOfString(p[0].key).MapKey()); val.IsValid() {
+			one(val, false)
 		}
-	case fd.IsList() && last && r.idList:
-		take(value{kind: kindIDs, ids: r.ids(m)})
+	case fd.IsList() && sl == slotTokens && last:
+		take(value{kind: kindIDs, ids: idsOf(m, fd)})
 	case fd.IsList():
 		if s.listOf != m || s.listFD != fd {
 			s.list, s.listOf, s.listFD = m.Get(fd).List(), m, fd
 		}
 		for l, i := s.list, 0; i < l.Len(); i++ {
-			one(fd, l.Get(i), true)
+			one(l.Get(i), true)
 		}
 	default:
-		one(fd, m.Get(fd), p[at].list)
+		one(m.Get(fd), p[0].list)
 	}
 }
 

@@ -67,7 +67,7 @@ func TestChatBodies(t *testing.T) {
 func hash128(s string) string {
 	long := strings.Repeat("x", MaxSession+1)
 	if s == "" {
-		return SessionKey(long)
+		return policy.SessionKey(long)
 	}
 	return fmt.Sprintf("%x", xxh128(s))
 }

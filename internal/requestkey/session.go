@@ -1,8 +1,10 @@
 package requestkey
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/metadata"
@@ -22,21 +24,13 @@ func Session(id string) string {
 	if len(id) <= MaxSession {
 		return id
 	}
-	return SessionKey(id)
+	return policy.SessionKey(id)
 }
-
-// SessionKey is [policy.SessionKey].
-func SessionKey(id string) string { return policy.SessionKey(id) }
 
 // SessionKeys finds the session in metadata. Names are compared without regard
-// to case and with - and _ as equals; the first configured name that has a value
+// to case, and may be written with - or with _ throughout; the first configured name that has a value
 // wins. Immutable.
-type SessionKeys struct{ names []sessionKey }
-
-type sessionKey struct {
-	normal    string
-	spellings []string // with - and _
-}
+type SessionKeys struct{ names []string } // in lower case, each in its spellings
 
 // NewSessionKeys takes metadata names in order of preference; none means
 // DefaultSessionKeys.
@@ -49,7 +43,12 @@ func NewSessionKeys(names ...string) (*SessionKeys, error) {
 		if err := checkKey(name); err != nil {
 			return nil, fmt.Errorf("session_keys[%d]: %w", i, err)
 		}
-		k.names = append(k.names, sessionKey{normal(name), spellings(strings.ToLower(name))})
+		name = strings.ToLower(name)
+		for _, spelt := range []string{name, strings.ReplaceAll(name, "_", "-"), strings.ReplaceAll(name, "-", "_")} {
+			if !slices.Contains(k.names, spelt) {
+				k.names = append(k.names, spelt)
+			}
+		}
 	}
 	return k, nil
 }
@@ -69,66 +68,22 @@ func checkKey(name string) error {
 	return nil
 }
 
-// normal returns a name in lower case with - for _.
-func normal(name string) string {
-	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
-}
-
-// spellings returns the ways to write a name with - and _, as given first; of a name with many separators those with
-// one kind of them.
-func spellings(name string) []string {
-	if strings.Count(normal(name), "-") > 3 {
-		return []string{name, normal(name), strings.ReplaceAll(name, "-", "_")}
-	}
-	out := []string{name}
-	for i := range len(name) {
-		if name[i] != '-' && name[i] != '_' {
-			continue
-		}
-		for _, s := range out[:len(out):len(out)] {
-			b := []byte(s)
-			b[i] ^= '-' ^ '_'
-			out = append(out, string(b))
-		}
-	}
-	return out
-}
-
 // Outgoing returns the session in the outgoing metadata of a context, "" if
 // there is none. It does not copy the metadata.
 func (k *SessionKeys) Outgoing(ctx context.Context) string {
-	for _, key := range k.names {
-		for _, name := range key.spellings {
-			if s := firstOutgoing(ctx, name); s != "" {
+	return Session(firstOutgoing(ctx, k.names))
+}
+
+// In returns the session in metadata, or in the headers of an HTTP request, "" if there is none.
+func (k *SessionKeys) In(md metadata.MD) string {
+	for _, name := range k.names {
+		for key, values := range md {
+			if s := cmp.Or(values...); s != "" && strings.EqualFold(key, name) {
 				return Session(s)
 			}
 		}
 	}
 	return ""
-}
-
-// In returns the session in metadata, "" if there is none.
-func (k *SessionKeys) In(md metadata.MD) string {
-	for _, key := range k.names {
-		if s := lookup(md, key.normal); s != "" {
-			return Session(s)
-		}
-	}
-	return ""
-}
-
-// lookup returns the first value under a normalized name. Of several spellings
-// of one name in the same metadata the first in byte order counts.
-func lookup(md metadata.MD, name string) string {
-	var key, value string
-	for k, vals := range md {
-		if len(k) == len(name) && normal(k) == name && (value == "" || k < key) {
-			if s := first(vals...); s != "" {
-				key, value = k, s
-			}
-		}
-	}
-	return value
 }
 
 // requestIDKeys are the metadata names of a request id, best first. The last is
@@ -137,23 +92,12 @@ var requestIDKeys = []string{"x-request-id", "request-id", "x-correlation-id"}
 
 // RequestID returns the request id in the outgoing metadata of a context, "" if
 // there is none. It serves as Request.ID only, never as a session.
-func RequestID(ctx context.Context) string {
-	for _, name := range requestIDKeys {
-		if s := firstOutgoing(ctx, name); s != "" {
-			return s
-		}
-	}
-	return ""
-}
+func RequestID(ctx context.Context) string { return firstOutgoing(ctx, requestIDKeys) }
 
-func firstOutgoing(ctx context.Context, name string) string {
-	return first(metadata.ValueFromOutgoingContext(ctx, name)...)
-}
-
-// first returns the first that is not empty.
-func first(s ...string) string {
-	for _, s := range s {
-		if s != "" {
+// firstOutgoing returns the first value that is not empty, of the first name that has one.
+func firstOutgoing(ctx context.Context, names []string) string {
+	for _, name := range names {
+		if s := cmp.Or(metadata.ValueFromOutgoingContext(ctx, name)...); s != "" {
 			return s
 		}
 	}

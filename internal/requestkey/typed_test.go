@@ -2,7 +2,6 @@ package requestkey
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -201,17 +200,6 @@ func TestOnlyWhatIsUsed(t *testing.T) {
 	tensors := build(t, nil, pv{"5#0.1", "sampling_parameters"}, pv{"5#0.2", "BYTES"}, pv{"7", [][]byte{[]byte("\x11\x00\x00\x00{\"lora_name\":\"l\"}")}})
 	require.Equal(t, policy.Request{}, read(table.Lookup("/inference.GRPCInferenceService/ModelInfer"), 0, tensors))
 	require.Equal(t, policy.Request{Adapter: "l"}, read(table.Lookup("/inference.GRPCInferenceService/ModelInfer"), WantModel, tensors))
-}
-
-func TestManyMessageTypes(t *testing.T) {
-	m := mustTable(t).Lookup("/my.Service/Do")
-	for i := range 3 * maxPlans { // each a descriptor of its own
-		q := read(m, everything, build(t, nil, pv{fmt.Sprintf("%d:prompt", i+1), "hello"}))
-		require.Equal(t, text("hello"), q.Prompt)
-	}
-	plans := 0
-	m.request.plans.Range(func(any, any) bool { plans++; return true })
-	require.LessOrEqual(t, plans, maxPlans)
 }
 
 func TestConcurrentReads(t *testing.T) {
