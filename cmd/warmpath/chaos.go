@@ -94,7 +94,7 @@ func newChaos() *cobra.Command {
 func chaosScenarios() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, s := range chaos.Scenarios() {
+	for _, s := range chaos.Scenarios {
 		fmt.Fprintf(w, "  %s\t%s\n", s.Name, s.What)
 	}
 	w.Flush() //nolint:errcheck // Into memory.
@@ -103,7 +103,7 @@ func chaosScenarios() string {
 
 func (r *chaosRun) check(c *cobra.Command) error {
 	names := []string{every}
-	for _, s := range chaos.Scenarios() {
+	for _, s := range chaos.Scenarios {
 		names = append(names, s.Name)
 	}
 	if slices.Equal(r.policies, []string{every}) {
@@ -136,10 +136,9 @@ func (r *chaosRun) check(c *cobra.Command) error {
 }
 
 func (r *chaosRun) run(ctx context.Context, log io.Writer) (*chaosReport, error) {
-	scenarios := []string{r.scenario}
-	if r.scenario == every {
-		scenarios = chaos.All()
-	}
+	scenarios := slices.DeleteFunc(slices.Clone(chaos.Scenarios), func(s chaos.Scenario) bool {
+		return s.Name != r.scenario && (r.scenario != every || s.Apart)
+	})
 	rep := &chaosReport{Kept: true}
 	for _, scenario := range scenarios {
 		for _, name := range r.policies {
@@ -156,17 +155,17 @@ func (r *chaosRun) run(ctx context.Context, log io.Writer) (*chaosReport, error)
 	return rep, nil
 }
 
-func (r *chaosRun) one(ctx context.Context, log io.Writer, scenario, name string, clients int) (*chaos.Result, error) {
+func (r *chaosRun) one(ctx context.Context, log io.Writer, scenario chaos.Scenario, name string, clients int) (*chaos.Result, error) {
 	o := r.Options
-	o.Scenario, o.Policy, o.Clients = scenario, name, clients
-	if !r.inProcess && chaos.NeedsProcesses(scenario) {
+	o.Scenario, o.Policy, o.Clients = scenario.Name, name, clients
+	if !r.inProcess && scenario.Processes {
 		path, err := os.Executable()
 		if err != nil {
 			return nil, err
 		}
 		o.Launch = chaos.Processes(func(s chaos.Spec) *exec.Cmd { return exec.Command(path, engineArgs(s)...) })
 	}
-	title := fmt.Sprintf("%s, %s, %d clients", scenario, name, clients)
+	title := fmt.Sprintf("%s, %s, %d clients", scenario.Name, name, clients)
 	p := newProgress(log, title, 0)
 	o.Log = func(what string) { fmt.Fprintf(log, "%s: %s\n", title, what) }
 	o.Progress = p.show

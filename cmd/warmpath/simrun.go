@@ -74,7 +74,7 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*report.Report, e
 		}
 		prompts := sim.NewPrompts(rs)
 		for i, name := range s.policies {
-			res, err := s.policy(ctx, c, rs, prompts, name, seed)
+			res, err := s.policy(ctx, c, prompts, len(rs), name, seed)
 			if err != nil {
 				return nil, err
 			}
@@ -92,13 +92,13 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*report.Report, e
 }
 
 // policy measures one policy with one seed.
-func (s *simulate) policy(ctx context.Context, c *cobra.Command, rs []workload.Request, prompts *sim.Prompts,
-	name string, seed uint64) (*drive.Result, error) {
-	p := newProgress(c.ErrOrStderr(), name, len(rs))
+func (s *simulate) policy(ctx context.Context, c *cobra.Command, prompts *sim.Prompts, n int, name string,
+	seed uint64) (*drive.Result, error) {
+	p := newProgress(c.ErrOrStderr(), name, n)
 	start := time.Now()
 	config := s.Config
-	config.Channel.Policy.Name, config.Seed, config.Prompts, config.Progress = name, seed, prompts, p.show
-	res, err := sim.Run(ctx, rs, config)
+	config.Channel.Policy.Name, config.Seed, config.Progress = name, seed, p.show
+	res, err := sim.Run(ctx, prompts, config)
 	if err != nil {
 		return nil, err
 	}

@@ -135,7 +135,7 @@ func TestRecovery(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	sc := &scenario{may: []Outcome{Cut}, moves: true}
+	sc := &Scenario{may: []Outcome{Cut}, moves: true}
 	r := &Result{Policy: ring, Outcomes: map[Outcome]int{Served: 9, Cut: 1}, MeanMoved: 0.125, MeanHeld: 0.125}
 	r.check(sc)
 	require.Empty(t, r.Broken)
@@ -147,11 +147,10 @@ func TestCheck(t *testing.T) {
 }
 
 func TestScenarios(t *testing.T) {
-	require.NotContains(t, All(), "soak")
-	require.Len(t, All(), len(Scenarios())-1)
-	require.True(t, NeedsProcesses("kill"))
-	require.False(t, NeedsProcesses("rolling-restart"))
-	require.False(t, NeedsProcesses("nothing"))
+	for _, sc := range Scenarios {
+		require.Equal(t, sc.Name == "soak", sc.Apart)
+		require.Equal(t, slices.Contains([]string{"abort", "kill", "hang"}, sc.Name), sc.Processes)
+	}
 	_, err := Run(t.Context(), Options{Scenario: "nothing", Policy: "round_robin"})
 	require.ErrorContains(t, err, "nothing")
 	_, err = Run(t.Context(), Options{Scenario: "kill", Policy: "round_robin", Replicas: 1})

@@ -67,7 +67,7 @@ const (
 )
 
 // check fills in Broken.
-func (r *Result) check(sc *scenario) {
+func (r *Result) check(sc *Scenario) {
 	r.Broken = []string{}
 	broken := func(format string, args ...any) { r.Broken = append(r.Broken, fmt.Sprintf(format, args...)) }
 	for _, o := range outcomes {
@@ -92,7 +92,7 @@ var outcomes = []Outcome{Served, Cut, SentTwice, TimedOut, Refused, Lost}
 var sticky = []string{ring, "prefix_cache_affinity", "kv_aware"}
 
 // judge counts.
-func (s *stage) judge(sc *scenario) *Result {
+func (s *stage) judge(sc *Scenario) *Result {
 	calls := s.load.history()
 	r := &Result{
 		Scenario: sc.Name, Policy: s.Policy, Clients: s.Clients, Replicas: s.Options.Replicas, Calls: len(calls),

@@ -72,7 +72,7 @@ func (o *Options) fill() {
 // is in the result.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	o.fill()
-	sc, err := find(o.Scenario)
+	sc, err := Find(o.Scenario)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (s *stage) hangUp() {
 }
 
 // play puts the load on, lets the scenario do its harm, and takes the load off again.
-func (s *stage) play(sc *scenario) error {
+func (s *stage) play(sc *Scenario) error {
 	stop := make(chan struct{})
 	s.load.start = time.Now()
 	var loading sync.WaitGroup
@@ -154,7 +154,7 @@ func (s *stage) play(sc *scenario) error {
 }
 
 // acts are warm-up, calm, harm and calm.
-func (s *stage) acts(sc *scenario) error {
+func (s *stage) acts(sc *Scenario) error {
 	s.log("warm-up")
 	if err := s.rounds(s.Calm + 1); err != nil {
 		return err

@@ -1,7 +1,6 @@
 package chaos
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -11,12 +10,15 @@ import (
 	"github.com/warmpath/warmpath/internal/pause"
 )
 
-// A scenario is one kind of harm.
-type scenario struct {
+// A Scenario is one kind of harm.
+type Scenario struct {
 	// Name as in Options.Scenario, What it does, in a few words.
 	Name, What string
-	// apart: not part of "all"; processes: it shows more with engines that are processes.
-	apart, processes bool
+	// Apart: it takes long, and is not part of "all".
+	Apart bool
+	// Processes: it sends signals to the engines, which only [Processes] understand; those in process do what comes next to
+	// it.
+	Processes bool
 	// set changes the engines, the load and the channels' config before the run; may be nil.
 	set func(s *stage, config map[string]any)
 	run func(*stage) error
@@ -26,14 +28,15 @@ type scenario struct {
 	moves bool
 }
 
-var scenarios = []scenario{
+// Scenarios are those that there are.
+var Scenarios = []Scenario{
 	{
 		Name: "rolling-restart", What: "every replica in turn drains, goes, and comes back empty",
 		run: inTurn(all, drain), moves: true,
 	},
 	{
 		Name: "abort", What: "the same with replicas that cut their calls at SIGTERM",
-		processes: true, set: func(s *stage, _ map[string]any) { s.spec.Grace = 0 },
+		Processes: true, set: func(s *stage, _ map[string]any) { s.spec.Grace = 0 },
 		run: inTurn(all, drain), may: []Outcome{Cut, SentTwice}, moves: true,
 	},
 	{
@@ -42,11 +45,11 @@ var scenarios = []scenario{
 	},
 	{
 		Name: "kill", What: "replicas are killed with SIGKILL, one after another, and come back empty",
-		processes: true, run: inTurn(half, kill), may: []Outcome{Cut, SentTwice}, moves: true,
+		Processes: true, run: inTurn(half, kill), may: []Outcome{Cut, SentTwice}, moves: true,
 	},
 	{
 		Name: "hang", What: "a replica is stopped with SIGSTOP: it takes calls and never answers; then it goes on",
-		processes: true, may: []Outcome{TimedOut},
+		Processes: true, may: []Outcome{TimedOut},
 		run: lasting(first, "hangs", "goes on", forTimeout,
 			func(_ *stage, r *replica) { r.pause() }, func(r *replica) { r.resume() }),
 	},
@@ -87,47 +90,18 @@ var scenarios = []scenario{
 		set: bounded, run: flood, may: []Outcome{Refused, TimedOut},
 	},
 	{
-		Name: "soak", What: "drains, kills, resets and changes of the fleet in turn, for long", apart: true,
+		Name: "soak", What: "drains, kills, resets and changes of the fleet in turn, for long", Apart: true,
 		run: soak, may: []Outcome{Cut, SentTwice},
 	},
 }
 
-var errUnknown = errors.New("chaos: there is no such scenario")
-
-func find(name string) (*scenario, error) {
-	i := slices.IndexFunc(scenarios, func(sc scenario) bool { return sc.Name == name })
+// Find is the scenario of this name.
+func Find(name string) (*Scenario, error) {
+	i := slices.IndexFunc(Scenarios, func(sc Scenario) bool { return sc.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("%w as %q", errUnknown, name)
+		return nil, fmt.Errorf("chaos: there is no scenario %q", name)
 	}
-	return &scenarios[i], nil
-}
-
-// Scenario is a name and what it stands for.
-type Scenario struct{ Name, What string }
-
-// Scenarios are those that there are; All those that are run where all are asked for.
-func Scenarios() (list []Scenario) {
-	for _, sc := range scenarios {
-		list = append(list, Scenario{sc.Name, sc.What})
-	}
-	return list
-}
-
-// All are the names of the scenarios that belong together; those that take long stand apart.
-func All() (names []string) {
-	for _, sc := range scenarios {
-		if !sc.apart {
-			names = append(names, sc.Name)
-		}
-	}
-	return names
-}
-
-// NeedsProcesses reports whether a scenario sends signals to the engines, which only [Processes] understand; those in
-// process do what comes next to it.
-func NeedsProcesses(name string) bool {
-	sc, err := find(name)
-	return err == nil && sc.processes
+	return &Scenarios[i], nil
 }
 
 // part is a part of the fleet.

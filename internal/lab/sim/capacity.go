@@ -105,7 +105,7 @@ func (s *Search) copes(ctx context.Context, rate float64, most int) (bool, error
 	if n == 0 {
 		return false, fmt.Errorf("no request arrives after the warm-up of %v at a rate of %.3g", s.WarmUp, rate)
 	}
-	res, err := Run(ctx, rs, Config{
+	res, err := Run(ctx, NewPrompts(rs), Config{
 		Replicas: s.Replicas, Clients: 1, Engines: s.Engines, WarmUp: s.WarmUp, Targets: s.Targets, Seed: 1,
 		Channel: policy.Config{Policy: policy.Selection{Name: roundrobin.Name}},
 		slow:    int(float64(n)*(1-goodEnough)) + 1, longest: most,

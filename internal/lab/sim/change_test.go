@@ -136,7 +136,7 @@ func TestChangesRefused(t *testing.T) {
 	} {
 		c := small("round_robin", 2, ShareNone)
 		change(&c)
-		_, err := Run(t.Context(), rs, c)
+		_, err := Run(t.Context(), NewPrompts(rs), c)
 		require.ErrorContains(t, err, want)
 	}
 }

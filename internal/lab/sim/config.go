@@ -60,8 +60,6 @@ type Config struct {
 	Targets drive.Targets
 	// Seed draws the clients of requests, and is the randomness of the Routers.
 	Seed uint64
-	// Prompts are the requests' hashes, where several runs share them; nil means that this run makes its own.
-	Prompts *Prompts
 	// Progress is called now and then with how far the run is; nil = none.
 	Progress func(drive.Progress)
 

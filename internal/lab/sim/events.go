@@ -7,34 +7,12 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// subscription is what a policy receives of the engines' caches.
-type subscription uint8
-
-const (
-	noEvents     subscription = iota
-	coarseEvents              // superblocks, from the look-aside server
-	exactEvents               // every block, from the engines themselves
-)
-
 // subscribers are the policies that subscribe to the engines' own events where no server does it for them. Other
 // policies get what a server sends: they are chosen where there are no events.
 var subscribers = map[string]bool{"kv_aware": true}
 
 // Subscribes reports whether a policy needs the engines' KV events, or a server that sends them.
 func Subscribes(policyName string) bool { return subscribers[policyName] }
-
-// subscription is that of the config's policy, which observes caches or not.
-func (c *Config) subscription(observes bool) subscription {
-	switch {
-	case !observes:
-		return noEvents
-	case c.Share == ShareBroadcast:
-		return coarseEvents
-	case subscribers[c.name()]:
-		return exactEvents
-	}
-	return noEvents
-}
 
 // exact is what the engines have reported of their caches, every block as soon as its pass was over.
 //

@@ -58,7 +58,7 @@ func recorded(t *testing.T, name string, rs []workload.Request, share Share, rec
 	})
 	c := small(name, 3, share)
 	c.Engines = []enginesim.Config{{KVTokens: 40_000}, {Preset: "2xh100-8b", KVTokens: 60_000}}
-	r, err := finished(t.Context(), rs, c)
+	r, err := finished(t.Context(), NewPrompts(rs), c)
 	require.NoError(t, err)
 	require.Zero(t, r.failed)
 	return r
@@ -148,23 +148,23 @@ func TestNoSubscription(t *testing.T) {
 
 func TestSubscription(t *testing.T) {
 	for _, c := range []struct {
-		policy   string
-		share    Share
-		observes bool
-		want     subscription
+		policy        string
+		share         Share
+		exact, coarse bool
 	}{
-		{"kv_aware", ShareNone, true, exactEvents},
-		{"kv_aware", ShareCentral, true, exactEvents},
-		{"kv_aware", ShareLoad, true, exactEvents},
-		{"kv_aware", ShareBroadcast, true, coarseEvents},
-		{"kv_aware", ShareNone, false, noEvents},
-		{"prefix_cache_affinity", ShareNone, true, noEvents},
-		{"prefix_cache_affinity", ShareLoad, true, noEvents},
-		{"prefix_cache_affinity", ShareBroadcast, true, coarseEvents},
-		{"round_robin", ShareBroadcast, false, noEvents},
+		{"kv_aware", ShareNone, true, false},
+		{"kv_aware", ShareCentral, true, false},
+		{"kv_aware", ShareLoad, true, false},
+		{"kv_aware", ShareBroadcast, false, true},
+		{"prefix_cache_affinity", ShareNone, false, false},
+		{"prefix_cache_affinity", ShareLoad, false, false},
+		{"prefix_cache_affinity", ShareBroadcast, false, true},
+		{"round_robin", ShareBroadcast, false, false},
 	} {
-		config := Config{Channel: named(c.policy), Share: c.share}
-		require.Equal(t, c.want, config.subscription(c.observes), "%+v", c)
+		r, err := newRun(NewPrompts(nil), small(c.policy, 2, c.share))
+		require.NoError(t, err)
+		require.Equal(t, c.exact, r.exact != nil, "%+v", c)
+		require.Equal(t, c.coarse, r.coarse != nil, "%+v", c)
 	}
 }
 

@@ -46,7 +46,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 	}
 	s.At, s.WarmUp = q.At, q.At < r.WarmUp
 	s.Prompt = q.PromptTokens
-	work := r.Prompts.of(i)
+	work := r.of(i)
 	if r.exact != nil {
 		r.exact.update(f.router, work.Hashes)
 	}

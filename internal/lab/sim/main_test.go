@@ -44,7 +44,7 @@ func small(policyName string, clients int, share Share) Config {
 
 func runOf(t testing.TB, rs []workload.Request, c Config) *drive.Result {
 	t.Helper()
-	res, err := Run(t.Context(), rs, c)
+	res, err := Run(t.Context(), NewPrompts(rs), c)
 	require.NoError(t, err)
 	return res
 }

@@ -1,16 +1,11 @@
 package sim
 
 import (
-	"errors"
-
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// errPrompts is a Config with the Prompts of other requests.
-var errPrompts = errors.New("sim: prompts: they are those of other requests")
-
-// Prompts are the requests of a workload as engines get them, hashed. Runs of the same requests may share them, one
+// Prompts are the requests of a workload, sorted by arrival, and as engines get them, hashed. Runs may share them, one
 // after the other: every prompt is hashed once, when a run first needs it.
 type Prompts struct {
 	rs    []workload.Request
@@ -18,18 +13,14 @@ type Prompts struct {
 	work  []enginesim.Request
 }
 
-// NewPrompts prepares to hash these requests.
+// NewPrompts prepares to hash these requests, which are only read.
 func NewPrompts(rs []workload.Request) *Prompts { return &Prompts{rs: rs} }
 
-// begin is called before a run of these requests over engines with this size of a block.
-func (p *Prompts) begin(rs []workload.Request, block int) error {
-	if len(rs) != len(p.rs) || len(rs) > 0 && &rs[0] != &p.rs[0] {
-		return errPrompts
-	}
+// cut is called before a run over engines with this size of a block.
+func (p *Prompts) cut(block int) {
 	if p.block != block {
-		p.block, p.work = block, make([]enginesim.Request, len(rs))
+		p.block, p.work = block, make([]enginesim.Request, len(p.rs))
 	}
-	return nil
 }
 
 // of is request i.

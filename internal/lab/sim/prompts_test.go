@@ -17,12 +17,9 @@ func TestPrompts(t *testing.T) {
 			c := small(name, 3, ShareNone)
 			c.Engines = []enginesim.Config{{KVTokens: 40_000, BlockSize: block}}
 			own := runOf(t, rs, c)
-			c.Prompts = prompts
-			require.Equal(t, own, runOf(t, rs, c), "%s in blocks of %d", name, block)
+			shared, err := Run(t.Context(), prompts, c)
+			require.NoError(t, err)
+			require.Equal(t, own, shared, "%s in blocks of %d", name, block)
 		}
 	}
-	c := small("round_robin", 1, ShareNone)
-	c.Prompts = prompts
-	_, err := Run(t.Context(), chats(t, 4), c)
-	require.ErrorIs(t, err, errPrompts)
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
-	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -29,20 +28,16 @@ const progressEvery = 128
 // errSlow ends a run of the search for the capacity.
 var errSlow = errors.New("sim: too many requests were too slow")
 
-// Run sends a workload, sorted by arrival, to a fleet of its own and returns what came of it. The requests are
-// only read.
-func Run(ctx context.Context, rs []workload.Request, c Config) (*drive.Result, error) {
-	if c.Prompts == nil && len(c.Changes) > 0 {
-		c.Prompts = NewPrompts(rs) // for its twin
-	}
-	r, err := finished(ctx, rs, c)
+// Run sends a workload to a fleet of its own and returns what came of it.
+func Run(ctx context.Context, prompts *Prompts, c Config) (*drive.Result, error) {
+	r, err := finished(ctx, prompts, c)
 	if err != nil {
 		return nil, err
 	}
 	res := r.result()
 	if len(r.Changes) > 0 {
 		c.twin = true
-		twin, err := finished(ctx, rs, c)
+		twin, err := finished(ctx, prompts, c)
 		if err != nil {
 			return nil, err
 		}
@@ -52,12 +47,12 @@ func Run(ctx context.Context, rs []workload.Request, c Config) (*drive.Result, e
 }
 
 // finished is a run that has come to its end.
-func finished(ctx context.Context, rs []workload.Request, c Config) (*run, error) {
-	r, err := newRun(rs, c)
+func finished(ctx context.Context, prompts *Prompts, c Config) (*run, error) {
+	r, err := newRun(prompts, c)
 	if err != nil {
 		return nil, err
 	}
-	if n := len(r.Changes); n > 0 && (len(rs) == 0 || r.Changes[n-1].At > rs[len(rs)-1].At) {
+	if n := len(r.Changes); n > 0 && (len(r.rs) == 0 || r.Changes[n-1].At > r.rs[len(r.rs)-1].At) {
 		return nil, fmt.Errorf("sim: fleet changes: no request arrives after %v", r.Changes[n-1])
 	}
 	if err := r.all(ctx); err != nil {
@@ -69,7 +64,7 @@ func finished(ctx context.Context, rs []workload.Request, c Config) (*run, error
 // run is one run of Run.
 type run struct {
 	Config
-	rs       []workload.Request
+	*Prompts
 	now      time.Duration
 	machines []*machine
 	byID     map[string]*machine
@@ -92,21 +87,16 @@ type run struct {
 	warmKV   []float64 // ActiveKV of each engine when the warm-up ended; nil before
 }
 
-func newRun(rs []workload.Request, c Config) (*run, error) {
+func newRun(prompts *Prompts, c Config) (*run, error) {
 	c, err := c.resolve()
 	if err != nil {
 		return nil, err
 	}
 	r := &run{
-		Config: c, rs: rs, samples: make([]drive.Sample, len(rs)), scrape: never, byID: make(map[string]*machine),
+		Config: c, Prompts: prompts, samples: make([]drive.Sample, len(prompts.rs)), scrape: never, byID: make(map[string]*machine),
 		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
 	}
-	if r.Prompts == nil {
-		r.Prompts = NewPrompts(rs)
-	}
-	if err := r.Prompts.begin(rs, c.Engines[0].BlockSize); err != nil {
-		return nil, err
-	}
+	prompts.cut(c.Engines[0].BlockSize)
 	r.fleet = baseline.NewFleet(c.name(), c.Replicas, c.Engines)
 	if r.fleet.ScrapeEvery > 0 {
 		r.scrape = 0
@@ -122,10 +112,10 @@ func newRun(rs []workload.Request, c Config) (*run, error) {
 		}
 		r.routers = append(r.routers, rt)
 	}
-	switch c.subscription(r.routers[0].ObservesCache()) {
-	case coarseEvents:
+	switch observes := r.routers[0].ObservesCache(); {
+	case observes && c.Share == ShareBroadcast:
 		r.coarse = new(coarse)
-	case exactEvents:
+	case observes && subscribers[c.name()]:
 		r.exact = &exact{size: c.Engines[0].BlockSize}
 	}
 	for i := range c.Replicas {

@@ -149,7 +149,7 @@ func TestAffinity(t *testing.T) {
 	c := small("round_robin", 7, ShareNone)
 	for _, affinity := range []bool{false, true} {
 		c.Affinity = affinity
-		r, err := newRun(rs, c)
+		r, err := newRun(NewPrompts(rs), c)
 		require.NoError(t, err)
 		byClient := map[any]int{}
 		clients := map[string]map[any]bool{}
@@ -191,7 +191,7 @@ func TestRefused(t *testing.T) {
 	} {
 		c := small("", 2, "")
 		change(&c)
-		_, err := Run(t.Context(), nil, c)
+		_, err := Run(t.Context(), NewPrompts(nil), c)
 		require.ErrorContains(t, err, want)
 	}
 	require.Zero(t, runOf(t, nil, small("", 2, "")).Requests)
@@ -206,7 +206,7 @@ func TestCanceledAndProgress(t *testing.T) {
 			cancel()
 		}
 	}
-	_, err := Run(ctx, rs, c)
+	_, err := Run(ctx, NewPrompts(rs), c)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

@@ -8,7 +8,6 @@ import (
 	"io"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
@@ -130,47 +129,17 @@ func (c *Cell) engines() []enginesim.Config {
 
 func (c *Cell) interval() time.Duration { return time.Duration(c.IntervalMS) * time.Millisecond }
 
-// String describes the cell.
+// String is the cell as a file of cells has it.
 func (c *Cell) String() string {
-	var b strings.Builder
-	load := fmt.Sprintf("%.0f %% of the capacity", 100*c.Load)
-	if c.Rate > 0 {
-		load = fmt.Sprintf("a rate of %.4g", c.Rate)
-	}
-	fmt.Fprintf(&b, "%s at %s, %d × %s with %d tokens, %d clients share %s",
-		c.Workload, load, c.Replicas, strings.Join(c.Presets, " and "), c.KVTokens, c.Clients, c.Share)
-	if c.IntervalMS > 0 {
-		fmt.Fprintf(&b, " every %v", c.interval())
-	}
-	if c.Unshared > 0 {
-		fmt.Fprintf(&b, ", %.0f %% unshared", 100*c.Unshared)
-	}
-	if c.Copies > 1 {
-		fmt.Fprintf(&b, ", %d copies", c.Copies)
-	}
-	if c.Affinity {
-		b.WriteString(", a session stays with its client")
-	}
-	if c.Minutes > 0 {
-		fmt.Fprintf(&b, ", %.4g minutes", c.Minutes)
-	}
-	if c.WarmUpMinutes > 0 {
-		fmt.Fprintf(&b, ", the first %.4g not measured", c.WarmUpMinutes)
-	}
-	return b.String()
+	b, _ := json.Marshal(c) // numbers and strings
+	return string(b)
 }
-
-// maxFile bounds a file of cells.
-const maxFile = 1 << 20
 
 // Read reads cells: {"cells":[…]}, each of which has only what differs from Base.
 func Read(r io.Reader) ([]Cell, error) {
-	b, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	b, err := io.ReadAll(r)
 	if err != nil {
 		return nil, err
-	}
-	if len(b) > maxFile {
-		return nil, fmt.Errorf("matrix: more than %d bytes", maxFile)
 	}
 	var file struct {
 		Cells []json.RawMessage `json:"cells"`

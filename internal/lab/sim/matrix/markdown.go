@@ -160,7 +160,7 @@ func (r *Results) notFirst(b *strings.Builder, policy string, policies []string)
 }
 
 func (c *CellResults) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\n### %s\n\n%s; its runs took %.0f s, added up\n\n", c.Name, c.String(), c.Seconds)
+	fmt.Fprintf(b, "\n### %s\n\n`%s`; its runs took %.0f s, added up\n\n", c.Name, &c.Cell, c.Seconds)
 	b.WriteString("| policy | clients | seeds | TTFT mean, ms | p99 | ms per token | goodput | cached tokens | busiest ÷ mean |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for i := range c.Rows {
 		r := &c.Rows[i]

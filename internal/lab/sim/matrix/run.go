@@ -261,7 +261,7 @@ func (r *runner) group(ctx context.Context, g *group) error {
 	}
 	before, prompts := r.Now(), sim.NewPrompts(rs)
 	for _, e := range g.todo {
-		if err := r.run(ctx, rs, prompts, e); err != nil {
+		if err := r.run(ctx, prompts, e); err != nil {
 			return fmt.Errorf("cell %s, policy %s, seed %d: %w", g.cell.Name, e.Policy, g.seed, err)
 		}
 	}
@@ -277,13 +277,12 @@ func (r *runner) group(ctx context.Context, g *group) error {
 }
 
 // run does one and keeps it.
-func (r *runner) run(ctx context.Context, rs []workload.Request, prompts *sim.Prompts, e *Entry) error {
+func (r *runner) run(ctx context.Context, prompts *sim.Prompts, e *Entry) error {
 	_, warmUp := r.times(&e.Cell)
 	before := r.Now()
-	res, err := sim.Run(ctx, rs, sim.Config{
+	res, err := sim.Run(ctx, prompts, sim.Config{
 		Replicas: e.Cell.Replicas, Clients: e.Clients, Engines: e.Cell.engines(), Share: e.Cell.Share, Interval: e.Cell.interval(),
 		Channel: policy.Config{Policy: policy.Selection{Name: e.Policy}}, Affinity: e.Cell.Affinity, WarmUp: warmUp, Seed: e.Seed,
-		Prompts: prompts,
 	})
 	if err != nil {
 		return err
