@@ -25,15 +25,19 @@ func (c *channels) unary(
 		ctx, cancel = context.WithTimeout(ctx, *t)
 		defer cancel()
 	}
-	rpc := h.NewCall(ctx, method, req, policy.AnswerWhole)
+	rpc := new(call.Call)
+	h.Start(rpc, ctx, cc, method, req, policy.AnswerWhole)
 	defer rpc.End()
 	tries := &rpc.Attempts
-	tries.On(cc, method)
 	opts, finish := takeOnFinish(opts)
 	opts = tries.Sends(req, opts)
 	defer tries.Last()
 	if finish != nil {
-		defer func() { finish.run(err) }()
+		defer func() {
+			for _, finish := range finish {
+				finish(err)
+			}
+		}()
 	}
 	for {
 		if err := tries.Reserve(ctx); err != nil {

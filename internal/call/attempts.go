@@ -20,9 +20,8 @@ import (
 // makes an attempt, and the cause of a failure decides whether another pass follows, and when. The goroutine of the
 // call uses it.
 type Attempts struct {
-	call   *Call
-	conn   *grpc.ClientConn
-	method string
+	call *Call
+	conn *grpc.ClientConn
 
 	Begun    int // attempts
 	failed   int // attempts that count towards max_attempts: all that failed but those that were refused
@@ -56,9 +55,6 @@ type callError struct {
 func (e *callError) Error() string              { return e.status.Err().Error() }
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 func (e *callError) Unwrap() []error            { return e.causes }
-
-// On sets the channel and the method of the call.
-func (a *Attempts) On(cc *grpc.ClientConn, method string) { a.conn, a.method = cc, method }
 
 // Sends prepares for the request message to be sent once for each attempt. It returns the options of the attempts.
 func (a *Attempts) Sends(msg any, opts []grpc.CallOption) []grpc.CallOption {
@@ -157,11 +153,11 @@ func (a *Attempts) next() {
 	c.reserved.drop(&c.key.request)
 	c.complete()
 	c.outcome.result.Usage = policy.NoUsage
-	if r := c.few.made.Load(); r != nil {
-		r.repeats = 0
-		if r.late {
-			r.late, r.outrun = false, c.outcome.last.Replica
-		}
+	if c.few != &none {
+		c.few.repeats = 0
+	}
+	if c.few.late {
+		c.few.late, c.few.outrun = false, c.outcome.last.Replica
 	}
 	if !c.outcome.last.Full {
 		c.key.request.NextAttempt(c.outcome.last.Replica)
@@ -222,7 +218,7 @@ func (a *Attempts) broke(last attempt) error {
 		status.Code(last.Err) != codes.Unavailable {
 		return nil
 	}
-	prompt, known := c.key.prompt(b.Dialects)
+	prompt, known := c.key.prompt(c.dialect())
 	return b.quarantined(c, c.handle.quarantine.broke(breakage{
 		prompt: prompt, known: known, replica: replica.ID, at: time.Now(), began: last.breaks,
 		beside: replica.Ongoing() > 0,
@@ -258,16 +254,9 @@ func (a *Attempts) canMove() bool {
 // retriedElsewhere reports whether retries are made by another mechanism, to which this loop adds none: a retryPolicy
 // of the service config, or an interceptor that runs inside.
 func (a *Attempts) retriedElsewhere() bool {
-	if a.conn.GetMethodConfig(a.method).RetryPolicy != nil {
-		return true
-	}
-	r := a.call.few.made.Load()
-	if r == nil {
-		return false
-	}
 	a.call.mu.Lock()
 	defer a.call.mu.Unlock()
-	return r.inside
+	return a.call.few.inside || a.conn.GetMethodConfig(a.call.key.request.Method).RetryPolicy != nil
 }
 
 // Limited reports whether the wait for the first message of the next attempt is bounded by first_token_timeout.
@@ -315,7 +304,7 @@ func (a *Attempts) Move() (move, ever bool) {
 	}
 	a.call.mu.Lock()
 	defer a.call.mu.Unlock()
-	a.call.few.write().late = true
+	a.call.rarely().late = true
 	return true, true
 }
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
@@ -51,10 +53,10 @@ type Call struct {
 	key    key    // the goroutine of the call uses it until an attempt is at gRPC, then with mu
 
 	met atomic.Bool // a picker of this package's channel saw the call
-	few lazy        // what only few calls need
 
 	// mu guards the fields below. The Router's mutex may be taken under it.
 	mu       sync.Mutex
+	few      *rare
 	busy     bool // a reservation is being made, or an attempt is at gRPC
 	ended    bool
 	shared   bool // there was another attempt at the same time, so messages are of either
@@ -62,12 +64,9 @@ type Call struct {
 	outcome  outcome
 }
 
-// rare is what only few calls need to remember.
+// rare is what only few calls need to remember. Call.mu guards it.
 type rare struct {
-	// span is the application's, where it records. It does not change once set.
-	span trace.Span
-
-	// Guarded by Call.mu.
+	span    trace.Span      // the application's, where it records
 	picked  time.Time       // the last pick, where the Router does not measure
 	rank    int             // one more than the data-parallel rank in the attempt's message, 0 = none
 	repeats int             // attempts that were sent and repeated inside one pass of the retry loop
@@ -76,34 +75,24 @@ type rare struct {
 	outrun  *policy.Replica // of an earlier attempt that was given up for that; nil = none
 }
 
-// lazy is a rare that is made when it is first written.
-type lazy struct{ made atomic.Pointer[rare] }
+// rarely returns what only few calls remember, to be written. Called with mu held.
+func (c *Call) rarely() *rare {
+	if c.few == &none {
+		c.few = new(rare)
+	}
+	return c.few
+}
 
 var none rare // read only
 
-func (l *lazy) read() *rare {
-	if r := l.made.Load(); r != nil {
-		return r
-	}
-	return &none
-}
-
-func (l *lazy) write() *rare {
-	l.made.CompareAndSwap(nil, new(rare))
-	return l.made.Load()
-}
-
-// NewCall returns a Call for a method; msg may be nil where the message is not known yet.
-func (h *Handle) NewCall(ctx context.Context, method string, msg any, a policy.Answer) *Call {
-	c := new(Call)
-	h.Start(c, ctx, method, msg, a)
-	return c
-}
-
-// Start is NewCall in memory that the interceptor has, which must be zero.
-func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, a policy.Answer) {
-	c.Context, c.handle, c.Attempts.call = ctx, h, c
-	c.key.msg, c.key.request.Method, c.key.request.Answer = msg, method, a
+// Start begins a call of a method in memory that the interceptor has, which must be zero; msg may be nil where the message
+// is not known yet.
+func (h *Handle) Start(
+	c *Call, ctx context.Context, cc *grpc.ClientConn, method string, msg any, answer policy.Answer,
+) {
+	c.Context, c.handle, c.few = ctx, h, &none
+	c.Attempts.call, c.Attempts.conn = c, cc
+	c.key.msg, c.key.request.Method, c.key.request.Answer = msg, method, answer
 	c.key.request.SetOrigin(c)
 	c.outcome.result.Usage = policy.NoUsage
 	h.budget.calls.Add(1)
@@ -112,7 +101,7 @@ func (h *Handle) Start(c *Call, ctx context.Context, method string, msg any, a p
 	}
 	c.route = c.given
 	if s := trace.SpanFromContext(ctx); s.IsRecording() {
-		c.few.write().span = s
+		c.few = &rare{span: s}
 	}
 }
 
@@ -129,6 +118,11 @@ func (c *Call) Message() any { return c.key.msg }
 
 // Header returns the values of a key in the call's metadata.
 func (c *Call) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.Context, key) }
+
+// dialect is how the call's messages are read, nil where no balancer is bound.
+func (c *Call) dialect() *requestkey.Method {
+	return c.handle.binding().Dialects.Lookup(c.key.request.Method)
+}
 
 // Handle returns the handle of the call's channel.
 func (c *Call) Handle() *Handle { return c.handle }
@@ -173,7 +167,7 @@ func (c *Call) admit(b *Binding) error {
 		return c.key.refusal()
 	}
 	if q := &c.handle.quarantine; q.held.Load() > 0 && b.quarantineTTL() > 0 {
-		if prompt, ok := c.key.prompt(b.Dialects); ok {
+		if prompt, ok := c.key.prompt(b.Dialects.Lookup(c.key.request.Method)); ok {
 			return b.quarantined(c, q.refuses(prompt, time.Now(), b.quarantineTTL()))
 		}
 	}
@@ -215,7 +209,7 @@ type stateOf = func(*policy.Replica) connectivity.State
 // extra returns the Call of an attempt beside another one, or after the end. Its key is taken anew, its decision is not
 // reported, and nothing but its outcome becomes known. Called with mu held.
 func (c *Call) extra(route *Route) *Call {
-	n := &Call{Context: c.Context, handle: c.handle, given: route, route: route, ended: true}
+	n := &Call{Context: c.Context, handle: c.handle, given: route, route: route, ended: true, few: &none}
 	if route != nil && route.Report != nil {
 		n.route = route.changed(func(r *Route) { r.Report = nil })
 	}
@@ -250,7 +244,7 @@ func (c *Call) claim(ctx context.Context, b *Binding, state stateOf) (ready bool
 	c.complete()
 	if c.outcome.last.Replica != nil { // gRPC itself repeats the attempt, or an interceptor inside
 		if c.outcome.last.Sent { // gRPC does that once, and only where no answer came
-			r := c.few.write()
+			r := c.rarely()
 			r.repeats++
 			r.inside = r.inside || c.outcome.last.Answered || r.repeats > 1
 		}
@@ -296,9 +290,9 @@ func (c *Call) use(ctx context.Context, b *Binding, state stateOf) (ready, kept 
 	c.busy, c.reserved.binding = true, b
 	c.outcome.last = attempt{Replica: r, breaks: c.handle.quarantine.breaks.Load()}
 	if b.Router.Observes() && !c.reserved.held.Watched() {
-		c.few.write().picked = time.Now()
+		c.rarely().picked = time.Now()
 	}
-	note(ctx, b, c.few.read().span, c.route, &c.key.request, c.Decision())
+	note(ctx, b, c.few.span, c.route, &c.key.request, c.Decision())
 	return true, false
 }
 
@@ -328,10 +322,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 		c.outcome.last = attempt{} // the connection was gone before anything happened
 		return
 	}
-	o, late := &c.outcome, false
-	if r := c.few.made.Load(); r != nil {
-		late = r.late
-	}
+	o, late := &c.outcome, c.few.late
 	o.last.Sent, o.last.Refused, o.last.Err = info.BytesSent, refused, info.Err
 	o.last.Answered, o.last.Trailer = info.BytesReceived, info.Trailer
 	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, fault.Of(info.Err)
@@ -386,10 +377,8 @@ func (c *Call) FirstMessage() (usage bool) {
 		h.warnUnbound(c)
 	}
 	if q := &h.quarantine; q.held.Load() > 0 {
-		if b := h.Bound(); b != nil {
-			if prompt, ok := c.key.prompt(b.Dialects); ok {
-				q.clear(prompt) // a replica has answered it
-			}
+		if prompt, ok := c.key.prompt(c.dialect()); ok {
+			q.clear(prompt) // a replica has answered it
 		}
 	}
 	c.mu.Lock()
@@ -399,8 +388,8 @@ func (c *Call) FirstMessage() (usage bool) {
 			c.reserved.server.Prefilled()
 		}
 		c.outcome.result.FirstMessage = c.reserved.held.Answered()
-		if r := c.few.made.Load(); r != nil {
-			r.answered(&c.outcome.result, c.reserved.binding)
+		if c.few != &none {
+			c.few.answered(&c.outcome.result, c.reserved.binding)
 		}
 	}
 	return c.reserved.binding != nil && c.reserved.binding.Dialects.Lookup(c.key.request.Method).HasUsage()
@@ -458,8 +447,8 @@ func (c *Call) complete() {
 	}
 	b.Router.Complete(&c.key.request, *d, c.outcome.result)
 	if c.outcome.result.Fault != policy.NoFault {
-		if s := c.few.read().span; s != nil {
-			telemetry.Ejected(s, b.Router, d.Replica)
+		if c.few.span != nil {
+			telemetry.Ejected(c.few.span, b.Router, d.Replica)
 		}
 	}
 	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, &c.outcome.result)

@@ -128,22 +128,20 @@ func RankMetadata(ctx context.Context, d *policy.Decision) metadata.MD {
 // RankMetadata is [RankMetadata] for an attempt that is about to be sent; a message that has a rank is the
 // application's choice, too. The rank is written into the message where its dialect has a field for it.
 func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
-	d := &c.reserved.held.Decision
-	if d.Replica.Ranks <= 1 && c.few.read().rank == 0 {
-		return nil
-	}
-	md := RankMetadata(ctx, d)
-	m := c.handle.binding().Dialects.Lookup(c.key.request.Method)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if m.HasRank(c.key.msg) {
-		md = nil
+	d := &c.reserved.held.Decision
+	if d.Replica.Ranks <= 1 && c.few.rank == 0 {
+		return nil
 	}
-	rank := 0
-	if md != nil && m.TakesRank() {
-		rank = d.Rank() + 1
+	c.rarely().rank = 0
+	m, md := c.dialect(), RankMetadata(ctx, d)
+	switch {
+	case m.HasRank(c.key.msg):
+		return nil
+	case md != nil && m.TakesRank():
+		c.few.rank = d.Rank() + 1
 	}
-	c.few.write().rank = rank
 	return md
 }
 
@@ -154,7 +152,7 @@ func (a *Attempts) Ranked(opts []grpc.CallOption) []grpc.CallOption {
 	if r := c.reserved.held.Decision.Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
 		return opts
 	}
-	if m := c.handle.binding().Dialects.Lookup(a.method); m != nil && !m.TakesRank() {
+	if m := c.dialect(); m != nil && !m.TakesRank() {
 		return opts
 	}
 	inner, _ := codecOf(opts)
@@ -177,9 +175,9 @@ func (c rankCodec) Marshal(v any) (mem.BufferSlice, error) {
 		return nil, err
 	}
 	c.call.mu.Lock()
-	rank := c.call.few.read().rank
+	rank := c.call.few.rank
 	c.call.mu.Unlock()
-	if m := c.call.handle.binding().Dialects.Lookup(c.call.key.request.Method); rank > 0 && m != nil && !m.HasRank(v) {
+	if m := c.call.dialect(); rank > 0 && m != nil && !m.HasRank(v) {
 		if field := m.EncodedRank(rank - 1); field != nil {
 			out = append(slices.Clip(out), mem.SliceBuffer(field))
 		}

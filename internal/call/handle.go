@@ -60,15 +60,13 @@ type Handle struct {
 	// conn is the channel itself; set before its first call.
 	conn weak.Pointer[grpc.ClientConn]
 
-	// bound is the Binding of the one live balancer, or nil.
+	// bound is the Binding of the one live balancer; nil where there is none, or more than one.
 	bound      atomic.Pointer[Binding]
 	budget     budget
 	quarantine quarantine
 
-	ever  atomic.Bool // a balancer has met this handle
-	calls atomic.Bool // the unbound warning was given
-
-	unread atomic.Bool // the warning of prompts that cannot be read was given
+	ever            atomic.Bool // a balancer has met this handle
+	unread, unbound sync.Once   // warnings: prompts cannot be read; calls do not reach the balancer
 
 	// mu guards the fields below. A balancer takes it before its own Router's.
 	mu   sync.Mutex
@@ -123,10 +121,6 @@ func (h *Handle) Within(ctx context.Context) bool {
 	call, _ := From(ctx)
 	return call != nil && call.handle != h && call.handle.conn == h.conn
 }
-
-// Bound returns the Binding of the channel's balancer, or nil where there is
-// none or more than one.
-func (h *Handle) Bound() *Binding { return h.bound.Load() }
 
 // Defers reports whether streams of a method that sends several messages are to
 // be opened by their first action: their dialect has that set.
@@ -216,41 +210,44 @@ func (h *Handle) Close() {
 	}
 }
 
+// publish puts the one live Binding into force. Called with mu held.
 func (h *Handle) publish() {
+	var only *Binding
 	if len(h.live) == 1 {
-		h.bound.Store(h.live[0])
-		return
+		only = h.live[0]
 	}
-	h.bound.Store(nil)
+	h.bound.Store(only)
 }
 
 // warnUnread logs once that the prompts of a method cannot be read.
 func (h *Handle) warnUnread(method string, err error) {
-	if h.unread.CompareAndSwap(false, true) {
+	h.unread.Do(func() {
 		h.Logger.Warn("warmpath: calls are routed without their prompt; this is logged once", "method", method, "error", err)
-	}
+	})
 }
 
 // warnUnbound warns, once a channel, when a replica answered a call that no warmpath picker has seen.
 func (h *Handle) warnUnbound(ctx context.Context) {
-	if h.ever.Load() || !h.calls.CompareAndSwap(false, true) {
+	if h.ever.Load() {
 		return
 	}
-	h.Telemetry.Count(ctx, telemetry.Unbound, "", "")
-	h.Logger.Warn("warmpath: calls of this channel do not reach the warmpath balancer: " +
-		"a service config from the resolver or grpc.WithDefaultServiceConfig names another policy; " +
-		`put {"loadBalancingConfig":[{"warmpath":{}}]} there, or dial with grpc.WithDisableServiceConfig`)
+	h.unbound.Do(func() {
+		h.Telemetry.Count(ctx, telemetry.Unbound, "", "")
+		h.Logger.Warn("warmpath: calls of this channel do not reach the warmpath balancer: " +
+			"a service config from the resolver or grpc.WithDefaultServiceConfig names another policy; " +
+			`put {"loadBalancingConfig":[{"warmpath":{}}]} there, or dial with grpc.WithDisableServiceConfig`)
+	})
 }
 
-// unbound holds while no balancer, or more than one, is bound: it has no Router.
-var unbound = &Binding{Config: new(policy.Config{QuarantineTTL: -1}.WithDefaults()), Dialects: new(requestkey.Table)}
+// noBinding holds while no balancer, or more than one, is bound: it has no Router.
+var noBinding = &Binding{Config: new(policy.Config{QuarantineTTL: -1}.WithDefaults()), Dialects: new(requestkey.Table)}
 
-// binding returns the Binding of the channel's balancer, or unbound.
+// binding returns the Binding of the channel's balancer, or noBinding.
 func (h *Handle) binding() *Binding {
 	if b := h.bound.Load(); b != nil {
 		return b
 	}
-	return unbound
+	return noBinding
 }
 
 type stateKey struct{}

@@ -111,13 +111,13 @@ func (k *key) refusal() error {
 
 // prompt returns the hash of the whole prompt with its model, adapter and salt; false where the message has none. It is
 // read from the message, once, whatever the policy looks at. The goroutine of the call uses it.
-func (k *key) prompt(t *requestkey.Table) (uint64, bool) {
-	if k.hashed || k.msg == nil {
+func (k *key) prompt(m *requestkey.Method) (uint64, bool) {
+	if k.hashed || k.msg == nil || m == nil {
 		return k.hash, k.hasPrompt
 	}
 	k.hashed = true
 	var q policy.Request
-	t.Lookup(k.request.Method).Request(&q, policy.UsesPrompt|requestkey.WantModel, k.msg)
+	m.Request(&q, policy.UsesPrompt|requestkey.WantModel, k.msg)
 	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
 	var whole [1]uint64
 	hash := kvindex.AppendTokens(whole[:0], q.Prompt.Tokens, len(q.Prompt.Tokens), seed)

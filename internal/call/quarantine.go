@@ -1,7 +1,6 @@
 package call
 
 import (
-	"container/list"
 	"context"
 	"fmt"
 	"slices"
@@ -35,14 +34,8 @@ type quarantine struct {
 
 	// mu guards the fields below; nothing is called under it.
 	mu       sync.Mutex
-	suspects map[uint64]*list.Element
-	order    list.List // of suspect, the one struck last at the back
+	suspects map[uint64][]strike // by prompt; of different replicas, the oldest first, one or two
 	recent   []breakage
-}
-
-type suspect struct {
-	prompt  uint64
-	strikes []strike // of different replicas, the oldest first, at most two
 }
 
 type strike struct {
@@ -94,41 +87,42 @@ func (q *quarantine) broke(b breakage, ttl time.Duration) []strike {
 
 // withdraw takes back the strike of a break that turns out to have had another cause. Called with mu held.
 func (q *quarantine) withdraw(b *breakage) {
-	e := q.suspects[b.prompt]
-	if !b.known || e == nil {
-		return
-	}
-	s := e.Value.(*suspect)
-	s.strikes = slices.DeleteFunc(s.strikes, func(x strike) bool { return x.number == b.number })
-	if len(s.strikes) == 0 {
-		q.forget(e)
+	if b.known {
+		q.set(b.prompt, slices.DeleteFunc(q.suspects[b.prompt], func(s strike) bool { return s.number == b.number }))
 	}
 }
 
 // strike enters a break that is evidence against its prompt. Called with mu held.
 func (q *quarantine) strike(b breakage, ttl time.Duration) []strike {
-	e := q.suspects[b.prompt]
-	if e == nil {
-		if q.suspects == nil {
-			q.suspects = make(map[uint64]*list.Element)
-		}
-		if len(q.suspects) >= maxSuspects {
-			q.forget(q.order.Front())
-		}
-		e = q.order.PushBack(&suspect{prompt: b.prompt})
-		q.suspects[b.prompt] = e
-		q.held.Store(int64(len(q.suspects)))
-	}
-	q.order.MoveToBack(e)
-	s := e.Value.(*suspect)
-	s.strikes = slices.DeleteFunc(s.strikes, func(x strike) bool {
-		return x.replica == b.replica || b.at.Sub(x.at) >= ttl
+	strikes := slices.DeleteFunc(q.suspects[b.prompt], func(s strike) bool {
+		return s.replica == b.replica || b.at.Sub(s.at) >= ttl
 	})
-	if len(s.strikes) == 2 {
-		s.strikes = slices.Delete(s.strikes, 0, 1)
+	strikes = append(strikes, strike{b.replica, b.at, b.number})
+	q.set(b.prompt, strikes[max(len(strikes)-2, 0):])
+	for len(q.suspects) > maxSuspects {
+		oldest := b.prompt
+		for prompt, strikes := range q.suspects {
+			if last(strikes).number < last(q.suspects[oldest]).number {
+				oldest = prompt
+			}
+		}
+		q.set(oldest, nil)
 	}
-	s.strikes = append(s.strikes, strike{b.replica, b.at, b.number})
-	return s.convicted(b.at, ttl)
+	return q.convicted(b.prompt, b.at, ttl)
+}
+
+// last is the latest of a prompt's strikes.
+func last(strikes []strike) strike { return strikes[len(strikes)-1] }
+
+// set remembers the strikes of a prompt, or forgets it where there are none. Called with mu held.
+func (q *quarantine) set(prompt uint64, strikes []strike) {
+	if q.suspects == nil {
+		q.suspects = make(map[uint64][]strike)
+	}
+	if q.suspects[prompt] = strikes; len(strikes) == 0 {
+		delete(q.suspects, prompt)
+	}
+	q.held.Store(int64(len(q.suspects)))
 }
 
 // refuses returns the two replicas if the prompt is in quarantine.
@@ -136,43 +130,32 @@ func (q *quarantine) refuses(prompt uint64, now time.Time, ttl time.Duration) []
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.expire(now, ttl)
-	if e := q.suspects[prompt]; e != nil {
-		return e.Value.(*suspect).convicted(now, ttl)
-	}
-	return nil
+	return q.convicted(prompt, now, ttl)
 }
 
 // clear forgets a prompt: a replica has answered it.
 func (q *quarantine) clear(prompt uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if e := q.suspects[prompt]; e != nil {
-		q.forget(e)
-	}
+	q.set(prompt, nil)
 }
 
-func (s *suspect) convicted(now time.Time, ttl time.Duration) []strike {
-	if len(s.strikes) < 2 || now.Sub(s.strikes[0].at) >= ttl {
+// convicted is refuses. Called with mu held.
+func (q *quarantine) convicted(prompt uint64, now time.Time, ttl time.Duration) []strike {
+	strikes := q.suspects[prompt]
+	if len(strikes) < 2 || now.Sub(strikes[0].at) >= ttl {
 		return nil
 	}
-	return slices.Clone(s.strikes)
+	return slices.Clone(strikes)
 }
 
 // expire forgets the prompts whose last strike is older than the TTL. Called with mu held.
 func (q *quarantine) expire(now time.Time, ttl time.Duration) {
-	for e := q.order.Front(); e != nil; e = q.order.Front() {
-		strikes := e.Value.(*suspect).strikes
-		if now.Sub(strikes[len(strikes)-1].at) < ttl {
-			return
+	for prompt, strikes := range q.suspects {
+		if now.Sub(last(strikes).at) >= ttl {
+			q.set(prompt, nil)
 		}
-		q.forget(e)
 	}
-}
-
-func (q *quarantine) forget(e *list.Element) {
-	q.order.Remove(e)
-	delete(q.suspects, e.Value.(*suspect).prompt)
-	q.held.Store(int64(len(q.suspects)))
 }
 
 // quarantineTTL is how long a prompt stays in quarantine; not positive = there is none.
