@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/sharedstore"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -93,7 +92,7 @@ type picks struct {
 	limits *atomic.Pointer[Config]
 	tally  *tally
 	leases leases
-	store  sharedstore.Store // shared by custom policies
+	store  policy.Store // shared by custom policies
 
 	recorder *telemetry.Recorder // set before the deployment is used, or never
 }

@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/warmpath/warmpath/balancer/sharedstore"
 	"github.com/warmpath/warmpath/internal/loadpoll"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/sharedstore"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 

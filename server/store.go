@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/sharedstore"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/sharedstore"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -77,9 +77,9 @@ func ttlOf(ms uint64) time.Duration {
 func storeStatus(err error) error {
 	code := codes.Internal
 	switch {
-	case errors.Is(err, sharedstore.ErrConflict):
+	case errors.Is(err, policy.ErrConflict):
 		code = codes.Aborted
-	case errors.Is(err, sharedstore.ErrInvalid):
+	case errors.Is(err, policy.ErrInvalid):
 		code = codes.InvalidArgument
 	}
 	return status.Error(code, err.Error())

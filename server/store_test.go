@@ -8,7 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/balancer/policy"
+	warmpath "github.com/warmpath/warmpath/client"
 )
 
 // A client's store is the deployment's own, with its errors, and nobody else's.
@@ -20,35 +21,35 @@ deployments:
   code: {replicas: [{address: "h:1"}]}
 `)
 	ctx := soon(t)
-	s := sharedstore.NewClient(f.conn, "chat")
+	s := warmpath.NewStore(f.conn, "chat")
 	_, err := s.Get(ctx, "k")
-	require.ErrorIs(t, err, sharedstore.ErrNotFound)
+	require.ErrorIs(t, err, policy.ErrNotFound)
 	version, err := s.Set(ctx, "k", []byte("v"), time.Minute)
 	require.NoError(t, err)
 	e, err := s.Get(ctx, "k")
 	require.NoError(t, err)
-	require.Equal(t, sharedstore.Entry{Value: []byte("v"), Version: version, TTL: time.Minute}, e)
+	require.Equal(t, policy.Entry{Value: []byte("v"), Version: version, TTL: time.Minute}, e)
 	own, err := f.deployment("chat").picks.store.Get(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, e, own, "the policy in the server sees the same")
-	_, err = sharedstore.NewClient(f.conn, "code").Get(ctx, "k")
-	require.ErrorIs(t, err, sharedstore.ErrNotFound, "another deployment's policies do not")
+	_, err = warmpath.NewStore(f.conn, "code").Get(ctx, "k")
+	require.ErrorIs(t, err, policy.ErrNotFound, "another deployment's policies do not")
 
 	_, err = s.CompareAndSet(ctx, "k", version+1, nil, 0)
-	require.ErrorIs(t, err, sharedstore.ErrConflict)
+	require.ErrorIs(t, err, policy.ErrConflict)
 	_, err = s.CompareAndSet(ctx, "k", version, []byte("w"), time.Nanosecond)
 	require.NoError(t, err)
 	f.advance(time.Millisecond)
 	_, err = s.Get(ctx, "k")
-	require.ErrorIs(t, err, sharedstore.ErrNotFound, "its time is over, however short")
+	require.ErrorIs(t, err, policy.ErrNotFound, "its time is over, however short")
 	require.NoError(t, s.Delete(ctx, "k"))
 
 	_, err = s.Set(ctx, "k", make([]byte, 64<<10+1), 0)
-	require.ErrorIs(t, err, sharedstore.ErrInvalid)
+	require.ErrorIs(t, err, policy.ErrInvalid)
 
-	_, err = sharedstore.NewClient(f.conn, "none").Get(ctx, "k")
+	_, err = warmpath.NewStore(f.conn, "none").Get(ctx, "k")
 	require.Equal(t, codes.NotFound, status.Code(err))
-	require.NotErrorIs(t, err, sharedstore.ErrNotFound)
-	_, err = sharedstore.NewClient(f.conn, "").Get(ctx, "k")
+	require.NotErrorIs(t, err, policy.ErrNotFound)
+	_, err = warmpath.NewStore(f.conn, "").Get(ctx, "k")
 	require.Equal(t, codes.InvalidArgument, status.Code(err), "which one?")
 }

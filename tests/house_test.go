@@ -40,7 +40,7 @@ var house = []string{
 	"balancer/policy/*",
 	"internal/cacheview",
 	"internal/rendezvous",
-	"balancer/sharedstore",
+	"internal/sharedstore",
 	"internal/requestkey",
 	"balancer/dialect",
 	"balancer/kvevents",

@@ -15,16 +15,16 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/balancer/sharedstore"
 	"github.com/warmpath/warmpath/examples/stubs/fake"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/sharedstore"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 )
 
 // What every policy must keep, with a store and without.
 func TestConform(t *testing.T) {
-	for name, store := range map[string]sharedstore.Store{"store": sharedstore.NewMemory(time.Now), "none": nil} {
+	for name, store := range map[string]policy.Store{"store": sharedstore.NewMemory(time.Now), "none": nil} {
 		t.Run(name, func(t *testing.T) {
 			policytest.Conform(t, func() policy.Policy { return (&Sessions{store: store, ttl: time.Minute}).Policy() })
 		})

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/client"
 )
 
 // Name is the policy's name in a config.
@@ -54,7 +54,7 @@ func init() {
 // loses its sessions after the TTL, and a client that has just started moves none. Without a store, and without a
 // session, the least loaded replica takes the call.
 type Sessions struct {
-	store sharedstore.Store // nil in the server: it comes with the context
+	store policy.Store // nil in the server: it comes with the context
 	conn  *grpc.ClientConn
 	ttl   time.Duration
 }
@@ -72,7 +72,7 @@ func New(c Config) (*Sessions, error) {
 	if err != nil {
 		return nil, fmt.Errorf("server: %w", err)
 	}
-	s.store, s.conn = sharedstore.NewClient(conn, c.Deployment), conn
+	s.store, s.conn = client.NewStore(conn, c.Deployment), conn
 	return s, nil
 }
 
@@ -88,7 +88,7 @@ func (s *Sessions) Policy() policy.Policy {
 
 // prepare asks the store where the session is, and puts it somewhere if it is nowhere.
 func (s *Sessions) prepare(ctx context.Context, q *policy.Request, v policy.View) error {
-	store := sharedstore.FromContext(ctx)
+	store := policy.StoreFrom(ctx)
 	if store == nil {
 		store = s.store
 	}
@@ -104,12 +104,12 @@ func (s *Sessions) prepare(ctx context.Context, q *policy.Request, v policy.View
 
 // place returns the session's replica. Of several concurrent writers one wins, and the others read again.
 func (s *Sessions) place(
-	ctx context.Context, store sharedstore.Store, q *policy.Request, v policy.View,
+	ctx context.Context, store policy.Store, q *policy.Request, v policy.View,
 ) (string, error) {
 	key := fmt.Sprintf("session/%016x", xxh3.HashString(q.Session))
 	for ctx.Err() == nil {
 		e, err := store.Get(ctx, key)
-		if err != nil && !errors.Is(err, sharedstore.ErrNotFound) {
+		if err != nil && !errors.Is(err, policy.ErrNotFound) {
 			return "", err
 		}
 		id, renew := s.placed(e, q, v)
@@ -119,7 +119,7 @@ func (s *Sessions) place(
 		switch _, err = store.CompareAndSet(ctx, key, e.Version, []byte(id), s.ttl); {
 		case err == nil:
 			return id, nil
-		case !errors.Is(err, sharedstore.ErrConflict):
+		case !errors.Is(err, policy.ErrConflict):
 			return "", err
 		}
 	}
@@ -128,7 +128,7 @@ func (s *Sessions) place(
 
 // placed returns the session's replica from the entry, or else the least loaded one, and whether that is to be
 // written.
-func (s *Sessions) placed(e sharedstore.Entry, q *policy.Request, v policy.View) (id string, write bool) {
+func (s *Sessions) placed(e policy.Entry, q *policy.Request, v policy.View) (id string, write bool) {
 	if r := v.ByID(string(e.Value)); r != nil && v.Allowed(q, r) {
 		return r.ID, r.Connected() && e.TTL < s.ttl/2 // written lately, it need not be written again
 	}

@@ -90,6 +90,9 @@ func (r *Replica) Take() bool {
 // Rate returns what the load of the replica is divided by.
 func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.InvRate.Load()) }
 
+// StoreKey is the context key of the store that custom policies share.
+type StoreKey struct{}
+
 // A Side is what decides for a request while a rollout is in force.
 type Side uint8
 

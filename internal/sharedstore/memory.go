@@ -1,3 +1,7 @@
+// Package sharedstore keeps the [policy.Store] of a look-aside server's deployment in memory: keys with a version and a
+// time to live, O(1) for every call under one mutex, bounded in bytes.
+//
+// Source: "Pattern 1" of Ray Serve's custom request routers, the centralised actor.
 package sharedstore
 
 import (
@@ -6,12 +10,27 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
+
+// Bounds of one entry.
+const (
+	maxKey   = 256      // bytes
+	maxValue = 64 << 10 // bytes
+	maxTTL   = 24 * time.Hour
+)
+
+// NewContext returns a context with a store for the policies that are called with it.
+func NewContext(ctx context.Context, s policy.Store) context.Context {
+	return context.WithValue(ctx, state.StoreKey{}, s)
+}
 
 // maxMemory bounds a memory in bytes: keys, values, and overhead for each entry.
 const maxMemory, overhead = 16 << 20, 200
 
-// memory is a [Store] in this process.
+// memory is a [policy.Store] in this process.
 type memory struct {
 	now func() time.Time
 
@@ -31,37 +50,37 @@ type entry struct {
 
 // NewMemory returns an empty store in this process, with a clock, [time.Now] as a rule. It drops what was used least
 // recently beyond 16 MiB.
-func NewMemory(now func() time.Time) Store {
+func NewMemory(now func() time.Time) policy.Store {
 	return &memory{now: now, entries: make(map[string]*list.Element), version: uint64(max(now().UnixNano(), 1))}
 }
 
-// Get implements [Store].
-func (m *memory) Get(_ context.Context, key string) (Entry, error) {
+// Get implements [policy.Store].
+func (m *memory) Get(_ context.Context, key string) (policy.Entry, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.find(key)
 }
 
-// Set implements [Store].
+// Set implements [policy.Store].
 func (m *memory) Set(_ context.Context, key string, value []byte, ttl time.Duration) (uint64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.write(key, value, ttl)
 }
 
-// CompareAndSet implements [Store].
+// CompareAndSet implements [policy.Store].
 func (m *memory) CompareAndSet(
 	_ context.Context, key string, version uint64, value []byte, ttl time.Duration,
 ) (uint64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e, _ := m.find(key); e.Version != version {
-		return 0, ErrConflict
+		return 0, policy.ErrConflict
 	}
 	return m.write(key, value, ttl)
 }
 
-// Delete implements [Store].
+// Delete implements [policy.Store].
 func (m *memory) Delete(_ context.Context, key string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,21 +89,21 @@ func (m *memory) Delete(_ context.Context, key string) error {
 }
 
 // find returns a live entry, which is now the one used last. Called with mu held.
-func (m *memory) find(key string) (Entry, error) {
+func (m *memory) find(key string) (policy.Entry, error) {
 	at, now := m.entries[key], m.now()
 	if at == nil || !now.Before(at.Value.(*entry).until) {
 		m.drop(at)
-		return Entry{}, ErrNotFound
+		return policy.Entry{}, policy.ErrNotFound
 	}
 	m.recent.MoveToFront(at)
 	e := at.Value.(*entry)
-	return Entry{Value: e.value, Version: e.version, TTL: e.until.Sub(now)}, nil
+	return policy.Entry{Value: e.value, Version: e.version, TTL: e.until.Sub(now)}, nil
 }
 
 // write enters a value and makes room for it. Called with mu held.
 func (m *memory) write(key string, value []byte, ttl time.Duration) (uint64, error) {
-	if err := check(key, value); err != nil {
-		return 0, err
+	if key == "" || len(key) > maxKey || len(value) > maxValue {
+		return 0, policy.ErrInvalid
 	}
 	m.drop(m.entries[key])
 	ttl = min(cmp.Or(max(ttl, 0), maxTTL), maxTTL)

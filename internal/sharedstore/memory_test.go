@@ -12,8 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/sharedstore"
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/routertest"
+	"github.com/warmpath/warmpath/internal/sharedstore"
 )
 
 var ctx = context.Background()
@@ -22,27 +23,27 @@ func TestMemory(t *testing.T) {
 	clock := routertest.NewClock()
 	m := sharedstore.NewMemory(clock.Now)
 	_, err := m.Get(ctx, "k")
-	require.ErrorIs(t, err, sharedstore.ErrNotFound)
+	require.ErrorIs(t, err, policy.ErrNotFound)
 	value := []byte("one")
 	first, err := m.Set(ctx, "k", value, time.Minute)
 	require.NoError(t, err)
 	value[0] = 'X' // the caller's own
 	e, err := m.Get(ctx, "k")
 	require.NoError(t, err)
-	require.Equal(t, sharedstore.Entry{Value: []byte("one"), Version: first, TTL: time.Minute}, e)
+	require.Equal(t, policy.Entry{Value: []byte("one"), Version: first, TTL: time.Minute}, e)
 
 	second, err := m.CompareAndSet(ctx, "k", first, []byte("two"), time.Second)
 	require.NoError(t, err)
 	require.Greater(t, second, first)
 	for _, stale := range []uint64{first, 0, second + 1} {
 		_, err = m.CompareAndSet(ctx, "k", stale, []byte("three"), 0)
-		require.ErrorIs(t, err, sharedstore.ErrConflict)
+		require.ErrorIs(t, err, policy.ErrConflict)
 	}
 	clock.Advance(time.Second)
 	_, err = m.Get(ctx, "k")
-	require.ErrorIs(t, err, sharedstore.ErrNotFound, "its time is over")
+	require.ErrorIs(t, err, policy.ErrNotFound, "its time is over")
 	_, err = m.CompareAndSet(ctx, "k", second, nil, 0)
-	require.ErrorIs(t, err, sharedstore.ErrConflict)
+	require.ErrorIs(t, err, policy.ErrConflict)
 	third, err := m.CompareAndSet(ctx, "k", 0, nil, 0)
 	require.NoError(t, err)
 	require.Greater(t, third, second, "no version comes twice")
@@ -85,12 +86,12 @@ func TestMemoryIsBounded(t *testing.T) {
 
 	for _, key := range []string{"", strings.Repeat("k", 257)} {
 		_, err := m.Set(ctx, key, nil, 0)
-		require.ErrorIs(t, err, sharedstore.ErrInvalid)
+		require.ErrorIs(t, err, policy.ErrInvalid)
 		_, err = m.Get(ctx, key)
-		require.ErrorIs(t, err, sharedstore.ErrNotFound)
+		require.ErrorIs(t, err, policy.ErrNotFound)
 	}
 	_, err := m.Set(ctx, "k", make([]byte, maxValue+1), 0)
-	require.ErrorIs(t, err, sharedstore.ErrInvalid)
+	require.ErrorIs(t, err, policy.ErrInvalid)
 }
 
 // Of those who count up at once nobody's step is lost.
@@ -102,7 +103,7 @@ func TestCompareAndSetLosesNothing(t *testing.T) {
 			for range 100 {
 				for {
 					e, err := m.Get(ctx, "n")
-					if err != nil && !errors.Is(err, sharedstore.ErrNotFound) {
+					if err != nil && !errors.Is(err, policy.ErrNotFound) {
 						t.Error(err)
 					}
 					n, _ := strconv.Atoi(string(e.Value))
