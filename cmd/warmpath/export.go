@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,11 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/contrib/exporters/autoexport"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetricgrpc"
-	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
@@ -38,8 +36,7 @@ const (
 )
 
 // exporting exports a server's metrics and spans while it serves. Nothing is exported unless it is asked for: the page
-// for Prometheus by an address to listen on, OTLP by OpenTelemetry's environment variables, see otlpProtocol. The OTLP
-// exporters read headers, certificates and intervals from the environment by themselves.
+// for Prometheus by an address to listen on, the rest by OpenTelemetry's environment variables, see exported.
 type exporting struct {
 	log     *slog.Logger
 	meters  *sdkmetric.MeterProvider // nil where nothing was asked for
@@ -58,7 +55,7 @@ func startExport(ctx context.Context, listen string, out serveOutput) (*exportin
 		return nil, err
 	}
 	if x.tracers, err = newTracers(ctx, about); err != nil {
-		return nil, fmt.Errorf("OTLP: %w", err)
+		return nil, err
 	}
 	readers, err := x.readers(ctx, listen)
 	if err != nil {
@@ -110,40 +107,26 @@ func (x *exporting) end() {
 	}
 }
 
-// newTracers is nil where the environment does not ask for OTLP.
+// newTracers is nil where the environment does not ask for an exporter.
 func newTracers(ctx context.Context, about *resource.Resource) (*sdktrace.TracerProvider, error) {
-	var exporter sdktrace.SpanExporter
-	protocol, err := otlpProtocol("TRACES")
-	switch {
-	case err != nil || protocol == "":
-		return nil, err
-	case protocol == "grpc":
-		exporter, err = otlptracegrpc.New(ctx)
-	default:
-		exporter, err = otlptracehttp.New(ctx)
+	if !exported("TRACES") {
+		return nil, nil
 	}
+	exporter, err := autoexport.NewSpanExporter(ctx)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("OTEL_TRACES_EXPORTER or OTEL_EXPORTER_OTLP_PROTOCOL: %w", err)
 	}
 	return sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about)), nil
 }
 
-// readers read the metrics: for OTLP, and for the page.
+// readers read the metrics: for the exporter that the environment asks for, and for the page.
 func (x *exporting) readers(ctx context.Context, listen string) (all []sdkmetric.Option, err error) {
-	var exporter sdkmetric.Exporter
-	protocol, err := otlpProtocol("METRICS")
-	switch {
-	case err != nil:
-	case protocol == "grpc":
-		exporter, err = otlpmetricgrpc.New(ctx)
-	case protocol != "":
-		exporter, err = otlpmetrichttp.New(ctx)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("OTLP: %w", err)
-	}
-	if exporter != nil {
-		all = append(all, sdkmetric.WithReader(sdkmetric.NewPeriodicReader(exporter)))
+	if exported("METRICS") {
+		reader, err := autoexport.NewMetricReader(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("OTEL_METRICS_EXPORTER or OTEL_EXPORTER_OTLP_PROTOCOL: %w", err)
+		}
+		all = append(all, sdkmetric.WithReader(reader))
 	}
 	if listen == "" {
 		return all, nil
@@ -153,6 +136,14 @@ func (x *exporting) readers(ctx context.Context, listen string) (all []sdkmetric
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	return append(all, sdkmetric.WithReader(page)), nil
+}
+
+// exported reports whether the environment asks for METRICS or TRACES: by an endpoint for OTLP or the name of an
+// exporter, unless OTEL_SDK_DISABLED is true.
+func exported(signal string) bool {
+	asked := cmp.Or(os.Getenv("OTEL_"+signal+"_EXPORTER"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"),
+		os.Getenv("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT"))
+	return asked != "" && asked != "none" && os.Getenv("OTEL_SDK_DISABLED") != "true"
 }
 
 // serve serves the page.
@@ -179,34 +170,4 @@ func (x *exporting) serve(ctx context.Context, listen string) (sdkmetric.Reader,
 		_ = x.page.Serve(lis) // until end
 	}()
 	return reader, nil
-}
-
-// otlpProtocol is grpc, http/protobuf, or empty for no OTLP, of METRICS or TRACES. OTLP is on where
-// OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_<signal>_ENDPOINT is set, or OTEL_<signal>_EXPORTER is otlp, and
-// off where that is none or OTEL_SDK_DISABLED is true. The protocol is http/protobuf, unless
-// OTEL_EXPORTER_OTLP_PROTOCOL or OTEL_EXPORTER_OTLP_<signal>_PROTOCOL is grpc.
-func otlpProtocol(signal string) (string, error) {
-	setting := func(name string) string {
-		if v := os.Getenv("OTEL_EXPORTER_OTLP_" + signal + "_" + name); v != "" {
-			return v
-		}
-		return os.Getenv("OTEL_EXPORTER_OTLP_" + name)
-	}
-	exporter := "OTEL_" + signal + "_EXPORTER"
-	switch wants := os.Getenv(exporter); {
-	case os.Getenv("OTEL_SDK_DISABLED") == "true" || wants == "none":
-		return "", nil
-	case wants != "" && wants != "otlp":
-		return "", fmt.Errorf("%s: %q is neither otlp nor none (for Prometheus set metrics in the config)", exporter, wants)
-	case wants == "" && setting("ENDPOINT") == "":
-		return "", nil
-	}
-	switch p := setting("PROTOCOL"); p {
-	case "", "http/protobuf":
-		return "http/protobuf", nil
-	case "grpc":
-		return p, nil
-	default:
-		return "", fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL: %q is neither grpc nor http/protobuf", p)
-	}
 }
