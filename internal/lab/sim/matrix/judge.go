@@ -1,9 +1,6 @@
 package matrix
 
-import (
-	"fmt"
-	"slices"
-)
+import "slices"
 
 // allowed is by what factor a policy may be worse than the simple ones in a cell.
 const allowed = 1.05
@@ -27,9 +24,6 @@ type Offence struct {
 // Verdict is what the cells say of a policy.
 type Verdict struct {
 	Policy string
-	// Firsts are the figures in which it is first among its peers over the cells with 64 clients, Seconds those in
-	// which another is, with the other's name and both means.
-	Firsts, Seconds []string
 	// Offences are the cells in which it is worse than a simple policy.
 	Offences []Offence
 	// Than are the simple policies that it is compared with, Judged in how many cells.
@@ -37,10 +31,9 @@ type Verdict struct {
 	Judged int
 }
 
-// Judge judges a policy. Its peers are all that need no KV events if it needs none, else all.
+// Judge judges a policy.
 func (r *Results) Judge(policy string, policies []string) Verdict {
 	v := Verdict{Policy: policy}
-	v.rank(r.Means(policies), func(other string) bool { return needsEvents(policy) || !needsEvents(other) })
 	for _, name := range simple {
 		if name != policy && slices.Contains(policies, name) {
 			v.Than = append(v.Than, name)
@@ -84,29 +77,4 @@ func (c *CellResults) beside(policy string, than []string) (mine *Row, others []
 		return nil, nil, nil
 	}
 	return mine, others, common(append(slices.Clip(others), mine)...)
-}
-
-// rank compares the means.
-func (v *Verdict) rank(means []Mean, peer func(string) bool) {
-	mine := slices.IndexFunc(means, func(m Mean) bool { return m.Policy == v.Policy })
-	if mine < 0 {
-		return
-	}
-	for k, f := range compared {
-		if f == &tpotMean {
-			continue
-		}
-		best := &means[mine]
-		for i := range means {
-			if m := &means[i]; peer(m.Policy) && f.better*m.Ratios[k] > f.better*best.Ratios[k] {
-				best = m
-			}
-		}
-		if best.Policy == v.Policy {
-			v.Firsts = append(v.Firsts, f.name)
-			continue
-		}
-		v.Seconds = append(v.Seconds,
-			fmt.Sprintf("%s: %s %.3f, %s %.3f", f.name, best.Policy, best.Ratios[k], v.Policy, means[mine].Ratios[k]))
-	}
 }

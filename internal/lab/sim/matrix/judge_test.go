@@ -70,8 +70,6 @@ func TestMeans(t *testing.T) {
 func TestJudge(t *testing.T) {
 	r, policies := results()
 	v := r.Judge("prefix_cache_affinity", policies)
-	require.Equal(t, []string{"TTFT mean", "goodput"}, v.Firsts, "dynamo needs events")
-	require.Equal(t, []string{"TTFT p99: round_robin 1.000, prefix_cache_affinity 1.414"}, v.Seconds)
 	require.Equal(t, 2, v.Judged, "one cell has no two choices")
 	bad := map[string]Offence{}
 	for _, o := range v.Offences {
@@ -84,10 +82,7 @@ func TestJudge(t *testing.T) {
 	require.InDelta(t, 1.1, bad["b TTFT mean"].Beyond, 1e-9)
 	require.Equal(t, "round_robin", bad["b TTFT mean"].Than, "the better of the two")
 
-	v = r.Judge("dynamo", policies)
-	require.Len(t, v.Firsts, 2, "a policy that needs events is compared with all")
-	require.Equal(t, []string{"goodput: prefix_cache_affinity 2.236, dynamo 1.118"}, v.Seconds)
-	require.Empty(t, v.Offences)
+	require.Empty(t, r.Judge("dynamo", policies).Offences)
 }
 
 // Seeds are compared each with its own: what they have in common, as a fleet that is fuller with one of them, is no

@@ -95,16 +95,6 @@ func table(b *strings.Builder, means []Mean) {
 
 func (v *Verdict) write(b *strings.Builder) {
 	fmt.Fprintf(b, "\n## `%s`\n\n", v.Policy)
-	peers := "the policies that need no KV events"
-	if needsEvents(v.Policy) {
-		peers = "all policies"
-	}
-	if len(v.Firsts) > 0 {
-		fmt.Fprintf(b, "* First among %s in %s.\n", peers, strings.Join(v.Firsts, ", "))
-	}
-	for _, s := range v.Seconds {
-		fmt.Fprintf(b, "* **Not first** among %s in %s.\n", peers, s)
-	}
 	than := strings.Join(v.Than, "` and `")
 	switch {
 	case v.Judged == 0:
