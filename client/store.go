@@ -41,7 +41,7 @@ func (s *store) Get(ctx context.Context, key string) (policy.Entry, error) {
 // Set implements [policy.Store].
 func (s *store) Set(ctx context.Context, key string, value []byte, ttl time.Duration) (uint64, error) {
 	a, err := s.rpc.Set(ctx, &warmpathv1.SetRequest{Deployment: s.deployment, Key: key, Value: value, TtlMs: millis(ttl)})
-	return a.GetVersion(), known(err)
+	return a.GetVersion(), written(err)
 }
 
 // CompareAndSet implements [policy.Store].
@@ -51,7 +51,7 @@ func (s *store) CompareAndSet(
 	a, err := s.rpc.CompareAndSet(ctx, &warmpathv1.CompareAndSetRequest{
 		Deployment: s.deployment, Key: key, Version: version, Value: value, TtlMs: millis(ttl),
 	})
-	return a.GetVersion(), known(err)
+	return a.GetVersion(), written(err)
 }
 
 // Delete implements [policy.Store].
@@ -69,13 +69,19 @@ func millis(ttl time.Duration) uint64 {
 }
 
 func known(err error) error {
-	switch status.Code(err) {
-	case codes.OK:
+	if err == nil {
 		return nil
+	}
+	return fmt.Errorf("store: %w", err)
+}
+
+// written is known for a write.
+func written(err error) error {
+	switch status.Code(err) {
 	case codes.Aborted:
 		return policy.ErrConflict
 	case codes.InvalidArgument:
-		return policy.ErrInvalid
+		return fmt.Errorf("%w: %w", policy.ErrInvalid, err)
 	}
-	return fmt.Errorf("store: %w", err)
+	return known(err)
 }
