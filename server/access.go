@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"strings"
 )
 
 // checkAccess checks the addresses, the certificates and the principals. The error names the field.
@@ -88,23 +89,18 @@ func (c *Config) CheckFiles() error {
 	return err
 }
 
+// readOnce are the fields of a config that only New reads.
+var readOnce = []string{"Listen", "AllowPlaintext", "TLS", "Admin", "Metrics", "LogCalls", "HTTP", "MaxConnections"}
+
 // warnReadOnce logs which changed fields of another config are not in force, since they are read once.
 func (s *Server) warnReadOnce(c *Config) {
-	for _, f := range []struct {
-		name     string
-		was, now any
-	}{
-		{"listen", s.first.Listen, c.Listen},
-		{"allow_plaintext", s.first.AllowPlaintext, c.AllowPlaintext},
-		{"tls", s.first.TLS, c.TLS},
-		{"admin", s.first.Admin, c.Admin},
-		{"metrics", s.first.Metrics, c.Metrics},
-		{"log_calls", s.first.LogCalls, c.LogCalls},
-		{"http", s.first.HTTP, c.HTTP},
-		{"max_connections", s.first.MaxConnections, c.MaxConnections},
-	} {
-		if !reflect.DeepEqual(f.was, f.now) {
-			s.log.Warn("warmpath: a field that is read once has changed: the new value counts after a restart", "field", f.name)
+	was, now := reflect.ValueOf(s.first), reflect.ValueOf(*c)
+	for _, name := range readOnce {
+		if reflect.DeepEqual(was.FieldByName(name).Interface(), now.FieldByName(name).Interface()) {
+			continue
 		}
+		f, _ := was.Type().FieldByName(name)
+		field, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		s.log.Warn("warmpath: a field that is read once has changed: the new value counts after a restart", "field", field)
 	}
 }

@@ -132,7 +132,10 @@ func (k *picks) choose(
 		}
 	}()
 	x.q = *q
-	began := k.picking(ctx)
+	var began time.Time // zero = the duration is not recorded
+	if k.recorder != nil && k.recorder.Timed(ctx) {
+		began = time.Now()
+	}
 	h, err := k.pick(ctx, r, x)
 	if err != nil {
 		k.leases.fail(x, err)
@@ -160,14 +163,6 @@ func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x 
 		}
 		return h, err
 	}
-}
-
-// picking returns when a pick began, the zero time where its duration is not recorded.
-func (k *picks) picking(ctx context.Context) time.Time {
-	if k.recorder == nil || !k.recorder.Timed(ctx) {
-		return time.Time{}
-	}
-	return time.Now()
 }
 
 // picked counts a decision.

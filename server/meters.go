@@ -79,19 +79,12 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 			set := metric.WithAttributes(which, telemetry.KeyReplica.String(r.GetId()))
 			o.ObserveInt64(ongoing, int64(r.GetOngoing()), set)
 			o.ObserveInt64(queued, int64(r.GetQueuedTokens()), set)
-			o.ObserveInt64(stale, oneIf(r.GetStale()), set)
+			o.ObserveInt64(stale, map[bool]int64{true: 1}[r.GetStale()], set)
 		}
 		for state, n := range states {
 			o.ObserveInt64(replicas, n, metric.WithAttributes(which, keyState.String(state)))
 		}
 	})
-}
-
-func oneIf(b bool) int64 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // observe records the metrics of a Router, of its replicas' health and of their events until it is closed.

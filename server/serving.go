@@ -12,7 +12,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// maxHealthWatches bounds the health watches; anonymous ones may have half.
+// maxHealthWatches bounds the health watches; anonymous ones begin only in its first half.
 const maxHealthWatches = 10_000
 
 // healthService is grpc.health.v1, which needs no principal. "" and the name of our service mean the whole server; a
@@ -21,7 +21,7 @@ type healthService struct {
 	healthpb.UnimplementedHealthServer
 	*Server
 
-	watches, anonymous atomic.Int64 // under way; watches includes anonymous
+	watches atomic.Int64 // under way
 }
 
 // identity is the principal of a call, anonymous where it cannot be authenticated.
@@ -75,11 +75,10 @@ func (s *healthService) Watch(
 	if len(r.GetService()) > maxName {
 		return invalid("service: longer than %d bytes", maxName)
 	}
-	leave, err := s.enter(stream.Context())
-	if err != nil {
+	if err := s.enter(stream.Context()); err != nil {
 		return err
 	}
-	defer leave()
+	defer s.watches.Add(-1)
 	sent := healthpb.HealthCheckResponse_ServingStatus(-1)
 	for {
 		moved := s.authenticator.moved.wait()
@@ -102,18 +101,14 @@ func (s *healthService) Watch(
 }
 
 // enter counts a watch. Its error is a status.
-func (s *healthService) enter(ctx context.Context) (leave func(), err error) {
-	full := status.Errorf(codes.ResourceExhausted,
-		"there are as many health watches as there may be (%d, half of them anonymous)", maxHealthWatches)
-	if !take(&s.watches, maxHealthWatches) {
-		return nil, full
+func (s *healthService) enter(ctx context.Context) error {
+	most := int64(maxHealthWatches)
+	if s.identity(ctx) == s.authenticator.anonymous {
+		most /= 2
 	}
-	if s.identity(ctx) != s.authenticator.anonymous {
-		return func() { s.watches.Add(-1) }, nil
+	if !take(&s.watches, most) {
+		return status.Errorf(codes.ResourceExhausted,
+			"there are as many health watches as there may be (%d, half of them anonymous)", maxHealthWatches)
 	}
-	if !take(&s.anonymous, maxHealthWatches/2) {
-		s.watches.Add(-1)
-		return nil, full
-	}
-	return func() { s.anonymous.Add(-1); s.watches.Add(-1) }, nil
+	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -84,30 +83,22 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 	view := rt.View()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	loads := d.balance.of(p)
 	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
 	for i, m := range d.roster.order {
-		rep := view.ByID(m.ID)
-		all[i] = replicaStatus(m, rep, d.balance.of(p))
-		all[i].Health = d.healthOf(m, rep, rt)
+		rep, load := view.ByID(m.ID), loads.lines[m.number]
+		_, stale := slices.BinarySearch(loads.stale, m.number)
+		all[i] = &warmpathv1.ReplicaStatus{
+			Id: m.ID, Address: m.Address, Stale: stale, Health: d.healthOf(m, rep, rt),
+			Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)),
+			KvTokens: uint64(max(m.KVTokens, 0)),
+		}
 		all[i].State = stateOf(m, rep, all[i].Health)
+		if rep != nil {
+			all[i].MaxOngoingRequests = uint32(rep.Capacity())
+		}
 	}
 	return all
-}
-
-// replicaStatus is the load of a member; rep is its replica in the Router, or nil. Called with the deployment's mutex
-// held.
-func replicaStatus(m *member, rep *policy.Replica, loads *loads) *warmpathv1.ReplicaStatus {
-	load := loads.lines[m.number]
-	_, stale := slices.BinarySearch(loads.stale, m.number)
-	r := &warmpathv1.ReplicaStatus{
-		Id: m.ID, Address: m.Address, Stale: stale,
-		Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)),
-		KvTokens: uint64(max(m.KVTokens, 0)),
-	}
-	if rep != nil {
-		r.MaxOngoingRequests = uint32(rep.Capacity())
-	}
-	return r
 }
 
 // Sources of a health report: the server's health check, or the outcomes of calls.
@@ -180,26 +171,24 @@ func (h *hosted) eventStatus() map[string]*warmpathv1.EventStatus {
 		return all
 	}
 	for _, st := range h.events.Status() {
-		if all[st.Replica] == nil {
-			all[st.Replica] = new(warmpathv1.EventStatus)
+		sum := all[st.Replica]
+		if sum == nil {
+			sum = new(warmpathv1.EventStatus)
+			all[st.Replica] = sum
 		}
-		addEvents(all[st.Replica], &st)
+		sum.Streams++
+		if st.Connected {
+			sum.Connected++
+		}
+		sum.Blocks += uint64(max(st.Blocks, 0))
+		sum.BlockTokens = max(sum.BlockTokens, uint32(st.BlockTokens))
+		sum.Messages += uint64(st.Messages)
+		sum.Gaps += uint64(st.Gaps)
+		sum.Orphaned += uint64(st.Orphaned)
+		sum.LagUs = max(sum.LagUs, uint64(max(st.Lag, 0).Microseconds()))
+		if sum.Problem == "" {
+			sum.Problem = strings.ToValidUTF8(st.Problem, "?")
+		}
 	}
 	return all
-}
-
-func addEvents(sum *warmpathv1.EventStatus, st *kvevents.Status) {
-	sum.Streams++
-	if st.Connected {
-		sum.Connected++
-	}
-	sum.Blocks += uint64(max(st.Blocks, 0))
-	sum.BlockTokens = max(sum.BlockTokens, uint32(st.BlockTokens))
-	sum.Messages += uint64(st.Messages)
-	sum.Gaps += uint64(st.Gaps)
-	sum.Orphaned += uint64(st.Orphaned)
-	sum.LagUs = max(sum.LagUs, uint64(max(st.Lag, 0).Microseconds()))
-	if sum.Problem == "" {
-		sum.Problem = strings.ToValidUTF8(st.Problem, "?")
-	}
 }
