@@ -104,8 +104,8 @@ type principal struct {
 	name  string
 	rules atomic.Pointer[rules]
 
-	calls, watches, held atomic.Int64 // under way; leases
-	accounts             atomic.Int64 // in ledgers: of watches under way, and of those that ended a moment ago
+	calls, held atomic.Int64 // under way; leases
+	accounts    atomic.Int64 // in ledgers: of watches under way, and of those that ended a moment ago
 }
 
 // rules are the config of a principal.

@@ -219,7 +219,7 @@ func TestADeadlineIsNoWayRoundTheRate(t *testing.T) {
 func TestWatchesThatComeAndGo(t *testing.T) {
 	f := start(t, `
 load_interval: 10s
-max_connections: 8
+max_connections: 16
 principals:
 - {name: evil, token: evil-0123456789abc}
 - {name: good, token: good-0123456789abc}
@@ -241,7 +241,7 @@ deployments: {chat: {register: true}, code: {register: true}}
 		}
 		return status.Code(err)
 	}
-	for range 4 { // twice the half of four
+	for range 4 { // a quarter of sixteen
 		require.Equal(t, codes.OK, watch(evilToken, "chat"))
 	}
 	require.Equal(t, codes.ResourceExhausted, watch(evilToken, "chat"))

@@ -37,19 +37,8 @@ func (c *ReplicaTLS) validate() error {
 func (c *ReplicaTLS) paths() []string { return []string{c.CA, c.Cert, c.Key} }
 
 func (c *ReplicaTLS) load() (*tls.Config, error) {
-	t := &tls.Config{MinVersion: tls.VersionTLS12}
-	var err error
-	if c.Cert != "" {
-		if t.Certificates, err = loadPair(c.Cert, c.Key); err != nil {
-			return nil, err
-		}
-	}
-	if c.CA != "" {
-		if t.RootCAs, err = loadAuthorities(c.CA); err != nil {
-			return nil, fmt.Errorf("ca: %w", err)
-		}
-	}
-	return t, nil
+	pair, replicas, err := loadPEM(c.Cert, c.Key, "ca", c.CA)
+	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: pair, RootCAs: replicas}, err
 }
 
 // checkFiles reads the files that the deployment names. The error names the field.

@@ -51,45 +51,46 @@ func (c *TLS) validate() error {
 
 // load reads the files. An error names the field.
 func (c *TLS) load() (*tls.Config, error) {
-	pair, err := loadPair(c.Cert, c.Key)
+	pair, clients, err := loadPEM(c.Cert, c.Key, "client_ca", c.ClientCA)
 	if err != nil {
 		return nil, err
 	}
 	// No tickets: a resumed session would keep a certificate whose authority is no longer trusted.
 	t := &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: pair, SessionTicketsDisabled: true,
+		MinVersion: tls.VersionTLS12, Certificates: pair, ClientCAs: clients, SessionTicketsDisabled: true,
 	}
-	if c.ClientCA == "" {
-		return t, nil
-	}
-	if t.ClientCAs, err = loadAuthorities(c.ClientCA); err != nil {
-		return nil, fmt.Errorf("client_ca: %w", err)
-	}
-	t.ClientAuth = tls.RequireAndVerifyClientCert
-	if c.ClientCerts == certsOptional {
+	switch {
+	case clients == nil:
+	case c.ClientCerts == certsOptional:
 		t.ClientAuth = tls.VerifyClientCertIfGiven
+	default:
+		t.ClientAuth = tls.RequireAndVerifyClientCert
 	}
 	return t, nil
 }
 
-func loadPair(cert, key string) ([]tls.Certificate, error) {
-	pair, err := tls.LoadX509KeyPair(cert, key)
+// loadPEM reads a certificate with its key, and the authorities in the file that field names; "" = none. The error
+// names the field.
+func loadPEM(cert, key, field, ca string) (pair []tls.Certificate, authorities *x509.CertPool, err error) {
+	if cert != "" {
+		own, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, nil, fmt.Errorf("cert, key: %w", err)
+		}
+		pair = append(pair, own)
+	}
+	if ca == "" {
+		return pair, nil, nil
+	}
+	raw, err := os.ReadFile(ca)
+	authorities = x509.NewCertPool()
+	if err == nil && !authorities.AppendCertsFromPEM(raw) {
+		err = fmt.Errorf("%s has no certificate", ca)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("cert, key: %w", err)
+		return nil, nil, fmt.Errorf("%s: %w", field, err)
 	}
-	return []tls.Certificate{pair}, nil
-}
-
-func loadAuthorities(path string) (*x509.CertPool, error) {
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	all := x509.NewCertPool()
-	if !all.AppendCertsFromPEM(raw) {
-		return nil, fmt.Errorf("%s has no certificate", path)
-	}
-	return all, nil
+	return pair, authorities, nil
 }
 
 // A certSource is the config of certificates.

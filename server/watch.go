@@ -39,10 +39,6 @@ func (s routingService) WatchReplicas(stream watchStream) error {
 	if err != nil {
 		return err
 	}
-	if most := p.rules.Load().maxWatches; !take(&p.watches, most) {
-		return status.Errorf(codes.ResourceExhausted, "the principal %s has %d watches, which are a quarter of max_connections", p.name, most)
-	}
-	defer p.watches.Add(-1)
 	w, err := d.watch(p, start, s.incarnation)
 	if err != nil {
 		return err
@@ -84,11 +80,12 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	defer d.mu.Unlock()
 	// Accounts outlive their watches for a while: a client with ever new names must not fill the ledger.
 	if most := d.limits.Load().maxWatchers(); d.watchers >= most || len(d.balance.ledger.clients) >= 2*most {
-		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has %d watchers, which are half of max_connections", d.name, most)
+		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has %d watchers: half of max_connections",
+			d.name, most)
 	}
-	if most := p.rules.Load().maxWatches; !take(&p.accounts, 2*most) {
+	if most := p.rules.Load().maxWatches; !take(&p.accounts, most) {
 		return nil, status.Errorf(codes.ResourceExhausted,
-			"the principal %s has twice its bound of %d watches, with those that ended a moment ago", p.name, most)
+			"the principal %s has %d watches, with those that ended a moment ago: a quarter of max_connections", p.name, most)
 	}
 	d.watchers++
 	if start.GetLoad() && d.balance.ledger.empty() {
