@@ -167,7 +167,7 @@ func BenchmarkBroadcast(b *testing.B) {
 		b.Run(fmt.Sprintf("replicas=%d/watchers=100", replicas), func(b *testing.B) {
 			now := newClock()
 			c := parse(b, manyReplicas(replicas))
-			d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {})
+			d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {}, recorder(b))
 			require.NoError(b, err)
 			defer d.close()
 			watchers := make([]*watcher, 100)

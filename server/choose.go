@@ -8,6 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -30,6 +33,37 @@ func (s routingService) ChooseReplica(ctx context.Context,
 	a, err := s.choose(ctx, r)
 	end(err)
 	return a, err
+}
+
+// traceContext is W3C's, as HAProxy, Python and Go send it.
+var traceContext propagation.TraceContext
+
+// span begins the span of one pick, which continues the trace of traceparent, else that of the call's metadata. Over
+// HTTP it is the span of the request, which ends there.
+func (s *Server) span(ctx context.Context, traceparent string) (context.Context, func(error)) {
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		return ctx, func(err error) { failed(span, err) }
+	}
+	carrier := propagation.MapCarrier{"traceparent": traceparent}
+	if traceparent == "" {
+		for _, name := range traceContext.Fields() {
+			if v := metadata.ValueFromIncomingContext(ctx, name); len(v) > 0 {
+				carrier[name] = v[0]
+			}
+		}
+	}
+	ctx, span := s.tracer.Start(traceContext.Extract(ctx, carrier),
+		warmpathv1.RoutingService_ChooseReplica_FullMethodName[1:], trace.WithSpanKind(trace.SpanKindServer))
+	return ctx, func(err error) {
+		failed(span, err)
+		span.End()
+	}
+}
+
+func failed(span trace.Span, err error) {
+	if err != nil {
+		span.SetStatus(otelcodes.Error, status.Convert(err).Message())
+	}
 }
 
 func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse,
@@ -94,7 +128,7 @@ type picks struct {
 	leases leases
 	store  policy.Store // shared by custom policies
 
-	recorder *telemetry.Recorder // set before the deployment is used, or never
+	recorder *telemetry.Recorder
 }
 
 // choose picks, waiting up to wait_ms, and holds the load for as long as the mode requires.
@@ -133,7 +167,7 @@ func (k *picks) choose(
 	}()
 	x.q = *q
 	var began time.Time // zero = the duration is not recorded
-	if k.recorder != nil && k.recorder.Timed(ctx) {
+	if k.recorder.Timed(ctx) {
 		began = time.Now()
 	}
 	h, err := k.pick(ctx, r, x)
@@ -171,9 +205,6 @@ func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time
 	k.tally.decided(name, decision.Reason)
 	if decision.Reason == policy.ReasonNoKey {
 		h.warnNoKey.Do(func() { k.warnNoKey(name) })
-	}
-	if k.recorder == nil {
-		return
 	}
 	telemetry.Span(ctx, nil, name, &x.q, decision)
 	k.recorder.Decided(ctx, name, &x.q, decision)

@@ -93,7 +93,7 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		for name, d := range c.Deployments {
-			made, err := newDeployment(name, d, c, discard, newClock().now, func() {})
+			made, err := newDeployment(name, d, c, discard, newClock().now, func() {}, recorder(t))
 			require.NoError(t, err)
 			made.tick(newClock().now())
 			made.close()

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/loadpoll"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/sharedstore"
+	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -27,7 +29,7 @@ type deployment struct {
 	poller atomic.Pointer[loadpoll.Poller] // nil = load is not polled
 
 	wake      signal // given when there may be news for watchers
-	unobserve func() // set before the deployment is used, or never
+	unobserve func() // ends the metrics
 
 	// These are replaced under mu and read without it.
 	hosted    atomic.Pointer[hosted]
@@ -48,6 +50,7 @@ type deployment struct {
 
 func newDeployment(
 	name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time, moved func(),
+	recorder *telemetry.Recorder,
 ) (*deployment, error) {
 	d := &deployment{name: name, log: log.With("deployment", name), now: now, moved: moved}
 	d.sources = sources{deployment: name, log: d.log, now: now}
@@ -55,12 +58,17 @@ func newDeployment(
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, limits: &d.limits, tally: &d.tally,
 		leases: newLeases(name), store: sharedstore.NewMemory(now),
+		recorder: recorder.With(telemetry.KeyDeployment.String(name)),
 	}
 	x, err := d.prepare(c)
 	if err != nil {
 		return nil, err
 	}
 	d.apply(x, limits)
+	if d.unobserve, err = d.watchMeters(); err != nil {
+		d.close()
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
 	return d, nil
 }
 
@@ -106,15 +114,15 @@ func (d *deployment) apply(x *change, limits *Config) {
 	if x.secures {
 		d.conns.secure(x.certs)
 	}
-	before := d.replace(x, limits)
-	if before == nil {
+	// What follows is not under the lock: it may wait for goroutines that take it, as the callbacks of metrics do.
+	if before := d.replace(x, limits); before != nil {
+		before.close()
+	}
+	if x.router == nil {
 		return
 	}
-	before.close() // not under the lock: it may wait for goroutines that take it, as the callbacks of metrics do
-	if d.picks.recorder != nil {
-		if err := d.hosted.Load().observe(d.picks.recorder); err != nil {
-			d.log.Error("warmpath: metrics of the new policy are not recorded", "error", err)
-		}
+	if err := d.hosted.Load().observe(d.picks.recorder); err != nil {
+		d.log.Error("warmpath: metrics of the policy are not recorded", "error", err)
 	}
 }
 

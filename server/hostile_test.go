@@ -107,7 +107,7 @@ func FuzzReports(f *testing.F) {
 	f.Add([]byte(nil), raw)
 	now := newClock()
 	c := parse(f, registering)
-	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {})
+	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {}, recorder(f))
 	require.NoError(f, err)
 	f.Cleanup(d.close)
 	f.Fuzz(func(t *testing.T, heartbeat, report []byte) {

@@ -359,9 +359,7 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 		if x != nil {
 			o := outcome(r.GetOutcome())
 			x.release(o)
-			if k.recorder != nil {
-				k.recorder.Ended(context.Background(), k.hosted.Load().policy(), &x.q, &x.reservation.Decision, &o)
-			}
+			k.recorder.Ended(context.Background(), k.hosted.Load().policy(), &x.q, &x.reservation.Decision, &o)
 		}
 		return x != nil
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -140,4 +141,12 @@ func (d *deployment) register(r *warmpathv1.RegisterRequest, m described) (*warm
 		return changed
 	})
 	return a, err
+}
+
+// recorder has no meter.
+func recorder(t testing.TB) *telemetry.Recorder {
+	t.Helper()
+	r, err := telemetry.New(nil)
+	require.NoError(t, err)
+	return r
 }

@@ -194,9 +194,8 @@ func (s *Server) prepare(c *Config) (*update, error) {
 		var err error
 		if d := (*s.deployments.Load())[name]; d != nil {
 			u.changes[name], err = d.prepare(dc)
-		} else if d, err = newDeployment(name, dc, c, s.log, s.now, s.authenticator.moved.give); err == nil {
+		} else if d, err = newDeployment(name, dc, c, s.log, s.now, s.authenticator.moved.give, s.recorder); err == nil {
 			u.all[name] = d
-			err = d.observe(s.recorder)
 		}
 		if err != nil {
 			delete(u.changes, name)

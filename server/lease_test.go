@@ -208,7 +208,7 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 			t.Run(fmt.Sprint(c.name, ", room ", room), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f := parse(t, several)
-					d, err := newDeployment("code", f.Deployments["code"], f, discard, time.Now, func() {})
+					d, err := newDeployment("code", f.Deployments["code"], f, discard, time.Now, func() {}, recorder(t))
 					require.NoError(t, err)
 					defer d.close()
 					p := unrestricted()
