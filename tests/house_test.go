@@ -52,11 +52,11 @@ var house = []string{
 	"internal/kvindex",
 	"internal/fault",
 	"internal/pause",
+	"internal/outlier",
 	"internal/protofield",
 	"balancer/policy",
 	"internal/strict",
 	"internal/router/state",
-	"internal/outlier",
 	"proto/warmpath/v1",
 }
 

@@ -3,8 +3,6 @@ package policy
 import (
 	"cmp"
 	"time"
-
-	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // Ejection is the config of outlier detection. Its zero value is the default config.
@@ -25,12 +23,11 @@ type Ejection struct {
 
 // WithDefaults returns the config with every default written out.
 func (e Ejection) WithDefaults() Ejection {
-	d := outlier.Default()
-	e.Failures = cmp.Or(e.Failures, Limit(d.Failures))
-	e.LateMin = cmp.Or(e.LateMin, Duration(d.LateMin))
-	e.BaseTime = cmp.Or(e.BaseTime, Duration(d.BaseTime))
-	e.MaxShare = cmp.Or(e.MaxShare, d.MaxShare)
-	e.SlowStart = cmp.Or(e.SlowStart, Duration(d.SlowStart))
+	e.Failures = cmp.Or(e.Failures, 5)
+	e.LateMin = cmp.Or(e.LateMin, Duration(5*time.Second))
+	e.BaseTime = cmp.Or(e.BaseTime, Duration(10*time.Second))
+	e.MaxShare = cmp.Or(e.MaxShare, 0.3)
+	e.SlowStart = cmp.Or(e.SlowStart, Duration(30*time.Second))
 	return e
 }
 

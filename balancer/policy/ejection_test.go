@@ -7,14 +7,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
 // ejectionOf is what a Router of the config ejects by.
-func ejectionOf(t *testing.T, c *policy.Config) (e outlier.Config) {
+func ejectionOf(t *testing.T, c *policy.Config) (e policy.Ejection) {
 	t.Helper()
-	r, err := router.FromConfig(c, func(o *router.Options) { e = o.Ejection })
+	r, err := router.FromConfig(c, func(o *router.Options) { e = *o.Ejection })
 	require.NoError(t, err)
 	require.NoError(t, r.Close())
 	return e
@@ -23,21 +22,21 @@ func ejectionOf(t *testing.T, c *policy.Config) (e outlier.Config) {
 func TestEjectionConfig(t *testing.T) {
 	c, err := policy.ParseConfig([]byte(`{}`))
 	require.NoError(t, err)
-	require.Equal(t, outlier.Default(), ejectionOf(t, c))
-	require.Equal(t, outlier.Default(), ejectionOf(t, &policy.Config{}))
+	require.Equal(t, policy.Ejection{}.WithDefaults(), ejectionOf(t, c))
+	require.Equal(t, policy.Ejection{}.WithDefaults(), ejectionOf(t, &policy.Config{}))
 	require.Equal(t, policy.Duration(30*time.Second), c.DrainGrace)
 
 	c, err = policy.ParseYAML([]byte("drain_grace: 1m\nejection: {failures: off, slow_start: \"off\"}"))
 	require.NoError(t, err)
-	require.Zero(t, ejectionOf(t, c).Failures)
-	require.Zero(t, ejectionOf(t, c).SlowStart)
+	require.EqualValues(t, policy.Off, ejectionOf(t, c).Failures)
+	require.EqualValues(t, policy.Off, ejectionOf(t, c).SlowStart)
 	require.Equal(t, policy.Duration(time.Minute), c.DrainGrace)
 
 	c, err = policy.ParseYAML([]byte("ejection: {failures: 3, late_min: 1s, base_time: 20m, max_share: 1}"))
 	require.NoError(t, err)
 	e := ejectionOf(t, c)
-	require.Equal(t, 3, e.Failures)
-	require.Equal(t, 20*time.Minute, e.MaxTime)
+	require.EqualValues(t, 3, e.Failures)
+	require.Equal(t, policy.Duration(20*time.Minute), e.BaseTime)
 
 	for text, field := range map[string]string{
 		"ejection: {failures: -1}":    "ejection.failures",

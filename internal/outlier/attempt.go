@@ -3,51 +3,21 @@ package outlier
 import (
 	"math"
 	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// An Answer is how the host learns that a replica has answered. Calls that wait are watched only where it does.
-type Answer uint8
+// kinds are those of calls that are watched: [policy.AnswerMessage] and [policy.AnswerWhole].
+const kinds = 2
 
-// The ways.
-const (
-	AnswerUnseen  Answer = iota // only the end of a call is seen
-	AnswerMessage               // Answered comes with the first message of several
-	AnswerWhole                 // Answered comes with the one message that there is
-)
-
-const kinds = 2 // AnswerMessage and AnswerWhole
-
-// A Fault is what the end of a call without a first message shows against the replica.
-type Fault uint8
-
-// The faults.
-const (
-	NoFault  Fault = iota // nothing: there was a message, or a status of the replica's own
-	Failed                // the replica failed, or the connection to it
-	TimedOut              // the call's deadline passed first
-	GivenUp               // the caller cancelled
-	Late                  // the attempt was given up because its first message was late, and made elsewhere
-)
-
-// A Mark is what remains of an attempt after its end.
-type Mark struct {
-	Probe     bool   // it was sent to see whether the replica is back
-	Principal string // whose evidence it is; "" = none has a name
-	picked    time.Time
-	work      float64
-	answer    Answer
-}
-
-// watched reports whether the host learns that the replica has answered.
-func (m *Mark) watched() bool { return m.answer != AnswerUnseen }
-
-// kind is the index of the paces and limits of attempts like this.
-func (m *Mark) kind() int { return max(int(m.answer), 1) - 1 }
+// kindOf is the index of the paces and limits of attempts like this.
+func kindOf(m *state.Mark) int { return max(int(m.Answer), 1) - 1 }
 
 // An Attempt is a request under way on a replica. The caller owns its memory, which must not move between
 // Begin and End. The Detector's lock guards it.
 type Attempt struct {
-	Mark
+	state.Mark
 	replica    *Replica
 	prev, next *Attempt // among those of the replica that wait for a first message; nil = it does not
 	answered   bool
@@ -55,15 +25,11 @@ type Attempt struct {
 	counted    int       // as evidence since then
 }
 
-// Watched reports whether Answered returns how long the first message took. It takes no lock: it is for the
-// caller of Begin.
-func (a *Attempt) Watched() bool { return a.watched() }
-
 // Begin notes an attempt that is made now. work is the number of tokens that stand before its first message. A zero
 // now is the time of the clock.
-func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, principal string, now time.Time) {
+func (d *Detector) Begin(a *Attempt, r *Replica, answer policy.Answer, work float64, principal string, now time.Time) {
 	*a = Attempt{replica: r}
-	if !d.Ejects() || answer == AnswerUnseen && principal == "" && d.AllHealthy() {
+	if !d.Ejects() || answer == policy.AnswerUnseen && principal == "" && d.AllHealthy() {
 		return
 	}
 	if now.IsZero() {
@@ -72,14 +38,14 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.note(principal, now)
-	a.Principal, a.answer = principal, answer
+	a.Principal, a.Answer = principal, uint8(answer)
 	if a.Probe = r.out(); a.Probe {
 		r.probe, r.probed = a, now
 		d.stats.Probes++
 		r.readmit()
 	}
-	if a.watched() {
-		a.picked, a.from, a.work = now, now, work
+	if a.Watched() {
+		a.Picked, a.from, a.Work = now, now, work
 		a.prev, a.next = r.waiting.prev, &r.waiting
 		a.prev.next, a.next.prev = a, a
 	}
@@ -88,17 +54,17 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer Answer, work float64, pr
 // Answered notes that the first response message has come, which may be after End. It returns how long it
 // took, 0 where the attempt is not watched. Later calls do nothing.
 func (d *Detector) Answered(a *Attempt) time.Duration {
-	if !a.watched() && !a.Probe {
+	if !a.Watched() && !a.Probe {
 		return 0
 	}
 	now := d.now()
-	took := max(now.Sub(a.picked), 1)
-	work, lag := math.Log(a.work), math.Log(max(took, quickMessage).Seconds())
+	took := max(now.Sub(a.Picked), 1)
+	work, lag := math.Log(a.Work), math.Log(max(took, quickMessage).Seconds())
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := a.replica
 	switch {
-	case !a.watched():
+	case !a.Watched():
 		if r.decided(a) {
 			r.answer(&a.Mark, now, true)
 		}
@@ -110,8 +76,8 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 	r.overdue(a, now)
 	a.endWait()
 	r.decided(a)
-	late := r.limits[a.kind()].passed(a.work, took)
-	r.paces[a.kind()].add(work, lag)
+	late := r.limits[kindOf(&a.Mark)].passed(a.Work, took)
+	r.paces[kindOf(&a.Mark)].add(work, lag)
 	r.answer(&a.Mark, now, !late)
 	r.judge(now)
 	return took
@@ -119,7 +85,7 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 
 // End notes that an attempt has ended. Later calls do nothing.
 func (d *Detector) End(a *Attempt) {
-	if !a.watched() && !a.Probe {
+	if !a.Watched() && !a.Probe {
 		return
 	}
 	d.mu.Lock()
@@ -133,14 +99,15 @@ func (d *Detector) End(a *Attempt) {
 	a.replica.decided(a)
 }
 
-// Ended judges a replica by the end of a call there. answered: with a message, or well without one; first: with a
-// message; sent: the request left the client.
-func (d *Detector) Ended(r *Replica, m Mark, fault Fault, answered, first, sent bool) {
-	watched := m.watched()
+// Ended judges a replica by the outcome of a call there.
+func (d *Detector) Ended(r *Replica, m state.Mark, o *policy.Outcome) {
+	first := o.FirstMessage > 0
+	answered := first || o.Err == nil && o.Fault == policy.NoFault
+	watched := m.Watched()
 	switch {
-	case !d.Ejects(), answered && watched && first: // Answered has judged it
+	case !d.Ejects(), watched && first: // Answered has judged it
 		return
-	case answered && !watched && !m.Probe && !r.Suspected(), !answered && !sent:
+	case answered && !watched && !m.Probe && !r.Suspected(), !answered && !o.Sent:
 		return
 	}
 	now := d.now()
@@ -149,29 +116,30 @@ func (d *Detector) Ended(r *Replica, m Mark, fault Fault, answered, first, sent 
 	if !r.member {
 		return
 	}
-	age := now.Sub(m.picked)
-	limit := &r.limits[m.kind()]
-	m.Probe = m.Probe && !(watched && m.picked.Before(r.since)) // else it was decided before its call ended
+	age := now.Sub(m.Picked)
+	limit := &r.limits[kindOf(&m)]
+	m.Probe = m.Probe && !(watched && m.Picked.Before(r.since)) // else it was decided before its call ended
 	switch {
-	case answered, fault == NoFault:
+	case answered, o.Fault == policy.NoFault:
 		r.answer(&m, now, answered || m.Probe)
-	case fault == Failed:
+	case o.Fault == policy.Failed:
 		r.accuse(&m, now, 1, false)
-	case limit.passed(m.work, age): // End has entered it
-	case fault == Late, watched && fault == TimedOut && (limit.slow(m.work, age) || m.Probe && !limit.known):
+	case limit.passed(m.Work, age): // End has entered it
+	case o.Fault == policy.Late,
+		watched && o.Fault == policy.TimedOut && (limit.slow(m.Work, age) || m.Probe && !limit.known):
 		r.accuse(&m, now, 1, true)
 	}
 	r.judge(now)
 }
 
-// Outrun notes that another replica answered in time a call that was given up on this one as [Late]: one more piece of
+// Outrun notes that another replica answered in time a call that was given up on this one as [policy.Late]: one more piece of
 // evidence.
 func (d *Detector) Outrun(r *Replica) {
 	now := d.now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.member && r.Suspected() {
-		r.accuse(&Mark{picked: now}, now, 1, true)
+		r.accuse(&state.Mark{Picked: now}, now, 1, true)
 		r.judge(now)
 	}
 }
@@ -197,17 +165,17 @@ func (r *Replica) decided(a *Attempt) bool {
 // overdue enters as evidence how many times the limit an attempt has waited, since it was picked or the replica last
 // answered any call, less what was entered before.
 func (r *Replica) overdue(a *Attempt, now time.Time) {
-	if a.picked.Before(r.since) { // the state rests on it already
+	if a.Picked.Before(r.since) { // the state rests on it already
 		return
 	}
 	if r.answered.After(a.from) {
 		a.from, a.counted = r.answered, 0
 	}
-	times := r.limits[a.kind()].times(a.work, now.Sub(a.from))
+	times := r.limits[kindOf(&a.Mark)].times(a.Work, now.Sub(a.from))
 	if n := times - a.counted; n > 0 {
 		a.counted = times
 		m := a.Mark
-		m.picked = a.from
+		m.Picked = a.from
 		r.accuse(&m, now, n, true)
 	}
 }
@@ -217,7 +185,7 @@ func (r *Replica) wait(now time.Time) {
 	const glance = 256
 	least := max(r.limits[0].least, r.limits[1].least)
 	a := r.waiting.next
-	for i := 0; a != &r.waiting && i < glance && now.Sub(a.picked) >= least; i++ {
+	for i := 0; a != &r.waiting && i < glance && now.Sub(a.Picked) >= least; i++ {
 		r.overdue(a, now)
 		a = a.next
 	}

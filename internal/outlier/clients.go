@@ -1,6 +1,10 @@
 package outlier
 
-import "time"
+import (
+	"time"
+
+	"github.com/warmpath/warmpath/internal/router/state"
+)
 
 // Counts are what the calls of one client showed of one replica since the counts before.
 type Counts struct {
@@ -24,7 +28,7 @@ func (d *Detector) Take(r *Replica) (c Counts) {
 func (d *Detector) SetRemote(r *Replica, s State) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	most := min(max(int(d.cfg.MaxShare*float64(len(d.members))), 1), len(d.members)-1)
+	most := min(max(int(d.share*float64(len(d.members))), 1), len(d.members)-1)
 	switch {
 	case !d.Ejects(), r.out() && (r.cause != CauseRemote || r.state == s), !r.out() && (s == Healthy || d.outs >= most):
 		return
@@ -51,7 +55,7 @@ func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
 	defer d.mu.Unlock()
 	d.look(now)
 	d.note(principal, now)
-	m := Mark{Principal: principal, Probe: probe, picked: now}
+	m := state.Mark{Principal: principal, Probe: probe, Picked: now}
 	if c.Successes > 0 && (probe || !r.out()) {
 		r.answer(&m, now, true)
 	}
@@ -59,7 +63,7 @@ func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
 		r.accuse(&m, now, c.Failures, false)
 	}
 	if c.Late > 0 { // they were picked that long ago, at least
-		m.picked = now.Add(-d.cfg.LateMin)
+		m.Picked = now.Add(-d.lateMin)
 		r.accuse(&m, now, c.Late, true)
 	}
 	r.judge(now)
@@ -100,7 +104,7 @@ func (r *Replica) weigh(principal string, n int, now time.Time) int {
 	if principal == "" {
 		return n
 	}
-	n = min(n, r.d.cfg.Failures-r.given[principal])
+	n = min(n, r.d.failures-r.given[principal])
 	muted := principal == r.muted && now.Before(r.mutedUntil)
 	if n <= 0 || muted || r.given[principal] == 0 && len(r.given) >= maxPrincipals {
 		return 0

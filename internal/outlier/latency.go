@@ -39,6 +39,7 @@ type limit struct {
 }
 
 const (
+	lateFactor   = 10 // a message is late after so many times what is usual, as a rule
 	limitSamples = 16 // of the others, below which nothing is known
 	limitSpread  = 4  // standard deviations beyond which hardly any first message of the fleet's is
 	slowFactor   = 3  // a deadline that has passed counts from so many times what is usual
@@ -65,7 +66,7 @@ func (l *limit) slow(work float64, wait time.Duration) bool {
 }
 
 // measure sets every member's limits anew. How time grows with work is taken from within the replicas. O(replicas).
-func measure(members []*Replica, c *Config) {
+func measure(members []*Replica, lateMin time.Duration) {
 	for kind := range kinds {
 		var n, ww, wt, tt, lag float64
 		for _, r := range members {
@@ -87,14 +88,14 @@ func measure(members []*Replica, c *Config) {
 			lag += lagOf(r)
 		}
 		spread := math.Sqrt(max(tt-2*beta*wt+beta*beta*ww, 0) / n)
-		far := max(math.Log(c.LateFactor), limitSpread*spread)
+		far := max(math.Log(lateFactor), limitSpread*spread)
 		for _, r := range members {
 			others := n - r.paces[kind].n
 			if others < limitSamples {
 				continue // what was known stays
 			}
 			usual := (lag-lagOf(r))/others - math.Log(r.host.Rate())
-			r.limits[kind] = limit{known: true, beta: beta, usual: usual, late: usual + far, least: c.LateMin}
+			r.limits[kind] = limit{known: true, beta: beta, usual: usual, late: usual + far, least: lateMin}
 		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A State is how a replica is treated, from the best to the worst.
@@ -49,7 +51,11 @@ type Host interface {
 // A Detector watches the replicas of one fleet. Its methods are safe for use by many goroutines and call only the
 // replicas' hosts.
 type Detector struct {
-	cfg       Config
+	// As in policy.Ejection.
+	failures                     int // < 0 = no replica is ejected
+	share                        float64
+	lateMin, baseTime, slowStart time.Duration // slowStart: 0 = there is none
+
 	now       func() time.Time
 	unhealthy atomic.Int64  // members that are not Healthy
 	changes   atomic.Uint64 // what replicas admit may have changed
@@ -104,10 +110,26 @@ type record struct {
 	mutedUntil time.Time
 }
 
-// New returns a Detector of an empty fleet. Fields of the config that are 0 have their defaults; now is the clock.
-func New(c Config, now func() time.Time) *Detector {
-	return &Detector{cfg: c.withDefaults(), now: now, active: make(map[string]time.Time)}
+// New returns a Detector of an empty fleet; now is the clock. Without a config it does nothing.
+func New(c *policy.Ejection, now func() time.Time) *Detector {
+	if c == nil {
+		c = &policy.Ejection{Failures: policy.Off, SlowStart: policy.Off}
+	}
+	full := c.WithDefaults()
+	return &Detector{
+		failures: int(full.Failures), share: full.MaxShare, lateMin: time.Duration(full.LateMin),
+		baseTime: time.Duration(full.BaseTime), slowStart: max(time.Duration(full.SlowStart), 0),
+		now: now, active: make(map[string]time.Time),
+	}
 }
+
+// ejection is how long an ejection lasts after so many others.
+func (d *Detector) ejection(times int) time.Duration {
+	return min(d.baseTime<<min(max(times, 0), 20), d.longest())
+}
+
+// longest is how long an ejection lasts at most.
+func (d *Detector) longest() time.Duration { return max(5*time.Minute, d.baseTime) }
 
 // NewReplica returns a replica that is no member yet.
 func NewReplica(h Host) *Replica {
@@ -117,7 +139,7 @@ func NewReplica(h Host) *Replica {
 }
 
 // Ejects reports whether replicas are ejected at all.
-func (d *Detector) Ejects() bool { return d.cfg.Failures > 0 }
+func (d *Detector) Ejects() bool { return d.failures > 0 }
 
 // AllHealthy reports whether every replica of the fleet is Healthy. It takes no lock.
 func (d *Detector) AllHealthy() bool { return d.unhealthy.Load() == 0 }
@@ -209,8 +231,8 @@ func (r *Replica) connect(up bool, now time.Time) {
 // arrive begins the slow start of a replica that has connected, if it is new or was away, and the fleet is
 // not new itself.
 func (r *Replica) arrive(now time.Time) {
-	slow := r.d.cfg.SlowStart
-	away := now.Sub(r.lost) >= max(r.d.cfg.BaseTime, time.Second)
+	slow := r.d.slowStart
+	away := now.Sub(r.lost) >= max(r.d.baseTime, time.Second)
 	if away && slow > 0 && now.Sub(r.d.upSince) >= slow && r.state == Healthy {
 		r.change(func() { r.slowStart(now) })
 	}

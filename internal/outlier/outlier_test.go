@@ -1,6 +1,8 @@
 package outlier_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
 )
 
@@ -38,7 +41,7 @@ type fleet struct {
 
 func newFleet(t *testing.T, n int) *fleet {
 	f := &fleet{t: t, now: time.Unix(1000, 0)}
-	f.Detector = outlier.New(outlier.Default(), func() time.Time { return f.now })
+	f.Detector = outlier.New(new(policy.Ejection), func() time.Time { return f.now })
 	for range n {
 		h := new(host)
 		h.Replica = outlier.NewReplica(h)
@@ -70,17 +73,17 @@ func (f *fleet) add(i int, principal string, c outlier.Counts, probe bool) {
 func (f *fleet) call(i int, principal string, fails bool) {
 	var a outlier.Attempt
 	r := f.replicas[i].Replica
-	f.Begin(&a, r, outlier.AnswerMessage, 500, principal, time.Time{})
+	f.Begin(&a, r, policy.AnswerMessage, 500, principal, time.Time{})
 	f.pass(time.Millisecond)
 	if !fails {
 		f.Answered(&a)
 	}
 	f.End(&a)
-	fault := outlier.NoFault
+	o := &policy.Outcome{Sent: true, FirstMessage: time.Millisecond}
 	if fails {
-		fault = outlier.Failed
+		o = &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: policy.Failed}
 	}
-	f.Ended(r, a.Mark, fault, !fails, !fails, true)
+	f.Ended(r, a.Mark, o)
 }
 
 // An ejected replica comes back by a probe, and slowly; a probe that fails ejects it for twice as long.
@@ -242,7 +245,7 @@ func TestRemote(t *testing.T) {
 // All methods may be called by many goroutines.
 func TestManyGoroutines(t *testing.T) {
 	var clock atomic.Int64
-	d := outlier.New(outlier.Config{Failures: 2, SlowStart: time.Second, BaseTime: time.Second}, func() time.Time { return time.Unix(1000, clock.Add(1e6)) })
+	d := outlier.New(&policy.Ejection{Failures: 2, SlowStart: policy.Duration(time.Second), BaseTime: policy.Duration(time.Second)}, func() time.Time { return time.Unix(1000, clock.Add(1e6)) })
 	all := make([]*host, 8)
 	for i := range all {
 		all[i] = new(host)
@@ -258,7 +261,7 @@ func TestManyGoroutines(t *testing.T) {
 				h := all[rnd.IntN(len(all))]
 				r, principal := h.Replica, fmt.Sprint("p", rnd.IntN(3))
 				var a outlier.Attempt
-				d.Begin(&a, r, outlier.Answer(rnd.IntN(3)), 100, principal, time.Time{})
+				d.Begin(&a, r, policy.Answer(rnd.IntN(3)), 100, principal, time.Time{})
 				switch rnd.IntN(8) {
 				case 0:
 					d.Add(r, principal, outlier.Counts{Failures: 3}, true)
@@ -276,7 +279,7 @@ func TestManyGoroutines(t *testing.T) {
 					d.Answered(&a)
 				}
 				d.End(&a)
-				d.Ended(r, a.Mark, outlier.Fault(rnd.IntN(5)), false, false, true)
+				d.Ended(r, a.Mark, &policy.Outcome{Sent: true, Err: context.Canceled, Fault: policy.Fault(rnd.IntN(5))})
 				d.State(r)
 				d.Stats()
 			}

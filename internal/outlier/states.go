@@ -4,6 +4,8 @@ import (
 	"maps"
 	"math"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // round is how often Look does something.
@@ -14,15 +16,15 @@ func (r *Replica) Suspected() bool { return r.strikes.Load() > 0 }
 
 // answer notes that a replica answered a call. A timely answer takes back the evidence; any answer ends an ejection for
 // being late.
-func (r *Replica) answer(m *Mark, now time.Time, timely bool) {
+func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 	r.answered, r.timely = now, timely
-	if m.picked.After(r.reached) {
-		r.reached = m.picked
+	if m.Picked.After(r.reached) {
+		r.reached = m.Picked
 	}
 	if timely {
 		r.acquit()
 	}
-	proves := timely && (m.Probe || !m.picked.IsZero() && m.picked.After(r.since))
+	proves := timely && (m.Probe || !m.Picked.IsZero() && m.Picked.After(r.since))
 	if proves || !r.out() {
 		r.counts.Successes++
 	}
@@ -44,7 +46,7 @@ func (r *Replica) acquit() {
 }
 
 // accuse enters n pieces of evidence against a replica; judge follows.
-func (r *Replica) accuse(m *Mark, now time.Time, n int, late bool) {
+func (r *Replica) accuse(m *state.Mark, now time.Time, n int, late bool) {
 	if n = r.weigh(m.Principal, min(n, 1<<10), now); n == 0 {
 		return
 	}
@@ -64,8 +66,8 @@ func (r *Replica) accuse(m *Mark, now time.Time, n int, late bool) {
 		r.eject(CauseProbe, now)
 		return
 	}
-	if !r.Suspected() || m.picked.Before(r.struck) {
-		r.struck = m.picked
+	if !r.Suspected() || m.Picked.Before(r.struck) {
+		r.struck = m.Picked
 	}
 	r.late = r.late || late
 	r.strikes.Add(int32(n))
@@ -74,8 +76,8 @@ func (r *Replica) accuse(m *Mark, now time.Time, n int, late bool) {
 // judge ejects a replica with enough evidence, if enough others stay and, where it is late, if the others are timely.
 func (r *Replica) judge(now time.Time) {
 	d := r.d
-	most := max(int(d.cfg.MaxShare*float64(d.connected)), 1)
-	if int(r.strikes.Load()) < d.cfg.Failures || r.out() || d.outs >= most { // others may have been ejected for it already
+	most := max(int(d.share*float64(d.connected)), 1)
+	if int(r.strikes.Load()) < d.failures || r.out() || d.outs >= most { // others may have been ejected for it already
 		return
 	}
 	open, fine, bad := 0, 0, 0
@@ -103,11 +105,11 @@ func (r *Replica) judge(now time.Time) {
 // eject ejects a replica, for longer each time. Where the evidence is of one principal while others are active, the
 // replica is half-open at once, for the others.
 func (r *Replica) eject(cause Cause, now time.Time) {
-	cfg := &r.d.cfg
+	d := r.d
 	r.strikes.Store(0)
 	r.change(func() {
 		r.probe = nil
-		if !r.out() && now.Sub(r.until) > cfg.MaxTime {
+		if !r.out() && now.Sub(r.until) > d.longest() {
 			r.times = 0 // it was healthy for long
 		}
 		if !r.out() || r.cause == CauseRemote {
@@ -115,16 +117,16 @@ func (r *Replica) eject(cause Cause, now time.Time) {
 		}
 		confirmed := r.state == HalfOpen && r.accuser == "" // its probe failed
 		r.state, r.since, r.late, r.accuser = Ejected, now, false, ""
-		r.until = now.Add(cfg.ejection(r.times))
-		if !confirmed && len(r.given) == 1 && len(r.d.active) > 1 {
+		r.until = now.Add(d.ejection(r.times))
+		if !confirmed && len(r.given) == 1 && len(d.active) > 1 {
 			r.state = HalfOpen
 			for r.accuser = range r.given {
 			}
 		}
 		r.times++
 	})
-	r.d.stats.Ejections[cause]++
-	r.d.free()
+	d.stats.Ejections[cause]++
+	d.free()
 }
 
 // halfOpen lets one request at a time through.
@@ -142,7 +144,7 @@ func (r *Replica) recover(now time.Time) {
 	r.change(func() {
 		if r.accuser != "" { // it was never ejected
 			r.times--
-			r.muted, r.mutedUntil, r.accuser = r.accuser, now.Add(r.d.cfg.MaxTime), ""
+			r.muted, r.mutedUntil, r.accuser = r.accuser, now.Add(r.d.longest()), ""
 		}
 		r.slowStart(now)
 	})
@@ -151,7 +153,7 @@ func (r *Replica) recover(now time.Time) {
 }
 
 func (r *Replica) slowStart(now time.Time) {
-	length := r.d.cfg.SlowStart
+	length := r.d.slowStart
 	r.state, r.cause, r.since, r.until, r.share = SlowStart, NoCause, now, now.Add(length), 1
 	if length <= 0 {
 		r.state = Healthy
@@ -161,7 +163,7 @@ func (r *Replica) slowStart(now time.Time) {
 // Look does a round if one is due: it counts the calls that wait as evidence, ejects replicas with enough of
 // it, and ends ejections and slow starts that are over. O(replicas).
 func (d *Detector) Look(now time.Time) {
-	if !d.Ejects() && d.cfg.SlowStart <= 0 {
+	if !d.Ejects() && d.slowStart <= 0 {
 		return
 	}
 	d.mu.Lock()
@@ -175,9 +177,9 @@ func (d *Detector) look(now time.Time) {
 	}
 	d.due = now.Add(round)
 	if d.Ejects() {
-		measure(d.members, &d.cfg)
+		measure(d.members, d.lateMin)
 		for _, r := range d.members {
-			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.cfg.ejection(r.times-1) {
+			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.ejection(r.times-1) {
 				r.decided(r.probe) // only its end is seen, and that may never come: another may follow
 			}
 			r.wait(now)
@@ -213,7 +215,7 @@ func (d *Detector) advance(now time.Time) {
 		case r.state == SlowStart && over:
 			r.change(func() { r.state = Healthy })
 		case r.state == SlowStart:
-			part := 1 - float64(r.until.Sub(now))/float64(d.cfg.SlowStart)
+			part := 1 - float64(r.until.Sub(now))/float64(d.slowStart)
 			r.change(func() { r.share = share(part, bookings, others) })
 		}
 	}

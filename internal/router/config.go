@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // FromConfig builds the policy of a config and a Router around it, over an empty fleet. adjust,
@@ -34,7 +33,7 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 		MaxQueued:      int(full.MaxQueuedRequests),
 		HeadStart:      time.Duration(full.PriorityHeadStart),
 		PrepareTimeout: time.Duration(full.PrepareTimeout),
-		Ejection:       ejection(full.Ejection),
+		Ejection:       &full.Ejection,
 		DrainGrace:     max(time.Duration(full.DrainGrace), 0),
 		Node:           full.Node,
 		Zone:           full.Zone,
@@ -50,15 +49,6 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicies(p, shadow))
 	}
 	return r, nil
-}
-
-// ejection returns a config of outlier detection as the detector takes it.
-func ejection(e policy.Ejection) outlier.Config {
-	c := outlier.Default()
-	c.Failures, c.MaxShare = max(int(e.Failures), 0), e.MaxShare
-	c.LateMin, c.BaseTime = time.Duration(e.LateMin), time.Duration(e.BaseTime)
-	c.MaxTime, c.SlowStart = max(c.MaxTime, c.BaseTime), max(time.Duration(e.SlowStart), 0)
-	return c
 }
 
 // closePolicies gives back what policies hold that no Router was built around.

@@ -80,7 +80,7 @@ func newHospital(t *testing.T, seed uint64, p policy.Policy) *hospital {
 	m := &hospital{T: t, rnd: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1e6, 0), homes: map[string]*live{}}
 	r, err := NewRouter(Options{
 		Policy: p, MaxOngoing: 3, Now: func() time.Time { return m.now }, AfterFunc: never, Rand: rand.New(rand.NewPCG(seed, 5)),
-		Ejection:   outlier.Config{Failures: 3, LateMin: time.Second, SlowStart: 20 * time.Second},
+		Ejection:   &policy.Ejection{Failures: 3, LateMin: policy.Duration(time.Second), SlowStart: policy.Duration(20 * time.Second)},
 		DrainGrace: 15 * time.Second,
 	})
 	require.NoError(t, err)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // Options configure a Router. Only Policy is needed. A policy without Choose is none.
@@ -36,7 +35,8 @@ type Options struct {
 	// ReportTTL is how long a replica's Report of its load counts; 0 = DefaultReportTTL.
 	ReportTTL time.Duration
 	// Ejection is when a replica is ejected, and how one that is new or back begins.
-	Ejection outlier.Config
+	// nil = none is ejected, and none begins slowly.
+	Ejection *policy.Ejection
 	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 = not at all.
 	DrainGrace time.Duration
 	// Node and Zone are where this process runs: replicas there are preferred.

@@ -74,7 +74,7 @@ func (r *Router) watch(q *policy.Request, b *Reservation, l *live, before int64,
 	// Requests under way count too: a replica that is given more than others is not late for it.
 	before += l.Peer.Load()
 	work := float64(b.prefill + before&state.TokenMask + paceOverhead*(before>>state.TokenBits+1))
-	r.outliers.Begin(&b.attempt, l.outlier, outlier.Answer(q.Answer), work, q.Principal, now)
+	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
 	q.State().Mark, b.Decision.State().Probe = b.attempt.Mark, b.attempt.Probe
 }
 
@@ -99,9 +99,8 @@ func (b *Reservation) Answered() time.Duration {
 }
 
 // judge takes what the end of a call shows of the replica. Where an answer was seen, Answered has done it.
-func (r *Router) judge(rep *policy.Replica, m outlier.Mark, o *policy.Outcome) {
-	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == policy.NoFault
-	r.outliers.Ended(liveOf(rep).outlier, m, outlier.Fault(o.Fault), answered, o.FirstMessage > 0, o.Sent)
+func (r *Router) judge(rep *policy.Replica, m state.Mark, o *policy.Outcome) {
+	r.outliers.Ended(liveOf(rep).outlier, m, o)
 	r.Sync()
 }
 

@@ -26,7 +26,7 @@ func never(time.Duration, func()) func() { return func() {} }
 
 func newWard(t *testing.T, n int, set ...func(*Options)) *ward {
 	w := &ward{t: t, now: time.Unix(1000, 0)}
-	o := Options{Policy: choosing(leastOfTwo), Ejection: outlier.Default(), Now: func() time.Time { return w.now }, AfterFunc: never}
+	o := Options{Policy: choosing(leastOfTwo), Ejection: new(policy.Ejection), Now: func() time.Time { return w.now }, AfterFunc: never}
 	for _, f := range set {
 		f(&o)
 	}

@@ -43,7 +43,7 @@ func TestWatchedPickDoesNotAllocate(t *testing.T) {
 func BenchmarkWatched(b *testing.B) {
 	for name, answer := range map[string]policy.Answer{"unseen": policy.AnswerUnseen, "message": policy.AnswerMessage} {
 		b.Run(name, func(b *testing.B) {
-			r := connected(b, Options{Policy: bySession(), Ejection: outlier.Default(), DrainGrace: time.Minute}, members(8)...)
+			r := connected(b, Options{Policy: bySession(), Ejection: new(policy.Ejection), DrainGrace: time.Minute}, members(8)...)
 			q, bk := &policy.Request{Answer: answer, Session: "session"}, new(Reservation)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -87,7 +87,7 @@ func TestWhoWaitsIsServedByTime(t *testing.T) {
 	wait()
 	wait()
 	w.mu.Lock()
-	w.now = w.now.Add(outlier.Default().BaseTime)
+	w.now = w.now.Add(10 * time.Second) // base_time
 	at := ring
 	w.mu.Unlock()
 	require.NotNil(t, at)

@@ -150,7 +150,7 @@ func TestNobodyElse(t *testing.T) {
 // Quick picks obey, and take no lock again once all are well.
 func TestQuickPicksAndHealth(t *testing.T) {
 	now := time.Unix(0, 0)
-	r, err := NewRouter(Options{Policy: quickFirst(), Ejection: outlier.Default(), Now: func() time.Time { return now }})
+	r, err := NewRouter(Options{Policy: quickFirst(), Ejection: new(policy.Ejection), Now: func() time.Time { return now }})
 	require.NoError(t, err)
 	r.SetFleet(members(3))
 	connectAll(r)

@@ -111,7 +111,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 // What was never sent says nothing of the replica's health, and its booking is gone.
 func TestWithdraw(t *testing.T) {
 	now := time.Unix(1000, 0)
-	r := connected(t, Options{Ejection: outlier.Config{Failures: 1}, Now: func() time.Time { return now }}, members(2)...)
+	r := connected(t, Options{Ejection: &policy.Ejection{Failures: 1, SlowStart: -1}, Now: func() time.Time { return now }}, members(2)...)
 	for range 5 {
 		q := &policy.Request{Answer: policy.AnswerWhole}
 		b := pick(t, r, q)

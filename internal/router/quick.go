@@ -2,7 +2,6 @@ package router
 
 import (
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -61,7 +60,7 @@ func (k *Quick) Refused(rep *policy.Replica, report ReplicaReport) {
 
 // Ended takes what the end of a call shows of the replica's health: nothing where it succeeded and the replica is not
 // suspected.
-func (k *Quick) Ended(rep *policy.Replica, o policy.Outcome) { k.router.judge(rep, outlier.Mark{}, &o) }
+func (k *Quick) Ended(rep *policy.Replica, o policy.Outcome) { k.router.judge(rep, state.Mark{}, &o) }
 
 // plain reports whether the request narrows the choice in no way.
 func plain(q *policy.Request) bool {

@@ -76,10 +76,13 @@ func NewRouter(o Options) (*Router, error) {
 	r.callsOut = uses&policy.CallsOut != 0
 	r.takesLoad = uses&(policy.UsesLoad|policy.UsesOngoing) != 0
 	r.learns = uses&policy.UsesLoad != 0 && !o.FixedRates
-	if o.Policy.Uses&policy.SharesByKey != 0 {
-		r.opts.Ejection.SlowStart = 0
+	ejection := o.Ejection
+	if ejection != nil && o.Policy.Uses&policy.SharesByKey != 0 {
+		own := *ejection
+		own.SlowStart = -1
+		ejection = &own
 	}
-	r.outliers = outlier.New(r.opts.Ejection, o.Now)
+	r.outliers = outlier.New(ejection, o.Now)
 	r.shared.outliers = r.outliers
 	r.queue.opts, r.queue.outliers, r.queue.host = &r.opts, r.outliers, r
 	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {

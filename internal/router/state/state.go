@@ -5,8 +5,7 @@ package state
 import (
 	"math"
 	"sync/atomic"
-
-	"github.com/warmpath/warmpath/internal/outlier"
+	"time"
 )
 
 // A Replica is the live part of a replica; it outlives changes of the attributes. The Router writes it under its
@@ -124,8 +123,20 @@ type Request struct {
 	Shadow   Shadow   // as the shadow policy sees it; nil = there is none
 	Sets     *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
 
-	Mark outlier.Mark // of the last pick
+	Mark Mark // of the last pick
 }
+
+// A Mark is what remains of an attempt after its end: what outlier detection judges it by.
+type Mark struct {
+	Probe     bool   // it was sent to see whether the replica is back
+	Principal string // whose evidence it is; "" = none has a name
+	Picked    time.Time
+	Work      float64 // tokens before its first message
+	Answer    uint8   // policy.Answer
+}
+
+// Watched reports whether the host learns that the replica has answered.
+func (m *Mark) Watched() bool { return m.Answer != 0 }
 
 // A Shadow is a request as the shadow policy sees it.
 type Shadow interface {
