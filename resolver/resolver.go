@@ -25,8 +25,7 @@
 // streams with a comma in :authority. They come from resolver.Address.ServerName,
 // which grpc-go uses for both, so they hold under any balancer. Where the user
 // chose an authority (grpc.WithAuthority, a server name in the credentials) it
-// holds for all replicas. The one choice that cannot be distinguished from none is the
-// very authority that the channel would have by default, the first replica's.
+// holds for all replicas.
 //
 // Guarantees. A target with a mistake never connects: grpc fails
 // every call with the error of Build, which names the entry or the field, until
@@ -44,13 +43,16 @@ package resolver
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"strings"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleet"
+	"github.com/warmpath/warmpath/internal/lookaside"
 	"github.com/warmpath/warmpath/internal/target"
 )
 
@@ -58,6 +60,52 @@ import (
 const Scheme = "warmpath"
 
 func init() { resolver.Register(NewBuilder()) }
+
+// builder builds the resolvers of fixed lists and of look-aside servers.
+type builder struct {
+	dial   []grpc.DialOption // of servers
+	logger *slog.Logger      // nil: slog.Default() at the time
+	timing lookaside.Timing
+	memory memory
+}
+
+var _ resolver.AuthorityOverrider = (*builder)(nil)
+
+// NewBuilder returns the builder of targets warmpath:///replicas and
+// warmpath://servers/deployment. It is registered already; grpc.WithResolvers
+// wants it where the registry is not to be used, or for options.
+func NewBuilder(opts ...ServerOption) resolver.Builder {
+	b := &builder{}
+	for _, o := range opts {
+		o(b)
+	}
+	return b
+}
+
+func (*builder) Scheme() string { return Scheme }
+
+// OverrideAuthority proposes none: each replica has its own.
+func (*builder) OverrideAuthority(resolver.Target) string { return target.NoAuthority }
+
+func (b *builder) Build(
+	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
+) (resolver.Resolver, error) {
+	if asksServer(t.URL) {
+		return b.watch(t, cc, opts)
+	}
+	replicas, err := parseList(t.URL)
+	if err != nil {
+		return nil, err
+	}
+	// An error would ask for another resolution, which has the same result.
+	_ = cc.UpdateState(target.State(replicas, target.Own(opts)))
+	return static{}, nil
+}
+
+type static struct{}
+
+func (static) ResolveNow(resolver.ResolveNowOptions) {}
+func (static) Close()                                {}
 
 // Check reports what is wrong with a dial target of this package or of resolver/file, including the fleet file that it
 // names; nil for targets of other schemes.
@@ -103,12 +151,4 @@ func parseList(u url.URL) ([]policy.Attributes, error) {
 		return nil, fmt.Errorf("%s: %w", Scheme, err)
 	}
 	return replicas, nil
-}
-
-// defaultAuthority is the authority proposed for a channel to a fleet.
-func defaultAuthority(replicas []policy.Attributes) string {
-	if len(replicas) == 0 {
-		return target.NoAuthority
-	}
-	return fleet.Authority(replicas[0])
 }

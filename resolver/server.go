@@ -111,7 +111,7 @@ func (b *builder) watch(
 	}
 	r := &watchResolver{
 		b: b, cc: cc, target: t.URL.String(), logger: logger,
-		own: opts.Authority == "" || opts.Authority == target.NoAuthority,
+		own: target.Own(opts),
 	}
 	w, err := lookaside.Start(lookaside.Options{
 		Servers:    l.servers,

@@ -19,6 +19,11 @@ const FileScheme = "warmpath-file"
 // so no program asks for it on purpose.
 const NoAuthority = "warmpath.invalid"
 
+// Own reports whether each replica of a channel keeps its own authority: the user chose none for all.
+func Own(opts resolver.BuildOptions) bool {
+	return opts.Authority == "" || opts.Authority == NoAuthority
+}
+
 // Files are the functions of resolver/file. Its init function sets them; both are nil where it is not linked.
 var Files struct {
 	// NewBuilder returns a builder that logs to l.

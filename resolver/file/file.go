@@ -12,79 +12,32 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
-	"sync"
 
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/target"
 )
 
 func init() {
-	resolver.Register(newBuilder(nil))
-	target.Files.NewBuilder = func(l *slog.Logger) resolver.Builder { return newBuilder(l) }
+	resolver.Register(&builder{})
+	target.Files.NewBuilder = func(l *slog.Logger) resolver.Builder { return &builder{logger: l} }
 	target.Files.Check = check
 }
-
-// maxProposals bounds the authorities that a builder remembers.
-const maxProposals = 1024
 
 // A builder builds the resolvers of warmpath-file targets.
 type builder struct {
 	logger *slog.Logger // nil: slog.Default() at the time
-
-	// mu guards proposals; nothing is called under it.
-	mu sync.Mutex
-	// proposals are the authorities proposed, by path. The channel keeps the
-	// first for its life, while the file changes and the resolver is rebuilt
-	// after idleness: without this a stale proposal would look like the user's
-	// own choice.
-	proposals map[string]string
 }
 
 var _ resolver.AuthorityOverrider = (*builder)(nil)
 
-func newBuilder(l *slog.Logger) *builder {
-	return &builder{logger: l, proposals: make(map[string]string)}
-}
-
 // Scheme returns warmpath-file.
 func (b *builder) Scheme() string { return target.FileScheme }
 
-// OverrideAuthority proposes the first replica's authority for the channel, as
-// the file has it at the first call for this target.
-func (b *builder) OverrideAuthority(t resolver.Target) string {
-	path, err := parsePath(t.URL)
-	if err != nil {
-		return target.NoAuthority
-	}
-	if authority, ok := b.proposed(path); ok {
-		return authority
-	}
-	replicas, err := fleetfile.Load(path)
-	if err != nil || len(replicas) == 0 {
-		return target.NoAuthority
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if authority, ok := b.proposals[path]; ok {
-		return authority
-	}
-	if len(b.proposals) >= maxProposals {
-		return target.NoAuthority
-	}
-	b.proposals[path] = fleet.Authority(replicas[0])
-	return b.proposals[path]
-}
-
-func (b *builder) proposed(path string) (string, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	authority, ok := b.proposals[path]
-	return authority, ok
-}
+// OverrideAuthority proposes none: each replica has its own.
+func (*builder) OverrideAuthority(resolver.Target) string { return target.NoAuthority }
 
 // Build reads the file and follows it. A file that is missing or broken now is
 // an error.
@@ -95,12 +48,7 @@ func (b *builder) Build(
 	if err != nil {
 		return nil, err
 	}
-	proposed, _ := b.proposed(path)
-	r := &follower{b: b, cc: cc, path: path}
-	switch opts.Authority {
-	case "", target.NoAuthority, proposed:
-		r.own = true
-	}
+	r := &follower{b: b, cc: cc, path: path, own: target.Own(opts)}
 	r.watcher = fleetfile.Watch(path, r.update)
 	if r.refused != nil {
 		_ = r.watcher.Close()
