@@ -36,8 +36,7 @@ type Index struct {
 	o      Options
 	blocks *kvindex.Index
 	coarse atomic.Pointer[kvindex.Index] // nil until superblocks are reported
-	grains grains
-	models models
+	learnt atomic.Pointer[learnt]
 
 	// mu guards members, free, the members' lanes, and the making of fleets and lane
 	// tables. FleetChanged takes it under the Router's lock; under it the locks of
@@ -59,12 +58,9 @@ func New(o Options) *Index {
 		blocks:  kvindex.New(kvindex.Options{MaxBytes: o.MaxBytes}),
 		members: make(map[string]*Member),
 	}
-	x.grains.fallback = o.Grain
+	x.learnt.Store(&learnt{make(map[string]string), make(map[string]int)})
 	return x
 }
-
-// Grain is how a prompt for this model is to be cut.
-func (x *Index) Grain(model string) rendezvous.Grain { return x.grains.of(model) }
 
 // Stats describe both indexes, and how many reports were refused.
 func (x *Index) Stats() policy.IndexStats {

@@ -162,7 +162,7 @@ func (x *Index) Fleet(v policy.View) *Fleet {
 	}
 	f.units = append(f.units, int32(units))
 	if renewed {
-		x.models.renew(f.Members)
+		x.renewNames(f.Members)
 	}
 	x.fleet.Store(f)
 	return f

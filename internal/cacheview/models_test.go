@@ -27,12 +27,12 @@ func TestTheNameThatBlocksAreHashedWith(t *testing.T) {
 		{name: "some declare none", reported: [][]string{{"m"}, nil}, want: map[string]string{"": "", "m": "m", "n": ""}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var m models
+			l := learnt{names: map[string]string{}}
 			for _, declared := range tt.reported {
-				m.learn(declared)
+				l.declare(declared)
 			}
 			for model, want := range tt.want {
-				assert.Equal(t, want, m.of(model), model)
+				assert.Equal(t, want, l.name(model), model)
 			}
 		})
 	}

@@ -1,8 +1,6 @@
 package cacheview
 
 import (
-	"slices"
-
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
@@ -53,7 +51,7 @@ func (x *Index) slotFor(c *policy.CacheChange) (*kvindex.Index, kvindex.Slot) {
 		}
 	}
 	if !c.Predicted && m.reported.CompareAndSwap(false, true) {
-		x.models.learn(m.models)
+		x.learnNames(m)
 	}
 	index, table := x.blocks, &x.fine
 	if l.coarse {
@@ -84,32 +82,12 @@ func (x *Index) fits(m *Member, tokens int, coarse bool) bool {
 	switch {
 	case coarse:
 		return rendezvous.PerSuperblock(x.o.Grain.Bytes, policy.BytesPerToken) > 0 ||
-			rendezvous.PerSuperblock(x.Grain(first(m.models)).Tokens, 1) > 0
+			rendezvous.PerSuperblock(x.Grain(orNone(m.models)[0]).Tokens, 1) > 0
 	case x.o.Learn:
-		return x.grains.learn(m.models, tokens) || x.outdated(m, tokens) && x.grains.learn(m.models, tokens)
+		return x.learnSize(m, tokens)
 	default:
 		return tokens == x.o.Grain.Tokens
 	}
-}
-
-// outdated forgets the block that was learnt for a member's models if no replica reports
-// such blocks any more, as when a fleet was restarted with another. Called with mu held.
-func (x *Index) outdated(m *Member, tokens int) bool {
-	if tokens < 1 || tokens > maxBlock {
-		return false
-	}
-	for _, other := range x.members {
-		if other.block != 0 && other.block != tokens && share(other.models, m.models) {
-			return false
-		}
-	}
-	x.grains.forget(m.models)
-	return true
-}
-
-func share(a, b []string) bool {
-	return len(a) == 0 && len(b) == 0 ||
-		slices.ContainsFunc(a, func(name string) bool { return slices.Contains(b, name) })
 }
 
 // coarseIndex returns the index of superblocks. Called with mu held.
@@ -120,11 +98,4 @@ func (x *Index) coarseIndex() *kvindex.Index {
 		x.coarse.Store(c)
 	}
 	return c
-}
-
-func first(models []string) string {
-	if len(models) == 0 {
-		return ""
-	}
-	return models[0]
 }
