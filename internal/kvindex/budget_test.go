@@ -81,47 +81,6 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 	verify(t, x)
 }
 
-// The default budget holds what the engines hold, between 64 MiB and 1 GiB.
-func TestBudgetFollowsTheCapacities(t *testing.T) {
-	x := New(Options{MaxBlocksPerReplica: 1_000_000})
-	budget := func() int64 { return x.Stats().MaxBytes }
-	assert.EqualValues(t, 64<<20, budget())
-	a := x.Add()
-	assert.EqualValues(t, 64<<20, budget())
-	b := x.Add()
-	assert.EqualValues(t, 128_000_000, budget())
-	x.SetCapacity(a, 3_000_000)
-	assert.EqualValues(t, 256_000_000, budget())
-	x.Drop(b)
-	x.Add()
-	assert.EqualValues(t, 256_000_000, budget(), "a replaced replica asks for nothing more")
-	x.SetCapacity(a, 0)
-	assert.EqualValues(t, 256_000_000, budget(), "it does not shrink")
-	x.SetCapacity(a, 1<<31)
-	assert.EqualValues(t, 1<<30, budget())
-
-	y := New(Options{MaxBytes: minBytes})
-	y.SetCapacity(y.Add(), 1<<31)
-	assert.EqualValues(t, minBytes, y.Stats().MaxBytes)
-}
-
-// The capacities of a fleet that shares nothing fit in the budget derived from them.
-func TestDerivedBudgetHoldsTheFleet(t *testing.T) {
-	const fleet, each = 130, 20_000
-	x := New(Options{})
-	slots := replicas(x, fleet)
-	for i, s := range slots {
-		x.SetCapacity(s, each)
-		for n := range each / 1000 {
-			x.Insert(s, random(uint64(i*1000+n), 1000))
-		}
-	}
-	st := x.Stats()
-	assert.EqualValues(t, fleet*each*64, st.MaxBytes)
-	assert.Equal(t, fleet*each, st.Holders)
-	assert.Zero(t, st.Evictions)
-}
-
 // What the index gives up although an engine has it is counted apart.
 func TestLiveEvictions(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})

@@ -49,10 +49,10 @@ func AppendTokens(dst []uint64, tokens []uint32, blockSize int, seed Seed) []uin
 	if blockSize < 1 || len(tokens) < blockSize {
 		return dst
 	}
-	if !littleEndian {
-		return appendTokensPortable(dst, tokens, blockSize, seed)
-	}
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
+	if !littleEndian {
+		bytes = encoded(tokens)
+	}
 	return appendBytes(dst, bytes, 4*blockSize, seed)
 }
 
@@ -79,23 +79,13 @@ func appendBytes(dst []uint64, b []byte, size int, seed Seed) []uint64 {
 	return dst
 }
 
-// appendTokensPortable is AppendTokens for machines whose memory order is not the hash's.
-func appendTokensPortable(dst []uint64, tokens []uint32, blockSize int, seed Seed) []uint64 {
-	n := len(tokens) / blockSize
-	dst = slices.Grow(dst, n)
-	block := make([]byte, 0, 4*blockSize)
-	for i := range n {
-		block = block[:0]
-		for _, token := range tokens[i*blockSize : (i+1)*blockSize] {
-			block = binary.LittleEndian.AppendUint32(block, token)
-		}
-		local := HashBlock(block, seed)
-		if i > 0 {
-			local = Chain(dst[len(dst)-1], local)
-		}
-		dst = append(dst, local)
+// encoded is tokens as they are hashed, for machines whose memory order is another.
+func encoded(tokens []uint32) []byte {
+	b := make([]byte, 0, 4*len(tokens))
+	for _, token := range tokens {
+		b = binary.LittleEndian.AppendUint32(b, token)
 	}
-	return dst
+	return b
 }
 
 // HashBlock is the hash of one block by itself, and of a prompt's first: its text, or its tokens as

@@ -1,6 +1,7 @@
 package kvindex
 
 import (
+	"cmp"
 	"math/bits"
 	"sync"
 )
@@ -9,8 +10,7 @@ import (
 type Options struct {
 	// MaxBytes is the budget for all memory the index holds; less than 1 MiB counts as 1 MiB, more than 32
 	// GiB as 32 GiB. More keeps older prefixes; when it is used up, the least recently used blocks of the
-	// fleet go first. 0 means what the replicas' capacities need, 64 bytes a block, but at least 64 MiB, which
-	// is about three million (block, replica) pairs, and at most 1 GiB. It grows with them and does not shrink.
+	// fleet go first. 0 means 64 MiB, which is about three million (block, replica) pairs.
 	MaxBytes int64
 
 	// MaxBlocksPerReplica is the capacity, in blocks, of replicas for which SetCapacity was not called.
@@ -22,10 +22,7 @@ const (
 	minBytes = 1 << 20
 	maxBytes = 32 << 30
 
-	// What a budget that follows the capacities may be, and what it allows for a block of them.
-	defaultBytes    = 64 << 20
-	maxDefaultBytes = 1 << 30
-	bytesPerHolding = 64
+	defaultBytes = 64 << 20
 
 	bytesPerShard = 64 << 10 // of the budget; a shard then holds a few thousand blocks
 	// chainBytes bounds a chain to the blocks that surely fit in half of the budget.
@@ -41,7 +38,6 @@ const (
 // its lane.
 type Index struct {
 	capacity uint32 // for replicas without one of their own; 0 is none
-	follows  bool   // the budget follows the capacities
 
 	mu       sync.RWMutex
 	maxBytes int64
@@ -55,8 +51,7 @@ type Index struct {
 	unswept int      // their holdings
 	fixed   int64    // bytes of what replicas cost without blocks
 
-	held       int   // (block, lane) pairs
-	capacities int64 // of the replicas, in blocks
+	held       int // (block, lane) pairs
 	generation uint64
 	tick       uint32
 	evictions  uint64
@@ -67,16 +62,11 @@ type Index struct {
 // New returns an empty index.
 func New(o Options) *Index {
 	x := &Index{
-		follows:  o.MaxBytes == 0,
 		capacity: blocksCapacity(o.MaxBlocksPerReplica),
 		lru:      recency{victim: noLane},
-		maxBytes: min(max(o.MaxBytes, minBytes), maxBytes),
+		maxBytes: min(max(cmp.Or(o.MaxBytes, defaultBytes), minBytes), maxBytes),
 	}
-	most := x.maxBytes
-	if x.follows {
-		x.maxBytes, most = defaultBytes, maxDefaultBytes
-	}
-	x.blocks = newTable(1 << bits.Len64(uint64(most/bytesPerShard-1)))
+	x.blocks = newTable(1 << bits.Len64(uint64(x.maxBytes/bytesPerShard-1)))
 	return x
 }
 
@@ -86,7 +76,7 @@ type Stats struct {
 	Blocks    int    // different blocks in memory, those that only dropped replicas held included until they are swept
 	Holders   int    // (block, replica) pairs that Match can see
 	Bytes     int64  // memory held, counted from the arrays allocated
-	MaxBytes  int64  // the budget, as it is now
+	MaxBytes  int64  // the budget
 	Evictions uint64 // (block, replica) pairs given up for a capacity or the byte budget, ever
 
 	// LiveEvictions counts those of replicas marked by SetLive, and what they hold beyond the longest chain

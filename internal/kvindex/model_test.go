@@ -107,7 +107,7 @@ func TestAgreesWithTheModel(t *testing.T) {
 func TestLRUWhereNothingIsYoung(t *testing.T) {
 	const capacity = 60
 	r := rand.New(rand.NewPCG(1, 2))
-	x := New(Options{})
+	x := New(Options{MaxBytes: 1 << 30})
 	s := x.Add()
 	x.SetCapacity(s, capacity)
 	ever := newModel()

@@ -53,8 +53,10 @@ func (x *Index) Add() Slot {
 	}
 	x.generation++
 	x.known++
-	x.lru.lanes[i] = lane{first: none, last: none, open: none, older: x.tick, recent: x.tick, generation: x.generation}
-	x.changeCapacity(&x.lru.lanes[i], x.capacity)
+	x.lru.lanes[i] = lane{
+		first: none, last: none, open: none, older: x.tick, recent: x.tick,
+		generation: x.generation, capacity: x.capacity,
+	}
 	x.fitBudget()
 	return Slot(i)
 }
@@ -67,7 +69,6 @@ func (x *Index) Drop(s Slot) {
 	if l == nil {
 		return
 	}
-	x.changeCapacity(l, 0)
 	x.known--
 	x.generation++
 	l.generation, l.retired = x.generation, true
@@ -100,7 +101,7 @@ func (x *Index) setCapacity(s Slot, blocks uint32) bool {
 	if l == nil {
 		return false
 	}
-	x.changeCapacity(l, blocks)
+	l.capacity = blocks
 	for n := 0; n < step; {
 		if blocks == 0 || l.n <= blocks {
 			return false
@@ -108,15 +109,6 @@ func (x *Index) setCapacity(s Slot, blocks uint32) bool {
 		n += x.evictLast(uint16(s), int(l.n-blocks))
 	}
 	return true
-}
-
-// changeCapacity sets what a lane holds at most, and the budget if that follows.
-func (x *Index) changeCapacity(l *lane, blocks uint32) {
-	x.capacities += int64(blocks) - int64(l.capacity)
-	l.capacity = blocks
-	if x.follows {
-		x.maxBytes = min(max(x.maxBytes, x.capacities*bytesPerHolding), maxDefaultBytes)
-	}
 }
 
 func blocksCapacity(blocks int) uint32 { return uint32(min(max(blocks, 0), math.MaxUint32)) }
