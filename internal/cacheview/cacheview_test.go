@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -19,12 +18,11 @@ import (
 
 var defaults = Options{MaxBytes: 4 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 16}}
 
-// A world is an Index, its fleet and a clock.
+// A world is an Index and its fleet.
 type world struct {
 	*testing.T
 	*Index
 	fleet *Fleet
-	now   time.Time
 }
 
 func newWorld(t *testing.T, o Options, members ...router.Member) *world {
@@ -36,7 +34,7 @@ func newWorld(t *testing.T, o Options, members ...router.Member) *world {
 	v := policytest.NewRouter(t, p, members).View()
 	x := New(o)
 	x.FleetChanged(policy.FleetChange{Added: v.Replicas()})
-	return &world{T: t, Index: x, fleet: x.Fleet(v), now: time.Unix(1_000_000, 0)}
+	return &world{T: t, Index: x, fleet: x.Fleet(v)}
 }
 
 // tokens returns n token ids; those of different seeds share nothing.
@@ -71,7 +69,7 @@ func (w *world) report(c policy.CacheChange) { w.CacheChanged([]policy.CacheChan
 
 func (w *world) route(id string, prompt []uint32) *Prediction {
 	predicted := new(Prediction)
-	w.Routed(predicted, w.members[id], 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16, Now: w.now})
+	w.Routed(predicted, w.members[id], 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16})
 	return predicted
 }
 
@@ -205,9 +203,8 @@ func TestTheEnginesBlockIsLearnt(t *testing.T) {
 	assert.Equal(t, 128, w.Grain("").Tokens)
 }
 
-// Predictions last where nothing is reported, and else while they are newer than the
-// reports.
-func TestPredictionsExpireWhereReported(t *testing.T) {
+// Predictions last where nothing is reported, and else while their requests are under way.
+func TestPredictionsEndWhereReported(t *testing.T) {
 	for _, reported := range []bool{false, true} {
 		w := newWorld(t, defaults)
 		p, other := tokens(1, 320), tokens(2, 320)
@@ -215,14 +212,10 @@ func TestPredictionsExpireWhereReported(t *testing.T) {
 			w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)[:3]})
 		}
 		predicted := w.route("r1", p)
-		assert.Equal(t, 20, w.depth(p, "r1", policy.TierGPU))
-		predicted.End()
 		w.route("r1", other)
-		w.now = w.now.Add(Grace - 1)
+		assert.Equal(t, 20, w.depth(p, "r1", policy.TierGPU), "under way")
+		predicted.End()
 		w.route("r1", tokens(3, 16))
-		assert.Equal(t, 20, w.depth(p, "r1", policy.TierGPU), "it ended a moment ago")
-		w.now = w.now.Add(1)
-		w.route("r1", tokens(4, 16))
 		assert.Equal(t, map[bool]int{false: 20, true: 3}[reported], w.depth(p, "r1", policy.TierGPU))
 		assert.Equal(t, 20, w.depth(other, "r1", policy.TierGPU), "under way")
 	}
@@ -235,7 +228,7 @@ func TestEndsThatWereNotReported(t *testing.T) {
 	for i := range 5 {
 		w.route("r1", tokens(i, 320))
 	}
-	w.Routed(new(Prediction), w.members["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true, Now: w.now})
+	w.Routed(new(Prediction), w.members["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true})
 	for i := range 5 {
 		assert.Zero(t, w.depth(tokens(i, 320), "r1", policy.TierGPU))
 	}
@@ -279,7 +272,7 @@ func TestLeaving(t *testing.T) {
 	assert.Empty(t, before.Holders, "new is not of that fleet")
 	assert.Same(t, absent, w.Member(&policy.Replica{Attributes: policy.Attributes{ID: "r1"}}))
 	var predicted Prediction
-	w.Routed(&predicted, absent, 0, Route{Blocks: full(p, 1), BlockTokens: 16, Now: w.now})
+	w.Routed(&predicted, absent, 0, Route{Blocks: full(p, 1), BlockTokens: 16})
 	predicted.End()
 }
 
@@ -302,7 +295,7 @@ func TestConcurrentUse(t *testing.T) {
 				b := w.cut(p)
 				w.Match(w.fleet, b, &f)
 				var predicted Prediction
-				w.Routed(&predicted, m, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0, Now: w.now.Add(time.Duration(i) * time.Second)})
+				w.Routed(&predicted, m, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0})
 				predicted.End()
 				w.SetCapacity(id, i*100)
 				w.Stats()

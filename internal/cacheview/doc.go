@@ -5,9 +5,9 @@
 //
 // A replica without reports holds what was routed there, in a list that is as long as
 // its KV cache if that is known. A replica with reports ([Index.CacheChanged]) holds
-// what is reported, by tier, and beside that the blocks of requests that are under way
-// or ended less than [Grace] ago: reports are older than the last picks, and what was
-// routed before may have been evicted since.
+// what is reported, by tier, and beside that the blocks of requests that are under way:
+// reports are older than the last picks, and what was routed before may have been evicted
+// since.
 //
 // Reports come in blocks, in superblocks, or in both. A superblock is looked up by the
 // chained hash of the block that ends it; the depth of a replica is the deepest of all

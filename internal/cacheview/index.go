@@ -3,16 +3,11 @@ package cacheview
 import (
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
-
-// Grace is how long after its end the prompt of a request counts as held by a replica
-// with reports: by then the report should have come.
-const Grace = 5 * time.Second
 
 // Options configure an [Index].
 type Options struct {

@@ -4,7 +4,6 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
@@ -20,16 +19,8 @@ type routes struct {
 	tokens int           // size of the KV cache; 0 = not known
 	blocks int           // the capacity in force; 0 = none
 	live   int           // blocks of requests under way
-	ended  int           // of those that ended since the last route
-	grace  []expiry      // of those that ended before, in the order of time
 	gone   bool          // the member has left: its slot may be another's
 	open   []*Prediction // of the prompts under way, for those that may have to be taken back
-}
-
-// An expiry is when blocks of requests that ended no longer count.
-type expiry struct {
-	at     time.Time
-	blocks int
 }
 
 // A Route is a request that goes to a rank of a member.
@@ -38,7 +29,6 @@ type Route struct {
 	BlockTokens int      // size of a block
 	Work        int64    // counts as work under way
 	Alone       bool     // no other request of this client is under way on the member
-	Now         time.Time
 }
 
 // maxOpen bounds the open predictions of a rank, where a host does not report the ends of its requests.
@@ -69,14 +59,14 @@ func (x *Index) Routed(s *Prediction, m *Member, rank int, r Route) {
 		own.mu.Unlock()
 		return
 	}
-	recent := own.begin(len(r.Blocks), r.Now)
+	own.live += len(r.Blocks)
 	if s.held = x.blocks.Held(own.slot, r.Blocks); s.held < len(r.Blocks) {
 		own.enter(s)
 	}
 	want := 0
 	switch {
 	case m.reported.Load():
-		want = max(recent, 1)
+		want = max(own.live, 1)
 	case own.tokens > 0:
 		want = max(own.tokens/max(r.BlockTokens, 1), 1)
 	}
@@ -108,7 +98,6 @@ func (s *Prediction) End() {
 		return
 	}
 	defer own.mu.Unlock()
-	own.ended += len(s.blocks)
 	for _, o := range own.open {
 		if o.held < min(len(o.blocks), len(s.blocks)) && o.blocks[o.held] == s.blocks[o.held] {
 			o.held = alike(o.blocks, s.blocks)
@@ -174,36 +163,6 @@ func (r *routes) enter(s *Prediction) {
 // alike returns how many leading blocks two prompts have in common.
 func alike(a, b []uint64) int {
 	return sort.Search(min(len(a), len(b)), func(i int) bool { return a[i] != b[i] })
-}
-
-// begin counts a request and returns the blocks of those that are under way or ended
-// less than Grace ago. What ended since the last call gets its time now: there is no
-// clock at the end of a request, and nothing is evicted where nothing is routed.
-func (r *routes) begin(blocks int, now time.Time) int {
-	if r.ended > 0 {
-		r.expire(now.Add(Grace), r.ended)
-		r.ended = 0
-	}
-	gone := 0
-	for gone < len(r.grace) && !now.Before(r.grace[gone].at) {
-		gone++
-	}
-	r.grace = append(r.grace[:0], r.grace[gone:]...)
-	r.live += blocks
-	recent := r.live
-	for _, e := range r.grace {
-		recent += e.blocks
-	}
-	return recent
-}
-
-// expire notes when blocks no longer count. What ends at about the same time is one entry.
-func (r *routes) expire(at time.Time, blocks int) {
-	if n := len(r.grace); n > 0 && at.Sub(r.grace[n-1].at) < Grace/64 {
-		r.grace[n-1].blocks += blocks
-		return
-	}
-	r.grace = append(r.grace, expiry{at: at, blocks: blocks})
 }
 
 // own returns the routes of a rank; of a rank that the replica does not have, those of the first.

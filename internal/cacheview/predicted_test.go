@@ -46,7 +46,7 @@ func TestPredictions(t *testing.T) {
 				}
 			default:
 				h := &held{member: id, rank: rnd.IntN(members[at].Ranks)}
-				r := Route{Work: int64(1 + rnd.IntN(100)), BlockTokens: 16, Alone: rnd.IntN(8) == 0, Now: w.now}
+				r := Route{Work: int64(1 + rnd.IntN(100)), BlockTokens: 16, Alone: rnd.IntN(8) == 0}
 				if rnd.IntN(2) == 0 {
 					r.Blocks = full(tokens(rnd.IntN(50), 320), 1)
 				}

@@ -78,7 +78,7 @@ func (p *kvAware) prepare(_ context.Context, q *policy.Request, v policy.View) e
 		}
 		q.Prepared = s
 	}
-	s.now, s.since = v.Now(), p.unrouted.before.Load() // before the index is searched
+	s.since = p.unrouted.before.Load() // before the index is searched
 	p.find(s, p.caches.Fleet(v))
 	return nil
 }
@@ -94,7 +94,7 @@ func (p *kvAware) routed(q *policy.Request, d policy.Decision) {
 	p.caches.Routed(&s.predicted, p.caches.Member(d.Replica), max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
 		Work:  policy.RequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
-		Alone: d.Replica.Ongoing() <= 1, Now: s.now,
+		Alone: d.Replica.Ongoing() <= 1,
 	})
 	p.unrouted.routed(s.number)
 }

@@ -1,8 +1,6 @@
 package kvaware
 
 import (
-	"time"
-
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
@@ -34,7 +32,6 @@ type prepared struct {
 
 	// Found for a fleet.
 	fleet      *cacheview.Fleet
-	now        time.Time
 	since      uint64 // picks in the index when it was searched
 	number     uint64 // of the last pick made of it
 	candidates []candidate

@@ -78,7 +78,6 @@ func (p *affinity) prepare(_ context.Context, q *policy.Request, v policy.View) 
 		}
 		q.Prepared = s
 	}
-	s.now = v.Now()
 	p.find(s, p.caches.Fleet(v))
 	return nil
 }
@@ -101,7 +100,7 @@ func (p *affinity) routed(q *policy.Request, d policy.Decision) {
 	}
 	s.predicted.End() // of an attempt before, whose end did not come
 	p.caches.Routed(&s.predicted, m, 0, cacheview.Route{
-		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(), Alone: d.Replica.Ongoing() <= 1, Now: s.now,
+		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(), Alone: d.Replica.Ongoing() <= 1,
 	})
 }
 

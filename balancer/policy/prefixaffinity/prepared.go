@@ -3,7 +3,6 @@ package prefixaffinity
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
@@ -34,8 +33,7 @@ type prepared struct {
 
 	// Found for a fleet.
 	fleet   *cacheview.Fleet
-	shared  int // leading blocks that decide nothing
-	now     time.Time
+	shared  int                               // leading blocks that decide nothing
 	top     [rendezvous.Head]rendezvous.Place // the beginning of the rendezvous order
 	ntop    int
 	holders []rendezvous.Place // that match, the deepest first, else in the rendezvous order
