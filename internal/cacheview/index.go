@@ -29,8 +29,8 @@ type Options struct {
 // Index is the cache view of one Router's replicas. Safe for concurrent use.
 type Index struct {
 	o      Options
-	blocks *kvindex.Index
-	coarse atomic.Pointer[kvindex.Index] // nil until superblocks are reported
+	blocks part
+	supers part // superblocks
 	learnt atomic.Pointer[learnt]
 
 	// mu guards members, free, the members' lanes, and the making of fleets and lane
@@ -40,19 +40,26 @@ type Index struct {
 	members map[string]*Member // by replica id
 	free    []int              // numbers of members that left
 	fleet   atomic.Pointer[Fleet]
-	fine    lanes // of blocks
-	super   lanes // of coarse
 
 	refused atomic.Int64
 }
 
+// A part of an Index is blocks of one kind.
+type part struct {
+	*kvindex.Index
+	lanes
+}
+
+const (
+	supersShare = 16 // the budget's share for superblocks is 1 in so many
+	minSupers   = 1 << 20
+)
+
 // New returns an Index over an empty fleet.
 func New(o Options) *Index {
-	x := &Index{
-		o:       o,
-		blocks:  kvindex.New(kvindex.Options{MaxBytes: o.MaxBytes}),
-		members: make(map[string]*Member),
-	}
+	x := &Index{o: o, members: make(map[string]*Member)}
+	x.blocks.Index = kvindex.New(kvindex.Options{MaxBytes: o.MaxBytes})
+	x.supers.Index = kvindex.New(kvindex.Options{MaxBytes: max(o.MaxBytes/supersShare, minSupers)})
 	x.learnt.Store(&learnt{make(map[string]string), make(map[string]int)})
 	return x
 }
@@ -60,11 +67,8 @@ func New(o Options) *Index {
 // Stats describe both indexes, and how many reports were refused.
 func (x *Index) Stats() policy.IndexStats {
 	sum := policy.IndexStats{Refused: x.refused.Load()}
-	for _, index := range [...]*kvindex.Index{x.blocks, x.coarse.Load()} {
-		if index == nil {
-			continue
-		}
-		s := index.Stats()
+	for _, p := range [...]*part{&x.blocks, &x.supers} {
+		s := p.Stats()
 		sum.Bytes += s.Bytes
 		sum.Blocks += int64(s.Blocks)
 		sum.Evictions += int64(s.Evictions)

@@ -36,27 +36,19 @@ func (x *Index) Match(fleet *Fleet, b *rendezvous.Blocks, f *Found) {
 	f.reset(fleet.Units())
 	x.blocks.Match(b.Hashes, &f.fine)
 	for _, h := range f.fine.Holders {
-		f.take(fleet, x.fine.of(h.Slot), int32(h.Depth))
+		f.take(fleet, x.blocks.of(h.Slot), int32(h.Depth))
 	}
 	sorted := true
-	if coarse := x.coarse.Load(); coarse != nil {
-		if per := f.boundaries(b); len(f.bounds) > 0 {
-			coarse.Match(f.bounds, &f.coarse)
-			for _, h := range f.coarse.Holders {
-				f.take(fleet, x.super.of(h.Slot), int32(h.Depth*per))
-			}
-			sorted = len(f.coarse.Holders) == 0
+	if x.supers.table.Load() != nil {
+		var per int
+		f.bounds, per = b.Superblocks(f.bounds[:0])
+		x.supers.Match(f.bounds, &f.coarse)
+		for _, h := range f.coarse.Holders {
+			f.take(fleet, x.supers.of(h.Slot), int32(h.Depth*per))
 		}
+		sorted = len(f.coarse.Holders) == 0
 	}
 	f.finish(sorted)
-}
-
-// boundaries collects the hashes that end a superblock, and returns how many blocks
-// one has.
-func (f *Found) boundaries(b *rendezvous.Blocks) int {
-	var per int
-	f.bounds, per = b.Superblocks(f.bounds[:0])
-	return per
 }
 
 func (f *Found) reset(units int) {

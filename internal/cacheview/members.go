@@ -29,7 +29,7 @@ type lane struct {
 	member *Member
 	rank   int
 	tier   policy.Tier
-	coarse bool // superblocks
+	part   *part
 }
 
 // lanes leads from slots to lanes. A slot is set under Index.mu, and read without it. The
@@ -78,16 +78,16 @@ func (x *Index) FleetChanged(c policy.FleetChange) {
 		}
 	}
 	for _, r := range c.Added {
-		m := &Member{id: r.ID, models: r.Models, number: len(x.members)}
+		m := &Member{id: r.ID, models: r.Models, number: len(x.members), lanes: make(map[lane]kvindex.Slot)}
 		if n := len(x.free); n > 0 {
 			m.number, x.free = x.free[n-1], x.free[:n-1]
 		}
 		x.members[r.ID] = m
 		for rank := range x.ranks(r) {
-			l := lane{member: m, rank: rank}
+			l := lane{member: m, rank: rank, part: &x.blocks}
 			own := &routes{slot: x.blocks.Add(), tokens: x.o.KVTokens}
 			if own.slot != kvindex.NoSlot {
-				x.fine.set(own.slot, l)
+				x.blocks.set(own.slot, l)
 			}
 			m.routes = append(m.routes, own)
 		}
@@ -103,11 +103,7 @@ func (x *Index) forget(m *Member) {
 		x.blocks.Drop(own.slot)
 	}
 	for l, slot := range m.lanes {
-		if l.coarse {
-			x.coarse.Load().Drop(slot)
-		} else {
-			x.blocks.Drop(slot)
-		}
+		l.part.Drop(slot)
 	}
 	delete(x.members, m.id)
 	x.free = append(x.free, m.number)
