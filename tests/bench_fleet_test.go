@@ -15,9 +15,9 @@ import (
 	estats "google.golang.org/grpc/experimental/stats"
 	"google.golang.org/grpc/resolver"
 
-	warmpath "github.com/warmpath/warmpath/balancer"
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	warmpath "github.com/warmpath/warmpath/internal/balancer"
 	"github.com/warmpath/warmpath/internal/fleet"
 )
 

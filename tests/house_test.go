@@ -24,7 +24,7 @@ var house = []string{
 	"tokenizers",
 	"client",
 	"resolver",
-	"balancer",
+	"internal/balancer",
 	"server/replica",
 	"server",
 	"internal/loadpoll",

@@ -58,7 +58,7 @@ func TestATokenizerInAChannel(t *testing.T) {
 
 // What reads vocabularies and templates is linked by programs that import it only.
 func TestTokenizersAreLinkedByChoice(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", module+"/client", module+"/resolver", module+"/balancer").Output()
+	out, err := exec.Command("go", "list", "-deps", module+"/client", module+"/resolver", module+"/internal/balancer").Output()
 	require.NoError(t, err)
 	for _, heavy := range []string{module + "/tokenizers", "gonja", "tiktoken-go", "regexp2"} {
 		require.NotContains(t, string(out), heavy)
