@@ -239,22 +239,13 @@ func (d *Deployment) validate() error {
 			return err
 		}
 	}
-	if err := checkDialects(d.Dialects); err != nil {
+	if _, err := requestkey.ParseDialects(d.Dialects); err != nil {
 		return fmt.Errorf("dialects: %w", err)
 	}
 	return cmp.Or(
 		d.ReplicaTLS.validate(), d.HealthCheck.validate(), d.LoadPoll.validate(),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)
-}
-
-// checkDialects refuses what a watching client would refuse.
-func checkDialects(raw json.RawMessage) error {
-	own, err := requestkey.ParseDialects(raw)
-	if err == nil {
-		_, err = requestkey.NewTable(own...)
-	}
-	return err
 }
 
 // maxName bounds a name of a deployment, model, adapter or request, in bytes.

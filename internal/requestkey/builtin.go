@@ -1,21 +1,35 @@
 package requestkey
 
-import "github.com/warmpath/warmpath/balancer/dialect"
+import (
+	"sync"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+)
 
 // Builtin returns the dialects of the servers known here, by their published
 // field numbers.
 func Builtin() (all []dialect.Dialect) {
 	for _, d := range builtin {
-		like := d.Methods
-		d, err := extend(d)
-		if err != nil {
-			panic(err) // the data is tested
-		}
-		d.Methods = like
-		all = append(all, d)
+		all = append(all, builtinMethods()[d.Methods[0]].dialect)
 	}
 	return all
 }
+
+// builtinMethods are the methods of these servers. The one without a name is that of all which nothing describes.
+var builtinMethods = sync.OnceValue(func() map[string]*Method {
+	known := make(map[string]*Method)
+	for _, d := range builtin {
+		m, err := newMethod(d, known)
+		if err != nil {
+			panic(err) // the data is tested
+		}
+		for _, name := range d.Methods {
+			known[name] = m
+		}
+	}
+	known[""], _ = compile(unknown)
+	return known
+})
 
 // Where the responses of several servers count tokens. Chunk and complete of the
 // dialects that come from SMG differ in where the oneof stands.

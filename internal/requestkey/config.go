@@ -5,9 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	slashed "path"
 	"reflect"
-	"slices"
-	"strings"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/internal/strict"
@@ -36,23 +35,6 @@ func ParseDialects(raw json.RawMessage) ([]dialect.Dialect, error) {
 	return out, nil
 }
 
-// extend returns d on top of the built-in dialect that it is like.
-func extend(d dialect.Dialect) (dialect.Dialect, error) {
-	if d.Like == "" {
-		return d, nil
-	}
-	for _, b := range builtin {
-		if !slices.Contains(b.Methods, d.Like) {
-			continue
-		}
-		b, err := extend(b)
-		b.Methods, b.Like = []string{d.Like}, ""
-		overlay(reflect.ValueOf(&b).Elem(), reflect.ValueOf(d))
-		return b, err
-	}
-	return d, fmt.Errorf("like: no built-in dialect for method %q", d.Like)
-}
-
 // overlay copies the fields of src that are set, deep in structs.
 func overlay(dst, src reflect.Value) {
 	for i := range src.NumField() {
@@ -69,29 +51,31 @@ func overlay(dst, src reflect.Value) {
 
 // check validates what needs no compilation.
 func check(d dialect.Dialect) error {
-	if len(d.Methods) == 0 {
-		return fmt.Errorf("methods: none given")
-	}
 	for _, m := range d.Methods {
 		if !isMethod(m) {
 			return fmt.Errorf("methods: %q is not of the form /package.Service/Method", m)
 		}
 	}
-	if d.Messages != nil && d.Messages.Content == "" {
-		return fmt.Errorf("messages.content: it is not set")
-	}
 	switch {
+	case len(d.Methods) == 0:
+		return errors.New("methods: none given")
+	case d.Messages != nil && d.Messages.Path == "":
+		return errors.New("messages.path: it is not set")
+	case d.Messages != nil && d.Messages.Content == "":
+		return errors.New("messages.content: it is not set")
+	case d.Media != nil && d.Media.Path == "":
+		return errors.New("media.path: it is not set")
 	case d.Abort == "":
 	case !isMethod(d.Abort):
 		return fmt.Errorf("abort: %q is not of the form /package.Service/Method", d.Abort)
 	case d.RequestID == "":
-		return fmt.Errorf("abort: request_id is not set, so no request could be named")
+		return errors.New("abort: request_id is not set, so no request could be named")
 	}
 	return nil
 }
 
 // isMethod reports whether s is a full method name.
 func isMethod(s string) bool {
-	service, method, ok := strings.Cut(strings.TrimPrefix(s, "/"), "/")
-	return strings.HasPrefix(s, "/") && ok && service != "" && method != "" && !strings.Contains(method, "/")
+	ok, _ := slashed.Match("/?*/?*", s)
+	return ok
 }

@@ -1,8 +1,10 @@
 package requestkey
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -15,43 +17,33 @@ import (
 
 // A Table maps gRPC methods to their dialects. Immutable.
 type Table struct {
-	methods map[string]*Method
-	own     map[string]bool // methods that the user described
-	unknown *Method
+	own map[string]*Method // that the user described
 }
 
 // NewTable builds a table of the built-in dialects and the user's own, which
 // replace built-in ones for the methods they name.
 func NewTable(user ...dialect.Dialect) (*Table, error) {
-	t := &Table{methods: make(map[string]*Method)}
-	for _, d := range builtin {
-		if _, err := t.add(d); err != nil {
-			return nil, err
-		}
-	}
-	t.own = make(map[string]bool)
+	t := &Table{own: make(map[string]*Method)}
 	for i, d := range user {
 		name := d.Like
 		if len(d.Methods) > 0 {
 			name = d.Methods[0]
 		}
-		added, err := t.add(d)
+		m, err := newMethod(d, builtinMethods())
 		if err == nil {
-			err = checkLinked(d, added)
+			err = checkLinked(d, m.dialect.Methods)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("dialects[%d] (%s): %w", i, name, err)
 		}
-		for _, m := range added {
-			if t.own[m] {
-				return nil, fmt.Errorf("dialects[%d] (%s): methods: %s is described twice", i, name, m)
+		for _, method := range m.dialect.Methods {
+			if t.own[method] != nil {
+				return nil, fmt.Errorf("dialects[%d] (%s): methods: %s is described twice", i, name, method)
 			}
-			t.own[m] = true
+			t.own[method] = m
 		}
 	}
-	var err error
-	t.unknown, err = newMethod(unknown)
-	return t, err
+	return t, nil
 }
 
 // With returns a table that has more of the user's dialects, for the methods that the
@@ -61,38 +53,16 @@ func (t *Table) With(more ...dialect.Dialect) (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	for m := range t.own {
-		all.methods[m], all.own[m] = t.methods[m], true
-	}
+	maps.Copy(all.own, t.own)
 	return all, nil
-}
-
-func (t *Table) add(d dialect.Dialect) ([]string, error) {
-	d, err := extend(d)
-	if err != nil {
-		return nil, err
-	}
-	if err := check(d); err != nil {
-		return nil, err
-	}
-	m, err := newMethod(d)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range d.Methods {
-		t.methods[name] = m
-	}
-	return d.Methods, nil
 }
 
 // Lookup returns how to read the messages of a full method name. For a method
 // that has no dialect it returns one that finds fields by their usual names.
 // O(1), no allocation.
 func (t *Table) Lookup(method string) *Method {
-	if m := t.methods[method]; m != nil {
-		return m
-	}
-	return t.unknown
+	known := builtinMethods()
+	return cmp.Or(t.own[method], known[method], known[""])
 }
 
 // A Method reads the messages of the methods of one dialect. Safe for concurrent
@@ -124,7 +94,25 @@ func (m *Method) HasUsage() bool {
 		[]slot{slotUsagePrompt, slotUsageOutput, slotUsageCached, slotUsageDelta, slotUsageJSON}, m.response.has)
 }
 
-func newMethod(d dialect.Dialect) (*Method, error) {
+// newMethod compiles a dialect, which may be like one of those that are known.
+func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
+	if d.Like != "" {
+		base := known[d.Like]
+		if base == nil {
+			return nil, fmt.Errorf("like: no built-in dialect for method %q", d.Like)
+		}
+		like := base.dialect
+		like.Methods = []string{d.Like}
+		overlay(reflect.ValueOf(&like).Elem(), reflect.ValueOf(d))
+		d = like
+	}
+	if err := check(d); err != nil {
+		return nil, err
+	}
+	return compile(d)
+}
+
+func compile(d dialect.Dialect) (*Method, error) {
 	m := &Method{dialect: d}
 	messages, media := d.Messages, d.Media
 	if messages == nil {
@@ -165,12 +153,6 @@ func newMethod(d dialect.Dialect) (*Method, error) {
 			return nil, err
 		}
 	}
-	switch {
-	case d.Messages != nil && d.Messages.Path == "":
-		return nil, errors.New("messages.path: it is not set")
-	case d.Media != nil && d.Media.Path == "":
-		return nil, errors.New("media.path: it is not set")
-	}
 	if alts := m.request.paths[slotRank]; len(alts) > 0 {
 		st := alts[0][0]
 		if len(alts) > 1 || len(alts[0]) > 1 || st != (step{num: st.num}) {
@@ -186,7 +168,7 @@ func newMethod(d dialect.Dialect) (*Method, error) {
 // checkLinked checks the paths of a dialect against the messages of those of its methods whose generated code the
 // program links: each path must lead to something that can be read.
 func checkLinked(d dialect.Dialect, methods []string) error {
-	own, err := newMethod(d) // without what it takes over from the one that it is like
+	own, err := compile(d) // without what it takes over from the one that it is like
 	if err != nil {
 		return err
 	}
