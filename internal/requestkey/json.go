@@ -172,38 +172,28 @@ func stringEnd(b []byte) (n int, whole bool) {
 
 // valueEnd returns where the value that b starts with ends.
 func valueEnd(b []byte) (n int, whole bool) {
-	for depth := 0; n < len(b); {
-		switch c := b[n]; c {
+	if len(b) > 0 && b[0] == '"' {
+		return stringEnd(b)
+	}
+	if len(b) == 0 || b[0] != '{' && b[0] != '[' {
+		if n = bytes.IndexAny(b, ",:]}[{\" \n\t\r"); n < 0 {
+			return len(b), false // a number may go on
+		}
+		return n, n > 0
+	}
+	for depth := 0; n < len(b); n++ {
+		switch b[n] {
 		case '"':
 			k, ok := stringEnd(b[n:])
-			if n += k; !ok {
-				return n, false
+			if n += k - 1; !ok {
+				return len(b), false
 			}
 		case '{', '[':
 			depth++
-			n++
-			continue
 		case '}', ']':
-			if depth == 0 {
-				return n, false
+			if depth--; depth == 0 {
+				return n + 1, true
 			}
-			depth--
-			n++
-		case ',', ':', ' ', '\n', '\t', '\r':
-			if depth == 0 {
-				return n, false
-			}
-			n++
-			continue
-		default:
-			k := bytes.IndexAny(b[n:], ",:]}[{\" \n\t\r")
-			if k < 0 {
-				return len(b), false // a number may go on
-			}
-			n += k
-		}
-		if depth == 0 {
-			return n, true
 		}
 	}
 	return n, false

@@ -43,14 +43,10 @@ func encoded(msg any, whole bool) ([]byte, bool) {
 	case []byte:
 		return b, true
 	case *[]byte:
-		if b == nil {
-			return nil, true
-		}
 		return *b, true
+	case mem.Buffer:
+		return b.ReadOnlyData(), true
 	case *mem.BufferSlice:
-		if b == nil {
-			return nil, true
-		}
 		return encoded(*b, whole)
 	case mem.BufferSlice:
 		switch {
@@ -60,8 +56,6 @@ func encoded(msg any, whole bool) ([]byte, bool) {
 			return b[0].ReadOnlyData(), true
 		}
 		return b.Materialize(), true
-	case mem.Buffer:
-		return b.ReadOnlyData(), true
 	}
 	return nil, false
 }
@@ -82,17 +76,16 @@ func selfEncoded(msg any) ([]byte, bool) {
 // panics at: some that are not of its own generator.
 func reflected(msg any) (m protoreflect.Message) {
 	defer harmless()
-	switch x := msg.(type) {
-	case proto.Message:
-		r := x.ProtoReflect()
-		r.Descriptor()
-		return r
-	case protoadapt.MessageV1:
-		r := protoadapt.MessageV2Of(x).ProtoReflect()
-		r.Descriptor()
-		return r
+	v2, ok := msg.(proto.Message)
+	if v1, old := msg.(protoadapt.MessageV1); old && !ok {
+		v2, ok = protoadapt.MessageV2Of(v1), true
 	}
-	return nil
+	if ok {
+		r := v2.ProtoReflect()
+		r.Descriptor()
+		m = r
+	}
+	return m
 }
 
 // harmless ends a panic. Messages are foreign code: a typed nil, a buffer that
@@ -105,12 +98,8 @@ func (m message) populated() (n int) {
 		m.typed.Range(func(protoreflect.FieldDescriptor, protoreflect.Value) bool { n++; return true })
 		return n + min(len(m.typed.GetUnknown()), 1)
 	}
-	for b := m.raw; len(b) > 0; n++ {
-		_, _, size := protowire.ConsumeField(b)
-		if size < 0 {
-			break
-		}
-		b = b[size:]
+	for f, b := nextField(m.raw); f.num != 0; f, b = nextField(b) {
+		n++
 	}
 	return n
 }
@@ -158,7 +147,8 @@ func (v *value) string() string {
 type source struct {
 	message
 	f     *fields
-	whole bool // tensors are wanted
+	whole bool   // tensors are wanted
+	nums  uint64 // of an encoded message: a bit for each field number modulo 64 that it has
 
 	// The last list that was read: protoreflect allocates one each time it is asked.
 	list   protoreflect.List
@@ -166,7 +156,13 @@ type source struct {
 	listFD protoreflect.FieldDescriptor
 }
 
-func (f *fields) in(m message) source { return source{message: m, f: f} }
+func (f *fields) in(m message) source {
+	s := source{message: m, f: f}
+	for x, b := nextField(m.raw); x.num != 0; x, b = nextField(b) {
+		s.nums |= 1 << (x.num % 64)
+	}
+	return s
+}
 
 // each calls take for what an alternative of a slot's path leads to.
 func (s *source) each(sl slot, alt int, take func(value)) {
@@ -185,6 +181,7 @@ func (s *source) field(sl slot, alt int, take func(value)) {
 	switch {
 	case s.typed != nil:
 		s.walk(sl, p, s.typed, take)
+	case s.nums&(1<<(p[0].num%64)) == 0:
 	case sl.repeated() || p.hasList():
 		walkRaw(s.raw, p[0].num, p, false, take)
 	default:
@@ -252,61 +249,67 @@ func leaf(fd protoreflect.FieldDescriptor, val protoreflect.Value) value {
 	return value{kind: kindNumber, num: integer(fd, val)}
 }
 
-// entryKey returns the key of an encoded entry of a map.
-func entryKey(b []byte) (key string) {
-	for len(b) > 0 {
-		num, typ, size := protowire.ConsumeField(b)
-		if size < 0 {
-			return ""
-		}
-		if num == 1 && typ == protowire.BytesType {
-			_, _, tag := protowire.ConsumeTag(b)
-			data, _ := protowire.ConsumeBytes(b[tag:])
-			key = alias(data)
-		}
-		b = b[size:]
-	}
-	return key
+// A wireField is one field of an encoded message. Of those that are neither varints nor length-delimited it has no value.
+type wireField struct {
+	num    protowire.Number // 0 = the message ends here, or is broken
+	typ    protowire.Type
+	varint uint64
+	data   []byte
 }
 
-// walkRaw reads an encoded message as far as it can be read. The path's first step is the field num; inEntry is true
-// for the value of a map whose key was found.
+// nextField reads the field that b begins with.
+func nextField(b []byte) (f wireField, rest []byte) {
+	num, typ, n := protowire.ConsumeTag(b)
+	if n < 0 {
+		return wireField{}, nil
+	}
+	f, b = wireField{num: num, typ: typ}, b[n:]
+	switch typ {
+	case protowire.VarintType:
+		f.varint, n = protowire.ConsumeVarint(b)
+	case protowire.BytesType:
+		f.data, n = protowire.ConsumeBytes(b)
+	default:
+		n = protowire.ConsumeFieldValue(num, typ, b)
+	}
+	if n < 0 {
+		return wireField{}, nil
+	}
+	return f, b[n:]
+}
+
+// walkRaw follows a path in an encoded message, as far as it can be read. The path's first step is the field num;
+// inEntry is true for the value of a map whose key was found.
 func walkRaw(b []byte, num protowire.Number, p path, inEntry bool, take func(value)) {
 	keyed := p[0].key != "" && !inEntry
-	for len(b) > 0 {
-		n, typ, size := protowire.ConsumeTag(b)
-		if size < 0 {
-			return
-		}
-		b = b[size:]
-		if size = protowire.ConsumeFieldValue(n, typ, b); size < 0 {
-			return
-		}
-		val := b[:size]
-		if b = b[size:]; n != num {
-			continue
-		}
-		if typ == protowire.VarintType && len(p) == 1 && !keyed {
-			x, _ := protowire.ConsumeVarint(val)
-			take(value{kind: kindNumber, num: int64(x)})
-		}
-		if typ != protowire.BytesType {
-			continue
-		}
-		data, _ := protowire.ConsumeBytes(val)
+	for f, b := nextField(b); f.num != 0; f, b = nextField(b) {
 		switch {
-		case keyed && entryKey(data) == p[0].key:
-			walkRaw(data, 2, p, true, take)
+		case f.num != num:
+		case f.typ == protowire.VarintType && len(p) == 1 && !keyed:
+			take(value{kind: kindNumber, num: int64(f.varint)})
+		case f.typ != protowire.BytesType:
+		case keyed && entryKey(f.data) == p[0].key:
+			walkRaw(f.data, 2, p, true, take)
 		case keyed:
 		case len(p) == 1:
-			take(value{text: alias(data), msg: message{raw: data}})
+			take(value{text: alias(f.data), msg: message{raw: f.data}})
 		default:
-			walkRaw(data, p[1].num, p[1:], false, take)
+			walkRaw(f.data, p[1].num, p[1:], false, take)
 			if p[0].list {
-				take(value{kind: kindElement, msg: message{raw: data}})
+				take(value{kind: kindElement, msg: message{raw: f.data}})
 			}
 		}
 	}
+}
+
+// entryKey returns the key of an encoded entry of a map.
+func entryKey(b []byte) (key string) {
+	for f, b := nextField(b); f.num != 0; f, b = nextField(b) {
+		if f.num == 1 {
+			key = alias(f.data)
+		}
+	}
+	return key
 }
 
 // appendPacked decodes packed varints, as many as are whole. Negative int32 ids
@@ -317,23 +320,12 @@ func appendPacked(dst []uint32, b []byte) []uint32 {
 		n += int(c>>7) ^ 1
 	}
 	dst = slices.Grow(dst, n)
-	for i := 0; i < len(b); {
-		if c := b[i]; c < 0x80 {
-			dst = append(dst, uint32(c))
-			i++
-			continue
-		}
-		if i+1 < len(b) && b[i+1] < 0x80 {
-			dst = append(dst, uint32(b[i]&0x7f)|uint32(b[i+1])<<7)
-			i += 2
-			continue
-		}
-		x, k := protowire.ConsumeVarint(b[i:])
+	for len(b) > 0 {
+		x, k := protowire.ConsumeVarint(b)
 		if k < 0 {
 			break
 		}
-		dst = append(dst, uint32(x))
-		i += k
+		dst, b = append(dst, uint32(x)), b[k:]
 	}
 	return dst
 }
