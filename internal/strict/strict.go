@@ -10,6 +10,7 @@ package strict
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,81 +25,129 @@ func Decode(raw []byte, into any) error {
 	if len(bytes.TrimSpace(raw)) == 0 {
 		return nil
 	}
-	if t := reflect.TypeOf(into); t != nil && t.Kind() == reflect.Pointer {
-		if err := checkFields(raw, t.Elem(), ""); err != nil {
-			return err
-		}
-	}
 	d := json.NewDecoder(bytes.NewReader(raw))
-	if err := d.Decode(into); err != nil {
-		return readable(err, into)
+	var whole json.RawMessage
+	var syntax *json.SyntaxError
+	switch err := d.Decode(&whole); {
+	case errors.As(err, &syntax):
+		return fmt.Errorf("it is not JSON: at byte %d: %w", syntax.Offset, err)
+	case err != nil:
+		return errors.New("the config ends too early")
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return errors.New("there is something after the end of the config")
 	}
+	if t := reflect.TypeOf(into); t != nil && t.Kind() == reflect.Pointer {
+		if err := check(whole, t.Elem(), ""); err != nil {
+			return err
+		}
+	}
+	return json.Unmarshal(whole, into)
+}
+
+// check refuses fields that are unknown or there twice, and values of a wrong type. path is where raw stands.
+func check(raw json.RawMessage, t reflect.Type, path string) error {
+	into := reflect.New(t).Interface()
+	_, itself := into.(json.Unmarshaler)
+	switch {
+	case itself:
+	case t.Kind() == reflect.Pointer:
+		return check(raw, t.Elem(), path)
+	case raw[0] == '{' && (t.Kind() == reflect.Struct || t.Kind() == reflect.Map):
+		return checkObject(raw, t, path)
+	case raw[0] == '[' && t.Kind() == reflect.Slice:
+		var each []json.RawMessage
+		if err := json.Unmarshal(raw, &each); err != nil {
+			return err
+		}
+		for i := range each {
+			if err := check(each[i], t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err := json.Unmarshal(raw, into)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong) && path == "":
+		return fmt.Errorf("the config is %s, not %s", found(wrong.Value), kind(wrong.Type))
+	case errors.As(err, &wrong):
+		return fmt.Errorf("%s: it is %s, not %s", path, found(wrong.Value), kind(wrong.Type))
+	case err == nil || strings.HasPrefix(err.Error(), path):
+		return err
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
+func checkObject(raw json.RawMessage, t reflect.Type, path string) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	_, _ = d.Token() // {
+	known := fields(t)
+	seen := map[string]bool{}
+	for d.More() {
+		token, err := d.Token()
+		if err != nil {
+			return err
+		}
+		name, _ := token.(string)
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return err
+		}
+		in, ok := known[name]
+		if t.Kind() == reflect.Map {
+			in, ok = t.Elem(), true
+		}
+		whole := strings.TrimPrefix(path+"."+name, ".")
+		switch {
+		case !ok && path == "":
+			return fmt.Errorf("unknown field %q", name)
+		case !ok:
+			return fmt.Errorf("%s: unknown field %q", path, name)
+		case seen[name]:
+			return fmt.Errorf("%s: it is there twice", whole)
+		}
+		seen[name] = true
+		if err := check(value, in, whole); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// readable puts an error of encoding/json, in Go's words, into the words of the config.
-func readable(err error, into any) error {
-	var wrong *json.UnmarshalTypeError
-	var syntax *json.SyntaxError
-	switch {
-	case errors.As(err, &wrong) && wrong.Field == "":
-		return fmt.Errorf("the config is %s, not %s", found(wrong.Value), kind(wrong.Type))
-	case errors.As(err, &wrong):
-		return fmt.Errorf("%s: it is %s, not %s", withoutEmbedded(wrong.Field, into), found(wrong.Value), kind(wrong.Type))
-	case errors.As(err, &syntax):
-		return fmt.Errorf("it is not JSON: at byte %d: %w", syntax.Offset, err)
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errors.New("the config ends too early")
+// fields returns the fields of a struct by their names in JSON, with those of the structs that it embeds.
+func fields(t reflect.Type) map[string]reflect.Type {
+	known := map[string]reflect.Type{}
+	if t.Kind() != reflect.Struct {
+		return known
 	}
-	return err
+	for _, f := range reflect.VisibleFields(t) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && name == "" || !f.IsExported() || name == "-" {
+			continue
+		}
+		known[cmp.Or(name, f.Name)] = f.Type
+	}
+	return known
 }
 
-// withoutEmbedded returns a field's path without the struct that the config embeds: its fields stand beside the others.
-func withoutEmbedded(path string, into any) string {
-	first, rest, nested := strings.Cut(path, ".")
-	t := reflect.TypeOf(into).Elem()
-	if !nested || t.Kind() != reflect.Struct {
-		return path
-	}
-	if f, ok := t.FieldByName(first); ok && f.Anonymous {
-		return rest
-	}
-	return path
-}
-
-// found returns what encoding/json found.
+// found returns what encoding/json found: a string, a number, a number 2.5.
 func found(value string) string {
-	switch value {
-	case "array":
-		return "a list"
-	case "object":
-		return "an object"
-	case "bool":
-		return "true or false"
-	}
-	return "a " + value // string, number, number 2.5
+	words := map[string]string{"array": "a list", "object": "an object", "bool": "true or false"}
+	return cmp.Or(words[value], "a "+value)
 }
+
+// kinds are what fields want, by the kind of their type.
+var kinds = map[reflect.Kind]string{
+	reflect.Slice: "a list", reflect.Struct: "an object", reflect.Map: "an object", reflect.Bool: "true or false",
+	reflect.Float64: "a number", reflect.Int: "a whole number within its bounds", reflect.Int64: "a whole number within its bounds",
+}
+
+// names are what fields of types that read themselves want.
+var names = map[string]string{"Duration": `a duration like "1.5s"`, "Limit": `a number of at least 0 or "off"`}
 
 // kind returns what a field of this type wants.
 func kind(t reflect.Type) string {
-	switch {
-	case t.Name() == "Duration":
-		return `a duration like "1.5s"`
-	case t.Name() == "Limit":
-		return `a number of at least 0 or "off"`
-	case t.Kind() == reflect.Slice:
-		return "a list"
-	case t.Kind() == reflect.Struct, t.Kind() == reflect.Map:
-		return "an object"
-	case t.Kind() == reflect.Bool:
-		return "true or false"
-	case t.Kind() == reflect.Float64:
-		return "a number"
-	case t.Kind() == reflect.Int, t.Kind() == reflect.Int64:
-		return "a whole number within its bounds"
-	}
-	return "a " + t.Kind().String()
+	return cmp.Or(names[t.Name()], kinds[t.Kind()], "a "+t.Kind().String())
 }
