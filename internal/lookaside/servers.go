@@ -35,8 +35,10 @@ type server struct {
 	losses  int              // how often it was lost one time after the other
 }
 
-// maxMessage bounds what a server may send at once.
-const maxMessage = 16 << 20
+const (
+	maxMessage = 16 << 20        // what a server may send at once, in bytes
+	maxRetry   = 2 * time.Second // the longest wait between two rounds of all servers
+)
 
 // open makes the connection anew. One to a server that hangs would not show when the server is back.
 func (s *server) open() error {
@@ -129,7 +131,7 @@ func (w *Watch) lost(s *server, began time.Time, err error, first bool) {
 
 // pause waits before the next round, or until the first server can be reached and could not before.
 func (w *Watch) pause(round int) {
-	d := min(w.o.Timing.Retry<<min(round-1, 10), w.o.Timing.MaxRetry)
+	d := min(w.o.Timing.Retry<<min(round-1, 10), maxRetry)
 	ctx, cancel := context.WithTimeout(w.ctx, d/2+rand.N(d))
 	defer cancel()
 	first := w.servers[0]

@@ -16,7 +16,6 @@ type watchStream struct {
 	view     *view
 	stream   warmpathv1.RoutingService_WatchReplicasClient
 	interval time.Duration // between two updates of the load
-	due      time.Time     // of the report that is to be in the next update
 	sent     time.Time     // the last report
 }
 
@@ -28,7 +27,7 @@ func (w *Watch) follow(at int) (answered bool, err error) {
 	silence := time.AfterFunc(w.o.Timing.Silence, func() { cancel(errSilent) })
 	defer silence.Stop()
 	cc := w.servers[at].conn
-	s := &watchStream{view: w.view, interval: w.o.Timing.Interval}
+	s := &watchStream{view: w.view, interval: firstInterval}
 	if s.stream, err = warmpathv1.NewRoutingServiceClient(cc).WatchReplicas(ctx); err == nil {
 		err = s.stream.Send(&warmpathv1.WatchReplicasRequest{Start: w.view.start()})
 		if err == io.EOF { // the stream has ended, and Recv returns why
@@ -53,12 +52,16 @@ func (w *Watch) follow(at int) (answered bool, err error) {
 				w.o.Logger.Info("warmpath: following a look-aside server",
 					"server", w.servers[at].address, "deployment", w.o.Deployment)
 				s.report()
+				timer.Reset(s.interval)
 				asked = w.desk.opened
 			}
 			answered = true
-			s.schedule(m.GetLoad())
+			if u := m.GetLoad(); u != nil {
+				timer.Reset(s.schedule(u))
+			}
 		case <-timer.C:
 			s.report()
+			timer.Reset(min(s.interval, renewAfter))
 			if i, ok := w.better(at); ok {
 				return answered, moveTo(i)
 			}
@@ -70,7 +73,6 @@ func (w *Watch) follow(at int) (answered bool, err error) {
 		case <-ctx.Done():
 			return answered, context.Cause(ctx)
 		}
-		timer.Reset(s.wait())
 	}
 }
 
@@ -89,31 +91,21 @@ func (s *watchStream) receive(ctx context.Context, to chan<- *update) error {
 	}
 }
 
-// Reports are sent in the last tenth of the interval, so that an update contains the newest reservations; the end of it
-// is left for the way. Load is reported after renewAfter even so.
-const renewAfter = 900 * time.Millisecond
+const (
+	// firstInterval is the time between reports until the server sets it.
+	firstInterval = 100 * time.Millisecond
+	// renewAfter is the time after which load is reported although it has not changed.
+	renewAfter = 900 * time.Millisecond
+)
 
-// schedule sets when the next report is due.
-func (s *watchStream) schedule(u *warmpathv1.LoadUpdate) {
-	if u == nil {
-		return
-	}
+// schedule is the time from an update to the next report: in the last tenth of the interval, so that the next update
+// contains the newest reservations. The end of it is left for the way. Where no update comes, the reports keep their
+// place in the interval.
+func (s *watchStream) schedule(u *warmpathv1.LoadUpdate) time.Duration {
 	next := min(time.Duration(u.GetNextMs())*time.Millisecond, time.Minute)
 	// The first update comes in the midst of an interval.
 	s.interval = max(next, s.interval/2, time.Millisecond)
-	s.due = time.Now().Add(max(next-s.interval/10, 0) + rand.N(s.interval/10)*8/10)
-}
-
-// wait is the time to the next report.
-func (s *watchStream) wait() time.Duration {
-	now := time.Now()
-	if !s.due.After(now) { // where nothing changes no update comes: the reports keep their place in the interval
-		s.due = s.due.Add(s.interval)
-	}
-	if !s.due.After(now) {
-		s.due = now.Add(s.interval)
-	}
-	return max(min(s.due.Sub(now), s.sent.Add(renewAfter).Sub(now)), 0)
+	return min(max(next-s.interval/10, 0)+rand.N(s.interval/10)*8/10, renewAfter)
 }
 
 // report sends the server what has changed. An error shows in what is received.

@@ -149,12 +149,12 @@ func (v *view) settle(now time.Time) {
 // fade suspends the ejections of a silent server, and halves the peer load once for each Step of silence, or while the
 // server does not have it. Called with mu held.
 func (v *view) fade(now time.Time) {
-	silent := now.Sub(v.received) >= v.o.Timing.Fade
+	silent := now.Sub(v.received) >= fadeAfter
 	if silent && !v.silent {
 		v.silent = true
 		v.suspendEjections()
 	}
-	if (silent || v.load.unknownFor(now) >= v.o.Timing.Fade) && v.load.halve() {
+	if (silent || v.load.unknownFor(now) >= fadeAfter) && v.load.halve() {
 		v.setLoad()
 	}
 }

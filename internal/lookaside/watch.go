@@ -48,25 +48,25 @@ type Replica struct {
 type Timing struct {
 	// Silence is how long a server may send nothing before it counts as lost: 5 s. It sends something every second.
 	Silence time.Duration
-	// Fade is the silence after which peer load is halved at each Step: 2 s and 250 ms.
-	Fade, Step time.Duration
+	// Step is how often what follows from time alone is applied: 250 ms.
+	Step time.Duration
 	// Grace is how long replicas stay that a new server does not name: 30 s.
 	Grace time.Duration
-	// Retry and MaxRetry bound the wait between two rounds of all servers: 200 ms and 2 s.
-	Retry, MaxRetry time.Duration
+	// Retry is the first wait between two rounds of all servers: 200 ms. It doubles, up to maxRetry.
+	Retry time.Duration
 	// Return is how long a better server is left alone after it was lost: 10 s, and twice as long each time that it is
 	// lost again, up to 16 times.
 	Return time.Duration
-	// Interval is the time between reports until the server sets it: 100 ms.
-	Interval time.Duration
 }
+
+// fadeAfter is the silence after which peer load is halved at each Step.
+const fadeAfter = 2 * time.Second
 
 func (t Timing) withDefaults() Timing {
 	return Timing{
-		Silence: cmp.Or(t.Silence, 5*time.Second), Fade: cmp.Or(t.Fade, 2*time.Second), Step: cmp.Or(t.Step, 250*time.Millisecond),
+		Silence: cmp.Or(t.Silence, 5*time.Second), Step: cmp.Or(t.Step, 250*time.Millisecond),
 		Grace: cmp.Or(t.Grace, 30*time.Second), Retry: cmp.Or(t.Retry, 200*time.Millisecond),
-		MaxRetry: cmp.Or(t.MaxRetry, 2*time.Second), Return: cmp.Or(t.Return, 10*time.Second),
-		Interval: cmp.Or(t.Interval, 100*time.Millisecond),
+		Return: cmp.Or(t.Return, 10*time.Second),
 	}
 }
 

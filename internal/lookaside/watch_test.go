@@ -141,10 +141,10 @@ func TestAnotherIncarnation(t *testing.T) {
 	load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}})
 	w.view.mu.Lock()
 	defer w.view.mu.Unlock()
-	w.view.received = w.view.load.unknown.Add(w.o.Timing.Fade)
-	w.view.fade(w.view.load.unknown.Add(w.o.Timing.Fade - 1))
+	w.view.received = w.view.load.unknown.Add(fadeAfter)
+	w.view.fade(w.view.load.unknown.Add(fadeAfter - 1))
 	require.Equal(t, 7, foreign(r)["r2"])
-	w.view.fade(w.view.load.unknown.Add(w.o.Timing.Fade))
+	w.view.fade(w.view.load.unknown.Add(fadeAfter))
 	require.Equal(t, 3, foreign(r)["r2"])
 }
 
@@ -157,16 +157,16 @@ func TestLoadFades(t *testing.T) {
 		w.view.fade(w.view.received.Add(after))
 		return foreign(r)["r2"]
 	}
-	require.Equal(t, 32, fade(w.o.Timing.Fade-1))
+	require.Equal(t, 32, fade(fadeAfter-1))
 	var faded []int
 	for range 7 {
-		faded = append(faded, fade(w.o.Timing.Fade))
+		faded = append(faded, fade(fadeAfter))
 	}
 	require.Equal(t, []int{16, 8, 4, 2, 1, 0, 0}, faded)
 	require.True(t, slices.IsSortedFunc(faded, func(a, b int) int { return b - a }))
 	w.view.take(new(warmpathv1.WatchReplicasResponse), false)
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r), "in force again, though nothing has changed")
-	fade(w.o.Timing.Fade)
+	fade(fadeAfter)
 	w.view.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{}}, false)
 	require.Equal(t, 32, foreign(r)["r2"])
 }
@@ -204,8 +204,8 @@ func FuzzTake(f *testing.F) {
 			require.Positive(t, c.BlockTokens)
 		}
 		f := watchStream{view: w.view, interval: time.Second}
-		f.schedule(m.GetLoad())
-		require.LessOrEqual(t, f.wait(), time.Minute)
+		require.LessOrEqual(t, f.schedule(m.GetLoad()), renewAfter)
+		require.LessOrEqual(t, f.interval, time.Minute)
 		there := false
 		for _, rep := range w.view.members.all() {
 			there = there || rep.ID == "r1"
