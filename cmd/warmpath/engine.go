@@ -90,12 +90,17 @@ func (r *engineRun) run(c *cobra.Command) error {
 	if where != "" {
 		fmt.Fprintf(c.OutOrStdout(), "KV events on %s\n", where)
 	}
-	endMetrics, err := serveMetrics(c, r.metrics, s)
-	if err != nil {
-		s.Kill()
-		return err
+	if r.metrics != "" {
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET /metrics", s.ServeMetrics)
+		at, end, err := serveHTTP(c.Context(), r.metrics, mux, 0)
+		if err != nil {
+			s.Kill()
+			return usagef("--metrics: %w", err)
+		}
+		defer end(context.WithoutCancel(c.Context())) //nolint:errcheck // It is closed at the end in any case.
+		fmt.Fprintf(c.OutOrStdout(), "metrics on http://%s/metrics\n", at)
 	}
-	defer endMetrics()
 	<-c.Context().Done()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), r.grace)
 	defer cancel()
@@ -104,28 +109,6 @@ func (r *engineRun) run(c *cobra.Command) error {
 	fmt.Fprintf(c.ErrOrStderr(), "served %d requests, %d of %d prompt tokens from the cache, %d output tokens\n",
 		st.Engine.Finished, st.Engine.CachedTokens, st.Engine.PromptTokens, st.Engine.OutputTokens)
 	return nil
-}
-
-// serveMetrics serves the engine's page for Prometheus, if that is wanted, until the function that it returns is
-// called.
-func serveMetrics(c *cobra.Command, address string, s *grpcserver.Server) (end func(), err error) {
-	if address == "" {
-		return func() {}, nil
-	}
-	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", address)
-	if err != nil {
-		return nil, usagef("--metrics: %w", err)
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics", s.ServeMetrics)
-	page := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = page.Serve(lis) // ends with Close
-	}()
-	fmt.Fprintf(c.OutOrStdout(), "metrics on http://%s/metrics\n", lis.Addr())
-	return func() { _ = page.Close(); <-served }, nil
 }
 
 func checkListen(addr string) error {

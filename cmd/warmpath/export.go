@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,104 +38,84 @@ const (
 // exporting exports a server's metrics and spans while it serves. Nothing is exported unless it is asked for: the page
 // for Prometheus by an address to listen on, the rest by OpenTelemetry's environment variables, see exported.
 type exporting struct {
-	log     *slog.Logger
-	meters  *sdkmetric.MeterProvider // nil where nothing was asked for
-	tracers *sdktrace.TracerProvider // nil where nothing was asked for
-	page    *http.Server             // nil where there is none
-	served  chan struct{}
-	addr    net.Addr
+	log    *slog.Logger
+	meter  metric.MeterProvider
+	tracer trace.TracerProvider
+	ends   []func(context.Context) error
 }
 
 // startExport begins to export, and prints the address of the page.
-func startExport(ctx context.Context, listen string, out serveOutput) (*exporting, error) {
-	x := &exporting{log: out.log}
+func startExport(ctx context.Context, listen string, out serveOutput) (x *exporting, err error) {
+	x = &exporting{log: out.log, meter: metricnoop.NewMeterProvider(), tracer: tracenoop.NewTracerProvider()}
+	defer func() {
+		if err != nil {
+			x.end()
+		}
+	}()
 	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "warmpath")),
 		resource.WithTelemetrySDK(), resource.WithFromEnv())
 	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
-		return nil, err
+		return x, err
 	}
-	if x.tracers, err = newTracers(ctx, about); err != nil {
-		return nil, err
+	if exported("TRACES") {
+		exporter, err := autoexport.NewSpanExporter(ctx)
+		if err != nil {
+			return x, fmt.Errorf("OTEL_TRACES_EXPORTER or OTEL_EXPORTER_OTLP_PROTOCOL: %w", err)
+		}
+		tracers := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
+		x.tracer, x.ends = tracers, append(x.ends, tracers.Shutdown)
 	}
-	readers, err := x.readers(ctx, listen)
-	if err != nil {
-		x.end()
-		return nil, err
+	options := []sdkmetric.Option{sdkmetric.WithResource(about)}
+	if exported("METRICS") {
+		reader, err := autoexport.NewMetricReader(ctx)
+		if err != nil {
+			return x, fmt.Errorf("OTEL_METRICS_EXPORTER or OTEL_EXPORTER_OTLP_PROTOCOL: %w", err)
+		}
+		options = append(options, sdkmetric.WithReader(reader))
 	}
-	if len(readers) > 0 {
-		x.meters = sdkmetric.NewMeterProvider(append(readers, sdkmetric.WithResource(about))...)
+	if listen != "" {
+		reader, page, err := metricsPage()
+		if err != nil {
+			return x, fmt.Errorf("metrics: %w", err)
+		}
+		at, end, err := serveHTTP(ctx, listen, page, 2*scrapeTimeout)
+		if err != nil {
+			return x, fmt.Errorf("metrics: %w", err)
+		}
+		options, x.ends = append(options, sdkmetric.WithReader(reader)), append(x.ends, end)
+		out.say(fmt.Sprintf("metrics on http://%s%s", at, metricsPath))
 	}
-	if x.addr != nil {
-		out.say(fmt.Sprintf("metrics on http://%s%s", x.addr, metricsPath))
+	if len(options) > 1 {
+		meters := sdkmetric.NewMeterProvider(options...)
+		x.meter, x.ends = meters, append(x.ends, meters.Shutdown)
 	}
 	return x, nil
-}
-
-// meter is the provider to record through.
-func (x *exporting) meter() metric.MeterProvider {
-	if x.meters == nil {
-		return metricnoop.NewMeterProvider()
-	}
-	return x.meters
-}
-
-// tracer is the provider of spans.
-func (x *exporting) tracer() trace.TracerProvider {
-	if x.tracers == nil {
-		return tracenoop.NewTracerProvider()
-	}
-	return x.tracers
 }
 
 // end sends what is left.
 func (x *exporting) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	var err error
-	if x.meters != nil {
-		err = x.meters.Shutdown(ctx)
-	}
-	if x.tracers != nil {
-		err = errors.Join(err, x.tracers.Shutdown(ctx))
-	}
-	if err != nil {
-		x.log.Warn("warmpath: the last metrics and spans were not sent", "error", err)
-	}
-	if x.page != nil {
-		_ = x.page.Close()
-		<-x.served
-	}
-}
-
-// newTracers is nil where the environment does not ask for an exporter.
-func newTracers(ctx context.Context, about *resource.Resource) (*sdktrace.TracerProvider, error) {
-	if !exported("TRACES") {
-		return nil, nil
-	}
-	exporter, err := autoexport.NewSpanExporter(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("OTEL_TRACES_EXPORTER or OTEL_EXPORTER_OTLP_PROTOCOL: %w", err)
-	}
-	return sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about)), nil
-}
-
-// readers read the metrics: for the exporter that the environment asks for, and for the page.
-func (x *exporting) readers(ctx context.Context, listen string) (all []sdkmetric.Option, err error) {
-	if exported("METRICS") {
-		reader, err := autoexport.NewMetricReader(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("OTEL_METRICS_EXPORTER or OTEL_EXPORTER_OTLP_PROTOCOL: %w", err)
+	for _, end := range slices.Backward(x.ends) {
+		if err := end(ctx); err != nil {
+			x.log.Warn("warmpath: the last metrics and spans were not sent", "error", err)
 		}
-		all = append(all, sdkmetric.WithReader(reader))
 	}
-	if listen == "" {
-		return all, nil
-	}
-	page, err := x.serve(ctx, listen)
+}
+
+// metricsPage is the page for Prometheus, and what collects for it.
+func metricsPage() (sdkmetric.Reader, http.Handler, error) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reader, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithoutScopeInfo())
 	if err != nil {
-		return nil, fmt.Errorf("metrics: %w", err)
+		return nil, nil, err
 	}
-	return append(all, sdkmetric.WithReader(page)), nil
+	mux := http.NewServeMux()
+	mux.Handle("GET "+metricsPath,
+		promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
+			EnableOpenMetrics: true}))
+	return reader, mux, nil
 }
 
 // exported reports whether the environment asks for METRICS or TRACES: by an endpoint for OTLP or the name of an
@@ -144,30 +124,4 @@ func exported(signal string) bool {
 	asked := cmp.Or(os.Getenv("OTEL_"+signal+"_EXPORTER"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"),
 		os.Getenv("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT"))
 	return asked != "" && asked != "none" && os.Getenv("OTEL_SDK_DISABLED") != "true"
-}
-
-// serve serves the page.
-func (x *exporting) serve(ctx context.Context, listen string) (sdkmetric.Reader, error) {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	reader, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithoutScopeInfo())
-	if err != nil {
-		return nil, err
-	}
-	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
-	if err != nil {
-		return nil, err
-	}
-	mux := http.NewServeMux()
-	mux.Handle("GET "+metricsPath,
-		promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
-			EnableOpenMetrics: true}))
-	x.addr, x.served = lis.Addr(), make(chan struct{})
-	x.page = &http.Server{Handler: mux, ReadTimeout: scrapeTimeout, WriteTimeout: 2 * scrapeTimeout,
-		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
-	go func() {
-		defer close(x.served)
-		_ = x.page.Serve(lis) // until end
-	}()
-	return reader, nil
 }

@@ -120,7 +120,7 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 		return err
 	}
 	defer exports.end()
-	s, err := server.New(first, server.Options{Logger: log, Meter: exports.meter(), Tracer: exports.tracer()})
+	s, err := server.New(first, server.Options{Logger: log, Meter: exports.meter, Tracer: exports.tracer})
 	if err != nil {
 		return err
 	}
@@ -132,11 +132,14 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 	// Its first look is at what was just loaded, and changes nothing.
 	watcher := fleetfile.WatchFile(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
 	defer watcher.Close()
-	admin, err := startAdmin(c.Context(), first.Admin, log)
-	if err != nil {
-		return fmt.Errorf("admin: %w", err)
+	if first.Admin != "" {
+		at, end, err := serveHTTP(c.Context(), first.Admin, adminMux(), 0)
+		if err != nil {
+			return fmt.Errorf("admin: %w", err)
+		}
+		defer end(context.WithoutCancel(c.Context())) //nolint:errcheck // It is closed at the end in any case.
+		log.Info("warmpath: pprof is served", "url", "http://"+at.String()+"/debug/pprof/")
 	}
-	defer admin.Close()
 	failed := make(chan error, 2)
 	if first.HTTP.Listen != "" {
 		endpoint, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.HTTP.Listen)

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+)
+
+// serveHTTP serves at an address until the function that it returns is called. An answer may take as long as write; 0 is no
+// bound.
+func serveHTTP(ctx context.Context, address string, h http.Handler, write time.Duration) (at net.Addr,
+	end func(context.Context) error, err error) {
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: write, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = s.Serve(lis) // until end
+	}()
+	end = func(context.Context) error {
+		err := s.Close()
+		<-served
+		return err
+	}
+	return lis.Addr(), end, nil
+}
+
+// adminMux is pprof's handlers, on a mux of their own: what others register with net/http's is not shown.
+func adminMux() *http.ServeMux {
+	m := http.NewServeMux()
+	m.HandleFunc("GET /debug/pprof/", pprof.Index)
+	m.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	m.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	m.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	m.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return m
+}
