@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// serveHTTP serves at an address until the function that it returns is called. An answer may take as long as write; 0 is no
-// bound.
+// serveHTTP serves at an address until the function that it returns is called. An answer may take as long as write;
+// 0 is no bound.
 func serveHTTP(ctx context.Context, address string, h http.Handler, write time.Duration) (at net.Addr,
 	end func(context.Context) error, err error) {
 	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", address)

@@ -148,6 +148,7 @@ func (s *simulate) facts(c *cobra.Command, rs []workload.Request, before int, ra
 		}
 	})
 	return append(facts,
-		report.Fact{Name: "Seeds", Value: "figures are means, counts sums, spreads the largest less the smallest; curves are of the first"},
+		report.Fact{Name: "Seeds", Value: "figures are means, counts sums, spreads the largest less the smallest; curves are of " +
+			"the first"},
 		report.Fact{Name: "Baselines", Value: "policies of other projects are written from their published rules"})
 }

@@ -72,7 +72,8 @@ func InProcess(ctx context.Context, spec Spec) (Engine, error) {
 // Serve starts the engine that a Spec describes.
 func Serve(lis net.Listener, spec Spec) (*grpcserver.Server, error) {
 	c := grpcserver.Config{
-		Engine: enginesim.Config{Preset: spec.Preset, KVTokens: spec.KVTokens}, Speed: spec.Speed, MaxOngoing: spec.MaxOngoing,
+		Engine: enginesim.Config{Preset: spec.Preset, KVTokens: spec.KVTokens}, Speed: spec.Speed,
+		MaxOngoing: spec.MaxOngoing,
 	}
 	if spec.KVEvents {
 		c.KVEvents = kvpublish.NewLog(0)

@@ -16,8 +16,8 @@ type Scenario struct {
 	Name, What string
 	// Apart: it takes long, and is not part of "all".
 	Apart bool
-	// Processes: it sends signals to the engines, which only [Processes] understand; those in process do what comes next to
-	// it.
+	// Processes: it sends signals to the engines, which only [Processes] understand; those in process do what comes
+	// next to it.
 	Processes bool
 	// set changes the engines, the load and the channels' config before the run; may be nil.
 	set func(s *stage, config map[string]any)

@@ -89,8 +89,8 @@ func (s *stage) connected(rs ...*replica) error {
 	return nil
 }
 
-// disconnected waits until no channel is connected to replicas that are no longer in the fleet: calls that were under way
-// there end by themselves before their connections do.
+// disconnected waits until no channel is connected to replicas that are no longer in the fleet: calls under way there
+// end by themselves before their connections do.
 func (s *stage) disconnected(rs ...*replica) error {
 	return s.until("no client is connected to a replica that is gone", func() bool {
 		return !slices.ContainsFunc(rs, func(r *replica) bool { return r.proxy.Conns() > 0 })

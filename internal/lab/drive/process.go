@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// A Process is a server in a process of its own, so that it can be killed and stopped as one. It belongs to one goroutine.
+// A Process is a server in a process of its own, so that it can be killed and stopped as one. It belongs to one
+// goroutine.
 type Process struct {
 	command func(listen string) *exec.Cmd
 	addr    string
@@ -76,7 +77,8 @@ func (p *Process) Stop() { p.end(syscall.SIGTERM) }
 // Kill ends the process at once, as a crash would, and waits until it is gone.
 func (p *Process) Kill() { p.end(syscall.SIGKILL) }
 
-// Pause freezes the process: it holds its connections and does nothing, until Resume. It returns false where that fails.
+// Pause freezes the process: it holds its connections and does nothing, until Resume. It returns false where that
+// fails.
 func (p *Process) Pause() bool { return p.cmd.Process.Signal(syscall.SIGSTOP) == nil }
 
 // Resume ends a Pause.

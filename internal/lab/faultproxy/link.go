@@ -41,7 +41,9 @@ type piece struct {
 }
 
 func newLink(p *Proxy, client, server net.Conn) *link {
-	return &link{proxy: p, client: client, server: server, toClient: make(chan piece, queueLength), gone: make(chan struct{})}
+	return &link{
+		proxy: p, client: client, server: server, toClient: make(chan piece, queueLength), gone: make(chan struct{}),
+	}
 }
 
 // run passes on what both sides send until either is gone.

@@ -51,7 +51,8 @@ type Config struct {
 	// Speed and Virtual are its pace: see enginesim.Pace.
 	Speed   float64
 	Virtual bool
-	// KVEvents receives stored and removed blocks as well, and is served by SubscribeKvEvents; nil means that the engine publishes none.
+	// KVEvents receives stored and removed blocks as well, and is served by SubscribeKvEvents; nil means that the engine
+	// publishes none.
 	KVEvents *kvpublish.Log
 	// EarlyHeaders sends the response headers before the first token, as Rust servers do.
 	EarlyHeaders bool

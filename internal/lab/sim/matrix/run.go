@@ -49,7 +49,8 @@ type combination struct {
 	clients int
 }
 
-// runs are what is run in a cell with each seed: every policy, and proxies with one client too, if the cell has proxies.
+// runs are what is run in a cell with each seed: every policy, and proxies with one client too, where the cell has
+// proxies.
 func (c *Cell) runs(policies []string) (all []combination) {
 	for _, policy := range policies {
 		all = append(all, combination{policy, c.Clients})
