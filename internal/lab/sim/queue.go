@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
@@ -42,23 +43,20 @@ func (r *run) giveUp() {
 	r.serve()
 }
 
-// serve sends those whose wait has ended.
+// serve sends those whose wait has ended. One that is refused after all makes room for another.
 func (r *run) serve() {
-	for again := true; again; {
-		again = false
-		left := r.queue[:0]
-		ended := []waiting(nil)
-		for _, w := range r.queue {
-			select {
-			case <-w.ticket.Done():
-				ended = append(ended, w)
-			default:
-				left = append(left, w)
-			}
+	ended := func(w waiting) bool {
+		select {
+		case <-w.ticket.Done():
+			return true
+		default:
+			return false
 		}
-		r.queue = left
-		for _, w := range ended {
-			again = true // one that is refused after all makes room for another
+	}
+	for slices.ContainsFunc(r.queue, ended) {
+		served := slices.DeleteFunc(slices.Clone(r.queue), func(w waiting) bool { return !ended(w) })
+		r.queue = slices.DeleteFunc(r.queue, ended)
+		for _, w := range served {
 			if err := w.ticket.Take(); err != nil {
 				r.fail(w.f.sample, err)
 				continue

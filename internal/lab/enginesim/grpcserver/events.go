@@ -36,7 +36,7 @@ func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest,
 		case <-more:
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
-		case <-e.srv.stopping:
+		case <-e.srv.stopping.Done():
 			return status.Error(codes.Unavailable, "the engine is stopping")
 		}
 	}

@@ -93,9 +93,7 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 	}
 	wait := ctx
 	if s.cfg.IgnoreCancel {
-		var stop func()
-		wait, stop = s.uncancelled(ctx)
-		defer stop()
+		wait = s.killed
 	}
 	for have := 0; ; {
 		count, done, err := call.Wait(wait, have)
@@ -111,24 +109,6 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 		}
 		have = count
 	}
-}
-
-// uncancelled returns a context that does not end with the call, but when the server is killed.
-func (s *Server) uncancelled(call context.Context) (ctx context.Context, stop func()) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(call))
-	go func() {
-		select {
-		case <-call.Done(): // the client's end of it, or Kill's
-		case <-ctx.Done():
-			return
-		}
-		select {
-		case <-s.stopping:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, cancel
 }
 
 // checkRank refuses ranks that do not exist: the engine has rank 0 only.

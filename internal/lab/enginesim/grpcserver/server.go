@@ -87,13 +87,15 @@ type Server struct {
 	health   *health.Server
 	served   chan struct{}
 	rejected atomic.Int64
-	fresh    atomic.Uint64 // ids given to requests without one
-	stopping chan struct{} // closed by Stop and Kill: streams of events would never end by themselves
-	stopOnce sync.Once
+	fresh    atomic.Uint64   // ids given to requests without one
+	stopping context.Context // ends with Stop and Kill: streams of events would never end by themselves
+	stop     context.CancelFunc
+	killed   context.Context // ends with Kill
+	kill     context.CancelFunc
 
 	mu      sync.Mutex // guards what follows; nothing is called under it but map operations
 	ongoing int
-	calls   map[string]map[*enginesim.Call]struct{} // by request id, which clients may use twice
+	calls   map[*enginesim.Call]string // request ids, which clients may use twice
 }
 
 // Start makes an engine and serves it on the listener, which it owns from then on, also if it fails.
@@ -111,10 +113,12 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: c, addr: lis.Addr(), driver: d, health: health.NewServer(), served: make(chan struct{}), stopping: make(chan struct{}),
+		cfg: c, addr: lis.Addr(), driver: d, health: health.NewServer(), served: make(chan struct{}),
 		grpc:  grpc.NewServer(grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage), grpc.WaitForHandlers(true)),
-		calls: map[string]map[*enginesim.Call]struct{}{},
+		calls: map[*enginesim.Call]string{},
 	}
+	s.killed, s.kill = context.WithCancel(context.Background())
+	s.stopping, s.stop = context.WithCancel(s.killed)
 	if c.KVEvents != nil {
 		c.KVEvents.SetBlockSize(d.Config().BlockSize)
 	}
@@ -162,8 +166,11 @@ func (s *Server) Stats() Stats {
 // they are cut.
 func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()
-	s.stopOnce.Do(func() { close(s.stopping) })
-	stop := context.AfterFunc(ctx, s.grpc.Stop)
+	s.stop()
+	stop := context.AfterFunc(ctx, func() {
+		s.kill()
+		s.grpc.Stop()
+	})
 	s.grpc.GracefulStop()
 	stop()
 	s.Kill()
@@ -171,7 +178,7 @@ func (s *Server) Stop(ctx context.Context) {
 
 // Kill closes every connection at once, as a crash would.
 func (s *Server) Kill() {
-	s.stopOnce.Do(func() { close(s.stopping) })
+	s.kill()
 	s.grpc.Stop() // cancels the handlers and waits for them
 	<-s.served
 	s.driver.Close()
@@ -214,10 +221,12 @@ func (s *Server) leave() {
 
 // abort ends every call with this id.
 func (s *Server) abort(id string) {
-	s.mu.Lock()
 	var calls []*enginesim.Call
-	for c := range s.calls[id] {
-		calls = append(calls, c)
+	s.mu.Lock()
+	for c, its := range s.calls {
+		if its == id {
+			calls = append(calls, c)
+		}
 	}
 	s.mu.Unlock()
 	for _, c := range calls {
@@ -229,16 +238,11 @@ func (s *Server) abort(id string) {
 func (s *Server) track(id string, c *enginesim.Call) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.calls[id] == nil {
-		s.calls[id] = map[*enginesim.Call]struct{}{}
-	}
-	s.calls[id][c] = struct{}{}
+	s.calls[c] = id
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if delete(s.calls[id], c); len(s.calls[id]) == 0 {
-			delete(s.calls, id)
-		}
+		delete(s.calls, c)
 	}
 }
 

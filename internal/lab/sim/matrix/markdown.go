@@ -30,31 +30,28 @@ func (r *Results) Markdown(policies, judged []string) string {
 }
 
 func (r *Results) header(b *strings.Builder) {
-	runs := 0
-	for _, n := range r.Codes {
-		runs += n
-	}
+	runs, _ := counts(r.Codes, "%d of %s")
 	fmt.Fprintf(b, "%d cells, %d runs of %.0f minutes, added up", len(r.Cells), runs, r.Seconds/60)
-	missing := 0
-	var whose []string
-	for _, policy := range slices.Sorted(maps.Keys(r.Missing)) {
-		missing += r.Missing[policy]
-		whose = append(whose, fmt.Sprintf("%d of `%s`", r.Missing[policy], policy))
+	if n, whose := counts(r.Missing, "%d of `%s`"); n > 0 {
+		fmt.Fprintf(b, "; **%d runs are missing**: %s", n, whose)
 	}
-	if missing > 0 {
-		fmt.Fprintf(b, "; **%d runs are missing**: %s", missing, strings.Join(whose, ", "))
-	}
-	var strange []string
-	for _, cell := range slices.Sorted(maps.Keys(r.Strange)) {
-		strange = append(strange, fmt.Sprintf("%d of %s", r.Strange[cell], cell))
-	}
-	if len(strange) > 0 {
-		fmt.Fprintf(b, "; **left out, being of other requests**: %s", strings.Join(strange, ", "))
+	if n, whose := counts(r.Strange, "%d of %s"); n > 0 {
+		fmt.Fprintf(b, "; **left out, being of other requests**: %s", whose)
 	}
 	if len(r.Codes) > 1 {
 		fmt.Fprintf(b, "; made by %d programs: %s", len(r.Codes), strings.Join(slices.Sorted(maps.Keys(r.Codes)), ", "))
 	}
 	b.WriteString(".\n")
+}
+
+// counts is the sum of some counts, and each of them by name.
+func counts(by map[string]int, format string) (sum int, all string) {
+	var each []string
+	for _, name := range slices.Sorted(maps.Keys(by)) {
+		sum += by[name]
+		each = append(each, fmt.Sprintf(format, by[name], name))
+	}
+	return sum, strings.Join(each, ", ")
 }
 
 // compare writes the means.
