@@ -18,6 +18,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/chaos"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/report"
 )
 
 // every stands for all scenarios, or all policies.
@@ -197,42 +198,34 @@ func engineArgs(s chaos.Spec) []string {
 	return args
 }
 
-// print writes a table with one line for each run.
+// print writes a table with one line for each run, and what soak measured.
 func (r *chaosReport) print(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "scenario\tpolicy\tclients\tcalls\tcut\tsent twice\ttimed "+
-		"out\trefused\tlost\tlate\tretried\tmisrouted\tmoved per step\tload back\tcache back (bound)\tkept")
+	runs := report.Table{Columns: strings.Split("scenario,policy,clients,calls,cut,sent twice,timed out,refused,lost,late,"+
+		"retried,misrouted,moved per step,load back,cache back,(bound),kept", ",")}
+	tours := report.Table{Columns: []string{"policy", "clients", "tour", "goroutines", "heap", "reservations under way"}}
 	for _, x := range r.Results {
 		kept := "yes"
 		if len(x.Broken) > 0 {
 			kept = "NO"
 		}
-		n := x.Outcomes
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s (%.1f s)\t%s\n",
-			x.Scenario, x.Policy, x.Clients, x.Calls, n[chaos.Cut], n[chaos.SentTwice], n[chaos.TimedOut], n[chaos.Refused],
-			x.Lost,
-			x.Late, x.Retried, orDash(float64(x.Misrouted), "%.0f"), orDash(100*x.MeanMoved, "%.1f %%"),
-			orDash(x.LoadBack, "%.1f s"), orDash(x.CacheBack, "%.1f s"), x.CacheBound, kept)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return r.printFootprints(out)
-}
-
-// printFootprints writes what soak measured.
-func (r *chaosReport) printFootprints(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for _, x := range r.Results {
+		row := []string{x.Scenario, x.Policy}
+		for _, n := range []int{x.Clients, x.Calls, x.Outcomes[chaos.Cut], x.Outcomes[chaos.SentTwice],
+			x.Outcomes[chaos.TimedOut], x.Outcomes[chaos.Refused], x.Lost, x.Late, x.Retried} {
+			row = append(row, strconv.Itoa(n))
+		}
+		runs.Rows = append(runs.Rows, append(row, orDash(float64(x.Misrouted), "%.0f"), orDash(100*x.MeanMoved, "%.1f %%"),
+			orDash(x.LoadBack, "%.1f s"), orDash(x.CacheBack, "%.1f s"), fmt.Sprintf("(%.1f s)", x.CacheBound), kept))
 		for i, f := range x.Footprints {
-			if i == 0 {
-				fmt.Fprintf(w, "\n%s, %d clients\tgoroutines\theap\treservations under way\n", x.Policy, x.Clients)
-			}
-			fmt.Fprintf(w, "tour %d of the fleet\t%d\t%.1f MiB\t%d\n", i+1, f.Goroutines, float64(f.Heap)/(1<<20),
-				f.Reservations)
+			tours.Rows = append(tours.Rows, []string{x.Policy, strconv.Itoa(x.Clients), strconv.Itoa(i + 1),
+				strconv.Itoa(f.Goroutines), fmt.Sprintf("%.1f MiB", float64(f.Heap)/(1<<20)), strconv.Itoa(f.Reservations)})
 		}
 	}
-	return w.Flush()
+	text := runs.Text()
+	if tours.Rows != nil {
+		text += "\n" + tours.Text()
+	}
+	_, err := io.WriteString(out, text)
+	return err
 }
 
 // orDash formats a figure; one that is negative does not exist.

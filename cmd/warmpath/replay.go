@@ -213,7 +213,6 @@ func (r *replay) one(
 		if err := happening.measure(&res, r.Speed, r.WarmUp, n); err != nil {
 			return nil, 0, err
 		}
-		tellPhases(c, &res)
 	}
 	return &res, n, nil
 }

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/warmpath/warmpath/internal/lab/drive"
@@ -141,21 +140,4 @@ func (h *happening) measure(r *drive.Result, speed float64, warmUp time.Duration
 	}
 	r.RecoveredMS = &ms
 	return nil
-}
-
-// tellPhases writes the phases of a run.
-func tellPhases(c *cobra.Command, r *drive.Result) {
-	for _, p := range r.Phases {
-		fmt.Fprintf(c.ErrOrStderr(), "%s, %s: %d requests, %d errors, %.1f %% cached, first token after %.0f ms, "+
-			"busiest ÷ mean %.2f, %.1f %% decided by the server\n",
-			r.Policy, p.Name, p.Requests, p.Errors, 100*p.CachedTokenRatio, p.TTFT.Mean, p.MaxOverMeanLoad, 100*p.ByServer)
-	}
-	switch {
-	case r.RecoveredMS == nil:
-	case *r.RecoveredMS < 0:
-		fmt.Fprintf(c.ErrOrStderr(), "%s: quality was not full again before the end\n", r.Policy)
-	default:
-		fmt.Fprintf(c.ErrOrStderr(), "%s: quality was full again %.0f ms after the server was back\n", r.Policy,
-			*r.RecoveredMS)
-	}
 }

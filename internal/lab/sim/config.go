@@ -81,6 +81,12 @@ func Policies() []string {
 // name is that of the policy.
 func (c *Config) name() string { return cmp.Or(c.Channel.Policy.Name, policy.Default) }
 
+// Check refuses a config that cannot be run, naming the field.
+func (c Config) Check() error {
+	_, err := c.resolve()
+	return err
+}
+
 // resolve checks a config and fills in what is empty.
 func (c Config) resolve() (Config, error) {
 	c.Share = cmp.Or(c.Share, ShareNone)

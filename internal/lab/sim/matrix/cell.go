@@ -81,14 +81,8 @@ func (c *Cell) check() error {
 		return refuse("load", c.Load)
 	case !(c.Rate >= 0 && c.Rate < 1e6):
 		return refuse("rate", c.Rate)
-	case c.Replicas < 1 || c.Replicas > 1<<12:
-		return refuse("replicas", c.Replicas)
-	case c.Clients < 1 || c.Clients > 1<<12:
-		return refuse("clients", c.Clients)
 	case len(c.Presets) == 0:
 		return refuse("presets", "none")
-	case !slices.Contains(sim.Shares, string(c.Share)):
-		return refuse("share", c.Share)
 	case c.IntervalMS < 0:
 		return refuse("interval_ms", c.IntervalMS)
 	case !(c.Minutes >= 0 && c.Minutes < 1e5):
@@ -96,10 +90,8 @@ func (c *Cell) check() error {
 	case !(c.WarmUpMinutes >= 0 && c.WarmUpMinutes < 1e5) || c.Minutes > 0 && c.WarmUpMinutes >= c.Minutes:
 		return refuse("warm_up_minutes", c.WarmUpMinutes)
 	}
-	for _, e := range c.engines() {
-		if _, err := enginesim.New(e); err != nil {
-			return refuse("presets, kv_tokens", err)
-		}
+	if err := c.config().Check(); err != nil {
+		return fmt.Errorf("%w: %q: %w", ErrCell, c.Name, err)
 	}
 	return nil
 }
@@ -119,15 +111,17 @@ func Check(cells []Cell) error {
 	return nil
 }
 
-func (c *Cell) engines() []enginesim.Config {
-	var all []enginesim.Config
-	for _, p := range c.Presets {
-		all = append(all, enginesim.Config{Preset: p, KVTokens: c.KVTokens})
+// config is what a run of the cell has, but for the policy, the seed and the warm-up.
+func (c *Cell) config() sim.Config {
+	config := sim.Config{
+		Replicas: c.Replicas, Clients: c.Clients, Share: c.Share, Interval: time.Duration(c.IntervalMS) * time.Millisecond,
+		Affinity: c.Affinity,
 	}
-	return all
+	for _, p := range c.Presets {
+		config.Engines = append(config.Engines, enginesim.Config{Preset: p, KVTokens: c.KVTokens})
+	}
+	return config
 }
-
-func (c *Cell) interval() time.Duration { return time.Duration(c.IntervalMS) * time.Millisecond }
 
 // String is the cell as a file of cells has it.
 func (c *Cell) String() string {

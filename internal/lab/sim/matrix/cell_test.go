@@ -41,7 +41,7 @@ func TestRead(t *testing.T) {
 		`{"cells":[{"name":"a","replicas":0}]}`:                    "replicas",
 		`{"cells":[{"name":"a","clients":5000}]}`:                  "clients",
 		`{"cells":[{"name":"a","presets":[]}]}`:                    "presets",
-		`{"cells":[{"name":"a","presets":["h200"]}]}`:              "presets",
+		`{"cells":[{"name":"a","presets":["h200"]}]}`:              `preset "h200"`,
 		`{"cells":[{"name":"a","share":"all"}]}`:                   "share",
 		`{"cells":[{"name":"a","interval_ms":-1}]}`:                "interval_ms",
 		`{"cells":[{"name":"a","minutes":-1}]}`:                    "minutes",

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
@@ -192,7 +191,7 @@ func (r *runner) findRate(ctx context.Context, c *Cell) error {
 		first = max(1, first/float64(8*max(c.Copies, 1)))
 	}
 	rate, err := sim.Capacity(ctx, sim.Search{
-		Traffic: r.traffic(c), First: first, Replicas: c.Replicas, Engines: c.engines(), WarmUp: warmUp, Dir: r.Dir,
+		Traffic: r.traffic(c), First: first, Replicas: c.Replicas, Engines: c.config().Engines, WarmUp: warmUp, Dir: r.Dir,
 	})
 	if err != nil {
 		return fmt.Errorf("cell %s: %w", c.Name, err)
@@ -281,10 +280,9 @@ func (r *runner) group(ctx context.Context, g *group) error {
 func (r *runner) run(ctx context.Context, prompts *sim.Prompts, e *Entry) error {
 	_, warmUp := r.times(&e.Cell)
 	before := r.Now()
-	res, err := sim.Run(ctx, prompts, sim.Config{
-		Replicas: e.Cell.Replicas, Clients: e.Clients, Engines: e.Cell.engines(), Share: e.Cell.Share, Interval: e.Cell.interval(),
-		Channel: policy.Config{Policy: policy.Selection{Name: e.Policy}}, Affinity: e.Cell.Affinity, WarmUp: warmUp, Seed: e.Seed,
-	})
+	config := e.Cell.config()
+	config.Channel.Policy.Name, config.Clients, config.WarmUp, config.Seed = e.Policy, e.Clients, warmUp, e.Seed
+	res, err := sim.Run(ctx, prompts, config)
 	if err != nil {
 		return err
 	}
