@@ -12,7 +12,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
@@ -34,7 +36,8 @@ type authenticator struct {
 	unrestricted *principal // of every call where the config has no principals
 	anonymous    *principal // of a call without a valid token or certificate: it may use nothing
 	table        atomic.Pointer[accessTable]
-	moved        signal // given after each change of permissions, and of the deployments there are
+	moved        signal         // given after each change of permissions, and of the deployments there are
+	refused      rate.Sometimes // when refusals are logged
 
 	tokens watches // of the files of tokens; one goroutine at a time calls set and close, which use it
 
@@ -65,7 +68,10 @@ func (c credential) String() string {
 }
 
 func newAuthenticator(log *slog.Logger) *authenticator {
-	a := &authenticator{log: log, unrestricted: unrestricted(), anonymous: newPrincipal("")}
+	a := &authenticator{
+		log: log, unrestricted: unrestricted(), anonymous: newPrincipal(""),
+		refused: rate.Sometimes{First: 1, Interval: 10 * time.Second},
+	}
 	a.table.Store(new(accessTable)) // no call passes before there is a config
 	return a
 }

@@ -174,7 +174,7 @@ func BenchmarkBroadcast(b *testing.B) {
 			for i := range watchers {
 				watchers[i], err = d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true}, "x")
 				require.NoError(b, err)
-				d.news(watchers[i])
+				watchers[i].news()
 			}
 			d.tick(now.now())
 			written, buffer, number := 0, []byte(nil), uint64(0)
@@ -186,12 +186,12 @@ func BenchmarkBroadcast(b *testing.B) {
 					for range max(replicas/100, 1) {
 						appendLoad(r.Loads, 1+rand.Uint32N(uint32(replicas)), replicaLoad{rand.Int64N(8), rand.Int64N(30_000)})
 					}
-					require.NoError(b, d.reported(w, r))
+					require.NoError(b, w.reported(r))
 				}
 				now.advance(100 * time.Millisecond)
 				d.tick(now.now())
 				for _, w := range watchers {
-					all, _, _ := d.news(w)
+					all, _, _ := w.news()
 					for _, m := range all {
 						buffer, err = proto.MarshalOptions{}.MarshalAppend(buffer[:0], m)
 						require.NoError(b, err)

@@ -119,14 +119,14 @@ func FuzzReports(f *testing.F) {
 		}
 		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x", Load: true}, "life")
 		require.NoError(t, err)
-		defer d.unwatch(w)
+		defer w.unwatch()
 		var b warmpathv1.BookingReport
 		if proto.Unmarshal(report, &b) == nil {
-			_ = d.reported(w, &b)
+			_ = w.reported(&b)
 		}
 		now.advance(1)
 		d.tick(now.now())
-		all, _, _ := d.news(w)
+		all, _, _ := w.news()
 		for _, m := range all {
 			_, err := proto.Marshal(m)
 			require.NoError(t, err)

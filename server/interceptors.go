@@ -7,12 +7,10 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
-	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/ratelimit"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
@@ -28,63 +26,52 @@ const (
 	channelzMethods = "/grpc.channelz.v1.Channelz/" // for trusted principals
 )
 
-// interceptors of every call: they turn panics into errors, put the call's principal into its context, and keep each
-// principal within its bounds.
-type interceptors struct {
-	authenticator *authenticator
-	log           *slog.Logger
-	refused       rate.Sometimes // when refusals are logged
-}
-
-func newInterceptors(a *authenticator, log *slog.Logger) *interceptors {
-	return &interceptors{authenticator: a, log: log, refused: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
-}
-
-// options are the interceptors. With calls every call is logged: method, address, code and duration.
-func (x *interceptors) options(calls bool) []grpc.ServerOption {
+// interceptors of every call turn panics into errors, put the call's principal into its context, and keep each principal
+// within its bounds. With calls every call is logged: method, address, code and duration.
+func (a *authenticator) interceptors(calls bool) []grpc.ServerOption {
 	recovers := recovery.WithRecoveryHandlerContext(func(ctx context.Context, p any) error {
 		method, _ := grpc.Method(ctx)
-		return panicked(x.log, method, p)
+		return panicked(a.log, method, p)
 	})
 	var all []grpc.ServerOption
 	if calls {
 		line := logging.LoggerFunc(func(ctx context.Context, level logging.Level, message string, fields ...any) {
-			x.log.Log(ctx, slog.Level(level), "warmpath: "+message, fields...)
+			a.log.Log(ctx, slog.Level(level), "warmpath: "+message, fields...)
 		})
 		o := logging.WithLogOnEvents(logging.FinishCall)
 		all = append(all,
 			grpc.ChainUnaryInterceptor(logging.UnaryServerInterceptor(line, o)),
 			grpc.ChainStreamInterceptor(logging.StreamServerInterceptor(line, o)))
 	}
-	return append(all, grpc.InTapHandle(x.tap),
+	return append(all, grpc.InTapHandle(a.tap),
 		grpc.ChainUnaryInterceptor(
-			recovery.UnaryServerInterceptor(recovers), ratelimit.UnaryServerInterceptor(x), x.unary),
+			recovery.UnaryServerInterceptor(recovers), ratelimit.UnaryServerInterceptor(a), a.unary),
 		grpc.ChainStreamInterceptor(
-			recovery.StreamServerInterceptor(recovers), ratelimit.StreamServerInterceptor(x), x.stream),
+			recovery.StreamServerInterceptor(recovers), ratelimit.StreamServerInterceptor(a), a.stream),
 	)
 }
 
 // tap authenticates a call before its first message is read: gRPC would keep up to maxMessageBytes of each refused
 // call. The context that it returns has the principal.
-func (x *interceptors) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if x.authenticator.table.Load().open || strings.HasPrefix(info.FullMethodName, healthMethods) {
+func (a *authenticator) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if a.table.Load().open || strings.HasPrefix(info.FullMethodName, healthMethods) {
 		return ctx, nil
 	}
-	p, err := x.authenticator.authenticate(ctx)
+	p, err := a.authenticate(ctx)
 	if err == nil && strings.HasPrefix(info.FullMethodName, channelzMethods) && !p.trusted() {
 		err = status.Error(codes.PermissionDenied, "channelz is for trusted principals")
 	}
 	if err != nil {
-		x.refusal(addressOf(ctx), info.FullMethodName, err)
+		a.refusal(addressOf(ctx), info.FullMethodName, err)
 		return nil, err
 	}
 	return context.WithValue(ctx, principalKey{}, p), nil
 }
 
 // refusal logs a refused call, now and then.
-func (x *interceptors) refusal(from, method string, err error) {
-	x.refused.Do(func() {
-		x.log.Warn("warmpath: calls are refused", "last", from, "method", method, "error", status.Convert(err).Message())
+func (a *authenticator) refusal(from, method string, err error) {
+	a.refused.Do(func() {
+		a.log.Warn("warmpath: calls are refused", "last", from, "method", method, "error", status.Convert(err).Message())
 	})
 }
 
@@ -96,7 +83,7 @@ func addressOf(ctx context.Context) string {
 }
 
 // Limit implements [ratelimit.Limiter].
-func (x *interceptors) Limit(ctx context.Context) error {
+func (a *authenticator) Limit(ctx context.Context) error {
 	if p, ok := ctx.Value(principalKey{}).(*principal); ok {
 		return p.allow()
 	}
@@ -104,19 +91,20 @@ func (x *interceptors) Limit(ctx context.Context) error {
 }
 
 // begin counts a call under way. Its error is a status.
-func (x *interceptors) begin(ctx context.Context) (end func(), err error) {
+func (a *authenticator) begin(ctx context.Context) (end func(), err error) {
 	p, ok := ctx.Value(principalKey{}).(*principal)
 	if !ok {
 		return func() {}, nil
 	}
 	if most := p.rules.Load().maxCalls; !take(&p.calls, most) {
-		return nil, status.Errorf(codes.ResourceExhausted, "the principal %s has %d calls under way, which are half of max_connections", p.name, most)
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"the principal %s has %d calls under way: half of max_connections", p.name, most)
 	}
 	return func() { p.calls.Add(-1) }, nil
 }
 
-func (x *interceptors) unary(ctx context.Context, r any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	end, err := x.begin(ctx)
+func (a *authenticator) unary(ctx context.Context, r any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	end, err := a.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -124,9 +112,9 @@ func (x *interceptors) unary(ctx context.Context, r any, _ *grpc.UnaryServerInfo
 	return next(ctx, r)
 }
 
-func (x *interceptors) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
+func (a *authenticator) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
 	next grpc.StreamHandler) error {
-	end, err := x.begin(stream.Context())
+	end, err := a.begin(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -136,10 +124,10 @@ func (x *interceptors) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamS
 
 // http is the HTTP endpoint's counterpart of the interceptors: the header Authorization or the certificate identifies the
 // principal, which is kept within its bounds and put into the context, and a panic becomes an error.
-func (x *interceptors) http(next http.Handler) http.Handler {
+func (a *authenticator) http(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := shielded(x.log, r.URL.Path, func() error {
-			ctx, end, err := x.admitHTTP(r)
+		err := shielded(a.log, r.URL.Path, func() error {
+			ctx, end, err := a.admitHTTP(r)
 			if err != nil {
 				return err
 			}
@@ -153,20 +141,20 @@ func (x *interceptors) http(next http.Handler) http.Handler {
 	})
 }
 
-func (x *interceptors) admitHTTP(r *http.Request) (ctx context.Context, end func(), err error) {
-	if x.authenticator.table.Load().open {
+func (a *authenticator) admitHTTP(r *http.Request) (ctx context.Context, end func(), err error) {
+	if a.table.Load().open {
 		return r.Context(), func() {}, nil
 	}
-	p, err := x.authenticator.identify(r.Header.Values("Authorization"), verified(r.TLS))
+	p, err := a.identify(r.Header.Values("Authorization"), verified(r.TLS))
 	if err != nil {
-		x.refusal(r.RemoteAddr, r.URL.Path, err)
+		a.refusal(r.RemoteAddr, r.URL.Path, err)
 		return nil, nil, err
 	}
 	if err := p.allow(); err != nil {
 		return nil, nil, err
 	}
 	ctx = context.WithValue(r.Context(), principalKey{}, p)
-	end, err = x.begin(ctx)
+	end, err = a.begin(ctx)
 	return ctx, end, err
 }
 

@@ -16,11 +16,11 @@ import (
 
 // The HTTP endpoint has the principals of gRPC, in the context of a call.
 func TestGuardOfHTTP(t *testing.T) {
-	g := newInterceptors(newAuthenticator(discard), discard)
+	g := newAuthenticator(discard)
 	c := parse(t, "tls: {cert: c, key: k, client_ca: a}\nprincipals: [{name: one, token: one-0123456789abcd, rate: 3}, {name: two, subjects: ['spiffe://example.org/two']}]\n"+quiet)
-	require.NoError(t, g.authenticator.set(c))
-	defer g.authenticator.close()
-	g.authenticator.principals["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is
+	require.NoError(t, g.set(c))
+	defer g.close()
+	g.principals["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is
 	door := g.http(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/panic" {
 			panic("on purpose")
@@ -60,7 +60,7 @@ func TestGuardOfHTTP(t *testing.T) {
 		require.Equal(t, refused, w.Header().Get(httpendpoint.HeaderReason) == reason)
 		require.Equal(t, tt.code == 401, w.Header().Get("WWW-Authenticate") != "")
 	}
-	for _, c := range g.authenticator.principals {
+	for _, c := range g.principals {
 		require.Zero(t, c.calls.Load())
 	}
 }

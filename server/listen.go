@@ -49,7 +49,7 @@ func (s *Server) openHTTP(c *Config) error {
 	if err != nil {
 		return fmt.Errorf("http.%w", err)
 	}
-	guarded := s.interceptors.http(h)
+	guarded := s.authenticator.http(h)
 	traced := s.traced(guarded)
 	read := time.Duration(c.HTTP.ReadTimeout)
 	s.maxHTTP = c.HTTP.MaxConnections

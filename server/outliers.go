@@ -38,7 +38,8 @@ const (
 )
 
 // showed applies a watching client's report on outcomes.
-func (d *deployment) showed(w *watcher, r *warmpathv1.OutcomeReport) error {
+func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
+	d := w.deployment
 	if r == nil {
 		return nil
 	}

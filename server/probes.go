@@ -127,13 +127,16 @@ func (d *deployment) pollProblems() (problems map[string]string, failed int64) {
 
 // startCheck checks the health of the members until the context ends; c = nil: not at all.
 func (d *deployment) startCheck(ctx context.Context, c *HealthCheck) {
+	found := func(unwell map[string]symptom) {
+		d.update(func(x *sources) bool { return x.check(unwell) })
+	}
 	if c == nil {
-		d.checked(nil)
+		found(nil)
 		return
 	}
 	k := &checker{config: *c, log: d.log, now: d.now, conns: &d.conns}
 	d.tasks.done.Go(func() {
-		k.run(ctx, d.unregistered, d.checked)
+		k.run(ctx, d.unregistered, found)
 	})
 }
 
@@ -249,11 +252,6 @@ func (k *checker) run(ctx context.Context, members func() []described, report fu
 		case <-tick.C:
 		}
 	}
-}
-
-// checked puts the symptoms of a round into force.
-func (d *deployment) checked(unwell map[string]symptom) {
-	d.update(func(x *sources) bool { return x.check(unwell) })
 }
 
 // mark takes the replicas that do not serve out of use, unless no other would be left.

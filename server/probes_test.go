@@ -141,11 +141,11 @@ func TestRegisteredReplicasAreNotChecked(t *testing.T) {
 		}
 		return all
 	}
-	d.checked(map[string]symptom{"a": {}})
+	found(d, map[string]symptom{"a": {}})
 	require.Equal(t, []string{"a not_serving", "c ready", "b ready"}, states())
 	register("a")
 	require.Equal(t, []string{"a ready", "c ready", "b ready"}, states())
-	d.checked(map[string]symptom{"a": {}})
+	found(d, map[string]symptom{"a": {}})
 	require.Equal(t, []string{"a ready", "c ready", "b ready"}, states())
 }
 
@@ -220,4 +220,9 @@ deployments:
 	d.conns.secure(nil)
 	require.Empty(t, k.over(t, d.unregistered()))
 	require.Contains(t, k.over(t, d.unregistered()), "a", "plaintext")
+}
+
+// found puts the symptoms of a round into force.
+func found(d *deployment, unwell map[string]symptom) {
+	d.update(func(x *sources) bool { return x.check(unwell) })
 }

@@ -46,7 +46,6 @@ type Server struct {
 	incarnation   string
 	first         Config // of New; its fields that are read once are in force
 	authenticator *authenticator
-	interceptors  *interceptors
 	certs         *certificates // nil = plaintext
 	began         time.Time
 	recorder      *telemetry.Recorder
@@ -95,7 +94,6 @@ func New(c *Config, o Options) (*Server, error) {
 		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}),
 		began: o.now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}
-	s.interceptors = newInterceptors(s.authenticator, s.log)
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
 	s.deployments.Store(&map[string]*deployment{})
 	if c.TLS != nil {
@@ -138,7 +136,7 @@ func (s *Server) options(c *Config) []grpc.ServerOption {
 	if s.certs != nil {
 		o = append(o, grpc.Creds(credentials.NewTLS(s.certs.config("h2"))))
 	}
-	return append(o, s.interceptors.options(c.LogCalls)...)
+	return append(o, s.authenticator.interceptors(c.LogCalls)...)
 }
 
 // Update puts another config into force, all of it or, on an error, none of it. Deployments keep their state; fields

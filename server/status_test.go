@@ -127,19 +127,19 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 	show("", outlier.Counts{Late: 5})
 	f.advance(2 * time.Second)
 	require.Equal(t, "ejected; calls: ejected 2000ms first messages are late, or do not come (0)", told()["r2"])
-	d.checked(map[string]symptom{"r2": {f.Server.now(), "NOT_SERVING"}})
+	found(d, map[string]symptom{"r2": {f.Server.now(), "NOT_SERVING"}})
 	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0); calls: ejected 2000ms first messages are late, or do not come (0)", told()["r2"])
 
 	all := make(map[string]symptom)
 	for id := range fine {
 		all[id] = symptom{f.Server.now(), "NOT_SERVING"}
 	}
-	d.checked(all) // nobody is well: all stay in use, and it is told
+	found(d, all) // nobody is well: all stay in use, and it is told
 	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0)", told()["r1"])
 	for _, m := range d.roster.order {
 		require.False(t, m.Draining)
 	}
-	d.checked(nil)
+	found(d, nil)
 	f.advance(time.Minute)
 	f.tick("chat")
 	require.Equal(t, "ejected; calls: half_open 62000ms first messages are late, or do not come (0)", told()["r2"])

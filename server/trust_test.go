@@ -51,8 +51,8 @@ func seen(t *testing.T, f *fixture, token string) (all []string) {
 	note := func(m proto.Message) { all = append(all, strings.ReplaceAll(prototext.Format(m), "  ", " ")) }
 	hear := func() {
 		f.tick("chat")
-		w := &watcher{principal: p, client: new(client), load: true, index: true}
-		news, _, _ := f.deployment("chat").news(w) // to one who begins to watch now
+		w := &watcher{deployment: f.deployment("chat"), principal: p, client: new(client), load: true, index: true}
+		news, _, _ := w.news() // to one who begins to watch now
 		for _, m := range news {
 			m.Config = nil
 			note(m)

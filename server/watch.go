@@ -44,23 +44,24 @@ func (s routingService) WatchReplicas(stream watchStream) error {
 	if err != nil {
 		return err
 	}
-	defer d.unwatch(w)
-	if err := d.received(w, first); err != nil {
+	defer w.unwatch()
+	if err := w.received(first); err != nil {
 		return err
 	}
 	read := make(chan error, 1)
 	go func() { // ends with the stream, so after this method at the latest
-		read <- shielded(s.log, "WatchReplicas", func() error { return d.listen(w, stream) })
+		read <- shielded(s.log, "WatchReplicas", func() error { return w.listen(stream) })
 	}()
-	return s.broadcast(d, w, stream, read)
+	return s.broadcast(w, stream, read)
 }
 
 // A watcher is one stream of updates, and what was sent on it.
 type watcher struct {
-	principal *principal
-	client    *client
-	index     bool
-	load      bool
+	deployment *deployment
+	principal  *principal
+	client     *client
+	index      bool
+	load       bool
 
 	// The state that was sent; used by broadcast alone.
 	incarnation          string // still to be sent; "" = sent
@@ -95,7 +96,7 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	c := d.balance.ledger.open(p.own(start.GetClientId()), d.now())
 	c.dropped = func() { p.accounts.Add(-1) }
 	w := &watcher{
-		principal: p, client: c,
+		deployment: d, principal: p, client: c,
 		index: start.GetIndex(), load: start.GetLoad(), incarnation: incarnation,
 	}
 	if start.GetIncarnation() == incarnation {
@@ -105,7 +106,8 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	return w, nil
 }
 
-func (d *deployment) unwatch(w *watcher) {
+func (w *watcher) unwatch() {
+	d := w.deployment
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.watchers--
@@ -116,7 +118,7 @@ func (d *deployment) unwatch(w *watcher) {
 }
 
 // listen applies the client's reports until it ends the stream.
-func (d *deployment) listen(w *watcher, stream watchStream) error {
+func (w *watcher) listen(stream watchStream) error {
 	for {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -131,26 +133,27 @@ func (d *deployment) listen(w *watcher, stream watchStream) error {
 		if err := w.principal.pace(stream.Context()); err != nil {
 			return err
 		}
-		if err := d.received(w, m); err != nil {
+		if err := w.received(m); err != nil {
 			return err
 		}
 	}
 }
 
 // received applies the reports of one message.
-func (d *deployment) received(w *watcher, m *warmpathv1.WatchReplicasRequest) error {
-	if err := d.reported(w, m.GetBookings()); err != nil {
+func (w *watcher) received(m *warmpathv1.WatchReplicasRequest) error {
+	if err := w.reported(m.GetBookings()); err != nil {
 		return err
 	}
-	if err := d.showed(w, m.GetOutcomes()); err != nil {
+	if err := w.showed(m.GetOutcomes()); err != nil {
 		return err
 	}
-	return d.routed(w, m.GetRoutes())
+	return w.routed(m.GetRoutes())
 }
 
 // routed applies a client's report on its routes. Those of principals without trust are ignored: they cannot be
 // verified.
-func (d *deployment) routed(w *watcher, r *warmpathv1.RouteReport) error {
+func (w *watcher) routed(r *warmpathv1.RouteReport) error {
+	d := w.deployment
 	if r == nil || !w.principal.trusted() {
 		return nil
 	}
@@ -173,7 +176,8 @@ func (d *deployment) routed(w *watcher, r *warmpathv1.RouteReport) error {
 	return nil
 }
 
-func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
+func (w *watcher) reported(r *warmpathv1.BookingReport) error {
+	d := w.deployment
 	if r == nil {
 		return nil
 	}
@@ -194,33 +198,33 @@ func (d *deployment) reported(w *watcher, r *warmpathv1.BookingReport) error {
 }
 
 // broadcast sends the news of the deployment until the stream ends.
-func (s *Server) broadcast(d *deployment, w *watcher, stream watchStream, read <-chan error) error {
+func (s *Server) broadcast(w *watcher, stream watchStream, read <-chan error) error {
 	alive := time.NewTicker(aliveInterval)
 	defer alive.Stop()
 	moved := s.authenticator.moved.wait()
-	if err := s.revoked(stream.Context(), w.principal, d.name); err != nil {
+	if err := s.revoked(stream.Context(), w.principal, w.deployment.name); err != nil {
 		return err
 	}
 	for {
-		news, wake, ended := d.news(w)
+		news, wake, ended := w.news()
 		select {
 		case <-s.draining:
 			return errDraining
 		case <-moved: // a watcher whose permission has ended is sent no news
 			moved = s.authenticator.moved.wait()
-			if err := s.revoked(stream.Context(), w.principal, d.name); err != nil {
+			if err := s.revoked(stream.Context(), w.principal, w.deployment.name); err != nil {
 				return err
 			}
 		default:
 		}
 		if ended {
-			return status.Errorf(codes.NotFound, "the deployment %s was removed from the config", d.name)
+			return status.Errorf(codes.NotFound, "the deployment %s was removed from the config", w.deployment.name)
 		}
 		for _, m := range news {
 			if err := stream.Send(m); err != nil {
 				return err
 			}
-			d.tally.sent(m)
+			w.deployment.tally.sent(m)
 		}
 		select {
 		case <-wake:
@@ -235,7 +239,8 @@ func (s *Server) broadcast(d *deployment, w *watcher, stream watchStream, read <
 
 // news is the changes since the last messages to a watcher, none if nothing has changed and one was sent lately; wake
 // is closed when there may be more.
-func (d *deployment) news(w *watcher) (all []*warmpathv1.WatchReplicasResponse, wake <-chan struct{}, ended bool) {
+func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan struct{}, ended bool) {
+	d := w.deployment
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	wake = d.wake.wait()

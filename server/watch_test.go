@@ -239,7 +239,7 @@ func TestComingAndGoingIsBounded(t *testing.T) {
 	come := func(id string) error {
 		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: id}, "")
 		if err == nil {
-			d.unwatch(w)
+			w.unwatch()
 		}
 		return err
 	}
@@ -261,15 +261,15 @@ func TestAnEmptyFleetIsToldOnce(t *testing.T) {
 	defer d.close()
 	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x"}, "life")
 	require.NoError(t, err)
-	first, _, _ := d.news(w)
+	first, _, _ := w.news()
 	require.True(t, first[0].GetFleet().GetSnapshot())
 	for range 3 {
 		d.tick(now.now())
-		more, _, _ := d.news(w)
+		more, _, _ := w.news()
 		require.Empty(t, more)
 	}
 	_, err = d.register(new(warmpathv1.RegisterRequest), replicaAt("r", "r:1"))
 	require.NoError(t, err)
-	more, _, _ := d.news(w)
+	more, _, _ := w.news()
 	require.Len(t, more[0].GetFleet().GetReplicas(), 1)
 }
