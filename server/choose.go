@@ -166,10 +166,7 @@ func (k *picks) choose(
 		}
 	}()
 	x.q = *q
-	var began time.Time // zero = the duration is not recorded
-	if k.recorder.Timed(ctx) {
-		began = time.Now()
-	}
+	began := k.recorder.Begin(ctx)
 	h, err := k.pick(ctx, r, x)
 	if err != nil {
 		k.leases.fail(x, err)
@@ -206,11 +203,8 @@ func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time
 	if decision.Reason == policy.ReasonNoKey {
 		h.warnNoKey.Do(func() { k.warnNoKey(name) })
 	}
-	telemetry.Span(ctx, nil, name, &x.q, decision)
-	k.recorder.Decided(ctx, name, &x.q, decision)
-	if !began.IsZero() {
-		k.recorder.Picked(ctx, name, time.Since(began)-decision.Queued)
-	}
+	k.recorder.Decided(ctx, nil, name, &x.q, decision)
+	k.recorder.Picked(ctx, name, began, decision.Queued)
 }
 
 // holdFor is how long the pick adds to the load.

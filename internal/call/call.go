@@ -264,9 +264,7 @@ func (c *Call) claim(ctx context.Context, b *Binding, state stateOf) (ready bool
 		}
 		return false, Explain(err, &c.key.request, b.Router.View())
 	}
-	if b.Central != nil {
-		c.reserved.decidedHere(b, &c.key.request)
-	}
+	c.reserved.decidedHere(b, &c.key.request)
 	ready, kept := c.use(ctx, b, state)
 	if !ready && !kept {
 		c.reserved.giveBack(&c.key.request)
@@ -292,7 +290,7 @@ func (c *Call) use(ctx context.Context, b *Binding, state stateOf) (ready, kept 
 	if b.Router.Observes() && !c.reserved.held.Watched() {
 		c.rarely().picked = time.Now()
 	}
-	note(ctx, b, c.few.span, c.route, &c.key.request, c.Decision())
+	Note(ctx, b, c.few.span, c.route, &c.key.request, c.Decision())
 	return true, false
 }
 

@@ -44,12 +44,12 @@ type attempt struct {
 // statusAlone reports whether the replica answered with a status in place of headers and messages.
 func (a *attempt) statusAlone() bool { return len(a.Trailer["content-type"]) > 0 }
 
-// note records a decision on the attempt's span, in the metrics, and in the report that the application asked for.
-func note(
+// Note records a decision on the attempt's span, in the metrics, and in the report that the application asked for. call is
+// the application's span; nil where it cannot be distinguished, as without an interceptor.
+func Note(
 	attempt context.Context, b *Binding, call trace.Span, route *Route, q *policy.Request, d *policy.Decision,
 ) {
-	telemetry.Span(attempt, call, b.Policy, q, d)
-	b.Telemetry.Decided(attempt, b.Policy, q, d)
+	b.Telemetry.Decided(attempt, call, b.Policy, q, d)
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
 		b.NoKey(b, q.Method)
 	}
@@ -76,14 +76,8 @@ func note(
 func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
 	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
 		d := policy.To(r, why)
-		note(attempt, b, nil, nil, q, &d)
+		Note(attempt, b, nil, nil, q, &d)
 	}
-}
-
-// Note records the decision for a call without an interceptor, whose span cannot be distinguished from the
-// application's.
-func Note(attempt context.Context, b *Binding, route *Route, q *policy.Request, d *policy.Decision) {
-	note(attempt, b, nil, route, q, d)
 }
 
 // Ended ends the reservation of a call that has ended, and gives its Router what the replica reported in the trailer:

@@ -28,53 +28,38 @@ type reservation struct {
 	brought atomic.Bool            // made by the interceptor and not used yet
 }
 
-// make reserves a replica, waiting in the queue where all are full.
+// make reserves a replica, waiting in the queue where all are full. It reserves none where only gRPC can help.
 func (r *reservation) make(ctx context.Context, b *Binding, q *policy.Request, backoff time.Duration) error {
-	timed := b.Telemetry.Timed(ctx)
 	if b.Central != nil {
 		if pause.For(ctx, backoff) != nil {
 			return status.FromContextError(ctx.Err()).Err()
 		}
 		backoff = 0
-		var start time.Time
-		if timed {
-			start = time.Now()
-		}
-		switch made, err := r.ask(ctx, b, q); {
-		case err != nil:
-			return err
-		case made:
-			r.made(b)
-			if timed {
-				b.Telemetry.Picked(ctx, b.Policy, time.Since(start)-r.held.Decision.Queued)
-			}
-			return nil
-		}
 	}
-	var start time.Time
-	if timed {
-		start = time.Now()
-	}
-	switch err := b.Router.Reserve(ctx, q, &r.held, router.How{Backoff: backoff}); err {
-	case nil:
+	began := b.Telemetry.Begin(ctx)
+	made, err := r.ask(ctx, b, q)
+	if !made && err == nil {
 		if b.Central != nil {
+			began = b.Telemetry.Begin(ctx)
+		}
+		switch err = b.Router.Reserve(ctx, q, &r.held, router.How{Backoff: backoff}); err {
+		case nil:
 			r.decidedHere(b, q)
+		case router.ErrNotConnected, router.ErrClosed:
+			return nil
+		default:
+			err = Status(Explain(err, q, b.Router.View()))
 		}
-		r.made(b)
-		if timed && r.held.Decision.Queued == 0 {
-			b.Telemetry.Picked(ctx, b.Policy, time.Since(start))
-		}
-		return nil
-	case router.ErrNotConnected, router.ErrClosed:
-		return nil
-	default:
-		return Status(Explain(err, q, b.Router.View()))
 	}
-}
-
-func (r *reservation) made(b *Binding) {
+	if err != nil {
+		return err
+	}
 	r.binding = b
 	r.brought.Store(true)
+	if d := &r.held.Decision; made || d.Queued == 0 {
+		b.Telemetry.Picked(ctx, b.Policy, began, d.Queued)
+	}
+	return nil
 }
 
 // drop gives back a reservation that no picker has used.

@@ -22,6 +22,6 @@ func TestDefaultWhereInstrumentsAreRefused(t *testing.T) {
 	r := telemetry.Default()
 	require.Len(t, told, 1)
 	require.ErrorContains(t, told[0], "creating instruments")
-	r.Decided(t.Context(), "round_robin", new(policy.Request), &policy.Decision{Reason: policy.ReasonRoundRobin})
+	r.Decided(t.Context(), nil, "round_robin", new(policy.Request), &policy.Decision{Reason: policy.ReasonRoundRobin})
 	require.False(t, r.Counts(t.Context()))
 }

@@ -109,21 +109,6 @@ func Attributes(policyName string, q *policy.Request, d *policy.Decision) []attr
 	return kvs
 }
 
-// Span writes a decision on the span in the context of an attempt. The span is
-// the attempt's own if it differs from the one in the context of the call.
-func Span(attempt context.Context, call trace.Span, policyName string, q *policy.Request, d *policy.Decision) {
-	span := trace.SpanFromContext(attempt)
-	if !span.IsRecording() {
-		return
-	}
-	kvs := Attributes(policyName, q, d)
-	if call != nil && span == call {
-		span.AddEvent(EventName, trace.WithAttributes(kvs...))
-		return
-	}
-	span.SetAttributes(kvs...)
-}
-
 // Ejected adds the event where the replica of a call that failed is ejected.
 func Ejected(span trace.Span, rt *router.Router, r *policy.Replica) {
 	if !span.IsRecording() {
@@ -297,30 +282,46 @@ func (r *Recorder) Count(ctx context.Context, c Counter, policyName, reason stri
 // Counts reports whether decisions are counted at all.
 func (r *Recorder) Counts(ctx context.Context) bool { return r.counters[decisions].Enabled(ctx) }
 
-// Decided counts a decision, and what a shadow policy decided on the same request.
-func (r *Recorder) Decided(ctx context.Context, policyName string, q *policy.Request, d *policy.Decision) {
-	if !r.Counts(ctx) {
+// Decided writes a decision on the span in the context of an attempt, and counts it, and what a shadow policy decided on
+// the same request. The span is the attempt's own if it differs from that of the call.
+func (r *Recorder) Decided(
+	attempt context.Context, call trace.Span, policyName string, q *policy.Request, d *policy.Decision,
+) {
+	if span := trace.SpanFromContext(attempt); span.IsRecording() {
+		if kvs := Attributes(policyName, q, d); call != nil && span == call {
+			span.AddEvent(EventName, trace.WithAttributes(kvs...))
+		} else {
+			span.SetAttributes(kvs...)
+		}
+	}
+	if !r.Counts(attempt) {
 		return
 	}
-	r.counters[decisions].Add(ctx, 1, r.set(policyName, string(d.Reason)))
+	r.counters[decisions].Add(attempt, 1, r.set(policyName, string(d.Reason)))
 	name, other, matched, ok := router.Shadow(q)
 	if !ok {
 		return
 	}
 	by, of := KeyPolicy.String(policyName), KeyShadowPolicy.String(name)
 	both := r.attributes(by, of)
-	r.counters[shadow].Add(ctx, int64(other.MatchedTokens), both)
-	r.counters[actual].Add(ctx, int64(matched), both)
-	r.counters[shadowed].Add(ctx, 1, r.attributes(by, of, KeyShadowDiffers.Bool(other.Replica != d.Replica)))
+	r.counters[shadow].Add(attempt, int64(other.MatchedTokens), both)
+	r.counters[actual].Add(attempt, int64(matched), both)
+	r.counters[shadowed].Add(attempt, 1, r.attributes(by, of, KeyShadowDiffers.Bool(other.Replica != d.Replica)))
 }
 
-// Timed reports whether pick durations are recorded at all, so that the clock
-// is not read in vain.
-func (r *Recorder) Timed(ctx context.Context) bool { return r.pick.Enabled(ctx) }
+// Begin returns the time where pick durations are recorded at all, else zero.
+func (r *Recorder) Begin(ctx context.Context) (began time.Time) {
+	if r.pick.Enabled(ctx) {
+		began = time.Now()
+	}
+	return began
+}
 
-// Picked records how long a pick took.
-func (r *Recorder) Picked(ctx context.Context, policyName string, took time.Duration) {
-	r.pick.Record(ctx, took.Seconds(), r.set(policyName, ""))
+// Picked records how long a pick took that began then, less its time in the queue.
+func (r *Recorder) Picked(ctx context.Context, policyName string, began time.Time, queued time.Duration) {
+	if !began.IsZero() {
+		r.pick.Record(ctx, (time.Since(began) - queued).Seconds(), r.set(policyName, ""))
+	}
 }
 
 // Ended records the outcome of one attempt: what was predicted against what the
