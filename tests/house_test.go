@@ -151,7 +151,7 @@ func TestCoreKnowsNoNetwork(t *testing.T) {
 }
 
 func TestEnginesStayBehindTheWall(t *testing.T) {
-	cmd := exec.Command("go", "list", "-deps", module+"/client", module+"/resolver", module+"/balancer")
+	cmd := exec.Command("go", "list", "-deps", module+"/client", module+"/resolver", module+"/internal/balancer")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("go list -deps: %v", err)
