@@ -10,6 +10,9 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 )
 
 func TestTargets(t *testing.T) {
@@ -47,18 +50,23 @@ func TestTargetsWithoutScheme(t *testing.T) {
 	}
 }
 
+// broken is a config that JSON cannot have.
+type broken struct{ F func() }
+
+func (broken) Name() string { return "broken" }
+
 func TestOptionErrors(t *testing.T) {
 	for _, tt := range []struct {
 		options []Option
 		want    string
 	}{
 		{[]Option{WithConfig(`{"max_atempts":1}`)}, `warmpath: config: unknown field "max_atempts"`},
-		{[]Option{WithConfig(`{"max_atempts":1}`), WithPolicy("round_robin", nil)}, `warmpath: config: unknown field "max_atempts"`},
-		{[]Option{WithPolicy("round_robin", func() {})}, "warmpath: config: policy.round_robin: json: unsupported type: func()"},
-		{[]Option{WithPolicy("round_robin", `{}`)}, "warmpath: config: policy.round_robin: the config is a string, not an object"},
+		{[]Option{WithConfig(`{"max_atempts":1}`), WithPolicy(roundrobin.Config{})}, `warmpath: config: unknown field "max_atempts"`},
+		{[]Option{WithPolicy(broken{})}, "warmpath: config: policy.broken: json: unsupported type: func()"},
+		{[]Option{WithPolicy(prefixaffinity.Config{OnMiss: "x"})}, `warmpath: config: policy.prefix_cache_affinity: on_miss: it is "x", want rendezvous, least_loaded or smallest`},
 		{[]Option{WithDialects(dialect.Dialect{Methods: []string{"/a/b"}, Prompt: "0"})}, `warmpath: dialects[0] (/a/b): prompt: "0": "0" is no field number`},
 	} {
 		require.EqualError(t, CheckOptions(tt.options...), tt.want)
 	}
-	require.NoError(t, CheckOptions(WithPolicy("consistent_hash", nil), WithConfig(`{"max_attempts":1}`)))
+	require.NoError(t, CheckOptions(WithPolicy(consistenthash.Config{}), WithConfig(`{"max_attempts":1}`)))
 }

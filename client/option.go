@@ -43,21 +43,15 @@ type option struct {
 
 func (o option) apply(to *options) { o.set(to) }
 
-// WithPolicy names the policy, over the one of WithConfig. Its config is the
-// policy's own struct, begun with its DefaultConfig, since a zero there is a zero;
-// or a json.RawMessage with the fields that differ; or nil for the defaults. The
-// default policy is prefix_cache_affinity. It sets the channel's default service
-// config: one from the resolver comes before it.
-func WithPolicy(name string, config any) Option {
+// WithPolicy selects the policy by its config, over the one of WithConfig: prefixaffinity.Config{} is the default policy
+// with the default config. It sets the channel's default service config: one from the resolver comes before it.
+func WithPolicy(config policy.NamedConfig) Option {
 	return option{set: func(o *options) {
-		if config == nil {
-			config = struct{}{}
-		}
 		raw, err := json.Marshal(config)
 		if err != nil {
-			o.fail(fmt.Errorf("policy.%s: %w", name, err))
+			o.fail(fmt.Errorf("policy.%s: %w", config.Name(), err))
 		}
-		o.policy = &policy.Selection{Name: name, Config: raw}
+		o.policy = &policy.Selection{Name: config.Name(), Config: raw}
 	}}
 }
 

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/client"
 	timing "github.com/warmpath/warmpath/internal/lookaside"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -30,7 +31,7 @@ var soon = timing.Timing{Silence: time.Second, Grace: 50 * time.Millisecond, Ret
 func watching(t *testing.T, target string, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	b := resolver.NewBuilder(resolver.WithTiming(soon), resolver.WithServerDialOptions(grpc.WithTransportCredentials(insecure.NewCredentials())))
-	all := client.DialOptions(client.WithPolicy("round_robin", nil))
+	all := client.DialOptions(client.WithPolicy(roundrobin.Config{}))
 	all = append(all, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(), grpc.WithResolvers(b))
 	cc, err := grpc.NewClient(target, append(all, opts...)...)
 	require.NoError(t, err)

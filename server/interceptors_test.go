@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"log/slog"
 	"strings"
 	"sync"
@@ -44,7 +43,7 @@ func (f *faulty) completed(r *policy.Request, _ policy.Decision, _ policy.Outcom
 }
 
 func init() {
-	policy.Register("faulty", func(json.RawMessage) (policy.Policy, error) {
+	policy.Register("faulty", func(struct{}) (policy.Policy, error) {
 		f := new(faulty)
 		return policy.Policy{
 			Uses:    policy.UsesSession | policy.UsesPrompt | policy.CallsOut,

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/json"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -68,7 +67,7 @@ func TestReloadKeepsEverything(t *testing.T) {
 var breaks atomic.Bool
 
 func init() {
-	policy.Register("breaks", func(json.RawMessage) (policy.Policy, error) {
+	policy.Register("breaks", func(struct{}) (policy.Policy, error) {
 		if breaks.Load() {
 			return policy.Policy{}, errors.New("it breaks")
 		}

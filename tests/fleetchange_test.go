@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"sync"
@@ -113,7 +112,7 @@ func newObserving(t *testing.T) *observing {
 // Issue 12.23: a policy is notified of the one replica whose connection dies and comes back, and of nothing else.
 func TestPolicyObservesConnections(t *testing.T) {
 	p := newObserving(t)
-	policy.Register("observing_connections_of_tests", func(json.RawMessage) (policy.Policy, error) { return p.Policy, nil })
+	policy.Register("observing_connections_of_tests", func(struct{}) (policy.Policy, error) { return p.Policy, nil })
 	rs := replicas(t, 3)
 	cc := dial(t, target(rs...), client.WithConfig(config(`{"observing_connections_of_tests":{}}`)))
 	connected(t, cc, rs)

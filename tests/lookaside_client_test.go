@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
+	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/requestkey"
@@ -149,7 +150,7 @@ func TestLookasideServer(t *testing.T) {
 func TestLookasidePolicy(t *testing.T) {
 	rs := replicas(t, 1)
 	at, _ := lookaside(t, "", `{consistent_hash: {}}`, rs...)
-	cc := dial(t, "warmpath://"+at+"/", client.WithPolicy("round_robin", nil))
+	cc := dial(t, "warmpath://"+at+"/", client.WithPolicy(roundrobin.Config{}))
 	var d client.Decision
 	_, err := testpb.NewTestServiceClient(cc).UnaryCall(client.WithDecision(deadline(t), &d), simple("x"))
 	require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -65,7 +66,7 @@ func TestOptionsAddUp(t *testing.T) {
 	rs := replicas(t, 2)
 	own := client.WithDialects(dialect.Dialect{Methods: []string{unaryMethod}, Prompt: "3.2"})
 	base := client.WithConfig(`{"policy":{"round_robin":{}},"max_attempts":1}`)
-	affinity := client.WithPolicy("prefix_cache_affinity", nil)
+	affinity := client.WithPolicy(prefixaffinity.Config{})
 	for _, opts := range [][]grpc.DialOption{{own, base, affinity}, {affinity, own, base}, {base, affinity, own}} {
 		cc := dial(t, target(rs...), opts...)
 		var d client.Decision
@@ -74,7 +75,7 @@ func TestOptionsAddUp(t *testing.T) {
 		require.Equal(t, "prefix_cache_affinity", d.Policy)
 		require.Equal(t, 100, d.PromptTokens)
 	}
-	_, err := client.New(target(rs...), insecureOption(), client.WithPolicy("nonsense", nil))
+	_, err := client.New(target(rs...), insecureOption(), client.WithConfig(`{"policy":{"nonsense":{}}}`))
 	require.ErrorContains(t, err, "nonsense")
 	_, err = client.New(target(rs...), insecureOption(), client.WithDialects(dialect.Dialect{Methods: []string{"no"}}))
 	require.ErrorContains(t, err, "methods")

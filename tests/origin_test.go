@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -49,7 +48,7 @@ func (p *reader) last() (message any, tier []string) {
 
 func reading(name string) *reader {
 	p := &reader{}
-	policy.Register(name, func(json.RawMessage) (policy.Policy, error) { return policy.Policy{Choose: p.choose}, nil })
+	policy.Register(name, func(struct{}) (policy.Policy, error) { return policy.Policy{Choose: p.choose}, nil })
 	return p
 }
 

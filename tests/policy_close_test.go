@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"encoding/json"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,7 +47,7 @@ var closingPlain, closingHanging = &closings{}, &closings{wait: make(chan struct
 
 func init() {
 	for name, c := range map[string]*closings{"closing_of_tests": closingPlain, "hanging_of_tests": closingHanging} {
-		policy.Register(name, func(json.RawMessage) (policy.Policy, error) {
+		policy.Register(name, func(struct{}) (policy.Policy, error) {
 			p := &closing{closings: c}
 			return policy.Policy{Choose: p.choose, Close: p.close}, nil
 		})
@@ -58,7 +57,7 @@ func init() {
 // Issue 12.11: a policy is closed when its channel is, whether that has a balancer then or sleeps.
 func TestPolicyIsClosedWithItsChannel(t *testing.T) {
 	rs := replicas(t, 1)
-	own := []client.Option{client.WithPolicy("closing_of_tests", nil)}
+	own := []client.Option{client.WithConfig(`{"policy":{"closing_of_tests":{}}}`)}
 	for _, how := range []string{"New", "DialOptions"} {
 		t.Run(how, func(t *testing.T) {
 			cc := dialled(t, how, target(rs...), own)
@@ -84,7 +83,7 @@ func TestPolicyIsClosedWithItsChannel(t *testing.T) {
 func TestPolicyThatHangsInClose(t *testing.T) {
 	rs := replicas(t, 1)
 	var log logged
-	cc := dialled(t, "New", target(rs...), []client.Option{client.WithPolicy("hanging_of_tests", nil), client.WithLogger(log.logger())})
+	cc := dialled(t, "New", target(rs...), []client.Option{client.WithConfig(`{"policy":{"hanging_of_tests":{}}}`), client.WithLogger(log.logger())})
 	where(t, deadline(t), cc, "x")
 	require.NoError(t, cc.Close())
 	require.EqualValues(t, 1, closingHanging.open.Load())

@@ -2,7 +2,6 @@ package tests
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 	"math"
 	"sync"
@@ -58,7 +57,7 @@ func (l *listener) capacityChanged(id string, kvTokens int) {
 func listening(name string, rank int) (*listener, string) {
 	name += "_of_tests"
 	l := &listener{rank: rank, ongoing: map[string]int{}, loads: map[string]int64{}, sizes: map[string]int{}}
-	policy.Register(name, func(json.RawMessage) (policy.Policy, error) {
+	policy.Register(name, func(struct{}) (policy.Policy, error) {
 		return policy.Policy{
 			Uses: policy.UsesLoad, Choose: l.choose, Observer: policy.Observer{CapacityChanged: l.capacityChanged},
 		}, nil

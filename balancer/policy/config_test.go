@@ -189,9 +189,9 @@ func TestNewRouter(t *testing.T) {
 var registered atomic.Int64
 
 func TestRegister(t *testing.T) {
-	build := func(json.RawMessage) (policy.Policy, error) { return roundrobin.New(roundrobin.Config{}) }
+	build := func(struct{}) (policy.Policy, error) { return roundrobin.New(roundrobin.Config{}) }
 	require.Panics(t, func() { policy.Register("", build) })
-	require.Panics(t, func() { policy.Register("without a factory", nil) })
+	require.Panics(t, func() { policy.Register[struct{}]("without a factory", nil) })
 	require.Panics(t, func() { policy.Register(roundrobin.Name, build) })
 	require.NotContains(t, policy.Names(), "without a factory")
 	name := fmt.Sprintf("policy_test_%d", registered.Add(1)) // there is no way to unregister
@@ -205,7 +205,7 @@ func TestRegister(t *testing.T) {
 	require.Equal(t, name, p.Name)
 
 	empty := fmt.Sprintf("policy_test_%d", registered.Add(1))
-	policy.Register(empty, func(json.RawMessage) (policy.Policy, error) { return policy.Policy{}, nil })
+	policy.Register(empty, func(struct{}) (policy.Policy, error) { return policy.Policy{}, nil })
 	_, err = policy.ParseConfig([]byte(`{"policy":{"` + empty + `":{}}}`))
 	require.ErrorContains(t, err, "policy."+empty+": it has no Choose")
 }

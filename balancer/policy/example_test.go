@@ -1,7 +1,6 @@
 package policy_test
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -27,11 +26,7 @@ func (p leastTokens) choose(q *policy.Request, v policy.View) policy.Decision {
 }
 
 func init() {
-	policy.Register("least_tokens", func(raw json.RawMessage) (policy.Policy, error) {
-		p := leastTokens{ForgiveTokens: 256}
-		if err := policy.Decode(raw, &p); err != nil {
-			return policy.Policy{}, err
-		}
+	policy.Register("least_tokens", func(p leastTokens) (policy.Policy, error) {
 		return policy.Policy{Choose: p.choose}, nil
 	})
 }

@@ -2,16 +2,14 @@
 // ([Request], [View], [Replica]) and answers ([Decision]), and [Register]. It also holds the one shape of config that
 // service configs, the look-aside server's YAML and `explain --config` share.
 //
-// An application registers a policy of its own before it dials:
+// An application registers a policy of its own before it dials. Its config is a plain struct with JSON names, whose zero
+// value is the default config:
 //
-//	func init() {
-//		policy.Register("my_policy", func(raw json.RawMessage) (policy.Policy, error) {
-//			c := myDefaults()
-//			if err := policy.Decode(raw, &c); err != nil {
-//				return nil, err
-//			}
-//			return newMyPolicy(c)
-//		})
+//	func init() { policy.Register("my_policy", New) }
+//
+//	func New(c Config) (policy.Policy, error) {
+//		p := &mine{c}
+//		return policy.Policy{Uses: policy.UsesSession, Choose: p.choose}, nil
 //	}
 //
 // A config is refused as a whole, with an error that names the field, and never
@@ -28,32 +26,43 @@ import (
 	"sync"
 )
 
-// A Factory builds a policy from its config, which may be empty. It is called from
-// any goroutine: once for each Router, and each time that a config is checked, where
-// what it returns is closed at once. So it is cheap and begins nothing that Close does not end.
-type Factory func(config json.RawMessage) (Policy, error)
+// A NamedConfig is the config of a policy as Go code writes it; Name is the policy's.
+type NamedConfig interface{ Name() string }
+
+// A factory builds a policy from its config, which may be empty.
+type factory func(config json.RawMessage) (Policy, error)
 
 var registry = struct {
 	sync.RWMutex // taken alone; no factory runs under it
-	byName       map[string]Factory
-}{byName: make(map[string]Factory)}
+	byName       map[string]factory
+}{byName: make(map[string]factory)}
 
-// Register makes a policy known by name. It panics when the name is empty or
-// taken, or the factory nil: these are mistakes of the program. Safe for
+// Register makes a policy known by name, with what builds it from its config. The config is read strictly, as by
+// [Decode]. build is called from any goroutine: once for each Router, and each time that a config is checked, where
+// what it returns is closed at once. So it is cheap and begins nothing that Close does not end. Its errors name the
+// field.
+//
+// Register panics when the name is empty or taken, or build nil: these are mistakes of the program. Safe for
 // concurrent use; policies are best registered from an init function.
-func Register(name string, f Factory) {
+func Register[C any](name string, build func(C) (Policy, error)) {
 	if name == "" {
 		panic("policy: Register with an empty name")
 	}
-	if f == nil {
-		panic(fmt.Sprintf("policy: Register of %q without a factory", name))
+	if build == nil {
+		panic(fmt.Sprintf("policy: Register of %q without a function that builds it", name))
 	}
 	registry.Lock()
 	defer registry.Unlock()
 	if registry.byName[name] != nil {
 		panic(fmt.Sprintf("policy: %q is registered already", name))
 	}
-	registry.byName[name] = f
+	registry.byName[name] = func(raw json.RawMessage) (Policy, error) {
+		var c C
+		if err := Decode(raw, &c); err != nil {
+			return Policy{}, err
+		}
+		return build(c)
+	}
 }
 
 // New builds the policy with this name. An error of its config names the field.

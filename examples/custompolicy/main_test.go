@@ -75,7 +75,7 @@ func TestConfigIsRefusedAtDial(t *testing.T) {
 		`{"url": "placement"}`:        "policy.mine: url:",
 		`{"uri": "http://x.example"}`: `policy.mine: unknown field "uri"`,
 	} {
-		_, err := client.New("warmpath:///127.0.0.1:1", client.WithPolicy(Name, json.RawMessage(config)))
+		_, err := client.New("warmpath:///127.0.0.1:1", client.WithConfig(`{"policy": {"mine": `+config+`}}`))
 		require.ErrorContains(t, err, want)
 	}
 }

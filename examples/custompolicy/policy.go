@@ -25,12 +25,11 @@ type Config struct {
 	URL string `json:"url"`
 }
 
+// Name implements [policy.NamedConfig], so that client.WithPolicy takes the config.
+func (Config) Name() string { return Name }
+
 func init() {
-	policy.Register(Name, func(raw json.RawMessage) (policy.Policy, error) {
-		var c Config // with the defaults in it, if there were any
-		if err := policy.Decode(raw, &c); err != nil {
-			return policy.Policy{}, err
-		}
+	policy.Register(Name, func(c Config) (policy.Policy, error) {
 		m, err := New(c, http.DefaultTransport)
 		if err != nil {
 			return policy.Policy{}, err

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -27,16 +27,12 @@ type Config struct {
 	// process they are not needed: there the deployment's store comes with the context.
 	Server     string `json:"server,omitempty"`
 	Deployment string `json:"deployment,omitempty"`
-	// TTL is how long a session stays with its replica without a call.
+	// TTL is how long a session stays with its replica without a call; 0 = 10m.
 	TTL policy.Duration `json:"ttl,omitempty"`
 }
 
 func init() {
-	policy.Register(Name, func(raw json.RawMessage) (policy.Policy, error) {
-		c := Config{TTL: policy.Duration(10 * time.Minute)}
-		if err := policy.Decode(raw, &c); err != nil {
-			return policy.Policy{}, err
-		}
+	policy.Register(Name, func(c Config) (policy.Policy, error) {
 		s, err := New(c)
 		if err != nil {
 			return policy.Policy{}, err
@@ -61,6 +57,7 @@ type Sessions struct {
 
 // New returns the policy. Its errors name the field.
 func New(c Config) (*Sessions, error) {
+	c.TTL = cmp.Or(c.TTL, policy.Duration(10*time.Minute))
 	if c.TTL < policy.Duration(time.Second) {
 		return nil, fmt.Errorf("ttl: %v is shorter than 1s", c.TTL)
 	}

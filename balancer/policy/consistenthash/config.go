@@ -32,6 +32,9 @@ type Config struct {
 	Weighted bool `json:"weighted,omitempty"`
 }
 
+// Name implements [policy.NamedConfig].
+func (Config) Name() string { return Name }
+
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
 	c.NumVirtualNodes = cmp.Or(c.NumVirtualNodes, 100)

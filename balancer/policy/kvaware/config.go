@@ -57,6 +57,9 @@ type Config struct {
 	StickySessions bool `json:"sticky_sessions,omitempty"`
 }
 
+// Name implements [policy.NamedConfig].
+func (Config) Name() string { return Name }
+
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
 	c.NearTieTokens = cmp.Or(c.NearTieTokens, 4000)

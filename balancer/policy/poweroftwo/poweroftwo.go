@@ -28,6 +28,9 @@ const Name = "power_of_two_choices"
 // Config has no parameters.
 type Config struct{}
 
+// Name implements [policy.NamedConfig].
+func (Config) Name() string { return Name }
+
 // New returns the policy.
 func New(Config) (policy.Policy, error) {
 	return policy.Policy{

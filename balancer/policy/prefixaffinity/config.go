@@ -65,6 +65,9 @@ type Config struct {
 	StickySessions bool `json:"sticky_sessions,omitempty"`
 }
 
+// Name implements [policy.NamedConfig].
+func (Config) Name() string { return Name }
+
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
 	c.MatchRateThreshold = cmp.Or(c.MatchRateThreshold, 0.1)

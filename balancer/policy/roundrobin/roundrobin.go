@@ -38,6 +38,9 @@ const maxAdapters = 1024
 // Config has no parameters.
 type Config struct{}
 
+// Name implements [policy.NamedConfig].
+func (Config) Name() string { return Name }
+
 // New returns the policy.
 func New(Config) (policy.Policy, error) { return newRotation().policy(), nil }
 

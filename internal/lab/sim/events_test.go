@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"encoding/json"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -50,7 +49,7 @@ func (p *recorder) choose(_ *policy.Request, v policy.View) policy.Decision {
 // recorded runs a workload with recorders for three clients of a mixed fleet.
 func recorded(t *testing.T, name string, rs []workload.Request, share Share, record func(client int, changes []policy.CacheChange)) *run {
 	n := 0
-	policy.Register(name, func(json.RawMessage) (policy.Policy, error) {
+	policy.Register(name, func(struct{}) (policy.Policy, error) {
 		client := n
 		n++
 		p := &recorder{record: func(cs []policy.CacheChange) { record(client, cs) }}
