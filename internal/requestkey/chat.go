@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"slices"
 	"strconv"
 
 	"github.com/zeebo/xxh3"
@@ -16,25 +17,23 @@ import (
 func (m *Method) chat(s *source) (chat string, unread bool) {
 	var dst []byte
 	readable := false
-	for alt := 0; alt < len(s.f.paths[slotTurn]) && len(dst) == 0; alt++ {
-		s.each(slotTurn, alt, func(v value) {
-			t := m.turn.in(v.msg)
-			role := t.first(slotRole)
-			dst = appendText(append(dst, frameTurn), role)
-			n := len(dst)
-			var ok bool
-			dst, ok = t.appendContent(dst)
-			unread = unread || !ok
-			switch set := v.msg.populated(); {
-			case len(dst) > n:
-				readable = true
-			case set > 1 || role == "" && set > 0: // without a content: a call of a tool, say
-				dst, readable = appendMedium(dst, "turn", alias(v.msg.encoded())), true
-			default:
-				dst = appendField(dst, 't', "")
-			}
-		})
-	}
+	s.each(slotTurn, func(v value) {
+		t := m.turn.in(v.msg)
+		role := t.first(slotRole)
+		dst = appendText(append(dst, frameTurn), role)
+		n := len(dst)
+		var ok bool
+		dst, ok = t.appendContent(dst)
+		unread = unread || !ok
+		switch set := v.msg.populated(); {
+		case len(dst) > n:
+			readable = true
+		case set > 1 || role == "" && set > 0: // without a content: a call of a tool, say
+			dst, readable = appendMedium(dst, "turn", alias(v.msg.encoded())), true
+		default:
+			dst = appendField(dst, 't', "")
+		}
+	})
 	if readable && !unread {
 		return alias(dst), false
 	}
@@ -43,26 +42,24 @@ func (m *Method) chat(s *source) (chat string, unread bool) {
 
 // appendContent appends the content of a turn that is a message; ok is false if it cannot be read.
 func (s *source) appendContent(dst []byte) (_ []byte, ok bool) {
-	begin, ok := len(dst), s.typed == nil
-	for alt := 0; alt < len(s.f.paths[slotContent]) && len(dst) == begin; alt++ {
-		ok = ok || s.f.paths[slotContent][alt].leads(s.typed.Descriptor(), slotContent)
-		before := begin
-		s.each(slotContent, alt, func(v value) {
-			switch {
-			case v.kind == kindElement: // a part
-				ok = ok && (len(dst) > before || v.msg.populated() == 0)
-				before = len(dst)
-			case v.kind == kindMessage:
-				var read bool
-				dst, read = appendMessage(dst, v.msg.typed)
-				ok = ok && read
-			case v.kind == kindNumber:
-				dst = appendField(dst, 't', strconv.FormatInt(v.num, 10))
-			case v.text != "":
-				dst = appendField(dst, 't', v.text)
-			}
-		})
-	}
+	before, ok := len(dst), s.typed == nil || slices.ContainsFunc(s.f.paths[slotContent], func(p path) bool {
+		return p.leads(s.typed.Descriptor(), slotContent)
+	})
+	s.each(slotContent, func(v value) {
+		switch {
+		case v.kind == kindElement: // a part
+			ok = ok && (len(dst) > before || v.msg.populated() == 0)
+			before = len(dst)
+		case v.kind == kindMessage:
+			var read bool
+			dst, read = appendMessage(dst, v.msg.typed)
+			ok = ok && read
+		case v.kind == kindNumber:
+			dst = appendField(dst, 't', strconv.FormatInt(v.num, 10))
+		case v.text != "":
+			dst = appendField(dst, 't', v.text)
+		}
+	})
 	return dst, ok
 }
 

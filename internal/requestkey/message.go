@@ -143,6 +143,17 @@ func (v *value) string() string {
 	return v.text
 }
 
+// fills reports whether a value is a reason not to look at further alternatives.
+func (v *value) fills(sl slot) bool {
+	switch {
+	case v.kind == kindElement:
+		return false
+	case sl == slotSession:
+		return v.string() != "" && printable(v.text)
+	}
+	return v.text != "" || v.num != 0 || len(v.ids) > 0 || v.kind == kindMessage || len(v.msg.raw) > 0
+}
+
 // A source is a message that fields are read from.
 type source struct {
 	message
@@ -164,8 +175,24 @@ func (f *fields) in(m message) source {
 	return s
 }
 
-// each calls take for what an alternative of a slot's path leads to.
-func (s *source) each(sl slot, alt int, take func(value)) {
+// each calls take for what the best alternative of a slot's path that has something leads to, or else the last.
+func (s *source) each(sl slot, take func(value)) {
+	last := len(s.f.paths[sl]) - 1
+	for alt := range last {
+		found := false
+		s.alternative(sl, alt, func(v value) { found = found || v.fills(sl) })
+		if found {
+			s.alternative(sl, alt, take)
+			return
+		}
+	}
+	if last >= 0 {
+		s.alternative(sl, last, take)
+	}
+}
+
+// alternative calls take for what an alternative of a slot's path leads to.
+func (s *source) alternative(sl slot, alt int, take func(value)) {
 	p := s.f.paths[sl][alt]
 	switch {
 	case !p.tensor():

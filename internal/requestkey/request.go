@@ -132,7 +132,7 @@ func (m *Method) HasRank(msg any) (set bool) {
 	}
 	defer harmless()
 	s := m.request.open(msg, true)
-	s.each(slotRank, 0, func(value) { set = true })
+	s.alternative(slotRank, 0, func(value) { set = true })
 	return set
 }
 

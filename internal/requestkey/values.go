@@ -12,22 +12,14 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// first returns the text of the best alternative of a slot that has one. It aliases the message.
+// first returns the first text of a slot. It aliases the message.
 func (s *source) first(sl slot) (text string) {
-	for alt := range s.f.paths[sl] {
-		s.each(sl, alt, func(v value) {
-			if text == "" {
-				text = v.string()
-			}
-		})
-		if sl == slotSession && !printable(text) {
-			text = ""
+	s.each(sl, func(v value) {
+		if text == "" && (sl != slotSession || printable(v.text)) {
+			text = v.string()
 		}
-		if text != "" {
-			return text
-		}
-	}
-	return ""
+	})
+	return text
 }
 
 // printable reports whether a session is text: what a field holds that once was a message is not.
@@ -45,21 +37,19 @@ func (s *source) fill(dst *string, sl slot) {
 	}
 }
 
-// count returns the count of the best alternative of a slot that has one. What lists hold is added up.
+// count returns the count of a slot. What lists hold is added up.
 func (s *source) count(sl slot) (n int, ok bool) {
-	for alt := range s.f.paths[sl] {
-		sum := int64(0)
-		s.each(sl, alt, func(v value) {
-			if x, valid := v.count(); valid {
-				sum += int64(x)
-				ok = true
-			}
-		})
-		if ok {
-			return count(sum)
+	sum := int64(0)
+	s.each(sl, func(v value) {
+		if x, valid := v.count(); valid {
+			sum += int64(x)
+			ok = true
 		}
+	})
+	if !ok {
+		return 0, false
 	}
-	return 0, false
+	return count(sum)
 }
 
 // count returns a value that is a number of tokens, or a text of one.
@@ -94,27 +84,20 @@ func parseCount(s string) (int, bool) {
 // batchToken stands between the prompts of a batch of token ids.
 const batchToken = 1<<32 - 1
 
-// tokens returns the token ids of the best alternative that has some, without copying them where the message has them
-// as one slice.
-func (s *source) tokens() []uint32 {
-	for alt := range s.f.paths[slotTokens] {
-		var ids []uint32
-		batch := false // the next id belongs to another prompt
-		s.each(slotTokens, alt, func(v value) {
-			if v.kind == kindElement {
-				batch = len(ids) > 0
-				return
-			}
-			if batch {
-				ids, batch = append(ids, batchToken), false
-			}
-			ids = v.appendIDs(ids)
-		})
-		if len(ids) > 0 {
-			return ids
+// tokens returns the token ids of a prompt, without copying them where the message has them as one slice.
+func (s *source) tokens() (ids []uint32) {
+	batch := false // the next id belongs to another prompt
+	s.each(slotTokens, func(v value) {
+		if v.kind == kindElement {
+			batch = len(ids) > 0
+			return
 		}
-	}
-	return nil
+		if batch {
+			ids, batch = append(ids, batchToken), false
+		}
+		ids = v.appendIDs(ids)
+	})
+	return ids
 }
 
 // appendIDs appends token ids. The first slice of them is not copied.
@@ -130,28 +113,23 @@ func (v *value) appendIDs(dst []uint32) []uint32 {
 	return appendPacked(dst, bytesOf(v.text))
 }
 
-// texts returns the text of the best alternative of the prompt that has one; several are a batch.
+// texts returns the text of a prompt; several are a batch.
 func (s *source) texts() string {
-	for alt := range s.f.paths[slotPrompt] {
-		var first string
-		var more []string
-		n := 0
-		s.each(slotPrompt, alt, func(v value) {
-			switch {
-			case v.kind == kindElement:
-				return
-			case n == 0:
-				first = v.string()
-			default:
-				more = append(more, v.string())
-			}
-			n++
-		})
-		if text := renderBatch(first, more); text != "" {
-			return text
+	var first string
+	var more []string
+	n := 0
+	s.each(slotPrompt, func(v value) {
+		switch {
+		case v.kind == kindElement:
+			return
+		case n == 0:
+			first = v.string()
+		default:
+			more = append(more, v.string())
 		}
-	}
-	return ""
+		n++
+	})
+	return renderBatch(first, more)
 }
 
 // prompt fills the prompt of a request: token ids, else text, else chat turns. It reports whether there are turns
@@ -180,27 +158,23 @@ type medium struct {
 // media returns the media of a message that holds some. Several pair with their offsets one by one.
 func (s *source) media(m message) (all []medium) {
 	var ids []string
-	for alt := 0; alt < len(s.f.paths[slotMediaID]) && len(ids) == 0; alt++ {
-		s.each(slotMediaID, alt, func(v value) {
-			if id := v.string(); id != "" {
-				ids = append(ids, id)
-			}
-		})
-	}
+	s.each(slotMediaID, func(v value) {
+		if id := v.string(); id != "" {
+			ids = append(ids, id)
+		}
+	})
 	var offsets []int64
-	for alt := 0; alt < len(s.f.paths[slotMediaOffset]) && len(offsets) == 0; alt++ {
-		read := 0
-		s.each(slotMediaOffset, alt, func(v value) {
-			if v.kind != kindElement {
-				offsets = append(offsets, v.num)
-			} else if len(offsets) == read {
-				offsets = append(offsets, 0) // which is not encoded
-			}
-			if v.kind == kindElement {
-				read = len(offsets)
-			}
-		})
-	}
+	read := 0
+	s.each(slotMediaOffset, func(v value) {
+		switch {
+		case v.kind != kindElement:
+			offsets = append(offsets, v.num)
+			return
+		case len(offsets) == read:
+			offsets = append(offsets, 0) // which is not encoded
+		}
+		read = len(offsets)
+	})
 	switch {
 	case len(ids) > 0 && len(ids) == len(offsets):
 		for i, id := range ids {
@@ -224,7 +198,7 @@ func (s *source) media(m message) (all []medium) {
 func (m *Method) mixMedia(q *policy.Request, s *source) {
 	var all []medium
 	for alt := range s.f.paths[slotMedia] {
-		s.each(slotMedia, alt, func(v value) {
+		s.alternative(slotMedia, alt, func(v value) {
 			in := m.medium.in(v.msg)
 			all = append(all, in.media(v.msg)...)
 		})
