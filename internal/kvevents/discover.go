@@ -16,31 +16,47 @@ const maxRanks = 1024
 
 var errNoSource = errors.New("kvevents: the engine names no ZeroMQ source")
 
-// discover asks an engine for its sources. Where they name no host that can be reached it is that of the replica.
-func discover(ctx context.Context, connect connector, method, replicaAddress string) ([]Socket, error) {
-	conn, err := connect(ctx)
+// discover asks the replica for its ZeroMQ sockets until it names some, and follows them.
+func (r *replica) discover(ctx context.Context, method string) {
+	x := r.stream(method, 0, nil)
+	for b := new(Backoff); ; {
+		all, err := r.sources(ctx, method)
+		if ctx.Err() != nil {
+			return
+		}
+		x.Failed(err)
+		if err == nil {
+			r.sockets(ctx, all)
+			return
+		}
+		b.Wait(ctx)
+	}
+}
+
+// sources asks the replica for its ZeroMQ sockets. Where they name no host that can be reached it is the replica's.
+func (r *replica) sources(ctx context.Context, method string) (all []Socket, err error) {
+	conn, err := r.Connect(ctx, r.attrs.ID)
 	if err != nil {
 		return nil, err
 	}
-	request, reply := []byte{}, []byte{}
+	var request, reply []byte
 	if err := conn.Invoke(ctx, method, &request, &reply, callOptions()...); err != nil {
 		return nil, fmt.Errorf("kvevents: GetKvEventSources: %w", err)
 	}
-	host, _, err := net.SplitHostPort(replicaAddress)
+	host, _, err := net.SplitHostPort(r.attrs.Address)
 	if err != nil {
-		host = replicaAddress
+		host = r.attrs.Address
 	}
-	var sources []Socket
 	ok := protofield.Each(reply, func(f protofield.Field) {
-		if s, ok := readSource(f.Bytes, host); ok && f.Number == 1 && len(sources) < maxRanks {
-			s.Engine = replicaAddress
-			sources = append(sources, s)
+		if s, ok := readSource(f.Bytes, host); ok && f.Number == 1 && len(all) < maxRanks {
+			s.Engine = r.attrs.Address
+			all = append(all, s)
 		}
 	})
-	if !ok || len(sources) == 0 {
+	if !ok || len(all) == 0 {
 		return nil, errNoSource
 	}
-	return sources, nil
+	return all, nil
 }
 
 func readSource(msg []byte, host string) (s Socket, ok bool) {

@@ -26,17 +26,13 @@ var errUnconfirmed = errors.New("kvevents: the engine does not repeat its last m
 // watcher follows SubscribeKvEvents of one replica. What is not applied yet is bounded by gRPC's flow control.
 type watcher struct {
 	*Stream
-	seq     *Sequence
-	connect connector
-	method  string
-	open    bool // its messages are OpenEngine's; those of all others are SMG's
+	seq    *Sequence
+	method string
+	open   bool // its messages are OpenEngine's; those of all others are SMG's
 }
 
-// connector returns a connection to one replica, or waits for one.
-type connector func(context.Context) (grpc.ClientConnInterface, error)
-
-func newWatcher(ctx context.Context, r *replica, connect connector, method string) *watcher {
-	w := &watcher{connect: connect, method: method, open: strings.HasPrefix(method, "/openengine.")}
+func newWatcher(ctx context.Context, r *replica, method string) *watcher {
+	w := &watcher{method: method, open: strings.HasPrefix(method, "/openengine.")}
 	decode := decodeSMG
 	if w.open {
 		decode = decodeOpen
@@ -69,7 +65,7 @@ func (w *watcher) run(ctx context.Context) {
 
 // session opens the stream and takes what comes; again is true if it is to be opened once more, at once.
 func (w *watcher) session(ctx context.Context, b *Backoff) (again bool, err error) {
-	conn, err := w.connect(ctx)
+	conn, err := w.Connect(ctx, w.attrs.ID)
 	if err != nil {
 		return false, err
 	}

@@ -22,31 +22,24 @@ const replaysAtOnce = 8
 
 // Manager follows the KV events of a fleet: of every replica that has kv_events. Safe for use by many goroutines.
 type Manager struct {
-	shared  *shared
+	options Options
+	replays chan struct{} // has those under way
 	ctx     context.Context
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
 	// mu guards the fields below. The locks of the replicas' statuses are taken under it.
 	mu     sync.Mutex
-	fleet  map[string]*subscription
-	ending map[string]*subscription // the last one of each replica that is to end and has not ended
+	fleet  map[string]*replica
+	ending map[string]*replica // the last one of each id that is to end and has not ended
 	closed bool
-}
-
-// subscription is one replica's.
-type subscription struct {
-	replica  *replica
-	attrs    policy.Attributes
-	instance string // the latest; guarded by Manager.mu
-	cancel   context.CancelFunc
-	done     chan struct{}
 }
 
 // NewManager returns a Manager that follows no replica yet.
 func NewManager(o Options) *Manager {
-	m := &Manager{ending: map[string]*subscription{}}
-	m.shared = &shared{Options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce)}
+	m := &Manager{
+		options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce), ending: map[string]*replica{},
+	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }
@@ -60,17 +53,17 @@ func (m *Manager) SetFleet(fleet []policy.Attributes) {
 		return
 	}
 	old := m.fleet
-	m.fleet = make(map[string]*subscription, len(fleet))
+	m.fleet = make(map[string]*replica, len(fleet))
 	for _, a := range fleet {
-		if s := old[a.ID]; s != nil && s.follows(a) {
-			s.instance = a.Instance
-			m.fleet[a.ID] = s
+		if r := old[a.ID]; r != nil && r.follows(a) {
+			r.instance = a.Instance
+			m.fleet[a.ID] = r
 			delete(old, a.ID)
 		}
 	}
-	for id, s := range old {
-		s.cancel()
-		m.ending[id] = s
+	for id, r := range old {
+		r.cancel()
+		m.ending[id] = r
 	}
 	for _, a := range fleet {
 		if a.KVEvents != "" && m.fleet[a.ID] == nil {
@@ -79,13 +72,13 @@ func (m *Manager) SetFleet(fleet []policy.Attributes) {
 	}
 }
 
-// follows reports whether these attributes change nothing for the subscription. The Router forgets the cache of a
-// replica that was restarted: it must get it again.
-func (s *subscription) follows(a policy.Attributes) bool {
-	b := s.attrs
-	restarted := s.instance != a.Instance && s.instance != "" && a.Instance != ""
+// follows reports whether these attributes change nothing for the replica. The Router forgets the cache of one that
+// was restarted: it must get it again.
+func (r *replica) follows(a policy.Attributes) bool {
+	b := r.attrs
+	restarted := r.instance != a.Instance && r.instance != "" && a.Instance != ""
 	return !restarted && b.KVEvents == a.KVEvents && b.KVEventsReplay == a.KVEventsReplay && b.Ranks == a.Ranks &&
-		b.Address == a.Address && model(b) == model(a)
+		b.Address == a.Address && r.model == model(a)
 }
 
 // model is the model whose name the replica's blocks are hashed with: the first that it serves.
@@ -96,58 +89,57 @@ func model(a policy.Attributes) string {
 	return a.Models[0]
 }
 
-// start follows a replica, once the subscription before it has ended.
-func (m *Manager) start(a policy.Attributes, before *subscription) *subscription {
-	s := &subscription{
-		attrs: a, instance: a.Instance, done: make(chan struct{}),
-		replica: &replica{id: a.ID, model: model(a), shared: m.shared},
+// start follows a replica, once the one with its id before it has ended.
+func (m *Manager) start(a policy.Attributes, before *replica) *replica {
+	r := &replica{
+		Options: m.options, replays: m.replays, attrs: a, model: model(a), instance: a.Instance, done: make(chan struct{}),
 	}
 	var ctx context.Context
-	ctx, s.cancel = context.WithCancel(m.ctx)
+	ctx, r.cancel = context.WithCancel(m.ctx)
 	m.running.Go(func() {
-		defer m.ended(s)
+		defer m.ended(r)
 		if before != nil {
 			<-before.done
 		}
-		m.follow(ctx, s)
-		for _, x := range s.replica.streams {
+		r.follow(ctx)
+		for _, x := range r.streams {
 			x.clear()
 		}
 	})
-	return s
+	return r
 }
 
-func (m *Manager) ended(s *subscription) {
-	s.cancel()
-	close(s.done)
+func (m *Manager) ended(r *replica) {
+	r.cancel()
+	close(r.done)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if id := s.attrs.ID; m.ending[id] == s {
+	if id := r.attrs.ID; m.ending[id] == r {
 		delete(m.ending, id)
 	}
 }
 
 // follow follows until the context ends.
-func (m *Manager) follow(ctx context.Context, s *subscription) {
-	src, err := ParseSource(s.attrs)
+func (r *replica) follow(ctx context.Context) {
+	src, err := ParseSource(r.attrs)
 	switch {
 	case err != nil:
-		m.shared.Logger.Error("warmpath: a replica's KV events are not followed", "replica", s.attrs.ID, "error", err)
-		s.replica.stream(s.attrs.KVEvents, 0, nil).Update(func(st *Status) { st.Problem = err.Error() })
+		r.Logger.Error("warmpath: a replica's KV events are not followed", "replica", r.attrs.ID, "error", err)
+		r.stream(r.attrs.KVEvents, 0, nil).Update(func(st *Status) { st.Problem = err.Error() })
 		<-ctx.Done()
 	case src.Subscribe != "":
-		newWatcher(ctx, s.replica, m.connector(s), src.Subscribe).run(ctx)
+		newWatcher(ctx, r, src.Subscribe).run(ctx)
 	case src.Discover != "":
-		m.discover(ctx, s, src.Discover)
+		r.discover(ctx, src.Discover)
 	default:
 		all := make([]Socket, src.Ranks)
 		for rank := range all {
 			address, replay := src.Rank(rank)
 			all[rank] = Socket{
-				Address: address, Listen: src.Listen, Replay: replay, Topic: src.Topic, Rank: rank, Engine: s.attrs.Address,
+				Address: address, Listen: src.Listen, Replay: replay, Topic: src.Topic, Rank: rank, Engine: r.attrs.Address,
 			}
 		}
-		s.replica.sockets(ctx, all)
+		r.sockets(ctx, all)
 	}
 }
 
@@ -161,43 +153,14 @@ func (r *replica) sockets(ctx context.Context, all []Socket) {
 	wg.Wait()
 }
 
-var errNoConnect = errors.New("kvevents: no gRPC connection to replicas can be had here")
-
-// connector returns connections to the subscription's replica.
-func (m *Manager) connector(s *subscription) connector {
-	return func(ctx context.Context) (grpc.ClientConnInterface, error) {
-		if m.shared.Connect == nil {
-			return nil, errNoConnect
-		}
-		return m.shared.Connect(ctx, s.attrs.ID)
-	}
-}
-
-// discover asks the replica for its ZeroMQ sockets until it names some, and follows them.
-func (m *Manager) discover(ctx context.Context, s *subscription, method string) {
-	x := s.replica.stream(method, 0, nil)
-	for b := new(Backoff); ; {
-		all, err := discover(ctx, m.connector(s), method, s.attrs.Address)
-		if ctx.Err() != nil {
-			return
-		}
-		x.Failed(err)
-		if err == nil {
-			s.replica.sockets(ctx, all)
-			return
-		}
-		b.Wait(ctx)
-	}
-}
-
 // Status returns the status of every stream, in the order of the replicas' ids. That replicas of one model have blocks
 // of different sizes is a problem of the later ones: equal prompts have different hashes there.
 func (m *Manager) Status() []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var all []Status
-	for _, s := range m.fleet {
-		all = append(all, s.replica.Status()...)
+	for _, r := range m.fleet {
+		all = append(all, r.statuses()...)
 	}
 	slices.SortStableFunc(all, func(a, b Status) int {
 		return cmp.Or(cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.Rank, b.Rank))
@@ -245,6 +208,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+var errNoConnect = errors.New("kvevents: no gRPC connection to replicas can be had here")
+
 const (
 	defaultBytes = 16 << 20
 	defaultQuiet = time.Second
@@ -254,6 +219,9 @@ func (o Options) withDefaults() Options {
 	o.MaxBytes = cmp.Or(o.MaxBytes, defaultBytes)
 	o.Quiet = cmp.Or(o.Quiet, defaultQuiet)
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	if o.Connect == nil {
+		o.Connect = func(context.Context, string) (grpc.ClientConnInterface, error) { return nil, errNoConnect }
+	}
 	return o
 }
 

@@ -45,8 +45,8 @@ type Status struct {
 	model string
 }
 
-// Status returns the status of every stream of the replica.
-func (r *replica) Status() []Status {
+// statuses returns the status of every stream.
+func (r *replica) statuses() []Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := make([]Status, len(r.streams))

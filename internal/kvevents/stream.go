@@ -4,13 +4,19 @@ import (
 	"context"
 	"maps"
 	"sync"
+
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // replica is what the streams of one replica share.
 type replica struct {
-	id    string
-	model string
-	*shared
+	Options
+	replays  chan struct{}
+	attrs    policy.Attributes
+	model    string
+	instance string // the latest; guarded by Manager.mu
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when it has ended
 
 	// applying makes the changes of one replica come one after another, whatever its streams. It guards their batches,
 	// translators and counts, and is held while Sink is called. Only the streams' own goroutines take it.
@@ -19,12 +25,6 @@ type replica struct {
 	// mu guards streams and the status of each. Nothing is called under it.
 	mu      sync.Mutex
 	streams []*Stream
-}
-
-// shared is what the replicas of a Manager share.
-type shared struct {
-	Options
-	replays chan struct{}
 }
 
 // decoder reads a message, until the context ends.
@@ -46,7 +46,7 @@ type Stream struct {
 
 func (r *replica) stream(source string, rank int, decode decoder) *Stream {
 	s := &Stream{replica: r, source: source, rank: rank, decode: decode, translators: map[int]*translator{}}
-	s.status = Status{Replica: r.id, Source: source, Rank: rank, model: r.model}
+	s.status = Status{Replica: r.attrs.ID, Source: source, Rank: rank, model: r.model}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.streams = append(r.streams, s)
@@ -81,7 +81,7 @@ func (s *Stream) apply(ctx context.Context, seq uint64, payload []byte) {
 func (s *Stream) translator(rank int) *translator {
 	t := s.translators[rank]
 	if t == nil {
-		t = newTranslator(s.id, rank, s.model, &s.Options, &s.counts)
+		t = newTranslator(s.attrs.ID, rank, s.model, &s.Options, &s.counts)
 		s.translators[rank] = t
 	}
 	return t
@@ -100,7 +100,7 @@ func (s *Stream) clear() {
 // lose forgets all that the stream has passed on, because something was lost, and logs it.
 func (s *Stream) lose() {
 	s.Logger.Warn("warmpath: KV events were lost, or the engine was restarted: its cache counts as empty",
-		"replica", s.id, "source", s.source)
+		"replica", s.attrs.ID, "source", s.source)
 	s.clear()
 }
 
@@ -149,6 +149,6 @@ func (s *Stream) Failed(err error) {
 	})
 	if news {
 		s.Logger.Warn("warmpath: a replica's KV events cannot be had, trying again; logged once until some come",
-			"replica", s.id, "source", s.source, "error", err)
+			"replica", s.attrs.ID, "source", s.source, "error", err)
 	}
 }

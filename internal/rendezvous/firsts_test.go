@@ -51,7 +51,7 @@ func TestFirstPromptsAreForgotten(t *testing.T) {
 		for i := range 5 {
 			see(p, own(i), 1000)
 		}
-		assert.Len(t, p.firsts.ends, 5)
+		assert.Len(t, p.firsts, 5)
 		for i := range fresh {
 			see(p, own(5+i), 1000)
 		}

@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"slices"
+	"sort"
 	"sync"
 )
 
@@ -105,7 +106,7 @@ func (p *Popularity) look(blocks []uint64, replicas int, s *steps) (key, half in
 	}
 	if p.before.requests > 0 || p.now.counted+len(blocks) > thorough {
 		if s != nil {
-			p.firsts = firsts{}
+			p.firsts = nil
 		}
 		return p.search(blocks, most, fewer, s)
 	}
@@ -121,9 +122,9 @@ func (p *Popularity) look(blocks []uint64, replicas int, s *steps) (key, half in
 		s.all = true
 		p.now.counted += len(blocks)
 		if others > 0 {
-			p.firsts.add(blocks)
+			p.firsts = append(p.firsts, slices.Clone(blocks))
 		} else {
-			p.firsts = firsts{}
+			p.firsts = nil
 		}
 	}
 	return key, max(key, half)
@@ -233,6 +234,60 @@ func (p *Popularity) count(hash uint64, s *steps) int {
 	return int(least) + 1 + int(min(p.before.rows[0][cell[0]], p.before.rows[1][cell[1]]))
 }
 
+// fresh is how many first prompts are kept, at most.
+const fresh = 64
+
+// enough is how many other conversations with the same prefix show a client that has seen
+// so many requests that the prefix is more than one replica should bear; 0 = they are
+// counted like any requests by now. Of prefixes in half of their share, 1/2N, one in five
+// would be taken for such.
+func enough(requests, replicas int) int {
+	switch {
+	case requests > fresh:
+		return 0
+	case 2*requests <= replicas:
+		return 1
+	case 2*requests <= 3*replicas:
+		return 2
+	}
+	return 0
+}
+
+// firsts are the prompts that a new client has seen. Two that begin alike and go on
+// differently are two conversations, and not two turns of one. That shows a common prefix
+// at the second request, where their number alone shows it at the fourth: 64 clients that
+// each send three requests down one rendezvous order would overload its first replica for
+// minutes.
+type firsts [][]uint64
+
+// common returns how many leading blocks a prompt has in common with at least so many
+// others that went on differently.
+func (f firsts) common(blocks []uint64, others int) int {
+	var few [fresh]int
+	common := few[:0]
+	for _, o := range f {
+		full := min(len(o), len(blocks)) - 1 // the last follows the full ones: another turn has another
+		if n := sort.Search(full, func(i int) bool { return o[i] != blocks[i] }); n < full {
+			common = append(common, n)
+		}
+	}
+	if len(common) < others {
+		return 0
+	}
+	slices.Sort(common)
+	return common[len(common)-others]
+}
+
+// without returns the prompts without the latest that is this one.
+func (f firsts) without(blocks []uint64) firsts {
+	for i, o := range slices.Backward(f) {
+		if slices.Equal(o, blocks) {
+			return slices.Delete(f, i, i+1)
+		}
+	}
+	return f
+}
+
 // steps are what counting one prompt changed, so that it can be taken back exactly.
 type steps struct {
 	generation uint64
@@ -258,7 +313,7 @@ func (p *Popularity) unsee(blocks []uint64, s *steps) {
 	g.requests--
 	if s.all {
 		g.counted -= len(blocks)
-		p.firsts.remove(blocks)
+		p.firsts = p.firsts.without(blocks)
 	}
 }
 
