@@ -67,47 +67,34 @@ func Parse(a policy.Attributes) (Source, error) {
 // ParseFields reads the fields of an entry, and names the field at fault beside the error.
 func ParseFields(events, replay string, ranks int) (src Source, field string, err error) {
 	src.Ranks = max(ranks, 1)
-	if name, ok := strings.CutPrefix(events, "grpc:"); ok {
-		src.Subscribe, err = method(subscribeMethods, name)
-	} else if name, ok := strings.CutPrefix(events, "sources:"); ok {
-		src.Discover, err = method(discoverMethods, name)
-	} else {
-		err = src.parseZMQ(events)
-	}
-	if err == nil {
-		err = src.room(src.Address)
-	}
-	if err != nil {
+	if err := src.parseEvents(events); err != nil {
 		return Source{}, "kv_events", fmt.Errorf("%q: %w", events, err)
 	}
 	if replay == "" {
 		return src, "", nil
 	}
-	var back Source
-	if err = back.parseZMQ(replay); err == nil && (src.Address == "" || back.Listen) {
+	back := Source{Ranks: src.Ranks}
+	err = back.parseZMQ(replay)
+	if err == nil && (src.Address == "" || back.Listen) {
 		err = errors.New("want tcp://host:port, beside a kv_events that begins with tcp://")
-	}
-	if err == nil {
-		src.Replay = back.Address
-		err = src.room(src.Replay)
 	}
 	if err != nil {
 		return Source{}, "kv_events_replay", fmt.Errorf("%q: %w", replay, err)
 	}
+	src.Replay = back.Address
 	return src, "", nil
 }
 
-// Rank returns the addresses of a rank's sockets; an address is empty where that of rank 0 is.
-func (s Source) Rank(rank int) (address, replay string) {
-	return rankAddress(s.Address, rank), rankAddress(s.Replay, rank)
-}
-
-// room checks that every rank has a port.
-func (s Source) room(address string) error {
-	if address != "" && rankAddress(address, s.Ranks-1) == "" {
-		return fmt.Errorf("%s leaves no room for %d ranks", address, s.Ranks)
+func (s *Source) parseEvents(events string) (err error) {
+	if name, ok := strings.CutPrefix(events, "grpc:"); ok {
+		s.Subscribe, err = method(subscribeMethods, name)
+		return err
 	}
-	return nil
+	if name, ok := strings.CutPrefix(events, "sources:"); ok {
+		s.Discover, err = method(discoverMethods, name)
+		return err
+	}
+	return s.parseZMQ(events)
 }
 
 func method(of map[string]string, name string) (string, error) {
@@ -118,6 +105,7 @@ func method(of map[string]string, name string) (string, error) {
 	return m, nil
 }
 
+// parseZMQ reads a tcp:// endpoint, where every rank has a port.
 func (s *Source) parseZMQ(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "tcp" || u.Path != "" || u.User != nil || u.Fragment != "" {
@@ -132,9 +120,12 @@ func (s *Source) parseZMQ(text string) error {
 			return fmt.Errorf("%q is neither topic nor bind", name)
 		}
 	}
-	host, port, err := hostPort(u.Host)
-	if err != nil {
-		return err
+	host, port, err := net.SplitHostPort(u.Host)
+	if err != nil || host == "" {
+		return fmt.Errorf("%q is not host:port", u.Host)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("port %q is not a number from 1 to 65535", port)
 	}
 	s.Topic = query.Get("topic")
 	if s.Listen = host == "*"; s.Listen {
@@ -146,21 +137,15 @@ func (s *Source) parseZMQ(text string) error {
 		return errors.New("bind is only for tcp://*:port")
 	}
 	s.Address = net.JoinHostPort(host, port)
+	if rankAddress(s.Address, s.Ranks-1) == "" {
+		return fmt.Errorf("%s leaves no room for %d ranks", s.Address, s.Ranks)
+	}
 	return nil
 }
 
-func hostPort(s string) (host, port string, err error) {
-	host, port, err = net.SplitHostPort(s)
-	if err != nil {
-		return "", "", fmt.Errorf("%q is not host:port", s)
-	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", "", fmt.Errorf("port %q is not a number from 1 to 65535", port)
-	}
-	if host == "" {
-		return "", "", fmt.Errorf("%q has no host", s)
-	}
-	return host, port, nil
+// Rank returns the addresses of a rank's sockets; an address is empty where that of rank 0 is.
+func (s Source) Rank(rank int) (address, replay string) {
+	return rankAddress(s.Address, rank), rankAddress(s.Replay, rank)
 }
 
 // rankAddress is the address of a rank, whose port is so much higher; "" if there is no such port.
@@ -171,4 +156,63 @@ func rankAddress(a string, rank int) string {
 		return ""
 	}
 	return net.JoinHostPort(host, strconv.Itoa(n+rank))
+}
+
+// Declared returns a replica's attributes with the fleet's kv_events and kv_events_replay where it declares none, and
+// with its own host and port for HOST and PORT.
+func Declared(a policy.Attributes, events, replay string) policy.Attributes {
+	if a.KVEvents == "" {
+		a.KVEvents, a.KVEventsReplay = events, replay
+	}
+	host, port, _ := net.SplitHostPort(a.Address)
+	if strings.Contains(host, ":") {
+		host = "[" + strings.ReplaceAll(host, "%", "%25") + "]" // as in a URL
+	}
+	own := strings.NewReplacer("HOST", host, "PORT", port)
+	a.KVEvents, a.KVEventsReplay = own.Replace(a.KVEvents), own.Replace(a.KVEventsReplay)
+	return a
+}
+
+// listening is what one rank of a replica takes of a port.
+type listening struct{ port, host, topic, id, address string }
+
+// CheckListeners refuses replicas that listen on one port for KV events and cannot share it: on different addresses of
+// this host, or with topics of which one begins with the other. Replicas with one address are one engine, which several
+// deployments may follow. Sources that cannot be understood are left out.
+func CheckListeners(fleet []policy.Attributes) error {
+	var all []listening
+	for _, a := range fleet {
+		src, err := Parse(a)
+		if err != nil || !src.Listen {
+			continue
+		}
+		for rank := range src.Ranks {
+			at, _ := src.Rank(rank)
+			host, port, _ := net.SplitHostPort(at)
+			all = append(all, listening{port, host, src.Topic, a.ID, a.Address})
+		}
+	}
+	slices.SortFunc(all, func(a, b listening) int {
+		return cmp.Or(cmp.Compare(a.port, b.port), cmp.Compare(a.topic, b.topic), cmp.Compare(a.address, b.address))
+	})
+	var outer []listening // of this port, each topic the beginning of the next
+	for _, b := range all {
+		if len(outer) > 0 && outer[0].port != b.port {
+			outer = outer[:0]
+		}
+		if len(outer) > 0 && outer[0].host != b.host {
+			return fmt.Errorf("kv_events of %q and %q: port %s is bound on %s and on %s",
+				outer[0].id, b.id, b.port, outer[0].host, b.host)
+		}
+		for len(outer) > 1 && !strings.HasPrefix(b.topic, outer[len(outer)-1].topic) {
+			outer = outer[:len(outer)-1]
+		}
+		if n := len(outer); n > 0 && outer[n-1].address != b.address && strings.HasPrefix(b.topic, outer[n-1].topic) {
+			return fmt.Errorf("kv_events of %q and %q: both listen on port %s, and their topics %q and %q do not "+
+				"distinguish them: give each a ?topic= of its own",
+				outer[n-1].id, b.id, b.port, outer[n-1].topic, b.topic)
+		}
+		outer = append(outer, b)
+	}
+	return nil
 }

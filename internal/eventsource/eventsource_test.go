@@ -40,7 +40,7 @@ func TestParse(t *testing.T) {
 		{at("tcp://a:1/x", "", 0), "want tcp://host:port"},
 		{at("tcp://a", "", 0), "not host:port"},
 		{at("tcp://a:0", "", 0), "1 to 65535"},
-		{at("tcp://:5557", "", 0), "no host"},
+		{at("tcp://:5557", "", 0), "not host:port"},
 		{at("tcp://a:65530", "", 7), "no room for 7 ranks"},
 		{at("tcp://a:1", "tcp://a:65535", 2), "no room"},
 		{at("tcp://a:1", "5558", 0), "kv_events_replay: \"5558\": want"},
