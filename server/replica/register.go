@@ -25,13 +25,12 @@ const (
 	callTimeout, leaveTimeout = 5 * time.Second, time.Second
 )
 
-// A link keeps the replica registered with one look-aside server. One goroutine uses it; wake may be called by any.
+// A link keeps the replica registered with one look-aside server. One goroutine uses it.
 type link struct {
 	replica *Replica
 	server  string
 	conn    *grpc.ClientConn
 	stub    warmpathv1.RoutingServiceClient
-	changed chan struct{} // holds one: send a heartbeat at once
 
 	failures int    // since the last success
 	fault    string // of the last failure that was logged; "" = registered, or nothing tried yet
@@ -46,13 +45,7 @@ func (r *Replica) dial(server string) (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("replica: Servers: %q: %w", server, err)
 	}
-	return &link{
-		replica: r,
-		server:  server,
-		conn:    conn,
-		stub:    warmpathv1.NewRoutingServiceClient(conn),
-		changed: make(chan struct{}, 1),
-	}, nil
+	return &link{replica: r, server: server, conn: conn, stub: warmpathv1.NewRoutingServiceClient(conn)}, nil
 }
 
 // register keeps the replica registered until end, which deregisters it from every server and waits for the goroutines.
@@ -68,9 +61,6 @@ func (r *Replica) register() (end func(), err error) {
 		}
 		links = append(links, l)
 	}
-	r.mu.Lock()
-	r.links = links // before the first heartbeat: a change after that is sent
-	r.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, l := range links {
@@ -82,21 +72,15 @@ func (r *Replica) register() (end func(), err error) {
 	}, nil
 }
 
-func (l *link) wake() {
-	select {
-	case l.changed <- struct{}{}:
-	default:
-	}
-}
-
 // run sends heartbeats until ctx ends, and then deregisters.
 func (l *link) run(ctx context.Context) {
 	defer l.conn.Close()
 	for {
-		wait := l.beat(ctx)
+		q, changed := l.replica.heartbeat()
+		wait := l.beat(ctx, q)
 		select {
 		case <-l.replica.after(wait):
-		case <-l.changed:
+		case <-changed:
 		case <-ctx.Done():
 			l.leave()
 			return
@@ -105,10 +89,10 @@ func (l *link) run(ctx context.Context) {
 }
 
 // beat sends a heartbeat and returns when the next one is due.
-func (l *link) beat(ctx context.Context) time.Duration {
+func (l *link) beat(ctx context.Context, q *warmpathv1.RegisterRequest) time.Duration {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	answer, err := l.stub.Register(call, l.replica.heartbeat())
+	answer, err := l.stub.Register(call, q)
 	if ctx.Err() != nil {
 		return 0
 	}
@@ -134,10 +118,7 @@ func (l *link) failed(err error) time.Duration {
 		l.replica.cfg.Logger.Warn("warmpath: not registered with the look-aside server; trying again", "server", l.server,
 			"error", err)
 	}
-	wait := maxRetry
-	if l.failures < 5 {
-		wait = min(minRetry<<l.failures, maxRetry)
-	}
+	wait := min(minRetry<<min(l.failures, 5), maxRetry)
 	l.failures++
 	return l.replica.jitter(wait)
 }
@@ -146,7 +127,7 @@ func (l *link) failed(err error) time.Duration {
 func (l *link) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	farewell := l.replica.heartbeat()
+	farewell, _ := l.replica.heartbeat()
 	farewell.Leaving = true
 	if _, err := l.stub.Register(ctx, farewell); err != nil && l.known {
 		l.replica.cfg.Logger.Warn("warmpath: the look-aside server could not be notified that the replica leaves; its "+
@@ -154,13 +135,13 @@ func (l *link) leave() {
 	}
 }
 
-// heartbeat is everything about the replica.
-func (r *Replica) heartbeat() *warmpathv1.RegisterRequest {
+// heartbeat is everything about the replica; changed is closed when it is not that any more.
+func (r *Replica) heartbeat() (q *warmpathv1.RegisterRequest, changed <-chan struct{}) {
 	r.mu.Lock()
-	own := r.own
+	own, changed := r.own, r.changed
 	r.mu.Unlock()
 	load := r.load()
-	q := &warmpathv1.RegisterRequest{
+	q = &warmpathv1.RegisterRequest{
 		Deployment: r.cfg.Deployment,
 		Replica:    fleet.Message(own),
 		LeaseMs:    uint32(r.cfg.Lease.Milliseconds()),
@@ -173,5 +154,5 @@ func (r *Replica) heartbeat() *warmpathv1.RegisterRequest {
 	if load.UncachedTokens >= 0 {
 		q.QueuedTokens = new(uint64(load.UncachedTokens))
 	}
-	return q
+	return q, changed
 }

@@ -182,7 +182,7 @@ func TestWhenTheNextHeartbeatComes(t *testing.T) {
 			l, err := r.dial(s.address)
 			require.NoError(t, err)
 			defer l.conn.Close()
-			require.Equal(t, c.want, l.beat(within(t)))
+			require.Equal(t, c.want, l.beat(within(t), new(warmpathv1.RegisterRequest)))
 		})
 	}
 }

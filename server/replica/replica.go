@@ -32,9 +32,9 @@ type Replica struct {
 	served   atomic.Bool
 
 	// mu guards what follows. Nothing is locked under it.
-	mu    sync.Mutex
-	own   policy.Attributes // as registered; its slices are never written
-	links []*link
+	mu      sync.Mutex
+	own     policy.Attributes // as registered; its slices are never written
+	changed chan struct{}     // closed when own changes, and replaced
 }
 
 // New returns a replica that is not registered yet. An error names the wrong field of the config.
@@ -52,6 +52,8 @@ func New(c Config) (*Replica, error) {
 		health: health.NewServer(),
 		idle:   make(chan struct{}, 1),
 		own:    c.Replica,
+
+		changed: make(chan struct{}),
 	}, nil
 }
 
@@ -72,29 +74,30 @@ func (r *Replica) Ongoing() int { return int(r.ongoing.Load()) }
 // dropped.
 func (r *Replica) SetAdapters(names []string) {
 	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == "" })
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if slices.Equal(names, r.own.Adapters) {
-		return
-	}
-	r.own.Adapters = names
-	r.announce()
+	r.change(func() bool {
+		same := slices.Equal(names, r.own.Adapters)
+		r.own.Adapters = names
+		return !same
+	})
 }
 
 // drain reports that the replica takes no new sessions.
 func (r *Replica) drain() {
 	r.draining.Store(true)
 	r.health.Shutdown()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.own.Draining = true
-	r.announce()
+	r.change(func() bool {
+		r.own.Draining = true
+		return true
+	})
 }
 
-// announce makes every link send a heartbeat at once. Called with mu held.
-func (r *Replica) announce() {
-	for _, l := range r.links {
-		l.wake()
+// change changes own. If it has changed, every link sends a heartbeat at once.
+func (r *Replica) change(do func() bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if do() {
+		close(r.changed)
+		r.changed = make(chan struct{})
 	}
 }
 
