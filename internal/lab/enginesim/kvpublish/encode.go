@@ -20,130 +20,93 @@ const (
 // Encodings are all of them.
 var Encodings = []Encoding{Arrays, Mixed, Maps}
 
-// append appends a batch.
-func (e Encoding) append(b []byte, x *Batch) []byte {
-	if e == Maps {
-		b = msgp.AppendMapHeader(b, 3)
-		b = msgp.AppendString(b, "ts")
-	} else {
-		b = msgp.AppendArrayHeader(b, 3)
-	}
-	b = msgp.AppendFloat64(b, x.At.Seconds())
-	if e == Maps {
-		b = msgp.AppendString(b, "events")
-	}
-	b = msgp.AppendArrayHeader(b, uint32(len(x.Events)))
-	for i := range x.Events {
-		b = e.event(b, &x.Events[i], x.BlockSize)
-	}
-	if e == Maps {
-		b = msgp.AppendString(b, "data_parallel_rank")
-	}
-	return msgp.AppendInt(b, 0)
+// record is a batch or an event: a map of its fields, or an array of their values.
+type record struct {
+	asMap  bool
+	fields []field
 }
 
-// field is one of an event's fields.
 type field struct {
 	name  string
-	write func(b []byte) []byte
+	value any
 }
 
-func (e Encoding) event(b []byte, x *Event, size int) []byte {
-	tag, fields := "BlockRemoved", []field{
-		{"block_hashes", func(b []byte) []byte { return e.hashes(b, x.Hashes) }},
-		{"medium", func(b []byte) []byte { return msgp.AppendString(b, "GPU") }},
-	}
-	if x.Stored {
-		tag, fields = "BlockStored", e.stored(x, size)
-	}
-	if e == Arrays {
-		b = msgp.AppendArrayHeader(b, uint32(len(fields)+1))
-		b = msgp.AppendString(b, tag)
+// MarshalMsg implements [msgp.Marshaler].
+func (r record) MarshalMsg(b []byte) (_ []byte, err error) {
+	if r.asMap {
+		b = msgp.AppendMapHeader(b, uint32(len(r.fields)))
 	} else {
-		b = msgp.AppendMapHeader(b, uint32(len(fields)+1))
-		b = msgp.AppendString(msgp.AppendString(b, "type"), tag)
+		b = msgp.AppendArrayHeader(b, uint32(len(r.fields)))
 	}
-	for _, f := range fields {
-		if e != Arrays {
+	for _, f := range r.fields {
+		if r.asMap {
 			b = msgp.AppendString(b, f.name)
 		}
-		b = f.write(b)
+		if b, err = msgp.AppendIntf(b, f.value); err != nil {
+			return b, err
+		}
 	}
-	return b
+	return b, nil
 }
 
-func (e Encoding) stored(x *Event, size int) []field {
+// append appends a batch.
+func (e Encoding) append(b []byte, x *Batch) ([]byte, error) {
+	events := make([]any, len(x.Events))
+	for i := range x.Events {
+		events[i] = record{e != Arrays, e.event(&x.Events[i], x.BlockSize)}
+	}
+	batch := record{e == Maps, []field{{"ts", x.At.Seconds()}, {"events", events}, {"data_parallel_rank", 0}}}
+	return batch.MarshalMsg(b)
+}
+
+// event are the fields of an event; the first is its type.
+func (e Encoding) event(x *Event, size int) []field {
+	hashes := make([]any, len(x.Hashes))
+	for i, h := range x.Hashes {
+		hashes[i] = e.hash(h)
+	}
+	if !x.Stored {
+		return []field{{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", "GPU"}}
+	}
+	var parent, adapter any
+	if x.HasParent {
+		parent = e.hash(x.Parent)
+	}
+	if x.Adapter != "" {
+		adapter = x.Adapter
+	}
 	return []field{
-		{"block_hashes", func(b []byte) []byte { return e.hashes(b, x.Hashes) }},
-		{"parent_block_hash", func(b []byte) []byte {
-			if !x.HasParent {
-				return msgp.AppendNil(b)
-			}
-			return e.hash(b, x.Parent)
-		}},
-		{"token_ids", func(b []byte) []byte {
-			b = msgp.AppendArrayHeader(b, uint32(len(x.Tokens)))
-			for _, t := range x.Tokens {
-				b = msgp.AppendUint32(b, t)
-			}
-			return b
-		}},
-		{"block_size", func(b []byte) []byte { return msgp.AppendInt(b, size) }},
-		{"lora_id", msgp.AppendNil},
-		{"medium", func(b []byte) []byte { return msgp.AppendString(b, "GPU") }},
-		{"lora_name", func(b []byte) []byte { return textOrNil(b, x.Adapter) }},
-		{"extra_keys", x.extraKeys},
+		{"type", "BlockStored"}, {"block_hashes", hashes}, {"parent_block_hash", parent}, {"token_ids", x.Tokens},
+		{"block_size", size}, {"lora_id", nil}, {"medium", "GPU"}, {"lora_name", adapter}, {"extra_keys", x.extraKeys()},
 	}
 }
 
-// extraKeys writes each block's: the adapter, and with the first of a prompt the salt.
-func (x *Event) extraKeys(b []byte) []byte {
-	b = msgp.AppendArrayHeader(b, uint32(len(x.Hashes)))
-	for i := range x.Hashes {
-		var keys []string
+// extraKeys are each block's: the adapter, and with the first of a prompt the salt.
+func (x *Event) extraKeys() []any {
+	all := make([]any, len(x.Hashes))
+	for i := range all {
+		var keys []any
 		if x.Adapter != "" {
 			keys = append(keys, x.Adapter)
 		}
 		if x.CacheSalt != "" && i == 0 && !x.HasParent {
 			keys = append(keys, x.CacheSalt)
 		}
-		if keys == nil {
-			b = msgp.AppendNil(b)
-			continue
-		}
-		b = msgp.AppendArrayHeader(b, uint32(len(keys)))
-		for _, k := range keys {
-			b = msgp.AppendString(b, k)
+		if keys != nil {
+			all[i] = keys
 		}
 	}
-	return b
+	return all
 }
 
-func textOrNil(b []byte, s string) []byte {
-	if s == "" {
-		return msgp.AppendNil(b)
-	}
-	return msgp.AppendString(b, s)
-}
-
-func (e Encoding) hashes(b []byte, hashes []uint64) []byte {
-	b = msgp.AppendArrayHeader(b, uint32(len(hashes)))
-	for _, h := range hashes {
-		b = e.hash(b, h)
-	}
-	return b
-}
-
-// hash writes a hash as vLLM has done: a number of either sign in arrays, an unsigned one in maps inside an array, and
-// 32 bytes where all are maps.
-func (e Encoding) hash(b []byte, h uint64) []byte {
+// hash is a hash as vLLM has written it: a number of either sign in arrays, an unsigned one in maps inside an array,
+// and 32 bytes where all are maps.
+func (e Encoding) hash(h uint64) any {
 	switch e {
 	case Arrays:
-		return msgp.AppendInt64(b, int64(h))
+		return int64(h)
 	case Mixed:
-		return msgp.AppendUint64(b, h)
+		return h
 	}
-	var sha [hashLen]byte
-	binary.BigEndian.PutUint64(sha[hashLen-8:], h)
-	return msgp.AppendBytes(b, sha[:])
+	return binary.BigEndian.AppendUint64(make([]byte, hashLen-8), h)
 }

@@ -84,7 +84,9 @@ func TestEncodings(t *testing.T) {
 		Mixed:  "93" + "cb3ff8000000000000" + "91" + "89" + "a474797065ab426c6f636b53746f726564" + "ac626c6f636b5f686173686573" + "91cfffffffffffffffff",
 		Maps:   "83" + "a27473cb3ff8000000000000" + "a66576656e7473" + "91" + "89" + "a474797065ab426c6f636b53746f726564" + "ac626c6f636b5f686173686573" + "91c420" + "000000000000000000000000000000000000000000000000ffffffffffffffff",
 	} {
-		got := hex.EncodeToString(e.append(nil, b))
+		raw, err := e.append(nil, b)
+		require.NoError(t, err)
+		got := hex.EncodeToString(raw)
 		require.Equal(t, want, got[:min(len(want), len(got))], e)
 	}
 }

@@ -161,8 +161,11 @@ func subscriptions(conn *zmq4.Conn, topics chan<- string) {
 
 // send sends a batch behind these frames.
 func (p *Publisher) send(conn *zmq4.Conn, first []byte, b *Batch) error {
-	seq := binary.BigEndian.AppendUint64(nil, b.Seq)
-	return conn.SendMsg(zmq4.NewMsgFrom(first, seq, p.c.Encoding.append(nil, b)))
+	raw, err := p.c.Encoding.append(nil, b)
+	if err != nil {
+		return err
+	}
+	return conn.SendMsg(zmq4.NewMsgFrom(first, binary.BigEndian.AppendUint64(nil, b.Seq), raw))
 }
 
 // replay answers a number with all batches from there on, and an end marker.
