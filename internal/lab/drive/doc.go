@@ -2,8 +2,9 @@
 //
 // The rule. A workload's requests are sent at their time, whatever became of those before, each on one of
 // several channels drawn at random (seeded, so every policy gets the same draws). The channels share nothing:
-// each is what one process of an application would have. [Run] does it for one policy, [Capacity] finds how
-// much a fleet of simulated engines can bear, [Fleet] is such a fleet on loopback sockets.
+// each is what one process of an application would have. [Run] does it for one policy, [Fleet] is a fleet of simulated
+// engines on loopback sockets, [Process] a server in a process of its own. [Result] is what demo, replay and the
+// simulator report.
 //
 // Time. Everything is reported in the engines' time: a workload's second takes 1/Speed of ours. Simulated engines
 // say in their trailers when the request arrived, gave its first token and ended; that is what counts, plus

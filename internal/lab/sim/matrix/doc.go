@@ -12,7 +12,8 @@
 // cell is the same requests for all policies, and the first seed of every cell comes before the second of any.
 //
 // [Results.Markdown] prints the figures of each cell, the geometric means of their ratios to round robin over the
-// cells with 64 clients, those of the proxies with one client, and whether the policy in question is what it should be.
+// cells with 64 clients, those of the proxies with one client, and the cells in which the policy in question is worse than
+// a simple one.
 //
 // # Figures
 //
