@@ -1,6 +1,7 @@
 package requestkey
 
 import (
+	"encoding/json"
 	"strings"
 	"unicode/utf8"
 	"unsafe"
@@ -73,9 +74,9 @@ func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)
 
 // A Chat is what [ReadChat] finds in a prompt.
 type Chat struct {
-	Tools    []string         // JSON of each tool offered
-	Messages []map[string]any // as OpenAI's API has them; several parts of text are joined by a line end
-	Media    bool             // there are images, sounds or the like, of which only hashes are known
+	Tools    []json.RawMessage // those offered
+	Messages []map[string]any  // as OpenAI's API has them; several parts of text are joined by a line end
+	Media    bool              // there are images, sounds or the like, of which only hashes are known
 }
 
 // IsChat reports whether the text of a prompt is a chat.
@@ -109,7 +110,7 @@ var members = map[byte]string{'n': "name", 'r': "tool_call_id", 'k': "reasoning_
 // add adds a field to the tools or the last message.
 func (c *Chat) add(field byte, value string) bool {
 	if len(c.Messages) == 0 {
-		c.Tools = append(c.Tools, value)
+		c.Tools = append(c.Tools, json.RawMessage(value))
 		return field == 'T'
 	}
 	m := c.Messages[len(c.Messages)-1]

@@ -1,6 +1,7 @@
 package requestkey
 
 import (
+	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,7 +20,7 @@ func TestReadChat(t *testing.T) {
 	got, ok := ReadChat(string(renderChat([]byte(tools), []byte(messages))))
 	require.True(t, ok)
 	require.Equal(t, Chat{
-		Tools: []string{`{"type":"function","function":{"name":"f"}}`},
+		Tools: []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"f"}}`)},
 		Media: true,
 		Messages: []map[string]any{
 			{"role": "system", "content": "be brief"},

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"time"
 
@@ -143,13 +142,4 @@ func (c *Config) source() (dialect.Tokenizer, error) {
 		return opened("tiktoken", c.Tiktoken, dialect.LookupTokenizer("tiktoken"))
 	}
 	return opened("file", c.File, dialect.LookupTokenizer("file"))
-}
-
-func closeAll(things ...any) (err error) {
-	for _, x := range things {
-		if c, ok := x.(io.Closer); ok {
-			err = errors.Join(err, c.Close())
-		}
-	}
-	return err
 }

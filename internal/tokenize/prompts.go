@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -53,7 +54,14 @@ func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
 }
 
 // Close gives back what the tokenizer holds. No other method may be called then.
-func (p *Prompts) Close() error { return closeAll(p.tokenizer, p.template) }
+func (p *Prompts) Close() (err error) {
+	for _, x := range []any{p.tokenizer, p.template} {
+		if c, ok := x.(io.Closer); ok {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	return err
+}
 
 // Tokenize returns the token ids of a request's text. It implements
 // [router.Tokenizer]: an error leaves the prompt as it is.
@@ -152,7 +160,7 @@ func (p *Prompts) encoded(
 			if s.tokens, err = encode(ctx, s.from, s.to); err != nil {
 				return nil, err
 			}
-			p.cache.put(s.key, slices.Clip(s.tokens))
+			p.cache.put(s.key, slices.Clone(s.tokens))
 		}
 		return join(all), nil
 	})

@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,42 +53,28 @@ func (r *remote) Close() error {
 	return nil
 }
 
-// question returns the body of a request, to which a prompt or messages are added.
-func question(model string, special bool) map[string]any {
-	q := map[string]any{"add_special_tokens": special}
-	if model != "" {
-		q["model"] = model
-	}
-	return q
-}
-
 // Tokens implements [dialect.Tokenizer].
 func (r *remote) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
-	q := question(in.Model, in.Special)
-	q["prompt"] = in.Text
-	return r.answer(ctx, q)
+	return r.answer(ctx, in.Model, map[string]any{"prompt": in.Text, "add_special_tokens": in.Special})
 }
 
 // chatTokens implements [chatTokenizer], by messages as OpenAI's API has them.
 func (r *remote) chatTokens(ctx context.Context, model string, c requestkey.Chat) ([]uint32, error) {
-	q := question(model, false)
-	q["add_generation_prompt"] = true
+	question := map[string]any{"messages": c.Messages, "add_special_tokens": false, "add_generation_prompt": true}
 	if len(c.Tools) > 0 {
-		tools := make([]json.RawMessage, len(c.Tools))
-		for i, t := range c.Tools {
-			tools[i] = json.RawMessage(t)
-		}
-		q["tools"] = tools
+		question["tools"] = c.Tools
 	}
-	q["messages"] = c.Messages
-	return r.answer(ctx, q)
+	return r.answer(ctx, model, question)
 }
 
 // answer asks unless the engine has failed lately.
-func (r *remote) answer(ctx context.Context, question map[string]any) ([]uint32, error) {
+func (r *remote) answer(ctx context.Context, model string, question map[string]any) ([]uint32, error) {
 	now := r.now().UnixNano()
 	if until := r.until.Load(); now < until || until != 0 && !r.until.CompareAndSwap(until, now+int64(pause)) {
 		return nil, ErrResting
+	}
+	if model != "" {
+		question["model"] = model
 	}
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -117,7 +104,7 @@ func (r *remote) ask(ctx context.Context, body []byte) ([]uint32, error) {
 	req.Header.Set("Content-Type", "application/json")
 	res, err := r.client.Do(req)
 	if err != nil {
-		return nil, unwrapURL(err)
+		return nil, cmp.Or(errors.Unwrap(err), err) // the URL is added by the caller
 	}
 	defer func() { _ = res.Body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
@@ -130,14 +117,6 @@ func (r *remote) ask(ctx context.Context, body []byte) ([]uint32, error) {
 		return nil, fmt.Errorf("the answer is longer than %d MiB", maxAnswer>>20)
 	}
 	return readAnswer(answer)
-}
-
-// unwrapURL takes away net/http's text about the URL, which the caller adds too.
-func unwrapURL(err error) error {
-	if inner := errors.Unwrap(err); inner != nil {
-		return inner
-	}
-	return err
 }
 
 // refusal is an answer other than 200. Its text is left out: it may quote the prompt.

@@ -43,7 +43,7 @@ func TestRemoteAsksAsEnginesWant(t *testing.T) {
 	require.Equal(t, map[string]any{"model": "m", "prompt": "hi", "add_special_tokens": true}, got)
 
 	_, err = r.chatTokens(context.Background(), "", requestkey.Chat{
-		Tools: []string{`{"type":"function"}`},
+		Tools: []json.RawMessage{json.RawMessage(`{"type":"function"}`)},
 		Messages: []map[string]any{
 			{"role": "user", "name": "ann", "content": "a\nb"},
 			{"role": "tool", "tool_call_id": "c", "content": "42"},

@@ -93,8 +93,8 @@ func (m *Model) symbols(dst []uint32, piece string, s *scratch) ([]uint32, error
 			for _, b := range []byte(piece[i : i+n]) {
 				dst = append(dst, m.bytes[b])
 			}
-		case m.lost == unknownEach, m.lost == unknownFused && !fusing:
-			dst = append(dst, m.unknown)
+		case m.unknown != nil && !(m.fuse && fusing):
+			dst = append(dst, *m.unknown)
 		}
 		fusing = !ok && !m.byByte
 		i += n

@@ -34,19 +34,10 @@ type Model struct {
 	whole   map[string]uint32 // pieces that are one token
 	longest int               // of whole, in bytes
 	byByte  bool              // bytes is complete
-	unknown uint32
-	lost    lost
-	char    bool
+	unknown *uint32           // of a character that is no token; nil = it is left out
+	fuse    bool              // one of several in a row
+	char    bool              // merging starts from characters
 }
-
-// lost decides what becomes of a character that is no token.
-type lost uint8
-
-const (
-	leaveOut lost = iota
-	unknownEach
-	unknownFused
-)
 
 // NewModel returns a Model; the error names what is missing in the vocabulary.
 func NewModel(v Vocabulary) (*Model, error) {
@@ -67,10 +58,7 @@ func (m *Model) setSymbols(v Vocabulary) error {
 		if !ok {
 			return fmt.Errorf("the unknown token %q is not in the vocabulary", v.Unknown)
 		}
-		m.unknown, m.lost = id, unknownEach
-		if v.FuseUnknown {
-			m.lost = unknownFused
-		}
+		m.unknown, m.fuse = &id, v.FuseUnknown
 	}
 	m.byByte = !v.Characters || v.ByteFallback
 	for b := range m.bytes {

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"sync"
@@ -50,7 +51,7 @@ func TestRender(t *testing.T) {
 	wg.Wait()
 	_, err = tpl.Render(requestkey.Chat{Messages: []map[string]any{{"role": "user"}, {"role": "user"}}})
 	require.ErrorContains(t, err, "two users in a row")
-	_, err = tpl.Render(requestkey.Chat{Tools: []string{"{}"}, Messages: chat.Messages})
+	_, err = tpl.Render(requestkey.Chat{Tools: []json.RawMessage{json.RawMessage("{}")}, Messages: chat.Messages})
 	require.ErrorIs(t, err, ErrTools)
 	_, err = tpl.Render(requestkey.Chat{Messages: []map[string]any{{"role": "assistant", "tool_calls": []map[string]any{{}}}}})
 	require.ErrorIs(t, err, ErrTools)
