@@ -46,7 +46,7 @@ func (s *instant) RecvMsg(any) error {
 // bound returns interceptors whose one channel is bound to a Router of 8 replicas that are always ready, and what claims
 // the held of a call as a picker does.
 func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt *router.Router, claim func(context.Context) *call.Call) {
-	set, err := newChannels(nil)
+	set, err := newChannels[Option](nil)
 	require.NoError(tb, err)
 	cc, err = grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(tb, err)

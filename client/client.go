@@ -28,7 +28,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"runtime"
 	"strings"
 	"sync"
@@ -75,12 +74,13 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 		return nil, errors.New("warmpath: the options of client.New have the list of client.DialOptions among them, " +
 			"which New adds itself; give New what DialOptions was given")
 	}
-	if set.needsServer && !asksServer(target) {
+	scheme, host := splitTarget(target)
+	if set.needsServer && (scheme != resolver.Scheme || host == "") {
 		return nil, fmt.Errorf("warmpath: config: %w", policy.ErrNeedsServer)
 	}
 	h := set.newHandle()
 	dial := set.dialOptions()
-	if s := scheme(target); s == resolver.Scheme || s == fileScheme {
+	if namesFleet(scheme) {
 		// Behind an HTTP proxy gRPC would drop the fleet's attributes of replicas.
 		dial = append(dial, grpc.WithNoProxy())
 	}
@@ -96,12 +96,6 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	set.keep(cc, h)
 	set.sole.Store(h)
 	return cc, nil
-}
-
-// asksServer reports whether a target names look-aside servers.
-func asksServer(target string) bool {
-	u, err := url.Parse(target)
-	return err == nil && u.Scheme == resolver.Scheme && u.Host != ""
 }
 
 // checkScheme refuses what gRPC would look up in DNS for want of a better idea: nothing, a target whose
@@ -128,11 +122,7 @@ func checkScheme(target string, cc *grpc.ClientConn) error {
 // follows in the list counts. It panics on an invalid option, which is a
 // mistake in the program; CheckOptions reports it without.
 func DialOptions(opts ...Option) []grpc.DialOption {
-	dial := make([]grpc.DialOption, len(opts))
-	for i, o := range opts {
-		dial[i] = o
-	}
-	set, err := newChannels(dial)
+	set, err := newChannels(opts)
 	if err != nil {
 		panic(err)
 	}
@@ -142,11 +132,7 @@ func DialOptions(opts ...Option) []grpc.DialOption {
 
 // CheckOptions reports what is wrong with options, naming the field.
 func CheckOptions(opts ...Option) error {
-	dial := make([]grpc.DialOption, len(opts))
-	for i, o := range opts {
-		dial[i] = o
-	}
-	_, err := newChannels(dial)
+	_, err := newChannels(opts)
 	return err
 }
 
@@ -165,10 +151,11 @@ type channels struct {
 	sole atomic.Pointer[call.Handle]
 }
 
-func newChannels(opts []grpc.DialOption) (*channels, error) {
+// newChannels takes warmpath's own options out of a list.
+func newChannels[O grpc.DialOption](opts []O) (*channels, error) {
 	c := &channels{}
 	for _, o := range opts {
-		if own, ok := o.(Option); ok {
+		if own, ok := any(o).(Option); ok {
 			own.apply(&c.options)
 		}
 	}

@@ -78,9 +78,6 @@ func WithLogger(l *slog.Logger) Option {
 	return option{set: func(o *options) { o.logger = l }}
 }
 
-// fileScheme is the scheme of targets that name a fleet file.
-const fileScheme = target.FileScheme
-
 // WithServerDialOptions sets how look-aside servers are reached, the targets
 // warmpath://server:port/deployment: credentials, tokens, interceptors. By default they are reached
 // with the channel's transport credentials and dialer, and without its per-call credentials.
@@ -90,18 +87,11 @@ func WithServerDialOptions(opts ...grpc.DialOption) Option {
 
 // resolvers returns the builders of resolvers in whose place the registered ones will not do.
 func (o *options) resolvers() (own []grpcresolver.Builder) {
-	var server []resolver.ServerOption
-	if len(o.server) > 0 {
-		server = append(server, resolver.WithServerDialOptions(o.server...))
+	if o.logger != nil && target.Files.NewBuilder != nil {
+		own = append(own, target.Files.NewBuilder(o.logger))
 	}
-	if o.logger != nil {
-		server = append(server, resolver.WithServerLogger(o.logger))
-		if target.Files.NewBuilder != nil {
-			own = append(own, target.Files.NewBuilder(o.logger))
-		}
-	}
-	if server != nil {
-		own = append(own, resolver.NewBuilder(server...))
+	if o.logger != nil || len(o.server) > 0 {
+		own = append(own, resolver.NewBuilder(resolver.WithServerDialOptions(o.server...), resolver.WithServerLogger(o.logger)))
 	}
 	return own
 }

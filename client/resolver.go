@@ -8,6 +8,8 @@ import (
 	_ "google.golang.org/grpc/resolver/dns" // the default scheme
 
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/target"
+	warmpath "github.com/warmpath/warmpath/resolver"
 )
 
 // handleResolvers wraps the resolver of a target so that the balancer finds the
@@ -17,7 +19,8 @@ func handleResolvers(h *call.Handle, target string, own []resolver.Builder) []re
 	var wrapped []resolver.Builder
 	seen := make(map[string]bool)
 	// A target without a scheme gets grpc.NewClient's own, dns, or the default that the program has set.
-	for _, scheme := range []string{scheme(target), "dns", resolver.GetDefaultScheme()} {
+	first, _ := splitTarget(target)
+	for _, scheme := range []string{first, "dns", resolver.GetDefaultScheme()} {
 		b := resolver.Get(scheme)
 		if i := slices.IndexFunc(own, func(o resolver.Builder) bool { return o.Scheme() == scheme }); i >= 0 {
 			b = own[i]
@@ -35,13 +38,16 @@ func handleResolvers(h *call.Handle, target string, own []resolver.Builder) []re
 	return wrapped
 }
 
-func scheme(target string) string {
-	u, err := url.Parse(target)
-	if err != nil {
-		return ""
+// splitTarget returns the scheme and the host of a target, empty where it has none.
+func splitTarget(target string) (scheme, host string) {
+	if u, err := url.Parse(target); err == nil {
+		return u.Scheme, u.Host
 	}
-	return u.Scheme
+	return "", ""
 }
+
+// namesFleet reports whether targets of a scheme have the attributes of replicas.
+func namesFleet(scheme string) bool { return scheme == warmpath.Scheme || scheme == target.FileScheme }
 
 type handleBuilder struct {
 	resolver.Builder

@@ -33,16 +33,14 @@ const (
 	askEvery   = 10 * time.Millisecond
 )
 
-const fileScheme = target.FileScheme
-
-// Replicas are the replicas that a target names; none where only its resolver has them.
-func Replicas(target string) []policy.Attributes {
-	if list, ok := strings.CutPrefix(target, resolver.Scheme+":///"); ok {
+// Replicas are the replicas that a dial target names; none where only its resolver has them.
+func Replicas(dialled string) []policy.Attributes {
+	if list, ok := strings.CutPrefix(dialled, resolver.Scheme+":///"); ok {
 		if replicas, err := fleet.ParseList(list); err == nil {
 			return replicas
 		}
 	}
-	if path, ok := strings.CutPrefix(target, fileScheme+":"); ok {
+	if path, ok := strings.CutPrefix(dialled, target.FileScheme+":"); ok {
 		if replicas, err := fleetfile.Load(filepath.Clean(strings.TrimPrefix(path, "//"))); err == nil {
 			return replicas
 		}
