@@ -123,7 +123,6 @@ type picks struct {
 	log    *slog.Logger
 	now    func() time.Time
 	hosted *atomic.Pointer[hosted]
-	limits *atomic.Pointer[Config]
 	tally  *tally
 	leases leases
 	store  policy.Store // shared by custom policies

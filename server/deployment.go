@@ -56,7 +56,7 @@ func newDeployment(
 	d.sources = sources{deployment: name, log: d.log, now: now}
 	d.balance = balance{limits: &d.limits, picks: &d.picks, sources: &d.sources}
 	d.picks = picks{
-		name: name, log: d.log, now: now, hosted: &d.hosted, limits: &d.limits, tally: &d.tally,
+		name: name, log: d.log, now: now, hosted: &d.hosted, tally: &d.tally,
 		leases: newLeases(name), store: sharedstore.NewMemory(now),
 		recorder: recorder.With(telemetry.KeyDeployment.String(name)),
 	}

@@ -24,7 +24,7 @@ type hosted struct {
 	router *router.Router
 	config policy.Config // of the Router
 	log    *slog.Logger
-	first  uint64 // version of the index before this one
+	number uint64 // of the deployment's Routers, from 1
 
 	deciding atomic.Pointer[string] // name of the policy in force
 
@@ -42,12 +42,15 @@ type hosted struct {
 
 // host gives a Router the caches that its policy uses. old is the one before, or nil.
 func host(r *router.Router, c policy.Config, old *hosted, conns *replicaConns, log *slog.Logger) *hosted {
-	h := &hosted{router: r, config: c, log: log, first: old.lastVersion()}
+	h := &hosted{router: r, config: c, log: log, number: 1}
+	if old != nil {
+		h.number = old.number + 1
+	}
 	h.name(c)
 	if !r.ObservesCache() {
 		return h
 	}
-	h.index = newIndex(h.first)
+	h.index = newIndex(h.number << 32) // so that clients do not take its versions for those of another
 	r.ShareRoutes(h.shared)
 	h.events = kvevents.NewManager(kvevents.Options{
 		Sink: h.changed, Connect: conns.connect, Coarse: true, Logger: log,
@@ -141,17 +144,6 @@ func (h *hosted) shared(to *policy.Replica, rank int, superblocks []uint64) {
 	if to.KVEvents == "" && h.config.KVEvents == "" {
 		h.own.Add(to, rank, superblocks)
 	}
-}
-
-// lastVersion is the version of the index that was broadcast last.
-func (h *hosted) lastVersion() uint64 {
-	switch {
-	case h == nil:
-		return 0
-	case h.index == nil:
-		return h.first
-	}
-	return h.index.lastVersion()
 }
 
 // flush makes a version of the index, for watchers.

@@ -89,7 +89,7 @@ type indexChange struct {
 	hashes  int
 }
 
-// newIndex returns an empty index whose versions follow another's, so that clients do not confuse the two.
+// newIndex returns an empty index whose versions follow one.
 func newIndex(after uint64) *index {
 	return &index{lanes: make(map[laneKey]*lane), version: after + 1, floor: after + 1}
 }
@@ -375,10 +375,4 @@ func (x *index) size() (n int) {
 		n += len(l.held)
 	}
 	return n
-}
-
-func (x *index) lastVersion() uint64 {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.version
 }

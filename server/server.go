@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -74,15 +75,11 @@ type routingService struct {
 func New(c *Config, o Options) (*Server, error) {
 	full := c.withDefaults()
 	c = &full
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.now == nil {
 		o.now = time.Now
 	}
-	if o.Tracer == nil {
-		o.Tracer = otel.GetTracerProvider()
-	}
+	o.Tracer = cmp.Or(o.Tracer, otel.GetTracerProvider())
 	recorder, err := telemetry.New(o.Meter)
 	if err != nil {
 		return nil, err

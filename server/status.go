@@ -89,11 +89,11 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 		rep, load := view.ByID(m.ID), loads.lines[m.number]
 		_, stale := slices.BinarySearch(loads.stale, m.number)
 		all[i] = &warmpathv1.ReplicaStatus{
-			Id: m.ID, Address: m.Address, Stale: stale, Health: d.healthOf(m, rep, rt),
+			Id: m.ID, Address: m.Address, Stale: stale,
 			Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)),
 			KvTokens: uint64(max(m.KVTokens, 0)),
 		}
-		all[i].State = stateOf(m, rep, all[i].Health)
+		all[i].State, all[i].Health = d.condition(m, rep, rt)
 		if rep != nil {
 			all[i].MaxOngoingRequests = uint32(rep.Capacity())
 		}
@@ -107,48 +107,47 @@ const (
 	byCalls = "calls"
 )
 
-// healthOf is the evidence against a member. Called with mu held.
-func (d *deployment) healthOf(m *member, rep *policy.Replica,
-	rt *router.Router) (all []*warmpathv1.HealthReport) {
+// condition is the state of a member, with the evidence against it; rep is its replica in the Router, or nil. Called
+// with mu held.
+func (d *deployment) condition(
+	m *member, rep *policy.Replica, rt *router.Router,
+) (state string, evidence []*warmpathv1.HealthReport) {
 	now := d.now()
 	since := func(t time.Time) uint64 { return uint64(max(now.Sub(t).Milliseconds(), 1)) }
-	if s, found := d.sources.unwell[m.ID]; found {
-		report := &warmpathv1.HealthReport{By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why}
-		all = append(all, report)
+	s, unwell := d.sources.unwell[m.ID]
+	if unwell {
+		evidence = append(evidence, &warmpathv1.HealthReport{
+			By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why,
+		})
 	}
-	if e := d.outliers.replicas[m.number]; e != nil && rep != nil {
-		all = append(all, &warmpathv1.HealthReport{
+	e := d.outliers.replicas[m.number]
+	if e != nil && rep != nil {
+		evidence = append(evidence, &warmpathv1.HealthReport{
 			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause],
 			Principals: uint32(rt.Outliers().Principals(rt.Outlier(rep))),
 		})
 	}
-	return all
+	switch {
+	case rep == nil || !rep.Connected():
+		state = stateDisconnected
+	case m.Draining && !m.marked:
+		state = stateDraining
+	case unwell:
+		state = stateNotServing
+	case e != nil:
+		state = stateEjected
+	case rep.Full():
+		state = stateFull
+	default:
+		state = stateReady
+	}
+	return state, evidence
 }
 
 var whyEjected = map[outlier.Cause]string{
 	outlier.CauseFault: "calls fail",
 	outlier.CauseLate:  "first messages are late, or do not come",
 	outlier.CauseProbe: "its probe failed",
-}
-
-// stateOf is the state of a member; rep is its replica in the Router, or nil.
-func stateOf(m *member, rep *policy.Replica, health []*warmpathv1.HealthReport) string {
-	by := func(p string) bool {
-		return slices.ContainsFunc(health, func(r *warmpathv1.HealthReport) bool { return r.GetBy() == p })
-	}
-	switch {
-	case rep == nil || !rep.Connected():
-		return stateDisconnected
-	case m.Draining && !m.marked:
-		return stateDraining
-	case by(byCheck):
-		return stateNotServing
-	case by(byCalls):
-		return stateEjected
-	case rep.Full():
-		return stateFull
-	}
-	return stateReady
 }
 
 // indexStatus is nil where the policy has no index.
