@@ -373,7 +373,11 @@ func (v *view) suspendEjections() {
 
 func (v *view) suspend(r *router.Router) {
 	for id := range v.ejected {
-		if rep := r.View().ByID(id); rep != nil {
+		rep := r.View().ByID(id)
+		if rep == nil {
+			continue
+		}
+		if _, cause := r.Outliers().State(r.Outlier(rep)); cause == outlier.CauseRemote {
 			r.Outliers().SetRemote(r.Outlier(rep), outlier.HalfOpen)
 		}
 	}

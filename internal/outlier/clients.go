@@ -94,7 +94,10 @@ const (
 
 // note remembers that a principal is active.
 func (d *Detector) note(principal string, now time.Time) {
-	if _, known := d.active[principal]; principal != "" && (known || len(d.active) < maxPrincipals) {
+	if principal == "" {
+		return
+	}
+	if _, known := d.active[principal]; known || len(d.active) < maxPrincipals {
 		d.active[principal] = now
 	}
 }
