@@ -92,8 +92,7 @@ func appendMedium(dst []byte, kind, content string) []byte {
 // Members of what a chat consists of.
 var (
 	turnNames = []string{"role", "name", "content", "reasoning_content", "reasoning", "refusal", "tool_calls",
-		"function_call",
-		"tool_call_id"}
+		"function_call", "tool_call_id"}
 	partNames     = []string{"type", "text"}
 	mediaNames    = []string{"url", "data", "file_id", "file_data"}
 	callNames     = []string{"id", "function"}
@@ -143,9 +142,7 @@ func appendChatTurn(dst, turn []byte, cut bool) []byte {
 	dst = appendString(dst, 'k', reasoning)
 	dst = appendContent(dst, m.val("content"))
 	dst = appendString(dst, 'f', m.val("refusal"))
-	if call := m.val("function_call"); len(call) > 0 && call[0] == '{' {
-		dst = appendFunction(dst, call)
-	}
+	dst = appendFunction(dst, m.val("function_call"))
 	for w := walk(m.val("tool_calls")); w.array && w.next(); {
 		call := objectOf(w.val, callNames)
 		if dst = appendFunction(dst, call.val("function")); !w.cut {
@@ -220,9 +217,9 @@ func appendFunction(dst, function []byte) []byte {
 		return dst
 	}
 	dst = appendField(dst, 'c', name)
-	if arguments := f.val("arguments"); len(arguments) > 0 && arguments[0] == '{' { // as some clients send them
+	arguments := f.val("arguments")
+	if len(arguments) > 0 && arguments[0] == '{' { // as some clients send them
 		return appendField(dst, 'a', alias(arguments))
-	} else {
-		return appendString(dst, 'a', arguments)
 	}
+	return appendString(dst, 'a', arguments)
 }

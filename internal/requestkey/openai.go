@@ -13,9 +13,8 @@ import (
 // Members of OpenAI's requests and responses.
 var (
 	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id",
-		"session_params",
-		"prompt_cache_key", "user", "max_completion_tokens", "max_tokens", "messages", "prompt", "input", "input_ids",
-		"prompt_token_ids", "tools"}
+		"session_params", "prompt_cache_key", "user", "max_completion_tokens", "max_tokens", "messages", "prompt", "input",
+		"input_ids", "prompt_token_ids", "tools"}
 	sessionNames  = []string{"session_id", "id"} // vLLM's and SGLang's
 	responseNames = []string{"usage"}
 	usageNames    = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens",
