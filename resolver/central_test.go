@@ -62,7 +62,7 @@ func to(id string, reservation string) *warmpathv1.ChooseReplicasResponse {
 // central greets every watch with a fleet and a config in mode central.
 func central(incarnation, more string, addresses ...string) func(*warmpathv1.WatchStart) *answer {
 	return func(*warmpathv1.WatchStart) *answer {
-		config := fmt.Sprintf(`{"loadBalancingConfig":[{"warmpath":{"policy":{"round_robin":{}},"mode":"central"%s}}]}`, more)
+		config := fmt.Sprintf(`{"loadBalancingConfig":[{"warmpath":{"policy":{"round_robin":{}},"mode":"central%s}}]}`, more)
 		return &answer{
 			Incarnation: incarnation, Fleet: fleetOf(addresses...),
 			Config: &warmpathv1.ConfigUpdate{Version: 1, ServiceConfig: config},
@@ -108,7 +108,7 @@ func (s *lookaside) released(t *testing.T, all map[string]bool) {
 
 func TestCentralServerFails(t *testing.T) {
 	_, at := serveReplicas(t, 2)
-	s := startServer(t, "", central("a", "", at...))
+	s := startServer(t, "", central("a", `"`, at...))
 	first := func(m *warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse {
 		return to(at[0], fmt.Sprint("#", m.GetNumber()))
 	}
@@ -150,10 +150,10 @@ func TestCentralServerFails(t *testing.T) {
 	for range 50 {
 		until(t, cc, "fallback_local")
 	}
-	s = startServer(t, s.address, central("b", "", at...))
+	s = startServer(t, s.address, central("b", `"`, at...))
 	until(t, cc, "fallback_local") // it is an older one
 	s.kill()
-	s = startServer(t, s.address, central("c", "", at...))
+	s = startServer(t, s.address, central("c", `"`, at...))
 	s.chooses(first)
 	until(t, cc, "central")
 }
@@ -161,7 +161,7 @@ func TestCentralServerFails(t *testing.T) {
 // What is answered too late, or not to be used, is given back; every reservation is released exactly once.
 func TestReservationsAreReleased(t *testing.T) {
 	_, at := serveReplicas(t, 2)
-	s := startServer(t, "", central("a", "", at...))
+	s := startServer(t, "", central("a", `"`, at...))
 	made := make(chan string, 1000)
 	n := 0
 	s.chooses(func(m *warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse {
@@ -194,7 +194,7 @@ func TestReservationsAreReleased(t *testing.T) {
 
 func TestCentralFailsClosed(t *testing.T) {
 	_, at := serveReplicas(t, 2)
-	s := startServer(t, "", central("a", `,"central":{"on_failure":"fail_closed"}`, at...))
+	s := startServer(t, "", central("a", `_only"`, at...))
 	s.chooses(func(*warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse { return to(at[1], "#1") })
 	cc := watching(t, "warmpath://"+s.address+"/")
 	eventually := func(what string, ok func(d client.Decision, err error) bool) {
@@ -213,8 +213,8 @@ func TestCentralFailsClosed(t *testing.T) {
 	})
 	_, err := called(t, cc)
 	require.Equal(t, codes.Unavailable, status.Code(err))
-	require.ErrorContains(t, err, "fail_closed")
-	s = startServer(t, s.address, central("b", "", at...))
+	require.ErrorContains(t, err, "central_only")
+	s = startServer(t, s.address, central("b", `"`, at...))
 	s.started(t)
 	eventually("the new config is in force", func(d client.Decision, err error) bool {
 		return err == nil && d.Reason == "fallback_local"
@@ -225,7 +225,7 @@ func TestCentralFailsClosed(t *testing.T) {
 func TestCentralNamesWhoIsGone(t *testing.T) {
 	_, live := serveReplicas(t, 1)
 	at := append([]string{deadAddress(t), deadAddress(t), deadAddress(t), deadAddress(t)}, live...)
-	s := startServer(t, "", central("a", `,"central":{"on_failure":"fail_closed","deadline":"1s"}`, at...))
+	s := startServer(t, "", central("a", `_only","central_deadline":"1s"`, at...))
 	made := make(chan string, 10_000)
 	n := 0
 	s.chooses(func(m *warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse {
@@ -263,7 +263,7 @@ func TestNewerServer(t *testing.T) {
 	_, at := serveReplicas(t, 2)
 	s := startServer(t, "", func(*warmpathv1.WatchStart) *answer {
 		return &answer{Incarnation: "a", Fleet: fleetOf(at...), Config: &warmpathv1.ConfigUpdate{Version: 1, ServiceConfig: `{"loadBalancingConfig":[{"warmpath":{
-			"policy":{"consistent_hash":{}},"mode":"quantum","central":{"on_failure":"fail_open","psychic":true},"hyper":{"drive":1}}}]}`}}
+			"policy":{"consistent_hash":{}},"mode":"quantum","ejection":{"failures":5,"psychic":true},"hyper":{"drive":1}}}]}`}}
 	})
 	d := until(t, watching(t, "warmpath://"+s.address+"/"), "no_key")
 	require.Equal(t, "consistent_hash", d.Policy)

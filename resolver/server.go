@@ -256,7 +256,7 @@ func known(raw json.RawMessage, of reflect.Type, prefix string) (kept json.RawMe
 		case !ok || name == "mode" && !knownMode(object[name]):
 			delete(object, name)
 			ignored = append(ignored, prefix+name)
-		case t == reflect.TypeFor[policy.Central](), t == reflect.TypeFor[policy.Ejection]():
+		case t == reflect.TypeFor[policy.Ejection]():
 			var inside []string
 			object[name], inside = known(object[name], t, name+".")
 			ignored = append(ignored, inside...)
@@ -271,5 +271,5 @@ func known(raw json.RawMessage, of reflect.Type, prefix string) (kept json.RawMe
 
 func knownMode(raw json.RawMessage) bool {
 	var mode string
-	return json.Unmarshal(raw, &mode) == nil && (mode == "" || mode == policy.Broadcast || mode == policy.InCentral)
+	return json.Unmarshal(raw, &mode) == nil && slices.Contains([]string{"", policy.Broadcast, policy.InCentral, policy.CentralOnly}, mode)
 }

@@ -13,9 +13,9 @@ func TestTolerate(t *testing.T) {
 		ignored []string
 	}{
 		`{"loadBalancingConfig":[{"warmpath":{"mode":"central"}}]}`: {`{"loadBalancingConfig":[{"warmpath":{"mode":"central"}}]}`, nil},
-		`{"methodConfig":[],"loadBalancingConfig":[{"warmpath":{"mode":"x","new":[1],"zone":"z","central":{"deadline":"1s","y":2}}},{"round_robin":{}}]}`: {
-			`{"methodConfig":[],"loadBalancingConfig":[{"warmpath":{"zone":"z","central":{"deadline":"1s"}}},{"round_robin":{}}]}`,
-			[]string{"central.y", "mode", "new"},
+		`{"methodConfig":[],"loadBalancingConfig":[{"warmpath":{"mode":"x","new":[1],"zone":"z","ejection":{"failures":3,"y":2}}},{"round_robin":{}}]}`: {
+			`{"methodConfig":[],"loadBalancingConfig":[{"warmpath":{"zone":"z","ejection":{"failures":3}}},{"round_robin":{}}]}`,
+			[]string{"ejection.y", "mode", "new"},
 		},
 		`{"loadBalancingConfig":[{"warmpath":{"ejection":{"failures":3,"later":1},"policy":{"round_robin":{"new":1}}}}]}`: {
 			`{"loadBalancingConfig":[{"warmpath":{"ejection":{"failures":3},"policy":{"round_robin":{"new":1}}}}]}`, []string{"ejection.later"},
@@ -36,8 +36,8 @@ func TestTolerate(t *testing.T) {
 
 // Whatever a server pushes, what is left is no less a config than it was, and nothing is left to take out.
 func FuzzTolerate(f *testing.F) {
-	f.Add(`{"loadBalancingConfig":[{"warmpath":{"mode":"x","central":{"y":2}}},{"round_robin":{}}]}`)
-	f.Add(`{"loadBalancingConfig":[{"warmpath":{"central":null,"mode":null}}]}`)
+	f.Add(`{"loadBalancingConfig":[{"warmpath":{"mode":"x","ejection":{"y":2}}},{"round_robin":{}}]}`)
+	f.Add(`{"loadBalancingConfig":[{"warmpath":{"ejection":null,"mode":null}}]}`)
 	f.Add(`{"loadBalancingConfig":{}}`)
 	f.Fuzz(func(t *testing.T, config string) {
 		reduced, ignored := tolerate(config)

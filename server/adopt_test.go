@@ -45,7 +45,7 @@ func TestAdoptionChanges(t *testing.T) {
 	}{
 		{"    mode: central", `"mode":"central"`, "consistent_hash", [2]int{100, 100}},
 		{"    percentage: 30", `"percentage":30`, "consistent_hash", [2]int{15, 45}},
-		{"    enabled: false", `"enabled":false`, "round_robin", [2]int{0, 0}},
+		{"    percentage: off", `"percentage":"off"`, "round_robin", [2]int{0, 0}},
 		{"", `"consistent_hash"`, "consistent_hash", [2]int{100, 100}},
 	} {
 		require.NoError(t, f.Update(parse(t, adopting(c.more))))

@@ -22,7 +22,7 @@ import (
 
 // centralised is a deployment in mode central.
 func centralised(policy string, rs []*replica, more ...string) string {
-	text := "    mode: central\n    central: {deadline: 5s}\n    policy: " + policy + "\n    dialects: " + dialects + "\n    replicas:"
+	text := "    mode: central\n    central_deadline: 5s\n    policy: " + policy + "\n    dialects: " + dialects + "\n    replicas:"
 	for _, r := range rs {
 		text += fmt.Sprintf("\n    - address: %q", r.addr)
 	}
@@ -259,7 +259,7 @@ func TestAdoptionIsPushed(t *testing.T) {
 	until("some of both", func(all map[string]int) bool {
 		return all["central"] > 10 && all["round_robin"] > 50 && all["central"]+all["round_robin"] == 100
 	})
-	push(centralised(`{consistent_hash: {}}`, rs, "enabled: false"))
+	push(centralised(`{consistent_hash: {}}`, rs, "percentage: off"))
 	until("all by turns", func(all map[string]int) bool { return all["round_robin"] == 100 })
 	require.Equal(t, "round_robin", asked(t, cc, "x").Policy)
 	push(strings.Replace(centralised(`{consistent_hash: {}}`, rs, "shadow_policy: {round_robin: {}}"), "mode: central", "mode: broadcast", 1))

@@ -16,16 +16,15 @@ import (
 // Issue 12.9: where only a look-aside server may decide, a target without one is refused.
 func TestCentralWithoutAServer(t *testing.T) {
 	rs := replicas(t, 1)
-	closed := client.WithConfig(`{"mode":"central","central":{"on_failure":"fail_closed"}}`)
+	closed := client.WithConfig(`{"mode":"central_only"}`)
 	for _, at := range []string{target(rs...), "dns:///" + rs[0].addr, rs[0].addr} {
 		_, err := client.New(at, insecureOption(), closed)
-		require.ErrorContains(t, err, "central.on_failure", at)
+		require.ErrorContains(t, err, "central_only", at)
 		require.ErrorContains(t, err, "warmpath://server:port/deployment", at)
 	}
 	for _, good := range []string{
 		`{"mode":"central"}`,
-		`{"mode":"central","central":{"on_failure":"fail_closed"},"enabled":false}`,
-		`{"central":{"on_failure":"fail_closed"}}`,
+		`{"mode":"central_only","percentage":"off"}`,
 	} {
 		where(t, deadline(t), dial(t, target(rs...), client.WithConfig(good)), "x")
 	}
@@ -38,7 +37,7 @@ func TestCentralWithoutAServer(t *testing.T) {
 	defer func() { require.NoError(t, cc.Close()) }()
 	_, err = testpb.NewTestServiceClient(cc).UnaryCall(deadline(t), simple("x"))
 	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
-	require.ErrorContains(t, err, "central.on_failure")
+	require.ErrorContains(t, err, "central_only")
 	require.Zero(t, rs[0].calls.Load())
 }
 

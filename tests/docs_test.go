@@ -88,7 +88,7 @@ func TestConfigPageNamesEveryField(t *testing.T) {
 	for heading, config := range map[string]any{
 		"## The channel":           policy.Config{}.WithDefaults(),
 		"## Outlier detection":     policy.Ejection{}.WithDefaults(),
-		"## Decisions":             policy.Adoption{Central: policy.Central{}.WithDefaults()},
+		"## Decisions":             policy.Adoption{CentralDeadline: policy.Duration(policy.DefaultCentralDeadline)},
 		"## prefix_cache_affinity": prefixaffinity.Config{}.WithDefaults(),
 		"## kv_aware":              kvaware.Config{}.WithDefaults(),
 		"## consistent_hash":       consistenthash.Config{}.WithDefaults(),

@@ -31,7 +31,7 @@ func TestPrioritiesInMetadata(t *testing.T) {
 		return &testpb.SimpleResponse{}, nil
 	}})
 	m := newMeter(t)
-	cc := dial(t, target(r), m.option, client.WithConfig(config(`{"round_robin":{}}`, `"max_ongoing_requests":1`, `"priority_key":"Urgency"`, `"priority_head_start":"1h"`)))
+	cc := dial(t, target(r), m.option, client.WithConfig(config(`{"round_robin":{}}`, `"max_ongoing_requests":1`, `"priority_key":"Urgency"`)))
 	stub := testpb.NewTestServiceClient(cc)
 	connectedExcept(t, cc, []*replica{r})
 	var calls sync.WaitGroup

@@ -9,60 +9,44 @@ import (
 
 // Modes of [Adoption]: where decisions are made if there is a look-aside server.
 const (
-	Broadcast = "broadcast" // each client, with the server's updates
-	InCentral = "central"   // the server, which each client asks
+	Broadcast   = "broadcast"    // each client, with the server's updates
+	InCentral   = "central"      // the server, which each client asks; without its answer the client's own policy decides
+	CentralOnly = "central_only" // the server; without its answer the call fails with UNAVAILABLE
 )
 
-// What a client does in mode central whose server does not answer.
-const (
-	FailOpen   = "fail_open"   // its own policy decides
-	FailClosed = "fail_closed" // the call fails with UNAVAILABLE
-)
+// DefaultCentralDeadline is how long a client waits for a server's answer where [Adoption] does not set it.
+const DefaultCentralDeadline = 20 * time.Millisecond
 
 // Adoption is the part of a [Config] that selects what decides for how many of the calls. A host puts a change of it
 // into force without giving up the state of its Router, but for ShadowPolicy.
 type Adoption struct {
-	// Mode is broadcast, the default, or central: clients of a look-aside server ask it for every call. Other hosts do
-	// not read it.
+	// Mode is broadcast, the default, central or central_only: clients of a look-aside server ask it for every call.
+	// Other hosts do not read it.
 	Mode string `json:"mode,omitempty"`
-	// Central configures how the server is asked.
-	Central Central `json:"central,omitzero"`
+	// CentralDeadline is how long to wait for the server's answer at most; 0 = 20ms, at most 10s. A server that answers
+	// much faster is waited for less long.
+	CentralDeadline Duration `json:"central_deadline,omitempty"`
 	// ShadowPolicy decides on every call too and is not obeyed: how often it would differ is counted.
 	ShadowPolicy Selection `json:"shadow_policy,omitzero"`
 	// Percentage is how much of the calls the policy decides, 0 to 100; not set = 100. The rest take turns
-	// (round_robin). The calls of one session go the same way.
-	Percentage *float64 `json:"percentage,omitempty"`
-	// Enabled is the kill switch: false = all calls take turns, and nothing else is done for them. Not set = true.
-	Enabled *bool `json:"enabled,omitempty"`
-}
-
-// Central is how clients ask a look-aside server.
-type Central struct {
-	// Deadline is how long to wait for an answer at most; 0 = 20ms, at most 10s. A server that answers much faster is
-	// waited for less long.
-	Deadline Duration `json:"deadline,omitempty"`
-	// OnFailure is fail_open, the default, or fail_closed.
-	OnFailure string `json:"on_failure,omitempty"`
-}
-
-// WithDefaults returns it with every default written out.
-func (c Central) WithDefaults() Central {
-	c.Deadline = cmp.Or(c.Deadline, Duration(20*time.Millisecond))
-	c.OnFailure = cmp.Or(c.OnFailure, FailOpen)
-	return c
+	// (round_robin). The calls of one session go the same way. Off is the kill switch: all calls take turns, and
+	// nothing else is done for them.
+	Percentage *Limit `json:"percentage,omitempty"`
 }
 
 // Asks reports whether clients of a look-aside server are to ask it.
-func (a *Adoption) Asks() bool { return a.Mode == InCentral && !a.killed() }
+func (a *Adoption) Asks() bool {
+	return (a.Mode == InCentral || a.Mode == CentralOnly) && !a.killed()
+}
 
 // NeedsServer reports whether there must be a look-aside server: without its decision a call fails.
-func (a *Adoption) NeedsServer() bool { return a.Asks() && a.Central.OnFailure == FailClosed }
+func (a *Adoption) NeedsServer() bool { return a.Mode == CentralOnly && !a.killed() }
 
 // ErrNeedsServer refuses such a config for a target that names no look-aside server.
-var ErrNeedsServer = errors.New("mode: central with central.on_failure: fail_closed needs a look-aside server, and the target names none; " +
-	"dial warmpath://server:port/deployment, or set on_failure to fail_open or mode to broadcast")
+var ErrNeedsServer = errors.New("mode: central_only needs a look-aside server, and the target names none; " +
+	"dial warmpath://server:port/deployment, or set mode to central or broadcast")
 
-func (a *Adoption) killed() bool { return a.Enabled != nil && !*a.Enabled }
+func (a *Adoption) killed() bool { return a.Percentage != nil && *a.Percentage == Off }
 
 // A Rollout is how much of the traffic a policy decides. What it does not, the policy [Plain] does.
 type Rollout struct {
@@ -76,8 +60,8 @@ type Rollout struct {
 // Rollout is how much the policy decides.
 func (a *Adoption) Rollout() Rollout {
 	t := Rollout{Share: 1, Off: a.killed()}
-	if a.Percentage != nil {
-		t.Share = *a.Percentage / 100
+	if a.Percentage != nil && !t.Off {
+		t.Share = float64(*a.Percentage) / 100
 	}
 	return t
 }
@@ -98,15 +82,14 @@ func (c Config) Routing() Config {
 }
 
 func (a *Adoption) validate() error {
-	switch {
-	case a.Mode != "" && a.Mode != Broadcast && a.Mode != InCentral:
-		return fmt.Errorf("mode: %q is neither %s nor %s", a.Mode, Broadcast, InCentral)
-	case a.Central.OnFailure != "" && a.Central.OnFailure != FailOpen && a.Central.OnFailure != FailClosed:
-		return fmt.Errorf("central.on_failure: %q is neither %s nor %s", a.Central.OnFailure, FailOpen, FailClosed)
-	case a.Percentage != nil && !(*a.Percentage >= 0 && *a.Percentage <= 100):
-		return fmt.Errorf("percentage: %v is not between 0 and 100", *a.Percentage)
+	if a.Mode != "" && a.Mode != Broadcast && a.Mode != InCentral && a.Mode != CentralOnly {
+		return fmt.Errorf("mode: %q is not %s, %s or %s", a.Mode, Broadcast, InCentral, CentralOnly)
 	}
-	if err := within("central.deadline", a.Central.Deadline, 0, Duration(10*time.Second)); err != nil {
+	err := within("central_deadline", a.CentralDeadline, 0, Duration(10*time.Second))
+	if err == nil && a.Percentage != nil {
+		err = mayBeOff("percentage", *a.Percentage, 100)
+	}
+	if err != nil {
 		return err
 	}
 	p, err := a.NewShadow()

@@ -13,17 +13,15 @@ import (
 
 func TestAdoptionConfig(t *testing.T) {
 	for text, wrong := range map[string]string{
-		`{"mode":"central","central":{"deadline":"50ms","on_failure":"fail_closed"}}`: "",
-		`{"percentage":0,"enabled":false,"shadow_policy":{"kv_aware":{}}}`:            "",
-		`{"mode":"middle"}`:                                     `config: mode: "middle" is neither broadcast nor central`,
-		`{"central":{"deadline":"11s"}}`:                        "config: central.deadline: 11s is not between 0s and 10s",
-		`{"central":{"on_failure":"fail"}}`:                     `config: central.on_failure: "fail" is neither fail_open nor fail_closed`,
-		`{"central":{"wait":"1s"}}`:                             `config: central: unknown field "wait"`,
+		`{"mode":"central_only","central_deadline":"50ms"}`:     "",
+		`{"percentage":0,"shadow_policy":{"kv_aware":{}}}`:      "",
+		`{"percentage":"off"}`:                                  "",
+		`{"mode":"middle"}`:                                     `config: mode: "middle" is not broadcast, central or central_only`,
+		`{"central_deadline":"11s"}`:                            "config: central_deadline: 11s is not between 0s and 10s",
 		`{"shadow_policy":"kv_aware"}`:                          `config: shadow_policy: it is not an object like {"round_robin": {}}`,
 		`{"shadow_policy":{"kv_aware":{},"a":{}}}`:              `config: shadow_policy: 2 are named, "kv_aware" and "a" among them`,
 		`{"percentage":101}`:                                    "config: percentage: 101 is not between 0 and 100",
 		`{"percentage":"5"}`:                                    "config: percentage: it is a string, not a number",
-		`{"enabled":1}`:                                         "config: enabled: it is a number, not true or false",
 		`{"shadow_policy":{"nobody":{}}}`:                       `config: shadow_policy: "nobody" is unknown`,
 		`{"shadow_policy":{"kv_aware":{"near_tie_tokens":-1}}}`: "config: shadow_policy.kv_aware: near_tie_tokens",
 	} {
@@ -42,7 +40,7 @@ func TestAdoptionIsSilent(t *testing.T) {
 	require.NoError(t, err)
 	raw, err := json.Marshal(c)
 	require.NoError(t, err)
-	for _, field := range []string{"mode", "central", "shadow_policy", "percentage", "enabled"} {
+	for _, field := range []string{"mode", "central", "shadow_policy", "percentage"} {
 		require.NotContains(t, string(raw), field)
 	}
 }

@@ -32,11 +32,8 @@ type Config struct {
 	// 1,000, Off = no bound.
 	MaxQueuedRequests Limit `json:"max_queued_requests,omitempty"`
 	// PriorityKey is the metadata key that carries a call's priority in the queue: low,
-	// normal or high. Empty = x-warmpath-priority.
+	// normal or high. A level is worth 10 s of waiting. Empty = x-warmpath-priority.
 	PriorityKey string `json:"priority_key,omitempty"`
-	// PriorityHeadStart is what a level of priority is worth in the queue: a call is served
-	// before those of the level below that came up to that long before it. 0 = 10s, at most 1h.
-	PriorityHeadStart Duration `json:"priority_head_start,omitempty"`
 	// ConnectionsPerReplica is how many connections a replica gets; 0 = 1, at most 64. It
 	// is read by a host that has connections.
 	ConnectionsPerReplica int `json:"connections_per_replica,omitempty"`
@@ -169,7 +166,6 @@ func (c Config) WithDefaults() Config {
 	c.Policy.Name = cmp.Or(c.Policy.Name, Default)
 	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, 1000)
 	c.PriorityKey = cmp.Or(c.PriorityKey, "x-warmpath-priority")
-	c.PriorityHeadStart = cmp.Or(c.PriorityHeadStart, Duration(10*time.Second))
 	c.ConnectionsPerReplica = cmp.Or(c.ConnectionsPerReplica, 1)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
 	c.RetryRatio = cmp.Or(c.RetryRatio, 0.2)
@@ -204,7 +200,6 @@ func (c *Config) Validate() error {
 		mayBeOff("retry_ratio", c.RetryRatio, 1),
 		whole("retry_floor", c.RetryFloor, 10_000),
 		within("prepare_timeout", c.PrepareTimeout, 0, Duration(time.Minute)),
-		within("priority_head_start", c.PriorityHeadStart, 0, Duration(time.Hour)),
 		within("first_token_timeout", c.FirstTokenTimeout, 0, Duration(time.Hour)),
 		mayBeOff("quarantine_ttl", c.QuarantineTTL, day),
 		mayBeOff("drain_grace", c.DrainGrace, day),

@@ -15,7 +15,7 @@ func TestAttrs(t *testing.T) {
 	for text, want := range map[string]string{
 		`{}`: `policy=prefix_cache_affinity session_keys="[session_id x-session-id]" mode=broadcast settings={}`,
 		`{"policy": {"consistent_hash": {"num_virtual_nodes": 50}}, "session_keys": ["user"], "max_attempts": 3, "max_ongoing_requests": 8, "mode": "central"}`: `policy=consistent_hash session_keys=[user] mode=central settings="{\"max_ongoing_requests\":8,\"policy\":{\"consistent_hash\":{\"num_virtual_nodes\":50}}}"`,
-		`{"policy": {"consistent_hash": {}}, "enabled": false}`: `policy=round_robin session_keys="[session_id x-session-id]" mode=broadcast settings="{\"enabled\":false}"`,
+		`{"policy": {"consistent_hash": {}}, "percentage": "off"}`: `policy=round_robin session_keys="[session_id x-session-id]" mode=broadcast settings="{\"percentage\":\"off\"}"`,
 	} {
 		c, err := policy.ParseConfig([]byte(text))
 		require.NoError(t, err)

@@ -30,7 +30,7 @@ import (
 // Modes of replay: where decisions are made.
 const modeLocal = "local"
 
-// maxDeadline is the longest central.deadline of a config.
+// maxDeadline is the longest central_deadline of a config.
 const maxDeadline = 10 * time.Second
 
 var replayModes = []string{modeLocal, policy.Broadcast, policy.InCentral}
@@ -58,7 +58,7 @@ func (m *modes) add(f *pflag.FlagSet) {
 	f.DurationVar(&m.Share, "duration", 30*time.Second,
 		"without --trace: `time` for each run, a third of it to warm up")
 	f.IntVar(&m.servers, "servers", 1, "`number` of look-aside servers to start, each a process, where a mode needs one")
-	f.DurationVar(&m.deadline, "central-deadline", time.Duration(policy.Central{}.WithDefaults().Deadline),
+	f.DurationVar(&m.deadline, "central-deadline", policy.DefaultCentralDeadline,
 		"how long clients wait for a server's answer at most, in mode central")
 	addEngine(f, &m.Engine.Preset, &m.Engine.KVTokens)
 	m.fault.add(f)
@@ -204,7 +204,7 @@ func (m *modes) serve(ctx context.Context, c *cobra.Command, s *stage, config []
 func (m *modes) serverConfig(r *replay, mode, name string, replicas []policy.Attributes) ([]byte, error) {
 	interval := max(time.Duration(float64(100*time.Millisecond)/r.Speed), 10*time.Millisecond)
 	deployment := map[string]any{
-		"mode": mode, "central": policy.Central{Deadline: policy.Duration(m.deadline)},
+		"mode": mode, "central_deadline": policy.Duration(m.deadline),
 		"policy": map[string]any{name: struct{}{}}, "replicas": entries(replicas),
 	}
 	if r.Target == "" {

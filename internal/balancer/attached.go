@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"cmp"
 	"log/slog"
 	"time"
 
@@ -28,7 +29,7 @@ type attached struct {
 	// desk is how the servers of deskOf are asked, in the way that was asked for; nil = they are not.
 	desk     *call.Central
 	deskOf   *lookaside.Watch
-	deskWith policy.Central
+	deskWait time.Duration
 	warned   bool
 }
 
@@ -108,7 +109,8 @@ func (a *attached) leaveEvents() {
 
 // central is how calls ask the server, nil where they do not. Where there is no server to ask it logs that, once.
 func (a *attached) central(want *policy.Adoption) *call.Central {
-	switch with := want.Central.WithDefaults(); {
+	wait := time.Duration(cmp.Or(want.CentralDeadline, policy.Duration(policy.DefaultCentralDeadline)))
+	switch closed := want.Mode == policy.CentralOnly; {
 	case !want.Asks():
 		a.desk = nil
 	case a.watch == nil:
@@ -118,9 +120,9 @@ func (a *attached) central(want *policy.Adoption) *call.Central {
 			slog.Warn("warmpath: mode is central, and there is no look-aside server to ask: the local policy decides; " +
 				"dial warmpath://server:port/deployment")
 		}
-	case a.desk == nil || a.deskOf != a.watch || a.deskWith != with:
-		a.desk = &call.Central{Desk: a.watch.Desk(time.Duration(with.Deadline)), Closed: with.OnFailure == policy.FailClosed}
-		a.deskOf, a.deskWith = a.watch, with
+	case a.desk == nil || a.deskOf != a.watch || a.deskWait != wait || a.desk.Closed != closed:
+		a.desk = &call.Central{Desk: a.watch.Desk(wait), Closed: closed}
+		a.deskOf, a.deskWait = a.watch, wait
 	}
 	return a.desk
 }

@@ -85,7 +85,7 @@ type Central struct {
 
 // errUnasked is the picker's error for a call for which only the server may decide. The retry loop, which can ask,
 // tries again.
-var errUnasked = errors.New("only the look-aside server may decide (central.on_failure: fail_closed), " +
+var errUnasked = errors.New("only the look-aside server may decide (mode: central_only), " +
 	"and it was not asked for this attempt")
 
 // asks returns how the server is asked for a request, nil if it is not to be.
@@ -129,7 +129,7 @@ func (r *reservation) ask(ctx context.Context, b *Binding, q *policy.Request) (m
 		return false, status.FromContextError(ctx.Err()).Err()
 	case m.Closed:
 		return false, status.Errorf(codes.Unavailable,
-			"warmpath: the look-aside server does not decide, and central.on_failure is fail_closed: %v", err)
+			"warmpath: the look-aside server does not decide, and mode is central_only: %v", err)
 	}
 	return false, nil
 }

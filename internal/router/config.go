@@ -31,7 +31,6 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 		Shadow:         shadow,
 		MaxOngoing:     full.MaxOngoingRequests,
 		MaxQueued:      int(full.MaxQueuedRequests),
-		HeadStart:      time.Duration(full.PriorityHeadStart),
 		PrepareTimeout: time.Duration(full.PrepareTimeout),
 		Ejection:       &full.Ejection,
 		DrainGrace:     max(time.Duration(full.DrainGrace), 0),

@@ -8,6 +8,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
+// headStart is what a level of priority is worth in the queue.
+const headStart = 10 * time.Second
+
 // Options configure a Router. Only Policy is needed. A policy without Choose is none.
 type Options struct {
 	Policy policy.Policy
@@ -22,8 +25,8 @@ type Options struct {
 	MaxOngoing int
 	// MaxQueued bounds the requests that wait; 0 = that of the default config, negative = no bound.
 	MaxQueued int
-	// HeadStart is what a level of priority is worth in the queue; 0 =
-	// that of the default config, negative = nothing.
+	// HeadStart is what a level of priority is worth in the queue; 0 = 10s,
+	// negative = nothing.
 	HeadStart time.Duration
 	// RequestCost is what an active request adds to a replica's load, in tokens;
 	// 0 = policy.RequestCost, negative = nothing.
@@ -54,7 +57,7 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	usual := policy.Config{}.WithDefaults()
 	o.MaxQueued = cmp.Or(o.MaxQueued, int(usual.MaxQueuedRequests))
-	o.HeadStart = max(cmp.Or(o.HeadStart, time.Duration(usual.PriorityHeadStart)), 0)
+	o.HeadStart = max(cmp.Or(o.HeadStart, headStart), 0)
 	o.RequestCost = max(cmp.Or(o.RequestCost, policy.RequestCost), 0)
 	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, time.Duration(usual.PrepareTimeout))
 	o.ReportTTL = cmp.Or(o.ReportTTL, DefaultReportTTL)
