@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"math"
 	"os"
 	"strconv"
@@ -24,68 +23,34 @@ const (
 	maxTokens = 16 << 20
 )
 
-// Formats are the trace formats of ReadTrace.
+// Formats are the trace formats of Load.
 var Formats = []string{"mooncake", "text"}
 
-// LineError is a malformed line of a trace.
-type LineError struct {
-	Line int // from 1
-	Err  error
-}
-
-// Error names the line.
-func (e *LineError) Error() string { return fmt.Sprintf("line %d: %v", e.Line, e.Err) }
-
-// Unwrap is the reason.
-func (e *LineError) Unwrap() error { return e.Err }
-
-// ReadTrace yields the requests of a trace in the order of its lines; empty lines are skipped. The first
-// error ends it. Arrivals count from the first line, so a line that is out of order has a negative one:
-// [Load] sorts. Fields that a format does not know are ignored.
-func ReadTrace(r io.Reader, format string) iter.Seq2[Request, error] {
-	parse, known := map[string]func([]byte, int) (Request, error){"mooncake": parseMooncake, "text": parseText}[format]
-	return func(yield func(Request, error) bool) {
-		if !known {
-			yield(Request{}, fmt.Errorf("trace format %q is not one of %s", format, strings.Join(Formats, ", ")))
-			return
-		}
-		lines := bufio.NewScanner(r)
-		lines.Buffer(make([]byte, 0, 1<<16), maxLine)
-		var first time.Duration
-		line, some := 0, false
-		for lines.Scan() {
-			line++
-			b := bytes.TrimSpace(lines.Bytes())
-			if len(b) == 0 {
-				continue
-			}
-			req, err := parse(b, line)
-			if err != nil {
-				yield(Request{}, &LineError{line, err})
-				return
-			}
-			if !some {
-				first, some = req.At, true
-			}
-			req.At -= first
-			if !yield(req, nil) {
-				return
-			}
-		}
-		if err := lines.Err(); err != nil {
-			yield(Request{}, &LineError{line + 1, err})
-		}
-	}
-}
-
-// Load reads a whole trace, sorted by arrival, the first at 0. A trace without requests is an error.
+// Load reads a whole trace, sorted by arrival, the first at 0. Empty lines are skipped, fields that a format does not
+// have are ignored. A malformed line is an error that names it, and so is a trace without requests.
 func Load(r io.Reader, format string) ([]Request, error) {
+	parse, known := map[string]func([]byte, int) (Request, error){"mooncake": parseMooncake, "text": parseText}[format]
+	if !known {
+		return nil, fmt.Errorf("trace format %q is not one of %s", format, strings.Join(Formats, ", "))
+	}
 	var rs []Request
-	for req, err := range ReadTrace(r, format) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 0, 1<<16), maxLine)
+	line := 0
+	for lines.Scan() {
+		line++
+		b := bytes.TrimSpace(lines.Bytes())
+		if len(b) == 0 {
+			continue
+		}
+		req, err := parse(b, line)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("line %d: %w", line, err)
 		}
 		rs = append(rs, req)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("line %d: %w", line+1, err)
 	}
 	if len(rs) == 0 {
 		return nil, errors.New("trace has no requests")

@@ -98,7 +98,7 @@ func TestReadMooncake(t *testing.T) {
 	}, rs)
 }
 
-func FuzzReadTrace(f *testing.F) {
+func FuzzLoad(f *testing.F) {
 	f.Add(`{"timestamp": 5, "input_length": 600, "output_length": 7, "hash_ids": [0, 1]}`, true)
 	f.Add(`{"timestamp": 5, "input_length": 600, "output_length": 7, "hash_ids": [0]}`, true)
 	f.Add(`{"timestamp": 5, "session_id": "s", "input": "i", "output": "o"}`, false)
