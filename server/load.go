@@ -8,6 +8,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -281,10 +282,10 @@ func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 	limits := b.limits.Load()
 	stale := b.ledger.count(now)
 	view := rt.View()
-	var peers []router.PeerLoad
+	var peers []routerload.Peer
 	set := func(rep *policy.Replica, load replicaLoad) {
 		if n, tokens := rep.PeerLoad(); int64(n) != load.ongoing || tokens != load.tokens {
-			peers = append(peers, router.PeerLoad{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
+			peers = append(peers, routerload.Peer{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
 		}
 	}
 	var unknown []*member
@@ -317,7 +318,7 @@ func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
 	if len(limits.Principals) > 0 {
 		b.show(order, unsure, now)
 	}
-	rt.SetPeerLoad(peers)
+	rt.Load.SetPeers(peers)
 }
 
 // show updates the load that principals without trust see: each prompt picked here counts whole, since its uncached

@@ -19,6 +19,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/router"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
 )
 
 // A hundred thousand requests, all cancelled: some before they came, some while they
@@ -69,7 +70,7 @@ func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 							<-ctx.Done()
 							under.Add(-1)
 							if rnd.IntN(10) == 0 {
-								b.Refused(router.ReplicaReport{Ongoing: 3, QueuedTokens: -1})
+								b.Refused(routerload.Report{Ongoing: 3, QueuedTokens: -1})
 							}
 							b.Release()
 						case errors.Is(err, context.Canceled):

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -31,22 +31,22 @@ func orca(parts ...[]byte) (all []byte) {
 func TestParseOrca(t *testing.T) {
 	cpu := protowire.AppendFixed64(protowire.AppendTag(nil, 1, protowire.Fixed64Type), math.Float64bits(0.5))
 	rps := protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), 7)
-	nothing := router.ReplicaReport{Ongoing: -1, QueuedTokens: -1}
+	nothing := load.Report{Ongoing: -1, QueuedTokens: -1}
 	for name, c := range map[string]struct {
 		raw  []byte
-		want router.ReplicaReport
+		want load.Report
 	}{
 		"empty":             {nil, nothing},
 		"nothing of ours":   {orca(cpu, rps, metric("other", 3)), nothing},
-		"running":           {metric(warmpathv1.MetricRunning, 5), router.ReplicaReport{Ongoing: 5, QueuedTokens: -1}},
-		"draining":          {metric(warmpathv1.MetricDraining, 1), router.ReplicaReport{Ongoing: -1, QueuedTokens: -1, Draining: true}},
+		"running":           {metric(warmpathv1.MetricRunning, 5), load.Report{Ongoing: 5, QueuedTokens: -1}},
+		"draining":          {metric(warmpathv1.MetricDraining, 1), load.Report{Ongoing: -1, QueuedTokens: -1, Draining: true}},
 		"not draining":      {metric(warmpathv1.MetricDraining, 0), nothing},
 		"waiting alone":     {metric(warmpathv1.MetricWaiting, 5), nothing},
-		"idle":              {orca(metric(warmpathv1.MetricRunning, 0), metric(warmpathv1.MetricUncachedTokens, 0)), router.ReplicaReport{}},
-		"running, waiting":  {orca(metric(warmpathv1.MetricWaiting, 2), cpu, metric(warmpathv1.MetricRunning, 5)), router.ReplicaReport{Ongoing: 7, QueuedTokens: -1}},
-		"tokens, capacity":  {orca(metric(warmpathv1.MetricUncachedTokens, 1234), metric(warmpathv1.MetricTokenCapacity, 281600)), router.ReplicaReport{Ongoing: -1, QueuedTokens: 1234, KVTokens: 281600}},
+		"idle":              {orca(metric(warmpathv1.MetricRunning, 0), metric(warmpathv1.MetricUncachedTokens, 0)), load.Report{}},
+		"running, waiting":  {orca(metric(warmpathv1.MetricWaiting, 2), cpu, metric(warmpathv1.MetricRunning, 5)), load.Report{Ongoing: 7, QueuedTokens: -1}},
+		"tokens, capacity":  {orca(metric(warmpathv1.MetricUncachedTokens, 1234), metric(warmpathv1.MetricTokenCapacity, 281600)), load.Report{Ongoing: -1, QueuedTokens: 1234, KVTokens: 281600}},
 		"not a number":      {orca(metric(warmpathv1.MetricRunning, math.NaN()), metric(warmpathv1.MetricUncachedTokens, math.Inf(1)), metric(warmpathv1.MetricTokenCapacity, -3)), nothing},
-		"broken at the end": {append(metric(warmpathv1.MetricRunning, 5), 0x42, 0xff), router.ReplicaReport{Ongoing: 5, QueuedTokens: -1}},
+		"broken at the end": {append(metric(warmpathv1.MetricRunning, 5), 0x42, 0xff), load.Report{Ongoing: 5, QueuedTokens: -1}},
 		"broken tag":        {[]byte{0xff}, nothing},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, parseOrca(c.raw)) })

@@ -15,6 +15,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/protofield"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -111,7 +112,7 @@ func EndedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo
 
 // refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,
 // and so may one that names no bound.
-func refusal(done balancer.DoneInfo) (report router.ReplicaReport, ok bool) {
+func refusal(done balancer.DoneInfo) (report load.Report, ok bool) {
 	if done.Err == nil || len(done.Trailer) == 0 || status.Code(done.Err) != codes.ResourceExhausted {
 		return report, false
 	}
@@ -123,12 +124,12 @@ func refusal(done balancer.DoneInfo) (report router.ReplicaReport, ok bool) {
 }
 
 // parseRejection reads a serialised Rejection. One that does not name the bound that was reached is none.
-func parseRejection(b []byte) (router.ReplicaReport, bool) {
+func parseRejection(b []byte) (load.Report, bool) {
 	var r warmpathv1.Rejection
 	if proto.Unmarshal(b, &r) != nil || r.GetMaxOngoing() == 0 {
-		return router.ReplicaReport{}, false
+		return load.Report{}, false
 	}
-	return router.ReplicaReport{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
+	return load.Report{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
 }
 
 // namedMetrics is the field of OrcaLoadReport with the metrics that applications name: a
@@ -141,7 +142,7 @@ const (
 
 // parseOrca reads a serialised OrcaLoadReport (gRFC A51) as far as it is one, by field
 // number: grpc's orca package would register the names of xDS protos with the application.
-func parseOrca(b []byte) router.ReplicaReport {
+func parseOrca(b []byte) load.Report {
 	running, waiting, uncached, capacity, draining := -1.0, -1.0, -1.0, -1.0, -1.0
 	protofield.Each(b, func(f protofield.Field) {
 		if f.Number != namedMetrics {
@@ -160,7 +161,7 @@ func parseOrca(b []byte) router.ReplicaReport {
 			draining = value
 		}
 	})
-	report := router.ReplicaReport{
+	report := load.Report{
 		Ongoing: -1, QueuedTokens: int64(uncached), KVTokens: max(int(capacity), 0), Draining: draining > 0,
 	}
 	if running >= 0 { // else those that wait are not all that are under way

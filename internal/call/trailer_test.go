@@ -15,6 +15,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -80,7 +81,7 @@ func FuzzParseRejection(f *testing.F) {
 		r, ok := parseRejection(b)
 		require.GreaterOrEqual(t, r.Ongoing, 0)
 		if ok {
-			require.Equal(t, router.ReplicaReport{Ongoing: r.Ongoing, QueuedTokens: -1}, r)
+			require.Equal(t, load.Report{Ongoing: r.Ongoing, QueuedTokens: -1}, r)
 		}
 	})
 }

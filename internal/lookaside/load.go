@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/warmpath/warmpath/internal/router"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -18,8 +18,8 @@ func (l load) less(o load) load { return load{max(l.ongoing-o.ongoing, 0), max(l
 // peerLoad is the load that other clients put on the replicas. It is used with view.mu held.
 type peerLoad struct {
 	ledger  *ledger // of the server that is followed
-	damping router.Damping
-	peers   []router.PeerLoad // in force
+	damping routerload.Damping
+	peers   []routerload.Peer // in force
 	unknown time.Time         // since when the server has no load of any replica; zero = it has some
 }
 
@@ -36,22 +36,22 @@ func (p *peerLoad) adopt(m *members, reserved *desk) bool {
 		return false
 	}
 	p.unknown = time.Time{}
-	p.peers = make([]router.PeerLoad, len(numbers), len(numbers)+len(m.kept))
+	p.peers = make([]routerload.Peer, len(numbers), len(numbers)+len(m.kept))
 	for i, l := range p.ledger.peers(numbers) {
 		id := m.named[numbers[i]].ID
 		l = l.less(reserved.on(id)) // what the server reserved for this client counts there as a peer's
-		p.peers[i] = router.PeerLoad{ID: id, Ongoing: int(l.ongoing), QueuedTokens: l.tokens}
+		p.peers[i] = routerload.Peer{ID: id, Ongoing: int(l.ongoing), QueuedTokens: l.tokens}
 	}
 	p.damping.Damp(p.peers)
 	for id := range m.kept {
-		p.peers = append(p.peers, router.PeerLoad{ID: id})
+		p.peers = append(p.peers, routerload.Peer{ID: id})
 	}
 	return true
 }
 
 // any reports whether peers have any load.
 func (p *peerLoad) any() bool {
-	return slices.ContainsFunc(p.peers, func(f router.PeerLoad) bool { return f.Ongoing > 0 || f.QueuedTokens > 0 })
+	return slices.ContainsFunc(p.peers, func(f routerload.Peer) bool { return f.Ongoing > 0 || f.QueuedTokens > 0 })
 }
 
 // halve halves the load, and reports whether there was any.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -34,7 +35,7 @@ func TestReservedIsNotReported(t *testing.T) {
 
 	// The peer load has the server's reservation for this client in it.
 	before := foreign(r)["r2"]
-	w.view.load.damping = router.Damping{}
+	w.view.load.damping = routerload.Damping{}
 	again := greeting().Load
 	again.Counted = 1
 	w.view.take(&warmpathv1.WatchReplicasResponse{Load: again}, false)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -92,7 +93,7 @@ func (v *view) attach(r *router.Router) {
 	defer v.mu.Unlock()
 	v.routers = append(v.routers, r)
 	v.setCapacities(r)
-	r.SetPeerLoad(v.load.peers)
+	r.Load.SetPeers(v.load.peers)
 	if !v.silent {
 		v.eject(r)
 	}
@@ -111,11 +112,11 @@ func (v *view) detach(r *router.Router) {
 	defer v.mu.Unlock()
 	r.ShareRoutes(nil)
 	v.routers = slices.DeleteFunc(v.routers, func(x *router.Router) bool { return x == r })
-	nothing := make([]router.PeerLoad, len(v.load.peers))
+	nothing := make([]routerload.Peer, len(v.load.peers))
 	for i := range nothing {
 		nothing[i].ID = v.load.peers[i].ID
 	}
-	r.SetPeerLoad(nothing)
+	r.Load.SetPeers(nothing)
 	r.CacheChanged(v.caches.clearing())
 	v.suspend(r)
 }
@@ -162,7 +163,7 @@ func (v *view) fade(now time.Time) {
 // setLoad gives the Routers the peer load. Called with mu held.
 func (v *view) setLoad() {
 	for _, r := range v.routers {
-		r.SetPeerLoad(v.load.peers)
+		r.Load.SetPeers(v.load.peers)
 	}
 }
 

@@ -77,7 +77,7 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 	a.endWait()
 	r.decided(a)
 	late := r.limits[kindOf(&a.Mark)].passed(a.Work, took)
-	r.paces[kindOf(&a.Mark)].add(work, lag)
+	r.paces[kindOf(&a.Mark)].Add(work, lag)
 	r.answer(&a.Mark, now, !late)
 	r.judge(now)
 	return took

@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-// A pace is what a replica's first messages took: log(time) over log(work), as means and (co)variances that forget
+// A Pace is what a replica's first messages took: log(time) over log(work), as means and (co)variances that forget
 // exponentially.
-type pace struct {
-	n          float64 // samples that count
-	x, y       float64 // means of log(work) and log(time)
-	xx, xy, yy float64 // (co)variances
+type Pace struct {
+	N          float64 // samples that count
+	X, Y       float64 // means of log(work) and log(time)
+	XX, XY, YY float64 // (co)variances
 }
 
 // memory is the number of samples after which an old one counts 1/e.
 const memory = 256
 
-// add takes one sample into account.
-func (p *pace) add(x, y float64) {
-	p.n = min(p.n+1, memory)
-	a := 1 / p.n
-	dx, dy := x-p.x, y-p.y
-	p.x += a * dx
-	p.y += a * dy
-	p.xx = (1 - a) * (p.xx + a*dx*dx)
-	p.xy = (1 - a) * (p.xy + a*dx*dy)
-	p.yy = (1 - a) * (p.yy + a*dy*dy)
+// Add takes one sample into account.
+func (p *Pace) Add(x, y float64) {
+	p.N = min(p.N+1, memory)
+	a := 1 / p.N
+	dx, dy := x-p.X, y-p.Y
+	p.X += a * dx
+	p.Y += a * dy
+	p.XX = (1 - a) * (p.XX + a*dx*dx)
+	p.XY = (1 - a) * (p.XY + a*dx*dy)
+	p.YY = (1 - a) * (p.YY + a*dy*dy)
 }
 
 // A limit is how long the first message of a replica may take. It rests on what the others take: a replica is
@@ -71,7 +71,7 @@ func measure(members []*Replica, lateMin time.Duration) {
 		var n, ww, wt, tt, lag float64
 		for _, r := range members {
 			p := &r.paces[kind]
-			n, ww, wt, tt = n+p.n, ww+p.n*p.xx, wt+p.n*p.xy, tt+p.n*p.yy
+			n, ww, wt, tt = n+p.N, ww+p.N*p.XX, wt+p.N*p.XY, tt+p.N*p.YY
 		}
 		if n < limitSamples {
 			continue
@@ -82,7 +82,7 @@ func measure(members []*Replica, lateMin time.Duration) {
 		}
 		lagOf := func(r *Replica) float64 { // what its messages took beyond work^beta, in sum
 			p := &r.paces[kind]
-			return p.n * (p.y - beta*p.x + math.Log(r.host.Rate()))
+			return p.N * (p.Y - beta*p.X + math.Log(r.host.Rate()))
 		}
 		for _, r := range members {
 			lag += lagOf(r)
@@ -90,7 +90,7 @@ func measure(members []*Replica, lateMin time.Duration) {
 		spread := math.Sqrt(max(tt-2*beta*wt+beta*beta*ww, 0) / n)
 		far := max(math.Log(lateFactor), limitSpread*spread)
 		for _, r := range members {
-			others := n - r.paces[kind].n
+			others := n - r.paces[kind].N
 			if others < limitSamples {
 				continue // what was known stays
 			}

@@ -100,7 +100,7 @@ type record struct {
 	timely   bool      // … was in time
 	reached  time.Time // when the latest call was picked that it has answered
 	lost     time.Time // its connection, last
-	paces    [kinds]pace
+	paces    [kinds]Pace
 	limits   [kinds]limit
 	counts   Counts // to be reported
 

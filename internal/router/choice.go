@@ -41,9 +41,7 @@ func (c choice) decide() error {
 		}
 	default:
 		q.State().AnyModel = v.anyModel(q)
-		if len(r.reports) > 0 {
-			r.expire()
-		}
+		r.Load.Expire()
 		q.State().Keeper = nil
 		if len(v.leaving) > 0 {
 			q.State().Keeper = r.keeper(q, v)

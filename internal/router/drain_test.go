@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 // bySession is a policy with an order for each session; it waits for the first.
@@ -81,7 +82,7 @@ func TestReplicaDrains(t *testing.T) {
 	require.Equal(t, "r1", w.session("a"))
 	w.ReplicaDrains("nobody")
 	w.ReplicaDrains("r1")
-	w.Report("r1", ReplicaReport{Ongoing: -1, QueuedTokens: -1, Draining: true})
+	w.Report("r1", load.Report{Ongoing: -1, QueuedTokens: -1, Draining: true})
 	require.True(t, w.View().ByID("r1").Drains())
 	require.False(t, w.View().ByID("r1").Open())
 	require.Equal(t, "r1", w.session("a"))

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/state"
@@ -65,6 +64,7 @@ func (r *Router) SetFleet(members []Member) {
 			r.depart(rep)
 		}
 	}
+	r.Load.SetFleet(next.replicas)
 	r.hosted.fleetChanged(policy.FleetChange{Added: added, Removed: removed})
 	r.publish(next)
 }
@@ -92,7 +92,6 @@ func (r *Router) replica(old *policy.Replica, m *Member, index int) *policy.Repl
 	l.Set(state.Declared, m.Draining)
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
 	rep.Stats = maps.Clone(m.Stats)
-	l.setRate(m.Weight)
 	if m.Draining {
 		r.drainBegins(l, old != nil && old.Drains() && !restarted(old, rep))
 	}
@@ -117,8 +116,6 @@ func (r *Router) depart(rep *policy.Replica) {
 	l := liveOf(rep)
 	r.outliers.Leave(l.outlier)
 	l.Flags.Store(0)
-	r.setPeer(l, 0)
-	l.peer, l.reported = 0, time.Time{}
 	l.streams = 0
 	l.lift()
 	if rep.Ongoing() > 0 {

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -42,17 +43,14 @@ func (m *model) refuse() {
 		return
 	}
 	m.forget(c)
-	delete(m.foreign, c.id) // it is told what it knows already
-	own := ReplicaReport{Ongoing: m.count(c.id), QueuedTokens: 0}
+	own := load.Report{Ongoing: m.count(c.id), QueuedTokens: 0}
 	for _, o := range m.live {
 		if o.holds() && o.id == c.id {
 			own.QueuedTokens += int64(o.charged)
 		}
 	}
-	if m.r.takesLoad && m.find(c.id) != nil {
-		m.foreign[c.id] = foreign{told: m.told(c.id)}
-	} else if f := m.told(c.id); m.find(c.id) != nil {
-		m.foreign[c.id] = foreign{told: f}
+	if m.find(c.id) != nil { // it reports what is known already
+		m.reports(c.id, load.Peer{})
 	}
 	c.b.Refused(own)
 	require.False(m.t, c.b.Held())
@@ -67,15 +65,6 @@ func (m *model) refuse() {
 		c.q.NextAttempt(c.b.Decision.Replica)
 		m.arrive(c.q)
 	}
-}
-
-func (m *model) told(id string) PeerLoad {
-	rep := m.r.View().ByID(id)
-	if rep == nil {
-		return PeerLoad{}
-	}
-	ongoing, tokens := unbook(liveOf(rep).peer)
-	return PeerLoad{ID: id, Ongoing: ongoing, QueuedTokens: tokens}
 }
 
 // widen says how many calls the connections to a replica take.

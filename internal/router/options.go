@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 // headStart is what a level of priority is worth in the queue.
@@ -35,7 +36,7 @@ type Options struct {
 	PrepareTimeout time.Duration
 	// FixedRates keeps the replicas' weights as their rates: none is learned.
 	FixedRates bool
-	// ReportTTL is how long a replica's Report of its load counts; 0 = DefaultReportTTL.
+	// ReportTTL is how long a replica's Report of its load counts; 0 = load.DefaultReportTTL.
 	ReportTTL time.Duration
 	// Ejection is when a replica is ejected, and how one that is new or back begins.
 	// nil = none is ejected, and none begins slowly.
@@ -60,7 +61,7 @@ func (o Options) withDefaults() Options {
 	o.HeadStart = max(cmp.Or(o.HeadStart, headStart), 0)
 	o.RequestCost = max(cmp.Or(o.RequestCost, policy.RequestCost), 0)
 	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, time.Duration(usual.PrepareTimeout))
-	o.ReportTTL = cmp.Or(o.ReportTTL, DefaultReportTTL)
+	o.ReportTTL = cmp.Or(o.ReportTTL, load.DefaultReportTTL)
 	if o.Now == nil {
 		o.Now = time.Now
 	}

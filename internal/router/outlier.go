@@ -5,6 +5,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -73,7 +74,7 @@ func (r *Router) connects(l *live, up bool) {
 func (r *Router) watch(q *policy.Request, b *Reservation, l *live, before int64, now time.Time) {
 	// Requests under way count too: a replica that is given more than others is not late for it.
 	before += l.Peer.Load()
-	work := float64(b.prefill + before&state.TokenMask + paceOverhead*(before>>state.TokenBits+1))
+	work := float64(b.prefill + before&state.TokenMask + load.Overhead*(before>>state.TokenBits+1))
 	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
 	q.State().Mark, b.Decision.State().Probe = b.attempt.Mark, b.attempt.Probe
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 func TestEjectAfterFailuresInARow(t *testing.T) {
@@ -212,7 +213,7 @@ func TestHealthEndsWithTheReplica(t *testing.T) {
 func TestAssignedIsTrusted(t *testing.T) {
 	w := newWard(t, 3)
 	_, b := w.send("r0")
-	b.Refused(ReplicaReport{Ongoing: 4, QueuedTokens: -1})
+	b.Refused(load.Report{Ongoing: 4, QueuedTokens: -1})
 	assigned := func(id string) error {
 		return w.Reserve(t.Context(), &policy.Request{Answer: policy.AnswerMessage}, new(Reservation), How{Assigned: &Assigned{Replica: id}})
 	}

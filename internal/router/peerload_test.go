@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 func TestForeignLoad(t *testing.T) {
@@ -15,7 +16,7 @@ func TestForeignLoad(t *testing.T) {
 	a, b := r.View().ByID("a"), r.View().ByID("b")
 	require.Zero(t, meanLoad(r.View()))
 
-	r.SetPeerLoad([]PeerLoad{{ID: "a", Ongoing: 3, QueuedTokens: 700}, {ID: "gone", Ongoing: 1}})
+	r.Load.SetPeers([]load.Peer{{ID: "a", Ongoing: 3, QueuedTokens: 700}, {ID: "gone", Ongoing: 1}})
 	ongoing, tokens := a.PeerLoad()
 	require.Equal(t, 3, ongoing)
 	require.Equal(t, int64(700), tokens)
@@ -30,12 +31,12 @@ func TestForeignLoad(t *testing.T) {
 	one := pick(t, r, q)
 	require.Equal(t, "b", one.Decision.Replica.ID)
 	require.InDelta(t, 300, r.View().Load(b), 1e-9)
-	r.SetPeerLoad([]PeerLoad{{ID: "b", Ongoing: 10, QueuedTokens: 2000}})
+	r.Load.SetPeers([]load.Peer{{ID: "b", Ongoing: 10, QueuedTokens: 2000}})
 	require.InDelta(t, (2500+11*100)/2., r.View().Load(b), 1e-9, "on top of our own, divided by the rate")
 	require.InDelta(t, 1000, r.View().Load(a), 1e-9, "not named: as it was")
 	require.Equal(t, "a", pick(t, r, q).Decision.Replica.ID)
 
-	r.SetPeerLoad([]PeerLoad{{ID: "a", Ongoing: -1, QueuedTokens: -5}, {ID: "b"}})
+	r.Load.SetPeers([]load.Peer{{ID: "a", Ongoing: -1, QueuedTokens: -5}, {ID: "b"}})
 	one.Release()
 	require.Zero(t, r.View().Load(b))
 	require.InDelta(t, 600, r.View().Load(a), 1e-9)
@@ -46,9 +47,9 @@ func TestForeignLoad(t *testing.T) {
 func TestForeignLoadLeavesWithTheReplica(t *testing.T) {
 	r := connected(t, Options{}, members(2)...)
 	held := pick(t, r, &policy.Request{PromptTokens: 10})
-	r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: 5}, {ID: "r1", Ongoing: 5}})
+	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 5}, {ID: "r1", Ongoing: 5}})
 	r.SetFleet(nil)
-	r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: 7}})
+	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 7}})
 	r.SetFleet(members(2))
 	connectAll(r)
 	for _, rep := range r.View().Replicas() {
@@ -67,7 +68,7 @@ func TestForeignLoadConcurrently(t *testing.T) {
 	for g := range 4 {
 		all.Go(func() {
 			for i := range 300 {
-				r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: i}, {ID: "r3", QueuedTokens: int64(g)}})
+				r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: i}, {ID: "r3", QueuedTokens: int64(g)}})
 				b := new(Reservation)
 				if r.Reserve(t.Context(), &policy.Request{PromptTokens: i}, b, How{NoWait: true}) == nil {
 					b.PrefillDone()
@@ -77,12 +78,12 @@ func TestForeignLoadConcurrently(t *testing.T) {
 		})
 	}
 	all.Wait()
-	r.SetPeerLoad([]PeerLoad{{ID: "r0"}, {ID: "r3"}})
+	r.Load.SetPeers([]load.Peer{{ID: "r0"}, {ID: "r3"}})
 	require.Zero(t, meanLoad(r.View()))
 }
 
 func TestSetPeerLoadDoesNotAllocate(t *testing.T) {
 	r := connected(t, Options{}, members(3)...)
-	loads := []PeerLoad{{ID: "r0", Ongoing: 1}, {ID: "r2", QueuedTokens: 5}}
-	require.Zero(t, testing.AllocsPerRun(100, func() { r.SetPeerLoad(loads) }))
+	loads := []load.Peer{{ID: "r0", Ongoing: 1}, {ID: "r2", QueuedTokens: 5}}
+	require.Zero(t, testing.AllocsPerRun(100, func() { r.Load.SetPeers(loads) }))
 }

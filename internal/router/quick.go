@@ -2,6 +2,7 @@ package router
 
 import (
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -49,7 +50,7 @@ func (k *Quick) Release(rep *policy.Replica) {
 }
 
 // Refused is [Reservation.Refused] for a reservation of Pick.
-func (k *Quick) Refused(rep *policy.Replica, report ReplicaReport) {
+func (k *Quick) Refused(rep *policy.Replica, report load.Report) {
 	r := k.router
 	rep.State().Book.Add(-1 << state.TokenBits)
 	r.mu.Lock()
@@ -79,9 +80,14 @@ const (
 // waiter is counted before it looks at the books for the last time. Called with
 // mu held.
 func (r *Router) hold() {
-	if r.queue.queued > 0 || len(r.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed {
-		r.shared.slow.Or(held)
-		return
+	r.shared.hinder(held, r.queue.queued > 0 || len(r.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
+}
+
+// hinder sets or clears why picks take the lock.
+func (s *shared) hinder(why uint32, on bool) {
+	if on {
+		s.slow.Or(why)
+	} else {
+		s.slow.And(^why)
 	}
-	r.shared.slow.And(^uint32(held))
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -52,7 +53,7 @@ func (a *alarm) off() {
 // 500 ms, the replica counts as full once it has as many reservations as it had then. What
 // it reported is taken as by [Router.Report]. Later calls, and calls after Release, do
 // nothing.
-func (b *Reservation) Refused(report ReplicaReport) {
+func (b *Reservation) Refused(report load.Report) {
 	r := b.router
 	if r == nil {
 		return

@@ -8,9 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-var said = ReplicaReport{Ongoing: 5, QueuedTokens: -1}
+var said = load.Report{Ongoing: 5, QueuedTokens: -1}
 
 // A replica that said it is full is not picked while others are free, whatever the
 // policy, and is again after its time, with nothing left of it.

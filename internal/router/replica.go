@@ -1,7 +1,6 @@
 package router
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -30,17 +29,12 @@ type live struct {
 	waiters  line
 	refusals refusals
 	streams  int64     // what the connections take; 0 = not known
-	factor   float64   // learned: rate = weight · factor
-	peer     int64     // what SetPeerLoad set last, as in Book
-	reported time.Time // of the Report that counts in its place; zero = none does
-	listed   bool      // in Router.reports
 	drains   time.Time // since when it takes no new sessions
 
-	pace pace // guarded by rates.mu
 }
 
 func newLive(number uint32) *live {
-	l := &live{number: number, factor: 1}
+	l := &live{number: number}
 	l.Owner = l
 	l.outlier = outlier.NewReplica(l)
 	return l
@@ -56,16 +50,6 @@ func (l *live) limit(n int) {
 	}
 	l.Capacity.Store(int64(n))
 	l.bound()
-}
-
-// setRate sets what the load is divided by, from the weight and what was learned. A
-// weight that is not positive counts as 1.
-func (l *live) setRate(weight float64) {
-	inv := 1 / l.factor
-	if weight > 0 {
-		inv /= weight
-	}
-	l.InvRate.Store(math.Float64bits(inv))
 }
 
 // Bookings implements [outlier.Host].

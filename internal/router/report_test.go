@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 // clock is a clock that a test sets.
@@ -28,17 +29,17 @@ func TestReport(t *testing.T) {
 	v := r.View()
 	own := pick(t, r, &policy.Request{PromptTokens: 400, Pin: "r0"})
 
-	r.Report("r0", ReplicaReport{Ongoing: 4, QueuedTokens: 1000})
+	r.Report("r0", load.Report{Ongoing: 4, QueuedTokens: 1000})
 	require.Equal(t, [2]int64{3, 600}, foreignOf(r, "r0"), "without our own")
 	require.InDelta(t, 400+600+4*100, v.Load(v.ByID("r0")), 1e-9)
 	require.Equal(t, 1, v.ByID("r0").Ongoing(), "others' requests are not ours to bound")
-	r.Report("nobody", ReplicaReport{Ongoing: 4})
-	r.Report("r0", ReplicaReport{Ongoing: 0, QueuedTokens: 100})
+	r.Report("nobody", load.Report{Ongoing: 4})
+	r.Report("r0", load.Report{Ongoing: 0, QueuedTokens: 100})
 	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r0"), "what it has not heard of yet is no less than nothing")
 
-	r.Report("r0", ReplicaReport{Ongoing: 2, QueuedTokens: -1})
+	r.Report("r0", load.Report{Ongoing: 2, QueuedTokens: -1})
 	require.Equal(t, [2]int64{1, 0}, foreignOf(r, "r0"))
-	r.Report("r0", ReplicaReport{Ongoing: -1, QueuedTokens: -1})
+	r.Report("r0", load.Report{Ongoing: -1, QueuedTokens: -1})
 	require.Equal(t, [2]int64{1, 0}, foreignOf(r, "r0"), "nothing was said")
 	own.Release()
 }
@@ -51,11 +52,11 @@ func TestReportsExpire(t *testing.T) {
 		t.Helper()
 		pick(t, r, &policy.Request{}).Release()
 	}
-	r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: 1, QueuedTokens: 10}})
-	r.Report("r0", ReplicaReport{Ongoing: 5, QueuedTokens: -1})
+	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 1, QueuedTokens: 10}})
+	r.Report("r0", load.Report{Ongoing: 5, QueuedTokens: -1})
 	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"), "what is not said is as it was told")
 	c.advance(500 * time.Millisecond)
-	r.Report("r1", ReplicaReport{Ongoing: 6})
+	r.Report("r1", load.Report{Ongoing: 6})
 	c.advance(499 * time.Millisecond)
 	look()
 	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"))
@@ -65,14 +66,14 @@ func TestReportsExpire(t *testing.T) {
 	require.Equal(t, [2]int64{1, 10}, foreignOf(r, "r0"), "as was told before")
 	require.Equal(t, [2]int64{6, 0}, foreignOf(r, "r1"))
 
-	r.Report("r0", ReplicaReport{Ongoing: 7})
-	r.Report("r2", ReplicaReport{Ongoing: 8})
-	r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: 2}, {ID: "r1", Ongoing: 2}})
+	r.Report("r0", load.Report{Ongoing: 7})
+	r.Report("r2", load.Report{Ongoing: 8})
+	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 2}, {ID: "r1", Ongoing: 2}})
 	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r0"), "the broadcast is later")
-	r.Report("r1", ReplicaReport{Ongoing: 9})
+	r.Report("r1", load.Report{Ongoing: 9})
 	require.Equal(t, [2]int64{9, 0}, foreignOf(r, "r1"))
 	c.advance(999 * time.Millisecond)
-	r.Report("r1", ReplicaReport{Ongoing: 10})
+	r.Report("r1", load.Report{Ongoing: 10})
 	c.advance(time.Millisecond)
 	look()
 	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r0"))
@@ -81,16 +82,16 @@ func TestReportsExpire(t *testing.T) {
 	c.advance(time.Hour)
 	look()
 	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r1"))
-	require.Empty(t, r.reports)
+	require.Zero(t, r.shared.slow.Load()&reporting)
 
-	r.Report("r1", ReplicaReport{Ongoing: 3})
+	r.Report("r1", load.Report{Ongoing: 3})
 	r.SetFleet(members(1))
 	r.SetFleet(members(3))
 	connectAll(r)
 	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r1"), "it left")
 	c.advance(time.Hour)
 	look()
-	require.Empty(t, r.reports)
+	require.Zero(t, r.shared.slow.Load()&reporting)
 }
 
 func TestReplicaCapacity(t *testing.T) {
@@ -98,9 +99,8 @@ func TestReplicaCapacity(t *testing.T) {
 	p := choosing(firstFree) // looks at no load
 	p.Observer.CapacityChanged = func(id string, kvTokens int) { sizes[id] = kvTokens }
 	r := connected(t, Options{Policy: p}, members(2)...)
-	require.True(t, r.TakesReports())
 	require.Zero(t, r.View().ByID("r0").KVTokens())
-	r.Report("r0", ReplicaReport{Ongoing: 3, KVTokens: 1000})
+	r.Report("r0", load.Report{Ongoing: 3, KVTokens: 1000})
 	require.Equal(t, map[string]int{"r0": 1000}, sizes)
 	require.Equal(t, 1000, r.View().ByID("r0").KVTokens())
 	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r0"), "the policy does not look at load")
@@ -111,7 +111,6 @@ func TestReplicaCapacity(t *testing.T) {
 	require.Empty(t, sizes, "no news")
 	r.ReplicaCapacity("r0", 2000)
 	require.Equal(t, map[string]int{"r0": 2000}, sizes)
-	require.False(t, connected(t, Options{}, members(1)...).TakesReports())
 }
 
 func TestReportConcurrently(t *testing.T) {
@@ -125,23 +124,23 @@ func TestReportConcurrently(t *testing.T) {
 				if r.Reserve(context.Background(), q, b, How{NoWait: true}) != nil {
 					continue
 				}
-				r.Report("r1", ReplicaReport{Ongoing: i, QueuedTokens: int64(i), KVTokens: i})
-				r.SetPeerLoad([]PeerLoad{{ID: "r2", Ongoing: i}})
+				r.Report("r1", load.Report{Ongoing: i, QueuedTokens: int64(i), KVTokens: i})
+				r.Load.SetPeers([]load.Peer{{ID: "r2", Ongoing: i}})
 				b.Release()
 				r.Complete(q, b.Decision, policy.Outcome{FirstMessage: time.Duration(i + 1), Usage: policy.NoUsage})
 			}
 		})
 	}
 	all.Wait()
-	r.SetPeerLoad([]PeerLoad{{ID: "r1"}, {ID: "r2"}})
+	r.Load.SetPeers([]load.Peer{{ID: "r1"}, {ID: "r2"}})
 	require.Zero(t, meanLoad(r.View()))
 }
 
 func TestReportDoesNotAllocate(t *testing.T) {
 	r := connected(t, Options{Policy: loading(leastLoaded), Now: time.Now}, members(3)...)
-	r.Report("r0", ReplicaReport{Ongoing: 1})
+	r.Report("r0", load.Report{Ongoing: 1})
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		r.Report("r0", ReplicaReport{Ongoing: 2, QueuedTokens: 7, KVTokens: 9})
+		r.Report("r0", load.Report{Ongoing: 2, QueuedTokens: 7, KVTokens: 9})
 	}))
 }
 
@@ -168,21 +167,20 @@ func TestReportsAreBounded(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
 	r := connected(t, Options{Policy: loading(leastLoaded), Now: c.Now}, members(2)...)
 	for i := range 1000 {
-		r.SetPeerLoad([]PeerLoad{{ID: "r0", Ongoing: i}, {ID: "r1", Ongoing: i}})
-		r.Report("r0", ReplicaReport{Ongoing: i, QueuedTokens: -1})
-		r.Report("r1", ReplicaReport{Ongoing: i, QueuedTokens: -1})
+		r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: i}, {ID: "r1", Ongoing: i}})
+		r.Report("r0", load.Report{Ongoing: i, QueuedTokens: -1})
+		r.Report("r1", load.Report{Ongoing: i, QueuedTokens: -1})
 		if i%10 == 0 {
 			r.SetFleet(members(1 + i/10%2))
 			connectAll(r)
 		}
 		c.advance(100 * time.Millisecond)
 		pick(t, r, new(policy.Request)).Release()
-		require.LessOrEqual(t, len(r.reports), 3) // one may have left a moment ago
 	}
 	c.advance(time.Hour)
 	pick(t, r, new(policy.Request)).Release()
-	require.Empty(t, r.reports)
+	require.Zero(t, r.shared.slow.Load()&reporting)
 	require.Equal(t, [2]int64{999, 0}, foreignOf(r, "r0"), "what others told last")
-	r.Report("r0", ReplicaReport{Ongoing: 5, QueuedTokens: -1})
-	require.Len(t, r.reports, 1)
+	r.Report("r0", load.Report{Ongoing: 5, QueuedTokens: -1})
+	require.NotZero(t, r.shared.slow.Load()&reporting)
 }

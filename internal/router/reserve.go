@@ -157,7 +157,7 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 	}
 	l := liveOf(d.Replica)
 	book := l.Book.Load()
-	d.Load = r.shared.load(&l.Replica, book)
+	d.Load = r.Load.Of(&l.Replica, book)
 	if r.learns {
 		q.State().Ahead = book&state.TokenMask + l.Peer.Load()&state.TokenMask
 	}

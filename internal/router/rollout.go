@@ -54,11 +54,7 @@ func (r *Router) SetRollout(t policy.Rollout) error {
 		return errNoPlain
 	}
 	r.rollout.set(t)
-	if partial(t) {
-		r.shared.slow.Or(rolling)
-	} else {
-		r.shared.slow.And(^uint32(rolling))
-	}
+	r.shared.hinder(rolling, partial(t))
 	return nil
 }
 

@@ -5,15 +5,18 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 // A Router hosts one policy over one fleet: it picks and reserves. Safe for use by
 // many goroutines.
 type Router struct {
+	// Load is what is under way on the replicas, of other clients above all.
+	Load *load.Tracker
+
 	opts       Options
 	prepares   bool
 	callsOut   bool
@@ -41,8 +44,6 @@ type Router struct {
 	shared   *shared
 	queue    queue
 	departed map[string]*live // left the fleet with reservations under way
-	reports  []*live          // whose Report counts, or did until it was overtaken
-	expiry   time.Time        // no report expires before
 
 	numbers uint32
 
@@ -51,7 +52,6 @@ type Router struct {
 	seenFreed   uint64
 
 	quick    Quick
-	rates    rates
 	sessions *sessions // nil where no replica keeps its sessions while it drains
 }
 
@@ -67,7 +67,7 @@ func NewRouter(o Options) (*Router, error) {
 	o = o.withDefaults()
 	r := &Router{
 		opts:     o,
-		shared:   &shared{requestCost: o.RequestCost, rand: o.Rand, now: o.Now},
+		shared:   &shared{rand: o.Rand, now: o.Now},
 		departed: make(map[string]*live),
 		shadow:   newShadow(o.Shadow),
 	}
@@ -82,6 +82,11 @@ func NewRouter(o Options) (*Router, error) {
 		own.SlowStart = -1
 		ejection = &own
 	}
+	r.Load = load.New(load.Options{
+		RequestCost: o.RequestCost, ReportTTL: o.ReportTTL, Now: o.Now,
+		Reporting: func(on bool) { r.shared.hinder(reporting, on) },
+	})
+	r.shared.load = r.Load
 	r.outliers = outlier.New(ejection, o.Now)
 	r.shared.outliers = r.outliers
 	r.queue.opts, r.queue.outliers, r.queue.host = &r.opts, r.outliers, r
@@ -221,7 +226,7 @@ func (r *Router) lockPrepared(ctx context.Context, q *policy.Request) {
 // place. After Close it does nothing.
 func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	if r.learns && d.Replica != nil {
-		r.learn(q, &d, &o)
+		r.Load.Learn(q, &d, &o)
 	}
 	if d.Replica != nil {
 		r.judge(d.Replica, q.State().Mark, &o)

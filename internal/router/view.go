@@ -1,7 +1,6 @@
 package router
 
 import (
-	"math"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -47,12 +47,9 @@ func (m *membership) Has(r *state.Replica, place int) bool {
 
 // shared is what all views of a Router have in common.
 type shared struct {
-	requestCost float64
-	rand        *rand.Rand // guarded by the Router's mutex
-	now         func() time.Time
-
-	// peerSum is what other clients are known to have on all replicas, at rate 1, in tokens.
-	peerSum atomic.Int64
+	load *load.Tracker
+	rand *rand.Rand // guarded by the Router's mutex
+	now  func() time.Time
 
 	outliers *outlier.Detector
 
@@ -94,13 +91,14 @@ func (v *view) Lot(q *policy.Request) uint64 {
 
 func (v *view) Load(r *policy.Replica) float64 {
 	s := r.State()
-	return v.shared.load(s, s.Book.Load())
+	return v.shared.load.Of(s, s.Book.Load())
 }
 
-func (s *shared) load(r *state.Replica, book int64) float64 {
-	book += r.Peer.Load()
-	tokens := float64(book&state.TokenMask) + s.requestCost*float64(book>>state.TokenBits)
-	return tokens * math.Float64frombits(r.InvRate.Load())
+// MeanPeerLoad returns the mean of the load that others are known to have on the
+// replicas, in tokens, whatever the replicas' rates: the part of the mean load that is
+// damping. O(1).
+func (v *view) MeanPeerLoad() float64 {
+	return v.shared.load.PeerSum() / float64(max(len(v.fleet.replicas), 1))
 }
 
 func (v *view) Available(q *policy.Request, r *policy.Replica) bool {

@@ -10,6 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
@@ -87,7 +88,7 @@ func TestCost(t *testing.T) {
 		}, {
 			name: "peer load counts",
 			before: func(r *router.Router, at []string) {
-				r.SetPeerLoad([]router.PeerLoad{{ID: at[0], QueuedTokens: 2000, Ongoing: 5}})
+				r.Load.SetPeers([]load.Peer{{ID: at[0], QueuedTokens: 2000, Ongoing: 5}})
 			},
 			place: 1, why: policy.ReasonKVNearTie,
 		}, {
@@ -147,12 +148,12 @@ func TestCost(t *testing.T) {
 
 // setLoads sets the peer load: so many tokens everywhere, and 16,000 more at the first.
 func setLoads(r *router.Router, at []string, tokens int64) {
-	loads := make([]router.PeerLoad, len(at))
+	loads := make([]load.Peer, len(at))
 	for i, id := range at {
-		loads[i] = router.PeerLoad{ID: id, QueuedTokens: tokens}
+		loads[i] = load.Peer{ID: id, QueuedTokens: tokens}
 	}
 	loads[0].QueuedTokens += 16_000
-	r.SetPeerLoad(loads)
+	r.Load.SetPeers(loads)
 }
 
 // A replica that is twice as fast bears twice as much.

@@ -11,6 +11,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
@@ -37,7 +38,7 @@ func TestEveryKnownLoadCounts(t *testing.T) {
 			}
 			require.Len(t, picked(), 3)
 
-			r.SetPeerLoad([]router.PeerLoad{{ID: "r0", Ongoing: 2}})
+			r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 2}})
 			require.NotContains(t, picked(), "r0", "it is the busier of any two")
 			release := policytest.Fill(t, r, "r1", 3)
 			n := picked()
@@ -45,9 +46,9 @@ func TestEveryKnownLoadCounts(t *testing.T) {
 			require.Greater(t, n["r2"], n["r0"])
 			release(3)
 
-			r.Report("r2", router.ReplicaReport{Ongoing: 7, QueuedTokens: -1})
+			r.Report("r2", load.Report{Ongoing: 7, QueuedTokens: -1})
 			require.NotContains(t, picked(), "r2")
-			clock.Advance(router.DefaultReportTTL + time.Millisecond)
+			clock.Advance(load.DefaultReportTTL + time.Millisecond)
 			n = picked()
 			require.NotContains(t, n, "r0")
 			require.Contains(t, n, "r2", "the report has expired")

@@ -10,6 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
@@ -65,11 +66,11 @@ func TestSteps(t *testing.T) {
 		}, {
 			name: "peer load makes it wider", request: ask(first, second),
 			before: func(r *router.Router, places []string) {
-				var others []router.PeerLoad
+				var others []load.Peer
 				for _, id := range places {
-					others = append(others, router.PeerLoad{ID: id, QueuedTokens: 40_000})
+					others = append(others, load.Peer{ID: id, QueuedTokens: 40_000})
 				}
-				r.SetPeerLoad(others)
+				r.Load.SetPeers(others)
 				busy(t, r, places[0], 20_000+3*800-500)
 			},
 			why: policy.ReasonPrefixMatch, matched: 800,

@@ -16,7 +16,7 @@
 //   - load: every client reports its reservations on each replica once per interval, in the last tenth of it,
 //     one after the other; at its end the server adds up the reports and every client gets the sum with the
 //     number of its report that is in it. A client's load of a replica is that sum less its own report, damped
-//     ([router.Damping]), plus its own reservations of now. Its view of others is up to 1.1 intervals old.
+//     ([github.com/warmpath/warmpath/internal/router/load.Damping]), plus its own reservations of now. Its view of others is up to 1.1 intervals old.
 //   - broadcast: load, and with it what the caches gained and lost. The server gets every engine's events as they
 //     happen and keeps superblocks of 512 tokens; what came and went within one interval is not sent
 //   - central: one Router decides for all

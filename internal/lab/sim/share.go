@@ -5,12 +5,13 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
 )
 
 // sharing is the look-aside server that adds up load and sends changes of the caches, and every client's last report.
 //
 // The clients report one after the other in the last tenth of an interval, since the server announces when it is going
-// to answer: at its end, when all have reported. Each damps what it receives, see [router.Damping].
+// to answer: at its end, when all have reported. Each damps what it receives, see [routerload.Damping].
 type sharing struct {
 	next    time.Duration // when something happens next
 	routers []*router.Router
@@ -20,11 +21,11 @@ type sharing struct {
 
 	// reports are each client's last one, which is what the server's sum counts: a client that receives the
 	// number of it takes it off again.
-	reports [][]router.PeerLoad
-	total   []router.PeerLoad
-	others  []router.PeerLoad // what one client receives
-	damping []router.Damping  // by client
-	caches  *coarse           // nil where no policy reads it
+	reports [][]routerload.Peer
+	total   []routerload.Peer
+	others  []routerload.Peer    // what one client receives
+	damping []routerload.Damping // by client
+	caches  *coarse              // nil where no policy reads it
 }
 
 // newSharing shares load, or caches, or both; it is nil if nothing is shared.
@@ -32,8 +33,8 @@ func newSharing(routers []*router.Router, every time.Duration, load bool, caches
 	if !load && caches == nil {
 		return nil
 	}
-	s := &sharing{routers: routers, every: every, reports: make([][]router.PeerLoad, len(routers)),
-		damping: make([]router.Damping, len(routers)), caches: caches}
+	s := &sharing{routers: routers, every: every, reports: make([][]routerload.Peer, len(routers)),
+		damping: make([]routerload.Damping, len(routers)), caches: caches}
 	s.fleet()
 	s.wait()
 	return s
@@ -59,9 +60,9 @@ func (s *sharing) fleet() {
 }
 
 // lines has one for every replica, as in the old ones where these have it.
-func (s *sharing) lines(old []router.PeerLoad) []router.PeerLoad {
+func (s *sharing) lines(old []routerload.Peer) []routerload.Peer {
 	replicas := s.routers[0].View().Replicas()
-	lines := make([]router.PeerLoad, len(replicas))
+	lines := make([]routerload.Peer, len(replicas))
 	for i, rep := range replicas {
 		lines[i].ID = rep.ID
 		for _, l := range old {
@@ -117,7 +118,7 @@ func (s *sharing) broadcast() {
 			s.others[i].QueuedTokens = s.total[i].QueuedTokens - own.QueuedTokens
 		}
 		s.damping[c].Damp(s.others)
-		rt.SetPeerLoad(s.others)
+		rt.Load.SetPeers(s.others)
 		if len(changes) > 0 {
 			rt.CacheChanged(changes)
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/router"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
 )
 
 func TestNames(t *testing.T) {
@@ -47,7 +47,7 @@ func TestLeast(t *testing.T) {
 		w.pick("r0", 2, 100)
 		w.pick("r1", 3, 5000)
 		require.Equal(t, want, w.at(4, 10), name)
-		w.router.SetPeerLoad([]router.PeerLoad{{ID: want, Ongoing: 20}})
+		w.router.Load.SetPeers([]routerload.Peer{{ID: want, Ongoing: 20}})
 		require.NotEqual(t, want, w.at(4, 10), "%s: what others do counts too", name)
 	}
 }

@@ -1,4 +1,4 @@
-package router
+package load
 
 // Damping shrinks the reported load of other clients towards the fleet's mean, as far as it
 // does not last: load that was broadcast is old when it is acted on, and
@@ -22,11 +22,11 @@ type Damping struct {
 
 // dampingMemory is what is left, at each report, of what was learned before: what is
 // known rests on the last twenty or so.
-const hearsayMemory = 0.95
+const dampingMemory = 0.95
 
 // Damp replaces the loads, one for each replica of the fleet, by what is to be
 // used for them. Sums stay as they are, up to rounding.
-func (h *Damping) Damp(loads []PeerLoad) {
+func (h *Damping) Damp(loads []Peer) {
 	if h.before == nil {
 		h.before = make(map[string][2]float64)
 	}
@@ -46,8 +46,8 @@ func (h *Damping) Damp(loads []PeerLoad) {
 		}
 	}
 	for k := range h.both {
-		h.both[k] *= hearsayMemory
-		h.old[k] *= hearsayMemory
+		h.both[k] *= dampingMemory
+		h.old[k] *= dampingMemory
 	}
 	for i := range loads {
 		now := loads[i].figures()
@@ -83,13 +83,13 @@ func (h *Damping) keeps(k int) float64 {
 }
 
 // forget drops the replicas that have left.
-func (h *Damping) forget(loads []PeerLoad) {
+func (h *Damping) forget(loads []Peer) {
 	clear(h.before)
 	for i := range loads {
 		h.before[loads[i].ID] = loads[i].figures()
 	}
 }
 
-func (f *PeerLoad) figures() [2]float64 {
+func (f *Peer) figures() [2]float64 {
 	return [2]float64{float64(f.Ongoing), float64(f.QueuedTokens)}
 }

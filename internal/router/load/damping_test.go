@@ -1,4 +1,4 @@
-package router
+package load
 
 import (
 	"fmt"
@@ -12,13 +12,13 @@ import (
 // telling to the next, and returns how much of the last ones is believed.
 func tell(h *Damping, rnd *rand.Rand, lasts float64, times int) (ongoing, tokens float64) {
 	deviations := make([]float64, 16)
-	loads := make([]PeerLoad, len(deviations))
+	loads := make([]Peer, len(deviations))
 	var told, believed [2]float64
 	for range times {
 		told, believed = [2]float64{}, [2]float64{}
 		for i := range loads {
 			deviations[i] = lasts*deviations[i] + (1-lasts)*rnd.NormFloat64()*50/(1-lasts+1e-3)
-			loads[i] = PeerLoad{ID: fmt.Sprint(i), Ongoing: 1000 + int(deviations[i]), QueuedTokens: 90_000 + 40*int64(deviations[i])}
+			loads[i] = Peer{ID: fmt.Sprint(i), Ongoing: 1000 + int(deviations[i]), QueuedTokens: 90_000 + 40*int64(deviations[i])}
 			told[0] += deviations[i] * deviations[i]
 		}
 		h.Damp(loads)
@@ -59,19 +59,19 @@ func TestHearsayLearnsAnew(t *testing.T) {
 
 func TestHearsayAtFirst(t *testing.T) {
 	h := new(Damping)
-	loads := []PeerLoad{{ID: "a", Ongoing: 7, QueuedTokens: 900}, {ID: "b"}}
+	loads := []Peer{{ID: "a", Ongoing: 7, QueuedTokens: 900}, {ID: "b"}}
 	h.Damp(loads)
-	require.Equal(t, []PeerLoad{{ID: "a", Ongoing: 7, QueuedTokens: 900}, {ID: "b"}}, loads, "nothing is known against it")
+	require.Equal(t, []Peer{{ID: "a", Ongoing: 7, QueuedTokens: 900}, {ID: "b"}}, loads, "nothing is known against it")
 	h.Damp(nil)
 	for i := range 100 { // replicas come and go
-		h.Damp([]PeerLoad{{ID: fmt.Sprint(i), Ongoing: i}, {ID: fmt.Sprint(i + 1), Ongoing: 1}})
+		h.Damp([]Peer{{ID: fmt.Sprint(i), Ongoing: i}, {ID: fmt.Sprint(i + 1), Ongoing: 1}})
 	}
 	require.LessOrEqual(t, len(h.before), 4)
 }
 
 func TestHearsayDoesNotAllocate(t *testing.T) {
 	h := new(Damping)
-	loads := []PeerLoad{{ID: "a", Ongoing: 7}, {ID: "b"}}
+	loads := []Peer{{ID: "a", Ongoing: 7}, {ID: "b"}}
 	h.Damp(loads)
 	require.Zero(t, testing.AllocsPerRun(100, func() { h.Damp(loads) }))
 }
