@@ -136,8 +136,10 @@ func (s *subscriber) work() {
 			s.handle(seq, m)
 			quiet = s.Quiet
 		case <-timer.C:
-			seq.Check(s.ctx)
-			quiet = min(2*quiet, maxQuiet)
+			if len(s.queue) == 0 { // else what is there comes first
+				seq.Check(s.ctx)
+				quiet = min(2*quiet, maxQuiet)
+			}
 		}
 		timer.Reset(quiet)
 	}

@@ -164,6 +164,32 @@ func TestARestartClears(t *testing.T) {
 	require.Equal(t, e.said(), *held, "a number that goes back needs no replay")
 }
 
+// Messages of an engine that was restarted meanwhile are left out, however many are still to come.
+func TestMessagesOfTheEngineBefore(t *testing.T) {
+	for _, after := range []int{0, 1, 3} {
+		e := &replayer{engine: engine{keep: 100}}
+		q, held, st := followed(e)
+		send(q, e, 5)
+		var late [][]byte
+		for range 6 {
+			late = append(late, e.payload(e.seq))
+			e.publish()
+		}
+		e.restart()
+		for range after {
+			e.publish()
+		}
+		for i, payload := range late[1:] {
+			q.Live(context.Background(), uint64(6+i), payload)
+		}
+		q.Check(context.Background())
+		require.Subset(t, e.said(), *held, "%d", after)
+		send(q, e, 3)
+		require.Equal(t, e.said(), *held, "%d", after)
+		require.LessOrEqual(t, st.Restarts, int64(2))
+	}
+}
+
 func TestABlinkClearsNothing(t *testing.T) {
 	e := &replayer{engine: engine{keep: 100}}
 	f, held, st := followed(e)

@@ -179,7 +179,8 @@ func (q *Sequence) restarted() {
 }
 
 // Live takes a message of a socket on which every message comes once, and has those before it replayed that are
-// missing.
+// missing. A message that a whole replay after it does not bring is left out: it is of an engine that was restarted
+// since, or comes with the replay for the next one.
 func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte) {
 	if seq < q.live {
 		q.restarted()
@@ -188,13 +189,18 @@ func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte) {
 	q.live = seq + 1
 	m := message{seq: seq, print: printOf(payload), payload: payload}
 	for q.next <= seq && q.accept(m) { // else a replay had it already
-		q.Check(ctx)
+		before := q.next
+		if whole := q.Check(ctx); whole && (q.next == before || !q.any) {
+			q.asked = 1
+			return
+		}
 	}
 }
 
 // Check has the engine replay all that was not applied yet, and notices whether it is still the same. It asks again as
-// long as that gets further: engines drop what they cannot send at once.
-func (q *Sequence) Check(ctx context.Context) {
+// long as that gets further: engines drop what they cannot send at once. It reports whether the last replay came to
+// its end.
+func (q *Sequence) Check(ctx context.Context) (whole bool) {
 	for again := q.replay != nil; again && ctx.Err() == nil; {
 		from, _ := q.open()
 		begin := q.next
@@ -207,14 +213,14 @@ func (q *Sequence) Check(ctx context.Context) {
 		})
 		switch {
 		case ctx.Err() != nil:
-			return
+			return false
 		case err != nil:
 			again = q.next > begin
 		case q.confirm: // it has published less than was received
 			q.restarted()
 			again = true
 		}
-		q.confirm = false
+		q.confirm, whole = false, err == nil
 		q.note(func(st *Status) {
 			st.Replays++
 			if err != nil {
@@ -225,6 +231,7 @@ func (q *Sequence) Check(ctx context.Context) {
 			}
 		})
 	}
+	return whole
 }
 
 // problem is the text of an error, "" for none.
