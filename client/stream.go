@@ -195,12 +195,15 @@ func (s *clientStream) Context() context.Context {
 	defer runtime.KeepAlive(s)
 	k := s.core
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.phase != opened {
+	at, open := k.at, k.phase == opened
+	if open {
+		k.committed, k.msg = true, nil
+	}
+	k.mu.Unlock()
+	if !open {
 		return k.ctx
 	}
-	k.committed, k.msg = true, nil
-	return k.at.cs.Context()
+	return at.cs.Context()
 }
 
 // begin opens the stream, with its first message if has is set, unless another goroutine does or did. It
