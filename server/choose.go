@@ -231,8 +231,9 @@ func (k *picks) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) 
 	fallbacks, candidates := int(cmp.Or(r.GetMaxFallbacks(), defaultFallbacks)), int(r.GetMaxCandidates())
 	var few [defaultFallbacks]policy.Decision
 	next := h.router.Next(&x.q, decision.Replica, max(fallbacks, candidates-1), few[:0])
-	for i := range next[:min(fallbacks, len(next))] {
-		a.Fallbacks = append(a.Fallbacks, chosen(next[i].Replica, next[i].Rank()))
+	a.Fallbacks = make([]*warmpathv1.ChosenReplica, min(fallbacks, len(next)))
+	for i := range a.Fallbacks {
+		a.Fallbacks[i] = chosen(next[i].Replica, next[i].Rank())
 	}
 	if candidates == 0 {
 		return a

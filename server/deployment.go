@@ -156,7 +156,13 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 func (d *deployment) unregistered() []described {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.sources.unregistered(d.roster.order)
+	all := make([]described, 0, len(d.roster.order))
+	for _, m := range d.roster.order {
+		if d.sources.registered[m.ID] == nil {
+			all = append(all, m.described)
+		}
+	}
+	return all
 }
 
 // update applies a change of the sources, and merges the members anew if it reports that they have changed.

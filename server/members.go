@@ -186,17 +186,6 @@ func (x *sources) members() []described {
 	return all
 }
 
-// unregistered returns the members that do not report their own health.
-func (x *sources) unregistered(order []*member) []described {
-	all := make([]described, 0, len(order))
-	for _, m := range order {
-		if x.registered[m.ID] == nil {
-			all = append(all, m.described)
-		}
-	}
-	return all
-}
-
 // loadOf returns the load in a replica's registration, or else its polled load; at is zero if there is neither.
 func (x *sources) loadOf(id string) ownLoad {
 	if r := x.registered[id]; r != nil && !r.load.at.IsZero() {

@@ -155,10 +155,11 @@ type checker struct {
 // checked is one replica.
 type checked struct {
 	address  string
-	failures int // in a row
-	unwell   bool
+	failures int     // in a row
 	symptom  symptom // while unwell
 }
+
+func (c *checked) unwell() bool { return c.failures >= maxFailures }
 
 // A symptom is the time since when a replica does not serve, and the evidence.
 type symptom struct {
@@ -189,7 +190,7 @@ func (k *checker) round(ctx context.Context, members []described) map[string]sym
 	k.replicas = replicas
 	unwell := make(map[string]symptom)
 	for id, c := range k.replicas {
-		if c.unwell {
+		if c.unwell() {
 			unwell[id] = c.symptom
 		}
 	}
@@ -200,19 +201,18 @@ func (k *checker) check(ctx context.Context, id string, c *checked) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	a, err := k.ask(ctx, id)
-	was := c.unwell
+	was := c.unwell()
 	switch code := status.Code(err); {
 	case err == nil && a.GetStatus() == healthpb.HealthCheckResponse_SERVING, code == codes.Unimplemented:
-		c.failures, c.unwell = 0, false // a replica without the service answers, which is enough
+		c.failures = 0 // a replica without the service answers, which is enough
 	case err == nil:
-		c.failures, c.unwell = maxFailures, true
+		c.failures = maxFailures
 	case code == codes.Canceled, errors.Is(err, context.Canceled):
 		return // the round is over, or the replica has left
 	default:
 		c.failures++
-		c.unwell = c.unwell || c.failures >= maxFailures
 	}
-	if c.unwell {
+	if c.unwell() {
 		c.symptom.why = a.GetStatus().String()
 		if err != nil {
 			s := status.Convert(err)
@@ -220,10 +220,10 @@ func (k *checker) check(ctx context.Context, id string, c *checked) {
 		}
 	}
 	switch {
-	case c.unwell && !was:
+	case c.unwell() && !was:
 		c.symptom.since = k.now()
 		k.log.Warn("warmpath: a replica does not serve", "replica", id, "address", c.address, "why", c.symptom.why)
-	case was && !c.unwell:
+	case was && !c.unwell():
 		k.log.Info("warmpath: a replica serves again", "replica", id, "address", c.address)
 	}
 }

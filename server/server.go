@@ -139,8 +139,9 @@ func (s *Server) options(c *Config) []grpc.ServerOption {
 // Update puts another config into force, all of it or, on an error, none of it. Deployments keep their state; fields
 // that are read once keep their values.
 func (s *Server) Update(c *Config) error {
-	full := c.withDefaults()
-	c = &full
+	given := c.withDefaults()
+	c = new(given)
+	c.MaxConnections = s.first.MaxConnections // read once
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -154,7 +155,7 @@ func (s *Server) Update(c *Config) error {
 		next.discard()
 		return err
 	}
-	s.warnReadOnce(c)
+	s.warnReadOnce(&given)
 	for name, d := range *s.deployments.Load() {
 		if x := next.changes[name]; x != nil {
 			d.apply(x, c)
