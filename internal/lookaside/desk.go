@@ -58,6 +58,8 @@ type Answer struct {
 	// Decision is the server's but for the replica; its reason is central, its rule the server's own.
 	Decision    policy.Decision
 	Reservation *Reservation
+
+	err error // instead of all that
 }
 
 // Errors of Ask, beside those of the context and the server's own statuses.
@@ -146,12 +148,7 @@ type asking = warmpathv1.RoutingService_ChooseReplicasClient
 type question struct {
 	number uint64
 	choose *chooseRequest
-	answer chan answered // holds one
-}
-
-type answered struct {
-	Answer
-	err error
+	answer chan Answer // holds one
 }
 
 func newDesk() *desk {
@@ -173,7 +170,7 @@ func (d *desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration)
 	defer timer.Stop()
 	select {
 	case a := <-q.answer:
-		return a.Answer, a.err
+		return a, a.err
 	case <-timer.C:
 		err = ErrLate
 	case <-ctx.Done():
@@ -187,7 +184,7 @@ func (d *desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration)
 		a.Reservation.Released(nil)
 		return Answer{}, ctx.Err()
 	}
-	return a.Answer, a.err
+	return a, a.err
 }
 
 // put has a question sent.
@@ -203,7 +200,7 @@ func (d *desk) put(r *chooseRequest) (*question, error) {
 	}
 	d.probe = now.Add(probeAfter)
 	d.last++
-	q := &question{number: d.last, choose: r, answer: make(chan answered, 1)}
+	q := &question{number: d.last, choose: r, answer: make(chan Answer, 1)}
 	d.waiting[q.number] = q
 	d.outbox = append(d.outbox, q)
 	d.rouse()
@@ -237,11 +234,12 @@ func (d *desk) take(m *chooseAnswer) {
 	delete(d.waiting, q.number)
 	d.missed = 0
 	a, err := d.read(m, int(q.choose.GetKey().GetPromptTokens()))
-	q.answer <- answered{a, err}
+	a.err = err
+	q.answer <- a
 }
 
-// read reads the server's answer to a question with a prompt of so many tokens, and enters the reservation in it. Called
-// with mu held.
+// read reads the server's answer to a question with a prompt of so many tokens, and enters the reservation in it.
+// Called with mu held.
 func (d *desk) read(m *chooseAnswer, prompt int) (Answer, error) {
 	if f := m.GetFailure(); f != nil {
 		return Answer{}, status.Error(codes.Code(f.GetCode()), f.GetMessage())
@@ -265,7 +263,8 @@ func (d *desk) read(m *chooseAnswer, prompt int) (Answer, error) {
 	if rank := a.GetReplica().Rank; rank != nil {
 		decision.SetRank(int(min(*rank, maxRank)))
 	}
-	return Answer{id, decision, d.reserve(a.GetReservation(), id, int64(prompt-decision.MatchedTokens), time.Now())}, nil
+	reservation := d.reserve(a.GetReservation(), id, int64(prompt-decision.MatchedTokens), time.Now())
+	return Answer{Replica: id, Decision: decision, Reservation: reservation}, nil
 }
 
 // serve keeps a stream of questions to the server that is followed, until ctx ends.
@@ -324,7 +323,7 @@ func (d *desk) end(stream asking) {
 // hangUp ends the wait of all questions. Called with mu held.
 func (d *desk) hangUp() {
 	for _, q := range d.waiting {
-		q.answer <- answered{err: ErrNoServer}
+		q.answer <- Answer{err: ErrNoServer}
 	}
 	clear(d.waiting)
 	d.stream, d.outbox = nil, nil

@@ -132,8 +132,8 @@ func (d *Detector) Ended(r *Replica, m state.Mark, o *policy.Outcome) {
 	r.judge(now)
 }
 
-// Outrun notes that another replica answered in time a call that was given up on this one as [policy.Late]: one more piece of
-// evidence.
+// Outrun notes that another replica answered in time a call that was given up on this one as [policy.Late]: one more
+// piece of evidence.
 func (d *Detector) Outrun(r *Replica) {
 	now := d.now()
 	d.mu.Lock()

@@ -21,8 +21,8 @@
 // one, should it have been restarted. A change of the adapters, and draining, are sent at once. A server that cannot
 // be reached costs nothing but attempts, a few seconds apart.
 //
-// To drain is: say so (health NOT_SERVING, the servers), go on for a moment so that the word gets round, take no new
-// calls (GOAWAY), wait for those under way, leave.
+// A replica that drains reports it (health NOT_SERVING, heartbeats), serves new calls for DrainNotice, until the clients
+// have the report, takes no new calls after that (GOAWAY), waits for those under way, and deregisters.
 //
 // # Complexity
 //
