@@ -19,7 +19,8 @@
 // Of a grpc.PreparedMsg and everything else nothing is read: the call is routed by
 // metadata.
 //
-// A prompt is token ids where there are any, else text, else chat messages, else what an OpenAI JSON body holds. Chats and
+// A prompt is token ids where there are any, else text, else chat messages, else
+// what an OpenAI JSON body holds. Chats and
 // batches are rendered to one text with separators that no UTF-8 text contains
 // (render.go), so that two different conversations never give the same text,
 // and append only: turn n is a prefix of turn n+1. A batch's key is its first

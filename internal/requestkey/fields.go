@@ -159,7 +159,8 @@ func idFieldsOf(t reflect.Type) map[protoreflect.FieldNumber]int {
 		for i := range t.Elem().NumField() {
 			f := t.Elem().Field(i)
 			tag := strings.Split(f.Tag.Get("protobuf"), ",") // "varint,1,rep,packed,name=ids,proto3"
-			if f.IsExported() && len(tag) > 1 && (f.Type == reflect.TypeFor[[]uint32]() || f.Type == reflect.TypeFor[[]int32]()) {
+			is32 := f.Type == reflect.TypeFor[[]uint32]() || f.Type == reflect.TypeFor[[]int32]()
+			if is32 && f.IsExported() && len(tag) > 1 {
 				n, _ := strconv.Atoi(tag[1])
 				found[protoreflect.FieldNumber(n)] = i
 			}
@@ -194,7 +195,8 @@ func isText(fd protoreflect.FieldDescriptor) bool {
 
 func isInteger(fd protoreflect.FieldDescriptor) bool {
 	switch fd.Kind() {
-	case protoreflect.BoolKind, protoreflect.FloatKind, protoreflect.DoubleKind, protoreflect.MessageKind, protoreflect.GroupKind:
+	case protoreflect.BoolKind, protoreflect.FloatKind, protoreflect.DoubleKind,
+		protoreflect.MessageKind, protoreflect.GroupKind:
 		return false
 	}
 	return !isText(fd)

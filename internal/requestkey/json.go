@@ -130,7 +130,8 @@ func (o *object) text(names ...string) string {
 	return ""
 }
 
-// count returns the first member that is a whole number other than 0, or a string of one; ok is false if there is no number.
+// count returns the first member that is a whole number other than 0, or a string of one; ok is false if there is no
+// number.
 func (o *object) count(names ...string) (n int, ok bool) {
 	for _, name := range names {
 		v := o.val(name)

@@ -18,8 +18,8 @@ type message struct {
 }
 
 // messageOf returns a message of any shape: an empty one for what is none. One of gogo's generator is read in its
-// encoded form, since protoreflect does not know all that it makes, unless fields are wanted by name. Of several buffers
-// it has the first alone unless the whole is wanted.
+// encoded form, since protoreflect does not know all that it makes, unless fields are wanted by name. Of several
+// buffers it has the first alone unless the whole is wanted.
 func messageOf(msg any, named, whole bool) message {
 	if b, ok := encoded(msg, whole); ok {
 		return message{raw: b}
@@ -276,7 +276,8 @@ func leaf(fd protoreflect.FieldDescriptor, val protoreflect.Value) value {
 	return value{kind: kindNumber, num: integer(fd, val)}
 }
 
-// A wireField is one field of an encoded message. Of those that are neither varints nor length-delimited it has no value.
+// A wireField is one field of an encoded message. Of those that are neither varints nor length-delimited it has no
+// value.
 type wireField struct {
 	num    protowire.Number // 0 = the message ends here, or is broken
 	typ    protowire.Type

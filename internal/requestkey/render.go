@@ -124,7 +124,8 @@ func (c *Chat) add(field byte, value string) bool {
 	case 'm':
 		c.Media = true
 	case 'c':
-		m["tool_calls"] = append(calls, map[string]any{"type": "function", "function": map[string]string{"name": value, "arguments": ""}})
+		function := map[string]string{"name": value, "arguments": ""}
+		m["tool_calls"] = append(calls, map[string]any{"type": "function", "function": function})
 	case 'a', 'i':
 		if len(calls) == 0 {
 			return false

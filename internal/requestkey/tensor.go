@@ -10,7 +10,9 @@ import (
 // 2 to 5 are int, int64, uint and uint64.
 var (
 	kserveRequest = mustFields(map[slot]dialect.Path{slotTensor: "5", slotTensorRaw: "7[]"})
-	kserveInput   = mustFields(map[slot]dialect.Path{slotTensorName: "1", slotTensorType: "2", slotPrompt: "5.8[]", slotTokens: "5.2|5.3|5.4|5.5"})
+	kserveInput   = mustFields(map[slot]dialect.Path{
+		slotTensorName: "1", slotTensorType: "2", slotPrompt: "5.8[]", slotTokens: "5.2|5.3|5.4|5.5",
+	})
 )
 
 func mustFields(paths map[slot]dialect.Path) *fields {

@@ -141,7 +141,8 @@ func found(value string) string {
 // kinds are what fields want, by the kind of their type.
 var kinds = map[reflect.Kind]string{
 	reflect.Slice: "a list", reflect.Struct: "an object", reflect.Map: "an object", reflect.Bool: "true or false",
-	reflect.Float64: "a number", reflect.Int: "a whole number within its bounds", reflect.Int64: "a whole number within its bounds",
+	reflect.Float64: "a number",
+	reflect.Int:     "a whole number within its bounds", reflect.Int64: "a whole number within its bounds",
 }
 
 // names are what fields of types that read themselves want.

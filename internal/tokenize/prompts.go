@@ -108,7 +108,9 @@ func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, erro
 func (p *Prompts) text(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
 	s := p.segmenter
 	if s == nil {
-		return p.encoded(ctx, in, nil, func(ctx context.Context, _, _ int) ([]uint32, error) { return p.tokenizer.Tokens(ctx, in) })
+		return p.encoded(ctx, in, nil, func(ctx context.Context, _, _ int) ([]uint32, error) {
+			return p.tokenizer.Tokens(ctx, in)
+		})
 	}
 	tokens, err := p.encoded(ctx, in, s.Cut, func(ctx context.Context, from, to int) ([]uint32, error) {
 		return s.Encode(ctx, make([]uint32, 0, (to-from)/3), in.Text, from, to)
