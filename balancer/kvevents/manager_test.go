@@ -69,7 +69,7 @@ func TestManagerFollowsTheFleet(t *testing.T) {
 
 	m.SetFleet([]policy.Attributes{at("a", b)})
 	c := got.wait(t)
-	require.True(t, c.Cleared, "what the old source told is forgotten before the new one tells")
+	require.True(t, c.Cleared, "what came from the old source is forgotten before the new one begins")
 	require.Equal(t, "a", c.Replica)
 	require.Equal(t, chained(ids(1, 1)), got.wait(t).Stored)
 	m.SetFleet(nil)
@@ -82,8 +82,8 @@ func TestManagerFollowsTheFleet(t *testing.T) {
 	require.Len(t, m.Status(), 1, "closed")
 }
 
-// The Router forgets what it was told of a replica that says that it was restarted, which may come after the news.
-func TestManagerTellsAgainOfAnotherInstance(t *testing.T) {
+// The Router forgets the cache of a replica that was restarted, which may show after its events.
+func TestManagerFollowsAnotherInstanceAgain(t *testing.T) {
 	p := newPublisher(t)
 	p.publish(one(t, 0), false)
 	var got recorded

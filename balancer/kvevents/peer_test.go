@@ -118,7 +118,7 @@ func (p *publisher) replayer(raw net.Conn) {
 	_, _ = c.receive() // until it is closed
 }
 
-// publish says something, and sends it unless it is dropped.
+// publish publishes a message, and sends it unless it is dropped.
 func (p *publisher) publish(payload []byte, drop bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

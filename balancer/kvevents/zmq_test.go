@@ -83,7 +83,7 @@ func TestZMQ(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPublisher(t)
 			p.reply = reply
-			p.publish(one(t, 0), false) // before anybody listens
+			p.publish(one(t, 0), false) // before there is a subscriber
 			f := subscribe(t, p.address(0), p.address(1), never)
 			f.stored(t, 0)
 			require.Equal(t, "kv", <-p.topics)
@@ -98,7 +98,7 @@ func TestZMQ(t *testing.T) {
 			p.frames([]byte("kv"), []byte("short"), nil)
 			p.frames([]byte("kv"))
 			p.cut()
-			p.publish(one(t, 4), false) // while nobody is connected
+			p.publish(one(t, 4), false) // while there is no connection
 			f.stored(t, 4)
 			<-p.topics
 			p.publish(one(t, 5), false)
@@ -124,13 +124,13 @@ func TestAQuietEngineIsAsked(t *testing.T) {
 	f.stored(t, 0)
 }
 
-// A replay socket that does not answer is said to be the problem, and costs nothing but what was missed.
-func TestABrokenReplayIsTold(t *testing.T) {
+// A replay socket that does not answer is the problem, and costs nothing but what was missed.
+func TestABrokenReplayIsInTheStatus(t *testing.T) {
 	p := newPublisher(t)
-	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	nobody.Close()
-	f := subscribe(t, p.address(0), nobody.Addr().String(), never)
+	closed.Close()
+	f := subscribe(t, p.address(0), closed.Addr().String(), never)
 	<-p.topics
 	p.publish(one(t, 0), false)
 	f.stored(t, 0)

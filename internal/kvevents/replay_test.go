@@ -18,8 +18,8 @@ type replayer struct {
 	drops  func(seq uint64) bool // what a replay leaves out
 }
 
-// say publishes a message that reaches the socket.
-func (e *replayer) say(q *Sequence) {
+// live publishes a message that reaches the socket.
+func (e *replayer) live(q *Sequence) {
 	e.publish()
 	q.Live(context.Background(), e.seq-1, e.payload(e.seq-1))
 }
@@ -45,7 +45,7 @@ func followed(e *replayer) (*Sequence, *[]string, *Status) {
 
 func send(q *Sequence, e *replayer, n int) {
 	for range n {
-		e.say(q)
+		e.live(q)
 	}
 }
 
@@ -56,25 +56,25 @@ func TestGapsAreFilled(t *testing.T) {
 	e.publish()
 	e.publish()
 	send(f, e, 2)
-	require.Equal(t, e.said(), *held)
+	require.Equal(t, e.published(), *held)
 	require.Equal(t, Status{Connected: true, Gaps: 1, Replays: 1}, *st)
 
 	e.publish() // the last one is lost: no gap shows it
 	f.Check(context.Background())
-	require.Equal(t, e.said(), *held)
+	require.Equal(t, e.published(), *held)
 	require.Zero(t, st.Clears)
 }
 
-func TestWhoComesLateGetsTheBuffer(t *testing.T) {
+func TestALateStartGetsTheBuffer(t *testing.T) {
 	e := &replayer{engine: engine{keep: 3}}
 	for range 10 {
 		e.publish()
 	}
 	f, held, st := followed(e)
 	f.Check(context.Background())
-	require.Equal(t, e.said()[7:], *held)
+	require.Equal(t, e.published()[7:], *held)
 	send(f, e, 2)
-	require.Equal(t, e.said()[7:], *held)
+	require.Equal(t, e.published()[7:], *held)
 	require.Zero(t, st.Clears)
 }
 
@@ -103,7 +103,7 @@ func TestReplaysThatBreakOff(t *testing.T) {
 			}
 			c.spoil(e)
 			send(f, e, 1)
-			require.Equal(t, e.said(), *held)
+			require.Equal(t, e.published(), *held)
 			require.Zero(t, st.Clears)
 			require.Equal(t, c.replays, st.Replays)
 			require.Empty(t, st.Problem)
@@ -129,7 +129,7 @@ func TestWhatCannotBeHadClears(t *testing.T) {
 				e.publish()
 			}
 			send(f, e, 1)
-			all := e.said()
+			all := e.published()
 			require.Equal(t, all[len(all)-c.left:], *held)
 			require.Equal(t, int64(1), st.Clears)
 			require.Zero(t, st.Restarts)
@@ -148,10 +148,10 @@ func TestARestartClears(t *testing.T) {
 				e.publish()
 			}
 			f.Check(context.Background()) // as after every new connection
-			require.Equal(t, e.said(), *held)
+			require.Equal(t, e.published(), *held)
 			require.Equal(t, int64(1), st.Restarts)
 			send(f, e, 3)
-			require.Equal(t, e.said(), *held)
+			require.Equal(t, e.published(), *held)
 			require.Equal(t, int64(1), st.Clears)
 		})
 	}
@@ -161,7 +161,7 @@ func TestARestartClears(t *testing.T) {
 	send(f, e, 5)
 	e.restart()
 	send(f, e, 2)
-	require.Equal(t, e.said(), *held, "a number that goes back needs no replay")
+	require.Equal(t, e.published(), *held, "a number that goes back needs no replay")
 }
 
 // Messages of an engine that was restarted meanwhile are left out, however many are still to come.
@@ -183,9 +183,9 @@ func TestMessagesOfTheEngineBefore(t *testing.T) {
 			q.Live(context.Background(), uint64(6+i), payload)
 		}
 		q.Check(context.Background())
-		require.Subset(t, e.said(), *held, "%d", after)
+		require.Subset(t, e.published(), *held, "%d", after)
 		send(q, e, 3)
-		require.Equal(t, e.said(), *held, "%d", after)
+		require.Equal(t, e.published(), *held, "%d", after)
 		require.LessOrEqual(t, st.Restarts, int64(2))
 	}
 }
@@ -196,11 +196,11 @@ func TestABlinkClearsNothing(t *testing.T) {
 	send(f, e, 5)
 	f.Check(context.Background())
 	send(f, e, 5)
-	require.Equal(t, e.said(), *held)
+	require.Equal(t, e.published(), *held)
 	require.Equal(t, Status{Connected: true, Replays: 1}, *st)
 }
 
-// Whatever is dropped, doubled or restarted: what is held is a part of what the engine said in this life, without
+// Whatever is dropped, doubled or restarted: what is held is a part of what the engine published in this life, without
 // holes, and after a question the end of it.
 func TestReplaysProperty(t *testing.T) {
 	for seed := range uint64(60) {
@@ -224,7 +224,7 @@ func TestReplaysProperty(t *testing.T) {
 			default:
 				send(f, e, 1)
 			}
-			all := e.said()
+			all := e.published()
 			if n := len(*held); n > 0 {
 				at := int(f.next)
 				require.Equal(t, all[at-n:at], *held, "seed %d", seed)

@@ -29,15 +29,15 @@ func (e *engine) publish() {
 
 func (e *engine) restart() { e.life, e.seq, e.buffer = e.life+1, 0, nil }
 
-// said is all that it published in this life.
-func (e *engine) said() (all []string) {
+// published is all of this life.
+func (e *engine) published() (all []string) {
 	for seq := range e.seq {
 		all = append(all, string(e.payload(seq)))
 	}
 	return all
 }
 
-// opened is a gRPC stream of the engine, which gives its buffer from a number on and then what it says.
+// opened is a gRPC stream of the engine, which gives its buffer from a number on and then what it publishes.
 type opened struct {
 	e    *engine
 	r    *Sequence
@@ -55,12 +55,12 @@ func sequenceTo() (*Sequence, *[]string, *Status) {
 	}, held, st
 }
 
-// say hands a message to the sequence.
-func say(r *Sequence, seq uint64, rank int, payload []byte) (again bool) {
+// accept hands a message to the sequence.
+func accept(r *Sequence, seq uint64, rank int, payload []byte) (again bool) {
 	return r.accept(message{seq, rank, xxh3.Hash(payload), payload})
 }
 
-// open opens the stream as SMG's servicer does: a number that is not said yet means that the engine was restarted.
+// open opens the stream as SMG's servicer does: a number that is not published yet means that the engine was restarted.
 func (o *opened) open(t testing.TB) {
 	for range 5 {
 		start, _ := o.r.open()
@@ -82,7 +82,7 @@ func (o *opened) pump() (again bool) {
 			continue
 		}
 		o.sent = seq + 1
-		if say(o.r, seq, 0, o.e.payload(seq)) {
+		if accept(o.r, seq, 0, o.e.payload(seq)) {
 			return true
 		}
 	}
@@ -104,7 +104,7 @@ func testStreamsAreResumed(t *testing.T, more uint64) {
 		e.publish()
 		e.publish()
 		require.False(t, o.pump())
-		require.Equal(t, e.said(), *held)
+		require.Equal(t, e.published(), *held)
 	}
 	require.Zero(t, *st)
 
@@ -113,14 +113,14 @@ func testStreamsAreResumed(t *testing.T, more uint64) {
 	e.publish()
 	require.True(t, o.pump())
 	o.open(t)
-	require.Equal(t, e.said(), *held)
+	require.Equal(t, e.published(), *held)
 	require.Equal(t, Status{Gaps: 1}, *st)
 
 	e.keep, e.buffer = 1, nil
 	e.publish()
 	e.publish()
 	o.open(t)
-	require.Equal(t, e.said()[9:], *held)
+	require.Equal(t, e.published()[9:], *held)
 	require.Equal(t, Status{Gaps: 1, Clears: 1}, *st)
 }
 
@@ -128,13 +128,13 @@ func TestAGapThatStaysClears(t *testing.T) {
 	e := &engine{keep: 100}
 	r, held, _ := sequenceTo()
 	r.open()
-	require.False(t, say(r, 0, 0, e.payload(0)))
+	require.False(t, accept(r, 0, 0, e.payload(0)))
 	for range gapTries {
-		require.True(t, say(r, 2, 0, e.payload(2)))
+		require.True(t, accept(r, 2, 0, e.payload(2)))
 		r.open()
-		require.False(t, say(r, 0, 0, e.payload(0)))
+		require.False(t, accept(r, 0, 0, e.payload(0)))
 	}
-	require.False(t, say(r, 2, 0, e.payload(2)))
+	require.False(t, accept(r, 2, 0, e.payload(2)))
 	require.Equal(t, []string{"0/2"}, *held)
 }
 
@@ -152,15 +152,15 @@ func TestStreamsOfARestartedEngine(t *testing.T) {
 			e.publish()
 		}
 		o.open(t)
-		require.Equal(t, e.said(), *held, "%d", after)
+		require.Equal(t, e.published(), *held, "%d", after)
 		require.Equal(t, int64(1), st.Restarts)
 	}
 	r, held, _ := sequenceTo()
 	r.open()
-	say(r, 0, 0, nil)
+	accept(r, 0, 0, nil)
 	r.open()
 	r.unconfirmed()
-	require.Empty(t, *held, "it does not say again what it said")
+	require.Empty(t, *held, "it does not repeat its last message")
 }
 
 // A message without events that repeats the last number says that the engine is alive, and no more.
@@ -169,13 +169,13 @@ func TestSignsOfLife(t *testing.T) {
 	r, held, st := sequenceTo()
 	r.open()
 	for seq := range uint64(3) {
-		require.False(t, say(r, seq, 0, e.payload(seq)))
+		require.False(t, accept(r, seq, 0, e.payload(seq)))
 		require.False(t, r.accept(message{seq: seq}))
 	}
 	r.open()
 	require.False(t, r.accept(message{seq: 2}))
 	require.True(t, r.confirm, "it may be another engine")
-	require.False(t, say(r, 2, 0, e.payload(2)))
+	require.False(t, accept(r, 2, 0, e.payload(2)))
 	require.False(t, r.accept(message{seq: 3}), "one whose events were of no use")
 	require.Len(t, *held, 4)
 	require.Equal(t, uint64(4), r.next)
@@ -187,7 +187,7 @@ func TestRanksThatCountByThemselves(t *testing.T) {
 	r.open()
 	for seq := range uint64(3) {
 		for rank := range 2 {
-			require.False(t, say(r, seq, rank, fmt.Append(nil, seq, rank)))
+			require.False(t, accept(r, seq, rank, fmt.Append(nil, seq, rank)))
 		}
 	}
 	require.Len(t, *held, 6)
@@ -203,10 +203,10 @@ func TestSnapshotsHaveOneNumber(t *testing.T) {
 	r.snapshots = true
 	r.open()
 	for _, seq := range []uint64{7, 7, 7, 8, 9} {
-		require.False(t, say(r, seq, 0, fmt.Append(nil, seq)))
+		require.False(t, accept(r, seq, 0, fmt.Append(nil, seq)))
 	}
 	require.Len(t, *held, 5)
-	require.True(t, say(r, 8, 0, []byte("x")), "no snapshot any more")
+	require.True(t, accept(r, 8, 0, []byte("x")), "no snapshot any more")
 	require.Empty(t, *held)
 }
 
@@ -235,7 +235,7 @@ func TestReopenedStreamsProperty(t *testing.T) {
 					o.open(t)
 				}
 			}
-			all, at := e.said(), int(r.next)
+			all, at := e.published(), int(r.next)
 			require.Equal(t, all[at-len(*held):at], *held, "seed %d", seed)
 		}
 	}
