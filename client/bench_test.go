@@ -59,9 +59,9 @@ func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt
 	for i := range 8 {
 		members = append(members, router.Member{Attributes: policy.Attributes{ID: fmt.Sprint("r", i)}})
 	}
-	rt.SetFleet(members)
+	rt.Fleet.Set(members)
 	for _, m := range members {
-		rt.SetConnected(m.ID, true)
+		rt.Fleet.SetConnected(m.ID, true)
 	}
 	table, err := requestkey.NewTable(dialect.Dialect{Methods: []string{"/p.S/M"}, Prompt: "3.2"})
 	require.NoError(tb, err)

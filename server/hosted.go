@@ -160,8 +160,8 @@ func (h *hosted) take(order []*member) {
 	for i, m := range order {
 		members[i] = router.Member{Attributes: m.Attributes, Host: m}
 	}
-	h.router.SetFleet(members)
-	h.router.Connect()
+	h.router.Fleet.Set(members)
+	h.router.Fleet.Connect()
 	sources, silent := make([]policy.Attributes, len(order)), make(map[string]cacheOf)
 	for i, m := range order {
 		h.router.ReplicaCapacity(m.ID, m.KVTokens)

@@ -37,8 +37,8 @@ func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 			for i := range members {
 				members[i].ID = fmt.Sprintf("r%d", i)
 			}
-			r.SetFleet(members)
-			r.Connect()
+			r.Fleet.Set(members)
+			r.Fleet.Connect()
 			var served, waited, refused, under atomic.Int64
 			var all sync.WaitGroup
 			for i := range callers {

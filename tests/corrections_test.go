@@ -46,7 +46,7 @@ func TestCorrectedPicksAreCounted(t *testing.T) {
 	for range 3 {
 		require.NotEqual(t, "r0", policytest.Route(t, r, &policy.Request{Exclude: []string{"r0"}}))
 	}
-	r.SetConnected("r0", false)
+	r.Fleet.SetConnected("r0", false)
 	require.NotEqual(t, "r0", policytest.Route(t, r, &policy.Request{}))
 	require.EqualValues(t, 4, correctionsIn(t, reader))
 	require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())

@@ -20,10 +20,10 @@ func TestRestartedReplicaIsCold(t *testing.T) {
 			members := []router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}}
 			set := func(a, b string) {
 				members[0].Instance, members[1].Instance = a, b
-				r.SetFleet(members)
+				r.Fleet.Set(members)
 			}
 			set("1", "1")
-			r.Connect()
+			r.Fleet.Connect()
 			tokens := make([]uint32, 4096)
 			for i := range tokens {
 				tokens[i] = uint32(i)
@@ -44,8 +44,8 @@ func TestRestartedReplicaIsCold(t *testing.T) {
 				require.Zero(t, matched(id))
 				require.Positive(t, matched(id))
 			}
-			r.SetConnected("a", false)
-			r.SetConnected("a", true)
+			r.Fleet.SetConnected("a", false)
+			r.Fleet.SetConnected("a", true)
 			require.Positive(t, matched("a"), "a blink")
 			set("2", "1")
 			require.Positive(t, matched("b"))

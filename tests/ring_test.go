@@ -32,9 +32,9 @@ func ringOrder(t *testing.T, rs []*replica, session string) []string {
 	for i, rep := range rs {
 		members[i] = router.Member{Attributes: policy.Attributes{ID: rep.addr, Address: rep.addr}}
 	}
-	r.SetFleet(members)
+	r.Fleet.Set(members)
 	for _, m := range members {
-		r.SetConnected(m.ID, true)
+		r.Fleet.SetConnected(m.ID, true)
 	}
 	q := &policy.Request{Session: session}
 	var order []string
@@ -81,9 +81,9 @@ func ringOf(t *testing.T, rs []*replica) *router.Router {
 	r, err := router.FromConfig(c, nil)
 	require.NoError(t, err)
 	slices.SortFunc(members, func(a, b router.Member) int { return strings.Compare(a.ID, b.ID) })
-	r.SetFleet(members)
+	r.Fleet.Set(members)
 	for _, m := range members {
-		r.SetConnected(m.ID, true)
+		r.Fleet.SetConnected(m.ID, true)
 	}
 	rings[key.String()] = r
 	return r

@@ -56,8 +56,8 @@ func routerOf(t *testing.T, text string, replicas int) *router.Router {
 	for i := range replicas {
 		fleet = append(fleet, router.Member{Attributes: policy.Attributes{ID: fmt.Sprint("r", i)}})
 	}
-	r.SetFleet(fleet)
-	r.Connect()
+	r.Fleet.Set(fleet)
+	r.Fleet.Connect()
 	return r
 }
 

@@ -56,7 +56,7 @@ func conformPicks(t *testing.T, build func() policy.Policy) {
 			}
 		}
 		for _, m := range fleet[1:] {
-			r.SetConnected(m.ID, rnd.IntN(5) > 0)
+			r.Fleet.SetConnected(m.ID, rnd.IntN(5) > 0)
 		}
 		for j := range 8 {
 			q := randomRequest(rnd, i+j, fleet)
@@ -166,7 +166,7 @@ func conformAllocs(t *testing.T, build func() policy.Policy) {
 		r := NewRouter(t, build(), fleet)
 		if n > 2 {
 			Fill(t, r, "r1", 2)
-			r.SetConnected("r2", false)
+			r.Fleet.SetConnected("r2", false)
 		}
 		var qs []*policy.Request
 		for i := range 16 {
@@ -259,9 +259,9 @@ func conformConcurrent(t *testing.T, build func() policy.Policy) {
 			id := full[1+i%3].ID
 			switch i % 4 {
 			case 0:
-				r.SetConnected(id, false)
+				r.Fleet.SetConnected(id, false)
 			case 1:
-				r.SetFleet(full[:4])
+				r.Fleet.Set(full[:4])
 			case 2:
 				SetFleet(r, full)
 			}

@@ -77,8 +77,8 @@ func NewRouter(t testing.TB, p policy.Policy, fleet []router.Member, opts ...fun
 
 // SetFleet replaces the Router's fleet and connects all of it.
 func SetFleet(r *router.Router, fleet []router.Member) {
-	r.SetFleet(fleet)
-	r.Connect()
+	r.Fleet.Set(fleet)
+	r.Fleet.Connect()
 }
 
 // Session returns a request of a session.

@@ -90,7 +90,7 @@ func TestCheckSeesWhatIsWrong(t *testing.T) {
 		routertest.Check(rec, q, v, d)
 		require.Empty(t, rec.errors)
 	}
-	r.SetConnected("r0", false)
+	r.Fleet.SetConnected("r0", false)
 	rec := &recorder{TB: t}
 	routertest.Check(rec, q, r.View(), to("r0"))
 	require.Len(t, rec.errors, 1)

@@ -107,9 +107,9 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 	if err != nil {
 		return nil, "", usageError{err}
 	}
-	rt.SetFleet(members)
+	rt.Fleet.Set(members)
 	for _, m := range members {
-		rt.SetConnected(m.ID, true)
+		rt.Fleet.SetConnected(m.ID, true)
 	}
 	x, err := ask(c.Context(), rt, request)
 	if err != nil {

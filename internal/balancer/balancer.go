@@ -203,7 +203,7 @@ func (b *lb) leave() (all []balancer.Balancer, unused []*router.Router) {
 	case h == nil:
 		unused = append(unused, binding.Router)
 	default:
-		binding.Router.Disconnect()
+		binding.Router.Fleet.Disconnect()
 		unused = h.Detach(binding)
 	}
 	return b.endpoints.children(), unused

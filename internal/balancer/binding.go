@@ -73,7 +73,7 @@ func (b *lb) use(r *router.Router) {
 	if err := r.SetRollout(b.config.Rollout()); err != nil {
 		logger.Error(err) // of a Router that is not ours
 	}
-	r.SetFleet(b.endpoints.members)
+	r.Fleet.Set(b.endpoints.members)
 	b.endpoints.connect(r)
 	next := &call.Binding{
 		Router:      r,

@@ -196,7 +196,7 @@ func (c *conn) UpdateState(s balancer.State) {
 	}
 	if binding := b.binding.Load(); binding != nil {
 		l.setStreams(binding.Router, e.id, e.host)
-		binding.Router.SetConnected(e.id, l.pickable(e.host))
+		binding.Router.Fleet.SetConnected(e.id, l.pickable(e.host))
 	}
 	b.publish()
 }
@@ -323,7 +323,7 @@ func (l *endpoints) connect(r *router.Router) {
 	for _, m := range l.members {
 		l.setStreams(r, m.ID, m.Host.(*host))
 	}
-	r.SetConnections(func(rep *policy.Replica) bool { return l.pickable(hostOf(rep)) })
+	r.Fleet.SetConnections(func(rep *policy.Replica) bool { return l.pickable(hostOf(rep)) })
 }
 
 // setStreams sets how many calls the connections to a replica take, where that is known.
@@ -332,7 +332,7 @@ func (l *endpoints) setStreams(r *router.Router, id string, h *host) {
 	if s := h.picker.Load(); s != nil && s.ConnectivityState == connectivity.Ready {
 		streams *= s.ready // else one, that a pick opens
 	}
-	r.SetStreams(id, streams)
+	r.Fleet.SetStreams(id, streams)
 }
 
 // pickable reports whether a pick may end here: the connection is ready or, in a fleet too large for one connection

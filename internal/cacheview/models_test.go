@@ -77,7 +77,7 @@ func TestModelsThatAreDeclaredLater(t *testing.T) {
 	}
 	report("")
 	fleet[1].Models = []string{"m"}
-	r.SetFleet(fleet)
+	r.Fleet.Set(fleet)
 	report("m")
 	now := x.Fleet(r.View())
 	for _, asked := range []string{"m", ""} {

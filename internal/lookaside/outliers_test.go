@@ -26,8 +26,8 @@ func judging(t *testing.T) (*Watch, *router.Router) {
 		w.view.members.named[uint32(i+1)] = Replica{Attributes: policy.Attributes{ID: id}}
 		members = append(members, router.Member{Attributes: policy.Attributes{ID: id}})
 	}
-	r.SetFleet(members)
-	r.Connect()
+	r.Fleet.Set(members)
+	r.Fleet.Connect()
 	t.Cleanup(w.Attach(r))
 	return w, r
 }
@@ -49,8 +49,8 @@ func TestOutliersReachRouters(t *testing.T) {
 	other, err := router.FromConfig(&policy.Config{}, nil)
 	require.NoError(t, err)
 	defer other.Close()
-	other.SetFleet([]router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
-	other.Connect()
+	other.Fleet.Set([]router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
+	other.Fleet.Connect()
 	detach := w.Attach(other)
 	require.Equal(t, outlier.Ejected, state(other, "b"))
 	detach()

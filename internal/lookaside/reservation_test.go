@@ -17,7 +17,7 @@ import (
 func TestReservedIsNotReported(t *testing.T) {
 	w, _, r := unstarted(t)
 	w.view.take(greeting(), true)
-	r.Connect()
+	r.Fleet.Connect()
 	var own, theirs router.Reservation
 	reserve := func(b *router.Reservation) {
 		a := &router.Assigned{Replica: "r2", Decision: policy.Decision{Reason: policy.ReasonCentral}}

@@ -42,8 +42,8 @@ func TestRoutesAreReported(t *testing.T) {
 	r, err := router.NewRouter(router.Options{Policy: cutter()})
 	require.NoError(t, err)
 	require.True(t, r.SharesRoutes())
-	r.SetFleet([]router.Member{{Attributes: policy.Attributes{ID: "r2"}}})
-	r.Connect()
+	r.Fleet.Set([]router.Member{{Attributes: policy.Attributes{ID: "r2"}}})
+	r.Fleet.Connect()
 	detach := w.Attach(r)
 	wanted, not := true, false
 	w.view.take(&warmpathv1.WatchReplicasResponse{Incarnation: "x", Fleet: snapshot(1, 2)}, true)

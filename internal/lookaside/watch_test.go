@@ -63,7 +63,7 @@ func setFleet(r *router.Router, s State) {
 	for _, x := range s.Replicas {
 		fleet = append(fleet, router.Member{Attributes: x.Attributes})
 	}
-	r.SetFleet(fleet)
+	r.Fleet.Set(fleet)
 }
 
 func foreign(r *router.Router) map[string]int {
@@ -191,7 +191,7 @@ func FuzzTake(f *testing.F) {
 		}
 		w, p, r := unstarted(t)
 		w.view.take(greeting(), true)
-		r.SetConnected("r1", true)
+		r.Fleet.SetConnected("r1", true)
 		for range 2 {
 			w.view.take(&m, first)
 			for _, rep := range r.View().Replicas() {

@@ -90,7 +90,7 @@ func BenchmarkSetFleetOneChange(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				ms[n/2].Weight = float64(1 + i%2)
-				r.SetFleet(ms)
+				r.Fleet.Set(ms)
 			}
 		})
 	}
@@ -102,7 +102,7 @@ func BenchmarkSetConnected(b *testing.B) {
 			r := connected(b, Options{}, members(n)...)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				r.SetConnected("r7", i%2 == 1)
+				r.Fleet.SetConnected("r7", i%2 == 1)
 			}
 		})
 	}
@@ -145,6 +145,6 @@ func BenchmarkSetConnectedWithWaiters(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		r.SetConnected("r7", i%2 == 1)
+		r.Fleet.SetConnected("r7", i%2 == 1)
 	}
 }

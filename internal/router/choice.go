@@ -44,7 +44,7 @@ func (c choice) decide() error {
 		r.Load.Expire()
 		q.State().Keeper = nil
 		if len(v.leaving) > 0 {
-			q.State().Keeper = r.keeper(q, v)
+			q.State().Keeper = r.Fleet.keeper(q, v)
 		}
 		if err := c.ask(); err != nil {
 			if r.outliers.AllHealthy() && len(v.leaving) == 0 {

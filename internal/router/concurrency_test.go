@@ -67,14 +67,14 @@ func TestManyCallersAndChurn(t *testing.T) {
 			switch rnd.IntN(4) {
 			case 0:
 				ms := members(6)
-				r.SetFleet(ms[:4+rnd.IntN(3)])
+				r.Fleet.Set(ms[:4+rnd.IntN(3)])
 				connectAll(r)
 			case 1:
 				ms := members(6, room(1+rnd.IntN(most)), func(m *Member) { m.Weight = float64(1 + rnd.IntN(3)) })
-				r.SetFleet(ms)
+				r.Fleet.Set(ms)
 				connectAll(r)
 			default:
-				r.SetConnected(members(6)[rnd.IntN(6)].ID, rnd.IntN(3) > 0)
+				r.Fleet.SetConnected(members(6)[rnd.IntN(6)].ID, rnd.IntN(3) > 0)
 			}
 		}
 	})
@@ -112,13 +112,13 @@ func TestManyCallersAndChurn(t *testing.T) {
 	callersDone.Wait()
 	close(stop)
 	churnDone.Wait()
-	r.SetFleet(members(6))
+	r.Fleet.Set(members(6))
 	for _, rep := range r.View().Replicas() {
 		assert.Zero(t, rep.Ongoing())
 		assert.Zero(t, rep.QueuedTokens())
 	}
 	assert.Zero(t, r.Queued())
-	assert.Empty(t, r.departed)
+	assert.Empty(t, r.Fleet.departed)
 	assert.Positive(t, booked.Load())
 	assert.Equal(t, booked.Load(), pol.routed.Load())
 	assert.Equal(t, booked.Load(), pol.completed.Load())
@@ -151,7 +151,7 @@ func TestCloseAmongCallers(t *testing.T) {
 	assert.EqualValues(t, 1, pol.closed.Load(), "closed more than once, or while Prepare ran")
 	routed := pol.routed.Load()
 	r.Complete(new(policy.Request), policy.To(r.View().Replicas()[0], "x"), policy.Outcome{})
-	r.SetFleet(nil)
+	r.Fleet.Set(nil)
 	assert.Equal(t, routed, pol.routed.Load())
 	assert.Len(t, r.View().Replicas(), 2)
 	for _, rep := range r.View().Replicas() {
@@ -208,10 +208,10 @@ func TestAcquireIsSentAway(t *testing.T) {
 		do  func(*Router)
 		err error
 	}{
-		"disconnect":  {(*Router).Disconnect, ErrNotConnected},
-		"one by one":  {func(r *Router) { r.SetConnected("r0", false); r.SetConnected("r1", false) }, ErrNotConnected},
-		"empty fleet": {func(r *Router) { r.SetFleet(nil) }, ErrNotConnected},
-		"draining":    {func(r *Router) { r.SetFleet(members(2, draining)) }, ErrNoSuchReplica},
+		"disconnect":  {func(r *Router) { r.Fleet.Disconnect() }, ErrNotConnected},
+		"one by one":  {func(r *Router) { r.Fleet.SetConnected("r0", false); r.Fleet.SetConnected("r1", false) }, ErrNotConnected},
+		"empty fleet": {func(r *Router) { r.Fleet.Set(nil) }, ErrNotConnected},
+		"draining":    {func(r *Router) { r.Fleet.Set(members(2, draining)) }, ErrNoSuchReplica},
 		"close":       {func(r *Router) { r.Close() }, ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestAcquireIsSentAway(t *testing.T) {
 				require.Zero(t, r.Queued())
 				a.Release()
 				b.Release()
-				require.Empty(t, r.departed)
+				require.Empty(t, r.Fleet.departed)
 			})
 		})
 	}

@@ -47,11 +47,12 @@ func (s *sessions) at(session string) (number uint32, ok bool) {
 }
 
 // keeper returns the draining replica that keeps the session of the request, or nil. Called with mu held.
-func (r *Router) keeper(q *policy.Request, v *view) *state.Replica {
-	if r.sessions == nil || q.Session == "" {
+func (f *Fleet) keeper(q *policy.Request, v *view) *state.Replica {
+	r := f.router
+	if f.sessions == nil || q.Session == "" {
 		return nil
 	}
-	number, ok := r.sessions.at(q.Session)
+	number, ok := f.sessions.at(q.Session)
 	if !ok {
 		return nil
 	}
@@ -67,16 +68,18 @@ func (r *Router) keeper(q *policy.Request, v *view) *state.Replica {
 }
 
 // drainBegins notes since when a replica drains that did so before or not. Called with mu held.
-func (r *Router) drainBegins(l *live, before bool) {
+func (f *Fleet) drainBegins(l *live, before bool) {
+	r := f.router
 	if !before {
 		l.drains = r.opts.Now()
 	}
 }
 
-// ReplicaDrains records a replica's own report that it takes no new sessions: it gets only those that no other may
+// Drain records a replica's own report that it takes no new sessions: it gets only those that no other may
 // serve, as long as it is there. That holds until its connection has been down: what comes back is another life.
 // Unknown ids are ignored. O(replicas) the first time.
-func (r *Router) ReplicaDrains(id string) {
+func (f *Fleet) Drain(id string) {
+	r := f.router
 	if rep := r.View().ByID(id); rep == nil || rep.Drains() {
 		return
 	}
@@ -88,6 +91,6 @@ func (r *Router) ReplicaDrains(id string) {
 		return
 	}
 	liveOf(rep).Set(state.Leaving, true)
-	r.drainBegins(liveOf(rep), false)
-	r.publish(v.fleet)
+	f.drainBegins(liveOf(rep), false)
+	f.publish(v.fleet)
 }

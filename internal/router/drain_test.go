@@ -47,7 +47,7 @@ func (w *ward) session(s string) string {
 func (w *ward) drain(i int) {
 	ms := members(3)
 	ms[i].Draining = true
-	w.SetFleet(ms)
+	w.Fleet.Set(ms)
 }
 
 func TestDrainingReplicaKeepsItsSessions(t *testing.T) {
@@ -80,21 +80,21 @@ func TestNoGrace(t *testing.T) {
 func TestReplicaDrains(t *testing.T) {
 	w := drainingFleet(t, 10*time.Second)
 	require.Equal(t, "r1", w.session("a"))
-	w.ReplicaDrains("nobody")
-	w.ReplicaDrains("r1")
+	w.Fleet.Drain("nobody")
+	w.Fleet.Drain("r1")
 	w.Report("r1", load.Report{Ongoing: -1, QueuedTokens: -1, Draining: true})
 	require.True(t, w.View().ByID("r1").Drains())
 	require.False(t, w.View().ByID("r1").Open())
 	require.Equal(t, "r1", w.session("a"))
 	require.Equal(t, "r2", w.session("b"))
-	w.SetConnected("r0", false)
-	w.SetConnected("r2", false)
+	w.Fleet.SetConnected("r0", false)
+	w.Fleet.SetConnected("r2", false)
 	require.Equal(t, "r1", w.session("b"), "better than nobody")
 	pick(t, w.Router, &policy.Request{Pin: "r1"}).Release()
 	connectAll(w.Router)
 	require.Equal(t, "r2", w.session("bb"))
-	w.SetConnected("r1", false)
-	w.SetConnected("r1", true)
+	w.Fleet.SetConnected("r1", false)
+	w.Fleet.SetConnected("r1", true)
 	require.Equal(t, "r1", w.session("c"))
 }
 
@@ -104,7 +104,7 @@ func TestWaitForTheLastResort(t *testing.T) {
 	w := newWard(t, 2, func(o *Options) { o.MaxOngoing = 1 })
 	_, leaving := w.send("r0")
 	_, stays := w.send("r1")
-	w.ReplicaDrains("r0")
+	w.Fleet.Drain("r0")
 	only := enqueue(t, w.Router, &policy.Request{Exclude: []string{"r1"}})
 	any := enqueue(t, w.Router, new(policy.Request))
 	require.Equal(t, []*policy.Replica{w.View().ByID("r0")}, only.b.Decision.WaitFor)
@@ -188,13 +188,13 @@ func TestRestartClearsWhatIsHeld(t *testing.T) {
 	set := func(instance string) {
 		m["r0"] = 10
 		ms[0].Instance = instance
-		r.SetFleet(ms)
+		r.Fleet.Set(ms)
 	}
 	set("a")
 	require.Equal(t, 10, m["r0"])
 	b := pick(t, r, new(policy.Request))
-	r.SetConnected("r0", false)
-	r.SetConnected("r0", true)
+	r.Fleet.SetConnected("r0", false)
+	r.Fleet.SetConnected("r0", true)
 	require.Equal(t, 10, m["r0"], "a blink")
 	set("b")
 	require.Equal(t, memory{"r0": 1, "r1": 1}, m)
@@ -212,33 +212,33 @@ func TestGraceBeginsWithEachDrain(t *testing.T) {
 	w := drainingFleet(t, 10*time.Second)
 	for _, again := range []func(){
 		func() {
-			w.SetConnected("r1", false)
-			w.SetConnected("r1", true)
-			w.ReplicaDrains("r1")
+			w.Fleet.SetConnected("r1", false)
+			w.Fleet.SetConnected("r1", true)
+			w.Fleet.Drain("r1")
 		},
 		func() {
-			w.SetConnected("r1", false)
-			w.SetConnected("r1", true)
+			w.Fleet.SetConnected("r1", false)
+			w.Fleet.SetConnected("r1", true)
 			w.drain(1)
 		},
 		func() {
-			w.SetFleet(members(3))
+			w.Fleet.Set(members(3))
 			w.drain(1)
 		},
 	} {
-		w.SetFleet(members(3))
+		w.Fleet.Set(members(3))
 		require.Equal(t, "r1", w.session("a"))
-		w.ReplicaDrains("r1")
+		w.Fleet.Drain("r1")
 		w.pass(time.Minute)
 		require.Equal(t, "r2", w.session("a"), "the grace is over")
-		w.SetConnected("r1", false)
-		w.SetConnected("r1", true)
+		w.Fleet.SetConnected("r1", false)
+		w.Fleet.SetConnected("r1", true)
 		require.Equal(t, "r1", w.session("a"))
 		again()
 		require.Equal(t, "r1", w.session("a"), "it has begun anew")
 		w.pass(time.Minute)
 		require.Equal(t, "r2", w.session("a"))
-		w.SetConnected("r1", false)
-		w.SetConnected("r1", true)
+		w.Fleet.SetConnected("r1", false)
+		w.Fleet.SetConnected("r1", true)
 	}
 }

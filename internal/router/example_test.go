@@ -40,13 +40,13 @@ func Example() {
 		panic(err)
 	}
 	defer rt.Close()
-	rt.SetFleet([]router.Member{
+	rt.Fleet.Set([]router.Member{
 		{Attributes: policy.Attributes{ID: "gold"}},
 		{Attributes: policy.Attributes{ID: "silver"}},
 		{Attributes: policy.Attributes{ID: "tin"}},
 	})
-	rt.SetConnected("gold", true)
-	rt.SetConnected("silver", true)
+	rt.Fleet.SetConnected("gold", true)
+	rt.Fleet.SetConnected("silver", true)
 
 	ctx := context.Background()
 	var vip, other, third router.Reservation

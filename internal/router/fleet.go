@@ -9,12 +9,21 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// SetFleet replaces the membership. The order given is the stable order of the
+// A Fleet is the membership of a Router and its connections. The Router's mutex guards it.
+type Fleet struct {
+	router   *Router
+	departed map[string]*live // left the fleet with reservations under way
+	numbers  uint32           // given to replicas
+	sessions *sessions        // nil where no replica keeps its sessions while it drains
+}
+
+// Set replaces the membership. The order given is the stable order of the
 // View. A replica keeps its reservations and its connection under the same id,
 // whatever else changes; of two members with the same id the first counts. A
 // new replica is not connected until SetConnected is called. A fleet that is the
 // same as before changes nothing. O(replicas).
-func (r *Router) SetFleet(members []Member) {
+func (f *Fleet) Set(members []Member) {
+	r := f.router
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.queue.closed {
@@ -34,13 +43,13 @@ func (r *Router) SetFleet(members []Member) {
 			continue
 		}
 		was := old.ByID(m.ID)
-		rep := r.replica(was, m, len(next.replicas))
+		rep := f.replica(was, m, len(next.replicas))
 		switch {
 		case was == nil:
 			added = append(added, rep)
 		case restarted(was, rep):
 			added, removed = append(added, rep), append(removed, was)
-			r.begins(liveOf(rep))
+			f.begins(liveOf(rep))
 		}
 		same = same && rep == was
 		next.replicas = append(next.replicas, rep)
@@ -61,17 +70,18 @@ func (r *Router) SetFleet(members []Member) {
 	for _, rep := range old.fleet.replicas {
 		if next.byID[rep.ID] == nil {
 			removed = append(removed, rep)
-			r.depart(rep)
+			f.depart(rep)
 		}
 	}
 	r.Load.SetFleet(next.replicas)
 	r.hosted.fleetChanged(policy.FleetChange{Added: added, Removed: removed})
-	r.publish(next)
+	f.publish(next)
 }
 
 // replica returns the Replica of a member at a place in the fleet, with the live
 // part of the one it had before.
-func (r *Router) replica(old *policy.Replica, m *Member, index int) *policy.Replica {
+func (f *Fleet) replica(old *policy.Replica, m *Member, index int) *policy.Replica {
+	r := f.router
 	if old != nil && old.Index() == index && old.Host() == m.Host && old.Attributes.Equal(m.Attributes) {
 		return old
 	}
@@ -79,13 +89,13 @@ func (r *Router) replica(old *policy.Replica, m *Member, index int) *policy.Repl
 	switch {
 	case old != nil:
 		l = liveOf(old)
-	case r.departed[m.ID] != nil:
-		l = r.departed[m.ID]
-		delete(r.departed, m.ID)
+	case f.departed[m.ID] != nil:
+		l = f.departed[m.ID]
+		delete(f.departed, m.ID)
 		r.hold()
 	default:
-		r.numbers++
-		l = newLive(r.numbers & numberMask)
+		f.numbers++
+		l = newLive(f.numbers & numberMask)
 	}
 	rep := policy.NewReplica(m.Attributes, index, m.Host, &l.Replica)
 	r.outliers.Join(l.outlier)
@@ -93,7 +103,7 @@ func (r *Router) replica(old *policy.Replica, m *Member, index int) *policy.Repl
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
 	rep.Stats = maps.Clone(m.Stats)
 	if m.Draining {
-		r.drainBegins(l, old != nil && old.Drains() && !restarted(old, rep))
+		f.drainBegins(l, old != nil && old.Drains() && !restarted(old, rep))
 	}
 	l.limit(cmp.Or(m.MaxOngoing, r.opts.MaxOngoing))
 	return rep
@@ -105,29 +115,32 @@ func restarted(old, now *policy.Replica) bool {
 }
 
 // begins forgets what was known of a replica's life before. Called with mu held.
-func (r *Router) begins(l *live) {
+func (f *Fleet) begins(l *live) {
+	r := f.router
 	l.Set(state.Leaving, false)
 	r.outliers.Restart(l.outlier)
 }
 
 // depart takes a replica out. Its book is kept while it has reservations, so that
 // the same id coming back does not start from zero.
-func (r *Router) depart(rep *policy.Replica) {
+func (f *Fleet) depart(rep *policy.Replica) {
+	r := f.router
 	l := liveOf(rep)
 	r.outliers.Leave(l.outlier)
 	l.Flags.Store(0)
 	l.streams = 0
 	l.lift()
 	if rep.Ongoing() > 0 {
-		r.departed[rep.ID] = l
+		f.departed[rep.ID] = l
 		r.hold()
 	}
 }
 
 // forget drops the book of a replica that left once its last reservation has ended.
-func (r *Router) forget(rep *policy.Replica) {
-	if r.departed[rep.ID] == liveOf(rep) && rep.Ongoing() == 0 {
-		delete(r.departed, rep.ID)
+func (f *Fleet) forget(rep *policy.Replica) {
+	r := f.router
+	if f.departed[rep.ID] == liveOf(rep) && rep.Ongoing() == 0 {
+		delete(f.departed, rep.ID)
 		r.hold()
 	}
 }
@@ -135,7 +148,8 @@ func (r *Router) forget(rep *policy.Replica) {
 // SetConnected records whether the host has a connection to the replica. Unknown
 // ids are ignored. When that is a change, the replica enters or leaves copies of the lists of those that are connected;
 // nothing else grows with the fleet.
-func (r *Router) SetConnected(id string, up bool) {
+func (f *Fleet) SetConnected(id string, up bool) {
+	r := f.router
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.view.Load()
@@ -143,20 +157,21 @@ func (r *Router) SetConnected(id string, up bool) {
 	if rep == nil || rep.Connected() == up {
 		return
 	}
-	r.connects(liveOf(rep), up)
+	f.connects(liveOf(rep), up)
 	changed := []*policy.Replica{rep}
 	if up {
 		r.hosted.fleetChanged(policy.FleetChange{Connected: changed})
 	} else {
 		r.hosted.fleetChanged(policy.FleetChange{Disconnected: changed})
 	}
-	r.show(v.changed(rep, up, &r.opts))
+	f.show(v.changed(rep, up, &r.opts))
 }
 
 // SetStreams sets how many requests the host's connections to the replica take at once, a
 // bound beside that of the replica; 0 = not known. Where it is raised, the requests that wait are
 // served. Unknown ids are ignored. O(1) but for those served.
-func (r *Router) SetStreams(id string, n int) {
+func (f *Fleet) SetStreams(id string, n int) {
+	r := f.router
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.view.Load()
@@ -171,7 +186,8 @@ func (r *Router) SetStreams(id string, n int) {
 
 // SetConnections is SetConnected for every replica of the fleet at once. up is called under the Router's lock and
 // must not call the Router. O(replicas).
-func (r *Router) SetConnections(up func(*policy.Replica) bool) {
+func (f *Fleet) SetConnections(up func(*policy.Replica) bool) {
+	r := f.router
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.view.Load()
@@ -185,31 +201,42 @@ func (r *Router) SetConnections(up func(*policy.Replica) bool) {
 		default:
 			c.Disconnected = append(c.Disconnected, rep)
 		}
-		r.connects(liveOf(rep), !rep.Connected())
+		f.connects(liveOf(rep), !rep.Connected())
 	}
 	if len(c.Connected)+len(c.Disconnected) > 0 {
 		r.hosted.fleetChanged(c)
-		r.publish(v.fleet)
+		f.publish(v.fleet)
 	}
 }
 
 // Connect connects every replica of the fleet, for a host that has no connections of its own. O(replicas).
-func (r *Router) Connect() { r.SetConnections(func(*policy.Replica) bool { return true }) }
+func (f *Fleet) Connect() { f.SetConnections(func(*policy.Replica) bool { return true }) }
 
 // Disconnect takes down every connection at once: the requests in the queue end with ErrNotConnected. What was
 // learned stays, for when connections come back.
-func (r *Router) Disconnect() { r.SetConnections(func(*policy.Replica) bool { return false }) }
+func (f *Fleet) Disconnect() { f.SetConnections(func(*policy.Replica) bool { return false }) }
 
 // publish makes a new View of the whole fleet. O(replicas). Called with mu held.
-func (r *Router) publish(m *membership) {
+func (f *Fleet) publish(m *membership) {
+	r := f.router
 	v := &view{fleet: m, shared: r.shared}
 	v.build(&r.opts)
-	r.show(v)
+	f.show(v)
 }
 
 // show puts a View into force and lets the queue choose again. Called with mu held.
-func (r *Router) show(v *view) {
+func (f *Fleet) show(v *view) {
+	r := f.router
 	r.view.Store(v)
 	r.queue.requeue()
 	r.hold()
+}
+
+// connects notes that the connection of a replica comes or goes, before the View has it. Called with mu held.
+func (f *Fleet) connects(l *live, up bool) {
+	l.Set(state.Connected, up)
+	if up {
+		l.Set(state.Leaving, false)
+	}
+	f.router.outliers.SetConnected(l.outlier, up)
 }

@@ -72,14 +72,14 @@ func connected(t testing.TB, o Options, ms ...Member) *Router {
 	}
 	r, err := NewRouter(o)
 	require.NoError(t, err)
-	r.SetFleet(ms)
+	r.Fleet.Set(ms)
 	connectAll(r)
 	return r
 }
 
 func connectAll(r *Router) {
 	for _, rep := range r.View().Replicas() {
-		r.SetConnected(rep.ID, true)
+		r.Fleet.SetConnected(rep.ID, true)
 	}
 }
 

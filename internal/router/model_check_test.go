@@ -152,14 +152,14 @@ func (m *model) check() {
 		require.InDelta(t, load/float64(up), meanLoad(v), 0.01*float64(up))
 	}
 
-	for id, l := range r.departed {
+	for id, l := range r.Fleet.departed {
 		require.Nil(t, m.find(id), "departed and in the fleet")
 		require.Positive(t, bookings[id])
 		require.EqualValues(t, bookings[id], l.Book.Load()>>state.TokenBits)
 	}
 	for id := range bookings {
 		if m.find(id) == nil {
-			require.Contains(t, r.departed, id)
+			require.Contains(t, r.Fleet.departed, id)
 		}
 	}
 
@@ -207,7 +207,7 @@ func (m *model) finish() {
 	}
 	require.Zero(m.t, m.r.Queued())
 	require.Zero(m.t, m.r.queue.free.len())
-	require.Empty(m.t, m.r.departed)
+	require.Empty(m.t, m.r.Fleet.departed)
 	require.Zero(m.t, m.r.queue.waiting.len())
 	require.NoError(m.t, m.r.Close())
 }

@@ -85,7 +85,7 @@ func newHospital(t *testing.T, seed uint64, p policy.Policy) *hospital {
 	})
 	require.NoError(t, err)
 	m.r, m.fleet = r, members(2+int(seed)%7)
-	r.SetFleet(m.fleet)
+	r.Fleet.Set(m.fleet)
 	connectAll(r)
 	return m
 }
@@ -114,9 +114,9 @@ func (m *hospital) step() {
 	case n < 173:
 		m.now = m.now.Add(-time.Duration(m.rnd.IntN(90)) * time.Second)
 	case n < 183:
-		m.r.SetConnected(m.some(), m.chance(80))
+		m.r.Fleet.SetConnected(m.some(), m.chance(80))
 	case n < 185:
-		m.r.ReplicaDrains(m.some())
+		m.r.Fleet.Drain(m.some())
 	case n < 192:
 		m.change()
 	case n < 194:
@@ -163,7 +163,7 @@ func (m *hospital) change() {
 		next = append(next, member(id))
 	}
 	m.fleet = next
-	m.r.SetFleet(next)
+	m.r.Fleet.Set(next)
 }
 
 func (m *hospital) arrive() {
@@ -322,7 +322,7 @@ func (m *hospital) finish() {
 	for i := range m.fleet {
 		m.fleet[i].Draining = false
 	}
-	m.r.SetFleet(m.fleet)
+	m.r.Fleet.Set(m.fleet)
 	connectAll(m.r)
 	for len(m.calls) > 0 {
 		m.collect()
@@ -336,8 +336,8 @@ func (m *hospital) finish() {
 	for range 3 {
 		m.now = m.now.Add(10 * time.Minute)
 		for _, rep := range m.r.View().Replicas() {
-			m.r.SetConnected(rep.ID, false)
-			m.r.SetConnected(rep.ID, true)
+			m.r.Fleet.SetConnected(rep.ID, false)
+			m.r.Fleet.SetConnected(rep.ID, true)
 			q := &policy.Request{Pin: rep.ID, Answer: policy.AnswerMessage}
 			m.r.Look()
 			b := pick(m, m.r, q)

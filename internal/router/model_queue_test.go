@@ -70,7 +70,7 @@ func (m *model) refuse() {
 // widen says how many calls the connections to a replica take.
 func (m *model) widen() {
 	id, n := m.someID(), m.rnd.IntN(4)
-	m.r.SetStreams(id, n)
+	m.r.Fleet.SetStreams(id, n)
 	if m.find(id) != nil {
 		m.streams[id] = n
 	}

@@ -127,7 +127,7 @@ var actions = []struct {
 	{3, (*model).widen},
 	{4, (*model).jump},
 	{1, func(m *model) {
-		m.r.Disconnect()
+		m.r.Fleet.Disconnect()
 		clear(m.connected)
 	}},
 }
@@ -169,7 +169,7 @@ func (m *model) hangUp() {
 func (m *model) blink() {
 	id := m.someID()
 	up := m.chance(75)
-	m.r.SetConnected(id, up)
+	m.r.Fleet.SetConnected(id, up)
 	if m.find(id) != nil {
 		m.connected[id] = up
 	}
@@ -350,7 +350,7 @@ func (m *model) change() {
 		told = append(told, twin) // the first counts
 	}
 	before := m.r.View()
-	m.r.SetFleet(told)
+	m.r.Fleet.Set(told)
 	for id := range m.connected {
 		if m.find(id) == nil {
 			delete(m.connected, id)

@@ -66,7 +66,7 @@ func TestLongListsAreAsShortOnes(t *testing.T) {
 			kept = append(kept, b)
 			require.NotContains(t, q.Exclude, b.Decision.Replica.ID, "seed %d", seed)
 			if rnd.IntN(3) == 0 {
-				r.SetFleet(some())
+				r.Fleet.Set(some())
 				connectAll(r)
 			}
 			want := naiveNext(r, &fresh, b.Decision.Replica, 16)
@@ -118,7 +118,7 @@ func TestLongListsAreNotLookedThrough(t *testing.T) {
 	first := pick(t, r, q)
 	var ticket Ticket
 	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{Ticket: &ticket}), ErrQueued)
-	r.SetFleet(members(42, room(1)))
+	r.Fleet.Set(members(42, room(1)))
 	connectAll(r)
 	require.NoError(t, ticket.Take())
 	require.Equal(t, "r41", ticket.w.b.Decision.Replica.ID)

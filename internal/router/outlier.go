@@ -60,15 +60,6 @@ func (r *Router) force() {
 	}
 }
 
-// connects notes that the connection of a replica comes or goes, before the View has it. Called with mu held.
-func (r *Router) connects(l *live, up bool) {
-	l.Set(state.Connected, up)
-	if up {
-		l.Set(state.Leaving, false)
-	}
-	r.outliers.SetConnected(l.outlier, up)
-}
-
 // watch notes what is to be known of a reservation that is being made, with so much reserved before it; now as for
 // choose. Called with mu held.
 func (r *Router) watch(q *policy.Request, b *Reservation, l *live, before int64, now time.Time) {

@@ -18,8 +18,8 @@ func TestSlowStart(t *testing.T) {
 	for range 40 {
 		w.send("")
 	}
-	w.SetFleet(members(5))
-	w.SetConnected("r4", true)
+	w.Fleet.Set(members(5))
+	w.Fleet.SetConnected("r4", true)
 	require.Equal(t, outlier.SlowStart, w.condition("r4"))
 	for range 20 {
 		w.send("")
@@ -38,14 +38,14 @@ func TestSlowStart(t *testing.T) {
 	}
 	require.Greater(t, w.View().ByID("r4").Ongoing(), 15)
 
-	w.SetConnected("r0", false)
-	w.SetConnected("r0", true)
+	w.Fleet.SetConnected("r0", false)
+	w.Fleet.SetConnected("r0", true)
 	require.Equal(t, outlier.Healthy, w.condition("r0"), "a blink")
-	w.SetConnected("r0", false)
+	w.Fleet.SetConnected("r0", false)
 	w.pass(time.Minute)
-	w.SetConnected("r0", true)
+	w.Fleet.SetConnected("r0", true)
 	require.Equal(t, outlier.SlowStart, w.condition("r0"))
-	w.Disconnect()
+	w.Fleet.Disconnect()
 	w.pass(time.Minute)
 	connectAll(w.Router)
 	require.Equal(t, outlier.Healthy, w.condition("r1"), "all are back together")
@@ -55,8 +55,8 @@ func TestSlowStart(t *testing.T) {
 func TestNoSlowStartByKey(t *testing.T) {
 	w := newWard(t, 4, func(o *Options) { o.Policy = policy.Policy{Uses: policy.SharesByKey, Choose: leastLoaded} })
 	w.pass(time.Minute)
-	w.SetFleet(members(5))
-	w.SetConnected("r4", true)
+	w.Fleet.Set(members(5))
+	w.Fleet.SetConnected("r4", true)
 	require.Equal(t, outlier.Healthy, w.condition("r4"))
 }
 
@@ -64,8 +64,8 @@ func TestNoSlowStartByKey(t *testing.T) {
 func TestSlowStartFallsAway(t *testing.T) {
 	w := newWard(t, 1, func(o *Options) { o.MaxOngoing = 3 })
 	w.pass(time.Minute)
-	w.SetFleet(members(2))
-	w.SetConnected("r1", true)
+	w.Fleet.Set(members(2))
+	w.Fleet.SetConnected("r1", true)
 	for range 6 {
 		w.send("")
 	}
@@ -83,8 +83,8 @@ func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
 		})
 	})
 	w.pass(time.Minute)
-	w.SetFleet(members(3))
-	w.SetConnected("r2", true)
+	w.Fleet.Set(members(3))
+	w.Fleet.SetConnected("r2", true)
 	var last *Reservation
 	for range 3 {
 		_, last = w.send("")

@@ -142,8 +142,8 @@ func TestNobodyElse(t *testing.T) {
 	b := pick(t, w.Router, &policy.Request{Exclude: []string{"r1", "r2"}})
 	require.Equal(t, "r0", b.Decision.Replica.ID)
 	b.Release()
-	w.SetConnected("r1", false)
-	w.SetConnected("r2", false)
+	w.Fleet.SetConnected("r1", false)
+	w.Fleet.SetConnected("r2", false)
 	b = pick(t, w.Router, new(policy.Request))
 	require.Equal(t, "r0", b.Decision.Replica.ID)
 }
@@ -153,7 +153,7 @@ func TestQuickPicksAndHealth(t *testing.T) {
 	now := time.Unix(0, 0)
 	r, err := NewRouter(Options{Policy: quickFirst(), Ejection: new(policy.Ejection), Now: func() time.Time { return now }})
 	require.NoError(t, err)
-	r.SetFleet(members(3))
+	r.Fleet.Set(members(3))
 	connectAll(r)
 	q := new(policy.Request)
 	rep, _, ok := r.Quick().Pick(q)
@@ -195,17 +195,17 @@ func TestHealthEndsWithTheReplica(t *testing.T) {
 		require.Equal(t, outlier.Ejected, w.condition("r0"))
 	}
 	eject()
-	w.SetFleet(members(3)[1:])
-	w.SetFleet(members(3))
-	w.SetConnected("r0", true)
+	w.Fleet.Set(members(3)[1:])
+	w.Fleet.Set(members(3))
+	w.Fleet.SetConnected("r0", true)
 	require.Equal(t, outlier.Healthy, w.condition("r0"))
 	eject()
 	ms := members(3)
 	ms[0].Instance = "a"
-	w.SetFleet(ms)
+	w.Fleet.Set(ms)
 	require.Equal(t, outlier.Ejected, w.condition("r0"), "that it is named is no news")
 	ms[0].Instance = "b"
-	w.SetFleet(ms)
+	w.Fleet.Set(ms)
 	require.Equal(t, outlier.Healthy, w.condition("r0"))
 }
 
@@ -222,13 +222,13 @@ func TestAssignedIsTrusted(t *testing.T) {
 	require.NoError(t, assigned("r0"))
 
 	w.pass(time.Minute)
-	w.SetFleet(members(4))
-	w.SetConnected("r3", true)
+	w.Fleet.Set(members(4))
+	w.Fleet.SetConnected("r3", true)
 	require.Equal(t, outlier.SlowStart, w.condition("r3"))
 	for range 3 {
 		require.NoError(t, assigned("r3"))
 	}
-	w.ReplicaDrains("r2")
+	w.Fleet.Drain("r2")
 	require.NoError(t, assigned("r2"))
 	for range 5 {
 		w.fail("r1")

@@ -48,9 +48,9 @@ func TestForeignLoadLeavesWithTheReplica(t *testing.T) {
 	r := connected(t, Options{}, members(2)...)
 	held := pick(t, r, &policy.Request{PromptTokens: 10})
 	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 5}, {ID: "r1", Ongoing: 5}})
-	r.SetFleet(nil)
+	r.Fleet.Set(nil)
 	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 7}})
-	r.SetFleet(members(2))
+	r.Fleet.Set(members(2))
 	connectAll(r)
 	for _, rep := range r.View().Replicas() {
 		ongoing, _ := rep.PeerLoad()

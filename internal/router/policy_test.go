@@ -87,16 +87,16 @@ func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 	q.NextAttempt(nil)
 	pick(t, r, q)
 	require.Equal(t, []any{nil}, prepared)
-	r.SetConnected("a", false)
-	r.SetConnected("a", true)
+	r.Fleet.SetConnected("a", false)
+	r.Fleet.SetConnected("a", true)
 	pick(t, r, q)
 	require.Len(t, prepared, 1)
-	r.SetFleet([]Member{member("a", models("m")), member("b")})
+	r.Fleet.Set([]Member{member("a", models("m")), member("b")})
 	pick(t, r, q)
 	require.Equal(t, []any{nil, "one"}, prepared)
 
 	other := connected(t, Options{Policy: pol("other")}, member("a", models("m")))
-	other.SetFleet([]Member{member("a", models("m", "n"))})
+	other.Fleet.Set([]Member{member("a", models("m", "n"))})
 	require.Equal(t, r.View().Epoch(), other.View().Epoch())
 	pick(t, other, q)
 	require.Equal(t, []any{nil, "one", nil}, prepared, "what another Router's policy left is gone")
@@ -105,7 +105,7 @@ func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 	n := 0
 	during = func() { // a fleet that changes all the time does not hold a request up
 		n++
-		r.SetFleet(members(1, room(n), models("m")))
+		r.Fleet.Set(members(1, room(n), models("m")))
 		connectAll(r)
 	}
 	pick(t, r, &policy.Request{})

@@ -99,8 +99,8 @@ func TestRoomThatAFleetBrings(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, _ := fullRouter(t, choosing(firstFree), "ab")
 			w1, w2 := enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request))
-			r.SetFleet(fleet)
-			r.SetConnected("c", true)
+			r.Fleet.Set(fleet)
+			r.Fleet.SetConnected("c", true)
 			servedBy(t, w1)
 			servedBy(t, w2)
 		})
@@ -110,7 +110,7 @@ func TestRoomThatAFleetBrings(t *testing.T) {
 func TestLoweredCapacity(t *testing.T) {
 	r := connected(t, Options{}, member("a", room(3)))
 	bs := []*Reservation{pick(t, r, new(policy.Request)), pick(t, r, new(policy.Request)), pick(t, r, new(policy.Request))}
-	r.SetFleet([]Member{member("a", room(1))})
+	r.Fleet.Set([]Member{member("a", room(1))})
 	w := enqueue(t, r, new(policy.Request))
 	bs[0].Release()
 	bs[1].Release()
@@ -156,8 +156,8 @@ func TestWaitsThatNobodyWouldEnd(t *testing.T) {
 	pol := choosing(func(_ *policy.Request, v policy.View) policy.Decision { return answer(v) })
 	r := connected(t, Options{Policy: pol, MaxOngoing: 1}, members(4)...)
 	left := r.View().ByID("r3")
-	r.SetFleet(members(3))
-	r.SetConnected("r2", false)
+	r.Fleet.Set(members(3))
+	r.Fleet.SetConnected("r2", false)
 	for name, c := range map[string]struct {
 		answer  func(v policy.View) policy.Decision
 		replica string

@@ -31,8 +31,8 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 		k.Release(rep)
 		return nil, "", false
 	}
-	if r.sessions != nil {
-		r.sessions.note(q.Session, liveOf(rep))
+	if r.Fleet.sessions != nil {
+		r.Fleet.sessions.note(q.Session, liveOf(rep))
 	}
 	return rep, why, true
 }
@@ -80,7 +80,7 @@ const (
 // waiter is counted before it looks at the books for the last time. Called with
 // mu held.
 func (r *Router) hold() {
-	r.shared.hinder(held, r.queue.queued > 0 || len(r.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
+	r.shared.hinder(held, r.queue.queued > 0 || len(r.Fleet.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
 }
 
 // hinder sets or clears why picks take the lock.

@@ -37,9 +37,9 @@ func quickRouter(t testing.TB, n, most int) *Router {
 	for i := range n {
 		members = append(members, Member{Attributes: policy.Attributes{ID: fmt.Sprint("r", i)}})
 	}
-	r.SetFleet(members)
+	r.Fleet.Set(members)
 	for _, m := range members {
-		r.SetConnected(m.ID, true)
+		r.Fleet.SetConnected(m.ID, true)
 	}
 	return r
 }
@@ -141,22 +141,22 @@ func TestQuickPicksUnderChurn(t *testing.T) {
 	}
 	churn.Go(func() {
 		for i := 0; !stop.Load(); i++ {
-			r.SetFleet(members(i % (n + 1)))
-			r.SetConnected(fmt.Sprint("r", i%n), i%3 != 0)
-			r.SetConnected(fmt.Sprint("r", (i+1)%n), true)
+			r.Fleet.Set(members(i % (n + 1)))
+			r.Fleet.SetConnected(fmt.Sprint("r", i%n), i%3 != 0)
+			r.Fleet.SetConnected(fmt.Sprint("r", (i+1)%n), true)
 		}
 	})
 	callers.Wait()
 	stop.Store(true)
 	churn.Wait()
-	r.SetFleet(members(-1))
+	r.Fleet.Set(members(-1))
 	for _, rep := range r.View().Replicas() {
 		assert.Zero(t, rep.Ongoing(), rep.ID)
 	}
 	assert.Zero(t, r.Queued())
-	assert.Empty(t, r.departed)
+	assert.Empty(t, r.Fleet.departed)
 	for i := range n {
-		r.SetConnected(fmt.Sprint("r", i), true)
+		r.Fleet.SetConnected(fmt.Sprint("r", i), true)
 	}
 	assert.Zero(t, meanLoad(r.View()))
 }

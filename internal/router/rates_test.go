@@ -268,7 +268,7 @@ func TestRatesAreLearnedAndForgotten(t *testing.T) {
 	feed(t, r, 3000, slowFirst(1000))
 	require.InDelta(t, 1./8, ratesOf(r)[0], 1e-9)
 
-	r.SetFleet(append(members(4), member("new")))
+	r.Fleet.Set(append(members(4), member("new")))
 	connectAll(r)
 	require.Equal(t, 1.0, r.View().ByID("new").Rate())
 	require.InDelta(t, 1./8, r.View().ByID("r0").Rate(), 1e-9, "a change of the fleet forgets nothing")

@@ -74,7 +74,7 @@ func (b *Reservation) Refused(report load.Report) {
 // after the reservation was taken from the book.
 func (r *Router) refused(rep *policy.Replica) {
 	if now := r.view.Load().ByID(rep.ID); now == nil || liveOf(now) != liveOf(rep) {
-		r.forget(rep)
+		r.Fleet.forget(rep)
 		return
 	}
 	r.queue.mark(rep)

@@ -140,13 +140,13 @@ func TestRefusedAndTheFleet(t *testing.T) {
 	r := connected(t, c.options(Options{}), members(1)...)
 	b, late := pick(t, r, new(policy.Request)), pick(t, r, new(policy.Request))
 	b.Refused(said)
-	r.SetFleet([]Member{member("r0", room(7))})
+	r.Fleet.Set([]Member{member("r0", room(7))})
 	require.True(t, r.View().ByID("r0").Full(), "other attributes, the same replica")
 	require.Equal(t, 7, r.View().ByID("r0").Capacity())
-	r.SetFleet(nil)
+	r.Fleet.Set(nil)
 	late.Refused(said)
-	require.Empty(t, r.departed)
-	r.SetFleet(members(1))
+	require.Empty(t, r.Fleet.departed)
+	r.Fleet.Set(members(1))
 	connectAll(r)
 	require.False(t, r.View().ByID("r0").Full())
 	pick(t, r, new(policy.Request)).Refused(said)
@@ -159,7 +159,7 @@ func TestRefusedAndTheFleet(t *testing.T) {
 func TestRefusedQuick(t *testing.T) {
 	r, err := NewRouter(Options{Policy: twoQuick()})
 	require.NoError(t, err)
-	r.SetFleet(members(4))
+	r.Fleet.Set(members(4))
 	connectAll(r)
 	refused := map[string]bool{}
 	for len(refused) < 3 {
@@ -242,21 +242,21 @@ func TestManyClientsAtAFullReplica(t *testing.T) {
 
 func TestStreams(t *testing.T) {
 	r := connected(t, Options{Policy: choosing(firstFree), MaxOngoing: 5}, members(1)...)
-	r.SetStreams("nobody", 1)
-	r.SetStreams("r0", 2)
+	r.Fleet.SetStreams("nobody", 1)
+	r.Fleet.SetStreams("r0", 2)
 	b := pick(t, r, new(policy.Request))
 	pick(t, r, new(policy.Request))
 	w1, w2 := enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request))
 	require.Equal(t, 5, r.View().ByID("r0").Capacity())
-	r.SetStreams("r0", 3)
+	r.Fleet.SetStreams("r0", 3)
 	servedBy(t, w1)
 	require.True(t, w2.waiting)
-	r.SetStreams("r0", 1) // a connection less
+	r.Fleet.SetStreams("r0", 1) // a connection less
 	b.Release()
 	require.True(t, w2.waiting)
-	r.SetStreams("r0", 0)
+	r.Fleet.SetStreams("r0", 0)
 	servedBy(t, w2)
-	r.SetStreams("r0", 9)
+	r.Fleet.SetStreams("r0", 9)
 	for range 2 {
 		pick(t, r, new(policy.Request))
 	}

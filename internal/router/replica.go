@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A Member is one replica as the host reports it to [Router.SetFleet].
+// A Member is one replica as the host reports it to [Fleet.Set].
 type Member struct {
 	policy.Attributes
 	// Host is the host's own handle, given back by Replica.Host. It must be

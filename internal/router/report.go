@@ -3,13 +3,13 @@ package router
 import "github.com/warmpath/warmpath/internal/router/load"
 
 // Report takes a replica's own report: the load goes to [load.Tracker.Report] where the policy looks at it, the size of
-// the cache to [Router.ReplicaCapacity], and that it drains to [Router.ReplicaDrains].
+// the cache to [Router.ReplicaCapacity], and that it drains to [Fleet.Drain].
 func (r *Router) Report(id string, report load.Report) {
 	if report.KVTokens > 0 {
 		r.ReplicaCapacity(id, report.KVTokens)
 	}
 	if report.Draining {
-		r.ReplicaDrains(id)
+		r.Fleet.Drain(id)
 	}
 	if r.takesLoad {
 		r.Load.Report(id, report)

@@ -85,8 +85,8 @@ func TestReportsExpire(t *testing.T) {
 	require.Zero(t, r.shared.slow.Load()&reporting)
 
 	r.Report("r1", load.Report{Ongoing: 3})
-	r.SetFleet(members(1))
-	r.SetFleet(members(3))
+	r.Fleet.Set(members(1))
+	r.Fleet.Set(members(3))
 	connectAll(r)
 	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r1"), "it left")
 	c.advance(time.Hour)
@@ -158,7 +158,7 @@ func TestRanks(t *testing.T) {
 	}
 	require.Equal(t, policy.AnyRank, pick(t, r, &policy.Request{Pin: "a"}).Decision.Rank())
 	rank = 2
-	r.SetConnected("a", false)
+	r.Fleet.SetConnected("a", false)
 	require.Equal(t, policy.AnyRank, pick(t, r, &policy.Request{}).Decision.Rank(), "it has one only")
 }
 
@@ -171,7 +171,7 @@ func TestReportsAreBounded(t *testing.T) {
 		r.Report("r0", load.Report{Ongoing: i, QueuedTokens: -1})
 		r.Report("r1", load.Report{Ongoing: i, QueuedTokens: -1})
 		if i%10 == 0 {
-			r.SetFleet(members(1 + i/10%2))
+			r.Fleet.Set(members(1 + i/10%2))
 			connectAll(r)
 		}
 		c.advance(100 * time.Millisecond)

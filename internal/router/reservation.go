@@ -58,7 +58,7 @@ func (b *Reservation) Release() {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics, which is called for the requests that wait
-	if b.end() && (r.queue.queued > 0 || len(r.departed) > 0) {
+	if b.end() && (r.queue.queued > 0 || len(r.Fleet.departed) > 0) {
 		r.released(b.replica)
 	}
 	r.force()

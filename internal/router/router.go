@@ -14,6 +14,8 @@ import (
 // A Router hosts one policy over one fleet: it picks and reserves. Safe for use by
 // many goroutines.
 type Router struct {
+	// Fleet is the membership, and the connections.
+	Fleet Fleet
 	// Load is what is under way on the replicas, of other clients above all.
 	Load *load.Tracker
 
@@ -40,19 +42,15 @@ type Router struct {
 	// the randomness, and all below. It is held while the policy's Choose and
 	// FleetChanged run, and no other lock of warmpath is taken before it but
 	// a host's own.
-	mu       sync.Mutex
-	shared   *shared
-	queue    queue
-	departed map[string]*live // left the fleet with reservations under way
-
-	numbers uint32
+	mu     sync.Mutex
+	shared *shared
+	queue  queue
 
 	outliers    *outlier.Detector // its lock may be taken under mu
 	seenChanges atomic.Uint64     // of its Version, what is in force; written with mu held
 	seenFreed   uint64
 
-	quick    Quick
-	sessions *sessions // nil where no replica keeps its sessions while it drains
+	quick Quick
 }
 
 // NewRouter returns a Router over an empty fleet.
@@ -66,11 +64,11 @@ func NewRouter(o Options) (*Router, error) {
 	}
 	o = o.withDefaults()
 	r := &Router{
-		opts:     o,
-		shared:   &shared{rand: o.Rand, now: o.Now},
-		departed: make(map[string]*live),
-		shadow:   newShadow(o.Shadow),
+		opts:   o,
+		shared: &shared{rand: o.Rand, now: o.Now},
+		shadow: newShadow(o.Shadow),
 	}
+	r.Fleet = Fleet{router: r, departed: make(map[string]*live)}
 	uses := r.Uses()
 	r.prepares = o.Policy.Prepare != nil || o.Shadow.Prepare != nil
 	r.callsOut = uses&policy.CallsOut != 0
@@ -91,7 +89,7 @@ func NewRouter(o Options) (*Router, error) {
 	r.shared.outliers = r.outliers
 	r.queue.opts, r.queue.outliers, r.queue.host = &r.opts, r.outliers, r
 	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {
-		r.sessions = newSessions()
+		r.Fleet.sessions = newSessions()
 	}
 	if uses&policy.UsesPrompt != 0 {
 		r.tokens.tokenizer = o.Tokenizer
@@ -250,8 +248,8 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 }
 
 func (r *Router) routed(q *policy.Request, b *Reservation) {
-	if r.sessions != nil {
-		r.sessions.note(q.Session, liveOf(b.Decision.Replica))
+	if r.Fleet.sessions != nil {
+		r.Fleet.sessions.note(q.Session, liveOf(b.Decision.Replica))
 	}
 	sink := r.routes.sink.Load()
 	if r.own.Routed == nil && r.own.Completed == nil && r.shadow == nil && sink == nil || !r.gate.enter() {
@@ -296,5 +294,5 @@ func (r *Router) released(at *policy.Replica) {
 	if r.queue.queued > 0 {
 		r.queue.serve(at.ID)
 	}
-	r.forget(at)
+	r.Fleet.forget(at)
 }

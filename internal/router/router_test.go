@@ -35,7 +35,7 @@ func TestPickErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := connected(t, Options{}, fleet...)
-			r.SetConnected("off", false)
+			r.Fleet.SetConnected("off", false)
 			if c.full {
 				pick(t, r, &policy.Request{Pin: "a"})
 				pick(t, r, &policy.Request{Pin: "b"})
@@ -111,23 +111,23 @@ func TestHugePrompts(t *testing.T) {
 func TestLeavesAndComesBack(t *testing.T) {
 	r := connected(t, Options{MaxOngoing: 1}, members(2)...)
 	b := pick(t, r, &policy.Request{Pin: "r1", PromptTokens: 7})
-	r.SetFleet(members(1))
-	require.Len(t, r.departed, 1)
+	r.Fleet.Set(members(1))
+	require.Len(t, r.Fleet.departed, 1)
 	require.False(t, b.Decision.Replica.Connected())
-	r.SetFleet(members(2))
-	require.Empty(t, r.departed)
+	r.Fleet.Set(members(2))
+	require.Empty(t, r.Fleet.departed)
 	back := r.View().ByID("r1")
 	require.False(t, back.Connected(), "not before the host says so")
-	r.SetConnected("r1", true)
+	r.Fleet.SetConnected("r1", true)
 	require.Equal(t, 1, back.Ongoing())
 	require.Equal(t, ErrFull, r.Reserve(t.Context(), &policy.Request{Pin: "r1"}, new(Reservation), How{NoWait: true}))
 	w := enqueue(t, r, &policy.Request{Pin: "r1"})
 	b.Release()
 	require.Equal(t, "r1", servedBy(t, w))
 
-	r.SetFleet(members(1))
+	r.Fleet.Set(members(1))
 	w.b.Release()
-	require.Empty(t, r.departed, "forgotten with its last booking")
+	require.Empty(t, r.Fleet.departed, "forgotten with its last booking")
 }
 
 func TestReasons(t *testing.T) {
@@ -170,17 +170,17 @@ func TestSetFleet(t *testing.T) {
 	r := connected(t, Options{Policy: pol}, members(3)...)
 	v := r.View()
 
-	r.SetFleet(members(3))
+	r.Fleet.Set(members(3))
 	require.Same(t, v, r.View(), "nothing has changed")
-	r.SetConnected("r1", true)
-	r.SetConnected("nobody", true)
+	r.Fleet.SetConnected("r1", true)
+	r.Fleet.SetConnected("nobody", true)
 	require.Same(t, v, r.View())
 
 	stats := map[string]float64{"queue": 1}
 	models := []string{"m"}
 	ms := members(3)
 	ms[1].Stats, ms[1].Models, ms[1].KVEvents = stats, models, "tcp://a:1"
-	r.SetFleet(ms)
+	r.Fleet.Set(ms)
 	require.Greater(t, r.View().Epoch(), v.Epoch())
 	require.Same(t, v.ByID("r0"), r.View().ByID("r0"))
 	changed := r.View().ByID("r1")
@@ -189,18 +189,18 @@ func TestSetFleet(t *testing.T) {
 	require.Equal(t, 1.0, changed.Stats["queue"], "the host's map is its own")
 	require.Equal(t, "m", changed.Models[0])
 	require.True(t, changed.Connected())
-	r.SetFleet(ms)
+	r.Fleet.Set(ms)
 	require.Equal(t, 2.0, r.View().ByID("r1").Stats["queue"])
 
 	host := new(int)
 	ms[2].Host = host
-	r.SetFleet(append(ms[1:3:3], ms[2]))
+	r.Fleet.Set(append(ms[1:3:3], ms[2]))
 	require.Equal(t, any(host), r.View().Replicas()[1].Host())
 	require.Equal(t, 1, r.View().ByID("r2").Index())
 	require.Equal(t, [][2]int{{3, 0}, {0, 1}}, seen, "told of who joins or leaves, once, and of nothing else")
 
 	epoch := r.View().Epoch()
-	r.SetConnected("r1", false)
+	r.Fleet.SetConnected("r1", false)
 	require.Equal(t, epoch, r.View().Epoch(), "a connection that blinks is no change of membership")
 	require.Len(t, r.View().Connected(), 1)
 }

@@ -52,8 +52,8 @@ func withWords(t *testing.T, w *words, uses policy.Uses) (*Router, *reader) {
 	p := &reader{uses: uses}
 	r, err := NewRouter(Options{Policy: p.policy(), Tokenizer: w})
 	require.NoError(t, err)
-	r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
-	r.SetConnected("a", true)
+	r.Fleet.Set([]Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
+	r.Fleet.SetConnected("a", true)
 	return r, p
 }
 
@@ -72,7 +72,7 @@ func TestPromptsBecomeTokens(t *testing.T) {
 	// A later attempt, of which the fleet has changed and the prompt is gone.
 	q.DropPrompt()
 	q.NextAttempt(b.Decision.Replica)
-	r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}})
+	r.Fleet.Set([]Member{{Attributes: policy.Attributes{ID: "a"}}})
 	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	b.Release()
 	require.Equal(t, 1, w.asked)
@@ -99,7 +99,7 @@ func TestATokenizerThatFails(t *testing.T) {
 		require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 		b.Release()
 		q.NextAttempt(nil)
-		r.SetFleet([]Member{{Attributes: policy.Attributes{ID: "a"}}})
+		r.Fleet.Set([]Member{{Attributes: policy.Attributes{ID: "a"}}})
 	}
 	require.Equal(t, []policy.Prompt{{Text: "hello"}, {Text: "hello"}}, p.saw)
 	require.Equal(t, 1, w.asked, "once for a request")

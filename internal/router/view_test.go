@@ -41,7 +41,7 @@ func TestPools(t *testing.T) {
 			require.Equal(t, c.least, v.LeastLoaded(c.q).ID)
 		})
 	}
-	r.SetConnected("node", false)
+	r.Fleet.SetConnected("node", false)
 	require.Equal(t, []string{"zone zone2", "far zone zone2"}, takes(r.View(), new(policy.Request)))
 }
 
@@ -85,17 +85,17 @@ func TestLoadThroughChanges(t *testing.T) {
 	require.Zero(t, meanLoad(r.View()))
 	b := pick(t, r, &policy.Request{PromptTokens: 1500})
 	exact(1000)
-	r.SetFleet([]Member{member("a", heavy), member("b")})
+	r.Fleet.Set([]Member{member("a", heavy), member("b")})
 	exact(125)
-	r.SetConnected("a", false)
+	r.Fleet.SetConnected("a", false)
 	exact(0)
 	b.PrefillDone()
-	r.SetConnected("a", true)
+	r.Fleet.SetConnected("a", true)
 	exact(500. / 8 / 2)
-	r.SetFleet([]Member{member("b")})
+	r.Fleet.Set([]Member{member("b")})
 	b.Release()
 	exact(0)
-	r.Disconnect()
+	r.Fleet.Disconnect()
 	require.Zero(t, meanLoad(r.View()))
 }
 

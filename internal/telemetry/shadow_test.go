@@ -19,8 +19,8 @@ func TestShadowAttributes(t *testing.T) {
 	r, err := router.FromConfig(c, nil)
 	require.NoError(t, err)
 	defer r.Close()
-	r.SetFleet([]router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
-	r.Connect()
+	r.Fleet.Set([]router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
+	r.Fleet.Connect()
 	decide := func() map[attribute.Key]attribute.Value {
 		q := new(policy.Request)
 		q.SetPrompt(policy.Prompt{Tokens: make([]uint32, 160)})

@@ -214,9 +214,9 @@ func homes(t *testing.T, rs []*replica) func(session string) string {
 	for _, rep := range rs {
 		members = append(members, router.Member{Attributes: policy.Attributes{ID: rep.addr, Address: rep.addr}})
 	}
-	r.SetFleet(members)
+	r.Fleet.Set(members)
 	for _, m := range members {
-		r.SetConnected(m.ID, true)
+		r.Fleet.SetConnected(m.ID, true)
 	}
 	return func(session string) string {
 		var b router.Reservation

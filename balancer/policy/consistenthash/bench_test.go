@@ -32,8 +32,8 @@ func BenchmarkMembership(b *testing.B) {
 			r := policytest.NewRouter(b, build(), fleet)
 			b.ReportAllocs()
 			for b.Loop() {
-				r.SetFleet(fleet[1:])
-				r.SetFleet(fleet)
+				r.Fleet.Set(fleet[1:])
+				r.Fleet.Set(fleet)
 			}
 		})
 	}

@@ -106,7 +106,7 @@ func TestAgreement(t *testing.T) {
 	r := policytest.NewRouter(t, b.policy(), mixed)
 	down := map[string]bool{"r3": true, "r7": true}
 	for id := range down {
-		r.SetConnected(id, false)
+		r.Fleet.SetConnected(id, false)
 	}
 	for _, k := range sessions(500) {
 		order := a.Order(k, len(fleet))
@@ -119,7 +119,7 @@ func TestAgreement(t *testing.T) {
 func TestReplicasThatCannotServeUseUpNoFallback(t *testing.T) {
 	for name, spoil := range map[string]func(*router.Router, *policy.Request, []router.Member, string){
 		"disconnected": func(r *router.Router, _ *policy.Request, _ []router.Member, id string) {
-			r.SetConnected(id, false)
+			r.Fleet.SetConnected(id, false)
 		},
 		"excluded": func(_ *router.Router, q *policy.Request, _ []router.Member, id string) {
 			q.Exclude = append(q.Exclude, id)
@@ -296,7 +296,7 @@ func BenchmarkFirstFleet(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				r.SetFleet(fleet)
+				r.Fleet.Set(fleet)
 			}
 		})
 	}

@@ -261,12 +261,12 @@ func TestRayActorDied(t *testing.T) {
 
 func TestRayActorUnavailable(t *testing.T) {
 	r := policytest.NewRouter(t, build(), policytest.Fleet(3))
-	r.SetConnected("r2", false)
+	r.Fleet.SetConnected("r2", false)
 	b := policytest.Pick(t, r, policytest.Session("user_42"))
 	require.Equal(t, "r0", b.Decision.Replica.ID)
 	require.Equal(t, policy.ReasonRingFallback, b.Decision.Reason)
 	require.NotNil(t, r.View().ByID("r2"), "a replica whose connection is down stays on the ring")
-	r.SetConnected("r2", true)
+	r.Fleet.SetConnected("r2", true)
 	require.Equal(t, "r2", policytest.Route(t, r, policytest.Session("user_42")))
 }
 

@@ -261,9 +261,9 @@ func TestRayHundredWaitForTheNewcomerWithTheModel(t *testing.T) {
 		m := policytest.Bounded(fleet("r1", "r2", "r3"), 100)
 		m[0].MaxOngoing = maxOngoing
 		m[1].Adapters = []string{"m1"}
-		r.SetFleet(m)
-		r.SetConnected("r2", true)
-		r.SetConnected("r3", true)
+		r.Fleet.Set(m)
+		r.Fleet.SetConnected("r2", true)
+		r.Fleet.SetConnected("r3", true)
 		for _, got := range waits {
 			require.Equal(t, "r2", (<-got).Decision.Replica.ID)
 		}
@@ -305,7 +305,7 @@ func TestRayModelsOfAReplicaAreUpdated(t *testing.T) {
 	r := policytest.NewRouter(t, build(), m)
 	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{Adapter: "m1"}, 10))
 	m[0].Adapters, m[1].Adapters = []string{"m2"}, []string{"m1"}
-	r.SetFleet(m)
+	r.Fleet.Set(m)
 	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, policy.Request{Adapter: "m1"}, 10))
 }
 
@@ -317,10 +317,10 @@ func TestRayDiedReplicaIsNeverPickedAgain(t *testing.T) {
 
 func TestRayUnavailableReplicaIsKept(t *testing.T) {
 	r := policytest.NewRouter(t, build(), fleet("r1", "r2"))
-	r.SetConnected("r2", false)
+	r.Fleet.SetConnected("r2", false)
 	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{}, 10))
 	require.NotNil(t, r.View().ByID("r2"))
-	r.SetConnected("r2", true)
+	r.Fleet.SetConnected("r2", true)
 	policytest.Fill(t, r, "r1", 1)
 	require.Equal(t, map[string]int{"r2": 10}, picked(t, r, policy.Request{}, 10))
 }

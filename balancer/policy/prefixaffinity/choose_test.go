@@ -98,14 +98,14 @@ func TestSteps(t *testing.T) {
 			name: "deeper than the head of the order", request: ask(first, second),
 			before: func(r *router.Router, places []string) {
 				for _, id := range places[:11] {
-					r.SetConnected(id, false)
+					r.Fleet.SetConnected(id, false)
 				}
 			},
 			place: 11, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "far down the order", request: ask(first, second),
 			before: func(r *router.Router, places []string) {
-				r.SetFleet(policytest.Bounded(policytest.Fleet(16), 2))
+				r.Fleet.Set(policytest.Bounded(policytest.Fleet(16), 2))
 				for i, id := range places {
 					if i != 4 && i != 6 {
 						busy(t, r, id, 0)
@@ -133,7 +133,7 @@ func TestSteps(t *testing.T) {
 			before: func(r *router.Router, places []string) {
 				policytest.Fill(t, r, places[0], 3)
 				for _, id := range places[2:] {
-					r.SetConnected(id, false)
+					r.Fleet.SetConnected(id, false)
 				}
 			},
 			place: -1, why: policy.ReasonLeastOfTwo,

@@ -50,9 +50,9 @@ func (r *run) setFleet() {
 		members = append(members, router.Member{Attributes: policy.Attributes{ID: m.id}})
 	}
 	for _, rt := range r.routers {
-		rt.SetFleet(members)
+		rt.Fleet.Set(members)
 		for _, m := range members {
-			rt.SetConnected(m.ID, true)
+			rt.Fleet.SetConnected(m.ID, true)
 		}
 	}
 	r.share.fleet()

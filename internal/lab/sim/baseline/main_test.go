@@ -50,9 +50,9 @@ func worldOf(t *testing.T, name string, replicas int, build func(*Fleet) policy.
 	var err error
 	w.router, err = router.NewRouter(router.Options{Policy: build(w.fleet), Rand: rand.New(rand.NewPCG(1, 1))})
 	require.NoError(t, err)
-	w.router.SetFleet(members)
+	w.router.Fleet.Set(members)
 	for _, m := range members {
-		w.router.SetConnected(m.ID, true)
+		w.router.Fleet.SetConnected(m.ID, true)
 	}
 	return w
 }
