@@ -26,8 +26,8 @@ const (
 	channelzMethods = "/grpc.channelz.v1.Channelz/" // for trusted principals
 )
 
-// interceptors of every call turn panics into errors, put the call's principal into its context, and keep each principal
-// within its bounds. With calls every call is logged: method, address, code and duration.
+// interceptors of every call turn panics into errors, put the call's principal into its context, and keep each
+// principal within its bounds. With calls every call is logged: method, address, code and duration.
 func (a *authenticator) interceptors(calls bool) []grpc.ServerOption {
 	recovers := recovery.WithRecoveryHandlerContext(func(ctx context.Context, p any) error {
 		method, _ := grpc.Method(ctx)
@@ -122,8 +122,8 @@ func (a *authenticator) stream(srv any, stream grpc.ServerStream, _ *grpc.Stream
 	return next(srv, stream)
 }
 
-// http is the HTTP endpoint's counterpart of the interceptors: the header Authorization or the certificate identifies the
-// principal, which is kept within its bounds and put into the context, and a panic becomes an error.
+// http is the HTTP endpoint's counterpart of the interceptors: the header Authorization or the certificate identifies
+// the principal, which is kept within its bounds and put into the context, and a panic becomes an error.
 func (a *authenticator) http(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := shielded(a.log, r.URL.Path, func() error {

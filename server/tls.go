@@ -104,8 +104,7 @@ func (c *TLS) paths() []string { return []string{c.Cert, c.Key, c.ClientCA} }
 // watches are those of some files.
 type watches []*fleetfile.Watcher
 
-// watchFiles calls changed when it begins, and after each change of one of these files, "" = none. Only one call is under
-// way.
+// watchFiles calls changed when it begins, and after each change of one of these files, "" = none, one call at a time.
 func watchFiles(paths []string, changed func()) (all watches) {
 	var mu sync.Mutex // held in changed: the last one counts
 	for _, path := range paths {
