@@ -19,6 +19,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -79,10 +80,10 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	}
 	q.Principal = p.name
 	q.Model, q.Adapter = d.catalogue.Load().canonical(base), cmp.Or(q.Adapter, adapter)
-	q.SetOrigin(originOf(ctx))
-	q.Resume(d.hosted.Load().router.View(), r.GetTried())
+	q.State().Origin = originOf(ctx)
+	router.Resume(&q, d.hosted.Load().router.View(), r.GetTried())
 	if adopted := metadata.ValueFromIncomingContext(ctx, warmpathv1.MetadataAdopted); len(adopted) > 0 {
-		q.Adopt()
+		q.State().Side = state.ByPolicy
 	} else if q.PromptTokens == 0 && d.hosted.Load().needsPrompt() { // a client that has the config has checked it
 		d.tally.failed(codes.InvalidArgument)
 		return nil, invalid("deployment %s has require_prompt, and the request has no prompt", d.name)
@@ -102,14 +103,14 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 // grpcOrigin is the metadata of a ChooseReplica call; it has no message of the model's service.
 type grpcOrigin struct{ context.Context }
 
-// Message implements policy.Origin.
+// Message implements state.Origin.
 func (grpcOrigin) Message() any { return nil }
 
-// Header implements policy.Origin.
+// Header implements state.Origin.
 func (o grpcOrigin) Header(key string) []string { return metadata.ValueFromIncomingContext(o, key) }
 
 // originOf returns the request that a pick was asked with.
-func originOf(ctx context.Context) policy.Origin {
+func originOf(ctx context.Context) state.Origin {
 	if o := httpendpoint.Origin(ctx); o != nil {
 		return o
 	}
@@ -173,10 +174,10 @@ func (k *picks) choose(
 	}
 	k.picked(ctx, h, x, began)
 	x.replica = numberOf(x.reservation.Decision.Replica)
-	x.q.DropPrompt()
+	router.DropPrompt(&x.q)
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
 	a := k.answer(h, r, x) // before the lease is in force
-	x.q.Settle()           // else the lease would keep the lists of the request
+	router.Settle(&x.q)     // else the lease would keep the lists of the request
 	k.leases.hold(x, a, reserves, holdFor(r), k.now())
 	return a, nil
 }

@@ -267,6 +267,6 @@ func TestLeasesKeepNoNames(t *testing.T) {
 	require.Equal(t, "retry", a.GetDecision().GetReason())
 	require.Equal(t, "c", a.GetReplica().GetId(), "the others were tried")
 	x := f.deployment("chat").picks.leases.byID[a.GetReservation().GetId()]
-	require.Empty(t, x.q.TriedIDs())
+	require.Empty(t, x.q.State().Tried)
 	require.Empty(t, x.q.Exclude)
 }

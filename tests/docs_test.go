@@ -293,7 +293,7 @@ func TestPolicyFollowsTheHashesPage(t *testing.T) {
 			require.NoError(t, r.Reserve(context.Background(), q, &b, router.How{NoWait: true}))
 			order = append(order, b.Decision.Replica.ID)
 			b.Release()
-			q.NextAttempt(b.Decision.Replica)
+			router.NextAttempt(q, b.Decision.Replica)
 		}
 		return order
 	}

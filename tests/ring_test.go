@@ -43,7 +43,7 @@ func ringOrder(t *testing.T, rs []*replica, session string) []string {
 		require.NoError(t, r.Reserve(context.Background(), q, &b, router.How{NoWait: true}))
 		order = append(order, b.Decision.Replica.ID)
 		b.Release()
-		q.NextAttempt(b.Decision.Replica)
+		router.NextAttempt(q, b.Decision.Replica)
 	}
 	return order
 }

@@ -3,7 +3,6 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/warmpath/warmpath/internal/router/state"
 )
@@ -21,7 +20,7 @@ type Request struct {
 	CacheSalt string // partition of the prefix cache
 	Principal string // the caller's, where the host serves several and keeps their evidence apart; "" = none
 
-	// Prompt is the prompt, until DropPrompt. Policies read it in Prepare only. A
+	// Prompt is the prompt, until the host drops it. Policies read it in Prepare only. A
 	// Router with a Tokenizer makes tokens of a text before that.
 	Prompt Prompt
 	// PromptTokens is the length of the prompt in tokens; it outlives Prompt.
@@ -42,41 +41,29 @@ type Request struct {
 	// Answer is how the host learns that the replica has answered. It reports that for every reservation.
 	Answer Answer
 
-	origin Origin // nil = only the key arrived
-	state  state.Request
+	state state.Request
 }
 
 // State is the Router's part of the request.
 func (q *Request) State() *state.Request { return &q.state }
 
-// An Origin is where a request key was taken from.
-type Origin interface {
-	// Message returns the request message, nil where it is not at hand.
-	Message() any
-	// Header returns the values of a metadata key or HTTP header; case does not matter.
-	Header(key string) []string
-}
-
-// SetOrigin gives the request what its key is taken from. Hosts do so before the first pick.
-func (q *Request) SetOrigin(o Origin) { q.origin = o }
-
 // Message returns what the key was taken from, for policies that look at more than the key, in Prepare and Choose only:
 // in a client the request message as the application gave it, or the first one of a stream; in a server the body of
 // an HTTP request as []byte. It is nil where only a key or hashes arrived and must not be changed or kept.
 func (q *Request) Message() any {
-	if q.origin == nil {
+	if q.state.Origin == nil {
 		return nil
 	}
-	return q.origin.Message()
+	return q.state.Origin.Message()
 }
 
 // Header returns the values of a key in the outgoing metadata of a client's call, or in the headers or metadata with
 // which a server was asked. As Message it is for Prepare and Choose only.
 func (q *Request) Header(key string) []string {
-	if q.origin == nil {
+	if q.state.Origin == nil {
 		return nil
 	}
-	return q.origin.Header(key)
+	return q.state.Origin.Header(key)
 }
 
 // Prompt is a prompt as the dialect found it: token ids, or text, or only its
@@ -134,73 +121,10 @@ func (q *Request) SetPrompt(p Prompt) {
 	q.PromptTokens = p.Len()
 }
 
-// DropPrompt drops the prompt, so that the message it aliases can be freed
-// while the call goes on.
-func (q *Request) DropPrompt() {
-	q.Prompt = Prompt{}
-	if q.state.Shadow != nil {
-		q.state.Shadow.DropPrompt()
-	}
-}
-
-// Rekey drops the key and all that was prepared for it, so that the request can
-// be filled anew. The method and the attempts made so far stay. A copy of a request that was rekeyed may
-// go its own way.
-func (q *Request) Rekey() {
-	was := &q.state
-	*q = Request{Method: q.Method, Answer: q.Answer, origin: q.origin, state: state.Request{
-		Attempt: was.Attempt, Tried: slices.Clip(was.Tried), QueuedAt: was.QueuedAt, Seq: was.Seq, Side: was.Side,
-	}}
-}
-
 // Attempt returns the number of the attempt under way, 1 for the first.
 func (q *Request) Attempt() int { return q.state.Attempt + 1 }
-
-// NextAttempt starts another attempt of the call. The replica of the one that
-// failed, if it had one, is remembered: later picks prefer others.
-func (q *Request) NextAttempt(failed *Replica) {
-	q.state.Attempt++
-	if failed != nil && !slices.Contains(q.state.Tried, failed.ID) {
-		q.state.Tried = append(q.state.Tried, failed.ID)
-	}
-}
-
-// Resume starts the attempt after those that failed at these replicas, as NextAttempt does one by one. Of ids that the
-// fleet of the View does not have only the attempt counts, and of the slice and its strings nothing is kept. It is
-// for a request that had no attempts here. O(ids).
-func (q *Request) Resume(v View, failed []string) {
-	if len(failed) == 0 {
-		return
-	}
-	seen := make(map[*Replica]bool)
-	for _, id := range failed {
-		q.state.Attempt++
-		if r := v.ByID(id); r != nil && !seen[r] {
-			seen[r] = true
-			q.state.Tried = append(q.state.Tried, r.ID)
-		}
-	}
-}
 
 // Tried reports whether an earlier attempt of the call went to the replica.
 func (q *Request) Tried(r *Replica) bool {
 	return len(q.state.Tried) > 0 && q.state.HasTried(r.state, r.index, r.ID)
-}
-
-// TriedIDs returns the ids of the replicas at which earlier attempts of the call failed. Read only.
-func (q *Request) TriedIDs() []string { return q.state.Tried }
-
-// Adopt gives the decision for the request to the policy, for a host that serves another one with the same rollout,
-// where that was decided.
-func (q *Request) Adopt() { q.state.Side = state.ByPolicy }
-
-// Settle drops which replicas the request excludes or allows, and where its attempts failed, for a host that
-// keeps it for long after its last pick: policies that observe the end do not see them.
-func (q *Request) Settle() {
-	q.Session = SessionKey(q.Session)
-	q.Exclude, q.Allow, q.origin = nil, nil, nil
-	q.state.Tried, q.state.Sets = nil, nil
-	if q.state.Shadow != nil {
-		q.state.Shadow.Settle()
-	}
 }

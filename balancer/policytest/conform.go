@@ -101,7 +101,7 @@ func randomRequest(rnd *rand.Rand, i int, fleet []router.Member) *policy.Request
 		case 0:
 			q.Exclude = append(q.Exclude, m.ID)
 		case 1:
-			q.NextAttempt(&policy.Replica{Attributes: m.Attributes})
+			router.NextAttempt(q, &policy.Replica{Attributes: m.Attributes})
 		}
 	}
 	return q
@@ -149,7 +149,7 @@ func conformRetry(t *testing.T, build func() policy.Policy) {
 				t.Fatalf("request %d, attempt %d: picked %s again before all were tried", i, q.Attempt(), d.Replica.ID)
 			}
 			seen[d.Replica.ID] = true
-			q.NextAttempt(d.Replica)
+			router.NextAttempt(q, d.Replica)
 		}
 		if d := routertest.Choose(t, r, q); d.Replica == nil {
 			t.Fatalf("request %d: no pick once all were tried", i)

@@ -149,6 +149,6 @@ func ask(ctx context.Context, rt *router.Router, q *policy.Request) (*explanatio
 		default:
 			x.Fallbacks = append(x.Fallbacks, id)
 		}
-		q.NextAttempt(d.Replica)
+		router.NextAttempt(q, d.Replica)
 	}
 }

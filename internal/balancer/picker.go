@@ -161,10 +161,10 @@ func newBare() *bare {
 	return c
 }
 
-// Message implements policy.Origin: a picker does not see it.
+// Message implements state.Origin: a picker does not see it.
 func (c *bare) Message() any { return nil }
 
-// Header implements policy.Origin.
+// Header implements state.Origin.
 func (c *bare) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.ctx, key) }
 
 func (c *bare) free() {
@@ -220,7 +220,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 	}
 	c := newBare()
 	c.ctx, c.router = info.Ctx, binding.Router
-	c.request.SetOrigin(c)
+	c.request.State().Origin = c
 	binding.ReadMetadata(info.Ctx, route, &c.request)
 	if binding.Uses&policy.UsesPrompt != 0 {
 		p.lb.warnBare()

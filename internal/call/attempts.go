@@ -162,7 +162,7 @@ func (a *Attempts) next() {
 		c.few.late, c.few.outrun = false, c.outcome.last.Replica
 	}
 	if !c.outcome.last.Full {
-		c.key.request.NextAttempt(c.outcome.last.Replica)
+		router.NextAttempt(&c.key.request, c.outcome.last.Replica)
 	}
 	c.outcome.last = attempt{}
 }
@@ -237,7 +237,7 @@ func (a *Attempts) canMove() bool {
 	}
 	c.mu.Lock()
 	q, at, route := c.key.request, c.outcome.last.Replica, c.route
-	q.Rekey() // a copy that shares no memory with the request
+	router.Rekey(&q) // a copy that shares no memory with the request
 	c.mu.Unlock()
 	b.ReadMetadata(c.Context, route, &q)
 	if at == nil || q.Pin != "" || b.Central != nil && b.Central.Closed {

@@ -93,7 +93,7 @@ func (h *Handle) Start(
 	c.Context, c.handle, c.few = ctx, h, &none
 	c.Attempts.call, c.Attempts.conn = c, cc
 	c.key.msg, c.key.request.Method, c.key.request.Answer = msg, method, answer
-	c.key.request.SetOrigin(c)
+	c.key.request.State().Origin = c
 	c.outcome.result.Usage = policy.NoUsage
 	h.budget.calls.Add(1)
 	if c.given = h.routeOf(ctx); c.given != nil && c.given.Report != nil {
@@ -135,7 +135,7 @@ func (c *Call) DropMessage() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.key.msg = nil
-	c.key.request.DropPrompt()
+	router.DropPrompt(&c.key.request)
 }
 
 // reserve takes the key, admits the call and reserves a replica before gRPC is asked for a stream, waiting in the queue
@@ -228,7 +228,7 @@ func (c *Call) reroute(r *Route) {
 	}
 	c.reserved.drop(&c.key.request)
 	c.key.filled = false
-	c.key.request.Rekey()
+	router.Rekey(&c.key.request)
 }
 
 // claim is Claim for the call itself. Called with mu held.
@@ -248,7 +248,7 @@ func (c *Call) claim(ctx context.Context, b *Binding, state stateOf) (ready bool
 			r.repeats++
 			r.inside = r.inside || c.outcome.last.Answered || r.repeats > 1
 		}
-		c.key.request.NextAttempt(c.outcome.last.Replica)
+		router.NextAttempt(&c.key.request, c.outcome.last.Replica)
 		c.outcome.last = attempt{}
 	}
 	c.key.fill(c.Context, c.handle, b, c.route)

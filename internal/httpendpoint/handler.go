@@ -13,6 +13,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -131,14 +132,14 @@ type origin struct {
 type originKey struct{}
 
 // Origin returns the HTTP request that a pick was asked with, nil where it was asked otherwise.
-func Origin(ctx context.Context) policy.Origin {
+func Origin(ctx context.Context) state.Origin {
 	if o, ok := ctx.Value(originKey{}).(*origin); ok {
 		return o
 	}
 	return nil
 }
 
-// Message implements policy.Origin: the body as far as it arrived.
+// Message implements state.Origin: the body as far as it arrived.
 func (o *origin) Message() any {
 	if len(o.body) == 0 {
 		return nil
@@ -146,7 +147,7 @@ func (o *origin) Message() any {
 	return o.body
 }
 
-// Header implements policy.Origin.
+// Header implements state.Origin.
 func (o *origin) Header(key string) []string { return o.header.Values(key) }
 
 func excluded(h http.Header) []string {

@@ -117,7 +117,7 @@ func (d *Desk) question(
 	}
 	return &chooseRequest{
 		Deployment: d.deployment, Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Attempt: rand.Uint64(),
-		Excluded: q.Exclude, Tried: q.TriedIDs(), LeaseMs: uint32(lease.Milliseconds()), MaxFallbacks: 1,
+		Excluded: q.Exclude, Tried: q.State().Tried, LeaseMs: uint32(lease.Milliseconds()), MaxFallbacks: 1,
 		WaitMs: uint32(wait.Milliseconds()), Traceparent: parent,
 	}
 }

@@ -51,7 +51,7 @@ func TestHashedPrompts(t *testing.T) {
 		q.SetPrompt(policy.Prompt{Hashed: h})
 		require.Equal(t, tt.tokens, q.PromptTokens)
 		require.False(t, q.Prompt.Empty())
-		q.DropPrompt()
+		DropPrompt(&q)
 		require.True(t, q.Prompt.Empty())
 	}
 }

@@ -62,7 +62,7 @@ func (m *model) refuse() {
 	c.b.Release()
 	m.collect()
 	if m.chance(70) {
-		c.q.NextAttempt(c.b.Decision.Replica)
+		NextAttempt(c.q, c.b.Decision.Replica)
 		m.arrive(c.q)
 	}
 }

@@ -303,7 +303,7 @@ func (m *model) retry() {
 	m.forget(c)
 	c.b.Release()
 	m.collect()
-	c.q.NextAttempt(c.b.Decision.Replica)
+	NextAttempt(c.q, c.b.Decision.Replica)
 	m.arrive(c.q)
 }
 

@@ -53,7 +53,7 @@ func TestLongListsAreAsShortOnes(t *testing.T) {
 				q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", rnd.IntN(200)))
 			}
 			for range rnd.IntN(3) * rnd.IntN(60) {
-				q.NextAttempt(&policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprintf("r%d", rnd.IntN(200))}})
+				NextAttempt(q, &policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprintf("r%d", rnd.IntN(200))}})
 			}
 			fresh := *q
 			err := r.Reserve(t.Context(), q, b, How{NoWait: true})
@@ -101,7 +101,7 @@ func TestLongListsAreNotLookedThrough(t *testing.T) {
 	q := new(policy.Request)
 	for i := range 40 {
 		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
-		q.NextAttempt(&policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprintf("r%d", 40+i)}})
+		NextAttempt(q, &policy.Replica{Attributes: policy.Attributes{ID: fmt.Sprintf("r%d", 40+i)}})
 	}
 	r := connected(t, Options{Policy: previewing(hidden)}, members(100)...)
 	b := pick(t, r, q)
@@ -161,9 +161,9 @@ func TestResume(t *testing.T) {
 		for range rnd.IntN(2) * rnd.IntN(150) {
 			id := fmt.Sprintf("r%d", rnd.IntN(150))
 			failed = append(failed, id)
-			want.NextAttempt(v.ByID(id))
+			NextAttempt(want, v.ByID(id))
 		}
-		got.Resume(v, failed)
+		Resume(got, v, failed)
 		require.Equal(t, want, got, "seed %d", seed)
 	}
 }
@@ -178,16 +178,16 @@ func TestSettle(t *testing.T) {
 	for i := range 20 {
 		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
 	}
-	q.Resume(r.View(), []string{"r20", "r21", "r22", "r23", "r24", "r25", "r26", "r27", "r28"})
+	Resume(q, r.View(), []string{"r20", "r21", "r22", "r23", "r24", "r25", "r26", "r27", "r28"})
 	b := pick(t, r, q)
 	require.Equal(t, "r29", b.Decision.Replica.ID)
-	q.Settle()
+	Settle(q)
 	b.Release()
 	r.Complete(q, b.Decision, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 	require.Len(t, completed, 2, "the policy and its shadow")
 	for _, q := range completed {
 		require.Empty(t, q.Exclude)
-		require.Empty(t, q.TriedIDs())
+		require.Empty(t, q.State().Tried)
 		require.Nil(t, q.State().Sets)
 		require.Equal(t, 10, q.Attempt())
 	}

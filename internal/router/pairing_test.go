@@ -72,7 +72,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 				c := calls[i]
 				end(c)
 				if rnd.IntN(2) == 0 { // another attempt
-					c.q.NextAttempt(c.b.Decision.Replica)
+					NextAttempt(c.q, c.b.Decision.Replica)
 					require.NoError(t, r.Reserve(t.Context(), c.q, c.b, How{NoWait: true}))
 					continue
 				}

@@ -84,7 +84,7 @@ func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 	q := &policy.Request{Model: "unknown"}
 	r.Prepare(t.Context(), q)
 	pick(t, r, q)
-	q.NextAttempt(nil)
+	NextAttempt(q, nil)
 	pick(t, r, q)
 	require.Equal(t, []any{nil}, prepared)
 	r.Fleet.SetConnected("a", false)

@@ -170,7 +170,7 @@ func TestComingBackKeepsItsPlace(t *testing.T) {
 	require.False(t, third.waiting)
 	fourth := enqueue(t, r, new(policy.Request))
 	c.advance(time.Second)
-	second.NextAttempt(b2.Decision.Replica)
+	NextAttempt(second, b2.Decision.Replica)
 	back := enqueue(t, r, second)
 	require.Equal(t, 0, back.behind)
 	require.Equal(t, fourth.since, back.came)

@@ -66,7 +66,7 @@ func (k *Quick) Ended(rep *policy.Replica, o policy.Outcome) { k.router.judge(re
 // plain reports whether the request narrows the choice in no way.
 func plain(q *policy.Request) bool {
 	return q.Pin == "" && q.Model == "" && q.Adapter == "" &&
-		len(q.Exclude) == 0 && len(q.Allow) == 0 && len(q.TriedIDs()) == 0
+		len(q.Exclude) == 0 && len(q.Allow) == 0 && len(q.State().Tried) == 0
 }
 
 // Why a pick takes the lock.

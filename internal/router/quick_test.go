@@ -81,7 +81,7 @@ func TestQuickPicks(t *testing.T) {
 func TestQuickPicksLeaveTheRestToTheLock(t *testing.T) {
 	r := quickRouter(t, 4, 0)
 	tried := new(policy.Request)
-	tried.NextAttempt(r.View().ByID("r1"))
+	NextAttempt(tried, r.View().ByID("r1"))
 	for name, q := range map[string]*policy.Request{
 		"pin":      {Pin: "r1"},
 		"exclude":  {Exclude: []string{"r1"}},

@@ -209,7 +209,7 @@ func TestManyClientsAtAFullReplica(t *testing.T) {
 		}
 		refusals++
 		b.Refused(said)
-		q.NextAttempt(b.Decision.Replica)
+		NextAttempt(q, b.Decision.Replica)
 		arrive(i, q)
 	}
 	for i := range clients {

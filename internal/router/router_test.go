@@ -137,16 +137,16 @@ func TestReasons(t *testing.T) {
 	require.Equal(t, policy.Decision{Replica: r.View().ByID("r0"), Reason: "first", Place: -1}, b.Decision)
 	require.Equal(t, 1, q.Attempt())
 
-	q.NextAttempt(b.Decision.Replica)
+	NextAttempt(q, b.Decision.Replica)
 	require.Equal(t, 2, q.Attempt())
 	require.True(t, q.Tried(b.Decision.Replica))
 	retry := pick(t, r, q)
 	require.Equal(t, [2]policy.Reason{policy.ReasonRetry, "first"}, [2]policy.Reason{retry.Decision.Reason, retry.Decision.Rule})
 
-	q.NextAttempt(nil)
+	NextAttempt(q, nil)
 	w := enqueue(t, r, q)
 	again := &policy.Request{Pin: "r0"}
-	again.NextAttempt(nil)
+	NextAttempt(again, nil)
 	pinned := enqueue(t, r, again)
 	b.Release()
 	require.Equal(t, "r0", servedBy(t, w))
@@ -248,7 +248,7 @@ func TestPrompt(t *testing.T) {
 		require.Equal(t, want == 0, p.Empty())
 		q := new(policy.Request)
 		q.SetPrompt(p)
-		q.DropPrompt()
+		DropPrompt(q)
 		require.True(t, q.Prompt.Empty())
 		require.Equal(t, want, q.PromptTokens)
 	}

@@ -49,7 +49,7 @@ func (r *Router) ShadowStats() (ShadowStats, bool) {
 	}, true
 }
 
-// A shadowed is a request as the shadow policy sees it. It is a [state.Shadow].
+// A shadowed is a request as the shadow policy sees it: state.Request.Shadow.
 type shadowed struct {
 	policy   string // the shadow's name
 	request  policy.Request
@@ -59,10 +59,6 @@ type shadowed struct {
 	decided  bool
 	observed bool // the shadow observed the route, so it observes the end
 }
-
-func (x *shadowed) DropPrompt() { x.request.Prompt = policy.Prompt{} }
-
-func (x *shadowed) Settle() { x.request.Settle() }
 
 // shadowOf returns a request as the shadow policy sees it, nil where it does not.
 func shadowOf(q *policy.Request) *shadowed {

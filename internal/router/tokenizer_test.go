@@ -70,8 +70,8 @@ func TestPromptsBecomeTokens(t *testing.T) {
 	b.Release()
 
 	// A later attempt, of which the fleet has changed and the prompt is gone.
-	q.DropPrompt()
-	q.NextAttempt(b.Decision.Replica)
+	DropPrompt(q)
+	NextAttempt(q, b.Decision.Replica)
 	r.Fleet.Set([]Member{{Attributes: policy.Attributes{ID: "a"}}})
 	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	b.Release()
@@ -98,7 +98,7 @@ func TestATokenizerThatFails(t *testing.T) {
 	for range 2 { // attempts
 		require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 		b.Release()
-		q.NextAttempt(nil)
+		NextAttempt(q, nil)
 		r.Fleet.Set([]Member{{Attributes: policy.Attributes{ID: "a"}}})
 	}
 	require.Equal(t, []policy.Prompt{{Text: "hello"}, {Text: "hello"}}, p.saw)

@@ -155,7 +155,7 @@ func (v *view) Pool(q *policy.Request, i int) (policy.Pool, bool) {
 
 func (v *view) pool(q *policy.Request, i int) (p pool, whole, ok bool) {
 	tiers, n := v.tiers(q)
-	retry := len(q.TriedIDs()) > 0
+	retry := len(q.State().Tried) > 0
 	if i >= n && (!retry || i >= 2*n) {
 		return pool{}, false, false
 	}

@@ -18,10 +18,10 @@ func TestPools(t *testing.T) {
 	r := connected(t, Options{Node: "n0", Zone: "z0"}, fleet...)
 	far := r.View().ByID("far")
 	retried := &policy.Request{Adapter: "x"}
-	retried.NextAttempt(far)
+	NextAttempt(retried, far)
 	plain := connected(t, Options{}, members(2)...)
 	again := new(policy.Request)
-	again.NextAttempt(plain.View().ByID("r0"))
+	NextAttempt(again, plain.View().ByID("r0"))
 	for name, c := range map[string]struct {
 		r     *Router
 		q     *policy.Request

@@ -173,7 +173,7 @@ func TestRetryFollowsTheOrder(t *testing.T) {
 		if place > 0 {
 			require.Equal(t, policy.ReasonRetry, b.Decision.Reason)
 		}
-		q.NextAttempt(b.Decision.Replica)
+		router.NextAttempt(q, b.Decision.Replica)
 		b.Release()
 	}
 }

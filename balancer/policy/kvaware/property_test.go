@@ -237,7 +237,7 @@ func TestConcurrentUse(t *testing.T) {
 					}
 					b.Release()
 					r.Complete(q, b.Decision, policy.Outcome{Sent: true, Usage: policy.Usage{CachedTokens: rnd.IntN(600)}})
-					q.NextAttempt(b.Decision.Replica)
+					router.NextAttempt(q, b.Decision.Replica)
 				}
 				report(r, members[w].ID, i%2, 0, tokens(0, 600), []int{16, 512}[i%2])
 				r.ReplicaCapacity(members[w].ID, 1000+i)

@@ -58,7 +58,7 @@ func TestRetryAsksTheUntriedFirst(t *testing.T) {
 	policytest.Fill(t, r, "r9", 5)
 	q := &policy.Request{}
 	for i := range 9 {
-		q.NextAttempt(r.View().ByID(fmt.Sprintf("r%d", i)))
+		router.NextAttempt(q, r.View().ByID(fmt.Sprintf("r%d", i)))
 	}
 	d := policytest.Pick(t, r, q).Decision
 	require.Equal(t, "r9", d.Replica.ID)

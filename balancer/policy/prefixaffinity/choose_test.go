@@ -220,7 +220,7 @@ func TestRetryPrefersUntriedInTheSameOrder(t *testing.T) {
 	for i := range 12 {
 		d := route(t, r, q)
 		assert.Equal(t, places[i], d.Replica.ID)
-		q.NextAttempt(d.Replica)
+		router.NextAttempt(q, d.Replica)
 	}
 }
 

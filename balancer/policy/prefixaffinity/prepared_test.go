@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestTenantsDoNotShare(t *testing.T) {
@@ -36,8 +37,8 @@ func TestReadOnce(t *testing.T) {
 	for i := range 10 {
 		b := policytest.Pick(t, r, q)
 		b.Release()
-		q.DropPrompt()
-		q.NextAttempt(b.Decision.Replica)
+		router.DropPrompt(q)
+		router.NextAttempt(q, b.Decision.Replica)
 		assert.Equal(t, i+1 > 1, b.Decision.Reason == policy.ReasonRetry)
 		policytest.SetFleet(r, policytest.Fleet(16+i))
 	}

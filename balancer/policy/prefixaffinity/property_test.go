@@ -280,8 +280,8 @@ func TestConcurrentUse(t *testing.T) {
 							continue
 						}
 						b.Release()
-						q.DropPrompt()
-						q.NextAttempt(b.Decision.Replica)
+						router.DropPrompt(q)
+						router.NextAttempt(q, b.Decision.Replica)
 					}
 					p.caches.Stats()
 				}

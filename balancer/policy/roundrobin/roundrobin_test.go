@@ -56,7 +56,7 @@ func TestLocalityDoesNotMatter(t *testing.T) {
 func TestRetryAsksTheUntriedFirst(t *testing.T) {
 	r := policytest.NewRouter(t, from(0).policy(), policytest.Fleet(3))
 	q := &policy.Request{}
-	q.NextAttempt(r.View().ByID("r0"))
+	router.NextAttempt(q, r.View().ByID("r0"))
 	for _, want := range []string{"r1", "r2", "r1"} {
 		b := policytest.Pick(t, r, q)
 		require.Equal(t, want, b.Decision.Replica.ID)

@@ -52,7 +52,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 	}
 	var ticket router.Ticket
 	err := f.router.Reserve(ctx, &f.req, &f.booking, router.How{Ticket: &ticket})
-	f.req.DropPrompt()
+	router.DropPrompt(&f.req)
 	switch err {
 	case nil:
 		r.submit(f, work)

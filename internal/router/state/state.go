@@ -111,6 +111,7 @@ type Request struct {
 	Query      bool // the pick under way is a Query
 	Side       Side // what decides, where a rollout is in force
 
+	Origin   Origin // nil = only the key arrived
 	Prepared any    // the Router whose policy prepared it
 	Epoch    uint64 // of the View that Prepare saw
 	Attempt  int
@@ -120,7 +121,7 @@ type Request struct {
 	Seq      uint64
 	Ahead    int64    // prompt tokens queued at the replica, those of other clients too, at the last pick
 	Keeper   *Replica // drains, and keeps this session
-	Shadow   Shadow   // as the shadow policy sees it; nil = there is none
+	Shadow   any      // as the shadow policy sees it; nil = there is none
 	Sets     *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
 
 	Mark Mark // of the last pick
@@ -138,10 +139,12 @@ type Mark struct {
 // Watched reports whether the host learns that the replica has answered.
 func (m *Mark) Watched() bool { return m.Answer != 0 }
 
-// A Shadow is a request as the shadow policy sees it.
-type Shadow interface {
-	DropPrompt()
-	Settle()
+// An Origin is where a request key was taken from.
+type Origin interface {
+	// Message returns the request message, nil where it is not at hand.
+	Message() any
+	// Header returns the values of a metadata key or HTTP header; case does not matter.
+	Header(key string) []string
 }
 
 // A Decision is the Router's part of a decision.

@@ -1,0 +1,69 @@
+package router
+
+import (
+	"slices"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// NextAttempt starts another attempt of the call. The replica of the one that
+// failed, if it had one, is remembered: later picks prefer others.
+func NextAttempt(q *policy.Request, failed *policy.Replica) {
+	s := q.State()
+	s.Attempt++
+	if failed != nil && !slices.Contains(s.Tried, failed.ID) {
+		s.Tried = append(s.Tried, failed.ID)
+	}
+}
+
+// Resume starts the attempt after those that failed at these replicas, as NextAttempt does one by one. Of ids that the
+// fleet of the View does not have only the attempt counts, and of the slice and its strings nothing is kept. It is
+// for a request that had no attempts here. O(ids).
+func Resume(q *policy.Request, v policy.View, failed []string) {
+	if len(failed) == 0 {
+		return
+	}
+	s, seen := q.State(), make(map[*policy.Replica]bool)
+	for _, id := range failed {
+		s.Attempt++
+		if r := v.ByID(id); r != nil && !seen[r] {
+			seen[r] = true
+			s.Tried = append(s.Tried, r.ID)
+		}
+	}
+}
+
+// Rekey drops the key and all that was prepared for it, so that the request can
+// be filled anew. The method and the attempts made so far stay. A copy of a request that was rekeyed may
+// go its own way.
+func Rekey(q *policy.Request) {
+	was := q.State()
+	next := policy.Request{Method: q.Method, Answer: q.Answer}
+	*next.State() = state.Request{
+		Origin: was.Origin, Attempt: was.Attempt, Tried: slices.Clip(was.Tried), QueuedAt: was.QueuedAt, Seq: was.Seq,
+		Side: was.Side,
+	}
+	*q = next
+}
+
+// DropPrompt drops the prompt, so that the message it aliases can be freed
+// while the call goes on.
+func DropPrompt(q *policy.Request) {
+	q.Prompt = policy.Prompt{}
+	if x := shadowOf(q); x != nil {
+		x.request.Prompt = policy.Prompt{}
+	}
+}
+
+// Settle drops which replicas the request excludes or allows, and where its attempts failed, for a host that
+// keeps it for long after its last pick: policies that observe the end do not see them.
+func Settle(q *policy.Request) {
+	s := q.State()
+	q.Session = policy.SessionKey(q.Session)
+	q.Exclude, q.Allow = nil, nil
+	s.Origin, s.Tried, s.Sets = nil, nil, nil
+	if x := shadowOf(q); x != nil {
+		Settle(&x.request)
+	}
+}
