@@ -177,7 +177,7 @@ func (k *picks) choose(
 	router.DropPrompt(&x.q)
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
 	a := k.answer(h, r, x) // before the lease is in force
-	router.Settle(&x.q)     // else the lease would keep the lists of the request
+	router.Settle(&x.q)    // else the lease would keep the lists of the request
 	k.leases.hold(x, a, reserves, holdFor(r), k.now())
 	return a, nil
 }
