@@ -209,7 +209,7 @@ func (d *deployment) tick(now time.Time) {
 	}
 	h := d.hosted.Load()
 	d.balance.tick(d.roster.order, h.router, now)
-	h.router.Look()
+	h.router.Health.Look()
 	d.eject(h.router, now)
 	h.flush(d.roster.numberOf)
 	d.wake.give()

@@ -51,7 +51,7 @@ func host(r *router.Router, c policy.Config, old *hosted, conns *replicaConns, l
 		return h
 	}
 	h.index = newIndex(h.number << 32) // so that clients do not take its versions for those of another
-	r.ShareRoutes(h.shared)
+	r.Routes.Share(h.shared)
 	h.events = kvevents.NewManager(kvevents.Options{
 		Sink: h.changed, Connect: conns.connect, Coarse: true, Logger: log,
 	})
@@ -66,7 +66,7 @@ func (h *hosted) suits(c policy.Config) bool {
 // adopt puts the fields into force that can change without another Router.
 func (h *hosted) adopt(c policy.Config) {
 	h.name(c)
-	if err := h.router.SetRollout(c.Rollout()); err != nil { // cannot happen: the Router has a policy for the rest
+	if err := h.router.Rollout.Set(c.Rollout()); err != nil { // cannot happen: the Router has a policy for the rest
 		h.log.Error("warmpath: the percentage is not in force", "error", err)
 	}
 }
@@ -164,9 +164,9 @@ func (h *hosted) take(order []*member) {
 	h.router.Fleet.Connect()
 	sources, silent := make([]policy.Attributes, len(order)), make(map[string]cacheOf)
 	for i, m := range order {
-		h.router.ReplicaCapacity(m.ID, m.KVTokens)
+		h.router.Fleet.SetCapacity(m.ID, m.KVTokens)
 		sources[i] = eventsource.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
-		if sources[i].KVEvents == "" && h.router.SharesRoutes() {
+		if sources[i].KVEvents == "" && h.router.Routes.Shares() {
 			silent[m.ID] = cacheOf{tokens: m.KVTokens, instance: m.Instance}
 		}
 	}

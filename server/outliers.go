@@ -65,7 +65,7 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 		probe := e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id
 		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.source(), c, probe)
 	}
-	rt.Sync()
+	rt.Health.Sync()
 	if d.eject(rt, d.now()) {
 		d.wake.give()
 	}

@@ -193,11 +193,11 @@ func TestFailedAttemptsTakeNothingFromOthers(t *testing.T) {
 func TestOnlyPrefilledRoutesAreShared(t *testing.T) {
 	eachBuiltin(t, func(t *testing.T, _ string, build func() *router.Router) {
 		r := build()
-		if !r.SharesRoutes() {
+		if !r.Routes.Shares() {
 			t.Skip("it knows no prompts")
 		}
 		var log router.RouteLog
-		r.ShareRoutes(log.Add)
+		r.Routes.Share(log.Add)
 		for i, tt := range []struct {
 			answers bool
 			outcome policy.Outcome

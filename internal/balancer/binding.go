@@ -70,7 +70,7 @@ func (b *lb) use(r *router.Router) {
 	if r == nil {
 		r = old.Router
 	}
-	if err := r.SetRollout(b.config.Rollout()); err != nil {
+	if err := r.Rollout.Set(b.config.Rollout()); err != nil {
 		logger.Error(err) // of a Router that is not ours
 	}
 	r.Fleet.Set(b.endpoints.members)

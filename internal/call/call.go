@@ -401,7 +401,7 @@ func (r *rare) answered(o *policy.Outcome, b *Binding) {
 	}
 	if r.outrun != nil && b != nil {
 		if o.FirstMessage <= time.Duration(b.Config.FirstTokenTimeout) {
-			b.Router.Outrun(r.outrun)
+			b.Router.Health.Outrun(r.outrun)
 		}
 		r.outrun = nil
 	}

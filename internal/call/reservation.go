@@ -90,7 +90,7 @@ var errUnasked = errors.New("only the look-aside server may decide (mode: centra
 
 // asks returns how the server is asked for a request, nil if it is not to be.
 func (b *Binding) asks(q *policy.Request) *Central {
-	if b.Central == nil || q.Pin != "" || !b.Router.Decides(q) {
+	if b.Central == nil || q.Pin != "" || !b.Router.Rollout.Decides(q) {
 		return nil
 	}
 	return b.Central

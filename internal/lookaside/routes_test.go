@@ -41,7 +41,7 @@ func TestRoutesAreReported(t *testing.T) {
 	w, _, _ := unstarted(t)
 	r, err := router.NewRouter(router.Options{Policy: cutter()})
 	require.NoError(t, err)
-	require.True(t, r.SharesRoutes())
+	require.True(t, r.Routes.Shares())
 	r.Fleet.Set([]router.Member{{Attributes: policy.Attributes{ID: "r2"}}})
 	r.Fleet.Connect()
 	detach := w.Attach(r)

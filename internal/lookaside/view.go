@@ -97,7 +97,7 @@ func (v *view) attach(r *router.Router) {
 	if !v.silent {
 		v.eject(r)
 	}
-	r.ShareRoutes(v.routes.note)
+	r.Routes.Share(v.routes.note)
 	if r.ObservesCache() && (len(v.caches) > 0 || v.adopted.IndexVersion > 0) {
 		v.wantIndex = true
 		select {
@@ -110,7 +110,7 @@ func (v *view) attach(r *router.Router) {
 func (v *view) detach(r *router.Router) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	r.ShareRoutes(nil)
+	r.Routes.Share(nil)
 	v.routers = slices.DeleteFunc(v.routers, func(x *router.Router) bool { return x == r })
 	nothing := make([]routerload.Peer, len(v.load.peers))
 	for i := range nothing {
@@ -124,7 +124,7 @@ func (v *view) detach(r *router.Router) {
 // setCapacities gives a Router the sizes of the replicas' caches. Called with mu held.
 func (v *view) setCapacities(r *router.Router) {
 	for _, m := range v.members.named {
-		r.ReplicaCapacity(m.ID, m.kvTokens)
+		r.Fleet.SetCapacity(m.ID, m.kvTokens)
 	}
 }
 
@@ -362,7 +362,7 @@ func (v *view) eject(r *router.Router) {
 			}
 		}
 	}
-	r.Sync()
+	r.Health.Sync()
 }
 
 // suspendEjections has the server's ejections probed: it is silent or gone. Called with mu held.
@@ -382,7 +382,7 @@ func (v *view) suspend(r *router.Router) {
 			r.Outliers().SetRemote(r.Outlier(rep), outlier.HalfOpen)
 		}
 	}
-	r.Sync()
+	r.Health.Sync()
 }
 
 // outcomes are the results of the Routers' calls since the last report, nil for none. Called with mu held.
@@ -403,7 +403,7 @@ func (v *view) outcomes() *warmpathv1.OutcomeReport {
 		}
 	}
 	for _, r := range v.routers {
-		r.Sync()
+		r.Health.Sync()
 	}
 	if len(report.Replicas) == 0 {
 		return nil

@@ -18,13 +18,13 @@ type choice struct {
 }
 
 // policy returns what decides: the policy, or Options.Plain.
-func (c choice) policy() *policy.Policy { return c.r.chooser(c.q) }
+func (c choice) policy() *policy.Policy { return c.r.Rollout.policy(c.q) }
 
 // decide fills in the decision.
 func (c choice) decide() error {
 	r, q, v, d := c.r, c.q, c.v, c.d
 	v.narrow(q) // for a fleet that has changed since
-	q.State().Plain = !r.Decides(q)
+	q.State().Plain = !r.Rollout.Decides(q)
 	switch {
 	case r.queue.closed:
 		*d = policy.Decision{}
@@ -84,12 +84,12 @@ func (c choice) ask() error {
 
 // corrected notes that a pick of the policy is not used. Called with mu held.
 func (c choice) corrected(picked *policy.Decision) {
-	c.r.withdrawn(c.q, picked)
+	withdrawn(&c.r.own, c.q, picked)
 	rep := c.v.current(picked.Replica)
 	if rep != nil && rep.Connected() && c.v.Allowed(c.q, rep) {
 		return // only full: the request waits for it
 	}
-	if c.r.corrections.Add(1) == 1 {
+	if c.r.Counts.Corrections.Add(1) == 1 {
 		slog.Warn("warmpath: the policy picks a replica that the request may not be given: "+
 			"the least loaded is taken instead; a policy picks among those that View.Available reports (logged once)",
 			"policy", c.policy().Name, "replica", picked.Replica.ID)

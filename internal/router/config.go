@@ -42,7 +42,7 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 	}
 	r, err := NewRouter(o)
 	if err == nil {
-		err = r.SetRollout(full.Rollout())
+		err = r.Rollout.Set(full.Rollout())
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicies(p, shadow))

@@ -92,7 +92,7 @@ func (f *Fleet) replica(old *policy.Replica, m *Member, index int) *policy.Repli
 	case f.departed[m.ID] != nil:
 		l = f.departed[m.ID]
 		delete(f.departed, m.ID)
-		r.hold()
+		r.quick.hold()
 	default:
 		f.numbers++
 		l = newLive(f.numbers & numberMask)
@@ -132,7 +132,7 @@ func (f *Fleet) depart(rep *policy.Replica) {
 	l.lift()
 	if rep.Ongoing() > 0 {
 		f.departed[rep.ID] = l
-		r.hold()
+		r.quick.hold()
 	}
 }
 
@@ -141,7 +141,7 @@ func (f *Fleet) forget(rep *policy.Replica) {
 	r := f.router
 	if f.departed[rep.ID] == liveOf(rep) && rep.Ongoing() == 0 {
 		delete(f.departed, rep.ID)
-		r.hold()
+		r.quick.hold()
 	}
 }
 
@@ -229,7 +229,7 @@ func (f *Fleet) show(v *view) {
 	r := f.router
 	r.view.Store(v)
 	r.queue.requeue()
-	r.hold()
+	r.quick.hold()
 }
 
 // connects notes that the connection of a replica comes or goes, before the View has it. Called with mu held.
@@ -239,4 +239,13 @@ func (f *Fleet) connects(l *live, up bool) {
 		l.Set(state.Leaving, false)
 	}
 	f.router.outliers.SetConnected(l.outlier, up)
+}
+
+// released does what the end of a reservation means to others. Called with mu held.
+func (f *Fleet) released(at *policy.Replica) {
+	r := f.router
+	if r.queue.queued > 0 {
+		r.queue.serve(at.ID)
+	}
+	f.forget(at)
 }

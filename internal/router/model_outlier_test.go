@@ -108,7 +108,7 @@ func (m *hospital) step() {
 	case n < 165:
 		m.end()
 	case n < 168:
-		m.r.Look()
+		m.r.Health.Look()
 	case n < 172:
 		m.now = m.now.Add(time.Duration(m.rnd.IntN(90)) * time.Second)
 	case n < 173:
@@ -142,7 +142,7 @@ func (m *hospital) each(do func(*outlier.Detector, *outlier.Replica)) {
 			do(m.r.Outliers(), m.r.Outlier(rep))
 		}
 	}
-	m.r.Sync()
+	m.r.Health.Sync()
 }
 
 func (m *hospital) change() {
@@ -339,14 +339,14 @@ func (m *hospital) finish() {
 			m.r.Fleet.SetConnected(rep.ID, false)
 			m.r.Fleet.SetConnected(rep.ID, true)
 			q := &policy.Request{Pin: rep.ID, Answer: policy.AnswerMessage}
-			m.r.Look()
+			m.r.Health.Look()
 			b := pick(m, m.r, q)
 			took := b.Answered()
 			b.Release()
 			m.r.Complete(q, b.Decision, policy.Outcome{Sent: true, FirstMessage: took, Usage: policy.NoUsage})
 		}
 	}
-	m.r.Look()
+	m.r.Health.Look()
 	m.check()
 	for _, rep := range m.r.View().Replicas() {
 		s, _ := m.r.Outliers().State(m.r.Outlier(rep))

@@ -28,12 +28,12 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 	if q.Pin != "" || n <= 0 {
 		return to
 	}
-	p := r.chooser(q)
+	p := r.Rollout.policy(q)
 	own := q.Exclude
 	q.Exclude, q.State().Sets = append(append(make([]string, 0, len(own)+n+1), own...), booked.ID), nil
 	defer func() { q.Exclude, q.State().Sets = own, nil }()
 	for range n {
-		d := r.next(q, p)
+		d := next(r, q, p)
 		if d.Replica == nil {
 			break
 		}
@@ -44,7 +44,7 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 }
 
 // next returns a decision without replica if none is available.
-func (r *Router) next(q *policy.Request, p *policy.Policy) policy.Decision {
+func next(r *Router, q *policy.Request, p *policy.Policy) policy.Decision {
 	r.view.Load().narrow(q)
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -9,50 +10,61 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// Outliers returns the Router's outlier detection. [Router.Sync] follows what changes it.
+// Health puts what outlier detection finds into force in a Router. The Router's mutex guards it.
+type Health struct {
+	router      *Router
+	seenChanges atomic.Uint64 // of the Detector's Version, what is in force; written with mu held
+	seenFreed   uint64
+}
+
+// Outliers returns the Router's outlier detection. [Health.Sync] follows what changes it.
 func (r *Router) Outliers() *outlier.Detector { return r.outliers }
 
 // Outlier returns the replica's record in outlier detection.
 func (r *Router) Outlier(rep *policy.Replica) *outlier.Replica { return liveOf(rep).outlier }
 
 // Look looks at the fleet as a pick would, for a host that has had none for a while.
-func (r *Router) Look() {
+func (h *Health) Look() {
+	r := h.router
 	r.outliers.Look(r.opts.Now())
-	r.Sync()
+	h.Sync()
 }
 
 // attend looks at the fleet before a pick, if that is due. It is never called while a request chooses: it lets those
 // that wait choose again. It returns the time if it read the clock, else the zero time. Called with mu held.
-func (r *Router) attend(q *policy.Request) (now time.Time) {
+func (h *Health) attend(q *policy.Request) (now time.Time) {
+	r := h.router
 	if q.Answer == policy.AnswerUnseen && r.outliers.AllHealthy() {
 		return now
 	}
 	now = r.opts.Now()
 	r.outliers.Look(now)
-	r.force()
+	h.force()
 	return now
 }
 
 // Sync lets requests that wait choose again where outlier detection has changed.
-func (r *Router) Sync() {
-	if changes, _ := r.outliers.Version(); changes == r.seenChanges.Load() {
+func (h *Health) Sync() {
+	r := h.router
+	if changes, _ := r.outliers.Version(); changes == h.seenChanges.Load() {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.force()
+	h.force()
 }
 
 // force is Sync. Called with mu held.
-func (r *Router) force() {
+func (h *Health) force() {
+	r := h.router
 	changes, freed := r.outliers.Version()
-	if changes == r.seenChanges.Load() {
+	if changes == h.seenChanges.Load() {
 		return
 	}
-	r.seenChanges.Store(changes)
-	r.hold()
-	if r.seenFreed != freed {
-		r.seenFreed = freed
+	h.seenChanges.Store(changes)
+	r.quick.hold()
+	if h.seenFreed != freed {
+		h.seenFreed = freed
 		r.queue.requeue()
 	}
 	if r.queue.queued > 0 {
@@ -62,7 +74,8 @@ func (r *Router) force() {
 
 // watch notes what is to be known of a reservation that is being made, with so much reserved before it; now as for
 // choose. Called with mu held.
-func (r *Router) watch(q *policy.Request, b *Reservation, l *live, before int64, now time.Time) {
+func (h *Health) watch(q *policy.Request, b *Reservation, l *live, before int64, now time.Time) {
+	r := h.router
 	// Requests under way count too: a replica that is given more than others is not late for it.
 	before += l.Peer.Load()
 	work := float64(b.prefill + before&state.TokenMask + load.Overhead*(before>>state.TokenBits+1))
@@ -86,19 +99,46 @@ func (b *Reservation) Answered() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b.dropPrefill()
-	r.force()
+	r.Health.force()
 	return took
 }
 
 // judge takes what the end of a call shows of the replica. Where an answer was seen, Answered has done it.
-func (r *Router) judge(rep *policy.Replica, m state.Mark, o *policy.Outcome) {
+func (h *Health) judge(rep *policy.Replica, m state.Mark, o *policy.Outcome) {
+	r := h.router
 	r.outliers.Ended(liveOf(rep).outlier, m, o)
-	r.Sync()
+	h.Sync()
 }
 
 // Outrun notes that another replica has answered in time what was given up on this one as [Late]: as much evidence
 // again.
-func (r *Router) Outrun(late *policy.Replica) {
+func (h *Health) Outrun(late *policy.Replica) {
+	r := h.router
 	r.outliers.Outrun(liveOf(late).outlier)
-	r.Sync()
+	h.Sync()
+}
+
+// ring is the alarm of the queue.
+func (h *Health) ring() {
+	r := h.router
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.queue.alarm.at = time.Time{}
+	if r.queue.closed {
+		return
+	}
+	if !r.outliers.AllHealthy() {
+		r.outliers.Look(r.opts.Now())
+		h.force()
+	}
+	r.queue.tick()
+	r.queue.arm()
+}
+
+// charge adds to a replica's book. Called with mu held.
+func (h *Health) charge(l *live, ongoing, tokens int64) {
+	l.Book.Add(ongoing<<state.TokenBits + tokens) // quick picks write it too
+	if d := h.router.outliers; !d.AllHealthy() {
+		d.Readmit(l.outlier)
+	}
 }

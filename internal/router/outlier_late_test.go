@@ -75,14 +75,14 @@ func TestTrialThatHangs(t *testing.T) {
 	}
 	r0 := w.View().ByID("r0")
 	open := func() bool {
-		w.Look()
+		w.Health.Look()
 		return w.View().Available(new(policy.Request), r0)
 	}
 	w.pass(10*time.Second + round)
 	hung, h := w.trial("r0")
 	require.False(t, open(), "one at a time")
 	w.pass(5*time.Second + round)
-	w.Look()
+	w.Health.Look()
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	w.pass(20*time.Second + round)
 	require.True(t, open())
@@ -110,7 +110,7 @@ func TestUnseenTrialThatHangs(t *testing.T) {
 			}
 			r0 := w.View().ByID("r0")
 			open := func() bool {
-				w.Look()
+				w.Health.Look()
 				return w.View().Available(new(policy.Request), r0)
 			}
 			only := func() (*policy.Request, *Reservation) {
@@ -202,11 +202,11 @@ func TestStallEjectsNobody(t *testing.T) {
 	}
 	for range 300 {
 		w.pass(round)
-		w.Look()
+		w.Health.Look()
 	}
 	for _, c := range under {
 		w.finish(c.q, c.b)
-		w.Look()
+		w.Health.Look()
 	}
 	require.Zero(t, w.Outliers().Stats().Ejections)
 }

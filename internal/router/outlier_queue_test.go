@@ -20,7 +20,7 @@ func TestWaitWhileEjected(t *testing.T) {
 	waiter := enqueue(t, w.Router, &policy.Request{Answer: policy.AnswerMessage})
 	require.Equal(t, []*policy.Replica{w.View().ByID("r1")}, waiter.b.Decision.WaitFor)
 	w.pass(11 * time.Second)
-	w.Look()
+	w.Health.Look()
 	require.False(t, waiter.waiting, "its trial took the waiter")
 	require.Equal(t, "r0", waiter.b.Decision.Replica.ID)
 	require.NoError(t, waiter.err)

@@ -96,7 +96,7 @@ func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
 	asked = 0
 	for range 400 {
 		w.pass(round)
-		w.Look()
+		w.Health.Look()
 	}
 	require.Equal(t, outlier.Healthy, w.condition("r2"))
 	require.Zero(t, asked)

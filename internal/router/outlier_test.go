@@ -97,7 +97,7 @@ func TestTrialOfALongStream(t *testing.T) {
 					w.fail("r0")
 				}
 				w.pass(time.Hour)
-				w.Look()
+				w.Health.Look()
 				require.Equal(t, outlier.HalfOpen, w.condition("r0"))
 				require.True(t, w.View().Available(new(policy.Request), r0))
 				b := pick(t, w.Router, &policy.Request{Answer: answer, Exclude: []string{"r1", "r2"}})

@@ -63,7 +63,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 		for range 200 {
 			switch rnd.IntN(4) {
 			case 0:
-				require.NoError(t, r.SetRollout(policy.Rollout{Share: float64(rnd.IntN(3)) / 2, Off: rnd.IntN(3) == 0}))
+				require.NoError(t, r.Rollout.Set(policy.Rollout{Share: float64(rnd.IntN(3)) / 2, Off: rnd.IntN(3) == 0}))
 			case 1:
 				if len(calls) == 0 {
 					continue

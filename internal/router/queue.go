@@ -21,15 +21,7 @@ type queue struct {
 
 	opts     *Options
 	outliers *outlier.Detector
-	host     queueHost
-}
-
-// A queueHost is the Router of a queue.
-type queueHost interface {
-	current() *view
-	choose(q *policy.Request, v *view, b *Reservation, now time.Time) error
-	hold() // the queue is empty, or no longer
-	ring() // the alarm
+	router   *Router
 }
 
 // A waiter is a request in the queue. It stands in the line of all, and in
@@ -86,7 +78,7 @@ func (u *queue) admit(w *waiter) error {
 		u.settle(out, full)
 	}
 	u.queued++
-	u.host.hold()
+	u.router.quick.hold()
 	return nil
 }
 
@@ -116,14 +108,14 @@ func (u *queue) settle(w *waiter, err error) {
 	w.waiting = false
 	w.err = err
 	u.queued--
-	u.host.hold()
+	u.router.quick.hold()
 	close(w.done)
 }
 
 // again lets a waiter choose once more: it is served, or sent away, or stands
 // where it would wait now, in its old order.
 func (u *queue) again(w *waiter) {
-	err := u.host.choose(w.q, u.host.current(), w.b, time.Time{})
+	err := u.router.choose(w.q, u.router.view.Load(), w.b, time.Time{})
 	if err == ErrFull {
 		w.step()
 		u.stand(w)
@@ -140,7 +132,7 @@ func (u *queue) again(w *waiter) {
 // heads: of those that want this replica, and of those that take any. One of them
 // that is not served no longer wants it and has gone to stand elsewhere.
 func (u *queue) serve(id string) {
-	rep := u.host.current().ByID(id)
+	rep := u.router.view.Load().ByID(id)
 	if rep == nil {
 		return
 	}

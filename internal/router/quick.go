@@ -46,7 +46,7 @@ func (k *Quick) Release(rep *policy.Replica) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.released(rep)
+	r.Fleet.released(rep)
 }
 
 // Refused is [Reservation.Refused] for a reservation of Pick.
@@ -54,14 +54,16 @@ func (k *Quick) Refused(rep *policy.Replica, report load.Report) {
 	r := k.router
 	rep.State().Book.Add(-1 << state.TokenBits)
 	r.mu.Lock()
-	r.refused(rep)
+	r.Fleet.refused(rep)
 	r.mu.Unlock()
 	r.Report(rep.ID, report)
 }
 
 // Ended takes what the end of a call shows of the replica's health: nothing where it succeeded and the replica is not
 // suspected.
-func (k *Quick) Ended(rep *policy.Replica, o policy.Outcome) { k.router.judge(rep, state.Mark{}, &o) }
+func (k *Quick) Ended(rep *policy.Replica, o policy.Outcome) {
+	k.router.Health.judge(rep, state.Mark{}, &o)
+}
 
 // plain reports whether the request narrows the choice in no way.
 func plain(q *policy.Request) bool {
@@ -79,7 +81,8 @@ const (
 // hold sets whether quick picks and releases concern any other request. A
 // waiter is counted before it looks at the books for the last time. Called with
 // mu held.
-func (r *Router) hold() {
+func (k *Quick) hold() {
+	r := k.router
 	r.shared.hinder(held, r.queue.queued > 0 || len(r.Fleet.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
 }
 

@@ -61,8 +61,8 @@ func (b *Reservation) Refused(report load.Report) {
 	r.mu.Lock()
 	held := b.end()
 	if held {
-		r.refused(b.replica)
-		r.force()
+		r.Fleet.refused(b.replica)
+		r.Health.force()
 	}
 	r.mu.Unlock()
 	if held {
@@ -72,9 +72,10 @@ func (b *Reservation) Refused(report load.Report) {
 
 // refused marks a replica that refused, unless it has left. Called with mu held,
 // after the reservation was taken from the book.
-func (r *Router) refused(rep *policy.Replica) {
+func (f *Fleet) refused(rep *policy.Replica) {
+	r := f.router
 	if now := r.view.Load().ByID(rep.ID); now == nil || liveOf(now) != liveOf(rep) {
-		r.Fleet.forget(rep)
+		f.forget(rep)
 		return
 	}
 	r.queue.mark(rep)
@@ -185,7 +186,7 @@ func (u *queue) arm() {
 		return
 	}
 	u.alarm.off()
-	u.alarm = alarm{at: first, stop: u.opts.AfterFunc(max(first.Sub(now), 0), u.host.ring)}
+	u.alarm = alarm{at: first, stop: u.opts.AfterFunc(max(first.Sub(now), 0), u.router.Health.ring)}
 }
 
 func later(a, b time.Time) time.Time {
@@ -193,22 +194,6 @@ func later(a, b time.Time) time.Time {
 		return a
 	}
 	return b
-}
-
-// ring is the alarm.
-func (r *Router) ring() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.queue.alarm.at = time.Time{}
-	if r.queue.closed {
-		return
-	}
-	if !r.outliers.AllHealthy() {
-		r.outliers.Look(r.opts.Now())
-		r.force()
-	}
-	r.queue.tick()
-	r.queue.arm()
 }
 
 // insist takes the marks of the replicas away that a request would wait for, and reports

@@ -105,11 +105,11 @@ func TestReplicaCapacity(t *testing.T) {
 	require.Equal(t, 1000, r.View().ByID("r0").KVTokens())
 	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r0"), "the policy does not look at load")
 	clear(sizes)
-	r.ReplicaCapacity("r0", 1000)
-	r.ReplicaCapacity("r1", 0)
-	r.ReplicaCapacity("nobody", 5)
+	r.Fleet.SetCapacity("r0", 1000)
+	r.Fleet.SetCapacity("r1", 0)
+	r.Fleet.SetCapacity("nobody", 5)
 	require.Empty(t, sizes, "no news")
-	r.ReplicaCapacity("r0", 2000)
+	r.Fleet.SetCapacity("r0", 2000)
 	require.Equal(t, map[string]int{"r0": 2000}, sizes)
 }
 

@@ -44,7 +44,7 @@ func (b *Reservation) PrefillDone() {
 // dropPrefill is PrefillDone. Called with the Router's mutex held.
 func (b *Reservation) dropPrefill() {
 	if b.held && b.prefill > 0 {
-		b.router.charge(liveOf(b.replica), 0, -b.prefill)
+		b.router.Health.charge(liveOf(b.replica), 0, -b.prefill)
 		b.prefill = 0
 	}
 }
@@ -59,9 +59,9 @@ func (b *Reservation) Release() {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics, which is called for the requests that wait
 	if b.end() && (r.queue.queued > 0 || len(r.Fleet.departed) > 0) {
-		r.released(b.replica)
+		r.Fleet.released(b.replica)
 	}
-	r.force()
+	r.Health.force()
 }
 
 // Withdraw ends the reservation of an attempt that was never sent: Release, and the policy takes
@@ -84,6 +84,6 @@ func (b *Reservation) end() bool {
 	}
 	b.held = false
 	b.router.outliers.End(&b.attempt)
-	b.router.charge(liveOf(b.replica), -1, -b.prefill)
+	b.router.Health.charge(liveOf(b.replica), -1, -b.prefill)
 	return true
 }

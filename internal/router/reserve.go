@@ -76,7 +76,7 @@ func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	if q.State().Query = how.Query; waits {
 		u.number(q)
 	}
-	now := r.attend(q)
+	now := r.Health.attend(q)
 	u.tick()
 	v := r.view.Load()
 	switch {
@@ -123,7 +123,7 @@ func (r *Router) choose(q *policy.Request, v *view, b *Reservation, now time.Tim
 // mu held.
 func (r *Router) assign(q *policy.Request, v *view, b *Reservation, a *Assigned, now time.Time) error {
 	rep := v.ByID(a.Replica)
-	q.State().AnyModel, q.State().Plain = v.anyModel(q), !r.Decides(q)
+	q.State().AnyModel, q.State().Plain = v.anyModel(q), !r.Rollout.Decides(q)
 	if rep != nil {
 		q.State().Keeper = rep.State() // the server decides which sessions a draining replica still serves
 	}
@@ -153,7 +153,7 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 	d := &b.Decision
 	d.State().Plain = q.State().Plain
 	if r.shadow != nil {
-		r.shadow.choose(q, v, d, r.rollout.off.Load() || q.State().Query)
+		r.shadow.choose(q, v, d, r.Rollout.off.Load() || q.State().Query)
 	}
 	l := liveOf(d.Replica)
 	book := l.Book.Load()
@@ -166,8 +166,8 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 	}
 	prefill := min(max(int64(q.PromptTokens)-int64(d.MatchedTokens), 0), state.MaxPrefill)
 	b.router, b.replica, b.prefill, b.held = r, d.Replica, prefill, true
-	r.watch(q, b, l, book, now)
-	r.charge(l, 1, prefill)
+	r.Health.watch(q, b, l, book, now)
+	r.Health.charge(l, 1, prefill)
 }
 
 // takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.
@@ -179,27 +179,18 @@ func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.withdrawn(q, d)
+	withdrawn(&r.own, q, d)
 	if shades {
 		x.decided = false
 		s.Withdrawn(&x.request, x.decision)
 	}
 }
 
-// withdrawn has the policy forget a pick of its Choose that is not used. Called with mu held.
-func (r *Router) withdrawn(q *policy.Request, d *policy.Decision) {
+// withdrawn has the policy forget a pick of its Choose that is not used. Called with the Router's mutex held.
+func withdrawn(o *policy.Observer, q *policy.Request, d *policy.Decision) {
 	if d.State().Chosen {
 		d.State().Chosen = false
-		r.own.Withdrawn(q, *d)
-	}
-}
-
-// charge adds to a replica's book. Called with mu held.
-func (r *Router) charge(l *live, ongoing, tokens int64) {
-	delta := ongoing<<state.TokenBits + tokens
-	l.Book.Add(delta) // quick picks write it too
-	if !r.outliers.AllHealthy() {
-		r.outliers.Readmit(l.outlier)
+		o.Withdrawn(q, *d)
 	}
 }
 

@@ -15,14 +15,15 @@ import (
 // errNoPlain refuses a rollout without a policy for the rest.
 var errNoPlain = errors.New("router: a Rollout needs Options.Plain")
 
-// A rollout is the [policy.Rollout] in force.
-type rollout struct {
+// A Rollout is the [policy.Rollout] in force in a Router.
+type Rollout struct {
+	router  *Router
 	sharing atomic.Bool // false where the policy decides for all
 	off     atomic.Bool
 	share   atomic.Uint64 // math.Float64bits
 }
 
-func (o *rollout) set(t policy.Rollout) {
+func (o *Rollout) set(t policy.Rollout) {
 	o.share.Store(math.Float64bits(t.Share))
 	o.off.Store(t.Off)
 	o.sharing.Store(partial(t))
@@ -31,7 +32,9 @@ func (o *rollout) set(t policy.Rollout) {
 // partial reports whether the policy does not decide for all.
 func partial(t policy.Rollout) bool { return t.Share < 1 || t.Off }
 
-func (o *rollout) decides(q *policy.Request) bool {
+// Decides reports whether the policy decides for a request, and not Options.Plain. It stays so for the life of the
+// request, but for the kill switch.
+func (o *Rollout) Decides(q *policy.Request) bool {
 	if !o.sharing.Load() {
 		return true
 	}
@@ -48,19 +51,16 @@ func (o *rollout) decides(q *policy.Request) bool {
 	return s.Side == state.ByPolicy
 }
 
-// SetRollout puts a rollout into force, on picks that begin. The state of the policy stays.
-func (r *Router) SetRollout(t policy.Rollout) error {
+// Set puts a rollout into force, on picks that begin. The state of the policy stays.
+func (o *Rollout) Set(t policy.Rollout) error {
+	r := o.router
 	if r.opts.Plain.Choose == nil && partial(t) {
 		return errNoPlain
 	}
-	r.rollout.set(t)
+	o.set(t)
 	r.shared.hinder(rolling, partial(t))
 	return nil
 }
-
-// Decides reports whether the policy decides for a request, and not Options.Plain. It stays so for the life of the
-// request, but for the kill switch.
-func (r *Router) Decides(q *policy.Request) bool { return r.rollout.decides(q) }
 
 // rolloutSeed keeps the draw apart from every other use of a session's hash.
 const rolloutSeed = 0x726f_6c6c_6f75_7401
@@ -77,10 +77,10 @@ func draw(q *policy.Request) float64 {
 	return float64(xxh3.HashStringSeed(key, rolloutSeed)>>11) / (1 << 53)
 }
 
-// chooser returns what decides for a request in the choice under way.
-func (r *Router) chooser(q *policy.Request) *policy.Policy {
+// policy returns what decides for a request in the choice under way.
+func (o *Rollout) policy(q *policy.Request) *policy.Policy {
 	if q.State().Plain {
-		return &r.opts.Plain
+		return &o.router.opts.Plain
 	}
-	return &r.opts.Policy
+	return &o.router.opts.Policy
 }

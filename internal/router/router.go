@@ -16,24 +16,27 @@ import (
 type Router struct {
 	// Fleet is the membership, and the connections.
 	Fleet Fleet
+	// Health puts what outlier detection finds into force.
+	Health Health
+	// Rollout is which part of the requests the policy decides.
+	Rollout Rollout
+	// Routes shares where prompts were prefilled.
+	Routes Routes
+	// Counts are of the life of the Router.
+	Counts Counts
 	// Load is what is under way on the replicas, of other clients above all.
 	Load *load.Tracker
 
-	opts       Options
-	prepares   bool
-	callsOut   bool
-	takesLoad  bool            // reports of it
-	learns     bool            // rates
-	own        policy.Observer // of the policy
-	hosted     hosted
-	gate       gate
-	prepErrors atomic.Int64
-	// corrections are the picks of a policy that the Router replaced.
-	corrections atomic.Int64
-	tokens      tokenizing
-	shadow      *shadow // nil = none
-	routes      routes
-	rollout     rollout
+	opts      Options
+	prepares  bool
+	callsOut  bool
+	takesLoad bool            // reports of it
+	learns    bool            // rates
+	own       policy.Observer // of the policy
+	hosted    hosted
+	gate      gate
+	tokens    tokenizing
+	shadow    *shadow // nil = none
 
 	// view is replaced under mu and read without it.
 	view atomic.Pointer[view]
@@ -46,11 +49,17 @@ type Router struct {
 	shared *shared
 	queue  queue
 
-	outliers    *outlier.Detector // its lock may be taken under mu
-	seenChanges atomic.Uint64     // of its Version, what is in force; written with mu held
-	seenFreed   uint64
+	outliers *outlier.Detector // its lock may be taken under mu
 
 	quick Quick
+}
+
+// Counts are what went wrong in the life of a Router.
+type Counts struct {
+	// Corrections are the picks of a replica that the request may not be given, whether or not it waits. The Router
+	// replaced them.
+	Corrections   atomic.Int64
+	PrepareErrors atomic.Int64 // of the policy's Prepare
 }
 
 // NewRouter returns a Router over an empty fleet.
@@ -68,6 +77,7 @@ func NewRouter(o Options) (*Router, error) {
 		shared: &shared{rand: o.Rand, now: o.Now},
 		shadow: newShadow(o.Shadow),
 	}
+	r.Health.router, r.Rollout.router, r.quick.router = r, r, r
 	r.Fleet = Fleet{router: r, departed: make(map[string]*live)}
 	uses := r.Uses()
 	r.prepares = o.Policy.Prepare != nil || o.Shadow.Prepare != nil
@@ -87,7 +97,7 @@ func NewRouter(o Options) (*Router, error) {
 	r.shared.load = r.Load
 	r.outliers = outlier.New(ejection, o.Now)
 	r.shared.outliers = r.outliers
-	r.queue.opts, r.queue.outliers, r.queue.host = &r.opts, r.outliers, r
+	r.queue.opts, r.queue.outliers, r.queue.router = &r.opts, r.outliers, r
 	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {
 		r.Fleet.sessions = newSessions()
 	}
@@ -99,12 +109,11 @@ func NewRouter(o Options) (*Router, error) {
 	if r.shadow != nil {
 		r.hosted = append(r.hosted, &r.shadow.Observer)
 	}
-	r.routes.index = o.Policy.IndexStats != nil
+	r.Routes.index = o.Policy.IndexStats != nil && r.own.Routed != nil
 	r.gate.closer = closerOf(o)
 	if r.own.Routed == nil && r.own.Completed == nil && o.Policy.Close == nil && r.shadow == nil {
 		r.quick.choose = quick
 	}
-	r.quick.router = r
 	r.view.Store(&view{fleet: &membership{byID: map[string]*policy.Replica{}}, shared: r.shared})
 	return r, nil
 }
@@ -114,14 +123,14 @@ func (r *Router) Policy() policy.Policy { return r.opts.Policy }
 
 // Uses returns what the policy looks at, its shadow, and a Rollout.
 func (r *Router) Uses() policy.Uses {
-	if r.rollout.off.Load() {
+	if r.Rollout.off.Load() {
 		return 0
 	}
 	uses := r.opts.Policy.Uses
 	if r.shadow != nil {
 		uses |= r.shadow.policy.Uses
 	}
-	if r.rollout.sharing.Load() {
+	if r.Rollout.sharing.Load() {
 		uses |= policy.UsesSession
 	}
 	return uses
@@ -133,9 +142,6 @@ func (r *Router) Observes() bool {
 	return r.own.Completed != nil || r.own.Withdrawn != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
 }
 
-// Corrections returns how often the policy picked a replica that the request may not be given, whether or not it waits.
-func (r *Router) Corrections() int64 { return r.corrections.Load() }
-
 // Queued returns how many requests wait.
 func (r *Router) Queued() int {
 	r.mu.Lock()
@@ -146,14 +152,8 @@ func (r *Router) Queued() int {
 // Quick returns how plain requests are reserved without the lock.
 func (r *Router) Quick() *Quick { return &r.quick }
 
-// current is View.
-func (r *Router) current() *view { return r.view.Load() }
-
 // View returns the current snapshot of the fleet.
 func (r *Router) View() policy.View { return r.view.Load() }
-
-// PrepareErrors returns how often the policy's Prepare failed.
-func (r *Router) PrepareErrors() int64 { return r.prepErrors.Load() }
 
 // Prepare does the part of a pick that needs no lock. A host calls it before
 // Reserve so that the work is done off the picker; it does so
@@ -171,7 +171,7 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 		q.State().Prepared, q.Prepared, q.State().Tokenized = r, nil, false // another policy's is of no use
 	}
 	q.State().AnyModel = v.anyModel(q)
-	decides := r.Decides(q)
+	decides := r.Rollout.Decides(q)
 	if !decides && !r.shades() {
 		q.State().Epoch = v.fleet.epoch
 		return
@@ -184,7 +184,7 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	}
 	if decides && r.opts.Policy.Prepare != nil && (q.Pin == "" || r.own.Routed != nil) {
 		if err := r.opts.Policy.Prepare(ctx, q, v); err != nil {
-			r.prepErrors.Add(1)
+			r.Counts.PrepareErrors.Add(1)
 		}
 	}
 	if r.shades() {
@@ -227,13 +227,13 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 		r.Load.Learn(q, &d, &o)
 	}
 	if d.Replica != nil {
-		r.judge(d.Replica, q.State().Mark, &o)
+		r.Health.judge(d.Replica, q.State().Mark, &o)
 	}
 	if !o.Sent {
 		r.takeBack(q, &d)
 	}
 	if o.Prefilled() {
-		r.routes.share(&d, d.State().Route)
+		r.Routes.send(&d, d.State().Route)
 	}
 	if r.own.Completed == nil && r.shadow == nil || d.Replica == nil || !r.gate.enter() {
 		return
@@ -251,13 +251,13 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 	if r.Fleet.sessions != nil {
 		r.Fleet.sessions.note(q.Session, liveOf(b.Decision.Replica))
 	}
-	sink := r.routes.sink.Load()
+	sink := r.Routes.sink.Load()
 	if r.own.Routed == nil && r.own.Completed == nil && r.shadow == nil && sink == nil || !r.gate.enter() {
 		return
 	}
 	defer r.gate.leave()
 	if sink != nil {
-		r.routes.note(q, &b.Decision)
+		r.Routes.note(q, &b.Decision)
 	}
 	b.Decision.State().Observed = !b.Decision.State().Plain
 	if r.own.Routed != nil && b.Decision.State().Observed {
@@ -282,17 +282,9 @@ func (r *Router) Close() error {
 		return nil
 	}
 	r.queue.closed = true
-	r.hold()
+	r.quick.hold()
 	r.queue.requeue()
 	r.queue.alarm.off()
 	r.mu.Unlock()
 	return r.gate.close()
-}
-
-// released does what the end of a reservation means to others. Called with mu held.
-func (r *Router) released(at *policy.Replica) {
-	if r.queue.queued > 0 {
-		r.queue.serve(at.ID)
-	}
-	r.Fleet.forget(at)
 }

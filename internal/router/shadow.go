@@ -79,7 +79,7 @@ func Shadow(q *policy.Request) (name string, d policy.Decision, actual int, ok b
 }
 
 // shades reports whether the shadow is to be called.
-func (r *Router) shades() bool { return r.shadow != nil && !r.rollout.off.Load() }
+func (r *Router) shades() bool { return r.shadow != nil && !r.Rollout.off.Load() }
 
 // prepare lets the shadow prepare a request, of which it has a copy.
 func (s *shadow) prepare(ctx context.Context, r *Router, q *policy.Request, v *view) {
@@ -96,7 +96,7 @@ func (s *shadow) prepare(ctx context.Context, r *Router, q *policy.Request, v *v
 		return
 	}
 	if err := s.policy.Prepare(ctx, c, v); err != nil {
-		r.prepErrors.Add(1)
+		r.Counts.PrepareErrors.Add(1)
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 // change. It is called by many goroutines, outside the Router's lock.
 type RouteSink func(to *policy.Replica, rank int, superblocks []uint64)
 
-// routes shares where prompts were prefilled.
-type routes struct {
+// Routes shares where prompts were prefilled.
+type Routes struct {
 	sink  atomic.Pointer[RouteSink]
 	index bool // the policy has a prefix index; else nothing is shared
 }
@@ -26,36 +26,36 @@ type blocks interface {
 }
 
 // note keeps what is to be shared of a reservation until its replica answers.
-func (s *routes) note(q *policy.Request, d *policy.Decision) {
+func (s *Routes) note(q *policy.Request, d *policy.Decision) {
 	if b, ok := q.Prepared.(blocks); ok && s.index {
 		d.State().Route, _ = b.Superblocks(nil)
 	}
 }
 
-// share shares what was kept of a reservation whose replica has the prompt.
-func (s *routes) share(d *policy.Decision, route []uint64) {
+// send shares what was kept of a reservation whose replica has the prompt.
+func (s *Routes) send(d *policy.Decision, route []uint64) {
 	if sink := s.sink.Load(); sink != nil && len(route) > 0 {
 		(*sink)(d.Replica, max(d.Rank(), 0), route)
 	}
 }
 
-// ShareRoutes gives a sink every reservation from now on whose prompt has superblocks, when its
+// Share gives a sink every reservation from now on whose prompt has superblocks, when its
 // replica answers; nil = none. It does nothing where the policy has no prefix index of its routes.
-func (r *Router) ShareRoutes(sink RouteSink) {
+func (s *Routes) Share(sink RouteSink) {
 	if sink == nil {
-		r.routes.sink.Store(nil)
+		s.sink.Store(nil)
 		return
 	}
-	r.routes.sink.Store(&sink)
+	s.sink.Store(&sink)
 }
 
-// SharesRoutes reports whether ShareRoutes does anything.
-func (r *Router) SharesRoutes() bool { return r.routes.index && r.own.Routed != nil }
+// Shares reports whether Share does anything.
+func (s *Routes) Shares() bool { return s.index }
 
 // shareRoute shares the route of a reservation whose replica answers, once.
 func (b *Reservation) shareRoute() {
 	r := b.router
-	if r.routes.sink.Load() == nil {
+	if r.Routes.sink.Load() == nil {
 		return
 	}
 	r.mu.Lock()
@@ -64,5 +64,5 @@ func (b *Reservation) shareRoute() {
 		b.Decision.State().Route = nil
 	}
 	r.mu.Unlock()
-	r.routes.share(&b.Decision, route)
+	r.Routes.send(&b.Decision, route)
 }

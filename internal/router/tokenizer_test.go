@@ -104,7 +104,7 @@ func TestATokenizerThatFails(t *testing.T) {
 	require.Equal(t, []policy.Prompt{{Text: "hello"}, {Text: "hello"}}, p.saw)
 	require.Equal(t, 1, w.asked, "once for a request")
 	require.EqualValues(t, 1, r.TokenizeErrors())
-	require.Zero(t, r.PrepareErrors())
+	require.Zero(t, r.Counts.PrepareErrors.Load())
 
 	// Another Router may have another tokenizer.
 	better := &words{}

@@ -90,9 +90,11 @@ var routerGauges = []Figure[*router.Router]{
 }
 
 var routerCounters = []Figure[*router.Router]{
-	{"warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.", (*router.Router).PrepareErrors},
+	{"warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.",
+		func(r *router.Router) int64 { return r.Counts.PrepareErrors.Load() }},
 	{"warmpath.pick.corrections", "{pick}",
-		"Picks of the policy that the request may not be given, and that were replaced.", (*router.Router).Corrections},
+		"Picks of the policy that the request may not be given, and that were replaced.",
+		func(r *router.Router) int64 { return r.Counts.Corrections.Load() }},
 	{"warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.",
 		(*router.Router).TokenizeErrors},
 	{"warmpath.probes", "{request}", "Requests sent to see whether an ejected replica is back.",

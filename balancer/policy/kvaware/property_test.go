@@ -240,7 +240,7 @@ func TestConcurrentUse(t *testing.T) {
 					router.NextAttempt(q, b.Decision.Replica)
 				}
 				report(r, members[w].ID, i%2, 0, tokens(0, 600), []int{16, 512}[i%2])
-				r.ReplicaCapacity(members[w].ID, 1000+i)
+				r.Fleet.SetCapacity(members[w].ID, 1000+i)
 				p.caches.Stats()
 			}
 		})

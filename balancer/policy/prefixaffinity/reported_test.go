@@ -49,7 +49,7 @@ func TestRaysRuleIgnoresReports(t *testing.T) {
 func TestCapacity(t *testing.T) {
 	for capacity, matched := range map[int]int{0: 800, 2400: 0} {
 		r := newRouter(t, 1)
-		r.ReplicaCapacity("r0", capacity)
+		r.Fleet.SetCapacity("r0", capacity)
 		for i := range 4 {
 			route(t, r, ask(tokens(i, 800)))
 		}
