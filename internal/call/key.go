@@ -208,7 +208,7 @@ var blank policy.Request
 // Bare returns the request key of a call without an interceptor, where that
 // takes no look at its metadata; else nil. It is shared: read only.
 func (r *Route) Bare(uses policy.Uses) *policy.Request {
-	uses &^= policy.SharesByKey // is not about the key
+	uses &^= policy.SharesByKey | policy.UsesOngoing // are not about the key
 	switch {
 	case r == nil && uses == 0:
 		return &blank
