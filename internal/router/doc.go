@@ -1,4 +1,4 @@
-// Package routing is the core of warmpath: it picks one replica for one
+// Package router is the core of warmpath: it picks one replica for one
 // request and reserves the load that the request puts there.
 //
 // The rule. A [Router] hosts one [Policy] over one fleet. For every request

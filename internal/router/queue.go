@@ -1,6 +1,8 @@
 package router
 
 import (
+	"container/list"
+	"context"
 	"slices"
 	"time"
 
@@ -169,6 +171,208 @@ func (u *queue) requeue() {
 	}
 	for _, w := range all {
 		u.again(w)
+	}
+	u.arm()
+}
+
+const levels = 3
+
+// level is the index of a priority among the lists of a line, the lowest first.
+func level(p policy.Priority) int {
+	return int(min(max(p, policy.PriorityLow), policy.PriorityHigh) - policy.PriorityLow)
+}
+
+// A line is a queue of waiters: a list for each priority, in which they stand in
+// the order in which they came. All is guarded by the Router's mutex.
+type line struct{ levels [levels]list.List }
+
+// head returns what is served next, or nil.
+func (l *line) head() *waiter {
+	var first *waiter
+	for i := range l.levels {
+		if e := l.levels[i].Front(); e != nil {
+			first = earlier(first, e.Value.(*waiter))
+		}
+	}
+	return first
+}
+
+// insert puts a waiter behind those of its priority that came before it. As a rule
+// that is the end.
+func (l *line) insert(w *waiter) place {
+	in := &l.levels[level(w.q.Priority)]
+	for e := in.Back(); e != nil; e = e.Prev() {
+		if e.Value.(*waiter).seq <= w.seq {
+			return place{in, in.InsertAfter(w, e)}
+		}
+	}
+	return place{in, in.PushFront(w)}
+}
+
+// came is when a request came that starts to wait now: between those that came before
+// it and after it, also where it was under way meanwhile, or the clock went back.
+func (l *line) came(now time.Time, seq uint64) time.Time {
+	for i := range l.levels {
+		e := l.levels[i].Back()
+		for ; e != nil && e.Value.(*waiter).seq > seq; e = e.Prev() {
+			if after := e.Value.(*waiter).came; after.Before(now) {
+				now = after
+			}
+		}
+		if e != nil && e.Value.(*waiter).came.After(now) {
+			now = e.Value.(*waiter).came
+		}
+	}
+	return now
+}
+
+// before counts the waiters that are served before w: in each list those at its beginning. As a
+// rule that are nearly all of w's level and below, and hardly any where w has a head
+// start, so it is looked for from both ends.
+func (l *line) before(w *waiter) (n int) {
+	for i := range l.levels {
+		n += leading(&l.levels[i], w)
+	}
+	return n
+}
+
+// leading counts the waiters of a list that are served before w.
+func leading(in *list.List, w *waiter) int {
+	first, last := in.Front(), in.Back()
+	for i := range in.Len() {
+		if !first.Value.(*waiter).before(w) {
+			return i
+		}
+		if last.Value.(*waiter).before(w) {
+			return in.Len() - i
+		}
+		first, last = first.Next(), last.Prev()
+	}
+	return in.Len()
+}
+
+// last returns the waiter of a lower priority than w that is served last, if after w; else nil.
+func (l *line) last(w *waiter) *waiter {
+	last := w
+	for i := range level(w.q.Priority) {
+		e := l.levels[i].Back()
+		if e == nil {
+			continue
+		}
+		if o := e.Value.(*waiter); last.before(o) {
+			last = o
+		}
+	}
+	if last == w {
+		return nil
+	}
+	return last
+}
+
+// since is when the one that waits longest came; the zero time when none waits.
+func (l *line) since() (t time.Time) {
+	for i := range l.levels {
+		if e := l.levels[i].Front(); e != nil {
+			if s := e.Value.(*waiter).since; t.IsZero() || s.Before(t) {
+				t = s
+			}
+		}
+	}
+	return t
+}
+
+// all appends every waiter of the line.
+func (l *line) all(ws []*waiter) []*waiter {
+	for i := range l.levels {
+		for e := l.levels[i].Front(); e != nil; e = e.Next() {
+			ws = append(ws, e.Value.(*waiter))
+		}
+	}
+	return ws
+}
+
+// A place is where a waiter stands.
+type place struct {
+	in *list.List
+	at *list.Element
+}
+
+func (p place) leave() { p.in.Remove(p.at) }
+
+// before reports whether w is served before o where both want the same.
+func (w *waiter) before(o *waiter) bool {
+	if !w.due.Equal(o.due) {
+		return w.due.Before(o.due)
+	}
+	return w.seq < o.seq
+}
+
+// earlier returns what is served first; a may be nil.
+func earlier(a, b *waiter) *waiter {
+	if a == nil || b.before(a) {
+		return b
+	}
+	return a
+}
+
+// A Ticket is a request's place in the queue, for a host that blocks no goroutine for it.
+type Ticket struct {
+	r *Router
+	w *waiter
+}
+
+// Done is closed when the wait has ended.
+func (t Ticket) Done() <-chan struct{} { return t.w.done }
+
+// Take returns how the wait ended, as Reserve would; it waits for that.
+func (t Ticket) Take() error {
+	<-t.w.done
+	if t.w.err == nil {
+		t.r.routed(t.w.q, t.w.b)
+	}
+	return t.w.err
+}
+
+// wait is Take, bounded by a context.
+func (t Ticket) wait(ctx context.Context) error {
+	select {
+	case <-t.w.done:
+		return t.Take()
+	case <-ctx.Done():
+		return t.GiveUp(endOf(ctx))
+	}
+}
+
+// GiveUp leaves the queue and returns the error that Reserve would for this cause. A request
+// that was served already gives the reservation back.
+func (t Ticket) GiveUp(cause error) error {
+	r, w := t.r, t.w
+	r.mu.Lock()
+	if w.waiting {
+		waited := r.opts.Now().Sub(w.since)
+		r.queue.settle(w, nil)
+		r.mu.Unlock()
+		return &WaitError{Waited: waited, Behind: w.behind, Cause: cause}
+	}
+	r.mu.Unlock()
+	if w.err != nil {
+		return w.err
+	}
+	w.b.Withdraw(w.q) // served in the same moment: the next in the queue takes it
+	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: cause}
+}
+
+// backedOff lets a request choose whose backoff has passed.
+func (t Ticket) backedOff() {
+	t.r.mu.Lock()
+	defer t.r.mu.Unlock()
+	u := &t.r.queue
+	if !t.w.waiting {
+		return
+	}
+	u.tick()
+	if t.w.waiting { // a mark that has ended may have let it choose
+		u.again(t.w)
 	}
 	u.arm()
 }
