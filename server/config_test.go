@@ -33,7 +33,7 @@ func TestRefusedConfigs(t *testing.T) {
 		{with("policy: {nosuch: {}}"), `deployments.chat: policy: "nosuch" is unknown`},
 		{with("max_ongoing_requests: x"), "deployments.chat: max_ongoing_requests: it is a string, not a whole number"},
 		{with("replicas: [{id: a}]"), "deployments.chat: replicas[0].address: missing"},
-		{with("replicas: 1"), "replicas: want a list"},
+		{with("replicas: 1"), "replicas: it is a number, not a list"},
 		{with("target: engines"), `deployments.chat: target: "engines" is not a target like dns:///host:port`},
 		{with("target: 'nosuch:///x'"), "there is no resolver for nosuch"},
 		{with("target: 'dns:///'"), `target: "dns:///" names nothing to resolve`},

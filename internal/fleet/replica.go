@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -11,14 +10,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/eventsource"
+	"github.com/warmpath/warmpath/internal/strict"
 )
-
-// fields are the names in a replica's entry of the fleet file.
-var fields = []string{
-	"id", "address", "server_name", "zone", "node", "weight",
-	"max_ongoing_requests", "models", "adapters", "kv_events", "kv_events_replay", "ranks",
-	"draining", "instance",
-}
 
 const (
 	maxID    = 256
@@ -42,27 +35,15 @@ func Authority(r policy.Attributes) string {
 // Parse reads a fleet from JSON, the object of a fleet file. "replicas": [] is a fleet of no replica; an object without
 // replicas is an error, since that is what a file looks like while it is being written.
 func Parse(text []byte) ([]policy.Attributes, error) {
-	var file map[string]json.RawMessage
-	if err := json.Unmarshal(text, &file); err != nil {
-		return nil, errors.New("want a mapping with the field replicas")
+	var file struct {
+		Replicas []policy.Attributes `json:"replicas"`
 	}
-	for name := range file {
-		if name != "replicas" {
-			return nil, fmt.Errorf("unknown field %q; the only one is replicas", name)
-		}
+	if err := strict.Decode(text, &file); err != nil {
+		return nil, err
 	}
-	var entries []json.RawMessage
-	if err := json.Unmarshal(file["replicas"], &entries); len(file["replicas"]) > 0 && err != nil {
-		return nil, errors.New("replicas: want a list")
-	}
-	if entries == nil {
+	fleet := file.Replicas
+	if fleet == nil {
 		return nil, errors.New("replicas: missing")
-	}
-	fleet := make([]policy.Attributes, len(entries))
-	for i, entry := range entries {
-		if err := decode(entry, &fleet[i]); err != nil {
-			return nil, fmt.Errorf("replicas[%d]%w", i, err)
-		}
 	}
 	err := admit(fleet, func(i int, field string) string {
 		return fmt.Sprintf("replicas[%d].%s", i, field)
@@ -105,43 +86,6 @@ func ParseList(list string) ([]policy.Attributes, error) {
 		return nil, err
 	}
 	return fleet, nil
-}
-
-// decode reads one entry of the file. Its errors begin where the name of the
-// entry ends.
-func decode(entry json.RawMessage, r *policy.Attributes) error {
-	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(entry, &keys); err != nil || keys == nil {
-		return fmt.Errorf(": want a mapping, at least {address: host:port}")
-	}
-	for key := range keys {
-		if !slices.Contains(fields, key) {
-			return fmt.Errorf(": unknown field %q; the fields are %s", key, strings.Join(fields, ", "))
-		}
-	}
-	err := json.Unmarshal(entry, r)
-	if bad := (*json.UnmarshalTypeError)(nil); errors.As(err, &bad) {
-		return fmt.Errorf(".%s: want %s, got %s", bad.Field, kind(bad.Type.Kind().String()), bad.Value)
-	}
-	if err != nil {
-		return fmt.Errorf(": %w", err)
-	}
-	return nil
-}
-
-func kind(goName string) string {
-	switch goName {
-	case "string":
-		return "a string (quote it)"
-	case "slice":
-		return "a list of strings"
-	case "bool":
-		return "true or false"
-	case "int":
-		return "a whole number"
-	default:
-		return "a number"
-	}
 }
 
 // admit fills in defaults and refuses what is out of bounds or there twice.

@@ -1,8 +1,6 @@
 package fleet
 
 import (
-	"reflect"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -48,16 +46,6 @@ func TestParseList(t *testing.T) {
 		assert.ErrorContains(t, err, want, "%q", list)
 		assert.Nil(t, got)
 	}
-}
-
-func TestFieldsAreThoseOfReplica(t *testing.T) {
-	var tags []string
-	for f := range reflect.TypeFor[policy.Attributes]().Fields() {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "-" {
-			tags = append(tags, name)
-		}
-	}
-	assert.Equal(t, tags, fields)
 }
 
 func TestReplicaAuthority(t *testing.T) {
