@@ -1,6 +1,8 @@
 package router
 
 import (
+	"sync/atomic"
+
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/router/state"
@@ -10,6 +12,7 @@ import (
 // nothing, in a Router whose randomness was not given. The bound of a replica is kept exactly, and a reservation counts at
 // once for every other pick; only of two picks at the very same moment neither need see the other.
 type Quick struct {
+	slow   atomic.Uint32 // why picks take the lock; 0 = they need not
 	router *Router
 	choose func(*policy.Request, policy.View) (*policy.Replica, policy.Reason) // nil = no pick is quick
 }
@@ -17,10 +20,10 @@ type Quick struct {
 // Pick picks and reserves a plain request, and reports whether it did. The host ends the reservation with Release or
 // Refused, exactly once. It has no prefill share, and observers are not called for it.
 func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
-	r := k.router
-	if k.choose == nil || r.shared.slow.Load() != 0 || !plain(q) {
+	if k.choose == nil || k.slow.Load() != 0 || !plain(q) {
 		return nil, "", false
 	}
+	r := k.router
 	rep, why := k.choose(q, r.view.Load())
 	if rep == nil || !rep.State().Take() {
 		return nil, "", false
@@ -40,10 +43,10 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 // Release ends a reservation of Pick.
 func (k *Quick) Release(rep *policy.Replica) {
 	rep.State().Book.Add(-1 << state.TokenBits)
-	r := k.router
-	if r.shared.slow.Load() == 0 {
+	if k.slow.Load() == 0 {
 		return
 	}
+	r := k.router
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Fleet.released(rep)
@@ -83,14 +86,14 @@ const (
 // mu held.
 func (k *Quick) hold() {
 	r := k.router
-	r.shared.hinder(held, r.queue.queued > 0 || len(r.Fleet.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
+	k.hinder(held, r.queue.queued > 0 || len(r.Fleet.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
 }
 
 // hinder sets or clears why picks take the lock.
-func (s *shared) hinder(why uint32, on bool) {
+func (k *Quick) hinder(why uint32, on bool) {
 	if on {
-		s.slow.Or(why)
+		k.slow.Or(why)
 	} else {
-		s.slow.And(^why)
+		k.slow.And(^why)
 	}
 }

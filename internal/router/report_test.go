@@ -82,7 +82,7 @@ func TestReportsExpire(t *testing.T) {
 	c.advance(time.Hour)
 	look()
 	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r1"))
-	require.Zero(t, r.shared.slow.Load()&reporting)
+	require.Zero(t, r.quick.slow.Load()&reporting)
 
 	r.Report("r1", load.Report{Ongoing: 3})
 	r.Fleet.Set(members(1))
@@ -91,7 +91,7 @@ func TestReportsExpire(t *testing.T) {
 	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r1"), "it left")
 	c.advance(time.Hour)
 	look()
-	require.Zero(t, r.shared.slow.Load()&reporting)
+	require.Zero(t, r.quick.slow.Load()&reporting)
 }
 
 func TestReplicaCapacity(t *testing.T) {
@@ -179,8 +179,8 @@ func TestReportsAreBounded(t *testing.T) {
 	}
 	c.advance(time.Hour)
 	pick(t, r, new(policy.Request)).Release()
-	require.Zero(t, r.shared.slow.Load()&reporting)
+	require.Zero(t, r.quick.slow.Load()&reporting)
 	require.Equal(t, [2]int64{999, 0}, foreignOf(r, "r0"), "what others told last")
 	r.Report("r0", load.Report{Ongoing: 5, QueuedTokens: -1})
-	require.NotZero(t, r.shared.slow.Load()&reporting)
+	require.NotZero(t, r.quick.slow.Load()&reporting)
 }

@@ -58,7 +58,7 @@ func (o *Rollout) Set(t policy.Rollout) error {
 		return errNoPlain
 	}
 	o.set(t)
-	r.shared.hinder(rolling, partial(t))
+	r.quick.hinder(rolling, partial(t))
 	return nil
 }
 

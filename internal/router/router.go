@@ -14,6 +14,10 @@ import (
 // A Router hosts one policy over one fleet: it picks and reserves. Safe for use by
 // many goroutines.
 type Router struct {
+	quick Quick
+	// view is replaced under mu and read without it.
+	view atomic.Pointer[view]
+
 	// Fleet is the membership, and the connections.
 	Fleet Fleet
 	// Health puts what outlier detection finds into force.
@@ -38,9 +42,6 @@ type Router struct {
 	tokens    tokenizing
 	shadow    *shadow // nil = none
 
-	// view is replaced under mu and read without it.
-	view atomic.Pointer[view]
-
 	// mu makes choosing and reserving one step. It guards every book, the queue,
 	// the randomness, and all below. It is held while the policy's Choose and
 	// FleetChanged run, and no other lock of warmpath is taken before it but
@@ -50,8 +51,6 @@ type Router struct {
 	queue  queue
 
 	outliers *outlier.Detector // its lock may be taken under mu
-
-	quick Quick
 }
 
 // Counts are what went wrong in the life of a Router.
@@ -92,7 +91,7 @@ func NewRouter(o Options) (*Router, error) {
 	}
 	r.Load = load.New(load.Options{
 		RequestCost: o.RequestCost, ReportTTL: o.ReportTTL, Now: o.Now,
-		Reporting: func(on bool) { r.shared.hinder(reporting, on) },
+		Reporting: func(on bool) { r.quick.hinder(reporting, on) },
 	})
 	r.shared.load = r.Load
 	r.outliers = outlier.New(ejection, o.Now)

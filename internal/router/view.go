@@ -3,7 +3,6 @@ package router
 import (
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -52,9 +51,6 @@ type shared struct {
 	now  func() time.Time
 
 	outliers *outlier.Detector
-
-	// slow is what keeps picks from being quick; see quick.go.
-	slow atomic.Uint32
 }
 
 func (v *view) Epoch() uint64 { return v.fleet.epoch }
