@@ -209,7 +209,7 @@ func (c *conn) NewSubConn(addrs []resolver.Address, o balancer.NewSubConnOptions
 	if closed {
 		return nil, errGone
 	}
-	return c.ClientConn.NewSubConn(addrs, o)
+	return c.ClientConn.NewSubConn(addrs, o) //lint:ignore SA1019 the interface that pick_first calls has no other
 }
 
 // report puts the state of an endpoint's connections into force. Called with lb.mu held.
