@@ -54,7 +54,7 @@ func TestBoundChannelsAreLogged(t *testing.T) {
 			for _, part := range []string{"level=INFO", "warmpath:///" + rs[0].addr, "policy=consistent_hash", "session_keys=[user]", "mode=broadcast", `\"max_attempts\":2`, `\"num_fallback_replicas\":1`} {
 				require.Contains(t, found[0], part)
 			}
-			require.NotContains(t, found[0], "retry_floor", "it is as by default")
+			require.NotContains(t, found[0], "retry_ratio", "it is as by default")
 			require.Empty(t, log.lines("level=WARN"))
 		})
 	}

@@ -175,7 +175,7 @@ func TestHungReplicaShared(t *testing.T) {
 func TestHungReplicaUnderFirstTokenTimeout(t *testing.T) {
 	hung, _, all := hanging(t)
 	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
-		`"first_token_timeout":"50ms"`, `"retry_floor":1000`, `"ejection":{"failures":3,"base_time":"1h"}`)))
+		`"first_token_timeout":"50ms"`, `"ejection":{"failures":3,"base_time":"1h"}`)))
 	hung.calls.Store(0)
 	eventually(t, "it is found", func() bool {
 		require.NoError(t, w.ask(w.ctx, 20*time.Second), "another replica serves it")
@@ -199,7 +199,7 @@ func TestFirstTokenTimeoutBelowTheUsual(t *testing.T) {
 		}
 	}
 	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
-		`"first_token_timeout":"10ms"`, `"retry_floor":1000`, `"ejection":{"failures":3,"base_time":"1h"}`)))
+		`"first_token_timeout":"10ms"`, `"ejection":{"failures":3,"base_time":"1h"}`)))
 	for range 12 {
 		require.Error(t, w.ask(w.ctx, 40*time.Millisecond))
 	}

@@ -45,11 +45,9 @@ type Config struct {
 	// most 10.
 	MaxAttempts int `json:"max_attempts,omitempty"`
 	// RetryRatio bounds the retries of a channel by this share of its calls, of the last
-	// 10 s, on top of RetryFloor; 0 = 0.2, Off = no bound at all. All retries count but those
-	// that follow a refusal with warmpath's trailer.
+	// 10 s, on top of 10 retries a second; 0 = 0.2, Off = no bound at all. All retries count
+	// but those that follow a refusal with warmpath's trailer.
 	RetryRatio Limit `json:"retry_ratio,omitempty"`
-	// RetryFloor is how many retries a second there may be in any case; 0 = 10, Off = none.
-	RetryFloor Limit `json:"retry_floor,omitempty"`
 	// Backoff is the wait before an attempt that follows a failed or a refused one.
 	Backoff Backoff `json:"backoff,omitzero"`
 	// QuarantineTTL is how long a prompt that broke the connections of two replicas, and was
@@ -169,7 +167,6 @@ func (c Config) WithDefaults() Config {
 	c.ConnectionsPerReplica = cmp.Or(c.ConnectionsPerReplica, 1)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
 	c.RetryRatio = cmp.Or(c.RetryRatio, 0.2)
-	c.RetryFloor = cmp.Or(c.RetryFloor, 10)
 	c.Backoff = c.Backoff.WithDefaults()
 	c.QuarantineTTL = cmp.Or(c.QuarantineTTL, Duration(5*time.Minute))
 	if c.SessionKeys == nil {
@@ -198,7 +195,6 @@ func (c *Config) Validate() error {
 		within("max_streams_per_connection", c.MaxStreamsPerConnection, 0, 1<<20),
 		within("max_attempts", c.MaxAttempts, 0, 10),
 		mayBeOff("retry_ratio", c.RetryRatio, 1),
-		whole("retry_floor", c.RetryFloor, 10_000),
 		within("prepare_timeout", c.PrepareTimeout, 0, Duration(time.Minute)),
 		within("first_token_timeout", c.FirstTokenTimeout, 0, Duration(time.Hour)),
 		mayBeOff("quarantine_ttl", c.QuarantineTTL, day),

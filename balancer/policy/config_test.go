@@ -98,7 +98,6 @@ func TestParseConfigRefuses(t *testing.T) {
 		"prepare_timeout negative":  {in(`"prepare_timeout":"-1s"`), "prepare_timeout: -1s"},
 		"retry_ratio too large":     {in(`"retry_ratio":1.5`), "retry_ratio: 1.5"},
 		"retry_ratio negative":      {in(`"retry_ratio":-0.5`), "retry_ratio: it is a number -0.5"},
-		"retry_floor too large":     {in(`"retry_floor":10001`), "retry_floor: 10001"},
 		"backoff too long":          {in(`"backoff":{"initial":"2m"}`), "backoff.initial: 2m0s"},
 		"backoff shrinks":           {in(`"backoff":{"multiplier":0.5}`), "backoff.multiplier: 0.5"},
 		"backoff maximum":           {in(`"backoff":{"initial":"1s","maximum":"10ms"}`), "backoff.maximum: 10ms"},

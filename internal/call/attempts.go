@@ -40,7 +40,7 @@ type Attempts struct {
 var (
 	// ErrRetryBudget: the attempt failed, and may have been made again but for the budget. The status is that of the
 	// attempt.
-	ErrRetryBudget = errors.New("the retry budget of the channel is spent (retry_ratio, retry_floor)")
+	ErrRetryBudget = errors.New("the retry budget of the channel is spent (retry_ratio)")
 	// ErrQuarantined: the connections of two replicas broke under the prompt.
 	ErrQuarantined = errors.New("the prompt is in quarantine (quarantine_ttl)")
 
@@ -204,7 +204,7 @@ func (a *Attempts) max() int { return a.call.handle.binding().Config.MaxAttempts
 func (a *Attempts) retry() bool {
 	h := a.call.handle
 	b := h.binding()
-	if h.budget.take(time.Now(), float64(b.Config.RetryRatio), float64(b.Config.RetryFloor)) {
+	if h.budget.take(time.Now(), float64(b.Config.RetryRatio)) {
 		return true
 	}
 	h.Telemetry.Count(a.call, telemetry.OverBudget, b.Policy, "")
@@ -397,11 +397,12 @@ type budgetSlot struct {
 const (
 	budgetSlots  = 10
 	budgetWindow = budgetSlots * time.Second
+	retryFloor   = 10 // retries a second on top of the share
 )
 
-// take takes one retry out of the budget, if it is there. floor is in retries a
-// second. A negative ratio means that there is no bound.
-func (b *budget) take(now time.Time, ratio, floor float64) bool {
+// take takes one retry out of the budget, if it is there. A negative ratio means that
+// there is no bound.
+func (b *budget) take(now time.Time, ratio float64) bool {
 	if ratio < 0 {
 		return true
 	}
@@ -415,7 +416,7 @@ func (b *budget) take(now time.Time, ratio, floor float64) bool {
 			retries += s.retries
 		}
 	}
-	if retries+1 > ratio*calls+max(floor, 0)*budgetSlots {
+	if retries+1 > ratio*calls+retryFloor*budgetSlots {
 		return false
 	}
 	slot.retries++

@@ -7,8 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func taken(b *budget, now time.Time, ratio, floor float64) (n int) {
-	for n < 10_000 && b.take(now, ratio, floor) {
+const floor = retryFloor * budgetSlots
+
+func taken(b *budget, now time.Time, ratio float64) (n int) {
+	for n < 10_000 && b.take(now, ratio) {
 		n++
 	}
 	return n
@@ -17,33 +19,33 @@ func taken(b *budget, now time.Time, ratio, floor float64) (n int) {
 func TestBudgetIsAShareOfTheCalls(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var b budget
-	require.Zero(t, taken(&b, now, 0.2, -1), "no call, no floor")
+	require.Equal(t, floor, taken(&b, now, 0.2), "no call: the floor alone")
 	b.calls.Add(1000)
-	require.Equal(t, 200, taken(&b, now, 0.2, -1))
-	require.Zero(t, taken(&b, now.Add(5*time.Second), 0.2, -1), "the window has not passed")
+	require.Equal(t, 200, taken(&b, now, 0.2))
+	require.Zero(t, taken(&b, now.Add(5*time.Second), 0.2), "the window has not passed")
 	b.calls.Add(100)
-	require.Equal(t, 20, taken(&b, now.Add(6*time.Second), 0.2, -1))
-	require.Zero(t, taken(&b, now.Add(20*time.Second), 0.2, -1), "calls of long ago do not count")
+	require.Equal(t, 20, taken(&b, now.Add(6*time.Second), 0.2))
+	require.Equal(t, floor, taken(&b, now.Add(20*time.Second), 0.2), "calls of long ago do not count")
 }
 
 func TestBudgetHasAFloor(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var b budget
-	require.Equal(t, 30, taken(&b, now, 0.2, 3), "3 a second, for 10 s")
-	require.Zero(t, taken(&b, now.Add(9*time.Second), 0.2, 3))
-	require.Equal(t, 30, taken(&b, now.Add(10*time.Second), 0.2, 3))
+	require.Equal(t, floor, taken(&b, now, 0.2), "10 a second, for 10 s")
+	require.Zero(t, taken(&b, now.Add(9*time.Second), 0.2))
+	require.Equal(t, floor, taken(&b, now.Add(10*time.Second), 0.2))
 }
 
 // Calls of a long quiet time count for the last window only.
 func TestBudgetForgetsCallsOfLongAgo(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var b budget
-	require.True(t, b.take(now, 0.2, 1))
+	require.True(t, b.take(now, 0.2))
 	b.calls.Add(3600)
-	require.Equal(t, 2, taken(&b, now.Add(time.Hour), 0.2, -1), "3,600 in an hour are 10 in 10 s")
+	require.Equal(t, floor+2, taken(&b, now.Add(time.Hour), 0.2), "3,600 in an hour are 10 in 10 s")
 }
 
 func TestBudgetWithoutBound(t *testing.T) {
 	var b budget
-	require.Equal(t, 10_000, taken(&b, time.Unix(1000, 0), -1, 0))
+	require.Equal(t, 10_000, taken(&b, time.Unix(1000, 0), -1))
 }
