@@ -78,6 +78,7 @@ type core struct {
 	err       error // of phase failed
 	msg       any   // of a call that may have another attempt, until it is committed
 	has       bool  // there is a msg; it may be nil
+	closed    bool  // CloseSend was called
 	committed bool  // the application has something of the attempt: no other follows
 	cleanup   runtime.Cleanup
 	stop      func() bool // of the AfterFunc that ends the call with its context; nil = none
@@ -116,12 +117,20 @@ func (s *clientStream) SendMsg(m any) error {
 	return err
 }
 
-// CloseSend opens a stream whose message was not sent: where that is a mistake of the application, the server answers it
-// as it does without us. The one message of a server-streaming call closes it.
+// CloseSend closes every attempt of the call. It opens a stream whose message was not sent: where that is a mistake of the
+// application, the server answers it as it does without us.
 func (s *clientStream) CloseSend() error {
 	defer runtime.KeepAlive(s)
-	at, mine, err := s.core.begin(nil, false)
-	if err != nil || !mine && !s.core.desc.ClientStreams {
+	k := s.core
+	k.mu.Lock()
+	k.closed = true
+	opens := k.phase == opening
+	k.mu.Unlock()
+	if opens {
+		return nil // the goroutine that opens it closes it
+	}
+	at, mine, err := k.begin(nil, false)
+	if mine || err != nil {
 		return err
 	}
 	return at.cs.CloseSend()
@@ -273,10 +282,13 @@ func (k *core) settle(next attempt, err error) {
 		close(k.changed)
 		k.changed = nil
 	}
-	ended := k.ended
+	ended, closed, cs := k.ended, k.closed, k.at.cs
 	k.mu.Unlock()
 	if ended { // meanwhile, by its context
 		k.call.End()
+	}
+	if closed && err == nil {
+		_ = cs.CloseSend() // its error is RecvMsg's to return
 	}
 }
 

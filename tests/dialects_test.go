@@ -121,7 +121,17 @@ func ranked(t *testing.T, name string, rank int, addrs ...string) *grpc.ClientCo
 		all = append(all, fleet.Endpoint(policy.Attributes{ID: a, Address: a, Ranks: 4}))
 	}
 	res.InitialState(resolver.State{Endpoints: all})
-	return dial(t, "ranked:///", grpc.WithResolvers(res), client.WithConfig(`{"policy":`+config+`}`))
+	return dial(t, "ranked:///", grpc.WithResolvers(res), client.WithConfig(
+		`{"policy":`+config+`,"dialects":[{"methods":["/acme.v1.Engine/Generate"],"rank":"4"}]}`))
+}
+
+// A call that begins before the channel has a balancer has its rank in the message too, where the dialect is the config's.
+func TestRankOfTheFirstCall(t *testing.T) {
+	a := anyServer(t, func(_ string, request []byte, md metadata.MD) []byte { return text(1, rankIn(4, request, md)) })
+	var reply []byte
+	require.NoError(t, ranked(t, "rank_first", 2, a).Invoke(deadline(t), "/acme.v1.Engine/Generate", text(1, "r"), &reply,
+		grpc.ForceCodecV2(rawBytes{}), grpc.WaitForReady(true)))
+	require.Equal(t, string(text(1, "[2] [2]")), string(reply))
 }
 
 // rankIn returns the values of an integer field in an encoded message, and those of the metadata.

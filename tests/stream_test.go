@@ -228,6 +228,60 @@ func TestCloseSendBeforeTheMessage(t *testing.T) {
 	require.Equal(t, codes.Internal, status.Code(err), "the server says so, as without warmpath: %v", err)
 }
 
+// Each attempt of a stream whose message was not sent is closed, and interceptors inside see it.
+func TestCloseSendReachesEveryAttempt(t *testing.T) {
+	var opened, closed atomic.Int32
+	inner := func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := next(ctx, d, cc, method, o...)
+		return endingStream{s, opened.Add(1) == 1, &closed}, err
+	}
+	cc := dial(t, target(replicas(t, 2)...), roundRobin(), grpc.WithChainStreamInterceptor(inner))
+	s, err := cc.NewStream(deadline(t), serverStream, streamingMethod)
+	require.NoError(t, err)
+	require.NoError(t, s.CloseSend())
+	require.Equal(t, codes.Internal, status.Code(s.RecvMsg(&testpb.StreamingOutputCallResponse{})))
+	require.EqualValues(t, 2, opened.Load())
+	require.EqualValues(t, 2, closed.Load())
+}
+
+// endingStream is a stream that counts CloseSend, and one that is broken ends as if its connection did.
+type endingStream struct {
+	grpc.ClientStream
+	broken bool
+	closed *atomic.Int32
+}
+
+func (s endingStream) CloseSend() error {
+	s.closed.Add(1)
+	return s.ClientStream.CloseSend()
+}
+
+func (s endingStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if s.broken {
+		return status.Error(codes.Unavailable, "broken")
+	}
+	return err
+}
+
+// A channel that is closed, so that no config is in force, ends a stream whose first message is awaited.
+func TestFirstTokenTimeoutOfAClosedChannel(t *testing.T) {
+	release := make(chan struct{})
+	r := start(t, &replica{stream: func(*testpb.StreamingOutputCallRequest, grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		<-release
+		return nil
+	}})
+	defer close(release)
+	cc, err := client.New(target(r), insecureOption(), client.WithConfig(`{"policy":{"round_robin":{}},"first_token_timeout":"1h"}`))
+	require.NoError(t, err)
+	defer cc.Close()
+	s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt("a"))
+	require.NoError(t, err)
+	require.NoError(t, cc.Close())
+	_, err = s.Recv()
+	require.Equal(t, codes.Canceled, status.Code(err), "%v", err)
+}
+
 func TestErrorsOfOpeningAreStatuses(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -271,9 +271,13 @@ func (a *Attempts) Limited() bool {
 // be given up, and whether it makes sense to ask again. For one that is, Await cancels the attempt, and returns ErrLate
 // once receive has returned.
 func (a *Attempts) Await(cancel context.CancelFunc, receive func() error, move func() (move, ever bool)) error {
+	limit := time.Duration(a.call.handle.binding().Config.FirstTokenTimeout)
+	if limit <= 0 { // the config has changed, or the channel is closed
+		return receive()
+	}
 	done := make(chan error, 1)
 	go func() { done <- receive() }()
-	timeout := time.NewTicker(time.Duration(a.call.handle.binding().Config.FirstTokenTimeout))
+	timeout := time.NewTicker(limit)
 	defer timeout.Stop()
 	for {
 		select {

@@ -121,7 +121,10 @@ func (c *Call) Header(key string) []string { return metadata.ValueFromOutgoingCo
 
 // dialect is how the call's messages are read, nil where no balancer is bound.
 func (c *Call) dialect() *requestkey.Method {
-	return c.handle.binding().Dialects.Lookup(c.key.request.Method)
+	if b := c.handle.bound.Load(); b != nil {
+		return b.Dialects.Lookup(c.key.request.Method)
+	}
+	return nil
 }
 
 // Handle returns the handle of the call's channel.

@@ -159,7 +159,7 @@ func (c *choice) cost(k candidate, r *policy.Replica) float64 {
 	rate := r.Rate()
 	ongoing, others := r.PeerLoad()
 	queued := float64(int64(r.QueuedTokens())+others) / rate
-	decode := c.View.Load(r) - queued
+	decode := max(c.View.Load(r)-queued, 0) // peer load may change between the two
 	if k.ranks > 1 {
 		share := c.share(k)
 		queued = (share*float64(r.QueuedTokens()) + float64(others)/float64(k.ranks)) / rate
