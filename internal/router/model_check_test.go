@@ -178,9 +178,8 @@ func (m *model) check() {
 		}
 		require.Len(t, c.w.places, max(1, len(c.b.Decision.WaitFor)))
 		for _, p := range c.w.places {
-			if next := p.at.Next(); next != nil {
-				require.LessOrEqual(t, c.w.seq, next.Value.(*waiter).seq, "the queue is out of order")
-			}
+			require.Contains(t, p.waiters, c.w)
+			require.True(t, slices.IsSortedFunc(p.waiters, served), "the queue is out of order")
 		}
 	}
 	m.checkQueue()

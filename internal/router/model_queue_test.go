@@ -123,37 +123,29 @@ func (m *model) displaced(c *call) {
 }
 
 // len returns how many stand in the line.
-func (l *line) len() int { return len(l.all(nil)) }
+func (l *line) len() int { return len(l.waiters) }
 
 // checkQueue checks what holds of everybody who waits, and of marks and alarm.
 func (m *model) checkQueue() {
 	t, r := m.t, m.r
 	require.Equal(t, r.queue.queued, r.queue.waiting.len())
-	for i := range r.queue.waiting.levels {
-		var last *waiter
-		for e := r.queue.waiting.levels[i].Front(); e != nil; e = e.Next() {
-			w := e.Value.(*waiter)
-			require.Equal(t, i, level(w.q.Priority))
-			if last != nil {
-				require.Less(t, last.seq, w.seq, "the queue is out of order")
-				require.False(t, w.due.Before(last.due))
-			}
-			if !m.clock.backwards && w.q.State().Attempt == 0 {
-				require.Equal(t, w.since, w.came)
-			}
-			require.Equal(t, w.came.Add(-time.Duration(w.q.Priority)*10*time.Second), w.due)
-			last = w
+	require.ElementsMatch(t, r.queue.waiting.waiters, r.queue.arrived.waiters)
+	var came *waiter
+	for _, w := range r.queue.arrived.waiters {
+		if came != nil {
+			require.Less(t, came.seq, w.seq, "the queue is out of order")
+			require.False(t, w.came.Before(came.came))
 		}
+		if !m.clock.backwards && w.q.State().Attempt == 0 {
+			require.Equal(t, w.since, w.came)
+		}
+		require.Equal(t, w.came.Add(-time.Duration(w.q.Priority)*10*time.Second), w.due)
+		came = w
 	}
-	all := r.queue.waiting.all(nil)
-	for _, w := range all {
-		behind := 0
-		for _, o := range all {
-			if o.before(w) {
-				behind++
-			}
-		}
-		require.Equal(t, behind, r.queue.waiting.before(w))
+	all := r.queue.waiting.waiters
+	for i, w := range all {
+		require.True(t, i == 0 || all[i-1].before(w), "the queue is out of order")
+		require.Equal(t, i, r.queue.waiting.before(w))
 	}
 	marked := map[*live]bool{}
 	for _, l := range r.queue.marked {

@@ -1,7 +1,7 @@
 package router
 
 import (
-	"container/list"
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -14,6 +14,7 @@ import (
 // The Router's mutex guards it and is held while its methods run.
 type queue struct {
 	waiting line // every request in the queue
+	arrived line // the same, in the order in which they came
 	free    line // of these, the ones that take any replica
 	queued  int
 	seq     uint64
@@ -37,8 +38,7 @@ type waiter struct {
 	came    time.Time // its request, as far as is known
 	due     time.Time // came, less the head start of its priority
 	behind  int
-	own     place   // in queue.waiting
-	places  []place // elsewhere
+	places  []*line // beside queue.waiting and queue.arrived
 	waiting bool
 	err     error
 	done    chan struct{}
@@ -56,9 +56,8 @@ func (u *queue) number(q *policy.Request) {
 func (u *queue) add(q *policy.Request, b *Reservation) (*waiter, error) {
 	now := u.opts.Now()
 	w := &waiter{q: q, b: b, seq: q.State().Seq, since: now, waiting: true, done: make(chan struct{})}
-	w.came = u.waiting.came(now, w.seq)
-	w.due = w.came.Add(-time.Duration(level(q.Priority)-level(policy.PriorityNormal)) * u.opts.HeadStart)
-	w.own = u.waiting.insert(w)
+	w.came = u.came(w)
+	w.due = w.came.Add(-time.Duration(level(q.Priority)) * u.opts.HeadStart)
 	w.behind = u.waiting.before(w)
 	if err := u.admit(w); err != nil {
 		return nil, err
@@ -66,19 +65,20 @@ func (u *queue) add(q *policy.Request, b *Reservation) (*waiter, error) {
 	return w, nil
 }
 
-// admit counts a waiter in if the queue has room for it, if need be in the place of
-// one of a lower priority. What it refuses stands nowhere.
+// admit puts a waiter into the queue if that has room for it, if need be in the place of
+// one of a lower priority.
 func (u *queue) admit(w *waiter) error {
 	if u.opts.MaxQueued >= 0 && u.queued >= u.opts.MaxQueued {
-		full := &WaitError{Behind: w.behind, Longest: w.since.Sub(u.waiting.since()), Cause: ErrQueueFull}
-		out := u.waiting.last(w)
+		full := &WaitError{Behind: w.behind, Longest: w.since.Sub(u.arrived.head().since), Cause: ErrQueueFull}
+		out := u.last(w)
 		if out == nil {
-			w.own.leave()
 			return full
 		}
 		full.Waited, full.Behind = w.since.Sub(out.since), out.behind
 		u.settle(out, full)
 	}
+	u.waiting.insert(w)
+	u.arrived.insert(w)
 	u.queued++
 	u.router.quick.hold()
 	return nil
@@ -86,19 +86,21 @@ func (u *queue) admit(w *waiter) error {
 
 // stand puts a waiter where its last choice would wait.
 func (u *queue) stand(w *waiter) {
-	if w.b.Decision.WaitFor == nil {
-		w.places = append(w.places, u.free.insert(w))
-		return
-	}
 	for _, rep := range w.b.Decision.WaitFor {
-		w.places = append(w.places, liveOf(rep).waiters.insert(w))
+		w.places = append(w.places, &liveOf(rep).waiters)
+	}
+	if w.b.Decision.WaitFor == nil {
+		w.places = append(w.places, &u.free)
+	}
+	for _, l := range w.places {
+		l.insert(w)
 	}
 }
 
-// step takes a waiter from where it stands, but for the line of all.
+// step takes a waiter from where it stands, but for the lines of all.
 func (w *waiter) step() {
-	for _, p := range w.places {
-		p.leave()
+	for _, l := range w.places {
+		l.remove(w)
 	}
 	w.places = w.places[:0]
 }
@@ -106,7 +108,8 @@ func (w *waiter) step() {
 // settle ends a wait.
 func (u *queue) settle(w *waiter, err error) {
 	w.step()
-	w.own.leave()
+	u.waiting.remove(w)
+	u.arrived.remove(w)
 	w.waiting = false
 	w.err = err
 	u.queued--
@@ -159,13 +162,7 @@ func (u *queue) requeue() {
 	if u.queued == 0 {
 		return
 	}
-	all := u.waiting.all(make([]*waiter, 0, u.queued))
-	slices.SortFunc(all, func(a, b *waiter) int {
-		if a.before(b) {
-			return -1
-		}
-		return 1
-	})
+	all := slices.Clone(u.waiting.waiters)
 	for _, w := range all {
 		w.step()
 	}
@@ -175,137 +172,82 @@ func (u *queue) requeue() {
 	u.arm()
 }
 
-const levels = 3
+// level is a priority as a number of head starts.
+func level(p policy.Priority) int { return int(min(max(p, policy.PriorityLow), policy.PriorityHigh)) }
 
-// level is the index of a priority among the lists of a line, the lowest first.
-func level(p policy.Priority) int {
-	return int(min(max(p, policy.PriorityLow), policy.PriorityHigh) - policy.PriorityLow)
+// A line is a queue of waiters in an order of their own. It is a sorted slice: to join it at the end and to leave it at the
+// head costs nothing, and in between no more than to move pointers. All is guarded by the Router's mutex.
+type line struct {
+	waiters []*waiter
+	order   func(a, b *waiter) int
 }
 
-// A line is a queue of waiters: a list for each priority, in which they stand in
-// the order in which they came. All is guarded by the Router's mutex.
-type line struct{ levels [levels]list.List }
+// served is the order in which waiters are served where they want the same.
+func served(a, b *waiter) int { return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.seq, b.seq)) }
 
-// head returns what is served next, or nil.
+// arrived is the order in which the requests of waiters came.
+func arrived(a, b *waiter) int { return cmp.Compare(a.seq, b.seq) }
+
+// head returns the first of the line, or nil.
 func (l *line) head() *waiter {
-	var first *waiter
-	for i := range l.levels {
-		if e := l.levels[i].Front(); e != nil {
-			first = earlier(first, e.Value.(*waiter))
-		}
+	if len(l.waiters) == 0 {
+		return nil
 	}
-	return first
+	return l.waiters[0]
 }
 
-// insert puts a waiter behind those of its priority that came before it. As a rule
-// that is the end.
-func (l *line) insert(w *waiter) place {
-	in := &l.levels[level(w.q.Priority)]
-	for e := in.Back(); e != nil; e = e.Prev() {
-		if e.Value.(*waiter).seq <= w.seq {
-			return place{in, in.InsertAfter(w, e)}
-		}
-	}
-	return place{in, in.PushFront(w)}
-}
-
-// came is when a request came that starts to wait now: between those that came before
-// it and after it, also where it was under way meanwhile, or the clock went back.
-func (l *line) came(now time.Time, seq uint64) time.Time {
-	for i := range l.levels {
-		e := l.levels[i].Back()
-		for ; e != nil && e.Value.(*waiter).seq > seq; e = e.Prev() {
-			if after := e.Value.(*waiter).came; after.Before(now) {
-				now = after
-			}
-		}
-		if e != nil && e.Value.(*waiter).came.After(now) {
-			now = e.Value.(*waiter).came
-		}
-	}
-	return now
-}
-
-// before counts the waiters that are served before w: in each list those at its beginning. As a
-// rule that are nearly all of w's level and below, and hardly any where w has a head
-// start, so it is looked for from both ends.
-func (l *line) before(w *waiter) (n int) {
-	for i := range l.levels {
-		n += leading(&l.levels[i], w)
-	}
+// before counts the waiters of the line that come before w, which need not stand in it.
+func (l *line) before(w *waiter) int {
+	n, _ := slices.BinarySearchFunc(l.waiters, w, l.order)
 	return n
 }
 
-// leading counts the waiters of a list that are served before w.
-func leading(in *list.List, w *waiter) int {
-	first, last := in.Front(), in.Back()
-	for i := range in.Len() {
-		if !first.Value.(*waiter).before(w) {
-			return i
-		}
-		if last.Value.(*waiter).before(w) {
-			return in.Len() - i
-		}
-		first, last = first.Next(), last.Prev()
+func (l *line) insert(w *waiter) { l.waiters = slices.Insert(l.waiters, l.before(w), w) }
+
+// remove takes a waiter out that stands in the line. It moves those on the shorter side.
+func (l *line) remove(w *waiter) {
+	i := l.before(w)
+	for l.waiters[i] != w { // a copy of its request may wait too
+		i++
 	}
-	return in.Len()
+	if i > len(l.waiters)/2 {
+		l.waiters = slices.Delete(l.waiters, i, i+1)
+		return
+	}
+	copy(l.waiters[1:], l.waiters[:i])
+	l.waiters[0] = nil
+	l.waiters = l.waiters[1:]
 }
 
-// last returns the waiter of a lower priority than w that is served last, if after w; else nil.
-func (l *line) last(w *waiter) *waiter {
-	last := w
-	for i := range level(w.q.Priority) {
-		e := l.levels[i].Back()
-		if e == nil {
-			continue
-		}
-		if o := e.Value.(*waiter); last.before(o) {
-			last = o
-		}
+// came is when the request of w came, which starts to wait now: between those that came before
+// it and after it, also where it was under way meanwhile, or the clock went back.
+func (u *queue) came(w *waiter) time.Time {
+	came, all, i := w.since, u.arrived.waiters, u.arrived.before(w)
+	if i < len(all) && all[i].came.Before(came) {
+		came = all[i].came
 	}
-	if last == w {
-		return nil
+	if i > 0 {
+		came = later(came, all[i-1].came)
 	}
-	return last
+	return came
 }
 
-// since is when the one that waits longest came; the zero time when none waits.
-func (l *line) since() (t time.Time) {
-	for i := range l.levels {
-		if e := l.levels[i].Front(); e != nil {
-			if s := e.Value.(*waiter).since; t.IsZero() || s.Before(t) {
-				t = s
-			}
+// last returns the waiter of a lower priority than w that is served last, if after w; else nil. As a
+// rule that is the last of all.
+func (u *queue) last(w *waiter) *waiter {
+	for _, o := range slices.Backward(u.waiting.waiters) {
+		if o.before(w) {
+			return nil
+		}
+		if level(o.q.Priority) < level(w.q.Priority) {
+			return o
 		}
 	}
-	return t
+	return nil
 }
-
-// all appends every waiter of the line.
-func (l *line) all(ws []*waiter) []*waiter {
-	for i := range l.levels {
-		for e := l.levels[i].Front(); e != nil; e = e.Next() {
-			ws = append(ws, e.Value.(*waiter))
-		}
-	}
-	return ws
-}
-
-// A place is where a waiter stands.
-type place struct {
-	in *list.List
-	at *list.Element
-}
-
-func (p place) leave() { p.in.Remove(p.at) }
 
 // before reports whether w is served before o where both want the same.
-func (w *waiter) before(o *waiter) bool {
-	if !w.due.Equal(o.due) {
-		return w.due.Before(o.due)
-	}
-	return w.seq < o.seq
-}
+func (w *waiter) before(o *waiter) bool { return served(w, o) < 0 }
 
 // earlier returns what is served first; a may be nil.
 func earlier(a, b *waiter) *waiter {

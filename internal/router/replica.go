@@ -34,7 +34,7 @@ type live struct {
 }
 
 func newLive(number uint32) *live {
-	l := &live{number: number}
+	l := &live{number: number, waiters: line{order: served}}
 	l.Owner = l
 	l.outlier = outlier.NewReplica(l)
 	return l

@@ -96,6 +96,7 @@ func NewRouter(o Options) (*Router, error) {
 	r.shared.load = r.Load
 	r.outliers = outlier.New(ejection, o.Now)
 	r.shared.outliers = r.outliers
+	r.queue.waiting.order, r.queue.free.order, r.queue.arrived.order = served, served, arrived
 	r.queue.opts, r.queue.outliers, r.queue.router = &r.opts, r.outliers, r
 	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {
 		r.Fleet.sessions = newSessions()
