@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
@@ -77,4 +79,48 @@ func TestKVEventsOfAChannelAreChecked(t *testing.T) {
 	_, err := client.New("warmpath:///a:1", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"kv_events":"udp://HOST:1"}}]}`))
 	require.ErrorContains(t, err, "kv_events")
+}
+
+// A replica that is down holds up no change of the configuration: its events, which wait for a connection, end at once.
+func TestKVEventsOfAReplicaThatIsDownEnd(t *testing.T) {
+	const events = `"kv_events":"grpc:vllm"`
+	for _, tt := range []struct {
+		name    string
+		configs [2]string // in turn
+	}{
+		{"the policy changes", [2]string{
+			config(`{"kv_aware":{}}`, events), config(`{"prefix_cache_affinity":{}}`, events),
+		}},
+		{"the last source goes", [2]string{config(`{"kv_aware":{}}`, events), config(`{"kv_aware":{}}`)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			up, down := start(t, &replica{}), listenLoopback(t)
+			require.NoError(t, down.Close())
+			res := manual.NewBuilderWithScheme("down")
+			cc, err := client.New("down:///", insecureOption(), grpc.WithResolvers(res))
+			require.NoError(t, err)
+			cc.Connect()
+			ctx := deadline(t)
+			inTime := func(what string, f func()) { // a channel that hangs does not hang the test
+				t.Helper()
+				done := make(chan struct{})
+				go func() { defer close(done); f() }()
+				select {
+				case <-done:
+				case <-ctx.Done():
+					t.Fatal(what, "does not end")
+				}
+			}
+			for i := range 10 {
+				inTime("the update", func() {
+					res.UpdateState(resolver.State{
+						Addresses:     []resolver.Address{{Addr: up.addr}, {Addr: down.Addr().String()}},
+						ServiceConfig: res.CC().ParseServiceConfig(`{"loadBalancingConfig":[{"warmpath":` + tt.configs[i%2] + `}]}`),
+					})
+				})
+				require.Equal(t, up.addr, where(t, ctx, cc, fmt.Sprint(i)))
+			}
+			inTime("Close", func() { _ = cc.Close() })
+		})
+	}
 }

@@ -98,7 +98,7 @@ func (a *attached) leaveView() {
 	}
 }
 
-// leaveEvents ends the KV events; what was received is cleared.
+// leaveEvents ends the KV events; what was received is cleared. It waits for goroutines that do not take lb.mu.
 func (a *attached) leaveEvents() {
 	if a.events != nil {
 		a.eventsMetrics()

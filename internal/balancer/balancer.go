@@ -38,8 +38,8 @@ type lb struct {
 	described, noKey, bare sync.Once // what a channel without interceptors logs
 
 	// mu guards the fields below. It is not held while an endpoint's connections are
-	// called, whose own locks are taken before it; the handle's and the Router's are
-	// taken after it.
+	// called, whose own locks are taken before it; the handle's, the Router's and
+	// reachable's are taken after it.
 	mu        sync.Mutex
 	config    *lbConfig
 	table     *requestkey.Table // of config, with the handle's dialects; nil where neither is in force yet
@@ -191,6 +191,7 @@ func (b *lb) leave() (all []balancer.Balancer, unused []*router.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
+	b.endpoints.reachable.set(nil)
 	b.attached.leave()
 	// The Router may outlive the balancer: it is not to hold on to the connections,
 	// and through them to the call.

@@ -3,6 +3,7 @@ package balancer
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -71,5 +72,37 @@ func TestConnectionsOfIDsThatMove(t *testing.T) {
 			}
 			require.Equal(t, tt.want, got)
 		})
+	}
+}
+
+// What is waited for with the balancer's lock held gets its connection without it.
+func TestConnectionsWhileTheBalancerIsLocked(t *testing.T) {
+	b := new(lb)
+	b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	got := make(chan string, 1)
+	go func() {
+		if c, err := b.direct(ctx, "a"); err == nil {
+			got <- c.(*fakeConn).address
+		}
+	}()
+	b.endpoints.set(b, &lbConfig{Config: new(policy.Config)}, []resolver.Endpoint{
+		fleet.Endpoint(policy.Attributes{ID: "a", Address: "1"}),
+	})
+	for _, e := range b.endpoints.all.All() {
+		e.conns = []*conn{{endpoint: e, state: balancer.State{
+			ConnectivityState: connectivity.Ready, Picker: &fakeConn{address: "1"},
+		}}}
+		b.endpoints.report(e)
+	}
+	b.endpoints.reachable.wake()
+	select {
+	case address := <-got:
+		require.Equal(t, "1", address)
+	case <-ctx.Done():
+		t.Fatal("it waits for the lock")
 	}
 }

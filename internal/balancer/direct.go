@@ -14,27 +14,57 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
+// reachable are the replicas by id, for code that calls them itself. It has a lock of its own: that code may be waited
+// for with lb.mu held.
+type reachable struct {
+	mu      sync.Mutex // guards the fields below; taken under lb.mu, and nothing is called under it
+	byID    map[string]*host
+	changed chan struct{} // closed by the next change; nil while nothing waits
+}
+
+// set replaces the replicas.
+func (r *reachable) set(byID map[string]*host) {
+	r.mu.Lock()
+	r.byID = byID
+	r.mu.Unlock()
+	r.wake()
+}
+
+// wake has those look again that wait for a connection.
+func (r *reachable) wake() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.changed != nil {
+		close(r.changed)
+		r.changed = nil
+	}
+}
+
+// get returns the replica with an id, nil if there is none, and what the next change closes.
+func (r *reachable) get(id string) (h *host, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.changed == nil {
+		r.changed = make(chan struct{})
+	}
+	return r.byID[id], r.changed
+}
+
 // direct returns a connection of the replica that is ready, for calls to that replica and no other, past the queue, the
-// policy and the interceptors. It waits for one.
+// policy and the interceptors. It waits for one. It does not take lb.mu.
 func (b *lb) direct(ctx context.Context, id string) (grpc.ClientConnInterface, error) {
 	for {
-		b.mu.Lock()
-		if e := b.endpoints.byID[id]; e != nil && e.state == connectivity.Ready && !b.closed {
-			if res, err := e.send(balancer.PickInfo{}); err == nil {
+		h, changed := b.endpoints.reachable.get(id)
+		if h != nil && h.connectivity() == connectivity.Ready {
+			if res, err := h.send(balancer.PickInfo{}); err == nil {
 				if res.Done != nil {
 					res.Done(balancer.DoneInfo{})
 				}
 				// Not closed: gRPC takes it back whenever the connection's state changes.
 				conn, _ := res.SubConn.GetOrBuildProducer(directBuilder{})
-				b.mu.Unlock()
 				return conn.(grpc.ClientConnInterface), nil
 			}
 		}
-		if b.endpoints.changed == nil {
-			b.endpoints.changed = make(chan struct{})
-		}
-		changed := b.endpoints.changed
-		b.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():

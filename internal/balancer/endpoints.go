@@ -18,12 +18,12 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// endpoints are those of the resolver's list. Used with lb.mu held, but for eager.
+// endpoints are those of the resolver's list. Used with lb.mu held, but for eager and reachable.
 type endpoints struct {
-	eager atomic.Bool // all connections are to be open
+	eager     atomic.Bool // all connections are to be open
+	reachable reachable
 
 	all        *resolver.EndpointMap[*endpoint]
-	byID       map[string]*endpoint
 	members    []router.Member
 	left       []*conn                        // to be closed at the end of the update under way
 	updates    uint64                         // of the list
@@ -31,7 +31,6 @@ type endpoints struct {
 	failed     balancer.Picker                // of the endpoint that failed last
 	perReplica int                            // connections
 	streams    int                            // that a connection takes; 0 = not known
-	changed    chan struct{}                  // closed when a connection becomes ready; nil while nothing waits
 }
 
 // endpoint is one set of addresses, and the connections to it. It is connected if one of them is.
@@ -73,7 +72,7 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []list
 	l.updates++
 	l.streams, l.perReplica = config.MaxStreamsPerConnection, max(config.ConnectionsPerReplica, 1)
 	l.members = make([]router.Member, 0, len(all))
-	l.byID = make(map[string]*endpoint, len(all))
+	byID := make(map[string]*host, len(all))
 	kept := make([]listed, 0, len(all))
 	for _, ep := range all {
 		if len(ep.Addresses) == 0 {
@@ -81,14 +80,14 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []list
 		}
 		attrs := fleet.FromEndpoint(ep)
 		e, ok := l.all.Get(ep)
-		if ok && e.seen == l.updates || l.byID[attrs.ID] != nil {
+		if ok && e.seen == l.updates || byID[attrs.ID] != nil {
 			continue
 		}
 		if !ok {
 			e = &endpoint{lb: b, state: connectivity.Shutdown, host: new(host)}
 			l.all.Set(ep, e)
 		}
-		e.id, e.seen, l.byID[attrs.ID] = attrs.ID, l.updates, e
+		e.id, e.seen, byID[attrs.ID] = attrs.ID, l.updates, e.host
 		l.members = append(l.members, router.Member{Attributes: attrs, Host: e.host})
 		kept = append(kept, listed{e, ep})
 	}
@@ -100,7 +99,7 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []list
 			l.drop(e, 0)
 		}
 	}
-	l.wake()
+	l.reachable.set(byID)
 	slices.SortFunc(l.members, func(x, y router.Member) int { return cmp.Compare(x.ID, y.ID) })
 	l.eager.Store(len(kept)*l.perReplica <= EagerConnections)
 	return kept
@@ -113,14 +112,6 @@ func (l *endpoints) drop(e *endpoint, keep int) {
 		l.left = append(l.left, c)
 	}
 	e.conns = e.conns[:keep:keep]
-}
-
-// wake has those look again that wait for a connection.
-func (l *endpoints) wake() {
-	if l.changed != nil {
-		close(l.changed)
-		l.changed = nil
-	}
 }
 
 // update passes an endpoint on to its connections, as many as are wanted now. Called without lb.mu.
@@ -189,7 +180,7 @@ func (c *conn) UpdateState(s balancer.State) {
 	case connectivity.TransientFailure:
 		l.failed = s.Picker
 	case connectivity.Ready:
-		l.wake()
+		l.reachable.wake()
 	}
 	if b.updating {
 		return
