@@ -72,7 +72,11 @@ func (upper) Render(c requestkey.Chat) (string, error) {
 // open opens a config and returns the encoder behind it too.
 func open(t testing.TB, c tokenize.Config, log *bytes.Buffer) (*tokenize.Prompts, *counting) {
 	t.Helper()
-	var o tokenize.Options
+	return openWith(t, c, tokenize.Options{}, log)
+}
+
+func openWith(t testing.TB, c tokenize.Config, o tokenize.Options, log *bytes.Buffer) (*tokenize.Prompts, *counting) {
+	t.Helper()
 	if log != nil {
 		o.Logger = slog.New(slog.NewTextHandler(log, nil))
 	}
@@ -114,10 +118,8 @@ var parts = []string{"the quick brown fox ", "jumps\n\n", "  over  ", "1234 ", "
 // However the cache is filled, and however little it holds, a prompt's tokens are those
 // of its text alone.
 func TestCachedTokensAreTheTokens(t *testing.T) {
-	for _, budget := range []int64{tokenize.DefaultCacheBytes, 100 << 10, -1} {
-		c := local(t)
-		c.CacheBytes = budget
-		p, e := open(t, c, nil)
+	for _, budget := range []int64{0, 100 << 10, -1} {
+		p, e := openWith(t, local(t), tokenize.Options{CacheBytes: budget}, nil)
 		r := rand.New(rand.NewPCG(8, uint64(budget)))
 		talks := []string{"", "", ""}
 		for range 60 {
@@ -149,9 +151,7 @@ func TestOnlyWhatIsNewIsEncoded(t *testing.T) {
 }
 
 func TestEqualPromptsAtOnce(t *testing.T) {
-	c := local(t)
-	c.CacheBytes = -1
-	p, _ := open(t, c, nil)
+	p, _ := openWith(t, local(t), tokenize.Options{CacheBytes: -1}, nil)
 	text := strings.Repeat("the quick brown fox ", 5000)
 	want := ask(t, p, text)
 	var wg sync.WaitGroup
@@ -235,9 +235,7 @@ func BenchmarkTokenize8k(b *testing.B) {
 		turns[i] = text + "turn " + strings.Repeat("x", i%97) + string(rune('a'+i%26)) + string(rune(0x4E00+i))
 	}
 	run("next turn", func(i int) string { return turns[i%len(turns)] })
-	none := c
-	none.CacheBytes = -1
-	p, _ = open(b, none, nil)
+	p, _ = openWith(b, c, tokenize.Options{CacheBytes: -1}, nil)
 	run("never seen", func(int) string { return text })
 	p, _ = open(b, c, nil)
 	run("short, seen", func(int) string { return text[:1000] })

@@ -13,10 +13,8 @@ import (
 
 // Defaults and bounds of [Config].
 const (
-	DefaultTimeout    = 100 * time.Millisecond
-	MaxTimeout        = time.Minute
-	DefaultCacheBytes = 64 << 20
-	MinCacheBytes     = 64 << 10
+	DefaultTimeout = 100 * time.Millisecond
+	MaxTimeout     = time.Minute
 )
 
 // Config is the object under "tokenizer" in a channel's config. Exactly one of File,
@@ -36,9 +34,6 @@ type Config struct {
 	AddSpecialTokens bool `json:"add_special_tokens"`
 	// Timeout bounds what a prompt costs; 0 = 100ms, at most 1m.
 	Timeout policy.Duration `json:"timeout,omitempty"`
-	// CacheBytes bounds the memory of tokens that are remembered; 0 = 64 MiB, -1 =
-	// none.
-	CacheBytes int64 `json:"cache_bytes,omitempty"`
 }
 
 // DefaultConfig returns the config that a decoder starts from; it names no source.
@@ -46,7 +41,6 @@ func DefaultConfig() Config {
 	return Config{
 		AddSpecialTokens: true,
 		Timeout:          policy.Duration(DefaultTimeout),
-		CacheBytes:       DefaultCacheBytes,
 	}
 }
 
@@ -87,12 +81,6 @@ func (c *Config) validate() error {
 	}
 	if c.Timeout < 0 || c.Timeout > policy.Duration(MaxTimeout) {
 		return fmt.Errorf("timeout: %v is not between 0s and %v", c.Timeout, MaxTimeout)
-	}
-	if c.CacheBytes == 0 {
-		c.CacheBytes = DefaultCacheBytes
-	}
-	if c.CacheBytes != -1 && c.CacheBytes < MinCacheBytes {
-		return fmt.Errorf("cache_bytes: %d is neither -1 nor at least %d", c.CacheBytes, MinCacheBytes)
 	}
 	return nil
 }

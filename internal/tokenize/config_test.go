@@ -17,10 +17,10 @@ func TestParseConfig(t *testing.T) {
 		require.Nil(t, c)
 		require.NoError(t, Check(json.RawMessage(none)))
 	}
-	c, err := ParseConfig(json.RawMessage(`{"url":"http://h:1/tokenize","timeout":"5ms","cache_bytes":-1,"add_special_tokens":false}`))
+	c, err := ParseConfig(json.RawMessage(`{"url":"http://h:1/tokenize","timeout":"5ms","add_special_tokens":false}`))
 	require.NoError(t, err)
-	require.Equal(t, Config{URL: "http://h:1/tokenize", Timeout: policy.Duration(5 * time.Millisecond), CacheBytes: -1}, *c)
-	c, err = ParseConfig(json.RawMessage(`{"url":"https://h/x","timeout":"0s","cache_bytes":0}`))
+	require.Equal(t, Config{URL: "http://h:1/tokenize", Timeout: policy.Duration(5 * time.Millisecond)}, *c)
+	c, err = ParseConfig(json.RawMessage(`{"url":"https://h/x","timeout":"0s"}`))
 	require.NoError(t, err)
 	want := DefaultConfig()
 	want.URL = "https://h/x"
@@ -29,16 +29,15 @@ func TestParseConfig(t *testing.T) {
 
 func TestBadConfigs(t *testing.T) {
 	for raw, want := range map[string]string{
-		`{}`:                                    "tokenizer: file, tiktoken, url: 0 are set; set exactly one",
-		`{"file":"a","url":"http://h"}`:         "2 are set",
-		`{"url":"ftp://h"}`:                     `tokenizer: url: "ftp://h" is not like`,
-		`{"url":"http:///x"}`:                   "url:",
-		`{"url":"http://h","timeout":"2m"}`:     "timeout: 2m0s is not between",
-		`{"url":"http://h","timeout":"-1s"}`:    "timeout:",
-		`{"url":"http://h","timeout":5}`:        "tokenizer: timeout:",
-		`{"url":"http://h","cache_bytes":1000}`: "cache_bytes: 1000 is neither -1 nor at least",
-		`{"uri":"http://h"}`:                    `tokenizer: unknown field "uri"`,
-		`[]`:                                    "tokenizer: the config is a list",
+		`{}`:                                 "tokenizer: file, tiktoken, url: 0 are set; set exactly one",
+		`{"file":"a","url":"http://h"}`:      "2 are set",
+		`{"url":"ftp://h"}`:                  `tokenizer: url: "ftp://h" is not like`,
+		`{"url":"http:///x"}`:                "url:",
+		`{"url":"http://h","timeout":"2m"}`:  "timeout: 2m0s is not between",
+		`{"url":"http://h","timeout":"-1s"}`: "timeout:",
+		`{"url":"http://h","timeout":5}`:     "tokenizer: timeout:",
+		`{"uri":"http://h"}`:                 `tokenizer: unknown field "uri"`,
+		`[]`:                                 "tokenizer: the config is a list",
 	} {
 		require.ErrorContains(t, Check(json.RawMessage(raw)), want, "%s", raw)
 	}
@@ -54,7 +53,7 @@ func TestWhatIsNotLinkedSaysHow(t *testing.T) {
 }
 
 func FuzzConfig(f *testing.F) {
-	f.Add([]byte(`{"url":"http://h:1/tokenize","timeout":"5ms","cache_bytes":-1}`))
+	f.Add([]byte(`{"url":"http://h:1/tokenize","timeout":"5ms"}`))
 	f.Add([]byte(`{"file":"a"}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := ParseConfig(raw)

@@ -16,7 +16,7 @@
 //
 // Guarantees. A prompt costs no more than timeout. Where its tokens cannot be had,
 // it is routed as text by blocks of bytes, logged once and counted. Equal prompts at
-// the same time are encoded once; what was encoded is remembered in cache_bytes of
+// the same time are encoded once; what was encoded is remembered in 64 MiB of
 // memory, by hashes, never as text. Of a text that a tokenizer can cut in segments
 // ([Segmenter]) only the segments that were not seen before are encoded.
 package tokenize

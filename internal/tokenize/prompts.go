@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,8 @@ import (
 
 // Options are what a host sets beside the config.
 type Options struct {
-	Logger *slog.Logger // nil = slog's default
+	Logger     *slog.Logger // nil = slog's default
+	CacheBytes int64        // memory of the tokens that are remembered; 0 = 64 MiB, -1 = none
 }
 
 // Prompts is the [router.Tokenizer] of a Router: a Tokenizer with a chat template, a
@@ -43,7 +45,7 @@ func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
 		tokenizer: t,
 		special:   c.AddSpecialTokens,
 		timeout:   time.Duration(c.Timeout),
-		cache:     newCache(c.CacheBytes),
+		cache:     newCache(cmp.Or(o.CacheBytes, 64<<20)),
 		logger:    o.Logger,
 	}
 	p.segmenter, _ = t.(Segmenter)
