@@ -10,6 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
 // keyOf returns what a policy orders the replicas by: the kind, and a sentence.
@@ -30,7 +31,7 @@ func keyOf(c *policy.Config, q *policy.Request) (kind, sentence string) {
 		}
 		config = config.WithDefaults()
 		return prefixKey(prefixaffinity.Config{
-			BlockBytes: config.BlockBytes, BlockTokens: config.BlockTokens, StickySessions: config.StickySessions,
+			BlockTokens: config.BlockTokens, StickySessions: config.StickySessions,
 		}, q)
 	}
 	return "", ""
@@ -63,7 +64,7 @@ func prefixKey(c prefixaffinity.Config, q *policy.Request) (kind, sentence strin
 	if n > 0 {
 		hash = kvindex.AppendTokens(nil, q.Prompt.Tokens[:n], n, seed)[0]
 	} else {
-		n, unit = min(c.BlockBytes, len(q.Prompt.Text)), "byte"
+		n, unit = min(rendezvous.GrainOf(c.BlockTokens).Bytes, len(q.Prompt.Text)), "byte"
 		hash = kvindex.AppendText(nil, q.Prompt.Text[:n], n, seed)[0]
 	}
 	return "prompt_block", fmt.Sprintf("block 0 of the prompt (%s), %#016x; a client that has seen many prompts "+

@@ -12,6 +12,9 @@ const short = 8
 // token ids.
 type Grain struct{ Bytes, Tokens int }
 
+// GrainOf is the grain with blocks of so many tokens, and of the bytes that stand for them.
+func GrainOf(tokens int) Grain { return Grain{Bytes: tokens * policy.BytesPerToken, Tokens: tokens} }
+
 // Blocks are a prompt cut into blocks. They must not be copied: a short prompt's
 // hashes stand inside.
 type Blocks struct {

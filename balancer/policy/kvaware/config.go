@@ -37,9 +37,8 @@ type Config struct {
 	// events, the default where none does.
 	NearTieTokens policy.Limit `json:"near_tie_tokens,omitempty"`
 
-	// BlockBytes is the block of a text prompt, BlockTokens that of token ids until
-	// an engine reports its own; 0 = 64 and 16, at most 65536. All clients must use the same.
-	BlockBytes  int `json:"block_bytes,omitempty"`
+	// BlockTokens is the block of token ids until an engine reports its own; 0 = 16, at most
+	// 65536. That of a text is four bytes for every token of it. All clients must use the same.
 	BlockTokens int `json:"block_tokens,omitempty"`
 
 	// IndexBytes bounds the memory of the index; 0 = 1 GiB, at least 1 MiB. It is taken as it is
@@ -63,7 +62,6 @@ func (Config) Name() string { return Name }
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
 	c.NearTieTokens = cmp.Or(c.NearTieTokens, 4000)
-	c.BlockBytes = cmp.Or(c.BlockBytes, 64)
 	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
 	c.IndexBytes = cmp.Or(c.IndexBytes, 1<<30)
 	c.KVTokens = cmp.Or(c.KVTokens, 1_000_000)
@@ -80,5 +78,5 @@ func (c Config) validate() error {
 			return fmt.Errorf("%s: it is %v, want at least 0, or off", f.name, f.value)
 		}
 	}
-	return cacheview.CheckSizes(c.BlockBytes, c.BlockTokens, c.IndexBytes)
+	return cacheview.CheckSizes(c.BlockTokens, c.IndexBytes)
 }

@@ -20,7 +20,6 @@ func TestBoundsNameTheField(t *testing.T) {
 	}{
 		{func(c *Config) { c.NearTieTokens = -2 }, "near_tie_tokens"},
 		{func(c *Config) { c.NearTieTokens = policy.Limit(math.NaN()) }, "near_tie_tokens"},
-		{func(c *Config) { c.BlockBytes = -1 }, "block_bytes"},
 		{func(c *Config) { c.BlockTokens = 65537 }, "block_tokens"},
 		{func(c *Config) { c.IndexBytes = 1<<20 - 1 }, "index_bytes"},
 		{func(c *Config) { c.KVTokens = -2 }, "kv_tokens"},
@@ -38,7 +37,7 @@ func TestBoundsNameTheField(t *testing.T) {
 
 func TestConfigInJSON(t *testing.T) {
 	c := Config{}.WithDefaults()
-	require.NoError(t, json.Unmarshal([]byte(`{"near_tie_tokens":100,"block_bytes":1,"block_tokens":32,
+	require.NoError(t, json.Unmarshal([]byte(`{"near_tie_tokens":100,"block_tokens":32,
 		"index_bytes":2097152,"kv_tokens":7,"sticky_sessions":true}`), &c))
-	assert.Equal(t, Config{100, 1, 32, 2 << 20, 7, true}, c)
+	assert.Equal(t, Config{100, 32, 2 << 20, 7, true}, c)
 }

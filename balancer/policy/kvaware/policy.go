@@ -59,7 +59,7 @@ func build(c Config) (*kvAware, error) {
 		config: c,
 		caches: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
-			Grain:    rendezvous.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
+			Grain:    rendezvous.GrainOf(c.BlockTokens),
 			Learn:    true,
 			Ranks:    true,
 			KVTokens: max(int(c.KVTokens), 0),

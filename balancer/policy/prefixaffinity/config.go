@@ -37,12 +37,11 @@ type Config struct {
 	// and loses short matches.
 	MatchRateThreshold policy.Limit `json:"match_rate_threshold,omitempty"`
 
-	// BlockBytes is the block of a text prompt, BlockTokens that of token ids; 0 = 64 and 16,
-	// at most 65536. Best is the engine's own. All clients must use the same, or their
-	// orders differ. Smaller blocks match more exactly and cost time and index.
-	// Reported caches are used if they come in blocks of BlockTokens, or in
-	// superblocks and BlockTokens divides 512, or for text BlockBytes 2,048.
-	BlockBytes  int `json:"block_bytes,omitempty"`
+	// BlockTokens is the block of token ids; 0 = 16, at most 65536. That of a text is
+	// four bytes for every token of it. Best is the engine's own. All clients must use the
+	// same, or their orders differ. Smaller blocks match more exactly and cost time and
+	// index. Reported caches are used if they come in blocks of BlockTokens, or in
+	// superblocks and BlockTokens divides 512.
 	BlockTokens int `json:"block_tokens,omitempty"`
 
 	// IndexBytes bounds the memory of the prefix index; 0 = 64 MiB, at least 1 MiB. Where
@@ -71,7 +70,6 @@ func (Config) Name() string { return Name }
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
 	c.MatchRateThreshold = cmp.Or(c.MatchRateThreshold, 0.1)
-	c.BlockBytes = cmp.Or(c.BlockBytes, 64)
 	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
 	c.IndexBytes = cmp.Or(c.IndexBytes, 64<<20)
 	c.OnMiss = cmp.Or(c.OnMiss, OnMissRendezvous)
@@ -91,5 +89,5 @@ func (c Config) validate() error {
 	case c.ImbalancedThreshold < 0:
 		return refuse("imbalanced_threshold", c.ImbalancedThreshold, "at least 0 (0 = off)")
 	}
-	return cacheview.CheckSizes(c.BlockBytes, c.BlockTokens, c.IndexBytes)
+	return cacheview.CheckSizes(c.BlockTokens, c.IndexBytes)
 }

@@ -24,8 +24,6 @@ func TestBoundsNameTheField(t *testing.T) {
 		{func(c *Config) { c.MatchRateThreshold = -0.1 }, "match_rate_threshold"},
 		{func(c *Config) { c.MatchRateThreshold = 1.1 }, "match_rate_threshold"},
 		{func(c *Config) { c.MatchRateThreshold = policy.Limit(math.NaN()) }, "match_rate_threshold"},
-		{func(c *Config) { c.BlockBytes = -1 }, "block_bytes"},
-		{func(c *Config) { c.BlockBytes = 65537 }, "block_bytes"},
 		{func(c *Config) { c.BlockTokens = -1 }, "block_tokens"},
 		{func(c *Config) { c.BlockTokens = 65537 }, "block_tokens"},
 		{func(c *Config) { c.IndexBytes = 1<<20 - 1 }, "index_bytes"},
@@ -38,7 +36,7 @@ func TestBoundsNameTheField(t *testing.T) {
 	for _, change := range []func(*Config){
 		func(c *Config) { c.MatchRateThreshold = policy.Off },
 		func(c *Config) { c.MatchRateThreshold = 1 },
-		func(c *Config) { c.BlockBytes, c.OnMiss = 1, OnMissSmallest },
+		func(c *Config) { c.BlockTokens, c.OnMiss = 1, OnMissSmallest },
 		func(c *Config) { c.BlockTokens = 65536 },
 		func(c *Config) { c.ImbalancedThreshold = 10 },
 	} {
@@ -49,7 +47,7 @@ func TestBoundsNameTheField(t *testing.T) {
 
 func TestConfigInJSON(t *testing.T) {
 	c := Config{}.WithDefaults()
-	require.NoError(t, json.Unmarshal([]byte(`{"match_rate_threshold":0.2,"block_bytes":1,"block_tokens":32,"index_bytes":2097152,
+	require.NoError(t, json.Unmarshal([]byte(`{"match_rate_threshold":0.2,"block_tokens":32,"index_bytes":2097152,
 		"on_miss":"smallest","imbalanced_threshold":3,"sticky_sessions":true}`), &c))
-	assert.Equal(t, Config{0.2, 1, 32, 2 << 20, OnMissSmallest, 3, true}, c)
+	assert.Equal(t, Config{0.2, 32, 2 << 20, OnMissSmallest, 3, true}, c)
 }

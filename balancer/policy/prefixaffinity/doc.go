@@ -83,7 +83,7 @@
 // # Source
 //
 // Ray Serve LLM's PrefixCacheAffinityRouter, whose rule as a whole is on_miss:
-// smallest, with block_bytes: 1 for its exact lengths (in bytes; Ray counts code
+// smallest, with block_tokens: 1 for its lengths (in four bytes; Ray counts code
 // points). Rendezvous hashing: Thaler and Ravishankar, 1998. Bounded load: Mirrokni,
 // Thorup and Zadimoghaddam, 2018, here per candidate and against the mean.
 package prefixaffinity

@@ -62,7 +62,7 @@ func build(c Config) (*affinity, error) {
 		ray:    c.OnMiss == OnMissSmallest,
 		caches: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
-			Grain:    rendezvous.Grain{Bytes: c.BlockBytes, Tokens: c.BlockTokens},
+			Grain:    rendezvous.GrainOf(c.BlockTokens),
 		}),
 		popularity: rendezvous.NewPopularity(),
 		scratch:    sync.Pool{New: func() any { return new(scratch) }},

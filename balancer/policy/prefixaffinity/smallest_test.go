@@ -1,6 +1,7 @@
 package prefixaffinity
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -11,15 +12,15 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-// rays returns a Router with Ray's rule and lengths.
 // rayRouter is a Router with its policy.
 type rayRouter struct {
 	*router.Router
 	p *affinity
 }
 
+// rays returns a Router with Ray's rule and lengths, a character of Ray's being a block here.
 func rays(t *testing.T, change func(*Config), ids ...string) rayRouter {
-	c := with(func(c *Config) { c.OnMiss, c.BlockBytes = OnMissSmallest, 1 })
+	c := with(func(c *Config) { c.OnMiss, c.BlockTokens = OnMissSmallest, 1 })
 	if change != nil {
 		change(&c)
 	}
@@ -30,13 +31,23 @@ func rays(t *testing.T, change func(*Config), ids ...string) rayRouter {
 // cache makes a replica hold a prompt.
 func cache(t *testing.T, r rayRouter, id, text string) {
 	t.Helper()
-	q := askText("%s", text)
+	q := wide(text)
 	routertest.Choose(t, r.Router, q)
 	r.p.routed(q, policy.To(r.View().ByID(id), ""))
 }
 
+// wide asks for a text whose every character is a block.
+func wide(text string) *policy.Request {
+	var b strings.Builder
+	for _, c := range text {
+		b.WriteString(strings.Repeat(string(c), policy.BytesPerToken))
+	}
+	return askText("%s", b.String())
+}
+
+// sent counts characters.
 func sent(r rayRouter, id string) int64 {
-	return r.p.caches.Member(r.View().ByID(id)).SentBytes.Load()
+	return r.p.caches.Member(r.View().ByID(id)).SentBytes.Load() / policy.BytesPerToken
 }
 
 // The cases of Ray's test_prefix_aware_request_router that state where a request
@@ -54,7 +65,7 @@ func TestRaysPrefixRouter(t *testing.T) {
 	ten := func(t *testing.T, r rayRouter, want string, text string) {
 		t.Helper()
 		for range 10 {
-			assert.Equal(t, want, routertest.Choose(t, r.Router, askText("%s", text)).Replica.ID)
+			assert.Equal(t, want, routertest.Choose(t, r.Router, wide(text)).Replica.ID)
 		}
 	}
 	t.Run("no prompt: least busy", func(t *testing.T) {
@@ -96,14 +107,14 @@ func TestRaysPrefixRouter(t *testing.T) {
 	t.Run("what is routed is inserted", func(t *testing.T) {
 		r := rays(t, nil, "r1")
 		for range 3 {
-			route(t, r.Router, askText("hello"))
+			route(t, r.Router, wide("hello"))
 		}
 		assert.EqualValues(t, 5, sent(r, "r1"))
 	})
 	t.Run("removed during the lookup", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
 		cache(t, r, "r2", "hello world")
-		q := askText("hello world")
+		q := wide("hello world")
 		r.Prepare(t.Context(), q)
 		policytest.SetFleet(r.Router, policytest.Replicas("r1"))
 		assert.Equal(t, "r1", r.Policy().Choose(q, r.View()).Replica.ID)
@@ -114,18 +125,18 @@ func TestSmallest(t *testing.T) {
 	t.Run("the threshold itself is a match", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
 		cache(t, r, "r2", "a---------")
-		assert.Equal(t, "r2", routertest.Choose(t, r.Router, askText("abcdefghij")).Replica.ID)
-		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("abcdefghijk")).Replica.ID)
+		assert.Equal(t, "r2", routertest.Choose(t, r.Router, wide("abcdefghij")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, wide("abcdefghijk")).Replica.ID)
 	})
 	t.Run("of the longest matches the fewest ongoing", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2", "r3")
 		cache(t, r, "r1", "hello world")
 		cache(t, r, "r2", "hello world")
 		cache(t, r, "r3", "hello")
-		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("hello world")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, wide("hello world")).Replica.ID)
 		policytest.Fill(t, r.Router, "r1", 2)
 		policytest.Fill(t, r.Router, "r2", 1)
-		assert.Equal(t, "r2", routertest.Choose(t, r.Router, askText("hello world")).Replica.ID, "r3 holds less")
+		assert.Equal(t, "r2", routertest.Choose(t, r.Router, wide("hello world")).Replica.ID, "r3 holds less")
 	})
 	t.Run("a full holder is passed over", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
@@ -133,13 +144,13 @@ func TestSmallest(t *testing.T) {
 		fleet := policytest.Bounded(policytest.Replicas("r1", "r2"), 1)
 		policytest.SetFleet(r.Router, fleet)
 		policytest.Fill(t, r.Router, "r2", 1)
-		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("hello world")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, wide("hello world")).Replica.ID)
 		policytest.Fill(t, r.Router, "r1", 1)
-		assert.Nil(t, routertest.Choose(t, r.Router, askText("hello world")).Replica)
+		assert.Nil(t, routertest.Choose(t, r.Router, wide("hello world")).Replica)
 	})
 	t.Run("threshold 0 without a match: all", func(t *testing.T) {
 		r := rays(t, func(c *Config) { c.MatchRateThreshold = policy.Off }, "r1", "r2")
 		cache(t, r, "r1", "hello")
-		assert.Equal(t, "r1", routertest.Choose(t, r.Router, askText("z")).Replica.ID)
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, wide("z")).Replica.ID)
 	})
 }
