@@ -130,7 +130,7 @@ func (f *Fleet) depart(rep *policy.Replica) {
 	l := liveOf(rep)
 	r.outliers.Leave(l.outlier)
 	l.Flags.Store(0)
-	l.streams = 0
+	l.streams = state.NoBound
 	l.lift()
 	if rep.Ongoing() > 0 {
 		f.departed[rep.ID] = l
@@ -178,10 +178,10 @@ func (f *Fleet) SetStreams(id string, n int) {
 	defer r.mu.Unlock()
 	v := r.view.Load()
 	rep := v.ByID(id)
-	if rep == nil || liveOf(rep).streams == int64(n) {
+	if rep == nil || liveOf(rep).streams == bounded(n) {
 		return
 	}
-	liveOf(rep).streams = int64(n)
+	liveOf(rep).streams = bounded(n)
 	liveOf(rep).bound()
 	r.queue.serve(id)
 }

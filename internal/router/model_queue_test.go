@@ -88,7 +88,7 @@ func (m *model) most(mem Member) int {
 // bound is how many bookings a member may have now.
 func (m *model) boundNow(mem Member) int {
 	n := m.most(mem)
-	if f := &liveOf(m.r.View().ByID(mem.ID)).refusals; f.marked {
+	if f := &liveOf(m.r.View().ByID(mem.ID)).refusals; f.marked() {
 		n = min(n, int(f.most))
 	}
 	return n
@@ -148,9 +148,9 @@ func (m *model) checkQueue() {
 		require.Equal(t, i, r.queue.waiting.before(w))
 	}
 	marked := map[*live]bool{}
-	for _, l := range r.queue.marked {
-		require.False(t, marked[l.l], "marked twice")
-		marked[l.l] = true
+	for _, rep := range r.queue.marked {
+		require.False(t, marked[liveOf(rep)], "marked twice")
+		marked[liveOf(rep)] = true
 	}
 	first := time.Time{}
 	for _, mem := range m.fleet {
@@ -160,7 +160,7 @@ func (m *model) checkQueue() {
 			want = state.NoBound
 		}
 		require.Equal(t, want, l.Max.Load(), mem.ID)
-		if !l.refusals.marked {
+		if !l.refusals.marked() {
 			continue
 		}
 		require.True(t, marked[l], "nobody will take the mark away")

@@ -18,7 +18,7 @@ type queue struct {
 	free    line // of these, the ones that take any replica
 	queued  int
 	seq     uint64
-	marked  []mark // replicas that refused
+	marked  []*policy.Replica // that refused
 	alarm   alarm
 	closed  bool
 

@@ -22,18 +22,14 @@ const (
 // has gathered in the queue does not go there at once; when none waits, it is as
 // before. Guarded by the Router's mutex.
 type refusals struct {
-	marked bool
-	most   int64         // reservations, while marked
-	until  time.Time     // the end of the mark, or of the last one
-	hold   time.Duration // of the mark, or of the last one
-	more   int64         // how many were tried beyond most when it last ended; 0 = none yet
+	most  int64         // reservations; state.NoBound = there is no mark
+	until time.Time     // the end of the mark, or of the last one
+	hold  time.Duration // of the mark, or of the last one
+	more  int64         // how many were tried beyond most when it last ended; 0 = none yet
 }
 
-// A mark is a replica that is marked.
-type mark struct {
-	id string
-	l  *live
-}
+// marked reports whether the replica counts as full.
+func (f *refusals) marked() bool { return f.most != state.NoBound }
 
 // alarm is the timer for requests that wait for a marked replica. Guarded by the Router's mutex.
 type alarm struct {
@@ -85,8 +81,8 @@ func (f *Fleet) refused(rep *policy.Replica) {
 func (u *queue) mark(rep *policy.Replica) {
 	l := liveOf(rep)
 	l.refuse(u.opts.Now(), int64(rep.Ongoing()))
-	if !slices.ContainsFunc(u.marked, func(m mark) bool { return m.l == l }) {
-		u.marked = append(u.marked, mark{rep.ID, l})
+	if !slices.ContainsFunc(u.marked, func(m *policy.Replica) bool { return liveOf(m) == l }) {
+		u.marked = append(u.marked, rep)
 	}
 	u.arm()
 }
@@ -95,7 +91,7 @@ func (u *queue) mark(rep *policy.Replica) {
 // and refused one by one only the first sets it.
 func (l *live) refuse(now time.Time, ongoing int64) {
 	f := &l.refusals
-	if !f.marked || f.more > 0 {
+	if !f.marked() || f.more > 0 {
 		again := !f.until.IsZero() && now.Sub(f.until) < mostHold
 		f.hold = min(2*f.hold, mostHold)
 		if !again || f.hold == 0 {
@@ -103,29 +99,20 @@ func (l *live) refuse(now time.Time, ongoing int64) {
 		}
 		f.until, f.more = now.Add(f.hold), 0
 	}
-	f.marked, f.most = true, ongoing
+	f.most = ongoing
 	l.bound()
 }
 
 // lift takes the mark away, and reports whether there was one.
 func (l *live) lift() bool {
-	was := l.refusals.marked
-	l.refusals.marked, l.refusals.more = false, 0
+	was := l.refusals.marked()
+	l.refusals.most, l.refusals.more = state.NoBound, 0
 	l.bound()
 	return was
 }
 
 // bound puts into force how many reservations the replica may have now.
-func (l *live) bound() {
-	most := l.Capacity.Load()
-	if l.streams > 0 {
-		most = min(most, l.streams)
-	}
-	if l.refusals.marked {
-		most = min(most, l.refusals.most)
-	}
-	l.Max.Store(most)
-}
+func (l *live) bound() { l.Max.Store(min(l.Capacity.Load(), l.streams, l.refusals.most)) }
 
 // tick ends the marks whose time has come. Called with mu held, before a pick.
 func (u *queue) tick() {
@@ -133,20 +120,20 @@ func (u *queue) tick() {
 		return
 	}
 	now := u.opts.Now()
-	for _, m := range u.marked {
-		if m.l.refusals.marked && !now.Before(m.l.refusals.until) {
-			u.expired(m, now)
+	for _, rep := range u.marked {
+		if f := &liveOf(rep).refusals; f.marked() && !now.Before(f.until) {
+			u.expired(rep, now)
 		}
 	}
-	u.marked = slices.DeleteFunc(u.marked, func(m mark) bool { return !m.l.refusals.marked })
+	u.marked = slices.DeleteFunc(u.marked, func(rep *policy.Replica) bool { return !liveOf(rep).refusals.marked() })
 }
 
 // expired ends a mark, or tries more while a request waits for the replica.
-func (u *queue) expired(m mark, now time.Time) {
-	f := &m.l.refusals
-	ongoing := m.l.Book.Load() >> state.TokenBits
+func (u *queue) expired(rep *policy.Replica, now time.Time) {
+	l := liveOf(rep)
+	f, ongoing := &l.refusals, l.Ongoing()
 	if u.queued == 0 || ongoing < f.most {
-		m.l.lift()
+		l.lift()
 		return
 	}
 	if f.more == 0 {
@@ -155,8 +142,8 @@ func (u *queue) expired(m mark, now time.Time) {
 		f.more, f.hold = min(2*f.more, 1<<20), firstHold
 	}
 	f.most, f.until = ongoing+f.more, now.Add(f.hold)
-	m.l.bound()
-	u.serve(m.id)
+	l.bound()
+	u.serve(rep.ID)
 }
 
 // arm sets the alarm for when, while a request waits, a replica may get room by time
@@ -174,8 +161,8 @@ func (u *queue) arm() {
 			first = at
 		}
 	}
-	for _, m := range u.marked {
-		if f := &m.l.refusals; f.marked {
+	for _, rep := range u.marked {
+		if f := &liveOf(rep).refusals; f.marked() {
 			sooner(f.until)
 		}
 	}
@@ -204,9 +191,10 @@ func (u *queue) insist(d *policy.Decision) bool {
 		return false
 	}
 	lifted := false
-	for _, m := range u.marked {
-		if d.WaitFor == nil || slices.ContainsFunc(d.WaitFor, func(w *policy.Replica) bool { return liveOf(w) == m.l }) {
-			lifted = m.l.lift() || lifted
+	for _, rep := range u.marked {
+		l := liveOf(rep)
+		if d.WaitFor == nil || slices.ContainsFunc(d.WaitFor, func(w *policy.Replica) bool { return liveOf(w) == l }) {
+			lifted = l.lift() || lifted
 		}
 	}
 	return lifted

@@ -28,13 +28,13 @@ type live struct {
 	// Guarded by the Router's mutex.
 	waiters  line
 	refusals refusals
-	streams  int64     // what the connections take; 0 = not known
+	streams  int64     // what the connections take; state.NoBound = not known
 	drains   time.Time // since when it takes no new sessions
 
 }
 
 func newLive(number uint32) *live {
-	l := &live{number: number, waiters: line{order: served}}
+	l := &live{number: number, waiters: line{order: served}, streams: state.NoBound, refusals: refusals{most: state.NoBound}}
 	l.Owner = l
 	l.outlier = outlier.NewReplica(l)
 	return l
@@ -45,11 +45,16 @@ func liveOf(r *policy.Replica) *live { return r.State().Owner.(*live) }
 
 // limit sets how many reservations the replica may have at once; not positive = no bound.
 func (l *live) limit(n int) {
-	if n <= 0 {
-		n = state.NoBound
-	}
-	l.Capacity.Store(int64(n))
+	l.Capacity.Store(bounded(n))
 	l.bound()
+}
+
+// bounded returns n, where it bounds anything.
+func bounded(n int) int64 {
+	if n <= 0 {
+		return state.NoBound
+	}
+	return int64(n)
 }
 
 // Bookings implements [outlier.Host].
