@@ -93,10 +93,11 @@ func (x *Index) renewNames(members []*Member) {
 // learnSize takes the block of the engine of a member; false if another replica of one of its models has blocks of
 // another size, which makes their hashes others. Called with mu held.
 func (x *Index) learnSize(m *Member, tokens int) bool {
+	old := x.learnt.Load()
 	switch {
 	case tokens < 1 || tokens > maxBlock:
 		return false
-	case m.block == tokens:
+	case m.block == tokens && old.covers(m.models, tokens):
 		return true
 	}
 	for _, other := range x.members {
@@ -104,13 +105,17 @@ func (x *Index) learnSize(m *Member, tokens int) bool {
 			return false
 		}
 	}
-	old := x.learnt.Load()
 	next := &learnt{old.names, maps.Clone(old.sizes)}
 	for _, name := range orNone(m.models) {
 		next.sizes[name] = tokens
 	}
 	x.learnt.Store(next)
 	return true
+}
+
+// covers reports whether all of these models have blocks of so many tokens.
+func (l *learnt) covers(models []string, tokens int) bool {
+	return !slices.ContainsFunc(orNone(models), func(name string) bool { return l.sizes[name] != tokens })
 }
 
 // orNone returns the models that a replica declares, "" where there are none.

@@ -61,6 +61,29 @@ func TestTheModelDoesNotHideReports(t *testing.T) {
 	}
 }
 
+// A model that a replica gets at run time has the block of its engine.
+func TestTheBlockOfAModelThatIsAddedLater(t *testing.T) {
+	fleet := policytest.Fleet(2)
+	fleet[1].Models = []string{"a"}
+	pol, err := poweroftwo.New(poweroftwo.Config{})
+	require.NoError(t, err)
+	r := policytest.NewRouter(t, pol, fleet)
+	o := defaults
+	o.Learn = true
+	x := New(o)
+	x.FleetChanged(policy.FleetChange{Added: r.View().Replicas()})
+	x.Fleet(r.View())
+	report := func() { x.CacheChanged([]policy.CacheChange{{Replica: "r1", BlockTokens: 64, Stored: []uint64{1}}}) }
+	report()
+	require.Equal(t, 64, x.Grain("a").Tokens)
+	fleet[1].Models = []string{"a", "b"}
+	r.Fleet.Set(fleet)
+	x.Fleet(r.View())
+	report()
+	require.Equal(t, 64, x.Grain("b").Tokens)
+	require.Zero(t, x.Stats().Refused)
+}
+
 // A replica may declare its models after its first report.
 func TestModelsThatAreDeclaredLater(t *testing.T) {
 	p := tokens(1, 320)
