@@ -20,7 +20,7 @@ const maxDialed = 4096
 // ports are the process's ports on which engines connect, by address. Every subscriber of an address shares its port,
 // whatever channel or deployment it is for.
 var ports = struct {
-	mu   sync.Mutex // guards the map and the ports' subscribers; nothing is called under it
+	mu   sync.Mutex // guards the map, and the ports' subscribers and problems; nothing is called under it
 	open map[string]*port
 }{open: make(map[string]*port)}
 
@@ -28,6 +28,7 @@ var ports = struct {
 type port struct {
 	address     string
 	subscribers []*subscriber // never written in place
+	problem     error         // why it does not listen
 	stop        context.CancelFunc
 	done        chan struct{}
 }
@@ -37,19 +38,23 @@ var errShared = errors.New("kvevents: another replica listens on this port, and 
 // listen waits on the subscriber's port for its engine until the context ends.
 func (s *subscriber) listen() {
 	var b kvevents.Backoff
-	for !s.join() {
+	joined, problem := s.join()
+	for ; !joined; joined, problem = s.join() {
 		s.Failed(errShared)
 		if !b.Wait(s.ctx) {
 			return
 		}
+	}
+	if problem != nil {
+		s.Failed(problem)
 	}
 	<-s.ctx.Done()
 	s.leave()
 }
 
 // join makes the subscriber one of its port, which it opens for the first one; false if another replica's topic
-// overlaps.
-func (s *subscriber) join() bool {
+// overlaps. The error is why the port does not listen now.
+func (s *subscriber) join() (joined bool, problem error) {
 	ports.mu.Lock()
 	defer ports.mu.Unlock()
 	p := ports.open[s.Address]
@@ -62,10 +67,10 @@ func (s *subscriber) join() bool {
 	if slices.ContainsFunc(p.subscribers, func(o *subscriber) bool {
 		return o.Engine != s.Engine && (strings.HasPrefix(o.Topic, s.Topic) || strings.HasPrefix(s.Topic, o.Topic))
 	}) {
-		return false
+		return false, nil
 	}
 	p.subscribers = append(slices.Clip(p.subscribers), s)
-	return true
+	return true, p.problem
 }
 
 // leave takes the subscriber out of its port. The last one closes it, and waits until it is closed.
@@ -91,12 +96,20 @@ func (p *port) all() []*subscriber {
 	return p.subscribers
 }
 
+// failed notes why the port does not listen, nil that it does, and returns the subscribers now.
+func (p *port) failed(err error) []*subscriber {
+	ports.mu.Lock()
+	defer ports.mu.Unlock()
+	p.problem = err
+	return p.subscribers
+}
+
 // run listens until the context ends.
 func (p *port) run(ctx context.Context) {
 	defer close(p.done)
 	for b := new(kvevents.Backoff); ctx.Err() == nil; b.Wait(ctx) {
 		err := p.accept(ctx)
-		for _, s := range p.all() {
+		for _, s := range p.failed(err) {
 			s.Failed(err)
 		}
 	}
@@ -108,6 +121,7 @@ func (p *port) accept(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	p.failed(nil)
 	lis = netutil.LimitListener(lis, maxDialed)
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(ctx, func() { lis.Close() })

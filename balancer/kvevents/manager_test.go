@@ -130,6 +130,23 @@ func TestBlockSizesThatDiffer(t *testing.T) {
 	require.Equal(t, []string{"", "its blocks have 2 tokens, those of another replica of the model 4", ""}, problems())
 }
 
+// One that joins a port that cannot listen shows that at once, not with the next try.
+func TestJoiningAPortThatCannotListen(t *testing.T) {
+	ended := make(chan struct{})
+	close(ended)
+	const address = "127.0.0.1:5557"
+	ports.mu.Lock()
+	ports.open[address] = &port{address: address, stop: func() {}, done: ended, problem: errors.New("in use")}
+	ports.mu.Unlock()
+	m := kvevents.NewManager(kvevents.Options{Sink: new(recorded).sink})
+	defer m.Close()
+	m.SetFleet([]policy.Attributes{{ID: "a", KVEvents: "tcp://*:5557"}})
+	require.Eventually(t, func() bool {
+		all := m.Status()
+		return len(all) == 1 && all[0].Problem == "in use"
+	}, 30*time.Second, time.Millisecond)
+}
+
 // control is a connection to an engine that names its sources.
 type control struct {
 	grpc.ClientConnInterface

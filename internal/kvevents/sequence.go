@@ -1,7 +1,9 @@
 package kvevents
 
 import (
+	"cmp"
 	"context"
+	"errors"
 
 	"github.com/zeebo/xxh3"
 )
@@ -9,6 +11,11 @@ import (
 // gapTries is how often what is missing is asked for without getting any further, before it is given up: what brings it
 // may be cut with the connection that lost it.
 const gapTries = 3
+
+// lateMessages bounds those of a dead engine that are left out without asking again: as many as wait for a Sequence.
+const lateMessages = 1024
+
+var errNoReplay = errors.New("kvevents: replays do not bring what comes live: is it the publisher's own replay socket?")
 
 // Replay calls each for every message that the engine still has, from a number on, in order, until each returns false.
 type Replay func(ctx context.Context, from uint64, each func(seq uint64, payload []byte) bool) error
@@ -39,6 +46,10 @@ type Sequence struct {
 	// Of ZeroMQ.
 	replay Replay // nil where the engine has no replay socket
 	live   uint64 // the number behind the last one that came live; 0 before one
+	left   int    // messages left out in a row because no replay brought them
+	late   int    // how many more may be left out without asking, if their numbers go on
+	skip   uint64 // the number left out last
+	stale  error  // why replays bring nothing; nil if they do
 }
 
 // Sequence returns what the messages of a stream go through until the context ends. replay may be nil.
@@ -118,9 +129,16 @@ func (q *Sequence) confirmed(m message) (again bool) {
 	q.confirm = false
 	switch {
 	case m.seq == last && m.print == q.print:
+		if q.next == q.live {
+			q.stale = nil
+		}
 		return false
 	case m.seq > last:
 		q.lost() // it does not reach back so far
+	case m.seq+1 < last && !q.snapshots && q.replay == nil:
+		q.restarted() // it began anew with the oldest it has, and has no more to give
+		q.take(m)
+		return false
 	default:
 		q.restarted()
 	}
@@ -180,27 +198,45 @@ func (q *Sequence) restarted() {
 
 // Live takes a message of a socket on which every message comes once, and has those before it replayed that are
 // missing. A message that a whole replay after it does not bring is left out: it is of an engine that was restarted
-// since, or comes with the replay for the next one.
+// since, or comes with the replay for the next one. After gapTries of them what was missed counts as lost.
 func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte) {
+	if q.late > 0 && seq == q.skip+1 && seq > q.next {
+		q.skip, q.late = seq, q.late-1
+		return
+	}
 	if seq < q.live {
 		q.restarted()
 		q.Check(ctx)
 	}
+	live := q.live
 	q.live = seq + 1
 	m := message{seq: seq, print: printOf(payload), payload: payload}
 	for q.next <= seq && q.accept(m) { // else a replay had it already
 		before := q.next
-		if whole := q.Check(ctx); whole && (q.next == before || !q.any) {
-			q.asked = 1
-			return
+		if whole := q.Check(ctx); !whole || q.next != before && q.any {
+			continue
 		}
+		switch restarted := q.live == 0; {
+		case restarted:
+			q.late = lateMessages
+		case q.left+1 < gapTries:
+			q.left++
+		default:
+			q.asked, q.stale = gapTries, errNoReplay
+			q.note(func(st *Status) { st.Problem = problem(errNoReplay) })
+			continue
+		}
+		q.asked, q.skip, q.live = 1, seq, min(q.live, live)
+		return
 	}
+	q.left, q.late = 0, 0
 }
 
 // Check has the engine replay all that was not applied yet, and notices whether it is still the same. It asks again as
 // long as that gets further: engines drop what they cannot send at once. It reports whether the last replay came to
 // its end.
 func (q *Sequence) Check(ctx context.Context) (whole bool) {
+	q.late = 0
 	for again := q.replay != nil; again && ctx.Err() == nil; {
 		from, _ := q.open()
 		begin := q.next
@@ -227,7 +263,7 @@ func (q *Sequence) Check(ctx context.Context) (whole bool) {
 				st.ReplayErrors++
 			}
 			if st.Connected {
-				st.Problem = problem(err)
+				st.Problem = problem(cmp.Or(err, q.stale))
 			}
 		})
 	}

@@ -163,6 +163,26 @@ func TestStreamsOfARestartedEngine(t *testing.T) {
 	require.Empty(t, *held, "it does not repeat its last message")
 }
 
+// An engine that was restarted has no more to give than the stream that begins below the last number.
+func TestARestartedEngineWithoutSnapshots(t *testing.T) {
+	e := &engine{keep: 100}
+	r, held, st := sequenceTo()
+	o := &opened{e: e, r: r}
+	for range 4 {
+		e.publish()
+	}
+	o.open(t)
+	e.restart()
+	e.publish()
+	e.publish()
+	start, _ := r.open()
+	require.Equal(t, uint64(3), start)
+	o.sent = 0
+	require.False(t, o.pump(), "it is not opened again")
+	require.Equal(t, e.published(), *held)
+	require.Equal(t, Status{Restarts: 1, Clears: 1}, *st)
+}
+
 // A message without events that repeats the last number says that the engine is alive, and no more.
 func TestSignsOfLife(t *testing.T) {
 	e := &engine{keep: 100}
