@@ -64,7 +64,6 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	q.Model, q.Adapter, q.CacheSalt = k.GetModel(), k.GetAdapter(), k.GetCacheSalt()
 	q.Pin, q.Exclude, q.Allow = r.GetPinned(), r.GetExcluded(), r.GetAllowed()
 	q.Priority = priorities[k.GetPriority()]
-	q.ExpectedOutput = int(min(k.GetExpectedOutputTokens(), maxLength))
 	prompt, err := decodePrompt(k)
 	if err != nil {
 		return err

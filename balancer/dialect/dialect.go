@@ -21,8 +21,6 @@ type Dialect struct {
 	Model     Path `json:"model,omitempty"`
 	Adapter   Path `json:"adapter,omitempty"`
 	CacheSalt Path `json:"cache_salt,omitempty"`
-	// MaxTokens is the number of output tokens asked for.
-	MaxTokens Path `json:"max_tokens,omitempty"`
 
 	// Rank is where the engine reads the data-parallel rank: the number of an integer of the
 	// request. The chosen rank is written there, unless the application set one.

@@ -25,8 +25,6 @@ type Request struct {
 	Prompt Prompt
 	// PromptTokens is the length of the prompt in tokens; it outlives Prompt.
 	PromptTokens int
-	// ExpectedOutput is the number of output tokens asked for; 0 = unknown.
-	ExpectedOutput int
 
 	Pin     string   // id of the only replica that may serve it; "" = any
 	Exclude []string // ids of replicas that must not serve it

@@ -109,7 +109,6 @@ func (h *handler) question(r *http.Request, b *body) (*warmpathv1.ChooseReplicaR
 	}
 	k := &warmpathv1.RequestKey{
 		RequestId: policy.SessionKey(q.ID), Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
-		ExpectedOutputTokens: uint32(q.ExpectedOutput),
 	}
 	switch p := &q.Prompt; {
 	case len(p.Tokens) > 0:

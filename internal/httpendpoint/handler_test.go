@@ -180,7 +180,7 @@ func TestQuestion(t *testing.T) {
 		{"request id", "", []string{"X-Request-Id", "i"}, &warmpathv1.RequestKey{RequestId: "i"}},
 		{"header before body", `{"user":"u"}`, []string{"X-Session-Id", "s"}, &warmpathv1.RequestKey{Session: "s"}},
 		{"body", `{"model":"m:ada","user":"u","cache_salt":"c","max_tokens":7,"request_id":"i"}`, nil,
-			&warmpathv1.RequestKey{Model: "m:ada", Session: "u", CacheSalt: "c", ExpectedOutputTokens: 7, RequestId: "i"}},
+			&warmpathv1.RequestKey{Model: "m:ada", Session: "u", CacheSalt: "c", RequestId: "i"}},
 		{"completion", `{"prompt":"hello"}`, nil, &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: "hello"}}},
 		{"tokens", `{"prompt":[1,2,3]}`, nil, &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_TokenIds{TokenIds: &warmpathv1.TokenIds{Ids: []uint32{1, 2, 3}}}}},
 		{"chat", `{"messages":[{"role":"user","content":"hi"}]}`, nil, &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: "\xffuser\xfethi"}}},

@@ -101,7 +101,7 @@ func (d *Desk) question(
 ) *chooseRequest {
 	key := &warmpathv1.RequestKey{
 		RequestId: q.ID, Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
-		PromptTokens: uint32(max(q.PromptTokens, 0)), ExpectedOutputTokens: uint32(max(q.ExpectedOutput, 0)),
+		PromptTokens: uint32(max(q.PromptTokens, 0)),
 	}
 	if q.Priority != policy.PriorityNormal {
 		key.Priority = warmpathv1.Priority_PRIORITY_NORMAL + warmpathv1.Priority(q.Priority)

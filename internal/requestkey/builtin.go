@@ -48,31 +48,31 @@ var (
 var builtin = []dialect.Dialect{
 	{
 		Methods:   []string{"/vllm.Generate/Generate", "/vllm.Generate/GenerateStream"}, // before it had sessions and adapters
-		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "10.2", MaxTokens: "8.1",
+		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "10.2",
 		Usage: dialect.Usage{Prompt: "1.1", Output: "2[].8.1", OutputDelta: "2[].3"},
 	}, {
 		Methods: []string{"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream"}, Like: "/vllm.Generate/Generate",
 		Session: "13", Adapter: "15", Media: &dialect.Media{Path: "14", ID: "6|7.5", Offset: "7.3"}, Abort: "/vllm.Control/Abort",
 	}, {
 		Methods:   []string{"/vllm.grpc.engine.VllmEngine/Generate"},
-		RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.8", Rank: "9", Usage: chunkDelta,
+		RequestID: "1", Prompt: "3", Tokens: "2.2", Rank: "9", Usage: chunkDelta,
 		Media: &dialect.Media{Path: "7", ID: "6[]", Offset: "5[].1"}, Abort: "/vllm.grpc.engine.VllmEngine/Abort",
 	}, {
 		Methods:   []string{"/vllm.grpc.engine.VllmEngine/Embed"},
 		RequestID: "1", Tokens: "2.2", Abort: "/vllm.grpc.engine.VllmEngine/Abort",
 	}, {
 		Methods:   []string{"/sglang.grpc.scheduler.SglangScheduler/Generate"},
-		RequestID: "1", Tokens: "2.2", Adapter: "15", MaxTokens: "4.8", Rank: "16", Usage: chunkSecond,
+		RequestID: "1", Tokens: "2.2", Adapter: "15", Rank: "16", Usage: chunkSecond,
 		Media: &dialect.Media{Path: "3", Offset: "11[].1"}, Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
 	}, {
 		Methods:   []string{"/sglang.grpc.scheduler.SglangScheduler/Embed"},
 		RequestID: "1", Tokens: "2.2", Prompt: "10[]", Rank: "8", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
 	}, {
 		Methods: []string{"/sglang.runtime.v1.SglangService/TextGenerate"},
-		Prompt:  "1", MaxTokens: "2.8", RequestID: "8", Adapter: "9", Session: "13|10", Rank: "11", Usage: metaInfo,
+		Prompt:  "1", RequestID: "8", Adapter: "9", Session: "13|10", Rank: "11", Usage: metaInfo,
 	}, {
 		Methods: []string{"/sglang.runtime.v1.SglangService/Generate"},
-		Tokens:  "1", MaxTokens: "2.8", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo,
+		Tokens:  "1", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo,
 	}, {
 		Methods:  []string{"/sglang.runtime.v1.SglangService/ChatComplete", "/sglang.runtime.v1.SglangService/Complete"},
 		JSONBody: "1", Usage: dialect.Usage{JSON: "1"},
@@ -88,12 +88,12 @@ var builtin = []dialect.Dialect{
 	}, {
 		// One or many of each, where one is field 1 and a list of many field 2.
 		Methods: []string{"/sglang.api.v1.SglangService/Generate"},
-		Prompt:  "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1", MaxTokens: "5.1.1",
+		Prompt:  "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1",
 		Rank:  "17",
 		Media: &dialect.Media{Path: "19|20|21|22"}, Usage: dialect.Usage{Prompt: "1.2.2", Output: "1.2.3"},
 	}, {
 		Methods:   []string{"/trtllm.TrtllmService/Generate"},
-		RequestID: "1", Tokens: "2.2", MaxTokens: "5", Adapter: "13.1", CacheSalt: "19",
+		RequestID: "1", Tokens: "2.2", Adapter: "13.1", CacheSalt: "19",
 		Usage: dialect.Usage{Prompt: "2.3|3.5", Output: "2.4|3.6", Cached: "2.5|3.7"}, Abort: "/trtllm.TrtllmService/Abort",
 	}, {
 		Methods:   []string{"/trtllm.TrtllmService/Embed"},
@@ -101,39 +101,39 @@ var builtin = []dialect.Dialect{
 	}, {
 		// The two numbers inside tokenized are swapped in these two.
 		Methods:   []string{"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate"},
-		RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond,
+		RequestID: "1", Tokens: "2.1", Usage: chunkSecond,
 		Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort",
 	}, {
 		Methods:   []string{"/smg.worker.v1.WorkerInference/Generate"},
-		RequestID: "1", Tokens: "2.1", MaxTokens: "3.8", Usage: chunkSecond,
+		RequestID: "1", Tokens: "2.1", Usage: chunkSecond,
 		Abort: "/smg.worker.v1.WorkerInference/Abort",
 	}, {
 		Methods:   []string{"/mlx.grpc.engine.MlxEngine/Generate"},
-		RequestID: "1", Prompt: "3", Tokens: "2.2", MaxTokens: "4.9",
+		RequestID: "1", Prompt: "3", Tokens: "2.2",
 		Usage: chunkFirst,
 	}, {
 		// The session inside kv is a handle for KV transfer, not a conversation.
 		Methods:   []string{"/openengine.v1.Inference/Generate"},
-		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", MaxTokens: "6.1", CacheSalt: "8.3", Adapter: "11",
+		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "8.3", Adapter: "11",
 		Usage: dialect.Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
 		Abort: "/openengine.v1.Control/Abort",
 	}, {
 		Methods: []string{"/inference.GRPCInferenceService/ModelInfer"},
 		Model:   "1", RequestID: "3", Session: "4[sequence_id].3|4[sequence_id].2|4[sequence_id].5",
-		Prompt: "tensor[text_input]", Tokens: "tensor[input_ids]", MaxTokens: "tensor[max_tokens]",
+		Prompt: "tensor[text_input]", Tokens: "tensor[input_ids]",
 		Adapter: "tensor[lora_task_id]", JSONBody: "tensor[sampling_parameters]",
 	}, {
 		Methods: []string{"/inference.GRPCInferenceService/ModelStreamInfer"},
 		Like:    "/inference.GRPCInferenceService/ModelInfer",
 	}, {
 		Methods: []string{"/fmaas.GenerationService/Generate"},
-		Model:   "1", Adapter: "4|2", Prompt: "3[].2", MaxTokens: "10.3.1", Usage: dialect.Usage{Prompt: "1[].6", Output: "1[].2"},
+		Model:   "1", Adapter: "4|2", Prompt: "3[].2", Usage: dialect.Usage{Prompt: "1[].6", Output: "1[].2"},
 	}, {
 		Methods: []string{"/fmaas.GenerationService/GenerateStream"},
-		Model:   "1", Adapter: "4|2", Prompt: "3.2", MaxTokens: "10.3.1", Usage: dialect.Usage{Prompt: "6", Output: "2"},
+		Model:   "1", Adapter: "4|2", Prompt: "3.2", Usage: dialect.Usage{Prompt: "6", Output: "2"},
 	}, {
 		Methods: []string{"/backend.Backend/Predict", "/backend.Backend/PredictStream"},
-		Prompt:  "1", Messages: &dialect.Messages{Path: "44", Role: "1", Content: "2"}, RequestID: "47", MaxTokens: "4",
+		Prompt:  "1", Messages: &dialect.Messages{Path: "44", Role: "1", Content: "2"}, RequestID: "47",
 		Usage: dialect.Usage{Prompt: "3", Output: "2"},
 	},
 }
@@ -148,5 +148,4 @@ var unknown = dialect.Dialect{
 	Adapter:   "lora_name|adapter|lora_id",
 	CacheSalt: "cache_salt",
 	RequestID: "request_id",
-	MaxTokens: "max_tokens|max_new_tokens",
 }

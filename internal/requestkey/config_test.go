@@ -19,7 +19,6 @@ const everyField = `
   model: "2"
   adapter: "15|tensor[a]"
   cache_salt: "10.2"
-  max_tokens: "8.1"
   prompt: "3|5[].text"
   tokens: "4.1"
   messages: {path: "44", role: "1", content: "2"}
@@ -35,7 +34,7 @@ func TestParseDialects(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []dialect.Dialect{{
 		Methods:   []string{"/my.Service/Generate", "/my.Service/Chat"},
-		RequestID: "1", Session: "13", Model: "2", Adapter: "15|tensor[a]", CacheSalt: "10.2", MaxTokens: "8.1",
+		RequestID: "1", Session: "13", Model: "2", Adapter: "15|tensor[a]", CacheSalt: "10.2",
 		Prompt: "3|5[].text", Tokens: "4.1", Messages: &dialect.Messages{Path: "44", Role: "1", Content: "2"},
 		JSONBody:    "7",
 		Usage:       dialect.Usage{Prompt: "2[prompt_tokens]", Output: "3", Cached: "4", OutputDelta: "5", JSON: "6"},

@@ -23,7 +23,6 @@ const (
 	slotModel
 	slotAdapter
 	slotCacheSalt
-	slotMaxTokens
 	slotRank
 	slotPrompt
 	slotTokens

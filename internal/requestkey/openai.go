@@ -13,7 +13,7 @@ import (
 // Members of OpenAI's requests and responses.
 var (
 	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id",
-		"session_params", "prompt_cache_key", "user", "max_completion_tokens", "max_tokens", "messages", "prompt", "input",
+		"session_params", "prompt_cache_key", "user", "messages", "prompt", "input",
 		"input_ids", "prompt_token_ids", "tools"}
 	sessionNames  = []string{"session_id", "id"} // vLLM's and SGLang's
 	responseNames = []string{"usage"}
@@ -61,9 +61,6 @@ func (b *object) fill(q *policy.Request, split, session, prompt bool) {
 	if session && q.Session == "" {
 		p := objectOf(b.val("session_params"), sessionNames)
 		q.Session = Session(cmp.Or(b.text("session_id"), p.text("session_id", "id"), b.text("prompt_cache_key", "user")))
-	}
-	if q.ExpectedOutput == 0 {
-		q.ExpectedOutput, _ = b.count("max_completion_tokens", "max_tokens")
 	}
 	if prompt && q.Prompt.Empty() {
 		if p := b.prompt(); !p.Empty() {

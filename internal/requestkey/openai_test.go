@@ -163,12 +163,6 @@ func TestBodyScalars(t *testing.T) {
 		{`{"cache_salt":"a"}`, policy.Request{CacheSalt: "a"}},
 		{`{"extra_key":"b"}`, policy.Request{CacheSalt: "b"}},
 		{`{"extra_key":"b","cache_salt":"a"}`, policy.Request{CacheSalt: "a\x00b"}},
-		{`{"max_tokens":5,"max_completion_tokens":7}`, policy.Request{ExpectedOutput: 7}},
-		{`{"max_tokens":5}`, policy.Request{ExpectedOutput: 5}},
-		{`{"max_tokens":-5}`, policy.Request{}},
-		{`{"max_tokens":1e99}`, policy.Request{}},
-		{`{"max_tokens":99999999999999999999}`, policy.Request{}},
-		{`{"model":"m","max_tokens":12`, policy.Request{Model: "m"}}, // may have been 128
 		{`{"model":"m","user":"ab`, policy.Request{Model: "m"}},
 	} {
 		require.Equal(t, tt.want, readBodyOf(t, tt.body), tt.body)

@@ -45,9 +45,6 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 		s.fill(&q.Session, slotSession)
 		q.Session = Session(q.Session)
 	}
-	if q.ExpectedOutput == 0 {
-		q.ExpectedOutput, _ = s.count(slotMaxTokens)
-	}
 	unread := prompt && m.prompt(q, &s)
 	if s.whole {
 		if body := s.first(slotJSON); body != "" {

@@ -132,7 +132,6 @@ func compile(d dialect.Dialect) (*Method, error) {
 		{&m.request, "model", slotModel, d.Model},
 		{&m.request, "adapter", slotAdapter, d.Adapter},
 		{&m.request, "cache_salt", slotCacheSalt, d.CacheSalt},
-		{&m.request, "max_tokens", slotMaxTokens, d.MaxTokens},
 		{&m.request, "rank", slotRank, d.Rank},
 		{&m.request, "prompt", slotPrompt, d.Prompt},
 		{&m.request, "tokens", slotTokens, d.Tokens},

@@ -27,7 +27,7 @@ func generatedRequest(prompt isGenPrompt) *genRequest {
 
 func TestGeneratedMessages(t *testing.T) {
 	m := mustTable(t).Lookup("/vllm.Inference/Generate")
-	want := policy.Request{ID: "r", Model: "m", Session: "s", Adapter: "lora", CacheSalt: "salt", ExpectedOutput: 7}
+	want := policy.Request{ID: "r", Model: "m", Session: "s", Adapter: "lora", CacheSalt: "salt"}
 	for _, tt := range []struct {
 		name   string
 		prompt isGenPrompt
@@ -79,7 +79,7 @@ func TestEncodedStringsAreCopies(t *testing.T) {
 	want := q
 	want.Prompt, q.Prompt = policy.Prompt{}, policy.Prompt{}
 	want = policy.Request{ID: strings.Clone(q.ID), Model: strings.Clone(q.Model), Session: strings.Clone(q.Session),
-		Adapter: strings.Clone(q.Adapter), CacheSalt: strings.Clone(q.CacheSalt), PromptTokens: q.PromptTokens, ExpectedOutput: q.ExpectedOutput}
+		Adapter: strings.Clone(q.Adapter), CacheSalt: strings.Clone(q.CacheSalt), PromptTokens: q.PromptTokens}
 	clear(raw) // the buffer goes back to its pool
 	require.Equal(t, want, q)
 
@@ -165,7 +165,7 @@ func TestUnknownMethods(t *testing.T) {
 		want   policy.Request
 	}{
 		{"prompt", []pv{{"7:prompt", "hello"}, {"3:session_id", "s"}, {"1:model", "m"}, {"2:request_id", "r"}, {"9:lora_name", "l"}, {"4:cache_salt", "c"}, {"5:max_tokens", uint32(9)}},
-			policy.Request{ID: "r", Model: "m", Session: "s", Adapter: "l", CacheSalt: "c", ExpectedOutput: 9, Prompt: text("hello")}},
+			policy.Request{ID: "r", Model: "m", Session: "s", Adapter: "l", CacheSalt: "c", Prompt: text("hello")}},
 		{"prompt_token_ids", []pv{{"7:prompt", "hello"}, {"3:prompt_token_ids", ids}}, policy.Request{Prompt: tokens(ids...)}},
 		{"input_ids", []pv{{"3:input_ids", []int32{1, 2}}}, policy.Request{Prompt: tokens(1, 2)}},
 		{"messages", []pv{{"3:messages#0.7:content", "hi"}, {"3:messages#0.8:role", "user"}, {"3:messages#1.7:content", "yes"}},
@@ -185,7 +185,7 @@ func TestUnknownMethods(t *testing.T) {
 func TestOnlyWhatIsUsed(t *testing.T) {
 	table := mustTable(t)
 	msg := generatedRequest(&genText{Text: "hello"})
-	cheap := policy.Request{ID: "r", Model: "m", Adapter: "lora", CacheSalt: "salt", ExpectedOutput: 7}
+	cheap := policy.Request{ID: "r", Model: "m", Adapter: "lora", CacheSalt: "salt"}
 	for _, m := range []any{msg, marshal(t, msg)} {
 		require.Equal(t, cheap, read(table.Lookup("/vllm.Inference/Generate"), 0, m))
 		withSession := cheap

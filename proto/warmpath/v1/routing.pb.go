@@ -275,8 +275,6 @@ type RequestKey struct {
 	Prompt isRequestKey_Prompt `protobuf_oneof:"prompt"`
 	// Length of the prompt in tokens; 0 = as the prompt says.
 	PromptTokens uint32 `protobuf:"varint,9,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Output tokens asked for; 0 = not known.
-	ExpectedOutputTokens uint32 `protobuf:"varint,10,opt,name=expected_output_tokens,json=expectedOutputTokens,proto3" json:"expected_output_tokens,omitempty"`
 	// Its level where it has to wait.
 	Priority      Priority `protobuf:"varint,11,opt,name=priority,proto3,enum=warmpath.v1.Priority" json:"priority,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -385,13 +383,6 @@ func (x *RequestKey) GetText() string {
 func (x *RequestKey) GetPromptTokens() uint32 {
 	if x != nil {
 		return x.PromptTokens
-	}
-	return 0
-}
-
-func (x *RequestKey) GetExpectedOutputTokens() uint32 {
-	if x != nil {
-		return x.ExpectedOutputTokens
 	}
 	return 0
 }
@@ -3051,7 +3042,7 @@ var File_warmpath_v1_routing_proto protoreflect.FileDescriptor
 
 const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\n" +
-	"\x19warmpath/v1/routing.proto\x12\vwarmpath.v1\"\xb7\x03\n" +
+	"\x19warmpath/v1/routing.proto\x12\vwarmpath.v1\"\x9f\x03\n" +
 	"\n" +
 	"RequestKey\x12\x1d\n" +
 	"\n" +
@@ -3064,11 +3055,10 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\fblock_hashes\x18\x06 \x01(\v2\x18.warmpath.v1.BlockHashesH\x00R\vblockHashes\x124\n" +
 	"\ttoken_ids\x18\a \x01(\v2\x15.warmpath.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
 	"\x04text\x18\b \x01(\tH\x00R\x04text\x12#\n" +
-	"\rprompt_tokens\x18\t \x01(\rR\fpromptTokens\x124\n" +
-	"\x16expected_output_tokens\x18\n" +
-	" \x01(\rR\x14expectedOutputTokens\x121\n" +
+	"\rprompt_tokens\x18\t \x01(\rR\fpromptTokens\x121\n" +
 	"\bpriority\x18\v \x01(\x0e2\x15.warmpath.v1.PriorityR\bpriorityB\b\n" +
-	"\x06prompt\"\x8e\x01\n" +
+	"\x06promptJ\x04\b\n" +
+	"\x10\vR\x16expected_output_tokens\"\x8e\x01\n" +
 	"\vBlockHashes\x12\x16\n" +
 	"\x06hashes\x18\x01 \x03(\x06R\x06hashes\x12#\n" +
 	"\fblock_tokens\x18\x02 \x01(\rH\x00R\vblockTokens\x12!\n" +
