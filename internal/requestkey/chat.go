@@ -19,7 +19,7 @@ func (m *Method) chat(s *source) (chat string, unread bool) {
 	readable := false
 	s.each(slotTurn, func(v value) {
 		t := m.turn.in(v.msg)
-		role := t.first(slotRole)
+		role, _ := t.first(slotRole)
 		dst = appendText(append(dst, frameTurn), role)
 		n := len(dst)
 		var ok bool
@@ -42,14 +42,17 @@ func (m *Method) chat(s *source) (chat string, unread bool) {
 
 // appendContent appends the content of a turn that is a message; ok is false if it cannot be read.
 func (s *source) appendContent(dst []byte) (_ []byte, ok bool) {
-	before, ok := len(dst), s.typed == nil || slices.ContainsFunc(s.f.paths[slotContent], func(p path) bool {
+	ok = s.typed == nil || slices.ContainsFunc(s.f.paths[slotContent], func(p path) bool {
 		return p.leads(s.typed.Descriptor(), slotContent)
 	})
+	var in marks
 	s.each(slotContent, func(v value) {
 		switch {
-		case v.kind == kindElement: // a part
-			ok = ok && (len(dst) > before || v.msg.populated() == 0)
-			before = len(dst)
+		case v.kind == kindElement && v.begins: // a part, or several
+			in.push(len(dst))
+		case v.kind == kindElement:
+			grew := len(dst) > in.pop()
+			ok = ok && (grew || v.msg.populated() == 0)
 		case v.kind == kindMessage:
 			var read bool
 			dst, read = appendMessage(dst, v.msg.typed)

@@ -2,6 +2,7 @@ package requestkey_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -149,6 +150,64 @@ func TestContentsThatCannotBeRead(t *testing.T) {
 	}
 	require.Equal(t, chat("a"), chat("a"))
 	require.NotEqual(t, chat("a"), chat("b"))
+}
+
+// A part of a content may stand in a list inside a list, and so may a place of a medium.
+func TestListsInsideLists(t *testing.T) {
+	file := `message_type { name: "Leaf" ` + field("text", 1, "STRING", false) + field("offset", 2, "UINT32", false) + field("other", 3, "STRING", false) + `}
+		message_type { name: "Group" ` + field("leaves", 3, ".t.Leaf", true) + field("name", 4, "STRING", false) + `}
+		message_type { name: "Turn" ` + field("role", 1, "STRING", false) + field("groups", 2, ".t.Group", true) + field("ids", 6, "STRING", true) + `}
+		message_type { name: "Request" ` + field("messages", 1, ".t.Turn", true) + field("tokens", 2, "UINT32", true) + `}`
+	d := messageType(t, file)
+	keys := func(use dialect.Dialect, json string) (q policy.Request, err error) {
+		msg := messageOf(t, d, json)
+		raw, _ := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
+		q, err = keyOf(t, use, msg)
+		encoded, encodedErr := keyOf(t, use, raw)
+		require.Equal(t, q, encoded, json)
+		require.Equal(t, err, encodedErr, json)
+		return q, err
+	}
+	chat := dialect.Dialect{Messages: &dialect.Messages{Path: "1", Role: "1", Content: "2[].3[].1"}}
+	for content, want := range map[string]string{
+		`[{"leaves":[{"text":"a"},{"text":"b"}]},{"leaves":[{"text":"c"}]}]`: `["a","b","c"]`,
+		`[{"leaves":[{"text":"a"}]},{},{"leaves":[{"text":"b"},{}]}]`:        `["a","b"]`,
+	} {
+		var body policy.Request
+		_, err := requestkey.ReadBody(&body, []byte(`{"messages":[{"role":"user","content":`+want+`}]}`))
+		require.NoError(t, err)
+		q, err := keys(chat, `{"messages":[{"role":"user","groups":`+content+`}]}`)
+		require.NoError(t, err, content)
+		require.Equal(t, body.Prompt.Text, q.Prompt.Text, content)
+	}
+	for _, content := range []string{
+		`[{"leaves":[{"text":"a"},{"other":"x"}]}]`,
+		`[{"leaves":[{"text":"a"}]},{"leaves":[{"other":"x"}]}]`,
+		`[{"leaves":[{"text":"a"}]},{"name":"no leaves"}]`,
+		`[{"name":"no leaves"},{"leaves":[{"text":"a"}]}]`,
+	} {
+		q, err := keys(chat, `{"messages":[{"role":"user","groups":`+content+`}]}`)
+		require.ErrorIs(t, err, requestkey.ErrContent, content)
+		require.True(t, q.Prompt.Empty(), content)
+	}
+
+	media := dialect.Dialect{Tokens: "2", Media: &dialect.Media{Path: "1", ID: "6[]", Offset: "2[].3[].2"}}
+	changed := func(groups string, ids ...string) (at []int) {
+		quoted := `"` + strings.Join(ids, `","`) + `"`
+		q, err := keys(media, `{"tokens":[0,0,0,0,0,0],"messages":[{"ids":[`+quoted+`],"groups":`+groups+`}]}`)
+		require.NoError(t, err)
+		require.Empty(t, q.CacheSalt, groups)
+		for i, id := range q.Prompt.Tokens {
+			if id != 0 {
+				at = append(at, i)
+			}
+		}
+		return at
+	}
+	require.Equal(t, []int{1, 3, 5}, changed(`[{"leaves":[{"offset":1},{"offset":3}]},{"leaves":[{"offset":5}]}]`, "a", "b", "c"))
+	require.Equal(t, []int{0, 3, 5}, changed(`[{"leaves":[{},{"offset":3}]},{"leaves":[{"offset":5}]}]`, "a", "b", "c"))
+	require.Equal(t, []int{0, 2}, changed(`[{"leaves":[{"offset":2}]},{"leaves":[{}]}]`, "a", "b"))
+	require.Equal(t, []int{0, 2}, changed(`[{},{"leaves":[{"offset":2}]}]`, "a", "b")) // as a medium without its zero
 }
 
 // Issue 12.5: a path that leads nowhere in the messages of a linked service is refused, with its field.

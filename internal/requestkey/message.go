@@ -120,6 +120,9 @@ type value struct {
 	num  int64
 	ids  []uint32
 	msg  message
+
+	borrowed bool // the text is in memory that the application may write to: that of bytes
+	begins   bool // the element does
 }
 
 type kind uint8
@@ -129,7 +132,7 @@ const (
 	kindNumber
 	kindIDs
 	kindMessage
-	kindElement // the end of a message in a list on the way, which the values before it belong to
+	kindElement // a message in a list on the way begins or ends, with the values of it between
 )
 
 // string returns a value as text; "" for a number that is 0, and for a message.
@@ -239,6 +242,9 @@ func (s *source) walk(sl slot, p path, m protoreflect.Message, take func(value))
 			take(leaf(holds, val))
 			return
 		}
+		if listed {
+			take(value{kind: kindElement, begins: true})
+		}
 		s.walk(sl, p[1:], val.Message(), take)
 		if listed {
 			take(value{kind: kindElement, msg: message{typed: val.Message()}})
@@ -269,7 +275,7 @@ func leaf(fd protoreflect.FieldDescriptor, val protoreflect.Value) value {
 	case fd.Message() != nil:
 		return value{kind: kindMessage, msg: message{typed: val.Message()}}
 	case fd.Kind() == protoreflect.BytesKind:
-		return value{text: alias(val.Bytes())}
+		return value{text: alias(val.Bytes()), borrowed: true}
 	case fd.Kind() == protoreflect.StringKind:
 		return value{text: val.String()}
 	}
@@ -320,8 +326,11 @@ func walkRaw(b []byte, num protowire.Number, p path, inEntry bool, take func(val
 			walkRaw(f.data, 2, p, true, take)
 		case keyed:
 		case len(p) == 1:
-			take(value{text: alias(f.data), msg: message{raw: f.data}})
+			take(value{text: alias(f.data), msg: message{raw: f.data}, borrowed: true})
 		default:
+			if p[0].list {
+				take(value{kind: kindElement, begins: true})
+			}
 			walkRaw(f.data, p[1].num, p[1:], false, take)
 			if p[0].list {
 				take(value{kind: kindElement, msg: message{raw: f.data}})

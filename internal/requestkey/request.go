@@ -1,9 +1,9 @@
 package requestkey
 
 import (
+	"cmp"
 	"errors"
 	"math"
-	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -37,6 +37,18 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 	prompt := uses&policy.UsesPrompt != 0 && q.Prompt.Empty()
 	session := uses&policy.UsesSession != 0 && q.Session == ""
 	s := m.request.open(msg, prompt || session || uses&WantModel != 0)
+	body := ""
+	if s.whole {
+		body, _ = s.first(slotJSON)
+	}
+	parameters := body != "" && m.request.paths[slotJSON][0].tensor()
+	if parameters { // which come before tensors of their own, and are no OpenAI request
+		o := objectOf(bytesOf(body), parameterNames)
+		q.Adapter = cmp.Or(q.Adapter, o.text("lora_name"))
+		if q.ExpectedOutput == 0 {
+			q.ExpectedOutput, _ = o.count("max_tokens")
+		}
+	}
 	s.fill(&q.ID, slotRequestID)
 	s.fill(&q.Model, slotModel)
 	s.fill(&q.Adapter, slotAdapter)
@@ -46,10 +58,8 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 		q.Session = Session(q.Session)
 	}
 	unread := prompt && m.prompt(q, &s)
-	if s.whole {
-		if body := s.first(slotJSON); body != "" {
-			readBody(bytesOf(body)).fill(q, true, session, prompt)
-		}
+	if body != "" && !parameters {
+		readBody(bytesOf(body)).fill(q, true, session, prompt)
 	}
 	if unread && q.Prompt.Empty() {
 		return ErrContent
@@ -82,7 +92,7 @@ func (m *Method) readUsage(u *policy.Usage, msg any) (found bool) {
 	found = raise(&u.PromptTokens, prompt, ok) || found
 	n, ok = s.count(slotUsageCached)
 	found = raise(&u.CachedTokens, n, ok || prompt > 0 && m.zeroIsAbsent) || found
-	if body := s.first(slotUsageJSON); body != "" {
+	if body, _ := s.first(slotUsageJSON); body != "" {
 		found = readUsageJSON(u, bytesOf(body)) || found
 	}
 	return found
@@ -110,13 +120,14 @@ func (m *Method) Abort() string {
 func (m *Method) Aborts() bool { return m.Abort() != "" }
 
 // RequestID reads the request id out of a request message, "" where it has none.
-func (m *Method) RequestID(msg any) string {
+func (m *Method) RequestID(msg any) (id string) {
 	if m == nil || msg == nil {
 		return ""
 	}
 	defer harmless()
 	s := m.request.open(msg, false)
-	return strings.Clone(s.first(slotRequestID))
+	s.fill(&id, slotRequestID)
+	return id
 }
 
 // TakesRank reports whether requests of the method have a field for the data-parallel rank.

@@ -76,7 +76,7 @@ func elements(datatype string, b []byte, take func(value)) {
 			if b = b[4:]; uint64(n) > uint64(len(b)) {
 				return
 			}
-			take(value{text: alias(b[:n])})
+			take(value{text: alias(b[:n]), borrowed: true})
 			b = b[n:]
 		}
 		return

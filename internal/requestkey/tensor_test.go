@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestTensorElements(t *testing.T) {
@@ -46,6 +47,40 @@ func TestTensorNames(t *testing.T) {
 	require.Equal(t, "b", read(table.Lookup("/my.Triton/Infer"), everything, msg).Prompt.Text)
 	require.Equal(t, "b", read(table.Lookup("/my.Triton/Infer"), everything, marshal(t, msg)).Prompt.Text)
 	require.Equal(t, "a", read(table.Lookup("/inference.GRPCInferenceService/ModelInfer"), everything, msg).Prompt.Text)
+}
+
+// The host keeps what it reads of a message but for the prompt, and the application may use the message's memory again.
+func TestReadsAreCopies(t *testing.T) {
+	tensors := build(t, nil, pv{"5#0.1", "lora_task_id"}, pv{"5#0.2", "BYTES"}, pv{"7", [][]byte{[]byte("\x04\x00\x00\x00lora")}})
+	q := read(mustTable(t).Lookup("/inference.GRPCInferenceService/ModelInfer"), everything, tensors)
+	clear(tensors.Get(tensors.Descriptor().Fields().ByNumber(7)).List().Get(0).Bytes())
+	require.Equal(t, "lora", q.Adapter)
+
+	session := build(t, nil, pv{"1", []byte("a session")})
+	table := mustTable(t, dialect.Dialect{Methods: []string{"/x.Y/Z"}, Session: "1"})
+	q = read(table.Lookup("/x.Y/Z"), everything, session)
+	clear(session.Get(session.Descriptor().Fields().ByNumber(1)).Bytes())
+	require.Equal(t, "a session", q.Session)
+}
+
+// The sampling parameters of a KServe request give the adapter and the count, before the tensors of their own. Their
+// other members are not OpenAI's.
+func TestSamplingParameters(t *testing.T) {
+	m := mustTable(t).Lookup("/inference.GRPCInferenceService/ModelInfer")
+	const parameters = `{"lora_name":"p","max_tokens":12,"model":"x","session_id":"x","user":"x","cache_salt":"x",
+		"request_id":"x","prompt":"x"}`
+	in := []pv{{"5#0.1", "sampling_parameters"}, {"5#0.2", "BYTES"}, {"5#0.5.8", [][]byte{[]byte(parameters)}}}
+	all := append(in, pv{"5#1.1", "lora_task_id"}, pv{"5#1.2", "BYTES"}, pv{"5#1.5.8", [][]byte{[]byte("t")}},
+		pv{"5#2.1", "max_tokens"}, pv{"5#2.2", "INT32"}, pv{"5#2.5.2", []int32{9}})
+	for _, fields := range [][]pv{in, all} {
+		msg := build(t, nil, fields...)
+		for _, shape := range []any{msg, marshal(t, msg)} {
+			require.Equal(t, policy.Request{Adapter: "p", ExpectedOutput: 12}, read(m, everything, shape))
+		}
+	}
+	q := policy.Request{Adapter: "host"}
+	require.NoError(t, m.Request(&q, everything, build(t, nil, all...)))
+	require.Equal(t, "host", q.Adapter)
 }
 
 func FuzzTensor(f *testing.F) {

@@ -12,14 +12,14 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// first returns the first text of a slot. It aliases the message.
-func (s *source) first(sl slot) (text string) {
+// first returns the first text of a slot. It aliases the message, and is borrowed where that can change.
+func (s *source) first(sl slot) (text string, borrowed bool) {
 	s.each(sl, func(v value) {
 		if text == "" && (sl != slotSession || printable(v.text)) {
-			text = v.string()
+			text, borrowed = v.string(), v.borrowed
 		}
 	})
-	return text
+	return text, borrowed
 }
 
 // printable reports whether a session is text: what a field holds that once was a message is not.
@@ -32,9 +32,11 @@ func (s *source) fill(dst *string, sl slot) {
 	if *dst != "" {
 		return
 	}
-	if *dst = s.first(sl); s.typed == nil { // whose memory may be reused
-		*dst = strings.Clone(*dst)
+	text, borrowed := s.first(sl)
+	if borrowed {
+		text = strings.Clone(text)
 	}
+	*dst = text
 }
 
 // count returns the count of a slot. What lists hold is added up.
@@ -149,6 +151,22 @@ func (m *Method) prompt(q *policy.Request, s *source) (unread bool) {
 	return unread
 }
 
+// marks are how much was there when each of the elements began that have not ended yet.
+type marks struct {
+	n    [maxDepth]int
+	open int
+}
+
+func (m *marks) push(n int) {
+	m.n[m.open] = n
+	m.open++
+}
+
+func (m *marks) pop() int {
+	m.open--
+	return m.n[m.open]
+}
+
 // A medium is one, or several that cannot be distinguished.
 type medium struct {
 	hash uint64
@@ -164,16 +182,16 @@ func (s *source) media(m message) (all []medium) {
 		}
 	})
 	var offsets []int64
-	read := 0
+	var in marks
 	s.each(slotMediaOffset, func(v value) {
 		switch {
 		case v.kind != kindElement:
 			offsets = append(offsets, v.num)
-			return
-		case len(offsets) == read:
+		case v.begins:
+			in.push(len(offsets))
+		case len(offsets) == in.pop():
 			offsets = append(offsets, 0) // which is not encoded
 		}
-		read = len(offsets)
 	})
 	switch {
 	case len(ids) > 0 && len(ids) == len(offsets):
