@@ -74,6 +74,10 @@ func TestOutliersOfALostServer(t *testing.T) {
 			lose(w)
 			require.Equal(t, outlier.HalfOpen, state(r, "a"))
 			require.Nil(t, w.view.outcomes(), "it is no evidence of own calls")
+			if name == "another" { // its first message ejects nothing
+				w.view.takeOutliers(new(warmpathv1.OutlierUpdate))
+				require.Equal(t, outlier.HalfOpen, state(r, "a"), "its probe brings it back")
+			}
 		})
 	}
 }

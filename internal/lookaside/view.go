@@ -118,7 +118,7 @@ func (v *view) detach(r *router.Router) {
 	}
 	r.Load.SetPeers(nothing)
 	r.CacheChanged(v.caches.clearing())
-	v.suspend(r)
+	v.inherit(r)
 }
 
 // setCapacities gives a Router the sizes of the replicas' caches. Called with mu held.
@@ -153,7 +153,9 @@ func (v *view) fade(now time.Time) {
 	silent := now.Sub(v.received) >= fadeAfter
 	if silent && !v.silent {
 		v.silent = true
-		v.suspendEjections()
+		for _, r := range v.routers {
+			v.suspend(r)
+		}
 	}
 	if (silent || v.load.unknownFor(now) >= fadeAfter) && v.load.halve() {
 		v.setLoad()
@@ -266,7 +268,9 @@ func (v *view) begin(incarnation string, now time.Time) {
 		v.adopted.Incarnation = incarnation
 		v.adopted.ConfigVersion, v.adopted.FleetVersion, v.adopted.IndexVersion = 0, 0, 0
 		v.members.restart()
-		v.suspendEjections()
+		for _, r := range v.routers {
+			v.inherit(r)
+		}
 		v.ejected = nil
 		v.desk.forget()
 	}
@@ -365,21 +369,22 @@ func (v *view) eject(r *router.Router) {
 	r.Health.Sync()
 }
 
-// suspendEjections has the server's ejections probed: it is silent or gone. Called with mu held.
-func (v *view) suspendEjections() {
-	for _, r := range v.routers {
-		v.suspend(r)
-	}
+// suspend has the ejections of a silent server probed. Called with mu held.
+func (v *view) suspend(r *router.Router) {
+	v.eachEjected(r, func(d *outlier.Detector, o *outlier.Replica) {
+		if _, cause := d.State(o); cause == outlier.CauseRemote {
+			d.SetRemote(o, outlier.HalfOpen)
+		}
+	})
 }
 
-func (v *view) suspend(r *router.Router) {
+// inherit has the ejections of a server that is gone probed, whatever another server ejects. Called with mu held.
+func (v *view) inherit(r *router.Router) { v.eachEjected(r, (*outlier.Detector).Inherit) }
+
+func (v *view) eachEjected(r *router.Router, do func(*outlier.Detector, *outlier.Replica)) {
 	for id := range v.ejected {
-		rep := r.View().ByID(id)
-		if rep == nil {
-			continue
-		}
-		if _, cause := r.Outliers().State(r.Outlier(rep)); cause == outlier.CauseRemote {
-			r.Outliers().SetRemote(r.Outlier(rep), outlier.HalfOpen)
+		if rep := r.View().ByID(id); rep != nil {
+			do(r.Outliers(), r.Outlier(rep))
 		}
 	}
 	r.Health.Sync()

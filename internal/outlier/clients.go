@@ -45,6 +45,16 @@ func (d *Detector) SetRemote(r *Replica, s State) {
 	d.free()
 }
 
+// Inherit makes an ejection by a server that is gone an own one, which another server does not take back: the next
+// request is the replica's probe.
+func (d *Detector) Inherit(r *Replica) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r.out() && r.cause == CauseRemote {
+		r.halfOpen(CauseFault, d.now())
+	}
+}
+
 // Add takes what the calls of another client showed of a replica, the client's probe among them.
 func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
 	if !d.Ejects() {

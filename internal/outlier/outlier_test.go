@@ -240,6 +240,25 @@ func TestRemote(t *testing.T) {
 	f.is(0, outlier.Ejected)
 	f.pass(10 * time.Second)
 	f.is(0, outlier.HalfOpen)
+	f.call(0, "", false)
+	f.pass(time.Hour)
+
+	f.SetRemote(r, outlier.Ejected) // the hour makes up for the ejection before
+	f.SetRemote(r, outlier.HalfOpen)
+	f.call(0, "", true)
+	f.is(0, outlier.Ejected)
+	f.pass(10 * time.Second)
+	f.is(0, outlier.HalfOpen)
+	f.call(0, "", false)
+	f.pass(time.Hour)
+
+	f.SetRemote(r, outlier.Ejected)
+	f.Inherit(r) // the server is gone
+	f.is(0, outlier.HalfOpen)
+	f.SetRemote(r, outlier.Healthy)
+	f.is(0, outlier.HalfOpen)
+	f.call(0, "", false)
+	f.is(0, outlier.SlowStart)
 }
 
 // All methods may be called by many goroutines.

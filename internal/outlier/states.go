@@ -109,7 +109,7 @@ func (r *Replica) eject(cause Cause, now time.Time) {
 	r.strikes.Store(0)
 	r.change(func() {
 		r.probe = nil
-		if !r.out() && now.Sub(r.until) > d.longest() {
+		if (!r.out() || r.cause == CauseRemote) && now.Sub(r.until) > d.longest() {
 			r.times = 0 // it was healthy for long
 		}
 		if !r.out() || r.cause == CauseRemote {
