@@ -15,8 +15,8 @@ var (
 	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id",
 		"session_params", "prompt_cache_key", "user", "messages", "prompt", "input",
 		"input_ids", "prompt_token_ids", "tools"}
-	parameterNames = []string{"lora_name", "max_tokens"} // of sampling parameters in a tensor
-	sessionNames   = []string{"session_id", "id"}        // vLLM's and SGLang's
+	parameterNames = []string{"lora_name"}        // of sampling parameters in a tensor
+	sessionNames   = []string{"session_id", "id"} // vLLM's and SGLang's
 	responseNames  = []string{"usage"}
 	usageNames     = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens",
 		"prompt_tokens_details", "input_tokens_details"}

@@ -45,9 +45,6 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 	if parameters { // which come before tensors of their own, and are no OpenAI request
 		o := objectOf(bytesOf(body), parameterNames)
 		q.Adapter = cmp.Or(q.Adapter, o.text("lora_name"))
-		if q.ExpectedOutput == 0 {
-			q.ExpectedOutput, _ = o.count("max_tokens")
-		}
 	}
 	s.fill(&q.ID, slotRequestID)
 	s.fill(&q.Model, slotModel)
