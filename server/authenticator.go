@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,7 +40,9 @@ type authenticator struct {
 	moved        signal         // given after each change of permissions, and of the deployments there are
 	refused      rate.Sometimes // when refusals are logged
 
-	tokens watches // of the files of tokens; one goroutine at a time calls set and close, which use it
+	// One goroutine at a time calls set and close, which use these.
+	files  []string // of tokens
+	tokens watches  // of files
 
 	// mu guards what follows. Only that of moved is taken under it.
 	mu         sync.Mutex
@@ -83,9 +86,15 @@ func (a *authenticator) set(c *Config) error {
 	}
 	var paths []string
 	for i := range c.Principals {
-		paths = append(paths, c.Principals[i].TokenFile)
+		if f := c.Principals[i].TokenFile; f != "" {
+			paths = append(paths, f)
+		}
+	}
+	if slices.Equal(paths, a.files) {
+		return nil // the watches go on
 	}
 	a.tokens.close()
+	a.files = paths
 	a.tokens = watchFiles(paths, func() {
 		if err := a.take(nil); err != nil {
 			a.log.Warn("warmpath: a file of tokens was not accepted, the last good ones stay", "error", err)

@@ -104,17 +104,26 @@ func (c *TLS) paths() []string { return []string{c.Cert, c.Key, c.ClientCA} }
 // watches are those of some files.
 type watches []*fleetfile.Watcher
 
-// watchFiles calls changed when it begins, and after each change of one of these files, "" = none, one call at a time.
+// watchFiles calls changed once all of these files, "" = none, are watched, and after each change of one of them, one
+// call at a time.
 func watchFiles(paths []string, changed func()) (all watches) {
-	var mu sync.Mutex // held in changed: the last one counts
+	var mu sync.Mutex // guards watched; held in changed: the last one counts
+	watched := false
 	for _, path := range paths {
 		if path != "" {
 			all = append(all, fleetfile.WatchFile(path, func([]byte, error) {
 				mu.Lock()
 				defer mu.Unlock()
-				changed()
+				if watched {
+					changed()
+				}
 			}))
 		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if watched = true; len(all) > 0 {
+		changed()
 	}
 	return all
 }
