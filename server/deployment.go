@@ -236,6 +236,7 @@ type tasks struct {
 	config taskConfig
 	cancel context.CancelFunc // nil = none were started
 	done   sync.WaitGroup
+	check  *checker // nil = health is not checked
 }
 
 // taskConfig is what the goroutines depend on.

@@ -125,16 +125,23 @@ func (d *deployment) pollProblems() (problems map[string]string, failed int64) {
 	return nil, 0
 }
 
-// startCheck checks the health of the members until the context ends; c = nil: not at all.
+// startCheck checks the health of the members until the context ends; c = nil: not at all. What the checker before it
+// has found stays: a replica that does not answer is not put back into service by a reload.
 func (d *deployment) startCheck(ctx context.Context, c *HealthCheck) {
 	found := func(unwell map[string]symptom) {
 		d.update(func(x *sources) bool { return x.check(unwell) })
 	}
+	before := d.tasks.check
 	if c == nil {
+		d.tasks.check = nil
 		found(nil)
 		return
 	}
 	k := &checker{config: *c, log: d.log, now: d.now, conns: &d.conns}
+	if before != nil { // it has ended
+		k.replicas = before.replicas
+	}
+	d.tasks.check = k
 	d.tasks.done.Go(func() {
 		k.run(ctx, d.unregistered, found)
 	})

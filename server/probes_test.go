@@ -226,3 +226,30 @@ deployments:
 func found(d *deployment, unwell map[string]symptom) {
 	d.update(func(x *sources) bool { return x.check(unwell) })
 }
+
+// A reload that starts the checks anew keeps what they have found: a replica that hangs stays out of service.
+func TestAReloadKeepsWhatChecksHaveFound(t *testing.T) {
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	text := `
+load_interval: 10s
+deployments:
+  chat:
+    health_check: {interval: 100ms}
+    replicas: [{id: a, address: "` + engine(t, health.NewServer()) + `"}, {id: gone, address: "` + gone.Addr().String() + `"}]`
+	f := start(t, text)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})
+	known := make(map[uint32]*warmpathv1.Replica)
+	for len(known) < 2 || !known[2].GetDraining() {
+		apply(known, w.next().GetFleet())
+	}
+	d := f.deployment("chat")
+	before := d.tasks.check
+	require.NoError(t, f.Update(parse(t, text+"\n    load_poll: {from: 'grpc:vllm'}")))
+	require.NotSame(t, before, d.tasks.check)
+	d.tasks.stop()
+	require.GreaterOrEqual(t, d.tasks.check.replicas["gone"].failures, maxFailures)
+	require.Equal(t, before.replicas["gone"].symptom.since, d.tasks.check.replicas["gone"].symptom.since)
+	require.True(t, d.roster.numbered(2).Draining)
+}
