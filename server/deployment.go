@@ -46,6 +46,7 @@ type deployment struct {
 	outliers outliers
 	watchers int
 	closed   bool
+	unpolled int64 // polls without an answer of pollers that have ended
 }
 
 func newDeployment(

@@ -63,6 +63,22 @@ deployments:
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 }
 
+// The count of failed polls does not go back with a reload.
+func TestFailedPollsAddUp(t *testing.T) {
+	text := func(poll string) string {
+		return "load_interval: 10s\ndeployments: {chat: {replicas: [{id: a, address: '127.0.0.1:1'}]" + poll + "}}"
+	}
+	f := start(t, text(", load_poll: {from: 'grpc:vllm'}"))
+	d := f.deployment("chat")
+	failed := func() int64 { _, n := d.pollProblems(); return n }
+	require.Eventually(t, func() bool { return failed() > 0 }, 20*time.Second, time.Millisecond)
+	was := failed()
+	require.NoError(t, f.Update(parse(t, text(", load_poll: {from: 'grpc:sglang'}"))))
+	require.GreaterOrEqual(t, failed(), was)
+	require.NoError(t, f.Update(parse(t, text(""))))
+	require.GreaterOrEqual(t, failed(), was)
+}
+
 func TestLoadPollConfig(t *testing.T) {
 	for field, want := range map[string]string{
 		"{from: ftp://HOST/}":            "deployments.chat: load_poll.from: want grpc:vllm",

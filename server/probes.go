@@ -77,7 +77,11 @@ const (
 
 // startPoll polls the load of the members until the context ends; c = nil: not at all.
 func (d *deployment) startPoll(ctx context.Context, c *LoadPoll) {
-	d.poller.Store(nil)
+	d.mu.Lock()
+	if before := d.poller.Swap(nil); before != nil { // it has ended
+		d.unpolled += before.Failed()
+	}
+	d.mu.Unlock()
 	if c == nil {
 		return
 	}
@@ -116,13 +120,14 @@ func (d *deployment) repoll() {
 	p.SetFleet(all)
 }
 
-// pollProblems are the errors of replicas that do not answer polls, by id; failed counts the polls without an answer
-// since the deployment's goroutines were started.
+// pollProblems are the errors of replicas that do not answer polls, by id; failed counts the polls without an answer.
 func (d *deployment) pollProblems() (problems map[string]string, failed int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if p := d.poller.Load(); p != nil {
-		return p.Problems(), p.Failed()
+		return p.Problems(), d.unpolled + p.Failed()
 	}
-	return nil, 0
+	return nil, d.unpolled
 }
 
 // startCheck checks the health of the members until the context ends; c = nil: not at all. What the checker before it
