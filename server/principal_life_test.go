@@ -245,6 +245,9 @@ deployments: {chat: {register: true}, code: {register: true}}
 		require.Equal(t, codes.OK, watch(evilToken, "chat"))
 	}
 	require.Equal(t, codes.ResourceExhausted, watch(evilToken, "chat"))
+	names = 3
+	require.Equal(t, codes.OK, watch(evilToken, "chat"), "it replaces its own account")
+	require.Equal(t, codes.ResourceExhausted, watch(evilToken, "chat"))
 	require.Equal(t, codes.OK, watch(goodToken, "chat"))
 	f.clock.advance(time.Minute)
 	f.tick("chat")

@@ -80,12 +80,19 @@ type watcher struct {
 func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnation string) (*watcher, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	id := p.own(start.GetClientId())
+	_, replaces := d.balance.ledger.clients[id] // its own account, before the server has found that the connection is gone
 	// Accounts outlive their watches for a while: a client with ever new names must not fill the ledger.
-	if most := d.limits.Load().maxWatchers(); d.watchers >= most || len(d.balance.ledger.clients) >= 2*most {
+	if most := d.limits.Load().maxWatchers(); d.watchers >= most ||
+		!replaces && len(d.balance.ledger.clients) >= 2*most {
 		return nil, status.Errorf(codes.ResourceExhausted, "deployment %s has %d watchers: half of max_connections",
 			d.name, most)
 	}
-	if most := p.rules.Load().maxWatches; !take(&p.accounts, most) {
+	most := p.rules.Load().maxWatches
+	if replaces {
+		most = 0 // no bound: open drops that account
+	}
+	if !take(&p.accounts, most) {
 		return nil, status.Errorf(codes.ResourceExhausted,
 			"the principal %s has %d watches, with those that ended a moment ago: a quarter of max_connections", p.name, most)
 	}
@@ -93,7 +100,7 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	if start.GetLoad() && d.balance.ledger.empty() {
 		d.balance.unsettle(d.roster.order, d.now())
 	}
-	c := d.balance.ledger.open(p.own(start.GetClientId()), d.now())
+	c := d.balance.ledger.open(id, d.now())
 	c.dropped = func() { p.accounts.Add(-1) }
 	w := &watcher{
 		deployment: d, principal: p, client: c,
