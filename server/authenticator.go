@@ -228,11 +228,8 @@ func subjects(cert *x509.Certificate) []string {
 	for _, u := range cert.URIs {
 		all = append(all, u.String())
 	}
-	all = append(all, cert.DNSNames...)
-	if cn := cert.Subject.CommonName; cn != "" {
-		all = append(all, cn)
-	}
-	return all
+	all = append(append(all, cert.DNSNames...), cert.Subject.CommonName)
+	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
 }
 
 // verified is the certificate that TLS verified on a connection, nil = none.

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/url"
@@ -270,4 +271,19 @@ func TestRefusedFiles(t *testing.T) {
 		require.ErrorContains(t, err, tt.want)
 	}
 	require.NoError(t, parse(t, dir.withClients("")+quiet).CheckFiles())
+}
+
+// A renewal is logged, and the reading at the start is not. An empty name is no subject.
+func TestARenewalOfCertificatesIsLogged(t *testing.T) {
+	a := newAuthority(t)
+	dir := tlsFiles(t, a)
+	log := new(logBook)
+	k, err := openCertificates(&TLS{Cert: dir.path("cert.pem"), Key: dir.path("key.pem")}, slog.New(slog.NewTextHandler(log, nil)))
+	require.NoError(t, err)
+	defer k.close()
+	require.NotContains(t, log.String(), "in force")
+	dir.serverPair(a)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "the certificates are in force") }, 20*time.Second, time.Millisecond)
+
+	require.Equal(t, []string{"x"}, subjects(&x509.Certificate{DNSNames: []string{"", "x"}}))
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -150,14 +151,17 @@ func openCertificates(from certSource, log *slog.Logger) (*certificates, error) 
 	}
 	k := &certificates{from: from}
 	k.now.Store(first)
+	level := slog.LevelDebug // of the reading at the start
 	k.files = watchFiles(from.paths(), func() {
+		now := level
+		level = slog.LevelInfo
 		t, err := from.load()
 		if err != nil {
 			log.Warn("warmpath: the certificates were not accepted, the last good ones stay", "error", err)
 			return
 		}
 		k.now.Store(t)
-		log.Debug("warmpath: the certificates are in force", "files", from.paths())
+		log.Log(context.Background(), now, "warmpath: the certificates are in force", "files", from.paths())
 	})
 	return k, nil
 }
