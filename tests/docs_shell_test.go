@@ -131,7 +131,8 @@ func findBenchmarks(t *testing.T, words []string) {
 	t.Helper()
 	if words[0] == "cd" { // a module of its own, which .ci/run tests: nothing here needs its dependencies
 		require.FileExists(t, filepath.Join("..", words[1], "go.mod"))
-		words = words[3:]
+		require.Equal(t, "GOWORK=off", words[3])
+		words = words[4:]
 	}
 	require.Equal(t, []string{"go", "test"}, words[:2])
 	at := slices.Index(words, "-bench")
