@@ -1,8 +1,8 @@
 // Package consistenthash is the policy "consistent_hash": one session, one
 // replica, by a hash ring that every client computes alike.
 //
-// The rule. Every replica has num_virtual_nodes points, times its weight (at most
-// 100), on a ring of 64-bit hashes. A request's key (its session, else its request id) is hashed onto the
+// The rule. Every replica has num_virtual_nodes points on a ring of 64-bit
+// hashes. A request's key (its session, else its request id) is hashed onto the
 // ring; the replicas met clockwise from there, each counted once, are its
 // order. It goes to the first that is available. A replica that is not
 // connected, is draining, is excluded or does not serve the model is skipped; a
@@ -15,8 +15,8 @@
 //
 // With max_load_factor a replica is also passed, without using up a fallback,
 // while this request would lift its reservations above that factor times the mean
-// of the connected ones, in proportion to the weights; if all are above, the first
-// with room is taken.
+// of the connected ones; if all are above, the first with room is taken. With
+// weighted, a replica has points in proportion to its weight.
 //
 // Complexity. O(log points) to find the key, then usually one replica looked
 // at; 0 allocations while a replica is available. max_load_factor adds a sum
@@ -28,10 +28,11 @@
 // room and a connection, one session has one replica; when one of N replicas
 // joins or leaves about 1/N of the sessions move, and no session moves between
 // two others. A lost connection moves sessions only while it is down.
-// Agreement: the order depends on the ids, the weights and the key alone, not on the fleet's order, its history or the process.
+// Agreement: the order depends on the ids (and weights, if weighted) and on the
+// key alone, not on the fleet's order, its history or the process.
 //
 // Source: Ray Serve's ConsistentHashRouter, whose hash and points these are (see
-// [Hash]); weights are not in it; bounded loads are Mirrokni, Thorup and Zadimoghaddam, "Consistent
+// [Hash]); bounded loads are Mirrokni, Thorup and Zadimoghaddam, "Consistent
 // Hashing with Bounded Loads". Ray's dead replicas use up a fallback.
 package consistenthash
 
@@ -47,7 +48,7 @@ import (
 const Name = "consistent_hash"
 
 // hashing is the policy consistent_hash. choose and fleetChanged run under the
-// Router's lock, which guards everything but the ring and its epoch.
+// Router's lock, which guards everything but the ring.
 type hashing struct {
 	cfg       Config
 	fallbacks int
@@ -58,7 +59,7 @@ type hashing struct {
 	free   []uint32          // slots without a replica
 	walk   uint32            // number of the walk under way
 	full   []*policy.Replica // the full ones of the walk under way
-	epoch  atomic.Uint64     // of the View whose weights the ring has; stored after the ring
+	epoch  uint64            // of the View whose weights the ring has
 }
 
 // slot is the part of a ring member that changes without a new ring.
@@ -106,11 +107,8 @@ func (p *hashing) Order(key string, n int) []string {
 
 // chooseQuick returns the session's own replica, if it has room and a connection.
 func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.epoch.Load() != v.Epoch() {
-		return nil, ""
-	}
 	ring := p.ring.Load()
-	if len(ring.hashes) == 0 {
+	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring.hashes) == 0 {
 		return nil, ""
 	}
 	at := ring.after(Hash(q.Session))
@@ -129,7 +127,7 @@ func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
 	if key == "" {
 		key = q.ID
 	}
-	if p.epoch.Load() != v.Epoch() {
+	if p.cfg.Weighted && p.epoch != v.Epoch() {
 		p.reweigh(v)
 	}
 	if key != "" {
@@ -235,25 +233,42 @@ func to(r *policy.Replica, place int) policy.Decision {
 }
 
 // bound is how many reservations a replica of weight 1 may have; 0 = no bound.
-type bound float64
+type bound struct {
+	perWeight float64
+	weighted  bool
+}
 
 // bound adds up the connected replicas, this request included, if
 // max_load_factor asks for it.
 func (p *hashing) bound(v policy.View) bound {
 	if p.cfg.MaxLoadFactor == 0 {
-		return 0
+		return bound{}
 	}
 	ongoing, weight := 1, 0.0
 	for _, r := range v.Connected() {
 		ongoing += r.Ongoing()
-		weight += weightOf(r)
+		weight += p.weight(r)
 	}
-	return bound(p.cfg.MaxLoadFactor * float64(ongoing) / weight)
+	return bound{perWeight: p.cfg.MaxLoadFactor * float64(ongoing) / weight, weighted: p.cfg.Weighted}
 }
 
 // exceeded reports whether one more reservation would be more than the replica may have.
 func (b bound) exceeded(r *policy.Replica) bool {
-	return b != 0 && float64(r.Ongoing()+1) > math.Ceil(float64(b)*weightOf(r))
+	if b.perWeight == 0 {
+		return false
+	}
+	limit := b.perWeight
+	if b.weighted {
+		limit *= weightOf(r)
+	}
+	return float64(r.Ongoing()+1) > math.Ceil(limit)
+}
+
+func (p *hashing) weight(r *policy.Replica) float64 {
+	if !p.cfg.Weighted {
+		return 1
+	}
+	return weightOf(r)
 }
 
 func weightOf(r *policy.Replica) float64 {

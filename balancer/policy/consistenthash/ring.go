@@ -110,25 +110,20 @@ func (p *hashing) fleetChanged(f policy.FleetChange) {
 
 // reweigh gives every replica the points that its weight in the View asks for.
 func (p *hashing) reweigh(v policy.View) {
-	var c *change
+	c := p.change()
 	for _, r := range v.Replicas() {
 		if s, ok := p.slotOf[r.ID]; ok && int(p.slots[s].points) != p.pointsOf(r) {
-			if c == nil {
-				c = p.change()
-			}
 			c.remove(r.ID)
 			c.add(r)
 		}
 	}
-	if c != nil {
-		c.commit()
-	}
-	p.epoch.Store(v.Epoch())
+	c.commit()
+	p.epoch = v.Epoch()
 }
 
 // pointsOf returns how many points a replica has.
 func (p *hashing) pointsOf(r *policy.Replica) int {
-	return max(1, int(math.Round(float64(p.cfg.NumVirtualNodes)*weightOf(r))))
+	return max(1, int(math.Round(float64(p.cfg.NumVirtualNodes)*p.weight(r))))
 }
 
 // A change collects the replicas that join and leave, for one merge of the ring.
