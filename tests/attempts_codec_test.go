@@ -75,10 +75,20 @@ func body(id string) []byte { return bytes.Repeat([]byte(id), 2000) }
 // Issue 12.28: a message that a codec passes through is sent by every attempt, and no other call's bytes are.
 func TestPassedThroughMessagesAreRetried(t *testing.T) {
 	bad, badCalls, badForeign := startFrames(t, codes.Unavailable)
-	one, _, oneForeign := startFrames(t, codes.OK)
-	two, _, twoForeign := startFrames(t, codes.OK)
+	one, oneCalls, oneForeign := startFrames(t, codes.OK)
+	two, twoCalls, twoForeign := startFrames(t, codes.OK)
 	unbounded := client.WithConfig(config(`{"round_robin":{}}`, `"retry_ratio":"off"`))
 	cc := dial(t, "warmpath:///"+bad+","+one+","+two, unbounded, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frames{})))
+	for addr, calls := range map[string]*atomic.Int64{bad: badCalls, one: oneCalls, two: twoCalls} {
+		eventually(t, "connection to "+addr, func() bool {
+			m := mem.BufferSlice{mem.SliceBuffer(body("connect"))}
+			var got []byte
+			ctx := metadata.AppendToOutgoingContext(client.WithPin(deadline(t), addr), "id", "connect")
+			_ = cc.Invoke(ctx, "/p.S/Unary", m, &got, grpc.WaitForReady(true))
+			return calls.Load() > 0
+		})
+	}
+	badCalls.Store(0)
 	for name, message := range map[string]func(mem.BufferSlice) any{
 		"slice": func(b mem.BufferSlice) any { return b },
 		"frame": func(b mem.BufferSlice) any { return &frame{b} },
