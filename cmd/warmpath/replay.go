@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -23,44 +21,41 @@ import (
 )
 
 type replay struct {
-	drive.Options
-	output    outputFlags
+	live
 	trace     string
 	format    string
-	policies  []string
 	limit     int
 	jitter    time.Duration
 	rateScale float64
-	modes     modes
 }
 
 func newReplay() *cobra.Command {
 	var r replay
 	c := &cobra.Command{
-		Use:   "replay --trace FILE --format FORMAT --target TARGET | --mode MODES",
-		Short: "Replay a trace against running servers, or compare the modes, open loop",
+		Use:   "replay --trace FILE --format FORMAT --target TARGET",
+		Short: "Replay a trace against running servers, open loop",
 		Long: "replay sends the requests of a trace at their times, whatever the results of those before, once for each\n" +
-			"policy. The servers keep their caches in between, so every policy gets a copy of the trace with other tokens.\n\n" +
-			"With --mode it compares where picks are made: it starts look-aside servers and, without --target, simulated\n" +
-			"engines on loopback, anew for each run; without --trace it generates the requests. --fault breaks the servers.",
+			"policy, and mode. The servers keep their caches in between, so every run gets a copy of the trace with other\n" +
+			"tokens.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			rs, err := r.load(c)
 			if err != nil {
 				return err
 			}
-			rep, err := r.run(c.Context(), c, rs)
-			if err != nil {
+			rep := &report.Report{
+				Title: fmt.Sprintf("warmpath replay: %s with %d clients", filepath.Base(r.trace), r.Clients), Facts: r.facts(rs),
+			}
+			if err := r.measure(c, rep, rs); err != nil {
 				return err
 			}
 			return r.output.write(c, rep)
 		},
 	}
 	f := c.Flags()
+	r.flags(f, 1, []string{policy.Default})
 	f.StringVar(&r.trace, "trace", "", "the `file` with the requests, one JSON object a line")
 	f.StringVar(&r.format, "format", "", "the `format` of the trace: "+strings.Join(workload.Formats, ", "))
 	f.StringVar(&r.Target, "target", "", "the `servers`: host:port,host:port or a gRPC target")
-	f.IntVar(&r.Clients, "clients", 1, "`number` of channels, which share nothing")
-	f.StringSliceVar(&r.policies, "policies", []string{policy.Default}, "the `policies` to use, one after the other")
 	f.StringVar(&r.Dialect, "dialect", drive.DefaultDialect,
 		"what the servers speak: "+strings.Join(drive.Dialects(), ", "))
 	f.StringVar(&r.Model, "model", "", "`name` of the model, where the dialect has a field for it")
@@ -72,26 +67,15 @@ func newReplay() *cobra.Command {
 	f.DurationVar(&r.Timeout, "timeout", 10*time.Minute, "end calls that take longer than this `time`; 0 means never")
 	f.DurationVar(&r.Connect, "connect-timeout", 10*time.Second,
 		"give up when no server takes a connection within this `time`")
-	f.Uint64Var(&r.Seed, "seed", 1, "seed of the jitter and of the client of each request")
-	r.modes.add(f)
-	r.output.add(f)
 	return c
 }
 
 // load checks the flags and reads the trace.
 func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
-	needed, formats := []string{"trace", "format", "target"}, workload.Formats
-	if len(r.modes.names) > 0 {
-		needed = nil
-		if r.trace == "" {
-			formats = append([]string{""}, formats...)
-		}
-	}
 	err := first(
-		required(c, needed...), oneOf("format", r.format, formats),
-		oneOf("dialect", r.Dialect, drive.Dialects()), checkPolicies(r.policies, policy.Names()),
-		atLeast("clients", r.Clients, 1), atLeast("limit", r.limit, 0), positive("speed", r.Speed),
-		positive("rate-scale", r.rateScale), r.output.check(), r.checkTarget(), r.modes.check(r),
+		required(c, "trace", "format", "target"), oneOf("format", r.format, workload.Formats),
+		oneOf("dialect", r.Dialect, drive.Dialects()), atLeast("limit", r.limit, 0), positive("speed", r.Speed),
+		positive("rate-scale", r.rateScale), r.checkTarget(), r.check(),
 	)
 	switch {
 	case err != nil:
@@ -101,9 +85,9 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	case r.Connect <= 0:
 		return nil, usagef("--connect-timeout: %v is not positive", r.Connect)
 	}
-	rs, err := r.requests(c.Context())
+	rs, err := workload.LoadFile(r.trace, r.format)
 	if err != nil {
-		return nil, err
+		return nil, usagef("--trace: %w", err)
 	}
 	if r.limit > 0 && r.limit < len(rs) {
 		rs = rs[:r.limit]
@@ -116,29 +100,17 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	return rs, nil
 }
 
-// requests reads the trace, or generates a workload where there is none.
-func (r *replay) requests(ctx context.Context) ([]workload.Request, error) {
-	if r.trace == "" {
-		return r.modes.plan(ctx, r)
-	}
-	rs, err := workload.LoadFile(r.trace, r.format)
-	if err != nil {
-		return nil, usagef("--trace: %w", err)
-	}
-	return rs, nil
-}
-
 // checkTarget makes a list of servers a target and refuses what gRPC would refuse.
 func (r *replay) checkTarget() error {
-	if r.Target == "" && len(r.modes.names) > 0 {
-		return nil
-	}
 	_, err := fleet.ParseList(r.Target)
 	switch {
 	case err == nil:
 		r.Target = resolver.Scheme + ":///" + r.Target
 	case r.Target == "" || strings.Contains(r.Target, ",") && !strings.Contains(r.Target, ":///"):
 		return usagef("--target: %w", err) // no scheme of gRPC's has commas
+	}
+	if len(r.modes) > 0 && len(drive.Replicas(r.Target)) == 0 {
+		return usagef("--target: --mode needs a list of servers or a fleet file")
 	}
 	cc, err := client.New(r.Target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -147,116 +119,14 @@ func (r *replay) checkTarget() error {
 	return cc.Close()
 }
 
-func (r *replay) run(ctx context.Context, c *cobra.Command, rs []workload.Request) (*report.Report, error) {
-	rep := &report.Report{
-		Title: fmt.Sprintf("warmpath replay: %s with %d clients", r.name(), r.Clients),
-		Facts: r.facts(rs),
-	}
-	n, copies := 0, 0
-	seen := map[string]bool{}
-	for _, name := range r.policies {
-		for _, mode := range r.modes.orNone() {
-			res, replicas, err := r.one(ctx, c, workload.Copy(rs, copies), mode, name)
-			if err != nil {
-				return nil, err
-			}
-			if copies++; r.Target == "" {
-				copies = 0 // the engines are new
-			}
-			n = replicas
-			for id := range res.Loads {
-				seen[id] = true
-			}
-			rep.Results = append(rep.Results, *res)
-		}
-	}
-	if len(rep.Results) == 0 {
-		return nil, errors.New("no policy was measured")
-	}
-	rep.Comparison = drive.Comparison{
-		Replicas: max(n, len(seen)), Clients: r.Clients, Requests: rep.Results[0].Requests, Results: rep.Results,
-	}
-	rep.CheckTimes(r.Speed)
-	return rep, nil
-}
-
-// one measures one policy in one mode, "" for channels to the target itself.
-func (r *replay) one(
-	ctx context.Context, c *cobra.Command, rs []workload.Request, mode, name string,
-) (*drive.Result, int, error) {
-	config, err := policyConfig(name)
-	if err != nil {
-		return nil, 0, err
-	}
-	label := r.label(mode, name)
-	p := newProgress(c.ErrOrStderr(), label, len(rs))
-	o := r.Options
-	o.Config, o.Progress = config, p.show
-	s := &stage{options: o}
-	if mode != "" {
-		if s, err = r.modes.set(ctx, c, r, mode, name, o); err != nil {
-			return nil, 0, err
-		}
-		defer s.close()
-	}
-	happening := r.modes.fault.plan(ctx, s, r.ours(r.WarmUp), r.ours(rs[len(rs)-1].At))
-	defer happening.end() // before the stage is taken down
-	start := time.Now()
-	samples, err := drive.Run(ctx, rs, s.options)
-	if err != nil {
-		return nil, 0, err
-	}
-	n := max(len(s.options.Replicas), len(drive.Replicas(r.Target)))
-	res := drive.Summarize(label, n, samples, drive.Targets{})
-	p.end(&res, time.Since(start))
-	if happening != nil {
-		if err := happening.measure(&res, r.Speed, r.WarmUp, n); err != nil {
-			return nil, 0, err
-		}
-	}
-	return &res, n, nil
-}
-
-// ours is a duration of the trace's in our time.
-func (r *replay) ours(d time.Duration) time.Duration { return time.Duration(float64(d) / r.Speed) }
-
-// label names a run.
-func (r *replay) label(mode, name string) string {
-	switch {
-	case mode == "":
-		return name
-	case len(r.policies) == 1:
-		return mode
-	}
-	return mode + ":" + name
-}
-
-// where describes where requests go.
-func (r *replay) where() string {
-	if r.Target == "" {
-		return fmt.Sprintf("%d × %s on loopback", r.modes.Replicas, r.modes.Engine.Preset)
-	}
-	return r.Target
-}
-
-// name is what is sent.
-func (r *replay) name() string {
-	if r.trace == "" {
-		return r.modes.Workload
-	}
-	return filepath.Base(r.trace)
-}
-
 func (r *replay) facts(rs []workload.Request) []report.Fact {
 	measured := rs[slices.IndexFunc(rs, func(q workload.Request) bool { return q.At >= r.WarmUp }):]
 	return []report.Fact{
 		{Name: "Trace", Value: fmt.Sprintf("%s: %d requests in %v, %.0f %% of their prompt tokens are of one request only",
-			r.name(), len(measured), measured[len(measured)-1].At.Round(time.Second),
+			filepath.Base(r.trace), len(measured), measured[len(measured)-1].At.Round(time.Second),
 			100*workload.Unshared(rs, len(rs)-len(measured)))},
-		{Name: "Servers", Value: r.where() + ", " + r.Dialect},
+		{Name: "Servers", Value: r.Target + ", " + r.Dialect},
 		{Name: "Speed", Value: fmt.Sprintf("%g seconds of the trace in a second, arrivals ÷ %g, jitter %v", r.Speed,
 			r.rateScale, r.jitter)},
-		{Name: "Times", Value: "as the engines report them, and the time in the channel's queue; where they report " +
-			"none, by the clients' clock × speed"},
 	}
 }

@@ -52,7 +52,7 @@ type Launcher func(context.Context, Spec) (Engine, error)
 // Processes starts engines as processes of their own, see [drive.StartProcess].
 func Processes(command func(Spec) *exec.Cmd) Launcher {
 	return func(ctx context.Context, spec Spec) (Engine, error) {
-		return drive.StartProcess(ctx, func(string) *exec.Cmd { return command(spec) })
+		return drive.StartProcess(ctx, command(spec))
 	}
 }
 

@@ -54,12 +54,8 @@ func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err err
 	if o.Config != "" {
 		options = append(options, client.WithConfig(o.Config))
 	}
-	for i := range o.Clients {
-		own := options[:len(options):len(options)]
-		if o.DialClient != nil {
-			own = append(own, o.DialClient(i)...)
-		}
-		cc, err := client.New(o.Target, own...)
+	for range o.Clients {
+		cc, err := client.New(o.Target, options...)
 		if err != nil {
 			return channels, err
 		}

@@ -42,12 +42,8 @@ type Options struct {
 	Progress func(Progress)
 	// Dial are more options for the channels; the default is no TLS.
 	Dial []grpc.DialOption
-	// DialClient are those of one channel, by its number from 0; nil means there are none.
-	DialClient func(client int) []grpc.DialOption
 	// Replicas are those to wait for, for a target that does not name them itself.
 	Replicas []policy.Attributes
-	// Started is called when the first request is about to be sent; nil = none.
-	Started func()
 }
 
 // Progress is how far a run is.
@@ -68,10 +64,9 @@ type Sample struct {
 	// Prompt, Cached and Computed are prompt tokens: all, found in the cache, computed. Output is the tokens
 	// of the answer.
 	Prompt, Cached, Computed, Output int
-	// Client is the number of the channel. Replica served it, for this Reason and Rule.
-	Client       int
-	Replica      string
-	Reason, Rule policy.Reason
+	// Replica served it, for this Reason.
+	Replica string
+	Reason  policy.Reason
 	// Err is nil if the whole answer came.
 	Err error
 }
@@ -133,9 +128,6 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 		defer Reporting(func() { r.Progress(Progress{int(sent.Load()), int(r.done.Load()), int(r.errors.Load())}) })()
 	}
 	start := time.Now()
-	if r.Started != nil {
-		r.Started()
-	}
 	for i := range rs {
 		due := start.Add(time.Duration(float64(rs[i].At) / r.Speed))
 		timer.Reset(time.Until(due))
@@ -144,10 +136,9 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 		case <-ctx.Done():
 			return
 		}
-		client := rng.IntN(len(channels))
-		r.samples[i].Client = client
+		channel := channels[rng.IntN(len(channels))]
 		sent.Add(1)
-		calls.Go(func() { r.one(ctx, channels[client], &rs[i], &r.samples[i], due) })
+		calls.Go(func() { r.one(ctx, channel, &rs[i], &r.samples[i], due) })
 	}
 	calls.Wait()
 }
@@ -200,7 +191,7 @@ func (r *run) one(ctx context.Context, cc *grpc.ClientConn, q *workload.Request,
 func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decision, start time.Time,
 	took time.Duration) {
 	s.At, s.WarmUp, s.Err = q.At, q.At < r.WarmUp, a.err
-	s.Replica, s.Reason, s.Rule = d.Replica, d.Reason, d.Rule
+	s.Replica, s.Reason = d.Replica, d.Reason
 	s.Prompt, s.Output = q.PromptTokens, a.output
 	if d.Usage.PromptTokens > 0 {
 		s.Prompt = d.Usage.PromptTokens

@@ -45,10 +45,6 @@ type Result struct {
 	Figures
 	// Decisions counts requests by the reason of their last attempt.
 	Decisions map[string]int `json:"decisions"`
-	// Phases are the parts of a run with a fault, RecoveredMS how long after its end quality was full again, in our time:
-	// negative if it never was.
-	Phases      []Phase  `json:"phases,omitempty"`
-	RecoveredMS *float64 `json:"recovered_ms,omitempty"`
 	// Simulated is what only the simulator measures; nil elsewhere.
 	*Simulated
 

@@ -67,8 +67,6 @@ func (r *Report) tables() []Table {
 	first := Table{Columns: []string{"policy", "requests", "errors"}}
 	spread := Table{Columns: []string{"policy", "spread"}}
 	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean"}}
-	phases := Table{Columns: []string{"policy", "phase", "requests", "errors", "cached tokens", "TTFT ms mean",
-		"busiest ÷ mean", "by the server", "recovered ms"}}
 	changed := Table{Columns: []string{"policy", "cache lost", "spread", "unavoidable", "ratio"}}
 	for _, f := range figures {
 		first.Columns, spread.Columns = append(first.Columns, f.name), append(spread.Columns, f.name)
@@ -76,14 +74,6 @@ func (r *Report) tables() []Table {
 	for i := range r.Results {
 		res := &r.Results[i]
 		first.add(&res.Figures, res.Policy, fmt.Sprint(res.Requests), fmt.Sprint(res.Errors))
-		recovered := "never"
-		if at := res.RecoveredMS; at != nil && *at >= 0 {
-			recovered = millis(*at)
-		}
-		for _, p := range res.Phases {
-			phases.add(nil, res.Policy, p.Name, fmt.Sprint(p.Requests), fmt.Sprint(p.Errors), percent(p.CachedTokenRatio),
-				millis(p.TTFT.Mean), fmt.Sprintf("%.2f", p.MaxOverMeanLoad), percent(p.ByServer), recovered)
-		}
 		if res.Simulated == nil {
 			continue
 		}
@@ -97,7 +87,7 @@ func (r *Report) tables() []Table {
 			changed.add(nil, res.Policy, percent(c.Lost), lost, percent(c.Unavoidable), fmt.Sprintf("%.2f", c.Ratio))
 		}
 	}
-	return append([]Table{first}, slices.DeleteFunc([]Table{phases, simulated, changed, spread},
+	return append([]Table{first}, slices.DeleteFunc([]Table{simulated, changed, spread},
 		func(t Table) bool { return t.Rows == nil })...)
 }
 

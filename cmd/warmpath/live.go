@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/report"
+	"github.com/warmpath/warmpath/internal/lab/workload"
+)
+
+// modeLocal is the mode of clients that share nothing.
+const modeLocal = "local"
+
+var liveModes = []string{modeLocal, policy.Broadcast, policy.InCentral}
+
+// maxDeadline is the longest central_deadline of a config.
+const maxDeadline = 10 * time.Second
+
+// deploymentName is that of the one deployment of the look-aside servers.
+const deploymentName = "live"
+
+// live is what demo and replay share: a workload goes through channels over real sockets, once for each policy and mode.
+type live struct {
+	drive.Options
+	output   outputFlags
+	policies []string
+	modes    []string
+	servers  int
+	deadline time.Duration
+	// engines is how many simulated ones start anew for each run, where there is no target.
+	engines int
+	engine  enginesim.Config
+}
+
+func (l *live) flags(f *pflag.FlagSet, clients int, policies []string) {
+	f.IntVar(&l.Clients, "clients", clients, "`number` of channels, which share nothing")
+	f.StringSliceVar(&l.policies, "policies", policies, "the `policies` to compare, one after the other")
+	f.StringSliceVar(&l.modes, "mode", nil,
+		"start look-aside servers and compare `where` picks are made: local (clients that share nothing), broadcast "+
+			"(clients with the view of a server), central (the server)")
+	f.IntVar(&l.servers, "servers", 1, "`number` of look-aside servers, each a process, where a mode needs one")
+	f.DurationVar(&l.deadline, "central-deadline", policy.DefaultCentralDeadline,
+		"how long clients wait for a server's answer at most, in mode central")
+	f.Uint64Var(&l.Seed, "seed", 1, "seed of the workload or its jitter, and of the client of each request")
+	l.output.add(f)
+}
+
+func (l *live) check() error {
+	for i, mode := range l.modes {
+		if err := oneOf("mode", mode, liveModes); err != nil {
+			return err
+		}
+		if slices.Contains(l.modes[:i], mode) {
+			return usagef("--mode: %s is named twice", mode)
+		}
+	}
+	if l.deadline <= 0 || l.deadline > maxDeadline {
+		return usagef("--central-deadline: %v is not between 0s and %v", l.deadline, maxDeadline)
+	}
+	return first(atLeast("clients", l.Clients, 1), atLeast("servers", l.servers, 1),
+		checkPolicies(l.policies, policy.Names()), l.output.check())
+}
+
+// measure runs the workload with each policy in each mode. Servers of a target keep their caches in between, so each
+// run there gets a copy of the workload with other tokens.
+func (l *live) measure(c *cobra.Command, rep *report.Report, rs []workload.Request) error {
+	modes := l.modes
+	if len(modes) == 0 {
+		modes = []string{""}
+	}
+	replicas := map[string]bool{}
+	lag := 0.
+	for _, name := range l.policies {
+		for _, mode := range modes {
+			sent := rs
+			if l.engines == 0 {
+				sent = workload.Copy(rs, len(rep.Results))
+			}
+			res, n, err := l.one(c, sent, mode, name)
+			if err != nil {
+				return err
+			}
+			for id := range res.Loads {
+				replicas[id] = true
+			}
+			rep.Replicas, lag = max(n, len(replicas)), max(lag, res.Lag.P99)
+			rep.Results = append(rep.Results, *res)
+		}
+	}
+	rep.Clients, rep.Requests = l.Clients, rep.Results[0].Requests
+	rep.Facts = append(rep.Facts,
+		report.Fact{Name: "Times", Value: "as the engines report them, and the time in the channel's queue; where they " +
+			"report none, by the clients' clock × speed"},
+		report.Fact{Name: "Lag", Value: fmt.Sprintf("99 of 100 requests were sent at most %.1f ms late, which is %.0f ms of "+
+			"engine time", lag, lag*l.Speed)})
+	rep.CheckTimes(l.Speed)
+	return nil
+}
+
+// one measures one policy in one mode, "" for channels to the replicas themselves. n is the number of replicas, 0 where
+// only the resolver has it.
+func (l *live) one(c *cobra.Command, rs []workload.Request, mode, name string) (res *drive.Result, n int, err error) {
+	label := name
+	switch {
+	case mode != "" && len(l.policies) == 1:
+		label = mode
+	case mode != "":
+		label = mode + ":" + name
+	}
+	p := newProgress(c.ErrOrStderr(), label, len(rs))
+	o := l.Options
+	o.Progress = p.show
+	config, err := json.Marshal(map[string]any{"policy": map[string]any{name: struct{}{}}})
+	if err != nil {
+		return nil, 0, err
+	}
+	o.Config = string(config)
+	if l.engines > 0 {
+		engines := grpcserver.Config{Engine: l.engine, Speed: l.Speed}
+		if mode != "" {
+			engines.KVEvents = kvpublish.NewLog(0)
+		}
+		fleet, err := drive.StartFleet(c.Context(), l.engines, engines)
+		if err != nil {
+			return nil, 0, err
+		}
+		defer fleet.Kill()
+		o.Target = fleet.Target()
+	}
+	o.Replicas = drive.Replicas(o.Target)
+	if mode == policy.Broadcast || mode == policy.InCentral {
+		stop, err := l.serve(c.Context(), &o, mode, name)
+		defer stop()
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+	start := time.Now()
+	samples, err := drive.Run(c.Context(), rs, o)
+	if err != nil {
+		return nil, 0, err
+	}
+	r := drive.Summarize(label, len(o.Replicas), samples, drive.Targets{})
+	p.end(&r, time.Since(start))
+	return &r, len(o.Replicas), nil
+}
+
+// serve starts look-aside servers for the replicas and has the channels use them, until stop is called.
+func (l *live) serve(ctx context.Context, o *drive.Options, mode, name string) (stop func(), err error) {
+	var down []func()
+	stop = func() {
+		for _, end := range slices.Backward(down) {
+			end()
+		}
+	}
+	config, err := l.serverConfig(mode, name, o.Replicas)
+	if err != nil {
+		return stop, err
+	}
+	dir, err := os.MkdirTemp("", "warmpath-live")
+	if err != nil {
+		return stop, err
+	}
+	down = append(down, func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "server.yaml")
+	if err := os.WriteFile(path, config, 0o600); err != nil {
+		return stop, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return stop, err
+	}
+	addresses := make([]string, l.servers)
+	for i := range addresses {
+		serve := exec.Command(self, "serve", "--config", path, "--listen", "127.0.0.1:0")
+		serve.Stderr = io.Discard
+		p, err := drive.StartProcess(ctx, serve)
+		if err != nil {
+			return stop, err
+		}
+		down = append(down, p.Kill)
+		addresses[i] = p.Addr()
+	}
+	o.Target, o.Config = "warmpath://"+strings.Join(addresses, ",")+"/"+deploymentName, ""
+	return stop, nil
+}
+
+// serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that
+// can be.
+func (l *live) serverConfig(mode, name string, replicas []policy.Attributes) ([]byte, error) {
+	var entries []map[string]any
+	for _, r := range replicas {
+		entries = append(entries, map[string]any{"id": r.ID, "address": r.Address})
+	}
+	deployment := map[string]any{
+		"mode": mode, "central_deadline": policy.Duration(l.deadline),
+		"policy": map[string]any{name: struct{}{}}, "replicas": entries,
+	}
+	if l.engines > 0 {
+		deployment["kv_events"] = "grpc:vllm"
+	}
+	interval := max(time.Duration(float64(100*time.Millisecond)/l.Speed), 10*time.Millisecond)
+	return json.Marshal(map[string]any{
+		"load_interval": interval.String(), "deployments": map[string]any{deploymentName: deployment},
+	})
+}
