@@ -2,6 +2,7 @@ package consistenthash
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -17,6 +18,17 @@ func with(c Config) *hashing {
 		panic(err)
 	}
 	return p
+}
+
+// order returns the ids of the first n replicas for a key, whether or not they are connected.
+func order(p *hashing, key string, n int) (ids []string) {
+	ring := *p.ring.Load()
+	for at := ring.after(Hash(key)); len(ids) < min(n, len(p.members)); at = (at + 1) % len(ring) {
+		if id := ring[at].owner.id; !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 func TestConform(t *testing.T) { policytest.Conform(t, build) }

@@ -19,7 +19,7 @@ const (
 type Config struct {
 	// NumVirtualNodes is the number of points of a replica on the ring; 0 = 100, at most
 	// 10,000. More spread the sessions more evenly (100: within about
-	// 10 % of the mean) and cost 12 bytes each.
+	// 10 % of the mean) and cost 16 bytes each.
 	NumVirtualNodes int `json:"num_virtual_nodes,omitempty"`
 	// NumFallbackReplicas is how many replicas after the primary may take a
 	// session while those before them are full; 0 = 2, Off = the primary only.

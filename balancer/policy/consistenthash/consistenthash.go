@@ -22,7 +22,7 @@
 // at; 0 allocations while a replica is available. max_load_factor adds a sum
 // over the connected replicas for every request. A change of membership hashes
 // and sorts the points of the replicas that changed and merges them into the
-// ring: O(points), 12 bytes each.
+// ring: O(points), 16 bytes each.
 //
 // Guarantees. Stickiness: while the fleet does not change and the primary has
 // room and a connection, one session has one replica; when one of N replicas
@@ -37,8 +37,8 @@
 package consistenthash
 
 import (
+	"cmp"
 	"math"
-	"slices"
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -54,19 +54,9 @@ type hashing struct {
 	fallbacks int
 	ring      atomic.Pointer[ring]
 
-	slotOf map[string]uint32 // by replica id
-	slots  []slot            // by slot number; parallel to ring.ids
-	free   []uint32          // slots without a replica
-	walk   uint32            // number of the walk under way
-	full   []*policy.Replica // the full ones of the walk under way
-	epoch  uint64            // of the View whose weights the ring has
-}
-
-// slot is the part of a ring member that changes without a new ring.
-type slot struct {
-	seen   uint32 // the last walk that met it
-	index  int32  // where the replica was last found in View.Replicas
-	points int32
+	members map[string]*member // by replica id
+	walk    uint64             // number of the walk under way
+	epoch   uint64             // of the View whose weights the ring has
 }
 
 // New returns the policy with an empty ring.
@@ -93,29 +83,18 @@ func newHashing(c Config) (*hashing, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	p := &hashing{cfg: c, fallbacks: max(int(c.NumFallbackReplicas), 0), slotOf: make(map[string]uint32)}
-	p.full = make([]*policy.Replica, 0, min(1+p.fallbacks, 8))
-	p.ring.Store(&ring{})
+	p := &hashing{cfg: c, fallbacks: max(int(c.NumFallbackReplicas), 0), members: make(map[string]*member)}
+	p.ring.Store(new(ring))
 	return p, nil
-}
-
-// Order returns the ids of the first n replicas for a key, the primary first,
-// whether or not they are connected. Safe from any goroutine.
-func (p *hashing) Order(key string, n int) []string {
-	return p.ring.Load().order(Hash(key), n)
 }
 
 // chooseQuick returns the session's own replica, if it has room and a connection.
 func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	ring := p.ring.Load()
-	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring.hashes) == 0 {
+	ring := *p.ring.Load()
+	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring) == 0 {
 		return nil, ""
 	}
-	at := ring.after(Hash(q.Session))
-	if at == len(ring.hashes) {
-		at = 0
-	}
-	r := v.ByID(ring.ids[ring.owners[at]])
+	r := v.ByID(ring[ring.after(Hash(q.Session))].owner.id)
 	if r == nil || !r.Open() {
 		return nil, ""
 	}
@@ -123,14 +102,10 @@ func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica
 }
 
 func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
-	key := q.Session
-	if key == "" {
-		key = q.ID
-	}
 	if p.cfg.Weighted && p.epoch != v.Epoch() {
 		p.reweigh(v)
 	}
-	if key != "" {
+	if key := cmp.Or(q.Session, q.ID); key != "" {
 		return p.clockwise(Hash(key), q, v)
 	}
 	d := p.clockwise(v.Lot(q), q, v)
@@ -143,44 +118,48 @@ func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
 // clockwise walks the ring from a hash to the first replica that may have the
 // request.
 func (p *hashing) clockwise(h uint64, q *policy.Request, v policy.View) policy.Decision {
-	ring := p.ring.Load()
-	n := len(ring.hashes)
-	if n == 0 {
-		return policy.Wait()
-	}
-	p.startWalk()
+	ring := *p.ring.Load()
 	bound := p.bound(v)
+	p.walk++
 	var busy, tried policy.Decision // the first that were passed with room
-	passed, unseen := 0, len(v.Connected())
-	at := ring.after(h)
-	for place := -1; n > 0 && unseen > 0 && passed <= p.fallbacks; n-- {
-		if at == len(ring.hashes) {
+	var few [8]*policy.Replica
+	full := few[:0]
+	place, passed, unseen := -1, 0, len(v.Connected())
+	for n, at := len(ring), ring.after(h); n > 0 && unseen > 0 && passed <= p.fallbacks; n-- {
+		m := ring[at].owner
+		if at++; at == len(ring) {
 			at = 0
 		}
-		s := ring.owners[at]
-		at++
-		if p.slots[s].seen == p.walk {
+		if m.seen == p.walk {
 			continue
 		}
-		p.slots[s].seen = p.walk
+		m.seen = p.walk
 		place++
-		r := p.replica(ring, s, v)
+		r := v.ByID(m.id)
 		if r == nil || !r.Connected() {
 			continue
 		}
 		unseen--
+		d := policy.Decision{Replica: r, Reason: policy.ReasonRing, Place: place}
+		if place > 0 {
+			d.Reason = policy.ReasonRingFallback
+		}
 		switch {
 		case !v.Allowed(q, r):
 		case r.Full():
 			passed++
-			p.full = append(p.full, r)
+			full = append(full, r)
 		case q.Tried(r):
 			passed++
-			keep(&tried, r, place)
-		case bound.exceeded(r):
-			keep(&busy, r, place)
+			if tried.Replica == nil {
+				tried = d
+			}
+		case float64(r.Ongoing()+1) > math.Ceil(bound*p.weight(r)):
+			if busy.Replica == nil {
+				busy = d
+			}
 		default:
-			return to(r, place)
+			return d
 		}
 	}
 	switch {
@@ -189,90 +168,24 @@ func (p *hashing) clockwise(h uint64, q *policy.Request, v policy.View) policy.D
 	case tried.Replica != nil:
 		return tried
 	}
-	return policy.Wait(slices.Clone(p.full)...)
+	return policy.Wait(append([]*policy.Replica(nil), full...)...)
 }
 
-func (p *hashing) startWalk() {
-	p.full = p.full[:0]
-	p.walk++
-	if p.walk != 0 {
-		return
-	}
-	for i := range p.slots { // once in 2^32 walks
-		p.slots[i].seen = 0
-	}
-	p.walk = 1
-}
-
-// replica returns the replica in a slot. The View may list the fleet in any
-// order: a replica that is not at its last index is found by its id.
-func (p *hashing) replica(ring *ring, s uint32, v policy.View) *policy.Replica {
-	rs, id := v.Replicas(), ring.ids[s]
-	if i := int(p.slots[s].index); i < len(rs) && rs[i].ID == id {
-		return rs[i]
-	}
-	r := v.ByID(id)
-	if r != nil {
-		p.slots[s].index = int32(r.Index())
-	}
-	return r
-}
-
-func keep(d *policy.Decision, r *policy.Replica, place int) {
-	if d.Replica == nil {
-		*d = to(r, place)
-	}
-}
-
-func to(r *policy.Replica, place int) policy.Decision {
-	d := policy.Decision{Replica: r, Reason: policy.ReasonRing, Place: place}
-	if place > 0 {
-		d.Reason = policy.ReasonRingFallback
-	}
-	return d
-}
-
-// bound is how many reservations a replica of weight 1 may have; 0 = no bound.
-type bound struct {
-	perWeight float64
-	weighted  bool
-}
-
-// bound adds up the connected replicas, this request included, if
-// max_load_factor asks for it.
-func (p *hashing) bound(v policy.View) bound {
+// bound returns how many reservations a replica of weight 1 may have, this request included.
+func (p *hashing) bound(v policy.View) float64 {
 	if p.cfg.MaxLoadFactor == 0 {
-		return bound{}
+		return math.Inf(1)
 	}
 	ongoing, weight := 1, 0.0
 	for _, r := range v.Connected() {
 		ongoing += r.Ongoing()
 		weight += p.weight(r)
 	}
-	return bound{perWeight: p.cfg.MaxLoadFactor * float64(ongoing) / weight, weighted: p.cfg.Weighted}
-}
-
-// exceeded reports whether one more reservation would be more than the replica may have.
-func (b bound) exceeded(r *policy.Replica) bool {
-	if b.perWeight == 0 {
-		return false
-	}
-	limit := b.perWeight
-	if b.weighted {
-		limit *= weightOf(r)
-	}
-	return float64(r.Ongoing()+1) > math.Ceil(limit)
+	return p.cfg.MaxLoadFactor * float64(ongoing) / weight
 }
 
 func (p *hashing) weight(r *policy.Replica) float64 {
-	if !p.cfg.Weighted {
-		return 1
-	}
-	return weightOf(r)
-}
-
-func weightOf(r *policy.Replica) float64 {
-	if r.Weight <= 0 {
+	if !p.cfg.Weighted || r.Weight <= 0 {
 		return 1
 	}
 	return min(r.Weight, maxWeight)

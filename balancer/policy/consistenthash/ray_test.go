@@ -54,16 +54,16 @@ func TestRayHashVectors(t *testing.T) {
 func TestRayRingVectors(t *testing.T) {
 	p := with(Config{}.WithDefaults())
 	policytest.NewRouter(t, p.policy(), policytest.Fleet(3))
-	require.Equal(t, []string{"r2", "r0", "r1"}, p.Order("user_42", 3))
-	require.Equal(t, []string{"r0", "r2", "r1"}, p.Order("user_123", 3))
-	require.Equal(t, []string{"r2", "r1", "r0"}, p.Order("burst-session", 3))
-	ring := p.ring.Load()
-	last := len(ring.hashes) - 1
+	require.Equal(t, []string{"r2", "r0", "r1"}, order(p, "user_42", 3))
+	require.Equal(t, []string{"r0", "r2", "r1"}, order(p, "user_123", 3))
+	require.Equal(t, []string{"r2", "r1", "r0"}, order(p, "burst-session", 3))
+	ring := *p.ring.Load()
+	last := len(ring) - 1
 	require.Equal(t, 299, last)
-	require.Equal(t, uint64(0x016887e61dc26a79), ring.hashes[0])
-	require.Equal(t, "r1", ring.ids[ring.owners[0]])
-	require.Equal(t, uint64(0xffbca4a55dc97c72), ring.hashes[last])
-	require.Equal(t, "r2", ring.ids[ring.owners[last]])
+	require.Equal(t, uint64(0x016887e61dc26a79), ring[0].hash)
+	require.Equal(t, "r1", ring[0].owner.id)
+	require.Equal(t, uint64(0xffbca4a55dc97c72), ring[last].hash)
+	require.Equal(t, "r2", ring[last].owner.id)
 }
 
 func TestRayHashIsDeterministicAndDistinct(t *testing.T) {
@@ -155,15 +155,14 @@ func TestRaySessionlessSpread(t *testing.T) {
 func TestRayWrapsAround(t *testing.T) {
 	p := with(Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(3), 1))
-	ring := p.ring.Load()
-	first := ring.ids[ring.owners[0]]
+	ring := *p.ring.Load()
+	first := ring[0].owner.id
 	q := policytest.Session("any")
-	last := ring.hashes[len(ring.hashes)-1]
+	last := ring[len(ring)-1].hash
 	require.Equal(t, first, p.clockwise(last+1, q, r.View()).Replica.ID)
 	require.Equal(t, first, p.clockwise(last, q, r.View()).Replica.ID, "a key on a point belongs to the next one")
 	for _, h := range []uint64{0, math.MaxUint64} {
 		require.Equal(t, first, p.clockwise(h, q, r.View()).Replica.ID)
-		require.Len(t, ring.order(h, 3), 3)
 	}
 }
 
@@ -238,7 +237,7 @@ func TestRayNeverSpillsBeyondTheFallbacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := with(Config{}.WithDefaults())
 		r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(6), 1))
-		order := p.Order("user_42", 6)
+		order := order(p, "user_42", 6)
 		var release []func(int)
 		for _, id := range order[:3] {
 			release = append(release, policytest.Fill(t, r, id, 1))

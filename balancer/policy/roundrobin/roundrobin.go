@@ -8,12 +8,12 @@
 //
 // A request for a LoRA adapter goes round the replicas that have it loaded,
 // else those with the fewest adapters, else all, with a cursor of its own for
-// each adapter. The cursors of the last 1,024
-// adapters are kept; one that was forgotten starts at random again.
+// each adapter. The cursors of 1,024 adapters are kept, and any of them makes room
+// for another; one that was forgotten starts at random again.
 //
 // Complexity. O(1) plus the replicas skipped; after a change of membership the
 // first request for an adapter looks once at every replica. Choose does not
-// allocate but for growing the table of adapters to its bound.
+// allocate but for an adapter that has no cursor.
 //
 // Guarantees. While the connected replicas do not change and are available, any
 // n requests in a row without an adapter go to n different ones of n.
@@ -24,6 +24,7 @@ package roundrobin
 
 import (
 	"hash/maphash"
+	"slices"
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -44,7 +45,9 @@ func (Config) Name() string { return Name }
 // New returns the policy.
 func New(Config) (policy.Policy, error) { return newRotation().policy(), nil }
 
-func newRotation() *rotation { return &rotation{seed: maphash.MakeSeed()} }
+func newRotation() *rotation {
+	return &rotation{seed: maphash.MakeSeed(), byAdapter: make(map[uint64]*cursor)}
+}
 
 func (p *rotation) policy() policy.Policy {
 	return policy.Policy{
@@ -55,69 +58,56 @@ func (p *rotation) policy() policy.Policy {
 	}
 }
 
-// rotation is the policy round_robin. All but the atomics is guarded by the Router's lock.
+// rotation is the policy round_robin. All but plain.next is guarded by the Router's lock.
 type rotation struct {
-	// next is the cursor of requests without an adapter, once started.
-	started atomic.Bool
-	next    atomic.Uint64
-	last    string // id of the replica that choose picked last for such a request
+	plain cursor // of requests without an adapter
 
-	// epoch is the View's for which adapters was found: whether any replica
-	// declares adapters.
-	epoch    uint64
-	adapters bool
-
-	// Cursors of adapters, by the adapter's hash: names come from callers and
-	// may be long. byAdapter points into cursors, a circle in order of arrival.
+	// The cursors of adapters, by the adapter's hash: names come from callers and
+	// may be long.
+	byAdapter map[uint64]*cursor
 	seed      maphash.Seed
-	cursors   []cursor
-	oldest    int
-	byAdapter map[uint64]int
+
+	epoch    uint64 // of the View for which declared was found
+	declared bool   // a replica declares adapters: else a request's adapter does not matter
 }
 
+// A cursor is a place in the rotation. The zero value is one that has not started.
 type cursor struct {
-	adapter uint64 // its hash
-	next    uint64
-	last    string // id of the replica picked last
+	next atomic.Uint64 // one more than the place of the next pick; 0 = not started
+	last string        // id of the replica that choose picked last
 }
 
 func (p *rotation) choose(q *policy.Request, v policy.View) policy.Decision {
-	if len(v.Connected()) == 0 {
+	c := p.cursorOf(q, v)
+	if c == nil {
+		for adapter := range p.byAdapter {
+			if len(p.byAdapter) < maxAdapters {
+				break
+			}
+			delete(p.byAdapter, adapter)
+		}
+		c = new(cursor)
+		p.byAdapter[maphash.String(p.seed, q.Adapter)] = c
+	}
+	if c.next.Load() == 0 {
+		c.next.Store(start(v))
+	}
+	r, moved := p.pick(q, v, c.next.Load())
+	if r == nil {
 		return policy.Wait()
 	}
-	if q.Adapter == "" || !p.adaptersIn(v) {
-		return p.choosePlain(q, v)
-	}
-	c := p.cursorFor(q, v)
-	d := next(q, v, true, &c.next)
-	if d.Replica != nil {
-		c.last = d.Replica.ID
-	}
-	return d
-}
-
-func (p *rotation) choosePlain(q *policy.Request, v policy.View) policy.Decision {
-	if !p.started.Load() {
-		p.next.Store(start(v))
-		p.started.Store(true)
-	}
-	from := p.next.Load()
-	to := from
-	d := next(q, v, false, &to)
-	if d.Replica != nil {
-		p.next.Add(to - from) // quick picks move it too
-		p.last = d.Replica.ID
-	}
-	return d
+	c.next.Add(moved) // quick picks move it too
+	c.last = r.ID
+	return policy.To(r, policy.ReasonRoundRobin)
 }
 
 // chooseQuick returns the next replica, if it has room and a connection.
 func (p *rotation) chooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
 	all := v.Connected()
-	if len(all) == 0 || !p.started.Load() {
+	if len(all) == 0 || p.plain.next.Load() == 0 {
 		return nil, ""
 	}
-	r := all[(p.next.Add(1)-1)%uint64(len(all))]
+	r := all[(p.plain.next.Add(1)-2)%uint64(len(all))]
 	if !r.Open() {
 		return nil, "" // choose goes on behind it
 	}
@@ -126,117 +116,62 @@ func (p *rotation) chooseQuick(_ *policy.Request, v policy.View) (*policy.Replic
 
 // preview is choose, and the cursor stays.
 func (p *rotation) preview(q *policy.Request, v policy.View) policy.Decision {
-	if len(v.Connected()) == 0 {
-		return policy.Wait()
+	next := uint64(0)
+	if c := p.cursorOf(q, v); c != nil {
+		next = c.next.Load()
 	}
-	tiers := q.Adapter != "" && p.adaptersIn(v)
-	at, known := p.next.Load(), p.started.Load()
-	if tiers {
-		c := p.cursorOf(q)
-		if known = c != nil; known {
-			at = c.next
-		}
+	if next == 0 {
+		next = start(v)
 	}
-	if !known {
-		at = start(v)
+	if r, _ := p.pick(q, v, next); r != nil {
+		return policy.To(r, policy.ReasonRoundRobin)
 	}
-	return next(q, v, tiers, &at)
+	return policy.Wait()
 }
 
 // withdrawn makes the replica of a withdrawn pick the next one, unless others have been picked since.
 func (p *rotation) withdrawn(q *policy.Request, d policy.Decision) {
-	if q.Adapter == "" || !p.adapters {
-		if p.last == d.Replica.ID {
-			p.next.Add(^uint64(0))
-			p.last = ""
-		}
-		return
-	}
-	if c := p.cursorOf(q); c != nil && c.last == d.Replica.ID {
-		c.next, c.last = c.next-1, ""
+	if c := p.cursorOf(q, nil); c != nil && c.last == d.Replica.ID {
+		c.next.Add(^uint64(0))
+		c.last = ""
 	}
 }
 
-// next picks the next of the first tier with an available replica, of the whole fleet
-// where there are no tiers of adapters.
-func next(q *policy.Request, v policy.View, tiers bool, cursor *uint64) policy.Decision {
+// pick returns the next of the first tier with an available replica, of the whole fleet
+// where there are no tiers of adapters, and how far the cursor moves to stand behind it.
+func (p *rotation) pick(q *policy.Request, v policy.View, next uint64) (r *policy.Replica, moved uint64) {
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
-			return policy.Wait()
+			return nil, 0
 		}
-		if !tiers && !pool.Whole {
+		if !pool.Whole && !p.tiers(q) {
 			continue // a tier of locality
 		}
-		if r := after(pool, cursor); r != nil {
-			return policy.To(r, policy.ReasonRoundRobin)
+		n := uint64(len(pool.Replicas))
+		for skipped := range n {
+			if r := pool.Replicas[(next-1+skipped)%n]; pool.Takes(r) {
+				return r, skipped + 1
+			}
 		}
 	}
 }
 
-// after returns the first that the pool takes from the cursor on, and moves the
-// cursor behind it. The cursor stays when there is none.
-func after(pool policy.Pool, next *uint64) *policy.Replica {
-	n := uint64(len(pool.Replicas))
-	at := *next % n
-	for skipped := range n {
-		r := pool.Replicas[at]
-		if pool.Takes(r) {
-			*next += skipped + 1
-			return r
-		}
-		if at++; at == n {
-			at = 0
-		}
-	}
-	return nil
-}
+// start draws where a cursor starts.
+func start(v policy.View) uint64 { return uint64(v.IntN(1<<31)) + 1 }
 
-func start(v policy.View) uint64 { return uint64(v.IntN(1 << 31)) }
+// tiers reports whether the request goes round tiers of adapters.
+func (p *rotation) tiers(q *policy.Request) bool { return q.Adapter != "" && p.declared }
 
-// cursorOf returns the cursor of the request's adapter, nil if there is none yet.
-func (p *rotation) cursorOf(q *policy.Request) *cursor {
-	if at, ok := p.byAdapter[maphash.String(p.seed, q.Adapter)]; ok {
-		return &p.cursors[at]
+// cursorOf returns the request's cursor, nil where its adapter has none yet. Without a
+// View it is that of the View before.
+func (p *rotation) cursorOf(q *policy.Request, v policy.View) *cursor {
+	if v != nil && q.Adapter != "" && p.epoch != v.Epoch() {
+		p.epoch = v.Epoch()
+		p.declared = slices.ContainsFunc(v.Replicas(), func(r *policy.Replica) bool { return len(r.Adapters) > 0 })
 	}
-	return nil
-}
-
-// cursorFor returns the cursor of the request's adapter, a new one where there is none.
-func (p *rotation) cursorFor(q *policy.Request, v policy.View) *cursor {
-	if c := p.cursorOf(q); c != nil {
-		return c
+	if p.tiers(q) {
+		return p.byAdapter[maphash.String(p.seed, q.Adapter)]
 	}
-	adapter := maphash.String(p.seed, q.Adapter)
-	c := cursor{adapter: adapter, next: start(v)}
-	if p.byAdapter == nil {
-		p.byAdapter = make(map[uint64]int)
-	}
-	at := len(p.cursors)
-	if at < maxAdapters {
-		p.cursors = append(p.cursors, c)
-	} else {
-		at = p.oldest
-		p.oldest = (p.oldest + 1) % maxAdapters
-		delete(p.byAdapter, p.cursors[at].adapter)
-		p.cursors[at] = c
-	}
-	p.byAdapter[adapter] = at
-	return &p.cursors[at]
-}
-
-// adaptersIn reports whether any replica of the fleet declares adapters: if
-// none does, a request's adapter does not matter.
-func (p *rotation) adaptersIn(v policy.View) bool {
-	if p.epoch == v.Epoch() {
-		return p.adapters
-	}
-	p.epoch, p.adapters = v.Epoch(), false
-	for _, r := range v.Replicas() {
-		if len(r.Adapters) > 0 {
-			p.adapters = true
-			break
-		}
-	}
-	return p.adapters
+	return &p.plain
 }
