@@ -29,7 +29,6 @@ type simulate struct {
 	trace     string
 	format    string
 	policies  []string
-	changes   []string
 	rateScale float64
 	load      float64
 	seeds     int
@@ -90,9 +89,6 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 		"`what` clients know of each other: "+strings.Join(sim.Shares, ", "))
 	f.DurationVar(&s.Interval, "broadcast-interval", sim.DefaultInterval,
 		"`time` between two reports of a client, and two broadcasts of the server")
-	f.StringSliceVar(&s.changes, "fleet-change", nil,
-		"what happens to the fleet and `when`: 10m:+1, 10m:-1, 10m:restart (one after the other); each policy runs "+
-			"twice, to tell what it cost")
 	f.BoolVar(&s.Affinity, "client-affinity", false,
 		"send all requests of a session to one client, instead of each to a random one")
 	f.Float64Var(&s.rateScale, "rate-scale", 1, "divide the times of the trace by this")
@@ -119,7 +115,7 @@ func (s *simulate) check(c *cobra.Command) error {
 		checkPolicies(s.policies, sim.Policies()),
 		atLeast("seeds", s.seeds, 1), atLeast("copies", s.traffic.Copies, 1), positive("load", s.load),
 		positive("rate-scale", s.rateScale),
-		oneOf("share", string(s.Share), sim.Shares), s.checkChanges(), s.output.check(),
+		oneOf("share", string(s.Share), sim.Shares), s.output.check(),
 	)
 	switch {
 	case err != nil:
@@ -181,17 +177,6 @@ func (s *simulate) checkSource(c *cobra.Command) error {
 		}
 	}
 	return first(required(c, "format"), oneOf("format", s.format, workload.Formats))
-}
-
-func (s *simulate) checkChanges() error {
-	for _, text := range s.changes {
-		c, err := sim.ParseChange(text)
-		if err != nil {
-			return usagef("--fleet-change: %w", err)
-		}
-		s.Changes = append(s.Changes, c)
-	}
-	return nil
 }
 
 // fleetFlags are the simulator's engines, which may differ.

@@ -108,23 +108,6 @@ func TestSimLoad(t *testing.T) {
 	require.Len(t, files, 2)
 }
 
-func TestSimFleetChange(t *testing.T) {
-	args := []string{"sim", "--workload", "chat", "--duration", "2m", "--warmup", "10s", "--replicas", "3", "--load", "0.4", "--policies", "round_robin"}
-	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	code, stdout, stderr := command(t, append(args, "--fleet-change", "1m:-1", "--json")...)
-	require.Equal(t, exitOK, code, stderr)
-	var c drive.Comparison
-	strict(t, stdout, &c)
-	require.Positive(t, c.Results[0].FleetChange.Tokens)
-	code, stdout, stderr = command(t, append(args, "--fleet-change", "1m:+1", "--seeds", "2")...)
-	require.Equal(t, exitOK, code, stderr)
-	require.Contains(t, stdout, "unavoidable")
-	require.Contains(t, stdout, "25.0 %", "one of four is new")
-	code, _, stderr = command(t, append(args, "--fleet-change", "10m:restart")...)
-	require.Equal(t, exitFailed, code)
-	require.Contains(t, stderr, "no request arrives after 10m0s:restart")
-}
-
 func TestSimMistakes(t *testing.T) {
 	trace := conversations(t, 2, 2)
 	of := func(args ...string) []string {
@@ -164,8 +147,6 @@ func TestSimMistakes(t *testing.T) {
 		{of("--policies", ""), []string{"--policies"}},
 		{of("--policies", "random,random"), []string{"--policies", "twice"}},
 		{of("--share", "all"), []string{"--share", `"all"`, "none, load, broadcast, central"}},
-		{of("--fleet-change", "10m"), []string{"--fleet-change", "restart"}},
-		{of("--fleet-change", "soon:+1"), []string{"--fleet-change", `"soon"`}},
 		{of("--broadcast-interval", "0s"), []string{"--broadcast-interval", "1ms"}},
 		{of("--preset", "h200"), []string{"--preset", `"h200"`}},
 		{of("--report", "/nowhere/to/be/found.html"), []string{"--report", "/nowhere/to/be"}},

@@ -81,8 +81,6 @@ type Simulated struct {
 	// KVImbalance is the KV cache that requests held on the busiest replica over the mean of all, in the mean of
 	// the time after the warm-up.
 	KVImbalance float64 `json:"kv_imbalance"`
-	// FleetChange is there if the fleet changed.
-	FleetChange *FleetChange `json:"fleet_change,omitempty"`
 	// Spread is there with several seeds.
 	Spread *Spread `json:"spread,omitempty"`
 }
@@ -90,27 +88,7 @@ type Simulated struct {
 // Spread is the largest figure of any seed less the smallest.
 type Spread struct {
 	Figures
-	KVImbalance     float64 `json:"kv_imbalance"`
-	LostCache       float64 `json:"lost_cache,omitempty"`
-	UnavoidableLoss float64 `json:"unavoidable_loss,omitempty"`
-}
-
-// FleetChange is what a change of the fleet cost in cached tokens, beside the same run without it.
-//
-// Of the blocks that the fleet had cached when it changed first, those count that some request asks for afterwards,
-// each at the first request that does: up to the change both runs are the same, and the requests are the same
-// throughout. Kept are those that the request found at its engine.
-type FleetChange struct {
-	// Tokens are those kept without the change.
-	Tokens int `json:"tokens"`
-	// Lost is the share of them that is no longer kept: 1 − kept with the change ÷ kept without.
-	Lost float64 `json:"lost"`
-	// Unavoidable is the share that no routing could find: when they were asked for, no engine of the fleet had
-	// them, because theirs had left, or because fewer engines keep fewer blocks. Of the rest, engines that join are
-	// due their share, one (N+1)th for one that comes to N: less would leave them idle.
-	Unavoidable float64 `json:"unavoidable"`
-	// Ratio is Lost over Unavoidable.
-	Ratio float64 `json:"ratio"`
+	KVImbalance float64 `json:"kv_imbalance"`
 }
 
 // Distribution describes a sample of numbers; all are 0 for an empty one.

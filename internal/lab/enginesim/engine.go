@@ -2,7 +2,6 @@ package enginesim
 
 import (
 	"errors"
-	"iter"
 	"slices"
 	"time"
 )
@@ -219,24 +218,6 @@ func (e *Engine) free(s *Sequence) {
 	}
 	e.frees += uint64(e.pool.free - before)
 	s.blocks = nil
-}
-
-// Cached are the hashes of the blocks that the cache holds, in no particular order. The engine is not called
-// meanwhile.
-func (e *Engine) Cached() iter.Seq[uint64] {
-	return func(yield func(uint64) bool) {
-		for i := range e.pool.size() {
-			if b := &e.pool.blocks[i]; b.cached && !yield(b.hash) {
-				return
-			}
-		}
-	}
-}
-
-// Holds reports whether the cache holds the block with this hash.
-func (e *Engine) Holds(hash uint64) bool {
-	_, ok := e.pool.find(hash)
-	return ok
 }
 
 // Published is how many leading blocks of a prompt the cache holds by the events published up to now. What

@@ -67,7 +67,6 @@ func (r *Report) tables() []Table {
 	first := Table{Columns: []string{"policy", "requests", "errors"}}
 	spread := Table{Columns: []string{"policy", "spread"}}
 	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean"}}
-	changed := Table{Columns: []string{"policy", "cache lost", "spread", "unavoidable", "ratio"}}
 	for _, f := range figures {
 		first.Columns, spread.Columns = append(first.Columns, f.name), append(spread.Columns, f.name)
 	}
@@ -78,16 +77,11 @@ func (r *Report) tables() []Table {
 			continue
 		}
 		simulated.add(nil, res.Policy, fmt.Sprint(res.Preemptions), fmt.Sprintf("%.2f", res.KVImbalance))
-		lost := "-"
 		if s := res.Spread; s != nil {
 			spread.add(&s.Figures, res.Policy, "")
-			lost = percent(s.LostCache)
-		}
-		if c := res.FleetChange; c != nil {
-			changed.add(nil, res.Policy, percent(c.Lost), lost, percent(c.Unavoidable), fmt.Sprintf("%.2f", c.Ratio))
 		}
 	}
-	return append([]Table{first}, slices.DeleteFunc([]Table{simulated, changed, spread},
+	return append([]Table{first}, slices.DeleteFunc([]Table{simulated, spread},
 		func(t Table) bool { return t.Rows == nil })...)
 }
 

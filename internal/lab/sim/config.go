@@ -50,8 +50,6 @@ type Config struct {
 	Share Share
 	// Interval is how often load and caches are shared; 0 means DefaultInterval.
 	Interval time.Duration
-	// Changes are what happens to the fleet, if it is not to stay as it is.
-	Changes []Change
 	// Affinity sends all requests of a session to one client.
 	Affinity bool
 	// WarmUp is how much of the workload is not measured.
@@ -67,8 +65,6 @@ type Config struct {
 	slow int
 	// longest is the longest prompt that counts for slow.
 	longest int
-	// twin leaves the fleet as it is and keeps the ledger all the same.
-	twin bool
 }
 
 // Policies are the names that a Config may have, sorted: the product's and the baselines.
@@ -121,7 +117,7 @@ func (c Config) resolve() (Config, error) {
 		}
 		c.Engines = append(c.Engines, e.Config())
 	}
-	return c, errors.Join(c.checkBlocks(), c.checkChanges(), c.checkPatience())
+	return c, errors.Join(c.checkBlocks(), c.checkPatience())
 }
 
 // checkBlocks sees to it that all engines cut prompts alike, and superblocks end where blocks do.

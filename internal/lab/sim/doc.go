@@ -29,9 +29,6 @@
 // Engines need not be alike: several kinds alternate. Where the clients' config has max_ongoing_requests,
 // requests without room wait in their client's queue, as in production, until the caller's patience ends.
 //
-// The fleet may change during a run ([Change]); the [FleetChange] of the result has what that cost, beside the same
-// run without. All clients learn of it at the same moment, and a replica that leaves ends the requests it has.
-//
 // Policies are those of package policy and those of package baseline, which are written from the published rules
 // of other projects.
 //

@@ -76,15 +76,12 @@ func TestCoarse(t *testing.T) {
 	require.Len(t, books[0], 4)
 	there, gone := 0, 0
 	for _, m := range r.machines {
-		cached := map[uint64]bool{}
-		for h := range m.engine.Cached() {
-			cached[h] = true
-		}
 		for i := range rs {
 			hashes, _ := rs[i].Hashes(nil, 16, workload.BaseHashSeed)
 			for k := 31; k < len(hashes); k += 32 {
-				require.Equal(t, cached[hashes[k]], books[0][m.id][hashes[k]])
-				if cached[hashes[k]] {
+				cached := m.engine.Published(hashes[:k+1]) == k+1
+				require.Equal(t, cached, books[0][m.id][hashes[k]])
+				if cached {
 					there++
 				} else {
 					gone++
@@ -162,8 +159,8 @@ func TestSubscription(t *testing.T) {
 	} {
 		r, err := newRun(NewPrompts(nil), small(c.policy, 2, c.share))
 		require.NoError(t, err)
-		require.Equal(t, c.exact, r.exact != nil, "%+v", c)
-		require.Equal(t, c.coarse, r.coarse != nil, "%+v", c)
+		require.Equal(t, c.exact, r.exact, "%+v", c)
+		require.Equal(t, c.coarse, r.share != nil && len(r.share.caches) > 0, "%+v", c)
 	}
 }
 
@@ -171,10 +168,7 @@ func TestSubscription(t *testing.T) {
 // came and went is not sent.
 func TestCoarseProperty(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	e, err := enginesim.New(enginesim.Config{BlockSize: 256})
-	require.NoError(t, err)
-	s := new(coarse)
-	l := s.listener(&machine{id: "a", engine: e})
+	l := newContents("a", 256)
 	depth := func(h uint64) uint64 { return h % 100 } // hash 100·s + i is block i of sequence s
 	there, book := map[uint64]bool{}, cacheBook{}
 	for range 2000 {
@@ -199,7 +193,7 @@ func TestCoarseProperty(t *testing.T) {
 			}
 			l.KVEvents(0, []enginesim.KVEvent{stored, removed})
 		}
-		changes := s.flush()
+		changes := l.flush(nil)
 		book.take(t, changes, policy.SuperblockTokens)
 		for _, c := range changes {
 			for i, h := range c.Stored {
@@ -216,12 +210,12 @@ func TestCoarseProperty(t *testing.T) {
 			require.Equal(t, want, book["a"])
 		}
 	}
-	require.Empty(t, s.flush())
+	require.Empty(t, l.flush(nil))
 }
 
 // A server that only listens still sends what a single client can use.
 func TestBroadcastToOneClient(t *testing.T) {
-	s := newSharing([]*router.Router{policyRouter(t)}, time.Second, false, new(coarse))
+	s := newSharing([]*router.Router{policyRouter(t)}, time.Second, nil)
 	require.Equal(t, time.Second, s.next)
 	s.tick()
 	require.Equal(t, 2*time.Second, s.next)

@@ -20,7 +20,6 @@ type flight struct {
 	booking router.Reservation
 	router  *router.Router
 	sample  *drive.Sample
-	asked   []int32 // places in the prompt of blocks that the ledger follows
 }
 
 // client is the Router that a request comes to.
@@ -47,8 +46,8 @@ func (r *run) arrive(ctx context.Context, i int) {
 	s.At, s.WarmUp = q.At, q.At < r.WarmUp
 	s.Prompt = q.PromptTokens
 	work := r.of(i)
-	if r.exact != nil {
-		r.exact.update(f.router, work.Hashes)
+	if r.exact {
+		r.subscribe(f.router, work.Hashes)
 	}
 	var ticket router.Ticket
 	err := f.router.Reserve(ctx, &f.req, &f.booking, router.How{Ticket: &ticket})
@@ -71,9 +70,6 @@ func (r *run) submit(f *flight, work enginesim.Request) {
 	m := r.byID[d.Replica.ID]
 	e := m.engine
 	work.Data = f
-	if r.ledger != nil {
-		f.asked = r.ledger.ask(work.Hashes, r.held)
-	}
 	if _, err := e.Submit(r.now, work); err != nil {
 		f.booking.Release()
 		f.router.Complete(&f.req, *d, policy.Outcome{Err: err, Sent: true, Usage: policy.NoUsage})
@@ -112,9 +108,7 @@ func (r *run) step(at time.Duration, m *machine) error {
 	if !busy {
 		next = never
 	}
-	if m.due = next; !m.member && !busy {
-		r.drained(m)
-	}
+	m.due = next
 	return nil
 }
 
@@ -127,9 +121,6 @@ func (r *run) end(f *flight, seq *enginesim.Sequence) error {
 	s.TTFT, s.TPOT, s.Latency = s.Waited+res.TTFT(), res.TPOT(), s.Waited+res.End-res.Arrival
 	s.Cached, s.Computed, s.Output = res.CachedTokens, res.ComputedTokens, res.OutputTokens
 	r.ended++
-	if f.asked != nil {
-		r.ledger.answer(f.asked, seq)
-	}
 	if !s.WarmUp {
 		r.preempts += res.Preemptions
 		if r.slow > 0 && s.Prompt <= r.longest && !r.Targets.Good(s.TTFT, s.TPOT) {

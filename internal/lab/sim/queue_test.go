@@ -3,7 +3,6 @@ package sim
 import (
 	"context"
 	"errors"
-	"strconv"
 	"testing"
 	"time"
 
@@ -11,7 +10,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/drive"
-	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -79,11 +77,10 @@ func TestOrderOfArrival(t *testing.T) {
 	require.Equal(t, one.Samples, runOf(t, rs, c).Samples)
 }
 
-// Many clients and a fleet that changes leave nothing in a queue.
+// Many clients leave nothing in a queue.
 func TestQueuesOfManyClients(t *testing.T) {
 	rs := chatsFor(t, 30, 4*time.Minute)
 	c := bounded("prefix_cache_affinity", 6, 4, 10, 0)
-	c.Changes = []Change{{At: 2 * time.Minute, Delta: 1}, {At: 3 * time.Minute, Delta: -1}}
 	res := runOf(t, rs, c)
 	require.Positive(t, res.Decisions[string(policy.ReasonQueued)])
 	for i := range res.Samples {
@@ -91,19 +88,4 @@ func TestQueuesOfManyClients(t *testing.T) {
 			require.ErrorIs(t, err, router.ErrQueueFull)
 		}
 	}
-}
-
-// What happens before the patience of a caller ends comes before it, however long the pass under way takes.
-func TestPatienceWaitsItsTurn(t *testing.T) {
-	var rs []workload.Request
-	for i, at := range []time.Duration{0, 10 * time.Millisecond, time.Second} {
-		rs = append(rs, workload.Request{
-			ID: strconv.Itoa(i), At: at, PromptTokens: 8000, OutputTokens: 1, Prefix: -1, Segments: []workload.Segment{{Seed: uint64(i), Len: 8000}},
-		})
-	}
-	c := bounded("round_robin", 1, 1, -1, 200*time.Millisecond)
-	c.Replicas, c.WarmUp, c.Changes = 1, 0, []Change{{At: 100 * time.Millisecond, Delta: 1}}
-	res := runOf(t, rs, c)
-	require.Zero(t, res.Errors)
-	require.Equal(t, 90*time.Millisecond, res.Samples[1].Waited, "for the engine that joins")
 }

@@ -25,6 +25,15 @@ func (r *run) result() *drive.Result {
 	return &res
 }
 
+// activeKV is each machine's time integral of memory held.
+func (r *run) activeKV() []float64 {
+	kv := make([]float64, len(r.machines))
+	for i, m := range r.machines {
+		kv[i] = m.engine.Stats().ActiveKV
+	}
+	return kv
+}
+
 // Merge is the result of several seeds of one policy: counts are added up, figures are means. Samples are those
 // of the first, for the charts. With one seed it is that one's.
 func Merge(seeds []*drive.Result) drive.Result {
@@ -34,14 +43,10 @@ func Merge(seeds []*drive.Result) drive.Result {
 	}
 	all.Decisions, all.Loads, all.Simulated = map[string]int{}, map[string]int{}, new(drive.Simulated)
 	all.Requests, all.Errors = 0, 0
-	tokens := 0
 	for _, r := range seeds {
 		all.Requests += r.Requests
 		all.Errors += r.Errors
 		all.Preemptions += r.Preemptions
-		if r.FleetChange != nil {
-			tokens += r.FleetChange.Tokens
-		}
 		for why, n := range r.Decisions {
 			all.Decisions[why] += n
 		}
@@ -54,11 +59,6 @@ func Merge(seeds []*drive.Result) drive.Result {
 	}
 	mean, spread := meanAndSpread(seeds)
 	all.Figures, all.KVImbalance, all.Spread = mean.Figures, mean.KVImbalance, &spread
-	if seeds[0].FleetChange != nil {
-		c := &drive.FleetChange{Tokens: tokens, Lost: mean.LostCache, Unavoidable: mean.UnavoidableLoss}
-		c.Ratio = ratio(c)
-		all.FleetChange = c
-	}
 	return all
 }
 
@@ -67,9 +67,6 @@ func meanAndSpread(seeds []*drive.Result) (mean, spread drive.Spread) {
 	figures := make([][]*float64, len(seeds))
 	for i, r := range seeds {
 		one := drive.Spread{Figures: r.Figures, KVImbalance: r.KVImbalance}
-		if c := r.FleetChange; c != nil {
-			one.LostCache, one.UnavoidableLoss = c.Lost, c.Unavoidable
-		}
 		figures[i] = floats(reflect.ValueOf(&one).Elem())
 	}
 	spreads := floats(reflect.ValueOf(&spread).Elem())

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
 	"github.com/warmpath/warmpath/internal/router"
 )
@@ -34,16 +37,7 @@ func Run(ctx context.Context, prompts *Prompts, c Config) (*drive.Result, error)
 	if err != nil {
 		return nil, err
 	}
-	res := r.result()
-	if len(r.Changes) > 0 {
-		c.twin = true
-		twin, err := finished(ctx, prompts, c)
-		if err != nil {
-			return nil, err
-		}
-		res.FleetChange = r.ledger.against(twin.ledger, len(r.machines)-r.Replicas, len(r.members()))
-	}
-	return res, nil
+	return r.result(), nil
 }
 
 // finished is a run that has come to its end.
@@ -52,13 +46,17 @@ func finished(ctx context.Context, prompts *Prompts, c Config) (*run, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n := len(r.Changes); n > 0 && (len(r.rs) == 0 || r.Changes[n-1].At > r.rs[len(r.rs)-1].At) {
-		return nil, fmt.Errorf("sim: fleet changes: no request arrives after %v", r.Changes[n-1])
-	}
 	if err := r.all(ctx); err != nil {
 		return nil, err
 	}
 	return r, r.settled()
+}
+
+// machine is one engine.
+type machine struct {
+	id     string
+	engine *enginesim.Engine
+	due    time.Duration // when its pass ends; never if it is idle
 }
 
 // run is one run of Run.
@@ -69,15 +67,13 @@ type run struct {
 	machines []*machine
 	byID     map[string]*machine
 	routers  []*router.Router
-	coarse   *coarse // nil unless the policy follows the server
-	exact    *exact  // nil unless the policy follows the engines
+	exact    bool                 // the policy follows the engines' events
+	changes  []policy.CacheChange // of the prompt that is being routed, for exact
 	draw     *rand.Rand
 	fleet    *baseline.Fleet
 	share    *sharing
 	scrape   time.Duration // when the baselines look at the engines next
-	turnover turnover
-	ledger   *ledger   // from the first change of the fleet on
-	queue    []waiting // of all clients, in the order in which they came
+	queue    []waiting     // of all clients, in the order in which they came
 
 	tokens   []uint32 // of the prompt that is being routed
 	samples  []drive.Sample
@@ -112,21 +108,43 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 		}
 		r.routers = append(r.routers, rt)
 	}
-	switch observes := r.routers[0].ObservesCache(); {
-	case observes && c.Share == ShareBroadcast:
-		r.coarse = new(coarse)
-	case observes && subscribers[c.name()]:
-		r.exact = &exact{size: c.Engines[0].BlockSize}
+	observes, broadcast := r.routers[0].ObservesCache(), c.Share == ShareBroadcast
+	r.exact = observes && !broadcast && subscribers[c.name()]
+	caches, err := r.start(observes && broadcast)
+	if err != nil {
+		return nil, err
 	}
-	for i := range c.Replicas {
-		if err := r.newMachine(i); err != nil {
+	if n > 1 && (c.Share == ShareLoad || broadcast) || len(caches) > 0 {
+		r.share = newSharing(r.routers, r.Interval, caches)
+	}
+	return r, nil
+}
+
+// start starts the engines, which take turns where they differ, with empty caches, and gives every client the fleet.
+// With indexed it returns the superblocks of each.
+func (r *run) start(indexed bool) (caches []*contents, err error) {
+	var members []router.Member
+	for i := range r.Replicas {
+		m := &machine{id: "r" + strconv.Itoa(i), due: never}
+		cfg := r.Engines[i%len(r.Engines)]
+		if indexed {
+			caches = append(caches, newContents(m.id, cfg.BlockSize))
+			cfg.Listener = caches[i]
+		}
+		if m.engine, err = enginesim.New(cfg); err != nil {
 			return nil, err
 		}
+		r.machines, r.byID[m.id] = append(r.machines, m), m
+		r.fleet.Watch(m.engine)
+		members = append(members, router.Member{Attributes: policy.Attributes{ID: m.id}})
 	}
-	r.setFleet()
-	r.turnover = turnover{planned: c.Changes, twin: c.twin}
-	r.share = newSharing(r.routers, r.Interval, n > 1 && (c.Share == ShareLoad || c.Share == ShareBroadcast), r.coarse)
-	return r, nil
+	for _, rt := range r.routers {
+		rt.Fleet.Set(members)
+		for _, m := range members {
+			rt.Fleet.SetConnected(m.ID, true)
+		}
+	}
+	return caches, nil
 }
 
 // router builds that of client i.
@@ -152,29 +170,23 @@ func (r *run) router(i int) (*router.Router, error) {
 	})
 }
 
-// all runs until the last request has ended. Of what happens at the same moment passes end first, then the fleet
-// changes, load is reported and shared, baselines look, requests arrive, and those that wait give up. After the last
-// arrival only passes and the patience of those that wait are left.
+// all runs until the last request has ended. Of what happens at the same moment passes end first, then load is reported
+// and shared, baselines look, requests arrive, and those that wait give up. After the last arrival only passes and the
+// patience of those that wait are left.
 func (r *run) all(ctx context.Context) error {
 	for arrived := 0; ; {
 		at, m := r.nextStep()
-		arrival, changes, shares, scrape := never, never, never, never
+		arrival, shares, scrape := never, never, never
 		if arrived < len(r.rs) {
-			arrival, changes, shares, scrape = r.rs[arrived].At, r.turnover.next(), r.share.due(), r.scrape
+			arrival, shares, scrape = r.rs[arrived].At, r.share.due(), r.scrape
 		}
-		switch next := min(at, changes, shares, scrape, arrival, r.impatient()); next {
+		switch next := min(at, shares, scrape, arrival, r.impatient()); next {
 		case never:
 			return nil
 		case at:
 			if err := r.step(at, m); err != nil {
 				return err
 			}
-		case changes:
-			r.now = next
-			if err := r.change(); err != nil {
-				return err
-			}
-			r.serve()
 		case shares:
 			r.now = next
 			r.share.tick()
@@ -194,6 +206,17 @@ func (r *run) all(ctx context.Context) error {
 			r.giveUp()
 		}
 	}
+}
+
+// nextStep is the machine whose pass ends first, the first of those that end together; nil if all are idle.
+func (r *run) nextStep() (at time.Duration, first *machine) {
+	at = never
+	for _, m := range r.machines {
+		if m.due < at {
+			at, first = m.due, m
+		}
+	}
+	return at, first
 }
 
 // check checks the context and reports the progress, now and then.

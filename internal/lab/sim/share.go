@@ -25,53 +25,35 @@ type sharing struct {
 	total   []routerload.Peer
 	others  []routerload.Peer    // what one client receives
 	damping []routerload.Damping // by client
-	caches  *coarse              // nil where no policy reads it
+	caches  []*contents          // by engine; none where no policy reads them
 }
 
-// newSharing shares load, or caches, or both; it is nil if nothing is shared.
-func newSharing(routers []*router.Router, every time.Duration, load bool, caches *coarse) *sharing {
-	if !load && caches == nil {
-		return nil
-	}
+// newSharing shares load, and caches where there are any.
+func newSharing(routers []*router.Router, every time.Duration, caches []*contents) *sharing {
 	s := &sharing{routers: routers, every: every, reports: make([][]routerload.Peer, len(routers)),
 		damping: make([]routerload.Damping, len(routers)), caches: caches}
-	s.fleet()
+	replicas := routers[0].View().Replicas()
+	lines := func() []routerload.Peer {
+		all := make([]routerload.Peer, len(replicas))
+		for i, rep := range replicas {
+			all[i].ID = rep.ID
+		}
+		return all
+	}
+	s.total, s.others = lines(), lines()
+	for c := range s.reports {
+		s.reports[c] = lines()
+	}
 	s.wait()
 	return s
 }
 
-// due is when something happens next.
+// due is when something happens next; never where nothing is shared.
 func (s *sharing) due() time.Duration {
 	if s == nil {
 		return never
 	}
 	return s.next
-}
-
-// fleet makes the tables for the clients' fleet. Reports of replicas that stay are kept.
-func (s *sharing) fleet() {
-	if s == nil {
-		return
-	}
-	s.total, s.others = s.lines(s.total), s.lines(nil)
-	for c := range s.reports {
-		s.reports[c] = s.lines(s.reports[c])
-	}
-}
-
-// lines has one for every replica, as in the old ones where these have it.
-func (s *sharing) lines(old []routerload.Peer) []routerload.Peer {
-	replicas := s.routers[0].View().Replicas()
-	lines := make([]routerload.Peer, len(replicas))
-	for i, rep := range replicas {
-		lines[i].ID = rep.ID
-		for _, l := range old {
-			if l.ID == rep.ID {
-				lines[i] = l
-			}
-		}
-	}
-	return lines
 }
 
 // tick does what is due at next.
@@ -108,8 +90,8 @@ func (s *sharing) report(c int) {
 // broadcast sends every client what the others have reserved, and what has changed in the caches.
 func (s *sharing) broadcast() {
 	var changes []policy.CacheChange
-	if s.caches != nil {
-		changes = s.caches.flush()
+	for _, c := range s.caches {
+		changes = c.flush(changes)
 	}
 	for c, rt := range s.routers {
 		for i := range s.others {

@@ -28,7 +28,7 @@ func TestSharing(t *testing.T) {
 		n, tokens := r.View().ByID(id).PeerLoad()
 		return [2]int{n, int(tokens)}
 	}
-	s := newSharing([]*router.Router{a, b}, 100*time.Millisecond, true, nil)
+	s := newSharing([]*router.Router{a, b}, 100*time.Millisecond, nil)
 	one := pinned(t, a, first, 1000)
 	pinned(t, b, second, 50)
 
@@ -53,5 +53,5 @@ func TestSharing(t *testing.T) {
 }
 
 func TestNothingShared(t *testing.T) {
-	require.Equal(t, never, newSharing(nil, time.Second, false, nil).due())
+	require.Equal(t, never, (*sharing)(nil).due())
 }

@@ -18,7 +18,6 @@ type kind struct {
 	build  func(*Fleet) (policy.Policy, error)
 	events bool          // looks at what engines have cached
 	scrape time.Duration // how often it looks at engines' loads; 0 = never
-	static bool          // keeps books by a replica's place in the fleet
 }
 
 var kinds = map[string]kind{
@@ -26,14 +25,12 @@ var kinds = map[string]kind{
 	"least_requests":       {build: always(func(*Fleet) policy.Policy { return scan(requests, "least_requests") })},
 	"least_tokens":         {build: always(func(*Fleet) policy.Policy { return scan(load, policy.ReasonLeastLoaded) })},
 	"ray_prefix":           {build: func(*Fleet) (policy.Policy, error) { return newRay() }},
-	"smg_cache_aware_2025": {build: always(func(f *Fleet) policy.Policy { return newSMG(f, false).policy() }), static: true},
-	"smg_cache_aware":      {build: always(func(f *Fleet) policy.Policy { return newSMG(f, true).policy() }), static: true},
+	"smg_cache_aware_2025": {build: always(func(f *Fleet) policy.Policy { return newSMG(f, false).policy() })},
+	"smg_cache_aware":      {build: always(func(f *Fleet) policy.Policy { return newSMG(f, true).policy() })},
 	"llmd_default": {build: always(func(f *Fleet) policy.Policy { return newLLMD(f).policy() }),
-		scrape: 50 * time.Millisecond, static: true},
-	"dynamo": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 1).policy() }), events: true,
-		static: true},
-	"dynamo_s16": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 16).policy() }), events: true,
-		static: true},
+		scrape: 50 * time.Millisecond},
+	"dynamo":     {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 1).policy() }), events: true},
+	"dynamo_s16": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 16).policy() }), events: true},
 }
 
 func always(build func(*Fleet) policy.Policy) func(*Fleet) (policy.Policy, error) {
@@ -45,9 +42,6 @@ func Names() []string { return slices.Sorted(maps.Keys(kinds)) }
 
 // NeedsKVEvents reports whether a baseline looks at what the engines have cached.
 func NeedsKVEvents(name string) bool { return kinds[name].events }
-
-// StaticFleet reports whether a baseline is written for a fleet that does not change.
-func StaticFleet(name string) bool { return kinds[name].static }
 
 // New builds a baseline for one Router; none if the name is not one of them. Those of one run share the Fleet.
 func New(name string, f *Fleet) (policy.Policy, error) {
