@@ -108,14 +108,14 @@ type ledger struct {
 
 // A client is one that watches, or did until a moment ago.
 type client struct {
-	id      string
-	source  string                 // of its evidence in outlier detection
-	lines   map[uint32]replicaLoad // its reported load, by number of the replica
-	last    uint64                 // number of its last report
-	counted uint64                 // number of the last report in the load in force
-	at      time.Time              // of its last report
-	ended   bool                   // its watch has ended
-	dropped func()                 // called once when the account is closed; nil = nothing
+	id        string
+	principal string                 // of its evidence in outlier detection
+	lines     map[uint32]replicaLoad // its reported load, by number of the replica
+	last      uint64                 // number of its last report
+	counted   uint64                 // number of the last report in the load in force
+	at        time.Time              // of its last report
+	ended     bool                   // its watch has ended
+	dropped   func()                 // called once when the account is closed; nil = nothing
 }
 
 // open begins a client's account. An earlier one of the same name is dropped.

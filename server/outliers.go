@@ -15,7 +15,7 @@ import (
 
 // outliers are the replicas that the Router's outlier detection ejects. It runs on the reports of all clients and on
 // the outcomes of picks here, and the clients follow it. A half-open replica is probed by one client at a time, in
-// rotation, without those of a principal whose evidence alone ejected it. It is used with the deployment's mutex held.
+// rotation; those that accuse it come last. It is used with the deployment's mutex held.
 type outliers struct {
 	replicas map[uint32]*ejection // by number
 	stamp    uint64               // grows with every change
@@ -28,7 +28,7 @@ type ejection struct {
 	state  outlier.State
 	cause  outlier.Cause
 	since  time.Time
-	prober string    // name of the client that may probe; "" = none
+	prober string    // name of the client that may probe, or did last; "" = none
 	probed time.Time // when it began
 }
 
@@ -63,7 +63,7 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 			Successes: countOf(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate()),
 		}
 		probe := e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id
-		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.source(), c, probe)
+		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.principal.name, c, probe)
 	}
 	rt.Health.Sync()
 	if d.eject(rt, d.now()) {
@@ -75,14 +75,11 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 // countOf bounds a count of a report.
 func countOf(n uint32) int { return int(min(n, 1<<20)) }
 
-// source is the principal of a client's evidence, or the client where there are no principals.
-func (w *watcher) source() string { return cmp.Or(w.principal.name, w.client.id) }
-
 // eject follows the Router's ejections, and reports whether they have changed. Called with mu held.
 func (d *deployment) eject(rt *router.Router, now time.Time) bool {
 	x := &d.outliers
 	before := x.stamp
-	if v, _ := rt.Outliers().Version(); v != x.version || rt != x.router {
+	if v := rt.Outliers().Version(); v != x.version || rt != x.router {
 		x.version, x.router = v, rt
 		x.gather(d.roster.order, rt, now)
 	}
@@ -112,7 +109,7 @@ func (x *outliers) gather(order []*member, rt *router.Router, now time.Time) {
 		}
 		if e.state != state {
 			x.stamp++
-			e.state, e.prober = state, ""
+			e.state, e.probed = state, time.Time{}
 		}
 		e.cause = cause
 		found[m.number] = e
@@ -135,11 +132,10 @@ func (x *outliers) passProbe(m *member, e *ejection, l *ledger, rt *router.Route
 			return
 		}
 	}
-	accuser := ""
-	if rep := rt.View().ByID(m.ID); rep != nil {
-		accuser = rt.Outliers().Accuser(rt.Outlier(rep))
-	}
-	next := l.nextProber(m.number, e.prober, accuser)
+	rep := rt.View().ByID(m.ID)
+	next := l.nextProber(m.number, e.prober, func(c *client) bool {
+		return rep != nil && rt.Outliers().Accuses(rt.Outlier(rep), c.principal)
+	})
 	e.probed = now
 	if next != e.prober {
 		e.prober = next
@@ -147,23 +143,25 @@ func (x *outliers) passProbe(m *member, e *ejection, l *ledger, rt *router.Route
 	}
 }
 
-// nextProber returns the client after last in the order of names, without those of accuser. Clients without requests
-// on the replica come first: their reports show whether they probe.
-func (l *ledger) nextProber(number uint32, last, accuser string) string {
+// nextProber returns the client after last. Clients without requests on the replica come first: their reports show
+// whether they probe. Of those, the ones that accuse the replica come last; then the order is that of names.
+func (l *ledger) nextProber(number uint32, last string, accuses func(*client) bool) string {
 	var names []string
+	rank := func(id string) int {
+		if accuses(l.clients[id]) {
+			return 1
+		}
+		return 0
+	}
 	for _, idle := range []bool{true, false} {
 		for id, c := range l.clients {
-			if !c.ended && c.source != accuser && (c.lines[number].ongoing == 0) == idle {
+			if !c.ended && (c.lines[number].ongoing == 0) == idle {
 				names = append(names, id)
 			}
 		}
 		if len(names) > 0 {
-			slices.Sort(names)
-			at, found := slices.BinarySearch(names, last)
-			if found {
-				at++
-			}
-			return names[at%len(names)]
+			slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a, b)) })
+			return names[(slices.Index(names, last)+1)%len(names)]
 		}
 	}
 	return ""

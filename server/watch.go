@@ -109,7 +109,7 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	if start.GetIncarnation() == incarnation {
 		w.fleet, w.config, w.cache = start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()
 	}
-	c.source = w.source()
+	c.principal = w.principal.name
 	return w, nil
 }
 

@@ -82,7 +82,7 @@ func TestOutliersOfALostServer(t *testing.T) {
 	}
 }
 
-// A server that was silent and speaks again has taken nothing back: what it sends is only what has changed.
+// A server that was silent and speaks again has taken nothing back: what it ejected is probed.
 func TestOutliersOfAServerThatWasSilent(t *testing.T) {
 	w, r := judging(t)
 	w.view.takeOutliers(ejecting(1, false))
@@ -90,9 +90,11 @@ func TestOutliersOfAServerThatWasSilent(t *testing.T) {
 	w.view.fade(time.Now())
 	require.Equal(t, outlier.HalfOpen, state(r, "a"))
 	w.view.take(new(warmpathv1.WatchReplicasResponse), false)
-	require.Equal(t, outlier.Ejected, state(r, "a"))
+	require.Equal(t, outlier.HalfOpen, state(r, "a"))
 	w.view.take(&warmpathv1.WatchReplicasResponse{Outliers: new(warmpathv1.OutlierUpdate)}, false)
-	require.Equal(t, outlier.SlowStart, state(r, "a"))
+	require.Equal(t, outlier.HalfOpen, state(r, "a"))
+	w.view.take(&warmpathv1.WatchReplicasResponse{Outliers: ejecting(2, false)}, false)
+	require.Equal(t, outlier.Healthy, state(r, "b"), "one of four may be ejected, and one is")
 }
 
 // Outcomes are counted once, under the server's numbers.

@@ -118,7 +118,7 @@ func (v *view) detach(r *router.Router) {
 	}
 	r.Load.SetPeers(nothing)
 	r.CacheChanged(v.caches.clearing())
-	v.inherit(r)
+	inherit(r)
 }
 
 // setCapacities gives a Router the sizes of the replicas' caches. Called with mu held.
@@ -154,7 +154,7 @@ func (v *view) fade(now time.Time) {
 	if silent && !v.silent {
 		v.silent = true
 		for _, r := range v.routers {
-			v.suspend(r)
+			inherit(r)
 		}
 	}
 	if (silent || v.load.unknownFor(now) >= fadeAfter) && v.load.halve() {
@@ -269,7 +269,7 @@ func (v *view) begin(incarnation string, now time.Time) {
 		v.adopted.ConfigVersion, v.adopted.FleetVersion, v.adopted.IndexVersion = 0, 0, 0
 		v.members.restart()
 		for _, r := range v.routers {
-			v.inherit(r)
+			inherit(r)
 		}
 		v.ejected = nil
 		v.desk.forget()
@@ -359,34 +359,19 @@ func (v *view) applyEjections() {
 
 // eject is applyEjections for one Router. Called with mu held.
 func (v *view) eject(r *router.Router) {
-	for _, takenBack := range []bool{true, false} { // an ejection taken back makes room for another
-		for _, rep := range r.View().Replicas() {
-			if s := v.ejected[rep.ID]; (s == outlier.Healthy) == takenBack {
-				r.Outliers().SetRemote(r.Outlier(rep), s)
-			}
+	server := make(map[*outlier.Replica]outlier.State, len(v.ejected))
+	for id, s := range v.ejected {
+		if rep := r.View().ByID(id); rep != nil {
+			server[r.Outlier(rep)] = s
 		}
 	}
+	r.Outliers().Follow(server)
 	r.Health.Sync()
 }
 
-// suspend has the ejections of a silent server probed. Called with mu held.
-func (v *view) suspend(r *router.Router) {
-	v.eachEjected(r, func(d *outlier.Detector, o *outlier.Replica) {
-		if _, cause := d.State(o); cause == outlier.CauseRemote {
-			d.SetRemote(o, outlier.HalfOpen)
-		}
-	})
-}
-
-// inherit has the ejections of a server that is gone probed, whatever another server ejects. Called with mu held.
-func (v *view) inherit(r *router.Router) { v.eachEjected(r, (*outlier.Detector).Inherit) }
-
-func (v *view) eachEjected(r *router.Router, do func(*outlier.Detector, *outlier.Replica)) {
-	for id := range v.ejected {
-		if rep := r.View().ByID(id); rep != nil {
-			do(r.Outliers(), r.Outlier(rep))
-		}
-	}
+// inherit has the ejections of a server that is silent or gone probed, whatever a server ejects from then on.
+func inherit(r *router.Router) {
+	r.Outliers().Inherit()
 	r.Health.Sync()
 }
 

@@ -15,51 +15,56 @@ type Counts struct {
 func (d *Detector) Take(r *Replica) (c Counts) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.Ejects() {
-		d.look(d.now())
-	}
+	d.look(d.now())
 	c, r.counts = r.counts, Counts{}
 	return c
 }
 
-// SetRemote puts into force how the look-aside server treats a replica: Healthy, HalfOpen (the next request is its
-// probe) or Ejected. A replica that own calls eject goes on by them, another one starts slowly when it is taken back.
-// Both together eject no more than MaxShare of the fleet.
-func (d *Detector) SetRemote(r *Replica, s State) {
+// Follow puts into force which replicas the look-aside server ejects: as HalfOpen, where the next request is its probe,
+// or as Ejected. A replica that own calls eject goes on by them; one that the server takes back starts slowly. Both
+// together eject no more than MaxShare of the fleet.
+func (d *Detector) Follow(server map[*Replica]State) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	most := min(max(int(d.share*float64(len(d.members))), 1), len(d.members)-1)
-	switch {
-	case !d.Ejects(), r.out() && (r.cause != CauseRemote || r.state == s), !r.out() && (s == Healthy || d.outs >= most):
-		return
-	case !r.out():
-		d.stats.Ejections[CauseRemote]++
-	}
-	r.change(func() {
-		if s == Healthy {
-			r.slowStart(d.now())
-			return
+	now, outs := d.now(), 0
+	for _, r := range d.members {
+		if r.cause == CauseRemote && server[r] == Healthy {
+			r.startSlowly(now)
 		}
-		r.state, r.cause, r.since = s, CauseRemote, d.now()
-	})
-	d.free()
+		if r.out() {
+			outs++
+		}
+	}
+	most := min(max(int(d.share*float64(len(d.members))), 1), len(d.members)-1)
+	for _, r := range d.members {
+		s := server[r]
+		switch {
+		case !d.Ejects(), s == Healthy, r.state == s, r.out() && r.cause != CauseRemote:
+			continue
+		case !r.out() && outs >= most:
+			continue
+		case !r.out():
+			outs++
+			d.stats.Ejections[CauseRemote]++
+		}
+		r.enter(s, CauseRemote, now)
+	}
 }
 
-// Inherit makes an ejection by a server that is gone an own one, which another server does not take back: the next
-// request is the replica's probe.
-func (d *Detector) Inherit(r *Replica) {
+// Inherit makes the ejections by a server that is silent or gone own ones, which no server takes back: the next request
+// is the replica's probe.
+func (d *Detector) Inherit() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if r.out() && r.cause == CauseRemote {
-		r.halfOpen(CauseFault, d.now())
+	for _, r := range d.members {
+		if r.cause == CauseRemote {
+			r.enter(HalfOpen, CauseFault, d.now())
+		}
 	}
 }
 
 // Add takes what the calls of another client showed of a replica, the client's probe among them.
 func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
-	if !d.Ejects() {
-		return
-	}
 	now := d.now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,15 +91,11 @@ func (d *Detector) Principals(r *Replica) int {
 	return len(r.given)
 }
 
-// Accuser returns the principal on which the ejection of a replica rests alone, while others are active; "" =
-// it does not.
-func (d *Detector) Accuser(r *Replica) string {
-	if d.AllHealthy() {
-		return ""
-	}
+// Accuses reports whether a principal has given evidence against a replica.
+func (d *Detector) Accuses(r *Replica, principal string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return r.accuser
+	return r.given[principal] > 0
 }
 
 const (
@@ -110,21 +111,4 @@ func (d *Detector) note(principal string, now time.Time) {
 	if _, known := d.active[principal]; known || len(d.active) < maxPrincipals {
 		d.active[principal] = now
 	}
-}
-
-// weigh is how much n pieces of evidence of a principal weigh.
-func (r *Replica) weigh(principal string, n int, now time.Time) int {
-	if principal == "" {
-		return n
-	}
-	n = min(n, r.d.failures-r.given[principal])
-	muted := principal == r.muted && now.Before(r.mutedUntil)
-	if n <= 0 || muted || r.given[principal] == 0 && len(r.given) >= maxPrincipals {
-		return 0
-	}
-	if r.given == nil {
-		r.given = make(map[string]int)
-	}
-	r.given[principal] += n
-	return n
 }

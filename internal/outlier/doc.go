@@ -15,11 +15,9 @@
 // # Several clients
 //
 // The clients of a look-aside server report what their calls show ([Detector.Take]); the server's own
-// Detector takes the sums ([Detector.Add]), and the clients take what it ejects ([Detector.SetRemote]). There
-// evidence has a principal, and one principal weighs at most one client's threshold. A replica ejected on the
-// evidence of one principal, while others are active, is half-open at once for the others: an answer to one
-// of them overrules the ejection, and so does their silence; then the reports of that principal on the
-// replica weigh nothing for MaxTime.
+// Detector takes the sums ([Detector.Add]), and the clients take what it ejects ([Detector.Follow]). There
+// evidence has a principal. While several principals are active, that of one weighs at most half of what ejects, rounded
+// up: two must agree.
 //
 // Source: Envoy's outlier detection; gRFC A50; the circuit breaker of Nygard, "Release It!".
 package outlier

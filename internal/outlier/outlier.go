@@ -1,6 +1,7 @@
 package outlier
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,24 +53,25 @@ type Host interface {
 // replicas' hosts.
 type Detector struct {
 	// As in policy.Ejection.
-	failures                     int // < 0 = no replica is ejected
+	failures                     int // bad calls in a row that eject; off = no replica is ejected
 	share                        float64
 	lateMin, baseTime, slowStart time.Duration // slowStart: 0 = there is none
 
 	now       func() time.Time
 	unhealthy atomic.Int64  // members that are not Healthy
 	changes   atomic.Uint64 // what replicas admit may have changed
-	freed     atomic.Uint64 // … and requests that wait are to choose again
 
 	mu        sync.Mutex // guards the fields below and every Replica; no other lock is taken under it
 	members   []*Replica
 	connected int                  // members that are
-	outs      int                  // members that are out
 	upSince   time.Time            // since when any replica is connected
 	active    map[string]time.Time // when each principal last was
 	due       time.Time            // of the next round of Look
 	stats     Stats
 }
+
+// off is more bad calls than there are.
+const off = math.MaxInt32
 
 // A Replica is a Detector's record of one replica.
 type Replica struct {
@@ -102,12 +104,8 @@ type record struct {
 	lost     time.Time // its connection, last
 	paces    [kinds]Pace
 	limits   [kinds]limit
-	counts   Counts // to be reported
-
-	given      map[string]int // evidence in a row by principal, at most the threshold
-	accuser    string         // the ejection rests on it alone, and others are active; "" = it does not
-	muted      string         // the principal that was overruled last: its evidence weighs nothing
-	mutedUntil time.Time
+	counts   Counts         // to be reported
+	given    map[string]int // evidence in a row by principal
 }
 
 // New returns a Detector of an empty fleet; now is the clock. Without a config it does nothing.
@@ -116,11 +114,15 @@ func New(c *policy.Ejection, now func() time.Time) *Detector {
 		c = &policy.Ejection{Failures: policy.Off, SlowStart: policy.Off}
 	}
 	full := c.WithDefaults()
-	return &Detector{
-		failures: int(full.Failures), share: full.MaxShare, lateMin: time.Duration(full.LateMin),
+	d := &Detector{
+		failures: off, share: full.MaxShare, lateMin: time.Duration(full.LateMin),
 		baseTime: time.Duration(full.BaseTime), slowStart: max(time.Duration(full.SlowStart), 0),
 		now: now, active: make(map[string]time.Time),
 	}
+	if full.Failures > 0 {
+		d.failures = int(full.Failures)
+	}
+	return d
 }
 
 // ejection is how long an ejection lasts after so many others.
@@ -139,14 +141,14 @@ func NewReplica(h Host) *Replica {
 }
 
 // Ejects reports whether replicas are ejected at all.
-func (d *Detector) Ejects() bool { return d.failures > 0 }
+func (d *Detector) Ejects() bool { return d.failures < off }
 
 // AllHealthy reports whether every replica of the fleet is Healthy. It takes no lock.
 func (d *Detector) AllHealthy() bool { return d.unhealthy.Load() == 0 }
 
-// Version returns two numbers that grow: changes with every replica that may admit more or less, and freed
-// where requests that wait are to choose again; freed never grows alone. It takes no lock.
-func (d *Detector) Version() (changes, freed uint64) { return d.changes.Load(), d.freed.Load() }
+// Version returns a number that grows with every replica that may admit more or less: requests that wait are to choose
+// again. It takes no lock.
+func (d *Detector) Version() uint64 { return d.changes.Load() }
 
 // Due returns when Look does something next.
 func (d *Detector) Due() time.Time {
@@ -175,7 +177,6 @@ func (d *Detector) Join(r *Replica) {
 	if !r.member {
 		r.d, r.member, r.place = d, true, len(d.members)
 		d.members = append(d.members, r)
-		r.count(1)
 	}
 }
 
@@ -183,14 +184,15 @@ func (d *Detector) Join(r *Replica) {
 func (d *Detector) Leave(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now := d.now()
-	r.connect(false, now)
-	r.forget(now)
+	if r.connected {
+		d.connected--
+	}
+	r.forget(d.now())
 	last := len(d.members) - 1
 	moved := d.members[last]
 	d.members[r.place], moved.place = moved, r.place
 	d.members[last] = nil
-	d.members, r.member = d.members[:last], false
+	d.members, r.member, r.connected = d.members[:last], false, false
 }
 
 // Restart forgets the record of a member whose process was restarted.
@@ -210,11 +212,8 @@ func (d *Detector) Restart(r *Replica) {
 func (d *Detector) SetConnected(r *Replica, up bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r.connect(up, d.now())
-}
-
-func (r *Replica) connect(up bool, now time.Time) {
-	switch d := r.d; {
+	now := d.now()
+	switch {
 	case r.connected == up:
 	case up:
 		if d.connected++; d.connected == 1 {
@@ -234,7 +233,7 @@ func (r *Replica) arrive(now time.Time) {
 	slow := r.d.slowStart
 	away := now.Sub(r.lost) >= max(r.d.baseTime, time.Second)
 	if away && slow > 0 && now.Sub(r.d.upSince) >= slow && r.state == Healthy {
-		r.change(func() { r.slowStart(now) })
+		r.startSlowly(now)
 	}
 }
 
@@ -242,7 +241,8 @@ func (r *Replica) arrive(now time.Time) {
 // after it.
 func (r *Replica) forget(now time.Time) {
 	r.strikes.Store(0)
-	r.change(func() { r.record = record{since: now} })
+	r.enter(Healthy, NoCause, now)
+	r.record = record{since: now}
 }
 
 // Readmit gives the host of a replica what it admits now, for when the host's Bookings have changed.
@@ -283,11 +283,15 @@ func (r *Replica) admits() bool {
 	return true
 }
 
-// change puts a change of a replica's state into force. All changes of state go through it.
-func (r *Replica) change(do func()) {
-	r.count(-1)
-	do()
-	r.count(1)
+// enter puts a replica into a state. All changes of state go through it.
+func (r *Replica) enter(s State, cause Cause, since time.Time) {
+	if r.state != Healthy {
+		r.d.unhealthy.Add(-1)
+	}
+	if s != Healthy {
+		r.d.unhealthy.Add(1)
+	}
+	r.state, r.cause, r.since = s, cause, since
 	r.readmit()
 }
 
@@ -295,20 +299,4 @@ func (r *Replica) change(do func()) {
 func (r *Replica) readmit() {
 	r.host.Admit(r.admits())
 	r.d.changes.Add(1)
-}
-
-// count keeps the numbers of members that are not healthy, and that are out.
-func (r *Replica) count(n int) {
-	if r.member && r.state != Healthy {
-		r.d.unhealthy.Add(int64(n))
-	}
-	if r.member && r.out() {
-		r.d.outs += n
-	}
-}
-
-// free lets requests that wait choose again.
-func (d *Detector) free() {
-	d.freed.Add(1)
-	d.changes.Add(1)
 }

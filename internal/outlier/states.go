@@ -11,6 +11,9 @@ import (
 // round is how often Look does something.
 const round = 100 * time.Millisecond
 
+// glance is how many of the calls that wait on a replica, the oldest, a round looks at.
+const glance = 256
+
 // Suspected reports whether any evidence stands against a replica. It takes no lock.
 func (r *Replica) Suspected() bool { return r.strikes.Load() > 0 }
 
@@ -31,7 +34,8 @@ func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 	switch {
 	case !r.out():
 	case proves:
-		r.recover(now)
+		r.startSlowly(now)
+		r.d.due = time.Time{}
 	case r.state == Ejected && r.cause == CauseLate:
 		r.until = now // it answers again: its probe may begin
 	}
@@ -45,56 +49,76 @@ func (r *Replica) acquit() {
 	clear(r.given)
 }
 
-// accuse enters n pieces of evidence against a replica; judge follows.
+// accuse enters n pieces of evidence against a replica; judge follows. While a replica is out, only its probe counts.
 func (r *Replica) accuse(m *state.Mark, now time.Time, n int, late bool) {
-	if n = r.weigh(m.Principal, min(n, 1<<10), now); n == 0 {
+	failed := m.Probe && r.state == HalfOpen
+	if r.out() && !failed {
 		return
 	}
-	failed := m.Probe && r.state == HalfOpen
-	if !failed && r.out() {
-		if r.accuser != "" && m.Principal != r.accuser {
-			r.eject(r.cause, now) // a second principal agrees
-		}
-		return
+	if n = min(n, 1<<10); !failed {
+		n = r.weigh(m.Principal, n)
 	}
 	if late {
 		r.counts.Late += n
 	} else {
 		r.counts.Failures += n
 	}
-	if failed {
+	switch {
+	case failed:
 		r.eject(CauseProbe, now)
-		return
+	case n > 0:
+		if !r.Suspected() || m.Picked.Before(r.struck) {
+			r.struck = m.Picked
+		}
+		r.late = r.late || late
+		r.strikes.Add(int32(n))
 	}
-	if !r.Suspected() || m.Picked.Before(r.struck) {
-		r.struck = m.Picked
+}
+
+// weigh returns how many of n pieces of evidence of a principal count. While several principals are active, those of one
+// are at most half of what ejects, rounded up: two must agree.
+func (r *Replica) weigh(principal string, n int) int {
+	if principal == "" {
+		return n
 	}
-	r.late = r.late || late
-	r.strikes.Add(int32(n))
+	most := r.d.failures
+	if len(r.d.active) > 1 {
+		most = (most + 1) / 2
+	}
+	n = min(n, most-r.given[principal])
+	if n <= 0 || r.given[principal] == 0 && len(r.given) >= maxPrincipals {
+		return 0
+	}
+	if r.given == nil {
+		r.given = make(map[string]int)
+	}
+	r.given[principal] += n
+	return n
 }
 
 // judge ejects a replica with enough evidence, if enough others stay and, where it is late, if the others are timely.
 func (r *Replica) judge(now time.Time) {
 	d := r.d
-	most := max(int(d.share*float64(d.connected)), 1)
-	if int(r.strikes.Load()) < d.failures || r.out() || d.outs >= most { // others may have been ejected for it already
+	if int(r.strikes.Load()) < d.failures || r.out() || !r.member {
 		return
 	}
-	open, fine, bad := 0, 0, 0
+	outs, open, fine, bad := 0, 0, 0, 0
 	for _, o := range d.members {
-		if o == r || !o.connected || o.out() || o.host.Draining() {
-			continue
-		}
-		open++
 		switch {
+		case o.out():
+			outs++
+			continue
+		case o == r, !o.connected, o.host.Draining():
+			continue
 		case o.Suspected():
 			bad++
 		case o.timely && o.reached.After(r.struck):
 			fine++
 		}
+		open++
 	}
 	switch {
-	case open == 0:
+	case open == 0, outs >= max(int(d.share*float64(d.connected)), 1):
 	case !r.late:
 		r.eject(CauseFault, now)
 	case fine > 0 && fine >= 2*bad:
@@ -102,61 +126,28 @@ func (r *Replica) judge(now time.Time) {
 	}
 }
 
-// eject ejects a replica, for longer each time. Where the evidence is of one principal while others are active, the
-// replica is half-open at once, for the others.
+// eject ejects a replica, for longer each time.
 func (r *Replica) eject(cause Cause, now time.Time) {
 	d := r.d
-	r.strikes.Store(0)
-	r.change(func() {
-		r.probe = nil
-		if (!r.out() || r.cause == CauseRemote) && now.Sub(r.until) > d.longest() {
-			r.times = 0 // it was healthy for long
-		}
-		if !r.out() || r.cause == CauseRemote {
-			r.cause = cause
-		}
-		confirmed := r.state == HalfOpen && r.accuser == "" // its probe failed
-		r.state, r.since, r.late, r.accuser = Ejected, now, false, ""
-		r.until = now.Add(d.ejection(r.times))
-		if !confirmed && len(r.given) == 1 && len(d.active) > 1 {
-			r.state = HalfOpen
-			for r.accuser = range r.given {
-			}
-		}
-		r.times++
-	})
 	d.stats.Ejections[cause]++
-	d.free()
+	if r.out() && r.cause != CauseRemote {
+		cause = r.cause // its probe failed
+	} else if now.Sub(r.until) > d.longest() {
+		r.times = 0 // it was healthy for long
+	}
+	r.strikes.Store(0)
+	r.late, r.probe, r.until = false, nil, now.Add(d.ejection(r.times))
+	r.times++
+	r.enter(Ejected, cause, now)
 }
 
-// halfOpen lets one request at a time through.
-func (r *Replica) halfOpen(cause Cause, now time.Time) {
-	r.change(func() {
-		r.state, r.cause, r.since, r.accuser = HalfOpen, cause, now, ""
-		clear(r.given)
-	})
-	r.d.free()
-}
-
-// recover brings a replica back. Where one principal alone had ejected it, its evidence weighs nothing for a time.
-func (r *Replica) recover(now time.Time) {
-	r.acquit()
-	r.change(func() {
-		if r.accuser != "" { // it was never ejected
-			r.times--
-			r.muted, r.mutedUntil, r.accuser = r.accuser, now.Add(r.d.longest()), ""
-		}
-		r.slowStart(now)
-	})
-	r.d.due = time.Time{}
-	r.d.free()
-}
-
-func (r *Replica) slowStart(now time.Time) {
-	length := r.d.slowStart
-	r.state, r.cause, r.since, r.until, r.share = SlowStart, NoCause, now, now.Add(length), 1
-	if length <= 0 {
-		r.state = Healthy
+// startSlowly brings a replica back or in.
+func (r *Replica) startSlowly(now time.Time) {
+	r.until, r.share = now.Add(r.d.slowStart), 1
+	if r.d.slowStart > 0 {
+		r.enter(SlowStart, NoCause, now)
+	} else {
+		r.enter(Healthy, NoCause, now)
 	}
 }
 
@@ -177,15 +168,19 @@ func (d *Detector) look(now time.Time) {
 	}
 	d.due = now.Add(round)
 	if d.Ejects() {
-		measure(d.members, d.lateMin)
+		measure(d.members)
 		for _, r := range d.members {
 			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.ejection(r.times-1) {
-				r.decided(r.probe) // only its end is seen, and that may never come: another may follow
+				r.endProbe() // only its end is seen, and that may never come
 			}
-			r.wait(now)
+			a := r.waiting.next
+			for i := 0; a != &r.waiting && i < glance && now.Sub(a.Picked) >= d.lateMin; i++ {
+				r.overdue(a, now)
+				a = a.next
+			}
 		}
 		for _, r := range d.members {
-			if r.connected {
+			if r.connected && r.Suspected() {
 				r.judge(now)
 			}
 		}
@@ -196,12 +191,12 @@ func (d *Detector) look(now time.Time) {
 	}
 }
 
-// advance ends ejections, unconfirmed ejections and slow starts whose time is over, and lets shares grow.
+// advance ends ejections and slow starts whose time is over, and lets shares grow.
 func (d *Detector) advance(now time.Time) {
-	var bookings, others int64
+	var bookings, others float64
 	for _, r := range d.members {
 		if r.connected && r.state == Healthy {
-			bookings += r.host.Bookings()
+			bookings += float64(r.host.Bookings())
 			others++
 		}
 	}
@@ -209,22 +204,16 @@ func (d *Detector) advance(now time.Time) {
 		over := !now.Before(r.until)
 		switch {
 		case r.state == Ejected && r.cause != CauseRemote && over:
-			r.halfOpen(r.cause, now)
-		case r.state == HalfOpen && r.accuser != "" && over:
-			r.recover(now) // no other principal agreed
+			r.enter(HalfOpen, r.cause, now)
 		case r.state == SlowStart && over:
-			r.change(func() { r.state = Healthy })
-		case r.state == SlowStart:
-			part := 1 - float64(r.until.Sub(now))/float64(d.slowStart)
-			r.change(func() { r.share = share(part, bookings, others) })
+			r.enter(Healthy, NoCause, r.since)
+		case r.state == SlowStart: // requests that wait need not choose again for it
+			r.share = math.MaxInt64
+			if others > 0 {
+				part := 1 - float64(r.until.Sub(now))/float64(d.slowStart)
+				r.share = max(int64(math.Ceil(part*bookings/others)), 1)
+			}
+			r.host.Admit(r.admits())
 		}
 	}
-}
-
-// share is how many requests a replica may have under way after this part of its slow start.
-func share(part float64, bookings, others int64) int64 {
-	if others == 0 {
-		return math.MaxInt64
-	}
-	return max(int64(math.Ceil(part*float64(bookings)/float64(others))), 1)
 }

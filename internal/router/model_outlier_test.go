@@ -120,10 +120,14 @@ func (m *hospital) step() {
 	case n < 192:
 		m.change()
 	case n < 194:
-		m.each(func(d *outlier.Detector, rep *outlier.Replica) { d.SetRemote(rep, outlier.HalfOpen) })
+		m.each(func(d *outlier.Detector, _ *outlier.Replica) { d.Inherit() })
 	case n < 197:
 		m.each(func(d *outlier.Detector, rep *outlier.Replica) {
-			d.SetRemote(rep, []outlier.State{outlier.Healthy, outlier.HalfOpen, outlier.Ejected}[m.rnd.IntN(3)])
+			server := map[*outlier.Replica]outlier.State{rep: []outlier.State{outlier.HalfOpen, outlier.Ejected}[m.rnd.IntN(2)]}
+			if m.chance(30) {
+				clear(server)
+			}
+			d.Follow(server)
 			d.Take(rep)
 		})
 	default:
@@ -316,9 +320,7 @@ func (m *hospital) check() {
 
 // finish lets everybody get well: in the end all are, whatever happened.
 func (m *hospital) finish() {
-	for _, rep := range m.r.View().Replicas() {
-		m.r.Outliers().SetRemote(m.r.Outlier(rep), outlier.Healthy)
-	}
+	m.r.Outliers().Follow(nil)
 	for i := range m.fleet {
 		m.fleet[i].Draining = false
 	}

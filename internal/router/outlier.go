@@ -12,9 +12,8 @@ import (
 
 // Health puts what outlier detection finds into force in a Router. The Router's mutex guards it.
 type Health struct {
-	router      *Router
-	seenChanges atomic.Uint64 // of the Detector's Version, what is in force; written with mu held
-	seenFreed   uint64
+	router *Router
+	seen   atomic.Uint64 // the Detector's Version in force; written with mu held
 }
 
 // Outliers returns the Router's outlier detection. [Health.Sync] follows what changes it.
@@ -46,7 +45,7 @@ func (h *Health) attend(q *policy.Request) (now time.Time) {
 // Sync lets requests that wait choose again where outlier detection has changed.
 func (h *Health) Sync() {
 	r := h.router
-	if changes, _ := r.outliers.Version(); changes == h.seenChanges.Load() {
+	if r.outliers.Version() == h.seen.Load() {
 		return
 	}
 	r.mu.Lock()
@@ -57,19 +56,13 @@ func (h *Health) Sync() {
 // force is Sync. Called with mu held.
 func (h *Health) force() {
 	r := h.router
-	changes, freed := r.outliers.Version()
-	if changes == h.seenChanges.Load() {
+	changes := r.outliers.Version()
+	if changes == h.seen.Load() {
 		return
 	}
-	h.seenChanges.Store(changes)
+	h.seen.Store(changes)
 	r.quick.hold()
-	if h.seenFreed != freed {
-		h.seenFreed = freed
-		r.queue.requeue()
-	}
-	if r.queue.queued > 0 {
-		r.queue.arm()
-	}
+	r.queue.requeue()
 }
 
 // watch notes what is to be known of a reservation that is being made, with so much reserved before it; now as for

@@ -112,9 +112,6 @@ func (v *view) usable(q *policy.Request, r *policy.Replica) bool {
 	if s.Keeper != r.State() && (r.Draining || !s.LastResort && leaves(r)) || excluded(q, r) {
 		return false
 	}
-	if q.Principal != "" && !s.LastResort && v.shared.outliers.Accuser(liveOf(r).outlier) == q.Principal {
-		return false
-	}
 	return q.Model == "" || s.AnyModel || serves(r, q.Model)
 }
 

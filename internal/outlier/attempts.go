@@ -1,0 +1,268 @@
+package outlier
+
+import (
+	"math"
+	"time"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// kinds are those of calls that are watched: [policy.AnswerMessage] and [policy.AnswerWhole].
+const kinds = 2
+
+// kindOf is the index of the paces and limits of attempts like this.
+func kindOf(m *state.Mark) int { return max(int(m.Answer), 1) - 1 }
+
+// An Attempt is a request under way on a replica. The caller owns its memory, which must not move between
+// Begin and End. The Detector's lock guards it.
+type Attempt struct {
+	state.Mark
+	replica    *Replica
+	prev, next *Attempt // among those of the replica that wait for a first message; nil = it does not
+	answered   bool
+	counted    int // as evidence for its wait
+}
+
+// Begin notes an attempt that is made now. work is the number of tokens that stand before its first message. A zero
+// now is the time of the clock.
+func (d *Detector) Begin(a *Attempt, r *Replica, answer policy.Answer, work float64, principal string, now time.Time) {
+	*a = Attempt{replica: r}
+	if !d.Ejects() || answer == policy.AnswerUnseen && principal == "" && d.AllHealthy() {
+		return
+	}
+	if now.IsZero() {
+		now = d.now()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.note(principal, now)
+	a.Principal, a.Answer = principal, uint8(answer)
+	if a.Probe = r.out(); a.Probe {
+		r.probe, r.probed = a, now
+		d.stats.Probes++
+		r.readmit()
+	}
+	if a.Watched() {
+		a.Picked, a.Work = now, work
+		a.prev, a.next = r.waiting.prev, &r.waiting
+		a.prev.next, a.next.prev = a, a
+	}
+}
+
+// Answered notes that the first response message has come, which may be after End. It returns how long it
+// took, 0 where the attempt is not watched. Later calls do nothing.
+func (d *Detector) Answered(a *Attempt) time.Duration {
+	if !a.Watched() && !a.Probe {
+		return 0
+	}
+	now := d.now()
+	took := max(now.Sub(a.Picked), 1)
+	work, lag := math.Log(a.Work), math.Log(max(took, quickMessage).Seconds())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r, probes := a.replica, a.replica.probe == a
+	if a.Watched() && !a.answered {
+		a.endWait(now)
+		r.paces[kindOf(&a.Mark)].Add(work, lag)
+	}
+	if probes {
+		r.endProbe()
+	}
+	switch {
+	case !a.Watched() && probes:
+		r.answer(&a.Mark, now, true)
+		return 0
+	case !a.Watched():
+		return 0
+	case !a.answered:
+		a.answered = true
+		r.answer(&a.Mark, now, r.overLimit(&a.Mark, took) == 0)
+	}
+	if r.Suspected() {
+		r.judge(now)
+	}
+	return took
+}
+
+// End notes that an attempt has ended. Later calls do nothing.
+func (d *Detector) End(a *Attempt) {
+	if !a.Watched() && !a.Probe {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if a.next != nil {
+		now := d.now()
+		a.endWait(now)
+		a.replica.judge(now)
+	}
+	if a.replica.probe == a {
+		a.replica.endProbe()
+	}
+}
+
+// Ended judges a replica by the outcome of a call there.
+func (d *Detector) Ended(r *Replica, m state.Mark, o *policy.Outcome) {
+	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == policy.NoFault
+	switch {
+	case !d.Ejects(), m.Watched() && o.FirstMessage > 0: // Answered has judged it
+		return
+	case answered && !m.Watched() && !m.Probe && !r.Suspected(), !answered && !o.Sent:
+		return
+	}
+	now := d.now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !r.member {
+		return
+	}
+	age := now.Sub(m.Picked)
+	limit := &r.limits[kindOf(&m)]
+	m.Probe = m.Probe && !(m.Watched() && m.Picked.Before(r.since)) // else it was decided before its call ended
+	switch {
+	case answered, o.Fault == policy.NoFault:
+		r.answer(&m, now, answered || m.Probe)
+	case o.Fault == policy.Failed:
+		r.accuse(&m, now, 1, false)
+	case r.overLimit(&m, age) > 0: // End has entered it
+	case o.Fault == policy.Late,
+		m.Watched() && o.Fault == policy.TimedOut && (limit.slow(m.Work, age) || m.Probe && !limit.known):
+		r.accuse(&m, now, 1, true)
+	}
+	r.judge(now)
+}
+
+// Outrun notes that another replica answered in time a call that was given up on this one as [policy.Late]: one more
+// piece of evidence.
+func (d *Detector) Outrun(r *Replica) {
+	now := d.now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r.member && r.Suspected() {
+		r.accuse(&state.Mark{Picked: now}, now, 1, true)
+		r.judge(now)
+	}
+}
+
+// endWait ends the wait for a first message, if it lasts.
+func (a *Attempt) endWait(now time.Time) {
+	if a.next != nil {
+		a.replica.overdue(a, now)
+		a.prev.next, a.next.prev = a.next, a.prev
+		a.prev, a.next = nil, nil
+	}
+}
+
+// endProbe lets another probe follow.
+func (r *Replica) endProbe() {
+	r.probe = nil
+	r.readmit()
+}
+
+// overdue enters as evidence how many times the limit an attempt has waited, since it was picked or the replica last
+// answered any call, less what was entered before.
+func (r *Replica) overdue(a *Attempt, now time.Time) {
+	m := a.Mark
+	if r.answered.After(m.Picked) {
+		m.Picked = r.answered
+	}
+	times := r.overLimit(&m, now.Sub(m.Picked))
+	if n := times - a.counted; n > 0 && !a.Picked.Before(r.since) { // else the state rests on it already
+		a.counted = times
+		r.accuse(&m, now, n, true)
+	}
+}
+
+// overLimit is how many times the limit for an attempt fits into a wait.
+func (r *Replica) overLimit(m *state.Mark, wait time.Duration) int {
+	l, least := &r.limits[kindOf(m)], r.d.lateMin
+	if !l.known || wait < least {
+		return 0
+	}
+	return int(wait.Seconds() / max(l.at(l.late, m.Work), least.Seconds()))
+}
+
+// A Pace is what a replica's first messages took: log(time) over log(work), as means and (co)variances that forget
+// exponentially.
+type Pace struct {
+	N          float64 // samples that count
+	X, Y       float64 // means of log(work) and log(time)
+	XX, XY, YY float64 // (co)variances
+}
+
+// memory is the number of samples after which an old one counts 1/e.
+const memory = 256
+
+// Add takes one sample into account.
+func (p *Pace) Add(x, y float64) {
+	p.N = min(p.N+1, memory)
+	a := 1 / p.N
+	dx, dy := x-p.X, y-p.Y
+	p.X += a * dx
+	p.Y += a * dy
+	p.XX = (1 - a) * (p.XX + a*dx*dx)
+	p.XY = (1 - a) * (p.XY + a*dx*dy)
+	p.YY = (1 - a) * (p.YY + a*dy*dy)
+}
+
+// A limit is how long the first message of a replica may take. It rests on what the others take: a replica is
+// never its own measure. The zero limit is never passed.
+type limit struct {
+	known bool
+	beta  float64 // time grows as work^beta
+	usual float64 // log of the fleet's time for work 1
+	late  float64 // … and of the time that is late
+}
+
+const (
+	lateFactor   = 10 // a message is late after so many times what is usual, as a rule
+	limitSamples = 16 // of the others, below which nothing is known
+	limitSpread  = 4  // standard deviations beyond which hardly any first message of the fleet's is
+	slowFactor   = 3  // a deadline that has passed counts from so many times what is usual
+
+	quickMessage = 10 * time.Millisecond // what a first message takes at least: below, differences are noise
+)
+
+// at is the time in seconds for so much work, from the log of that for work 1.
+func (l *limit) at(log, work float64) float64 { return math.Exp(log + l.beta*math.Log(work)) }
+
+// slow reports whether the wait is well beyond what is usual.
+func (l *limit) slow(work float64, wait time.Duration) bool {
+	return l.known && wait.Seconds() >= slowFactor*l.at(l.usual, work)
+}
+
+// measure sets every member's limits anew. How time grows with work is taken from within the replicas. O(replicas).
+func measure(members []*Replica) {
+	for kind := range kinds {
+		var n, ww, wt, tt, lag float64
+		for _, r := range members {
+			p := &r.paces[kind]
+			n, ww, wt, tt = n+p.N, ww+p.N*p.XX, wt+p.N*p.XY, tt+p.N*p.YY
+		}
+		if n < limitSamples {
+			continue
+		}
+		var beta float64
+		if ww > 0 {
+			beta = min(max(wt/ww, 0), 1)
+		}
+		lagOf := func(r *Replica) float64 { // what its messages took beyond work^beta, in sum
+			p := &r.paces[kind]
+			return p.N * (p.Y - beta*p.X + math.Log(r.host.Rate()))
+		}
+		for _, r := range members {
+			lag += lagOf(r)
+		}
+		spread := math.Sqrt(max(tt-2*beta*wt+beta*beta*ww, 0) / n)
+		far := max(math.Log(lateFactor), limitSpread*spread)
+		for _, r := range members {
+			others := n - r.paces[kind].N
+			if others < limitSamples {
+				continue // what was known stays
+			}
+			usual := (lag-lagOf(r))/others - math.Log(r.host.Rate())
+			r.limits[kind] = limit{known: true, beta: beta, usual: usual, late: usual + far}
+		}
+	}
+}
