@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,66 +24,57 @@ func (c *channels) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
 	opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	h := c.handle(cc)
-	if h.Within(ctx) {
-		return open(ctx, desc, cc, method, opts...)
-	}
-	opts, finish := takeOnFinish(opts)
-	answer := policy.AnswerMessage // the replica has all it needs for the first message
-	if desc.ClientStreams {        // it is never tried again, and may be long
-		opts = slices.DeleteFunc(slices.Clone(opts), isA[retryBufferOption])
+	h, answer := c.handle(cc), policy.AnswerMessage // the replica has all it needs for the first message
+	if desc.ClientStreams {
 		answer = policy.AnswerUnseen
 	}
-	k := &core{desc: desc, open: open, conn: cc, method: method, opts: opts, finish: finish}
-	// That of the service config bounds the whole call, the queue and all attempts.
-	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
-		k.ctx, k.cancel = context.WithTimeout(ctx, *t)
-	} else {
-		k.ctx, k.cancel = context.WithCancel(ctx)
+	k := &core{desc: desc, open: open, conn: cc, method: method}
+	if !h.Start(&k.call, ctx, cc, method, answer) {
+		return open(ctx, desc, cc, method, opts...)
 	}
-	h.Start(&k.call, k.ctx, cc, method, nil, answer)
-	if desc.ClientStreams && !h.Defers(method) {
-		if _, _, err := k.begin(nil, false); err != nil {
-			return nil, err
+	k.opts, k.finish = takeOnFinish(opts)
+	s := &clientStream{core: k}
+	k.cleanup = runtime.AddCleanup(s, (*core).abandon, k)
+	if k.finish != nil {
+		context.AfterFunc(k.call.Context, func() { k.end(k.ended()) })
+	}
+	if desc.ClientStreams { // it is never tried again, and may be long
+		k.opts = slices.DeleteFunc(slices.Clone(k.opts), isA[retryBufferOption])
+		if !h.Defers(method) {
+			if _, _, err := k.begin(nil, false); err != nil {
+				return nil, err
+			}
 		}
 	}
-	s := &clientStream{core: k}
-	k.arm(s)
 	return s, nil
 }
 
 // core is one streaming call. At most one goroutine makes attempts at a
 // time: the one that moved phase to opening. It holds no lock meanwhile.
 type core struct {
-	call   call.Call
-	desc   *grpc.StreamDesc
-	open   grpc.Streamer
-	conn   *grpc.ClientConn
-	method string
-	opts   []grpc.CallOption
-	ctx    context.Context // ends with the application's, and with the call
-	cancel context.CancelFunc
-	finish []func(error)
-	once   sync.Once // end
+	call    call.Call
+	desc    *grpc.StreamDesc
+	open    grpc.Streamer
+	conn    *grpc.ClientConn
+	method  string
+	opts    []grpc.CallOption
+	finish  []func(error)
+	once    sync.Once // end
+	cleanup runtime.Cleanup
 
-	// settled is the stream from the first message on, when no other attempt follows; usage is whether its
-	// messages may carry token counts. RecvMsg alone uses both.
-	settled grpc.ClientStream
-	usage   bool
+	// answered is set from the first response message on; usage is whether messages may carry token counts. RecvMsg alone
+	// uses both.
+	answered, usage bool
 
 	// mu guards the fields below. Nothing waits under it.
-	mu        sync.Mutex
-	phase     phase
-	changed   chan struct{} // closed when phase leaves opening; made by the first goroutine that waits
-	at        attempt
-	err       error // of phase failed
-	msg       any   // of a call that may have another attempt, until it is committed
-	has       bool  // there is a msg; it may be nil
-	closed    bool  // CloseSend was called
-	committed bool  // the application has something of the attempt: no other follows
-	cleanup   runtime.Cleanup
-	stop      func() bool // of the AfterFunc that ends the call with its context; nil = none
-	ended     bool
+	mu      sync.Mutex
+	phase   phase
+	changed chan struct{} // closed when phase leaves opening; made by the first goroutine that waits
+	at      attempt
+	err     error // of phase failed
+	msg     any   // until phase settled
+	has     bool  // there is a msg; it may be nil
+	closed  bool  // CloseSend was called
 }
 
 type phase uint8
@@ -90,15 +82,17 @@ type phase uint8
 const (
 	fresh   phase = iota // gRPC is asked for nothing yet
 	opening              // one goroutine makes an attempt, or waits to make one
-	opened               // at is set
-	failed               // err is set: there is no other attempt
+	opened               // at is the stream of an attempt that another may follow
+	settled              // no other attempt follows at: the application has something of it, or sends several messages
+	failed               // err is set
 )
 
 // attempt is the stream of one attempt.
 type attempt struct {
 	n      int // 1 for the first
 	cs     grpc.ClientStream
-	cancel context.CancelFunc // of an attempt whose first message is awaited for a limited time, else nil
+	limit  time.Duration // of the wait for its first message; 0 = none
+	cancel context.CancelFunc
 }
 
 // clientStream is what the application holds. Its methods keep it reachable: when it no longer is, core.abandon ends the
@@ -139,52 +133,39 @@ func (s *clientStream) CloseSend() error {
 func (s *clientStream) RecvMsg(m any) error {
 	defer runtime.KeepAlive(s)
 	k := s.core
-	if k.settled != nil {
-		return k.received(k.settled.RecvMsg(m), m)
-	}
-	at, err := k.wait()
-	for err == nil {
-		if err = k.receive(at, m); err != nil {
-			at, err = k.again(at, err)
-			continue
+	if !k.answered {
+		if err := k.first(grpc.ClientStream.RecvMsg, m); err != nil {
+			return err
 		}
-		if k.commit(at) {
-			k.settled, k.usage = at.cs, k.call.FirstMessage()
-			k.call.DropMessage()
-			k.call.Attempts.Last()
-			return k.received(nil, m)
-		}
-		at, err = k.wait()
+		k.answered, k.usage = true, k.call.FirstMessage()
+	} else if err := k.at.cs.RecvMsg(m); err != nil {
+		k.end(err)
+		return err
 	}
-	k.end(err)
-	return err
+	if k.usage {
+		k.call.ReadUsage(m)
+	}
+	if !k.desc.ServerStreams {
+		k.end(nil)
+	}
+	return nil
 }
 
 // Header returns the header of the first attempt that has one. Where the call ends without a header it returns
 // nothing, as gRPC does, and RecvMsg returns the status.
-func (s *clientStream) Header() (metadata.MD, error) {
+func (s *clientStream) Header() (md metadata.MD, _ error) {
 	defer runtime.KeepAlive(s)
 	k := s.core
-	at, err := k.wait()
-	for err == nil {
-		var md metadata.MD
-		err = k.first(at, func() (err error) {
-			if md, err = at.cs.Header(); err == nil && md == nil {
-				err = k.call.Attempts.LastError() // the attempt has ended
-			}
-			return err
-		})
-		switch {
-		case err != nil:
-			at, err = k.again(at, err)
-		case k.commit(at):
-			return md, nil
-		default:
-			at, err = k.wait()
+	err := k.first(func(cs grpc.ClientStream, _ any) (err error) {
+		if md, err = cs.Header(); err == nil && md == nil {
+			err = k.call.Attempts.LastError() // the attempt has ended
 		}
+		return err
+	}, nil)
+	if err != nil {
+		return nil, nil
 	}
-	k.end(err)
-	return nil, nil
+	return md, nil
 }
 
 func (s *clientStream) Trailer() metadata.MD {
@@ -198,21 +179,18 @@ func (s *clientStream) Trailer() metadata.MD {
 	return cs.Trailer()
 }
 
-// Context returns the context of the open stream, which commits the call to its attempt. Before, it is one
+// Context returns the context of the open stream, which settles the call on its attempt. Before, it is one
 // that ends with the call.
 func (s *clientStream) Context() context.Context {
 	defer runtime.KeepAlive(s)
 	k := s.core
 	k.mu.Lock()
-	at, open := k.at, k.phase == opened
-	if open {
-		k.committed, k.msg = true, nil
-	}
+	at, phase := k.at, k.phase
 	k.mu.Unlock()
-	if !open {
-		return k.ctx
+	if phase == opened && k.settle(at) || phase == settled {
+		return at.cs.Context()
 	}
-	return at.cs.Context()
+	return k.call.Context
 }
 
 // begin opens the stream, with its first message if has is set, unless another goroutine does or did. It
@@ -220,82 +198,77 @@ func (s *clientStream) Context() context.Context {
 func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 	k.mu.Lock()
 	if k.phase != fresh {
-		k.mu.Unlock()
+		defer k.mu.Unlock()
 		at, err = k.wait()
 		return at, false, err
 	}
-	k.phase = opening
-	if !k.desc.ClientStreams {
-		k.msg, k.has = m, has
-	}
-	if k.has {
+	k.phase, k.msg, k.has = opening, m, has
+	k.mu.Unlock()
+	if has {
 		k.opts = k.call.Attempts.Sends(m, k.opts)
 	}
-	k.mu.Unlock()
-
-	k.call.SetMessage(m)
-	at, err = k.attempt(m, has)
-	k.settle(at, err)
-	if err != nil {
+	if at, err = k.attempt(nil); err != nil {
 		k.end(err)
 	}
 	return at, true, err
 }
 
-// attempt asks gRPC for a stream and sends the first message on it, as often as the attempt loop allows.
-func (k *core) attempt(m any, has bool) (attempt, error) {
-	for {
-		if err := k.call.Attempts.Reserve(k.ctx); err != nil {
-			return attempt{}, err
-		}
-		next := attempt{n: k.call.Attempts.Begun}
+// attempt asks gRPC for a stream and sends the first message on it, as often as the attempt loop allows. The goroutine that
+// moved phase to opening calls it; failure is the error of the attempt before.
+func (k *core) attempt(failure error) (at attempt, err error) {
+	tries := &k.call.Attempts
+	err = tries.Run(failure, func() error {
 		ctx := context.Context(&k.call)
-		if k.call.Attempts.Limited() && !k.desc.ClientStreams {
-			ctx, next.cancel = context.WithCancel(ctx)
+		at = attempt{n: tries.Begun, limit: tries.Limit()}
+		if at.limit > 0 {
+			ctx, at.cancel = context.WithCancel(ctx)
 		}
 		var err error
-		next.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.call.Attempts.Ranked(k.opts)...)
-		if err == nil && has {
-			err = next.cs.SendMsg(m)
+		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, tries.Ranked(k.opts)...)
+		if err == nil && k.has {
+			err = at.cs.SendMsg(k.msg)
 		}
-		if err == nil || err == io.EOF { // the status of a stream that broke meanwhile is RecvMsg's to return
-			return next, nil
+		if err == io.EOF { // the status of a stream that broke meanwhile is RecvMsg's to return
+			return nil
 		}
-		if next.cancel != nil {
-			next.cancel()
+		if err != nil && at.cancel != nil {
+			at.cancel()
 		}
-		if err := k.call.Attempts.Again(k.ctx, err); err != nil {
-			return attempt{}, err
-		}
+		return err
+	})
+	k.mu.Lock()
+	switch {
+	case err != nil:
+		k.phase, k.err = failed, err
+	case k.desc.ClientStreams:
+		k.phase, k.at, k.msg = settled, at, nil
+	default:
+		k.phase, k.at = opened, at
 	}
+	k.wake()
+	closes := k.closed && err == nil
+	k.mu.Unlock()
+	if k.call.Context.Err() != nil { // it may have ended meanwhile
+		k.call.End()
+	}
+	if closes {
+		_ = at.cs.CloseSend() // its error is RecvMsg's to return
+	}
+	return at, err
 }
 
-// settle ends phase opening with the stream of an attempt, or the error of the call.
-func (k *core) settle(next attempt, err error) {
-	k.mu.Lock()
-	if k.phase, k.err = opened, err; err != nil {
-		k.phase = failed
-	} else if next.cs != nil {
-		k.at = next
-	}
+// wake has those go on that wait for the end of phase opening. Called with mu held.
+func (k *core) wake() {
 	if k.changed != nil {
 		close(k.changed)
 		k.changed = nil
 	}
-	ended, closed, cs := k.ended, k.closed, k.at.cs
-	k.mu.Unlock()
-	if ended { // meanwhile, by its context
-		k.call.End()
-	}
-	if closed && err == nil {
-		_ = cs.CloseSend() // its error is RecvMsg's to return
-	}
 }
 
-// lockSettled locks mu once no attempt is being made. It returns false, without the lock, where the context ends first.
-func (k *core) lockSettled() bool {
-	k.mu.Lock()
-	for k.phase == fresh || k.phase == opening {
+// wait returns the stream once no attempt is being made, or the status that the call ended with. Called with mu held, which
+// it releases meanwhile.
+func (k *core) wait() (attempt, error) {
+	for k.phase <= opening {
 		if k.changed == nil {
 			k.changed = make(chan struct{})
 		}
@@ -303,33 +276,61 @@ func (k *core) lockSettled() bool {
 		k.mu.Unlock()
 		select {
 		case <-changed:
-		case <-k.ctx.Done():
-			return false
+		case <-k.call.Done():
 		}
 		k.mu.Lock()
+		if k.phase <= opening && k.call.Err() != nil {
+			return attempt{}, k.ended()
+		}
 	}
-	return true
-}
-
-// wait returns the open stream, or the status that the call ended with.
-func (k *core) wait() (attempt, error) {
-	if !k.lockSettled() {
-		return attempt{}, status.FromContextError(k.ctx.Err()).Err()
-	}
-	defer k.mu.Unlock()
 	return k.at, k.err
 }
 
-// commit keeps the call on the attempt. It returns false where another one has taken its place.
-func (k *core) commit(at attempt) bool {
-	if !k.lockSettled() {
-		return true
+// first has receive wait for something of an attempt's answer, with m, for one attempt after the other until it returns
+// nil, which settles the call on the attempt. Its error is that of the call, which has ended.
+func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) error {
+	k.mu.Lock()
+	at, err := k.wait()
+	k.mu.Unlock()
+	for err == nil {
+		if err = k.await(at, receive, m); err == nil && k.settle(at) {
+			return nil
+		}
+		at, err = k.next(at, err)
 	}
+	k.end(err)
+	return err
+}
+
+// await runs receive for one attempt. Where nothing comes within its limit, and another replica can take the call, it
+// cancels the attempt, claims it, and returns call.ErrLate.
+func (k *core) await(at attempt, receive func(cs grpc.ClientStream, m any) error, m any) error {
+	if at.limit == 0 {
+		return receive(at.cs, m)
+	}
+	tries := &k.call.Attempts
+	return tries.Await(at.limit, at.cancel, func() error { return receive(at.cs, m) }, func() (moved, ever bool) {
+		if !k.claim(at) {
+			return false, false
+		}
+		if moved, ever = tries.Move(); !moved {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.phase = opened
+			k.wake()
+		}
+		return moved, ever
+	})
+}
+
+// settle keeps the call on the attempt. It returns false where another one takes its place.
+func (k *core) settle(at attempt) bool {
+	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.phase == failed || k.at.n != at.n {
-		return false
+	if now, err := k.wait(); err != nil || now.n != at.n {
+		return k.call.Err() != nil && k.at.n == at.n
 	}
-	k.committed, k.msg = true, nil
+	k.phase, k.msg = settled, nil
 	return true
 }
 
@@ -337,86 +338,38 @@ func (k *core) commit(at attempt) bool {
 func (k *core) claim(at attempt) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.phase != opened || k.at.n != at.n || k.committed || k.desc.ClientStreams {
+	if k.phase != opened || k.at.n != at.n {
 		return false
 	}
 	k.phase = opening
 	return true
 }
 
-// again replaces an attempt that failed before its first message. It returns the error of the call where
-// the attempt is not replaced.
-func (k *core) again(at attempt, err error) (attempt, error) {
-	if err == io.EOF {
-		return at, err
-	}
-	if err != call.ErrLate && !k.claim(at) { // a late attempt is claimed already
-		now, failure := k.wait()
-		switch {
-		case failure != nil:
-			return now, failure
-		case now.n == at.n:
-			return at, err // the call is committed to it
-		}
-		return now, nil
-	}
-	var next attempt
-	if err = k.call.Attempts.Again(k.ctx, err); err == nil {
-		next, err = k.attempt(k.msg, k.has)
-	}
-	k.settle(next, err)
-	return next, err
-}
-
-// receive receives the first message of an attempt.
-func (k *core) receive(at attempt, m any) error {
-	if at.cancel == nil {
-		return at.cs.RecvMsg(m)
-	}
-	return k.first(at, func() error { return at.cs.RecvMsg(m) })
-}
-
-// first runs receive, which waits for something of the attempt. Where nothing comes within first_token_timeout,
-// and another replica can take the call, it cancels the attempt, claims it, and returns call.ErrLate.
-func (k *core) first(at attempt, receive func() error) error {
-	if at.cancel == nil {
-		return receive()
-	}
-	return k.call.Attempts.Await(at.cancel, receive, func() (move, ever bool) {
-		if !k.claim(at) {
-			return false, false
-		}
-		if move, ever = k.call.Attempts.Move(); !move {
-			k.settle(attempt{}, nil)
-		}
-		return move, ever
-	})
-}
-
-// received notes a response message, or the end of the stream.
-func (k *core) received(err error, m any) error {
+// next returns the attempt after one that has failed with err, which it makes where no other goroutine does, and after
+// one that was left without an error. The error is that of the call.
+func (k *core) next(at attempt, err error) (attempt, error) {
 	switch {
-	case err != nil:
-		k.end(err)
-		return err
-	case k.usage:
-		k.call.ReadUsage(m)
+	case err == io.EOF:
+		return at, err
+	case err == call.ErrLate, err != nil && k.claim(at): // a late attempt is claimed already
+		return k.attempt(err)
 	}
-	if !k.desc.ServerStreams {
-		k.end(nil)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now, failure := k.wait()
+	if failure == nil && now.n == at.n {
+		failure = err // the call has settled on it
 	}
-	return nil
+	return now, failure
 }
+
+// ended is the status of a call whose context has ended.
+func (k *core) ended() error { return status.FromContextError(k.call.Err()).Err() }
 
 // end is the end of the call, once: err is io.EOF or nil on success.
 func (k *core) end(err error) {
 	k.once.Do(func() {
-		k.mu.Lock()
-		k.ended = true
-		k.disarm()
-		k.call.Attempts.Last()
-		k.mu.Unlock()
-		k.cancel()
+		k.cleanup.Stop()
 		k.call.End()
 		if err == io.EOF {
 			err = nil
@@ -427,49 +380,8 @@ func (k *core) end(err error) {
 	})
 }
 
-// arm ends the call when the application drops its stream s, and, for its OnFinish options, when the context ends.
-func (k *core) arm(s *clientStream) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.cleanup = runtime.AddCleanup(s, (*core).abandon, k)
-	if k.finish != nil {
-		k.stop = context.AfterFunc(k.ctx, func() { k.end(status.FromContextError(k.ctx.Err()).Err()) })
-	}
-	if k.ended {
-		k.disarm()
-	}
-}
-
-// disarm undoes arm. Called with mu held.
-func (k *core) disarm() {
-	k.cleanup.Stop()
-	if k.stop != nil {
-		k.stop()
-	}
-}
-
 // abandon ends a call whose stream the application dropped without reading to
 // the end or cancelling.
 func (k *core) abandon() {
 	k.end(status.Error(codes.Canceled, "warmpath: the stream was dropped before its end"))
-}
-
-// takeOnFinish splits the OnFinish options off: gRPC would run them after every attempt, the application wants them
-// once.
-func takeOnFinish(opts []grpc.CallOption) (rest []grpc.CallOption, finish []func(error)) {
-	for _, o := range opts {
-		if f, ok := o.(grpc.OnFinishCallOption); ok {
-			finish = append(finish, f.OnFinish)
-		}
-	}
-	if finish == nil {
-		return opts, nil
-	}
-	return slices.DeleteFunc(slices.Clone(opts), isA[grpc.OnFinishCallOption]), finish
-}
-
-// isA reports whether an option is a T.
-func isA[T grpc.CallOption](o grpc.CallOption) bool {
-	_, ok := o.(T)
-	return ok
 }

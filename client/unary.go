@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/grpc"
 
@@ -14,68 +15,58 @@ import (
 func (c *channels) unary(
 	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	opts ...grpc.CallOption,
-) (err error) {
-	h := c.handle(cc)
-	if h.Within(ctx) {
+) error {
+	rpc := new(call.Call)
+	if !c.handle(cc).Start(rpc, ctx, cc, method, policy.AnswerWhole) {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
-	// That of the service config bounds the whole call, the queue and all attempts.
-	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, *t)
-		defer cancel()
-	}
-	rpc := new(call.Call)
-	h.Start(rpc, ctx, cc, method, req, policy.AnswerWhole)
 	defer rpc.End()
 	tries := &rpc.Attempts
-	opts, finish := takeOnFinish(opts)
-	opts = tries.Sends(req, opts)
-	defer tries.Last()
-	if finish != nil {
-		defer func() {
-			for _, finish := range finish {
-				finish(err)
-			}
-		}()
-	}
-	for {
-		if err := tries.Reserve(ctx); err != nil {
+	rest, finish := takeOnFinish(opts)
+	all := tries.Sends(req, rest)
+	err := tries.Run(nil, func() error {
+		opts, limit := tries.Ranked(all), tries.Limit()
+		if limit == 0 {
+			return invoke(rpc, method, req, reply, cc, opts...)
+		}
+		attempt, cancel := context.WithCancel(rpc)
+		defer cancel()
+		answered := false
+		err := tries.Await(limit, cancel, func() error {
+			err := invoke(attempt, method, req, reply, cc, opts...)
+			answered = err == nil
 			return err
-		}
-		var err error
-		opts := tries.Ranked(opts)
-		if tries.Limited() {
-			err = invokeLimited(rpc, method, req, reply, cc, invoke, opts)
-		} else {
-			err = invoke(rpc, method, req, reply, cc, opts...)
-		}
-		if err == nil {
-			if rpc.FirstMessage() {
-				rpc.ReadUsage(reply)
-			}
+		}, tries.Move)
+		if answered { // in the moment in which it was cancelled
 			return nil
 		}
-		if err := tries.Again(ctx, err); err != nil {
-			return err
-		}
-	}
-}
-
-// invokeLimited is invoke for an attempt for whose answer the call waits until first_token_timeout.
-func invokeLimited(
-	rpc *call.Call, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts []grpc.CallOption,
-) error {
-	ctx, cancel := context.WithCancel(rpc)
-	defer cancel()
-	answered := false
-	err := rpc.Attempts.Await(cancel, func() error {
-		err := invoke(ctx, method, req, reply, cc, opts...)
-		answered = err == nil
 		return err
-	}, rpc.Attempts.Move)
-	if answered { // in the moment in which it was cancelled
-		return nil
+	})
+	if err == nil && rpc.FirstMessage() {
+		rpc.ReadUsage(reply)
+	}
+	for _, finish := range finish {
+		finish(err)
 	}
 	return err
+}
+
+// takeOnFinish splits the OnFinish options off: gRPC would run them after every attempt, the application wants them
+// once.
+func takeOnFinish(opts []grpc.CallOption) (rest []grpc.CallOption, finish []func(error)) {
+	for _, o := range opts {
+		if f, ok := o.(grpc.OnFinishCallOption); ok {
+			finish = append(finish, f.OnFinish)
+		}
+	}
+	if finish == nil {
+		return opts, nil
+	}
+	return slices.DeleteFunc(slices.Clone(opts), isA[grpc.OnFinishCallOption]), finish
+}
+
+// isA reports whether an option is a T.
+func isA[T grpc.CallOption](o grpc.CallOption) bool {
+	_, ok := o.(T)
+	return ok
 }

@@ -52,7 +52,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	if err != nil {
-		a.Unclaim()
+		a.Finished(balancer.DoneInfo{})
 		return res, err
 	}
 	res.Metadata = a.RankMetadata(info.Ctx)
@@ -239,7 +239,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 		c.free()
 		return res, err
 	}
-	call.Note(info.Ctx, binding, nil, route, &c.request, &c.held.Decision)
+	call.Note(info.Ctx, nil, binding, route, &c.request, &c.held.Decision)
 	res.Metadata = call.RankMetadata(info.Ctx, &c.held.Decision)
 	res.Done = chain(res.Done, c.done)
 	return res, nil

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
@@ -58,50 +57,30 @@ func (e *callError) Error() string              { return e.status.Err().Error() 
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 func (e *callError) Unwrap() []error            { return e.causes }
 
-// Sends prepares for the request message to be sent once for each attempt. It returns the options of the attempts.
-func (a *Attempts) Sends(msg any, opts []grpc.CallOption) []grpc.CallOption {
-	if _, a.single = msg.(*grpc.PreparedMsg); a.single {
-		return opts
+// Run makes attempts with send until one succeeds. Where one has been made and failed, failed is its error, else nil. An
+// error is that of the call.
+func (a *Attempts) Run(failed error, send func() error) error {
+	for err := failed; ; {
+		if err != nil {
+			if err = a.again(err); err != nil {
+				return err
+			}
+		}
+		a.Begun++
+		wait := a.backoff
+		a.backoff = 0
+		if err = a.call.reserve(wait); err != nil {
+			return err
+		}
+		if err = send(); err == nil {
+			return nil
+		}
 	}
-	if a.codec = newCodecOnce(msg, opts); a.codec == nil {
-		return opts
-	}
-	return append(slices.Clip(opts), grpc.ForceCodecV2(a.codec))
 }
 
-// Last frees what only another attempt would need.
-func (a *Attempts) Last() {
-	if a.codec != nil {
-		a.codec.free()
-	}
-}
-
-// Reserve reserves a replica for the next attempt, and waits in the queue where all are full, and where the last
-// replica refused the call. An error is final. The Router is that of the channel's balancer, and, where it has
-// several or none, that of the one whose picker found all replicas full.
-func (a *Attempts) Reserve(ctx context.Context) error {
-	a.Begun++
-	wait := a.backoff
-	a.backoff = 0
-	c := a.call
-	b := c.handle.bound.Load()
-	if b == nil {
-		c.mu.Lock()
-		b = c.reserved.full
-		c.mu.Unlock()
-	}
-	if b != nil {
-		return c.reserve(b, wait)
-	}
-	if pause.For(ctx, wait) != nil {
-		return status.FromContextError(ctx.Err()).Err()
-	}
-	return nil
-}
-
-// Again returns nil if another attempt follows one that failed with err, once the time for it has come; else the error
+// again returns nil if another attempt follows one that failed with err, once the time for it has come; else the error
 // of the call.
-func (a *Attempts) Again(ctx context.Context, err error) error {
+func (a *Attempts) again(err error) error {
 	c := a.call
 	if c.key.refused {
 		return c.key.refusal()
@@ -113,10 +92,10 @@ func (a *Attempts) Again(ctx context.Context, err error) error {
 	if why == final || a.single {
 		return err
 	}
-	if end := ended(ctx, err); end != nil {
+	if end := ended(c.Context, err); end != nil {
 		return end
 	}
-	backoff := c.handle.binding().Config.Backoff
+	b := c.handle.binding()
 	switch {
 	case why == full:
 		a.next()
@@ -125,16 +104,16 @@ func (a *Attempts) Again(ctx context.Context, err error) error {
 		return err
 	case why == refused:
 		a.refused++
-		a.backoff = backoff.Wait(a.refused)
+		a.backoff = b.Config.Backoff.Wait(a.refused)
 	default:
 		if err := a.spend(why, last, err); err != nil {
 			return err
 		}
-		if pause.For(ctx, backoff.Wait(a.failed)) != nil {
-			return status.FromContextError(ctx.Err()).Err()
+		if err := c.pause(b.Config.Backoff.Wait(a.failed)); err != nil {
+			return err
 		}
 	}
-	c.handle.Telemetry.Count(c, telemetry.Retries, c.handle.binding().Policy, why.retry())
+	c.handle.Telemetry.Count(c, telemetry.Retries, b.Policy, why.retry())
 	a.next()
 	return nil
 }
@@ -155,11 +134,9 @@ func (a *Attempts) next() {
 	c.reserved.drop(&c.key.request)
 	c.complete()
 	c.outcome.result.Usage = policy.NoUsage
-	if c.few != &none {
-		c.few.repeats = 0
-	}
-	if c.few.late {
-		c.few.late, c.few.outrun = false, c.outcome.last.Replica
+	c.repeats = 0
+	if c.late {
+		c.late, c.outrun = false, c.outcome.last.Replica
 	}
 	if !c.outcome.last.Full {
 		router.NextAttempt(&c.key.request, c.outcome.last.Replica)
@@ -185,7 +162,7 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 			return err
 		}
 	}
-	if a.failed >= a.max() || a.sent > 1 || a.rejected > 1 {
+	if a.failed >= a.call.handle.binding().Config.MaxAttempts || a.sent > 1 || a.rejected > 1 {
 		return err
 	}
 	if !a.retry() {
@@ -197,8 +174,6 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 	}
 	return nil
 }
-
-func (a *Attempts) max() int { return a.call.handle.binding().Config.MaxAttempts }
 
 // retry takes one more attempt out of the channel's budget, and reports whether it was there.
 func (a *Attempts) retry() bool {
@@ -220,7 +195,7 @@ func (a *Attempts) broke(last attempt) error {
 		status.Code(last.Err) != codes.Unavailable {
 		return nil
 	}
-	prompt, known := c.key.prompt(c.dialect())
+	prompt, known := c.key.prompt(b)
 	return b.quarantined(c, c.handle.quarantine.broke(breakage{
 		prompt: prompt, known: known, replica: replica.ID, at: time.Now(), began: last.breaks,
 		beside: replica.Ongoing() > 0,
@@ -245,7 +220,7 @@ func (a *Attempts) canMove() bool {
 	}
 	q.Exclude = append(slices.Clip(q.Exclude), at.ID)
 	if c.key.msg != nil {
-		b.Dialects.Lookup(q.Method).Request(&q, c.key.uses, c.key.msg)
+		b.dialect(&q).Request(&q, c.key.uses, c.key.msg)
 	}
 	var room router.Reservation
 	err := b.Router.Reserve(c, &q, &room, router.How{Query: true})
@@ -258,48 +233,49 @@ func (a *Attempts) canMove() bool {
 func (a *Attempts) retriedElsewhere() bool {
 	a.call.mu.Lock()
 	defer a.call.mu.Unlock()
-	return a.call.few.inside || a.conn.GetMethodConfig(a.call.key.request.Method).RetryPolicy != nil
+	return a.call.inside || a.conn.GetMethodConfig(a.call.key.request.Method).RetryPolicy != nil
 }
 
-// Limited reports whether the wait for the first message of the next attempt is bounded by first_token_timeout.
-func (a *Attempts) Limited() bool {
-	b := a.call.handle.bound.Load()
-	return b != nil && b.Config.FirstTokenTimeout > 0 && a.sent == 0 && !a.retriedElsewhere()
-}
-
-// Await runs receive. Each time that first_token_timeout passes it calls move, which returns whether the attempt is to
-// be given up, and whether it makes sense to ask again. For one that is, Await cancels the attempt, and returns ErrLate
-// once receive has returned.
-func (a *Attempts) Await(cancel context.CancelFunc, receive func() error, move func() (move, ever bool)) error {
-	limit := time.Duration(a.call.handle.binding().Config.FirstTokenTimeout)
-	if limit <= 0 { // the config has changed, or the channel is closed
-		return receive()
+// Limit is how long the call waits for the first message of the attempt that it has reserved, until another replica gets
+// it; 0 = it is not given to another.
+func (a *Attempts) Limit() time.Duration {
+	c := a.call
+	limit := time.Duration(c.handle.binding().Config.FirstTokenTimeout)
+	if limit > 0 && (a.sent > 0 || c.key.request.Answer == policy.AnswerUnseen || a.retriedElsewhere()) {
+		limit = 0
 	}
+	return limit
+}
+
+// Await runs receive for an attempt with a limit. Each time that it passes it calls move, as a rule [Attempts.Move]. Where
+// the call moves, Await cancels the attempt, and returns ErrLate once receive has returned.
+func (a *Attempts) Await(
+	limit time.Duration, cancel context.CancelFunc, receive func() error, move func() (moved, ever bool),
+) error {
 	done := make(chan error, 1)
 	go func() { done <- receive() }()
 	timeout := time.NewTicker(limit)
 	defer timeout.Stop()
-	for {
+	for ever := true; ever; {
 		select {
 		case err := <-done:
 			return err
 		case <-timeout.C:
 		}
-		switch moved, ever := move(); {
-		case moved:
+		var moved bool
+		if moved, ever = move(); moved {
 			cancel()
 			<-done // it writes the application's message
 			return ErrLate
-		case !ever:
-			return <-done
 		}
 	}
+	return <-done
 }
 
 // Move reports whether the call leaves an attempt whose first message is late: another replica has room, and neither
-// the attempts nor the budget are spent. Those do not come back.
-func (a *Attempts) Move() (move, ever bool) {
-	if a.sent > 0 || a.failed+1 >= a.max() {
+// the attempts nor the budget are spent. Those do not come back: then it is not asked ever again.
+func (a *Attempts) Move() (moved, ever bool) {
+	if a.sent > 0 || a.failed+1 >= a.call.handle.binding().Config.MaxAttempts {
 		return false, false
 	}
 	if !a.canMove() {
@@ -310,7 +286,7 @@ func (a *Attempts) Move() (move, ever bool) {
 	}
 	a.call.mu.Lock()
 	defer a.call.mu.Unlock()
-	a.call.rarely().late = true
+	a.call.late = true
 	return true, true
 }
 

@@ -41,15 +41,15 @@ func (c *codecOnce) Marshal(m any) (mem.BufferSlice, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.encoded && !c.freed {
+	switch {
+	case c.freed:
+		return nil, status.Error(codes.Canceled, "warmpath: the call has ended")
+	case !c.encoded:
 		data, err := c.CodecV2.Marshal(m)
 		if err != nil {
 			return nil, err
 		}
 		c.data, c.encoded = data, true
-	}
-	if c.freed {
-		return nil, status.Error(codes.Canceled, "warmpath: the call has ended")
 	}
 	c.data.Ref()
 	return slices.Clone(c.data), nil
@@ -57,30 +57,32 @@ func (c *codecOnce) Marshal(m any) (mem.BufferSlice, error) {
 
 // free gives the encoded message back: no attempt follows.
 func (c *codecOnce) free() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.freed {
+	if c == nil {
 		return
 	}
-	c.freed = true
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.data.Free()
-	c.data = nil
+	c.freed, c.data = true, nil
 }
 
-// newCodecOnce returns the codec of a call with the message and the options; nil where gRPC may encode the message as
-// often as it likes.
-func newCodecOnce(msg any, opts []grpc.CallOption) *codecOnce {
+// Sends gives the request message, which is sent once for each attempt. It returns the options of the attempts.
+func (a *Attempts) Sends(msg any, opts []grpc.CallOption) []grpc.CallOption {
+	a.call.mu.Lock()
+	defer a.call.mu.Unlock()
+	a.call.key.msg = msg
 	codec, chosen := codecOf(opts)
-	if codec == nil {
-		return nil
+	if _, a.single = msg.(*grpc.PreparedMsg); a.single || codec == nil {
+		return opts
 	}
-	if !chosen && codec.Name() == encodingproto.Name {
-		switch msg.(type) {
-		case proto.Message, protoadapt.MessageV1:
-			return nil
+	switch msg.(type) {
+	case proto.Message, protoadapt.MessageV1:
+		if !chosen && codec.Name() == encodingproto.Name { // gRPC may encode it as often as it likes
+			return opts
 		}
 	}
-	return &codecOnce{CodecV2: codec, msg: msg}
+	a.codec = &codecOnce{CodecV2: codec, msg: msg}
+	return append(slices.Clip(opts), grpc.ForceCodecV2(a.codec))
 }
 
 // codecOf returns the codec that gRPC takes with the options, and whether they name it. It is nil for one of an older
@@ -130,17 +132,17 @@ func RankMetadata(ctx context.Context, d *policy.Decision) metadata.MD {
 func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	d := &c.reserved.held.Decision
-	if d.Replica.Ranks <= 1 && c.few.rank == 0 {
+	c.rank = 0
+	d := c.Decision()
+	if d.Replica.Ranks <= 1 {
 		return nil
 	}
-	c.rarely().rank = 0
-	m, md := c.dialect(), RankMetadata(ctx, d)
+	m, md := c.reserved.binding.dialect(&c.key.request), RankMetadata(ctx, d)
 	switch {
 	case m.HasRank(c.key.msg):
 		return nil
 	case md != nil && m.TakesRank():
-		c.few.rank = d.Rank() + 1
+		c.rank = d.Rank() + 1
 	}
 	return md
 }
@@ -149,10 +151,10 @@ func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 // may have several, the rank is written when gRPC encodes the message, since only then the replica is certain.
 func (a *Attempts) Ranked(opts []grpc.CallOption) []grpc.CallOption {
 	c := a.call
-	if r := c.reserved.held.Decision.Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
+	if r := c.Decision().Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
 		return opts
 	}
-	if m := c.dialect(); m != nil && !m.TakesRank() {
+	if b := c.handle.bound.Load(); b != nil && !b.dialect(&c.key.request).TakesRank() {
 		return opts
 	}
 	inner, _ := codecOf(opts)
@@ -169,16 +171,16 @@ type rankCodec struct {
 }
 
 // Marshal implements encoding.CodecV2.
-func (c rankCodec) Marshal(v any) (mem.BufferSlice, error) {
-	out, err := c.CodecV2.Marshal(v)
-	if err != nil {
-		return nil, err
+func (r rankCodec) Marshal(v any) (mem.BufferSlice, error) {
+	out, err := r.CodecV2.Marshal(v)
+	c := r.call
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil || c.rank == 0 {
+		return out, err
 	}
-	c.call.mu.Lock()
-	rank := c.call.few.rank
-	c.call.mu.Unlock()
-	if m := c.call.dialect(); rank > 0 && m != nil && !m.HasRank(v) {
-		if field := m.EncodedRank(rank - 1); field != nil {
+	if m := c.reserved.binding.dialect(&c.key.request); !m.HasRank(v) {
+		if field := m.EncodedRank(c.rank - 1); field != nil {
 			out = append(slices.Clip(out), mem.SliceBuffer(field))
 		}
 	}

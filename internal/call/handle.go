@@ -116,12 +116,6 @@ func (h *Handle) Announces(config string) bool {
 	return changed
 }
 
-// Within reports whether the context is that of an attempt on the same channel that another list of options has begun.
-func (h *Handle) Within(ctx context.Context) bool {
-	call, _ := From(ctx)
-	return call != nil && call.handle != h && call.handle.conn == h.conn
-}
-
 // Defers reports whether streams of a method that sends several messages are to
 // be opened by their first action: their dialect has that set.
 func (h *Handle) Defers(method string) bool {

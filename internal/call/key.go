@@ -42,7 +42,7 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 	if k.msg == nil {
 		return
 	}
-	m, named := b.Dialects.Lookup(q.Method), q.ID != "" // by the metadata
+	m, named := b.dialect(q), q.ID != "" // by the metadata
 	if err := m.Request(q, k.uses, k.msg); err != nil {
 		h.warnUnread(q.Method, err)
 	}
@@ -51,6 +51,9 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 		k.abortable = k.engine != ""
 	}
 }
+
+// dialect is how the messages of a request's method are read.
+func (b *Binding) dialect(q *policy.Request) *requestkey.Method { return b.Dialects.Lookup(q.Method) }
 
 // ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id
 // is the last.
@@ -97,7 +100,7 @@ func (k *key) lacksPrompt(b *Binding) bool {
 	if !b.NeedsPrompt || k.request.PromptTokens > 0 || keyless(k.request.Method) {
 		return false
 	}
-	k.refused = b.Dialects.Lookup(k.request.Method).HasPrompt()
+	k.refused = b.dialect(&k.request).HasPrompt()
 	return k.refused
 }
 
@@ -111,13 +114,13 @@ func (k *key) refusal() error {
 
 // prompt returns the hash of the whole prompt with its model, adapter and salt; false where the message has none. It is
 // read from the message, once, whatever the policy looks at. The goroutine of the call uses it.
-func (k *key) prompt(m *requestkey.Method) (uint64, bool) {
-	if k.hashed || k.msg == nil || m == nil {
+func (k *key) prompt(b *Binding) (uint64, bool) {
+	if k.hashed || k.msg == nil {
 		return k.hash, k.hasPrompt
 	}
 	k.hashed = true
 	var q policy.Request
-	m.Request(&q, policy.UsesPrompt|requestkey.WantModel, k.msg)
+	b.dialect(&k.request).Request(&q, policy.UsesPrompt|requestkey.WantModel, k.msg)
 	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
 	var whole [1]uint64
 	hash := kvindex.AppendTokens(whole[:0], q.Prompt.Tokens, len(q.Prompt.Tokens), seed)
@@ -187,16 +190,15 @@ func (c *Call) Beyond(r *Route) *Route {
 	return r.set
 }
 
-// routeOf returns the route of a call that begins with a context on the handle's channel. The context of another call's
-// attempt gives it no Report of that call, and nothing at all of a call on another channel but what was set in it.
-func (h *Handle) routeOf(ctx context.Context) *Route {
-	call, r := From(ctx)
+// routeOf returns the route of a call that begins on the handle's channel in the context of another one, outer, with the
+// route there. It gets no Report of that call, and nothing at all of a call on another channel but what was set in it.
+func (h *Handle) routeOf(outer *Call, r *Route) *Route {
 	switch {
-	case call == nil || r == nil:
+	case outer == nil || r == nil:
 		return r
-	case call.handle != h:
-		return call.Beyond(r)
-	case call.given != nil && r.Report == call.given.Report:
+	case outer.handle != h:
+		return outer.Beyond(r)
+	case outer.given != nil && r.Report == outer.given.Report:
 		return r.changed(func(r *Route) { r.Report, r.call, r.set = nil, nil, nil })
 	}
 	return r

@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"math"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/balancer"
@@ -25,6 +26,7 @@ type outcome struct {
 	last    attempt
 	result  policy.Outcome // of the last reservation, with the usage in the messages
 	pending bool           // it is still to be reported
+	began   time.Time      // where the Router does not measure how long the first message takes
 }
 
 // An attempt is what the retry loop looks at.
@@ -46,10 +48,8 @@ type attempt struct {
 func (a *attempt) statusAlone() bool { return len(a.Trailer["content-type"]) > 0 }
 
 // Note records a decision on the attempt's span, in the metrics, and in the report that the application asked for. call is
-// the application's span; nil where it cannot be distinguished, as without an interceptor.
-func Note(
-	attempt context.Context, b *Binding, call trace.Span, route *Route, q *policy.Request, d *policy.Decision,
-) {
+// the application's context; nil where it cannot be distinguished, as without an interceptor.
+func Note(attempt, call context.Context, b *Binding, route *Route, q *policy.Request, d *policy.Decision) {
 	b.Telemetry.Decided(attempt, call, b.Policy, q, d)
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
 		b.NoKey(b, q.Method)
@@ -77,7 +77,7 @@ func Note(
 func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
 	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
 		d := policy.To(r, why)
-		Note(attempt, b, nil, nil, q, &d)
+		Note(attempt, nil, b, nil, q, &d)
 	}
 }
 

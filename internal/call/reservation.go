@@ -1,6 +1,7 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lookaside"
-	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -29,35 +29,40 @@ type reservation struct {
 }
 
 // make reserves a replica, waiting in the queue where all are full. It reserves none where only gRPC can help.
-func (r *reservation) make(ctx context.Context, b *Binding, q *policy.Request, backoff time.Duration) error {
+func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.Duration) error {
 	if b.Central != nil {
-		if pause.For(ctx, backoff) != nil {
-			return status.FromContextError(ctx.Err()).Err()
+		if err := c.pause(backoff); err != nil {
+			return err
 		}
 		backoff = 0
 	}
-	began := b.Telemetry.Begin(ctx)
-	made, err := r.ask(ctx, b, q)
-	if !made && err == nil {
-		if b.Central != nil {
-			began = b.Telemetry.Begin(ctx)
+	m, asked := b.asks(q), false
+	began := b.Telemetry.Begin(c)
+	if m != nil {
+		var err error
+		if asked, err = r.ask(c, b, m, q); err != nil {
+			return err
 		}
-		switch err = b.Router.Reserve(ctx, q, &r.held, router.How{Backoff: backoff}); err {
+	}
+	if !asked {
+		if m != nil {
+			began = b.Telemetry.Begin(c)
+		}
+		switch err := b.Router.Reserve(c, q, &r.held, router.How{Backoff: backoff}); err {
 		case nil:
-			r.decidedHere(b, q)
 		case router.ErrNotConnected, router.ErrClosed:
 			return nil
 		default:
-			err = Status(Explain(err, q, b.Router.View()))
+			return Status(Explain(err, q, b.Router.View()))
 		}
-	}
-	if err != nil {
-		return err
+		if m != nil {
+			r.decidedHere()
+		}
 	}
 	r.binding = b
 	r.brought.Store(true)
-	if d := &r.held.Decision; made || d.Queued == 0 {
-		b.Telemetry.Picked(ctx, b.Policy, began, d.Queued)
+	if d := &r.held.Decision; asked || d.Queued == 0 {
+		b.Telemetry.Picked(c, b.Policy, began, d.Queued)
 	}
 	return nil
 }
@@ -97,34 +102,47 @@ func (b *Binding) asks(q *policy.Request) *Central {
 }
 
 // decidedHere notes that the local policy decided where the server was to.
-func (r *reservation) decidedHere(b *Binding, q *policy.Request) {
-	if b.asks(q) == nil {
-		return
-	}
+func (r *reservation) decidedHere() {
 	d := &r.held.Decision
-	if d.Rule == "" {
-		d.Rule = d.Reason
-	}
+	d.Rule = cmp.Or(d.Rule, d.Reason)
 	d.Reason = policy.ReasonFallbackLocal
 }
 
+const (
+	// maxAsked bounds the questions for one attempt, maxNamed the replicas that they exclude.
+	maxAsked = 4
+	maxNamed = 1000
+)
+
 // ask has the look-aside server decide, and reserves the replica that it names. It returns false where the local policy
-// is to decide. The error is a gRPC status.
-func (r *reservation) ask(ctx context.Context, b *Binding, q *policy.Request) (made bool, err error) {
-	m := b.asks(q)
-	if m == nil || len(b.Router.View().Connected()) == 0 {
+// is to decide. Where only the server may, and the replica cannot be used from here, it is asked again: without that
+// one, and without those that are not connected, which the server cannot see. The error is a gRPC status.
+func (r *reservation) ask(ctx context.Context, b *Binding, m *Central, q *policy.Request) (made bool, err error) {
+	if len(b.Router.View().Connected()) == 0 {
 		return false, nil // only gRPC can help
 	}
 	b.Router.Prepare(ctx, q)
-	named, err := r.askOnce(ctx, b, m, q)
-	if named != "" && m.Closed {
-		err = r.askForOthers(ctx, b, m, q, named, err)
+	own := q.Exclude
+	defer func() { q.Exclude = own }()
+	for asked := 1; ; asked++ {
+		var named string
+		if named, err = r.askOnce(ctx, b, m, q); err == nil {
+			return true, nil
+		}
+		if errors.Is(err, router.ErrClosed) {
+			return false, nil // gRPC meets the next Router
+		}
+		if named == "" || !m.Closed || asked == maxAsked {
+			break
+		}
+		q.Exclude = append(slices.Clone(q.Exclude), named)
+		for _, r := range b.Router.View().Replicas() {
+			if asked == 1 && !r.Connected() && len(q.Exclude) < maxNamed-maxAsked {
+				q.Exclude = append(q.Exclude, r.ID)
+			}
+		}
 	}
 	switch {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, router.ErrClosed):
-		return false, nil // gRPC meets the next Router
 	case ctx.Err() != nil:
 		return false, status.FromContextError(ctx.Err()).Err()
 	case m.Closed:
@@ -149,34 +167,6 @@ func (r *reservation) askOnce(
 	}
 	r.server = a.Reservation
 	return a.Replica, nil
-}
-
-const (
-	// maxAsked bounds the questions for one attempt, maxNamed the replicas that they exclude.
-	maxAsked = 4
-	maxNamed = 1000
-)
-
-// askForOthers asks again where only the server may decide and the replica that it named cannot be used from here, for
-// the reason err: without that one, and without those that are not connected, which the server cannot see.
-func (r *reservation) askForOthers(
-	ctx context.Context, b *Binding, m *Central, q *policy.Request, named string, err error,
-) error {
-	own := q.Exclude
-	defer func() { q.Exclude = own }()
-	for asked := 1; err != nil && named != "" && asked < maxAsked && !errors.Is(err, router.ErrClosed); asked++ {
-		all := append(slices.Clone(q.Exclude), named)
-		if asked == 1 {
-			for _, r := range b.Router.View().Replicas() {
-				if !r.Connected() && len(all) < maxNamed-maxAsked {
-					all = append(all, r.ID)
-				}
-			}
-		}
-		q.Exclude = all
-		named, err = r.askOnce(ctx, b, m, q)
-	}
-	return err
 }
 
 // Status turns an error of the Router into a gRPC status that names what to change.

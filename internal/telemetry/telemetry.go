@@ -285,10 +285,10 @@ func (r *Recorder) Counts(ctx context.Context) bool { return r.counters[decision
 // Decided writes a decision on the span in the context of an attempt, and counts it, and what a shadow policy decided on
 // the same request. The span is the attempt's own if it differs from that of the call.
 func (r *Recorder) Decided(
-	attempt context.Context, call trace.Span, policyName string, q *policy.Request, d *policy.Decision,
+	attempt, call context.Context, policyName string, q *policy.Request, d *policy.Decision,
 ) {
 	if span := trace.SpanFromContext(attempt); span.IsRecording() {
-		if kvs := Attributes(policyName, q, d); call != nil && span == call {
+		if kvs := Attributes(policyName, q, d); call != nil && span == trace.SpanFromContext(call) {
 			span.AddEvent(EventName, trace.WithAttributes(kvs...))
 		} else {
 			span.SetAttributes(kvs...)
