@@ -7,6 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -35,7 +37,7 @@ func (f *fixture) reasons(t *testing.T) map[string]int {
 func TestAdoptionChanges(t *testing.T) {
 	f := start(t, adopting(""))
 	d := f.deployment("chat")
-	router, version := d.hosted.Load().router, d.pushed.GetVersion()
+	before, version := d.hosted.Load().router, d.pushed.GetVersion()
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Pinned: "a", Mode: warmpathv1.PickMode_PICK_MODE_RESERVE})
 	require.Equal(t, map[string]int{"ring": 100}, f.reasons(t))
 	for i, c := range []struct {
@@ -49,7 +51,7 @@ func TestAdoptionChanges(t *testing.T) {
 		{"", `"consistent_hash"`, "consistent_hash", [2]int{100, 100}},
 	} {
 		require.NoError(t, f.Update(parse(t, adopting(c.more))))
-		require.Same(t, router, d.hosted.Load().router, "the Router, and what is booked with it, was given up")
+		require.Same(t, before, d.hosted.Load().router, "the Router, and what is booked with it, was given up")
 		require.Equal(t, version+uint64(i)+1, d.pushed.GetVersion())
 		require.Contains(t, d.pushed.GetServiceConfig(), c.pushed)
 		got := f.reasons(t)
@@ -60,11 +62,14 @@ func TestAdoptionChanges(t *testing.T) {
 		require.Equal(t, c.policy, a.GetDecision().GetPolicy())
 	}
 	require.NoError(t, f.Update(parse(t, adopting("    shadow_policy: {round_robin: {}}"))))
-	require.NotSame(t, router, d.hosted.Load().router)
+	require.NotSame(t, before, d.hosted.Load().router)
 	f.reasons(t)
-	s, ok := d.hosted.Load().router.ShadowStats()
+	q, b := new(policy.Request), new(router.Reservation)
+	require.NoError(t, d.hosted.Load().router.Reserve(t.Context(), q, b, router.How{NoWait: true}))
+	b.Release()
+	name, _, _, ok := router.Shadow(q)
 	require.True(t, ok)
-	require.EqualValues(t, 100, s.Decisions)
+	require.Equal(t, "round_robin", name)
 }
 
 // Who has applied the percentage already is not asked twice.

@@ -3,7 +3,7 @@ package policy
 import "fmt"
 
 // A Priority is a request's level in the queue. A level is a head start: a request
-// stands in the queue as if it had come HeadStart earlier for each level, so it is
+// stands in the queue as if it had come ten seconds earlier for each level, so it is
 // served before those of the level below that came up to that long before it, and
 // no request waits for ever behind those of a higher level.
 type Priority int8

@@ -124,5 +124,5 @@ func (q *Request) Attempt() int { return q.state.Attempt + 1 }
 
 // Tried reports whether an earlier attempt of the call went to the replica.
 func (q *Request) Tried(r *Replica) bool {
-	return len(q.state.Tried) > 0 && q.state.HasTried(r.state, r.index, r.ID)
+	return len(q.state.Tried) > 0 && q.state.HasTried(r.ID)
 }

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -23,7 +22,6 @@ func (c choice) policy() *policy.Policy { return c.r.Rollout.policy(c.q) }
 // decide fills in the decision.
 func (c choice) decide() error {
 	r, q, v, d := c.r, c.q, c.v, c.d
-	v.narrow(q) // for a fleet that has changed since
 	q.State().Plain = !r.Rollout.Decides(q)
 	switch {
 	case r.queue.closed:
@@ -33,32 +31,15 @@ func (c choice) decide() error {
 		*d = policy.Decision{}
 		return ErrNotConnected
 	case q.Pin != "":
-		if err := c.pinned(); err != nil {
-			return err
-		}
-		if r.own.Routed != nil && !q.State().Plain {
-			d.MatchedTokens = matched(&r.opts.Policy, q, v, d.Replica)
-		}
-	default:
-		q.State().AnyModel = v.anyModel(q)
-		r.Load.Expire()
-		q.State().Keeper = nil
-		if len(v.leaving) > 0 {
-			q.State().Keeper = r.Fleet.keeper(q, v)
-		}
-		if err := c.ask(); err != nil {
-			if r.outliers.AllHealthy() && len(v.leaving) == 0 {
-				return err
-			}
-			if err := c.askAll(); err != nil {
-				return err
-			}
-		}
+		return c.pinned()
 	}
-	if q.State().Attempt > 0 {
-		because(d, policy.ReasonRetry)
+	r.Load.Expire()
+	q.State().AnyModel, q.State().Keeper = v.anyModel(q), r.Fleet.keeper(q, v)
+	err := c.ask()
+	if err == nil || r.outliers.AllHealthy() && len(v.leaving) == 0 {
+		return err
 	}
-	return nil
+	return c.resort()
 }
 
 // ask calls the policy and corrects it.
@@ -71,7 +52,7 @@ func (c choice) ask() error {
 		*d = p.Choose(q, v)
 		d.State().Chosen = r.own.Withdrawn != nil && d.Replica != nil && !q.State().Plain
 	}
-	if d.Replica == nil || v.current(d.Replica) != d.Replica || !v.Available(q, d.Replica) {
+	if d.Replica == nil || !v.has(d.Replica) || !v.Available(q, d.Replica) {
 		picked := *d
 		err := c.correct()
 		if picked.Replica != nil && (err != nil || d.Replica.ID != picked.Replica.ID) {
@@ -85,7 +66,7 @@ func (c choice) ask() error {
 // corrected notes that a pick of the policy is not used. Called with mu held.
 func (c choice) corrected(picked *policy.Decision) {
 	withdrawn(&c.r.own, c.q, picked)
-	rep := c.v.current(picked.Replica)
+	rep := c.v.byID[picked.Replica.ID]
 	if rep != nil && rep.Connected() && c.v.Allowed(c.q, rep) {
 		return // only full: the request waits for it
 	}
@@ -96,40 +77,22 @@ func (c choice) corrected(picked *policy.Decision) {
 	}
 }
 
-// askAll asks again with those that are passed over as long as there are others: those that are starting slowly and,
-// where no other could ever serve the request, those that say that they drain, and then those that are ejected.
-// Called with mu held.
-func (c choice) askAll() error {
-	err := c.askWith(outlier.SlowStart)
-	if err == nil || err == ErrFull {
-		return err
-	}
-	c.q.State().LastResort = true
-	defer func() { c.q.State().LastResort = false }()
-	if err = c.askWith(outlier.SlowStart); err == nil || err == ErrFull {
-		return err
-	}
-	return c.askWith(outlier.Ejected)
-}
-
-func (c choice) askWith(worst outlier.State) error {
-	r, v := c.r, c.v
-	for _, rep := range v.connected {
-		if s, _ := r.outliers.State(liveOf(rep).outlier); s != outlier.Healthy && s <= worst {
-			liveOf(rep).Set(state.Barred, false)
+// resort asks again with those that are passed over as long as there are others: those that are starting slowly and,
+// where no other could ever serve the request, those that report that they drain, and then those that are ejected.
+func (c choice) resort() (err error) {
+	s := c.q.State()
+	defer func() { s.Resort = state.NoResort }()
+	for s.Resort = state.SlowStarters; s.Resort <= state.Ejected; s.Resort++ {
+		if err = c.ask(); err == nil || err == ErrFull {
+			break
 		}
 	}
-	defer func() {
-		for _, rep := range v.connected {
-			r.outliers.Readmit(liveOf(rep).outlier)
-		}
-	}()
-	return c.ask()
+	return err
 }
 
 func (c choice) pinned() error {
-	q, v, d := c.q, c.v, c.d
-	rep := v.ByID(q.Pin)
+	r, q, v, d := c.r, c.q, c.v, c.d
+	rep := v.byID[q.Pin]
 	*d = policy.Decision{}
 	switch {
 	case rep == nil || rep.Draining || excluded(q, rep):
@@ -141,6 +104,9 @@ func (c choice) pinned() error {
 		return ErrFull
 	}
 	*d = policy.To(rep, policy.ReasonPinned)
+	if r.own.Routed != nil && !q.State().Plain {
+		d.MatchedTokens = matched(&r.opts.Policy, q, v, rep)
+	}
 	return nil
 }
 
@@ -151,14 +117,25 @@ func (c choice) correct() error {
 	q, v, d := c.q, c.v, c.d
 	want := d.WaitFor
 	if d.Replica != nil {
-		rep := v.current(d.Replica)
-		if rep != nil && v.Available(q, rep) {
+		want = []*policy.Replica{d.Replica} // full, or of an older View, or not to be picked at all
+	}
+	var room *policy.Replica
+	var full []*policy.Replica
+	for _, rep := range want {
+		if rep != nil {
+			rep = v.byID[rep.ID]
+		}
+		switch {
+		case rep == nil || !rep.Connected() || !v.Allowed(q, rep):
+		case rep.Full():
+			full = append(full, rep)
+		case d.Replica != nil: // of an older View
 			d.Replica = rep
 			return nil
+		case room == nil || v.Load(rep) < v.Load(room):
+			room = rep
 		}
-		want = []*policy.Replica{rep} // full, or not to be picked at all
 	}
-	room, full := c.split(want)
 	if room == nil && full == nil { // any will do
 		room = v.LeastLoaded(q)
 	}
@@ -166,47 +143,39 @@ func (c choice) correct() error {
 		*d = policy.To(room, policy.ReasonLeastLoaded)
 		return nil
 	}
-	*d = policy.Wait(full...)
-	plain := len(q.Exclude) == 0 && len(q.Allow) == 0 && (q.Model == "" || q.State().AnyModel) &&
-		q.State().Keeper == nil && v.shared.outliers.AllHealthy()
-	if full != nil || v.open() > 0 && plain {
+	if *d = policy.Wait(full...); full != nil {
 		return ErrFull
 	}
-	_, full = c.split(v.connected)
-	switch len(full) {
-	case 0:
-		return c.unserved()
-	case v.open(): // any, after all, unless some of them drain
-		if q.State().Keeper != nil || q.State().LastResort {
-			d.WaitFor = full
+	return c.wait()
+}
+
+// wait fills in what a request waits for that takes any replica: all are full that may serve it. Those that drain for
+// others are no replicas that any request takes.
+func (c choice) wait() error {
+	q, v := c.q, c.v
+	may := 0
+	for _, rep := range v.connected {
+		if v.Allowed(q, rep) {
+			may++
 		}
-	default:
-		d.WaitFor = full
+	}
+	switch {
+	case may == 0:
+		return c.unserved()
+	case may == v.open() && q.State().Keeper == nil && q.State().Resort < state.Leavers:
+		return ErrFull
+	}
+	for _, rep := range v.connected {
+		if v.Allowed(q, rep) {
+			c.d.WaitFor = append(c.d.WaitFor, rep)
+		}
 	}
 	return ErrFull
 }
 
-// split looks at the replicas that a request would wait for: the least loaded that has room
-// now, and the full ones whose room it may have later.
-func (c choice) split(want []*policy.Replica) (room *policy.Replica, full []*policy.Replica) {
-	for _, rep := range want {
-		if rep != nil {
-			rep = c.v.current(rep)
-		}
-		switch {
-		case rep == nil || !rep.Connected() || !c.v.Allowed(c.q, rep):
-		case rep.Full():
-			full = append(full, rep)
-		case room == nil || c.v.Load(rep) < c.v.Load(room):
-			room = rep
-		}
-	}
-	return room, full
-}
-
 // unserved is the reason why no connected replica may serve the request.
 func (c choice) unserved() error {
-	for _, rep := range c.v.fleet.replicas {
+	for _, rep := range c.v.replicas {
 		if c.v.Allowed(c.q, rep) {
 			return ErrNotConnected
 		}

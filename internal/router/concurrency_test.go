@@ -118,7 +118,7 @@ func TestManyCallersAndChurn(t *testing.T) {
 		assert.Zero(t, rep.QueuedTokens())
 	}
 	assert.Zero(t, r.Queued())
-	assert.Empty(t, r.Fleet.departed)
+	assert.Empty(t, departed(r))
 	assert.Positive(t, booked.Load())
 	assert.Equal(t, booked.Load(), pol.routed.Load())
 	assert.Equal(t, booked.Load(), pol.completed.Load())
@@ -231,7 +231,7 @@ func TestAcquireIsSentAway(t *testing.T) {
 				require.Zero(t, r.Queued())
 				a.Release()
 				b.Release()
-				require.Empty(t, r.Fleet.departed)
+				require.Empty(t, departed(r))
 			})
 		})
 	}

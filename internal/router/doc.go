@@ -22,8 +22,7 @@
 // Complexity. Picking costs what the policy's Choose costs plus O(1). A change
 // of membership or of connectivity costs O(replicas), and each request that waits
 // chooses again. The fleet's health is looked at every 100 ms at most, in
-// O(replicas). A release looks at two heads of the queue: the requests that wait for this
-// replica, and those that take any.
+// O(replicas). A release whose replica a request waits for looks through the queue for the first of them.
 //
 // Guarantees. A replica that is not connected is never picked. A replica never
 // has more reservations than its max_ongoing_requests. A reservation is released once,

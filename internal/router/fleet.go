@@ -4,18 +4,80 @@ import (
 	"cmp"
 	"hash/maphash"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
+
+// A Member is one replica as the host reports it to [Fleet.Set].
+type Member struct {
+	policy.Attributes
+	// Host is the host's own handle, given back by Replica.Host. It must be
+	// comparable; a pointer as a rule.
+	Host any
+}
+
+// live is the part of a replica that outlives changes of its attributes.
+// Everything is written under the Router's mutex; what state.Replica has may be read by
+// policies and metrics without it.
+type live struct {
+	state.Replica
+	number  uint64 // random; set once
+	outlier *outlier.Replica
+
+	// Guarded by the Router's mutex.
+	wanted   int // how many requests wait for it, beside those that take any
+	refusals refusals
+	streams  int64     // what the connections take; state.NoBound = not known
+	drains   time.Time // since when it takes no new sessions
+}
+
+func newLive() *live {
+	l := &live{number: rand.Uint64(), streams: state.NoBound, refusals: refusals{most: state.NoBound}}
+	l.Owner = l
+	l.outlier = outlier.NewReplica(l)
+	return l
+}
+
+// liveOf returns the live part of a replica of a Router.
+func liveOf(r *policy.Replica) *live { return r.State().Owner.(*live) }
+
+// bounded returns n, where it bounds anything.
+func bounded(n int) int64 {
+	if n <= 0 {
+		return state.NoBound
+	}
+	return int64(n)
+}
+
+// bound puts into force how many reservations the replica may have now.
+func (l *live) bound() { l.Max.Store(min(l.Capacity.Load(), l.streams, l.refusals.most)) }
+
+// Bookings implements [outlier.Host].
+func (l *live) Bookings() int64 { return l.Ongoing() }
+
+// Admit implements [outlier.Host].
+func (l *live) Admit(ok bool) { l.Set(state.Barred, !ok) }
+
+// Draining implements [outlier.Host].
+func (l *live) Draining() bool { return l.Flags.Load()&(state.Leaving|state.Declared) != 0 }
+
+func serves(r *policy.Replica, model string) bool {
+	return len(r.Models) == 0 || slices.Contains(r.Models, model)
+}
+
+// leaves reports whether the replica reported itself that it drains.
+func leaves(r *policy.Replica) bool { return r.State().Flags.Load()&state.Leaving != 0 }
 
 // A Fleet is the membership of a Router and its connections. The Router's mutex guards it.
 type Fleet struct {
 	router   *Router
-	departed map[string]*live // left the fleet with reservations under way
-	numbers  uint32           // given to replicas
+	known    map[string]*live // the members, and those that had reservations when they left
 	sessions *sessions        // nil where no replica keeps its sessions while it drains
 }
 
@@ -32,52 +94,39 @@ func (f *Fleet) Set(members []Member) {
 		return
 	}
 	old := r.view.Load()
-	next := &membership{
-		epoch:  old.fleet.epoch + 1,
-		byID:   make(map[string]*policy.Replica, len(members)),
-		models: make(map[string]bool),
-	}
-	var added, removed []*policy.Replica
+	next := newView(r, old.epoch+1)
+	var change policy.FleetChange
 	same := true
 	for i := range members {
 		m := &members[i]
 		if next.byID[m.ID] != nil {
 			continue
 		}
-		was := old.ByID(m.ID)
+		was := old.byID[m.ID]
 		rep := f.replica(was, m, len(next.replicas))
-		switch {
-		case was == nil:
-			added = append(added, rep)
-		case restarted(was, rep):
-			added, removed = append(added, rep), append(removed, was)
-			f.begins(liveOf(rep))
+		if was == nil || restarted(was, rep) {
+			change.Added = append(change.Added, rep)
+		}
+		if was != nil && restarted(was, rep) {
+			change.Removed = append(change.Removed, was)
+			liveOf(rep).Set(state.Leaving, false)
+			r.outliers.Restart(liveOf(rep).outlier)
 		}
 		same = same && rep == was
-		next.replicas = append(next.replicas, rep)
-		next.byID[m.ID] = rep
-		for _, adapter := range rep.Adapters {
-			if next.loaded == nil {
-				next.loaded = make(map[string][]*policy.Replica)
-			}
-			next.loaded[adapter] = append(next.loaded[adapter], rep)
-		}
-		for _, model := range m.Models {
-			next.models[model] = true
-		}
+		next.add(rep)
 	}
-	if same && len(next.replicas) == len(old.fleet.replicas) {
+	if same && len(next.replicas) == len(old.replicas) {
 		return
 	}
-	for _, rep := range old.fleet.replicas {
+	for _, rep := range old.replicas {
 		if next.byID[rep.ID] == nil {
-			removed = append(removed, rep)
-			f.depart(rep)
+			change.Removed = append(change.Removed, rep)
+			liveOf(rep).depart(r)
 		}
 	}
+	maps.DeleteFunc(f.known, func(id string, l *live) bool { return next.byID[id] == nil && l.Ongoing() == 0 })
 	r.Load.SetFleet(next.replicas)
-	r.hosted.fleetChanged(policy.FleetChange{Added: added, Removed: removed})
-	f.publish(next)
+	f.show(next, change)
 }
 
 // replica returns the Replica of a member at a place in the fleet, with the live
@@ -87,27 +136,21 @@ func (f *Fleet) replica(old *policy.Replica, m *Member, index int) *policy.Repli
 	if old != nil && old.Index() == index && old.Host() == m.Host && old.Attributes.Equal(m.Attributes) {
 		return old
 	}
-	var l *live
-	switch {
-	case old != nil:
-		l = liveOf(old)
-	case f.departed[m.ID] != nil:
-		l = f.departed[m.ID]
-		delete(f.departed, m.ID)
-		r.quick.hold()
-	default:
-		f.numbers++
-		l = newLive(f.numbers & numberMask)
+	l := f.known[m.ID]
+	if l == nil {
+		l = newLive()
+		f.known[m.ID] = l
 	}
 	rep := policy.NewReplica(m.Attributes, index, m.Host, &l.Replica)
 	r.outliers.Join(l.outlier)
-	l.Set(state.Declared, m.Draining)
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
 	rep.Stats = maps.Clone(m.Stats)
-	if m.Draining {
-		f.drainBegins(l, old != nil && old.Drains() && !restarted(old, rep))
+	if m.Draining && (old == nil || !old.Drains() || restarted(old, rep)) {
+		l.drains = r.opts.Now()
 	}
-	l.limit(cmp.Or(m.MaxOngoing, r.opts.MaxOngoing))
+	l.Set(state.Declared, m.Draining)
+	l.Capacity.Store(bounded(cmp.Or(m.MaxOngoing, r.opts.MaxOngoing)))
+	l.bound()
 	return rep
 }
 
@@ -116,99 +159,32 @@ func restarted(old, now *policy.Replica) bool {
 	return old.Instance != now.Instance && old.Instance != "" && now.Instance != ""
 }
 
-// begins forgets what was known of a replica's life before. Called with mu held.
-func (f *Fleet) begins(l *live) {
-	r := f.router
-	l.Set(state.Leaving, false)
-	r.outliers.Restart(l.outlier)
-}
-
-// depart takes a replica out. Its book is kept while it has reservations, so that
+// depart takes a replica out. Its book stays with its reservations, so that
 // the same id coming back does not start from zero.
-func (f *Fleet) depart(rep *policy.Replica) {
-	r := f.router
-	l := liveOf(rep)
+func (l *live) depart(r *Router) {
 	r.outliers.Leave(l.outlier)
 	l.Flags.Store(0)
+	l.KVTokens.Store(0)
 	l.streams = state.NoBound
 	l.lift()
-	if rep.Ongoing() > 0 {
-		f.departed[rep.ID] = l
-		r.quick.hold()
-	}
-}
-
-// forget drops the book of a replica that left once its last reservation has ended.
-func (f *Fleet) forget(rep *policy.Replica) {
-	r := f.router
-	if f.departed[rep.ID] == liveOf(rep) && rep.Ongoing() == 0 {
-		delete(f.departed, rep.ID)
-		r.quick.hold()
-	}
 }
 
 // SetConnected records whether the host has a connection to the replica. Unknown
-// ids are ignored. When that is a change, the replica enters or leaves copies of the lists of those that are connected;
-// nothing else grows with the fleet.
+// ids are ignored. O(replicas) when that is a change.
 func (f *Fleet) SetConnected(id string, up bool) {
-	r := f.router
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	v := r.view.Load()
-	rep := v.ByID(id)
-	if rep == nil || rep.Connected() == up {
-		return
+	f.router.mu.Lock()
+	defer f.router.mu.Unlock()
+	if rep := f.router.view.Load().byID[id]; rep != nil {
+		f.connect([]*policy.Replica{rep}, func(*policy.Replica) bool { return up })
 	}
-	f.connects(liveOf(rep), up)
-	changed := []*policy.Replica{rep}
-	if up {
-		r.hosted.fleetChanged(policy.FleetChange{Connected: changed})
-	} else {
-		r.hosted.fleetChanged(policy.FleetChange{Disconnected: changed})
-	}
-	f.show(v.changed(rep, up, &r.opts))
-}
-
-// SetStreams sets how many requests the host's connections to the replica take at once, a
-// bound beside that of the replica; 0 = not known. Where it is raised, the requests that wait are
-// served. Unknown ids are ignored. O(1) but for those served.
-func (f *Fleet) SetStreams(id string, n int) {
-	r := f.router
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	v := r.view.Load()
-	rep := v.ByID(id)
-	if rep == nil || liveOf(rep).streams == bounded(n) {
-		return
-	}
-	liveOf(rep).streams = bounded(n)
-	liveOf(rep).bound()
-	r.queue.serve(id)
 }
 
 // SetConnections is SetConnected for every replica of the fleet at once. up is called under the Router's lock and
 // must not call the Router. O(replicas).
 func (f *Fleet) SetConnections(up func(*policy.Replica) bool) {
-	r := f.router
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	v := r.view.Load()
-	var c policy.FleetChange
-	for _, rep := range v.Replicas() {
-		switch is := up(rep); {
-		case is == rep.Connected():
-			continue
-		case is:
-			c.Connected = append(c.Connected, rep)
-		default:
-			c.Disconnected = append(c.Disconnected, rep)
-		}
-		f.connects(liveOf(rep), !rep.Connected())
-	}
-	if len(c.Connected)+len(c.Disconnected) > 0 {
-		r.hosted.fleetChanged(c)
-		f.publish(v.fleet)
-	}
+	f.router.mu.Lock()
+	defer f.router.mu.Unlock()
+	f.connect(f.router.view.Load().replicas, up)
 }
 
 // Connect connects every replica of the fleet, for a host that has no connections of its own. O(replicas).
@@ -218,104 +194,72 @@ func (f *Fleet) Connect() { f.SetConnections(func(*policy.Replica) bool { return
 // learned stays, for when connections come back.
 func (f *Fleet) Disconnect() { f.SetConnections(func(*policy.Replica) bool { return false }) }
 
-// publish makes a new View of the whole fleet. O(replicas). Called with mu held.
-func (f *Fleet) publish(m *membership) {
-	r := f.router
-	v := &view{fleet: m, shared: r.shared}
-	v.build(&r.opts)
-	f.show(v)
+// connect records the connections of some replicas. Called with mu held.
+func (f *Fleet) connect(some []*policy.Replica, up func(*policy.Replica) bool) {
+	var change policy.FleetChange
+	for _, rep := range some {
+		l, is := liveOf(rep), up(rep)
+		switch {
+		case is == rep.Connected():
+			continue
+		case is:
+			l.Set(state.Leaving, false)
+			change.Connected = append(change.Connected, rep)
+		default:
+			change.Disconnected = append(change.Disconnected, rep)
+		}
+		l.Set(state.Connected, is)
+		f.router.outliers.SetConnected(l.outlier, is)
+	}
+	if len(change.Connected)+len(change.Disconnected) > 0 {
+		next := *f.router.view.Load()
+		f.show(&next, change)
+	}
 }
 
-// show puts a View into force and lets the queue choose again. Called with mu held.
-func (f *Fleet) show(v *view) {
+// show puts a View into force and lets the queue choose again. O(replicas). Called with mu held.
+func (f *Fleet) show(next *view, c policy.FleetChange) {
 	r := f.router
-	r.view.Store(v)
+	for _, o := range r.observers {
+		if o.FleetChanged != nil && len(c.Added)+len(c.Removed)+len(c.Connected)+len(c.Disconnected) > 0 {
+			o.FleetChanged(c)
+		}
+	}
+	next.list()
+	r.view.Store(next)
 	r.queue.requeue()
 	r.quick.hold()
 }
 
-// connects notes that the connection of a replica comes or goes, before the View has it. Called with mu held.
-func (f *Fleet) connects(l *live, up bool) {
-	l.Set(state.Connected, up)
-	if up {
-		l.Set(state.Leaving, false)
-	}
-	f.router.outliers.SetConnected(l.outlier, up)
-}
-
-// released does what the end of a reservation means to others. Called with mu held.
-func (f *Fleet) released(at *policy.Replica) {
+// SetStreams sets how many requests the host's connections to the replica take at once, a
+// bound beside that of the replica; 0 = not known. Where it is raised, the requests that wait are
+// served. Unknown ids are ignored. O(1) but for those served.
+func (f *Fleet) SetStreams(id string, n int) {
 	r := f.router
-	if r.queue.queued > 0 {
-		r.queue.serve(at.ID)
-	}
-	f.forget(at)
-}
-
-// sessions remembers where each of the latest sessions went last, so that a replica that drains keeps its own for a
-// while. It is a table of fixed size: a session that falls on the place of another takes it. It holds hashes, no names.
-type sessions struct {
-	seed  maphash.Seed
-	slots []atomic.Uint64 // the hash without its lowest bits, and the number of the replica
-}
-
-const (
-	sessionSlots = 1 << 13
-	// Each replica has a number for the life of the Router. After 2^24 of them one may come again, and that replica may
-	// keep a session of another.
-	numberBits = 24
-	numberMask = 1<<numberBits - 1
-)
-
-func newSessions() *sessions {
-	return &sessions{seed: maphash.MakeSeed(), slots: make([]atomic.Uint64, sessionSlots)}
-}
-
-// note records that a session went to a replica. Safe for many goroutines.
-func (s *sessions) note(session string, l *live) {
-	if session == "" {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep := r.view.Load().byID[id]
+	if rep == nil || liveOf(rep).streams == bounded(n) {
 		return
 	}
-	hash := maphash.String(s.seed, session)
-	slot := &s.slots[hash%sessionSlots]
-	if now := hash&^numberMask | uint64(l.number); slot.Load() != now {
-		slot.Store(now)
-	}
+	liveOf(rep).streams = bounded(n)
+	liveOf(rep).bound()
+	r.queue.serve(rep)
 }
 
-// at returns the number of the replica to which the session went last, if it is known.
-func (s *sessions) at(session string) (number uint32, ok bool) {
-	hash := maphash.String(s.seed, session)
-	x := s.slots[hash%sessionSlots].Load()
-	return uint32(x & numberMask), x != 0 && (x^hash)&^numberMask == 0
-}
-
-// keeper returns the draining replica that keeps the session of the request, or nil. Called with mu held.
-func (f *Fleet) keeper(q *policy.Request, v *view) *state.Replica {
+// SetCapacity passes to the policy how many tokens the KV cache of a replica holds, if
+// that is news. Unknown ids and sizes that are not positive are ignored.
+func (f *Fleet) SetCapacity(id string, kvTokens int) {
 	r := f.router
-	if f.sessions == nil || q.Session == "" {
-		return nil
+	rep := r.view.Load().byID[id]
+	if rep == nil || kvTokens <= 0 || liveOf(rep).KVTokens.Swap(int64(kvTokens)) == int64(kvTokens) || !r.gate.enter() {
+		return
 	}
-	number, ok := f.sessions.at(q.Session)
-	if !ok {
-		return nil
-	}
-	for _, rep := range v.leaving {
-		if liveOf(rep).number == number {
-			if r.opts.Now().Sub(liveOf(rep).drains) < r.opts.DrainGrace {
-				return rep.State()
-			}
-			return nil
+	defer r.gate.leave()
+	for _, o := range r.observers {
+		if o.CapacityChanged != nil {
+			o.CapacityChanged(id, kvTokens)
 		}
-	}
-	return nil
-}
-
-// drainBegins notes since when a replica drains that did so before or not. Called with mu held.
-func (f *Fleet) drainBegins(l *live, before bool) {
-	r := f.router
-	if !before {
-		l.drains = r.opts.Now()
 	}
 }
 
@@ -324,17 +268,56 @@ func (f *Fleet) drainBegins(l *live, before bool) {
 // Unknown ids are ignored. O(replicas) the first time.
 func (f *Fleet) Drain(id string) {
 	r := f.router
-	if rep := r.View().ByID(id); rep == nil || rep.Drains() {
+	if rep := r.view.Load().byID[id]; rep == nil || rep.Drains() {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v := r.view.Load()
-	rep := v.ByID(id)
+	next := *r.view.Load()
+	rep := next.byID[id]
 	if rep == nil || rep.Drains() || !rep.Connected() {
 		return
 	}
 	liveOf(rep).Set(state.Leaving, true)
-	f.drainBegins(liveOf(rep), false)
-	f.publish(v.fleet)
+	liveOf(rep).drains = r.opts.Now()
+	f.show(&next, policy.FleetChange{})
+}
+
+// sessions remembers where each of the latest sessions went last, so that a replica that drains keeps its own for a
+// while. It is a table of fixed size: a session that falls on the place of another takes it. It holds hashes, no names.
+// Safe for many goroutines.
+type sessions struct {
+	seed  maphash.Seed
+	slots [1 << 13]atomic.Uint64 // the hash of a session, xor the number of its replica
+}
+
+func (s *sessions) slot(session string) (slot *atomic.Uint64, hash uint64) {
+	hash = maphash.String(s.seed, session)
+	return &s.slots[hash%uint64(len(s.slots))], hash
+}
+
+// note records that a session went to a replica.
+func (s *sessions) note(session string, l *live) {
+	if s == nil || session == "" {
+		return
+	}
+	slot, hash := s.slot(session)
+	if now := hash ^ l.number; slot.Load() != now {
+		slot.Store(now)
+	}
+}
+
+// keeper returns the draining replica that keeps the session of the request, or nil. Called with mu held.
+func (f *Fleet) keeper(q *policy.Request, v *view) *state.Replica {
+	if f.sessions == nil || q.Session == "" || len(v.leaving) == 0 {
+		return nil
+	}
+	slot, hash := f.sessions.slot(q.Session)
+	for _, rep := range v.leaving {
+		l := liveOf(rep)
+		if slot.Load() == hash^l.number && f.router.opts.Now().Sub(l.drains) < f.router.opts.DrainGrace {
+			return rep.State()
+		}
+	}
+	return nil
 }

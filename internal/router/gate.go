@@ -16,76 +16,52 @@ const CloseTimeout = time.Second
 // A gate closes what a Router was given once, after the calls of it that are under way. The zero value has nothing to
 // close.
 type gate struct {
-	closer io.Closer // nil = none
+	closers []func() error
 
-	// inside is held for reading while a policy is called outside the Router's mutex, and for writing while closed is
-	// set. It is never taken with the Router's mutex held.
+	// inside is held for reading while a policy is called outside the Router's mutex, and for writing from the moment
+	// of closing on. It is never taken with the Router's mutex held.
 	inside sync.RWMutex
-	closed bool
 }
 
 // enter reports whether the policy may still be called, until leave.
-func (g *gate) enter() bool {
-	if g.closer == nil {
-		return true
-	}
-	if !g.inside.TryRLock() { // it is about to be closed
-		return false
-	}
-	if g.closed {
-		g.inside.RUnlock()
-		return false
-	}
-	return true
-}
+func (g *gate) enter() bool { return g.closers == nil || g.inside.TryRLock() }
 
 func (g *gate) leave() {
-	if g.closer != nil {
+	if g.closers != nil {
 		g.inside.RUnlock()
 	}
 }
 
 // close closes, and waits up to CloseTimeout.
 func (g *gate) close() error {
-	if g.closer == nil {
+	if g.closers == nil {
 		return nil
 	}
 	done := make(chan error, 1)
-	go func() { done <- g.closeNow() }()
-	late := time.NewTimer(CloseTimeout)
-	defer late.Stop()
+	go func() {
+		g.inside.Lock() // for good: no later call enters
+		done <- closeAll(g.closers)
+	}()
 	select {
 	case err := <-done:
-		return err
-	case <-late.C:
+		if err != nil {
+			return fmt.Errorf("router: closing the policy: %w", err)
+		}
+		return nil
+	case <-time.After(CloseTimeout):
 		return fmt.Errorf("router: closing the policy takes longer than %v", CloseTimeout)
 	}
 }
 
-// closeNow waits for the calls that are under way; later ones are not made.
-func (g *gate) closeNow() error {
-	g.inside.Lock()
-	g.closed = true
-	g.inside.Unlock()
-	if err := g.closer.Close(); err != nil {
-		return fmt.Errorf("router: closing the policy: %w", err)
-	}
-	return nil
-}
-
-// closers closes what a Router was given.
-type closers []func() error
-
-func (c closers) Close() (err error) {
-	for _, x := range c {
-		err = errors.Join(err, x())
+func closeAll(closers []func() error) (err error) {
+	for _, c := range closers {
+		err = errors.Join(err, c())
 	}
 	return err
 }
 
-// closerOf returns what closes the policies and the tokenizer, nil where none needs it.
-func closerOf(o Options) io.Closer {
-	var all closers
+// closersOf returns what closes the policies and the tokenizer.
+func closersOf(o *Options) (all []func() error) {
 	for _, p := range []policy.Policy{o.Policy, o.Plain, o.Shadow} {
 		if p.Close != nil {
 			all = append(all, p.Close)
@@ -93,9 +69,6 @@ func closerOf(o Options) io.Closer {
 	}
 	if c, ok := o.Tokenizer.(io.Closer); ok {
 		all = append(all, c.Close)
-	}
-	if len(all) == 0 {
-		return nil
 	}
 	return all
 }

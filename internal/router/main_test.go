@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -116,6 +117,15 @@ func (b *Reservation) Held() bool {
 	b.router.mu.Lock()
 	defer b.router.mu.Unlock()
 	return b.held
+}
+
+// departed are the live parts of replicas that left and have reservations.
+func departed(r *Router) map[string]*live {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	left := maps.Clone(r.Fleet.known)
+	maps.DeleteFunc(left, func(id string, l *live) bool { return r.View().ByID(id) != nil || l.Ongoing() == 0 })
+	return left
 }
 
 // meanLoad is the mean load of the connected replicas, 0 where there are none.

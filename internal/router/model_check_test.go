@@ -85,17 +85,17 @@ func (m *model) book(c *call) {
 
 // notOvertaking checks that nobody who came before a waiter that was served
 // still waits for the same replica.
-func (m *model) notOvertaking(served *call, w *waiter) {
+func (m *model) notOvertaking(done *call, w *waiter) {
 	if m.r.Policy().Name == "hostile" {
 		return // whom it would wait for now is not whom it would have taken then
 	}
 	for _, c := range m.live {
-		if c.waiting() && c.w.before(w) {
-			require.NotContains(m.t, m.wants(c), served.id, "overtook")
+		if c.waiting() && served(c.w, w) < 0 {
+			require.NotContains(m.t, m.wants(c), done.id, "overtook")
 			continue
 		}
-		if c.waiting() && c.q.Priority >= served.q.Priority && c.w.seq < w.seq {
-			require.NotContains(m.t, m.wants(c), served.id, "overtook one that came before")
+		if c.waiting() && c.q.Priority >= done.q.Priority && c.w.seq < w.seq {
+			require.NotContains(m.t, m.wants(c), done.id, "overtook one that came before")
 		}
 	}
 }
@@ -152,19 +152,20 @@ func (m *model) check() {
 		require.InDelta(t, load/float64(up), meanLoad(v), 0.01*float64(up))
 	}
 
-	for id, l := range r.Fleet.departed {
+	for id, l := range departed(r) {
 		require.Nil(t, m.find(id), "departed and in the fleet")
 		require.Positive(t, bookings[id])
 		require.EqualValues(t, bookings[id], l.Book.Load()>>state.TokenBits)
 	}
 	for id := range bookings {
 		if m.find(id) == nil {
-			require.Contains(t, r.Fleet.departed, id)
+			require.Contains(t, departed(r), id)
 		}
 	}
 
 	require.Equal(t, m.queued(), r.Queued())
 	require.LessOrEqual(t, r.Queued(), m.bound)
+	wanted := map[string]int{}
 	for _, c := range m.live {
 		if !c.waiting() {
 			continue
@@ -176,11 +177,14 @@ func (m *model) check() {
 			require.True(t, m.connected[id] && m.allowed(c.q, *mem), "waits for what can never serve it")
 			require.GreaterOrEqual(t, bookings[id], m.boundNow(*mem), "waits although there is room on %s", id)
 		}
-		require.Len(t, c.w.places, max(1, len(c.b.Decision.WaitFor)))
-		for _, p := range c.w.places {
-			require.Contains(t, p.waiters, c.w)
-			require.True(t, slices.IsSortedFunc(p.waiters, served), "the queue is out of order")
+		require.True(t, c.w.stands)
+		require.Equal(t, c.b.Decision.WaitFor, c.w.wants)
+		for _, rep := range c.w.wants {
+			wanted[rep.ID]++
 		}
+	}
+	for _, rep := range v.Replicas() {
+		require.Equal(t, wanted[rep.ID], liveOf(rep).wanted)
 	}
 	m.checkQueue()
 }
@@ -196,17 +200,17 @@ func (m *model) finish() {
 			m.clock.advance(mostHold)
 		}
 		m.collect()
-		require.True(m.t, len(m.live) < before || m.one((*call).holds) != nil || len(m.r.queue.marked) > 0, "nobody serves them")
+		require.True(m.t, len(m.live) < before || m.one((*call).holds) != nil || !m.r.queue.marked.IsZero(), "nobody serves them")
 		m.check()
 	}
 	for _, rep := range m.r.View().Replicas() {
 		require.Zero(m.t, rep.Ongoing())
 		require.Zero(m.t, rep.QueuedTokens())
-		require.Zero(m.t, liveOf(rep).waiters.len())
+		require.Zero(m.t, liveOf(rep).wanted)
 	}
 	require.Zero(m.t, m.r.Queued())
-	require.Zero(m.t, m.r.queue.free.len())
-	require.Empty(m.t, m.r.Fleet.departed)
-	require.Zero(m.t, m.r.queue.waiting.len())
+	require.Zero(m.t, m.r.queue.any)
+	require.Empty(m.t, departed(m.r))
+	require.Zero(m.t, len(m.r.queue.waiters))
 	require.NoError(m.t, m.r.Close())
 }

@@ -19,7 +19,7 @@ type foreign struct {
 func (m *model) reports(id string, p load.Peer) {
 	f := foreign{told: m.foreign[id].told}
 	if m.r.takesLoad {
-		f.reported, f.until = p, m.clock.now.Add(m.r.opts.ReportTTL)
+		f.reported, f.until = p, m.clock.now.Add(load.ReportTTL)
 	}
 	m.foreign[id] = f
 }

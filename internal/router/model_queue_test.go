@@ -117,41 +117,30 @@ func (m *model) displaced(c *call) {
 	require.Less(m.t, c.q.Priority, m.arrived.Priority)
 	for _, o := range m.live {
 		if o != c && o.waiting() && o.q != m.arrived && o.q.Priority < m.arrived.Priority {
-			require.True(m.t, o.w.before(c.w), "it was not the last")
+			require.Negative(m.t, served(o.w, c.w), "it was not the last")
 		}
 	}
 }
 
-// len returns how many stand in the line.
-func (l *line) len() int { return len(l.waiters) }
-
 // checkQueue checks what holds of everybody who waits, and of marks and alarm.
 func (m *model) checkQueue() {
 	t, r := m.t, m.r
-	require.Equal(t, r.queue.queued, r.queue.waiting.len())
-	require.ElementsMatch(t, r.queue.waiting.waiters, r.queue.arrived.waiters)
-	var came *waiter
-	for _, w := range r.queue.arrived.waiters {
-		if came != nil {
-			require.Less(t, came.seq, w.seq, "the queue is out of order")
-			require.False(t, w.came.Before(came.came))
-		}
-		if !m.clock.backwards && w.q.State().Attempt == 0 {
-			require.Equal(t, w.since, w.came)
-		}
-		require.Equal(t, w.came.Add(-time.Duration(w.q.Priority)*10*time.Second), w.due)
-		came = w
-	}
-	all := r.queue.waiting.waiters
+	all := r.queue.waiters
+	standing := 0
 	for i, w := range all {
-		require.True(t, i == 0 || all[i-1].before(w), "the queue is out of order")
-		require.Equal(t, i, r.queue.waiting.before(w))
+		require.True(t, i == 0 || served(all[i-1], w) < 0, "the queue is out of order")
+		require.Equal(t, i, r.queue.place(w))
+		came := w.q.State().Came
+		require.False(t, came.After(r.queue.came))
+		require.Equal(t, came.Add(-time.Duration(w.q.Priority)*10*time.Second), w.due)
+		for _, o := range all {
+			require.True(t, o.seq <= w.seq || !o.q.State().Came.Before(came), "came is not in the order of the numbers")
+		}
+		if w.stands && w.wants == nil {
+			standing++
+		}
 	}
-	marked := map[*live]bool{}
-	for _, rep := range r.queue.marked {
-		require.False(t, marked[liveOf(rep)], "marked twice")
-		marked[liveOf(rep)] = true
-	}
+	require.Equal(t, standing, r.queue.any)
 	first := time.Time{}
 	for _, mem := range m.fleet {
 		l := liveOf(r.view.Load().ByID(mem.ID))
@@ -163,7 +152,6 @@ func (m *model) checkQueue() {
 		if !l.refusals.marked() {
 			continue
 		}
-		require.True(t, marked[l], "nobody will take the mark away")
 		if !m.clock.backwards {
 			require.LessOrEqual(t, l.refusals.until.Sub(m.clock.now), mostHold)
 		}
@@ -172,8 +160,11 @@ func (m *model) checkQueue() {
 		}
 	}
 	require.LessOrEqual(t, m.clock.armed(), 1)
-	if r.queue.queued > 0 && !first.IsZero() {
+	if !first.IsZero() {
+		require.False(t, r.queue.marked.IsZero() || r.queue.marked.After(first), "nothing takes the mark away")
+	}
+	if len(all) > 0 && !first.IsZero() {
 		require.Equal(t, 1, m.clock.armed(), "nobody wakes those who wait for a marked replica")
-		require.False(t, r.queue.alarm.at.After(first))
+		require.False(t, r.queue.alarm.After(first))
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -96,7 +95,7 @@ func newModel(t *testing.T, seed uint64, p policy.Policy) *model {
 		bound: 3 + int(seed%8)*3, foreign: map[string]foreign{}, streams: map[string]int{}, clock: newPause(),
 	}
 	o := m.clock.options(Options{
-		Policy: p, MaxOngoing: 2, MaxQueued: m.bound, Node: "n0", Zone: "z0", ReportTTL: 30 * time.Millisecond,
+		Policy: p, MaxOngoing: 2, MaxQueued: m.bound, Node: "n0", Zone: "z0",
 		Rand: rand.New(rand.NewPCG(seed, 11)),
 	})
 	o.Now = m.clock.read

@@ -19,7 +19,7 @@ func naiveNext(r *Router, q *policy.Request, booked *policy.Replica, n int) (ids
 	c.Exclude = append(slices.Clone(q.Exclude), booked.ID)
 	for range n {
 		r.mu.Lock()
-		d := r.view.Load().next(&c, &r.opts.Policy)
+		d := naive(r, &c)
 		r.mu.Unlock()
 		if d.Replica == nil {
 			break
@@ -28,6 +28,20 @@ func naiveNext(r *Router, q *policy.Request, booked *policy.Replica, n int) (ids
 		c.Exclude = append(c.Exclude, d.Replica.ID)
 	}
 	return ids
+}
+
+// naive is one step of naiveNext.
+func naive(r *Router, q *policy.Request) policy.Decision {
+	v := r.view.Load()
+	if r.opts.Policy.Preview != nil {
+		if d := r.opts.Policy.Preview(q, v); d.Replica != nil {
+			return d
+		}
+	}
+	if rep := v.LeastLoaded(q); rep != nil {
+		return policy.To(rep, policy.ReasonLeastLoaded)
+	}
+	return policy.Decision{}
 }
 
 func previewing(choose func(*policy.Request, policy.View) policy.Decision) policy.Policy {
@@ -76,7 +90,7 @@ func TestLongListsAreAsShortOnes(t *testing.T) {
 			}
 			require.Equal(t, want, got, "seed %d", seed)
 			require.Equal(t, fresh.Exclude, q.Exclude)
-			r.view.Load().narrow(q)
+			q.State().Narrow(q.Exclude, q.Allow)
 			for _, v := range []policy.View{old, r.View()} {
 				for _, x := range v.Replicas() {
 					require.Equal(t, slices.Contains(q.Exclude, x.ID), excluded(q, x), "seed %d", seed)

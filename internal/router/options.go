@@ -2,17 +2,23 @@ package router
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-// headStart is what a level of priority is worth in the queue.
-const headStart = 10 * time.Second
+// A Tokenizer turns the text of a prompt into token ids.
+type Tokenizer interface {
+	// Tokenize returns the token ids of q.Prompt.Text, which are not changed
+	// afterwards. It is called from the goroutine of the call, concurrently for
+	// different requests, once for each and only if the policy uses prompts; it bounds
+	// its own time. An error is counted, and the prompt stays text.
+	Tokenize(ctx context.Context, q *policy.Request) ([]uint32, error)
+}
 
 // Options configure a Router. Only Policy is needed. A policy without Choose is none.
 type Options struct {
@@ -28,18 +34,8 @@ type Options struct {
 	MaxOngoing int
 	// MaxQueued bounds the requests that wait; 0 = that of the default config, negative = no bound.
 	MaxQueued int
-	// HeadStart is what a level of priority is worth in the queue; 0 = 10s,
-	// negative = nothing.
-	HeadStart time.Duration
-	// RequestCost is what an active request adds to a replica's load, in tokens;
-	// 0 = policy.RequestCost, negative = nothing.
-	RequestCost float64
 	// PrepareTimeout is the deadline of a Prepare that calls out; 0 = that of the default config.
 	PrepareTimeout time.Duration
-	// FixedRates keeps the replicas' weights as their rates: none is learned.
-	FixedRates bool
-	// ReportTTL is how long a replica's Report of its load counts; 0 = load.DefaultReportTTL.
-	ReportTTL time.Duration
 	// Ejection is when a replica is ejected, and how one that is new or back begins.
 	// nil = none is ejected, and none begins slowly.
 	Ejection *policy.Ejection
@@ -60,10 +56,7 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	usual := policy.Config{}.WithDefaults()
 	o.MaxQueued = cmp.Or(o.MaxQueued, int(usual.MaxQueuedRequests))
-	o.HeadStart = max(cmp.Or(o.HeadStart, headStart), 0)
-	o.RequestCost = max(cmp.Or(o.RequestCost, policy.RequestCost), 0)
 	o.PrepareTimeout = cmp.Or(o.PrepareTimeout, time.Duration(usual.PrepareTimeout))
-	o.ReportTTL = cmp.Or(o.ReportTTL, load.DefaultReportTTL)
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -85,17 +78,8 @@ func (o Options) withDefaults() Options {
 func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 	full := c.WithDefaults()
 	p, err := full.NewPolicy()
-	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
-	}
-	shadow, err := full.NewShadow()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicies(p))
-	}
-	plain, err := policy.New(policy.Plain, nil)
-	if err != nil {
-		return nil, errors.Join(err, closePolicies(p, shadow))
-	}
+	shadow, shadowErr := full.NewShadow()
+	plain, plainErr := policy.New(policy.Plain, nil)
 	o := Options{
 		Policy:         p,
 		Plain:          plain,
@@ -108,25 +92,20 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 		Node:           full.Node,
 		Zone:           full.Zone,
 	}
-	if adjust != nil {
+	err = errors.Join(err, shadowErr, plainErr)
+	if err == nil && adjust != nil {
 		adjust(&o)
 	}
-	r, err := NewRouter(o)
+	var r *Router
+	if err == nil {
+		r, err = NewRouter(o)
+	}
 	if err == nil {
 		err = r.Rollout.Set(full.Rollout())
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("config: %w", err), closePolicies(p, shadow))
+	if err == nil {
+		return r, nil
 	}
-	return r, nil
-}
-
-// closePolicies gives back what policies hold that no Router was built around.
-func closePolicies(all ...policy.Policy) (err error) {
-	for _, p := range all {
-		if p.Close != nil {
-			err = errors.Join(err, p.Close())
-		}
-	}
-	return err
+	o.Tokenizer = nil // the caller's
+	return nil, errors.Join(fmt.Errorf("config: %w", err), closeAll(closersOf(&o)))
 }

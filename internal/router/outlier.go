@@ -6,7 +6,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
-	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -65,37 +64,6 @@ func (h *Health) force() {
 	r.queue.requeue()
 }
 
-// watch notes what is to be known of a reservation that is being made, with so much reserved before it; now as for
-// choose. Called with mu held.
-func (h *Health) watch(q *policy.Request, b *Reservation, l *live, before int64, now time.Time) {
-	r := h.router
-	// Requests under way count too: a replica that is given more than others is not late for it.
-	before += l.Peer.Load()
-	work := float64(b.prefill + before&state.TokenMask + load.Overhead*(before>>state.TokenBits+1))
-	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
-	q.State().Mark, b.Decision.State().Probe = b.attempt.Mark, b.attempt.Probe
-}
-
-// Watched reports whether Answered returns how long the first message took. It is for the goroutine that made the pick.
-func (b *Reservation) Watched() bool { return b.attempt.Watched() }
-
-// Answered notes that the first response message has come: PrefillDone, and what it shows of the replica. It may come
-// after Release. It returns how long the message took since the pick, 0 where the request is not watched. Later calls
-// do nothing.
-func (b *Reservation) Answered() time.Duration {
-	r := b.router
-	if r == nil {
-		return 0
-	}
-	defer b.shareRoute()
-	took := r.outliers.Answered(&b.attempt)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	b.dropPrefill()
-	r.Health.force()
-	return took
-}
-
 // judge takes what the end of a call shows of the replica. Where an answer was seen, Answered has done it.
 func (h *Health) judge(rep *policy.Replica, m state.Mark, o *policy.Outcome) {
 	r := h.router
@@ -109,23 +77,6 @@ func (h *Health) Outrun(late *policy.Replica) {
 	r := h.router
 	r.outliers.Outrun(liveOf(late).outlier)
 	h.Sync()
-}
-
-// ring is the alarm of the queue.
-func (h *Health) ring() {
-	r := h.router
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.queue.alarm.at = time.Time{}
-	if r.queue.closed {
-		return
-	}
-	if !r.outliers.AllHealthy() {
-		r.outliers.Look(r.opts.Now())
-		h.force()
-	}
-	r.queue.tick()
-	r.queue.arm()
 }
 
 // charge adds to a replica's book. Called with mu held.

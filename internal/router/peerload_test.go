@@ -11,7 +11,7 @@ import (
 )
 
 func TestForeignLoad(t *testing.T) {
-	r := connected(t, Options{Policy: choosing(leastLoaded), RequestCost: 100},
+	r := connected(t, Options{Policy: choosing(leastLoaded)},
 		member("a", room(2)), member("b", func(m *Member) { m.Weight = 2 }))
 	a, b := r.View().ByID("a"), r.View().ByID("b")
 	require.Zero(t, meanLoad(r.View()))
@@ -20,9 +20,9 @@ func TestForeignLoad(t *testing.T) {
 	ongoing, tokens := a.PeerLoad()
 	require.Equal(t, 3, ongoing)
 	require.Equal(t, int64(700), tokens)
-	require.InDelta(t, 1000, r.View().Load(a), 1e-9)
-	require.InDelta(t, 500, meanLoad(r.View()), 1e-2)
-	require.InDelta(t, 500, r.View().MeanPeerLoad(), 1e-9)
+	require.InDelta(t, 2200, r.View().Load(a), 1e-9)
+	require.InDelta(t, 1100, meanLoad(r.View()), 1e-2)
+	require.InDelta(t, 1100, r.View().MeanPeerLoad(), 1e-9)
 	require.Zero(t, a.Ongoing())
 	require.Zero(t, a.QueuedTokens())
 	require.False(t, a.Full(), "the bookings of others are not ours to bound")
@@ -30,16 +30,16 @@ func TestForeignLoad(t *testing.T) {
 	q := &policy.Request{PromptTokens: 500}
 	one := pick(t, r, q)
 	require.Equal(t, "b", one.Decision.Replica.ID)
-	require.InDelta(t, 300, r.View().Load(b), 1e-9)
+	require.InDelta(t, 500, r.View().Load(b), 1e-9)
 	r.Load.SetPeers([]load.Peer{{ID: "b", Ongoing: 10, QueuedTokens: 2000}})
-	require.InDelta(t, (2500+11*100)/2., r.View().Load(b), 1e-9, "on top of our own, divided by the rate")
-	require.InDelta(t, 1000, r.View().Load(a), 1e-9, "not named: as it was")
+	require.InDelta(t, (2500+11*500)/2., r.View().Load(b), 1e-9, "on top of our own, divided by the rate")
+	require.InDelta(t, 2200, r.View().Load(a), 1e-9, "not named: as it was")
 	require.Equal(t, "a", pick(t, r, q).Decision.Replica.ID)
 
 	r.Load.SetPeers([]load.Peer{{ID: "a", Ongoing: -1, QueuedTokens: -5}, {ID: "b"}})
 	one.Release()
 	require.Zero(t, r.View().Load(b))
-	require.InDelta(t, 600, r.View().Load(a), 1e-9)
+	require.InDelta(t, 1000, r.View().Load(a), 1e-9)
 }
 
 // A replica that leaves takes what was told of it along, whether or not we had

@@ -81,17 +81,17 @@ func full(t *testing.T, c *manual, o Options) (*Router, *Reservation) {
 
 func TestPriorityIsAHeadStart(t *testing.T) {
 	c := newManual()
-	r, held := full(t, c, Options{HeadStart: time.Minute})
+	r, held := full(t, c, Options{})
 	at := func(seconds int, p policy.Priority) *waiter {
 		c.now = time.Unix(1000, 0).Add(time.Duration(seconds) * time.Second)
 		return enqueue(t, r, &policy.Request{Priority: p})
 	}
 	low := at(0, policy.PriorityLow)
 	early := at(1, policy.PriorityNormal)
-	normal := at(30, policy.PriorityNormal)
-	high := at(50, policy.PriorityHigh)   // before all normal ones that came after -10 s
-	later := at(100, policy.PriorityHigh) // after early and normal's turn? both came more than a minute before
-	last := at(130, policy.PriorityNormal)
+	normal := at(5, policy.PriorityNormal)
+	high := at(9, policy.PriorityHigh)   // before all normal ones that came after -1 s
+	later := at(17, policy.PriorityHigh) // both normal ones came more than ten seconds before
+	last := at(23, policy.PriorityNormal)
 	require.Equal(t, []int{0, 0, 1, 0, 3, 5}, []int{low.behind, early.behind, normal.behind, high.behind, later.behind, last.behind})
 	for i, want := range []*waiter{high, early, normal, later, low, last} {
 		held.Release()
@@ -106,7 +106,7 @@ func TestPriorityIsAHeadStart(t *testing.T) {
 // served first.
 func TestNobodyStarves(t *testing.T) {
 	c := newManual()
-	r, held := full(t, c, Options{HeadStart: 10 * time.Second, MaxQueued: -1})
+	r, held := full(t, c, Options{MaxQueued: -1})
 	low := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
 	var queue []*waiter
 	served := 0
@@ -129,7 +129,7 @@ func TestNobodyStarves(t *testing.T) {
 
 func TestFullQueueTakesWhoIsBefore(t *testing.T) {
 	c := newManual()
-	r, held := full(t, c, Options{MaxQueued: 3, HeadStart: 10 * time.Second})
+	r, held := full(t, c, Options{MaxQueued: 3})
 	old := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
 	c.advance(25 * time.Second)
 	normal := enqueue(t, r, &policy.Request{})
@@ -173,7 +173,7 @@ func TestComingBackKeepsItsPlace(t *testing.T) {
 	NextAttempt(second, b2.Decision.Replica)
 	back := enqueue(t, r, second)
 	require.Equal(t, 0, back.behind)
-	require.Equal(t, fourth.since, back.came)
+	require.Equal(t, fourth.since.Add(-time.Second), second.State().Came)
 	b1.Release()
 	require.False(t, back.waiting)
 	require.True(t, fourth.waiting)
@@ -184,11 +184,11 @@ func TestLineIsInOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		c := newManual()
-		r, held := full(t, c, Options{HeadStart: 3 * time.Second})
+		r, held := full(t, c, Options{})
 		var back []*policy.Request
 		for range 40 {
 			q := &policy.Request{Priority: policy.Priority(rnd.IntN(5) - 2)}
-			r.queue.number(q)
+			r.queue.number(q, c.now)
 			if rnd.IntN(4) == 0 {
 				back = append(back, q)
 				continue
@@ -202,11 +202,10 @@ func TestLineIsInOrder(t *testing.T) {
 		}
 		var last *waiter
 		for r.Queued() > 0 {
-			head := r.queue.free.head()
-			require.Same(t, r.queue.waiting.head(), head)
-			require.Zero(t, r.queue.waiting.before(head), "seed %d", seed)
+			head := r.queue.waiters[0]
+			require.Zero(t, r.queue.place(head), "seed %d", seed)
 			if last != nil {
-				require.True(t, last.before(head), "seed %d", seed)
+				require.Negative(t, served(last, head), "seed %d", seed)
 			}
 			held.Release()
 			require.False(t, head.waiting)

@@ -34,9 +34,7 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 		k.Release(rep)
 		return nil, "", false
 	}
-	if r.Fleet.sessions != nil {
-		r.Fleet.sessions.note(q.Session, liveOf(rep))
-	}
+	r.Fleet.sessions.note(q.Session, liveOf(rep))
 	return rep, why, true
 }
 
@@ -49,7 +47,7 @@ func (k *Quick) Release(rep *policy.Replica) {
 	r := k.router
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.Fleet.released(rep)
+	r.queue.serve(rep)
 }
 
 // Refused is [Reservation.Refused] for a reservation of Pick.
@@ -57,7 +55,7 @@ func (k *Quick) Refused(rep *policy.Replica, report load.Report) {
 	r := k.router
 	rep.State().Book.Add(-1 << state.TokenBits)
 	r.mu.Lock()
-	r.Fleet.refused(rep)
+	r.queue.refused(rep)
 	r.mu.Unlock()
 	r.Report(rep.ID, report)
 }
@@ -76,7 +74,7 @@ func plain(q *policy.Request) bool {
 
 // Why a pick takes the lock.
 const (
-	held      = 1 << iota // a request waits, a replica that left has reservations or is not well, or the Router is closed
+	held      = 1 << iota // a request waits, a replica is not well, or the Router is closed
 	rolling               // a Rollout keeps requests from the policy
 	reporting             // reports of replicas count, and expire at picks
 )
@@ -86,7 +84,7 @@ const (
 // mu held.
 func (k *Quick) hold() {
 	r := k.router
-	k.hinder(held, r.queue.queued > 0 || len(r.Fleet.departed) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
+	k.hinder(held, len(r.queue.waiters) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
 }
 
 // hinder sets or clears why picks take the lock.

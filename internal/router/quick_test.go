@@ -154,7 +154,7 @@ func TestQuickPicksUnderChurn(t *testing.T) {
 		assert.Zero(t, rep.Ongoing(), rep.ID)
 	}
 	assert.Zero(t, r.Queued())
-	assert.Empty(t, r.Fleet.departed)
+	assert.Empty(t, departed(r))
 	for i := range n {
 		r.Fleet.SetConnected(fmt.Sprint("r", i), true)
 	}

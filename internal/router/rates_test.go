@@ -173,7 +173,7 @@ func TestTwoKindsComeOutEven(t *testing.T) {
 				e.busy = 0
 			}
 			f.run(t, 6000, perSecond)
-			fixed := newFleetRun(t, 1, clients, repeat(4, 1, 0.5), func(o *Options) { o.FixedRates = true })
+			fixed := newFleetRun(t, 1, clients, repeat(4, 1, 0.5), func(o *Options) { o.Policy.Uses &^= policy.UsesLoad })
 			fixed.run(t, 6000, perSecond)
 			t.Logf("busy, fast to slow: %.3f learned, %.3f not; rates %.2f", f.share(), fixed.share(), f.rates()[0])
 			require.InDelta(t, 1, f.share(), 0.1)
@@ -299,7 +299,7 @@ func TestWorkIsNoFault(t *testing.T) {
 // Calls that say nothing of speed teach nothing.
 func TestNothingToLearn(t *testing.T) {
 	r := connected(t, Options{Policy: loading(leastLoaded)}, members(2)...)
-	fixed := connected(t, Options{Policy: loading(leastLoaded), FixedRates: true}, members(2)...)
+	fixed := connected(t, Options{Policy: choosing(leastLoaded)}, members(2)...)
 	blind := connected(t, Options{}, members(2)...)
 	require.False(t, fixed.Observes())
 	require.False(t, blind.Observes())

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -31,19 +30,6 @@ type refusals struct {
 // marked reports whether the replica counts as full.
 func (f *refusals) marked() bool { return f.most != state.NoBound }
 
-// alarm is the timer for requests that wait for a marked replica. Guarded by the Router's mutex.
-type alarm struct {
-	at   time.Time // zero = not set
-	stop func()
-}
-
-func (a *alarm) off() {
-	if !a.at.IsZero() {
-		a.at = time.Time{}
-		a.stop()
-	}
-}
-
 // Refused ends a reservation whose replica refused the request because it is full, by its own
 // report, which is no failure: for 25 ms, longer if that happens again and at most
 // 500 ms, the replica counts as full once it has as many reservations as it had then. What
@@ -57,7 +43,7 @@ func (b *Reservation) Refused(report load.Report) {
 	r.mu.Lock()
 	held := b.end()
 	if held {
-		r.Fleet.refused(b.replica)
+		r.queue.refused(b.replica)
 		r.Health.force()
 	}
 	r.mu.Unlock()
@@ -66,30 +52,23 @@ func (b *Reservation) Refused(report load.Report) {
 	}
 }
 
-// refused marks a replica that refused, unless it has left. Called with mu held,
-// after the reservation was taken from the book.
-func (f *Fleet) refused(rep *policy.Replica) {
-	r := f.router
-	if now := r.view.Load().ByID(rep.ID); now == nil || liveOf(now) != liveOf(rep) {
-		f.forget(rep)
+// refused marks a replica that refused, unless it has left. The reservation was taken from its book.
+func (u *queue) refused(rep *policy.Replica) {
+	now := u.router.view.Load().byID[rep.ID]
+	if now == nil || now.State() != rep.State() {
 		return
 	}
-	r.queue.mark(rep)
-}
-
-// mark marks a replica that refused.
-func (u *queue) mark(rep *policy.Replica) {
 	l := liveOf(rep)
-	l.refuse(u.opts.Now(), int64(rep.Ongoing()))
-	if !slices.ContainsFunc(u.marked, func(m *policy.Replica) bool { return liveOf(m) == l }) {
-		u.marked = append(u.marked, rep)
+	l.refuse(u.router.opts.Now())
+	if u.marked.IsZero() || l.refusals.until.Before(u.marked) {
+		u.marked = l.refusals.until
 	}
 	u.arm()
 }
 
 // refuse sets the mark, or lowers what it allows. Of requests that were sent together
 // and refused one by one only the first sets it.
-func (l *live) refuse(now time.Time, ongoing int64) {
+func (l *live) refuse(now time.Time) {
 	f := &l.refusals
 	if !f.marked() || f.more > 0 {
 		again := !f.until.IsZero() && now.Sub(f.until) < mostHold
@@ -99,7 +78,7 @@ func (l *live) refuse(now time.Time, ongoing int64) {
 		}
 		f.until, f.more = now.Add(f.hold), 0
 	}
-	f.most = ongoing
+	f.most = l.Ongoing()
 	l.bound()
 }
 
@@ -111,28 +90,33 @@ func (l *live) lift() bool {
 	return was
 }
 
-// bound puts into force how many reservations the replica may have now.
-func (l *live) bound() { l.Max.Store(min(l.Capacity.Load(), l.streams, l.refusals.most)) }
-
-// tick ends the marks whose time has come. Called with mu held, before a pick.
+// tick ends the marks whose time has come. It is called before picks. O(1), and O(replicas) at the end of a mark.
 func (u *queue) tick() {
-	if len(u.marked) == 0 {
+	if u.marked.IsZero() {
 		return
 	}
-	now := u.opts.Now()
-	for _, rep := range u.marked {
-		if f := &liveOf(rep).refusals; f.marked() && !now.Before(f.until) {
+	now := u.router.opts.Now()
+	if now.Before(u.marked) {
+		return
+	}
+	var first time.Time
+	for _, rep := range u.router.view.Load().replicas {
+		f := &liveOf(rep).refusals
+		if f.marked() && !now.Before(f.until) {
 			u.expired(rep, now)
 		}
+		if f.marked() && (first.IsZero() || f.until.Before(first)) {
+			first = f.until
+		}
 	}
-	u.marked = slices.DeleteFunc(u.marked, func(rep *policy.Replica) bool { return !liveOf(rep).refusals.marked() })
+	u.marked = first
 }
 
 // expired ends a mark, or tries more while a request waits for the replica.
 func (u *queue) expired(rep *policy.Replica, now time.Time) {
 	l := liveOf(rep)
 	f, ongoing := &l.refusals, l.Ongoing()
-	if u.queued == 0 || ongoing < f.most {
+	if len(u.waiters) == 0 || ongoing < f.most {
 		l.lift()
 		return
 	}
@@ -143,59 +127,23 @@ func (u *queue) expired(rep *policy.Replica, now time.Time) {
 	}
 	f.most, f.until = ongoing+f.more, now.Add(f.hold)
 	l.bound()
-	u.serve(rep.ID)
-}
-
-// arm sets the alarm for when, while a request waits, a replica may get room by time
-// alone: at the end of the first mark, or at the next look at those that are not well.
-// Called with mu held.
-func (u *queue) arm() {
-	if u.queued == 0 || u.closed || len(u.marked) == 0 && u.outliers.AllHealthy() {
-		u.alarm.off()
-		return
-	}
-	now := u.opts.Now()
-	var first time.Time
-	sooner := func(at time.Time) {
-		if first.IsZero() || at.Before(first) {
-			first = at
-		}
-	}
-	for _, rep := range u.marked {
-		if f := &liveOf(rep).refusals; f.marked() {
-			sooner(f.until)
-		}
-	}
-	if !u.outliers.AllHealthy() {
-		sooner(later(u.outliers.Due(), now.Add(time.Millisecond)))
-	}
-	if first.IsZero() || first.Equal(u.alarm.at) {
-		return
-	}
-	u.alarm.off()
-	u.alarm = alarm{at: first, stop: u.opts.AfterFunc(max(first.Sub(now), 0), u.router.Health.ring)}
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
+	u.serve(rep)
 }
 
 // insist takes the marks of the replicas away that a request would wait for, and reports
 // whether there were any: a request that cannot wait is better sent than failed for what
-// may be over, unless it would overtake one that does wait. Called with mu held.
+// may be over, unless it would overtake one that does wait.
 func (u *queue) insist(d *policy.Decision) bool {
-	if u.queued > 0 {
+	if len(u.waiters) > 0 || u.marked.IsZero() {
 		return false
 	}
+	wanted := d.WaitFor
+	if wanted == nil {
+		wanted = u.router.view.Load().replicas
+	}
 	lifted := false
-	for _, rep := range u.marked {
-		l := liveOf(rep)
-		if d.WaitFor == nil || slices.ContainsFunc(d.WaitFor, func(w *policy.Replica) bool { return liveOf(w) == l }) {
-			lifted = l.lift() || lifted
-		}
+	for _, rep := range wanted {
+		lifted = liveOf(rep).lift() || lifted
 	}
 	return lifted
 }

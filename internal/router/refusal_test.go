@@ -34,7 +34,7 @@ func TestRefusedIsPassedOver(t *testing.T) {
 			c.advance(firstHold)
 			require.Equal(t, "r0", pick(t, r, &policy.Request{Pin: "r0"}).Decision.Replica.ID)
 			require.False(t, rep.Full())
-			require.Empty(t, r.queue.marked)
+			require.Zero(t, r.queue.marked)
 			require.Zero(t, c.armed())
 		})
 	}
@@ -116,7 +116,7 @@ func TestRefusedLetsMoreThrough(t *testing.T) {
 	c.advance(time.Hour)
 	require.Zero(t, c.armed())
 	pick(t, r, new(policy.Request))
-	require.Empty(t, r.queue.marked)
+	require.Zero(t, r.queue.marked)
 }
 
 func TestRefusedAgainAndAgain(t *testing.T) {
@@ -145,7 +145,7 @@ func TestRefusedAndTheFleet(t *testing.T) {
 	require.Equal(t, 7, r.View().ByID("r0").Capacity())
 	r.Fleet.Set(nil)
 	late.Refused(said)
-	require.Empty(t, r.Fleet.departed)
+	require.Empty(t, departed(r))
 	r.Fleet.Set(members(1))
 	connectAll(r)
 	require.False(t, r.View().ByID("r0").Full())

@@ -25,13 +25,13 @@ func foreignOf(r *Router, id string) [2]int64 {
 
 func TestReport(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
-	r := connected(t, Options{Policy: loading(leastLoaded), RequestCost: 100, Now: c.Now}, members(2)...)
+	r := connected(t, Options{Policy: loading(leastLoaded), Now: c.Now}, members(2)...)
 	v := r.View()
 	own := pick(t, r, &policy.Request{PromptTokens: 400, Pin: "r0"})
 
 	r.Report("r0", load.Report{Ongoing: 4, QueuedTokens: 1000})
 	require.Equal(t, [2]int64{3, 600}, foreignOf(r, "r0"), "without our own")
-	require.InDelta(t, 400+600+4*100, v.Load(v.ByID("r0")), 1e-9)
+	require.InDelta(t, 400+600+4*500, v.Load(v.ByID("r0")), 1e-9)
 	require.Equal(t, 1, v.ByID("r0").Ongoing(), "others' requests are not ours to bound")
 	r.Report("nobody", load.Report{Ongoing: 4})
 	r.Report("r0", load.Report{Ongoing: 0, QueuedTokens: 100})
@@ -47,7 +47,7 @@ func TestReport(t *testing.T) {
 // Of a report and a broadcast the later counts; a report for a time only.
 func TestReportsExpire(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
-	r := connected(t, Options{Policy: loading(leastLoaded), ReportTTL: time.Second, Now: c.Now}, members(3)...)
+	r := connected(t, Options{Policy: loading(leastLoaded), Now: c.Now}, members(3)...)
 	look := func() {
 		t.Helper()
 		pick(t, r, &policy.Request{}).Release()
@@ -55,9 +55,9 @@ func TestReportsExpire(t *testing.T) {
 	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 1, QueuedTokens: 10}})
 	r.Report("r0", load.Report{Ongoing: 5, QueuedTokens: -1})
 	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"), "what is not said is as it was told")
-	c.advance(500 * time.Millisecond)
+	c.advance(load.ReportTTL / 2)
 	r.Report("r1", load.Report{Ongoing: 6})
-	c.advance(499 * time.Millisecond)
+	c.advance(load.ReportTTL/2 - time.Millisecond)
 	look()
 	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"))
 	c.advance(time.Millisecond)
@@ -72,7 +72,7 @@ func TestReportsExpire(t *testing.T) {
 	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r0"), "the broadcast is later")
 	r.Report("r1", load.Report{Ongoing: 9})
 	require.Equal(t, [2]int64{9, 0}, foreignOf(r, "r1"))
-	c.advance(999 * time.Millisecond)
+	c.advance(load.ReportTTL - time.Millisecond)
 	r.Report("r1", load.Report{Ongoing: 10})
 	c.advance(time.Millisecond)
 	look()

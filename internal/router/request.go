@@ -41,7 +41,7 @@ func Rekey(q *policy.Request) {
 	was := q.State()
 	next := policy.Request{Method: q.Method, Answer: q.Answer}
 	*next.State() = state.Request{
-		Origin: was.Origin, Attempt: was.Attempt, Tried: slices.Clip(was.Tried), QueuedAt: was.QueuedAt, Seq: was.Seq,
+		Origin: was.Origin, Attempt: was.Attempt, Tried: slices.Clip(was.Tried), QueuedAt: was.QueuedAt, Seq: was.Seq, Came: was.Came,
 		Side: was.Side,
 	}
 	*q = next

@@ -42,17 +42,33 @@ func (b *Reservation) PrefillDone() {
 		return
 	}
 	r.mu.Lock()
-	b.dropPrefill()
-	r.mu.Unlock()
-	b.shareRoute()
-}
-
-// dropPrefill is PrefillDone. Called with the Router's mutex held.
-func (b *Reservation) dropPrefill() {
-	if b.held && b.prefill > 0 {
-		b.router.Health.charge(liveOf(b.replica), 0, -b.prefill)
+	if b.held {
+		r.Health.charge(liveOf(b.replica), 0, -b.prefill)
 		b.prefill = 0
 	}
+	route := b.Decision.State().Route
+	if route != nil {
+		b.Decision.State().Route = nil // it is shared once
+	}
+	r.mu.Unlock()
+	r.Routes.send(&b.Decision, route)
+}
+
+// Watched reports whether Answered returns how long the first message took. It is for the goroutine that made the pick.
+func (b *Reservation) Watched() bool { return b.attempt.Watched() }
+
+// Answered notes that the first response message has come: PrefillDone, and what it shows of the replica. It may come
+// after Release. It returns how long the message took since the pick, 0 where the request is not watched. Later calls
+// do nothing.
+func (b *Reservation) Answered() time.Duration {
+	r := b.router
+	if r == nil {
+		return 0
+	}
+	took := r.outliers.Answered(&b.attempt)
+	b.PrefillDone()
+	r.Health.Sync()
+	return took
 }
 
 // Release gives back what the reservation holds and serves the requests that wait for it. Later
@@ -64,8 +80,8 @@ func (b *Reservation) Release() {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics, which is called for the requests that wait
-	if b.end() && (r.queue.queued > 0 || len(r.Fleet.departed) > 0) {
-		r.Fleet.released(b.replica)
+	if b.end() {
+		r.queue.serve(b.replica)
 	}
 	r.Health.force()
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -44,8 +45,11 @@ type Assigned struct {
 //   - a *WaitError, when the context ends first, or for ErrQueueFull: too many wait, or it made room for a request of
 //     higher priority.
 func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation, how How) error {
-	r.view.Load().narrow(q)
-	w, err := r.reserve(ctx, q, b, &how)
+	q.State().Narrow(q.Exclude, q.Allow)
+	if how.Assigned == nil {
+		r.Prepare(ctx, q)
+	}
+	w, err := r.reserve(q, b, &how)
 	switch {
 	case w == nil && err == nil && !how.Query:
 		r.routed(q, b)
@@ -65,18 +69,15 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 
 // reserve reserves at once, or puts the request into the queue. One that was refused is only put there, where it waits
 // for no replica until its backoff has passed.
-func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation, how *How) (*waiter, error) {
-	if r.prepares && how.Assigned == nil {
-		r.lockPrepared(ctx, q)
-	} else {
-		r.mu.Lock()
-	}
+func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, error) {
+	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
 	u, waits := &r.queue, !how.NoWait && !how.Query && how.Assigned == nil
-	if q.State().Query = how.Query; waits {
-		u.number(q)
-	}
+	q.State().Query = how.Query
 	now := r.Health.attend(q)
+	if waits {
+		u.number(q, now)
+	}
 	u.tick()
 	v := r.view.Load()
 	switch {
@@ -96,7 +97,7 @@ func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	if err != nil {
 		return nil, err
 	}
-	u.stand(w)
+	u.stand(w, true)
 	if r.quick.choose != nil {
 		u.again(w) // a quick release may have made room before it saw the waiter
 	}
@@ -111,12 +112,11 @@ func (r *Router) choose(q *policy.Request, v *view, b *Reservation, now time.Tim
 	if b.held {
 		return ErrHeld
 	}
-	d := &b.Decision
-	if err := (choice{r, q, v, d}).decide(); err != nil {
-		return err
+	err := choice{r, q, v, &b.Decision}.decide()
+	if err == nil {
+		r.charged(q, v, b, now)
 	}
-	r.charged(q, v, b, now)
-	return nil
+	return err
 }
 
 // assign reserves the replica that a look-aside server decided on, where it may be given the request now. Called with
@@ -141,39 +141,43 @@ func (r *Router) assign(q *policy.Request, v *view, b *Reservation, a *Assigned,
 	}
 	b.Decision = a.Decision
 	b.Decision.Replica = rep
-	if q.State().Attempt > 0 {
-		because(&b.Decision, policy.ReasonRetry)
-	}
 	r.charged(q, v, b, now)
 	return nil
 }
 
 // charged charges a reservation with what was decided; now as for choose. Called with mu held.
 func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Time) {
-	d := &b.Decision
-	d.State().Plain = q.State().Plain
-	if r.shadow != nil {
-		r.shadow.choose(q, v, d, r.Rollout.off.Load() || q.State().Query)
+	d, is := &b.Decision, q.State()
+	d.State().Plain = is.Plain
+	if is.Attempt > 0 {
+		because(d, policy.ReasonRetry)
+	}
+	if x := shadowOf(q); x != nil {
+		x.decided = false // that was an earlier pick
+	}
+	if r.shades() && !is.Query {
+		r.shadow.choose(q, v, d)
 	}
 	l := liveOf(d.Replica)
 	book := l.Book.Load()
-	d.Load = r.Load.Of(&l.Replica, book)
-	if r.learns {
-		q.State().Ahead = book&state.TokenMask + l.Peer.Load()&state.TokenMask
-	}
+	all := book + l.Peer.Load()
+	d.Load, is.Ahead = r.Load.Of(&l.Replica, book), all&state.TokenMask
 	if d.Rank() >= max(d.Replica.Ranks, 1) {
 		d.SetRank(policy.AnyRank)
 	}
 	prefill := min(max(int64(q.PromptTokens)-int64(d.MatchedTokens), 0), state.MaxPrefill)
 	b.router, b.replica, b.prefill, b.held = r, d.Replica, prefill, true
-	r.Health.watch(q, b, l, book, now)
+	// Requests under way are work too: a replica that is given more than others is not late for it.
+	work := float64(prefill + is.Ahead + load.Overhead*(all>>state.TokenBits+1))
+	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
+	is.Mark, d.State().Probe = b.attempt.Mark, b.attempt.Probe
 	r.Health.charge(l, 1, prefill)
 }
 
 // takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.
 func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	s, x := r.shadow, shadowOf(q)
-	shades := s != nil && s.Withdrawn != nil && x != nil && x.decided && x.decision.Replica != nil
+	shades := s != nil && s.Observer.Withdrawn != nil && x != nil && x.decided && x.decision.Replica != nil
 	if !d.State().Chosen && !shades {
 		return
 	}
@@ -182,7 +186,7 @@ func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	withdrawn(&r.own, q, d)
 	if shades {
 		x.decided = false
-		s.Withdrawn(&x.request, x.decision)
+		s.Observer.Withdrawn(&x.request, x.decision)
 	}
 }
 
@@ -229,12 +233,11 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 	if q.Pin != "" || n <= 0 {
 		return to
 	}
-	p := r.Rollout.policy(q)
 	own := q.Exclude
 	q.Exclude, q.State().Sets = append(append(make([]string, 0, len(own)+n+1), own...), booked.ID), nil
 	defer func() { q.Exclude, q.State().Sets = own, nil }()
 	for range n {
-		d := next(r, q, p)
+		d := r.next(q)
 		if d.Replica == nil {
 			break
 		}
@@ -245,32 +248,22 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 }
 
 // next returns a decision without replica if none is available.
-func next(r *Router, q *policy.Request, p *policy.Policy) policy.Decision {
-	r.view.Load().narrow(q)
+func (r *Router) next(q *policy.Request) policy.Decision {
+	q.State().Narrow(q.Exclude, q.Allow)
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
-	if r.queue.closed {
-		return policy.Decision{}
-	}
 	v := r.view.Load()
-	v.narrow(q) // for a fleet that has changed since
-	return v.next(q, p)
-}
-
-// next returns a decision without replica if none is available. Called with the
-// Router's mutex held.
-func (v *view) next(q *policy.Request, p *policy.Policy) policy.Decision {
-	if p.Preview != nil {
+	if p := r.Rollout.policy(q); p.Preview != nil && !r.queue.closed {
 		d := p.Preview(q, v)
 		if d.Replica != nil {
-			d.Replica = v.current(d.Replica)
+			d.Replica = v.byID[d.Replica.ID]
 		}
 		if d.Replica != nil && v.Available(q, d.Replica) {
 			return d
 		}
 	}
-	if r := v.LeastLoaded(q); r != nil {
-		return policy.To(r, policy.ReasonLeastLoaded)
+	if rep := v.LeastLoaded(q); rep != nil && !r.queue.closed {
+		return policy.To(rep, policy.ReasonLeastLoaded)
 	}
 	return policy.Decision{}
 }

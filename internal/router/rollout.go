@@ -1,8 +1,8 @@
 package router
 
 import (
+	"cmp"
 	"errors"
-	"math"
 	"math/rand/v2"
 	"sync/atomic"
 
@@ -12,69 +12,58 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// errNoPlain refuses a rollout without a policy for the rest.
-var errNoPlain = errors.New("router: a Rollout needs Options.Plain")
-
 // A Rollout is the [policy.Rollout] in force in a Router.
 type Rollout struct {
-	router  *Router
-	sharing atomic.Bool // false where the policy decides for all
-	off     atomic.Bool
-	share   atomic.Uint64 // math.Float64bits
+	router *Router
+	now    atomic.Pointer[policy.Rollout] // nil = the policy decides for all
 }
 
-func (o *Rollout) set(t policy.Rollout) {
-	o.share.Store(math.Float64bits(t.Share))
-	o.off.Store(t.Off)
-	o.sharing.Store(partial(t))
+// Set puts a rollout into force, on picks that begin. The state of the policy stays.
+func (o *Rollout) Set(t policy.Rollout) error {
+	partial := t.Share < 1 || t.Off
+	switch {
+	case !partial:
+		o.now.Store(nil)
+	case o.router.opts.Plain.Choose == nil:
+		return errors.New("router: a Rollout needs Options.Plain")
+	default:
+		o.now.Store(&t)
+	}
+	o.router.quick.hinder(rolling, partial)
+	return nil
 }
 
-// partial reports whether the policy does not decide for all.
-func partial(t policy.Rollout) bool { return t.Share < 1 || t.Off }
+// off reports whether the kill switch is on.
+func (o *Rollout) off() bool {
+	t := o.now.Load()
+	return t != nil && t.Off
+}
 
 // Decides reports whether the policy decides for a request, and not Options.Plain. It stays so for the life of the
 // request, but for the kill switch.
 func (o *Rollout) Decides(q *policy.Request) bool {
-	if !o.sharing.Load() {
-		return true
-	}
-	if o.off.Load() {
-		return false
+	t := o.now.Load()
+	if t == nil || t.Off {
+		return t == nil
 	}
 	s := q.State()
 	if s.Side == state.Undecided {
 		s.Side = state.ByPlain
-		if draw(q) < math.Float64frombits(o.share.Load()) {
+		if draw(q) < t.Share {
 			s.Side = state.ByPolicy
 		}
 	}
 	return s.Side == state.ByPolicy
 }
 
-// Set puts a rollout into force, on picks that begin. The state of the policy stays.
-func (o *Rollout) Set(t policy.Rollout) error {
-	r := o.router
-	if r.opts.Plain.Choose == nil && partial(t) {
-		return errNoPlain
-	}
-	o.set(t)
-	r.quick.hinder(rolling, partial(t))
-	return nil
-}
-
-// rolloutSeed keeps the draw apart from every other use of a session's hash.
-const rolloutSeed = 0x726f_6c6c_6f75_7401
-
 // draw returns a number in [0,1) that is the same for a session, in every process.
 func draw(q *policy.Request) float64 {
-	key := policy.SessionKey(q.Session)
-	if key == "" {
-		key = q.ID
-	}
+	const seed = 0x726f_6c6c_6f75_7401 // apart from every other use of a session's hash
+	key := cmp.Or(policy.SessionKey(q.Session), q.ID)
 	if key == "" {
 		return rand.Float64()
 	}
-	return float64(xxh3.HashStringSeed(key, rolloutSeed)>>11) / (1 << 53)
+	return float64(xxh3.HashStringSeed(key, seed)>>11) / (1 << 53)
 }
 
 // policy returns what decides for a request in the choice under way.

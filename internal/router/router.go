@@ -3,6 +3,8 @@ package router
 import (
 	"context"
 	"errors"
+	"hash/maphash"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -33,22 +35,19 @@ type Router struct {
 
 	opts      Options
 	prepares  bool
-	callsOut  bool
-	takesLoad bool            // reports of it
-	learns    bool            // rates
-	own       policy.Observer // of the policy
-	hosted    hosted
+	takesLoad bool               // reports of it
+	learns    bool               // rates
+	own       policy.Observer    // of the policy
+	observers []*policy.Observer // own, and that of the shadow
 	gate      gate
-	tokens    tokenizing
 	shadow    *shadow // nil = none
 
 	// mu makes choosing and reserving one step. It guards every book, the queue,
 	// the randomness, and all below. It is held while the policy's Choose and
 	// FleetChanged run, and no other lock of warmpath is taken before it but
 	// a host's own.
-	mu     sync.Mutex
-	shared *shared
-	queue  queue
+	mu    sync.Mutex
+	queue queue
 
 	outliers *outlier.Detector // its lock may be taken under mu
 }
@@ -57,8 +56,9 @@ type Router struct {
 type Counts struct {
 	// Corrections are the picks of a replica that the request may not be given, whether or not it waits. The Router
 	// replaced them.
-	Corrections   atomic.Int64
-	PrepareErrors atomic.Int64 // of the policy's Prepare
+	Corrections    atomic.Int64
+	PrepareErrors  atomic.Int64 // of the policy's Prepare
+	TokenizeErrors atomic.Int64 // of the Tokenizer
 }
 
 // NewRouter returns a Router over an empty fleet.
@@ -71,51 +71,40 @@ func NewRouter(o Options) (*Router, error) {
 		quick = nil
 	}
 	o = o.withDefaults()
-	r := &Router{
-		opts:   o,
-		shared: &shared{rand: o.Rand, now: o.Now},
-		shadow: newShadow(o.Shadow),
+	r := &Router{opts: o, own: o.Policy.Observer, outliers: newDetector(&o)}
+	r.Health.router, r.Rollout.router, r.quick.router, r.queue.router = r, r, r, r
+	r.Fleet = Fleet{router: r, known: make(map[string]*live)}
+	r.gate.closers = closersOf(&o)
+	r.observers = []*policy.Observer{&r.own}
+	if o.Shadow.Choose != nil {
+		r.shadow = &shadow{o.Shadow}
+		r.observers = append(r.observers, &r.shadow.Observer)
 	}
-	r.Health.router, r.Rollout.router, r.quick.router = r, r, r
-	r.Fleet = Fleet{router: r, departed: make(map[string]*live)}
 	uses := r.Uses()
 	r.prepares = o.Policy.Prepare != nil || o.Shadow.Prepare != nil
-	r.callsOut = uses&policy.CallsOut != 0
 	r.takesLoad = uses&(policy.UsesLoad|policy.UsesOngoing) != 0
-	r.learns = uses&policy.UsesLoad != 0 && !o.FixedRates
-	ejection := o.Ejection
-	if ejection != nil && o.Policy.Uses&policy.SharesByKey != 0 {
-		own := *ejection
-		own.SlowStart = -1
-		ejection = &own
-	}
-	r.Load = load.New(load.Options{
-		RequestCost: o.RequestCost, ReportTTL: o.ReportTTL, Now: o.Now,
-		Reporting: func(on bool) { r.quick.hinder(reporting, on) },
-	})
-	r.shared.load = r.Load
-	r.outliers = outlier.New(ejection, o.Now)
-	r.shared.outliers = r.outliers
-	r.queue.waiting.order, r.queue.free.order, r.queue.arrived.order = served, served, arrived
-	r.queue.opts, r.queue.outliers, r.queue.router = &r.opts, r.outliers, r
+	r.learns = uses&policy.UsesLoad != 0
+	r.Load = load.New(o.Now, func(on bool) { r.quick.hinder(reporting, on) })
 	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {
-		r.Fleet.sessions = newSessions()
-	}
-	if uses&policy.UsesPrompt != 0 {
-		r.tokens.tokenizer = o.Tokenizer
-	}
-	r.own = o.Policy.Observer
-	r.hosted = hosted{&r.own}
-	if r.shadow != nil {
-		r.hosted = append(r.hosted, &r.shadow.Observer)
+		r.Fleet.sessions = &sessions{seed: maphash.MakeSeed()}
 	}
 	r.Routes.index = o.Policy.IndexStats != nil && r.own.Routed != nil
-	r.gate.closer = closerOf(o)
 	if r.own.Routed == nil && r.own.Completed == nil && o.Policy.Close == nil && r.shadow == nil {
 		r.quick.choose = quick
 	}
-	r.view.Store(&view{fleet: &membership{byID: map[string]*policy.Replica{}}, shared: r.shared})
+	r.view.Store(newView(r, 0))
 	return r, nil
+}
+
+// newDetector returns the outlier detection of a Router: without slow start where that would move keys twice.
+func newDetector(o *Options) *outlier.Detector {
+	ejection := o.Ejection
+	if ejection != nil && o.Policy.Uses&policy.SharesByKey != 0 {
+		own := *ejection
+		own.SlowStart = policy.Off
+		ejection = &own
+	}
+	return outlier.New(ejection, o.Now)
 }
 
 // Policy returns the Router's policy.
@@ -123,17 +112,15 @@ func (r *Router) Policy() policy.Policy { return r.opts.Policy }
 
 // Uses returns what the policy looks at, its shadow, and a Rollout.
 func (r *Router) Uses() policy.Uses {
-	if r.Rollout.off.Load() {
+	rollout := r.Rollout.now.Load()
+	uses := r.opts.Policy.Uses | r.opts.Shadow.Uses
+	switch {
+	case rollout == nil:
+		return uses
+	case rollout.Off:
 		return 0
 	}
-	uses := r.opts.Policy.Uses
-	if r.shadow != nil {
-		uses |= r.shadow.policy.Uses
-	}
-	if r.Rollout.sharing.Load() {
-		uses |= policy.UsesSession
-	}
-	return uses
+	return uses | policy.UsesSession
 }
 
 // Observes reports whether how calls end is of use: whether Complete
@@ -146,7 +133,7 @@ func (r *Router) Observes() bool {
 func (r *Router) Queued() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.queue.queued
+	return len(r.queue.waiters)
 }
 
 // Quick returns how plain requests are reserved without the lock.
@@ -159,63 +146,53 @@ func (r *Router) View() policy.View { return r.view.Load() }
 // Reserve so that the work is done off the picker; it does so
 // itself for a request that is not prepared, or was for an older fleet.
 func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
-	if !r.needsPrepare(q) {
-		return
-	}
-	v := r.view.Load()
-	if r.prepared(q, v) || !r.gate.enter() {
+	v, s := r.view.Load(), q.State()
+	prepared := s.Prepared == any(r) && s.Epoch == v.epoch
+	if !r.prepares || prepared || len(v.replicas) == 0 || !r.gate.enter() {
 		return
 	}
 	defer r.gate.leave()
-	if q.State().Prepared != any(r) {
-		q.State().Prepared, q.Prepared, q.State().Tokenized = r, nil, false // another policy's is of no use
+	if s.Prepared != any(r) {
+		s.Prepared, q.Prepared, s.Tokenized = r, nil, false // another policy's is of no use
 	}
-	q.State().AnyModel = v.anyModel(q)
-	decides := r.Rollout.Decides(q)
-	if !decides && !r.shades() {
-		q.State().Epoch = v.fleet.epoch
+	s.Epoch, s.AnyModel = v.epoch, v.anyModel(q)
+	// A pinned request is where its route is observed.
+	decides := r.opts.Policy.Prepare != nil && (q.Pin == "" || r.own.Routed != nil) && r.Rollout.Decides(q)
+	shades := r.shades() && (q.Pin == "" || r.shadow.Observer.Routed != nil)
+	if !decides && !shades {
 		return
 	}
-	r.tokens.run(ctx, q)
-	if r.callsOut {
+	r.tokenize(ctx, q)
+	if r.Uses()&policy.CallsOut != 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
 		defer cancel()
 	}
-	if decides && r.opts.Policy.Prepare != nil && (q.Pin == "" || r.own.Routed != nil) {
-		if err := r.opts.Policy.Prepare(ctx, q, v); err != nil {
+	if decides && r.opts.Policy.Prepare(ctx, q, v) != nil {
+		r.Counts.PrepareErrors.Add(1)
+	}
+	if shades {
+		x := r.shadow.sees(q, v)
+		if r.shadow.Prepare != nil && r.shadow.Prepare(ctx, &x.request, v) != nil {
 			r.Counts.PrepareErrors.Add(1)
 		}
 	}
-	if r.shades() {
-		r.shadow.prepare(ctx, r, q, v)
+}
+
+// tokenize replaces the text of a prompt by its tokens, once for a request.
+func (r *Router) tokenize(ctx context.Context, q *policy.Request) {
+	t, s := r.opts.Tokenizer, q.State()
+	if t == nil || s.Tokenized || q.Prompt.Text == "" || len(q.Prompt.Tokens) > 0 || r.Uses()&policy.UsesPrompt == 0 {
+		return
 	}
-	q.State().Epoch = v.fleet.epoch
-}
-
-// needsPrepare reports whether a request is prepared. One that is pinned is where its route is observed.
-func (r *Router) needsPrepare(q *policy.Request) bool {
-	return r.prepares && (q.Pin == "" || r.own.Routed != nil || r.shades() && r.shadow.Routed != nil)
-}
-
-func (r *Router) prepared(q *policy.Request, v *view) bool {
-	return len(v.fleet.replicas) == 0 || q.State().Prepared == any(r) && q.State().Epoch == v.fleet.epoch
-}
-
-// lockPrepared takes the lock with the request prepared for the current View, or,
-// where the fleet changes faster than that, nearly so.
-func (r *Router) lockPrepared(ctx context.Context, q *policy.Request) {
-	const tries = 3
-	for range tries {
-		r.Prepare(ctx, q)
-		r.mu.Lock()
-		v := r.view.Load()
-		if !r.needsPrepare(q) || r.queue.closed || r.prepared(q, v) {
-			return
-		}
-		r.mu.Unlock()
+	s.Tokenized = true
+	tokens, err := t.Tokenize(ctx, q)
+	switch {
+	case err != nil:
+		r.Counts.TokenizeErrors.Add(1)
+	case len(tokens) > 0:
+		q.SetPrompt(policy.Prompt{Tokens: tokens})
 	}
-	r.mu.Lock()
 }
 
 // Complete passes to the policy how a call with a reservation ended, if it observed the
@@ -223,19 +200,20 @@ func (r *Router) lockPrepared(ctx context.Context, q *policy.Request) {
 // host calls it once per reservation, after Release or before, or Reservation.Withdraw in its
 // place. After Close it does nothing.
 func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome) {
-	if r.learns && d.Replica != nil {
+	if d.Replica == nil {
+		return
+	}
+	if r.learns {
 		r.Load.Learn(q, &d, &o)
 	}
-	if d.Replica != nil {
-		r.Health.judge(d.Replica, q.State().Mark, &o)
-	}
+	r.Health.judge(d.Replica, q.State().Mark, &o)
 	if !o.Sent {
 		r.takeBack(q, &d)
 	}
 	if o.Prefilled() {
 		r.Routes.send(&d, d.State().Route)
 	}
-	if r.own.Completed == nil && r.shadow == nil || d.Replica == nil || !r.gate.enter() {
+	if !r.gate.enter() {
 		return
 	}
 	defer r.gate.leave()
@@ -247,29 +225,58 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	}
 }
 
+// routed notes a reservation that a call got.
 func (r *Router) routed(q *policy.Request, b *Reservation) {
-	if r.Fleet.sessions != nil {
-		r.Fleet.sessions.note(q.Session, liveOf(b.Decision.Replica))
-	}
-	sink := r.Routes.sink.Load()
-	if r.own.Routed == nil && r.own.Completed == nil && r.shadow == nil && sink == nil || !r.gate.enter() {
+	d := &b.Decision
+	r.Fleet.sessions.note(q.Session, liveOf(d.Replica))
+	if !r.gate.enter() {
 		return
 	}
 	defer r.gate.leave()
-	if sink != nil {
-		r.Routes.note(q, &b.Decision)
-	}
-	b.Decision.State().Observed = !b.Decision.State().Plain
-	if r.own.Routed != nil && b.Decision.State().Observed {
-		r.own.Routed(q, b.Decision)
+	r.Routes.note(q, d)
+	d.State().Observed = !d.State().Plain
+	if r.own.Routed != nil && d.State().Observed {
+		r.own.Routed(q, *d)
 	}
 	if r.shadow != nil {
 		r.shadow.routed(q)
 	}
 }
 
+// ObservesCache reports whether the policy or its shadow observes caches: whether CacheChanged does anything.
+func (r *Router) ObservesCache() bool {
+	return slices.ContainsFunc(r.observers, func(o *policy.Observer) bool { return o.CacheChanged != nil })
+}
+
+// CacheChanged passes changes of the replicas' caches to the policy; it does nothing where the policy
+// does not observe caches or the Router is closed. Ids that are not in the fleet are
+// ignored by the policy. One goroutine at a time per replica calls it.
+func (r *Router) CacheChanged(changes []policy.CacheChange) {
+	if !r.gate.enter() {
+		return
+	}
+	defer r.gate.leave()
+	for _, o := range r.observers {
+		if o.CacheChanged != nil {
+			o.CacheChanged(changes)
+		}
+	}
+}
+
+// Report takes a replica's own report: the load goes to [load.Tracker.Report] where the policy looks at it, the size of
+// the cache to [Fleet.SetCapacity], and that it drains to [Fleet.Drain].
+func (r *Router) Report(id string, report load.Report) {
+	r.Fleet.SetCapacity(id, report.KVTokens)
+	if report.Draining {
+		r.Fleet.Drain(id)
+	}
+	if r.takesLoad {
+		r.Load.Report(id, report)
+	}
+}
+
 // Closes reports whether the Router holds what Close gives back.
-func (r *Router) Closes() bool { return r.gate.closer != nil }
+func (r *Router) Closes() bool { return r.gate.closers != nil }
 
 // Close wakes every request in the queue with ErrClosed, fails later picks, and
 // closes the policy, once the calls of the policy that are
@@ -284,7 +291,7 @@ func (r *Router) Close() error {
 	r.queue.closed = true
 	r.quick.hold()
 	r.queue.requeue()
-	r.queue.alarm.off()
+	r.queue.arm()
 	r.mu.Unlock()
 	return r.gate.close()
 }

@@ -112,10 +112,10 @@ func TestLeavesAndComesBack(t *testing.T) {
 	r := connected(t, Options{MaxOngoing: 1}, members(2)...)
 	b := pick(t, r, &policy.Request{Pin: "r1", PromptTokens: 7})
 	r.Fleet.Set(members(1))
-	require.Len(t, r.Fleet.departed, 1)
+	require.Len(t, departed(r), 1)
 	require.False(t, b.Decision.Replica.Connected())
 	r.Fleet.Set(members(2))
-	require.Empty(t, r.Fleet.departed)
+	require.Empty(t, departed(r))
 	back := r.View().ByID("r1")
 	require.False(t, back.Connected(), "not before the host says so")
 	r.Fleet.SetConnected("r1", true)
@@ -127,14 +127,16 @@ func TestLeavesAndComesBack(t *testing.T) {
 
 	r.Fleet.Set(members(1))
 	w.b.Release()
-	require.Empty(t, r.Fleet.departed, "forgotten with its last booking")
+	require.Empty(t, departed(r), "forgotten with its last booking")
 }
 
 func TestReasons(t *testing.T) {
 	r := connected(t, Options{MaxOngoing: 1, Now: ticking()}, members(2)...)
 	q := new(policy.Request)
 	b := pick(t, r, q)
-	require.Equal(t, policy.Decision{Replica: r.View().ByID("r0"), Reason: "first", Place: -1}, b.Decision)
+	want := policy.Decision{Replica: r.View().ByID("r0"), Reason: "first", Place: -1}
+	want.State().Observed = true
+	require.Equal(t, want, b.Decision)
 	require.Equal(t, 1, q.Attempt())
 
 	NextAttempt(q, b.Decision.Replica)

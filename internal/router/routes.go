@@ -28,7 +28,7 @@ type blocks interface {
 
 // note keeps what is to be shared of a reservation until its replica answers.
 func (s *Routes) note(q *policy.Request, d *policy.Decision) {
-	if b, ok := q.Prepared.(blocks); ok && s.index {
+	if b, ok := q.Prepared.(blocks); ok && s.index && s.sink.Load() != nil {
 		d.State().Route, _ = b.Superblocks(nil)
 	}
 }
@@ -52,21 +52,6 @@ func (s *Routes) Share(sink RouteSink) {
 
 // Shares reports whether Share does anything.
 func (s *Routes) Shares() bool { return s.index }
-
-// shareRoute shares the route of a reservation whose replica answers, once.
-func (b *Reservation) shareRoute() {
-	r := b.router
-	if r.Routes.sink.Load() == nil {
-		return
-	}
-	r.mu.Lock()
-	route := b.Decision.State().Route
-	if route != nil {
-		b.Decision.State().Route = nil
-	}
-	r.mu.Unlock()
-	r.Routes.send(&b.Decision, route)
-}
 
 // A Route is where a prompt went, in the grain of a coarse index.
 type Route struct {

@@ -1,57 +1,16 @@
 package router
 
 import (
-	"context"
-	"sync/atomic"
-
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // A shadow is a policy that decides on every request that is reserved, and is not obeyed. It learns from where requests
 // really went, as a policy in force would.
-type shadow struct {
-	policy   policy.Policy
-	predicts bool // how much of a prompt any replica has cached
-	policy.Observer
-
-	decisions, differs, none       atomic.Int64
-	prompt, matched, matchedActual atomic.Int64
-}
-
-func newShadow(p policy.Policy) *shadow {
-	if p.Choose == nil {
-		return nil
-	}
-	return &shadow{policy: p, predicts: p.Preview != nil && p.Uses&policy.UsesPrompt != 0, Observer: p.Observer}
-}
-
-// ShadowStats say how a shadow policy compares with what was done.
-type ShadowStats struct {
-	Policy string // its name
-	// Decisions are the requests that it decided on, Differs those that it would have sent elsewhere, None those
-	// for which it found none and would have waited. None are not among Differs.
-	Decisions, Differs, None int64
-	// Of these requests: their prompt tokens, those that it predicts to be cached where it would have sent them, and where
-	// they went. Where it predicts nothing for replicas that it does not choose, the latter is the policy's in force.
-	PromptTokens, Matched, MatchedActual int64
-}
-
-// ShadowStats returns how the shadow policy compares; false where there is none. Safe from any goroutine.
-func (r *Router) ShadowStats() (ShadowStats, bool) {
-	s := r.shadow
-	if s == nil {
-		return ShadowStats{}, false
-	}
-	return ShadowStats{
-		Policy:    s.policy.Name,
-		Decisions: s.decisions.Load(), Differs: s.differs.Load(), None: s.none.Load(),
-		PromptTokens: s.prompt.Load(), Matched: s.matched.Load(), MatchedActual: s.matchedActual.Load(),
-	}, true
-}
+type shadow struct{ policy.Policy }
 
 // A shadowed is a request as the shadow policy sees it: state.Request.Shadow.
 type shadowed struct {
-	policy   string // the shadow's name
+	shadow   *shadow
 	request  policy.Request
 	decision policy.Decision // its own, of the last pick
 	led      policy.Decision // what it observes: where the request went, with what it predicts of that
@@ -75,72 +34,41 @@ func Shadow(q *policy.Request) (name string, d policy.Decision, actual int, ok b
 	if x == nil || !x.decided {
 		return "", policy.Decision{}, 0, false
 	}
-	return x.policy, x.decision, x.actual, true
+	return x.shadow.Name, x.decision, x.actual, true
 }
 
 // shades reports whether the shadow is to be called.
-func (r *Router) shades() bool { return r.shadow != nil && !r.Rollout.off.Load() }
+func (r *Router) shades() bool { return r.shadow != nil && !r.Rollout.off() }
 
-// prepare lets the shadow prepare a request, of which it has a copy.
-func (s *shadow) prepare(ctx context.Context, r *Router, q *policy.Request, v *view) {
+// sees returns the request as this shadow sees it: a copy, in which nothing is prepared at first.
+func (s *shadow) sees(q *policy.Request, v *view) *shadowed {
 	x := shadowOf(q)
-	if x == nil || x.request.State().Prepared != any(r) {
-		x = &shadowed{policy: s.policy.Name, request: *q}
-		own := x.request.State()
-		own.Prepared, own.Shadow, x.request.Prepared = r, nil, nil
-		q.State().Shadow = x
-	}
-	c := &x.request
-	c.State().AnyModel, c.State().Epoch = v.anyModel(c), v.fleet.epoch
-	if s.policy.Prepare == nil {
-		return
-	}
-	if err := s.policy.Prepare(ctx, c, v); err != nil {
-		r.Counts.PrepareErrors.Add(1)
-	}
-}
-
-// choose asks the shadow, unless it is switched off, and counts. d is where the request goes. Called with the Router's
-// mutex held, before it is charged.
-func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision, off bool) {
-	x := shadowOf(q)
-	if off {
-		if x != nil {
-			x.decided = false
-		}
-		return
-	}
-	if x == nil { // a policy that prepares nothing
-		x = &shadowed{policy: s.policy.Name, request: *q}
+	if x == nil || x.shadow != s {
+		x = &shadowed{shadow: s, request: *q}
+		x.request.Prepared, x.request.State().Shadow = nil, nil
 		q.State().Shadow = x
 	}
 	own, is := x.request.State(), q.State()
-	own.Attempt, own.Tried, own.Sets, own.AnyModel = is.Attempt, is.Tried, is.Sets, is.AnyModel
-	mine := s.policy.Choose(&x.request, v)
+	own.Attempt, own.Tried, own.Sets, own.AnyModel = is.Attempt, is.Tried, is.Sets, v.anyModel(q)
+	return x
+}
+
+// choose asks the shadow. d is where the request goes. Called with the Router's mutex held, before it is charged.
+func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision) {
+	x := s.sees(q, v)
+	mine := s.Choose(&x.request, v)
 	if mine.Replica != nil {
-		if mine.Replica = v.current(mine.Replica); mine.Replica != nil && !v.Available(q, mine.Replica) {
+		if mine.Replica = v.byID[mine.Replica.ID]; mine.Replica != nil && !v.Available(q, mine.Replica) {
 			mine.Replica = nil
 		}
 	}
 	x.decision, x.led, x.decided = mine, *d, true
-	s.decisions.Add(1)
-	s.prompt.Add(int64(q.PromptTokens))
 	if x.led.MatchedTokens = mine.MatchedTokens; mine.Replica != d.Replica {
-		x.led.MatchedTokens = matched(&s.policy, &x.request, v, d.Replica)
+		x.led.MatchedTokens = matched(&s.Policy, &x.request, v, d.Replica)
 	}
-	if x.actual = d.MatchedTokens; s.predicts {
+	if x.actual = d.MatchedTokens; s.Preview != nil && s.Uses&policy.UsesPrompt != 0 {
 		x.actual = x.led.MatchedTokens
 	}
-	s.matchedActual.Add(int64(x.actual))
-	switch mine.Replica {
-	case nil:
-		s.none.Add(1)
-		return
-	case d.Replica:
-	default:
-		s.differs.Add(1)
-	}
-	s.matched.Add(int64(mine.MatchedTokens))
 }
 
 // routed and completed pass to the shadow where a request went and how it ended. What it predicted for another replica
@@ -151,8 +79,8 @@ func (s *shadow) routed(q *policy.Request) {
 		return
 	}
 	x.observed = true
-	if s.Routed != nil {
-		s.Routed(&x.request, x.led)
+	if s.Observer.Routed != nil {
+		s.Observer.Routed(&x.request, x.led)
 	}
 }
 
@@ -162,11 +90,10 @@ func (s *shadow) completed(q *policy.Request, o policy.Outcome) {
 		return
 	}
 	x.observed = false
-	if s.Completed == nil {
-		return
-	}
 	if x.decision.Replica != x.led.Replica {
 		o.Usage = policy.NoUsage
 	}
-	s.Completed(&x.request, x.led, o)
+	if s.Observer.Completed != nil {
+		s.Observer.Completed(&x.request, x.led, o)
+	}
 }

@@ -103,7 +103,7 @@ func TestATokenizerThatFails(t *testing.T) {
 	}
 	require.Equal(t, []policy.Prompt{{Text: "hello"}, {Text: "hello"}}, p.saw)
 	require.Equal(t, 1, w.asked, "once for a request")
-	require.EqualValues(t, 1, r.TokenizeErrors())
+	require.EqualValues(t, 1, r.Counts.TokenizeErrors.Load())
 	require.Zero(t, r.Counts.PrepareErrors.Load())
 
 	// Another Router may have another tokenizer.

@@ -104,5 +104,4 @@ func TestCapacity(t *testing.T) {
 		require.Equal(t, want, connected(t, Options{MaxOngoing: 7}, member("a", room(own))).View().ByID("a").Capacity())
 	}
 	require.Zero(t, connected(t, Options{MaxOngoing: -1}, member("a")).View().ByID("a").Capacity())
-	require.Zero(t, connected(t, Options{RequestCost: -1}, member("a")).opts.RequestCost)
 }

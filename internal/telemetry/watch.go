@@ -96,7 +96,7 @@ var routerCounters = []Figure[*router.Router]{
 		"Picks of the policy that the request may not be given, and that were replaced.",
 		func(r *router.Router) int64 { return r.Counts.Corrections.Load() }},
 	{"warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.",
-		(*router.Router).TokenizeErrors},
+		func(r *router.Router) int64 { return r.Counts.TokenizeErrors.Load() }},
 	{"warmpath.probes", "{request}", "Requests sent to see whether an ejected replica is back.",
 		func(r *router.Router) int64 { return r.Outliers().Stats().Probes }},
 }

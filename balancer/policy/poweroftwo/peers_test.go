@@ -48,7 +48,7 @@ func TestEveryKnownLoadCounts(t *testing.T) {
 
 			r.Report("r2", load.Report{Ongoing: 7, QueuedTokens: -1})
 			require.NotContains(t, picked(), "r2")
-			clock.Advance(load.DefaultReportTTL + time.Millisecond)
+			clock.Advance(load.ReportTTL + time.Millisecond)
 			n = picked()
 			require.NotContains(t, n, "r0")
 			require.Contains(t, n, "r2", "the report has expired")

@@ -17,24 +17,13 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// DefaultReportTTL is how long a replica's report of its load counts.
-const DefaultReportTTL = 2 * time.Second
-
-// Options configure a Tracker.
-type Options struct {
-	// RequestCost is what an active request adds to a replica's load, in tokens.
-	RequestCost float64
-	// ReportTTL is how long a replica's report counts.
-	ReportTTL time.Duration
-	// Now is the clock.
-	Now func() time.Time
-	// Reporting is called when reports begin to count and when none does any more, with the Tracker's lock held.
-	Reporting func(bool)
-}
+// ReportTTL is how long a replica's report of its load counts.
+const ReportTTL = 2 * time.Second
 
 // A Tracker keeps the peer load and the rates of the replicas of one fleet. Safe for use by many goroutines.
 type Tracker struct {
-	opts Options
+	now       func() time.Time
+	reporting func(bool)
 	// peerSum is what other clients are known to have on all replicas, at rate 1, in tokens.
 	peerSum atomic.Int64
 	// expiry is when the first report expires, in ns since 1970, or earlier; 0 = none counts.
@@ -59,8 +48,11 @@ type replica struct {
 	spread   float64      // its variance
 }
 
-// New returns a Tracker of an empty fleet.
-func New(o Options) *Tracker { return &Tracker{opts: o} }
+// New returns a Tracker of an empty fleet. now is the clock; reporting is called when reports begin to count and when
+// none does any more, with the Tracker's lock held.
+func New(now func() time.Time, reporting func(bool)) *Tracker {
+	return &Tracker{now: now, reporting: reporting}
+}
 
 // SetFleet replaces the replicas. Those that stay keep their load and their rate. O(replicas).
 func (t *Tracker) SetFleet(all []*policy.Replica) {
@@ -136,9 +128,9 @@ func (t *Tracker) Report(id string, report Report) {
 		tokens = report.QueuedTokens - int64(r.QueuedTokens())
 	}
 	t.setPeer(r, bookOf(ongoing, tokens))
-	r.reported = t.opts.Now()
-	if t.expiry.CompareAndSwap(0, r.reported.Add(t.opts.ReportTTL).UnixNano()) {
-		t.opts.Reporting(true)
+	r.reported = t.now()
+	if t.expiry.CompareAndSwap(0, r.reported.Add(ReportTTL).UnixNano()) {
+		t.reporting(true)
 	}
 }
 
@@ -147,7 +139,7 @@ func (t *Tracker) Expire() {
 	if t.expiry.Load() == 0 {
 		return
 	}
-	now := t.opts.Now()
+	now := t.now()
 	if now.UnixNano() < t.expiry.Load() {
 		return
 	}
@@ -155,7 +147,7 @@ func (t *Tracker) Expire() {
 	defer t.mu.Unlock()
 	var first int64
 	for _, r := range t.fleet {
-		switch end := r.reported.Add(t.opts.ReportTTL); {
+		switch end := r.reported.Add(ReportTTL); {
 		case r.reported.IsZero(): // none, or SetPeers came later
 		case now.Before(end):
 			if first == 0 || end.UnixNano() < first {
@@ -167,14 +159,14 @@ func (t *Tracker) Expire() {
 		}
 	}
 	if t.expiry.Store(first); first == 0 {
-		t.opts.Reporting(false)
+		t.reporting(false)
 	}
 }
 
 // Of returns the load of a replica that has this book.
 func (t *Tracker) Of(r *state.Replica, book int64) float64 {
 	book += r.Peer.Load()
-	tokens := float64(book&state.TokenMask) + t.opts.RequestCost*float64(book>>state.TokenBits)
+	tokens := float64(book&state.TokenMask) + policy.RequestCost*float64(book>>state.TokenBits)
 	return tokens * math.Float64frombits(r.InvRate.Load())
 }
 
@@ -184,12 +176,12 @@ func (t *Tracker) PeerSum() float64 { return float64(t.peerSum.Load()) }
 // setPeer puts the load of others on a replica into force. Called with mu held.
 func (t *Tracker) setPeer(r *replica, book int64) {
 	old := r.State().Peer.Swap(book)
-	t.peerSum.Add(t.costOf(book) - t.costOf(old))
+	t.peerSum.Add(costOf(book) - costOf(old))
 }
 
 // costOf is a book's load at rate 1, in whole tokens.
-func (t *Tracker) costOf(book int64) int64 {
-	return book&state.TokenMask + int64(t.opts.RequestCost)*(book>>state.TokenBits)
+func costOf(book int64) int64 {
+	return book&state.TokenMask + policy.RequestCost*(book>>state.TokenBits)
 }
 
 // Bounds of a peer book, which leave room for our own in the same word.

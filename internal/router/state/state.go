@@ -102,14 +102,25 @@ const (
 	ByPlain
 )
 
+// A Resort is what a request takes where no other replica may serve it. Each takes what those before it take.
+type Resort uint8
+
+// The resorts.
+const (
+	NoResort     Resort = iota
+	SlowStarters        // beyond their share
+	Leavers             // that report that they drain
+	Ejected             // any
+)
+
 // A Request is the Router's part of a request. The zero value is that of a new one.
 type Request struct {
-	AnyModel   bool // no replica of the fleet declares the model: it filters nothing
-	Tokenized  bool // the Tokenizer was called for the prompt
-	LastResort bool // during a choice: replicas that report that they drain are better than none
-	Plain      bool // the policy is not called in the choice under way: Options.Plain decides
-	Query      bool // the pick under way is a Query
-	Side       Side // what decides, where a rollout is in force
+	AnyModel  bool   // no replica of the fleet declares the model: it filters nothing
+	Tokenized bool   // the Tokenizer was called for the prompt
+	Resort    Resort // during a choice: what is better than none
+	Plain     bool   // the policy is not called in the choice under way: Options.Plain decides
+	Query     bool   // the pick under way is a Query
+	Side      Side   // what decides, where a rollout is in force
 
 	Origin   Origin // nil = only the key arrived
 	Prepared any    // the Router whose policy prepared it
@@ -117,8 +128,9 @@ type Request struct {
 	Attempt  int
 	Lot      uint64 // see policy.View.Lot; 0 = not drawn
 	Tried    []string
-	QueuedAt any // the Router that gave it Seq
+	QueuedAt any // the queue that gave it Seq and Came
 	Seq      uint64
+	Came     time.Time
 	Ahead    int64    // prompt tokens queued at the replica, those of other clients too, at the last pick
 	Keeper   *Replica // drains, and keeps this session
 	Shadow   any      // as the shadow policy sees it; nil = there is none
