@@ -42,7 +42,7 @@ func newSim() *cobra.Command {
 		Long: "sim runs the product's own policies, and baselines written from other projects' published rules, over\n" +
 			"simulated engines in virtual time: the effect of each policy on a trace, for one client or for many that do\n" +
 			"not see each other. The same seed gives the same bytes.\n\n" +
-			"With --matrix it runs many such cells, goes on where it was interrupted, and judges over all of them.",
+			"With --matrix it runs many such cells, goes on where it was interrupted, and prints means over all of them.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := s.many.check(c); err != nil {
 				return err

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"runtime"
@@ -28,7 +26,7 @@ const (
 // builtinMatrix is the name of the project's own cells.
 const builtinMatrix = "builtin"
 
-// judged are the policies which the summary judges.
+// judged are the policies whose losses the summary lists.
 var judged = []string{"prefix_cache_affinity", "kv_aware"}
 
 // matrixFlags are those of many cells.
@@ -37,7 +35,6 @@ type matrixFlags struct {
 	only    []string
 	results string
 	summary bool
-	older   bool
 	workers int
 }
 
@@ -46,14 +43,13 @@ func (m *matrixFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&m.results, "results", "",
 		"the `directory` where results of --matrix are kept; what is there is not run again")
 	f.StringSliceVar(&m.only, "cells", nil, "only these `cells` of the matrix, by name")
-	f.BoolVar(&m.summary, "summary", false, "print what is there of the matrix as markdown, and judge; run nothing")
-	f.BoolVar(&m.older, "keep-older", false, "do not run again what another build of this program has run")
+	f.BoolVar(&m.summary, "summary", false, "print what is there of the matrix as markdown; run nothing")
 	f.IntVar(&m.workers, "workers", runtime.NumCPU(), "`number` of runs at once")
 }
 
 // matrixOnly are the flags that need --matrix, matrixToo those of a single cell that go with it.
 var (
-	matrixOnly = []string{"results", "cells", "summary", "keep-older", "workers"}
+	matrixOnly = []string{"results", "cells", "summary", "workers"}
 	matrixToo  = append([]string{"matrix", "trace", "format", "jitter", "policies", "seeds", "duration", "warmup"},
 		matrixOnly...)
 )
@@ -146,7 +142,7 @@ func (s *simulate) plan(c *cobra.Command, cells []matrix.Cell) (matrix.Plan, err
 	}
 	p := matrix.Plan{
 		Cells: cells, Policies: s.policies, Seeds: s.seeds, Duration: s.traffic.Workload.Duration, WarmUp: s.WarmUp, Jitter: s.traffic.Jitter,
-		Dir: s.many.results, Code: code, KeepOlder: s.many.older, Workers: s.many.workers,
+		Dir: s.many.results, Code: code, Workers: s.many.workers,
 		Log: func(line string) { fmt.Fprintln(c.ErrOrStderr(), line) },
 	}
 	if !slices.ContainsFunc(cells, func(c matrix.Cell) bool { return c.Workload == matrix.Trace }) {
@@ -155,12 +151,6 @@ func (s *simulate) plan(c *cobra.Command, cells []matrix.Cell) (matrix.Plan, err
 	if err := first(required(c, "trace", "format"), oneOf("format", s.format, workload.Formats)); err != nil {
 		return p, err
 	}
-	b, err := os.ReadFile(s.trace)
-	if err != nil {
-		return p, usagef("--trace: %w", err)
-	}
-	sum := sha256.Sum256(b)
-	p.TraceID = s.format + "-" + hex.EncodeToString(sum[:8])
 	if p.Trace, err = workload.LoadFile(s.trace, s.format); err != nil {
 		return p, usagef("--trace: %w", err)
 	}

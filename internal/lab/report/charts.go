@@ -61,7 +61,6 @@ func (r *Report) charts() []chart {
 		r.bars("Decisions by reason", "requests",
 			r.names(func(res *drive.Result) map[string]int { return res.Decisions }),
 			func(res *drive.Result, why string) float64 { return float64(res.Decisions[why]) }),
-		r.overTime(),
 	}
 }
 
@@ -121,59 +120,4 @@ func (r *Report) names(of func(*drive.Result) map[string]int) (names []string) {
 	}
 	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
 	return slices.Compact(names)
-}
-
-// overTime is one line per policy: how many requests the busiest replica of each moment had, warm-up included.
-func (r *Report) overTime() chart {
-	end := time.Duration(0) // of the arrivals: what comes after them is the fleet running empty
-	for i := range r.Results {
-		for k := range r.Results[i].Samples {
-			end = max(end, r.Results[i].Samples[k].At)
-		}
-	}
-	c := chart{Type: "line", Title: "Requests under way on the busiest replica",
-		X: axis{Type: "linear", Title: "s", Max: end.Seconds()}, Y: axis{Type: "linear", Title: "requests"}}
-	for i := range r.Results {
-		s := r.series(i)
-		s.Line = busiest(r.Results[i].Samples, end)
-		c.Series = append(c.Series, s)
-	}
-	return c
-}
-
-// busiest cuts the time up to end into slots and returns for each how many requests the replica that had most of
-// them had in the mean; nil where there are none.
-func busiest(samples []drive.Sample, end time.Duration) []point {
-	const slots = 120
-	slot := end.Seconds() / slots
-	if slot == 0 {
-		return nil
-	}
-	loads := map[string]*[slots]float64{} // replica → request seconds
-	for i := range samples {
-		s := &samples[i]
-		if s.Err != nil || s.Replica == "" {
-			continue
-		}
-		load := loads[s.Replica]
-		if load == nil {
-			load = new([slots]float64)
-			loads[s.Replica] = load
-		}
-		from, to := (s.At+s.Waited).Seconds()/slot, (s.At+s.Latency).Seconds()/slot
-		for k := int(from); k < slots && float64(k) < to; k++ {
-			load[k] += min(to, float64(k+1)) - max(from, float64(k))
-		}
-	}
-	if len(loads) == 0 {
-		return nil
-	}
-	line := make([]point, slots)
-	for k := range line {
-		line[k].X = (float64(k) + 0.5) * slot
-		for _, load := range loads {
-			line[k].Y = max(line[k].Y, load[k])
-		}
-	}
-	return line
 }

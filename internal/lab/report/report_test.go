@@ -148,7 +148,7 @@ func TestHTML(t *testing.T) {
 	require.NotContains(t, page, "r<0>", "replica ids come from outside")
 	for _, s := range append(policies, "a &lt;title&gt;", "70 % &amp; more", "lost &lt;it&gt;", `r\u003c0\u003e`, "prefix_match",
 		"<td>77777</td>",
-		"Time to first token", "Time per output token", "Decisions by reason", "busiest replica", "sooner") {
+		"Time to first token", "Time per output token", "Decisions by reason", "sooner") {
 		require.Contains(t, page, s)
 	}
 	require.NotContains(t, strings.Replace(page, string(chartLibrary), "", 1), "NaN")
@@ -160,7 +160,7 @@ func TestMorePoliciesThanColors(t *testing.T) {
 	for i := range len(colors) + 1 {
 		names = append(names, "policy "+strconv.Itoa(i))
 	}
-	for i, s := range example(names...).overTime().Series {
+	for i, s := range example(names...).charts()[0].Series {
 		require.Equal(t, i == len(colors), s.Dashed)
 	}
 }
@@ -186,28 +186,6 @@ func TestCSV(t *testing.T) {
 	require.Equal(t, []string{"policy", "requests", "errors"}, rows[0][:3])
 	require.Equal(t, subject, rows[2][0])
 	require.Equal(t, "policy,preemptions,KV busiest ÷ mean\nround_robin,7,0.00\n", more)
-}
-
-func TestBusiest(t *testing.T) {
-	sample := func(replica string, at, latency time.Duration) drive.Sample {
-		return drive.Sample{Replica: replica, At: at, Latency: latency}
-	}
-	const end = 120 * time.Second // slots of a second
-	failed := sample("a", 0, end)
-	failed.Err = errors.New("lost")
-	waited := sample("c", 50*time.Second, 3*time.Second) // in its client's queue, on no replica
-	waited.Waited = 2 * time.Second
-	xys := busiest([]drive.Sample{
-		sample("a", 0, 2*time.Second), sample("a", time.Second, time.Second/2), sample("b", 1750*time.Millisecond, time.Second), failed,
-		sample("b", 119*time.Second, time.Hour), sample("b", end, time.Second), waited,
-	}, end)
-	require.Len(t, xys, 120)
-	require.Equal(t, 0.5, xys[0].X)
-	for k, want := range map[int]float64{0: 1, 1: 1.5, 2: 0.75, 3: 0, 51: 0, 52: 1, 119: 1} {
-		require.InDelta(t, want, xys[k].Y, 1e-9, "slot %d", k)
-	}
-	require.Nil(t, busiest(nil, end))
-	require.Nil(t, busiest([]drive.Sample{sample("a", 0, time.Second)}, 0))
 }
 
 // Results with nothing in them are drawn too.

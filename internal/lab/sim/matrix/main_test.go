@@ -32,7 +32,7 @@ func plan(t testing.TB, dir string, lines *[]string) Plan {
 	now := time.Unix(0, 0)
 	return Plan{
 		Cells: tiny(t), Policies: []string{"round_robin", "power_of_two_choices", "smg_cache_aware"}, Seeds: 2,
-		Duration: 20 * time.Second, WarmUp: 2 * time.Second, Trace: trace, TraceID: "chat", Jitter: time.Second,
+		Duration: 20 * time.Second, WarmUp: 2 * time.Second, Trace: trace, Jitter: time.Second,
 		Dir: dir, Code: "this", Workers: 2,
 		Log: func(line string) { *lines = append(*lines, line) },
 		Now: func() time.Time { return now },

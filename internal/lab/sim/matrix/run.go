@@ -23,14 +23,11 @@ type Plan struct {
 	Seeds int
 	// Duration and WarmUp are those of generated workloads.
 	Duration, WarmUp time.Duration
-	// Trace is what cells of the trace replay, TraceID names its contents, Jitter delays its requests.
-	Trace   []workload.Request
-	TraceID string
-	Jitter  time.Duration
+	// Trace is what cells of the trace replay, Jitter delays its requests.
+	Trace  []workload.Request
+	Jitter time.Duration
 	// Dir is where results are kept; Code names the program that makes them.
 	Dir, Code string
-	// KeepOlder takes results of other programs for this one's.
-	KeepOlder bool
 	// Workers is how many runs there are at once.
 	Workers int
 	// Log is called with the progress, from several goroutines but never at the same time.
@@ -79,9 +76,10 @@ type group struct {
 type runner struct {
 	Plan
 	start time.Time
+	trace string // names the contents of Trace
 
-	mu    sync.Mutex // guards what follows; Log is called with it held
-	rates map[string]float64
+	mu    sync.Mutex         // guards what follows; Log is called with it held
+	rates map[string]float64 // capacities by rateKey
 	done  int
 	all   int
 }
@@ -100,12 +98,11 @@ func Run(ctx context.Context, p Plan) error {
 	if p.Now == nil {
 		p.Now = time.Now
 	}
-	r := &runner{Plan: p, start: p.Now(), rates: map[string]float64{}}
-	cells := make([]*Cell, len(p.Cells))
-	for i := range cells {
-		cells[i] = &p.Cells[i]
+	r, err := newRunner(p)
+	if err != nil {
+		return err
 	}
-	if err := parallel(ctx, p.Workers, cells, r.findRate); err != nil {
+	if err := r.findRates(ctx); err != nil {
 		return err
 	}
 	groups, err := r.groups()
@@ -114,6 +111,11 @@ func Run(ctx context.Context, p Plan) error {
 	}
 	r.start = p.Now()
 	return parallel(ctx, p.Workers, groups, r.group)
+}
+
+func newRunner(p Plan) (*runner, error) {
+	trace, err := hashed(p.Trace)
+	return &runner{Plan: p, trace: trace, rates: map[string]float64{}}, err
 }
 
 // parallel does all the work with so many workers, and stops at the first error.
@@ -160,30 +162,36 @@ func (p *Plan) traffic(c *Cell) sim.Traffic {
 }
 
 // rateKey names what the capacity of a cell depends on.
-func (p *Plan) rateKey(c *Cell) (string, error) {
-	duration, warmUp := p.times(c)
+func (r *runner) rateKey(c *Cell) (string, error) {
+	duration, warmUp := r.times(c)
 	trace := ""
 	if c.Workload == Trace {
-		trace = fmt.Sprint(p.TraceID, p.Jitter, c.Copies)
+		trace = fmt.Sprint(r.trace, r.Jitter, c.Copies)
 	}
 	return hashed(c.Workload, trace, c.Unshared, c.Replicas, c.Presets, c.KVTokens, duration, warmUp)
 }
 
-// findRate finds the capacity of a cell's fleet, unless another cell has the same.
-func (r *runner) findRate(ctx context.Context, c *Cell) error {
-	if c.Rate > 0 {
-		return nil
+// findRates finds the capacities of the cells' fleets, each once.
+func (r *runner) findRates(ctx context.Context) error {
+	var cells []*Cell
+	for i := range r.Cells {
+		c := &r.Cells[i]
+		key, err := r.rateKey(c)
+		if err != nil {
+			return err
+		}
+		if _, known := r.rates[key]; !known && c.Rate == 0 {
+			r.rates[key] = 0
+			cells = append(cells, c)
+		}
 	}
+	return parallel(ctx, r.Workers, cells, r.findRate)
+}
+
+func (r *runner) findRate(ctx context.Context, c *Cell) error {
 	key, err := r.rateKey(c)
 	if err != nil {
 		return err
-	}
-	r.mu.Lock()
-	_, known := r.rates[key]
-	r.rates[key] += 0 // later callers find the entry
-	r.mu.Unlock()
-	if known {
-		return nil
 	}
 	_, warmUp := r.times(c)
 	first := float64(c.Replicas)
@@ -238,18 +246,18 @@ func (r *runner) entry(g *group, one combination) (*Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Entry{Code: r.Code, Cell: *g.cell, Policy: one.policy, Clients: one.clients, Seed: g.seed, Rate: g.cell.Rate}
+	e := &Entry{Cell: *g.cell, Policy: one.policy, Clients: one.clients, Seed: g.seed, Rate: g.cell.Rate}
 	if e.Rate == 0 {
 		e.Rate = r.rates[key] * g.cell.Load
 	}
-	e.Arguments, err = hashed(version, key, e.Cell, one.policy, one.clients, g.seed, e.Rate)
+	e.Arguments, err = hashed(r.Code, key, e.Cell, one.policy, one.clients, g.seed, e.Rate)
 	return e, err
 }
 
 // kept reports whether a run is there.
 func (r *runner) kept(e *Entry) bool {
 	old := load(file(r.Dir, e.Cell.Name, e.Policy, e.Clients, e.Seed))
-	return old != nil && old.Arguments == e.Arguments && (r.KeepOlder || old.Code == e.Code)
+	return old != nil && old.Arguments == e.Arguments
 }
 
 // group runs what is left of a cell and a seed.

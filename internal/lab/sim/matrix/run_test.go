@@ -43,7 +43,6 @@ func TestRun(t *testing.T) {
 	var e Entry
 	require.NoError(t, json.Unmarshal([]byte(all["three_round_robin_2_1.json"]), &e))
 	require.Equal(t, p.Cells[2], e.Cell)
-	require.Equal(t, "this", e.Code)
 	require.Positive(t, e.Rate)
 	require.Positive(t, e.Result.Requests)
 	require.Nil(t, e.Result.Samples)
@@ -61,10 +60,9 @@ func TestRun(t *testing.T) {
 // Thousands of runs are more than memory has room for, with a sample of each request.
 func TestNoResultStaysInMemory(t *testing.T) {
 	p := plan(t, t.TempDir(), new([]string))
-	r := &runner{Plan: p, rates: map[string]float64{}}
-	for i := range p.Cells {
-		require.NoError(t, r.findRate(t.Context(), &p.Cells[i]))
-	}
+	r, err := newRunner(p)
+	require.NoError(t, err)
+	require.NoError(t, r.findRates(t.Context()))
 	groups, err := r.groups()
 	require.NoError(t, err)
 	require.NotEmpty(t, groups)
@@ -77,7 +75,7 @@ func TestNoResultStaysInMemory(t *testing.T) {
 	}
 }
 
-// What was made otherwise is made again; by another program too, unless that does not matter.
+// What was made otherwise is made again; by another program too.
 func TestRunAgain(t *testing.T) {
 	dir := t.TempDir()
 	var lines []string
@@ -96,9 +94,6 @@ func TestRunAgain(t *testing.T) {
 	count("1 of 2 runs are there")
 	count("2 of 2 runs are there")
 	p.Code = "that"
-	p.KeepOlder = true
-	count("2 of 2 runs are there")
-	p.KeepOlder = false
 	count("0 of 2 runs are there")
 	p.Cells[0].Load = 0.3
 	count("0 of 2 runs are there")

@@ -12,14 +12,10 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
-// version is raised when arguments come to mean something else.
-const version = 1
-
 // Entry is the content of one run's file.
 type Entry struct {
-	// Arguments is a hash of all that the run depends on but the program, Code names the program.
+	// Arguments is a hash of all that the run depends on, the program included.
 	Arguments string `json:"arguments"`
-	Code      string `json:"code"`
 	Cell      Cell   `json:"cell"`
 	Policy    string `json:"policy"`
 	Clients   int    `json:"clients"`

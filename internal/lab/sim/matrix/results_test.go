@@ -1,6 +1,7 @@
 package matrix
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,8 +21,7 @@ func outcome(policy string, clients int, ttft, p99, tpot, good float64) Row {
 
 // of is a policy's row: the mean TTFT in ms of each seed, 0 for one that is not there.
 func of(policy string, clients int, ttft ...float64) Row {
-	r := Row{Clients: clients, Runs: map[uint64]*drive.Result{}}
-	r.Policy = policy
+	r := Row{Policy: policy, Clients: clients, Runs: map[uint64]*drive.Result{}}
 	for i, x := range ttft {
 		if x > 0 {
 			run := new(drive.Result)
@@ -30,6 +30,13 @@ func of(policy string, clients int, ttft ...float64) Row {
 		}
 	}
 	return r
+}
+
+func with(clients int, policies ...string) (all []combination) {
+	for _, p := range policies {
+		all = append(all, combination{p, clients})
+	}
+	return all
 }
 
 func results() (*Results, []string) {
@@ -51,13 +58,13 @@ func results() (*Results, []string) {
 // Means are over the cells with 64 clients that are complete; what is near nothing counts as one per cent.
 func TestMeans(t *testing.T) {
 	r, policies := results()
-	means := r.Means(policies)
+	means := r.means(with(64, policies...))
 	require.Len(t, means, 4)
-	require.Equal(t, "dynamo", means[0].Policy)
+	require.Equal(t, "dynamo", means[0].policy)
 	byName := map[string]Mean{}
 	for _, m := range means {
 		require.Equal(t, 2, m.Cells)
-		byName[m.Policy] = m
+		byName[m.policy] = m
 	}
 	pca := byName["prefix_cache_affinity"]
 	require.InDelta(t, 0.5244, pca.Ratios[0], 1e-4) // √(0.25 · 1.1)
@@ -67,22 +74,25 @@ func TestMeans(t *testing.T) {
 	require.InDelta(t, 1, byName["round_robin"].Ratios[3], 1e-9)
 }
 
-func TestJudge(t *testing.T) {
+// A policy is compared with the best other in each figure, unless that needs KV events and it does not.
+func TestLosses(t *testing.T) {
 	r, policies := results()
-	v := r.Judge("prefix_cache_affinity", policies)
-	require.Equal(t, 2, v.Judged, "one cell has no two choices")
-	bad := map[string]Offence{}
-	for _, o := range v.Offences {
-		bad[o.Cell+" "+o.Figure] = o
+	bad := map[string]Loss{}
+	for _, l := range r.Losses("prefix_cache_affinity", policies) {
+		bad[l.Cell+" "+l.Figure] = l
 	}
-	require.Len(t, bad, 4)
+	require.Len(t, bad, 7)
 	require.Equal(t, 2.0, bad["a TTFT p99"].Factor)
 	require.Equal(t, 2.0, bad["a goodput"].Factor)
-	require.Equal(t, 2.0, bad["b time per token"].Factor, "only some workloads are judged on it")
+	require.Equal(t, 2.0, bad["a time per token"].Factor)
+	require.Equal(t, 2.0, bad["b time per token"].Factor)
 	require.InDelta(t, 1.1, bad["b TTFT mean"].Beyond, 1e-9)
-	require.Equal(t, "round_robin", bad["b TTFT mean"].Than, "the better of the two")
+	require.Equal(t, "round_robin", bad["b TTFT mean"].To, "the better of the two")
+	require.Equal(t, 2.0, bad["c TTFT mean"].Factor)
+	require.Equal(t, 9.0, bad["c time per token"].Factor)
 
-	require.Empty(t, r.Judge("dynamo", policies).Offences)
+	require.Contains(t, r.Losses("dynamo", policies), Loss{Cell: "b", Figure: "goodput", To: "prefix_cache_affinity", Factor: 10, Beyond: 10, Seeds: 2})
+	require.NotContains(t, fmt.Sprint(r.Losses("round_robin", policies)), "dynamo")
 }
 
 // Seeds are compared each with its own: what they have in common, as a fleet that is fuller with one of them, is no
@@ -106,34 +116,30 @@ func TestSeedsInCommon(t *testing.T) {
 	}}
 	r := &Results{Cells: []CellResults{c}}
 	policies := []string{"round_robin", "power_of_two_choices", "prefix_cache_affinity", "llmd_default"}
-	means := r.Means(policies)
-	require.Equal(t, "llmd_default", means[1].Policy)
+	means := r.means(with(64, policies...))
+	require.Equal(t, "llmd_default", means[1].policy)
 	require.InDelta(t, 1.1, means[1].Ratios[0], 1e-9)
 	require.InDelta(t, 1.2, means[2].Ratios[0], 1e-9)
 	require.Equal(t, 1, means[2].Seeds)
-	require.InDelta(t, 0.9, r.Means(policies[:2])[0].Ratios[0], 0.1)
-	require.Empty(t, r.Means(append(policies, "random")), "no seed in common")
+	require.InDelta(t, 0.9, r.means(with(64, policies[:2]...))[0].Ratios[0], 0.1)
+	require.Empty(t, r.means(with(64, append(policies, "random")...)), "no seed in common")
 
-	v := r.Judge("prefix_cache_affinity", policies)
-	require.Equal(t, []Offence{
-		{Cell: "base", Figure: "TTFT mean", Than: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
-		{Cell: "base", Figure: "TTFT p99", Than: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
-	}, v.Offences)
-	require.Zero(t, r.Judge("kv_aware", policies).Judged)
-	require.Empty(t, r.Judge("prefix_cache_affinity", policies[1:]).Offences, "only with those asked for")
+	require.Equal(t, []Loss{
+		{Cell: "base", Figure: "TTFT mean", To: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
+		{Cell: "base", Figure: "TTFT p99", To: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
+	}, r.Losses("prefix_cache_affinity", policies))
+	require.Empty(t, r.Losses("kv_aware", policies))
+	require.NotContains(t, fmt.Sprint(r.Losses("prefix_cache_affinity", policies[1:])), "round_robin", "only with those asked for")
 	text := r.Markdown(policies, []string{"prefix_cache_affinity", "kv_aware"})
-	require.Contains(t, text, "| base | `round_robin` | 100 | 120 | 1 |")
-	require.Contains(t, text, "at least 1 seed")
+	require.Contains(t, text, "| base | TTFT mean | `round_robin` | 1.200 | 1.200 | 1 |")
 	require.Contains(t, text, "| `power_of_two_choices` | 64 | 3 | 233 ± 150 |")
-	require.Contains(t, text, "**Not compared**")
 
-	alone := r.Alone(policies, []string{"prefix_cache_affinity", "kv_aware"})
+	alone := r.means(append(with(1, "llmd_default"), with(64, "prefix_cache_affinity")...))
 	require.Len(t, alone, 2)
-	require.True(t, alone[0].Alone)
+	require.Equal(t, 1, alone[0].clients)
 	require.InDelta(t, 0.5, alone[0].Ratios[0], 1e-9, "to round robin with 64 clients")
 	require.InDelta(t, 1.2, alone[1].Ratios[0], 1e-9)
 	require.Contains(t, text, "| `llmd_default` | 1 | 0.500 |")
-	require.Empty(t, r.Alone(policies[:3], nil))
 }
 
 func TestMarkdown(t *testing.T) {
@@ -146,7 +152,6 @@ func TestMarkdown(t *testing.T) {
 	require.NoError(t, Run(t.Context(), p))
 	r := Load(dir, p.Cells, p.Policies, p.Seeds)
 	require.Empty(t, r.Missing)
-	require.Empty(t, r.Strange)
 	require.Len(t, r.Cells[0].Rows, 4, "the proxy alone too")
 	text := r.Markdown(p.Policies, []string{"power_of_two_choices", "kv_aware"})
 	require.Contains(t, text, "3 cells, 20 runs")
@@ -159,14 +164,13 @@ func TestMarkdown(t *testing.T) {
 	e := load(path)
 	e.Rate *= 2
 	require.NoError(t, sim.SaveJSON(path, e))
-	strange := Load(dir, p.Cells, p.Policies, p.Seeds)
-	require.Equal(t, map[string]int{"one": 1}, strange.Strange)
-	require.Equal(t, []uint64{1}, strange.Cells[0].row("smg_cache_aware", 64).seeds())
-	require.Contains(t, strange.Markdown(p.Policies, nil), "**left out, being of other requests**: 1 of one")
+	other := Load(dir, p.Cells, p.Policies, p.Seeds)
+	require.Equal(t, map[string]int{"smg_cache_aware": 1}, other.Missing, "other requests")
+	require.Equal(t, []uint64{1}, other.Cells[0].row("smg_cache_aware", 64).seeds())
 
 	p.Cells[0].Load = 0.2
 	r = Load(dir, p.Cells, p.Policies, 3)
 	require.Equal(t, map[string]int{"round_robin": 3 + 2, "power_of_two_choices": 3 + 2, "smg_cache_aware": 2*3 + 2}, r.Missing,
 		"another cell under the same name, and a seed that is not there")
-	require.Contains(t, r.Markdown(p.Policies, nil), "**18 runs are missing**: 5 of `power_of_two_choices`, 5 of `round_robin`, 8 of `smg_cache_aware`")
+	require.Contains(t, r.Markdown(p.Policies, nil), "; **missing**: 5 of `power_of_two_choices`, 5 of `round_robin`, 8 of `smg_cache_aware`")
 }
