@@ -24,8 +24,8 @@
 // address; [Endpoint] puts it in Address.ServerName, which grpc-go uses both as
 // the TLS name and as the :authority header of every call on that connection.
 //
-// Complexity. Parsing is linear in the file. A watch costs one goroutine, a few
-// inotify watches and one read of the file for each change and every 30 seconds.
+// Complexity. Parsing is linear in the file. A watch costs one goroutine, four
+// looks at the file's time in a second, and a few reads of the file for each change.
 //
 // Source: gRFC A61 for endpoints;
 // experimental/balancer/weight in grpc-go for the shape of the accessors.

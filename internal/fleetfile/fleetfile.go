@@ -1,4 +1,4 @@
-// Package fleetfile reads fleet files and follows them. It brings YAML and file events, which what clients link by
+// Package fleetfile reads fleet files and follows them. It brings YAML, which what clients link by
 // default does without.
 //
 // Reading is strict: unknown, repeated and misspelt fields, a second document and an empty file are refused with an

@@ -14,11 +14,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// quick leaves the events alone to tell of changes; polled has none.
-var (
-	quick  = timing{settle: time.Millisecond, poll: time.Hour, events: true}
-	polled = timing{settle: time.Millisecond, poll: time.Millisecond}
-)
+// quick is often enough for a test to end.
+const quick = time.Millisecond
 
 type told struct {
 	replicas []policy.Attributes
@@ -26,13 +23,10 @@ type told struct {
 }
 
 // follow watches a file until the end of the test.
-func follow(t *testing.T, path string, tm timing) <-chan told {
+func follow(t *testing.T, path string, every time.Duration) <-chan told {
 	t.Helper()
 	ch := make(chan told, 1000)
-	w := watch(path, func(replicas []policy.Attributes, err error) { ch <- told{replicas, err} }, tm)
-	if tm.events {
-		require.NoError(t, w.Degraded())
-	}
+	w := watch(path, parsing(path, func(replicas []policy.Attributes, err error) { ch <- told{replicas, err} }), every)
 	t.Cleanup(func() { assert.NoError(t, w.Close()) })
 	return ch
 }
@@ -81,11 +75,11 @@ func relink(t *testing.T, target, link string) {
 }
 
 func TestWatch(t *testing.T) {
-	for name, tm := range map[string]timing{"events": quick, "poll": polled, "usual": usual} {
+	for name, every := range map[string]time.Duration{"quick": quick, "usual": interval} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "fleet.yaml")
 			write(t, path, text("v1"))
-			ch := follow(t, path, tm)
+			ch := follow(t, path, every)
 			require.Len(t, ch, 1, "told before Watch returned")
 			until(t, ch, "v1")
 
@@ -113,7 +107,7 @@ func TestWatch(t *testing.T) {
 // Kubernetes mounts a ConfigMap as fleet.yaml -> ..data/fleet.yaml with ..data ->
 // ..v1, and swaps ..data.
 func TestWatchConfigMap(t *testing.T) {
-	for name, tm := range map[string]timing{"events": quick, "poll": polled} {
+	for name, every := range map[string]time.Duration{"quick": quick, "usual": interval} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			for _, v := range []string{"v1", "v2", "v3"} {
@@ -122,7 +116,7 @@ func TestWatchConfigMap(t *testing.T) {
 			}
 			relink(t, "..v1", filepath.Join(dir, "..data"))
 			relink(t, "..data/fleet.yaml", filepath.Join(dir, "fleet.yaml"))
-			ch := follow(t, filepath.Join(dir, "fleet.yaml"), tm)
+			ch := follow(t, filepath.Join(dir, "fleet.yaml"), every)
 			until(t, ch, "v1")
 			for _, v := range []string{"v2", "v3"} {
 				relink(t, ".."+v, filepath.Join(dir, "..data"))
@@ -225,7 +219,7 @@ func TestWatchClose(t *testing.T) {
 	calls := make(chan struct{}, 10)
 	enter, leave := make(chan struct{}), make(chan struct{})
 	var after bool
-	w := watch(path, func([]policy.Attributes, error) {
+	w := watch(path, func([]byte, error) {
 		calls <- struct{}{}
 		if len(calls) == 2 {
 			close(enter)
@@ -258,7 +252,7 @@ func TestWatchCloseRace(t *testing.T) {
 	for i := range 50 {
 		var mu sync.Mutex
 		over := false
-		w := watch(path, func([]policy.Attributes, error) {
+		w := watch(path, func([]byte, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			assert.False(t, over)

@@ -54,10 +54,6 @@ func (b *builder) Build(
 		_ = r.watcher.Close()
 		return nil, fmt.Errorf("%s: %w", target.FileScheme, r.refused)
 	}
-	if err := r.watcher.Degraded(); err != nil {
-		b.log().Warn("warmpath: no events from the file system, changes of the fleet file are seen late",
-			"path", path, "interval", fleetfile.PollInterval, "error", err)
-	}
 	return r, nil
 }
 
