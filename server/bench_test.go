@@ -167,9 +167,9 @@ func BenchmarkBroadcast(b *testing.B) {
 		b.Run(fmt.Sprintf("replicas=%d/watchers=100", replicas), func(b *testing.B) {
 			now := newClock()
 			c := parse(b, manyReplicas(replicas))
-			d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {}, recorder(b))
-			require.NoError(b, err)
+			d := deploy(b, c, "chat", now.now)
 			defer d.close()
+			var err error
 			watchers := make([]*watcher, 100)
 			for i := range watchers {
 				watchers[i], err = d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true}, "x")

@@ -92,9 +92,8 @@ func FuzzConfig(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for name, d := range c.Deployments {
-			made, err := newDeployment(name, d, c, discard, newClock().now, func() {}, recorder(t))
-			require.NoError(t, err)
+		for name := range c.Deployments {
+			made := deploy(t, c, name, newClock().now)
 			made.tick(newClock().now())
 			made.close()
 		}

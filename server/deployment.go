@@ -2,7 +2,7 @@ package server
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"log/slog"
 	"reflect"
 	"sync"
@@ -18,86 +18,76 @@ import (
 
 // A deployment is one fleet with one policy.
 type deployment struct {
-	name   string
-	log    *slog.Logger
-	now    func() time.Time
-	tally  tally
-	picks  picks
-	moved  func() // called when the deployment begins or ceases to serve
-	conns  replicaConns
-	tasks  tasks
-	poller atomic.Pointer[loadpoll.Poller] // nil = load is not polled
+	name  string
+	log   *slog.Logger
+	now   func() time.Time
+	tally tally
+	picks picks
+	moved func() // called when the deployment begins or ceases to serve
+	conns replicaConns
+	tasks tasks
 
-	wake      signal // given when there may be news for watchers
-	unobserve func() // ends the metrics
+	wake      signal              // given when there may be news for watchers
+	unobserve func()              // ends the metrics; nil = there are none
+	checked   map[string]*checked // replicas by id; of the task that checks their health
 
 	// These are replaced under mu and read without it.
 	hosted    atomic.Pointer[hosted]
 	limits    atomic.Pointer[Config] // its deployments are not read
 	catalogue atomic.Pointer[catalogue]
 
-	// mu guards what is below. The locks of leases, conns, wake, moved, the poller and the Router are taken
-	// under it.
-	mu       sync.Mutex
-	sources  sources
-	pushed   *warmpathv1.ConfigUpdate
-	roster   roster
-	balance  balance
-	outliers outliers
-	watchers int
-	closed   bool
-	unpolled int64 // polls without an answer of pollers that have ended
+	// mu guards what is below, with the records of members. The locks of leases, conns, wake, moved, the poller and the
+	// Router are taken under it.
+	mu        sync.Mutex
+	sources   sources
+	pushed    *warmpathv1.ConfigUpdate
+	roster    roster
+	balance   balance
+	ejected   []*member // members that are ejected or half-open, in their order
+	ejections uint64    // the version of the Router's ejections that ejected has
+	watchers  int
+	closed    bool
+	poller    *loadpoll.Poller // nil = load is not polled
+	unpolled  int64            // polls without an answer of pollers that have ended
 }
 
+// newDeployment returns a deployment without a config: it serves once a change is applied.
 func newDeployment(
-	name string, c Deployment, limits *Config, log *slog.Logger, now func() time.Time, moved func(),
-	recorder *telemetry.Recorder,
-) (*deployment, error) {
-	d := &deployment{name: name, log: log.With("deployment", name), now: now, moved: moved}
-	d.sources = sources{deployment: name, log: d.log, now: now}
-	d.balance = balance{limits: &d.limits, picks: &d.picks, sources: &d.sources}
+	name string, log *slog.Logger, now func() time.Time, moved func(), recorder *telemetry.Recorder,
+) *deployment {
+	d := &deployment{name: name, log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
+	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
+	d.balance = balance{sources: &d.sources, ledger: ledger{roster: &d.roster}}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, tally: &d.tally,
 		leases: newLeases(name), store: sharedstore.NewMemory(now),
 		recorder: recorder.With(telemetry.KeyDeployment.String(name)),
 	}
-	x, err := d.prepare(c)
-	if err != nil {
-		return nil, err
-	}
-	d.apply(x, limits)
-	if d.unobserve, err = d.watchMeters(); err != nil {
-		d.close()
-		return nil, fmt.Errorf("metrics: %w", err)
-	}
-	return d, nil
+	return d
 }
 
-// A change is a config that can be put into force without an error.
+// A change is a config of a deployment that can be put into force without an error.
 type change struct {
-	config  Deployment
-	service string         // the service config for watchers
-	router  *router.Router // nil = the Router stays
-	secures bool           // certs replaces the certificates in force
-	certs   *certificates  // nil = plaintext
+	deployment *deployment
+	config     Deployment
+	service    string         // the service config for watchers
+	router     *router.Router // nil = the Router stays
+	secures    bool           // certs replaces the certificates in force
+	certs      *certificates  // nil = plaintext
 }
 
 // prepare builds what a config needs, and puts nothing into force. One goroutine at a time calls it and apply.
 func (d *deployment) prepare(c Deployment) (x *change, err error) {
-	x = &change{config: c, secures: !reflect.DeepEqual(c.ReplicaTLS, d.sources.config.ReplicaTLS)}
-	if x.service, err = serviceConfig(c.Config); err != nil {
+	x = &change{deployment: d, config: c, secures: !reflect.DeepEqual(c.ReplicaTLS, d.sources.config.ReplicaTLS)}
+	if x.service, err = serviceConfig(c.Config); err == nil && x.secures {
+		x.certs, err = openReplicaTLS(c.ReplicaTLS, d.log)
+	}
+	if err == nil && !d.hosted.Load().suits(c.Config) {
+		x.router, err = newRouter(c.Config, d.log, d.now)
+	}
+	if err != nil {
+		x.discard()
 		return nil, err
-	}
-	if x.secures {
-		if x.certs, err = openReplicaTLS(c.ReplicaTLS, d.log); err != nil {
-			return nil, err
-		}
-	}
-	if !d.hosted.Load().suits(c.Config) {
-		if x.router, err = newRouter(c.Config, d.log, d.now); err != nil {
-			x.certs.close()
-			return nil, err
-		}
 	}
 	return x, nil
 }
@@ -110,21 +100,29 @@ func (x *change) discard() {
 	}
 }
 
-// apply puts a change into force. The Router, with its load and caches, stays unless its own config has changed.
-func (d *deployment) apply(x *change, limits *Config) {
+// apply puts the change into force. The Router, with its load and caches, stays unless its own config has changed.
+func (x *change) apply(limits *Config) {
+	d := x.deployment
 	if x.secures {
 		d.conns.secure(x.certs)
 	}
 	// What follows is not under the lock: it may wait for goroutines that take it, as the callbacks of metrics do.
-	if before := d.replace(x, limits); before != nil {
+	before := d.replace(x, limits)
+	if before != nil {
 		before.close()
 	}
-	if x.router == nil {
-		return
+	var err error
+	if d.unobserve == nil {
+		d.unobserve, err = d.watchMeters()
+		announce(d.log, &x.config, d.catalogue.Load().notServing())
 	}
-	if err := d.hosted.Load().observe(d.picks.recorder); err != nil {
-		d.log.Error("warmpath: metrics of the policy are not recorded", "error", err)
+	if x.router != nil {
+		err = errors.Join(err, d.hosted.Load().observe(d.picks.recorder))
 	}
+	if err != nil {
+		d.log.Error("warmpath: some metrics are not recorded", "error", err)
+	}
+	d.start(time.Duration(limits.LoadInterval), x.config)
 }
 
 // replace returns the Router to be closed with its caches, or nil.
@@ -181,7 +179,6 @@ func (d *deployment) refleet() bool {
 	if !d.roster.set(d.sources.members()) {
 		return false
 	}
-	d.balance.forget(d.roster.has)
 	d.conns.setFleet(d.roster.order)
 	d.hosted.Load().take(d.roster.order)
 	d.repoll()
@@ -200,7 +197,7 @@ func (d *deployment) refleet() bool {
 
 // tick is the end of an interval: leases expire, and the load is added up for the Router and the watchers.
 func (d *deployment) tick(now time.Time) {
-	d.picks.leases.expire(now)
+	uncached := d.picks.leases.expire(now)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	expired, stirred := d.sources.expire(now)
@@ -209,7 +206,7 @@ func (d *deployment) tick(now time.Time) {
 		d.refleet()
 	}
 	h := d.hosted.Load()
-	d.balance.tick(d.roster.order, h.router, now)
+	d.balance.tick(h.router, uncached, now)
 	h.router.Health.Look()
 	d.eject(h.router, now)
 	h.flush(d.roster.numberOf)
@@ -224,50 +221,51 @@ func (d *deployment) close() {
 	d.balance.ledger.close()
 	d.wake.give()
 	d.mu.Unlock()
-	if d.unobserve != nil {
-		d.unobserve()
-	}
+	d.unobserve()
 	d.picks.leases.close()
 	d.hosted.Load().close()
 	d.conns.close()
 }
 
-// tasks are the goroutines of a deployment. One goroutine at a time uses them.
-type tasks struct {
-	config taskConfig
-	cancel context.CancelFunc // nil = none were started
-	done   sync.WaitGroup
-	check  *checker // nil = health is not checked
+// tasks are the goroutines of a deployment, by the part of the config that each depends on. One goroutine at a time
+// uses them.
+type tasks map[string]task
+
+type task struct {
+	config any
+	stop   func() // waits for its end
 }
 
-// taskConfig is what the goroutines depend on.
-type taskConfig struct {
-	interval time.Duration
-	target   string
-	check    *HealthCheck
-	poll     *LoadPoll
-}
-
-// start starts the goroutines of a config, anew if it has changed.
-func (d *deployment) start(c *Config, dc Deployment) {
-	t := &d.tasks
-	next := taskConfig{time.Duration(c.LoadInterval), dc.Target, dc.HealthCheck, dc.LoadPoll}
-	if t.cancel != nil && reflect.DeepEqual(t.config, next) {
-		return
+// set runs a task until its config changes.
+func (t tasks) set(name string, config any, run func(context.Context)) {
+	if before, runs := t[name]; runs {
+		if reflect.DeepEqual(before.config, config) {
+			return
+		}
+		before.stop()
 	}
-	t.stop()
-	t.config = next
 	ctx, cancel := context.WithCancel(context.Background())
-	t.cancel = cancel
-	t.done.Go(func() { d.beat(ctx, next.interval) })
-	if next.target != "" {
-		f := follower{target: next.target, every: resolveInterval, log: d.log, on: func(all []described) {
-			d.update(func(x *sources) bool { return x.resolve(next.target, all) })
-		}}
-		t.done.Go(func() { f.run(ctx) })
+	var done sync.WaitGroup
+	done.Go(func() { run(ctx) })
+	t[name] = task{config, func() {
+		cancel()
+		done.Wait()
+	}}
+}
+
+// stop ends all of them.
+func (t tasks) stop() {
+	for _, x := range t {
+		x.stop()
 	}
-	d.startCheck(ctx, next.check)
-	d.startPoll(ctx, next.poll)
+}
+
+// start starts the tasks of a config.
+func (d *deployment) start(interval time.Duration, c Deployment) {
+	d.tasks.set("load_interval", interval, func(ctx context.Context) { d.beat(ctx, interval) })
+	d.tasks.set("target", c.Target, func(ctx context.Context) { d.follow(ctx, c.Target) })
+	d.tasks.set("health_check", c.HealthCheck, func(ctx context.Context) { d.checkHealth(ctx, c.HealthCheck) })
+	d.tasks.set("load_poll", c.LoadPoll, func(ctx context.Context) { d.pollLoad(ctx, c.LoadPoll) })
 }
 
 func (d *deployment) beat(ctx context.Context, every time.Duration) {
@@ -280,13 +278,5 @@ func (d *deployment) beat(ctx context.Context, every time.Duration) {
 		case <-t.C:
 			_ = shielded(d.log, "the end of an interval", func() error { d.tick(d.now()); return nil })
 		}
-	}
-}
-
-// stop ends the goroutines.
-func (t *tasks) stop() {
-	if t.cancel != nil {
-		t.cancel()
-		t.done.Wait()
 	}
 }

@@ -107,8 +107,7 @@ func FuzzReports(f *testing.F) {
 	f.Add([]byte(nil), raw)
 	now := newClock()
 	c := parse(f, registering)
-	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {}, recorder(f))
-	require.NoError(f, err)
+	d := deploy(f, c, "chat", now.now)
 	f.Cleanup(d.close)
 	f.Fuzz(func(t *testing.T, heartbeat, report []byte) {
 		var r warmpathv1.RegisterRequest
@@ -131,7 +130,7 @@ func FuzzReports(f *testing.F) {
 			_, err := proto.Marshal(m)
 			require.NoError(t, err)
 		}
-		for _, sum := range d.balance.ledger.total {
+		for _, sum := range d.balance.ledger.loads() {
 			require.GreaterOrEqual(t, sum.ongoing, int64(0))
 			require.GreaterOrEqual(t, sum.tokens, int64(0))
 		}

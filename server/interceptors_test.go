@@ -118,7 +118,7 @@ func TestPanicsAreErrors(t *testing.T) {
 	f.choose(t, request("well"))
 	require.Equal(t, map[string]int{"a": 1}, f.ongoing("chat"))
 	leases := &f.deployment("chat").picks.leases
-	require.Len(t, leases.due, leases.count)
+	require.Len(t, leases.byID, leases.held())
 
 	said := log.String()
 	require.Equal(t, 19, strings.Count(said, "a panic was caught"))

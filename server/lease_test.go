@@ -41,7 +41,7 @@ func (f *fixture) load() (b replicaLoad) {
 
 // whole is what is booked there as those who are not trusted are shown it.
 func (f *fixture) whole() (b replicaLoad) {
-	for _, held := range f.deployment("chat").picks.leases.uncached() {
+	for _, held := range f.deployment("chat").picks.leases.expire(f.Server.now()) {
 		b.add(held, 1)
 	}
 	return b
@@ -208,8 +208,7 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 			t.Run(fmt.Sprint(c.name, ", room ", room), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f := parse(t, several)
-					d, err := newDeployment("code", f.Deployments["code"], f, discard, time.Now, func() {}, recorder(t))
-					require.NoError(t, err)
+					d := deploy(t, f, "code", time.Now)
 					defer d.close()
 					p := unrestricted()
 					choose := func(ctx context.Context, id string, wait uint32) (*warmpathv1.ChooseReplicaResponse, error) {

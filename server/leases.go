@@ -1,7 +1,6 @@
 package server
 
 import (
-	"container/heap"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -35,11 +34,10 @@ type lease struct {
 	id        string    // of the reservation; "" = no report can name it
 	name      leaseName // of a pick that may be repeated
 	length    time.Duration
-	next      time.Time // of the prompt's share, or of the whole
-	ends      time.Time
-	place     int  // in the heap; -1 = in none
-	prefilled bool // the prompt no longer counts
-	learns    bool // the policy learns the outcome
+	fades     time.Time // when the prompt no longer counts; zero = only its end is reported
+	ends      time.Time // zero = the pick is being made
+	prefilled bool      // the prompt no longer counts
+	learns    bool      // the policy learns the outcome
 
 	replica     uint32 // its number
 	q           policy.Request
@@ -64,11 +62,10 @@ type leases struct {
 
 	// mu guards what is below. Routers' locks are taken under it.
 	mu     sync.Mutex
-	due    queue
+	all    map[*lease]bool // begun and neither failed nor over
 	byID   map[string]*lease
 	byName map[leaseName]*lease
 	max    int
-	count  int // begun and neither failed nor over
 	closed bool
 
 	expired atomic.Int64 // reservations that ended with their lease
@@ -81,14 +78,17 @@ var (
 )
 
 func newLeases(deployment string) leases {
-	return leases{prefix: deployment + "#", byID: make(map[string]*lease), byName: make(map[leaseName]*lease)}
+	return leases{
+		prefix: deployment + "#",
+		all:    make(map[*lease]bool), byID: make(map[string]*lease), byName: make(map[leaseName]*lease),
+	}
 }
 
 // held returns how many there are.
 func (l *leases) held() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.count
+	return len(l.all)
 }
 
 // limit sets how many there may be.
@@ -107,13 +107,13 @@ func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 		return x, true, nil
 	case l.closed:
 		return nil, false, router.ErrClosed
-	case l.count >= l.max:
+	case len(l.all) >= l.max:
 		return nil, false, errLeases
 	case !take(&name.by.held, name.by.rules.Load().maxHeld):
 		return nil, false, errPrincipalLeases
 	}
-	l.count++
-	x = &lease{name: name, place: -1}
+	x = &lease{name: name}
+	l.all[x] = true
 	if name.request != "" {
 		l.byName[name] = x
 		x.made = make(chan struct{})
@@ -138,9 +138,8 @@ func (l *leases) hold(
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	x.length, x.ends = length, now.Add(length)
-	x.next = x.ends
 	if !reserved {
-		x.next = now.Add(length / 5)
+		x.fades = now.Add(length / 5)
 	} else {
 		var secret [12]byte
 		_, _ = rand.Read(secret[:])
@@ -149,14 +148,13 @@ func (l *leases) hold(
 	}
 	l.settle(x, a, nil)
 	if l.closed {
-		x.name.by.held.Add(-1)
+		l.forget(x)
 		x.reservation.Release()
 		return
 	}
 	if reserved {
 		l.byID[x.id] = x
 	}
-	heap.Push(&l.due, x)
 }
 
 // settle gives the answer or the error to the calls that wait for the lease. Called with mu held.
@@ -190,32 +188,13 @@ func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplic
 	return a, nil
 }
 
-// uncached returns the load held on each replica, by its number, as if no prompt were cached.
-func (l *leases) uncached() map[uint32]replicaLoad {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	all := make(map[uint32]replicaLoad)
-	for _, x := range l.due {
-		load := replicaLoad{ongoing: 1}
-		if !x.prefilled {
-			load.tokens = int64(min(x.q.PromptTokens, maxTokens))
-		}
-		load.add(all[x.replica], 1)
-		all[x.replica] = load
-	}
-	return all
-}
-
 // forget removes a lease. Called with mu held.
 func (l *leases) forget(x *lease) {
-	l.count--
 	x.name.by.held.Add(-1)
+	delete(l.all, x)
 	delete(l.byID, x.id)
 	if l.byName[x.name] == x {
 		delete(l.byName, x.name)
-	}
-	if x.place >= 0 {
-		heap.Remove(&l.due, x.place)
 	}
 }
 
@@ -227,9 +206,7 @@ func (l *leases) renew(id string, prefilled bool, now time.Time) *lease {
 	if x == nil {
 		return nil
 	}
-	x.ends = now.Add(x.length)
-	x.next, x.prefilled = x.ends, x.prefilled || prefilled
-	heap.Fix(&l.due, x.place)
+	x.ends, x.prefilled = now.Add(x.length), x.prefilled || prefilled
 	return x
 }
 
@@ -244,38 +221,46 @@ func (l *leases) end(id string) *lease {
 	return x
 }
 
-// expire ends the shares and the leases that are due.
-func (l *leases) expire(now time.Time) {
-	for {
-		x, over := l.pop(now)
-		switch {
-		case x == nil:
-			return
-		case !over:
-			x.reservation.PrefillDone()
-		default:
-			if x.id != "" {
-				l.expired.Add(1)
-			}
-			x.release(policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
-		}
+// expire ends the shares and the leases that are due. It returns the load of the others on each replica, by its number,
+// as if no prompt were cached.
+func (l *leases) expire(now time.Time) (uncached map[uint32]replicaLoad) {
+	uncached, prefilled, over := l.sweep(now)
+	for _, x := range prefilled {
+		x.reservation.PrefillDone()
 	}
+	for _, x := range over {
+		if x.id != "" {
+			l.expired.Add(1)
+		}
+		x.release(policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
+	}
+	return uncached
 }
 
-func (l *leases) pop(now time.Time) (x *lease, over bool) {
+func (l *leases) sweep(now time.Time) (uncached map[uint32]replicaLoad, prefilled, over []*lease) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.due) == 0 || now.Before(l.due[0].next) {
-		return nil, false
+	uncached = make(map[uint32]replicaLoad)
+	for x := range l.all {
+		switch {
+		case x.ends.IsZero():
+			continue
+		case !now.Before(x.ends):
+			l.forget(x)
+			over = append(over, x)
+			continue
+		case !x.prefilled && !x.fades.IsZero() && !now.Before(x.fades):
+			x.prefilled = true
+			prefilled = append(prefilled, x)
+		}
+		load := replicaLoad{ongoing: 1}
+		if !x.prefilled {
+			load.tokens = int64(min(x.q.PromptTokens, maxTokens))
+		}
+		load.add(uncached[x.replica], 1)
+		uncached[x.replica] = load
 	}
-	x = l.due[0]
-	if x.next.Before(x.ends) {
-		x.next, x.prefilled = x.ends, true
-		heap.Fix(&l.due, 0)
-		return x, false
-	}
-	l.forget(x)
-	return x, true
+	return uncached, prefilled, over
 }
 
 // release gives back the load, and reports the outcome to a policy that learns.
@@ -289,39 +274,14 @@ func (x *lease) release(o policy.Outcome) {
 // close releases everything.
 func (l *leases) close() {
 	l.mu.Lock()
-	all := l.due
-	l.due, l.byID, l.byName, l.closed = nil, nil, nil, true
-	l.mu.Unlock()
-	for _, x := range all {
-		x.name.by.held.Add(-1)
-		x.reservation.Release()
+	defer l.mu.Unlock()
+	l.closed = true
+	for x := range l.all {
+		if !x.ends.IsZero() { // the others are released once they are made
+			l.forget(x)
+			x.reservation.Release()
+		}
 	}
-}
-
-// queue is a heap of leases by next.
-type queue []*lease
-
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].next.Before(q[j].next) }
-func (q queue) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].place, q[j].place = i, j
-}
-
-// Push implements [heap.Interface].
-func (q *queue) Push(x any) {
-	x.(*lease).place = len(*q)
-	*q = append(*q, x.(*lease))
-}
-
-// Pop implements [heap.Interface].
-func (q *queue) Pop() any {
-	last := len(*q) - 1
-	x := (*q)[last]
-	(*q)[last] = nil
-	*q = (*q)[:last]
-	x.place = -1
-	return x
 }
 
 // maxLives bounds the reports of one message.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -11,15 +12,32 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
+// fleetOf sets a fleet of replicas with these ids.
+func (r *roster) fleetOf(ids ...string) {
+	var all []described
+	for _, id := range ids {
+		all = append(all, replicaAt(id, id+":1"))
+	}
+	r.set(all)
+}
+
 // The sum is that of what each client reported last, whatever comes and goes; never below zero.
 func TestLedgerAddsUp(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	now := time.Unix(0, 0)
-	var l ledger
+	l := ledger{roster: new(roster)}
+	refleet := func() { // some leave, some come back under new numbers
+		var ids []string
+		for i := range 8 {
+			if rng.IntN(4) > 0 {
+				ids = append(ids, fmt.Sprint("r", i))
+			}
+		}
+		l.roster.fleetOf(ids...)
+	}
+	refleet()
 	model := make(map[string]map[uint32]replicaLoad)
 	open := make(map[string]*client)
-	limit := uint32(8)
-	known := func(n uint32) bool { return n < limit }
 	for range 5000 {
 		id := fmt.Sprint(rng.IntN(5))
 		switch c := open[id]; {
@@ -31,14 +49,9 @@ func TestLedgerAddsUp(t *testing.T) {
 			delete(open, id)
 			delete(model, id)
 		case rng.IntN(100) == 0:
-			limit = 4 + uint32(rng.IntN(5))
-			l.forget(known)
+			refleet()
 			for _, lines := range model {
-				for n := range lines {
-					if !known(n) {
-						delete(lines, n)
-					}
-				}
+				maps.DeleteFunc(lines, func(n uint32, _ replicaLoad) bool { return !l.roster.has(n) })
 			}
 		default:
 			r := &warmpathv1.BookingReport{Number: c.last + 1, Complete: rng.IntN(4) == 0, Loads: new(warmpathv1.Loads)}
@@ -46,50 +59,49 @@ func TestLedgerAddsUp(t *testing.T) {
 				clear(model[id])
 			}
 			for range rng.IntN(4) {
-				n, b := uint32(rng.IntN(10)), replicaLoad{rng.Int64N(3), rng.Int64N(3)}
+				n, b := max(l.roster.last, 9)-uint32(rng.IntN(10)), replicaLoad{rng.Int64N(3), rng.Int64N(3)}
 				appendLoad(r.Loads, n, b)
-				if known(n) {
+				if l.roster.has(n) {
 					model[id][n] = b
 				}
 			}
-			l.take(c, r, known, now)
+			l.take(c, r, now)
+			require.LessOrEqual(t, len(c.lines), len(l.roster.order))
 		}
 		want := make(map[uint32]replicaLoad)
 		for _, lines := range model {
 			for n, b := range lines {
 				sum := want[n]
-				sum.add(b, 1)
-				want[n] = sum
+				if sum.add(b, 1); sum != (replicaLoad{}) {
+					want[n] = sum
+				}
 			}
 		}
-		for n, b := range want {
-			require.Equal(t, b, l.total[n])
-		}
-		for n, b := range l.total {
-			require.Equal(t, want[n], b)
-		}
+		require.Equal(t, want, l.loads())
 	}
 }
 
 func TestLedgerIgnoresWhoWasReplaced(t *testing.T) {
-	var l ledger
-	all := func(uint32) bool { return true }
+	l := ledger{roster: new(roster)}
+	l.roster.fleetOf("a")
 	old := l.open("x", time.Time{})
-	l.take(old, &warmpathv1.BookingReport{Number: 1, Loads: loadOf([3]int{1, 1, 1})}, all, time.Time{})
+	l.take(old, &warmpathv1.BookingReport{Number: 1, Loads: loadOf([3]int{1, 1, 1})}, time.Time{})
+	require.Len(t, l.loads(), 1)
 	l.open("x", time.Time{})
-	require.Empty(t, l.total)
-	l.take(old, &warmpathv1.BookingReport{Number: 2, Loads: loadOf([3]int{1, 1, 1})}, all, time.Time{})
-	require.Empty(t, l.total)
+	require.Empty(t, l.loads())
+	l.take(old, &warmpathv1.BookingReport{Number: 2, Loads: loadOf([3]int{1, 1, 1})}, time.Time{})
+	require.Empty(t, l.loads())
 }
 
 // No report, however absurd, makes the sum overflow.
 func TestLedgerIsBounded(t *testing.T) {
-	var l ledger
+	l := ledger{roster: new(roster)}
+	l.roster.fleetOf("a")
 	for i := range 1000 {
 		c := l.open(fmt.Sprint(i), time.Time{})
 		l.take(c, &warmpathv1.BookingReport{Number: 1, Loads: &warmpathv1.Loads{
 			Replicas: []uint32{1}, Ongoing: []uint32{1<<32 - 1}, QueuedTokens: []uint64{1<<64 - 1},
-		}}, func(uint32) bool { return true }, time.Time{})
+		}}, time.Time{})
 	}
-	require.Equal(t, replicaLoad{1000 * maxOngoing, 1000 * maxTokens}, l.total[1])
+	require.Equal(t, map[uint32]replicaLoad{1: {1000 * maxOngoing, 1000 * maxTokens}}, l.loads())
 }

@@ -3,7 +3,6 @@ package server
 import (
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -12,72 +11,35 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// loads is the load that watchers are sent, as of the last interval. It is used with the deployment's mutex held.
-type loads struct {
-	tick  uint64
-	at    time.Time // of the tick
-	lines map[uint32]line
-
-	stale     []uint32
-	staleTick uint64 // when stale changed last
-
-	latest *warmpathv1.Loads // changes of this tick; never written again
+// A record is what a deployment has of a replica while it is a member, whatever changes in its description. It is used
+// with the deployment's mutex held.
+type record struct {
+	reported replicaLoad // sum of the clients' reports
+	polled   ownLoad     // by load polls; it expires
+	kvTokens int         // of its cache, by load polls; 0 = not known
+	shown    [2]shownLoad
+	ejection *ejection // nil = the replica is healthy
 }
 
-// A line is the load of one replica, and the tick that changed it last.
-type line struct {
+// shownLoad is the load that watchers are sent, and the tick that changed it last.
+type shownLoad struct {
 	replicaLoad
 	tick uint64
 }
 
-// update puts the load of the fleet into force.
-func (l *loads) update(order []*member, total func(*member) replicaLoad, now time.Time) {
-	if l.lines == nil {
-		l.lines = make(map[uint32]line)
-	}
-	l.tick++
-	l.at = now
-	l.latest = new(warmpathv1.Loads)
-	for _, m := range order {
-		b := total(m)
-		if was := l.lines[m.number]; was.replicaLoad == b {
-			continue
-		}
-		l.lines[m.number] = line{b, l.tick}
-		appendLoad(l.latest, m.number, b)
-	}
-}
+// The two ways in which load is shown. In the second each prompt picked here counts whole, since its uncached part, as
+// the Router counts it, would reveal what is cached.
+const (
+	exactView = iota
+	uncachedView
+)
 
-// mark sets the replicas whose load is stale as of a tick.
-func (l *loads) mark(stale []uint32, tick uint64) {
-	if !slices.Equal(stale, l.stale) {
-		l.stale, l.staleTick = stale, tick
+// view is how a principal is shown the load.
+func (p *principal) view() int {
+	if p.trusted() {
+		return exactView
 	}
-}
-
-// forget removes replicas that have left: numbers are not used again.
-func (l *loads) forget(known func(uint32) bool) {
-	maps.DeleteFunc(l.lines, func(number uint32, _ line) bool { return !known(number) })
-}
-
-// since returns the changes after a tick; after 0, everything.
-func (l *loads) since(tick uint64) *warmpathv1.LoadUpdate {
-	u := &warmpathv1.LoadUpdate{Snapshot: tick == 0}
-	switch {
-	case tick != 0 && tick+1 == l.tick:
-		u.Loads = l.latest
-	default:
-		u.Loads = new(warmpathv1.Loads)
-		for _, number := range slices.Sorted(maps.Keys(l.lines)) {
-			if x := l.lines[number]; x.tick > tick && (tick != 0 || x.replicaLoad != replicaLoad{}) {
-				appendLoad(u.Loads, number, x.replicaLoad)
-			}
-		}
-	}
-	if u.StaleSet = tick == 0 || l.staleTick > tick; u.StaleSet {
-		u.Stale = l.stale
-	}
-	return u
+	return uncachedView
 }
 
 func appendLoad(to *warmpathv1.Loads, number uint32, b replicaLoad) {
@@ -102,8 +64,8 @@ const (
 
 // ledger adds up the reports of watching clients. It is used with the deployment's mutex held.
 type ledger struct {
+	roster  *roster // the sum is in its members
 	clients map[string]*client
-	total   map[uint32]replicaLoad // by number of the replica
 }
 
 // A client is one that watches, or did until a moment ago.
@@ -121,7 +83,7 @@ type client struct {
 // open begins a client's account. An earlier one of the same name is dropped.
 func (l *ledger) open(id string, now time.Time) *client {
 	if l.clients == nil {
-		l.clients, l.total = make(map[string]*client), make(map[uint32]replicaLoad)
+		l.clients = make(map[string]*client)
 	}
 	if old := l.clients[id]; old != nil {
 		l.drop(old)
@@ -141,8 +103,8 @@ func (l *ledger) empty() bool {
 	return true
 }
 
-// take enters a report. Replicas that are not known have left, and are passed over.
-func (l *ledger) take(c *client, r *warmpathv1.BookingReport, known func(uint32) bool, now time.Time) {
+// take enters a report. Replicas that have left are passed over.
+func (l *ledger) take(c *client, r *warmpathv1.BookingReport, now time.Time) {
 	if l.clients[c.id] != c {
 		return // another watch took its place
 	}
@@ -151,24 +113,22 @@ func (l *ledger) take(c *client, r *warmpathv1.BookingReport, known func(uint32)
 	if r.GetComplete() {
 		l.clear(c)
 	}
-	replicas, ongoing, tokens := r.GetLoads().GetReplicas(), r.GetLoads().GetOngoing(), r.GetLoads().GetQueuedTokens()
-	for i, number := range replicas {
-		if known(number) {
-			l.enter(c, number, replicaLoad{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))})
-		}
+	ongoing, tokens := r.GetLoads().GetOngoing(), r.GetLoads().GetQueuedTokens()
+	for i, number := range r.GetLoads().GetReplicas() {
+		l.enter(c, number, replicaLoad{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))})
+	}
+	if len(c.lines) > len(l.roster.order) {
+		maps.DeleteFunc(c.lines, func(number uint32, _ replicaLoad) bool { return !l.roster.has(number) })
 	}
 }
 
 func (l *ledger) enter(c *client, number uint32, now replicaLoad) {
-	sum := l.total[number]
-	sum.add(c.lines[number], -1)
-	sum.add(now, 1)
-	if sum == (replicaLoad{}) {
-		delete(l.total, number)
-	} else {
-		l.total[number] = sum
+	m := l.roster.numbered(number)
+	if m != nil {
+		m.reported.add(c.lines[number], -1)
+		m.reported.add(now, 1)
 	}
-	if now == (replicaLoad{}) {
+	if m == nil || now == (replicaLoad{}) {
 		delete(c.lines, number)
 	} else {
 		c.lines[number] = now
@@ -200,18 +160,6 @@ func (l *ledger) close() {
 	}
 }
 
-// forget removes replicas that have left.
-func (l *ledger) forget(known func(uint32) bool) {
-	for number := range l.total {
-		if !known(number) {
-			delete(l.total, number)
-			for _, c := range l.clients {
-				delete(c.lines, number)
-			}
-		}
-	}
-}
-
 // count marks all reports as counted in the load in force. A client that is silent for staleAfter makes the load of
 // its replicas stale, or is dropped if its watch has ended; the load of one that is silent for a lease is dropped. It
 // returns the numbers of the replicas with stale load.
@@ -237,115 +185,102 @@ func (l *ledger) count(now time.Time) (stale map[uint32]bool) {
 // balance is the load of a deployment, from the reports of watching clients, the picks made here, and the replicas'
 // own reports. It is used with the deployment's mutex held.
 type balance struct {
-	limits  *atomic.Pointer[Config]
-	picks   *picks
 	sources *sources
-
 	ledger  ledger
-	loads   loads
-	shown   loads     // the same for principals that are not trusted; kept while the config has principals
-	settles time.Time // when the first clients of this server have reported; see unsettled
-}
 
-// forget removes replicas that have left.
-func (b *balance) forget(member func(uint32) bool) {
-	b.ledger.forget(member)
-	b.loads.forget(member)
-	b.shown.forget(member)
+	// The load as of the last interval; that of each replica is in its record.
+	interval  uint64 // its number
+	at        time.Time
+	latest    [2]*warmpathv1.Loads // what it changed, by view; never written again
+	stale     []uint32             // numbers of replicas whose load rests on old reports
+	staleTick uint64               // the interval in which stale changed last
+	settles   time.Time            // when the first clients of this server have reported; see unsettled
 }
 
 // unsettle begins the interval in which the clients of another server, or of this one before a restart, connect: their
 // load is not reported yet.
-func (b *balance) unsettle(order []*member, now time.Time) {
-	b.settles = now.Add(time.Duration(b.limits.Load().LoadInterval))
+func (b *balance) unsettle(interval time.Duration, now time.Time) {
+	b.settles = now.Add(interval)
 	var stale []uint32
-	for _, m := range order {
+	for _, m := range b.ledger.roster.order {
 		if b.unsettled(m, now) {
 			stale = append(stale, m.number)
 		}
 	}
-	b.loads.mark(stale, b.loads.tick+1) // watchers that have this tick receive it with the next
-	b.shown.mark(stale, b.shown.tick+1)
+	b.mark(stale, b.interval+1) // watchers that have this interval receive it with the next
 }
 
 // unsettled reports whether the load of a replica is not known yet, and the replica does not report it, or has
 // stopped.
 func (b *balance) unsettled(m *member, now time.Time) bool {
-	if !now.Before(b.settles) {
-		return false
-	}
-	return now.Sub(b.sources.loadOf(m.ID).at) >= staleAfter
+	return now.Before(b.settles) && now.Sub(b.sources.loadOf(m).at) >= staleAfter
 }
 
-// tick adds up the load at the end of an interval, and gives the Router its peer load.
-func (b *balance) tick(order []*member, rt *router.Router, now time.Time) {
-	limits := b.limits.Load()
-	stale := b.ledger.count(now)
-	view := rt.View()
+// mark sets the replicas whose load is stale as of an interval.
+func (b *balance) mark(stale []uint32, interval uint64) {
+	if !slices.Equal(stale, b.stale) {
+		b.stale, b.staleTick = stale, interval
+	}
+}
+
+// tick adds up the load at the end of an interval, and gives the Router its peer load. uncached is the load of the picks
+// made here, by number of the replica, as if no prompt were cached.
+func (b *balance) tick(rt *router.Router, uncached map[uint32]replicaLoad, now time.Time) {
+	b.interval++
+	b.at, b.latest = now, [2]*warmpathv1.Loads{new(warmpathv1.Loads), new(warmpathv1.Loads)}
+	old, view := b.ledger.count(now), rt.View()
 	var peers []routerload.Peer
 	set := func(rep *policy.Replica, load replicaLoad) {
 		if n, tokens := rep.PeerLoad(); int64(n) != load.ongoing || tokens != load.tokens {
 			peers = append(peers, routerload.Peer{ID: rep.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens})
 		}
 	}
+	var stale []uint32
 	var unknown []*member
 	var known replicaLoad // peer load of the rest
-	b.loads.update(order, func(m *member) replicaLoad {
+	for _, m := range b.ledger.roster.order {
 		rep := view.ByID(m.ID)
 		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
 		total, fresh := b.totalOf(m, own, now)
-		if !fresh {
-			stale[m.number] = true
+		b.show(m, exactView, total)
+		hidden, _ := b.totalOf(m, uncached[m.number], now)
+		b.show(m, uncachedView, hidden)
+		unsettled := b.unsettled(m, now)
+		if old[m.number] || !fresh || unsettled {
+			stale = append(stale, m.number)
 		}
-		if b.unsettled(m, now) {
-			stale[m.number] = true
+		if unsettled {
 			unknown = append(unknown, m)
-			return total
+			continue
 		}
-		others := total
-		others.add(own, -1)
-		known.add(others, 1)
-		set(rep, others)
-		return total
-	}, now)
-	n := int64(max(len(order)-len(unknown), 1))
+		total.add(own, -1)
+		known.add(total, 1)
+		set(rep, total)
+	}
+	n := int64(max(len(b.ledger.roster.order)-len(unknown), 1))
 	for _, m := range unknown { // counts as loaded as the mean of the rest, not as idle
-		reported := b.ledger.total[m.number]
-		set(view.ByID(m.ID), replicaLoad{max(known.ongoing/n, reported.ongoing), max(known.tokens/n, reported.tokens)})
+		set(view.ByID(m.ID), replicaLoad{
+			max(known.ongoing/n, m.reported.ongoing), max(known.tokens/n, m.reported.tokens),
+		})
 	}
-	unsure := slices.Sorted(maps.Keys(stale))
-	b.loads.mark(unsure, b.loads.tick)
-	if len(limits.Principals) > 0 {
-		b.show(order, unsure, now)
-	}
+	b.mark(stale, b.interval)
 	rt.Load.SetPeers(peers)
 }
 
-// show updates the load that principals without trust see: each prompt picked here counts whole, since its uncached
-// part, as the Router counts it, would reveal what is cached.
-func (b *balance) show(order []*member, stale []uint32, now time.Time) {
-	own := b.picks.leases.uncached()
-	b.shown.update(order, func(m *member) replicaLoad {
-		total, _ := b.totalOf(m, own[m.number], now)
-		return total
-	}, now)
-	b.shown.mark(stale, b.shown.tick)
-}
-
-// of is the load as a principal may see it.
-func (b *balance) of(p *principal) *loads {
-	if p.trusted() {
-		return &b.loads
+// show puts the load of a replica into a view.
+func (b *balance) show(m *member, view int, load replicaLoad) {
+	if m.shown[view].replicaLoad != load {
+		m.shown[view] = shownLoad{load, b.interval}
+		appendLoad(b.latest[view], m.number, load)
 	}
-	return &b.shown
 }
 
 // totalOf is the load of a replica; own is the part picked here. It is not fresh where the replica has stopped to
 // report.
 func (b *balance) totalOf(m *member, own replicaLoad, now time.Time) (total replicaLoad, fresh bool) {
 	total = own
-	total.add(b.ledger.total[m.number], 1)
-	load := b.sources.loadOf(m.ID)
+	total.add(m.reported, 1)
+	load := b.sources.loadOf(m)
 	if load.at.IsZero() {
 		return total, true
 	}
@@ -353,4 +288,21 @@ func (b *balance) totalOf(m *member, own replicaLoad, now time.Time) (total repl
 		return total, false
 	}
 	return replicaLoad{max(total.ongoing, load.ongoing), max(total.tokens, load.tokens)}, true
+}
+
+// since returns what changed in a view after an interval; after 0, everything.
+func (b *balance) since(view int, interval uint64) *warmpathv1.LoadUpdate {
+	u := &warmpathv1.LoadUpdate{Snapshot: interval == 0, Loads: b.latest[view]}
+	if interval == 0 || interval+1 != b.interval {
+		u.Loads = new(warmpathv1.Loads)
+		for _, m := range b.ledger.roster.order {
+			if x := m.shown[view]; x.tick > interval && (interval != 0 || x.replicaLoad != replicaLoad{}) {
+				appendLoad(u.Loads, m.number, x.replicaLoad)
+			}
+		}
+	}
+	if u.StaleSet = interval == 0 || b.staleTick > interval; u.StaleSet {
+		u.Stale = b.stale
+	}
+	return u
 }

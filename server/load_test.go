@@ -4,16 +4,18 @@ import (
 	"maps"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // Whoever takes the updates since whatever tick he knew knows the load, and is told nothing that he knows.
 func TestLoadsFromAnyTick(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	var l loads
-	order := []*member{{number: 1}, {number: 2}, {number: 5}}
+	l := balance{ledger: ledger{roster: new(roster)}}
+	l.ledger.roster.fleetOf("a", "b", "c")
+	order := l.ledger.roster.order
 	now := make(map[uint32]replicaLoad)
 	history := []map[uint32]replicaLoad{nil} // by tick
 	stale := [][]uint32{nil}
@@ -23,15 +25,19 @@ func TestLoadsFromAnyTick(t *testing.T) {
 				now[m.number] = replicaLoad{rng.Int64N(3), rng.Int64N(3)}
 			}
 		}
-		l.update(order, func(m *member) replicaLoad { return now[m.number] }, time.Time{})
+		l.interval++
+		l.latest[exactView] = new(warmpathv1.Loads)
+		for _, m := range order {
+			l.show(m, exactView, now[m.number])
+		}
 		marked := stale[len(stale)-1]
 		if rng.IntN(4) == 0 {
 			marked = []uint32{uint32(rng.IntN(3))}
 		}
-		l.mark(marked, l.tick)
+		l.mark(marked, l.interval)
 		history, stale = append(history, maps.Clone(now)), append(stale, marked)
 		from := len(history) - 1 - rng.IntN(min(len(history), 4))
-		u := l.since(uint64(from))
+		u := l.since(exactView, uint64(from))
 		require.Equal(t, from == 0, u.GetSnapshot())
 		changed := make(map[uint32]bool)
 		for at := from + 1; at < len(history) && at > 1; at++ {
@@ -41,7 +47,7 @@ func TestLoadsFromAnyTick(t *testing.T) {
 		}
 		known := maps.Clone(history[from])
 		if known == nil {
-			known = map[uint32]replicaLoad{1: {}, 2: {}, 5: {}}
+			known = map[uint32]replicaLoad{1: {}, 2: {}, 3: {}}
 		}
 		for n, b := range columns(u.GetLoads()) {
 			require.True(t, from == 0 || changed[n])
@@ -56,7 +62,7 @@ func TestLoadsFromAnyTick(t *testing.T) {
 			require.Equal(t, marked, stale[from])
 		}
 	}
-	require.Empty(t, l.since(l.tick).GetLoads().GetReplicas())
-	l.forget(func(n uint32) bool { return n != 5 })
-	require.NotContains(t, columns(l.since(0).GetLoads()), uint32(5))
+	require.Empty(t, l.since(exactView, l.interval).GetLoads().GetReplicas())
+	l.ledger.roster.fleetOf("a", "b")
+	require.NotContains(t, columns(l.since(exactView, 0).GetLoads()), uint32(3))
 }

@@ -132,6 +132,28 @@ func (f *fixture) ongoing(name string) map[string]int {
 	return all
 }
 
+// deploy returns a deployment of a config that no server has and whose tasks do not run.
+func deploy(t testing.TB, c *Config, name string, now func() time.Time) *deployment {
+	t.Helper()
+	d := newDeployment(name, discard, now, func() {}, recorder(t))
+	x, err := d.prepare(c.Deployments[name])
+	require.NoError(t, err)
+	x.apply(c)
+	d.tasks.stop()
+	return d
+}
+
+// loads is the sum of the clients' reports on each replica, by number.
+func (l *ledger) loads() map[uint32]replicaLoad {
+	all := make(map[uint32]replicaLoad)
+	for _, m := range l.roster.order {
+		if m.reported != (replicaLoad{}) {
+			all[m.number] = m.reported
+		}
+	}
+	return all
+}
+
 // register takes a heartbeat as the service does.
 func (d *deployment) register(r *warmpathv1.RegisterRequest, m described) (*warmpathv1.RegisterResponse, error) {
 	var a *warmpathv1.RegisterResponse

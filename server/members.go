@@ -17,17 +17,17 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// sources are what is known of a deployment's members: by its config, its target, and registrations, with the load that
-// was polled and the symptoms that health checks found. It is used with the deployment's mutex held.
+// sources are what describes a deployment's members: its config, its target, and registrations, with the symptoms that
+// health checks found. It is used with the deployment's mutex held.
 type sources struct {
 	deployment string
 	log        *slog.Logger
 	now        func() time.Time
+	roster     *roster
 
 	config     Deployment
 	resolved   []described
 	registered map[string]*registration
-	polled     map[string]polled  // by id, of members only
 	unwell     map[string]symptom // by id, of those that do not serve
 	stirred    bool               // a replica's own figures changed: they are in force from the next interval
 }
@@ -45,12 +45,6 @@ type registration struct {
 	until time.Time
 }
 
-// polled is the last answer of a replica to a load poll. Its load expires; the size of its cache does not.
-type polled struct {
-	load     ownLoad
-	kvTokens int
-}
-
 // configure puts another config into force.
 func (x *sources) configure(c Deployment) {
 	if c.Target != x.config.Target {
@@ -60,8 +54,8 @@ func (x *sources) configure(c Deployment) {
 		clear(x.registered)
 	}
 	if !reflect.DeepEqual(c.LoadPoll, x.config.LoadPoll) {
-		for id, p := range x.polled {
-			x.polled[id] = polled{kvTokens: p.kvTokens}
+		for _, m := range x.roster.order {
+			m.polled = ownLoad{}
 		}
 	}
 	x.config = c
@@ -143,14 +137,14 @@ func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 
 // poll enters the polled load of a replica.
 func (x *sources) poll(id string, l loadpoll.Load) {
-	was, found := x.polled[id]
-	if !found || x.config.LoadPoll == nil {
+	m := x.roster.byID[id]
+	if m == nil || x.config.LoadPoll == nil {
 		return
 	}
-	load := ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), -1}, x.now()}
-	next := polled{load, cmp.Or(l.KVTokens, was.kvTokens)}
-	x.polled[id] = next
-	x.stirred = x.stirred || next.kvTokens != was.kvTokens
+	m.polled = ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), -1}, x.now()}
+	if l.KVTokens != 0 && l.KVTokens != m.kvTokens {
+		m.kvTokens, x.stirred = l.KVTokens, true
+	}
 }
 
 // members merges the members of all sources, the config's first.
@@ -174,24 +168,22 @@ func (x *sources) members() []described {
 			all = append(all, m)
 		}
 	}
-	answers := make(map[string]polled, len(all))
 	for i := range all {
-		m := &all[i]
-		answers[m.ID] = x.polled[m.ID]
-		m.KVTokens = cmp.Or(m.KVTokens, answers[m.ID].kvTokens)
+		if m := x.roster.byID[all[i].ID]; m != nil {
+			all[i].KVTokens = cmp.Or(all[i].KVTokens, m.kvTokens)
+		}
 	}
-	x.polled = answers
 	slices.SortStableFunc(all[len(x.config.Replicas):], func(a, b described) int { return cmp.Compare(a.ID, b.ID) })
 	mark(all, x.unwell)
 	return all
 }
 
 // loadOf returns the load in a replica's registration, or else its polled load; at is zero if there is neither.
-func (x *sources) loadOf(id string) ownLoad {
-	if r := x.registered[id]; r != nil && !r.load.at.IsZero() {
+func (x *sources) loadOf(m *member) ownLoad {
+	if r := x.registered[m.ID]; r != nil && !r.load.at.IsZero() {
 		return r.load
 	}
-	return x.polled[id].load
+	return m.polled
 }
 
 // reports adds a registration to a replica of the config: the fields that only the replica has.
@@ -215,9 +207,11 @@ func (d *described) equal(o *described) bool {
 	return d.KVTokens == o.KVTokens && d.marked == o.marked && d.Attributes.Equal(o.Attributes)
 }
 
-// A member is a replica of the fleet under its number.
+// A member is a replica of the fleet under its number. It is not written again; another description is another member
+// with the same record.
 type member struct {
 	described
+	*record
 	number  uint32
 	version uint64              // of the roster, when it joined or changed
 	message *warmpathv1.Replica // never written again
@@ -231,13 +225,8 @@ type roster struct {
 	order   []*member // by number
 	byID    map[string]*member
 
-	left   []departure // the latest, oldest first
-	forgot uint64      // departures up to this version are dropped
-}
-
-type departure struct {
-	number  uint32
-	version uint64
+	left   []*member // the latest departures with their versions, oldest first
+	forgot uint64    // departures up to this version are dropped
 }
 
 // maxDepartures bounds the departures that are kept; a client that missed more is sent a snapshot.
@@ -260,10 +249,10 @@ func (r *roster) set(all []described) bool {
 		changed = true
 		m := &member{described: *d, version: version}
 		if was != nil {
-			m.number = was.number
+			m.number, m.record = was.number, was.record
 		} else {
 			r.last++
-			m.number = r.last
+			m.number, m.record = r.last, new(record)
 		}
 		m.message = m.encode()
 		next[d.ID] = m
@@ -271,7 +260,7 @@ func (r *roster) set(all []described) bool {
 	for _, m := range r.order {
 		if next[m.ID] == nil {
 			changed = true
-			r.left = append(r.left, departure{m.number, version})
+			r.left = append(r.left, &member{number: m.number, version: version})
 		}
 	}
 	if n := len(r.left) - maxDepartures; n > 0 {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
@@ -13,17 +12,9 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// outliers are the replicas that the Router's outlier detection ejects. It runs on the reports of all clients and on
-// the outcomes of picks here, and the clients follow it. A half-open replica is probed by one client at a time, in
-// rotation; those that accuse it come last. It is used with the deployment's mutex held.
-type outliers struct {
-	replicas map[uint32]*ejection // by number
-	stamp    uint64               // grows with every change
-	version  uint64               // of the outliers of router, last seen
-	router   *router.Router
-}
-
-// An ejection is one replica that is ejected or half-open.
+// An ejection is that of one replica by the Router's outlier detection, which runs on the reports of all clients and on
+// the outcomes of picks here; the clients follow it. A half-open replica is probed by one client at a time, in rotation;
+// those that accuse it come last.
 type ejection struct {
 	state  outlier.State
 	cause  outlier.Cause
@@ -58,7 +49,7 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 		if m == nil || view.ByID(m.ID) == nil {
 			continue
 		}
-		e := d.outliers.replicas[m.number]
+		e := m.ejection
 		c := outlier.Counts{
 			Successes: countOf(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate()),
 		}
@@ -66,7 +57,8 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.principal.name, c, probe)
 	}
 	rt.Health.Sync()
-	if d.eject(rt, d.now()) {
+	if rt.Outliers().Version() != d.ejections {
+		d.eject(rt, d.now())
 		d.wake.give()
 	}
 	return nil
@@ -75,72 +67,44 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 // countOf bounds a count of a report.
 func countOf(n uint32) int { return int(min(n, 1<<20)) }
 
-// eject follows the Router's ejections, and reports whether they have changed. Called with mu held.
-func (d *deployment) eject(rt *router.Router, now time.Time) bool {
-	x := &d.outliers
-	before := x.stamp
-	if v := rt.Outliers().Version(); v != x.version || rt != x.router {
-		x.version, x.router = v, rt
-		x.gather(d.roster.order, rt, now)
-	}
-	for number, e := range x.replicas {
-		if e.state == outlier.HalfOpen {
-			x.passProbe(d.roster.numbered(number), e, &d.balance.ledger, rt, now)
-		}
-	}
-	return x.stamp != before
-}
-
-// gather copies the Router's ejections.
-func (x *outliers) gather(order []*member, rt *router.Router, now time.Time) {
-	view, found := rt.View(), make(map[uint32]*ejection)
-	for _, m := range order {
+// eject follows the Router's ejections. Called with mu held.
+func (d *deployment) eject(rt *router.Router, now time.Time) {
+	d.ejections = rt.Outliers().Version()
+	d.ejected = nil
+	view := rt.View()
+	for _, m := range d.roster.order {
 		rep := view.ByID(m.ID)
-		if rep == nil {
-			continue
-		}
 		state, cause := rt.Outliers().State(rt.Outlier(rep))
 		if state < outlier.HalfOpen {
+			m.ejection = nil
 			continue
 		}
-		e := x.replicas[m.number]
+		e := m.ejection
 		if e == nil {
 			e = &ejection{since: now}
+			m.ejection = e
 		}
-		if e.state != state {
-			x.stamp++
+		if e.cause = cause; e.state != state {
 			e.state, e.probed = state, time.Time{}
 		}
-		e.cause = cause
-		found[m.number] = e
+		if state == outlier.HalfOpen {
+			e.passProbe(m, &d.balance.ledger, now, func(c *client) bool {
+				return rt.Outliers().Accuses(rt.Outlier(rep), c.principal)
+			})
+		}
+		d.ejected = append(d.ejected, m)
 	}
-	if len(found) != len(x.replicas) {
-		x.stamp++
-	}
-	x.replicas = found
 }
 
 // passProbe gives the probe of a half-open member to the next client when the last one's time is over.
-func (x *outliers) passProbe(m *member, e *ejection, l *ledger, rt *router.Router, now time.Time) {
-	if m == nil {
-		return
-	}
-	c := l.clients[e.prober]
-	if c != nil && !c.ended {
+func (e *ejection) passProbe(m *member, l *ledger, now time.Time, accuses func(*client) bool) {
+	if c := l.clients[e.prober]; c != nil && !c.ended {
 		took := now.Sub(e.probed)
 		if took < probeTime || took < probeMost && c.lines[m.number].ongoing > 0 {
 			return
 		}
 	}
-	rep := rt.View().ByID(m.ID)
-	next := l.nextProber(m.number, e.prober, func(c *client) bool {
-		return rep != nil && rt.Outliers().Accuses(rt.Outlier(rep), c.principal)
-	})
-	e.probed = now
-	if next != e.prober {
-		e.prober = next
-		x.stamp++
-	}
+	e.prober, e.probed = l.nextProber(m.number, e.prober, accuses), now
 }
 
 // nextProber returns the client after last. Clients without requests on the replica come first: their reports show
@@ -167,17 +131,12 @@ func (l *ledger) nextProber(number uint32, last string, accuses func(*client) bo
 	return ""
 }
 
-// since returns the outliers if they have changed for a watcher, else nil.
-func (x *outliers) since(w *watcher) *warmpathv1.OutlierUpdate {
-	if w.outliers != nil && w.outlierStamp == x.stamp {
-		return nil
-	}
-	w.outlierStamp = x.stamp
+// outliersFor returns the outliers if they have changed for a watcher, else nil. Called with mu held.
+func (d *deployment) outliersFor(w *watcher) *warmpathv1.OutlierUpdate {
 	u := new(warmpathv1.OutlierUpdate)
-	for _, number := range slices.Sorted(maps.Keys(x.replicas)) {
-		e := x.replicas[number]
+	for _, m := range d.ejected {
 		u.Replicas = append(u.Replicas, &warmpathv1.Outlier{
-			Replica: number, Probe: e.state == outlier.HalfOpen && e.prober == w.client.id,
+			Replica: m.number, Probe: m.ejection.state == outlier.HalfOpen && m.ejection.prober == w.client.id,
 		})
 	}
 	if w.outliers != nil && proto.Equal(w.outliers, u) {

@@ -161,7 +161,11 @@ principals:
 		out := f.deployment("chat").ejects(2)
 		if out {
 			kept++
-			require.Eventually(t, func() bool { return len(latest.Load().GetReplicas()) == 1 }, 20*time.Second, time.Millisecond)
+			probes := f.deployment("chat").prober(2) == "good\x00g"
+			require.Eventually(t, func() bool {
+				all := latest.Load().GetReplicas()
+				return len(all) == 1 && all[0].GetProbe() == probes
+			}, 20*time.Second, time.Millisecond)
 		}
 		if all := latest.Load().GetReplicas(); len(all) == 0 || all[0].GetProbe() {
 			good.shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1})
@@ -178,7 +182,14 @@ principals:
 func (d *deployment) ejects(number uint32) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.outliers.replicas[number] != nil
+	return d.roster.numbered(number).ejection != nil
+}
+
+// prober is the client that may probe a replica that is ejected.
+func (d *deployment) prober(number uint32) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.roster.numbered(number).ejection.prober
 }
 
 // What callers report of their reservations counts.
@@ -212,9 +223,7 @@ func TestProbesTakeTurns(t *testing.T) {
 	d := f.deployment("chat")
 	prober := func() string {
 		f.tick("chat")
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		return d.outliers.replicas[2].prober
+		return d.prober(2)
 	}
 	require.Empty(t, prober())
 	f.advance(11 * time.Second)
@@ -238,7 +247,7 @@ func TestProbesTakeTurns(t *testing.T) {
 		f.tick("chat")
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return d.outliers.replicas[2].state == outlier.Ejected
+		return d.roster.numbered(2).ejection.state == outlier.Ejected
 	}, 20*time.Second, time.Millisecond, "its probe failed")
 	f.advance(21 * time.Second)
 	who = prober()

@@ -269,7 +269,7 @@ func TestCallersAreApart(t *testing.T) {
 	d := f.deployment("chat")
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	require.Equal(t, map[uint32]replicaLoad{1: {10, 10}}, d.balance.ledger.total)
+	require.Equal(t, map[uint32]replicaLoad{1: {10, 10}}, d.balance.ledger.loads())
 
 	other, err := f.with(t, trustedToken).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: "code", Mode: warmpathv1.PickMode_PICK_MODE_RESERVE})
 	require.NoError(t, err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -75,13 +74,8 @@ const (
 	pollInterval = 500 * time.Millisecond
 )
 
-// startPoll polls the load of the members until the context ends; c = nil: not at all.
-func (d *deployment) startPoll(ctx context.Context, c *LoadPoll) {
-	d.mu.Lock()
-	if before := d.poller.Swap(nil); before != nil { // it has ended
-		d.unpolled += before.Failed()
-	}
-	d.mu.Unlock()
+// pollLoad polls the load of the members until the context ends; c = nil: not at all.
+func (d *deployment) pollLoad(ctx context.Context, c *LoadPoll) {
 	if c == nil {
 		return
 	}
@@ -97,72 +91,66 @@ func (d *deployment) startPoll(ctx context.Context, c *LoadPoll) {
 		},
 		Interval: pollInterval, Timeout: probeTimeout,
 	})
-	d.tasks.done.Go(func() {
-		<-ctx.Done()
-		p.Close()
-	})
+	d.mu.Lock()
+	d.poller = p
+	d.repoll()
+	d.mu.Unlock()
+	<-ctx.Done()
+	p.Close()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.poller.Store(p)
-	d.repoll()
+	d.poller = nil
+	d.unpolled += p.Failed()
 }
 
 // repoll gives the members to the poller. Called with mu held.
 func (d *deployment) repoll() {
-	p := d.poller.Load()
-	if p == nil {
+	if d.poller == nil {
 		return
 	}
 	all := make([]policy.Attributes, len(d.roster.order))
 	for i, m := range d.roster.order {
 		all[i] = m.Attributes
 	}
-	p.SetFleet(all)
+	d.poller.SetFleet(all)
 }
 
 // pollProblems are the errors of replicas that do not answer polls, by id; failed counts the polls without an answer.
 func (d *deployment) pollProblems() (problems map[string]string, failed int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if p := d.poller.Load(); p != nil {
-		return p.Problems(), d.unpolled + p.Failed()
+	if d.poller == nil {
+		return nil, d.unpolled
 	}
-	return nil, d.unpolled
+	return d.poller.Problems(), d.unpolled + d.poller.Failed()
 }
 
-// startCheck checks the health of the members until the context ends; c = nil: not at all. What the checker before it
-// has found stays: a replica that does not answer is not put back into service by a reload.
-func (d *deployment) startCheck(ctx context.Context, c *HealthCheck) {
-	found := func(unwell map[string]symptom) {
-		d.update(func(x *sources) bool { return x.check(unwell) })
-	}
-	before := d.tasks.check
+// checkHealth checks the health of the members in rounds until the context ends; c = nil: not at all. What was found
+// with another config stays: a replica that does not answer is not put back into service by a reload.
+func (d *deployment) checkHealth(ctx context.Context, c *HealthCheck) {
 	if c == nil {
-		d.tasks.check = nil
-		found(nil)
+		d.checked = nil
+		d.update(func(x *sources) bool { return x.check(nil) })
 		return
 	}
-	k := &checker{config: *c, log: d.log, now: d.now, conns: &d.conns}
-	if before != nil { // it has ended
-		k.replicas = before.replicas
+	tick := time.NewTicker(time.Duration(c.Interval))
+	defer tick.Stop()
+	for {
+		unwell := d.checkRound(ctx, c.Service, d.unregistered())
+		if ctx.Err() != nil {
+			return
+		}
+		d.update(func(x *sources) bool { return x.check(unwell) })
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
 	}
-	d.tasks.check = k
-	d.tasks.done.Go(func() {
-		k.run(ctx, d.unregistered, found)
-	})
 }
 
 // maxChecking bounds the checks under way at once.
 const maxChecking = 256
-
-// A checker checks replicas in rounds. One goroutine uses it.
-type checker struct {
-	config   HealthCheck
-	log      *slog.Logger
-	now      func() time.Time
-	conns    *replicaConns
-	replicas map[string]*checked // by id
-}
 
 // checked is one replica.
 type checked struct {
@@ -182,26 +170,26 @@ type symptom struct {
 // maxWhy bounds an error that is kept, in bytes.
 const maxWhy = 300
 
-// round checks all members and returns those that do not serve.
-func (k *checker) round(ctx context.Context, members []described) map[string]symptom {
+// checkRound checks members and returns those that do not serve.
+func (d *deployment) checkRound(ctx context.Context, service string, members []described) map[string]symptom {
 	replicas := make(map[string]*checked, len(members))
 	var g errgroup.Group
 	g.SetLimit(maxChecking)
 	for _, m := range members {
-		c := k.replicas[m.ID]
+		c := d.checked[m.ID]
 		if c == nil || c.address != m.Address {
 			c = &checked{address: m.Address}
 		}
 		replicas[m.ID] = c
 		g.Go(func() error {
-			k.check(ctx, m.ID, c)
+			d.check(ctx, service, m.ID, c)
 			return nil
 		})
 	}
 	_ = g.Wait()
-	k.replicas = replicas
+	d.checked = replicas
 	unwell := make(map[string]symptom)
-	for id, c := range k.replicas {
+	for id, c := range replicas {
 		if c.unwell() {
 			unwell[id] = c.symptom
 		}
@@ -209,10 +197,15 @@ func (k *checker) round(ctx context.Context, members []described) map[string]sym
 	return unwell
 }
 
-func (k *checker) check(ctx context.Context, id string, c *checked) {
+// check checks one replica.
+func (d *deployment) check(ctx context.Context, service, id string, c *checked) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	a, err := k.ask(ctx, id)
+	var a *healthpb.HealthCheckResponse
+	conn, err := d.conns.connect(ctx, id)
+	if err == nil {
+		a, err = healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: service})
+	}
 	was := c.unwell()
 	switch code := status.Code(err); {
 	case err == nil && a.GetStatus() == healthpb.HealthCheckResponse_SERVING, code == codes.Unimplemented:
@@ -233,36 +226,10 @@ func (k *checker) check(ctx context.Context, id string, c *checked) {
 	}
 	switch {
 	case c.unwell() && !was:
-		c.symptom.since = k.now()
-		k.log.Warn("warmpath: a replica does not serve", "replica", id, "address", c.address, "why", c.symptom.why)
+		c.symptom.since = d.now()
+		d.log.Warn("warmpath: a replica does not serve", "replica", id, "address", c.address, "why", c.symptom.why)
 	case was && !c.unwell():
-		k.log.Info("warmpath: a replica serves again", "replica", id, "address", c.address)
-	}
-}
-
-func (k *checker) ask(ctx context.Context, id string) (*healthpb.HealthCheckResponse, error) {
-	conn, err := k.conns.connect(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	return healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: k.config.Service})
-}
-
-// run checks members until the context ends, and reports after each round those that do not serve.
-func (k *checker) run(ctx context.Context, members func() []described, report func(map[string]symptom)) {
-	tick := time.NewTicker(time.Duration(k.config.Interval))
-	defer tick.Stop()
-	for {
-		unwell := k.round(ctx, members())
-		if ctx.Err() != nil {
-			return
-		}
-		report(unwell)
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+		d.log.Info("warmpath: a replica serves again", "replica", id, "address", c.address)
 	}
 }
 

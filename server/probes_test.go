@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,17 +57,16 @@ func TestRoundsOfChecks(t *testing.T) {
 		replicaAt("silent", engine(t, nil)), replicaAt("gone", gone.Addr().String()),
 	}
 	clock := newClock()
-	k := &checker{
-		config: HealthCheck{}.withDefaults(), log: discard, now: clock.now, conns: new(replicaConns),
-	}
-	defer k.conns.close()
-	round := func(members []described) []string { return slices.Sorted(maps.Keys(k.over(t, members))) }
+	d := &deployment{log: discard, now: clock.now}
+	defer d.conns.close()
+	service := ""
+	round := func(members []described) []string { return slices.Sorted(maps.Keys(d.round(t, service, members))) }
 	require.Empty(t, round(members), "one failure is not enough")
 	found := clock.now()
 	require.Equal(t, []string{"gone"}, round(members))
 	well.SetServingStatus("", notServing)
 	clock.advance(time.Minute)
-	unwell := k.over(t, members)
+	unwell := d.round(t, "", members)
 	require.Len(t, unwell, 2, "what a replica says of itself is enough")
 	require.Equal(t, symptom{clock.now(), "NOT_SERVING"}, unwell["well"])
 	require.Equal(t, found, unwell["gone"].since)
@@ -76,12 +76,12 @@ func TestRoundsOfChecks(t *testing.T) {
 
 	moved := append(members[:3:3], replicaAt("gone", members[0].Address))
 	require.Empty(t, round(moved), "under its new address it is well")
-	require.Len(t, k.replicas, 4)
-	k.config.Service = "model"
+	require.Len(t, d.checked, 4)
+	service = "model"
 	round(moved)
 	require.Equal(t, []string{"gone", "well"}, round(moved), "the service is not theirs")
-	require.Empty(t, k.over(t, nil))
-	require.Empty(t, k.replicas)
+	require.Empty(t, d.round(t, "", nil))
+	require.Empty(t, d.checked)
 }
 
 // Clients are told that a replica does not serve, and that it does again; that nobody serves they are not told.
@@ -175,14 +175,14 @@ func TestMark(t *testing.T) {
 	require.Equal(t, []string{"b", "c"}, drains("b", "gone"))
 }
 
-// over is a round over a fleet of these members.
-func (k *checker) over(t *testing.T, members []described) map[string]symptom {
+// round checks a fleet of these members.
+func (d *deployment) round(t *testing.T, service string, members []described) map[string]symptom {
 	order := make([]*member, len(members))
 	for i := range members {
 		order[i] = &member{described: members[i]}
 	}
-	k.conns.setFleet(order)
-	return k.round(t.Context(), members)
+	d.conns.setFleet(order)
+	return d.checkRound(t.Context(), service, members)
 }
 
 // With replica_tls the server verifies the replica, presents its own certificate, and takes both from the files as they are.
@@ -202,24 +202,23 @@ deployments:
     replica_tls: {ca: `+dir.path("ca.pem")+", cert: "+dir.path("cert.pem")+", key: "+dir.path("key.pem")+`}
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
-	k := &checker{config: HealthCheck{}.withDefaults(), log: discard, now: d.now, conns: &d.conns}
-	require.Empty(t, k.over(t, d.unregistered()))
+	require.Empty(t, d.round(t, "", d.unregistered()))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
-	require.Empty(t, k.over(t, []described{misnamed}), "one failure is not enough")
-	require.Contains(t, k.over(t, []described{misnamed}), "a", "the name is not its own")
-	require.Empty(t, k.over(t, d.unregistered()))
+	require.Empty(t, d.round(t, "", []described{misnamed}), "one failure is not enough")
+	require.Contains(t, d.round(t, "", []described{misnamed}), "a", "the name is not its own")
+	require.Empty(t, d.round(t, "", d.unregistered()))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
-		k.over(t, nil) // so that it is connected anew
-		k.over(t, d.unregistered())
-		return len(k.over(t, d.unregistered())) > 0
+		d.round(t, "", nil) // so that it is connected anew
+		d.round(t, "", d.unregistered())
+		return len(d.round(t, "", d.unregistered())) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
-	k.over(t, nil)
+	d.round(t, "", nil)
 	d.conns.secure(nil)
-	require.Empty(t, k.over(t, d.unregistered()))
-	require.Contains(t, k.over(t, d.unregistered()), "a", "plaintext")
+	require.Empty(t, d.round(t, "", d.unregistered()))
+	require.Contains(t, d.round(t, "", d.unregistered()), "a", "plaintext")
 }
 
 // found puts the symptoms of a round into force.
@@ -245,11 +244,13 @@ deployments:
 		apply(known, w.next().GetFleet())
 	}
 	d := f.deployment("chat")
-	before := d.tasks.check
-	require.NoError(t, f.Update(parse(t, text+"\n    load_poll: {from: 'grpc:vllm'}")))
-	require.NotSame(t, before, d.tasks.check)
+	d.mu.Lock()
+	since := d.sources.unwell["gone"].since
+	d.mu.Unlock()
+	f.advance(time.Minute)
+	require.NoError(t, f.Update(parse(t, strings.Replace(text, "100ms", "101ms", 1))))
 	d.tasks.stop()
-	require.GreaterOrEqual(t, d.tasks.check.replicas["gone"].failures, maxFailures)
-	require.Equal(t, before.replicas["gone"].symptom.since, d.tasks.check.replicas["gone"].symptom.since)
+	require.GreaterOrEqual(t, d.checked["gone"].failures, maxFailures)
+	require.Equal(t, since, d.checked["gone"].symptom.since)
 	require.True(t, d.roster.numbered(2).Draining)
 }

@@ -34,13 +34,13 @@ func TestReloadKeepsEverything(t *testing.T) {
 	key.RequestId = "1"
 	ask := &warmpathv1.ChooseReplicaRequest{Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE}
 	first := f.choose(t, ask)
-	before, ledger := f.deployment("chat"), f.deployment("chat").balance.ledger.total
+	before, ledger := f.deployment("chat"), f.deployment("chat").balance.ledger.loads()
 
 	changed := strings.NewReplacer("10s", "9s", "{id: b, ", "{id: c, address: \"10.0.0.3:1\"}, {id: b, ").Replace(reloaded)
 	require.NoError(t, f.Update(parse(t, "max_reservations: 70\n"+changed)))
 	after := f.deployment("chat")
 	require.Same(t, before, after)
-	require.Equal(t, ledger, after.balance.ledger.total)
+	require.Equal(t, ledger, after.balance.ledger.loads())
 	f.tick("chat")
 	known := make(map[uint32]*warmpathv1.Replica)
 	for len(known) == 0 { // on the same stream

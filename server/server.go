@@ -147,68 +147,48 @@ func (s *Server) Update(c *Config) error {
 	if s.closed {
 		return grpc.ErrServerStopped
 	}
-	next, err := s.prepare(c)
+	changes, err := s.prepare(c)
 	if err == nil {
 		err = s.authenticator.set(c)
 	}
 	if err != nil {
-		next.discard()
+		for _, x := range changes {
+			x.discard()
+		}
 		return err
 	}
 	s.warnReadOnce(&given)
-	for name, d := range *s.deployments.Load() {
-		if x := next.changes[name]; x != nil {
-			d.apply(x, c)
-			next.all[name] = d
-		} else {
+	all := make(map[string]*deployment, len(changes))
+	for name, x := range changes {
+		x.apply(c)
+		all[name] = x.deployment
+	}
+	before := *s.deployments.Swap(&all)
+	for name, d := range before {
+		if all[name] == nil {
 			d.close()
 		}
 	}
-	for name, d := range next.all {
-		dc := c.Deployments[name]
-		if next.changes[name] == nil {
-			announce(d.log, &dc, d.catalogue.Load().notServing())
-		}
-		d.start(c, dc)
-	}
-	s.deployments.Store(&next.all)
 	s.authenticator.moved.give()
 	return nil
 }
 
-// An update is a config whose deployments are ready.
-type update struct {
-	all     map[string]*deployment // the new ones, and later all
-	changes map[string]*change     // of deployments that run
-}
-
 // prepare builds what a config's deployments need. With an error it returns what was built so far. Called with mu
 // held.
-func (s *Server) prepare(c *Config) (*update, error) {
-	u := &update{all: make(map[string]*deployment), changes: make(map[string]*change)}
+func (s *Server) prepare(c *Config) (changes map[string]*change, err error) {
+	changes = make(map[string]*change)
 	for name, dc := range c.Deployments {
-		var err error
-		if d := (*s.deployments.Load())[name]; d != nil {
-			u.changes[name], err = d.prepare(dc)
-		} else if d, err = newDeployment(name, dc, c, s.log, s.now, s.authenticator.moved.give, s.recorder); err == nil {
-			u.all[name] = d
+		d := (*s.deployments.Load())[name]
+		if d == nil {
+			d = newDeployment(name, s.log, s.now, s.authenticator.moved.give, s.recorder)
 		}
+		x, err := d.prepare(dc)
 		if err != nil {
-			delete(u.changes, name)
-			return u, fmt.Errorf("deployments.%s: %w", name, err)
+			return changes, fmt.Errorf("deployments.%s: %w", name, err)
 		}
+		changes[name] = x
 	}
-	return u, nil
-}
-
-// discard closes what was built.
-func (u *update) discard() {
-	for _, d := range u.all {
-		d.close()
-	}
-	for _, x := range u.changes {
-		x.discard()
-	}
+	return changes, nil
 }
 
 // Serve serves until Shutdown or Close, on as many listeners as it is called with. It returns nil after them.

@@ -83,11 +83,10 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 	view := rt.View()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	loads := d.balance.of(p)
 	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
 	for i, m := range d.roster.order {
-		rep, load := view.ByID(m.ID), loads.lines[m.number]
-		_, stale := slices.BinarySearch(loads.stale, m.number)
+		rep, load := view.ByID(m.ID), m.shown[p.view()]
+		_, stale := slices.BinarySearch(d.balance.stale, m.number)
 		all[i] = &warmpathv1.ReplicaStatus{
 			Id: m.ID, Address: m.Address, Stale: stale,
 			Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)),
@@ -120,7 +119,7 @@ func (d *deployment) condition(
 			By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why,
 		})
 	}
-	e := d.outliers.replicas[m.number]
+	e := m.ejection
 	if e != nil && rep != nil {
 		evidence = append(evidence, &warmpathv1.HealthReport{
 			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause],

@@ -48,6 +48,17 @@ type follower struct {
 	failing bool       // as logged last
 }
 
+// follow follows a target until the context ends; "" = there is none.
+func (d *deployment) follow(ctx context.Context, target string) {
+	if target == "" {
+		return
+	}
+	f := follower{target: target, every: resolveInterval, log: d.log, on: func(all []described) {
+		d.update(func(x *sources) bool { return x.resolve(target, all) })
+	}}
+	f.run(ctx)
+}
+
 // run follows until the context ends.
 func (f *follower) run(ctx context.Context) {
 	tick := time.NewTicker(f.every)

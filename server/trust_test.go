@@ -128,7 +128,7 @@ func TestLoadOfWhoIsTrustedSince(t *testing.T) {
 	load := func() *warmpathv1.LoadUpdate {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return w.loadUpdate(d.balance.of(w.principal), time.Duration(d.limits.Load().LoadInterval), d.now())
+		return w.loadUpdate(&d.balance, time.Duration(d.limits.Load().LoadInterval), d.now())
 	}
 	require.Equal(t, map[uint32]replicaLoad{1: {1, 0}}, columns(load().GetLoads()))
 	require.Nil(t, load())

@@ -67,12 +67,11 @@ type watcher struct {
 	incarnation          string // still to be sent; "" = sent
 	fleet, config, cache uint64 // versions
 	greeted              bool   // a fleet was sent; an empty one may have version 0
-	loads                *loads // the load that it may see …
-	tick                 uint64 // … sent as of this tick
+	view                 int    // of the load …
+	interval             uint64 // … sent as of this one
 	counted              uint64
 	routes               bool // reports of routes were requested
 	sent                 time.Time
-	outlierStamp         uint64
 	outliers             *warmpathv1.OutlierUpdate // nil = none was sent
 }
 
@@ -98,7 +97,7 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	}
 	d.watchers++
 	if start.GetLoad() && d.balance.ledger.empty() {
-		d.balance.unsettle(d.roster.order, d.now())
+		d.balance.unsettle(time.Duration(d.limits.Load().LoadInterval), d.now())
 	}
 	c := d.balance.ledger.open(id, d.now())
 	c.dropped = func() { p.accounts.Add(-1) }
@@ -200,7 +199,7 @@ func (w *watcher) reported(r *warmpathv1.BookingReport) error {
 	if r.GetNumber() <= w.client.last {
 		return invalid("bookings.number: %d does not follow %d", r.GetNumber(), w.client.last)
 	}
-	d.balance.ledger.take(w.client, r, d.roster.has, d.now())
+	d.balance.ledger.take(w.client, r, d.now())
 	return nil
 }
 
@@ -273,9 +272,9 @@ func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan s
 	if wanted := w.index && w.principal.trusted() && d.hosted.Load().wantsRoutes(); wanted != w.routes {
 		m.RoutesWanted, w.routes = proto.Bool(wanted), wanted
 	}
-	m.Load = w.loadUpdate(d.balance.of(w.principal), time.Duration(d.limits.Load().LoadInterval), d.now())
-	m.Outliers = d.outliers.since(w)
 	now := d.now()
+	m.Load = w.loadUpdate(&d.balance, time.Duration(d.limits.Load().LoadInterval), now)
+	m.Outliers = d.outliersFor(w)
 	quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil &&
 		m.Load == nil && m.Outliers == nil && m.RoutesWanted == nil
 	if quiet && now.Sub(w.sent) < aliveInterval {
@@ -286,18 +285,18 @@ func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan s
 }
 
 // loadUpdate is the load that has changed for a watcher, nil if none has.
-func (w *watcher) loadUpdate(l *loads, interval time.Duration, now time.Time) *warmpathv1.LoadUpdate {
-	if w.loads != l { // the principal's trust has changed
-		w.loads, w.tick = l, 0
+func (w *watcher) loadUpdate(b *balance, interval time.Duration, now time.Time) *warmpathv1.LoadUpdate {
+	if v := w.principal.view(); w.view != v { // the principal's trust has changed
+		w.view, w.interval = v, 0
 	}
-	if !w.load || w.tick == l.tick {
+	if !w.load || w.interval == b.interval {
 		return nil
 	}
-	u := l.since(w.tick)
+	u := b.since(w.view, w.interval)
 	u.Counted = w.client.counted
-	u.NextMs = uint32(max(l.at.Add(interval).Sub(now), 0).Milliseconds())
-	known := w.tick != 0 && w.counted == w.client.counted && !u.StaleSet && len(u.GetLoads().GetReplicas()) == 0
-	w.tick, w.counted = l.tick, w.client.counted
+	u.NextMs = uint32(max(b.at.Add(interval).Sub(now), 0).Milliseconds())
+	known := w.interval != 0 && w.counted == u.Counted && !u.StaleSet && len(u.GetLoads().GetReplicas()) == 0
+	w.interval, w.counted = b.interval, u.Counted
 	if known {
 		return nil
 	}

@@ -233,8 +233,7 @@ func TestRefusedWatches(t *testing.T) {
 func TestComingAndGoingIsBounded(t *testing.T) {
 	c := parse(t, "max_connections: 4\n"+quiet)
 	now := newClock()
-	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {}, recorder(t))
-	require.NoError(t, err)
+	d := deploy(t, c, "chat", now.now)
 	defer d.close()
 	come := func(id string) error {
 		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: id}, "")
@@ -256,8 +255,7 @@ func TestComingAndGoingIsBounded(t *testing.T) {
 func TestAnEmptyFleetIsToldOnce(t *testing.T) {
 	now := newClock()
 	c := parse(t, "deployments: {chat: {register: true}}")
-	d, err := newDeployment("chat", c.Deployments["chat"], c, discard, now.now, func() {}, recorder(t))
-	require.NoError(t, err)
+	d := deploy(t, c, "chat", now.now)
 	defer d.close()
 	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x"}, "life")
 	require.NoError(t, err)
