@@ -20,7 +20,7 @@
 // With n blocks held by h replicas, Match takes O(n/7·h), and stops at the first block that no replica holds after all
 // those before; a miss is one probe. Insert takes O(n/7·log h) for what is known, and one probe for each new block.
 // Drop takes O(1): readers forget at once, memory is swept by later inserts, two blocks for each one
-// inserted. A block with one holder costs about 20 bytes and each further holder 5, where segments are
+// inserted. A block with one holder costs about 24 bytes and each further holder 5, where segments are
 // full; a block that is alone in its segment, up to 100.
 //
 // # Guarantees
@@ -36,6 +36,6 @@
 //
 // # Source
 //
-// The hashes are those of NVIDIA Dynamo's KV router (XXH3-64, seed 1337). The table's overflow counters,
-// which make deletion a matter of clearing a slot, are those of Facebook's F14.
+// The hashes are those of NVIDIA Dynamo's KV router (XXH3-64, seed 1337). The table is ordered linear probing (Amble
+// and Knuth, 1974).
 package kvindex

@@ -136,24 +136,26 @@ func verify(t testing.TB, x *Index) {
 	require.Equal(t, x.held, held)
 	require.Equal(t, x.blocks.n, blocks)
 
-	inTable, cells := 0, int64(0)
+	inTable, cells, shards := 0, int64(0), int64(0)
 	for i := range x.blocks.shards {
 		s := &x.blocks.shards[i]
-		n, passed := 0, make([]uint64, len(s.buckets))
-		s.each(func(r ref) {
-			n++
-			mix := x.blocks.mix(x.blocks.segments.at(r.segment()).hashes[r.pos()])
-			at, _ := x.blocks.place(s, mix, x.blocks.hash(r))
-			for b := home(mix, len(s.buckets)); b != at; b = (b + 1) % len(s.buckets) {
-				passed[b]++
+		n, key := 0, uint32(0)
+		for at, e := range s.entries {
+			if e == 0 {
+				continue
 			}
-		})
-		require.Equal(t, s.n, n)
-		for b := range s.buckets {
-			require.Equal(t, passed[b], s.buckets[b].passed())
+			n++
+			require.LessOrEqual(t, key, e.key())
+			require.LessOrEqual(t, s.home(e.key()), at)
+			require.NotContains(t, s.entries[s.home(e.key()):at], entry(0))
+			key = e.key()
 		}
+		require.Equal(t, s.n, n)
+		require.Zero(t, s.entries[len(s.entries)-1])
 		inTable += n
+		shards += int64(unsafe.Sizeof(*s)) + entryBytes*int64(len(s.entries))
 	}
+	require.Equal(t, x.blocks.bytes, shards)
 	require.Equal(t, x.blocks.n, inTable)
 	for _, list := range x.cells.lists {
 		cells += listBytes + 8*int64(cap(list))

@@ -24,7 +24,7 @@ const (
 
 	defaultBytes = 64 << 20
 
-	bytesPerShard = 64 << 10 // of the budget; a shard then holds a few thousand blocks
+	bytesPerShard = 32 << 10 // of the budget; a shard then holds a few thousand blocks
 	// chainBytes bounds a chain to the blocks that surely fit in half of the budget.
 	chainBytes = 256
 )

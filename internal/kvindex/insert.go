@@ -125,14 +125,14 @@ func (x *Index) insertStep(p *insertion) bool {
 // they are; 0 where the only room is what the chain itself takes.
 func (x *Index) insertRun(p *insertion) int {
 	l := &x.lru.lanes[p.lane]
-	for squeezed := false; ; squeezed = true {
+	for {
 		g, r, n := x.blocks.run(p.before, p.blocks)
 		fresh := n == 0
 		gained, need := n, x.lru.nodes.need()
 		if fresh {
 			r, n = x.place(p)
 			gained = n
-			if need += x.tableNeed(p.blocks[:n], squeezed); r == noRef {
+			if need += x.blocks.need(p.blocks[:n]); r == noRef {
 				need += x.blocks.segments.need()
 			}
 		} else {
@@ -193,23 +193,6 @@ func (x *Index) place(p *insertion) (r ref, n int) {
 		}
 	}
 	return r, n
-}
-
-// tableNeed grows the shards that some new blocks need where that is within the budget, and returns what is
-// needed where it is not. Squeezed, it lets a shard fill up instead.
-func (x *Index) tableNeed(blocks []uint64, squeezed bool) (need int64) {
-	for _, hash := range blocks {
-		s := x.blocks.shard(x.blocks.mix(hash))
-		if !s.full(len(blocks), squeezed) {
-			continue
-		}
-		if cost := s.growth(len(blocks)); x.bytes()+cost <= x.maxBytes {
-			x.blocks.resize(s, s.grown(len(blocks)))
-		} else {
-			need = max(need, cost)
-		}
-	}
-	return need
 }
 
 // hold makes the lane the holder of n blocks at a place, and these its most recently used behind those before them.
