@@ -23,7 +23,7 @@ func cut(rs []workload.Request) [][]uint64 {
 	prompts := make([][]uint64, len(rs))
 	for i := range rs {
 		var b Blocks
-		b.Cut(policy.Prompt{Tokens: rs[i].Tokens()}, rs[i].PromptTokens, Grain{Bytes: 64, Tokens: 16}, 1337, true)
+		b.Cut(policy.Prompt{Tokens: rs[i].Tokens()}, rs[i].PromptTokens, Grain{Bytes: 64, Tokens: 16}, 1337)
 		prompts[i] = b.Hashes
 	}
 	return prompts
@@ -43,8 +43,8 @@ func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 
 		if i%(7*clients) == 0 {
 			var chosen []int
 			for _, p := range all {
-				if p.Requests() >= learnt {
-					key, _ := p.Find(blocks, replicas)
+				if p.now.requests+p.before.requests >= learnt {
+					key, _ := find(p, blocks, replicas)
 					chosen = append(chosen, key)
 				}
 			}

@@ -28,71 +28,48 @@ type Blocks struct {
 }
 
 // Cut cuts and hashes a prompt of so many tokens. What follows its last full block
-// is a block of its own with tail, else it is left out.
-func (b *Blocks) Cut(prompt policy.Prompt, tokens int, g Grain, seed kvindex.Seed, tail bool) {
+// is a block of its own. A prompt that came hashed may be of any grain: blocks of another
+// size are found where they end a superblock, and give the same order in every client.
+func (b *Blocks) Cut(prompt policy.Prompt, tokens int, g Grain, seed kvindex.Seed) {
 	b.Tokens = tokens
 	if h := prompt.Hashed; h != nil {
-		b.take(h, tail)
+		b.Hashes, b.Size, b.Length, b.Unit = h.Hashes, h.Size, h.Length, h.Unit
 		return
 	}
 	b.Size, b.Length, b.Unit = g.Tokens, len(prompt.Tokens), 1
 	if b.Length == 0 {
 		b.Size, b.Length, b.Unit = g.Bytes, len(prompt.Text), policy.BytesPerToken
 	}
-	full := b.full()
+	full := b.Full()
 	b.Hashes = b.few[:0]
 	if full+1 > short {
 		b.Hashes = make([]uint64, 0, full+1)
 	}
-	from := full * b.Size
-	switch text := len(prompt.Tokens) == 0; {
-	case text && tail:
+	if from := full * b.Size; b.Unit == 1 {
+		b.Hashes = kvindex.AppendTokens(b.Hashes, prompt.Tokens, b.Size, seed)
+		b.Hashes = kvindex.AppendTokens(b.Hashes, prompt.Tokens[from:], b.Length-from, seed)
+	} else {
 		b.Hashes = kvindex.AppendText(b.Hashes, prompt.Text, b.Size, seed)
 		b.Hashes = kvindex.AppendText(b.Hashes, prompt.Text[from:], b.Length-from, seed)
-	case text:
-		b.Hashes = kvindex.AppendText(b.Hashes, prompt.Text, b.Size, seed)
-	default:
-		b.Hashes = kvindex.AppendTokens(b.Hashes, prompt.Tokens, b.Size, seed)
-		if tail {
-			b.Hashes = kvindex.AppendTokens(b.Hashes, prompt.Tokens[from:], b.Length-from, seed)
-		}
 	}
 	if len(b.Hashes) > full && full > 0 {
 		b.Hashes[full] = kvindex.Chain(b.Hashes[full-1], b.Hashes[full])
 	}
 }
 
-// take is Cut for a prompt that came hashed, of any grain: blocks of another size are
-// found where they end a superblock, and give the same order in every client.
-func (b *Blocks) take(h *policy.Hashed, tail bool) {
-	b.Size, b.Length, b.Unit = h.Size, h.Length, h.Unit
-	b.Hashes = h.Hashes
-	if !tail {
-		b.Hashes = b.Hashes[:b.full()]
-	}
-}
-
-// full returns how many full blocks the prompt has.
-func (b *Blocks) full() int {
-	if b.Size == 0 {
-		return 0
-	}
-	return b.Length / b.Size
-}
+// Full returns how many full blocks the prompt has.
+func (b *Blocks) Full() int { return b.Length / max(b.Size, 1) }
 
 // Covered returns how much of the prompt so many blocks are, in the prompt's unit.
 func (b *Blocks) Covered(depth int) int { return min(depth*b.Size, b.Length) }
 
 // CoveredTokens returns how many tokens so many blocks are.
 func (b *Blocks) CoveredTokens(depth int) int {
-	switch covered := b.Covered(depth); {
-	case depth == 0:
-		return 0
-	case covered == b.Length:
+	covered := b.Covered(depth)
+	if covered == b.Length && depth > 0 {
 		return b.Tokens
-	default:
-		return min(covered/b.Unit, b.Tokens)
 	}
+	return min(covered/max(b.Unit, 1), b.Tokens)
 }
 
 // TokensPerBlock returns how many tokens a block is, at least 1.
@@ -121,7 +98,7 @@ func (b *Blocks) Superblocks(to []uint64) (hashes []uint64, per int) {
 	if per = PerSuperblock(b.Size, b.Unit); per == 0 {
 		return to, 0
 	}
-	for end := per; end <= b.full(); end += per {
+	for end := per; end <= b.Full(); end += per {
 		to = append(to, b.Hashes[end-1])
 	}
 	return to, per

@@ -13,7 +13,7 @@ const orderSeed = 1337
 
 // Head is how many first places of an order [First] finds. Behind them the order
 // is searched, not sorted.
-const Head = 8
+const Head = 16
 
 // A Scorer computes the scores of replicas for one key. It belongs to one goroutine.
 type Scorer struct {
@@ -49,22 +49,20 @@ type Place struct{ At, Depth int32 }
 
 // First returns the first Head replicas by score, in order, and how many they are.
 func First(replicas []*policy.Replica, scores []uint64) (top [Head]Place, n int) {
-	var best [Head]uint64 // the scores of top
-	for i, score := range scores[:len(replicas)] {
-		if n == Head && !(score > best[n-1] || score == best[n-1] && replicas[i].ID < replicas[top[n-1].At].ID) {
-			continue
-		}
-		n = min(n+1, Head)
-		at := n - 1
-		for at > 0 {
-			before := best[at-1]
-			if score < before || score == before && replicas[i].ID >= replicas[top[at-1].At].ID {
+	for i, r := range replicas {
+		at := n
+		for ; at > 0; at-- {
+			if o := top[at-1].At; Before(scores[o], replicas[o], scores[i], r) {
 				break
 			}
-			best[at], top[at] = before, top[at-1]
-			at--
+			if at < Head {
+				top[at] = top[at-1]
+			}
 		}
-		best[at], top[at] = score, Place{At: int32(i)}
+		if at < Head {
+			top[at] = Place{At: int32(i)}
+			n = min(n+1, Head)
+		}
 	}
 	return top, n
 }

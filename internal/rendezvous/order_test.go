@@ -70,10 +70,10 @@ func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
 }
 
 func TestEqualScoresGoByID(t *testing.T) {
-	replicas := fleet(12)
-	top, n := rendezvous.First(replicas, make([]uint64, 12))
+	replicas := fleet(20)
+	top, n := rendezvous.First(replicas, make([]uint64, 20))
 	require.Equal(t, rendezvous.Head, n)
-	for i, id := range []string{"r0", "r1", "r10", "r11", "r2", "r3", "r4", "r5"} {
+	for i, id := range []string{"r0", "r1", "r10", "r11", "r12", "r13", "r14", "r15", "r16", "r17", "r18", "r19", "r2", "r3", "r4", "r5"} {
 		assert.Equal(t, id, replicas[top[i].At].ID)
 	}
 }

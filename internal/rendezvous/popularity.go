@@ -4,6 +4,9 @@ import (
 	"slices"
 	"sort"
 	"sync"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 const (
@@ -15,6 +18,8 @@ const (
 	cells = 1 << 16
 	// thorough is how many blocks a new client counts without need.
 	thorough = cells / 4
+	// fresh is how many first prompts are kept, at most.
+	fresh = 64
 	// Few is how many requests never make a block popular.
 	Few = 3
 	// sure, over the replicas, but at least leastSure, is how many requests distinguish one
@@ -51,179 +56,192 @@ const (
 type Popularity struct {
 	mu          sync.Mutex
 	now, before *generation
+	thorough    int    // how many blocks may still be counted without need
 	firsts      firsts // while all blocks are counted; none later
 }
 
 type generation struct {
 	number   uint64
 	requests int
-	counted  int // blocks, without need
 	rows     [2][cells]uint16
 }
 
 // NewPopularity returns one that has seen nothing.
 func NewPopularity() *Popularity {
-	return &Popularity{now: &generation{number: 1}, before: new(generation)}
+	return &Popularity{now: &generation{number: 1}, before: new(generation), thorough: thorough}
 }
 
-// Requests returns how many requests are counted, lately as the counts are.
-func (p *Popularity) Requests() int {
+// A Prompt is a request as a policy keeps it: its blocks and its key. It counts once,
+// however many attempts its request makes, and not at all if none is sent. The zero value
+// is ready. It must not be copied, and belongs to one goroutine at a time.
+type Prompt struct {
+	Blocks
+	Key uint64 // of the rendezvous order
+	// First is the place of the first block that is in at most 1/replicas of the requests
+	// lately seen or in at most Few of them, and in a new client lies beyond what the prompt
+	// shares with other conversations; Half that of the first that is in at most half as
+	// many, once these are enough to be sure, which lies deeper where the first has more
+	// than one replica should bear beside its other prompts. The last block if there is none.
+	First, Half int
+	Second      bool // the second in the order is this prompt's home, and the first is behind it
+
+	replicas   int
+	counted    bool
+	generation uint64   // in which it was counted
+	cells      []uint32 // row · cells + place: those that it counted in; nil once it is certain
+	fewCells   [96]uint32
+}
+
+// Read cuts the prompt of a request and finds its key, for so many replicas. Where the
+// request has a session and no prompt, or sticky is set, the session is the key.
+func (p *Popularity) Read(s *Prompt, q *policy.Request, g Grain, seed kvindex.Seed, replicas int, sticky bool) {
+	s.Tokens = q.PromptTokens
+	if !q.Prompt.Empty() {
+		s.Cut(q.Prompt, q.PromptTokens, g, seed)
+		p.Find(s, replicas)
+		s.Key = s.Hashes[s.First]
+		s.Second = s.Half > s.First && s.Hashes[s.Half]&1 == 1
+	}
+	if q.Session != "" && (sticky || q.Prompt.Empty()) {
+		s.Key, s.Second = SessionKey(q.Session), false
+	}
+}
+
+// Find finds First and Half of a prompt, which has at least one block. The prompt itself
+// is one of the requests, and is not counted.
+func (p *Popularity) Find(s *Prompt, replicas int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.now.requests + p.before.requests
+	s.replicas = max(replicas, 1)
+	s.First, s.Half = p.look(s, false)
 }
 
-// Find returns the place of the first block of a prompt, which has at least one, that
-// is in at most 1/replicas of the requests lately seen or in at most Few of them, and in a new
-// client lies beyond what it shares with other conversations; and the place of the first that
-// is in at most half as many, once these are enough to be sure, which lies deeper where the
-// first has more than one replica should bear beside its other prompts. The last block if
-// there is none. The prompt itself is one of those requests, and is not counted.
-func (p *Popularity) Find(blocks []uint64, replicas int) (key, half int) {
+// Sent counts a prompt as an attempt is routed.
+func (p *Popularity) Sent(s *Prompt) {
+	if s.counted || len(s.Hashes) == 0 {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.look(blocks, replicas, nil)
-}
-
-// see is Find for a prompt that is sent: it is counted.
-func (p *Popularity) see(blocks []uint64, replicas int, s *steps) (key, half int) {
 	if p.now.requests == window {
 		p.now, p.before = p.before, p.now
 		*p.now = generation{number: p.before.number + 1}
 	}
-	s.generation = p.now.number
-	return p.look(blocks, replicas, s)
+	s.counted, s.generation, s.cells = true, p.now.number, s.fewCells[:0]
+	p.look(s, true)
+	p.now.requests++
 }
 
-// look is Find, and counts where it gets steps.
-func (p *Popularity) look(blocks []uint64, replicas int, s *steps) (key, half int) {
+// Ended ends the attempt that counted. If it was not sent, what it counted is taken back.
+func (p *Popularity) Ended(s *Prompt, sent bool) {
+	if !sent && s.cells != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, g := range [...]*generation{p.now, p.before} {
+			if g.number == s.generation { // else forgotten meanwhile
+				for _, c := range s.cells {
+					g.rows[c/cells][c%cells]--
+				}
+				g.requests--
+				p.firsts = p.firsts.without(s.Hashes)
+			}
+		}
+		s.counted = false
+	}
+	s.cells = nil
+}
+
+// look is Find, and counts the blocks that it looks at where it is asked to.
+func (p *Popularity) look(s *Prompt, count bool) (first, half int) {
 	requests := p.now.requests + 1 + p.before.requests
-	replicas = max(replicas, 1)
-	most := max(Few, requests/replicas)
-	fewer := min(most, max(leastSure, sure/replicas, requests/(2*replicas)))
-	if s != nil {
-		p.now.requests++
+	most := max(Few, requests/s.replicas)
+	fewer := min(most, max(leastSure, sure/s.replicas, requests/(2*s.replicas)))
+	all := p.thorough >= len(s.Hashes)
+	if all && count {
+		s.cells = slices.Grow(s.cells, 2*len(s.Hashes))
 	}
-	if p.before.requests > 0 || p.now.counted+len(blocks) > thorough {
-		if s != nil {
-			p.firsts = nil
-		}
-		return p.search(blocks, most, fewer, s)
+	first, half = p.search(s, most, fewer, all, count)
+	others := 0
+	if all {
+		others = enough(requests, s.replicas)
+		first = max(first, min(p.firsts.common(s.Hashes, others), len(s.Hashes)-1))
 	}
-	if s != nil {
-		s.cells = slices.Grow(s.cells, 2*len(blocks))
+	if !count {
+		return first, max(first, half)
 	}
-	key, half = p.scan(blocks, most, fewer, s)
-	others := enough(requests, replicas)
+	if p.thorough -= len(s.Hashes); !all {
+		p.thorough = 0
+	}
 	if others > 0 {
-		key = max(key, min(p.firsts.common(blocks, others), len(blocks)-1))
+		p.firsts = append(p.firsts, slices.Clone(s.Hashes))
+	} else {
+		p.firsts = nil
 	}
-	if s != nil {
-		s.all = true
-		p.now.counted += len(blocks)
-		if others > 0 {
-			p.firsts = append(p.firsts, slices.Clone(blocks))
-		} else {
-			p.firsts = nil
-		}
-	}
-	return key, max(key, half)
-}
-
-// scan looks at every block, and returns the first that is in at most so many
-// requests, and in at most half as many.
-func (p *Popularity) scan(blocks []uint64, most, half int, s *steps) (int, int) {
-	first, second := 0, 0
-	for i, b := range blocks {
-		n := p.count(b, s)
-		if n > most && first == i {
-			first++
-		}
-		if n > half && second == i {
-			second++
-		}
-	}
-	last := len(blocks) - 1
-	return min(first, last), min(second, last)
-}
-
-// search returns the same, and counts only the blocks it looks at: those around what it
-// returns, and around the first that is in at most Few. All of a level are counted, also
-// those behind the boundary.
-func (p *Popularity) search(blocks []uint64, most, half int, s *steps) (int, int) {
-	bs := [...]boundary{{most: most}, {most: half}, {most: Few}}
-	end := 1
-	for ; end <= len(blocks); end *= 2 {
-		n := p.count(blocks[end-1], s)
-		for i := range bs {
-			bs[i].open(end, n)
-		}
-	}
-	for i := range bs {
-		bs[i].shut(end)
-	}
-	for left := bs[:]; len(left) > 0; {
-		n := 1 // how many are searched in the same range: they lie one behind the other
-		for n < len(left) && left[n].lo == left[0].lo && left[n].size == left[0].size {
-			n++
-		}
-		if left[0].size > 1 {
-			p.narrow(blocks, left[:n], s)
-		} else {
-			left = left[n:]
-		}
-	}
-	last := len(blocks) - 1
-	return min(bs[0].lo, last), min(bs[1].lo, last)
+	return first, max(first, half)
 }
 
 // A boundary is searched between blocks: a prefix of lo of them is in more than most
-// requests; one of lo+size is not, or is beyond the prompt. size is 0 until one is
-// found that is not.
+// requests; one of lo+size is not, or is beyond the prompt.
 type boundary struct{ most, lo, size int }
 
-// open takes the next prefix of the first level, which is in n requests.
-func (b *boundary) open(end, n int) {
-	switch {
-	case b.size > 0:
-	case n > b.most:
-		b.lo = end
-	default:
-		b.size = end - b.lo
+// search returns the first block that is in at most so many requests, and in at most
+// half as many. It looks at all blocks, or at those around what it returns and around
+// the first that is in at most Few: all of a level, also those behind the boundary.
+func (p *Popularity) search(s *Prompt, most, half int, all, count bool) (int, int) {
+	bs := [...]boundary{{most: most}, {most: half}, {most: Few}}
+	p.level(s, bs[:], len(s.Hashes)+1, count, func(end int) int {
+		if all {
+			return end + 1
+		}
+		return max(1, 2*end)
+	})
+	for i := range bs {
+		if bs[i].size = 1; !all {
+			bs[i].size = max(1, bs[i].lo)
+		}
 	}
+	for left := bs[:]; len(left) > 0; {
+		b := left[0]
+		n := 1 // how many are searched in the same range: they lie one behind the other
+		for n < len(left) && left[n].lo == b.lo && left[n].size == b.size {
+			n++
+		}
+		if b.size == 1 {
+			left = left[n:]
+			continue
+		}
+		step := max(1, b.size/fanout)
+		p.level(s, left[:n], b.lo+b.size, count, func(end int) int { return end + step })
+		for i := range left[:n] {
+			left[i].size = step
+		}
+	}
+	last := len(s.Hashes) - 1
+	return min(bs[0].lo, last), min(bs[1].lo, last)
 }
 
-// shut ends the first level: the next prefix would be beyond the prompt.
-func (b *boundary) shut(end int) {
-	if b.size == 0 {
-		b.size = end - b.lo
-	}
-}
-
-// narrow counts the parts of a range in which one boundary or two are searched.
-func (p *Popularity) narrow(blocks []uint64, bs []boundary, s *steps) {
-	lo, size := bs[0].lo, bs[0].size
-	step := max(1, size/fanout)
-	for end := lo + step; end < lo+size && end <= len(blocks); end += step {
-		n := p.count(blocks[end-1], s)
+// level looks at the prefixes that end before to, each the next of the one before, from
+// where the boundaries are.
+func (p *Popularity) level(s *Prompt, bs []boundary, to int, count bool, next func(end int) int) {
+	before := bs[0].lo
+	for end := next(before); end < min(to, len(s.Hashes)+1); end = next(end) {
+		n := p.count(s, s.Hashes[end-1], count)
 		for i := range bs {
-			if n > bs[i].most && bs[i].lo == end-step {
+			if n > bs[i].most && bs[i].lo == before {
 				bs[i].lo = end
 			}
 		}
-	}
-	for i := range bs {
-		bs[i].size = step
+		before = end
 	}
 }
 
-// count returns in how many requests a hash is, this one included, and counts it where
-// it gets steps.
-func (p *Popularity) count(hash uint64, s *steps) int {
+// count returns in how many requests a block is, this one included, and counts it where
+// it is asked to.
+func (p *Popularity) count(s *Prompt, hash uint64, count bool) int {
 	cell := [2]uint64{hash % cells, hash >> 32 % cells}
 	n := &p.now.rows
 	least := min(n[0][cell[0]], n[1][cell[1]])
-	if s != nil {
+	if count {
 		for row, at := range cell {
 			if n[row][at] == least {
 				n[row][at]++
@@ -233,9 +251,6 @@ func (p *Popularity) count(hash uint64, s *steps) int {
 	}
 	return int(least) + 1 + int(min(p.before.rows[0][cell[0]], p.before.rows[1][cell[1]]))
 }
-
-// fresh is how many first prompts are kept, at most.
-const fresh = 64
 
 // enough is how many other conversations with the same prefix show a client that has seen
 // so many requests that the prefix is more than one replica should bear; 0 = they are
@@ -261,100 +276,22 @@ func enough(requests, replicas int) int {
 type firsts [][]uint64
 
 // common returns how many leading blocks a prompt has in common with at least so many
-// others that went on differently.
+// others that went on differently; 0 for 0 others.
 func (f firsts) common(blocks []uint64, others int) int {
-	var few [fresh]int
-	common := few[:0]
+	var most [3]int // of 1 other and of 2
 	for _, o := range f {
 		full := min(len(o), len(blocks)) - 1 // the last follows the full ones: another turn has another
 		if n := sort.Search(full, func(i int) bool { return o[i] != blocks[i] }); n < full {
-			common = append(common, n)
+			most[1], most[2] = max(most[1], n), max(most[2], min(most[1], n))
 		}
 	}
-	if len(common) < others {
-		return 0
-	}
-	slices.Sort(common)
-	return common[len(common)-others]
+	return most[others]
 }
 
-// without returns the prompts without the latest that is this one.
+// without returns the prompts without one that is this.
 func (f firsts) without(blocks []uint64) firsts {
-	for i, o := range slices.Backward(f) {
-		if slices.Equal(o, blocks) {
-			return slices.Delete(f, i, i+1)
-		}
+	if i := slices.IndexFunc(f, func(o []uint64) bool { return slices.Equal(o, blocks) }); i >= 0 {
+		return slices.Delete(f, i, i+1)
 	}
 	return f
-}
-
-// steps are what counting one prompt changed, so that it can be taken back exactly.
-type steps struct {
-	generation uint64
-	cells      []uint32 // row · cells + place
-	all        bool     // every block was counted
-}
-
-// allSteps keeps the memory of steps, which is needed from Sent to Ended only.
-var allSteps = sync.Pool{New: func() any { return new(steps) }}
-
-// unsee takes back what a prompt added.
-func (p *Popularity) unsee(blocks []uint64, s *steps) {
-	g := p.now
-	if g.number != s.generation {
-		g = p.before
-	}
-	if g.number != s.generation {
-		return // forgotten meanwhile
-	}
-	for _, c := range s.cells {
-		g.rows[c/cells][c%cells]--
-	}
-	g.requests--
-	if s.all {
-		g.counted -= len(blocks)
-		p.firsts = p.firsts.without(blocks)
-	}
-}
-
-// Counted is a prompt that counts once, however many attempts its request makes, and not at
-// all if none is sent. The zero value is ready. It belongs to one goroutine at a time.
-type Counted struct {
-	blocks   []uint64
-	replicas int
-	steps    *steps // of the attempt that counted; nil once it has ended
-	counted  bool
-}
-
-// Find is [Popularity.Find] for the prompt, which has at least one block.
-func (c *Counted) Find(p *Popularity, blocks []uint64, replicas int) (key, half int) {
-	c.blocks, c.replicas = blocks, replicas
-	return p.Find(blocks, replicas)
-}
-
-// Sent counts the prompt as an attempt is routed.
-func (c *Counted) Sent(p *Popularity) {
-	if c.counted || len(c.blocks) == 0 {
-		return
-	}
-	c.counted, c.steps = true, allSteps.Get().(*steps)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.see(c.blocks, c.replicas, c.steps)
-}
-
-// Ended ends the attempt.
-func (c *Counted) Ended(p *Popularity, sent bool) {
-	if c.steps == nil {
-		return
-	}
-	if !sent {
-		p.mu.Lock()
-		p.unsee(c.blocks, c.steps)
-		p.mu.Unlock()
-		c.counted = false
-	}
-	c.steps.cells, c.steps.all = c.steps.cells[:0], false
-	allSteps.Put(c.steps)
-	c.steps = nil
 }

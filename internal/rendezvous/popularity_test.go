@@ -135,10 +135,16 @@ func BenchmarkPopularity(b *testing.B) {
 
 // see counts a prompt that is sent, and returns what Find did before.
 func see(p *Popularity, blocks []uint64, replicas int) (key, half int) {
-	var c Counted
-	key, half = c.Find(p, blocks, replicas)
-	c.Sent(p)
-	return key, half
+	s := &Prompt{Blocks: Blocks{Hashes: blocks}}
+	p.Find(s, replicas)
+	p.Sent(s)
+	return s.First, s.Half
+}
+
+func find(p *Popularity, blocks []uint64, replicas int) (key, half int) {
+	s := &Prompt{Blocks: Blocks{Hashes: blocks}}
+	p.Find(s, replicas)
+	return s.First, s.Half
 }
 
 func key(p *Popularity, blocks []uint64) int {

@@ -13,10 +13,7 @@ import (
 func (p *kvAware) choose(q *policy.Request, v policy.View) policy.Decision {
 	d, o := p.pick(q, v)
 	if o != nil {
-		s := q.Prepared.(*prepared)
-		p.unrouted.routed(s.number) // the pick before, if it was not routed
-		s.number = p.unrouted.pick()
-		p.recent.add(s, o.replica, o.rank, s.number)
+		p.recent.add(q.Prepared.(*prepared), o.replica, o.rank)
 	}
 	return d
 }
@@ -36,7 +33,7 @@ func (p *kvAware) pick(q *policy.Request, v policy.View) (policy.Decision, *opti
 		}
 		return policy.Wait(), nil
 	}
-	c := choice{kvAware: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.unrouted.picks > s.since}
+	c := choice{kvAware: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.recent.made.Load() > s.since}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
@@ -64,47 +61,36 @@ type choice struct {
 type option struct {
 	candidate
 	replica *policy.Replica
-	cost    float64
+	cost    float64 // set by best
 }
 
 // list lists the options of the pool: all of a small fleet, else the candidates and
 // some drawn at random, among which the least loaded is about as good as any.
 func (c *choice) list() {
 	c.options = c.options[:0]
-	for _, candidate := range c.candidates {
-		if r := c.Take(candidate.at); r != nil {
-			c.add(candidate, r)
+	for _, k := range c.candidates {
+		if r := c.Take(k.at); r != nil {
+			c.add(k, r)
 		}
 	}
 	if !c.Stale && c.fleet.Units() <= many {
 		return
 	}
-	c.choosing.SetKey(c.key)
-	n, from := len(c.Pool.Replicas), 0
+	c.choosing.SetKey(c.Key)
+	listed, n, from := c.options, len(c.Pool.Replicas), 0
 	if n > many {
 		from = c.View.IntN(n)
 	}
-	drawn := c.draw(c.Pool.Replicas[from:min(from+many, n)])
-	drawn += c.draw(c.Pool.Replicas[:max(0, min(from+many-n, from))])
-	if drawn == 0 && len(c.options) == 0 {
-		c.draw(c.Pool.Replicas)
-	}
-}
-
-// draw adds those that are available and no options yet, with nothing cached, and
-// returns how many were available.
-func (c *choice) draw(replicas []*policy.Replica) (available int) {
-	listed := c.options
-	for _, r := range replicas {
+	for i, drawn := 0, 0; i < n && drawn < many; i++ {
+		r := c.Pool.Replicas[(from+i)%n]
 		if !c.Pool.Takes(r) {
 			continue
 		}
-		available++
-		if !has(listed, r) {
-			c.add(c.unknown(r), r)
+		drawn++
+		if !has(listed, r) { // with nothing cached
+			c.add(candidate{score: c.choosing.Score(r.ID), at: int32(r.Index())}, r)
 		}
 	}
-	return available
 }
 
 // warmest keeps of an idle fleet the options that save the most, where that is worth a
@@ -113,7 +99,7 @@ func (c *choice) draw(replicas []*policy.Replica) (available int) {
 // finds its own fleet idle now and then, and they would all go to the first holders of a
 // system prompt.
 func (c *choice) warmest() {
-	most, shared := 0.0, c.CoveredTokens(c.common)
+	most, shared := 0.0, c.CoveredTokens(c.First)
 	for i := range c.options {
 		o := &c.options[i]
 		if ongoing, _ := o.replica.PeerLoad(); ongoing > 0 || o.replica.Ongoing() > 0 {
@@ -129,11 +115,6 @@ func (c *choice) warmest() {
 	c.options = slices.DeleteFunc(c.options, func(o option) bool { return o.credit <= most-warm })
 }
 
-// unknown returns a replica as one that holds nothing of the prompt. choosing has the key.
-func (c *choice) unknown(r *policy.Replica) candidate {
-	return candidate{score: c.choosing.Score(r.ID), at: int32(r.Index())}
-}
-
 func has(options []option, r *policy.Replica) bool {
 	for i := range options {
 		if options[i].replica == r {
@@ -147,15 +128,15 @@ func (c *choice) add(k candidate, r *policy.Replica) {
 	if c.burst {
 		if n := c.recent.held(c.prepared, r, k.rank); n > int(k.tokens) {
 			k.tokens = int32(n)
-			k.credit = max(k.credit, gpuCredit*float64(n))
+			k.credit = max(k.credit, float64(n))
 		}
 	}
-	c.options = append(c.options, option{k, r, c.cost(k, r)})
+	c.options = append(c.options, option{candidate: k, replica: r})
 }
 
 // cost is what the request would cost on a replica: tokens to compute before its
 // answer begins, its own weighing more, and the work under way beside it.
-func (c *choice) cost(k candidate, r *policy.Replica) float64 {
+func (c *choice) cost(k *candidate, r *policy.Replica) float64 {
 	rate := r.Rate()
 	ongoing, others := r.PeerLoad()
 	queued := float64(int64(r.QueuedTokens())+others) / rate
@@ -167,13 +148,15 @@ func (c *choice) cost(k candidate, r *policy.Replica) float64 {
 			decode *= (share*float64(r.Ongoing()) + float64(ongoing)/float64(k.ranks)) / float64(active)
 		}
 	}
-	own := (float64(c.Tokens) - max(k.credit, c.sharedCredit())) / rate
+	// What more than 1/N of the requests share is worth as much where it is not cached yet,
+	// since it is more than one replica should bear.
+	own := (float64(c.Tokens) - max(k.credit, float64(c.CoveredTokens(c.First)))) / rate
 	return uncachedWeight*own + queued + decode
 }
 
 // share returns which part of this client's work on a replica is on a rank of it. Peer
 // load is taken to be spread evenly.
-func (c *choice) share(k candidate) float64 {
+func (c *choice) share(k *candidate) float64 {
 	m := c.fleet.Members[k.at]
 	var all int64
 	for rank := range int(k.ranks) {
@@ -189,7 +172,9 @@ func (c *choice) share(k candidate) float64 {
 func (c *choice) best() (*option, policy.Reason) {
 	least := math.Inf(1)
 	for i := range c.options {
-		least = min(least, c.options[i].cost)
+		o := &c.options[i]
+		o.cost = c.cost(&o.candidate, o.replica)
+		least = min(least, o.cost)
 	}
 	var best *option
 	equal := 0

@@ -21,12 +21,10 @@ const (
 	uncachedWeight = 3
 	// peerSlack times the mean peer load is the least width of a near tie.
 	peerSlack = 0.75
-	// gpuCredit is how much of a token cached on the GPU need not be computed.
-	gpuCredit = 1
 )
 
 // credits are how much of a cached token on each tier need not be computed.
-var credits = [policy.Tiers]float64{gpuCredit, 0.75, 0.25}
+var credits = [policy.Tiers]float64{1, 0.75, 0.25}
 
 // Config is the policy's config. Its zero value is the default config.
 type Config struct {

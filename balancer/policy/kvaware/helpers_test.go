@@ -65,5 +65,5 @@ func busy(t testing.TB, r *router.Router, id string, tokens int) *router.Reserva
 func places(t testing.TB, r *router.Router, q *policy.Request) []string {
 	t.Helper()
 	r.Prepare(t.Context(), q)
-	return routertest.Order(q.Prepared.(*prepared).key, r.View().Replicas())
+	return routertest.Order(q.Prepared.(*prepared).Key, r.View().Replicas())
 }

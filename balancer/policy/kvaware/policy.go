@@ -15,10 +15,9 @@ type kvAware struct {
 	caches     *cacheview.Index
 	popularity *rendezvous.Popularity
 	scratch    sync.Pool // of *scratch
-	unrouted   unrouted
+	recent     recent
 
 	// What follows belongs to Choose, and so to the Router's lock.
-	recent   recent
 	choosing rendezvous.Scorer
 	options  []option
 }
@@ -73,12 +72,14 @@ func build(c Config) (*kvAware, error) {
 func (p *kvAware) prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
-		if s = p.read(q, v); s == nil {
+		if q.Prompt.Empty() && q.Session == "" {
 			return nil
 		}
+		s = new(prepared)
+		p.popularity.Read(&s.Prompt, q, p.caches.Grain(q.Model), p.caches.Seed(q), len(v.Replicas()), p.config.StickySessions)
 		q.Prepared = s
 	}
-	s.since = p.unrouted.before.Load() // before the index is searched
+	s.since = p.recent.indexed() // before the index is searched
 	p.find(s, p.caches.Fleet(v))
 	return nil
 }
@@ -89,37 +90,31 @@ func (p *kvAware) routed(q *policy.Request, d policy.Decision) {
 	if s == nil {
 		return
 	}
-	s.Sent(p.popularity)
+	p.popularity.Sent(&s.Prompt)
 	s.predicted.End() // of an attempt before, whose end did not come
 	p.caches.Routed(&s.predicted, p.caches.Member(d.Replica), max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
 		Work:  policy.RequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
 		Alone: d.Replica.Ongoing() <= 1,
 	})
-	p.unrouted.routed(s.number)
+	p.recent.routed(s)
 }
 
-func (p *kvAware) withdrawn(q *policy.Request, d policy.Decision) {
+func (p *kvAware) withdrawn(q *policy.Request, _ policy.Decision) {
 	if s, _ := q.Prepared.(*prepared); s != nil {
-		p.forget(s, d)
+		p.recent.remove(s)
 	}
 }
 
-// forget takes back the last pick of a request.
-func (p *kvAware) forget(s *prepared, d policy.Decision) {
-	p.recent.remove(s, d.Replica, int32(max(d.Rank(), 0)), s.number)
-	p.unrouted.routed(s.number)
-}
-
-func (p *kvAware) completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
+func (p *kvAware) completed(q *policy.Request, _ policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
 	}
-	s.Ended(p.popularity, o.Sent)
+	p.popularity.Ended(&s.Prompt, o.Sent)
 	if !o.Prefilled() {
 		p.caches.TakeBack(&s.predicted)
-		p.forget(s, d)
+		p.recent.remove(s)
 		return
 	}
 	s.predicted.End()

@@ -21,19 +21,13 @@ const (
 // prepared is what Prepare leaves with a request. What is read from the prompt stays
 // for all attempts; what is found for it is found again for another fleet.
 type prepared struct {
-	// Read from the prompt, once.
-	rendezvous.Blocks
-	key     uint64 // of the rendezvous order
-	common  int    // blocks before the distinguishing one
-	session bool   // the key is the session's
-
-	rendezvous.Counted
+	rendezvous.Prompt
 	predicted cacheview.Prediction // of the attempt under way
+	picked
 
 	// Found for a fleet.
 	fleet      *cacheview.Fleet
 	since      uint64 // picks in the index when it was searched
-	number     uint64 // of the last pick made of it
 	candidates []candidate
 	few        [short]candidate
 }
@@ -55,65 +49,45 @@ type scratch struct {
 	scores []uint64
 }
 
-// read hashes the prompt and finds the key. It returns nil where there is none.
-func (p *kvAware) read(q *policy.Request, v policy.View) *prepared {
-	if q.Prompt.Empty() && q.Session == "" {
-		return nil
-	}
-	s := new(prepared)
-	s.Tokens = q.PromptTokens
-	if !q.Prompt.Empty() {
-		s.Cut(q.Prompt, q.PromptTokens, p.caches.Grain(q.Model), p.caches.Seed(q), true)
-		s.common, _ = s.Find(p.popularity, s.Hashes, len(v.Replicas()))
-		s.key = s.Hashes[s.common]
-	}
-	if q.Session != "" && (p.config.StickySessions || q.Prompt.Empty()) {
-		s.key, s.session = rendezvous.SessionKey(q.Session), true
-	}
-	return s
-}
-
 // find searches the index and lists the candidates.
 func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
 	found := p.scratch.Get().(*scratch)
 	defer p.scratch.Put(found)
 	s.fleet, s.candidates = f, s.few[:0]
 	p.caches.Match(f, &s.Blocks, &found.Found)
-	found.SetKey(s.key)
-	if f.Units() <= many {
-		if f.Units() > short {
-			s.candidates = make([]candidate, 0, f.Units())
-		}
-		for at, r := range f.Replicas {
-			s.add(found, at, found.Score(r.ID))
-		}
-		return
-	}
+	found.SetKey(s.Key)
 	found.scores = found.scores[:0]
 	for _, r := range f.Replicas {
 		found.scores = append(found.scores, found.Score(r.ID))
 	}
+	if f.Units() <= many {
+		if f.Units() > short {
+			s.candidates = make([]candidate, 0, f.Units())
+		}
+		for at := range f.Replicas {
+			s.add(found, at)
+		}
+		return
+	}
 	s.candidates = make([]candidate, 0, maxHolders+rendezvous.Head)
 	top, n := rendezvous.First(f.Replicas, found.scores)
 	for _, place := range top[:n] {
-		s.add(found, int(place.At), found.scores[place.At])
+		s.add(found, int(place.At))
 	}
 	for _, h := range found.Holders[:min(len(found.Holders), maxHolders)] {
-		at := f.PlaceOf(int(h.At))
-		if !s.has(at) {
-			s.add(found, at, found.scores[at])
+		if at := f.PlaceOf(int(h.At)); !s.has(at) {
+			s.add(found, at)
 		}
 	}
 }
 
 // add lists the units of the replica at a place. Its ranks come in the order of the
 // key, for those that cost the same.
-func (s *prepared) add(found *scratch, at int, score uint64) {
-	first := s.fleet.Unit(at, 0)
-	ranks := s.fleet.Ranks(at)
+func (s *prepared) add(found *scratch, at int) {
+	first, ranks := s.fleet.Unit(at, 0), s.fleet.Ranks(at)
 	for i := range ranks {
-		rank := int((s.key + uint64(i)) % uint64(ranks))
-		c := candidate{score: score, at: int32(at), rank: int32(rank), ranks: int32(ranks)}
+		rank := int((s.Key + uint64(i)) % uint64(ranks))
+		c := candidate{score: found.scores[at], at: int32(at), rank: int32(rank), ranks: int32(ranks)}
 		c.credit, c.tokens = credit(s, found, first+rank)
 		s.candidates = append(s.candidates, c)
 	}
@@ -138,11 +112,4 @@ func credit(s *prepared, found *scratch, unit int) (saved float64, tokens int32)
 		before = n
 	}
 	return saved, int32(before)
-}
-
-// sharedCredit returns what the part of the prompt is worth that more than 1/N of the
-// requests share: as much where it is not cached yet, since it is more than one replica
-// should bear.
-func (s *prepared) sharedCredit() float64 {
-	return gpuCredit * float64(s.CoveredTokens(s.common))
 }

@@ -3,6 +3,7 @@ package kvaware
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/rendezvous"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/routertest"
 )
@@ -100,13 +102,42 @@ func TestSiblingsOfABurst(t *testing.T) {
 	}
 }
 
-func TestMarks(t *testing.T) {
-	for n, want := range map[int][]int{1: {1}, 5: {4, 5}, 24: {16, 18, 20, 22, 24}, 379: {256, 288, 320, 352}} {
-		var got []int
-		for i := 0; i < marks && mark(n, i) <= n; i++ {
-			got = append(got, mark(n, i))
+// A pick that is routed or withdrawn is no longer waited for, in whatever order, and one that
+// is taken back leaves nothing.
+func TestRecentPicks(t *testing.T) {
+	var picks recent
+	rep := new(policy.Replica)
+	request := func(since uint64, hashes ...uint64) *prepared {
+		s := &prepared{since: since}
+		s.Blocks = rendezvous.Blocks{Hashes: hashes, Size: 16, Length: 16 * len(hashes), Unit: 1, Tokens: 16 * len(hashes)}
+		return s
+	}
+	var made []*prepared
+	for i := range 40 {
+		made = append(made, request(0, 1, 2, 3))
+		picks.add(made[i], rep, 0)
+		assert.Zero(t, picks.indexed(), "after %d", i+1)
+	}
+	assert.Equal(t, 48, picks.held(request(0, 1, 2, 3), rep, 0))
+	assert.Equal(t, 32, picks.held(request(0, 1, 2, 4), rep, 0))
+	assert.Zero(t, picks.held(request(0, 9), rep, 0))
+	assert.Zero(t, picks.held(request(0, 1, 2, 3), rep, 1), "another rank")
+	assert.Zero(t, picks.held(request(40, 1, 2, 3), rep, 0), "no pick since")
+	for i, s := range made {
+		if i%3 == 0 {
+			picks.remove(s)
 		}
-		assert.Equal(t, want, got)
+		picks.routed(s)
+		picks.routed(s)
+	}
+	assert.EqualValues(t, 40, picks.indexed())
+	picks.remove(made[39])
+	assert.Zero(t, picks.held(request(38, 1, 2, 3), rep, 0))
+}
+
+func TestMarks(t *testing.T) {
+	for n, want := range map[int][]int{0: nil, 1: {1}, 5: {5, 4}, 24: {24, 22, 20, 18, 16}, 379: {379, 352, 320, 288, 256}} {
+		assert.Equal(t, want, slices.Collect(marks(n)))
 	}
 }
 

@@ -61,7 +61,6 @@ func BenchmarkPrepare(b *testing.B) {
 				if err := p.prepare(context.Background(), &q, v); err != nil {
 					b.Fatal(err)
 				}
-				p.release(q.Prepared.(*prepared))
 			}
 		})
 	}
@@ -78,7 +77,7 @@ func BenchmarkChoose(b *testing.B) {
 				q := ask(tokens(1, 1024))
 				r.Prepare(context.Background(), q)
 				if spill {
-					for _, id := range order(q.Prepared.(*prepared).key, r.View().Replicas())[:n/2] {
+					for _, id := range order(q.Prepared.(*prepared).Key, r.View().Replicas())[:n/2] {
 						policytest.Pick(b, r, &policy.Request{Pin: id, PromptTokens: 100_000})
 					}
 				}

@@ -1,17 +1,15 @@
 package prefixaffinity
 
 import (
+	"math"
+
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// preview is choose, and the next search for the least load begins where it would have.
-func (p *affinity) preview(q *policy.Request, v policy.View) policy.Decision {
-	sampled := p.sampled
-	defer func() { p.sampled = sampled }()
-	return p.choose(q, v)
-}
+// sample is among how many replicas of a larger pool the least loaded is looked for.
+const sample = 64
 
 func (p *affinity) choose(q *policy.Request, v policy.View) policy.Decision {
 	s, _ := q.Prepared.(*prepared)
@@ -32,8 +30,8 @@ func (p *affinity) choose(q *policy.Request, v policy.View) policy.Decision {
 		if p.config.ImbalancedThreshold > 0 && c.imbalance() > p.config.ImbalancedThreshold {
 			return leastOfTwo(q, v, policy.ReasonLeastOfTwo)
 		}
-		if d := c.choose(); d.Replica != nil {
-			return d
+		if r, why := c.choose(); r != nil {
+			return c.to(r, why)
 		}
 	}
 }
@@ -54,68 +52,73 @@ type choice struct {
 	least float64 // load of the least loaded of the pool; negative = not looked for yet
 }
 
-// choose returns a decision without replica where none of the pool is available.
-func (c *choice) choose() policy.Decision {
+// choose returns no replica where none of the pool is available.
+func (c *choice) choose() (*policy.Replica, policy.Reason) {
 	if c.p.ray {
 		return c.smallest()
 	}
 	shared := c.CoveredTokens(c.shared)
 	for _, h := range c.holders {
 		if r := c.Take(h.At); r != nil && c.within(r, c.CoveredTokens(int(h.Depth))-shared) {
-			return c.to(r, policy.ReasonPrefixMatch, c.placeOf(r))
+			return r, policy.ReasonPrefixMatch
 		}
 	}
-	if c.p.config.OnMiss == OnMissRendezvous {
-		if !c.Stale {
-			for i := range c.ntop {
-				expected := 0
-				if i == 0 {
-					expected = int(c.p.reuse.Share() * float64(c.Tokens-shared))
-				}
-				if r := c.Take(c.top[i].At); r != nil && c.within(r, expected) {
-					return c.to(r, reasonAt(i), i)
-				}
+	if c.p.config.OnMiss == OnMissLeastLoaded {
+		return c.leastLoaded(), policy.ReasonLeastLoaded
+	}
+	if !c.Stale {
+		expected := int(c.p.reuse.Share() * float64(c.Tokens-shared))
+		for _, p := range c.top[:c.ntop] {
+			if r := c.Take(p.At); r != nil && c.within(r, expected) {
+				return r, policy.ReasonRendezvous
 			}
-		}
-		if c.Stale || c.ntop < len(c.fleet.Replicas) {
-			if r := c.search(); r != nil {
-				i := c.placeOf(r)
-				return c.to(r, reasonAt(i), i)
-			}
+			expected = 0
 		}
 	}
-	if r := c.leastLoaded(); r != nil {
-		return c.to(r, policy.ReasonLeastLoaded, c.placeOf(r))
-	}
-	return policy.Decision{}
+	return c.search(), policy.ReasonRendezvous
 }
 
-func (c *choice) to(r *policy.Replica, why policy.Reason, place int) policy.Decision {
-	d := policy.To(r, why)
-	d.Place = place
-	d.MatchedTokens = c.CoveredTokens(c.depth(r))
-	return d
+// within reports whether a replica that is expected to have so many of the prompt's
+// tokens cached is within the load bound.
+func (c *choice) within(r *policy.Replica, expected int) bool {
+	over := c.View.Load(r) - c.slack - reuseWeight*float64(max(expected, 0))
+	return over <= 0 || over <= c.leastLoad()
 }
 
-func reasonAt(place int) policy.Reason {
-	if place == 0 {
-		return policy.ReasonRendezvous
+// leastLoad returns the load of the least loaded that is available in the pool, or in
+// a sample of it drawn at random. It is looked for once a pool, and not before it is needed.
+func (c *choice) leastLoad() float64 {
+	if c.least >= 0 {
+		return c.least
 	}
-	return policy.ReasonRendezvousSpill
+	c.least = math.Inf(1)
+	n, from := len(c.Pool.Replicas), 0
+	if n > sample {
+		from = c.View.IntN(n)
+	}
+	for i, left := 0, sample; i < n && left > 0; i++ {
+		if r := c.Pool.Replicas[(from+i)%n]; c.Pool.Takes(r) {
+			c.least = min(c.least, c.View.Load(r))
+			left--
+		}
+	}
+	return c.least
 }
 
 // search returns the first in the rendezvous order of the pool within the bound, in
-// one pass. It looks at scores first, which stand side by side.
+// one pass.
 func (c *choice) search() *policy.Replica {
-	c.p.choosing.SetKey(c.key)
+	c.p.choosing.SetKey(c.Key)
 	var best *policy.Replica
 	var high uint64
 	for _, r := range c.Pool.Replicas {
-		score := c.score(r)
-		if best != nil && !rendezvous.Before(score, r, high, best) || !c.within(r, 0) || !c.Pool.Takes(r) {
+		if !c.within(r, 0) {
 			continue
 		}
-		best, high = r, score
+		score := c.p.choosing.Score(r.ID)
+		if (best == nil || rendezvous.Before(score, r, high, best)) && c.Pool.Takes(r) {
+			best, high = r, score
+		}
 	}
 	return best
 }
@@ -123,7 +126,8 @@ func (c *choice) search() *policy.Replica {
 // leastLoaded returns the available replica of the pool with the least load, of
 // equals the first in the rendezvous order.
 func (c *choice) leastLoaded() *policy.Replica {
-	c.p.choosing.SetKey(c.key)
+	c.p.choosing.SetKey(c.Key)
+	score := c.p.choosing.Score
 	var best *policy.Replica
 	var least float64
 	for _, r := range c.Pool.Replicas {
@@ -131,78 +135,56 @@ func (c *choice) leastLoaded() *policy.Replica {
 			continue
 		}
 		load := c.View.Load(r)
-		if best == nil || load < least || load == least && rendezvous.Before(c.score(r), r, c.score(best), best) {
+		if best == nil || load < least || load == least && rendezvous.Before(score(r.ID), r, score(best.ID), best) {
 			best, least = r, load
 		}
 	}
 	return best
 }
 
-// score returns the score of a replica of the current View. choosing has the key.
-func (c *choice) score(r *policy.Replica) uint64 {
-	if c.found != nil && !c.Stale {
-		return c.found.scores[r.Index()]
-	}
-	return c.p.choosing.Score(r.ID)
-}
-
-// placeOf returns the replica's place in the rendezvous order of the whole fleet.
-func (c *choice) placeOf(r *policy.Replica) int {
-	if !c.Stale {
-		for i := range c.ntop {
-			if int(c.top[i].At) == r.Index() {
-				return i
-			}
-		}
-	}
-	c.p.choosing.SetKey(c.key)
-	n, score := 0, c.score(r)
-	if c.found != nil && !c.Stale {
-		for i, s := range c.found.scores {
-			if s >= score && rendezvous.Before(s, c.fleet.Replicas[i], score, r) {
-				n++
-			}
-		}
-		return n
-	}
-	for _, o := range c.View.Replicas() {
-		if rendezvous.Before(c.p.choosing.Score(o.ID), o, score, r) {
-			n++
-		}
-	}
-	return n
-}
-
-// depth returns how many leading blocks the replica holds, as predicted or reported.
-func (c *choice) depth(r *policy.Replica) int {
+// to returns the decision for a replica, with its place in the rendezvous order of the
+// whole fleet, and what it is known to hold.
+func (c *choice) to(r *policy.Replica, why policy.Reason) policy.Decision {
+	d := policy.To(r, why)
 	for _, h := range c.holders {
 		if c.fleet.Replicas[h.At].ID == r.ID {
-			return int(h.Depth)
+			d.MatchedTokens = c.CoveredTokens(int(h.Depth))
 		}
 	}
-	for _, p := range c.top[:c.ntop] {
+	for i, p := range c.top[:c.ntop] {
 		if c.fleet.Replicas[p.At].ID == r.ID {
-			return int(p.Depth)
+			d.MatchedTokens = c.CoveredTokens(int(p.Depth))
+			d.Place = i
 		}
 	}
-	if c.found != nil && !c.Stale {
-		return c.found.Any(r.Index())
+	if !c.p.ray && (d.Place < 0 || c.Stale) {
+		d.Place = c.placeOf(r)
 	}
-	return 0
+	if why == policy.ReasonRendezvous && d.Place > 0 {
+		d.Reason = policy.ReasonRendezvousSpill
+	}
+	return d
+}
+
+// placeOf returns the replica's place in the rendezvous order of the View.
+func (c *choice) placeOf(r *policy.Replica) (place int) {
+	c.p.choosing.SetKey(c.Key)
+	score := c.p.choosing.Score(r.ID)
+	for _, o := range c.View.Replicas() {
+		if rendezvous.Before(c.p.choosing.Score(o.ID), o, score, r) {
+			place++
+		}
+	}
+	return place
 }
 
 // imbalance returns by how much the ongoing requests of the pool differ.
 func (c *choice) imbalance() int {
-	least, most := -1, 0
+	least, most := math.MaxInt, 0
 	for _, r := range c.Pool.Replicas {
-		if !c.Pool.Takes(r) {
-			continue
+		if c.Pool.Takes(r) {
+			least, most = min(least, r.Ongoing()), max(most, r.Ongoing())
 		}
-		n := r.Ongoing()
-		if least < 0 || n < least {
-			least = n
-		}
-		most = max(most, n)
 	}
-	return most - max(least, 0)
+	return most - least
 }

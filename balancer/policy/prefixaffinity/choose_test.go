@@ -173,7 +173,7 @@ func TestSteps(t *testing.T) {
 			assert.Equal(t, tt.place, d.Place)
 			assert.Equal(t, tt.matched, d.MatchedTokens)
 			if s, ok := tt.request.Prepared.(*prepared); ok && tt.place >= 0 {
-				assert.Equal(t, order(s.key, r.View().Replicas())[tt.place], d.Replica.ID)
+				assert.Equal(t, order(s.Key, r.View().Replicas())[tt.place], d.Replica.ID)
 			}
 		})
 	}
@@ -203,7 +203,7 @@ func TestTiers(t *testing.T) {
 		q := ask(tokens(i, 300))
 		d := routertest.Choose(t, r, q)
 		require.Equal(t, "here", d.Replica.Zone)
-		for at, id := range order(q.Prepared.(*prepared).key, r.View().Replicas()) {
+		for at, id := range order(q.Prepared.(*prepared).Key, r.View().Replicas()) {
 			if rep := r.View().ByID(id); rep.Zone == "here" {
 				require.Equal(t, id, d.Replica.ID)
 				require.Equal(t, at, d.Place)
@@ -237,7 +237,7 @@ func TestAReplicaThatLeftIsNeverChosen(t *testing.T) {
 			d := r.Policy().Choose(q, r.View())
 			require.NotNil(t, d.Replica)
 			require.Same(t, r.View().ByID(d.Replica.ID), d.Replica)
-			require.Equal(t, order(q.Prepared.(*prepared).key, r.View().Replicas())[d.Place], d.Replica.ID)
+			require.Equal(t, order(q.Prepared.(*prepared).Key, r.View().Replicas())[d.Place], d.Replica.ID)
 			for i := range fleet {
 				if fleet[i].ID == d.Replica.ID {
 					fleet = append(fleet[:i:i], fleet[i+1:]...)

@@ -49,7 +49,7 @@ func askText(format string, args ...any) *policy.Request {
 // keyOf returns the key that a fresh client uses for a request.
 func keyOf(t testing.TB, q *policy.Request) uint64 {
 	t.Helper()
-	s := newPolicy(t, Config{}.WithDefaults()).read(q, newRouter(t, 4).View())
-	require.NotNil(t, s)
-	return s.key
+	s := new(prepared)
+	newPolicy(t, Config{}.WithDefaults()).read(s, q, 4)
+	return s.Key
 }

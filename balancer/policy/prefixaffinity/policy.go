@@ -20,7 +20,6 @@ type affinity struct {
 
 	// choosing belongs to Choose, and so to the Router's lock.
 	choosing rendezvous.Scorer
-	sampled  int // where the next search for the least load begins
 
 	reuse rendezvous.Reuse
 }
@@ -39,7 +38,7 @@ func (p *affinity) policy() policy.Policy {
 		Uses:    policy.UsesSession | policy.UsesPrompt | policy.UsesLoad,
 		Prepare: p.prepare,
 		Choose:  p.choose,
-		Preview: p.preview,
+		Preview: p.choose, // another sample
 		Observer: policy.Observer{
 			Routed:          p.routed,
 			Completed:       p.completed,
@@ -69,13 +68,15 @@ func build(c Config) (*affinity, error) {
 	}, nil
 }
 
-// prepare reads and counts the prompt the first time for a request, and searches the index.
+// prepare reads the prompt the first time for a request, and searches the index.
 func (p *affinity) prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
-		if s = p.read(q, v); s == nil {
+		if q.Prompt.Empty() && (q.Session == "" || p.ray) {
 			return nil
 		}
+		s = new(prepared)
+		p.read(s, q, len(v.Replicas()))
 		q.Prepared = s
 	}
 	p.find(s, p.caches.Fleet(v))
@@ -85,18 +86,14 @@ func (p *affinity) prepare(_ context.Context, q *policy.Request, v policy.View) 
 // routed notes that the replica will hold the prompt.
 func (p *affinity) routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
-	if s == nil {
-		return
-	}
-	p.release(s)
-	if len(s.Hashes) == 0 {
+	if s == nil || len(s.Hashes) == 0 {
 		return
 	}
 	m := p.caches.Member(d.Replica)
 	if p.ray {
 		p.countBytes(s, m)
 	} else {
-		s.Sent(p.popularity)
+		p.popularity.Sent(&s.Prompt)
 	}
 	s.predicted.End() // of an attempt before, whose end did not come
 	p.caches.Routed(&s.predicted, m, 0, cacheview.Route{
@@ -109,7 +106,7 @@ func (p *affinity) completed(q *policy.Request, d policy.Decision, o policy.Outc
 	if s == nil || len(s.Hashes) == 0 {
 		return
 	}
-	s.Ended(p.popularity, o.Sent)
+	p.popularity.Ended(&s.Prompt, o.Sent)
 	if !o.Prefilled() {
 		p.caches.TakeBack(&s.predicted)
 		if p.ray {
@@ -121,14 +118,6 @@ func (p *affinity) completed(q *policy.Request, d policy.Decision, o policy.Outc
 	if d.Reason == policy.ReasonRendezvous && o.Usage.CachedTokens >= 0 {
 		shared := s.CoveredTokens(s.shared)
 		p.reuse.Learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
-	}
-}
-
-// release gives back the memory of the search.
-func (p *affinity) release(s *prepared) {
-	if s.found != nil {
-		p.scratch.Put(s.found)
-		s.found = nil
 	}
 }
 

@@ -184,7 +184,7 @@ func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
 	}
 	q := hot()
 	r.Prepare(t.Context(), q)
-	for _, id := range order(q.Prepared.(*prepared).key, r.View().Replicas()) {
+	for _, id := range order(q.Prepared.(*prepared).Key, r.View().Replicas()) {
 		if holders[id] > 0 {
 			assert.Equal(t, id, home, "the first of those that hold it")
 			break

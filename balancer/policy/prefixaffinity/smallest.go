@@ -1,6 +1,9 @@
 package prefixaffinity
 
 import (
+	"cmp"
+	"math"
+
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 )
@@ -9,7 +12,7 @@ import (
 // are available, those with the longest match are preferred if it is long enough,
 // else those that were sent the fewest different bytes; of those preferred, the
 // first with the fewest ongoing requests is picked.
-func (c *choice) smallest() policy.Decision {
+func (c *choice) smallest() (*policy.Replica, policy.Reason) {
 	var best *policy.Replica
 	depth := int32(0)
 	for _, h := range c.holders {
@@ -17,33 +20,40 @@ func (c *choice) smallest() policy.Decision {
 			break
 		}
 		if r := c.Take(h.At); r != nil {
-			if depth = h.Depth; best == nil || r.Ongoing() < best.Ongoing() {
-				best = r
-			}
+			depth = h.Depth
+			best = fewer(r, best)
 		}
 	}
 	if best != nil && float64(c.Covered(int(depth))) >= c.p.rate*float64(c.Length) {
-		return c.to(best, policy.ReasonPrefixMatch, -1)
+		return best, policy.ReasonPrefixMatch
 	}
 	best = nil
-	var least int64
-	all := c.p.rate == 0 // every replica reaches it, without a match too
+	least := int64(math.MaxInt64)
 	for _, r := range c.Pool.Replicas {
 		if !c.Pool.Takes(r) {
 			continue
 		}
 		sent := int64(0)
-		if !all {
+		if c.p.rate > 0 { // else every replica reaches it, without a match too
 			sent = c.p.caches.Member(r).SentBytes.Load()
 		}
-		if best == nil || sent < least || sent == least && r.Ongoing() < best.Ongoing() {
+		switch {
+		case sent < least:
 			best, least = r, sent
+		case sent == least:
+			best = fewer(r, best)
 		}
 	}
-	if best == nil {
-		return policy.Decision{}
+	return best, policy.ReasonLeastLoaded
+}
+
+// fewer returns the one of two with fewer ongoing requests, of equals the first in the fleet.
+// The second may be nil.
+func fewer(r, o *policy.Replica) *policy.Replica {
+	if o == nil || cmp.Or(cmp.Compare(r.Ongoing(), o.Ongoing()), cmp.Compare(r.Index(), o.Index())) < 0 {
+		return r
 	}
-	return c.to(best, policy.ReasonLeastLoaded, -1)
+	return o
 }
 
 // countBytes adds to a replica what it does not hold of a prompt.
