@@ -48,7 +48,7 @@ func tokens(seed, n int) []uint32 {
 
 func (w *world) cut(prompt []uint32) *rendezvous.Blocks {
 	b := new(rendezvous.Blocks)
-	b.Cut(policy.Prompt{Tokens: prompt}, len(prompt), w.Grain(""), kvindex.SeedFor("", "", ""), true)
+	b.Cut(policy.Prompt{Tokens: prompt}, len(prompt), w.Grain(""), kvindex.SeedFor("", "", ""))
 	return b
 }
 
@@ -132,7 +132,7 @@ func TestSuperblocksOfText(t *testing.T) {
 	w := newWorld(t, defaults)
 	text := string(make([]byte, 5000))
 	var b rendezvous.Blocks
-	b.Cut(policy.Prompt{Text: text}, 1250, defaults.Grain, 1337, true)
+	b.Cut(policy.Prompt{Text: text}, 1250, defaults.Grain, 1337)
 	w.report(policy.CacheChange{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: []uint64{b.Hashes[31], b.Hashes[63]}})
 	var f Found
 	w.Match(w.fleet, &b, &f)

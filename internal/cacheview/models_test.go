@@ -53,7 +53,7 @@ func TestTheModelDoesNotHideReports(t *testing.T) {
 		w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16,
 			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(tt.declared, "", ""))})
 		b := w.cut(p)
-		b.Cut(policy.Prompt{Tokens: p}, len(p), w.Grain(q.Model), w.Seed(q), true)
+		b.Cut(policy.Prompt{Tokens: p}, len(p), w.Grain(q.Model), w.Seed(q))
 		var f Found
 		w.Match(w.fleet, b, &f)
 		require.Len(t, f.Holders, 1, "declared %q, asked %q", tt.declared, tt.asked)
@@ -105,7 +105,7 @@ func TestModelsThatAreDeclaredLater(t *testing.T) {
 	now := x.Fleet(r.View())
 	for _, asked := range []string{"m", ""} {
 		var b rendezvous.Blocks
-		b.Cut(policy.Prompt{Tokens: p}, len(p), x.Grain(asked), x.Seed(&policy.Request{Model: asked}), true)
+		b.Cut(policy.Prompt{Tokens: p}, len(p), x.Grain(asked), x.Seed(&policy.Request{Model: asked}))
 		var f Found
 		x.Match(now, &b, &f)
 		require.Len(t, f.Holders, 1, "asked %q", asked)

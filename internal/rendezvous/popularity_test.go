@@ -198,3 +198,19 @@ func TestSureOfHalfAShare(t *testing.T) {
 		}
 	}
 }
+
+// A prompt counts once, however many attempts are made, and not at all if none is sent.
+func TestAPromptCountsOnce(t *testing.T) {
+	p := NewPopularity()
+	s := &Prompt{Blocks: Blocks{Hashes: chained(1, 0, 1, 20)}}
+	p.Find(s, 16)
+	p.Sent(s)
+	p.Ended(s, false)
+	assert.Equal(t, generation{number: 1}, *p.now)
+	assert.Empty(t, p.firsts)
+	for _, sent := range []bool{true, false, true} {
+		p.Sent(s)
+		p.Ended(s, sent)
+		assert.Equal(t, 1, p.now.requests)
+	}
+}

@@ -124,7 +124,7 @@ func (x *table) cut(p prompt) *rendezvous.Blocks {
 		asked = policy.Prompt{Text: p.text}
 	}
 	b := new(rendezvous.Blocks)
-	b.Cut(asked, len(p.tokens), x.index.Grain(""), kvindex.SeedFor("", "", ""), true)
+	b.Cut(asked, len(p.tokens), x.index.Grain(""), kvindex.SeedFor("", "", ""))
 	return b
 }
 

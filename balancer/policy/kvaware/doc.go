@@ -46,7 +46,7 @@
 //
 // Preparing costs a hash per block, a search of the index, and a hash per replica;
 // choosing O(replicas). Of more than 64 replicas, or ranks, it looks at 32 that hold
-// most, the first 8 in the rendezvous order and 64 drawn at random, among whose loads the
+// most, the first 16 in the rendezvous order and 64 drawn at random, among whose loads the
 // least is nearly the least of all. A prompt of 8,192 tokens costs two allocations on
 // up to 16 replicas, three on more.
 //

@@ -69,7 +69,7 @@
 //
 // Preparing costs O(blocks + replicas): a hash per 16 tokens, a probe of the index
 // per block until no replica holds it, a hash per replica. Choosing looks at up to 32
-// holders and the first eight of the order, at up to 64 replicas for the least loaded,
+// holders and the first 16 of the order, at up to 64 replicas for the least loaded,
 // and beyond them at every replica of the group once. A prompt of 8,192 tokens costs
 // two allocations.
 //
