@@ -31,7 +31,7 @@ func TestConfigSurvivesText(t *testing.T) {
 func TestCheck(t *testing.T) {
 	for object, want := range map[string]string{
 		`{}`:                               "",
-		`{"dialects":{}}`:                  "warmpath: dialects: want a list",
+		`{"dialects":{}}`:                  "warmpath: dialects: it is an object, not a list",
 		`{"dialects":[{"methods":["a"]}]}`: "warmpath: dialects[0] (a): methods: ",
 		`{"kv_events":"foo"}`:              `warmpath: kv_events: "foo": `,
 		`{"policy":{"kv_aware":{"near_tie_tokens":-1}}}`: "warmpath: config: policy.kv_aware: near_tie_tokens: it is a number -1",

@@ -2,9 +2,9 @@ package requestkey
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
-	"slices"
 	"strconv"
 
 	"github.com/zeebo/xxh3"
@@ -17,19 +17,22 @@ import (
 func (m *Method) chat(s *source) (chat string, unread bool) {
 	var dst []byte
 	readable := false
-	s.each(slotTurn, func(v value) {
-		t := m.turn.in(v.msg)
-		role, _ := t.first(slotRole)
-		dst = appendText(append(dst, frameTurn), role)
+	m.turns.each(s, func(v value) {
+		if v.kind == kindEnd {
+			return
+		}
+		t := source{message: v.message()}
+		role := m.role.first(&t)
+		dst = appendText(append(dst, frameTurn), role.string())
 		n := len(dst)
 		var ok bool
-		dst, ok = t.appendContent(dst)
+		dst, ok = m.appendContent(dst, &t)
 		unread = unread || !ok
-		switch set := v.msg.populated(); {
+		switch set := t.populated(); {
 		case len(dst) > n:
 			readable = true
-		case set > 1 || role == "" && set > 0: // without a content: a call of a tool, say
-			dst, readable = appendMedium(dst, "turn", alias(v.msg.encoded())), true
+		case set > 1 || role.kind == 0 && set > 0: // without a content: a call of a tool, say
+			dst, readable = appendMedium(dst, "turn", alias(t.encoded())), true
 		default:
 			dst = appendField(dst, 't', "")
 		}
@@ -41,21 +44,16 @@ func (m *Method) chat(s *source) (chat string, unread bool) {
 }
 
 // appendContent appends the content of a turn that is a message; ok is false if it cannot be read.
-func (s *source) appendContent(dst []byte) (_ []byte, ok bool) {
-	ok = s.typed == nil || slices.ContainsFunc(s.f.paths[slotContent], func(p path) bool {
-		return p.leads(s.typed.Descriptor(), slotContent)
-	})
-	var in marks
-	s.each(slotContent, func(v value) {
+func (m *Method) appendContent(dst []byte, turn *source) (_ []byte, ok bool) {
+	ok = turn.typed == nil || m.content.leads(turn.typed.Descriptor(), []path{nil})
+	m.content.each(turn, func(v value) {
 		switch {
-		case v.kind == kindElement && v.begins: // a part, or several
-			in.push(len(dst))
-		case v.kind == kindElement:
-			grew := len(dst) > in.pop()
-			ok = ok && (grew || v.msg.populated() == 0)
+		case v.kind == kindEnd: // of a part, or of several
+			part := source{message: v.message()}
+			ok = ok && (v.num > 0 || part.populated() == 0)
 		case v.kind == kindMessage:
 			var read bool
-			dst, read = appendMessage(dst, v.msg.typed)
+			dst, read = appendMessage(dst, v.typed)
 			ok = ok && read
 		case v.kind == kindNumber:
 			dst = appendField(dst, 't', strconv.FormatInt(v.num, 10))
@@ -79,9 +77,9 @@ func appendMessage(dst []byte, m protoreflect.Message) (_ []byte, ok bool) {
 	}
 	before := len(dst)
 	if b[0] == '{' {
-		dst = appendPart(dst, b, false)
+		dst = appendPart(dst, jsonValue{b: b})
 	} else {
-		dst = appendContent(dst, b)
+		dst = appendParts(dst, jsonValue{b: b})
 	}
 	return dst, len(dst) > before || b[0] == 'n' // null
 }
@@ -105,20 +103,20 @@ var (
 // renderChat renders the turns of an OpenAI chat, see render.go for the frames.
 // The order of members inside a turn does not matter. Tools stand ahead of the
 // turns, as chat templates put them into the system prompt.
-func renderChat(tools, messages []byte) []byte {
-	dst := make([]byte, 0, len(messages)+len(tools))
-	for w := walk(tools); w.array && w.next(); {
-		dst = appendField(dst, 'T', alias(w.val))
-	}
+func renderChat(tools, messages jsonValue) []byte {
+	dst := make([]byte, 0, len(messages.b)+len(tools.b))
+	tools.each("[]", func(_ string, tool jsonValue) {
+		dst = appendField(dst, 'T', alias(tool.b))
+	})
 	turns := 0
-	for w := walk(messages); w.array && w.next(); {
-		if s, ok := unquote(w.val); ok { // a bare string is a turn without a role
+	messages.each("[]", func(_ string, turn jsonValue) {
+		if s, ok := turn.text(); ok { // a bare string is a turn without a role
 			dst = appendTurn(dst, "", s)
 		} else {
-			dst = appendChatTurn(dst, w.val, w.cut)
+			dst = appendChatTurn(dst, turn)
 		}
 		turns++
-	}
+	})
 	if turns == 0 {
 		return nil
 	}
@@ -127,102 +125,87 @@ func renderChat(tools, messages []byte) []byte {
 
 // appendChatTurn appends a turn. Of one that was cut off it appends what is sure:
 // a role must have been seen, a medium or the name of a call must be whole.
-func appendChatTurn(dst, turn []byte, cut bool) []byte {
+func appendChatTurn(dst []byte, turn jsonValue) []byte {
 	m := objectOf(turn, turnNames)
-	if cut && m.val("role") == nil {
+	role := m.val("role")
+	if turn.cut && len(role.b) == 0 {
 		return dst
 	}
-	role, _ := unquote(m.val("role"))
-	if dst = appendText(append(dst, frameTurn), role); m.cut == "role" {
+	s, _ := role.text()
+	if dst = appendText(append(dst, frameTurn), s); role.cut {
 		return dst
 	}
 	dst = appendString(dst, 'n', m.val("name"))
 	dst = appendString(dst, 'r', m.val("tool_call_id"))
 	reasoning := m.val("reasoning_content")
-	if reasoning == nil {
+	if len(reasoning.b) == 0 {
 		reasoning = m.val("reasoning")
 	}
 	dst = appendString(dst, 'k', reasoning)
-	dst = appendContent(dst, m.val("content"))
+	dst = appendParts(dst, m.val("content"))
 	dst = appendString(dst, 'f', m.val("refusal"))
 	dst = appendFunction(dst, m.val("function_call"))
-	for w := walk(m.val("tool_calls")); w.array && w.next(); {
-		call := objectOf(w.val, callNames)
-		if dst = appendFunction(dst, call.val("function")); !w.cut {
+	m.val("tool_calls").each("[]", func(_ string, v jsonValue) {
+		call := objectOf(v, callNames)
+		if dst = appendFunction(dst, call.val("function")); !v.cut {
 			dst = appendString(dst, 'i', call.val("id"))
 		}
-	}
+	})
 	return dst
 }
 
 // appendString appends a field if v is a string.
-func appendString(dst []byte, letter byte, v []byte) []byte {
-	if len(v) == 0 || v[0] != '"' {
+func appendString(dst []byte, letter byte, v jsonValue) []byte {
+	if !v.is('"') {
 		return dst
 	}
-	n, whole := stringEnd(v)
-	if v = v[1:n]; whole {
-		v = v[:len(v)-1]
-	}
-	return unescape(append(dst, frameField, letter), v, whole)
+	return v.appendText(append(dst, frameField, letter))
 }
 
-// appendContent appends a content: a string, or parts.
-func appendContent(dst, v []byte) []byte {
-	if len(v) == 0 || v[0] != '[' {
-		return appendString(dst, 't', v)
-	}
-	for w := walk(v); w.next(); {
-		if w.val[0] == '{' {
-			dst = appendPart(dst, w.val, w.cut)
+// appendParts appends a content: a string, or a list of parts.
+func appendParts(dst []byte, v jsonValue) []byte {
+	dst = appendString(dst, 't', v)
+	v.each("[]", func(_ string, part jsonValue) {
+		if part.is('{') {
+			dst = appendPart(dst, part)
 		} else {
-			dst = appendString(dst, 't', w.val)
+			dst = appendString(dst, 't', part)
 		}
-	}
+	})
 	return dst
 }
 
 // appendPart appends one part of a content. Text goes in as it is; of an image,
 // a sound or another thing its kind and the hash of its address or data.
-func appendPart(dst, part []byte, cut bool) []byte {
+func appendPart(dst []byte, part jsonValue) []byte {
 	p := objectOf(part, partNames)
-	if text := p.val("text"); len(text) > 0 && text[0] == '"' {
+	if text := p.val("text"); text.is('"') || part.cut {
 		return appendString(dst, 't', text)
 	}
-	if cut {
-		return dst
-	}
-	kind, _ := unquote(p.val("type"))
+	kind, _ := p.val("type").text()
 	return appendMedium(dst, kind, address(part, kind))
 }
 
 // address returns what identifies a medium: its uuid or hash, its url, data or file
 // id, or else its JSON.
-func address(part []byte, kind string) string {
-	p := objectOf(part, []string{"uuid", "hash", "mm_hash", "content_hash", kind})
+func address(part jsonValue, kind string) string {
+	ids := []string{"uuid", "hash", "mm_hash", "content_hash", kind}
+	p := objectOf(part, ids)
 	media := p.val(kind)
 	inside := objectOf(media, mediaNames)
-	for _, v := range append(p.vals[:5:5], inside.vals[:4]...) {
-		if s, ok := unquote(v); ok && s != "" {
-			return s
-		}
-	}
-	if len(media) > 0 {
-		return alias(media)
-	}
-	return alias(part)
+	return cmp.Or(p.text(ids...), inside.text(mediaNames...), alias(media.b), alias(part.b))
 }
 
-func appendFunction(dst, function []byte) []byte {
+func appendFunction(dst []byte, function jsonValue) []byte {
 	f := objectOf(function, functionNames)
-	name, ok := unquote(f.val("name"))
+	name, ok := f.val("name").text()
 	if !ok {
 		return dst
 	}
 	dst = appendField(dst, 'c', name)
 	arguments := f.val("arguments")
-	if len(arguments) > 0 && arguments[0] == '{' { // as some clients send them
-		return appendField(dst, 'a', alias(arguments))
+	if arguments.is('{') { // as some clients send them
+		return appendField(dst, 'a', alias(arguments.b))
 	}
 	return appendString(dst, 'a', arguments)
 }

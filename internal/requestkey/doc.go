@@ -31,7 +31,7 @@
 // typed messages and O(paths × wire fields) for encoded ones, plus the prompt's own
 // length only where it has to be decoded. What the policy does not look at is
 // not read: without [policy.UsesPrompt] the prompt is not touched, and JSON
-// bodies are parsed only for a prompt, a session, or with [WantModel].
+// bodies and tensors are read only for a prompt, a session, or with [WantModel].
 //
 // Guarantees. No message, however broken, makes a call fail or panic: what
 // cannot be read is absent. Only Request.Prompt aliases the message; other

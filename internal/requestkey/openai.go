@@ -33,35 +33,35 @@ var ErrModel = errors.New("model: it must be a string")
 // [ErrModel]. Safe for concurrent use.
 func ReadBody(q *policy.Request, raw []byte) (whole bool, err error) {
 	b := readBody(raw)
-	if v := b.val("model"); v != nil && v[0] != '"' && b.cut != "model" {
+	if v := b.val("model"); len(v.b) > 0 && !v.is('"') && !v.cut {
 		return b.whole, ErrModel
 	}
 	b.fill(q, false, true, true)
 	return b.whole, nil
 }
 
-func readBody(raw []byte) *object {
-	o := objectOf(raw, bodyNames)
-	return &o
-}
+// A body is an OpenAI request.
+type body struct{ object }
+
+func readBody(raw []byte) *body { return &body{objectOf(jsonValue{b: raw}, bodyNames)} }
 
 // fill sets what is wanted and q does not have.
-func (b *object) fill(q *policy.Request, split, session, prompt bool) {
-	model, adapter := b.text("model"), b.text("lora_path", "lora_name")
+func (b *body) fill(q *policy.Request, split, session, prompt bool) {
+	model, adapter := b.copied("model"), b.copied("lora_path", "lora_name")
 	if base, name, ok := strings.Cut(model, ":"); ok && split {
 		model, adapter = base, name
 	}
-	salt := b.text("cache_salt", "extra_key")
+	salt := b.copied("cache_salt", "extra_key")
 	if extra := b.text("extra_key"); extra != "" && b.text("cache_salt") != "" {
 		salt += "\x00" + extra
 	}
-	q.ID = cmp.Or(q.ID, b.text("request_id", "rid"))
+	q.ID = cmp.Or(q.ID, b.copied("request_id", "rid"))
 	q.Model = cmp.Or(q.Model, model)
 	q.Adapter = cmp.Or(q.Adapter, adapter)
 	q.CacheSalt = cmp.Or(q.CacheSalt, salt)
 	if session && q.Session == "" {
 		p := objectOf(b.val("session_params"), sessionNames)
-		q.Session = Session(cmp.Or(b.text("session_id"), p.text("session_id", "id"), b.text("prompt_cache_key", "user")))
+		q.Session = Session(cmp.Or(b.copied("session_id"), p.copied("session_id", "id"), b.copied("prompt_cache_key", "user")))
 	}
 	if prompt && q.Prompt.Empty() {
 		if p := b.prompt(); !p.Empty() {
@@ -71,7 +71,7 @@ func (b *object) fill(q *policy.Request, split, session, prompt bool) {
 }
 
 // prompt returns ids, else the chat, else the completion prompt or the text to embed.
-func (b *object) prompt() policy.Prompt {
+func (b *body) prompt() policy.Prompt {
 	for _, name := range []string{"input_ids", "prompt_token_ids"} {
 		if p := completion(b.val(name)); len(p.Tokens) > 0 {
 			return p
@@ -87,55 +87,48 @@ func (b *object) prompt() policy.Prompt {
 }
 
 // completion reads a prompt: a string, token ids, or a list of either.
-func completion(v []byte) (p policy.Prompt) {
-	if s, ok := unquote(v); ok {
+func completion(v jsonValue) (p policy.Prompt) {
+	if s, ok := v.text(); ok {
 		return policy.Prompt{Text: s}
 	}
-	var texts []string
-	for w := walk(v); w.array && w.next(); {
-		s, ok := unquote(w.val)
+	var texts batch
+	v.each("[]", func(_ string, v jsonValue) {
+		s, ok := v.text()
 		switch {
 		case ok:
-			texts = append(texts, s)
-		case w.val[0] != '[':
-			p.Tokens = w.appendID(p.Tokens)
+			texts.add(s)
+		case !v.is('['):
+			p.Tokens = v.appendID(p.Tokens)
 		default:
 			if len(p.Tokens) > 0 {
 				p.Tokens = append(p.Tokens, batchToken)
 			}
-			for x := walk(w.val); x.next(); {
-				p.Tokens = x.appendID(p.Tokens)
-			}
+			v.each("[]", func(_ string, v jsonValue) { p.Tokens = v.appendID(p.Tokens) })
 		}
-	}
-	if len(texts) > 0 {
-		p = policy.Prompt{Text: renderBatch(texts[0], texts[1:])}
+	})
+	if texts.n > 0 {
+		return policy.Prompt{Text: texts.text}
 	}
 	return p
 }
 
-// appendID appends the element, if it is a whole number that ends before the input.
-func (w *walker) appendID(ids []uint32) []uint32 {
-	n, err := strconv.ParseInt(alias(w.val), 10, 64)
-	if err != nil || w.cut {
+// appendID appends the value, if it is a whole number that ends before the input.
+func (v jsonValue) appendID(ids []uint32) []uint32 {
+	n, err := strconv.ParseInt(alias(v.b), 10, 64)
+	if err != nil || v.cut {
 		return ids
 	}
 	return append(ids, uint32(n))
 }
 
-// readUsageJSON reads the usage of an OpenAI response or chunk, which may be a server-sent event.
+// readUsageJSON raises u to the usage of an OpenAI response or chunk, which may be a server-sent event.
 func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
-	raw = bytes.TrimPrefix(raw, []byte("data:"))
-	response := objectOf(raw, responseNames)
+	response := objectOf(jsonValue{b: bytes.TrimPrefix(raw, []byte("data:"))}, responseNames)
 	usage := objectOf(response.val("usage"), usageNames)
-	n, ok := usage.count("prompt_tokens", "input_tokens")
-	found = raise(&u.PromptTokens, n, ok)
-	n, ok = usage.count("completion_tokens", "output_tokens")
-	found = raise(&u.OutputTokens, n, ok) || found
+	cached := -1
 	for _, name := range []string{"prompt_tokens_details", "input_tokens_details"} {
 		details := objectOf(usage.val(name), detailNames)
-		n, ok := details.count("cached_tokens")
-		found = raise(&u.CachedTokens, n, ok) || found
+		cached = max(cached, details.count("cached_tokens"))
 	}
-	return found
+	return raise(u, usage.count("prompt_tokens", "input_tokens"), usage.count("completion_tokens", "output_tokens"), cached)
 }

@@ -213,21 +213,20 @@ func FuzzJSON(f *testing.F) {
 		if json.Unmarshal(b, &members) != nil {
 			return
 		}
-		// On valid input the walker agrees with encoding/json.
+		// On valid input they agree with encoding/json.
 		got := map[string]json.RawMessage{}
-		w := walk(b)
-		for w.next() {
-			require.False(t, w.cut)
-			got[strings.Clone(w.key)] = w.val
-		}
+		whole := jsonValue{b: b}.each("{}", func(key string, v jsonValue) {
+			require.False(t, v.cut)
+			got[strings.Clone(key)] = v.b
+		})
 		if members == nil { // null
 			return
 		}
-		require.True(t, w.end)
+		require.True(t, whole)
 		require.Equal(t, members, got)
 		for _, v := range members {
 			var want string
-			s, ok := unquote(v)
+			s, ok := jsonValue{b: v}.text()
 			if err := json.Unmarshal(v, &want); err == nil && v[0] == '"' {
 				require.True(t, ok)
 				require.Equal(t, want, s)

@@ -2,11 +2,12 @@ package requestkey
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 )
@@ -22,75 +23,159 @@ type step struct {
 	key  string // of a map or a tensor; "" = the field is neither
 }
 
+// in returns the field of a step, nil where the type has none that fits.
+func (st step) in(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
+	fd := d.Fields().ByNumber(st.num)
+	if st.name != "" {
+		fd = d.Fields().ByName(protoreflect.Name(st.name))
+	}
+	if fd == nil || fd.IsMap() != (st.key != "") || fd.IsMap() && fd.MapKey().Kind() != protoreflect.StringKind {
+		return nil
+	}
+	return fd
+}
+
 // A path is one alternative: the steps from a message to a value.
 type path []step
 
 func (p path) hasList() bool { return slices.ContainsFunc(p, func(st step) bool { return st.list }) }
 
+// hasName reports whether it leads to a field by name.
+func (p path) hasName() bool {
+	return !p.tensor() && slices.ContainsFunc(p, func(st step) bool { return st.name != "" })
+}
+
 // tensor reports whether the path leads to an input tensor, whose name is the key.
 func (p path) tensor() bool { return len(p) == 1 && p[0].name == "tensor" && p[0].key != "" }
 
+// leads reports whether the path leads to a field of the wanted kinds in messages of a type.
+func (p path) leads(d protoreflect.MessageDescriptor, want kind) bool {
+	var fd protoreflect.FieldDescriptor
+	for _, st := range p {
+		if d == nil {
+			return false
+		}
+		if fd = st.in(d); fd == nil {
+			return false
+		}
+		if d = fd.Message(); fd.IsMap() {
+			d = fd.MapValue().Message()
+		}
+	}
+	return want&kindOf(fd) != 0
+}
+
+// A place is where a dialect finds something.
+type place struct {
+	want  kind
+	plain bool   // text that is not printable is none
+	alts  []path // the alternatives of a path, best first
+}
+
+// each calls take for what the best alternative that has something leads to, or else the last.
+func (p *place) each(s *source, take func(value)) {
+	for i, alt := range p.alts {
+		found := i == len(p.alts)-1
+		if !found {
+			p.alternative(s, alt, func(v value) { found = found || p.filled(&v) })
+		}
+		if found {
+			p.alternative(s, alt, take)
+			return
+		}
+	}
+}
+
+// filled reports whether a value is something.
+func (p *place) filled(v *value) bool {
+	switch v.kind {
+	case kindEnd:
+		return false
+	case kindMessage:
+		return true
+	}
+	return v.num != 0 || len(v.ids) > 0 || v.text != "" && (!p.plain || printable(v.text))
+}
+
+// alternative calls take for what an alternative leads to. Of a field of an encoded message that is no list the last
+// counts, but where the field may be a list by what is wanted.
+func (p *place) alternative(s *source, alt path, take func(value)) {
+	switch {
+	case alt.tensor():
+		s.tensor(alt[0].key, take)
+	case s.typed != nil || alt.hasList() || p.want&(kindMessage|kindEnd) != 0:
+		s.walk(s.message, alt, p.want, take)
+	default:
+		var last value
+		if s.walk(s.message, alt, p.want, func(v value) { last = v }) > 0 {
+			take(last)
+		}
+	}
+}
+
+// first returns the first value that is something.
+func (p *place) first(s *source) (first value) {
+	p.each(s, func(v value) {
+		if first.kind == 0 && p.filled(&v) {
+			first = v
+		}
+	})
+	return first
+}
+
+// fill sets dst, if it is empty, to a copy of the first text.
+func (p *place) fill(dst *string, s *source) {
+	if v := p.first(s); *dst == "" {
+		*dst = v.copied()
+	}
+}
+
+// count returns the number of tokens, -1 where there is none. What lists hold is added up.
+func (p *place) count(s *source) int {
+	sum := -1
+	p.each(s, func(v value) {
+		if n := v.count(); n >= 0 {
+			sum = max(sum, 0) + n
+		}
+	})
+	return count(int64(sum))
+}
+
+// leads reports whether some alternative leads to a field that can be read in messages of a type, or in what one of the
+// paths in front leads to.
+func (p *place) leads(d protoreflect.MessageDescriptor, front []path) bool {
+	return slices.ContainsFunc(p.alts, func(alt path) bool {
+		return alt.tensor() || slices.ContainsFunc(front, func(before path) bool {
+			return slices.Concat(before, alt).leads(d, p.want)
+		})
+	})
+}
+
+// stepForm is a step, and what separates it from the next or the alternative from the next.
+var stepForm = regexp.MustCompile(`^(?:(\d+)|([A-Za-z_]\w*))(\[([^\]]*)\])?([.|]|$)`)
+
 // parsePath returns the alternatives of a path, the best first.
 func parsePath(p dialect.Path) (alts []path, err error) {
-	if p == "" {
-		return nil, nil
-	}
-	for rest, more := string(p), true; more; {
-		var steps path
-		if steps, rest, err = parseSteps(rest); err != nil {
-			return nil, fmt.Errorf("%q: %w", string(p), err)
+	var steps path
+	for rest, more := string(p), p != ""; more; {
+		form := stepForm.FindStringSubmatch(rest)
+		if form == nil {
+			return nil, fmt.Errorf("%q: at %q: want a field number or name, [] behind a list, [key] behind a map, "+
+				". before the next, | before an alternative", string(p), rest)
 		}
-		alts = append(alts, steps)
-		rest, more = strings.CutPrefix(rest, "|")
-	}
-	return alts, nil
-}
-
-// parseSteps reads one alternative and returns what follows it: nothing, or a | and more.
-func parseSteps(s string) (steps path, rest string, err error) {
-	for rest = s; ; rest = rest[1:] {
-		end := len(rest)
-		if n := strings.IndexAny(rest, ".[|"); n >= 0 {
-			end = n
-		}
-		st, err := parseStep(rest[:end])
-		if err != nil {
-			return nil, "", err
-		}
-		if rest = rest[end:]; strings.HasPrefix(rest, "[") {
-			var ok bool
-			if st.key, rest, ok = strings.Cut(rest[1:], "]"); !ok {
-				return nil, "", fmt.Errorf("missing ] after step %d", len(steps)+1)
+		st := step{name: form[2], key: form[4], list: form[3] == "[]"}
+		if form[1] != "" {
+			n, err := strconv.ParseInt(form[1], 10, 32)
+			if st.num = protowire.Number(n); err != nil || !st.num.IsValid() {
+				return nil, fmt.Errorf("%q: %q is no field number", string(p), form[1])
 			}
-			st.list = st.key == ""
 		}
 		if steps = append(steps, st); len(steps) > maxDepth {
-			return nil, "", fmt.Errorf("more than %d steps", maxDepth)
+			return nil, fmt.Errorf("%q: more than %d steps", string(p), maxDepth)
 		}
-		switch {
-		case rest == "" || rest[0] == '|':
-			return steps, rest, nil
-		case rest[0] != '.':
-			return nil, "", fmt.Errorf("unexpected %q after step %d", rest[0], len(steps))
+		if rest, more = rest[len(form[0]):], form[5] != ""; form[5] != "." {
+			alts, steps = append(alts, steps), nil
 		}
 	}
-}
-
-func parseStep(s string) (step, error) {
-	if s == "" {
-		return step{}, fmt.Errorf("empty step")
-	}
-	if s[0] >= '0' && s[0] <= '9' {
-		n, err := strconv.ParseInt(s, 10, 32)
-		if err != nil || !protowire.Number(n).IsValid() {
-			return step{}, fmt.Errorf("%q is no field number", s)
-		}
-		return step{num: protowire.Number(n)}, nil
-	}
-	for _, c := range []byte(s) {
-		if c != '_' && (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'z') {
-			return step{}, fmt.Errorf("%q is neither a field number nor a field name", s)
-		}
-	}
-	return step{name: s}, nil
+	return alts, nil
 }

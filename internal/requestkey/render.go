@@ -2,6 +2,7 @@ package requestkey
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"unicode/utf8"
 	"unsafe"
@@ -26,18 +27,19 @@ const (
 	frameEscape = 0xFB
 )
 
+// escaper and unescaper do so with text that is not UTF-8, and take it back.
+var (
+	escaper = strings.NewReplacer("\xFB", "\xFB\x00", "\xFC", "\xFB\x01", "\xFD", "\xFB\x02", "\xFE", "\xFB\x03",
+		"\xFF", "\xFB\x04")
+	unescaper = strings.NewReplacer("\xFB\x00", "\xFB", "\xFB\x01", "\xFC", "\xFB\x02", "\xFD", "\xFB\x03", "\xFE",
+		"\xFB\x04", "\xFF")
+)
+
 func appendText(dst []byte, s string) []byte {
-	if utf8.ValidString(s) {
-		return append(dst, s...)
+	if !utf8.ValidString(s) {
+		s = escaper.Replace(s)
 	}
-	for i := range len(s) {
-		if c := s[i]; c >= frameEscape {
-			dst = append(dst, frameEscape, c-frameEscape)
-		} else {
-			dst = append(dst, c)
-		}
-	}
-	return dst
+	return append(dst, s...)
 }
 
 func appendField(dst []byte, letter byte, s string) []byte {
@@ -50,20 +52,23 @@ func appendTurn(dst []byte, role, content string) []byte {
 	return appendField(dst, 't', content)
 }
 
-// renderBatch returns the prompts of a batch as one text; one prompt is itself.
-func renderBatch(first string, more []string) string {
-	if len(more) == 0 {
-		return first
+// A batch is prompts as one text; one prompt is itself.
+type batch struct {
+	text string
+	n    int
+	all  []byte // once there are several
+}
+
+func (b *batch) add(prompt string) {
+	switch b.n++; b.n {
+	case 1:
+		b.text = prompt
+		return
+	case 2:
+		b.all = appendText(nil, b.text)
 	}
-	n := len(first)
-	for _, s := range more {
-		n += 1 + len(s)
-	}
-	dst := appendText(make([]byte, 0, n), first)
-	for _, s := range more {
-		dst = appendText(append(dst, frameBatch), s)
-	}
-	return alias(dst)
+	b.all = appendText(append(b.all, frameBatch), prompt)
+	b.text = alias(b.all)
 }
 
 // alias returns b as a string that shares its memory.
@@ -91,13 +96,18 @@ func ReadChat(text string) (c Chat, ok bool) {
 	for text != "" {
 		frame := text[0]
 		text = text[1:]
-		end := nextFrame(text)
+		end := slices.IndexFunc(bytesOf(text), func(c byte) bool { return c >= frameBatch })
+		if end < 0 {
+			end = len(text)
+		}
 		value := text[:end]
-		text = text[end:]
+		if text = text[end:]; strings.IndexByte(value, frameEscape) >= 0 {
+			value = unescaper.Replace(value)
+		}
 		switch {
 		case frame == frameTurn:
-			c.Messages = append(c.Messages, map[string]any{"role": unescapeText(value), "content": nil})
-		case frame != frameField || value == "" || !c.add(value[0], unescapeText(value[1:])):
+			c.Messages = append(c.Messages, map[string]any{"role": value, "content": nil})
+		case frame != frameField || value == "" || !c.add(value[0], value[1:]):
 			return Chat{}, false
 		}
 	}
@@ -143,31 +153,4 @@ func (c *Chat) add(field byte, value string) bool {
 		return ok
 	}
 	return true
-}
-
-// nextFrame returns where the next frame begins, or the end.
-func nextFrame(s string) int {
-	for i := range len(s) {
-		if s[i] >= frameBatch {
-			return i
-		}
-	}
-	return len(s)
-}
-
-// unescapeText takes back what appendText did to text that is not UTF-8.
-func unescapeText(s string) string {
-	if strings.IndexByte(s, frameEscape) < 0 {
-		return s
-	}
-	b := make([]byte, 0, len(s))
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if c == frameEscape && i+1 < len(s) {
-			i++
-			c = frameEscape + s[i]
-		}
-		b = append(b, c)
-	}
-	return string(b)
 }

@@ -26,9 +26,6 @@ var ErrContent = errors.New("the content of a chat turn cannot be read: messages
 // message that comes in several buffers, those in the first. The only error is
 // [ErrContent]; all else that cannot be read is absent.
 func (m *Method) Request(q *policy.Request, uses policy.Uses, msg any) error {
-	if m == nil || q == nil || msg == nil {
-		return nil
-	}
 	defer harmless()
 	return m.readRequest(q, uses, msg)
 }
@@ -36,32 +33,71 @@ func (m *Method) Request(q *policy.Request, uses policy.Uses, msg any) error {
 func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error {
 	prompt := uses&policy.UsesPrompt != 0 && q.Prompt.Empty()
 	session := uses&policy.UsesSession != 0 && q.Session == ""
-	s := m.request.open(msg, prompt || session || uses&WantModel != 0)
-	body := ""
-	if s.whole {
-		body, _ = s.first(slotJSON)
+	cheap := !prompt && !session && uses&WantModel == 0
+	s := open(msg, m.named, cheap)
+	var body value
+	if !cheap {
+		body = m.body.first(&s)
 	}
-	parameters := body != "" && m.request.paths[slotJSON][0].tensor()
+	parameters := body.text != "" && m.body.alts[0].tensor()
 	if parameters { // which come before tensors of their own, and are no OpenAI request
-		o := objectOf(bytesOf(body), parameterNames)
-		q.Adapter = cmp.Or(q.Adapter, o.text("lora_name"))
+		o := objectOf(jsonValue{b: bytesOf(body.text)}, parameterNames)
+		q.Adapter = cmp.Or(q.Adapter, o.copied("lora_name"))
 	}
-	s.fill(&q.ID, slotRequestID)
-	s.fill(&q.Model, slotModel)
-	s.fill(&q.Adapter, slotAdapter)
-	s.fill(&q.CacheSalt, slotCacheSalt)
+	m.id.fill(&q.ID, &s)
+	m.model.fill(&q.Model, &s)
+	m.adapter.fill(&q.Adapter, &s)
+	m.salt.fill(&q.CacheSalt, &s)
 	if session {
-		s.fill(&q.Session, slotSession)
+		m.session.fill(&q.Session, &s)
 		q.Session = Session(q.Session)
 	}
-	unread := prompt && m.prompt(q, &s)
-	if body != "" && !parameters {
-		readBody(bytesOf(body)).fill(q, true, session, prompt)
+	unread := prompt && m.readPrompt(q, &s)
+	if body.text != "" && !parameters {
+		readBody(bytesOf(body.text)).fill(q, true, session, prompt)
 	}
 	if unread && q.Prompt.Empty() {
 		return ErrContent
 	}
 	return nil
+}
+
+// readPrompt fills the prompt of a request: token ids, else text, else chat turns. It reports whether there are turns
+// whose contents cannot be read.
+func (m *Method) readPrompt(q *policy.Request, s *source) (unread bool) {
+	p := policy.Prompt{Tokens: m.readTokens(s)}
+	if len(p.Tokens) == 0 {
+		var texts batch
+		m.prompt.each(s, func(v value) { texts.add(v.string()) })
+		p.Text = texts.text
+	}
+	if p.Empty() {
+		p.Text, unread = m.chat(s)
+	}
+	if !p.Empty() {
+		q.SetPrompt(p)
+		m.mixMedia(q, s)
+	}
+	return unread
+}
+
+// batchToken stands between the prompts of a batch of token ids.
+const batchToken = 1<<32 - 1
+
+// readTokens returns the token ids of a prompt, without copying them where the message has them as one slice.
+func (m *Method) readTokens(s *source) (ids []uint32) {
+	batch := false // the next id belongs to another prompt
+	m.tokens.each(s, func(v value) {
+		if v.kind == kindEnd {
+			batch = len(ids) > 0
+			return
+		}
+		if batch {
+			ids, batch = append(ids, batchToken), false
+		}
+		ids = v.appendIDs(ids)
+	})
+	return ids
 }
 
 // Usage reads the usage that one response message carries into u, which starts
@@ -70,47 +106,38 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 // that counts prompt tokens and leaves cached tokens at zero means that none were
 // cached, since encoded zeros are left out.
 func (m *Method) Usage(u *policy.Usage, msg any) bool {
-	if u == nil || msg == nil || !m.HasUsage() {
-		return false
-	}
 	defer harmless()
 	return m.readUsage(u, msg)
 }
 
 func (m *Method) readUsage(u *policy.Usage, msg any) (found bool) {
-	s := m.response.open(msg, true)
-	if n, ok := s.count(slotUsageDelta); ok {
-		u.OutputTokens = min(max(u.OutputTokens, 0)+n, math.MaxInt32)
-		found = true
+	s := open(msg, m.named, false)
+	output, prompt, cached := m.usageOutput.count(&s), m.usagePrompt.count(&s), m.usageCached.count(&s)
+	delta := m.usageDelta.count(&s)
+	if delta >= 0 {
+		u.OutputTokens = min(max(u.OutputTokens, 0)+delta, math.MaxInt32)
 	}
-	n, ok := s.count(slotUsageOutput)
-	found = raise(&u.OutputTokens, n, ok) || found
-	prompt, ok := s.count(slotUsagePrompt)
-	found = raise(&u.PromptTokens, prompt, ok) || found
-	n, ok = s.count(slotUsageCached)
-	found = raise(&u.CachedTokens, n, ok || prompt > 0 && m.zeroIsAbsent) || found
-	if body, _ := s.first(slotUsageJSON); body != "" {
-		found = readUsageJSON(u, bytesOf(body)) || found
+	if prompt > 0 && m.zero {
+		cached = max(cached, 0)
+	}
+	found = raise(u, prompt, output, cached) || delta >= 0
+	if body := m.usageJSON.first(&s); body.text != "" {
+		found = readUsageJSON(u, bytesOf(body.text)) || found
 	}
 	return found
 }
 
-// raise sets u to n if n is more.
-func raise(u *int, n int, ok bool) bool {
-	if ok {
-		*u = max(*u, n)
-	}
-	return ok
+// raise sets the counts of u to others that are more, and reports whether there is one; -1 is none.
+func raise(u *policy.Usage, prompt, output, cached int) bool {
+	u.PromptTokens = max(u.PromptTokens, prompt)
+	u.OutputTokens = max(u.OutputTokens, output)
+	u.CachedTokens = max(u.CachedTokens, cached)
+	return max(prompt, output, cached) >= 0
 }
 
 // Abort returns the method that ends the request which has the id, "" where there is none. Its
 // request is a message whose field 1 is the id.
-func (m *Method) Abort() string {
-	if m == nil {
-		return ""
-	}
-	return m.dialect.Abort
-}
+func (m *Method) Abort() string { return m.dialect.Abort }
 
 // Aborts reports whether requests of the method are to be ended by a call of their own when
 // they are cancelled: whether [Method.Abort] can return something.
@@ -118,30 +145,31 @@ func (m *Method) Aborts() bool { return m.Abort() != "" }
 
 // RequestID reads the request id out of a request message, "" where it has none.
 func (m *Method) RequestID(msg any) (id string) {
-	if m == nil || msg == nil {
-		return ""
-	}
 	defer harmless()
-	s := m.request.open(msg, false)
-	s.fill(&id, slotRequestID)
+	s := open(msg, m.named, true)
+	m.id.fill(&id, &s)
 	return id
 }
 
 // TakesRank reports whether requests of the method have a field for the data-parallel rank.
-func (m *Method) TakesRank() bool { return m != nil && m.rank != 0 }
+func (m *Method) TakesRank() bool { return m != nil && len(m.rank.alts) > 0 }
 
 // HasRank reports whether the application has set the rank in a request message.
 func (m *Method) HasRank(msg any) (set bool) {
-	if !m.TakesRank() || msg == nil {
+	if !m.TakesRank() {
 		return false
 	}
 	defer harmless()
-	s := m.request.open(msg, true)
-	s.alternative(slotRank, 0, func(value) { set = true })
+	s := open(msg, m.named, false)
+	m.rank.each(&s, func(value) { set = true })
 	return set
 }
 
-// EncodedRank returns the field of the rank as it is appended to an encoded request.
+// EncodedRank returns the field of the rank as it is appended to an encoded request, nil where there is none.
 func (m *Method) EncodedRank(rank int) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(nil, m.rank, protowire.VarintType), uint64(rank))
+	if !m.TakesRank() {
+		return nil
+	}
+	tag := protowire.AppendTag(nil, m.rank.alts[0][0].num, protowire.VarintType)
+	return protowire.AppendVarint(tag, uint64(rank))
 }

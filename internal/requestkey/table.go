@@ -1,18 +1,22 @@
 package requestkey
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	slashed "path"
 	"reflect"
 	"slices"
 	"strings"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // A Table maps gRPC methods to their dialects. Immutable.
@@ -20,15 +24,27 @@ type Table struct {
 	own map[string]*Method // that the user described
 }
 
+// ParseDialects reads the config form: a JSON array of dialects, in which an
+// unknown field is an error. Nothing and null give no dialects.
+func ParseDialects(raw json.RawMessage) ([]dialect.Dialect, error) {
+	var c struct {
+		Dialects []dialect.Dialect `json:"dialects"`
+	}
+	if len(bytes.TrimSpace(raw)) > 0 {
+		if err := strict.Decode(slices.Concat([]byte(`{"dialects":`), raw, []byte("}")), &c); err != nil {
+			return nil, err
+		}
+	}
+	_, err := NewTable(c.Dialects...)
+	return c.Dialects, err
+}
+
 // NewTable builds a table of the built-in dialects and the user's own, which
 // replace built-in ones for the methods they name.
 func NewTable(user ...dialect.Dialect) (*Table, error) {
 	t := &Table{own: make(map[string]*Method)}
 	for i, d := range user {
-		name := d.Like
-		if len(d.Methods) > 0 {
-			name = d.Methods[0]
-		}
+		name := append(slices.Clip(d.Methods), d.Like)[0]
 		m, err := newMethod(d, builtinMethods())
 		if err == nil {
 			err = checkLinked(d, m.dialect.Methods)
@@ -68,14 +84,15 @@ func (t *Table) Lookup(method string) *Method {
 // A Method reads the messages of the methods of one dialect. Safe for concurrent
 // use.
 type Method struct {
-	dialect  dialect.Dialect
-	request  fields
-	turn     fields // in a chat turn of the request
-	medium   fields // in a message of it that holds media
-	response fields
-	rank     protowire.Number // 0 = the request has no field for it
+	dialect dialect.Dialect
+	named   bool // some path has a name
+	zero    bool // of cached tokens is not encoded: they stand in a number, not in a map
 
-	zeroIsAbsent bool // cached tokens stand in a number, whose zero is not encoded, not in a map
+	// In a request, in a turn of its chat, and in a message of it that holds media.
+	id, session, model, adapter, salt, rank, prompt, tokens, body, turns, media place
+	role, content, mediaID, mediaOffset                                         place
+	// In a response.
+	usagePrompt, usageOutput, usageCached, usageDelta, usageJSON place
 }
 
 // DeferStream reports whether a client or bidirectional stream is to be opened
@@ -85,14 +102,11 @@ func (m *Method) DeferStream() bool { return m != nil && m.dialect.DeferStream }
 // HasPrompt reports whether a request may carry a prompt. Of a method without a
 // dialect is unknown, so it may.
 func (m *Method) HasPrompt() bool {
-	return m != nil && slices.ContainsFunc([]slot{slotPrompt, slotTokens, slotTurn, slotJSON}, m.request.has)
+	return m != nil && len(m.prompt.alts)+len(m.tokens.alts)+len(m.turns.alts)+len(m.body.alts) > 0
 }
 
 // HasUsage reports whether responses may carry usage.
-func (m *Method) HasUsage() bool {
-	return m != nil && slices.ContainsFunc(
-		[]slot{slotUsagePrompt, slotUsageOutput, slotUsageCached, slotUsageDelta, slotUsageJSON}, m.response.has)
-}
+func (m *Method) HasUsage() bool { return m != nil && m.dialect.Usage != dialect.Usage{} }
 
 // newMethod compiles a dialect, which may be like one of those that are known.
 func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
@@ -112,55 +126,107 @@ func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
 	return compile(d)
 }
 
+// overlay copies the fields of src that are set, deep in structs.
+func overlay(dst, src reflect.Value) {
+	for i := range src.NumField() {
+		f := src.Field(i)
+		switch {
+		case f.IsZero():
+		case f.Kind() == reflect.Struct:
+			overlay(dst.Field(i), f)
+		default:
+			dst.Field(i).Set(f)
+		}
+	}
+}
+
+// check validates what needs no compilation.
+func check(d dialect.Dialect) error {
+	for _, m := range d.Methods {
+		if !isMethod(m) {
+			return fmt.Errorf("methods: %q is not of the form /package.Service/Method", m)
+		}
+	}
+	switch {
+	case len(d.Methods) == 0:
+		return errors.New("methods: none given")
+	case d.Messages != nil && d.Messages.Path == "":
+		return errors.New("messages.path: it is not set")
+	case d.Messages != nil && d.Messages.Content == "":
+		return errors.New("messages.content: it is not set")
+	case d.Media != nil && d.Media.Path == "":
+		return errors.New("media.path: it is not set")
+	case d.Abort != "" && !isMethod(d.Abort):
+		return fmt.Errorf("abort: %q is not of the form /package.Service/Method", d.Abort)
+	case d.Abort != "" && d.RequestID == "":
+		return errors.New("abort: request_id is not set, so no request could be named")
+	}
+	return nil
+}
+
+// isMethod reports whether s is a full method name.
+func isMethod(s string) bool {
+	ok, _ := slashed.Match("/?*/?*", s)
+	return ok
+}
+
+// placed is a place of a method before its path is compiled.
+type placed struct {
+	*place
+	name  string
+	path  dialect.Path
+	want  kind
+	front *place // of the message that it is in; nil = the request, or the response
+	reply bool   // it is in the response
+}
+
+// places are all places of a method that a dialect describes.
+func (m *Method) places(d dialect.Dialect) []placed {
+	if d.Messages == nil {
+		d.Messages = new(dialect.Messages)
+	}
+	if d.Media == nil {
+		d.Media = new(dialect.Media)
+	}
+	return []placed{
+		{&m.id, "request_id", d.RequestID, scalar, nil, false},
+		{&m.session, "session", d.Session, scalar, nil, false},
+		{&m.model, "model", d.Model, scalar, nil, false},
+		{&m.adapter, "adapter", d.Adapter, scalar, nil, false},
+		{&m.salt, "cache_salt", d.CacheSalt, scalar, nil, false},
+		{&m.rank, "rank", d.Rank, scalar, nil, false},
+		{&m.prompt, "prompt", d.Prompt, scalar, nil, false},
+		{&m.tokens, "tokens", d.Tokens, kindIDs | kindNumber | kindEncoded | kindEnd, nil, false},
+		{&m.body, "json_body", d.JSONBody, scalar, nil, false},
+		{&m.turns, "messages.path", d.Messages.Path, kindMessage | kindEncoded, nil, false},
+		{&m.role, "messages.role", d.Messages.Role, scalar, &m.turns, false},
+		{&m.content, "messages.content", d.Messages.Content, scalar | kindMessage | kindEnd, &m.turns, false},
+		{&m.media, "media.path", d.Media.Path, kindMessage | kindEncoded, nil, false},
+		{&m.mediaID, "media.id", d.Media.ID, scalar, &m.media, false},
+		{&m.mediaOffset, "media.offset", d.Media.Offset, kindNumber | kindEnd, &m.media, false},
+		{&m.usagePrompt, "usage.prompt", d.Usage.Prompt, scalar, nil, true},
+		{&m.usageOutput, "usage.output", d.Usage.Output, scalar, nil, true},
+		{&m.usageCached, "usage.cached", d.Usage.Cached, scalar, nil, true},
+		{&m.usageDelta, "usage.output_delta", d.Usage.OutputDelta, scalar, nil, true},
+		{&m.usageJSON, "usage.json", d.Usage.JSON, scalar, nil, true},
+	}
+}
+
 func compile(d dialect.Dialect) (*Method, error) {
 	m := &Method{dialect: d}
-	messages, media := d.Messages, d.Media
-	if messages == nil {
-		messages = &dialect.Messages{}
-	}
-	if media == nil {
-		media = &dialect.Media{}
-	}
-	for _, p := range []struct {
-		in   *fields
-		name string
-		slot slot
-		path dialect.Path
-	}{
-		{&m.request, "request_id", slotRequestID, d.RequestID},
-		{&m.request, "session", slotSession, d.Session},
-		{&m.request, "model", slotModel, d.Model},
-		{&m.request, "adapter", slotAdapter, d.Adapter},
-		{&m.request, "cache_salt", slotCacheSalt, d.CacheSalt},
-		{&m.request, "rank", slotRank, d.Rank},
-		{&m.request, "prompt", slotPrompt, d.Prompt},
-		{&m.request, "tokens", slotTokens, d.Tokens},
-		{&m.request, "json_body", slotJSON, d.JSONBody},
-		{&m.request, "messages.path", slotTurn, messages.Path},
-		{&m.turn, "messages.role", slotRole, messages.Role},
-		{&m.turn, "messages.content", slotContent, messages.Content},
-		{&m.request, "media.path", slotMedia, media.Path},
-		{&m.medium, "media.id", slotMediaID, media.ID},
-		{&m.medium, "media.offset", slotMediaOffset, media.Offset},
-		{&m.response, "usage.prompt", slotUsagePrompt, d.Usage.Prompt},
-		{&m.response, "usage.output", slotUsageOutput, d.Usage.Output},
-		{&m.response, "usage.cached", slotUsageCached, d.Usage.Cached},
-		{&m.response, "usage.output_delta", slotUsageDelta, d.Usage.OutputDelta},
-		{&m.response, "usage.json", slotUsageJSON, d.Usage.JSON},
-	} {
-		if err := p.in.add(p.name, p.slot, p.path); err != nil {
-			return nil, err
+	for _, p := range m.places(d) {
+		alts, err := parsePath(p.path)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
 		}
+		*p.place = place{want: p.want, plain: p.place == &m.session, alts: alts}
+		m.named = m.named || slices.ContainsFunc(alts, path.hasName)
 	}
-	if alts := m.request.paths[slotRank]; len(alts) > 0 {
-		st := alts[0][0]
-		if len(alts) > 1 || len(alts[0]) > 1 || st != (step{num: st.num}) {
-			return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
-		}
-		m.rank = st.num
+	if r := m.rank.alts; len(r) > 0 && (len(r) > 1 || len(r[0]) > 1 || r[0][0] != step{num: r[0][0].num}) {
+		return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
 	}
-	cached := m.response.paths[slotUsageCached]
-	m.zeroIsAbsent = len(cached) > 0 && cached[0][0].key == ""
+	cached := m.usageCached.alts
+	m.zero = len(cached) > 0 && cached[0][0].key == ""
 	return m, nil
 }
 
@@ -182,12 +248,16 @@ func checkLinked(d dialect.Dialect, methods []string) error {
 		if md == nil {
 			return fmt.Errorf("methods: the service %s has no method %s", service, method)
 		}
-		for _, check := range []error{
-			own.request.check(md.Input()), own.turn.check(md.Input(), own.request.paths[slotTurn]...),
-			own.medium.check(md.Input(), own.request.paths[slotMedia]...), own.response.check(md.Output()),
-		} {
-			if check != nil {
-				return check
+		for _, p := range own.places(d) {
+			in, front := md.Input(), []path{nil}
+			if p.reply {
+				in = md.Output()
+			}
+			if p.front != nil {
+				front = p.front.alts
+			}
+			if len(p.alts) > 0 && !p.leads(in, front) {
+				return fmt.Errorf("%s: %q: %s has no such field of a kind that can be read", p.name, p.path, in.FullName())
 			}
 		}
 	}

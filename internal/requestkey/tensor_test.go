@@ -33,7 +33,7 @@ func TestTensorElements(t *testing.T) {
 
 func decoded(datatype string, raw []byte) (texts []string, ids []uint32) {
 	elements(datatype, raw, func(v value) {
-		if ids = v.ids; v.kind == kindText {
+		if ids = v.ids; v.kind == kindEncoded {
 			texts = append(texts, v.text)
 		}
 	})
