@@ -16,34 +16,29 @@ import (
 // attached is what the Router in use, and no other, is connected to: the look-aside server's view of the replicas, the
 // replicas' KV events, and metrics. Used with lb.mu held.
 type attached struct {
-	router  *router.Router
-	metrics func() // stops them; nil = there are none
-
-	events        *kvevents.Manager // nil while no replica is followed
-	eventsMetrics func()
-
+	router *router.Router
 	watch  *lookaside.Watch // of the resolver; nil where there is no server
 	viewed *lookaside.Watch // whose view the Router has
-	detach func()
+	events *kvevents.Manager
 
-	// desk is how the servers of deskOf are asked, in the way that was asked for; nil = they are not.
-	desk     *call.Central
-	deskOf   *lookaside.Watch
-	deskWait time.Duration
-	warned   bool
+	// What ends the view, the KV events and the metrics; nil = there are none. The end of the events clears what was
+	// received; it waits for goroutines that do not take lb.mu.
+	leaveView, leaveEvents, leaveMetrics func()
+
+	warned bool
 }
 
 // attach connects a Router, whose fleet is set, in the place of the one before.
 func (a *attached) attach(b *lb, r *router.Router) {
 	if a.router != r {
-		a.leaveView()
-		a.leaveEvents()
-		a.router = r
+		leave(&a.leaveView)
+		leave(&a.leaveEvents)
+		a.router, a.viewed = r, nil
 	}
 	if a.viewed != a.watch {
-		a.leaveView()
-		if a.watch != nil {
-			a.viewed, a.detach = a.watch, a.watch.Attach(r)
+		leave(&a.leaveView)
+		if a.viewed = a.watch; a.watch != nil {
+			a.leaveView = a.watch.Attach(r)
 		}
 	}
 	var sources []policy.Attributes
@@ -53,24 +48,22 @@ func (a *attached) attach(b *lb, r *router.Router) {
 		}
 	}
 	if sources == nil || !r.ObservesCache() {
-		a.leaveEvents()
+		leave(&a.leaveEvents)
 		return
 	}
-	if a.events == nil {
-		a.events = kvevents.NewManager(kvevents.Options{
-			Sink: r.CacheChanged, Connect: b.direct, Logger: b.logger(),
-		})
-		a.eventsMetrics = watched(b.recorder().WatchEvents(b.config.Policy.Name, a.events.Status))
+	if a.leaveEvents == nil {
+		h := b.handle()
+		events := kvevents.NewManager(kvevents.Options{Sink: r.CacheChanged, Connect: b.direct, Logger: h.Logger})
+		metrics := watched(h.Telemetry.WatchEvents(b.config.Policy.Name, events.Status))
+		a.events, a.leaveEvents = events, func() { metrics(); events.Close() }
 	}
 	a.events.SetFleet(sources)
 }
 
 // observe records the metrics of the Router of a binding.
 func (a *attached) observe(b *call.Binding) {
-	if a.metrics != nil {
-		a.metrics()
-	}
-	a.metrics = watched(b.Telemetry.Watch(b.Policy, b.Router))
+	leave(&a.leaveMetrics)
+	a.leaveMetrics = watched(b.Telemetry.Watch(b.Policy, b.Router))
 }
 
 // watched is the end of metrics, which may not have begun.
@@ -82,47 +75,25 @@ func watched(stop func(), err error) func() {
 	return stop
 }
 
-// leave ends all of it.
-func (a *attached) leave() {
-	a.leaveView()
-	a.leaveEvents()
-	if a.metrics != nil {
-		a.metrics()
+// leave ends something that may have begun.
+func leave(end *func()) {
+	if *end != nil {
+		(*end)()
+		*end = nil
 	}
 }
 
-func (a *attached) leaveView() {
-	if a.viewed != nil {
-		a.detach()
-		a.viewed = nil
-	}
-}
-
-// leaveEvents ends the KV events; what was received is cleared. It waits for goroutines that do not take lb.mu.
-func (a *attached) leaveEvents() {
-	if a.events != nil {
-		a.eventsMetrics()
-		a.events.Close()
-		a.events = nil
-	}
-}
-
-// central is how calls ask the server, nil where they do not. Where there is no server to ask it logs that, once.
-func (a *attached) central(want *policy.Adoption) *call.Central {
-	wait := time.Duration(cmp.Or(want.CentralDeadline, policy.Duration(policy.DefaultCentralDeadline)))
-	switch closed := want.Mode == policy.CentralOnly; {
+// central is how calls ask the server, zero where they do not. Where there is no server to ask it logs that, once.
+func (a *attached) central(want *policy.Adoption) call.Central {
+	switch {
 	case !want.Asks():
-		a.desk = nil
-	case a.watch == nil:
-		a.desk = nil
-		if !a.warned {
-			a.warned = true
-			slog.Warn("warmpath: mode is central, and there is no look-aside server to ask: the local policy decides; " +
-				"dial warmpath://server:port/deployment")
-		}
-	case a.desk == nil || a.deskOf != a.watch || a.deskWait != wait || a.desk.Closed != closed:
-		a.desk = &call.Central{Desk: a.watch.Desk(wait), Closed: closed}
-		a.deskOf, a.deskWait = a.watch, wait
+	case a.watch != nil:
+		wait := cmp.Or(want.CentralDeadline, policy.Duration(policy.DefaultCentralDeadline))
+		return call.Central{Desk: *a.watch.Desk(time.Duration(wait)), Closed: want.Mode == policy.CentralOnly}
+	case !a.warned:
+		a.warned = true
+		slog.Warn("warmpath: mode is central, and there is no look-aside server to ask: the local policy decides; " +
+			"dial warmpath://server:port/deployment")
 	}
-	return a.desk
+	return call.Central{}
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/lookaside"
-	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -32,23 +31,40 @@ type lb struct {
 
 	// owner is the channel's handle; nil for a channel without interceptors, and until it is found. Set with mu held.
 	owner atomic.Pointer[call.Handle]
+	bare  *call.Handle // stands in for it: for what is logged and recorded
 	// binding is the Router in use with its configuration; replaced under mu.
 	binding atomic.Pointer[call.Binding]
 
-	described, noKey, bare sync.Once // what a channel without interceptors logs
+	described, promptless sync.Once // what a channel without interceptors logs
+
+	ctx    context.Context // ends with the balancer
+	end    context.CancelFunc
+	aborts chan struct{} // as full as calls of engines' Abort are under way
 
 	// mu guards the fields below. It is not held while an endpoint's connections are
-	// called, whose own locks are taken before it; the handle's, the Router's and
-	// reachable's are taken after it.
+	// called, whose own locks are taken before it; the handle's and the Router's are taken after it.
 	mu        sync.Mutex
 	config    *lbConfig
-	table     *requestkey.Table // of config, with the handle's dialects; nil where neither is in force yet
 	endpoints endpoints
 	updating  bool // endpoints are being updated: what they report is put into force after it
 	attached  attached
 	closed    bool
+}
 
-	aborts aborts
+func newLB() *lb {
+	b := &lb{bare: call.NewHandle(nil, nil), aborts: make(chan struct{}, maxAborts)}
+	b.ctx, b.end = context.WithCancel(context.Background())
+	b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
+	b.endpoints.reach(nil)
+	return b
+}
+
+// handle is the channel's handle, or what stands in for it.
+func (b *lb) handle() *call.Handle {
+	if h := b.owner.Load(); h != nil {
+		return h
+	}
+	return b.bare
 }
 
 // UpdateClientConnState takes a new list of endpoints or a new configuration.
@@ -79,7 +95,9 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	b.configure(config, h, r)
 	b.updating = true
 	b.mu.Unlock()
-	b.announce(config)
+	if h != nil {
+		b.announce(h)
+	}
 	err = b.update(kept, s.ResolverState)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,7 +112,7 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 
 // update passes the endpoints on to their connections, and closes those that are not wanted any more. It returns the
 // first error. Called without mu.
-func (b *lb) update(kept []listed, s resolver.State) (first error) {
+func (b *lb) update(kept []*endpoint, s resolver.State) (first error) {
 	s = pickfirst.EnableHealthListener(s)
 	for _, e := range kept {
 		if err := e.update(s, b.opts); err != nil && first == nil {
@@ -120,7 +138,7 @@ func (b *lb) publish() {
 	binding := b.binding.Load()
 	if binding != nil && len(binding.Router.View().Connected()) > 0 {
 		s := balancer.State{ConnectivityState: connectivity.Ready, Picker: &picker{lb: b}}
-		if b.endpoints.eager.Load() { // else connections are opened by picks: as good as ready
+		if b.endpoints.eager { // else connections are opened by picks: as good as ready
 			s.ConnectivityState = b.endpoints.aggregate()
 		}
 		b.ClientConn.UpdateState(s)
@@ -169,7 +187,7 @@ func (b *lb) ExitIdle() {
 	all := b.endpoints.children()
 	b.mu.Unlock()
 	for _, c := range all {
-		if b.endpoints.eager.Load() {
+		if b.endpoints.eager {
 			c.ExitIdle()
 		}
 	}
@@ -179,7 +197,10 @@ func (b *lb) ExitIdle() {
 // was learned stays with the channel's handle, if it has one.
 func (b *lb) Close() {
 	all, unused := b.leave()
-	b.aborts.close()
+	b.end()
+	for range maxAborts { // waits for those under way, and leaves room for no other
+		b.aborts <- struct{}{}
+	}
 	for _, c := range all {
 		c.Close()
 	}
@@ -191,8 +212,10 @@ func (b *lb) leave() (all []balancer.Balancer, unused []*router.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
-	b.endpoints.reachable.set(nil)
-	b.attached.leave()
+	b.endpoints.reach(nil)
+	leave(&b.attached.leaveView)
+	leave(&b.attached.leaveEvents)
+	leave(&b.attached.leaveMetrics)
 	// The Router may outlive the balancer: it is not to hold on to the connections,
 	// and through them to the call.
 	for _, e := range b.endpoints.all.Values() {
@@ -214,53 +237,32 @@ func (b *lb) leave() (all []balancer.Balancer, unused []*router.Router) {
 func (b *lb) retire(unused ...*router.Router) {
 	for _, r := range unused {
 		if err := r.Close(); err != nil {
-			b.logger().Warn("warmpath: a policy was not closed in order", "error", err)
+			b.handle().Logger.Warn("warmpath: a policy was not closed in order", "error", err)
 		}
 	}
 }
 
 var errGone = errors.New("warmpath: no replica that the call may use is connected")
 
-func (b *lb) logger() *slog.Logger {
-	if h := b.owner.Load(); h != nil {
-		return h.Logger
-	}
-	return slog.Default()
-}
-
-// announce writes the one line of a channel with interceptors that is bound to the balancer with a config.
-func (b *lb) announce(c *lbConfig) {
-	if h := b.owner.Load(); h != nil && h.Announces(c.text) {
-		b.describe(c)
-	}
-}
-
-// announceBare is announce for a channel without interceptors.
-func (b *lb) announceBare() {
+// announce writes the one line of a channel that is bound to the balancer with a config.
+func (b *lb) announce(h *call.Handle) {
 	b.mu.Lock()
 	c := b.config
 	b.mu.Unlock()
-	if b.owner.Load() == nil {
-		b.describe(c)
+	if h.Announces(c.text) {
+		attrs := append([]slog.Attr{slog.String("target", b.target)}, c.Attrs()...)
+		h.Logger.LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the channel is bound", attrs...)
 	}
-}
-
-func (b *lb) describe(c *lbConfig) {
-	attrs := append([]slog.Attr{slog.String("target", b.target)}, c.Attrs()...)
-	b.logger().LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the channel is bound", attrs...)
 }
 
 // warnNoKey warns once that calls have no key; method is empty for a call without interceptors.
 func (b *lb) warnNoKey(binding *call.Binding, method string) {
-	once := &b.noKey
-	if h := b.owner.Load(); h != nil {
-		once = &h.NoKey
-	}
-	once.Do(func() {
+	h := b.handle()
+	h.NoKey.Do(func() {
 		if method == "" && binding.Uses&policy.UsesPrompt != 0 {
 			return // warnBare has warned
 		}
-		b.logger().Warn("warmpath: a call carries no key that the policy routes by, and is routed by load; "+
+		h.Logger.Warn("warmpath: a call carries no key that the policy routes by, and is routed by load; "+
 			"this is logged once", "target", b.target, "policy", binding.Policy, "method", method,
 			"hint", "use client.WithSession or a metadata key of session_keys, or set in dialects which field is the prompt")
 	})
@@ -268,8 +270,8 @@ func (b *lb) warnNoKey(binding *call.Binding, method string) {
 
 // warnBare warns once that prompts do not reach the policy.
 func (b *lb) warnBare() {
-	b.bare.Do(func() {
-		b.logger().Warn("warmpath: the policy looks at prompts, and calls come without the interceptors of client.New or " +
+	b.promptless.Do(func() {
+		b.handle().Logger.Warn("warmpath: the policy looks at prompts, and calls come without the interceptors of client.New or " +
 			"client.DialOptions: they are routed by session, or else by load")
 	})
 }

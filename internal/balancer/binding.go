@@ -8,7 +8,6 @@ import (
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
-	"github.com/warmpath/warmpath/internal/telemetry"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -48,62 +47,49 @@ func (c *lbConfig) newRouter(h *call.Handle) (*router.Router, error) {
 	return r, nil
 }
 
-// configure puts the configuration and the members into force. r is nil where
-// the Router stays the same. Called with mu held.
+// configure puts a configuration and the members into force. r is nil where the Router stays the same, h where the
+// channel has no interceptors, or its handle is not found yet. Called with mu held.
 func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
-	attach := h != nil && b.owner.Load() == nil
-	if attach || b.config == nil || b.config.key != c.key {
-		b.table = dialects(c, h)
-	}
+	old, found := b.binding.Load(), h != nil && b.owner.Load() == nil
 	b.config = c
 	b.owner.Store(h)
-	b.use(r)
-	if attach {
-		h.Attach(b.binding.Load(), b.opts.ChannelzParent)
+	next := &call.Binding{
+		Config:      c.Config,
+		Telemetry:   b.handle().Telemetry,
+		Policy:      c.Deciding(),
+		Central:     b.attached.central(&c.Adoption),
+		SessionKeys: c.sessions,
+		PriorityKey: strings.ToLower(c.PriorityKey),
+		Abort:       b.abort,
+		NoKey:       b.warnNoKey,
+		Key:         c.key,
 	}
-}
-
-// use brings a Router, nil for the one in use, up to date and makes it the one
-// in use. Called with mu held.
-func (b *lb) use(r *router.Router) {
-	old := b.binding.Load()
 	if r == nil {
-		r = old.Router
+		r, next.Dialects = old.Router, old.Dialects
 	}
-	if err := r.Rollout.Set(b.config.Rollout()); err != nil {
+	if found || next.Dialects == nil {
+		next.Dialects = dialects(c, h)
+	}
+	if err := r.Rollout.Set(c.Rollout()); err != nil {
 		logger.Error(err) // of a Router that is not ours
 	}
 	r.Fleet.Set(b.endpoints.members)
 	b.endpoints.connect(r)
-	next := &call.Binding{
-		Router:      r,
-		Config:      b.config.Config,
-		Telemetry:   b.recorder(),
-		Policy:      b.config.Deciding(),
-		Central:     b.attached.central(&b.config.Adoption),
-		Uses:        b.uses(r),
-		Dialects:    b.table,
-		SessionKeys: b.config.sessions,
-		PriorityKey: strings.ToLower(b.config.PriorityKey),
-		Abort:       b.abort,
-		NeedsPrompt: b.config.RequirePrompt && r.Uses()&policy.UsesPrompt != 0,
-		NoKey:       b.warnNoKey,
-		Key:         b.config.key,
-	}
+	next.Router, next.Uses = r, b.uses(r)
+	next.NeedsPrompt = c.RequirePrompt && r.Uses()&policy.UsesPrompt != 0
 	b.attached.attach(b, r)
-	if old != nil && old.Router == r && old.Uses == next.Uses && old.Telemetry == next.Telemetry &&
-		old.Dialects == next.Dialects && old.Central == next.Central && old.Policy == next.Policy {
-		return
+	if old == nil || found || old.Router != r ||
+		old.Uses != next.Uses || old.Central != next.Central || old.Policy != next.Policy {
+		b.binding.Store(next)
+		b.attached.observe(next)
+		if h != nil && !found {
+			h.Replace(old, next)
+		}
 	}
-	b.binding.Store(next)
-	b.attached.observe(next)
-	if old == nil {
-		return
+	if found {
+		h.Attach(b.binding.Load(), b.opts.ChannelzParent)
 	}
-	if h := b.owner.Load(); h != nil {
-		h.Replace(old, next)
-	}
-	if old.Router != r {
+	if old != nil && old.Router != r {
 		// Its queued calls go to gRPC and meet the new Router in the picker.
 		go b.retire(old.Router)
 	}
@@ -130,43 +116,20 @@ func (b *lb) uses(r *router.Router) policy.Uses {
 	return r.Uses()
 }
 
-// serves reports whether a handle is that of the balancer's channel.
+// serves reports whether a handle that a pick brought along is that of the balancer's channel: it may be that of another
+// one, in whose attempt the call was made. The first pick of a channel binds its handle, with the Router that the handle kept
+// if there is one.
 func (b *lb) serves(h *call.Handle) bool {
 	if own := b.owner.Load(); own != nil {
 		return own == h
 	}
-	if !b.bind(h) {
-		return false
-	}
 	b.mu.Lock()
-	c := b.config
-	b.mu.Unlock()
-	b.announce(c)
-	return true
-}
-
-// bind attaches the balancer to the handle that a pick brought along, with the Router that the handle kept if there is
-// one. It reports whether the handle is that of the balancer's channel: a pick may bring that of another one, in whose
-// attempt the call was made.
-func (b *lb) bind(h *call.Handle) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if own := b.owner.Load(); own != nil || b.closed {
+	if own := b.owner.Load(); own != nil || b.closed || !h.Owns(b.opts.ChannelzParent, b.target) {
+		b.mu.Unlock()
 		return own == h
 	}
-	if !h.Owns(b.opts.ChannelzParent, b.target) {
-		return false
-	}
-	b.table = dialects(b.config, h)
-	b.owner.Store(h)
-	b.use(h.Take(b.config.key))
-	h.Attach(b.binding.Load(), b.opts.ChannelzParent)
+	b.configure(b.config, h, h.Take(b.config.key))
+	b.mu.Unlock()
+	b.announce(h)
 	return true
-}
-
-func (b *lb) recorder() *telemetry.Recorder {
-	if h := b.owner.Load(); h != nil {
-		return h.Telemetry
-	}
-	return telemetry.Default()
 }

@@ -28,12 +28,10 @@
 package balancer
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 
 	"google.golang.org/grpc/balancer"
-	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/serviceconfig"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -58,9 +56,8 @@ type builder struct{}
 func (builder) Name() string { return Name }
 
 func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
-	b := &lb{ClientConn: cc, opts: opts, target: opts.Target.String()}
-	b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
-	b.aborts.ctx, b.aborts.cancel = context.WithCancel(context.Background())
+	b := newLB()
+	b.ClientConn, b.opts, b.target = cc, opts, opts.Target.String()
 	return b
 }
 

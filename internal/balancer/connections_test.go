@@ -46,8 +46,7 @@ func TestConnectionsOfIDsThatMove(t *testing.T) {
 		{"to a new id", []string{"a=1", "b=2", "d=3"}, map[string]string{"a": "1", "b": "2", "d": "3"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b := new(lb)
-			b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
+			b := newLB()
 			update := func(list ...string) {
 				var all []resolver.Endpoint
 				for _, s := range list {
@@ -77,8 +76,7 @@ func TestConnectionsOfIDsThatMove(t *testing.T) {
 
 // What is waited for with the balancer's lock held gets its connection without it.
 func TestConnectionsWhileTheBalancerIsLocked(t *testing.T) {
-	b := new(lb)
-	b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
+	b := newLB()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -98,7 +96,7 @@ func TestConnectionsWhileTheBalancerIsLocked(t *testing.T) {
 		}}}
 		b.endpoints.report(e)
 	}
-	b.endpoints.reachable.wake()
+	b.endpoints.reach(b.endpoints.reachable.Load().byID)
 	select {
 	case address := <-got:
 		require.Equal(t, "1", address)

@@ -2,7 +2,6 @@ package balancer
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -14,48 +13,25 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// reachable are the replicas by id, for code that calls them itself. It has a lock of its own: that code may be waited
-// for with lb.mu held.
+// reachable are the replicas by id, for code that calls them itself and may be waited for with lb.mu held.
 type reachable struct {
-	mu      sync.Mutex // guards the fields below; taken under lb.mu, and nothing is called under it
 	byID    map[string]*host
-	changed chan struct{} // closed by the next change; nil while nothing waits
+	changed chan struct{} // closed once another set is in force, or a connection of this one has become ready
 }
 
-// set replaces the replicas.
-func (r *reachable) set(byID map[string]*host) {
-	r.mu.Lock()
-	r.byID = byID
-	r.mu.Unlock()
-	r.wake()
-}
-
-// wake has those look again that wait for a connection.
-func (r *reachable) wake() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.changed != nil {
-		close(r.changed)
-		r.changed = nil
+// reach puts the replicas into force, and has those look again that wait for a connection. Called with lb.mu held.
+func (l *endpoints) reach(byID map[string]*host) {
+	if old := l.reachable.Swap(&reachable{byID, make(chan struct{})}); old != nil {
+		close(old.changed)
 	}
-}
-
-// get returns the replica with an id, nil if there is none, and what the next change closes.
-func (r *reachable) get(id string) (h *host, changed <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.changed == nil {
-		r.changed = make(chan struct{})
-	}
-	return r.byID[id], r.changed
 }
 
 // direct returns a connection of the replica that is ready, for calls to that replica and no other, past the queue, the
 // policy and the interceptors. It waits for one. It does not take lb.mu.
 func (b *lb) direct(ctx context.Context, id string) (grpc.ClientConnInterface, error) {
 	for {
-		h, changed := b.endpoints.reachable.get(id)
-		if h != nil && h.connectivity() == connectivity.Ready {
+		now := b.endpoints.reachable.Load()
+		if h := now.byID[id]; h != nil && h.connectivity() == connectivity.Ready {
 			if res, err := h.send(balancer.PickInfo{}); err == nil {
 				if res.Done != nil {
 					res.Done(balancer.DoneInfo{})
@@ -66,7 +42,7 @@ func (b *lb) direct(ctx context.Context, id string) (grpc.ClientConnInterface, e
 			}
 		}
 		select {
-		case <-changed:
+		case <-now.changed:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -87,58 +63,21 @@ const (
 	maxAborts = 256
 )
 
-// aborts are the calls of engines' Abort that are under way.
-type aborts struct {
-	ctx    context.Context // ends with the balancer
-	cancel context.CancelFunc
-	all    sync.WaitGroup
-
-	mu     sync.Mutex // guards the fields below; nothing is called under it
-	n      int        // under way
-	closed bool
-}
-
-// begin counts one in, if there is room.
-func (a *aborts) begin() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.closed || a.n == maxAborts {
-		return false
-	}
-	a.n++
-	a.all.Add(1)
-	return true
-}
-
-func (a *aborts) end() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.n--
-	a.all.Done()
-}
-
-// close ends those under way and waits for them.
-func (a *aborts) close() {
-	a.mu.Lock()
-	a.closed = true
-	a.mu.Unlock()
-	a.cancel()
-	a.all.Wait()
-}
-
 // abort has a replica's engine stop a request that was cancelled: see call.Binding. The message has the id in its field
 // 1. That is what a StringValue is on the wire, so no name of an engine's is needed.
 func (b *lb) abort(call context.Context, replica, method, id string, ended func(how string)) {
-	if !b.aborts.begin() {
+	select {
+	case b.aborts <- struct{}{}:
+	default:
 		ended(telemetry.AbortDropped)
 		return
 	}
 	go func() {
-		defer b.aborts.end()
+		defer func() { <-b.aborts }()
 		// With the metadata of the call: it may carry the right to do this.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(call), abortTimeout)
 		defer cancel()
-		defer context.AfterFunc(b.aborts.ctx, cancel)()
+		defer context.AfterFunc(b.ctx, cancel)()
 		conn, err := b.direct(ctx, replica)
 		if err == nil {
 			err = conn.Invoke(ctx, method, wrapperspb.String(id), &emptypb.Empty{}, grpc.StaticMethod())

@@ -18,11 +18,11 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// endpoints are those of the resolver's list. Used with lb.mu held, but for eager and reachable.
+// endpoints are those of the resolver's list. Used with lb.mu held, but for reachable.
 type endpoints struct {
-	eager     atomic.Bool // all connections are to be open
-	reachable reachable
+	reachable atomic.Pointer[reachable]
 
+	eager      bool // all connections are to be open
 	all        *resolver.EndpointMap[*endpoint]
 	members    []router.Member
 	left       []*conn                        // to be closed at the end of the update under way
@@ -39,7 +39,8 @@ type endpoint struct {
 	lb *lb
 
 	// Guarded by lb.mu.
-	id    string // of the replica that is there
+	id    string            // of the replica that is there
+	as    resolver.Endpoint // as the resolver lists it
 	state connectivity.State
 	seen  uint64 // the last update of the list that has it
 	conns []*conn
@@ -60,20 +61,14 @@ type conn struct {
 	done  func(balancer.DoneInfo) // ends a call; made once, so that picking does not allocate
 }
 
-// listed is an endpoint as the resolver lists it.
-type listed struct {
-	*endpoint
-	as resolver.Endpoint
-}
-
 // set rebuilds the list of replicas, sorted by id: the resolver's order is random. It returns the endpoints that count:
 // of several with the same id or the same addresses that is the first.
-func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []listed {
+func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []*endpoint {
 	l.updates++
 	l.streams, l.perReplica = config.MaxStreamsPerConnection, max(config.ConnectionsPerReplica, 1)
 	l.members = make([]router.Member, 0, len(all))
 	byID := make(map[string]*host, len(all))
-	kept := make([]listed, 0, len(all))
+	kept := make([]*endpoint, 0, len(all))
 	for _, ep := range all {
 		if len(ep.Addresses) == 0 {
 			continue
@@ -87,9 +82,9 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []list
 			e = &endpoint{lb: b, state: connectivity.Shutdown, host: new(host)}
 			l.all.Set(ep, e)
 		}
-		e.id, e.seen, byID[attrs.ID] = attrs.ID, l.updates, e.host
+		e.id, e.as, e.seen, byID[attrs.ID] = attrs.ID, ep, l.updates, e.host
 		l.members = append(l.members, router.Member{Attributes: attrs, Host: e.host})
-		kept = append(kept, listed{e, ep})
+		kept = append(kept, e)
 	}
 	for ep, e := range l.all.All() {
 		if e.seen != l.updates {
@@ -99,9 +94,9 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []list
 			l.drop(e, 0)
 		}
 	}
-	l.reachable.set(byID)
+	l.reach(byID)
 	slices.SortFunc(l.members, func(x, y router.Member) int { return cmp.Compare(x.ID, y.ID) })
-	l.eager.Store(len(kept)*l.perReplica <= EagerConnections)
+	l.eager = len(kept)*l.perReplica <= EagerConnections
 	return kept
 }
 
@@ -115,28 +110,27 @@ func (l *endpoints) drop(e *endpoint, keep int) {
 }
 
 // update passes an endpoint on to its connections, as many as are wanted now. Called without lb.mu.
-func (e listed) update(s resolver.State, opts balancer.BuildOptions) error {
+func (e *endpoint) update(s resolver.State, opts balancer.BuildOptions) error {
 	l := &e.lb.endpoints
 	e.lb.mu.Lock()
 	for len(e.conns) < l.perReplica {
-		c := &conn{ClientConn: e.lb.ClientConn, endpoint: e.endpoint}
+		c := &conn{ClientConn: e.lb.ClientConn, endpoint: e}
 		c.state.Picker = base.NewErrPicker(balancer.ErrNoSubConnAvailable)
 		c.done = func(balancer.DoneInfo) { c.calls.Add(-1) }
 		e.conns = append(e.conns, c)
 	}
 	if len(e.conns) > l.perReplica {
-		l.drop(e.endpoint, l.perReplica)
-		l.report(e.endpoint)
+		l.drop(e, l.perReplica)
+		l.report(e)
 	}
-	conns := e.conns
+	conns, eager := e.conns, l.eager
+	s.Endpoints = []resolver.Endpoint{e.as}
 	e.lb.mu.Unlock()
 	var errs error
-	s.Endpoints = []resolver.Endpoint{e.as}
 	for _, c := range conns {
 		if c.child == nil {
-			build := balancer.Get(pickfirst.Name).Build
-			child := balancer.Balancer(nil)
-			if l.eager.Load() {
+			child, build := balancer.Balancer(nil), balancer.Get(pickfirst.Name).Build
+			if eager {
 				child = build(c, opts)
 			} else {
 				child = lazy.NewBalancer(c, opts, build)
@@ -154,7 +148,7 @@ func (e listed) update(s resolver.State, opts balancer.BuildOptions) error {
 // lb.mu held.
 func (e *endpoint) open() {
 	idle := func(c *conn) bool { return c.state.ConnectivityState == connectivity.Idle }
-	if !e.lb.endpoints.eager.Load() && !slices.ContainsFunc(e.conns, func(c *conn) bool { return !idle(c) }) {
+	if !e.lb.endpoints.eager && !slices.ContainsFunc(e.conns, func(c *conn) bool { return !idle(c) }) {
 		return
 	}
 	for _, c := range e.conns {
@@ -174,13 +168,12 @@ func (c *conn) UpdateState(s balancer.State) {
 	}
 	c.state = s
 	l.report(e)
+	e.open()
 	switch s.ConnectivityState {
-	case connectivity.Idle:
-		e.open()
 	case connectivity.TransientFailure:
 		l.failed = s.Picker
 	case connectivity.Ready:
-		l.reachable.wake()
+		l.reach(l.reachable.Load().byID)
 	}
 	if b.updating {
 		return
@@ -215,28 +208,25 @@ func (l *endpoints) report(e *endpoint) {
 
 // together is the state of several connections: the best one.
 func together(conns []*conn) childState {
-	for _, state := range []connectivity.State{
-		connectivity.Ready, connectivity.Connecting, connectivity.Idle, connectivity.TransientFailure,
-	} {
-		var in leastUsed
-		for _, c := range conns {
-			if c.state.ConnectivityState == state {
-				in = append(in, used{c, c.state.Picker})
+	var in [connectivity.Shutdown + 1]leastUsed
+	for _, c := range conns {
+		in[c.state.ConnectivityState] = append(in[c.state.ConnectivityState], used{c, c.state.Picker})
+	}
+	for _, state := range bestFirst {
+		if all := in[state]; len(all) > 0 {
+			s := childState{State: all[len(all)-1].state, ready: len(all)}
+			if state == connectivity.Ready {
+				s.Picker = all
 			}
+			return s
 		}
-		if len(in) == 0 {
-			continue
-		}
-		s := childState{State: in[len(in)-1].state, ready: len(in)}
-		switch state {
-		case connectivity.Ready:
-			s.Picker = in
-		case connectivity.Idle:
-			s.Picker = opening(in)
-		}
-		return s
 	}
 	return childState{State: conns[0].state}
+}
+
+// bestFirst are the states of connections.
+var bestFirst = []connectivity.State{
+	connectivity.Ready, connectivity.Connecting, connectivity.Idle, connectivity.TransientFailure,
 }
 
 // leastUsed picks among the connections that are ready the one with the fewest calls.
@@ -270,16 +260,6 @@ func (p leastUsed) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	}
 }
 
-// opening opens connections that are idle.
-type opening []used
-
-func (p opening) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
-	for _, c := range p {
-		_, _ = c.picker.Pick(info) // its error is that the call has to wait
-	}
-	return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
-}
-
 // moves counts an endpoint in another state; Shutdown is none.
 func (l *endpoints) moves(e *endpoint, to connectivity.State) {
 	l.states[e.state]--
@@ -289,7 +269,7 @@ func (l *endpoints) moves(e *endpoint, to connectivity.State) {
 
 // aggregate returns the best state of an endpoint.
 func (l *endpoints) aggregate() connectivity.State {
-	for _, s := range []connectivity.State{connectivity.Ready, connectivity.Connecting, connectivity.Idle} {
+	for _, s := range bestFirst {
 		if l.states[s] > 0 {
 			return s
 		}
@@ -333,7 +313,7 @@ func (l *endpoints) pickable(h *host) bool {
 	case connectivity.Ready:
 		return true
 	case connectivity.Idle, connectivity.Connecting:
-		return !l.eager.Load()
+		return !l.eager
 	}
 	return false
 }

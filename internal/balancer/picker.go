@@ -211,7 +211,11 @@ func (p *picker) sendQuick(
 
 // pickBare routes by metadata alone.
 func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.PickResult, error) {
-	p.lb.described.Do(p.lb.announceBare)
+	p.lb.described.Do(func() {
+		if p.lb.owner.Load() == nil {
+			p.lb.announce(p.lb.bare)
+		}
+	})
 	binding := p.lb.binding.Load()
 	if q := route.Bare(binding.Uses); q != nil {
 		if rep, why, ok := binding.Router.Quick().Pick(q); ok {

@@ -215,7 +215,7 @@ func (a *Attempts) canMove() bool {
 	router.Rekey(&q) // a copy that shares no memory with the request
 	c.mu.Unlock()
 	b.ReadMetadata(c.Context, route, &q)
-	if at == nil || q.Pin != "" || b.Central != nil && b.Central.Closed {
+	if at == nil || q.Pin != "" || b.Central.Closed {
 		return false
 	}
 	q.Exclude = append(slices.Clip(q.Exclude), at.ID)

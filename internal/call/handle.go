@@ -33,7 +33,7 @@ type Binding struct {
 	SessionKeys *requestkey.SessionKeys // nil = none
 	PriorityKey string                  // metadata key of the priority, in lower case
 	NeedsPrompt bool                    // calls without a prompt are refused
-	Central     *Central                // nil = the server is not asked
+	Central     Central                 // zero = the server is not asked
 	// Abort has a replica's engine stop a request that was cancelled, and calls ended with the
 	// result, from any goroutine. It returns at once; nil = engines are not reached. Of the
 	// context only the values are used.

@@ -9,12 +9,12 @@ import (
 )
 
 // broken is the break of an attempt that began when all breaks before were over.
-func (q *quarantine) broken(prompt uint64, replica string, now time.Time) []strike {
+func (q *quarantine) broken(prompt uint64, replica string, now time.Time) []breakage {
 	return q.broke(breakage{prompt: prompt, known: true, replica: replica, at: now, began: q.breaks.Load()}, time.Minute)
 }
 
-func names(strikes []strike) (replicas []string) {
-	for _, s := range strikes {
+func names(breaks []breakage) (replicas []string) {
+	for _, s := range breaks {
 		replicas = append(replicas, s.replica)
 	}
 	return replicas
@@ -58,13 +58,12 @@ func TestQuarantineLetsTheAnsweredGo(t *testing.T) {
 func TestQuarantineIsBounded(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var q quarantine
-	for i := range uint64(3 * maxSuspects) {
+	for i := range uint64(3 * maxBreaks) {
 		q.broken(i, fmt.Sprint("r", i%7), now)
 	}
-	require.EqualValues(t, maxSuspects, q.held.Load())
-	require.Len(t, q.suspects, maxSuspects)
-	require.LessOrEqual(t, len(q.recent), maxBreaks)
-	require.Len(t, q.broken(3*maxSuspects-1, "other", now), 2, "the latest are kept")
+	require.EqualValues(t, maxBreaks, q.held.Load())
+	require.Len(t, q.recent, maxBreaks)
+	require.Len(t, q.broken(3*maxBreaks-1, "other", now), 2, "the latest are kept")
 }
 
 // Issue 12.32: breaks at about the same time, and those under several prompts, are no evidence, in whatever order they come.

@@ -30,7 +30,7 @@ type reservation struct {
 
 // make reserves a replica, waiting in the queue where all are full. It reserves none where only gRPC can help.
 func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.Duration) error {
-	if b.Central != nil {
+	if b.Central != (Central{}) {
 		if err := c.pause(backoff); err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func (r *reservation) giveBack(q *policy.Request) {
 
 // Central is mode central of a channel: its look-aside server is asked where each call goes. Read only.
 type Central struct {
-	Desk *lookaside.Desk
+	Desk lookaside.Desk
 	// Closed fails calls for which the server does not decide, with UNAVAILABLE; else the local policy decides.
 	Closed bool
 }
@@ -95,10 +95,10 @@ var errUnasked = errors.New("only the look-aside server may decide (mode: centra
 
 // asks returns how the server is asked for a request, nil if it is not to be.
 func (b *Binding) asks(q *policy.Request) *Central {
-	if b.Central == nil || q.Pin != "" || !b.Router.Rollout.Decides(q) {
+	if b.Central == (Central{}) || q.Pin != "" || !b.Router.Rollout.Decides(q) {
 		return nil
 	}
-	return b.Central
+	return &b.Central
 }
 
 // decidedHere notes that the local policy decided where the server was to.
