@@ -2,65 +2,76 @@ package router
 
 import (
 	"log/slog"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A choice is one request over one view, with the decision to fill in. The Router's mutex is held while its methods
-// run.
+// A choice is one request over one view, with what decides and the decision to fill in. The Router's mutex is held
+// while its methods run.
 type choice struct {
 	r *Router
+	p *policy.Policy
 	q *policy.Request
 	v *view
 	d *policy.Decision
 }
 
-// policy returns what decides: the policy, or Options.Plain.
-func (c choice) policy() *policy.Policy { return c.r.Rollout.policy(c.q) }
-
-// decide fills in the decision.
-func (c choice) decide() error {
-	r, q, v, d := c.r, c.q, c.v, c.d
-	q.State().Plain = !r.Rollout.Decides(q)
+// choose calls the policy, checks its answer, and reserves. Its errors are the
+// sentinels themselves; with ErrFull b.Decision has what the request waits for.
+// now is the time, or zero where the clock was not read yet. Called with mu held.
+func (r *Router) choose(q *policy.Request, b *Reservation, now time.Time) (err error) {
+	if b.held {
+		return ErrHeld
+	}
+	v, s := r.view.Load(), q.State()
+	s.Plain = !r.Rollout.Decides(q)
+	b.Decision = policy.Decision{}
+	c := choice{r, r.Rollout.policy(q), q, v, &b.Decision}
 	switch {
 	case r.queue.closed:
-		*d = policy.Decision{}
 		return ErrClosed
 	case len(v.connected) == 0:
-		*d = policy.Decision{}
 		return ErrNotConnected
 	case q.Pin != "":
-		return c.pinned()
+		err = c.pinned()
+	default:
+		s.AnyModel, s.Keeper = v.anyModel(q), nil
+		if r.quick.slow.Load()&reporting != 0 {
+			r.Load.Expire()
+		}
+		if len(v.leaving) > 0 {
+			s.Keeper = r.Fleet.keeper(q, v)
+		}
+		if err = c.ask(); err != nil && (len(v.leaving) > 0 || !r.outliers.AllHealthy()) {
+			err = c.resort()
+		}
 	}
-	r.Load.Expire()
-	q.State().AnyModel, q.State().Keeper = v.anyModel(q), r.Fleet.keeper(q, v)
-	err := c.ask()
-	if err == nil || r.outliers.AllHealthy() && len(v.leaving) == 0 {
-		return err
+	if err == nil {
+		r.charged(q, v, b, now)
 	}
-	return c.resort()
+	return err
 }
 
 // ask calls the policy and corrects it.
 func (c choice) ask() error {
-	r, q, v, d := c.r, c.q, c.v, c.d
-	p := c.policy()
-	if p.Preview != nil && q.State().Query {
-		*d = p.Preview(q, v)
+	q, v, d := c.q, c.v, c.d
+	if c.p.Preview != nil && q.State().Query {
+		*d = c.p.Preview(q, v)
 	} else {
-		*d = p.Choose(q, v)
-		d.State().Chosen = r.own.Withdrawn != nil && d.Replica != nil && !q.State().Plain
+		*d = c.p.Choose(q, v)
+		d.State().Chosen = c.r.own.Withdrawn != nil && d.Replica != nil && !q.State().Plain
 	}
-	if d.Replica == nil || !v.has(d.Replica) || !v.Available(q, d.Replica) {
-		picked := *d
-		err := c.correct()
-		if picked.Replica != nil && (err != nil || d.Replica.ID != picked.Replica.ID) {
-			c.corrected(&picked)
-		}
-		return err
+	if d.Replica != nil && v.has(d.Replica) && v.Available(q, d.Replica) {
+		return nil
 	}
-	return nil
+	picked := *d
+	err := c.correct()
+	if picked.Replica != nil && (err != nil || d.Replica.ID != picked.Replica.ID) {
+		c.corrected(&picked)
+	}
+	return err
 }
 
 // corrected notes that a pick of the policy is not used. Called with mu held.
@@ -73,7 +84,7 @@ func (c choice) corrected(picked *policy.Decision) {
 	if c.r.Counts.Corrections.Add(1) == 1 {
 		slog.Warn("warmpath: the policy picks a replica that the request may not be given: "+
 			"the least loaded is taken instead; a policy picks among those that View.Available reports (logged once)",
-			"policy", c.policy().Name, "replica", picked.Replica.ID)
+			"policy", c.p.Name, "replica", picked.Replica.ID)
 	}
 }
 
@@ -93,7 +104,6 @@ func (c choice) resort() (err error) {
 func (c choice) pinned() error {
 	r, q, v, d := c.r, c.q, c.v, c.d
 	rep := v.byID[q.Pin]
-	*d = policy.Decision{}
 	switch {
 	case rep == nil || rep.Draining || excluded(q, rep):
 		return ErrNoSuchReplica

@@ -18,7 +18,7 @@ type foreign struct {
 // reports notes a report of the load of others on a replica.
 func (m *model) reports(id string, p load.Peer) {
 	f := foreign{told: m.foreign[id].told}
-	if m.r.takesLoad {
+	if m.r.uses&policy.UsesLoad != 0 {
 		f.reported, f.until = p, m.clock.now.Add(load.ReportTTL)
 	}
 	m.foreign[id] = f
@@ -80,7 +80,7 @@ func (m *model) checkRate(rep *policy.Replica) float64 {
 	if weight <= 0 {
 		weight = 1
 	}
-	if !m.r.learns {
+	if m.r.uses&policy.UsesLoad == 0 {
 		require.Equal(m.t, 1/(1/weight), rate)
 	}
 	require.GreaterOrEqual(m.t, rate/weight, 1./8-1e-9)

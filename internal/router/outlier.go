@@ -2,7 +2,6 @@ package router
 
 import (
 	"sync/atomic"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
@@ -28,40 +27,24 @@ func (h *Health) Look() {
 	h.Sync()
 }
 
-// attend looks at the fleet before a pick, if that is due. It is never called while a request chooses: it lets those
-// that wait choose again. It returns the time if it read the clock, else the zero time. Called with mu held.
-func (h *Health) attend(q *policy.Request) (now time.Time) {
-	r := h.router
-	if q.Answer == policy.AnswerUnseen && r.outliers.AllHealthy() {
-		return now
-	}
-	now = r.opts.Now()
-	r.outliers.Look(now)
-	h.force()
-	return now
-}
-
 // Sync lets requests that wait choose again where outlier detection has changed.
 func (h *Health) Sync() {
-	r := h.router
-	if r.outliers.Version() == h.seen.Load() {
-		return
+	if h.stale() {
+		h.router.mu.Lock()
+		defer h.router.mu.Unlock()
+		h.force()
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	h.force()
 }
 
-// force is Sync. Called with mu held.
+// stale reports whether outlier detection has changed since force. It takes no lock.
+func (h *Health) stale() bool { return h.router.outliers.Version() != h.seen.Load() }
+
+// force puts into force what outlier detection has found. It is never called while a request chooses: it lets those
+// that wait choose again. Called with mu held.
 func (h *Health) force() {
-	r := h.router
-	changes := r.outliers.Version()
-	if changes == h.seen.Load() {
-		return
-	}
-	h.seen.Store(changes)
-	r.quick.hold()
-	r.queue.requeue()
+	h.seen.Store(h.router.outliers.Version())
+	h.router.quick.hold()
+	h.router.queue.requeue()
 }
 
 // judge takes what the end of a call shows of the replica. Where an answer was seen, Answered has done it.

@@ -188,7 +188,7 @@ func TestLineIsInOrder(t *testing.T) {
 		var back []*policy.Request
 		for range 40 {
 			q := &policy.Request{Priority: policy.Priority(rnd.IntN(5) - 2)}
-			r.queue.number(q, c.now)
+			r.queue.number(q.State(), c.now)
 			if rnd.IntN(4) == 0 {
 				back = append(back, q)
 				continue

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // headStart is what a level of priority is worth in the queue.
@@ -43,18 +44,12 @@ type waiter struct {
 	done    chan struct{}
 }
 
-// number numbers the requests of a Router by the first Reserve that may wait; now may be zero. Time does not go back
-// between them.
-func (u *queue) number(q *policy.Request, now time.Time) {
-	s := q.State()
-	if s.QueuedAt == any(u) {
-		return
-	}
-	if now.IsZero() {
-		now = u.router.opts.Now()
-	}
+// number numbers a request by the first Reserve that may wait. Time does not go back from one to the next.
+func (u *queue) number(s *state.Request, now time.Time) {
 	u.seq++
-	u.came = later(u.came, now)
+	if now.After(u.came) {
+		u.came = now
+	}
 	s.QueuedAt, s.Seq, s.Came = u, u.seq, u.came
 }
 
@@ -147,7 +142,7 @@ func (u *queue) settle(w *waiter, err error) {
 
 // again lets a waiter choose once more: it is served, or sent away, or waits on in its old order.
 func (u *queue) again(w *waiter) {
-	err := u.router.choose(w.q, u.router.view.Load(), w.b, time.Time{})
+	err := u.router.choose(w.q, w.b, time.Time{})
 	if err == ErrFull {
 		u.stand(w, true)
 		return
@@ -162,9 +157,6 @@ func (u *queue) again(w *waiter) {
 // serve gives the room of one replica to the requests that wait for it, in their order. One of them that is not served
 // no longer wants it. O(requests that wait), O(1) where none takes the replica.
 func (u *queue) serve(at *policy.Replica) {
-	if len(u.waiters) == 0 {
-		return
-	}
 	rep := u.router.view.Load().byID[at.ID]
 	for i := 0; rep != nil && i < len(u.waiters); {
 		if !rep.Connected() || rep.Full() || liveOf(rep).wanted == 0 && (u.any == 0 || rep.Drains()) {
@@ -200,7 +192,10 @@ func (u *queue) arm() {
 	if len(u.waiters) > 0 && !u.closed {
 		at = u.marked
 		if !r.outliers.AllHealthy() {
-			due := later(r.outliers.Due(), r.opts.Now().Add(time.Millisecond))
+			due := r.outliers.Due()
+			if soon := r.opts.Now().Add(time.Millisecond); due.Before(soon) {
+				due = soon
+			}
 			if at.IsZero() || due.Before(at) {
 				at = due
 			}
@@ -228,17 +223,12 @@ func (u *queue) ring() {
 	}
 	if !r.outliers.AllHealthy() {
 		r.outliers.Look(r.opts.Now())
+	}
+	if r.Health.stale() {
 		r.Health.force()
 	}
 	u.tick()
 	u.arm()
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // A Ticket is a request's place in the queue, for a host that blocks no goroutine for it.

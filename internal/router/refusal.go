@@ -44,10 +44,10 @@ func (b *Reservation) Refused(report load.Report) {
 	held := b.end()
 	if held {
 		r.queue.refused(b.replica)
-		r.Health.force()
 	}
 	r.mu.Unlock()
 	if held {
+		r.Health.Sync()
 		r.Report(b.replica.ID, report)
 	}
 }
@@ -90,11 +90,9 @@ func (l *live) lift() bool {
 	return was
 }
 
-// tick ends the marks whose time has come. It is called before picks. O(1), and O(replicas) at the end of a mark.
+// tick ends the marks whose time has come. It is called before picks, while there are marks. O(replicas) at the end of
+// a mark.
 func (u *queue) tick() {
-	if u.marked.IsZero() {
-		return
-	}
 	now := u.router.opts.Now()
 	if now.Before(u.marked) {
 		return

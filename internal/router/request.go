@@ -49,12 +49,7 @@ func Rekey(q *policy.Request) {
 
 // DropPrompt drops the prompt, so that the message it aliases can be freed
 // while the call goes on.
-func DropPrompt(q *policy.Request) {
-	q.Prompt = policy.Prompt{}
-	if x := shadowOf(q); x != nil {
-		x.request.Prompt = policy.Prompt{}
-	}
-}
+func DropPrompt(q *policy.Request) { q.Prompt = policy.Prompt{} }
 
 // Settle drops which replicas the request excludes or allows, and where its attempts failed, for a host that
 // keeps it for long after its last pick: policies that observe the end do not see them.

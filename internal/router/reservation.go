@@ -80,10 +80,12 @@ func (b *Reservation) Release() {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics, which is called for the requests that wait
-	if b.end() {
+	if b.end() && len(r.queue.waiters) > 0 {
 		r.queue.serve(b.replica)
 	}
-	r.Health.force()
+	if r.Health.stale() {
+		r.Health.force()
+	}
 }
 
 // Withdraw ends the reservation of an attempt that was never sent: Release, and the policy takes
@@ -101,13 +103,13 @@ func (b *Reservation) Withdraw(q *policy.Request) {
 // end takes the reservation out of the books, and reports whether it was in them. Called
 // with the Router's mutex held.
 func (b *Reservation) end() bool {
-	if !b.held {
-		return false
+	held := b.held
+	if held {
+		b.held = false
+		b.router.outliers.End(&b.attempt)
+		b.router.Health.charge(liveOf(b.replica), -1, -b.prefill)
 	}
-	b.held = false
-	b.router.outliers.End(&b.attempt)
-	b.router.Health.charge(liveOf(b.replica), -1, -b.prefill)
-	return true
+	return held
 }
 
 // Errors of a pick. They are matched with errors.Is.

@@ -45,7 +45,6 @@ type Assigned struct {
 //   - a *WaitError, when the context ends first, or for ErrQueueFull: too many wait, or it made room for a request of
 //     higher priority.
 func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation, how How) error {
-	q.State().Narrow(q.Exclude, q.Allow)
 	if how.Assigned == nil {
 		r.Prepare(ctx, q)
 	}
@@ -72,23 +71,31 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
-	u, waits := &r.queue, !how.NoWait && !how.Query && how.Assigned == nil
-	q.State().Query = how.Query
-	now := r.Health.attend(q)
-	if waits {
-		u.number(q, now)
+	u, s, waits := &r.queue, q.State(), !how.NoWait && !how.Query && how.Assigned == nil
+	s.Query = how.Query
+	var now time.Time // the clock is read where that is of use
+	if waits || q.Answer != policy.AnswerUnseen || !r.outliers.AllHealthy() {
+		now = r.opts.Now()
+		r.outliers.Look(now)
 	}
-	u.tick()
-	v := r.view.Load()
+	if waits && s.QueuedAt != any(u) {
+		u.number(s, now)
+	}
+	if r.Health.stale() { // those that wait choose first
+		r.Health.force()
+	}
+	if !u.marked.IsZero() {
+		u.tick()
+	}
 	switch {
 	case how.Assigned != nil:
-		return nil, r.assign(q, v, b, how.Assigned, now)
+		return nil, r.assign(q, b, how.Assigned, now)
 	case how.Backoff > 0 && !u.closed:
 		return u.add(q, b)
 	}
-	err := r.choose(q, v, b, now)
+	err := r.choose(q, b, now)
 	for how.NoWait && err == ErrFull && u.insist(&b.Decision) { // each time there is a mark less
-		err = r.choose(q, v, b, now)
+		err = r.choose(q, b, now)
 	}
 	if err != ErrFull || !waits {
 		return nil, err
@@ -105,24 +112,11 @@ func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, 
 	return w, nil
 }
 
-// choose calls the policy, checks its answer, and reserves. Its errors are the
-// sentinels themselves; with ErrFull b.Decision has what the request waits for.
-// now is the time, or zero where the clock was not read yet. Called with mu held.
-func (r *Router) choose(q *policy.Request, v *view, b *Reservation, now time.Time) error {
-	if b.held {
-		return ErrHeld
-	}
-	err := choice{r, q, v, &b.Decision}.decide()
-	if err == nil {
-		r.charged(q, v, b, now)
-	}
-	return err
-}
-
 // assign reserves the replica that a look-aside server decided on, where it may be given the request now. Called with
 // mu held.
-func (r *Router) assign(q *policy.Request, v *view, b *Reservation, a *Assigned, now time.Time) error {
-	rep := v.ByID(a.Replica)
+func (r *Router) assign(q *policy.Request, b *Reservation, a *Assigned, now time.Time) error {
+	v := r.view.Load()
+	rep := v.byID[a.Replica]
 	q.State().AnyModel, q.State().Plain = v.anyModel(q), !r.Rollout.Decides(q)
 	if rep != nil {
 		q.State().Keeper = rep.State() // the server decides which sessions a draining replica still serves
@@ -248,21 +242,23 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 }
 
 // next returns a decision without replica if none is available.
-func (r *Router) next(q *policy.Request) policy.Decision {
-	q.State().Narrow(q.Exclude, q.Allow)
+func (r *Router) next(q *policy.Request) (d policy.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
-	v := r.view.Load()
-	if p := r.Rollout.policy(q); p.Preview != nil && !r.queue.closed {
-		d := p.Preview(q, v)
-		if d.Replica != nil {
-			d.Replica = v.byID[d.Replica.ID]
-		}
-		if d.Replica != nil && v.Available(q, d.Replica) {
-			return d
-		}
+	v, p := r.view.Load(), r.Rollout.policy(q)
+	if r.queue.closed {
+		return d
 	}
-	if rep := v.LeastLoaded(q); rep != nil && !r.queue.closed {
+	if p.Preview != nil {
+		d = p.Preview(q, v)
+	}
+	if d.Replica != nil {
+		d.Replica = v.byID[d.Replica.ID]
+	}
+	if d.Replica != nil && v.Available(q, d.Replica) {
+		return d
+	}
+	if rep := v.LeastLoaded(q); rep != nil {
 		return policy.To(rep, policy.ReasonLeastLoaded)
 	}
 	return policy.Decision{}

@@ -43,13 +43,14 @@ func (o *Rollout) off() bool {
 // request, but for the kill switch.
 func (o *Rollout) Decides(q *policy.Request) bool {
 	t := o.now.Load()
-	if t == nil || t.Off {
-		return t == nil
-	}
+	return t == nil || !t.Off && decides(t.Share, q)
+}
+
+func decides(share float64, q *policy.Request) bool {
 	s := q.State()
 	if s.Side == state.Undecided {
 		s.Side = state.ByPlain
-		if draw(q) < t.Share {
+		if draw(q) < share {
 			s.Side = state.ByPolicy
 		}
 	}

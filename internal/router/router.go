@@ -34,9 +34,8 @@ type Router struct {
 	Load *load.Tracker
 
 	opts      Options
+	uses      policy.Uses // of the policy and its shadow
 	prepares  bool
-	takesLoad bool               // reports of it
-	learns    bool               // rates
 	own       policy.Observer    // of the policy
 	observers []*policy.Observer // own, and that of the shadow
 	gate      gate
@@ -71,7 +70,7 @@ func NewRouter(o Options) (*Router, error) {
 		quick = nil
 	}
 	o = o.withDefaults()
-	r := &Router{opts: o, own: o.Policy.Observer, outliers: newDetector(&o)}
+	r := &Router{opts: o, own: o.Policy.Observer, outliers: newDetector(&o), uses: o.Policy.Uses | o.Shadow.Uses}
 	r.Health.router, r.Rollout.router, r.quick.router, r.queue.router = r, r, r, r
 	r.Fleet = Fleet{router: r, known: make(map[string]*live)}
 	r.gate.closers = closersOf(&o)
@@ -80,12 +79,9 @@ func NewRouter(o Options) (*Router, error) {
 		r.shadow = &shadow{o.Shadow}
 		r.observers = append(r.observers, &r.shadow.Observer)
 	}
-	uses := r.Uses()
 	r.prepares = o.Policy.Prepare != nil || o.Shadow.Prepare != nil
-	r.takesLoad = uses&(policy.UsesLoad|policy.UsesOngoing) != 0
-	r.learns = uses&policy.UsesLoad != 0
 	r.Load = load.New(o.Now, func(on bool) { r.quick.hinder(reporting, on) })
-	if o.DrainGrace > 0 && uses&policy.UsesSession != 0 {
+	if o.DrainGrace > 0 && r.uses&policy.UsesSession != 0 {
 		r.Fleet.sessions = &sessions{seed: maphash.MakeSeed()}
 	}
 	r.Routes.index = o.Policy.IndexStats != nil && r.own.Routed != nil
@@ -113,20 +109,19 @@ func (r *Router) Policy() policy.Policy { return r.opts.Policy }
 // Uses returns what the policy looks at, its shadow, and a Rollout.
 func (r *Router) Uses() policy.Uses {
 	rollout := r.Rollout.now.Load()
-	uses := r.opts.Policy.Uses | r.opts.Shadow.Uses
 	switch {
 	case rollout == nil:
-		return uses
+		return r.uses
 	case rollout.Off:
 		return 0
 	}
-	return uses | policy.UsesSession
+	return r.uses | policy.UsesSession
 }
 
 // Observes reports whether how calls end is of use: whether Complete
 // does anything.
 func (r *Router) Observes() bool {
-	return r.own.Completed != nil || r.own.Withdrawn != nil || r.learns || r.outliers.Ejects() || r.shadow != nil
+	return r.own.Completed != nil || r.own.Withdrawn != nil || r.uses&policy.UsesLoad != 0 || r.outliers.Ejects() || r.shadow != nil
 }
 
 // Queued returns how many requests wait.
@@ -162,8 +157,10 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	if !decides && !shades {
 		return
 	}
-	r.tokenize(ctx, q)
-	if r.Uses()&policy.CallsOut != 0 {
+	if r.opts.Tokenizer != nil && r.uses&policy.UsesPrompt != 0 && !s.Tokenized {
+		r.tokenize(ctx, q)
+	}
+	if r.uses&policy.CallsOut != 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
 		defer cancel()
@@ -173,6 +170,7 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	}
 	if shades {
 		x := r.shadow.sees(q, v)
+		defer x.done()
 		if r.shadow.Prepare != nil && r.shadow.Prepare(ctx, &x.request, v) != nil {
 			r.Counts.PrepareErrors.Add(1)
 		}
@@ -181,12 +179,11 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 
 // tokenize replaces the text of a prompt by its tokens, once for a request.
 func (r *Router) tokenize(ctx context.Context, q *policy.Request) {
-	t, s := r.opts.Tokenizer, q.State()
-	if t == nil || s.Tokenized || q.Prompt.Text == "" || len(q.Prompt.Tokens) > 0 || r.Uses()&policy.UsesPrompt == 0 {
+	if q.Prompt.Text == "" || len(q.Prompt.Tokens) > 0 {
 		return
 	}
-	s.Tokenized = true
-	tokens, err := t.Tokenize(ctx, q)
+	q.State().Tokenized = true
+	tokens, err := r.opts.Tokenizer.Tokenize(ctx, q)
 	switch {
 	case err != nil:
 		r.Counts.TokenizeErrors.Add(1)
@@ -203,7 +200,7 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	if d.Replica == nil {
 		return
 	}
-	if r.learns {
+	if r.uses&policy.UsesLoad != 0 {
 		r.Load.Learn(q, &d, &o)
 	}
 	r.Health.judge(d.Replica, q.State().Mark, &o)
@@ -213,15 +210,14 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	if o.Prefilled() {
 		r.Routes.send(&d, d.State().Route)
 	}
-	if !r.gate.enter() {
-		return
-	}
-	defer r.gate.leave()
-	if r.own.Completed != nil && d.State().Observed {
-		r.own.Completed(q, d, o)
-	}
-	if r.shadow != nil {
-		r.shadow.completed(q, o)
+	if r.gate.enter() {
+		defer r.gate.leave()
+		if r.own.Completed != nil && d.State().Observed {
+			r.own.Completed(q, d, o)
+		}
+		if r.shadow != nil {
+			r.shadow.completed(q, o)
+		}
 	}
 }
 
@@ -229,17 +225,16 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 func (r *Router) routed(q *policy.Request, b *Reservation) {
 	d := &b.Decision
 	r.Fleet.sessions.note(q.Session, liveOf(d.Replica))
-	if !r.gate.enter() {
-		return
-	}
-	defer r.gate.leave()
-	r.Routes.note(q, d)
-	d.State().Observed = !d.State().Plain
-	if r.own.Routed != nil && d.State().Observed {
-		r.own.Routed(q, *d)
-	}
-	if r.shadow != nil {
-		r.shadow.routed(q)
+	if r.gate.enter() {
+		defer r.gate.leave()
+		r.Routes.note(q, d)
+		d.State().Observed = !d.State().Plain
+		if r.own.Routed != nil && d.State().Observed {
+			r.own.Routed(q, *d)
+		}
+		if r.shadow != nil {
+			r.shadow.routed(q)
+		}
 	}
 }
 
@@ -270,7 +265,7 @@ func (r *Router) Report(id string, report load.Report) {
 	if report.Draining {
 		r.Fleet.Drain(id)
 	}
-	if r.takesLoad {
+	if r.uses&(policy.UsesLoad|policy.UsesOngoing) != 0 {
 		r.Load.Report(id, report)
 	}
 }

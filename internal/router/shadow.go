@@ -40,7 +40,8 @@ func Shadow(q *policy.Request) (name string, d policy.Decision, actual int, ok b
 // shades reports whether the shadow is to be called.
 func (r *Router) shades() bool { return r.shadow != nil && !r.Rollout.off() }
 
-// sees returns the request as this shadow sees it: a copy, in which nothing is prepared at first.
+// sees returns the request as this shadow sees it: a copy, in which nothing is prepared at first. It has the prompt of
+// the request until done.
 func (s *shadow) sees(q *policy.Request, v *view) *shadowed {
 	x := shadowOf(q)
 	if x == nil || x.shadow != s {
@@ -49,13 +50,17 @@ func (s *shadow) sees(q *policy.Request, v *view) *shadowed {
 		q.State().Shadow = x
 	}
 	own, is := x.request.State(), q.State()
+	x.request.Prompt, x.request.PromptTokens = q.Prompt, q.PromptTokens
 	own.Attempt, own.Tried, own.Sets, own.AnyModel = is.Attempt, is.Tried, is.Sets, v.anyModel(q)
 	return x
 }
 
+func (x *shadowed) done() { x.request.Prompt = policy.Prompt{} }
+
 // choose asks the shadow. d is where the request goes. Called with the Router's mutex held, before it is charged.
 func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision) {
 	x := s.sees(q, v)
+	defer x.done()
 	mine := s.Choose(&x.request, v)
 	if mine.Replica != nil {
 		if mine.Replica = v.byID[mine.Replica.ID]; mine.Replica != nil && !v.Available(q, mine.Replica) {

@@ -15,10 +15,8 @@ type set struct {
 	listed int // how many of the list are in it
 }
 
-func (s *set) add(list []string) {
-	if len(list) <= few || s.listed == len(list) {
-		return
-	}
+// has reports whether an id is in the list, of which this is the set. O(ids that are new).
+func (s *set) has(list []string, id string) bool {
 	if s.ids == nil || s.listed > len(list) {
 		*s = set{ids: make(map[string]struct{}, len(list))}
 	}
@@ -26,39 +24,30 @@ func (s *set) add(list []string) {
 		s.ids[id] = struct{}{}
 	}
 	s.listed = len(list)
+	_, ok := s.ids[id]
+	return ok
 }
 
-// Narrow makes the sets of a request, where its lists are long. O(ids that are new). Called by the goroutine of the call.
-func (q *Request) Narrow(exclude, allow []string) {
-	if max(len(exclude), len(allow), len(q.Tried)) <= few {
-		return
+// HasTried reports whether an earlier attempt went to the replica. Like Excludes, it is called by the goroutine of the
+// call, or with the Router's lock held.
+func (q *Request) HasTried(id string) bool { return q.has(q.Tried, id, tried) }
+
+// Excludes reports whether the lists rule the replica out.
+func (q *Request) Excludes(exclude, allow []string, id string) bool {
+	return len(exclude) > 0 && q.has(exclude, id, excluded) || len(allow) > 0 && !q.has(allow, id, allowed)
+}
+
+func tried(s *Sets) *set    { return &s.tried }
+func excluded(s *Sets) *set { return &s.excluded }
+func allowed(s *Sets) *set  { return &s.allowed }
+
+// has reports whether an id is in a list.
+func (q *Request) has(list []string, id string, of func(*Sets) *set) bool {
+	if len(list) <= few {
+		return slices.Contains(list, id)
 	}
 	if q.Sets == nil {
 		q.Sets = new(Sets)
 	}
-	q.Sets.excluded.add(exclude)
-	q.Sets.allowed.add(allow)
-	q.Sets.tried.add(q.Tried)
-}
-
-// HasTried reports whether an earlier attempt went to the replica.
-func (q *Request) HasTried(id string) bool {
-	return q.has(q.Tried, func(s *Sets) *set { return &s.tried }, id)
-}
-
-// Excludes reports whether the lists rule the replica out.
-func (q *Request) Excludes(exclude, allow []string, id string) bool {
-	return len(exclude) > 0 && q.has(exclude, func(s *Sets) *set { return &s.excluded }, id) ||
-		len(allow) > 0 && !q.has(allow, func(s *Sets) *set { return &s.allowed }, id)
-}
-
-// has reports whether an id is in a list, of which this is the set.
-func (q *Request) has(list []string, of func(*Sets) *set, id string) bool {
-	if len(list) > few && q.Sets != nil {
-		if s := of(q.Sets); s.listed == len(list) {
-			_, ok := s.ids[id]
-			return ok
-		}
-	}
-	return slices.Contains(list, id)
+	return of(q.Sets).has(list, id)
 }
