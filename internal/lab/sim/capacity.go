@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/gob"
@@ -12,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"sort"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -46,22 +46,27 @@ type Search struct {
 
 // Capacity finds it by bisection to 3 %, or remembers it.
 func Capacity(ctx context.Context, s Search) (float64, error) {
-	file := ""
-	if s.Dir != "" {
-		key, err := s.key()
-		if err != nil {
-			return 0, err
-		}
-		file = filepath.Join(s.Dir, "capacity-"+key+".json")
-		if rate, ok := remembered(file); ok {
-			return rate, nil
-		}
-	}
-	most, err := s.longest()
+	c, err := Config{
+		Replicas: s.Replicas, Clients: 1, Engines: s.Engines, WarmUp: s.WarmUp, Targets: s.Targets, Seed: 1,
+		Channel: policy.Config{Policy: policy.Selection{Name: roundrobin.Name}},
+	}.resolve()
 	if err != nil {
 		return 0, err
 	}
-	rate, err := highest(s.First, func(rate float64) (bool, error) { return s.copes(ctx, rate, most) })
+	file := ""
+	if s.Dir != "" {
+		if file, err = s.file(c); err != nil {
+			return 0, err
+		}
+		var known capacityFile
+		if b, err := os.ReadFile(file); err == nil && json.Unmarshal(b, &known) == nil && known.Rate > 0 {
+			return known.Rate, nil
+		}
+	}
+	for _, e := range c.Engines {
+		c.longest = max(c.longest, longest(e, s.Targets))
+	}
+	rate, err := highest(s.First, func(rate float64) (bool, error) { return s.copes(ctx, c, rate) })
 	if err != nil {
 		return 0, fmt.Errorf("capacity of %d engines: %w", s.Replicas, err)
 	}
@@ -71,25 +76,31 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 	return rate, nil
 }
 
-// longest is the longest prompt that the best of the engines serves in good time.
-func (s *Search) longest() (int, error) {
-	c, err := Config{Replicas: s.Replicas, Clients: 1, Engines: s.Engines}.resolve()
-	if err != nil {
-		return 0, err
-	}
-	most := 0
-	for _, e := range c.Engines {
-		n, err := longest(e, s.Targets)
+// longest is the longest prompt whose first token an idle engine gives in good time, none of it cached. The longer
+// ones are no policy's fault, and a capacity that counted them would be that of an idle fleet. The config has its
+// defaults filled in.
+func longest(c enginesim.Config, good drive.Targets) int {
+	return sort.Search(c.MaxModelLen-1, func(i int) bool {
+		q := workload.Request{ID: "alone", PromptTokens: i + 1, OutputTokens: 1,
+			Segments: []workload.Segment{{Seed: 1, Len: int32(i + 1)}}}
+		e, err := enginesim.New(c)
 		if err != nil {
-			return 0, err
+			return true // never: the config was checked
 		}
-		most = max(most, n)
-	}
-	return most, nil
+		seq, err := e.Submit(0, enginesim.FromWorkload(&q, c.BlockSize))
+		if err != nil {
+			return true // never: it fits
+		}
+		for at, busy := e.NextStep(); busy; at, busy = e.NextStep() {
+			e.Step(at)
+		}
+		result := seq.Result()
+		return !good.Good(result.TTFT(), 0)
+	})
 }
 
-// copes reports whether the goodput at a rate is good enough, of prompts up to a length.
-func (s *Search) copes(ctx context.Context, rate float64, most int) (bool, error) {
+// copes reports whether the goodput at a rate is good enough, of prompts up to the longest.
+func (s *Search) copes(ctx context.Context, c Config, rate float64) (bool, error) {
 	if s.Progress != nil {
 		s.Progress(rate)
 	}
@@ -97,28 +108,23 @@ func (s *Search) copes(ctx context.Context, rate float64, most int) (bool, error
 	if err != nil {
 		return false, err
 	}
-	n := judged(rs, s.WarmUp, most)
+	n := judged(rs, s.WarmUp, c.longest)
 	if n == 0 { // none could be in time, or there is none
-		most = math.MaxInt
-		n = judged(rs, s.WarmUp, most)
+		c.longest = math.MaxInt
+		n = judged(rs, s.WarmUp, c.longest)
 	}
 	if n == 0 {
 		return false, fmt.Errorf("no request arrives after the warm-up of %v at a rate of %.3g", s.WarmUp, rate)
 	}
-	res, err := Run(ctx, NewPrompts(rs), Config{
-		Replicas: s.Replicas, Clients: 1, Engines: s.Engines, WarmUp: s.WarmUp, Targets: s.Targets, Seed: 1,
-		Channel: policy.Config{Policy: policy.Selection{Name: roundrobin.Name}},
-		slow:    int(float64(n)*(1-goodEnough)) + 1, longest: most,
-	})
+	c.slow = int(float64(n)*(1-goodEnough)) + 1
+	res, err := Run(ctx, NewPrompts(rs), c)
 	switch {
 	case errors.Is(err, errSlow):
 		return false, nil
 	case err != nil:
 		return false, err
-	case res.FirstError != nil:
-		return false, res.FirstError
 	}
-	return true, nil
+	return res.FirstError == nil, res.FirstError
 }
 
 // judged counts the requests after the warm-up whose prompts have at most so many tokens.
@@ -136,56 +142,43 @@ const (
 	goodEnough = 0.95
 	// precision ends the search for a capacity: the ratio of the bounds.
 	precision = 1.03
-	// doublings bounds how far, up or down, it looks for its first bounds.
-	doublings = 20
+	// farthest is how far, up or down, the search looks for its first bounds.
+	farthest = 1 << 20
 )
 
-// highest is the highest rate with which a fleet copes, by bisection to 3 %. The search begins at first, and goes
-// no further than a million times above or below it.
+// highest is the highest rate with which a fleet copes, by doubling or halving the first one until there are bounds, and
+// bisection to 3 %.
 func highest(first float64, copes func(rate float64) (bool, error)) (float64, error) {
-	good, bad, err := bracket(first, copes)
-	for err == nil && bad > good*precision {
-		var ok bool
-		rate := (good + bad) / 2
-		if ok, err = copes(rate); ok {
+	good, bad, rate := 0., math.Inf(1), first
+	for bad > good*precision {
+		if rate > first*farthest || rate < first/farthest {
+			return 0, fmt.Errorf("it is not between %.3g and %.3g", min(rate, first), max(rate, first))
+		}
+		ok, err := copes(rate)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
 			good = rate
 		} else {
 			bad = rate
 		}
-	}
-	return good, err
-}
-
-// bracket returns a rate that a fleet copes with and one, twice as high, that it does not.
-func bracket(first float64, copes func(rate float64) (bool, error)) (good, bad float64, err error) {
-	up, err := copes(first)
-	factor := 2.
-	if !up {
-		factor = 0.5
-	}
-	rate := first
-	for range doublings {
-		if err != nil {
-			return 0, 0, err
-		}
-		last := rate
-		rate *= factor
-		var ok bool
-		if ok, err = copes(rate); err == nil && ok != up {
-			return min(last, rate), max(last, rate), nil
+		switch {
+		case math.IsInf(bad, 1):
+			rate *= 2
+		case good == 0:
+			rate /= 2
+		default:
+			rate = (good + bad) / 2
 		}
 	}
-	return 0, 0, cmp.Or(err, fmt.Errorf("it is not between %.3g and %.3g", min(rate, first), max(rate, first)))
+	return good, nil
 }
 
-// key names all that a capacity depends on: the workload as it is at the first rate, the engines, the fleet and
+// file is named by all that a capacity depends on: the workload as it is at the first rate, the engines, the fleet and
 // what counts as good.
-func (s *Search) key() (string, error) {
+func (s *Search) file(c Config) (string, error) {
 	rs, err := s.Traffic.Requests(s.First, capacitySeed)
-	if err != nil {
-		return "", err
-	}
-	c, err := Config{Replicas: s.Replicas, Clients: 1, Engines: s.Engines}.resolve()
 	if err != nil {
 		return "", err
 	}
@@ -194,21 +187,12 @@ func (s *Search) key() (string, error) {
 	if err := gob.NewEncoder(h).Encode(rs); err != nil {
 		return "", err
 	}
-	return hex.EncodeToString(h.Sum(nil)[:16]), nil
+	return filepath.Join(s.Dir, "capacity-"+hex.EncodeToString(h.Sum(nil)[:16])+".json"), nil
 }
 
 // capacityFile is what stands in the file.
 type capacityFile struct {
 	Rate float64 `json:"rate"`
-}
-
-func remembered(file string) (float64, bool) {
-	var c capacityFile
-	b, err := os.ReadFile(file)
-	if err != nil || json.Unmarshal(b, &c) != nil || !(c.Rate > 0) {
-		return 0, false
-	}
-	return c.Rate, true
 }
 
 // SaveJSON writes a file as a whole or not at all.

@@ -27,6 +27,15 @@ func search(tried *int) Search {
 	return s
 }
 
+// fileOf is where the capacity is remembered.
+func fileOf(s Search) (string, error) {
+	c, err := Config{Replicas: s.Replicas, Clients: 1, Engines: s.Engines}.resolve()
+	if err != nil {
+		return "", err
+	}
+	return s.file(c)
+}
+
 func TestCapacity(t *testing.T) {
 	t.Parallel()
 	tried := 0
@@ -36,7 +45,9 @@ func TestCapacity(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, tried)
 	for factor, want := range map[float64]bool{1: true, precision: false} {
-		ok, err := s.copes(t.Context(), rate*factor, math.MaxInt)
+		c, err := Config{Replicas: 2, Clients: 1, WarmUp: s.WarmUp, Channel: named("round_robin"), Seed: 1, longest: math.MaxInt}.resolve()
+		require.NoError(t, err)
+		ok, err := s.copes(t.Context(), c, rate*factor)
 		require.NoError(t, err)
 		require.Equal(t, want, ok, factor)
 	}
@@ -56,10 +67,10 @@ func TestCapacity(t *testing.T) {
 	require.Equal(t, rate, again)
 	require.Positive(t, tried, "a file that is damaged is none")
 
-	key, err := s.key()
+	key, err := fileOf(s)
 	require.NoError(t, err)
 	s.Engines = []enginesim.Config{{KVTokens: 100_000}}
-	other2, err := s.key()
+	other2, err := fileOf(s)
 	require.NoError(t, err)
 	require.NotEqual(t, key, other2)
 }
@@ -68,16 +79,16 @@ func TestCapacity(t *testing.T) {
 func TestCapacityByTargets(t *testing.T) {
 	t.Parallel()
 	s := search(nil)
-	key, err := s.key()
+	key, err := fileOf(s)
 	require.NoError(t, err)
 	rate, err := Capacity(t.Context(), s)
 	require.NoError(t, err)
 	s.Targets = drive.Targets{TTFT: drive.GoodTTFT, TPOT: drive.GoodTPOT}
-	same, err := s.key()
+	same, err := fileOf(s)
 	require.NoError(t, err)
 	require.Equal(t, key, same)
 	s.Targets = drive.Targets{TPOT: 30 * time.Millisecond}
-	other, err := s.key()
+	other, err := fileOf(s)
 	require.NoError(t, err)
 	require.NotEqual(t, key, other)
 	less, err := Capacity(t.Context(), s)

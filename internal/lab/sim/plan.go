@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
@@ -51,14 +51,9 @@ type Plan struct {
 	// cache would not hold.
 	Measured int
 	Unshared float64
-	// Capacity is the rate that round robin bears, Rate the one planned: requests per second of engine time,
-	// one-off prompts not counted.
-	Capacity, Rate float64
 	// Speed, Length and WarmUp are in engine time.
 	Speed          float64
 	Length, WarmUp time.Duration
-	// Engine is the engines' configuration.
-	Engine grpcserver.Config
 }
 
 // Plan finds the capacity of the fleet and generates the workload.
@@ -89,34 +84,25 @@ func (d Demo) speed() float64 {
 
 // at is the plan at a speed.
 func (d Demo) at(ctx context.Context, speed float64) (*Plan, error) {
-	p := &Plan{
-		Speed: speed, Length: time.Duration(float64(d.Share) * speed).Round(time.Second),
-		Engine: grpcserver.Config{Engine: d.Engine, Speed: speed},
-	}
-	p.Length = max(p.Length, time.Second)
-	p.WarmUp = time.Duration(float64(p.Length) * warmUpShare)
-	traffic := Traffic{Workload: workload.Spec{Name: d.Workload, Duration: p.Length, Unshared: d.Unshared}}
-	var err error
-	p.Capacity, err = Capacity(ctx, Search{
+	length := max(time.Duration(float64(d.Share)*speed).Round(time.Second), time.Second)
+	p := &Plan{Speed: speed, Length: length, WarmUp: time.Duration(float64(length) * warmUpShare)}
+	traffic := Traffic{Workload: workload.Spec{Name: d.Workload, Duration: length, Unshared: d.Unshared}}
+	capacity, err := Capacity(ctx, Search{
 		Traffic: traffic, First: float64(d.Replicas), Replicas: d.Replicas, Engines: []enginesim.Config{d.Engine},
 		WarmUp: p.WarmUp,
 	})
 	if err != nil {
 		return nil, err
 	}
-	p.Rate = p.Capacity * d.Load
-	if p.Requests, err = traffic.Requests(p.Rate, d.Seed); err != nil {
+	if p.Requests, err = traffic.Requests(capacity*d.Load, d.Seed); err != nil {
 		return nil, err
 	}
-	before := 0
-	for before < len(p.Requests) && p.Requests[before].At < p.WarmUp {
-		before++
-	}
-	p.Measured = len(p.Requests) - before
-	if p.Measured == 0 {
+	before := slices.IndexFunc(p.Requests, func(q workload.Request) bool { return q.At >= p.WarmUp })
+	if before < 0 {
 		return nil, fmt.Errorf("no request of %s arrives in %v of engine time: give it more time or speed", d.Workload,
 			p.Length)
 	}
+	p.Measured = len(p.Requests) - before
 	p.Unshared = workload.Unshared(p.Requests, before)
 	return p, nil
 }

@@ -14,11 +14,9 @@ func TestPlan(t *testing.T) {
 	d := Demo{Replicas: 2, Workload: "chat", Unshared: 0.4, Seed: 1, Load: 0.7, Share: time.Second / 2}
 	p, err := d.Plan(t.Context())
 	require.NoError(t, err)
-	require.InDelta(t, 0.7*p.Capacity, p.Rate, 1e-9)
 	require.GreaterOrEqual(t, p.Unshared, 0.4)
 	require.LessOrEqual(t, p.Speed, float64(MaxSpeed))
 	require.InDelta(t, p.Speed/2, p.Length.Seconds(), 1)
-	require.Equal(t, p.Speed, p.Engine.Speed)
 	require.True(t, slices.IsSortedFunc(p.Requests, func(a, b workload.Request) int { return int(a.At - b.At) }))
 	require.Positive(t, p.Measured)
 	require.Less(t, p.Measured, len(p.Requests))
