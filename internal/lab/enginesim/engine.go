@@ -90,7 +90,6 @@ type Engine struct {
 	stats   Stats
 	events  []Event
 	kv      kvLog
-	frees   uint64 // blocks freed so far
 	stuck   stuck
 }
 
@@ -212,11 +211,9 @@ func (e *Engine) give(s *Sequence) bool {
 
 // free returns a sequence's blocks, the tail first, so that the head is evicted last.
 func (e *Engine) free(s *Sequence) {
-	before := e.pool.free
 	for _, id := range slices.Backward(s.blocks) {
 		e.pool.release(id)
 	}
-	e.frees += uint64(e.pool.free - before)
 	s.blocks = nil
 }
 

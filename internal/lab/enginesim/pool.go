@@ -17,6 +17,7 @@ type block struct {
 type pool struct {
 	blocks []block // the last is the sentinel of the LRU ring: next is the oldest, prev the newest
 	free   int     // length of the LRU list
+	frees  uint64  // how often a block came to it
 	table  table
 
 	// pass numbers the passes, and evicted are the blocks from before it that the one under way has evicted.
@@ -78,6 +79,7 @@ func (p *pool) release(id int32) {
 	b.prev, b.next = p.blocks[end].prev, end
 	p.blocks[b.prev].next, p.blocks[end].prev = id, id
 	p.free++
+	p.frees++
 }
 
 // store makes a pinned block findable, unless another has its hash already.

@@ -92,36 +92,24 @@ func (e *Engine) preempt() {
 	e.queue = slices.Insert(e.queue, 0, s)
 }
 
-// stuck remembers why the head of the queue did not fit, so that the next passes need not look up all its
-// blocks again to find the same.
+// stuck is the head of the queue that did not fit: it fits no better before a block comes free, the budget is smaller,
+// which makes for a smaller chunk, or the first of its blocks that was missing is cached.
 type stuck struct {
 	seq     *Sequence
-	frees   uint64 // Engine.frees at that time
+	frees   uint64 // pool.frees at that time
 	budget  int
-	missing uint64 // the first block that was not cached, if there was one
-	more    bool
-}
-
-// same: trying again would fail again: no block came free, the budget is no smaller (a smaller chunk
-// might fit), and the cache holds no more of the prompt.
-func (k *stuck) same(e *Engine, s *Sequence, budget int) bool {
-	if k.seq != s || k.frees != e.frees || budget < k.budget {
-		return false
-	}
-	if !k.more {
-		return true
-	}
-	_, found := e.pool.find(k.missing)
-	return !found
+	missing uint64 // 0 where all were cached
 }
 
 // admit pins what is cached of the head of the queue and returns how many tokens of it the pass computes; 0
 // if it does not fit.
 func (e *Engine) admit(s *Sequence, budget int) int {
-	if e.pool.free == 0 || e.stuck.same(e, s, budget) {
+	k := &e.stuck
+	_, found := e.pool.find(k.missing)
+	if e.pool.free == 0 || k.seq == s && k.frees == e.pool.frees && budget >= k.budget && !found {
 		return 0
 	}
-	e.stuck = stuck{}
+	*k = stuck{seq: s, frees: e.pool.frees, budget: budget}
 	size := e.cfg.BlockSize
 	most := (s.tokens() - 1) / size
 	if s.req.BypassCache {
@@ -129,12 +117,11 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	}
 	idle := 0 // hits that are in the LRU list
 	hits := s.blocks[:0]
-	why := stuck{seq: s, frees: e.frees, budget: budget}
 	for i := range most {
 		h := s.hash(i, size)
 		id, ok := e.pool.find(h)
 		if !ok {
-			why.missing, why.more = h, true
+			k.missing = h
 			break
 		}
 		if e.pool.blocks[id].refs == 0 {
@@ -145,13 +132,13 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	cached := len(hits) * size
 	n := min(s.tokens()-cached, budget)
 	if need := (cached+n+size-1)/size - len(hits) + idle; need > e.pool.free {
-		s.blocks, e.stuck = hits[:0], why
+		s.blocks = hits[:0]
 		return 0
 	}
 	for _, id := range hits {
 		e.pool.pin(id)
 	}
-	s.blocks, s.computed, s.state = hits, cached, running
+	s.blocks, s.computed, s.state, k.seq = hits, cached, running, nil
 	if !s.admitted {
 		s.admitted = true
 		s.result.CachedTokens = cached
