@@ -14,9 +14,7 @@ import (
 
 // kvFlags say how an engine publishes its KV events.
 type kvFlags struct {
-	events, replay  string
-	topic, encoding string
-	keep            int
+	events, replay string
 }
 
 func (k *kvFlags) add(f *pflag.FlagSet) {
@@ -24,17 +22,10 @@ func (k *kvFlags) add(f *pflag.FlagSet) {
 		"publish KV events through `gRPC`, the value grpc, and over ZeroMQ: tcp://*:PORT binds, tcp://HOST:PORT connects")
 	f.StringVar(&k.replay, "kv-events-replay", "",
 		"answer for KV events that were missed at this `endpoint`, tcp://*:PORT")
-	f.StringVar(&k.topic, "kv-events-topic", "", "the ZeroMQ `topic`")
-	f.StringVar(&k.encoding, "kv-events-encoding", string(kvpublish.Arrays), "array, mixed (an array of maps) or map")
-	f.IntVar(&k.keep, "kv-events-buffer", 10_000, "how many `batches` are kept for subscribers that missed them")
 }
 
 // check reads the flags.
 func (k *kvFlags) check() error {
-	if err := first(atLeast("kv-events-buffer", k.keep, 1),
-		oneOf("kv-events-encoding", k.encoding, encodings())); err != nil {
-		return err
-	}
 	if _, _, err := endpoint(k.zmq()); err != nil {
 		return usagef("--kv-events: %w", err)
 	}
@@ -60,14 +51,7 @@ func (k *kvFlags) log() *kvpublish.Log {
 	if k.events == "" {
 		return nil
 	}
-	return kvpublish.NewLog(k.keep)
-}
-
-func encodings() (names []string) {
-	for _, e := range kvpublish.Encodings {
-		names = append(names, string(e))
-	}
-	return names
+	return kvpublish.NewLog(0)
 }
 
 // endpoint is the address of a ZeroMQ endpoint, and whether it is one to listen on; none for "".
@@ -90,7 +74,7 @@ func (k *kvFlags) publish(ctx context.Context, log *kvpublish.Log) (stop func(),
 	if k.zmq() == "" {
 		return func() {}, "", nil
 	}
-	c := kvpublish.Config{Topic: k.topic, Encoding: kvpublish.Encoding(k.encoding)}
+	var c kvpublish.Config
 	if c.Events, c.Connect, err = listen(ctx, k.events); err != nil {
 		return nil, "", err
 	}

@@ -75,7 +75,6 @@ func TestMistakes(t *testing.T) {
 		{[]string{"engine", "--listen", "127.0.0.1:0", "--kv-events", "udp://*:1"}, []string{"--kv-events", "udp"}},
 		{[]string{"engine", "--listen", "127.0.0.1:0", "--kv-events-replay", "tcp://*:1"}, []string{"--kv-events-replay", "--kv-events tcp://"}},
 		{[]string{"engine", "--listen", "127.0.0.1:0", "--kv-events", "tcp://*:1", "--kv-events-replay", "tcp://a:1"}, []string{"--kv-events-replay", "tcp://*:PORT"}},
-		{[]string{"engine", "--listen", "127.0.0.1:0", "--kv-events-encoding", "json"}, []string{"--kv-events-encoding", "json"}},
 		{[]string{"bench"}, []string{"warmpath: ", `"bench"`, "demo, replay, explain, engine, version"}},
 		{[]string{"--colour"}, []string{"--colour", "--help"}},
 		{[]string{"demo", "--colour"}, []string{"warmpath demo: ", "--colour", "--replicas"}},

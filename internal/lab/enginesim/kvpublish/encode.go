@@ -17,9 +17,6 @@ const (
 	hashLen          = 32
 )
 
-// Encodings are all of them.
-var Encodings = []Encoding{Arrays, Mixed, Maps}
-
 // record is a batch or an event: a map of its fields, or an array of their values.
 type record struct {
 	asMap  bool
