@@ -1,7 +1,6 @@
 package tokenize
 
 import (
-	"container/list"
 	"context"
 	"sync"
 
@@ -14,112 +13,78 @@ type key = xxh3.Uint128
 // entryOverhead is what an entry costs beside its tokens, in bytes.
 const entryOverhead = 200
 
-// entry is what is remembered under a key. It does not change.
-type entry struct {
-	key    key
-	tokens []uint32
-}
-
-func (e *entry) size() int64 { return int64(4*cap(e.tokens)) + entryOverhead }
-
-// cache remembers tokens, the least recently used are forgotten first. A budget of
-// less than one entry remembers nothing.
+// cache remembers tokens in two generations: the younger has what was put or found since it began. When it has half of
+// the budget it becomes the older one, and what was in that is forgotten.
 type cache struct {
 	budget int64
 
-	mu      sync.Mutex // guards the fields below; taken alone
-	bytes   int64
-	entries map[key]*list.Element
-	order   list.List // of *entry, the most recently used first
+	mu             sync.Mutex // guards the fields below; taken alone
+	bytes          int64      // of the younger generation
+	younger, older map[key][]uint32
+	work           map[key]chan struct{} // under way, closed when it ends
 }
 
 func newCache(budget int64) *cache {
-	return &cache{budget: budget, entries: make(map[key]*list.Element)}
+	return &cache{budget: budget, younger: make(map[key][]uint32), work: make(map[key]chan struct{})}
 }
 
 // get returns what is remembered under a key.
 func (c *cache) get(k key) (tokens []uint32, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := c.entries[k]
-	if e == nil {
-		return nil, false
+	if tokens, ok = c.younger[k]; ok {
+		return tokens, true
 	}
-	c.order.MoveToFront(e)
-	return e.Value.(*entry).tokens, true
+	if tokens, ok = c.older[k]; ok {
+		c.add(k, tokens)
+	}
+	return tokens, ok
 }
 
 // put remembers tokens, which may not change any more.
 func (c *cache) put(k key, tokens []uint32) {
-	e := &entry{k, tokens}
-	if e.size() > c.budget {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if old := c.entries[k]; old != nil {
-		c.drop(old)
-	}
-	c.entries[k] = c.order.PushFront(e)
-	c.bytes += e.size()
-	for c.bytes > c.budget {
-		c.drop(c.order.Back())
+	if _, held := c.younger[k]; !held {
+		c.add(k, tokens)
 	}
 }
 
-func (c *cache) drop(e *list.Element) {
-	old := c.order.Remove(e).(*entry)
-	delete(c.entries, old.key)
-	c.bytes -= old.size()
+// add adds to the younger generation what is not in it. Called with mu held.
+func (c *cache) add(k key, tokens []uint32) {
+	size := int64(4*cap(tokens)) + entryOverhead
+	if size > c.budget/2 {
+		return
+	}
+	if c.bytes += size; c.bytes > c.budget/2 {
+		c.older, c.younger, c.bytes = c.younger, make(map[key][]uint32), size
+	}
+	c.younger[k] = tokens
 }
 
-// flights does equal work that is wanted at the same time once. The first goroutine
-// does it, since it alone may use the prompt.
-type flights struct {
-	mu    sync.Mutex // guards the map; taken alone
-	under map[key]*flight
-}
-
-// flight is work under way. Its results are read after done is closed.
-type flight struct {
-	done   chan struct{}
-	tokens []uint32
-	err    error
-	gaveUp bool // the time of the caller that did the work was over; others may have some left
-}
-
-// do returns what work returns, of this call or of one under way for the same key.
-func (f *flights) do(ctx context.Context, k key, work func() ([]uint32, error)) ([]uint32, error) {
+// enter waits while other goroutines work for the key, or until the context ends. The caller calls leave when its own
+// work ends.
+func (c *cache) enter(ctx context.Context, k key) (leave func(), err error) {
 	for {
-		f.mu.Lock()
-		other := f.under[k]
-		if other == nil {
+		c.mu.Lock()
+		others := c.work[k]
+		if others == nil {
 			break
 		}
-		f.mu.Unlock()
+		c.mu.Unlock()
 		select {
-		case <-other.done:
-			if !other.gaveUp {
-				return other.tokens, other.err
-			}
+		case <-others:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
-	mine := &flight{done: make(chan struct{})}
-	if f.under == nil {
-		f.under = make(map[key]*flight)
-	}
-	f.under[k] = mine
-	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		delete(f.under, k)
-		f.mu.Unlock()
-		close(mine.done)
-	}()
-	mine.gaveUp = true // unless work returns
-	mine.tokens, mine.err = work()
-	mine.gaveUp = mine.err != nil && ctx.Err() != nil
-	return mine.tokens, mine.err
+	defer c.mu.Unlock()
+	mine := make(chan struct{})
+	c.work[k] = mine
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.work, k)
+		close(mine)
+	}, nil
 }

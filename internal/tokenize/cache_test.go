@@ -2,7 +2,6 @@ package tokenize
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -12,39 +11,27 @@ import (
 
 func keyFor(i int) key { return key{Lo: uint64(i)} }
 
-// Against a list: what is found is what was put, the least recently used go first, and
-// the bytes are never above the budget.
+// What is found is what was put, what was used last is held, and the bytes are never above the budget.
 func TestCache(t *testing.T) {
 	const size = entryOverhead + 4*10
-	c := newCache(5*size + size/2)
+	const half = 5
+	c := newCache(2*half*size + size)
 	r := rand.New(rand.NewPCG(1, 1))
-	var model []int // most recently used first
-	drop := func(i int) {
-		for at, k := range model {
-			if k == i {
-				model = append(model[:at:at], model[at+1:]...)
-			}
-		}
-	}
+	var recent []int // most recently used first
 	for range 5000 {
-		i := r.IntN(9)
-		if r.IntN(2) == 0 {
-			c.put(keyFor(i), make([]uint32, 10))
-			drop(i)
-			model = append([]int{i}, model...)
-			model = model[:min(5, len(model))]
-		} else {
-			_, held := c.get(keyFor(i))
-			has := len(model)
-			drop(i)
-			require.Equal(t, has > len(model), held)
-			if held {
-				model = append([]int{i}, model...)
-			}
+		i := r.IntN(40)
+		tokens, held := c.get(keyFor(i))
+		for _, k := range recent {
+			require.True(t, held || k != i)
 		}
-		require.LessOrEqual(t, c.bytes, c.budget)
-		require.Len(t, c.entries, len(model))
-		require.EqualValues(t, len(model)*size, c.bytes)
+		if held {
+			require.EqualValues(t, i, tokens[0])
+		} else {
+			c.put(keyFor(i), append(make([]uint32, 0, 10), uint32(i)))
+		}
+		recent = append([]int{i}, recent...)[:min(half, len(recent)+1)]
+		require.LessOrEqual(t, int64(len(c.younger)+len(c.older))*size, c.budget)
+		require.EqualValues(t, len(c.younger)*size, c.bytes)
 	}
 }
 
@@ -55,62 +42,33 @@ func TestACacheWithoutABudget(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestFlights(t *testing.T) {
-	var f flights
+// Work for a key is done by one goroutine at a time. A call that waits keeps its own deadline, and the end of another
+// one's does not end it.
+func TestEnter(t *testing.T) {
+	c := newCache(0)
 	ctx := context.Background()
-	entered, leave := make(chan struct{}), make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		tokens, err := f.do(ctx, keyFor(1), func() ([]uint32, error) {
-			close(entered)
-			<-leave
-			return []uint32{7}, nil
-		})
-		require.NoError(t, err)
-		require.Equal(t, []uint32{7}, tokens)
-	})
-	<-entered
+	leave, err := c.enter(ctx, keyFor(1))
+	require.NoError(t, err)
+	other, err := c.enter(ctx, keyFor(2))
+	require.NoError(t, err)
+	other()
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	_, err := f.do(ended, keyFor(1), nil)
-	require.ErrorIs(t, err, context.Canceled, "a call that waits keeps its own deadline")
-	wg.Go(func() {
-		tokens, err := f.do(ctx, keyFor(1), func() ([]uint32, error) { return []uint32{7}, nil })
-		require.NoError(t, err)
-		require.Equal(t, []uint32{7}, tokens)
-	})
-	close(leave)
-	wg.Wait()
-	require.Empty(t, f.under)
-}
-
-// A call whose time is over does not end those that wait for it.
-func TestFlightsGoOn(t *testing.T) {
-	var f flights
-	short, cancel := context.WithCancel(context.Background())
-	entered := make(chan struct{})
+	_, err = c.enter(ended, keyFor(1))
+	require.ErrorIs(t, err, context.Canceled)
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		_, err := f.do(short, keyFor(1), func() ([]uint32, error) {
-			close(entered)
-			<-short.Done()
-			return nil, short.Err()
+	inside := 0 // guarded by the key
+	for range 4 {
+		wg.Go(func() {
+			leave, err := c.enter(ctx, keyFor(1))
+			require.NoError(t, err)
+			defer leave()
+			inside++
+			require.Equal(t, 1, inside)
+			inside--
 		})
-		require.ErrorIs(t, err, context.Canceled)
-	})
-	<-entered
-	wg.Go(func() {
-		tokens, err := f.do(context.Background(), keyFor(1), func() ([]uint32, error) { return []uint32{1}, nil })
-		require.NoError(t, err)
-		require.Equal(t, []uint32{1}, tokens)
-	})
-	cancel()
+	}
+	leave()
 	wg.Wait()
-	broken := errors.New("broken")
-	_, err := f.do(context.Background(), keyFor(1), func() ([]uint32, error) { return nil, broken })
-	require.ErrorIs(t, err, broken)
-	require.Panics(t, func() {
-		_, _ = f.do(context.Background(), keyFor(1), func() ([]uint32, error) { panic("a bug") })
-	})
-	require.Empty(t, f.under, "nothing waits for work that panicked")
+	require.Empty(t, c.work)
 }

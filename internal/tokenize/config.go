@@ -1,10 +1,13 @@
 package tokenize
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
@@ -61,14 +64,9 @@ func ParseConfig(raw json.RawMessage) (*Config, error) {
 }
 
 func (c *Config) validate() error {
-	sources := 0
-	for _, s := range []string{c.File, c.Tiktoken, c.URL} {
-		if s != "" {
-			sources++
-		}
-	}
-	if sources != 1 {
-		return fmt.Errorf("file, tiktoken, url: %d are set; set exactly one", sources)
+	sources := slices.DeleteFunc([]string{c.File, c.Tiktoken, c.URL}, func(s string) bool { return s == "" })
+	if len(sources) != 1 {
+		return fmt.Errorf("file, tiktoken, url: %d are set; set exactly one", len(sources))
 	}
 	if c.URL != "" {
 		u, err := url.Parse(c.URL)
@@ -105,29 +103,26 @@ func Open(c Config, o Options) (*Prompts, error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
-	t, err := c.source()
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer.%w", err)
+	p := &Prompts{
+		special: c.AddSpecialTokens,
+		timeout: time.Duration(c.Timeout),
+		cache:   newCache(cmp.Or(o.CacheBytes, 64<<20)),
+		logger:  cmp.Or(o.Logger, slog.Default()),
 	}
-	p := newPrompts(t, c, o)
-	if c.ChatTemplate != "" {
-		var open func(string) (ChatTemplate, error)
-		if linked := chatTemplates.Load(); linked != nil {
-			open = *linked
-		}
-		if p.template, err = opened("chat_template", c.ChatTemplate, open); err != nil {
-			return nil, errors.Join(fmt.Errorf("tokenizer.%w", err), p.Close())
-		}
-	}
-	return p, nil
-}
-
-func (c *Config) source() (dialect.Tokenizer, error) {
+	var err error
 	switch {
 	case c.URL != "":
-		return newRemote(c.URL), nil
+		p.tokenizer = newRemote(c.URL)
 	case c.Tiktoken != "":
-		return opened("tiktoken", c.Tiktoken, dialect.LookupTokenizer("tiktoken"))
+		p.tokenizer, err = opened("tiktoken", c.Tiktoken, dialect.LookupTokenizer("tiktoken"))
+	default:
+		p.tokenizer, err = opened("file", c.File, dialect.LookupTokenizer("file"))
 	}
-	return opened("file", c.File, dialect.LookupTokenizer("file"))
+	if err == nil && c.ChatTemplate != "" {
+		p.template, err = opened("chat_template", c.ChatTemplate, chatTemplates)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("tokenizer.%w", err), p.Close())
+	}
+	return p, nil
 }

@@ -1,7 +1,6 @@
 package tokenize
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,29 +29,12 @@ type Options struct {
 // cache and a deadline. Safe for use by many goroutines.
 type Prompts struct {
 	tokenizer dialect.Tokenizer
-	segmenter Segmenter // tokenizer, if it is one
 	template  ChatTemplate
 	special   bool
 	timeout   time.Duration
 	cache     *cache
-	flights   flights
 	logger    *slog.Logger
 	logged    sync.Map // kinds of failures that were logged
-}
-
-func newPrompts(t dialect.Tokenizer, c Config, o Options) *Prompts {
-	p := &Prompts{
-		tokenizer: t,
-		special:   c.AddSpecialTokens,
-		timeout:   time.Duration(c.Timeout),
-		cache:     newCache(cmp.Or(o.CacheBytes, 64<<20)),
-		logger:    o.Logger,
-	}
-	p.segmenter, _ = t.(Segmenter)
-	if p.logger == nil {
-		p.logger = slog.Default()
-	}
-	return p
 }
 
 // Close gives back what the tokenizer holds. No other method may be called then.
@@ -108,8 +90,8 @@ func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, erro
 
 // text returns the tokens of a text.
 func (p *Prompts) text(ctx context.Context, in dialect.TokenizerInput) ([]uint32, error) {
-	s := p.segmenter
-	if s == nil {
+	s, cuts := p.tokenizer.(Segmenter)
+	if !cuts {
 		return p.encoded(ctx, in, nil, func(ctx context.Context, _, _ int) ([]uint32, error) {
 			return p.tokenizer.Tokens(ctx, in)
 		})
@@ -155,19 +137,25 @@ func (p *Prompts) encoded(
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	return p.flights.do(ctx, keyOf(in, 0, len(in.Text)), func() (_ []uint32, err error) {
-		for i := range all {
-			s := &all[i]
-			if s.known {
-				continue
-			}
-			if s.tokens, err = encode(ctx, s.from, s.to); err != nil {
-				return nil, err
-			}
-			p.cache.put(s.key, slices.Clone(s.tokens))
+	leave, err := p.cache.enter(ctx, keyOf(in, 0, len(in.Text)))
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	for i := range all {
+		s := &all[i]
+		if !s.known { // others may have worked for it meanwhile
+			s.tokens, s.known = p.cache.get(s.key)
 		}
-		return join(all), nil
-	})
+		if s.known {
+			continue
+		}
+		if s.tokens, err = encode(ctx, s.from, s.to); err != nil {
+			return nil, err
+		}
+		p.cache.put(s.key, slices.Clone(s.tokens))
+	}
+	return join(all), nil
 }
 
 // keyOf returns the key of a segment of a text.

@@ -80,50 +80,41 @@ func (r *remote) answer(ctx context.Context, model string, question map[string]a
 	if err != nil {
 		return nil, fmt.Errorf("tokenize: the prompt as JSON: %w", err)
 	}
-	tokens, err := r.ask(ctx, body)
-	var refused *refusal
-	switch {
-	case errors.As(err, &refused) && refused.status < 500, errors.Is(err, context.Canceled):
-		// The prompt's fault, or the caller's: it is no evidence about the engine.
-	case err != nil:
-		r.until.Store(r.now().Add(pause).UnixNano())
-	default:
+	tokens, refused, err := r.ask(ctx, body)
+	if err == nil {
 		r.until.Store(0)
+		return tokens, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("tokenize: %s: %w", r.url, err)
+	if !refused && !errors.Is(err, context.Canceled) { // else the prompt's fault, or the caller's
+		r.until.Store(r.now().Add(pause).UnixNano())
 	}
-	return tokens, nil
+	return nil, fmt.Errorf("tokenize: %s: %w", r.url, err)
 }
 
-func (r *remote) ask(ctx context.Context, body []byte) ([]uint32, error) {
+// ask sends one question. The engine refused it where the status is neither 200 nor an error of its own; the answer to
+// that is left out: it may quote the prompt.
+func (r *remote) ask(ctx context.Context, body []byte) (tokens []uint32, refused bool, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url, bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	res, err := r.client.Do(req)
 	if err != nil {
-		return nil, cmp.Or(errors.Unwrap(err), err) // the URL is added by the caller
+		return nil, false, cmp.Or(errors.Unwrap(err), err) // the URL is added by the caller
 	}
 	defer func() { _ = res.Body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
-	switch {
+	switch status := res.StatusCode; {
 	case err != nil:
-		return nil, err
-	case res.StatusCode != http.StatusOK:
-		return nil, &refusal{res.StatusCode}
+		return nil, false, err
+	case status != http.StatusOK:
+		return nil, status < 500, fmt.Errorf("HTTP status %d %s", status, http.StatusText(status))
 	case len(answer) > maxAnswer:
-		return nil, fmt.Errorf("the answer is longer than %d MiB", maxAnswer>>20)
+		return nil, false, fmt.Errorf("the answer is longer than %d MiB", maxAnswer>>20)
 	}
-	return readAnswer(answer)
-}
-
-// refusal is an answer other than 200. Its text is left out: it may quote the prompt.
-type refusal struct{ status int }
-
-func (r *refusal) Error() string {
-	return fmt.Sprintf("HTTP status %d %s", r.status, http.StatusText(r.status))
+	tokens, err = readAnswer(answer)
+	return tokens, false, err
 }
 
 // errAnswer means that the answer is not {"tokens": [ids]}.

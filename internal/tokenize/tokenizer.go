@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/internal/requestkey"
@@ -45,10 +44,10 @@ var (
 )
 
 // chatTemplates is how a chat_template is opened, nil = no package that does is linked.
-var chatTemplates atomic.Pointer[func(path string) (ChatTemplate, error)]
+var chatTemplates func(path string) (ChatTemplate, error)
 
-// RegisterChatTemplate registers how a chat_template is opened.
-func RegisterChatTemplate(open func(path string) (ChatTemplate, error)) { chatTemplates.Store(&open) }
+// RegisterChatTemplate registers how a chat_template is opened. It is called from init.
+func RegisterChatTemplate(open func(path string) (ChatTemplate, error)) { chatTemplates = open }
 
 // opened opens the value of a field. The error names the field, and the import that is missing.
 func opened[T any](field, value string, open func(string) (T, error)) (t T, err error) {
