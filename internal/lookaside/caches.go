@@ -24,11 +24,6 @@ type lane struct {
 // maxRank bounds the data-parallel ranks of a replica.
 const maxRank = 1024
 
-// tiers by the server's names for them.
-var tiers = map[warmpathv1.CacheTier]policy.Tier{
-	warmpathv1.CacheTier_CACHE_TIER_HOST: policy.TierHost, warmpathv1.CacheTier_CACHE_TIER_DISK: policy.TierDisk,
-}
-
 // take returns the changes that an update means.
 func (c caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []policy.CacheChange {
 	var changes []policy.CacheChange
@@ -38,11 +33,11 @@ func (c caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []poli
 	}
 	for _, p := range u.GetChanges() {
 		r, ok := named[p.GetReplica()]
-		if !ok || p.GetRank() >= maxRank || int(p.GetTier()) > policy.Tiers || p.GetBlockTokens() > 1<<20 {
+		if !ok || p.GetRank() >= maxRank || p.GetTier() > policy.Tiers || p.GetBlockTokens() > 1<<20 {
 			continue
 		}
 		l := lane{
-			replica: r.ID, rank: int(p.GetRank()), tier: tiers[p.GetTier()],
+			replica: r.ID, rank: int(p.GetRank()), tier: policy.Tier(max(p.GetTier(), 1) - 1),
 			tokens: cmp.Or(int(p.GetBlockTokens()), policy.SuperblockTokens),
 		}
 		c[l] = struct{}{}

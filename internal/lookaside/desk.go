@@ -1,6 +1,7 @@
 package lookaside
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,7 +139,6 @@ type desk struct {
 	probe   time.Time   // when the next question is asked, once tripAfter are missed
 
 	live    map[*Reservation]struct{}
-	loads   map[string]load          // by id of the replica: what the server has reserved for this client
 	reports []*warmpathv1.LifeReport // to be sent
 }
 
@@ -154,7 +154,7 @@ type question struct {
 func newDesk() *desk {
 	d := &desk{
 		opened: make(chan struct{}), wake: make(chan struct{}, 1), waiting: make(map[uint64]*question),
-		live: make(map[*Reservation]struct{}), loads: make(map[string]load),
+		live: make(map[*Reservation]struct{}),
 	}
 	d.open = sync.OnceFunc(func() { close(d.opened) })
 	return d
@@ -180,10 +180,6 @@ func (d *desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration)
 		return Answer{}, err
 	}
 	a := <-q.answer // it came in the same moment
-	if ctx.Err() != nil {
-		a.Reservation.Released(nil)
-		return Answer{}, ctx.Err()
-	}
 	return a, a.err
 }
 
@@ -250,12 +246,8 @@ func (d *desk) read(m *chooseAnswer, prompt int) (Answer, error) {
 		d.giveBack(a.GetReservation())
 		return Answer{}, fmt.Errorf("%w: its answer names no replica or no reservation", ErrNoServer)
 	}
-	rule := from.GetReason()
-	if from.GetRule() != "" {
-		rule = from.GetRule()
-	}
 	decision := policy.Decision{
-		Reason: policy.ReasonCentral, Rule: policy.Reason(rule),
+		Reason: policy.ReasonCentral, Rule: policy.Reason(cmp.Or(from.GetRule(), from.GetReason())),
 		MatchedTokens: min(int(from.GetMatchedTokens()), prompt),
 		Place:         int(max(from.GetPlace(), -1)),
 		Queued:        time.Duration(min(from.GetQueuedUs(), 1<<40)) * time.Microsecond,
@@ -267,8 +259,12 @@ func (d *desk) read(m *chooseAnswer, prompt int) (Answer, error) {
 	return Answer{Replica: id, Decision: decision, Reservation: reservation}, nil
 }
 
-// serve keeps a stream of questions to the server that is followed, until ctx ends.
+// serve keeps a stream of questions to the server that is followed, once there is a Desk, until ctx ends.
 func (d *desk) serve(ctx context.Context, cc *grpc.ClientConn, retry time.Duration) {
+	select {
+	case <-d.opened:
+	case <-ctx.Done():
+	}
 	for ctx.Err() == nil {
 		_ = d.converse(ctx, cc)                           // calls are decided here meanwhile
 		_ = pause.For(ctx, retry/2+rand.N(max(retry, 1))) // the loop sees the end
@@ -289,9 +285,9 @@ func (d *desk) converse(ctx context.Context, cc *grpc.ClientConn) error {
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer cancel()
-	sending.Go(func() {
+	sending.Go(func() { // why it breaks shows in what is received
 		defer cancel()
-		_ = d.send(ctx, stream) // why it broke shows in what is received
+		_ = d.send(ctx, stream)
 	})
 	for {
 		m, err := stream.Recv()
@@ -334,9 +330,7 @@ func (d *desk) forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.hangUp()
-	for x := range d.live {
-		d.close(x)
-	}
+	clear(d.live)
 	d.reports = nil
 }
 

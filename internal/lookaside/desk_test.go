@@ -47,11 +47,11 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 			}
 			a := <-asked[1-late].answer
 			require.NoError(t, a.err)
-			require.Equal(t, load{1, 100}, w.desk.on("r1"))
+			require.Equal(t, load{1, 100}, w.desk.reserved()["r1"])
 			given := stages(w.desk.outgoing(stub{})[0].GetLives())
 			require.Equal(t, []string{fmt.Sprintf("#%d LIFE_STAGE_RELEASED 0", asked[late].choose.GetAttempt())}, given)
 			a.Reservation.Released(nil)
-			require.Zero(t, w.desk.on("r1"))
+			require.Zero(t, w.desk.reserved()["r1"])
 			require.Len(t, w.desk.outgoing(stub{})[0].GetLives(), 1)
 		})
 	}
@@ -67,7 +67,7 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 	before, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0))
 	require.NoError(t, err)
 	w.desk.take(chosen(before))
-	require.Equal(t, load{1, 100}, w.desk.on("r1"))
+	require.Equal(t, load{1, 100}, w.desk.reserved()["r1"])
 	after, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0))
 	require.NoError(t, err)
 
@@ -77,9 +77,9 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 	require.ErrorIs(t, a.err, ErrNoServer)
 	a = <-before.answer
 	require.Equal(t, "r1", a.Replica)
-	require.Zero(t, w.desk.on("r1"))
+	require.Zero(t, w.desk.reserved()["r1"])
 	a.Reservation.Released(nil)
-	require.Zero(t, w.desk.on("r1"))
+	require.Zero(t, w.desk.reserved()["r1"])
 	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0))
 	require.ErrorIs(t, err, ErrNoServer)
 }

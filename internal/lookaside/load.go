@@ -20,26 +20,25 @@ type peerLoad struct {
 	ledger  *ledger // of the server that is followed
 	damping routerload.Damping
 	peers   []routerload.Peer // in force
-	unknown time.Time         // since when the server has no load of any replica; zero = it has some
+	halved  bool              // since it was adopted
+	fresh   time.Time         // when a server with the load of one replica at least last sent anything
 }
 
 // begin is for a new stream.
-func (p *peerLoad) begin() { p.ledger, p.unknown = newLedger(), time.Time{} }
+func (p *peerLoad) begin() { p.ledger, p.halved = newLedger(), false }
 
-// adopt takes the peer load from the ledger, damped. It returns false where the server has none.
-func (p *peerLoad) adopt(m *members, reserved *desk) bool {
+// adopt takes the peer load from the ledger, damped, without what the server reserved for this client, which counts
+// there as a peer's. It returns false where the server has none.
+func (p *peerLoad) adopt(m *members, reserved map[string]load) bool {
 	numbers := m.numbers()
 	if !p.ledger.known(numbers) {
-		if p.unknown.IsZero() {
-			p.unknown = time.Now()
-		}
 		return false
 	}
-	p.unknown = time.Time{}
+	p.halved = false
 	p.peers = make([]routerload.Peer, len(numbers), len(numbers)+len(m.kept))
 	for i, l := range p.ledger.peers(numbers) {
 		id := m.named[numbers[i]].ID
-		l = l.less(reserved.on(id)) // what the server reserved for this client counts there as a peer's
+		l = l.less(reserved[id])
 		p.peers[i] = routerload.Peer{ID: id, Ongoing: int(l.ongoing), QueuedTokens: l.tokens}
 	}
 	p.damping.Damp(p.peers)
@@ -57,19 +56,12 @@ func (p *peerLoad) any() bool {
 // halve halves the load, and reports whether there was any.
 func (p *peerLoad) halve() bool {
 	left := p.any()
+	p.halved = true
 	for i := range p.peers {
 		p.peers[i].Ongoing /= 2
 		p.peers[i].QueuedTokens /= 2
 	}
 	return left
-}
-
-// unknownFor is for how long the server has had no load of any replica.
-func (p *peerLoad) unknownFor(now time.Time) time.Duration {
-	if p.unknown.IsZero() {
-		return 0
-	}
-	return now.Sub(p.unknown)
 }
 
 // A report is what a server was sent: the own load by number of the replica, where there is any.

@@ -30,7 +30,6 @@ type Reservation struct {
 	// Guarded by the desk's mutex.
 	tokens  int64     // of the prompt, not yet prefilled
 	renewed time.Time // when its lease last began
-	over    bool
 }
 
 // reserve enters a reservation that the server has made. Called with mu held.
@@ -40,21 +39,25 @@ func (d *desk) reserve(r *warmpathv1.Reservation, replica string, tokens int64, 
 		lease: time.Duration(r.GetLeaseMs()) * time.Millisecond,
 	}
 	d.live[x] = struct{}{}
-	d.charge(x, 1, tokens)
 	return x
 }
 
-// charge adds to a replica's load. Called with mu held.
-func (d *desk) charge(x *Reservation, ongoing, tokens int64) {
-	l := d.loads[x.replica]
-	set(d.loads, x.replica, load{l.ongoing + ongoing, l.tokens + tokens})
-}
-
-// on is what is reserved on a replica.
-func (d *desk) on(replica string) load {
+// reserved is what the server has reserved for this client, by id of the replica.
+func (d *desk) reserved() map[string]load {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.loads[replica]
+	sum := make(map[string]load)
+	for x := range d.live {
+		l := sum[x.replica]
+		sum[x.replica] = load{l.ongoing + 1, l.tokens + x.tokens}
+	}
+	return sum
+}
+
+// lives reports whether the reservation is in force. Called with the desk's mu held.
+func (x *Reservation) lives() bool {
+	_, ok := x.desk.live[x]
+	return ok
 }
 
 // Prefilled drops the prompt's share of the load: the first response message has come.
@@ -64,12 +67,10 @@ func (x *Reservation) Prefilled() {
 	}
 	x.desk.mu.Lock()
 	defer x.desk.mu.Unlock()
-	if x.over || x.tokens == 0 {
-		return
+	if x.lives() && x.tokens > 0 {
+		x.tokens = 0
+		x.desk.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE, nil)
 	}
-	x.desk.charge(x, 0, -x.tokens)
-	x.tokens = 0
-	x.desk.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE, nil)
 }
 
 // Released ends the reservation, once, with the attempt's outcome, nil if it was never sent.
@@ -79,10 +80,10 @@ func (x *Reservation) Released(o *policy.Outcome) {
 	}
 	x.desk.mu.Lock()
 	defer x.desk.mu.Unlock()
-	if x.over {
+	if !x.lives() {
 		return
 	}
-	x.desk.close(x)
+	delete(x.desk.live, x)
 	outcome := new(warmpathv1.Outcome)
 	if o != nil {
 		outcome = outcomeOf(o)
@@ -95,13 +96,6 @@ func (d *desk) giveBack(r *warmpathv1.Reservation) {
 	if r.GetId() != "" {
 		d.report(r.GetId(), warmpathv1.LifeStage_LIFE_STAGE_RELEASED, new(warmpathv1.Outcome))
 	}
-}
-
-// close takes a reservation out. Called with mu held.
-func (d *desk) close(x *Reservation) {
-	x.over = true
-	d.charge(x, -1, -x.tokens)
-	delete(d.live, x)
 }
 
 // report has the server sent what became of a reservation. Called with mu held.
@@ -120,7 +114,7 @@ func (d *desk) renew(now time.Time) {
 	for x := range d.live {
 		switch silent := now.Sub(x.renewed); {
 		case silent >= x.lease:
-			d.close(x)
+			delete(d.live, x)
 		case silent >= x.lease/3:
 			x.renewed = now
 			d.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PROGRESS, nil)

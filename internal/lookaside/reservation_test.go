@@ -84,7 +84,7 @@ func TestReservationIsReported(t *testing.T) {
 	a.Released(nil)
 	a.Prefilled()
 	require.Equal(t, []string{"a LIFE_STAGE_PREFILL_COMPLETE 0", "a LIFE_STAGE_RELEASED 2"}, sent())
-	require.Equal(t, load{1, 10}, d.on("r"))
+	require.Equal(t, load{1, 10}, d.reserved()["r"])
 
 	d.renew(now.Add(4 * time.Second))
 	require.Empty(t, sent())
@@ -92,21 +92,21 @@ func TestReservationIsReported(t *testing.T) {
 	require.Equal(t, []string{"b LIFE_STAGE_PROGRESS 0"}, sent(), "a long stream keeps its lease")
 	d.renew(now.Add(time.Minute))
 	require.Empty(t, sent(), "its lease is over there")
-	require.Zero(t, d.on("r"))
+	require.Zero(t, d.reserved()["r"])
 	b.Released(nil)
 	require.Empty(t, sent())
 
 	c := add("c") // the server cannot be reached: leases are looked at when the next stream begins
-	require.Equal(t, load{1, 10}, d.on("r"))
+	require.Equal(t, load{1, 10}, d.reserved()["r"])
 	d.renew(now.Add(15 * time.Second))
-	require.Zero(t, d.on("r"))
+	require.Zero(t, d.reserved()["r"])
 	require.Empty(t, sent())
 	c.Released(nil)
 
 	d.giveBack(&warmpathv1.Reservation{Id: "late", LeaseMs: 1})
 	d.giveBack(nil)
 	require.Equal(t, []string{"late LIFE_STAGE_RELEASED 0"}, sent())
-	require.Empty(t, d.loads)
+	require.Empty(t, d.reserved())
 	for i := range 2 * maxReports {
 		d.giveBack(&warmpathv1.Reservation{Id: fmt.Sprint(i)})
 	}

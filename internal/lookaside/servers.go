@@ -2,7 +2,6 @@ package lookaside
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -13,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
+
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // Rank returns the servers in the order in which a deployment prefers them: rendezvous hashing, so that all clients
@@ -32,12 +33,11 @@ type server struct {
 	opts    []grpc.DialOption
 	conn    *grpc.ClientConn // connects when it is used
 	rest    time.Time        // it is not returned to before
-	losses  int              // how often it was lost one time after the other
 }
 
 const (
-	maxMessage = 16 << 20        // what a server may send at once, in bytes
-	maxRetry   = 2 * time.Second // the longest wait between two rounds of all servers
+	maxMessage = 16 << 20    // what a server may send at once, in bytes
+	maxRetry   = time.Second // the longest wait between two rounds of all servers
 )
 
 // open makes the connection anew. One to a server that hangs would not show when the server is back.
@@ -63,12 +63,6 @@ func (s *server) open() error {
 	return nil
 }
 
-// connect connects where that is not under way, and returns the state of the connection.
-func (s *server) connect() connectivity.State {
-	s.conn.Connect()
-	return s.conn.GetState()
-}
-
 func (w *Watch) closeServers() {
 	for _, s := range w.servers {
 		_ = s.conn.Close() // its streams have ended
@@ -88,7 +82,6 @@ func (w *Watch) run() {
 	defer w.closeServers()
 	at, tries := 0, 0 // tries since the last message of a server
 	for w.ctx.Err() == nil {
-		began := time.Now()
 		answered, err := w.follow(at)
 		if answered {
 			tries = 0
@@ -101,7 +94,7 @@ func (w *Watch) run() {
 			at = int(next)
 			continue
 		}
-		w.lost(w.servers[at], began, err, tries == 0)
+		w.lost(w.servers[at], err, tries == 0)
 		tries++
 		if at = (at + 1) % len(w.servers); tries%len(w.servers) > 0 {
 			continue
@@ -109,17 +102,14 @@ func (w *Watch) run() {
 		if !w.view.known() {
 			w.o.Failed(fmt.Errorf("warmpath: no look-aside server has named the replicas of %q: %w", w.o.Deployment, err))
 		}
-		w.pause(tries / len(w.servers))
+		d := min(w.o.Timing.Retry<<min(tries/len(w.servers)-1, 10), maxRetry)
+		_ = pause.For(w.ctx, d/2+rand.N(d)) // the loop sees the end
 	}
 }
 
 // lost notes that a server cannot be followed.
-func (w *Watch) lost(s *server, began time.Time, err error, first bool) {
-	if time.Since(began) > w.o.Timing.Return {
-		s.losses = 0
-	}
-	s.rest = time.Now().Add(w.o.Timing.Return << min(s.losses, 4))
-	s.losses++
+func (w *Watch) lost(s *server, err error, first bool) {
+	s.rest = time.Now().Add(w.o.Timing.Return)
 	if errors.Is(err, errSilent) {
 		_ = s.open() // where that fails the connection stays
 	}
@@ -129,25 +119,11 @@ func (w *Watch) lost(s *server, began time.Time, err error, first bool) {
 	}
 }
 
-// pause waits before the next round, or until the first server can be reached and could not before.
-func (w *Watch) pause(round int) {
-	d := min(w.o.Timing.Retry<<min(round-1, 10), maxRetry)
-	ctx, cancel := context.WithTimeout(w.ctx, d/2+rand.N(d))
-	defer cancel()
-	first := w.servers[0]
-	state := first.connect()
-	if state == connectivity.Ready { // it refuses
-		<-ctx.Done()
-	}
-	for state != connectivity.Ready && first.conn.WaitForStateChange(ctx, state) {
-		state = first.connect()
-	}
-}
-
 // better returns the first of the servers before one that has rested and can be reached; ok is false if there is none.
 func (w *Watch) better(at int) (i int, ok bool) {
 	for i, s := range w.servers[:at] {
-		if time.Now().After(s.rest) && s.connect() == connectivity.Ready {
+		s.conn.Connect() // where that is not under way
+		if time.Now().After(s.rest) && s.conn.GetState() == connectivity.Ready {
 			return i, true
 		}
 	}

@@ -2,7 +2,6 @@ package lookaside
 
 import (
 	"context"
-	"io"
 	"math/rand/v2"
 	"time"
 
@@ -28,19 +27,14 @@ func (w *Watch) follow(at int) (answered bool, err error) {
 	defer silence.Stop()
 	cc := w.servers[at].conn
 	s := &watchStream{view: w.view, interval: firstInterval}
-	if s.stream, err = warmpathv1.NewRoutingServiceClient(cc).WatchReplicas(ctx); err == nil {
-		err = s.stream.Send(&warmpathv1.WatchReplicasRequest{Start: w.view.start()})
-		if err == io.EOF { // the stream has ended, and Recv returns why
-			_, err = s.stream.Recv()
-		}
-	}
-	if err != nil {
+	if s.stream, err = warmpathv1.NewRoutingServiceClient(cc).WatchReplicas(ctx); err != nil {
 		cancel(err) // the cause, unless there is one
 		return false, context.Cause(ctx)
 	}
+	// Where this fails, what is received shows why.
+	_ = s.stream.Send(&warmpathv1.WatchReplicasRequest{Start: w.view.start()})
 	messages := make(chan *update)
 	w.ended.Go(func() { cancel(s.receive(ctx, messages)) })
-	var asked <-chan struct{} // nil until the first message shows that it is a look-aside server
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -53,7 +47,7 @@ func (w *Watch) follow(at int) (answered bool, err error) {
 					"server", w.servers[at].address, "deployment", w.o.Deployment)
 				s.report()
 				timer.Reset(s.interval)
-				asked = w.desk.opened
+				w.ended.Go(func() { w.desk.serve(ctx, cc, w.o.Timing.Retry) })
 			}
 			answered = true
 			if u := m.GetLoad(); u != nil {
@@ -65,9 +59,6 @@ func (w *Watch) follow(at int) (answered bool, err error) {
 			if i, ok := w.better(at); ok {
 				return answered, moveTo(i)
 			}
-		case <-asked:
-			asked = nil
-			w.ended.Go(func() { w.desk.serve(ctx, cc, w.o.Timing.Retry) })
 		case <-w.view.resync:
 			return answered, moveTo(at)
 		case <-ctx.Done():

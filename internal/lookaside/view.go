@@ -1,12 +1,14 @@
 package lookaside
 
 import (
+	"iter"
 	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
@@ -39,9 +41,7 @@ type view struct {
 	wantIndex bool                     // all of it, at the next opportunity
 
 	received time.Time // when a server last sent anything
-	silent   bool      // that is so long ago that the server's ejections are not in force
 	begun    time.Time // when the server began to be followed
-	resumed  bool      // it is the incarnation that was followed before
 }
 
 func newView(o *Options, client string, d *desk) *view {
@@ -94,9 +94,7 @@ func (v *view) attach(r *router.Router) {
 	v.routers = append(v.routers, r)
 	v.setCapacities(r)
 	r.Load.SetPeers(v.load.peers)
-	if !v.silent {
-		v.eject(r)
-	}
+	v.eject(r)
 	r.Routes.Share(v.routes.note)
 	if r.ObservesCache() && (len(v.caches) > 0 || v.adopted.IndexVersion > 0) {
 		v.wantIndex = true
@@ -118,7 +116,8 @@ func (v *view) detach(r *router.Router) {
 	}
 	r.Load.SetPeers(nothing)
 	r.CacheChanged(v.caches.clearing())
-	inherit(r)
+	r.Outliers().Inherit()
+	r.Health.Sync()
 }
 
 // setCapacities gives a Router the sizes of the replicas' caches. Called with mu held.
@@ -139,25 +138,34 @@ func (v *view) tick(now time.Time) {
 // settle drops replicas that need not stay. Called with mu held.
 func (v *view) settle(now time.Time) {
 	changed := v.members.settle(now, func(id string) bool {
-		return slices.ContainsFunc(v.routers, func(r *router.Router) bool {
-			rep := r.View().ByID(id)
-			return rep != nil && rep.Connected()
-		})
+		for _, rep := range v.replicas(id) {
+			if rep.Connected() {
+				return true
+			}
+		}
+		return false
 	})
 	v.dirty = v.dirty || changed
 }
 
-// fade suspends the ejections of a silent server, and halves the peer load once for each Step of silence, or while the
-// server does not have it. Called with mu held.
-func (v *view) fade(now time.Time) {
-	silent := now.Sub(v.received) >= fadeAfter
-	if silent && !v.silent {
-		v.silent = true
+// replicas are the Routers that have a replica of this id, with theirs. Called with mu held.
+func (v *view) replicas(id string) iter.Seq2[*router.Router, *policy.Replica] {
+	return func(yield func(*router.Router, *policy.Replica) bool) {
 		for _, r := range v.routers {
-			inherit(r)
+			if rep := r.View().ByID(id); rep != nil && !yield(r, rep) {
+				return
+			}
 		}
 	}
-	if (silent || v.load.unknownFor(now) >= fadeAfter) && v.load.halve() {
+}
+
+// fade suspends the ejections of a server that is silent for long, and halves the peer load once for each Step of
+// silence, or while the server does not have it. Called with mu held.
+func (v *view) fade(now time.Time) {
+	if now.Sub(v.received) >= fadeAfter {
+		v.inherit()
+	}
+	if now.Sub(v.load.fresh) >= fadeAfter && v.load.halve() {
 		v.setLoad()
 	}
 }
@@ -200,50 +208,47 @@ func (v *view) report(renew bool) *warmpathv1.WatchReplicasRequest {
 // ownLoad is what the channel's Routers have reserved on each replica, without what the server itself reserved for
 // them. Called with mu held.
 func (v *view) ownLoad(numbers []uint32) []load {
-	own := make([]load, len(numbers))
-	for _, r := range v.routers {
-		routed := r.View()
-		for i, n := range numbers {
-			if rep := routed.ByID(v.members.named[n].ID); rep != nil {
-				own[i].ongoing += int64(rep.Ongoing())
-				own[i].tokens += int64(rep.QueuedTokens())
-			}
-		}
-	}
+	own, reserved := make([]load, len(numbers)), v.desk.reserved()
 	for i, n := range numbers {
-		own[i] = own[i].less(v.desk.on(v.members.named[n].ID))
+		id := v.members.named[n].ID
+		for _, rep := range v.replicas(id) {
+			own[i].ongoing += int64(rep.Ongoing())
+			own[i].tokens += int64(rep.QueuedTokens())
+		}
+		own[i] = own[i].less(reserved[id])
 	}
 	return own
 }
 
 // take adopts a message of the server; first is set for the first one of a stream.
 func (v *view) take(m *warmpathv1.WatchReplicasResponse, first bool) {
-	again := v.takeMembers(m, first)
+	now := time.Now()
+	v.takeMembers(m, first, now)
 	v.publish() // the Routers learn the replicas before what is known of them
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if again { // an update after silence has only what has changed since
-		v.applyEjections()
-		v.adoptLoad()
-	}
 	if u := m.GetIndex(); u != nil {
 		v.takeIndex(u)
 	}
 	if u := m.GetLoad(); u != nil {
 		v.takeLoad(u)
 	}
+	if v.load.halved { // an update after silence has only what has changed since
+		v.adoptLoad()
+	}
+	if v.load.ledger.known(v.members.numbers()) {
+		v.load.fresh = now
+	}
 	if u := m.GetOutliers(); u != nil {
 		v.takeOutliers(u)
 	}
 }
 
-// takeMembers adopts the replicas and the config of a message. It reports whether the server was silent before.
-func (v *view) takeMembers(m *warmpathv1.WatchReplicasResponse, first bool) (again bool) {
-	now := time.Now()
+// takeMembers adopts the replicas and the config of a message.
+func (v *view) takeMembers(m *warmpathv1.WatchReplicasResponse, first bool, now time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	again = v.silent && !first
-	v.received, v.silent = now, false
+	v.received = now
 	if first {
 		v.begin(m.GetIncarnation(), now)
 	}
@@ -258,19 +263,16 @@ func (v *view) takeMembers(m *warmpathv1.WatchReplicasResponse, first bool) (aga
 		v.takeFleet(u)
 	}
 	v.settle(now)
-	return again
 }
 
 // begin prepares for the first message of a server. Called with mu held.
 func (v *view) begin(incarnation string, now time.Time) {
-	v.begun, v.resumed = now, incarnation == v.adopted.Incarnation
-	if !v.resumed {
+	v.begun = now
+	if incarnation != v.adopted.Incarnation {
 		v.adopted.Incarnation = incarnation
 		v.adopted.ConfigVersion, v.adopted.FleetVersion, v.adopted.IndexVersion = 0, 0, 0
 		v.members.restart()
-		for _, r := range v.routers {
-			inherit(r)
-		}
+		v.inherit()
 		v.ejected = nil
 		v.desk.forget()
 	}
@@ -323,7 +325,7 @@ func (v *view) takeLoad(u *warmpathv1.LoadUpdate) {
 			"deployment", v.o.Deployment, "error", err)
 		return
 	}
-	if u.GetCounted() == 0 && (v.resumed || v.load.any()) && time.Since(v.begun) < counting {
+	if u.GetCounted() == 0 && v.load.any() && time.Since(v.begun) < counting {
 		return
 	}
 	v.adoptLoad()
@@ -331,7 +333,7 @@ func (v *view) takeLoad(u *warmpathv1.LoadUpdate) {
 
 // adoptLoad puts the peer load in the ledger into force. Called with mu held.
 func (v *view) adoptLoad() {
-	if v.load.adopt(&v.members, v.desk) {
+	if v.load.adopt(&v.members, v.desk.reserved()) {
 		v.setLoad()
 	}
 }
@@ -347,17 +349,12 @@ func (v *view) takeOutliers(u *warmpathv1.OutlierUpdate) {
 			}
 		}
 	}
-	v.applyEjections()
-}
-
-// applyEjections puts the server's ejections into force. Called with mu held.
-func (v *view) applyEjections() {
 	for _, r := range v.routers {
 		v.eject(r)
 	}
 }
 
-// eject is applyEjections for one Router. Called with mu held.
+// eject puts the server's ejections into force in a Router. Called with mu held.
 func (v *view) eject(r *router.Router) {
 	server := make(map[*outlier.Replica]outlier.State, len(v.ejected))
 	for id, s := range v.ejected {
@@ -369,10 +366,13 @@ func (v *view) eject(r *router.Router) {
 	r.Health.Sync()
 }
 
-// inherit has the ejections of a server that is silent or gone probed, whatever a server ejects from then on.
-func inherit(r *router.Router) {
-	r.Outliers().Inherit()
-	r.Health.Sync()
+// inherit has the ejections of a server that is silent or gone probed, whatever a server ejects from then on. Called
+// with mu held.
+func (v *view) inherit() {
+	for _, r := range v.routers {
+		r.Outliers().Inherit()
+		r.Health.Sync()
+	}
 }
 
 // outcomes are the results of the Routers' calls since the last report, nil for none. Called with mu held.
@@ -380,13 +380,11 @@ func (v *view) outcomes() *warmpathv1.OutcomeReport {
 	report := new(warmpathv1.OutcomeReport)
 	for number, m := range v.members.named {
 		o := &warmpathv1.ReplicaOutcomes{Replica: number}
-		for _, r := range v.routers {
-			if rep := r.View().ByID(m.ID); rep != nil {
-				c := r.Outliers().Take(r.Outlier(rep))
-				o.Successes += uint32(c.Successes)
-				o.Failures += uint32(c.Failures)
-				o.Late += uint32(c.Late)
-			}
+		for r, rep := range v.replicas(m.ID) {
+			c := r.Outliers().Take(r.Outlier(rep))
+			o.Successes += uint32(c.Successes)
+			o.Failures += uint32(c.Failures)
+			o.Late += uint32(c.Late)
 		}
 		if o.Successes+o.Failures+o.Late > 0 {
 			report.Replicas = append(report.Replicas, o)

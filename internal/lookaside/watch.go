@@ -54,8 +54,7 @@ type Timing struct {
 	Grace time.Duration
 	// Retry is the first wait between two rounds of all servers: 200 ms. It doubles, up to maxRetry.
 	Retry time.Duration
-	// Return is how long a better server is left alone after it was lost: 10 s, and twice as long each time that it is
-	// lost again, up to 16 times.
+	// Return is how long a better server is left alone after it was lost: 10 s.
 	Return time.Duration
 }
 

@@ -141,10 +141,10 @@ func TestAnotherIncarnation(t *testing.T) {
 	load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}})
 	w.view.mu.Lock()
 	defer w.view.mu.Unlock()
-	w.view.received = w.view.load.unknown.Add(fadeAfter)
-	w.view.fade(w.view.load.unknown.Add(fadeAfter - 1))
+	w.view.received = w.view.load.fresh.Add(fadeAfter)
+	w.view.fade(w.view.load.fresh.Add(fadeAfter - 1))
 	require.Equal(t, 7, foreign(r)["r2"])
-	w.view.fade(w.view.load.unknown.Add(fadeAfter))
+	w.view.fade(w.view.load.fresh.Add(fadeAfter))
 	require.Equal(t, 3, foreign(r)["r2"])
 }
 
