@@ -75,7 +75,7 @@ var _ resolver.AuthorityOverrider = (*builder)(nil)
 // warmpath://servers/deployment. It is registered already; grpc.WithResolvers
 // wants it where the registry is not to be used, or for options.
 func NewBuilder(opts ...ServerOption) resolver.Builder {
-	b := &builder{}
+	b := &builder{memory: memory{states: make(map[string]*lookaside.State)}}
 	for _, o := range opts {
 		o(b)
 	}
@@ -99,13 +99,14 @@ func (b *builder) Build(
 	}
 	// An error would ask for another resolution, which has the same result.
 	_ = cc.UpdateState(target.State(replicas, target.Own(opts)))
-	return static{}, nil
+	return pushed{func() {}}, nil
 }
 
-type static struct{}
+// pushed is a resolver that sends what changes unasked, until close returns.
+type pushed struct{ close func() }
 
-func (static) ResolveNow(resolver.ResolveNowOptions) {}
-func (static) Close()                                {}
+func (pushed) ResolveNow(resolver.ResolveNowOptions) {}
+func (p pushed) Close()                              { p.close() }
 
 // Check reports what is wrong with a dial target of this package or of resolver/file, including the fleet file that it
 // names; nil for targets of other schemes.

@@ -33,34 +33,28 @@ func WithServerDialOptions(opts ...grpc.DialOption) ServerOption {
 // WithServerLogger sets where servers that are lost and found are logged; the default is slog.Default().
 func WithServerLogger(l *slog.Logger) ServerOption { return func(b *builder) { b.logger = l } }
 
-// memory is what servers sent last, by target, for resolvers to come.
+// memory is what servers sent last, by target, for resolvers to come. Safe for use by many goroutines.
 type memory struct {
 	mu     sync.Mutex // guards states; nothing is called under it
-	states map[string]lookaside.State
+	states map[string]*lookaside.State
 }
 
 // maxMemory bounds the targets that are remembered.
 const maxMemory = 1024
 
+// get returns nil for a target that is not remembered.
 func (m *memory) get(target string) *lookaside.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s, ok := m.states[target]; ok {
-		return &s
-	}
-	return nil
+	return m.states[target]
 }
 
-func (m *memory) put(target string, s lookaside.State) {
+func (m *memory) put(target string, s *lookaside.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := m.states[target]; !ok && len(m.states) >= maxMemory {
-		return
+	if m.states[target] != nil || len(m.states) < maxMemory {
+		m.states[target] = s
 	}
-	if m.states == nil {
-		m.states = make(map[string]lookaside.State)
-	}
-	m.states[target] = s
 }
 
 // asksServer reports whether a target of the scheme names look-aside servers and not replicas.
@@ -133,7 +127,7 @@ func (b *builder) watch(
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", r.target, err)
 	}
-	return closer{w}, nil
+	return pushed{w.Close}, nil
 }
 
 // inherited is how servers are reached by default: as the channel reaches replicas.
@@ -166,14 +160,8 @@ type watchResolver struct {
 }
 
 func (r *watchResolver) changed(w *lookaside.Watch, s lookaside.State) {
-	r.b.memory.put(r.target, s)
-	state := resolver.State{
-		Endpoints: make([]resolver.Endpoint, 0, len(s.Replicas)),
-		Addresses: make([]resolver.Address, 0, len(s.Replicas)),
-	}
-	for _, rep := range s.Replicas {
-		target.Add(&state, fleet.Endpoint(rep.Attributes), r.own)
-	}
+	r.b.memory.put(r.target, &s)
+	state := target.State(s.Replicas, r.own)
 	if config := r.config(s.ServiceConfig); config != "" {
 		state.ServiceConfig = r.cc.ParseServiceConfig(config)
 	}
@@ -201,15 +189,6 @@ func (r *watchResolver) config(received string) string {
 	return r.good
 }
 
-// closer is the Watch as a resolver.
-type closer struct{ watch *lookaside.Watch }
-
-// ResolveNow does nothing: changes are pushed.
-func (closer) ResolveNow(resolver.ResolveNowOptions) {}
-
-// Close returns when no more updates reach the channel.
-func (c closer) Close() { c.watch.Close() }
-
 // tolerate returns a service config without what this version does not know of the object "warmpath", so that a server
 // may be newer than its clients: fields, and modes. The config of a policy is left as it is. ignored names what was
 // taken out.
@@ -227,15 +206,14 @@ func tolerate(config string) (reduced string, ignored []string) {
 	if len(ignored) == 0 {
 		return config, nil
 	}
-	var err error
-	if whole["loadBalancingConfig"], err = json.Marshal(choices); err != nil {
-		return config, nil
-	}
-	text, err := json.Marshal(whole)
-	if err != nil {
-		return config, nil
-	}
-	return string(text), ignored
+	whole["loadBalancingConfig"] = encode(choices)
+	return string(encode(whole)), ignored
+}
+
+// encode writes JSON that was read.
+func encode(v any) json.RawMessage {
+	text, _ := json.Marshal(v) // what was read can be written
+	return text
 }
 
 // known returns an object with the fields of a struct only.
@@ -262,11 +240,7 @@ func known(raw json.RawMessage, of reflect.Type, prefix string) (kept json.RawMe
 			ignored = append(ignored, inside...)
 		}
 	}
-	kept, err := json.Marshal(object)
-	if err != nil {
-		return raw, nil
-	}
-	return kept, ignored
+	return encode(object), ignored
 }
 
 func knownMode(raw json.RawMessage) bool {

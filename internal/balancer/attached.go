@@ -88,8 +88,10 @@ func (a *attached) central(want *policy.Adoption) call.Central {
 	switch {
 	case !want.Asks():
 	case a.watch != nil:
-		wait := cmp.Or(want.CentralDeadline, policy.Duration(policy.DefaultCentralDeadline))
-		return call.Central{Desk: *a.watch.Desk(time.Duration(wait)), Closed: want.Mode == policy.CentralOnly}
+		return call.Central{
+			Desk: a.watch.Desk(), Closed: want.Mode == policy.CentralOnly,
+			Deadline: time.Duration(cmp.Or(want.CentralDeadline, policy.Duration(policy.DefaultCentralDeadline))),
+		}
 	case !a.warned:
 		a.warned = true
 		slog.Warn("warmpath: mode is central, and there is no look-aside server to ask: the local policy decides; " +

@@ -83,7 +83,8 @@ func (r *reservation) giveBack(q *policy.Request) {
 
 // Central is mode central of a channel: its look-aside server is asked where each call goes. Read only.
 type Central struct {
-	Desk lookaside.Desk
+	Desk     *lookaside.Desk
+	Deadline time.Duration // longest wait for the answer
 	// Closed fails calls for which the server does not decide, with UNAVAILABLE; else the local policy decides.
 	Closed bool
 }
@@ -156,7 +157,7 @@ func (r *reservation) ask(ctx context.Context, b *Binding, m *Central, q *policy
 func (r *reservation) askOnce(
 	ctx context.Context, b *Binding, m *Central, q *policy.Request,
 ) (named string, err error) {
-	a, err := m.Desk.Ask(ctx, q, b.Router.PromptHashes(q))
+	a, err := m.Desk.Ask(ctx, m.Deadline, q, b.Router.PromptHashes(q))
 	if err != nil {
 		return "", err
 	}

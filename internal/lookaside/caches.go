@@ -25,7 +25,7 @@ type lane struct {
 const maxRank = 1024
 
 // take returns the changes that an update means.
-func (c caches) take(u *warmpathv1.IndexUpdate, named map[uint32]Replica) []policy.CacheChange {
+func (c caches) take(u *warmpathv1.IndexUpdate, named map[uint32]replica) []policy.CacheChange {
 	var changes []policy.CacheChange
 	if u.GetSnapshot() {
 		changes = c.clearing()
@@ -91,7 +91,7 @@ func (r *routes) want(wanted bool) {
 }
 
 // report returns what is to be sent, nil for nothing. named are the replicas by the server's numbers.
-func (r *routes) report(named map[uint32]Replica) *warmpathv1.RouteReport {
+func (r *routes) report(named map[uint32]replica) *warmpathv1.RouteReport {
 	all := r.log.Take()
 	if len(all) == 0 {
 		return nil

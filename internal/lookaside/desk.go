@@ -40,7 +40,8 @@ type (
 	chooseAnswer  = warmpathv1.ChooseReplicasResponse
 )
 
-// A Desk asks the server that a Watch follows where a call is to go. Safe for use by many goroutines.
+// A Desk asks the server that a Watch follows where a call is to go, and holds what the server has reserved for this
+// client. It outlives the streams. Safe for use by many goroutines.
 //
 // The rule. All questions of a channel go over one stream to the server that is followed, so that they fail over with
 // the watch; reports of how the attempts end ride with them. The wait for an answer ends at the deadline. After
@@ -48,9 +49,21 @@ type (
 // that comes too late is given back. So each question is an attempt of its own: what is given back is never the
 // reservation of a later one with the same request id.
 type Desk struct {
-	desk       *desk
 	deployment string
-	deadline   time.Duration
+	opened     chan struct{} // closed by open: there are questions to ask
+	open       func()
+	wake       chan struct{} // holds one: there is something to send
+
+	mu      sync.Mutex // guards the fields below and the Reservations; nothing is locked under it
+	stream  asking     // nil = no server can be asked
+	last    uint64     // number of a question
+	waiting map[uint64]*question
+	outbox  []*question // not sent yet; those that do not wait any more are not sent
+	missed  int         // questions in a row without an answer in time
+	probe   time.Time   // when the next question is asked, once tripAfter are missed
+
+	live    map[*Reservation]struct{}
+	reports []*warmpathv1.LifeReport // to be sent
 }
 
 // An Answer is where a server sends a call.
@@ -71,14 +84,16 @@ var (
 	ErrLate = errors.New("the look-aside server does not answer in time")
 )
 
-// Ask asks for a replica for a request, of whose prompt it sends no more than the hashes. While the server answers that
-// all replicas are full it waits there, as long as the context lasts. The replica is reserved until the Reservation is
-// released.
-func (d *Desk) Ask(ctx context.Context, q *policy.Request, prompt *policy.Hashed) (Answer, error) {
+// Ask asks for a replica for a request, of whose prompt it sends no more than the hashes, and waits for the answer until
+// the deadline. While the server answers that all replicas are full it waits there, as long as the context lasts. The
+// replica is reserved until the Reservation is released.
+func (d *Desk) Ask(
+	ctx context.Context, deadline time.Duration, q *policy.Request, prompt *policy.Hashed,
+) (Answer, error) {
 	parent := traceparent(ctx)
 	for wait := time.Duration(0); ; wait = fullWait {
 		began := time.Now()
-		a, err := d.desk.ask(ctx, d.question(q, prompt, parent, wait), d.deadline+wait)
+		a, err := d.ask(ctx, d.question(q, prompt, parent, wait), deadline+wait)
 		full := status.Code(err) == codes.ResourceExhausted
 		if !full || wait > 0 && time.Since(began) < wait/2 { // else it is not the replicas that are full
 			return a, err
@@ -123,25 +138,6 @@ func (d *Desk) question(
 	}
 }
 
-// desk is what the Desks of a Watch share: the questions, and what the server has reserved for this client. It outlives
-// the streams.
-type desk struct {
-	opened chan struct{} // closed by open: there are questions to ask
-	open   func()
-	wake   chan struct{} // holds one: there is something to send
-
-	mu      sync.Mutex // guards the fields below and the Reservations; nothing is locked under it
-	stream  asking     // nil = no server can be asked
-	last    uint64     // number of a question
-	waiting map[uint64]*question
-	outbox  []*question // not sent yet; those that do not wait any more are not sent
-	missed  int         // questions in a row without an answer in time
-	probe   time.Time   // when the next question is asked, once tripAfter are missed
-
-	live    map[*Reservation]struct{}
-	reports []*warmpathv1.LifeReport // to be sent
-}
-
 type asking = warmpathv1.RoutingService_ChooseReplicasClient
 
 // A question waits for its answer.
@@ -151,17 +147,17 @@ type question struct {
 	answer chan Answer // holds one
 }
 
-func newDesk() *desk {
-	d := &desk{
-		opened: make(chan struct{}), wake: make(chan struct{}, 1), waiting: make(map[uint64]*question),
-		live: make(map[*Reservation]struct{}),
+func newDesk(deployment string) *Desk {
+	d := &Desk{
+		deployment: deployment, opened: make(chan struct{}), wake: make(chan struct{}, 1),
+		waiting: make(map[uint64]*question), live: make(map[*Reservation]struct{}),
 	}
 	d.open = sync.OnceFunc(func() { close(d.opened) })
 	return d
 }
 
 // ask asks one question and waits for the answer. A server's failure is a status.
-func (d *desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration) (Answer, error) {
+func (d *Desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration) (Answer, error) {
 	q, err := d.put(r)
 	if err != nil {
 		return Answer{}, err
@@ -184,7 +180,7 @@ func (d *desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration)
 }
 
 // put has a question sent.
-func (d *desk) put(r *chooseRequest) (*question, error) {
+func (d *Desk) put(r *chooseRequest) (*question, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
@@ -204,7 +200,7 @@ func (d *desk) put(r *chooseRequest) (*question, error) {
 }
 
 // leave ends the wait for an answer. It returns false if the answer has come.
-func (d *desk) leave(q *question, cause error) bool {
+func (d *Desk) leave(q *question, cause error) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.waiting[q.number] != q {
@@ -219,7 +215,7 @@ func (d *desk) leave(q *question, cause error) bool {
 }
 
 // take passes an answer on. One that no call waits for is given back.
-func (d *desk) take(m *chooseAnswer) {
+func (d *Desk) take(m *chooseAnswer) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	q := d.waiting[m.GetNumber()]
@@ -236,7 +232,7 @@ func (d *desk) take(m *chooseAnswer) {
 
 // read reads the server's answer to a question with a prompt of so many tokens, and enters the reservation in it.
 // Called with mu held.
-func (d *desk) read(m *chooseAnswer, prompt int) (Answer, error) {
+func (d *Desk) read(m *chooseAnswer, prompt int) (Answer, error) {
 	if f := m.GetFailure(); f != nil {
 		return Answer{}, status.Error(codes.Code(f.GetCode()), f.GetMessage())
 	}
@@ -260,7 +256,7 @@ func (d *desk) read(m *chooseAnswer, prompt int) (Answer, error) {
 }
 
 // serve keeps a stream of questions to the server that is followed, once there is a Desk, until ctx ends.
-func (d *desk) serve(ctx context.Context, cc *grpc.ClientConn, retry time.Duration) {
+func (d *Desk) serve(ctx context.Context, cc *grpc.ClientConn, retry time.Duration) {
 	select {
 	case <-d.opened:
 	case <-ctx.Done():
@@ -272,7 +268,7 @@ func (d *desk) serve(ctx context.Context, cc *grpc.ClientConn, retry time.Durati
 }
 
 // converse asks over one stream until it breaks.
-func (d *desk) converse(ctx context.Context, cc *grpc.ClientConn) error {
+func (d *Desk) converse(ctx context.Context, cc *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	adopted := metadata.AppendToOutgoingContext(ctx, warmpathv1.MetadataAdopted, "1")
@@ -299,7 +295,7 @@ func (d *desk) converse(ctx context.Context, cc *grpc.ClientConn) error {
 }
 
 // begin asks over a stream from now on.
-func (d *desk) begin(stream asking) {
+func (d *Desk) begin(stream asking) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.hangUp()
@@ -308,7 +304,7 @@ func (d *desk) begin(stream asking) {
 }
 
 // end asks no more over a stream.
-func (d *desk) end(stream asking) {
+func (d *Desk) end(stream asking) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.stream == stream {
@@ -317,7 +313,7 @@ func (d *desk) end(stream asking) {
 }
 
 // hangUp ends the wait of all questions. Called with mu held.
-func (d *desk) hangUp() {
+func (d *Desk) hangUp() {
 	for _, q := range d.waiting {
 		q.answer <- Answer{err: ErrNoServer}
 	}
@@ -326,7 +322,7 @@ func (d *desk) hangUp() {
 }
 
 // forget is for another server, or another life of it: nothing was asked or is reserved there.
-func (d *desk) forget() {
+func (d *Desk) forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.hangUp()
@@ -335,7 +331,7 @@ func (d *desk) forget() {
 }
 
 // rouse has send look at what there is to send.
-func (d *desk) rouse() {
+func (d *Desk) rouse() {
 	select {
 	case d.wake <- struct{}{}:
 	default:
@@ -343,7 +339,7 @@ func (d *desk) rouse() {
 }
 
 // send sends questions and reports until the stream breaks.
-func (d *desk) send(ctx context.Context, stream asking) error {
+func (d *Desk) send(ctx context.Context, stream asking) error {
 	renew := time.NewTicker(renewEvery)
 	defer renew.Stop()
 	for {
@@ -365,7 +361,7 @@ func (d *desk) send(ctx context.Context, stream asking) error {
 }
 
 // outgoing returns what is to be sent over the stream now: the questions, and the reports with the first of them.
-func (d *desk) outgoing(stream asking) []*warmpathv1.ChooseReplicasRequest {
+func (d *Desk) outgoing(stream asking) []*warmpathv1.ChooseReplicasRequest {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.stream != stream {

@@ -30,7 +30,7 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 	for late := range 2 {
 		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
 			w, _, _ := unstarted(t)
-			d := w.Desk(time.Second)
+			d := w.Desk()
 			w.desk.begin(stub{})
 			q := &policy.Request{ID: "same", PromptTokens: 100}
 			var asked [2]*question
@@ -62,7 +62,7 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 func TestAnswerOfAServerThatIsGone(t *testing.T) {
 	w, _, _ := unstarted(t)
 	w.view.take(greeting(), true)
-	d := w.Desk(time.Minute)
+	d := w.Desk()
 	w.desk.begin(stub{})
 	before, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0))
 	require.NoError(t, err)
@@ -87,10 +87,10 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 // After several questions without an answer one is asked now and then, until an answer comes.
 func TestServerThatDoesNotAnswer(t *testing.T) {
 	w, _, _ := unstarted(t)
-	d := w.Desk(time.Nanosecond)
+	d := w.Desk()
 	w.desk.begin(stub{})
 	for range tripAfter {
-		_, err := d.Ask(t.Context(), new(policy.Request), nil)
+		_, err := d.Ask(t.Context(), time.Nanosecond, new(policy.Request), nil)
 		require.ErrorIs(t, err, ErrLate)
 	}
 	_, err := w.desk.put(d.question(new(policy.Request), nil, "", 0))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -15,14 +16,20 @@ const maxReplicas = 100_000
 
 // members is the fleet: the replicas that the server names, and others that stay. It is used with view.mu held.
 type members struct {
-	named map[uint32]Replica
+	named map[uint32]replica
 	kept  map[string]keeping // by id; not named
 	known bool               // anything at all
 }
 
+// A replica is one as the server describes it.
+type replica struct {
+	policy.Attributes
+	kvTokens int // size of its cache
+}
+
 // keeping is a replica that the server does not name.
 type keeping struct {
-	Replica
+	policy.Attributes
 	until time.Time // it stays at least as long; zero: it was named, and is not any more
 }
 
@@ -30,11 +37,11 @@ type keeping struct {
 var forever = time.Unix(1<<40, 0)
 
 func newMembers() members {
-	return members{named: make(map[uint32]Replica), kept: make(map[string]keeping)}
+	return members{named: make(map[uint32]replica), kept: make(map[string]keeping)}
 }
 
 // recall begins with what was known before.
-func (m *members) recall(replicas []Replica) {
+func (m *members) recall(replicas []policy.Attributes) {
 	for _, r := range replicas {
 		m.kept[r.ID] = keeping{r, forever}
 	}
@@ -45,7 +52,7 @@ func (m *members) recall(replicas []Replica) {
 // any, however long that takes.
 func (m *members) restart() {
 	for _, r := range m.named {
-		m.kept[r.ID] = keeping{r, forever}
+		m.kept[r.ID] = keeping{r.Attributes, forever}
 	}
 	clear(m.named)
 }
@@ -78,7 +85,7 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 	for _, n := range left {
 		if r, ok := m.named[n]; ok {
 			delete(m.named, n)
-			m.kept[r.ID] = keeping{Replica: r}
+			m.kept[r.ID] = keeping{Attributes: r.Attributes}
 		}
 	}
 	for _, p := range u.GetReplicas() {
@@ -91,7 +98,7 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 			continue
 		}
 		if old, ok := m.named[p.GetNumber()]; ok && old.ID != r.ID {
-			m.kept[old.ID] = keeping{Replica: old}
+			m.kept[old.ID] = keeping{Attributes: old.Attributes}
 		}
 		m.named[p.GetNumber()] = r
 	}
@@ -117,13 +124,13 @@ func (m *members) settle(now time.Time, connected func(id string) bool) (changed
 }
 
 // all returns the fleet: the named replicas in the order of their numbers, then the others by id.
-func (m *members) all() []Replica {
-	fleet := make([]Replica, 0, len(m.named)+len(m.kept))
+func (m *members) all() []policy.Attributes {
+	fleet := make([]policy.Attributes, 0, len(m.named)+len(m.kept))
 	for _, n := range m.numbers() {
-		fleet = append(fleet, m.named[n])
+		fleet = append(fleet, m.named[n].Attributes)
 	}
 	for _, id := range slices.Sorted(maps.Keys(m.kept)) {
-		fleet = append(fleet, m.kept[id].Replica)
+		fleet = append(fleet, m.kept[id].Attributes)
 	}
 	return fleet
 }
@@ -131,12 +138,12 @@ func (m *members) all() []Replica {
 func (m *members) numbers() []uint32 { return slices.Sorted(maps.Keys(m.named)) }
 
 // replicaOf reads a replica as a server describes it. The KV events are the server's own affair.
-func replicaOf(p *warmpathv1.Replica) (Replica, error) {
+func replicaOf(p *warmpathv1.Replica) (replica, error) {
 	const most = 1 << 40 // no cache is larger, and it fits everywhere
-	r := Replica{Attributes: fleet.FromMessage(p), kvTokens: int(min(p.GetKvTokens(), most))}
+	r := replica{Attributes: fleet.FromMessage(p), kvTokens: int(min(p.GetKvTokens(), most))}
 	r.KVEvents, r.KVEventsReplay = "", ""
 	if err := fleet.Settle(&r.Attributes); err != nil {
-		return Replica{}, fmt.Errorf("replica %q: %w", p.GetId(), err)
+		return replica{}, fmt.Errorf("replica %q: %w", p.GetId(), err)
 	}
 	return r, nil
 }

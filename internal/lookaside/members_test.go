@@ -97,7 +97,7 @@ func TestReplicasThatCannotBe(t *testing.T) {
 
 func TestCaches(t *testing.T) {
 	c := make(caches)
-	fleet := map[uint32]Replica{}
+	fleet := map[uint32]replica{}
 	for _, p := range named(1, 2) {
 		fleet[p.GetNumber()], _ = replicaOf(p)
 	}

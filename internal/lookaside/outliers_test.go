@@ -20,10 +20,10 @@ func judging(t *testing.T) (*Watch, *router.Router) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
 	w := newWatch(Options{Timing: Timing{}.withDefaults()})
-	w.view.members.named = make(map[uint32]Replica)
+	w.view.members.named = make(map[uint32]replica)
 	var members []router.Member
 	for i, id := range []string{"a", "b", "c", "d"} {
-		w.view.members.named[uint32(i+1)] = Replica{Attributes: policy.Attributes{ID: id}}
+		w.view.members.named[uint32(i+1)] = replica{Attributes: policy.Attributes{ID: id}}
 		members = append(members, router.Member{Attributes: policy.Attributes{ID: id}})
 	}
 	r.Fleet.Set(members)

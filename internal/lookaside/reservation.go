@@ -22,7 +22,7 @@ const (
 // It counts at the server, so the reports of the own load leave it out. Where the server could not be reached until its
 // lease ended, it is own load from then on.
 type Reservation struct {
-	desk    *desk
+	desk    *Desk
 	id      string
 	replica string
 	lease   time.Duration
@@ -33,7 +33,7 @@ type Reservation struct {
 }
 
 // reserve enters a reservation that the server has made. Called with mu held.
-func (d *desk) reserve(r *warmpathv1.Reservation, replica string, tokens int64, now time.Time) *Reservation {
+func (d *Desk) reserve(r *warmpathv1.Reservation, replica string, tokens int64, now time.Time) *Reservation {
 	x := &Reservation{
 		desk: d, id: r.GetId(), replica: replica, tokens: tokens, renewed: now,
 		lease: time.Duration(r.GetLeaseMs()) * time.Millisecond,
@@ -43,7 +43,7 @@ func (d *desk) reserve(r *warmpathv1.Reservation, replica string, tokens int64, 
 }
 
 // reserved is what the server has reserved for this client, by id of the replica.
-func (d *desk) reserved() map[string]load {
+func (d *Desk) reserved() map[string]load {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	sum := make(map[string]load)
@@ -92,14 +92,14 @@ func (x *Reservation) Released(o *policy.Outcome) {
 }
 
 // giveBack releases a reservation that is of no use. Called with mu held.
-func (d *desk) giveBack(r *warmpathv1.Reservation) {
+func (d *Desk) giveBack(r *warmpathv1.Reservation) {
 	if r.GetId() != "" {
 		d.report(r.GetId(), warmpathv1.LifeStage_LIFE_STAGE_RELEASED, new(warmpathv1.Outcome))
 	}
 }
 
 // report has the server sent what became of a reservation. Called with mu held.
-func (d *desk) report(id string, stage warmpathv1.LifeStage, o *warmpathv1.Outcome) {
+func (d *Desk) report(id string, stage warmpathv1.LifeStage, o *warmpathv1.Outcome) {
 	if len(d.reports) >= maxReports {
 		return
 	}
@@ -110,7 +110,7 @@ func (d *desk) report(id string, stage warmpathv1.LifeStage, o *warmpathv1.Outco
 }
 
 // renew has reservations reported before their leases end. Called with mu held.
-func (d *desk) renew(now time.Time) {
+func (d *Desk) renew(now time.Time) {
 	for x := range d.live {
 		switch silent := now.Sub(x.renewed); {
 		case silent >= x.lease:

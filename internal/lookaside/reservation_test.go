@@ -65,7 +65,7 @@ func stages(all []*warmpathv1.LifeReport) (got []string) {
 }
 
 func TestReservationIsReported(t *testing.T) {
-	d := newDesk()
+	d := newDesk("chat")
 	d.begin(stub{})
 	sent := func() (all []string) {
 		for _, m := range d.outgoing(stub{}) {

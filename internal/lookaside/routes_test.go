@@ -69,7 +69,7 @@ func TestRoutesAreReported(t *testing.T) {
 	require.Equal(t, []uint64{1, 2, 3}, got[1].GetSuperblocks())
 	require.Nil(t, w.view.routes.report(w.view.members.named))
 	send(4)
-	require.Nil(t, w.view.routes.report(map[uint32]Replica{}).GetRoutes(), "a replica that the server does not name")
+	require.Nil(t, w.view.routes.report(map[uint32]replica{}).GetRoutes(), "a replica that the server does not name")
 
 	for i := range uint32(2 * router.MaxRoutes) {
 		send(i)
@@ -89,6 +89,6 @@ func TestRoutedChangesArePredicted(t *testing.T) {
 	c := make(caches)
 	r, err := replicaOf(named(1)[0])
 	require.NoError(t, err)
-	got := c.take(&warmpathv1.IndexUpdate{Changes: []*warmpathv1.CacheChange{{Replica: 1, Routed: true, Stored: []uint64{7}}}}, map[uint32]Replica{1: r})
+	got := c.take(&warmpathv1.IndexUpdate{Changes: []*warmpathv1.CacheChange{{Replica: 1, Routed: true, Stored: []uint64{7}}}}, map[uint32]replica{1: r})
 	require.Equal(t, []policy.CacheChange{{Replica: "r1", BlockTokens: policy.SuperblockTokens, Predicted: true, Stored: []uint64{7}}}, got)
 }

@@ -19,7 +19,7 @@ import (
 // streams. Safe for use by many goroutines.
 type view struct {
 	o       *Options
-	desk    *desk
+	desk    *Desk
 	changed func(State)
 	resync  chan struct{} // holds one: the whole index is wanted
 	routes  routes
@@ -44,7 +44,7 @@ type view struct {
 	begun    time.Time // when the server began to be followed
 }
 
-func newView(o *Options, client string, d *desk) *view {
+func newView(o *Options, client string, d *Desk) *view {
 	return &view{
 		o: o, desk: d, resync: make(chan struct{}, 1),
 		adopted: &warmpathv1.WatchStart{Deployment: o.Deployment, ClientId: client, Index: true, Load: true},

@@ -33,15 +33,9 @@ type Options struct {
 
 // A State is what a channel has to know to make calls. It is not written again.
 type State struct {
-	Replicas []Replica
+	Replicas []policy.Attributes
 	// ServiceConfig is a gRPC service config in JSON; empty = the server has sent none.
 	ServiceConfig string
-}
-
-// A Replica is one replica as a server describes it.
-type Replica struct {
-	policy.Attributes
-	kvTokens int
 }
 
 // Timing holds the times that a Watch goes by; 0 = the default.
@@ -76,7 +70,7 @@ type Watch struct {
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
 	view   *view
-	desk   *desk
+	desk   *Desk
 
 	servers []*server // of run alone
 }
@@ -107,7 +101,7 @@ func Start(o Options) (*Watch, error) {
 }
 
 func newWatch(o Options) *Watch {
-	w := &Watch{o: o, desk: newDesk()}
+	w := &Watch{o: o, desk: newDesk(o.Deployment)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.view = newView(&w.o, rand.Text(), w.desk)
 	w.view.changed = func(s State) { w.o.Changed(w, s) }
@@ -127,11 +121,10 @@ func (w *Watch) Attach(r *router.Router) (detach func()) {
 	return sync.OnceFunc(func() { w.view.detach(r) })
 }
 
-// Desk returns what asks the servers of the watch where a call is to go, waiting for an answer at most until the
-// deadline.
-func (w *Watch) Desk(deadline time.Duration) *Desk {
+// Desk returns what asks the servers of the watch where a call is to go.
+func (w *Watch) Desk() *Desk {
 	w.desk.open()
-	return &Desk{desk: w.desk, deployment: w.o.Deployment, deadline: deadline}
+	return w.desk
 }
 
 // tick applies what follows from time alone: replicas that need not stay go, and peer load fades while it is unknown.

@@ -61,7 +61,7 @@ func unstarted(t testing.TB) (*Watch, *listener, *router.Router) {
 func setFleet(r *router.Router, s State) {
 	var fleet []router.Member
 	for _, x := range s.Replicas {
-		fleet = append(fleet, router.Member{Attributes: x.Attributes})
+		fleet = append(fleet, router.Member{Attributes: x})
 	}
 	r.Fleet.Set(fleet)
 }

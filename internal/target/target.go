@@ -56,16 +56,12 @@ func State(replicas []policy.Attributes, own bool) resolver.State {
 		Addresses: make([]resolver.Address, 0, len(replicas)),
 	}
 	for _, r := range replicas {
-		Add(&state, fleet.Endpoint(r), own)
+		ep := fleet.Endpoint(r)
+		if !own {
+			ep = fleet.UseChannelAuthority(ep)
+		}
+		state.Endpoints = append(state.Endpoints, ep)
+		state.Addresses = append(state.Addresses, ep.Addresses...)
 	}
 	return state
-}
-
-// Add adds an endpoint to a resolver state, as State does.
-func Add(to *resolver.State, ep resolver.Endpoint, own bool) {
-	if !own {
-		ep = fleet.UseChannelAuthority(ep)
-	}
-	to.Endpoints = append(to.Endpoints, ep)
-	to.Addresses = append(to.Addresses, ep.Addresses...)
 }

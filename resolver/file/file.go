@@ -23,7 +23,10 @@ import (
 func init() {
 	resolver.Register(&builder{})
 	target.Files.NewBuilder = func(l *slog.Logger) resolver.Builder { return &builder{logger: l} }
-	target.Files.Check = check
+	target.Files.Check = func(u url.URL) error {
+		_, err := check(u)
+		return err
+	}
 }
 
 // A builder builds the resolvers of warmpath-file targets.
@@ -44,29 +47,25 @@ func (*builder) OverrideAuthority(resolver.Target) string { return target.NoAuth
 func (b *builder) Build(
 	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
 ) (resolver.Resolver, error) {
-	path, err := parsePath(t.URL)
+	path, err := check(t.URL)
 	if err != nil {
 		return nil, err
 	}
 	r := &follower{b: b, cc: cc, path: path, own: target.Own(opts)}
 	r.watcher = fleetfile.Watch(path, r.update)
-	if r.refused != nil {
-		_ = r.watcher.Close()
-		return nil, fmt.Errorf("%s: %w", target.FileScheme, r.refused)
-	}
 	return r, nil
 }
 
-// check reports what is wrong with a target, or with its file.
-func check(u url.URL) error {
+// check returns the path of a target, or what is wrong with it or with its file.
+func check(u url.URL) (string, error) {
 	path, err := parsePath(u)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if _, err := fleetfile.Load(path); err != nil {
-		return fmt.Errorf("%s: %w", target.FileScheme, err)
+		return "", fmt.Errorf("%s: %w", target.FileScheme, err)
 	}
-	return nil
+	return path, nil
 }
 
 // parsePath reads the target of a fleet file.
@@ -99,23 +98,13 @@ type follower struct {
 	own     bool // each replica keeps its authority
 	watcher *fleetfile.Watcher
 
-	// Written in the first update, within Build, and not again.
-	started bool
-	refused error // the file was broken then: the resolver never lived
-
 	// Of update alone, which is never called twice at a time.
 	err      error // the file is broken
 	replicas int   // in the last good fleet
 }
 
-// update receives the file's content, the first time from within Build.
+// update receives the fleet, the first time from within Build.
 func (r *follower) update(replicas []policy.Attributes, err error) {
-	if !r.started {
-		r.started, r.refused = true, err
-	}
-	if r.refused != nil {
-		return
-	}
 	was := r.err
 	r.err = err
 	if err != nil {
