@@ -19,7 +19,7 @@ func TestAdoptionConfig(t *testing.T) {
 		`{"mode":"middle"}`:                                     `config: mode: "middle" is not broadcast, central or central_only`,
 		`{"central_deadline":"11s"}`:                            "config: central_deadline: 11s is not between 0s and 10s",
 		`{"shadow_policy":"kv_aware"}`:                          `config: shadow_policy: it is not an object like {"round_robin": {}}`,
-		`{"shadow_policy":{"kv_aware":{},"a":{}}}`:              `config: shadow_policy: 2 are named, "kv_aware" and "a" among them`,
+		`{"shadow_policy":{"kv_aware":{},"a":{}}}`:              `config: shadow_policy: 2 are named, a, kv_aware; name one`,
 		`{"percentage":101}`:                                    "config: percentage: 101 is not between 0 and 100",
 		`{"percentage":"5"}`:                                    "config: percentage: it is a string, not a number",
 		`{"shadow_policy":{"nobody":{}}}`:                       `config: shadow_policy: "nobody" is unknown`,

@@ -18,8 +18,8 @@ type Backoff struct {
 	Maximum Duration `json:"maximum,omitempty"`
 }
 
-// WithDefaults returns the config with every default written out.
-func (b Backoff) WithDefaults() Backoff {
+// withDefaults returns the config with every default written out.
+func (b Backoff) withDefaults() Backoff {
 	b.Initial = cmp.Or(b.Initial, Duration(25*time.Millisecond))
 	b.Multiplier = cmp.Or(b.Multiplier, 2)
 	b.Maximum = cmp.Or(b.Maximum, max(Duration(500*time.Millisecond), b.Initial))
@@ -31,14 +31,14 @@ func (b Backoff) Wait(retry int) time.Duration {
 	if retry <= 1 {
 		return 0
 	}
-	b = b.WithDefaults()
+	b = b.withDefaults()
 	wait := float64(b.Initial) * math.Pow(b.Multiplier, float64(retry-2))
 	return time.Duration(min(wait, float64(b.Maximum)))
 }
 
 // validate checks the bounds of every field. The error names it.
 func (b Backoff) validate() error {
-	full := b.WithDefaults()
+	full := b.withDefaults()
 	if full.Maximum < full.Initial && b.Maximum >= 0 {
 		return fmt.Errorf("backoff.maximum: %v is less than initial, %v", b.Maximum, full.Initial)
 	}

@@ -1,14 +1,22 @@
 package policy
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/strict"
 )
+
+// Decode reads JSON into a config. Fields that are absent or null stay as they are; so does everything when raw is
+// empty or null. A field that is unknown, there twice or of a wrong type and anything after the
+// value are errors, which name the field.
+func Decode(raw json.RawMessage, into any) error { return strict.Decode(raw, into) }
 
 // Default is the policy of a config that names none.
 const Default = "prefix_cache_affinity"
@@ -107,41 +115,44 @@ func (s Selection) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON implements [json.Unmarshaler].
 func (s *Selection) UnmarshalJSON(raw []byte) error {
+	var named map[string]json.RawMessage
 	if string(raw) == "null" {
 		return nil
 	}
 	if raw[0] != '{' {
 		return errors.New(`it is not an object like {"round_robin": {}}`)
 	}
-	// Not into a map: that would hide a name that comes twice.
-	d := json.NewDecoder(bytes.NewReader(raw))
-	if _, err := d.Token(); err != nil {
+	if err := strict.Decode(raw, &named); err != nil {
 		return err
 	}
-	var named []Selection
-	for d.More() {
-		name, err := d.Token()
-		if err != nil {
-			return err
-		}
-		next := Selection{Name: name.(string)}
-		if err := d.Decode(&next.Config); err != nil {
-			return fmt.Errorf("%s: %w", next.Name, err)
-		}
-		named = append(named, next)
+	if len(named) > 1 {
+		return fmt.Errorf("%d are named, %s; name one", len(named), strings.Join(slices.Sorted(maps.Keys(named)), ", "))
 	}
-	switch len(named) {
-	case 0:
-		*s = Selection{}
-	case 1:
-		*s = named[0]
-	default:
-		return fmt.Errorf("%d are named, %q and %q among them; name one", len(named), named[0].Name, named[1].Name)
-	}
-	if len(named) == 1 && s.Name == "" {
-		return errors.New("its name is empty")
+	*s = Selection{}
+	for name, config := range named {
+		if name == "" {
+			return errors.New("its name is empty")
+		}
+		*s = Selection{name, config}
 	}
 	return nil
+}
+
+// New builds the policy; the zero Policy where none is named.
+func (s Selection) New() (Policy, error) {
+	if s.Name == "" {
+		return Policy{}, nil
+	}
+	return New(s.Name, s.Config)
+}
+
+// check refuses a policy that is not registered or does not take its config.
+func (s Selection) check() error {
+	p, err := s.New()
+	if err != nil || p.Close == nil {
+		return err
+	}
+	return p.Close()
 }
 
 // ParseConfig reads a config from JSON and checks it, the policy's own included.
@@ -167,7 +178,7 @@ func (c Config) WithDefaults() Config {
 	c.ConnectionsPerReplica = cmp.Or(c.ConnectionsPerReplica, 1)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
 	c.RetryRatio = cmp.Or(c.RetryRatio, 0.2)
-	c.Backoff = c.Backoff.WithDefaults()
+	c.Backoff = c.Backoff.withDefaults()
 	c.QuarantineTTL = cmp.Or(c.QuarantineTTL, Duration(5*time.Minute))
 	if c.SessionKeys == nil {
 		c.SessionKeys = []string{"session_id", "x-session-id"}
@@ -203,20 +214,16 @@ func (c *Config) Validate() error {
 		c.Ejection.validate(),
 		inField("session_keys", checkSessionKeys(c.SessionKeys)),
 	)
-	if err == nil && c.PriorityKey != "" {
-		err = inField("priority_key", checkSessionKeys([]string{c.PriorityKey}))
+	if c.PriorityKey != "" {
+		err = cmp.Or(err, inField("priority_key", checkSessionKeys([]string{c.PriorityKey})))
 	}
 	if err == nil {
 		err = c.Adoption.validate()
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = Selection{cmp.Or(c.Policy.Name, Default), c.Policy.Config}.check()
 	}
-	p, err := c.NewPolicy()
-	if err != nil {
-		return err
-	}
-	return closePolicy(p)
+	return err
 }
 
 // inField adds the name of a field to an error about it.
@@ -227,8 +234,10 @@ func inField(name string, err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// maxSessionKeys bounds Config.SessionKeys.
-const maxSessionKeys = 16
+const (
+	maxSessionKeys = 16 // bounds Config.SessionKeys
+	keyCharacters  = "-_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
 
 func checkSessionKeys(keys []string) error {
 	if len(keys) > maxSessionKeys {
@@ -236,35 +245,16 @@ func checkSessionKeys(keys []string) error {
 	}
 	seen := make(map[string]string)
 	for _, k := range keys {
-		if k == "" {
-			return errors.New("one is empty")
-		}
-		for _, r := range k {
-			if !strings.ContainsRune("-_.", r) && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') {
-				return fmt.Errorf("%q is no metadata key: it has %q", k, r)
-			}
-		}
-		if strings.HasSuffix(strings.ToLower(k), "-bin") {
-			return fmt.Errorf("%q is a binary metadata key", k)
-		}
 		alike := strings.ReplaceAll(strings.ToLower(k), "-", "_")
-		if other, ok := seen[alike]; ok {
+		switch other, twice := seen[alike]; {
+		case k == "" || strings.Trim(k, keyCharacters) != "":
+			return fmt.Errorf("%q is no metadata key: it has letters, digits, -, _ and .", k)
+		case strings.HasSuffix(strings.ToLower(k), "-bin"):
+			return fmt.Errorf("%q is a binary metadata key", k)
+		case twice:
 			return fmt.Errorf("%q and %q are the same key", other, k)
 		}
 		seen[alike] = k
 	}
 	return nil
-}
-
-// NewPolicy builds the policy that the config selects.
-func (c *Config) NewPolicy() (Policy, error) {
-	return New(cmp.Or(c.Policy.Name, Default), c.Policy.Config)
-}
-
-// closePolicy gives back what a policy holds that was built for a check.
-func closePolicy(p Policy) error {
-	if p.Close == nil {
-		return nil
-	}
-	return p.Close()
 }

@@ -11,14 +11,12 @@ import (
 // differs from its default.
 func (c Config) Attrs() []slog.Attr {
 	full := c.WithDefaults()
-	settings := fieldsOf(full)
-	for name, usual := range fieldsOf(Config{Policy: Selection{Name: full.Policy.Name}}.WithDefaults()) {
-		if bytes.Equal(settings[name], usual) {
+	settings, usual := fieldsOf(full), fieldsOf(Config{Policy: Selection{Name: full.Policy.Name}}.WithDefaults())
+	for name, value := range settings {
+		if name == "session_keys" || name == "mode" || bytes.Equal(value, usual[name]) {
 			delete(settings, name)
 		}
 	}
-	delete(settings, "session_keys")
-	delete(settings, "mode")
 	text, _ := json.Marshal(settings) // of JSON
 	return []slog.Attr{
 		slog.String("policy", full.Deciding()), slog.Any("session_keys", full.SessionKeys),
@@ -27,10 +25,8 @@ func (c Config) Attrs() []slog.Attr {
 }
 
 // fieldsOf is a config field by field, as it is written.
-func fieldsOf(c Config) map[string]json.RawMessage {
-	fields := make(map[string]json.RawMessage)
-	if raw, err := json.Marshal(c); err == nil {
-		_ = json.Unmarshal(raw, &fields)
-	}
+func fieldsOf(c Config) (fields map[string]json.RawMessage) {
+	raw, _ := json.Marshal(c) // of checked JSON
+	_ = json.Unmarshal(raw, &fields)
 	return fields
 }

@@ -77,8 +77,8 @@ func (o Options) withDefaults() Options {
 // randomness, and whatever the host sets itself.
 func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 	full := c.WithDefaults()
-	p, err := full.NewPolicy()
-	shadow, shadowErr := full.NewShadow()
+	p, err := full.Policy.New()
+	shadow, shadowErr := full.ShadowPolicy.New()
 	plain, plainErr := policy.New(policy.Plain, nil)
 	o := Options{
 		Policy:         p,

@@ -14,7 +14,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"strings"
 )
@@ -25,17 +24,10 @@ func Decode(raw []byte, into any) error {
 	if len(bytes.TrimSpace(raw)) == 0 {
 		return nil
 	}
-	d := json.NewDecoder(bytes.NewReader(raw))
 	var whole json.RawMessage
 	var syntax *json.SyntaxError
-	switch err := d.Decode(&whole); {
-	case errors.As(err, &syntax):
+	if err := json.Unmarshal(raw, &whole); errors.As(err, &syntax) {
 		return fmt.Errorf("it is not JSON: at byte %d: %w", syntax.Offset, err)
-	case err != nil:
-		return errors.New("the config ends too early")
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return errors.New("there is something after the end of the config")
 	}
 	if t := reflect.TypeOf(into); t != nil && t.Kind() == reflect.Pointer {
 		if err := check(whole, t.Elem(), ""); err != nil {
@@ -57,9 +49,7 @@ func check(raw json.RawMessage, t reflect.Type, path string) error {
 		return checkObject(raw, t, path)
 	case raw[0] == '[' && t.Kind() == reflect.Slice:
 		var each []json.RawMessage
-		if err := json.Unmarshal(raw, &each); err != nil {
-			return err
-		}
+		_ = json.Unmarshal(raw, &each) // raw is valid
 		for i := range each {
 			if err := check(each[i], t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
 				return err
@@ -83,18 +73,12 @@ func check(raw json.RawMessage, t reflect.Type, path string) error {
 func checkObject(raw json.RawMessage, t reflect.Type, path string) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	_, _ = d.Token() // {
-	known := fields(t)
-	seen := map[string]bool{}
+	known, seen := fields(t), map[string]bool{}
 	for d.More() {
-		token, err := d.Token()
-		if err != nil {
-			return err
-		}
+		token, _ := d.Token() // raw is valid
 		name, _ := token.(string)
 		var value json.RawMessage
-		if err := d.Decode(&value); err != nil {
-			return err
-		}
+		_ = d.Decode(&value)
 		in, ok := known[name]
 		if t.Kind() == reflect.Map {
 			in, ok = t.Elem(), true

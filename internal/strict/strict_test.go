@@ -57,8 +57,8 @@ func TestDecode(t *testing.T) {
 		{`{"away":1}`, "away: it is a number, not true or false"},
 		{`{"n":"x"}`, "n: it is a string, not a whole number within its bounds"},
 		{`{"name":}`, "it is not JSON: at byte 9: invalid character '}' looking for beginning of value"},
-		{`{"name":"a"`, "the config ends too early"},
-		{`{} {}`, "there is something after the end of the config"},
+		{`{"name":"a"`, "it is not JSON: at byte 11: unexpected end of JSON input"},
+		{`{} {}`, "it is not JSON: at byte 4: invalid character '{' after top-level value"},
 	} {
 		var c config
 		err := Decode([]byte(tt.text), &c)
