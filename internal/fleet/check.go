@@ -1,13 +1,28 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
+
+// want returns an error where a condition does not hold.
+func want(ok bool, format string, args ...any) error {
+	if ok {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
+}
+
+func checkNames(names []string) error {
+	i := slices.Index(names, "")
+	return want(i < 0, "name %d is empty", i+1)
+}
 
 func checkID(id string) error {
 	if len(id) > maxID {
@@ -20,37 +35,38 @@ func checkID(id string) error {
 }
 
 func checkAddress(address string) error {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return fmt.Errorf("%q is not host:port (%s)", address, reason(err))
+	if address == "" {
+		return errors.New("missing; want host:port")
 	}
-	if host == "" {
+	host, port, err := net.SplitHostPort(address)
+	switch bad := (*net.AddrError)(nil); {
+	case errors.As(err, &bad):
+		return fmt.Errorf("%q is not host:port (%s)", address, bad.Err)
+	case host == "":
 		return fmt.Errorf("%q has no host", address)
 	}
-	if err := checkHost(host); err != nil {
-		return err
-	}
-	return checkPort(port)
+	return cmp.Or(checkHost(host), checkPort(port))
 }
 
 // checkServerName accepts what may stand as an authority: a host, with or
 // without a port.
 func checkServerName(name string) error {
-	host := name
-	if h, port, err := net.SplitHostPort(name); err == nil {
-		if err := checkPort(port); err != nil {
-			return err
+	host, port, err := net.SplitHostPort(name)
+	if err != nil {
+		host, port = name, "1"
+		if bare, ok := strings.CutPrefix(name, "["); ok {
+			host = strings.TrimSuffix(bare, "]")
+		} else if strings.Contains(name, ":") {
+			return fmt.Errorf("%q: an IPv6 address needs brackets", name)
 		}
-		host = h
-	} else if bare, ok := strings.CutPrefix(name, "["); ok {
-		host = strings.TrimSuffix(bare, "]")
-	} else if strings.Contains(name, ":") {
-		return fmt.Errorf("%q: an IPv6 address needs brackets", name)
 	}
-	if strings.Contains(host, "%") {
+	switch {
+	case name == "":
+		return nil
+	case strings.Contains(host, "%"):
 		return fmt.Errorf("%q has a zone", name)
 	}
-	return checkHost(host)
+	return cmp.Or(checkPort(port), checkHost(host))
 }
 
 func checkHost(host string) error {
@@ -67,12 +83,11 @@ func checkHost(host string) error {
 	if host == "" || len(host) > 253 {
 		return fmt.Errorf("host %q is empty or too long", host)
 	}
-	for _, c := range []byte(host) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '.', c == '_':
-		default:
-			return fmt.Errorf("host %q has a %q in it", host, c)
-		}
+	bad := func(c rune) bool {
+		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._", c))
+	}
+	if i := strings.IndexFunc(host, bad); i >= 0 {
+		return fmt.Errorf("host %q has a %q in it", host, host[i])
 	}
 	return nil
 }
@@ -92,11 +107,4 @@ func addressKey(address string) string {
 	}
 	n, _ := strconv.Atoi(port)
 	return net.JoinHostPort(strings.ToLower(host), strconv.Itoa(n))
-}
-
-func reason(err error) string {
-	if bad := (*net.AddrError)(nil); errors.As(err, &bad) {
-		return bad.Err
-	}
-	return err.Error()
 }

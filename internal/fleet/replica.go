@@ -1,11 +1,11 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"net"
-	"slices"
 	"strings"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -45,12 +45,11 @@ func Parse(text []byte) ([]policy.Attributes, error) {
 	if fleet == nil {
 		return nil, errors.New("replicas: missing")
 	}
-	err := admit(fleet, func(i int, field string) string {
-		return fmt.Sprintf("replicas[%d].%s", i, field)
-	}, func(i int) string {
-		return fmt.Sprintf("replicas[%d]", i)
-	})
-	if err != nil {
+	entry := func(i int) string { return fmt.Sprintf("replicas[%d]", i) }
+	if i, field, err := admit(fleet, entry); err != nil {
+		return nil, fmt.Errorf("%s.%s: %w", entry(i), field, err)
+	}
+	if err := eventsource.CheckListeners(fleet); err != nil {
 		return nil, err
 	}
 	return fleet, nil
@@ -77,52 +76,50 @@ func ParseList(list string) ([]policy.Attributes, error) {
 		}
 		fleet[i].Address = entry
 	}
-	err := admit(fleet, func(i int, field string) string {
-		return fmt.Sprintf("entry %d (%q): %s", i+1, entries[i], field)
-	}, func(i int) string {
-		return fmt.Sprintf("entry %d", i+1)
-	})
-	if err != nil {
-		return nil, err
+	entry := func(i int) string { return fmt.Sprintf("entry %d", i+1) }
+	if i, field, err := admit(fleet, entry); err != nil {
+		return nil, fmt.Errorf("%s (%q): %s: %w", entry(i), entries[i], field, err)
 	}
 	return fleet, nil
 }
 
-// admit fills in defaults and refuses what is out of bounds or there twice.
-// field and entry name things in errors.
-func admit(fleet []policy.Attributes, field func(i int, name string) string, entry func(i int) string) error {
-	ids := make(map[string]int, len(fleet))
-	addresses := make(map[string]int, len(fleet))
+// admit fills in defaults and refuses what is out of bounds or there twice. It returns the place of the replica at
+// fault, and the field; entry names a replica in errors.
+func admit(fleet []policy.Attributes, entry func(i int) string) (at int, field string, err error) {
+	ids, addresses := make(map[string]int, len(fleet)), make(map[string]int, len(fleet))
 	for i := range fleet {
 		r := &fleet[i]
-		if name, err := settle(r); err != nil {
-			return fmt.Errorf("%s: %w", field(i, name), err)
+		if field, err := settle(r); err != nil {
+			return i, field, err
 		}
 		if r.KVEvents != "" {
-			if _, name, err := eventsource.ParseFields(r.KVEvents, r.KVEventsReplay, r.Ranks); err != nil {
-				return fmt.Errorf("%s: %w", field(i, name), err)
+			if _, field, err := eventsource.ParseFields(r.KVEvents, r.KVEventsReplay, r.Ranks); err != nil {
+				return i, field, err
 			}
 		}
 		// The address first: where ids default to it, it is the better name.
 		key := addressKey(r.Address)
 		if j, dup := addresses[key]; dup {
-			return fmt.Errorf("%s: %s is already the address of %s", field(i, "address"), r.Address, entry(j))
+			return i, "address", fmt.Errorf("%s is already the address of %s", r.Address, entry(j))
 		}
 		if j, dup := ids[r.ID]; dup {
-			return fmt.Errorf("%s: %q is already the id of %s", field(i, "id"), r.ID, entry(j))
+			return i, "id", fmt.Errorf("%q is already the id of %s", r.ID, entry(j))
 		}
 		addresses[key], ids[r.ID] = i, i
 	}
-	return eventsource.CheckListeners(fleet)
+	return 0, "", nil
 }
 
 // Admit is as strict about one replica as a fleet file, and fills in its defaults. The error begins with the field at
 // fault.
 func Admit(r *policy.Attributes) error {
 	fleet := []policy.Attributes{*r}
-	err := admit(fleet, func(_ int, name string) string { return name }, func(int) string { return "" })
+	_, field, err := admit(fleet, nil)
 	*r = fleet[0]
-	return err
+	if err != nil {
+		return fmt.Errorf("%s: %w", field, err)
+	}
+	return eventsource.CheckListeners(fleet)
 }
 
 // Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names
@@ -137,43 +134,25 @@ func Settle(r *policy.Attributes) error {
 
 // settle checks one replica, fills in its defaults and names the field at fault.
 func settle(r *policy.Attributes) (field string, err error) {
-	if r.Address == "" {
-		return "address", errors.New("missing; want host:port")
-	}
-	if err := checkAddress(r.Address); err != nil {
-		return "address", err
-	}
-	if r.ID == "" {
-		r.ID = r.Address
-	}
-	if err := checkID(r.ID); err != nil {
-		return "id", err
-	}
-	if r.ServerName != "" {
-		if err := checkServerName(r.ServerName); err != nil {
-			return "server_name", err
+	r.ID = cmp.Or(r.ID, r.Address)
+	for _, check := range []struct {
+		field string
+		err   error
+	}{
+		{"address", checkAddress(r.Address)},
+		{"id", checkID(r.ID)},
+		{"server_name", checkServerName(r.ServerName)},
+		{"weight", want(r.Weight >= 0 && !math.IsInf(r.Weight, 0), "%v is not a finite number of at least 0", r.Weight)},
+		{"max_ongoing_requests", want(r.MaxOngoing >= 0, "%d is less than 0", r.MaxOngoing)},
+		{"ranks", want(r.Ranks >= 0 && r.Ranks <= maxRanks, "%d is not between 0 and %d", r.Ranks, maxRanks)},
+		{"kv_events_replay", want(r.KVEventsReplay == "" || r.KVEvents != "", "there is no kv_events")},
+		{"instance", want(len(r.Instance) <= maxID, "longer than %d bytes", maxID)},
+		{"models", checkNames(r.Models)},
+		{"adapters", checkNames(r.Adapters)},
+	} {
+		if check.err != nil {
+			return check.field, check.err
 		}
-	}
-	if !(r.Weight >= 0) || math.IsInf(r.Weight, 0) {
-		return "weight", fmt.Errorf("%v is not a finite number of at least 0", r.Weight)
-	}
-	if r.MaxOngoing < 0 {
-		return "max_ongoing_requests", fmt.Errorf("%d is less than 0", r.MaxOngoing)
-	}
-	if r.Ranks < 0 || r.Ranks > maxRanks {
-		return "ranks", fmt.Errorf("%d is not between 0 and %d", r.Ranks, maxRanks)
-	}
-	if r.KVEventsReplay != "" && r.KVEvents == "" {
-		return "kv_events_replay", errors.New("there is no kv_events")
-	}
-	if len(r.Instance) > maxID {
-		return "instance", fmt.Errorf("longer than %d bytes", maxID)
-	}
-	if i := slices.Index(r.Models, ""); i >= 0 {
-		return "models", fmt.Errorf("name %d is empty", i+1)
-	}
-	if i := slices.Index(r.Adapters, ""); i >= 0 {
-		return "adapters", fmt.Errorf("name %d is empty", i+1)
 	}
 	return "", nil
 }

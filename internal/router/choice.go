@@ -28,7 +28,10 @@ func (r *Router) choose(q *policy.Request, b *Reservation, now time.Time) (err e
 	v, s := r.view.Load(), q.State()
 	s.Plain = !r.Rollout.Decides(q)
 	b.Decision = policy.Decision{}
-	c := choice{r, r.Rollout.policy(q), q, v, &b.Decision}
+	c := choice{r, &r.opts.Policy, q, v, &b.Decision}
+	if s.Plain {
+		c.p = &r.opts.Plain
+	}
 	switch {
 	case r.queue.closed:
 		return ErrClosed

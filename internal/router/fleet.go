@@ -67,13 +67,6 @@ func (l *live) Admit(ok bool) { l.Set(state.Barred, !ok) }
 // Draining implements [outlier.Host].
 func (l *live) Draining() bool { return l.Flags.Load()&(state.Leaving|state.Declared) != 0 }
 
-func serves(r *policy.Replica, model string) bool {
-	return len(r.Models) == 0 || slices.Contains(r.Models, model)
-}
-
-// leaves reports whether the replica reported itself that it drains.
-func leaves(r *policy.Replica) bool { return r.State().Flags.Load()&state.Leaving != 0 }
-
 // A Fleet is the membership of a Router and its connections. The Router's mutex guards it.
 type Fleet struct {
 	router   *Router

@@ -202,7 +202,7 @@ func (m *hospital) picked(p *patient) {
 	rep := p.b.Decision.Replica
 	state, _ := m.r.Outliers().State(m.r.Outlier(rep))
 	if !m.may(p.q, rep) {
-		require.True(m, leaves(rep) && !rep.Draining && rep.Connected() && !excluded(p.q, rep))
+		require.True(m, rep.Drains() && !rep.Draining && rep.Connected() && !excluded(p.q, rep))
 		for _, other := range m.r.View().Connected() {
 			require.False(m, m.may(p.q, other) && !m.out(other), "%s drains, and %s does not", rep.ID, other.ID)
 		}

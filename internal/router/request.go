@@ -12,25 +12,16 @@ import (
 func NextAttempt(q *policy.Request, failed *policy.Replica) {
 	s := q.State()
 	s.Attempt++
-	if failed != nil && !slices.Contains(s.Tried, failed.ID) {
+	if failed != nil && !s.HasTried(failed.ID) {
 		s.Tried = append(s.Tried, failed.ID)
 	}
 }
 
-// Resume starts the attempt after those that failed at these replicas, as NextAttempt does one by one. Of ids that the
-// fleet of the View does not have only the attempt counts, and of the slice and its strings nothing is kept. It is
-// for a request that had no attempts here. O(ids).
+// Resume is NextAttempt for each of these replicas. Of ids that the fleet of the View does not have only the attempt
+// counts, and of the slice and its strings nothing is kept. O(ids).
 func Resume(q *policy.Request, v policy.View, failed []string) {
-	if len(failed) == 0 {
-		return
-	}
-	s, seen := q.State(), make(map[*policy.Replica]bool)
 	for _, id := range failed {
-		s.Attempt++
-		if r := v.ByID(id); r != nil && !seen[r] {
-			seen[r] = true
-			s.Tried = append(s.Tried, r.ID)
-		}
+		NextAttempt(q, v.ByID(id))
 	}
 }
 
@@ -38,11 +29,10 @@ func Resume(q *policy.Request, v policy.View, failed []string) {
 // be filled anew. The method and the attempts made so far stay. A copy of a request that was rekeyed may
 // go its own way.
 func Rekey(q *policy.Request) {
-	was := q.State()
-	next := policy.Request{Method: q.Method, Answer: q.Answer}
+	was, next := q.State(), policy.Request{Method: q.Method, Answer: q.Answer}
 	*next.State() = state.Request{
-		Origin: was.Origin, Attempt: was.Attempt, Tried: slices.Clip(was.Tried), QueuedAt: was.QueuedAt, Seq: was.Seq, Came: was.Came,
-		Side: was.Side,
+		Origin: was.Origin, Attempt: was.Attempt, Tried: slices.Clip(was.Tried), QueuedAt: was.QueuedAt, Seq: was.Seq,
+		Came: was.Came, Side: was.Side,
 	}
 	*q = next
 }

@@ -245,12 +245,15 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 func (r *Router) next(q *policy.Request) (d policy.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
-	v, p := r.view.Load(), r.Rollout.policy(q)
-	if r.queue.closed {
-		return d
+	v, preview := r.view.Load(), r.opts.Policy.Preview
+	if q.State().Plain {
+		preview = r.opts.Plain.Preview
 	}
-	if p.Preview != nil {
-		d = p.Preview(q, v)
+	switch {
+	case r.queue.closed:
+		return d
+	case preview != nil:
+		d = preview(q, v)
 	}
 	if d.Replica != nil {
 		d.Replica = v.byID[d.Replica.ID]

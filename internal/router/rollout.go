@@ -66,11 +66,3 @@ func draw(q *policy.Request) float64 {
 	}
 	return float64(xxh3.HashStringSeed(key, seed)>>11) / (1 << 53)
 }
-
-// policy returns what decides for a request in the choice under way.
-func (o *Rollout) policy(q *policy.Request) *policy.Policy {
-	if q.State().Plain {
-		return &o.router.opts.Plain
-	}
-	return &o.router.opts.Policy
-}

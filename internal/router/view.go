@@ -2,6 +2,7 @@ package router
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -125,8 +126,9 @@ func (v *view) Allowed(q *policy.Request, r *policy.Replica) bool {
 // usable is Allowed but for the replica's health.
 func (v *view) usable(q *policy.Request, r *policy.Replica) bool {
 	s := q.State()
-	return (s.Keeper == r.State() || !r.Draining && (s.Resort >= state.Leavers || !leaves(r))) && !excluded(q, r) &&
-		(q.Model == "" || s.AnyModel || serves(r, q.Model))
+	leaves := r.State().Flags.Load()&state.Leaving != 0 && s.Resort < state.Leavers
+	return (s.Keeper == r.State() || !r.Draining && !leaves) && !excluded(q, r) &&
+		(q.Model == "" || s.AnyModel || len(r.Models) == 0 || slices.Contains(r.Models, q.Model))
 }
 
 // resorts reports whether the request takes a replica all the same that is barred.

@@ -27,8 +27,8 @@ const dampingMemory = 0.95
 // Damp replaces the loads, one for each replica of the fleet, by what is to be
 // used for them. Sums stay as they are, up to rounding.
 func (h *Damping) Damp(loads []Peer) {
-	if h.before == nil {
-		h.before = make(map[string][2]float64)
+	if h.before == nil || len(h.before) > 2*len(loads) { // with those that have left
+		h.before = make(map[string][2]float64, len(loads))
 	}
 	var mean, was [2]float64
 	known := 0.
@@ -60,9 +60,6 @@ func (h *Damping) Damp(loads []Peer) {
 		}
 		h.before[loads[i].ID] = now
 	}
-	if len(h.before) > 2*len(loads) {
-		h.forget(loads)
-	}
 	keeps := [2]float64{h.keeps(0), h.keeps(1)}
 	for i := range loads {
 		now := loads[i].figures()
@@ -80,14 +77,6 @@ func (h *Damping) keeps(k int) float64 {
 	}
 	lasts := min(max(h.both[k]/h.old[k], 0), 1)
 	return lasts * lasts
-}
-
-// forget drops the replicas that have left.
-func (h *Damping) forget(loads []Peer) {
-	clear(h.before)
-	for i := range loads {
-		h.before[loads[i].ID] = loads[i].figures()
-	}
 }
 
 func (f *Peer) figures() [2]float64 {

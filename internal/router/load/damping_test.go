@@ -66,7 +66,7 @@ func TestHearsayAtFirst(t *testing.T) {
 	for i := range 100 { // replicas come and go
 		h.Damp([]Peer{{ID: fmt.Sprint(i), Ongoing: i}, {ID: fmt.Sprint(i + 1), Ongoing: 1}})
 	}
-	require.LessOrEqual(t, len(h.before), 4)
+	require.LessOrEqual(t, len(h.before), 6)
 }
 
 func TestHearsayDoesNotAllocate(t *testing.T) {

@@ -134,11 +134,9 @@ func (t *Tracker) Report(id string, report Report) {
 	}
 }
 
-// Expire drops the reports that are too old. It is called before picks. O(1), and O(replicas) once per ReportTTL.
+// Expire drops the reports that are too old. It is called before picks while reports count. O(1), and O(replicas) once
+// per ReportTTL.
 func (t *Tracker) Expire() {
-	if t.expiry.Load() == 0 {
-		return
-	}
 	now := t.now()
 	if now.UnixNano() < t.expiry.Load() {
 		return

@@ -150,7 +150,7 @@ func (g group) sum() (n, lag float64) {
 // in tokens. Called with mu held.
 func (t *Tracker) setRates(groups []group) {
 	var weights, shares float64
-	factors := make(map[*replica]float64)
+	factors := make(map[*replica]float64, len(t.fleet)) // beside them: 1
 	for _, g := range groups {
 		n, lag := g.sum()
 		for _, r := range g {
@@ -159,19 +159,14 @@ func (t *Tracker) setRates(groups []group) {
 			shares += r.weight() * factors[r]
 		}
 	}
-	moved := false
-	for _, r := range t.fleet {
-		if f := factors[r]; f == 0 {
-			factors[r] = 1
-		} else {
-			factors[r] = min(max(f*weights/shares, 1./maxRate), maxRate)
-		}
-		was, now := r.factor, factors[r]
-		moved = moved || was != now && (len(groups) == 0 || math.Abs(math.Log(now/was)) > rateStep)
+	moved := len(groups) == 0
+	for r, f := range factors {
+		factors[r] = min(max(f*weights/shares, 1./maxRate), maxRate)
+		moved = moved || math.Abs(math.Log(factors[r]/r.factor)) > rateStep
 	}
 	for _, r := range t.fleet {
 		if moved {
-			r.setRate(factors[r])
+			r.setRate(cmp.Or(factors[r], 1))
 		}
 	}
 }
