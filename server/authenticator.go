@@ -264,9 +264,9 @@ func (s *Server) principalOf(ctx context.Context) *principal {
 	return s.authenticator.anonymous
 }
 
-// revoked returns the status that ends a stream whose token or certificate no longer identifies its principal, or
-// whose principal may no longer use one of these deployments; nil = the stream goes on.
-func (s *Server) revoked(ctx context.Context, p *principal, deployments ...string) error {
+// revoked returns the status that ends a stream whose token or certificate no longer identifies its principal; nil = the
+// stream goes on.
+func (s *Server) revoked(ctx context.Context, p *principal) error {
 	now, err := s.authenticator.authenticate(ctx)
 	switch {
 	case err != nil:
@@ -275,20 +275,14 @@ func (s *Server) revoked(ctx context.Context, p *principal, deployments ...strin
 		return status.Error(codes.Unauthenticated,
 			"the config has another principal for this token or certificate now: call again")
 	}
-	for _, name := range deployments {
-		if !p.may(name) {
-			return status.Errorf(codes.PermissionDenied,
-				"the principal %q may not use the deployment %q any more", p.name, name)
-		}
-	}
 	return nil
 }
 
-// until waits for the end of a stream: of its reader, of the server, or of its principal's permission for uses.
-func (s *Server) until(ctx context.Context, p *principal, read <-chan error, uses func() []string) error {
+// until waits for the end of a stream: of its reader, of the server, or of its principal.
+func (s *Server) until(ctx context.Context, p *principal, read <-chan error) error {
 	for {
 		moved := s.authenticator.moved.wait()
-		if err := s.revoked(ctx, p, uses()...); err != nil {
+		if err := s.revoked(ctx, p); err != nil {
 			return err
 		}
 		select {

@@ -28,7 +28,7 @@ const maxRanks = 1024
 
 // index is the coarse KV index: the superblocks that replicas hold. Those of a replica that publishes no KV events are
 // predicted from the routes of prompts: as many as its cache holds, least recently used out first. Watchers are sent a
-// snapshot and then the changes, once an interval; a superblock that comes and goes within one is no change.
+// snapshot and then the changes, once an interval.
 type index struct {
 	// mu guards everything. Nothing is locked under it.
 	mu     sync.Mutex
@@ -74,10 +74,7 @@ type lane struct {
 	order  uint64 // given to a link last
 	chain  uint64 // given to a link last
 
-	// What happened since the last flush.
-	cleared bool
-	stored  map[uint64]bool // held now, and not broadcast yet
-	removed map[uint64]bool // held no more, and broadcast
+	pending []*warmpathv1.CacheChange // since the last flush
 }
 
 // A link is a superblock held: when it was stored, and with which others, each the prefix of the next.
@@ -100,52 +97,44 @@ func (x *index) take(changes []policy.CacheChange) {
 	defer x.mu.Unlock()
 	for i := range changes {
 		if c := &changes[i]; c.BlockTokens == policy.SuperblockTokens {
-			l := x.lane(c)
+			k, l := x.lane(c)
 			l.routed = c.Predicted
-			l.change(c)
+			l.change(k, c)
 		}
 	}
 }
 
-func (x *index) lane(c *policy.CacheChange) *lane {
+func (x *index) lane(c *policy.CacheChange) (laneKey, *lane) {
 	k := laneKey{c.Replica, c.Rank, c.Tier}
-	l := x.lanes[k]
-	if l == nil {
-		l = &lane{held: make(map[uint64]link), stored: make(map[uint64]bool), removed: make(map[uint64]bool)}
-		x.lanes[k] = l
+	if x.lanes[k] == nil {
+		x.lanes[k] = &lane{held: make(map[uint64]link)}
 	}
-	return l
+	return k, x.lanes[k]
 }
 
-func (l *lane) change(c *policy.CacheChange) {
-	if c.Cleared {
-		l.cleared = true
+// change applies a change. Superblocks that it stores again count as used.
+func (l *lane) change(k laneKey, c *policy.CacheChange) {
+	m := l.message(k)
+	if m.Cleared = c.Cleared; c.Cleared {
 		clear(l.held)
-		clear(l.stored)
-		clear(l.removed)
+		l.pending = nil
 	}
 	for _, h := range c.Removed {
-		if _, ok := l.held[h]; !ok {
-			continue
-		}
-		delete(l.held, h)
-		if l.stored[h] {
-			delete(l.stored, h)
-		} else {
-			l.removed[h] = true
+		if _, ok := l.held[h]; ok {
+			delete(l.held, h)
+			m.Removed = append(m.Removed, h)
 		}
 	}
 	l.chain++
 	for _, h := range c.Stored {
 		if _, ok := l.held[h]; !ok {
-			if l.removed[h] {
-				delete(l.removed, h)
-			} else {
-				l.stored[h] = true
-			}
+			m.Stored = append(m.Stored, h)
 		}
 		l.order++
 		l.held[h] = link{l.order, l.chain}
+	}
+	if m.Cleared || len(m.Removed)+len(m.Stored) > 0 {
+		l.pending = append(l.pending, m)
 	}
 }
 
@@ -162,7 +151,7 @@ func (x *index) setSilent(caches map[string]cacheOf) (changes []policy.CacheChan
 		}
 		c := predictedChange(k.replica, k.rank)
 		c.Cleared = true
-		l.change(&c)
+		l.change(k, &c)
 		l.routed = false
 		changes = append(changes, c)
 	}
@@ -189,17 +178,17 @@ func (x *index) predict(all []router.Route) (changes []policy.CacheChange) {
 		}
 		most := cache.superblocks()
 		c := predictedChange(r.Replica, r.Rank)
-		l := x.lane(&c)
+		k, l := x.lane(&c)
 		l.routed = true
 		c.Stored = r.Superblocks[:min(len(r.Superblocks), most)]
 		fresh := slices.IndexFunc(c.Stored, func(h uint64) bool { _, held := l.held[h]; return !held })
-		l.change(&c)
+		l.change(k, &c)
 		if fresh < 0 {
 			continue
 		}
 		c.Stored = c.Stored[fresh:]
 		c.Removed = l.oldest(most)
-		l.change(&policy.CacheChange{Removed: c.Removed})
+		l.change(k, &policy.CacheChange{Removed: c.Removed})
 		changes = append(changes, c)
 	}
 	return changes
@@ -233,21 +222,28 @@ func (x *index) flush(number func(id string) uint32) {
 func (x *index) makeVersion(number func(id string) uint32) {
 	var next indexChange
 	for k, l := range x.lanes {
-		n := number(k.replica)
-		if n == 0 {
+		switch n := number(k.replica); {
+		case n == 0:
 			l.number = 0 // watchers drop it with the replica
 			if len(l.held) == 0 {
 				delete(x.lanes, k)
 			}
-			continue
+		case n != l.number:
+			l.number = n
+			next.changes = append(next.changes, l.whole(k)...)
+		default:
+			for _, c := range l.pending {
+				c.Replica = n
+			}
+			next.changes = append(next.changes, l.pending...)
 		}
-		if l.number != n {
-			l.number, l.cleared = n, true
-		}
-		next.add(l.flush(k))
+		l.pending = nil
 	}
 	if len(next.changes) == 0 {
 		return
+	}
+	for _, c := range next.changes {
+		next.hashes += sizeOf(c)
 	}
 	x.version++
 	x.log = append(x.log, next)
@@ -260,54 +256,30 @@ func (x *index) makeVersion(number func(id string) uint32) {
 	}
 }
 
-func (c *indexChange) add(changes []*warmpathv1.CacheChange) {
-	c.changes = append(c.changes, changes...)
-	for _, x := range changes {
-		c.hashes += 1 + len(x.Removed) + len(x.Stored)
-	}
-}
-
-// flush returns the changes of the lane since the last flush.
-func (l *lane) flush(k laneKey) []*warmpathv1.CacheChange {
-	first := l.message(k)
-	first.Cleared = l.cleared
-	first.Removed = slices.Sorted(maps.Keys(l.removed))
-	stored := l.stored
-	if l.cleared {
-		stored = nil // all that is held
-	}
-	changes := l.chains(k, first, stored)
-	l.cleared = false
-	clear(l.stored)
-	clear(l.removed)
-	return changes
-}
+// sizeOf is what a change counts in the bounds.
+func sizeOf(c *warmpathv1.CacheChange) int { return 1 + len(c.Removed) + len(c.Stored) }
 
 func (l *lane) message(k laneKey) *warmpathv1.CacheChange {
 	tier := warmpathv1.CacheTier(k.tier) + warmpathv1.CacheTier_CACHE_TIER_GPU
 	return &warmpathv1.CacheChange{Replica: l.number, Rank: uint32(k.rank), Routed: l.routed, Tier: tier}
 }
 
-// chains appends to first the superblocks held, of these (nil = all): a change for each chain, the oldest first.
-func (l *lane) chains(k laneKey, first *warmpathv1.CacheChange, among map[uint64]bool) []*warmpathv1.CacheChange {
-	hashes := slices.Collect(maps.Keys(among))
-	if among == nil {
-		hashes = slices.Collect(maps.Keys(l.held))
-	}
-	slices.SortFunc(hashes, func(a, b uint64) int { return cmp.Compare(l.held[a].order, l.held[b].order) })
-	var changes []*warmpathv1.CacheChange
-	c := first
+// whole is all that is held: a change for each chain, the oldest first.
+func (l *lane) whole(k laneKey) []*warmpathv1.CacheChange {
+	c := l.message(k)
+	c.Cleared = true
+	all := []*warmpathv1.CacheChange{c}
+	hashes := slices.SortedFunc(maps.Keys(l.held), func(a, b uint64) int {
+		return cmp.Compare(l.held[a].order, l.held[b].order)
+	})
 	for i, h := range hashes {
 		if i > 0 && l.held[h].chain != l.held[hashes[i-1]].chain {
-			changes = append(changes, c)
 			c = l.message(k)
+			all = append(all, c)
 		}
 		c.Stored = append(c.Stored, h)
 	}
-	if c.Cleared || len(c.Removed)+len(c.Stored) > 0 {
-		changes = append(changes, c)
-	}
-	return changes
+	return all
 }
 
 // since returns the changes after a version, in messages to be applied in order. number is that of flush.
@@ -352,9 +324,9 @@ func (x *index) whole() []*warmpathv1.IndexUpdate {
 		if l.number == 0 {
 			continue
 		}
-		for _, c := range l.chains(k, l.message(k), nil) {
+		for _, c := range l.whole(k) {
 			u.Changes = append(u.Changes, c)
-			if hashes += 1 + len(c.Stored); hashes >= maxChunk {
+			if hashes += sizeOf(c); hashes >= maxChunk {
 				all = append(all, u)
 				u, hashes = new(warmpathv1.IndexUpdate), 0
 			}

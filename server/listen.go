@@ -72,14 +72,7 @@ func (s *Server) openHTTP(c *Config) error {
 }
 
 // serving reports whether new requests are taken.
-func (s *Server) serving() bool {
-	select {
-	case <-s.draining:
-		return false
-	default:
-		return true
-	}
-}
+func (s *Server) serving() bool { return !isClosed(s.draining) }
 
 // ServeRoutes serves the HTTP endpoint until Shutdown or Close, and returns nil after them. It is an error if the
 // config has no address for it. TLS and principals are those of gRPC; only /healthz needs no principal.

@@ -122,18 +122,17 @@ func decodeHashes(b *warmpathv1.BlockHashes) (*policy.Hashed, error) {
 }
 
 // open returns the deployments that a principal may use.
-func (s *Server) open(c *principal) map[string]*deployment {
+func (s *Server) open(p *principal) map[string]*deployment {
 	all := *s.deployments.Load()
-	allowed := c.rules.Load().deployments
-	if allowed == nil {
+	if p.rules.Load().deployments == nil {
 		return all
 	}
-	some := make(map[string]*deployment, len(allowed))
-	for name := range allowed {
-		if d := all[name]; d != nil {
-			some[name] = d
-		}
-	}
+	return filtered(all, func(d *deployment) bool { return p.may(d.name) })
+}
+
+func filtered(all map[string]*deployment, keep func(*deployment) bool) map[string]*deployment {
+	some := maps.Clone(all)
+	maps.DeleteFunc(some, func(_ string, d *deployment) bool { return !keep(d) })
 	return some
 }
 
@@ -164,46 +163,41 @@ func (s *Server) named(c *principal, name string) (*deployment, error) {
 func (s *Server) meant(c *principal, name, model string) (d *deployment, base, adapter string, err error) {
 	if name != "" || model == "" {
 		d, err = s.named(c, name)
-		if err != nil || model == "" {
-			return d, model, "", err
-		}
-		models := d.catalogue.Load()
-		if base, adapter = models.split(model); models.declares() && !models.serves(base) && base != d.name {
-			return nil, "", "", status.Errorf(codes.NotFound, "deployment %s does not serve the model %q", d.name, base)
-		}
-		return d, base, adapter, nil
+	} else {
+		d, err = s.byModel(c, model)
 	}
+	if err != nil || model == "" {
+		return d, "", "", err
+	}
+	models := d.catalogue.Load()
+	base, adapter = models.split(model)
+	if models.declares() && !models.names[base] && base != d.name {
+		return nil, "", "", status.Errorf(codes.NotFound, "deployment %s does not serve the model %q", d.name, base)
+	}
+	return d, base, adapter, nil
+}
+
+// byModel returns the deployment with the name of a model, or which serves it, or the only one where no models are
+// declared. What stands before a colon may be the model, and what follows an adapter.
+func (s *Server) byModel(c *principal, model string) (*deployment, error) {
 	all := s.open(c)
-	base, adapter, _ = strings.Cut(model, ":")
+	base, _, _ := strings.Cut(model, ":")
 	for _, name := range []string{model, base} {
-		found := serving(all, name)
-		switch {
-		case len(found) > 1:
-			return nil, "", "", invalid("model %q is served by several deployments; name one of %s", name, names(found))
-		case len(found) == 1 && name == model:
-			return only(found), model, "", nil
-		case len(found) == 1:
-			return only(found), base, adapter, nil
+		if d := all[name]; d != nil {
+			return d, nil
+		}
+		found := filtered(all, func(d *deployment) bool { return d.catalogue.Load().names[name] })
+		if len(found) > 1 {
+			return nil, invalid("model %q is served by several deployments; name one of %s", name, names(found))
+		}
+		if d := only(found); d != nil {
+			return d, nil
 		}
 	}
 	if d := only(all); d != nil && !d.catalogue.Load().declares() {
-		return d, base, adapter, nil
+		return d, nil
 	}
-	return nil, "", "", status.Errorf(codes.NotFound, "no deployment serves the model %q", model)
-}
-
-// serving returns the deployments with this name or model.
-func serving(all map[string]*deployment, model string) map[string]*deployment {
-	if d := all[model]; d != nil {
-		return map[string]*deployment{model: d}
-	}
-	found := make(map[string]*deployment)
-	for name, d := range all {
-		if d.catalogue.Load().serves(model) {
-			found[name] = d
-		}
-	}
-	return found
+	return nil, status.Errorf(codes.NotFound, "no deployment serves the model %q", model)
 }
 
 func only(all map[string]*deployment) *deployment {
@@ -244,13 +238,11 @@ func newCatalogue(order []*member, models []string) *catalogue {
 	return c
 }
 
-func (c *catalogue) serves(model string) bool { return c.names[model] }
-
 func (c *catalogue) declares() bool { return len(c.names) > 0 }
 
 // split takes "base:adapter" apart, unless it is the name of a model.
 func (c *catalogue) split(model string) (base, adapter string) {
-	if c.serves(model) {
+	if c.names[model] {
 		return model, ""
 	}
 	base, adapter, _ = strings.Cut(model, ":")

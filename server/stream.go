@@ -1,12 +1,13 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
-	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -23,20 +24,18 @@ type chooseStream = grpc.BidiStreamingServer[warmpathv1.ChooseReplicasRequest, w
 // client that does not read answers is stopped by flow control.
 func (s routingService) ChooseReplicas(stream chooseStream) error {
 	ctx, cancel := context.WithCancel(stream.Context())
-	a := answers{stream: stream, room: make(chan struct{}, maxWaiting)}
+	a := answers{stream: stream}
+	a.waiting.SetLimit(maxWaiting)
 	read := make(chan error, 1)
 	go func() { // ends with the stream, so after this method at the latest
 		read <- shielded(s.log, "ChooseReplicas", func() error { return s.answerAll(ctx, &a) })
 	}()
-	err := s.until(ctx, s.principalOf(ctx), read, a.deployments)
+	err := s.until(ctx, s.principalOf(ctx), read)
 	if err == nil {
-		a.waiting.Wait() // the client has sent its last request
+		_ = a.waiting.Wait() // the client has sent its last request
 	}
 	cancel()
-	if sending := a.end(); err == nil {
-		err = sending
-	}
-	return err
+	return cmp.Or(err, a.end())
 }
 
 // answerAll answers until the client ends its half of the stream.
@@ -66,25 +65,16 @@ func (s routingService) answerAll(ctx context.Context, a *answers) error {
 			a.send(r.GetNumber(), failure(status.Convert(err)))
 			continue
 		}
-		if r.GetChoose().GetWaitMs() == 0 {
+		answer := func() error {
 			a.send(r.GetNumber(), s.answered(ctx, r.GetChoose()))
-		} else {
-			s.answerLater(ctx, a, r)
+			return nil
 		}
-	}
-}
-
-// answerLater answers a request that may wait for room.
-func (s routingService) answerLater(ctx context.Context, a *answers, r *warmpathv1.ChooseReplicasRequest) {
-	select {
-	case a.room <- struct{}{}:
-		a.waiting.Go(func() {
-			a.send(r.GetNumber(), s.answered(ctx, r.GetChoose()))
-			<-a.room
-		})
-	default:
-		full := status.Newf(codes.ResourceExhausted, "%d requests of this stream wait already", maxWaiting)
-		a.send(r.GetNumber(), failure(full))
+		if r.GetChoose().GetWaitMs() == 0 {
+			_ = answer()
+		} else if !a.waiting.TryGo(answer) {
+			a.send(r.GetNumber(), failure(status.Newf(codes.ResourceExhausted,
+				"%d requests of this stream wait already", maxWaiting)))
+		}
 	}
 }
 
@@ -111,8 +101,7 @@ func failure(st *status.Status) *warmpathv1.ChooseReplicasResponse {
 
 // answers sends on one stream, for several goroutines.
 type answers struct {
-	waiting sync.WaitGroup
-	room    chan struct{} // a slot for each request that waits
+	waiting errgroup.Group // requests that wait for room
 
 	// mu guards what follows. It is held in Send: a stream takes one message at a time, and none after its handler
 	// returned.
@@ -120,26 +109,15 @@ type answers struct {
 	stream chooseStream
 	err    error // the first of sending
 	ended  bool
-	used   []string // the deployments of the answers, each once
 }
 
 func (a *answers) send(number uint64, m *warmpathv1.ChooseReplicasResponse) {
 	m.Number = number
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if d := m.GetChosen().GetDeployment(); d != "" && !slices.Contains(a.used, d) {
-		a.used = append(a.used, d)
-	}
 	if a.err == nil && !a.ended {
 		a.err = a.stream.Send(m)
 	}
-}
-
-// deployments returns those of the answers so far.
-func (a *answers) deployments() []string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return slices.Clone(a.used)
 }
 
 func (a *answers) end() error {

@@ -203,34 +203,35 @@ func (w *watcher) reported(r *warmpathv1.BookingReport) error {
 	return nil
 }
 
-// broadcast sends the news of the deployment until the stream ends.
+// broadcast sends the news of the deployment until the stream ends. A watcher whose permission has ended is sent none.
 func (s *Server) broadcast(w *watcher, stream watchStream, read <-chan error) error {
 	alive := time.NewTicker(aliveInterval)
 	defer alive.Stop()
-	moved := s.authenticator.moved.wait()
-	if err := s.revoked(stream.Context(), w.principal, w.deployment.name); err != nil {
-		return err
-	}
+	d := w.deployment
+	var moved <-chan struct{}
 	for {
 		news, wake, ended := w.news()
-		select {
-		case <-s.draining:
+		if !s.serving() {
 			return errDraining
-		case <-moved: // a watcher whose permission has ended is sent no news
+		}
+		if moved == nil || isClosed(moved) {
 			moved = s.authenticator.moved.wait()
-			if err := s.revoked(stream.Context(), w.principal, w.deployment.name); err != nil {
+			if err := s.revoked(stream.Context(), w.principal); err != nil {
 				return err
 			}
-		default:
+			if !w.principal.may(d.name) {
+				return status.Errorf(codes.PermissionDenied,
+					"the principal %q may not use the deployment %q any more", w.principal.name, d.name)
+			}
 		}
 		if ended {
-			return status.Errorf(codes.NotFound, "the deployment %s was removed from the config", w.deployment.name)
+			return status.Errorf(codes.NotFound, "the deployment %s was removed from the config", d.name)
 		}
 		for _, m := range news {
 			if err := stream.Send(m); err != nil {
 				return err
 			}
-			w.deployment.tally.sent(m)
+			d.tally.sent(m)
 		}
 		select {
 		case <-wake:
@@ -240,6 +241,16 @@ func (s *Server) broadcast(w *watcher, stream watchStream, read <-chan error) er
 			return err
 		case <-s.draining:
 		}
+	}
+}
+
+// isClosed reports whether a channel on which nothing is sent is closed.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -14,40 +14,38 @@ import (
 )
 
 // unary is the interceptor of unary calls.
-func (r *Replica) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
-	error) {
-	if !r.counts(info.FullMethod) {
-		return handler(ctx, req)
-	}
-	if n, ok := r.enter(); !ok {
-		_ = grpc.SetTrailer(ctx, r.rejection(n)) // fails only on a call that is gone
-		return nil, r.refusal(n)
-	}
-	defer func() {
-		r.leave()
-		if t := r.report(); t != nil {
-			_ = grpc.SetTrailer(ctx, t) // as above
-		}
-	}()
-	return handler(ctx, req)
+func (r *Replica) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (answer any, err error) {
+	trailer := func(t metadata.MD) { _ = grpc.SetTrailer(ctx, t) } // fails only on a call that is gone
+	err = r.handle(info.FullMethod, trailer, func() (err error) {
+		answer, err = handler(ctx, req)
+		return err
+	})
+	return answer, err
 }
 
 // stream is the interceptor of all other calls.
 func (r *Replica) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if !r.counts(info.FullMethod) {
-		return handler(srv, s)
+	return r.handle(info.FullMethod, s.SetTrailer, func() error { return handler(srv, s) })
+}
+
+// handle counts a call while its handler runs, or refuses it, with its trailer.
+func (r *Replica) handle(method string, trailer func(metadata.MD), handler func() error) error {
+	if !r.counts(method) {
+		return handler()
 	}
 	if n, ok := r.enter(); !ok {
-		s.SetTrailer(r.rejection(n))
-		return r.refusal(n)
+		trailer(r.rejection(n))
+		return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d (max_ongoing_requests)", n, r.bound)
 	}
 	defer func() {
-		r.leave()
-		if t := r.report(); t != nil {
-			s.SetTrailer(t)
+		r.ongoing.Add(-1)
+		if !r.cfg.OmitLoad {
+			trailer(r.report())
 		}
 	}()
-	return handler(srv, s)
+	return handler()
 }
 
 // own are the services of gRPC itself. Health must be answered by a full replica, and watches last for ever.
@@ -77,16 +75,6 @@ func (r *Replica) enter() (n int64, ok bool) {
 	}
 }
 
-// leave counts a call out.
-func (r *Replica) leave() {
-	if r.ongoing.Add(-1) == 0 && r.draining.Load() {
-		select {
-		case r.idle <- struct{}{}:
-		default:
-		}
-	}
-}
-
 // rejection is the trailer of a refused call.
 func (r *Replica) rejection(n int64) metadata.MD {
 	b, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(n), MaxOngoing: uint32(r.bound)})
@@ -94,9 +82,4 @@ func (r *Replica) rejection(n int64) metadata.MD {
 		return nil // without the trailer the refusal is a plain one
 	}
 	return metadata.MD{warmpathv1.TrailerRejection: {string(b)}}
-}
-
-func (r *Replica) refusal(n int64) error {
-	return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d (max_ongoing_requests)", n,
-		r.bound)
 }

@@ -50,11 +50,8 @@ func appendMetric(b []byte, name string, value int) []byte {
 	return protowire.AppendFixed64(protowire.AppendTag(b, mapValue, protowire.Fixed64Type), math.Float64bits(float64(value)))
 }
 
-// report is the trailer of a call that has ended, and is no longer counted; nil with OmitLoad.
+// report is the trailer of a call that has ended, and is no longer counted.
 func (r *Replica) report() metadata.MD {
-	if r.cfg.OmitLoad {
-		return nil
-	}
 	l := r.load()
 	b := make([]byte, 0, 192) // the longest report, on the stack
 	b = appendMetric(b, warmpathv1.MetricRunning, max(l.Ongoing-max(l.Waiting, 0), 0))

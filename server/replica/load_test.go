@@ -80,8 +80,8 @@ func TestLoadInTrailers(t *testing.T) {
 				raw := trailer.Get(warmpathv1.TrailerLoad)
 				require.Len(t, raw, 1, kind)
 				require.Equal(t, c.want, decode(t, []byte(raw[0])), kind)
-				r.leave()
-				r.leave()
+				r.ongoing.Add(-1)
+				r.ongoing.Add(-1)
 			}
 		})
 	}

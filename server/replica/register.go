@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -9,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/internal/fleet"
@@ -19,8 +21,8 @@ const (
 	// A heartbeat comes when the server wants it, within these bounds: a server that was restarted has the replica
 	// again after the longest.
 	minHeartbeat, maxHeartbeat = 100 * time.Millisecond, 10 * time.Second
-	// After a failure it comes after a time that doubles between these.
-	minRetry, maxRetry = 250 * time.Millisecond, 5 * time.Second
+	// retryAfter is the time to the next one after a failure.
+	retryAfter = time.Second
 	// callTimeout is how long a server may take to answer, leaveTimeout how long deregistering may delay the end.
 	callTimeout, leaveTimeout = 5 * time.Second, time.Second
 )
@@ -31,15 +33,12 @@ type link struct {
 	server  string
 	conn    *grpc.ClientConn
 	stub    warmpathv1.RoutingServiceClient
-
-	failures int    // since the last success
-	fault    string // of the last failure that was logged; "" = registered, or nothing tried yet
-	known    bool   // the last heartbeat was accepted
+	last    string // status code of the last heartbeat; "" = there was none
 }
 
 func (r *Replica) dial(server string) (*link, error) {
 	conn, err := grpc.NewClient(server, append([]grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: minRetry, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxRetry},
+		Backoff:           backoff.Config{BaseDelay: retryAfter / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * retryAfter},
 		MinConnectTimeout: callTimeout,
 	})}, r.cfg.DialOptions...)...)
 	if err != nil {
@@ -50,26 +49,21 @@ func (r *Replica) dial(server string) (*link, error) {
 
 // register keeps the replica registered until end, which deregisters it from every server and waits for the goroutines.
 func (r *Replica) register() (end func(), err error) {
-	var links []*link
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	end = func() {
+		cancel()
+		running.Wait()
+	}
 	for _, server := range r.cfg.Servers {
 		l, err := r.dial(server)
 		if err != nil {
-			for _, l := range links {
-				_ = l.conn.Close() // nothing was sent on it
-			}
+			end()
 			return nil, err
 		}
-		links = append(links, l)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	for _, l := range links {
 		running.Go(func() { l.run(ctx) })
 	}
-	return func() {
-		cancel()
-		running.Wait()
-	}, nil
+	return end, nil
 }
 
 // run sends heartbeats until ctx ends, and then deregisters.
@@ -96,31 +90,18 @@ func (l *link) beat(ctx context.Context, q *warmpathv1.RegisterRequest) time.Dur
 	if ctx.Err() != nil {
 		return 0
 	}
-	if err != nil {
-		return l.failed(err)
+	was, log := l.last, l.replica.cfg.Logger.With("server", l.server)
+	if l.last = status.Code(err).String(); err != nil {
+		if l.last != was { // each fault is logged once
+			log.Warn("warmpath: not registered with the look-aside server; trying again", "error", err)
+		}
+		return l.replica.jitter(retryAfter)
 	}
-	if !l.known {
-		l.replica.cfg.Logger.Info("warmpath: registered with the look-aside server", "server", l.server)
+	if l.last != was {
+		log.Info("warmpath: registered with the look-aside server")
 	}
-	l.failures, l.fault, l.known = 0, "", true
-	wait := time.Duration(answer.GetHeartbeatMs()) * time.Millisecond
-	if wait == 0 {
-		wait = time.Duration(answer.GetLeaseMs()) * time.Millisecond / 3
-	}
+	wait := time.Duration(cmp.Or(answer.GetHeartbeatMs(), answer.GetLeaseMs()/3)) * time.Millisecond
 	return l.replica.jitter(min(max(wait, minHeartbeat), maxHeartbeat))
-}
-
-// failed counts a failed heartbeat, and returns when to try again. Each fault is logged once.
-func (l *link) failed(err error) time.Duration {
-	l.known = false
-	if fault := status.Code(err).String(); fault != l.fault {
-		l.fault = fault
-		l.replica.cfg.Logger.Warn("warmpath: not registered with the look-aside server; trying again", "server", l.server,
-			"error", err)
-	}
-	wait := min(minRetry<<min(l.failures, 5), maxRetry)
-	l.failures++
-	return l.replica.jitter(wait)
 }
 
 // leave ends the lease. Where that fails the lease ends by itself.
@@ -129,7 +110,7 @@ func (l *link) leave() {
 	defer cancel()
 	farewell, _ := l.replica.heartbeat()
 	farewell.Leaving = true
-	if _, err := l.stub.Register(ctx, farewell); err != nil && l.known {
+	if _, err := l.stub.Register(ctx, farewell); err != nil && l.last == codes.OK.String() {
 		l.replica.cfg.Logger.Warn("warmpath: the look-aside server could not be notified that the replica leaves; its "+
 			"lease will end", "server", l.server, "error", err)
 	}

@@ -28,7 +28,6 @@ type Replica struct {
 
 	ongoing  atomic.Int64
 	draining atomic.Bool
-	idle     chan struct{} // holds one: nothing is under way while draining
 	served   atomic.Bool
 
 	// mu guards what follows. Nothing is locked under it.
@@ -50,7 +49,6 @@ func New(c Config) (*Replica, error) {
 		after:  time.After,
 		jitter: func(d time.Duration) time.Duration { return d - rand.N(d/8+1) },
 		health: health.NewServer(),
-		idle:   make(chan struct{}, 1),
 		own:    c.Replica,
 
 		changed: make(chan struct{}),
@@ -74,28 +72,22 @@ func (r *Replica) Ongoing() int { return int(r.ongoing.Load()) }
 // dropped.
 func (r *Replica) SetAdapters(names []string) {
 	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == "" })
-	r.change(func() bool {
-		same := slices.Equal(names, r.own.Adapters)
-		r.own.Adapters = names
-		return !same
-	})
+	r.change(func(own *policy.Attributes) { own.Adapters = names })
 }
 
 // drain reports that the replica takes no new sessions.
 func (r *Replica) drain() {
 	r.draining.Store(true)
 	r.health.Shutdown()
-	r.change(func() bool {
-		r.own.Draining = true
-		return true
-	})
+	r.change(func(own *policy.Attributes) { own.Draining = true })
 }
 
 // change changes own. If it has changed, every link sends a heartbeat at once.
-func (r *Replica) change(do func() bool) {
+func (r *Replica) change(do func(*policy.Attributes)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if do() {
+	was := r.own
+	if do(&r.own); !was.Equal(r.own) {
 		close(r.changed)
 		r.changed = make(chan struct{})
 	}

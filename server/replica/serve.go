@@ -17,9 +17,9 @@ var ErrServed = errors.New("replica: Serve was called before")
 // ErrDrainTimeout is wrapped by the error of a Serve that had to cut calls off.
 var ErrDrainTimeout = errors.New("replica: calls were cut off after DrainTimeout")
 
-// linger is how long no call must be under way before the connections are cut: the ends of the last calls are still
-// being sent, and watches (health, events) never end.
-const linger = time.Second
+// linger is the time between two looks at the calls under way. The connections are cut where both find none: the ends
+// of the last calls are still being sent, and watches (health, events) never end.
+const linger = time.Second / 2
 
 // Serve serves s, made with [Replica.ServerOptions], on l, and keeps the replica registered until ctx ends. Then it
 // drains, for DrainNotice and DrainTimeout at most, and stops s. It returns nil when every call could end,
@@ -77,29 +77,23 @@ func (r *Replica) finish(s *grpc.Server) error {
 		s.GracefulStop()
 	}()
 	deadline := r.after(r.cfg.DrainTimeout)
-	var quiet <-chan time.Time
-	for {
-		if r.Ongoing() > 0 {
-			quiet = nil
-		} else if quiet == nil {
-			quiet = r.after(linger)
-		}
+	for looks := 0; looks < 2; {
 		select {
 		case <-stopped:
 			return nil
-		case <-r.idle:
-		case <-quiet:
-			if r.Ongoing() == 0 {
-				s.Stop()
-				return nil
+		case <-r.after(linger):
+			if looks++; r.Ongoing() > 0 {
+				looks = 0
 			}
 		case <-deadline:
 			n := r.Ongoing()
 			s.Stop() // GracefulStop may still wait for handlers that do not heed their context
-			if n == 0 {
-				return nil
+			if n > 0 {
+				return fmt.Errorf("%w: %d of them, after %v", ErrDrainTimeout, n, r.cfg.DrainTimeout)
 			}
-			return fmt.Errorf("%w: %d of them, after %v", ErrDrainTimeout, n, r.cfg.DrainTimeout)
+			return nil
 		}
 	}
+	s.Stop()
+	return nil
 }

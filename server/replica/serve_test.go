@@ -48,6 +48,7 @@ func TestDrain(t *testing.T) {
 	require.NoError(t, <-results)
 	require.NoError(t, <-results)
 	clock.fire(t, linger)
+	clock.fire(t, linger)
 	require.NoError(t, <-ended)
 	require.True(t, s.next(t).GetLeaving())
 	_, err = watch.Recv()
