@@ -35,10 +35,6 @@ type Config struct {
 	// Principals may use the server, each with its permissions and bounds; none = every call is unrestricted. A health
 	// check of the whole server needs no principal.
 	Principals []Principal `json:"principals,omitempty"`
-	// Admin is an address on the loopback for pprof, /debug/pprof/ over HTTP; empty = none. Read once.
-	Admin string `json:"admin,omitempty"`
-	// LogCalls logs every call: method, address, status and duration, and nothing of its messages. Read once.
-	LogCalls bool `json:"log_calls,omitempty"`
 	// LoadInterval is how often watching clients are sent the load; 10ms to 10s, default 100ms.
 	LoadInterval policy.Duration `json:"load_interval,omitempty"`
 	// MaxConnections bounds the connections, of which one host may have half; more are closed at once; default 20,000.
@@ -47,8 +43,8 @@ type Config struct {
 	// MaxReservations bounds the picks that add to the load of one deployment, of all modes; each takes about 5 KB with
 	// long prompts; default 50,000. One principal may have half of it in all deployments.
 	MaxReservations int `json:"max_reservations,omitempty"`
-	// Metrics is the address of a page for Prometheus, /metrics; empty = none. OpenTelemetry's environment variables set
-	// OTLP. Read once.
+	// Metrics is the address of a page for Prometheus, /metrics, on the loopback also of pprof, /debug/pprof/; empty =
+	// none. OpenTelemetry's environment variables set OTLP. Read once.
 	Metrics string `json:"metrics,omitempty"`
 	// HTTP is the HTTP endpoint. Read once.
 	HTTP httpendpoint.Config `json:"http,omitzero"`
@@ -280,27 +276,16 @@ func (c *Config) checkAccess() error {
 			}
 		}
 	}
-	if err := checkLoopback(c.Admin); err != nil {
-		return fmt.Errorf("admin: %w", err)
-	}
-	if err := checkLoopback(c.Metrics); err != nil && !(errors.Is(err, errNotLoopback) && c.AllowPlaintext) {
-		return fmt.Errorf("metrics: %w; allow_plaintext permits it if the network is trusted", err)
-	}
-	return nil
-}
-
-var errNotLoopback = errors.New("not on the loopback, and the page has neither TLS nor principals")
-
-// checkLoopback checks the address of a page for operators; empty = there is none.
-func checkLoopback(address string) error {
-	if address == "" {
+	if c.Metrics == "" {
 		return nil
 	}
-	local, err := onLoopback(address)
-	if err == nil && !local {
-		err = fmt.Errorf("%s: %w", address, errNotLoopback)
+	if local, err := onLoopback(c.Metrics); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	} else if !local && !c.AllowPlaintext {
+		return fmt.Errorf("metrics: %s: not on the loopback, and the page has neither TLS nor principals; "+
+			"allow_plaintext permits it if the network is trusted", c.Metrics)
 	}
-	return err
+	return nil
 }
 
 func (c *Config) checkListen(address string) error {
@@ -342,7 +327,7 @@ func (c *Config) CheckFiles() error {
 }
 
 // readOnce are the fields of a config that only New reads.
-var readOnce = []string{"Listen", "AllowPlaintext", "TLS", "Admin", "Metrics", "LogCalls", "HTTP", "MaxConnections"}
+var readOnce = []string{"Listen", "AllowPlaintext", "TLS", "Metrics", "HTTP", "MaxConnections"}
 
 // warnReadOnce logs which changed fields of another config are not in force, since they are read once.
 func (s *Server) warnReadOnce(c *Config) {

@@ -27,16 +27,16 @@ const (
 )
 
 // interceptors of every call turn panics into errors, put the call's principal into its context, and keep each
-// principal within its bounds. With calls every call is logged: method, address, code and duration.
-func (a *authenticator) interceptors(calls bool) []grpc.ServerOption {
+// principal within its bounds. At level debug every call is logged: method, address, code and duration.
+func (a *authenticator) interceptors() []grpc.ServerOption {
 	recovers := recovery.WithRecoveryHandlerContext(func(ctx context.Context, p any) error {
 		method, _ := grpc.Method(ctx)
 		return panicked(a.log, method, p)
 	})
 	var all []grpc.ServerOption
-	if calls {
-		line := logging.LoggerFunc(func(ctx context.Context, level logging.Level, message string, fields ...any) {
-			a.log.Log(ctx, slog.Level(level), "warmpath: "+message, fields...)
+	if a.log.Enabled(context.Background(), slog.LevelDebug) {
+		line := logging.LoggerFunc(func(ctx context.Context, _ logging.Level, message string, fields ...any) {
+			a.log.DebugContext(ctx, "warmpath: "+message, fields...)
 		})
 		o := logging.WithLogOnEvents(logging.FinishCall)
 		all = append(all,

@@ -73,7 +73,7 @@ func (l *logBook) String() string {
 func startLogged(t testing.TB, text string) (*fixture, *logBook) {
 	t.Helper()
 	log, now := new(logBook), newClock()
-	s, err := New(parse(t, text), Options{Logger: slog.New(slog.NewTextHandler(log, nil)), now: now.now})
+	s, err := New(parse(t, text), Options{Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), now: now.now})
 	require.NoError(t, err)
 	f := serveFixture(t, s)
 	f.clock = now
@@ -82,7 +82,6 @@ func startLogged(t testing.TB, text string) (*fixture, *logBook) {
 
 const faults = `
 load_interval: 10s
-log_calls: true
 max_reservations: 2
 deployments: {chat: {policy: {faulty: {}}, replicas: [{id: a, address: "10.0.0.1:1"}]}}
 `
@@ -133,8 +132,8 @@ func TestWhatIsReadOnce(t *testing.T) {
 	f, log := startLogged(t, quiet)
 	require.NoError(t, f.Update(parse(t, quiet)))
 	require.NotContains(t, log.String(), "read once")
-	require.NoError(t, f.Update(parse(t, "listen: 127.0.0.1:1\nmax_connections: 7\nadmin: 127.0.0.1:2\nlog_calls: true\nmetrics: 127.0.0.1:3\nallow_plaintext: true\ntls: {cert: c, key: k}\n"+quiet)))
-	for _, field := range []string{"listen", "max_connections", "admin", "log_calls", "metrics", "allow_plaintext", "tls"} {
+	require.NoError(t, f.Update(parse(t, "listen: 127.0.0.1:1\nmax_connections: 7\nmetrics: 127.0.0.1:3\nallow_plaintext: true\ntls: {cert: c, key: k}\n"+quiet)))
+	for _, field := range []string{"listen", "max_connections", "metrics", "allow_plaintext", "tls"} {
 		require.Contains(t, log.String(), "field="+field+"\n")
 	}
 }

@@ -99,7 +99,7 @@ func New(c *Config, o Options) (*Server, error) {
 			return nil, fmt.Errorf("tls.%w", err)
 		}
 	}
-	s.grpc = grpc.NewServer(s.options(c)...)
+	s.grpc = grpc.NewServer(s.options()...)
 	warmpathv1.RegisterRoutingServiceServer(s.grpc, routingService{Server: s})
 	warmpathv1.RegisterStatusServiceServer(s.grpc, statusService{Server: s})
 	warmpathv1.RegisterStoreServiceServer(s.grpc, storeService{Server: s})
@@ -120,7 +120,7 @@ const (
 	maxStreams = 1000
 )
 
-func (s *Server) options(c *Config) []grpc.ServerOption {
+func (s *Server) options() []grpc.ServerOption {
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxConcurrentStreams(maxStreams),
@@ -133,7 +133,7 @@ func (s *Server) options(c *Config) []grpc.ServerOption {
 	if s.certs != nil {
 		o = append(o, grpc.Creds(credentials.NewTLS(s.certs.config("h2"))))
 	}
-	return append(o, s.authenticator.interceptors(c.LogCalls)...)
+	return append(o, s.authenticator.interceptors()...)
 }
 
 // Update puts another config into force, all of it or, on an error, none of it. Deployments keep their state; fields

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -78,7 +79,13 @@ func startExport(ctx context.Context, listen string, out serveOutput) (x *export
 		if err != nil {
 			return x, fmt.Errorf("metrics: %w", err)
 		}
-		at, end, err := serveHTTP(ctx, listen, page, 2*scrapeTimeout)
+		pages, write := http.NewServeMux(), 2*scrapeTimeout
+		pages.Handle("/", page)
+		if host, _, _ := net.SplitHostPort(listen); host == "localhost" || net.ParseIP(host).IsLoopback() {
+			write = 0 // a profile takes as long as its request sets
+			addPprof(pages)
+		}
+		at, end, err := serveHTTP(ctx, listen, pages, write)
 		if err != nil {
 			return x, fmt.Errorf("metrics: %w", err)
 		}

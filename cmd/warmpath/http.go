@@ -31,13 +31,11 @@ func serveHTTP(ctx context.Context, address string, h http.Handler, write time.D
 	return lis.Addr(), end, nil
 }
 
-// adminMux is pprof's handlers, on a mux of their own: what others register with net/http's is not shown.
-func adminMux() *http.ServeMux {
-	m := http.NewServeMux()
+// addPprof adds pprof's handlers.
+func addPprof(m *http.ServeMux) {
 	m.HandleFunc("GET /debug/pprof/", pprof.Index)
 	m.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	m.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	m.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	m.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return m
 }

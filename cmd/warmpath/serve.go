@@ -17,11 +17,12 @@ import (
 
 func newServe() *cobra.Command {
 	var (
-		config string
-		listen string
-		check  bool
-		json   bool
-		grace  time.Duration
+		config  string
+		listen  string
+		check   bool
+		json    bool
+		verbose bool
+		grace   time.Duration
 	)
 	c := &cobra.Command{
 		Use:   "serve --config FILE",
@@ -43,7 +44,7 @@ func newServe() *cobra.Command {
 				fmt.Fprintf(c.OutOrStdout(), "%s is good: %s\n", config, deployments(loaded))
 				return nil
 			}
-			out := newServeOutput(c, json)
+			out := newServeOutput(c, json, verbose)
 			defer out.restore()
 			return serve(c, source{config, listen}, loaded, out, grace)
 		},
@@ -53,6 +54,7 @@ func newServe() *cobra.Command {
 	f.StringVar(&listen, "listen", "", "the `address` to listen on in place of the configuration's, host:port")
 	f.BoolVar(&check, "check", false, "only check the configuration")
 	f.BoolVar(&json, logJSON, false, "write every line in JSON")
+	f.BoolVar(&verbose, "verbose", false, "log at level debug: each call, with its status and duration, but not its contents")
 	f.DurationVar(&grace, "grace", 10*time.Second, "how long calls under way may take at the end")
 	return c
 }
@@ -68,15 +70,18 @@ type serveOutput struct {
 }
 
 // newServeOutput makes the logger slog's default, which libraries use, until restore is called.
-func newServeOutput(c *cobra.Command, json bool) serveOutput {
-	before := slog.Default()
+func newServeOutput(c *cobra.Command, json, verbose bool) serveOutput {
+	before, options := slog.Default(), new(slog.HandlerOptions)
+	if verbose {
+		options.Level = slog.LevelDebug
+	}
 	o := serveOutput{
-		log:     slog.New(slog.NewTextHandler(c.ErrOrStderr(), nil)),
+		log:     slog.New(slog.NewTextHandler(c.ErrOrStderr(), options)),
 		say:     func(line string) { fmt.Fprintln(c.OutOrStdout(), line) },
 		restore: func() { slog.SetDefault(before) },
 	}
 	if json {
-		o.log = slog.New(slog.NewJSONHandler(c.ErrOrStderr(), nil))
+		o.log = slog.New(slog.NewJSONHandler(c.ErrOrStderr(), options))
 		o.say = func(line string) { slog.New(slog.NewJSONHandler(c.OutOrStdout(), nil)).Info(line) }
 	}
 	slog.SetDefault(o.log)
@@ -132,14 +137,6 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 	// Its first look is at what was just loaded, and changes nothing.
 	watcher := fleetfile.WatchFile(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
 	defer watcher.Close()
-	if first.Admin != "" {
-		at, end, err := serveHTTP(c.Context(), first.Admin, adminMux(), 0)
-		if err != nil {
-			return fmt.Errorf("admin: %w", err)
-		}
-		defer end(context.WithoutCancel(c.Context())) //nolint:errcheck // It is closed at the end in any case.
-		log.Info("warmpath: pprof is served", "url", "http://"+at.String()+"/debug/pprof/")
-	}
 	failed := make(chan error, 2)
 	if first.HTTP.Listen != "" {
 		endpoint, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.HTTP.Listen)

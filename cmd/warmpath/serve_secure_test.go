@@ -48,7 +48,7 @@ func servingWith(t *testing.T, args ...string) (address string, log *transcript)
 	var out transcript
 	log = new(transcript)
 	ended := make(chan int, 1)
-	go func() { ended <- run(ctx, append([]string{"serve"}, args...), &out, log) }()
+	go func() { ended <- run(ctx, append([]string{"serve"}, args...), io.MultiWriter(&out, log), log) }()
 	t.Cleanup(func() {
 		cancel()
 		require.Equal(t, exitOK, <-ended, "%s", log)
@@ -64,7 +64,7 @@ func TestServeAndChooseSecurely(t *testing.T) {
 	token := file(t, "token", "0123456789abcdef\n")
 	at, log := servingWith(t, "--config", file(t, "server.yaml", fmt.Sprintf(`
 listen: 127.0.0.1:0
-admin: 127.0.0.1:0
+metrics: 127.0.0.1:0
 tls: {cert: %s, key: %s, client_ca: %s, client_certs: optional}
 principals:
 - {name: team, token_file: %s, subjects: [team]}
@@ -105,9 +105,9 @@ deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: 'h:1
 	require.Equal(t, exitUsage, code)
 	require.Contains(t, wrong, "a token is not sent in plaintext to another host")
 
-	url := regexp.MustCompile(`pprof is served" url=(\S+)`).FindStringSubmatch(log.String())
+	url := regexp.MustCompile(`metrics on (\S+)/metrics`).FindStringSubmatch(log.String())
 	require.Len(t, url, 2, "%s", log)
-	a, err := http.Get(url[1] + "goroutine?debug=1")
+	a, err := http.Get(url[1] + "/debug/pprof/goroutine?debug=1")
 	require.NoError(t, err)
 	defer a.Body.Close()
 	said, err := io.ReadAll(a.Body)
