@@ -72,7 +72,7 @@ func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt
 		Telemetry: set.telemetry, Config: config,
 	}
 	set.sole.Store(set.handle(cc)) // as New does
-	set.sole.Load().Attach(binding, nil)
+	set.sole.Load().Bind(nil, binding, nil)
 	ready := func(*policy.Replica) connectivity.State { return connectivity.Ready }
 	return set, cc, rt, func(ctx context.Context) *call.Call {
 		call, _ := call.From(ctx)

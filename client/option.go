@@ -26,9 +26,8 @@ type Option interface {
 
 type options struct {
 	object   string // the object under "warmpath" in the service config
-	policy   *policy.Selection
+	policy   policy.NamedConfig
 	dialects []dialect.Dialect
-	err      error
 	meters   metric.MeterProvider
 	logger   *slog.Logger
 	server   []grpc.DialOption // of look-aside servers
@@ -46,13 +45,7 @@ func (o option) apply(to *options) { o.set(to) }
 // WithPolicy selects the policy by its config, over the one of WithConfig: prefixaffinity.Config{} is the default policy
 // with the default config. It sets the channel's default service config: one from the resolver comes before it.
 func WithPolicy(config policy.NamedConfig) Option {
-	return option{set: func(o *options) {
-		raw, err := json.Marshal(config)
-		if err != nil {
-			o.fail(fmt.Errorf("policy.%s: %w", config.Name(), err))
-		}
-		o.policy = &policy.Selection{Name: config.Name(), Config: raw}
-	}}
+	return option{set: func(o *options) { o.policy = config }}
 }
 
 // WithConfig gives the whole configuration, the JSON object under "warmpath" in
@@ -96,20 +89,14 @@ func (o *options) resolvers() (own []grpcresolver.Builder) {
 	return own
 }
 
-func (o *options) fail(err error) {
-	if o.err == nil {
-		o.err = err
-	}
-}
-
 // config puts the options together, in whatever order they came, to the object under "warmpath" in the service config.
 func (o *options) config() (json.RawMessage, error) {
 	object := json.RawMessage(o.object)
-	if o.err == nil && (o.policy != nil || len(o.dialects) > 0) {
-		object, o.err = o.merge(object)
-	}
-	if o.err != nil {
-		return nil, fmt.Errorf("warmpath: config: %w", o.err)
+	if o.policy != nil || len(o.dialects) > 0 {
+		var err error
+		if object, err = o.merge(object); err != nil {
+			return nil, fmt.Errorf("warmpath: config: %w", err)
+		}
 	}
 	if len(object) == 0 {
 		object = json.RawMessage("{}")
@@ -123,7 +110,11 @@ func (o *options) merge(object json.RawMessage) (json.RawMessage, error) {
 		return nil, err
 	}
 	if o.policy != nil {
-		c.Policy = *o.policy
+		raw, err := json.Marshal(o.policy)
+		if err != nil {
+			return nil, fmt.Errorf("policy.%s: %w", o.policy.Name(), err)
+		}
+		c.Policy = policy.Selection{Name: o.policy.Name(), Config: raw}
 	}
 	if len(o.dialects) > 0 {
 		all, err := requestkey.ParseDialects(c.Dialects)

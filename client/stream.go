@@ -204,9 +204,7 @@ func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 	}
 	k.phase, k.msg, k.has = opening, m, has
 	k.mu.Unlock()
-	if has {
-		k.opts = k.call.Attempts.Sends(m, k.opts)
-	}
+	k.opts = k.call.Attempts.Sends(m, k.opts)
 	if at, err = k.attempt(nil); err != nil {
 		k.end(err)
 	}
@@ -224,7 +222,7 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 			ctx, at.cancel = context.WithCancel(ctx)
 		}
 		var err error
-		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, tries.Ranked(k.opts)...)
+		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.opts...)
 		if err == nil && k.has {
 			err = at.cs.SendMsg(k.msg)
 		}
@@ -236,6 +234,12 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 		}
 		return err
 	})
+	k.opened(at, err)
+	return at, err
+}
+
+// opened ends phase opening with the stream of an attempt, or the error of the call.
+func (k *core) opened(at attempt, err error) {
 	k.mu.Lock()
 	switch {
 	case err != nil:
@@ -245,7 +249,10 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 	default:
 		k.phase, k.at = opened, at
 	}
-	k.wake()
+	if k.changed != nil {
+		close(k.changed)
+		k.changed = nil
+	}
 	closes := k.closed && err == nil
 	k.mu.Unlock()
 	if k.call.Context.Err() != nil { // it may have ended meanwhile
@@ -253,15 +260,6 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 	}
 	if closes {
 		_ = at.cs.CloseSend() // its error is RecvMsg's to return
-	}
-	return at, err
-}
-
-// wake has those go on that wait for the end of phase opening. Called with mu held.
-func (k *core) wake() {
-	if k.changed != nil {
-		close(k.changed)
-		k.changed = nil
 	}
 }
 
@@ -293,7 +291,12 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) err
 	at, err := k.wait()
 	k.mu.Unlock()
 	for err == nil {
-		if err = k.await(at, receive, m); err == nil && k.settle(at) {
+		if at.limit == 0 {
+			err = receive(at.cs, m)
+		} else {
+			err = k.await(at, receive, m)
+		}
+		if err == nil && k.settle(at) {
 			return nil
 		}
 		at, err = k.next(at, err)
@@ -302,22 +305,16 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) err
 	return err
 }
 
-// await runs receive for one attempt. Where nothing comes within its limit, and another replica can take the call, it
+// await runs receive for an attempt with a limit. Where nothing comes within it, and another replica can take the call, it
 // cancels the attempt, claims it, and returns call.ErrLate.
 func (k *core) await(at attempt, receive func(cs grpc.ClientStream, m any) error, m any) error {
-	if at.limit == 0 {
-		return receive(at.cs, m)
-	}
-	tries := &k.call.Attempts
-	return tries.Await(at.limit, at.cancel, func() error { return receive(at.cs, m) }, func() (moved, ever bool) {
+	tries, first := &k.call.Attempts, func() error { return receive(at.cs, m) }
+	return tries.Await(at.limit, at.cancel, first, func() (moved, ever bool) {
 		if !k.claim(at) {
 			return false, false
 		}
 		if moved, ever = tries.Move(); !moved {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			k.phase = opened
-			k.wake()
+			k.opened(at, nil)
 		}
 		return moved, ever
 	})

@@ -25,15 +25,15 @@ func (c *channels) unary(
 	rest, finish := takeOnFinish(opts)
 	all := tries.Sends(req, rest)
 	err := tries.Run(nil, func() error {
-		opts, limit := tries.Ranked(all), tries.Limit()
+		limit := tries.Limit()
 		if limit == 0 {
-			return invoke(rpc, method, req, reply, cc, opts...)
+			return invoke(rpc, method, req, reply, cc, all...)
 		}
 		attempt, cancel := context.WithCancel(rpc)
 		defer cancel()
 		answered := false
 		err := tries.Await(limit, cancel, func() error {
-			err := invoke(attempt, method, req, reply, cc, opts...)
+			err := invoke(attempt, method, req, reply, cc, all...)
 			answered = err == nil
 			return err
 		}, tries.Move)

@@ -110,14 +110,11 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	return err
 }
 
-// update passes the endpoints on to their connections, and closes those that are not wanted any more. It returns the
-// first error. Called without mu.
-func (b *lb) update(kept []*endpoint, s resolver.State) (first error) {
+// update passes the endpoints on to their connections, and closes those that are not wanted any more. Called without mu.
+func (b *lb) update(kept []*endpoint, s resolver.State) (err error) {
 	s = pickfirst.EnableHealthListener(s)
 	for _, e := range kept {
-		if err := e.update(s, b.opts); err != nil && first == nil {
-			first = err
-		}
+		err = errors.Join(err, e.update(s, b.opts))
 	}
 	b.mu.Lock()
 	left := b.endpoints.left
@@ -129,7 +126,7 @@ func (b *lb) update(kept []*endpoint, s resolver.State) (first error) {
 	if len(kept) == 0 {
 		return balancer.ErrBadResolverState
 	}
-	return first
+	return err
 }
 
 // publish gives gRPC a picker. While nothing is connected that is one which queues calls, or fails them with the
@@ -137,11 +134,8 @@ func (b *lb) update(kept []*endpoint, s resolver.State) (first error) {
 func (b *lb) publish() {
 	binding := b.binding.Load()
 	if binding != nil && len(binding.Router.View().Connected()) > 0 {
-		s := balancer.State{ConnectivityState: connectivity.Ready, Picker: &picker{lb: b}}
-		if b.endpoints.eager { // else connections are opened by picks: as good as ready
-			s.ConnectivityState = b.endpoints.aggregate()
-		}
-		b.ClientConn.UpdateState(s)
+		// Connections that are opened by picks are as good as ready.
+		b.ClientConn.UpdateState(balancer.State{ConnectivityState: connectivity.Ready, Picker: &picker{lb: b}})
 		return
 	}
 	s := balancer.State{ConnectivityState: b.endpoints.aggregate()}
@@ -158,21 +152,16 @@ func (b *lb) publish() {
 	b.ClientConn.UpdateState(s)
 }
 
-// ResolverError is called when the resolver fails. A status that it failed with is not the call's: gRPC would fail
-// calls that are to wait for a connection, and others with INTERNAL.
+// ResolverError is called when the resolver fails: the last list stays. A status that it failed with is not the call's: gRPC
+// would fail calls that are to wait for a connection, and others with INTERNAL.
 func (b *lb) ResolverError(err error) {
 	b.mu.Lock()
-	all := b.endpoints.children()
-	b.mu.Unlock()
-	if len(all) == 0 {
+	defer b.mu.Unlock()
+	if b.endpoints.all.Len() == 0 {
 		b.ClientConn.UpdateState(balancer.State{
 			ConnectivityState: connectivity.TransientFailure,
 			Picker:            base.NewErrPicker(errors.New(err.Error())),
 		})
-		return
-	}
-	for _, c := range all {
-		c.ResolverError(err)
 	}
 }
 
@@ -184,31 +173,30 @@ func (b *lb) UpdateSubConnState(balancer.SubConn, balancer.SubConnState) {
 // ExitIdle opens the connections that are not, if all are to be open.
 func (b *lb) ExitIdle() {
 	b.mu.Lock()
-	all := b.endpoints.children()
-	b.mu.Unlock()
-	for _, c := range all {
-		if b.endpoints.eager {
-			c.ExitIdle()
-		}
+	defer b.mu.Unlock()
+	for _, e := range b.endpoints.all.Values() {
+		e.open()
 	}
 }
 
 // Close ends the balancer: queued calls go back to gRPC. What
 // was learned stays with the channel's handle, if it has one.
 func (b *lb) Close() {
-	all, unused := b.leave()
+	conns, unused := b.leave()
 	b.end()
 	for range maxAborts { // waits for those under way, and leaves room for no other
 		b.aborts <- struct{}{}
 	}
-	for _, c := range all {
-		c.Close()
+	for _, c := range conns {
+		if c.child != nil {
+			c.child.Close()
+		}
 	}
 	b.retire(unused...)
 }
 
 // leave lets go of everything but the connections, which it returns, with the Routers that are to be closed.
-func (b *lb) leave() (all []balancer.Balancer, unused []*router.Router) {
+func (b *lb) leave() (conns []*conn, unused []*router.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
@@ -216,10 +204,9 @@ func (b *lb) leave() (all []balancer.Balancer, unused []*router.Router) {
 	leave(&b.attached.leaveView)
 	leave(&b.attached.leaveEvents)
 	leave(&b.attached.leaveMetrics)
-	// The Router may outlive the balancer: it is not to hold on to the connections,
-	// and through them to the call.
 	for _, e := range b.endpoints.all.Values() {
-		e.picker.Store(nil)
+		e.picker.Store(gone) // the Router may outlive the balancer: it is not to hold on to connections
+		conns = append(conns, e.conns...)
 	}
 	h, binding := b.owner.Load(), b.binding.Load()
 	switch {
@@ -228,9 +215,10 @@ func (b *lb) leave() (all []balancer.Balancer, unused []*router.Router) {
 		unused = append(unused, binding.Router)
 	default:
 		binding.Router.Fleet.Disconnect()
-		unused = h.Detach(binding)
+		h.Bind(binding, nil, b.opts.ChannelzParent)
+		unused = h.Keep(binding)
 	}
-	return b.endpoints.children(), unused
+	return conns, unused
 }
 
 // retire closes Routers. Called without mu held: a policy may take its time.

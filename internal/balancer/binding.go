@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 
@@ -19,24 +20,16 @@ func (b *lb) router(c *lbConfig, h *call.Handle) (*router.Router, error) {
 	if old != nil && old.Key == c.key {
 		return nil, nil
 	}
-	if old == nil && h != nil {
+	h = cmp.Or(h, b.bare)
+	if old == nil {
 		if r := h.Take(c.key); r != nil {
 			return r, nil
 		}
 	}
-	return c.newRouter(h)
-}
-
-// newRouter builds a Router, and its tokenizer where there is one.
-func (c *lbConfig) newRouter(h *call.Handle) (*router.Router, error) {
 	if c.tokenizer == nil {
 		return router.FromConfig(c.Config, nil)
 	}
-	var o tokenize.Options
-	if h != nil {
-		o.Logger = h.Logger
-	}
-	t, err := tokenize.Open(*c.tokenizer, o)
+	t, err := tokenize.Open(*c.tokenizer, tokenize.Options{Logger: h.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -75,19 +68,22 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	}
 	r.Fleet.Set(b.endpoints.members)
 	b.endpoints.connect(r)
-	next.Router, next.Uses = r, b.uses(r)
+	next.Router, next.Uses = r, r.Uses()
+	for i := range b.endpoints.members {
+		if m := &b.endpoints.members[i]; len(m.Models)+len(m.Adapters) > 0 {
+			next.Uses |= requestkey.WantModel
+		}
+		next.Ranks = next.Ranks || b.endpoints.members[i].Ranks > 1
+	}
 	next.NeedsPrompt = c.RequirePrompt && r.Uses()&policy.UsesPrompt != 0
 	b.attached.attach(b, r)
-	if old == nil || found || old.Router != r ||
+	if old == nil || found || old.Router != r || old.Ranks != next.Ranks ||
 		old.Uses != next.Uses || old.Central != next.Central || old.Policy != next.Policy {
 		b.binding.Store(next)
 		b.attached.observe(next)
-		if h != nil && !found {
-			h.Replace(old, next)
+		if h != nil {
+			h.Bind(old, next, b.opts.ChannelzParent)
 		}
-	}
-	if found {
-		h.Attach(b.binding.Load(), b.opts.ChannelzParent)
 	}
 	if old != nil && old.Router != r {
 		// Its queued calls go to gRPC and meet the new Router in the picker.
@@ -107,15 +103,6 @@ func dialects(c *lbConfig, h *call.Handle) *requestkey.Table {
 	return t
 }
 
-// uses is what a request key must hold: what the policy looks at, and the model and adapter where replicas declare
-// some. Called with mu held.
-func (b *lb) uses(r *router.Router) policy.Uses {
-	if b.endpoints.declareModels() {
-		return r.Uses() | requestkey.WantModel
-	}
-	return r.Uses()
-}
-
 // serves reports whether a handle that a pick brought along is that of the balancer's channel: it may be that of another
 // one, in whose attempt the call was made. The first pick of a channel binds its handle, with the Router that the handle kept
 // if there is one.
@@ -129,6 +116,7 @@ func (b *lb) serves(h *call.Handle) bool {
 		return own == h
 	}
 	b.configure(b.config, h, h.Take(b.config.key))
+	b.publish() // for the picks that met the Router before
 	b.mu.Unlock()
 	b.announce(h)
 	return true

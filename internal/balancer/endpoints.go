@@ -80,6 +80,7 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []*end
 		}
 		if !ok {
 			e = &endpoint{lb: b, state: connectivity.Shutdown, host: new(host)}
+			e.picker.Store(gone)
 			l.all.Set(ep, e)
 		}
 		e.id, e.as, e.seen, byID[attrs.ID] = attrs.ID, ep, l.updates, e.host
@@ -90,7 +91,7 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []*end
 		if e.seen != l.updates {
 			l.all.Delete(ep)
 			l.moves(e, connectivity.Shutdown)
-			e.picker.Store(nil) // a reservation there that was not sent yet goes elsewhere
+			e.picker.Store(gone) // a reservation there that was not sent yet goes elsewhere
 			l.drop(e, 0)
 		}
 	}
@@ -277,18 +278,6 @@ func (l *endpoints) aggregate() connectivity.State {
 	return connectivity.TransientFailure
 }
 
-// children are the balancers of all connections.
-func (l *endpoints) children() (all []balancer.Balancer) {
-	for _, e := range l.all.Values() {
-		for _, c := range e.conns {
-			if c.child != nil {
-				all = append(all, c.child)
-			}
-		}
-	}
-	return all
-}
-
 // connect puts the states of all connections into force in a Router.
 func (l *endpoints) connect(r *router.Router) {
 	for _, m := range l.members {
@@ -300,7 +289,7 @@ func (l *endpoints) connect(r *router.Router) {
 // setStreams sets how many calls the connections to a replica take, where that is known.
 func (l *endpoints) setStreams(r *router.Router, id string, h *host) {
 	streams := l.streams
-	if s := h.picker.Load(); s != nil && s.ConnectivityState == connectivity.Ready {
+	if s := h.picker.Load(); s.ConnectivityState == connectivity.Ready {
 		streams *= s.ready // else one, that a pick opens
 	}
 	r.Fleet.SetStreams(id, streams)
@@ -316,9 +305,4 @@ func (l *endpoints) pickable(h *host) bool {
 		return !l.eager
 	}
 	return false
-}
-
-// declareModels reports whether replicas declare models or adapters.
-func (l *endpoints) declareModels() bool {
-	return slices.ContainsFunc(l.members, func(m router.Member) bool { return len(m.Models)+len(m.Adapters) > 0 })
 }

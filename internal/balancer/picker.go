@@ -1,15 +1,14 @@
 package balancer
 
 import (
-	"context"
 	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/balancer/base"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/grpclog"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -34,15 +33,16 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		return p.pickBare(info, rpc.Beyond(route))
 	}
 	binding := p.lb.binding.Load()
-	a, ready, err := rpc.Claim(info.Ctx, route, binding, connection)
-	for err == router.ErrClosed && p.lb.binding.Load() != binding {
-		binding = p.lb.binding.Load()
-		a, ready, err = rpc.Claim(info.Ctx, route, binding, connection)
-	}
+	claimed, ready, err := rpc.Claim(info.Ctx, route, binding, connection)
 	if err != nil {
 		return p.refuse(binding, err)
 	}
-	res, err := hostOf(a.Decision().Replica).send(info)
+	return claim(info, claimed, ready, claimed.Finished)
+}
+
+// claim sends an attempt that has its reservation.
+func claim(info balancer.PickInfo, c *call.Call, ready bool, done func(balancer.DoneInfo)) (balancer.PickResult, error) {
+	res, err := hostOf(c.Decision().Replica).send(info)
 	if !ready {
 		// The pick opens the connection. Should it have become ready meanwhile, the
 		// picker with that state is on its way.
@@ -52,21 +52,28 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	if err != nil {
-		a.Finished(balancer.DoneInfo{})
+		done(balancer.DoneInfo{})
 		return res, err
 	}
-	res.Metadata = a.RankMetadata(info.Ctx)
-	res.Done = chain(res.Done, a.Finished)
+	if c.Decision().Replica.Ranks > 1 {
+		res.Metadata = c.RankMetadata(info.Ctx)
+	}
+	res.Done = chain(res.Done, done)
 	return res, nil
 }
 
 // host is what a Router has of an endpoint. The Router may outlive the balancer, so nothing here leads to the channel
-// once picker is nil.
+// once picker is gone.
 type host struct {
 	// picker is that of the connections, replaced on every change of their state.
 	picker atomic.Pointer[childState]
 	quick  atomic.Pointer[quick]
 }
+
+// gone is the state of an endpoint without connections.
+var gone = &childState{State: balancer.State{
+	ConnectivityState: connectivity.Shutdown, Picker: base.NewErrPicker(balancer.ErrNoSubConnAvailable),
+}}
 
 func hostOf(r *policy.Replica) *host { return r.Host().(*host) }
 
@@ -77,22 +84,13 @@ type childState struct {
 }
 
 // connectivity is the state of the connection; Shutdown once it is gone for good.
-func (h *host) connectivity() connectivity.State {
-	if s := h.picker.Load(); s != nil {
-		return s.ConnectivityState
-	}
-	return connectivity.Shutdown
-}
+func (h *host) connectivity() connectivity.State { return h.picker.Load().ConnectivityState }
 
 func connection(r *policy.Replica) connectivity.State { return hostOf(r).connectivity() }
 
 // send asks the replica's own child for its connection.
 func (h *host) send(info balancer.PickInfo) (balancer.PickResult, error) {
-	child := h.picker.Load()
-	if child == nil {
-		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
-	}
-	res, err := child.Picker.Pick(info)
+	res, err := h.picker.Load().Picker.Pick(info)
 	if err != nil {
 		// The connection is being opened by this pick, or went away since the
 		// Router was updated: either way a new picker comes.
@@ -110,7 +108,7 @@ func (p *picker) refuse(b *call.Binding, err error) (balancer.PickResult, error)
 			return balancer.PickResult{}, errGone
 		}
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
-	case router.ErrClosed:
+	case router.ErrClosed: // the picker of the next one comes, or has come
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	case router.ErrFull:
 		return balancer.PickResult{}, status.Error(codes.ResourceExhausted, "warmpath: "+err.Error()+
@@ -132,44 +130,22 @@ func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
 // bare is a call without our interceptors. It is used again once it is done, so
 // that picking does not allocate.
 type bare struct {
-	ctx     context.Context
-	request policy.Request
-	held    router.Reservation
-	done    func(balancer.DoneInfo)
-	router  *router.Router
+	call.Call
+	done func(balancer.DoneInfo)
 }
 
-var bares = sync.Pool{}
+var bares sync.Pool
 
 func newBare() *bare {
 	if c, ok := bares.Get().(*bare); ok {
 		return c
 	}
-	c := &bare{}
+	c := new(bare)
 	c.done = func(i balancer.DoneInfo) {
-		call.Ended(&c.held, i)
-		switch {
-		case !i.BytesSent && i.Err == nil: // the connection was gone before anything happened
-			c.held.Withdraw(&c.request)
-		case c.router.Observes():
-			c.router.Complete(&c.request, c.held.Decision, policy.Outcome{
-				Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err), Usage: policy.NoUsage,
-			})
-		}
-		c.free()
+		c.Finished(i)
+		bares.Put(c)
 	}
 	return c
-}
-
-// Message implements state.Origin: a picker does not see it.
-func (c *bare) Message() any { return nil }
-
-// Header implements state.Origin.
-func (c *bare) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.ctx, key) }
-
-func (c *bare) free() {
-	c.ctx, c.request, c.held, c.router = nil, policy.Request{}, router.Reservation{}, nil
-	bares.Put(c)
 }
 
 // quick is what ends the quick reservations of one replica; made once, so that
@@ -222,29 +198,19 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 			return p.sendQuick(info, binding, q, rep, why)
 		}
 	}
-	c := newBare()
-	c.ctx, c.router = info.Ctx, binding.Router
-	c.request.State().Origin = c
-	binding.ReadMetadata(info.Ctx, route, &c.request)
 	if binding.Uses&policy.UsesPrompt != 0 {
 		p.lb.warnBare()
 	}
-	if err := binding.Router.Reserve(info.Ctx, &c.request, &c.held, router.How{NoWait: true}); err != nil {
-		err = call.Explain(err, &c.request, binding.Router.View())
-		c.free()
-		if err == router.ErrClosed && p.lb.binding.Load() != binding {
-			return p.pickBare(info, route) // the Router was replaced just now
-		}
+	c := newBare()
+	c.Bare(info.Ctx, p.lb.handle(), route)
+	_, ready, err := c.Claim(info.Ctx, route, binding, connection)
+	if err != nil {
+		bares.Put(c)
 		return p.refuse(binding, err)
 	}
-	res, err := hostOf(c.held.Decision.Replica).send(info)
-	if err != nil {
-		c.held.Withdraw(&c.request)
-		c.free()
-		return res, err
+	res, err := claim(info, &c.Call, ready, c.done)
+	if !ready {
+		bares.Put(c)
 	}
-	call.Note(info.Ctx, nil, binding, route, &c.request, &c.held.Decision)
-	res.Metadata = call.RankMetadata(info.Ctx, &c.held.Decision)
-	res.Done = chain(res.Done, c.done)
-	return res, nil
+	return res, err
 }

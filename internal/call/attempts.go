@@ -31,8 +31,8 @@ type Attempts struct {
 	refused  int // attempts that a full replica refused, which are none
 	backoff  time.Duration
 
-	codec  *codecOnce // of a message that can be encoded only once; nil = it is not needed
-	single bool       // the message can be sent only once
+	codec  *requestCodec // nil = gRPC's own will do
+	single bool          // the message can be sent only once
 }
 
 // Errors of calls, which are gRPC statuses as well.
@@ -85,9 +85,7 @@ func (a *Attempts) again(err error) error {
 	if c.key.refused {
 		return c.key.refusal()
 	}
-	c.mu.Lock()
-	last := c.outcome.last
-	c.mu.Unlock()
+	last := a.last()
 	why := causeOf(err, &last)
 	if why == final || a.single {
 		return err
@@ -95,7 +93,7 @@ func (a *Attempts) again(err error) error {
 	if end := ended(c.Context, err); end != nil {
 		return end
 	}
-	b := c.handle.binding()
+	b := c.handle.bound.Load()
 	switch {
 	case why == full:
 		a.next()
@@ -113,16 +111,19 @@ func (a *Attempts) again(err error) error {
 			return err
 		}
 	}
-	c.handle.Telemetry.Count(c, telemetry.Retries, b.Policy, why.retry())
+	c.handle.Telemetry.Count(c, telemetry.Retries, b.Policy, retries[why])
 	a.next()
 	return nil
 }
 
 // LastError is the status that the last attempt ended with, nil where it is OK or under way.
-func (a *Attempts) LastError() error {
+func (a *Attempts) LastError() error { return a.last().Err }
+
+// last is the last attempt.
+func (a *Attempts) last() attempt {
 	a.call.mu.Lock()
 	defer a.call.mu.Unlock()
-	return a.call.outcome.last.Err
+	return a.call.outcome.last
 }
 
 // next starts another attempt after the last one failed. One that the channel's own picker refused, since all was full,
@@ -162,7 +163,7 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 			return err
 		}
 	}
-	if a.failed >= a.call.handle.binding().Config.MaxAttempts || a.sent > 1 || a.rejected > 1 {
+	if a.failed >= a.call.handle.bound.Load().Config.MaxAttempts || a.sent > 1 || a.rejected > 1 {
 		return err
 	}
 	if !a.retry() {
@@ -178,7 +179,7 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 // retry takes one more attempt out of the channel's budget, and reports whether it was there.
 func (a *Attempts) retry() bool {
 	h := a.call.handle
-	b := h.binding()
+	b := h.bound.Load()
 	if h.budget.take(time.Now(), float64(b.Config.RetryRatio)) {
 		return true
 	}
@@ -190,7 +191,7 @@ func (a *Attempts) retry() bool {
 // answered nothing, its connection broke. The error is not nil if the prompt is in quarantine now.
 func (a *Attempts) broke(last attempt) error {
 	c := a.call
-	b, replica := c.handle.binding(), last.Replica
+	b, replica := c.handle.bound.Load(), last.Replica
 	if b.quarantineTTL() <= 0 || replica == nil || last.Answered ||
 		status.Code(last.Err) != codes.Unavailable {
 		return nil
@@ -206,24 +207,22 @@ func (a *Attempts) broke(last attempt) error {
 // the attempt meanwhile.
 func (a *Attempts) canMove() bool {
 	c := a.call
-	b := c.handle.binding()
+	b := c.handle.bound.Load()
 	if b.Router == nil {
 		return false
 	}
 	c.mu.Lock()
-	q, at, route := c.key.request, c.outcome.last.Replica, c.route
-	router.Rekey(&q) // a copy that shares no memory with the request
+	k, at, route := key{request: c.key.request, msg: c.key.msg, uses: c.key.uses}, c.outcome.last.Replica, c.route
+	router.Rekey(&k.request) // a copy that shares no memory with the request
 	c.mu.Unlock()
-	b.ReadMetadata(c.Context, route, &q)
+	k.fill(c.Context, c.handle, b, route)
+	q := &k.request
 	if at == nil || q.Pin != "" || b.Central.Closed {
 		return false
 	}
 	q.Exclude = append(slices.Clip(q.Exclude), at.ID)
-	if c.key.msg != nil {
-		b.dialect(&q).Request(&q, c.key.uses, c.key.msg)
-	}
 	var room router.Reservation
-	err := b.Router.Reserve(c, &q, &room, router.How{Query: true})
+	err := b.Router.Reserve(c, q, &room, router.How{Query: true})
 	room.Release()
 	return err == nil
 }
@@ -240,7 +239,7 @@ func (a *Attempts) retriedElsewhere() bool {
 // it; 0 = it is not given to another.
 func (a *Attempts) Limit() time.Duration {
 	c := a.call
-	limit := time.Duration(c.handle.binding().Config.FirstTokenTimeout)
+	limit := time.Duration(c.handle.bound.Load().Config.FirstTokenTimeout)
 	if limit > 0 && (a.sent > 0 || c.key.request.Answer == policy.AnswerUnseen || a.retriedElsewhere()) {
 		limit = 0
 	}
@@ -275,7 +274,7 @@ func (a *Attempts) Await(
 // Move reports whether the call leaves an attempt whose first message is late: another replica has room, and neither
 // the attempts nor the budget are spent. Those do not come back: then it is not asked ever again.
 func (a *Attempts) Move() (moved, ever bool) {
-	if a.sent > 0 || a.failed+1 >= a.call.handle.binding().Config.MaxAttempts {
+	if a.sent > 0 || a.failed+1 >= a.call.handle.bound.Load().Config.MaxAttempts {
 		return false, false
 	}
 	if !a.canMove() {
@@ -327,17 +326,10 @@ func causeOf(err error, last *attempt) cause {
 	return final
 }
 
-// retry is the reason under which another attempt is counted.
-func (c cause) retry() string {
-	switch c {
-	case refused, rejected:
-		return telemetry.RetryRejected
-	case broken:
-		return telemetry.RetryBroken
-	case late:
-		return telemetry.RetryTimeout
-	}
-	return telemetry.RetryUnsent
+// retries are the reasons under which another attempt is counted.
+var retries = [...]string{
+	refused: telemetry.RetryRejected, rejected: telemetry.RetryRejected,
+	unsent: telemetry.RetryUnsent, broken: telemetry.RetryBroken, late: telemetry.RetryTimeout,
 }
 
 // deadlineSlack is by how much a replica's timer may be ahead of the client's: it resets the stream at the deadline.
@@ -361,62 +353,43 @@ func ended(ctx context.Context, err error) error {
 type budget struct {
 	calls atomic.Int64 // begun since the budget was last asked
 
-	// mu guards the slots; nothing is called under it.
-	mu    sync.Mutex
-	asked time.Time
-	slots [budgetSlots]budgetSlot
-}
-
-// budgetSlot is one second of the window.
-type budgetSlot struct {
-	second  int64
-	calls   float64
-	retries float64
+	// mu guards the fields below; nothing is called under it.
+	mu      sync.Mutex
+	second  int64                                          // when the budget was last asked
+	seconds [budgetWindow]struct{ calls, retries float64 } // the last ones, by their number modulo the window
 }
 
 const (
-	budgetSlots  = 10
-	budgetWindow = budgetSlots * time.Second
+	budgetWindow = 10 // seconds
 	retryFloor   = 10 // retries a second on top of the share
 )
 
 // take takes one retry out of the budget, if it is there. A negative ratio means that
-// there is no bound.
+// there is no bound. After a pause longer than the window the calls begun since count as if they had come evenly.
 func (b *budget) take(now time.Time, ratio float64) bool {
 	if ratio < 0 {
 		return true
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	slot := b.roll(now)
-	var calls, retries float64
-	for i := range b.slots {
-		if s := &b.slots[i]; slot.second-s.second < budgetSlots {
-			calls += s.calls
-			retries += s.retries
-		}
+	begun := float64(b.calls.Swap(0))
+	if pause := now.Unix() - b.second; b.second > 0 && pause > budgetWindow {
+		begun *= budgetWindow / float64(pause)
 	}
-	if retries+1 > ratio*calls+retryFloor*budgetSlots {
+	for b.second = max(b.second, now.Unix()-budgetWindow); b.second < now.Unix(); {
+		b.second++
+		b.seconds[b.second%budgetWindow].calls, b.seconds[b.second%budgetWindow].retries = 0, 0
+	}
+	last := &b.seconds[b.second%budgetWindow]
+	last.calls += begun
+	var calls, retries float64
+	for _, s := range b.seconds {
+		calls += s.calls
+		retries += s.retries
+	}
+	if retries+1 > ratio*calls+retryFloor*budgetWindow {
 		return false
 	}
-	slot.retries++
+	last.retries++
 	return true
-}
-
-// roll puts the calls begun since the budget was last asked into the slot of now.
-// After a longer pause only those of the last window count, as if they had come
-// evenly. Called with mu held.
-func (b *budget) roll(now time.Time) *budgetSlot {
-	second := now.Unix()
-	slot := &b.slots[second%budgetSlots]
-	if slot.second != second {
-		*slot = budgetSlot{second: second}
-	}
-	begun := float64(b.calls.Swap(0))
-	if pause := now.Sub(b.asked); !b.asked.IsZero() && pause > budgetWindow {
-		begun *= float64(budgetWindow) / float64(pause)
-	}
-	b.asked = now
-	slot.calls += begun
-	return slot
 }

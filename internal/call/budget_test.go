@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const floor = retryFloor * budgetSlots
+const floor = retryFloor * budgetWindow
 
 func taken(b *budget, now time.Time, ratio float64) (n int) {
 	for n < 10_000 && b.take(now, ratio) {

@@ -56,6 +56,7 @@ type Call struct {
 	mu       sync.Mutex
 	busy     bool // a reservation is being made, or an attempt is at gRPC
 	ended    bool
+	bare     bool // there is no interceptor: the call is one attempt
 	shared   bool // there was another attempt at the same time, so messages are of either
 	inside   bool // an interceptor inside repeats attempts
 	late     bool // the attempt under way is given up because its first message is late
@@ -85,11 +86,23 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	c.key.request.State().Origin = c
 	c.outcome.result.Usage = policy.NoUsage
 	h.budget.calls.Add(1)
-	if c.given = h.routeOf(outer, route); c.given != nil && c.given.Report != nil {
-		*c.given.Report = telemetry.NoReport // over that of an earlier call
+	if outer != nil && route != nil {
+		route = h.routeOf(outer, route)
 	}
-	c.route = c.given
+	if c.given = route; route != nil && route.Report != nil {
+		*route.Report = telemetry.NoReport // over that of an earlier call
+	}
+	c.route = route
 	return true
+}
+
+// Bare begins a call without an interceptor, and so without a message, in memory that is used again: it is one attempt, which
+// ends it. The look-aside server is not asked.
+func (c *Call) Bare(ctx context.Context, h *Handle, route *Route) {
+	*c = Call{}
+	c.Context, c.handle, c.given, c.route, c.ended, c.bare = ctx, h, route, route, true, true
+	c.key.request.State().Origin = c
+	c.outcome.result.Usage = policy.NoUsage
 }
 
 // Value returns the Call itself for this package's key.
@@ -117,7 +130,7 @@ func (c *Call) Handle() *Handle { return c.handle }
 func (c *Call) reserve(backoff time.Duration) error {
 	b := c.handle.bound.Load()
 	c.mu.Lock()
-	if b == nil {
+	if b == noBinding {
 		b = c.reserved.full
 	}
 	if b == nil || c.busy { // with an attempt of an interceptor that did not wait for its end
@@ -167,8 +180,7 @@ func (c *Call) Claim(
 ) (claimed *Call, ready bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	beside := c.busy || c.ended
-	if beside {
+	if c.busy || c.ended && !c.bare {
 		c.shared = true
 		c = c.extra(route)
 		c.mu.Lock()
@@ -189,7 +201,7 @@ func (c *Call) Claim(
 				c.begin(ctx, b)
 				return c, true, nil
 			case connectivity.Idle, connectivity.Connecting:
-				if r.Connected() && !beside { // to the Router: the fleet is too large to connect to all of it
+				if r.Connected() && !c.ended { // to the Router: the fleet is too large to connect to all of it
 					c.reserved.brought.Store(true)
 					return c, false, nil
 				}
@@ -240,12 +252,14 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 		*last = attempt{}
 	}
 	c.key.fill(c.Context, c.handle, b, c.route)
-	if c.key.lacksPrompt(b) {
-		return errNoPrompt
-	}
-	m := b.asks(&c.key.request)
-	if m != nil && m.Closed {
-		return errUnasked
+	var m *Central
+	if !c.bare {
+		if c.key.lacksPrompt(b) {
+			return errNoPrompt
+		}
+		if m = b.asks(&c.key.request); m != nil && m.Closed {
+			return errUnasked
+		}
 	}
 	if err := b.Router.Reserve(ctx, &c.key.request, &c.reserved.held, router.How{NoWait: true}); err != nil {
 		if err == router.ErrFull {
@@ -261,12 +275,16 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 
 // begin makes the reservation that of an attempt. Called with mu held.
 func (c *Call) begin(ctx context.Context, b *Binding) {
-	c.busy, c.reserved.binding = true, b
+	c.busy, c.rank, c.reserved.binding = true, 0, b
 	c.outcome.last = attempt{Replica: c.Decision().Replica, breaks: c.handle.quarantine.breaks.Load()}
 	if b.Router.Observes() && !c.reserved.held.Watched() {
 		c.outcome.began = time.Now()
 	}
-	Note(ctx, c.Context, b, c.route, &c.key.request, c.Decision())
+	app := c.Context
+	if c.bare {
+		app = nil // it cannot be distinguished from the attempt's
+	}
+	Note(ctx, app, b, c.route, &c.key.request, c.Decision())
 }
 
 // Decision is that of the reservation.
@@ -339,9 +357,9 @@ func (c *Call) FirstMessage() (usage bool) {
 	if !h.ever.Load() {
 		h.warnUnbound(c)
 	}
-	c.Attempts.codec.free()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.Attempts.free()
 	b := c.reserved.binding
 	if q := &h.quarantine; b != nil && q.held.Load() > 0 {
 		if prompt, ok := c.key.prompt(b); ok {
@@ -383,7 +401,7 @@ func (c *Call) End() {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.Attempts.codec.free()
+	c.Attempts.free()
 	c.ended = true
 	c.reserved.drop(&c.key.request)
 	c.complete()

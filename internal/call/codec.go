@@ -21,12 +21,14 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// codecOnce is the codec of a call whose request message can be encoded only once: gRPC frees what a codec returns
-// when it has sent it, and a codec may return memory of the message itself. It keeps the encoded message until no
-// attempt follows, and returns it for each of them.
-type codecOnce struct {
+// A requestCodec encodes the request message of a call for each attempt. It appends the data-parallel rank of the attempt:
+// of a repeated scalar the last one counts. A message that can be encoded only once it keeps until no attempt follows: gRPC
+// frees what a codec returns when it has sent it, and a codec may return memory of the message itself.
+type requestCodec struct {
 	encoding.CodecV2
-	msg any // the request message
+	call *Call
+	msg  any  // the request message
+	once bool // it can be encoded only once
 
 	mu      sync.Mutex // guards the fields below
 	encoded bool
@@ -35,54 +37,77 @@ type codecOnce struct {
 }
 
 // Marshal implements [encoding.CodecV2].
-func (c *codecOnce) Marshal(m any) (mem.BufferSlice, error) {
-	if !sameMessage(m, c.msg) {
-		return c.CodecV2.Marshal(m)
+func (r *requestCodec) Marshal(m any) (out mem.BufferSlice, err error) {
+	if r.once && sameMessage(m, r.msg) {
+		out, err = r.kept()
+	} else {
+		out, err = r.CodecV2.Marshal(m)
 	}
+	c := r.call
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err != nil || c.rank == 0 || r.Name() != encodingproto.Name { // of another encoding the end is not known
+		return out, err
+	}
+	if d := c.reserved.binding.dialect(&c.key.request); !d.HasRank(m) {
+		if field := d.EncodedRank(c.rank - 1); field != nil {
+			out = append(slices.Clip(out), mem.SliceBuffer(field))
+		}
+	}
+	return out, nil
+}
+
+// kept returns the message that can be encoded only once.
+func (r *requestCodec) kept() (mem.BufferSlice, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	switch {
-	case c.freed:
+	case r.freed:
 		return nil, status.Error(codes.Canceled, "warmpath: the call has ended")
-	case !c.encoded:
-		data, err := c.CodecV2.Marshal(m)
+	case !r.encoded:
+		data, err := r.CodecV2.Marshal(r.msg)
 		if err != nil {
 			return nil, err
 		}
-		c.data, c.encoded = data, true
+		r.data, r.encoded = data, true
 	}
-	c.data.Ref()
-	return slices.Clone(c.data), nil
-}
-
-// free gives the encoded message back: no attempt follows.
-func (c *codecOnce) free() {
-	if c == nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.data.Free()
-	c.freed, c.data = true, nil
+	r.data.Ref()
+	return slices.Clone(r.data), nil
 }
 
 // Sends gives the request message, which is sent once for each attempt. It returns the options of the attempts.
 func (a *Attempts) Sends(msg any, opts []grpc.CallOption) []grpc.CallOption {
-	a.call.mu.Lock()
-	defer a.call.mu.Unlock()
-	a.call.key.msg = msg
+	c := a.call
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.key.msg = msg
 	codec, chosen := codecOf(opts)
 	if _, a.single = msg.(*grpc.PreparedMsg); a.single || codec == nil {
 		return opts
 	}
+	once := chosen || codec.Name() != encodingproto.Name
 	switch msg.(type) {
-	case proto.Message, protoadapt.MessageV1:
-		if !chosen && codec.Name() == encodingproto.Name { // gRPC may encode it as often as it likes
-			return opts
-		}
+	case nil, proto.Message, protoadapt.MessageV1: // gRPC may encode it as often as it likes
+	default:
+		once = true
 	}
-	a.codec = &codecOnce{CodecV2: codec, msg: msg}
+	// The rank is written when gRPC encodes the message, since only then the replica is certain.
+	b := c.handle.bound.Load()
+	if !once && b != noBinding && !(b.Ranks && b.dialect(&c.key.request).TakesRank()) {
+		return opts
+	}
+	a.codec = &requestCodec{CodecV2: codec, call: c, msg: msg, once: once}
 	return append(slices.Clip(opts), grpc.ForceCodecV2(a.codec))
+}
+
+// free gives the encoded message back: no attempt follows. Called with Call.mu held.
+func (a *Attempts) free() {
+	if r := a.codec; r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.data.Free()
+		r.freed, r.data, a.codec = true, nil, nil
+	}
 }
 
 // codecOf returns the codec that gRPC takes with the options, and whether they name it. It is nil for one of an older
@@ -132,57 +157,12 @@ func RankMetadata(ctx context.Context, d *policy.Decision) metadata.MD {
 func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rank = 0
-	d := c.Decision()
-	if d.Replica.Ranks <= 1 {
-		return nil
-	}
-	m, md := c.reserved.binding.dialect(&c.key.request), RankMetadata(ctx, d)
+	m, md := c.reserved.binding.dialect(&c.key.request), RankMetadata(ctx, c.Decision())
 	switch {
 	case m.HasRank(c.key.msg):
 		return nil
 	case md != nil && m.TakesRank():
-		c.rank = d.Rank() + 1
+		c.rank = c.Decision().Rank() + 1
 	}
 	return md
-}
-
-// Ranked returns the options of an attempt: where its message has a field for the data-parallel rank, and the replica
-// may have several, the rank is written when gRPC encodes the message, since only then the replica is certain.
-func (a *Attempts) Ranked(opts []grpc.CallOption) []grpc.CallOption {
-	c := a.call
-	if r := c.Decision().Replica; r != nil && r.Ranks <= 1 && c.reserved.brought.Load() {
-		return opts
-	}
-	if b := c.handle.bound.Load(); b != nil && !b.dialect(&c.key.request).TakesRank() {
-		return opts
-	}
-	inner, _ := codecOf(opts)
-	if inner == nil || inner.Name() != encodingproto.Name { // of another encoding the end is not known
-		return opts
-	}
-	return append(slices.Clip(opts), grpc.ForceCodecV2(rankCodec{inner, c}))
-}
-
-// rankCodec appends the rank to encoded messages: of a repeated scalar the last one counts.
-type rankCodec struct {
-	encoding.CodecV2
-	call *Call
-}
-
-// Marshal implements encoding.CodecV2.
-func (r rankCodec) Marshal(v any) (mem.BufferSlice, error) {
-	out, err := r.CodecV2.Marshal(v)
-	c := r.call
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err != nil || c.rank == 0 {
-		return out, err
-	}
-	if m := c.reserved.binding.dialect(&c.key.request); !m.HasRank(v) {
-		if field := m.EncodedRank(c.rank - 1); field != nil {
-			out = append(slices.Clip(out), mem.SliceBuffer(field))
-		}
-	}
-	return out, nil
 }

@@ -30,6 +30,7 @@ type Binding struct {
 	Uses        policy.Uses
 	Dialects    *requestkey.Table
 	Telemetry   *telemetry.Recorder
+	Ranks       bool                    // replicas have several data-parallel ranks
 	SessionKeys *requestkey.SessionKeys // nil = none
 	PriorityKey string                  // metadata key of the priority, in lower case
 	NeedsPrompt bool                    // calls without a prompt are refused
@@ -60,7 +61,7 @@ type Handle struct {
 	// conn is the channel itself; set before its first call.
 	conn weak.Pointer[grpc.ClientConn]
 
-	// bound is the Binding of the one live balancer; nil where there is none, or more than one.
+	// bound is the Binding of the one live balancer; noBinding where there is none, or more than one.
 	bound      atomic.Pointer[Binding]
 	budget     budget
 	quarantine quarantine
@@ -87,7 +88,9 @@ func NewHandle(t *telemetry.Recorder, l *slog.Logger) *Handle {
 	if l == nil {
 		l = slog.Default()
 	}
-	return &Handle{Telemetry: t, Logger: l}
+	h := &Handle{Telemetry: t, Logger: l}
+	h.bound.Store(noBinding)
+	return h
 }
 
 // SetConn sets which channel the handle is. Called before the channel's first call.
@@ -119,40 +122,33 @@ func (h *Handle) Announces(config string) bool {
 // Defers reports whether streams of a method that sends several messages are to
 // be opened by their first action: their dialect has that set.
 func (h *Handle) Defers(method string) bool {
-	return h.binding().Dialects.Lookup(method).DeferStream()
+	return h.bound.Load().Dialects.Lookup(method).DeferStream()
 }
 
-// Attach makes the Binding known of a balancer that was built for this channel. A balancer
-// calls it once before its first pick, or at its first pick that brings the handle along.
-func (h *Handle) Attach(b *Binding, id channelz.Identifier) {
+// Bind puts the Binding of a balancer that was built for this channel into force, in the place of its old one. A balancer
+// calls it before its first pick, or at its first pick that brings the handle along, after a change of its configuration,
+// and, with nil, when it is closed.
+func (h *Handle) Bind(old, b *Binding, id channelz.Identifier) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.id = id
 	h.ever.Store(true)
-	h.live = append(h.live, b)
-	h.publish()
-}
-
-// Replace swaps the Binding of one balancer for another, after a change of its
-// configuration.
-func (h *Handle) Replace(old, b *Binding) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for i := range h.live {
-		if h.live[i] == old {
-			h.live[i] = b
-		}
+	h.live = slices.DeleteFunc(h.live, func(l *Binding) bool { return l == old })
+	if b != nil {
+		h.live = append(h.live, b)
 	}
-	h.publish()
+	only := noBinding
+	if len(h.live) == 1 {
+		only = h.live[0]
+	}
+	h.bound.Store(only)
 }
 
-// Detach takes a balancer's Binding out. The Router is kept for the next balancer with the same configuration until the
+// Keep keeps the Router of a balancer that was closed for the next balancer with the same configuration, until the
 // channel is closed. It returns the Routers that are of no use any more, for the balancer to close.
-func (h *Handle) Detach(b *Binding) (unused []*router.Router) {
+func (h *Handle) Keep(b *Binding) (unused []*router.Router) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.live = slices.DeleteFunc(h.live, func(l *Binding) bool { return l == b })
-	h.publish()
 	if h.kept != nil && h.kept.Router != b.Router {
 		unused = append(unused, h.kept.Router)
 	}
@@ -204,15 +200,6 @@ func (h *Handle) Close() {
 	}
 }
 
-// publish puts the one live Binding into force. Called with mu held.
-func (h *Handle) publish() {
-	var only *Binding
-	if len(h.live) == 1 {
-		only = h.live[0]
-	}
-	h.bound.Store(only)
-}
-
 // warnUnread logs once that the prompts of a method cannot be read.
 func (h *Handle) warnUnread(method string, err error) {
 	h.unread.Do(func() {
@@ -235,14 +222,6 @@ func (h *Handle) warnUnbound(ctx context.Context) {
 
 // noBinding holds while no balancer, or more than one, is bound: it has no Router.
 var noBinding = &Binding{Config: new(policy.Config{QuarantineTTL: -1}.WithDefaults()), Dialects: new(requestkey.Table)}
-
-// binding returns the Binding of the channel's balancer, or noBinding.
-func (h *Handle) binding() *Binding {
-	if b := h.bound.Load(); b != nil {
-		return b
-	}
-	return noBinding
-}
 
 type stateKey struct{}
 

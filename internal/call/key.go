@@ -194,8 +194,6 @@ func (c *Call) Beyond(r *Route) *Route {
 // route there. It gets no Report of that call, and nothing at all of a call on another channel but what was set in it.
 func (h *Handle) routeOf(outer *Call, r *Route) *Route {
 	switch {
-	case outer == nil || r == nil:
-		return r
 	case outer.handle != h:
 		return outer.Beyond(r)
 	case outer.given != nil && r.Report == outer.given.Report:

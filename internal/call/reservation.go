@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -30,14 +29,14 @@ type reservation struct {
 
 // make reserves a replica, waiting in the queue where all are full. It reserves none where only gRPC can help.
 func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.Duration) error {
+	var m *Central
 	if b.Central != (Central{}) {
 		if err := c.pause(backoff); err != nil {
 			return err
 		}
-		backoff = 0
+		m, backoff = b.asks(q), 0
 	}
-	m, asked := b.asks(q), false
-	began := b.Telemetry.Begin(c)
+	asked, began := false, b.Telemetry.Begin(c)
 	if m != nil {
 		var err error
 		if asked, err = r.ask(c, b, m, q); err != nil {
@@ -209,14 +208,14 @@ func Explain(err error, q *policy.Request, v policy.View) error {
 			other++
 		}
 	}
-	var causes []string
-	add := func(n int, cause string) {
-		if n > 0 {
-			causes = append(causes, fmt.Sprintf("%d %s", n, cause))
+	why := fmt.Sprintf("of %d", len(v.Replicas()))
+	for _, cause := range []struct {
+		n    int
+		text string
+	}{{excluded, "excluded by the call"}, {draining, "draining"}, {other, fmt.Sprintf("without the model %q", q.Model)}} {
+		if cause.n > 0 {
+			why += fmt.Sprintf(", %d %s", cause.n, cause.text)
 		}
 	}
-	add(excluded, "excluded by the call")
-	add(draining, "draining")
-	add(other, fmt.Sprintf("without the model %q", q.Model))
-	return fmt.Errorf("%w: of %d, %s", err, len(v.Replicas()), strings.Join(causes, ", "))
+	return fmt.Errorf("%w: %s", err, why)
 }
