@@ -162,7 +162,7 @@ func (k *known) slot(id string, cleared bool) kvindex.Slot {
 	if k.slots == nil {
 		k.slots = make(map[string]kvindex.Slot)
 	}
-	k.slots[id] = k.index.Add()
+	k.slots[id] = k.index.Add(nil)
 	return k.slots[id]
 }
 

@@ -69,7 +69,7 @@ func (w *world) report(c policy.CacheChange) { w.CacheChanged([]policy.CacheChan
 
 func (w *world) route(id string, prompt []uint32) *Prediction {
 	predicted := new(Prediction)
-	w.Routed(predicted, w.members[id], 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16})
+	w.members[id].Routed(predicted, 0, Route{Blocks: w.cut(prompt).Hashes, BlockTokens: 16})
 	return predicted
 }
 
@@ -214,7 +214,7 @@ func TestPredictionsEndWhereReported(t *testing.T) {
 		predicted := w.route("r1", p)
 		w.route("r1", other)
 		assert.Equal(t, 20, w.depth(p, "r1", policy.TierGPU), "under way")
-		predicted.End()
+		predicted.End(true)
 		w.route("r1", tokens(3, 16))
 		assert.Equal(t, map[bool]int{false: 20, true: 3}[reported], w.depth(p, "r1", policy.TierGPU))
 		assert.Equal(t, 20, w.depth(other, "r1", policy.TierGPU), "under way")
@@ -228,7 +228,7 @@ func TestEndsThatWereNotReported(t *testing.T) {
 	for i := range 5 {
 		w.route("r1", tokens(i, 320))
 	}
-	w.Routed(new(Prediction), w.members["r1"], 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true})
+	w.members["r1"].Routed(new(Prediction), 0, Route{Blocks: w.cut(tokens(9, 320)).Hashes, BlockTokens: 16, Alone: true})
 	for i := range 5 {
 		assert.Zero(t, w.depth(tokens(i, 320), "r1", policy.TierGPU))
 	}
@@ -272,8 +272,8 @@ func TestLeaving(t *testing.T) {
 	assert.Empty(t, before.Holders, "new is not of that fleet")
 	assert.Same(t, absent, w.Member(&policy.Replica{Attributes: policy.Attributes{ID: "r1"}}))
 	var predicted Prediction
-	w.Routed(&predicted, absent, 0, Route{Blocks: full(p, 1), BlockTokens: 16})
-	predicted.End()
+	absent.Routed(&predicted, 0, Route{Blocks: full(p, 1), BlockTokens: 16})
+	predicted.End(true)
 }
 
 func TestConcurrentUse(t *testing.T) {
@@ -295,8 +295,8 @@ func TestConcurrentUse(t *testing.T) {
 				b := w.cut(p)
 				w.Match(w.fleet, b, &f)
 				var predicted Prediction
-				w.Routed(&predicted, m, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0})
-				predicted.End()
+				m.Routed(&predicted, 0, Route{Blocks: b.Hashes, BlockTokens: 16, Work: 1, Alone: i%9 == 0})
+				predicted.End(true)
 				w.SetCapacity(id, i*100)
 				w.Stats()
 			}

@@ -16,13 +16,12 @@
 //
 // # Complexity
 //
-// [Index.Match] is one or two look-ups of package kvindex and O(holders). Reports and
-// routes cost what inserting costs there.
+// [Index.Match] is one look-up of package kvindex, two once superblocks are reported, and
+// O(holders). Reports and routes cost what inserting costs there.
 //
 // # Guarantees
 //
-// One byte budget, and a sixteenth more for superblocks once they are reported. A
-// replica that leaves holds nothing at once. Hashes only.
+// One byte budget. A replica that leaves holds nothing at once. Hashes only.
 //
 // # Source
 //

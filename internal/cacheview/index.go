@@ -1,6 +1,8 @@
 package cacheview
 
 import (
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -11,8 +13,7 @@ import (
 
 // Options configure an [Index].
 type Options struct {
-	// MaxBytes is the budget. For superblocks a sixteenth of it, at least 1 MiB, comes
-	// on top with the first report of one.
+	// MaxBytes is the budget.
 	MaxBytes int64
 	// Grain is how prompts are cut until an engine reports its own block.
 	Grain rendezvous.Grain
@@ -26,53 +27,218 @@ type Options struct {
 	KVTokens int
 }
 
+// Bounds of what the policies with an index are configured with.
+const (
+	maxBlockTokens = 1 << 16
+	minIndexBytes  = 1 << 20
+)
+
+// CheckSizes checks the blocks that prompts are cut in and the budget of an index. The error names the field.
+func CheckSizes(blockTokens int, indexBytes int64) error {
+	if blockTokens < 1 || blockTokens > maxBlockTokens {
+		return fmt.Errorf("block_tokens: it is %d, want 1 to %d", blockTokens, maxBlockTokens)
+	}
+	if indexBytes < minIndexBytes {
+		return fmt.Errorf("index_bytes: it is %d, want at least %d", indexBytes, minIndexBytes)
+	}
+	return nil
+}
+
 // Index is the cache view of one Router's replicas. Safe for concurrent use.
 type Index struct {
-	o      Options
-	blocks part
-	supers part // superblocks
-	learnt atomic.Pointer[learnt]
+	o       Options
+	blocks  *kvindex.Index
+	coarse  atomic.Bool // a superblock was reported
+	learnt  atomic.Pointer[learnt]
+	refused atomic.Int64
 
-	// mu guards members, free, the members' lanes, and the making of fleets and lane
-	// tables. FleetChanged takes it under the Router's lock; under it the locks of
-	// package kvindex are taken.
+	// mu guards members, the members' lanes, and the making of fleets. FleetChanged takes it under the Router's lock;
+	// under it the locks of predictions and of package kvindex are taken.
 	mu      sync.Mutex
 	members map[string]*Member // by replica id
-	free    []int              // numbers of members that left
 	fleet   atomic.Pointer[Fleet]
-
-	refused atomic.Int64
 }
-
-// A part of an Index is blocks of one kind.
-type part struct {
-	*kvindex.Index
-	lanes
-}
-
-const (
-	supersShare = 16 // the budget's share for superblocks is 1 in so many
-	minSupers   = 1 << 20
-)
 
 // New returns an Index over an empty fleet.
 func New(o Options) *Index {
-	x := &Index{o: o, members: make(map[string]*Member)}
-	x.blocks.Index = kvindex.New(kvindex.Options{MaxBytes: o.MaxBytes})
-	x.supers.Index = kvindex.New(kvindex.Options{MaxBytes: max(o.MaxBytes/supersShare, minSupers)})
+	x := &Index{
+		o: o, members: make(map[string]*Member), blocks: kvindex.New(kvindex.Options{MaxBytes: o.MaxBytes}),
+	}
 	x.learnt.Store(&learnt{make(map[string]string), make(map[string]int)})
 	return x
 }
 
-// Stats describe both indexes, and how many reports were refused.
+// Stats describe the index, and how many reports were refused.
 func (x *Index) Stats() policy.IndexStats {
-	sum := policy.IndexStats{Refused: x.refused.Load()}
-	for _, p := range [...]*part{&x.blocks, &x.supers} {
-		s := p.Stats()
-		sum.Bytes += s.Bytes
-		sum.Blocks += int64(s.Blocks)
-		sum.Evictions += int64(s.Evictions)
-		sum.LiveEvictions += int64(s.LiveEvictions)
+	s := x.blocks.Stats()
+	return policy.IndexStats{
+		Bytes: s.Bytes, Blocks: int64(s.Blocks), Refused: x.refused.Load(),
+		Evictions: int64(s.Evictions), LiveEvictions: int64(s.LiveEvictions),
 	}
-	return sum
+}
+
+// A Member is the cache of a replica for as long as its id stays in the fleet.
+type Member struct {
+	SentBytes atomic.Int64 // for a policy that counts what was sent there
+
+	id       string
+	models   []string              // declared, "" where none is; guarded by Index.mu
+	reported atomic.Bool           // a report came that was no prediction of another client
+	block    int                   // tokens in the blocks of its reports; 0 = none; guarded by Index.mu
+	routes   []*routes             // by rank
+	lanes    map[lane]kvindex.Slot // of its reports; guarded by Index.mu
+}
+
+// lane describes what a slot holds.
+type lane struct {
+	member *Member
+	rank   int
+	tier   policy.Tier
+	coarse bool // superblocks
+}
+
+// absent stands for a replica that has left already.
+var absent = &Member{routes: []*routes{{slot: kvindex.NoSlot, number: kvindex.NoSlot}}}
+
+// declared returns the models that a replica declares, "" where there are none.
+func declared(r *policy.Replica) []string {
+	if len(r.Models) == 0 {
+		return none
+	}
+	return r.Models
+}
+
+var none = []string{""}
+
+// FleetChanged is [policy.FleetObserver]'s, for the policy to pass on. A replica whose
+// connection is down still holds what it has.
+func (x *Index) FleetChanged(c policy.FleetChange) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range c.Removed {
+		if m := x.members[r.ID]; m != nil {
+			x.forget(m)
+		}
+	}
+	for _, r := range c.Added {
+		m := &Member{id: r.ID, models: declared(r), lanes: make(map[lane]kvindex.Slot)}
+		x.members[r.ID] = m
+		for rank := range x.ranks(r) {
+			own := &routes{index: x.blocks, slot: x.blocks.Add(&lane{member: m, rank: rank}), tokens: x.o.KVTokens}
+			own.number = own.slot
+			m.routes = append(m.routes, own)
+		}
+	}
+}
+
+// forget takes a member out. Called with mu held.
+func (x *Index) forget(m *Member) {
+	for _, own := range m.routes {
+		own.mu.Lock()
+		own.slot = kvindex.NoSlot
+		own.mu.Unlock()
+		x.blocks.Drop(own.number)
+	}
+	for _, slot := range m.lanes {
+		x.blocks.Drop(slot)
+	}
+	delete(x.members, m.id)
+}
+
+// ranks returns how many ranks of a replica are kept apart.
+func (x *Index) ranks(r *policy.Replica) int {
+	if x.o.Ranks {
+		return max(r.Ranks, 1)
+	}
+	return 1
+}
+
+// A Fleet is the membership of one epoch, by place. Immutable.
+type Fleet struct {
+	Epoch    uint64
+	Replicas []*policy.Replica
+	Members  []*Member
+
+	places []int32 // by the slot of the member's first rank; -1 = not of this fleet
+	units  []int32 // the first unit of each place, and behind them their number
+}
+
+// Fleet returns the fleet of a View, or a newer one. It takes a lock once an epoch.
+func (x *Index) Fleet(v policy.View) *Fleet {
+	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
+		return f
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
+		return f
+	}
+	f := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas()}
+	units, renewed := 0, false
+	for i, r := range f.Replicas {
+		m := x.members[r.ID]
+		if m == nil {
+			m = absent
+		} else if !slices.Equal(m.models, declared(r)) {
+			m.models, renewed = declared(r), true
+		}
+		f.Members = append(f.Members, m)
+		f.units = append(f.units, int32(units))
+		units += x.ranks(r)
+		if at := m.routes[0].number; at != kvindex.NoSlot {
+			for int(at) >= len(f.places) {
+				f.places = append(f.places, -1)
+			}
+			f.places[at] = int32(i)
+		}
+	}
+	f.units = append(f.units, int32(units))
+	if renewed {
+		x.learnNames(make(map[string]string), f.Members...)
+	}
+	x.fleet.Store(f)
+	return f
+}
+
+// Place returns where a member stands, and false if it is not of this fleet.
+func (f *Fleet) Place(m *Member) (int, bool) {
+	n := int(m.routes[0].number)
+	if n >= len(f.places) || f.places[n] < 0 || f.Members[f.places[n]] != m {
+		return 0, false
+	}
+	return int(f.places[n]), true
+}
+
+// Units returns how many units the fleet has.
+func (f *Fleet) Units() int { return int(f.units[len(f.Replicas)]) }
+
+// Unit returns the unit of a rank of the replica at a place; the first, where it has
+// no such rank.
+func (f *Fleet) Unit(place, rank int) int {
+	if rank < 0 || rank >= f.Ranks(place) {
+		rank = 0
+	}
+	return int(f.units[place]) + rank
+}
+
+// Ranks returns how many units the replica at a place is.
+func (f *Fleet) Ranks(place int) int { return int(f.units[place+1] - f.units[place]) }
+
+// PlaceOf returns the place of the replica that a unit belongs to. O(log replicas).
+func (f *Fleet) PlaceOf(unit int) int {
+	at, _ := slices.BinarySearch(f.units, int32(unit+1))
+	return at - 1
+}
+
+// Member returns the member of a replica of any View.
+func (x *Index) Member(r *policy.Replica) *Member {
+	if f := x.fleet.Load(); f != nil && r.Index() < len(f.Replicas) && f.Replicas[r.Index()] == r {
+		return f.Members[r.Index()]
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if m := x.members[r.ID]; m != nil {
+		return m
+	}
+	return absent
 }

@@ -17,108 +17,99 @@ type Found struct {
 	// of its ranks: see Fleet.Unit.
 	Holders []rendezvous.Place
 
-	fine, coarse kvindex.Matches
-	depth        [policy.Tiers][]int32 // by unit
-	tiers        int                   // how many differ: above, the depth is that of the tier below
-	bounds       []uint64
+	matches kvindex.Matches
+	depths  [][policy.Tiers]int32 // by unit
+	bounds  []uint64
 }
 
 // Depth returns how many leading blocks a unit holds on a tier or a faster one.
-func (f *Found) Depth(unit int, t policy.Tier) int {
-	return int(f.depth[min(int(t), f.tiers-1)][unit])
-}
+func (f *Found) Depth(unit int, t policy.Tier) int { return int(f.depths[unit][t]) }
 
 // Any returns how many leading blocks a unit holds on any tier.
 func (f *Found) Any(unit int) int { return f.Depth(unit, policy.Tiers-1) }
 
 // Match finds how many leading blocks of a prompt each unit of the fleet holds.
 func (x *Index) Match(fleet *Fleet, b *rendezvous.Blocks, f *Found) {
-	f.reset(fleet.Units())
-	x.blocks.Match(b.Hashes, &f.fine)
-	for _, h := range f.fine.Holders {
-		f.take(fleet, x.blocks.of(h.Slot), int32(h.Depth))
+	for _, h := range f.Holders {
+		f.depths[h.At] = [policy.Tiers]int32{}
 	}
-	sorted := true
-	if x.supers.table.Load() != nil {
+	f.Holders = f.Holders[:0]
+	f.depths = append(f.depths, make([][policy.Tiers]int32, max(fleet.Units()-len(f.depths), 0))...)
+	x.blocks.Match(b.Hashes, &f.matches)
+	f.add(fleet, 1, false)
+	coarse := x.coarse.Load()
+	if coarse {
 		var per int
 		f.bounds, per = b.Superblocks(f.bounds[:0])
-		x.supers.Match(f.bounds, &f.coarse)
-		for _, h := range f.coarse.Holders {
-			f.take(fleet, x.supers.of(h.Slot), int32(h.Depth*per))
-		}
-		sorted = len(f.coarse.Holders) == 0
+		x.blocks.Match(f.bounds, &f.matches)
+		f.add(fleet, per, true)
 	}
-	f.finish(sorted)
-}
-
-func (f *Found) reset(units int) {
-	for _, h := range f.Holders {
-		for t := range f.depth {
-			if int(h.At) < len(f.depth[t]) {
-				f.depth[t][h.At] = 0
-			}
-		}
-	}
-	f.Holders, f.tiers = f.Holders[:0], 1
-	for t := range f.depth {
-		if len(f.depth[t]) < units {
-			f.depth[t] = append(f.depth[t], make([]int32, units-len(f.depth[t]))...)
-		}
-	}
-}
-
-// take notes what a lane holds.
-func (f *Found) take(fleet *Fleet, l lane, depth int32) {
-	at, ok := fleet.Place(l.member)
-	if !ok {
-		return
-	}
-	unit := fleet.Unit(at, l.rank)
-	if f.depth[0][unit]|f.depth[1][unit]|f.depth[2][unit] == 0 {
-		f.Holders = append(f.Holders, rendezvous.Place{At: int32(unit)})
-	}
-	d := &f.depth[l.tier][unit]
-	*d = max(*d, depth)
-	f.tiers = max(f.tiers, int(l.tier)+1)
-}
-
-// finish makes depths cumulative over the tiers, and puts the holders in order unless
-// they came so.
-func (f *Found) finish(sorted bool) {
 	for i := range f.Holders {
 		h := &f.Holders[i]
-		for t := range f.tiers {
-			h.Depth = max(h.Depth, f.depth[t][h.At])
-			f.depth[t][h.At] = h.Depth
+		for t, depth := range f.depths[h.At] {
+			h.Depth = max(h.Depth, depth)
+			f.depths[h.At][t] = h.Depth
 		}
 	}
-	if !sorted {
-		slices.SortFunc(f.Holders, deeper)
+	if coarse {
+		slices.SortFunc(f.Holders, func(a, b rendezvous.Place) int {
+			return cmp.Or(cmp.Compare(b.Depth, a.Depth), cmp.Compare(a.At, b.At))
+		})
 	}
 }
 
-func deeper(a, b rendezvous.Place) int {
-	return cmp.Or(cmp.Compare(b.Depth, a.Depth), cmp.Compare(a.At, b.At))
-}
-
-// Units returns how many units the fleet has.
-func (f *Fleet) Units() int { return int(f.units[len(f.Replicas)]) }
-
-// Unit returns the unit of a rank of the replica at a place; the first, where it has
-// no such rank.
-func (f *Fleet) Unit(place, rank int) int {
-	first := int(f.units[place])
-	if rank < 0 || first+rank >= int(f.units[place+1]) {
-		return first
+// add takes the matches of blocks, or of superblocks of so many blocks.
+func (f *Found) add(fleet *Fleet, per int, coarse bool) {
+	for _, h := range f.matches.Holders {
+		l := h.Owner.(*lane)
+		at, ok := fleet.Place(l.member)
+		if !ok || l.coarse != coarse {
+			continue
+		}
+		unit := fleet.Unit(at, l.rank)
+		depths := &f.depths[unit]
+		if *depths == [policy.Tiers]int32{} {
+			f.Holders = append(f.Holders, rendezvous.Place{At: int32(unit)})
+		}
+		depths[l.tier] = max(depths[l.tier], int32(h.Depth*per))
 	}
-	return first + rank
 }
 
-// Ranks returns how many units the replica at a place is.
-func (f *Fleet) Ranks(place int) int { return int(f.units[place+1] - f.units[place]) }
+// A Scope is one pool of a View in which to find the replicas of a fleet that may be
+// older.
+type Scope struct {
+	Fleet *Fleet
+	View  policy.View
+	Pool  policy.Pool
+	Stale bool // the fleet is not the View's
+}
 
-// PlaceOf returns the place of the replica that a unit belongs to. O(log replicas).
-func (f *Fleet) PlaceOf(unit int) int {
-	at, _ := slices.BinarySearch(f.units, int32(unit+1))
-	return at - 1
+// NewScope returns the scope of a fleet, which may be nil, in a View; Enter a pool next.
+func NewScope(f *Fleet, v policy.View) Scope {
+	return Scope{Fleet: f, View: v, Stale: f == nil || f.Epoch != v.Epoch()}
+}
+
+// Enter goes on to another pool.
+func (s *Scope) Enter(pool policy.Pool) { s.Pool = pool }
+
+// Take returns the replica at a place of the fleet, as it is now, if it is in the pool
+// and available; else nil. O(log replicas).
+func (s *Scope) Take(at int32) *policy.Replica {
+	r := s.Fleet.Replicas[at]
+	if s.Stale {
+		r = s.View.ByID(r.ID)
+	}
+	if r == nil || !s.Pool.Takes(r) {
+		return nil
+	}
+	if s.Pool.Whole {
+		return r
+	}
+	i, ok := slices.BinarySearchFunc(s.Pool.Replicas, r.Index(), func(o *policy.Replica, i int) int {
+		return o.Index() - i
+	})
+	if !ok || s.Pool.Replicas[i] != r {
+		return nil
+	}
+	return r
 }

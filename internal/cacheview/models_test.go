@@ -27,12 +27,16 @@ func TestTheNameThatBlocksAreHashedWith(t *testing.T) {
 		{name: "some declare none", reported: [][]string{{"m"}, nil}, want: map[string]string{"": "", "m": "m", "n": ""}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := learnt{names: map[string]string{}}
-			for _, declared := range tt.reported {
-				l.declare(declared)
+			fleet := policytest.Fleet(max(len(tt.reported), 1))
+			for i, declared := range tt.reported {
+				fleet[i].Models = declared
+			}
+			w := newWorld(t, defaults, fleet...)
+			for i := range tt.reported {
+				w.report(policy.CacheChange{Replica: fleet[i].ID, BlockTokens: 16, Stored: []uint64{1}})
 			}
 			for model, want := range tt.want {
-				assert.Equal(t, want, l.name(model), model)
+				assert.Equal(t, kvindex.SeedFor(want, "", ""), w.Seed(&policy.Request{Model: model}), model)
 			}
 		})
 	}

@@ -41,7 +41,7 @@ func TestPredictions(t *testing.T) {
 			case 1, 2, 3:
 				if len(all) > 0 {
 					h := all[rnd.IntN(len(all))]
-					h.End()
+					h.End(true)
 					h.gone = true
 				}
 			default:
@@ -53,7 +53,7 @@ func TestPredictions(t *testing.T) {
 				for _, other := range all {
 					other.gone = other.gone || r.Alone && other.member == id
 				}
-				w.Routed(&h.Prediction, w.members[id], h.rank, r)
+				w.members[id].Routed(&h.Prediction, h.rank, r)
 				all = append(all, h)
 			}
 			for i := range members {

@@ -1,71 +1,62 @@
 package cacheview
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
+// maxBlock bounds the block of an engine, in tokens.
+const maxBlock = 256
+
 // CacheChanged is [policy.CacheObserver]'s, for the policy to pass on.
 func (x *Index) CacheChanged(changes []policy.CacheChange) {
 	for i := range changes {
-		x.change(&changes[i])
-	}
-}
-
-func (x *Index) change(c *policy.CacheChange) {
-	p, slot := x.slotFor(c)
-	if slot == kvindex.NoSlot {
-		return
-	}
-	if len(c.Removed) > 0 {
-		p.Remove(slot, c.Removed)
-	}
-	if len(c.Stored) > 0 {
-		p.Insert(slot, c.Stored)
+		c := &changes[i]
+		slot := x.slotFor(c)
+		x.blocks.Remove(slot, c.Removed)
+		x.blocks.Insert(slot, c.Stored)
 	}
 }
 
 // slotFor returns where a change belongs; NoSlot if its replica is not in the fleet, or
 // its blocks do not fit.
-func (x *Index) slotFor(c *policy.CacheChange) (*part, kvindex.Slot) {
+func (x *Index) slotFor(c *policy.CacheChange) kvindex.Slot {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	m := x.members[c.Replica]
 	if m == nil || c.Tier >= policy.Tiers || c.Rank < 0 {
-		return nil, kvindex.NoSlot
+		return kvindex.NoSlot
 	}
-	p := &x.blocks
-	if c.BlockTokens == policy.SuperblockTokens {
-		p = &x.supers
-	}
+	l := lane{member: m, rank: c.Rank, tier: c.Tier, coarse: c.BlockTokens == policy.SuperblockTokens}
 	if !x.fits(m, c.BlockTokens) {
 		x.refused.Add(1)
-		return nil, kvindex.NoSlot
+		return kvindex.NoSlot
 	}
-	if p == &x.blocks {
-		if m.block = c.BlockTokens; c.Cleared && len(c.Stored) == 0 {
-			m.block = 0
-		}
+	if l.coarse {
+		x.coarse.Store(true)
+	} else if m.block = c.BlockTokens; c.Cleared && len(c.Stored) == 0 {
+		m.block = 0
 	}
 	if !c.Predicted && m.reported.CompareAndSwap(false, true) {
-		x.learnNames(m)
+		x.learnNames(maps.Clone(x.learnt.Load().names), m)
 	}
-	l := lane{member: m, rank: c.Rank, tier: c.Tier, part: p}
 	slot, ok := m.lanes[l]
 	if ok && !c.Cleared {
-		return p, slot
+		return slot
 	}
 	if ok { // what it holds is forgotten with its slot
-		p.Drop(slot)
+		x.blocks.Drop(slot)
 		delete(m.lanes, l)
 	}
-	if slot = p.Add(); slot != kvindex.NoSlot {
+	if slot = x.blocks.Add(&l); slot != kvindex.NoSlot {
 		m.lanes[l] = slot
-		p.SetLive(slot, !c.Predicted)
-		p.set(slot, l)
+		x.blocks.SetLive(slot, !c.Predicted)
 	}
-	return p, slot
+	return slot
 }
 
 // fits reports whether blocks of so many tokens can be looked up. Called with mu held.
@@ -73,10 +64,97 @@ func (x *Index) fits(m *Member, tokens int) bool {
 	switch {
 	case tokens == policy.SuperblockTokens:
 		return rendezvous.PerSuperblock(x.o.Grain.Bytes, policy.BytesPerToken) > 0 ||
-			rendezvous.PerSuperblock(x.Grain(orNone(m.models)[0]).Tokens, 1) > 0
+			rendezvous.PerSuperblock(x.Grain(m.models[0]).Tokens, 1) > 0
 	case x.o.Learn:
 		return x.learnSize(m, tokens)
 	default:
 		return tokens == x.o.Grain.Tokens
 	}
+}
+
+// learnt is what reports show of models, by the names that requests may use; "" stands for replicas that declare none.
+// It is never written, but replaced under Index.mu.
+type learnt struct {
+	// names are those under which reported blocks were hashed: the first that a replica declares stands for all of them.
+	names map[string]string
+	sizes map[string]int // tokens in a block
+}
+
+// learnNames adds what members with reports declare to names, which become the learnt ones. Called with mu held.
+func (x *Index) learnNames(names map[string]string, members ...*Member) {
+	for _, m := range members {
+		for _, name := range m.models {
+			if _, ok := names[name]; !ok && m.reported.Load() {
+				names[name] = m.models[0]
+			}
+		}
+	}
+	if len(names) > 0 {
+		x.learnt.Store(&learnt{names, x.learnt.Load().sizes})
+	}
+}
+
+// learnSize takes the block of the engine of a member; false if another replica of one of its models has blocks of
+// another size, which makes their hashes others. Called with mu held.
+func (x *Index) learnSize(m *Member, tokens int) bool {
+	old := x.learnt.Load()
+	isOther := func(name string) bool { return old.sizes[name] != tokens }
+	switch {
+	case tokens < 1 || tokens > maxBlock:
+		return false
+	case m.block == tokens && !slices.ContainsFunc(m.models, isOther):
+		return true
+	}
+	for _, o := range x.members {
+		shared := func(name string) bool { return slices.Contains(m.models, name) }
+		if o.block != 0 && o.block != tokens && slices.ContainsFunc(o.models, shared) {
+			return false
+		}
+	}
+	next := &learnt{old.names, maps.Clone(old.sizes)}
+	for _, name := range m.models {
+		next.sizes[name] = tokens
+	}
+	x.learnt.Store(next)
+	return true
+}
+
+// Grain is how a prompt for this model is to be cut.
+func (x *Index) Grain(model string) rendezvous.Grain {
+	grain, sizes := x.o.Grain, x.learnt.Load().sizes
+	if n, ok := sizes[model]; ok {
+		grain.Tokens = n
+	} else if n, ok := sizes[""]; ok {
+		grain.Tokens = n
+	}
+	return grain
+}
+
+// Seed is what the prompt of a request is to be hashed with, so that its blocks are
+// those of the reports.
+func (x *Index) Seed(q *policy.Request) kvindex.Seed {
+	return kvindex.SeedFor(x.learnt.Load().name(q.Model), q.Adapter, q.CacheSalt)
+}
+
+// name returns the name to hash a prompt for this model with. A request without model
+// means the only one that is reported; one whose model no replica declares means the
+// replicas that declare none.
+func (l *learnt) name(model string) string {
+	if name, ok := l.names[model]; ok {
+		return name
+	}
+	if name, ok := l.names[""]; ok {
+		return name
+	}
+	if model != "" {
+		return model
+	}
+	only := ""
+	for _, name := range l.names {
+		if only != "" && name != only {
+			return model
+		}
+		only = name
+	}
+	return only
 }

@@ -86,7 +86,7 @@ func BenchmarkMatchParallel(b *testing.B) {
 func BenchmarkInsert(b *testing.B) {
 	b.Run("young", func(b *testing.B) {
 		x := New(Options{})
-		s, blocks := x.Add(), prompt(1, 0, 0, 512)
+		s, blocks := x.Add(nil), prompt(1, 0, 0, 512)
 		x.Insert(s, blocks)
 		b.ReportAllocs()
 		for b.Loop() {
@@ -95,7 +95,7 @@ func BenchmarkInsert(b *testing.B) {
 	})
 	b.Run("old", func(b *testing.B) {
 		x := New(Options{})
-		s, blocks := x.Add(), prompt(1, 0, 0, 512)
+		s, blocks := x.Add(nil), prompt(1, 0, 0, 512)
 		fill(x, []Slot{s}, 30_000)
 		b.ReportAllocs()
 		for b.Loop() {
@@ -111,7 +111,7 @@ func BenchmarkInsert(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			x := New(o)
-			s := x.Add()
+			s := x.Add(nil)
 			fill(x, []Slot{s}, 30_000)
 			if o.MaxBytes == 0 && o.MaxBlocksPerReplica == 0 {
 				fill(x, []Slot{s}, 1_500_000)
@@ -134,7 +134,7 @@ func BenchmarkDrop(b *testing.B) {
 	blocks := prompt(1, 0, 0, 512)
 	b.ReportAllocs()
 	for b.Loop() {
-		s := x.Add()
+		s := x.Add(nil)
 		x.Insert(s, blocks)
 		x.Drop(s)
 	}

@@ -11,19 +11,19 @@ import (
 // Seen in a peer: an add longer than the capacity left entries that nothing ever removed.
 func TestChainLongerThanCapacityKeepsItsHead(t *testing.T) {
 	x := New(Options{MaxBlocksPerReplica: 4})
-	s, blocks := x.Add(), prompt(1, 0, 0, 8)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks)
 	assert.Equal(t, 4, depthOf(x, s, blocks))
 	assert.Equal(t, 4, x.Stats().Blocks)
 	x.Drop(s)
-	x.Insert(x.Add(), prompt(2, 0, 0, 4))
+	x.Insert(x.Add(nil), prompt(2, 0, 0, 4))
 	assert.Equal(t, 4, x.Stats().Blocks)
 	verify(t, x)
 }
 
 func TestChainLongerThanBudgetKeepsItsHead(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
-	s, blocks := x.Add(), prompt(1, 0, 0, 60_000)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 60_000)
 	x.Insert(s, blocks)
 	assert.Equal(t, int(x.maxBytes/chainBytes), depthOf(x, s, blocks))
 	assert.Zero(t, x.Stats().Evictions)
@@ -84,7 +84,7 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 // What the index gives up although an engine has it is counted apart.
 func TestLiveEvictions(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
-	a, b := x.Add(), x.Add()
+	a, b := x.Add(nil), x.Add(nil)
 	x.SetLive(a, true)
 	x.SetLive(NoSlot, true)
 	live := func() int { return int(x.Stats().LiveEvictions) }
@@ -102,7 +102,7 @@ func TestLiveEvictions(t *testing.T) {
 	x.Insert(a, prompt(3, 0, 0, 7))
 	assert.Equal(t, 2+3+4, live(), "evicted, and beyond the capacity")
 	x.Drop(a)
-	a = x.Add()
+	a = x.Add(nil)
 	x.SetCapacity(a, 2)
 	x.Insert(a, prompt(1, 0, 0, 3))
 	assert.Equal(t, 9, live(), "a new replica")
@@ -130,7 +130,7 @@ func TestTicksWrap(t *testing.T) {
 // A capacity that shrinks below a step while an insert is under way ends the insert, not the program.
 func TestCapacityShrinksDuringAnInsert(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.Add(), prompt(1, 0, 0, 2*step)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 2*step)
 	p := x.planInsert(s, blocks)
 	x.SetCapacity(s, 5)
 	for len(p.blocks) > 0 && x.insertStep(&p) {
@@ -142,7 +142,7 @@ func TestCapacityShrinksDuringAnInsert(t *testing.T) {
 // Where a chain's head is the oldest of all, it is touched before room is made for its tail.
 func TestHeadIsNotEvictedForItsTail(t *testing.T) {
 	x := New(Options{MaxBlocksPerReplica: 100})
-	s, blocks := x.Add(), prompt(1, 0, 0, 80)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 80)
 	x.Insert(s, blocks[:40])
 	x.Insert(s, random(1, 60))
 	x.Insert(s, blocks)
@@ -154,7 +154,7 @@ func TestHeadIsNotEvictedForItsTail(t *testing.T) {
 // A tail that was touched after its head makes the chain old: touched again, it stands behind its head.
 func TestHeadIsNeverBehindItsTail(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.Add(), prompt(1, 0, 0, 8)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks)
 	age(x, s)
 	x.Insert(s, blocks[4:])

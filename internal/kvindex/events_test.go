@@ -46,7 +46,7 @@ func (e *engine) event(x *Index, r *rand.Rand, blocks []uint64) {
 }
 
 func (e *engine) join(x *Index) {
-	e.slot, e.held = x.Add(), make(map[uint64]bool)
+	e.slot, e.held = x.Add(nil), make(map[uint64]bool)
 	x.SetLive(e.slot, true)
 }
 

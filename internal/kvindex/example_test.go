@@ -8,7 +8,7 @@ import (
 
 func Example() {
 	index := kvindex.New(kvindex.Options{})
-	warm, cold := index.Add(), index.Add()
+	warm, cold := index.Add(nil), index.Add(nil)
 
 	seed := kvindex.SeedFor("llama", "", "")
 	system, question := "You are a helpful assistant.....", "How warm is a path in the sun...?"

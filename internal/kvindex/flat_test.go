@@ -30,7 +30,7 @@ func TestTwoDaysFlat(t *testing.T) {
 	for hour := range hours {
 		for _, at := range []int{hour % len(slots), (hour + 5) % len(slots)} {
 			x.Drop(slots[at])
-			slots[at] = x.Add()
+			slots[at] = x.Add(nil)
 		}
 		for second := range perHour {
 			x.Insert(slots[second%len(slots)], random(uint64(hour*perHour+second), blocks))

@@ -35,7 +35,7 @@ func FuzzIndex(f *testing.F) {
 			case 3, 4:
 				x.Drop(s)
 				delete(m.held, s)
-				fresh := x.Add()
+				fresh := x.Add(nil)
 				slots[program[1]%80] = fresh
 				if small {
 					x.SetCapacity(fresh, 12)

@@ -34,7 +34,7 @@ func random(seed uint64, n int) []uint64 {
 func replicas(x *Index, n int) []Slot {
 	slots := make([]Slot, n)
 	for i := range slots {
-		slots[i] = x.Add()
+		slots[i] = x.Add(nil)
 	}
 	return slots
 }

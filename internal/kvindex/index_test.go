@@ -23,7 +23,7 @@ func TestMatch(t *testing.T) {
 
 			var m Matches
 			x.Match(a, &m)
-			require.Equal(t, []Holder{{s[0], 10}, {s[fleet/2], 6}, {s[fleet-1], 2}}, m.Holders)
+			require.Equal(t, []Holder{{s[0], nil, 10}, {s[fleet/2], nil, 6}, {s[fleet-1], nil, 2}}, m.Holders)
 			require.Equal(t, 10, m.Longest())
 			require.Equal(t, []int{10, 10, 6, 2, 0}, []int{m.Shared(0), m.Shared(1), m.Shared(2), m.Shared(3), m.Shared(4)})
 			require.Equal(t, 6, m.Depth(s[fleet/2]))
@@ -43,7 +43,7 @@ func TestMatch(t *testing.T) {
 // though its last block is young.
 func TestOnlyContiguousBlocksCount(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.Add(), prompt(1, 0, 0, 8)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks)
 	x.Remove(s, blocks[3:4])
 	assert.Equal(t, 3, depthOf(x, s, blocks))
@@ -54,7 +54,7 @@ func TestOnlyContiguousBlocksCount(t *testing.T) {
 // A KV event brings the tail of a chain; the whole chain, inserted next, is not mistaken for known.
 func TestTailBeforeHead(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.Add(), prompt(1, 0, 0, 8)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks[5:])
 	assert.Zero(t, depthOf(x, s, blocks))
 	x.Insert(s, blocks)
@@ -65,7 +65,7 @@ func TestTailBeforeHead(t *testing.T) {
 // Seen in a peer: blocks inserted head first are evicted head first.
 func TestTailIsEvictedBeforeHead(t *testing.T) {
 	x := New(Options{})
-	s := x.Add()
+	s := x.Add(nil)
 	x.SetCapacity(s, 6)
 	old, fresh := prompt(1, 0, 0, 4), prompt(2, 0, 0, 4)
 	x.Insert(s, old)
@@ -78,7 +78,7 @@ func TestTailIsEvictedBeforeHead(t *testing.T) {
 // Seen in a peer: a lookup went through every key of a cold prompt.
 func TestMatchStopsAtTheFirstMiss(t *testing.T) {
 	x := New(Options{})
-	s := x.Add()
+	s := x.Add(nil)
 	blocks := prompt(1, 0, 0, 100)
 	x.Insert(s, blocks)
 	x.Remove(s, blocks[:1])
@@ -88,7 +88,7 @@ func TestMatchStopsAtTheFirstMiss(t *testing.T) {
 // What is young is not touched again; what is older is, and then survives what came between.
 func TestLRUWithItsSlack(t *testing.T) {
 	x := New(Options{})
-	s := x.Add()
+	s := x.Add(nil)
 	x.SetCapacity(s, 1000)
 	hot := prompt(0, 0, 0, 10)
 	for i := range 500 {
@@ -123,7 +123,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 // A chain does not come back to a block, but an engine may say anything.
 func TestBlockTwiceInAnInsert(t *testing.T) {
 	x := New(Options{})
-	s, blocks := x.Add(), prompt(1, 0, 0, 9)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 9)
 	for range 3 {
 		twice := append(append([]uint64{blocks[4], blocks[4]}, blocks...), blocks[2], blocks[8])
 		x.Insert(s, twice)

@@ -8,6 +8,7 @@ import (
 // Holder is a replica and how many leading blocks of a prompt it holds.
 type Holder struct {
 	Slot  Slot
+	Owner any // what Add was given
 	Depth int
 }
 
@@ -70,7 +71,7 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 	depth, left := 0, len(m.lanes)
 	record := func(lane uint16, depth int) {
 		left--
-		m.Holders[left] = Holder{Slot: Slot(lane), Depth: depth}
+		m.Holders[left] = Holder{Slot(lane), x.lru.lanes[lane].owner, depth}
 		m.depths[lane] = int32(depth)
 	}
 	for n > 0 && left > 0 {

@@ -71,7 +71,7 @@ func TestAgreesWithTheModel(t *testing.T) {
 			case 0:
 				x.Drop(s)
 				delete(m.held, s)
-				slots[slices.Index(slots, s)] = x.Add()
+				slots[slices.Index(slots, s)] = x.Add(nil)
 			case 1, 2:
 				from := r.IntN(len(blocks))
 				x.Remove(s, blocks[from:])
@@ -108,7 +108,7 @@ func TestLRUWhereNothingIsYoung(t *testing.T) {
 	const capacity = 60
 	r := rand.New(rand.NewPCG(1, 2))
 	x := New(Options{MaxBytes: 1 << 30})
-	s := x.Add()
+	s := x.Add(nil)
 	x.SetCapacity(s, capacity)
 	ever := newModel()
 	for range 2000 {
@@ -147,7 +147,7 @@ func TestConcurrently(t *testing.T) {
 				blocks := prompt(r.IntN(4), r.IntN(90), r.IntN(9), 1+r.IntN(200))
 				switch r.IntN(12) {
 				case 0, 1, 2:
-					if fresh := x.Add(); at.CompareAndSwap(uint32(s), uint32(fresh)) {
+					if fresh := x.Add(nil); at.CompareAndSwap(uint32(s), uint32(fresh)) {
 						x.Drop(s)
 					} else {
 						x.Drop(fresh)

@@ -130,7 +130,7 @@ func replay(b *testing.B, ops []op, offered float64, held int) result {
 	x := kvindex.New(kvindex.Options{})
 	var slots []kvindex.Slot
 	for range openLoopReplicas {
-		s := x.Add()
+		s := x.Add(nil)
 		x.SetCapacity(s, openLoopCapacity)
 		x.SetLive(s, true)
 		slots = append(slots, s)

@@ -29,12 +29,13 @@ type lane struct {
 	generation uint64 // unique to this use of the lane; 0 while it is free
 	retired    bool
 	live       bool // see SetLive
+	owner      any  // of the replica, for its Holders
 }
 
 const noLane = math.MaxUint16
 
-// Add adds a replica and returns its slot, NoSlot where there are 65,535.
-func (x *Index) Add() Slot {
+// Add adds a replica and returns its slot, NoSlot where there are 65,535. Matches have the owner beside the slot.
+func (x *Index) Add(owner any) Slot {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if len(x.free) == 0 && len(x.lru.lanes) == noLane {
@@ -55,7 +56,7 @@ func (x *Index) Add() Slot {
 	x.known++
 	x.lru.lanes[i] = lane{
 		first: none, last: none, open: none, older: x.tick, recent: x.tick,
-		generation: x.generation, capacity: x.capacity,
+		generation: x.generation, capacity: x.capacity, owner: owner,
 	}
 	x.fitBudget()
 	return Slot(i)
@@ -71,7 +72,7 @@ func (x *Index) Drop(s Slot) {
 	}
 	x.known--
 	x.generation++
-	l.generation, l.retired = x.generation, true
+	l.generation, l.retired, l.owner = x.generation, true, nil
 	x.unswept += int(l.n)
 	x.retired = append(x.retired, uint16(s))
 	x.sweep(0)

@@ -50,7 +50,7 @@ func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
 func TestRemovedReplicasAreForgottenAtOnce(t *testing.T) {
 	x := New(Options{})
 	blocks := prompt(1, 0, 0, 2000)
-	a, b := x.Add(), x.Add()
+	a, b := x.Add(nil), x.Add(nil)
 	x.Insert(a, blocks)
 	x.Insert(b, blocks[:3])
 	x.Drop(a)
@@ -59,20 +59,20 @@ func TestRemovedReplicasAreForgottenAtOnce(t *testing.T) {
 	assert.Equal(t, 3, x.Stats().Holders)
 	assert.Equal(t, 1, x.Stats().Replicas)
 
-	c := x.Add()
+	c := x.Add(nil)
 	assert.NotEqual(t, a, c, "the slot is not empty yet")
 	assert.Zero(t, depthOf(x, c, blocks))
 	for i := range 32 {
 		x.Insert(b, prompt(2, 0, i, 10))
 	}
 	assert.Equal(t, 323, x.Stats().Blocks)
-	assert.Equal(t, a, x.Add())
+	assert.Equal(t, a, x.Add(nil))
 	verify(t, x)
 }
 
 func TestClearedAtOnce(t *testing.T) {
 	x := New(Options{})
-	a, b, blocks := x.Add(), x.Add(), prompt(1, 0, 0, 500)
+	a, b, blocks := x.Add(nil), x.Add(nil), prompt(1, 0, 0, 500)
 	x.SetCapacity(a, 400)
 	x.Insert(b, blocks)
 	for range 100 {
@@ -80,7 +80,7 @@ func TestClearedAtOnce(t *testing.T) {
 		require.Equal(t, 400, depthOf(x, a, blocks))
 		x.Drop(a)
 		require.Zero(t, depthOf(x, a, blocks))
-		a = x.Add()
+		a = x.Add(nil)
 		x.SetCapacity(a, 400)
 		require.Equal(t, 500, depthOf(x, b, blocks))
 	}
@@ -91,9 +91,9 @@ func TestClearedAtOnce(t *testing.T) {
 
 func TestChurnDoesNotLeak(t *testing.T) {
 	x := New(Options{MaxBytes: minBytes})
-	stay := x.Add()
+	stay := x.Add(nil)
 	for i := range 2000 {
-		pod := x.Add()
+		pod := x.Add(nil)
 		x.Insert(pod, prompt(i%7, 20, i, 100))
 		x.Insert(stay, prompt(1, 3, i%5, 10))
 		x.Drop(pod)
@@ -111,12 +111,12 @@ func TestChurnDoesNotLeak(t *testing.T) {
 
 func TestSlots(t *testing.T) {
 	x := New(Options{})
-	a, b := x.Add(), x.Add()
+	a, b := x.Add(nil), x.Add(nil)
 	assert.NotEqual(t, a, b)
 	x.Drop(a)
 	x.Drop(a)
 	assert.Equal(t, 1, x.Stats().Replicas)
-	assert.Equal(t, a, x.Add())
+	assert.Equal(t, a, x.Add(nil))
 }
 
 func TestMoreReplicasThanSlots(t *testing.T) {
@@ -124,7 +124,7 @@ func TestMoreReplicasThanSlots(t *testing.T) {
 	for range noLane {
 		x.lru.lanes = append(x.lru.lanes, lane{generation: 1, first: none, last: none, open: none})
 	}
-	assert.Equal(t, NoSlot, x.Add())
+	assert.Equal(t, NoSlot, x.Add(nil))
 	blocks := prompt(1, 0, 0, 4)
 	for s := Slot(60_000); s < 60_900; s++ {
 		x.Insert(s, blocks)
@@ -139,7 +139,7 @@ func TestMoreReplicasThanSlots(t *testing.T) {
 
 func TestSetCapacityEvicts(t *testing.T) {
 	x := New(Options{MaxBlocksPerReplica: 300})
-	s, blocks := x.Add(), prompt(1, 0, 0, 400)
+	s, blocks := x.Add(nil), prompt(1, 0, 0, 400)
 	x.Insert(s, blocks)
 	x.SetCapacity(s, 17)
 	assert.Equal(t, 17, depthOf(x, s, blocks))

@@ -31,7 +31,7 @@ type entry uint64
 const (
 	entryBytes = int64(unsafe.Sizeof(entry(0)))
 	overflow   = 8 // entries behind the last home
-	spare      = 4 // one home in so many is kept free
+	spare      = 5 // one home in so many is kept free
 )
 
 var emptyShard = shard{entries: make([]entry, 1)}
@@ -90,7 +90,7 @@ func (s *shard) remove(i int) {
 func (s *shard) full(more int) bool { return s.n+more > s.homes()*(spare-1)/spare }
 
 // grown is how many entries the shard has after its next growth.
-func (s *shard) grown() int { return len(s.entries) + len(s.entries)/6 + 2 }
+func (s *shard) grown() int { return len(s.entries) + len(s.entries)/9 + 2 }
 
 // resize gives the shard at least this many entries, and more if they do not suffice.
 func (t *table) resize(s *shard, entries int) {
@@ -174,7 +174,7 @@ func (t *table) drop(at uint32, dead uint8, all bool) {
 		s.remove(i)
 		t.n--
 		if 2*(s.n+overflow) < len(s.entries) {
-			t.resize(s, s.n*4/3+overflow)
+			t.resize(s, s.n*spare/(spare-1)+overflow)
 		}
 	}
 	if all {

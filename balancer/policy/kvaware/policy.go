@@ -91,8 +91,8 @@ func (p *kvAware) routed(q *policy.Request, d policy.Decision) {
 		return
 	}
 	p.popularity.Sent(&s.Prompt)
-	s.predicted.End() // of an attempt before, whose end did not come
-	p.caches.Routed(&s.predicted, p.caches.Member(d.Replica), max(d.Rank(), 0), cacheview.Route{
+	s.predicted.End(true) // of an attempt before, whose end did not come
+	p.caches.Member(d.Replica).Routed(&s.predicted, max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
 		Work:  policy.RequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
 		Alone: d.Replica.Ongoing() <= 1,
@@ -113,9 +113,9 @@ func (p *kvAware) completed(q *policy.Request, _ policy.Decision, o policy.Outco
 	}
 	p.popularity.Ended(&s.Prompt, o.Sent)
 	if !o.Prefilled() {
-		p.caches.TakeBack(&s.predicted)
+		s.predicted.End(false)
 		p.recent.remove(s)
 		return
 	}
-	s.predicted.End()
+	s.predicted.End(true)
 }

@@ -88,7 +88,7 @@ func NewFleet(name string, replicas int, engines []enginesim.Config) *Fleet {
 func slots(x *kvindex.Index, replicas int) []kvindex.Slot {
 	all := make([]kvindex.Slot, replicas)
 	for i := range all {
-		all[i] = x.Add()
+		all[i] = x.Add(nil)
 	}
 	return all
 }
