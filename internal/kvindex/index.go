@@ -10,7 +10,7 @@ import (
 type Options struct {
 	// MaxBytes is the budget for all memory the index holds; less than 1 MiB counts as 1 MiB, more than 32
 	// GiB as 32 GiB. More keeps older prefixes; when it is used up, the least recently used blocks of the
-	// fleet go first. 0 means 64 MiB, which is about three million (block, replica) pairs.
+	// fleet go first. 0 means 64 MiB, which is about 2.8 million (block, replica) pairs.
 	MaxBytes int64
 
 	// MaxBlocksPerReplica is the capacity, in blocks, of replicas for which SetCapacity was not called.

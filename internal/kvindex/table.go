@@ -8,7 +8,7 @@ import (
 )
 
 // table has the blocks, in segments, and leads from hashes to their places, with an entry a block in shards. A shard
-// grows by a sixth and shrinks when half of it is empty, alone: the longest pause is the copy of one shard.
+// grows by a ninth and shrinks when half of it is empty, alone: the longest pause is the copy of one shard.
 type table struct {
 	segments slab[segment]
 	shards   []shard
