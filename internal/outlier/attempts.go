@@ -62,23 +62,26 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r, probes := a.replica, a.replica.probe == a
-	if a.Watched() && !a.answered {
-		a.endWait(now)
-		r.paces[kindOf(&a.Mark)].Add(work, lag)
-	}
 	if probes {
 		r.endProbe()
 	}
 	switch {
-	case !a.Watched() && probes:
-		r.answer(&a.Mark, now, true)
-		return 0
 	case !a.Watched():
+		if probes {
+			r.answer(&a.Mark, now, true)
+		}
 		return 0
-	case !a.answered:
-		a.answered = true
-		r.answer(&a.Mark, now, r.overLimit(&a.Mark, took) == 0)
+	case a.answered:
+		return took
 	}
+	a.answered = true
+	late := r.overLimit(&a.Mark, took) > 0
+	if late && a.next != nil {
+		r.overdue(a, now)
+	}
+	a.endWait()
+	r.paces[kindOf(&a.Mark)].Add(work, lag)
+	r.answer(&a.Mark, now, !late)
 	if r.Suspected() {
 		r.judge(now)
 	}
@@ -94,8 +97,9 @@ func (d *Detector) End(a *Attempt) {
 	defer d.mu.Unlock()
 	if a.next != nil {
 		now := d.now()
-		a.endWait(now)
+		a.replica.overdue(a, now)
 		a.replica.judge(now)
+		a.endWait()
 	}
 	if a.replica.probe == a {
 		a.replica.endProbe()
@@ -146,9 +150,8 @@ func (d *Detector) Outrun(r *Replica) {
 }
 
 // endWait ends the wait for a first message, if it lasts.
-func (a *Attempt) endWait(now time.Time) {
+func (a *Attempt) endWait() {
 	if a.next != nil {
-		a.replica.overdue(a, now)
 		a.prev.next, a.next.prev = a.next, a.prev
 		a.prev, a.next = nil, nil
 	}
