@@ -19,7 +19,7 @@ func judging(t *testing.T) (*Watch, *router.Router) {
 	r, err := router.FromConfig(&policy.Config{}, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
-	w := newWatch(Options{Timing: Timing{}.withDefaults()})
+	w := newWatch(Options{Timing: defaultTiming})
 	w.view.members.named = make(map[uint32]replica)
 	var members []router.Member
 	for i, id := range []string{"a", "b", "c", "d"} {

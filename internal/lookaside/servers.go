@@ -69,11 +69,6 @@ func (w *Watch) closeServers() {
 	}
 }
 
-// moveTo is the end of a stream after which the server with this index is followed.
-type moveTo int
-
-func (moveTo) Error() string { return "another watch takes its place" }
-
 // errSilent is the end of a stream on which nothing comes any more.
 var errSilent = errors.New("it sends nothing any more")
 
@@ -82,16 +77,15 @@ func (w *Watch) run() {
 	defer w.closeServers()
 	at, tries := 0, 0 // tries since the last message of a server
 	for w.ctx.Err() == nil {
-		answered, err := w.follow(at)
+		next, answered, err := w.follow(at)
 		if answered {
 			tries = 0
 		}
-		var next moveTo
 		switch {
 		case w.ctx.Err() != nil:
 			return
-		case errors.As(err, &next):
-			at = int(next)
+		case err == nil:
+			at = next
 			continue
 		}
 		w.lost(w.servers[at], err, tries == 0)

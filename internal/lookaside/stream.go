@@ -18,8 +18,8 @@ type watchStream struct {
 	sent     time.Time     // the last report
 }
 
-// follow watches a server until that ends, and returns why: [moveTo] where another watch is to follow.
-func (w *Watch) follow(at int) (answered bool, err error) {
+// follow watches a server until that ends, and returns why; nil where another watch of the server next is to follow.
+func (w *Watch) follow(at int) (next int, answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(w.ctx)
 	defer cancel(nil)
 	// A server that hangs does not read either: whatever blocks ends with ctx.
@@ -29,7 +29,7 @@ func (w *Watch) follow(at int) (answered bool, err error) {
 	s := &watchStream{view: w.view, interval: firstInterval}
 	if s.stream, err = warmpathv1.NewRoutingServiceClient(cc).WatchReplicas(ctx); err != nil {
 		cancel(err) // the cause, unless there is one
-		return false, context.Cause(ctx)
+		return at, false, context.Cause(ctx)
 	}
 	// Where this fails, what is received shows why.
 	_ = s.stream.Send(&warmpathv1.WatchReplicasRequest{Start: w.view.start()})
@@ -57,12 +57,12 @@ func (w *Watch) follow(at int) (answered bool, err error) {
 			s.report()
 			timer.Reset(min(s.interval, renewAfter))
 			if i, ok := w.better(at); ok {
-				return answered, moveTo(i)
+				return i, answered, nil
 			}
 		case <-w.view.resync:
-			return answered, moveTo(at)
+			return at, answered, nil
 		case <-ctx.Done():
-			return answered, context.Cause(ctx)
+			return at, answered, context.Cause(ctx)
 		}
 	}
 }

@@ -38,7 +38,7 @@ type State struct {
 	ServiceConfig string
 }
 
-// Timing holds the times that a Watch goes by; 0 = the default.
+// Timing holds the times that a Watch goes by; the zero Timing is the default.
 type Timing struct {
 	// Silence is how long a server may send nothing before it counts as lost: 5 s. It sends something every second.
 	Silence time.Duration
@@ -55,12 +55,9 @@ type Timing struct {
 // fadeAfter is the silence after which peer load is halved at each Step.
 const fadeAfter = 2 * time.Second
 
-func (t Timing) withDefaults() Timing {
-	return Timing{
-		Silence: cmp.Or(t.Silence, 5*time.Second), Step: cmp.Or(t.Step, 250*time.Millisecond),
-		Grace: cmp.Or(t.Grace, 30*time.Second), Retry: cmp.Or(t.Retry, 200*time.Millisecond),
-		Return: cmp.Or(t.Return, 10*time.Second),
-	}
+var defaultTiming = Timing{
+	Silence: 5 * time.Second, Step: 250 * time.Millisecond, Grace: 30 * time.Second, Retry: 200 * time.Millisecond,
+	Return: 10 * time.Second,
 }
 
 // A Watch follows the look-aside servers of one channel. Safe for use by many goroutines.
@@ -78,7 +75,7 @@ type Watch struct {
 // Start begins to watch. Options.Known is passed to Options.Changed from within. It fails where a connection to one of
 // the servers cannot be made with Options.Dial.
 func Start(o Options) (*Watch, error) {
-	o.Timing = o.Timing.withDefaults()
+	o.Timing = cmp.Or(o.Timing, defaultTiming)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}

@@ -46,7 +46,7 @@ func newListener(t testing.TB) (*listener, *router.Router) {
 func unstarted(t testing.TB) (*Watch, *listener, *router.Router) {
 	t.Helper()
 	p, r := newListener(t)
-	w := newWatch(Options{Timing: Timing{}.withDefaults(), Logger: slog.New(slog.DiscardHandler)})
+	w := newWatch(Options{Timing: defaultTiming, Logger: slog.New(slog.DiscardHandler)})
 	attached := false
 	w.o.Changed = func(w *Watch, s State) {
 		setFleet(r, s)
