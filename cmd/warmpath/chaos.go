@@ -201,7 +201,7 @@ func engineArgs(s chaos.Spec) []string {
 // print writes a table with one line for each run, and what soak measured.
 func (r *chaosReport) print(out io.Writer) error {
 	runs := report.Table{Columns: strings.Split("scenario,policy,clients,calls,cut,sent twice,timed out,refused,lost,late,"+
-		"retried,misrouted,moved per step,load back,cache back,(bound),kept", ",")}
+		"retried,misrouted,moved per step,load back,cache back,kept", ",")}
 	tours := report.Table{Columns: []string{"policy", "clients", "tour", "goroutines", "heap", "reservations under way"}}
 	for _, x := range r.Results {
 		kept := "yes"
@@ -214,7 +214,7 @@ func (r *chaosReport) print(out io.Writer) error {
 			row = append(row, strconv.Itoa(n))
 		}
 		runs.Rows = append(runs.Rows, append(row, orDash(float64(x.Misrouted), "%.0f"), orDash(100*x.MeanMoved, "%.1f %%"),
-			orDash(x.LoadBack, "%.1f s"), orDash(x.CacheBack, "%.1f s"), fmt.Sprintf("(%.1f s)", x.CacheBound), kept))
+			orDash(x.LoadBack, "%.1f s"), orDash(x.CacheBack, "%.1f s"), kept))
 		for i, f := range x.Footprints {
 			tours.Rows = append(tours.Rows, []string{x.Policy, strconv.Itoa(x.Clients), strconv.Itoa(i + 1),
 				strconv.Itoa(f.Goroutines), fmt.Sprintf("%.1f MiB", float64(f.Heap)/(1<<20)), strconv.Itoa(f.Reservations)})

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
@@ -9,64 +10,40 @@ import (
 // backAt is the share of the calm's hit ratio at which it counts as back.
 const backAt = 0.95
 
-// window is what happened in some calls that followed each other.
-type window struct {
-	cached, prompt int
-	served         map[string]int // calls by replica
-	computed       map[string]int // prompt tokens, likewise
-	n              int
-}
-
-func (w *window) ratio() float64 {
-	if w.prompt == 0 {
-		return 0
+// hitRatio is the share of the prompt tokens of served calls that was cached.
+func hitRatio(calls []Call) float64 {
+	cached, prompt := 0, 0
+	for i := range calls { // others have no tokens
+		cached, prompt = cached+calls[i].Cached, prompt+calls[i].Prompt
 	}
-	return float64(w.cached) / float64(w.prompt)
+	return float64(cached) / float64(max(prompt, 1))
 }
 
-// uneven is the busiest replica's calls over the mean of so many.
-func (w *window) uneven(replicas int) float64 {
-	if w.n == 0 {
-		return 0
-	}
-	return float64(most(w.served)*replicas) / float64(w.n)
-}
-
-func windowOf(calls []Call) window {
-	w := window{served: map[string]int{}, computed: map[string]int{}}
+// busiest is the largest sum of a figure over the served calls of a replica, and the sum over all replicas.
+func busiest(calls []Call, figure func(*Call) int) (most, total int) {
+	by := map[string]int{}
 	for i := range calls {
-		c := &calls[i]
-		if c.Outcome != Served {
-			continue
+		if c := &calls[i]; c.Outcome == Served {
+			by[c.Replica] += figure(c)
+			total += figure(c)
+			most = max(most, by[c.Replica])
 		}
-		w.n++
-		w.cached += c.Cached
-		w.prompt += c.Prompt
-		w.served[c.Replica]++
-		w.computed[c.Replica] += c.Prompt - c.Cached
 	}
-	return w
+	return most, total
 }
 
-// most is the largest of some figures by replica, 0 if there is none.
-func most(of map[string]int) (n int) {
-	for _, x := range of {
-		n = max(n, x)
-	}
-	return n
-}
-
-// windows cuts calls in pieces of n; what is left over is dropped.
-func windows(calls []Call, n int) (ws []window) {
-	for ; len(calls) >= n; calls = calls[n:] {
-		ws = append(ws, windowOf(calls[:n]))
-	}
-	return ws
+// uneven is the busiest replica's calls over the mean of so many replicas.
+func uneven(calls []Call, replicas int) float64 {
+	most, total := busiest(calls, func(*Call) int { return 1 })
+	return float64(most*replicas) / float64(max(total, 1))
 }
 
 // recovery finds out when load and hit ratio were back. A window is half a round.
 func (s *stage) recovery(r *Result, calls []Call) {
 	size := max(s.Sessions/2, 1)
+	windows := func(calls []Call) [][]Call { // what is left over is dropped
+		return slices.Collect(slices.Chunk(calls[:len(calls)/size*size], size))
+	}
 	var before, after []Call
 	for _, c := range byStart(calls) {
 		switch {
@@ -76,41 +53,29 @@ func (s *stage) recovery(r *Result, calls []Call) {
 			after = append(after, c)
 		}
 	}
-	calm, later := windowOf(before), windows(after, size)
+	later := windows(after)
 	if len(before) == 0 || len(later) == 0 {
 		return
 	}
-	r.CachedBefore, r.CachedAfter = calm.ratio(), later[len(later)-1].ratio()
+	r.CachedBefore, r.CachedAfter = hitRatio(before), hitRatio(later[len(later)-1])
 	worst := 0.0
-	for _, w := range windows(before, size) {
-		worst = max(worst, w.uneven(r.Replicas))
+	for _, w := range windows(before) {
+		worst = max(worst, uneven(w, r.Replicas))
 	}
-	at := func(i int) float64 { return (after[i*size].Start - s.back).Seconds() }
+	at := func(i int) float64 { return (later[i][0].Start - s.back).Seconds() }
 	r.LoadBack, r.CacheBack, r.Refilled = -1, -1, -1
-	for i := range later {
-		if later[i].uneven(r.Replicas) <= worst {
-			r.LoadBack = at(i)
-			break
-		}
+	if i := slices.IndexFunc(later, func(w []Call) bool { return uneven(w, r.Replicas) <= worst }); i >= 0 {
+		r.LoadBack = at(i)
 	}
 	// The ratio may fall once the sessions return: it is back when it stays so.
-	for i := len(later) - 1; i >= 0 && later[i].ratio() >= backAt*r.CachedBefore; i-- {
+	for i := len(later) - 1; i >= 0 && hitRatio(later[i]) >= backAt*r.CachedBefore; i-- {
 		r.CacheBack = at(i)
-		r.Refilled = most(windowOf(after[:i*size]).computed)
+		r.Refilled, _ = busiest(after[:i*size], func(c *Call) int { return c.Prompt - c.Cached })
 	}
-}
-
-// refill is how long an engine needs to compute as many tokens as its cache holds, when it does nothing else.
-func (s *stage) refill() time.Duration {
-	const pass = 8192 // tokens, the budget of large GPUs
-	took := s.passTime(enginesim.Work{Prompt: pass})
-	return time.Duration(float64(s.KVTokens) / pass * float64(took) / s.Speed)
 }
 
 // tokenTime is how long a token takes on an engine that does nothing else, in its own time.
-func (s *stage) tokenTime() time.Duration { return s.passTime(enginesim.Work{Decodes: 1}) }
-
-func (s *stage) passTime(w enginesim.Work) time.Duration {
+func (s *stage) tokenTime() time.Duration {
 	p, _ := enginesim.FindPreset(s.Preset) // no engine starts with a wrong one
-	return p.Pass(w)
+	return p.Pass(enginesim.Work{Decodes: 1})
 }

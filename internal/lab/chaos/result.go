@@ -34,10 +34,9 @@ type Result struct {
 	CachedBefore float64 `json:"cached_token_ratio_before"`
 	CachedAfter  float64 `json:"cached_token_ratio_after"`
 	// LoadBack and CacheBack are how long after the last harm was over load was even again and the hit ratio back for
-	// good, -1 if they were not. CacheBound is the time in which an engine can fill its whole cache.
-	LoadBack   float64 `json:"load_back_s"`
-	CacheBack  float64 `json:"cache_back_s"`
-	CacheBound float64 `json:"cache_bound_s"`
+	// good, -1 if they were not.
+	LoadBack  float64 `json:"load_back_s"`
+	CacheBack float64 `json:"cache_back_s"`
 	// Refilled is CacheBack without a clock: how many prompt tokens the replica that had to compute most had computed by
 	// then, -1 likewise. KVTokens is how many its whole cache holds.
 	Refilled int `json:"refilled_tokens"`
@@ -121,6 +120,5 @@ func (s *stage) judge(sc *Scenario) *Result {
 		r.Moved, r.MeanMoved, r.MeanHeld = s.moved(calls)
 	}
 	s.recovery(r, calls)
-	r.CacheBound = s.refill().Seconds()
 	return r
 }
