@@ -64,7 +64,7 @@ func (d *Driver) Close() {
 		d.closed = true
 		close(d.quit)
 		for c := range d.calls {
-			c.finish(ErrClosed)
+			c.set(c.count, true, ErrClosed)
 		}
 		clear(d.calls)
 	}
@@ -134,7 +134,7 @@ func (d *Driver) catchUp() time.Duration {
 func (d *Driver) step(at time.Duration) {
 	for _, ev := range d.engine.Step(at) {
 		c := ev.Seq.req.Data.(*Call)
-		c.given(ev.Index+1, ev.Done)
+		c.set(ev.Index+1, ev.Done, nil)
 		if ev.Done {
 			delete(d.calls, c)
 		}
@@ -183,19 +183,9 @@ type Call struct {
 	err   error
 }
 
-// given counts tokens, the last of them ending the call; the caller holds Driver.mu.
-func (c *Call) given(n int, last bool) {
-	c.count, c.done = n, last
-	c.notify()
-}
-
-// finish ends the call before its last token; the caller holds Driver.mu.
-func (c *Call) finish(err error) {
-	c.done, c.err = true, err
-	c.notify()
-}
-
-func (c *Call) notify() {
+// set notes how many tokens there are and whether the call has ended; the caller holds Driver.mu.
+func (c *Call) set(count int, done bool, err error) {
+	c.count, c.done, c.err = count, done, err
 	select {
 	case c.news <- struct{}{}:
 	default:
@@ -234,7 +224,7 @@ func (c *Call) Abort() {
 	}
 	d.engine.Abort(now, c.seq)
 	delete(d.calls, c)
-	c.finish(nil)
+	c.set(c.count, true, nil)
 }
 
 // Result is what became of the call, once it has ended; until then what is known so far.

@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// Request is a prompt to run, as block hashes. FromWorkload, FromTokens and FromText make one.
+// Request is a prompt to run, as block hashes. FromWorkload and FromTokens make one.
 type Request struct {
 	// ID is for the caller; the engine does not look at it.
 	ID string
@@ -39,29 +40,16 @@ type Request struct {
 
 // FromWorkload makes the request that an engine with this block size runs for a request of a workload.
 func FromWorkload(r *workload.Request, blockSize int) Request {
-	hashes, tail := r.Hashes(nil, blockSize, workload.BaseHashSeed)
-	return newRequest(r.ID, hashes, tail, r.OutputTokens, blockSize, workload.BaseHashSeed)
+	return FromTokens(r.ID, r.Tokens(), r.OutputTokens, blockSize, 0)
 }
 
-// FromTokens makes a request of token ids; hashSeed is kvindex.SeedFor's, 0 that
-// of neither adapter nor salt.
+// FromTokens makes a request of token ids; hashSeed is kvindex.SeedFor's, 0 that of neither adapter nor salt.
 func FromTokens(id string, tokens []uint32, output, blockSize int, hashSeed kvindex.Seed) Request {
 	hashSeed = cmp.Or(hashSeed, workload.BaseHashSeed)
-	hashes, tail := workload.HashTokens(nil, tokens, blockSize, hashSeed)
-	return newRequest(id, hashes, tail, output, blockSize, hashSeed)
-}
-
-// FromText is FromTokens for text, four bytes to a token.
-func FromText(id, text string, output, blockSize int, hashSeed kvindex.Seed) Request {
-	hashSeed = cmp.Or(hashSeed, workload.BaseHashSeed)
-	hashes, tail := workload.HashText(nil, text, blockSize, hashSeed)
-	return newRequest(id, hashes, tail, output, blockSize, hashSeed)
-}
-
-func newRequest(id string, hashes []uint64, tail []uint32, output, blockSize int, hashSeed kvindex.Seed) Request {
+	hashes := kvindex.AppendTokens(make([]uint64, 0, len(tokens)/blockSize), tokens, blockSize, hashSeed)
 	return Request{
-		ID: id, PromptTokens: len(hashes)*blockSize + len(tail), OutputTokens: output,
-		Hashes: hashes, Tail: tail, OutputSeed: workload.OutputSeed(id), HashSeed: hashSeed,
+		ID: id, PromptTokens: len(tokens), OutputTokens: output, Hashes: hashes,
+		Tail: slices.Clone(tokens[len(hashes)*blockSize:]), OutputSeed: workload.OutputSeed(id), HashSeed: hashSeed,
 	}
 }
 

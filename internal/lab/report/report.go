@@ -167,26 +167,15 @@ const (
 	baseline = "round_robin"
 )
 
-// pair is the policy to speak of, else the one that finds most cached, and the one to compare it with, nil if there is
-// only one.
+// pair is the policy to speak of, else the last, and the one to compare it with, else the first; nil if there is only one.
 func (r *Report) pair() (a, b *drive.Result) {
-	of := func(policy string) *drive.Result {
-		if i := slices.IndexFunc(r.Results, func(res drive.Result) bool { return res.Policy == policy }); i >= 0 {
-			return &r.Results[i]
-		}
-		return nil
-	}
-	a, b = of(subject), of(baseline)
 	for i := range r.Results {
-		if res := &r.Results[i]; res != b && (a == nil || a.Policy != subject && res.CachedTokenRatio > a.CachedTokenRatio) {
+		if res := &r.Results[i]; a == nil || a.Policy != subject && res.Policy != baseline {
 			a = res
 		}
 	}
-	if a == nil {
-		return b, nil
-	}
 	for i := range r.Results {
-		if res := &r.Results[i]; b == nil && res != a {
+		if res := &r.Results[i]; res != a && (b == nil || res.Policy == baseline) {
 			b = res
 		}
 	}

@@ -83,7 +83,7 @@ func TestSentence(t *testing.T) {
 	require.Contains(t, example(subject).Sentence(), "prefix_cache_affinity finds 50 % of the prompt tokens in the engines' caches; the first token takes 125 ms")
 	require.Contains(t, example("round_robin").Sentence(), "round_robin finds 20 %")
 	require.Contains(t, example("power_of_two_choices", "round_robin").Sentence(), "power_of_two_choices finds 20 % of the prompt tokens in the engines' caches where round_robin")
-	require.Contains(t, example("consistent_hash", "power_of_two_choices").Sentence(), "where power_of_two_choices")
+	require.Contains(t, example("consistent_hash", "power_of_two_choices").Sentence(), "where consistent_hash", "the last against the first")
 	require.NotEmpty(t, (&Report{}).Sentence())
 
 	failed := example("round_robin")

@@ -1,11 +1,13 @@
 package workload
 
 import (
-	"slices"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
+
+// BaseHashSeed is the seed of block hashes for requests with neither adapter nor cache salt.
+var BaseHashSeed = kvindex.SeedFor("", "", "")
 
 // Segment is Len tokens of the stream Seed, beginning with token From.
 type Segment struct {
@@ -38,10 +40,8 @@ type Request struct {
 // Hashes appends the chained block hashes of the prompt to dst, and returns the tokens after the last full
 // block.
 func (r *Request) Hashes(dst []uint64, blockSize int, seed kvindex.Seed) (hashes []uint64, tail []uint32) {
-	if r.Text != "" {
-		return HashText(dst, r.Text, blockSize, seed)
-	}
-	return HashTokens(slices.Grow(dst, r.PromptTokens/blockSize), r.Tokens(), blockSize, seed)
+	tokens := r.Tokens()
+	return kvindex.AppendTokens(dst, tokens, blockSize, seed), tokens[len(tokens)/blockSize*blockSize:]
 }
 
 // Tokens is the prompt as token ids.

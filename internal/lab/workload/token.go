@@ -39,19 +39,10 @@ func Token(seed uint64, i int) uint32 {
 	return uint32(p >> (32 * (uint(i) & 1)))
 }
 
-// appendTokens appends n tokens of a seed from one on, two at a time where they are made so.
+// appendTokens appends n tokens of a seed from one on.
 func appendTokens(dst []uint32, seed uint64, from, n int) []uint32 {
-	i, end := from, from+n
-	if i&1 == 1 && i < end {
-		dst = append(dst, Token(seed, i))
-		i++
-	}
-	for ; i+1 < end; i += 2 {
-		p := pair(seed, uint64(i)/2)
-		dst = append(dst, uint32(p), uint32(p>>32))
-	}
-	if i < end {
-		dst = append(dst, Token(seed, i))
+	for i := range n {
+		dst = append(dst, Token(seed, from+i))
 	}
 	return dst
 }

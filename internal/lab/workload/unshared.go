@@ -69,7 +69,7 @@ func newSeen() seen { return make(seen) }
 func (s seen) add(r *Request) (fresh int) {
 	if r.Text != "" {
 		const block = 16
-		hashes, tail := HashText(nil, r.Text, block, BaseHashSeed)
+		hashes, tail := r.Hashes(nil, block, BaseHashSeed)
 		for _, h := range hashes {
 			if !s.put(h) {
 				fresh += block

@@ -83,32 +83,6 @@ func (e *engineService) Abort(_ context.Context, r *enginepb.AbortRequest) (*eng
 	return &enginepb.AbortResponse{}, nil
 }
 
-// HealthCheck implements the service.
-func (e *engineService) HealthCheck(context.Context, *enginepb.HealthCheckRequest) (*enginepb.HealthCheckResponse,
-	error) {
-	return &enginepb.HealthCheckResponse{Healthy: true, Message: "ok"}, nil
-}
-
-// GetModelInfo implements the service.
-func (e *engineService) GetModelInfo(context.Context,
-	*enginepb.GetModelInfoRequest) (*enginepb.GetModelInfoResponse, error) {
-	model := e.srv.model()
-	return &enginepb.GetModelInfoResponse{
-		ModelPath: model, ServedModelName: model, TokenizerPath: model, IsGeneration: true,
-		MaxContextLength: uint32(e.srv.driver.Config().MaxModelLen),
-		VocabSize:        1 << 16, // tokens are four letters of sixteen; as numbers they are larger
-	}, nil
-}
-
-// GetServerInfo implements the service.
-func (e *engineService) GetServerInfo(context.Context,
-	*enginepb.GetServerInfoRequest) (*enginepb.GetServerInfoResponse, error) {
-	s := e.srv.Stats()
-	return &enginepb.GetServerInfoResponse{
-		ActiveRequests: uint32(s.Ongoing), UptimeSeconds: s.Now.Seconds(), ServerType: version, DataParallelSize: 1,
-	}, nil
-}
-
 // GetLoads implements the service.
 func (e *engineService) GetLoads(_ context.Context, r *enginepb.GetLoadsRequest) (*enginepb.GetLoadsResponse, error) {
 	if rank := r.GetDpRank(); rank != 0 {

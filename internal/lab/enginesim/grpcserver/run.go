@@ -43,14 +43,6 @@ type prompt struct {
 	bypass  bool
 }
 
-// tokens are the prompt's token ids.
-func (p *prompt) tokens() []uint32 {
-	if p.text != "" {
-		return workload.TextTokens(p.text)
-	}
-	return p.ids
-}
-
 // run takes a request through the engine. It calls on for every batch of new tokens [from, to), and once more
 // with done set when the call has ended by itself or by Abort; on may be called with no new tokens then.
 func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
@@ -65,17 +57,18 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 		return err
 	}
 	defer s.leave()
-	p.id = s.requestID(p.id)
-	size, seed := s.driver.Config().BlockSize, kvindex.SeedFor("", p.adapter, p.salt)
-	var req enginesim.Request
-	if p.text != "" {
-		req = enginesim.FromText(p.id, p.text, p.output, size, seed)
-	} else {
-		req = enginesim.FromTokens(p.id, p.ids, p.output, size, seed)
+	if p.id == "" {
+		p.id = "enginesim-" + strconv.FormatUint(s.fresh.Add(1), 10)
 	}
+	size, seed := s.driver.Config().BlockSize, kvindex.SeedFor("", p.adapter, p.salt)
+	tokens := p.ids
+	if p.text != "" {
+		tokens = workload.TextTokens(p.text)
+	}
+	req := enginesim.FromTokens(p.id, tokens, p.output, size, seed)
 	req.BypassCache = p.bypass
 	if s.cfg.KVEvents != nil {
-		req.Prompt, req.Adapter, req.CacheSalt = p.tokens(), p.adapter, p.salt
+		req.Prompt, req.Adapter, req.CacheSalt = tokens, p.adapter, p.salt
 	}
 	call, err := s.driver.Submit(req)
 	if err != nil {
@@ -100,12 +93,10 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 		if err != nil {
 			return statusOf(err)
 		}
-		if s.cfg.IgnoreCancel && ctx.Err() != nil && !done {
-			have = count
-			continue
-		}
-		if err := on(call, have, count, done); err != nil || done {
-			return err
+		if done || !s.cfg.IgnoreCancel || ctx.Err() == nil {
+			if err := on(call, have, count, done); err != nil || done {
+				return err
+			}
 		}
 		have = count
 	}

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -86,16 +86,16 @@ type Server struct {
 	grpc     *grpc.Server
 	health   *health.Server
 	served   chan struct{}
-	rejected atomic.Int64
 	fresh    atomic.Uint64   // ids given to requests without one
 	stopping context.Context // ends with Stop and Kill: streams of events would never end by themselves
 	stop     context.CancelFunc
 	killed   context.Context // ends with Kill
 	kill     context.CancelFunc
 
-	mu      sync.Mutex // guards what follows; nothing is called under it but map operations
-	ongoing int
-	calls   map[*enginesim.Call]string // request ids, which clients may use twice
+	mu       sync.Mutex // guards what follows; nothing is called under it but map operations
+	ongoing  int
+	rejected int
+	calls    map[*enginesim.Call]string // request ids, which clients may use twice
 }
 
 // Start makes an engine and serves it on the listener, which it owns from then on, also if it fails.
@@ -159,7 +159,7 @@ func (s *Server) Stats() Stats {
 	now, l, st := s.driver.Snapshot()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Stats{Now: now, Ongoing: s.ongoing, Rejected: int(s.rejected.Load()), Load: l, Engine: st}
+	return Stats{Now: now, Ongoing: s.ongoing, Rejected: s.rejected, Load: l, Engine: st}
 }
 
 // Stop reports NOT_SERVING, takes no more calls and lets those that are there end, until the context ends: then
@@ -195,22 +195,15 @@ func (s *Server) model() string {
 // enter counts a call in, or refuses it because the server is full.
 func (s *Server) enter(stream trailerSetter) error {
 	s.mu.Lock()
-	n := s.ongoing
-	full := s.cfg.MaxOngoing > 0 && n >= s.cfg.MaxOngoing
-	if !full {
-		s.ongoing++
+	defer s.mu.Unlock()
+	if n := s.ongoing; s.cfg.MaxOngoing > 0 && n >= s.cfg.MaxOngoing {
+		s.rejected++
+		b, _ := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(n), MaxOngoing: uint32(s.cfg.MaxOngoing)}) // two numbers
+		stream.SetTrailer(metadata.Pairs(warmpathv1.TrailerRejection, string(b)))
+		return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d", n, s.cfg.MaxOngoing)
 	}
-	s.mu.Unlock()
-	if !full {
-		return nil
-	}
-	s.rejected.Add(1)
-	b, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(n), MaxOngoing: uint32(s.cfg.MaxOngoing)})
-	if err != nil {
-		return status.Errorf(codes.Internal, "marshal rejection: %v", err)
-	}
-	stream.SetTrailer(metadata.Pairs(warmpathv1.TrailerRejection, string(b)))
-	return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d", n, s.cfg.MaxOngoing)
+	s.ongoing++
+	return nil
 }
 
 func (s *Server) leave() {
@@ -221,16 +214,13 @@ func (s *Server) leave() {
 
 // abort ends every call with this id.
 func (s *Server) abort(id string) {
-	var calls []*enginesim.Call
 	s.mu.Lock()
-	for c, its := range s.calls {
-		if its == id {
-			calls = append(calls, c)
-		}
-	}
+	calls := maps.Clone(s.calls)
 	s.mu.Unlock()
-	for _, c := range calls {
-		c.Abort()
+	for c, its := range calls {
+		if its == id {
+			c.Abort()
+		}
 	}
 }
 
@@ -244,14 +234,6 @@ func (s *Server) track(id string, c *enginesim.Call) (forget func()) {
 		defer s.mu.Unlock()
 		delete(s.calls, c)
 	}
-}
-
-// requestID is the id of a request, a fresh one if it has none.
-func (s *Server) requestID(id string) string {
-	if id != "" {
-		return id
-	}
-	return "enginesim-" + strconv.FormatUint(s.fresh.Add(1), 10)
 }
 
 // statusOf is the status of an error of the engine or of a context.
