@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -86,12 +87,11 @@ type load struct {
 	held  atomic.Int64  // calls that were not sent for want of one, or of this machine's time
 	calls sync.WaitGroup
 
-	mu      sync.Mutex    // guards what follows; nothing is called under it
-	begun   int           // calls
-	left    []int         // of each round, calls that have not ended
-	changed chan struct{} // closed when a round has ended
-	ended   []Call
-	failed  int
+	mu     sync.Mutex // guards what follows; nothing is called under it
+	begun  int        // calls
+	left   []int      // of each round, calls that have not ended
+	ended  []Call
+	failed int
 }
 
 func (l *load) now() time.Duration { return time.Since(l.start) }
@@ -172,11 +172,7 @@ func (l *load) end(c *Call) {
 	if c.Err != nil {
 		l.failed++
 	}
-	round := c.Index / l.Sessions
-	if l.left[round]--; l.left[round] == 0 {
-		close(l.changed)
-		l.changed = make(chan struct{})
-	}
+	l.left[c.Index/l.Sessions]--
 }
 
 // progress is how many calls have begun, ended and failed.
@@ -186,28 +182,15 @@ func (l *load) progress() drive.Progress {
 	return drive.Progress{Sent: l.begun, Done: len(l.ended), Errors: l.failed}
 }
 
-// rounds waits until n whole rounds that begin from now on have been answered.
-func (l *load) rounds(ctx context.Context, n int) error {
+// rounds returns a function that reports whether n whole rounds that begin from now on have been answered.
+func (l *load) rounds(n int) (answered func() bool) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	first := (l.begun + l.Sessions - 1) / l.Sessions
-	l.mu.Unlock()
-	for {
+	return func() bool {
 		l.mu.Lock()
-		open, changed := max(first+n-len(l.left), 0), l.changed
-		for i := first; i < min(first+n, len(l.left)); i++ {
-			if l.left[i] > 0 {
-				open++
-			}
-		}
-		l.mu.Unlock()
-		if open == 0 {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		defer l.mu.Unlock()
+		return len(l.left) >= first+n && !slices.ContainsFunc(l.left[first:first+n], func(open int) bool { return open > 0 })
 	}
 }
 

@@ -85,7 +85,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	}
 	config := map[string]any{"policy": map[string]any{o.Policy: struct{}{}}}
 	maps.Copy(config, o.Config)
-	s.load = &load{Options: &o, slots: make(chan struct{}, o.InFlight), changed: make(chan struct{})}
+	s.load = &load{Options: &o, slots: make(chan struct{}, o.InFlight)}
 	s.load.setRate(o.Rate)
 	if sc.set != nil {
 		sc.set(s, config)

@@ -251,7 +251,7 @@ func flood(s *stage) error {
 		return err
 	}
 	s.back = s.load.now()
-	if err := s.until("the queues have emptied",
+	if err := s.until("the queues have emptied", patience,
 		func() bool { return s.gauge(everywhere, "warmpath.queue.length") == 0 }); err != nil {
 		return err
 	}

@@ -66,13 +66,9 @@ func (s *stage) restored(rs ...*replica) error {
 	return s.rounds(1)
 }
 
+// rounds waits until n whole rounds that begin from now on have been answered.
 func (s *stage) rounds(n int) error {
-	ctx, cancel := context.WithTimeout(s.ctx, patience+s.Timeout)
-	defer cancel()
-	if err := s.load.rounds(ctx, n); err != nil {
-		return fmt.Errorf("calls have no answer: %w", err)
-	}
-	return nil
+	return s.until("calls have an answer", patience+s.Timeout, s.load.rounds(n))
 }
 
 // connected waits until every channel reaches each of the replicas: a call that is pinned there is answered.
@@ -92,7 +88,7 @@ func (s *stage) connected(rs ...*replica) error {
 // disconnected waits until no channel is connected to replicas that are no longer in the fleet: calls under way there
 // end by themselves before their connections do.
 func (s *stage) disconnected(rs ...*replica) error {
-	return s.until("no client is connected to a replica that is gone", func() bool {
+	return s.until("no client is connected to a replica that is gone", patience, func() bool {
 		return !slices.ContainsFunc(rs, func(r *replica) bool { return r.proxy.Conns() > 0 })
 	})
 }
@@ -122,26 +118,15 @@ func (s *stage) setFleet(rs []*replica) {
 
 // busy waits until a call is under way on the replica, or every session has been called: it may have none.
 func (s *stage) busy(r *replica) error {
-	ctx, cancel := context.WithCancel(s.ctx)
-	defer cancel()
-	round := make(chan error, 1)
-	go func() { round <- s.load.rounds(ctx, 1) }()
-	for s.gauge(r.id, "warmpath.replica.ongoing") == 0 {
-		select {
-		case err := <-round:
-			return err
-		default:
-		}
-		if err := pause.For(s.ctx, 2*time.Millisecond); err != nil {
-			return err
-		}
-	}
-	return nil
+	answered := s.load.rounds(1)
+	return s.until("calls have an answer", patience+s.Timeout, func() bool {
+		return s.gauge(r.id, "warmpath.replica.ongoing") > 0 || answered()
+	})
 }
 
 // until polls a condition that others bring about.
-func (s *stage) until(what string, ok func() bool) error {
-	for end := time.Now().Add(patience); !ok(); {
+func (s *stage) until(what string, within time.Duration, ok func() bool) error {
+	for end := time.Now().Add(within); !ok(); {
 		if time.Now().After(end) {
 			return errors.New(what + ": it did not come to pass")
 		}
