@@ -24,23 +24,18 @@ type TokenizerInput struct {
 	Special bool
 }
 
-// tokenizers holds how the values of config fields are opened.
-var tokenizers = struct {
-	sync.RWMutex // guards open
-	open         map[string]func(string) (Tokenizer, error)
-}{open: make(map[string]func(string) (Tokenizer, error))}
+// tokenizers holds how the values of config fields are opened: a func(string) (Tokenizer, error) by field.
+var tokenizers sync.Map
 
 // RegisterTokenizer registers how the value of a field of the config's tokenizer,
 // file or tiktoken, is opened. Packages that do so call it from init.
 func RegisterTokenizer(field string, open func(value string) (Tokenizer, error)) {
-	tokenizers.Lock()
-	defer tokenizers.Unlock()
-	tokenizers.open[field] = open
+	tokenizers.Store(field, open)
 }
 
 // LookupTokenizer returns what is registered for a field, nil if nothing is.
 func LookupTokenizer(field string) (open func(value string) (Tokenizer, error)) {
-	tokenizers.RLock()
-	defer tokenizers.RUnlock()
-	return tokenizers.open[field]
+	registered, _ := tokenizers.Load(field)
+	open, _ = registered.(func(string) (Tokenizer, error))
+	return open
 }

@@ -118,13 +118,10 @@ var builtin = []dialect.Dialect{
 		Usage: dialect.Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
 		Abort: "/openengine.v1.Control/Abort",
 	}, {
-		Methods: []string{"/inference.GRPCInferenceService/ModelInfer"},
+		Methods: []string{"/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"},
 		Model:   "1", RequestID: "3", Session: "4[sequence_id].3|4[sequence_id].2|4[sequence_id].5",
 		Prompt: "tensor[text_input]", Tokens: "tensor[input_ids]",
 		Adapter: "tensor[lora_task_id]", JSONBody: "tensor[sampling_parameters]",
-	}, {
-		Methods: []string{"/inference.GRPCInferenceService/ModelStreamInfer"},
-		Like:    "/inference.GRPCInferenceService/ModelInfer",
 	}, {
 		Methods: []string{"/fmaas.GenerationService/Generate"},
 		Model:   "1", Adapter: "4|2", Prompt: "3[].2", Usage: dialect.Usage{Prompt: "1[].6", Output: "1[].2"},

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/hex"
 	"encoding/json"
-	"strconv"
 
 	"github.com/zeebo/xxh3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -18,9 +17,6 @@ func (m *Method) chat(s *source) (chat string, unread bool) {
 	var dst []byte
 	readable := false
 	m.turns.each(s, func(v value) {
-		if v.kind == kindEnd {
-			return
-		}
 		t := source{message: v.message()}
 		role := m.role.first(&t)
 		dst = appendText(append(dst, frameTurn), role.string())
@@ -55,10 +51,8 @@ func (m *Method) appendContent(dst []byte, turn *source) (_ []byte, ok bool) {
 			var read bool
 			dst, read = appendMessage(dst, v.typed)
 			ok = ok && read
-		case v.kind == kindNumber:
-			dst = appendField(dst, 't', strconv.FormatInt(v.num, 10))
-		case v.text != "":
-			dst = appendField(dst, 't', v.text)
+		case v.string() != "":
+			dst = appendField(dst, 't', v.string())
 		}
 	})
 	return dst, ok

@@ -237,12 +237,3 @@ func (o *object) text(names ...string) string {
 
 // copied returns the same in memory of its own.
 func (o *object) copied(names ...string) string { return strings.Clone(o.text(names...)) }
-
-// count returns the most of the members that are a whole number, or a string of one; -1 if there is none.
-func (o *object) count(names ...string) int {
-	most := -1
-	for _, name := range names {
-		most = max(most, parseCount(o.text(name)))
-	}
-	return most
-}

@@ -125,14 +125,14 @@ func (s *source) field(m message, st step, want kind, take func(value)) {
 		wireField(m.raw, st, want, take)
 		return
 	}
-	fd := st.in(m.typed.Descriptor())
-	if fd == nil || want&kindOf(fd) == 0 || !m.typed.Has(fd) {
+	fd, holds := st.in(m.typed.Descriptor())
+	if fd == nil || want&kinds[holds.Kind()] == 0 || !m.typed.Has(fd) {
 		return
 	}
 	switch {
 	case fd.IsMap():
 		if x := m.typed.Get(fd).Map().Get(protoreflect.ValueOfString(st.key).MapKey()); x.IsValid() {
-			take(valueOf(fd.MapValue(), x))
+			take(valueOf(holds, x))
 		}
 	case fd.IsList() && want&kindIDs != 0:
 		take(value{kind: kindIDs, ids: idsOf(m.typed, fd)})

@@ -128,7 +128,8 @@ func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
 	cached := -1
 	for _, name := range []string{"prompt_tokens_details", "input_tokens_details"} {
 		details := objectOf(usage.val(name), detailNames)
-		cached = max(cached, details.count("cached_tokens"))
+		cached = max(cached, parseCount(details.text("cached_tokens")))
 	}
-	return raise(u, usage.count("prompt_tokens", "input_tokens"), usage.count("completion_tokens", "output_tokens"), cached)
+	prompt := parseCount(usage.text("prompt_tokens", "input_tokens"))
+	return raise(u, prompt, parseCount(usage.text("completion_tokens", "output_tokens")), cached)
 }

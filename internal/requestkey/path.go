@@ -1,19 +1,19 @@
 package requestkey
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 )
-
-// maxDepth bounds the steps of a path.
-const maxDepth = 8
 
 // A step leads from a message to one of its fields.
 type step struct {
@@ -23,16 +23,19 @@ type step struct {
 	key  string // of a map or a tensor; "" = the field is neither
 }
 
-// in returns the field of a step, nil where the type has none that fits.
-func (st step) in(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
-	fd := d.Fields().ByNumber(st.num)
-	if st.name != "" {
+// in returns the field of a step and what it, or each place of its list or map, holds; nil where the type has no field
+// that fits.
+func (st step) in(d protoreflect.MessageDescriptor) (fd, holds protoreflect.FieldDescriptor) {
+	if fd = d.Fields().ByNumber(st.num); st.name != "" {
 		fd = d.Fields().ByName(protoreflect.Name(st.name))
 	}
 	if fd == nil || fd.IsMap() != (st.key != "") || fd.IsMap() && fd.MapKey().Kind() != protoreflect.StringKind {
-		return nil
+		return nil, nil
 	}
-	return fd
+	if holds = fd; fd.IsMap() {
+		holds = fd.MapValue()
+	}
+	return fd, holds
 }
 
 // A path is one alternative: the steps from a message to a value.
@@ -50,19 +53,17 @@ func (p path) tensor() bool { return len(p) == 1 && p[0].name == "tensor" && p[0
 
 // leads reports whether the path leads to a field of the wanted kinds in messages of a type.
 func (p path) leads(d protoreflect.MessageDescriptor, want kind) bool {
-	var fd protoreflect.FieldDescriptor
+	var holds protoreflect.FieldDescriptor
 	for _, st := range p {
 		if d == nil {
 			return false
 		}
-		if fd = st.in(d); fd == nil {
+		if _, holds = st.in(d); holds == nil {
 			return false
 		}
-		if d = fd.Message(); fd.IsMap() {
-			d = fd.MapValue().Message()
-		}
+		d = holds.Message()
 	}
-	return want&kindOf(fd) != 0
+	return want&kinds[holds.Kind()] != 0
 }
 
 // A place is where a dialect finds something.
@@ -88,13 +89,8 @@ func (p *place) each(s *source, take func(value)) {
 
 // filled reports whether a value is something.
 func (p *place) filled(v *value) bool {
-	switch v.kind {
-	case kindEnd:
-		return false
-	case kindMessage:
-		return true
-	}
-	return v.num != 0 || len(v.ids) > 0 || v.text != "" && (!p.plain || printable(v.text))
+	text := v.text != "" && (!p.plain || printable(v.text))
+	return v.kind == kindMessage || v.kind != kindEnd && (text || v.num != 0 || len(v.ids) > 0)
 }
 
 // alternative calls take for what an alternative leads to. Of a field of an encoded message that is no list the last
@@ -123,11 +119,14 @@ func (p *place) first(s *source) (first value) {
 	return first
 }
 
-// fill sets dst, if it is empty, to a copy of the first text.
+// fill sets dst, if it is empty, to the first text, in memory that nothing else writes to.
 func (p *place) fill(dst *string, s *source) {
-	if v := p.first(s); *dst == "" {
-		*dst = v.copied()
+	v := p.first(s)
+	text := v.string()
+	if v.kind&(kindBytes|kindEncoded) != 0 {
+		text = strings.Clone(text)
 	}
+	*dst = cmp.Or(*dst, text)
 }
 
 // count returns the number of tokens, -1 where there is none. What lists hold is added up.
@@ -135,10 +134,10 @@ func (p *place) count(s *source) int {
 	sum := -1
 	p.each(s, func(v value) {
 		if n := v.count(); n >= 0 {
-			sum = max(sum, 0) + n
+			sum = min(max(sum, 0)+n, math.MaxInt32)
 		}
 	})
-	return count(int64(sum))
+	return sum
 }
 
 // leads reports whether some alternative leads to a field that can be read in messages of a type, or in what one of the
@@ -170,9 +169,7 @@ func parsePath(p dialect.Path) (alts []path, err error) {
 				return nil, fmt.Errorf("%q: %q is no field number", string(p), form[1])
 			}
 		}
-		if steps = append(steps, st); len(steps) > maxDepth {
-			return nil, fmt.Errorf("%q: more than %d steps", string(p), maxDepth)
-		}
+		steps = append(steps, st)
 		if rest, more = rest[len(form[0]):], form[5] != ""; form[5] != "." {
 			alts, steps = append(alts, steps), nil
 		}

@@ -117,8 +117,8 @@ func (m *Method) readUsage(u *policy.Usage, msg any) (found bool) {
 	if delta >= 0 {
 		u.OutputTokens = min(max(u.OutputTokens, 0)+delta, math.MaxInt32)
 	}
-	if prompt > 0 && m.zero {
-		cached = max(cached, 0)
+	if where := m.usageCached.alts; prompt > 0 && len(where) > 0 && where[0][0].key == "" {
+		cached = max(cached, 0) // in a number, not in a map, zero is not encoded
 	}
 	found = raise(u, prompt, output, cached) || delta >= 0
 	if body := m.usageJSON.first(&s); body.text != "" {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -53,17 +54,15 @@ func NewSessionKeys(names ...string) (*SessionKeys, error) {
 	return k, nil
 }
 
+// metadataName is a name of metadata, in lower case.
+var metadataName = regexp.MustCompile(`^[0-9a-z_.-]+$`)
+
 func checkKey(name string) error {
-	if name == "" {
-		return fmt.Errorf("empty name")
-	}
-	for _, c := range []byte(strings.ToLower(name)) {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.' {
-			return fmt.Errorf("%q: %q cannot stand in a metadata name", name, c)
-		}
-	}
-	if strings.HasSuffix(strings.ToLower(name), "-bin") {
+	switch name = strings.ToLower(name); {
+	case strings.HasSuffix(name, "-bin"):
 		return fmt.Errorf("%q: binary metadata cannot be a session", name)
+	case !metadataName.MatchString(name):
+		return fmt.Errorf("%q: a metadata name has letters, digits, -, _ and . only", name)
 	}
 	return nil
 }
@@ -76,14 +75,7 @@ func (k *SessionKeys) Outgoing(ctx context.Context) string {
 
 // In returns the session in metadata, or in the headers of an HTTP request, "" if there is none.
 func (k *SessionKeys) In(md metadata.MD) string {
-	for _, name := range k.names {
-		for key, values := range md {
-			if s := cmp.Or(values...); s != "" && strings.EqualFold(key, name) {
-				return Session(s)
-			}
-		}
-	}
-	return ""
+	return k.Outgoing(metadata.NewOutgoingContext(context.Background(), md))
 }
 
 // requestIDKeys are the metadata names of a request id, best first. The last is
@@ -95,11 +87,9 @@ var requestIDKeys = []string{"x-request-id", "request-id", "x-correlation-id"}
 func RequestID(ctx context.Context) string { return firstOutgoing(ctx, requestIDKeys) }
 
 // firstOutgoing returns the first value that is not empty, of the first name that has one.
-func firstOutgoing(ctx context.Context, names []string) string {
-	for _, name := range names {
-		if s := cmp.Or(metadata.ValueFromOutgoingContext(ctx, name)...); s != "" {
-			return s
-		}
+func firstOutgoing(ctx context.Context, names []string) (first string) {
+	for i := 0; first == "" && i < len(names); i++ {
+		first = cmp.Or(metadata.ValueFromOutgoingContext(ctx, names[i])...)
 	}
-	return ""
+	return first
 }

@@ -86,7 +86,6 @@ func (t *Table) Lookup(method string) *Method {
 type Method struct {
 	dialect dialect.Dialect
 	named   bool // some path has a name
-	zero    bool // of cached tokens is not encoded: they stand in a number, not in a map
 
 	// In a request, in a turn of its chat, and in a message of it that holds media.
 	id, session, model, adapter, salt, rank, prompt, tokens, body, turns, media place
@@ -225,8 +224,6 @@ func compile(d dialect.Dialect) (*Method, error) {
 	if r := m.rank.alts; len(r) > 0 && (len(r) > 1 || len(r[0]) > 1 || r[0][0] != step{num: r[0][0].num}) {
 		return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
 	}
-	cached := m.usageCached.alts
-	m.zero = len(cached) > 0 && cached[0][0].key == ""
 	return m, nil
 }
 

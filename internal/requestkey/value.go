@@ -39,14 +39,6 @@ var kinds = [...]kind{
 	protoreflect.Uint64Kind: kindNumber, protoreflect.Fixed64Kind: kindNumber,
 }
 
-// kindOf returns the kind of what a field holds, or each place of its list or map; 0 where it cannot be read.
-func kindOf(fd protoreflect.FieldDescriptor) kind {
-	if fd.IsMap() {
-		fd = fd.MapValue()
-	}
-	return kinds[fd.Kind()]
-}
-
 // A value is what a path leads to. It aliases the message.
 type value struct {
 	kind   kind
@@ -98,14 +90,6 @@ func (v *value) string() string {
 	return v.text
 }
 
-// copied returns the text in memory of its own.
-func (v *value) copied() string {
-	if v.kind&(kindBytes|kindEncoded) != 0 {
-		return strings.Clone(v.text)
-	}
-	return v.string()
-}
-
 // printable reports whether a session is text: what a field holds that once was a message is not.
 func printable(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' })
@@ -113,29 +97,24 @@ func printable(s string) bool {
 
 // count returns a value that is a number of tokens, or a text of one; -1 for any other.
 func (v *value) count() int {
-	if v.kind == kindNumber {
-		return count(v.num)
-	}
-	return parseCount(v.text)
-}
-
-// count returns n if it can be a number of tokens, else -1.
-func count(n int64) int {
-	if n > math.MaxInt32 {
+	switch {
+	case v.kind != kindNumber:
+		return parseCount(v.text)
+	case v.num < 0 || v.num > math.MaxInt32:
 		return -1
 	}
-	return max(int(n), -1)
+	return int(v.num)
 }
 
 func parseCount(s string) int {
-	if s == "" {
+	if s == "" { // of which strconv would make an error
 		return -1
 	}
-	n, err := strconv.ParseInt(s, 10, 32)
+	n, err := strconv.ParseUint(s, 10, 31)
 	if err != nil {
 		return -1
 	}
-	return count(n)
+	return int(n)
 }
 
 // appendIDs appends token ids. The first slice of them is not copied.
@@ -173,10 +152,8 @@ func appendPacked(dst []uint32, b []byte) []uint32 {
 // reflect.Type → map[protoreflect.FieldNumber]int.
 var idFields sync.Map
 
-func idFieldsOf(t reflect.Type) map[protoreflect.FieldNumber]int {
-	if known, ok := idFields.Load(t); ok {
-		return known.(map[protoreflect.FieldNumber]int)
-	}
+// idFieldsOf finds them.
+func idFieldsOf(t reflect.Type) any {
 	found := map[protoreflect.FieldNumber]int{}
 	if t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct {
 		for i := range t.Elem().NumField() {
@@ -189,15 +166,19 @@ func idFieldsOf(t reflect.Type) map[protoreflect.FieldNumber]int {
 			}
 		}
 	}
-	idFields.Store(t, found)
-	return found
+	known, _ := idFields.LoadOrStore(t, found)
+	return known
 }
 
 // idsOf returns a list of integers: the slice of a generated message itself where its Go type has one of 32 bits.
 func idsOf(m protoreflect.Message, fd protoreflect.FieldDescriptor) []uint32 {
-	v := m.Interface()
-	if i, ok := idFieldsOf(reflect.TypeOf(v))[fd.Number()]; ok {
-		s := reflect.ValueOf(v).Elem().Field(i)
+	v := reflect.ValueOf(m.Interface())
+	known, ok := idFields.Load(v.Type())
+	if !ok {
+		known = idFieldsOf(v.Type())
+	}
+	if i, ok := known.(map[protoreflect.FieldNumber]int)[fd.Number()]; ok {
+		s := v.Elem().Field(i)
 		return unsafe.Slice((*uint32)(s.UnsafePointer()), s.Len())
 	}
 	l := m.Get(fd).List()
