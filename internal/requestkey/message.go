@@ -105,10 +105,10 @@ func (m message) encoded() []byte {
 // read as far as it can be.
 func (s *source) walk(m message, p path, want kind, take func(value)) (n int) {
 	if len(p) == 1 {
-		s.field(m, p[0], want, func(v value) { n++; take(v) })
+		s.field(m, &p[0], want, func(v value) { n++; take(v) })
 		return n
 	}
-	s.field(m, p[0], kindMessage|kindEncoded, func(v value) {
+	s.field(m, &p[0], kindMessage|kindEncoded, func(v value) {
 		found := s.walk(v.message(), p[1:], want, take)
 		if v.listed && want&kindEnd != 0 {
 			take(value{kind: kindEnd, num: int64(found), text: v.text, typed: v.typed})
@@ -120,7 +120,7 @@ func (s *source) walk(m message, p path, want kind, take func(value)) (n int) {
 }
 
 // field calls take for each value of a field that is of the wanted kinds.
-func (s *source) field(m message, st step, want kind, take func(value)) {
+func (s *source) field(m message, st *step, want kind, take func(value)) {
 	if m.typed == nil {
 		wireField(m.raw, st, want, take)
 		return
@@ -130,7 +130,7 @@ func (s *source) field(m message, st step, want kind, take func(value)) {
 		return
 	}
 	switch {
-	case fd.IsMap():
+	case st.key != "":
 		if x := m.typed.Get(fd).Map().Get(protoreflect.ValueOfString(st.key).MapKey()); x.IsValid() {
 			take(valueOf(holds, x))
 		}
@@ -151,7 +151,7 @@ func (s *source) field(m message, st step, want kind, take func(value)) {
 }
 
 // wireField does so in an encoded message.
-func wireField(b []byte, st step, want kind, take func(value)) {
+func wireField(b []byte, st *step, want kind, take func(value)) {
 	protofield.Each(b, func(f protofield.Field) {
 		switch {
 		case f.Number != st.num:
@@ -161,7 +161,7 @@ func wireField(b []byte, st step, want kind, take func(value)) {
 		case st.key == "":
 			take(value{kind: kindEncoded, text: alias(f.Bytes), listed: st.list})
 		case wireText(f.Bytes, 1) == st.key: // of an entry of a map
-			wireField(f.Bytes, step{num: 2}, want, take)
+			wireField(f.Bytes, &step{num: 2}, want, take)
 		}
 	})
 }
@@ -178,6 +178,6 @@ func wireText(b []byte, num protowire.Number) (s string) {
 
 // text returns the text in a field.
 func (s *source) text(m message, num protowire.Number) (text string) {
-	s.field(m, step{num: num}, kindText|kindBytes|kindEncoded, func(v value) { text = v.text })
+	s.field(m, &step{num: num}, kindText|kindBytes|kindEncoded, func(v value) { text = v.text })
 	return text
 }

@@ -25,17 +25,17 @@ type step struct {
 
 // in returns the field of a step and what it, or each place of its list or map, holds; nil where the type has no field
 // that fits.
-func (st step) in(d protoreflect.MessageDescriptor) (fd, holds protoreflect.FieldDescriptor) {
+func (st *step) in(d protoreflect.MessageDescriptor) (fd, holds protoreflect.FieldDescriptor) {
 	if fd = d.Fields().ByNumber(st.num); st.name != "" {
 		fd = d.Fields().ByName(protoreflect.Name(st.name))
 	}
-	if fd == nil || fd.IsMap() != (st.key != "") || fd.IsMap() && fd.MapKey().Kind() != protoreflect.StringKind {
+	if fd == nil || fd.IsMap() != (st.key != "") || st.key != "" && fd.MapKey().Kind() != protoreflect.StringKind {
 		return nil, nil
 	}
-	if holds = fd; fd.IsMap() {
-		holds = fd.MapValue()
+	if st.key != "" {
+		return fd, fd.MapValue()
 	}
-	return fd, holds
+	return fd, fd
 }
 
 // A path is one alternative: the steps from a message to a value.
@@ -54,11 +54,11 @@ func (p path) tensor() bool { return len(p) == 1 && p[0].name == "tensor" && p[0
 // leads reports whether the path leads to a field of the wanted kinds in messages of a type.
 func (p path) leads(d protoreflect.MessageDescriptor, want kind) bool {
 	var holds protoreflect.FieldDescriptor
-	for _, st := range p {
+	for i := range p {
 		if d == nil {
 			return false
 		}
-		if _, holds = st.in(d); holds == nil {
+		if _, holds = p[i].in(d); holds == nil {
 			return false
 		}
 		d = holds.Message()
