@@ -18,15 +18,15 @@ type choice struct {
 	d *policy.Decision
 }
 
-// choose calls the policy, checks its answer, and reserves. Its errors are the
-// sentinels themselves; with ErrFull b.Decision has what the request waits for.
+// choose calls the policy, checks its answer, and reserves; or it reserves what a look-aside server assigned, nil =
+// nothing. Its errors are the sentinels themselves; with ErrFull b.Decision has what the request waits for.
 // now is the time, or zero where the clock was not read yet. Called with mu held.
-func (r *Router) choose(q *policy.Request, b *Reservation, now time.Time) (err error) {
+func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time.Time) (err error) {
 	if b.held {
 		return ErrHeld
 	}
 	v, s := r.view.Load(), q.State()
-	s.Plain = !r.Rollout.Decides(q)
+	s.Plain, s.AnyModel, s.Keeper = !r.Rollout.Decides(q), v.anyModel(q), nil
 	b.Decision = policy.Decision{}
 	c := choice{r, &r.opts.Policy, q, v, &b.Decision}
 	if s.Plain {
@@ -35,12 +35,13 @@ func (r *Router) choose(q *policy.Request, b *Reservation, now time.Time) (err e
 	switch {
 	case r.queue.closed:
 		return ErrClosed
+	case a != nil:
+		err = c.assigned(a)
 	case len(v.connected) == 0:
 		return ErrNotConnected
 	case q.Pin != "":
 		err = c.pinned()
 	default:
-		s.AnyModel, s.Keeper = v.anyModel(q), nil
 		if r.quick.slow.Load()&reporting != 0 {
 			r.Load.Expire()
 		}
@@ -104,22 +105,42 @@ func (c choice) resort() (err error) {
 	return err
 }
 
+// pinned takes the replica that the request names.
 func (c choice) pinned() error {
-	r, q, v, d := c.r, c.q, c.v, c.d
-	rep := v.byID[q.Pin]
+	r, q := c.r, c.q
+	rep := c.v.byID[q.Pin]
+	ok := rep != nil && !rep.Draining && !excluded(q, rep)
+	err := c.take(rep, ok, policy.To(rep, policy.ReasonPinned))
+	if err == nil && r.own.Routed != nil && !q.State().Plain {
+		c.d.MatchedTokens = matched(&r.opts.Policy, q, c.v, rep)
+	}
+	return err
+}
+
+// assigned takes the replica that a look-aside server decided on. The server decides which sessions a draining one
+// still serves.
+func (c choice) assigned(a *Assigned) error {
+	rep := c.v.byID[a.Replica]
+	if rep != nil {
+		c.q.State().Keeper = rep.State()
+	}
+	ok := rep != nil && c.v.usable(c.q, rep) && c.r.outliers.AdmitsAssigned(liveOf(rep).outlier)
+	return c.take(rep, ok, a.Decision)
+}
+
+// take decides for one replica, if the request may be given it now.
+func (c choice) take(rep *policy.Replica, ok bool, d policy.Decision) error {
 	switch {
-	case rep == nil || rep.Draining || excluded(q, rep):
+	case !ok:
 		return ErrNoSuchReplica
 	case !rep.Connected():
 		return ErrNotConnected
 	case rep.Full():
-		*d = policy.Wait(rep)
+		*c.d = policy.Wait(rep)
 		return ErrFull
 	}
-	*d = policy.To(rep, policy.ReasonPinned)
-	if r.own.Routed != nil && !q.State().Plain {
-		d.MatchedTokens = matched(&r.opts.Policy, q, v, rep)
-	}
+	*c.d = d
+	c.d.Replica = rep
 	return nil
 }
 

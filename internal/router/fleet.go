@@ -114,7 +114,12 @@ func (f *Fleet) Set(members []Member) {
 	for _, rep := range old.replicas {
 		if next.byID[rep.ID] == nil {
 			change.Removed = append(change.Removed, rep)
-			liveOf(rep).depart(r)
+			l := liveOf(rep) // its book stays with its reservations: the same id coming back does not start from zero
+			r.outliers.Leave(l.outlier)
+			l.Flags.Store(0)
+			l.KVTokens.Store(0)
+			l.streams = state.NoBound
+			l.lift()
 		}
 	}
 	maps.DeleteFunc(f.known, func(id string, l *live) bool { return next.byID[id] == nil && l.Ongoing() == 0 })
@@ -150,16 +155,6 @@ func (f *Fleet) replica(old *policy.Replica, m *Member, index int) *policy.Repli
 // restarted reports whether a replica reports that it was started anew.
 func restarted(old, now *policy.Replica) bool {
 	return old.Instance != now.Instance && old.Instance != "" && now.Instance != ""
-}
-
-// depart takes a replica out. Its book stays with its reservations, so that
-// the same id coming back does not start from zero.
-func (l *live) depart(r *Router) {
-	r.outliers.Leave(l.outlier)
-	l.Flags.Store(0)
-	l.KVTokens.Store(0)
-	l.streams = state.NoBound
-	l.lift()
 }
 
 // SetConnected records whether the host has a connection to the replica. Unknown

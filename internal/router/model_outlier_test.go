@@ -232,7 +232,7 @@ func (m *hospital) out(rep *policy.Replica) bool {
 // anybody better.
 func (m *hospital) settle(p *patient) {
 	if p.q.Session != "" {
-		m.homes[p.q.Session] = liveOf(p.b.replica)
+		m.homes[p.q.Session] = liveOf(p.b.Decision.Replica)
 	}
 }
 

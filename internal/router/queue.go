@@ -142,7 +142,7 @@ func (u *queue) settle(w *waiter, err error) {
 
 // again lets a waiter choose once more: it is served, or sent away, or waits on in its old order.
 func (u *queue) again(w *waiter) {
-	err := u.router.choose(w.q, w.b, time.Time{})
+	err := u.router.choose(w.q, w.b, nil, time.Time{})
 	if err == ErrFull {
 		u.stand(w, true)
 		return

@@ -43,12 +43,12 @@ func (b *Reservation) Refused(report load.Report) {
 	r.mu.Lock()
 	held := b.end()
 	if held {
-		r.queue.refused(b.replica)
+		r.queue.refused(b.Decision.Replica)
 	}
 	r.mu.Unlock()
 	if held {
 		r.Health.Sync()
-		r.Report(b.replica.ID, report)
+		r.Report(b.Decision.Replica.ID, report)
 	}
 }
 

@@ -24,7 +24,6 @@ type Reservation struct {
 	Decision policy.Decision
 
 	router  *Router
-	replica *policy.Replica
 	prefill int64 // tokens still charged; guarded by router.mu
 
 	held    bool // in the books; guarded by router.mu
@@ -43,7 +42,7 @@ func (b *Reservation) PrefillDone() {
 	}
 	r.mu.Lock()
 	if b.held {
-		r.Health.charge(liveOf(b.replica), 0, -b.prefill)
+		r.Health.charge(liveOf(b.Decision.Replica), 0, -b.prefill)
 		b.prefill = 0
 	}
 	route := b.Decision.State().Route
@@ -81,7 +80,7 @@ func (b *Reservation) Release() {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics, which is called for the requests that wait
 	if b.end() && len(r.queue.waiters) > 0 {
-		r.queue.serve(b.replica)
+		r.queue.serve(b.Decision.Replica)
 	}
 	if r.Health.stale() {
 		r.Health.force()
@@ -107,7 +106,7 @@ func (b *Reservation) end() bool {
 	if held {
 		b.held = false
 		b.router.outliers.End(&b.attempt)
-		b.router.Health.charge(liveOf(b.replica), -1, -b.prefill)
+		b.router.Health.charge(liveOf(b.Decision.Replica), -1, -b.prefill)
 	}
 	return held
 }

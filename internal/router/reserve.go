@@ -87,15 +87,12 @@ func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, 
 	if !u.marked.IsZero() {
 		u.tick()
 	}
-	switch {
-	case how.Assigned != nil:
-		return nil, r.assign(q, b, how.Assigned, now)
-	case how.Backoff > 0 && !u.closed:
+	if how.Backoff > 0 && !u.closed {
 		return u.add(q, b)
 	}
-	err := r.choose(q, b, now)
+	err := r.choose(q, b, how.Assigned, now)
 	for how.NoWait && err == ErrFull && u.insist(&b.Decision) { // each time there is a mark less
-		err = r.choose(q, b, now)
+		err = r.choose(q, b, nil, now)
 	}
 	if err != ErrFull || !waits {
 		return nil, err
@@ -110,33 +107,6 @@ func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, 
 	}
 	u.arm()
 	return w, nil
-}
-
-// assign reserves the replica that a look-aside server decided on, where it may be given the request now. Called with
-// mu held.
-func (r *Router) assign(q *policy.Request, b *Reservation, a *Assigned, now time.Time) error {
-	v := r.view.Load()
-	rep := v.byID[a.Replica]
-	q.State().AnyModel, q.State().Plain = v.anyModel(q), !r.Rollout.Decides(q)
-	if rep != nil {
-		q.State().Keeper = rep.State() // the server decides which sessions a draining replica still serves
-	}
-	switch {
-	case b.held:
-		return ErrHeld
-	case r.queue.closed:
-		return ErrClosed
-	case rep == nil || !v.usable(q, rep) || !r.outliers.AdmitsAssigned(liveOf(rep).outlier):
-		return ErrNoSuchReplica
-	case !rep.Connected():
-		return ErrNotConnected
-	case rep.Full():
-		return ErrFull
-	}
-	b.Decision = a.Decision
-	b.Decision.Replica = rep
-	r.charged(q, v, b, now)
-	return nil
 }
 
 // charged charges a reservation with what was decided; now as for choose. Called with mu held.
@@ -160,7 +130,7 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 		d.SetRank(policy.AnyRank)
 	}
 	prefill := min(max(int64(q.PromptTokens)-int64(d.MatchedTokens), 0), state.MaxPrefill)
-	b.router, b.replica, b.prefill, b.held = r, d.Replica, prefill, true
+	b.router, b.prefill, b.held = r, prefill, true
 	// Requests under way are work too: a replica that is given more than others is not late for it.
 	work := float64(prefill + is.Ahead + load.Overhead*(all>>state.TokenBits+1))
 	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)

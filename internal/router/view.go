@@ -120,7 +120,8 @@ func (v *view) Available(q *policy.Request, r *policy.Replica) bool {
 }
 
 func (v *view) Allowed(q *policy.Request, r *policy.Replica) bool {
-	return (r.State().Flags.Load()&state.Barred == 0 || v.resorts(q, r)) && v.usable(q, r)
+	return (r.State().Flags.Load()&state.Barred == 0 || q.State().Resort > state.NoResort && v.resorts(q, r)) &&
+		v.usable(q, r)
 }
 
 // usable is Allowed but for the replica's health.
@@ -133,14 +134,8 @@ func (v *view) usable(q *policy.Request, r *policy.Replica) bool {
 
 // resorts reports whether the request takes a replica all the same that is barred.
 func (v *view) resorts(q *policy.Request, r *policy.Replica) bool {
-	switch q.State().Resort {
-	case state.NoResort:
-		return false
-	case state.Ejected:
-		return true
-	}
 	s, _ := v.router.outliers.State(liveOf(r).outlier)
-	return s == outlier.SlowStart
+	return s == outlier.SlowStart || q.State().Resort == state.Ejected
 }
 
 // excluded reports whether the request itself rules the replica out.
