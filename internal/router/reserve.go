@@ -73,13 +73,16 @@ func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, 
 	defer r.mu.Unlock() // also when the policy panics
 	u, s, waits := &r.queue, q.State(), !how.NoWait && !how.Query && how.Assigned == nil
 	s.Query = how.Query
+	comes, watched := waits && s.QueuedAt != any(u), q.Answer != policy.AnswerUnseen || !r.outliers.AllHealthy()
 	var now time.Time // the clock is read where that is of use
-	if waits || q.Answer != policy.AnswerUnseen || !r.outliers.AllHealthy() {
+	if comes || watched {
 		now = r.opts.Now()
-		r.outliers.Look(now)
 	}
-	if waits && s.QueuedAt != any(u) {
+	if comes {
 		u.number(s, now)
+	}
+	if watched {
+		r.outliers.Look(now)
 	}
 	if r.Health.stale() { // those that wait choose first
 		r.Health.force()

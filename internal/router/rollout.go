@@ -33,12 +33,6 @@ func (o *Rollout) Set(t policy.Rollout) error {
 	return nil
 }
 
-// off reports whether the kill switch is on.
-func (o *Rollout) off() bool {
-	t := o.now.Load()
-	return t != nil && t.Off
-}
-
 // Decides reports whether the policy decides for a request, and not Options.Plain. It stays so for the life of the
 // request, but for the kill switch.
 func (o *Rollout) Decides(q *policy.Request) bool {
