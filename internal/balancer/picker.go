@@ -143,9 +143,14 @@ func newBare() *bare {
 	c := new(bare)
 	c.done = func(i balancer.DoneInfo) {
 		c.Finished(i)
-		bares.Put(c)
+		c.free()
 	}
 	return c
+}
+
+func (c *bare) free() {
+	c.Call = call.Call{}
+	bares.Put(c)
 }
 
 // quick is what ends the quick reservations of one replica; made once, so that
@@ -202,15 +207,15 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 		p.lb.warnBare()
 	}
 	c := newBare()
-	c.Bare(info.Ctx, p.lb.handle(), route)
+	p.lb.handle().Bare(&c.Call, info.Ctx, route)
 	_, ready, err := c.Claim(info.Ctx, route, binding, connection)
 	if err != nil {
-		bares.Put(c)
+		c.free()
 		return p.refuse(binding, err)
 	}
 	res, err := claim(info, &c.Call, ready, c.done)
 	if !ready {
-		bares.Put(c)
+		c.free()
 	}
 	return res, err
 }

@@ -192,7 +192,7 @@ func (a *Attempts) retry() bool {
 func (a *Attempts) broke(last attempt) error {
 	c := a.call
 	b, replica := c.handle.bound.Load(), last.Replica
-	if b.quarantineTTL() <= 0 || replica == nil || last.Answered ||
+	if b.quarantineTTL() <= 0 || replica == nil || last.BytesReceived ||
 		status.Code(last.Err) != codes.Unavailable {
 		return nil
 	}
@@ -311,13 +311,13 @@ func causeOf(err error, last *attempt) cause {
 		return late
 	case last.Full && code == codes.ResourceExhausted:
 		return full
-	case !last.Sent && code == codes.Unavailable:
+	case !last.BytesSent && code == codes.Unavailable:
 		return unsent
-	case !last.Sent, code == codes.DeadlineExceeded:
+	case !last.BytesSent, code == codes.DeadlineExceeded:
 		return final
 	case last.Refused:
 		return refused
-	case code == codes.Unavailable, !last.Answered: // without an answer the stream was reset
+	case code == codes.Unavailable, !last.BytesReceived: // without an answer the stream was reset
 		return broken
 	case code == codes.ResourceExhausted && last.statusAlone():
 		// Otherwise it is this client that refuses the answer: it is larger than the client takes.

@@ -96,10 +96,9 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	return true
 }
 
-// Bare begins a call without an interceptor, and so without a message, in memory that is used again: it is one attempt, which
-// ends it. The look-aside server is not asked.
-func (c *Call) Bare(ctx context.Context, h *Handle, route *Route) {
-	*c = Call{}
+// Bare begins a call without an interceptor, and so without a message, in memory that must be zero. It is one attempt, which
+// ends it, and the look-aside server is not asked.
+func (h *Handle) Bare(c *Call, ctx context.Context, route *Route) {
 	c.Context, c.handle, c.given, c.route, c.ended, c.bare = ctx, h, route, route, true, true
 	c.key.request.State().Origin = c
 	c.outcome.result.Usage = policy.NoUsage
@@ -244,9 +243,9 @@ func (c *Call) reroute(r *Route) {
 func (c *Call) pick(ctx context.Context, b *Binding) error {
 	c.complete()
 	if last := &c.outcome.last; last.Replica != nil { // gRPC itself repeats the attempt, or an interceptor inside
-		if last.Sent { // gRPC does that once, and only where no answer came
+		if last.BytesSent { // gRPC does that once, and only where no answer came
 			c.repeats = min(c.repeats+1, 2)
-			c.inside = c.inside || last.Answered || c.repeats > 1
+			c.inside = c.inside || last.BytesReceived || c.repeats > 1
 		}
 		router.NextAttempt(&c.key.request, last.Replica)
 		*last = attempt{}
@@ -306,8 +305,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 		return
 	}
 	o := &c.outcome
-	o.last.Sent, o.last.Refused, o.last.Err = info.BytesSent, refused, info.Err
-	o.last.Answered, o.last.Trailer = info.BytesReceived, info.Trailer
+	o.last.Refused, o.last.DoneInfo = refused, info
 	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, fault.Of(info.Err)
 	o.pending = true
 	if info.Err != nil {
@@ -337,17 +335,15 @@ func (c *Call) brokeLate(err error) {
 // with mu held.
 func (c *Call) abort(info balancer.DoneInfo) {
 	b, code := c.reserved.binding, status.Code(info.Err)
-	if !c.key.abortable || !info.BytesSent || b.Abort == nil ||
+	if c.key.abort == "" || !info.BytesSent || b.Abort == nil ||
 		code != codes.Canceled && code != codes.DeadlineExceeded ||
 		c.Context.Err() == nil && !c.late { // the status is the replica's own
 		return
 	}
-	if id := c.key.requestID(); id != "" {
-		ctx := context.WithoutCancel(c.Context)
-		b.Abort(ctx, c.Decision().Replica.ID, b.dialect(&c.key.request).Abort(), id, func(how string) {
-			b.Telemetry.Count(ctx, telemetry.Aborts, b.Policy, how)
-		})
-	}
+	ctx := context.WithoutCancel(c.Context)
+	b.Abort(ctx, c.Decision().Replica.ID, b.dialect(&c.key.request).Abort(), c.key.abort, func(how string) {
+		b.Telemetry.Count(ctx, telemetry.Aborts, b.Policy, how)
+	})
 }
 
 // FirstMessage is called when the first response message has come: no other attempt follows, and the message and the

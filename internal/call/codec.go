@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -142,27 +141,19 @@ func sameMessage(a, b any) bool {
 	return v.Comparable() && v.Equal(w)
 }
 
-// RankMetadata returns the metadata with the data-parallel rank that was chosen. They are nil where there is one rank,
-// where the replica is to choose, and where the application chose.
-func RankMetadata(ctx context.Context, d *policy.Decision) metadata.MD {
-	if d.Replica.Ranks <= 1 || d.Rank() < 0 ||
-		len(metadata.ValueFromOutgoingContext(ctx, warmpathv1.MetadataDataParallelRank)) > 0 {
-		return nil
-	}
-	return metadata.MD{warmpathv1.MetadataDataParallelRank: {strconv.Itoa(d.Rank())}}
-}
-
-// RankMetadata is [RankMetadata] for an attempt that is about to be sent; a message that has a rank is the
-// application's choice, too. The rank is written into the message where its dialect has a field for it.
+// RankMetadata returns the metadata with the data-parallel rank that was chosen for an attempt that is about to be sent to a
+// replica with several. They are nil where the replica is to choose, and where the application chose, in the metadata or the
+// message. The rank is written into the message, too, where its dialect has a field for it.
 func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m, md := c.reserved.binding.dialect(&c.key.request), RankMetadata(ctx, c.Decision())
-	switch {
-	case m.HasRank(c.key.msg):
+	rank, m := c.Decision().Rank(), c.reserved.binding.dialect(&c.key.request)
+	if rank < 0 || m.HasRank(c.key.msg) ||
+		len(metadata.ValueFromOutgoingContext(ctx, warmpathv1.MetadataDataParallelRank)) > 0 {
 		return nil
-	case md != nil && m.TakesRank():
-		c.rank = c.Decision().Rank() + 1
 	}
-	return md
+	if m.TakesRank() {
+		c.rank = rank + 1
+	}
+	return metadata.MD{warmpathv1.MetadataDataParallelRank: {strconv.Itoa(rank)}}
 }

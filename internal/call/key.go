@@ -20,12 +20,11 @@ import (
 type key struct {
 	request policy.Request
 	msg     any    // until the first response message; set to nil with Call.mu held
-	engine  string // the id by which the engine has the request, where request.ID is not it
+	abort   string // the id by which the engine is to stop the request when the call is cancelled; empty = it is not to
 
-	uses      policy.Uses // what was taken
-	filled    bool
-	abortable bool // the engine is to be stopped, by requestID, when the call is cancelled
-	refused   bool // for want of a prompt
+	uses    policy.Uses // what was taken
+	filled  bool
+	refused bool // for want of a prompt
 
 	hashed, hasPrompt bool
 	hash              uint64 // of the prompt, for the quarantine
@@ -46,9 +45,13 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 	if err := m.Request(q, k.uses, k.msg); err != nil {
 		h.warnUnread(q.Method, err)
 	}
-	if k.abortable = m.Aborts(); k.abortable && named {
-		k.engine = m.RequestID(k.msg)
-		k.abortable = k.engine != ""
+	switch {
+	case !m.Aborts():
+		k.abort = ""
+	case named:
+		k.abort = m.RequestID(k.msg)
+	default:
+		k.abort = q.ID
 	}
 }
 
@@ -72,14 +75,6 @@ func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *policy.Request)
 			return
 		}
 	}
-}
-
-// requestID is the id by which the engine has the request.
-func (k *key) requestID() string {
-	if k.engine != "" {
-		return k.engine
-	}
-	return k.request.ID
 }
 
 // errNoPrompt is the picker's error where a prompt is required and the call has none. gRPC does not let a picker return

@@ -3,12 +3,12 @@ package call
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -32,16 +32,12 @@ type outcome struct {
 // An attempt is what the retry loop looks at.
 type attempt struct {
 	Replica *policy.Replica // nil when none was picked
-	Sent    bool            // the request left the client
 	Full    bool            // the channel's picker found every replica full
 	Refused bool            // the replica refused the request with warmpath's trailer since it is full
-	// Answered is set where something of an answer came, headers at least. Trailer is its trailing metadata. An answer
-	// without headers and messages, a status alone, has its content type there.
-	Answered bool
-	Trailer  metadata.MD
-
-	Err    error  // the status that the attempt ended with; nil = OK, or not ended
-	breaks uint64 // of connections, before it began
+	breaks  uint64          // of connections, before it began
+	// DoneInfo is how it ended; zero = it has not. BytesReceived is set where something of an answer came, headers at least.
+	// An answer without headers and messages, a status alone, has its content type in the trailer.
+	balancer.DoneInfo
 }
 
 // statusAlone reports whether the replica answered with a status in place of headers and messages.
@@ -113,20 +109,10 @@ func EndedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo
 // refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,
 // and so may one that names no bound.
 func refusal(done balancer.DoneInfo) (report load.Report, ok bool) {
-	if done.Err == nil || len(done.Trailer) == 0 || status.Code(done.Err) != codes.ResourceExhausted {
-		return report, false
-	}
 	raw := done.Trailer[warmpathv1.TrailerRejection]
-	if len(raw) == 0 {
-		return report, false
-	}
-	return parseRejection([]byte(raw[0]))
-}
-
-// parseRejection reads a serialised Rejection. One that does not name the bound that was reached is none.
-func parseRejection(b []byte) (load.Report, bool) {
 	var r warmpathv1.Rejection
-	if proto.Unmarshal(b, &r) != nil || r.GetMaxOngoing() == 0 {
+	if len(raw) == 0 || status.Code(done.Err) != codes.ResourceExhausted ||
+		proto.Unmarshal([]byte(raw[0]), &r) != nil || r.GetMaxOngoing() == 0 {
 		return load.Report{}, false
 	}
 	return load.Report{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
@@ -143,31 +129,29 @@ const (
 // parseOrca reads a serialised OrcaLoadReport (gRFC A51) as far as it is one, by field
 // number: grpc's orca package would register the names of xDS protos with the application.
 func parseOrca(b []byte) load.Report {
-	running, waiting, uncached, capacity, draining := -1.0, -1.0, -1.0, -1.0, -1.0
+	const running, waiting, uncached, capacity, draining = 0, 1, 2, 3, 4
+	values := [...]float64{-1, -1, -1, -1, -1}
 	protofield.Each(b, func(f protofield.Field) {
-		if f.Number != namedMetrics {
-			return
-		}
-		switch name, value := parseMetric(f.Bytes); name {
-		case warmpathv1.MetricRunning:
-			running = value
-		case warmpathv1.MetricWaiting:
-			waiting = value
-		case warmpathv1.MetricUncachedTokens:
-			uncached = value
-		case warmpathv1.MetricTokenCapacity:
-			capacity = value
-		case warmpathv1.MetricDraining:
-			draining = value
+		if f.Number == namedMetrics {
+			name, value := parseMetric(f.Bytes)
+			if i := slices.Index(orcaMetrics, name); i >= 0 {
+				values[i] = value
+			}
 		}
 	})
 	report := load.Report{
-		Ongoing: -1, QueuedTokens: int64(uncached), KVTokens: max(int(capacity), 0), Draining: draining > 0,
+		Ongoing: -1, QueuedTokens: int64(values[uncached]), KVTokens: max(int(values[capacity]), 0),
+		Draining: values[draining] > 0,
 	}
-	if running >= 0 { // else those that wait are not all that are under way
-		report.Ongoing = int(running + max(waiting, 0))
+	if values[running] >= 0 { // else those that wait are not all that are under way
+		report.Ongoing = int(values[running] + max(values[waiting], 0))
 	}
 	return report
+}
+
+var orcaMetrics = []string{
+	warmpathv1.MetricRunning, warmpathv1.MetricWaiting, warmpathv1.MetricUncachedTokens,
+	warmpathv1.MetricTokenCapacity, warmpathv1.MetricDraining,
 }
 
 // parseMetric reads one entry of the map; a value that is no count is -1.

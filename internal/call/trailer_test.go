@@ -75,10 +75,12 @@ func TestReported(t *testing.T) {
 	}
 }
 
-func FuzzParseRejection(f *testing.F) {
-	f.Add([]byte(rejection(f, 9, 8)))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r, ok := parseRejection(b)
+func FuzzRefusal(f *testing.F) {
+	f.Add(rejection(f, 9, 8))
+	f.Fuzz(func(t *testing.T, raw string) {
+		r, ok := refusal(balancer.DoneInfo{
+			Err: status.Error(codes.ResourceExhausted, "full"), Trailer: metadata.Pairs(warmpathv1.TrailerRejection, raw),
+		})
 		require.GreaterOrEqual(t, r.Ongoing, 0)
 		if ok {
 			require.Equal(t, load.Report{Ongoing: r.Ongoing, QueuedTokens: -1}, r)
