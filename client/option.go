@@ -42,8 +42,9 @@ type option struct {
 
 func (o option) apply(to *options) { o.set(to) }
 
-// WithPolicy selects the policy by its config, over the one of WithConfig: prefixaffinity.Config{} is the default policy
-// with the default config. It sets the channel's default service config: one from the resolver comes before it.
+// WithPolicy selects the policy by its config, over the one of WithConfig: prefixaffinity.Config{} is the default
+// policy with the default config. It sets the channel's default service config: one from the resolver comes before
+// it.
 func WithPolicy(config policy.NamedConfig) Option {
 	return option{set: func(o *options) { o.policy = config }}
 }
@@ -84,7 +85,8 @@ func (o *options) resolvers() (own []grpcresolver.Builder) {
 		own = append(own, target.Files.NewBuilder(o.logger))
 	}
 	if o.logger != nil || len(o.server) > 0 {
-		own = append(own, resolver.NewBuilder(resolver.WithServerDialOptions(o.server...), resolver.WithServerLogger(o.logger)))
+		own = append(own,
+			resolver.NewBuilder(resolver.WithServerDialOptions(o.server...), resolver.WithServerLogger(o.logger)))
 	}
 	return own
 }

@@ -20,8 +20,8 @@ type store struct {
 }
 
 // NewStore returns the store of a deployment, empty = the server's only one, over a connection to a look-aside
-// server, which the caller closes: for policies that run elsewhere. Besides the errors of [policy.Store] its calls return gRPC
-// statuses, as when the server cannot be reached.
+// server, which the caller closes: for policies that run elsewhere. Besides the errors of [policy.Store] its calls
+// return gRPC statuses, as when the server cannot be reached.
 func NewStore(conn grpc.ClientConnInterface, deployment string) policy.Store {
 	return &store{rpc: warmpathv1.NewStoreServiceClient(conn), deployment: deployment}
 }
@@ -35,7 +35,8 @@ func (s *store) Get(ctx context.Context, key string) (policy.Entry, error) {
 	case a.GetVersion() == 0:
 		return policy.Entry{}, policy.ErrNotFound
 	}
-	return policy.Entry{Value: a.GetValue(), Version: a.GetVersion(), TTL: time.Duration(a.GetTtlMs()) * time.Millisecond}, nil
+	ttl := time.Duration(a.GetTtlMs()) * time.Millisecond
+	return policy.Entry{Value: a.GetValue(), Version: a.GetVersion(), TTL: ttl}, nil
 }
 
 // Set implements [policy.Store].

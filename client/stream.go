@@ -95,8 +95,8 @@ type attempt struct {
 	cancel context.CancelFunc
 }
 
-// clientStream is what the application holds. Its methods keep it reachable: when it no longer is, core.abandon ends the
-// call.
+// clientStream is what the application holds. Its methods keep it reachable: when it no longer is, core.abandon ends
+// the call.
 type clientStream struct{ core *core }
 
 func (s *clientStream) SendMsg(m any) error {
@@ -111,8 +111,8 @@ func (s *clientStream) SendMsg(m any) error {
 	return err
 }
 
-// CloseSend closes every attempt of the call. It opens a stream whose message was not sent: where that is a mistake of the
-// application, the server answers it as it does without us.
+// CloseSend closes every attempt of the call. It opens a stream whose message was not sent: where that is a mistake
+// of the application, the server answers it as it does without us.
 func (s *clientStream) CloseSend() error {
 	defer runtime.KeepAlive(s)
 	k := s.core
@@ -211,8 +211,8 @@ func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 	return at, true, err
 }
 
-// attempt asks gRPC for a stream and sends the first message on it, as often as the attempt loop allows. The goroutine that
-// moved phase to opening calls it; failure is the error of the attempt before.
+// attempt asks gRPC for a stream and sends the first message on it, as often as the attempt loop allows. The
+// goroutine that moved phase to opening calls it; failure is the error of the attempt before.
 func (k *core) attempt(failure error) (at attempt, err error) {
 	tries := &k.call.Attempts
 	err = tries.Run(failure, func() error {
@@ -263,8 +263,8 @@ func (k *core) opened(at attempt, err error) {
 	}
 }
 
-// wait returns the stream once no attempt is being made, or the status that the call ended with. Called with mu held, which
-// it releases meanwhile.
+// wait returns the stream once no attempt is being made, or the status that the call ended with. Called with mu held,
+// which it releases meanwhile.
 func (k *core) wait() (attempt, error) {
 	for k.phase <= opening {
 		if k.changed == nil {
@@ -305,8 +305,8 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) err
 	return err
 }
 
-// await runs receive for an attempt with a limit. Where nothing comes within it, and another replica can take the call, it
-// cancels the attempt, claims it, and returns call.ErrLate.
+// await runs receive for an attempt with a limit. Where nothing comes within it, and another replica can take the
+// call, it cancels the attempt, claims it, and returns call.ErrLate.
 func (k *core) await(at attempt, receive func(cs grpc.ClientStream, m any) error, m any) error {
 	tries, first := &k.call.Attempts, func() error { return receive(at.cs, m) }
 	return tries.Await(at.limit, at.cancel, first, func() (moved, ever bool) {

@@ -110,7 +110,8 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	return err
 }
 
-// update passes the endpoints on to their connections, and closes those that are not wanted any more. Called without mu.
+// update passes the endpoints on to their connections, and closes those that are not wanted any more. Called without
+// mu.
 func (b *lb) update(kept []*endpoint, s resolver.State) (err error) {
 	s = pickfirst.EnableHealthListener(s)
 	for _, e := range kept {
@@ -152,8 +153,8 @@ func (b *lb) publish() {
 	b.ClientConn.UpdateState(s)
 }
 
-// ResolverError is called when the resolver fails: the last list stays. A status that it failed with is not the call's: gRPC
-// would fail calls that are to wait for a connection, and others with INTERNAL.
+// ResolverError is called when the resolver fails: the last list stays. A status that it failed with is not the
+// call's: gRPC would fail calls that are to wait for a connection, and others with INTERNAL.
 func (b *lb) ResolverError(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -259,7 +260,7 @@ func (b *lb) warnNoKey(binding *call.Binding, method string) {
 // warnBare warns once that prompts do not reach the policy.
 func (b *lb) warnBare() {
 	b.promptless.Do(func() {
-		b.handle().Logger.Warn("warmpath: the policy looks at prompts, and calls come without the interceptors of client.New or " +
-			"client.DialOptions: they are routed by session, or else by load")
+		b.handle().Logger.Warn("warmpath: the policy looks at prompts, and calls come without the interceptors of " +
+			"client.New or client.DialOptions: they are routed by session, or else by load")
 	})
 }

@@ -103,9 +103,9 @@ func dialects(c *lbConfig, h *call.Handle) *requestkey.Table {
 	return t
 }
 
-// serves reports whether a handle that a pick brought along is that of the balancer's channel: it may be that of another
-// one, in whose attempt the call was made. The first pick of a channel binds its handle, with the Router that the handle kept
-// if there is one.
+// serves reports whether a handle that a pick brought along is that of the balancer's channel: it may be that of
+// another one, in whose attempt the call was made. The first pick of a channel binds its handle, with the Router that
+// the handle kept if there is one.
 func (b *lb) serves(h *call.Handle) bool {
 	if own := b.owner.Load(); own != nil {
 		return own == h

@@ -37,11 +37,13 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if err != nil {
 		return p.refuse(binding, err)
 	}
-	return claim(info, claimed, ready, claimed.Finished)
+	return send(info, claimed, ready, claimed.Finished)
 }
 
-// claim sends an attempt that has its reservation.
-func claim(info balancer.PickInfo, c *call.Call, ready bool, done func(balancer.DoneInfo)) (balancer.PickResult, error) {
+// send sends an attempt that has its reservation.
+func send(
+	info balancer.PickInfo, c *call.Call, ready bool, done func(balancer.DoneInfo),
+) (balancer.PickResult, error) {
 	res, err := hostOf(c.Decision().Replica).send(info)
 	if !ready {
 		// The pick opens the connection. Should it have become ready meanwhile, the
@@ -213,7 +215,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 		c.free()
 		return p.refuse(binding, err)
 	}
-	res, err := claim(info, &c.Call, ready, c.done)
+	res, err := send(info, &c.Call, ready, c.done)
 	if !ready {
 		c.free()
 	}

@@ -57,8 +57,8 @@ func (e *callError) Error() string              { return e.status.Err().Error() 
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 func (e *callError) Unwrap() []error            { return e.causes }
 
-// Run makes attempts with send until one succeeds. Where one has been made and failed, failed is its error, else nil. An
-// error is that of the call.
+// Run makes attempts with send until one succeeds. Where one has been made and failed, failed is its error, else nil.
+// An error is that of the call.
 func (a *Attempts) Run(failed error, send func() error) error {
 	for err := failed; ; {
 		if err != nil {
@@ -235,8 +235,8 @@ func (a *Attempts) retriedElsewhere() bool {
 	return a.call.inside || a.conn.GetMethodConfig(a.call.key.request.Method).RetryPolicy != nil
 }
 
-// Limit is how long the call waits for the first message of the attempt that it has reserved, until another replica gets
-// it; 0 = it is not given to another.
+// Limit is how long the call waits for the first message of the attempt that it has reserved, until another replica
+// gets it; 0 = it is not given to another.
 func (a *Attempts) Limit() time.Duration {
 	c := a.call
 	limit := time.Duration(c.handle.bound.Load().Config.FirstTokenTimeout)
@@ -246,8 +246,8 @@ func (a *Attempts) Limit() time.Duration {
 	return limit
 }
 
-// Await runs receive for an attempt with a limit. Each time that it passes it calls move, as a rule [Attempts.Move]. Where
-// the call moves, Await cancels the attempt, and returns ErrLate once receive has returned.
+// Await runs receive for an attempt with a limit. Each time that it passes it calls move, as a rule [Attempts.Move].
+// Where the call moves, Await cancels the attempt, and returns ErrLate once receive has returned.
 func (a *Attempts) Await(
 	limit time.Duration, cancel context.CancelFunc, receive func() error, move func() (moved, ever bool),
 ) error {

@@ -42,7 +42,7 @@ import (
 //
 // The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates.
 type Call struct {
-	context.Context // ends with the application's and at the timeout of the service config; that of a stream with the call too
+	context.Context // ends with the application's, and at the timeout of the service config; that of a stream with it
 	// Attempts is the retry loop; the goroutine of the call uses it.
 	Attempts Attempts
 
@@ -96,8 +96,8 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	return true
 }
 
-// Bare begins a call without an interceptor, and so without a message, in memory that must be zero. It is one attempt, which
-// ends it, and the look-aside server is not asked.
+// Bare begins a call without an interceptor, and so without a message, in memory that must be zero. It is one
+// attempt, which ends it, and the look-aside server is not asked.
 func (h *Handle) Bare(c *Call, ctx context.Context, route *Route) {
 	c.Context, c.handle, c.given, c.route, c.ended, c.bare = ctx, h, route, route, true, true
 	c.key.request.State().Origin = c

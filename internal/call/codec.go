@@ -20,9 +20,10 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A requestCodec encodes the request message of a call for each attempt. It appends the data-parallel rank of the attempt:
-// of a repeated scalar the last one counts. A message that can be encoded only once it keeps until no attempt follows: gRPC
-// frees what a codec returns when it has sent it, and a codec may return memory of the message itself.
+// A requestCodec encodes the request message of a call for each attempt. It appends the data-parallel rank of the
+// attempt: of a repeated scalar the last one counts. A message that can be encoded only once it keeps until no
+// attempt follows: gRPC frees what a codec returns when it has sent it, and a codec may return memory of the message
+// itself.
 type requestCodec struct {
 	encoding.CodecV2
 	call *Call
@@ -141,9 +142,9 @@ func sameMessage(a, b any) bool {
 	return v.Comparable() && v.Equal(w)
 }
 
-// RankMetadata returns the metadata with the data-parallel rank that was chosen for an attempt that is about to be sent to a
-// replica with several. They are nil where the replica is to choose, and where the application chose, in the metadata or the
-// message. The rank is written into the message, too, where its dialect has a field for it.
+// RankMetadata returns the metadata with the data-parallel rank that was chosen for an attempt that is about to be
+// sent to a replica with several. They are nil where the replica is to choose, and where the application chose, in
+// the metadata or the message. The rank is written into the message, too, where its dialect has a field for it.
 func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -125,9 +125,9 @@ func (h *Handle) Defers(method string) bool {
 	return h.bound.Load().Dialects.Lookup(method).DeferStream()
 }
 
-// Bind puts the Binding of a balancer that was built for this channel into force, in the place of its old one. A balancer
-// calls it before its first pick, or at its first pick that brings the handle along, after a change of its configuration,
-// and, with nil, when it is closed.
+// Bind puts the Binding of a balancer that was built for this channel into force, in the place of its old one. A
+// balancer calls it before its first pick, or at its first pick that brings the handle along, after a change of its
+// configuration, and, with nil, when it is closed.
 func (h *Handle) Bind(old, b *Binding, id channelz.Identifier) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -185,8 +185,9 @@ func (c *Call) Beyond(r *Route) *Route {
 	return r.set
 }
 
-// routeOf returns the route of a call that begins on the handle's channel in the context of another one, outer, with the
-// route there. It gets no Report of that call, and nothing at all of a call on another channel but what was set in it.
+// routeOf returns the route of a call that begins on the handle's channel in the context of another one, outer, with
+// the route there. It gets no Report of that call, and nothing at all of a call on another channel but what was set
+// in it.
 func (h *Handle) routeOf(outer *Call, r *Route) *Route {
 	switch {
 	case outer.handle != h:

@@ -35,16 +35,16 @@ type attempt struct {
 	Full    bool            // the channel's picker found every replica full
 	Refused bool            // the replica refused the request with warmpath's trailer since it is full
 	breaks  uint64          // of connections, before it began
-	// DoneInfo is how it ended; zero = it has not. BytesReceived is set where something of an answer came, headers at least.
-	// An answer without headers and messages, a status alone, has its content type in the trailer.
+	// DoneInfo is how it ended; zero = it has not. BytesReceived is set where something of an answer came, headers at
+	// least. An answer without headers and messages, a status alone, has its content type in the trailer.
 	balancer.DoneInfo
 }
 
 // statusAlone reports whether the replica answered with a status in place of headers and messages.
 func (a *attempt) statusAlone() bool { return len(a.Trailer["content-type"]) > 0 }
 
-// Note records a decision on the attempt's span, in the metrics, and in the report that the application asked for. call is
-// the application's context; nil where it cannot be distinguished, as without an interceptor.
+// Note records a decision on the attempt's span, in the metrics, and in the report that the application asked for.
+// call is the application's context; nil where it cannot be distinguished, as without an interceptor.
 func Note(attempt, call context.Context, b *Binding, route *Route, q *policy.Request, d *policy.Decision) {
 	b.Telemetry.Decided(attempt, call, b.Policy, q, d)
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {

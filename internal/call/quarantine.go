@@ -21,10 +21,11 @@ const (
 	maxBreaks = 1024
 )
 
-// A quarantine remembers the attempts whose connections broke. A prompt under which that happened alone on two different
-// replicas within the TTL is not sent any more, until the older break is forgotten; a prompt that a replica answers
-// is forgotten. A break of several connections at about the same time, or under several prompts, is a network's or a
-// process's, and no evidence against any of them. While no prompt is suspected it costs a call two atomic loads.
+// A quarantine remembers the attempts whose connections broke. A prompt under which that happened alone on two
+// different replicas within the TTL is not sent any more, until the older break is forgotten; a prompt that a replica
+// answers is forgotten. A break of several connections at about the same time, or under several prompts, is a
+// network's or a process's, and no evidence against any of them. While no prompt is suspected it costs a call two
+// atomic loads.
 type quarantine struct {
 	held   atomic.Int64  // breaks that are evidence
 	breaks atomic.Uint64 // connections that ever broke under an attempt
@@ -101,8 +102,8 @@ func (q *quarantine) forget(which func(breakage) bool) {
 	q.held.Store(int64(held))
 }
 
-// convicted returns the last breaks under a prompt on two replicas, the older one first; nil if there are none. Called with
-// mu held.
+// convicted returns the last breaks under a prompt on two replicas, the older one first; nil if there are none.
+// Called with mu held.
 func (q *quarantine) convicted(prompt uint64) []breakage {
 	var last *breakage
 	for i := len(q.recent) - 1; i >= 0; i-- {
