@@ -214,10 +214,11 @@ func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 // attempt asks gRPC for a stream and sends the first message on it, as often as the attempt loop allows. The
 // goroutine that moved phase to opening calls it; failure is the error of the attempt before.
 func (k *core) attempt(failure error) (at attempt, err error) {
+	at = k.at
 	tries := &k.call.Attempts
 	err = tries.Run(failure, func() error {
 		ctx := context.Context(&k.call)
-		at = attempt{n: tries.Begun, limit: tries.Limit()}
+		at = attempt{n: at.n + 1, limit: tries.Limit()}
 		if at.limit > 0 {
 			ctx, at.cancel = context.WithCancel(ctx)
 		}

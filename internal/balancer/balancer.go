@@ -167,9 +167,7 @@ func (b *lb) ResolverError(err error) {
 }
 
 // UpdateSubConnState is never called: states come through listeners.
-func (b *lb) UpdateSubConnState(balancer.SubConn, balancer.SubConnState) {
-	logger.Error("UpdateSubConnState: unexpected call")
-}
+func (b *lb) UpdateSubConnState(balancer.SubConn, balancer.SubConnState) {}
 
 // ExitIdle opens the connections that are not, if all are to be open.
 func (b *lb) ExitIdle() {
@@ -183,7 +181,26 @@ func (b *lb) ExitIdle() {
 // Close ends the balancer: queued calls go back to gRPC. What
 // was learned stays with the channel's handle, if it has one.
 func (b *lb) Close() {
-	conns, unused := b.leave()
+	b.mu.Lock()
+	b.closed = true
+	b.endpoints.reach(nil)
+	leave(&b.attached.leaveView)
+	leave(&b.attached.leaveEvents)
+	leave(&b.attached.leaveMetrics)
+	var conns []*conn
+	for _, e := range b.endpoints.all.Values() {
+		e.picker.Store(gone) // the Router may outlive the balancer: it is not to hold on to connections
+		conns = append(conns, e.conns...)
+	}
+	var unused []*router.Router
+	if binding, h := b.binding.Load(), b.owner.Load(); h != nil && binding != nil {
+		binding.Router.Fleet.Disconnect()
+		h.Bind(binding, nil, b.opts.ChannelzParent)
+		unused = h.Keep(binding)
+	} else if binding != nil {
+		unused = append(unused, binding.Router)
+	}
+	b.mu.Unlock()
 	b.end()
 	for range maxAborts { // waits for those under way, and leaves room for no other
 		b.aborts <- struct{}{}
@@ -194,32 +211,6 @@ func (b *lb) Close() {
 		}
 	}
 	b.retire(unused...)
-}
-
-// leave lets go of everything but the connections, which it returns, with the Routers that are to be closed.
-func (b *lb) leave() (conns []*conn, unused []*router.Router) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.closed = true
-	b.endpoints.reach(nil)
-	leave(&b.attached.leaveView)
-	leave(&b.attached.leaveEvents)
-	leave(&b.attached.leaveMetrics)
-	for _, e := range b.endpoints.all.Values() {
-		e.picker.Store(gone) // the Router may outlive the balancer: it is not to hold on to connections
-		conns = append(conns, e.conns...)
-	}
-	h, binding := b.owner.Load(), b.binding.Load()
-	switch {
-	case binding == nil:
-	case h == nil:
-		unused = append(unused, binding.Router)
-	default:
-		binding.Router.Fleet.Disconnect()
-		h.Bind(binding, nil, b.opts.ChannelzParent)
-		unused = h.Keep(binding)
-	}
-	return conns, unused
 }
 
 // retire closes Routers. Called without mu held: a policy may take its time.

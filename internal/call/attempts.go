@@ -24,7 +24,6 @@ type Attempts struct {
 	call *Call
 	conn *grpc.ClientConn
 
-	Begun    int // attempts
 	failed   int // attempts that count towards max_attempts: all that failed but those that were refused
 	sent     int // of those, the ones that a replica may have begun to serve
 	rejected int // of those, the ones that a replica rejected
@@ -66,7 +65,6 @@ func (a *Attempts) Run(failed error, send func() error) error {
 				return err
 			}
 		}
-		a.Begun++
 		wait := a.backoff
 		a.backoff = 0
 		if err = a.call.reserve(wait); err != nil {
@@ -155,8 +153,12 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 		return nil // move has checked the rest
 	case broken:
 		a.sent++
-		if err := a.broke(last); err != nil {
-			return err
+		if c := a.call; !last.BytesReceived {
+			b := c.handle.bound.Load()
+			prompt, known := c.key.prompt(b)
+			if by := b.broke(&c.handle.quarantine, &last, last.Err, prompt, known); by != nil {
+				return b.quarantined(c, by)
+			}
 		}
 	case rejected:
 		if a.rejected++; !a.canMove() {
@@ -185,22 +187,6 @@ func (a *Attempts) retry() bool {
 	}
 	h.Telemetry.Count(a.call, telemetry.OverBudget, b.Policy, "")
 	return false
-}
-
-// broke notes an attempt that was sent and broke before its first message. Where it got UNAVAILABLE and the replica
-// answered nothing, its connection broke. The error is not nil if the prompt is in quarantine now.
-func (a *Attempts) broke(last attempt) error {
-	c := a.call
-	b, replica := c.handle.bound.Load(), last.Replica
-	if b.quarantineTTL() <= 0 || replica == nil || last.BytesReceived ||
-		status.Code(last.Err) != codes.Unavailable {
-		return nil
-	}
-	prompt, known := c.key.prompt(b)
-	return b.quarantined(c, c.handle.quarantine.broke(breakage{
-		prompt: prompt, known: known, replica: replica.ID, at: time.Now(), began: last.breaks,
-		beside: replica.Ongoing() > 0,
-	}, b.quarantineTTL()))
 }
 
 // canMove reports whether another replica than the one that has the attempt has room for the call now. gRPC may be at

@@ -295,8 +295,8 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.busy = false
-	if info.Err != nil && c.outcome.result.FirstMessage > 0 {
-		c.brokeLate(info.Err) // before the release, so that a break is seen either way
+	if info.Err != nil && c.outcome.result.FirstMessage > 0 { // before the release, so that a break is seen either way
+		c.reserved.binding.broke(&c.handle.quarantine, &c.outcome.last, info.Err, 0, false)
 	}
 	refused := Ended(&c.reserved.held, info)
 	if !info.BytesSent && info.Err == nil {
@@ -318,16 +318,6 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	// reserved must not last through a backoff.
 	if c.key.request.Answer != policy.AnswerWhole || info.Err != nil || c.ended {
 		c.complete()
-	}
-}
-
-// brokeLate notes that a connection may have broken under a call that was answered: under others it is no evidence
-// against their prompts. Called with mu held.
-func (c *Call) brokeLate(err error) {
-	b := c.reserved.binding
-	if b != nil && b.quarantineTTL() > 0 && status.Code(err) == codes.Unavailable && c.outcome.last.Replica != nil {
-		at := breakage{replica: c.outcome.last.Replica.ID, at: time.Now(), began: c.outcome.last.breaks}
-		c.handle.quarantine.broke(at, b.quarantineTTL())
 	}
 }
 

@@ -25,9 +25,6 @@ type key struct {
 	uses    policy.Uses // what was taken
 	filled  bool
 	refused bool // for want of a prompt
-
-	hashed, hasPrompt bool
-	hash              uint64 // of the prompt, for the quarantine
 }
 
 // fill takes the request key from the message and the metadata, once.
@@ -108,12 +105,11 @@ func (k *key) refusal() error {
 }
 
 // prompt returns the hash of the whole prompt with its model, adapter and salt; false where the message has none. It is
-// read from the message, once, whatever the policy looks at. The goroutine of the call uses it.
+// read from the message, whatever the policy looks at.
 func (k *key) prompt(b *Binding) (uint64, bool) {
-	if k.hashed || k.msg == nil {
-		return k.hash, k.hasPrompt
+	if k.msg == nil {
+		return 0, false
 	}
-	k.hashed = true
 	var q policy.Request
 	b.dialect(&k.request).Request(&q, policy.UsesPrompt|requestkey.WantModel, k.msg)
 	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
@@ -122,10 +118,7 @@ func (k *key) prompt(b *Binding) (uint64, bool) {
 	if len(hash) == 0 {
 		hash = kvindex.AppendText(whole[:0], q.Prompt.Text, len(q.Prompt.Text), seed)
 	}
-	if len(hash) > 0 {
-		k.hash, k.hasPrompt = hash[0], true
-	}
-	return k.hash, k.hasPrompt
+	return whole[0], len(hash) > 0
 }
 
 // A Route is what the application sets for one call through its context.

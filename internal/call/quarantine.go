@@ -121,6 +121,19 @@ func (q *quarantine) convicted(prompt uint64) []breakage {
 // quarantineTTL is how long a prompt stays in quarantine; not positive = there is none.
 func (b *Binding) quarantineTTL() time.Duration { return time.Duration(b.Config.QuarantineTTL) }
 
+// broke notes that a connection may have broken under an attempt that ended with err: with UNAVAILABLE. Where the attempt
+// was answered its prompt does not count, and the break is evidence for others. It returns the two breaks if the prompt
+// is in quarantine by that.
+func (b *Binding) broke(q *quarantine, last *attempt, err error, prompt uint64, known bool) []breakage {
+	if b.quarantineTTL() <= 0 || last.Replica == nil || status.Code(err) != codes.Unavailable {
+		return nil
+	}
+	return q.broke(breakage{
+		prompt: prompt, known: known, replica: last.Replica.ID, at: time.Now(), began: last.breaks,
+		beside: known && last.Replica.Ongoing() > 0,
+	}, b.quarantineTTL())
+}
+
 // quarantined returns the error of a call whose prompt is in quarantine by these two breaks, nil for none.
 func (b *Binding) quarantined(ctx context.Context, by []breakage) error {
 	if by == nil {
