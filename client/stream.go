@@ -235,12 +235,12 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 		}
 		return err
 	})
-	k.opened(at, err)
+	k.leave(at, err)
 	return at, err
 }
 
-// opened ends phase opening with the stream of an attempt, or the error of the call.
-func (k *core) opened(at attempt, err error) {
+// leave ends phase opening with the stream of an attempt, or the error of the call.
+func (k *core) leave(at attempt, err error) {
 	k.mu.Lock()
 	switch {
 	case err != nil:
@@ -315,7 +315,7 @@ func (k *core) await(at attempt, receive func(cs grpc.ClientStream, m any) error
 			return false, false
 		}
 		if moved, ever = tries.Move(); !moved {
-			k.opened(at, nil)
+			k.leave(at, nil)
 		}
 		return moved, ever
 	})

@@ -27,7 +27,7 @@ type endpoints struct {
 	members    []router.Member
 	left       []*conn                        // to be closed at the end of the update under way
 	updates    uint64                         // of the list
-	states     [connectivity.Shutdown + 1]int // endpoints, by their state
+	states     [connectivity.Shutdown + 1]int // endpoints, by their state; Shutdown is not counted
 	failed     balancer.Picker                // of the endpoint that failed last
 	perReplica int                            // connections
 	streams    int                            // that a connection takes; 0 = not known
@@ -41,8 +41,7 @@ type endpoint struct {
 	// Guarded by lb.mu.
 	id    string            // of the replica that is there
 	as    resolver.Endpoint // as the resolver lists it
-	state connectivity.State
-	seen  uint64 // the last update of the list that has it
+	seen  uint64            // the last update of the list that has it
 	conns []*conn
 }
 
@@ -79,7 +78,7 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []*end
 			continue
 		}
 		if !ok {
-			e = &endpoint{lb: b, state: connectivity.Shutdown, host: new(host)}
+			e = &endpoint{lb: b, host: new(host)}
 			e.picker.Store(gone)
 			l.all.Set(ep, e)
 		}
@@ -90,8 +89,7 @@ func (l *endpoints) set(b *lb, config *lbConfig, all []resolver.Endpoint) []*end
 	for ep, e := range l.all.All() {
 		if e.seen != l.updates {
 			l.all.Delete(ep)
-			l.moves(e, connectivity.Shutdown)
-			e.picker.Store(gone) // a reservation there that was not sent yet goes elsewhere
+			l.put(e, gone) // a reservation there that was not sent yet goes elsewhere
 			l.drop(e, 0)
 		}
 	}
@@ -203,7 +201,13 @@ func (l *endpoints) report(e *endpoint) {
 	if len(e.conns) > 1 {
 		*s = together(e.conns)
 	}
-	l.moves(e, s.ConnectivityState)
+	l.put(e, s)
+}
+
+// put puts the state of an endpoint into force, and counts it.
+func (l *endpoints) put(e *endpoint, s *childState) {
+	l.states[e.connectivity()]--
+	l.states[s.ConnectivityState]++
 	e.picker.Store(s)
 }
 
@@ -259,13 +263,6 @@ func (p leastUsed) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 		res.Done = chain(res.Done, least.done)
 		return res, nil
 	}
-}
-
-// moves counts an endpoint in another state; Shutdown is none.
-func (l *endpoints) moves(e *endpoint, to connectivity.State) {
-	l.states[e.state]--
-	l.states[to]++
-	e.state = to
 }
 
 // aggregate returns the best state of an endpoint.
