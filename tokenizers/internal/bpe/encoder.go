@@ -43,13 +43,11 @@ type Encoder struct {
 	late    *specials // found in what the normaliser made of it; nil = none
 	whole   bool      // a special token takes blanks along, so a text is one segment
 	atLines bool      // segments end at line ends, else behind special tokens
-	scratch sync.Pool
 }
 
 // NewEncoder returns an Encoder.
 func NewEncoder(c Config) *Encoder {
 	e := &Encoder{c: c}
-	e.scratch.New = func() any { return new(scratch) }
 	var raw, late []Special
 	for _, s := range c.Specials {
 		e.whole = e.whole || s.EatLeft || s.EatRight
@@ -121,10 +119,7 @@ func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from, t
 	if !utf8.ValidString(text[from:to]) {
 		return dst, tokenize.ErrNotText
 	}
-	s := e.scratch.Get().(*scratch)
-	s.ctx, s.done = ctx, 0
-	defer e.keep(s)
-	w := &work{e: e, s: s, dst: dst}
+	w := &work{e: e, s: scratch{ctx: ctx}, dst: dst}
 	for i := from; i < to; {
 		t, start, end := e.raw.find(text[:min(len(text), to+e.raw.longest)], i)
 		if start = min(start, to); start > i {
@@ -145,17 +140,10 @@ func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from, t
 	return w.dst, nil
 }
 
-// keep puts a scratch away, unless a long piece has made it large.
-func (e *Encoder) keep(s *scratch) {
-	if s.ctx = nil; cap(s.ids) <= maxKept {
-		e.scratch.Put(s)
-	}
-}
-
 // work is one call of Encode.
 type work struct {
 	e   *Encoder
-	s   *scratch
+	s   scratch
 	dst []uint32
 }
 
@@ -164,10 +152,7 @@ type work struct {
 func (w *work) between(text string, stop int, first bool) (err error) {
 	c := &w.e.c
 	if c.NFC && !norm.NFC.IsNormalString(text[:stop]) {
-		normal, err := w.normal(text[:stop])
-		if err != nil {
-			return err
-		}
+		normal := norm.NFC.String(text[:stop])
 		text, stop = normal+text[stop:], len(normal)
 	}
 	if c.Rewrite != nil {
@@ -192,27 +177,10 @@ func (w *work) between(text string, stop int, first bool) (err error) {
 	return nil
 }
 
-// normal returns a text in normal form C.
-func (w *work) normal(text string) (string, error) {
-	var out []byte
-	for len(text) > 0 {
-		n := min(len(text), check)
-		for n < len(text) && !utf8.RuneStart(text[n]) {
-			n++
-		}
-		out = norm.NFC.AppendString(out, text[:n])
-		if err := w.s.step(n); err != nil {
-			return "", err
-		}
-		text = text[n:]
-	}
-	return string(out), nil
-}
-
 // pieces cuts a text with the splitters that are left and encodes the pieces up to stop.
 func (w *work) pieces(text string, stop int, splitters []*Splitter) (err error) {
 	if len(splitters) == 0 {
-		w.dst, err = w.e.c.Model.append(w.dst, text[:stop], w.s)
+		w.dst, err = w.e.c.Model.append(w.dst, text[:stop], &w.s)
 		return err
 	}
 	return splitters[0].split(text, stop, func(piece string) error { return w.pieces(piece, len(piece), splitters[1:]) })

@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"container/heap"
 	"context"
 	"unicode/utf8"
 )
@@ -13,10 +14,7 @@ const few = 48
 // at the context.
 const check = 16 << 10
 
-// maxKept is up to how many symbols a scratch is used again, about 40 bytes each.
-const maxKept = 1 << 17
-
-// scratch is the memory of merging, used again and again.
+// scratch is the memory of merging, used for one piece after the other.
 type scratch struct {
 	ctx  context.Context
 	done int // since the last look at ctx
@@ -25,7 +23,7 @@ type scratch struct {
 	vals []uint64 // of the pair that begins here: rank<<32 | id, or noMerge
 	next []int32
 	prev []int32
-	heap []candidate
+	heap candidates
 }
 
 // step counts steps, and returns the context's error if it has ended.
@@ -51,14 +49,10 @@ func (m *Model) append(dst []uint32, piece string, s *scratch) ([]uint32, error)
 }
 
 func (m *Model) merged(dst []uint32, piece string, s *scratch) ([]uint32, error) {
-	var err error
-	if s.ids, err = m.symbols(s.ids[:0], piece, s); err != nil {
-		return dst, err
-	}
+	s.ids, s.vals = m.symbols(s.ids[:0], piece), s.vals[:0]
 	if len(s.ids) < 2 {
 		return append(dst, s.ids...), nil
 	}
-	s.vals = s.vals[:0]
 	for i := range len(s.ids) - 1 {
 		s.vals = append(s.vals, m.pair(s.ids[i], s.ids[i+1]))
 		if err := s.step(1); err != nil {
@@ -72,37 +66,29 @@ func (m *Model) merged(dst []uint32, piece string, s *scratch) ([]uint32, error)
 }
 
 // symbols appends what merging starts from.
-func (m *Model) symbols(dst []uint32, piece string, s *scratch) ([]uint32, error) {
+func (m *Model) symbols(dst []uint32, piece string) []uint32 {
 	if !m.char {
 		for i := range len(piece) {
 			dst = append(dst, m.bytes[piece[i]])
-			if err := s.step(1); err != nil {
-				return dst, err
-			}
 		}
-		return dst, nil
+		return dst
 	}
 	fusing := false
-	for i := 0; i < len(piece); {
-		r, n := utf8.DecodeRuneInString(piece[i:])
+	for i, r := range piece {
 		id, ok := m.runes[r]
 		switch {
 		case ok:
 			dst = append(dst, id)
 		case m.byByte:
-			for _, b := range []byte(piece[i : i+n]) {
+			for _, b := range []byte(piece[i : i+utf8.RuneLen(r)]) {
 				dst = append(dst, m.bytes[b])
 			}
 		case m.unknown != nil && !(m.fuse && fusing):
 			dst = append(dst, *m.unknown)
 		}
 		fusing = !ok && !m.byByte
-		i += n
-		if err := s.step(1); err != nil {
-			return dst, err
-		}
 	}
-	return dst, nil
+	return dst
 }
 
 // mergeFew merges in place. Two pairs of equal rank are the same pair, so the
@@ -136,7 +122,24 @@ type candidate struct {
 	at  int32
 }
 
-func (c candidate) before(o candidate) bool { return c.val < o.val || c.val == o.val && c.at < o.at }
+// candidates is a heap: the lowest rank first, of equals the leftmost.
+type candidates []candidate
+
+func (c candidates) Len() int      { return len(c) }
+func (c candidates) Swap(i, j int) { c[i], c[j] = c[j], c[i] }
+func (c candidates) Less(i, j int) bool {
+	return c[i].val < c[j].val || c[i].val == c[j].val && c[i].at < c[j].at
+}
+
+// Push implements [heap.Interface].
+func (c *candidates) Push(x any) { *c = append(*c, x.(candidate)) }
+
+// Pop implements [heap.Interface].
+func (c *candidates) Pop() any {
+	last := (*c)[len(*c)-1]
+	*c = (*c)[:len(*c)-1]
+	return last
+}
 
 // mergeMany does the same with a heap over a linked list.
 func (m *Model) mergeMany(dst []uint32, s *scratch) ([]uint32, error) {
@@ -146,18 +149,15 @@ func (m *Model) mergeMany(dst []uint32, s *scratch) ([]uint32, error) {
 	for i := range n {
 		s.next, s.prev = append(s.next, int32(i+1)), append(s.prev, int32(i-1))
 		if s.vals[i] != noMerge {
-			s.push(candidate{s.vals[i], int32(i)})
-		}
-		if err := s.step(1); err != nil {
-			return dst, err
+			s.heap = append(s.heap, candidate{s.vals[i], int32(i)})
 		}
 	}
+	heap.Init(&s.heap)
 	renew := func(i int32) {
 		s.vals[i] = noMerge
 		if j := s.next[i]; int(j) < n {
-			if v := m.pair(s.ids[i], s.ids[j]); v != noMerge {
-				s.vals[i] = v
-				s.push(candidate{v, i})
+			if s.vals[i] = m.pair(s.ids[i], s.ids[j]); s.vals[i] != noMerge {
+				heap.Push(&s.heap, candidate{s.vals[i], i})
 			}
 		}
 	}
@@ -165,7 +165,7 @@ func (m *Model) mergeMany(dst []uint32, s *scratch) ([]uint32, error) {
 		if err := s.step(1); err != nil {
 			return dst, err
 		}
-		c := s.pop()
+		c := heap.Pop(&s.heap).(candidate)
 		if s.vals[c.at] != c.val {
 			continue // one of the two has merged meanwhile
 		}
@@ -185,38 +185,4 @@ func (m *Model) mergeMany(dst []uint32, s *scratch) ([]uint32, error) {
 		dst = append(dst, s.ids[i])
 	}
 	return dst, nil
-}
-
-func (s *scratch) push(c candidate) {
-	s.heap = append(s.heap, c)
-	for i := len(s.heap) - 1; i > 0; {
-		up := (i - 1) / 2
-		if !s.heap[i].before(s.heap[up]) {
-			return
-		}
-		s.heap[i], s.heap[up] = s.heap[up], s.heap[i]
-		i = up
-	}
-}
-
-func (s *scratch) pop() candidate {
-	h := s.heap
-	top, last := h[0], len(h)-1
-	h[0] = h[last]
-	h = h[:last]
-	for i := 0; ; {
-		least := i
-		for _, down := range [2]int{2*i + 1, 2*i + 2} {
-			if down < last && h[down].before(h[least]) {
-				least = down
-			}
-		}
-		if least == i {
-			break
-		}
-		h[i], h[least] = h[least], h[i]
-		i = least
-	}
-	s.heap = h
-	return top
 }

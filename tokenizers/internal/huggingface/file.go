@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"time"
@@ -37,8 +36,11 @@ func Open(path string) (*bpe.Encoder, error) {
 	if err != nil {
 		return nil, err
 	}
+	if info.Size() > maxFile {
+		return nil, fmt.Errorf("%s is larger than %d MiB", path, maxFile>>20)
+	}
 	return opened.Open(file{path, info.Size(), info.ModTime()}, func() (*bpe.Encoder, error) {
-		raw, err := readFile(path)
+		raw, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
 		}
@@ -48,19 +50,6 @@ func Open(path string) (*bpe.Encoder, error) {
 		}
 		return e, nil
 	})
-}
-
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(raw) > maxFile {
-		err = fmt.Errorf("%s is larger than %d MiB", path, maxFile>>20)
-	}
-	return raw, err
 }
 
 // document is a tokenizer.json, as far as it matters.

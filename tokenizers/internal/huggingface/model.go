@@ -28,26 +28,22 @@ type merge [2]string
 
 // UnmarshalJSON implements [json.Unmarshaler].
 func (m *merge) UnmarshalJSON(raw []byte) error {
+	var parts []string
 	if len(raw) > 0 && raw[0] == '[' {
-		var both []string
-		if err := json.Unmarshal(raw, &both); err != nil {
+		if err := json.Unmarshal(raw, &parts); err != nil {
 			return err
 		}
-		if len(both) != 2 {
-			return fmt.Errorf("a merge has %d parts, not 2", len(both))
+	} else {
+		var s string
+		if err := json.Unmarshal(raw, &s); err != nil {
+			return err
 		}
-		*m = merge{both[0], both[1]}
-		return nil
+		parts = strings.Split(s, " ")
 	}
-	var s string
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return err
+	if len(parts) != 2 {
+		return fmt.Errorf("the merge %s is not two parts", raw)
 	}
-	left, right, ok := strings.Cut(s, " ")
-	if !ok || strings.Contains(right, " ") {
-		return fmt.Errorf("the merge %q is not two parts with a blank between", s)
-	}
-	*m = merge{left, right}
+	*m = merge(parts)
 	return nil
 }
 
