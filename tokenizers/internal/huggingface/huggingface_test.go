@@ -162,7 +162,7 @@ func TestWhatIsRefused(t *testing.T) {
 		{"model", `{"type":"BPE","vocab":{"a":1},"dropout":0.1}`, "dropout"},
 		{"model", `{"type":"BPE","vocab":{"a":1},"end_of_word_suffix":"</w>"}`, "end_of_word_suffix"},
 		{"model", `{"type":"BPE","vocab":{"a":1},"merges":["ab"]}`, "not two parts"},
-		{"model", `{"type":"BPE","vocab":{"a":1},"merges":[["a"]]}`, "a merge has 1 parts"},
+		{"model", `{"type":"BPE","vocab":{"a":1},"merges":[["a"]]}`, "not two parts"},
 		{"model", `{"type":"BPE","vocab":{"a":1},"merges":[["a","\n"]]}`, "not in ByteLevel's letters"},
 		{"model", `{"type":"BPE","vocab":{"a":1},"merges":[]}`, "is not in the vocabulary"},
 		{"added_tokens", `[{"id":1,"content":"x","single_word":true}]`, "single_word"},
