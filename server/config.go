@@ -127,7 +127,7 @@ func ParseConfig(data []byte) (*Config, error) {
 		return nil, fmt.Errorf("config: %s", strings.Join(strings.Fields(err.Error()), " "))
 	}
 	var read Config
-	if err := read.decode(raw); err != nil {
+	if err := policy.Decode(raw, &read); err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
 	c := read.withDefaults()
@@ -135,29 +135,6 @@ func ParseConfig(data []byte) (*Config, error) {
 		return nil, fmt.Errorf("config: %w", err)
 	}
 	return &c, nil
-}
-
-// decode reads each deployment by itself, so that an error can name it.
-func (c *Config) decode(raw []byte) error {
-	type plain Config
-	file := struct {
-		*plain
-		Deployments map[string]json.RawMessage `json:"deployments"`
-	}{plain: (*plain)(c)}
-	if err := policy.Decode(raw, &file); err != nil {
-		return errors.New(strings.TrimPrefix(err.Error(), "plain."))
-	}
-	c.Deployments = make(map[string]Deployment, len(file.Deployments))
-	for _, name := range slices.Sorted(maps.Keys(file.Deployments)) {
-		var d Deployment
-		if err := policy.Decode(file.Deployments[name], &d); err != nil {
-			// The policy's fields stand beside the others, not in a field Config.
-			text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "Config."), "Adoption.")
-			return fmt.Errorf("deployments.%s: %s", name, text)
-		}
-		c.Deployments[name] = d
-	}
-	return nil
 }
 
 // Validate checks every field. The error names it.

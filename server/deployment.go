@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/warmpath/warmpath/internal/loadpoll"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/sharedstore"
@@ -56,6 +58,7 @@ func newDeployment(
 	name string, log *slog.Logger, now func() time.Time, moved func(), recorder *telemetry.Recorder,
 ) *deployment {
 	d := &deployment{name: name, log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
+	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
 	d.balance = balance{sources: &d.sources, ledger: ledger{roster: &d.roster}}
 	d.picks = picks{

@@ -99,14 +99,13 @@ type boundedListener struct {
 	log     *slog.Logger
 	refused rate.Sometimes // when refusals are logged
 
-	mu    sync.Mutex // guards what follows; nothing is locked under it
-	open  int
-	hosts map[string]int
+	mu   sync.Mutex     // guards open; nothing is locked under it
+	open map[string]int // by host; "" = all
 }
 
 func newBoundedListener(l net.Listener, most int, log *slog.Logger) *boundedListener {
 	return &boundedListener{
-		Listener: l, most: most, log: log, hosts: make(map[string]int),
+		Listener: l, most: most, log: log, open: make(map[string]int),
 		refused: rate.Sometimes{First: 1, Interval: 10 * time.Second},
 	}
 }
@@ -118,9 +117,12 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		host := hostOf(c)
-		if l.take(host) {
-			return &boundedConn{Conn: c, end: sync.OnceFunc(func() { l.give(host) })}, nil
+		host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+		if err != nil { // a Unix socket has no hosts
+			host = c.RemoteAddr().Network()
+		}
+		if l.count(host, 1) {
+			return &boundedConn{Conn: c, end: sync.OnceFunc(func() { l.count(host, -1) })}, nil
 		}
 		l.refused.Do(func() {
 			l.log.Warn("warmpath: connections are refused: max_connections", "most", l.most, "last", host)
@@ -129,31 +131,18 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-func (l *boundedListener) take(host string) bool {
+// count counts n connections of a host more, unless there are as many as there may be.
+func (l *boundedListener) count(host string, n int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open >= l.most || l.hosts[host] >= (l.most+1)/2 {
+	if n > 0 && (l.open[""] >= l.most || l.open[host] >= (l.most+1)/2) {
 		return false
 	}
-	l.open++
-	l.hosts[host]++
+	l.open[""] += n
+	if l.open[host] += n; l.open[host] == 0 {
+		delete(l.open, host)
+	}
 	return true
-}
-
-func (l *boundedListener) give(host string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open--
-	if l.hosts[host]--; l.hosts[host] == 0 {
-		delete(l.hosts, host)
-	}
-}
-
-func hostOf(c net.Conn) string {
-	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-		return a.IP.String()
-	}
-	return c.RemoteAddr().Network()
 }
 
 // boundedConn gives its place back when it is closed.

@@ -48,17 +48,16 @@ func TestConnectionsAreBounded(t *testing.T) {
 
 func TestHostsHaveAHalf(t *testing.T) {
 	l := newBoundedListener(nil, 4, discard)
-	require.True(t, l.take("a"))
-	require.True(t, l.take("a"))
-	require.False(t, l.take("a"))
-	require.True(t, l.take("b"))
-	require.True(t, l.take("c"))
-	require.False(t, l.take("d"), "all are taken")
-	l.give("b")
-	require.True(t, l.take("d"))
+	require.True(t, l.count("a", 1))
+	require.True(t, l.count("a", 1))
+	require.False(t, l.count("a", 1))
+	require.True(t, l.count("b", 1))
+	require.True(t, l.count("c", 1))
+	require.False(t, l.count("d", 1), "all are taken")
+	l.count("b", -1)
+	require.True(t, l.count("d", 1))
 	for _, host := range []string{"a", "a", "c", "d"} {
-		l.give(host)
+		l.count(host, -1)
 	}
-	require.Empty(t, l.hosts)
-	require.Zero(t, l.open)
+	require.Equal(t, map[string]int{"": 0}, l.open)
 }

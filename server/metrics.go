@@ -130,9 +130,6 @@ func (t *tally) decided(policyName string, reason policy.Reason) {
 	k := decided{policyName, reason}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.decisions == nil {
-		t.decisions = make(map[decided]uint64)
-	}
 	if t.decisions[k] == 0 && len(t.decisions) >= maxKinds {
 		k.reason = otherReason
 	}
@@ -143,9 +140,6 @@ func (t *tally) decided(policyName string, reason policy.Reason) {
 func (t *tally) failed(code codes.Code) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.failures == nil {
-		t.failures = make(map[codes.Code]uint64)
-	}
 	t.failures[code]++
 }
 

@@ -35,17 +35,16 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 	up := max(s.now().Sub(s.began), 0)
 	a := &warmpathv1.GetStatusResponse{Incarnation: s.incarnation, UptimeMs: uint64(up.Milliseconds())}
 	p := s.principalOf(ctx)
-	if r.GetDeployment() != "" {
-		d, err := s.named(p, r.GetDeployment())
+	all := s.open(p)
+	if name := r.GetDeployment(); name != "" {
+		d, err := s.named(p, name)
 		if err != nil {
 			return nil, err
 		}
-		a.Deployments = append(a.Deployments, d.describe(p))
-	} else {
-		all := s.open(p)
-		for _, name := range slices.Sorted(maps.Keys(all)) {
-			a.Deployments = append(a.Deployments, all[name].describe(p))
-		}
+		all = map[string]*deployment{name: d}
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		a.Deployments = append(a.Deployments, all[name].describe(p))
 	}
 	if !p.trusted() {
 		withholdStatus(a)

@@ -89,7 +89,7 @@ func TestStatusCountsTheBroadcast(t *testing.T) {
 
 // A custom policy that makes up a reason for each request fills no table.
 func TestDecisionsAreBounded(t *testing.T) {
-	var n tally
+	n := tally{decisions: make(map[decided]uint64)}
 	for i := range 10 * maxKinds {
 		n.decided("p", policy.Reason(time.Duration(i).String()))
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"sync"
@@ -147,13 +148,7 @@ func (w *watcher) listen(stream watchStream) error {
 
 // received applies the reports of one message.
 func (w *watcher) received(m *warmpathv1.WatchReplicasRequest) error {
-	if err := w.reported(m.GetBookings()); err != nil {
-		return err
-	}
-	if err := w.showed(m.GetOutcomes()); err != nil {
-		return err
-	}
-	return w.routed(m.GetRoutes())
+	return cmp.Or(w.reported(m.GetBookings()), w.showed(m.GetOutcomes()), w.routed(m.GetRoutes()))
 }
 
 // routed applies a client's report on its routes. Those of principals without trust are ignored: they cannot be
