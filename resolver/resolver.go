@@ -117,24 +117,19 @@ func Check(text string) error {
 	}
 	u, err := url.Parse(text)
 	if err != nil {
-		var bad *url.Error
-		if errors.As(err, &bad) {
-			err = bad.Err
-		}
-		return fmt.Errorf("%q: %w; the target begins with %s:///", text, err, scheme)
+		return fmt.Errorf("%q: %w; the target begins with %s:///", text, errors.Unwrap(err), scheme)
 	}
-	if scheme == Scheme && asksServer(*u) {
-		_, err := parseServers(*u)
-		return err
+	switch {
+	case scheme == Scheme && asksServer(*u):
+		_, err = parseServers(*u)
+	case scheme == Scheme:
+		_, err = parseList(*u)
+	case target.Files.Check == nil:
+		err = fmt.Errorf("%q: files are not read: import _ %q", u.String(), "github.com/warmpath/warmpath/resolver/file")
+	default:
+		err = target.Files.Check(*u)
 	}
-	if scheme == Scheme {
-		_, err := parseList(*u)
-		return err
-	}
-	if target.Files.Check == nil {
-		return fmt.Errorf("%q: files are not read: import _ %q", u.String(), "github.com/warmpath/warmpath/resolver/file")
-	}
-	return target.Files.Check(*u)
+	return err
 }
 
 // parseList reads the target of a fixed list.

@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -102,10 +103,7 @@ func (b *builder) watch(
 	if err != nil {
 		return nil, err
 	}
-	logger := b.logger
-	if logger == nil {
-		logger = slog.Default()
-	}
+	logger := cmp.Or(b.logger, slog.Default())
 	r := &watchResolver{
 		b: b, cc: cc, target: t.URL.String(), logger: logger,
 		own: target.Own(opts),

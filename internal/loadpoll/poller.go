@@ -1,6 +1,7 @@
 package loadpoll
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -47,9 +48,8 @@ type Poller struct {
 	failed  atomic.Int64
 
 	// mu guards what follows; nothing is locked or called under it.
-	mu     sync.Mutex
-	fleet  map[string]*polled
-	closed bool
+	mu    sync.Mutex
+	fleet map[string]*polled
 }
 
 // polled is one replica.
@@ -61,9 +61,7 @@ type polled struct {
 
 // New returns a Poller without replicas.
 func New(o Options) *Poller {
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.Sleep == nil {
 		o.Sleep = func(ctx context.Context, d time.Duration) { _ = pause.For(ctx, d) }
 	}
@@ -76,7 +74,7 @@ func New(o Options) *Poller {
 func (p *Poller) SetFleet(fleet []policy.Attributes) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.ctx.Err() != nil {
 		return
 	}
 	next := make(map[string]*polled, len(fleet))
@@ -117,9 +115,8 @@ func (p *Poller) Failed() int64 { return p.failed.Load() }
 // Close ends all polls and waits for them.
 func (p *Poller) Close() {
 	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
 	p.stop()
+	p.mu.Unlock()
 	p.running.Wait()
 	p.http.CloseIdleConnections()
 }

@@ -76,9 +76,7 @@ type Watch struct {
 // the servers cannot be made with Options.Dial.
 func Start(o Options) (*Watch, error) {
 	o.Timing = cmp.Or(o.Timing, defaultTiming)
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	w := newWatch(o)
 	for _, address := range Rank(o.Servers, o.Deployment) {
 		s := &server{address: address, opts: o.Dial}

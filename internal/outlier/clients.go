@@ -65,6 +65,9 @@ func (d *Detector) Inherit() {
 
 // Add takes what the calls of another client showed of a replica, the client's probe among them.
 func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
+	if !d.Ejects() {
+		return
+	}
 	now := d.now()
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -9,6 +9,7 @@
 package file
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -84,12 +85,7 @@ func parsePath(u url.URL) (string, error) {
 	return path, nil
 }
 
-func (b *builder) log() *slog.Logger {
-	if b.logger != nil {
-		return b.logger
-	}
-	return slog.Default()
-}
+func (b *builder) log() *slog.Logger { return cmp.Or(b.logger, slog.Default()) }
 
 type follower struct {
 	b       *builder
