@@ -1,9 +1,11 @@
 package httpendpoint
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -76,14 +78,13 @@ func NewHandler(c Config, chooser Chooser, serving func() bool) (http.Handler, e
 }
 
 func (h *handler) route(w http.ResponseWriter, r *http.Request) {
-	b := h.read(r)
-	q, err := h.question(r, &b)
-	w.Header().Set(HeaderBody, string(b.state))
+	q, body, state, err := h.question(r)
+	w.Header().Set(HeaderBody, string(state))
 	if err != nil {
 		badRequest.write(w, err.Error())
 		return
 	}
-	ctx := context.WithValue(r.Context(), originKey{}, &origin{r.Header, b.raw})
+	ctx := context.WithValue(r.Context(), originKey{}, &origin{r.Header, body})
 	a, err := h.chooser.ChooseReplica(ctx, q)
 	if err != nil {
 		refuse(w, err)
@@ -94,32 +95,60 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 		noAddress.write(w, err.Error())
 		return
 	}
-	to.Truncated = b.state == BodyTruncated
+	to.Truncated = state == BodyTruncated
 	w.Header().Set(HeaderReason, a.GetDecision().GetReason())
 	write(w, http.StatusOK, to)
 }
 
-// question is the ChooseReplica request of an HTTP request. It sets the state of the body.
-func (h *handler) question(r *http.Request, b *body) (*warmpathv1.ChooseReplicaRequest, error) {
-	q := policy.Request{
+// BodyState is the value of [HeaderBody]: how much of the body of a request was used.
+type BodyState string
+
+// The states.
+const (
+	bodyNone       BodyState = "none"       // there is none
+	bodyWhole      BodyState = "whole"      // all of it
+	BodyTruncated  BodyState = "truncated"  // its beginning: the rest did not arrive, or is beyond the bound
+	bodyUnreadable BodyState = "unreadable" // nothing: it is no JSON object
+)
+
+// question is the ChooseReplica request of an HTTP request, with its body up to max_body_bytes, as far as it arrives in
+// time.
+func (h *handler) question(r *http.Request) (
+	q *warmpathv1.ChooseReplicaRequest, body []byte, state BodyState, err error,
+) {
+	k := policy.Request{
 		ID: policy.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
 	}
-	if err := b.decode(&q); err != nil {
-		return nil, err
+	body, late := io.ReadAll(io.LimitReader(r.Body, int64(h.maxBody)+1))
+	cut := late != nil || len(body) > h.maxBody || r.Header.Get(HeaderTruncated) != ""
+	body = body[:min(len(body), h.maxBody)]
+	start := bytes.TrimLeft(body, " \t\r\n")
+	switch {
+	case len(body) == 0 && late == nil:
+		state = bodyNone
+	case len(start) > 0 && start[0] != '{':
+		state = bodyUnreadable
+	default:
+		var whole bool
+		if whole, err = requestkey.ReadBody(&k, body); whole && !cut {
+			state = bodyWhole
+		} else {
+			state = BodyTruncated
+		}
 	}
-	k := &warmpathv1.RequestKey{
-		RequestId: policy.SessionKey(q.ID), Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
+	key := &warmpathv1.RequestKey{
+		RequestId: policy.SessionKey(k.ID), Session: k.Session, Model: k.Model, Adapter: k.Adapter, CacheSalt: k.CacheSalt,
 	}
-	switch p := &q.Prompt; {
+	switch p := &k.Prompt; {
 	case len(p.Tokens) > 0:
-		k.Prompt = &warmpathv1.RequestKey_TokenIds{TokenIds: &warmpathv1.TokenIds{Ids: p.Tokens}}
+		key.Prompt = &warmpathv1.RequestKey_TokenIds{TokenIds: &warmpathv1.TokenIds{Ids: p.Tokens}}
 	case p.Text != "":
-		k.Prompt = &warmpathv1.RequestKey_Text{Text: p.Text}
+		key.Prompt = &warmpathv1.RequestKey_Text{Text: p.Text}
 	}
 	return &warmpathv1.ChooseReplicaRequest{
-		Deployment: r.Header.Get(HeaderDeployment), Key: k, Excluded: excluded(r.Header),
+		Deployment: r.Header.Get(HeaderDeployment), Key: key, Excluded: excluded(r.Header),
 		Mode: warmpathv1.PickMode_PICK_MODE_COUNT,
-	}, nil
+	}, body, state, err
 }
 
 // origin is the HTTP request that a ChooseReplica request was made of.
