@@ -49,10 +49,8 @@ func (r *requestCodec) Marshal(m any) (out mem.BufferSlice, err error) {
 	if err != nil || c.rank == 0 || r.Name() != encodingproto.Name { // of another encoding the end is not known
 		return out, err
 	}
-	if d := c.reserved.binding.dialect(&c.key.request); !d.HasRank(m) {
-		if field := d.EncodedRank(c.rank - 1); field != nil {
-			out = append(slices.Clip(out), mem.SliceBuffer(field))
-		}
+	if d := c.reserved.binding.dialect(&c.key.request); d.TakesRank() && !d.HasRank(m) {
+		out = append(slices.Clip(out), mem.SliceBuffer(d.EncodedRank(c.rank-1)))
 	}
 	return out, nil
 }

@@ -93,8 +93,8 @@ func (p *place) filled(v *value) bool {
 	return v.kind == kindMessage || v.kind != kindEnd && (text || v.num != 0 || len(v.ids) > 0)
 }
 
-// alternative calls take for what an alternative leads to. Of a field of an encoded message that is no list the last
-// counts, but where the field may be a list by what is wanted.
+// alternative calls take for what an alternative leads to. Of an encoded field that is not known to be a list the last
+// value counts.
 func (p *place) alternative(s *source, alt path, take func(value)) {
 	switch {
 	case alt.tensor():

@@ -88,11 +88,11 @@ const batchToken = 1<<32 - 1
 func (m *Method) readTokens(s *source) (ids []uint32) {
 	batch := false // the next id belongs to another prompt
 	m.tokens.each(s, func(v value) {
-		if v.kind == kindEnd {
+		switch {
+		case v.kind == kindEnd:
 			batch = len(ids) > 0
 			return
-		}
-		if batch {
+		case batch:
 			ids, batch = append(ids, batchToken), false
 		}
 		ids = v.appendIDs(ids)
@@ -165,11 +165,8 @@ func (m *Method) HasRank(msg any) (set bool) {
 	return set
 }
 
-// EncodedRank returns the field of the rank as it is appended to an encoded request, nil where there is none.
+// EncodedRank returns the field of the rank as it is appended to an encoded request, where requests have one.
 func (m *Method) EncodedRank(rank int) []byte {
-	if !m.TakesRank() {
-		return nil
-	}
 	tag := protowire.AppendTag(nil, m.rank.alts[0][0].num, protowire.VarintType)
 	return protowire.AppendVarint(tag, uint64(rank))
 }
