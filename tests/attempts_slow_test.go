@@ -161,7 +161,7 @@ func TestTimeoutAbortsTheLateAttempt(t *testing.T) {
 	stub := enginepb.NewVllmEngineClient(cc)
 	for _, s := range []*grpcserver.Server{slow, quick} {
 		eventually(t, "connection", func() bool {
-			_, err := stub.GetServerInfo(client.WithPin(deadline(t), s.Addr().String()), &enginepb.GetServerInfoRequest{})
+			_, err := stub.GetLoads(client.WithPin(deadline(t), s.Addr().String()), &enginepb.GetLoadsRequest{})
 			return err == nil
 		})
 	}
