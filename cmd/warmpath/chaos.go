@@ -121,13 +121,8 @@ func (r *chaosRun) check(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if len(r.clients) == 0 {
-		return usagef("--clients: no number")
-	}
-	for _, n := range r.clients {
-		if err := atLeast("clients", n, 1); err != nil {
-			return err
-		}
+	if len(r.clients) == 0 || slices.Min(r.clients) < 1 {
+		return usagef("--clients: each number of channels is at least 1")
 	}
 	engine := enginesim.Config{Preset: r.Preset, KVTokens: r.KVTokens}
 	if r.KVTokens == 0 { // as many as the run needs; the engines' own would hold everything

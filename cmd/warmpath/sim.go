@@ -14,11 +14,8 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// maxSeeds bounds --seeds.
-const maxSeeds = 1000
-
-// maxCopies bounds --copies.
-const maxCopies = 1000
+// Bounds of --seeds and --copies.
+const maxSeeds, maxCopies = 1000, 1000
 
 type simulate struct {
 	sim.Config

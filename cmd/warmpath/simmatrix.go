@@ -123,8 +123,8 @@ func (s *simulate) runMatrix(ctx context.Context, c *cobra.Command) error {
 		return err
 	}
 	if s.many.summary {
-		text := matrix.Load(s.many.results, cells, s.policies, s.seeds).Markdown(s.policies, judged)
-		_, err := fmt.Fprint(c.OutOrStdout(), text)
+		found := matrix.Load(s.many.results, cells, s.policies, s.seeds)
+		_, err := fmt.Fprint(c.OutOrStdout(), found.Markdown(s.policies, judged))
 		return err
 	}
 	plan, err := s.plan(c, cells)

@@ -156,10 +156,7 @@ func (r *run) router(i int) (*router.Router, error) {
 		o.Rand = rand.New(rand.NewPCG(r.Seed, drawRouters+uint64(i)<<32))
 	}
 	config := r.Channel
-	p, err := baseline.New(r.name(), r.fleet)
-	if err != nil {
-		return nil, err
-	}
+	p := baseline.New(r.name(), r.fleet)
 	if p.Choose == nil {
 		return router.FromConfig(&config, adjust)
 	}

@@ -2,7 +2,6 @@ package baseline
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -15,26 +14,22 @@ import (
 
 // kind is one baseline.
 type kind struct {
-	build  func(*Fleet) (policy.Policy, error)
+	build  func(*Fleet) policy.Policy
 	events bool          // looks at what engines have cached
 	scrape time.Duration // how often it looks at engines' loads; 0 = never
 }
 
 var kinds = map[string]kind{
-	"random":               {build: always(func(*Fleet) policy.Policy { return scan(anyOf, "random") })},
-	"least_requests":       {build: always(func(*Fleet) policy.Policy { return scan(requests, "least_requests") })},
-	"least_tokens":         {build: always(func(*Fleet) policy.Policy { return scan(load, policy.ReasonLeastLoaded) })},
-	"ray_prefix":           {build: func(*Fleet) (policy.Policy, error) { return newRay() }},
-	"smg_cache_aware_2025": {build: always(func(f *Fleet) policy.Policy { return newSMG(f, false).policy() })},
-	"smg_cache_aware":      {build: always(func(f *Fleet) policy.Policy { return newSMG(f, true).policy() })},
-	"llmd_default": {build: always(func(f *Fleet) policy.Policy { return newLLMD(f).policy() }),
+	"random":               {build: func(*Fleet) policy.Policy { return scan(anyOf, "random") }},
+	"least_requests":       {build: func(*Fleet) policy.Policy { return scan(requests, "least_requests") }},
+	"least_tokens":         {build: func(*Fleet) policy.Policy { return scan(load, policy.ReasonLeastLoaded) }},
+	"ray_prefix":           {build: newRay},
+	"smg_cache_aware_2025": {build: func(f *Fleet) policy.Policy { return newSMG(f, false).policy() }},
+	"smg_cache_aware":      {build: func(f *Fleet) policy.Policy { return newSMG(f, true).policy() }},
+	"llmd_default": {build: func(f *Fleet) policy.Policy { return newLLMD(f).policy() },
 		scrape: 50 * time.Millisecond},
-	"dynamo":     {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 1).policy() }), events: true},
-	"dynamo_s16": {build: always(func(f *Fleet) policy.Policy { return newDynamo(f, 16).policy() }), events: true},
-}
-
-func always(build func(*Fleet) policy.Policy) func(*Fleet) (policy.Policy, error) {
-	return func(f *Fleet) (policy.Policy, error) { return build(f), nil }
+	"dynamo":     {build: func(f *Fleet) policy.Policy { return newDynamo(f, 1).policy() }, events: true},
+	"dynamo_s16": {build: func(f *Fleet) policy.Policy { return newDynamo(f, 16).policy() }, events: true},
 }
 
 // Names are the baselines, sorted.
@@ -44,17 +39,14 @@ func Names() []string { return slices.Sorted(maps.Keys(kinds)) }
 func NeedsKVEvents(name string) bool { return kinds[name].events }
 
 // New builds a baseline for one Router; none if the name is not one of them. Those of one run share the Fleet.
-func New(name string, f *Fleet) (policy.Policy, error) {
+func New(name string, f *Fleet) policy.Policy {
 	k, ok := kinds[name]
 	if !ok {
-		return policy.Policy{}, nil
+		return policy.Policy{}
 	}
-	p, err := k.build(f)
-	if err != nil {
-		return policy.Policy{}, fmt.Errorf("baseline %s: %w", name, err)
-	}
+	p := k.build(f)
 	p.Name = name
-	return p, nil
+	return p
 }
 
 // Fleet is what baselines see of the engines beside their own reservations. One goroutine uses it.
@@ -111,8 +103,12 @@ func (f *Fleet) cached(blocks []uint64, depth []int) {
 }
 
 // newRay is the product's policy with Ray's rule.
-func newRay() (policy.Policy, error) {
-	return prefixaffinity.New(prefixaffinity.Config{OnMiss: prefixaffinity.OnMissSmallest, IndexBytes: unbounded})
+func newRay(*Fleet) policy.Policy {
+	p, err := prefixaffinity.New(prefixaffinity.Config{OnMiss: prefixaffinity.OnMissSmallest, IndexBytes: unbounded})
+	if err != nil {
+		panic(err) // the config is a constant
+	}
+	return p
 }
 
 // prompted is a policy that reads prompts.

@@ -16,13 +16,9 @@ func TestNames(t *testing.T) {
 	engines := []enginesim.Config{{KVTokens: 160_000, BlockSize: 16}}
 	for _, name := range Names() {
 		f := NewFleet(name, 2, engines)
-		p, err := New(name, f)
-		require.NoError(t, err)
-		require.Equal(t, name, p.Name)
+		require.Equal(t, name, New(name, f).Name)
 	}
-	p, err := New("round_robin", NewFleet("round_robin", 2, engines))
-	require.NoError(t, err)
-	require.Nil(t, p.Choose)
+	require.Nil(t, New("round_robin", NewFleet("round_robin", 2, engines)).Choose)
 }
 
 func TestRandomIsEven(t *testing.T) {

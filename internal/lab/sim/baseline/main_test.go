@@ -29,9 +29,7 @@ type world struct {
 func newWorld(t *testing.T, name string, replicas int) *world {
 	t.Helper()
 	return worldOf(t, name, replicas, func(f *Fleet) policy.Policy {
-		p, err := New(name, f)
-		require.NoError(t, err)
-		return p
+		return New(name, f)
 	})
 }
 

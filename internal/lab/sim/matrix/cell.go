@@ -65,30 +65,26 @@ var nameRule = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,63}$`)
 
 // check refuses a cell, naming the field.
 func (c *Cell) check() error {
-	refuse := func(field string, value any) error {
-		return fmt.Errorf("%w: %q: %s: %v", ErrCell, c.Name, field, value)
-	}
-	switch {
-	case !nameRule.MatchString(c.Name):
-		return refuse("name", "it is not small letters, digits, dashes and dots")
-	case c.Workload != Trace && !slices.Contains(workload.Names(), c.Workload):
-		return refuse("workload", c.Workload)
-	case c.Copies < 0 || c.Copies > 64 || c.Copies > 1 && c.Workload != Trace:
-		return refuse("copies", c.Copies)
-	case !(c.Unshared >= 0 && c.Unshared < 1) || c.Unshared > 0 && c.Workload == Trace:
-		return refuse("unshared", c.Unshared)
-	case !(c.Load > 0 && c.Load <= 10):
-		return refuse("load", c.Load)
-	case !(c.Rate >= 0 && c.Rate < 1e6):
-		return refuse("rate", c.Rate)
-	case len(c.Presets) == 0:
-		return refuse("presets", "none")
-	case c.IntervalMS < 0:
-		return refuse("interval_ms", c.IntervalMS)
-	case !(c.Minutes >= 0 && c.Minutes < 1e5):
-		return refuse("minutes", c.Minutes)
-	case !(c.WarmUpMinutes >= 0 && c.WarmUpMinutes < 1e5) || c.Minutes > 0 && c.WarmUpMinutes >= c.Minutes:
-		return refuse("warm_up_minutes", c.WarmUpMinutes)
+	trace := c.Workload == Trace
+	for _, f := range []struct {
+		name  string
+		value any
+		ok    bool
+	}{
+		{"name", "it is not small letters, digits, dashes and dots", nameRule.MatchString(c.Name)},
+		{"workload", c.Workload, trace || slices.Contains(workload.Names(), c.Workload)},
+		{"copies", c.Copies, c.Copies >= 0 && c.Copies <= 64 && (trace || c.Copies <= 1)},
+		{"unshared", c.Unshared, c.Unshared >= 0 && c.Unshared < 1 && (!trace || c.Unshared == 0)},
+		{"load", c.Load, c.Load > 0 && c.Load <= 10},
+		{"rate", c.Rate, c.Rate >= 0 && c.Rate < 1e6},
+		{"presets", "none", len(c.Presets) > 0},
+		{"interval_ms", c.IntervalMS, c.IntervalMS >= 0},
+		{"minutes", c.Minutes, c.Minutes >= 0 && c.Minutes < 1e5},
+		{"warm_up_minutes", c.WarmUpMinutes, c.WarmUpMinutes >= 0 && c.WarmUpMinutes < 1e5 && (c.Minutes == 0 || c.WarmUpMinutes < c.Minutes)},
+	} {
+		if !f.ok {
+			return fmt.Errorf("%w: %q: %s: %v", ErrCell, c.Name, f.name, f.value)
+		}
 	}
 	if err := c.config().Check(); err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrCell, c.Name, err)
