@@ -20,9 +20,10 @@ type attached struct {
 	watch  *lookaside.Watch // of the resolver; nil where there is no server
 	viewed *lookaside.Watch // whose view the Router has
 	events *kvevents.Manager
+	ended  []*kvevents.Manager // that follow nothing any more, to be closed without lb.mu: a Sink may take its time
 
 	// What ends the view, the KV events and the metrics; nil = there are none. The end of the events clears what was
-	// received; it waits for goroutines that do not take lb.mu.
+	// received; it does not wait for that.
 	leaveView, leaveEvents, leaveMetrics func()
 
 	warned bool
@@ -47,15 +48,21 @@ func (a *attached) attach(b *lb, r *router.Router) {
 			sources = append(sources, s)
 		}
 	}
-	if sources == nil || !r.ObservesCache() {
-		leave(&a.leaveEvents)
-		return
+	if !r.ObservesCache() {
+		sources = nil
 	}
 	if a.leaveEvents == nil {
+		if sources == nil {
+			return
+		}
 		h := b.handle()
 		events := kvevents.NewManager(kvevents.Options{Sink: r.CacheChanged, Connect: b.direct, Logger: h.Logger})
 		metrics := watched(h.Telemetry.WatchEvents(b.config.Policy.Name, events.Status))
-		a.events, a.leaveEvents = events, func() { metrics(); events.Close() }
+		a.events, a.leaveEvents = events, func() {
+			metrics()
+			events.SetFleet(nil)
+			a.ended = append(a.ended, events)
+		}
 	}
 	a.events.SetFleet(sources)
 }

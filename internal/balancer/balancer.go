@@ -215,6 +215,13 @@ func (b *lb) Close() {
 
 // retire closes Routers. Called without mu held: a policy may take its time.
 func (b *lb) retire(unused ...*router.Router) {
+	b.mu.Lock()
+	ended := b.attached.ended
+	b.attached.ended = nil
+	b.mu.Unlock()
+	for _, events := range ended {
+		events.Close()
+	}
 	for _, r := range unused {
 		if err := r.Close(); err != nil {
 			b.handle().Logger.Warn("warmpath: a policy was not closed in order", "error", err)

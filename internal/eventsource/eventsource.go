@@ -192,27 +192,21 @@ func CheckListeners(fleet []policy.Attributes) error {
 			all = append(all, listening{port, host, src.Topic, a.ID, a.Address})
 		}
 	}
-	slices.SortFunc(all, func(a, b listening) int {
-		return cmp.Or(cmp.Compare(a.port, b.port), cmp.Compare(a.topic, b.topic), cmp.Compare(a.address, b.address))
-	})
-	var outer []listening // of this port, each topic the beginning of the next
+	slices.SortStableFunc(all, func(a, b listening) int { return cmp.Compare(len(a.topic), len(b.topic)) })
+	ports := make(map[string]listening)
+	topics := make(map[[2]string]listening) // by port and topic
 	for _, b := range all {
-		if len(outer) > 0 && outer[0].port != b.port {
-			outer = outer[:0]
+		if a, ok := ports[b.port]; ok && a.host != b.host {
+			return fmt.Errorf("kv_events of %q and %q: port %s is bound on %s and on %s", a.id, b.id, b.port, a.host, b.host)
 		}
-		if len(outer) > 0 && outer[0].host != b.host {
-			return fmt.Errorf("kv_events of %q and %q: port %s is bound on %s and on %s",
-				outer[0].id, b.id, b.port, outer[0].host, b.host)
+		ports[b.port] = b
+		for n := range len(b.topic) + 1 {
+			if a, ok := topics[[2]string{b.port, b.topic[:n]}]; ok && a.address != b.address {
+				return fmt.Errorf("kv_events of %q and %q: both listen on port %s, and their topics %q and %q do not "+
+					"distinguish them: give each a ?topic= of its own", a.id, b.id, b.port, a.topic, b.topic)
+			}
 		}
-		for len(outer) > 1 && !strings.HasPrefix(b.topic, outer[len(outer)-1].topic) {
-			outer = outer[:len(outer)-1]
-		}
-		if n := len(outer); n > 0 && outer[n-1].address != b.address && strings.HasPrefix(b.topic, outer[n-1].topic) {
-			return fmt.Errorf("kv_events of %q and %q: both listen on port %s, and their topics %q and %q do not "+
-				"distinguish them: give each a ?topic= of its own",
-				outer[n-1].id, b.id, b.port, outer[n-1].topic, b.topic)
-		}
-		outer = append(outer, b)
+		topics[[2]string{b.port, b.topic}] = b
 	}
 	return nil
 }
