@@ -7,10 +7,8 @@ import "github.com/warmpath/warmpath/balancer/policy"
 type lane struct {
 	list []policy.CacheChange
 
-	// last is the hash stored last, at this depth: the next one joins its chain if it follows.
-	last  uint64
-	depth uint32
-	open  bool
+	last uint64 // the hash stored last: what follows it joins its chain
+	open bool   // nothing came in between
 }
 
 // clear: everything is gone; earlier changes do not matter any more.
@@ -25,15 +23,14 @@ func (l *lane) remove(hash uint64) {
 	c.Removed, l.open = append(c.Removed, hash), false
 }
 
-// store: a block is there. It joins the chain stored last if its parent ends that one.
-func (l *lane) store(hash uint64, depth uint32, parent uint64, step uint32) {
-	follows := l.open && l.last == parent && l.depth+step == depth
-	if n := len(l.list); n == 0 || len(l.list[n-1].Stored) > 0 && !follows {
+// store: a block is there, behind another one. It joins the chain stored last if its parent ends that one.
+func (l *lane) store(hash, parent uint64) {
+	if n := len(l.list); n == 0 || len(l.list[n-1].Stored) > 0 && (!l.open || l.last != parent) {
 		l.list = append(l.list, policy.CacheChange{})
 	}
 	c := &l.list[len(l.list)-1]
 	c.Stored = append(c.Stored, hash)
-	l.last, l.depth, l.open = hash, depth, true
+	l.last, l.open = hash, true
 }
 
 // grain is what a hash of a change covers: the engine's block, or a superblock.

@@ -299,17 +299,18 @@ func (t *translator) changedTier(x *block, was policy.Tier) {
 // change notes that a block is there on a tier, or gone, and the superblock that ends with it.
 func (t *translator) change(tier policy.Tier, x *block, there bool) {
 	t.changed++
-	lanes := &t.changes[tier]
-	ends := t.superblocks() && (int(x.depth)+1)*t.size%policy.SuperblockTokens == 0
-	if !there {
-		lanes[fine].remove(x.chained)
-		if ends {
-			lanes[coarse].remove(x.chained)
-		}
-		return
+	lanes := t.changes[tier][:1]
+	if t.superblocks() && (int(x.depth)+1)*t.size%policy.SuperblockTokens == 0 {
+		lanes = t.changes[tier][:]
 	}
-	lanes[fine].store(x.chained, x.depth, x.parent, 1)
-	if ends {
-		lanes[coarse].store(x.chained, x.depth, lanes[coarse].last, uint32(policy.SuperblockTokens/t.size))
+	for g := range lanes {
+		switch l := &lanes[g]; {
+		case !there:
+			l.remove(x.chained)
+		case grain(g) == fine:
+			l.store(x.chained, x.parent)
+		default: // those of one event follow each other
+			l.store(x.chained, l.last)
+		}
 	}
 }

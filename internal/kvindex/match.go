@@ -48,7 +48,10 @@ func (m *Matches) Depth(s Slot) int {
 // answer in m, whatever was in it. It does not allocate once m has grown to the fleet. It goes from segment to
 // segment, and stops at the first block that no replica holds after all those before.
 func (x *Index) Match(blocks []uint64, m *Matches) {
-	m.reset()
+	for _, h := range m.Holders {
+		m.depths[h.Slot] = 0
+	}
+	m.Holders = m.Holders[:0]
 	if len(blocks) == 0 {
 		return
 	}
@@ -122,11 +125,4 @@ func (m *Matches) narrow(all []holding, pos, n int) {
 		}
 	}
 	m.lanes = kept
-}
-
-func (m *Matches) reset() {
-	for _, h := range m.Holders {
-		m.depths[h.Slot] = 0
-	}
-	m.Holders = m.Holders[:0]
 }
