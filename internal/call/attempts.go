@@ -24,10 +24,10 @@ type Attempts struct {
 	call *Call
 	conn *grpc.ClientConn
 
-	failed   int // attempts that count towards max_attempts: all that failed but those that were refused
-	sent     int // of those, the ones that a replica may have begun to serve
-	rejected int // of those, the ones that a replica rejected
-	refused  int // attempts that a full replica refused, which are none
+	failed   int32 // attempts that count towards max_attempts: all that failed but those that were refused
+	sent     int32 // of those, the ones that a replica may have begun to serve
+	rejected int32 // of those, the ones that a replica rejected
+	refused  int32 // attempts that a full replica refused, which are none
 	backoff  time.Duration
 
 	codec  *requestCodec // nil = gRPC's own will do
@@ -100,12 +100,12 @@ func (a *Attempts) again(err error) error {
 		return err
 	case why == refused:
 		a.refused++
-		a.backoff = b.Config.Backoff.Wait(a.refused)
+		a.backoff = b.Config.Backoff.Wait(int(a.refused))
 	default:
 		if err := a.spend(why, last, err); err != nil {
 			return err
 		}
-		if err := c.pause(b.Config.Backoff.Wait(a.failed)); err != nil {
+		if err := c.pause(b.Config.Backoff.Wait(int(a.failed))); err != nil {
 			return err
 		}
 	}
@@ -165,7 +165,7 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 			return err
 		}
 	}
-	if a.failed >= a.call.handle.bound.Load().Config.MaxAttempts || a.sent > 1 || a.rejected > 1 {
+	if int(a.failed) >= a.call.handle.bound.Load().Config.MaxAttempts || a.sent > 1 || a.rejected > 1 {
 		return err
 	}
 	if !a.retry() {
@@ -260,7 +260,7 @@ func (a *Attempts) Await(
 // Move reports whether the call leaves an attempt whose first message is late: another replica has room, and neither
 // the attempts nor the budget are spent. Those do not come back: then it is not asked ever again.
 func (a *Attempts) Move() (moved, ever bool) {
-	if a.sent > 0 || a.failed+1 >= a.call.handle.bound.Load().Config.MaxAttempts {
+	if a.sent > 0 || int(a.failed)+1 >= a.call.handle.bound.Load().Config.MaxAttempts {
 		return false, false
 	}
 	if !a.canMove() {

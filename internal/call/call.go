@@ -40,7 +40,8 @@ import (
 //	Claim     the picker uses the reservation, and gRPC opens the stream
 //	Finished  the outcome: first message, usage, release; observers run once
 //
-// The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates.
+// The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates. With up
+// to 1,144 bytes it is allocated as 1,152.
 type Call struct {
 	context.Context // ends with the application's, and at the timeout of the service config; that of a stream with it
 	// Attempts is the retry loop; the goroutine of the call uses it.
