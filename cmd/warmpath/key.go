@@ -40,7 +40,8 @@ func keyOf(c *policy.Config, q *policy.Request) (kind, sentence string) {
 	case config.OnMiss == string(prefixaffinity.OnMissSmallest):
 		return "", "none: on_miss smallest goes by how much was sent where"
 	}
-	return "prompt_block", "block 0 of the prompt; a client that has seen many prompts takes the first block that few of them share"
+	return "prompt_block", "block 0 of the prompt; a client that has seen many prompts takes the first block that few of " +
+		"them share"
 }
 
 // quote shortens what a user typed for one line.

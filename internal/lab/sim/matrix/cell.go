@@ -80,7 +80,8 @@ func (c *Cell) check() error {
 		{"presets", "none", len(c.Presets) > 0},
 		{"interval_ms", c.IntervalMS, c.IntervalMS >= 0},
 		{"minutes", c.Minutes, c.Minutes >= 0 && c.Minutes < 1e5},
-		{"warm_up_minutes", c.WarmUpMinutes, c.WarmUpMinutes >= 0 && c.WarmUpMinutes < 1e5 && (c.Minutes == 0 || c.WarmUpMinutes < c.Minutes)},
+		{"warm_up_minutes", c.WarmUpMinutes,
+			c.WarmUpMinutes >= 0 && c.WarmUpMinutes < 1e5 && (c.Minutes == 0 || c.WarmUpMinutes < c.Minutes)},
 	} {
 		if !f.ok {
 			return fmt.Errorf("%w: %q: %s: %v", ErrCell, c.Name, f.name, f.value)

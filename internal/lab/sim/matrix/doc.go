@@ -1,4 +1,4 @@
-// Package matrix runs many simulations, keeps what came of each, and judges policies over all of them.
+// Package matrix runs many simulations, keeps the result of each, and compares policies over all of them.
 //
 // # Rule
 //
@@ -12,8 +12,8 @@
 // cell is the same requests for all policies, and the first seed of every cell comes before the second of any.
 //
 // [Results.Markdown] prints the figures of each cell, the geometric means of their ratios to round robin over the
-// cells with 64 clients, those of the proxies with one client, and the cells in which the policy in question is worse than
-// a simple one.
+// cells with 64 clients, those of the proxies with one client, and the figures in which the policies in question are worse
+// than another that needs no more than they do.
 //
 // # Figures
 //
