@@ -45,8 +45,8 @@ func BenchmarkMatch(b *testing.B) {
 			for b.Loop() {
 				x.Match(blocks, &m)
 			}
-			if m.Shared(fleet) != 512 {
-				b.Fatal(m.Shared(fleet))
+			if shared(&m, fleet) != 512 {
+				b.Fatal(shared(&m, fleet))
 			}
 		})
 	}

@@ -17,9 +17,9 @@ func Example() {
 
 	var m kvindex.Matches
 	index.Match(kvindex.AppendText(nil, system+"How cold is it?", 16, seed), &m)
-	fmt.Println(m.Depth(warm), m.Depth(cold), m.Shared(2))
+	fmt.Println(m.Depth(warm), m.Depth(cold), m.Holders[1].Depth)
 	index.Match(kvindex.AppendText(nil, system+question, 16, seed), &m)
-	fmt.Println(m.Holders[0].Slot == warm, m.Longest(), m.Shared(2))
+	fmt.Println(m.Holders[0].Slot == warm, m.Holders[0].Depth, m.Holders[1].Depth)
 	// Output:
 	// 2 2 2
 	// true 4 2

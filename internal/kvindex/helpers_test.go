@@ -39,6 +39,14 @@ func replicas(x *Index, n int) []Slot {
 	return slots
 }
 
+// shared is how many leading blocks are each held by at least so many replicas that hold all blocks before, too.
+func shared(m *Matches, holders int) int {
+	if holders = max(holders, 1); holders > len(m.Holders) {
+		return 0
+	}
+	return m.Holders[holders-1].Depth
+}
+
 func depthOf(x *Index, s Slot, blocks []uint64) int {
 	var m Matches
 	x.Match(blocks, &m)

@@ -24,8 +24,8 @@ func TestMatch(t *testing.T) {
 			var m Matches
 			x.Match(a, &m)
 			require.Equal(t, []Holder{{s[0], nil, 10}, {s[fleet/2], nil, 6}, {s[fleet-1], nil, 2}}, m.Holders)
-			require.Equal(t, 10, m.Longest())
-			require.Equal(t, []int{10, 10, 6, 2, 0}, []int{m.Shared(0), m.Shared(1), m.Shared(2), m.Shared(3), m.Shared(4)})
+			require.Equal(t, 10, shared(&m, 1))
+			require.Equal(t, []int{10, 10, 6, 2, 0}, []int{shared(&m, 0), shared(&m, 1), shared(&m, 2), shared(&m, 3), shared(&m, 4)})
 			require.Equal(t, 6, m.Depth(s[fleet/2]))
 			require.Zero(t, m.Depth(NoSlot))
 
@@ -33,7 +33,7 @@ func TestMatch(t *testing.T) {
 			require.Empty(t, m.Holders)
 			require.Zero(t, m.Depth(s[0]))
 			x.Match(nil, &m)
-			require.Zero(t, m.Longest())
+			require.Zero(t, shared(&m, 1))
 			verify(t, x)
 		})
 	}

@@ -24,18 +24,6 @@ type Matches struct {
 	short  []Holder // that hold some of a run: their lanes, and how many
 }
 
-// Longest returns how many leading blocks the deepest holder has; 0 if there is none.
-func (m *Matches) Longest() int { return m.Shared(1) }
-
-// Shared returns how many leading blocks are each held by at least minHolders replicas that hold all
-// blocks before, too. Fewer than one counts as one.
-func (m *Matches) Shared(minHolders int) int {
-	if minHolders = max(minHolders, 1); minHolders > len(m.Holders) {
-		return 0
-	}
-	return m.Holders[minHolders-1].Depth
-}
-
 // Depth returns how many leading blocks the replica with this slot holds, in constant time.
 func (m *Matches) Depth(s Slot) int {
 	if int(s) >= len(m.depths) {

@@ -94,7 +94,7 @@ func TestAgreesWithTheModel(t *testing.T) {
 			}
 			slices.SortFunc(depths, func(a, b int) int { return b - a })
 			for k := 1; k <= len(depths); k++ {
-				require.Equal(t, depths[k-1], got.Shared(k))
+				require.Equal(t, depths[k-1], shared(&got, k))
 			}
 		}
 		require.Equal(t, m.holders(), x.Stats().Holders)

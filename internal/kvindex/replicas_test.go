@@ -30,7 +30,7 @@ func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
 			var m Matches
 			x.Match(blocks, &m)
 			require.Len(t, m.Holders, n+1)
-			require.Equal(t, 4, m.Shared(n+1))
+			require.Equal(t, 4, shared(&m, n+1))
 		}
 	}
 	verify(t, x)
@@ -39,7 +39,7 @@ func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
 		x.Remove(s, blocks[2:])
 		var m Matches
 		x.Match(blocks, &m)
-		require.Equal(t, min(999-n, 1)*2+2, m.Longest())
+		require.Equal(t, min(999-n, 1)*2+2, shared(&m, 1))
 		require.Equal(t, 2, m.Depth(s))
 	}
 	verify(t, x)
@@ -131,7 +131,7 @@ func TestMoreReplicasThanSlots(t *testing.T) {
 	}
 	var m Matches
 	x.Match(blocks, &m)
-	assert.Equal(t, 4, m.Shared(900))
+	assert.Equal(t, 4, shared(&m, 900))
 	x.Drop(60_000)
 	x.Match(blocks, &m)
 	assert.Len(t, m.Holders, 899)

@@ -135,9 +135,10 @@ func (p *prompted) prepare(_ context.Context, q *policy.Request, _ policy.View) 
 	s := p.read(q, len(p.slots))
 	var m kvindex.Matches
 	p.index.Match(s.blocks, &m)
-	s.most = m.Longest()
+	s.most = 0
 	for i, slot := range p.slots {
 		s.depth[i] = m.Depth(slot)
+		s.most = max(s.most, s.depth[i])
 	}
 	return nil
 }
