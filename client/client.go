@@ -76,7 +76,7 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	}
 	scheme, host := splitTarget(target)
 	if set.needsServer && (scheme != resolver.Scheme || host == "") {
-		return nil, fmt.Errorf("warmpath: config: %w", policy.ErrNeedsServer)
+		return nil, fmt.Errorf("warmpath: config: %w", balancer.ErrNeedsServer)
 	}
 	h := set.newHandle()
 	dial := set.dialOptions()
@@ -168,7 +168,7 @@ func newChannels[O grpc.DialOption](opts []O) (*channels, error) {
 	if err := json.Unmarshal(config, &adoption); err != nil {
 		return nil, fmt.Errorf("warmpath: config: %w", err)
 	}
-	c.needsServer = adoption.NeedsServer()
+	c.needsServer = balancer.NeedsServer(&adoption)
 	c.telemetry = telemetry.Default()
 	if c.options.meters != nil {
 		if c.telemetry, err = telemetry.New(c.options.meters); err != nil {

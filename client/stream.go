@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // stream is the stream interceptor. A server-streaming call is opened by its
@@ -24,9 +24,9 @@ func (c *channels) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
 	opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	h, answer := c.handle(cc), policy.AnswerMessage // the replica has all it needs for the first message
+	h, answer := c.handle(cc), state.AnswerMessage // the replica has all it needs for the first message
 	if desc.ClientStreams {
-		answer = policy.AnswerUnseen
+		answer = state.AnswerUnseen
 	}
 	k := &core{desc: desc, open: open, conn: cc, method: method}
 	if !h.Start(&k.call, ctx, cc, method, answer) {

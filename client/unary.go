@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // unary is the unary interceptor: the message is at hand, so the key is taken and a replica reserved before gRPC is
@@ -17,7 +17,7 @@ func (c *channels) unary(
 	opts ...grpc.CallOption,
 ) error {
 	rpc := new(call.Call)
-	if !c.handle(cc).Start(rpc, ctx, cc, method, policy.AnswerWhole) {
+	if !c.handle(cc).Start(rpc, ctx, cc, method, state.AnswerWhole) {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	defer rpc.End()

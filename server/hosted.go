@@ -60,19 +60,19 @@ func host(r *router.Router, c policy.Config, old *hosted, conns *replicaConns, l
 
 // suits reports whether this Router can serve a config.
 func (h *hosted) suits(c policy.Config) bool {
-	return h != nil && reflect.DeepEqual(h.config.Routing(), c.Routing())
+	return h != nil && reflect.DeepEqual(router.Lasting(h.config), router.Lasting(c))
 }
 
 // adopt puts the fields into force that can change without another Router.
 func (h *hosted) adopt(c policy.Config) {
 	h.name(c)
-	if err := h.router.Rollout.Set(c.Rollout()); err != nil { // cannot happen: the Router has a policy for the rest
+	if err := h.router.Rollout.Set(c.Percentage); err != nil { // cannot happen: the Router has a policy for the rest
 		h.log.Error("warmpath: the percentage is not in force", "error", err)
 	}
 }
 
 func (h *hosted) name(c policy.Config) {
-	name := c.Deciding()
+	name := router.Deciding(&c)
 	h.deciding.Store(&name)
 }
 
@@ -195,7 +195,7 @@ func (h *hosted) close() {
 // announce logs one line on the deployment: its policy, the settings that differ from their defaults, session keys and
 // modes.
 func announce(log *slog.Logger, dc *Deployment, notServing string) {
-	attrs := dc.Config.Attrs()
+	attrs := router.Describe(dc.Config)
 	for _, source := range []struct {
 		name string
 		has  bool

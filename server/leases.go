@@ -17,6 +17,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fault"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -232,7 +233,7 @@ func (l *leases) expire(now time.Time) (uncached map[uint32]replicaLoad) {
 		if x.id != "" {
 			l.expired.Add(1)
 		}
-		x.release(policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
+		x.release(policy.Outcome{Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage})
 	}
 	return uncached
 }
@@ -334,7 +335,7 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 // outcome is the reported end of a reservation; nothing is learned from one that is missing.
 func outcome(o *warmpathv1.Outcome) policy.Outcome {
 	if o == nil {
-		return policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage}
+		return policy.Outcome{Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage}
 	}
 	out := policy.Outcome{
 		Sent:         o.GetSent(),
@@ -344,7 +345,7 @@ func outcome(o *warmpathv1.Outcome) policy.Outcome {
 	if code := codes.Code(o.GetCode()); code != codes.OK {
 		out.Err, out.Fault = status.Error(code, "as reported"), fault.OfCode(code)
 	} else if !out.Sent {
-		out.Fault = policy.GivenUp
+		out.Fault = state.GivenUp
 	}
 	for _, f := range []struct {
 		value *uint32

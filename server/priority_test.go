@@ -10,12 +10,12 @@ import (
 )
 
 func TestPriorityInTheKey(t *testing.T) {
-	for sent, want := range map[warmpathv1.Priority]policy.Priority{
-		warmpathv1.Priority_PRIORITY_UNSPECIFIED: policy.PriorityNormal,
-		warmpathv1.Priority_PRIORITY_LOW:         policy.PriorityLow,
-		warmpathv1.Priority_PRIORITY_NORMAL:      policy.PriorityNormal,
-		warmpathv1.Priority_PRIORITY_HIGH:        policy.PriorityHigh,
-		warmpathv1.Priority(77):                  policy.PriorityNormal, // of a later version
+	for sent, want := range map[warmpathv1.Priority]int{
+		warmpathv1.Priority_PRIORITY_UNSPECIFIED: 0,
+		warmpathv1.Priority_PRIORITY_LOW:         -1,
+		warmpathv1.Priority_PRIORITY_NORMAL:      0,
+		warmpathv1.Priority_PRIORITY_HIGH:        1,
+		warmpathv1.Priority(77):                  0, // of a later version
 	} {
 		var q policy.Request
 		key := &warmpathv1.RequestKey{Priority: sent, Prompt: &warmpathv1.RequestKey_Text{Text: "x"}}

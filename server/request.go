@@ -76,9 +76,9 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 }
 
 // priorities maps those of the protocol; an unknown one is normal.
-var priorities = map[warmpathv1.Priority]policy.Priority{
-	warmpathv1.Priority_PRIORITY_LOW:  policy.PriorityLow,
-	warmpathv1.Priority_PRIORITY_HIGH: policy.PriorityHigh,
+var priorities = map[warmpathv1.Priority]int{
+	warmpathv1.Priority_PRIORITY_LOW:  -1,
+	warmpathv1.Priority_PRIORITY_HIGH: 1,
 }
 
 func decodePrompt(k *warmpathv1.RequestKey) (policy.Prompt, error) {

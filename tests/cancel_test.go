@@ -57,7 +57,7 @@ func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 								cancel()
 							})
 						}
-						q := &policy.Request{Session: fmt.Sprint(rnd.IntN(50)), PromptTokens: 10, Priority: policy.Priority(rnd.IntN(3) - 1)}
+						q := &policy.Request{Session: fmt.Sprint(rnd.IntN(50)), PromptTokens: 10, Priority: int(rnd.IntN(3) - 1)}
 						b := new(router.Reservation)
 						err := r.Reserve(ctx, q, b, router.How{})
 						switch {

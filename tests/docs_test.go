@@ -26,6 +26,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/router"
+	routerstate "github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -249,7 +250,7 @@ func TestHashesPage(t *testing.T) {
 			require.NoError(t, err)
 			id = strings.Repeat(of, times)
 		}
-		key := policy.SessionKey(id)
+		key := routerstate.SessionKey(id)
 		require.Equal(t, v[1], key)
 		require.Equal(t, v[2], fmt.Sprintf("%016x", xxh3.HashStringSeed(key, 1337)))
 		require.Equal(t, v[3], fmt.Sprintf("%016x", xxh3.HashString(key)))

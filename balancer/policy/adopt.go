@@ -1,8 +1,6 @@
 package policy
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -32,53 +30,6 @@ type Adoption struct {
 	// (round_robin). The calls of one session go the same way. Off is the kill switch: all calls take turns, and
 	// nothing else is done for them.
 	Percentage *Limit `json:"percentage,omitempty"`
-}
-
-// Asks reports whether clients of a look-aside server are to ask it.
-func (a *Adoption) Asks() bool {
-	return (a.Mode == InCentral || a.Mode == CentralOnly) && !a.killed()
-}
-
-// NeedsServer reports whether there must be a look-aside server: without its decision a call fails.
-func (a *Adoption) NeedsServer() bool { return a.Mode == CentralOnly && !a.killed() }
-
-// ErrNeedsServer refuses such a config for a target that names no look-aside server.
-var ErrNeedsServer = errors.New("mode: central_only needs a look-aside server, and the target names none; " +
-	"dial warmpath://server:port/deployment, or set mode to central or broadcast")
-
-func (a *Adoption) killed() bool { return a.Percentage != nil && *a.Percentage == Off }
-
-// A Rollout is how much of the traffic a policy decides. What it does not, the policy [Plain] does.
-type Rollout struct {
-	// Share is the part of the requests that the policy decides, 0 to 1. Requests of one session go the same way; without
-	// a session those with one id; without either it is drawn for each.
-	Share float64
-	// Off is the kill switch: neither the policy nor its shadow is called, but for the ends of what they observed before.
-	Off bool
-}
-
-// Rollout is how much the policy decides.
-func (a *Adoption) Rollout() Rollout {
-	t := Rollout{Share: 1, Off: a.killed()}
-	if a.Percentage != nil && !t.Off {
-		t.Share = float64(*a.Percentage) / 100
-	}
-	return t
-}
-
-// Deciding is the name of the policy that decides: round_robin where the kill switch is on.
-func (c *Config) Deciding() string {
-	if c.killed() {
-		return Plain
-	}
-	return cmp.Or(c.Policy.Name, Default)
-}
-
-// Routing returns the config without what is put into force in a Router that exists, its [Rollout], and
-// what no Router reads: two configs that have it in common can share a Router.
-func (c Config) Routing() Config {
-	c.Adoption = Adoption{ShadowPolicy: c.ShadowPolicy}
-	return c
 }
 
 func (a *Adoption) validate() error {

@@ -88,7 +88,7 @@ func TestPercentage(t *testing.T) {
 	require.InDelta(t, 200, len(few), 50)
 	require.Equal(t, few, mine(routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":20}`, 3)), "other processes, other fleets")
 	r := routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":20}`, 4)
-	require.NoError(t, r.Rollout.Set(policy.Rollout{Share: 0.6}))
+	require.NoError(t, r.Rollout.Set(new(policy.Limit(60))))
 	more := mine(r)
 	require.InDelta(t, 600, len(more), 60)
 	for i := range few {
@@ -96,7 +96,7 @@ func TestPercentage(t *testing.T) {
 	}
 	none := mine(routerOf(t, `{"policy":{"consistent_hash":{}},"percentage":0}`, 4))
 	require.Empty(t, none)
-	require.NoError(t, r.Rollout.Set(policy.Rollout{Share: 1}))
+	require.NoError(t, r.Rollout.Set(nil))
 	require.Len(t, mine(r), 1000)
 }
 
@@ -111,7 +111,7 @@ func TestKillSwitch(t *testing.T) {
 	}
 	home := ask(t, r, prompt())
 	require.Equal(t, home.Replica.ID, ask(t, r, prompt()).Replica.ID)
-	require.NoError(t, r.Rollout.Set(policy.Rollout{Share: 1, Off: true}))
+	require.NoError(t, r.Rollout.Set(new(policy.Limit(policy.Off))))
 	require.Zero(t, r.Uses(), "nothing is looked at")
 	got := make(map[string]int)
 	for range 40 {
@@ -122,7 +122,7 @@ func TestKillSwitch(t *testing.T) {
 		require.Nil(t, q.Prepared, "the policy was asked")
 	}
 	require.Equal(t, map[string]int{"r0": 10, "r1": 10, "r2": 10, "r3": 10}, got)
-	require.NoError(t, r.Rollout.Set(policy.Rollout{Share: 1}))
+	require.NoError(t, r.Rollout.Set(nil))
 	d := ask(t, r, prompt())
 	require.Equal(t, home.Replica.ID, d.Replica.ID)
 	require.Equal(t, 1600, d.MatchedTokens)
@@ -184,7 +184,7 @@ func TestShadowOfAnother(t *testing.T) {
 	}
 	require.Equal(t, 6, differs, "turns meet one replica of four two times of eight")
 	require.Positive(t, actual)
-	require.NoError(t, r.Rollout.Set(policy.Rollout{Off: true}))
+	require.NoError(t, r.Rollout.Set(new(policy.Limit(policy.Off))))
 	q := new(policy.Request)
 	ask(t, r, q)
 	_, _, _, ok := router.Shadow(q)

@@ -21,9 +21,6 @@ func Decode(raw json.RawMessage, into any) error { return strict.Decode(raw, int
 // Default is the policy of a config that names none.
 const Default = "prefix_cache_affinity"
 
-// Plain is the policy that decides for the calls that a config keeps from its own.
-const Plain = "round_robin"
-
 // RequestCost is what an active request adds to the load of a replica, in prompt tokens: a decode step costs about as
 // much as the prefill of so many.
 const RequestCost = 500

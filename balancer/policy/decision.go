@@ -94,7 +94,7 @@ type Outcome struct {
 	Sent         bool // the request left the client
 	// Fault is what the absence of a first message shows against the replica. GivenUp without an Err: it is not known
 	// how the call ended.
-	Fault Fault
+	Fault state.Fault
 	// Usage as the replica reported it.
 	Usage Usage
 }
@@ -113,25 +113,3 @@ type Usage struct {
 
 // NoUsage is the usage where a replica reports none.
 var NoUsage = Usage{PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
-
-// An Answer is how the host learns that a replica has answered. Only where it does are calls watched that wait.
-type Answer uint8
-
-// The ways.
-const (
-	AnswerUnseen  Answer = iota // only the end of a call is seen
-	AnswerMessage               // the first message of several is seen
-	AnswerWhole                 // the one message that there is is seen
-)
-
-// A Fault is what an Outcome without a first message shows against the replica.
-type Fault uint8
-
-// The faults.
-const (
-	NoFault  Fault = iota // nothing: there was a message, or a status of the replica's own
-	Failed                // the replica failed, or the connection to it
-	TimedOut              // the call's deadline passed first
-	GivenUp               // the caller cancelled
-	Late                  // the attempt was given up because its first message was late, and made elsewhere
-)

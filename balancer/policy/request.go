@@ -34,10 +34,11 @@ type Request struct {
 	// the observers. It may stem from an older View.
 	Prepared any
 
-	// Priority is the request's level where it has to wait.
-	Priority Priority
+	// Priority is the request's level in the queue: -1 low, 0 normal, 1 high. A level is a head start of 10 s: a request
+	// is served before those of the level below that came up to that long before it, and none waits for ever.
+	Priority int
 	// Answer is how the host learns that the replica has answered. It reports that for every reservation.
-	Answer Answer
+	Answer state.Answer
 
 	state state.Request
 }

@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"cmp"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -90,10 +91,19 @@ func leave(end *func()) {
 	}
 }
 
+// ErrNeedsServer refuses a config that needs a look-aside server for a target that names none.
+var ErrNeedsServer = errors.New("mode: central_only needs a look-aside server, and the target names none; " +
+	"dial warmpath://server:port/deployment, or set mode to central or broadcast")
+
+// NeedsServer reports whether there must be a look-aside server: without its decision a call fails.
+func NeedsServer(c *policy.Adoption) bool { return c.Mode == policy.CentralOnly && !killed(c) }
+
+func killed(c *policy.Adoption) bool { return c.Percentage != nil && *c.Percentage == policy.Off }
+
 // central is how calls ask the server, zero where they do not. Where there is no server to ask it logs that, once.
 func (a *attached) central(want *policy.Adoption) call.Central {
 	switch {
-	case !want.Asks():
+	case want.Mode != policy.InCentral && want.Mode != policy.CentralOnly || killed(want):
 	case a.watch != nil:
 		return call.Central{
 			Desk: a.watch.Desk(), Closed: want.Mode == policy.CentralOnly,

@@ -80,8 +80,8 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	}
 	watch := lookaside.From(s.ResolverState)
 	var r *router.Router
-	err := policy.ErrNeedsServer
-	if watch != nil || !config.NeedsServer() {
+	err := ErrNeedsServer
+	if watch != nil || !NeedsServer(&config.Adoption) {
 		r, err = b.router(config, h)
 	}
 	if err != nil {
@@ -237,7 +237,7 @@ func (b *lb) announce(h *call.Handle) {
 	c := b.config
 	b.mu.Unlock()
 	if h.Announces(c.text) {
-		attrs := append([]slog.Attr{slog.String("target", b.target)}, c.Attrs()...)
+		attrs := append([]slog.Attr{slog.String("target", b.target)}, router.Describe(*c.Config)...)
 		h.Logger.LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the channel is bound", attrs...)
 	}
 }

@@ -49,7 +49,7 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	next := &call.Binding{
 		Config:      c.Config,
 		Telemetry:   b.handle().Telemetry,
-		Policy:      c.Deciding(),
+		Policy:      router.Deciding(c.Config),
 		Central:     b.attached.central(&c.Adoption),
 		SessionKeys: c.sessions,
 		PriorityKey: strings.ToLower(c.PriorityKey),
@@ -63,7 +63,7 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	if found || next.Dialects == nil {
 		next.Dialects = dialects(c, h)
 	}
-	if err := r.Rollout.Set(c.Rollout()); err != nil {
+	if err := r.Rollout.Set(c.Percentage); err != nil {
 		logger.Error(err) // of a Router that is not ours
 	}
 	r.Fleet.Set(b.endpoints.members)

@@ -38,6 +38,7 @@ import (
 	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -124,7 +125,7 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 		}
 	}
 	if parsed.text, err = marshal(c); err == nil {
-		parsed.key, err = marshal(c.Routing())
+		parsed.key, err = marshal(router.Lasting(*c))
 	}
 	return parsed, err
 }

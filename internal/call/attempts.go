@@ -14,6 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -226,7 +227,7 @@ func (a *Attempts) retriedElsewhere() bool {
 func (a *Attempts) Limit() time.Duration {
 	c := a.call
 	limit := time.Duration(c.handle.bound.Load().Config.FirstTokenTimeout)
-	if limit > 0 && (a.sent > 0 || c.key.request.Answer == policy.AnswerUnseen || a.retriedElsewhere()) {
+	if limit > 0 && (a.sent > 0 || c.key.request.Answer == state.AnswerUnseen || a.retriedElsewhere()) {
 		limit = 0
 	}
 	return limit

@@ -28,6 +28,7 @@ import (
 	"github.com/warmpath/warmpath/internal/fault"
 	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -71,7 +72,7 @@ type Call struct {
 // Start begins a call of a method in memory that the interceptor has, which must be zero. It returns false where the
 // context is that of an attempt on the same channel which another list of options has begun. A timeout of the service
 // config bounds the whole call, the queue and all attempts.
-func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method string, answer policy.Answer) bool {
+func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method string, answer state.Answer) bool {
 	outer, route := From(ctx)
 	if outer != nil && outer.handle != h && outer.handle.conn == h.conn {
 		return false
@@ -79,7 +80,7 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	c.Context, c.handle = ctx, h
 	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
 		c.Context, c.cancel = context.WithTimeout(ctx, *t)
-	} else if answer != policy.AnswerWhole {
+	} else if answer != state.AnswerWhole {
 		c.Context, c.cancel = context.WithCancel(ctx)
 	}
 	c.Attempts.call, c.Attempts.conn = c, cc
@@ -310,14 +311,14 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, fault.Of(info.Err)
 	o.pending = true
 	if info.Err != nil {
-		if c.late && o.result.Fault != policy.NoFault {
-			o.result.Fault = policy.Late
+		if c.late && o.result.Fault != state.NoFault {
+			o.result.Fault = state.Late
 		}
 		c.abort(info)
 	}
 	// The usage in a unary answer is read after this, inside Invoke. Of the others the end is known now: what a server has
 	// reserved must not last through a backoff.
-	if c.key.request.Answer != policy.AnswerWhole || info.Err != nil || c.ended {
+	if c.key.request.Answer != state.AnswerWhole || info.Err != nil || c.ended {
 		c.complete()
 	}
 }
@@ -407,7 +408,7 @@ func (c *Call) complete() {
 	c.reserved.server.Released(&c.outcome.result)
 	c.reserved.server = nil
 	b.Router.Complete(&c.key.request, *d, c.outcome.result)
-	if c.outcome.result.Fault != policy.NoFault {
+	if c.outcome.result.Fault != state.NoFault {
 		telemetry.Ejected(trace.SpanFromContext(c.Context), b.Router, d.Replica)
 	}
 	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, &c.outcome.result)

@@ -55,6 +55,9 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 // dialect is how the messages of a request's method are read.
 func (b *Binding) dialect(q *policy.Request) *requestkey.Method { return b.Dialects.Lookup(q.Method) }
 
+// priorities are the levels by their names in metadata.
+var priorities = map[string]int{"low": -1, "normal": 0, "high": 1}
+
 // ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id
 // is the last.
 func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *policy.Request) {
@@ -65,9 +68,9 @@ func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *policy.Request)
 			q.ID = requestkey.RequestID(ctx)
 		}
 	}
-	q.Priority = policy.PriorityNormal
+	q.Priority = 0
 	for _, s := range metadata.ValueFromOutgoingContext(ctx, b.PriorityKey) {
-		if p, err := policy.ParsePriority(s); err == nil {
+		if p, ok := priorities[s]; ok {
 			q.Priority = p
 			return
 		}

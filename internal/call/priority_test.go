@@ -14,14 +14,14 @@ func TestPriorityOfACall(t *testing.T) {
 	b := &Binding{PriorityKey: "x-warmpath-priority"}
 	for _, c := range []struct {
 		md   []string
-		want policy.Priority
+		want int
 	}{
-		{nil, policy.PriorityNormal},
-		{[]string{"x-warmpath-priority", "high"}, policy.PriorityHigh},
-		{[]string{"X-Warmpath-Priority", "low"}, policy.PriorityLow},
-		{[]string{"x-warmpath-priority", "urgent"}, policy.PriorityNormal},
-		{[]string{"x-warmpath-priority", "urgent", "x-warmpath-priority", "low"}, policy.PriorityLow},
-		{[]string{"priority", "high"}, policy.PriorityNormal},
+		{nil, 0},
+		{[]string{"x-warmpath-priority", "high"}, 1},
+		{[]string{"X-Warmpath-Priority", "low"}, -1},
+		{[]string{"x-warmpath-priority", "urgent"}, 0},
+		{[]string{"x-warmpath-priority", "urgent", "x-warmpath-priority", "low"}, -1},
+		{[]string{"priority", "high"}, 0},
 	} {
 		ctx := metadata.AppendToOutgoingContext(context.Background(), c.md...)
 		var q policy.Request

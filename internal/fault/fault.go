@@ -10,21 +10,21 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // Of returns the fault of a call that ended with this error.
-func Of(err error) policy.Fault { return OfCode(status.Code(err)) }
+func Of(err error) state.Fault { return OfCode(status.Code(err)) }
 
 // OfCode is Of for a status code.
-func OfCode(c codes.Code) policy.Fault {
+func OfCode(c codes.Code) state.Fault {
 	switch c {
 	case codes.Unavailable, codes.Internal, codes.DataLoss:
-		return policy.Failed
+		return state.Failed
 	case codes.DeadlineExceeded:
-		return policy.TimedOut
+		return state.TimedOut
 	case codes.Canceled:
-		return policy.GivenUp
+		return state.GivenUp
 	}
-	return policy.NoFault
+	return state.NoFault
 }

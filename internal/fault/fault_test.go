@@ -9,16 +9,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 func TestOf(t *testing.T) {
-	require.Equal(t, policy.NoFault, Of(nil))
-	require.Equal(t, policy.NoFault, Of(errors.New("x")), "UNKNOWN")
-	require.Equal(t, policy.TimedOut, Of(status.FromContextError(context.DeadlineExceeded).Err()))
-	want := map[codes.Code]policy.Fault{
-		codes.Unavailable: policy.Failed, codes.Internal: policy.Failed, codes.DataLoss: policy.Failed,
-		codes.DeadlineExceeded: policy.TimedOut, codes.Canceled: policy.GivenUp,
+	require.Equal(t, state.NoFault, Of(nil))
+	require.Equal(t, state.NoFault, Of(errors.New("x")), "UNKNOWN")
+	require.Equal(t, state.TimedOut, Of(status.FromContextError(context.DeadlineExceeded).Err()))
+	want := map[codes.Code]state.Fault{
+		codes.Unavailable: state.Failed, codes.Internal: state.Failed, codes.DataLoss: state.Failed,
+		codes.DeadlineExceeded: state.TimedOut, codes.Canceled: state.GivenUp,
 	}
 	for c := range codes.Unauthenticated + 1 {
 		require.Equal(t, want[c], OfCode(c), c)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
-	"github.com/warmpath/warmpath/internal/router/state"
+	routerstate "github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -117,7 +117,7 @@ func (h *handler) question(r *http.Request) (
 	q *warmpathv1.ChooseReplicaRequest, body []byte, state BodyState, err error,
 ) {
 	k := policy.Request{
-		ID: policy.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
+		ID: routerstate.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
 	}
 	body, late := io.ReadAll(io.LimitReader(r.Body, int64(h.maxBody)+1))
 	cut := late != nil || len(body) > h.maxBody || r.Header.Get(HeaderTruncated) != ""
@@ -137,7 +137,7 @@ func (h *handler) question(r *http.Request) (
 		}
 	}
 	key := &warmpathv1.RequestKey{
-		RequestId: policy.SessionKey(k.ID), Session: k.Session, Model: k.Model, Adapter: k.Adapter, CacheSalt: k.CacheSalt,
+		RequestId: routerstate.SessionKey(k.ID), Session: k.Session, Model: k.Model, Adapter: k.Adapter, CacheSalt: k.CacheSalt,
 	}
 	switch p := &k.Prompt; {
 	case len(p.Tokens) > 0:
@@ -160,7 +160,7 @@ type origin struct {
 type originKey struct{}
 
 // Origin returns the HTTP request that a pick was asked with, nil where it was asked otherwise.
-func Origin(ctx context.Context) state.Origin {
+func Origin(ctx context.Context) routerstate.Origin {
 	if o, ok := ctx.Value(originKey{}).(*origin); ok {
 		return o
 	}

@@ -119,7 +119,7 @@ func (d *Desk) question(
 		RequestId: q.ID, Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
 		PromptTokens: uint32(max(q.PromptTokens, 0)),
 	}
-	if q.Priority != policy.PriorityNormal {
+	if q.Priority != 0 {
 		key.Priority = warmpathv1.Priority_PRIORITY_NORMAL + warmpathv1.Priority(q.Priority)
 	}
 	if prompt != nil {

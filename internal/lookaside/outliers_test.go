@@ -11,6 +11,7 @@ import (
 	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -32,7 +33,7 @@ func judging(t *testing.T) (*Watch, *router.Router) {
 	return w, r
 }
 
-func state(r *router.Router, id string) outlier.State {
+func stateOf(r *router.Router, id string) outlier.State {
 	s, _ := r.Outliers().State(r.Outlier(r.View().ByID(id)))
 	return s
 }
@@ -45,20 +46,20 @@ func ejecting(replica uint32, probe bool) *warmpathv1.OutlierUpdate {
 func TestOutliersReachRouters(t *testing.T) {
 	w, r := judging(t)
 	w.view.takeOutliers(ejecting(2, false))
-	require.Equal(t, outlier.Ejected, state(r, "b"))
+	require.Equal(t, outlier.Ejected, stateOf(r, "b"))
 	other, err := router.FromConfig(&policy.Config{}, nil)
 	require.NoError(t, err)
 	defer other.Close()
 	other.Fleet.Set([]router.Member{{Attributes: policy.Attributes{ID: "a"}}, {Attributes: policy.Attributes{ID: "b"}}})
 	other.Fleet.Connect()
 	detach := w.Attach(other)
-	require.Equal(t, outlier.Ejected, state(other, "b"))
+	require.Equal(t, outlier.Ejected, stateOf(other, "b"))
 	detach()
-	require.Equal(t, outlier.HalfOpen, state(other, "b"))
+	require.Equal(t, outlier.HalfOpen, stateOf(other, "b"))
 	w.view.takeOutliers(ejecting(2, true))
-	require.Equal(t, outlier.HalfOpen, state(r, "b"))
+	require.Equal(t, outlier.HalfOpen, stateOf(r, "b"))
 	w.view.takeOutliers(new(warmpathv1.OutlierUpdate))
-	require.Equal(t, outlier.SlowStart, state(r, "b"))
+	require.Equal(t, outlier.SlowStart, stateOf(r, "b"))
 }
 
 // What a server ejected that is gone, silent, or another one now, is probed.
@@ -70,13 +71,13 @@ func TestOutliersOfALostServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, r := judging(t)
 			w.view.takeOutliers(ejecting(1, false))
-			require.Equal(t, outlier.Ejected, state(r, "a"))
+			require.Equal(t, outlier.Ejected, stateOf(r, "a"))
 			lose(w)
-			require.Equal(t, outlier.HalfOpen, state(r, "a"))
+			require.Equal(t, outlier.HalfOpen, stateOf(r, "a"))
 			require.Nil(t, w.view.outcomes(), "it is no evidence of own calls")
 			if name == "another" { // its first message ejects nothing
 				w.view.takeOutliers(new(warmpathv1.OutlierUpdate))
-				require.Equal(t, outlier.HalfOpen, state(r, "a"), "its probe brings it back")
+				require.Equal(t, outlier.HalfOpen, stateOf(r, "a"), "its probe brings it back")
 			}
 		})
 	}
@@ -88,13 +89,13 @@ func TestOutliersOfAServerThatWasSilent(t *testing.T) {
 	w.view.takeOutliers(ejecting(1, false))
 	w.view.fade(time.Now())
 	w.view.fade(time.Now())
-	require.Equal(t, outlier.HalfOpen, state(r, "a"))
+	require.Equal(t, outlier.HalfOpen, stateOf(r, "a"))
 	w.view.take(new(warmpathv1.WatchReplicasResponse), false)
-	require.Equal(t, outlier.HalfOpen, state(r, "a"))
+	require.Equal(t, outlier.HalfOpen, stateOf(r, "a"))
 	w.view.take(&warmpathv1.WatchReplicasResponse{Outliers: new(warmpathv1.OutlierUpdate)}, false)
-	require.Equal(t, outlier.HalfOpen, state(r, "a"))
+	require.Equal(t, outlier.HalfOpen, stateOf(r, "a"))
 	w.view.take(&warmpathv1.WatchReplicasResponse{Outliers: ejecting(2, false)}, false)
-	require.Equal(t, outlier.Healthy, state(r, "b"), "one of four may be ejected, and one is")
+	require.Equal(t, outlier.Healthy, stateOf(r, "b"), "one of four may be ejected, and one is")
 }
 
 // Outcomes are counted once, under the server's numbers.
@@ -105,7 +106,7 @@ func TestOutcomesAreReported(t *testing.T) {
 		q.Pin = "c"
 		require.NoError(t, r.Reserve(t.Context(), q, b, router.How{NoWait: true}))
 		b.Release()
-		r.Complete(q, b.Decision, policy.Outcome{Err: errSilent, Sent: true, Fault: policy.Failed})
+		r.Complete(q, b.Decision, policy.Outcome{Err: errSilent, Sent: true, Fault: state.Failed})
 	}
 	want := &warmpathv1.OutcomeReport{Replicas: []*warmpathv1.ReplicaOutcomes{{Replica: 3, Failures: 5}}}
 	require.True(t, proto.Equal(want, w.view.outcomes()))

@@ -8,7 +8,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// kinds are those of calls that are watched: [policy.AnswerMessage] and [policy.AnswerWhole].
+// kinds are those of calls that are watched: [state.AnswerMessage] and [state.AnswerWhole].
 const kinds = 2
 
 // kindOf is the index of the paces and limits of attempts like this.
@@ -26,9 +26,9 @@ type Attempt struct {
 
 // Begin notes an attempt that is made now. work is the number of tokens that stand before its first message. A zero
 // now is the time of the clock.
-func (d *Detector) Begin(a *Attempt, r *Replica, answer policy.Answer, work float64, principal string, now time.Time) {
+func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float64, principal string, now time.Time) {
 	*a = Attempt{replica: r}
-	if !d.Ejects() || answer == policy.AnswerUnseen && principal == "" && d.AllHealthy() {
+	if !d.Ejects() || answer == state.AnswerUnseen && principal == "" && d.AllHealthy() {
 		return
 	}
 	if now.IsZero() {
@@ -108,7 +108,7 @@ func (d *Detector) End(a *Attempt) {
 
 // Ended judges a replica by the outcome of a call there.
 func (d *Detector) Ended(r *Replica, m state.Mark, o *policy.Outcome) {
-	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == policy.NoFault
+	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == state.NoFault
 	switch {
 	case !d.Ejects(), m.Watched() && o.FirstMessage > 0: // Answered has judged it
 		return
@@ -125,19 +125,19 @@ func (d *Detector) Ended(r *Replica, m state.Mark, o *policy.Outcome) {
 	limit := &r.limits[kindOf(&m)]
 	m.Probe = m.Probe && !(m.Watched() && m.Picked.Before(r.since)) // else it was decided before its call ended
 	switch {
-	case answered, o.Fault == policy.NoFault:
+	case answered, o.Fault == state.NoFault:
 		r.answer(&m, now, answered || m.Probe)
-	case o.Fault == policy.Failed:
+	case o.Fault == state.Failed:
 		r.accuse(&m, now, 1, false)
 	case r.overLimit(&m, age) > 0: // End has entered it
-	case o.Fault == policy.Late,
-		m.Watched() && o.Fault == policy.TimedOut && (limit.slow(m.Work, age) || m.Probe && !limit.known):
+	case o.Fault == state.Late,
+		m.Watched() && o.Fault == state.TimedOut && (limit.slow(m.Work, age) || m.Probe && !limit.known):
 		r.accuse(&m, now, 1, true)
 	}
 	r.judge(now)
 }
 
-// Outrun notes that another replica answered in time a call that was given up on this one as [policy.Late]: one more
+// Outrun notes that another replica answered in time a call that was given up on this one as [state.Late]: one more
 // piece of evidence.
 func (d *Detector) Outrun(r *Replica) {
 	now := d.now()

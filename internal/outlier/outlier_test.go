@@ -14,6 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // round is longer than the time between two looks at the fleet.
@@ -73,7 +74,7 @@ func (f *fleet) add(i int, principal string, c outlier.Counts, probe bool) {
 func (f *fleet) call(i int, principal string, fails bool) {
 	var a outlier.Attempt
 	r := f.replicas[i].Replica
-	f.Begin(&a, r, policy.AnswerMessage, 500, principal, time.Time{})
+	f.Begin(&a, r, state.AnswerMessage, 500, principal, time.Time{})
 	f.pass(time.Millisecond)
 	if !fails {
 		f.Answered(&a)
@@ -81,7 +82,7 @@ func (f *fleet) call(i int, principal string, fails bool) {
 	f.End(&a)
 	o := &policy.Outcome{Sent: true, FirstMessage: time.Millisecond}
 	if fails {
-		o = &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: policy.Failed}
+		o = &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: state.Failed}
 	}
 	f.Ended(r, a.Mark, o)
 }
@@ -276,7 +277,7 @@ func TestManyGoroutines(t *testing.T) {
 				h := all[rnd.IntN(len(all))]
 				r, principal := h.Replica, fmt.Sprint("p", rnd.IntN(3))
 				var a outlier.Attempt
-				d.Begin(&a, r, policy.Answer(rnd.IntN(3)), 100, principal, time.Time{})
+				d.Begin(&a, r, state.Answer(rnd.IntN(3)), 100, principal, time.Time{})
 				switch rnd.IntN(8) {
 				case 0:
 					d.Add(r, principal, outlier.Counts{Failures: 3}, true)
@@ -294,7 +295,7 @@ func TestManyGoroutines(t *testing.T) {
 					d.Answered(&a)
 				}
 				d.End(&a)
-				d.Ended(r, a.Mark, &policy.Outcome{Sent: true, Err: context.Canceled, Fault: policy.Fault(rnd.IntN(5))})
+				d.Ended(r, a.Mark, &policy.Outcome{Sent: true, Err: context.Canceled, Fault: state.Fault(rnd.IntN(5))})
 				d.State(r)
 				d.Stats()
 			}

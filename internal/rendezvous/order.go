@@ -6,6 +6,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // orderSeed is part of the contract between clients, as is the whole of Score.
@@ -34,7 +35,7 @@ func (s *Scorer) Score(id string) uint64 {
 
 // SessionKey is the key of a session.
 func SessionKey(session string) uint64 {
-	return xxh3.HashStringSeed(policy.SessionKey(session), orderSeed)
+	return xxh3.HashStringSeed(state.SessionKey(session), orderSeed)
 }
 
 // Before reports whether score a of replica r stands before score b of o in the

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 func readBodyOf(t testing.TB, body string) policy.Request {
@@ -67,7 +68,7 @@ func TestChatBodies(t *testing.T) {
 func hash128(s string) string {
 	long := strings.Repeat("x", MaxSession+1)
 	if s == "" {
-		return policy.SessionKey(long)
+		return state.SessionKey(long)
 	}
 	return fmt.Sprintf("%x", xxh128(s))
 }

@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
-	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -25,7 +25,7 @@ func Session(id string) string {
 	if len(id) <= MaxSession {
 		return id
 	}
-	return policy.SessionKey(id)
+	return state.SessionKey(id)
 }
 
 // SessionKeys finds the session in metadata. Names are compared without regard

@@ -9,7 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 func xxh128(s string) []byte {
@@ -37,7 +37,7 @@ func TestSessionKeys(t *testing.T) {
 		{"many separators, absent", []string{"x-claude-code-session-id", "b"}, []string{"b", "s"}, "s"},
 		{"not a prefix", nil, []string{"session_id2", "s", "my-session_id", "s"}, ""},
 		{"as long as may be", nil, []string{"session_id", long}, long},
-		{"longer", nil, []string{"session_id", long + "x"}, policy.SessionKey(long + "x")},
+		{"longer", nil, []string{"session_id", long + "x"}, state.SessionKey(long + "x")},
 		{"longer than a key", nil, []string{"session_id", long[:300]}, long[:300]},
 		{"none", nil, nil, ""},
 	} {
@@ -63,9 +63,9 @@ func TestSessionKeys(t *testing.T) {
 
 func TestSessionKeyHash(t *testing.T) {
 	a, b := strings.Repeat("x", 300)+"a", strings.Repeat("x", 300)+"b"
-	require.Len(t, policy.SessionKey(a), 32)
-	require.NotEqual(t, policy.SessionKey(a), policy.SessionKey(b))
-	require.Equal(t, hash128(a), policy.SessionKey(a))
+	require.Len(t, state.SessionKey(a), 32)
+	require.NotEqual(t, state.SessionKey(a), state.SessionKey(b))
+	require.Equal(t, hash128(a), state.SessionKey(a))
 }
 
 func TestBadSessionKeys(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 var outlierSeeds = flag.Uint64("routing.outlier-seeds", 4, "how many seeds TestModelOutlier runs")
@@ -171,7 +172,7 @@ func (m *hospital) change() {
 }
 
 func (m *hospital) arrive() {
-	p := &patient{q: &policy.Request{Answer: policy.Answer(m.rnd.IntN(3)), Session: "sessions"[:m.rnd.IntN(8)], PromptTokens: m.rnd.IntN(3000)}, b: new(Reservation)}
+	p := &patient{q: &policy.Request{Answer: state.Answer(m.rnd.IntN(3)), Session: "sessions"[:m.rnd.IntN(8)], PromptTokens: m.rnd.IntN(3000)}, b: new(Reservation)}
 	if m.chance(15) {
 		p.q.Exclude = []string{m.some(), m.some(), m.some()}
 	}
@@ -268,9 +269,9 @@ func (m *hospital) end() {
 	case hangs && m.chance(70):
 		return
 	case hangs:
-		o.Err, o.Fault = errFault, []policy.Fault{policy.TimedOut, policy.GivenUp, policy.Late}[m.rnd.IntN(3)]
+		o.Err, o.Fault = errFault, []state.Fault{state.TimedOut, state.GivenUp, state.Late}[m.rnd.IntN(3)]
 	case fails:
-		o.Err, o.Fault = errFault, policy.Failed
+		o.Err, o.Fault = errFault, state.Failed
 	case m.chance(5):
 		o.Err = errFault
 	default:
@@ -340,7 +341,7 @@ func (m *hospital) finish() {
 		for _, rep := range m.r.View().Replicas() {
 			m.r.Fleet.SetConnected(rep.ID, false)
 			m.r.Fleet.SetConnected(rep.ID, true)
-			q := &policy.Request{Pin: rep.ID, Answer: policy.AnswerMessage}
+			q := &policy.Request{Pin: rep.ID, Answer: state.AnswerMessage}
 			m.r.Health.Look()
 			b := pick(m, m.r, q)
 			took := b.Answered()

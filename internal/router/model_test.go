@@ -189,7 +189,7 @@ func (m *model) request() *policy.Request {
 		q.Model = []string{"a", "b", "c"}[m.rnd.IntN(3)]
 	}
 	if m.chance(40) {
-		q.Priority = policy.Priority(m.rnd.IntN(3) - 1)
+		q.Priority = int(m.rnd.IntN(3) - 1)
 	}
 	if m.chance(25) {
 		q.Adapter = []string{"x", "y"}[m.rnd.IntN(2)]

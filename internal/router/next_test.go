@@ -19,9 +19,9 @@ func TestNextOfWhoDecided(t *testing.T) {
 		}
 		return policy.Wait()
 	}
-	for off, want := range map[bool][]string{false: {"r0", "r1", "r2"}, true: {"r3", "r2", "r1"}} {
+	for percentage, want := range map[policy.Limit][]string{100: {"r0", "r1", "r2"}, policy.Off: {"r3", "r2", "r1"}} {
 		r := connected(t, Options{Policy: previewing(firstFree), Plain: previewing(last)}, members(4)...)
-		require.NoError(t, r.Rollout.Set(policy.Rollout{Share: 1, Off: off}))
+		require.NoError(t, r.Rollout.Set(&percentage))
 		q := new(policy.Request)
 		b := pick(t, r, q)
 		got := []string{b.Decision.Replica.ID}

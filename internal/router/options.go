@@ -3,8 +3,6 @@ package router
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -70,42 +68,4 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	return o
-}
-
-// FromConfig builds the policy of a config and a Router around it, over an empty fleet. adjust,
-// which may be nil, sees the options before the Router does: the clock, the
-// randomness, and whatever the host sets itself.
-func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
-	full := c.WithDefaults()
-	p, err := full.Policy.New()
-	shadow, shadowErr := full.ShadowPolicy.New()
-	plain, plainErr := policy.New(policy.Plain, nil)
-	o := Options{
-		Policy:         p,
-		Plain:          plain,
-		Shadow:         shadow,
-		MaxOngoing:     full.MaxOngoingRequests,
-		MaxQueued:      int(full.MaxQueuedRequests),
-		PrepareTimeout: time.Duration(full.PrepareTimeout),
-		Ejection:       &full.Ejection,
-		DrainGrace:     max(time.Duration(full.DrainGrace), 0),
-		Node:           full.Node,
-		Zone:           full.Zone,
-	}
-	err = errors.Join(err, shadowErr, plainErr)
-	if err == nil && adjust != nil {
-		adjust(&o)
-	}
-	var r *Router
-	if err == nil {
-		r, err = NewRouter(o)
-	}
-	if err == nil {
-		err = r.Rollout.Set(full.Rollout())
-	}
-	if err == nil {
-		return r, nil
-	}
-	o.Tokenizer = nil // the caller's
-	return nil, errors.Join(fmt.Errorf("config: %w", err), closeAll(closersOf(&o)))
 }

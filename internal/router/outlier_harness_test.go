@@ -7,6 +7,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // round is longer than the time between two looks at the fleet.
@@ -38,13 +39,13 @@ func (w *ward) pass(d time.Duration) { w.now = w.now.Add(d) }
 
 // send picks, on this replica if one is named.
 func (w *ward) send(on string) (*policy.Request, *Reservation) {
-	q := &policy.Request{Answer: policy.AnswerMessage, Pin: on}
+	q := &policy.Request{Answer: state.AnswerMessage, Pin: on}
 	return q, pick(w.t, w.Router, q)
 }
 
 // fail lets one call on a replica fail.
 func (w *ward) fail(on string) {
-	w.end(on, policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed})
+	w.end(on, policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed})
 }
 
 func (w *ward) end(on string, o policy.Outcome) {

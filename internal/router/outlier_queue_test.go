@@ -8,6 +8,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // While others are only full, a request waits for them; when one comes back it is served.
@@ -17,7 +18,7 @@ func TestWaitWhileEjected(t *testing.T) {
 		w.fail("r0")
 	}
 	_, full := w.send("r1")
-	waiter := enqueue(t, w.Router, &policy.Request{Answer: policy.AnswerMessage})
+	waiter := enqueue(t, w.Router, &policy.Request{Answer: state.AnswerMessage})
 	require.Equal(t, []*policy.Replica{w.View().ByID("r1")}, waiter.b.Decision.WaitFor)
 	w.pass(11 * time.Second)
 	w.Health.Look()
@@ -30,7 +31,7 @@ func TestWaitWhileEjected(t *testing.T) {
 func TestWatchedPickDoesNotAllocate(t *testing.T) {
 	w := newWard(t, 8)
 	w.warm(time.Millisecond)
-	q, b := &policy.Request{Answer: policy.AnswerMessage}, new(Reservation)
+	q, b := &policy.Request{Answer: state.AnswerMessage}, new(Reservation)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		_ = w.Reserve(t.Context(), q, b, How{NoWait: true})
 		took := b.Answered()
@@ -41,7 +42,7 @@ func TestWatchedPickDoesNotAllocate(t *testing.T) {
 
 // What watching a call costs, from the pick to its end: beside one that nobody watches, and with a session that is remembered.
 func BenchmarkWatched(b *testing.B) {
-	for name, answer := range map[string]policy.Answer{"unseen": policy.AnswerUnseen, "message": policy.AnswerMessage} {
+	for name, answer := range map[string]state.Answer{"unseen": state.AnswerUnseen, "message": state.AnswerMessage} {
 		b.Run(name, func(b *testing.B) {
 			r := connected(b, Options{Policy: bySession(), Ejection: new(policy.Ejection), DrainGrace: time.Minute}, members(8)...)
 			q, bk := &policy.Request{Answer: answer, Session: "session"}, new(Reservation)
@@ -78,7 +79,7 @@ func TestWhoWaitsIsServedByTime(t *testing.T) {
 		queued := w.Queued()
 		go func() {
 			b := new(Reservation)
-			if w.Reserve(t.Context(), &policy.Request{Answer: policy.AnswerMessage}, b, How{}) == nil {
+			if w.Reserve(t.Context(), &policy.Request{Answer: state.AnswerMessage}, b, How{}) == nil {
 				served <- b
 			}
 		}()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // A replica that is new, or back after a while, does not get everything at once; one whose connection blinks does.
@@ -90,7 +91,7 @@ func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
 		_, last = w.send("")
 	}
 	for range 100 {
-		q := &policy.Request{Answer: policy.AnswerMessage}
+		q := &policy.Request{Answer: state.AnswerMessage}
 		require.ErrorIs(t, w.Reserve(t.Context(), q, new(Reservation), How{Ticket: new(Ticket)}), ErrQueued)
 	}
 	asked = 0

@@ -10,6 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 func TestEjectAfterFailuresInARow(t *testing.T) {
@@ -34,10 +35,10 @@ func TestEjectAfterFailuresInARow(t *testing.T) {
 func TestOutcomesThatEjectNobody(t *testing.T) {
 	for name, o := range map[string]policy.Outcome{
 		"its own status": {Err: errFault, Sent: true},
-		"not sent":       {Err: errFault, Fault: policy.Failed},
-		"cancelled":      {Err: errFault, Sent: true, Fault: policy.GivenUp},
-		"a deadline, while nothing is known of how long it takes": {Err: errFault, Sent: true, Fault: policy.TimedOut},
-		"after the first message":                                 {Err: errFault, Sent: true, Fault: policy.Failed, FirstMessage: 1},
+		"not sent":       {Err: errFault, Fault: state.Failed},
+		"cancelled":      {Err: errFault, Sent: true, Fault: state.GivenUp},
+		"a deadline, while nothing is known of how long it takes": {Err: errFault, Sent: true, Fault: state.TimedOut},
+		"after the first message":                                 {Err: errFault, Sent: true, Fault: state.Failed, FirstMessage: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWard(t, 4)
@@ -67,14 +68,14 @@ func TestTrial(t *testing.T) {
 		q, b := w.trial("r0")
 		require.Zero(t, w.picked(100)["r0"], "one at a time")
 		b.Release()
-		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed, Usage: policy.NoUsage})
+		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed, Usage: policy.NoUsage})
 		require.Equal(t, outlier.Ejected, w.condition("r0"))
 		length *= 2
 	}
 	w.pass(length + round)
 	q, b := w.trial("r0") // says nothing
 	b.Release()
-	w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
+	w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage})
 	q, b = w.trial("r0")
 	w.finish(q, b)
 	require.Equal(t, outlier.SlowStart, w.condition("r0"))
@@ -88,7 +89,7 @@ func TestTrial(t *testing.T) {
 
 // A trial is decided by its first message, however long the stream goes on, and whether or not its wait is watched.
 func TestTrialOfALongStream(t *testing.T) {
-	for name, answer := range map[string]policy.Answer{"watched": policy.AnswerMessage, "both ways": policy.AnswerUnseen} {
+	for name, answer := range map[string]state.Answer{"watched": state.AnswerMessage, "both ways": state.AnswerUnseen} {
 		t.Run(name, func(t *testing.T) {
 			w := newWard(t, 3)
 			r0 := w.View().ByID("r0")
@@ -160,7 +161,7 @@ func TestQuickPicksAndHealth(t *testing.T) {
 	require.True(t, ok)
 	r.Quick().Release(rep)
 	for range 5 {
-		r.Complete(q, policy.To(rep, ""), policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed})
+		r.Complete(q, policy.To(rep, ""), policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed})
 	}
 	_, _, ok = r.Quick().Pick(q)
 	require.False(t, ok)
@@ -215,7 +216,7 @@ func TestAssignedIsTrusted(t *testing.T) {
 	_, b := w.send("r0")
 	b.Refused(load.Report{Ongoing: 4, QueuedTokens: -1})
 	assigned := func(id string) error {
-		return w.Reserve(t.Context(), &policy.Request{Answer: policy.AnswerMessage}, new(Reservation), How{Assigned: &Assigned{Replica: id}})
+		return w.Reserve(t.Context(), &policy.Request{Answer: state.AnswerMessage}, new(Reservation), How{Assigned: &Assigned{Replica: id}})
 	}
 	require.ErrorIs(t, assigned("r0"), ErrFull)
 	w.pass(firstHold)

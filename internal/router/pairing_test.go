@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // A pairing counts the routes that it was told of, by request, and wants one end for each.
@@ -63,7 +64,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 		for range 200 {
 			switch rnd.IntN(4) {
 			case 0:
-				require.NoError(t, r.Rollout.Set(policy.Rollout{Share: float64(rnd.IntN(3)) / 2, Off: rnd.IntN(3) == 0}))
+				require.NoError(t, r.Rollout.Set([]*policy.Limit{nil, new(policy.Limit(50)), new(policy.Limit(0)), new(policy.Limit(policy.Off))}[rnd.IntN(4)]))
 			case 1:
 				if len(calls) == 0 {
 					continue
@@ -113,7 +114,7 @@ func TestWithdraw(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r := connected(t, Options{Ejection: &policy.Ejection{Failures: 1, SlowStart: -1}, Now: func() time.Time { return now }}, members(2)...)
 	for range 5 {
-		q := &policy.Request{Answer: policy.AnswerWhole}
+		q := &policy.Request{Answer: state.AnswerWhole}
 		b := pick(t, r, q)
 		rep := b.Decision.Replica
 		b.Withdraw(q)

@@ -82,16 +82,16 @@ func full(t *testing.T, c *manual, o Options) (*Router, *Reservation) {
 func TestPriorityIsAHeadStart(t *testing.T) {
 	c := newManual()
 	r, held := full(t, c, Options{})
-	at := func(seconds int, p policy.Priority) *waiter {
+	at := func(seconds int, p int) *waiter {
 		c.now = time.Unix(1000, 0).Add(time.Duration(seconds) * time.Second)
 		return enqueue(t, r, &policy.Request{Priority: p})
 	}
-	low := at(0, policy.PriorityLow)
-	early := at(1, policy.PriorityNormal)
-	normal := at(5, policy.PriorityNormal)
-	high := at(9, policy.PriorityHigh)   // before all normal ones that came after -1 s
-	later := at(17, policy.PriorityHigh) // both normal ones came more than ten seconds before
-	last := at(23, policy.PriorityNormal)
+	low := at(0, -1)
+	early := at(1, 0)
+	normal := at(5, 0)
+	high := at(9, 1)   // before all normal ones that came after -1 s
+	later := at(17, 1) // both normal ones came more than ten seconds before
+	last := at(23, 0)
 	require.Equal(t, []int{0, 0, 1, 0, 3, 5}, []int{low.behind, early.behind, normal.behind, high.behind, later.behind, last.behind})
 	for i, want := range []*waiter{high, early, normal, later, low, last} {
 		held.Release()
@@ -107,14 +107,14 @@ func TestPriorityIsAHeadStart(t *testing.T) {
 func TestNobodyStarves(t *testing.T) {
 	c := newManual()
 	r, held := full(t, c, Options{MaxQueued: -1})
-	low := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
+	low := enqueue(t, r, &policy.Request{Priority: -1})
 	var queue []*waiter
 	served := 0
 	for second := 0; low.waiting; second++ {
 		require.Less(t, second, 100)
 		c.advance(time.Second)
 		for range 3 { // three come, one is served
-			queue = append(queue, enqueue(t, r, &policy.Request{Priority: policy.PriorityHigh}))
+			queue = append(queue, enqueue(t, r, &policy.Request{Priority: 1}))
 		}
 		held.Release()
 		for _, w := range queue {
@@ -130,21 +130,21 @@ func TestNobodyStarves(t *testing.T) {
 func TestFullQueueTakesWhoIsBefore(t *testing.T) {
 	c := newManual()
 	r, held := full(t, c, Options{MaxQueued: 3})
-	old := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
+	old := enqueue(t, r, &policy.Request{Priority: -1})
 	c.advance(25 * time.Second)
 	normal := enqueue(t, r, &policy.Request{})
-	low := enqueue(t, r, &policy.Request{Priority: policy.PriorityLow})
+	low := enqueue(t, r, &policy.Request{Priority: -1})
 	c.advance(2 * time.Second)
 
-	_, err := pickOrEnqueue(r, t.Context(), &policy.Request{Priority: policy.PriorityLow}, new(Reservation))
+	_, err := pickOrEnqueue(r, t.Context(), &policy.Request{Priority: -1}, new(Reservation))
 	require.EqualError(t, err, "the queue is full (max_queued_requests): it would wait behind 3 others, of which the first has waited 27s")
-	high := enqueue(t, r, &policy.Request{Priority: policy.PriorityHigh})
+	high := enqueue(t, r, &policy.Request{Priority: 1})
 	require.False(t, low.waiting)
 	require.ErrorIs(t, low.err, ErrQueueFull)
 	require.EqualError(t, low.err, "waited 2s for a replica with room, behind 2 others, and made room for a request of higher priority: "+ErrQueueFull.Error())
-	enqueue(t, r, &policy.Request{Priority: policy.PriorityHigh})
+	enqueue(t, r, &policy.Request{Priority: 1})
 	require.ErrorIs(t, normal.err, ErrQueueFull, "the last of a lower priority")
-	_, err = pickOrEnqueue(r, t.Context(), &policy.Request{Priority: policy.PriorityHigh}, new(Reservation))
+	_, err = pickOrEnqueue(r, t.Context(), &policy.Request{Priority: 1}, new(Reservation))
 	require.ErrorIs(t, err, ErrQueueFull, "the low one has waited for so long that it is first")
 	require.Equal(t, 3, r.Queued())
 	held.Release()
@@ -187,7 +187,7 @@ func TestLineIsInOrder(t *testing.T) {
 		r, held := full(t, c, Options{})
 		var back []*policy.Request
 		for range 40 {
-			q := &policy.Request{Priority: policy.Priority(rnd.IntN(5) - 2)}
+			q := &policy.Request{Priority: int(rnd.IntN(5) - 2)}
 			r.queue.number(q.State(), c.now)
 			if rnd.IntN(4) == 0 {
 				back = append(back, q)
@@ -212,14 +212,4 @@ func TestLineIsInOrder(t *testing.T) {
 			held, last = head.b, head
 		}
 	}
-}
-
-func TestParsePriority(t *testing.T) {
-	for _, p := range []policy.Priority{policy.PriorityLow, policy.PriorityNormal, policy.PriorityHigh} {
-		got, err := policy.ParsePriority(p.String())
-		require.NoError(t, err)
-		require.Equal(t, p, got)
-	}
-	_, err := policy.ParsePriority("HIGH!")
-	require.ErrorContains(t, err, `"HIGH!" is not low, normal or high`)
 }

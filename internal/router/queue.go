@@ -100,7 +100,7 @@ func (u *queue) place(w *waiter) int {
 func served(a, b *waiter) int { return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.seq, b.seq)) }
 
 // level is a priority as a number of head starts.
-func level(p policy.Priority) int { return int(min(max(p, policy.PriorityLow), policy.PriorityHigh)) }
+func level(priority int) int { return min(max(priority, -1), 1) }
 
 // stand lets a waiter wait for what its last choice would wait for, or no longer for any.
 func (u *queue) stand(w *waiter, on bool) {

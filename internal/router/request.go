@@ -45,7 +45,7 @@ func DropPrompt(q *policy.Request) { q.Prompt = policy.Prompt{} }
 // keeps it for long after its last pick: policies that observe the end do not see them.
 func Settle(q *policy.Request) {
 	s := q.State()
-	q.Session = policy.SessionKey(q.Session)
+	q.Session = state.SessionKey(q.Session)
 	q.Exclude, q.Allow = nil, nil
 	s.Origin, s.Tried, s.Sets = nil, nil, nil
 	if x := shadowOf(q); x != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // A Reservation is the load charged to a replica from the pick to the end of the
@@ -95,7 +96,7 @@ func (b *Reservation) Withdraw(q *policy.Request) {
 	if b.router == nil {
 		return
 	}
-	b.router.Complete(q, b.Decision, policy.Outcome{Fault: policy.GivenUp, Usage: policy.NoUsage})
+	b.router.Complete(q, b.Decision, policy.Outcome{Fault: state.GivenUp, Usage: policy.NoUsage})
 	b.Decision.State().Observed, b.Decision.State().Chosen = false, false
 }
 

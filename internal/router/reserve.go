@@ -73,7 +73,7 @@ func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, 
 	defer r.mu.Unlock() // also when the policy panics
 	u, s, waits := &r.queue, q.State(), !how.NoWait && !how.Query && how.Assigned == nil
 	s.Query = how.Query
-	comes, watched := waits && s.QueuedAt != any(u), q.Answer != policy.AnswerUnseen || !r.outliers.AllHealthy()
+	comes, watched := waits && s.QueuedAt != any(u), q.Answer != state.AnswerUnseen || !r.outliers.AllHealthy()
 	var now time.Time // the clock is read where that is of use
 	if comes || watched {
 		now = r.opts.Now()

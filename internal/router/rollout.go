@@ -12,32 +12,38 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A Rollout is the [policy.Rollout] in force in a Router.
+// A Rollout is how much of the requests the policy decides. What it does not, Options.Plain does.
 type Rollout struct {
-	router *Router
-	now    atomic.Pointer[policy.Rollout] // nil = the policy decides for all
+	router     *Router
+	percentage atomic.Pointer[policy.Limit] // as Adoption has it; nil = the policy decides for all
 }
 
-// Set puts a rollout into force, on picks that begin. The state of the policy stays.
-func (o *Rollout) Set(t policy.Rollout) error {
-	partial := t.Share < 1 || t.Off
-	switch {
-	case !partial:
-		o.now.Store(nil)
-	case o.router.opts.Plain.Choose == nil:
+// Set puts a percentage into force, nil = 100, on picks that begin. The state of the policy stays. Off is the kill
+// switch: neither the policy nor its shadow is called, but for the ends of what they observed before.
+func (o *Rollout) Set(percentage *policy.Limit) error {
+	partial := percentage != nil && *percentage < 100
+	if partial && o.router.opts.Plain.Choose == nil {
 		return errors.New("router: a Rollout needs Options.Plain")
-	default:
-		o.now.Store(&t)
 	}
+	if !partial {
+		percentage = nil
+	}
+	o.percentage.Store(percentage)
 	o.router.quick.hinder(rolling, partial)
 	return nil
+}
+
+// off reports whether the kill switch is on.
+func (o *Rollout) off() bool {
+	p := o.percentage.Load()
+	return p != nil && *p == policy.Off
 }
 
 // Decides reports whether the policy decides for a request, and not Options.Plain. It stays so for the life of the
 // request, but for the kill switch.
 func (o *Rollout) Decides(q *policy.Request) bool {
-	t := o.now.Load()
-	return t == nil || !t.Off && decides(t.Share, q)
+	p := o.percentage.Load()
+	return p == nil || *p != policy.Off && decides(float64(*p)/100, q)
 }
 
 func decides(share float64, q *policy.Request) bool {
@@ -54,7 +60,7 @@ func decides(share float64, q *policy.Request) bool {
 // draw returns a number in [0,1) that is the same for a session, in every process.
 func draw(q *policy.Request) float64 {
 	const seed = 0x726f_6c6c_6f75_7401 // apart from every other use of a session's hash
-	key := cmp.Or(policy.SessionKey(q.Session), q.ID)
+	key := cmp.Or(state.SessionKey(q.Session), q.ID)
 	if key == "" {
 		return rand.Float64()
 	}

@@ -108,11 +108,10 @@ func (r *Router) Policy() policy.Policy { return r.opts.Policy }
 
 // Uses returns what the policy looks at, its shadow, and a Rollout.
 func (r *Router) Uses() policy.Uses {
-	rollout := r.Rollout.now.Load()
 	switch {
-	case rollout == nil:
+	case r.Rollout.percentage.Load() == nil:
 		return r.uses
-	case rollout.Off:
+	case r.Rollout.off():
 		return 0
 	}
 	return r.uses | policy.UsesSession

@@ -38,10 +38,7 @@ func Shadow(q *policy.Request) (name string, d policy.Decision, actual int, ok b
 }
 
 // shades reports whether the shadow is to be called: the kill switch is the shadow's too.
-func (r *Router) shades() bool {
-	rollout := r.Rollout.now.Load()
-	return r.shadow != nil && (rollout == nil || !rollout.Off)
-}
+func (r *Router) shades() bool { return r.shadow != nil && !r.Rollout.off() }
 
 // sees returns the request as this shadow sees it: a copy, in which nothing is prepared at first. It has the prompt of
 // the request until done.

@@ -28,6 +28,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // Scope is the name of the instrumentation scope.
@@ -97,7 +98,7 @@ func Attributes(policyName string, q *policy.Request, d *policy.Decision) []attr
 		kvs = append(kvs, KeyQueueWait.Float64(float64(d.Queued)/float64(time.Millisecond)))
 	}
 	if q.Session != "" {
-		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(policy.SessionKey(q.Session)))))
+		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(state.SessionKey(q.Session)))))
 	}
 	if name, shadow, _, ok := router.Shadow(q); ok {
 		kvs = append(kvs, KeyShadowPolicy.String(name), KeyShadowDiffers.Bool(shadow.Replica != d.Replica))

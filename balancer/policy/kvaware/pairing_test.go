@@ -54,7 +54,7 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 		for i := range 300 {
 			switch rnd.IntN(6) {
 			case 0:
-				require.NoError(t, r.Rollout.Set(policy.Rollout{Share: float64(rnd.IntN(3)) / 2, Off: rnd.IntN(4) == 0}))
+				require.NoError(t, r.Rollout.Set([]*policy.Limit{nil, new(policy.Limit(50)), new(policy.Limit(0)), new(policy.Limit(policy.Off))}[rnd.IntN(4)]))
 			case 1:
 				if rnd.IntN(4) == 0 {
 					fleet[rnd.IntN(4)].Instance = fmt.Sprint(i)
@@ -80,7 +80,7 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 			end(c)
 		}
 		// Those whose end was not reported are forgotten at the next request that is alone.
-		require.NoError(t, r.Rollout.Set(policy.Rollout{Share: 1}))
+		require.NoError(t, r.Rollout.Set(nil))
 		for _, m := range fleet {
 			q := &policy.Request{Session: "s"}
 			for _, other := range fleet {

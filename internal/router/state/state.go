@@ -145,7 +145,7 @@ type Mark struct {
 	Principal string // whose evidence it is; "" = none has a name
 	Picked    time.Time
 	Work      float64 // tokens before its first message
-	Answer    uint8   // policy.Answer
+	Answer    uint8   // state.Answer
 }
 
 // Watched reports whether the host learns that the replica has answered.

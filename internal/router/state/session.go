@@ -1,4 +1,4 @@
-package policy
+package state
 
 import (
 	"encoding/hex"

@@ -1,4 +1,4 @@
-package policy_test
+package router_test
 
 import (
 	"bytes"
@@ -8,10 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	_ "github.com/warmpath/warmpath/internal/builtin"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Issue 12.25: one line has the policy, its settings that differ from defaults, the session keys and the mode.
-func TestAttrs(t *testing.T) {
+func TestDescribe(t *testing.T) {
 	for text, want := range map[string]string{
 		`{}`: `policy=prefix_cache_affinity session_keys="[session_id x-session-id]" mode=broadcast settings={}`,
 		`{"policy": {"consistent_hash": {"num_virtual_nodes": 50}}, "session_keys": ["user"], "max_attempts": 3, "max_ongoing_requests": 8, "mode": "central"}`: `policy=consistent_hash session_keys=[user] mode=central settings="{\"max_ongoing_requests\":8,\"policy\":{\"consistent_hash\":{\"num_virtual_nodes\":50}}}"`,
@@ -26,7 +28,7 @@ func TestAttrs(t *testing.T) {
 			}
 			return a
 		}}))
-		log.LogAttrs(t.Context(), slog.LevelInfo, "", c.Attrs()...)
+		log.LogAttrs(t.Context(), slog.LevelInfo, "", router.Describe(*c)...)
 		require.Equal(t, want+"\n", line.String(), text)
 	}
 }
