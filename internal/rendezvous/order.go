@@ -12,10 +12,6 @@ import (
 // orderSeed is part of the contract between clients, as is the whole of Score.
 const orderSeed = 1337
 
-// Head is how many first places of an order [First] finds. Behind them the order
-// is searched, not sorted.
-const Head = 16
-
 // A Scorer computes the scores of replicas for one key. It belongs to one goroutine.
 type Scorer struct {
 	buf []byte // the key, then an id
@@ -48,22 +44,23 @@ func Before(a uint64, r *policy.Replica, b uint64, o *policy.Replica) bool {
 // of blocks it holds. It has no pointer for the collector to follow.
 type Place struct{ At, Depth int32 }
 
-// First returns the first Head replicas by score, in order, and how many they are.
-func First(replicas []*policy.Replica, scores []uint64) (top [Head]Place, n int) {
+// First returns the first replicas by score, in order, in the memory of top: as many as fit
+// there. Behind them an order is searched, not sorted.
+func First(top []Place, replicas []*policy.Replica, scores []uint64) []Place {
+	top = top[:0]
 	for i, r := range replicas {
-		at := n
+		at := len(top)
 		for ; at > 0; at-- {
 			if o := top[at-1].At; Before(scores[o], replicas[o], scores[i], r) {
 				break
 			}
-			if at < Head {
-				top[at] = top[at-1]
-			}
 		}
-		if at < Head {
-			top[at] = Place{At: int32(i)}
-			n = min(n+1, Head)
+		if at == cap(top) {
+			continue
 		}
+		top = top[:min(len(top)+1, cap(top))]
+		copy(top[at+1:], top[at:])
+		top[at] = Place{At: int32(i)}
 	}
-	return top, n
+	return top
 }

@@ -86,11 +86,12 @@ type Prompt struct {
 	Second      bool // the second in the order is this prompt's home, and the first is behind it
 
 	replicas   int
-	counted    bool
-	generation uint64   // in which it was counted
-	cells      []uint32 // row · cells + place: those that it counted in; nil once it is certain
-	fewCells   [96]uint32
+	generation uint64    // in which it was counted; 0 = it is not
+	cells      *[]uint32 // row · cells + place: those that it counted in; nil once it is certain
 }
+
+// counts has memory for the cells of prompts that are not certain yet.
+var counts = sync.Pool{New: func() any { return new([]uint32) }}
 
 // Read cuts the prompt of a request and finds its key, for so many replicas. Where the
 // request has a session and no prompt, or sticky is set, the session is the key.
@@ -118,7 +119,7 @@ func (p *Popularity) Find(s *Prompt, replicas int) {
 
 // Sent counts a prompt as an attempt is routed.
 func (p *Popularity) Sent(s *Prompt) {
-	if s.counted || len(s.Hashes) == 0 {
+	if s.generation != 0 || len(s.Hashes) == 0 {
 		return
 	}
 	p.mu.Lock()
@@ -127,27 +128,32 @@ func (p *Popularity) Sent(s *Prompt) {
 		p.now, p.before = p.before, p.now
 		*p.now = generation{number: p.before.number + 1}
 	}
-	s.counted, s.generation, s.cells = true, p.now.number, s.fewCells[:0]
+	s.generation, s.cells = p.now.number, counts.Get().(*[]uint32)
 	p.look(s, true)
 	p.now.requests++
 }
 
 // Ended ends the attempt that counted. If it was not sent, what it counted is taken back.
 func (p *Popularity) Ended(s *Prompt, sent bool) {
-	if !sent && s.cells != nil {
+	if s.cells == nil {
+		return
+	}
+	if !sent {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		for _, g := range [...]*generation{p.now, p.before} {
 			if g.number == s.generation { // else forgotten meanwhile
-				for _, c := range s.cells {
+				for _, c := range *s.cells {
 					g.rows[c/cells][c%cells]--
 				}
 				g.requests--
 				p.firsts = p.firsts.without(s.Hashes)
 			}
 		}
-		s.counted = false
+		s.generation = 0
 	}
+	*s.cells = (*s.cells)[:0]
+	counts.Put(s.cells)
 	s.cells = nil
 }
 
@@ -157,9 +163,6 @@ func (p *Popularity) look(s *Prompt, count bool) (first, half int) {
 	most := max(Few, requests/s.replicas)
 	fewer := min(most, max(leastSure, sure/s.replicas, requests/(2*s.replicas)))
 	all := p.thorough >= len(s.Hashes)
-	if all && count {
-		s.cells = slices.Grow(s.cells, 2*len(s.Hashes))
-	}
 	first, half = p.search(s, most, fewer, all, count)
 	others := 0
 	if all {
@@ -245,7 +248,7 @@ func (p *Popularity) count(s *Prompt, hash uint64, count bool) int {
 		for row, at := range cell {
 			if n[row][at] == least {
 				n[row][at]++
-				s.cells = append(s.cells, uint32(row*cells)+uint32(at))
+				*s.cells = append(*s.cells, uint32(row*cells)+uint32(at))
 			}
 		}
 	}

@@ -219,7 +219,7 @@ func (c *choice) placeOf(o *option) int {
 			place++
 		}
 	}
-	if c.fleet.Units() > many && place >= rendezvous.Head {
+	if c.fleet.Units() > many && place >= head {
 		return -1
 	}
 	return place

@@ -12,6 +12,8 @@ const (
 	many = 64
 	// maxHolders bounds the holders of a larger fleet that are looked at.
 	maxHolders = 32
+	// head is how many of the first in the rendezvous order of a larger fleet are looked at.
+	head = 16
 	// warm is how many cached tokens more decide on an idle fleet.
 	warm = 64
 	// short is how many candidates need no memory of their own.
@@ -69,9 +71,9 @@ func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
 		}
 		return
 	}
-	s.candidates = make([]candidate, 0, maxHolders+rendezvous.Head)
-	top, n := rendezvous.First(f.Replicas, found.scores)
-	for _, place := range top[:n] {
+	s.candidates = make([]candidate, 0, maxHolders+head)
+	var top [head]rendezvous.Place
+	for _, place := range rendezvous.First(top[:0], f.Replicas, found.scores) {
 		s.add(found, int(place.At))
 	}
 	for _, h := range found.Holders[:min(len(found.Holders), maxHolders)] {

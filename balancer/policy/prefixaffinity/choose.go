@@ -58,7 +58,7 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 		return c.smallest()
 	}
 	shared := c.CoveredTokens(c.shared)
-	for _, h := range c.holders {
+	for _, h := range c.places[:c.holders] {
 		if r := c.Take(h.At); r != nil && c.within(r, c.CoveredTokens(int(h.Depth))-shared) {
 			return r, policy.ReasonPrefixMatch
 		}
@@ -68,7 +68,7 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 	}
 	if !c.Stale {
 		expected := int(c.p.reuse.Share() * float64(c.Tokens-shared))
-		for _, p := range c.top[:c.ntop] {
+		for _, p := range c.places[c.holders:] {
 			if r := c.Take(p.At); r != nil && c.within(r, expected) {
 				return r, policy.ReasonRendezvous
 			}
@@ -146,15 +146,12 @@ func (c *choice) leastLoaded() *policy.Replica {
 // whole fleet, and what it is known to hold.
 func (c *choice) to(r *policy.Replica, why policy.Reason) policy.Decision {
 	d := policy.To(r, why)
-	for _, h := range c.holders {
-		if c.fleet.Replicas[h.At].ID == r.ID {
-			d.MatchedTokens = c.CoveredTokens(int(h.Depth))
-		}
-	}
-	for i, p := range c.top[:c.ntop] {
+	for i, p := range c.places {
 		if c.fleet.Replicas[p.At].ID == r.ID {
 			d.MatchedTokens = c.CoveredTokens(int(p.Depth))
-			d.Place = i
+			if i >= c.holders {
+				d.Place = i - c.holders
+			}
 		}
 	}
 	if !c.p.ray && (d.Place < 0 || c.Stale) {

@@ -13,8 +13,8 @@ const (
 	// maxHolders bounds the holders kept with a request. Those behind them are
 	// found by the rendezvous order, in which a prefix fans out anyway.
 	maxHolders = 32
-	// short is how many holders need no memory of their own.
-	short = 8
+	// head is how many first places of the rendezvous order are kept with a request.
+	head = 4
 )
 
 // prepared is what Prepare leaves with a request. What is read from the prompt
@@ -25,13 +25,14 @@ type prepared struct {
 	bytes     int64                // that it added to Member.SentBytes
 
 	// Found for a fleet.
-	fleet   *cacheview.Fleet
-	shared  int                               // leading blocks that decide nothing
-	top     [rendezvous.Head]rendezvous.Place // the beginning of the rendezvous order
-	ntop    int
-	holders []rendezvous.Place // that match, the deepest first, else in the rendezvous order
+	fleet  *cacheview.Fleet
+	shared int // leading blocks that decide nothing
+	// places are so many holders that match, the deepest first, else in the rendezvous
+	// order, and behind them the beginning of the rendezvous order.
+	places  []rendezvous.Place
+	holders int
 
-	fewHolders [short]rendezvous.Place
+	few [head + 8]rendezvous.Place
 }
 
 // scratch is the memory of one search, used again and again.
@@ -59,7 +60,7 @@ func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
 	s.fleet = f
 	p.caches.Match(f, &s.Blocks, &found.Found)
 	if p.ray {
-		s.holders = slices.Clone(found.Holders)
+		s.places, s.holders = append(s.few[:0], found.Holders...), len(found.Holders)
 		return
 	}
 	found.SetKey(s.Key)
@@ -67,20 +68,23 @@ func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
 	for _, r := range f.Replicas {
 		found.scores = append(found.scores, found.Score(r.ID))
 	}
-	s.top, s.ntop = rendezvous.First(f.Replicas, found.scores)
-	if s.Second && s.ntop > 1 {
-		a, b := s.top[0].At, s.top[1].At
-		s.top[0], s.top[1] = s.top[1], s.top[0]
+	var first [head]rendezvous.Place
+	top := rendezvous.First(first[:0], f.Replicas, found.scores)
+	if s.Second && len(top) > 1 {
+		a, b := top[0].At, top[1].At
+		top[0], top[1] = top[1], top[0]
 		found.scores[a], found.scores[b] = found.scores[b], found.scores[a]
 	}
-	for i := range s.ntop {
-		s.top[i].Depth = int32(found.Any(int(s.top[i].At)))
+	for i := range top {
+		top[i].Depth = int32(found.Any(int(top[i].At)))
 	}
 	s.shared = 0
 	if len(f.Replicas) > 1 {
 		s.shared = max(0, min(s.Half, len(s.Hashes)-1)) // the last decides in any case
 	}
-	s.holders = append(s.fewHolders[:0], s.matches(found, p.rate)...)
+	s.places = append(s.few[:0], s.matches(found, p.rate)...)
+	s.holders = len(s.places)
+	s.places = append(s.places, top...)
 }
 
 // matches returns the holders whose match, less what is shared, reaches the rate, in order.

@@ -15,7 +15,7 @@ import (
 func (c *choice) smallest() (*policy.Replica, policy.Reason) {
 	var best *policy.Replica
 	depth := int32(0)
-	for _, h := range c.holders {
+	for _, h := range c.places {
 		if h.Depth < depth {
 			break
 		}
