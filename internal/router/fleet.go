@@ -215,8 +215,7 @@ func (f *Fleet) show(next *view, c policy.FleetChange) {
 	}
 	next.list()
 	r.view.Store(next)
-	r.queue.requeue()
-	r.quick.hold()
+	r.Health.force()
 }
 
 // SetStreams sets how many requests the host's connections to the replica take at once, a

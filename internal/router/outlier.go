@@ -32,7 +32,9 @@ func (h *Health) Sync() {
 	if h.stale() {
 		h.router.mu.Lock()
 		defer h.router.mu.Unlock()
-		h.force()
+		if h.stale() {
+			h.force()
+		}
 	}
 }
 
