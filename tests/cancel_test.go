@@ -133,7 +133,7 @@ func TestCancelsLeaveNothing(t *testing.T) {
 	}
 	rs := []*replica{serving(), serving()}
 	m := newMeter(t)
-	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`, `"connections_per_replica":2`)))
+	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`)))
 	connected(t, cc, rs)
 	stub := testpb.NewTestServiceClient(cc)
 	var cut, whole atomic.Int64

@@ -39,13 +39,6 @@ type Config struct {
 	// PriorityKey is the metadata key that carries a call's priority in the queue: low,
 	// normal or high. A level is worth 10 s of waiting. Empty = x-warmpath-priority.
 	PriorityKey string `json:"priority_key,omitempty"`
-	// ConnectionsPerReplica is how many connections a replica gets; 0 = 1, at most 64. It
-	// is read by a host that has connections.
-	ConnectionsPerReplica int `json:"connections_per_replica,omitempty"`
-	// MaxStreamsPerConnection is how many calls a replica serves on one connection at once;
-	// 0 = not known. More than all its connections take wait in the queue, as with
-	// MaxOngoingRequests.
-	MaxStreamsPerConnection int `json:"max_streams_per_connection,omitempty"`
 	// MaxAttempts bounds the attempts of one call, the first included; 0 = 3, at
 	// most 10.
 	MaxAttempts int `json:"max_attempts,omitempty"`
@@ -172,7 +165,6 @@ func (c Config) WithDefaults() Config {
 	c.Policy.Name = cmp.Or(c.Policy.Name, Default)
 	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, 1000)
 	c.PriorityKey = cmp.Or(c.PriorityKey, "x-warmpath-priority")
-	c.ConnectionsPerReplica = cmp.Or(c.ConnectionsPerReplica, 1)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
 	c.RetryRatio = cmp.Or(c.RetryRatio, 0.2)
 	c.Backoff = c.Backoff.withDefaults()
@@ -199,8 +191,6 @@ func (c *Config) Validate() error {
 	err := cmp.Or(
 		within("max_ongoing_requests", c.MaxOngoingRequests, 0, 1<<30),
 		whole("max_queued_requests", c.MaxQueuedRequests, 1<<30),
-		within("connections_per_replica", c.ConnectionsPerReplica, 0, 64),
-		within("max_streams_per_connection", c.MaxStreamsPerConnection, 0, 1<<20),
 		within("max_attempts", c.MaxAttempts, 0, 10),
 		mayBeOff("retry_ratio", c.RetryRatio, 1),
 		within("prepare_timeout", c.PrepareTimeout, 0, Duration(time.Minute)),

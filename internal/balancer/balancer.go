@@ -91,14 +91,14 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 		return err
 	}
 	b.attached.watch = watch
-	kept := b.endpoints.set(b, config, s.ResolverState.Endpoints)
+	kept, left := b.endpoints.set(b, s.ResolverState.Endpoints)
 	b.configure(config, h, r)
 	b.updating = true
 	b.mu.Unlock()
 	if h != nil {
 		b.announce(h)
 	}
-	err = b.update(kept, s.ResolverState)
+	err = b.update(kept, left, s.ResolverState)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.updating = false
@@ -110,19 +110,14 @@ func (b *lb) UpdateClientConnState(s balancer.ClientConnState) error {
 	return err
 }
 
-// update passes the endpoints on to their connections, and closes those that are not wanted any more. Called without
-// mu.
-func (b *lb) update(kept []*endpoint, s resolver.State) (err error) {
+// update passes the endpoints on to their connections, and closes those that left. Called without mu.
+func (b *lb) update(kept, left []*endpoint, s resolver.State) (err error) {
 	s = pickfirst.EnableHealthListener(s)
 	for _, e := range kept {
 		err = errors.Join(err, e.update(s, b.opts))
 	}
-	b.mu.Lock()
-	left := b.endpoints.left
-	b.endpoints.left = nil
-	b.mu.Unlock()
-	for _, c := range left {
-		c.child.Close()
+	for _, e := range left {
+		e.child.Close()
 	}
 	if len(kept) == 0 {
 		return balancer.ErrBadResolverState
@@ -187,10 +182,9 @@ func (b *lb) Close() {
 	leave(&b.attached.leaveView)
 	leave(&b.attached.leaveEvents)
 	leave(&b.attached.leaveMetrics)
-	var conns []*conn
-	for _, e := range b.endpoints.all.Values() {
-		e.picker.Store(gone) // the Router may outlive the balancer: it is not to hold on to connections
-		conns = append(conns, e.conns...)
+	all := b.endpoints.all.Values()
+	for _, e := range all {
+		e.state.Store(gone) // the Router may outlive the balancer: it is not to hold on to connections
 	}
 	var unused []*router.Router
 	if binding, h := b.binding.Load(), b.owner.Load(); h != nil && binding != nil {
@@ -205,9 +199,9 @@ func (b *lb) Close() {
 	for range maxAborts { // waits for those under way, and leaves room for no other
 		b.aborts <- struct{}{}
 	}
-	for _, c := range conns {
-		if c.child != nil {
-			c.child.Close()
+	for _, e := range all {
+		if e.child != nil {
+			e.child.Close()
 		}
 	}
 	b.retire(unused...)

@@ -11,9 +11,8 @@
 // message. Without them a call is routed by its metadata: session affinity works,
 // policies that need the prompt degrade, which is logged once.
 //
-// Up to [EagerConnections] connections are opened at once, one to each replica or as many as connections_per_replica.
-// In a larger fleet they are opened when first picked, so that every client can reach the replica that all agree on
-// without holding a connection to each.
+// Up to [EagerConnections] connections are opened at once, one to each replica. In a larger fleet they are opened when
+// first picked, so that every client can reach the replica that all agree on without holding a connection to each.
 //
 // Complexity. A pick costs what the policy costs plus two look-ups in the
 // context. A change of connectivity costs O(replicas).

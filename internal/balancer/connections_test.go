@@ -30,6 +30,10 @@ func (c *fakeConn) GetOrBuildProducer(balancer.ProducerBuilder) (balancer.Produc
 	return c, nil
 }
 
+func ready(address string) *balancer.State {
+	return &balancer.State{ConnectivityState: connectivity.Ready, Picker: &fakeConn{address: address}}
+}
+
 // Connections go with their addresses, whichever way ids move in one update: code that asks for a replica before gRPC
 // reports its connections anew is not given another's.
 func TestConnectionsOfIDsThatMove(t *testing.T) {
@@ -52,13 +56,11 @@ func TestConnectionsOfIDsThatMove(t *testing.T) {
 				for _, s := range list {
 					all = append(all, fleet.Endpoint(policy.Attributes{ID: s[:1], Address: s[2:]}))
 				}
-				b.endpoints.set(b, &lbConfig{Config: new(policy.Config)}, all)
+				b.endpoints.set(b, all)
 			}
 			update("a=1", "b=2", "c=3")
 			for ep, e := range b.endpoints.all.All() {
-				ready := balancer.State{ConnectivityState: connectivity.Ready, Picker: &fakeConn{address: ep.Addresses[0].Addr}}
-				e.conns = []*conn{{endpoint: e, state: ready}}
-				b.endpoints.report(e)
+				b.endpoints.put(e, ready(ep.Addresses[0].Addr))
 			}
 			update(tt.now...)
 			got := make(map[string]string)
@@ -87,14 +89,11 @@ func TestConnectionsWhileTheBalancerIsLocked(t *testing.T) {
 			got <- c.(*fakeConn).address
 		}
 	}()
-	b.endpoints.set(b, &lbConfig{Config: new(policy.Config)}, []resolver.Endpoint{
+	b.endpoints.set(b, []resolver.Endpoint{
 		fleet.Endpoint(policy.Attributes{ID: "a", Address: "1"}),
 	})
 	for _, e := range b.endpoints.all.All() {
-		e.conns = []*conn{{endpoint: e, state: balancer.State{
-			ConnectivityState: connectivity.Ready, Picker: &fakeConn{address: "1"},
-		}}}
-		b.endpoints.report(e)
+		b.endpoints.put(e, ready("1"))
 	}
 	b.endpoints.reach(b.endpoints.reachable.Load().byID)
 	select {

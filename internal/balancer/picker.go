@@ -65,34 +65,28 @@ func send(
 }
 
 // host is what a Router has of an endpoint. The Router may outlive the balancer, so nothing here leads to the channel
-// once picker is gone.
+// once its state is gone.
 type host struct {
-	// picker is that of the connections, replaced on every change of their state.
-	picker atomic.Pointer[childState]
-	quick  atomic.Pointer[quick]
+	// state is that of the connection, with its picker; replaced on every change.
+	state atomic.Pointer[balancer.State]
+	quick atomic.Pointer[quick]
 }
 
-// gone is the state of an endpoint without connections.
-var gone = &childState{State: balancer.State{
+// gone is the state of an endpoint without a connection.
+var gone = &balancer.State{
 	ConnectivityState: connectivity.Shutdown, Picker: base.NewErrPicker(balancer.ErrNoSubConnAvailable),
-}}
+}
 
 func hostOf(r *policy.Replica) *host { return r.Host().(*host) }
 
-// childState is the state of an endpoint's connections together.
-type childState struct {
-	balancer.State
-	ready int // connections, where State is Ready
-}
-
 // connectivity is the state of the connection; Shutdown once it is gone for good.
-func (h *host) connectivity() connectivity.State { return h.picker.Load().ConnectivityState }
+func (h *host) connectivity() connectivity.State { return h.state.Load().ConnectivityState }
 
 func connection(r *policy.Replica) connectivity.State { return hostOf(r).connectivity() }
 
 // send asks the replica's own child for its connection.
 func (h *host) send(info balancer.PickInfo) (balancer.PickResult, error) {
-	res, err := h.picker.Load().Picker.Pick(info)
+	res, err := h.state.Load().Picker.Pick(info)
 	if err != nil {
 		// The connection is being opened by this pick, or went away since the
 		// Router was updated: either way a new picker comes.

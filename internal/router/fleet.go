@@ -33,12 +33,11 @@ type live struct {
 	// Guarded by the Router's mutex.
 	wanted   int // how many requests wait for it, beside those that take any
 	refusals refusals
-	streams  int64     // what the connections take; state.NoBound = not known
 	drains   time.Time // since when it takes no new sessions
 }
 
 func newLive() *live {
-	l := &live{number: rand.Uint64(), streams: state.NoBound, refusals: refusals{most: state.NoBound}}
+	l := &live{number: rand.Uint64(), refusals: refusals{most: state.NoBound}}
 	l.Owner = l
 	l.outlier = outlier.NewReplica(l)
 	return l
@@ -56,7 +55,7 @@ func bounded(n int) int64 {
 }
 
 // bound puts into force how many reservations the replica may have now.
-func (l *live) bound() { l.Max.Store(min(l.Capacity.Load(), l.streams, l.refusals.most)) }
+func (l *live) bound() { l.Max.Store(min(l.Capacity.Load(), l.refusals.most)) }
 
 // Bookings implements [outlier.Host].
 func (l *live) Bookings() int64 { return l.Ongoing() }
@@ -118,7 +117,6 @@ func (f *Fleet) Set(members []Member) {
 			r.outliers.Leave(l.outlier)
 			l.Flags.Store(0)
 			l.KVTokens.Store(0)
-			l.streams = state.NoBound
 			l.lift()
 		}
 	}
@@ -216,22 +214,6 @@ func (f *Fleet) show(next *view, c policy.FleetChange) {
 	next.list()
 	r.view.Store(next)
 	r.Health.force()
-}
-
-// SetStreams sets how many requests the host's connections to the replica take at once, a
-// bound beside that of the replica; 0 = not known. Where it is raised, the requests that wait are
-// served. Unknown ids are ignored. O(1) but for those served.
-func (f *Fleet) SetStreams(id string, n int) {
-	r := f.router
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	rep := r.view.Load().byID[id]
-	if rep == nil || liveOf(rep).streams == bounded(n) {
-		return
-	}
-	liveOf(rep).streams = bounded(n)
-	liveOf(rep).bound()
-	r.queue.serve(rep)
 }
 
 // SetCapacity passes to the policy how many tokens the KV cache of a replica holds, if

@@ -25,7 +25,7 @@ func (m *model) mayServe(q *policy.Request) (err error, roomLeft bool) {
 			mayUp++
 			most := m.boundNow(mem)
 			if m.queued() == 0 { // then no mark holds back who cannot wait
-				most = m.most(mem)
+				most = m.capacity(mem)
 			}
 			roomLeft = roomLeft || m.count(mem.ID) < most
 		}
@@ -137,7 +137,7 @@ func (m *model) check() {
 		require.Equal(t, bookings[mem.ID], rep.Ongoing(), mem.ID)
 		require.Equal(t, tokens[mem.ID], rep.QueuedTokens(), mem.ID)
 		if m.booked[mem.ID] > 0 {
-			require.LessOrEqual(t, rep.Ongoing(), m.most(mem), "booked beyond max_ongoing")
+			require.LessOrEqual(t, rep.Ongoing(), m.capacity(mem), "booked beyond max_ongoing")
 		}
 		if rep.Connected() {
 			require.Same(t, rep, v.Connected()[up])

@@ -11,7 +11,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// The model's queue: refusals, priorities, streams and the clock.
+// The model's queue: refusals, priorities and the clock.
 
 // pause is the clock of a model: it ticks whenever it is read, and jumps.
 type pause struct {
@@ -67,27 +67,9 @@ func (m *model) refuse() {
 	}
 }
 
-// widen says how many calls the connections to a replica take.
-func (m *model) widen() {
-	id, n := m.someID(), m.rnd.IntN(4)
-	m.r.Fleet.SetStreams(id, n)
-	if m.find(id) != nil {
-		m.streams[id] = n
-	}
-}
-
-// most is how many bookings a member may have, refusals aside.
-func (m *model) most(mem Member) int {
-	n := m.capacity(mem)
-	if s := m.streams[mem.ID]; s > 0 {
-		n = min(n, s)
-	}
-	return n
-}
-
 // bound is how many bookings a member may have now.
 func (m *model) boundNow(mem Member) int {
-	n := m.most(mem)
+	n := m.capacity(mem)
 	if f := &liveOf(m.r.View().ByID(mem.ID)).refusals; f.marked() {
 		n = min(n, int(f.most))
 	}

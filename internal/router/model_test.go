@@ -84,7 +84,6 @@ type model struct {
 	live      []*call        // waiting or booked
 	booked    map[string]int // bookings made in this step
 	foreign   map[string]foreign
-	streams   map[string]int
 	clock     *pause
 	arrived   *policy.Request // in this step, last
 }
@@ -92,7 +91,7 @@ type model struct {
 func newModel(t *testing.T, seed uint64, p policy.Policy) *model {
 	m := &model{
 		t: t, rnd: rand.New(rand.NewPCG(seed, 7)), connected: map[string]bool{},
-		bound: 3 + int(seed%8)*3, foreign: map[string]foreign{}, streams: map[string]int{}, clock: newPause(),
+		bound: 3 + int(seed%8)*3, foreign: map[string]foreign{}, clock: newPause(),
 	}
 	o := m.clock.options(Options{
 		Policy: p, MaxOngoing: 2, MaxQueued: m.bound, Node: "n0", Zone: "z0",
@@ -123,7 +122,6 @@ var actions = []struct {
 	{4, (*model).hangUp},
 	{8, (*model).change},
 	{9, (*model).blink},
-	{3, (*model).widen},
 	{4, (*model).jump},
 	{1, func(m *model) {
 		m.r.Fleet.Disconnect()
@@ -353,11 +351,6 @@ func (m *model) change() {
 	for id := range m.connected {
 		if m.find(id) == nil {
 			delete(m.connected, id)
-		}
-	}
-	for id := range m.streams {
-		if m.find(id) == nil {
-			delete(m.streams, id)
 		}
 	}
 	for id := range m.foreign {

@@ -239,26 +239,3 @@ func TestManyClientsAtAFullReplica(t *testing.T) {
 	require.Less(t, refusals, 2*clients*calls)
 	t.Logf("%d refusals of %d calls", refusals, clients*calls)
 }
-
-func TestStreams(t *testing.T) {
-	r := connected(t, Options{Policy: choosing(firstFree), MaxOngoing: 5}, members(1)...)
-	r.Fleet.SetStreams("nobody", 1)
-	r.Fleet.SetStreams("r0", 2)
-	b := pick(t, r, new(policy.Request))
-	pick(t, r, new(policy.Request))
-	w1, w2 := enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request))
-	require.Equal(t, 5, r.View().ByID("r0").Capacity())
-	r.Fleet.SetStreams("r0", 3)
-	servedBy(t, w1)
-	require.True(t, w2.waiting)
-	r.Fleet.SetStreams("r0", 1) // a connection less
-	b.Release()
-	require.True(t, w2.waiting)
-	r.Fleet.SetStreams("r0", 0)
-	servedBy(t, w2)
-	r.Fleet.SetStreams("r0", 9)
-	for range 2 {
-		pick(t, r, new(policy.Request))
-	}
-	require.True(t, r.View().ByID("r0").Full())
-}
