@@ -26,13 +26,10 @@ func (d *Detector) Take(r *Replica) (c Counts) {
 func (d *Detector) Follow(server map[*Replica]State) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now, outs := d.now(), 0
+	now := d.now()
 	for _, r := range d.members {
 		if r.cause == CauseRemote && server[r] == Healthy {
 			r.startSlowly(now)
-		}
-		if r.out() {
-			outs++
 		}
 	}
 	most := min(max(int(d.share*float64(len(d.members))), 1), len(d.members)-1)
@@ -41,10 +38,9 @@ func (d *Detector) Follow(server map[*Replica]State) {
 		switch {
 		case !d.Ejects(), s == Healthy, r.state == s, r.out() && r.cause != CauseRemote:
 			continue
-		case !r.out() && outs >= most:
+		case !r.out() && d.outs >= most:
 			continue
 		case !r.out():
-			outs++
 			d.stats.Ejections[CauseRemote]++
 		}
 		r.enter(s, CauseRemote, now)

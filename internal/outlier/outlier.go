@@ -64,6 +64,7 @@ type Detector struct {
 	mu        sync.Mutex // guards the fields below and every Replica; no other lock is taken under it
 	members   []*Replica
 	connected int                  // members that are
+	outs      int                  // members that are out
 	upSince   time.Time            // since when any replica is connected
 	active    map[string]time.Time // when each principal last was
 	due       time.Time            // of the next round of Look
@@ -291,7 +292,13 @@ func (r *Replica) enter(s State, cause Cause, since time.Time) {
 	if s != Healthy {
 		r.d.unhealthy.Add(1)
 	}
+	if r.out() {
+		r.d.outs--
+	}
 	r.state, r.cause, r.since = s, cause, since
+	if r.out() {
+		r.d.outs++
+	}
 	r.readmit()
 }
 

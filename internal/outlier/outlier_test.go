@@ -25,11 +25,12 @@ type host struct {
 	*outlier.Replica
 	admits   atomic.Bool
 	bookings atomic.Int64
+	looks    atomic.Int64 // at whether it drains
 }
 
 func (h *host) Bookings() int64 { return h.bookings.Load() }
 func (h *host) Rate() float64   { return 1 }
-func (h *host) Draining() bool  { return false }
+func (h *host) Draining() bool  { h.looks.Add(1); return false }
 func (h *host) Admit(ok bool)   { h.admits.Store(ok) }
 
 // fleet is a Detector with replicas, on a clock of its own.
@@ -163,6 +164,41 @@ func TestOnlyPrincipal(t *testing.T) {
 	}
 	f.add(0, "a", outlier.Counts{Successes: 1}, true)
 	f.is(0, outlier.SlowStart)
+}
+
+// A fleet of which as many are ejected as may be costs a look at each replica, not one at each for every other. One that
+// leaves makes room for another.
+func TestShareIsFull(t *testing.T) {
+	f := newFleet(t, 1000)
+	ejected := func() (n int) {
+		for _, h := range f.replicas {
+			if s, _ := f.State(h.Replica); s == outlier.Ejected {
+				n++
+			}
+		}
+		return n
+	}
+	for i := range 900 {
+		f.add(i, "", outlier.Counts{Failures: 9}, false)
+	}
+	f.pass(round)
+	full := ejected()
+	require.Less(t, full, 900)
+	looks := func() (n int64) {
+		for _, h := range f.replicas {
+			n += h.looks.Swap(0)
+		}
+		return n
+	}
+	looks()
+	f.pass(round)
+	require.Zero(t, looks())
+	for i := range 10 {
+		f.Leave(f.replicas[i].Replica)
+	}
+	f.replicas = f.replicas[10:]
+	f.pass(round)
+	require.Equal(t, full*990/1000, ejected())
 }
 
 // Late calls are evidence only where other replicas answer meanwhile.

@@ -99,16 +99,14 @@ func (r *Replica) weigh(principal string, n int) int {
 // judge ejects a replica with enough evidence, if enough others stay and, where it is late, if the others are timely.
 func (r *Replica) judge(now time.Time) {
 	d := r.d
-	if int(r.strikes.Load()) < d.failures || r.out() || !r.member {
+	most := max(int(d.share*float64(d.connected)), 1)
+	if int(r.strikes.Load()) < d.failures || r.out() || !r.member || d.outs >= most {
 		return
 	}
-	outs, open, fine, bad := 0, 0, 0, 0
+	open, fine, bad := 0, 0, 0
 	for _, o := range d.members {
 		switch {
-		case o.out():
-			outs++
-			continue
-		case o == r, !o.connected, o.host.Draining():
+		case o == r, o.out(), !o.connected, o.host.Draining():
 			continue
 		case o.Suspected():
 			bad++
@@ -118,7 +116,7 @@ func (r *Replica) judge(now time.Time) {
 		open++
 	}
 	switch {
-	case open == 0, outs >= max(int(d.share*float64(d.connected)), 1):
+	case open == 0:
 	case !r.late:
 		r.eject(CauseFault, now)
 	case fine > 0 && fine >= 2*bad:
