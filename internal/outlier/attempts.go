@@ -24,11 +24,11 @@ type Attempt struct {
 	counted    int // as evidence for its wait
 }
 
-// Begin notes an attempt that is made now. work is the number of tokens that stand before its first message. A zero
-// now is the time of the clock.
+// Begin notes an attempt that is made now, which its host's Bookings include. work is the number of tokens that stand
+// before its first message. A zero now is the time of the clock.
 func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float64, principal string, now time.Time) {
 	*a = Attempt{replica: r}
-	if !d.Ejects() || answer == state.AnswerUnseen && principal == "" && d.AllHealthy() {
+	if d.AllHealthy() && (!d.Ejects() || answer == state.AnswerUnseen && principal == "") {
 		return
 	}
 	if now.IsZero() {
@@ -36,6 +36,12 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if r.state == SlowStart {
+		r.host.Admit(r.admits())
+	}
+	if !d.Ejects() {
+		return
+	}
 	d.note(principal, now)
 	a.Principal, a.Answer = principal, uint8(answer)
 	if a.Probe = r.out(); a.Probe {
@@ -75,7 +81,7 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 		return took
 	}
 	a.answered = true
-	late := r.overLimit(&a.Mark, took) > 0
+	late := took >= d.lateMin && r.overLimit(&a.Mark, took, now) > 0
 	if late && a.next != nil {
 		r.overdue(a, now)
 	}
@@ -88,13 +94,16 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 	return took
 }
 
-// End notes that an attempt has ended. Later calls do nothing.
+// End notes that an attempt has ended, which its host's Bookings do not include any more. It is called once.
 func (d *Detector) End(a *Attempt) {
-	if !a.Watched() && !a.Probe {
+	if d.AllHealthy() && !a.Watched() && !a.Probe {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if a.replica.state == SlowStart {
+		a.replica.host.Admit(a.replica.admits())
+	}
 	if a.next != nil {
 		now := d.now()
 		a.replica.overdue(a, now)
@@ -122,16 +131,15 @@ func (d *Detector) Ended(r *Replica, m state.Mark, o *policy.Outcome) {
 		return
 	}
 	age := now.Sub(m.Picked)
-	limit := &r.limits[kindOf(&m)]
 	m.Probe = m.Probe && !(m.Watched() && m.Picked.Before(r.since)) // else it was decided before its call ended
 	switch {
 	case answered, o.Fault == state.NoFault:
 		r.answer(&m, now, answered || m.Probe)
 	case o.Fault == state.Failed:
 		r.accuse(&m, now, 1, false)
-	case r.overLimit(&m, age) > 0: // End has entered it
+	case age >= d.lateMin && r.overLimit(&m, age, now) > 0: // End has entered it
 	case o.Fault == state.Late,
-		m.Watched() && o.Fault == state.TimedOut && (limit.slow(m.Work, age) || m.Probe && !limit.known):
+		m.Watched() && o.Fault == state.TimedOut && r.slow(&m, age, now):
 		r.accuse(&m, now, 1, true)
 	}
 	r.judge(now)
@@ -170,7 +178,7 @@ func (r *Replica) overdue(a *Attempt, now time.Time) {
 	if r.answered.After(m.Picked) {
 		m.Picked = r.answered
 	}
-	times := r.overLimit(&m, now.Sub(m.Picked))
+	times := r.overLimit(&m, now.Sub(m.Picked), now)
 	if n := times - a.counted; n > 0 && !a.Picked.Before(r.since) { // else the state rests on it already
 		a.counted = times
 		r.accuse(&m, now, n, true)
@@ -178,15 +186,24 @@ func (r *Replica) overdue(a *Attempt, now time.Time) {
 }
 
 // overLimit is how many times the limit for an attempt fits into a wait.
-func (r *Replica) overLimit(m *state.Mark, wait time.Duration) int {
-	l, least := &r.limits[kindOf(m)], r.d.lateMin
-	if !l.known || wait < least {
+func (r *Replica) overLimit(m *state.Mark, wait time.Duration, now time.Time) int {
+	l := r.limit(m, now)
+	if !l.known {
 		return 0
 	}
-	return int(wait.Seconds() / max(l.at(l.late, m.Work), least.Seconds()))
+	return int(wait.Seconds() / max(l.at(l.late, m.Work), r.d.lateMin.Seconds()))
 }
 
-// A Pace is what a replica's first messages took: log(time) over log(work), as means and (co)variances that forget
+// slow reports whether a wait is well beyond what is usual. Where that is not known, that of a probe is.
+func (r *Replica) slow(m *state.Mark, wait time.Duration, now time.Time) bool {
+	l := r.limit(m, now)
+	if !l.known {
+		return m.Probe
+	}
+	return wait.Seconds() >= slowFactor*l.at(l.usual, m.Work)
+}
+
+// A Pace is what first messages took: log(time) over log(work), as means and (co)variances. Those of one replica forget
 // exponentially.
 type Pace struct {
 	N          float64 // samples that count
@@ -209,20 +226,48 @@ func (p *Pace) Add(x, y float64) {
 	p.YY = (1 - a) * (p.YY + a*dy*dy)
 }
 
+// Pool adds the samples of another replica, whose times differ by rate. The (co)variances stay those within replicas, so
+// that a replica that is given more work is not thought slow for it.
+func (p *Pace) Pool(o *Pace, rate float64) {
+	if o.N == 0 {
+		return
+	}
+	p.N += o.N
+	a := o.N / p.N
+	p.X += a * (o.X - p.X)
+	p.Y += a * (o.Y + math.Log(rate) - p.Y)
+	p.XX += a * (o.XX - p.XX)
+	p.XY += a * (o.XY - p.XY)
+	p.YY += a * (o.YY - p.YY)
+}
+
+// Slope returns beta where time grows as work^beta, between 0 and 1.
+func (p *Pace) Slope() float64 {
+	if p.XX <= 0 {
+		return 0
+	}
+	return min(max(p.XY/p.XX, 0), 1)
+}
+
+// Rest returns the variance of log(time) that work^beta does not explain.
+func (p *Pace) Rest(beta float64) float64 { return max(p.YY-2*beta*p.XY+beta*beta*p.XX, 0) }
+
 // A limit is how long the first message of a replica may take. It rests on what the others take: a replica is
 // never its own measure. The zero limit is never passed.
 type limit struct {
-	known bool
-	beta  float64 // time grows as work^beta
-	usual float64 // log of the fleet's time for work 1
-	late  float64 // … and of the time that is late
+	known    bool
+	measured time.Time
+	beta     float64 // time grows as work^beta
+	usual    float64 // log of the fleet's time for work 1
+	late     float64 // … and of the time that is late
 }
 
 const (
-	lateFactor   = 10 // a message is late after so many times what is usual, as a rule
-	limitSamples = 16 // of the others, below which nothing is known
-	limitSpread  = 4  // standard deviations beyond which hardly any first message of the fleet's is
-	slowFactor   = 3  // a deadline that has passed counts from so many times what is usual
+	limitFor     = time.Second // for which a limit holds
+	lateFactor   = 10          // a message is late after so many times what is usual, as a rule
+	limitSamples = 16          // of the others, below which nothing is known
+	limitSpread  = 4           // standard deviations beyond which hardly any first message of the fleet's is
+	slowFactor   = 3           // a deadline that has passed counts from so many times what is usual
 
 	quickMessage = 10 * time.Millisecond // what a first message takes at least: below, differences are noise
 )
@@ -230,42 +275,25 @@ const (
 // at is the time in seconds for so much work, from the log of that for work 1.
 func (l *limit) at(log, work float64) float64 { return math.Exp(log + l.beta*math.Log(work)) }
 
-// slow reports whether the wait is well beyond what is usual.
-func (l *limit) slow(work float64, wait time.Duration) bool {
-	return l.known && wait.Seconds() >= slowFactor*l.at(l.usual, work)
-}
-
-// measure sets every member's limits anew. How time grows with work is taken from within the replicas. O(replicas).
-func measure(members []*Replica) {
-	for kind := range kinds {
-		var n, ww, wt, tt, lag float64
-		for _, r := range members {
-			p := &r.paces[kind]
-			n, ww, wt, tt = n+p.N, ww+p.N*p.XX, wt+p.N*p.XY, tt+p.N*p.YY
-		}
-		if n < limitSamples {
-			continue
-		}
-		var beta float64
-		if ww > 0 {
-			beta = min(max(wt/ww, 0), 1)
-		}
-		lagOf := func(r *Replica) float64 { // what its messages took beyond work^beta, in sum
-			p := &r.paces[kind]
-			return p.N * (p.Y - beta*p.X + math.Log(r.host.Rate()))
-		}
-		for _, r := range members {
-			lag += lagOf(r)
-		}
-		spread := math.Sqrt(max(tt-2*beta*wt+beta*beta*ww, 0) / n)
-		far := max(math.Log(lateFactor), limitSpread*spread)
-		for _, r := range members {
-			others := n - r.paces[kind].N
-			if others < limitSamples {
-				continue // what was known stays
-			}
-			usual := (lag-lagOf(r))/others - math.Log(r.host.Rate())
-			r.limits[kind] = limit{known: true, beta: beta, usual: usual, late: usual + far}
+// limit returns the limit for attempts like this. With too few samples of the others, what was known stays.
+// O(replicas) once per limitFor.
+func (r *Replica) limit(m *state.Mark, now time.Time) *limit {
+	kind := kindOf(m)
+	l := &r.limits[kind]
+	if age := now.Sub(l.measured); l.known && age >= 0 && age < limitFor {
+		return l
+	}
+	var others Pace
+	for _, o := range r.d.members {
+		if o != r {
+			others.Pool(&o.paces[kind], o.host.Rate())
 		}
 	}
+	if others.N >= limitSamples {
+		beta := others.Slope()
+		usual := others.Y - beta*others.X - math.Log(r.host.Rate())
+		far := max(math.Log(lateFactor), limitSpread*math.Sqrt(others.Rest(beta)))
+		*l = limit{known: true, measured: now, beta: beta, usual: usual, late: usual + far}
+	}
+	return l
 }

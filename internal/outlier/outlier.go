@@ -246,13 +246,6 @@ func (r *Replica) forget(now time.Time) {
 	r.record = record{since: now}
 }
 
-// Readmit gives the host of a replica what it admits now, for when the host's Bookings have changed.
-func (d *Detector) Readmit(r *Replica) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	r.host.Admit(r.admits())
-}
-
 // AdmitsAssigned reports whether a replica is to get a request that the look-aside server assigned: only own
 // calls count.
 func (d *Detector) AdmitsAssigned(r *Replica) bool {

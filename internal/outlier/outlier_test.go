@@ -109,7 +109,7 @@ func TestStates(t *testing.T) {
 	f.call(0, "", false)
 	f.is(0, outlier.SlowStart)
 	f.replicas[0].bookings.Store(1)
-	f.Readmit(f.replicas[0].Replica)
+	f.Begin(new(outlier.Attempt), f.replicas[0].Replica, state.AnswerUnseen, 500, "", f.now)
 	require.False(t, f.replicas[0].admits.Load(), "a share of nothing is one request")
 	f.pass(30 * time.Second)
 	f.is(0, outlier.Healthy)

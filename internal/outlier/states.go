@@ -166,7 +166,6 @@ func (d *Detector) look(now time.Time) {
 	}
 	d.due = now.Add(round)
 	if d.Ejects() {
-		measure(d.members)
 		for _, r := range d.members {
 			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.ejection(r.times-1) {
 				r.endProbe() // only its end is seen, and that may never come

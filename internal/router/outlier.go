@@ -5,7 +5,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
-	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // Health puts what outlier detection finds into force in a Router. The Router's mutex guards it.
@@ -22,8 +21,7 @@ func (r *Router) Outlier(rep *policy.Replica) *outlier.Replica { return liveOf(r
 
 // Look looks at the fleet as a pick would, for a host that has had none for a while.
 func (h *Health) Look() {
-	r := h.router
-	r.outliers.Look(r.opts.Now())
+	h.router.outliers.Look(h.router.opts.Now())
 	h.Sync()
 }
 
@@ -49,25 +47,9 @@ func (h *Health) force() {
 	h.router.queue.requeue()
 }
 
-// judge takes what the end of a call shows of the replica. Where an answer was seen, Answered has done it.
-func (h *Health) judge(rep *policy.Replica, m state.Mark, o *policy.Outcome) {
-	r := h.router
-	r.outliers.Ended(liveOf(rep).outlier, m, o)
-	h.Sync()
-}
-
 // Outrun notes that another replica has answered in time what was given up on this one as [Late]: as much evidence
 // again.
 func (h *Health) Outrun(late *policy.Replica) {
-	r := h.router
-	r.outliers.Outrun(liveOf(late).outlier)
+	h.router.outliers.Outrun(liveOf(late).outlier)
 	h.Sync()
-}
-
-// charge adds to a replica's book. Called with mu held.
-func (h *Health) charge(l *live, ongoing, tokens int64) {
-	l.Book.Add(ongoing<<state.TokenBits + tokens) // quick picks write it too
-	if d := h.router.outliers; !d.AllHealthy() {
-		d.Readmit(l.outlier)
-	}
 }

@@ -43,7 +43,7 @@ func (b *Reservation) PrefillDone() {
 	}
 	r.mu.Lock()
 	if b.held {
-		r.Health.charge(liveOf(b.Decision.Replica), 0, -b.prefill)
+		liveOf(b.Decision.Replica).Book.Add(-b.prefill)
 		b.prefill = 0
 	}
 	route := b.Decision.State().Route
@@ -106,8 +106,8 @@ func (b *Reservation) end() bool {
 	held := b.held
 	if held {
 		b.held = false
+		liveOf(b.Decision.Replica).Book.Add(-1<<state.TokenBits - b.prefill)
 		b.router.outliers.End(&b.attempt)
-		b.router.Health.charge(liveOf(b.Decision.Replica), -1, -b.prefill)
 	}
 	return held
 }

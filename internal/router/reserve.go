@@ -136,9 +136,9 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 	b.router, b.prefill, b.held = r, prefill, true
 	// Requests under way are work too: a replica that is given more than others is not late for it.
 	work := float64(prefill + is.Ahead + load.Overhead*(all>>state.TokenBits+1))
+	l.Book.Add(1<<state.TokenBits + prefill) // quick picks write it too
 	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
 	is.Mark, d.State().Probe = b.attempt.Mark, b.attempt.Probe
-	r.Health.charge(l, 1, prefill)
 }
 
 // takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.

@@ -202,7 +202,8 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	if r.uses&policy.UsesLoad != 0 {
 		r.Load.Learn(q, &d, &o)
 	}
-	r.Health.judge(d.Replica, q.State().Mark, &o)
+	r.outliers.Ended(liveOf(d.Replica).outlier, q.State().Mark, &o)
+	r.Health.Sync()
 	if !o.Sent {
 		r.takeBack(q, &d)
 	}

@@ -22,15 +22,14 @@ func tell(h *Damping, rnd *rand.Rand, lasts float64, times int) (ongoing, tokens
 			told[0] += deviations[i] * deviations[i]
 		}
 		h.Damp(loads)
-		var mean [2]float64
-		for i := range loads {
-			for k, x := range loads[i].figures() {
-				mean[k] += x / float64(len(loads))
-			}
+		var ongoing, tokens float64
+		for _, l := range loads {
+			ongoing += float64(l.Ongoing) / float64(len(loads))
+			tokens += float64(l.QueuedTokens) / float64(len(loads))
 		}
-		for i := range loads {
-			believed[0] += deviations[i] * (float64(loads[i].Ongoing) - mean[0])
-			believed[1] += deviations[i] * (float64(loads[i].QueuedTokens) - mean[1]) / 40
+		for i, l := range loads {
+			believed[0] += deviations[i] * (float64(l.Ongoing) - ongoing)
+			believed[1] += deviations[i] * (float64(l.QueuedTokens) - tokens) / 40
 		}
 	}
 	return believed[0] / told[0], believed[1] / told[0]

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 // How rates are learned. The figures are from the simulator: with fewer samples, or less
@@ -74,22 +75,17 @@ type group []*replica
 // stands out. Called with mu held.
 func (t *Tracker) groups() []group {
 	var known group
-	var ww, wt float64
+	var all outlier.Pace
 	for _, r := range t.fleet {
-		if p := &r.pace; p.N >= paceSamples {
+		if r.pace.N >= paceSamples {
 			known = append(known, r)
-			ww += p.N * p.XX
-			wt += p.N * p.XY
+			all.Pool(&r.pace, 1)
 		}
 	}
-	var beta float64
-	if ww > 0 {
-		beta = min(max(wt/ww, 0), 1)
-	}
+	beta := all.Slope()
 	for _, r := range known {
-		p := &r.pace
-		r.lag = p.Y - beta*p.X + math.Log(r.weight())
-		r.spread = max(p.YY-2*beta*p.XY+beta*beta*p.XX, 0) / p.N
+		r.lag = r.pace.Y - beta*r.pace.X + math.Log(r.weight())
+		r.spread = r.pace.Rest(beta) / r.pace.N
 	}
 	slices.SortStableFunc(known, func(a, b *replica) int { return cmp.Compare(a.lag, b.lag) })
 	care := 1.0
