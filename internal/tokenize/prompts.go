@@ -106,56 +106,47 @@ func (p *Prompts) text(ctx context.Context, in dialect.TokenizerInput) ([]uint32
 	return slices.Concat(before, tokens, after), nil
 }
 
-// segment is a part of a text.
-type segment struct {
-	from, to int
-	key      key
-	tokens   []uint32
-	known    bool
-}
-
 // encoded returns the tokens of a text: of each segment those that are remembered, or what encode returns. Without cut
 // it is one segment.
 func (p *Prompts) encoded(
 	ctx context.Context, in dialect.TokenizerInput, cut func(text string, from int) int,
 	encode func(ctx context.Context, from, to int) ([]uint32, error),
-) ([]uint32, error) {
-	var all []segment
-	known := true
-	for from, end := 0, len(in.Text); len(all) == 0 || from < end; from = all[len(all)-1].to {
-		s := segment{from: from, to: end}
-		if cut != nil {
-			s.to = cut(in.Text, from)
+) (tokens []uint32, err error) {
+	var all [][]uint32
+	var leave func() // once it works for the text
+	defer func() {
+		if leave != nil {
+			leave()
 		}
-		s.key = keyOf(in, s.from, s.to)
-		s.tokens, s.known = p.cache.get(s.key)
-		known = known && s.known
-		all = append(all, s)
-	}
-	if known {
-		return join(all), nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, p.timeout)
-	defer cancel()
-	leave, err := p.cache.enter(ctx, keyOf(in, 0, len(in.Text)))
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	for i := range all {
-		s := &all[i]
-		if !s.known { // others may have worked for it meanwhile
-			s.tokens, s.known = p.cache.get(s.key)
+	}()
+	for from, to := 0, 0; len(all) == 0 || from < len(in.Text); from = to {
+		if to = len(in.Text); cut != nil {
+			to = cut(in.Text, from)
 		}
-		if s.known {
-			continue
+		k := keyOf(in, from, to)
+		tokens, known := p.cache.get(k)
+		if !known && leave == nil {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, p.timeout)
+			defer cancel()
+			if leave, err = p.cache.enter(ctx, keyOf(in, 0, len(in.Text))); err != nil {
+				return nil, err
+			}
+			tokens, known = p.cache.get(k) // others may have worked for it meanwhile
 		}
-		if s.tokens, err = encode(ctx, s.from, s.to); err != nil {
-			return nil, err
+		if !known {
+			if tokens, err = encode(ctx, from, to); err != nil {
+				return nil, err
+			}
+			tokens = slices.Clone(tokens)
+			p.cache.put(k, tokens)
 		}
-		p.cache.put(s.key, slices.Clone(s.tokens))
+		all = append(all, tokens)
 	}
-	return join(all), nil
+	if len(all) == 1 {
+		return all[0], nil
+	}
+	return slices.Concat(all...), nil
 }
 
 // keyOf returns the key of a segment of a text.
@@ -171,18 +162,6 @@ func keyOf(in dialect.TokenizerInput, from, to int) key {
 	_, _ = h.Write([]byte{0, place})
 	_, _ = h.WriteString(in.Text[from:to])
 	return h.Sum128()
-}
-
-// join returns the tokens of segments, one after the other.
-func join(all []segment) []uint32 {
-	if len(all) == 1 {
-		return all[0].tokens
-	}
-	parts := make([][]uint32, len(all))
-	for i, s := range all {
-		parts[i] = s.tokens
-	}
-	return slices.Concat(parts...)
 }
 
 // log logs each kind of failure once.
