@@ -8,12 +8,6 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// kinds are those of calls that are watched: [state.AnswerMessage] and [state.AnswerWhole].
-const kinds = 2
-
-// kindOf is the index of the paces and limits of attempts like this.
-func kindOf(m *state.Mark) int { return max(int(m.Answer), 1) - 1 }
-
 // An Attempt is a request under way on a replica. The caller owns its memory, which must not move between
 // Begin and End. The Detector's lock guards it.
 type Attempt struct {
@@ -86,7 +80,7 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 		r.overdue(a, now)
 	}
 	a.endWait()
-	r.paces[kindOf(&a.Mark)].Add(work, lag)
+	r.paces[a.Answer].Add(work, lag)
 	r.answer(&a.Mark, now, !late)
 	if r.Suspected() {
 		r.judge(now)
@@ -137,7 +131,7 @@ func (d *Detector) Ended(r *Replica, m state.Mark, o *policy.Outcome) {
 		r.answer(&m, now, answered || m.Probe)
 	case o.Fault == state.Failed:
 		r.accuse(&m, now, 1, false)
-	case age >= d.lateMin && r.overLimit(&m, age, now) > 0: // End has entered it
+	case m.Watched() && r.overLimit(&m, age, now) > 0: // End has entered it
 	case o.Fault == state.Late,
 		m.Watched() && o.Fault == state.TimedOut && r.slow(&m, age, now):
 		r.accuse(&m, now, 1, true)
@@ -188,7 +182,7 @@ func (r *Replica) overdue(a *Attempt, now time.Time) {
 // overLimit is how many times the limit for an attempt fits into a wait.
 func (r *Replica) overLimit(m *state.Mark, wait time.Duration, now time.Time) int {
 	l := r.limit(m, now)
-	if !l.known {
+	if l.measured.IsZero() {
 		return 0
 	}
 	return int(wait.Seconds() / max(l.at(l.late, m.Work), r.d.lateMin.Seconds()))
@@ -197,7 +191,7 @@ func (r *Replica) overLimit(m *state.Mark, wait time.Duration, now time.Time) in
 // slow reports whether a wait is well beyond what is usual. Where that is not known, that of a probe is.
 func (r *Replica) slow(m *state.Mark, wait time.Duration, now time.Time) bool {
 	l := r.limit(m, now)
-	if !l.known {
+	if l.measured.IsZero() {
 		return m.Probe
 	}
 	return wait.Seconds() >= slowFactor*l.at(l.usual, m.Work)
@@ -255,11 +249,10 @@ func (p *Pace) Rest(beta float64) float64 { return max(p.YY-2*beta*p.XY+beta*bet
 // A limit is how long the first message of a replica may take. It rests on what the others take: a replica is
 // never its own measure. The zero limit is never passed.
 type limit struct {
-	known    bool
-	measured time.Time
-	beta     float64 // time grows as work^beta
-	usual    float64 // log of the fleet's time for work 1
-	late     float64 // … and of the time that is late
+	measured time.Time // zero = nothing is known
+	beta     float64   // time grows as work^beta
+	usual    float64   // log of the fleet's time for work 1
+	late     float64   // … and of the time that is late
 }
 
 const (
@@ -278,22 +271,21 @@ func (l *limit) at(log, work float64) float64 { return math.Exp(log + l.beta*mat
 // limit returns the limit for attempts like this. With too few samples of the others, what was known stays.
 // O(replicas) once per limitFor.
 func (r *Replica) limit(m *state.Mark, now time.Time) *limit {
-	kind := kindOf(m)
-	l := &r.limits[kind]
-	if age := now.Sub(l.measured); l.known && age >= 0 && age < limitFor {
+	l := &r.limits[m.Answer]
+	if age := now.Sub(l.measured); age >= 0 && age < limitFor {
 		return l
 	}
 	var others Pace
 	for _, o := range r.d.members {
 		if o != r {
-			others.Pool(&o.paces[kind], o.host.Rate())
+			others.Pool(&o.paces[m.Answer], o.host.Rate())
 		}
 	}
 	if others.N >= limitSamples {
 		beta := others.Slope()
 		usual := others.Y - beta*others.X - math.Log(r.host.Rate())
 		far := max(math.Log(lateFactor), limitSpread*math.Sqrt(others.Rest(beta)))
-		*l = limit{known: true, measured: now, beta: beta, usual: usual, late: usual + far}
+		*l = limit{measured: now, beta: beta, usual: usual, late: usual + far}
 	}
 	return l
 }

@@ -2,11 +2,13 @@ package outlier
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // A State is how a replica is treated, from the best to the worst.
@@ -82,7 +84,6 @@ type Replica struct {
 	// The Detector's lock guards what follows.
 	d                 *Detector // of which it is or was a member
 	member, connected bool
-	place             int     // in members
 	waiting           Attempt // before and behind the calls that wait for a first message, oldest pick first
 	record
 }
@@ -90,23 +91,23 @@ type Replica struct {
 // record is what is forgotten with the replica.
 type record struct {
 	state    State
-	cause    Cause     // why it is out
-	until    time.Time // of an ejection by own calls, or of the slow start
-	since    time.Time // the state; calls picked before are neither evidence nor proof
-	times    int       // ejections, as far as they make the next one longer
-	share    int64     // most requests under way in SlowStart
-	probe    *Attempt  // the latest probe, while it is not decided
-	probed   time.Time // when it began
-	struck   time.Time // when the first call of the evidence was picked
-	late     bool      // some of the evidence is for being late
-	answered time.Time // last
-	timely   bool      // … was in time
-	reached  time.Time // when the latest call was picked that it has answered
-	lost     time.Time // its connection, last
-	paces    [kinds]Pace
-	limits   [kinds]limit
-	counts   Counts         // to be reported
-	given    map[string]int // evidence in a row by principal
+	cause    Cause                        // why it is out
+	until    time.Time                    // of an ejection by own calls, or of the slow start
+	since    time.Time                    // the state; calls picked before are neither evidence nor proof
+	times    int                          // ejections, as far as they make the next one longer
+	share    int64                        // most requests under way in SlowStart
+	probe    *Attempt                     // the latest probe, while it is not decided
+	probed   time.Time                    // when it began
+	struck   time.Time                    // when the first call of the evidence was picked
+	late     bool                         // some of the evidence is for being late
+	answered time.Time                    // last
+	timely   bool                         // … was in time
+	reached  time.Time                    // when the latest call was picked that it has answered
+	lost     time.Time                    // its connection, last
+	paces    [state.AnswerWhole + 1]Pace  // by how the answer is seen
+	limits   [state.AnswerWhole + 1]limit // likewise
+	counts   Counts                       // to be reported
+	given    map[string]int               // evidence in a row by principal
 }
 
 // New returns a Detector of an empty fleet; now is the clock. Without a config it does nothing.
@@ -176,7 +177,7 @@ func (d *Detector) Join(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !r.member {
-		r.d, r.member, r.place = d, true, len(d.members)
+		r.d, r.member = d, true
 		d.members = append(d.members, r)
 	}
 }
@@ -189,11 +190,8 @@ func (d *Detector) Leave(r *Replica) {
 		d.connected--
 	}
 	r.forget(d.now())
-	last := len(d.members) - 1
-	moved := d.members[last]
-	d.members[r.place], moved.place = moved, r.place
-	d.members[last] = nil
-	d.members, r.member, r.connected = d.members[:last], false, false
+	i := slices.Index(d.members, r)
+	d.members, r.member, r.connected = slices.Delete(d.members, i, i+1), false, false
 }
 
 // Restart forgets the record of a member whose process was restarted.

@@ -2,11 +2,17 @@ package tokenize
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func keyFor(i int) key { return key{Lo: uint64(i)} }
@@ -71,4 +77,32 @@ func TestEnter(t *testing.T) {
 	leave()
 	wg.Wait()
 	require.Empty(t, c.work)
+}
+
+// hung is a tokenizer that never answers.
+type hung struct{}
+
+func (hung) Tokens(ctx context.Context, _ dialect.TokenizerInput) ([]uint32, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Calls with one prompt that wait for a tokenizer that hangs end one timeout after they came, however many wait.
+func TestWaitIsOneTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &Prompts{tokenizer: hung{}, timeout: time.Second, cache: newCache(0), logger: slog.New(slog.DiscardHandler)}
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range 10 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 10 * time.Millisecond) // in the bubble's time
+				came := time.Now()
+				_, err := p.Tokenize(t.Context(), &policy.Request{Prompt: policy.Prompt{Text: "one prompt"}})
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.LessOrEqual(t, time.Since(came), time.Second)
+			})
+		}
+		wg.Wait()
+		require.Equal(t, 1090*time.Millisecond, time.Since(began))
+	})
 }
