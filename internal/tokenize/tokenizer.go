@@ -50,13 +50,15 @@ var chatTemplates func(path string) (ChatTemplate, error)
 func RegisterChatTemplate(open func(path string) (ChatTemplate, error)) { chatTemplates = open }
 
 // opened opens the value of a field. The error names the field, and the import that is missing.
-func opened[T any](field, value string, open func(string) (T, error)) (t T, err error) {
+func opened[T any](field, value string, open func(string) (T, error)) (T, error) {
+	var none T
 	if open == nil {
-		return t, fmt.Errorf("%s: this program cannot read it; it must import _ %q", field,
+		return none, fmt.Errorf("%s: this program cannot read it; it must import _ %q", field,
 			"github.com/warmpath/warmpath/tokenizers")
 	}
-	if t, err = open(value); err != nil {
-		return t, fmt.Errorf("%s: %w", field, err)
+	t, err := open(value)
+	if err != nil {
+		return none, fmt.Errorf("%s: %w", field, err)
 	}
 	return t, nil
 }

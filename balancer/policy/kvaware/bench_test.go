@@ -51,7 +51,7 @@ func BenchmarkChoose(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					if !burst {
-						q.Prepared.(*prepared).since = p.recent.made.Load()
+						q.Prepared.(*prepared).since = p.recent.picks
 					}
 					p.choose(q, v)
 				}

@@ -33,7 +33,7 @@ func (p *kvAware) pick(q *policy.Request, v policy.View) (policy.Decision, *opti
 		}
 		return policy.Wait(), nil
 	}
-	c := choice{kvAware: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.recent.made.Load() > s.since}
+	c := choice{kvAware: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.recent.picks > s.since}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {

@@ -79,7 +79,7 @@ func (p *kvAware) prepare(_ context.Context, q *policy.Request, v policy.View) e
 		p.popularity.Read(&s.Prompt, q, p.caches.Grain(q.Model), p.caches.Seed(q), len(v.Replicas()), p.config.StickySessions)
 		q.Prepared = s
 	}
-	s.since = p.recent.indexed() // before the index is searched
+	s.since = p.recent.before.Load() // before the index is searched
 	p.find(s, p.caches.Fleet(v))
 	return nil
 }
@@ -97,7 +97,7 @@ func (p *kvAware) routed(q *policy.Request, d policy.Decision) {
 		Work:  policy.RequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
 		Alone: d.Replica.Ongoing() <= 1,
 	})
-	p.recent.routed(s)
+	p.recent.routed(s.number)
 }
 
 func (p *kvAware) withdrawn(q *policy.Request, _ policy.Decision) {

@@ -116,7 +116,6 @@ func TestRecentPicks(t *testing.T) {
 	for i := range 40 {
 		made = append(made, request(0, 1, 2, 3))
 		picks.add(made[i], rep, 0)
-		assert.Zero(t, picks.indexed(), "after %d", i+1)
 	}
 	assert.Equal(t, 48, picks.held(request(0, 1, 2, 3), rep, 0))
 	assert.Equal(t, 32, picks.held(request(0, 1, 2, 4), rep, 0))
@@ -127,10 +126,8 @@ func TestRecentPicks(t *testing.T) {
 		if i%3 == 0 {
 			picks.remove(s)
 		}
-		picks.routed(s)
-		picks.routed(s)
+		picks.routed(s.number)
 	}
-	assert.EqualValues(t, 40, picks.indexed())
 	picks.remove(made[39])
 	assert.Zero(t, picks.held(request(38, 1, 2, 3), rep, 0))
 }

@@ -14,9 +14,8 @@ import (
 //
 // It belongs to Choose, and so to the Router's lock, but for the atomics.
 type recent struct {
-	picks [1 << recentBits]pick
-	made  atomic.Uint64 // the number of the last pick
-	open  atomic.Int64  // how many picks are not in the index yet
+	unrouted
+	table [1 << recentBits]pick
 }
 
 const recentBits = 11
@@ -33,7 +32,6 @@ type pick struct {
 type picked struct {
 	replica *policy.Replica
 	rank    int32
-	open    bool   // it is not in the index yet
 	number  uint64 // 0 = none
 }
 
@@ -51,21 +49,13 @@ func marks(n int) iter.Seq[int] {
 }
 
 func (t *recent) at(hash uint64, r *policy.Replica, rank int32) *pick {
-	return &t.picks[(hash+uint64(r.Index())<<32+uint64(rank))*0x9e3779b97f4a7c15>>(64-recentBits)]
-}
-
-// indexed returns up to which pick the index is taken to have all: they enter it at the
-// same time and in about the order in which they were made.
-func (t *recent) indexed() uint64 {
-	made := t.made.Load()
-	return made - min(made, 2*uint64(max(t.open.Load(), 0)))
+	return &t.table[(hash+uint64(r.Index())<<32+uint64(rank))*0x9e3779b97f4a7c15>>(64-recentBits)]
 }
 
 // add notes a pick, and forgets the request's last one.
 func (t *recent) add(s *prepared, r *policy.Replica, rank int32) {
-	t.routed(s)
-	s.picked = picked{r, rank, true, t.made.Add(1)}
-	t.open.Add(1)
+	t.routed(s.number)
+	s.picked = picked{r, rank, t.pick()}
 	for blocks := range marks(len(s.Hashes)) {
 		hash := s.Hashes[blocks-1]
 		p := t.at(hash, r, rank)
@@ -74,17 +64,9 @@ func (t *recent) add(s *prepared, r *policy.Replica, rank int32) {
 	}
 }
 
-// routed notes that a request's pick is in the index, or never will be.
-func (t *recent) routed(s *prepared) {
-	if s.open {
-		s.open = false
-		t.open.Add(-1)
-	}
-}
-
 // remove takes back an add. It may be called from any goroutine.
 func (t *recent) remove(s *prepared) {
-	t.routed(s)
+	t.routed(s.number)
 	if s.number == 0 {
 		return
 	}
