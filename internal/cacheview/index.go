@@ -212,14 +212,9 @@ func (f *Fleet) Place(m *Member) (int, bool) {
 // Units returns how many units the fleet has.
 func (f *Fleet) Units() int { return int(f.units[len(f.Replicas)]) }
 
-// Unit returns the unit of a rank of the replica at a place; the first, where it has
-// no such rank.
-func (f *Fleet) Unit(place, rank int) int {
-	if rank < 0 || rank >= f.Ranks(place) {
-		rank = 0
-	}
-	return int(f.units[place]) + rank
-}
+// Unit returns the unit of a rank of the replica at a place; the last, where it has
+// fewer ranks.
+func (f *Fleet) Unit(place, rank int) int { return int(f.units[place]) + min(rank, f.Ranks(place)-1) }
 
 // Ranks returns how many units the replica at a place is.
 func (f *Fleet) Ranks(place int) int { return int(f.units[place+1] - f.units[place]) }

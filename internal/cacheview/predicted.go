@@ -87,11 +87,9 @@ func (m *Member) Routed(s *Prediction, rank int, r Route) {
 func (m *Member) beginEra() {
 	for _, own := range m.routes {
 		own.mu.Lock()
-		if own.live != 0 || own.work.Load() != 0 {
-			own.era++
-			own.live = 0
-			own.work.Store(0)
-		}
+		own.era++
+		own.live = 0
+		own.work.Store(0)
 		own.mu.Unlock()
 	}
 }
@@ -132,13 +130,8 @@ func alike(a, b []uint64) int {
 	return sort.Search(min(len(a), len(b)), func(i int) bool { return a[i] != b[i] })
 }
 
-// own returns the routes of a rank; of a rank that the replica does not have, those of the first.
-func (m *Member) own(rank int) *routes {
-	if rank < 0 || rank >= len(m.routes) {
-		rank = 0
-	}
-	return m.routes[rank]
-}
+// own returns the routes of a rank; those of the last, where the replica has fewer.
+func (m *Member) own(rank int) *routes { return m.routes[min(rank, len(m.routes)-1)] }
 
 // Work is the work under way on a rank: that of the Routes that have not ended.
 func (m *Member) Work(rank int) int64 { return m.own(rank).work.Load() }

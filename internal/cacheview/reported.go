@@ -1,6 +1,7 @@
 package cacheview
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -121,13 +122,8 @@ func (x *Index) learnSize(m *Member, tokens int) bool {
 
 // Grain is how a prompt for this model is to be cut.
 func (x *Index) Grain(model string) rendezvous.Grain {
-	grain, sizes := x.o.Grain, x.learnt.Load().sizes
-	if n, ok := sizes[model]; ok {
-		grain.Tokens = n
-	} else if n, ok := sizes[""]; ok {
-		grain.Tokens = n
-	}
-	return grain
+	sizes := x.learnt.Load().sizes
+	return rendezvous.Grain{Bytes: x.o.Grain.Bytes, Tokens: cmp.Or(sizes[model], sizes[""], x.o.Grain.Tokens)}
 }
 
 // Seed is what the prompt of a request is to be hashed with, so that its blocks are

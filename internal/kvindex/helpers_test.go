@@ -64,7 +64,7 @@ func age(x *Index, s Slot) {
 func scanned(x *Index, s Slot, blocks []uint64) int {
 	lane := uint16(s)
 	for i, hash := range blocks {
-		if r := x.blocks.find(hash); r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), lane).mask()>>r.pos()&1 == 0 {
+		if r, _, _ := x.blocks.find(hash); r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), lane).mask()>>r.pos()&1 == 0 {
 			return i
 		}
 	}
@@ -135,7 +135,8 @@ func verify(t testing.TB, x *Index) {
 		require.Equal(t, live, g.live())
 		for ; live != 0; live &= live - 1 {
 			pos := bits.TrailingZeros8(live)
-			require.Equal(t, refOf(at, pos), x.blocks.find(g.hashes[pos]))
+			r, _, _ := x.blocks.find(g.hashes[pos])
+			require.Equal(t, refOf(at, pos), r)
 			blocks++
 		}
 	}

@@ -82,7 +82,7 @@ func (x *Index) Held(s Slot, blocks []uint64) int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return sort.Search(len(blocks), func(i int) bool {
-		r := x.blocks.find(blocks[i])
+		r, _, _ := x.blocks.find(blocks[i])
 		return r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), uint16(s)).mask()>>r.pos()&1 == 0
 	})
 }
@@ -188,7 +188,7 @@ func (x *Index) place(p *insertion) (r ref, n int) {
 		most -= r.pos()
 	}
 	for n = 1; n < min(most, len(p.blocks)); n++ {
-		if hash := p.blocks[n]; x.blocks.find(hash) != noRef || slices.Contains(p.blocks[:n], hash) {
+		if known, _, _ := x.blocks.find(p.blocks[n]); known != noRef || slices.Contains(p.blocks[:n], p.blocks[n]) {
 			break
 		}
 	}

@@ -121,28 +121,21 @@ func (t *table) need(blocks []uint64) (bytes int64) {
 	return bytes
 }
 
-// search returns where a block stands in its shard, or is to be inserted.
-func (t *table) search(s *shard, key uint32, hash uint64) (i int, ok bool) {
+// find returns the place of a block, noRef if no lane holds it, and where its entry stands in its shard, or is to be
+// inserted.
+func (t *table) find(hash uint64) (r ref, s *shard, i int) {
+	s, key := t.shard(hash)
 	for i = s.home(key); ; i++ {
 		switch e := s.entries[i]; {
 		case e == 0 || e.key() > key:
-			return i, false
+			return noRef, s, i
 		case e.key() == key && t.hash(ref(e)) == hash:
-			return i, true
+			return ref(e), s, i
 		}
 	}
 }
 
 func (t *table) hash(r ref) uint64 { return t.segments.at(r.segment()).hashes[r.pos()] }
-
-// find returns the place of a block, noRef if no lane holds it.
-func (t *table) find(hash uint64) ref {
-	s, key := t.shard(hash)
-	if i, ok := t.search(s, key, hash); ok {
-		return ref(s.entries[i])
-	}
-	return noRef
-}
 
 // put enters blocks at a place, noRef for a new segment, and returns it.
 func (t *table) put(r ref, blocks []uint64) ref {
@@ -156,7 +149,7 @@ func (t *table) put(r ref, blocks []uint64) ref {
 		if s.full(1) {
 			t.resize(s, s.grown())
 		}
-		for at, _ := t.search(s, key, hash); !s.insert(at, entry(key)<<32|entry(r)+entry(i)); at, _ = t.search(s, key, hash) {
+		for _, _, at := t.find(hash); !s.insert(at, entry(key)<<32|entry(r)+entry(i)); _, _, at = t.find(hash) {
 			t.resize(s, s.grown())
 		}
 	}
@@ -169,8 +162,7 @@ func (t *table) drop(at uint32, dead uint8, all bool) {
 	g := t.segments.at(at)
 	for ; dead != 0; dead &= dead - 1 {
 		hash := g.hashes[bits.TrailingZeros8(dead)]
-		s, key := t.shard(hash)
-		i, _ := t.search(s, key, hash)
+		_, s, i := t.find(hash)
 		s.remove(i)
 		t.n--
 		if 2*(s.n+overflow) < len(s.entries) {
@@ -189,7 +181,7 @@ func (t *table) drop(at uint32, dead uint8, all bool) {
 func (t *table) run(near ref, blocks []uint64) (g *segment, r ref, n int) {
 	g, r = t.beside(near, blocks[0])
 	if g == nil {
-		if r = t.find(blocks[0]); r == noRef {
+		if r, _, _ = t.find(blocks[0]); r == noRef {
 			return nil, noRef, 0
 		}
 		g = t.segments.at(r.segment())

@@ -86,12 +86,18 @@ type Prompt struct {
 	Second      bool // the second in the order is this prompt's home, and the first is behind it
 
 	replicas   int
-	generation uint64    // in which it was counted; 0 = it is not
-	cells      *[]uint32 // row · cells + place: those that it counted in; nil once it is certain
+	generation uint64  // in which it is counted; 0 = it is not
+	looked     *[]look // the blocks that Find looked at; nil once they are counted for good
 }
 
-// counts has memory for the cells of prompts that are not certain yet.
-var counts = sync.Pool{New: func() any { return new([]uint32) }}
+// A look is a block of a prompt, and a bit for each row of counters in which it is counted.
+type look struct {
+	block int32
+	rows  uint8
+}
+
+// looks has memory for prompts under way.
+var looks = sync.Pool{New: func() any { return new([]look) }}
 
 // Read cuts the prompt of a request and finds its key, for so many replicas. Where the
 // request has a session and no prompt, or sticky is set, the session is the key.
@@ -109,17 +115,25 @@ func (p *Popularity) Read(s *Prompt, q *policy.Request, g Grain, seed kvindex.Se
 }
 
 // Find finds First and Half of a prompt, which has at least one block. The prompt itself
-// is one of the requests, and is not counted.
+// is one of the requests, and is not counted. It is called once for a prompt.
 func (p *Popularity) Find(s *Prompt, replicas int) {
+	s.replicas, s.looked = max(replicas, 1), looks.Get().(*[]look)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.replicas = max(replicas, 1)
-	s.First, s.Half = p.look(s, false)
+	requests := p.now.requests + 1 + p.before.requests
+	most := max(Few, requests/s.replicas)
+	fewer := min(most, max(leastSure, sure/s.replicas, requests/(2*s.replicas)))
+	all := p.thorough >= len(s.Hashes)
+	s.First, s.Half = p.search(s, most, fewer, all)
+	if all {
+		s.First = max(s.First, min(p.firsts.common(s.Hashes, enough(requests, s.replicas)), len(s.Hashes)-1))
+	}
+	s.Half = max(s.First, s.Half)
 }
 
-// Sent counts a prompt as an attempt is routed.
+// Sent counts a prompt as an attempt is routed: the blocks that Find looked at.
 func (p *Popularity) Sent(s *Prompt) {
-	if s.generation != 0 || len(s.Hashes) == 0 {
+	if s.generation != 0 || s.looked == nil {
 		return
 	}
 	p.mu.Lock()
@@ -128,23 +142,34 @@ func (p *Popularity) Sent(s *Prompt) {
 		p.now, p.before = p.before, p.now
 		*p.now = generation{number: p.before.number + 1}
 	}
-	s.generation, s.cells = p.now.number, counts.Get().(*[]uint32)
-	p.look(s, true)
+	s.generation = p.now.number
+	for i, l := range *s.looked {
+		(*s.looked)[i].rows = p.now.add(s.Hashes[l.block])
+	}
 	p.now.requests++
+	if p.thorough >= len(s.Hashes) && enough(p.now.requests+p.before.requests, s.replicas) > 0 {
+		p.firsts = append(p.firsts, slices.Clone(s.Hashes))
+	} else {
+		p.firsts = nil
+	}
+	p.thorough = max(0, p.thorough-len(s.Hashes))
 }
 
 // Ended ends the attempt that counted. If it was not sent, what it counted is taken back.
 func (p *Popularity) Ended(s *Prompt, sent bool) {
-	if s.cells == nil {
-		return
-	}
-	if !sent {
+	switch {
+	case s.looked == nil, !sent && s.generation == 0:
+	case sent:
+		*s.looked = (*s.looked)[:0]
+		looks.Put(s.looked)
+		s.looked = nil
+	default:
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		for _, g := range [...]*generation{p.now, p.before} {
 			if g.number == s.generation { // else forgotten meanwhile
-				for _, c := range *s.cells {
-					g.rows[c/cells][c%cells]--
+				for _, l := range *s.looked {
+					g.remove(s.Hashes[l.block], l.rows)
 				}
 				g.requests--
 				p.firsts = p.firsts.without(s.Hashes)
@@ -152,35 +177,6 @@ func (p *Popularity) Ended(s *Prompt, sent bool) {
 		}
 		s.generation = 0
 	}
-	*s.cells = (*s.cells)[:0]
-	counts.Put(s.cells)
-	s.cells = nil
-}
-
-// look is Find, and counts the blocks that it looks at where it is asked to.
-func (p *Popularity) look(s *Prompt, count bool) (first, half int) {
-	requests := p.now.requests + 1 + p.before.requests
-	most := max(Few, requests/s.replicas)
-	fewer := min(most, max(leastSure, sure/s.replicas, requests/(2*s.replicas)))
-	all := p.thorough >= len(s.Hashes)
-	first, half = p.search(s, most, fewer, all, count)
-	others := 0
-	if all {
-		others = enough(requests, s.replicas)
-		first = max(first, min(p.firsts.common(s.Hashes, others), len(s.Hashes)-1))
-	}
-	if !count {
-		return first, max(first, half)
-	}
-	if p.thorough -= len(s.Hashes); !all {
-		p.thorough = 0
-	}
-	if others > 0 {
-		p.firsts = append(p.firsts, slices.Clone(s.Hashes))
-	} else {
-		p.firsts = nil
-	}
-	return first, max(first, half)
 }
 
 // A boundary is searched between blocks: a prefix of lo of them is in more than most
@@ -190,9 +186,9 @@ type boundary struct{ most, lo, size int }
 // search returns the first block that is in at most so many requests, and in at most
 // half as many. It looks at all blocks, or at those around what it returns and around
 // the first that is in at most Few: all of a level, also those behind the boundary.
-func (p *Popularity) search(s *Prompt, most, half int, all, count bool) (int, int) {
+func (p *Popularity) search(s *Prompt, most, half int, all bool) (int, int) {
 	bs := [...]boundary{{most: most}, {most: half}, {most: Few}}
-	p.level(s, bs[:], len(s.Hashes)+1, count, func(end int) int {
+	p.level(s, bs[:], len(s.Hashes)+1, func(end int) int {
 		if all {
 			return end + 1
 		}
@@ -214,7 +210,7 @@ func (p *Popularity) search(s *Prompt, most, half int, all, count bool) (int, in
 			continue
 		}
 		step := max(1, b.size/fanout)
-		p.level(s, left[:n], b.lo+b.size, count, func(end int) int { return end + step })
+		p.level(s, left[:n], b.lo+b.size, func(end int) int { return end + step })
 		for i := range left[:n] {
 			left[i].size = step
 		}
@@ -225,10 +221,11 @@ func (p *Popularity) search(s *Prompt, most, half int, all, count bool) (int, in
 
 // level looks at the prefixes that end before to, each the next of the one before, from
 // where the boundaries are.
-func (p *Popularity) level(s *Prompt, bs []boundary, to int, count bool, next func(end int) int) {
+func (p *Popularity) level(s *Prompt, bs []boundary, to int, next func(end int) int) {
 	before := bs[0].lo
 	for end := next(before); end < min(to, len(s.Hashes)+1); end = next(end) {
-		n := p.count(s, s.Hashes[end-1], count)
+		*s.looked = append(*s.looked, look{block: int32(end - 1)})
+		n := p.now.count(s.Hashes[end-1]) + p.before.count(s.Hashes[end-1]) + 1 // with this one
 		for i := range bs {
 			if n > bs[i].most && bs[i].lo == before {
 				bs[i].lo = end
@@ -238,21 +235,32 @@ func (p *Popularity) level(s *Prompt, bs []boundary, to int, count bool, next fu
 	}
 }
 
-// count returns in how many requests a block is, this one included, and counts it where
-// it is asked to.
-func (p *Popularity) count(s *Prompt, hash uint64, count bool) int {
-	cell := [2]uint64{hash % cells, hash >> 32 % cells}
-	n := &p.now.rows
-	least := min(n[0][cell[0]], n[1][cell[1]])
-	if count {
-		for row, at := range cell {
-			if n[row][at] == least {
-				n[row][at]++
-				*s.cells = append(*s.cells, uint32(row*cells)+uint32(at))
-			}
+// cellsOf returns the counters of a block, by row.
+func cellsOf(hash uint64) [2]uint64 { return [...]uint64{hash % cells, hash >> 32 % cells} }
+
+// count returns in how many requests of the generation a block is.
+func (g *generation) count(hash uint64) int {
+	at := cellsOf(hash)
+	return int(min(g.rows[0][at[0]], g.rows[1][at[1]]))
+}
+
+// add counts a block, and returns the rows in which it did.
+func (g *generation) add(hash uint64) (rows uint8) {
+	least := uint16(g.count(hash))
+	for row, at := range cellsOf(hash) {
+		if g.rows[row][at] == least {
+			g.rows[row][at]++
+			rows |= 1 << row
 		}
 	}
-	return int(least) + 1 + int(min(p.before.rows[0][cell[0]], p.before.rows[1][cell[1]]))
+	return rows
+}
+
+// remove takes back what add counted in these rows.
+func (g *generation) remove(hash uint64, rows uint8) {
+	for row, at := range cellsOf(hash) {
+		g.rows[row][at] -= uint16(rows >> row & 1)
+	}
 }
 
 // enough is how many other conversations with the same prefix show a client that has seen
