@@ -84,13 +84,10 @@ type Scope struct {
 	Stale bool // the fleet is not the View's
 }
 
-// NewScope returns the scope of a fleet, which may be nil, in a View; Enter a pool next.
+// NewScope returns the scope of a fleet, which may be nil, in a View. Set its Pool next.
 func NewScope(f *Fleet, v policy.View) Scope {
 	return Scope{Fleet: f, View: v, Stale: f == nil || f.Epoch != v.Epoch()}
 }
-
-// Enter goes on to another pool.
-func (s *Scope) Enter(pool policy.Pool) { s.Pool = pool }
 
 // Take returns the replica at a place of the fleet, as it is now, if it is in the pool
 // and available; else nil. O(log replicas).

@@ -1,6 +1,8 @@
 package rendezvous
 
 import (
+	"slices"
+
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 )
@@ -41,10 +43,7 @@ func (b *Blocks) Cut(prompt policy.Prompt, tokens int, g Grain, seed kvindex.See
 		b.Size, b.Length, b.Unit = g.Bytes, len(prompt.Text), policy.BytesPerToken
 	}
 	full := b.Full()
-	b.Hashes = b.few[:0]
-	if full+1 > short {
-		b.Hashes = make([]uint64, 0, full+1)
-	}
+	b.Hashes = slices.Grow(b.few[:0], full+1)
 	if from := full * b.Size; b.Unit == 1 {
 		b.Hashes = kvindex.AppendTokens(b.Hashes, prompt.Tokens, b.Size, seed)
 		b.Hashes = kvindex.AppendTokens(b.Hashes, prompt.Tokens[from:], b.Length-from, seed)

@@ -39,7 +39,7 @@ func (p *kvAware) pick(q *policy.Request, v policy.View) (policy.Decision, *opti
 		if !ok {
 			return policy.Wait(), nil
 		}
-		c.Enter(pool)
+		c.Pool = pool
 		if c.list(); len(p.options) == 0 {
 			continue
 		}

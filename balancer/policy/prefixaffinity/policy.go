@@ -1,12 +1,22 @@
 package prefixaffinity
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+)
+
+const (
+	// maxHolders bounds the holders kept with a request. Those behind them are
+	// found by the rendezvous order, in which a prefix fans out anyway.
+	maxHolders = 32
+	// head is how many first places of the rendezvous order are kept with a request.
+	head = 4
 )
 
 // affinity is the policy; it belongs to one Router.
@@ -22,6 +32,31 @@ type affinity struct {
 	choosing rendezvous.Scorer
 
 	reuse rendezvous.Reuse
+}
+
+// prepared is what Prepare leaves with a request. What is read from the prompt
+// stays for all attempts; what is found for it is found again for another fleet.
+type prepared struct {
+	rendezvous.Prompt
+	predicted cacheview.Prediction // of the attempt under way
+	bytes     int64                // that it added to Member.SentBytes
+
+	// Found for a fleet.
+	fleet  *cacheview.Fleet
+	shared int // leading blocks that decide nothing
+	// places are so many holders that match, the deepest first, else in the rendezvous
+	// order, and behind them the beginning of the rendezvous order.
+	places  []rendezvous.Place
+	holders int
+
+	few [head + 8]rendezvous.Place
+}
+
+// scratch is the memory of one search, used again and again.
+type scratch struct {
+	rendezvous.Scorer
+	cacheview.Found
+	scores []uint64 // by place in the fleet
 }
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -83,6 +118,72 @@ func (p *affinity) prepare(_ context.Context, q *policy.Request, v policy.View) 
 	return nil
 }
 
+// read hashes the prompt and finds the key.
+func (p *affinity) read(s *prepared, q *policy.Request, replicas int) {
+	grain, seed := p.caches.Grain(q.Model), p.caches.Seed(q)
+	if p.ray {
+		s.Cut(q.Prompt, q.PromptTokens, grain, seed)
+		s.Hashes = s.Hashes[:s.Length/s.Size] // full blocks only
+		return
+	}
+	p.popularity.Read(&s.Prompt, q, grain, seed, replicas, p.config.StickySessions)
+}
+
+// find searches the index and puts the fleet in order.
+func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
+	found := p.scratch.Get().(*scratch)
+	defer p.scratch.Put(found)
+	s.fleet = f
+	p.caches.Match(f, &s.Blocks, &found.Found)
+	if p.ray {
+		s.places, s.holders = append(s.few[:0], found.Holders...), len(found.Holders)
+		return
+	}
+	found.SetKey(s.Key)
+	found.scores = found.scores[:0]
+	for _, r := range f.Replicas {
+		found.scores = append(found.scores, found.Score(r.ID))
+	}
+	var first [head]rendezvous.Place
+	top := rendezvous.First(first[:0], f.Replicas, found.scores)
+	if s.Second && len(top) > 1 {
+		a, b := top[0].At, top[1].At
+		top[0], top[1] = top[1], top[0]
+		found.scores[a], found.scores[b] = found.scores[b], found.scores[a]
+	}
+	for i := range top {
+		top[i].Depth = int32(found.Any(int(top[i].At)))
+	}
+	s.shared = 0
+	if len(f.Replicas) > 1 {
+		s.shared = max(0, min(s.Half, len(s.Hashes)-1)) // the last decides in any case
+	}
+	s.places = append(s.few[:0], s.matches(found, p.rate)...)
+	s.holders = len(s.places)
+	s.places = append(s.places, top...)
+}
+
+// matches returns the holders whose match, less what is shared, reaches the rate, in order.
+func (s *prepared) matches(found *scratch, rate float64) []rendezvous.Place {
+	shared, n := s.Covered(s.shared), 0
+	for _, h := range found.Holders {
+		if int(h.Depth) <= s.shared || float64(s.Covered(int(h.Depth))-shared) < rate*float64(s.Length-shared) {
+			break // the deepest come first
+		}
+		n++
+	}
+	slices.SortFunc(found.Holders[:n], func(a, b rendezvous.Place) int {
+		if a.Depth != b.Depth {
+			return cmp.Compare(b.Depth, a.Depth)
+		}
+		if rs := s.fleet.Replicas; rendezvous.Before(found.scores[a.At], rs[a.At], found.scores[b.At], rs[b.At]) {
+			return -1
+		}
+		return 1
+	})
+	return found.Holders[:min(n, maxHolders)]
+}
+
 // routed notes that the replica will hold the prompt.
 func (p *affinity) routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
@@ -126,4 +227,17 @@ func (p *affinity) cacheChanged(changes []policy.CacheChange) {
 	if !p.ray {
 		p.caches.CacheChanged(changes)
 	}
+}
+
+// countBytes adds to a replica what it does not hold of a prompt.
+func (p *affinity) countBytes(s *prepared, m *cacheview.Member) {
+	found := p.scratch.Get().(*scratch)
+	p.caches.Match(s.fleet, &s.Blocks, &found.Found)
+	depth := 0
+	if at, ok := s.fleet.Place(m); ok {
+		depth = found.Any(at)
+	}
+	s.bytes = int64((len(s.Hashes) - depth) * s.Size)
+	m.SentBytes.Add(s.bytes)
+	p.scratch.Put(found)
 }
