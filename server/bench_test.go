@@ -203,3 +203,19 @@ func BenchmarkBroadcast(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkExpire is the end of an interval for leases of which none is due.
+func BenchmarkExpire(b *testing.B) {
+	const held = 50_000
+	f := start(b, quiet)
+	service := routingService{Server: f.Server}
+	for range held {
+		_, err := service.ChooseReplica(b.Context(), &warmpathv1.ChooseReplicaRequest{Mode: reserve})
+		require.NoError(b, err)
+	}
+	leases := &f.deployment("chat").picks.leases
+	for b.Loop() {
+		leases.expire(f.Server.now())
+	}
+	require.Equal(b, held, leases.held())
+}

@@ -172,6 +172,11 @@ func (k *picks) choose(
 		k.leases.fail(x, err)
 		return nil, err
 	}
+	if !p.may(k.name) { // it lost the deployment while it waited
+		x.reservation.Release()
+		k.leases.fail(x, errDeployment)
+		return nil, errDeployment
+	}
 	k.picked(ctx, h, x, began)
 	x.replica = numberOf(x.reservation.Decision.Replica)
 	router.DropPrompt(&x.q)
@@ -291,6 +296,8 @@ func (k *picks) status(err error) error {
 		errors.Is(err, router.ErrFull), errors.Is(err, router.ErrQueueFull),
 		errors.Is(err, context.DeadlineExceeded): // it waited, and no replica had room
 		code = codes.ResourceExhausted
+	case errors.Is(err, errDeployment):
+		code = codes.PermissionDenied
 	case errors.Is(err, context.Canceled):
 		code = codes.Canceled
 	case errors.Is(err, router.ErrNotConnected), errors.Is(err, router.ErrNoSuchReplica),

@@ -30,7 +30,7 @@ type deployment struct {
 	tasks tasks
 
 	wake      signal              // given when there may be news for watchers
-	unobserve func()              // ends the metrics; nil = there are none
+	unobserve func()              // ends the metrics
 	checked   map[string]*checked // replicas by id; of the task that checks their health
 
 	// These are replaced under mu and read without it.
@@ -58,6 +58,7 @@ func newDeployment(
 	name string, log *slog.Logger, now func() time.Time, moved func(), recorder *telemetry.Recorder,
 ) *deployment {
 	d := &deployment{name: name, log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
+	d.unobserve = func() {}
 	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
 	d.balance = balance{sources: &d.sources, ledger: ledger{roster: &d.roster}}
@@ -110,13 +111,17 @@ func (x *change) apply(limits *Config) {
 		d.conns.secure(x.certs)
 	}
 	// What follows is not under the lock: it may wait for goroutines that take it, as the callbacks of metrics do.
+	first := d.hosted.Load() == nil
 	before := d.replace(x, limits)
 	if before != nil {
 		before.close()
 	}
 	var err error
-	if d.unobserve == nil {
-		d.unobserve, err = d.watchMeters()
+	if first {
+		var stop func()
+		if stop, err = d.watchMeters(); err == nil {
+			d.unobserve = stop
+		}
 		announce(d.log, &x.config, d.catalogue.Load().notServing())
 	}
 	if x.router != nil {

@@ -1,10 +1,12 @@
 package server
 
 import (
+	"container/heap"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,9 +38,10 @@ type lease struct {
 	name      leaseName // of a pick that may be repeated
 	length    time.Duration
 	fades     time.Time // when the prompt no longer counts; zero = only its end is reported
-	ends      time.Time // zero = the pick is being made
-	prefilled bool      // the prompt no longer counts
-	learns    bool      // the policy learns the outcome
+	ends      time.Time
+	place     int  // in the queue; -1 = the pick is being made, or the lease is over
+	prefilled bool // the prompt no longer counts
+	learns    bool // the policy learns the outcome
 
 	replica     uint32 // its number
 	q           policy.Request
@@ -62,12 +65,14 @@ type leases struct {
 	prefix string // of the ids
 
 	// mu guards what is below. Routers' locks are taken under it.
-	mu     sync.Mutex
-	all    map[*lease]bool // begun and neither failed nor over
-	byID   map[string]*lease
-	byName map[leaseName]*lease
-	max    int
-	closed bool
+	mu       sync.Mutex
+	count    int   // begun and neither failed nor over
+	due      queue // those in force
+	byID     map[string]*lease
+	byName   map[leaseName]*lease
+	uncached map[uint32]replicaLoad // of those in force, by replica, as if no prompt were cached
+	max      int
+	closed   bool
 
 	expired atomic.Int64 // reservations that ended with their lease
 }
@@ -75,13 +80,14 @@ type leases struct {
 var (
 	errLeases          = errors.New("max_reservations are held in this deployment: release them, or raise it")
 	errPrincipalLeases = errors.New("the principal has half of max_reservations: release them, or raise it")
+	errDeployment      = errors.New("the principal may not use it any more")
 	errFault           = errors.New("the server failed in this pick")
 )
 
 func newLeases(deployment string) leases {
 	return leases{
-		prefix: deployment + "#",
-		all:    make(map[*lease]bool), byID: make(map[string]*lease), byName: make(map[leaseName]*lease),
+		prefix: deployment + "#", uncached: make(map[uint32]replicaLoad),
+		byID: make(map[string]*lease), byName: make(map[leaseName]*lease),
 	}
 }
 
@@ -89,7 +95,7 @@ func newLeases(deployment string) leases {
 func (l *leases) held() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.all)
+	return l.count
 }
 
 // limit sets how many there may be.
@@ -108,13 +114,13 @@ func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 		return x, true, nil
 	case l.closed:
 		return nil, false, router.ErrClosed
-	case len(l.all) >= l.max:
+	case l.count >= l.max:
 		return nil, false, errLeases
 	case !take(&name.by.held, name.by.rules.Load().maxHeld):
 		return nil, false, errPrincipalLeases
 	}
-	x = &lease{name: name}
-	l.all[x] = true
+	x = &lease{name: name, place: -1}
+	l.count++
 	if name.request != "" {
 		l.byName[name] = x
 		x.made = make(chan struct{})
@@ -156,6 +162,28 @@ func (l *leases) hold(
 	if reserved {
 		l.byID[x.id] = x
 	}
+	heap.Push(&l.due, x)
+	l.add(x, 1)
+}
+
+// add adds a lease's load to uncached, or takes it off. Called with mu held.
+func (l *leases) add(x *lease, sign int64) {
+	load, sum := replicaLoad{ongoing: 1}, l.uncached[x.replica]
+	if !x.prefilled {
+		load.tokens = int64(min(x.q.PromptTokens, maxTokens))
+	}
+	if sum.add(load, sign); sum.ongoing == 0 {
+		delete(l.uncached, x.replica)
+		return
+	}
+	l.uncached[x.replica] = sum
+}
+
+// prefilled ends the prompt's share of a lease. Called with mu held.
+func (l *leases) prefilled(x *lease) {
+	l.add(x, -1)
+	x.prefilled = true
+	l.add(x, 1)
 }
 
 // settle gives the answer or the error to the calls that wait for the lease. Called with mu held.
@@ -191,8 +219,12 @@ func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplic
 
 // forget removes a lease. Called with mu held.
 func (l *leases) forget(x *lease) {
+	l.count--
 	x.name.by.held.Add(-1)
-	delete(l.all, x)
+	if x.place >= 0 {
+		heap.Remove(&l.due, x.place)
+		l.add(x, -1)
+	}
 	delete(l.byID, x.id)
 	if l.byName[x.name] == x {
 		delete(l.byName, x.name)
@@ -207,7 +239,11 @@ func (l *leases) renew(id string, prefilled bool, now time.Time) *lease {
 	if x == nil {
 		return nil
 	}
-	x.ends, x.prefilled = now.Add(x.length), x.prefilled || prefilled
+	x.ends = now.Add(x.length)
+	heap.Fix(&l.due, x.place)
+	if prefilled {
+		l.prefilled(x)
+	}
 	return x
 }
 
@@ -220,6 +256,14 @@ func (l *leases) end(id string) *lease {
 		l.forget(x)
 	}
 	return x
+}
+
+// next is when the prompt's share, or else the whole, ends.
+func (x *lease) next() time.Time {
+	if !x.prefilled && !x.fades.IsZero() {
+		return x.fades
+	}
+	return x.ends
 }
 
 // expire ends the shares and the leases that are due. It returns the load of the others on each replica, by its number,
@@ -241,27 +285,18 @@ func (l *leases) expire(now time.Time) (uncached map[uint32]replicaLoad) {
 func (l *leases) sweep(now time.Time) (uncached map[uint32]replicaLoad, prefilled, over []*lease) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	uncached = make(map[uint32]replicaLoad)
-	for x := range l.all {
-		switch {
-		case x.ends.IsZero():
-			continue
-		case !now.Before(x.ends):
+	for len(l.due) > 0 && !now.Before(l.due[0].next()) {
+		x := l.due[0]
+		if !now.Before(x.ends) {
 			l.forget(x)
 			over = append(over, x)
 			continue
-		case !x.prefilled && !x.fades.IsZero() && !now.Before(x.fades):
-			x.prefilled = true
-			prefilled = append(prefilled, x)
 		}
-		load := replicaLoad{ongoing: 1}
-		if !x.prefilled {
-			load.tokens = int64(min(x.q.PromptTokens, maxTokens))
-		}
-		load.add(uncached[x.replica], 1)
-		uncached[x.replica] = load
+		l.prefilled(x)
+		heap.Fix(&l.due, 0)
+		prefilled = append(prefilled, x)
 	}
-	return uncached, prefilled, over
+	return maps.Clone(l.uncached), prefilled, over
 }
 
 // release gives back the load, and reports the outcome to a policy that learns.
@@ -277,12 +312,36 @@ func (l *leases) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	for x := range l.all {
-		if !x.ends.IsZero() { // the others are released once they are made
-			l.forget(x)
-			x.reservation.Release()
-		}
+	for len(l.due) > 0 { // those that are being made are released in hold
+		x := l.due[len(l.due)-1]
+		l.forget(x)
+		x.reservation.Release()
 	}
+}
+
+// queue is a heap of leases by when the next is due.
+type queue []*lease
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].next().Before(q[j].next()) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i, j
+}
+
+// Push implements [heap.Interface].
+func (q *queue) Push(x any) {
+	x.(*lease).place = len(*q)
+	*q = append(*q, x.(*lease))
+}
+
+// Pop implements [heap.Interface].
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	x := (*q)[last]
+	(*q)[last] = nil
+	*q, x.place = (*q)[:last], -1
+	return x
 }
 
 // maxLives bounds the reports of one message.

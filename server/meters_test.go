@@ -1,10 +1,16 @@
 package server
 
 import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -86,4 +92,28 @@ deployments:
 	} {
 		require.True(t, moved[name], name)
 	}
+}
+
+// refusing is a provider whose meters take no callback.
+type (
+	refusing      struct{ noop.MeterProvider }
+	refusingMeter struct{ noop.Meter }
+)
+
+func (refusing) Meter(string, ...metric.MeterOption) metric.Meter { return refusingMeter{} }
+
+func (refusingMeter) RegisterCallback(metric.Callback, ...metric.Observable) (metric.Registration, error) {
+	return nil, errors.New("no callbacks")
+}
+
+// A server without its metrics serves, logs why once for each Router, and closes.
+func TestMetricsThatFail(t *testing.T) {
+	var log bytes.Buffer
+	c := parse(t, quiet)
+	s, err := New(c, Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Meter: refusing{}})
+	require.NoError(t, err)
+	require.NoError(t, s.Update(c))
+	s.Close()
+	require.Equal(t, 1, strings.Count(log.String(), "some metrics are not recorded"))
+	require.Equal(t, 1, strings.Count(log.String(), "the deployment starts"))
 }

@@ -111,20 +111,18 @@ func (e *ejection) passProbe(m *member, l *ledger, now time.Time, accuses func(*
 // whether they probe. Of those, the ones that accuse the replica come last; then the order is that of names.
 func (l *ledger) nextProber(number uint32, last string, accuses func(*client) bool) string {
 	var names []string
-	rank := func(id string) int {
-		if accuses(l.clients[id]) {
-			return 1
-		}
-		return 0
-	}
+	accusing := make(map[string]int)
 	for _, idle := range []bool{true, false} {
 		for id, c := range l.clients {
 			if !c.ended && (c.lines[number].ongoing == 0) == idle {
 				names = append(names, id)
+				if accuses(c) {
+					accusing[id] = 1
+				}
 			}
 		}
 		if len(names) > 0 {
-			slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a, b)) })
+			slices.SortFunc(names, func(a, b string) int { return cmp.Or(accusing[a]-accusing[b], cmp.Compare(a, b)) })
 			return names[(slices.Index(names, last)+1)%len(names)]
 		}
 	}

@@ -375,3 +375,16 @@ func TestMetricsOfOutliers(t *testing.T) {
 	maps.DeleteFunc(states, func(_ string, n int64) bool { return n == 0 })
 	require.Equal(t, map[string]int64{"chat/ready": 3, "chat/ejected": 1, "code/ready": 1}, states)
 }
+
+// Each client is asked once whether it accuses the replica, and those that do come last.
+func TestProbersInOrder(t *testing.T) {
+	l := ledger{roster: new(roster)}
+	for i := range 100 {
+		l.open(fmt.Sprintf("%02d", i), time.Time{})
+	}
+	asked := 0
+	accuses := func(c *client) bool { asked++; return c.id < "10" }
+	require.Equal(t, "10", l.nextProber(1, "", accuses))
+	require.Equal(t, 100, asked)
+	require.Equal(t, "00", l.nextProber(1, "99", accuses))
+}

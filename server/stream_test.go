@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,4 +67,30 @@ func TestStreamEndsWithItsWaiters(t *testing.T) {
 	cancel()
 	_, err = stream.Recv()
 	require.Equal(t, codes.Canceled, status.Code(err))
+}
+
+// A request that waits while a reload takes the deployment away from its principal fails, and reserves nothing.
+func TestAWaiterThatLosesTheDeployment(t *testing.T) {
+	text := "principals: [{name: one, token: xxxxxxxxxxxxxxxx, deployments: [chat, code]}, {name: two, token: yyyyyyyyyyyyyyyy}]\n" + several
+	f := start(t, text)
+	y := f.with(t, "yyyyyyyyyyyyyyyy")
+	first, err := y.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: "code", Mode: reserve})
+	require.NoError(t, err)
+	stream, err := f.with(t, "xxxxxxxxxxxxxxxx").ChooseReplicas(soon(t))
+	require.NoError(t, err)
+	require.NoError(t, stream.Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{
+		Deployment: "code", Mode: reserve, WaitMs: 60_000, Key: &warmpathv1.RequestKey{RequestId: "r"},
+	}}))
+	d := f.deployment("code")
+	require.Eventually(t, func() bool { return d.hosted.Load().router.Queued() == 1 }, 20*time.Second, time.Millisecond)
+	require.NoError(t, f.Update(parse(t, strings.Replace(text, "[chat, code]", "[chat]", 1))))
+	_, err = y.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+		Reservation: first.GetReservation().GetId(), Stage: released,
+	}}})
+	require.NoError(t, err)
+	m, err := stream.Recv()
+	require.NoError(t, err)
+	require.Equal(t, codes.PermissionDenied, codes.Code(m.GetFailure().GetCode()), "%v", m)
+	require.Zero(t, d.picks.leases.held())
+	require.Zero(t, d.hosted.Load().router.View().Replicas()[0].Ongoing())
 }
