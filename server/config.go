@@ -43,8 +43,8 @@ type Config struct {
 	// MaxReservations bounds the picks that add to the load of one deployment, of all modes; each takes about 5 KB with
 	// long prompts; default 50,000. One principal may have half of it in all deployments.
 	MaxReservations int `json:"max_reservations,omitempty"`
-	// Metrics is the address of a page for Prometheus, /metrics, on the loopback also of pprof, /debug/pprof/; empty =
-	// none. OpenTelemetry's environment variables set OTLP. Read once.
+	// Metrics is the address of a page for Prometheus, /metrics; empty = none. OpenTelemetry's environment variables set
+	// OTLP. Read once.
 	Metrics string `json:"metrics,omitempty"`
 	// HTTP is the HTTP endpoint. Read once.
 	HTTP httpendpoint.Config `json:"http,omitzero"`

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -45,8 +44,8 @@ type exporting struct {
 	ends   []func(context.Context) error
 }
 
-// startExport begins to export, and prints the address of the page.
-func startExport(ctx context.Context, listen string, out serveOutput) (x *exporting, err error) {
+// startExport begins to export, and prints the address of the page, which has pprof too if it is asked for.
+func startExport(ctx context.Context, listen string, pprof bool, out serveOutput) (x *exporting, err error) {
 	x = &exporting{log: out.log, meter: metricnoop.NewMeterProvider(), tracer: tracenoop.NewTracerProvider()}
 	defer func() {
 		if err != nil {
@@ -81,7 +80,7 @@ func startExport(ctx context.Context, listen string, out serveOutput) (x *export
 		}
 		pages, write := http.NewServeMux(), 2*scrapeTimeout
 		pages.Handle("/", page)
-		if host, _, _ := net.SplitHostPort(listen); host == "localhost" || net.ParseIP(host).IsLoopback() {
+		if pprof {
 			write = 0 // a profile takes as long as its request sets
 			addPprof(pages)
 		}

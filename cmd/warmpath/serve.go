@@ -22,6 +22,7 @@ func newServe() *cobra.Command {
 		check   bool
 		json    bool
 		verbose bool
+		pprof   bool
 		grace   time.Duration
 	)
 	c := &cobra.Command{
@@ -40,13 +41,16 @@ func newServe() *cobra.Command {
 			if err := loaded.CheckFiles(); err != nil {
 				return usagef("--config: %s: %w", config, err)
 			}
+			if pprof && !isLoopback(loaded.Metrics) {
+				return usagef("--pprof: metrics: %q is not an address on the loopback", loaded.Metrics)
+			}
 			if check {
 				fmt.Fprintf(c.OutOrStdout(), "%s is good: %s\n", config, deployments(loaded))
 				return nil
 			}
 			out := newServeOutput(c, json, verbose)
 			defer out.restore()
-			return serve(c, source{config, listen}, loaded, out, grace)
+			return serve(c, source{config, listen}, loaded, out, pprof, grace)
 		},
 	}
 	f := c.Flags()
@@ -55,6 +59,7 @@ func newServe() *cobra.Command {
 	f.BoolVar(&check, "check", false, "only check the configuration")
 	f.BoolVar(&json, logJSON, false, "write every line in JSON")
 	f.BoolVar(&verbose, "verbose", false, "log at level debug: each call, with its status and duration, but not its contents")
+	f.BoolVar(&pprof, "pprof", false, "serve /debug/pprof/ on the address of metrics, which must be on the loopback")
 	f.DurationVar(&grace, "grace", 10*time.Second, "how long calls under way may take at the end")
 	return c
 }
@@ -118,9 +123,11 @@ func (s source) parse(data []byte) (*server.Config, error) {
 }
 
 // serve serves until the command is interrupted.
-func serve(c *cobra.Command, from source, first *server.Config, out serveOutput, grace time.Duration) error {
+func serve(c *cobra.Command, from source, first *server.Config, out serveOutput, pprof bool,
+	grace time.Duration,
+) error {
 	log := out.log
-	exports, err := startExport(c.Context(), first.Metrics, out)
+	exports, err := startExport(c.Context(), first.Metrics, pprof, out)
 	if err != nil {
 		return err
 	}

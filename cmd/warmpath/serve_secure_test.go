@@ -62,7 +62,7 @@ func TestServeAndChooseSecurely(t *testing.T) {
 	cert, key := selfSigned(t, "server")
 	own, ownKey := selfSigned(t, "team")
 	token := file(t, "token", "0123456789abcdef\n")
-	at, log := servingWith(t, "--config", file(t, "server.yaml", fmt.Sprintf(`
+	at, log := servingWith(t, "--pprof", "--config", file(t, "server.yaml", fmt.Sprintf(`
 listen: 127.0.0.1:0
 metrics: 127.0.0.1:0
 tls: {cert: %s, key: %s, client_ca: %s, client_certs: optional}
@@ -127,4 +127,27 @@ func TestServeChecksFiles(t *testing.T) {
 	_, log := servingWith(t, "--listen", "127.0.0.1:0", "--config", file(t, "s.yaml", "listen: 127.0.0.1:1\ndeployments: {chat: {register: true}}"))
 	require.Eventually(t, func() bool { return regexp.MustCompile("is in force").MatchString(log.String()) }, 20*time.Second, 5*time.Millisecond)
 	require.NotContains(t, log.String(), "read once")
+}
+
+// pprof is served only where it is asked for, and only on the loopback.
+func TestServePprof(t *testing.T) {
+	text := "listen: 127.0.0.1:0\ndeployments: {chat: {register: true}}\n"
+	for metrics, code := range map[string]int{
+		"": exitUsage, "metrics: '0.0.0.0:0'\nallow_plaintext: true": exitUsage, "metrics: '[::1]:0'": exitOK,
+	} {
+		got, _, wrong := command(t, "serve", "--check", "--pprof", "--config", file(t, "s.yaml", text+metrics))
+		require.Equal(t, code, got, metrics)
+		if code != exitOK {
+			require.Contains(t, wrong, "--pprof: metrics: ")
+		}
+	}
+	_, log := servingWith(t, "--config", file(t, "s.yaml", text+"metrics: 127.0.0.1:0"))
+	url := regexp.MustCompile(`metrics on (\S+)/metrics`).FindStringSubmatch(log.String())
+	require.Len(t, url, 2, "%s", log)
+	for path, code := range map[string]int{"/metrics": http.StatusOK, "/debug/pprof/heap": http.StatusNotFound} {
+		a, err := http.Get(url[1] + path)
+		require.NoError(t, err)
+		require.NoError(t, a.Body.Close())
+		require.Equal(t, code, a.StatusCode, path)
+	}
 }
