@@ -26,7 +26,7 @@ const (
 )
 
 func init() {
-	kvevents.RegisterZeroMQ(kvevents.Transport{Follow: follow, Decode: decode})
+	kvevents.RegisterZeroMQ(follow)
 }
 
 // message is what comes of a connection: that it is there, without frames, or a message of the engine.
@@ -123,7 +123,7 @@ func (s *subscriber) work() {
 	if s.Replay != "" {
 		replay = s.replay
 	}
-	seq := s.Sequence(s.ctx, replay)
+	seq := s.Sequence(s.ctx, decode, replay)
 	quiet := s.Quiet
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()

@@ -28,7 +28,6 @@ func (b *block) fastest() (t policy.Tier) {
 const (
 	heldList = iota
 	ghostList
-	lists
 )
 
 // blocks is the blocks of one rank by the engine's hash, those held and the ghosts each in the order they were
@@ -36,7 +35,6 @@ const (
 type blocks struct {
 	places map[uint64]uint32
 	all    []block // the first ones are the lists' ends: rings
-	free   []uint32
 	held   int
 	max    int
 }
@@ -48,7 +46,7 @@ func newBlocks(maxBytes int) blocks {
 }
 
 func (b *blocks) reset() {
-	b.places, b.free, b.held = make(map[uint64]uint32), nil, 0
+	b.places, b.held = make(map[uint64]uint32), 0
 	b.all = []block{heldList: {prev: heldList, next: heldList}, ghostList: {prev: ghostList, next: ghostList}}
 }
 
@@ -61,37 +59,30 @@ func (b *blocks) find(engine uint64) (*block, uint32) {
 	return &b.all[i], i
 }
 
-// full reports whether one more block needs room first.
-func (b *blocks) full() bool { return len(b.places) >= b.max }
-
-// oldest is the block to forget: the oldest ghost, else the oldest held.
-func (b *blocks) oldest() *block {
-	i := b.all[ghostList].prev
-	if i == ghostList {
-		i = b.all[heldList].prev
+// next is the place for a block that is not known: a new one, or that of the block to forget, which is the oldest
+// ghost, else the oldest held.
+func (b *blocks) next() uint32 {
+	switch {
+	case len(b.places) < b.max:
+		i := uint32(len(b.all))
+		b.all = append(b.all, block{prev: i, next: i})
+		return i
+	case b.all[ghostList].prev != ghostList:
+		return b.all[ghostList].prev
+	default:
+		return b.all[heldList].prev
 	}
-	return &b.all[i]
 }
 
-// add puts a ghost in a free place, which it returns.
-func (b *blocks) add(x block) uint32 {
-	i := uint32(len(b.all))
-	if n := len(b.free); n > 0 {
-		i, b.free = b.free[n-1], b.free[:n-1]
-		b.all[i] = x
-	} else {
-		b.all = append(b.all, x)
+// put puts a ghost in a place, instead of the block that was there.
+func (b *blocks) put(i uint32, x block) {
+	was := &b.all[i]
+	if b.places[was.engine] == i {
+		delete(b.places, was.engine)
 	}
-	b.places[x.engine] = i
-	b.link(i)
-	return i
-}
-
-func (b *blocks) drop(x *block) {
-	i := b.places[x.engine]
 	b.unlink(i)
-	delete(b.places, x.engine)
-	b.free = append(b.free, i)
+	*was, b.places[x.engine] = x, i
+	b.link(i)
 }
 
 // touch makes the block the newest of the list that it belongs in.

@@ -2,45 +2,50 @@ package kvevents
 
 import "github.com/warmpath/warmpath/balancer/policy"
 
+// What a hash of a change covers.
+const (
+	fine   = iota // the engine's block
+	coarse        // a superblock
+	grains
+)
+
 // lane is the changes of one tier and grain, in their order. An index keeps these apart too, so only the order within
 // one matters.
-type lane struct {
-	list []policy.CacheChange
+type lane []policy.CacheChange
 
-	last uint64 // the hash stored last: what follows it joins its chain
-	open bool   // nothing came in between
+// chain returns the last change if it has stored blocks, else nil.
+func (l lane) chain() *policy.CacheChange {
+	if n := len(l); n > 0 && len(l[n-1].Stored) > 0 {
+		return &l[n-1]
+	}
+	return nil
+}
+
+// next returns the change for what does not follow what was stored last.
+func (l *lane) next() *policy.CacheChange {
+	if len(*l) == 0 || l.chain() != nil {
+		*l = append(*l, policy.CacheChange{})
+	}
+	return &(*l)[len(*l)-1]
 }
 
 // clear: everything is gone; earlier changes do not matter any more.
-func (l *lane) clear() { *l = lane{list: append(l.list[:0], policy.CacheChange{Cleared: true})} }
+func (l *lane) clear() { *l = append((*l)[:0], policy.CacheChange{Cleared: true}) }
 
 // remove: a block is gone.
 func (l *lane) remove(hash uint64) {
-	if n := len(l.list); n == 0 || len(l.list[n-1].Stored) > 0 {
-		l.list = append(l.list, policy.CacheChange{})
-	}
-	c := &l.list[len(l.list)-1]
-	c.Removed, l.open = append(c.Removed, hash), false
+	c := l.next()
+	c.Removed = append(c.Removed, hash)
 }
 
-// store: a block is there, behind another one. It joins the chain stored last if its parent ends that one.
+// store: a block is there. It joins the chain stored last if its parent ends that one.
 func (l *lane) store(hash, parent uint64) {
-	if n := len(l.list); n == 0 || len(l.list[n-1].Stored) > 0 && (!l.open || l.last != parent) {
-		l.list = append(l.list, policy.CacheChange{})
+	c := l.chain()
+	if c == nil || c.Stored[len(c.Stored)-1] != parent {
+		c = l.next()
 	}
-	c := &l.list[len(l.list)-1]
 	c.Stored = append(c.Stored, hash)
-	l.last, l.open = hash, true
 }
-
-// grain is what a hash of a change covers: the engine's block, or a superblock.
-type grain uint8
-
-const (
-	fine grain = iota
-	coarse
-	grains
-)
 
 // changes collects what a batch changed.
 type changes [policy.Tiers][grains]lane
@@ -49,7 +54,10 @@ type changes [policy.Tiers][grains]lane
 func (c *changes) take(replica string, rank, blockTokens int) (out []policy.CacheChange) {
 	for t := range c {
 		for g, tokens := range [grains]int{blockTokens, policy.SuperblockTokens} {
-			for _, x := range c[t][g].list {
+			for _, x := range c[t][g] {
+				if !x.Cleared && len(x.Removed)+len(x.Stored) == 0 {
+					continue
+				}
 				x.Replica, x.Rank, x.Tier, x.BlockTokens = replica, rank, policy.Tier(t), tokens
 				out = append(out, x)
 			}
@@ -62,6 +70,8 @@ func (c *changes) take(replica string, rank, blockTokens int) (out []policy.Cach
 // cut ends the chains of superblocks: what comes next need not follow them.
 func (c *changes) cut() {
 	for t := range c {
-		c[t][coarse].open = false
+		if l := &c[t][coarse]; l.chain() != nil {
+			l.next()
+		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	"github.com/warmpath/warmpath/internal/protofield"
 )
 
@@ -18,7 +20,7 @@ var errNoSource = errors.New("kvevents: the engine names no ZeroMQ source")
 
 // discover asks the replica for its ZeroMQ sockets until it names some, and follows them.
 func (r *replica) discover(ctx context.Context, method string) {
-	x := r.stream(method, 0, nil)
+	x := r.stream(method, 0)
 	for b := new(Backoff); ; {
 		all, err := r.sources(ctx, method)
 		if ctx.Err() != nil {
@@ -59,27 +61,16 @@ func (r *replica) sources(ctx context.Context, method string) (all []Socket, err
 	return all, nil
 }
 
+// readSource reads one source; false if it is no ZeroMQ socket with messages in MessagePack.
 func readSource(msg []byte, host string) (s Socket, ok bool) {
-	transport, encoding := "", ""
-	_ = protofield.Each(msg, func(f protofield.Field) { // the fields that it has show whether it is one
-		switch f.Number {
-		case 1:
-			transport = string(f.Bytes)
-		case 2:
-			s.Address = endpoint(f.Bytes, host)
-		case 3:
-			s.Topic = string(f.Bytes)
-		case 4:
-			s.Replay = reachable(string(f.Bytes), host)
-		case 5:
-			s.Rank = int(int32(f.Value))
-		case 6:
-			encoding = string(f.Bytes)
-		}
-	})
-	ok = transport == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") &&
+	f, _ := lastFields(msg) // the fields that it has show whether it is one
+	s = Socket{
+		Address: endpoint(f[2].Bytes, host), Topic: string(f[3].Bytes), Replay: reachable(string(f[4].Bytes), host),
+		Rank: int(int32(f[5].Value)),
+	}
+	encoding := string(f[6].Bytes)
+	return s, string(f[1].Bytes) == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") &&
 		s.Rank >= 0 && s.Rank < maxRanks
-	return s, ok
 }
 
 // endpoint reads an endpoint: text, or a message of host, port and protocol.
@@ -87,22 +78,19 @@ func endpoint(b []byte, host string) string {
 	if strings.HasPrefix(string(b), "tcp://") {
 		return reachable(string(b), host)
 	}
-	var at, protocol string
-	var port uint64
-	ok := protofield.Each(b, func(f protofield.Field) {
-		switch f.Number {
-		case 1:
-			at = string(f.Bytes)
-		case 2:
-			port = f.Value
-		case 3:
-			protocol = string(f.Bytes)
-		}
-	})
+	f, ok := lastFields(b)
+	port, protocol := f[2].Value, string(f[3].Bytes)
 	if !ok || port == 0 || port > 65535 || protocol != "" && protocol != "tcp" {
 		return ""
 	}
-	return reachable("tcp://"+net.JoinHostPort(at, strconv.FormatUint(port, 10)), host)
+	return reachable("tcp://"+net.JoinHostPort(string(f[1].Bytes), strconv.FormatUint(port, 10)), host)
+}
+
+// lastFields returns a message's fields by number, the last one of each; false if the message breaks off.
+func lastFields(msg []byte) (map[protowire.Number]protofield.Field, bool) {
+	all := make(map[protowire.Number]protofield.Field)
+	ok := protofield.Each(msg, func(f protofield.Field) { all[f.Number] = f })
+	return all, ok
 }
 
 // reachable is host:port of a tcp:// endpoint, with the replica's host in place of a wildcard; "" if it is none.

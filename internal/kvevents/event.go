@@ -140,13 +140,3 @@ func TierOf(medium string) (policy.Tier, bool) {
 	}
 	return 0, false
 }
-
-// fullAttention reports whether blocks of such a group stand for a whole prefix. A group without a kind does if it
-// is the first.
-func fullAttention(spec string, group int) bool {
-	switch spec {
-	case "full_attention", "mla_attention", "sink_full_attention", "sink_full":
-		return true
-	}
-	return spec == "" && group == 0
-}

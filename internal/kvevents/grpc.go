@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,36 +19,34 @@ import (
 // was known is given up.
 const confirmTime = 5 * time.Second
 
-var errUnconfirmed = errors.New("kvevents: the engine does not repeat its last message")
+// Why a stream ends that the connection did not end.
+var (
+	errAgain = errors.New("kvevents: what comes next must be asked for")
+	errEnded = errors.New("kvevents: the engine ended the stream")
+)
 
 // watcher follows SubscribeKvEvents of one replica. What is not applied yet is bounded by gRPC's flow control.
 type watcher struct {
 	*Stream
-	seq    *Sequence
-	method string
-	open   bool // its messages are OpenEngine's; those of all others are SMG's
+	*format
+	seq *Sequence
 }
 
 func newWatcher(ctx context.Context, r *replica, method string) *watcher {
-	w := &watcher{method: method, open: strings.HasPrefix(method, "/openengine.")}
-	decode := decodeSMG
-	if w.open {
-		decode = decodeOpen
+	w := &watcher{Stream: r.stream(method, 0), format: &smgFormat}
+	if strings.HasPrefix(method, "/openengine.") {
+		w.format = &openFormat
 	}
-	w.Stream = r.stream(method, 0, decode)
-	w.seq = w.Sequence(ctx, nil)
+	w.seq = w.Sequence(ctx, nil, nil)
 	w.seq.snapshots = w.open
 	return w
 }
 
-var errEnded = errors.New("kvevents: the engine ended the stream")
-
 // run follows until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	var b Backoff
-	for ctx.Err() == nil {
-		again, err := w.session(ctx, &b)
-		if again || ctx.Err() != nil {
+	for b := new(Backoff); ctx.Err() == nil; {
+		err := w.session(ctx, b)
+		if err == errAgain || ctx.Err() != nil {
 			continue
 		}
 		w.Failed(err)
@@ -63,25 +59,25 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// session opens the stream and takes what comes; again is true if it is to be opened once more, at once.
-func (w *watcher) session(ctx context.Context, b *Backoff) (again bool, err error) {
+// session opens the stream and takes what comes until it ends. errAgain means that it is to be opened at once.
+func (w *watcher) session(ctx context.Context, b *Backoff) error {
 	conn, err := w.Connect(ctx, w.attrs.ID)
 	if err != nil {
-		return false, err
+		return err
 	}
 	start, fresh := w.seq.open()
-	ctx, cancel := context.WithCancelCause(ctx)
+	opened, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, w.method, callOptions()...)
+	s, err := conn.NewStream(opened, &grpc.StreamDesc{ServerStreams: true}, w.source, callOptions()...)
 	if err != nil {
-		return false, err
+		return err
 	}
 	request := w.request(start, fresh)
 	if err := errors.Join(s.SendMsg(&request), s.CloseSend()); err != nil {
-		return false, err
+		return err
 	}
 	w.Failed(nil)
-	confirm := time.AfterFunc(confirmTime, func() { cancel(errUnconfirmed) })
+	confirm := time.AfterFunc(confirmTime, func() { cancel(errAgain) })
 	defer confirm.Stop()
 	for {
 		if !w.seq.confirm {
@@ -90,17 +86,17 @@ func (w *watcher) session(ctx context.Context, b *Backoff) (again bool, err erro
 		var m []byte
 		err := s.RecvMsg(&m)
 		switch {
-		case err != nil && context.Cause(ctx) == errUnconfirmed:
+		case err != nil && context.Cause(opened) == errAgain:
 			w.seq.unconfirmed()
-			return true, nil
+			return errAgain
 		case err == io.EOF:
-			return false, errEnded
+			return errEnded
 		case err != nil:
-			return false, err
+			return err
 		}
 		b.Reset()
-		if again, err = w.take(m); again || err != nil {
-			return again, err
+		if err = w.take(ctx, m); err != nil {
+			return err
 		}
 	}
 }
@@ -108,61 +104,38 @@ func (w *watcher) session(ctx context.Context, b *Backoff) (again bool, err erro
 // request asks for the stream from a number on. SMG's servers take it for the last one that is known, or for the first
 // that is wanted: they are asked for one before, which is left out again. Their 0 is another question.
 func (w *watcher) request(start uint64, fresh bool) (b []byte) {
-	number := protowire.Number(1)
-	if w.open {
-		number = 3
-		if fresh {
-			b = protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), 1)
-		}
-	} else if start > 1 {
+	if w.open && fresh {
+		b = protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), 1)
+	}
+	if !w.open && start > 1 {
 		start--
 	}
 	if start > 0 {
-		b = protowire.AppendVarint(protowire.AppendTag(b, number, protowire.VarintType), start)
+		b = protowire.AppendVarint(protowire.AppendTag(b, w.start, protowire.VarintType), start)
 	}
 	return b
 }
 
-func (w *watcher) take(payload []byte) (again bool, err error) {
-	rank, events := protowire.Number(4), []protowire.Number{3, 6}
+// take takes a message, OpenEngine's out of its envelope, where an error is the other thing that it can hold.
+func (w *watcher) take(ctx context.Context, payload []byte) error {
 	if w.open {
-		rank, events = 3, []protowire.Number{4}
 		var ended bool
 		if payload, ended = openBatch(payload); ended {
 			w.seq.unconfirmed()
-			return false, errEnded
+			return errEnded
 		}
 	}
-	m := message{payload: payload}
-	var content xxh3.Hasher                                 // of the events: what else is in a batch differs each time
-	_ = protofield.Each(payload, func(f protofield.Field) { // what cannot be read is counted when it is applied
-		switch {
-		case f.Number == 1:
-			m.seq = f.Value
-		case f.Number == rank:
-			m.rank = int(int32(f.Value))
-		case slices.Contains(events, f.Number):
-			_, _ = content.Write(f.Bytes)
-			m.print = 1
-		}
-	})
-	if m.print != 0 {
-		m.print = content.Sum64() | 1
+	if w.seq.accept(w.decode(ctx, payload)) {
+		return errAgain
 	}
-	return w.seq.accept(m), nil
+	return nil
 }
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.
 func openBatch(m []byte) (payload []byte, ended bool) {
-	_ = protofield.Each(m, func(f protofield.Field) {
-		switch f.Number {
-		case 1:
-			payload = f.Bytes
-		case 2:
-			ended = true
-		}
-	})
-	return payload, ended
+	f, _ := lastFields(m)
+	_, ended = f[2]
+	return f[1].Bytes, ended
 }
 
 func callOptions() []grpc.CallOption {

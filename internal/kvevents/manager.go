@@ -28,17 +28,15 @@ type Manager struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	// mu guards the fields below. The locks of the replicas' statuses are taken under it.
-	mu     sync.Mutex
-	fleet  map[string]*replica
-	ending map[string]*replica // the last one of each id that is to end and has not ended
-	closed bool
+	// mu guards the replicas, and that the context ends. The locks of the replicas' statuses are taken under it.
+	mu       sync.Mutex
+	replicas map[string]*replica // the last one of each id; one that leaves stays until it has ended
 }
 
 // NewManager returns a Manager that follows no replica yet.
 func NewManager(o Options) *Manager {
 	m := &Manager{
-		options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce), ending: map[string]*replica{},
+		options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce), replicas: map[string]*replica{},
 	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
@@ -49,26 +47,26 @@ func NewManager(o Options) *Manager {
 func (m *Manager) SetFleet(fleet []policy.Attributes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
+	if m.ctx.Err() != nil {
 		return
 	}
-	old := m.fleet
-	m.fleet = make(map[string]*replica, len(fleet))
+	wanted := make(map[string]policy.Attributes, len(fleet))
 	for _, a := range fleet {
-		if r := old[a.ID]; r != nil && r.follows(a) {
+		if a.KVEvents != "" {
+			wanted[a.ID] = a
+		}
+	}
+	for id, r := range m.replicas {
+		if a, ok := wanted[id]; ok && !r.leaves && r.follows(a) {
 			r.instance = a.Instance
-			m.fleet[a.ID] = r
-			delete(old, a.ID)
+			delete(wanted, id)
+		} else {
+			r.leaves = true
+			r.cancel()
 		}
 	}
-	for id, r := range old {
-		r.cancel()
-		m.ending[id] = r
-	}
-	for _, a := range fleet {
-		if a.KVEvents != "" && m.fleet[a.ID] == nil {
-			m.fleet[a.ID] = m.start(a, m.ending[a.ID])
-		}
+	for id, a := range wanted {
+		m.replicas[id] = m.start(a, m.replicas[id])
 	}
 }
 
@@ -78,7 +76,7 @@ func (r *replica) follows(a policy.Attributes) bool {
 	b := r.attrs
 	restarted := r.instance != a.Instance && r.instance != "" && a.Instance != ""
 	return !restarted && b.KVEvents == a.KVEvents && b.KVEventsReplay == a.KVEventsReplay && b.Ranks == a.Ranks &&
-		b.Address == a.Address && r.model == model(a)
+		b.Address == a.Address && model(b) == model(a)
 }
 
 // model is the model whose name the replica's blocks are hashed with: the first that it serves.
@@ -92,7 +90,7 @@ func model(a policy.Attributes) string {
 // start follows a replica, once the one with its id before it has ended.
 func (m *Manager) start(a policy.Attributes, before *replica) *replica {
 	r := &replica{
-		Options: m.options, replays: m.replays, attrs: a, model: model(a), instance: a.Instance, done: make(chan struct{}),
+		Options: m.options, replays: m.replays, attrs: a, instance: a.Instance, done: make(chan struct{}),
 	}
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancel(m.ctx)
@@ -114,8 +112,8 @@ func (m *Manager) ended(r *replica) {
 	close(r.done)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if id := r.attrs.ID; m.ending[id] == r {
-		delete(m.ending, id)
+	if id := r.attrs.ID; r.leaves && m.replicas[id] == r {
+		delete(m.replicas, id)
 	}
 }
 
@@ -125,7 +123,7 @@ func (r *replica) follow(ctx context.Context) {
 	switch {
 	case err != nil:
 		r.Logger.Error("warmpath: a replica's KV events are not followed", "replica", r.attrs.ID, "error", err)
-		r.stream(r.attrs.KVEvents, 0, nil).Update(func(st *Status) { st.Problem = err.Error() })
+		r.stream(r.attrs.KVEvents, 0).Update(func(st *Status) { st.Problem = err.Error() })
 		<-ctx.Done()
 	case src.Subscribe != "":
 		newWatcher(ctx, r, src.Subscribe).run(ctx)
@@ -147,8 +145,8 @@ func (r *replica) follow(ctx context.Context) {
 func (r *replica) sockets(ctx context.Context, all []Socket) {
 	var wg sync.WaitGroup
 	for _, at := range all {
-		s := r.stream("tcp://"+at.Address, at.Rank, zeroMQ.Decode)
-		wg.Go(func() { zeroMQ.Follow(ctx, s, at) })
+		s := r.stream("tcp://"+at.Address, at.Rank)
+		wg.Go(func() { followZeroMQ(ctx, s, at) })
 	}
 	wg.Wait()
 }
@@ -159,8 +157,10 @@ func (m *Manager) Status() []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var all []Status
-	for _, r := range m.fleet {
-		all = append(all, r.statuses()...)
+	for _, r := range m.replicas {
+		if !r.leaves {
+			all = append(all, r.statuses()...)
+		}
 	}
 	slices.SortStableFunc(all, func(a, b Status) int {
 		return cmp.Or(cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.Rank, b.Rank))
@@ -181,9 +181,8 @@ func (m *Manager) Status() []Status {
 // Close ends every subscription and waits for them. What came from them is cleared.
 func (m *Manager) Close() {
 	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
 	m.stop()
+	m.mu.Unlock()
 	m.running.Wait()
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 
+	"github.com/zeebo/xxh3"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/internal/protofield"
@@ -106,22 +107,45 @@ func numbers[T uint32 | uint64](e *Event, to []T, f protofield.Field) []T {
 	return to
 }
 
-// decodeSMG reads KvEventBatch of SMG's common.proto.
-func decodeSMG(ctx context.Context, msg []byte) (b Batch) {
-	b.Finish(protofield.Each(msg, func(f protofield.Field) {
+// format is that of one gRPC stream of events. Field 1 of a batch is its number.
+type format struct {
+	start  protowire.Number // field of the request: the number to begin with
+	rank   protowire.Number // field of a batch
+	events map[protowire.Number]func(msg []byte) []Event
+	open   bool // OpenEngine's: batches are in an envelope, and a stream may begin with a snapshot
+}
+
+var (
+	smgFormat  = format{start: 1, rank: 4, events: map[protowire.Number]func([]byte) []Event{3: smgEvents, 6: smgGroups}}
+	openFormat = format{start: 3, rank: 3, events: map[protowire.Number]func([]byte) []Event{4: openEvents}, open: true}
+)
+
+// decode reads a batch into a message, until the context ends. Its print is of the events: what else is in a batch
+// differs each time.
+func (t *format) decode(ctx context.Context, msg []byte) (m message) {
+	var content xxh3.Hasher
+	m.batch.Finish(protofield.Each(msg, func(f protofield.Field) {
+		read := t.events[f.Number]
 		switch {
 		case ctx.Err() != nil:
-		case f.Number == 3:
-			b.Add(smgEvents(f.Bytes)...)
-		case f.Number == 4:
-			b.SetRank(int64(f.Value))
-		case f.Number == 6:
-			e := Event{Opaque: math.MaxInt}
-			smgGroup.read(&e, f.Bytes)
-			b.Add(e)
+		case f.Number == 1:
+			m.seq = f.Value
+		case f.Number == t.rank:
+			m.batch.SetRank(int64(f.Value))
+		case read != nil:
+			_, _ = content.Write(f.Bytes)
+			m.print = content.Sum64() | 1
+			m.batch.Add(read(f.Bytes)...)
 		}
 	}))
-	return b
+	return m
+}
+
+// smgGroups reads an event of a group of layers.
+func smgGroups(msg []byte) []Event {
+	e := Event{Opaque: math.MaxInt}
+	smgGroup.read(&e, msg)
+	return []Event{e}
 }
 
 // smgEvents reads an event of a batch. Each stored block names its own medium, size and adapter: where they differ from
@@ -153,20 +177,11 @@ func smgEvents(msg []byte) []Event {
 	return stored
 }
 
-// decodeOpen reads KvEventBatch of OpenEngine, without the envelope.
-func decodeOpen(ctx context.Context, msg []byte) (b Batch) {
-	b.Finish(protofield.Each(msg, func(f protofield.Field) {
-		switch {
-		case ctx.Err() != nil:
-		case f.Number == 3:
-			b.SetRank(int64(f.Value))
-		case f.Number == 4:
-			var e Event
-			openEvent.read(&e, f.Bytes)
-			b.Add(e)
-		}
-	}))
-	return b
+// openEvents reads an event of OpenEngine.
+func openEvents(msg []byte) []Event {
+	var e Event
+	openEvent.read(&e, msg)
+	return []Event{e}
 }
 
 // openBlocks is a message of stored blocks, with the extra keys of each in a message of texts.

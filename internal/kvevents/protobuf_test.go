@@ -45,7 +45,7 @@ func smgBatch() pb {
 }
 
 func TestSMG(t *testing.T) {
-	b := decodeSMG(context.Background(), smgBatch())
+	b := smgFormat.decode(context.Background(), smgBatch()).batch
 	require.Equal(t, 2, b.Rank)
 	require.Equal(t, []Event{
 		{Kind: Stored, Hashes: []uint64{1, minus1}, Tokens: []uint32{1, 7, 255, 7}, BlockSize: 2, Parent: 9},
@@ -55,9 +55,9 @@ func TestSMG(t *testing.T) {
 	}, b.Events)
 	require.Equal(t, Unreadable{BadKind: 1, BadEvent: 1}, b.Bad)
 
-	b = decodeSMG(context.Background(), pb{}.varint(1, 42))
+	b = smgFormat.decode(context.Background(), pb{}.varint(1, 42)).batch
 	require.Equal(t, Unreadable{BadEmpty: 1}, b.Bad)
-	b = decodeSMG(context.Background(), []byte{0xff})
+	b = smgFormat.decode(context.Background(), []byte{0xff}).batch
 	require.Equal(t, Unreadable{BadBatch: 1}, b.Bad)
 }
 
@@ -75,7 +75,7 @@ func TestSMGGroups(t *testing.T) {
 		bytes(6, group(3)).
 		bytes(6, group(0)).
 		bytes(6, []byte{0xff})
-	b := decodeSMG(context.Background(), msg)
+	b := smgFormat.decode(context.Background(), msg).batch
 	require.Equal(t, []Event{
 		{
 			Kind: Stored, Hashes: []uint64{256, 7}, Parent: 256, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2,
@@ -98,7 +98,7 @@ func TestOpenEngine(t *testing.T) {
 		bytes(4, pb{}.bytes(12, nil)))
 	payload, ended := openBatch(msg)
 	require.False(t, ended)
-	b := decodeOpen(context.Background(), payload)
+	b := openFormat.decode(context.Background(), payload).batch
 	require.Empty(t, b.Bad)
 	require.Equal(t, []Event{
 		{
@@ -117,7 +117,7 @@ func FuzzDecodeSMG(f *testing.F) {
 	f.Add([]byte(smgBatch()))
 	f.Add([]byte(pb{}.bytes(6, pb{}.varint(1, 1).bytes(3, []byte{1}).bytes(5, packed(1)).varint(6, 1).varint(9, 1))))
 	f.Fuzz(func(t *testing.T, msg []byte) {
-		b := decodeSMG(context.Background(), msg)
+		b := smgFormat.decode(context.Background(), msg).batch
 		checkBatch(t, &b, len(msg))
 	})
 }
@@ -126,7 +126,7 @@ func FuzzDecodeOpenEngine(f *testing.F) {
 	f.Add([]byte(pb{}.bytes(1, pb{}.varint(1, 6).bytes(4, pb{}.bytes(12, nil)))))
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if payload, ended := openBatch(msg); !ended {
-			b := decodeOpen(context.Background(), payload)
+			b := openFormat.decode(context.Background(), payload).batch
 			checkBatch(t, &b, len(payload))
 		}
 	})

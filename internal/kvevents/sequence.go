@@ -26,7 +26,7 @@ type Replay func(ctx context.Context, from uint64, each func(seq uint64, payload
 // asked for what it has from the message applied last on: where that one comes first, unchanged, it is the engine that
 // was followed. Over gRPC the stream is opened again for it; over ZeroMQ there is a replay socket.
 type Sequence struct {
-	apply func(seq uint64, payload []byte)
+	apply func(m message)
 	clear func() // forgets all that was applied
 	note  func(do func(*Status))
 
@@ -52,11 +52,15 @@ type Sequence struct {
 	stale  error  // why replays bring nothing; nil if they do
 }
 
-// Sequence returns what the messages of a stream go through until the context ends. replay may be nil.
-func (s *Stream) Sequence(ctx context.Context, replay Replay) *Sequence {
-	q := &Sequence{
-		apply: func(seq uint64, payload []byte) { s.apply(ctx, seq, payload) }, clear: s.lose, note: s.Update,
-	}
+// Sequence returns what the messages of a stream go through until the context ends. decode reads those of a socket.
+// replay may be nil.
+func (s *Stream) Sequence(ctx context.Context, decode Decoder, replay Replay) *Sequence {
+	q := &Sequence{clear: s.lose, note: s.Update, apply: func(m message) {
+		if decode != nil {
+			m.batch = decode(ctx, m.payload)
+		}
+		s.apply(ctx, m.seq, &m.batch)
+	}}
 	if replay != nil {
 		q.replay = func(ctx context.Context, from uint64, each func(uint64, []byte) bool) error {
 			select {
@@ -74,9 +78,9 @@ func (s *Stream) Sequence(ctx context.Context, replay Replay) *Sequence {
 // message is a message of an engine.
 type message struct {
 	seq     uint64
-	rank    int
 	print   uint64 // hash of its content, 0 if that is empty
-	payload []byte
+	batch   Batch  // of gRPC
+	payload []byte // of ZeroMQ, read once it is its turn
 }
 
 // open is called before messages are asked for: the number that they are to begin with, and whether that is afresh.
@@ -155,13 +159,13 @@ func (q *Sequence) unconfirmed() {
 
 // repeats reports whether the number is the last one, of all or of its rank.
 func (q *Sequence) repeats(m message) bool {
-	last, known := q.ranks[m.rank]
+	last, known := q.ranks[m.batch.Rank]
 	return q.any && (m.seq == q.next-1 || known && m.seq == last)
 }
 
 // ownNumber reports whether the number is the next of its rank, which counts by itself.
 func (q *Sequence) ownNumber(m message) bool {
-	last, known := q.ranks[m.rank]
+	last, known := q.ranks[m.batch.Rank]
 	return known && m.seq == last+1 && (q.perRank || len(q.ranks) > 1) || !known && m.seq <= 1
 }
 
@@ -172,13 +176,13 @@ func (q *Sequence) take(m message) {
 	if q.before = 0; q.any && m.seq == q.next {
 		q.before = q.print
 	}
-	q.apply(m.seq, m.payload)
+	q.apply(m)
 	q.any, q.next, q.print, q.asked = true, m.seq+1, m.print, 0
 	if q.ranks == nil {
 		q.ranks = make(map[int]uint64)
 	}
-	if m.rank >= 0 && m.rank < maxRanks {
-		q.ranks[m.rank] = m.seq
+	if m.batch.Rank < maxRanks {
+		q.ranks[m.batch.Rank] = m.seq
 	}
 }
 

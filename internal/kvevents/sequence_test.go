@@ -49,7 +49,7 @@ type opened struct {
 func sequenceTo() (*Sequence, *[]string, *Status) {
 	held, st := new([]string), new(Status)
 	return &Sequence{
-		apply: func(_ uint64, p []byte) { *held = append(*held, string(p)) },
+		apply: func(m message) { *held = append(*held, string(m.payload)) },
 		clear: func() { *held = nil },
 		note:  func(do func(*Status)) { do(st) },
 	}, held, st
@@ -57,7 +57,7 @@ func sequenceTo() (*Sequence, *[]string, *Status) {
 
 // accept hands a message to the sequence.
 func accept(r *Sequence, seq uint64, rank int, payload []byte) (again bool) {
-	return r.accept(message{seq, rank, xxh3.Hash(payload), payload})
+	return r.accept(message{seq: seq, print: xxh3.Hash(payload), batch: Batch{Rank: rank}, payload: payload})
 }
 
 // open opens the stream as SMG's servicer does: a number that is not published yet means that the engine was restarted.

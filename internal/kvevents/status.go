@@ -69,18 +69,14 @@ type Socket struct {
 	Engine  string // address of the replica
 }
 
-// Transport follows sockets that are no gRPC streams. It registers itself when its package is imported.
-type Transport struct {
-	// Follow follows a socket until the context ends.
-	Follow func(ctx context.Context, s *Stream, at Socket)
-	// Decode reads a message until the context ends.
-	Decode func(ctx context.Context, payload []byte) Batch
-}
+// Decoder reads a message of a socket, until the context ends.
+type Decoder func(ctx context.Context, payload []byte) Batch
 
-var zeroMQ Transport
+// followZeroMQ follows a ZeroMQ socket until the context ends; nil where none can.
+var followZeroMQ func(ctx context.Context, s *Stream, at Socket)
 
 // RegisterZeroMQ makes ZeroMQ sockets usable. It is called while packages are initialized.
-func RegisterZeroMQ(t Transport) { zeroMQ = t }
+func RegisterZeroMQ(follow func(ctx context.Context, s *Stream, at Socket)) { followZeroMQ = follow }
 
 // ErrNotLinked is the error of a source whose transport is not linked into the program.
 var ErrNotLinked = errors.New(`ZeroMQ is not linked: import _ "github.com/warmpath/warmpath/balancer/kvevents"`)
@@ -88,7 +84,7 @@ var ErrNotLinked = errors.New(`ZeroMQ is not linked: import _ "github.com/warmpa
 // ParseSource reads where a replica's events come from. The error begins with the field at fault.
 func ParseSource(a policy.Attributes) (eventsource.Source, error) {
 	src, err := eventsource.Parse(a)
-	if err == nil && src.Subscribe == "" && zeroMQ.Follow == nil {
+	if err == nil && src.Subscribe == "" && followZeroMQ == nil {
 		return src, fmt.Errorf("kv_events: %q: %w", a.KVEvents, ErrNotLinked)
 	}
 	return src, err

@@ -13,8 +13,8 @@ type replica struct {
 	Options
 	replays  chan struct{}
 	attrs    policy.Attributes
-	model    string
 	instance string // the latest; guarded by Manager.mu
+	leaves   bool   // it is to end; guarded by Manager.mu
 	cancel   context.CancelFunc
 	done     chan struct{} // closed when it has ended
 
@@ -27,15 +27,11 @@ type replica struct {
 	streams []*Stream
 }
 
-// decoder reads a message, until the context ends.
-type decoder = func(ctx context.Context, payload []byte) Batch
-
 // Stream is one connection's worth of a replica's events: of one rank, or of those that share a connection.
 type Stream struct {
 	*replica
 	source string
 	rank   int // of batches that do not name one
-	decode decoder
 
 	translators map[int]*translator
 	counts      counts // of all translators, and of messages that reached none
@@ -44,9 +40,9 @@ type Stream struct {
 	warned bool // why there is no connection, since a message came last
 }
 
-func (r *replica) stream(source string, rank int, decode decoder) *Stream {
-	s := &Stream{replica: r, source: source, rank: rank, decode: decode, translators: map[int]*translator{}}
-	s.status = Status{Replica: r.attrs.ID, Source: source, Rank: rank, model: r.model}
+func (r *replica) stream(source string, rank int) *Stream {
+	s := &Stream{replica: r, source: source, rank: rank, translators: map[int]*translator{}}
+	s.status = Status{Replica: r.attrs.ID, Source: source, Rank: rank, model: model(r.attrs)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.streams = append(r.streams, s)
@@ -54,10 +50,9 @@ func (r *replica) stream(source string, rank int, decode decoder) *Stream {
 }
 
 // apply takes one message in and passes on what it changed. It stops when the context ends: the stream is then cleared.
-func (s *Stream) apply(ctx context.Context, seq uint64, payload []byte) {
+func (s *Stream) apply(ctx context.Context, seq uint64, b *Batch) {
 	s.applying.Lock()
 	defer s.applying.Unlock()
-	b := s.decode(ctx, payload)
 	for kind, n := range b.Bad {
 		s.counts.bad.Count(kind, n)
 	}
@@ -81,7 +76,7 @@ func (s *Stream) apply(ctx context.Context, seq uint64, payload []byte) {
 func (s *Stream) translator(rank int) *translator {
 	t := s.translators[rank]
 	if t == nil {
-		t = newTranslator(s.attrs.ID, rank, s.model, &s.Options, &s.counts)
+		t = &translator{stream: s, rank: rank, blocks: newBlocks(s.MaxBytes), groups: map[int]bool{}}
 		s.translators[rank] = t
 	}
 	return t

@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"context"
+	"slices"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
@@ -17,13 +18,14 @@ const (
 	maxGroups = 64
 )
 
-// translator turns the events of one rank of one replica into changes of chained hashes. It belongs to one goroutine.
+// fullAttention are the kinds of groups whose blocks stand for a whole prefix.
+var fullAttention = []string{"full_attention", "mla_attention", "sink_full_attention", "sink_full"}
+
+// translator turns the events of one rank of one replica into changes of chained hashes. Its stream's applying guards
+// it.
 type translator struct {
-	replica string
-	rank    int
-	model   string
-	coarse  bool
-	count   *counts // of the stream
+	stream *Stream
+	rank   int
 
 	size    int // tokens in a block; 0 until the first is stored
 	blocks  blocks
@@ -34,7 +36,6 @@ type translator struct {
 
 	// Of the message under way.
 	ctx     context.Context
-	sink    func([]policy.CacheChange)
 	steps   int
 	changed int // changes not passed on yet
 }
@@ -45,13 +46,6 @@ type counts struct {
 	orphaned  int64 // blocks, or stores of blocks, whose parent was not known
 	forgotten int64 // held blocks given up to stay in the budget
 	bad       Unreadable
-}
-
-func newTranslator(replica string, rank int, model string, o *Options, c *counts) *translator {
-	return &translator{
-		replica: replica, rank: rank, model: model, coarse: o.Coarse, sink: o.Sink, count: c,
-		blocks: newBlocks(o.MaxBytes), groups: map[int]bool{},
-	}
 }
 
 // apply takes events in and passes on what they change, in pieces. It stops when the context ends.
@@ -66,7 +60,7 @@ func (t *translator) apply(ctx context.Context, events []Event) {
 	t.flush()
 }
 
-// step is called for every block; false if the context has ended.
+// step is called for every event and block; false if the context has ended.
 func (t *translator) step() bool {
 	if t.steps++; t.steps%workPiece != 0 {
 		return true
@@ -77,10 +71,20 @@ func (t *translator) step() bool {
 	return t.ctx.Err() == nil
 }
 
+// each calls do for every hash and its number, in steps.
+func (t *translator) each(hashes []uint64, do func(i int, hash uint64)) {
+	for i, hash := range hashes {
+		if !t.step() {
+			return
+		}
+		do(i, hash)
+	}
+}
+
 // flush passes on the changes.
 func (t *translator) flush() {
-	if out := t.changes.take(t.replica, t.rank, t.size); len(out) > 0 {
-		t.sink(out)
+	if out := t.changes.take(t.stream.attrs.ID, t.rank, t.size); len(out) > 0 {
+		t.stream.Sink(out)
 	}
 	t.changed = 0
 }
@@ -94,7 +98,7 @@ func (t *translator) clear() {
 }
 
 func (t *translator) event(e *Event) {
-	t.count.events++
+	t.stream.counts.events++
 	if e.Kind == Cleared {
 		t.forgetAll()
 		return
@@ -102,25 +106,34 @@ func (t *translator) event(e *Event) {
 	tier, ok := TierOf(e.Medium)
 	switch {
 	case !ok || e.Elsewhere:
-		t.count.bad.Count(BadMedium, 1)
+		t.stream.counts.bad.Count(BadMedium, 1)
 	case !t.fullAttention(e):
-		t.count.bad.Count(BadGroup, 1)
+		t.stream.counts.bad.Count(BadGroup, 1)
 	case e.Kind == Removed:
-		t.remove(e, tier)
-	case len(e.Tokens) == 0:
-		t.move(e, tier)
-	default:
+		t.each(e.Hashes, func(_ int, hash uint64) { t.remove(hash, tier) })
+	case len(e.Tokens) > 0:
 		t.store(e, tier)
+	default: // copies of known blocks on another tier
+		t.reaches(tier)
+		t.each(e.Hashes, func(_ int, hash uint64) {
+			if x, i := t.blocks.find(hash); x != nil {
+				t.hold(i, tier)
+			} else {
+				t.stream.counts.orphaned++
+			}
+		})
 	}
 }
 
-// fullAttention reports whether the event's group is one that feeds the index.
+// fullAttention reports whether the blocks of the event's group stand for a whole prefix. A group whose kind was never
+// named does if it is the first.
 func (t *translator) fullAttention(e *Event) bool {
-	full := fullAttention(e.Spec, e.Group)
-	if known, ok := t.groups[e.Group]; e.Spec == "" && ok {
-		return known
+	if e.Spec == "" {
+		full, known := t.groups[e.Group]
+		return full || !known && e.Group == 0
 	}
-	if e.Spec != "" && len(t.groups) < maxGroups {
+	full := slices.Contains(fullAttention, e.Spec)
+	if len(t.groups) < maxGroups {
 		t.groups[e.Group] = full
 	}
 	return full
@@ -140,7 +153,7 @@ func (t *translator) forgetAll() {
 
 // superblocks reports whether coarse changes are wanted, and superblocks end where blocks do.
 func (t *translator) superblocks() bool {
-	return t.coarse && t.size > 0 && policy.SuperblockTokens%t.size == 0
+	return t.stream.Coarse && t.size > 0 && policy.SuperblockTokens%t.size == 0
 }
 
 // fits checks an event's block size and tokens.
@@ -157,7 +170,7 @@ func (t *translator) fits(e *Event) bool {
 		t.size = e.BlockSize
 		return true
 	}
-	t.count.bad.Count(bad, 1)
+	t.stream.counts.bad.Count(bad, 1)
 	return false
 }
 
@@ -166,25 +179,21 @@ func (t *translator) store(e *Event, tier policy.Tier) {
 	if !t.fits(e) {
 		return
 	}
-	x := block{seed: uint64(kvindex.SeedFor(t.model, e.Adapter, e.Salt))}
+	x := block{seed: uint64(kvindex.SeedFor(model(t.stream.attrs), e.Adapter, e.Salt))}
 	if e.Parent != 0 {
 		p, i := t.blocks.find(e.Parent)
 		if p == nil {
-			t.count.orphaned++
+			t.stream.counts.orphaned++
 			return
 		}
 		t.blocks.touch(i)
 		x = block{seed: p.seed, parent: p.chained, depth: p.depth + 1}
 	}
 	if e.Opaque > 0 {
-		t.count.bad.Count(BadContent, 1)
+		t.stream.counts.bad.Count(BadContent, 1)
 	}
 	t.reaches(tier)
-	t.changes.cut()
-	for i, hash := range e.Hashes[:len(e.Hashes)-e.Opaque] {
-		if !t.step() {
-			return
-		}
+	t.each(e.Hashes[:len(e.Hashes)-e.Opaque], func(i int, hash uint64) {
 		t.local = kvindex.AppendTokens(t.local[:0], e.Tokens[i*t.size:(i+1)*t.size], t.size, kvindex.Seed(x.seed))
 		x.engine, x.chained = hash, t.local[0]
 		if x.depth > 0 {
@@ -192,49 +201,27 @@ func (t *translator) store(e *Event, tier policy.Tier) {
 		}
 		t.hold(t.place(x), tier)
 		x.parent, x.depth = x.chained, x.depth+1
-	}
+	})
 }
 
 // place returns the place of a block, which is new, known, or not what was known under the engine's hash.
 func (t *translator) place(x block) uint32 {
 	known, i := t.blocks.find(x.engine)
-	switch {
-	case known != nil && known.chained == x.chained:
+	if known != nil && known.chained == x.chained {
 		return i
-	case known != nil:
-		t.forget(known)
-	case t.blocks.full():
-		oldest := t.blocks.oldest()
-		if oldest.fastest() < policy.Tiers {
-			t.count.forgotten++
-		}
-		t.forget(oldest)
 	}
-	return t.blocks.add(x)
-}
-
-// forget gives a block up.
-func (t *translator) forget(x *block) {
-	t.blocks.drop(x)
-	was := x.fastest()
-	x.copies = [policy.Tiers]uint8{}
-	t.changedTier(x, was)
-}
-
-// move records a copy of known blocks on another tier.
-func (t *translator) move(e *Event, tier policy.Tier) {
-	t.reaches(tier)
-	t.changes.cut()
-	for _, hash := range e.Hashes {
-		if !t.step() {
-			return
-		}
-		if x, i := t.blocks.find(hash); x != nil {
-			t.hold(i, tier)
-		} else {
-			t.count.orphaned++
-		}
+	if known == nil {
+		i = t.blocks.next()
 	}
+	old := &t.blocks.all[i]
+	was := old.fastest()
+	if known == nil && was < policy.Tiers {
+		t.stream.counts.forgotten++
+	}
+	old.copies = [policy.Tiers]uint8{}
+	t.changedTier(old, was)
+	t.blocks.put(i, x)
+	return i
 }
 
 // hold adds a copy of a block to a tier. Copies beyond the counter's range are not counted: the block is given up too
@@ -249,37 +236,31 @@ func (t *translator) hold(i uint32, tier policy.Tier) {
 	t.blocks.touch(i)
 }
 
-func (t *translator) remove(e *Event, tier policy.Tier) {
-	for _, hash := range e.Hashes {
-		if !t.step() {
-			return
-		}
-		x, i := t.blocks.find(hash)
-		if x == nil || x.copies[tier] == 0 {
-			continue
-		}
-		was := x.fastest()
-		x.copies[tier]--
-		if t.changedTier(x, was); x.fastest() == policy.Tiers {
-			t.blocks.touch(i)
-		}
+// remove takes a copy of a block from a tier.
+func (t *translator) remove(hash uint64, tier policy.Tier) {
+	x, i := t.blocks.find(hash)
+	if x == nil || x.copies[tier] == 0 {
+		return
+	}
+	was := x.fastest()
+	x.copies[tier]--
+	if t.changedTier(x, was); x.fastest() == policy.Tiers {
+		t.blocks.touch(i)
 	}
 }
 
-// reaches makes the tier known. What is held on faster ones is on it, too, from then on.
+// reaches makes the tier of an event known. What is held on faster ones is on it, too, from then on. What the event
+// stores need not follow what was stored before.
 func (t *translator) reaches(tier policy.Tier) {
 	for t.lower < tier {
 		t.lower++
-		t.changes.cut()
 		for i := t.blocks.all[heldList].prev; i != heldList; i = t.blocks.all[i].prev {
-			if !t.step() {
-				return
-			}
 			if x := &t.blocks.all[i]; x.fastest() <= t.lower {
 				t.change(t.lower, x, true)
 			}
 		}
 	}
+	t.changes.cut()
 }
 
 // changedTier passes on that the fastest tier of a block was another one. The block counts on that tier and all below.
@@ -304,13 +285,14 @@ func (t *translator) change(tier policy.Tier, x *block, there bool) {
 		lanes = t.changes[tier][:]
 	}
 	for g := range lanes {
-		switch l := &lanes[g]; {
-		case !there:
+		l, parent := &lanes[g], x.parent
+		if c := l.chain(); g == coarse && c != nil { // those of one event follow each other
+			parent = c.Stored[len(c.Stored)-1]
+		}
+		if there {
+			l.store(x.chained, parent)
+		} else {
 			l.remove(x.chained)
-		case grain(g) == fine:
-			l.store(x.chained, x.parent)
-		default: // those of one event follow each other
-			l.store(x.chained, l.last)
 		}
 	}
 }
