@@ -37,24 +37,25 @@ var errShared = errors.New("kvevents: another replica listens on this port, and 
 
 // listen waits on the subscriber's port for its engine until the context ends.
 func (s *subscriber) listen() {
-	var b kvevents.Backoff
-	joined, problem := s.join()
-	for ; !joined; joined, problem = s.join() {
-		s.Failed(errShared)
+	for b := new(kvevents.Backoff); ; {
+		err := s.join()
+		if err != nil {
+			s.Failed(err)
+		}
+		if err != errShared {
+			<-s.ctx.Done()
+			s.leave()
+			return
+		}
 		if !b.Wait(s.ctx) {
 			return
 		}
 	}
-	if problem != nil {
-		s.Failed(problem)
-	}
-	<-s.ctx.Done()
-	s.leave()
 }
 
-// join makes the subscriber one of its port, which it opens for the first one; false if another replica's topic
-// overlaps. The error is why the port does not listen now.
-func (s *subscriber) join() (joined bool, problem error) {
+// join makes the subscriber one of its port, which it opens for the first one. errShared means that it is none, since
+// another replica's topic overlaps; another error is why the port does not listen now.
+func (s *subscriber) join() error {
 	ports.mu.Lock()
 	defer ports.mu.Unlock()
 	p := ports.open[s.Address]
@@ -67,10 +68,10 @@ func (s *subscriber) join() (joined bool, problem error) {
 	if slices.ContainsFunc(p.subscribers, func(o *subscriber) bool {
 		return o.Engine != s.Engine && (strings.HasPrefix(o.Topic, s.Topic) || strings.HasPrefix(s.Topic, o.Topic))
 	}) {
-		return false, nil
+		return errShared
 	}
 	p.subscribers = append(slices.Clip(p.subscribers), s)
-	return true, p.problem
+	return p.problem
 }
 
 // leave takes the subscriber out of its port. The last one closes it, and waits until it is closed.
@@ -123,15 +124,12 @@ func (p *port) accept(ctx context.Context) error {
 	}
 	p.failed(nil)
 	lis = netutil.LimitListener(lis, maxDialed)
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(ctx, func() { lis.Close() })
 	var wg sync.WaitGroup
-	defer func() {
-		cancel()
-		stop()
-		lis.Close()
-		wg.Wait()
-	}()
+	defer wg.Wait()
+	defer lis.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	context.AfterFunc(ctx, func() { lis.Close() })
 	for n := uint64(1); ; n++ {
 		raw, err := lis.Accept()
 		if err != nil {
@@ -139,63 +137,41 @@ func (p *port) accept(ctx context.Context) error {
 		}
 		wg.Go(func() {
 			if x, err := openPeer(ctx, raw, "SUB"); err == nil {
-				x.number = n
-				p.read(x)
+				p.read(x, n)
 			}
 		})
 	}
 }
 
-// read hands what an engine publishes to the subscribers of its topic until the connection breaks. Where there is one
-// subscriber the connection is its engine's from the beginning.
-func (p *port) read(x *peer) {
-	defer x.close()
-	err := x.send([]byte{1}) // every topic: those of subscribers may change
-	if all := p.all(); err == nil && len(all) == 1 {
-		all[0].adopt(x)
-	}
-	for err == nil {
-		var frames [][]byte
-		if frames, err = x.receive(); err != nil {
-			break
-		}
+// read hands what an engine publishes on connection n to the subscribers of its topic until the connection breaks. It
+// takes every topic: those of subscribers may change. Where there is one subscriber the connection is its engine's from
+// the beginning.
+func (p *port) read(x *peer, n uint64) {
+	err := x.subscribe("", func(frames [][]byte) error {
 		all := p.all()
 		for _, s := range all {
-			if (len(all) == 1 || s.wants(frames)) && s.adopt(x) {
+			if (len(all) == 1 || s.wants(frames)) && s.adopt(n) && frames != nil {
 				_ = s.put(frames)
 			}
 		}
-	}
+		return nil
+	})
 	for _, s := range p.all() {
-		s.drop(x, fmt.Errorf("kvevents: the engine's connection: %w", err))
+		if s.newest.CompareAndSwap(n, 0) && s.ctx.Err() == nil {
+			s.Failed(fmt.Errorf("kvevents: the engine's connection: %w", err))
+		}
 	}
 }
 
-// adopt makes the connection the one that is read, unless a newer one is; false in that case.
-func (s *subscriber) adopt(x *peer) bool {
-	s.mu.Lock()
-	is := s.newest == x
-	newer := !is && (s.newest == nil || x.number > s.newest.number)
-	if newer {
-		s.newest = x
+// adopt makes connection n the one that is read, unless a newer one is; false in that case.
+func (s *subscriber) adopt(n uint64) bool {
+	was := s.newest.Load()
+	for was < n && !s.newest.CompareAndSwap(was, n) {
+		was = s.newest.Load()
 	}
-	s.mu.Unlock()
-	if newer {
+	if was < n {
 		s.Failed(nil)
 		_ = s.put(nil)
 	}
-	return is || newer
-}
-
-// drop notes that the connection has ended, if it is the one that is read.
-func (s *subscriber) drop(x *peer, err error) {
-	s.mu.Lock()
-	is := s.newest == x
-	if is {
-		s.newest = nil
-	}
-	s.mu.Unlock()
-	if is && s.ctx.Err() == nil {
-		s.Failed(err)
-	}
+	return was <= n
 }

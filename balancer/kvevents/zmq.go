@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -48,9 +49,7 @@ type subscriber struct {
 	queue chan message
 	room  *semaphore.Weighted
 
-	// Where the engine connects.
-	mu     sync.Mutex // guards newest
-	newest *peer      // the connection that is read
+	newest atomic.Uint64 // where the engine connects: the number of the connection that is read, 0 for none
 }
 
 // follow subscribes until the context ends.
@@ -69,12 +68,18 @@ func follow(ctx context.Context, stream *kvevents.Stream, at kvevents.Socket) {
 	wg.Wait()
 }
 
+// dial connects to the engine, again and again, until the context ends.
 func (s *subscriber) dial() {
 	for b := new(kvevents.Backoff); ; {
 		p, err := dialPeer(s.ctx, s.Address, "SUB")
 		if err == nil {
 			b.Reset()
-			err = s.read(p)
+			err = p.subscribe(s.Topic, func(frames [][]byte) error {
+				if frames == nil {
+					s.Failed(nil)
+				}
+				return s.put(frames)
+			})
 		}
 		if s.ctx.Err() != nil {
 			return
@@ -82,21 +87,6 @@ func (s *subscriber) dial() {
 		s.Failed(err)
 		b.Wait(s.ctx)
 	}
-}
-
-// read puts what comes into the queue until the connection breaks.
-func (s *subscriber) read(p *peer) error {
-	defer p.close()
-	err := p.send(append([]byte{1}, s.Topic...))
-	if err == nil {
-		s.Failed(nil)
-	}
-	for frames := [][]byte(nil); err == nil; {
-		if err = s.put(frames); err == nil {
-			frames, err = p.receive()
-		}
-	}
-	return err
 }
 
 // put queues a message, or without frames that there is a connection. It waits for room.
@@ -170,20 +160,15 @@ var endMarker = bytes.Repeat([]byte{0xff}, 8)
 // replay calls each for every message that the engine still has, from the number on. Engines send a delimiter or
 // none, and the topic or none, before the number and the payload; the last reply has the number -1 and no payload.
 func (s *subscriber) replay(ctx context.Context, from uint64, each func(seq uint64, payload []byte) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, replayTotal)
+	defer cancel()
 	p, err := dialPeer(ctx, s.Replay, "DEALER")
 	if err != nil {
 		return fmt.Errorf("kvevents: replay: %w", err)
 	}
 	defer p.close()
-	end := time.Now().Add(replayTotal)
-	_ = p.SetDeadline(time.Now().Add(replayIdle))
-	err = p.send(nil, binary.BigEndian.AppendUint64(nil, from))
-	for err == nil {
-		idle := time.Now().Add(replayIdle)
-		if idle.After(end) {
-			idle = end
-		}
-		_ = p.SetDeadline(idle)
+	for err = p.send(nil, binary.BigEndian.AppendUint64(nil, from)); err == nil; {
+		_ = p.SetDeadline(time.Now().Add(replayIdle))
 		var frames [][]byte
 		if frames, err = p.receive(); len(frames) < 2 {
 			continue

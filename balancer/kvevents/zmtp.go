@@ -38,9 +38,8 @@ var (
 // silently, lose what was under way, and make room for whatever length a frame claims to have.
 type peer struct {
 	net.Conn
-	in     *bufio.Reader
-	stop   func() bool
-	number uint64 // of those accepted on a port, the later the higher
+	in   *bufio.Reader
+	stop func() bool
 }
 
 func dialPeer(ctx context.Context, address, socketType string) (*peer, error) {
@@ -153,4 +152,17 @@ func (p *peer) receive() (frames [][]byte, err error) {
 			return nil, errTooLong
 		}
 	}
+}
+
+// subscribe subscribes to topics that begin so, and calls take without frames, then for every message, until the
+// connection breaks or take fails.
+func (p *peer) subscribe(topic string, take func(frames [][]byte) error) error {
+	defer p.close()
+	err := p.send(append([]byte{1}, topic...))
+	for frames := [][]byte(nil); err == nil; {
+		if err = take(frames); err == nil {
+			frames, err = p.receive()
+		}
+	}
+	return err
 }
