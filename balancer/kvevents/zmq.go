@@ -146,7 +146,7 @@ func (s *subscriber) handle(seq *kvevents.Sequence, m message) {
 		s.Unreadable()
 		return
 	}
-	seq.Live(s.ctx, binary.BigEndian.Uint64(m.frames[n-2]), m.frames[n-1])
+	seq.Live(s.ctx, binary.BigEndian.Uint64(m.frames[n-2]), m.frames[n-1], m.came)
 	s.Update(func(st *kvevents.Status) { st.Lag, st.Queued = time.Since(m.came), len(s.queue) })
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -21,7 +22,7 @@ type replayer struct {
 // live publishes a message that reaches the socket.
 func (e *replayer) live(q *Sequence) {
 	e.publish()
-	q.Live(context.Background(), e.seq-1, e.payload(e.seq-1))
+	q.Live(context.Background(), e.seq-1, e.payload(e.seq-1), time.Now())
 }
 
 func (e *replayer) replay(_ context.Context, from uint64, each func(uint64, []byte) bool) error {
@@ -179,8 +180,9 @@ func TestMessagesOfTheEngineBefore(t *testing.T) {
 		for range after {
 			e.publish()
 		}
+		came := time.Now()
 		for i, payload := range late[1:] {
-			q.Live(context.Background(), uint64(6+i), payload)
+			q.Live(context.Background(), uint64(6+i), payload, came)
 			require.LessOrEqual(t, st.Replays, int64(3), "one question is enough")
 		}
 		require.Subset(t, e.published(), *held, "%d", after)

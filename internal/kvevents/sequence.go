@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/zeebo/xxh3"
 )
@@ -11,9 +12,6 @@ import (
 // gapTries is how often what is missing is asked for without getting any further, before it is given up: what brings it
 // may be cut with the connection that lost it.
 const gapTries = 3
-
-// lateMessages bounds those of a dead engine that are left out without asking again: as many as wait for a Sequence.
-const lateMessages = 1024
 
 var errNoReplay = errors.New("kvevents: replays do not bring what comes live: is it the publisher's own replay socket?")
 
@@ -44,12 +42,11 @@ type Sequence struct {
 	perRank   bool           // every rank counts by itself
 
 	// Of ZeroMQ.
-	replay Replay // nil where the engine has no replay socket
-	live   uint64 // the number behind the last one that came live; 0 before one
-	left   int    // messages left out in a row because no replay brought them
-	late   int    // how many more may be left out without asking, if their numbers go on
-	skip   uint64 // the number left out last
-	stale  error  // why replays bring nothing; nil if they do
+	replay Replay    // nil where the engine has no replay socket
+	whole  time.Time // when the last replay began that came to its end
+	live   uint64    // the number behind the last one that came live; 0 before one
+	left   int       // messages left out in a row because no replay brought them
+	stale  error     // why replays bring nothing; nil if they do
 }
 
 // Sequence returns what the messages of a stream go through until the context ends. decode reads those of a socket.
@@ -202,10 +199,9 @@ func (q *Sequence) restarted() {
 
 // Live takes a message of a socket on which every message comes once, and has those before it replayed that are
 // missing. A message that a whole replay after it does not bring is left out: it is of an engine that was restarted
-// since, or comes with the replay for the next one. After gapTries of them what was missed counts as lost.
-func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte) {
-	if q.late > 0 && seq == q.skip+1 && seq > q.next {
-		q.skip, q.late = seq, q.late-1
+// since, or comes with the replay for the next one. After gapTries such replays what was missed counts as lost.
+func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte, came time.Time) {
+	if seq > q.next && came.Before(q.whole) {
 		return
 	}
 	if seq < q.live {
@@ -220,30 +216,23 @@ func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte) {
 		if whole := q.Check(ctx); !whole || q.next != before && q.any {
 			continue
 		}
-		switch restarted := q.live == 0; {
-		case restarted:
-			q.late = lateMessages
-		case q.left+1 < gapTries:
-			q.left++
-		default:
-			q.asked, q.stale = gapTries, errNoReplay
-			q.note(func(st *Status) { st.Problem = problem(errNoReplay) })
-			continue
+		if q.left++; q.left < gapTries {
+			q.asked, q.live = 1, min(q.live, live)
+			return
 		}
-		q.asked, q.skip, q.live = 1, seq, min(q.live, live)
-		return
+		q.asked, q.stale = gapTries, errNoReplay
+		q.note(func(st *Status) { st.Problem = errNoReplay.Error() })
 	}
-	q.left, q.late = 0, 0
+	q.left = 0
 }
 
 // Check has the engine replay all that was not applied yet, and notices whether it is still the same. It asks again as
 // long as that gets further: engines drop what they cannot send at once. It reports whether the last replay came to
 // its end.
 func (q *Sequence) Check(ctx context.Context) (whole bool) {
-	q.late = 0
 	for again := q.replay != nil; again && ctx.Err() == nil; {
 		from, _ := q.open()
-		begin := q.next
+		next, began := q.next, time.Now()
 		again = false
 		err := q.replay(ctx, from, func(seq uint64, payload []byte) bool {
 			if q.confirm || !q.any || seq >= q.next {
@@ -255,10 +244,12 @@ func (q *Sequence) Check(ctx context.Context) (whole bool) {
 		case ctx.Err() != nil:
 			return false
 		case err != nil:
-			again = q.next > begin
+			again = q.next > next
 		case q.confirm: // it has published less than was received
 			q.restarted()
 			again = true
+		case !again:
+			q.whole = began
 		}
 		q.confirm, whole = false, err == nil
 		q.note(func(st *Status) {
@@ -266,20 +257,15 @@ func (q *Sequence) Check(ctx context.Context) (whole bool) {
 			if err != nil {
 				st.ReplayErrors++
 			}
-			if st.Connected {
-				st.Problem = problem(cmp.Or(err, q.stale))
+			if p := cmp.Or(err, q.stale); st.Connected {
+				st.Problem = ""
+				if p != nil {
+					st.Problem = p.Error()
+				}
 			}
 		})
 	}
 	return whole
-}
-
-// problem is the text of an error, "" for none.
-func problem(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // printOf is a hash of a message that is never 0.
