@@ -97,11 +97,12 @@ func (q *Sequence) accept(m message) (again bool) {
 	if q.confirm {
 		return q.confirmed(m)
 	}
+	last, known := q.ranks[m.batch.Rank]
 	switch {
-	case m.print == 0 && q.repeats(m): // only to show that it is alive
+	case m.print == 0 && q.any && (m.seq == q.next-1 || known && m.seq == last): // only to show that it is alive
 		return false
 	case !q.any, m.seq == q.next, q.initial && m.seq == q.next-1:
-	case q.ownNumber(m):
+	case !known && m.seq <= 1, known && m.seq == last+1 && (q.perRank || len(q.ranks) > 1): // the next of its rank
 		q.perRank = true
 	case m.seq < q.next:
 		q.restarted()
@@ -152,18 +153,6 @@ func (q *Sequence) unconfirmed() {
 		q.confirm = false
 		q.lost()
 	}
-}
-
-// repeats reports whether the number is the last one, of all or of its rank.
-func (q *Sequence) repeats(m message) bool {
-	last, known := q.ranks[m.batch.Rank]
-	return q.any && (m.seq == q.next-1 || known && m.seq == last)
-}
-
-// ownNumber reports whether the number is the next of its rank, which counts by itself.
-func (q *Sequence) ownNumber(m message) bool {
-	last, known := q.ranks[m.batch.Rank]
-	return known && m.seq == last+1 && (q.perRank || len(q.ranks) > 1) || !known && m.seq <= 1
 }
 
 func (q *Sequence) take(m message) {

@@ -11,8 +11,7 @@ import (
 const (
 	// MaxBlockTokens is the largest block that is understood.
 	MaxBlockTokens = 256
-	// workPiece is how many blocks are worked through between two looks at the context, and about how many changes
-	// are passed on at once.
+	// workPiece is how many blocks are worked through before their changes are passed on and the context is looked at.
 	workPiece = 1024
 	// maxGroups bounds the groups remembered; models have a few.
 	maxGroups = 64
@@ -35,9 +34,8 @@ type translator struct {
 	local   []uint64 // one hash, reused
 
 	// Of the message under way.
-	ctx     context.Context
-	steps   int
-	changed int // changes not passed on yet
+	ctx   context.Context
+	steps int
 }
 
 // counts is what the translators of a stream have seen.
@@ -62,13 +60,11 @@ func (t *translator) apply(ctx context.Context, events []Event) {
 
 // step is called for every event and block; false if the context has ended.
 func (t *translator) step() bool {
-	if t.steps++; t.steps%workPiece != 0 {
-		return true
-	}
-	if t.changed >= workPiece {
+	if t.steps++; t.steps%workPiece == 0 {
 		t.flush()
+		return t.ctx.Err() == nil
 	}
-	return t.ctx.Err() == nil
+	return true
 }
 
 // each calls do for every hash and its number, in steps.
@@ -86,7 +82,6 @@ func (t *translator) flush() {
 	if out := t.changes.take(t.stream.attrs.ID, t.rank, t.size); len(out) > 0 {
 		t.stream.Sink(out)
 	}
-	t.changed = 0
 }
 
 // clear forgets everything, as if nothing had ever come.
@@ -279,7 +274,6 @@ func (t *translator) changedTier(x *block, was policy.Tier) {
 
 // change notes that a block is there on a tier, or gone, and the superblock that ends with it.
 func (t *translator) change(tier policy.Tier, x *block, there bool) {
-	t.changed++
 	lanes := t.changes[tier][:1]
 	if t.superblocks() && (int(x.depth)+1)*t.size%policy.SuperblockTokens == 0 {
 		lanes = t.changes[tier][:]
