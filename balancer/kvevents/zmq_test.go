@@ -105,7 +105,7 @@ func TestZMQ(t *testing.T) {
 			f.stored(t, 5)
 			require.Eventually(t, func() bool { return f.Status()[0].Next == 6 }, 30*time.Second, time.Millisecond)
 			st := f.Status()[0]
-			require.Equal(t, map[string]int64{"frames": 2}, st.Unreadable)
+			require.Equal(t, kvevents.Unreadable{"frames": 2}, st.Unreadable)
 			require.Equal(t, int64(2), st.Connections)
 			require.Equal(t, int64(1), st.Gaps)
 			require.Zero(t, st.Clears)

@@ -40,7 +40,7 @@ type Status struct {
 
 	// Unreadable counts what could not be read or is not for the index, by kind: frames, batch, empty, event, kind,
 	// tokens, medium, adapter, content, group, block_size.
-	Unreadable map[string]int64
+	Unreadable Unreadable
 
 	model string
 }

@@ -34,7 +34,7 @@ type Stream struct {
 	rank   int // of batches that do not name one
 
 	translators map[int]*translator
-	counts      counts // of all translators, and of messages that reached none
+	counts      Status // of all translators, and of messages that reached none; published where status is
 
 	status Status
 	warned bool // why there is no connection, since a message came last
@@ -54,7 +54,7 @@ func (s *Stream) apply(ctx context.Context, seq uint64, b *Batch) {
 	s.applying.Lock()
 	defer s.applying.Unlock()
 	for kind, n := range b.Bad {
-		s.counts.bad.Count(kind, n)
+		s.counts.Unreadable.Count(kind, n)
 	}
 	rank := s.rank
 	if b.HasRank {
@@ -63,7 +63,7 @@ func (s *Stream) apply(ctx context.Context, seq uint64, b *Batch) {
 	if rank < maxRanks {
 		s.translator(rank).apply(ctx, b.Events)
 	} else {
-		s.counts.bad.Count(BadBatch, 1)
+		s.counts.Unreadable.Count(BadBatch, 1)
 	}
 	s.publish(func(st *Status) {
 		s.warned = false
@@ -103,20 +103,19 @@ func (s *Stream) lose() {
 func (s *Stream) Unreadable() {
 	s.applying.Lock()
 	defer s.applying.Unlock()
-	s.counts.bad.Count(BadFrames, 1)
+	s.counts.Unreadable.Count(BadFrames, 1)
 	s.publish(func(*Status) {})
 }
 
 // publish makes the counts visible in the status, and changes it. The caller holds applying.
 func (s *Stream) publish(do func(*Status)) {
-	c := &s.counts
 	blocks, size := 0, 0
 	for _, t := range s.translators {
 		blocks, size = blocks+t.blocks.held, max(size, t.size)
 	}
 	s.Update(func(st *Status) {
-		st.Events, st.Orphaned, st.Forgotten, st.Unreadable = c.events, c.orphaned, c.forgotten, maps.Clone(c.bad)
-		st.Blocks, st.BlockTokens = blocks, size
+		st.Events, st.Orphaned, st.Forgotten = s.counts.Events, s.counts.Orphaned, s.counts.Forgotten
+		st.Unreadable, st.Blocks, st.BlockTokens = maps.Clone(s.counts.Unreadable), blocks, size
 		do(st)
 	})
 }

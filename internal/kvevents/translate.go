@@ -38,14 +38,6 @@ type translator struct {
 	steps int
 }
 
-// counts is what the translators of a stream have seen.
-type counts struct {
-	events    int64
-	orphaned  int64 // blocks, or stores of blocks, whose parent was not known
-	forgotten int64 // held blocks given up to stay in the budget
-	bad       Unreadable
-}
-
 // apply takes events in and passes on what they change, in pieces. It stops when the context ends.
 func (t *translator) apply(ctx context.Context, events []Event) {
 	t.ctx = ctx
@@ -93,7 +85,7 @@ func (t *translator) clear() {
 }
 
 func (t *translator) event(e *Event) {
-	t.stream.counts.events++
+	t.stream.counts.Events++
 	if e.Kind == Cleared {
 		t.forgetAll()
 		return
@@ -101,9 +93,9 @@ func (t *translator) event(e *Event) {
 	tier, ok := TierOf(e.Medium)
 	switch {
 	case !ok || e.Elsewhere:
-		t.stream.counts.bad.Count(BadMedium, 1)
+		t.stream.counts.Unreadable.Count(BadMedium, 1)
 	case !t.fullAttention(e):
-		t.stream.counts.bad.Count(BadGroup, 1)
+		t.stream.counts.Unreadable.Count(BadGroup, 1)
 	case e.Kind == Removed:
 		t.each(e.Hashes, func(_ int, hash uint64) { t.remove(hash, tier) })
 	case len(e.Tokens) > 0:
@@ -114,7 +106,7 @@ func (t *translator) event(e *Event) {
 			if x, i := t.blocks.find(hash); x != nil {
 				t.hold(i, tier)
 			} else {
-				t.stream.counts.orphaned++
+				t.stream.counts.Orphaned++
 			}
 		})
 	}
@@ -165,7 +157,7 @@ func (t *translator) fits(e *Event) bool {
 		t.size = e.BlockSize
 		return true
 	}
-	t.stream.counts.bad.Count(bad, 1)
+	t.stream.counts.Unreadable.Count(bad, 1)
 	return false
 }
 
@@ -178,14 +170,14 @@ func (t *translator) store(e *Event, tier policy.Tier) {
 	if e.Parent != 0 {
 		p, i := t.blocks.find(e.Parent)
 		if p == nil {
-			t.stream.counts.orphaned++
+			t.stream.counts.Orphaned++
 			return
 		}
 		t.blocks.touch(i)
 		x = block{seed: p.seed, parent: p.chained, depth: p.depth + 1}
 	}
 	if e.Opaque > 0 {
-		t.stream.counts.bad.Count(BadContent, 1)
+		t.stream.counts.Unreadable.Count(BadContent, 1)
 	}
 	t.reaches(tier)
 	t.each(e.Hashes[:len(e.Hashes)-e.Opaque], func(i int, hash uint64) {
@@ -211,7 +203,7 @@ func (t *translator) place(x block) uint32 {
 	old := &t.blocks.all[i]
 	was := old.fastest()
 	if known == nil && was < policy.Tiers {
-		t.stream.counts.forgotten++
+		t.stream.counts.Forgotten++
 	}
 	old.copies = [policy.Tiers]uint8{}
 	t.changedTier(old, was)

@@ -100,16 +100,16 @@ func TestTiersAreCumulative(t *testing.T) {
 	}
 	x.take(store(0, ids(0, 2), 1, 2))
 	requireChanges(t, x.take(on("CPU", Event{Kind: Stored, Hashes: []uint64{2, 77}})), host(nil, h[:2]))
-	require.Equal(t, int64(1), x.stream.counts.orphaned, "77 is not known")
+	require.Equal(t, int64(1), x.stream.counts.Orphaned, "77 is not known")
 	requireChanges(t, x.take(remove(1, 2)), gpu(h[:2], nil), host(h[:1], nil))
 	requireChanges(t, x.take(store(2, ids(2, 1), 3)), gpu(nil, h[2:]), host(nil, h[2:]))
 	requireChanges(t, x.take(on("CPU", remove(2))), host(h[1:2], nil))
 	require.Empty(t, x.take(on("EXTERNAL", remove(3))))
-	require.Equal(t, int64(1), x.stream.counts.bad[BadMedium])
+	require.Equal(t, int64(1), x.stream.counts.Unreadable[BadMedium])
 	away := on("CPU", store(0, ids(20, 1), 20))
 	away.Elsewhere = true
 	require.Empty(t, x.take(away))
-	require.Equal(t, int64(2), x.stream.counts.bad[BadMedium])
+	require.Equal(t, int64(2), x.stream.counts.Unreadable[BadMedium])
 	all := []policy.CacheChange{gpu(nil, nil), host(nil, nil)}
 	all[0].Cleared, all[1].Cleared = true, true
 	requireChanges(t, x.take(Event{Kind: Cleared}), all...)
@@ -120,9 +120,9 @@ func TestUnknownParents(t *testing.T) {
 	x := newTest(Options{})
 	h := chained(ids(0, 3))
 	require.Empty(t, x.take(store(2, ids(2, 1), 3), remove(3)))
-	require.Equal(t, int64(1), x.stream.counts.orphaned)
+	require.Equal(t, int64(1), x.stream.counts.Orphaned)
 	requireChanges(t, x.take(store(0, ids(0, 2), 1, 2), store(2, ids(2, 1), 3)), gpu(nil, h))
-	require.Equal(t, int64(1), x.stream.counts.orphaned)
+	require.Equal(t, int64(1), x.stream.counts.Orphaned)
 }
 
 func TestSeedsFollowTheChain(t *testing.T) {
@@ -153,7 +153,7 @@ func TestWhatDoesNotFeedTheIndex(t *testing.T) {
 			x, e := newTest(Options{}), e
 			c.change(&e)
 			out := x.take(e)
-			require.Equal(t, Unreadable{c.bad: 1}, x.stream.counts.bad)
+			require.Equal(t, Unreadable{c.bad: 1}, x.stream.counts.Unreadable)
 			require.Len(t, slices.Concat(stores(out)...), c.blocks)
 		})
 	}
@@ -179,7 +179,7 @@ func TestMixedBlockSizesAreRefused(t *testing.T) {
 	small.BlockSize = 2
 	require.NotEmpty(t, x.take(store(0, ids(0, 1), 1)))
 	require.Empty(t, x.take(small))
-	require.Equal(t, int64(1), x.stream.counts.bad[BadSize])
+	require.Equal(t, int64(1), x.stream.counts.Unreadable[BadSize])
 	x.clear()
 	require.NotEmpty(t, x.take(small))
 }
@@ -289,7 +289,7 @@ func runModel(t *testing.T, seed uint64, budget int) {
 		return
 	}
 	require.LessOrEqual(t, len(x.blocks.places), 30)
-	require.Positive(t, x.stream.counts.forgotten)
+	require.Positive(t, x.stream.counts.Forgotten)
 	for k := range held {
 		require.True(t, want[k], "seed %d: more than the engine holds", seed)
 	}
