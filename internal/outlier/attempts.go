@@ -182,7 +182,7 @@ func (r *Replica) overdue(a *Attempt, now time.Time) {
 // overLimit is how many times the limit for an attempt fits into a wait.
 func (r *Replica) overLimit(m *state.Mark, wait time.Duration, now time.Time) int {
 	l := r.limit(m, now)
-	if l.measured.IsZero() {
+	if !l.known {
 		return 0
 	}
 	return int(wait.Seconds() / max(l.at(l.late, m.Work), r.d.lateMin.Seconds()))
@@ -191,7 +191,7 @@ func (r *Replica) overLimit(m *state.Mark, wait time.Duration, now time.Time) in
 // slow reports whether a wait is well beyond what is usual. Where that is not known, that of a probe is.
 func (r *Replica) slow(m *state.Mark, wait time.Duration, now time.Time) bool {
 	l := r.limit(m, now)
-	if l.measured.IsZero() {
+	if !l.known {
 		return m.Probe
 	}
 	return wait.Seconds() >= slowFactor*l.at(l.usual, m.Work)
@@ -249,18 +249,17 @@ func (p *Pace) Rest(beta float64) float64 { return max(p.YY-2*beta*p.XY+beta*bet
 // A limit is how long the first message of a replica may take. It rests on what the others take: a replica is
 // never its own measure. The zero limit is never passed.
 type limit struct {
-	measured time.Time // zero = nothing is known
-	beta     float64   // time grows as work^beta
-	usual    float64   // log of the fleet's time for work 1
-	late     float64   // … and of the time that is late
+	known bool
+	beta  float64 // time grows as work^beta
+	usual float64 // log of the fleet's time for work 1
+	late  float64 // … and of the time that is late
 }
 
 const (
-	limitFor     = time.Second // for which a limit holds
-	lateFactor   = 10          // a message is late after so many times what is usual, as a rule
-	limitSamples = 16          // of the others, below which nothing is known
-	limitSpread  = 4           // standard deviations beyond which hardly any first message of the fleet's is
-	slowFactor   = 3           // a deadline that has passed counts from so many times what is usual
+	lateFactor   = 10 // a message is late after so many times what is usual, as a rule
+	limitSamples = 16 // of the others, below which nothing is known
+	limitSpread  = 4  // standard deviations beyond which hardly any first message of the fleet's is
+	slowFactor   = 3  // a deadline that has passed counts from so many times what is usual
 
 	quickMessage = 10 * time.Millisecond // what a first message takes at least: below, differences are noise
 )
@@ -268,24 +267,30 @@ const (
 // at is the time in seconds for so much work, from the log of that for work 1.
 func (l *limit) at(log, work float64) float64 { return math.Exp(log + l.beta*math.Log(work)) }
 
-// limit returns the limit for attempts like this. With too few samples of the others, what was known stays.
-// O(replicas) once per limitFor.
+// limit returns the limit for attempts like this, measured in this round.
 func (r *Replica) limit(m *state.Mark, now time.Time) *limit {
-	l := &r.limits[m.Answer]
-	if age := now.Sub(l.measured); age >= 0 && age < limitFor {
-		return l
+	if last := &r.d.measured[m.Answer]; now.Sub(*last) >= round || now.Before(*last) {
+		*last = now
+		r.d.measure(int(m.Answer))
 	}
-	var others Pace
-	for _, o := range r.d.members {
-		if o != r {
-			others.Pool(&o.paces[m.Answer], o.host.Rate())
+	return &r.limits[m.Answer]
+}
+
+// measure sets every member's limit for a kind of answers. O(replicas).
+func (d *Detector) measure(kind int) {
+	var all Pace
+	for _, r := range d.members {
+		all.Pool(&r.paces[kind], r.host.Rate())
+	}
+	beta := all.Slope()
+	lag, far := all.Y-beta*all.X, max(math.Log(lateFactor), limitSpread*math.Sqrt(all.Rest(beta)))
+	for _, r := range d.members {
+		own, rate := &r.paces[kind], math.Log(r.host.Rate())
+		others := all.N - own.N
+		if others < limitSamples {
+			continue // what was known stays
 		}
+		usual := (all.N*lag-own.N*(own.Y-beta*own.X+rate))/others - rate
+		r.limits[kind] = limit{known: true, beta: beta, usual: usual, late: usual + far}
 	}
-	if others.N >= limitSamples {
-		beta := others.Slope()
-		usual := others.Y - beta*others.X - math.Log(r.host.Rate())
-		far := max(math.Log(lateFactor), limitSpread*math.Sqrt(others.Rest(beta)))
-		*l = limit{measured: now, beta: beta, usual: usual, late: usual + far}
-	}
-	return l
 }

@@ -71,6 +71,7 @@ type Detector struct {
 	active    map[string]time.Time // when each principal last was
 	due       time.Time            // of the next round of Look
 	stats     Stats
+	measured  [state.AnswerWhole + 1]time.Time // when the limits were
 }
 
 // off is more bad calls than there are.

@@ -26,10 +26,11 @@ type host struct {
 	admits   atomic.Bool
 	bookings atomic.Int64
 	looks    atomic.Int64 // at whether it drains
+	rated    atomic.Int64 // looks at its rate
 }
 
 func (h *host) Bookings() int64 { return h.bookings.Load() }
-func (h *host) Rate() float64   { return 1 }
+func (h *host) Rate() float64   { h.rated.Add(1); return 1 }
 func (h *host) Draining() bool  { h.looks.Add(1); return false }
 func (h *host) Admit(ok bool)   { h.admits.Store(ok) }
 
@@ -199,6 +200,25 @@ func TestShareIsFull(t *testing.T) {
 	f.replicas = f.replicas[10:]
 	f.pass(round)
 	require.Equal(t, full*990/1000, ejected())
+}
+
+// Where all replicas are late, a round measures what is usual once, not once for each of them.
+func TestAllLate(t *testing.T) {
+	f := newFleet(t, 1000)
+	attempts := make([]outlier.Attempt, len(f.replicas))
+	for i, h := range f.replicas {
+		f.call(i, "", false)
+		f.Begin(&attempts[i], h.Replica, state.AnswerMessage, 500, "", time.Time{})
+	}
+	for _, h := range f.replicas {
+		h.rated.Store(0)
+	}
+	f.pass(time.Hour)
+	for i, h := range f.replicas {
+		require.True(t, h.Suspected())
+		require.LessOrEqual(t, h.rated.Load(), int64(2))
+		f.End(&attempts[i])
+	}
 }
 
 // Late calls are evidence only where other replicas answer meanwhile.
