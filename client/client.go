@@ -53,6 +53,11 @@ type retryBufferOption struct {
 	grpc.MaxRetryRPCBufferSizeCallOption
 }
 
+func isRetryBuffer(o grpc.CallOption) bool {
+	_, ok := o.(retryBufferOption)
+	return ok
+}
+
 // New returns a channel to the target, as [grpc.NewClient] does, whose calls are
 // routed by warmpath. Among opts may be warmpath's own options and any of
 // gRPC's; where both set the same, gRPC's own option counts. Nothing is

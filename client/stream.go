@@ -32,14 +32,14 @@ func (c *channels) stream(
 	if !h.Start(&k.call, ctx, cc, method, answer) {
 		return open(ctx, desc, cc, method, opts...)
 	}
-	k.opts, k.finish = takeOnFinish(opts)
+	k.options = call.OptionsOf(opts)
 	s := &clientStream{core: k}
 	k.cleanup = runtime.AddCleanup(s, (*core).abandon, k)
-	if k.finish != nil {
+	if k.options.Finishes() {
 		context.AfterFunc(k.call.Context, func() { k.end(k.ended()) })
 	}
 	if desc.ClientStreams { // it is never tried again, and may be long
-		k.opts = slices.DeleteFunc(slices.Clone(k.opts), isA[retryBufferOption])
+		k.options.Attempts = slices.DeleteFunc(slices.Clone(k.options.Attempts), isRetryBuffer)
 		if !h.Defers(method) {
 			if _, _, err := k.begin(nil, false); err != nil {
 				return nil, err
@@ -57,9 +57,9 @@ type core struct {
 	open    grpc.Streamer
 	conn    *grpc.ClientConn
 	method  string
-	opts    []grpc.CallOption
-	finish  []func(error)
-	once    sync.Once // end
+	options call.Options
+	opts    []grpc.CallOption // of each attempt, with what the first message needs
+	once    sync.Once         // end
 	cleanup runtime.Cleanup
 
 	// answered is set from the first response message on; usage is whether messages may carry token counts. RecvMsg alone
@@ -204,7 +204,7 @@ func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 	}
 	k.phase, k.msg, k.has = opening, m, has
 	k.mu.Unlock()
-	k.opts = k.call.Attempts.Sends(m, k.opts)
+	k.opts = k.call.Attempts.Sends(m, &k.options)
 	if at, err = k.attempt(nil); err != nil {
 		k.end(err)
 	}
@@ -372,9 +372,7 @@ func (k *core) end(err error) {
 		if err == io.EOF {
 			err = nil
 		}
-		for _, finish := range k.finish {
-			finish(err)
-		}
+		k.options.Finish(err)
 	})
 }
 

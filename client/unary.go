@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"slices"
 
 	"google.golang.org/grpc"
 
@@ -22,8 +21,8 @@ func (c *channels) unary(
 	}
 	defer rpc.End()
 	tries := &rpc.Attempts
-	rest, finish := takeOnFinish(opts)
-	all := tries.Sends(req, rest)
+	options := call.OptionsOf(opts)
+	all := tries.Sends(req, &options)
 	err := tries.Run(nil, func() error {
 		limit := tries.Limit()
 		if limit == 0 {
@@ -45,28 +44,6 @@ func (c *channels) unary(
 	if err == nil && rpc.FirstMessage() {
 		rpc.ReadUsage(reply)
 	}
-	for _, finish := range finish {
-		finish(err)
-	}
+	options.Finish(err)
 	return err
-}
-
-// takeOnFinish splits the OnFinish options off: gRPC would run them after every attempt, the application wants them
-// once.
-func takeOnFinish(opts []grpc.CallOption) (rest []grpc.CallOption, finish []func(error)) {
-	for _, o := range opts {
-		if f, ok := o.(grpc.OnFinishCallOption); ok {
-			finish = append(finish, f.OnFinish)
-		}
-	}
-	if finish == nil {
-		return opts, nil
-	}
-	return slices.DeleteFunc(slices.Clone(opts), isA[grpc.OnFinishCallOption]), finish
-}
-
-// isA reports whether an option is a T.
-func isA[T grpc.CallOption](o grpc.CallOption) bool {
-	_, ok := o.(T)
-	return ok
 }

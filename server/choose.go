@@ -166,7 +166,7 @@ func (k *picks) choose(
 		}
 	}()
 	x.q = *q
-	began := k.recorder.Begin(ctx)
+	began := time.Now()
 	h, err := k.pick(ctx, r, x)
 	if err != nil {
 		k.leases.fail(x, err)

@@ -32,7 +32,7 @@ func (b *lb) direct(ctx context.Context, id string) (grpc.ClientConnInterface, e
 	for {
 		now := b.endpoints.reachable.Load()
 		if h := now.byID[id]; h != nil && h.connectivity() == connectivity.Ready {
-			if res, err := h.send(balancer.PickInfo{}); err == nil {
+			if res, err := h.state.Load().Picker.Pick(balancer.PickInfo{}); err == nil {
 				if res.Done != nil {
 					res.Done(balancer.DoneInfo{})
 				}

@@ -44,7 +44,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 func send(
 	info balancer.PickInfo, c *call.Call, ready bool, done func(balancer.DoneInfo),
 ) (balancer.PickResult, error) {
-	res, err := hostOf(c.Decision().Replica).send(info)
+	res, err := hostOf(c.Decision().Replica).state.Load().Picker.Pick(info)
 	if !ready {
 		// The pick opens the connection. Should it have become ready meanwhile, the
 		// picker with that state is on its way.
@@ -53,9 +53,9 @@ func send(
 		}
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
-	if err != nil {
+	if err != nil { // the connection went away since the Router was updated: a new picker comes
 		done(balancer.DoneInfo{})
-		return res, err
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	if c.Decision().Replica.Ranks > 1 {
 		res.Metadata = c.RankMetadata(info.Ctx)
@@ -83,17 +83,6 @@ func hostOf(r *policy.Replica) *host { return r.Host().(*host) }
 func (h *host) connectivity() connectivity.State { return h.state.Load().ConnectivityState }
 
 func connection(r *policy.Replica) connectivity.State { return hostOf(r).connectivity() }
-
-// send asks the replica's own child for its connection.
-func (h *host) send(info balancer.PickInfo) (balancer.PickResult, error) {
-	res, err := h.state.Load().Picker.Pick(info)
-	if err != nil {
-		// The connection is being opened by this pick, or went away since the
-		// Router was updated: either way a new picker comes.
-		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
-	}
-	return res, nil
-}
 
 // refuse turns the Router's error into one that makes gRPC do the right thing:
 // a status fails the call at once, another error lets wait_for_ready wait.
@@ -176,10 +165,10 @@ func (p *picker) sendQuick(
 	info balancer.PickInfo, b *call.Binding, key *policy.Request, rep *policy.Replica, why policy.Reason,
 ) (balancer.PickResult, error) {
 	h := hostOf(rep)
-	res, err := h.send(info)
-	if err != nil {
+	res, err := h.state.Load().Picker.Pick(info)
+	if err != nil { // as in send
 		b.Router.Quick().Release(rep)
-		return res, err
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	call.NoteQuick(info.Ctx, b, key, rep, why)
 	res.Done = chain(res.Done, h.quickFor(b.Router, rep).done)

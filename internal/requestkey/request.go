@@ -2,12 +2,20 @@ package requestkey
 
 import (
 	"cmp"
+	"context"
 	"errors"
+	"fmt"
 	"math"
+	"regexp"
+	"slices"
+	"strings"
 
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // WantModel asks [Method.Request] for model and adapter also where that takes
@@ -62,11 +70,25 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 	return nil
 }
 
-// readPrompt fills the prompt of a request: token ids, else text, else chat turns. It reports whether there are turns
-// whose contents cannot be read.
+// batchToken stands between the prompts of a batch of token ids.
+const batchToken = 1<<32 - 1
+
+// readPrompt fills the prompt of a request: token ids, which are not copied where the message has them as one slice,
+// else text, else chat turns. It reports whether there are turns whose contents cannot be read.
 func (m *Method) readPrompt(q *policy.Request, s *source) (unread bool) {
-	p := policy.Prompt{Tokens: m.readTokens(s)}
-	if len(p.Tokens) == 0 {
+	var p policy.Prompt
+	batched := false // the next id belongs to another prompt
+	m.tokens.each(s, func(v value) {
+		if v.kind == kindEnd {
+			batched = len(p.Tokens) > 0
+			return
+		}
+		if batched {
+			p.Tokens, batched = append(p.Tokens, batchToken), false
+		}
+		p.Tokens = v.appendIDs(p.Tokens)
+	})
+	if p.Empty() {
 		var texts batch
 		m.prompt.each(s, func(v value) { texts.add(v.string()) })
 		p.Text = texts.text
@@ -79,25 +101,6 @@ func (m *Method) readPrompt(q *policy.Request, s *source) (unread bool) {
 		m.mixMedia(q, s)
 	}
 	return unread
-}
-
-// batchToken stands between the prompts of a batch of token ids.
-const batchToken = 1<<32 - 1
-
-// readTokens returns the token ids of a prompt, without copying them where the message has them as one slice.
-func (m *Method) readTokens(s *source) (ids []uint32) {
-	batch := false // the next id belongs to another prompt
-	m.tokens.each(s, func(v value) {
-		switch {
-		case v.kind == kindEnd:
-			batch = len(ids) > 0
-			return
-		case batch:
-			ids, batch = append(ids, batchToken), false
-		}
-		ids = v.appendIDs(ids)
-	})
-	return ids
 }
 
 // Usage reads the usage that one response message carries into u, which starts
@@ -169,4 +172,84 @@ func (m *Method) HasRank(msg any) (set bool) {
 func (m *Method) EncodedRank(rank int) []byte {
 	tag := protowire.AppendTag(nil, m.rank.alts[0][0].num, protowire.VarintType)
 	return protowire.AppendVarint(tag, uint64(rank))
+}
+
+// MaxSession is the longest session in bytes that a request carries as it is: as long as metadata can be as a rule.
+const MaxSession = 8 << 10
+
+// DefaultSessionKeys are the metadata names looked at when none are configured.
+var DefaultSessionKeys = []string{warmpathv1.MetadataSessionID, warmpathv1.MetadataXSessionID}
+
+// Session returns the session of a request for an id: the id, or for one that is longer than MaxSession its key.
+func Session(id string) string {
+	if len(id) <= MaxSession {
+		return id
+	}
+	return state.SessionKey(id)
+}
+
+// SessionKeys finds the session in metadata. Names are compared without regard
+// to case, and may be written with - or with _ throughout; the first configured name that has a value
+// wins. Immutable.
+type SessionKeys struct{ names []string } // in lower case, each in its spellings
+
+// NewSessionKeys takes metadata names in order of preference; none means
+// DefaultSessionKeys.
+func NewSessionKeys(names ...string) (*SessionKeys, error) {
+	if len(names) == 0 {
+		names = DefaultSessionKeys
+	}
+	k := &SessionKeys{}
+	for i, name := range names {
+		if err := checkKey(name); err != nil {
+			return nil, fmt.Errorf("session_keys[%d]: %w", i, err)
+		}
+		name = strings.ToLower(name)
+		for _, spelt := range []string{name, strings.ReplaceAll(name, "_", "-"), strings.ReplaceAll(name, "-", "_")} {
+			if !slices.Contains(k.names, spelt) {
+				k.names = append(k.names, spelt)
+			}
+		}
+	}
+	return k, nil
+}
+
+// metadataName is a name of metadata, in lower case.
+var metadataName = regexp.MustCompile(`^[0-9a-z_.-]+$`)
+
+func checkKey(name string) error {
+	switch name = strings.ToLower(name); {
+	case strings.HasSuffix(name, "-bin"):
+		return fmt.Errorf("%q: binary metadata cannot be a session", name)
+	case !metadataName.MatchString(name):
+		return fmt.Errorf("%q: a metadata name has letters, digits, -, _ and . only", name)
+	}
+	return nil
+}
+
+// Outgoing returns the session in the outgoing metadata of a context, "" if
+// there is none. It does not copy the metadata.
+func (k *SessionKeys) Outgoing(ctx context.Context) string {
+	return Session(firstOutgoing(ctx, k.names))
+}
+
+// In returns the session in metadata, or in the headers of an HTTP request, "" if there is none.
+func (k *SessionKeys) In(md metadata.MD) string {
+	return k.Outgoing(metadata.NewOutgoingContext(context.Background(), md))
+}
+
+// requestIDKeys are the metadata names of a request id, best first. The last is
+// what vllm-tgis-adapter reads.
+var requestIDKeys = []string{"x-request-id", "request-id", "x-correlation-id"}
+
+// RequestID returns the request id in the outgoing metadata of a context, "" if
+// there is none. It serves as Request.ID only, never as a session.
+func RequestID(ctx context.Context) string { return firstOutgoing(ctx, requestIDKeys) }
+
+// firstOutgoing returns the first value that is not empty, of the first name that has one.
+func firstOutgoing(ctx context.Context, names []string) (first string) {
+	for i := 0; first == "" && i < len(names); i++ {
+		first = cmp.Or(metadata.ValueFromOutgoingContext(ctx, names[i])...)
+	}
+	return first
 }

@@ -310,17 +310,9 @@ func (r *Recorder) Decided(
 	r.counters[shadowed].Add(attempt, 1, r.attributes(by, of, KeyShadowDiffers.Bool(other.Replica != d.Replica)))
 }
 
-// Begin returns the time where pick durations are recorded at all, else zero.
-func (r *Recorder) Begin(ctx context.Context) (began time.Time) {
-	if r.pick.Enabled(ctx) {
-		began = time.Now()
-	}
-	return began
-}
-
 // Picked records how long a pick took that began then, less its time in the queue.
 func (r *Recorder) Picked(ctx context.Context, policyName string, began time.Time, queued time.Duration) {
-	if !began.IsZero() {
+	if r.pick.Enabled(ctx) {
 		r.pick.Record(ctx, (time.Since(began) - queued).Seconds(), r.set(policyName, ""))
 	}
 }
