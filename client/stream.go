@@ -58,8 +58,7 @@ type core struct {
 	conn    *grpc.ClientConn
 	method  string
 	options call.Options
-	opts    []grpc.CallOption // of each attempt, with what the first message needs
-	once    sync.Once         // end
+	once    sync.Once // end
 	cleanup runtime.Cleanup
 
 	// answered is set from the first response message on; usage is whether messages may carry token counts. RecvMsg alone
@@ -204,10 +203,8 @@ func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 	}
 	k.phase, k.msg, k.has = opening, m, has
 	k.mu.Unlock()
-	k.opts = k.call.Attempts.Sends(m, &k.options)
-	if at, err = k.attempt(nil); err != nil {
-		k.end(err)
-	}
+	k.options.Attempts = k.call.Attempts.Sends(m, &k.options)
+	at, err = k.attempt(nil)
 	return at, true, err
 }
 
@@ -223,7 +220,7 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 			ctx, at.cancel = context.WithCancel(ctx)
 		}
 		var err error
-		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.opts...)
+		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.options.Attempts...)
 		if err == nil && k.has {
 			err = at.cs.SendMsg(k.msg)
 		}
@@ -239,7 +236,7 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 	return at, err
 }
 
-// leave ends phase opening with the stream of an attempt, or the error of the call.
+// leave ends phase opening with the stream of an attempt, or the call with its error.
 func (k *core) leave(at attempt, err error) {
 	k.mu.Lock()
 	switch {
@@ -256,7 +253,9 @@ func (k *core) leave(at attempt, err error) {
 	}
 	closes := k.closed && err == nil
 	k.mu.Unlock()
-	if k.call.Context.Err() != nil { // it may have ended meanwhile
+	if err != nil {
+		k.end(err)
+	} else if k.call.Context.Err() != nil { // it may have ended meanwhile
 		k.call.End()
 	}
 	if closes {

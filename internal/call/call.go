@@ -30,6 +30,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // A Call is one call of the application, from the interceptor to the end of its last attempt. It is the context of its
@@ -274,10 +275,12 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 	return nil
 }
 
-// begin makes the reservation that of an attempt. Called with mu held.
+// begin makes the reservation that of an attempt, and records the decision on the attempt's span, in the metrics, and in
+// the report that the application asked for. Called with mu held.
 func (c *Call) begin(ctx context.Context, b *Binding) {
 	c.busy, c.rank, c.reserved.binding = true, 0, b
-	c.outcome.last = attempt{Replica: c.Decision().Replica, breaks: c.handle.quarantine.breaks.Load()}
+	q, d := &c.key.request, c.Decision()
+	c.outcome.last = attempt{Replica: d.Replica, breaks: c.handle.quarantine.breaks.Load()}
 	if b.Router.Observes() && !c.reserved.held.Watched() {
 		c.outcome.began = time.Now()
 	}
@@ -285,14 +288,33 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 	if c.bare {
 		app = nil // it cannot be distinguished from the attempt's
 	}
-	Note(ctx, app, b, c.route, &c.key.request, c.Decision())
+	b.Telemetry.Decided(ctx, app, b.Policy, q, d)
+	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && !keyless(q.Method) {
+		b.NoKey(b, q.Method)
+	}
+	if c.route != nil && c.route.Report != nil {
+		*c.route.Report = telemetry.Report{
+			Replica:       d.Replica.ID,
+			Address:       d.Replica.Address,
+			Policy:        b.Policy,
+			Reason:        d.Reason,
+			Rule:          d.Rule,
+			MatchedTokens: d.MatchedTokens,
+			PromptTokens:  q.PromptTokens,
+			Place:         d.Place,
+			Load:          d.Load,
+			Queued:        d.Queued,
+			Attempts:      q.Attempt(),
+			Usage:         policy.NoUsage,
+		}
+	}
 }
 
 // Decision is that of the reservation.
 func (c *Call) Decision() *policy.Decision { return &c.reserved.held.Decision }
 
-// Finished is the picker's Done: the attempt has ended. The zero DoneInfo is that of an attempt that was not made after
-// all.
+// Finished is the picker's Done: the attempt has ended. The Router gets what the replica reported in the trailer: its
+// load, or how full it was when it refused. The zero DoneInfo is that of an attempt that was not made after all.
 func (c *Call) Finished(info balancer.DoneInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -300,7 +322,16 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	if info.Err != nil && c.outcome.result.FirstMessage > 0 { // before the release, so that a break is seen either way
 		c.reserved.binding.broke(&c.handle.quarantine, &c.outcome.last, info.Err, 0, false)
 	}
-	refused := Ended(&c.reserved.held, info)
+	held := &c.reserved.held
+	report, refused := refusal(info)
+	if refused {
+		held.Refused(report)
+	} else {
+		held.Release()
+		if raw := info.Trailer[warmpathv1.TrailerLoad]; len(raw) > 0 {
+			held.Router().Report(held.Decision.Replica.ID, parseOrca([]byte(raw[0])))
+		}
+	}
 	if !info.BytesSent && info.Err == nil {
 		c.reserved.giveBack(&c.key.request)
 		c.outcome.last = attempt{} // the connection was gone before anything happened

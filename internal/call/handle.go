@@ -39,7 +39,7 @@ type Binding struct {
 	// result, from any goroutine. It returns at once; nil = engines are not reached. Of the
 	// context only the values are used.
 	Abort func(ctx context.Context, replica, method, id string, ended func(how string))
-	// NoKey warns that a call of a method has no key that the policy can use; nil = it is not called.
+	// NoKey warns that a call of a method has no key that the policy can use.
 	NoKey func(b *Binding, method string)
 	// Key is equal for equal configurations: a kept Router is given
 	// to a balancer with the same one only.

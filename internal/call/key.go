@@ -323,7 +323,7 @@ func (a *Attempts) free() {
 // Options are the options of a call, as its attempts and its end need them.
 type Options struct {
 	Attempts []grpc.CallOption // of each attempt
-	finish   []func(error)     // OnFinish: gRPC would run them after every attempt, the application wants them once
+	finish   func(error)       // all OnFinish: gRPC would run them after every attempt, the application wants them once
 	codec    encoding.CodecV2  // that gRPC takes; nil = of an older interface, which returns bytes that gRPC does not free
 	chosen   bool              // an option names the codec
 }
@@ -334,7 +334,8 @@ func OptionsOf(opts []grpc.CallOption) Options {
 	for _, o := range opts {
 		switch o := o.(type) {
 		case grpc.OnFinishCallOption:
-			all.finish = append(all.finish, o.OnFinish)
+			before := all
+			all.finish = func(err error) { before.Finish(err); o.OnFinish(err) }
 		case grpc.ForceCodecV2CallOption:
 			all.codec, all.chosen = o.CodecV2, true
 		case grpc.ForceCodecCallOption, grpc.CustomCodecCallOption:
@@ -360,8 +361,8 @@ func (o *Options) Finishes() bool { return o.finish != nil }
 
 // Finish runs what the application gave to OnFinish.
 func (o *Options) Finish(err error) {
-	for _, finish := range o.finish {
-		finish(err)
+	if o.finish != nil {
+		o.finish(err)
 	}
 }
 

@@ -22,7 +22,6 @@ import (
 	"github.com/warmpath/warmpath/internal/protofield"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
-	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -251,65 +250,19 @@ type attempt struct {
 // statusAlone reports whether the replica answered with a status in place of headers and messages.
 func (a *attempt) statusAlone() bool { return len(a.Trailer["content-type"]) > 0 }
 
-// Note records a decision on the attempt's span, in the metrics, and in the report that the application asked for.
-// call is the application's context; nil where it cannot be distinguished, as without an interceptor.
-func Note(attempt, call context.Context, b *Binding, route *Route, q *policy.Request, d *policy.Decision) {
-	b.Telemetry.Decided(attempt, call, b.Policy, q, d)
-	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && b.NoKey != nil && !keyless(q.Method) {
-		b.NoKey(b, q.Method)
-	}
-	if route == nil || route.Report == nil {
-		return
-	}
-	*route.Report = telemetry.Report{
-		Replica:       d.Replica.ID,
-		Address:       d.Replica.Address,
-		Policy:        b.Policy,
-		Reason:        d.Reason,
-		Rule:          d.Rule,
-		MatchedTokens: d.MatchedTokens,
-		PromptTokens:  q.PromptTokens,
-		Place:         d.Place,
-		Load:          d.Load,
-		Queued:        d.Queued,
-		Attempts:      q.Attempt(),
-		Usage:         policy.NoUsage,
-	}
-}
-
 // NoteQuick records a quick pick. It builds a decision only where that is observed.
 func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
 	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
 		d := policy.To(r, why)
-		Note(attempt, nil, b, nil, q, &d)
+		b.Telemetry.Decided(attempt, nil, b.Policy, q, &d)
 	}
 }
 
-// Ended ends the reservation of a call that has ended, and gives its Router what the replica reported in the trailer:
-// its load, or how full it was when it refused. It reports whether it refused.
-func Ended(b *router.Reservation, done balancer.DoneInfo) (refused bool) {
-	if done.Err != nil {
-		if report, ok := refusal(done); ok {
-			b.Refused(report)
-			return true
-		}
-	}
-	b.Release()
-	if r := b.Router(); r != nil && len(done.Trailer) > 0 {
-		if raw := done.Trailer[warmpathv1.TrailerLoad]; len(raw) > 0 {
-			r.Report(b.Decision.Replica.ID, parseOrca([]byte(raw[0])))
-		}
-	}
-	return false
-}
-
-// EndedQuick is Ended for a quick reservation.
+// EndedQuick ends a quick reservation, and gives the Router what the replica reported if it refused.
 func EndedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo) {
-	if done.Err != nil {
-		if report, ok := refusal(done); ok {
-			r.Refused(replica, report)
-			return
-		}
+	if report, ok := refusal(done); ok {
+		r.Refused(replica, report)
+		return
 	}
 	r.Release(replica)
 }
@@ -317,6 +270,9 @@ func EndedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo
 // refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,
 // and so may one that names no bound.
 func refusal(done balancer.DoneInfo) (report load.Report, ok bool) {
+	if done.Err == nil {
+		return load.Report{}, false
+	}
 	raw := done.Trailer[warmpathv1.TrailerRejection]
 	var r warmpathv1.Rejection
 	if len(raw) == 0 || status.Code(done.Err) != codes.ResourceExhausted ||

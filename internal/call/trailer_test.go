@@ -51,9 +51,12 @@ func TestReported(t *testing.T) {
 			require.NoError(t, err)
 			r := policytest.NewRouter(t, p, policytest.Fleet(1))
 			replica := r.View().Replicas()[0]
-			done := balancer.DoneInfo{Err: c.err, Trailer: c.trailer}
-			b := policytest.Pick(t, r, new(policy.Request))
-			require.Equal(t, c.refused, Ended(b, done))
+			done := balancer.DoneInfo{Err: c.err, Trailer: c.trailer, BytesSent: true}
+			rpc := &Call{Context: t.Context(), handle: NewHandle(nil, nil)}
+			rpc.reserved.binding = &Binding{Router: r}
+			require.NoError(t, r.Reserve(t.Context(), &rpc.key.request, &rpc.reserved.held, router.How{NoWait: true}))
+			rpc.Finished(done)
+			require.Equal(t, c.refused, rpc.outcome.last.Refused)
 			require.Equal(t, c.refused, replica.Full())
 			require.Zero(t, replica.Ongoing())
 			ongoing, tokens := replica.PeerLoad()

@@ -113,38 +113,32 @@ func (m message) encoded() []byte {
 // message of a list on the way. It returns how many values there are, such a message being one. An encoded message is
 // read as far as it can be.
 func (s *source) walk(m message, p path, want kind, take func(value)) (n int) {
-	if len(p) == 1 {
-		s.field(m, &p[0], want, func(v value) { n++; take(v) })
+	st, here, visit := &p[0], want, func(v value) { n++; take(v) }
+	if len(p) > 1 {
+		here, visit = kindMessage|kindEncoded, func(v value) {
+			found := s.walk(v.message(), p[1:], want, take)
+			if v.listed && want&kindEnd != 0 {
+				take(value{kind: kindEnd, num: int64(found), text: v.text, typed: v.typed})
+				found = 1
+			}
+			n += found
+		}
+	}
+	if m.typed == nil {
+		wireField(m.raw, st, here, visit)
 		return n
 	}
-	s.field(m, &p[0], kindMessage|kindEncoded, func(v value) {
-		found := s.walk(v.message(), p[1:], want, take)
-		if v.listed && want&kindEnd != 0 {
-			take(value{kind: kindEnd, num: int64(found), text: v.text, typed: v.typed})
-			found = 1
-		}
-		n += found
-	})
-	return n
-}
-
-// field calls take for each value of a field that is of the wanted kinds.
-func (s *source) field(m message, st *step, want kind, take func(value)) {
-	if m.typed == nil {
-		wireField(m.raw, st, want, take)
-		return
-	}
 	fd, holds := st.in(m.typed.Descriptor())
-	if fd == nil || want&kinds[holds.Kind()] == 0 || !m.typed.Has(fd) {
-		return
+	if fd == nil || here&kinds[holds.Kind()] == 0 || !m.typed.Has(fd) {
+		return 0
 	}
 	switch {
 	case st.key != "":
 		if x := m.typed.Get(fd).Map().Get(protoreflect.ValueOfString(st.key).MapKey()); x.IsValid() {
-			take(valueOf(holds, x))
+			visit(valueOf(holds, x))
 		}
-	case fd.IsList() && want&kindIDs != 0:
-		take(value{kind: kindIDs, ids: idsOf(m.typed, fd)})
+	case fd.IsList() && here&kindIDs != 0:
+		visit(value{kind: kindIDs, ids: idsOf(m.typed, fd)})
 	case fd.IsList():
 		if s.listOf != m.typed || s.listFD != fd {
 			s.list, s.listOf, s.listFD = m.typed.Get(fd).List(), m.typed, fd
@@ -152,14 +146,15 @@ func (s *source) field(m message, st *step, want kind, take func(value)) {
 		for l, i := s.list, 0; i < l.Len(); i++ {
 			v := valueOf(fd, l.Get(i))
 			v.listed = true
-			take(v)
+			visit(v)
 		}
 	default:
-		take(valueOf(fd, m.typed.Get(fd)))
+		visit(valueOf(fd, m.typed.Get(fd)))
 	}
+	return n
 }
 
-// wireField does so in an encoded message.
+// wireField calls take for each value of a field of an encoded message that is of the wanted kinds.
 func wireField(b []byte, st *step, want kind, take func(value)) {
 	protofield.Each(b, func(f protofield.Field) {
 		switch {
@@ -187,7 +182,7 @@ func wireText(b []byte, num protowire.Number) (s string) {
 
 // text returns the text in a field.
 func (s *source) text(m message, num protowire.Number) (text string) {
-	s.field(m, &step{num: num}, kindText|kindBytes|kindEncoded, func(v value) { text = v.text })
+	s.walk(m, path{{num: num}}, kindText|kindBytes|kindEncoded, func(v value) { text = v.text })
 	return text
 }
 

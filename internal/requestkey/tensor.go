@@ -12,7 +12,7 @@ func (s *source) tensor(name string, take func(value)) {
 	var input message
 	at, found := 0, -1
 	if !s.cheap {
-		s.field(s.message, &step{num: 5}, kindMessage|kindEncoded, func(v value) {
+		s.walk(s.message, path{{num: 5}}, kindMessage|kindEncoded, func(v value) {
 			if in := v.message(); found < 0 && s.text(in, 1) == name {
 				found, input = at, in
 			}
@@ -23,7 +23,7 @@ func (s *source) tensor(name string, take func(value)) {
 		return
 	}
 	raw, n := "", 0
-	s.field(s.message, &step{num: 7}, kindBytes|kindEncoded, func(v value) {
+	s.walk(s.message, path{{num: 7}}, kindBytes|kindEncoded, func(v value) {
 		if n == found {
 			raw = v.text
 		}
