@@ -18,7 +18,7 @@ const silent = `
 load_interval: 10s
 deployments:
   chat:
-    policy: {kv_aware: {near_tie_tokens: off, block_tokens: 16}}
+    policy: {kv_aware: {block_tokens: 16}}
     replicas: [{id: a, address: "127.0.0.1:1"}, {id: b, address: "127.0.0.1:2"}, {id: c, address: "127.0.0.1:3", kv_events: "tcp://127.0.0.1:1"}]
 `
 
@@ -73,7 +73,7 @@ func TestRoutesAreShared(t *testing.T) {
 load_interval: 10s
 deployments:
   chat:
-    policy: {kv_aware: {near_tie_tokens: off, block_tokens: 16}}
+    policy: {kv_aware: {block_tokens: 16}}
     replicas: [{id: a, address: "127.0.0.1:1"}, {id: b, address: "127.0.0.1:2", kv_events: "tcp://127.0.0.1:1"}]
 `)))
 	f.tick("chat")

@@ -48,7 +48,7 @@ func lookAsideConn(t *testing.T, config string, o server.Options) *grpc.ClientCo
 // The server follows the engines' KV events: it finds a warm replica for a prompt that it has never seen, and tells
 // watchers of its superblocks.
 func TestKVEventsReachTheLookAsideServer(t *testing.T) {
-	for _, pol := range []string{"prefix_cache_affinity: {}", "kv_aware: {near_tie_tokens: off}"} {
+	for _, pol := range []string{"prefix_cache_affinity: {}", "kv_aware: {}"} {
 		t.Run(pol, func(t *testing.T) {
 			var fleet strings.Builder
 			var engines []*simulated
@@ -66,7 +66,7 @@ func TestKVEventsReachTheLookAsideServer(t *testing.T) {
 
 			told := make(map[uint32]map[uint64]bool) // by number of the replica
 			for n, engine := range engines {
-				prompt := make([]uint32, 1000)
+				prompt := make([]uint32, 1500) // worth more than a near tie
 				for i := range prompt {
 					prompt[i] = uint32(2000*n + i)
 				}

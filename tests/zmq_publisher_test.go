@@ -172,14 +172,14 @@ func TestRealKVEventsDecide(t *testing.T) {
 		engines = append(engines, p)
 		fmt.Fprintf(&fleet, "    - {id: r%d, address: '127.0.0.1:%d', kv_events: 'tcp://%s', kv_events_replay: 'tcp://%s'}\n", i, i+1, p.pub.addr(), p.replay.addr())
 	}
-	pb := lookAside(t, "deployments:\n  chat:\n    policy: {kv_aware: {near_tie_tokens: off}}\n    replicas:\n"+fleet.String())
+	pb := lookAside(t, "deployments:\n  chat:\n    policy: {kv_aware: {}}\n    replicas:\n"+fleet.String())
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	watch, err := pb.WatchReplicas(ctx)
 	require.NoError(t, err)
 	require.NoError(t, watch.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Index: true}}))
 	for n, p := range engines {
-		prompt := promptOf(n, 40)
+		prompt := promptOf(n, 160) // worth more than a near tie
 		p.say(false, stores(prompt, 0))
 		end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[policy.SuperblockTokens/16-1]
 		for told := false; !told; { // the server has it when it tells watchers

@@ -13,17 +13,17 @@ import (
 
 func TestAdoptionConfig(t *testing.T) {
 	for text, wrong := range map[string]string{
-		`{"mode":"central_only","central_deadline":"50ms"}`:     "",
-		`{"percentage":0,"shadow_policy":{"kv_aware":{}}}`:      "",
-		`{"percentage":"off"}`:                                  "",
-		`{"mode":"middle"}`:                                     `config: mode: "middle" is not broadcast, central or central_only`,
-		`{"central_deadline":"11s"}`:                            "config: central_deadline: 11s is not between 0s and 10s",
-		`{"shadow_policy":"kv_aware"}`:                          `config: shadow_policy: it is not an object like {"round_robin": {}}`,
-		`{"shadow_policy":{"kv_aware":{},"a":{}}}`:              `config: shadow_policy: 2 are named, a, kv_aware; name one`,
-		`{"percentage":101}`:                                    "config: percentage: 101 is not between 0 and 100",
-		`{"percentage":"5"}`:                                    "config: percentage: it is a string, not a number",
-		`{"shadow_policy":{"nobody":{}}}`:                       `config: shadow_policy: "nobody" is unknown`,
-		`{"shadow_policy":{"kv_aware":{"near_tie_tokens":-1}}}`: "config: shadow_policy.kv_aware: near_tie_tokens",
+		`{"mode":"central_only","central_deadline":"50ms"}`: "",
+		`{"percentage":0,"shadow_policy":{"kv_aware":{}}}`:  "",
+		`{"percentage":"off"}`:                              "",
+		`{"mode":"middle"}`:                                 `config: mode: "middle" is not broadcast, central or central_only`,
+		`{"central_deadline":"11s"}`:                        "config: central_deadline: 11s is not between 0s and 10s",
+		`{"shadow_policy":"kv_aware"}`:                      `config: shadow_policy: it is not an object like {"round_robin": {}}`,
+		`{"shadow_policy":{"kv_aware":{},"a":{}}}`:          `config: shadow_policy: 2 are named, a, kv_aware; name one`,
+		`{"percentage":101}`:                                "config: percentage: 101 is not between 0 and 100",
+		`{"percentage":"5"}`:                                "config: percentage: it is a string, not a number",
+		`{"shadow_policy":{"nobody":{}}}`:                   `config: shadow_policy: "nobody" is unknown`,
+		`{"shadow_policy":{"kv_aware":{"kv_tokens":-1}}}`:   "config: shadow_policy.kv_aware: kv_tokens",
 	} {
 		_, err := policy.ParseConfig([]byte(text))
 		if wrong == "" {

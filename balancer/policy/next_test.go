@@ -69,13 +69,13 @@ func TestNextInTurn(t *testing.T) {
 
 // The cheapest of the others is next by cost: those who hold more of the prompt first.
 func TestNextByCost(t *testing.T) {
-	p, err := policy.New(kvaware.Name, []byte(`{"near_tie_tokens":"off"}`))
+	p, err := policy.New(kvaware.Name, nil)
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, p, policytest.Replicas("a", "b", "c", "d"))
-	tokens := make([]uint32, 160)
+	tokens := make([]uint32, 16_000) // steps of more than a near tie
 	hashes := kvindex.AppendTokens(nil, tokens, 16, kvindex.SeedFor("", "", ""))
 	for i, id := range []string{"c", "a", "d"} {
-		r.CacheChanged([]policy.CacheChange{{Replica: id, BlockTokens: 16, Stored: hashes[:10-3*i]}})
+		r.CacheChanged([]policy.CacheChange{{Replica: id, BlockTokens: 16, Stored: hashes[:1000-300*i]}})
 	}
 	q := new(policy.Request)
 	q.SetPrompt(policy.Prompt{Tokens: tokens})

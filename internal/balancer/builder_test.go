@@ -34,7 +34,7 @@ func TestCheck(t *testing.T) {
 		`{"dialects":{}}`:                  "warmpath: dialects: it is an object, not a list",
 		`{"dialects":[{"methods":["a"]}]}`: "warmpath: dialects[0] (a): methods: ",
 		`{"kv_events":"foo"}`:              `warmpath: kv_events: "foo": `,
-		`{"policy":{"kv_aware":{"near_tie_tokens":-1}}}`: "warmpath: config: policy.kv_aware: near_tie_tokens: it is a number -1",
+		`{"policy":{"kv_aware":{"kv_tokens":-1}}}`: "warmpath: config: policy.kv_aware: kv_tokens: it is a number -1",
 	} {
 		err := Check(object)
 		if want == "" {

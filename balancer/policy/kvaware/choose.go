@@ -178,7 +178,7 @@ func (c *choice) best() (*option, policy.Reason) {
 	}
 	var best *option
 	equal := 0
-	slack := max(float64(c.config.NearTieTokens), peerSlack*c.View.MeanPeerLoad())
+	slack := max(nearTie, peerSlack*c.View.MeanPeerLoad())
 	for i := range c.options {
 		o := &c.options[i]
 		if o.cost > least+slack {

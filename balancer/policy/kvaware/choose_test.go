@@ -19,7 +19,6 @@ func TestCost(t *testing.T) {
 	prompt := tokens(1, 8000)
 	for _, tt := range []struct {
 		name    string
-		config  func(*Config)
 		before  func(r *router.Router, places []string)
 		place   int
 		why     policy.Reason
@@ -42,11 +41,6 @@ func TestCost(t *testing.T) {
 			name:   "but on an idle fleet",
 			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt[:64], 16) },
 			place:  7, why: policy.ReasonKVCost, matched: 64,
-		}, {
-			name:   "it is not where ties are exact",
-			config: func(c *Config) { c.NearTieTokens = policy.Off },
-			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt[:1328], 16) },
-			place:  7, why: policy.ReasonKVCost, matched: 1328,
 		}, {
 			name: "the first of two holders",
 			before: func(r *router.Router, at []string) {
@@ -121,11 +115,7 @@ func TestCost(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := Config{}.WithDefaults()
-			if tt.config != nil {
-				tt.config(&c)
-			}
-			p := newPolicy(t, c)
+			p := newPolicy(t, Config{}.WithDefaults())
 			r := policytest.NewRouter(t, p.policy(), policytest.Fleet(16))
 			at := places(t, r, ask(prompt))
 			if tt.before != nil {
@@ -160,7 +150,7 @@ func setLoads(r *router.Router, at []string, tokens int64) {
 func TestRates(t *testing.T) {
 	fleet := policytest.Fleet(2)
 	fleet[1].Weight = 2
-	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.NearTieTokens = policy.Off })).policy(), fleet)
+	r := policytest.NewRouter(t, newPolicy(t, Config{}.WithDefaults()).policy(), fleet)
 	count := map[string]int{}
 	for i := range 300 {
 		count[policytest.Pick(t, r, ask(tokens(i, 1000))).Decision.Replica.ID]++

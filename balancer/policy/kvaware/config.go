@@ -19,7 +19,11 @@ const (
 	// for this request. Tokens of others that wait there, and active requests, count 1.
 	// Higher keeps prompts with their caches; at 1 caches are given up as the fleet fills.
 	uncachedWeight = 3
-	// peerSlack times the mean peer load is the least width of a near tie.
+	// nearTie is by how many tokens a cost may be above the least and still counts as equal to
+	// it. Among equals the rendezvous order decides, which keeps many clients with the same
+	// news from all going one way: docs/routing-quality.md, row "near ties".
+	nearTie = 4000
+	// peerSlack times the mean peer load is the width of a near tie where that is more.
 	peerSlack = 0.75
 )
 
@@ -28,13 +32,6 @@ var credits = [policy.Tiers]float64{1, 0.75, 0.25}
 
 // Config is the policy's config. Its zero value is the default config.
 type Config struct {
-	// NearTieTokens is by how much a cost may be above the least and still counts as
-	// equal to it; 0 = 4,000, Off = costs are exact. The width is more where peer load is
-	// high. Among equals the rendezvous order decides, which keeps many clients with the
-	// same news from all going one way. Off is best where every engine reports its KV
-	// events, the default where none does.
-	NearTieTokens policy.Limit `json:"near_tie_tokens,omitempty"`
-
 	// BlockTokens is the block of token ids until an engine reports its own; 0 = 16, at most
 	// 65536. That of a text is four bytes for every token of it. All clients must use the same.
 	BlockTokens int `json:"block_tokens,omitempty"`
@@ -59,7 +56,6 @@ func (Config) Name() string { return Name }
 
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
-	c.NearTieTokens = cmp.Or(c.NearTieTokens, 4000)
 	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
 	c.IndexBytes = cmp.Or(c.IndexBytes, 1<<30)
 	c.KVTokens = cmp.Or(c.KVTokens, 1_000_000)
@@ -68,13 +64,8 @@ func (c Config) WithDefaults() Config {
 
 // validate checks a config with its defaults.
 func (c Config) validate() error {
-	for _, f := range []struct {
-		name  string
-		value policy.Limit
-	}{{"near_tie_tokens", c.NearTieTokens}, {"kv_tokens", c.KVTokens}} {
-		if f.value != policy.Off && !(f.value >= 0 && f.value <= 1<<50) {
-			return fmt.Errorf("%s: it is %v, want at least 0, or off", f.name, f.value)
-		}
+	if n := c.KVTokens; n != policy.Off && !(n >= 0 && n <= 1<<50) {
+		return fmt.Errorf("kv_tokens: it is %v, want at least 0, or off", n)
 	}
 	return cacheview.CheckSizes(c.BlockTokens, c.IndexBytes)
 }

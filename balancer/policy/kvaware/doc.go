@@ -18,7 +18,7 @@
 //
 // Costs that are at most
 //
-//	max(near_tie_tokens, 0.75 × mean peer load)
+//	max(4000, 0.75 × mean peer load)
 //
 // above the least count as equal, and among equals the first in the rendezvous order of the
 // prompt's distinguishing block is picked (package rendezvous). Peer load is the load that

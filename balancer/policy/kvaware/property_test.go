@@ -19,7 +19,6 @@ import (
 func TestConform(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"default": func(*Config) {},
-		"exact":   func(c *Config) { c.NearTieTokens = policy.Off },
 		"sticky":  func(c *Config) { c.StickySessions = true },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -172,7 +171,7 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 			for _, rep := range all {
 				least = min(least, cost(rep))
 			}
-			over := max(cost(d.Replica)-least-float64(Config{}.WithDefaults().NearTieTokens), 0)
+			over := max(cost(d.Replica)-least-nearTie, 0)
 			if over == 0 {
 				near++
 			}
