@@ -41,7 +41,7 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float
 	if a.Probe = r.out(); a.Probe {
 		r.probe, r.probed = a, now
 		d.stats.Probes++
-		r.readmit()
+		r.host.Admit(r.admits())
 	}
 	if a.Watched() {
 		a.Picked, a.Work = now, work
@@ -162,7 +162,8 @@ func (a *Attempt) endWait() {
 // endProbe lets another probe follow.
 func (r *Replica) endProbe() {
 	r.probe = nil
-	r.readmit()
+	r.host.Admit(r.admits())
+	r.d.freed.Add(1)
 }
 
 // overdue enters as evidence how many times the limit an attempt has waited, since it was picked or the replica last

@@ -60,8 +60,9 @@ type Detector struct {
 	lateMin, baseTime, slowStart time.Duration // slowStart: 0 = there is none
 
 	now       func() time.Time
+	watch     func(bool)    // whether any member is not Healthy, whenever one changes; called with the lock held
 	unhealthy atomic.Int64  // members that are not Healthy
-	changes   atomic.Uint64 // what replicas admit may have changed
+	freed     atomic.Uint64 // how often requests that wait were to choose again
 
 	mu        sync.Mutex // guards the fields below and every Replica; no other lock is taken under it
 	members   []*Replica
@@ -111,8 +112,9 @@ type record struct {
 	given    map[string]int               // evidence in a row by principal
 }
 
-// New returns a Detector of an empty fleet; now is the clock. Without a config it does nothing.
-func New(c *policy.Ejection, now func() time.Time) *Detector {
+// New returns a Detector of an empty fleet; now is the clock. watch is called with whether any replica is not Healthy
+// when that may have changed; it neither blocks nor locks. Without a config the Detector does nothing.
+func New(c *policy.Ejection, now func() time.Time, watch func(unhealthy bool)) *Detector {
 	if c == nil {
 		c = &policy.Ejection{Failures: policy.Off, SlowStart: policy.Off}
 	}
@@ -120,7 +122,7 @@ func New(c *policy.Ejection, now func() time.Time) *Detector {
 	d := &Detector{
 		failures: off, share: full.MaxShare, lateMin: time.Duration(full.LateMin),
 		baseTime: time.Duration(full.BaseTime), slowStart: max(time.Duration(full.SlowStart), 0),
-		now: now, active: make(map[string]time.Time),
+		now: now, watch: watch, active: make(map[string]time.Time),
 	}
 	if full.Failures > 0 {
 		d.failures = int(full.Failures)
@@ -149,9 +151,9 @@ func (d *Detector) Ejects() bool { return d.failures < off }
 // AllHealthy reports whether every replica of the fleet is Healthy. It takes no lock.
 func (d *Detector) AllHealthy() bool { return d.unhealthy.Load() == 0 }
 
-// Version returns a number that grows with every replica that may admit more or less: requests that wait are to choose
-// again. It takes no lock.
-func (d *Detector) Version() uint64 { return d.changes.Load() }
+// Version returns a number that grows where requests that wait are to choose again: a replica is ejected, may be probed
+// or comes back. It takes no lock.
+func (d *Detector) Version() uint64 { return d.freed.Load() }
 
 // Due returns when Look does something next.
 func (d *Detector) Due() time.Time {
@@ -278,6 +280,7 @@ func (r *Replica) admits() bool {
 
 // enter puts a replica into a state. All changes of state go through it.
 func (r *Replica) enter(s State, cause Cause, since time.Time) {
+	freed := r.out()
 	if r.state != Healthy {
 		r.d.unhealthy.Add(-1)
 	}
@@ -291,11 +294,9 @@ func (r *Replica) enter(s State, cause Cause, since time.Time) {
 	if r.out() {
 		r.d.outs++
 	}
-	r.readmit()
-}
-
-// readmit gives the host what the replica admits now.
-func (r *Replica) readmit() {
 	r.host.Admit(r.admits())
-	r.d.changes.Add(1)
+	r.d.watch(!r.d.AllHealthy())
+	if freed || r.out() {
+		r.d.freed.Add(1)
+	}
 }

@@ -31,7 +31,7 @@ type live struct {
 	outlier *outlier.Replica
 
 	// Guarded by the Router's mutex.
-	wanted   int // how many requests wait for it, beside those that take any
+	waiters  line // the requests that wait for it, beside those that take any
 	refusals refusals
 	drains   time.Time // since when it takes no new sessions
 }

@@ -165,7 +165,6 @@ func (m *model) check() {
 
 	require.Equal(t, m.queued(), r.Queued())
 	require.LessOrEqual(t, r.Queued(), m.bound)
-	wanted := map[string]int{}
 	for _, c := range m.live {
 		if !c.waiting() {
 			continue
@@ -179,12 +178,15 @@ func (m *model) check() {
 		}
 		require.True(t, c.w.stands)
 		require.Equal(t, c.b.Decision.WaitFor, c.w.wants)
-		for _, rep := range c.w.wants {
-			wanted[rep.ID]++
+	}
+	lines := map[string]line{}
+	for _, w := range r.queue.waiters {
+		for _, rep := range w.wants {
+			lines[rep.ID] = append(lines[rep.ID], w)
 		}
 	}
 	for _, rep := range v.Replicas() {
-		require.Equal(t, wanted[rep.ID], liveOf(rep).wanted)
+		require.True(t, slices.Equal(lines[rep.ID], liveOf(rep).waiters), rep.ID)
 	}
 	m.checkQueue()
 }
@@ -206,10 +208,10 @@ func (m *model) finish() {
 	for _, rep := range m.r.View().Replicas() {
 		require.Zero(m.t, rep.Ongoing())
 		require.Zero(m.t, rep.QueuedTokens())
-		require.Zero(m.t, liveOf(rep).wanted)
+		require.Empty(m.t, liveOf(rep).waiters)
 	}
 	require.Zero(m.t, m.r.Queued())
-	require.Zero(m.t, m.r.queue.any)
+	require.Empty(m.t, m.r.queue.any)
 	require.Empty(m.t, departed(m.r))
 	require.Zero(m.t, len(m.r.queue.waiters))
 	require.NoError(m.t, m.r.Close())

@@ -43,7 +43,6 @@ func (h *Health) stale() bool { return h.router.outliers.Version() != h.seen.Loa
 // that wait choose again. Called with mu held.
 func (h *Health) force() {
 	h.seen.Store(h.router.outliers.Version())
-	h.router.quick.hold()
 	h.router.queue.requeue()
 }
 

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -97,4 +98,84 @@ func TestWhoWaitsIsServedByTime(t *testing.T) {
 	require.Equal(t, "r1", trial.Decision.Replica.ID)
 	trial.Release() // it was given up
 	require.Equal(t, "r1", (<-served).Decision.Replica.ID)
+}
+
+// crowd is a ward of full replicas, for which 100 requests wait; asked counts how often the policy chooses.
+func crowd(t *testing.T, n int) (w *ward, asked *int) {
+	asked = new(int)
+	w = newWard(t, n, func(o *Options) {
+		o.MaxOngoing = 1
+		o.Policy = choosing(func(q *policy.Request, v policy.View) policy.Decision {
+			*asked++
+			return leastLoaded(q, v)
+		})
+	})
+	for range n {
+		w.send("")
+	}
+	for range 100 {
+		q := &policy.Request{Answer: state.AnswerMessage}
+		require.ErrorIs(t, w.Reserve(t.Context(), q, new(Reservation), How{Ticket: new(Ticket)}), ErrQueued)
+	}
+	*asked = 0
+	return w, asked
+}
+
+// eject lets outlier detection eject a replica, which the Router has not noticed yet.
+func (w *ward) eject(id string) {
+	o := &policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed}
+	for range 5 {
+		w.Outliers().Ended(w.Outlier(w.View().ByID(id)), state.Mark{Picked: w.now}, o)
+	}
+	require.Equal(w.t, outlier.Ejected, w.condition(id))
+}
+
+// However many calls end while the lock is taken, an ejection lets the queue choose once.
+func TestCallsThatEndTogetherAskOnce(t *testing.T) {
+	w, asked := crowd(t, 4)
+	w.mu.Lock()
+	w.eject("r0")
+	var started, ended sync.WaitGroup
+	for range 20 {
+		started.Add(1)
+		ended.Go(func() {
+			started.Done()
+			w.Health.Sync()
+		})
+	}
+	started.Wait()
+	w.mu.Unlock()
+	ended.Wait()
+	once := *asked
+	require.Positive(t, once)
+	w.Health.force()
+	require.Equal(t, 2*once, *asked)
+}
+
+// A change of the fleet that also changes outlier detection lets the queue choose once.
+func TestFleetChangeAsksOnce(t *testing.T) {
+	w, asked := crowd(t, 4)
+	w.eject("r0")
+	w.Health.Sync()
+	*asked = 0
+	w.Fleet.Set(members(4)[1:])
+	require.Equal(t, 100, *asked)
+	w.Health.Sync()
+	require.Equal(t, 100, *asked)
+}
+
+// A probe that begins frees no replica.
+func TestProbeLeavesTheQueueAlone(t *testing.T) {
+	w, _ := crowd(t, 2)
+	w.eject("r0")
+	w.pass(11 * time.Second)
+	w.Health.Look() // half-open, and full
+	require.Equal(t, outlier.HalfOpen, w.condition("r0"))
+	before := w.Outliers().Version()
+	var probe outlier.Attempt
+	w.Outliers().Begin(&probe, w.Outlier(w.View().ByID("r0")), state.AnswerMessage, 1, "", w.now)
+	require.True(t, probe.Probe)
+	require.Equal(t, before, w.Outliers().Version())
+	w.Outliers().End(&probe)
+	require.Greater(t, w.Outliers().Version(), before, "another may follow")
 }

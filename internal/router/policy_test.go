@@ -109,11 +109,34 @@ func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 		connectAll(r)
 	}
 	pick(t, r, &policy.Request{})
-	require.Len(t, prepared, 1)
+	require.Len(t, prepared, 2)
 
 	prepared, during = nil, nil
 	pick(t, r, &policy.Request{Pin: "r0"})
 	require.Len(t, prepared, 1, "the policy observes routes")
+}
+
+// A fleet that comes after a request was to be prepared, and before it takes the lock, finds it prepared all the same.
+func TestFleetThatComesBeforeTheLock(t *testing.T) {
+	r, err := NewRouter(Options{Policy: policy.Policy{
+		Prepare: func(_ context.Context, q *policy.Request, v policy.View) error {
+			q.Prepared = v.Epoch()
+			return nil
+		},
+		Choose: func(q *policy.Request, v policy.View) policy.Decision {
+			require.Equal(t, v.Epoch(), q.Prepared)
+			return firstFree(q, v)
+		},
+	}})
+	require.NoError(t, err)
+	q, b := new(policy.Request), new(Reservation)
+	r.Prepare(t.Context(), q)
+	require.Nil(t, q.Prepared)
+	r.Fleet.Set(members(1))
+	r.Fleet.Connect()
+	_, err = r.reserve(t.Context(), q, b, new(How))
+	require.NoError(t, err)
+	require.Equal(t, "r0", b.Decision.Replica.ID)
 }
 
 func TestObservers(t *testing.T) {

@@ -203,7 +203,7 @@ func TestLineIsInOrder(t *testing.T) {
 		var last *waiter
 		for r.Queued() > 0 {
 			head := r.queue.waiters[0]
-			require.Zero(t, r.queue.place(head), "seed %d", seed)
+			require.Zero(t, r.queue.waiters.place(head), "seed %d", seed)
 			if last != nil {
 				require.Negative(t, served(last, head), "seed %d", seed)
 			}

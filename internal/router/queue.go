@@ -17,8 +17,8 @@ const headStart = 10 * time.Second
 // refusal.go. The Router's mutex guards it and is held while its methods run.
 type queue struct {
 	router  *Router
-	waiters []*waiter // in the order in which they are served where they want the same
-	any     int       // how many of them take any replica
+	waiters line
+	any     line // of these, the ones that take any replica
 	seq     uint64
 	came    time.Time // when the last request came
 	closed  bool
@@ -61,7 +61,7 @@ func (u *queue) add(q *policy.Request, b *Reservation) (*waiter, error) {
 		q: q, b: b, seq: s.Seq, since: now, due: s.Came.Add(-time.Duration(level(q.Priority)) * headStart),
 		waiting: true, done: make(chan struct{}),
 	}
-	w.behind = u.place(w)
+	w.behind = u.waiters.place(w)
 	if most := u.router.opts.MaxQueued; most >= 0 && len(u.waiters) >= most {
 		full := &WaitError{Behind: w.behind, Longest: now.Sub(u.waiters[0].since), Cause: ErrQueueFull}
 		out := u.last(w)
@@ -71,7 +71,7 @@ func (u *queue) add(q *policy.Request, b *Reservation) (*waiter, error) {
 		full.Waited, full.Behind = now.Sub(out.since), out.behind
 		u.settle(out, full)
 	}
-	u.waiters = slices.Insert(u.waiters, u.place(w), w)
+	u.waiters.insert(w)
 	u.router.quick.hold()
 	return w, nil
 }
@@ -90,10 +90,37 @@ func (u *queue) last(w *waiter) *waiter {
 	return nil
 }
 
-// place returns how many waiters are served before w, which need not wait yet.
-func (u *queue) place(w *waiter) int {
-	n, _ := slices.BinarySearchFunc(u.waiters, w, served)
+// A line is waiters in the order in which they are served where they want the same. To join it at the end and to leave
+// it at the head is O(1); in between it is no more than to move pointers.
+type line []*waiter
+
+// place returns how many of the line are served before w, which need not stand in it.
+func (l line) place(w *waiter) int {
+	if n := len(l); n == 0 || served(l[n-1], w) < 0 {
+		return n
+	}
+	n, _ := slices.BinarySearchFunc(l, w, served)
 	return n
+}
+
+func (l *line) insert(w *waiter) { *l = slices.Insert(*l, l.place(w), w) }
+
+// remove takes a waiter out that stands in the line. It moves those on the shorter side.
+func (l *line) remove(w *waiter) {
+	all, i := *l, 0
+	if all[0] != w {
+		i = l.place(w)
+	}
+	for all[i] != w { // a copy of its request may wait too
+		i++
+	}
+	if i >= len(all)/2 {
+		*l = slices.Delete(all, i, i+1)
+		return
+	}
+	copy(all[1:], all[:i])
+	all[0] = nil
+	*l = all[1:]
 }
 
 // served is the order in which waiters are served where they want the same.
@@ -104,37 +131,28 @@ func level(priority int) int { return min(max(priority, -1), 1) }
 
 // stand lets a waiter wait for what its last choice would wait for, or no longer for any.
 func (u *queue) stand(w *waiter, on bool) {
-	u.count(w, -1)
+	u.lines(w, (*line).remove)
 	w.stands, w.wants = on, nil
 	if on {
 		w.wants = w.b.Decision.WaitFor
 	}
-	u.count(w, 1)
+	u.lines(w, (*line).insert)
 }
 
-func (u *queue) count(w *waiter, n int) {
+// lines calls do for each line in which a waiter stands beside that of all.
+func (u *queue) lines(w *waiter, do func(*line, *waiter)) {
 	if w.stands && w.wants == nil {
-		u.any += n
+		do(&u.any, w)
 	}
 	for _, rep := range w.wants {
-		liveOf(rep).wanted += n
+		do(&liveOf(rep).waiters, w)
 	}
 }
 
-// settle ends a wait. Of the others it moves those on the shorter side.
+// settle ends a wait.
 func (u *queue) settle(w *waiter, err error) {
 	u.stand(w, false)
-	i := u.place(w)
-	for u.waiters[i] != w { // a copy of its request may wait too
-		i++
-	}
-	if i < len(u.waiters)/2 {
-		copy(u.waiters[1:], u.waiters[:i])
-		u.waiters[0] = nil
-		u.waiters = u.waiters[1:]
-	} else {
-		u.waiters = slices.Delete(u.waiters, i, i+1)
-	}
+	u.waiters.remove(w)
 	w.waiting, w.err = false, err
 	u.router.quick.hold()
 	close(w.done)
@@ -154,21 +172,22 @@ func (u *queue) again(w *waiter) {
 	u.settle(w, err)
 }
 
-// serve gives the room of one replica to the requests that wait for it, in their order. One of them that is not served
-// no longer wants it. O(requests that wait), O(1) where none takes the replica.
+// serve gives the room of one replica to the requests that wait for it, in their order. It looks at two heads: of those
+// that want this replica, and of those that take any. One of them that is not served no longer wants it.
 func (u *queue) serve(at *policy.Replica) {
 	rep := u.router.view.Load().byID[at.ID]
-	for i := 0; rep != nil && i < len(u.waiters); {
-		if !rep.Connected() || rep.Full() || liveOf(rep).wanted == 0 && (u.any == 0 || rep.Drains()) {
+	for range len(u.waiters) {
+		if rep == nil || !rep.Connected() || rep.Full() {
 			return
 		}
-		w := u.waiters[i]
-		if w.stands && (w.wants == nil && !rep.Drains() || slices.Contains(w.wants, rep)) {
-			u.again(w)
+		first := liveOf(rep).waiters
+		if len(u.any) > 0 && !rep.Drains() && (len(first) == 0 || served(u.any[0], first[0]) < 0) {
+			first = u.any
 		}
-		if w.waiting {
-			i++
+		if len(first) == 0 {
+			return
 		}
+		u.again(first[0])
 	}
 }
 
@@ -178,7 +197,11 @@ func (u *queue) requeue() {
 	if len(u.waiters) == 0 {
 		return
 	}
-	for _, w := range slices.Clone(u.waiters) {
+	all := slices.Clone(u.waiters)
+	for _, w := range all { // first, so that each joins its lines at the end
+		u.stand(w, false)
+	}
+	for _, w := range all {
 		u.again(w)
 	}
 	u.arm()

@@ -75,7 +75,8 @@ func plain(q *policy.Request) bool {
 
 // Why a pick takes the lock.
 const (
-	held      = 1 << iota // a request waits, a replica is not well, or the Router is closed
+	held      = 1 << iota // a request waits, or the Router is closed
+	unwell                // a replica is not well
 	rolling               // a Rollout keeps requests from the policy
 	reporting             // reports of replicas count, and expire at picks
 )
@@ -85,7 +86,7 @@ const (
 // mu held.
 func (k *Quick) hold() {
 	r := k.router
-	k.hinder(held, len(r.queue.waiters) > 0 || !r.outliers.AllHealthy() || r.queue.closed)
+	k.hinder(held, len(r.queue.waiters) > 0 || r.queue.closed)
 }
 
 // hinder sets or clears why picks take the lock.

@@ -239,3 +239,15 @@ func TestManyClientsAtAFullReplica(t *testing.T) {
 	require.Less(t, refusals, 2*clients*calls)
 	t.Logf("%d refusals of %d calls", refusals, clients*calls)
 }
+
+// What is assigned does not wait, and does not take the mark of a replica away.
+func TestAssignedToOneThatRefused(t *testing.T) {
+	r := connected(t, Options{MaxOngoing: 5}, members(2)...)
+	pick(t, r, &policy.Request{Pin: "r1"}).Refused(load.Report{Ongoing: -1, QueuedTokens: -1})
+	for _, how := range []How{{NoWait: true}, {Backoff: time.Second}, {}} {
+		b := new(Reservation)
+		how.Assigned, how.Ticket = &Assigned{Replica: "r1"}, new(Ticket)
+		require.Equal(t, ErrFull, r.Reserve(t.Context(), new(policy.Request), b, how))
+		require.False(t, b.Held())
+	}
+}

@@ -48,7 +48,8 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	if how.Assigned == nil {
 		r.Prepare(ctx, q)
 	}
-	w, err := r.reserve(q, b, &how)
+	narrow(q)
+	w, err := r.reserve(ctx, q, b, &how)
 	switch {
 	case w == nil && err == nil && !how.Query:
 		r.routed(q, b)
@@ -68,8 +69,13 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 
 // reserve reserves at once, or puts the request into the queue. One that was refused is only put there, where it waits
 // for no replica until its backoff has passed.
-func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, error) {
+func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation, how *How) (*waiter, error) {
 	r.mu.Lock()
+	if how.Assigned == nil && !r.prepared(q, r.view.Load()) { // the fleet has changed meanwhile
+		r.mu.Unlock()
+		r.Prepare(ctx, q)
+		r.mu.Lock()
+	}
 	defer r.mu.Unlock() // also when the policy panics
 	u, s, waits := &r.queue, q.State(), !how.NoWait && !how.Query && how.Assigned == nil
 	s.Query = how.Query
@@ -90,10 +96,13 @@ func (r *Router) reserve(q *policy.Request, b *Reservation, how *How) (*waiter, 
 	if !u.marked.IsZero() {
 		u.tick()
 	}
-	if how.Backoff > 0 && !u.closed {
+	switch {
+	case how.Assigned != nil:
+		return nil, r.choose(q, b, how.Assigned, now)
+	case how.Backoff > 0 && !u.closed:
 		return u.add(q, b)
 	}
-	err := r.choose(q, b, how.Assigned, now)
+	err := r.choose(q, b, nil, now)
 	for how.NoWait && err == ErrFull && u.insist(&b.Decision) { // each time there is a mark less
 		err = r.choose(q, b, nil, now)
 	}
@@ -204,6 +213,7 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 	q.Exclude, q.State().Sets = append(append(make([]string, 0, len(own)+n+1), own...), booked.ID), nil
 	defer func() { q.Exclude, q.State().Sets = own, nil }()
 	for range n {
+		narrow(q)
 		d := r.next(q)
 		if d.Replica == nil {
 			break
@@ -212,6 +222,12 @@ func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []pol
 		to = append(to, d)
 	}
 	return to
+}
+
+// narrow makes the sets of long lists before the lock is taken, so that no choice has to.
+func narrow(q *policy.Request) {
+	q.State().Excludes(q.Exclude, q.Allow, "")
+	q.State().HasTried("")
 }
 
 // next returns a decision without replica if none is available.

@@ -70,7 +70,7 @@ func NewRouter(o Options) (*Router, error) {
 		quick = nil
 	}
 	o = o.withDefaults()
-	r := &Router{opts: o, own: o.Policy.Observer, outliers: newDetector(&o), uses: o.Policy.Uses | o.Shadow.Uses}
+	r := &Router{opts: o, own: o.Policy.Observer, uses: o.Policy.Uses | o.Shadow.Uses}
 	r.Health.router, r.Rollout.router, r.quick.router, r.queue.router = r, r, r, r
 	r.Fleet = Fleet{router: r, known: make(map[string]*live)}
 	r.gate.closers = closersOf(&o)
@@ -80,6 +80,7 @@ func NewRouter(o Options) (*Router, error) {
 		r.observers = append(r.observers, &r.shadow.Observer)
 	}
 	r.prepares = o.Policy.Prepare != nil || o.Shadow.Prepare != nil
+	r.outliers = newDetector(&o, func(on bool) { r.quick.hinder(unwell, on) })
 	r.Load = load.New(o.Now, func(on bool) { r.quick.hinder(reporting, on) })
 	if o.DrainGrace > 0 && r.uses&policy.UsesSession != 0 {
 		r.Fleet.sessions = &sessions{seed: maphash.MakeSeed()}
@@ -93,14 +94,14 @@ func NewRouter(o Options) (*Router, error) {
 }
 
 // newDetector returns the outlier detection of a Router: without slow start where that would move keys twice.
-func newDetector(o *Options) *outlier.Detector {
+func newDetector(o *Options, watch func(bool)) *outlier.Detector {
 	ejection := o.Ejection
 	if ejection != nil && o.Policy.Uses&policy.SharesByKey != 0 {
 		own := *ejection
 		own.SlowStart = policy.Off
 		ejection = &own
 	}
-	return outlier.New(ejection, o.Now)
+	return outlier.New(ejection, o.Now, watch)
 }
 
 // Policy returns the Router's policy.
@@ -136,13 +137,18 @@ func (r *Router) Quick() *Quick { return &r.quick }
 // View returns the current snapshot of the fleet.
 func (r *Router) View() policy.View { return r.view.Load() }
 
+// prepared reports whether there is nothing to prepare for a view.
+func (r *Router) prepared(q *policy.Request, v *view) bool {
+	s := q.State()
+	return !r.prepares || len(v.replicas) == 0 || s.Prepared == any(r) && s.Epoch == v.epoch
+}
+
 // Prepare does the part of a pick that needs no lock. A host calls it before
 // Reserve so that the work is done off the picker; it does so
 // itself for a request that is not prepared, or was for an older fleet.
 func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	v, s := r.view.Load(), q.State()
-	prepared := s.Prepared == any(r) && s.Epoch == v.epoch
-	if !r.prepares || prepared || len(v.replicas) == 0 || !r.gate.enter() {
+	if r.prepared(q, v) || !r.gate.enter() {
 		return
 	}
 	defer r.gate.leave()
