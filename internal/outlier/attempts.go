@@ -15,7 +15,8 @@ type Attempt struct {
 	replica    *Replica
 	prev, next *Attempt // among those of the replica that wait for a first message; nil = it does not
 	answered   bool
-	counted    int // as evidence for its wait
+	from       time.Time // when it was picked, or the replica last answered any call
+	counted    int       // as evidence for its wait since then
 }
 
 // Begin notes an attempt that is made now, which its host's Bookings include. work is the number of tokens that stand
@@ -44,7 +45,7 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float
 		r.host.Admit(r.admits())
 	}
 	if a.Watched() {
-		a.Picked, a.Work = now, work
+		a.Picked, a.from, a.Work = now, now, work
 		a.prev, a.next = r.waiting.prev, &r.waiting
 		a.prev.next, a.next.prev = a, a
 	}
@@ -166,13 +167,13 @@ func (r *Replica) endProbe() {
 	r.d.freed.Add(1)
 }
 
-// overdue enters as evidence how many times the limit an attempt has waited, since it was picked or the replica last
-// answered any call, less what was entered before.
+// overdue enters as evidence how many times the limit an attempt has waited, less what was entered before.
 func (r *Replica) overdue(a *Attempt, now time.Time) {
-	m := a.Mark
-	if r.answered.After(m.Picked) {
-		m.Picked = r.answered
+	if r.answered.After(a.from) {
+		a.from, a.counted = r.answered, 0
 	}
+	m := a.Mark
+	m.Picked = a.from
 	times := r.overLimit(&m, now.Sub(m.Picked), now)
 	if n := times - a.counted; n > 0 && !a.Picked.Before(r.since) { // else the state rests on it already
 		a.counted = times

@@ -221,6 +221,34 @@ func TestAllLate(t *testing.T) {
 	}
 }
 
+// A call that waits is evidence anew after each answer of the replica to another call.
+func TestAnotherCallIsAnswered(t *testing.T) {
+	f := newFleet(t, 4)
+	for range 32 {
+		for i := range f.replicas {
+			f.call(i, "", false)
+		}
+	}
+	var stuck outlier.Attempt
+	f.Begin(&stuck, f.replicas[0].Replica, state.AnswerMessage, 500, "", time.Time{})
+	hang := func(seconds int) {
+		for range seconds {
+			f.pass(time.Second)
+			f.call(1, "", false)
+			f.call(2, "", false)
+		}
+	}
+	for range 4 {
+		hang(22)
+		f.is(0, outlier.Healthy)
+		f.call(0, "", false)
+	}
+	hang(24)
+	f.is(0, outlier.Healthy)
+	hang(2)
+	f.is(0, outlier.Ejected)
+}
+
 // Late calls are evidence only where other replicas answer meanwhile.
 func TestLateCounts(t *testing.T) {
 	f := newFleet(t, 4)
