@@ -42,6 +42,7 @@ type view struct {
 
 	received time.Time // when a server last sent anything
 	begun    time.Time // when the server began to be followed
+	resumed  bool      // it is the incarnation that was followed before
 }
 
 func newView(o *Options, client string, d *Desk) *view {
@@ -267,8 +268,8 @@ func (v *view) takeMembers(m *warmpathv1.WatchReplicasResponse, first bool, now 
 
 // begin prepares for the first message of a server. Called with mu held.
 func (v *view) begin(incarnation string, now time.Time) {
-	v.begun = now
-	if incarnation != v.adopted.Incarnation {
+	v.begun, v.resumed = now, incarnation == v.adopted.Incarnation
+	if !v.resumed {
 		v.adopted.Incarnation = incarnation
 		v.adopted.ConfigVersion, v.adopted.FleetVersion, v.adopted.IndexVersion = 0, 0, 0
 		v.members.restart()
@@ -325,7 +326,7 @@ func (v *view) takeLoad(u *warmpathv1.LoadUpdate) {
 			"deployment", v.o.Deployment, "error", err)
 		return
 	}
-	if u.GetCounted() == 0 && v.load.any() && time.Since(v.begun) < counting {
+	if u.GetCounted() == 0 && (v.resumed || v.load.any()) && time.Since(v.begun) < counting {
 		return
 	}
 	v.adoptLoad()

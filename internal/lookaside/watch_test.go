@@ -148,6 +148,19 @@ func TestAnotherIncarnation(t *testing.T) {
 	require.Equal(t, 3, foreign(r)["r2"])
 }
 
+// A server that is followed again may still have this client's own load in its first update: it is no peer's.
+func TestTheSameIncarnationAgain(t *testing.T) {
+	w, _, r := unstarted(t)
+	idle := greeting()
+	idle.Load.Loads = nil
+	w.view.take(idle, true)
+	w.view.take(greeting(), true)
+	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, foreign(r))
+	w.view.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{Counted: 1, Loads: &warmpathv1.Loads{
+		Replicas: []uint32{1}, Ongoing: []uint32{3}, QueuedTokens: []uint64{0}}}}, false)
+	require.Equal(t, map[string]int{"r1": 3, "r2": 32}, foreign(r))
+}
+
 func TestLoadFades(t *testing.T) {
 	w, _, r := unstarted(t)
 	w.view.take(greeting(), true)
