@@ -22,6 +22,7 @@ type Watcher struct {
 	changed bool        // the file had changed then
 	last    string      // what was reported last: the content, or an error
 	failed  bool        // the file could not be read then
+	checked time.Time   // when it was read last
 
 	stop sync.Once
 	quit chan struct{}
@@ -36,8 +37,9 @@ type Watcher struct {
 //
 // Writing in place, renaming over the file, swapping a symbolic link on the way
 // to it (as Kubernetes does with a ConfigMap) and recreating the directory all
-// count as changes, on every file system. They are seen within half a second. A relative path holds
-// for the working directory at the time of the call.
+// count as changes, on every file system. They are seen within half a second; one
+// that leaves size and modification time as they were, within 31 seconds. A
+// relative path holds for the working directory at the time of the call.
 func Watch(path string, on func([]policy.Attributes, error)) *Watcher {
 	return watch(path, parsing(path, on), interval)
 }
@@ -62,7 +64,7 @@ func watch(path string, on func([]byte, error), every time.Duration) *Watcher {
 		w.path = abs
 	}
 	w.seen, _ = os.Stat(w.path)
-	w.read()
+	w.read(time.Now())
 	go w.run(every)
 	return w
 }
@@ -82,8 +84,8 @@ func (w *Watcher) run(every time.Duration) {
 		select {
 		case <-w.quit:
 			return
-		case <-tick.C:
-			w.look()
+		case now := <-tick.C:
+			w.look(now)
 		}
 	}
 }
@@ -91,19 +93,23 @@ func (w *Watcher) run(every time.Duration) {
 // coarse is longer than the steps in which file systems keep times: within it a file may change without a trace.
 const coarse = 2 * time.Second
 
+// reread is how often a file is read at least: a change may leave its size and modification time as they were.
+const reread = 30 * time.Second
+
 // look reads the file if it has changed, one look later: a file written in place is empty or cut for an instant.
-func (w *Watcher) look() {
+func (w *Watcher) look(at time.Time) {
 	now, _ := os.Stat(w.path)
 	changed := (now == nil) != (w.seen == nil) || now != nil &&
 		!(os.SameFile(now, w.seen) && now.Size() == w.seen.Size() && now.ModTime().Equal(w.seen.ModTime()))
-	if w.changed || !changed && (w.failed || now == nil || time.Since(now.ModTime()) < coarse) {
-		w.read()
+	if w.changed || !changed && (w.failed || now == nil || at.Sub(now.ModTime()) < coarse || at.Sub(w.checked) >= reread) {
+		w.read(at)
 	}
 	w.seen, w.changed = now, changed
 }
 
 // read reports the content where it is new.
-func (w *Watcher) read() {
+func (w *Watcher) read(at time.Time) {
+	w.checked = at
 	data, err := read(w.path)
 	now := "ok " + string(data)
 	if err != nil {

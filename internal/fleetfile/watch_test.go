@@ -180,6 +180,31 @@ func TestWatchTellsOnce(t *testing.T) {
 	assert.Empty(t, ch)
 }
 
+// A file of the same size and modification time may have another content.
+func TestWatchSameSizeAndTime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	at := time.Now()
+	old := at.Add(-time.Hour)
+	put := func(s string) {
+		write(t, path, []byte(s))
+		require.NoError(t, os.Chtimes(path, old, old))
+	}
+	put("one")
+	var got []string
+	w := &Watcher{path: path, on: func(data []byte, err error) {
+		require.NoError(t, err)
+		got = append(got, string(data))
+	}}
+	w.seen, _ = os.Stat(path)
+	w.read(at)
+	put("two")
+	w.look(at.Add(reread - 1))
+	require.Equal(t, []string{"one"}, got)
+	w.look(at.Add(reread))
+	w.look(at.Add(2 * reread))
+	require.Equal(t, []string{"one", "two"}, got)
+}
+
 func TestWatchRelativePath(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
