@@ -86,6 +86,7 @@ type Prompt struct {
 	Second      bool // the second in the order is this prompt's home, and the first is behind it
 
 	replicas   int
+	all        bool    // Find looked at all blocks
 	generation uint64  // in which it is counted; 0 = it is not
 	looked     *[]look // the blocks that Find looked at; nil once they are counted for good
 }
@@ -123,9 +124,9 @@ func (p *Popularity) Find(s *Prompt, replicas int) {
 	requests := p.now.requests + 1 + p.before.requests
 	most := max(Few, requests/s.replicas)
 	fewer := min(most, max(leastSure, sure/s.replicas, requests/(2*s.replicas)))
-	all := p.thorough >= len(s.Hashes)
-	s.First, s.Half = p.search(s, most, fewer, all)
-	if all {
+	s.all = p.before.requests == 0 && p.thorough >= len(s.Hashes)
+	s.First, s.Half = p.search(s, most, fewer, s.all)
+	if s.all {
 		s.First = max(s.First, min(p.firsts.common(s.Hashes, enough(requests, s.replicas)), len(s.Hashes)-1))
 	}
 	s.Half = max(s.First, s.Half)
@@ -147,12 +148,14 @@ func (p *Popularity) Sent(s *Prompt) {
 		(*s.looked)[i].rows = p.now.add(s.Hashes[l.block])
 	}
 	p.now.requests++
-	if p.thorough >= len(s.Hashes) && enough(p.now.requests+p.before.requests, s.replicas) > 0 {
+	if s.all {
+		p.thorough -= len(s.Hashes)
+	}
+	if s.all && enough(p.now.requests+p.before.requests, s.replicas) > 0 {
 		p.firsts = append(p.firsts, slices.Clone(s.Hashes))
 	} else {
 		p.firsts = nil
 	}
-	p.thorough = max(0, p.thorough-len(s.Hashes))
 }
 
 // Ended ends the attempt that counted. If it was not sent, what it counted is taken back.
@@ -174,6 +177,9 @@ func (p *Popularity) Ended(s *Prompt, sent bool) {
 				g.requests--
 				p.firsts = p.firsts.without(s.Hashes)
 			}
+		}
+		if s.all {
+			p.thorough += len(s.Hashes)
 		}
 		s.generation = 0
 	}

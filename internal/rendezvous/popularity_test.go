@@ -214,3 +214,27 @@ func TestAPromptCountsOnce(t *testing.T) {
 		assert.Equal(t, 1, p.now.requests)
 	}
 }
+
+// Neither attempts that are not sent nor one long prompt end the first phase of a client, in which what conversations
+// share is found by the second.
+func TestANewClientStaysThorough(t *testing.T) {
+	for name, before := range map[string]func(p *Popularity){
+		"not sent": func(p *Popularity) {
+			for i := range 40 {
+				s := &Prompt{Blocks: Blocks{Hashes: chained(1000+i, 0, 1000+i, 512)}}
+				p.Find(s, 16)
+				p.Sent(s)
+				p.Ended(s, false)
+			}
+		},
+		"long": func(p *Popularity) { see(p, chained(1000, 0, 1000, thorough+1), 16) },
+	} {
+		p := NewPopularity()
+		before(p)
+		see(p, chained(1, 40, 1, 60), 16)
+		for i := 2; i <= 3; i++ {
+			first, _ := see(p, chained(1, 40, i, 60), 16)
+			assert.Equal(t, 40, first, "%s: conversation %d", name, i)
+		}
+	}
+}

@@ -21,11 +21,17 @@ type cache struct {
 	mu             sync.Mutex // guards the fields below; taken alone
 	bytes          int64      // of the younger generation
 	younger, older map[key][]uint32
-	work           map[key]chan struct{} // under way, closed when it ends
+	work           map[key]*work // under way
+}
+
+// work for a key ends as done is closed. Calls that wait for it share its error.
+type work struct {
+	done chan struct{}
+	err  error
 }
 
 func newCache(budget int64) *cache {
-	return &cache{budget: budget, younger: make(map[key][]uint32), work: make(map[key]chan struct{})}
+	return &cache{budget: budget, younger: make(map[key][]uint32), work: make(map[key]*work)}
 }
 
 // get returns what is remembered under a key.
@@ -62,9 +68,9 @@ func (c *cache) add(k key, tokens []uint32) {
 	c.younger[k] = tokens
 }
 
-// enter waits while other goroutines work for the key, or until the context ends. The caller calls leave when its own
-// work ends.
-func (c *cache) enter(ctx context.Context, k key) (leave func(), err error) {
+// enter waits while other goroutines work for the key, until one fails or the context ends. The caller calls leave when
+// its own work ends, with the error of it. That is its own alone if its context has ended.
+func (c *cache) enter(ctx context.Context, k key) (leave func(error), err error) {
 	for {
 		c.mu.Lock()
 		others := c.work[k]
@@ -73,18 +79,24 @@ func (c *cache) enter(ctx context.Context, k key) (leave func(), err error) {
 		}
 		c.mu.Unlock()
 		select {
-		case <-others:
+		case <-others.done:
+			if others.err != nil {
+				return nil, others.err
+			}
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 	defer c.mu.Unlock()
-	mine := make(chan struct{})
+	mine := &work{done: make(chan struct{})}
 	c.work[k] = mine
-	return func() {
+	return func(err error) {
+		if ctx.Err() == nil {
+			mine.err = err
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.work, k)
-		close(mine)
+		close(mine.done)
 	}, nil
 }

@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -57,7 +58,7 @@ func TestEnter(t *testing.T) {
 	require.NoError(t, err)
 	other, err := c.enter(ctx, keyFor(2))
 	require.NoError(t, err)
-	other()
+	other(nil)
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	_, err = c.enter(ended, keyFor(1))
@@ -68,29 +69,74 @@ func TestEnter(t *testing.T) {
 		wg.Go(func() {
 			leave, err := c.enter(ctx, keyFor(1))
 			require.NoError(t, err)
-			defer leave()
+			defer leave(nil)
 			inside++
 			require.Equal(t, 1, inside)
 			inside--
 		})
 	}
-	leave()
+	leave(nil)
 	wg.Wait()
 	require.Empty(t, c.work)
 }
 
-// hung is a tokenizer that never answers.
-type hung struct{}
+// tokenizerFunc is a tokenizer that is a function.
+type tokenizerFunc func(ctx context.Context) ([]uint32, error)
 
-func (hung) Tokens(ctx context.Context, _ dialect.TokenizerInput) ([]uint32, error) {
-	<-ctx.Done()
-	return nil, ctx.Err()
+func (f tokenizerFunc) Tokens(ctx context.Context, _ dialect.TokenizerInput) ([]uint32, error) {
+	return f(ctx)
+}
+
+// Calls with one prompt end with the one that is refused while they wait: the engine gets one request. The end of
+// another call's own context, or a panic in it, does not end those that wait for it.
+func TestFlightsGoOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused, asked := errors.New("refused"), 0
+		p := &Prompts{timeout: time.Second, cache: newCache(0), logger: slog.New(slog.DiscardHandler)}
+		ask := func(ctx context.Context) error {
+			_, err := p.Tokenize(ctx, &policy.Request{Prompt: policy.Prompt{Text: "one prompt"}})
+			return err
+		}
+		p.tokenizer = tokenizerFunc(func(ctx context.Context) ([]uint32, error) {
+			asked++
+			select {
+			case <-time.After(20 * time.Millisecond):
+				return nil, refused
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		})
+		began := time.Now()
+		var wg sync.WaitGroup
+		for range 5 {
+			wg.Go(func() { require.ErrorIs(t, ask(t.Context()), refused) })
+		}
+		wg.Wait()
+		require.Equal(t, 1, asked)
+		require.Equal(t, 20*time.Millisecond, time.Since(began))
+		require.ErrorIs(t, ask(t.Context()), refused)
+		require.Equal(t, 2, asked, "later calls are work of their own")
+
+		short, cancel := context.WithCancel(t.Context())
+		wg.Go(func() { require.ErrorIs(t, ask(short), context.Canceled) })
+		synctest.Wait()
+		wg.Go(func() { require.ErrorIs(t, ask(t.Context()), refused) })
+		synctest.Wait()
+		cancel()
+		wg.Wait()
+		require.Equal(t, 4, asked)
+
+		p.tokenizer = tokenizerFunc(func(context.Context) ([]uint32, error) { panic("a bug") })
+		require.Panics(t, func() { _ = ask(t.Context()) })
+		require.Empty(t, p.cache.work, "nothing waits for work that panicked")
+	})
 }
 
 // Calls with one prompt that wait for a tokenizer that hangs end one timeout after they came, however many wait.
 func TestWaitIsOneTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &Prompts{tokenizer: hung{}, timeout: time.Second, cache: newCache(0), logger: slog.New(slog.DiscardHandler)}
+		hung := tokenizerFunc(func(ctx context.Context) ([]uint32, error) { <-ctx.Done(); return nil, ctx.Err() })
+		p := &Prompts{tokenizer: hung, timeout: time.Second, cache: newCache(0), logger: slog.New(slog.DiscardHandler)}
 		began := time.Now()
 		var wg sync.WaitGroup
 		for i := range 10 {

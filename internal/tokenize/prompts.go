@@ -113,12 +113,7 @@ func (p *Prompts) encoded(
 	encode func(ctx context.Context, from, to int) ([]uint32, error),
 ) (tokens []uint32, err error) {
 	var all [][]uint32
-	var leave func() // once it works for the text
-	defer func() {
-		if leave != nil {
-			leave()
-		}
-	}()
+	var leave func(error) // once it works for the text
 	for from, to := 0, 0; len(all) == 0 || from < len(in.Text); from = to {
 		if to = len(in.Text); cut != nil {
 			to = cut(in.Text, from)
@@ -132,6 +127,7 @@ func (p *Prompts) encoded(
 			if leave, err = p.cache.enter(ctx, keyOf(in, 0, len(in.Text))); err != nil {
 				return nil, err
 			}
+			defer func() { leave(err) }()
 			tokens, known = p.cache.get(k) // others may have worked for it meanwhile
 		}
 		if !known {
