@@ -48,7 +48,7 @@ func TestSharing(t *testing.T) {
 	require.InDelta(t, 2*policy.RequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own reservations count at once")
 	s.tick()
 	s.tick()
-	require.Equal(t, [2]int{2, 4}, foreign(b, first), "reservations last, and count; tokens did not: the mean of 7 and 0")
+	require.Equal(t, [2]int{1, 5}, foreign(b, first), "two thirds of the load lasted: 4/9 of what is beyond the mean of 1 and 3.5 is kept")
 	require.Equal(t, 295*time.Millisecond, s.next)
 }
 
