@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
@@ -31,6 +32,8 @@ func TestAllocs(t *testing.T) {
 	typedText := any(generatedRequest(&genText{Text: strings.Repeat("x", 128)}))
 	response := any(&genResponse{PromptInfo: &genCount{N: 10}, Outputs: []*genOutput{{NumTokens: 2}}})
 	raw := any(marshal(t, response.(*genResponse)))
+	chat := mustTable(t, dialect.Dialect{Methods: []string{"/a/b"}, Messages: &dialect.Messages{Path: "1", Role: "1", Content: "2"}}).Lookup("/a/b")
+	turns := any(build(t, nil, pv{"1#0.1", "user"}, pv{"1#0.2", "hi"}, pv{"1#1.1", "assistant"}, pv{"1#1.2", "hello"}))
 	ctx := metadata.AppendToOutgoingContext(context.Background(), "session_id", "s")
 	keys, err := NewSessionKeys()
 	require.NoError(t, err)
@@ -46,6 +49,7 @@ func TestAllocs(t *testing.T) {
 		{"text, generated", 1, // of protoreflect, for a member of a oneof
 			func() { q = policy.Request{}; inference.Request(&q, everything, typedText) }},
 		{"text, generated, unused", 0, func() { q = policy.Request{}; inference.Request(&q, 0, typedText) }},
+		{"chat of two turns, typed", 7, func() { q = policy.Request{}; chat.Request(&q, everything, turns) }},
 		{"unknown method", 0, func() { q = policy.Request{}; table.Lookup("/x/y").Request(&q, everything, typedText) }},
 		{"usage, generated", 1, // of protoreflect, for a list
 			func() { inference.Usage(&u, response) }},

@@ -136,6 +136,16 @@ func TestContentsThatCannotBeRead(t *testing.T) {
 	require.True(t, q.Prompt.Empty())
 	require.ErrorIs(t, err, requestkey.ErrContent)
 
+	for _, image := range []string{"a", "b"} { // beside a text that is empty, and one that is not
+		msg := "\x0a\x0f\x0a\x01u\x12\x05\x0a\x00\x12\x01" + image + "\x12\x03\x0a\x01x"
+		q, err = keyOf(t, dialect.Dialect{Messages: &dialect.Messages{Path: "1", Role: "1", Content: "2[].1"}}, []byte(msg))
+		require.True(t, q.Prompt.Empty())
+		require.ErrorIs(t, err, requestkey.ErrContent)
+	}
+	q, err = keyOf(t, messages, []byte("\x0a\x05\x0a\x01u\x10\x00"))
+	require.NoError(t, err)
+	require.Equal(t, "\xffu\xfet0", q.Prompt.Text, "a number that is encoded")
+
 	d := turn(field("content", 2, "STRING", false))
 	chat := func(call string) string {
 		msg := messageOf(t, d, `{"messages":[{"role":"user","content":"hi"},{"role":"assistant","call":{"name":"`+call+`"}},{"role":"user","content":"yes"}]}`)
@@ -208,6 +218,16 @@ func TestListsInsideLists(t *testing.T) {
 	require.Equal(t, []int{0, 3, 5}, changed(`[{"leaves":[{},{"offset":3}]},{"leaves":[{"offset":5}]}]`, "a", "b", "c"))
 	require.Equal(t, []int{0, 2}, changed(`[{"leaves":[{"offset":2}]},{"leaves":[{}]}]`, "a", "b"))
 	require.Equal(t, []int{0, 2}, changed(`[{},{"leaves":[{"offset":2}]}]`, "a", "b")) // as a medium without its zero
+}
+
+// Of a field that is encoded twice the last value counts.
+func TestOffsetTwice(t *testing.T) {
+	d := dialect.Dialect{Tokens: "2", Media: &dialect.Media{Path: "3", ID: "2", Offset: "1"}}
+	q, err := keyOf(t, d, []byte("\x12\x03\x07\x07\x07\x1a\x07\x08\x00\x08\x02\x12\x01a"))
+	require.NoError(t, err)
+	require.Empty(t, q.CacheSalt)
+	require.Equal(t, []uint32{7, 7}, q.Prompt.Tokens[:2])
+	require.NotEqual(t, uint32(7), q.Prompt.Tokens[2])
 }
 
 // Issue 12.5: a path that leads nowhere in the messages of a linked service is refused, with its field.

@@ -42,8 +42,6 @@ type source struct {
 func open(msg any, named, cheap bool) source {
 	m := source{cheap: cheap}
 	switch b := msg.(type) {
-	case proto.Message:
-		m.typed = b.ProtoReflect()
 	case []byte:
 		m.raw = b
 	case *[]byte:
@@ -59,27 +57,40 @@ func open(msg any, named, cheap bool) source {
 		case len(b) > 0:
 			m.raw = b.Materialize()
 		}
-	case interface{ Bytes() []byte }:
-		m.raw = b.Bytes()
 	default:
-		old, _ := msg.(protoadapt.MessageV1)
-		gogo, encodes := msg.(interface{ Marshal() ([]byte, error) })
-		if named || !encodes {
-			m.typed = reflected(old)
+		if _, generated := msg.(proto.Message); generated || named {
+			m.typed = reflected(msg)
 		}
-		if m.typed == nil && encodes {
-			m.raw, _ = gogo.Marshal()
+		if m.typed == nil {
+			m.message = selfEncoded(msg)
 		}
 	}
 	return m
 }
 
-// reflected returns a message of the first API for reflection; nil for nil, and for one of another generator at which
-// protoreflect panics.
-func reflected(msg protoadapt.MessageV1) (m protoreflect.Message) {
+// selfEncoded returns a message that holds its encoded form or encodes itself, else one of the first API.
+func selfEncoded(msg any) (m message) {
+	switch b := msg.(type) {
+	case interface{ Bytes() []byte }:
+		m.raw = b.Bytes()
+	case interface{ Marshal() ([]byte, error) }:
+		m.raw, _ = b.Marshal()
+	default:
+		m.typed = reflected(msg)
+	}
+	return m
+}
+
+// reflected returns a message of either API for reflection; nil for what is none, and for one at which protoreflect
+// panics: one of another generator, or one that only has the methods.
+func reflected(msg any) (m protoreflect.Message) {
 	defer harmless()
-	if msg != nil {
-		r := protoadapt.MessageV2Of(msg).ProtoReflect()
+	v2, ok := msg.(proto.Message)
+	if v1, old := msg.(protoadapt.MessageV1); old && !ok {
+		v2, ok = protoadapt.MessageV2Of(v1), true
+	}
+	if ok {
+		r := v2.ProtoReflect()
 		r.Descriptor()
 		m = r
 	}

@@ -130,6 +130,7 @@ func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
 		details := objectOf(usage.val(name), detailNames)
 		cached = max(cached, parseCount(details.text("cached_tokens")))
 	}
-	prompt := parseCount(usage.text("prompt_tokens", "input_tokens"))
-	return raise(u, prompt, parseCount(usage.text("completion_tokens", "output_tokens")), cached)
+	prompt := max(parseCount(usage.text("prompt_tokens")), parseCount(usage.text("input_tokens")))
+	output := max(parseCount(usage.text("completion_tokens")), parseCount(usage.text("output_tokens")))
+	return raise(u, prompt, output, cached)
 }

@@ -184,8 +184,9 @@ func TestUserInsideThePrompt(t *testing.T) {
 func TestUsageBodies(t *testing.T) {
 	for body, want := range map[string]policy.Usage{
 		`{"usage":{"prompt_tokens":3}}`: {PromptTokens: 3, OutputTokens: -1, CachedTokens: -1},
-		`{"usage":{"prompt_tokens":3,"prompt_tokens_details":null,"completion_tokens":0}}`: {PromptTokens: 3, OutputTokens: 0, CachedTokens: -1},
-		`{"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`:                          {PromptTokens: -1, OutputTokens: -1, CachedTokens: 0},
+		`{"usage":{"prompt_tokens":3,"prompt_tokens_details":null,"completion_tokens":0}}`:       {PromptTokens: 3, OutputTokens: 0, CachedTokens: -1},
+		`{"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`:                                {PromptTokens: -1, OutputTokens: -1, CachedTokens: 0},
+		`{"usage":{"prompt_tokens":0,"input_tokens":5,"completion_tokens":0,"output_tokens":7}}`: {PromptTokens: 5, OutputTokens: 7, CachedTokens: -1},
 		`data: [DONE]`: policy.NoUsage,
 		`{"choices":[{"usage":{"prompt_tokens":3}}]}`:            policy.NoUsage,
 		`{"usage":{"prompt_tokens":3`:                            policy.NoUsage,

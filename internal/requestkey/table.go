@@ -349,7 +349,7 @@ func (p *place) alternative(s *source, alt path, take func(value)) {
 	switch {
 	case alt.tensor():
 		s.tensor(alt[0].key, take)
-	case s.typed != nil || alt.hasList() || p.want&(kindMessage|kindEnd) != 0:
+	case s.typed != nil || alt.hasList() || p.want&(kindMessage|kindIDs) != 0:
 		s.walk(s.message, alt, p.want, take)
 	default:
 		var last value
@@ -395,6 +395,9 @@ func (p *place) count(s *source) int {
 func (p *place) leads(d protoreflect.MessageDescriptor, front []path) bool {
 	return slices.ContainsFunc(p.alts, func(alt path) bool {
 		return alt.tensor() || slices.ContainsFunc(front, func(before path) bool {
+			if before == nil {
+				return alt.leads(d, p.want)
+			}
 			return slices.Concat(before, alt).leads(d, p.want)
 		})
 	})

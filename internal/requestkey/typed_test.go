@@ -149,6 +149,21 @@ func TestOldMessages(t *testing.T) {
 	require.Equal(t, want, read(mustTable(t).Lookup("/unknown/Method"), everything, msg))
 }
 
+// A proxy's frame that has the methods of a message only to be one is read in its encoded form.
+func TestFrameOfAProxy(t *testing.T) {
+	payload := marshal(t, build(t, nil, pv{"1", "r"}, pv{"3", "hello"}))
+	want := policy.Request{ID: "r"}
+	want.SetPrompt(text("hello"))
+	require.Equal(t, want, read(mustTable(t).Lookup("/vllm.Inference/Generate"), everything, &proxyFrame{payload: payload}))
+}
+
+type proxyFrame struct {
+	proto.Message // nil
+	payload       []byte
+}
+
+func (f *proxyFrame) Marshal() ([]byte, error) { return f.payload, nil }
+
 func TestOneofOfGeneratedMessage(t *testing.T) {
 	m := mustTable(t, dialect.Dialect{Methods: []string{"/a/b"}, Prompt: "string_value", Session: "3"}).Lookup("/a/b")
 	want := policy.Request{Session: "hello"}
