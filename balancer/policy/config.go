@@ -235,7 +235,7 @@ func checkSessionKeys(keys []string) error {
 		alike := strings.ReplaceAll(strings.ToLower(k), "-", "_")
 		switch other, twice := seen[alike]; {
 		case k == "" || strings.Trim(k, keyCharacters) != "":
-			return fmt.Errorf("%q is no metadata key: it has letters, digits, -, _ and .", k)
+			return fmt.Errorf("%q is no metadata key: it may have letters, digits and any of - _ . only", k)
 		case strings.HasSuffix(strings.ToLower(k), "-bin"):
 			return fmt.Errorf("%q is a binary metadata key", k)
 		case twice:
