@@ -255,7 +255,8 @@ func (k *core) leave(at attempt, err error) {
 	k.mu.Unlock()
 	if err != nil {
 		k.end(err)
-	} else if k.call.Context.Err() != nil { // it may have ended meanwhile
+	}
+	if k.call.Context.Err() != nil { // it may have ended meanwhile
 		k.call.End()
 	}
 	if closes {

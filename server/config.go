@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/admission"
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
@@ -183,7 +184,7 @@ func (c *Config) checkDeployments() error {
 			replicas = append(replicas, eventsource.Declared(r, d.KVEvents, d.KVEventsReplay))
 		}
 	}
-	if err := eventsource.CheckListeners(replicas); err != nil {
+	if err := admission.CheckListeners(replicas); err != nil {
 		return fmt.Errorf("deployments: %w", err)
 	}
 	return nil

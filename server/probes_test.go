@@ -202,6 +202,7 @@ deployments:
     replica_tls: {ca: `+dir.path("ca.pem")+", cert: "+dir.path("cert.pem")+", key: "+dir.path("key.pem")+`}
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
+	d.tasks.stop() // the rounds are the test's
 	require.Empty(t, d.round(t, "", d.unregistered()))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/internal/admission"
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -81,7 +82,7 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 		return described{}, invalid("replica.ranks: %d are more than %d", r.GetRanks(), maxRegisteredRanks)
 	}
 	m := described{Attributes: fleet.FromMessage(r)}
-	if err := fleet.Admit(&m.Attributes); err != nil {
+	if err := admission.Admit(&m.Attributes); err != nil {
 		return described{}, invalid("replica.%v", err)
 	}
 	m.KVTokens = int(min(r.GetKvTokens(), maxLength))

@@ -47,6 +47,7 @@ var house = []string{
 	"internal/kvevents",
 	"internal/target",
 	"internal/fleetfile",
+	"internal/admission",
 	"internal/fleet",
 	"internal/eventsource",
 	"internal/kvindex",

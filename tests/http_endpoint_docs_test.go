@@ -19,13 +19,14 @@ func TestHTTPEndpointPage(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| \\d{3} \\| `(\\w+)`").FindAllStringSubmatch(page, -1) {
 		require.Contains(t, source, `, "`+m[1]+`"}`)
 	}
-	for _, m := range regexp.MustCompile(`"(X-[\w-]+)"`).FindAllStringSubmatch(source+readDoc(t, "internal/httpendpoint/handler.go"), -1) {
+	handler := readDoc(t, "internal/httpendpoint/handler.go")
+	for _, m := range regexp.MustCompile(`"(X-[\w-]+)"`).FindAllStringSubmatch(source+handler, -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
 	}
 	for _, m := range regexp.MustCompile(`json:"(\w+)`).FindAllStringSubmatch(source, -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
 	}
-	for _, m := range regexp.MustCompile(`BodyState = "(\w+)"`).FindAllStringSubmatch(readDoc(t, "internal/httpendpoint/body.go"), -1) {
+	for _, m := range regexp.MustCompile(`BodyState = "(\w+)"`).FindAllStringSubmatch(handler, -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
 	}
 }

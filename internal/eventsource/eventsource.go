@@ -57,32 +57,23 @@ var (
 
 // Parse reads a replica's attributes. The error begins with the field at fault.
 func Parse(a policy.Attributes) (Source, error) {
-	src, field, err := ParseFields(a.KVEvents, a.KVEventsReplay, a.Ranks)
-	if err != nil {
-		return Source{}, fmt.Errorf("%s: %w", field, err)
+	src := Source{Ranks: max(a.Ranks, 1)}
+	if err := src.parseEvents(a.KVEvents); err != nil {
+		return Source{}, fmt.Errorf("kv_events: %q: %w", a.KVEvents, err)
 	}
-	return src, nil
-}
-
-// ParseFields reads the fields of an entry, and names the field at fault beside the error.
-func ParseFields(events, replay string, ranks int) (src Source, field string, err error) {
-	src.Ranks = max(ranks, 1)
-	if err := src.parseEvents(events); err != nil {
-		return Source{}, "kv_events", fmt.Errorf("%q: %w", events, err)
-	}
-	if replay == "" {
-		return src, "", nil
+	if a.KVEventsReplay == "" {
+		return src, nil
 	}
 	back := Source{Ranks: src.Ranks}
-	err = back.parseZMQ(replay)
+	err := back.parseZMQ(a.KVEventsReplay)
 	if err == nil && (src.Address == "" || back.Listen) {
 		err = errors.New("want tcp://host:port, beside a kv_events that begins with tcp://")
 	}
 	if err != nil {
-		return Source{}, "kv_events_replay", fmt.Errorf("%q: %w", replay, err)
+		return Source{}, fmt.Errorf("kv_events_replay: %q: %w", a.KVEventsReplay, err)
 	}
 	src.Replay = back.Address
-	return src, "", nil
+	return src, nil
 }
 
 func (s *Source) parseEvents(events string) (err error) {
@@ -171,42 +162,4 @@ func Declared(a policy.Attributes, events, replay string) policy.Attributes {
 	own := strings.NewReplacer("HOST", host, "PORT", port)
 	a.KVEvents, a.KVEventsReplay = own.Replace(a.KVEvents), own.Replace(a.KVEventsReplay)
 	return a
-}
-
-// listening is what one rank of a replica takes of a port.
-type listening struct{ port, host, topic, id, address string }
-
-// CheckListeners refuses replicas that listen on one port for KV events and cannot share it: on different addresses of
-// this host, or with topics of which one begins with the other. Replicas with one address are one engine, which several
-// deployments may follow. Sources that cannot be understood are left out.
-func CheckListeners(fleet []policy.Attributes) error {
-	var all []listening
-	for _, a := range fleet {
-		src, err := Parse(a)
-		if err != nil || !src.Listen {
-			continue
-		}
-		for rank := range src.Ranks {
-			at, _ := src.Rank(rank)
-			host, port, _ := net.SplitHostPort(at)
-			all = append(all, listening{port, host, src.Topic, a.ID, a.Address})
-		}
-	}
-	slices.SortStableFunc(all, func(a, b listening) int { return cmp.Compare(len(a.topic), len(b.topic)) })
-	ports := make(map[string]listening)
-	topics := make(map[[2]string]listening) // by port and topic
-	for _, b := range all {
-		if a, ok := ports[b.port]; ok && a.host != b.host {
-			return fmt.Errorf("kv_events of %q and %q: port %s is bound on %s and on %s", a.id, b.id, b.port, a.host, b.host)
-		}
-		ports[b.port] = b
-		for n := range len(b.topic) + 1 {
-			if a, ok := topics[[2]string{b.port, b.topic[:n]}]; ok && a.address != b.address {
-				return fmt.Errorf("kv_events of %q and %q: both listen on port %s, and their topics %q and %q do not "+
-					"distinguish them: give each a ?topic= of its own", a.id, b.id, b.port, a.topic, b.topic)
-			}
-		}
-		topics[[2]string{b.port, b.topic}] = b
-	}
-	return nil
 }

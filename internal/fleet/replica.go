@@ -2,15 +2,12 @@ package fleet
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"net"
 	"strings"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/eventsource"
-	"github.com/warmpath/warmpath/internal/strict"
 )
 
 const (
@@ -30,29 +27,6 @@ func Authority(r policy.Attributes) string {
 	}
 	host, _, _ = strings.Cut(host, "%")
 	return net.JoinHostPort(host, port)
-}
-
-// Parse reads a fleet from JSON, the object of a fleet file. "replicas": [] is a fleet of no replica; an object without
-// replicas is an error, since that is what a file looks like while it is being written.
-func Parse(text []byte) ([]policy.Attributes, error) {
-	var file struct {
-		Replicas []policy.Attributes `json:"replicas"`
-	}
-	if err := strict.Decode(text, &file); err != nil {
-		return nil, err
-	}
-	fleet := file.Replicas
-	if fleet == nil {
-		return nil, errors.New("replicas: missing")
-	}
-	entry := func(i int) string { return fmt.Sprintf("replicas[%d]", i) }
-	if i, field, err := admit(fleet, entry); err != nil {
-		return nil, fmt.Errorf("%s.%s: %w", entry(i), field, err)
-	}
-	if err := eventsource.CheckListeners(fleet); err != nil {
-		return nil, err
-	}
-	return fleet, nil
 }
 
 // ParseList reads a fleet written in one line: entries separated by commas, each
@@ -77,25 +51,20 @@ func ParseList(list string) ([]policy.Attributes, error) {
 		fleet[i].Address = entry
 	}
 	entry := func(i int) string { return fmt.Sprintf("entry %d", i+1) }
-	if i, field, err := admit(fleet, entry); err != nil {
+	if i, field, err := Check(fleet, entry); err != nil {
 		return nil, fmt.Errorf("%s (%q): %s: %w", entry(i), entries[i], field, err)
 	}
 	return fleet, nil
 }
 
-// admit fills in defaults and refuses what is out of bounds or there twice. It returns the place of the replica at
-// fault, and the field; entry names a replica in errors.
-func admit(fleet []policy.Attributes, entry func(i int) string) (at int, field string, err error) {
+// Check fills in the defaults of a fleet, and refuses what is out of bounds or there twice. It returns the place of the
+// replica at fault, and the field; entry names a replica in errors.
+func Check(fleet []policy.Attributes, entry func(i int) string) (at int, field string, err error) {
 	ids, addresses := make(map[string]int, len(fleet)), make(map[string]int, len(fleet))
 	for i := range fleet {
 		r := &fleet[i]
 		if field, err := settle(r); err != nil {
 			return i, field, err
-		}
-		if r.KVEvents != "" {
-			if _, field, err := eventsource.ParseFields(r.KVEvents, r.KVEventsReplay, r.Ranks); err != nil {
-				return i, field, err
-			}
 		}
 		// The address first: where ids default to it, it is the better name.
 		key := addressKey(r.Address)
@@ -108,18 +77,6 @@ func admit(fleet []policy.Attributes, entry func(i int) string) (at int, field s
 		addresses[key], ids[r.ID] = i, i
 	}
 	return 0, "", nil
-}
-
-// Admit is as strict about one replica as a fleet file, and fills in its defaults. The error begins with the field at
-// fault.
-func Admit(r *policy.Attributes) error {
-	fleet := []policy.Attributes{*r}
-	_, field, err := admit(fleet, nil)
-	*r = fleet[0]
-	if err != nil {
-		return fmt.Errorf("%s: %w", field, err)
-	}
-	return eventsource.CheckListeners(fleet)
 }
 
 // Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/fleet"
+	"github.com/warmpath/warmpath/internal/admission"
 )
 
 // maxFile bounds a file, in bytes.
@@ -77,7 +77,7 @@ func Parse(data []byte) ([]policy.Attributes, error) {
 		}
 		return nil, oneLine(err)
 	}
-	return fleet.Parse(text)
+	return admission.Parse(text)
 }
 
 // oneDocument refuses a second YAML document: the decoder would drop it unread.

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/fleet"
+	"github.com/warmpath/warmpath/internal/admission"
 )
 
 // Config describes the replica. Its zero value counts calls, refuses none, and registers nowhere.
@@ -82,7 +82,7 @@ func (c Config) withDefaults() (Config, error) {
 // settle returns a replica at an address with its defaults, as a fleet file would have it.
 func settle(r policy.Attributes, address string) (policy.Attributes, error) {
 	r.Address = address
-	if err := fleet.Admit(&r); err != nil {
+	if err := admission.Admit(&r); err != nil {
 		return r, fmt.Errorf("replica: Replica: %w", err)
 	}
 	return r, nil
