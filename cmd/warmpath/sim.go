@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"strings"
 	"time"
 
@@ -27,6 +28,7 @@ type simulate struct {
 	format    string
 	policies  []string
 	rateScale float64
+	perSecond float64
 	load      float64
 	seeds     int
 }
@@ -89,6 +91,7 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 	f.BoolVar(&s.Affinity, "client-affinity", false,
 		"send all requests of a session to one client, instead of each to a random one")
 	f.Float64Var(&s.rateScale, "rate-scale", 1, "divide the times of the trace by this")
+	f.Float64Var(&s.perSecond, "rate", 0, "`requests` per second of a generated workload; 0 = by --load")
 	f.Float64Var(&s.load, "load", 0.7, "part of the fleet's capacity to use; found by a search, and remembered")
 	f.DurationVar(&s.traffic.Jitter, "jitter", 3*time.Second, "delay every request of the trace by up to this `time` at random")
 	f.DurationVar(&s.WarmUp, "warmup", 300*time.Second, "do not measure the requests of this first `time`")
@@ -117,8 +120,10 @@ func (s *simulate) check(c *cobra.Command) error {
 	switch {
 	case err != nil:
 		return err
-	case set("load") && set("rate-scale"):
-		return usagef("--load, --rate-scale: give one of them")
+	case set("load") && (set("rate-scale") || set("rate")):
+		return usagef("--load, --rate-scale, --rate: give one of them")
+	case s.perSecond < 0 || math.IsInf(s.perSecond, 0) || math.IsNaN(s.perSecond):
+		return usagef("--rate: %v is not 0 or more", s.perSecond)
 	case s.Channel.MaxOngoingRequests < 0 || s.Channel.MaxQueuedRequests < -1 || s.Patience < 0:
 		return usagef("--max-ongoing, --max-queued, --patience: one is negative")
 	case s.Channel.MaxOngoingRequests == 0 && (s.Channel.MaxQueuedRequests != 0 || s.Patience != 0):
@@ -168,7 +173,7 @@ func (s *simulate) checkSource(c *cobra.Command) error {
 	case s.trace == "":
 		return usagef("--trace or --workload is required; the workloads are %s", strings.Join(workload.Names(), ", "))
 	}
-	for _, name := range []string{"duration", "unshared"} {
+	for _, name := range []string{"duration", "unshared", "rate"} {
 		if set(name) {
 			return usagef("--%s: it goes with --workload", name)
 		}

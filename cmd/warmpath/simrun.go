@@ -26,6 +26,9 @@ func (s *simulate) rate(ctx context.Context, c *cobra.Command) (rate float64, wo
 	if s.traffic.Workload.Name != "" {
 		unit = "%.4g requests/s"
 	}
+	if s.perSecond > 0 {
+		return s.perSecond, fmt.Sprintf(unit, s.perSecond), nil
+	}
 	if s.traffic.Workload.Name == "" && !c.Flags().Changed("load") {
 		return s.rateScale, fmt.Sprintf(unit, s.rateScale), nil
 	}

@@ -59,8 +59,16 @@ var shapes = map[string]shape{
 	"reasoning":    {turns: 1, fresh: exactly(500), output: lognormal(4000, 0.8, maxReasoning)},
 	"agents": {turns: 20, think: 5 * time.Second, prefixes: 5, prefixLen: 6000, first: exactly(2000),
 		fresh: exactly(800), output: exactly(150)},
+	"coding-agents": {turns: 30, think: 3 * time.Second, prefixes: 4, prefixLen: 14000, first: exactly(8000),
+		fresh: exactly(1800), output: exactly(200)},
 	"hot-prefix":     {turns: 1, prefixes: 1, prefixLen: 2560, fresh: exactly(512), output: exactly(120)},
 	"nothing-shared": {turns: 1, fresh: exactly(2000), output: exactly(200)},
+	// llm-d's capacity benchmark: 150 customers, each question of which is new.
+	"b2b": {turns: 1, prefixes: 150, prefixLen: 6000, fresh: exactly(1200), output: exactly(1000)},
+	// Like Mooncake's synthetic trace: short chats between long documents that are soon asked again.
+	"documents": {turns: 4, think: 3 * time.Second,
+		first: either(0.4, lognormal(200, 1, 3000), lognormal(24000, 0.75, 100_000)),
+		fresh: exactly(60), output: lognormal(150, 1, 800)},
 }
 
 // Names are the workloads of Generate, sorted.
@@ -174,6 +182,16 @@ func about(mean, sigma float64) func(*rand.Rand) int {
 				return int(math.Round(mean + d))
 			}
 		}
+	}
+}
+
+// either draws from a with this probability, else from b.
+func either(share float64, a, b func(*rand.Rand) int) func(*rand.Rand) int {
+	return func(rng *rand.Rand) int {
+		if rng.Float64() < share {
+			return a(rng)
+		}
+		return b(rng)
 	}
 }
 

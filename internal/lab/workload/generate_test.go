@@ -88,6 +88,9 @@ func TestGenerate(t *testing.T) {
 		{"agents", 8000, 150, 20, 5, 6000},
 		{"hot-prefix", 3072, 120, 1, 1, 2560},
 		{"nothing-shared", 2000, 200, 1, 0, 0},
+		{"b2b", 7200, 1000, 1, 150, 6000},
+		{"documents", 14200, 143, 4, 0, 0},
+		{"coding-agents", 22000, 200, 30, 4, 14000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			spec := Spec{Name: c.name, Rate: 5, Duration: 20 * time.Minute, Seed: 3}
@@ -139,7 +142,7 @@ func TestGenerateRefuses(t *testing.T) {
 		_, err := Generate(s)
 		require.Error(t, err)
 	}
-	require.Len(t, Names(), 8)
+	require.Len(t, Names(), 11)
 	rs, err := Generate(Spec{Name: "hot-prefix", Rate: 0.5})
 	require.NoError(t, err)
 	require.Greater(t, rs[len(rs)-1].At, 30*time.Minute)

@@ -1,18 +1,62 @@
 package matrix
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// Builtin is the matrix of the project: Base and one factor at a time, then the corners.
+// Builtin is the matrix of the project: Base and one factor at a time, then the corners and the cells under pressure.
 func Builtin() []Cell {
 	cells := []Cell{Base()}
 	cells[0].Factor, cells[0].Proxies = "base", true
 	cells = append(cells, factors()...)
-	return append(cells, corners()...)
+	cells = append(cells, corners()...)
+	return append(cells, pressure()...)
+}
+
+// pressedWorkload is one whose cells have rates: how much the fleet can do depends on the policy, and full is the rate
+// with which a router that sees all keeps a goodput of 0.95.
+type pressedWorkload struct {
+	workload           string
+	full               float64 // requests per second
+	loads              []float64
+	replicas, kvTokens int
+}
+
+// pressed are those in which memory or long prompts decide.
+var pressed = []pressedWorkload{
+	{"b2b", 10, []float64{0.7, 0.9, 1.1}, 8, 352_000},
+	{"documents", 10, []float64{0.7}, 16, 1_024_000},
+	{"coding-agents", 10, []float64{0.7, 1.5}, 16, 1_024_000},
+}
+
+// pressure is cells with one client, and with 64 that share nothing, load, or load and index.
+func pressure() []Cell {
+	var cells []Cell
+	for _, p := range pressed {
+		for _, load := range p.loads {
+			for _, share := range []sim.Share{"", sim.ShareNone, sim.ShareLoad, sim.ShareBroadcast} {
+				cells = append(cells, vary("pressure", fmt.Sprintf("%s-%.0f-%s", p.workload, 100*load, cmp.Or(share, "alone")), func(c *Cell) {
+					c.Workload, c.Load, c.Rate, c.Replicas, c.KVTokens = p.workload, load, load*p.full, p.replicas, p.kvTokens
+					if c.Share = share; share == "" {
+						c.Share, c.Clients = sim.ShareNone, 1
+					}
+				}))
+			}
+		}
+	}
+	return cells
+}
+
+// basic are the workloads of factors and corners.
+func basic() []string {
+	return slices.DeleteFunc(workload.Names(), func(name string) bool {
+		return slices.ContainsFunc(pressed, func(p pressedWorkload) bool { return p.workload == name })
+	})
 }
 
 // minutesOf are workloads that need other times than conversations do: single requests are soon as they always
@@ -44,7 +88,7 @@ func factors() []Cell {
 		c.Proxies = c.Clients > 1
 		cells = append(cells, c)
 	}
-	for _, name := range workload.Names() {
+	for _, name := range basic() {
 		add("workload", name, func(c *Cell) { c.Workload = name })
 	}
 	for _, load := range []float64{0.4, 0.9, 1.1} {
@@ -74,7 +118,7 @@ func corners() []Cell {
 			change(c)
 		})
 	}
-	for _, w := range workload.Names() {
+	for _, w := range basic() {
 		of(w, "load", func(c *Cell) { c.Share = sim.ShareLoad })
 		of(w, "broadcast", func(c *Cell) { c.Share = sim.ShareBroadcast })
 		of(w, "110", func(c *Cell) { c.Load = 1.1 })
