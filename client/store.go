@@ -31,7 +31,7 @@ func (s *store) Get(ctx context.Context, key string) (policy.Entry, error) {
 	a, err := s.rpc.Get(ctx, &warmpathv1.GetRequest{Deployment: s.deployment, Key: key})
 	switch {
 	case err != nil:
-		return policy.Entry{}, known(err)
+		return policy.Entry{}, failure(err)
 	case a.GetVersion() == 0:
 		return policy.Entry{}, policy.ErrNotFound
 	}
@@ -42,7 +42,7 @@ func (s *store) Get(ctx context.Context, key string) (policy.Entry, error) {
 // Set implements [policy.Store].
 func (s *store) Set(ctx context.Context, key string, value []byte, ttl time.Duration) (uint64, error) {
 	a, err := s.rpc.Set(ctx, &warmpathv1.SetRequest{Deployment: s.deployment, Key: key, Value: value, TtlMs: millis(ttl)})
-	return a.GetVersion(), written(err)
+	return a.GetVersion(), failure(err)
 }
 
 // CompareAndSet implements [policy.Store].
@@ -52,13 +52,13 @@ func (s *store) CompareAndSet(
 	a, err := s.rpc.CompareAndSet(ctx, &warmpathv1.CompareAndSetRequest{
 		Deployment: s.deployment, Key: key, Version: version, Value: value, TtlMs: millis(ttl),
 	})
-	return a.GetVersion(), written(err)
+	return a.GetVersion(), failure(err)
 }
 
 // Delete implements [policy.Store].
 func (s *store) Delete(ctx context.Context, key string) error {
 	_, err := s.rpc.Delete(ctx, &warmpathv1.DeleteRequest{Deployment: s.deployment, Key: key})
-	return known(err)
+	return failure(err)
 }
 
 // millis rounds up: 0 would be the longest there is.
@@ -69,20 +69,15 @@ func millis(ttl time.Duration) uint64 {
 	return uint64((ttl-1)/time.Millisecond) + 1
 }
 
-func known(err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("store: %w", err)
-}
-
-// written is known for a write.
-func written(err error) error {
+// failure is the error of a call: one of package policy, or a gRPC status.
+func failure(err error) error {
 	switch status.Code(err) {
+	case codes.OK:
+		return nil
 	case codes.Aborted:
 		return policy.ErrConflict
 	case codes.InvalidArgument:
 		return fmt.Errorf("%w: %w", policy.ErrInvalid, err)
 	}
-	return known(err)
+	return fmt.Errorf("store: %w", err)
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -33,32 +34,21 @@ type tokenFile struct {
 
 // GetRequestMetadata implements [credentials.PerRPCCredentials].
 func (t *tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	token, err := t.latest()
-	if err != nil {
-		return nil, err
-	}
-	return map[string]string{"authorization": "Bearer " + token}, nil
-}
-
-func (t *tokenFile) latest() (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := t.now()
-	if t.token != "" && now.Sub(t.read) < tokenAge {
-		return t.token, nil
+	if now := t.now(); t.token == "" || now.Sub(t.read) >= tokenAge {
+		raw, err := os.ReadFile(t.path)
+		line, _, _ := strings.Cut(string(raw), "\n")
+		t.token, t.read = cmp.Or(strings.TrimSpace(line), t.token), now
+		switch {
+		case t.token != "":
+		case err != nil:
+			return nil, fmt.Errorf("client: the token: %w", err)
+		default:
+			return nil, fmt.Errorf("client: the token: the first line of %s is empty", t.path)
+		}
 	}
-	raw, err := os.ReadFile(t.path)
-	line, _, _ := strings.Cut(string(raw), "\n")
-	if token := strings.TrimSpace(line); err == nil && token != "" {
-		t.token = token
-	} else if err == nil {
-		err = fmt.Errorf("the first line of %s is empty", t.path)
-	}
-	t.read = now
-	if t.token == "" {
-		return "", fmt.Errorf("client: the token: %w", err)
-	}
-	return t.token, nil
+	return map[string]string{"authorization": "Bearer " + t.token}, nil
 }
 
 // RequireTransportSecurity implements [credentials.PerRPCCredentials].

@@ -81,7 +81,10 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	q.Principal = p.name
 	q.Model, q.Adapter = d.catalogue.Load().canonical(base), cmp.Or(q.Adapter, adapter)
 	q.State().Origin = originOf(ctx)
-	router.Resume(&q, d.hosted.Load().router.View(), r.GetTried())
+	view := d.hosted.Load().router.View()
+	for _, id := range r.GetTried() {
+		router.NextAttempt(&q, view.ByID(id)) // of an id that is not in the fleet only the attempt counts
+	}
 	if adopted := metadata.ValueFromIncomingContext(ctx, warmpathv1.MetadataAdopted); len(adopted) > 0 {
 		q.State().Side = state.ByPolicy
 	} else if q.PromptTokens == 0 && d.hosted.Load().needsPrompt() { // a client that has the config has checked it

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/fleet"
+	"github.com/warmpath/warmpath/internal/admission"
 	"github.com/warmpath/warmpath/internal/loadpoll"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -307,7 +307,7 @@ func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
 }
 
 func (m *member) encode() *warmpathv1.Replica {
-	p := fleet.Message(m.Attributes)
+	p := admission.Message(m.Attributes)
 	p.Number, p.KvTokens, p.KvEvents, p.KvEventsReplay = m.number, uint64(max(m.KVTokens, 0)), "", ""
 	return p
 }

@@ -3,7 +3,6 @@ package tests
 import (
 	"context"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -209,11 +208,6 @@ func rendezvousOrder(key uint64, ids []string) []string {
 func TestHashesPage(t *testing.T) {
 	for _, v := range vectors(t, "seed") {
 		require.Equal(t, v[3], fmt.Sprintf("%016x", uint64(kvindex.SeedFor(v[0], v[1], v[2]))))
-	}
-	for _, v := range vectors(t, "keyed seed") {
-		key, err := hex.DecodeString(v[0])
-		require.NoError(t, err)
-		require.Equal(t, v[4], fmt.Sprintf("%016x", uint64(kvindex.KeyedSeed([32]byte(key), v[1], v[2], v[3]))))
 	}
 	for _, v := range vectors(t, "tokens") {
 		var tokens []uint32

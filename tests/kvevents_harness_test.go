@@ -232,7 +232,7 @@ func (s *lossyStream) RecvMsg(m any) error {
 }
 
 func newEventWorld(t *testing.T, engines []*simulated, o kvevents.Options) *eventWorld {
-	w := &eventWorld{t: t, engines: engines, known: &known{index: kvindex.New(kvindex.Options{}), ever: map[uint64]bool{}}}
+	w := &eventWorld{t: t, engines: engines, known: &known{index: kvindex.New(0), ever: map[uint64]bool{}}}
 	o.Sink, o.Quiet = w.known.changed, 5*time.Millisecond
 	o.Connect = func(_ context.Context, id string) (grpc.ClientConnInterface, error) {
 		return &lossyConn{w.engine(id).feedConn, w, &w.engine(id).received}, nil

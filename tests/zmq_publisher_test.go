@@ -132,7 +132,7 @@ func TestKVEventsOfARealPublisher(t *testing.T) {
 				a, b, c := promptOf(1, 6), promptOf(2, 3), promptOf(3, 4)
 				p.say(false, stores(a[:32], 0)) // before anybody listens
 
-				k := &known{index: kvindex.New(kvindex.Options{}), ever: map[uint64]bool{}}
+				k := &known{index: kvindex.New(0), ever: map[uint64]bool{}}
 				m := kvevents.NewManager(kvevents.Options{Sink: k.changed, Quiet: 5 * time.Millisecond})
 				t.Cleanup(m.Close)
 				m.SetFleet([]policy.Attributes{{

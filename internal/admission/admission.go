@@ -15,6 +15,7 @@ import (
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/strict"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // Parse reads a fleet from JSON, the object of a fleet file. "replicas": [] is a fleet of no replica; an object without
@@ -97,4 +98,14 @@ func CheckListeners(fleet []policy.Attributes) error {
 		topics[[2]string{b.port, b.topic}] = b
 	}
 	return nil
+}
+
+// Message returns a replica as it is sent.
+func Message(a policy.Attributes) *warmpathv1.Replica {
+	return &warmpathv1.Replica{
+		Id: a.ID, Address: a.Address, ServerName: a.ServerName, Zone: a.Zone, Node: a.Node, Weight: a.Weight,
+		MaxOngoingRequests: uint32(max(a.MaxOngoing, 0)), Models: a.Models, Adapters: a.Adapters,
+		Ranks: uint32(max(a.Ranks, 0)), Draining: a.Draining, Instance: a.Instance, Stats: a.Stats,
+		KvEvents: a.KVEvents, KvEventsReplay: a.KVEventsReplay,
+	}
 }

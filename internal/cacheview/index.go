@@ -62,7 +62,7 @@ type Index struct {
 // New returns an Index over an empty fleet.
 func New(o Options) *Index {
 	x := &Index{
-		o: o, members: make(map[string]*Member), blocks: kvindex.New(kvindex.Options{MaxBytes: o.MaxBytes}),
+		o: o, members: make(map[string]*Member), blocks: kvindex.New(o.MaxBytes),
 	}
 	x.learnt.Store(&learnt{make(map[string]string), make(map[string]int)})
 	return x

@@ -33,8 +33,8 @@ func TestNoReplicaMayServe(t *testing.T) {
 		{policy.Request{Pin: "x"}, `it is pinned to "x", which is not in the fleet`},
 		{policy.Request{Pin: "b"}, `it is pinned to "b", which drains`},
 		{policy.Request{Pin: "a", Exclude: []string{"a"}}, `it is pinned to "a", which it excludes`},
-		{policy.Request{Exclude: []string{"a", "c", "d", "x"}}, "of 4, 3 excluded by the call, 1 draining"},
-		{policy.Request{Model: "m", Exclude: []string{"c"}}, `of 4, 1 excluded by the call, 1 draining, 2 without the model "m"`},
+		{policy.Request{Exclude: []string{"a", "c", "d", "x"}}, "of 4, 1 draining, 3 excluded by the call"},
+		{policy.Request{Model: "m", Exclude: []string{"c"}}, `of 4, 1 draining, 1 excluded by the call, 2 without the model "m"`},
 	} {
 		err := r.Reserve(t.Context(), &tt.request, new(router.Reservation), router.How{NoWait: true})
 		require.Equal(t, router.ErrNoSuchReplica, err)

@@ -1,6 +1,7 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -85,10 +86,7 @@ func NewHandle(t *telemetry.Recorder, l *slog.Logger) *Handle {
 	if t == nil {
 		t = telemetry.Default()
 	}
-	if l == nil {
-		l = slog.Default()
-	}
-	h := &Handle{Telemetry: t, Logger: l}
+	h := &Handle{Telemetry: t, Logger: cmp.Or(l, slog.Default())}
 	h.bound.Store(noBinding)
 	return h
 }
@@ -209,9 +207,6 @@ func (h *Handle) warnUnread(method string, err error) {
 
 // warnUnbound warns, once a channel, when a replica answered a call that no warmpath picker has seen.
 func (h *Handle) warnUnbound(ctx context.Context) {
-	if h.ever.Load() {
-		return
-	}
 	h.unbound.Do(func() {
 		h.Telemetry.Count(ctx, telemetry.Unbound, "", "")
 		h.Logger.Warn("warmpath: calls of this channel do not reach the warmpath balancer: " +

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sync/atomic"
@@ -37,24 +38,19 @@ type reservation struct {
 
 // make reserves a replica, waiting in the queue where all are full. It reserves none where only gRPC can help.
 func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.Duration) error {
-	var m *Central
-	if b.Central != (Central{}) {
-		if err := c.pause(backoff); err != nil {
-			return err
-		}
-		m, backoff = b.asks(q), 0
-	}
 	asked, began := false, time.Now()
+	m := b.asks(q)
 	if m != nil {
-		var err error
-		if asked, err = r.ask(c, b, m, q); err != nil {
+		err := c.pause(backoff)
+		if err == nil {
+			asked, err = r.ask(c, b, m, q)
+		}
+		if err != nil {
 			return err
 		}
+		backoff = 0
 	}
 	if !asked {
-		if m != nil {
-			began = time.Now()
-		}
 		switch err := b.Router.Reserve(c, q, &r.held, router.How{Backoff: backoff}); err {
 		case nil:
 		case router.ErrNotConnected, router.ErrClosed:
@@ -205,25 +201,20 @@ func Explain(err error, q *policy.Request, v policy.View) error {
 		}
 		return fmt.Errorf("%w: it is pinned to %q, which %s", err, q.Pin, why)
 	}
-	var excluded, draining, other int
+	causes := make(map[string]int)
 	for _, r := range v.Replicas() {
 		switch {
 		case slices.Contains(q.Exclude, r.ID):
-			excluded++
+			causes["excluded by the call"]++
 		case r.Draining:
-			draining++
+			causes["draining"]++
 		default:
-			other++
+			causes[fmt.Sprintf("without the model %q", q.Model)]++
 		}
 	}
 	why := fmt.Sprintf("of %d", len(v.Replicas()))
-	for _, cause := range []struct {
-		n    int
-		text string
-	}{{excluded, "excluded by the call"}, {draining, "draining"}, {other, fmt.Sprintf("without the model %q", q.Model)}} {
-		if cause.n > 0 {
-			why += fmt.Sprintf(", %d %s", cause.n, cause.text)
-		}
+	for _, cause := range slices.Sorted(maps.Keys(causes)) {
+		why += fmt.Sprintf(", %d %s", causes[cause], cause)
 	}
 	return fmt.Errorf("%w: %s", err, why)
 }

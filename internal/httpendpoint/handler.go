@@ -116,9 +116,8 @@ const (
 func (h *handler) question(r *http.Request) (
 	q *warmpathv1.ChooseReplicaRequest, body []byte, state BodyState, err error,
 ) {
-	k := policy.Request{
-		ID: routerstate.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.In(metadata.MD(r.Header)),
-	}
+	headers := metadata.NewOutgoingContext(r.Context(), metadata.MD(r.Header))
+	k := policy.Request{ID: routerstate.SessionKey(r.Header.Get("X-Request-Id")), Session: h.sessions.Outgoing(headers)}
 	body, late := io.ReadAll(io.LimitReader(r.Body, int64(h.maxBody)+1))
 	cut := late != nil || len(body) > h.maxBody || r.Header.Get(HeaderTruncated) != ""
 	body = body[:min(len(body), h.maxBody)]

@@ -116,8 +116,8 @@ type format struct {
 }
 
 var (
-	smgFormat  = format{start: 1, rank: 4, events: map[protowire.Number]func([]byte) []Event{3: smgEvents, 6: smgGroups}}
-	openFormat = format{start: 3, rank: 3, events: map[protowire.Number]func([]byte) []Event{4: openEvents}, open: true}
+	smgFormat  = format{start: 1, rank: 4, events: map[protowire.Number]func([]byte) []Event{3: smgEvents, 6: one(smgGroup, math.MaxInt)}}
+	openFormat = format{start: 3, rank: 3, events: map[protowire.Number]func([]byte) []Event{4: one(openEvent, 0)}, open: true}
 )
 
 // decode reads a batch into a message, until the context ends. Its print is of the events: what else is in a batch
@@ -141,11 +141,13 @@ func (t *format) decode(ctx context.Context, msg []byte) (m message) {
 	return m
 }
 
-// smgGroups reads an event of a group of layers.
-func smgGroups(msg []byte) []Event {
-	e := Event{Opaque: math.MaxInt}
-	smgGroup.read(&e, msg)
-	return []Event{e}
+// one reads a message that is one event.
+func one(table fields, opaque int) func([]byte) []Event {
+	return func(msg []byte) []Event {
+		e := Event{Opaque: opaque}
+		table.read(&e, msg)
+		return []Event{e}
+	}
 }
 
 // smgEvents reads an event of a batch. Each stored block names its own medium, size and adapter: where they differ from
@@ -175,13 +177,6 @@ func smgEvents(msg []byte) []Event {
 	}
 	stored[0].Parent, stored[0].Broken = e.Parent, e.Broken || stored[0].Broken
 	return stored
-}
-
-// openEvents reads an event of OpenEngine.
-func openEvents(msg []byte) []Event {
-	var e Event
-	openEvent.read(&e, msg)
-	return []Event{e}
 }
 
 // openBlocks is a message of stored blocks, with the extra keys of each in a message of texts.

@@ -34,7 +34,7 @@ func BenchmarkAppendText(b *testing.B) {
 func BenchmarkMatch(b *testing.B) {
 	for _, fleet := range []int{1, 8, 1000} {
 		b.Run(fmt.Sprint("holders=", fleet), func(b *testing.B) {
-			x := New(Options{MaxBytes: 256 << 20})
+			x := New(256 << 20)
 			slots, blocks := replicas(x, fleet), prompt(1, 0, 0, 512)
 			fill(x, slots, 100_000)
 			for _, s := range slots {
@@ -51,7 +51,7 @@ func BenchmarkMatch(b *testing.B) {
 		})
 	}
 	b.Run("miss", func(b *testing.B) {
-		x := New(Options{})
+		x := New(0)
 		fill(x, replicas(x, 8), 100_000)
 		blocks := prompt(1, 0, 0, 512)
 		var m Matches
@@ -64,7 +64,7 @@ func BenchmarkMatch(b *testing.B) {
 
 // BenchmarkMatchParallel matches on every core while one goroutine inserts.
 func BenchmarkMatchParallel(b *testing.B) {
-	x := New(Options{})
+	x := New(0)
 	slots, blocks := replicas(x, 8), prompt(1, 0, 0, 512)
 	for _, s := range slots {
 		x.Insert(s, blocks)
@@ -85,7 +85,7 @@ func BenchmarkMatchParallel(b *testing.B) {
 // every block needs another's eviction.
 func BenchmarkInsert(b *testing.B) {
 	b.Run("young", func(b *testing.B) {
-		x := New(Options{})
+		x := New(0)
 		s, blocks := x.Add(nil), prompt(1, 0, 0, 512)
 		x.Insert(s, blocks)
 		b.ReportAllocs()
@@ -94,7 +94,7 @@ func BenchmarkInsert(b *testing.B) {
 		}
 	})
 	b.Run("old", func(b *testing.B) {
-		x := New(Options{})
+		x := New(0)
 		s, blocks := x.Add(nil), prompt(1, 0, 0, 512)
 		fill(x, []Slot{s}, 30_000)
 		b.ReportAllocs()
@@ -103,17 +103,20 @@ func BenchmarkInsert(b *testing.B) {
 			x.Insert(s, blocks)
 		}
 	})
-	for name, o := range map[string]Options{
-		"new":                 {MaxBytes: maxBytes / 4},
-		"new/budget-full":     {MaxBytes: 8 << 20},
-		"new/capacity-full":   {MaxBlocksPerReplica: 30_000},
-		"new/64MiB-at-budget": {},
+	for name, budget := range map[string]int64{
+		"new":                 maxBytes / 4,
+		"new/budget-full":     8 << 20,
+		"new/capacity-full":   maxBytes / 8,
+		"new/64MiB-at-budget": 0,
 	} {
 		b.Run(name, func(b *testing.B) {
-			x := New(o)
+			x := New(budget)
 			s := x.Add(nil)
+			if name == "new/capacity-full" {
+				x.SetCapacity(s, 30_000)
+			}
 			fill(x, []Slot{s}, 30_000)
-			if o.MaxBytes == 0 && o.MaxBlocksPerReplica == 0 {
+			if budget == 0 {
 				fill(x, []Slot{s}, 1_500_000)
 			}
 			r := rand.New(rand.NewPCG(1, 1))
@@ -130,7 +133,7 @@ func BenchmarkInsert(b *testing.B) {
 }
 
 func BenchmarkDrop(b *testing.B) {
-	x := New(Options{})
+	x := New(0)
 	blocks := prompt(1, 0, 0, 512)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -181,7 +184,7 @@ func TestFootprint(t *testing.T) {
 type footprint struct{ block, further, lru, total float64 }
 
 func weigh(fleet, holders, blocks int) (f footprint) {
-	x := New(Options{MaxBytes: 1 << 30})
+	x := New(1 << 30)
 	slots := replicas(x, fleet)
 	chain := make([]uint64, 500)
 	for round := range holders {

@@ -10,8 +10,9 @@ import (
 
 // Seen in a peer: an add longer than the capacity left entries that nothing ever removed.
 func TestChainLongerThanCapacityKeepsItsHead(t *testing.T) {
-	x := New(Options{MaxBlocksPerReplica: 4})
+	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
+	x.SetCapacity(s, 4)
 	x.Insert(s, blocks)
 	assert.Equal(t, 4, depthOf(x, s, blocks))
 	assert.Equal(t, 4, x.Stats().Blocks)
@@ -22,7 +23,7 @@ func TestChainLongerThanCapacityKeepsItsHead(t *testing.T) {
 }
 
 func TestChainLongerThanBudgetKeepsItsHead(t *testing.T) {
-	x := New(Options{MaxBytes: minBytes})
+	x := New(minBytes)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 60_000)
 	x.Insert(s, blocks)
 	assert.Equal(t, int(x.maxBytes/chainBytes), depthOf(x, s, blocks))
@@ -34,7 +35,7 @@ func TestChainLongerThanBudgetKeepsItsHead(t *testing.T) {
 func TestBudget(t *testing.T) {
 	for _, fleet := range []int{1, 8, 200} {
 		t.Run(fmt.Sprint("replicas=", fleet), func(t *testing.T) {
-			x := New(Options{MaxBytes: minBytes})
+			x := New(minBytes)
 			slots := replicas(x, fleet)
 			pinned := prompt(1, 0, 0, 50)
 			for i := range 6000 {
@@ -56,7 +57,7 @@ func TestBudget(t *testing.T) {
 
 // A budget that filled up with many holders a block serves many blocks with one holder as well, and back.
 func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
-	x := New(Options{MaxBytes: minBytes})
+	x := New(minBytes)
 	slots := replicas(x, 200)
 	many := func() int {
 		for i := range 300 {
@@ -83,7 +84,7 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 
 // What the index gives up although an engine has it is counted apart.
 func TestLiveEvictions(t *testing.T) {
-	x := New(Options{MaxBytes: minBytes})
+	x := New(minBytes)
 	a, b := x.Add(nil), x.Add(nil)
 	x.SetLive(a, true)
 	x.SetLive(NoSlot, true)
@@ -114,7 +115,7 @@ func TestLiveEvictions(t *testing.T) {
 }
 
 func TestTicksWrap(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	slots := replicas(x, 3)
 	a, b, c := prompt(1, 0, 0, 8), prompt(2, 0, 0, 8), prompt(3, 0, 0, 8)
 	x.tick = 1<<32 - 2
@@ -129,7 +130,7 @@ func TestTicksWrap(t *testing.T) {
 
 // A capacity that shrinks below a step while an insert is under way ends the insert, not the program.
 func TestCapacityShrinksDuringAnInsert(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 2*step)
 	p := x.planInsert(s, blocks)
 	x.SetCapacity(s, 5)
@@ -141,8 +142,9 @@ func TestCapacityShrinksDuringAnInsert(t *testing.T) {
 
 // Where a chain's head is the oldest of all, it is touched before room is made for its tail.
 func TestHeadIsNotEvictedForItsTail(t *testing.T) {
-	x := New(Options{MaxBlocksPerReplica: 100})
+	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 80)
+	x.SetCapacity(s, 100)
 	x.Insert(s, blocks[:40])
 	x.Insert(s, random(1, 60))
 	x.Insert(s, blocks)
@@ -153,7 +155,7 @@ func TestHeadIsNotEvictedForItsTail(t *testing.T) {
 
 // A tail that was touched after its head makes the chain old: touched again, it stands behind its head.
 func TestHeadIsNeverBehindItsTail(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks)
 	age(x, s)
@@ -166,7 +168,7 @@ func TestHeadIsNeverBehindItsTail(t *testing.T) {
 
 // Replicas that get as much, in turns, lose as much to the budget.
 func TestTheOldestOfTheFleetGoFirst(t *testing.T) {
-	x := New(Options{MaxBytes: minBytes})
+	x := New(minBytes)
 	slots := replicas(x, 4)
 	for i := range 8000 {
 		x.Insert(slots[i%4], random(uint64(i), 20))

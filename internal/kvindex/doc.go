@@ -26,7 +26,7 @@
 // # Guarantees
 //
 //   - An answer may under-estimate, never over-estimate, what Insert, Remove and Drop recorded.
-//   - [Stats].Bytes, counted from the arrays really allocated, is at most [Options].MaxBytes after every
+//   - [Stats].Bytes, counted from the arrays really allocated, is at most the budget after every
 //     insert. While an array grows, its old copy waits for the garbage collector uncounted, one small
 //     shard at a time.
 //   - A replica's own list is least recently used by segments, but for the slack of [Index.Insert].

@@ -60,17 +60,17 @@ func (e *engine) remove(x *Index, blocks []uint64) {
 // Fed by the events of many engines at once, the index has of each exactly what it holds, and above its
 // budget never more than that.
 func TestEventsOfManyEngines(t *testing.T) {
-	for name, o := range map[string]Options{"exact": {}, "above-the-budget": {MaxBytes: minBytes}} {
+	for name, budget := range map[string]int64{"exact": 0, "above-the-budget": minBytes} {
 		t.Run(name, func(t *testing.T) {
-			x := New(o)
+			x := New(budget)
 			var wg sync.WaitGroup
 			for worker := range 4 {
-				wg.Go(func() { tell(t, x, worker, o.MaxBytes == 0) })
+				wg.Go(func() { tell(t, x, worker, budget == 0) })
 			}
 			wg.Wait()
 			st := x.Stats()
 			assert.Equal(t, st.Evictions, st.LiveEvictions)
-			assert.Equal(t, o.MaxBytes == 0, st.LiveEvictions == 0)
+			assert.Equal(t, budget == 0, st.LiveEvictions == 0)
 			verify(t, x)
 		})
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 func Example() {
-	index := kvindex.New(kvindex.Options{})
+	index := kvindex.New(0)
 	warm, cold := index.Add(nil), index.Add(nil)
 
 	seed := kvindex.SeedFor("llama", "", "")

@@ -24,7 +24,7 @@ func TestTwoDaysFlat(t *testing.T) {
 		within  = 128 << 10
 	)
 	before := heap()
-	x := New(Options{MaxBytes: budget})
+	x := New(budget)
 	slots := replicas(x, 16)
 	var low, high int64
 	for hour := range hours {

@@ -14,7 +14,7 @@ func FuzzIndex(f *testing.F) {
 	f.Add([]byte{0, 1, 200, 0, 2, 210, 0, 3, 220, 5, 1, 7, 0, 1, 250, 6, 9, 9}, true)
 	f.Add([]byte("2C\xc82C\xd220\xdc20x10(000"), true)
 	f.Fuzz(func(t *testing.T, program []byte, small bool) {
-		x, m := New(Options{MaxBytes: minBytes}), newModel()
+		x, m := New(minBytes), newModel()
 		slots := replicas(x, 80)
 		for _, s := range slots {
 			if small {

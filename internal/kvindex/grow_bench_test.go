@@ -9,15 +9,15 @@ import (
 // blocks more.
 func BenchmarkGrowing(b *testing.B) {
 	for _, c := range []struct {
-		name  string
-		chats int
-		o     Options
+		name   string
+		chats  int
+		budget int64
 	}{
-		{"chats=100", 100, Options{MaxBytes: 256 << 20}},
-		{"chats=2000", 2000, Options{MaxBytes: 256 << 20}},
-		{"chats=2000/budget-full", 2000, Options{}},
+		{"chats=100", 100, 256 << 20},
+		{"chats=2000", 2000, 256 << 20},
+		{"chats=2000/budget-full", 2000, 0},
 	} {
-		b.Run(c.name, func(b *testing.B) { grow(b, New(c.o), c.chats) })
+		b.Run(c.name, func(b *testing.B) { grow(b, New(c.budget), c.chats) })
 	}
 }
 

@@ -1,8 +1,6 @@
 package kvindex
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
 	"encoding/binary"
 	"slices"
 	"unsafe"
@@ -26,21 +24,6 @@ func SeedFor(model, adapter, cacheSalt string) Seed {
 		}
 	}
 	return Seed(seed)
-}
-
-// KeyedSeed is SeedFor with a secret: without the key, the blocks behind a hash cannot be found by hashing
-// guessed prompts. All users of an index share the key. It costs a microsecond; for many prompts of one model,
-// adapter and salt, keep the seed. The hashes themselves stay XXH3, which is no cipher: a key makes guessing
-// prompts useless, it does not make hashes fit to be published.
-func KeyedSeed(key [32]byte, model, adapter, cacheSalt string) Seed {
-	mac := hmac.New(sha256.New, key[:])
-	for _, name := range [...]string{adapter, cacheSalt, model} {
-		var length [8]byte
-		binary.LittleEndian.PutUint64(length[:], uint64(len(name)))
-		mac.Write(length[:])
-		mac.Write([]byte(name))
-	}
-	return Seed(binary.LittleEndian.Uint64(mac.Sum(nil)))
 }
 
 // AppendTokens appends the chained hash of every full block of blockSize tokens to dst. Tokens behind the

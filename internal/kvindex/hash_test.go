@@ -42,21 +42,6 @@ func TestSeeds(t *testing.T) {
 	assert.Len(t, seeds, 8)
 }
 
-func TestKeyedSeeds(t *testing.T) {
-	var key [32]byte
-	for i := range key {
-		key[i] = byte(i)
-	}
-	assert.Equal(t, Seed(0x4291b0459bef1772), KeyedSeed(key, "", "", ""))
-	assert.Equal(t, Seed(0x638e0c66f60948cf), KeyedSeed(key, "llama", "my-lora", "tenant-7"))
-	seeds := map[Seed]bool{}
-	for _, names := range [][3]string{{}, {"x"}, {"", "x"}, {"", "", "x"}, {"xx"}, {"x", "x"}, {"x", "x", "x"}} {
-		seeds[KeyedSeed(key, names[0], names[1], names[2])] = true
-		seeds[KeyedSeed([32]byte{}, names[0], names[1], names[2])] = true
-	}
-	assert.Len(t, seeds, 14)
-}
-
 // Engines have blocks of 1 to 256 tokens.
 func TestAllBlockSizes(t *testing.T) {
 	tokens := make([]uint32, 3*256+5)

@@ -6,18 +6,6 @@ import (
 	"sync"
 )
 
-// Options bounds an [Index]. The zero value is good.
-type Options struct {
-	// MaxBytes is the budget for all memory the index holds; less than 1 MiB counts as 1 MiB, more than 32
-	// GiB as 32 GiB. More keeps older prefixes; when it is used up, the least recently used blocks of the
-	// fleet go first. 0 means 64 MiB, which is about 2.8 million (block, replica) pairs.
-	MaxBytes int64
-
-	// MaxBlocksPerReplica is the capacity, in blocks, of replicas for which SetCapacity was not called.
-	// 0 means that only MaxBytes bounds them.
-	MaxBlocksPerReplica int
-}
-
 const (
 	minBytes = 1 << 20
 	maxBytes = 32 << 30
@@ -37,8 +25,6 @@ const (
 // microseconds. Between two steps a slot may become another replica's, so each step checks the generation of
 // its lane.
 type Index struct {
-	capacity uint32 // for replicas without one of their own; 0 is none
-
 	mu       sync.RWMutex
 	maxBytes int64
 	blocks   table
@@ -59,12 +45,13 @@ type Index struct {
 	unreported uint64 // evictions from replicas that are live, and what was never let in
 }
 
-// New returns an empty index.
-func New(o Options) *Index {
+// New returns an empty index. budget bounds all memory that it holds, in bytes; less than 1 MiB counts as 1 MiB, more
+// than 32 GiB as 32 GiB. More keeps older prefixes; when it is used up, the least recently used blocks of the fleet go
+// first. 0 means 64 MiB, which is about 2.8 million (block, replica) pairs.
+func New(budget int64) *Index {
 	x := &Index{
-		capacity: blocksCapacity(o.MaxBlocksPerReplica),
 		lru:      recency{victim: noLane},
-		maxBytes: min(max(cmp.Or(o.MaxBytes, defaultBytes), minBytes), maxBytes),
+		maxBytes: min(max(cmp.Or(budget, defaultBytes), minBytes), maxBytes),
 	}
 	x.blocks = newTable(1 << bits.Len64(uint64(x.maxBytes/bytesPerShard-1)))
 	return x

@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestMatch(t *testing.T) {
 	for _, fleet := range []int{3, 64, 65, 130, 1000} {
 		t.Run(fmt.Sprint("replicas=", fleet), func(t *testing.T) {
-			x := New(Options{})
+			x := New(0)
 			s := replicas(x, fleet)
 			a, b := prompt(1, 6, 0, 10), prompt(1, 6, 1, 10)
 			x.Insert(s[0], a)
@@ -42,7 +42,7 @@ func TestMatch(t *testing.T) {
 // A block that was removed hides what stands behind it, and inserting the chain again heals it even
 // though its last block is young.
 func TestOnlyContiguousBlocksCount(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks)
 	x.Remove(s, blocks[3:4])
@@ -53,7 +53,7 @@ func TestOnlyContiguousBlocksCount(t *testing.T) {
 
 // A KV event brings the tail of a chain; the whole chain, inserted next, is not mistaken for known.
 func TestTailBeforeHead(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
 	x.Insert(s, blocks[5:])
 	assert.Zero(t, depthOf(x, s, blocks))
@@ -64,7 +64,7 @@ func TestTailBeforeHead(t *testing.T) {
 
 // Seen in a peer: blocks inserted head first are evicted head first.
 func TestTailIsEvictedBeforeHead(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	s := x.Add(nil)
 	x.SetCapacity(s, 6)
 	old, fresh := prompt(1, 0, 0, 4), prompt(2, 0, 0, 4)
@@ -77,7 +77,7 @@ func TestTailIsEvictedBeforeHead(t *testing.T) {
 
 // Seen in a peer: a lookup went through every key of a cold prompt.
 func TestMatchStopsAtTheFirstMiss(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	s := x.Add(nil)
 	blocks := prompt(1, 0, 0, 100)
 	x.Insert(s, blocks)
@@ -87,7 +87,7 @@ func TestMatchStopsAtTheFirstMiss(t *testing.T) {
 
 // What is young is not touched again; what is older is, and then survives what came between.
 func TestLRUWithItsSlack(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	s := x.Add(nil)
 	x.SetCapacity(s, 1000)
 	hot := prompt(0, 0, 0, 10)
@@ -108,7 +108,7 @@ func TestLRUWithItsSlack(t *testing.T) {
 // Seen in a peer: a lookup that built a debug string of every key, with logging off.
 func TestMatchDoesNotAllocate(t *testing.T) {
 	for _, fleet := range []int{8, 1000} {
-		x := New(Options{})
+		x := New(0)
 		blocks := prompt(1, 0, 0, 512)
 		for i, s := range replicas(x, fleet) {
 			x.Insert(s, blocks[:512-i%100])
@@ -122,7 +122,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 
 // A chain does not come back to a block, but an engine may say anything.
 func TestBlockTwiceInAnInsert(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 9)
 	for range 3 {
 		twice := append(append([]uint64{blocks[4], blocks[4]}, blocks...), blocks[2], blocks[8])

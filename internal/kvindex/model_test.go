@@ -62,7 +62,7 @@ func (m *model) holders() (n int) {
 func TestAgreesWithTheModel(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		x, m := New(Options{}), newModel()
+		x, m := New(0), newModel()
 		slots := replicas(x, 1+r.IntN(150))
 		for range 400 {
 			s := slots[r.IntN(len(slots))]
@@ -107,7 +107,7 @@ func TestAgreesWithTheModel(t *testing.T) {
 func TestLRUWhereNothingIsYoung(t *testing.T) {
 	const capacity = 60
 	r := rand.New(rand.NewPCG(1, 2))
-	x := New(Options{MaxBytes: 1 << 30})
+	x := New(1 << 30)
 	s := x.Add(nil)
 	x.SetCapacity(s, capacity)
 	ever := newModel()
@@ -131,9 +131,10 @@ func TestLRUWhereNothingIsYoung(t *testing.T) {
 }
 
 func TestConcurrently(t *testing.T) {
-	x := New(Options{MaxBytes: minBytes, MaxBlocksPerReplica: 700})
+	x := New(minBytes)
 	var slots [70]atomic.Uint32
 	for i, s := range replicas(x, len(slots)) {
+		x.SetCapacity(s, 700)
 		slots[i].Store(uint32(s))
 	}
 	var wg sync.WaitGroup

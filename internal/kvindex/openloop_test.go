@@ -127,7 +127,7 @@ type result struct {
 
 // replay runs the operations against a new index and checks that it has in the end what the engines hold.
 func replay(b *testing.B, ops []op, offered float64, held int) result {
-	x := kvindex.New(kvindex.Options{})
+	x := kvindex.New(0)
 	var slots []kvindex.Slot
 	for range openLoopReplicas {
 		s := x.Add(nil)

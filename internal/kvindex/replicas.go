@@ -56,7 +56,7 @@ func (x *Index) Add(owner any) Slot {
 	x.known++
 	x.lru.lanes[i] = lane{
 		first: none, last: none, open: none, older: x.tick, recent: x.tick,
-		generation: x.generation, capacity: x.capacity, owner: owner,
+		generation: x.generation, owner: owner,
 	}
 	x.fitBudget()
 	return Slot(i)
@@ -90,7 +90,7 @@ func (x *Index) lane(s Slot) *lane {
 // that only the byte budget bounds it.
 func (x *Index) SetCapacity(s Slot, blocks int) {
 	for more := true; more; {
-		more = x.setCapacity(s, blocksCapacity(blocks))
+		more = x.setCapacity(s, uint32(min(max(blocks, 0), math.MaxUint32)))
 	}
 }
 
@@ -111,8 +111,6 @@ func (x *Index) setCapacity(s Slot, blocks uint32) bool {
 	}
 	return true
 }
-
-func blocksCapacity(blocks int) uint32 { return uint32(min(max(blocks, 0), math.MaxUint32)) }
 
 // SetLive marks the replica as one whose contents the engine itself reports to the index, or no longer. What
 // the index then gives up of it, for a capacity or the byte budget, is counted in [Stats].LiveEvictions: the

@@ -9,7 +9,7 @@ import (
 )
 
 func TestUnknownReplicasAreIgnored(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	for _, s := range []Slot{0, 7, NoSlot} {
 		x.Insert(s, prompt(1, 0, 0, 4))
 		x.Remove(s, prompt(1, 0, 0, 4))
@@ -21,7 +21,7 @@ func TestUnknownReplicasAreIgnored(t *testing.T) {
 
 // Seen in a peer: with ten places a block, an eleventh replica evicted another one.
 func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	blocks := prompt(1, 0, 0, 4)
 	slots := replicas(x, 1000)
 	for n, s := range slots {
@@ -48,7 +48,7 @@ func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
 
 // Seen in a peer: replicas that are gone stayed in the index until a timer, or for ever.
 func TestRemovedReplicasAreForgottenAtOnce(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	blocks := prompt(1, 0, 0, 2000)
 	a, b := x.Add(nil), x.Add(nil)
 	x.Insert(a, blocks)
@@ -71,7 +71,7 @@ func TestRemovedReplicasAreForgottenAtOnce(t *testing.T) {
 }
 
 func TestClearedAtOnce(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	a, b, blocks := x.Add(nil), x.Add(nil), prompt(1, 0, 0, 500)
 	x.SetCapacity(a, 400)
 	x.Insert(b, blocks)
@@ -90,7 +90,7 @@ func TestClearedAtOnce(t *testing.T) {
 }
 
 func TestChurnDoesNotLeak(t *testing.T) {
-	x := New(Options{MaxBytes: minBytes})
+	x := New(minBytes)
 	stay := x.Add(nil)
 	for i := range 2000 {
 		pod := x.Add(nil)
@@ -110,7 +110,7 @@ func TestChurnDoesNotLeak(t *testing.T) {
 }
 
 func TestSlots(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	a, b := x.Add(nil), x.Add(nil)
 	assert.NotEqual(t, a, b)
 	x.Drop(a)
@@ -120,7 +120,7 @@ func TestSlots(t *testing.T) {
 }
 
 func TestMoreReplicasThanSlots(t *testing.T) {
-	x := New(Options{})
+	x := New(0)
 	for range noLane {
 		x.lru.lanes = append(x.lru.lanes, lane{generation: 1, first: none, last: none, open: none})
 	}
@@ -138,8 +138,9 @@ func TestMoreReplicasThanSlots(t *testing.T) {
 }
 
 func TestSetCapacityEvicts(t *testing.T) {
-	x := New(Options{MaxBlocksPerReplica: 300})
+	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 400)
+	x.SetCapacity(s, 300)
 	x.Insert(s, blocks)
 	x.SetCapacity(s, 17)
 	assert.Equal(t, 17, depthOf(x, s, blocks))

@@ -97,17 +97,12 @@ func (d *Detector) Accuses(r *Replica, principal string) bool {
 	return r.given[principal] > 0
 }
 
-const (
-	activeFor     = time.Minute
-	maxPrincipals = 1000 // remembered by a Detector, and by a replica
-)
+// activeFor is how long a principal counts as active.
+const activeFor = time.Minute
 
 // note remembers that a principal is active.
 func (d *Detector) note(principal string, now time.Time) {
-	if principal == "" {
-		return
-	}
-	if _, known := d.active[principal]; known || len(d.active) < maxPrincipals {
+	if principal != "" {
 		d.active[principal] = now
 	}
 }

@@ -85,10 +85,7 @@ func (r *Replica) weigh(principal string, n int) int {
 	if len(r.d.active) > 1 {
 		most = (most + 1) / 2
 	}
-	n = min(n, most-r.given[principal])
-	if n <= 0 || r.given[principal] == 0 && len(r.given) >= maxPrincipals {
-		return 0
-	}
+	n = max(min(n, most-r.given[principal]), 0)
 	if r.given == nil {
 		r.given = make(map[string]int)
 	}

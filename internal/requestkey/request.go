@@ -233,11 +233,6 @@ func (k *SessionKeys) Outgoing(ctx context.Context) string {
 	return Session(firstOutgoing(ctx, k.names))
 }
 
-// In returns the session in metadata, or in the headers of an HTTP request, "" if there is none.
-func (k *SessionKeys) In(md metadata.MD) string {
-	return k.Outgoing(metadata.NewOutgoingContext(context.Background(), md))
-}
-
 // requestIDKeys are the metadata names of a request id, best first. The last is
 // what vllm-tgis-adapter reads.
 var requestIDKeys = []string{"x-request-id", "request-id", "x-correlation-id"}

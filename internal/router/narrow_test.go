@@ -164,23 +164,6 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
-// A request that was tried elsewhere is one that was tried here.
-func TestResume(t *testing.T) {
-	for seed := range uint64(100) {
-		rnd := rand.New(rand.NewPCG(seed, 2))
-		v := connected(t, Options{Policy: choosing(leastLoaded)}, members(rnd.IntN(100))...).View()
-		var failed []string
-		want, got := new(policy.Request), new(policy.Request)
-		for range rnd.IntN(2) * rnd.IntN(150) {
-			id := fmt.Sprintf("r%d", rnd.IntN(150))
-			failed = append(failed, id)
-			NextAttempt(want, v.ByID(id))
-		}
-		Resume(got, v, failed)
-		require.Equal(t, want, got, "seed %d", seed)
-	}
-}
-
 // What is settled keeps none of the lists, and its shadow neither.
 func TestSettle(t *testing.T) {
 	var completed []*policy.Request
@@ -191,7 +174,9 @@ func TestSettle(t *testing.T) {
 	for i := range 20 {
 		q.Exclude = append(q.Exclude, fmt.Sprintf("r%d", i))
 	}
-	Resume(q, r.View(), []string{"r20", "r21", "r22", "r23", "r24", "r25", "r26", "r27", "r28"})
+	for i := 20; i < 29; i++ {
+		NextAttempt(q, r.View().ByID(fmt.Sprintf("r%d", i)))
+	}
 	b := pick(t, r, q)
 	require.Equal(t, "r29", b.Decision.Replica.ID)
 	Settle(q)

@@ -17,14 +17,6 @@ func NextAttempt(q *policy.Request, failed *policy.Replica) {
 	}
 }
 
-// Resume is NextAttempt for each of these replicas. Of ids that the fleet of the View does not have only the attempt
-// counts, and of the slice and its strings nothing is kept. O(ids).
-func Resume(q *policy.Request, v policy.View, failed []string) {
-	for _, id := range failed {
-		NextAttempt(q, v.ByID(id))
-	}
-}
-
 // Rekey drops the key and all that was prepared for it, so that the request can
 // be filled anew. The method and the attempts made so far stay. A copy of a request that was rekeyed may
 // go its own way.

@@ -16,7 +16,7 @@ import (
 
 // Defaults and bounds of [Config].
 const (
-	DefaultTimeout = 100 * time.Millisecond
+	defaultTimeout = policy.Duration(100 * time.Millisecond)
 	MaxTimeout     = time.Minute
 )
 
@@ -40,12 +40,7 @@ type Config struct {
 }
 
 // DefaultConfig returns the config that a decoder starts from; it names no source.
-func DefaultConfig() Config {
-	return Config{
-		AddSpecialTokens: true,
-		Timeout:          policy.Duration(DefaultTimeout),
-	}
-}
+func DefaultConfig() Config { return Config{AddSpecialTokens: true, Timeout: defaultTimeout} }
 
 // ParseConfig reads the config strictly and checks it; nil where there is none. The
 // error names the field.
@@ -54,10 +49,11 @@ func ParseConfig(raw json.RawMessage) (*Config, error) {
 		return nil, nil
 	}
 	c := DefaultConfig()
-	if err := policy.Decode(raw, &c); err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
+	err := policy.Decode(raw, &c)
+	if err == nil {
+		err = c.validate()
 	}
-	if err := c.validate(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
 	return &c, nil
@@ -74,9 +70,7 @@ func (c *Config) validate() error {
 			return fmt.Errorf("url: %q is not like http://host:8000/tokenize", c.URL)
 		}
 	}
-	if c.Timeout == 0 {
-		c.Timeout = policy.Duration(DefaultTimeout)
-	}
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
 	if c.Timeout < 0 || c.Timeout > policy.Duration(MaxTimeout) {
 		return fmt.Errorf("timeout: %v is not between 0s and %v", c.Timeout, MaxTimeout)
 	}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/internal/fleet"
+	"github.com/warmpath/warmpath/internal/admission"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -124,7 +124,7 @@ func (r *Replica) heartbeat() (q *warmpathv1.RegisterRequest, changed <-chan str
 	load := r.load()
 	q = &warmpathv1.RegisterRequest{
 		Deployment: r.cfg.Deployment,
-		Replica:    fleet.Message(own),
+		Replica:    admission.Message(own),
 		LeaseMs:    uint32(r.cfg.Lease.Milliseconds()),
 		Ongoing:    new(uint32(min(load.Ongoing, math.MaxInt32))),
 	}

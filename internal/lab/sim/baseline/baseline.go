@@ -119,8 +119,8 @@ type prompted struct {
 }
 
 // guess is a prompted policy with an index of its own, of what it routed where.
-func guess(f *Fleet, block int, o kvindex.Options) prompted {
-	x := kvindex.New(o)
+func guess(f *Fleet, block int, maxBytes int64) prompted {
+	x := kvindex.New(maxBytes)
 	return prompted{x, slots(x, f.replicas), block}
 }
 

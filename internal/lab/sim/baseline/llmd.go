@@ -2,7 +2,6 @@ package baseline
 
 import (
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // llm-d's weights, and the block of its guess.
@@ -21,7 +20,11 @@ type llmd struct {
 
 func newLLMD(f *Fleet) *llmd {
 	// As many entries as the engine has blocks, although an entry is four of them.
-	return &llmd{guess(f, llmdBlock, kvindex.Options{MaxBytes: unbounded, MaxBlocksPerReplica: f.blocks}), f}
+	p := guess(f, llmdBlock, unbounded)
+	for _, s := range p.slots {
+		p.index.SetCapacity(s, f.blocks)
+	}
+	return &llmd{p, f}
 }
 
 func (p *llmd) policy() policy.Policy {

@@ -2,7 +2,6 @@ package baseline
 
 import (
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/kvindex"
 )
 
 // SMG's defaults, those of its command line.
@@ -27,7 +26,7 @@ type smg struct {
 
 func newSMG(f *Fleet, gate bool) *smg {
 	return &smg{
-		prompted: guess(f, smgPage, kvindex.Options{MaxBytes: smgIndex}), gate: gate,
+		prompted: guess(f, smgPage, smgIndex), gate: gate,
 		sent: make([]uint64, f.replicas), last: make([]uint64, f.replicas),
 	}
 }
