@@ -104,10 +104,7 @@ func (b *builder) watch(
 		return nil, err
 	}
 	logger := cmp.Or(b.logger, slog.Default())
-	r := &watchResolver{
-		b: b, cc: cc, target: t.URL.String(), logger: logger,
-		own: target.Own(opts),
-	}
+	r := &watchResolver{b: b, cc: cc, target: t.URL.String(), logger: logger, own: target.Own(opts)}
 	w, err := lookaside.Start(lookaside.Options{
 		Servers:    l.servers,
 		Deployment: l.deployment,

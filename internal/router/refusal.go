@@ -71,9 +71,7 @@ func (u *queue) refused(rep *policy.Replica) {
 func (l *live) refuse(now time.Time) {
 	f := &l.refusals
 	if !f.marked() || f.more > 0 {
-		again := !f.until.IsZero() && now.Sub(f.until) < mostHold
-		f.hold = min(2*f.hold, mostHold)
-		if !again || f.hold == 0 {
+		if f.hold = min(2*f.hold, mostHold); now.Sub(f.until) >= mostHold {
 			f.hold = firstHold
 		}
 		f.until, f.more = now.Add(f.hold), 0
@@ -135,11 +133,10 @@ func (u *queue) insist(d *policy.Decision) bool {
 	if len(u.waiters) > 0 || u.marked.IsZero() {
 		return false
 	}
-	wanted := d.WaitFor
+	wanted, lifted := d.WaitFor, false
 	if wanted == nil {
 		wanted = u.router.view.Load().replicas
 	}
-	lifted := false
 	for _, rep := range wanted {
 		lifted = liveOf(rep).lift() || lifted
 	}
