@@ -78,17 +78,30 @@ type Figures struct {
 type Simulated struct {
 	// Preemptions counts how often measured requests lost their place in an engine for lack of memory.
 	Preemptions int `json:"preemptions"`
+	Balance
+	// Spread is there with several seeds.
+	Spread *Spread `json:"spread,omitempty"`
+}
+
+// Balance is how policies spread requests, seen from the engines.
+type Balance struct {
 	// KVImbalance is the KV cache that requests held on the busiest replica over the mean of all, in the mean of
 	// the time after the warm-up.
 	KVImbalance float64 `json:"kv_imbalance"`
-	// Spread is there with several seeds.
-	Spread *Spread `json:"spread,omitempty"`
+	// RequestsCV and KVCV are the coefficients of variation, over the replicas, of the requests and of the KV cache that
+	// they hold, in the mean of the decisions.
+	RequestsCV float64 `json:"requests_cv"`
+	KVCV       float64 `json:"kv_cv"`
+	// FollowUpsHome is the share of the later requests of sessions that are sent to the replica of the first.
+	FollowUpsHome float64 `json:"follow_ups_home"`
+	// RegretMS is the mean of the estimated TTFT on the chosen replica less that on the best one.
+	RegretMS float64 `json:"regret_ms"`
 }
 
 // Spread is the largest figure of any seed less the smallest.
 type Spread struct {
 	Figures
-	KVImbalance float64 `json:"kv_imbalance"`
+	Balance
 }
 
 // Distribution describes a sample of numbers; all are 0 for an empty one.

@@ -125,7 +125,7 @@ func (e *Engine) Submit(now time.Duration, r Request) (*Sequence, error) {
 		return nil, err
 	}
 	e.now = max(e.now, now)
-	s := &Sequence{req: r, result: Result{Arrival: e.now, PromptTokens: r.PromptTokens}}
+	s := &Sequence{req: r, result: Result{Arrival: e.now, PromptTokens: r.PromptTokens}, found: e.leading(&r)}
 	e.stats.Submitted++
 	e.queue = append(e.queue, s)
 	if !e.busy {

@@ -66,7 +66,8 @@ var figures = []struct {
 func (r *Report) tables() []Table {
 	first := Table{Columns: []string{"policy", "requests", "errors"}}
 	spread := Table{Columns: []string{"policy", "spread"}}
-	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean"}}
+	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean", "requests CV", "KV CV",
+		"follow-ups at home", "regret ms"}}
 	for _, f := range figures {
 		first.Columns, spread.Columns = append(first.Columns, f.name), append(spread.Columns, f.name)
 	}
@@ -76,7 +77,8 @@ func (r *Report) tables() []Table {
 		if res.Simulated == nil {
 			continue
 		}
-		simulated.add(nil, res.Policy, fmt.Sprint(res.Preemptions), fmt.Sprintf("%.2f", res.KVImbalance))
+		simulated.add(nil, res.Policy, fmt.Sprint(res.Preemptions), fmt.Sprintf("%.2f", res.KVImbalance),
+			fmt.Sprintf("%.2f", res.RequestsCV), fmt.Sprintf("%.2f", res.KVCV), percent(res.FollowUpsHome), millis(res.RegretMS))
 		if s := res.Spread; s != nil {
 			spread.add(&s.Figures, res.Policy, "")
 		}

@@ -54,14 +54,16 @@ func TestText(t *testing.T) {
 	r := simulated()
 	tables := strings.Split(r.Text(), "\n\n")
 	require.Len(t, tables, 3)
-	require.Equal(t, "policy       preemptions  KV busiest ÷ mean\nround_robin            7               1.50", tables[1])
+	require.Equal(t, "policy       preemptions  KV busiest ÷ mean  requests CV  KV CV  follow-ups at home  regret ms\n"+
+		"round_robin            7               1.50         0.25   0.30              40.0 %       12.0", tables[1])
 	require.Contains(t, tables[2], "spread")
 }
 
 // simulated is a report of the simulator's, of several seeds.
 func simulated() *Report {
 	r := example("round_robin")
-	r.Results[0].Simulated = &drive.Simulated{Preemptions: 7, KVImbalance: 1.5, Spread: &drive.Spread{}}
+	r.Results[0].Simulated = &drive.Simulated{Preemptions: 7, Spread: &drive.Spread{},
+		Balance: drive.Balance{KVImbalance: 1.5, RequestsCV: 0.25, KVCV: 0.3, FollowUpsHome: 0.4, RegretMS: 12}}
 	return r
 }
 
@@ -185,7 +187,7 @@ func TestCSV(t *testing.T) {
 	require.Len(t, rows, 3)
 	require.Equal(t, []string{"policy", "requests", "errors"}, rows[0][:3])
 	require.Equal(t, subject, rows[2][0])
-	require.Equal(t, "policy,preemptions,KV busiest ÷ mean\nround_robin,7,0.00\n", more)
+	require.Equal(t, "policy,preemptions,KV busiest ÷ mean,requests CV,KV CV,follow-ups at home,regret ms\nround_robin,7,0.00,0.00,0.00,0.0 %,0.00\n", more)
 }
 
 // Results with nothing in them are drawn too.

@@ -69,6 +69,9 @@ func (r *run) submit(f *flight, work enginesim.Request) {
 	s.Replica, s.Reason = d.Replica.ID, d.Reason
 	m := r.byID[d.Replica.ID]
 	e := m.engine
+	if !s.WarmUp && r.slow == 0 {
+		r.observe(m, &work)
+	}
 	work.Data = f
 	if _, err := e.Submit(r.now, work); err != nil {
 		f.booking.Release()

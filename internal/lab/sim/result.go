@@ -10,7 +10,8 @@ import (
 // result computes the figures of a run.
 func (r *run) result() *drive.Result {
 	res := drive.Summarize(r.name(), r.Replicas, r.samples, r.Targets)
-	res.Simulated = &drive.Simulated{Preemptions: r.preempts}
+	res.Simulated = &drive.Simulated{Preemptions: r.preempts, Balance: r.seen.balance()}
+	res.FollowUpsHome = r.followUpsHome()
 	kv := r.activeKV()
 	sum := 0.0
 	for i := range kv {
@@ -58,7 +59,7 @@ func Merge(seeds []*drive.Result) drive.Result {
 		}
 	}
 	mean, spread := meanAndSpread(seeds)
-	all.Figures, all.KVImbalance, all.Spread = mean.Figures, mean.KVImbalance, &spread
+	all.Figures, all.Balance, all.Spread = mean.Figures, mean.Balance, &spread
 	return all
 }
 
@@ -66,7 +67,7 @@ func Merge(seeds []*drive.Result) drive.Result {
 func meanAndSpread(seeds []*drive.Result) (mean, spread drive.Spread) {
 	figures := make([][]*float64, len(seeds))
 	for i, r := range seeds {
-		one := drive.Spread{Figures: r.Figures, KVImbalance: r.KVImbalance}
+		one := drive.Spread{Figures: r.Figures, Balance: r.Balance}
 		figures[i] = floats(reflect.ValueOf(&one).Elem())
 	}
 	spreads := floats(reflect.ValueOf(&spread).Elem())

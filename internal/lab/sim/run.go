@@ -79,7 +79,8 @@ type run struct {
 	samples  []drive.Sample
 	ended    int
 	failed   int
-	preempts int       // of measured requests
+	preempts int // of measured requests
+	seen     observed
 	warmKV   []float64 // ActiveKV of each engine when the warm-up ended; nil before
 }
 

@@ -212,9 +212,9 @@ func TestCanceledAndProgress(t *testing.T) {
 
 func TestMerge(t *testing.T) {
 	a := &drive.Result{Policy: "p", Requests: 3, Figures: drive.Figures{Goodput: 0.5, TTFT: drive.Distribution{Mean: 10, P99: 20}}, Decisions: map[string]int{"x": 3},
-		Simulated: &drive.Simulated{KVImbalance: 1}}
+		Simulated: &drive.Simulated{Balance: drive.Balance{KVImbalance: 1, RegretMS: 4}}}
 	b := &drive.Result{Policy: "p", Requests: 5, Errors: 1, Figures: drive.Figures{Goodput: 1, TTFT: drive.Distribution{Mean: 30, P99: 20}}, Decisions: map[string]int{"x": 1, "y": 4},
-		Simulated: &drive.Simulated{Preemptions: 2, KVImbalance: 2}}
+		Simulated: &drive.Simulated{Preemptions: 2, Balance: drive.Balance{KVImbalance: 2, RegretMS: 4}}}
 	require.Equal(t, *a, Merge([]*drive.Result{a}))
 	m := Merge([]*drive.Result{a, b})
 	require.Equal(t, 8, m.Requests)
@@ -223,7 +223,8 @@ func TestMerge(t *testing.T) {
 	require.Equal(t, map[string]int{"x": 4, "y": 4}, m.Decisions)
 	require.Equal(t, drive.Distribution{Mean: 20, P99: 20}, m.TTFT)
 	require.Equal(t, 0.75, m.Goodput)
-	require.Equal(t, &drive.Spread{Figures: drive.Figures{Goodput: 0.5, TTFT: drive.Distribution{Mean: 20}}, KVImbalance: 1}, m.Spread)
+	require.Equal(t, &drive.Spread{Figures: drive.Figures{Goodput: 0.5, TTFT: drive.Distribution{Mean: 20}}, Balance: drive.Balance{KVImbalance: 1}}, m.Spread)
+	require.Equal(t, 4.0, m.RegretMS)
 	require.Equal(t, 0.5, a.Goodput, "the seeds are left as they are")
 }
 
