@@ -29,7 +29,7 @@ func TestSimMatrix(t *testing.T) {
 	require.Equal(t, exitOK, code, stderr)
 	require.Contains(t, stdout, "2 cells, 8 runs")
 	require.Contains(t, stdout, "## 1 cells with 64 clients")
-	require.Contains(t, stdout, "## `prefix_cache_affinity`")
+	require.Contains(t, stdout, "## Where not: `prefix_cache_affinity`")
 	require.Contains(t, stdout, "### recorded")
 	code, stdout, stderr = command(t, append(args, "--summary", "--cells", "quiet")...)
 	require.Equal(t, exitOK, code, stderr)

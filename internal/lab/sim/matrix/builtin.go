@@ -29,10 +29,13 @@ type pressedWorkload struct {
 
 // pressed are those in which memory or long prompts decide.
 var pressed = []pressedWorkload{
-	{"b2b", 10, []float64{0.7, 0.9, 1.1}, 8, 352_000},
-	{"documents", 10, []float64{0.7}, 16, 1_024_000},
-	{"coding-agents", 10, []float64{0.7, 1.5}, 16, 1_024_000},
+	{"b2b", 11.5, []float64{0.7, 0.78, 0.9, 1.1}, 8, 352_000},
+	{"documents", 18, []float64{0.7}, 16, 1_024_000},
+	{"coding-agents", 7.3, []float64{0.7, 1.5}, 16, 1_024_000},
 }
+
+// underPressure is their heading.
+const underPressure = "pressure"
 
 // pressure is cells with one client, and with 64 that share nothing, load, or load and index.
 func pressure() []Cell {
@@ -40,7 +43,7 @@ func pressure() []Cell {
 	for _, p := range pressed {
 		for _, load := range p.loads {
 			for _, share := range []sim.Share{"", sim.ShareNone, sim.ShareLoad, sim.ShareBroadcast} {
-				cells = append(cells, vary("pressure", fmt.Sprintf("%s-%.0f-%s", p.workload, 100*load, cmp.Or(share, "alone")), func(c *Cell) {
+				cells = append(cells, vary(underPressure, fmt.Sprintf("%s-%.0f-%s", p.workload, 100*load, cmp.Or(share, "alone")), func(c *Cell) {
 					c.Workload, c.Load, c.Rate, c.Replicas, c.KVTokens = p.workload, load, load*p.full, p.replicas, p.kvTokens
 					if c.Share = share; share == "" {
 						c.Share, c.Clients = sim.ShareNone, 1
@@ -62,7 +65,7 @@ func basic() []string {
 // minutesOf are workloads that need other times than conversations do: single requests are soon as they always
 // are, answers of minutes are long under way before a fleet is as full as it will be.
 var minutesOf = map[string][2]float64{
-	"decode-heavy": {7, 2}, "hot-prefix": {5, 2}, "nothing-shared": {6, 2}, "reasoning": {20, 8},
+	"coding-agents": {12, 5}, "decode-heavy": {7, 2}, "hot-prefix": {5, 2}, "nothing-shared": {6, 2}, "reasoning": {20, 8},
 }
 
 // vary is Base with a change, under a name and a heading.

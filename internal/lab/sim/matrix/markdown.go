@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
 // Markdown prints everything, and what the policies named are behind in.
@@ -17,9 +19,6 @@ func (r *Results) Markdown(policies, judged []string) string {
 	}
 	b.WriteString(".\n")
 	r.compare(&b, policies, judged)
-	for _, policy := range judged {
-		r.losses(&b, policy, policies)
-	}
 	factor := ""
 	for i := range r.Cells {
 		c := &r.Cells[i]
@@ -27,7 +26,10 @@ func (r *Results) Markdown(policies, judged []string) string {
 			factor = c.Factor
 			fmt.Fprintf(&b, "\n## Cells: %s\n", factor)
 		}
-		c.write(&b)
+		c.write(&b, r.alone(c))
+	}
+	for _, policy := range judged {
+		r.losses(&b, policy, policies)
 	}
 	return b.String()
 }
@@ -74,30 +76,53 @@ func table(b *strings.Builder, means []Mean) {
 }
 
 func (r *Results) losses(b *strings.Builder, policy string, policies []string) {
-	fmt.Fprintf(b, "\n## `%s`\n\n", policy)
+	fmt.Fprintf(b, "\n## Where not: `%s`\n\n", policy)
 	all := r.Losses(policy, policies)
 	if len(all) == 0 {
-		fmt.Fprintf(b, "No figure is worse than %.2f × another policy's beyond the spread.\n", allowed)
+		fmt.Fprintf(b, "No figure is worse than %.2f × the best rule's with the same information.\n", allowed)
 		return
 	}
-	fmt.Fprintf(b, "Worse than %.2f × another policy's beyond the spread:\n\n", allowed)
+	fmt.Fprintf(b, "Worse than %.2f × the best rule's with the same information:\n\n", allowed)
 	b.WriteString("| cell | figure | than | factor | beyond the spread | seeds |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, l := range all {
 		fmt.Fprintf(b, "| %s | %s | `%s` | %.3f | %.3f | %d |\n", l.Cell, l.Figure, l.To, l.Factor, l.Beyond, l.Seeds)
 	}
 }
 
-func (c *CellResults) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\n### %s\n\n`%s`\n\n", c.Name, &c.Cell)
-	b.WriteString("| policy | clients | seeds | TTFT mean, ms | p99 | ms per token | goodput | cached tokens | busiest ÷ mean |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
+// columns are those of a cell after the policy, the clients and the seeds.
+const columns = "TTFT mean, ms | p99 | ms per token | goodput | cached tokens | ÷ best rule with the same information: mean · p99 · token | " +
+	"÷ best with one client | preemptions | KV busiest ÷ mean | requests CV | KV CV | at home | regret, ms"
+
+func (c *CellResults) write(b *strings.Builder, alone []*Row) {
+	fmt.Fprintf(b, "\n### %s\n\n`%s`\n\n| policy | clients | seeds | %s |\n%s\n", c.Name, &c.Cell, columns,
+		strings.Repeat("| --- ", strings.Count(columns, "|")+4)+"|")
 	for i := range c.Rows {
 		r := &c.Rows[i]
 		seeds := r.seeds()
-		load, _ := busiest.over(r, seeds)
-		fmt.Fprintf(b, "| `%s` | %d | %d | %s | %s | %s | %s | %s | %.2f |\n", r.Policy, r.Clients, len(seeds),
+		fmt.Fprintf(b, "| `%s` | %d | %d | %s | %s | %s | %s | %s | %s | %s |", r.Policy, r.Clients, len(seeds),
 			ttftMean.plusMinus(r, seeds), ttftP99.plusMinus(r, seeds), tpotMean.plusMinus(r, seeds),
-			goodput.percent(r, seeds), cached.percent(r, seeds), load)
+			goodput.percent(r, seeds), cached.percent(r, seeds), dotted(ratios(r, c.rivals(r))), dotted(ratios(r, alone)))
+		if r.Runs[seeds[0]].Simulated != nil {
+			of := func(f func(*drive.Simulated) float64) float64 {
+				mean, _ := average(seeds, func(seed uint64) float64 { return f(r.Runs[seed].Simulated) })
+				return mean
+			}
+			fmt.Fprintf(b, " %.0f | %.2f | %.2f | %.2f | %.2f | %.1f |", of(func(s *drive.Simulated) float64 { return float64(s.Preemptions) }),
+				of(func(s *drive.Simulated) float64 { return s.KVImbalance }), of(func(s *drive.Simulated) float64 { return s.RequestsCV }),
+				of(func(s *drive.Simulated) float64 { return s.KVCV }), of(func(s *drive.Simulated) float64 { return s.FollowUpsHome }),
+				of(func(s *drive.Simulated) float64 { return s.RegretMS }))
+		}
+		b.WriteString("\n")
 	}
+}
+
+// dotted are ratios in a cell of a table.
+func dotted(ratios []float64) string {
+	var all []string
+	for _, x := range ratios {
+		all = append(all, fmt.Sprintf("%.2f", x))
+	}
+	return strings.Join(all, " · ")
 }
 
 // plusMinus is a time with half of its spread, if there is one.

@@ -18,7 +18,7 @@ type Mean struct {
 }
 
 // means are those over the cells with 64 clients in which all of these are, and the reference, best TTFT first; nil if
-// there are none. In each cell the seeds count that all of them have.
+// there are none. Cells under pressure, with which the reference does not cope, do not count. In each cell the seeds count that all of them have.
 func (r *Results) means(of []combination) []Mean {
 	all := make([]Mean, len(of))
 	for i := range all {
@@ -28,7 +28,7 @@ func (r *Results) means(of []combination) []Mean {
 	for i := range r.Cells {
 		c := &r.Cells[i]
 		rows := c.all(append(slices.Clip(of), combination{reference, manyClients}))
-		if c.Clients != manyClients || rows == nil {
+		if c.Clients != manyClients || rows == nil || c.Factor == underPressure {
 			continue
 		}
 		seeds := common(rows...)

@@ -21,8 +21,8 @@ const leastGoodput = 0.01
 // manyClients are those of the cells over which means are taken.
 const manyClients = 64
 
-// allowed is by what factor a policy may be worse than another in a cell.
-const allowed = 1.05
+// allowed is by what factor a policy may be worse than the best rule in a cell.
+const allowed = 1.03
 
 // Results are what is there.
 type Results struct {
@@ -107,8 +107,7 @@ var (
 	ttftP99  = figure{"TTFT p99", func(r *drive.Result) float64 { return r.TTFT.P99 }, -1, 0.001}
 	tpotMean = figure{"time per token", func(r *drive.Result) float64 { return r.TPOT.Mean }, -1, 0.001}
 	goodput  = figure{"goodput", func(r *drive.Result) float64 { return r.Goodput }, 1, leastGoodput}
-	cached   = figure{"cached tokens", func(r *drive.Result) float64 { return r.CachedTokenRatio }, 1, 0}
-	busiest  = figure{"busiest ÷ mean", func(r *drive.Result) float64 { return r.MaxOverMeanLoad }, -1, 0}
+	cached   = figure{"cached tokens", func(r *drive.Result) float64 { return r.CachedTokenRatio }, 1, 0.01}
 )
 
 // compared are the figures of a Mean.
@@ -149,7 +148,10 @@ func (f *figure) worse(r, than *Row, seeds []uint64) (factor, beyond float64) {
 	return factor, factor - spread/2
 }
 
-// Loss is a figure of a cell in which another policy is better.
+// judgedBy are the figures of a Loss.
+var judgedBy = []*figure{&ttftMean, &ttftP99, &tpotMean}
+
+// Loss is a figure of a cell in which a rule with the same information is better.
 type Loss struct {
 	Cell, Figure, To string
 	// Factor is by how much, Beyond by how much beyond the spread of so many seeds.
@@ -157,8 +159,8 @@ type Loss struct {
 	Seeds          int
 }
 
-// Losses are the figures of a policy that are worse than 1.05 × another's beyond the spread, each with the other that is
-// best there. A policy that needs KV events counts only for one that needs them too.
+// Losses are the figures of a policy that are worse than 1.03 × those of the best rule with the same information and as
+// many clients. kv_aware is also compared with prefix_cache_affinity, in cached tokens too.
 func (r *Results) Losses(policy string, policies []string) (all []Loss) {
 	for i := range r.Cells {
 		c := &r.Cells[i]
@@ -166,20 +168,75 @@ func (r *Results) Losses(policy string, policies []string) (all []Loss) {
 		if mine == nil {
 			continue
 		}
-		for _, f := range compared {
-			worst := Loss{Cell: c.Name, Figure: f.name, Beyond: allowed}
+		for _, f := range append(slices.Clip(judgedBy), &cached) {
+			worst := Loss{Cell: c.Name, Figure: f.name, Factor: allowed}
 			for _, other := range policies {
+				sibling := policy == "kv_aware" && other == "prefix_cache_affinity"
 				row := c.row(other, c.Clients)
-				if row == nil || needsEvents(other) && !needsEvents(policy) {
+				if row == nil || !sibling && (f == &cached || !rival(other, policy)) {
 					continue
 				}
 				seeds := common(mine, row)
-				if factor, beyond := f.worse(mine, row, seeds); len(seeds) > 0 && beyond > worst.Beyond {
+				if factor, beyond := f.worse(mine, row, seeds); len(seeds) > 0 && factor > worst.Factor {
 					worst.To, worst.Factor, worst.Beyond, worst.Seeds = other, factor, beyond, len(seeds)
 				}
 			}
 			if worst.To != "" {
 				all = append(all, worst)
+			}
+		}
+	}
+	return all
+}
+
+// rival reports whether a policy is a rule that has no more information than another: of the product's own those that
+// look at neither prompt nor session, and the baselines.
+func rival(other, policy string) bool {
+	return (slices.Contains([]string{reference, "power_of_two_choices"}, other) || slices.Contains(baseline.Names(), other)) &&
+		(needsEvents(policy) || !needsEvents(other))
+}
+
+// ratios are a row's figures over the best of some others, in the order of judgedBy; nil if there are none.
+func ratios(r *Row, others []*Row) (all []float64) {
+	for _, f := range judgedBy {
+		worst := 0.0
+		for _, other := range others {
+			if seeds := common(r, other); len(seeds) > 0 {
+				worst = max(worst, f.ratio(r, other, seeds))
+			}
+		}
+		if worst == 0 {
+			return nil
+		}
+		all = append(all, worst)
+	}
+	return all
+}
+
+// rivals are the rows of the rules with as many clients and no more information.
+func (c *CellResults) rivals(of *Row) (all []*Row) {
+	for i := range c.Rows {
+		if row := &c.Rows[i]; row.Clients == of.Clients && rival(row.Policy, of.Policy) {
+			all = append(all, row)
+		}
+	}
+	return all
+}
+
+// alone are the rows with one client, which sees all, in this cell and in those that differ only in clients and sharing.
+func (r *Results) alone(c *CellResults) (all []*Row) {
+	like := func(c Cell) Cell {
+		c.Name, c.Factor, c.Clients, c.Share, c.IntervalMS, c.Affinity, c.Proxies = "", "", 0, "", 0, false, false
+		return c
+	}
+	for i := range r.Cells {
+		other := &r.Cells[i]
+		if !reflect.DeepEqual(like(other.Cell), like(c.Cell)) {
+			continue
+		}
+		for k := range other.Rows {
+			if row := &other.Rows[k]; row.Clients == 1 {
+				all = append(all, row)
 			}
 		}
 	}

@@ -74,25 +74,58 @@ func TestMeans(t *testing.T) {
 	require.InDelta(t, 1, byName["round_robin"].Ratios[3], 1e-9)
 }
 
-// A policy is compared with the best other in each figure, unless that needs KV events and it does not.
+// A policy is compared with the best rule in each figure, unless that needs KV events and it does not; kv_aware with
+// prefix_cache_affinity too.
 func TestLosses(t *testing.T) {
 	r, policies := results()
-	bad := map[string]Loss{}
-	for _, l := range r.Losses("prefix_cache_affinity", policies) {
-		bad[l.Cell+" "+l.Figure] = l
+	losses := func(policy string, policies ...string) map[string]Loss {
+		bad := map[string]Loss{}
+		for _, l := range r.Losses(policy, policies) {
+			bad[l.Cell+" "+l.Figure] = l
+		}
+		return bad
 	}
-	require.Len(t, bad, 7)
+	bad := losses("prefix_cache_affinity", policies...)
+	require.Len(t, bad, 6)
 	require.Equal(t, 2.0, bad["a TTFT p99"].Factor)
-	require.Equal(t, 2.0, bad["a goodput"].Factor)
 	require.Equal(t, 2.0, bad["a time per token"].Factor)
 	require.Equal(t, 2.0, bad["b time per token"].Factor)
-	require.InDelta(t, 1.1, bad["b TTFT mean"].Beyond, 1e-9)
+	require.InDelta(t, 1.1, bad["b TTFT mean"].Factor, 1e-9)
 	require.Equal(t, "round_robin", bad["b TTFT mean"].To, "the better of the two")
 	require.Equal(t, 2.0, bad["c TTFT mean"].Factor)
 	require.Equal(t, 9.0, bad["c time per token"].Factor)
+	require.Empty(t, losses("prefix_cache_affinity", "dynamo", "consistent_hash", "kv_aware"))
 
-	require.Contains(t, r.Losses("dynamo", policies), Loss{Cell: "b", Figure: "goodput", To: "prefix_cache_affinity", Factor: 10, Beyond: 10, Seeds: 2})
-	require.NotContains(t, fmt.Sprint(r.Losses("round_robin", policies)), "dynamo")
+	r.Cells[0].Rows = append(r.Cells[0].Rows, outcome("kv_aware", 64, 104, 1600, 40, 1))
+	for _, run := range r.Cells[0].row("prefix_cache_affinity", 64).Runs {
+		run.CachedTokenRatio = 0.5
+	}
+	bad = losses("kv_aware", "prefix_cache_affinity")
+	require.Len(t, bad, 2)
+	require.InDelta(t, 1.04, bad["a TTFT mean"].Factor, 1e-9)
+	require.Equal(t, 50.0, bad["a cached tokens"].Factor)
+	require.Equal(t, "dynamo", losses("kv_aware", policies...)["a TTFT mean"].To)
+}
+
+// Ratios are to the best rule in the same cell, and to the best with one client where all else is equal.
+func TestRatios(t *testing.T) {
+	r, _ := results()
+	c := &r.Cells[0]
+	mine := c.row("prefix_cache_affinity", 64)
+	require.Equal(t, []float64{0.5, 2, 2}, ratios(mine, c.rivals(mine)))
+	require.Equal(t, []float64{1, 1, 1}, ratios(c.row("dynamo", 64), c.rivals(c.row("dynamo", 64))), "a rule is its own rival")
+	require.Nil(t, ratios(mine, nil))
+	require.Equal(t, []float64{100, 1600, 40}, ratios(mine, r.alone(c)))
+	c.Share, c.Name, c.IntervalMS = sim.ShareLoad, "e", 1000
+	c.Rows = c.Rows[:3]
+	one := Base()
+	one.Workload, one.Clients, one.Name = "chat", 1, "one"
+	other := one
+	other.Load, other.Name = 0.3, "other"
+	r.Cells = append(r.Cells, CellResults{one, []Row{outcome("least_tokens", 1, 50, 400, 20, 1)}},
+		CellResults{other, []Row{outcome("least_tokens", 1, 1, 1, 1, 1)}})
+	require.Equal(t, []float64{2, 4, 2}, ratios(mine, r.alone(&r.Cells[0])), "another load does not count")
+	require.Contains(t, r.Markdown([]string{"round_robin"}, nil), "| 0.50 · 2.00 · 2.00 | 2.00 · 4.00 · 2.00 |")
 }
 
 // Seeds are compared each with its own: what they have in common, as a fleet that is fuller with one of them, is no
@@ -156,7 +189,7 @@ func TestMarkdown(t *testing.T) {
 	text := r.Markdown(p.Policies, []string{"power_of_two_choices", "kv_aware"})
 	require.Contains(t, text, "3 cells, 20 runs")
 	require.Contains(t, text, "## 2 cells with 64 clients")
-	require.Contains(t, text, "## `power_of_two_choices`")
+	require.Contains(t, text, "## Where not: `power_of_two_choices`")
 	require.Contains(t, text, "### one")
 	require.Contains(t, text, "| `smg_cache_aware` | 1 |")
 
