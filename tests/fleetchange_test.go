@@ -112,9 +112,10 @@ func newObserving(t *testing.T) *observing {
 // Issue 12.23: a policy is notified of the one replica whose connection dies and comes back, and of nothing else.
 func TestPolicyObservesConnections(t *testing.T) {
 	p := newObserving(t)
-	policy.Register("observing_connections_of_tests", func(struct{}) (policy.Policy, error) { return p.Policy, nil })
+	name := unique("observing_connections")
+	policy.Register(name, func(struct{}) (policy.Policy, error) { return p.Policy, nil })
 	rs := replicas(t, 3)
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"observing_connections_of_tests":{}}`)))
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"`+name+`":{}}`)))
 	connected(t, cc, rs)
 	var all []string
 	eventually(t, "three connections", func() bool {

@@ -54,9 +54,10 @@ func reading(name string) *reader {
 
 // Issue 12.21: a custom policy reads the message and the metadata of a call, without interceptors the metadata.
 func TestPolicyReadsTheRequest(t *testing.T) {
-	p := reading("reading_client_of_tests")
+	name := unique("reading_client")
+	p := reading(name)
 	r := start(t, &replica{})
-	cc := dial(t, target(r), client.WithConfig(`{"policy":{"reading_client_of_tests":{}}}`))
+	cc := dial(t, target(r), client.WithConfig(`{"policy":{"`+name+`":{}}}`))
 	ctx := metadata.AppendToOutgoingContext(deadline(t), "x-tier", "gold", "x-tier", "late")
 	tiers := []string{"gold", "late"}
 
@@ -75,7 +76,7 @@ func TestPolicyReadsTheRequest(t *testing.T) {
 	require.Equal(t, tiers, tier)
 
 	bare, err := grpc.NewClient(target(r), insecureOption(),
-		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"reading_client_of_tests":{}}}}]}`))
+		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"`+name+`":{}}}}]}`))
 	require.NoError(t, err)
 	defer bare.Close()
 	_, err = testpb.NewTestServiceClient(bare).UnaryCall(ctx, asked, grpc.WaitForReady(true))
@@ -87,9 +88,10 @@ func TestPolicyReadsTheRequest(t *testing.T) {
 
 // Issue 12.21: in the server it reads body and headers at the HTTP endpoint, and no message where a client sends its key.
 func TestPolicyReadsTheRequestInTheServer(t *testing.T) {
-	p := reading("reading_server_of_tests")
+	name := unique("reading_server")
+	p := reading(name)
 	r := start(t, &replica{})
-	c, err := server.ParseConfig([]byte("http: {listen: '127.0.0.1:0'}\ndeployments:\n  chat:\n    policy: {reading_server_of_tests: {}}\n    replicas: [{address: '" + r.addr + "'}]\n"))
+	c, err := server.ParseConfig([]byte("http: {listen: '127.0.0.1:0'}\ndeployments:\n  chat:\n    policy: {" + name + ": {}}\n    replicas: [{address: '" + r.addr + "'}]\n"))
 	require.NoError(t, err)
 	s, err := server.New(c, server.Options{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)

@@ -2,9 +2,11 @@ package tests
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"math"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,9 +55,15 @@ func (l *listener) capacityChanged(id string, kvTokens int) {
 	l.sizes[id] = kvTokens
 }
 
+// policies counts the registered policies of tests: none can be unregistered.
+var policies atomic.Int64
+
+// unique is a name that no other policy has.
+func unique(name string) string { return fmt.Sprintf("%s_of_tests_%d", name, policies.Add(1)) }
+
 // listening registers a policy for one test and returns it with its config.
 func listening(name string, rank int) (*listener, string) {
-	name += "_of_tests"
+	name = unique(name)
 	l := &listener{rank: rank, ongoing: map[string]int{}, loads: map[string]int64{}, sizes: map[string]int{}}
 	policy.Register(name, func(struct{}) (policy.Policy, error) {
 		return policy.Policy{
