@@ -88,8 +88,8 @@ type Balance struct {
 	// KVImbalance is the KV cache that requests held on the busiest replica over the mean of all, in the mean of
 	// the time after the warm-up.
 	KVImbalance float64 `json:"kv_imbalance"`
-	// RequestsCV and KVCV are the coefficients of variation, over the replicas, of the requests and of the KV cache that
-	// they hold, in the mean of the decisions.
+	// RequestsCV and KVCV are the coefficients of variation, over the replicas, of the requests and of the KV cache
+	// that they hold, in the mean of the decisions.
 	RequestsCV float64 `json:"requests_cv"`
 	KVCV       float64 `json:"kv_cv"`
 	// FollowUpsHome is the share of the later requests of sessions that are sent to the replica of the first.

@@ -8,9 +8,9 @@ import (
 )
 
 // Estimate is how long a request submitted now would wait for its first token: the rest of the pass under way, the
-// prefill of all requests before it and its own, in passes beside the sequences that decode, and the passes until enough
-// sequences have ended to give back the blocks that these prompts need. It reads the true outputs. Requests that come
-// later, preemptions, and prefixes that requests before it are going to cache do not count.
+// prefill of all requests before it and its own, in passes beside the sequences that decode, and the passes until
+// enough sequences have ended to give back the blocks that these prompts need. It reads the true outputs. Requests that
+// come later, preemptions, and prefixes that requests before it are going to cache do not count.
 func (e *Engine) Estimate(now time.Duration, r *Request) time.Duration {
 	var decodes, all Work
 	need := 0

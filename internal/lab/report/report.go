@@ -78,7 +78,8 @@ func (r *Report) tables() []Table {
 			continue
 		}
 		simulated.add(nil, res.Policy, fmt.Sprint(res.Preemptions), fmt.Sprintf("%.2f", res.KVImbalance),
-			fmt.Sprintf("%.2f", res.RequestsCV), fmt.Sprintf("%.2f", res.KVCV), percent(res.FollowUpsHome), millis(res.RegretMS))
+			fmt.Sprintf("%.2f", res.RequestsCV), fmt.Sprintf("%.2f", res.KVCV), percent(res.FollowUpsHome),
+			millis(res.RegretMS))
 		if s := res.Spread; s != nil {
 			spread.add(&s.Figures, res.Policy, "")
 		}

@@ -43,8 +43,10 @@ func pressure() []Cell {
 	for _, p := range pressed {
 		for _, load := range p.loads {
 			for _, share := range []sim.Share{"", sim.ShareNone, sim.ShareLoad, sim.ShareBroadcast} {
-				cells = append(cells, vary(underPressure, fmt.Sprintf("%s-%.0f-%s", p.workload, 100*load, cmp.Or(share, "alone")), func(c *Cell) {
-					c.Workload, c.Load, c.Rate, c.Replicas, c.KVTokens = p.workload, load, load*p.full, p.replicas, p.kvTokens
+				name := fmt.Sprintf("%s-%.0f-%s", p.workload, 100*load, cmp.Or(share, "alone"))
+				cells = append(cells, vary(underPressure, name, func(c *Cell) {
+					c.Workload, c.Load, c.Rate = p.workload, load, load*p.full
+					c.Replicas, c.KVTokens = p.replicas, p.kvTokens
 					if c.Share = share; share == "" {
 						c.Share, c.Clients = sim.ShareNone, 1
 					}
@@ -65,7 +67,8 @@ func basic() []string {
 // minutesOf are workloads that need other times than conversations do: single requests are soon as they always
 // are, answers of minutes are long under way before a fleet is as full as it will be.
 var minutesOf = map[string][2]float64{
-	"coding-agents": {12, 5}, "decode-heavy": {7, 2}, "hot-prefix": {5, 2}, "nothing-shared": {6, 2}, "reasoning": {20, 8},
+	"coding-agents": {12, 5}, "decode-heavy": {7, 2}, "hot-prefix": {5, 2}, "nothing-shared": {6, 2},
+	"reasoning": {20, 8},
 }
 
 // vary is Base with a change, under a name and a heading.

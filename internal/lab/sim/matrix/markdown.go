@@ -18,7 +18,7 @@ func (r *Results) Markdown(policies, judged []string) string {
 		fmt.Fprintf(&b, "%d of `%s`", r.Missing[name], name)
 	}
 	b.WriteString(".\n")
-	r.compare(&b, policies, judged)
+	r.compare(&b, policies)
 	factor := ""
 	for i := range r.Cells {
 		c := &r.Cells[i]
@@ -34,44 +34,24 @@ func (r *Results) Markdown(policies, judged []string) string {
 	return b.String()
 }
 
-// compare writes the means, and those of proxies with one client beside the policies named.
-func (r *Results) compare(b *strings.Builder, policies, judged []string) {
-	var all, alone []combination
-	for _, p := range policies {
-		all = append(all, combination{p, manyClients})
-		if slices.Contains(proxies, p) {
-			alone = append(alone, combination{p, 1})
-		}
-	}
-	if means := r.means(all); means != nil {
-		fmt.Fprintf(b, "\n## %d cells with %d clients\n\nGeometric means of ratios to `%s`, over the cells in which all policies are and the seeds that all of them have, %d or more; cached tokens: the mean.\n\n",
-			means[0].Cells, manyClients, reference, means[0].Seeds)
-		table(b, means)
-	}
-	if len(alone) == 0 {
+// compare writes the means.
+func (r *Results) compare(b *strings.Builder, policies []string) {
+	means := r.means(policies)
+	if means == nil {
 		return
 	}
-	for _, p := range judged {
-		if slices.Contains(policies, p) && !slices.Contains(proxies, p) {
-			alone = append(alone, combination{p, manyClients})
-		}
-	}
-	if means := r.means(alone); means != nil {
-		fmt.Fprintf(b, "\n## Proxies with one client\n\nThe same over %d of these cells, %d seeds or more: proxies see all requests, the others stand beside them with %d clients.\n\n",
-			means[0].Cells, means[0].Seeds, manyClients)
-		table(b, means)
-	}
-}
-
-func table(b *strings.Builder, means []Mean) {
-	b.WriteString("| policy | clients | TTFT mean | TTFT p99 | time per token | goodput | cached tokens | KV events |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	fmt.Fprintf(b, "\n## %d cells with %d clients\n\nGeometric means of ratios to `%s`, to the best rule with the same "+
+		"information, and to the best policy with one client, over the cells in which all policies are and the seeds that all of "+
+		"them have, %d or more; cached tokens: the mean.\n\n", means[0].Cells, manyClients, reference, means[0].Seeds)
+	b.WriteString("| policy | TTFT mean | TTFT p99 | time per token | goodput | cached tokens | " +
+		"÷ best rule: mean · p99 · token | ÷ best with one client | KV events |\n" + strings.Repeat("| --- ", 9) + "|\n")
 	for _, m := range means {
 		events := ""
-		if needsEvents(m.policy) {
+		if needsEvents(m.Policy) {
 			events = "needs"
 		}
-		fmt.Fprintf(b, "| `%s` | %d | %.3f | %.3f | %.3f | %.3f | %.1f %% | %s |\n", m.policy, m.clients, m.Ratios[0],
-			m.Ratios[1], m.Ratios[2], m.Ratios[3], 100*m.Cached, events)
+		fmt.Fprintf(b, "| `%s` | %.3f | %.3f | %.3f | %.3f | %.1f %% | %s | %s | %s |\n", m.Policy, m.Ratios[0], m.Ratios[1],
+			m.Ratios[2], m.Ratios[3], 100*m.Cached, dotted(m.ToRule), dotted(m.ToAlone), events)
 	}
 }
 
@@ -89,28 +69,39 @@ func (r *Results) losses(b *strings.Builder, policy string, policies []string) {
 	}
 }
 
-// columns are those of a cell after the policy, the clients and the seeds.
-const columns = "TTFT mean, ms | p99 | ms per token | goodput | cached tokens | ÷ best rule with the same information: mean · p99 · token | " +
-	"÷ best with one client | preemptions | KV busiest ÷ mean | requests CV | KV CV | at home | regret, ms"
+// columns are those of a cell before what the engines show.
+const columns = "| policy | clients | seeds | TTFT mean, ms | p99 | ms per token | goodput | cached tokens | " +
+	"÷ best rule with the same information: mean · p99 · token | ÷ best with one client |"
+
+// shown are the columns of what the engines show.
+var shown = []struct {
+	name, format string
+	of           func(*drive.Result) float64
+}{
+	{"preemptions", "%.0f", func(r *drive.Result) float64 { return float64(r.Preemptions) }},
+	{"KV busiest ÷ mean", "%.2f", func(r *drive.Result) float64 { return r.KVImbalance }},
+	{"requests CV", "%.2f", func(r *drive.Result) float64 { return r.RequestsCV }},
+	{"KV CV", "%.2f", func(r *drive.Result) float64 { return r.KVCV }},
+	{"at home", "%.2f", func(r *drive.Result) float64 { return r.FollowUpsHome }},
+	{"regret, ms", "%.1f", func(r *drive.Result) float64 { return r.RegretMS }},
+}
 
 func (c *CellResults) write(b *strings.Builder, alone []*Row) {
-	fmt.Fprintf(b, "\n### %s\n\n`%s`\n\n| policy | clients | seeds | %s |\n%s\n", c.Name, &c.Cell, columns,
-		strings.Repeat("| --- ", strings.Count(columns, "|")+4)+"|")
+	fmt.Fprintf(b, "\n### %s\n\n`%s`\n\n%s", c.Name, &c.Cell, columns)
+	for _, s := range shown {
+		fmt.Fprintf(b, " %s |", s.name)
+	}
+	b.WriteString("\n" + strings.Repeat("| --- ", strings.Count(columns, "|")-1+len(shown)) + "|\n")
 	for i := range c.Rows {
 		r := &c.Rows[i]
 		seeds := r.seeds()
 		fmt.Fprintf(b, "| `%s` | %d | %d | %s | %s | %s | %s | %s | %s | %s |", r.Policy, r.Clients, len(seeds),
 			ttftMean.plusMinus(r, seeds), ttftP99.plusMinus(r, seeds), tpotMean.plusMinus(r, seeds),
-			goodput.percent(r, seeds), cached.percent(r, seeds), dotted(ratios(r, c.rivals(r))), dotted(ratios(r, alone)))
-		if r.Runs[seeds[0]].Simulated != nil {
-			of := func(f func(*drive.Simulated) float64) float64 {
-				mean, _ := average(seeds, func(seed uint64) float64 { return f(r.Runs[seed].Simulated) })
-				return mean
-			}
-			fmt.Fprintf(b, " %.0f | %.2f | %.2f | %.2f | %.2f | %.1f |", of(func(s *drive.Simulated) float64 { return float64(s.Preemptions) }),
-				of(func(s *drive.Simulated) float64 { return s.KVImbalance }), of(func(s *drive.Simulated) float64 { return s.RequestsCV }),
-				of(func(s *drive.Simulated) float64 { return s.KVCV }), of(func(s *drive.Simulated) float64 { return s.FollowUpsHome }),
-				of(func(s *drive.Simulated) float64 { return s.RegretMS }))
+			goodput.percent(r, seeds), cached.percent(r, seeds),
+			dotted(ratios(r, c.rivals(r))), dotted(ratios(r, alone)))
+		for _, s := range shown {
+			mean, _ := average(seeds, func(seed uint64) float64 { return s.of(r.Runs[seed]) })
+			fmt.Fprintf(b, " "+s.format+" |", mean)
 		}
 		b.WriteString("\n")
 	}

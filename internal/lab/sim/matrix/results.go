@@ -192,8 +192,8 @@ func (r *Results) Losses(policy string, policies []string) (all []Loss) {
 // rival reports whether a policy is a rule that has no more information than another: of the product's own those that
 // look at neither prompt nor session, and the baselines.
 func rival(other, policy string) bool {
-	return (slices.Contains([]string{reference, "power_of_two_choices"}, other) || slices.Contains(baseline.Names(), other)) &&
-		(needsEvents(policy) || !needsEvents(other))
+	rule := other == reference || other == "power_of_two_choices" || slices.Contains(baseline.Names(), other)
+	return rule && (needsEvents(policy) || !needsEvents(other))
 }
 
 // ratios are a row's figures over the best of some others, in the order of judgedBy; nil if there are none.
@@ -223,7 +223,7 @@ func (c *CellResults) rivals(of *Row) (all []*Row) {
 	return all
 }
 
-// alone are the rows with one client, which sees all, in this cell and in those that differ only in clients and sharing.
+// alone are the rows with one client, which sees all, in this cell and those that differ only in clients and sharing.
 func (r *Results) alone(c *CellResults) (all []*Row) {
 	like := func(c Cell) Cell {
 		c.Name, c.Factor, c.Clients, c.Share, c.IntervalMS, c.Affinity, c.Proxies = "", "", 0, "", 0, false, false

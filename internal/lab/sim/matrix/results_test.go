@@ -24,19 +24,12 @@ func of(policy string, clients int, ttft ...float64) Row {
 	r := Row{Policy: policy, Clients: clients, Runs: map[uint64]*drive.Result{}}
 	for i, x := range ttft {
 		if x > 0 {
-			run := new(drive.Result)
+			run := &drive.Result{Simulated: new(drive.Simulated)}
 			run.TTFT, run.Goodput = drive.Distribution{Mean: x, P99: x}, 1
 			r.Runs[uint64(i+1)] = run
 		}
 	}
 	return r
-}
-
-func with(clients int, policies ...string) (all []combination) {
-	for _, p := range policies {
-		all = append(all, combination{p, clients})
-	}
-	return all
 }
 
 func results() (*Results, []string) {
@@ -58,13 +51,13 @@ func results() (*Results, []string) {
 // Means are over the cells with 64 clients that are complete; what is near nothing counts as one per cent.
 func TestMeans(t *testing.T) {
 	r, policies := results()
-	means := r.means(with(64, policies...))
+	means := r.means(policies)
 	require.Len(t, means, 4)
-	require.Equal(t, "dynamo", means[0].policy)
+	require.Equal(t, "dynamo", means[0].Policy)
 	byName := map[string]Mean{}
 	for _, m := range means {
 		require.Equal(t, 2, m.Cells)
-		byName[m.policy] = m
+		byName[m.Policy] = m
 	}
 	pca := byName["prefix_cache_affinity"]
 	require.InDelta(t, 0.5244, pca.Ratios[0], 1e-4) // √(0.25 · 1.1)
@@ -149,13 +142,13 @@ func TestSeedsInCommon(t *testing.T) {
 	}}
 	r := &Results{Cells: []CellResults{c}}
 	policies := []string{"round_robin", "power_of_two_choices", "prefix_cache_affinity", "llmd_default"}
-	means := r.means(with(64, policies...))
-	require.Equal(t, "llmd_default", means[1].policy)
+	means := r.means(policies)
+	require.Equal(t, "llmd_default", means[1].Policy)
 	require.InDelta(t, 1.1, means[1].Ratios[0], 1e-9)
 	require.InDelta(t, 1.2, means[2].Ratios[0], 1e-9)
 	require.Equal(t, 1, means[2].Seeds)
-	require.InDelta(t, 0.9, r.means(with(64, policies[:2]...))[0].Ratios[0], 0.1)
-	require.Empty(t, r.means(with(64, append(policies, "random")...)), "no seed in common")
+	require.InDelta(t, 0.9, r.means(policies[:2])[0].Ratios[0], 0.1)
+	require.Empty(t, r.means(append(policies, "random")), "no seed in common")
 
 	require.Equal(t, []Loss{
 		{Cell: "base", Figure: "TTFT mean", To: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
@@ -167,12 +160,7 @@ func TestSeedsInCommon(t *testing.T) {
 	require.Contains(t, text, "| base | TTFT mean | `round_robin` | 1.200 | 1.200 | 1 |")
 	require.Contains(t, text, "| `power_of_two_choices` | 64 | 3 | 233 ± 150 |")
 
-	alone := r.means(append(with(1, "llmd_default"), with(64, "prefix_cache_affinity")...))
-	require.Len(t, alone, 2)
-	require.Equal(t, 1, alone[0].clients)
-	require.InDelta(t, 0.5, alone[0].Ratios[0], 1e-9, "to round robin with 64 clients")
-	require.InDelta(t, 1.2, alone[1].Ratios[0], 1e-9)
-	require.Contains(t, text, "| `llmd_default` | 1 | 0.500 |")
+	require.InDeltaSlice(t, []float64{120. / 51, 120. / 51}, means[1].ToAlone[:2], 1e-9, "of the seeds that both have")
 }
 
 func TestMarkdown(t *testing.T) {
