@@ -71,8 +71,6 @@ type Deployment struct {
 	// RegisterEventHosts are the hosts beside its own that a registering replica may name as the source of its KV events;
 	// "*" = any.
 	RegisterEventHosts []string `json:"register_event_hosts,omitempty"`
-	// LoadPoll reads the load of replicas that do not register; none = their load is not read.
-	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
 
 	policy.Config
 }
@@ -217,7 +215,7 @@ func (d *Deployment) validate() error {
 		return fmt.Errorf("dialects: %w", err)
 	}
 	return cmp.Or(
-		d.ReplicaTLS.validate(), d.HealthCheck.validate(), d.LoadPoll.validate(),
+		d.ReplicaTLS.validate(), d.HealthCheck.validate(), checkLoadPoll(d.LoadPoll),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)
 }

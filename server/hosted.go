@@ -104,9 +104,9 @@ func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*router
 	return r, nil
 }
 
-// serviceConfig is the config for a channel, without the sources of KV events: only the server subscribes.
+// serviceConfig is the config for a channel, without the sources of KV events and of load: only the server asks replicas.
 func serviceConfig(c policy.Config) (string, error) {
-	c.KVEvents, c.KVEventsReplay = "", ""
+	c.KVEvents, c.KVEventsReplay, c.LoadPoll = "", "", nil
 	type choice map[string]any
 	raw, err := json.Marshal(map[string]any{"loadBalancingConfig": []choice{{"warmpath": c}, {"round_robin": choice{}}}})
 	return string(raw), err

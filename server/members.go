@@ -13,7 +13,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/admission"
-	"github.com/warmpath/warmpath/internal/loadpoll"
+	"github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -136,12 +136,12 @@ func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 }
 
 // poll enters the polled load of a replica.
-func (x *sources) poll(id string, l loadpoll.Load) {
+func (x *sources) poll(id string, l load.Report) {
 	m := x.roster.byID[id]
 	if m == nil || x.config.LoadPoll == nil {
 		return
 	}
-	m.polled = ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), -1}, x.now()}
+	m.polled = ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), l.QueuedTokens}, x.now()}
 	if l.KVTokens != 0 && l.KVTokens != m.kvTokens {
 		m.kvTokens, x.stirred = l.KVTokens, true
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/loadpoll"
+	"github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -22,10 +22,10 @@ deployments:
 `
 	f := start(t, config)
 	d := f.deployment("chat")
-	poll := func(id string, l loadpoll.Load) { d.update(func(x *sources) bool { x.poll(id, l); return false }) }
+	poll := func(id string, l load.Report) { d.update(func(x *sources) bool { x.poll(id, l); return false }) }
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "a"})
-	poll("a", loadpoll.Load{Ongoing: 7, KVTokens: 5000})
-	poll("gone", loadpoll.Load{Ongoing: 7})
+	poll("a", load.Report{QueuedTokens: -1, Ongoing: 7, KVTokens: 5000})
+	poll("gone", load.Report{QueuedTokens: -1, Ongoing: 7})
 	f.tick("chat")
 	replica := func(i int) *warmpathv1.ReplicaStatus { return f.status(t, "chat").GetReplicas()[i] }
 	require.EqualValues(t, 7, replica(0).GetOngoing(), "its own is one of them")
@@ -43,7 +43,7 @@ deployments:
 	require.False(t, replica(1).GetStale(), "it never told")
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 
-	poll("a", loadpoll.Load{Ongoing: 2}) // it says nothing of its cache any more
+	poll("a", load.Report{QueuedTokens: -1, Ongoing: 2}) // it says nothing of its cache any more
 	f.tick("chat")
 	require.False(t, replica(0).GetStale())
 	require.EqualValues(t, 2, replica(0).GetOngoing())
@@ -56,7 +56,7 @@ deployments:
     policy: {prefix_cache_affinity: {}}
     replicas: [{id: a, address: "127.0.0.1:1"}]
 `)))
-	poll("a", loadpoll.Load{Ongoing: 9}) // an answer that was under way
+	poll("a", load.Report{QueuedTokens: -1, Ongoing: 9}) // an answer that was under way
 	f.tick("chat")
 	require.EqualValues(t, 1, replica(0).GetOngoing())
 	require.False(t, replica(0).GetStale(), "nobody expects it to tell")
@@ -84,7 +84,7 @@ func TestLoadPollConfig(t *testing.T) {
 		"{from: ftp://HOST/}":            "deployments.chat: load_poll.from: want grpc:vllm",
 		"{}":                             "load_poll.from",
 		"{from: 'grpc:vllm', every: 1s}": "every",
-		"{from: 'grpc:other'}":           "none of sglang, vllm",
+		"{from: 'grpc:other'}":           "none of [grpc:orca grpc:sglang grpc:vllm]",
 		"{from: 'http://HOST:PORT/metrics', pages: {a: nowhere}}": "load_poll.pages: a: want",
 	} {
 		_, err := ParseConfig([]byte("deployments: {chat: {register: true, load_poll: " + field + "}}"))

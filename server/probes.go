@@ -15,6 +15,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/loadpoll"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 // A HealthCheck probes the replicas that do not register by grpc.health.v1's Check. Clients are sent a replica that
@@ -43,16 +44,7 @@ func (c *HealthCheck) validate() error {
 	return durationWithin("health_check.interval", c.Interval, 100*time.Millisecond, time.Hour)
 }
 
-// LoadPoll reads the load of replicas that do not register themselves, twice a second.
-type LoadPoll struct {
-	// From is grpc:vllm or grpc:sglang (GetLoads), or the URL of a page for Prometheus, in which HOST and PORT are those
-	// of the replica's address.
-	From string `json:"from"`
-	// Pages are the URLs of replicas whose page is elsewhere, by id of the replica; HOST and PORT as in from.
-	Pages map[string]string `json:"pages,omitempty"`
-}
-
-func (p *LoadPoll) validate() error {
+func checkLoadPoll(p *policy.LoadPoll) error {
 	if p == nil {
 		return nil
 	}
@@ -75,7 +67,7 @@ const (
 )
 
 // pollLoad polls the load of the members until the context ends; c = nil: not at all.
-func (d *deployment) pollLoad(ctx context.Context, c *LoadPoll) {
+func (d *deployment) pollLoad(ctx context.Context, c *policy.LoadPoll) {
 	if c == nil {
 		return
 	}
@@ -86,7 +78,7 @@ func (d *deployment) pollLoad(ctx context.Context, c *LoadPoll) {
 	}
 	p := loadpoll.New(loadpoll.Options{
 		Source: source, Connect: d.conns.connect, Logger: d.log,
-		Report: func(id string, l loadpoll.Load) {
+		Report: func(id string, l load.Report) {
 			d.update(func(x *sources) bool { x.poll(id, l); return false })
 		},
 		Interval: pollInterval, Timeout: probeTimeout,

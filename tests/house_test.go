@@ -30,6 +30,7 @@ var house = []string{
 	"internal/loadpoll",
 	"internal/httpendpoint",
 	"internal/call",
+	"internal/loadprobe",
 	"internal/lookaside",
 	"internal/telemetry",
 	"internal/tokenize",

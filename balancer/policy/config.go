@@ -78,6 +78,9 @@ type Config struct {
 	// by the host.
 	KVEvents       string `json:"kv_events,omitempty"`
 	KVEventsReplay string `json:"kv_events_replay,omitempty"`
+	// LoadPoll has the host ask replicas for their load; none = not at all. A client asks before each call, unless it has a
+	// look-aside server. A server asks those that do not register, twice a second.
+	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
 	// Dialects say which fields of which method carry the request key. They are
 	// read by the host.
 	Dialects json.RawMessage `json:"dialects,omitempty"`
@@ -85,6 +88,15 @@ type Config struct {
 	Tokenizer json.RawMessage `json:"tokenizer,omitempty"`
 
 	Adoption
+}
+
+// LoadPoll is how replicas are asked for their load. It is read by the host.
+type LoadPoll struct {
+	// From is grpc:vllm or grpc:sglang (GetLoads), grpc:orca (ORCA out of band, server/replica), or, for a server, the URL
+	// of a page for Prometheus, in which HOST and PORT are those of the replica's address.
+	From string `json:"from"`
+	// Pages are the URLs of replicas whose page is elsewhere, by id of the replica; HOST and PORT as in from.
+	Pages map[string]string `json:"pages,omitempty"`
 }
 
 // A Selection names a policy and carries its config. In JSON it is an object of

@@ -16,6 +16,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
+	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/lookaside"
 	"github.com/warmpath/warmpath/internal/router"
 )
@@ -40,6 +41,7 @@ type lb struct {
 	ctx    context.Context // ends with the balancer
 	end    context.CancelFunc
 	aborts chan struct{} // as full as calls of engines' Abort are under way
+	prober *loadprobe.Prober
 
 	// mu guards the fields below. It is not held while an endpoint's connections are
 	// called, whose own locks are taken before it; the handle's and the Router's are taken after it.
@@ -56,6 +58,7 @@ func newLB() *lb {
 	b.ctx, b.end = context.WithCancel(context.Background())
 	b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
 	b.endpoints.reach(nil)
+	b.prober = b.newProber()
 	return b
 }
 
@@ -196,6 +199,7 @@ func (b *lb) Close() {
 	}
 	b.mu.Unlock()
 	b.end()
+	b.prober.Close()
 	for range maxAborts { // waits for those under way, and leaves room for no other
 		b.aborts <- struct{}{}
 	}

@@ -112,6 +112,9 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 			return nil, err
 		}
 	}
+	if err := checkLoadPoll(c.LoadPoll); err != nil {
+		return nil, err
+	}
 	if err := tokenize.Check(c.Tokenizer); err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
@@ -68,8 +69,9 @@ func send(
 // once its state is gone.
 type host struct {
 	// state is that of the connection, with its picker; replaced on every change.
-	state atomic.Pointer[balancer.State]
-	quick atomic.Pointer[quick]
+	state  atomic.Pointer[balancer.State]
+	quick  atomic.Pointer[quick]
+	probed loadprobe.State
 }
 
 // gone is the state of an endpoint without a connection.

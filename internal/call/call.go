@@ -26,6 +26,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/state"
@@ -329,7 +330,7 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	} else {
 		held.Release()
 		if raw := info.Trailer[warmpathv1.TrailerLoad]; len(raw) > 0 {
-			held.Router().Report(held.Decision.Replica.ID, parseOrca([]byte(raw[0])))
+			held.Router().Report(held.Decision.Replica.ID, loadprobe.ParseOrca([]byte(raw[0])))
 		}
 	}
 	if !info.BytesSent && info.Err == nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -15,12 +14,10 @@ import (
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lookaside"
-	"github.com/warmpath/warmpath/internal/protofield"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -51,6 +48,9 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 		backoff = 0
 	}
 	if !asked {
+		if b.Probe != nil {
+			b.Probe(c, q)
+		}
 		switch err := b.Router.Reserve(c, q, &r.held, router.How{Backoff: backoff}); err {
 		case nil:
 		case router.ErrNotConnected, router.ErrClosed:
@@ -271,57 +271,4 @@ func refusal(done balancer.DoneInfo) (report load.Report, ok bool) {
 		return load.Report{}, false
 	}
 	return load.Report{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
-}
-
-// namedMetrics is the field of OrcaLoadReport with the metrics that applications name: a
-// map, and so a repeated message of key and value.
-const (
-	namedMetrics = 8
-	mapKey       = 1
-	mapValue     = 2
-)
-
-// parseOrca reads a serialised OrcaLoadReport (gRFC A51) as far as it is one, by field
-// number: grpc's orca package would register the names of xDS protos with the application.
-func parseOrca(b []byte) load.Report {
-	const running, waiting, uncached, capacity, draining = 0, 1, 2, 3, 4
-	values := [...]float64{-1, -1, -1, -1, -1}
-	protofield.Each(b, func(f protofield.Field) {
-		if f.Number == namedMetrics {
-			name, value := parseMetric(f.Bytes)
-			if i := slices.Index(orcaMetrics, name); i >= 0 {
-				values[i] = value
-			}
-		}
-	})
-	report := load.Report{
-		Ongoing: -1, QueuedTokens: int64(values[uncached]), KVTokens: max(int(values[capacity]), 0),
-		Draining: values[draining] > 0,
-	}
-	if values[running] >= 0 { // else those that wait are not all that are under way
-		report.Ongoing = int(values[running] + max(values[waiting], 0))
-	}
-	return report
-}
-
-var orcaMetrics = []string{
-	warmpathv1.MetricRunning, warmpathv1.MetricWaiting, warmpathv1.MetricUncachedTokens,
-	warmpathv1.MetricTokenCapacity, warmpathv1.MetricDraining,
-}
-
-// parseMetric reads one entry of the map; a value that is no count is -1.
-func parseMetric(b []byte) (name string, value float64) {
-	ok := protofield.Each(b, func(f protofield.Field) {
-		switch {
-		case f.Number == mapKey:
-			name = string(f.Bytes)
-		case f.Number == mapValue && f.Type == protowire.Fixed64Type:
-			value = math.Float64frombits(f.Value)
-		}
-	})
-	const most = 1 << 40 // no count is larger
-	if !ok || !(value >= 0 && value <= most) {
-		return name, -1
-	}
-	return name, value
 }

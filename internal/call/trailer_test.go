@@ -1,6 +1,7 @@
 package call
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -8,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -26,9 +28,16 @@ func rejection(t testing.TB, ongoing, most uint32) string {
 	return string(b)
 }
 
+// metric is an entry of named_metrics in an OrcaLoadReport.
+func metric(name string, value float64) string {
+	e := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), name)
+	e = protowire.AppendFixed64(protowire.AppendTag(e, 2, protowire.Fixed64Type), math.Float64bits(value))
+	return string(protowire.AppendBytes(protowire.AppendTag(nil, 8, protowire.BytesType), e))
+}
+
 func TestReported(t *testing.T) {
 	full := status.Error(codes.ResourceExhausted, "full")
-	load := string(orca(metric(warmpathv1.MetricRunning, 3), metric(warmpathv1.MetricUncachedTokens, 70)))
+	load := metric(warmpathv1.MetricRunning, 3) + metric(warmpathv1.MetricUncachedTokens, 70)
 	for name, c := range map[string]struct {
 		err     error
 		trailer metadata.MD

@@ -18,9 +18,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/loadprobe"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestPages(t *testing.T) {
 	for name, c := range map[string]struct {
 		page string
-		want Load
+		want load.Report
 		err  error
 	}{
 		"vllm with two ranks": {`# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -40,62 +41,27 @@ vllm:num_requests_waiting_by_reason{engine="0"} 77
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",sliding_window="None"} 1.0
 vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="900"} 1.0
 vllm:time_to_first_token_seconds_bucket{le="0.1"} 5
-`, Load{Ongoing: 6, KVTokens: 14400}, nil},
+`, load.Report{QueuedTokens: -1, Ongoing: 6, KVTokens: 14400}, nil},
 		"sglang, all of whose tensor-parallel ranks tell": {`sglang:num_running_reqs{model_name="m",tp_rank="0"} 4
 sglang:num_running_reqs{model_name="m",tp_rank="1"} 4
 sglang:num_queue_reqs{model_name="m",tp_rank="0"} 1
 sglang:cache_config_info{page_size="64",num_pages="100"} 1
-`, Load{Ongoing: 5, KVTokens: 6400}, nil},
+`, load.Report{QueuedTokens: -1, Ongoing: 5, KVTokens: 6400}, nil},
 		"trtllm": {"trtllm_num_requests_running 2\ntrtllm_num_requests_waiting 0\ntrtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 10\n",
-			Load{Ongoing: 2, KVTokens: 320}, nil},
-		"idle, and its cache not said":    {"vllm:num_requests_running 0\n", Load{}, nil},
-		"something else's":                {"http_requests_total 5\n", Load{}, errNothing},
-		"nothing":                         {"", Load{}, errNothing},
-		"not a number":                    {"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n", Load{}, errNothing},
-		"beyond belief":                   {"vllm:num_requests_running 1e300\nvllm:cache_config_info{block_size=\"999999999\",num_gpu_blocks=\"999999999\"} 1\n", Load{Ongoing: maxRequests}, nil},
-		"broken":                          {"vllm:num_requests_running{engine=\"0\" 3\n", Load{}, errMalformed},
-		"a line without end":              {strings.Repeat("x", maxLine+1), Load{}, errTooLong},
-		"a page without end":              {strings.Repeat("x 1\n", maxAnswer/4+1), Load{}, errTooLong},
-		"cut off before what is wanted":   {"vllm:num_requests_ru", Load{}, errNothing},
-		"with a time of its own, in tabs": {"vllm:num_requests_running\t3 1700000000000\n", Load{Ongoing: 3}, nil},
+			load.Report{QueuedTokens: -1, Ongoing: 2, KVTokens: 320}, nil},
+		"idle, and its cache not said":    {"vllm:num_requests_running 0\n", load.Report{QueuedTokens: -1}, nil},
+		"something else's":                {"http_requests_total 5\n", load.Report{}, loadprobe.ErrNothing},
+		"nothing":                         {"", load.Report{}, loadprobe.ErrNothing},
+		"not a number":                    {"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n", load.Report{}, loadprobe.ErrNothing},
+		"beyond belief":                   {"vllm:num_requests_running 1e300\nvllm:cache_config_info{block_size=\"999999999\",num_gpu_blocks=\"999999999\"} 1\n", load.Report{QueuedTokens: -1, Ongoing: 1 << 20}, nil},
+		"broken":                          {"vllm:num_requests_running{engine=\"0\" 3\n", load.Report{}, loadprobe.ErrMalformed},
+		"a line without end":              {strings.Repeat("x", maxLine+1), load.Report{}, errTooLong},
+		"a page without end":              {strings.Repeat("x 1\n", loadprobe.MaxAnswer/4+1), load.Report{}, errTooLong},
+		"cut off before what is wanted":   {"vllm:num_requests_ru", load.Report{}, loadprobe.ErrNothing},
+		"with a time of its own, in tabs": {"vllm:num_requests_running\t3 1700000000000\n", load.Report{QueuedTokens: -1, Ongoing: 3}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parsePage(strings.NewReader(c.page))
-			require.ErrorIs(t, err, c.err)
-			require.Equal(t, c.want, got)
-		})
-	}
-}
-
-// rank writes one load of GetLoadsResponse.
-func rank(fields map[protowire.Number]uint64) (b []byte) {
-	var l []byte
-	l = protowire.AppendFixed64(protowire.AppendTag(l, 7, protowire.Fixed64Type), 1)
-	for number, v := range fields {
-		l = protowire.AppendVarint(protowire.AppendTag(l, number, protowire.VarintType), v)
-	}
-	return protowire.AppendBytes(protowire.AppendTag(nil, fieldLoads, protowire.BytesType), l)
-}
-
-func TestLoads(t *testing.T) {
-	minus := int64(-1)
-	two := append(rank(map[protowire.Number]uint64{2: 3, 3: 1, 4: 4, 6: 5000}), rank(map[protowire.Number]uint64{1: 1, 2: 2, 6: 4000})...)
-	for name, c := range map[string]struct {
-		answer []byte
-		want   Load
-		err    error
-	}{
-		"two ranks":       {two, Load{Ongoing: 6, KVTokens: 4000}, nil},
-		"an idle one":     {rank(nil), Load{}, nil},
-		"only the total":  {rank(map[protowire.Number]uint64{4: 9}), Load{Ongoing: 9}, nil},
-		"negative":        {rank(map[protowire.Number]uint64{2: uint64(minus), 6: uint64(minus)}), Load{}, nil},
-		"beyond belief":   {rank(map[protowire.Number]uint64{2: 1<<31 - 1, 3: 1<<31 - 1}), Load{Ongoing: maxRequests}, nil},
-		"no ranks":        {nil, Load{}, errNothing},
-		"cut off":         {two[:len(two)-1], Load{}, errMalformed},
-		"cut off, inside": {protowire.AppendBytes(protowire.AppendTag(nil, fieldLoads, protowire.BytesType), []byte{0x10}), Load{}, errMalformed},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := decodeLoads(c.answer)
 			require.ErrorIs(t, err, c.err)
 			require.Equal(t, c.want, got)
 		})
@@ -107,24 +73,16 @@ func FuzzPage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, page []byte) {
 		l, err := parsePage(bytes.NewReader(page))
 		if err != nil {
-			l = Load{}
+			l = load.Report{}
 		}
-		require.True(t, l.Ongoing >= 0 && l.Ongoing <= maxRequests && l.KVTokens >= 0 && l.KVTokens <= 1<<31)
-	})
-}
-
-func FuzzLoads(f *testing.F) {
-	f.Add(rank(map[protowire.Number]uint64{2: 3, 3: 1, 4: 4, 6: 5000}))
-	f.Fuzz(func(t *testing.T, answer []byte) {
-		l, err := decodeLoads(answer)
-		require.True(t, err != nil || l.Ongoing >= 0 && l.Ongoing <= maxRequests && l.KVTokens >= 0)
+		require.True(t, l.Ongoing >= 0 && l.Ongoing <= 1<<20 && l.KVTokens >= 0 && l.KVTokens <= 1<<31)
 	})
 }
 
 func TestSources(t *testing.T) {
 	for text, want := range map[string]string{
 		"grpc:vllm": "", "grpc:sglang": "", "http://HOST:8000/metrics": "", "https://metrics.example/HOST": "",
-		"grpc:other": "none of sglang, vllm", "": "want grpc:vllm", "HOST:8000": "want", "http://%zz": "neither", "ftp://HOST/": "want", "http://u:p@HOST/": "want", "http:///metrics": "want",
+		"grpc:other": "none of [grpc:orca grpc:sglang grpc:vllm]", "": "want grpc:vllm", "HOST:8000": "want", "http://%zz": "neither", "ftp://HOST/": "want", "http://u:p@HOST/": "want", "http:///metrics": "want",
 	} {
 		_, err := Parse(text, nil)
 		if want == "" {
@@ -156,7 +114,7 @@ func TestPagesOfOneHost(t *testing.T) {
 	told := make(chan report, 100)
 	p := New(Options{
 		Source: source, Interval: 5 * time.Millisecond, Timeout: time.Minute,
-		Report: func(id string, l Load) {
+		Report: func(id string, l load.Report) {
 			select {
 			case told <- report{id, l}:
 			default:
@@ -176,7 +134,7 @@ func TestPagesOfOneHost(t *testing.T) {
 // report is what a Poller told.
 type report struct {
 	id   string
-	load Load
+	load load.Report
 }
 
 // steps lets a Poller look when the test says so.
@@ -219,12 +177,12 @@ func TestPollerBacksOff(t *testing.T) {
 	var log bytes.Buffer
 	p := New(Options{
 		Source: source, Interval: time.Second, Timeout: time.Minute, Sleep: at.sleep, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-		Report: func(id string, l Load) { told <- report{id, l} },
+		Report: func(id string, l load.Report) { told <- report{id, l} },
 	})
 	p.SetFleet([]policy.Attributes{member("a", "10.0.0.1:1")})
 	require.Less(t, <-at.waits, time.Second)
 	at.go_ <- struct{}{}
-	require.Equal(t, report{"a", Load{Ongoing: 7}}, <-told)
+	require.Equal(t, report{"a", load.Report{QueuedTokens: -1, Ongoing: 7}}, <-told)
 	require.InDelta(t, time.Second, <-at.waits, float64(time.Second)/9)
 
 	broken.Store(true)
@@ -257,7 +215,7 @@ type asked struct {
 
 func (a asked) Invoke(_ context.Context, method string, _, answer any, _ ...grpc.CallOption) error {
 	a.method <- method
-	*answer.(*[]byte) = rank(map[protowire.Number]uint64{2: 5, 6: 800})
+	*answer.(*[]byte) = []byte{4<<3 | 2, 5, 2 << 3, 5, 6 << 3, 0xa0, 0x06} // loads: 5 requests run, 800 tokens of KV cache
 	return nil
 }
 
@@ -275,7 +233,7 @@ func TestPollerAsksByGRPC(t *testing.T) {
 			}
 			return conn, nil
 		},
-		Report: func(id string, l Load) {
+		Report: func(id string, l load.Report) {
 			select {
 			case told <- report{id, l}:
 			default:
@@ -284,12 +242,12 @@ func TestPollerAsksByGRPC(t *testing.T) {
 	})
 	defer p.Close()
 	p.SetFleet([]policy.Attributes{member("a", "10.0.0.1:1"), member("b", "10.0.0.2:1")})
-	require.Equal(t, methods["sglang"], <-conn.method)
+	require.Equal(t, "/sglang.grpc.scheduler.SglangScheduler/GetLoads", <-conn.method)
 	go func() {
 		for range conn.method {
 		}
 	}()
-	require.Equal(t, report{"a", Load{Ongoing: 5, KVTokens: 800}}, <-told)
+	require.Equal(t, report{"a", load.Report{QueuedTokens: -1, Ongoing: 5, KVTokens: 800}}, <-told)
 	require.Eventually(t, func() bool { return strings.Contains(p.Problems()["b"], fail.Error()) }, 10*time.Second, time.Millisecond)
 	p.Close()
 	close(conn.method)

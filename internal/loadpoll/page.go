@@ -14,6 +14,9 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/warmpath/warmpath/internal/loadprobe"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 // An engine is how one kind of engine names on its page what is wanted.
@@ -50,51 +53,51 @@ func newHTTPClient() *http.Client {
 }
 
 // read reads a page.
-func read(ctx context.Context, client *http.Client, url string) (Load, error) {
+func read(ctx context.Context, client *http.Client, url string) (load.Report, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return Load{}, err
+		return load.Report{}, err
 	}
 	r.Header.Set("Accept", "text/plain;version=0.0.4")
 	a, err := client.Do(r)
 	if err != nil {
-		return Load{}, err
+		return load.Report{}, err
 	}
 	defer a.Body.Close()
 	if a.StatusCode != http.StatusOK {
-		return Load{}, fmt.Errorf("%s answers %s", url, a.Status)
+		return load.Report{}, fmt.Errorf("%s answers %s", url, a.Status)
 	}
 	return parsePage(a.Body)
 }
 
-var errTooLong = fmt.Errorf("the page is longer than %d MiB, or one of its lines than %d KiB", maxAnswer>>20,
+var errTooLong = fmt.Errorf("the page is longer than %d MiB, or one of its lines than %d KiB", loadprobe.MaxAnswer>>20,
 	maxLine>>10)
 
 // maxLine bounds a line of a page.
 const maxLine = bufio.MaxScanTokenSize
 
 // parsePage finds what is wanted on a page.
-func parsePage(r io.Reader) (Load, error) {
+func parsePage(r io.Reader) (load.Report, error) {
 	lines, err := pick(r)
 	if err != nil {
-		return Load{}, err
+		return load.Report{}, err
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(lines))
 	if err != nil {
-		return Load{}, fmt.Errorf("%w: %w", errMalformed, err)
+		return load.Report{}, fmt.Errorf("%w: %w", loadprobe.ErrMalformed, err)
 	}
 	for _, e := range engines {
 		if l, ok := e.load(families); ok {
 			return l, nil
 		}
 	}
-	return Load{}, errNothing
+	return load.Report{}, loadprobe.ErrNothing
 }
 
 // pick keeps the lines with a name that is wanted.
 func pick(r io.Reader) ([]byte, error) {
-	limited := &io.LimitedReader{R: r, N: maxAnswer + 1}
+	limited := &io.LimitedReader{R: r, N: loadprobe.MaxAnswer + 1}
 	s := bufio.NewScanner(limited)
 	var kept []byte
 	for s.Scan() {
@@ -115,22 +118,23 @@ func pick(r io.Reader) ([]byte, error) {
 
 // load returns what one kind of engine reports; false if the page is not one's of that kind. Of several data-parallel
 // ranks the smallest cache counts.
-func (e *engine) load(families map[string]*dto.MetricFamily) (l Load, ok bool) {
+func (e *engine) load(families map[string]*dto.MetricFamily) (l load.Report, ok bool) {
 	running, ok := sum(families[e.running])
 	waiting, waits := sum(families[e.waiting])
+	l.QueuedTokens = -1
 	if !ok && !waits {
-		return Load{}, false
+		return load.Report{}, false
 	}
-	l.add(running+waiting, 0)
+	loadprobe.AddRank(&l, running+waiting, 0)
 	for _, m := range families[e.cache].GetMetric() {
 		tokens, _ := strconv.Atoi(label(m, e.blockTokens))
 		blocks, _ := strconv.Atoi(label(m, e.blocks))
-		l.add(0, product(tokens, blocks))
+		loadprobe.AddRank(&l, 0, product(tokens, blocks))
 	}
 	if e.cache == "" {
 		tokens, _ := sum(families[e.blockTokens])
 		blocks, _ := sum(families[e.blocks])
-		l.add(0, product(tokens, blocks))
+		loadprobe.AddRank(&l, 0, product(tokens, blocks))
 	}
 	return l, true
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
 const (
@@ -31,7 +32,7 @@ type Options struct {
 	// Connect returns a connection to a replica.
 	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)
 	// Report is called with each answer, by several goroutines, one at a time for each replica.
-	Report func(id string, l Load)
+	Report func(id string, l load.Report)
 	Logger *slog.Logger // nil = slog.Default()
 	// Sleep waits until the context ends or the time is over; nil = by the real clock.
 	Sleep func(ctx context.Context, d time.Duration)
@@ -144,25 +145,25 @@ func (p *Poller) follow(ctx context.Context, x *polled) {
 }
 
 // ask polls once.
-func (p *Poller) ask(ctx context.Context, x *polled) (Load, error) {
+func (p *Poller) ask(ctx context.Context, x *polled) (load.Report, error) {
 	select {
 	case p.room <- struct{}{}:
 		defer func() { <-p.room }()
 	case <-ctx.Done():
-		return Load{}, ctx.Err()
+		return load.Report{}, ctx.Err()
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
 	defer cancel()
-	if p.o.Source.method != "" {
+	if p.o.Source.replica != "" {
 		conn, err := p.o.Connect(ctx, x.id)
 		if err != nil {
-			return Load{}, err
+			return load.Report{}, err
 		}
-		return ask(ctx, conn, p.o.Source.method)
+		return p.o.Source.replica.Ask(ctx, conn)
 	}
 	page, err := p.o.Source.pageOf(x.id, x.address)
 	if err != nil {
-		return Load{}, err
+		return load.Report{}, err
 	}
 	return read(ctx, p.http, page)
 }

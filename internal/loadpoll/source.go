@@ -4,28 +4,23 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/url"
-	"slices"
 	"strings"
+
+	"github.com/warmpath/warmpath/internal/loadprobe"
 )
 
 // A Source is how an engine is asked: its text is one of
 //
 //	grpc:vllm                   GetLoads on the replica's own address, with vLLM's servicer
 //	grpc:sglang                 the same with SGLang's
+//	grpc:orca                   the same by ORCA out of band, as server/replica serves it
 //	http://HOST:8000/metrics    a page for Prometheus; HOST and PORT are those of the replica's address
 type Source struct {
-	method string            // full gRPC method; else
-	page   string            // URL with HOST and PORT
-	pages  map[string]string // by id of the replica, where it has a page of its own
-}
-
-// methods by the names that a source has for them.
-var methods = map[string]string{
-	"vllm":   "/vllm.grpc.engine.VllmEngine/GetLoads",
-	"sglang": "/sglang.grpc.scheduler.SglangScheduler/GetLoads",
+	replica loadprobe.Source  // the replica itself; else
+	page    string            // URL with HOST and PORT
+	pages   map[string]string // by id of the replica, where it has a page of its own
 }
 
 // hostName and portName stand for those of the replica's address.
@@ -34,15 +29,12 @@ const hostName, portName = "HOST", "PORT"
 // Parse reads a source, with the pages of replicas that have one of their own, by id; the error names what is wrong
 // with it.
 func Parse(text string, pages map[string]string) (Source, error) {
-	if name, ok := strings.CutPrefix(text, "grpc:"); ok {
-		switch {
-		case len(pages) > 0:
+	if strings.HasPrefix(text, "grpc:") {
+		if len(pages) > 0 {
 			return Source{}, fmt.Errorf("%q: replicas have no pages of their own with it", text)
-		case methods[name] == "":
-			return Source{}, fmt.Errorf("%q: %q is none of %s", text, name,
-				strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		}
-		return Source{method: methods[name]}, nil
+		source := loadprobe.Source(text)
+		return Source{replica: source}, source.Check()
 	}
 	for id, page := range pages {
 		if err := checkPage(page); err != nil {
@@ -58,7 +50,7 @@ func checkPage(text string) error {
 	case err != nil:
 		return fmt.Errorf("%q is neither grpc:NAME nor a URL", text)
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.User != nil, u.Fragment != "":
-		return errors.New("want grpc:vllm, grpc:sglang, or a URL like http://HOST:8000/metrics without a user and a fragment")
+		return errors.New("want grpc:vllm, grpc:sglang, grpc:orca, or a URL like http://HOST:8000/metrics without a user and a fragment")
 	}
 	return nil
 }

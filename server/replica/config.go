@@ -37,7 +37,7 @@ type Config struct {
 	// DrainTimeout is how long calls under way may take after that; default 30 s. The rest is cut off.
 	DrainTimeout time.Duration
 
-	// Load returns the engine's load, at the end of every call and for every heartbeat; nil = the interceptors' count. It
+	// Load returns the engine's load, at the end of every call, for every heartbeat and for load_poll; nil = the interceptors' count. It
 	// is called from many goroutines, and must neither block nor take long.
 	Load func() Load
 	// Stats returns free-form numbers for custom policies, for every heartbeat; nil = none. The map must not be written
@@ -46,7 +46,7 @@ type Config struct {
 	// Counts reports whether a method is a call for the model; others, like Abort, are neither counted nor refused, and
 	// carry no load. nil = all. gRPC's own services never count. Called from many goroutines.
 	Counts func(fullMethod string) bool
-	// OmitLoad leaves the load out of the trailers, for servers that send an ORCA report of their own.
+	// OmitLoad leaves the load out of the trailers and out of band, for servers that send ORCA reports of their own.
 	OmitLoad bool
 	// Logger logs registrations and their failures; default [slog.Default].
 	Logger *slog.Logger

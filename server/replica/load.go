@@ -2,9 +2,12 @@ package replica
 
 import (
 	"math"
+	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -52,8 +55,13 @@ func appendMetric(b []byte, name string, value int) []byte {
 
 // report is the trailer of a call that has ended, and is no longer counted.
 func (r *Replica) report() metadata.MD {
+	b := r.appendReport(make([]byte, 0, 192)) // the longest report, on the stack
+	return metadata.MD{warmpathv1.TrailerLoad: {string(b)}}
+}
+
+// appendReport writes an OrcaLoadReport of now.
+func (r *Replica) appendReport(b []byte) []byte {
 	l := r.load()
-	b := make([]byte, 0, 192) // the longest report, on the stack
 	b = appendMetric(b, warmpathv1.MetricRunning, max(l.Ongoing-max(l.Waiting, 0), 0))
 	b = appendMetric(b, warmpathv1.MetricWaiting, l.Waiting)
 	b = appendMetric(b, warmpathv1.MetricUncachedTokens, l.UncachedTokens)
@@ -67,5 +75,42 @@ func (r *Replica) report() metadata.MD {
 		b = protowire.AppendTag(b, applicationUtilization, protowire.Fixed64Type)
 		b = protowire.AppendFixed64(b, math.Float64bits(float64(l.Ongoing)/float64(r.bound)))
 	}
-	return metadata.MD{warmpathv1.TrailerLoad: {string(b)}}
+	return b
+}
+
+// outOfBand is ORCA's service for reports beside calls. Its messages are read and written as unknown fields of an empty
+// one, for the same reason.
+const outOfBand = "xds.service.orca.v3.OpenRcaService"
+
+// reportEvery is the time between two reports of a stream, which is the least that gRPC's own servers allow.
+const reportEvery = 30 * time.Second
+
+// offerLoad makes outOfBand one of the services of s, unless it is there or the load is left out.
+func (r *Replica) offerLoad(s *grpc.Server) {
+	if _, there := s.GetServiceInfo()[outOfBand]; there || r.cfg.OmitLoad {
+		return
+	}
+	s.RegisterService(&grpc.ServiceDesc{
+		ServiceName: outOfBand, HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{{StreamName: "StreamCoreMetrics", Handler: r.streamLoad, ServerStreams: true}},
+	}, r)
+}
+
+// streamLoad sends a report at once, and then now and then.
+func (r *Replica) streamLoad(_ any, s grpc.ServerStream) error {
+	if err := s.RecvMsg(new(emptypb.Empty)); err != nil {
+		return err
+	}
+	for {
+		var m emptypb.Empty
+		m.ProtoReflect().SetUnknown(r.appendReport(nil))
+		if err := s.SendMsg(&m); err != nil {
+			return err
+		}
+		select {
+		case <-r.after(reportEvery):
+		case <-s.Context().Done():
+			return nil
+		}
+	}
 }

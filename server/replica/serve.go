@@ -34,6 +34,7 @@ func (r *Replica) Serve(ctx context.Context, s *grpc.Server, l net.Listener) err
 	if err := r.reachedAt(l.Addr()); err != nil {
 		return err
 	}
+	r.offerLoad(s)
 	r.offerHealth(s)
 	leave, err := r.register()
 	if err != nil {

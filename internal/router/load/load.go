@@ -33,6 +33,7 @@ type Tracker struct {
 	mu      sync.Mutex
 	fleet   []*replica // in the fleet's order
 	byID    map[string]*replica
+	prompt  mean // uncached tokens of a request
 	samples int  // since the groups were made
 	apart   bool // there are several groups
 }
@@ -103,12 +104,14 @@ func (t *Tracker) SetPeers(loads []Peer) {
 type Report struct {
 	Ongoing      int   // requests under way, those that wait included; negative = not reported
 	QueuedTokens int64 // uncached prompt tokens not yet prefilled; negative = not reported
+	Waiting      int   // of Ongoing, those that the engine has not begun; 0 = none, or not reported
 	KVTokens     int   // size of its KV cache in tokens; 0 = not reported
 	Draining     bool  // it takes no new sessions
 }
 
 // Report takes the load in a replica's own report. What it reports beyond our own reservations is peer load, in the
-// place of what SetPeers set before: of the two the later counts. A report counts for ReportTTL; after that what
+// place of what SetPeers set before: of the two the later counts. Where it reports no tokens, those that wait count as
+// the mean of the requests that ended here. A report counts for ReportTTL; after that what
 // SetPeers set last counts again. What is not reported stays as SetPeers set it. Unknown ids are ignored. O(1).
 func (t *Tracker) Report(id string, report Report) {
 	if report.Ongoing < 0 && report.QueuedTokens < 0 {
@@ -123,6 +126,9 @@ func (t *Tracker) Report(id string, report Report) {
 	ongoing, tokens := int(r.peer>>state.TokenBits), r.peer&state.TokenMask
 	if report.Ongoing >= 0 {
 		ongoing = report.Ongoing - r.Ongoing()
+	}
+	if report.QueuedTokens < 0 && report.Waiting > 0 {
+		report.QueuedTokens = int64(float64(report.Waiting) * t.prompt.of)
 	}
 	if report.QueuedTokens >= 0 {
 		tokens = report.QueuedTokens - int64(r.QueuedTokens())

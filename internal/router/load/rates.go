@@ -41,9 +41,11 @@ func (t *Tracker) Learn(q *policy.Request, d *policy.Decision, o *policy.Outcome
 	if o.Err != nil || o.FirstMessage <= 0 || q.PromptTokens <= 0 {
 		return
 	}
-	work := uncached(q, d, &o.Usage) + float64(q.State().Ahead) + Overhead
+	own := uncached(q, d, &o.Usage)
+	work := own + float64(q.State().Ahead) + Overhead
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.prompt.add(own)
 	r := t.byID[d.Replica.ID]
 	if r == nil {
 		return
@@ -53,6 +55,16 @@ func (t *Tracker) Learn(q *policy.Request, d *policy.Decision, o *policy.Outcome
 		t.samples = 0
 		t.setRates(t.groups())
 	}
+}
+
+// A mean is that of the last values, about keptValues of them.
+type mean struct{ of, values float64 }
+
+const keptValues = 100
+
+func (m *mean) add(value float64) {
+	m.values = min(m.values+1, keptValues)
+	m.of += (value - m.of) / m.values
 }
 
 // uncached is how much of the prompt the replica had to compute, in the tokens of the

@@ -1,4 +1,4 @@
-package call
+package loadprobe
 
 import (
 	"math"
@@ -41,15 +41,15 @@ func TestParseOrca(t *testing.T) {
 		"running":           {metric(warmpathv1.MetricRunning, 5), load.Report{Ongoing: 5, QueuedTokens: -1}},
 		"draining":          {metric(warmpathv1.MetricDraining, 1), load.Report{Ongoing: -1, QueuedTokens: -1, Draining: true}},
 		"not draining":      {metric(warmpathv1.MetricDraining, 0), nothing},
-		"waiting alone":     {metric(warmpathv1.MetricWaiting, 5), nothing},
+		"waiting alone":     {metric(warmpathv1.MetricWaiting, 5), load.Report{Ongoing: -1, QueuedTokens: -1, Waiting: 5}},
 		"idle":              {orca(metric(warmpathv1.MetricRunning, 0), metric(warmpathv1.MetricUncachedTokens, 0)), load.Report{}},
-		"running, waiting":  {orca(metric(warmpathv1.MetricWaiting, 2), cpu, metric(warmpathv1.MetricRunning, 5)), load.Report{Ongoing: 7, QueuedTokens: -1}},
+		"running, waiting":  {orca(metric(warmpathv1.MetricWaiting, 2), cpu, metric(warmpathv1.MetricRunning, 5)), load.Report{Ongoing: 7, QueuedTokens: -1, Waiting: 2}},
 		"tokens, capacity":  {orca(metric(warmpathv1.MetricUncachedTokens, 1234), metric(warmpathv1.MetricTokenCapacity, 281600)), load.Report{Ongoing: -1, QueuedTokens: 1234, KVTokens: 281600}},
 		"not a number":      {orca(metric(warmpathv1.MetricRunning, math.NaN()), metric(warmpathv1.MetricUncachedTokens, math.Inf(1)), metric(warmpathv1.MetricTokenCapacity, -3)), nothing},
 		"broken at the end": {append(metric(warmpathv1.MetricRunning, 5), 0x42, 0xff), load.Report{Ongoing: 5, QueuedTokens: -1}},
 		"broken tag":        {[]byte{0xff}, nothing},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, parseOrca(c.raw)) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, ParseOrca(c.raw)) })
 	}
 }
 
@@ -57,7 +57,7 @@ func FuzzParseOrca(f *testing.F) {
 	f.Add(orca(metric(warmpathv1.MetricRunning, 5), metric(warmpathv1.MetricWaiting, 2)))
 	f.Add(orca(metric(warmpathv1.MetricUncachedTokens, 1e300), metric(warmpathv1.MetricTokenCapacity, math.NaN())))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r := parseOrca(b)
+		r := ParseOrca(b)
 		require.GreaterOrEqual(t, r.Ongoing, -1)
 		require.GreaterOrEqual(t, r.QueuedTokens, int64(-1))
 		require.GreaterOrEqual(t, r.KVTokens, 0)

@@ -1,4 +1,4 @@
-package loadpoll
+package loadprobe
 
 import (
 	"context"
@@ -8,31 +8,27 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/internal/protofield"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-// A Load is what an engine reports of itself.
-type Load struct {
-	Ongoing  int // requests that run and wait
-	KVTokens int // size of the KV cache of one rank in tokens; 0 = not reported
-}
-
-// maxAnswer bounds an answer in bytes.
-const maxAnswer = 4 << 20
+// MaxAnswer bounds an answer in bytes.
+const MaxAnswer = 4 << 20
 
 // maxRequests bounds what one engine may report.
 const maxRequests = 1 << 20
 
+// Errors of answers.
 var (
-	errNothing   = errors.New("the answer has no count of requests under way")
-	errMalformed = errors.New("the answer cannot be read")
+	ErrNothing   = errors.New("the answer has no count of requests under way")
+	ErrMalformed = errors.New("the answer cannot be read")
 )
 
-// ask calls GetLoads.
-func ask(ctx context.Context, conn grpc.ClientConnInterface, method string) (Load, error) {
+// loads calls GetLoads.
+func loads(ctx context.Context, conn grpc.ClientConnInterface, method string) (load.Report, error) {
 	var request, answer []byte
-	err := conn.Invoke(ctx, method, &request, &answer, protofield.Raw(), grpc.MaxCallRecvMsgSize(maxAnswer))
+	err := conn.Invoke(ctx, method, &request, &answer, protofield.Raw(), grpc.MaxCallRecvMsgSize(MaxAnswer))
 	if err != nil {
-		return Load{}, err
+		return load.Report{}, err
 	}
 	return decodeLoads(answer)
 }
@@ -47,8 +43,8 @@ const (
 )
 
 // decodeLoads adds up the loads of an engine's ranks.
-func decodeLoads(b []byte) (Load, error) {
-	var sum Load
+func decodeLoads(b []byte) (load.Report, error) {
+	sum := load.Report{QueuedTokens: -1}
 	ranks, whole := 0, true
 	ok := protofield.Each(b, func(f protofield.Field) {
 		if f.Number != fieldLoads || f.Type != protowire.BytesType {
@@ -60,20 +56,21 @@ func decodeLoads(b []byte) (Load, error) {
 				n[f.Number] = int(max(int32(f.Value), 0))
 			}
 		})
-		sum.add(max(n[fieldRunning]+n[fieldWaiting], n[fieldTotal]), n[fieldTotalTokens])
+		AddRank(&sum, max(n[fieldRunning]+n[fieldWaiting], n[fieldTotal]), n[fieldTotalTokens])
+		sum.Waiting = min(sum.Waiting+n[fieldWaiting], maxRequests)
 		ranks, whole = ranks+1, whole && rank
 	})
 	switch {
 	case !ok || !whole:
-		return Load{}, errMalformed
+		return load.Report{}, ErrMalformed
 	case ranks == 0:
-		return Load{}, errNothing
+		return load.Report{}, ErrNothing
 	}
 	return sum, nil
 }
 
-// add takes another rank of the same engine.
-func (l *Load) add(ongoing, kvTokens int) {
+// AddRank takes another rank of the same engine. The smallest cache counts.
+func AddRank(l *load.Report, ongoing, kvTokens int) {
 	l.Ongoing = min(l.Ongoing+ongoing, maxRequests)
 	if l.KVTokens == 0 || kvTokens > 0 && kvTokens < l.KVTokens {
 		l.KVTokens = kvTokens
