@@ -130,6 +130,8 @@ func (s *simulate) subject() string {
 		return ""
 	case s.Share == sim.ShareCentral:
 		return fmt.Sprintf("With one Router for %d clients", s.Clients)
+	case s.Share == sim.SharePoll, s.Share == sim.SharePollCount:
+		return fmt.Sprintf("With %d clients that ask replicas before each request", s.Clients)
 	}
 	what := "load"
 	if s.Share == sim.ShareBroadcast {

@@ -35,20 +35,8 @@ func (b *lb) probe(c *policy.Config, r *router.Router) func(context.Context, *po
 		}
 		ctx, cancel := context.WithTimeout(call, loadprobe.MaxWait)
 		defer cancel()
-		loadprobe.Before(
-			func() *policy.Replica { return preview(ctx, r, q) },
-			func(rep *policy.Replica) bool { return b.prober.Ask(ctx, source, rep, r.Report) })
+		loadprobe.Before(ctx, r, q, func(rep *policy.Replica) bool { return b.prober.Ask(ctx, source, rep, r.Report) })
 	}
-}
-
-// preview returns the replica that a request would get now; nil where it would get none.
-func preview(ctx context.Context, r *router.Router, q *policy.Request) *policy.Replica {
-	var held router.Reservation
-	if r.Reserve(ctx, q, &held, router.How{Query: true}) != nil {
-		return nil
-	}
-	held.Release()
-	return held.Decision.Replica
 }
 
 // checkLoadPoll refuses what a client cannot ask.

@@ -36,6 +36,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
 )
 
@@ -51,12 +52,16 @@ const (
 	maxBackoff = 10 * time.Second
 )
 
-// Before asks before a replica is chosen for a request. preview returns the one that the policy would choose now, nil if
-// it would choose none. ask asks it, and returns false where that changes nothing: its last answer is fresh, or the
-// request must not wait any longer.
-func Before(preview func() *policy.Replica, ask func(*policy.Replica) bool) {
+// Before asks before a replica is reserved for a request. ask asks one, and returns false where that changes nothing: its
+// last answer is fresh, or the request must not wait any longer.
+func Before(ctx context.Context, r *router.Router, q *policy.Request, ask func(*policy.Replica) bool) {
 	for range rounds {
-		if r := preview(); r == nil || !ask(r) {
+		var held router.Reservation
+		if r.Reserve(ctx, q, &held, router.How{Query: true}) != nil {
+			return
+		}
+		held.Release()
+		if !ask(held.Decision.Replica) {
 			return
 		}
 	}

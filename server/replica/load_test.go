@@ -3,10 +3,16 @@ package replica
 import (
 	"encoding/binary"
 	"math"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -98,4 +104,40 @@ func TestLoadMayBeOmitted(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, trailer.Get(warmpathv1.TrailerLoad))
 	}
+}
+
+// A stream out of band has a report at once and then one every 30 s; it is no call for the model, and drains like a watch.
+func TestReportsOutOfBand(t *testing.T) {
+	var queued atomic.Int64
+	r, clock := standing(t, Config{Load: func() Load { return Load{Ongoing: 3, Waiting: 1, UncachedTokens: int(queued.Load())} }})
+	conn, end, ended := serve(t, r, newModel())
+	s, err := conn.NewStream(within(t), &grpc.StreamDesc{ServerStreams: true}, "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
+	require.NoError(t, err)
+	require.NoError(t, s.SendMsg(new(emptypb.Empty)))
+	require.NoError(t, s.CloseSend())
+	next := func() string {
+		var m emptypb.Empty
+		require.NoError(t, s.RecvMsg(&m))
+		return string(m.ProtoReflect().GetUnknown())
+	}
+	require.Equal(t, r.report()[warmpathv1.TrailerLoad][0], next())
+	require.Zero(t, r.Ongoing())
+	queued.Store(9)
+	clock.fire(t, 30*time.Second)
+	require.Equal(t, r.report()[warmpathv1.TrailerLoad][0], next())
+	end()
+	clock.fire(t, time.Second)
+	clock.fire(t, linger)
+	clock.fire(t, linger)
+	require.NoError(t, <-ended)
+}
+
+// A server whose load is left out may have the service of its own.
+func TestNoReportsOutOfBand(t *testing.T) {
+	r, _ := standing(t, Config{OmitLoad: true})
+	conn, _, _ := serve(t, r, newModel())
+	s, err := conn.NewStream(within(t), &grpc.StreamDesc{ServerStreams: true}, "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
+	require.NoError(t, err)
+	require.NoError(t, s.SendMsg(new(emptypb.Empty)))
+	require.Equal(t, codes.Unimplemented, status.Code(s.RecvMsg(new(emptypb.Empty))))
 }

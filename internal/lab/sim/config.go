@@ -24,10 +24,13 @@ const (
 	ShareLoad      Share = "load"
 	ShareBroadcast Share = "broadcast"
 	ShareCentral   Share = "central"
+	SharePoll      Share = "poll"
+	SharePollCount Share = "poll_count"
 )
 
 // Shares are all of them, by name.
-var Shares = []string{string(ShareNone), string(ShareLoad), string(ShareBroadcast), string(ShareCentral)}
+var Shares = []string{string(ShareNone), string(ShareLoad), string(ShareBroadcast), string(ShareCentral),
+	string(SharePoll), string(SharePollCount)}
 
 // DefaultInterval is how often load and caches are shared by default.
 const DefaultInterval = 100 * time.Millisecond

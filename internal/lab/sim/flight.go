@@ -49,6 +49,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 	if r.exact {
 		r.subscribe(f.router, work.Hashes)
 	}
+	r.poll(ctx, f)
 	var ticket router.Ticket
 	err := f.router.Reserve(ctx, &f.req, &f.booking, router.How{Ticket: &ticket})
 	router.DropPrompt(&f.req)

@@ -72,6 +72,7 @@ type run struct {
 	draw     *rand.Rand
 	fleet    *baseline.Fleet
 	share    *sharing
+	polling  polling
 	scrape   time.Duration // when the baselines look at the engines next
 	queue    []waiting     // of all clients, in the order in which they came
 
@@ -94,6 +95,7 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
 	}
 	prompts.cut(c.Engines[0].BlockSize)
+	r.polling = polling{answered: make(map[*policy.Replica]time.Duration), asked: make([]int, c.Replicas)}
 	r.fleet = baseline.NewFleet(c.name(), c.Replicas, c.Engines)
 	if r.fleet.ScrapeEvery > 0 {
 		r.scrape = 0

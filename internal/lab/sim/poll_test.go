@@ -1,0 +1,34 @@
+package sim
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Clients that ask replicas are as good as clients that share load, and what a replica is asked does not grow with the
+// number of clients.
+func TestPolling(t *testing.T) {
+	t.Parallel()
+	rs := chatsFor(t, 12, 2*time.Minute)
+	at := func(clients int, share Share) (ttft float64, asked int) {
+		r, err := finished(t.Context(), NewPrompts(rs), small("prefix_cache_affinity", clients, share))
+		require.NoError(t, err)
+		for _, n := range r.polling.asked {
+			asked += n
+		}
+		return r.result().TTFT.Mean, asked
+	}
+	none, asked := at(32, ShareNone)
+	require.Zero(t, asked)
+	shared, _ := at(32, ShareLoad)
+	polled, few := at(32, SharePoll)
+	require.Less(t, polled, none)
+	require.Less(t, polled, 1.15*shared)
+	counts, _ := at(32, SharePollCount)
+	require.Less(t, counts, none)
+	_, many := at(500, SharePoll)
+	require.InDelta(t, few, many, float64(few)/4)
+	require.Less(t, many, 2*len(rs))
+}
