@@ -20,8 +20,8 @@ const (
 	ReasonRendezvous      Reason = "rendezvous"       // first in the rendezvous order
 	ReasonRendezvousSpill Reason = "rendezvous_spill" // later in the rendezvous order: the ones before are loaded or full
 	ReasonLeastLoaded     Reason = "least_loaded"     // least load
-	ReasonKVCost          Reason = "kv_cost"          // least cost
-	ReasonKVNearTie       Reason = "kv_near_tie"      // first in the rendezvous order among about equal costs
+	ReasonKVCost          Reason = "kv_cost"          // least cost, or the most cached among about equal costs
+	ReasonKVNearTie       Reason = "kv_near_tie"      // first in the rendezvous order of several that cost and hold about as much
 	ReasonPinned          Reason = "pinned"           // the caller named it
 	ReasonReserved        Reason = "reserved"         // by an earlier reservation
 	ReasonCentral         Reason = "central"          // the look-aside server decided

@@ -53,8 +53,8 @@ var meaning = map[policy.Reason]string{
 	policy.ReasonRendezvousSpill: "later in the rendezvous order of the key, since those before it may not serve " +
 		"it or are loaded",
 	policy.ReasonLeastLoaded: "it has the least load",
-	policy.ReasonKVCost:      "the request costs least there: prompt tokens left to compute, and the work under way",
-	policy.ReasonKVNearTie:   "it costs about as little as others: the first of these in the rendezvous order of its key",
+	policy.ReasonKVCost:      "the request costs least there, or about the least and most of its prompt is cached: prompt tokens left to compute, and the work under way",
+	policy.ReasonKVNearTie:   "it costs and saves about as much as others: the first of these in the rendezvous order of its key",
 	policy.ReasonNoKey: "the request has no key for the policy: fewer requests under way of two drawn at random, " +
 		"by --seed",
 }

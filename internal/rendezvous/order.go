@@ -31,6 +31,22 @@ func (s *Scorer) Score(id string) uint64 {
 	return xxh3.HashSeed(s.buf, orderSeed)
 }
 
+// Scores appends the scores of the replicas for a prompt's key. Where its home is the second
+// in the order, the first two change places.
+func (s *Scorer) Scores(to []uint64, p *Prompt, replicas []*policy.Replica) []uint64 {
+	s.SetKey(p.Key)
+	for _, r := range replicas {
+		to = append(to, s.Score(r.ID))
+	}
+	if p.Second && len(replicas) > 1 {
+		var two [2]Place
+		top := First(two[:0], replicas, to)
+		a, b := top[0].At, top[1].At
+		to[a], to[b] = to[b], to[a]
+	}
+	return to
+}
+
 // SessionKey is the key of a session.
 func SessionKey(session string) uint64 {
 	return xxh3.HashStringSeed(state.SessionKey(session), orderSeed)

@@ -2,7 +2,6 @@ package kvaware
 
 import (
 	"math"
-	"slices"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
@@ -43,7 +42,6 @@ func (p *kvAware) pick(q *policy.Request, v policy.View) (policy.Decision, *opti
 		if c.list(); len(p.options) == 0 {
 			continue
 		}
-		c.warmest()
 		o, why := c.best()
 		return c.to(o, why), o
 	}
@@ -61,6 +59,7 @@ type choice struct {
 type option struct {
 	candidate
 	replica *policy.Replica
+	saved   float64 // tokens that need not be computed there, those that all replicas share included
 	cost    float64 // set by best
 }
 
@@ -93,28 +92,6 @@ func (c *choice) list() {
 	}
 }
 
-// warmest keeps of an idle fleet the options that save the most, where that is worth a
-// pick: no request waits anywhere, so the cache alone decides. What more than 1/N of the
-// requests share counts only where a replica holds more than that: each of many clients
-// finds its own fleet idle now and then, and they would all go to the first holders of a
-// system prompt.
-func (c *choice) warmest() {
-	most, shared := 0.0, c.CoveredTokens(c.First)
-	for i := range c.options {
-		o := &c.options[i]
-		if ongoing, _ := o.replica.PeerLoad(); ongoing > 0 || o.replica.Ongoing() > 0 {
-			return
-		}
-		if int(o.tokens) > shared {
-			most = max(most, o.credit)
-		}
-	}
-	if most < warm {
-		return
-	}
-	c.options = slices.DeleteFunc(c.options, func(o option) bool { return o.credit <= most-warm })
-}
-
 func has(options []option, r *policy.Replica) bool {
 	for i := range options {
 		if options[i].replica == r {
@@ -131,27 +108,27 @@ func (c *choice) add(k candidate, r *policy.Replica) {
 			k.credit = max(k.credit, float64(n))
 		}
 	}
-	c.options = append(c.options, option{candidate: k, replica: r})
+	// What more than 1/N of the requests share is worth as much where it is not cached yet,
+	// since it is more than one replica should bear.
+	saved := max(k.credit, float64(c.CoveredTokens(c.First)))
+	c.options = append(c.options, option{candidate: k, replica: r, saved: saved})
 }
 
 // cost is what the request would cost on a replica: tokens to compute before its
 // answer begins, its own weighing more, and the work under way beside it.
-func (c *choice) cost(k *candidate, r *policy.Replica) float64 {
-	rate := r.Rate()
+func (c *choice) cost(k *option) float64 {
+	r, rate := k.replica, k.replica.Rate()
 	ongoing, others := r.PeerLoad()
 	queued := float64(int64(r.QueuedTokens())+others) / rate
 	decode := max(c.View.Load(r)-queued, 0) // peer load may change between the two
 	if k.ranks > 1 {
-		share := c.share(k)
+		share := c.share(&k.candidate)
 		queued = (share*float64(r.QueuedTokens()) + float64(others)/float64(k.ranks)) / rate
 		if active := r.Ongoing() + ongoing; active > 0 {
 			decode *= (share*float64(r.Ongoing()) + float64(ongoing)/float64(k.ranks)) / float64(active)
 		}
 	}
-	// What more than 1/N of the requests share is worth as much where it is not cached yet,
-	// since it is more than one replica should bear.
-	own := (float64(c.Tokens) - max(k.credit, float64(c.CoveredTokens(c.First)))) / rate
-	return uncachedWeight*own + queued + decode
+	return uncachedWeight*(float64(c.Tokens)-k.saved)/rate + queued + decode
 }
 
 // share returns which part of this client's work on a replica is on a rank of it. Peer
@@ -168,12 +145,13 @@ func (c *choice) share(k *candidate) float64 {
 	return float64(m.Work(int(k.rank))) / float64(all)
 }
 
-// best returns the first in the rendezvous order among those that cost about the least.
+// best returns, of those that cost about the least, one that saves the most, and of these
+// the first in the rendezvous order.
 func (c *choice) best() (*option, policy.Reason) {
 	least := math.Inf(1)
 	for i := range c.options {
 		o := &c.options[i]
-		o.cost = c.cost(&o.candidate, o.replica)
+		o.cost = c.cost(o)
 		least = min(least, o.cost)
 	}
 	var best *option
@@ -184,9 +162,14 @@ func (c *choice) best() (*option, policy.Reason) {
 		if o.cost > least+slack {
 			continue
 		}
-		equal++
-		if best == nil || rendezvous.Before(o.score, o.replica, best.score, best.replica) {
-			best = o
+		switch {
+		case best == nil || o.saved > best.saved:
+			best, equal = o, 1
+		case o.saved == best.saved:
+			equal++
+			if rendezvous.Before(o.score, o.replica, best.score, best.replica) {
+				best = o
+			}
 		}
 	}
 	if equal == 1 {

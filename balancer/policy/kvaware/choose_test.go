@@ -31,24 +31,35 @@ func TestCost(t *testing.T) {
 			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt, 16) },
 			place:  7, why: policy.ReasonKVCost, matched: 8000,
 		}, {
-			name: "a short match is a near tie",
+			name: "a short match decides a near tie",
 			before: func(r *router.Router, at []string) {
-				report(r, at[7], 0, 0, prompt[:1328], 16)
-				policytest.Fill(t, r, at[15], 1)
+				report(r, at[7], 0, 0, prompt[:64], 16)
+				busy(t, r, at[7], 3*64-500+3999)
+			},
+			place: 7, why: policy.ReasonKVCost, matched: 64,
+		}, {
+			name: "and nothing else",
+			before: func(r *router.Router, at []string) {
+				report(r, at[7], 0, 0, prompt[:64], 16)
+				busy(t, r, at[7], 3*64-500+4001)
 			},
 			why: policy.ReasonKVNearTie,
 		}, {
-			name:   "but on an idle fleet",
-			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt[:64], 16) },
-			place:  7, why: policy.ReasonKVCost, matched: 64,
-		}, {
-			name: "the first of two holders",
+			name: "the deepest of two holders",
 			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				report(r, at[3], 0, 0, prompt[:7200], 16)
-				policytest.Fill(t, r, at[15], 1)
+				policytest.Fill(t, r, at[7], 1)
 			},
-			place: 3, why: policy.ReasonKVNearTie, matched: 7200,
+			place: 7, why: policy.ReasonKVCost, matched: 8000,
+		}, {
+			name: "the first of two that hold equally much",
+			before: func(r *router.Router, at []string) {
+				report(r, at[7], 0, 0, prompt, 16)
+				report(r, at[3], 0, 0, prompt, 16)
+				policytest.Fill(t, r, at[3], 1)
+			},
+			place: 3, why: policy.ReasonKVNearTie, matched: 8000,
 		}, {
 			name: "a holder bears three times what it saves, and the width",
 			before: func(r *router.Router, at []string) {

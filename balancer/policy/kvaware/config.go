@@ -20,8 +20,8 @@ const (
 	// Higher keeps prompts with their caches; at 1 caches are given up as the fleet fills.
 	uncachedWeight = 3
 	// nearTie is by how many tokens a cost may be above the least and still counts as equal to
-	// it. Among equals the rendezvous order decides, which keeps many clients with the same
-	// news from all going one way: docs/routing-quality.md, row "near ties".
+	// it. Among equals what is cached decides, then the rendezvous order, which keeps many clients
+	// with the same news from all going one way: docs/routing-quality.md, row "near ties".
 	nearTie = 4000
 	// peerSlack times the mean peer load is the width of a near tie where that is more.
 	peerSlack = 0.75

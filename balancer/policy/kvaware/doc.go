@@ -20,15 +20,13 @@
 //
 //	max(4000, 0.75 × mean peer load)
 //
-// above the least count as equal, and among equals the first in the rendezvous order of the
-// prompt's distinguishing block is picked (package rendezvous). Peer load is the load that
-// other clients put on a replica: all clients act on that news alike, and it is a little
-// old. So clients with the same news, or with none, do not all go one way, and a new turn
-// of a conversation finds its replica from any client.
-//
-// On an idle fleet a cache decides alone: of the replicas that save 64 tokens or more, and
-// hold more of the prompt than what more than 1/N of the requests share, those that save
-// the most are looked at.
+// above the least count as equal, and among equals the one that holds most of the prompt is
+// picked, beyond what more than 1/N of the requests begin with; of these the first in the
+// rendezvous order of the prompt's distinguishing block (package rendezvous), where a
+// popular prefix has two homes. Peer load is the load that other clients put on a replica:
+// all clients act on that news alike, and it is a little old. So clients with the same news,
+// or with none, do not all go one way, a conversation that was moved stays where its cache
+// is, and a new turn finds its replica from any client.
 //
 // A request without prompt costs what is under way, and its session is the key of the
 // rendezvous order; one without either goes to the one of two at random that has fewer

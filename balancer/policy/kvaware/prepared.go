@@ -14,8 +14,6 @@ const (
 	maxHolders = 32
 	// head is how many of the first in the rendezvous order of a larger fleet are looked at.
 	head = 16
-	// warm is how many cached tokens more decide on an idle fleet.
-	warm = 64
 	// short is how many candidates need no memory of their own.
 	short = 16
 )
@@ -57,11 +55,7 @@ func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
 	defer p.scratch.Put(found)
 	s.fleet, s.candidates = f, s.few[:0]
 	p.caches.Match(f, &s.Blocks, &found.Found)
-	found.SetKey(s.Key)
-	found.scores = found.scores[:0]
-	for _, r := range f.Replicas {
-		found.scores = append(found.scores, found.Score(r.ID))
-	}
+	found.scores = found.Scores(found.scores[:0], &s.Prompt, f.Replicas)
 	if f.Units() <= many {
 		if f.Units() > short {
 			s.candidates = make([]candidate, 0, f.Units())

@@ -139,18 +139,9 @@ func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
 		s.places, s.holders = append(s.few[:0], found.Holders...), len(found.Holders)
 		return
 	}
-	found.SetKey(s.Key)
-	found.scores = found.scores[:0]
-	for _, r := range f.Replicas {
-		found.scores = append(found.scores, found.Score(r.ID))
-	}
+	found.scores = found.Scores(found.scores[:0], &s.Prompt, f.Replicas)
 	var first [head]rendezvous.Place
 	top := rendezvous.First(first[:0], f.Replicas, found.scores)
-	if s.Second && len(top) > 1 {
-		a, b := top[0].At, top[1].At
-		top[0], top[1] = top[1], top[0]
-		found.scores[a], found.scores[b] = found.scores[b], found.scores[a]
-	}
 	for i := range top {
 		top[i].Depth = int32(found.Any(int(top[i].At)))
 	}
