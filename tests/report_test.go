@@ -59,7 +59,7 @@ func (l *listener) capacityChanged(id string, kvTokens int) {
 var policies atomic.Int64
 
 // unique is a name that no other policy has.
-func unique(name string) string { return fmt.Sprintf("%s_of_tests_%d", name, policies.Add(1)) }
+func unique(name string) string { return fmt.Sprintf("%s_%d_of_tests", name, policies.Add(1)) }
 
 // listening registers a policy for one test and returns it with its config.
 func listening(name string, rank int) (*listener, string) {
