@@ -104,7 +104,7 @@ func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*router
 	return r, nil
 }
 
-// serviceConfig is the config for a channel, without the sources of KV events and of load: only the server asks replicas.
+// serviceConfig is the config for a channel, without the sources of KV events and load: only the server asks replicas.
 func serviceConfig(c policy.Config) (string, error) {
 	c.KVEvents, c.KVEventsReplay, c.LoadPoll = "", "", nil
 	type choice map[string]any

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -166,4 +167,21 @@ func TestLoadPollIsChecked(t *testing.T) {
 		_, err := client.New("warmpath:///127.0.0.1:1", insecureOption(), client.WithConfig(`{"load_poll":`+field+`}`))
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// Calls go on where replicas do not answer, which is logged once for each.
+func TestLoadPollUnanswered(t *testing.T) {
+	rs := replicas(t, 2)
+	var log logged
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"load_poll":{"from":"grpc:sglang"}`)),
+		client.WithLogger(log.logger()))
+	connected(t, cc, rs)
+	stub := testpb.NewTestServiceClient(cc)
+	for i := range 50 {
+		_, err := stub.UnaryCall(deadline(t), simple(fmt.Sprint("prompt ", i)))
+		require.NoError(t, err)
+	}
+	const line = "does not answer load_poll"
+	eventually(t, "both are logged", func() bool { return strings.Count(log.String(), line) == 2 })
+	require.Contains(t, log.String(), "unknown service sglang.grpc.scheduler.SglangScheduler")
 }

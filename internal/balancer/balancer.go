@@ -16,7 +16,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
-	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/lookaside"
 	"github.com/warmpath/warmpath/internal/router"
 )
@@ -38,10 +37,9 @@ type lb struct {
 
 	described, promptless sync.Once // what a channel without interceptors logs
 
-	ctx    context.Context // ends with the balancer
-	end    context.CancelFunc
-	aborts chan struct{} // as full as calls of engines' Abort are under way
-	prober *loadprobe.Prober
+	ctx     context.Context // ends with the balancer
+	end     context.CancelFunc
+	besides chan struct{} // as full as calls of our own are under way: Abort, load_poll
 
 	// mu guards the fields below. It is not held while an endpoint's connections are
 	// called, whose own locks are taken before it; the handle's and the Router's are taken after it.
@@ -54,11 +52,10 @@ type lb struct {
 }
 
 func newLB() *lb {
-	b := &lb{bare: call.NewHandle(nil, nil), aborts: make(chan struct{}, maxAborts)}
+	b := &lb{bare: call.NewHandle(nil, nil), besides: make(chan struct{}, maxBesides)}
 	b.ctx, b.end = context.WithCancel(context.Background())
 	b.endpoints.all = resolver.NewEndpointMap[*endpoint]()
 	b.endpoints.reach(nil)
-	b.prober = b.newProber()
 	return b
 }
 
@@ -199,9 +196,8 @@ func (b *lb) Close() {
 	}
 	b.mu.Unlock()
 	b.end()
-	b.prober.Close()
-	for range maxAborts { // waits for those under way, and leaves room for no other
-		b.aborts <- struct{}{}
+	for range maxBesides { // waits for those under way, and leaves room for no other
+		b.besides <- struct{}{}
 	}
 	for _, e := range all {
 		if e.child != nil {

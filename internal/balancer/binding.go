@@ -76,11 +76,12 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 		}
 		next.Ranks = next.Ranks || b.endpoints.members[i].Ranks > 1
 	}
-	next.Probe = b.probe(c.Config, r)
+	next.Probe = b.probes(c.Config, r)
 	next.NeedsPrompt = c.RequirePrompt && r.Uses()&policy.UsesPrompt != 0
 	b.attached.attach(b, r)
 	if old == nil || found || old.Router != r || old.Ranks != next.Ranks ||
-		old.Uses != next.Uses || !reflect.DeepEqual(old.Config.LoadPoll, c.LoadPoll) || (old.Probe == nil) != (next.Probe == nil) || old.Central != next.Central || old.Policy != next.Policy {
+		(old.Probe == nil) != (next.Probe == nil) || !reflect.DeepEqual(old.Config.LoadPoll, c.LoadPoll) ||
+		old.Uses != next.Uses || old.Central != next.Central || old.Policy != next.Policy {
 		b.binding.Store(next)
 		b.attached.observe(next)
 		if h != nil {

@@ -58,22 +58,22 @@ func (directBuilder) Build(conn any) (balancer.Producer, func()) { return conn, 
 const (
 	// abortTimeout bounds one Abort: a replica in trouble is not to collect them.
 	abortTimeout = 5 * time.Second
-	// maxAborts bounds those under way in a channel; more are dropped, since the engine sees
-	// the end of the call too, if late.
-	maxAborts = 256
+	// maxBesides bounds the calls of our own under way in a channel. More are dropped: an engine sees the end of the call
+	// too, if late, and load is asked for again.
+	maxBesides = 256
 )
 
 // abort has a replica's engine stop a request that was cancelled: see call.Binding. The message has the id in its field
 // 1. That is what a StringValue is on the wire, so no name of an engine's is needed.
 func (b *lb) abort(call context.Context, replica, method, id string, ended func(how string)) {
 	select {
-	case b.aborts <- struct{}{}:
+	case b.besides <- struct{}{}:
 	default:
 		ended(telemetry.AbortDropped)
 		return
 	}
 	go func() {
-		defer func() { <-b.aborts }()
+		defer func() { <-b.besides }()
 		// With the metadata of the call: it may carry the right to do this.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(call), abortTimeout)
 		defer cancel()

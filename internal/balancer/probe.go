@@ -4,27 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-// newProber returns that of the channel.
-func (b *lb) newProber() *loadprobe.Prober {
-	return loadprobe.New(loadprobe.Options{
-		Now:     time.Now,
-		Connect: b.direct,
-		State:   func(r *policy.Replica) *loadprobe.State { return &hostOf(r).probed },
-		Logger:  func() *slog.Logger { return b.handle().Logger },
-	})
-}
-
-// probe returns what asks the replicas before a call reserves one in a Router; nil where none is to be asked: the config
-// wants it not, the look-aside server knows the load, or the policy does not look at it.
-func (b *lb) probe(c *policy.Config, r *router.Router) func(context.Context, *policy.Request) {
+// probes returns what asks the replicas before a call reserves one in a Router; nil where none is to be asked: by the
+// config, since a look-aside server sends the load, or because the policy does not look at it.
+func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *policy.Request) {
 	if c.LoadPoll == nil || b.attached.watch != nil || r.Uses()&(policy.UsesLoad|policy.UsesOngoing) == 0 {
 		return nil
 	}
@@ -35,16 +25,65 @@ func (b *lb) probe(c *policy.Config, r *router.Router) func(context.Context, *po
 		}
 		ctx, cancel := context.WithTimeout(call, loadprobe.MaxWait)
 		defer cancel()
-		loadprobe.Before(ctx, r, q, func(rep *policy.Replica) bool { return b.prober.Ask(ctx, source, rep, r.Report) })
+		loadprobe.Before(ctx, r, q, func(rep *policy.Replica) bool {
+			answered := b.probe(source, r, rep)
+			if answered == nil {
+				return false
+			}
+			select {
+			case <-answered:
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		})
 	}
+}
+
+var errBusy = errors.New("too many calls to replicas are under way")
+
+// probe asks a replica for its load, unless that is under way, and returns what a request waits for; nil = nothing.
+func (b *lb) probe(source loadprobe.Source, r *router.Router, rep *policy.Replica) <-chan struct{} {
+	state := &hostOf(rep).probed
+	answered, asks := state.Begin(time.Now())
+	if !asks {
+		return answered
+	}
+	end := func(err error) {
+		if state.End(time.Now(), err) && b.ctx.Err() == nil {
+			b.handle().Logger.Warn("warmpath: a replica does not answer load_poll; it is asked less often",
+				"replica", rep.ID, "from", string(source), "error", err)
+		}
+	}
+	select {
+	case b.besides <- struct{}{}:
+	default:
+		end(errBusy)
+		return nil
+	}
+	go func() {
+		defer func() { <-b.besides }()
+		ctx, cancel := context.WithTimeout(b.ctx, loadprobe.Timeout)
+		defer cancel()
+		var l load.Report
+		conn, err := b.direct(ctx, rep.ID)
+		if err == nil {
+			l, err = source.Ask(ctx, conn)
+		}
+		if err == nil {
+			r.Report(rep.ID, l)
+		}
+		end(err)
+	}()
+	return answered
 }
 
 // checkLoadPoll refuses what a client cannot ask.
 func checkLoadPoll(c *policy.LoadPoll) error {
-	switch {
-	case c == nil:
+	if c == nil {
 		return nil
-	case len(c.Pages) > 0:
+	}
+	if len(c.Pages) > 0 {
 		return errors.New("load_poll.pages: a client reads no pages; a look-aside server does")
 	}
 	if err := loadprobe.Source(c.From).Check(); err != nil {

@@ -25,9 +25,7 @@ package loadprobe
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -40,15 +38,15 @@ import (
 	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-// MaxWait bounds how long a request waits for answers.
-const MaxWait = 20 * time.Millisecond
-
 const (
+	// MaxWait bounds how long a request waits for answers.
+	MaxWait = 20 * time.Millisecond
+	// Timeout bounds a probe. It is also how long a replica is left alone that did not answer once.
+	Timeout = time.Second
 	// Fresh is how long an answer is not asked for again.
 	Fresh = 100 * time.Millisecond
 
-	rounds     = 5           // three: +3 % TTFT, +5 % p99 in the simulator; two at random beside them: no gain
-	timeout    = time.Second // of a probe
+	rounds     = 5 // three: +3 % TTFT, +5 % p99 in the simulator; two at random beside them: no gain
 	maxBackoff = 10 * time.Second
 )
 
@@ -95,7 +93,8 @@ func (s Source) Ask(ctx context.Context, conn grpc.ClientConnInterface) (load.Re
 	return loads(ctx, conn, methods[s])
 }
 
-// A State is what a Prober keeps of one replica. Its zero value is that of one that was never asked.
+// A State is when a client asked a replica. Its zero value is that of one that was never asked. Safe for use by many
+// goroutines.
 type State struct {
 	// mu guards the fields below. Nothing is locked or called under it.
 	mu       sync.Mutex
@@ -105,8 +104,8 @@ type State struct {
 	failures int           // in a row
 }
 
-// begin returns what is to be waited for, nil = nothing, and whether the caller makes the probe.
-func (s *State) begin(now time.Time) (answered chan struct{}, asks bool) {
+// Begin returns what a request waits for, nil = nothing, and whether the caller makes the probe, which it ends by End.
+func (s *State) Begin(now time.Time) (answered <-chan struct{}, asks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -118,8 +117,8 @@ func (s *State) begin(now time.Time) (answered chan struct{}, asks bool) {
 	return s.answered, asks
 }
 
-// end ends a probe, and reports whether it is the first that fails.
-func (s *State) end(now time.Time, err error) (fails bool) {
+// End ends a probe, and reports whether it is the first that fails.
+func (s *State) End(now time.Time, err error) (fails bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.answered)
@@ -129,93 +128,6 @@ func (s *State) end(now time.Time, err error) (fails bool) {
 		return false
 	}
 	s.failures++
-	s.next = now.Add(min(timeout<<min(s.failures-1, 10), maxBackoff))
+	s.next = now.Add(min(Timeout<<min(s.failures-1, 10), maxBackoff))
 	return s.failures == 1
-}
-
-// Options are the replicas to ask. All are needed.
-type Options struct {
-	Now func() time.Time
-	// Connect returns a connection to a replica.
-	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)
-	// State returns that of a replica.
-	State  func(r *policy.Replica) *State
-	Logger func() *slog.Logger
-}
-
-// A Prober asks the replicas of one channel. Safe for use by many goroutines.
-type Prober struct {
-	o    Options
-	ctx  context.Context
-	stop context.CancelFunc
-
-	// mu guards closed, and that no probe begins after it is set.
-	mu      sync.Mutex
-	closed  bool
-	running sync.WaitGroup
-}
-
-// New returns a Prober.
-func New(o Options) *Prober {
-	p := &Prober{o: o}
-	p.ctx, p.stop = context.WithCancel(context.Background())
-	return p
-}
-
-// Ask asks a replica that has no fresh answer, and returns true once it has answered, or failed to; false where there is
-// nothing to wait for, or ctx ends first. The answer goes to report, from another goroutine, until Close.
-func (p *Prober) Ask(ctx context.Context, s Source, r *policy.Replica, report func(id string, l load.Report)) bool {
-	answered, asks := p.o.State(r).begin(p.o.Now())
-	if asks {
-		p.begin(func() { p.probe(s, r, report) }, func() { p.o.State(r).end(p.o.Now(), errClosed) })
-	}
-	if answered == nil {
-		return false
-	}
-	select {
-	case <-answered:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-var errClosed = errors.New("the channel is closed")
-
-// begin runs probe, or refuse where the Prober is closed.
-func (p *Prober) begin(probe, refuse func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		refuse()
-		return
-	}
-	p.running.Go(probe)
-}
-
-// probe asks one replica.
-func (p *Prober) probe(s Source, r *policy.Replica, report func(string, load.Report)) {
-	ctx, cancel := context.WithTimeout(p.ctx, timeout)
-	defer cancel()
-	var l load.Report
-	conn, err := p.o.Connect(ctx, r.ID)
-	if err == nil {
-		l, err = s.Ask(ctx, conn)
-	}
-	if err == nil {
-		report(r.ID, l)
-	}
-	if p.o.State(r).end(p.o.Now(), err) && p.ctx.Err() == nil {
-		p.o.Logger().Warn("warmpath: a replica does not answer load_poll; it is asked less often",
-			"replica", r.ID, "from", string(s), "error", err)
-	}
-}
-
-// Close ends all probes and waits for them.
-func (p *Prober) Close() {
-	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
-	p.stop()
-	p.running.Wait()
 }

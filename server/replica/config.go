@@ -37,8 +37,8 @@ type Config struct {
 	// DrainTimeout is how long calls under way may take after that; default 30 s. The rest is cut off.
 	DrainTimeout time.Duration
 
-	// Load returns the engine's load, at the end of every call, for every heartbeat and for load_poll; nil = the interceptors' count. It
-	// is called from many goroutines, and must neither block nor take long.
+	// Load returns the engine's load, at the end of every call, for every heartbeat and for load_poll; nil = the
+	// interceptors' count. It is called from many goroutines, and must neither block nor take long.
 	Load func() Load
 	// Stats returns free-form numbers for custom policies, for every heartbeat; nil = none. The map must not be written
 	// afterwards. Called from one goroutine per server.

@@ -15,7 +15,8 @@
 // Interceptors count the calls under way. One that finds max_ongoing_requests of them is refused at once with
 // RESOURCE_EXHAUSTED and the trailer warmpath-rejection-bin, which carries the count: warmpath's clients retry on
 // another replica and use the count. An admitted call ends with the replica's load as an ORCA report, in the trailer
-// endpoint-load-metrics-bin; load_poll reads the same report out of band. gRPC's own services (health, reflection, channelz, ORCA) are neither counted nor refused.
+// endpoint-load-metrics-bin; load_poll reads the same report out of band. gRPC's own services (health, reflection,
+// channelz, ORCA) are neither counted nor refused.
 //
 // Each look-aside server is sent everything about the replica in every heartbeat, so it has the replica again after
 // one, should it have been restarted. A change of the adapters, and draining, are sent at once. A server that cannot
