@@ -51,6 +51,7 @@ type Index struct {
 	coarse  atomic.Bool // a superblock was reported
 	learnt  atomic.Pointer[learnt]
 	refused atomic.Int64
+	found   sync.Pool // of *Found
 
 	// mu guards members, the members' lanes, and the making of fleets. FleetChanged takes it under the Router's lock;
 	// under it the locks of predictions and of package kvindex are taken.

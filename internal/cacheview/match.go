@@ -16,7 +16,10 @@ type Found struct {
 	// hold, the deepest first. A unit is a replica, by its place in the fleet, or one
 	// of its ranks: see Fleet.Unit.
 	Holders []rendezvous.Place
+	// Scores are the replicas' in the rendezvous order, by place in the fleet; Find sets them.
+	Scores []uint64
 
+	scorer  rendezvous.Scorer
 	matches kvindex.Matches
 	depths  [][policy.Tiers]int32 // by unit
 	bounds  []uint64
@@ -27,6 +30,20 @@ func (f *Found) Depth(unit int, t policy.Tier) int { return int(f.depths[unit][t
 
 // Any returns how many leading blocks a unit holds on any tier.
 func (f *Found) Any(unit int) int { return f.Depth(unit, policy.Tiers-1) }
+
+// Find is Match for a prompt in memory that is used again, and has the replicas' order. Free gives it back.
+func (x *Index) Find(fleet *Fleet, p *rendezvous.Prompt) *Found {
+	f, _ := x.found.Get().(*Found)
+	if f == nil {
+		f = new(Found)
+	}
+	x.Match(fleet, &p.Blocks, f)
+	f.Scores = f.scorer.Scores(f.Scores[:0], p, fleet.Replicas)
+	return f
+}
+
+// Free takes back what Find returned.
+func (x *Index) Free(f *Found) { x.found.Put(f) }
 
 // Match finds how many leading blocks of a prompt each unit of the fleet holds.
 func (x *Index) Match(fleet *Fleet, b *rendezvous.Blocks, f *Found) {

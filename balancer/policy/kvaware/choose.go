@@ -116,19 +116,15 @@ func (c *choice) add(k candidate, r *policy.Replica) {
 
 // cost is what the request would cost on a replica: tokens to compute before its
 // answer begins, its own weighing more, and the work under way beside it.
-func (c *choice) cost(k *option) float64 {
-	r, rate := k.replica, k.replica.Rate()
-	ongoing, others := r.PeerLoad()
-	queued := float64(int64(r.QueuedTokens())+others) / rate
-	decode := max(c.View.Load(r)-queued, 0) // peer load may change between the two
-	if k.ranks > 1 {
-		share := c.share(&k.candidate)
-		queued = (share*float64(r.QueuedTokens()) + float64(others)/float64(k.ranks)) / rate
-		if active := r.Ongoing() + ongoing; active > 0 {
-			decode *= (share*float64(r.Ongoing()) + float64(ongoing)/float64(k.ranks)) / float64(active)
-		}
+func (c *choice) cost(o *option) float64 {
+	r, load := o.replica, c.View.Load(o.replica)
+	if o.ranks > 1 {
+		ongoing, queued := r.PeerLoad()
+		peers := float64(queued) + policy.RequestCost*float64(ongoing)
+		own := float64(r.QueuedTokens()) + policy.RequestCost*float64(r.Ongoing())
+		load *= (c.share(&o.candidate)*own + peers/float64(o.ranks)) / max(own+peers, 1)
 	}
-	return uncachedWeight*(float64(c.Tokens)-k.saved)/rate + queued + decode
+	return uncachedWeight*(float64(c.Tokens)-o.saved)/r.Rate() + load
 }
 
 // share returns which part of this client's work on a replica is on a rank of it. Peer

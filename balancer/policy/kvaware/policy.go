@@ -2,7 +2,6 @@ package kvaware
 
 import (
 	"context"
-	"sync"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
@@ -14,7 +13,6 @@ type kvAware struct {
 	config     Config
 	caches     *cacheview.Index
 	popularity *rendezvous.Popularity
-	scratch    sync.Pool // of *scratch
 	recent     recent
 
 	// What follows belongs to Choose, and so to the Router's lock.
@@ -64,7 +62,6 @@ func build(c Config) (*kvAware, error) {
 			KVTokens: max(int(c.KVTokens), 0),
 		}),
 		popularity: rendezvous.NewPopularity(),
-		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 	}, nil
 }
 

@@ -42,20 +42,11 @@ type candidate struct {
 	ranks  int32 // how many the replica has
 }
 
-// scratch is the memory of one search, used again and again.
-type scratch struct {
-	rendezvous.Scorer
-	cacheview.Found
-	scores []uint64
-}
-
 // find searches the index and lists the candidates.
 func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
-	found := p.scratch.Get().(*scratch)
-	defer p.scratch.Put(found)
+	found := p.caches.Find(f, &s.Prompt)
+	defer p.caches.Free(found)
 	s.fleet, s.candidates = f, s.few[:0]
-	p.caches.Match(f, &s.Blocks, &found.Found)
-	found.scores = found.Scores(found.scores[:0], &s.Prompt, f.Replicas)
 	if f.Units() <= many {
 		if f.Units() > short {
 			s.candidates = make([]candidate, 0, f.Units())
@@ -67,7 +58,7 @@ func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
 	}
 	s.candidates = make([]candidate, 0, maxHolders+head)
 	var top [head]rendezvous.Place
-	for _, place := range rendezvous.First(top[:0], f.Replicas, found.scores) {
+	for _, place := range rendezvous.First(top[:0], f.Replicas, found.Scores) {
 		s.add(found, int(place.At))
 	}
 	for _, h := range found.Holders[:min(len(found.Holders), maxHolders)] {
@@ -79,11 +70,11 @@ func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
 
 // add lists the units of the replica at a place. Its ranks come in the order of the
 // key, for those that cost the same.
-func (s *prepared) add(found *scratch, at int) {
+func (s *prepared) add(found *cacheview.Found, at int) {
 	first, ranks := s.fleet.Unit(at, 0), s.fleet.Ranks(at)
 	for i := range ranks {
 		rank := int((s.Key + uint64(i)) % uint64(ranks))
-		c := candidate{score: found.scores[at], at: int32(at), rank: int32(rank), ranks: int32(ranks)}
+		c := candidate{score: found.Scores[at], at: int32(at), rank: int32(rank), ranks: int32(ranks)}
 		c.credit, c.tokens = credit(s, found, first+rank)
 		s.candidates = append(s.candidates, c)
 	}
@@ -100,7 +91,7 @@ func (s *prepared) has(at int) bool {
 
 // credit returns what a unit's cache is worth for the prompt, and how many leading
 // tokens it holds on any tier.
-func credit(s *prepared, found *scratch, unit int) (saved float64, tokens int32) {
+func credit(s *prepared, found *cacheview.Found, unit int) (saved float64, tokens int32) {
 	before := 0
 	for t, each := range credits {
 		n := s.CoveredTokens(found.Depth(unit, policy.Tier(t)))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/routertest"
@@ -161,8 +162,8 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 			q := ask(talk)
 			d := routertest.Choose(t, r, q)
 			s := q.Prepared.(*prepared)
-			var found scratch
-			p.caches.Match(s.fleet, &s.Blocks, &found.Found)
+			var found cacheview.Found
+			p.caches.Match(s.fleet, &s.Blocks, &found)
 			cost := func(rep *policy.Replica) float64 {
 				credit, _ := credit(s, &found, rep.Index())
 				return 3*(float64(q.PromptTokens)-credit) + r.View().Load(rep)

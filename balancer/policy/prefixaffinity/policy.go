@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"sync"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
@@ -26,7 +25,6 @@ type affinity struct {
 	ray        bool    // on_miss: smallest
 	caches     *cacheview.Index
 	popularity *rendezvous.Popularity
-	scratch    sync.Pool // of *scratch
 
 	// choosing belongs to Choose, and so to the Router's lock.
 	choosing rendezvous.Scorer
@@ -50,13 +48,6 @@ type prepared struct {
 	holders int
 
 	few [head + 8]rendezvous.Place
-}
-
-// scratch is the memory of one search, used again and again.
-type scratch struct {
-	rendezvous.Scorer
-	cacheview.Found
-	scores []uint64 // by place in the fleet
 }
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -99,7 +90,6 @@ func build(c Config) (*affinity, error) {
 			Grain:    rendezvous.GrainOf(c.BlockTokens),
 		}),
 		popularity: rendezvous.NewPopularity(),
-		scratch:    sync.Pool{New: func() any { return new(scratch) }},
 	}, nil
 }
 
@@ -131,17 +121,15 @@ func (p *affinity) read(s *prepared, q *policy.Request, replicas int) {
 
 // find searches the index and puts the fleet in order.
 func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
-	found := p.scratch.Get().(*scratch)
-	defer p.scratch.Put(found)
+	found := p.caches.Find(f, &s.Prompt)
+	defer p.caches.Free(found)
 	s.fleet = f
-	p.caches.Match(f, &s.Blocks, &found.Found)
 	if p.ray {
 		s.places, s.holders = append(s.few[:0], found.Holders...), len(found.Holders)
 		return
 	}
-	found.scores = found.Scores(found.scores[:0], &s.Prompt, f.Replicas)
 	var first [head]rendezvous.Place
-	top := rendezvous.First(first[:0], f.Replicas, found.scores)
+	top := rendezvous.First(first[:0], f.Replicas, found.Scores)
 	for i := range top {
 		top[i].Depth = int32(found.Any(int(top[i].At)))
 	}
@@ -155,7 +143,7 @@ func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
 }
 
 // matches returns the holders whose match, less what is shared, reaches the rate, in order.
-func (s *prepared) matches(found *scratch, rate float64) []rendezvous.Place {
+func (s *prepared) matches(found *cacheview.Found, rate float64) []rendezvous.Place {
 	shared, n := s.Covered(s.shared), 0
 	for _, h := range found.Holders {
 		if int(h.Depth) <= s.shared || float64(s.Covered(int(h.Depth))-shared) < rate*float64(s.Length-shared) {
@@ -167,7 +155,7 @@ func (s *prepared) matches(found *scratch, rate float64) []rendezvous.Place {
 		if a.Depth != b.Depth {
 			return cmp.Compare(b.Depth, a.Depth)
 		}
-		if rs := s.fleet.Replicas; rendezvous.Before(found.scores[a.At], rs[a.At], found.scores[b.At], rs[b.At]) {
+		if rs := s.fleet.Replicas; rendezvous.Before(found.Scores[a.At], rs[a.At], found.Scores[b.At], rs[b.At]) {
 			return -1
 		}
 		return 1
@@ -222,13 +210,12 @@ func (p *affinity) cacheChanged(changes []policy.CacheChange) {
 
 // countBytes adds to a replica what it does not hold of a prompt.
 func (p *affinity) countBytes(s *prepared, m *cacheview.Member) {
-	found := p.scratch.Get().(*scratch)
-	p.caches.Match(s.fleet, &s.Blocks, &found.Found)
+	found := p.caches.Find(s.fleet, &s.Prompt)
 	depth := 0
 	if at, ok := s.fleet.Place(m); ok {
 		depth = found.Any(at)
 	}
 	s.bytes = int64((len(s.Hashes) - depth) * s.Size)
 	m.SentBytes.Add(s.bytes)
-	p.scratch.Put(found)
+	p.caches.Free(found)
 }
