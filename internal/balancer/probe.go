@@ -25,57 +25,53 @@ func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *p
 		}
 		ctx, cancel := context.WithTimeout(call, loadprobe.MaxWait)
 		defer cancel()
-		loadprobe.Before(ctx, r, q, func(rep *policy.Replica) bool {
-			answered := b.probe(source, r, rep)
-			if answered == nil {
-				return false
-			}
-			select {
-			case <-answered:
-				return true
-			case <-ctx.Done():
-				return false
-			}
-		})
+		loadprobe.Before(ctx, r, q, func(rep *policy.Replica) bool { return b.probe(ctx, source, r, rep) })
 	}
 }
 
 var errBusy = errors.New("too many calls to replicas are under way")
 
-// probe asks a replica for its load, unless that is under way, and returns what a request waits for; nil = nothing.
-func (b *lb) probe(source loadprobe.Source, r *router.Router, rep *policy.Replica) <-chan struct{} {
+// probe asks a replica for its load unless that is under way. It returns true once there is an answer, false where a
+// request has nothing to wait for, or ctx ends first.
+func (b *lb) probe(ctx context.Context, source loadprobe.Source, r *router.Router, rep *policy.Replica) bool {
 	state := &hostOf(rep).probed
 	answered, asks := state.Begin(time.Now())
-	if !asks {
-		return answered
-	}
-	end := func(err error) {
-		if state.End(time.Now(), err) && b.ctx.Err() == nil {
-			b.handle().Logger.Warn("warmpath: a replica does not answer load_poll; it is asked less often",
-				"replica", rep.ID, "from", string(source), "error", err)
+	if asks {
+		select {
+		case b.besides <- struct{}{}:
+			go b.ask(source, r, rep.ID, state)
+		default:
+			state.End(time.Now(), errBusy)
 		}
+	}
+	if answered == nil {
+		return false
 	}
 	select {
-	case b.besides <- struct{}{}:
-	default:
-		end(errBusy)
-		return nil
+	case <-answered:
+		return true
+	case <-ctx.Done():
+		return false
 	}
-	go func() {
-		defer func() { <-b.besides }()
-		ctx, cancel := context.WithTimeout(b.ctx, loadprobe.Timeout)
-		defer cancel()
-		var l load.Report
-		conn, err := b.direct(ctx, rep.ID)
-		if err == nil {
-			l, err = source.Ask(ctx, conn)
-		}
-		if err == nil {
-			r.Report(rep.ID, l)
-		}
-		end(err)
-	}()
-	return answered
+}
+
+// ask makes a probe that has begun.
+func (b *lb) ask(source loadprobe.Source, r *router.Router, id string, state *loadprobe.State) {
+	defer func() { <-b.besides }()
+	ctx, cancel := context.WithTimeout(b.ctx, loadprobe.Timeout)
+	defer cancel()
+	var l load.Report
+	conn, err := b.direct(ctx, id)
+	if err == nil {
+		l, err = source.Ask(ctx, conn)
+	}
+	if err == nil {
+		r.Report(id, l)
+	}
+	if state.End(time.Now(), err) && b.ctx.Err() == nil {
+		b.handle().Logger.Warn("warmpath: a replica does not answer load_poll; it is asked less often",
+			"replica", id, "from", string(source), "error", err)
+	}
 }
 
 // checkLoadPoll refuses what a client cannot ask.

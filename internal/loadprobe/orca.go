@@ -2,7 +2,6 @@ package loadprobe
 
 import (
 	"context"
-	"io"
 	"math"
 	"slices"
 
@@ -24,16 +23,9 @@ func core(ctx context.Context, conn grpc.ClientConnInterface) (load.Report, erro
 		return load.Report{}, err
 	}
 	var request, answer []byte
-	if err := stream.SendMsg(&request); err != nil && err != io.EOF { // then the error is that of RecvMsg
-		return load.Report{}, err
-	}
-	if err := stream.CloseSend(); err != nil {
-		return load.Report{}, err
-	}
-	if err := stream.RecvMsg(&answer); err != nil {
-		return load.Report{}, err
-	}
-	return ParseOrca(answer), nil
+	_ = stream.SendMsg(&request) // the only message; where it fails, so does RecvMsg
+	err = stream.RecvMsg(&answer)
+	return ParseOrca(answer), err
 }
 
 // namedMetrics is the field of OrcaLoadReport with the metrics that applications name: a
