@@ -69,15 +69,9 @@ func (e *Engine) blocked(r *Request, hits int) time.Duration {
 	m := memory{free: e.pool.free, size: e.cfg.BlockSize}
 	for _, s := range e.running {
 		decodes.decode(s.tokens())
-		own := 0
-		for _, id := range s.blocks {
-			if e.pool.blocks[id].refs == 1 {
-				own++
-			}
-		}
-		missing := e.blocks(s.tokens()) - len(s.blocks)
-		m.free -= missing
-		m.run(s.req.OutputTokens-s.generated, own+missing)
+		all := e.blocks(s.tokens())
+		m.free -= all - len(s.blocks)
+		m.run(s.req.OutputTokens-s.generated, all-s.result.CachedTokens/e.cfg.BlockSize) // the cached ones are shared
 	}
 	for _, s := range e.queue {
 		m.admit(e.blocks(s.tokens())-s.found, s.req.OutputTokens-s.generated)
