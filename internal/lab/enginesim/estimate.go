@@ -10,7 +10,7 @@ import (
 // Estimate is how long a request submitted now would wait for its first token: the rest of the pass under way, the
 // prefill of all requests before it and its own, in passes beside the sequences that decode, and the passes until
 // enough sequences have ended to give back the blocks that these prompts need. It reads the true outputs. Requests that
-// come later, preemptions, and prefixes that requests before it are going to cache do not count.
+// come later and preemptions do not count.
 func (e *Engine) Estimate(now time.Duration, r *Request) time.Duration {
 	var decodes, all Work
 	need := 0
@@ -42,16 +42,25 @@ func (e *Engine) Estimate(now time.Duration, r *Request) time.Duration {
 // blocks is how many blocks so many tokens need.
 func (e *Engine) blocks(tokens int) int { return (tokens + e.cfg.BlockSize - 1) / e.cfg.BlockSize }
 
-// leading is how many leading blocks of a prompt the cache holds, at most all but the last token. Heads of prompts
-// outlive their tails, so bisection finds it.
-func (e *Engine) leading(r *Request) int {
+// leading is how many leading blocks of a prompt are cached or going to be by requests before it, at most all but the
+// last token. Heads of prompts outlive their tails, so bisection finds it.
+func (e *Engine) leading(r *Request) (n int) {
 	if r.BypassCache {
 		return 0
 	}
-	return sort.Search((r.PromptTokens-1)/e.cfg.BlockSize, func(i int) bool {
-		_, ok := e.pool.find(r.Hashes[i])
+	most := r.Hashes[:(r.PromptTokens-1)/e.cfg.BlockSize]
+	n = sort.Search(len(most), func(i int) bool {
+		_, ok := e.pool.find(most[i])
 		return !ok
 	})
+	for _, all := range [][]*Sequence{e.running, e.queue} {
+		for _, s := range all {
+			rest := most[n:]
+			theirs := s.req.Hashes[min(n, len(s.req.Hashes)):]
+			n += sort.Search(min(len(rest), len(theirs)), func(i int) bool { return rest[i] != theirs[i] })
+		}
+	}
+	return n
 }
 
 // prefill is how long this prefill takes in passes that carry these decodes.
@@ -63,7 +72,7 @@ func (e *Engine) prefill(w, decodes Work) time.Duration {
 	return time.Duration(passes) * e.preset.Pass(decodes)
 }
 
-// blocked is how long a request waits for blocks, with this many leading ones cached.
+// blocked is how long a request waits for blocks, with this many leading ones shared.
 func (e *Engine) blocked(r *Request, hits int) time.Duration {
 	var decodes Work
 	m := memory{free: e.pool.free, size: e.cfg.BlockSize}
@@ -78,8 +87,8 @@ func (e *Engine) blocked(r *Request, hits int) time.Duration {
 	}
 	need := e.blocks(r.PromptTokens)
 	for _, h := range r.Hashes[:hits] {
-		if id, ok := e.pool.find(h); ok && e.pool.blocks[id].refs > 0 {
-			need--
+		if id, ok := e.pool.find(h); !ok || e.pool.blocks[id].refs > 0 {
+			need-- // another request holds it or is going to
 		}
 	}
 	m.admit(need, r.OutputTokens)

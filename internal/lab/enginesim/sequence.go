@@ -88,7 +88,7 @@ type Sequence struct {
 	computed  int      // tokens whose KV is computed
 	chunk     int      // tokens that the pass under way computes
 	generated int
-	found     int // leading blocks in the cache when it was submitted
+	found     int // leading blocks cached, or going to be, when it was submitted
 	state     state
 	decoding  bool // prefill is complete
 	admitted  bool // has been admitted before
