@@ -77,7 +77,7 @@ func TestSim(t *testing.T) {
 // The demo's readers can read the simulator's object.
 func TestSimIsADemo(t *testing.T) {
 	code, stdout, stderr := command(t, "sim", "--trace", conversations(t, 10, 3), "--format", "mooncake", "--warmup", "0s",
-		"--policies", "consistent_hash", "--client-affinity", "--share", "central", "--json")
+		"--policies", "consistent_hash", "--client-affinity", "--json")
 	require.Equal(t, exitOK, code, stderr)
 	require.Contains(t, stdout, `"replicas":16,"clients":1,"requests":30,`)
 	var c drive.Comparison
@@ -149,7 +149,7 @@ func TestSimMistakes(t *testing.T) {
 		{of("--policies", "fair"), []string{"--policies", `"fair"`, "dynamo", "round_robin"}},
 		{of("--policies", ""), []string{"--policies"}},
 		{of("--policies", "random,random"), []string{"--policies", "twice"}},
-		{of("--share", "all"), []string{"--share", `"all"`, "none, load, broadcast, central"}},
+		{of("--share", "all"), []string{"--share", `"all"`, "none, load, broadcast, poll"}},
 		{of("--broadcast-interval", "0s"), []string{"--broadcast-interval", "1ms"}},
 		{of("--preset", "h200"), []string{"--preset", `"h200"`}},
 		{of("--report", "/nowhere/to/be/found.html"), []string{"--report", "/nowhere/to/be"}},

@@ -128,8 +128,6 @@ func (s *simulate) subject() string {
 	switch {
 	case s.Share == sim.ShareNone, s.Clients == 1 && s.Share != sim.ShareBroadcast:
 		return ""
-	case s.Share == sim.ShareCentral:
-		return fmt.Sprintf("With one Router for %d clients", s.Clients)
 	case s.Share == sim.SharePoll, s.Share == sim.SharePollCount:
 		return fmt.Sprintf("With %d clients that ask replicas before each request", s.Clients)
 	}

@@ -23,14 +23,13 @@ const (
 	ShareNone      Share = "none"
 	ShareLoad      Share = "load"
 	ShareBroadcast Share = "broadcast"
-	ShareCentral   Share = "central"
 	SharePoll      Share = "poll"
 	SharePollCount Share = "poll_count"
 )
 
 // Shares are all of them, by name.
-var Shares = []string{string(ShareNone), string(ShareLoad), string(ShareBroadcast), string(ShareCentral),
-	string(SharePoll), string(SharePollCount)}
+var Shares = []string{string(ShareNone), string(ShareLoad), string(ShareBroadcast), string(SharePoll),
+	string(SharePollCount)}
 
 // DefaultInterval is how often load and caches are shared by default.
 const DefaultInterval = 100 * time.Millisecond

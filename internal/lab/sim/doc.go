@@ -19,7 +19,6 @@
 //     ([github.com/warmpath/warmpath/internal/router/load.Damping]), plus its own reservations of now. Its view of others is up to 1.1 intervals old.
 //   - broadcast: load, and with it what the caches gained and lost. The server gets every engine's events as they
 //     happen and keeps superblocks of 512 tokens; what came and went within one interval is not sent
-//   - central: one Router decides for all
 //   - poll: no server; a client asks replicas before each request, as load_poll has it
 //     ([github.com/warmpath/warmpath/internal/loadprobe]), and they answer with the sum of all clients' reservations
 //   - poll_count: the same, but they answer with counts of requests, as engines' GetLoads does

@@ -149,7 +149,6 @@ func TestSubscription(t *testing.T) {
 		exact, coarse bool
 	}{
 		{"kv_aware", ShareNone, true, false},
-		{"kv_aware", ShareCentral, true, false},
 		{"kv_aware", ShareLoad, true, false},
 		{"kv_aware", ShareBroadcast, false, true},
 		{"prefix_cache_affinity", ShareNone, false, false},

@@ -100,11 +100,7 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 	if r.fleet.ScrapeEvery > 0 {
 		r.scrape = 0
 	}
-	n := c.Clients
-	if c.Share == ShareCentral {
-		n = 1
-	}
-	for i := range n {
+	for i := range c.Clients {
 		rt, err := r.router(i)
 		if err != nil {
 			return nil, err
@@ -117,7 +113,7 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n > 1 && (c.Share == ShareLoad || broadcast) || len(caches) > 0 {
+	if c.Clients > 1 && (c.Share == ShareLoad || broadcast) || len(caches) > 0 {
 		r.share = newSharing(r.routers, r.Interval, caches)
 	}
 	return r, nil

@@ -75,12 +75,11 @@ func TestSeedsDiffer(t *testing.T) {
 	require.NotEqual(t, one.TTFT, runOf(t, rs, c).TTFT)
 }
 
-// One Router for all is one client, and a single client learns nothing from sharing.
+// A single client learns nothing from sharing.
 func TestOneClient(t *testing.T) {
 	rs := chats(t, 12)
 	for _, name := range []string{"prefix_cache_affinity", "least_requests"} {
 		alone := runOf(t, rs, small(name, 1, ShareNone))
-		require.Equal(t, alone, runOf(t, rs, small(name, 5, ShareCentral)))
 		require.Equal(t, alone, runOf(t, rs, small(name, 1, ShareLoad)))
 	}
 }

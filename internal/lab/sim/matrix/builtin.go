@@ -37,12 +37,12 @@ var pressed = []pressedWorkload{
 // underPressure is their heading.
 const underPressure = "pressure"
 
-// pressure is cells with one client, and with 64 that share nothing, load, or load and index.
+// pressure is cells with one client, and with 64 that share nothing, poll, share load, or load and index.
 func pressure() []Cell {
 	var cells []Cell
 	for _, p := range pressed {
 		for _, load := range p.loads {
-			for _, share := range []sim.Share{"", sim.ShareNone, sim.ShareLoad, sim.ShareBroadcast} {
+			for _, share := range []sim.Share{"", sim.ShareNone, sim.SharePoll, sim.ShareLoad, sim.ShareBroadcast} {
 				name := fmt.Sprintf("%s-%.0f-%s", p.workload, 100*load, cmp.Or(share, "alone"))
 				cells = append(cells, vary(underPressure, name, func(c *Cell) {
 					c.Workload, c.Load, c.Rate = p.workload, load, load*p.full
