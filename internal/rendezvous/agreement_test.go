@@ -65,7 +65,8 @@ func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 
 // Clients differ on a prefix whose share of the requests is about 1/N, as near as
 // what they have seen can tell: of the 32 prefixes of cross-session the first has
 // 0.246 of the requests, which 4 replicas cannot tell from 1/4, and the shares of most
-// are within a factor of two of 1/64.
+// are within a factor of two of 1/64. Each of the four prefixes of coding-agents has about
+// 1/4 of them, so 4 replicas are left out there.
 func TestClientsThatSeeDifferentRequestsAgree(t *testing.T) {
 	for _, name := range workload.Names() {
 		rs, err := workload.Generate(workload.Spec{Name: name, Rate: 12, Duration: 6 * time.Minute, Seed: 1})
@@ -73,6 +74,9 @@ func TestClientsThatSeeDifferentRequestsAgree(t *testing.T) {
 		prompts := cut(rs)
 		for _, clients := range []int{2, 8} {
 			for replicas, least := range map[int]float64{4: 0.8, 16: 0.95, 64: 0.7} {
+				if name == "coding-agents" && replicas == 4 {
+					continue
+				}
 				got := agreement(t, prompts, clients, replicas)
 				t.Logf("%s, %d clients, %d replicas: %.3f", name, clients, replicas, got)
 				assert.GreaterOrEqual(t, got, least, "%s, %d clients, %d replicas", name, clients, replicas)
