@@ -16,6 +16,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda/externalscaler"
 )
 
 // transcript is what a command that still runs has written.
@@ -78,6 +82,18 @@ func TestServeAndChoose(t *testing.T) {
 	cancel()
 	require.Equal(t, exitOK, <-ended, "%s", &log)
 	require.Contains(t, log.String(), "shutting down")
+}
+
+// KEDA asks the server itself.
+func TestServeScales(t *testing.T) {
+	at, _ := servingWith(t, "--config", file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments: {chat: {register: true}}"))
+	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	a, err := externalscaler.NewExternalScalerClient(conn).GetMetricSpec(t.Context(),
+		&externalscaler.ScaledObjectRef{ScalerMetadata: map[string]string{"ongoingRequests": "8"}})
+	require.NoError(t, err)
+	require.Len(t, a.GetMetricSpecs(), 1)
 }
 
 func TestServeChecks(t *testing.T) {
