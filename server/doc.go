@@ -11,7 +11,7 @@
 // A pick made here ends with its lease at the latest. One of mode count adds to the load for a fixed time, so that a
 // client that never reports does not send everything to one replica.
 //
-// Members come from the config, from a gRPC target that is resolved anew at an interval, and from replicas that
+// Members come from the config, from a gRPC target that is resolved again at an interval, and from replicas that
 // register themselves with a lease. A source that fails leaves its last members.
 //
 // # Complexity

@@ -14,30 +14,31 @@ import (
 	"google.golang.org/grpc/serviceconfig"
 
 	"github.com/warmpath/warmpath/internal/fleet"
+	"github.com/warmpath/warmpath/internal/target"
 )
 
 // parseTarget returns the resolver of a gRPC target.
-func parseTarget(target string) (resolver.Builder, resolver.Target, error) {
-	u, err := url.Parse(target)
+func parseTarget(text string) (resolver.Builder, resolver.Target, error) {
+	u, err := url.Parse(text)
 	if err != nil || u.Scheme == "" {
-		return nil, resolver.Target{}, fmt.Errorf("%q is not a target like dns:///host:port", target)
+		return nil, resolver.Target{}, fmt.Errorf("%q is not a target like dns:///host:port", text)
 	}
 	b := resolver.Get(u.Scheme)
 	if b == nil {
-		return nil, resolver.Target{}, fmt.Errorf("%q: there is no resolver for %s", target, u.Scheme)
+		return nil, resolver.Target{}, fmt.Errorf("%q: there is no resolver for %s", text, u.Scheme)
 	}
 	t := resolver.Target{URL: *u}
 	if t.Endpoint() == "" {
-		return nil, resolver.Target{}, fmt.Errorf("%q names nothing to resolve; write it like dns:///host:port", target)
+		return nil, resolver.Target{}, fmt.Errorf("%q names nothing to resolve; write it like dns:///host:port", text)
 	}
 	return b, t, nil
 }
 
-// resolveInterval is how often a target is resolved anew.
+// resolveInterval is how often a target is resolved again.
 const resolveInterval = 30 * time.Second
 
-// A follower resolves a target again and again, by building its resolver anew: gRPC's DNS resolver resolves again only
-// when a connection fails, so it would not notice a fleet that grows. It is the channel of these resolvers.
+// A follower follows a target and asks its resolver to resolve again from time to time: gRPC's DNS resolver does so only
+// when it is asked, so it would not notice a fleet that grows. It is the channel of the resolver.
 type follower struct {
 	target string
 	every  time.Duration
@@ -63,29 +64,36 @@ func (d *deployment) follow(ctx context.Context, target string) {
 func (f *follower) run(ctx context.Context) {
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
-	var now resolver.Resolver // in force; nil = none yet
+	var r resolver.Resolver // nil = it could not be built yet
 	for ctx.Err() == nil {
-		b, target, err := parseTarget(f.target)
-		var next resolver.Resolver
-		if err == nil {
-			next, err = b.Build(target, f, resolver.BuildOptions{})
-		}
-		if err != nil {
-			f.ReportError(err)
+		if r != nil {
+			r.ResolveNow(resolver.ResolveNowOptions{})
 		} else {
-			if now != nil {
-				now.Close()
-			}
-			now = next
+			r = f.build()
 		}
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
 		}
 	}
-	if now != nil {
-		now.Close()
+	if r != nil {
+		r.Close()
 	}
+}
+
+// build returns the target's resolver, or nil if it cannot be built now.
+func (f *follower) build() resolver.Resolver {
+	b, t, err := parseTarget(f.target)
+	if err != nil {
+		f.ReportError(err)
+		return nil
+	}
+	r, err := b.Build(t, f, resolver.BuildOptions{})
+	if err != nil {
+		f.ReportError(err)
+		return nil
+	}
+	return r
 }
 
 var errNoAddresses = errors.New("it has no addresses")
@@ -93,7 +101,7 @@ var errNoAddresses = errors.New("it has no addresses")
 // UpdateState implements [resolver.ClientConn].
 func (f *follower) UpdateState(s resolver.State) error {
 	replicas := describe(s)
-	if len(replicas) == 0 {
+	if len(replicas) == 0 && !target.Complete(s) {
 		f.ReportError(errNoAddresses)
 		return errNoAddresses // the resolver tries again
 	}

@@ -11,12 +11,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/resolver"
+
+	"github.com/warmpath/warmpath/internal/target"
 )
 
-// rounds is a resolver that says another thing every time it is built.
+// rounds is a resolver that has another result every time it is asked. It cannot be built at first.
 type rounds struct {
+	resolver.ClientConn
+
 	mu     sync.Mutex // guards the counts
-	built  int
+	builds int
+	asked  int
 	closed int
 }
 
@@ -25,21 +30,27 @@ func (r *rounds) Scheme() string { return "rounds" }
 func (r *rounds) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.built++
-	switch r.built {
-	case 1:
-		_ = cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "a:1"}}})
-	case 2:
+	if r.builds++; r.builds == 1 {
 		return nil, errors.New("cannot be built")
-	case 3:
-		cc.ReportError(errors.New("cannot be resolved"))
-	default:
-		_ = cc.UpdateState(resolver.State{Endpoints: []resolver.Endpoint{{}, {Addresses: []resolver.Address{{Addr: "b:1"}}}}})
 	}
-	return r, nil
+	r.ClientConn = cc
+	return r, cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "a:1"}}})
 }
 
-func (r *rounds) ResolveNow(resolver.ResolveNowOptions) {}
+func (r *rounds) ResolveNow(resolver.ResolveNowOptions) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch r.asked++; r.asked {
+	case 1:
+		r.ReportError(errors.New("cannot be resolved"))
+	case 2:
+		_ = r.UpdateState(resolver.State{Endpoints: []resolver.Endpoint{}}) // of DNS: there is no such name
+	case 3:
+		_ = r.UpdateState(target.State(nil, true))
+	default:
+		_ = r.UpdateState(resolver.State{Endpoints: []resolver.Endpoint{{}, {Addresses: []resolver.Address{{Addr: "b:1"}}}}})
+	}
+}
 
 func (r *rounds) Close() {
 	r.mu.Lock()
@@ -47,25 +58,27 @@ func (r *rounds) Close() {
 	r.closed++
 }
 
-// A target is resolved by a new resolver every round; each but the last is closed, and that at the end.
-func TestFollowerBuildsAnew(t *testing.T) {
+// A target's resolver is built once and asked to resolve again in every round. An empty result counts only if it is from
+// a source that lists all replicas.
+func TestFollowerResolvesAgain(t *testing.T) {
 	r := new(rounds)
 	resolver.Register(r)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	var told []string
+	var results [][]string
 	var log strings.Builder
 	f := follower{target: "rounds:///x", every: time.Millisecond, log: slog.New(slog.NewTextHandler(&log, nil)), on: func(all []described) {
+		ids := []string{}
 		for _, d := range all {
-			told = append(told, d.ID)
+			ids = append(ids, d.ID)
 		}
-		if len(told) == 3 {
+		if results = append(results, ids); len(results) == 4 {
 			cancel()
 		}
 	}}
 	f.run(ctx)
-	require.Equal(t, []string{"a:1", "b:1", "b:1"}, told)
-	require.Equal(t, r.built-1, r.closed, "one could not be built")
-	require.Equal(t, 1, strings.Count(log.String(), "cannot be resolved, its last replicas stay"), "%s", &log)
-	require.Equal(t, 1, strings.Count(log.String(), "is resolved again"), "%s", &log)
+	require.Equal(t, [][]string{{"a:1"}, {}, {"b:1"}, {"b:1"}}, results)
+	require.Equal(t, []int{2, 1}, []int{r.builds, r.closed})
+	require.Equal(t, 2, strings.Count(log.String(), "cannot be resolved, its last replicas stay"), "%s", &log)
+	require.Equal(t, 2, strings.Count(log.String(), "is resolved again"), "%s", &log)
 }

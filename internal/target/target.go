@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/url"
 
+	"google.golang.org/grpc/attributes"
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -48,12 +49,20 @@ func OpaqueOrPath(u url.URL) (string, error) {
 	return text, nil
 }
 
+// complete marks the states of resolvers whose source lists all replicas.
+type complete struct{}
+
+// Complete reports whether a state comes from State: if it is empty, there is no replica. Of other resolvers an empty
+// state may be a failure: gRPC's DNS resolver has one for a name that does not exist.
+func Complete(s resolver.State) bool { return s.Attributes.Value(complete{}) != nil }
+
 // State is the resolver state of a fleet. own: each replica keeps its own authority.
 func State(replicas []policy.Attributes, own bool) resolver.State {
 	state := resolver.State{
 		Endpoints: make([]resolver.Endpoint, 0, len(replicas)),
 		// For policies built on balancer/base, which read nothing else.
-		Addresses: make([]resolver.Address, 0, len(replicas)),
+		Addresses:  make([]resolver.Address, 0, len(replicas)),
+		Attributes: attributes.New(complete{}, true),
 	}
 	for _, r := range replicas {
 		ep := fleet.Endpoint(r)
