@@ -81,8 +81,10 @@ func WithServerDialOptions(opts ...grpc.DialOption) Option {
 
 // resolvers returns the builders of resolvers in whose place the registered ones will not do.
 func (o *options) resolvers() (own []grpcresolver.Builder) {
-	if o.logger != nil && target.Files.NewBuilder != nil {
-		own = append(own, target.Files.NewBuilder(o.logger))
+	if o.logger != nil {
+		for _, i := range target.Imported {
+			own = append(own, i.NewBuilder(o.logger))
+		}
 	}
 	if o.logger != nil || len(o.server) > 0 {
 		own = append(own,

@@ -5,7 +5,7 @@
 //	warmpath://la1:4770,la2:4770/chat             the deployment chat of look-aside servers
 //
 // Importing the package registers the scheme; [NewBuilder] makes builders for grpc.WithResolvers. Package resolver/file
-// adds targets that name a fleet file.
+// adds targets that name a fleet file, the module resolver/kubernetes those that name a Service or an InferencePool.
 //
 // The rule. Every replica is one endpoint with the attributes of package fleet,
 // in the order in which it was written. A fixed list is sent once in each Build.
@@ -108,11 +108,13 @@ type pushed struct{ close func() }
 func (pushed) ResolveNow(resolver.ResolveNowOptions) {}
 func (p pushed) Close()                              { p.close() }
 
-// Check reports what is wrong with a dial target of this package or of resolver/file, including the fleet file that it
-// names; nil for targets of other schemes.
+// Check reports what is wrong with a dial target of this package or of those that come by import, including the fleet
+// file that it names; nil for targets of other schemes.
 func Check(text string) error {
 	scheme, _, _ := strings.Cut(text, ":")
-	if scheme = strings.ToLower(scheme); scheme != Scheme && scheme != target.FileScheme {
+	scheme = strings.ToLower(scheme)
+	path, foreign := target.Packages[scheme]
+	if scheme != Scheme && !foreign {
 		return nil
 	}
 	u, err := url.Parse(text)
@@ -124,10 +126,10 @@ func Check(text string) error {
 		_, err = parseServers(*u)
 	case scheme == Scheme:
 		_, err = parseList(*u)
-	case target.Files.Check == nil:
-		err = fmt.Errorf("%q: files are not read: import _ %q", u.String(), "github.com/warmpath/warmpath/resolver/file")
+	case target.Imported[scheme].Check == nil:
+		err = fmt.Errorf("%q: %s is not linked: import _ %q", u.String(), scheme, path)
 	default:
-		err = target.Files.Check(*u)
+		err = target.Imported[scheme].Check(*u)
 	}
 	return err
 }

@@ -59,7 +59,9 @@ func ids(s resolver.State) []string {
 }
 
 // files returns a builder of warmpath-file targets.
-func files(l *slog.Logger) fileBuilder { return target.Files.NewBuilder(l).(fileBuilder) }
+func files(l *slog.Logger) fileBuilder {
+	return target.Imported[target.FileScheme].NewBuilder(l).(fileBuilder)
+}
 
 type fileBuilder interface {
 	resolver.Builder

@@ -18,6 +18,7 @@ var house = []string{
 	"internal/lab/report",
 	"internal/lab/chaos",
 	"internal/lab/drive",
+	"internal/lab/apiserver",
 	"internal/lab/faultproxy",
 	"internal/lab/enginesim",
 	"internal/lab/workload",

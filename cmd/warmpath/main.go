@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/grpclog"
 
 	_ "github.com/warmpath/warmpath/resolver/file"
+	_ "github.com/warmpath/warmpath/resolver/kubernetes"
 )
 
 // Exit codes.

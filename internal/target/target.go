@@ -13,8 +13,12 @@ import (
 	"github.com/warmpath/warmpath/internal/fleet"
 )
 
-// FileScheme is the scheme of targets that name a fleet file; resolver/file resolves them where it is linked.
-const FileScheme = "warmpath-file"
+// Schemes of targets whose resolvers come by import: a fleet file; a Service and an InferencePool of Kubernetes.
+const (
+	FileScheme    = "warmpath-file"
+	ServiceScheme = "warmpath-kubernetes"
+	PoolScheme    = "warmpath-inferencepool"
+)
 
 // NoAuthority stands in for the authority of a channel whose target has none to offer. The name is reserved (RFC 2606),
 // so no program asks for it on purpose.
@@ -25,12 +29,22 @@ func Own(opts resolver.BuildOptions) bool {
 	return opts.Authority == "" || opts.Authority == NoAuthority
 }
 
-// Files are the functions of resolver/file. Its init function sets them; both are nil where it is not linked.
-var Files struct {
+// An Import is what a package of resolvers that come by import offers.
+type Import struct {
 	// NewBuilder returns a builder that logs to l.
 	NewBuilder func(l *slog.Logger) resolver.Builder
 	// Check reports what is wrong with a target, or with the file that it names.
 	Check func(u url.URL) error
+}
+
+// Imported has the packages that are linked, by scheme. Their init functions fill it.
+var Imported = make(map[string]Import)
+
+// Packages names what to import for each scheme that is not there by itself.
+var Packages = map[string]string{
+	FileScheme:    "github.com/warmpath/warmpath/resolver/file",
+	ServiceScheme: "github.com/warmpath/warmpath/resolver/kubernetes",
+	PoolScheme:    "github.com/warmpath/warmpath/resolver/kubernetes",
 }
 
 // OpaqueOrPath returns what stands behind the scheme and the host of a target that has no query.

@@ -23,10 +23,12 @@ import (
 
 func init() {
 	resolver.Register(&builder{})
-	target.Files.NewBuilder = func(l *slog.Logger) resolver.Builder { return &builder{logger: l} }
-	target.Files.Check = func(u url.URL) error {
-		_, err := check(u)
-		return err
+	target.Imported[target.FileScheme] = target.Import{
+		NewBuilder: func(l *slog.Logger) resolver.Builder { return &builder{logger: l} },
+		Check: func(u url.URL) error {
+			_, err := check(u)
+			return err
+		},
 	}
 }
 

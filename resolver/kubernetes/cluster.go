@@ -1,0 +1,176 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+)
+
+// A cluster is an API server with the credentials for it.
+type cluster struct {
+	config    *rest.Config
+	client    *http.Client
+	namespace string // of targets that name none
+}
+
+// connect reads the kubeconfig or the pod's service account. It connects to nothing yet.
+func connect() (*cluster, error) {
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{})
+	config, err := loader.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("neither a service account nor a kubeconfig: %w", err)
+	}
+	namespace, _, err := loader.Namespace()
+	if err != nil {
+		return nil, err
+	}
+	config.UserAgent = "warmpath"
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	return &cluster{config: config, client: client, namespace: namespace}, nil
+}
+
+func (c *cluster) close() { c.client.CloseIdleConnections() }
+
+// A collection is one kind of object in a namespace.
+type collection struct {
+	group     schema.GroupVersion
+	types     func(*runtime.Scheme) error // registers the group's types
+	resource  string                      // such as endpointslices
+	example   runtime.Object
+	namespace string
+	labels    string // selector; "" = all
+}
+
+// retry is how long after a failure client-go tries again, at most 0.75 s: an API server that is back has the fleet
+// within two seconds. client-go's own is 30 s.
+var retry = wait.Backoff{Duration: 250 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 500 * time.Millisecond}
+
+// follow keeps a store the same as a collection until the context ends. Lists, watches, bookmarks, 410 and tokens
+// that rotate are client-go's.
+func (c *cluster) follow(ctx context.Context, what collection, store interface {
+	cache.ReflectorStore
+	tried(error)
+}) {
+	client, err := c.rest(what)
+	if err != nil {
+		store.tried(err)
+		return
+	}
+	direct := cache.NewFilteredListWatchFromClient(client, what.resource, what.namespace,
+		func(o *metav1.ListOptions) { o.LabelSelector = what.labels })
+	observed := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := direct.ListWithContext(ctx, o)
+			store.tried(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := direct.WatchWithContext(ctx, o)
+			store.tried(err)
+			return w, err
+		},
+	}
+	silent := logr.Discard() // failures are logged by the source
+	backoff := retry
+	cache.NewReflectorWithOptions(observed, what.example, store, cache.ReflectorOptions{Logger: &silent, Backoff: &backoff}).
+		RunWithContext(klog.NewContext(ctx, silent))
+}
+
+// rest returns a client for a collection, which has the types of its group alone.
+func (c *cluster) rest(what collection) (*rest.RESTClient, error) {
+	scheme := runtime.NewScheme()
+	if err := what.types(scheme); err != nil {
+		return nil, err
+	}
+	metav1.AddToGroupVersion(scheme, what.group)
+	config := rest.CopyConfig(c.config)
+	config.GroupVersion, config.APIPath = &what.group, "/apis"
+	if what.group.Group == "" {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientForConfigAndClient(config, c.client)
+}
+
+// objects are those of a collection, as client-go sees them. It wakes its follower after each change.
+type objects[T metav1.Object] struct {
+	wake chan<- struct{} // has room for one
+
+	mu     sync.Mutex // guards what follows
+	all    map[string]T
+	synced bool  // there was a list
+	err    error // of the last attempt to list or to watch
+}
+
+func newObjects[T metav1.Object](wake chan<- struct{}) *objects[T] {
+	return &objects[T]{wake: wake, all: make(map[string]T)}
+}
+
+// now returns the objects, in the order of their names, whether there was a list, and what the last attempt ended with.
+func (o *objects[T]) now() (all []T, synced bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(o.all)) {
+		all = append(all, o.all[name])
+	}
+	return all, o.synced, o.err
+}
+
+// change makes one change and wakes the follower.
+func (o *objects[T]) change(f func()) error {
+	o.mu.Lock()
+	f()
+	o.mu.Unlock()
+	select {
+	case o.wake <- struct{}{}:
+	default: // it has not looked yet
+	}
+	return nil
+}
+
+// tried takes the result of an attempt to list or to watch.
+func (o *objects[T]) tried(err error) { _ = o.change(func() { o.err = err }) }
+
+// Add and the methods below implement [cache.ReflectorStore].
+func (o *objects[T]) Add(x any) error {
+	return o.change(func() { o.all[x.(T).GetName()] = x.(T) })
+}
+
+func (o *objects[T]) Update(x any) error { return o.Add(x) }
+
+func (o *objects[T]) Delete(x any) error {
+	return o.change(func() { delete(o.all, x.(T).GetName()) })
+}
+
+// Replace takes a list at once: no moment has part of it.
+func (o *objects[T]) Replace(list []any, _ string) error {
+	return o.change(func() {
+		o.synced = true
+		clear(o.all)
+		for _, x := range list {
+			o.all[x.(T).GetName()] = x.(T)
+		}
+	})
+}
+
+func (o *objects[T]) Resync() error { return nil }
