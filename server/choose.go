@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/httpendpoint"
+	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -81,6 +81,7 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	q.Principal = p.name
 	q.Model, q.Adapter = d.catalogue.Load().canonical(base), cmp.Or(q.Adapter, adapter)
 	q.State().Origin = originOf(ctx)
+	q.Allow = d.catalogue.Load().ids(q.Allow)
 	view := d.hosted.Load().router.View()
 	for _, id := range r.GetTried() {
 		router.NextAttempt(&q, view.ByID(id)) // of an id that is not in the fleet only the attempt counts
@@ -114,7 +115,7 @@ func (o grpcOrigin) Header(key string) []string { return metadata.ValueFromIncom
 
 // originOf returns the request that a pick was asked with.
 func originOf(ctx context.Context) state.Origin {
-	if o := httpendpoint.Origin(ctx); o != nil {
+	if o := endpoint.Origin(ctx); o != nil {
 		return o
 	}
 	return grpcOrigin{ctx}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
@@ -162,7 +163,7 @@ func TestHTTPSlowCallers(t *testing.T) {
 		a, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		require.NoError(t, err)
 		require.Equal(t, http.StatusOK, a.StatusCode)
-		require.Equal(t, string(httpendpoint.BodyTruncated), a.Header.Get(httpendpoint.HeaderBody))
+		require.Equal(t, string(endpoint.BodyTruncated), a.Header.Get(httpendpoint.HeaderBody))
 		raw, err := io.ReadAll(a.Body)
 		require.NoError(t, err)
 		require.NotContains(t, string(raw), "secret")

@@ -3,8 +3,10 @@ package server
 import (
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -220,6 +222,7 @@ type catalogue struct {
 	names    map[string]bool // that requests may use
 	declared []string        // by replicas
 	replicas int
+	ids      func(allowed []string) []string // the list with the ids of the replicas at the addresses in it
 }
 
 func newCatalogue(order []*member, models []string) *catalogue {
@@ -235,7 +238,33 @@ func newCatalogue(order []*member, models []string) *catalogue {
 	for _, model := range models {
 		c.names[model] = true
 	}
+	pairs := make([]pair, len(order))
+	for i, m := range order {
+		pairs[i] = pair{m.ID, m.Address}
+	}
+	at := sync.OnceValue(func() map[string][]string { return byAddress(pairs) })
+	c.ids = func(allowed []string) []string {
+		for _, address := range allowed {
+			allowed = append(allowed, at()[address]...)
+		}
+		return allowed
+	}
 	return c
+}
+
+// A pair is a replica's id and address.
+type pair struct{ id, address string }
+
+// byAddress is the ids by address, host:port, and by host.
+func byAddress(all []pair) map[string][]string {
+	at := make(map[string][]string)
+	for _, p := range all {
+		host, _, err := net.SplitHostPort(p.address)
+		if at[p.address] = append(at[p.address], p.id); err == nil {
+			at[host] = append(at[host], p.id)
+		}
+	}
+	return at
 }
 
 func (c *catalogue) declares() bool { return len(c.names) > 0 }

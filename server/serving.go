@@ -20,6 +20,7 @@ const maxHealthWatches = 10_000
 type healthService struct {
 	healthpb.UnimplementedHealthServer
 	*Server
+	names map[string]string // others for deployments, or with "" for the whole server
 
 	watches atomic.Int64 // under way
 }
@@ -35,9 +36,15 @@ func (s *healthService) identity(ctx context.Context) *principal {
 
 func (s *healthService) of(p *principal, service string) healthpb.HealthCheckResponse_ServingStatus {
 	whole := service == "" || service == warmpathv1.RoutingService_ServiceDesc.ServiceName
-	d := (*s.deployments.Load())[service]
+	deployment, other := s.names[service]
+	if other {
+		whole = deployment == ""
+	} else {
+		deployment = service
+	}
+	d := (*s.deployments.Load())[deployment]
 	switch {
-	case !whole && (d == nil || !p.may(service)):
+	case !whole && (d == nil || !other && !p.may(service)):
 		return healthpb.HealthCheckResponse_SERVICE_UNKNOWN
 	case !s.serving(), !whole && d.catalogue.Load().notServing() != "":
 		return healthpb.HealthCheckResponse_NOT_SERVING

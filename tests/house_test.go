@@ -30,6 +30,7 @@ var house = []string{
 	"server",
 	"internal/loadpoll",
 	"internal/httpendpoint",
+	"internal/endpoint",
 	"internal/call",
 	"internal/loadprobe",
 	"internal/lookaside",

@@ -27,6 +27,7 @@ func newServe() *cobra.Command {
 		verbose bool
 		pprof   bool
 		grace   time.Duration
+		picker  picker
 	)
 	c := &cobra.Command{
 		Use:   "serve --config FILE",
@@ -47,13 +48,16 @@ func newServe() *cobra.Command {
 			if pprof && !isLoopback(loaded.Metrics) {
 				return usagef("--pprof: metrics: %q is not an address on the loopback", loaded.Metrics)
 			}
+			if err := picker.check(loaded); err != nil {
+				return err
+			}
 			if check {
 				fmt.Fprintf(c.OutOrStdout(), "%s is good: %s\n", config, deployments(loaded))
 				return nil
 			}
 			out := newServeOutput(c, json, verbose)
 			defer out.restore()
-			return serve(c, source{config, listen}, loaded, out, pprof, grace)
+			return serve(c, source{config, listen}, loaded, out, pprof, grace, &picker)
 		},
 	}
 	f := c.Flags()
@@ -63,6 +67,7 @@ func newServe() *cobra.Command {
 	f.BoolVar(&json, logJSON, false, "write every line in JSON")
 	f.BoolVar(&verbose, "verbose", false, "log at level debug: each call, with its status and duration, but not its contents")
 	f.BoolVar(&pprof, "pprof", false, "serve /debug/pprof/ on the address of metrics, which must be on the loopback")
+	picker.flags(f)
 	f.DurationVar(&grace, "grace", 10*time.Second, "how long calls under way may take at the end")
 	return c
 }
@@ -127,7 +132,7 @@ func (s source) parse(data []byte) (*server.Config, error) {
 
 // serve serves until the command is interrupted.
 func serve(c *cobra.Command, from source, first *server.Config, out serveOutput, pprof bool,
-	grace time.Duration,
+	grace time.Duration, picker *picker,
 ) error {
 	log := out.log
 	exports, err := startExport(c.Context(), first.Metrics, pprof, out)
@@ -152,7 +157,7 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 	// Its first look is at what was just loaded, and changes nothing.
 	watcher := fleetfile.WatchFile(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
 	defer watcher.Close()
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	if first.HTTP.Listen != "" {
 		endpoint, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.HTTP.Listen)
 		if err != nil {
@@ -161,6 +166,11 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 		go func() { failed <- s.ServeRoutes(endpoint) }()
 		out.say(fmt.Sprintf("warmpath answers POST %s on %s", httpendpoint.RoutePath, endpoint.Addr()))
 	}
+	picks, err := picker.serve(c.Context(), s, failed, out)
+	if err != nil {
+		return err
+	}
+	defer picks.Close()
 	go func() { failed <- s.Serve(lis) }()
 	out.say(fmt.Sprintf("warmpath serves %s on %s", deployments(first), lis.Addr()))
 	select {
@@ -171,6 +181,7 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 	log.Info("warmpath: shutting down", "grace", grace)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), grace)
 	defer cancel()
+	picks.Shutdown(ctx)
 	if err := s.Shutdown(ctx); err != nil {
 		log.Warn("warmpath: calls under way were cut off", "error", err)
 	}

@@ -1,49 +1,32 @@
 package httpendpoint
 
 import (
-	"encoding/json"
 	"net/http"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/endpoint"
 )
 
 // Headers of an answer.
 const (
 	// HeaderReason is the decision's reason, or of a refusal its reason.
-	HeaderReason = "X-Warmpath-Reason"
-	// HeaderBody is the [BodyState].
+	HeaderReason = endpoint.HeaderReason
+	// HeaderBody is the [endpoint.BodyState].
 	HeaderBody = "X-Warmpath-Body"
 )
 
-// A refusal is the HTTP status of an error, and its reason: one word.
-type refusal struct {
-	code   int
-	reason string
-}
+// A refusal is an error as an answer.
+type refusal endpoint.Refusal
 
 var (
 	badRequest   = refusal{http.StatusBadRequest, "invalid_request"}
 	unknownPath  = refusal{http.StatusNotFound, "unknown_path"}
 	wrongMethod  = refusal{http.StatusMethodNotAllowed, "method_not_allowed"}
-	noAddress    = refusal{http.StatusServiceUnavailable, "no_address"} // the replica has no host and port
 	shuttingDown = refusal{http.StatusServiceUnavailable, "shutting_down"}
 	tooMany      = refusal{http.StatusTooManyRequests, "too_many_requests"} // more than the principal may
-	internal     = refusal{http.StatusInternalServerError, "internal"}
 )
-
-// refusals by gRPC status; every other one is internal.
-var refusals = map[codes.Code]refusal{
-	codes.InvalidArgument:   badRequest,
-	codes.NotFound:          {http.StatusNotFound, "unknown_model"}, // or the deployment
-	codes.Unavailable:       {http.StatusServiceUnavailable, "no_replica"},
-	codes.ResourceExhausted: {http.StatusServiceUnavailable, "full"},
-	codes.Unauthenticated:   {http.StatusUnauthorized, "unauthenticated"},
-	codes.PermissionDenied:  {http.StatusForbidden, "forbidden"},
-	codes.Canceled:          {http.StatusServiceUnavailable, "canceled"},
-	codes.DeadlineExceeded:  {http.StatusServiceUnavailable, "canceled"},
-}
 
 // Deny answers a request that did not pass the interceptors: its error is a status.
 func Deny(w http.ResponseWriter, err error) {
@@ -63,23 +46,13 @@ func refuse(w http.ResponseWriter, err error) {
 	case codes.Unauthenticated:
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
-	r, found := refusals[s.Code()]
-	if !found {
-		r = internal
-	}
-	r.write(w, s.Message())
+	refusal(endpoint.RefusalOf(err)).write(w, s.Message())
 }
 
 // write answers with the refusal, in OpenAI's form.
 func (r refusal) write(w http.ResponseWriter, message string) {
-	w.Header().Set(HeaderReason, r.reason)
-	kind := "invalid_request_error"
-	if r.code >= http.StatusInternalServerError {
-		kind = "server_error"
-	}
-	write(w, r.code, map[string]any{
-		"error": map[string]any{"message": strings.ToValidUTF8(message, "?"), "type": kind, "code": r.reason},
-	})
+	w.Header().Set(HeaderReason, r.Reason)
+	write(w, r.Code, endpoint.Refusal(r).JSON(message))
 }
 
 // Destination is where to send the request. Its JSON is flat but for the headers.
@@ -94,11 +67,9 @@ type Destination struct {
 	RequestHeaders map[string]string `json:"request_headers,omitempty"`
 }
 
-func write(w http.ResponseWriter, code int, v any) {
+func write(w http.ResponseWriter, code int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	_ = e.Encode(v) // fails only on a connection that is gone
+	_, _ = w.Write(body) // fails only on a connection that is gone
 }

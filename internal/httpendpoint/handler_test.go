@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -208,29 +209,29 @@ func TestBodies(t *testing.T) {
 		name    string
 		body    io.Reader
 		headers []string
-		state   BodyState
+		state   endpoint.BodyState
 		text    string
 	}{
-		{"none", strings.NewReader(""), nil, bodyNone, ""},
-		{"none, marked as cut", strings.NewReader(""), []string{"X-Body-Truncated", "0/9"}, bodyNone, ""},
-		{"whole", strings.NewReader(whole), nil, bodyWhole, "\xffuser\xfethello world"},
-		{"cut by the caller", strings.NewReader(whole[:58]), nil, BodyTruncated, "\xffuser\xfethello w"},
-		{"cut out of sight", strings.NewReader(whole), []string{"X-Body-Truncated", "66/70"}, BodyTruncated, "\xffuser\xfethello world"},
-		{"reading failed", io.MultiReader(strings.NewReader(whole[:58]), iotest.ErrReader(cut)), nil, BodyTruncated, "\xffuser\xfethello w"},
-		{"nothing came", iotest.ErrReader(cut), nil, BodyTruncated, ""},
-		{"too long", strings.NewReader(`{"prompt":"` + strings.Repeat("x", 5000)), nil, BodyTruncated, strings.Repeat("x", 2000-11)},
-		{"a list", strings.NewReader(`[1,2]`), nil, bodyUnreadable, ""},
-		{"gzip", strings.NewReader("\x1f\x8b\x08"), nil, bodyUnreadable, ""},
-		{"text", strings.NewReader("hello"), nil, bodyUnreadable, ""},
-		{"blanks", strings.NewReader(" \n"), nil, BodyTruncated, ""},
-		{"broken", strings.NewReader(`{"prompt":"hello" "x":1}`), nil, BodyTruncated, "hello"},
+		{"none", strings.NewReader(""), nil, endpoint.BodyNone, ""},
+		{"none, marked as cut", strings.NewReader(""), []string{"X-Body-Truncated", "0/9"}, endpoint.BodyNone, ""},
+		{"whole", strings.NewReader(whole), nil, endpoint.BodyWhole, "\xffuser\xfethello world"},
+		{"cut by the caller", strings.NewReader(whole[:58]), nil, endpoint.BodyTruncated, "\xffuser\xfethello w"},
+		{"cut out of sight", strings.NewReader(whole), []string{"X-Body-Truncated", "66/70"}, endpoint.BodyTruncated, "\xffuser\xfethello world"},
+		{"reading failed", io.MultiReader(strings.NewReader(whole[:58]), iotest.ErrReader(cut)), nil, endpoint.BodyTruncated, "\xffuser\xfethello w"},
+		{"nothing came", iotest.ErrReader(cut), nil, endpoint.BodyTruncated, ""},
+		{"too long", strings.NewReader(`{"prompt":"` + strings.Repeat("x", 5000)), nil, endpoint.BodyTruncated, strings.Repeat("x", 2000-11)},
+		{"a list", strings.NewReader(`[1,2]`), nil, endpoint.BodyUnreadable, ""},
+		{"gzip", strings.NewReader("\x1f\x8b\x08"), nil, endpoint.BodyUnreadable, ""},
+		{"text", strings.NewReader("hello"), nil, endpoint.BodyUnreadable, ""},
+		{"blanks", strings.NewReader(" \n"), nil, endpoint.BodyTruncated, ""},
+		{"broken", strings.NewReader(`{"prompt":"hello" "x":1}`), nil, endpoint.BodyTruncated, "hello"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o := &oracle{answer: chosen("h:1")}
 			w := askWith(newHandler(t, o, func(c *Config) { c.MaxBodyBytes = 2000 }), tt.body, tt.headers...)
 			require.Equal(t, http.StatusOK, w.Code)
 			require.Equal(t, string(tt.state), w.Header().Get(HeaderBody))
-			require.Equal(t, tt.state == BodyTruncated, strings.Contains(w.Body.String(), `"truncated":true`))
+			require.Equal(t, tt.state == endpoint.BodyTruncated, strings.Contains(w.Body.String(), `"truncated":true`))
 			require.Equal(t, tt.text, o.question().GetKey().GetText())
 		})
 	}

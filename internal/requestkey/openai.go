@@ -17,7 +17,7 @@ var (
 		"input_ids", "prompt_token_ids", "tools"}
 	parameterNames = []string{"lora_name"}        // of sampling parameters in a tensor
 	sessionNames   = []string{"session_id", "id"} // vLLM's and SGLang's
-	responseNames  = []string{"usage"}
+	responseNames  = []string{"usage", "response"}
 	usageNames     = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens",
 		"prompt_tokens_details", "input_tokens_details"}
 	detailNames = []string{"cached_tokens"}
@@ -121,9 +121,18 @@ func (v jsonValue) appendID(ids []uint32) []uint32 {
 	return append(ids, uint32(n))
 }
 
+// ReadUsage is [Method.Usage] for the body of an OpenAI response or one of its server-sent events.
+func ReadUsage(u *policy.Usage, raw []byte) bool {
+	defer harmless()
+	return readUsageJSON(u, raw)
+}
+
 // readUsageJSON raises u to the usage of an OpenAI response or chunk, which may be a server-sent event.
 func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
 	response := objectOf(jsonValue{b: bytes.TrimPrefix(raw, []byte("data:"))}, responseNames)
+	if inside := response.val("response"); inside.is('{') { // the last event of the responses API
+		response = objectOf(inside, responseNames)
+	}
 	usage := objectOf(response.val("usage"), usageNames)
 	cached := -1
 	for _, name := range []string{"prompt_tokens_details", "input_tokens_details"} {

@@ -233,6 +233,11 @@ func (k *SessionKeys) Outgoing(ctx context.Context) string {
 	return Session(firstOutgoing(ctx, k.names))
 }
 
+// In returns the session in headers, "" if there is none.
+func (k *SessionKeys) In(headers func(name string) []string) string {
+	return Session(firstOf(k.names, headers))
+}
+
 // requestIDKeys are the metadata names of a request id, best first. The last is
 // what vllm-tgis-adapter reads.
 var requestIDKeys = []string{"x-request-id", "request-id", "x-correlation-id"}
@@ -242,9 +247,13 @@ var requestIDKeys = []string{"x-request-id", "request-id", "x-correlation-id"}
 func RequestID(ctx context.Context) string { return firstOutgoing(ctx, requestIDKeys) }
 
 // firstOutgoing returns the first value that is not empty, of the first name that has one.
-func firstOutgoing(ctx context.Context, names []string) (first string) {
+func firstOutgoing(ctx context.Context, names []string) string {
+	return firstOf(names, func(name string) []string { return metadata.ValueFromOutgoingContext(ctx, name) })
+}
+
+func firstOf(names []string, values func(name string) []string) (first string) {
 	for i := 0; first == "" && i < len(names); i++ {
-		first = cmp.Or(metadata.ValueFromOutgoingContext(ctx, names[i])...)
+		first = cmp.Or(values(names[i])...)
 	}
 	return first
 }

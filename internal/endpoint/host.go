@@ -1,0 +1,32 @@
+package endpoint
+
+import (
+	"context"
+	"net"
+
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A Chooser picks replicas: the look-aside server. Its errors are gRPC statuses.
+type Chooser interface {
+	ChooseReplica(context.Context, *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error)
+}
+
+// A Host is a look-aside server for a front end that this module does not link.
+type Host interface {
+	Chooser
+	ReportLife(context.Context, *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error)
+	// ServerOptions are those of the server's own gRPC server, with its TLS, principals and limits.
+	ServerOptions() []grpc.ServerOption
+	// Bounded is the listener with the server's bound on connections.
+	Bounded(net.Listener) net.Listener
+	// Health is the server's health service, in which each further name stands for a deployment, or with "" for the
+	// whole server.
+	Health(names map[string]string) healthpb.HealthServer
+}
+
+// Of returns the host that a *server.Server is. Package server sets it when it is linked.
+var Of func(server any) Host

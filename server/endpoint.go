@@ -1,0 +1,30 @@
+package server
+
+import (
+	"net"
+
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/warmpath/warmpath/internal/endpoint"
+)
+
+func init() {
+	endpoint.Of = func(s any) endpoint.Host { return endpointHost{routingService{Server: s.(*Server)}} }
+}
+
+// endpointHost is the server for front ends that this module does not link.
+type endpointHost struct{ routingService }
+
+// ServerOptions implements [endpoint.Host].
+func (h endpointHost) ServerOptions() []grpc.ServerOption { return h.options() }
+
+// Bounded implements [endpoint.Host].
+func (h endpointHost) Bounded(lis net.Listener) net.Listener {
+	return newBoundedListener(lis, h.first.MaxConnections, h.log)
+}
+
+// Health implements [endpoint.Host].
+func (h endpointHost) Health(names map[string]string) healthpb.HealthServer {
+	return &healthService{Server: h.Server, names: names}
+}
