@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"slices"
@@ -27,6 +28,7 @@ type cluster struct {
 	config    *rest.Config
 	client    *http.Client
 	namespace string // of targets that name none
+	log       *slog.Logger
 }
 
 // connect reads the kubeconfig or the pod's service account. It connects to nothing yet.

@@ -1,7 +1,8 @@
-// Package kubernetes resolves dial targets that name a Service of Kubernetes:
+// Package kubernetes resolves dial targets that name a Service or an InferencePool of Kubernetes:
 //
 //	warmpath-kubernetes:///chat.inference:grpc     service.namespace:port, the port by its name
 //	warmpath-kubernetes:///chat:50051              in the pod's own namespace
+//	warmpath-inferencepool:///pool.inference       the pods that the pool selects, each of its ports one replica
 package kubernetes
 
 import (
@@ -19,6 +20,7 @@ import (
 
 func init() {
 	register(target.ServiceScheme, parseService)
+	register(target.PoolScheme, parsePool)
 }
 
 // register adds a scheme to gRPC's resolvers, and to what package resolver checks.
@@ -59,8 +61,8 @@ func (b *builder) Build(
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", b.scheme, err)
 	}
-	key := sourceKey{target: t.URL.String(), logger: cmp.Or(b.logger, slog.Default())}
-	return join(key, q, c, cc, target.Own(opts)), nil
+	c.log = cmp.Or(b.logger, slog.Default())
+	return join(sourceKey{target: t.URL.String(), logger: c.log}, q, c, cc, target.Own(opts)), nil
 }
 
 // parseName reads the path of a target, name.namespace or name with "" as namespace, and the port behind it, where
