@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda/externalscaler"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -216,4 +218,25 @@ deployments: {chat: {replicas: [{id: a, address: "10.0.0.1:1"}]}, code: {replica
 	require.NoError(t, err, "it may use one deployment")
 	_, err = f.IsActive(ctx, trigger("ongoingRequests", "1", "deployment", "code"))
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
+}
+
+// The trigger of the shipped ScaledObject is accepted.
+func TestShippedTrigger(t *testing.T) {
+	raw, err := os.ReadFile("../../../../deploy/kustomize/components/keda/scaledobject.yaml")
+	require.NoError(t, err)
+	var o struct {
+		Spec struct {
+			Triggers []struct{ Metadata map[string]string }
+		}
+	}
+	require.NoError(t, yaml.Unmarshal(raw, &o))
+	require.Len(t, o.Spec.Triggers, 1)
+	f := start(t, two)
+	ref := &externalscaler.ScaledObjectRef{ScalerMetadata: o.Spec.Triggers[0].Metadata}
+	spec, err := f.GetMetricSpec(t.Context(), ref)
+	require.NoError(t, err)
+	require.Len(t, spec.GetMetricSpecs(), 2)
+	for _, m := range spec.GetMetricSpecs() {
+		require.Zero(t, f.value(t, m.GetMetricName(), ref))
+	}
 }
